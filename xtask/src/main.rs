@@ -1,0 +1,56 @@
+//! `cargo xtask`: everything that one does with this project from a clone.
+//!
+//! - `toolchain`: what the eBPF build needs and how the object and the agent are built.
+//! - `apiserver`: the lab's in-memory Kubernetes API server, a test double.
+//! - `lab`: a cluster of network namespaces with real agents, started and torn down.
+//! - `story`: the walkthrough that `cargo xtask run` plays on the lab.
+//! - `testing`: `cargo xtask test` and its parts.
+
+mod apiserver;
+mod lab;
+mod story;
+mod testing;
+mod toolchain;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+#[derive(Parser)]
+#[command(name = "cargo xtask", about = "Build, run and test egress-agent")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Set up the eBPF toolchain and build the eBPF object and the agent
+    Build(toolchain::BuildArgs),
+    /// Bring up the lab with real agents and play the story of an egress IP on it
+    Run(story::RunArgs),
+    /// Run every test: pure, on the kernel, in the lab
+    Test(testing::TestArgs),
+    /// Serve the lab's in-memory Kubernetes API
+    Apiserver(apiserver::ApiserverArgs),
+    /// Write the files that are generated from code (CRD, tables in docs), or check them with --check
+    Codegen(toolchain::CodegenArgs),
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let outcome = match cli.command {
+        Command::Build(args) => toolchain::build(&args),
+        Command::Run(args) => story::run(&args),
+        Command::Test(args) => testing::test(&args),
+        Command::Apiserver(args) => apiserver::run(&args),
+        Command::Codegen(args) => toolchain::codegen(&args),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
