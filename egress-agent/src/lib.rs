@@ -1,0 +1,3 @@
+//! The agent: see the module headers, data flows from `kube` through `model` to `dataplane`.
+
+pub mod model;

@@ -1,0 +1,3 @@
+//! Pure: cluster view -> desired state -> plan. No I/O, no clock, no randomness.
+
+pub mod state;

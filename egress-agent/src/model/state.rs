@@ -1,0 +1,104 @@
+//! The state of the kernel as the model speaks of it: what is desired, what an action changes.
+//!
+//! Plain values with standard address types. The data plane turns them into the ABI of `egress_common::abi` and back;
+//! the model never sees a map.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+pub use egress_common::abi::{Family, OnUnknownPod, PrefixKind};
+use ipnet::IpNet;
+
+/// Cluster-unique number of an EgressIP object, 1..=`egress_common::abi::MAX_EGRESS_ID`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct EgressId(pub u32);
+
+/// A node's address that other nodes send overlay packets to; it also names the node in the maps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct TunnelEndpoint(pub IpAddr);
+
+/// What this node knows of one of its pods' addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum PodState {
+    Known,
+    Selected(EgressId),
+}
+
+/// Where an assigned address is served, seen from this node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Place {
+    Here,
+    Remote(TunnelEndpoint),
+}
+
+/// One assigned address of an object. Slots are sorted by address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Slot {
+    pub address: IpAddr,
+    pub place: Place,
+}
+
+/// See `egress_common::abi::WhenEmpty`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum WhenEmpty {
+    Drop,
+    NodeAddress,
+    NotListed,
+}
+
+/// The slots of one object and family.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Policy {
+    pub slots: Vec<Slot>,
+    pub when_empty: WhenEmpty,
+}
+
+/// What a prefix of the cluster is; the node is given for pod subnets only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Prefix {
+    pub kind: PrefixKind,
+    pub node: Option<TunnelEndpoint>,
+}
+
+/// Whose address it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NodeAddress {
+    pub own: bool,
+    pub node: TunnelEndpoint,
+}
+
+/// What the maps of this node should hold (desired) or do hold (actual): one shape for both, so that the difference
+/// between them is the plan.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct KernelState {
+    pub pods: BTreeMap<IpAddr, PodState>,
+    pub policy: BTreeMap<(EgressId, Family), Policy>,
+    /// Addresses that this node owns as a gateway: never two of one object.
+    pub owned: BTreeMap<EgressId, IpAddr>,
+    pub cluster: BTreeMap<IpNet, Prefix>,
+    pub nodes: BTreeMap<IpAddr, NodeAddress>,
+    /// `None` before the first write.
+    pub on_unknown_pod: Option<OnUnknownPod>,
+}
+
+/// One step of a plan. Every prefix of a plan leaves a state in which no selected flow leaves with a wrong address.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Action {
+    SetUnknownPods(OnUnknownPod),
+    PutNode(IpAddr, NodeAddress),
+    RemoveNode(IpAddr),
+    PutPrefix(IpNet, Prefix),
+    RemovePrefix(IpNet),
+    /// Claim (probe first), answer for and announce the address; NAT for it.
+    Own(EgressId, IpAddr),
+    /// Stop answering and translating for the address of this object.
+    Disown(EgressId, IpAddr),
+    PutPolicy(EgressId, Family, Policy),
+    RemovePolicy(EgressId, Family),
+    PutPod(IpAddr, PodState),
+    RemovePod(IpAddr),
+    /// Cut the flows and mappings of these addresses of the object: they were taken from it.
+    CutFlows(EgressId, BTreeSet<IpAddr>),
+    /// Cut the flows of a pod that is no longer selected by this object.
+    CutPodFlows(IpAddr, EgressId),
+}

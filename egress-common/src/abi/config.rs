@@ -1,0 +1,80 @@
+//! Map `config`: one value, what the programs must know of their node.
+
+use super::{Addr, abi};
+
+/// What happens to a packet of a pod subnet's address that the agent does not know (yet).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum OnUnknownPod {
+    Pass = 1,
+    Drop = 2,
+}
+
+/// Ports that NAT may use on the node's own address: outside the host's ephemeral, reserved and NodePort ports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct PortRange {
+    pub first: u16,
+    pub last: u16,
+}
+abi!(PortRange, 4);
+
+/// The value of `config`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct Config {
+    /// Non-zero once written.
+    pub generation: u32,
+    /// Raised by the agent on any change of routes or neighbours: cached next hops of another value are looked up again.
+    pub route_generation: u32,
+    pub uplink_ifindex: u32,
+    pub mgmt_ifindex: u32,
+    /// The VXLAN device in external mode.
+    pub overlay_ifindex: u32,
+    /// UDP port of the overlay.
+    pub tunnel_port: u32,
+    /// MTU of the management port: what fits to a pod.
+    pub pod_mtu: u32,
+    /// Largest inner IP packet that the overlay takes.
+    pub overlay_mtu: u32,
+    on_unknown_pod: u32,
+    /// NAT on the node's own address (mark 1008).
+    pub node_ports: PortRange,
+    /// Address of the node for mark 1008; unspecified where it has none of that family.
+    pub node_v4: Addr,
+    pub node_v6: Addr,
+    pub uplink_mac: [u8; 6],
+    pub mgmt_mac: [u8; 6],
+    pub reserved: [u8; 4],
+}
+abi!(Config, 40 + 32 + 16);
+
+impl Config {
+    pub const EMPTY: Self = Self {
+        generation: 0,
+        route_generation: 0,
+        uplink_ifindex: 0,
+        mgmt_ifindex: 0,
+        overlay_ifindex: 0,
+        tunnel_port: 0,
+        pod_mtu: 0,
+        overlay_mtu: 0,
+        on_unknown_pod: OnUnknownPod::Drop as u32,
+        node_ports: PortRange { first: 0, last: 0 },
+        node_v4: Addr::UNSPECIFIED,
+        node_v6: Addr::UNSPECIFIED,
+        uplink_mac: [0; 6],
+        mgmt_mac: [0; 6],
+        reserved: [0; 4],
+    };
+
+    #[must_use]
+    pub const fn with_on_unknown_pod(self, on: OnUnknownPod) -> Self {
+        Self { on_unknown_pod: on as u32, ..self }
+    }
+
+    #[inline(always)]
+    pub const fn on_unknown_pod(&self) -> OnUnknownPod {
+        if self.on_unknown_pod == OnUnknownPod::Pass as u32 { OnUnknownPod::Pass } else { OnUnknownPod::Drop }
+    }
+}

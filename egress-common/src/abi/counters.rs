@@ -1,0 +1,41 @@
+//! Maps `counters`, `eip_counters` and `events`.
+
+use super::{Tuple, abi};
+
+/// Value of `counters`, per CPU; the index is the [`super::Verdict`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Count {
+    pub packets: u64,
+    pub bytes: u64,
+}
+abi!(Count, 16);
+
+/// Value of `eip_counters`, per CPU; the key is the egress ID. On the gateway.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct EipCount {
+    pub egress_packets: u64,
+    pub egress_bytes: u64,
+    pub ingress_packets: u64,
+    pub ingress_bytes: u64,
+    /// Mappings made.
+    pub mappings: u64,
+    /// New flows refused.
+    pub refusals: u64,
+}
+abi!(EipCount, 48);
+
+/// A sampled drop in the ring buffer `events`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct DropEvent {
+    /// Boot-time clock (ns).
+    pub time_ns: u64,
+    pub verdict: u32,
+    pub ifindex: u32,
+    pub egress_id: u32,
+    pub length: u32,
+    pub tuple: Tuple,
+}
+abi!(DropEvent, 64);

@@ -1,0 +1,54 @@
+//! Maps `flows`, `inbound` and `frags`: what the source node remembers of its pods' traffic.
+
+use super::{Addr, abi};
+
+/// Value of `flows`; the key is the tuple as the pod sends it. A flow keeps its address, not its node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct Flow {
+    /// The egress IP that this flow shows to the world.
+    pub address: Addr,
+    pub egress_id: u32,
+    /// Index into the policy's slots where the address was last found.
+    pub slot: u32,
+    /// Boot-time clock (ns).
+    pub last_seen_ns: u64,
+    /// TCP flags seen from the pod, or-ed together.
+    pub tcp_flags: u32,
+    pub reserved: u32,
+}
+abi!(Flow, 40);
+
+/// Value of `inbound`; the key is the tuple as the pod's answer will look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct Inbound {
+    /// Boot-time clock (ns) of the last packet in either direction.
+    pub last_seen_ns: u64,
+}
+abi!(Inbound, 8);
+
+/// Key of `frags`: what the fragments of one datagram share (RFC 791, RFC 8200 section 4.5).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(C)]
+pub struct FragKey {
+    pub saddr: Addr,
+    pub daddr: Addr,
+    /// Identification, wire order; the 16 bits of IPv4 in the last two bytes.
+    pub id: [u8; 4],
+    pub protocol: u8,
+    pub reserved: [u8; 3],
+}
+abi!(FragKey, 40);
+
+/// Value of `frags`: the ports, which only the first fragment carries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct FragPorts {
+    pub sport: [u8; 2],
+    pub dport: [u8; 2],
+    /// Bytes 1: whether the flow was steered; the rest is zero.
+    pub reserved: [u8; 4],
+    pub seen_ns: u64,
+}
+abi!(FragPorts, 16);

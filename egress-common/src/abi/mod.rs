@@ -1,0 +1,50 @@
+//! The kernel ABI: one file per group of maps.
+//!
+//! Rules that hold for every type here, because user space, the programs and `bpftool` all read the same bytes:
+//! - `repr(C)`, no padding the compiler chose, size asserted; a key with padding would miss at random.
+//! - Addresses and ports are wire-order bytes behind typed getters. IPv4 addresses are stored v4-mapped
+//!   (RFC 4291 section 2.5.5.2), so that one key shape serves both families.
+//! - Enums are stored as `u8` or `u32` and read back through `from_*`, since a map may hold what another version wrote.
+//!
+//! A change of any layout raises [`ABI_VERSION`], which is part of the pin path.
+
+mod addr;
+mod cluster;
+mod config;
+mod counters;
+mod flows;
+mod nat;
+mod pods;
+mod verdict;
+
+pub use addr::{Addr, Family};
+pub use cluster::{ClusterKey, ClusterPrefix, NodeEntry, NodePlace, PrefixKind};
+pub use config::{Config, OnUnknownPod, PortRange};
+pub use counters::{Count, DropEvent, EipCount};
+pub use flows::{Flow, FragKey, FragPorts, Inbound};
+pub use nat::{Direction, Hop, Mapping, NatKey, Origin, Tuple};
+pub use pods::{MAX_SLOTS, Owned, OwnedAddr, PodEntry, Policy, PolicyKey, Selection, Slot, SlotPlace, WhenEmpty};
+pub use verdict::{Class, Verdict};
+
+/// Version of the layout of all pinned maps; the pin directory is named after it.
+pub const ABI_VERSION: u32 = 1;
+
+/// The only mark: a selected pod's packet to another node's address (OVN-Kubernetes' 1008).
+pub const NODE_MARK: u32 = 0x3f0;
+
+/// Largest egress ID: it travels as a 24-bit VXLAN network identifier (RFC 7348 section 5).
+pub const MAX_EGRESS_ID: u32 = (1 << 24) - 1;
+
+/// `aya::Pod` for types made of integers and byte arrays only, with their size written down.
+macro_rules! abi {
+    ($type:ty, $size:expr) => {
+        const _: () = assert!(core::mem::size_of::<$type>() == $size);
+        const _: () = assert!(core::mem::align_of::<$type>() <= 8);
+        #[cfg(feature = "user")]
+        #[expect(unsafe_code, reason = "aya::Pod is an unsafe marker trait")]
+        // SAFETY: the type is `repr(C)`, Copy, 'static, holds only integers and arrays of integers (every bit pattern
+        // is a value), and the size asserted above equals the sum of its fields, so there is no padding to read.
+        unsafe impl aya::Pod for $type {}
+    };
+}
+pub(crate) use abi;

@@ -1,0 +1,180 @@
+//! Maps `pods`, `policy`, `owned` and `owned_addr`: who is selected, where its flows go, what this node answers for.
+
+use super::{Addr, Family, abi};
+
+/// What this node knows of one of its pods.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(u32)]
+pub enum Selection {
+    /// Known, selected by no object.
+    Known = 1,
+    Selected = 2,
+}
+
+/// Value of `pods`; the key is the pod's [`Addr`]. Own pods only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct PodEntry {
+    selection: u32,
+    /// Meaningful where selected.
+    pub egress_id: u32,
+    /// Boot-time clock (ns) when the pod became selected: datagrams of flows that began before are not taken for
+    /// connections from outside.
+    pub selected_since_ns: u64,
+}
+abi!(PodEntry, 16);
+
+impl PodEntry {
+    pub const fn known() -> Self {
+        Self { selection: Selection::Known as u32, egress_id: 0, selected_since_ns: 0 }
+    }
+
+    pub const fn selected(egress_id: u32, selected_since_ns: u64) -> Self {
+        Self { selection: Selection::Selected as u32, egress_id, selected_since_ns }
+    }
+
+    /// The egress ID where the pod is selected. A value that is neither counts as selected by an object without policy,
+    /// which is a drop: fail closed.
+    #[inline(always)]
+    pub const fn egress_id(&self) -> Option<u32> {
+        if self.selection == Selection::Known as u32 { None } else { Some(self.egress_id) }
+    }
+}
+
+/// Most addresses of one object and family. One node holds at most one of them.
+pub const MAX_SLOTS: usize = 64;
+
+/// Key of `policy`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(C)]
+pub struct PolicyKey {
+    pub egress_id: u32,
+    family: u32,
+}
+abi!(PolicyKey, 8);
+
+impl PolicyKey {
+    #[inline(always)]
+    pub const fn new(egress_id: u32, family: Family) -> Self {
+        Self { egress_id, family: family as u32 }
+    }
+
+    pub const fn family(&self) -> Option<Family> {
+        match self.family {
+            4 => Some(Family::V4),
+            6 => Some(Family::V6),
+            _ => None,
+        }
+    }
+}
+
+/// Where a slot's address is served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(u32)]
+pub enum SlotPlace {
+    Here = 1,
+    Remote = 2,
+}
+
+/// One assigned address of an object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct Slot {
+    /// The egress IP.
+    pub address: Addr,
+    /// Tunnel endpoint of the gateway; unspecified where the gateway is this node.
+    pub endpoint: Addr,
+    place: u32,
+}
+abi!(Slot, 36);
+
+impl Slot {
+    pub const EMPTY: Self = Self { address: Addr::UNSPECIFIED, endpoint: Addr::UNSPECIFIED, place: 0 };
+
+    pub const fn here(address: Addr) -> Self {
+        Self { address, endpoint: Addr::UNSPECIFIED, place: SlotPlace::Here as u32 }
+    }
+
+    pub const fn remote(address: Addr, endpoint: Addr) -> Self {
+        Self { address, endpoint, place: SlotPlace::Remote as u32 }
+    }
+
+    #[inline(always)]
+    pub const fn place(&self) -> SlotPlace {
+        if self.place == SlotPlace::Here as u32 { SlotPlace::Here } else { SlotPlace::Remote }
+    }
+}
+
+/// What to do with a selected pod's packet when no slot of its family is assigned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(u32)]
+pub enum WhenEmpty {
+    /// Pending, moving, never evaluated: drop.
+    Drop = 1,
+    /// The controller has published that no node can host any address: the node's own address serves.
+    NodeAddress = 2,
+    /// The object lists no address of this family: not our traffic.
+    NotListed = 3,
+}
+
+/// Value of `policy`. A missing value is a drop, so that a pod written before its policy leaks nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct Policy {
+    when_empty: u32,
+    count: u32,
+    pub slots: [Slot; MAX_SLOTS],
+}
+abi!(Policy, 8 + 36 * MAX_SLOTS);
+
+impl Policy {
+    pub const fn empty(when_empty: WhenEmpty) -> Self {
+        Self { when_empty: when_empty as u32, count: 0, slots: [Slot::EMPTY; MAX_SLOTS] }
+    }
+
+    /// `None` when there are more than [`MAX_SLOTS`].
+    pub fn with_slots(when_empty: WhenEmpty, slots: &[Slot]) -> Option<Self> {
+        let mut policy = Self::empty(when_empty);
+        policy.slots.get_mut(..slots.len())?.copy_from_slice(slots);
+        policy.count = u32::try_from(slots.len()).ok()?;
+        Some(policy)
+    }
+
+    #[inline(always)]
+    pub const fn count(&self) -> u32 {
+        self.count
+    }
+
+    #[inline(always)]
+    pub const fn when_empty(&self) -> WhenEmpty {
+        match self.when_empty {
+            2 => WhenEmpty::NodeAddress,
+            3 => WhenEmpty::NotListed,
+            // Also what another version wrote: fail closed.
+            _ => WhenEmpty::Drop,
+        }
+    }
+}
+
+/// Value of `owned`; the key is the egress ID.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct Owned {
+    pub address: Addr,
+    /// The uplink that the address is announced on.
+    pub ifindex: u32,
+    pub mac: [u8; 6],
+    pub reserved: [u8; 2],
+}
+abi!(Owned, 28);
+
+/// Value of `owned_addr`; the key is the egress IP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct OwnedAddr {
+    pub egress_id: u32,
+    pub ifindex: u32,
+    pub mac: [u8; 6],
+    pub reserved: [u8; 2],
+}
+abi!(OwnedAddr, 16);

@@ -1,0 +1,190 @@
+//! The closed list of what can become of a packet: counters, metrics, events and documentation all come from here.
+
+/// What the edge does with a packet, by group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Class {
+    /// Goes on as it came (perhaps with its mark set or its 1008 translation done or undone).
+    Pass,
+    /// Leaves by another device, rewritten where the verdict says so.
+    Redirect,
+    /// Answered by the program itself.
+    Answer,
+    Drop,
+}
+
+macro_rules! verdicts {
+    ($($(#[doc = $doc:literal])+ $name:ident = $index:literal, $class:ident, $label:literal;)+) => {
+        /// One per cause; the number is the index in `counters`.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        #[repr(u32)]
+        pub enum Verdict {
+            $($(#[doc = $doc])+ $name = $index,)+
+        }
+
+        impl Verdict {
+            pub const ALL: &'static [Self] = &[$(Self::$name,)+];
+
+            #[inline(always)]
+            pub const fn class(self) -> Class {
+                match self { $(Self::$name => Class::$class,)+ }
+            }
+
+            /// Name in metrics, events and tables.
+            pub const fn label(self) -> &'static str {
+                match self { $(Self::$name => $label,)+ }
+            }
+
+            /// One sentence for people.
+            pub const fn describe(self) -> &'static str {
+                match self { $(Self::$name => concat!($($doc,)+),)+ }
+            }
+
+            /// `None` for a number that this version does not know.
+            pub const fn from_index(index: u32) -> Option<Self> {
+                match index { $($index => Some(Self::$name),)+ _ => None }
+            }
+        }
+    };
+}
+
+verdicts! {
+    /// The agent has not written the configuration yet.
+    NotConfigured = 0, Pass, "not_configured";
+    /// Neither IPv4 nor IPv6, or a VLAN of another network.
+    NotIp = 1, Pass, "not_ip";
+    /// Not the address of a pod of this node.
+    NotPod = 2, Pass, "not_pod";
+    /// From a pod to an address of its own node.
+    ToOwnNode = 3, Pass, "to_own_node";
+    /// To the pod network, a service, a join subnet, link-local, multicast or an excluded range.
+    ToCluster = 4, Pass, "to_cluster";
+    /// Answers a connection that came in from outside.
+    InboundReply = 5, Pass, "inbound_reply";
+    /// The pod is known and no object selects it.
+    NotSelected = 6, Pass, "not_selected";
+    /// The pod is not known and such pods pass (--unknown-pods).
+    UnknownPodPassed = 7, Pass, "unknown_pod_passed";
+    /// The object lists no address of this family.
+    FamilyNotListed = 8, Pass, "family_not_listed";
+    /// No node can host any address of the object: the node's own address serves.
+    NodeAddress = 9, Pass, "node_address";
+    /// TTL or hop limit is used up: the host's stack answers.
+    TtlExpired = 10, Pass, "ttl_expired";
+    /// From a selected pod to another node: marked 1008.
+    MarkedNode = 11, Pass, "marked_node";
+    /// Marked 1008 and given the node's address.
+    NodeSnat = 12, Pass, "node_snat";
+    /// Marked 1008, had the node's address already.
+    NodeSnatDone = 13, Pass, "node_snat_done";
+    /// Answer to a packet marked 1008: translated back.
+    NodeReply = 14, Pass, "node_reply";
+    /// Nothing of ours on this hook.
+    NotOurs = 15, Pass, "not_ours";
+    /// A new connection from outside: remembered.
+    InboundRemembered = 16, Pass, "inbound_remembered";
+    /// A new connection from outside that could not be remembered: the map `inbound` is full.
+    InboundRefused = 17, Pass, "inbound_refused";
+
+    /// From a selected pod, given its egress IP here.
+    SnatHere = 20, Redirect, "snat_here";
+    /// From a selected pod, sent to its gateway through the overlay.
+    Steered = 21, Redirect, "steered";
+    /// From the overlay, given its egress IP here.
+    SnatForNode = 22, Redirect, "snat_for_node";
+    /// Reply for an egress IP, to a pod of this node.
+    ReplyHere = 23, Redirect, "reply_here";
+    /// Reply for an egress IP, sent to the pod's node through the overlay.
+    ReplySteered = 24, Redirect, "reply_steered";
+    /// Reply from a gateway, to a pod of this node.
+    ReplyDelivered = 25, Redirect, "reply_delivered";
+
+    /// ARP request for an owned egress IP.
+    ArpAnswered = 30, Answer, "arp_answered";
+    /// Neighbour solicitation for an owned egress IP.
+    NeighbourAnswered = 31, Answer, "neighbour_answered";
+    /// Too large for the way, and the sender was told by ICMP.
+    MtuAnswered = 32, Answer, "mtu_answered";
+    /// From a pod to an egress IP of the cluster, and the pod was told by ICMP.
+    HairpinAnswered = 33, Answer, "hairpin_answered";
+
+    /// From a pod that the agent does not know.
+    UnknownPod = 40, Drop, "unknown_pod";
+    /// The pod is selected and its object's policy is not written yet.
+    NoPolicy = 41, Drop, "no_policy";
+    /// The pod is selected and no address of the object is assigned.
+    NoGateway = 42, Drop, "no_gateway";
+    /// From a pod to an egress IP of the cluster.
+    Hairpin = 43, Drop, "hairpin";
+    /// Came through the overlay for an egress ID that this node does not own.
+    NotGateway = 44, Drop, "not_gateway";
+    /// A pod's address was about to leave without its egress IP.
+    ForeignPod = 45, Drop, "foreign_pod";
+    /// A pod's packet to the tunnel port.
+    ForgedTunnel = 46, Drop, "forged_tunnel";
+    /// Overlay packet whose outer source is not another node.
+    ForgedOuter = 47, Drop, "forged_outer";
+    /// Overlay packet whose inner source is not a pod of the node that sent it.
+    ForgedInner = 48, Drop, "forged_inner";
+    /// Arrived for an egress IP and belongs to no flow.
+    NoMapping = 49, Drop, "no_mapping";
+    /// No port is free towards this destination.
+    PortsExhausted = 50, Drop, "ports_exhausted";
+    /// The map `nat` or `flows` is full.
+    MapFull = 51, Drop, "map_full";
+    /// No route to the destination by the uplink.
+    NoRoute = 52, Drop, "no_route";
+    /// The neighbour does not answer.
+    NoNeighbour = 53, Drop, "no_neighbour";
+    /// Too large for the way, and no ICMP answer could be made.
+    MtuExceeded = 54, Drop, "mtu_exceeded";
+    /// Header cut short or impossible.
+    Malformed = 55, Drop, "malformed";
+    /// A protocol that is not translated.
+    UnsupportedProtocol = 56, Drop, "unsupported_protocol";
+    /// A later fragment whose first one has not been seen.
+    FragmentUnknown = 57, Drop, "fragment_unknown";
+    /// An ICMP error that quotes no flow of ours.
+    IcmpUnmatched = 58, Drop, "icmp_unmatched";
+    /// The kernel refused to write to the packet.
+    RewriteFailed = 59, Drop, "rewrite_failed";
+    /// The kernel refused to encapsulate.
+    EncapFailed = 60, Drop, "encap_failed";
+    /// A selected pod's packet on the uplink that never passed the management port's program.
+    NotSteered = 61, Drop, "not_steered";
+    /// Two CPUs claimed the same flow and neither saw the other's claim settle.
+    ClaimLost = 62, Drop, "claim_lost";
+    /// The flow's address was taken from the object.
+    AddressGone = 63, Drop, "address_gone";
+    /// The map holds what another version wrote.
+    BadState = 64, Drop, "bad_state";
+    /// Marked 1008 and this node has no address of that family.
+    NoNodeAddress = 65, Drop, "no_node_address";
+}
+
+impl Verdict {
+    /// Size of `counters`: one more than the largest index, rounded up for growth without a new layout.
+    pub const SLOTS: usize = 128;
+
+    #[inline(always)]
+    pub const fn index(self) -> u32 {
+        self as u32
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[test]
+    fn labels_and_indices_are_unique_and_fit() {
+        let labels: HashSet<_> = Verdict::ALL.iter().map(|v| v.label()).collect();
+        assert_eq!(labels.len(), Verdict::ALL.len());
+        for verdict in Verdict::ALL {
+            assert!((verdict.index() as usize) < Verdict::SLOTS);
+            assert_eq!(Verdict::from_index(verdict.index()), Some(*verdict));
+            assert!(verdict.describe().trim().ends_with('.'));
+        }
+    }
+}
