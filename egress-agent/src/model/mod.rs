@@ -1,3 +1,4 @@
 //! Pure: cluster view -> desired state -> plan. No I/O, no clock, no randomness.
 
+pub mod executor;
 pub mod state;

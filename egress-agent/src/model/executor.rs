@@ -1,0 +1,31 @@
+//! The seam between plans and the kernel.
+//!
+//! A plan is a list of [`Action`]s; one executor performs them, in order, and stops at the first that fails. What then
+//! holds is a prefix of the plan, and every prefix is safe (see `plan`).
+
+use std::future::Future;
+
+use super::state::{Action, KernelState};
+
+/// The one that performs plans. Implemented by `dataplane::Dataplane` on the kernel and by a recorder in tests.
+pub trait Executor {
+    /// What the kernel holds now.
+    fn observe(&mut self) -> impl Future<Output = Result<KernelState, DataplaneError>> + Send;
+
+    /// One action; an error leaves the state as it was before the action.
+    fn apply(&mut self, action: &Action) -> impl Future<Output = Result<(), DataplaneError>> + Send;
+}
+
+/// Why the data plane could not do what it was asked.
+#[derive(Debug, thiserror::Error)]
+pub enum DataplaneError {
+    /// A map, a program or a link could not be read or written.
+    #[error("{what}: {source}")]
+    Kernel { what: &'static str, source: std::io::Error },
+    /// The action asks for more than a map holds.
+    #[error("{map} is full: {limit} entries")]
+    Full { map: &'static str, limit: u32 },
+    /// Somebody else answers for an egress IP on the network (RFC 5227): it is not claimed.
+    #[error("{address} is in use by {mac}: free it there or take it out of the EgressIP object")]
+    AddressInUse { address: std::net::IpAddr, mac: String },
+}
