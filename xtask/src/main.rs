@@ -35,6 +35,10 @@ enum Command {
     Apiserver(apiserver::ApiserverArgs),
     /// Write the files that are generated from code (CRD, tables in docs), or check them with --check
     Codegen(toolchain::CodegenArgs),
+    /// Check format and clippy of both workspaces
+    Lint(toolchain::LintArgs),
+    /// Check the dependencies: lock files, sources, licences
+    Deps,
 }
 
 fn main() -> ExitCode {
@@ -45,6 +49,8 @@ fn main() -> ExitCode {
         Command::Test(args) => testing::test(&args),
         Command::Apiserver(args) => apiserver::run(&args),
         Command::Codegen(args) => toolchain::codegen(&args),
+        Command::Lint(args) => toolchain::lint(&args),
+        Command::Deps => toolchain::deps(),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

@@ -1,18 +1,89 @@
-//! The eBPF toolchain and the builds.
+//! The eBPF toolchain and the builds: what `cargo xtask build` does, in the order in which it does it.
+//!
+//! 1. `compiler` finds a Rust compiler that can build for `bpfel-unknown-none`: one with the sources of `core`, or one
+//!    that ships `core` ready-made; where there is none, `debian` fetches one into the target folder.
+//! 2. `linker` builds bpf-linker against the libLLVM of that compiler, once per compiler. A linker with another LLVM
+//!    than the compiler's may misread the bitcode, so the two are always a pair.
+//! 3. `object` builds `egress-ebpf` and copies the object to `<target>/bpf/egress-ebpf.o`, where egress-agent/build.rs
+//!    finds it.
+//! 4. `agent` builds egress-agent, which embeds the object.
+//!
+//! Each step looks first whether there is something to do, so that a build with nothing to do takes well under a second.
+//! `packages` is about distribution packages at run time (nft, tcpdump, ...) and is used by the lab, the story and the
+//! tests; `lint`, `deps` and `codegen` are the checks that need no kernel.
 
-use anyhow::Result;
+mod agent;
+mod codegen;
+mod command;
+mod compiler;
+mod debian;
+mod deps;
+mod linker;
+mod lint;
+mod object;
+pub(crate) mod packages;
+mod paths;
+mod spdx;
+
+use std::fs::File;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
 use clap::Args;
 
-#[derive(Args)]
-pub(crate) struct BuildArgs {}
+pub(crate) use codegen::{CodegenArgs, check_generated, codegen};
+pub(crate) use command::{Progress, cargo};
+pub(crate) use deps::deps;
+pub(crate) use lint::{LintArgs, lint};
+pub(crate) use paths::Paths;
 
-pub(crate) fn build(_args: &BuildArgs) -> Result<()> {
-    anyhow::bail!("not built yet")
+#[derive(Args, Clone, Debug, Default)]
+pub(crate) struct BuildArgs {
+    /// Build egress-agent with optimisations
+    #[arg(long)]
+    pub(crate) release: bool,
+    /// Never install a distribution package or a toolchain component: name what is missing and stop
+    #[arg(long)]
+    pub(crate) no_install: bool,
 }
 
-#[derive(Args)]
-pub(crate) struct CodegenArgs {}
+/// What a build leaves behind.
+#[derive(Clone, Debug)]
+pub(crate) struct Built {
+    /// The egress-agent binary.
+    pub(crate) agent: PathBuf,
+    /// The eBPF object that the binary embeds.
+    pub(crate) object: PathBuf,
+}
 
-pub(crate) fn codegen(_args: &CodegenArgs) -> Result<()> {
-    anyhow::bail!("not built yet")
+pub(crate) fn build(args: &BuildArgs) -> Result<()> {
+    let progress = Progress::start();
+    let built = ensure_built(args, &progress)?;
+    progress.step(&format!("ready: {}, {}", built.agent.display(), built.object.display()));
+    Ok(())
+}
+
+/// Brings the object and the agent up to date. The lab, the story and the tests begin with this.
+pub(crate) fn ensure_built(args: &BuildArgs, progress: &Progress) -> Result<Built> {
+    let paths = Paths::find()?;
+    let object = ensure_object(&paths, !args.no_install, progress)?;
+    let agent = agent::build(&paths, args.release, progress)?;
+    Ok(Built { agent, object })
+}
+
+fn ensure_object(paths: &Paths, install: bool, progress: &Progress) -> Result<PathBuf> {
+    let _lock = lock(paths)?;
+    let compiler = compiler::choose(paths, install, progress)?;
+    let linker = linker::ensure(paths, &compiler, progress)?;
+    object::build(paths, &compiler, &linker, progress)
+}
+
+/// Two builds in one target folder take turns; the lock ends with the process, however that ends.
+fn lock(paths: &Paths) -> Result<File> {
+    let dir = paths.toolchain();
+    std::fs::create_dir_all(&dir).with_context(|| format!("create {}", dir.display()))?;
+    let path = dir.join("lock");
+    let file = File::create(&path).with_context(|| format!("create {}", path.display()))?;
+    file.lock().with_context(|| format!("lock {}", path.display()))?;
+    Ok(file)
 }

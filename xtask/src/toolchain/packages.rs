@@ -1,0 +1,180 @@
+//! The distribution packages that the lab and the tests need at run time: one table, one function that sees to them.
+//!
+//! A program counts as present when it can be found, however it came there. What is missing is installed where we are
+//! root and may, and is otherwise named in one message. `kubectl` is in no package of Debian or Ubuntu: it is used
+//! where someone installed it, and never asked for here.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+
+use super::command::{is_root, run};
+
+/// What something is needed for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// Bringing up the lab: namespaces, devices, the CNI's firewall rules.
+    Lab,
+    /// The walkthrough and the tests on the lab: traffic, captures, offloads.
+    Traffic,
+    /// Loading programs and looking at their maps.
+    Programs,
+}
+
+/// One program, and the packages that bring it.
+struct Tool {
+    program: &'static str,
+    debian: &'static str,
+    ubuntu: &'static str,
+    purposes: &'static [Purpose],
+}
+
+/// A program whose package has the same name everywhere.
+const fn tool(program: &'static str, package: &'static str, purposes: &'static [Purpose]) -> Tool {
+    Tool { program, debian: package, ubuntu: package, purposes }
+}
+
+use Purpose::{Lab, Programs, Traffic};
+
+const TOOLS: &[Tool] = &[
+    tool("ip", "iproute2", &[Lab, Traffic, Programs]),
+    tool("tc", "iproute2", &[Lab, Programs]),
+    tool("nft", "nftables", &[Lab]),
+    tool("ethtool", "ethtool", &[Lab]),
+    tool("sysctl", "procps", &[Lab]),
+    tool("ping", "iputils-ping", &[Traffic]),
+    tool("curl", "curl", &[Traffic]),
+    tool("tcpdump", "tcpdump", &[Traffic]),
+    // Ubuntu's packages of the kernel's tools; `find` looks where they put it.
+    Tool {
+        program: "bpftool",
+        debian: "bpftool",
+        ubuntu: "linux-tools-common linux-tools-generic",
+        purposes: &[Traffic, Programs],
+    },
+];
+
+/// Sees to everything that the purpose needs. With `install` false nothing is installed, only named.
+pub(crate) fn ensure(purpose: Purpose, install: bool) -> Result<()> {
+    let missing = missing(purpose);
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let programs = missing.iter().map(|tool| tool.program).collect::<Vec<_>>().join(", ");
+    let packages = packages(&missing, is_ubuntu());
+    let advice = format!("missing: {programs}; install with `apt-get install {}`", packages.join(" "));
+    if !install {
+        bail!("{advice}, or leave out --no-install");
+    }
+    if !is_root() {
+        bail!("{advice} as root");
+    }
+    if find("apt-get").is_none() {
+        bail!("missing: {programs}, and no apt-get to install them with: use the distribution's own way");
+    }
+    println!("installing distribution packages: {} (for {programs})", packages.join(" "));
+    install_packages(&packages).with_context(|| advice)?;
+    let left = self::missing(purpose);
+    if !left.is_empty() {
+        let programs = left.iter().map(|tool| tool.program).collect::<Vec<_>>().join(", ");
+        bail!("still missing after installing {}: {programs}", packages.join(" "));
+    }
+    Ok(())
+}
+
+fn missing(purpose: Purpose) -> Vec<&'static Tool> {
+    TOOLS.iter().filter(|tool| tool.purposes.contains(&purpose) && find(tool.program).is_none()).collect()
+}
+
+/// The packages of these tools, each once.
+fn packages(tools: &[&Tool], ubuntu: bool) -> Vec<&'static str> {
+    let mut names = Vec::new();
+    for tool in tools {
+        let list = if ubuntu { tool.ubuntu } else { tool.debian };
+        for name in list.split(' ') {
+            if !names.contains(&name) {
+                names.push(name);
+            }
+        }
+    }
+    names
+}
+
+fn is_ubuntu() -> bool {
+    std::fs::read_to_string("/etc/os-release").is_ok_and(|text| text.lines().any(|line| line == "ID=ubuntu"))
+}
+
+/// Lists that are missing or old show only when the installation fails; then once more with fresh ones.
+fn install_packages(packages: &[&str]) -> Result<()> {
+    let attempt = || run(apt_get().args(["-qq", "install", "-y", "--no-install-recommends"]).args(packages));
+    if attempt().is_ok() {
+        return Ok(());
+    }
+    println!("running apt-get update, then trying again");
+    update_lists()?;
+    attempt()
+}
+
+/// `apt-get update`. Only root may.
+pub(super) fn update_lists() -> Result<()> {
+    run(apt_get().args(["-qq", "update"]))
+}
+
+fn apt_get() -> Command {
+    let mut command = Command::new("apt-get");
+    command.env("DEBIAN_FRONTEND", "noninteractive");
+    // Someone else's installation may be under way: wait for it.
+    command.args(["-o", "DPkg::Lock::Timeout=120"]);
+    command
+}
+
+/// Where a program is. Root's PATH is not always set, so the administrator's folders count too; and Ubuntu puts
+/// bpftool into a folder of the kernel's version.
+pub(crate) fn find(program: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let administrator = ["/usr/local/sbin", "/usr/sbin", "/sbin"].map(PathBuf::from);
+    std::env::split_paths(&path)
+        .chain(administrator)
+        .chain(kernel_tools(program))
+        .map(|folder| folder.join(program))
+        .find(|file| is_program(file))
+}
+
+fn kernel_tools(program: &str) -> Vec<PathBuf> {
+    if program != "bpftool" {
+        return Vec::new();
+    }
+    let mut folders: Vec<PathBuf> = std::fs::read_dir("/usr/lib/linux-tools")
+        .map(|entries| entries.filter_map(|entry| entry.ok().map(|entry| entry.path())).collect())
+        .unwrap_or_default();
+    folders.sort();
+    folders.reverse();
+    folders
+}
+
+/// Ubuntu's /usr/sbin/bpftool is a script that only knows the tools of the running kernel: the real one is better.
+fn is_program(file: &Path) -> bool {
+    use std::os::unix::fs::PermissionsExt;
+    let executable = std::fs::metadata(file).is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0);
+    let stand_in = file.ends_with("sbin/bpftool") && std::fs::read(file).is_ok_and(|bytes| bytes.starts_with(b"#!"));
+    executable && !stand_in
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn packages_are_named_once_and_by_distribution() {
+        let tools: Vec<&Tool> = TOOLS.iter().filter(|tool| tool.purposes.contains(&Programs)).collect();
+        assert_eq!(packages(&tools, false), ["iproute2", "bpftool"]);
+        assert_eq!(packages(&tools, true), ["iproute2", "linux-tools-common", "linux-tools-generic"]);
+    }
+
+    #[test]
+    fn programs_are_found_by_name() {
+        assert!(find("sh").is_some());
+        assert_eq!(find("no-such-program-at-all"), None);
+    }
+}
