@@ -43,11 +43,13 @@ pub struct Config {
     /// Address of the node for mark 1008; unspecified where it has none of that family.
     pub node_v4: Addr,
     pub node_v6: Addr,
+    /// Tunnel endpoint of this node: its name in `cluster` and `nodes`.
+    pub self_node: Addr,
     pub uplink_mac: [u8; 6],
     pub mgmt_mac: [u8; 6],
     pub reserved: [u8; 4],
 }
-abi!(Config, 40 + 32 + 16);
+abi!(Config, 40 + 48 + 16);
 
 impl Config {
     pub const EMPTY: Self = Self {
@@ -63,6 +65,7 @@ impl Config {
         node_ports: PortRange { first: 0, last: 0 },
         node_v4: Addr::UNSPECIFIED,
         node_v6: Addr::UNSPECIFIED,
+        self_node: Addr::UNSPECIFIED,
         uplink_mac: [0; 6],
         mgmt_mac: [0; 6],
         reserved: [0; 4],

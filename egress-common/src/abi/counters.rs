@@ -30,7 +30,7 @@ abi!(EipCount, 48);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct DropEvent {
-    /// Boot-time clock (ns).
+    /// CLOCK_MONOTONIC (ns).
     pub time_ns: u64,
     pub verdict: u32,
     pub ifindex: u32,

@@ -11,7 +11,7 @@ pub struct Flow {
     pub egress_id: u32,
     /// Index into the policy's slots where the address was last found.
     pub slot: u32,
-    /// Boot-time clock (ns).
+    /// CLOCK_MONOTONIC (ns).
     pub last_seen_ns: u64,
     /// TCP flags seen from the pod, or-ed together.
     pub tcp_flags: u32,
@@ -23,7 +23,7 @@ abi!(Flow, 40);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct Inbound {
-    /// Boot-time clock (ns) of the last packet in either direction.
+    /// CLOCK_MONOTONIC (ns) of the last packet in either direction.
     pub last_seen_ns: u64,
 }
 abi!(Inbound, 8);
@@ -47,7 +47,6 @@ abi!(FragKey, 40);
 pub struct FragPorts {
     pub sport: [u8; 2],
     pub dport: [u8; 2],
-    /// Bytes 1: whether the flow was steered; the rest is zero.
     pub reserved: [u8; 4],
     pub seen_ns: u64,
 }

@@ -115,7 +115,7 @@ pub struct Hop {
     pub ifindex: u32,
     /// Value of [`super::Config::route_generation`] when it was settled; another value there means: look up again.
     pub generation: u32,
-    /// Boot-time clock (ns) after which it is looked up again.
+    /// CLOCK_MONOTONIC (ns) after which it is looked up again.
     pub valid_until_ns: u64,
     /// Largest packet (bytes, from the IP header on) that the route takes.
     pub mtu: u32,
@@ -139,7 +139,7 @@ pub struct Mapping {
     pub source_node: Addr,
     pub egress_id: u32,
     origin: u32,
-    /// Boot-time clock (ns) of the last packet of this direction.
+    /// CLOCK_MONOTONIC (ns) of the last packet of this direction.
     pub last_seen_ns: u64,
     /// When the mapping was made.
     pub created_ns: u64,

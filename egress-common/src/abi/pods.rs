@@ -18,7 +18,7 @@ pub struct PodEntry {
     selection: u32,
     /// Meaningful where selected.
     pub egress_id: u32,
-    /// Boot-time clock (ns) when the pod became selected: datagrams of flows that began before are not taken for
+    /// CLOCK_MONOTONIC (ns) when the pod became selected: datagrams of flows that began before are not taken for
     /// connections from outside.
     pub selected_since_ns: u64,
 }

@@ -159,6 +159,8 @@ verdicts! {
     BadState = 64, Drop, "bad_state";
     /// Marked 1008 and this node has no address of that family.
     NoNodeAddress = 65, Drop, "no_node_address";
+    /// A TCP flow came in mid-stream, and its port on the egress IP belongs to another flow by now.
+    PortTaken = 66, Drop, "port_taken";
 }
 
 impl Verdict {

@@ -1,0 +1,111 @@
+//! The decisions: values in, verdict and rewrite out.
+//!
+//! One file per hook, named as in the design: [`steer`] and [`notice`] on the management port, [`accept`] on the overlay,
+//! [`enter`] and [`leave`] on the uplink; and what they share: [`snat`] (mappings and ports), [`slots`] (which address a
+//! flow has), [`fragments`], [`mtu`]. None of them touches a packet. They ask [`Tables`], which the programs implement
+//! over the maps and the tests over hash maps, and they return what is to be done; the edge does it.
+//!
+//! "Leave alone" is always a verdict of class pass. A packet of a selected pod that reaches the end of a decision without
+//! an egress IP is a drop with a name.
+
+pub mod accept;
+pub mod enter;
+pub mod fragments;
+pub mod leave;
+pub mod mtu;
+pub mod notice;
+pub mod slots;
+pub mod snat;
+pub mod steer;
+
+#[cfg(test)]
+pub(crate) mod world;
+
+use crate::abi::{
+    Addr, ClusterPrefix, Config, Flow, FragKey, FragPorts, Mapping, NatKey, NodeEntry, Origin, Owned, OwnedAddr,
+    PodEntry, Policy, PolicyKey, Tuple,
+};
+use snat::PortSearch;
+
+/// What an insert-if-absent came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Claim {
+    Claimed,
+    /// Somebody has the key; for `nat` read it to see who.
+    Taken,
+    /// The map takes no more.
+    Full,
+}
+
+/// What a mapping's two values have in common.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Owner {
+    pub origin: Origin,
+    pub source_node: Addr,
+    pub egress_id: u32,
+}
+
+/// The maps as decisions see them. Lookups copy values out.
+///
+/// Methods named `..._seen` also note that the entry is alive: the time, and the TCP flags of the packet.
+pub trait Tables {
+    fn config(&self) -> Config;
+    /// CLOCK_MONOTONIC (ns), a few milliseconds coarse.
+    fn now_ns(&self) -> u64;
+    fn random(&self) -> u32;
+
+    fn pod(&self, addr: &Addr) -> Option<PodEntry>;
+    fn node(&self, addr: &Addr) -> Option<NodeEntry>;
+    fn prefix(&self, addr: &Addr) -> Option<ClusterPrefix>;
+    fn policy(&self, key: &PolicyKey) -> Option<&Policy>;
+    fn owned(&self, egress_id: u32) -> Option<Owned>;
+    fn owned_addr(&self, addr: &Addr) -> Option<OwnedAddr>;
+
+    fn inbound_seen(&self, tuple: &Tuple) -> bool;
+    fn claim_inbound(&self, tuple: &Tuple) -> Claim;
+
+    fn flow_seen(&self, tuple: &Tuple, tcp_flags: u8) -> Option<Flow>;
+    fn claim_flow(&self, tuple: &Tuple, flow: &Flow) -> Claim;
+    /// Overwrites; false when the map takes no more.
+    fn put_flow(&self, tuple: &Tuple, flow: &Flow) -> bool;
+
+    fn nat_seen(&self, key: &NatKey, tcp_flags: u8) -> Option<Mapping>;
+    fn claim_nat(&self, key: &NatKey, other: &NatKey, owner: &Owner) -> Claim;
+    /// Claims the first free port of the search for the reverse key made from `forward` and `address`.
+    fn claim_any_port(&self, forward: &NatKey, address: &Addr, owner: &Owner, search: &PortSearch) -> Option<u16>;
+    fn forget_nat(&self, key: &NatKey);
+
+    fn fragment(&self, key: &FragKey) -> Option<FragPorts>;
+    fn put_fragment(&self, key: &FragKey, ports: &FragPorts);
+}
+
+/// Which end of a packet is rewritten.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    Source,
+    Destination,
+}
+
+/// What to write into a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rewrite {
+    pub end: End,
+    pub addr: Addr,
+    pub port: u16,
+}
+
+impl Rewrite {
+    /// What the forward direction of a mapping writes: the egress IP and its port as the source.
+    #[inline(always)]
+    pub fn snat(mapping: &Mapping) -> Self {
+        let reverse = mapping.other.tuple();
+        Self { end: End::Source, addr: reverse.daddr, port: reverse.dport() }
+    }
+
+    /// What the reverse direction restores: the pod's address and port as the destination.
+    #[inline(always)]
+    pub fn reverse(mapping: &Mapping) -> Self {
+        let forward = mapping.other.tuple();
+        Self { end: End::Destination, addr: forward.saddr, port: forward.sport() }
+    }
+}

@@ -1,0 +1,193 @@
+//! Which address a flow shows: picked once by hash, then kept.
+//!
+//! A flow keeps its address, not its node. When addresses come and go, a flow stays with the one that it has; when its
+//! address is served by another node, the flow follows; when its address was taken from the object, a running TCP flow
+//! is cut and anything else, which can begin anew at any packet, gets another address.
+
+use super::{Claim, Tables};
+use crate::abi::{Addr, Flow, MAX_SLOTS, Policy, PolicyKey, Slot, Tuple, Verdict, WhenEmpty};
+use crate::wire::{Heads, L4, tcp};
+
+const SLOT_MASK: u32 = MAX_SLOTS as u32 - 1;
+const _: () = assert!(MAX_SLOTS.is_power_of_two());
+
+/// The slot of the packet's flow, or why there is none.
+#[inline(always)]
+pub fn of_flow<T: Tables>(heads: &Heads, tables: &T, egress_id: u32) -> Result<Slot, Verdict> {
+    let policy = tables.policy(&PolicyKey::new(egress_id, heads.family)).ok_or(Verdict::NoPolicy)?;
+    if policy.count() == 0 {
+        return Err(match policy.when_empty() {
+            WhenEmpty::Drop => Verdict::NoGateway,
+            WhenEmpty::NodeAddress => Verdict::NodeAddress,
+            WhenEmpty::NotListed => Verdict::FamilyNotListed,
+        });
+    }
+    translatable(heads)?;
+    let known = tables.flow_seen(&heads.tuple, heads.tcp_flags);
+    if let Some(flow) = known
+        && flow.egress_id == egress_id
+        && let Some((_, slot)) = find(policy, &flow)
+    {
+        return Ok(slot);
+    }
+    if known.is_some() && is_mid_stream(heads) {
+        return Err(Verdict::AddressGone);
+    }
+    begin(heads, tables, egress_id, policy, known.is_some())
+}
+
+/// A TCP packet that does not begin a connection.
+#[inline(always)]
+pub fn is_mid_stream(heads: &Heads) -> bool {
+    heads.l4 == L4::Tcp && heads.tcp_flags & tcp::SYN == 0
+}
+
+/// Whether the engine can give this packet another address.
+#[inline(always)]
+pub fn translatable(heads: &Heads) -> Result<(), Verdict> {
+    match heads.l4 {
+        L4::Tcp | L4::Udp | L4::EchoRequest | L4::EchoReply => Ok(()),
+        L4::IcmpError => Err(Verdict::IcmpUnmatched),
+        L4::Short => Err(Verdict::Malformed),
+        L4::Other if !heads.has_l4() => Err(Verdict::FragmentUnknown),
+        L4::Other => Err(Verdict::UnsupportedProtocol),
+    }
+}
+
+/// The flow's address among the slots; its last place is tried first.
+#[inline(always)]
+fn find(policy: &Policy, flow: &Flow) -> Option<(u32, Slot)> {
+    let at = |index: u32| {
+        let slot = &policy.slots[(index & SLOT_MASK) as usize];
+        (index < policy.count() && slot.address == flow.address).then_some((index, *slot))
+    };
+    if let Some(found) = at(flow.slot) {
+        return Some(found);
+    }
+    for index in 0..MAX_SLOTS as u32 {
+        if index >= policy.count() {
+            break;
+        }
+        if let Some(found) = at(index) {
+            return Some(found);
+        }
+    }
+    None
+}
+
+#[inline(always)]
+fn begin<T: Tables>(
+    heads: &Heads,
+    tables: &T,
+    egress_id: u32,
+    policy: &Policy,
+    overwrite: bool,
+) -> Result<Slot, Verdict> {
+    let index = pick(&heads.tuple, policy.count());
+    let slot = policy.slots[(index & SLOT_MASK) as usize];
+    let flow = Flow {
+        address: slot.address,
+        egress_id,
+        slot: index,
+        last_seen_ns: tables.now_ns(),
+        tcp_flags: heads.tcp_flags as u32,
+        reserved: 0,
+    };
+    if overwrite {
+        return if tables.put_flow(&heads.tuple, &flow) { Ok(slot) } else { Err(Verdict::MapFull) };
+    }
+    match tables.claim_flow(&heads.tuple, &flow) {
+        Claim::Claimed => Ok(slot),
+        Claim::Full => Err(Verdict::MapFull),
+        // Another CPU began the same flow: its choice stands.
+        Claim::Taken => {
+            let flow = tables.flow_seen(&heads.tuple, heads.tcp_flags).ok_or(Verdict::ClaimLost)?;
+            find(policy, &flow).map(|(_, slot)| slot).ok_or(Verdict::ClaimLost)
+        }
+    }
+}
+
+/// Index of the slot that a new flow gets. The count is not zero.
+#[inline(always)]
+fn pick(tuple: &Tuple, count: u32) -> u32 {
+    if count == 0 {
+        return 0;
+    }
+    let (s, d) = (fold_addr(&tuple.saddr), fold_addr(&tuple.daddr));
+    let ports = (tuple.sport() as u32) << 16 | tuple.dport() as u32;
+    let mut hash = mix(s ^ mix(d ^ mix(ports ^ tuple.protocol as u32)));
+    hash ^= hash >> 15;
+    // Multiply-shift maps the hash to the count without the bias and the cost of a division.
+    ((hash as u64 * count as u64) >> 32) as u32
+}
+
+#[inline(always)]
+fn fold_addr(addr: &Addr) -> u32 {
+    let [a, b, c, d] = addr.words();
+    a ^ b.rotate_left(8) ^ c.rotate_left(16) ^ d
+}
+
+/// Finaliser of MurmurHash3: every input bit reaches every output bit.
+#[inline(always)]
+const fn mix(mut h: u32) -> u32 {
+    h ^= h >> 16;
+    h = h.wrapping_mul(0x85eb_ca6b);
+    h ^= h >> 13;
+    h = h.wrapping_mul(0xc2b2_ae35);
+    h ^ h >> 16
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::decide::world::{World, packet_v4};
+
+    #[test]
+    fn flows_spread_evenly() {
+        let mut seen = [0u32; 5];
+        for port in 1024..6024 {
+            let heads = packet_v4("10.244.1.10", "198.51.100.10", port, 80).heads();
+            seen[pick(&heads.tuple, 5) as usize] += 1;
+        }
+        assert!(seen.iter().all(|n| (850..1150).contains(n)), "{seen:?}");
+    }
+
+    #[test]
+    fn a_flow_keeps_its_address_when_others_come_and_go_and_follows_it_to_another_node() {
+        let world = World::new();
+        let a = Slot::here(Addr::v4([172, 18, 0, 100]));
+        let b = Slot::remote(Addr::v4([172, 18, 0, 101]), Addr::v4([172, 18, 0, 3]));
+        let c = Slot::here(Addr::v4([172, 18, 0, 102]));
+        world.set_policy(7, WhenEmpty::Drop, &[b]);
+        let heads = packet_v4("10.244.1.10", "198.51.100.10", 4000, 80).heads();
+        assert_eq!(of_flow(&heads, &world, 7), Ok(b));
+        world.set_policy(7, WhenEmpty::Drop, &[a, b, c]);
+        assert_eq!(of_flow(&heads, &world, 7), Ok(b));
+        let moved = Slot::remote(b.address, Addr::v4([172, 18, 0, 4]));
+        world.set_policy(7, WhenEmpty::Drop, &[a, c, moved]);
+        assert_eq!(of_flow(&heads, &world, 7), Ok(moved));
+        world.set_policy(7, WhenEmpty::Drop, &[a, c]);
+        let mut data = heads;
+        data.l4 = L4::Tcp;
+        data.tcp_flags = tcp::ACK;
+        world.remember_flow(&data.tuple, b.address, 7);
+        assert_eq!(of_flow(&data, &world, 7), Err(Verdict::AddressGone));
+        data.tcp_flags = tcp::SYN;
+        assert!(matches!(of_flow(&data, &world, 7), Ok(slot) if slot == a || slot == c));
+    }
+
+    #[test]
+    fn nothing_assigned_is_a_named_verdict() {
+        let world = World::new();
+        let heads = packet_v4("10.244.1.10", "198.51.100.10", 4000, 80).heads();
+        assert_eq!(of_flow(&heads, &world, 7), Err(Verdict::NoPolicy));
+        for (when, verdict) in [
+            (WhenEmpty::Drop, Verdict::NoGateway),
+            (WhenEmpty::NodeAddress, Verdict::NodeAddress),
+            (WhenEmpty::NotListed, Verdict::FamilyNotListed),
+        ] {
+            world.set_policy(7, when, &[]);
+            assert_eq!(of_flow(&heads, &world, 7), Err(verdict));
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! `steer`: management port, TC ingress. What a pod of this node sends into the host.
+//!
+//! The questions are asked in the order of OVN-Kubernetes' policy priorities (named beside each), and the first that
+//! answers wins. An earlier question may be skipped only where a later one gives the same outcome for less work: a known
+//! pod that nothing selects is left alone whatever its destination is.
+
+use super::{Tables, fragments, slots};
+use crate::abi::{Config, NodePlace, OnUnknownPod, PodEntry, PrefixKind, Slot, Verdict};
+use crate::wire::{Heads, L4, tcp};
+
+/// What to do with the packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Steer {
+    Done(Verdict),
+    /// Drop, and tell the pod that this is forbidden.
+    Hairpin,
+    /// Set mark 1008 and leave it to the stack.
+    Mark,
+    /// The flow has this address; the gateway is where the slot says.
+    Send {
+        egress_id: u32,
+        slot: Slot,
+    },
+}
+
+#[inline(always)]
+pub fn steer<T: Tables>(heads: &mut Heads, tables: &T, config: &Config) -> Steer {
+    // 1. Is the source a pod of this node? Anti-spoofing is the CNI's.
+    let pod = tables.pod(&heads.tuple.saddr);
+    if pod.is_none() && !in_own_pod_subnet(heads, tables, config) {
+        return Steer::Done(Verdict::NotPod);
+    }
+    let to_tunnel_port = heads.l4 == L4::Udp && heads.tuple.dport() as u32 == config.tunnel_port;
+    let egress_id = pod.and_then(|pod| pod.egress_id());
+    if pod.is_some() && egress_id.is_none() && !to_tunnel_port {
+        return Steer::Done(Verdict::NotSelected);
+    }
+    let node = tables.node(&heads.tuple.daddr).map(|node| node.place());
+    if to_tunnel_port && node.is_some() {
+        return Steer::Done(Verdict::ForgedTunnel);
+    }
+    // 2. An address of this node (1004).
+    if node == Some(NodePlace::Own) {
+        return Steer::Done(Verdict::ToOwnNode);
+    }
+    // 3. An address of the cluster (102).
+    let prefix = tables.prefix(&heads.tuple.daddr).map(|prefix| prefix.kind());
+    match prefix {
+        None | Some(Some(PrefixKind::EgressIp)) => {}
+        // Also what another version wrote: it is some prefix of the cluster.
+        Some(_) => return Steer::Done(Verdict::ToCluster),
+    }
+    // 4. It answers a connection that came in from outside.
+    fragments::resolve(heads, tables);
+    if is_answer(heads) || tables.inbound_seen(&heads.tuple) {
+        return Steer::Done(Verdict::InboundReply);
+    }
+    // 5. No object selects the pod, or the pod is not known.
+    let Some(egress_id) = egress_id else {
+        return Steer::Done(unselected(pod, config));
+    };
+    // 6. An address of another node (102 with the mark).
+    if node.is_some() {
+        return Steer::Mark;
+    }
+    // 7. An egress IP of the cluster.
+    if prefix.is_some() {
+        return Steer::Hairpin;
+    }
+    // 8. The flow's address.
+    match slots::of_flow(heads, tables, egress_id) {
+        // The stack says Time Exceeded; it does not forward such a packet.
+        Ok(_) if heads.ttl <= 1 => Steer::Done(Verdict::TtlExpired),
+        Ok(slot) => Steer::Send { egress_id, slot },
+        Err(verdict) => Steer::Done(verdict),
+    }
+}
+
+#[inline(always)]
+fn in_own_pod_subnet<T: Tables>(heads: &Heads, tables: &T, config: &Config) -> bool {
+    tables
+        .prefix(&heads.tuple.saddr)
+        .is_some_and(|prefix| prefix.kind() == Some(PrefixKind::PodSubnet) && prefix.node == config.self_node)
+}
+
+#[inline(always)]
+fn unselected(pod: Option<PodEntry>, config: &Config) -> Verdict {
+    if pod.is_some() { Verdict::NotSelected } else { unknown_pod(config) }
+}
+
+/// What becomes of a pod that the agent does not know.
+#[inline(always)]
+pub fn unknown_pod(config: &Config) -> Verdict {
+    match config.on_unknown_pod() {
+        OnUnknownPod::Pass => Verdict::UnknownPodPassed,
+        OnUnknownPod::Drop => Verdict::UnknownPod,
+    }
+}
+
+/// Packets that only ever answer, whatever we remember.
+#[inline(always)]
+fn is_answer(heads: &Heads) -> bool {
+    const SYN_ACK: u8 = tcp::SYN | tcp::ACK;
+    match heads.l4 {
+        L4::Tcp => heads.tcp_flags & SYN_ACK == SYN_ACK,
+        L4::EchoReply => true,
+        _ => false,
+    }
+}

@@ -1,0 +1,72 @@
+//! The Internet checksum (RFC 1071) and its incremental update (RFC 1624, equation 3).
+//!
+//! Sums are over 16-bit words in memory order, so that they need no byte swap on either endianness.
+
+/// Folds a sum of 16-bit words to 16 bits.
+#[inline(always)]
+pub const fn fold(sum: u32) -> u16 {
+    let sum = (sum & 0xffff) + (sum >> 16);
+    let sum = (sum & 0xffff) + (sum >> 16);
+    sum as u16
+}
+
+/// Folds a 64-bit sum, for long runs of words.
+#[inline(always)]
+pub const fn fold64(sum: u64) -> u16 {
+    let sum = (sum & 0xffff_ffff) + (sum >> 32);
+    let sum = (sum & 0xffff_ffff) + (sum >> 32);
+    fold(sum as u32)
+}
+
+/// The checksum field after one 32-bit word of what it covers has changed; all values in memory order.
+#[inline(always)]
+pub const fn replace_u32(checksum: u16, from: u32, to: u32) -> u16 {
+    let sum = !checksum as u16 as u32 + (!from & 0xffff) + (!from >> 16) + (to & 0xffff) + (to >> 16);
+    !fold(sum)
+}
+
+/// As [`replace_u32`], for one 16-bit word.
+#[inline(always)]
+pub const fn replace_u16(checksum: u16, from: u16, to: u16) -> u16 {
+    !fold(!checksum as u16 as u32 + (!from) as u32 + to as u32)
+}
+
+/// Sum of the 16-bit words of `bytes`; an odd last byte is padded with zero.
+#[inline(always)]
+pub fn sum(bytes: &[u8]) -> u64 {
+    let mut total = 0u64;
+    let mut chunks = bytes.chunks_exact(2);
+    for pair in &mut chunks {
+        if let [a, b] = pair {
+            total += u16::from_ne_bytes([*a, *b]) as u64;
+        }
+    }
+    if let [last] = chunks.remainder() {
+        total += u16::from_ne_bytes([*last, 0]) as u64;
+    }
+    total
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn incremental_equals_recomputed() {
+        let mut head = [0x45u8, 0, 0, 60, 1, 2, 0x40, 0, 64, 6, 0, 0, 10, 244, 1, 10, 198, 51, 100, 10];
+        let full = !fold64(sum(&head));
+        head[10..12].copy_from_slice(&full.to_ne_bytes());
+        assert_eq!(fold64(sum(&head)), 0xffff);
+        let from = u32::from_ne_bytes([10, 244, 1, 10]);
+        let to = u32::from_ne_bytes([172, 18, 0, 100]);
+        head[12..16].copy_from_slice(&to.to_ne_bytes());
+        let fixed = replace_u32(full, from, to);
+        head[10..12].copy_from_slice(&fixed.to_ne_bytes());
+        assert_eq!(fold64(sum(&head)), 0xffff);
+        let from = u16::from_ne_bytes([64, 6]);
+        let to = u16::from_ne_bytes([63, 6]);
+        head[8] = 63;
+        head[10..12].copy_from_slice(&replace_u16(fixed, from, to).to_ne_bytes());
+        assert_eq!(fold64(sum(&head)), 0xffff);
+    }
+}

@@ -1,0 +1,97 @@
+//! Views of packet headers.
+//!
+//! [`Heads::parse`] reads a frame once and answers everything that decisions ask; offsets are named here and nowhere
+//! else. A packet whose transport header is cut short still has addresses: whether that matters is for the decision.
+
+pub mod arp;
+pub mod csum;
+mod heads;
+pub mod icmp;
+pub mod nd;
+
+pub use heads::{Fragment, Heads, L4, MAX_EXTENSION_HEADERS};
+
+/// Length of an Ethernet header; every device of ours is Ethernet.
+pub const ETH_LEN: usize = network_types::eth::EthHdr::LEN;
+/// Where the network header starts.
+pub const L3: usize = ETH_LEN;
+pub const IPV4_LEN: usize = network_types::ip::Ipv4Hdr::LEN;
+pub const IPV6_LEN: usize = network_types::ip::Ipv6Hdr::LEN;
+
+pub const PROTO_ICMP: u8 = 1;
+pub const PROTO_TCP: u8 = 6;
+pub const PROTO_UDP: u8 = 17;
+pub const PROTO_ICMPV6: u8 = 58;
+
+/// EtherTypes as they stand in the frame, read as a big-endian number.
+pub mod ethertype {
+    pub const IPV4: u16 = 0x0800;
+    pub const ARP: u16 = 0x0806;
+    pub const IPV6: u16 = 0x86dd;
+}
+
+/// Byte offsets within the network header.
+pub mod ipv4 {
+    pub const TOTAL_LEN: usize = 2;
+    pub const ID: usize = 4;
+    pub const FRAGMENT: usize = 6;
+    pub const TTL: usize = 8;
+    pub const PROTOCOL: usize = 9;
+    pub const CHECKSUM: usize = 10;
+    pub const SADDR: usize = 12;
+    pub const DADDR: usize = 16;
+    pub const DONT_FRAGMENT: u16 = 0x4000;
+    pub const MORE_FRAGMENTS: u16 = 0x2000;
+    pub const OFFSET_MASK: u16 = 0x1fff;
+}
+
+/// Byte offsets within the network header.
+pub mod ipv6 {
+    pub const PAYLOAD_LEN: usize = 4;
+    pub const NEXT_HEADER: usize = 6;
+    pub const HOP_LIMIT: usize = 7;
+    pub const SADDR: usize = 8;
+    pub const DADDR: usize = 24;
+}
+
+/// Byte offsets within the transport header.
+pub mod l4 {
+    pub const SPORT: usize = 0;
+    pub const DPORT: usize = 2;
+    pub const TCP_OFFSET_FLAGS: usize = 12;
+    pub const TCP_CHECKSUM: usize = 16;
+    pub const UDP_CHECKSUM: usize = 6;
+    pub const ICMP_CHECKSUM: usize = 2;
+    /// Identifier of an echo message.
+    pub const ECHO_ID: usize = 4;
+}
+
+/// TCP flags, RFC 9293 section 3.1.
+pub mod tcp {
+    pub const FIN: u8 = 0x01;
+    pub const SYN: u8 = 0x02;
+    pub const RST: u8 = 0x04;
+    pub const ACK: u8 = 0x10;
+}
+
+/// Bytes of a frame, by offset from its start. The host tests read a slice, the programs the packet itself.
+pub trait Frame {
+    /// `None` when the frame ends before `offset + N`.
+    fn load<const N: usize>(&self, offset: usize) -> Option<[u8; N]>;
+    /// Length of the whole frame, also of the part that lies outside the linear area.
+    fn len(&self) -> usize;
+
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+impl Frame for [u8] {
+    fn load<const N: usize>(&self, offset: usize) -> Option<[u8; N]> {
+        self.get(offset..offset.checked_add(N)?)?.try_into().ok()
+    }
+
+    fn len(&self) -> usize {
+        <[u8]>::len(self)
+    }
+}
