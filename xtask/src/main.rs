@@ -44,19 +44,23 @@ enum Command {
 fn main() -> ExitCode {
     let cli = Cli::parse();
     let outcome = match cli.command {
-        Command::Build(args) => toolchain::build(&args),
-        Command::Run(args) => story::run(&args),
+        Command::Build(args) => done(toolchain::build(&args)),
+        Command::Run(args) => done(story::run(&args)),
         Command::Test(args) => testing::test(&args),
-        Command::Apiserver(args) => apiserver::run(&args),
-        Command::Codegen(args) => toolchain::codegen(&args),
-        Command::Lint(args) => toolchain::lint(&args),
-        Command::Deps => toolchain::deps(),
+        Command::Apiserver(args) => done(apiserver::run(&args)),
+        Command::Codegen(args) => done(toolchain::codegen(&args)),
+        Command::Lint(args) => done(toolchain::lint(&args)),
+        Command::Deps => done(toolchain::deps()),
     };
     match outcome {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(error) => {
             eprintln!("error: {error:#}");
             ExitCode::FAILURE
         }
     }
+}
+
+fn done(outcome: anyhow::Result<()>) -> anyhow::Result<ExitCode> {
+    outcome.map(|()| ExitCode::SUCCESS)
 }

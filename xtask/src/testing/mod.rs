@@ -1,11 +1,167 @@
-//! `cargo xtask test`.
+//! `cargo xtask test`: sets up what is missing, then runs every test there is, in the order from cheap to dear.
+//!
+//! | part | what | needs |
+//! |---|---|---|
+//! | `pure` | unit tests of all crates, and integration tests that need no kernel | nothing |
+//! | `program` | integration tests of egress-agent in files named `kernel_*`: programs and maps | root, BPF |
+//! | `lab` | the list in `lab.rs`: real agents, interfaces and packets | root, BPF, namespaces |
+//! | `codegen` | generated files are as the code would write them | nothing |
+//!
+//! A part that this machine cannot run is skipped with the reason, and the run fails unless `--allow-skips` says that
+//! this is fine. The last line of the output is always `N passed, N failed, N skipped`.
+
+mod cargo_tests;
+pub(crate) mod lab;
+mod part;
+mod summary;
+
+use std::process::ExitCode;
+use std::time::Instant;
 
 use anyhow::Result;
 use clap::Args;
 
-#[derive(Args)]
-pub(crate) struct TestArgs {}
+use crate::toolchain::packages::{self, Purpose};
+use crate::toolchain::{BuildArgs, Built, Paths, Progress, check_generated, ensure_built};
+use part::Part;
+use summary::{Outcome, Summary};
 
-pub(crate) fn test(_args: &TestArgs) -> Result<()> {
-    anyhow::bail!("not built yet")
+#[derive(Args, Debug)]
+pub(crate) struct TestArgs {
+    /// Run only this part; may be given several times
+    #[arg(long, value_enum)]
+    only: Vec<Part>,
+    /// Run only tests whose name contains this
+    #[arg(long)]
+    filter: Option<String>,
+    /// Print the names of the tests, run none
+    #[arg(long)]
+    list: bool,
+    /// A part that this machine cannot run is no failure
+    #[arg(long)]
+    allow_skips: bool,
+    /// Never install a distribution package or a toolchain component: name what is missing and stop
+    #[arg(long)]
+    no_install: bool,
+    /// Run one test of the lab in this process; how the test run starts each of them
+    #[arg(long, hide = true, value_name = "NAME")]
+    lab_one: Option<String>,
+}
+
+impl TestArgs {
+    fn parts(&self) -> Vec<Part> {
+        let chosen = |part: &Part| self.only.is_empty() || self.only.contains(part);
+        Part::ALL.into_iter().filter(chosen).collect()
+    }
+
+    fn filter(&self) -> &str {
+        self.filter.as_deref().unwrap_or_default()
+    }
+}
+
+pub(crate) fn test(args: &TestArgs) -> Result<ExitCode> {
+    if let Some(name) = &args.lab_one {
+        return lab::run_here(name).map(|()| ExitCode::SUCCESS);
+    }
+    if args.list {
+        return list(args).map(|()| ExitCode::SUCCESS);
+    }
+    let mut summary = Summary::default();
+    if let Err(error) = run_parts(args, &mut summary) {
+        println!("error: {error:#}");
+        summary.set_up_failed();
+    }
+    Ok(summary.conclude(args.filter(), args.allow_skips))
+}
+
+fn run_parts(args: &TestArgs, summary: &mut Summary) -> Result<()> {
+    let progress = Progress::start();
+    let paths = Paths::find()?;
+    let parts = args.parts();
+    let runnable: Vec<Part> = parts.iter().copied().filter(|part| part.hindrance().is_none()).collect();
+    let built = set_up(&runnable, args.no_install, &progress)?;
+    for part in parts {
+        let start = Instant::now();
+        let mut outcome = match part.hindrance() {
+            Some(reason) => {
+                progress.step(&format!("{part}: skipped, {reason}"));
+                Outcome::skipped(part, part.count(&paths)?, reason)
+            }
+            None => {
+                progress.step(&format!("{part}: running"));
+                run_part(part, args.filter(), &paths, built.as_ref())?
+            }
+        };
+        outcome.elapsed = start.elapsed();
+        summary.add(outcome);
+    }
+    Ok(())
+}
+
+/// Brings in everything before the first test, so that what is missing shows at once and not after minutes.
+fn set_up(parts: &[Part], no_install: bool, progress: &Progress) -> Result<Option<Built>> {
+    if parts.contains(&Part::Program) {
+        packages::ensure(Purpose::Programs, !no_install)?;
+    }
+    if parts.contains(&Part::Lab) {
+        packages::ensure(Purpose::Lab, !no_install)?;
+        packages::ensure(Purpose::Traffic, !no_install)?;
+    }
+    if parts.iter().all(|part| *part == Part::Pure) {
+        return Ok(None);
+    }
+    progress.step("set-up: the eBPF object and the agent");
+    ensure_built(&BuildArgs { release: false, no_install }, progress).map(Some)
+}
+
+fn run_part(part: Part, filter: &str, paths: &Paths, built: Option<&Built>) -> Result<Outcome> {
+    match part {
+        Part::Pure => cargo_tests::run(part, &cargo_tests::pure(paths)?, filter, paths),
+        Part::Program => {
+            let tests = cargo_tests::program(paths)?;
+            if tests.is_empty() {
+                return Ok(Outcome::new(part));
+            }
+            cargo_tests::run(part, &tests, filter, paths)
+        }
+        Part::Lab => lab::run_all(filter, paths),
+        Part::Codegen => codegen(filter, built),
+    }
+}
+
+/// Each generated file counts as one test.
+fn codegen(filter: &str, built: Option<&Built>) -> Result<Outcome> {
+    let mut outcome = Outcome::new(Part::Codegen);
+    let Some(built) = built else { return Ok(outcome) };
+    for file in check_generated(built)? {
+        if !file.path.contains(filter) {
+            continue;
+        }
+        println!("test {} ... {}", file.path, if file.fresh { "ok" } else { "FAILED" });
+        if file.fresh {
+            outcome.passed += 1;
+        } else {
+            outcome.fail(&format!("{} differs from the code; run `cargo xtask codegen`", file.path));
+        }
+    }
+    Ok(outcome)
+}
+
+fn list(args: &TestArgs) -> Result<()> {
+    let paths = Paths::find()?;
+    for part in args.parts() {
+        let names = match part {
+            Part::Pure => cargo_tests::list(&cargo_tests::pure(&paths)?, &paths)?,
+            Part::Program => match cargo_tests::program(&paths)? {
+                tests if tests.is_empty() => Vec::new(),
+                tests => cargo_tests::list(&tests, &paths)?,
+            },
+            Part::Lab => lab::lab_tests().iter().map(|test| test.name.to_owned()).collect(),
+            Part::Codegen => crate::toolchain::generated_paths().into_iter().map(str::to_owned).collect(),
+        };
+        for name in names.iter().filter(|name| name.contains(args.filter())) {
+            println!("{part}: {name}");
+        }
+    }
+    Ok(())
 }

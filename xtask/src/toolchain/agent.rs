@@ -7,11 +7,16 @@ use anyhow::{Context, Result, bail};
 use super::Paths;
 use super::command::{Progress, cargo, run};
 
-pub(super) fn build(paths: &Paths, release: bool, progress: &Progress) -> Result<PathBuf> {
+/// Where cargo puts it.
+pub(super) fn binary(paths: &Paths, release: bool) -> PathBuf {
     let profile = if release { "release" } else { "debug" };
-    let binary = paths.target.join(profile).join("egress-agent");
+    paths.target.join(profile).join("egress-agent")
+}
+
+pub(super) fn build(paths: &Paths, release: bool, progress: &Progress) -> Result<PathBuf> {
+    let binary = binary(paths, release);
     if !binary.exists() {
-        progress.step(&format!("building egress-agent ({profile}); the first time takes some minutes"));
+        progress.step("building egress-agent; the first time takes some minutes");
     }
     let mut command = cargo();
     command.args(["build", "--package", "egress-agent", "--bin", "egress-agent"]);

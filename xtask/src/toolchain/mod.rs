@@ -31,8 +31,8 @@ use std::path::PathBuf;
 use anyhow::{Context, Result};
 use clap::Args;
 
-pub(crate) use codegen::{CodegenArgs, check_generated, codegen};
-pub(crate) use command::{Progress, cargo};
+pub(crate) use codegen::{CodegenArgs, check_generated, codegen, generated_paths};
+pub(crate) use command::{Progress, cargo, is_root};
 pub(crate) use deps::deps;
 pub(crate) use lint::{LintArgs, lint};
 pub(crate) use paths::Paths;
@@ -54,6 +54,13 @@ pub(crate) struct Built {
     pub(crate) agent: PathBuf,
     /// The eBPF object that the binary embeds.
     pub(crate) object: PathBuf,
+}
+
+impl Built {
+    /// The paths, whether or not anything was built.
+    pub(crate) fn expected(paths: &Paths, release: bool) -> Self {
+        Self { agent: agent::binary(paths, release), object: paths.object() }
+    }
 }
 
 pub(crate) fn build(args: &BuildArgs) -> Result<()> {

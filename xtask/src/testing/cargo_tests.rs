@@ -1,0 +1,148 @@
+//! The parts that are plain `cargo test`: which targets belong to them, and counting what cargo reports.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail};
+
+use super::part::Part;
+use super::summary::Outcome;
+use crate::toolchain::{Paths, cargo};
+
+/// Integration tests of egress-agent in files with this prefix need root and BPF.
+const KERNEL: &str = "kernel_";
+
+/// Arguments of cargo that choose what is tested.
+type Targets = Vec<String>;
+
+/// Unit tests of all crates, and the integration tests that need no kernel.
+pub(super) fn pure(paths: &Paths) -> Result<Targets> {
+    let packages = ["egress-common", "egress-agent", "xtask"];
+    let mut targets: Targets = ["--lib", "--bins"].map(str::to_owned).to_vec();
+    for package in packages {
+        targets.extend(["--package".to_owned(), package.to_owned()]);
+        let names = integration_tests(&paths.root.join(package))?;
+        targets.extend(as_arguments(names.into_iter().filter(|name| !name.starts_with(KERNEL))));
+    }
+    Ok(targets)
+}
+
+/// The integration tests on the kernel; empty where there are none.
+pub(super) fn program(paths: &Paths) -> Result<Targets> {
+    let names = integration_tests(&paths.root.join("egress-agent"))?;
+    let mut targets: Targets = as_arguments(names.into_iter().filter(|name| name.starts_with(KERNEL))).collect();
+    if !targets.is_empty() {
+        targets.insert(0, "--package=egress-agent".to_owned());
+    }
+    Ok(targets)
+}
+
+fn as_arguments(names: impl Iterator<Item = String>) -> impl Iterator<Item = String> {
+    names.map(|name| format!("--test={name}"))
+}
+
+/// What cargo finds by itself: `tests/NAME.rs` and `tests/NAME/main.rs`.
+fn integration_tests(package: &Path) -> Result<Vec<String>> {
+    let folder = package.join("tests");
+    if !folder.exists() {
+        return Ok(Vec::new());
+    }
+    let mut names = Vec::new();
+    for entry in fs::read_dir(&folder).with_context(|| format!("read {}", folder.display()))? {
+        let path = entry.with_context(|| format!("read {}", folder.display()))?.path();
+        let is_test = path.extension().is_some_and(|extension| extension == "rs") || path.join("main.rs").exists();
+        if let (true, Some(stem)) = (is_test, path.file_stem()) {
+            names.push(stem.to_string_lossy().into_owned());
+        }
+    }
+    names.sort();
+    Ok(names)
+}
+
+fn cargo_test(targets: &[String], paths: &Paths) -> Command {
+    let mut command = cargo();
+    command.args(["test", "--no-fail-fast"]).args(targets).current_dir(&paths.root);
+    command
+}
+
+/// Runs the tests, passes their output through and counts.
+pub(super) fn run(part: Part, targets: &[String], filter: &str, paths: &Paths) -> Result<Outcome> {
+    let mut command = cargo_test(targets, paths);
+    if !filter.is_empty() {
+        command.args(["--", filter]);
+    }
+    let mut child = command.stdout(Stdio::piped()).spawn().context("start cargo test")?;
+    let output = child.stdout.take().context("cargo test has no output")?;
+    let mut outcome = Outcome::new(part);
+    for line in BufReader::new(output).lines() {
+        let line = line.context("read the output of cargo test")?;
+        println!("{line}");
+        count(&line, &mut outcome);
+    }
+    let status = child.wait().context("wait for cargo test")?;
+    if !status.success() && outcome.failed == 0 {
+        outcome.fail(&format!("cargo test ended with {status} and no failed test: see its output above"));
+    }
+    Ok(outcome)
+}
+
+/// Reads one line of a test binary's output.
+fn count(line: &str, outcome: &mut Outcome) {
+    if let Some(name) = line.strip_prefix("test ").and_then(|rest| rest.strip_suffix(" ... FAILED")) {
+        outcome.explain(name);
+    }
+    let Some(numbers) = line.strip_prefix("test result: ") else { return };
+    outcome.passed += number_before(numbers, " passed");
+    outcome.failed += number_before(numbers, " failed");
+    outcome.skipped += number_before(numbers, " ignored");
+}
+
+/// The number in `...; 12 passed; ...`.
+fn number_before(text: &str, word: &str) -> usize {
+    text.split(word)
+        .next()
+        .filter(|before| before.len() < text.len())
+        .and_then(|before| before.rsplit(' ').next())
+        .and_then(|number| number.parse().ok())
+        .unwrap_or(0)
+}
+
+/// The names of the tests.
+pub(super) fn list(targets: &[String], paths: &Paths) -> Result<Vec<String>> {
+    let mut command = cargo_test(targets, paths);
+    let output =
+        command.args(["--quiet", "--", "--list"]).stderr(Stdio::inherit()).output().context("start cargo test")?;
+    if !output.status.success() {
+        bail!("cargo test --list failed ({})", output.status);
+    }
+    let text = String::from_utf8_lossy(&output.stdout);
+    Ok(text.lines().filter_map(|line| line.strip_suffix(": test")).map(str::to_owned).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn results_are_counted_and_failures_named() {
+        let mut outcome = Outcome::new(Part::Pure);
+        for line in [
+            "running 3 tests",
+            "test snat::ports_are_kept ... ok",
+            "test snat::races ... FAILED",
+            "test result: FAILED. 12 passed; 1 failed; 2 ignored; 0 measured; 0 filtered out; finished in 0.00s",
+            "test result: ok. 5 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.00s",
+        ] {
+            count(line, &mut outcome);
+        }
+        assert_eq!((outcome.passed, outcome.failed, outcome.skipped), (17, 1, 2));
+    }
+
+    #[test]
+    fn a_text_without_the_word_counts_nothing() {
+        assert_eq!(number_before("ok. 5 passed", " failed"), 0);
+        assert_eq!(number_before("12", " passed"), 0);
+    }
+}

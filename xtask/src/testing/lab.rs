@@ -1,0 +1,187 @@
+//! The tests on the lab: a list of names, and a runner that no test can hang or take down with it.
+//!
+//! Each test runs in a process of its own, so that namespaces entered and signals caught by one are no matter to the
+//! next. It writes to `<target>/test-logs/lab/NAME/`; when it fails, the end of its output and that folder are shown.
+//! A test that takes too long gets SIGTERM first, which is the lab's sign to tear down, and SIGKILL when that does not
+//! help.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use super::part::Part;
+use super::summary::Outcome;
+use crate::toolchain::{Built, Paths};
+
+/// One test on the lab.
+pub(crate) struct LabTest {
+    /// What it shows, in snake_case; `--filter` looks for parts of it.
+    pub(crate) name: &'static str,
+    /// After this time it has failed.
+    pub(crate) timeout: Duration,
+    pub(crate) run: fn(&LabContext) -> Result<()>,
+}
+
+/// What a test gets.
+pub(crate) struct LabContext {
+    /// The agent to run.
+    #[expect(dead_code, reason = "read by the tests that start agents")]
+    pub(crate) built: Built,
+    /// An empty folder for logs and captures.
+    #[expect(dead_code, reason = "read by the tests that start agents")]
+    pub(crate) logs: PathBuf,
+}
+
+/// Every test on the lab, in the order in which they run.
+pub(crate) fn lab_tests() -> Vec<LabTest> {
+    vec![]
+}
+
+/// How long a test may take to tear its lab down once it was told to stop.
+const GRACE: Duration = Duration::from_secs(20);
+
+/// How many lines of a failed test's output are shown.
+const SHOWN_LINES: usize = 40;
+
+/// Runs the tests whose name contains the filter, one after the other.
+pub(super) fn run_all(filter: &str, paths: &Paths) -> Result<Outcome> {
+    let mut outcome = Outcome::new(Part::Lab);
+    for test in lab_tests().iter().filter(|test| test.name.contains(filter)) {
+        let logs = logs_of(test.name, paths);
+        println!("test {} ...", test.name);
+        let start = Instant::now();
+        let ended = run_apart(test, &logs)?;
+        let seconds = start.elapsed().as_secs_f64();
+        match ended {
+            Ended::With(status) if status.success() => {
+                println!("test {} ... ok ({seconds:.1} s)", test.name);
+                outcome.passed += 1;
+            }
+            ended => {
+                println!("test {} ... FAILED ({seconds:.1} s, {ended})", test.name);
+                show_end(&logs.join(OUTPUT));
+                println!("logs: {}", logs.display());
+                outcome.fail(&format!("{} ({ended}), logs in {}", test.name, logs.display()));
+            }
+        }
+    }
+    Ok(outcome)
+}
+
+/// The file with everything that a test printed.
+const OUTPUT: &str = "output.log";
+
+fn logs_of(name: &str, paths: &Paths) -> PathBuf {
+    paths.test_logs().join("lab").join(name)
+}
+
+/// How a test's process ended.
+enum Ended {
+    With(ExitStatus),
+    TimedOut(Duration),
+}
+
+impl std::fmt::Display for Ended {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Ended::With(status) => write!(f, "{status}"),
+            Ended::TimedOut(after) => write!(f, "timed out after {} s", after.as_secs()),
+        }
+    }
+}
+
+fn run_apart(test: &LabTest, logs: &Path) -> Result<Ended> {
+    if logs.exists() {
+        fs::remove_dir_all(logs).with_context(|| format!("remove {}", logs.display()))?;
+    }
+    fs::create_dir_all(logs).with_context(|| format!("create {}", logs.display()))?;
+    let output = File::create(logs.join(OUTPUT)).context("create the test's output file")?;
+    let program = std::env::current_exe().context("find this program")?;
+    let mut child = Command::new(program)
+        .args(["test", "--lab-one", test.name])
+        .stdout(output.try_clone().context("share the test's output file")?)
+        .stderr(output)
+        .spawn()
+        .with_context(|| format!("start the test {}", test.name))?;
+    match wait(&mut child, test.timeout)? {
+        Some(status) => Ok(Ended::With(status)),
+        None => {
+            stop(&mut child)?;
+            Ok(Ended::TimedOut(test.timeout))
+        }
+    }
+}
+
+/// Waits for the process to end, but not longer than this.
+fn wait(child: &mut Child, limit: Duration) -> Result<Option<ExitStatus>> {
+    let start = Instant::now();
+    while start.elapsed() < limit {
+        if let Some(status) = child.try_wait().context("wait for a test")? {
+            return Ok(Some(status));
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    Ok(None)
+}
+
+fn stop(child: &mut Child) -> Result<()> {
+    let pid = Pid::from_raw(i32::try_from(child.id()).context("process id")?);
+    // The process is ours and not yet waited for, so the number is still its own.
+    kill(pid, Signal::SIGTERM).context("stop a test")?;
+    if wait(child, GRACE)?.is_none() {
+        child.kill().context("kill a test")?;
+        child.wait().context("wait for a killed test")?;
+    }
+    Ok(())
+}
+
+fn show_end(file: &Path) {
+    let Ok(bytes) = fs::read(file) else { return };
+    let text = String::from_utf8_lossy(&bytes);
+    let lines: Vec<&str> = text.lines().collect();
+    for line in lines.iter().skip(lines.len().saturating_sub(SHOWN_LINES)) {
+        println!("    {line}");
+    }
+}
+
+/// Runs one test in this process.
+pub(super) fn run_here(name: &str) -> Result<()> {
+    let test = lab_tests()
+        .into_iter()
+        .find(|test| test.name == name)
+        .with_context(|| format!("there is no lab test {name}"))?;
+    let paths = Paths::find()?;
+    let logs = logs_of(name, &paths);
+    (test.run)(&LabContext { built: Built::expected(&paths, false), logs })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_unique_and_fit_for_a_folder() {
+        let mut names: Vec<&str> = lab_tests().iter().map(|test| test.name).collect();
+        assert!(
+            names.iter().all(|name| name.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_'))
+        );
+        let count = names.len();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), count);
+    }
+
+    #[test]
+    fn a_process_that_hangs_is_stopped() {
+        let mut child = Command::new("sleep").arg("60").spawn().expect("sleep");
+        assert!(wait(&mut child, Duration::from_millis(100)).expect("wait").is_none());
+        let start = Instant::now();
+        stop(&mut child).expect("stop");
+        assert!(start.elapsed() < GRACE);
+    }
+}
