@@ -29,6 +29,8 @@ enum Command {
     Build(toolchain::BuildArgs),
     /// Bring up the lab with real agents and play the story of an egress IP on it
     Run(story::RunArgs),
+    /// Bring up the lab's network alone, without agents and without an API server
+    Lab(lab::LabArgs),
     /// Run every test: pure, on the kernel, in the lab
     Test(testing::TestArgs),
     /// Serve the lab's in-memory Kubernetes API
@@ -46,6 +48,7 @@ fn main() -> ExitCode {
     let outcome = match cli.command {
         Command::Build(args) => done(toolchain::build(&args)),
         Command::Run(args) => done(story::run(&args)),
+        Command::Lab(args) => done(lab::run(&args)),
         Command::Test(args) => testing::test(&args),
         Command::Apiserver(args) => done(apiserver::run(&args)),
         Command::Codegen(args) => done(toolchain::codegen(&args)),

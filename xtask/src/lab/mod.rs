@@ -1,1 +1,201 @@
-//! A cluster of network namespaces.
+//! A cluster of network namespaces: nodes with a host's stack and quirks, pods, the CNI's overlay between them, a
+//! network outside with a server that logs who called. Real interfaces, real packets, nothing but root needed.
+//!
+//! ```text
+//! LabBuilder --start--> Lab (topology up)      builder, addresses, quirks, topology, firewall, script
+//!                        | drop, signal, or the next lab after a crash
+//!                        v
+//!                       removed from its ledger      ledger, teardown, signals
+//! ```
+//!
+//! What one does with a lab is beside it, each a value that ends with its scope:
+//! - [`server`]: HTTP, TCP echo and UDP echo outside (or in a pod), with an access log;
+//! - [`client`]: requests and pings from any namespace;
+//! - [`flows`]: long-lived connections and streams that count what they lost;
+//! - [`capture`]: every packet on the outside network by source, with its checksums verified;
+//! - [`agents`]: the product's processes, one per node;
+//! - [`cluster`]: Kubernetes as the agents see it.
+//!
+//! Invariants: all devices are made inside namespaces of the lab (the root namespace has none of them at any time);
+//! everything that outlives a process is in the ledger before it exists; every process carries the lab's mark.
+
+pub(crate) mod addresses;
+mod builder;
+mod firewall;
+mod hold;
+mod ledger;
+mod netns;
+mod quirks;
+mod script;
+mod signals;
+mod teardown;
+mod topology;
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::{Context, Result};
+
+use addresses::{Dual, NodeNumber};
+pub(crate) use builder::{LabBuilder, POD_SERVER_PORT, PodSpec};
+pub(crate) use hold::{LabArgs, run};
+use ledger::Ledger;
+pub(crate) use netns::Netns;
+pub(crate) use quirks::{Quirks, ReversePath};
+use topology::World;
+pub(crate) use topology::{EXT_LAN, MANAGEMENT, POD_INTERFACE, SECOND_UPLINK, UPLINK};
+
+/// A lab that is up. Dropping it takes it down.
+pub(crate) struct Lab {
+    nodes: Vec<Node>,
+    pods: Vec<Pod>,
+    world: World,
+    second: Option<World>,
+    overlay: Netns,
+    logs: PathBuf,
+    ledger: Arc<Ledger>,
+}
+
+/// A node: the host's namespace and its pod network's router.
+#[derive(Debug, Clone)]
+pub(crate) struct Node {
+    pub(crate) number: NodeNumber,
+    pub(crate) host: Netns,
+    pub(crate) router: Netns,
+    pub(crate) quirks: Quirks,
+    /// The folder of the lab's bpffs that this node's agent pins in.
+    pub(crate) bpffs: PathBuf,
+}
+
+/// A pod: one namespace on its node's pod network.
+#[derive(Debug, Clone)]
+pub(crate) struct Pod {
+    pub(crate) name: String,
+    pub(crate) namespace: String,
+    pub(crate) labels: BTreeMap<String, String>,
+    pub(crate) node: NodeNumber,
+    pub(crate) addresses: Dual,
+    pub(crate) netns: Netns,
+}
+
+/// A translation of the service proxy.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Service {
+    pub(crate) front: SocketAddr,
+    pub(crate) protocol: &'static str,
+    pub(crate) backend: SocketAddr,
+}
+
+impl Lab {
+    pub(crate) fn prefix(&self) -> &str {
+        self.ledger.prefix()
+    }
+
+    /// The folder that goes with the lab (the bpffs is in it).
+    pub(crate) fn folder(&self) -> PathBuf {
+        self.ledger.folder()
+    }
+
+    pub(crate) fn logs(&self) -> &Path {
+        &self.logs
+    }
+
+    pub(crate) fn nodes(&self) -> &[Node] {
+        &self.nodes
+    }
+
+    pub(crate) fn node(&self, number: NodeNumber) -> &Node {
+        &self.nodes[number.index()]
+    }
+
+    pub(crate) fn pods(&self) -> &[Pod] {
+        &self.pods
+    }
+
+    pub(crate) fn pod(&self, name: &str) -> Result<&Pod> {
+        self.pods.iter().find(|pod| pod.name == name).with_context(|| format!("the lab has no pod {name}"))
+    }
+
+    pub(crate) fn pods_on(&self, node: NodeNumber) -> impl Iterator<Item = &Pod> {
+        self.pods.iter().filter(move |pod| pod.node == node)
+    }
+
+    /// The switch of the nodes' network; its port to node i is called like the node.
+    pub(crate) fn lan(&self) -> &Netns {
+        &self.world.lan
+    }
+
+    /// The router between the nodes' network and the world.
+    pub(crate) fn ext(&self) -> &Netns {
+        &self.world.ext
+    }
+
+    /// Where the outside server runs.
+    pub(crate) fn outside(&self) -> &Netns {
+        &self.world.server
+    }
+
+    /// The outside of the second network, if the lab has one.
+    pub(crate) fn second_outside(&self) -> Option<&Netns> {
+        self.second.as_ref().map(|world| &world.server)
+    }
+
+    /// Cuts the node's cables (its network and its pods' overlay), or plugs them in again.
+    pub(crate) fn set_power(&self, node: &Node, on: bool) -> Result<()> {
+        let state = if on { "up" } else { "down" };
+        let port = topology::port_of(node.number);
+        let hubs = std::iter::once(&self.world.lan).chain(self.second.as_ref().map(|world| &world.lan));
+        for hub in hubs.chain(std::iter::once(&self.overlay)) {
+            hub.exec("ip", &["link", "set", &port, state])?;
+        }
+        Ok(())
+    }
+
+    /// Deletes the node's `breth0` and makes it anew, as a restart of the external bridge does.
+    pub(crate) fn remake_uplink(&self, node: &Node) -> Result<()> {
+        let plan = self.node_plan(node);
+        let device = if node.quirks.macvlan_uplink { "nic0" } else { UPLINK };
+        node.host.exec("ip", &["link", "del", device])?;
+        let (links, config) = topology::uplink_again(&plan, &self.world.lan);
+        script::ip(&node.host, &links)?;
+        self.world.lan.exec("ip", &["link", "set", &topology::port_of(node.number), "master", "br0", "up"])?;
+        script::ip(&node.host, &config)
+    }
+
+    /// Deletes the node's mp0 and makes it anew.
+    pub(crate) fn remake_management(&self, node: &Node) -> Result<()> {
+        let plan = self.node_plan(node);
+        node.host.exec("ip", &["link", "del", MANAGEMENT])?;
+        let (links, config) = topology::management_again(&plan);
+        script::ip(&node.host, &links)?;
+        node.router.exec("ip", &["link", "set", "mp0", "master", "br0", "up"])?;
+        script::ip(&node.host, &config)
+    }
+
+    /// Takes the lab down and says what could not be removed; dropping it does the same and only prints that.
+    pub(crate) fn tear_down(self) -> Result<()> {
+        self.ledger.tear_down()
+    }
+}
+
+impl Drop for Lab {
+    fn drop(&mut self) {
+        if let Err(error) = self.ledger.tear_down() {
+            eprintln!("lab: {error:#}");
+        }
+    }
+}
+
+impl Node {
+    pub(crate) fn name(&self) -> String {
+        self.number.name()
+    }
+
+    /// Adds translations to the node's service proxy.
+    pub(crate) fn add_services(&self, services: &[Service]) -> Result<()> {
+        let lines = services.iter().map(|one| firewall::service(one.front, one.protocol, one.backend) + "\n");
+        self.host.feed("nft", &["-f", "-"], &lines.collect::<String>())
+    }
+}

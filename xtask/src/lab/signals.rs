@@ -1,0 +1,58 @@
+//! Ctrl-C. A signal tears down every lab of this process from its ledger and ends the process; what runs on other
+//! threads meanwhile may fail, and nobody is left to care. The handler is installed process-wide, so it does not
+//! matter which thread the signal reaches.
+
+use std::sync::Once;
+use std::thread;
+
+use anyhow::{Context, Result};
+use tokio::runtime;
+use tokio::signal::unix::{SignalKind, signal};
+
+use super::ledger;
+
+/// The exit code of a process that SIGINT ended, by the shells' custom.
+const INTERRUPTED: i32 = 130;
+
+/// From now on SIGINT, SIGTERM and SIGHUP tear down the labs of this process. A second call changes nothing.
+pub(crate) fn tear_down_on_signal() -> Result<()> {
+    static INSTALLED: Once = Once::new();
+    let mut outcome = Ok(());
+    INSTALLED.call_once(|| outcome = install());
+    outcome
+}
+
+fn install() -> Result<()> {
+    let (ready, installed) = std::sync::mpsc::channel();
+    let watch = move || {
+        let runtime = match runtime::Builder::new_current_thread().enable_all().build() {
+            Ok(runtime) => runtime,
+            Err(error) => return drop(ready.send(Err(error))),
+        };
+        runtime.block_on(async {
+            let kinds = [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()];
+            let [Ok(mut interrupt), Ok(mut terminate), Ok(mut hangup)] = kinds.map(signal) else {
+                return drop(ready.send(Err(std::io::Error::other("cannot watch for signals"))));
+            };
+            if ready.send(Ok(())).is_err() {
+                return;
+            }
+            tokio::select! {
+                _ = interrupt.recv() => {}
+                _ = terminate.recv() => {}
+                _ = hangup.recv() => {}
+            }
+            end();
+        });
+    };
+    thread::Builder::new().name("signals".to_owned()).spawn(watch)?;
+    installed.recv().context("the thread that watches for signals ended")?.context("cannot watch for signals")
+}
+
+fn end() {
+    eprintln!("\nlab: interrupted, tearing down");
+    for error in ledger::tear_down_all() {
+        eprintln!("lab: {error:#}");
+    }
+    std::process::exit(INTERRUPTED);
+}
