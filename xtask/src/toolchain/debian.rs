@@ -74,7 +74,7 @@ fn with_fresh_lists<T>(progress: &Progress, attempt: impl Fn() -> Result<T>) -> 
         bail!("{first:#} (the package lists may be missing or old: run `apt-get update` as root)");
     }
     progress.step(&format!("{first:#}: running apt-get update"));
-    packages::update_lists()?;
+    packages::update_lists();
     attempt()
 }
 

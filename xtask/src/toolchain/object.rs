@@ -30,8 +30,8 @@ pub(super) fn build(paths: &Paths, compiler: &Compiler, linker: &Path, progress:
     run(&mut command).context("build egress-ebpf")?;
     check(&built)?;
     let object = paths.object();
-    if modified(&object) < modified(&built) || size(&object) == 0 {
-        publish(&built, &object)?;
+    let old = modified(&object) < modified(&built) || size(&object) == 0;
+    if old && publish(&built, &object)? {
         progress.step(&format!("eBPF object: {} ({} bytes)", object.display(), size(&object)));
     }
     Ok(object)
@@ -63,10 +63,11 @@ fn check(object: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Copies the object in one step, without its debug information where a tool for that is at hand.
+/// Copies the object in one step, without its debug information where a tool for that is at hand; tells whether the
+/// copy differs from the last one. Where it does not, the file stays as it is and the agent need not be built again.
 ///
 /// The kernel does not see the difference, BTF stays; so a missing or failing tool is no reason to stop.
-fn publish(built: &Path, object: &Path) -> Result<()> {
+fn publish(built: &Path, object: &Path) -> Result<bool> {
     let parts = object.with_extension("o.new");
     fs::copy(built, &parts).with_context(|| format!("copy {} to {}", built.display(), parts.display()))?;
     if let Some(strip) = packages::find("llvm-strip") {
@@ -77,5 +78,11 @@ fn publish(built: &Path, object: &Path) -> Result<()> {
             fs::rename(&stripped, &parts).with_context(|| format!("rename {}", stripped.display()))?;
         }
     }
-    fs::rename(&parts, object).with_context(|| format!("rename {} to {}", parts.display(), object.display()))
+    let read = |path: &Path| fs::read(path).with_context(|| format!("read {}", path.display()));
+    if object.exists() && read(&parts)? == read(object)? {
+        fs::remove_file(&parts).with_context(|| format!("remove {}", parts.display()))?;
+        return Ok(false);
+    }
+    fs::rename(&parts, object).with_context(|| format!("rename {} to {}", parts.display(), object.display()))?;
+    Ok(true)
 }

@@ -112,13 +112,16 @@ fn install_packages(packages: &[&str]) -> Result<()> {
         return Ok(());
     }
     println!("running apt-get update, then trying again");
-    update_lists()?;
+    update_lists();
     attempt()
 }
 
-/// `apt-get update`. Only root may.
-pub(super) fn update_lists() -> Result<()> {
-    run(apt_get().args(["-qq", "update"]))
+/// `apt-get update`. Only root may. One unreachable source among several is no reason to stop: whether the lists have
+/// what is needed shows at the next attempt.
+pub(super) fn update_lists() {
+    if let Err(error) = run(apt_get().args(["-qq", "update"])) {
+        println!("{error:#}; going on with the lists that there are");
+    }
 }
 
 fn apt_get() -> Command {
