@@ -1,11 +1,97 @@
-//! The lab's in-memory Kubernetes API server.
+//! The lab's in-memory Kubernetes API server: a test double that real `kubectl` and kube clients talk to over plain HTTP.
+//!
+//! ```text
+//! connections ─ http ─ route ─┬─ discovery, openapi
+//!                             ├─ list, watch ── represent (objects, metadata, tables) ── client
+//!                             └─ verbs ── patch, schema, fields ── store (objects, versions, history)
+//! ```
+//!
+//! - `store` holds every object of every kind under one version counter; `kind` and `registry` say which kinds there are;
+//!   a custom resource definition adds its kinds the moment it is written (`crd`).
+//! - Everything else is generic over the kind. What differs between kinds is a flag in `kind::Traits`, a filled-in default
+//!   in `verbs::prepare` or a refusal in `verbs::check`.
+//! - `patch`, `schema`, `structural`, `fields`, `select`, `table` are pure.
+//!
+//! What it is not, and only a real server can prove: authentication, authorization and admission; CEL, `pattern` and `format`
+//! rules; fields of built-in kinds (they are stored as they come); conversion between versions; protobuf; garbage
+//! collection by owner references; grace periods; cluster IPs; logs, exec and the other subresources than `status`.
+//! Each file's header says what its part leaves out.
 
-use anyhow::Result;
+mod clock;
+mod connections;
+mod convert;
+mod crd;
+mod discovery;
+mod fields;
+mod http;
+mod kind;
+mod list;
+mod meta;
+mod openapi;
+mod patch;
+mod query;
+mod registry;
+mod represent;
+mod route;
+mod schema;
+mod select;
+mod server;
+mod status;
+mod store;
+mod structural;
+mod table;
+mod verbs;
+mod watch;
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
 use clap::Args;
+use tokio::signal::unix::{SignalKind, signal};
+
+pub(crate) use server::{ApiServer, kubeconfig};
 
 #[derive(Args)]
-pub(crate) struct ApiserverArgs {}
+pub(crate) struct ApiserverArgs {
+    /// Where to listen; port 0 takes any free one
+    #[arg(long, default_value = "127.0.0.1:0")]
+    listen: SocketAddr,
+    /// Write a kubeconfig for this server here
+    #[arg(long)]
+    kubeconfig: Option<PathBuf>,
+}
 
-pub(crate) fn run(_args: &ApiserverArgs) -> Result<()> {
-    anyhow::bail!("not built yet")
+/// `cargo xtask apiserver`: serve until Ctrl-C or SIGTERM. SIGUSR1 begins and ends an outage, SIGUSR2 forgets the history.
+pub(crate) fn run(args: &ApiserverArgs) -> Result<()> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("cannot start tokio")?;
+    runtime.block_on(async {
+        let server = ApiServer::bind(args.listen)?;
+        if let Some(path) = &args.kubeconfig {
+            std::fs::write(path, kubeconfig(&server.url()))
+                .with_context(|| format!("cannot write the kubeconfig {}", path.display()))?;
+        }
+        println!("{}", server.url());
+        obey_signals(&server).await?;
+        server.stop().await;
+        Ok(())
+    })
+}
+
+async fn obey_signals(server: &ApiServer) -> Result<()> {
+    let listen = |kind| signal(kind).context("cannot listen for signals");
+    let (mut interrupt, mut terminate) = (listen(SignalKind::interrupt())?, listen(SignalKind::terminate())?);
+    let (mut outage, mut compact) = (listen(SignalKind::user_defined1())?, listen(SignalKind::user_defined2())?);
+    let mut is_out = false;
+    loop {
+        tokio::select! {
+            _ = interrupt.recv() => return Ok(()),
+            _ = terminate.recv() => return Ok(()),
+            _ = outage.recv() => {
+                is_out = !is_out;
+                server.set_outage(is_out);
+            }
+            _ = compact.recv() => server.compact(),
+        }
+    }
 }

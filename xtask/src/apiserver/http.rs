@@ -1,0 +1,276 @@
+//! HTTP in and out: a request becomes a verb on a route, its outcome becomes a response.
+//!
+//! [`answer`] is the whole API as a function; the HTTP handler and the in-process calls of the lab both go through it.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+
+use axum::body::{Body, Bytes};
+use axum::extract::{Query as Pairs, State};
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header};
+use axum::response::Response;
+use futures::stream;
+use serde_json::{Value, json};
+
+use super::patch::PatchType;
+use super::query::Query;
+use super::represent::Shape;
+use super::route::{Route, Target};
+use super::select::Selector;
+use super::status::ApiError;
+use super::store::{Key, Store};
+use super::verbs::delete::{self, DeleteOptions, Deletion};
+use super::verbs::{Options, Write, Written, create, patch, update};
+use super::watch::{Scope, Watch};
+use super::{discovery, list, openapi};
+
+pub(crate) struct Request<'a> {
+    pub(crate) method: &'a Method,
+    pub(crate) path: &'a str,
+    pub(crate) query: &'a [(String, String)],
+    pub(crate) accept: &'a str,
+    pub(crate) content_type: &'a str,
+    pub(crate) user_agent: &'a str,
+    pub(crate) body: &'a [u8],
+}
+
+pub(crate) enum Answer {
+    Text(&'static str),
+    Json { code: u16, body: Value, warnings: Vec<String> },
+    Watch(Box<Watch>),
+}
+
+impl From<Value> for Answer {
+    fn from(body: Value) -> Self {
+        Self::Json { code: 200, body, warnings: Vec::new() }
+    }
+}
+
+/// The handler of every path.
+pub(crate) async fn serve(
+    State(store): State<Arc<Store>>,
+    method: Method,
+    uri: Uri,
+    headers: HeaderMap,
+    body: Bytes,
+) -> Response {
+    let header = |name| headers.get(name).and_then(|value: &HeaderValue| value.to_str().ok()).unwrap_or_default();
+    let pairs = Pairs::<Vec<(String, String)>>::try_from_uri(&uri);
+    let outcome = match &pairs {
+        Ok(Pairs(pairs)) => answer(
+            &store,
+            &Request {
+                method: &method,
+                path: uri.path(),
+                query: pairs,
+                accept: header(header::ACCEPT),
+                content_type: header(header::CONTENT_TYPE),
+                user_agent: header(header::USER_AGENT),
+                body: &body,
+            },
+        ),
+        Err(error) => Err(ApiError::bad_request(error.to_string())),
+    };
+    let code = match &outcome {
+        Ok(Answer::Json { code, .. }) => *code,
+        Ok(_) => 200,
+        Err(refusal) => refusal.code(),
+    };
+    tracing::debug!(%method, %uri, code, "request");
+    respond(outcome)
+}
+
+fn respond(outcome: Result<Answer, ApiError>) -> Response {
+    match outcome {
+        Ok(Answer::Text(text)) => {
+            let mut response = Response::new(Body::from(text));
+            response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("text/plain"));
+            response
+        }
+        Ok(Answer::Json { code, body, warnings }) => {
+            let mut response = json_response(code, &body);
+            for warning in warnings {
+                let text = format!("299 - {}", json!(warning));
+                if let Ok(value) = HeaderValue::from_str(&text) {
+                    response.headers_mut().append(header::WARNING, value);
+                }
+            }
+            response
+        }
+        Ok(Answer::Watch(watch)) => {
+            let lines = stream::unfold(watch, |mut watch| async move {
+                let line = watch.next().await?;
+                Some((Ok::<_, Infallible>(line), watch))
+            });
+            let mut response = Response::new(Body::from_stream(lines));
+            response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+            response
+        }
+        Err(refusal) => json_response(refusal.code(), &refusal.to_status()),
+    }
+}
+
+fn json_response(code: u16, body: &Value) -> Response {
+    let mut response = Response::new(Body::from(body.to_string()));
+    *response.status_mut() = StatusCode::from_u16(code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
+}
+
+pub(crate) fn answer(store: &Arc<Store>, request: &Request<'_>) -> Result<Answer, ApiError> {
+    let state = store.lock();
+    let registry = &state.registry;
+    let document = match Route::parse(registry, request.path)? {
+        Route::Resource(target) => {
+            drop(state);
+            return resource(store, request, &target);
+        }
+        _ if request.method != Method::GET => return Err(ApiError::method_not_allowed()),
+        Route::Healthy => return Ok(Answer::Text("ok")),
+        Route::Version => discovery::version(),
+        Route::CoreVersions => discovery::core_versions(),
+        Route::Groups => discovery::groups(registry),
+        Route::Group(name) => discovery::group(registry, &name)?,
+        Route::Resources { group, version } => discovery::resources(registry, &group, &version)?,
+        // Only the protobuf form is ever asked for, and only as a last resort.
+        Route::OpenApiV2 if !accepts_json(request.accept) => return Err(ApiError::not_acceptable()),
+        Route::OpenApiV2 => openapi::v2(),
+        Route::OpenApiV3Index => openapi::v3_index(registry),
+        Route::OpenApiV3 { group, version } => openapi::v3(registry, &group, &version)?,
+    };
+    Ok(document.into())
+}
+
+fn accepts_json(accept: &str) -> bool {
+    accept.is_empty() || Shape::negotiate(accept, "").is_ok()
+}
+
+fn resource(store: &Arc<Store>, request: &Request<'_>, target: &Target) -> Result<Answer, ApiError> {
+    let query = Query::parse(request.query)?;
+    let shape = Shape::negotiate(request.accept, &query.include_object)?;
+    match (request.method, &target.name) {
+        (&Method::GET, name) if query.watch => watch(store, target, &query, shape, name.clone()),
+        (&Method::GET, None) => {
+            let selector = Selector::parse(&target.kind, &query.label_selector, &query.field_selector)?;
+            let listing = list::list(&store.lock(), &target.kind, target.namespace.as_deref(), &query, &selector)?;
+            Ok(shape.list(&target.kind, &listing.items, listing.metadata).into())
+        }
+        (&Method::GET, Some(name)) => {
+            let object = store.lock().find(&target.kind, &key(target, name))?;
+            Ok(shape.object(&target.kind, &object).into())
+        }
+        (&Method::DELETE, name) => delete(store, request, target, &query, shape, name.as_deref()),
+        (&Method::POST, None) | (&Method::PUT | &Method::PATCH, Some(_)) => {
+            write(store, request, target, &query, shape)
+        }
+        _ => Err(ApiError::method_not_allowed()),
+    }
+}
+
+fn key(target: &Target, name: &str) -> Key {
+    Key { namespace: target.namespace.clone().unwrap_or_default(), name: name.to_owned() }
+}
+
+fn watch(
+    store: &Arc<Store>,
+    target: &Target,
+    query: &Query,
+    shape: Shape,
+    name: Option<String>,
+) -> Result<Answer, ApiError> {
+    let selector = Selector::parse(&target.kind, &query.label_selector, &query.field_selector)?;
+    let scope = Scope { kind: target.kind.clone(), namespace: target.namespace.clone(), name, selector, shape };
+    Ok(Answer::Watch(Box::new(Watch::start(store, scope, query))))
+}
+
+fn delete(
+    store: &Arc<Store>,
+    request: &Request<'_>,
+    target: &Target,
+    query: &Query,
+    shape: Shape,
+    name: Option<&str>,
+) -> Result<Answer, ApiError> {
+    let options = DeleteOptions::parse(request.body, query.dry_run)?;
+    let kind = &target.kind;
+    if let Some(name) = name {
+        return match store.write(|state| delete::delete(state, kind, &key(target, name), &options))? {
+            Deletion::Object(object) => Ok(shape.object(kind, &object).into()),
+            Deletion::Done(status) => Ok(status.into()),
+        };
+    }
+    let selector = Selector::parse(kind, &query.label_selector, &query.field_selector)?;
+    let listing = store.write(|state| {
+        let listing = list::list(state, kind, target.namespace.as_deref(), query, &selector)?;
+        delete::delete_collection(state, kind, &listing.items, &options)?;
+        Ok(listing)
+    })?;
+    Ok(shape.list(kind, &listing.items, listing.metadata).into())
+}
+
+fn write(
+    store: &Arc<Store>,
+    request: &Request<'_>,
+    target: &Target,
+    query: &Query,
+    shape: Shape,
+) -> Result<Answer, ApiError> {
+    let options = Options {
+        dry_run: query.dry_run,
+        validation: query.field_validation,
+        manager: manager(request, query)?,
+        force: query.force,
+    };
+    let how = match request.method {
+        &Method::PATCH => Some(PatchType::of(&target.kind, request.content_type)?),
+        _ => None,
+    };
+    if query.force && how != Some(PatchType::Apply) {
+        return Err(ApiError::bad_request("force: Forbidden: may not be specified for non-apply patch"));
+    }
+    let body = if how.is_none() { body(request)? } else { Value::Null };
+    let (written, warnings) = store.write(|state| -> Result<(Written, Vec<String>), ApiError> {
+        let mut write = Write {
+            state,
+            kind: &target.kind,
+            subresource: target.subresource,
+            options: &options,
+            warnings: Vec::new(),
+        };
+        let written = match (&target.name, how) {
+            (None, _) => create::create(&mut write, target.namespace.as_deref().unwrap_or_default(), &body),
+            (Some(name), None) => update::replace(&mut write, &key(target, name), &body),
+            (Some(name), Some(how)) => patch::patch(&mut write, &key(target, name), how, request.body),
+        }?;
+        Ok((written, write.warnings))
+    })?;
+    let code = if written.is_new { 201 } else { 200 };
+    Ok(Answer::Json { code, body: shape.object(&target.kind, &written.object), warnings })
+}
+
+/// Who writes: by its own word, else by the first part of its user agent. An apply must say it.
+fn manager(request: &Request<'_>, query: &Query) -> Result<String, ApiError> {
+    if !query.field_manager.is_empty() {
+        return Ok(query.field_manager.clone());
+    }
+    if request.content_type.starts_with("application/apply-patch") {
+        return Err(ApiError::bad_request(
+            "PatchOptions.meta.k8s.io \"\" is invalid: fieldManager: Required value: is required for apply patch",
+        ));
+    }
+    Ok(match request.user_agent.split('/').next().unwrap_or_default() {
+        "" => "unknown".to_owned(),
+        agent => agent.to_owned(),
+    })
+}
+
+fn body(request: &Request<'_>) -> Result<Value, ApiError> {
+    let essence = request.content_type.split(';').next().unwrap_or_default().trim();
+    match essence {
+        "" | "application/json" => serde_json::from_slice(request.body)
+            .map_err(|error| ApiError::bad_request(format!("error decoding JSON: {error}"))),
+        "application/yaml" => serde_yaml::from_slice(request.body)
+            .map_err(|error| ApiError::bad_request(format!("error decoding YAML: {error}"))),
+        _ => Err(ApiError::unsupported_media_type("application/json, application/yaml")),
+    }
+}

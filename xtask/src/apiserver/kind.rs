@@ -1,0 +1,180 @@
+//! What the server serves: one description per kind, from which everything generic (routes, discovery, verbs, tables) follows.
+//!
+//! Built-in kinds are the table in [`BUILTIN`]; kinds of custom resources are made from their definition (`crd`).
+//! A kind is one *served version*: two versions of a resource, or Events under both of their groups, are two kinds that
+//! share one `storage`. Objects are stored in one form and converted at the edge (`convert`).
+
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+
+use super::fields::ListType;
+use super::schema::Schema;
+use super::table::Columns;
+
+#[derive(Clone)]
+pub(crate) struct Kind {
+    pub(crate) group: String,
+    pub(crate) version: String,
+    pub(crate) kind: String,
+    pub(crate) list_kind: String,
+    pub(crate) plural: String,
+    pub(crate) singular: String,
+    pub(crate) short_names: Vec<String>,
+    pub(crate) categories: Vec<String>,
+    pub(crate) namespaced: bool,
+    /// Name of the table that holds the objects; kinds that share it show the same objects.
+    pub(crate) storage: Arc<str>,
+    pub(crate) traits: Traits,
+    /// Only custom resources have a schema; built-in kinds are taken as they come.
+    pub(crate) schema: Option<Arc<Schema>>,
+    pub(crate) columns: Columns,
+}
+
+/// Where the resources of Kubernetes differ from each other.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Traits {
+    pub(crate) custom: bool,
+    pub(crate) status_subresource: bool,
+    /// A new object may bring its status (kubelets register their Node so).
+    pub(crate) create_keeps_status: bool,
+    pub(crate) tracks_generation: bool,
+    /// PUT without a resource version overwrites.
+    pub(crate) unconditional_update: bool,
+    /// PUT of an object that is not there creates it.
+    pub(crate) create_on_update: bool,
+    /// DELETE answers with the object instead of a Status.
+    pub(crate) delete_returns_object: bool,
+}
+
+impl Kind {
+    pub(crate) fn api_version(&self) -> String {
+        if self.group.is_empty() { self.version.clone() } else { format!("{}/{}", self.group, self.version) }
+    }
+
+    /// `egressips.k8s.ovn.org`, or `pods` for the core group.
+    pub(crate) fn group_resource(&self) -> String {
+        if self.group.is_empty() { self.plural.clone() } else { format!("{}.{}", self.plural, self.group) }
+    }
+
+    /// How the list at this path of field names merges.
+    pub(crate) fn list_type(&self, path: &[String]) -> ListType {
+        match &self.schema {
+            Some(schema) if path.first().is_none_or(|first| first != "metadata") => schema.list_type(path),
+            _ => builtin_list_type(path),
+        }
+    }
+
+    /// The entry of a discovery document, and of the status subresource behind it.
+    pub(crate) fn discovery(&self) -> Vec<Value> {
+        let mut main = json!({
+            "name": self.plural,
+            "singularName": self.singular,
+            "namespaced": self.namespaced,
+            "kind": self.kind,
+            "verbs": ["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"],
+        });
+        if !self.short_names.is_empty() {
+            main["shortNames"] = json!(self.short_names);
+        }
+        if !self.categories.is_empty() {
+            main["categories"] = json!(self.categories);
+        }
+        let mut entries = vec![main];
+        if self.traits.status_subresource {
+            entries.push(json!({
+                "name": format!("{}/status", self.plural),
+                "singularName": "",
+                "namespaced": self.namespaced,
+                "kind": self.kind,
+                "verbs": ["get", "patch", "update"],
+            }));
+        }
+        entries
+    }
+}
+
+pub(crate) const NAMESPACES: &str = "namespaces";
+pub(crate) const CRDS: &str = "customresourcedefinitions.apiextensions.k8s.io";
+
+/// One line per built-in kind: group, version, kind, plural, short names, namespaced, storage.
+type Line = (&'static str, &'static str, &'static str, &'static str, &'static [&'static str], bool, &'static str);
+const BUILTIN: &[Line] = &[
+    ("", "v1", "ConfigMap", "configmaps", &["cm"], true, "configmaps"),
+    ("", "v1", "Event", "events", &["ev"], true, "events"),
+    ("", "v1", "Namespace", "namespaces", &["ns"], false, NAMESPACES),
+    ("", "v1", "Node", "nodes", &["no"], false, "nodes"),
+    ("", "v1", "Pod", "pods", &["po"], true, "pods"),
+    ("", "v1", "Service", "services", &["svc"], true, "services"),
+    ("", "v1", "ServiceAccount", "serviceaccounts", &["sa"], true, "serviceaccounts"),
+    (
+        "apiextensions.k8s.io",
+        "v1",
+        "CustomResourceDefinition",
+        "customresourcedefinitions",
+        &["crd", "crds"],
+        false,
+        CRDS,
+    ),
+    ("coordination.k8s.io", "v1", "Lease", "leases", &[], true, "leases.coordination.k8s.io"),
+    ("events.k8s.io", "v1", "Event", "events", &["ev"], true, "events"),
+];
+
+pub(crate) fn builtins() -> Vec<Arc<Kind>> {
+    BUILTIN.iter().map(|line| Arc::new(from_line(line))).collect()
+}
+
+#[cfg(test)]
+pub(crate) fn builtin(group: &str, plural: &str) -> Option<Arc<Kind>> {
+    builtins().into_iter().find(|kind| kind.group == group && kind.plural == plural)
+}
+
+fn from_line(&(group, version, kind, plural, short_names, namespaced, storage): &Line) -> Kind {
+    Kind {
+        group: group.to_owned(),
+        version: version.to_owned(),
+        kind: kind.to_owned(),
+        list_kind: format!("{kind}List"),
+        plural: plural.to_owned(),
+        singular: kind.to_lowercase(),
+        short_names: short_names.iter().map(|&name| name.to_owned()).collect(),
+        categories: if matches!(kind, "Pod" | "Service") { vec!["all".to_owned()] } else { Vec::new() },
+        namespaced,
+        storage: Arc::from(storage),
+        traits: builtin_traits(kind),
+        schema: None,
+        columns: Columns::Builtin(kind),
+    }
+}
+
+fn builtin_traits(kind: &str) -> Traits {
+    let plain = Traits { unconditional_update: true, ..Traits::default() };
+    match kind {
+        "Pod" => Traits { status_subresource: true, delete_returns_object: true, ..plain },
+        "Node" => Traits { status_subresource: true, create_keeps_status: true, ..plain },
+        "Namespace" | "Service" => Traits { status_subresource: true, ..plain },
+        "Event" => Traits { create_on_update: true, ..plain },
+        "Lease" => Traits { create_on_update: true, ..Traits::default() },
+        "CustomResourceDefinition" => Traits { status_subresource: true, tracks_generation: true, ..Traits::default() },
+        _ => plain,
+    }
+}
+
+/// Merge keys of the lists in built-in kinds. The first key is the one of strategic merge patches.
+fn builtin_list_type(path: &[String]) -> ListType {
+    let keys: &[&str] = match path.last().map(String::as_str) {
+        Some("conditions" | "addresses") => &["type"],
+        Some("containers" | "initContainers" | "ephemeralContainers" | "volumes" | "env") => &["name"],
+        Some("imagePullSecrets" | "secrets" | "resourceClaims") => &["name"],
+        Some("volumeMounts") => &["mountPath"],
+        Some("volumeDevices") => &["devicePath"],
+        Some("podIPs" | "hostIPs" | "hostAliases") => &["ip"],
+        Some("ownerReferences") => &["uid"],
+        Some("topologySpreadConstraints") => &["topologyKey", "whenUnsatisfiable"],
+        Some("ports") if path.iter().any(|field| field.ends_with("ontainers")) => &["containerPort", "protocol"],
+        Some("ports") => &["port", "protocol"],
+        Some("finalizers" | "podCIDRs") => return ListType::Set,
+        _ => return ListType::Atomic,
+    };
+    ListType::Map(keys.iter().map(|&key| key.to_owned()).collect())
+}

@@ -1,0 +1,115 @@
+//! The query parameters of a request, each with its type.
+
+use super::status::ApiError;
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum FieldValidation {
+    Ignore,
+    #[default]
+    Warn,
+    Strict,
+}
+
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Query {
+    pub(crate) label_selector: String,
+    pub(crate) field_selector: String,
+    pub(crate) limit: Option<usize>,
+    pub(crate) continue_from: String,
+    /// None: not given, which asks for the latest state.
+    pub(crate) resource_version: Option<u64>,
+    pub(crate) resource_version_match: String,
+    pub(crate) watch: bool,
+    pub(crate) bookmarks: bool,
+    pub(crate) send_initial_events: Option<bool>,
+    pub(crate) timeout_secs: Option<u64>,
+    pub(crate) dry_run: bool,
+    pub(crate) field_manager: String,
+    pub(crate) field_validation: FieldValidation,
+    pub(crate) force: bool,
+    pub(crate) include_object: String,
+}
+
+impl Query {
+    pub(crate) fn parse(pairs: &[(String, String)]) -> Result<Self, ApiError> {
+        let mut query = Self::default();
+        for (name, value) in pairs {
+            match name.as_str() {
+                "labelSelector" => query.label_selector.clone_from(value),
+                "fieldSelector" => query.field_selector.clone_from(value),
+                "limit" => query.limit = number(name, value)?.filter(|&limit| limit > 0),
+                "continue" => query.continue_from.clone_from(value),
+                "resourceVersion" => query.resource_version = number(name, value)?,
+                "resourceVersionMatch" => query.resource_version_match.clone_from(value),
+                "watch" => query.watch = flag(value),
+                "allowWatchBookmarks" => query.bookmarks = flag(value),
+                "sendInitialEvents" => query.send_initial_events = Some(flag(value)),
+                "timeoutSeconds" => query.timeout_secs = number(name, value)?,
+                "dryRun" => query.dry_run = dry_run(value)?,
+                "fieldManager" => query.field_manager.clone_from(value),
+                "fieldValidation" => query.field_validation = field_validation(value)?,
+                "force" => query.force = flag(value),
+                "includeObject" => query.include_object.clone_from(value),
+                _ => {}
+            }
+        }
+        query.check()?;
+        Ok(query)
+    }
+
+    fn check(&self) -> Result<(), ApiError> {
+        let refuse = |why: &str| Err(ApiError::bad_request(format!("ListOptions.meta.k8s.io \"\" is invalid: {why}")));
+        match (self.send_initial_events, self.resource_version_match.as_str()) {
+            (Some(_), _) if !self.watch => {
+                refuse("sendInitialEvents: Forbidden: sendInitialEvents is forbidden for list")
+            }
+            (Some(_), other) if other != "NotOlderThan" => refuse(
+                "resourceVersionMatch: Forbidden: sendInitialEvents requires setting resourceVersionMatch to NotOlderThan",
+            ),
+            (Some(true), _) if !self.bookmarks => {
+                refuse("allowWatchBookmarks: Forbidden: sendInitialEvents requires setting allowWatchBookmarks to true")
+            }
+            (None, "") => Ok(()),
+            (None, _) if self.watch => refuse(
+                "resourceVersionMatch: Forbidden: resourceVersionMatch is forbidden for watch unless sendInitialEvents is provided",
+            ),
+            (None, "Exact" | "NotOlderThan") if self.resource_version.is_none() => refuse(
+                "resourceVersionMatch: Forbidden: resourceVersionMatch is forbidden unless resourceVersion is provided",
+            ),
+            (None, "Exact") if self.resource_version == Some(0) => refuse(
+                "resourceVersionMatch: Forbidden: resourceVersionMatch \"exact\" is forbidden for resourceVersion \"0\"",
+            ),
+            (_, "Exact" | "NotOlderThan") => Ok(()),
+            (_, other) => refuse(&format!("resourceVersionMatch: Unsupported value: {other:?}")),
+        }
+    }
+}
+
+fn flag(value: &str) -> bool {
+    !matches!(value, "0" | "false" | "False" | "FALSE")
+}
+
+fn number<N: std::str::FromStr>(name: &str, value: &str) -> Result<Option<N>, ApiError> {
+    if value.is_empty() {
+        return Ok(None);
+    }
+    let unreadable = |_| ApiError::bad_request(format!("{name}: Invalid value: {value:?}"));
+    value.parse().map(Some).map_err(unreadable)
+}
+
+pub(crate) fn dry_run(value: &str) -> Result<bool, ApiError> {
+    match value {
+        "" => Ok(false),
+        "All" => Ok(true),
+        other => Err(ApiError::bad_request(format!("dryRun: Unsupported value: {other:?}: supported values: \"All\""))),
+    }
+}
+
+fn field_validation(value: &str) -> Result<FieldValidation, ApiError> {
+    match value {
+        "Ignore" => Ok(FieldValidation::Ignore),
+        "" | "Warn" => Ok(FieldValidation::Warn),
+        "Strict" => Ok(FieldValidation::Strict),
+        other => Err(ApiError::bad_request(format!("fieldValidation: Unsupported value: {other:?}"))),
+    }
+}

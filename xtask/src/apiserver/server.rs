@@ -1,0 +1,129 @@
+//! The server as the lab holds it: started on a listener, talked to in-process, cut off and stopped.
+
+use std::net::{SocketAddr, TcpListener};
+use std::sync::Arc;
+
+use anyhow::{Context, Result};
+use axum::Router;
+use axum::extract::DefaultBodyLimit;
+use axum::http::Method;
+use serde_json::{Value, json};
+use tokio::task::JoinHandle;
+
+use super::connections::{Door, Switch};
+use super::http::{self, Answer, Request};
+use super::status::ApiError;
+use super::store::Store;
+
+/// As much as a real server takes in one object.
+const MAX_BODY: usize = 3 * 1024 * 1024;
+
+pub(crate) struct ApiServer {
+    address: SocketAddr,
+    store: Arc<Store>,
+    switch: Switch,
+    task: JoinHandle<()>,
+}
+
+impl ApiServer {
+    /// Serve on a new listener. Needs a tokio runtime around it, as does [`ApiServer::serve`].
+    pub(crate) fn bind(address: SocketAddr) -> Result<Self> {
+        let listener = TcpListener::bind(address).with_context(|| format!("cannot listen on {address}"))?;
+        Self::serve(listener)
+    }
+
+    /// Serve on a listener that may have been bound elsewhere, in another network namespace for one.
+    pub(crate) fn serve(listener: TcpListener) -> Result<Self> {
+        listener.set_nonblocking(true).context("cannot make the API server's listener asynchronous")?;
+        let address = listener.local_addr().context("the API server's listener has no address")?;
+        let listener = tokio::net::TcpListener::from_std(listener).context("the API server needs a tokio runtime")?;
+        let store = Arc::new(Store::new());
+        let switch = Switch::default();
+        let routes =
+            Router::new().fallback(http::serve).layer(DefaultBodyLimit::max(MAX_BODY)).with_state(store.clone());
+        let door = Door { listener, switch: switch.clone() };
+        let task = tokio::spawn(async move {
+            if let Err(error) = axum::serve(door, routes).await {
+                tracing::error!(%error, "the API server ended");
+            }
+        });
+        let server = Self { address, store, switch, task };
+        for namespace in ["default", "kube-system", "kube-public", "kube-node-lease"] {
+            server.create("/api/v1/namespaces", &json!({"metadata": {"name": namespace}}))?;
+        }
+        Ok(server)
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    /// POST to a collection such as `/api/v1/nodes`.
+    pub(crate) fn create(&self, collection: &str, object: &Value) -> Result<Value, ApiError> {
+        self.request(&Method::POST, collection, "application/json", object)
+    }
+
+    /// Any request on the same road as over HTTP, without the wire: a patch of a status, say, is PATCH of `<path>/status`
+    /// with the content type `application/merge-patch+json`. No body is `Value::Null`.
+    pub(crate) fn request(
+        &self,
+        method: &Method,
+        path: &str,
+        content_type: &str,
+        body: &Value,
+    ) -> Result<Value, ApiError> {
+        let body = if body.is_null() { Vec::new() } else { body.to_string().into_bytes() };
+        let request = Request { method, path, query: &[], accept: "", content_type, user_agent: "xtask", body: &body };
+        match http::answer(&self.store, &request)? {
+            Answer::Json { body, .. } => Ok(body),
+            Answer::Text(text) => Ok(json!(text)),
+            Answer::Watch(_) => Err(ApiError::method_not_allowed()),
+        }
+    }
+
+    /// Forget the history of changes: watches and paged lists from before are answered 410 Gone.
+    pub(crate) fn compact(&self) {
+        self.store.compact();
+    }
+
+    /// An outage: every connection is cut and new ones are closed at once, until it is called with `false`.
+    pub(crate) fn set_outage(&self, is_out: bool) {
+        self.switch.set_outage(is_out);
+    }
+
+    /// Stop: cut the connections and close the listener.
+    pub(crate) async fn stop(mut self) {
+        self.switch.set_outage(true);
+        self.task.abort();
+        // The only error of an aborted task is that it was aborted.
+        (&mut self.task).await.unwrap_or_default();
+    }
+}
+
+impl Drop for ApiServer {
+    fn drop(&mut self) {
+        self.switch.set_outage(true);
+        self.task.abort();
+    }
+}
+
+/// A kubeconfig for a server at this address, without credentials.
+pub(crate) fn kubeconfig(url: &str) -> String {
+    format!(
+        "apiVersion: v1\n\
+         kind: Config\n\
+         clusters:\n\
+         - name: lab\n  \
+           cluster:\n    \
+             server: {url}\n\
+         users:\n\
+         - name: lab\n  \
+           user: {{}}\n\
+         contexts:\n\
+         - name: lab\n  \
+           context:\n    \
+             cluster: lab\n    \
+             user: lab\n\
+         current-context: lab\n"
+    )
+}

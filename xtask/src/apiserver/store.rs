@@ -1,0 +1,239 @@
+//! The object store: every object of every kind, one version counter, and a bounded history of changes.
+//!
+//! - One lock around everything. A verb reads, decides and writes under it, so a write is atomic and versions are total.
+//! - Every change takes the next version and goes to the log with the object before and after; watches read the log from
+//!   where they are, lists at an old version undo the log backwards. Who asks for more than the log remembers is told
+//!   `Expired` (410), as by a real server after compaction.
+//! - Objects are immutable behind `Arc`: readers keep what they saw, and answers are made outside the lock.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use serde_json::{Value, json};
+use tokio::sync::watch;
+
+use super::kind::Kind;
+use super::registry::Registry;
+use super::status::ApiError;
+use super::{kind, meta};
+
+/// Changes that the log remembers.
+const HISTORY: usize = 20_000;
+
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Key {
+    /// Empty for cluster-scoped objects.
+    pub(crate) namespace: String,
+    pub(crate) name: String,
+}
+
+impl Key {
+    pub(crate) fn of(object: &Value) -> Self {
+        Self { namespace: meta::namespace(object).to_owned(), name: meta::name(object).to_owned() }
+    }
+}
+
+pub(crate) type Table = BTreeMap<Key, Arc<Value>>;
+
+/// One write: the object before (none: it was created) and after (none: it was removed).
+pub(crate) struct Change {
+    pub(crate) version: u64,
+    storage: Arc<str>,
+    key: Key,
+    pub(crate) before: Option<Arc<Value>>,
+    pub(crate) after: Option<Arc<Value>>,
+}
+
+pub(crate) struct Store {
+    state: Mutex<State>,
+    latest: watch::Sender<u64>,
+}
+
+pub(crate) struct State {
+    version: u64,
+    /// The log holds every change after this version.
+    forgotten: u64,
+    tables: BTreeMap<Arc<str>, Table>,
+    log: VecDeque<Arc<Change>>,
+    pub(crate) registry: Registry,
+}
+
+impl Store {
+    pub(crate) fn new() -> Self {
+        let state = State {
+            version: 1,
+            forgotten: 1,
+            tables: BTreeMap::new(),
+            log: VecDeque::new(),
+            registry: Registry::new(),
+        };
+        Self { state: Mutex::new(state), latest: watch::Sender::new(1) }
+    }
+
+    /// The state under its lock. Nothing awaits while it is held.
+    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Run a write under the lock and wake the watches if it changed anything.
+    pub(crate) fn write<T>(&self, work: impl FnOnce(&mut State) -> T) -> T {
+        let mut state = self.lock();
+        let outcome = work(&mut state);
+        let version = state.version;
+        drop(state);
+        self.latest.send_if_modified(|latest| std::mem::replace(latest, version) != version);
+        outcome
+    }
+
+    pub(crate) fn subscribe(&self) -> watch::Receiver<u64> {
+        self.latest.subscribe()
+    }
+
+    /// Forget all history: every watch and list from an earlier version is now too old.
+    pub(crate) fn compact(&self) {
+        self.write(|state| {
+            state.version += 1;
+            state.log.clear();
+            state.forgotten = state.version;
+        });
+    }
+}
+
+impl State {
+    pub(crate) fn version(&self) -> u64 {
+        self.version
+    }
+
+    pub(crate) fn get(&self, storage: &str, key: &Key) -> Option<Arc<Value>> {
+        self.tables.get(storage)?.get(key).cloned()
+    }
+
+    pub(crate) fn find(&self, kind: &Kind, key: &Key) -> Result<Arc<Value>, ApiError> {
+        self.get(&kind.storage, key).ok_or_else(|| ApiError::not_found(kind, &key.name))
+    }
+
+    /// Store an object under the next version.
+    pub(crate) fn put(&mut self, storage: &Arc<str>, mut object: Value) -> Arc<Value> {
+        self.version += 1;
+        meta::metadata_mut(&mut object).insert("resourceVersion".into(), json!(self.version.to_string()));
+        let key = Key::of(&object);
+        let object = Arc::new(object);
+        let before = self.tables.entry(storage.clone()).or_default().insert(key.clone(), object.clone());
+        self.record(storage, key, before, Some(object.clone()));
+        object
+    }
+
+    /// Remove an object; what is returned carries the version of its removal.
+    pub(crate) fn remove(&mut self, storage: &Arc<str>, key: &Key) -> Option<Arc<Value>> {
+        let before = self.tables.get_mut(storage)?.remove(key)?;
+        self.version += 1;
+        let last = at_version(&before, self.version);
+        self.record(storage, key.clone(), Some(before), None);
+        Some(last)
+    }
+
+    fn record(&mut self, storage: &Arc<str>, key: Key, before: Option<Arc<Value>>, after: Option<Arc<Value>>) {
+        let change = Change { version: self.version, storage: storage.clone(), key, before, after };
+        self.log.push_back(Arc::new(change));
+        if self.log.len() > HISTORY
+            && let Some(oldest) = self.log.pop_front()
+        {
+            self.forgotten = oldest.version;
+        }
+        if &**storage == kind::CRDS {
+            let definitions = self.tables.get(kind::CRDS).map(Table::values);
+            self.registry.rebuild(definitions.into_iter().flatten().map(|object| &**object));
+        }
+    }
+
+    /// Everything in a table, in the order of its keys.
+    pub(crate) fn list(&self, storage: &str) -> Table {
+        self.tables.get(storage).cloned().unwrap_or_default()
+    }
+
+    /// A table as it was at a version.
+    pub(crate) fn list_at(&self, storage: &str, version: u64) -> Result<Table, ApiError> {
+        let mut table = self.list(storage);
+        for change in self.changes_since(storage, version)?.iter().rev() {
+            match &change.before {
+                Some(before) => table.insert(change.key.clone(), before.clone()),
+                None => table.remove(&change.key),
+            };
+        }
+        Ok(table)
+    }
+
+    /// The changes of a table after a version, oldest first.
+    pub(crate) fn changes_since(&self, storage: &str, version: u64) -> Result<Vec<Arc<Change>>, ApiError> {
+        if version < self.forgotten {
+            return Err(ApiError::expired(version, self.forgotten));
+        }
+        let start = self.log.partition_point(|change| change.version <= version);
+        Ok(self.log.range(start..).filter(|change| &*change.storage == storage).cloned().collect())
+    }
+
+    /// Does anything live in this namespace?
+    pub(crate) fn namespace_is_empty(&self, namespace: &str) -> bool {
+        self.in_namespace(namespace).is_empty()
+    }
+
+    /// Storage and key of everything in a namespace.
+    pub(crate) fn in_namespace(&self, namespace: &str) -> Vec<(Arc<str>, Key)> {
+        let all = self.tables.iter().flat_map(|(storage, table)| table.keys().map(move |key| (storage, key)));
+        all.filter(|(_, key)| !namespace.is_empty() && key.namespace == namespace)
+            .map(|(storage, key)| (storage.clone(), key.clone()))
+            .collect()
+    }
+}
+
+/// The same object with another resource version.
+pub(crate) fn at_version(object: &Value, version: u64) -> Arc<Value> {
+    let mut object = object.clone();
+    meta::metadata_mut(&mut object).insert("resourceVersion".into(), json!(version.to_string()));
+    Arc::new(object)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn object(name: &str, value: u32) -> Value {
+        json!({"metadata": {"name": name}, "data": value})
+    }
+
+    #[test]
+    fn an_old_list_undoes_the_log() {
+        let store = Store::new();
+        let table: Arc<str> = Arc::from("t");
+        let middle = store.write(|state| {
+            state.put(&table, object("a", 1));
+            state.put(&table, object("b", 1));
+            state.version()
+        });
+        store.write(|state| {
+            state.put(&table, object("a", 2));
+            state.remove(&table, &Key::of(&object("b", 1)));
+            state.put(&table, object("c", 1));
+        });
+        let state = store.lock();
+        let now: Vec<String> = state.list("t").keys().map(|key| key.name.clone()).collect();
+        assert_eq!(now, ["a", "c"]);
+        let then = state.list_at("t", middle).expect("the log remembers");
+        let names: Vec<&str> = then.keys().map(|key| key.name.as_str()).collect();
+        assert_eq!(names, ["a", "b"]);
+        assert_eq!(then.values().next().map(|a| a["data"].clone()), Some(json!(1)));
+    }
+
+    #[test]
+    fn what_is_forgotten_is_expired() {
+        let store = Store::new();
+        let table: Arc<str> = Arc::from("t");
+        let old = store.write(|state| {
+            state.put(&table, object("a", 1));
+            state.version()
+        });
+        store.compact();
+        let refusal = store.lock().changes_since("t", old).map(|_| ()).expect_err("history is gone");
+        assert_eq!(refusal.code(), 410);
+    }
+}
