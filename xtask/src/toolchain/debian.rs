@@ -66,6 +66,10 @@ fn fetch(folder: &Path, progress: &Progress) -> Result<()> {
 
 /// Tries; where that fails and we may, brings the package lists up to date and tries again.
 fn with_fresh_lists<T>(progress: &Progress, attempt: impl Fn() -> Result<T>) -> Result<T> {
+    if is_root() && packages::lists_are_empty() {
+        progress.step("there are no package lists yet: running apt-get update");
+        packages::update_lists();
+    }
     let first = match attempt() {
         Ok(value) => return Ok(value),
         Err(error) => error,

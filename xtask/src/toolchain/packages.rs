@@ -42,7 +42,6 @@ const TOOLS: &[Tool] = &[
     tool("tc", "iproute2", &[Lab, Programs]),
     tool("nft", "nftables", &[Lab]),
     tool("ethtool", "ethtool", &[Lab]),
-    tool("sysctl", "procps", &[Lab]),
     tool("ping", "iputils-ping", &[Traffic]),
     tool("curl", "curl", &[Traffic]),
     tool("tcpdump", "tcpdump", &[Traffic]),
@@ -107,6 +106,10 @@ fn is_ubuntu() -> bool {
 
 /// Lists that are missing or old show only when the installation fails; then once more with fresh ones.
 fn install_packages(packages: &[&str]) -> Result<()> {
+    if lists_are_empty() {
+        println!("there are no package lists yet: running apt-get update");
+        update_lists();
+    }
     let attempt = || run(apt_get().args(["-qq", "install", "-y", "--no-install-recommends"]).args(packages));
     if attempt().is_ok() {
         return Ok(());
@@ -122,6 +125,13 @@ pub(super) fn update_lists() {
     if let Err(error) = run(apt_get().args(["-qq", "update"])) {
         println!("{error:#}; going on with the lists that there are");
     }
+}
+
+/// As in a fresh image of a container or a cloud.
+pub(super) fn lists_are_empty() -> bool {
+    let is_list = |entry: std::fs::DirEntry| entry.file_name().to_string_lossy().contains("_Packages");
+    let mut lists = std::fs::read_dir("/var/lib/apt/lists").into_iter().flatten().flatten();
+    !lists.any(is_list)
 }
 
 fn apt_get() -> Command {
