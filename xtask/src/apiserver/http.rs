@@ -22,7 +22,7 @@ use super::store::{Key, Store};
 use super::verbs::delete::{self, DeleteOptions, Deletion};
 use super::verbs::{Options, Write, Written, create, patch, update};
 use super::watch::{Scope, Watch};
-use super::{discovery, list, openapi};
+use super::{discovery, list, openapi, protobuf};
 
 pub(crate) struct Request<'a> {
     pub(crate) method: &'a Method,
@@ -271,6 +271,7 @@ fn body(request: &Request<'_>) -> Result<Value, ApiError> {
             .map_err(|error| ApiError::bad_request(format!("error decoding JSON: {error}"))),
         "application/yaml" => serde_yaml::from_slice(request.body)
             .map_err(|error| ApiError::bad_request(format!("error decoding YAML: {error}"))),
-        _ => Err(ApiError::unsupported_media_type("application/json, application/yaml")),
+        _ => protobuf::decode(request.body)
+            .ok_or_else(|| ApiError::unsupported_media_type("application/json, application/yaml")),
     }
 }

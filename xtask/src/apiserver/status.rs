@@ -165,6 +165,14 @@ impl ApiError {
         error
     }
 
+    /// A patch that brings unknown fields under strict validation. A real server shows the whole patched object.
+    pub(crate) fn strict_patch(why: &str) -> Self {
+        let causes = [Cause::invalid("patch", &json!("{...}"), why)];
+        let mut error = Self::new(Reason::Invalid, format!(" \"\" is invalid: patch: {}", causes[0].message));
+        error.details = Some(json!({"causes": causes_json(&causes)}));
+        error
+    }
+
     /// The history that a watch or a list asks for has been forgotten.
     pub(crate) fn expired(asked: u64, oldest: u64) -> Self {
         Self::new(Reason::Expired, format!("too old resource version: {asked} ({oldest})"))

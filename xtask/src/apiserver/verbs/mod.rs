@@ -19,7 +19,7 @@ use super::fields::{Manager, Operation};
 use super::kind::Kind;
 use super::meta;
 use super::query::FieldValidation;
-use super::status::{ApiError, Cause};
+use super::status::ApiError;
 use super::store::{Key, State, at_version};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -117,7 +117,7 @@ impl Write<'_> {
                         "{kind} in version {:?} cannot be handled as a {kind}: {why}",
                         self.kind.version
                     )),
-                    Source::Patch => ApiError::invalid(self.kind, "", &[Cause::invalid("patch", &json!("..."), &why)]),
+                    Source::Patch => ApiError::strict_patch(&why),
                 })
             }
         }
