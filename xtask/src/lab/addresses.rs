@@ -142,6 +142,22 @@ impl NodeNumber {
     }
 }
 
+/// Pods, routers and mp0 of any node.
+pub(crate) fn is_pod_network(address: IpAddr) -> bool {
+    match address {
+        IpAddr::V4(v4) => v4.octets()[..2] == [10, 244],
+        IpAddr::V6(v6) => v6.segments()[..3] == [0xfd00, 0x10, 0x244],
+    }
+}
+
+/// The nodes' network.
+pub(crate) fn is_lan(address: IpAddr) -> bool {
+    match address {
+        IpAddr::V4(v4) => v4.octets()[..2] == [172, 18],
+        IpAddr::V6(v6) => v6.segments()[..4] == [0xfd00, 0x172, 0x18, 0],
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -19,14 +19,21 @@
 //! Invariants: all devices are made inside namespaces of the lab (the root namespace has none of them at any time);
 //! everything that outlives a process is in the ledger before it exists; every process carries the lab's mark.
 
+mod access_log;
+pub(crate) mod agents;
 pub(crate) mod addresses;
 mod builder;
+pub(crate) mod capture;
+pub(crate) mod client;
+mod dissect;
 mod firewall;
+pub(crate) mod flows;
 mod hold;
 mod ledger;
 mod netns;
 mod quirks;
 mod script;
+pub(crate) mod server;
 mod signals;
 mod teardown;
 mod topology;

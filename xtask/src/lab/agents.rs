@@ -1,0 +1,173 @@
+//! The product's processes: one `egress-agent` per node, started in the node's network namespace and nothing else of
+//! it, each with a log of its own. They can be killed, stopped, continued and restarted, as real ones are.
+
+use std::fs::{File, OpenOptions};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use super::addresses as plan;
+use super::{Lab, MANAGEMENT, Node, UPLINK};
+
+/// What all agents of a lab are started with.
+#[derive(Debug, Clone)]
+pub(crate) struct AgentOptions {
+    pub(crate) binary: PathBuf,
+    pub(crate) kubeconfig: PathBuf,
+    /// More arguments, behind the usual ones.
+    pub(crate) extra: Vec<String>,
+}
+
+/// The agent of one node. Dropping it kills it, as a crash would: what it pinned stays.
+pub(crate) struct Agent {
+    node: Node,
+    options: AgentOptions,
+    log: PathBuf,
+    child: Option<Child>,
+}
+
+impl Agent {
+    pub(crate) fn start(lab: &Lab, node: &Node, options: &AgentOptions) -> Result<Self> {
+        let log = lab.logs().join(format!("agent-{}.log", node.name()));
+        let mut agent = Self { node: node.clone(), options: options.clone(), log, child: None };
+        agent.restart()?;
+        Ok(agent)
+    }
+
+    /// Starts the agents of all nodes.
+    pub(crate) fn start_all(lab: &Lab, options: &AgentOptions) -> Result<Vec<Self>> {
+        lab.nodes().iter().map(|node| Self::start(lab, node, options)).collect()
+    }
+
+    pub(crate) fn node(&self) -> &Node {
+        &self.node
+    }
+
+    pub(crate) fn log(&self) -> &Path {
+        &self.log
+    }
+
+    /// Starts the agent again, after killing it if it still runs. The log goes on.
+    pub(crate) fn restart(&mut self) -> Result<()> {
+        self.kill()?;
+        let log = OpenOptions::new().create(true).append(true).open(&self.log)?;
+        self.child = Some(self.spawn(log)?);
+        Ok(())
+    }
+
+    fn spawn(&self, log: File) -> Result<Child> {
+        let errors = log.try_clone()?;
+        self.node.host.run(|| {
+            let binary = self.options.binary.to_string_lossy();
+            let mut command = self.node.host.command(&binary);
+            command.args(self.arguments()).args(&self.options.extra);
+            command.stdin(Stdio::null()).stdout(log).stderr(errors);
+            // A Ctrl-C at the terminal is for the lab, which then ends its agents.
+            command.process_group(0);
+            command.spawn().with_context(|| format!("cannot start {binary}"))
+        })
+    }
+
+    fn arguments(&self) -> Vec<String> {
+        let pairs = [
+            ("--node-name", self.node.name()),
+            ("--kubeconfig", self.options.kubeconfig.display().to_string()),
+            ("--uplink", UPLINK.to_owned()),
+            ("--mgmt-port", MANAGEMENT.to_owned()),
+            ("--cluster-subnets", format!("{},{}", plan::CLUSTER_V4, plan::CLUSTER_V6)),
+            ("--service-cidrs", format!("{},{}", plan::SERVICES_V4, plan::SERVICES_V6)),
+            ("--bpffs", self.node.bpffs.display().to_string()),
+        ];
+        let options = pairs.into_iter().flat_map(|(option, value)| [option.to_owned(), value]);
+        std::iter::once("run".to_owned()).chain(options).collect()
+    }
+
+    /// The process, if it still runs.
+    pub(crate) fn pid(&mut self) -> Result<Option<Pid>> {
+        let Some(child) = &mut self.child else { return Ok(None) };
+        if child.try_wait()?.is_some() {
+            return Ok(None);
+        }
+        Ok(Some(Pid::from_raw(i32::try_from(child.id())?)))
+    }
+
+    /// SIGKILL, and wait for the end.
+    pub(crate) fn kill(&mut self) -> Result<()> {
+        if let Some(mut child) = self.child.take() {
+            child.kill().context("cannot kill an agent")?;
+            child.wait()?;
+        }
+        Ok(())
+    }
+
+    /// SIGTERM, and wait for the end: a restart's first half, by the product's own road.
+    pub(crate) fn terminate(&mut self, patience: Duration) -> Result<()> {
+        self.signal(Signal::SIGTERM)?;
+        let end = Instant::now() + patience;
+        while self.pid()?.is_some() {
+            ensure!(Instant::now() < end, "the agent of {} does not end on SIGTERM", self.node.name());
+            thread::sleep(Duration::from_millis(20));
+        }
+        self.child = None;
+        Ok(())
+    }
+
+    /// SIGSTOP: the process is there and does nothing.
+    pub(crate) fn pause(&mut self) -> Result<()> {
+        self.signal(Signal::SIGSTOP)
+    }
+
+    pub(crate) fn resume(&mut self) -> Result<()> {
+        self.signal(Signal::SIGCONT)
+    }
+
+    fn signal(&mut self, signal: Signal) -> Result<()> {
+        let pid = self.pid()?.with_context(|| format!("the agent of {} does not run", self.node.name()))?;
+        kill(pid, signal).with_context(|| format!("cannot send {signal} to the agent of {}", self.node.name()))
+    }
+
+    /// Fails, with the end of its log, when the agent has ended by itself.
+    pub(crate) fn ensure_alive(&mut self) -> Result<()> {
+        let alive = self.pid()?.is_some();
+        ensure!(alive, "the agent of {} has ended; its last words:\n{}", self.node.name(), last_lines(&self.log, 15));
+        Ok(())
+    }
+
+    /// Runs `egress-agent cleanup` on the node.
+    pub(crate) fn clean_up(&self) -> Result<String> {
+        let bpffs = self.node.bpffs.display().to_string();
+        self.node.host.exec(&self.options.binary.to_string_lossy(), &["cleanup", "--bpffs", &bpffs])
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        if let Err(error) = self.kill() {
+            eprintln!("lab: {error:#}");
+        }
+    }
+}
+
+/// The end of a log, for error messages.
+pub(crate) fn last_lines(log: &Path, count: usize) -> String {
+    let text = std::fs::read_to_string(log).unwrap_or_default();
+    let lines: Vec<&str> = text.lines().collect();
+    lines[lines.len().saturating_sub(count)..].join("\n")
+}
+
+/// Switches a node off: its cables are cut and its agent is killed. Switching it on starts a new agent.
+pub(crate) fn power(lab: &Lab, agent: &mut Agent, on: bool) -> Result<()> {
+    let node = agent.node.clone();
+    if on {
+        lab.set_power(&node, true)?;
+        return agent.restart();
+    }
+    lab.set_power(&node, false)?;
+    agent.kill()
+}

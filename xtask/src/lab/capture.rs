@@ -1,0 +1,276 @@
+//! A capture on the nodes' network: every frame that a node sends, seen at its port of the switch (so nothing that
+//! leaves a node can hide, whoever it is for), counted by source and judged by its checksum.
+//!
+//! A packet socket in the switch's namespace sees a frame twice, entering by one port and leaving by another; only
+//! the entering one counts. Whether the kernel dropped frames because the reader was slow is counted too: a capture
+//! that has lost frames proves nothing.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::io::IoSliceMut;
+use std::net::IpAddr;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, ensure};
+use nix::errno::Errno;
+use nix::sys::socket::{
+    AddressFamily, ControlMessageOwned, LinkAddr, MsgFlags, SockFlag, SockProtocol, SockType, recvmsg, setsockopt,
+    socket, sockopt,
+};
+use nix::sys::time::{TimeVal, TimeValLike};
+
+use super::Lab;
+use super::addresses::{self as plan, Dual};
+use super::dissect::{Checksum, Frame, Packet, dissect};
+use super::netns::Netns;
+
+/// Whose address a packet bears.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) enum Class {
+    Pod,
+    Node,
+    /// Of the nodes' network, and no node's and not the router's: an egress IP.
+    Egress,
+    Other,
+}
+
+/// One line of the count: packets of a node's port that are alike.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct Key {
+    /// The node that sent it.
+    pub(crate) port: String,
+    pub(crate) source: IpAddr,
+    pub(crate) destination: IpAddr,
+    pub(crate) protocol: u8,
+    /// The destination port, or the type of ICMP.
+    pub(crate) to_port: u16,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Tally {
+    pub(crate) packets: u64,
+    pub(crate) complete: u64,
+    pub(crate) partial: u64,
+    pub(crate) wrong: u64,
+}
+
+/// What was seen so far.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Seen {
+    pub(crate) tallies: BTreeMap<Key, Tally>,
+    /// ARP packets by (node's port, claimed address): answers and announcements.
+    pub(crate) claims: BTreeMap<(String, IpAddr), u64>,
+    pub(crate) frames: u64,
+    /// Frames that the kernel could not hand over in time.
+    pub(crate) missed: u32,
+    nodes: Vec<Dual>,
+    /// Ports where a checksum must be complete.
+    strict: BTreeSet<String>,
+}
+
+/// A capture that runs until it is finished.
+pub(crate) struct Capture {
+    seen: Arc<Mutex<Seen>>,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<Result<()>>>,
+}
+
+impl Capture {
+    /// Captures on the switch of the nodes' network. When this returns, the capture runs.
+    pub(crate) fn start(lab: &Lab) -> Result<Self> {
+        let strict = lab.nodes().iter().filter(|node| !node.quirks.checksum_offload).map(super::Node::name);
+        let nodes = lab.nodes().iter().map(|node| node.number.address()).collect();
+        let seen = Seen { nodes, strict: strict.collect(), ..Seen::default() };
+        let seen = Arc::new(Mutex::new(seen));
+        let stop = Arc::new(AtomicBool::new(false));
+        let socket = lab.lan().run(open)?;
+        let ports = Ports { netns: lab.lan().clone(), names: HashMap::new() };
+        let (into, until) = (Arc::clone(&seen), Arc::clone(&stop));
+        let thread = spawn_reader(lab.lan(), move || read_frames(&socket, ports, &into, &until))?;
+        Ok(Self { seen, stop, thread: Some(thread) })
+    }
+
+    /// A copy of the count so far.
+    pub(crate) fn seen(&self) -> Seen {
+        lock(&self.seen).clone()
+    }
+
+    /// Ends the capture and hands over the count.
+    pub(crate) fn finish(mut self) -> Result<Seen> {
+        self.stop.store(true, Ordering::Relaxed);
+        let thread = self.thread.take().ok_or_else(|| anyhow!("the capture has been finished already"))?;
+        thread.join().map_err(|_panic| anyhow!("the capture panicked"))??;
+        Ok(self.seen())
+    }
+}
+
+impl Drop for Capture {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+}
+
+impl Seen {
+    pub(crate) fn class(&self, address: IpAddr) -> Class {
+        if plan::is_pod_network(address) {
+            Class::Pod
+        } else if self.nodes.iter().any(|node| node.is(address)) {
+            Class::Node
+        } else if plan::is_lan(address) && !plan::EXT.is(address) {
+            Class::Egress
+        } else {
+            Class::Other
+        }
+    }
+
+    /// The packets that a question is about.
+    pub(crate) fn packets(&self, question: impl Fn(&Key) -> bool) -> u64 {
+        self.tallies.iter().filter(|(key, _)| question(key)).map(|(_, tally)| tally.packets).sum()
+    }
+
+    /// Packets whose source is of this class, to addresses outside the nodes' network.
+    pub(crate) fn to_the_world(&self, class: Class) -> u64 {
+        self.packets(|key| !plan::is_lan(key.destination) && self.class(key.source) == class)
+    }
+
+    /// Fails when the capture has lost frames or has seen a checksum that is not right.
+    pub(crate) fn check(&self) -> Result<()> {
+        ensure!(self.missed == 0, "the capture missed {} frames", self.missed);
+        for (key, tally) in &self.tallies {
+            let strict = self.strict.contains(&key.port);
+            let bad = tally.wrong + if strict { tally.partial } else { 0 };
+            ensure!(bad == 0, "{bad} of {} packets have a wrong checksum: {key:?}", tally.packets);
+        }
+        Ok(())
+    }
+
+    fn note(&mut self, port: &str, frame: &Frame) {
+        self.frames += 1;
+        match frame {
+            Frame::Ip(packet) => self.note_packet(port, packet),
+            Frame::Arp { request, sender, target, .. } if !request || sender == target => {
+                *self.claims.entry((port.to_owned(), IpAddr::V4(*sender))).or_default() += 1;
+            }
+            Frame::Arp { .. } | Frame::Other => {}
+        }
+    }
+
+    fn note_packet(&mut self, port: &str, packet: &Packet) {
+        let to_port = match packet.protocol {
+            super::dissect::ICMP | super::dissect::ICMPV6 => packet.source_port,
+            _ => packet.destination_port,
+        };
+        let key = Key {
+            port: port.to_owned(),
+            source: packet.source,
+            destination: packet.destination,
+            protocol: packet.protocol,
+            to_port,
+        };
+        let tally = self.tallies.entry(key).or_default();
+        tally.packets += 1;
+        match packet.checksum {
+            Checksum::Complete => tally.complete += 1,
+            Checksum::Partial => tally.partial += 1,
+            Checksum::Wrong => tally.wrong += 1,
+            Checksum::None => {}
+        }
+    }
+}
+
+fn lock(seen: &Mutex<Seen>) -> MutexGuard<'_, Seen> {
+    seen.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn spawn_reader(netns: &Netns, work: impl FnOnce() -> Result<()> + Send + 'static) -> Result<JoinHandle<Result<()>>> {
+    // The socket is the namespace's already; the reader stays outside, so that it never keeps the namespace alive.
+    Ok(std::thread::Builder::new().name(format!("{}-cap", netns.name())).spawn(work)?)
+}
+
+/// Room for what arrives while the reader is busy.
+const BUFFER: usize = 64 << 20;
+/// The longest frame: a segment that the hardware would cut, and its headers.
+const LONGEST: usize = 1 << 17;
+
+fn open() -> Result<OwnedFd> {
+    let protocol = SockProtocol::EthAll;
+    let socket = socket(AddressFamily::Packet, SockType::Raw, SockFlag::SOCK_CLOEXEC, protocol)
+        .context("cannot open a packet socket")?;
+    setsockopt(&socket, sockopt::RcvBufForce, &BUFFER)?;
+    setsockopt(&socket, sockopt::RxqOvfl, &1)?;
+    // The reader looks up this often whether it shall stop.
+    setsockopt(&socket, sockopt::ReceiveTimeout, &TimeVal::milliseconds(50))?;
+    Ok(socket)
+}
+
+/// The names of the switch's ports by interface index; a port that is plugged in later is looked up when it speaks.
+struct Ports {
+    netns: Netns,
+    names: HashMap<usize, String>,
+}
+
+impl Ports {
+    fn name(&mut self, index: usize) -> Result<Option<&str>> {
+        if !self.names.contains_key(&index) {
+            let found = self.netns.run(|| {
+                let interfaces = nix::net::if_::if_nameindex()?;
+                let named = interfaces.iter().map(|one| (one.index(), one.name().to_string_lossy().into_owned()));
+                Ok(named.collect::<Vec<_>>())
+            })?;
+            for (index, name) in found {
+                self.names.insert(usize::try_from(index)?, name);
+            }
+        }
+        Ok(self.names.get(&index).map(String::as_str))
+    }
+}
+
+/// How long a stopped capture still reads what was sent before, when the network is never idle.
+const REMAINDER: Duration = Duration::from_millis(300);
+
+fn read_frames(socket: &OwnedFd, mut ports: Ports, seen: &Mutex<Seen>, stop: &AtomicBool) -> Result<()> {
+    let mut buffer = vec![0; LONGEST];
+    let mut ancillary = nix::cmsg_space!(u32);
+    let mut end = None;
+    loop {
+        if end.is_none() && stop.load(Ordering::Relaxed) {
+            end = Some(Instant::now() + REMAINDER);
+        }
+        if end.is_some_and(|end| Instant::now() > end) {
+            return Ok(());
+        }
+        let (length, address, missed) = {
+            let mut parts = [IoSliceMut::new(&mut buffer)];
+            let got = recvmsg::<LinkAddr>(socket.as_raw_fd(), &mut parts, Some(&mut ancillary), MsgFlags::empty());
+            match got {
+                Ok(message) => (message.bytes, message.address, overflow(message.cmsgs()?)),
+                // Idle: everything that was sent before the stop has been read.
+                Err(Errno::EAGAIN) if stop.load(Ordering::Relaxed) => return Ok(()),
+                // A port that goes down or away is news on the socket, not its end.
+                Err(Errno::EAGAIN | Errno::EINTR | Errno::ENETDOWN) => continue,
+                Err(errno) => return Err(errno).context("the capture cannot read"),
+            }
+        };
+        let mut seen = lock(seen);
+        seen.missed = seen.missed.max(missed);
+        let Some(address) = address else { continue };
+        let entering = address.pkttype() != libc::PACKET_OUTGOING;
+        if !entering {
+            continue;
+        }
+        if let Some(port) = ports.name(address.ifindex())?.filter(|port| port.starts_with("node")) {
+            seen.note(port, &dissect(&buffer[..length]));
+        }
+    }
+}
+
+fn overflow(messages: impl Iterator<Item = ControlMessageOwned>) -> u32 {
+    let counts = messages.filter_map(|message| match message {
+        ControlMessageOwned::RxqOvfl(count) => Some(count),
+        _ => None,
+    });
+    counts.max().unwrap_or(0)
+}

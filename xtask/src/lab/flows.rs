@@ -1,0 +1,168 @@
+//! Long-lived flows to an echo: what a moved gateway or a restarted agent must not hurt. Each runs on a thread inside
+//! its namespace until it is stopped, and counts.
+
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, anyhow};
+
+use super::netns::Netns;
+
+/// What a flow has lived through.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct FlowReport {
+    pub(crate) local: Option<SocketAddr>,
+    pub(crate) sent: u64,
+    pub(crate) echoed: u64,
+    /// Datagrams that came back twice. TCP has none.
+    pub(crate) duplicated: u64,
+    /// The longest time between two echoes.
+    pub(crate) longest_gap: Duration,
+    /// Why the flow ended before it was told to: reset, timed out. UDP flows never end by themselves.
+    pub(crate) broken: Option<ErrorKind>,
+}
+
+impl FlowReport {
+    pub(crate) fn lost(&self) -> u64 {
+        self.sent - self.echoed
+    }
+}
+
+/// A flow that runs until it is stopped.
+pub(crate) struct Flow {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<Result<FlowReport>>>,
+}
+
+impl Flow {
+    /// A TCP connection to an echo that sends a message every `interval` and expects it back within `patience`.
+    pub(crate) fn tcp(from: &Netns, to: SocketAddr, interval: Duration, patience: Duration) -> Result<Self> {
+        Self::start(from, move |stop| Ok(tcp(to, interval, patience, stop)))
+    }
+
+    /// A UDP flow that sends a numbered datagram every `interval` and counts those that come back.
+    pub(crate) fn udp(from: &Netns, to: SocketAddr, interval: Duration) -> Result<Self> {
+        Self::start(from, move |stop| Ok(udp(to, interval, stop)?))
+    }
+
+    fn start(from: &Netns, work: impl FnOnce(&AtomicBool) -> Result<FlowReport> + Send + 'static) -> Result<Self> {
+        let stop = Arc::new(AtomicBool::new(false));
+        let seen = Arc::clone(&stop);
+        let thread = from.spawn(move || work(&seen))?;
+        Ok(Self { stop, thread: Some(thread) })
+    }
+
+    /// Ends the flow and says how it went.
+    pub(crate) fn finish(mut self) -> Result<FlowReport> {
+        self.stop.store(true, Ordering::Relaxed);
+        let thread = self.thread.take().ok_or_else(|| anyhow!("the flow has been finished already"))?;
+        thread.join().map_err(|_panic| anyhow!("a flow panicked"))?
+    }
+}
+
+impl Drop for Flow {
+    fn drop(&mut self) {
+        // The thread holds its namespace; it sees this within its interval.
+        self.stop.store(true, Ordering::Relaxed);
+    }
+}
+
+fn tcp(to: SocketAddr, interval: Duration, patience: Duration, stop: &AtomicBool) -> FlowReport {
+    let mut report = FlowReport::default();
+    if let Err(error) = tcp_until(to, interval, patience, stop, &mut report) {
+        report.broken = Some(error.kind());
+    }
+    report
+}
+
+fn tcp_until(
+    to: SocketAddr,
+    interval: Duration,
+    patience: Duration,
+    stop: &AtomicBool,
+    report: &mut FlowReport,
+) -> io::Result<()> {
+    let mut stream = TcpStream::connect_timeout(&to, patience)?;
+    report.local = Some(stream.local_addr()?);
+    stream.set_read_timeout(Some(patience))?;
+    stream.set_nodelay(true)?;
+    let mut last = Instant::now();
+    while !stop.load(Ordering::Relaxed) {
+        let message = report.sent.to_be_bytes();
+        stream.write_all(&message)?;
+        report.sent += 1;
+        let mut echo = [0; 8];
+        stream.read_exact(&mut echo)?;
+        if echo != message {
+            return Err(ErrorKind::InvalidData.into());
+        }
+        report.echoed += 1;
+        report.longest_gap = report.longest_gap.max(last.elapsed());
+        last = Instant::now();
+        thread::sleep(interval);
+    }
+    Ok(())
+}
+
+/// How long a stopped UDP flow waits for its last echoes.
+const LAST_ECHOES: Duration = Duration::from_millis(300);
+
+fn udp(to: SocketAddr, interval: Duration, stop: &AtomicBool) -> io::Result<FlowReport> {
+    let any = match to {
+        SocketAddr::V4(_) => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+        SocketAddr::V6(_) => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
+    };
+    let socket = UdpSocket::bind((any, 0))?;
+    socket.connect(to)?;
+    let mut report = FlowReport { local: Some(socket.local_addr()?), ..FlowReport::default() };
+    let mut echoes = Echoes { seen: Vec::new(), last: Instant::now() };
+    while !stop.load(Ordering::Relaxed) {
+        // An ICMP error of an earlier datagram surfaces here; this one was not sent then.
+        if socket.send(&report.sent.to_be_bytes()).is_ok() {
+            report.sent += 1;
+            echoes.seen.push(false);
+        }
+        echoes.collect(&socket, interval, &mut report)?;
+    }
+    report.longest_gap = report.longest_gap.max(echoes.last.elapsed());
+    echoes.collect(&socket, LAST_ECHOES, &mut report)?;
+    Ok(report)
+}
+
+/// Which datagrams of a UDP flow came back.
+struct Echoes {
+    seen: Vec<bool>,
+    last: Instant,
+}
+
+impl Echoes {
+    fn collect(&mut self, socket: &UdpSocket, time: Duration, report: &mut FlowReport) -> io::Result<()> {
+        let end = Instant::now() + time;
+        loop {
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(());
+            }
+            socket.set_read_timeout(Some(left))?;
+            let mut message = [0; 8];
+            if !matches!(socket.recv(&mut message), Ok(8)) {
+                continue;
+            }
+            let number = usize::try_from(u64::from_be_bytes(message)).unwrap_or(usize::MAX);
+            match self.seen.get_mut(number) {
+                Some(seen) if !*seen => {
+                    *seen = true;
+                    report.echoed += 1;
+                    report.longest_gap = report.longest_gap.max(self.last.elapsed());
+                    self.last = Instant::now();
+                }
+                Some(_) => report.duplicated += 1,
+                None => {}
+            }
+        }
+    }
+}
