@@ -20,11 +20,13 @@
 //! everything that outlives a process is in the ledger before it exists; every process carries the lab's mark.
 
 mod access_log;
-pub(crate) mod agents;
 pub(crate) mod addresses;
+pub(crate) mod agents;
+pub(crate) mod baseline;
 mod builder;
 pub(crate) mod capture;
 pub(crate) mod client;
+pub(crate) mod cluster;
 mod dissect;
 mod firewall;
 pub(crate) mod flows;

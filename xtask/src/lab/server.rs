@@ -23,7 +23,9 @@ use tokio::runtime::{self, Runtime};
 use tokio_util::sync::CancellationToken;
 
 use super::access_log::{AccessLog, Entry};
+use super::addresses as plan;
 use super::netns::Netns;
+use super::{Lab, Node, Pod};
 
 pub(crate) const HTTP_PORT: u16 = 8080;
 /// The echo, for TCP and for UDP.
@@ -53,6 +55,22 @@ impl Server {
         let serve_all = move || run(&runtime, sockets, &run_log, &run_stop);
         let thread = thread::Builder::new().name(format!("{}-srv", netns.name())).spawn(serve_all)?;
         Ok(Self { log, stop, thread: Some(thread) })
+    }
+
+    /// The server outside the cluster, on both families.
+    pub(crate) fn outside(lab: &Lab) -> Result<Self> {
+        Self::start(lab.outside(), &plan::SERVER.both(), &lab.logs().join("access_log"))
+    }
+
+    /// A server in a pod; the lab's services lead to those.
+    pub(crate) fn in_pod(lab: &Lab, pod: &Pod) -> Result<Self> {
+        Self::start(&pod.netns, &pod.addresses.both(), &lab.logs().join(format!("access_log-{}", pod.name)))
+    }
+
+    /// A server on a node's own address, as a pod in the host's network has.
+    pub(crate) fn on_node(lab: &Lab, node: &Node) -> Result<Self> {
+        let addresses = node.number.address().both();
+        Self::start(&node.host, &addresses, &lab.logs().join(format!("access_log-{}", node.name())))
     }
 
     pub(crate) fn log(&self) -> &AccessLog {

@@ -33,13 +33,12 @@ pub(crate) struct LabContext {
     #[expect(dead_code, reason = "read by the tests that start agents")]
     pub(crate) built: Built,
     /// An empty folder for logs and captures.
-    #[expect(dead_code, reason = "read by the tests that start agents")]
     pub(crate) logs: PathBuf,
 }
 
 /// Every test on the lab, in the order in which they run.
 pub(crate) fn lab_tests() -> Vec<LabTest> {
-    vec![]
+    crate::lab::baseline::tests()
 }
 
 /// How long a test may take to tear its lab down once it was told to stop.

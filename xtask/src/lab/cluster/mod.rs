@@ -1,0 +1,269 @@
+//! Kubernetes as the lab's agents see it.
+//!
+//! ```text
+//!  agents on nodes --> 172.18.0.1:6443 in `ext` --relay--> API server on the root namespace's loopback <-- kubectl
+//! ```
+//!
+//! Three API servers are possible, and the lab treats them alike: the in-memory one (the default), any other that a
+//! kubeconfig names, or a real etcd and kube-apiserver started from `KUBEBUILDER_ASSETS`. Nodes reach each by the same
+//! relay, so that a node which is cut off is cut off from its API server too. People use the other kubeconfig, from
+//! the root namespace.
+//!
+//! The lab writes what a real cluster's kubelet and CNI would have written: nodes that are ready, with
+//! OVN-Kubernetes' annotations, and pods that run and have addresses ([`objects`]).
+
+mod control_plane;
+mod kubeconfig;
+mod kubectl;
+pub(crate) mod objects;
+mod relay;
+
+use std::net::{SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use axum::http::{Method, Request};
+use kube::Client;
+use serde_json::Value;
+use tokio::runtime::Runtime;
+
+use super::addresses::{self as plan, NodeNumber};
+use super::{Lab, Pod};
+use crate::apiserver::{self, ApiServer};
+use control_plane::ControlPlane;
+use relay::Relay;
+
+/// The port on `ext` that agents find their API server at.
+pub(crate) const API_PORT: u16 = 6443;
+
+/// Which API server a lab has.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum ApiChoice {
+    InMemory,
+    /// One that is already there.
+    Kubeconfig(PathBuf),
+    /// etcd and kube-apiserver from this folder.
+    Assets(PathBuf),
+}
+
+impl ApiChoice {
+    /// A kubeconfig that was given wins over `KUBEBUILDER_ASSETS`, which wins over the in-memory server.
+    pub(crate) fn new(kubeconfig: Option<PathBuf>) -> Self {
+        match (kubeconfig, std::env::var_os("KUBEBUILDER_ASSETS")) {
+            (Some(path), _) => Self::Kubeconfig(path),
+            (None, Some(folder)) if !folder.is_empty() => Self::Assets(PathBuf::from(folder)),
+            (None, _) => Self::InMemory,
+        }
+    }
+}
+
+/// The lab's Kubernetes. Dropping it stops what it started; objects in a server that was there before stay unless
+/// [`Cluster::remove_objects`] is called.
+pub(crate) struct Cluster {
+    // Fields are dropped in this order: who calls goes before who is called, the runtime last.
+    client: Client,
+    _relay: Relay,
+    server: Option<ApiServer>,
+    _control_plane: Option<ControlPlane>,
+    for_people: PathBuf,
+    for_nodes: PathBuf,
+    made: std::sync::Mutex<Vec<String>>,
+    runtime: Runtime,
+}
+
+impl Cluster {
+    /// Starts or finds the API server and makes it known to the nodes. It has no objects of the lab yet.
+    pub(crate) fn start(lab: &Lab, choice: &ApiChoice) -> Result<Self> {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+        let for_people = lab.folder().join("kubeconfig");
+        let for_nodes = lab.folder().join("kubeconfig-nodes");
+        let (mut server, mut control_plane) = (None, None);
+        match choice {
+            ApiChoice::InMemory => {
+                let listener = TcpListener::bind("127.0.0.1:0").context("cannot listen on loopback")?;
+                let _inside = runtime.enter();
+                let started = ApiServer::serve(listener)?;
+                std::fs::write(&for_people, apiserver::kubeconfig(&started.url()))?;
+                server = Some(started);
+            }
+            ApiChoice::Kubeconfig(path) => kubeconfig::copy(path, &for_people)?,
+            ApiChoice::Assets(folder) => {
+                let started = ControlPlane::start(lab, folder)?;
+                std::fs::write(&for_people, started.kubeconfig())?;
+                control_plane = Some(started);
+            }
+        }
+        let inside = SocketAddr::new(plan::EXT.v4.into(), API_PORT);
+        let target = kubeconfig::for_nodes(&for_people, inside, &for_nodes)?;
+        let listener = lab.ext().run(|| Ok(TcpListener::bind(inside)?)).context("cannot listen for the nodes")?;
+        let relay = Relay::start(&runtime, listener, target)?;
+        let client = runtime.block_on(kubeconfig::client(&for_people))?;
+        let made = std::sync::Mutex::default();
+        let (_relay, _control_plane) = (relay, control_plane);
+        Ok(Self { client, _relay, server, _control_plane, for_people, for_nodes, made, runtime })
+    }
+
+    /// The kubeconfig for people and tools in the root namespace.
+    pub(crate) fn kubeconfig(&self) -> &Path {
+        &self.for_people
+    }
+
+    /// The kubeconfig for agents, inside the nodes' namespaces.
+    pub(crate) fn node_kubeconfig(&self) -> &Path {
+        &self.for_nodes
+    }
+
+    /// The in-memory server, if that is the one: tests cut it off and make it forget.
+    pub(crate) fn in_memory(&self) -> Option<&ApiServer> {
+        self.server.as_ref()
+    }
+
+    /// For code that speaks to the API server on its own.
+    pub(crate) fn client(&self) -> Client {
+        self.client.clone()
+    }
+
+    pub(crate) fn runtime(&self) -> &Runtime {
+        &self.runtime
+    }
+
+    /// Installs a custom resource definition and waits until its kind is served.
+    pub(crate) fn install_crd(&self, file: &Path) -> Result<()> {
+        let text = std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
+        let crd: Value = serde_yaml::from_str(&text).with_context(|| format!("{} is no manifest", file.display()))?;
+        self.create("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", &crd)?;
+        let [group, plural] =
+            ["/spec/group", "/spec/names/plural"].map(|path| crd.pointer(path).and_then(Value::as_str));
+        let (Some(group), Some(plural)) = (group, plural) else {
+            bail!("{} is no custom resource definition", file.display());
+        };
+        let version = crd.pointer("/spec/versions/0/name").and_then(Value::as_str).unwrap_or("v1");
+        let path = format!("/apis/{group}/{version}/{plural}");
+        self.wait_for(&path, Duration::from_secs(10), |list| list.get("items").is_some()).map(drop)
+    }
+
+    /// Makes the nodes, namespaces and pods of the lab, as a kubelet and a CNI leave them.
+    pub(crate) fn publish(&self, lab: &Lab) -> Result<()> {
+        for node in lab.nodes() {
+            let path = format!("/api/v1/nodes/{}", node.name());
+            self.create("/api/v1/nodes", &objects::node(node.number))?;
+            self.patch_status(&path, &objects::node_status(node.number, true))?;
+        }
+        let mut namespaces: Vec<&str> = lab.pods().iter().map(|pod| pod.namespace.as_str()).collect();
+        namespaces.sort_unstable();
+        namespaces.dedup();
+        for namespace in namespaces {
+            self.publish_namespace(namespace)?;
+        }
+        lab.pods().iter().try_for_each(|pod| self.publish_pod(pod))
+    }
+
+    fn publish_namespace(&self, name: &str) -> Result<()> {
+        if name != "default" {
+            self.create("/api/v1/namespaces", &objects::namespace(name))?;
+        }
+        // A real API server refuses pods without it; the in-memory one does not know the kind.
+        let accounts = format!("/api/v1/namespaces/{name}/serviceaccounts");
+        if self.server.is_none() {
+            self.create(&accounts, &objects::service_account(name))?;
+        }
+        Ok(())
+    }
+
+    /// Makes one pod that runs and has its addresses.
+    pub(crate) fn publish_pod(&self, pod: &Pod) -> Result<()> {
+        let collection = format!("/api/v1/namespaces/{}/pods", pod.namespace);
+        self.create(&collection, &objects::pod(pod))?;
+        self.patch_status(&format!("{collection}/{}", pod.name), &objects::pod_status(pod))
+    }
+
+    /// What the node lifecycle controller does when a node is gone or back.
+    pub(crate) fn set_ready(&self, node: NodeNumber, ready: bool) -> Result<()> {
+        self.patch_status(&format!("/api/v1/nodes/{}", node.name()), &objects::node_status(node, ready))
+    }
+
+    /// Creates an object, or merges it into the one of that name. Says whether it is new.
+    pub(crate) fn create(&self, collection: &str, object: &Value) -> Result<bool> {
+        let name = object.pointer("/metadata/name").and_then(Value::as_str).context("an object without a name")?;
+        let path = format!("{collection}/{name}");
+        match self.request(&Method::POST, collection, "application/json", object) {
+            Ok(_) => {
+                self.made.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(path);
+                Ok(true)
+            }
+            Err(error) if status_code(&error) == Some(409) => self.merge(&path, object).map(|()| false),
+            Err(error) => Err(error).with_context(|| format!("cannot create {path}")),
+        }
+    }
+
+    /// JSON merge patch.
+    pub(crate) fn merge(&self, path: &str, patch: &Value) -> Result<()> {
+        let patched = self.request(&Method::PATCH, path, "application/merge-patch+json", patch);
+        patched.map(drop).with_context(|| format!("cannot patch {path}"))
+    }
+
+    fn patch_status(&self, path: &str, status: &Value) -> Result<()> {
+        self.merge(&format!("{path}/status"), status)
+    }
+
+    pub(crate) fn delete(&self, path: &str) -> Result<()> {
+        // Nobody here would end a pod's grace period.
+        let options = serde_json::json!({"gracePeriodSeconds": 0});
+        match self.request(&Method::DELETE, path, "application/json", &options) {
+            Err(error) if status_code(&error) != Some(404) => {
+                Err(error).with_context(|| format!("cannot delete {path}"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The object or list at a path; `None` when there is none.
+    pub(crate) fn get(&self, path: &str) -> Result<Option<Value>> {
+        match self.request(&Method::GET, path, "application/json", &Value::Null) {
+            Ok(value) => Ok(Some(value)),
+            Err(error) if status_code(&error) == Some(404) => Ok(None),
+            Err(error) => Err(error).with_context(|| format!("cannot read {path}")),
+        }
+    }
+
+    /// Waits until the object at a path is as wanted.
+    pub(crate) fn wait_for(&self, path: &str, patience: Duration, wanted: impl Fn(&Value) -> bool) -> Result<Value> {
+        let end = Instant::now() + patience;
+        loop {
+            let now = self.get(path)?;
+            if let Some(value) = now.as_ref().filter(|value| wanted(value)) {
+                return Ok(value.clone());
+            }
+            if Instant::now() > end {
+                let shown = now.map_or("nothing".to_owned(), |value| value.to_string());
+                bail!("{path} did not become as wanted within {} s, it is: {shown}", patience.as_secs_f32());
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    /// Deletes what the lab made, newest first: for a server that outlives the lab.
+    pub(crate) fn remove_objects(&self) -> Result<()> {
+        let made = std::mem::take(&mut *self.made.lock().unwrap_or_else(std::sync::PoisonError::into_inner));
+        let errors: Vec<_> = made.iter().rev().filter_map(|path| self.delete(path).err()).collect();
+        match errors.into_iter().next() {
+            Some(error) => Err(error),
+            None => Ok(()),
+        }
+    }
+
+    fn request(&self, method: &Method, path: &str, content: &str, body: &Value) -> kube::Result<Value> {
+        let body = if body.is_null() { Vec::new() } else { body.to_string().into_bytes() };
+        let request = Request::builder().method(method).uri(path).header("content-type", content);
+        let request = request.body(body).map_err(kube::Error::HttpError)?;
+        self.runtime.block_on(self.client.request::<Value>(request))
+    }
+}
+
+fn status_code(error: &kube::Error) -> Option<u16> {
+    match error {
+        kube::Error::Api(status) => Some(status.code),
+        _ => None,
+    }
+}
