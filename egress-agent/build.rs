@@ -10,6 +10,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 const VARIABLE: &str = "EGRESS_EBPF_OBJECT";
 
@@ -39,8 +40,10 @@ fn in_target(out: &Path) -> Result<PathBuf, String> {
     })?;
     let object = target.join("bpf").join("egress-ebpf.o");
     if !object.exists() {
+        // Dated long ago: a file younger than this run would make cargo run the script once more.
         fs::create_dir_all(target.join("bpf"))
-            .and_then(|()| fs::write(&object, []))
+            .and_then(|()| fs::File::create(&object))
+            .and_then(|file| file.set_modified(SystemTime::UNIX_EPOCH))
             .map_err(|error| format!("write {}: {error}", object.display()))?;
     }
     Ok(object)

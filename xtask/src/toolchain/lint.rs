@@ -33,7 +33,7 @@ pub(crate) fn lint(args: &LintArgs) -> Result<()> {
 }
 
 fn lint_ebpf(paths: &Paths, install: bool, progress: &Progress) -> Result<()> {
-    let _lock = lock(paths)?;
+    let _lock = lock(paths, progress)?;
     let compiler = compiler::choose(paths, install, progress)?;
     let Some(clippy) = &compiler.clippy else {
         progress.step(&format!("clippy of egress-ebpf skipped: {} came without clippy-driver", compiler.name));

@@ -79,18 +79,22 @@ pub(crate) fn ensure_built(args: &BuildArgs, progress: &Progress) -> Result<Buil
 }
 
 fn ensure_object(paths: &Paths, install: bool, progress: &Progress) -> Result<PathBuf> {
-    let _lock = lock(paths)?;
+    let _lock = lock(paths, progress)?;
     let compiler = compiler::choose(paths, install, progress)?;
     let linker = linker::ensure(paths, &compiler, progress)?;
     object::build(paths, &compiler, &linker, progress)
 }
 
 /// Two builds in one target folder take turns; the lock ends with the process, however that ends.
-fn lock(paths: &Paths) -> Result<File> {
+fn lock(paths: &Paths, progress: &Progress) -> Result<File> {
     let dir = paths.toolchain();
     std::fs::create_dir_all(&dir).with_context(|| format!("create {}", dir.display()))?;
     let path = dir.join("lock");
     let file = File::create(&path).with_context(|| format!("create {}", path.display()))?;
+    if file.try_lock().is_ok() {
+        return Ok(file);
+    }
+    progress.step("waiting for another build in this target folder");
     file.lock().with_context(|| format!("lock {}", path.display()))?;
     Ok(file)
 }

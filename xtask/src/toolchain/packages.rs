@@ -139,6 +139,8 @@ fn apt_get() -> Command {
     command.env("DEBIAN_FRONTEND", "noninteractive");
     // Someone else's installation may be under way: wait for it.
     command.args(["-o", "DPkg::Lock::Timeout=120"]);
+    // Without a terminal of its own dpkg draws no progress bars into our output.
+    command.args(["-o", "Dpkg::Use-Pty=0"]);
     command
 }
 
