@@ -1,4 +1,18 @@
 //! Pure: cluster view -> desired state -> plan. No I/O, no clock, no randomness.
+//!
+//! - [`view`]: what is known of the cluster, in plain types, and how a change enters it.
+//! - [`selection`]: which object serves which pod of this node.
+//! - [`desired`]: what the maps of this node should hold for that view.
+//! - [`compile`]: keeps the last desired state and recomputes only what a change concerns.
+//! - [`mod@plan`]: the ordered actions from the actual to the desired state, safe after every prefix.
+//! - [`step`]: what one action does to a state, the reference that plans are tested against.
+//! - [`executor`]: the seam to the one that performs plans.
 
+pub mod compile;
+pub mod desired;
 pub mod executor;
+pub mod plan;
+pub mod selection;
 pub mod state;
+pub mod step;
+pub mod view;

@@ -1,0 +1,80 @@
+//! Keeps the desired state up to date: a change of pods computes the entries of those pods only, any other change the
+//! whole (objects, namespaces and nodes change rarely, and a whole compilation costs what a map dump costs).
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use super::desired::{Settings, desired};
+use super::plan::{plan, plan_pods};
+use super::selection::{Selection, Standby};
+use super::state::{Action, KernelState};
+use super::view::{Change, ClusterView, Touched};
+
+/// The view, what it means, and what has been touched since the last plan.
+#[derive(Debug)]
+pub struct Compiler {
+    settings: Settings,
+    view: ClusterView,
+    selection: Selection,
+    desired: Option<KernelState>,
+    touched: Touched,
+}
+
+impl Compiler {
+    pub fn new(settings: Settings) -> Self {
+        let view = ClusterView::default();
+        let selection = Selection::new(&view);
+        Self { settings, view, selection, desired: None, touched: Touched::Everything }
+    }
+
+    pub fn view(&self) -> &ClusterView {
+        &self.view
+    }
+
+    /// Enters a change; several may be entered before one compilation.
+    pub fn apply(&mut self, change: Change) {
+        let touched = self.view.apply(change);
+        self.touched = std::mem::take(&mut self.touched).and(touched);
+    }
+
+    /// Brings the desired state up to the view and says what that concerned. `None` while this node's own Node object
+    /// is not known; what was desired before then stays.
+    pub fn compile(&mut self) -> Option<(&KernelState, Touched)> {
+        let touched = std::mem::take(&mut self.touched);
+        match (&touched, &mut self.desired) {
+            (Touched::Nothing, Some(_)) => {}
+            (Touched::Pods(addresses), Some(desired)) => {
+                for address in addresses {
+                    match self.selection.pod_state(&self.view, *address) {
+                        Some(state) => desired.pods.insert(*address, state),
+                        None => desired.pods.remove(address),
+                    };
+                }
+            }
+            (Touched::Everything, _) | (_, None) => {
+                let mut selection = Selection::new(&self.view);
+                let Some(whole) = desired(&self.view, &self.settings, &mut selection) else {
+                    self.touched = Touched::Everything;
+                    return None;
+                };
+                self.selection = selection;
+                self.desired = Some(whole);
+                return self.desired.as_ref().map(|desired| (desired, Touched::Everything));
+            }
+        }
+        self.desired.as_ref().map(|desired| (desired, touched))
+    }
+
+    pub fn standby(&mut self) -> BTreeSet<Standby> {
+        self.selection.standby(&self.view)
+    }
+}
+
+/// The plan for what was touched.
+pub fn plan_touched(actual: &KernelState, desired: &KernelState, touched: &Touched) -> Vec<Action> {
+    match touched {
+        Touched::Nothing => Vec::new(),
+        Touched::Pods(addresses) => plan_pods(actual, desired, &addresses.iter().copied().collect::<Vec<IpAddr>>()),
+        Touched::Everything => plan(actual, desired),
+    }
+}

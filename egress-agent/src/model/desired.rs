@@ -1,0 +1,185 @@
+//! What the maps of this node should hold, for a view of the cluster.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use egress_common::abi::MAX_SLOTS;
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+
+use super::selection::{Selection, by_rank};
+use super::state::{
+    EgressId, Family, KernelState, NodeAddress, OnUnknownPod, Place, Policy, Prefix, PrefixKind, Slot, WhenEmpty,
+};
+use super::view::{ClusterView, EgressObject, Node, parse_egress_ip};
+
+/// What happens to packets of pods that this node does not know (yet).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum UnknownPods {
+    /// Drop where the CNI announces addresses before the pod starts; elsewhere pass while there is no object at all.
+    Auto,
+    Drop,
+    Pass,
+}
+
+/// What happens where the controller has published that no node can host any address of an object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OnUnassigned {
+    NodeAddress,
+    Drop,
+}
+
+/// What the model is told by flags.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    pub node_name: String,
+    pub cluster_subnets: Vec<IpNet>,
+    pub service_cidrs: Vec<IpNet>,
+    pub excluded_cidrs: Vec<IpNet>,
+    pub unknown_pods: UnknownPods,
+    pub on_unassigned: OnUnassigned,
+}
+
+/// The whole desired state. `None` while this node's own Node object is not known: without its addresses, traffic to
+/// the node itself would be taken for traffic to the world.
+pub fn desired(view: &ClusterView, settings: &Settings, selection: &mut Selection) -> Option<KernelState> {
+    let own = view.nodes.get(&settings.node_name)?;
+    let addresses: BTreeSet<IpAddr> = view.pods.values().flat_map(|pod| pod.addresses.iter().copied()).collect();
+    let pods = addresses.into_iter().filter_map(|a| selection.pod_state(view, a).map(|state| (a, state))).collect();
+    let nodes = node_addresses(view, settings);
+    let cluster = prefixes(view, settings, &nodes);
+    let (policy, owned) = policies(view, settings, selection);
+    Some(KernelState { pods, policy, owned, cluster, nodes, on_unknown_pod: Some(on_unknown_pod(view, settings, own)) })
+}
+
+fn on_unknown_pod(view: &ClusterView, settings: &Settings, own: &Node) -> OnUnknownPod {
+    match settings.unknown_pods {
+        UnknownPods::Drop => OnUnknownPod::Drop,
+        UnknownPods::Pass => OnUnknownPod::Pass,
+        UnknownPods::Auto if own.announces_pods || !view.objects.is_empty() => OnUnknownPod::Drop,
+        UnknownPods::Auto => OnUnknownPod::Pass,
+    }
+}
+
+type Policies = BTreeMap<(EgressId, Family), Policy>;
+type Owned = BTreeMap<EgressId, IpAddr>;
+
+/// Policies of all objects of the cluster and what this node owns. An item is served when nothing older contradicts
+/// it: of two objects with one address the older has it, and a node holds one address of an object. The controller
+/// writes no such status; a stranger's must not make nodes disagree.
+fn policies(view: &ClusterView, settings: &Settings, selection: &Selection) -> (Policies, Owned) {
+    let (mut policies, mut owned) = (Policies::new(), Owned::new());
+    let mut claimed = BTreeSet::new();
+    for object in by_rank(view.objects.values()) {
+        let mut items: Vec<(IpAddr, &str)> = object
+            .items
+            .iter()
+            .filter_map(|item| parse_egress_ip(&item.egress_ip).map(|address| (address, item.node.as_str())))
+            .collect();
+        items.sort_unstable();
+        let mut nodes = BTreeSet::new();
+        items.retain(|(address, node)| !claimed.contains(address) && nodes.insert(*node) && claimed.insert(*address));
+        let Some(id) = selection.id(&object.name) else { continue };
+
+        let mut slots: Vec<Slot> = Vec::with_capacity(items.len());
+        for (address, node) in items {
+            if node == settings.node_name {
+                owned.insert(id, address);
+                slots.push(Slot { address, place: Place::Here });
+            } else if let Some(endpoint) = view.nodes.get(node).and_then(|node| node.endpoint()) {
+                slots.push(Slot { address, place: Place::Remote(endpoint) });
+            }
+        }
+        for family in [Family::V4, Family::V6] {
+            let slots = slots.iter().filter(|slot| family_of(slot.address) == family).take(MAX_SLOTS).copied();
+            let when_empty = when_empty(object, family, settings);
+            policies.insert((id, family), Policy { slots: slots.collect(), when_empty });
+        }
+    }
+    (policies, owned)
+}
+
+fn when_empty(object: &EgressObject, family: Family, settings: &Settings) -> WhenEmpty {
+    if !object.listed.iter().any(|text| listed_family(text) == family) {
+        return WhenEmpty::NotListed;
+    }
+    let exception_is_on = settings.on_unassigned == OnUnassigned::NodeAddress && !object.drop_unassigned;
+    // What was published holds for the addresses that it was judged for.
+    let published = object.no_eligible_node.as_ref().is_some_and(|judged| *judged == object.addresses());
+    if exception_is_on && published { WhenEmpty::NodeAddress } else { WhenEmpty::Drop }
+}
+
+/// The family that an entry means, also where it cannot be read: a typing error must not turn a drop into a leak.
+fn listed_family(text: &str) -> Family {
+    match parse_egress_ip(text) {
+        Some(address) => family_of(address),
+        None if text.contains(':') => Family::V6,
+        None => Family::V4,
+    }
+}
+
+pub(crate) fn family_of(address: IpAddr) -> Family {
+    if address.is_ipv4() { Family::V4 } else { Family::V6 }
+}
+
+fn node_addresses(view: &ClusterView, settings: &Settings) -> BTreeMap<IpAddr, NodeAddress> {
+    let mut addresses = BTreeMap::new();
+    for (name, node) in &view.nodes {
+        let Some(endpoint) = node.endpoint() else { continue };
+        let own = *name == settings.node_name;
+        // Packets to another node's management address are pod network traffic: left alone by its subnet's prefix.
+        let management = if own { Vec::new() } else { node.management() };
+        for address in node.addresses().into_iter().filter(|a| !management.contains(a)) {
+            let entry = NodeAddress { own, node: endpoint };
+            // Where two nodes claim one address, our own knowledge of ourselves wins, then the first by name.
+            let known = addresses.entry(address).or_insert(entry);
+            if own {
+                *known = entry;
+            }
+        }
+    }
+    addresses
+}
+
+/// Later insertions win over earlier ones with the same prefix: from what is general to what is certain.
+fn prefixes(view: &ClusterView, settings: &Settings, nodes: &BTreeMap<IpAddr, NodeAddress>) -> BTreeMap<IpNet, Prefix> {
+    let mut cluster = BTreeMap::new();
+    let mut put = |prefixes: &[IpNet], kind, node| {
+        cluster.extend(prefixes.iter().map(|prefix| (prefix.trunc(), Prefix { kind, node })));
+    };
+    put(&egress_ips(view, nodes), PrefixKind::EgressIp, None);
+    put(&settings.excluded_cidrs, PrefixKind::Excluded, None);
+    put(&MULTICAST, PrefixKind::Multicast, None);
+    put(&LINK_LOCAL, PrefixKind::LinkLocal, None);
+    put(&JOIN, PrefixKind::Join, None);
+    put(&settings.service_cidrs, PrefixKind::Service, None);
+    put(&settings.cluster_subnets, PrefixKind::PodNetwork, None);
+    for node in view.nodes.values() {
+        put(&node.pod_subnets, PrefixKind::PodSubnet, node.endpoint());
+    }
+    cluster
+}
+
+/// The cluster's egress IPs: all assigned ones, and listed ones where some node's network could hold them (a typed-in
+/// address of the world stays an address of the world). A node's own address is not one.
+fn egress_ips(view: &ClusterView, nodes: &BTreeMap<IpAddr, NodeAddress>) -> Vec<IpNet> {
+    let networks: BTreeSet<IpNet> = view.nodes.values().flat_map(|n| n.primary.iter().map(IpNet::trunc)).collect();
+    let mut addresses = BTreeSet::new();
+    for object in view.objects.values() {
+        addresses.extend(object.items.iter().filter_map(|item| parse_egress_ip(&item.egress_ip)));
+        addresses.extend(object.addresses().into_iter().filter(|a| networks.iter().any(|n| n.contains(a))));
+    }
+    addresses.into_iter().filter(|address| !nodes.contains_key(address)).map(IpNet::from).collect()
+}
+
+const fn v4(a: u8, b: u8, len: u8) -> IpNet {
+    IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::new(a, b, 0, 0), len))
+}
+
+const fn v6(first: u16, len: u8) -> IpNet {
+    IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::new(first, 0, 0, 0, 0, 0, 0, 0), len))
+}
+
+/// OVN-Kubernetes' join subnets.
+const JOIN: [IpNet; 2] = [v4(100, 64, 16), v6(0xfd98, 64)];
+const LINK_LOCAL: [IpNet; 2] = [v4(169, 254, 16), v6(0xfe80, 10)];
+const MULTICAST: [IpNet; 2] = [v4(224, 0, 4), v6(0xff00, 8)];

@@ -1,0 +1,262 @@
+//! The ordered actions that lead from the actual to the desired state.
+//!
+//! After every prefix of a plan each flow of a selected pod leaves with an address that its object had before or has
+//! after, or is dropped. The order that gives this:
+//!
+//! 1. unknown pods are dropped, where that is desired;
+//! 2. node addresses and prefixes come, the longest prefix first, so that no lookup sees a value of neither side;
+//! 3. addresses come that nobody has to give up before (gateway side before steering);
+//! 4. addresses go that stand in the way of another claim: steering first, then its flows, then the claim;
+//! 5. the addresses that waited for them come;
+//! 6. pods that leave an object whose policy grows are parked, then policies change, those that lose an address first,
+//!    and what they lost is cut;
+//! 7. pods change, their old flows are cut;
+//! 8. policies go, then the remaining addresses (steering before gateway side);
+//! 9. prefixes go, the shortest first, then node addresses;
+//! 10. unknown pods pass, where that is desired.
+//!
+//! The order is a matter of this node alone; that an address which moves between nodes is answered for by one of them
+//! at a time is the hand-over's business.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+
+use super::desired::family_of;
+use super::selection::NOT_NUMBERED;
+use super::state::{Action, EgressId, Family, KernelState, OnUnknownPod, Place, PodState, Policy, Slot, WhenEmpty};
+use super::step::step;
+
+/// The whole difference.
+pub fn plan(actual: &KernelState, desired: &KernelState) -> Vec<Action> {
+    let mut plan = Planner { state: actual.clone(), actual, desired, actions: Vec::new(), cut: BTreeSet::new() };
+    plan.unknown_pods(OnUnknownPod::Drop);
+    plan.add_places();
+    plan.own_free();
+    plan.disown_blocking();
+    plan.own_rest();
+    plan.park_pods();
+    plan.put_policies();
+    plan.change_pods(actual.pods.keys().chain(desired.pods.keys()).copied().collect::<BTreeSet<_>>());
+    plan.remove_policies();
+    plan.disown_rest();
+    plan.remove_places();
+    plan.unknown_pods(OnUnknownPod::Pass);
+    plan.actions
+}
+
+/// The difference of these pod addresses only; nothing else may differ in a way that concerns them.
+pub fn plan_pods(actual: &KernelState, desired: &KernelState, addresses: &[IpAddr]) -> Vec<Action> {
+    addresses.iter().flat_map(|address| change_pod(actual, desired, *address)).collect()
+}
+
+fn change_pod(actual: &KernelState, desired: &KernelState, address: IpAddr) -> Vec<Action> {
+    let (old, new) = (actual.pods.get(&address), desired.pods.get(&address));
+    if old == new {
+        return Vec::new();
+    }
+    let mut actions = vec![match new {
+        Some(state) => Action::PutPod(address, *state),
+        None => Action::RemovePod(address),
+    }];
+    if let Some(PodState::Selected(id)) = old.filter(|state| **state != PodState::Selected(NOT_NUMBERED)) {
+        actions.push(Action::CutPodFlows(address, *id));
+    }
+    actions
+}
+
+struct Planner<'a> {
+    actual: &'a KernelState,
+    desired: &'a KernelState,
+    /// The actual state after the actions so far.
+    state: KernelState,
+    actions: Vec<Action>,
+    /// Whose lost addresses have been cut.
+    cut: BTreeSet<(EgressId, Family)>,
+}
+
+impl Planner<'_> {
+    fn push(&mut self, action: Action) {
+        step(&mut self.state, &action);
+        self.actions.push(action);
+    }
+
+    fn unknown_pods(&mut self, on: OnUnknownPod) {
+        if self.desired.on_unknown_pod == Some(on) && self.state.on_unknown_pod != Some(on) {
+            self.push(Action::SetUnknownPods(on));
+        }
+    }
+
+    fn add_places(&mut self) {
+        let desired = self.desired;
+        for (address, node) in &desired.nodes {
+            if self.state.nodes.get(address) != Some(node) {
+                self.push(Action::PutNode(*address, *node));
+            }
+        }
+        for prefix in longest_first(desired.cluster.keys()) {
+            let value = desired.cluster[&prefix];
+            if self.state.cluster.get(&prefix) != Some(&value) {
+                self.push(Action::PutPrefix(prefix, value));
+            }
+        }
+    }
+
+    fn remove_places(&mut self) {
+        for prefix in longest_first(self.actual.cluster.keys()).into_iter().rev() {
+            if !self.desired.cluster.contains_key(&prefix) {
+                self.push(Action::RemovePrefix(prefix));
+            }
+        }
+        for address in self.actual.nodes.keys().filter(|a| !self.desired.nodes.contains_key(*a)) {
+            self.push(Action::RemoveNode(*address));
+        }
+    }
+
+    /// Claims of objects that own nothing here, on addresses that no other object has here.
+    fn own_free(&mut self) {
+        let taken: BTreeSet<IpAddr> = self.actual.owned.values().copied().collect();
+        for (id, address) in &self.desired.owned {
+            if !self.state.owned.contains_key(id) && !taken.contains(address) {
+                self.push(Action::Own(*id, *address));
+            }
+        }
+    }
+
+    fn own_rest(&mut self) {
+        for (id, address) in &self.desired.owned {
+            if self.state.owned.get(id) != Some(address) {
+                self.push(Action::Own(*id, *address));
+            }
+        }
+    }
+
+    /// Gives up what another claim waits for: the object is to own another address, or another object this one.
+    fn disown_blocking(&mut self) {
+        let wanted: BTreeSet<IpAddr> = self.desired.owned.values().copied().collect();
+        for (id, address) in &self.actual.owned {
+            let wants = self.desired.owned.get(id);
+            if wants == Some(address) || (wants.is_none() && !wanted.contains(address)) {
+                continue;
+            }
+            self.shrink(*id, family_of(*address), Some(*address));
+            self.push(Action::Disown(*id, *address));
+        }
+    }
+
+    /// Reduces a policy to the addresses that the object keeps, where they are served by now, and cuts what it lost. New
+    /// addresses wait until pods that leave the object are parked.
+    fn shrink(&mut self, id: EgressId, family: Family, without: Option<IpAddr>) {
+        let Some(policy) = self.state.policy.get(&(id, family)) else { return };
+        let owned = self.state.owned.get(&id).filter(|owned| Some(**owned) != without);
+        let kept = |slot: &&Slot| {
+            let served = slot.place != Place::Here || owned == Some(&slot.address);
+            served && policy.slots.iter().any(|old| old.address == slot.address)
+        };
+        let desired = self.desired.policy.get(&(id, family));
+        let slots: Vec<Slot> = desired.into_iter().flat_map(|d| d.slots.iter().filter(kept)).copied().collect();
+        let leaks = slots.is_empty() && policy.when_empty != WhenEmpty::Drop;
+        if slots != policy.slots || leaks {
+            self.push(Action::PutPolicy(id, family, Policy { slots, when_empty: WhenEmpty::Drop }));
+        }
+        self.cut_lost(id, family);
+    }
+
+    /// Pods that leave an object must not see what the object gets now: its ID may mean another object by now.
+    fn park_pods(&mut self) {
+        let grows = |id: &EgressId| {
+            [Family::V4, Family::V6].iter().any(|family| {
+                let key = (*id, *family);
+                let (old, new) = (self.actual.policy.get(&key), self.desired.policy.get(&key));
+                new.is_some_and(|new| old.is_none_or(|old| gains(old, new)))
+            })
+        };
+        let growing: BTreeSet<EgressId> = self.desired.policy.keys().map(|(id, _)| *id).filter(grows).collect();
+        for (address, pod) in &self.actual.pods {
+            let PodState::Selected(id) = pod else { continue };
+            if self.desired.pods.get(address) != Some(pod) && growing.contains(id) {
+                self.push(Action::PutPod(*address, PodState::Selected(NOT_NUMBERED)));
+                self.push(Action::CutPodFlows(*address, *id));
+            }
+        }
+    }
+
+    /// Policies that have what another object gets give it up first; so does a policy that is to go although a pod joins
+    /// its ID.
+    fn put_policies(&mut self) {
+        let desired = self.desired;
+        let joined: BTreeSet<&PodState> = desired.pods.values().collect();
+        let wanted: BTreeSet<IpAddr> = desired.policy.values().flat_map(addresses).collect();
+        for (id, family) in self.actual.policy.keys() {
+            let goes = !desired.policy.contains_key(&(*id, *family)) && joined.contains(&PodState::Selected(*id));
+            if goes || !self.lost(*id, *family).is_disjoint(&wanted) {
+                self.shrink(*id, *family, None);
+            }
+        }
+        for ((id, family), policy) in &desired.policy {
+            if self.state.policy.get(&(*id, *family)) != Some(policy) {
+                self.push(Action::PutPolicy(*id, *family, policy.clone()));
+                self.cut_lost(*id, *family);
+            }
+        }
+    }
+
+    fn change_pods(&mut self, addresses: BTreeSet<IpAddr>) {
+        for address in addresses {
+            for action in change_pod(&self.state, self.desired, address) {
+                self.push(action);
+            }
+        }
+    }
+
+    fn remove_policies(&mut self) {
+        for (id, family) in self.actual.policy.keys().filter(|key| !self.desired.policy.contains_key(key)) {
+            self.push(Action::RemovePolicy(*id, *family));
+            self.cut_lost(*id, *family);
+        }
+    }
+
+    fn disown_rest(&mut self) {
+        for (id, address) in &self.actual.owned {
+            if !self.desired.owned.contains_key(id) && self.state.owned.contains_key(id) {
+                self.push(Action::Disown(*id, *address));
+            }
+        }
+    }
+
+    /// Cuts what the object has lost by now, once.
+    fn cut_lost(&mut self, id: EgressId, family: Family) {
+        let lost = self.lost(id, family);
+        if !lost.is_empty() && self.cut.insert((id, family)) {
+            self.push(Action::CutFlows(id, lost));
+        }
+    }
+
+    /// The addresses that the object has in the actual state and no longer in the desired one.
+    fn lost(&self, id: EgressId, family: Family) -> BTreeSet<IpAddr> {
+        let of = |state: &KernelState| -> BTreeSet<IpAddr> {
+            state.policy.get(&(id, family)).into_iter().flat_map(addresses).collect()
+        };
+        of(self.actual).difference(&of(self.desired)).copied().collect()
+    }
+}
+
+fn addresses(policy: &Policy) -> impl Iterator<Item = IpAddr> {
+    policy.slots.iter().map(|slot| slot.address)
+}
+
+/// Does the new policy let traffic do anything that the old one does not?
+fn gains(old: &Policy, new: &Policy) -> bool {
+    let leaks = |policy: &Policy| policy.slots.is_empty() && policy.when_empty != WhenEmpty::Drop;
+    new.slots.iter().any(|slot| !old.slots.contains(slot)) || (leaks(new) && !leaks(old))
+}
+
+fn longest_first<'a>(prefixes: impl Iterator<Item = &'a IpNet>) -> Vec<IpNet> {
+    let mut prefixes: Vec<IpNet> = prefixes.copied().collect();
+    prefixes.sort_by_key(|prefix| std::cmp::Reverse(prefix.prefix_len()));
+    prefixes
+}
+
+#[cfg(test)]
+mod tests;

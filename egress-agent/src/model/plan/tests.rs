@@ -1,0 +1,250 @@
+//! Every prefix of plans between random states, judged by a small reference of what a kernel with that prefix does.
+
+use std::collections::BTreeMap;
+
+use super::*;
+use crate::model::state::{NodeAddress, Prefix, PrefixKind, TunnelEndpoint};
+
+/// What may happen to a new flow of a pod towards the world.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Fate {
+    Dropped,
+    NodeAddress,
+    Leaves(IpAddr),
+}
+
+/// The kernel in miniature: all fates that flows of the pod may have.
+fn fates(state: &KernelState, pod: IpAddr) -> BTreeSet<Fate> {
+    let fate = match state.pods.get(&pod) {
+        None if state.on_unknown_pod == Some(OnUnknownPod::Pass) => Fate::NodeAddress,
+        None => Fate::Dropped,
+        Some(PodState::Known) => Fate::NodeAddress,
+        Some(PodState::Selected(id)) => match state.policy.get(&(*id, family_of(pod))) {
+            None => Fate::Dropped,
+            Some(policy) if policy.slots.is_empty() => match policy.when_empty {
+                WhenEmpty::Drop => Fate::Dropped,
+                WhenEmpty::NodeAddress | WhenEmpty::NotListed => Fate::NodeAddress,
+            },
+            Some(policy) => {
+                let served = |slot: &&Slot| slot.place != Place::Here || state.owned.get(id) == Some(&slot.address);
+                return policy.slots.iter().filter(served).map(|slot| Fate::Leaves(slot.address)).collect();
+            }
+        },
+    };
+    BTreeSet::from([fate])
+}
+
+fn family_of(address: IpAddr) -> Family {
+    crate::model::desired::family_of(address)
+}
+
+/// Marsaglia's xorshift: small, and the seed replays the case.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, n: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % n
+    }
+
+    fn one_of<T: Copy>(&mut self, items: &[T]) -> T {
+        let n = self.below(items.len() as u64);
+        items[usize::try_from(n).expect("a small number")]
+    }
+}
+
+fn ip(text: &str) -> IpAddr {
+    text.parse().expect("a literal")
+}
+
+fn net(text: &str) -> IpNet {
+    text.parse().expect("a literal")
+}
+
+const PODS: [&str; 4] = ["10.244.1.10", "10.244.1.11", "fd00:10:244:1::10", "fd00:10:244:1::11"];
+const ADDRESSES: [&str; 6] =
+    ["172.18.0.100", "172.18.0.101", "172.18.0.102", "172.18.0.103", "fd00:172:18::100", "fd00:172:18::101"];
+const PREFIXES: [&str; 4] = ["203.0.0.0/8", "203.0.113.0/24", "203.0.113.10/32", "203.0.0.0/16"];
+const ENDPOINTS: [&str; 2] = ["172.18.0.3", "172.18.0.4"];
+
+/// A state as a desired state may be: one object per address, one address per object here, and that one owned.
+fn random_state(random: &mut Random) -> KernelState {
+    let mut state = KernelState {
+        on_unknown_pod: random.one_of(&[Some(OnUnknownPod::Drop), Some(OnUnknownPod::Pass)]),
+        ..KernelState::default()
+    };
+    let ids = [EgressId(1), EgressId(2), EgressId(3)];
+    for id in ids.into_iter().filter(|_| random.below(4) > 0).collect::<Vec<_>>() {
+        for family in [Family::V4, Family::V6] {
+            let when_empty = random.one_of(&[WhenEmpty::Drop, WhenEmpty::NodeAddress, WhenEmpty::NotListed]);
+            state.policy.insert((id, family), Policy { slots: Vec::new(), when_empty });
+        }
+    }
+    for address in ADDRESSES.map(ip) {
+        let id = random.one_of(&ids);
+        let here = random.below(2) == 0 && !state.owned.contains_key(&id);
+        let remote = Place::Remote(TunnelEndpoint(ip(random.one_of(&ENDPOINTS))));
+        let Some(policy) = state.policy.get_mut(&(id, family_of(address))).filter(|_| random.below(3) > 0) else {
+            continue;
+        };
+        if here {
+            state.owned.insert(id, address);
+        }
+        policy.slots.push(Slot { address, place: if here { Place::Here } else { remote } });
+    }
+    for pod in PODS.map(ip) {
+        let selected = PodState::Selected(random.one_of(&[ids[0], ids[1], ids[2], NOT_NUMBERED]));
+        if random.below(4) > 0 {
+            state.pods.insert(pod, if random.below(4) > 0 { selected } else { PodState::Known });
+        }
+    }
+    for prefix in PREFIXES.map(net) {
+        let kind = random.one_of(&[PrefixKind::Excluded, PrefixKind::Service, PrefixKind::Join]);
+        if random.below(2) > 0 {
+            state.cluster.insert(prefix, Prefix { kind, node: None });
+        }
+    }
+    for endpoint in ENDPOINTS.map(ip) {
+        if random.below(2) > 0 {
+            let own = random.below(2) > 0;
+            state.nodes.insert(endpoint, NodeAddress { own, node: TunnelEndpoint(endpoint) });
+        }
+    }
+    state
+}
+
+fn lookup(cluster: &BTreeMap<IpNet, Prefix>, address: IpAddr) -> Option<Prefix> {
+    let hits = cluster.iter().filter(|(prefix, _)| prefix.contains(&address));
+    hits.max_by_key(|(prefix, _)| prefix.prefix_len()).map(|(_, value)| *value)
+}
+
+/// What holds in every state that a plan passes through.
+fn check(old: &KernelState, now: &KernelState, new: &KernelState) {
+    for pod in PODS.map(ip) {
+        let mut allowed = fates(old, pod);
+        allowed.extend(fates(new, pod));
+        allowed.insert(Fate::Dropped);
+        let fates = fates(now, pod);
+        assert!(fates.is_subset(&allowed), "{pod} gets {fates:?}, allowed {allowed:?}");
+    }
+    for address in ["203.0.113.10", "203.0.113.11", "203.0.5.5", "203.5.5.5"].map(ip) {
+        let found = lookup(&now.cluster, address);
+        assert!([lookup(&old.cluster, address), lookup(&new.cluster, address)].contains(&found), "{address}");
+    }
+    let owned: BTreeSet<_> = now.owned.values().collect();
+    assert_eq!(owned.len(), now.owned.len(), "two objects own one address");
+    for ((id, _), policy) in &now.policy {
+        let here = policy.slots.iter().filter(|slot| slot.place == Place::Here);
+        for slot in here {
+            assert_eq!(now.owned.get(id), Some(&slot.address), "steered here before it is owned");
+        }
+    }
+}
+
+/// What holds for single actions.
+fn check_action(now: &KernelState, action: &Action, cut: &BTreeSet<(EgressId, IpAddr)>, old: &KernelState) {
+    match action {
+        Action::Own(id, address) => {
+            assert!(!now.owned.contains_key(id), "{id:?} must give up its address first");
+            assert!(!now.owned.values().any(|owned| owned == address), "{address} is still owned");
+        }
+        Action::Disown(id, address) => assert_eq!(now.owned.get(id), Some(address)),
+        Action::PutPolicy(id, family, policy) => {
+            for slot in &policy.slots {
+                let others = old.policy.iter().filter(|(key, _)| **key != (*id, *family));
+                for ((other, _), _) in others.filter(|(_, p)| p.slots.iter().any(|s| s.address == slot.address)) {
+                    assert!(cut.contains(&(*other, slot.address)), "{} comes before it is cut", slot.address);
+                }
+            }
+        }
+        _ => {}
+    }
+}
+
+fn check_plan(old: &KernelState, new: &KernelState) -> Vec<Action> {
+    let actions = plan(old, new);
+    let (mut now, mut cut, mut cut_pods) = (old.clone(), BTreeSet::new(), BTreeSet::new());
+    for action in &actions {
+        check_action(&now, action, &cut, old);
+        step(&mut now, action);
+        if let Action::CutFlows(id, addresses) = action {
+            cut.extend(addresses.iter().map(|address| (*id, *address)));
+            let still = now.policy.iter().filter(|((i, _), _)| i == id).flat_map(|(_, p)| &p.slots);
+            assert!(!still.map(|s| s.address).any(|a| addresses.contains(&a)), "cut while it is still steered");
+        }
+        if let Action::CutPodFlows(pod, id) = action {
+            assert_ne!(now.pods.get(pod), Some(&PodState::Selected(*id)), "cut while it is still selected");
+            cut_pods.insert((*pod, *id));
+        }
+        check(old, &now, new);
+    }
+    assert_eq!(&now, new, "the plan leads elsewhere");
+    for (pod, state) in &old.pods {
+        if let PodState::Selected(id) = state
+            && *id != NOT_NUMBERED
+            && new.pods.get(pod) != Some(state)
+        {
+            assert!(cut_pods.contains(&(*pod, *id)), "{pod} keeps the flows of {id:?}");
+        }
+    }
+    actions
+}
+
+#[test]
+fn every_prefix_of_every_plan_is_safe() {
+    for seed in 1..=2_000_u64 {
+        let mut random = Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15));
+        let (old, new) = (random_state(&mut random), random_state(&mut random));
+        let outcome = std::panic::catch_unwind(|| {
+            let actions = check_plan(&old, &new);
+            assert_eq!(plan(&new, &new), [], "nothing is to do when nothing differs");
+            actions
+        });
+        let actions = outcome.unwrap_or_else(|_| panic!("seed {seed}\nold {old:#?}\nnew {new:#?}"));
+
+        // A new agent starts from what an interrupted plan has left.
+        let mut interrupted = old.clone();
+        let steps = usize::try_from(random.below(actions.len() as u64 + 1)).expect("a small number");
+        actions.iter().take(steps).for_each(|action| step(&mut interrupted, action));
+        check_plan(&interrupted, &random_state(&mut random));
+    }
+}
+
+#[test]
+fn an_address_that_moves_between_objects_here_is_given_up_first() {
+    let (address, here) = (ip("172.18.0.100"), Place::Here);
+    let with = |id: u32| KernelState {
+        owned: BTreeMap::from([(EgressId(id), address)]),
+        policy: [1, 2]
+            .map(|i| {
+                let slots = if i == id { vec![Slot { address, place: here }] } else { Vec::new() };
+                ((EgressId(i), Family::V4), Policy { slots, when_empty: WhenEmpty::Drop })
+            })
+            .into(),
+        ..KernelState::default()
+    };
+    let empty = Policy { slots: Vec::new(), when_empty: WhenEmpty::Drop };
+    let full = Policy { slots: vec![Slot { address, place: here }], when_empty: WhenEmpty::Drop };
+    let expected = [
+        Action::PutPolicy(EgressId(1), Family::V4, empty),
+        Action::CutFlows(EgressId(1), BTreeSet::from([address])),
+        Action::Disown(EgressId(1), address),
+        Action::Own(EgressId(2), address),
+        Action::PutPolicy(EgressId(2), Family::V4, full),
+    ];
+    assert_eq!(plan(&with(1), &with(2)), expected);
+}
+
+#[test]
+fn a_pod_event_is_one_write() {
+    let pod = ip(PODS[0]);
+    let mut random = Random(7);
+    let actual = random_state(&mut random);
+    let mut desired = actual.clone();
+    desired.pods.insert(pod, PodState::Known);
+    let expected = if actual.pods.contains_key(&pod) { 2 } else { 1 };
+    assert!(plan_pods(&actual, &desired, &[pod]).len() <= expected);
+    assert_eq!(plan_pods(&actual, &desired, &[pod]), plan(&actual, &desired));
+}

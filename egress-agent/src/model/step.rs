@@ -1,0 +1,42 @@
+//! What one action does to a state: the reference for plans, and how the agent remembers what the kernel holds without
+//! reading it again.
+
+use super::state::{Action, KernelState};
+
+/// The state after the action. Cutting flows changes no map that the model speaks of.
+pub fn step(state: &mut KernelState, action: &Action) {
+    match action {
+        Action::SetUnknownPods(on) => state.on_unknown_pod = Some(*on),
+        Action::PutNode(address, node) => {
+            state.nodes.insert(*address, *node);
+        }
+        Action::RemoveNode(address) => {
+            state.nodes.remove(address);
+        }
+        Action::PutPrefix(prefix, value) => {
+            state.cluster.insert(*prefix, *value);
+        }
+        Action::RemovePrefix(prefix) => {
+            state.cluster.remove(prefix);
+        }
+        Action::Own(id, address) => {
+            state.owned.insert(*id, *address);
+        }
+        Action::Disown(id, _) => {
+            state.owned.remove(id);
+        }
+        Action::PutPolicy(id, family, policy) => {
+            state.policy.insert((*id, *family), policy.clone());
+        }
+        Action::RemovePolicy(id, family) => {
+            state.policy.remove(&(*id, *family));
+        }
+        Action::PutPod(address, pod) => {
+            state.pods.insert(*address, *pod);
+        }
+        Action::RemovePod(address) => {
+            state.pods.remove(address);
+        }
+        Action::CutFlows(..) | Action::CutPodFlows(..) => {}
+    }
+}
