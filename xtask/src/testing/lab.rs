@@ -100,8 +100,8 @@ fn run_apart(test: &LabTest, logs: &Path) -> Result<Ended> {
     }
     fs::create_dir_all(logs).with_context(|| format!("create {}", logs.display()))?;
     let output = File::create(logs.join(OUTPUT)).context("create the test's output file")?;
-    let program = std::env::current_exe().context("find this program")?;
-    let mut child = Command::new(program)
+    // This program, not its path: cargo may have replaced the file since we started.
+    let mut child = Command::new("/proc/self/exe")
         .args(["test", "--lab-one", test.name])
         .stdout(output.try_clone().context("share the test's output file")?)
         .stderr(output)

@@ -89,7 +89,12 @@ fn run_parts(args: &TestArgs, summary: &mut Summary) -> Result<()> {
             }
             None => {
                 progress.step(&format!("{part}: running"));
-                run_part(part, args.filter(), &paths, built.as_ref())?
+                // A part that breaks down is one failure, and the other parts still have their say.
+                run_part(part, args.filter(), &paths, built.as_ref()).unwrap_or_else(|error| {
+                    let mut outcome = Outcome::new(part);
+                    outcome.fail(&format!("{error:#}"));
+                    outcome
+                })
             }
         };
         outcome.elapsed = start.elapsed();
