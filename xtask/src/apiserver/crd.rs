@@ -58,6 +58,16 @@ fn columns(version: &Value) -> Vec<PrinterColumn> {
     given.iter().map(PrinterColumn::from_definition).collect()
 }
 
+/// Fields of the definition's schemas that a real server drops, or refuses under strict validation.
+pub(crate) fn unknown_fields(definition: &Value) -> Vec<String> {
+    let versions = definition.pointer("/spec/versions").and_then(Value::as_array).into_iter().flatten();
+    let schemas = versions.enumerate().filter_map(|(index, version)| {
+        let field = format!("spec.versions[{index}].schema.openAPIV3Schema");
+        Some(structural::unknown_fields(version.pointer("/schema/openAPIV3Schema")?, &field))
+    });
+    schemas.flatten().collect()
+}
+
 /// What a real server refuses in a definition.
 pub(crate) fn validate(definition: &Value) -> Vec<Cause> {
     let mut causes = Vec::new();

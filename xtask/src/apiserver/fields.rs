@@ -2,7 +2,8 @@
 //!
 //! A path is a list of steps in the notation of FieldsV1: `f:name` for a field, `k:{"type":"Ready"}` for an item of a keyed
 //! list, `v:"x"` for a member of a set. Every leaf has one path; so has every item of a keyed list, so that it can be owned
-//! and removed as a whole. Lists without keys are leaves.
+//! and removed as a whole. Lists without keys are leaves, and so are
+//! maps that the schema calls atomic.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -77,7 +78,9 @@ struct Walk<'a> {
 impl Walk<'_> {
     fn visit(&mut self, value: &Value, path: &Path) {
         match value {
-            Value::Object(map) if !map.is_empty() => self.visit_map(map, path),
+            Value::Object(map) if !map.is_empty() && !self.kind.is_atomic_map(&self.names) => {
+                self.visit_map(map, path);
+            }
             Value::Array(items) if !items.is_empty() => match self.kind.list_type(&self.names) {
                 ListType::Atomic => drop(self.found.insert(path.clone(), value.clone())),
                 ListType::Set => {

@@ -17,7 +17,7 @@ use super::query::Query;
 use super::represent::Shape;
 use super::route::{Route, Target};
 use super::select::Selector;
-use super::status::ApiError;
+use super::status::{ApiError, Cause};
 use super::store::{Key, Store};
 use super::verbs::delete::{self, DeleteOptions, Deletion};
 use super::verbs::{Options, Write, Written, create, patch, update};
@@ -226,7 +226,10 @@ fn write(
         _ => None,
     };
     if query.force && how != Some(PatchType::Apply) {
-        return Err(ApiError::bad_request("force: Forbidden: may not be specified for non-apply patch"));
+        return Err(ApiError::invalid_options(
+            "PatchOptions",
+            Cause::forbidden("force", "may not be specified for non-apply patch"),
+        ));
     }
     let body = if how.is_none() { body(request)? } else { Value::Null };
     let (written, warnings) = store.write(|state| -> Result<(Written, Vec<String>), ApiError> {
@@ -254,8 +257,9 @@ fn manager(request: &Request<'_>, query: &Query) -> Result<String, ApiError> {
         return Ok(query.field_manager.clone());
     }
     if request.content_type.starts_with("application/apply-patch") {
-        return Err(ApiError::bad_request(
-            "PatchOptions.meta.k8s.io \"\" is invalid: fieldManager: Required value: is required for apply patch",
+        return Err(ApiError::invalid_options(
+            "PatchOptions",
+            Cause::required("fieldManager", "is required for apply patch"),
         ));
     }
     Ok(match request.user_agent.split('/').next().unwrap_or_default() {

@@ -65,6 +65,14 @@ impl Kind {
         }
     }
 
+    /// Does the map at this path change as a whole?
+    pub(crate) fn is_atomic_map(&self, path: &[String]) -> bool {
+        match &self.schema {
+            Some(schema) => schema.is_atomic_map(path),
+            None => path.last().is_some_and(|field| matches!(field.as_str(), "selector" | "nodeSelector")),
+        }
+    }
+
     /// The entry of a discovery document, and of the status subresource behind it.
     pub(crate) fn discovery(&self) -> Vec<Value> {
         let mut main = json!({

@@ -1,6 +1,6 @@
 //! The query parameters of a request, each with its type.
 
-use super::status::ApiError;
+use super::status::{ApiError, Cause};
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum FieldValidation {
@@ -58,31 +58,36 @@ impl Query {
     }
 
     fn check(&self) -> Result<(), ApiError> {
-        let refuse = |why: &str| Err(ApiError::bad_request(format!("ListOptions.meta.k8s.io \"\" is invalid: {why}")));
+        const MATCH: &str = "resourceVersionMatch";
+        let forbidden =
+            |field: &str, why: &str| Err(ApiError::invalid_options("ListOptions", Cause::forbidden(field, why)));
         match (self.send_initial_events, self.resource_version_match.as_str()) {
-            (Some(_), _) if !self.watch => {
-                refuse("sendInitialEvents: Forbidden: sendInitialEvents is forbidden for list")
+            (Some(_), _) if !self.watch => forbidden("sendInitialEvents", "sendInitialEvents is forbidden for list"),
+            (Some(_), other) if other != "NotOlderThan" => {
+                forbidden(MATCH, "sendInitialEvents requires setting resourceVersionMatch to NotOlderThan")
             }
-            (Some(_), other) if other != "NotOlderThan" => refuse(
-                "resourceVersionMatch: Forbidden: sendInitialEvents requires setting resourceVersionMatch to NotOlderThan",
-            ),
             (Some(true), _) if !self.bookmarks => {
-                refuse("allowWatchBookmarks: Forbidden: sendInitialEvents requires setting allowWatchBookmarks to true")
+                forbidden("allowWatchBookmarks", "sendInitialEvents requires setting allowWatchBookmarks to true")
             }
             (None, "") => Ok(()),
-            (None, _) if self.watch => refuse(
-                "resourceVersionMatch: Forbidden: resourceVersionMatch is forbidden for watch unless sendInitialEvents is provided",
-            ),
-            (None, "Exact" | "NotOlderThan") if self.resource_version.is_none() => refuse(
-                "resourceVersionMatch: Forbidden: resourceVersionMatch is forbidden unless resourceVersion is provided",
-            ),
-            (None, "Exact") if self.resource_version == Some(0) => refuse(
-                "resourceVersionMatch: Forbidden: resourceVersionMatch \"exact\" is forbidden for resourceVersion \"0\"",
-            ),
+            (None, _) if self.watch => {
+                forbidden(MATCH, "resourceVersionMatch is forbidden for watch unless sendInitialEvents is provided")
+            }
+            (None, "Exact" | "NotOlderThan") if self.resource_version.is_none() => {
+                forbidden(MATCH, "resourceVersionMatch is forbidden unless resourceVersion is provided")
+            }
+            (None, "Exact") if self.resource_version == Some(0) => {
+                forbidden(MATCH, "resourceVersionMatch \"exact\" is forbidden for resourceVersion \"0\"")
+            }
             (_, "Exact" | "NotOlderThan") => Ok(()),
-            (_, other) => refuse(&format!("resourceVersionMatch: Unsupported value: {other:?}")),
+            (_, other) => Err(unsupported("ListOptions", MATCH, other, "\"Exact\", \"NotOlderThan\"")),
         }
     }
+}
+
+fn unsupported(options: &str, field: &str, value: &str, supported: &str) -> ApiError {
+    let message = format!("Unsupported value: {value:?}: supported values: {supported}");
+    ApiError::invalid_options(options, Cause { field: field.to_owned(), reason: "FieldValueNotSupported", message })
 }
 
 fn flag(value: &str) -> bool {
@@ -101,7 +106,7 @@ pub(crate) fn dry_run(value: &str) -> Result<bool, ApiError> {
     match value {
         "" => Ok(false),
         "All" => Ok(true),
-        other => Err(ApiError::bad_request(format!("dryRun: Unsupported value: {other:?}: supported values: \"All\""))),
+        other => Err(unsupported("PatchOptions", "dryRun", other, "\"All\"")),
     }
 }
 
@@ -110,6 +115,6 @@ fn field_validation(value: &str) -> Result<FieldValidation, ApiError> {
         "Ignore" => Ok(FieldValidation::Ignore),
         "" | "Warn" => Ok(FieldValidation::Warn),
         "Strict" => Ok(FieldValidation::Strict),
-        other => Err(ApiError::bad_request(format!("fieldValidation: Unsupported value: {other:?}"))),
+        other => Err(unsupported("PatchOptions", "fieldValidation", other, "\"Ignore\", \"Strict\", \"Warn\"")),
     }
 }

@@ -1,9 +1,10 @@
 //! The structural schema of a custom resource at work: prune what it does not know, fill its defaults, refuse what it forbids.
 //!
 //! Checked: types (with `nullable` and int-or-string), `required`, `enum`, lengths, counts and bounds, `allOf`/`anyOf`/
-//! `oneOf`/`not`, and the uniqueness of `set` and `map` lists. Not checked: `pattern`, `format`, CEL rules.
+//! `oneOf`/`not`, `pattern`, and the uniqueness of `set` and `map` lists. Not checked: `format`, CEL rules.
 //! `apiVersion`, `kind` and `metadata` at the root belong to the server, whatever the schema says of them.
 
+use regex::Regex;
 use serde_json::{Value, json};
 
 use super::fields::{ListType, item_key};
@@ -49,17 +50,12 @@ impl Schema {
         causes
     }
 
+    pub(crate) fn is_atomic_map(&self, path: &[String]) -> bool {
+        self.at(path).is_some_and(|node| node["x-kubernetes-map-type"] == json!("atomic"))
+    }
+
     pub(crate) fn list_type(&self, path: &[String]) -> ListType {
-        let mut node = &self.root;
-        for field in path {
-            let below = node.get("items").unwrap_or(node);
-            let Some(next) =
-                below.pointer(&format!("/properties/{}", escape(field))).or_else(|| below.get("additionalProperties"))
-            else {
-                return ListType::Atomic;
-            };
-            node = next;
-        }
+        let Some(node) = self.at(path) else { return ListType::Atomic };
         match node.get("x-kubernetes-list-type").and_then(Value::as_str) {
             Some("set") => ListType::Set,
             Some("map") => {
@@ -70,10 +66,14 @@ impl Schema {
             _ => ListType::Atomic,
         }
     }
-}
 
-fn escape(field: &str) -> String {
-    field.replace('~', "~0").replace('/', "~1")
+    /// The node at a path of field names.
+    fn at(&self, path: &[String]) -> Option<&Value> {
+        path.iter().try_fold(&self.root, |node, field| {
+            let below = node.get("items").unwrap_or(node);
+            below["properties"].get(field).or_else(|| below.get("additionalProperties"))
+        })
+    }
 }
 
 fn join(path: &str, field: &str) -> String {
@@ -175,7 +175,10 @@ fn validate(schema: &Value, value: &Value, path: &str, causes: &mut Vec<Cause>) 
                 }
             }
         }
-        Value::String(text) => validate_count(schema, "Length", text.chars().count(), path, causes),
+        Value::String(text) => {
+            validate_count(schema, "Length", text.chars().count(), path, causes);
+            validate_pattern(schema, text, path, causes);
+        }
         Value::Number(number) => validate_bounds(schema, number.as_f64().unwrap_or_default(), path, causes),
         _ => {}
     }
@@ -245,6 +248,16 @@ fn validate_count(schema: &Value, what: &str, count: usize, path: &str, causes: 
     if let Some(least) = bound("min").filter(|&least| count < least) {
         let why = format!("{path} in body should be at least {least} {noun} long");
         causes.push(Cause::invalid(path, &json!(count), &why));
+    }
+}
+
+fn validate_pattern(schema: &Value, text: &str, path: &str, causes: &mut Vec<Cause>) {
+    // A pattern that cannot be read is refused with its definition.
+    if let Some(pattern) = schema["pattern"].as_str()
+        && Regex::new(pattern).is_ok_and(|pattern| !pattern.is_match(text))
+    {
+        let why = format!("{path} in body should match '{pattern}'");
+        causes.push(Cause::invalid(path, &json!(text), &why));
     }
 }
 
@@ -341,6 +354,7 @@ mod tests {
         assert_eq!(object, json!({"mode": "auto"}));
         assert_eq!(schema.list_type(&["list".into()]), ListType::Map(vec!["k".into()]));
         assert_eq!(schema.list_type(&["list".into(), "tags".into()]), ListType::Set);
+        assert!(!schema.is_atomic_map(&["list".into()]));
         let twice = json!({"list": [{"k": 1}, {"k": 1}]});
         assert_eq!(schema.validate(&twice)[0].reason, "FieldValueDuplicate");
     }

@@ -165,6 +165,14 @@ impl ApiError {
         error
     }
 
+    /// Query parameters that contradict each other, or their values. The options are named as `ListOptions` and so on.
+    pub(crate) fn invalid_options(options: &str, cause: Cause) -> Self {
+        let message = format!("{options}.meta.k8s.io \"\" is invalid: {}: {}", cause.field, cause.message);
+        let mut error = Self::new(Reason::Invalid, message);
+        error.details = Some(json!({"group": "meta.k8s.io", "kind": options, "causes": causes_json(&[cause])}));
+        error
+    }
+
     /// A patch that brings unknown fields under strict validation. A real server shows the whole patched object.
     pub(crate) fn strict_patch(why: &str) -> Self {
         let causes = [Cause::invalid("patch", &json!("{...}"), why)];

@@ -4,11 +4,59 @@
 //! int-or-string), `properties` and `additionalProperties` exclude each other, there are no `$ref`s, and what stands
 //! inside `allOf`/`anyOf`/`oneOf`/`not` only constrains: no types, defaults or descriptions there.
 
+use regex::Regex;
 use serde_json::{Map, Value, json};
 
 use super::status::Cause;
 
 const COMBINATORS: [&str; 3] = ["allOf", "anyOf", "oneOf"];
+/// Every field that a schema in a definition can have; anything else is unknown to a real server.
+const KNOWN: [&str; 43] = [
+    "$ref",
+    "$schema",
+    "additionalItems",
+    "additionalProperties",
+    "allOf",
+    "anyOf",
+    "default",
+    "definitions",
+    "dependencies",
+    "description",
+    "enum",
+    "example",
+    "exclusiveMaximum",
+    "exclusiveMinimum",
+    "externalDocs",
+    "format",
+    "id",
+    "items",
+    "maxItems",
+    "maxLength",
+    "maxProperties",
+    "maximum",
+    "minItems",
+    "minLength",
+    "minProperties",
+    "minimum",
+    "multipleOf",
+    "not",
+    "nullable",
+    "oneOf",
+    "pattern",
+    "patternProperties",
+    "properties",
+    "required",
+    "title",
+    "type",
+    "uniqueItems",
+    "x-kubernetes-embedded-resource",
+    "x-kubernetes-int-or-string",
+    "x-kubernetes-list-map-keys",
+    "x-kubernetes-list-type",
+    "x-kubernetes-map-type",
+    "x-kubernetes-preserve-unknown-fields",
+];
+const TYPES: [&str; 6] = ["array", "boolean", "integer", "number", "object", "string"];
 const LOGICAL_BANS: [&str; 5] = ["type", "default", "additionalProperties", "nullable", "description"];
 
 pub(crate) fn check(schema: &Value, field: &str) -> Vec<Cause> {
@@ -28,11 +76,35 @@ pub(crate) fn check(schema: &Value, field: &str) -> Vec<Cause> {
     causes
 }
 
+/// The fields of a schema that a real server does not know, `const` and `$defs` for example.
+pub(crate) fn unknown_fields(schema: &Value, field: &str) -> Vec<String> {
+    let Some(node) = schema.as_object() else { return Vec::new() };
+    let is_known = |name: &str| KNOWN.contains(&name) || name == "x-kubernetes-validations";
+    let mut unknown: Vec<String> =
+        node.keys().filter(|name| !is_known(name)).map(|name| format!("{field}.{name}")).collect();
+    for (name, child) in children(node) {
+        unknown.extend(unknown_fields(&Value::Object(child.clone()), &format!("{field}.{name}")));
+    }
+    for combinator in COMBINATORS {
+        for (index, branch) in node.get(combinator).and_then(Value::as_array).into_iter().flatten().enumerate() {
+            unknown.extend(unknown_fields(branch, &format!("{field}.{combinator}[{index}]")));
+        }
+    }
+    unknown
+}
+
 fn check_node(node: &Map<String, Value>, field: &str, causes: &mut Vec<Cause>) {
     let has = |name: &str| node.contains_key(name);
     let is_on = |name: &str| node.get(name) == Some(&json!(true));
     if !has("type") && !is_on("x-kubernetes-preserve-unknown-fields") && !is_on("x-kubernetes-int-or-string") {
         causes.push(Cause::required(format!("{field}.type"), "must not be empty for specified object fields"));
+    }
+    if let Some(other) = node.get("type").filter(|named| !TYPES.iter().any(|known| named == known)) {
+        let why = "must be one of \"array\", \"boolean\", \"integer\", \"number\", \"object\", \"string\"";
+        causes.push(Cause::invalid(format!("{field}.type"), other, why));
+    }
+    if let Some(pattern) = node.get("pattern").filter(|pattern| Regex::new(pattern.as_str().unwrap_or("(")).is_err()) {
+        causes.push(Cause::invalid(format!("{field}.pattern"), pattern, "must be a valid regular expression"));
     }
     for banned in ["$ref", "definitions", "dependencies", "patternProperties", "id", "deprecated"] {
         if has(banned) {
@@ -118,6 +190,7 @@ mod tests {
                 "list": {"type": "array"},
                 "choice": {"type": "object", "anyOf": [{"type": "object"}, {"required": ["a"]}]},
                 "either": {"x-kubernetes-int-or-string": true, "anyOf": [{"type": "integer"}, {"type": "string"}]},
+                "optional": {"type": ["string", "null"]},
                 "keyed": {"type": "array", "x-kubernetes-list-type": "map", "items": {"type": "object"}},
             },
         });
@@ -130,8 +203,22 @@ mod tests {
                 "s.properties[choice].anyOf[0].type",
                 "s.properties[keyed].x-kubernetes-list-map-keys",
                 "s.properties[list].items",
+                "s.properties[optional].type",
                 "s.properties[untyped].type",
             ]
         );
+    }
+
+    #[test]
+    fn what_only_newer_json_schema_knows_is_unknown() {
+        let schema = json!({
+            "type": "object",
+            "$defs": {},
+            "properties": {"a": {"const": 1, "title": "A"}},
+            "anyOf": [{"if": {}}],
+        });
+        let mut unknown = unknown_fields(&schema, "s");
+        unknown.sort();
+        assert_eq!(unknown, ["s.$defs", "s.anyOf[0].if", "s.properties[a].const"]);
     }
 }

@@ -207,3 +207,46 @@ fn get_w_shows_changes() -> Result<()> {
     ensure!(left.is_empty(), "{left}");
     Ok(())
 }
+
+/// Events are found by the uid of their object.
+const EVENT: &str = r#"
+apiVersion: v1
+kind: Event
+metadata: {name: first, namespace: default}
+involvedObject: {apiVersion: k8s.ovn.org/v1, kind: EgressIP, name: eip-prod, uid: UID}
+type: Warning
+reason: InvalidEgressIP
+message: this is no address
+source: {component: egress-agent}
+"#;
+
+#[test]
+fn describe_and_events_show_events() -> Result<()> {
+    if !has_kubectl("describe_and_events_show_events") {
+        return Ok(());
+    }
+    let server = with_egress_ip()?;
+    let uid = server.kubectl("get eip eip-prod -o jsonpath={.metadata.uid}")?;
+    server.kubectl_with("create -f -", &EVENT.replace("UID", &uid))?;
+    let described = server.kubectl("describe eip eip-prod")?;
+    assert!(described.contains("InvalidEgressIP") && described.contains("this is no address"), "{described}");
+    let events = server.kubectl("get events")?;
+    assert_eq!(row(&events, 0), "LAST SEEN TYPE REASON OBJECT MESSAGE");
+    assert!(row(&events, 1).ends_with("Warning InvalidEgressIP egressip/eip-prod this is no address"), "{events}");
+    Ok(())
+}
+
+#[test]
+fn a_definition_must_be_structural() -> Result<()> {
+    if !has_kubectl("a_definition_must_be_structural") {
+        return Ok(());
+    }
+    let server = Server::start()?;
+    let constant = DEFINITION.replace("description: Addresses.", "const: 1");
+    let refusal = server.kubectl_fails("apply -f -", &constant)?;
+    assert!(refusal.contains("strict decoding error: unknown field") && refusal.contains(".const"), "{refusal}");
+    let untyped = DEFINITION.replace("minItems: 1, maxItems: 4, items: {type: string}, ", "");
+    let refusal = server.kubectl_fails("apply -f -", &untyped)?;
+    assert!(refusal.contains("properties[egressIPs].items: Required value"), "{refusal}");
+    Ok(())
+}

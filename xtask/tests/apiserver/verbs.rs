@@ -4,11 +4,12 @@ use anyhow::{Context, Result};
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Event as CoreEvent, Namespace, Node, ObjectReference, Pod};
 use k8s_openapi::api::events::v1::Event;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::runtime::events::{Event as Report, EventType, Recorder, Reporter};
 use serde_json::{Value, json};
 
-use crate::objects::{egress_ip, egress_ips, from_json, node, pod};
+use crate::objects::{DEFINITION, egress_ip, egress_ips, from_json, node, pod};
 use crate::server::Server;
 
 /// Code and reason of a refusal.
@@ -69,6 +70,26 @@ async fn status_is_a_subresource() -> Result<()> {
         same.metadata.resource_version, changed.metadata.resource_version,
         "nothing changed, nothing is written"
     );
+    Ok(())
+}
+
+/// The definition that OVN-Kubernetes installs has no status subresource.
+#[tokio::test]
+async fn without_the_subresource_a_status_is_part_of_the_object() -> Result<()> {
+    let server = Server::start()?;
+    let definition: CustomResourceDefinition =
+        serde_yaml::from_str(&DEFINITION.replace("subresources: {status: {}}", "subresources: {}"))?;
+    Api::all(server.client()?).create(&PostParams::default(), &definition).await?;
+    let api = egress_ips(server.client()?);
+    api.create(&PostParams::default(), &egress_ip()?).await?;
+    let status = Patch::Merge(json!({"status": {"items": [{"node": "n", "egressIP": "1"}]}}));
+    let params = PatchParams::default();
+    assert_eq!(refused(api.patch_status("eip-prod", &params, &status).await)?, (404, "NotFound".into()));
+    let patched = api.patch("eip-prod", &params, &status).await?;
+    assert_eq!(patched.data["status"]["items"][0]["node"], "n");
+    assert_eq!(patched.metadata.generation, Some(2), "a status counts as a change");
+    let labelled = Patch::Merge(json!({"metadata": {"labels": {"a": "b"}}}));
+    assert_eq!(api.patch("eip-prod", &params, &labelled).await?.metadata.generation, Some(2));
     Ok(())
 }
 

@@ -128,7 +128,7 @@ async fn bookmarks_come_and_a_watch_ends_in_time() -> Result<()> {
     Ok(())
 }
 
-/// Two hundred watches see every change of a thousand in order.
+/// Two hundred watches see every one of fifty changes, in order.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_watches_keep_up() -> Result<()> {
     const WATCHES: usize = 200;

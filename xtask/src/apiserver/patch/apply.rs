@@ -89,7 +89,7 @@ fn shown(step: &str) -> String {
 
 fn merge(kind: &Kind, names: &mut Vec<String>, target: &mut Value, patch: &Value) {
     match patch {
-        Value::Object(fields) => {
+        Value::Object(fields) if !kind.is_atomic_map(names) => {
             let map = meta::as_map(target);
             for (name, value) in fields {
                 names.push(name.clone());
@@ -118,7 +118,7 @@ fn merge(kind: &Kind, names: &mut Vec<String>, target: &mut Value, patch: &Value
             }
             *target = Value::Array(merged);
         }
-        scalar => *target = scalar.clone(),
+        whole => *target = whole.clone(),
     }
 }
 

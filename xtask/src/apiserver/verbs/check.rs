@@ -11,6 +11,37 @@ const SUBDOMAIN_RULE: &str = "a lowercase RFC 1123 subdomain must consist of low
 const LABEL_RULE: &str = "a valid label must be an empty string or consist of alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric character";
 const KEY_RULE: &str = "name part must consist of alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric character";
 
+const METADATA: [&str; 15] = [
+    "annotations",
+    "creationTimestamp",
+    "deletionGracePeriodSeconds",
+    "deletionTimestamp",
+    "finalizers",
+    "generateName",
+    "generation",
+    "labels",
+    "managedFields",
+    "name",
+    "namespace",
+    "ownerReferences",
+    "resourceVersion",
+    "selfLink",
+    "uid",
+];
+
+/// Take away what metadata cannot have, and nulls, which are as good as absent; the answer names the unknown.
+pub(crate) fn prune_metadata(object: &mut Value) -> Vec<String> {
+    let mut unknown = Vec::new();
+    meta::metadata_mut(object).retain(|field, value| {
+        let is_known = METADATA.contains(&field.as_str());
+        if !is_known {
+            unknown.push(format!("metadata.{field}"));
+        }
+        is_known && !value.is_null()
+    });
+    unknown
+}
+
 pub(crate) fn metadata(kind: &Kind, object: &Value) -> Vec<Cause> {
     let mut causes = Vec::new();
     let name = meta::name(object);

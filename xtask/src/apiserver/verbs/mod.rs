@@ -16,11 +16,11 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 
 use super::fields::{Manager, Operation};
-use super::kind::Kind;
-use super::meta;
+use super::kind::{CRDS, Kind};
 use super::query::FieldValidation;
 use super::status::ApiError;
 use super::store::{Key, State, at_version};
+use super::{crd, meta};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Subresource {
@@ -87,10 +87,15 @@ impl Write<'_> {
 
     /// Prune, default and validate a proposed object.
     fn admit(&mut self, object: &mut Value, before: Option<&Value>, source: Source) -> Result<(), ApiError> {
+        let unknown = check::prune_metadata(object);
+        self.report_unknown(&unknown, source)?;
         if let Some(schema) = &self.kind.schema {
             let unknown = schema.prune(object);
             self.report_unknown(&unknown, source)?;
             schema.fill_defaults(object);
+        }
+        if &*self.kind.storage == CRDS {
+            self.report_unknown(&crd::unknown_fields(object), source)?;
         }
         let mut causes = check::metadata(self.kind, object);
         if let Some(schema) = &self.kind.schema {
