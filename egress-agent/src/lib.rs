@@ -1,4 +1,5 @@
 //! The agent: see the module headers, data flows from `kube` through `model` to `dataplane`.
 
+pub mod dataplane;
 pub mod model;
 pub mod object;

@@ -1,0 +1,149 @@
+//! Holding an egress IP on the network: probe before the first claim, hear solicitations, announce.
+//!
+//! The program on the uplink answers for an address from the moment its map entry is there. Around that:
+//!
+//! 1. **Join** (IPv6): membership of the solicited-node group, and its link address in the device's filter. A NIC or
+//!    macvlan that filters multicast would otherwise never show the solicitation to the program. The membership ends
+//!    with this process, the filter does not.
+//! 2. **Probe** ([`probe`]): three probes within 300 ms. RFC 5227 asks for up to seven seconds, which is made for hosts
+//!    that come up together; here one controller hands out addresses, and an outage lasts as long as the probe. Somebody
+//!    who answers later is met by the announcements.
+//! 3. The map entries, by the executor.
+//! 4. **Announce**: at once and after 1, 2, 4 and 8 seconds, so that one lost frame does not leave a neighbour behind.
+//!
+//! Giving up goes the other way round.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::net::{IpAddr, Ipv6Addr, UdpSocket};
+use std::time::Duration;
+
+use tokio::task::AbortHandle;
+use tokio::time::{Instant, sleep, timeout_at};
+use tracing::{debug, warn};
+
+use super::frames::{self, Mac, multicast_mac, solicited_node};
+use super::interfaces::Interface;
+use super::packet::{self, PacketSocket};
+
+const PROBES: u32 = 3;
+const PROBE_INTERVAL: Duration = Duration::from_millis(100);
+/// Seconds between announcements: at 0, 1, 2, 4 and 8 seconds.
+const ANNOUNCE_PAUSES: [u64; 5] = [0, 1, 1, 2, 4];
+/// Longer than any message that we look at.
+const FRAME: usize = 128;
+
+/// Asks the network whether somebody has the address; the link address of one who does.
+pub(super) async fn probe(uplink: Interface, address: IpAddr) -> io::Result<Option<Mac>> {
+    let socket = PacketSocket::listener(uplink.index, address)?;
+    let frame = frames::probe(uplink.mac, address);
+    for _ in 0..PROBES {
+        socket.get_ref().send(&frame)?;
+        let until = Instant::now() + PROBE_INTERVAL;
+        while let Ok(heard) = timeout_at(until, receive(&socket)).await {
+            let (buffer, length) = heard?;
+            let claimant = frames::claimant(buffer.get(..length).unwrap_or_default(), address, uplink.mac);
+            if claimant.is_some() {
+                return Ok(claimant);
+            }
+        }
+    }
+    Ok(None)
+}
+
+async fn receive(socket: &tokio::io::unix::AsyncFd<PacketSocket>) -> io::Result<([u8; FRAME], usize)> {
+    loop {
+        let mut ready = socket.readable().await?;
+        let mut buffer = [0; FRAME];
+        match ready.try_io(|socket| socket.get_ref().receive(&mut buffer)) {
+            Ok(received) => return received.map(|length| (buffer, length)),
+            Err(_would_block) => {}
+        }
+    }
+}
+
+/// The addresses that this agent holds. What it keeps for each ends when it is dropped.
+#[derive(Debug, Default)]
+pub(super) struct Claims {
+    held: BTreeMap<IpAddr, Held>,
+}
+
+#[derive(Debug, Default)]
+struct Held {
+    _membership: Option<UdpSocket>,
+    announcing: Option<AbortHandle>,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if let Some(task) = &self.announcing {
+            task.abort();
+        }
+    }
+}
+
+impl Claims {
+    /// Hears solicitations for the address from now on. Again for an address that is held: on a device made anew.
+    pub(super) fn join(&mut self, uplink_name: &str, uplink: Interface, address: IpAddr) {
+        let held = self.held.entry(address).or_default();
+        let IpAddr::V6(address) = address else { return };
+        let group = solicited_node(address);
+        // A device that is down takes no members; the filter is what matters then, and it comes up with an event.
+        held._membership = match packet::join(group, uplink.index) {
+            Ok(socket) => Some(socket),
+            Err(error) => {
+                warn!(%error, %group, "cannot join the group of an egress IP");
+                None
+            }
+        };
+        if let Err(error) = packet::add_filter(uplink_name, multicast_mac(group)) {
+            warn!(%error, %group, "cannot add the group of an egress IP to the uplink's filter");
+        }
+    }
+
+    /// Announces the address, starting now. Must be called in a runtime.
+    pub(super) fn announce(&mut self, uplink: Interface, address: IpAddr) {
+        let held = self.held.entry(address).or_default();
+        if let Some(task) = held.announcing.take() {
+            task.abort();
+        }
+        held.announcing = Some(tokio::spawn(announce(uplink, address)).abort_handle());
+    }
+
+    pub(super) fn leave(&mut self, uplink_name: &str, address: IpAddr) {
+        self.held.remove(&address);
+        if let IpAddr::V6(address) = address {
+            // Two addresses with the same last three bytes share a group.
+            let group = solicited_node(address);
+            if !self.v6().any(|other| solicited_node(other) == group) {
+                remove_filter(uplink_name, group);
+            }
+        }
+    }
+
+    fn v6(&self) -> impl Iterator<Item = Ipv6Addr> {
+        self.held.keys().filter_map(|address| match address {
+            IpAddr::V6(address) => Some(*address),
+            IpAddr::V4(_) => None,
+        })
+    }
+}
+
+/// Takes the group's link address out of the device's filter.
+pub(super) fn remove_filter(uplink_name: &str, group: Ipv6Addr) {
+    if let Err(error) = packet::remove_filter(uplink_name, multicast_mac(group)) {
+        warn!(%error, %group, "cannot remove the group of an egress IP from the uplink's filter");
+    }
+}
+
+async fn announce(uplink: Interface, address: IpAddr) {
+    let frame = frames::announcement(uplink.mac, address);
+    for pause in ANNOUNCE_PAUSES {
+        sleep(Duration::from_secs(pause)).await;
+        // A new socket each time: the device may have been away.
+        let sent = PacketSocket::sender(uplink.index).and_then(|socket| socket.send(&frame));
+        if let Err(error) = sent {
+            debug!(%error, %address, "cannot announce an egress IP");
+        }
+    }
+}

@@ -1,0 +1,186 @@
+//! Removing every trace from this node.
+//!
+//! It refuses to run beside an agent, which would only put things back. Everything else is collected: one thing that
+//! cannot be removed does not keep the rest. Steering goes first, the guard of the uplink last, so that no selected pod's
+//! packet leaves as a pod's in between.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io;
+use std::net::{IpAddr, Ipv6Addr};
+use std::path::Path;
+
+use aya::maps::MapData;
+use aya::programs::tc::{self, TcError};
+use egress_common::abi::{Addr, OwnedAddr};
+use futures::TryStreamExt;
+use rtnetlink::packet_route::tc::TcHandle;
+use tokio::task::JoinSet;
+
+use super::error::{StartError, map_io, netlink_io};
+use super::frames::solicited_node;
+use super::lock::InstanceLock;
+use super::names::{Device, Hook, OVERLAY_DEVICE, Pins};
+use super::tables::Hash;
+use super::{Settings, claim, connect, interfaces, overlay};
+
+/// The kernel gives clsact this handle.
+const CLSACT_MAJOR: u16 = 0xffff;
+
+/// What was removed and what could not be, one line each.
+#[derive(Debug, Default)]
+pub struct CleanupReport {
+    pub removed: Vec<String>,
+    pub problems: Vec<String>,
+}
+
+impl CleanupReport {
+    fn note(&mut self, what: &str, outcome: io::Result<bool>) {
+        match outcome {
+            Ok(true) => self.removed.push(what.to_owned()),
+            Ok(false) => {}
+            Err(error) => self.problems.push(format!("{what}: {error}")),
+        }
+    }
+}
+
+/// Removes links, pins, filters, the overlay device and multicast filters. An error only where an agent is running.
+pub async fn cleanup(settings: &Settings) -> Result<CleanupReport, StartError> {
+    let pins = Pins::new(&settings.bpffs);
+    let mut report = CleanupReport::default();
+    let lock = match InstanceLock::take(&pins) {
+        Ok(lock) => Some(lock),
+        Err(busy @ StartError::Busy { .. }) => return Err(busy),
+        // Without the file system there are no pins; the rest may be there all the same.
+        Err(StartError::NotBpffs { .. }) => None,
+        Err(error) => {
+            report.problems.push(error.to_string());
+            None
+        }
+    };
+    let groups = owned_groups(&pins).unwrap_or_else(|error| {
+        report.problems.push(format!("multicast groups of owned addresses: {error}"));
+        BTreeSet::new()
+    });
+    let mut tasks = JoinSet::new();
+    let netlink = connect(&mut tasks).map_err(|error| StartError::kernel("open a netlink socket", error))?;
+    remove_filters(&netlink, settings, &mut report).await;
+    if lock.is_some() {
+        remove_pins(&pins, &mut report);
+    }
+    for group in groups {
+        claim::remove_filter(&settings.uplink, group);
+    }
+    report.note(&format!("device {OVERLAY_DEVICE}"), overlay::remove(&netlink).await);
+    Ok(report)
+}
+
+/// Groups whose link addresses are in the uplink's filter because of this agent.
+fn owned_groups(pins: &Pins) -> io::Result<BTreeSet<Ipv6Addr>> {
+    let path = pins.map("owned_addr");
+    if !path.exists() {
+        return Ok(BTreeSet::new());
+    }
+    let data = MapData::from_pin(path).map_err(map_io)?;
+    let owned = Hash::<Addr, OwnedAddr>::new(data).map_err(map_io)?;
+    let mut groups = BTreeSet::new();
+    owned.for_each(|address, _| {
+        if let IpAddr::V6(address) = address.to_ip() {
+            groups.insert(solicited_node(address));
+        }
+    })?;
+    Ok(groups)
+}
+
+/// Links of every layout version, then everything else below the directory, then the directory.
+fn remove_pins(pins: &Pins, report: &mut CleanupReport) {
+    let versions = match children(pins.root()) {
+        Ok(versions) => versions,
+        Err(error) => return report.problems.push(format!("{}: {error}", pins.root().display())),
+    };
+    for version in versions {
+        for hook in Hook::ALL.into_iter().rev() {
+            let link = version.join("links").join(hook.name());
+            report.note(&format!("link {}", link.display()), absent_is_false(fs::remove_file(&link)));
+        }
+        remove_tree(&version, report);
+    }
+    report.note(&format!("directory {}", pins.root().display()), absent_is_false(fs::remove_dir(pins.root())));
+}
+
+fn remove_tree(path: &Path, report: &mut CleanupReport) {
+    let shown = path.display().to_string();
+    if !path.is_dir() {
+        return report.note(&format!("pin {shown}"), absent_is_false(fs::remove_file(path)));
+    }
+    match children(path) {
+        Ok(children) => children.iter().for_each(|child| remove_tree(child, report)),
+        Err(error) => report.problems.push(format!("{shown}: {error}")),
+    }
+    report.note(&format!("directory {shown}"), absent_is_false(fs::remove_dir(path)));
+}
+
+fn children(path: &Path) -> io::Result<Vec<std::path::PathBuf>> {
+    fs::read_dir(path)?.map(|entry| Ok(entry?.path())).collect()
+}
+
+fn absent_is_false(outcome: io::Result<()>) -> io::Result<bool> {
+    match outcome {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// Filters by the names of our programs, and the queueing discipline where no filter is left on it.
+async fn remove_filters(netlink: &rtnetlink::Handle, settings: &Settings, report: &mut CleanupReport) {
+    for hook in Hook::ALL.into_iter().rev() {
+        let device = settings.device(hook.device());
+        let what = format!("filter {} on {device}", hook.name());
+        match tc::qdisc_detach_program(device, hook.direction(), hook.name()) {
+            Ok(()) => report.removed.push(what),
+            Err(error) if is_absent(&error) => {}
+            Err(error) => report.problems.push(format!("{what}: {error}")),
+        }
+    }
+    for device in [Device::Mgmt, Device::Uplink] {
+        let name = settings.device(device);
+        report.note(&format!("clsact on {name}"), remove_idle_clsact(netlink, name, &report.removed).await);
+    }
+}
+
+/// No such device, no queueing discipline on it, or none of our filters.
+fn is_absent(error: &TcError) -> bool {
+    match error {
+        TcError::IoError(error) => {
+            error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(libc::ENODEV)
+        }
+        TcError::NetlinkError(error) => {
+            matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENODEV | libc::EINVAL | libc::EOPNOTSUPP))
+        }
+        _ => false,
+    }
+}
+
+/// Only where we have just removed a filter of ours: another hand's discipline is its own.
+async fn remove_idle_clsact(netlink: &rtnetlink::Handle, device: &str, removed: &[String]) -> io::Result<bool> {
+    let suffix = format!(" on {device}");
+    if !removed.iter().any(|line| line.ends_with(&suffix)) {
+        return Ok(false);
+    }
+    let Some(interface) = interfaces::interface(netlink, device).await? else { return Ok(false) };
+    let index = i32::try_from(interface.index).map_err(io::Error::other)?;
+    let ingress = netlink.traffic_filter(index).get().ingress();
+    let egress = netlink.traffic_filter(index).get().egress();
+    for filters in [ingress, egress] {
+        let filters: Vec<_> = filters.execute().try_collect().await.map_err(netlink_io)?;
+        if !filters.is_empty() {
+            return Ok(false);
+        }
+    }
+    let mut request = netlink.qdisc().del(index);
+    request.message_mut().header.parent = TcHandle::CLSACT;
+    request.message_mut().header.handle = TcHandle { major: CLSACT_MAJOR, minor: 0 };
+    request.execute().await.map_err(netlink_io)?;
+    Ok(true)
+}

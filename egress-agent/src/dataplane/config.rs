@@ -1,0 +1,119 @@
+//! The value of the map `config`: what the programs must know of their node. Pure, but for reading the port settings.
+//!
+//! Three hands change it: what the node looks like ([`with_facts`]), what the model wants of unknown pods, and the route
+//! generation, which makes the programs look up their cached next hops again. All go through one value in the state.
+
+use std::fs;
+use std::ops::RangeInclusive;
+
+use egress_common::abi::{Addr, Config, Family, PortRange};
+use tracing::warn;
+
+use super::interfaces::NodeFacts;
+use super::node_ports;
+
+/// What VXLAN adds to an inner IP packet: inner Ethernet, VXLAN, UDP, outer IP.
+const fn overhead(underlay: Family) -> u32 {
+    let outer_ip = match underlay {
+        Family::V4 => 20,
+        Family::V6 => 40,
+    };
+    14 + 8 + 8 + outer_ip
+}
+
+/// The same configuration on a node that looks like this. A device that is not there has index zero, to which nothing
+/// can be redirected.
+pub(super) fn with_facts(config: Config, facts: &NodeFacts, underlay: Family) -> Config {
+    let mut config = config;
+    let uplink = facts.uplink;
+    let mgmt = facts.mgmt;
+    config.uplink_ifindex = uplink.map_or(0, |device| device.index);
+    config.mgmt_ifindex = mgmt.map_or(0, |device| device.index);
+    config.overlay_ifindex = facts.overlay.map_or(0, |device| device.index);
+    // The last known values stay while a device is away: no packet meets them.
+    if let Some(uplink) = uplink {
+        config.uplink_mac = uplink.mac;
+        config.overlay_mtu = uplink.mtu.saturating_sub(overhead(underlay));
+        config.node_v4 = facts.v4.map_or(Addr::UNSPECIFIED, |address| Addr::v4(address.octets()));
+        config.node_v6 = facts.v6.map_or(Addr::UNSPECIFIED, |address| Addr::v6(address.octets()));
+    }
+    if let Some(mgmt) = mgmt {
+        config.mgmt_mac = mgmt.mac;
+        config.pod_mtu = mgmt.mtu;
+    }
+    config
+}
+
+/// Next value of a generation; zero means "never written".
+pub(super) const fn next_generation(generation: u32) -> u32 {
+    match generation.checked_add(1) {
+        Some(next) => next,
+        None => 1,
+    }
+}
+
+/// Ports for NAT on the node's own address; an empty range, with a warning, where nothing is left.
+pub(super) fn node_ports(node_port_range: &RangeInclusive<u16>, tunnel_port: u16) -> PortRange {
+    let mut excluded = vec![node_port_range.clone(), tunnel_port..=tunnel_port];
+    match read("ip_local_port_range").as_deref().and_then(node_ports::parse_range) {
+        Some(range) => excluded.push(range),
+        None => warn!("cannot read the ephemeral port range: taking the kernel's default, 32768-60999"),
+    }
+    if excluded.len() == 2 {
+        excluded.push(32768..=60999);
+    }
+    match read("ip_local_reserved_ports").as_deref().and_then(node_ports::parse_list) {
+        Some(ranges) => excluded.extend(ranges),
+        None => warn!("cannot read the reserved ports: taking none"),
+    }
+    let range = node_ports::choose(&excluded).unwrap_or(PortRange { first: 0, last: 0 });
+    let count = if range.first == 0 { 0 } else { usize::from(range.last - range.first) + 1 };
+    if count < node_ports::COMFORTABLE {
+        warn!(
+            count,
+            "few ports for pods' traffic to other nodes: narrow net.ipv4.ip_local_port_range or ip_local_reserved_ports"
+        );
+    }
+    range
+}
+
+fn read(name: &str) -> Option<String> {
+    fs::read_to_string(format!("/proc/sys/net/ipv4/{name}")).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dataplane::interfaces::Interface;
+
+    fn facts() -> NodeFacts {
+        NodeFacts {
+            uplink: Some(Interface { index: 2, mac: [2; 6], mtu: 1500 }),
+            mgmt: Some(Interface { index: 3, mac: [3; 6], mtu: 1400 }),
+            overlay: Some(Interface { index: 4, mac: [4; 6], mtu: 65535 }),
+            v4: Some([172, 18, 0, 2].into()),
+            v6: None,
+        }
+    }
+
+    #[test]
+    fn the_overlay_takes_what_the_underlay_leaves() {
+        assert_eq!(with_facts(Config::EMPTY, &facts(), Family::V4).overlay_mtu, 1450);
+        assert_eq!(with_facts(Config::EMPTY, &facts(), Family::V6).overlay_mtu, 1430);
+    }
+
+    #[test]
+    fn a_device_that_is_away_cannot_be_redirected_to() {
+        let there = with_facts(Config::EMPTY, &facts(), Family::V4);
+        let away = with_facts(there, &NodeFacts { uplink: None, ..facts() }, Family::V4);
+        assert_eq!((away.uplink_ifindex, away.mgmt_ifindex), (0, 3));
+        assert_eq!(away.node_v4, there.node_v4);
+        assert_eq!(with_facts(away, &facts(), Family::V4), there, "and back again");
+    }
+
+    #[test]
+    fn generations_never_return_to_zero() {
+        assert_eq!(next_generation(0), 1);
+        assert_eq!(next_generation(u32::MAX), 1);
+    }
+}

@@ -1,0 +1,68 @@
+//! Why the data plane did not start. Each line says what to do; running traffic is left alone in every case, since links
+//! are attached last.
+
+use std::io;
+use std::path::PathBuf;
+
+use super::names::Device;
+
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    #[error("{}", crate::object::NOT_EMBEDDED)]
+    NoObject,
+    #[error("this kernel lacks {missing}: use a kernel that has it (see docs/kernel-support.md)")]
+    MissingFeatures { missing: String },
+    #[error("no interface {name}: name the {device} with {flag}")]
+    NoInterface { device: Device, name: String, flag: &'static str },
+    #[error(
+        "{path} is not on a BPF file system: mount one with `mount -t bpf bpf {mount}`, or name another with --bpffs"
+    )]
+    NotBpffs { path: PathBuf, mount: PathBuf },
+    #[error("another egress-agent runs on {what}: stop it first")]
+    Busy { what: String },
+    #[error(
+        "{path} was pinned by another version ({found}; this one has {wanted}): run `egress-agent cleanup`, or the version \
+         that made it"
+    )]
+    ForeignMap { path: PathBuf, found: String, wanted: String },
+    #[error(
+        "{path} holds the maps of another version: run `egress-agent cleanup` with that version, or go on using it"
+    )]
+    ForeignVersion { path: PathBuf },
+    #[error("UDP port {port} is in use on this node: give every agent another one with --tunnel-port")]
+    TunnelPortTaken { port: u16 },
+    #[error("the eBPF object has no {what} `{name}`: build with cargo xtask build")]
+    NotInObject { what: &'static str, name: &'static str },
+    #[error("the kernel refused the eBPF object: {0}")]
+    Object(String),
+    #[error("the kernel refused to attach {hook}: {reason}")]
+    Attach { hook: &'static str, reason: String },
+    #[error("{what}: {source}")]
+    Kernel { what: String, source: io::Error },
+}
+
+impl StartError {
+    pub(super) fn kernel(what: impl Into<String>, source: io::Error) -> Self {
+        Self::Kernel { what: what.into(), source }
+    }
+}
+
+/// The error number below one of rtnetlink's errors, where there is one.
+pub(super) fn netlink_io(error: rtnetlink::Error) -> io::Error {
+    match error {
+        rtnetlink::Error::NetlinkError(message) => message.to_io(),
+        other => io::Error::other(other),
+    }
+}
+
+/// The error number below one of aya's map errors, where there is one.
+pub(super) fn map_io(error: aya::maps::MapError) -> io::Error {
+    use aya::maps::MapError;
+    match error {
+        MapError::SyscallError(error) => error.io_error,
+        MapError::IoError(error) => error,
+        MapError::CreateError { io_error, .. } => io_error,
+        MapError::KeyNotFound | MapError::ElementNotFound => io::Error::from_raw_os_error(libc::ENOENT),
+        other => io::Error::other(other),
+    }
+}

@@ -1,0 +1,133 @@
+//! Sampled drops from the ring buffer into the log, at debug level and at most ten a second.
+
+use std::time::Duration;
+
+use aya::maps::{MapData, RingBuf};
+use egress_common::abi::{DropEvent, Tuple, Verdict};
+use tokio::time::Instant;
+use tracing::{debug, warn};
+
+use super::map_access;
+
+const WINDOW: Duration = Duration::from_secs(1);
+const LINES_PER_WINDOW: u32 = 10;
+
+/// Field by field in the layout of [`DropEvent`], whose integers are in host order and whose tuple is 40 bytes.
+const TIME: usize = 0;
+const VERDICT: usize = 8;
+const IFINDEX: usize = 12;
+const EGRESS_ID: usize = 16;
+const LENGTH: usize = 20;
+const TUPLE: usize = 24;
+
+/// Runs until it is dropped.
+pub(super) async fn run(ring: RingBuf<MapData>) {
+    let mut ring = match map_access::await_ring(ring) {
+        Ok(ring) => ring,
+        Err(error) => return warn!(%error, "cannot wait for drop events: none will be logged"),
+    };
+    let mut budget = Budget { since: Instant::now(), lines: 0, held_back: 0 };
+    loop {
+        match ring.readable_mut().await {
+            Ok(mut ready) => {
+                while let Some(item) = ready.get_inner_mut().next() {
+                    budget.log(&item);
+                }
+                ready.clear_ready();
+            }
+            Err(error) => return warn!(%error, "drop events have ended"),
+        }
+    }
+}
+
+/// How much may be written in this window.
+struct Budget {
+    since: Instant,
+    lines: u32,
+    held_back: u64,
+}
+
+impl Budget {
+    fn log(&mut self, item: &[u8]) {
+        if self.since.elapsed() >= WINDOW {
+            if self.held_back > 0 {
+                debug!(count = self.held_back, "more drops were sampled");
+            }
+            *self = Self { since: Instant::now(), lines: 0, held_back: 0 };
+        }
+        if self.lines >= LINES_PER_WINDOW {
+            self.held_back += 1;
+            return;
+        }
+        self.lines += 1;
+        match decode(item) {
+            Some(Sample { verdict, ifindex, egress_id, length, source, destination, protocol }) => {
+                debug!(%source, %destination, protocol, reason = verdict, egress_id, ifindex, length, "packet dropped");
+            }
+            None => debug!(bytes = item.len(), "a drop event of another version"),
+        }
+    }
+}
+
+#[derive(Debug, PartialEq, Eq)]
+struct Sample {
+    verdict: &'static str,
+    ifindex: u32,
+    egress_id: u32,
+    length: u32,
+    source: std::net::SocketAddr,
+    destination: std::net::SocketAddr,
+    protocol: u8,
+}
+
+fn decode(item: &[u8]) -> Option<Sample> {
+    if item.len() != size_of::<DropEvent>() {
+        return None;
+    }
+    let word = |at: usize| Some(u32::from_ne_bytes(item.get(at..at + 4)?.try_into().ok()?));
+    let address = |at: usize| Some(egress_common::abi::Addr::v6(item.get(at..at + 16)?.try_into().ok()?).to_ip());
+    let port = |at: usize| Some(u16::from_be_bytes(item.get(at..at + 2)?.try_into().ok()?));
+    Some(Sample {
+        verdict: Verdict::from_index(word(VERDICT)?)?.label(),
+        ifindex: word(IFINDEX)?,
+        egress_id: word(EGRESS_ID)?,
+        length: word(LENGTH)?,
+        source: (address(TUPLE)?, port(TUPLE + 32)?).into(),
+        destination: (address(TUPLE + 16)?, port(TUPLE + 34)?).into(),
+        protocol: *item.get(TUPLE + 36)?,
+    })
+}
+
+const _: () = {
+    assert!(std::mem::offset_of!(DropEvent, time_ns) == TIME);
+    assert!(std::mem::offset_of!(DropEvent, verdict) == VERDICT);
+    assert!(std::mem::offset_of!(DropEvent, ifindex) == IFINDEX);
+    assert!(std::mem::offset_of!(DropEvent, egress_id) == EGRESS_ID);
+    assert!(std::mem::offset_of!(DropEvent, length) == LENGTH);
+    assert!(std::mem::offset_of!(DropEvent, tuple) == TUPLE);
+    assert!(size_of::<Tuple>() == 40);
+};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_event_is_decoded_by_its_layout() {
+        let mut item = [0_u8; 64];
+        item[8..12].copy_from_slice(&Verdict::NoGateway.index().to_ne_bytes());
+        item[12..16].copy_from_slice(&7_u32.to_ne_bytes());
+        item[16..20].copy_from_slice(&9_u32.to_ne_bytes());
+        item[20..24].copy_from_slice(&60_u32.to_ne_bytes());
+        item[24..40].copy_from_slice(&egress_common::abi::Addr::v4([10, 244, 1, 10]).octets());
+        item[40..56].copy_from_slice(&egress_common::abi::Addr::v4([198, 51, 100, 10]).octets());
+        item[56..60].copy_from_slice(&[0x30, 0x39, 0, 80]);
+        item[60] = 6;
+        let sample = decode(&item).expect("of the right size");
+        assert_eq!(sample.verdict, "no_gateway");
+        assert_eq!((sample.ifindex, sample.egress_id, sample.length, sample.protocol), (7, 9, 60, 6));
+        assert_eq!(sample.source, "10.244.1.10:12345".parse().expect("a literal"));
+        assert_eq!(sample.destination, "198.51.100.10:80".parse().expect("a literal"));
+        assert_eq!(decode(&item[..63]), None);
+    }
+}

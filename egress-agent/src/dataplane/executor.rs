@@ -1,0 +1,206 @@
+//! Actions onto the kernel, and the kernel's state back.
+//!
+//! One action is one map write, but for claims (see `claim`) and cuts (see `cut`). An error leaves the state as it was.
+
+use std::io;
+use std::net::IpAddr;
+
+use aya::Pod;
+use egress_common::abi::{Addr, MAX_SLOTS, Owned, PodEntry, PolicyKey};
+use nix::time::{ClockId, clock_gettime};
+use tracing::info;
+
+use super::state::State;
+use super::tables::Hash;
+use super::{Dataplane, Shared, claim, convert, cut};
+use crate::model::executor::{DataplaneError, Executor};
+use crate::model::state::{Action, EgressId, KernelState, PodState, Policy};
+
+impl Executor for Dataplane {
+    async fn observe(&mut self) -> Result<KernelState, DataplaneError> {
+        observe(&self.shared.state())
+    }
+
+    async fn apply(&mut self, action: &Action) -> Result<(), DataplaneError> {
+        match action {
+            Action::Own(id, address) => own(&self.shared, *id, *address).await,
+            other => write(&self.shared, other),
+        }
+    }
+}
+
+fn observe(state: &State) -> Result<KernelState, DataplaneError> {
+    let tables = &state.tables;
+    let mut seen = KernelState { on_unknown_pod: state.on_unknown_pod(), ..KernelState::default() };
+    tables
+        .pods
+        .for_each(|key: &Addr, entry| {
+            seen.pods.insert(key.to_ip(), convert::pod_state(entry));
+        })
+        .map_err(kernel("read map pods"))?;
+    tables
+        .policy
+        .for_each(|key: &PolicyKey, value| {
+            if let Some(family) = key.family() {
+                seen.policy.insert((EgressId(key.egress_id), family), convert::policy(value));
+            }
+        })
+        .map_err(kernel("read map policy"))?;
+    tables
+        .owned
+        .for_each(|id: &u32, entry: &Owned| {
+            seen.owned.insert(EgressId(*id), entry.address.to_ip());
+        })
+        .map_err(kernel("read map owned"))?;
+    tables
+        .nodes
+        .for_each(|key: &Addr, entry| {
+            seen.nodes.insert(key.to_ip(), convert::node(entry));
+        })
+        .map_err(kernel("read map nodes"))?;
+    let see = |key: &_, value: &_| {
+        if let (Some(net), Some(prefix)) = (convert::cluster_net(key), convert::prefix(value)) {
+            seen.cluster.insert(net, prefix);
+        }
+    };
+    tables.cluster.for_each(see).map_err(kernel("read map cluster"))?;
+    Ok(seen)
+}
+
+/// Every action but `Own`.
+fn write(shared: &Shared, action: &Action) -> Result<(), DataplaneError> {
+    let mut guard = shared.state();
+    let state = &mut *guard;
+    let tables = &mut state.tables;
+    match action {
+        Action::SetUnknownPods(on) => state.set_on_unknown_pod(*on).map_err(kernel("write map config")),
+        Action::PutNode(address, node) => {
+            put("nodes", &mut tables.nodes, &Addr::from(*address), &convert::node_entry(*node))?;
+            if node.own { state.set_underlay(node.node.0).map_err(kernel("write map config")) } else { Ok(()) }
+        }
+        Action::RemoveNode(address) => remove("remove from map nodes", &mut tables.nodes, &Addr::from(*address)),
+        Action::PutPrefix(net, prefix) => {
+            let map = &mut tables.cluster;
+            map.put(&convert::cluster_key(net), &convert::prefix_value(*prefix))
+                .map_err(|error| refused("cluster", map.limit(), error))
+        }
+        Action::RemovePrefix(net) => {
+            tables.cluster.remove(&convert::cluster_key(net)).map(drop).map_err(kernel("remove from map cluster"))
+        }
+        Action::PutPolicy(id, family, policy) => {
+            put("policy", &mut tables.policy, &PolicyKey::new(id.0, *family), &policy_value(policy)?)
+        }
+        Action::RemovePolicy(id, family) => {
+            remove("remove from map policy", &mut tables.policy, &PolicyKey::new(id.0, *family))
+        }
+        Action::PutPod(address, pod) => put_pod(&mut tables.pods, *address, *pod),
+        Action::RemovePod(address) => remove("remove from map pods", &mut tables.pods, &Addr::from(*address)),
+        // Its probe waits for the network, so it does not run under the lock.
+        Action::Own(..) => Ok(()),
+        Action::Disown(id, address) => disown(shared, state, *id, *address),
+        Action::CutFlows(id, addresses) => {
+            cut::flows_of_addresses(tables, *id, addresses).map(drop).map_err(kernel("cut flows"))
+        }
+        Action::CutPodFlows(pod, id) => cut::flows_of_pod(tables, *pod, *id).map(drop).map_err(kernel("cut flows")),
+    }
+}
+
+/// A pod that was selected by this object already keeps the time since when.
+fn put_pod(pods: &mut Hash<Addr, PodEntry>, address: IpAddr, pod: PodState) -> Result<(), DataplaneError> {
+    let key = Addr::from(address);
+    let since = match (pods.get(&key).map_err(kernel("read map pods"))?, pod) {
+        (Some(before), PodState::Selected(id)) if before.egress_id() == Some(id.0) => before.selected_since_ns,
+        _ => now_ns().map_err(kernel("read the clock"))?,
+    };
+    put("pods", pods, &key, &convert::pod_entry(pod, since))
+}
+
+/// Claims the address for the object: probe, entries, announcements. An entry that is there already (a restart) is not
+/// probed for, since the answer would be our own.
+async fn own(shared: &Shared, id: EgressId, address: IpAddr) -> Result<(), DataplaneError> {
+    let (uplink, held) = {
+        let state = shared.state();
+        (state.facts().uplink, state.tables.owned.get(&id.0).map_err(kernel("read map owned"))?)
+    };
+    let no_uplink = || kernel("claim an egress IP")(io::Error::from_raw_os_error(libc::ENETDOWN));
+    let uplink = uplink.ok_or_else(no_uplink)?;
+    match held.map(|entry| entry.address.to_ip()) {
+        Some(held) if held == address => return Ok(()),
+        // One object has one address on a node.
+        Some(held) => write(shared, &Action::Disown(id, held))?,
+        None => {}
+    }
+    shared.state().claims.join(&shared.settings.uplink, uplink, address);
+    let answer = claim::probe(uplink, address).await.map_err(kernel("probe for an egress IP"));
+    let claimed = match answer {
+        Ok(None) => shared.state().write_owned(id, address, uplink).map_err(kernel("write the owned address")),
+        Ok(Some(mac)) => Err(DataplaneError::AddressInUse { address, mac: mac_text(mac) }),
+        Err(error) => Err(error),
+    };
+    let mut state = shared.state();
+    if claimed.is_err() {
+        state.claims.leave(&shared.settings.uplink, address);
+    } else {
+        // The uplink may have been made anew during the probe.
+        let uplink = state.facts().uplink.unwrap_or(uplink);
+        state.claims.announce(uplink, address);
+        info!(%address, id = id.0, "egress IP is served here");
+    }
+    claimed
+}
+
+/// Translation ends first, answers second, membership last.
+fn disown(shared: &Shared, state: &mut State, id: EgressId, address: IpAddr) -> Result<(), DataplaneError> {
+    let tables = &mut state.tables;
+    let key = Addr::from(address);
+    let owned = tables.owned.get(&id.0).map_err(kernel("read map owned"))?;
+    if owned.is_some_and(|entry| entry.address == key) {
+        remove("remove from map owned", &mut tables.owned, &id.0)?;
+    }
+    // The address may belong to another object by now.
+    let answers = tables.owned_addr.get(&key).map_err(kernel("read map owned_addr"))?;
+    if answers.is_some_and(|entry| entry.egress_id == id.0) {
+        remove("remove from map owned_addr", &mut tables.owned_addr, &key)?;
+        state.claims.leave(&shared.settings.uplink, address);
+        info!(%address, id = id.0, "egress IP is no longer served here");
+    }
+    Ok(())
+}
+
+fn policy_value(policy: &Policy) -> Result<egress_common::abi::Policy, DataplaneError> {
+    let limit = u32::try_from(MAX_SLOTS).unwrap_or(u32::MAX);
+    convert::policy_value(policy).ok_or(DataplaneError::Full { map: "a value of map policy", limit })
+}
+
+/// Boot-time clock, the one of the programs.
+fn now_ns() -> io::Result<u64> {
+    let now = clock_gettime(ClockId::CLOCK_BOOTTIME)?;
+    let seconds = u64::try_from(now.tv_sec()).map_err(io::Error::other)?;
+    let nanoseconds = u64::try_from(now.tv_nsec()).map_err(io::Error::other)?;
+    Ok(seconds.saturating_mul(1_000_000_000).saturating_add(nanoseconds))
+}
+
+fn kernel(what: &'static str) -> impl Fn(io::Error) -> DataplaneError {
+    move |source| DataplaneError::Kernel { what, source }
+}
+
+fn put<K: Pod, V: Pod>(name: &'static str, map: &mut Hash<K, V>, key: &K, value: &V) -> Result<(), DataplaneError> {
+    map.put(key, value).map_err(|error| refused(name, map.limit(), error))
+}
+
+/// Why an insertion failed; the kernel says "full" in three ways.
+fn refused(map: &'static str, limit: u32, source: io::Error) -> DataplaneError {
+    match source.raw_os_error() {
+        Some(libc::E2BIG | libc::ENOSPC | libc::ENOMEM) => DataplaneError::Full { map, limit },
+        _ => DataplaneError::Kernel { what: map, source },
+    }
+}
+
+/// Not there is as good as removed.
+fn remove<K: Pod, V: Pod>(what: &'static str, map: &mut Hash<K, V>, key: &K) -> Result<(), DataplaneError> {
+    map.remove(key).map(drop).map_err(kernel(what))
+}
+
+fn mac_text(mac: [u8; 6]) -> String {
+    mac.map(|byte| format!("{byte:02x}")).join(":")
+}

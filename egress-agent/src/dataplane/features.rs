@@ -1,0 +1,74 @@
+//! What this kernel can do: asked, not deduced from its version.
+//!
+//! A feature that the programs cannot do without is an error that names all that are missing, in one line. TCX is a
+//! choice: links where the kernel has them, clsact filters elsewhere.
+
+use aya::maps::MapType;
+use aya::programs::{ProgramType, SchedClassifier, TcAttachType};
+use aya::sys::{BpfHelper, is_helper_supported, is_map_supported, is_program_supported};
+use tracing::debug;
+
+use super::error::StartError;
+
+/// How programs are put on their hooks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Attachment {
+    /// TCX links, pinned.
+    Tcx,
+    /// Filters of the clsact queueing discipline.
+    Clsact,
+}
+
+/// The loopback device is in every network namespace.
+const ANY_DEVICE: &str = "lo";
+
+/// What differs between kernels and matters to us.
+#[derive(Clone, Copy, Debug)]
+pub struct Features {
+    pub attachment: Attachment,
+}
+
+/// Asks the kernel.
+pub fn probe() -> Result<Features, StartError> {
+    let checks = [
+        (
+            "TC programs (CONFIG_NET_CLS_BPF)",
+            is_program_supported(ProgramType::SchedClassifier).map_err(|e| e.to_string()),
+        ),
+        ("bpf_loop (Linux 5.17)", classifier_has(BpfHelper::BPF_FUNC_loop)),
+        ("bpf_fib_lookup (Linux 4.18)", classifier_has(BpfHelper::BPF_FUNC_fib_lookup)),
+        ("ring buffers (Linux 5.8)", has_map(MapType::RingBuf)),
+        ("longest-prefix maps (Linux 4.11)", has_map(MapType::LpmTrie)),
+        ("LRU maps (Linux 4.10)", has_map(MapType::LruHash)),
+        ("per-CPU hash maps (Linux 4.6)", has_map(MapType::PerCpuHash)),
+        ("BTF (Linux 4.18)", Ok(aya::features().btf().is_some())),
+    ];
+    let mut missing = Vec::new();
+    for (name, outcome) in checks {
+        match outcome {
+            Ok(true) => {}
+            Ok(false) => missing.push(name.to_owned()),
+            Err(reason) => missing.push(format!("{name}: {reason}")),
+        }
+    }
+    if !missing.is_empty() {
+        return Err(StartError::MissingFeatures { missing: missing.join(", ") });
+    }
+    // A question that changes nothing: which TCX programs are on the loopback device?
+    let attachment = match SchedClassifier::query_tcx(ANY_DEVICE, TcAttachType::Ingress) {
+        Ok(_) => Attachment::Tcx,
+        Err(error) => {
+            debug!(%error, "no TCX links (Linux 6.6): using clsact filters");
+            Attachment::Clsact
+        }
+    };
+    Ok(Features { attachment })
+}
+
+fn classifier_has(helper: BpfHelper) -> Result<bool, String> {
+    is_helper_supported(ProgramType::SchedClassifier, helper).map_err(|error| error.to_string())
+}
+
+fn has_map(map: MapType) -> Result<bool, String> {
+    is_map_supported(map).map_err(|error| error.to_string())
+}

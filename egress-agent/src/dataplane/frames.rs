@@ -1,0 +1,252 @@
+//! The Ethernet frames by which an address is probed for and announced, and what counts as somebody else's claim. Pure.
+//!
+//! | | IPv4 (RFC 5227) | IPv6 (RFC 4861, RFC 4862) |
+//! |---|---|---|
+//! | probe | ARP request, sender address zero | neighbour solicitation from `::` to the solicited-node group |
+//! | announce | ARP request, sender and target are the address | unsolicited neighbour advertisement to all nodes, override |
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use bytes::{BufMut, Bytes, BytesMut};
+
+pub(super) type Mac = [u8; 6];
+
+pub(super) const ETHERTYPE_ARP: u16 = 0x0806;
+pub(super) const ETHERTYPE_IPV6: u16 = 0x86dd;
+pub(super) const ETHERNET_LEN: usize = 14;
+pub(super) const IPV6_LEN: usize = 40;
+pub(super) const ICMPV6: u8 = 58;
+pub(super) const NEIGHBOUR_SOLICITATION: u8 = 135;
+pub(super) const NEIGHBOUR_ADVERTISEMENT: u8 = 136;
+
+const BROADCAST: Mac = [0xff; 6];
+const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
+const ARP_REQUEST: u16 = 1;
+const OPTION_TARGET_LINK_ADDRESS: u8 = 2;
+/// Override flag of an advertisement (RFC 4861 section 4.4).
+const OVERRIDE: u32 = 1 << 29;
+/// Neighbour discovery is valid with this hop limit only.
+const HOP_LIMIT: u8 = 255;
+
+/// The group that solicitations for the address go to (RFC 4291 section 2.7.1).
+pub(super) fn solicited_node(address: Ipv6Addr) -> Ipv6Addr {
+    let o = address.octets();
+    Ipv6Addr::new(0xff02, 0, 0, 0, 0, 1, 0xff00 | u16::from(o[13]), u16::from_be_bytes([o[14], o[15]]))
+}
+
+/// The link address of a multicast group (RFC 2464 section 7).
+pub(super) fn multicast_mac(group: Ipv6Addr) -> Mac {
+    let o = group.octets();
+    [0x33, 0x33, o[12], o[13], o[14], o[15]]
+}
+
+/// Asks whether somebody has the address.
+pub(super) fn probe(mac: Mac, address: IpAddr) -> Bytes {
+    match address {
+        IpAddr::V4(address) => arp_request(mac, Ipv4Addr::UNSPECIFIED, address),
+        IpAddr::V6(address) => {
+            let group = solicited_node(address);
+            // No source link address option: the source is unspecified.
+            neighbour(mac, Ipv6Addr::UNSPECIFIED, group, NEIGHBOUR_SOLICITATION, 0, address, None)
+        }
+    }
+}
+
+/// Says that the address is at `mac`.
+pub(super) fn announcement(mac: Mac, address: IpAddr) -> Bytes {
+    match address {
+        IpAddr::V4(address) => arp_request(mac, address, address),
+        IpAddr::V6(address) => {
+            neighbour(mac, address, ALL_NODES, NEIGHBOUR_ADVERTISEMENT, OVERRIDE, address, Some(mac))
+        }
+    }
+}
+
+/// Who else claims the address in this frame, if anybody: it answers for it, uses it, or probes for it too.
+pub(super) fn claimant(frame: &[u8], address: IpAddr, ours: Mac) -> Option<Mac> {
+    let source: Mac = bytes_at(frame, 6)?;
+    if source == ours {
+        return None;
+    }
+    let ethertype = u16::from_be_bytes(bytes_at(frame, 12)?);
+    let payload = frame.get(ETHERNET_LEN..)?;
+    match (ethertype, address) {
+        (ETHERTYPE_ARP, IpAddr::V4(address)) => arp_claimant(payload, address, ours),
+        (ETHERTYPE_IPV6, IpAddr::V6(address)) => neighbour_claims(payload, address).then_some(source),
+        _ => None,
+    }
+}
+
+fn arp_request(mac: Mac, sender: Ipv4Addr, target: Ipv4Addr) -> Bytes {
+    let mut frame = BytesMut::with_capacity(42);
+    ethernet(&mut frame, BROADCAST, mac, ETHERTYPE_ARP);
+    // Ethernet and IPv4, with their address lengths.
+    frame.put_u16(1);
+    frame.put_u16(0x0800);
+    frame.put_u8(6);
+    frame.put_u8(4);
+    frame.put_u16(ARP_REQUEST);
+    frame.put_slice(&mac);
+    frame.put_slice(&sender.octets());
+    frame.put_bytes(0, 6);
+    frame.put_slice(&target.octets());
+    frame.freeze()
+}
+
+fn neighbour(
+    mac: Mac,
+    source: Ipv6Addr,
+    destination: Ipv6Addr,
+    kind: u8,
+    flags: u32,
+    target: Ipv6Addr,
+    link_address: Option<Mac>,
+) -> Bytes {
+    let mut message = BytesMut::with_capacity(32);
+    message.put_u8(kind);
+    message.put_u8(0);
+    message.put_u16(0);
+    message.put_u32(flags);
+    message.put_slice(&target.octets());
+    if let Some(link_address) = link_address {
+        // Length in units of eight bytes.
+        message.put_slice(&[OPTION_TARGET_LINK_ADDRESS, 1]);
+        message.put_slice(&link_address);
+    }
+    let sum = checksum(source, destination, &message);
+    message[2..4].copy_from_slice(&sum.to_be_bytes());
+
+    let mut frame = BytesMut::with_capacity(ETHERNET_LEN + IPV6_LEN + message.len());
+    ethernet(&mut frame, multicast_mac(destination), mac, ETHERTYPE_IPV6);
+    frame.put_u32(6 << 28);
+    // At most 32 bytes.
+    frame.put_u16(u16::try_from(message.len()).unwrap_or(u16::MAX));
+    frame.put_u8(ICMPV6);
+    frame.put_u8(HOP_LIMIT);
+    frame.put_slice(&source.octets());
+    frame.put_slice(&destination.octets());
+    frame.put_slice(&message);
+    frame.freeze()
+}
+
+fn ethernet(frame: &mut BytesMut, destination: Mac, source: Mac, ethertype: u16) {
+    frame.put_slice(&destination);
+    frame.put_slice(&source);
+    frame.put_u16(ethertype);
+}
+
+/// Of an ICMPv6 message of even length whose checksum field is zero (RFC 4443 section 2.3).
+fn checksum(source: Ipv6Addr, destination: Ipv6Addr, message: &[u8]) -> u16 {
+    let words = |bytes: &[u8]| -> u64 {
+        bytes.chunks_exact(2).map(|pair| u64::from(u16::from_be_bytes([pair[0], pair[1]]))).sum()
+    };
+    let pseudo = words(&source.octets()) + words(&destination.octets()) + message.len() as u64 + u64::from(ICMPV6);
+    let mut sum = pseudo + words(message);
+    while sum > 0xffff {
+        sum = (sum & 0xffff) + (sum >> 16);
+    }
+    !u16::try_from(sum).unwrap_or(u16::MAX)
+}
+
+/// RFC 5227 section 2.1.1: any packet whose sender is the address, or somebody else's probe for it.
+fn arp_claimant(arp: &[u8], address: Ipv4Addr, ours: Mac) -> Option<Mac> {
+    let ethernet_and_ipv4 = [0, 1, 8, 0, 6, 4];
+    if arp.get(..6)? != ethernet_and_ipv4 {
+        return None;
+    }
+    let sender: Mac = bytes_at(arp, 8)?;
+    let sender_address = Ipv4Addr::from(bytes_at::<4>(arp, 14)?);
+    let target_address = Ipv4Addr::from(bytes_at::<4>(arp, 24)?);
+    let probing = sender_address.is_unspecified() && target_address == address;
+    (sender != ours && (sender_address == address || probing)).then_some(sender)
+}
+
+/// RFC 4862 section 5.4: an advertisement of the address, or somebody else's duplicate address detection.
+fn neighbour_claims(packet: &[u8], address: Ipv6Addr) -> bool {
+    let header = |packet: &[u8]| Some((*packet.get(6)?, bytes_at::<16>(packet, 8)?, *packet.get(IPV6_LEN)?));
+    let Some((next_header, source, kind)) = header(packet) else { return false };
+    let target = bytes_at::<16>(packet, IPV6_LEN + 8).map(Ipv6Addr::from);
+    if next_header != ICMPV6 || target != Some(address) {
+        return false;
+    }
+    match kind {
+        NEIGHBOUR_ADVERTISEMENT => true,
+        NEIGHBOUR_SOLICITATION => Ipv6Addr::from(source).is_unspecified(),
+        _ => false,
+    }
+}
+
+fn bytes_at<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
+    bytes.get(at..at.checked_add(N)?)?.try_into().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OURS: Mac = [2, 0, 0, 0, 0, 1];
+    const THEIRS: Mac = [2, 0, 0, 0, 0, 2];
+
+    fn v4() -> IpAddr {
+        "172.18.0.100".parse().expect("a literal")
+    }
+
+    fn v6() -> IpAddr {
+        "fd00:172:18::1:100".parse().expect("a literal")
+    }
+
+    #[test]
+    fn solicited_node_groups_have_their_link_address() {
+        let group = solicited_node("fd00::1:2:0304".parse().expect("a literal"));
+        assert_eq!(group, "ff02::1:ff02:304".parse::<Ipv6Addr>().expect("a literal"));
+        assert_eq!(multicast_mac(group), [0x33, 0x33, 0xff, 0x02, 0x03, 0x04]);
+    }
+
+    #[test]
+    fn arp_frames_are_as_rfc_5227_says() {
+        let probe = probe(OURS, v4());
+        assert_eq!(probe.len(), 42);
+        assert_eq!(probe[..6], BROADCAST);
+        assert_eq!(probe[28..32], [0; 4], "a probe names no sender");
+        assert_eq!(probe[38..], [172, 18, 0, 100]);
+        let announcement = announcement(OURS, v4());
+        assert_eq!(announcement[28..32], [172, 18, 0, 100]);
+        assert_eq!(announcement[38..], [172, 18, 0, 100]);
+    }
+
+    #[test]
+    fn neighbour_messages_sum_to_zero() {
+        for frame in [probe(OURS, v6()), announcement(OURS, v6())] {
+            let source = Ipv6Addr::from(bytes_at::<16>(&frame, 22).expect("long enough"));
+            let destination = Ipv6Addr::from(bytes_at::<16>(&frame, 38).expect("long enough"));
+            assert_eq!(checksum(source, destination, &frame[54..]), 0);
+            assert_eq!(frame[21], HOP_LIMIT);
+            assert_eq!(usize::from(u16::from_be_bytes([frame[18], frame[19]])), frame.len() - 54);
+        }
+    }
+
+    #[test]
+    fn others_who_have_announce_or_probe_the_address_are_claimants() {
+        for address in [v4(), v6()] {
+            for frame in [probe(THEIRS, address), announcement(THEIRS, address)] {
+                assert_eq!(claimant(&frame, address, OURS), Some(THEIRS));
+                assert_eq!(claimant(&frame, address, THEIRS), None, "our own frame");
+                for cut in 0..frame.len().min(60) {
+                    // Cut short must not panic.
+                    let _ = claimant(&frame[..cut], address, OURS);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn talk_about_other_addresses_claims_nothing() {
+        let other_v4: IpAddr = "172.18.0.101".parse().expect("a literal");
+        let other_v6: IpAddr = "fd00:172:18::1:101".parse().expect("a literal");
+        assert_eq!(claimant(&announcement(THEIRS, other_v4), v4(), OURS), None);
+        assert_eq!(claimant(&announcement(THEIRS, other_v6), v6(), OURS), None);
+        // An ordinary request *for* the address is a question, not a claim.
+        let (IpAddr::V4(asker), IpAddr::V4(asked)) = (other_v4, v4()) else { panic!("both are IPv4") };
+        assert_eq!(claimant(&arp_request(THEIRS, asker, asked), v4(), OURS), None);
+    }
+}

@@ -1,0 +1,114 @@
+//! Facts about the node's devices, asked from the kernel by rtnetlink.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use futures::TryStreamExt;
+use rtnetlink::Handle;
+use rtnetlink::packet_route::address::{AddressAttribute, AddressFlags, AddressMessage, AddressScope};
+use rtnetlink::packet_route::link::{LinkAttribute, LinkMessage};
+
+use super::error::netlink_io;
+
+/// A device as the programs need to know it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Interface {
+    pub index: u32,
+    pub mac: [u8; 6],
+    pub mtu: u32,
+}
+
+/// The node as it is now; a device that is not there is `None`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct NodeFacts {
+    pub(super) uplink: Option<Interface>,
+    pub(super) mgmt: Option<Interface>,
+    pub(super) overlay: Option<Interface>,
+    /// Primary addresses of the uplink.
+    pub(super) v4: Option<Ipv4Addr>,
+    pub(super) v6: Option<Ipv6Addr>,
+}
+
+/// The link message of a device; `None` where there is none of that name.
+pub(super) async fn link(netlink: &Handle, name: &str) -> std::io::Result<Option<LinkMessage>> {
+    let mut links = netlink.link().get().match_name(name).execute();
+    match links.try_next().await.map_err(netlink_io) {
+        Err(error) if error.raw_os_error() == Some(libc::ENODEV) => Ok(None),
+        other => other,
+    }
+}
+
+/// `None` where there is no device of that name.
+pub(super) async fn interface(netlink: &Handle, name: &str) -> std::io::Result<Option<Interface>> {
+    Ok(link(netlink, name).await?.as_ref().map(from_message))
+}
+
+fn from_message(message: &LinkMessage) -> Interface {
+    let mut interface = Interface { index: message.header.index, mac: [0; 6], mtu: 0 };
+    for attribute in &message.attributes {
+        match attribute {
+            LinkAttribute::Mtu(mtu) => interface.mtu = *mtu,
+            // A device without Ethernet addresses keeps zeros.
+            LinkAttribute::Address(mac) => {
+                if let Ok(mac) = mac.as_slice().try_into() {
+                    interface.mac = mac;
+                }
+            }
+            _ => {}
+        }
+    }
+    interface
+}
+
+/// The addresses that the node itself uses on a device: global, primary, in use, and first in the kernel's order. An
+/// address of full prefix length (a virtual IP of some other software) is taken only where there is no other.
+pub(super) async fn primary_addresses(
+    netlink: &Handle,
+    index: u32,
+) -> std::io::Result<(Option<Ipv4Addr>, Option<Ipv6Addr>)> {
+    let mut stream = netlink.address().get().set_link_index_filter(index).execute();
+    let (mut v4, mut v6) = (None, None);
+    while let Some(message) = stream.try_next().await.map_err(netlink_io)? {
+        let Some(candidate) = candidate(&message) else { continue };
+        match candidate {
+            (IpAddr::V4(address), whole) => prefer(&mut v4, address, whole),
+            (IpAddr::V6(address), whole) => prefer(&mut v6, address, whole),
+        }
+    }
+    Ok((v4.map(|(address, _)| address), v6.map(|(address, _)| address)))
+}
+
+fn prefer<A>(best: &mut Option<(A, bool)>, address: A, whole_prefix: bool) {
+    match best {
+        None => *best = Some((address, whole_prefix)),
+        Some((_, true)) if !whole_prefix => *best = Some((address, false)),
+        Some(_) => {}
+    }
+}
+
+/// The address, and whether its prefix is the address alone.
+fn candidate(message: &AddressMessage) -> Option<(IpAddr, bool)> {
+    if message.header.scope != AddressScope::Universe {
+        return None;
+    }
+    let mut address = None;
+    for attribute in &message.attributes {
+        match attribute {
+            // On point-to-point devices `Address` is the peer's; `Local` is ours wherever it is given.
+            AddressAttribute::Local(local) => address = Some(*local),
+            AddressAttribute::Address(other) if address.is_none() => address = Some(*other),
+            AddressAttribute::Flags(flags) => {
+                let unusable = AddressFlags::Secondary
+                    | AddressFlags::Deprecated
+                    | AddressFlags::Tentative
+                    | AddressFlags::Dadfailed;
+                if flags.intersects(unusable) {
+                    return None;
+                }
+            }
+            _ => {}
+        }
+    }
+    let address = address?;
+    let whole = if address.is_ipv4() { 32 } else { 128 };
+    Some((address, message.header.prefix_len == whole))
+}

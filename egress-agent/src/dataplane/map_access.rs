@@ -1,0 +1,118 @@
+//! What the loader's library lacks or leaves to its user: reading a whole hash map in few system calls
+//! (`BPF_MAP_LOOKUP_BATCH`, Linux 5.6), and waiting for a ring buffer.
+//!
+//! A batch: the kernel copies whole buckets, so a call returns `ENOSPC` when the buffer is smaller than one bucket; the buffer
+//! then doubles. Entries that come and go meanwhile may be missed or seen twice, as with any walk of a live map.
+#![expect(unsafe_code, reason = "map access is one of the three places for it")]
+
+use std::io;
+use std::mem::{MaybeUninit, size_of};
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use aya::Pod;
+use aya::maps::{MapData, RingBuf};
+use tokio::io::unix::AsyncFd;
+
+use super::error::map_io;
+
+const BPF_MAP_LOOKUP_BATCH: libc::c_long = 24;
+const FIRST_CHUNK: u32 = 1024;
+
+/// The part of `union bpf_attr` that batch commands use (linux/bpf.h).
+#[repr(C, align(8))]
+struct BatchAttr {
+    in_batch: u64,
+    out_batch: u64,
+    keys: u64,
+    values: u64,
+    count: u32,
+    map_fd: u32,
+    elem_flags: u64,
+    flags: u64,
+}
+
+/// Calls `visit` with every entry of a hash map (not a per-CPU one).
+///
+/// The kernel writes as many bytes as *it* believes a key and a value to have, so the map is asked for its sizes here.
+pub(super) fn for_each<K: Pod, V: Pod>(fd: BorrowedFd<'_>, mut visit: impl FnMut(&K, &V)) -> io::Result<()> {
+    let map = MapData::from_fd(fd.try_clone_to_owned()?).map_err(map_io)?;
+    let info = map.info().map_err(map_io)?;
+    if info.key_size() as usize != size_of::<K>() || info.value_size() as usize != size_of::<V>() {
+        return Err(io::Error::from_raw_os_error(libc::EINVAL));
+    }
+    let mut keys = buffer::<K>(FIRST_CHUNK);
+    let mut values = buffer::<V>(FIRST_CHUNK);
+    let mut chunk = FIRST_CHUNK;
+    // Where the last call ended; hash maps use four bytes of it.
+    let mut cursor: Option<u64> = None;
+    loop {
+        match lookup(fd, &mut cursor, &mut keys, &mut values, chunk) {
+            Ok((count, last)) => {
+                for (key, value) in keys.iter().zip(&values).take(count as usize) {
+                    // SAFETY: the call succeeded, so the kernel has written the first `count` keys, and every bit
+                    // pattern is a `K`, which is Pod.
+                    let key = unsafe { key.assume_init_ref() };
+                    // SAFETY: likewise for the first `count` values.
+                    let value = unsafe { value.assume_init_ref() };
+                    visit(key, value);
+                }
+                if last {
+                    return Ok(());
+                }
+            }
+            Err(error) if error.raw_os_error() == Some(libc::ENOSPC) => {
+                chunk = chunk.checked_mul(2).ok_or(error)?;
+                keys = buffer::<K>(chunk);
+                values = buffer::<V>(chunk);
+            }
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+fn buffer<T: Copy>(count: u32) -> Vec<MaybeUninit<T>> {
+    vec![MaybeUninit::uninit(); count as usize]
+}
+
+/// How many entries were written, and whether they were the last.
+fn lookup<K, V>(
+    fd: BorrowedFd<'_>,
+    cursor: &mut Option<u64>,
+    keys: &mut [MaybeUninit<K>],
+    values: &mut [MaybeUninit<V>],
+    chunk: u32,
+) -> io::Result<(u32, bool)> {
+    debug_assert!(keys.len() >= chunk as usize && values.len() >= chunk as usize);
+    let before = *cursor;
+    let mut after = 0_u64;
+    let mut attr = BatchAttr {
+        in_batch: before.as_ref().map_or(0, |before| std::ptr::from_ref(before) as u64),
+        out_batch: &raw mut after as u64,
+        keys: keys.as_mut_ptr() as u64,
+        values: values.as_mut_ptr() as u64,
+        count: chunk,
+        map_fd: u32::try_from(fd.as_raw_fd()).map_err(io::Error::other)?,
+        elem_flags: 0,
+        flags: 0,
+    };
+    // SAFETY: `attr` is the kernel's layout for this command and its size is given. The pointers in it are to live local
+    // variables of at least the cursor's size (four bytes) and to buffers of `chunk` keys and values, whose sizes the
+    // caller has compared with the map's; the kernel writes at most `count` = `chunk` of each.
+    let result = unsafe {
+        libc::syscall(libc::SYS_bpf, BPF_MAP_LOOKUP_BATCH, &raw mut attr, size_of::<BatchAttr>() as libc::c_ulong)
+    };
+    let error = io::Error::last_os_error();
+    let last = result < 0 && error.raw_os_error() == Some(libc::ENOENT);
+    if result < 0 && !last {
+        return Err(error);
+    }
+    *cursor = Some(after);
+    Ok((attr.count.min(chunk), last))
+}
+
+/// Waits for the ring buffer as for a socket. Must be called in a runtime.
+pub(super) fn await_ring(ring: RingBuf<MapData>) -> io::Result<AsyncFd<RingBuf<MapData>>> {
+    // SAFETY: the ring buffer owns its descriptor, gives out that one only, and closes it when it is dropped, which
+    // `AsyncFd` does after it has taken the descriptor out of the reactor.
+    unsafe { AsyncFd::register(ring) }.map_err(io::Error::from)
+}

@@ -1,0 +1,201 @@
+//! User space's side of the kernel.
+//!
+//! [`Dataplane::start`] goes in an order in which running traffic is touched last: lock, features, devices, shape of the
+//! pinned maps, overlay device, maps and programs, configuration, links. From then on
+//!
+//! - the **executor** (`Executor`) turns the model's actions into map writes and claims of addresses;
+//! - the **watch** follows the node's devices, addresses, routes and neighbours, and puts programs back on a device that
+//!   was made anew;
+//! - the **events** reader writes sampled drops to the log.
+//!
+//! The process may end at any time: programs, links and maps are pinned, and the next start adopts them. [`cleanup`]
+//! removes them. Every name of all this is in [`names`].
+//!
+//! | file | what |
+//! |---|---|
+//! | `names`, `error`, `lock`, `features` | names, start errors, one agent per node, what the kernel can do |
+//! | `pins`, `programs` | shape of pinned maps; load, attach, adopt |
+//! | `interfaces`, `overlay`, `watch`, `config`, `node_ports` | the node's devices and the programs' configuration |
+//! | `tables`, `map_access`, `convert` | maps: typed handles, whole-map reads, model <-> ABI |
+//! | `executor`, `cut`, `claim`, `frames`, `packet` | actions; cutting flows; holding an address on the network |
+//! | `counters`, `events`, `sweep`, `cleanup` | reading counters and drops; expiry; removing every trace |
+
+mod claim;
+mod cleanup;
+mod config;
+mod convert;
+mod counters;
+mod cut;
+mod error;
+mod events;
+mod executor;
+mod features;
+mod frames;
+mod interfaces;
+mod lock;
+mod map_access;
+pub mod names;
+mod node_ports;
+mod overlay;
+mod packet;
+mod pins;
+mod programs;
+mod state;
+mod sweep;
+mod tables;
+mod watch;
+
+use std::borrow::Cow;
+use std::io;
+use std::ops::RangeInclusive;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::task::JoinSet;
+use tracing::info;
+
+pub use cleanup::{CleanupReport, cleanup};
+pub use counters::EgressIpCount;
+pub use error::StartError;
+pub use features::{Attachment, Features, probe};
+pub use interfaces::Interface;
+
+use lock::InstanceLock;
+use names::{Device, Pins};
+use programs::Programs;
+use state::State;
+use tables::Tables;
+
+/// What the data plane must be told.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Interface towards the outside.
+    pub uplink: String,
+    /// Interface by which pod traffic enters the host.
+    pub mgmt_port: String,
+    /// Directory of pins, on a BPF file system.
+    pub bpffs: PathBuf,
+    /// UDP port of the overlay, the same on all nodes.
+    pub tunnel_port: u16,
+    /// The cluster's NodePort range, which NAT on the node's own address leaves alone.
+    pub node_port_range: RangeInclusive<u16>,
+    /// How programs are attached; `None` asks the kernel.
+    pub attachment: Option<Attachment>,
+    /// The eBPF object, an ELF file.
+    pub object: Cow<'static, [u8]>,
+}
+
+impl Settings {
+    /// Defaults for everything but the interfaces.
+    pub fn new(uplink: impl Into<String>, mgmt_port: impl Into<String>) -> Self {
+        Self {
+            uplink: uplink.into(),
+            mgmt_port: mgmt_port.into(),
+            bpffs: names::DEFAULT_BPFFS.into(),
+            tunnel_port: names::DEFAULT_TUNNEL_PORT,
+            node_port_range: 30000..=32767,
+            attachment: None,
+            object: Cow::Borrowed(crate::object::embedded().unwrap_or_default()),
+        }
+    }
+
+    /// Name of a device on this node.
+    fn device(&self, device: Device) -> &str {
+        match device {
+            Device::Mgmt => &self.mgmt_port,
+            Device::Uplink => &self.uplink,
+            Device::Overlay => names::OVERLAY_DEVICE,
+        }
+    }
+}
+
+/// The kernel's side of this node, loaded and attached. Dropping it stops the watching, not the programs.
+pub struct Dataplane {
+    shared: Arc<Shared>,
+    features: Features,
+    /// Connection, watch and events; they end with us.
+    _tasks: JoinSet<()>,
+    _lock: InstanceLock,
+}
+
+/// What the executor and the watch have in common.
+struct Shared {
+    settings: Settings,
+    netlink: rtnetlink::Handle,
+    state: Mutex<State>,
+}
+
+impl Shared {
+    /// Held for a few map writes at most, never over an await.
+    fn state(&self) -> MutexGuard<'_, State> {
+        // Every change of the state is complete in itself, so what a panicking holder left is still good.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Dataplane {
+    /// Loads or adopts everything. On an error nothing that carries traffic has changed.
+    pub async fn start(settings: Settings) -> Result<Self, StartError> {
+        if settings.object.is_empty() {
+            return Err(StartError::NoObject);
+        }
+        let pins = Pins::new(&settings.bpffs);
+        let lock = InstanceLock::take(&pins)?;
+        let mut features = features::probe()?;
+        if let Some(attachment) = settings.attachment {
+            features.attachment = attachment;
+        }
+        let mut tasks = JoinSet::new();
+        let netlink = connect(&mut tasks).map_err(|error| StartError::kernel("open a netlink socket", error))?;
+        // Listens before it looks, so that no change falls in between.
+        let changes = watch::listen(&mut tasks).map_err(|error| StartError::kernel("listen to netlink", error))?;
+        require_interfaces(&netlink, &settings).await?;
+        pins::prepare(&pins, &settings.object)?;
+        overlay::ensure(&netlink, settings.tunnel_port).await?;
+
+        let mut programs = Programs::load(&settings.object, &pins, features.attachment)?;
+        let events = tables::events(programs.ebpf_mut())?;
+        let tables = Tables::take(programs.ebpf_mut())?;
+        let ports = config::node_ports(&settings.node_port_range, settings.tunnel_port);
+        let mut state = State::new(programs, tables)?;
+        let facts = watch::gather(&netlink, &settings)
+            .await
+            .map_err(|error| StartError::kernel("look at the node's interfaces", error))?;
+        state.begin(&settings, facts, ports)?;
+
+        let shared = Arc::new(Shared { settings, netlink, state: Mutex::new(state) });
+        tasks.spawn(watch::run(Arc::clone(&shared), changes));
+        tasks.spawn(events::run(events));
+        info!(attachment = ?features.attachment, "data plane is up");
+        Ok(Self { shared, features, _tasks: tasks, _lock: lock })
+    }
+
+    /// What the kernel can do.
+    pub fn features(&self) -> Features {
+        self.features
+    }
+
+    /// The uplink as it is now; `None` while it is away.
+    pub fn uplink(&self) -> Option<Interface> {
+        self.shared.state().facts().uplink
+    }
+}
+
+fn connect(tasks: &mut JoinSet<()>) -> io::Result<rtnetlink::Handle> {
+    let (connection, handle, _) = rtnetlink::new_connection()?;
+    tasks.spawn(connection);
+    Ok(handle)
+}
+
+async fn require_interfaces(netlink: &rtnetlink::Handle, settings: &Settings) -> Result<(), StartError> {
+    for (device, flag) in [(Device::Uplink, "--uplink"), (Device::Mgmt, "--mgmt-port")] {
+        let name = settings.device(device);
+        let found = interfaces::interface(netlink, name)
+            .await
+            .map_err(|error| StartError::kernel(format!("look for interface {name}"), error))?;
+        if found.is_none() {
+            return Err(StartError::NoInterface { device, name: name.to_owned(), flag });
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,165 @@
+//! Every pin, link, device, filter and lock that the data plane makes, named once.
+//!
+//! Start adopts or removes exactly these, and `cleanup` finds exactly these. Nothing else of ours stays in the kernel,
+//! beside the multicast filters of owned IPv6 addresses, which follow from the map `owned` (see `claim`).
+//!
+//! ```text
+//! <bpffs>/v<ABI_VERSION>/maps/<map>      one per map that outlives the agent
+//! <bpffs>/v<ABI_VERSION>/links/<hook>    TCX link; its program name is the hook's name
+//! ```
+//!
+//! Where the kernel has no TCX links, a hook is a clsact filter with our priority and handle, named like the program.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use aya::programs::TcAttachType;
+use aya::programs::tc::TcHandle;
+use egress_common::abi::ABI_VERSION;
+
+/// Where pins go unless the user says otherwise.
+pub const DEFAULT_BPFFS: &str = "/sys/fs/bpf/egress-agent";
+
+/// UDP port of the overlay unless the user says otherwise. VXLAN's 4789 (OVN, Calico, OpenShift SDN), 8472 (Flannel,
+/// Cilium), 4790 (VXLAN-GPE), Geneve's 6081 (OVN, Antrea), Weave's 6783-6784 and WireGuard's 51820-51821, 51871 are
+/// taken on one cluster or another; this one is assigned to nothing and lies outside ephemeral and NodePort ranges.
+pub const DEFAULT_TUNNEL_PORT: u16 = 4794;
+
+/// The VXLAN device in external mode.
+pub const OVERLAY_DEVICE: &str = "egress0";
+
+/// Link address of the overlay device, the same on every node, so that a sender knows it without asking.
+pub const OVERLAY_MAC: [u8; 6] = [0x02, 0xe6, 0x7e, 0x55, 0x00, 0x01];
+
+/// First of all filters on the hook.
+pub(super) const CLSACT_PRIORITY: u16 = 1;
+/// Ours among the filters of that priority.
+pub(super) const CLSACT_HANDLE: TcHandle = TcHandle::new(0, 0xe67e);
+
+/// Abstract socket that one agent per network namespace holds: it vanishes with the process.
+pub(super) const INSTANCE_SOCKET: &str = "egress-agent";
+
+/// Maps that outlive the agent. Others in the object (scratch space) live as long as the programs.
+pub(super) const PINNED_MAPS: [&str; 14] = [
+    "pods",
+    "policy",
+    "owned",
+    "owned_addr",
+    "cluster",
+    "nodes",
+    "flows",
+    "inbound",
+    "nat",
+    "frags",
+    "counters",
+    "eip_counters",
+    "events",
+    "config",
+];
+
+/// Classifier that expires flows; run on demand, never attached.
+pub(super) const SWEEP_PROGRAM: &str = "sweep";
+
+/// Which of the node's devices a hook is on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Device {
+    /// Where pod traffic enters the host.
+    Mgmt,
+    /// Towards the outside.
+    Uplink,
+    /// [`OVERLAY_DEVICE`].
+    Overlay,
+}
+
+impl fmt::Display for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Device::Mgmt => "management port",
+            Device::Uplink => "uplink",
+            Device::Overlay => "overlay device",
+        })
+    }
+}
+
+/// A place where one of our programs runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Hook {
+    UplinkEgress,
+    UplinkIngress,
+    OverlayIngress,
+    MgmtEgress,
+    MgmtIngress,
+}
+
+impl Hook {
+    /// In the order in which they are attached: the guard of the uplink first, what steers into it last.
+    pub const ALL: [Self; 5] =
+        [Self::UplinkEgress, Self::UplinkIngress, Self::OverlayIngress, Self::MgmtEgress, Self::MgmtIngress];
+
+    /// Name of the program, of the pinned link and of the clsact filter.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::UplinkEgress => "uplink_egress",
+            Self::UplinkIngress => "uplink_ingress",
+            Self::OverlayIngress => "overlay_ingress",
+            Self::MgmtEgress => "mgmt_egress",
+            Self::MgmtIngress => "mgmt_ingress",
+        }
+    }
+
+    pub const fn device(self) -> Device {
+        match self {
+            Self::UplinkEgress | Self::UplinkIngress => Device::Uplink,
+            Self::OverlayIngress => Device::Overlay,
+            Self::MgmtEgress | Self::MgmtIngress => Device::Mgmt,
+        }
+    }
+
+    pub(super) const fn direction(self) -> TcAttachType {
+        match self {
+            Self::UplinkEgress | Self::MgmtEgress => TcAttachType::Egress,
+            Self::UplinkIngress | Self::OverlayIngress | Self::MgmtIngress => TcAttachType::Ingress,
+        }
+    }
+}
+
+/// Paths below `--bpffs`.
+#[derive(Clone, Debug)]
+pub(super) struct Pins {
+    root: PathBuf,
+}
+
+impl Pins {
+    pub(super) fn new(root: &Path) -> Self {
+        Self { root: root.to_path_buf() }
+    }
+
+    pub(super) fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// Directory name of this layout.
+    pub(super) fn version_name() -> String {
+        format!("v{ABI_VERSION}")
+    }
+
+    pub(super) fn version(&self) -> PathBuf {
+        self.root.join(Self::version_name())
+    }
+
+    pub(super) fn maps(&self) -> PathBuf {
+        self.version().join("maps")
+    }
+
+    pub(super) fn links(&self) -> PathBuf {
+        self.version().join("links")
+    }
+
+    pub(super) fn map(&self, name: &str) -> PathBuf {
+        self.maps().join(name)
+    }
+
+    pub(super) fn link(&self, hook: Hook) -> PathBuf {
+        self.links().join(hook.name())
+    }
+}

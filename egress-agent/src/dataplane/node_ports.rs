@@ -1,0 +1,99 @@
+//! Which ports NAT may use on the node's own address (mark 1008): those that nobody else on the node will take.
+//!
+//! Pure: the kernel's settings are arguments. What is excluded: the host's ephemeral ports, its reserved ports, the
+//! NodePort range and the tunnel port. Of what remains above 1023, the largest contiguous range is taken.
+
+use std::ops::RangeInclusive;
+
+use egress_common::abi::PortRange;
+
+/// Below this many ports a node that talks much to other nodes runs out; the agent warns.
+pub(super) const COMFORTABLE: usize = 1024;
+
+const FIRST: u16 = 1024;
+
+/// The largest range of 1024..=65535 that meets no excluded range; `None` when nothing is left.
+pub(super) fn choose(excluded: &[RangeInclusive<u16>]) -> Option<PortRange> {
+    let mut sorted: Vec<_> = excluded.iter().filter(|range| !range.is_empty()).cloned().collect();
+    sorted.sort_by_key(|range| *range.start());
+    let mut best: Option<RangeInclusive<u16>> = None;
+    let mut consider = |candidate: RangeInclusive<u16>| {
+        if candidate.len() > best.as_ref().map_or(0, ExactSizeIterator::len) {
+            best = Some(candidate);
+        }
+    };
+    // Next port that may be free; `None` past the end.
+    let mut next = Some(FIRST);
+    for range in sorted {
+        let Some(start) = next else { break };
+        if let Some(last) = range.start().checked_sub(1) {
+            consider(start..=last);
+        }
+        if *range.end() >= start {
+            next = range.end().checked_add(1);
+        }
+    }
+    if let Some(start) = next {
+        consider(start..=u16::MAX);
+    }
+    best.map(|range| PortRange { first: *range.start(), last: *range.end() })
+}
+
+/// `ip_local_port_range`: two numbers.
+pub(super) fn parse_range(text: &str) -> Option<RangeInclusive<u16>> {
+    let mut numbers = text.split_whitespace().map(str::parse);
+    match (numbers.next(), numbers.next(), numbers.next()) {
+        (Some(Ok(first)), Some(Ok(last)), None) => Some(first..=last),
+        _ => None,
+    }
+}
+
+/// `ip_local_reserved_ports`: numbers and ranges, separated by commas; empty for none.
+pub(super) fn parse_list(text: &str) -> Option<Vec<RangeInclusive<u16>>> {
+    let items = text.split(',').map(str::trim).filter(|item| !item.is_empty());
+    items
+        .map(|item| {
+            let (first, last) = item.split_once('-').unwrap_or((item, item));
+            Some(first.parse().ok()?..=last.parse().ok()?)
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn range(first: u16, last: u16) -> Option<PortRange> {
+        Some(PortRange { first, last })
+    }
+
+    #[test]
+    fn the_usual_node_gets_what_is_below_the_node_ports() {
+        assert_eq!(choose(&[32768..=60999, 30000..=32767, 4794..=4794]), range(4795, 29999));
+    }
+
+    #[test]
+    fn a_wide_ephemeral_range_leaves_the_low_ports() {
+        assert_eq!(choose(&[9000..=65535, 4794..=4794]), range(4795, 8999));
+        assert_eq!(choose(&[1024..=65535]), None);
+        assert_eq!(choose(&[0..=65535]), None);
+        assert_eq!(choose(&[1024..=65000]), range(65001, 65535));
+    }
+
+    #[test]
+    fn overlapping_and_empty_ranges_do_no_harm() {
+        #[expect(clippy::reversed_empty_ranges, reason = "what the kernel may hold")]
+        let ranges = [100..=2000, 1500..=1600, 3000..=40000, 9..=8, 65535..=65535];
+        assert_eq!(choose(&ranges), range(40001, 65534));
+        assert_eq!(choose(&[]), range(1024, 65535));
+    }
+
+    #[test]
+    fn the_kernels_texts_are_read() {
+        assert_eq!(parse_range("32768\t60999\n"), Some(32768..=60999));
+        assert_eq!(parse_range("1"), None);
+        assert_eq!(parse_list("\n"), Some(vec![]));
+        assert_eq!(parse_list("8080,9148-9150\n"), Some(vec![8080..=8080, 9148..=9150]));
+        assert_eq!(parse_list("a"), None);
+    }
+}

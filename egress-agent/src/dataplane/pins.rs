@@ -1,0 +1,94 @@
+//! The pinned maps of an earlier run: reused when they have the shape that the object asks for, refused otherwise.
+//!
+//! The loader reuses whatever it finds at a pin, so the shapes are compared before it runs. Nothing is replaced: a map
+//! of another shape may carry running traffic, and its programs go on working without us.
+
+use std::fmt;
+use std::fs;
+use std::io;
+use std::path::Path;
+
+use aya::maps::MapInfo;
+use aya::sys::SyscallError;
+
+use super::error::StartError;
+use super::names::{PINNED_MAPS, Pins};
+
+/// What two maps must share so that one can stand in for the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Shape {
+    /// The kernel's number of the map type.
+    kind: u32,
+    key_size: u32,
+    value_size: u32,
+    max_entries: u32,
+    flags: u32,
+}
+
+impl fmt::Display for Shape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { kind, key_size, value_size, max_entries, flags } = self;
+        write!(f, "type {kind}, key {key_size} B, value {value_size} B, {max_entries} entries, flags {flags:#x}")
+    }
+}
+
+/// Makes the directories and compares what is pinned with what `object` (an ELF file) defines.
+pub(super) fn prepare(pins: &Pins, object: &[u8]) -> Result<(), StartError> {
+    refuse_other_versions(pins.root())?;
+    for directory in [pins.maps(), pins.links()] {
+        fs::create_dir_all(&directory)
+            .map_err(|error| StartError::kernel(format!("make {}", directory.display()), error))?;
+    }
+    let object = aya_obj::Object::parse(object).map_err(|error| StartError::Object(error.to_string()))?;
+    for name in PINNED_MAPS {
+        let map = object.maps.get(name).ok_or(StartError::NotInObject { what: "map", name })?;
+        let wanted = Shape {
+            kind: map.map_type(),
+            key_size: map.key_size(),
+            value_size: map.value_size(),
+            max_entries: map.max_entries(),
+            flags: map.map_flags(),
+        };
+        let path = pins.map(name);
+        let Some(found) = pinned_shape(&path)? else { continue };
+        if found != wanted {
+            return Err(StartError::ForeignMap { path, found: found.to_string(), wanted: wanted.to_string() });
+        }
+    }
+    Ok(())
+}
+
+/// `None` where nothing is pinned.
+fn pinned_shape(path: &Path) -> Result<Option<Shape>, StartError> {
+    let refuse =
+        |reason: String| StartError::ForeignMap { path: path.to_path_buf(), found: reason, wanted: "a map".to_owned() };
+    let info = match MapInfo::from_pin(path) {
+        Ok(info) => info,
+        Err(aya::maps::MapError::SyscallError(SyscallError { io_error, .. }))
+            if io_error.kind() == io::ErrorKind::NotFound =>
+        {
+            return Ok(None);
+        }
+        Err(error) => return Err(refuse(error.to_string())),
+    };
+    let kind = info.map_type().map_err(|error| refuse(error.to_string()))?;
+    Ok(Some(Shape {
+        kind: kind as u32,
+        key_size: info.key_size(),
+        value_size: info.value_size(),
+        max_entries: info.max_entries(),
+        flags: info.map_flags(),
+    }))
+}
+
+/// A directory of another layout means that another version's programs are at work, or were never cleaned up.
+fn refuse_other_versions(root: &Path) -> Result<(), StartError> {
+    let wrap = |error| StartError::kernel(format!("list {}", root.display()), error);
+    for entry in fs::read_dir(root).map_err(wrap)? {
+        let entry = entry.map_err(wrap)?;
+        if entry.file_name() != Pins::version_name().as_str() {
+            return Err(StartError::ForeignVersion { path: entry.path() });
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,237 @@
+//! Loading the object, and putting each program on its hook.
+//!
+//! - **First start**: the link is made first in the order of its hook, then pinned. The program is at work from the
+//!   moment of the link, so it is attached after the maps are there.
+//! - **Restart**: the pinned link gets the new program in one atomic step (`BPF_LINK_UPDATE`); no packet meets a hook
+//!   without a program.
+//! - **The device was deleted**: the kernel severs its links, whose pins stay. They are removed and made anew.
+//! - **Another device than last time** (`--uplink` changed): the link is alive but elsewhere; the hook's own list of
+//!   programs tells. It is taken off there and made anew here.
+//!
+//! Without TCX, a clsact filter with our priority and handle takes the place of link and pin; replacing it is atomic too.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use aya::programs::links::{FdLink, LinkError, LinkOrder, PinnedLink};
+use aya::programs::tc::{self, NlOptions, SchedClassifierLink, TcAttachOptions, TcError};
+use aya::programs::{ProgramError, SchedClassifier};
+use aya::sys::SyscallError;
+use aya::{Ebpf, EbpfLoader};
+use tracing::{debug, error};
+
+use super::error::StartError;
+use super::features::Attachment;
+use super::names::{CLSACT_HANDLE, CLSACT_PRIORITY, Hook, PINNED_MAPS, Pins, SWEEP_PROGRAM};
+
+/// The loaded programs and where they run.
+pub(super) struct Programs {
+    ebpf: Ebpf,
+    pins: Pins,
+    attachment: Attachment,
+    attached: BTreeMap<Hook, Attached>,
+}
+
+struct Attached {
+    ifindex: u32,
+    /// Open as long as we live, so that a pin removed by hand detaches nothing. Filters have none.
+    _link: Option<SchedClassifierLink>,
+}
+
+/// Why a program is not on its hook.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum AttachError {
+    #[error(transparent)]
+    Program(#[from] ProgramError),
+    #[error(transparent)]
+    Link(#[from] LinkError),
+    #[error(transparent)]
+    Tc(#[from] TcError),
+    #[error("{path}: {source}")]
+    Pin { path: PathBuf, source: io::Error },
+    #[error("the object has no such program")]
+    NotInObject,
+}
+
+impl Programs {
+    /// Loads maps (from their pins, where there are any) and programs; attaches nothing.
+    pub(super) fn load(object: &[u8], pins: &Pins, attachment: Attachment) -> Result<Self, StartError> {
+        let new: BTreeSet<_> = PINNED_MAPS.into_iter().filter(|name| !pins.map(name).exists()).collect();
+        let loaded = load(object, pins);
+        if loaded.is_err() {
+            // What this attempt made would only be in the way of the next, whose maps may look different.
+            for path in new.iter().map(|name| pins.map(name)).filter(|path| path.exists()) {
+                if let Err(error) = fs::remove_file(&path) {
+                    error!(%error, path = %path.display(), "cannot remove the pin of a failed start");
+                }
+            }
+        }
+        Ok(Self { ebpf: loaded?, pins: pins.clone(), attachment, attached: BTreeMap::new() })
+    }
+
+    pub(super) fn ebpf_mut(&mut self) -> &mut Ebpf {
+        &mut self.ebpf
+    }
+
+    /// Device that the hook's program was last seen on.
+    pub(super) fn ifindex(&self, hook: Hook) -> Option<u32> {
+        self.attached.get(&hook).map(|attached| attached.ifindex)
+    }
+
+    /// The device is gone: the next device of that name is attached to.
+    pub(super) fn forget(&mut self, hook: Hook) {
+        self.attached.remove(&hook);
+    }
+
+    /// Whether the kernel runs our program at the hook. Another hand may have taken it off.
+    pub(super) fn is_alive(&mut self, hook: Hook, device: &str) -> bool {
+        match self.attachment {
+            Attachment::Tcx => self.program(hook).is_ok_and(|program| runs_on(program, hook, device).unwrap_or(false)),
+            // The filter of a hook cannot be asked for cheaply; replacing it is.
+            Attachment::Clsact => false,
+        }
+    }
+
+    /// Puts the hook's program on the device, adopting what an earlier run left there.
+    pub(super) fn attach(&mut self, hook: Hook, device: &str, ifindex: u32) -> Result<(), AttachError> {
+        // A link of a device that is gone must be closed before its pin is removed, or it would linger.
+        self.attached.remove(&hook);
+        let link = match self.attachment {
+            Attachment::Tcx => Some(self.attach_tcx(hook, device)?),
+            Attachment::Clsact => {
+                self.attach_filter(hook, device)?;
+                None
+            }
+        };
+        self.attached.insert(hook, Attached { ifindex, _link: link });
+        Ok(())
+    }
+
+    fn attach_tcx(&mut self, hook: Hook, device: &str) -> Result<SchedClassifierLink, AttachError> {
+        let path = self.pins.link(hook);
+        let program = self.program(hook)?;
+        if let Some(link) = adopt(program, hook, device, &path)? {
+            return Ok(link);
+        }
+        let order = TcAttachOptions::TcxOrder(LinkOrder::first());
+        let id = program.attach_with_options(device, hook.direction(), order)?;
+        let link = FdLink::try_from(program.take_link(id)?)?;
+        let pinned = link.pin(&path).map_err(|error| AttachError::Pin { path, source: io::Error::other(error) })?;
+        Ok(SchedClassifierLink::try_from(FdLink::from(pinned))?)
+    }
+
+    fn attach_filter(&mut self, hook: Hook, device: &str) -> Result<(), AttachError> {
+        match tc::qdisc_add_clsact(device) {
+            Err(TcError::NetlinkError(error)) if error.raw_os_error() == Some(libc::EEXIST) => {}
+            other => other?,
+        }
+        let program = self.program(hook)?;
+        let options = NlOptions { priority: CLSACT_PRIORITY, handle: CLSACT_HANDLE, classid: None };
+        let attached = program.attach_with_options(device, hook.direction(), TcAttachOptions::Netlink(options));
+        let id = match attached {
+            Err(ProgramError::TcError(TcError::NetlinkError(error))) if error.raw_os_error() == Some(libc::EEXIST) => {
+                let ours =
+                    SchedClassifierLink::attached(device, hook.direction(), CLSACT_PRIORITY, CLSACT_HANDLE, None)
+                        .map_err(TcError::IoError)?;
+                program.attach_to_link(ours)?
+            }
+            other => other?,
+        };
+        // Dropping it would remove the filter, which must outlive us.
+        std::mem::forget(program.take_link(id)?);
+        Ok(())
+    }
+
+    fn program(&mut self, hook: Hook) -> Result<&mut SchedClassifier, AttachError> {
+        let program = self.ebpf.program_mut(hook.name()).ok_or(AttachError::NotInObject)?;
+        Ok(program.try_into()?)
+    }
+
+    /// The sweep program; `None` where the object has none.
+    pub(super) fn sweep(&mut self) -> Option<&mut SchedClassifier> {
+        self.ebpf.program_mut(SWEEP_PROGRAM)?.try_into().ok()
+    }
+}
+
+fn load(object: &[u8], pins: &Pins) -> Result<Ebpf, StartError> {
+    let paths: Vec<_> = PINNED_MAPS.iter().map(|name| (*name, pins.map(name))).collect();
+    let mut loader = EbpfLoader::new();
+    for (name, path) in &paths {
+        loader.map_pin_path(name, path.as_path());
+    }
+    let mut ebpf = loader.load(object).map_err(|error| StartError::Object(chain(&error)))?;
+    for hook in Hook::ALL {
+        let name = hook.name();
+        let program = ebpf.program_mut(name).ok_or(StartError::NotInObject { what: "program", name })?;
+        load_classifier(program, name)?;
+    }
+    if let Some(program) = ebpf.program_mut(SWEEP_PROGRAM) {
+        load_classifier(program, SWEEP_PROGRAM)?;
+    }
+    Ok(ebpf)
+}
+
+fn load_classifier(program: &mut aya::programs::Program, name: &'static str) -> Result<(), StartError> {
+    let classifier: &mut SchedClassifier =
+        program.try_into().map_err(|_| StartError::NotInObject { what: "classifier", name })?;
+    classifier.load().map_err(|error| match error {
+        ProgramError::LoadError { io_error, verifier_log } => {
+            debug!(program = name, %verifier_log, "the verifier's words");
+            StartError::Object(format!("{name}: {io_error}"))
+        }
+        other => StartError::Object(format!("{name}: {}", chain(&other))),
+    })
+}
+
+/// Gives the pinned link the new program. `None` when there is no link to adopt: none pinned, severed, or elsewhere.
+fn adopt(
+    program: &mut SchedClassifier,
+    hook: Hook,
+    device: &str,
+    path: &Path,
+) -> Result<Option<SchedClassifierLink>, AttachError> {
+    let pinned = match PinnedLink::from_pin(path) {
+        Ok(pinned) => pinned,
+        Err(LinkError::SyscallError(SyscallError { io_error, .. })) if io_error.kind() == io::ErrorKind::NotFound => {
+            return Ok(None);
+        }
+        Err(error) => return Err(error.into()),
+    };
+    let link = SchedClassifierLink::try_from(FdLink::from(pinned))?;
+    match program.attach_to_link(link) {
+        Ok(id) => {
+            let link = program.take_link(id)?;
+            if runs_on(program, hook, device)? {
+                return Ok(Some(link));
+            }
+            debug!(hook = hook.name(), "the pinned link was on another device");
+        }
+        Err(ProgramError::SyscallError(SyscallError { io_error, .. }))
+            if io_error.raw_os_error() == Some(libc::ENOLINK) =>
+        {
+            debug!(hook = hook.name(), "the pinned link was severed: its device is gone");
+        }
+        Err(error) => return Err(error.into()),
+    }
+    fs::remove_file(path).map_err(|source| AttachError::Pin { path: path.to_path_buf(), source })?;
+    Ok(None)
+}
+
+fn runs_on(program: &SchedClassifier, hook: Hook, device: &str) -> Result<bool, AttachError> {
+    let ours = program.info()?.id();
+    let (_, programs) = SchedClassifier::query_tcx(device, hook.direction())?;
+    Ok(programs.iter().any(|program| program.id() == ours))
+}
+
+/// An error and its causes in one line.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut line = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        line = format!("{line}: {error}");
+        cause = error.source();
+    }
+    line
+}

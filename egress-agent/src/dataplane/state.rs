@@ -1,0 +1,205 @@
+//! What the agent knows of its kernel side, and how it follows the node: one value behind one lock.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::net::IpAddr;
+
+use egress_common::abi::{Addr, Config, Family, NodeEntry, OnUnknownPod, PortRange};
+use tracing::{info, warn};
+
+use super::Settings;
+use super::claim::Claims;
+use super::config;
+use super::convert;
+use super::error::{StartError, map_io};
+use super::interfaces::{Interface, NodeFacts};
+use super::names::{Device, Hook};
+use super::programs::{AttachError, Programs};
+use super::tables::Tables;
+use crate::model::state::EgressId;
+
+pub(super) struct State {
+    pub(super) programs: Programs,
+    pub(super) tables: Tables,
+    pub(super) claims: Claims,
+    facts: NodeFacts,
+    /// As last written.
+    config: Config,
+    /// Family of the overlay's outer packets.
+    underlay: Family,
+    /// Devices whose absence has been reported.
+    missing: BTreeSet<Device>,
+}
+
+impl State {
+    pub(super) fn new(programs: Programs, tables: Tables) -> Result<Self, StartError> {
+        let wrap = |error| StartError::kernel("read map config", map_io(error));
+        let config = tables.config.get(&0, 0).map_err(wrap)?;
+        let mut underlay = Family::V4;
+        let see = |_: &Addr, entry: &NodeEntry| {
+            let seen = convert::node(entry);
+            if seen.own {
+                underlay = family(seen.node.0);
+            }
+        };
+        tables.nodes.for_each(see).map_err(|error| StartError::kernel("read map nodes", error))?;
+        Ok(Self {
+            programs,
+            tables,
+            claims: Claims::default(),
+            facts: NodeFacts::default(),
+            config,
+            underlay,
+            missing: BTreeSet::new(),
+        })
+    }
+
+    pub(super) fn facts(&self) -> &NodeFacts {
+        &self.facts
+    }
+
+    /// `None` before the model has said it: the programs leave everything alone until then.
+    pub(super) fn on_unknown_pod(&self) -> Option<OnUnknownPod> {
+        (self.config.generation != 0).then(|| self.config.on_unknown_pod())
+    }
+
+    /// First look at the node: configuration, owned addresses, links. An unattached hook is an error here.
+    pub(super) fn begin(
+        &mut self,
+        settings: &Settings,
+        facts: NodeFacts,
+        node_ports: PortRange,
+    ) -> Result<(), StartError> {
+        let mut config = config::with_facts(self.config, &facts, self.underlay);
+        config.tunnel_port = settings.tunnel_port.into();
+        config.node_ports = node_ports;
+        // Routes may have changed while no agent was looking.
+        config.route_generation = config::next_generation(config.route_generation);
+        self.facts = facts;
+        self.write_config(config).map_err(|error| StartError::kernel("write map config", error))?;
+        self.reclaim(settings).map_err(|error| StartError::kernel("write the owned addresses", error))?;
+        for hook in Hook::ALL {
+            let Some(device) = self.facts.device(hook.device()) else { continue };
+            self.programs
+                .attach(hook, settings.device(hook.device()), device.index)
+                .map_err(|error| StartError::Attach { hook: hook.name(), reason: error.to_string() })?;
+        }
+        Ok(())
+    }
+
+    /// The node looks like this now. `verify` also asks the kernel whether the programs are still on their hooks.
+    pub(super) fn follow(&mut self, settings: &Settings, facts: NodeFacts, verify: bool) -> io::Result<()> {
+        let mut config = config::with_facts(self.config, &facts, self.underlay);
+        let uplink_changed = facts.uplink != self.facts.uplink;
+        self.facts = facts;
+        if config != self.config {
+            config.route_generation = config::next_generation(config.route_generation);
+            self.write_config(config)?;
+        }
+        if uplink_changed {
+            self.reclaim(settings)?;
+        }
+        for hook in Hook::ALL {
+            self.follow_hook(settings, hook, verify);
+        }
+        Ok(())
+    }
+
+    fn follow_hook(&mut self, settings: &Settings, hook: Hook, verify: bool) {
+        let name = settings.device(hook.device());
+        let Some(device) = self.facts.device(hook.device()) else {
+            self.programs.forget(hook);
+            if self.missing.insert(hook.device()) {
+                warn!(interface = name, "the {} is gone: waiting for it", hook.device());
+            }
+            return;
+        };
+        if self.programs.ifindex(hook) == Some(device.index) && (!verify || self.programs.is_alive(hook, name)) {
+            return;
+        }
+        match self.programs.attach(hook, name, device.index) {
+            Ok(()) => {
+                self.missing.remove(&hook.device());
+                info!(interface = name, hook = hook.name(), "attached again");
+            }
+            // The device may be gone again; its next event, or the next check, tries anew.
+            Err(error) => warn_attach(name, hook, &error),
+        }
+    }
+
+    /// Joins and, where the uplink is another than the entries say, rewrites and announces what this node owns.
+    fn reclaim(&mut self, settings: &Settings) -> io::Result<()> {
+        let Some(uplink) = self.facts.uplink else { return Ok(()) };
+        let mut owned = Vec::new();
+        self.tables.owned.for_each(|id, entry| owned.push((*id, *entry)))?;
+        for (id, entry) in owned {
+            let address = entry.address.to_ip();
+            self.claims.join(&settings.uplink, uplink, address);
+            if entry.ifindex != uplink.index || entry.mac != uplink.mac {
+                self.write_owned(EgressId(id), address, uplink)?;
+                self.claims.announce(uplink, address);
+            }
+        }
+        Ok(())
+    }
+
+    /// Both entries or neither: replies and answers first, translation second.
+    pub(super) fn write_owned(&mut self, id: EgressId, address: IpAddr, uplink: Interface) -> io::Result<()> {
+        let (owned, owned_addr) = convert::owned_pair(id, address, uplink.index, uplink.mac);
+        let key = owned.address;
+        let before = self.tables.owned_addr.get(&key)?;
+        self.tables.owned_addr.put(&key, &owned_addr)?;
+        let written = self.tables.owned.put(&id.0, &owned);
+        if written.is_err() {
+            match before {
+                Some(before) => self.tables.owned_addr.put(&key, &before)?,
+                None => drop(self.tables.owned_addr.remove(&key)?),
+            }
+        }
+        written
+    }
+
+    pub(super) fn set_on_unknown_pod(&mut self, on: OnUnknownPod) -> io::Result<()> {
+        let mut config = self.config.with_on_unknown_pod(on);
+        config.generation = config::next_generation(config.generation);
+        self.write_config(config)
+    }
+
+    /// Cached next hops are looked up again.
+    pub(super) fn raise_route_generation(&mut self) -> io::Result<()> {
+        let mut config = self.config;
+        config.route_generation = config::next_generation(config.route_generation);
+        self.write_config(config)
+    }
+
+    /// The node's own tunnel endpoint tells the family of the overlay's outer packets.
+    pub(super) fn set_underlay(&mut self, endpoint: IpAddr) -> io::Result<()> {
+        self.underlay = family(endpoint);
+        let config = config::with_facts(self.config, &self.facts, self.underlay);
+        if config == self.config { Ok(()) } else { self.write_config(config) }
+    }
+
+    fn write_config(&mut self, config: Config) -> io::Result<()> {
+        self.tables.config.set(0, config, 0).map_err(map_io)?;
+        self.config = config;
+        Ok(())
+    }
+}
+
+impl NodeFacts {
+    fn device(&self, device: Device) -> Option<Interface> {
+        match device {
+            Device::Mgmt => self.mgmt,
+            Device::Uplink => self.uplink,
+            Device::Overlay => self.overlay,
+        }
+    }
+}
+
+fn family(address: IpAddr) -> Family {
+    if address.is_ipv4() { Family::V4 } else { Family::V6 }
+}
+
+fn warn_attach(name: &str, hook: Hook, error: &AttachError) {
+    warn!(%error, interface = name, hook = hook.name(), "cannot attach; trying again");
+}

@@ -1,0 +1,159 @@
+//! The maps as typed handles.
+//!
+//! Keys and values are those of `egress_common::abi`; `convert` speaks between them and the model.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+
+use aya::maps::lpm_trie::Key;
+use aya::maps::{Array, HashMap, LpmTrie, Map, MapData, MapError, PerCpuArray, PerCpuHashMap, RingBuf};
+use aya::{Ebpf, Pod};
+use egress_common::abi::{
+    Addr, ClusterPrefix, Config, Count, EipCount, Flow, Mapping, NatKey, NodeEntry, Owned, OwnedAddr, PodEntry, Policy,
+    PolicyKey, Tuple,
+};
+
+use super::error::{StartError, map_io};
+use super::map_access;
+
+/// What the agent reads and writes. `inbound` and `frags` are the programs' own.
+pub(super) struct Tables {
+    pub(super) pods: Hash<Addr, PodEntry>,
+    pub(super) policy: Hash<PolicyKey, Policy>,
+    pub(super) owned: Hash<u32, Owned>,
+    pub(super) owned_addr: Hash<Addr, OwnedAddr>,
+    pub(super) cluster: Trie<Addr, ClusterPrefix>,
+    pub(super) nodes: Hash<Addr, NodeEntry>,
+    pub(super) flows: Hash<Tuple, Flow>,
+    pub(super) nat: Hash<NatKey, Mapping>,
+    pub(super) counters: PerCpuArray<MapData, Count>,
+    pub(super) eip_counters: PerCpuHashMap<MapData, u32, EipCount>,
+    pub(super) config: Array<MapData, Config>,
+}
+
+impl Tables {
+    pub(super) fn take(ebpf: &mut Ebpf) -> Result<Self, StartError> {
+        Ok(Self {
+            pods: hash(ebpf, "pods")?,
+            policy: hash(ebpf, "policy")?,
+            owned: hash(ebpf, "owned")?,
+            owned_addr: hash(ebpf, "owned_addr")?,
+            cluster: Trie::take(ebpf, "cluster")?,
+            nodes: hash(ebpf, "nodes")?,
+            flows: hash(ebpf, "flows")?,
+            nat: hash(ebpf, "nat")?,
+            counters: typed(ebpf, "counters")?,
+            eip_counters: typed(ebpf, "eip_counters")?,
+            config: typed(ebpf, "config")?,
+        })
+    }
+}
+
+/// A hash map: absence is `None` or `false`, not an error.
+pub(super) struct Hash<K: Pod, V: Pod> {
+    map: HashMap<MapData, K, V>,
+    /// The same map, for reading it whole.
+    fd: OwnedFd,
+    limit: u32,
+}
+
+impl<K: Pod, V: Pod> Hash<K, V> {
+    pub(super) fn new(data: MapData) -> Result<Self, MapError> {
+        let limit = data.info()?.max_entries();
+        let fd = data.fd().as_fd().try_clone_to_owned()?;
+        Ok(Self { map: HashMap::try_from(Map::HashMap(data))?, fd, limit })
+    }
+
+    /// How many entries it may have.
+    pub(super) fn limit(&self) -> u32 {
+        self.limit
+    }
+
+    pub(super) fn get(&self, key: &K) -> io::Result<Option<V>> {
+        absent_is_none(self.map.get(key, 0))
+    }
+
+    pub(super) fn put(&mut self, key: &K, value: &V) -> io::Result<()> {
+        self.map.insert(key, value, 0).map_err(map_io)
+    }
+
+    /// Whether it was there.
+    pub(super) fn remove(&mut self, key: &K) -> io::Result<bool> {
+        Ok(absent_is_none(self.map.remove(key))?.is_some())
+    }
+
+    /// Every entry once, in no order.
+    pub(super) fn for_each(&self, visit: impl FnMut(&K, &V)) -> io::Result<()> {
+        map_access::for_each(self.fd.as_fd(), visit)
+    }
+}
+
+/// A map of prefixes.
+pub(super) struct Trie<K: Pod, V: Pod> {
+    map: LpmTrie<MapData, K, V>,
+    limit: u32,
+}
+
+impl<K: Pod, V: Pod> Trie<K, V> {
+    fn take(ebpf: &mut Ebpf, name: &'static str) -> Result<Self, StartError> {
+        let Map::LpmTrie(data) = take(ebpf, name)? else {
+            return Err(StartError::Object(format!("map {name} is no map of prefixes")));
+        };
+        let limit = data.info().map_err(|error| wrong_type(name, &error))?.max_entries();
+        let map = LpmTrie::try_from(Map::LpmTrie(data)).map_err(|error| wrong_type(name, &error))?;
+        Ok(Self { map, limit })
+    }
+
+    pub(super) fn limit(&self) -> u32 {
+        self.limit
+    }
+
+    pub(super) fn put(&mut self, key: &Key<K>, value: &V) -> io::Result<()> {
+        self.map.insert(key, value, 0).map_err(map_io)
+    }
+
+    /// Whether it was there.
+    pub(super) fn remove(&mut self, key: &Key<K>) -> io::Result<bool> {
+        Ok(absent_is_none(self.map.remove(key))?.is_some())
+    }
+
+    pub(super) fn for_each(&self, mut visit: impl FnMut(&Key<K>, &V)) -> io::Result<()> {
+        for entry in self.map.iter() {
+            let (key, value) = entry.map_err(map_io)?;
+            visit(&key, &value);
+        }
+        Ok(())
+    }
+}
+
+fn absent_is_none<T>(outcome: Result<T, MapError>) -> io::Result<Option<T>> {
+    match outcome.map_err(map_io) {
+        Ok(value) => Ok(Some(value)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// The ring buffer, which has its own reader.
+pub(super) fn events(ebpf: &mut Ebpf) -> Result<RingBuf<MapData>, StartError> {
+    typed(ebpf, "events")
+}
+
+fn hash<K: Pod, V: Pod>(ebpf: &mut Ebpf, name: &'static str) -> Result<Hash<K, V>, StartError> {
+    match take(ebpf, name)? {
+        Map::HashMap(data) => Hash::new(data).map_err(|error| wrong_type(name, &error)),
+        other => Err(StartError::Object(format!("map {name} is no hash map: {other:?}"))),
+    }
+}
+
+fn typed<T: TryFrom<Map, Error = MapError>>(ebpf: &mut Ebpf, name: &'static str) -> Result<T, StartError> {
+    T::try_from(take(ebpf, name)?).map_err(|error| wrong_type(name, &error))
+}
+
+fn take(ebpf: &mut Ebpf, name: &'static str) -> Result<Map, StartError> {
+    ebpf.take_map(name).ok_or(StartError::NotInObject { what: "map", name })
+}
+
+fn wrong_type(name: &str, error: &MapError) -> StartError {
+    StartError::Object(format!("map {name}: {error}"))
+}

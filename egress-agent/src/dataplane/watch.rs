@@ -1,0 +1,232 @@
+//! Following the node by its netlink events.
+//!
+//! - A **device** of ours appears, goes, or changes: look at the node again and attach where it is needed, at once. What
+//!   passes a device before its program is back is not seen by us, so this path has no delay.
+//! - **Routes, addresses, neighbours** change: cached next hops are looked up again. The first change acts at once, a
+//!   storm of them every 50 ms. A neighbour's state alone (reachable, stale) is no change, its link address is.
+//! - Events can be lost (the socket's buffer overflows) and other hands can take our programs off: every ten seconds, and
+//!   after a loss, everything is looked at again.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::channel::mpsc::UnboundedReceiver;
+use futures::{FutureExt, StreamExt};
+use rtnetlink::packet_core::{NetlinkMessage, NetlinkPayload};
+use rtnetlink::packet_route::RouteNetlinkMessage;
+use rtnetlink::packet_route::link::{LinkAttribute, LinkMessage};
+use rtnetlink::packet_route::neighbour::{NeighbourAddress, NeighbourAttribute, NeighbourMessage, NeighbourState};
+use rtnetlink::sys::SocketAddr;
+use rtnetlink::{Handle, MulticastGroup};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
+use tracing::warn;
+
+use super::error::StartError;
+use super::interfaces::{self, NodeFacts};
+use super::names::OVERLAY_DEVICE;
+use super::overlay;
+use super::{Settings, Shared};
+
+const CHECK_INTERVAL: Duration = Duration::from_secs(10);
+const ROUTE_PAUSE: Duration = Duration::from_millis(50);
+
+/// Events as the kernel sends them.
+pub(super) type Changes = UnboundedReceiver<(NetlinkMessage<RouteNetlinkMessage>, SocketAddr)>;
+
+/// What an event, or several, ask for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Need {
+    look: bool,
+    routes: bool,
+}
+
+/// Link addresses of neighbours as last seen.
+type Neighbours = HashMap<(u32, IpAddr), Vec<u8>>;
+
+/// Subscribes.
+pub(super) fn listen(tasks: &mut JoinSet<()>) -> io::Result<Changes> {
+    let (connection, _handle, changes) = rtnetlink::new_multicast_connection(&[
+        MulticastGroup::Link,
+        MulticastGroup::Neigh,
+        MulticastGroup::Ipv4Ifaddr,
+        MulticastGroup::Ipv6Ifaddr,
+        MulticastGroup::Ipv4Route,
+        MulticastGroup::Ipv6Route,
+    ])?;
+    tasks.spawn(connection);
+    Ok(changes)
+}
+
+/// The node as it is now.
+pub(super) async fn gather(netlink: &Handle, settings: &Settings) -> io::Result<NodeFacts> {
+    let uplink = interfaces::interface(netlink, &settings.uplink).await?;
+    let (v4, v6) = match uplink {
+        Some(uplink) => interfaces::primary_addresses(netlink, uplink.index).await?,
+        None => (None, None),
+    };
+    Ok(NodeFacts {
+        uplink,
+        mgmt: interfaces::interface(netlink, &settings.mgmt_port).await?,
+        overlay: interfaces::interface(netlink, OVERLAY_DEVICE).await?,
+        v4,
+        v6,
+    })
+}
+
+/// Runs until it is dropped.
+pub(super) async fn run(shared: Arc<Shared>, mut changes: Changes) {
+    let mut neighbours = Neighbours::new();
+    let mut check = interval(CHECK_INTERVAL);
+    check.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    // When the routes' generation may be raised again, and whether it must be.
+    let (mut routes_from, mut routes_due) = (Instant::now(), false);
+    loop {
+        let mut need = Need::default();
+        let mut verify = false;
+        tokio::select! {
+            change = changes.next() => match change {
+                Some((change, _)) => need = judge(&shared.settings, &mut neighbours, &change),
+                None => {
+                    warn!("netlink events have ended: looking every ten seconds only");
+                    return check_only(&shared).await;
+                }
+            },
+            _ = check.tick() => verify = true,
+            () = sleep_until(routes_from), if routes_due => {}
+        }
+        // What has arrived meanwhile is one change.
+        while let Some(Some((change, _))) = changes.next().now_or_never() {
+            let more = judge(&shared.settings, &mut neighbours, &change);
+            need = Need { look: need.look | more.look, routes: need.routes | more.routes };
+        }
+        if need.look || verify {
+            look(&shared, verify).await;
+        }
+        routes_due |= need.routes;
+        if routes_due && Instant::now() >= routes_from {
+            if let Err(error) = shared.state().raise_route_generation() {
+                warn!(%error, "cannot tell the programs that routes have changed");
+            }
+            routes_due = false;
+            routes_from = Instant::now() + ROUTE_PAUSE;
+        }
+    }
+}
+
+async fn check_only(shared: &Shared) {
+    loop {
+        tokio::time::sleep(CHECK_INTERVAL).await;
+        look(shared, true).await;
+    }
+}
+
+/// Looks at the node and follows it. A failure is tried again with the next event or check.
+async fn look(shared: &Shared, verify: bool) {
+    let mut facts = gather(&shared.netlink, &shared.settings).await;
+    if matches!(&facts, Ok(facts) if facts.overlay.is_none()) {
+        match overlay::ensure(&shared.netlink, shared.settings.tunnel_port).await {
+            Ok(_) => facts = gather(&shared.netlink, &shared.settings).await,
+            Err(error @ StartError::TunnelPortTaken { .. }) => warn!("{error}"),
+            Err(error) => warn!(%error, "cannot make the overlay device again"),
+        }
+    }
+    let followed = facts.and_then(|facts| shared.state().follow(&shared.settings, facts, verify));
+    if let Err(error) = followed {
+        warn!(%error, "cannot follow a change of the node's interfaces; trying again");
+    }
+}
+
+fn judge(settings: &Settings, neighbours: &mut Neighbours, change: &NetlinkMessage<RouteNetlinkMessage>) -> Need {
+    let everything = Need { look: true, routes: true };
+    let routes = Need { look: false, routes: true };
+    match &change.payload {
+        NetlinkPayload::Overrun(_) => everything,
+        NetlinkPayload::InnerMessage(message) => match message {
+            RouteNetlinkMessage::NewLink(link) | RouteNetlinkMessage::DelLink(link) => {
+                Need { look: concerns_us(settings, link), routes: false }
+            }
+            RouteNetlinkMessage::NewAddress(_) | RouteNetlinkMessage::DelAddress(_) => everything,
+            RouteNetlinkMessage::NewRoute(_) | RouteNetlinkMessage::DelRoute(_) => routes,
+            RouteNetlinkMessage::NewNeighbour(neighbour) => {
+                Need { look: false, routes: note(neighbours, neighbour, false) }
+            }
+            RouteNetlinkMessage::DelNeighbour(neighbour) => {
+                Need { look: false, routes: note(neighbours, neighbour, true) }
+            }
+            _ => Need::default(),
+        },
+        _ => Need::default(),
+    }
+}
+
+fn concerns_us(settings: &Settings, link: &LinkMessage) -> bool {
+    let ours = [settings.uplink.as_str(), settings.mgmt_port.as_str(), OVERLAY_DEVICE];
+    link.attributes.iter().any(|a| matches!(a, LinkAttribute::IfName(name) if ours.contains(&name.as_str())))
+}
+
+/// Whether the neighbour's link address is another than before.
+fn note(neighbours: &mut Neighbours, message: &NeighbourMessage, deleted: bool) -> bool {
+    let mut address = None;
+    let mut link_address = None;
+    for attribute in &message.attributes {
+        match attribute {
+            NeighbourAttribute::Destination(NeighbourAddress::Inet(ip)) => address = Some(IpAddr::V4(*ip)),
+            NeighbourAttribute::Destination(NeighbourAddress::Inet6(ip)) => address = Some(IpAddr::V6(*ip)),
+            NeighbourAttribute::LinkLayerAddress(bytes) => link_address = Some(bytes),
+            _ => {}
+        }
+    }
+    // Entries of bridges have no IP address.
+    let Some(address) = address else { return false };
+    let key = (message.header.ifindex, address);
+    let unusable = matches!(message.header.state, NeighbourState::Failed | NeighbourState::Incomplete);
+    match link_address {
+        Some(link_address) if !deleted && !unusable => {
+            neighbours.insert(key, link_address.clone()).as_ref() != Some(link_address)
+        }
+        _ => neighbours.remove(&key).is_some(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn neighbour(state: NeighbourState, mac: Option<[u8; 6]>) -> NeighbourMessage {
+        let mut message = NeighbourMessage::default();
+        message.header.ifindex = 2;
+        message.header.state = state;
+        message.attributes.push(NeighbourAttribute::Destination(NeighbourAddress::Inet([172, 18, 0, 1].into())));
+        message.attributes.extend(mac.map(|mac| NeighbourAttribute::LinkLayerAddress(mac.to_vec())));
+        message
+    }
+
+    #[test]
+    fn only_a_changed_link_address_matters() {
+        let mut seen = Neighbours::new();
+        assert!(note(&mut seen, &neighbour(NeighbourState::Reachable, Some([1; 6])), false));
+        assert!(!note(&mut seen, &neighbour(NeighbourState::Stale, Some([1; 6])), false));
+        assert!(note(&mut seen, &neighbour(NeighbourState::Reachable, Some([2; 6])), false));
+        assert!(note(&mut seen, &neighbour(NeighbourState::Failed, None), false));
+        assert!(!note(&mut seen, &neighbour(NeighbourState::Incomplete, None), false));
+        assert!(note(&mut seen, &neighbour(NeighbourState::Reachable, Some([2; 6])), false));
+        assert!(note(&mut seen, &neighbour(NeighbourState::Reachable, Some([2; 6])), true));
+    }
+
+    #[test]
+    fn other_devices_do_not_concern_us() {
+        let settings = Settings::new("breth0", "ovn-k8s-mp0");
+        let named = |name: &str| {
+            let mut link = LinkMessage::default();
+            link.attributes.push(LinkAttribute::IfName(name.to_owned()));
+            link
+        };
+        assert!(concerns_us(&settings, &named("breth0")));
+        assert!(concerns_us(&settings, &named(OVERLAY_DEVICE)));
+        assert!(!concerns_us(&settings, &named("veth1234")));
+    }
+}
