@@ -127,3 +127,34 @@ pub(crate) fn kubeconfig(url: &str) -> String {
          current-context: lab\n"
     )
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn the_lab_seeds_and_reads_without_the_wire() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("loopback has ports");
+        let server = ApiServer::serve(listener).expect("a runtime is around");
+        let nodes = "/api/v1/nodes";
+        server.create(nodes, &json!({"metadata": {"name": "n"}})).expect("a new node");
+        let again = server.create(nodes, &json!({"metadata": {"name": "n"}})).expect_err("it is there");
+        assert_eq!(again.code(), 409);
+        let ready = json!({"status": {"conditions": [{"type": "Ready", "status": "True"}]}});
+        let (path, merge) = ("/api/v1/nodes/n/status", "application/merge-patch+json");
+        let patched = server.request(&Method::PATCH, path, merge, &ready).expect("a patched node");
+        assert_eq!(patched["status"], ready["status"]);
+        let list = server.request(&Method::GET, nodes, "", &Value::Null).expect("a list");
+        assert_eq!(list["items"].as_array().map(Vec::len), Some(1));
+        assert!(kubeconfig(&server.url()).contains(&format!("    server: {}\n", server.url())));
+        server.stop().await;
+    }
+
+    #[tokio::test]
+    async fn a_stopped_server_frees_its_port() {
+        let server = ApiServer::bind(([127, 0, 0, 1], 0).into()).expect("loopback has ports");
+        let address = server.address;
+        server.stop().await;
+        TcpListener::bind(address).expect("the port is free again");
+    }
+}

@@ -99,10 +99,7 @@ impl ApiError {
     }
 
     pub(crate) fn not_acceptable() -> Self {
-        Self::new(
-            Reason::NotAcceptable,
-            "only the following media types are accepted: application/json, application/yaml",
-        )
+        Self::new(Reason::NotAcceptable, "only the following media types are accepted: application/json")
     }
 
     pub(crate) fn unsupported_media_type(accepted: &str) -> Self {

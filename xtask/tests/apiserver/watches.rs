@@ -142,8 +142,13 @@ async fn many_watches_keep_up() -> Result<()> {
         let mut events = nodes.watch(&WatchParams::default(), &start).await?.boxed();
         watching.push(tokio::spawn(async move {
             for expected in 0..CHANGES {
-                let event = events.next().await.context("it ended")??;
-                let WatchEvent::Modified(node) = event else { anyhow::bail!("not a change: {event:?}") };
+                let node = loop {
+                    match events.next().await.context("it ended")?? {
+                        WatchEvent::Modified(node) => break node,
+                        WatchEvent::Bookmark(_) => {}
+                        event => anyhow::bail!("not a change: {event:?}"),
+                    }
+                };
                 let seen = node.metadata.labels.and_then(|labels| labels.get("n").cloned());
                 anyhow::ensure!(seen == Some(expected.to_string()), "{seen:?} instead of {expected}");
             }
