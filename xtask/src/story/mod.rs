@@ -1,11 +1,148 @@
-//! The walkthrough that `cargo xtask run` plays.
+//! The walkthrough that `cargo xtask run` plays: real agents on a real kernel, and a server outside that says whose
+//! address it saw.
+//!
+//! `cast` says who plays, `stage` is the lab with everything on it, `acts` is the story, `report` compares what was
+//! expected with what was seen.
 
-use anyhow::Result;
+mod acts;
+mod cast;
+mod holding;
+mod report;
+mod stage;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 
-#[derive(Args)]
-pub(crate) struct RunArgs {}
+use crate::lab::agents::{Agent, AgentOptions, last_lines};
+use crate::lab::capture::Capture;
+use crate::lab::cluster::{ApiChoice, Cluster};
+use crate::lab::server::Server;
+use crate::lab::{Lab, LabBuilder};
+use crate::toolchain::packages::{self, Purpose};
+use crate::toolchain::{BuildArgs, Paths, Progress, ensure_built};
+use report::Report;
+use stage::Stage;
 
-pub(crate) fn run(_args: &RunArgs) -> Result<()> {
-    anyhow::bail!("not built yet")
+#[derive(Args)]
+pub(crate) struct RunArgs {
+    /// How many nodes
+    #[arg(long, default_value_t = 3)]
+    nodes: usize,
+    /// How many pods on each node
+    #[arg(long, default_value_t = 2)]
+    pods: usize,
+    /// Stay up after the story, until Ctrl-C
+    #[arg(long)]
+    hold: bool,
+    /// Keep the logs of agents and servers in the target folder
+    #[arg(long)]
+    keep_logs: bool,
+    /// Use this API server instead of the in-memory one
+    #[arg(long, value_name = "FILE")]
+    kubeconfig: Option<PathBuf>,
+    /// What the namespaces' names begin with
+    #[arg(long, default_value = "lab")]
+    prefix: String,
+    /// How many seconds an assignment may take
+    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
+    patience: u64,
+    /// Use this egress-agent instead of building one
+    #[arg(long, value_name = "FILE", hide = true)]
+    agent: Option<PathBuf>,
+    #[command(flatten)]
+    build: BuildArgs,
+}
+
+pub(crate) fn run(args: &RunArgs) -> Result<()> {
+    ensure!(args.nodes >= 2, "the story moves an address from node to node and needs at least two");
+    ensure!(args.pods >= 1, "the story needs pods");
+    let progress = Progress::start();
+    let paths = Paths::find()?;
+    for purpose in [Purpose::Lab, Purpose::Traffic, Purpose::Programs] {
+        packages::ensure(purpose, !args.build.no_install)?;
+    }
+    let agent = match &args.agent {
+        Some(agent) => agent.clone(),
+        None => ensure_built(&args.build, &progress)?.agent,
+    };
+    progress.step(&format!("lab: {} nodes with {} pods each", args.nodes, args.pods));
+    let mut stage = set(args, agent, &paths, &progress)?;
+    if let Err(error) = acts::play(&mut stage) {
+        show_agents(&mut stage);
+        return Err(error.context("the story broke off"));
+    }
+    conclude(&mut stage)?;
+    if args.hold {
+        holding::hold(&stage);
+    }
+    let (failed, count) = (stage.report.failed(), stage.report.count());
+    take_down(stage, args)?;
+    progress.step("the lab is down");
+    match failed {
+        0 => Ok(()),
+        _ => bail!("{failed} of {count} checks differ from what was expected"),
+    }
+}
+
+/// Brings up everything that the story needs.
+fn set(args: &RunArgs, agent: PathBuf, paths: &Paths, progress: &Progress) -> Result<Stage> {
+    let lab = start_lab(args, paths)?;
+    progress.step(&format!("lab {}: network up", lab.prefix()));
+    let server = Server::outside(&lab)?;
+    let cluster = Cluster::start(&lab, &ApiChoice::new(args.kubeconfig.clone()))?;
+    cluster.install_crd(&paths.root.join("deploy/crd.yaml"))?;
+    cluster.publish(&lab)?;
+    progress.step(&format!("Kubernetes: {}", cluster.description()));
+    let options = AgentOptions { binary: agent, kubeconfig: cluster.node_kubeconfig().to_owned(), extra: Vec::new() };
+    let capture = Some(Capture::start(&lab)?);
+    let agents = Agent::start_all(&lab, &options)?;
+    progress.step(&format!("{} agents started", agents.len()));
+    let examples = paths.root.join("deploy/examples");
+    let patience = Duration::from_secs(args.patience);
+    Ok(Stage { capture, agents, server, cluster, lab, report: Report::default(), examples, patience })
+}
+
+fn start_lab(args: &RunArgs, paths: &Paths) -> Result<Lab> {
+    let mut builder = LabBuilder::new().readable_prefix(&args.prefix).nodes(args.nodes);
+    for pod in cast::cast(args.nodes, args.pods) {
+        builder = builder.pod(pod);
+    }
+    if args.keep_logs {
+        builder = builder.keep_logs(paths.target.join("run-logs"));
+    }
+    builder.start().context("cannot bring up the lab")
+}
+
+fn conclude(stage: &mut Stage) -> Result<()> {
+    println!("\n{}", stage.report);
+    let (failed, count) = (stage.report.failed(), stage.report.count());
+    println!("{} of {count} checks as expected", count - failed);
+    if failed > 0 {
+        show_agents(stage);
+    }
+    Ok(())
+}
+
+/// The agents' last words, which tell more than the checks do.
+fn show_agents(stage: &mut Stage) {
+    for agent in &stage.agents {
+        println!("\n-- {} ({})", agent.log().display(), agent.node().name());
+        println!("{}", last_lines(agent.log(), 10));
+    }
+}
+
+fn take_down(stage: Stage, args: &RunArgs) -> Result<()> {
+    let Stage { capture, agents, server, cluster, lab, .. } = stage;
+    drop((capture, agents));
+    if args.kubeconfig.is_some() {
+        cluster.remove_objects()?;
+    }
+    drop((cluster, server));
+    if args.keep_logs {
+        println!("logs: {}", lab.logs().display());
+    }
+    lab.tear_down()
 }

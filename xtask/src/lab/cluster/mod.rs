@@ -18,6 +18,7 @@ mod kubectl;
 pub(crate) mod objects;
 mod relay;
 
+use std::fmt;
 use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -58,6 +59,16 @@ impl ApiChoice {
     }
 }
 
+impl fmt::Display for ApiChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::InMemory => f.write_str("the lab's in-memory API server"),
+            Self::Kubeconfig(path) => write!(f, "the API server of {}", path.display()),
+            Self::Assets(folder) => write!(f, "etcd and kube-apiserver from {}", folder.display()),
+        }
+    }
+}
+
 /// The lab's Kubernetes. Dropping it stops what it started; objects in a server that was there before stay unless
 /// [`Cluster::remove_objects`] is called.
 pub(crate) struct Cluster {
@@ -69,6 +80,7 @@ pub(crate) struct Cluster {
     for_people: PathBuf,
     for_nodes: PathBuf,
     made: std::sync::Mutex<Vec<String>>,
+    description: String,
     runtime: Runtime,
 }
 
@@ -100,8 +112,14 @@ impl Cluster {
         let relay = Relay::start(&runtime, listener, target)?;
         let client = runtime.block_on(kubeconfig::client(&for_people))?;
         let made = std::sync::Mutex::default();
+        let description = choice.to_string();
         let (_relay, _control_plane) = (relay, control_plane);
-        Ok(Self { client, _relay, server, _control_plane, for_people, for_nodes, made, runtime })
+        Ok(Self { client, _relay, server, _control_plane, for_people, for_nodes, made, description, runtime })
+    }
+
+    /// Which API server it is, for people.
+    pub(crate) fn description(&self) -> &str {
+        &self.description
     }
 
     /// The kubeconfig for people and tools in the root namespace.
