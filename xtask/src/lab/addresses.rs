@@ -20,8 +20,6 @@ use anyhow::{Result, ensure};
 pub(crate) const MAX_NODES: usize = 90;
 pub(crate) const MAX_PODS_PER_NODE: usize = 100;
 
-pub(crate) const LAN_V4: &str = "172.18.0.0/16";
-pub(crate) const LAN_V6: &str = "fd00:172:18::/64";
 pub(crate) const BEHIND2_V4: &str = "203.0.113.0/24";
 pub(crate) const BEHIND2_V6: &str = "2001:db8:203::/64";
 pub(crate) const CLUSTER_V4: &str = "10.244.0.0/16";

@@ -6,19 +6,21 @@
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader};
 use std::net::{IpAddr, SocketAddr};
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 
-use super::addresses as plan;
+use super::addresses::{self as plan, NodeNumber};
+use super::agents::{Agent, AgentOptions};
 use super::capture::{Capture, Class};
 use super::client::{self, Ping};
 use super::cluster::{ApiChoice, Cluster};
 use super::flows::Flow;
 use super::server::{ECHO_PORT, HTTP_PORT, Server};
-use super::{Lab, LabBuilder, Netns};
+use super::{Lab, LabBuilder, Netns, Quirks};
 use crate::testing::lab::{LabContext, LabTest};
 
 /// The lab's own tests, for the list of all tests on the lab.
@@ -29,6 +31,8 @@ pub(crate) fn tests() -> Vec<LabTest> {
         test("lab_pods_reach_pods_and_nodes", neighbours),
         test("lab_services_lead_to_their_pods", services),
         test("lab_long_flows_lose_nothing_and_checksums_are_right", long_flows),
+        test("lab_of_plain_nodes_has_right_checksums", plain_nodes),
+        test("lab_agents_can_be_stopped_and_started", agents),
         test("lab_second_network_is_reachable", second_network),
         test("lab_node_without_power_is_cut_off", power),
         test("lab_interfaces_can_be_made_anew", interfaces_anew),
@@ -49,7 +53,9 @@ fn builder(context: &LabContext) -> LabBuilder {
 /// The address that a server saw, asked from a namespace.
 fn seen_as(from: &Netns, to: SocketAddr) -> Result<IpAddr> {
     let reply = client::get(from, to, "/", "baseline")?;
-    reply.with_context(|| format!("{} does not reach {to}", from.name()))?.seen_as()
+    let reply = reply.with_context(|| format!("{} does not reach {to}", from.name()))?;
+    println!("{} {} -> {to}: seen as {}", from.name(), reply.local, reply.seen_as()?);
+    reply.seen_as()
 }
 
 fn expect_seen(from: &Netns, to: SocketAddr, expected: IpAddr) -> Result<()> {
@@ -159,6 +165,45 @@ fn long_flows(context: &LabContext) -> Result<()> {
     seen.check()
 }
 
+fn plain_nodes(context: &LabContext) -> Result<()> {
+    let plain = |_| Quirks { checksum_offload: false, ..Quirks::default() };
+    let lab = builder(context).quirks(plain).server_without_checksum_offload().start()?;
+    let _server = Server::outside(&lab)?;
+    let capture = Capture::start(&lab)?;
+    for pod in lab.pods() {
+        for to in plan::SERVER.both() {
+            let answer = client::get(&pod.netns, SocketAddr::new(to, HTTP_PORT), "/bytes/100000", "baseline")??;
+            ensure!(answer.body.len() == 100_000, "a large answer is not whole");
+        }
+    }
+    capture.finish()?.check()
+}
+
+/// Stands in for an agent: it runs until it is told to stop, and has nothing to clean up.
+const STAND_IN: &str = "#!/bin/sh\n[ \"$1\" = cleanup ] && exec echo clean\nwhile :; do sleep 0.05; done\n";
+
+fn agents(context: &LabContext) -> Result<()> {
+    let lab = start(context)?;
+    let binary = context.logs.join("stand-in");
+    std::fs::write(&binary, STAND_IN)?;
+    std::fs::set_permissions(&binary, std::fs::Permissions::from_mode(0o755))?;
+    let options = AgentOptions { binary, kubeconfig: context.logs.join("none"), extra: Vec::new() };
+    let mut agents = Agent::start_all(&lab, &options)?;
+    let agent = agents.first_mut().context("no agent")?;
+    let first = agent.pid()?.context("the agent does not run")?;
+    agent.pause()?;
+    agent.resume()?;
+    agent.terminate(Duration::from_secs(2))?;
+    ensure!(agent.pid()?.is_none(), "a terminated agent still runs");
+    agent.restart()?;
+    agent.ensure_alive()?;
+    ensure!(agent.pid()? != Some(first), "the agent was not started again");
+    ensure!(agent.clean_up()? == "clean\n", "cleanup was not run");
+    agent.kill()?;
+    ensure!(agent.ensure_alive().is_err(), "a killed agent counts as alive");
+    Ok(())
+}
+
 fn second_network(context: &LabContext) -> Result<()> {
     let lab = builder(context).second_network().start()?;
     let outside = lab.second_outside().context("the lab has no second network")?;
@@ -175,8 +220,8 @@ fn second_network(context: &LabContext) -> Result<()> {
 fn power(context: &LabContext) -> Result<()> {
     let lab = start(context)?;
     let _server = Server::outside(&lab)?;
-    let node = lab.nodes().get(1).context("no second node")?;
-    let pod = lab.pods_on(node.number).next().context("no pod on it")?;
+    let node = lab.node(NodeNumber::new(2)?);
+    let pod = lab.pod("pod2-1")?;
     let to = SocketAddr::new(plan::SERVER.v4.into(), HTTP_PORT);
     seen_as(&pod.netns, to)?;
     lab.set_power(node, false)?;
@@ -209,6 +254,13 @@ fn api_server(context: &LabContext) -> Result<()> {
     let pods: serde_json::Value = serde_json::from_slice(&reply.body)?;
     let count = pods.pointer("/items").and_then(|items| items.as_array()).map_or(0, Vec::len);
     ensure!(count == lab.pods().len(), "a node sees {count} pods");
+    let nodes: kube::Api<k8s_openapi::api::core::v1::Node> = kube::Api::all(cluster.client());
+    let listed = cluster.runtime().block_on(nodes.list(&kube::api::ListParams::default()))?;
+    ensure!(listed.items.len() == lab.nodes().len(), "a client sees {} nodes", listed.items.len());
+    let in_memory = cluster.in_memory().context("the lab's API server is another one")?;
+    in_memory.set_outage(true);
+    ensure!(client::get(&node.host, relay, "/api/v1/pods", "baseline")?.is_err(), "a node sees no outage");
+    in_memory.set_outage(false);
     if Cluster::has_kubectl() {
         let nodes = cluster.kubectl(&["get", "nodes"])?;
         println!("{nodes}");

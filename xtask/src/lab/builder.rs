@@ -15,11 +15,9 @@ use super::ledger::{Ledger, Prefix, Resource};
 use super::netns::Netns;
 use super::quirks::Quirks;
 use super::script::{self, Script};
+use super::server::HTTP_PORT;
 use super::topology::{self, NodePlan, World};
 use super::{Lab, Node, Pod, Service, signals};
-
-/// The port that a pod's own server listens on (see [`super::server`]).
-pub(crate) const POD_SERVER_PORT: u16 = 8080;
 
 /// A pod to be: where it runs and what Kubernetes will know about it.
 #[derive(Debug, Clone)]
@@ -241,7 +239,7 @@ impl Lab {
         for node in self.nodes.iter().filter(|node| node.quirks.service_proxy) {
             let mut services = Vec::new();
             for front in plan::SERVICE.both() {
-                let backend = SocketAddr::new(backend.addresses.towards(front), POD_SERVER_PORT);
+                let backend = SocketAddr::new(backend.addresses.towards(front), HTTP_PORT);
                 services.push(Service { front: SocketAddr::new(front, 80), protocol: "tcp", backend });
             }
             if let Some(local) = self.pods.iter().find(|pod| pod.node == node.number) {
@@ -254,6 +252,6 @@ impl Lab {
 }
 
 fn node_port(front: IpAddr, pod: &Pod) -> Service {
-    let backend = SocketAddr::new(pod.addresses.towards(front), POD_SERVER_PORT);
+    let backend = SocketAddr::new(pod.addresses.towards(front), HTTP_PORT);
     Service { front: SocketAddr::new(front, plan::NODE_PORT), protocol: "tcp", backend }
 }

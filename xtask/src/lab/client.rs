@@ -7,7 +7,7 @@ use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 
 use super::netns::Netns;
 
@@ -25,6 +25,7 @@ pub(crate) struct Reply {
 impl Reply {
     /// The body of a lab server's usual answer: the client's address as seen there.
     pub(crate) fn seen_as(&self) -> Result<IpAddr> {
+        ensure!(self.status == 200, "the server answered {}", self.status);
         let text = String::from_utf8_lossy(&self.body);
         text.trim().parse().with_context(|| format!("the server did not answer with an address but {text:?}"))
     }

@@ -48,13 +48,13 @@ use std::sync::Arc;
 use anyhow::{Context, Result};
 
 use addresses::{Dual, NodeNumber};
-pub(crate) use builder::{LabBuilder, POD_SERVER_PORT, PodSpec};
+pub(crate) use builder::{LabBuilder, PodSpec};
 pub(crate) use hold::{LabArgs, run};
 use ledger::Ledger;
 pub(crate) use netns::Netns;
-pub(crate) use quirks::{Quirks, ReversePath};
+pub(crate) use quirks::Quirks;
 use topology::World;
-pub(crate) use topology::{EXT_LAN, MANAGEMENT, POD_INTERFACE, SECOND_UPLINK, UPLINK};
+pub(crate) use topology::{MANAGEMENT, UPLINK};
 
 /// A lab that is up. Dropping it takes it down.
 pub(crate) struct Lab {
