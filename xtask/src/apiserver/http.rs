@@ -6,6 +6,7 @@ use std::convert::Infallible;
 use std::sync::Arc;
 
 use axum::body::{Body, Bytes};
+use axum::extract::rejection::BytesRejection;
 use axum::extract::{Query as Pairs, State};
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header};
 use axum::response::Response;
@@ -52,12 +53,12 @@ pub(crate) async fn serve(
     method: Method,
     uri: Uri,
     headers: HeaderMap,
-    body: Bytes,
+    body: Result<Bytes, BytesRejection>,
 ) -> Response {
     let header = |name| headers.get(name).and_then(|value: &HeaderValue| value.to_str().ok()).unwrap_or_default();
     let pairs = Pairs::<Vec<(String, String)>>::try_from_uri(&uri);
-    let outcome = match &pairs {
-        Ok(Pairs(pairs)) => answer(
+    let outcome = match (&pairs, &body) {
+        (Ok(Pairs(pairs)), Ok(body)) => answer(
             &store,
             &Request {
                 method: &method,
@@ -66,10 +67,12 @@ pub(crate) async fn serve(
                 accept: header(header::ACCEPT),
                 content_type: header(header::CONTENT_TYPE),
                 user_agent: header(header::USER_AGENT),
-                body: &body,
+                body,
             },
         ),
-        Err(error) => Err(ApiError::bad_request(error.to_string())),
+        (Err(error), _) => Err(ApiError::bad_request(error.to_string())),
+        (_, Err(error)) if error.status() == StatusCode::PAYLOAD_TOO_LARGE => Err(ApiError::body_too_large()),
+        (_, Err(error)) => Err(ApiError::bad_request(error.to_string())),
     };
     let code = match &outcome {
         Ok(Answer::Json { code, .. }) => *code,

@@ -20,6 +20,7 @@ pub(crate) enum Reason {
     MethodNotAllowed,
     NotAcceptable,
     NotFound,
+    RequestEntityTooLarge,
     Timeout,
     UnsupportedMediaType,
 }
@@ -34,6 +35,7 @@ impl Reason {
             Self::NotAcceptable => 406,
             Self::AlreadyExists | Self::Conflict => 409,
             Self::Expired => 410,
+            Self::RequestEntityTooLarge => 413,
             Self::UnsupportedMediaType => 415,
             Self::Invalid => 422,
             Self::InternalError => 500,
@@ -106,6 +108,10 @@ impl ApiError {
         let message =
             format!("the body of the request was in an unknown format - accepted media types include: {accepted}");
         Self::new(Reason::UnsupportedMediaType, message)
+    }
+
+    pub(crate) fn body_too_large() -> Self {
+        Self::new(Reason::RequestEntityTooLarge, "the body of the request is too large")
     }
 
     pub(crate) fn not_found(kind: &Kind, name: &str) -> Self {

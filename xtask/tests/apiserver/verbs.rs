@@ -188,6 +188,17 @@ async fn collections_dry_runs_and_generated_names() -> Result<()> {
 }
 
 #[tokio::test]
+async fn an_object_can_be_too_large() -> Result<()> {
+    let server = Server::start()?;
+    let nodes: Api<Node> = Api::all(server.client()?);
+    nodes.create(&PostParams::default(), &node("n")?).await?;
+    let large = json!({"metadata": {"annotations": {"a": "x".repeat(4 << 20)}}});
+    let outcome = nodes.patch("n", &PatchParams::default(), &Patch::Merge(large)).await;
+    assert_eq!(refused(outcome)?, (413, "RequestEntityTooLarge".into()));
+    Ok(())
+}
+
+#[tokio::test]
 async fn node_status_and_annotations() -> Result<()> {
     let server = Server::start()?;
     let nodes: Api<Node> = Api::all(server.client()?);
