@@ -1,4 +1,4 @@
-//! `cargo xtask lab`: the topology alone, for trying things by hand.
+//! `cargo xtask lab`: the network and the outside server alone, for trying things by hand.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -7,6 +7,7 @@ use anyhow::Result;
 use clap::Args;
 
 use super::addresses as plan;
+use super::server::{ECHO_PORT, HTTP_PORT, Server};
 use super::{Lab, LabBuilder};
 
 #[derive(Args)]
@@ -35,6 +36,7 @@ pub(crate) fn run(args: &LabArgs) -> Result<()> {
         builder = builder.second_network();
     }
     let lab = builder.start()?;
+    let _server = Server::outside(&lab)?;
     println!("lab {} is up after {:.1} s", lab.prefix(), begin.elapsed().as_secs_f32());
     describe(&lab);
     if args.hold {
@@ -50,6 +52,10 @@ pub(crate) fn run(args: &LabArgs) -> Result<()> {
 fn describe(lab: &Lab) {
     let server = plan::SERVER;
     println!("outside  {:<16} {} {}", lab.outside().name(), server.v4, server.v6);
+    println!(
+        "         HTTP on port {HTTP_PORT} answers with the caller's address; echo on port {ECHO_PORT}, TCP and UDP"
+    );
+    println!("         access log: {}", lab.logs().join("access_log").display());
     println!("router   {:<16} {} {}", lab.ext().name(), plan::EXT.v4, plan::EXT.v6);
     println!("switch   {:<16} bridge br0, a port per node", lab.lan().name());
     for node in lab.nodes() {
@@ -62,7 +68,7 @@ fn describe(lab: &Lab) {
         }
     }
     if let Some(pod) = lab.pods().first() {
-        println!("\nTry: ip netns exec {} ping -c1 {}", pod.netns.name(), server.v4);
+        println!("\nTry: ip netns exec {} curl -s http://{}:{HTTP_PORT}/", pod.netns.name(), server.v4);
     }
     if let Some(node) = lab.nodes().first() {
         let path = node.host.path();

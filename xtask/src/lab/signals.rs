@@ -1,8 +1,9 @@
 //! Ctrl-C. A signal tears down every lab of this process from its ledger and ends the process; what runs on other
-//! threads meanwhile may fail, and nobody is left to care. The handler is installed process-wide, so it does not
+//! threads meanwhile fails at some point; [`yield_to_signal`] keeps it from telling about that. The handler is installed process-wide, so it does not
 //! matter which thread the signal reaches.
 
 use std::sync::Once;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use anyhow::{Context, Result};
@@ -49,7 +50,17 @@ fn install() -> Result<()> {
     installed.recv().context("the thread that watches for signals ended")?.context("cannot watch for signals")
 }
 
+static INTERRUPTED_BY_SIGNAL: AtomicBool = AtomicBool::new(false);
+
+/// To be called before an error is reported: when a signal is what broke everything, this waits for the process's end.
+pub(crate) fn yield_to_signal() {
+    while INTERRUPTED_BY_SIGNAL.load(Ordering::Relaxed) {
+        thread::park();
+    }
+}
+
 fn end() {
+    INTERRUPTED_BY_SIGNAL.store(true, Ordering::Relaxed);
     eprintln!("\nlab: interrupted, tearing down");
     for error in ledger::tear_down_all() {
         eprintln!("lab: {error:#}");

@@ -11,6 +11,7 @@ use crate::lab::Pod;
 use crate::lab::addresses::NodeNumber;
 use crate::lab::agents;
 use crate::lab::capture::Class;
+use crate::lab::cluster::Cluster;
 use crate::lab::server::{HTTP_PORT, Server};
 
 /// The addresses of the manifests in `deploy/examples/`.
@@ -36,6 +37,14 @@ pub(super) fn play(stage: &mut Stage) -> Result<()> {
     powered_off(stage, second, last)?;
     deleted(stage, second)?;
     nothing_leaked(stage)
+}
+
+/// Takes the story's objects out of an API server that outlives the lab.
+pub(super) fn withdraw(cluster: &Cluster) -> Result<()> {
+    for object in [OBJECT, SIXTH_OBJECT] {
+        cluster.delete(&format!("/apis/k8s.ovn.org/v1/egressips/{object}"))?;
+    }
+    cluster.remove_objects()
 }
 
 fn only(address: IpAddr) -> Option<BTreeSet<IpAddr>> {

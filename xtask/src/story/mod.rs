@@ -13,14 +13,14 @@ mod stage;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use clap::Args;
 
 use crate::lab::agents::{Agent, AgentOptions, last_lines};
 use crate::lab::capture::Capture;
 use crate::lab::cluster::{ApiChoice, Cluster};
 use crate::lab::server::Server;
-use crate::lab::{Lab, LabBuilder};
+use crate::lab::{Lab, LabBuilder, yield_to_signal};
 use crate::toolchain::packages::{self, Purpose};
 use crate::toolchain::{BuildArgs, Paths, Progress, ensure_built};
 use report::Report;
@@ -70,21 +70,23 @@ pub(crate) fn run(args: &RunArgs) -> Result<()> {
     };
     progress.step(&format!("lab: {} nodes with {} pods each", args.nodes, args.pods));
     let mut stage = set(args, agent, &paths, &progress)?;
-    if let Err(error) = acts::play(&mut stage) {
-        show_agents(&mut stage);
-        return Err(error.context("the story broke off"));
+    let played = acts::play(&mut stage).context("the story broke off");
+    if played.is_err() {
+        yield_to_signal();
     }
-    conclude(&mut stage)?;
+    let concluded = played.and_then(|()| conclude(&stage));
+    if concluded.is_err() {
+        show_agents(&stage);
+    }
     if args.hold {
+        if let Err(error) = &concluded {
+            println!("\nerror: {error:#}");
+        }
         holding::hold(&stage);
     }
-    let (failed, count) = (stage.report.failed(), stage.report.count());
-    take_down(stage, args)?;
+    let taken_down = take_down(stage, args);
     progress.step("the lab is down");
-    match failed {
-        0 => Ok(()),
-        _ => bail!("{failed} of {count} checks differ from what was expected"),
-    }
+    concluded.and(taken_down)
 }
 
 /// Brings up everything that the story needs.
@@ -116,18 +118,17 @@ fn start_lab(args: &RunArgs, paths: &Paths) -> Result<Lab> {
     builder.start().context("cannot bring up the lab")
 }
 
-fn conclude(stage: &mut Stage) -> Result<()> {
+/// Prints the table; an error when something was not as expected.
+fn conclude(stage: &Stage) -> Result<()> {
     println!("\n{}", stage.report);
     let (failed, count) = (stage.report.failed(), stage.report.count());
     println!("{} of {count} checks as expected", count - failed);
-    if failed > 0 {
-        show_agents(stage);
-    }
+    ensure!(failed == 0, "{failed} of {count} checks differ from what was expected");
     Ok(())
 }
 
 /// The agents' last words, which tell more than the checks do.
-fn show_agents(stage: &mut Stage) {
+fn show_agents(stage: &Stage) {
     for agent in &stage.agents {
         println!("\n-- {} ({})", agent.log().display(), agent.node().name());
         println!("{}", last_lines(agent.log(), 10));
@@ -137,12 +138,10 @@ fn show_agents(stage: &mut Stage) {
 fn take_down(stage: Stage, args: &RunArgs) -> Result<()> {
     let Stage { capture, agents, server, cluster, lab, .. } = stage;
     drop((capture, agents));
-    if args.kubeconfig.is_some() {
-        cluster.remove_objects()?;
-    }
+    let removed = if args.kubeconfig.is_some() { acts::withdraw(&cluster) } else { Ok(()) };
     drop((cluster, server));
     if args.keep_logs {
         println!("logs: {}", lab.logs().display());
     }
-    lab.tear_down()
+    removed.and(lab.tear_down())
 }

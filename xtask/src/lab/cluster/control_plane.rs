@@ -1,6 +1,8 @@
 //! A real etcd and kube-apiserver, from the folder that `KUBEBUILDER_ASSETS` names (as controller-runtime's envtest
 //! lays it out). Both listen on loopback, keep their data in the lab's folder and carry the lab's mark, so they go
 //! with it. There is no controller manager and no scheduler: the lab writes what those would.
+//!
+//! No test of this project runs this: it needs binaries that the project neither builds nor fetches.
 
 use std::fs::File;
 use std::net::TcpListener;

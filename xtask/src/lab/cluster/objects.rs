@@ -100,6 +100,10 @@ pub(crate) fn pod_status(pod: &Pod) -> Value {
         "podIP": pod.addresses.v4,
         "podIPs": [{"ip": pod.addresses.v4}, {"ip": pod.addresses.v6}],
         "conditions": [{"type": "Ready", "status": "True"}],
+        "containerStatuses": [{
+            "name": "shell", "image": "lab/none", "imageID": "", "ready": true, "started": true, "restartCount": 0,
+            "state": {"running": {}},
+        }],
     }})
 }
 
