@@ -98,6 +98,9 @@ fn set(args: &RunArgs, agent: PathBuf, paths: &Paths, progress: &Progress) -> Re
     cluster.install_crd(&paths.root.join("deploy/crd.yaml"))?;
     cluster.publish(&lab)?;
     progress.step(&format!("Kubernetes: {}", cluster.description()));
+    if !Cluster::has_kubectl() {
+        progress.step("kubectl is not installed: the lab's own client makes the same requests in its place");
+    }
     let options = AgentOptions { binary: agent, kubeconfig: cluster.node_kubeconfig().to_owned(), extra: Vec::new() };
     let capture = Some(Capture::start(&lab)?);
     let agents = Agent::start_all(&lab, &options)?;

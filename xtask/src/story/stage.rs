@@ -89,6 +89,7 @@ impl Stage {
             std::thread::sleep(Duration::from_millis(50));
         };
         let pairs: Vec<String> = assignment.iter().map(|(node, address)| format!("{address} on {node}")).collect();
+        println!("   assigned: {}", if pairs.is_empty() { "nothing".to_owned() } else { pairs.join(", ") });
         let seen = if wanted(&assignment) { expected.to_owned() } else { format!("[{}]", pairs.join(", ")) };
         self.report.check(object, &expected, &seen);
         self.show("get egressip", Cluster::egress_ip_table)
