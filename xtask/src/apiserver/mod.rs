@@ -12,9 +12,10 @@
 //!   in `verbs::prepare` or a refusal in `verbs::check`.
 //! - `patch`, `schema`, `structural`, `fields`, `select`, `table` are pure.
 //!
-//! What it is not, and only a real server can prove: authentication, authorization and admission; CEL and `format` rules; fields of built-in kinds (they are stored as they come); conversion between versions; protobuf (but for three kinds that
-//! kubectl creates in it); garbage
-//! collection by owner references; grace periods; cluster IPs; logs, exec and the other subresources than `status`.
+//! What it is not, and only a real server can prove: authentication, authorization and admission; CEL and `format` rules;
+//! fields of built-in kinds (they are stored as they come); conversion between versions; protobuf (but for three kinds that
+//! kubectl creates in it); garbage collection by owner references; grace periods; cluster IPs; logs, exec and the other
+//! subresources than `status`.
 //! Each file's header says what its part leaves out.
 
 mod clock;
