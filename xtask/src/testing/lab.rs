@@ -50,11 +50,12 @@ const SHOWN_LINES: usize = 40;
 /// Runs the tests whose name contains the filter, one after the other.
 pub(super) fn run_all(filter: &str, paths: &Paths) -> Result<Outcome> {
     let mut outcome = Outcome::new(Part::Lab);
+    let program = own_copy(paths)?;
     for test in lab_tests().iter().filter(|test| test.name.contains(filter)) {
         let logs = logs_of(test.name, paths);
         println!("test {} ...", test.name);
         let start = Instant::now();
-        let ended = run_apart(test, &logs)?;
+        let ended = run_apart(&program, test, &logs)?;
         let seconds = start.elapsed().as_secs_f64();
         match ended {
             Ended::With(status) if status.success() => {
@@ -70,6 +71,18 @@ pub(super) fn run_all(filter: &str, paths: &Paths) -> Result<Outcome> {
         }
     }
     Ok(outcome)
+}
+
+/// A copy of this program for the tests to run, and to find by its path. The `pure` part builds integration tests of
+/// xtask, and cargo replaces the file that we were started from; what still runs is at /proc/self/exe.
+fn own_copy(paths: &Paths) -> Result<PathBuf> {
+    let folder = paths.test_logs().join("bin");
+    fs::create_dir_all(&folder).with_context(|| format!("create {}", folder.display()))?;
+    let copy = folder.join("xtask");
+    let parts = folder.join("xtask.new");
+    fs::copy("/proc/self/exe", &parts).with_context(|| format!("copy this program to {}", parts.display()))?;
+    fs::rename(&parts, &copy).with_context(|| format!("rename {}", parts.display()))?;
+    Ok(copy)
 }
 
 /// The file with everything that a test printed.
@@ -94,14 +107,13 @@ impl std::fmt::Display for Ended {
     }
 }
 
-fn run_apart(test: &LabTest, logs: &Path) -> Result<Ended> {
+fn run_apart(program: &Path, test: &LabTest, logs: &Path) -> Result<Ended> {
     if logs.exists() {
         fs::remove_dir_all(logs).with_context(|| format!("remove {}", logs.display()))?;
     }
     fs::create_dir_all(logs).with_context(|| format!("create {}", logs.display()))?;
     let output = File::create(logs.join(OUTPUT)).context("create the test's output file")?;
-    // This program, not its path: cargo may have replaced the file since we started.
-    let mut child = Command::new("/proc/self/exe")
+    let mut child = Command::new(program)
         .args(["test", "--lab-one", test.name])
         .stdout(output.try_clone().context("share the test's output file")?)
         .stderr(output)
