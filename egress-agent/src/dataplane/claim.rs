@@ -2,12 +2,12 @@
 //!
 //! The program on the uplink answers for an address from the moment its map entry is there. Around that:
 //!
-//! 1. **Join** (IPv6): membership of the solicited-node group, and its link address in the device's filter. A NIC or
-//!    macvlan that filters multicast would otherwise never show the solicitation to the program. The membership ends
-//!    with this process, the filter does not.
-//! 2. **Probe** ([`probe`]): three probes within 300 ms. RFC 5227 asks for up to seven seconds, which is made for hosts
+//! 1. **Probe** ([`probe`]): three probes within 300 ms. RFC 5227 asks for up to seven seconds, which is made for hosts
 //!    that come up together; here one controller hands out addresses, and an outage lasts as long as the probe. Somebody
 //!    who answers later is met by the announcements.
+//! 2. **Join** (IPv6): membership of the solicited-node group, and its link address in the device's filter. A NIC or
+//!    macvlan that filters multicast would otherwise never show the solicitation to the program. The membership ends
+//!    with this process, the filter does not.
 //! 3. The map entries, by the executor.
 //! 4. **Announce**: at once and after 1, 2, 4 and 8 seconds, so that one lost frame does not leave a neighbour behind.
 //!
@@ -35,6 +35,11 @@ const FRAME: usize = 128;
 
 /// Asks the network whether somebody has the address; the link address of one who does.
 pub(super) async fn probe(uplink: Interface, address: IpAddr) -> io::Result<Option<Mac>> {
+    // To hear others who probe for it too. A device without IPv6 has none of them.
+    let _membership = match address {
+        IpAddr::V6(address) => packet::join(solicited_node(address), uplink.index).ok(),
+        IpAddr::V4(_) => None,
+    };
     let socket = PacketSocket::listener(uplink.index, address)?;
     let frame = frames::probe(uplink.mac, address);
     for _ in 0..PROBES {
@@ -99,6 +104,12 @@ impl Claims {
         if let Err(error) = packet::add_filter(uplink_name, multicast_mac(group)) {
             warn!(%error, %group, "cannot add the group of an egress IP to the uplink's filter");
         }
+    }
+
+    /// Announces everything that is held: the uplink has a carrier again, perhaps on another switch.
+    pub(super) fn announce_all(&mut self, uplink: Interface) {
+        let addresses: Vec<_> = self.held.keys().copied().collect();
+        addresses.into_iter().for_each(|address| self.announce(uplink, address));
     }
 
     /// Announces the address, starting now. Must be called in a runtime.

@@ -12,6 +12,8 @@ pub enum StartError {
     NoObject,
     #[error("this kernel lacks {missing}: use a kernel that has it (see docs/kernel-support.md)")]
     MissingFeatures { missing: String },
+    #[error("{name} is named as uplink and as management port: they are two interfaces")]
+    SameInterface { name: String },
     #[error("no interface {name}: name the {device} with {flag}")]
     NoInterface { device: Device, name: String, flag: &'static str },
     #[error(

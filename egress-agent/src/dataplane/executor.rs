@@ -130,23 +130,47 @@ async fn own(shared: &Shared, id: EgressId, address: IpAddr) -> Result<(), Datap
         Some(held) => write(shared, &Action::Disown(id, held))?,
         None => {}
     }
-    shared.state().claims.join(&shared.settings.uplink, uplink, address);
-    let answer = claim::probe(uplink, address).await.map_err(kernel("probe for an egress IP"));
-    let claimed = match answer {
-        Ok(None) => shared.state().write_owned(id, address, uplink).map_err(kernel("write the owned address")),
-        Ok(Some(mac)) => Err(DataplaneError::AddressInUse { address, mac: mac_text(mac) }),
-        Err(error) => Err(error),
-    };
-    let mut state = shared.state();
-    if claimed.is_err() {
-        state.claims.leave(&shared.settings.uplink, address);
-    } else {
-        // The uplink may have been made anew during the probe.
-        let uplink = state.facts().uplink.unwrap_or(uplink);
-        state.claims.announce(uplink, address);
-        info!(%address, id = id.0, "egress IP is served here");
+    if !shared.state().take_probed(address) {
+        let claimant = claim::probe(uplink, address).await.map_err(kernel("probe for an egress IP"))?;
+        if let Some(mac) = claimant {
+            return Err(DataplaneError::AddressInUse { address, mac: mac_text(mac) });
+        }
     }
-    claimed
+    let mut state = shared.state();
+    // The uplink may have been made anew during the probe.
+    let uplink = state.facts().uplink.ok_or_else(no_uplink)?;
+    state.claims.join(&shared.settings.uplink, uplink, address);
+    if let Err(error) = state.write_owned(id, address, uplink) {
+        state.claims.leave(&shared.settings.uplink, address);
+        return Err(kernel("write the owned address")(error));
+    }
+    state.claims.announce(uplink, address);
+    info!(%address, id = id.0, "egress IP is served here");
+    Ok(())
+}
+
+impl Dataplane {
+    /// Probes for all addresses that the plan is going to claim, at the same time, so that each `Own` of it that follows
+    /// within a few seconds need not wait. A conflict, or a failure to probe, is met again and reported by its `Own`.
+    pub async fn probe_ahead(&self, plan: &[Action]) {
+        let (uplink, wanted) = {
+            let state = self.shared.state();
+            let held =
+                |address: &IpAddr| state.tables.owned_addr.get(&(*address).into()).is_ok_and(|entry| entry.is_some());
+            let owns = plan.iter().filter_map(|action| match action {
+                Action::Own(_, address) => Some(*address),
+                _ => None,
+            });
+            (state.facts().uplink, owns.filter(|address| !held(address)).collect::<Vec<_>>())
+        };
+        let Some(uplink) = uplink else { return };
+        let probes = wanted.into_iter().map(|address| async move { (address, claim::probe(uplink, address).await) });
+        for (address, outcome) in futures::future::join_all(probes).await {
+            if matches!(outcome, Ok(None)) {
+                self.shared.state().note_probed(address);
+            }
+        }
+    }
 }
 
 /// Translation ends first, answers second, membership last.

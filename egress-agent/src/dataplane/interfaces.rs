@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use futures::TryStreamExt;
 use rtnetlink::Handle;
 use rtnetlink::packet_route::address::{AddressAttribute, AddressFlags, AddressMessage, AddressScope};
-use rtnetlink::packet_route::link::{LinkAttribute, LinkMessage};
+use rtnetlink::packet_route::link::{LinkAttribute, LinkFlags, LinkMessage};
 
 use super::error::netlink_io;
 
@@ -23,6 +23,8 @@ pub(super) struct NodeFacts {
     pub(super) uplink: Option<Interface>,
     pub(super) mgmt: Option<Interface>,
     pub(super) overlay: Option<Interface>,
+    /// Whether the uplink can send.
+    pub(super) carrier: bool,
     /// Primary addresses of the uplink.
     pub(super) v4: Option<Ipv4Addr>,
     pub(super) v6: Option<Ipv6Addr>,
@@ -42,7 +44,12 @@ pub(super) async fn interface(netlink: &Handle, name: &str) -> std::io::Result<O
     Ok(link(netlink, name).await?.as_ref().map(from_message))
 }
 
-fn from_message(message: &LinkMessage) -> Interface {
+/// Up, and with a carrier.
+pub(super) fn has_carrier(message: &LinkMessage) -> bool {
+    message.header.flags.contains(LinkFlags::Up | LinkFlags::LowerUp)
+}
+
+pub(super) fn from_message(message: &LinkMessage) -> Interface {
     let mut interface = Interface { index: message.header.index, mac: [0; 6], mtu: 0 };
     for attribute in &message.attributes {
         match attribute {

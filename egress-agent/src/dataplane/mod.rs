@@ -139,6 +139,9 @@ impl Dataplane {
         if settings.object.is_empty() {
             return Err(StartError::NoObject);
         }
+        if settings.uplink == settings.mgmt_port {
+            return Err(StartError::SameInterface { name: settings.uplink });
+        }
         let pins = Pins::new(&settings.bpffs);
         let lock = InstanceLock::take(&pins)?;
         let mut features = features::probe()?;

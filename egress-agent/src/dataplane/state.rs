@@ -1,8 +1,9 @@
 //! What the agent knows of its kernel side, and how it follows the node: one value behind one lock.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::IpAddr;
+use std::time::{Duration, Instant};
 
 use egress_common::abi::{Addr, Config, Family, NodeEntry, OnUnknownPod, PortRange};
 use tracing::{info, warn};
@@ -29,7 +30,12 @@ pub(super) struct State {
     underlay: Family,
     /// Devices whose absence has been reported.
     missing: BTreeSet<Device>,
+    /// Addresses that nobody answered for, and when.
+    probed: BTreeMap<IpAddr, Instant>,
 }
+
+/// How long a probe ahead of a claim is believed.
+const PROBE_HOLDS: Duration = Duration::from_secs(5);
 
 impl State {
     pub(super) fn new(programs: Programs, tables: Tables) -> Result<Self, StartError> {
@@ -51,6 +57,7 @@ impl State {
             config,
             underlay,
             missing: BTreeSet::new(),
+            probed: BTreeMap::new(),
         })
     }
 
@@ -91,6 +98,7 @@ impl State {
     pub(super) fn follow(&mut self, settings: &Settings, facts: NodeFacts, verify: bool) -> io::Result<()> {
         let mut config = config::with_facts(self.config, &facts, self.underlay);
         let uplink_changed = facts.uplink != self.facts.uplink;
+        let carrier_back = facts.carrier && !self.facts.carrier;
         self.facts = facts;
         if config != self.config {
             config.route_generation = config::next_generation(config.route_generation);
@@ -98,6 +106,9 @@ impl State {
         }
         if uplink_changed {
             self.reclaim(settings)?;
+        }
+        if let (true, Some(uplink)) = (carrier_back, self.facts.uplink) {
+            self.claims.announce_all(uplink);
         }
         for hook in Hook::ALL {
             self.follow_hook(settings, hook, verify);
@@ -157,6 +168,17 @@ impl State {
             }
         }
         written
+    }
+
+    /// Nobody answered for the address just now.
+    pub(super) fn note_probed(&mut self, address: IpAddr) {
+        self.probed.retain(|_, when| when.elapsed() < PROBE_HOLDS);
+        self.probed.insert(address, Instant::now());
+    }
+
+    /// Whether the address was probed for just now; believed once.
+    pub(super) fn take_probed(&mut self, address: IpAddr) -> bool {
+        self.probed.remove(&address).is_some_and(|when| when.elapsed() < PROBE_HOLDS)
     }
 
     pub(super) fn set_on_unknown_pod(&mut self, on: OnUnknownPod) -> io::Result<()> {

@@ -63,7 +63,8 @@ pub(super) fn listen(tasks: &mut JoinSet<()>) -> io::Result<Changes> {
 
 /// The node as it is now.
 pub(super) async fn gather(netlink: &Handle, settings: &Settings) -> io::Result<NodeFacts> {
-    let uplink = interfaces::interface(netlink, &settings.uplink).await?;
+    let link = interfaces::link(netlink, &settings.uplink).await?;
+    let uplink = link.as_ref().map(interfaces::from_message);
     let (v4, v6) = match uplink {
         Some(uplink) => interfaces::primary_addresses(netlink, uplink.index).await?,
         None => (None, None),
@@ -72,6 +73,7 @@ pub(super) async fn gather(netlink: &Handle, settings: &Settings) -> io::Result<
         uplink,
         mgmt: interfaces::interface(netlink, &settings.mgmt_port).await?,
         overlay: interfaces::interface(netlink, OVERLAY_DEVICE).await?,
+        carrier: link.as_ref().is_some_and(interfaces::has_carrier),
         v4,
         v6,
     })
