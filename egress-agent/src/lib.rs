@@ -1,5 +1,11 @@
 //! The agent: see the module headers, data flows from `kube` through `model` to `dataplane`.
 
+pub mod agent;
+pub mod cli;
+pub mod controller;
 pub mod dataplane;
+pub mod health;
+pub mod kube;
 pub mod model;
 pub mod object;
+pub mod reconcile;

@@ -3,12 +3,13 @@
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use super::desired::{Settings, desired};
 use super::plan::{plan, plan_pods};
 use super::selection::{Selection, Standby};
 use super::state::{Action, KernelState};
-use super::view::{Change, ClusterView, Touched};
+use super::view::{Change, ClusterView, Node, Touched};
 
 /// The view, what it means, and what has been touched since the last plan.
 #[derive(Debug)]
@@ -29,6 +30,16 @@ impl Compiler {
 
     pub fn view(&self) -> &ClusterView {
         &self.view
+    }
+
+    /// This node as the cluster knows it.
+    pub fn own_node(&self) -> Option<&Node> {
+        self.view.nodes.get(&self.settings.node_name).map(Arc::as_ref)
+    }
+
+    /// Is this node not known yet, or not like this?
+    pub fn is_news(&self, name: &str, node: &Arc<Node>) -> bool {
+        self.view.nodes.get(name) != Some(node)
     }
 
     /// Enters a change; several may be entered before one compilation.

@@ -95,6 +95,8 @@ pub struct EgressObject {
     pub drop_unassigned: bool,
     pub has_annotations: bool,
     pub has_status: bool,
+    /// The status has a list of items, empty or not.
+    pub has_items: bool,
     pub items: Vec<Item>,
     pub conditions: Conditions,
 }

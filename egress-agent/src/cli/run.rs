@@ -1,0 +1,126 @@
+//! `egress-agent run`: flags to settings, then the agent.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+use ipnet::IpNet;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::sync::CancellationToken;
+use tracing::info;
+
+use super::{CliError, NodeArgs, logging};
+use crate::agent::{self, AgentSettings};
+use crate::dataplane::Dataplane;
+use crate::dataplane::names::DEFAULT_TUNNEL_PORT;
+use crate::kube::client;
+use crate::model::desired;
+
+#[derive(Args, Debug)]
+pub(super) struct RunArgs {
+    /// Name of this node's Node object
+    #[arg(long, env = "EGRESS_AGENT_NODE_NAME")]
+    node_name: String,
+    /// How to reach the API server [default: as a pod of the cluster]
+    #[arg(long, env = "EGRESS_AGENT_KUBECONFIG")]
+    kubeconfig: Option<PathBuf>,
+    #[command(flatten)]
+    node: NodeArgs,
+    /// The cluster's pod networks
+    #[arg(long, env = "EGRESS_AGENT_CLUSTER_SUBNETS", value_delimiter = ',')]
+    cluster_subnets: Vec<IpNet>,
+    /// The cluster's service networks
+    #[arg(long, env = "EGRESS_AGENT_SERVICE_CIDRS", value_delimiter = ',')]
+    service_cidrs: Vec<IpNet>,
+    /// Destinations that pods reach without their egress IP
+    #[arg(long, env = "EGRESS_AGENT_EXCLUDED_CIDRS", value_delimiter = ',')]
+    excluded_cidrs: Vec<IpNet>,
+    /// UDP port of the overlay, the same on all nodes
+    #[arg(long, env = "EGRESS_AGENT_TUNNEL_PORT", default_value_t = DEFAULT_TUNNEL_PORT,
+          value_parser = clap::value_parser!(u16).range(1..))]
+    tunnel_port: u16,
+    /// What happens to packets of pods that this node does not know yet
+    #[arg(long, env = "EGRESS_AGENT_UNKNOWN_PODS", value_enum, default_value_t = UnknownPods::Auto)]
+    unknown_pods: UnknownPods,
+    /// What happens to selected pods' packets when no node can host any address of their object
+    #[arg(long, env = "EGRESS_AGENT_ON_UNASSIGNED", value_enum, default_value_t = OnUnassigned::NodeAddress)]
+    on_unassigned: OnUnassigned,
+    /// Namespace of the leader's Lease
+    #[arg(long, env = "EGRESS_AGENT_NAMESPACE", default_value = "kube-system")]
+    namespace: String,
+    /// Port of the gRPC health server on the node's management addresses; 0 for none
+    #[arg(long, env = "OVN_EGRESSIP_HEALTHCHECK_PORT", default_value_t = 0)]
+    egressip_node_healthcheck_port: u16,
+    #[command(flatten)]
+    log: logging::LogArgs,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum UnknownPods {
+    /// Drop where the CNI announces addresses before a pod starts; elsewhere only while there are EgressIP objects
+    Auto,
+    Drop,
+    Pass,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum OnUnassigned {
+    /// They leave with their node's address
+    NodeAddress,
+    Drop,
+}
+
+impl RunArgs {
+    fn agent(&self) -> AgentSettings {
+        AgentSettings {
+            model: desired::Settings {
+                node_name: self.node_name.clone(),
+                cluster_subnets: self.cluster_subnets.clone(),
+                service_cidrs: self.service_cidrs.clone(),
+                excluded_cidrs: self.excluded_cidrs.clone(),
+                unknown_pods: match self.unknown_pods {
+                    UnknownPods::Auto => desired::UnknownPods::Auto,
+                    UnknownPods::Drop => desired::UnknownPods::Drop,
+                    UnknownPods::Pass => desired::UnknownPods::Pass,
+                },
+                on_unassigned: match self.on_unassigned {
+                    OnUnassigned::NodeAddress => desired::OnUnassigned::NodeAddress,
+                    OnUnassigned::Drop => desired::OnUnassigned::Drop,
+                },
+            },
+            namespace: self.namespace.clone(),
+            health_port: self.egressip_node_healthcheck_port,
+        }
+    }
+}
+
+pub(super) fn run(args: &RunArgs) -> Result<(), CliError> {
+    logging::start(&args.log)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    runtime.block_on(run_async(args))
+}
+
+async fn run_async(args: &RunArgs) -> Result<(), CliError> {
+    // What needs no kernel comes first: a wrong kubeconfig must leave everything alone.
+    let client = client::connect(args.kubeconfig.as_deref()).await?;
+    let mut settings = args.node.settings()?;
+    settings.tunnel_port = args.tunnel_port;
+    let stop = stop_on_signal()?;
+    let dataplane = Dataplane::start(settings).await?;
+    agent::run(client, args.agent(), dataplane, stop).await;
+    info!("stopped; programs and maps stay in place");
+    Ok(())
+}
+
+fn stop_on_signal() -> Result<CancellationToken, CliError> {
+    let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    let stop = CancellationToken::new();
+    let stopping = stop.clone();
+    tokio::spawn(async move {
+        tokio::select! {
+            _ = terminate.recv() => info!("SIGTERM: stopping"),
+            _ = interrupt.recv() => info!("SIGINT: stopping"),
+        }
+        stopping.cancel();
+    });
+    Ok(stop)
+}

@@ -1,0 +1,141 @@
+use super::*;
+
+fn node(name: &str, network: &str) -> (String, Arc<Node>) {
+    let primary = vec![network.parse().expect("a network")];
+    let node = Node { name: name.into(), assignable: true, ready: true, primary, ..Node::default() };
+    (name.to_owned(), Arc::new(node))
+}
+
+fn nodes(n: u8) -> Nodes {
+    (1..=n).map(|i| node(&format!("n{i}"), &format!("172.18.0.{i}/16"))).collect()
+}
+
+fn object(name: &str, created: i64, listed: &[&str], items: &[(&str, &str)]) -> (String, Arc<EgressObject>) {
+    let item = |(node, ip): &(&str, &str)| Item { node: (*node).into(), egress_ip: (*ip).into() };
+    let object = EgressObject {
+        name: name.into(),
+        uid: name.into(),
+        resource_version: "1".into(),
+        generation: Some(1),
+        created,
+        listed: listed.iter().map(|text| (*text).to_owned()).collect(),
+        selects: Err("none".into()),
+        id: None,
+        no_eligible_node: None,
+        drop_unassigned: false,
+        has_annotations: false,
+        has_status: false,
+        has_items: false,
+        items: items.iter().map(item).collect(),
+        conditions: crate::model::view::Conditions::default(),
+    };
+    (name.to_owned(), Arc::new(object))
+}
+
+fn node_of<'a>(outcomes: &'a BTreeMap<String, Outcome>, object: &str, address: &str) -> Option<&'a str> {
+    outcomes[object].entries.iter().find(|(text, _)| text == address).and_then(|(_, fate)| match fate {
+        Fate::Assigned { node } => Some(node.as_str()),
+        _ => None,
+    })
+}
+
+fn fate<'a>(outcomes: &'a BTreeMap<String, Outcome>, object: &str) -> &'a Fate {
+    &outcomes[object].entries[0].1
+}
+
+#[test]
+fn addresses_of_one_object_go_to_different_nodes_and_the_surplus_waits() {
+    let objects = Objects::from([object("a", 1, &["172.18.0.101", "172.18.0.102", "172.18.0.103"], &[])]);
+    let outcomes = assign(&objects, &nodes(2));
+    let items = outcomes["a"].items();
+    assert_eq!(items.len(), 2);
+    assert_ne!(items[0].node, items[1].node);
+    assert!(outcomes["a"].entries.iter().any(|(_, fate)| *fate == Fate::NoRoom));
+    assert!(!outcomes["a"].no_eligible_node());
+}
+
+#[test]
+fn what_is_assigned_stays_and_a_lost_node_gives_its_addresses_away() {
+    let listed = ["172.18.0.101", "172.18.0.102"];
+    let objects = Objects::from([object("a", 1, &listed, &[("n1", "172.18.0.101"), ("n2", "172.18.0.102")])]);
+    let outcomes = assign(&objects, &nodes(3));
+    assert_eq!(node_of(&outcomes, "a", "172.18.0.101"), Some("n1"));
+    assert_eq!(node_of(&outcomes, "a", "172.18.0.102"), Some("n2"));
+
+    let mut fewer = nodes(3);
+    let gone = Node { ready: false, ..(*fewer["n2"]).clone() };
+    fewer.insert("n2".into(), Arc::new(gone));
+    let outcomes = assign(&objects, &fewer);
+    assert_eq!(node_of(&outcomes, "a", "172.18.0.101"), Some("n1"));
+    assert_eq!(node_of(&outcomes, "a", "172.18.0.102"), Some("n3"));
+}
+
+#[test]
+fn a_matching_finds_what_first_fit_misses() {
+    // The first address fits both nodes, the second only one of them: whatever the order, both are placed.
+    let nodes = Nodes::from([node("n1", "172.18.0.1/16"), node("n2", "172.18.1.2/24")]);
+    for first in ["172.18.1.100", "172.18.1.101", "172.18.1.102", "172.18.1.103"] {
+        let objects = Objects::from([object("a", 1, &[first, "172.18.2.1"], &[])]);
+        assert_eq!(assign(&objects, &nodes)["a"].items().len(), 2, "{first}");
+    }
+}
+
+#[test]
+fn loads_become_as_even_as_they_can() {
+    // Three nodes; those of x fit only n1 and n2, and come first.
+    let nodes = Nodes::from([node("n1", "172.18.0.1/16"), node("n2", "172.18.0.2/16"), node("n3", "10.0.0.3/8")]);
+    let wide = Arc::new(Node {
+        primary: vec!["10.0.0.2/8".parse().expect("net"), "172.18.0.2/16".parse().expect("net")],
+        ..(*nodes["n2"]).clone()
+    });
+    let mut nodes = nodes;
+    nodes.insert("n2".into(), wide);
+    let objects: Objects = (0..6_u8)
+        .map(|i| {
+            let address = if i < 3 { format!("10.0.1.{i}") } else { format!("172.18.1.{i}") };
+            object(&format!("o{i}"), i64::from(i), &[&address], &[])
+        })
+        .collect();
+    let outcomes = assign(&objects, &nodes);
+    let mut load = BTreeMap::new();
+    for outcome in outcomes.values() {
+        for item in outcome.items() {
+            *load.entry(item.node).or_insert(0) += 1;
+        }
+    }
+    assert_eq!(load.values().copied().collect::<Vec<i32>>(), [2, 2, 2]);
+}
+
+#[test]
+fn a_duplicate_goes_to_its_holder_then_to_the_oldest() {
+    let one = ["172.18.0.101"];
+    let waiting = Objects::from([object("old", 1, &one, &[]), object("young", 2, &one, &[("n1", one[0])])]);
+    let outcomes = assign(&waiting, &nodes(2));
+    assert_eq!(node_of(&outcomes, "young", one[0]), Some("n1"));
+    assert_eq!(*fate(&outcomes, "old"), Fate::Taken { object: "young".into(), node: Some("n1".into()) });
+    assert!(!outcomes["old"].no_eligible_node());
+    let fresh = Objects::from([object("b-old", 1, &one, &[]), object("a-young", 2, &one, &[])]);
+    assert!(node_of(&assign(&fresh, &nodes(2)), "b-old", one[0]).is_some());
+}
+
+#[test]
+fn a_nodes_own_address_and_nonsense_are_refused_and_named() {
+    let listed = ["172.18.0.2", "172.18.0.1000", "::ffff:172.18.0.9", "172.18.0.9"];
+    let outcomes = assign(&Objects::from([object("a", 1, &listed, &[])]), &nodes(2));
+    let entries = &outcomes["a"].entries;
+    assert_eq!(entries[0].1, Fate::Conflict { node: "n2".into() });
+    assert_eq!(entries[1].1, Fate::Invalid);
+    assert!(matches!(entries[2], (ref text, Fate::Assigned { .. }) if text == "172.18.0.9"));
+    assert_eq!(entries.len(), 3, "two spellings are one address");
+}
+
+#[test]
+fn no_node_is_told_from_a_node_that_is_taken() {
+    let outcomes = assign(&Objects::from([object("a", 1, &["192.0.2.1", "bad"], &[])]), &nodes(2));
+    assert_eq!(*fate(&outcomes, "a"), Fate::NoNode);
+    assert!(outcomes["a"].no_eligible_node());
+    let outcomes = assign(&Objects::from([object("a", 1, &["172.18.0.101"], &[])]), &Nodes::new());
+    assert!(outcomes["a"].no_eligible_node());
+    let outcomes = assign(&Objects::from([object("a", 1, &["bad"], &[])]), &nodes(2));
+    assert!(!outcomes["a"].no_eligible_node(), "a typing error must not let pods out by the node's address");
+}

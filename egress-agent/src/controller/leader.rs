@@ -1,0 +1,219 @@
+//! Takes the changes of objects and nodes, and where this agent leads: decides, and writes what differs.
+//!
+//! Writes go in two rounds: first objects that lose an address, then the others, so that an address which moves between
+//! objects is free before it is given. An address that moves between nodes is one write. A write that somebody else's
+//! made stale is not an error: the newer object is on its way by the watch, and is decided on then.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::StreamExt;
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+
+use super::assignment::{Nodes, Objects, Outcome, assign, is_eligible};
+use super::leadership::Leadership;
+use super::numbering::Numbering;
+use super::verdict::{self, Notice};
+use crate::kube::events::{About, Events};
+use crate::kube::status::{StatusWriter, Wanted, WriteError};
+use crate::model::state::EgressId;
+use crate::model::view::{Change, EgressObject, Update};
+
+/// Writes at a time.
+const PARALLEL: usize = 16;
+/// How long a failed or stale write waits when no change comes.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// The controller's half of the world and what it has said so far.
+pub struct Leader {
+    objects: Option<Objects>,
+    nodes: Option<Nodes>,
+    numbering: Numbering,
+    told: BTreeMap<String, BTreeSet<Notice>>,
+    writer: StatusWriter,
+    events: Events,
+    leadership: Leadership,
+}
+
+/// One object and what it should say.
+struct Decision {
+    object: Arc<EgressObject>,
+    wanted: Wanted,
+    notices: BTreeSet<Notice>,
+}
+
+impl Leader {
+    pub fn new(writer: StatusWriter, events: Events, leadership: Leadership) -> Self {
+        Self {
+            objects: None,
+            nodes: None,
+            numbering: Numbering::default(),
+            told: BTreeMap::new(),
+            writer,
+            events,
+            leadership,
+        }
+    }
+
+    /// Runs until told to stop, or until the changes end.
+    pub async fn run(mut self, mut changes: mpsc::UnboundedReceiver<Change>, stop: CancellationToken) {
+        let mut retry_at: Option<Instant> = None;
+        let mut led = false;
+        loop {
+            let retry = tokio::time::sleep_until(retry_at.unwrap_or_else(|| Instant::now() + RETRY));
+            tokio::select! {
+                () = stop.cancelled() => return,
+                change = changes.recv() => {
+                    let Some(change) = change else { return };
+                    self.apply(change);
+                    while let Ok(change) = changes.try_recv() {
+                        self.apply(change);
+                    }
+                }
+                alive = self.leadership.changed() => {
+                    if !alive {
+                        return;
+                    }
+                    // A renewal is no news.
+                    if std::mem::replace(&mut led, self.leadership.leads()) == led {
+                        continue;
+                    }
+                }
+                () = retry, if retry_at.is_some() => {}
+            }
+            led = self.leadership.leads();
+            if let Some(objects) = &self.objects {
+                self.numbering.observe(objects);
+            }
+            let settled = if led { self.decide_and_write().await } else { true };
+            retry_at = (!settled).then(|| Instant::now() + RETRY);
+        }
+    }
+
+    fn apply(&mut self, change: Change) {
+        match change {
+            Change::Objects(Update::Replaced(objects)) => self.objects = Some(objects),
+            Change::Objects(Update::Changed(_, object)) => self.enter(object),
+            Change::Objects(Update::Removed(name)) => {
+                self.told.remove(&name);
+                if let Some(objects) = &mut self.objects {
+                    objects.remove(&name);
+                }
+            }
+            Change::Nodes(Update::Replaced(nodes)) => self.nodes = Some(nodes),
+            Change::Nodes(Update::Changed(name, node)) => {
+                for problem in &node.problems {
+                    tracing::debug!(node = name, problem, "a node's annotation cannot be read");
+                }
+                self.nodes.get_or_insert_default().insert(name, node);
+            }
+            Change::Nodes(Update::Removed(name)) => {
+                self.nodes.get_or_insert_default().remove(&name);
+            }
+            Change::Namespaces(_) | Change::Pods(_) => {}
+        }
+    }
+
+    /// The answer to a write is known before the watch brings older versions of the object.
+    fn enter(&mut self, object: Arc<EgressObject>) {
+        let objects = self.objects.get_or_insert_default();
+        let version = |object: &EgressObject| object.resource_version.parse::<u64>().ok();
+        let older = objects.get(&object.name).is_some_and(|known| {
+            known.uid == object.uid && version(known).zip(version(&object)).is_some_and(|(known, new)| new < known)
+        });
+        if !older {
+            objects.insert(object.name.clone(), object);
+        }
+    }
+
+    /// False when something is left to do.
+    async fn decide_and_write(&mut self) -> bool {
+        let (Some(objects), Some(nodes)) = (&self.objects, &self.nodes) else { return true };
+        let outcomes = assign(objects, nodes);
+        let numbers = self.numbering.number(objects);
+        let eligible = nodes.values().filter(|node| is_eligible(node)).count();
+        let decisions: Vec<Decision> = objects
+            .values()
+            .filter_map(|object| {
+                let (outcome, id) = (outcomes.get(&object.name)?, *numbers.get(&object.name)?);
+                Some(decide(object, outcome, id, eligible))
+            })
+            .collect();
+        self.tell(&decisions).await;
+        let differs = |decision: &Decision| !self.writer.is_right(&decision.object, &decision.wanted);
+        let (losing, others): (Vec<_>, Vec<_>) = decisions.into_iter().filter(differs).partition(loses_an_address);
+        let settled = self.write(losing).await;
+        // What could not be taken must not be given.
+        settled && self.write(others).await
+    }
+
+    async fn write(&mut self, decisions: Vec<Decision>) -> bool {
+        let (writer, leadership) = (&self.writer, &self.leadership);
+        let written: Vec<_> = futures::stream::iter(decisions)
+            .map(|decision| async move {
+                let outcome = match leadership.leads() {
+                    true => writer.write(&decision.object, &decision.wanted).await,
+                    false => Err(WriteError::Stale),
+                };
+                (decision, outcome)
+            })
+            .buffer_unordered(PARALLEL)
+            .collect()
+            .await;
+        let mut settled = true;
+        for (Decision { object, wanted, .. }, outcome) in written {
+            match outcome {
+                Ok(answer) => {
+                    let reason = wanted.condition.reason.as_str();
+                    info!(egressip = object.name, id = wanted.id.0, items = %shown(&wanted), reason, "status written");
+                    self.enter(Arc::new(answer));
+                }
+                Err(WriteError::Stale) => settled = false,
+                Err(error) => {
+                    warn!(egressip = object.name, %error, "cannot write the status; trying again");
+                    settled = false;
+                }
+            }
+        }
+        settled
+    }
+
+    /// Publishes what has not been said yet. A new leader takes what the condition says as said.
+    async fn tell(&mut self, decisions: &[Decision]) {
+        for Decision { object, wanted, notices } in decisions {
+            let said_by_another = object.conditions.assigned.as_ref().is_some_and(|(_, condition)| {
+                condition.reason == wanted.condition.reason.as_str() && condition.message == wanted.condition.message
+            });
+            let told = match self.told.insert(object.name.clone(), notices.clone()) {
+                Some(told) => told,
+                None if said_by_another => continue,
+                None => BTreeSet::new(),
+            };
+            for notice in notices.difference(&told) {
+                let about = About { name: &object.name, uid: &object.uid, pod: None };
+                self.events.warn(about, notice.reason, &notice.message).await;
+            }
+        }
+    }
+}
+
+fn decide(object: &Arc<EgressObject>, outcome: &Outcome, id: EgressId, eligible: usize) -> Decision {
+    let no_eligible_node = outcome.no_eligible_node().then(|| object.addresses().into_iter().collect());
+    let condition = verdict::condition(object, outcome);
+    let wanted = Wanted { id, no_eligible_node, items: outcome.items(), condition };
+    Decision { object: object.clone(), wanted, notices: verdict::notices(object, outcome, eligible) }
+}
+
+fn loses_an_address(decision: &Decision) -> bool {
+    let kept: BTreeSet<&str> = decision.wanted.items.iter().map(|item| item.egress_ip.as_str()).collect();
+    decision.object.items.iter().any(|item| !kept.contains(item.egress_ip.as_str()))
+}
+
+fn shown(wanted: &Wanted) -> String {
+    let items: Vec<String> = wanted.items.iter().map(|item| format!("{}={}", item.egress_ip, item.node)).collect();
+    items.join(" ")
+}

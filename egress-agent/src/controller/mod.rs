@@ -1,0 +1,14 @@
+//! The cluster's one decision maker: assigns egress IPs to nodes, numbers objects, writes their status.
+//!
+//! Every agent runs it and keeps its view warm; only the leader writes.
+//! - [`election`]: the rule of leadership, pure; [`leadership`]: the loop around it and the Lease.
+//! - [`assignment`]: objects and nodes -> who serves what, pure. [`numbering`]: egress IDs, pure.
+//! - [`verdict`]: the condition and the events of an object, pure.
+//! - [`leader`]: takes changes, decides, writes what differs.
+
+pub mod assignment;
+pub mod election;
+pub mod leader;
+pub mod leadership;
+pub mod numbering;
+pub mod verdict;

@@ -1,0 +1,136 @@
+//! What is said about an object: the condition in its status and the events that users see. Pure.
+
+use std::collections::BTreeSet;
+
+use super::assignment::{Fate, Outcome};
+use crate::kube::keys;
+use crate::model::view::EgressObject;
+
+/// Reasons of the condition `Assigned`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reason {
+    /// Every address has a node.
+    Assigned,
+    PartiallyAssigned,
+    /// No node can host any address: pods leave with their node's address where that is not turned off.
+    NoEligibleNode,
+    /// No entry is an address.
+    InvalidEgressIP,
+    InvalidSelector,
+    EgressIPConflict,
+    UnsupportedRequest,
+}
+
+impl Reason {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Assigned => "Assigned",
+            Self::PartiallyAssigned => "PartiallyAssigned",
+            Self::NoEligibleNode => "NoEligibleNode",
+            Self::InvalidEgressIP => "InvalidEgressIP",
+            Self::InvalidSelector => "InvalidSelector",
+            Self::EgressIPConflict => "EgressIPConflict",
+            Self::UnsupportedRequest => "UnsupportedRequest",
+        }
+    }
+}
+
+/// The condition as it should be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Assigned {
+    pub reason: Reason,
+    pub message: String,
+}
+
+impl Assigned {
+    pub fn status(&self) -> bool {
+        self.reason == Reason::Assigned
+    }
+}
+
+/// An event: what users of the original look for, by its reason.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Notice {
+    pub reason: &'static str,
+    pub message: String,
+}
+
+pub fn condition(object: &EgressObject, outcome: &Outcome) -> Assigned {
+    let fates = || outcome.entries.iter().map(|(_, fate)| fate);
+    let assigned = |fate: &Fate| matches!(fate, Fate::Assigned { .. });
+    let reason = match () {
+        () if object.selects.is_err() => Reason::InvalidSelector,
+        () if fates().count() > 0 && fates().all(assigned) => Reason::Assigned,
+        () if fates().any(assigned) => Reason::PartiallyAssigned,
+        () if outcome.no_eligible_node() => Reason::NoEligibleNode,
+        () if fates().any(|fate| matches!(fate, Fate::Taken { .. })) => Reason::UnsupportedRequest,
+        () if fates().any(|fate| matches!(fate, Fate::Conflict { .. })) => Reason::EgressIPConflict,
+        () => Reason::InvalidEgressIP,
+    };
+    let mut causes: Vec<String> = object.selects.as_ref().err().cloned().into_iter().collect();
+    causes.extend(outcome.entries.iter().filter_map(|(entry, fate)| cause(entry, fate)));
+    if outcome.entries.is_empty() {
+        causes.push("spec.egressIPs is empty".to_owned());
+    }
+    let message = if causes.is_empty() { "every egress IP has a node".to_owned() } else { causes.join("; ") };
+    Assigned { reason, message }
+}
+
+fn cause(entry: &str, fate: &Fate) -> Option<String> {
+    Some(match fate {
+        Fate::Assigned { .. } => return None,
+        Fate::Invalid => format!("{entry:?} is not an IP address"),
+        Fate::Conflict { node } => format!("{entry} is an address of node {node}"),
+        Fate::Taken { object, .. } => format!("{entry} belongs to EgressIP {object}"),
+        Fate::NoNode => format!("{entry}: no ready node with label {} has a network for it", keys::ASSIGNABLE),
+        Fate::NoRoom => format!("{entry}: every node for it has another address of this object"),
+    })
+}
+
+/// The original's events with the original's texts; `eligible` is the number of eligible nodes in the cluster.
+pub fn notices(object: &EgressObject, outcome: &Outcome, eligible: usize) -> BTreeSet<Notice> {
+    let name = &object.name;
+    let mut notices: BTreeSet<Notice> =
+        outcome.entries.iter().filter_map(|(entry, fate)| entry_notice(name, entry, fate)).collect();
+    let items = outcome.items();
+    let waiting = outcome.entries.iter().any(|(_, fate)| matches!(fate, Fate::NoNode | Fate::NoRoom));
+    if items.is_empty() && eligible == 0 {
+        let label = keys::ASSIGNABLE;
+        let message =
+            format!("no assignable nodes for EgressIP: {name}, please tag at least one node with label: {label}");
+        notices.insert(Notice { reason: "NoMatchingNodeFound", message });
+    } else if items.is_empty() && !outcome.entries.is_empty() {
+        let addresses = object.listed.join(" ");
+        let message = format!(
+            "No matching nodes found, which can host any of the egress IPs: [{addresses}] for object EgressIP: {name}"
+        );
+        notices.insert(Notice { reason: "NoMatchingNodeFound", message });
+    } else if waiting {
+        let message = format!("Not all egress IPs for EgressIP: {name} could be assigned, please tag more nodes");
+        notices.insert(Notice { reason: "UnassignedRequest", message });
+    }
+    notices
+}
+
+fn entry_notice(name: &str, entry: &str, fate: &Fate) -> Option<Notice> {
+    let (reason, message) = match fate {
+        Fate::Invalid => {
+            ("InvalidEgressIP", format!("egress IP: {entry} for object EgressIP: {name} is not a valid IP address"))
+        }
+        Fate::Conflict { node } => (
+            "EgressIPConflict",
+            format!(
+                "Egress IP {name} with IP {entry} is conflicting with a host ({node}) IP address and will not be assigned"
+            ),
+        ),
+        Fate::Taken { object, node } => (
+            "UnsupportedRequest",
+            format!(
+                "IP: {entry:?} for EgressIP: {name} is already allocated for EgressIP: {object} on {}",
+                node.as_deref().unwrap_or("no node yet")
+            ),
+        ),
+        Fate::Assigned { .. } | Fate::NoNode | Fate::NoRoom => return None,
+    };
+    Some(Notice { reason, message })
+}

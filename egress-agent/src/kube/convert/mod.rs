@@ -1,0 +1,23 @@
+//! From Kubernetes objects to values of `model::view`. Pure.
+//!
+//! An annotation that cannot be read becomes a problem that is named in the value; it blocks nothing else.
+
+mod node;
+mod object;
+mod pod;
+
+pub use node::node;
+pub use object::{ObjectError, object};
+pub use pod::{pod, pod_key};
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+
+use crate::model::view::Created;
+
+fn created(meta: &ObjectMeta) -> Created {
+    meta.creation_timestamp.as_ref().map_or(Created::MAX, |time| time.0.as_second())
+}
+
+fn annotation<'a>(meta: &'a ObjectMeta, key: &str) -> Option<&'a str> {
+    meta.annotations.as_ref()?.get(key).map(String::as_str)
+}

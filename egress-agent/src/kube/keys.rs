@@ -1,0 +1,24 @@
+//! Labels and annotations, each named once.
+
+/// Node: may host egress IPs. Presence counts, the value does not.
+pub const ASSIGNABLE: &str = "k8s.ovn.org/egress-assignable";
+/// Node: `{"ipv4":"192.168.126.202/24","ipv6":"fc00::3/64"}`, either may be empty.
+pub const PRIMARY_IFADDR: &str = "k8s.ovn.org/node-primary-ifaddr";
+/// Node: `["192.168.126.202/24","fc00::3/64"]`.
+pub const HOST_CIDRS: &str = "k8s.ovn.org/host-cidrs";
+/// Node: `{"default":["10.244.0.0/24"]}`, or `{"default":"10.244.0.0/24"}` in older releases.
+pub const NODE_SUBNETS: &str = "k8s.ovn.org/node-subnets";
+/// Node: written by OVN-Kubernetes on every node where it runs, and by nobody else.
+pub const CHASSIS_ID: &str = "k8s.ovn.org/node-chassis-id";
+/// Pod: `{"default":{"ip_addresses":["10.244.0.5/24"],"ip_address":"10.244.0.5/24",..}}`.
+pub const POD_NETWORKS: &str = "k8s.ovn.org/pod-networks";
+
+/// EgressIP: the egress ID, decimal. Written by the leader.
+pub const EGRESS_ID: &str = "k8s.ovn.org/egressip-tunnel-id";
+/// EgressIP: the addresses of the object, canonical, sorted, joined by commas, for which the leader has found that no
+/// node can host any of them. It holds only while the object lists exactly these addresses. An annotation, because
+/// OVN-Kubernetes' CRD prunes conditions; the addresses rather than a generation, because there every status write
+/// raises the generation.
+pub const NO_ELIGIBLE_NODE: &str = "k8s.ovn.org/egressip-no-eligible-node";
+/// EgressIP: `drop` turns off the node's address for this object. Written by users.
+pub const ON_UNASSIGNED: &str = "k8s.ovn.org/egressip-on-unassigned";

@@ -1,0 +1,97 @@
+//! The leader's Lease: thin input and output around `controller::election`.
+
+use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
+use k8s_openapi::jiff::Timestamp;
+use kube::api::{Api, ObjectMeta, PostParams};
+use kube::{Client, Error};
+
+use crate::controller::election::{Record, Step, Timing};
+
+pub const LEASE_NAME: &str = "egress-agent-leader";
+
+/// A Lease in a namespace, as last read.
+pub struct LeaderLease {
+    api: Api<Lease>,
+    lease: Option<Lease>,
+}
+
+impl LeaderLease {
+    pub fn new(client: Client, namespace: &str) -> Self {
+        Self { api: Api::namespaced(client, namespace), lease: None }
+    }
+
+    pub async fn read(&mut self) -> Result<Option<Record>, Error> {
+        self.lease = self.api.get_opt(LEASE_NAME).await?;
+        Ok(self.lease.as_ref().map(record))
+    }
+
+    /// Writes what the step says; `None` when somebody else wrote in the meantime.
+    pub async fn write(&mut self, step: &Step, identity: &str, timing: Timing) -> Result<Option<Record>, Error> {
+        let now = MicroTime(Timestamp::now());
+        let known = self.lease.clone().and_then(|lease| lease.spec).unwrap_or_default();
+        let mut spec = LeaseSpec {
+            holder_identity: Some(identity.to_owned()),
+            lease_duration_seconds: i32::try_from(timing.duration.as_secs()).ok(),
+            renew_time: Some(now.clone()),
+            ..known
+        };
+        match step {
+            Step::Wait => return Ok(None),
+            Step::Renew => {}
+            Step::Create => (spec.acquire_time, spec.lease_transitions) = (Some(now), Some(0)),
+            Step::TakeOver { transitions } => {
+                (spec.acquire_time, spec.lease_transitions) = (Some(now), Some(*transitions));
+            }
+        }
+        self.put(spec).await
+    }
+
+    /// Lets go, so that another need not wait.
+    pub async fn release(&mut self) -> Result<(), Error> {
+        let Some(spec) = self.lease.clone().and_then(|lease| lease.spec) else { return Ok(()) };
+        let spec = LeaseSpec {
+            holder_identity: Some(String::new()),
+            lease_duration_seconds: Some(1),
+            renew_time: Some(MicroTime(Timestamp::now())),
+            ..spec
+        };
+        self.put(spec).await.map(|_| ())
+    }
+
+    async fn put(&mut self, spec: LeaseSpec) -> Result<Option<Record>, Error> {
+        let written = match &self.lease {
+            // With the version that was read: a conflict is another writer.
+            Some(lease) => {
+                let lease = Lease { spec: Some(spec), ..lease.clone() };
+                self.api.replace(LEASE_NAME, &PostParams::default(), &lease).await
+            }
+            None => {
+                let metadata = ObjectMeta { name: Some(LEASE_NAME.to_owned()), ..ObjectMeta::default() };
+                self.api.create(&PostParams::default(), &Lease { metadata, spec: Some(spec) }).await
+            }
+        };
+        match written {
+            Ok(lease) => {
+                let record = record(&lease);
+                self.lease = Some(lease);
+                Ok(Some(record))
+            }
+            Err(Error::Api(status)) if status.code == 409 => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+fn record(lease: &Lease) -> Record {
+    let spec = lease.spec.clone().unwrap_or_default();
+    let text = |time: Option<MicroTime>| time.map(|time| time.0.to_string()).unwrap_or_default();
+    let seconds = u64::try_from(spec.lease_duration_seconds.unwrap_or(0)).unwrap_or(0);
+    Record {
+        holder: spec.holder_identity.unwrap_or_default(),
+        duration: std::time::Duration::from_secs(seconds),
+        renewed: text(spec.renew_time),
+        acquired: text(spec.acquire_time),
+        transitions: spec.lease_transitions.unwrap_or(0),
+    }
+}

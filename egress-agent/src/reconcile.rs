@@ -1,0 +1,274 @@
+//! The node's half: changes of the cluster -> compiled state -> plan -> executor.
+//!
+//! Nothing is written before every watch has synced: a half-known cluster would look like one without pods or objects.
+//! The kernel is observed once, then again after an error; in between the agent remembers what it did. An address that
+//! cannot be claimed keeps nothing else from being done: it is left out, with its slot, and tried again, soon at first,
+//! since the usual cause is that its former node has not let go yet.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::time::Duration;
+
+use tokio::sync::{mpsc, watch};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, info, warn};
+
+use crate::kube::events::{About, Events};
+use crate::model::compile::{Compiler, plan_touched};
+use crate::model::desired::{Settings, family_of};
+use crate::model::executor::{DataplaneError, Executor};
+use crate::model::selection::Standby;
+use crate::model::state::{Action, EgressId, KernelState, Place};
+use crate::model::step::step;
+use crate::model::view::{Change, Touched, Update};
+
+/// After a failed action, then doubled up to the longest.
+const FIRST_RETRY: Duration = Duration::from_millis(200);
+const LONGEST_RETRY: Duration = Duration::from_secs(30);
+/// A claim that fails for this long is told to the object's owners; a shorter one is a hand-over.
+const TELL_AFTER: Duration = Duration::from_secs(5);
+
+/// What brings this node's kernel to what the cluster wants.
+pub struct Reconciler<E> {
+    executor: E,
+    compiler: Compiler,
+    synced: Synced,
+    /// What the kernel holds; `None` when it must be observed.
+    actual: Option<KernelState>,
+    /// Something that was desired has been left out: the next plan is a whole one.
+    incomplete: bool,
+    /// Claims that failed in this round.
+    refused: BTreeMap<EgressId, IpAddr>,
+    /// Since when claims have been failing, and whether their owners know.
+    failing: BTreeMap<(EgressId, IpAddr), (Instant, bool)>,
+    standby: BTreeSet<Standby>,
+    events: Option<Events>,
+    ready: watch::Sender<Ready>,
+}
+
+/// Whether this node does what the cluster wants, and where it can be asked.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Ready {
+    pub serving: bool,
+    /// The management port's addresses.
+    pub management: Vec<IpAddr>,
+}
+
+/// Which watches have delivered their first list.
+#[derive(Debug, Default)]
+struct Synced {
+    objects: bool,
+    namespaces: bool,
+    pods: bool,
+    nodes: bool,
+}
+
+impl Synced {
+    fn note(&mut self, change: &Change) {
+        match change {
+            Change::Objects(Update::Replaced(_)) => self.objects = true,
+            Change::Namespaces(Update::Replaced(_)) => self.namespaces = true,
+            Change::Pods(Update::Replaced(_)) => self.pods = true,
+            Change::Nodes(Update::Replaced(_)) => self.nodes = true,
+            Change::Objects(_) | Change::Namespaces(_) | Change::Pods(_) | Change::Nodes(_) => {}
+        }
+    }
+
+    fn all(&self) -> bool {
+        self.objects && self.namespaces && self.pods && self.nodes
+    }
+}
+
+impl<E: Executor> Reconciler<E> {
+    pub fn new(settings: Settings, executor: E, events: Option<Events>, ready: watch::Sender<Ready>) -> Self {
+        Self {
+            executor,
+            compiler: Compiler::new(settings),
+            synced: Synced::default(),
+            actual: None,
+            incomplete: false,
+            refused: BTreeMap::new(),
+            failing: BTreeMap::new(),
+            standby: BTreeSet::new(),
+            events,
+            ready,
+        }
+    }
+
+    /// Runs until told to stop, or until the changes end. What the kernel does then goes on.
+    pub async fn run(mut self, mut changes: mpsc::UnboundedReceiver<Change>, stop: CancellationToken) -> E {
+        let mut retry_at: Option<Instant> = None;
+        let mut patience = FIRST_RETRY;
+        loop {
+            tokio::select! {
+                () = stop.cancelled() => return self.executor,
+                change = changes.recv() => {
+                    let Some(change) = change else { return self.executor };
+                    self.apply(change);
+                    while let Ok(change) = changes.try_recv() {
+                        self.apply(change);
+                    }
+                }
+                () = tokio::time::sleep_until(retry_at.unwrap_or_else(Instant::now)), if retry_at.is_some() => {}
+            }
+            if !self.synced.all() {
+                continue;
+            }
+            let outcome = self.reconcile().await;
+            if let Err(error) = &outcome {
+                warn!(%error, "cannot bring the kernel to what the cluster wants; trying again");
+                self.actual = None;
+            }
+            retry_at = if outcome.is_ok() && !self.incomplete {
+                patience = FIRST_RETRY;
+                None
+            } else {
+                let at = Instant::now() + patience;
+                patience = (patience * 2).min(LONGEST_RETRY);
+                Some(at)
+            };
+        }
+    }
+
+    fn apply(&mut self, change: Change) {
+        self.synced.note(&change);
+        if let Change::Nodes(Update::Changed(name, node)) = &change {
+            for problem in node.problems.iter().filter(|_| self.compiler.is_news(name, node)) {
+                warn!(node = name, problem, "a node's annotation cannot be read; going on without it");
+            }
+        }
+        self.compiler.apply(change);
+    }
+
+    async fn reconcile(&mut self) -> Result<(), DataplaneError> {
+        self.refused.clear();
+        let mut whole = std::mem::take(&mut self.incomplete) || self.actual.is_none();
+        let mut actual = match self.actual.take() {
+            Some(actual) => actual,
+            None => self.executor.observe().await?,
+        };
+        loop {
+            let Some((desired, touched)) = self.compiler.compile() else {
+                debug!("waiting for this node's own Node object");
+                self.actual = Some(actual);
+                self.incomplete = whole;
+                return Ok(());
+            };
+            let plan = if whole || touched == Touched::Everything {
+                plan_touched(&actual, &without(desired, &self.refused), &Touched::Everything)
+            } else {
+                plan_touched(&actual, desired, &touched)
+            };
+            let Some((id, address, error)) = self.perform(&mut actual, &plan).await? else { break };
+            self.refused.insert(id, address);
+            self.note_failure(id, address, &error).await;
+            whole = true;
+        }
+        self.actual = Some(actual);
+        self.incomplete = !self.refused.is_empty();
+        let refused = &self.refused;
+        self.failing.retain(|(id, address), _| refused.get(id) == Some(address));
+        self.publish();
+        self.announce_standby().await;
+        Ok(())
+    }
+
+    /// Performs the plan up to a claim that fails, which is returned.
+    async fn perform(
+        &mut self,
+        actual: &mut KernelState,
+        plan: &[Action],
+    ) -> Result<Option<(EgressId, IpAddr, DataplaneError)>, DataplaneError> {
+        for action in plan {
+            match (self.executor.apply(action).await, action) {
+                (Ok(()), _) => {
+                    log(action);
+                    step(actual, action);
+                }
+                (Err(error), Action::Own(id, address)) => return Ok(Some((*id, *address, error))),
+                (Err(error), _) => return Err(error),
+            }
+        }
+        Ok(None)
+    }
+
+    /// One line when a claim begins to fail, one event when it goes on.
+    async fn note_failure(&mut self, id: EgressId, address: IpAddr, error: &DataplaneError) {
+        let begun = Instant::now();
+        let (since, told) = *self.failing.entry((id, address)).or_insert_with(|| {
+            warn!(id = id.0, %address, %error, "cannot claim an egress IP yet; trying again");
+            (begun, false)
+        });
+        if told || since.elapsed() < TELL_AFTER {
+            return;
+        }
+        self.failing.insert((id, address), (since, true));
+        let object = self.compiler.view().objects.values().find(|object| object.id == Some(id)).cloned();
+        if let (Some(events), Some(object)) = (&self.events, object) {
+            let about = About { name: &object.name, uid: &object.uid, pod: None };
+            events.warn(about, "EgressIPConflict", &format!("cannot claim egress IP {address}: {error}")).await;
+        }
+    }
+
+    fn publish(&mut self) {
+        let management = self.compiler.own_node().map(|node| node.management()).unwrap_or_default();
+        let ready = Ready { serving: true, management };
+        self.ready.send_if_modified(|known| std::mem::replace(known, ready.clone()) != ready);
+    }
+
+    /// Tells the owners of objects that do not serve a pod although they select it.
+    async fn announce_standby(&mut self) {
+        let standby = self.compiler.standby();
+        for Standby { object, pod, served_by } in standby.difference(&self.standby) {
+            let message = format!(
+                "EgressIP object {object} will not be configured for pod {}/{} since another egressIP object {served_by} \
+                 is serving it, this is undefined",
+                pod.namespace, pod.name
+            );
+            info!(egressip = object, pod = pod.name, namespace = pod.namespace, served_by, "standby");
+            let uid = self.compiler.view().objects.get(object).map(|object| object.uid.clone()).unwrap_or_default();
+            if let Some(events) = &self.events {
+                let about = About { name: object, uid: &uid, pod: Some(pod) };
+                events.warn(about, "UndefinedRequest", &message).await;
+            }
+        }
+        self.standby = standby;
+    }
+}
+
+/// The state without the claims that were refused: neither owned nor steered here.
+fn without(desired: &KernelState, refused: &BTreeMap<EgressId, IpAddr>) -> KernelState {
+    let mut desired = desired.clone();
+    for (id, address) in refused {
+        if desired.owned.get(id) != Some(address) {
+            continue;
+        }
+        desired.owned.remove(id);
+        if let Some(policy) = desired.policy.get_mut(&(*id, family_of(*address))) {
+            policy.slots.retain(|slot| slot.place != Place::Here);
+        }
+    }
+    desired
+}
+
+/// One line per change of the world; facts about nodes and prefixes are details.
+fn log(action: &Action) {
+    match action {
+        Action::Own(id, address) => info!(id = id.0, %address, "this node is the gateway of an egress IP now"),
+        Action::Disown(id, address) => info!(id = id.0, %address, "this node has given up an egress IP"),
+        Action::PutPolicy(id, family, policy) => info!(id = id.0, ?family, ?policy, "policy"),
+        Action::RemovePolicy(id, family) => info!(id = id.0, ?family, "policy removed"),
+        Action::PutPod(address, state) => info!(%address, ?state, "pod"),
+        Action::RemovePod(address) => info!(%address, "pod removed"),
+        Action::SetUnknownPods(on) => info!(?on, "unknown pods"),
+        Action::CutFlows(id, addresses) => info!(id = id.0, ?addresses, "flows cut: their address was taken away"),
+        Action::CutPodFlows(pod, id) => info!(id = id.0, %pod, "flows cut: another object serves the pod, or none"),
+        Action::PutNode(..) | Action::RemoveNode(_) | Action::PutPrefix(..) | Action::RemovePrefix(_) => {
+            debug!(?action, "fact");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,186 @@
+use std::sync::{Arc, Mutex};
+
+use ipnet::IpNet;
+use kube::core::Selector;
+
+use super::*;
+use crate::model::desired::{OnUnassigned, UnknownPods};
+use crate::model::state::{OnUnknownPod, PodState};
+use crate::model::view::{Conditions, EgressObject, Item, Labels, Node, Pod, PodKey, Selects};
+
+/// Remembers what it was asked to do; refuses to claim what somebody else has.
+#[derive(Clone, Default)]
+struct Recorder {
+    log: Arc<Mutex<Vec<Action>>>,
+    state: Arc<Mutex<KernelState>>,
+    observed: Arc<Mutex<u32>>,
+    in_use: Option<IpAddr>,
+}
+
+impl Executor for Recorder {
+    async fn observe(&mut self) -> Result<KernelState, DataplaneError> {
+        *self.observed.lock().expect("not poisoned") += 1;
+        Ok(self.state.lock().expect("not poisoned").clone())
+    }
+
+    async fn apply(&mut self, action: &Action) -> Result<(), DataplaneError> {
+        if let Action::Own(_, address) = action
+            && Some(*address) == self.in_use
+        {
+            return Err(DataplaneError::AddressInUse { address: *address, mac: "02:00:00:00:00:01".into() });
+        }
+        step(&mut self.state.lock().expect("not poisoned"), action);
+        self.log.lock().expect("not poisoned").push(action.clone());
+        Ok(())
+    }
+}
+
+fn ip(text: &str) -> IpAddr {
+    text.parse().expect("a literal")
+}
+
+fn net(text: &str) -> IpNet {
+    text.parse().expect("a literal")
+}
+
+fn settings() -> Settings {
+    Settings {
+        node_name: "n1".into(),
+        cluster_subnets: vec![net("10.244.0.0/16")],
+        service_cidrs: vec![net("10.96.0.0/16")],
+        excluded_cidrs: Vec::new(),
+        unknown_pods: UnknownPods::Auto,
+        on_unassigned: OnUnassigned::NodeAddress,
+    }
+}
+
+fn node(i: u8) -> (String, Arc<Node>) {
+    let name = format!("n{i}");
+    let node = Node {
+        name: name.clone(),
+        primary: vec![net(&format!("172.18.0.{i}/16"))],
+        pod_subnets: vec![net(&format!("10.244.{i}.0/24"))],
+        ..Node::default()
+    };
+    (name, Arc::new(node))
+}
+
+fn object(name: &str, id: u32, created: i64, items: &[(&str, &str)]) -> (String, Arc<EgressObject>) {
+    let item = |(node, ip): &(&str, &str)| Item { node: (*node).into(), egress_ip: (*ip).into() };
+    let object = EgressObject {
+        name: name.into(),
+        uid: name.into(),
+        resource_version: "1".into(),
+        generation: None,
+        created,
+        listed: vec!["172.18.0.100".into(), "172.18.0.101".into()],
+        selects: Ok(Selects {
+            namespaces: Selector::default(),
+            pods: [("app".to_owned(), "web".to_owned())].into_iter().collect(),
+        }),
+        id: Some(EgressId(id)),
+        no_eligible_node: None,
+        drop_unassigned: false,
+        has_annotations: true,
+        has_status: true,
+        has_items: true,
+        items: items.iter().map(item).collect(),
+        conditions: Conditions::default(),
+    };
+    (name.to_owned(), Arc::new(object))
+}
+
+fn key(name: &str) -> PodKey {
+    PodKey { namespace: "default".into(), name: name.into() }
+}
+
+fn pod(address: &str, app: &str) -> Pod {
+    Pod {
+        uid: address.into(),
+        created: 1,
+        labels: Labels::from([("app".into(), app.into())]),
+        addresses: BTreeSet::from([ip(address)]),
+        host_network: false,
+        completed: false,
+    }
+}
+
+/// Everything but the pods, which come last in some tests.
+fn world(items: &[(&str, &str)]) -> Vec<Change> {
+    vec![
+        Change::Nodes(Update::Replaced([node(1), node(2)].into())),
+        Change::Namespaces(Update::Replaced([("default".to_owned(), Labels::new())].into())),
+        Change::Objects(Update::Replaced([object("a", 1, 1, items)].into())),
+    ]
+}
+
+/// Lets the reconciler take all changes, one after the other, and returns what it did for each.
+async fn play(recorder: &Recorder, changes: Vec<Change>) -> Vec<Vec<Action>> {
+    let mut reconciler = Reconciler::new(settings(), recorder.clone(), None, watch::channel(Ready::default()).0);
+    let mut done = Vec::new();
+    for change in changes {
+        reconciler.apply(change);
+        if reconciler.synced.all() {
+            reconciler.reconcile().await.expect("a recorder does not fail");
+        }
+        done.push(std::mem::take(&mut *recorder.log.lock().expect("not poisoned")));
+    }
+    done
+}
+
+#[tokio::test]
+async fn nothing_is_written_before_every_watch_has_synced() {
+    let recorder = Recorder::default();
+    let mut changes = world(&[("n1", "172.18.0.100"), ("n2", "172.18.0.101")]);
+    changes.push(Change::Pods(Update::Replaced([(key("p"), pod("10.244.1.10", "web"))].into())));
+    let done = play(&recorder, changes).await;
+    assert!(done[..3].iter().all(Vec::is_empty));
+    let state = recorder.state.lock().expect("not poisoned").clone();
+    assert_eq!(state.owned[&EgressId(1)], ip("172.18.0.100"));
+    assert_eq!(state.pods[&ip("10.244.1.10")], PodState::Selected(EgressId(1)));
+    assert_eq!(state.on_unknown_pod, Some(OnUnknownPod::Drop));
+    assert_eq!(state.policy.len(), 2);
+}
+
+#[tokio::test]
+async fn a_pod_event_is_one_write_and_the_kernel_is_observed_once() {
+    let recorder = Recorder::default();
+    let mut changes = world(&[("n1", "172.18.0.100")]);
+    changes.push(Change::Pods(Update::Replaced(BTreeMap::new())));
+    changes.push(Change::Pods(Update::Changed(key("p"), pod("10.244.1.10", "web"))));
+    changes.push(Change::Pods(Update::Changed(key("p"), pod("10.244.1.10", "db"))));
+    changes.push(Change::Pods(Update::Removed(key("p"))));
+    let done = play(&recorder, changes).await;
+    let address = ip("10.244.1.10");
+    assert_eq!(done[4], [Action::PutPod(address, PodState::Selected(EgressId(1)))]);
+    assert_eq!(done[5], [Action::PutPod(address, PodState::Known), Action::CutPodFlows(address, EgressId(1))]);
+    assert_eq!(done[6], [Action::RemovePod(address)]);
+    assert_eq!(*recorder.observed.lock().expect("not poisoned"), 1);
+}
+
+#[tokio::test]
+async fn an_address_in_use_elsewhere_keeps_nothing_else_from_being_done() {
+    let recorder = Recorder { in_use: Some(ip("172.18.0.100")), ..Recorder::default() };
+    let mut changes = world(&[("n1", "172.18.0.100"), ("n2", "172.18.0.101")]);
+    changes.push(Change::Pods(Update::Replaced([(key("p"), pod("10.244.1.10", "web"))].into())));
+    play(&recorder, changes).await;
+    let state = recorder.state.lock().expect("not poisoned").clone();
+    assert!(state.owned.is_empty());
+    let slots = &state.policy[&(EgressId(1), family_of(ip("172.18.0.101")))].slots;
+    assert_eq!(slots.iter().map(|slot| slot.address).collect::<Vec<_>>(), [ip("172.18.0.101")]);
+    assert_eq!(state.pods.len(), 1);
+}
+
+#[tokio::test]
+async fn the_oldest_object_serves_and_the_other_takes_over_when_it_is_gone() {
+    let recorder = Recorder::default();
+    let mut changes = world(&[("n2", "172.18.0.100")]);
+    changes.push(Change::Pods(Update::Replaced([(key("p"), pod("10.244.1.10", "web"))].into())));
+    let (name, older) = object("z", 2, 0, &[("n2", "172.18.0.101")]);
+    changes.push(Change::Objects(Update::Changed(name.clone(), older)));
+    changes.push(Change::Objects(Update::Removed(name)));
+    let done = play(&recorder, changes).await;
+    let selected = |id| Action::PutPod(ip("10.244.1.10"), PodState::Selected(EgressId(id)));
+    assert!(done[4].contains(&selected(2)), "{:?}", done[4]);
+    assert!(done[5].contains(&selected(1)), "{:?}", done[5]);
+}
