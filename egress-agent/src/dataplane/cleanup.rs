@@ -20,9 +20,9 @@ use tokio::task::JoinSet;
 use super::error::{StartError, map_io, netlink_io};
 use super::frames::solicited_node;
 use super::lock::InstanceLock;
-use super::names::{Device, Hook, OVERLAY_DEVICE, Pins};
+use super::names::{Device, Hook, NFT_TABLE, OVERLAY_DEVICE, Pins};
 use super::tables::Hash;
-use super::{Settings, claim, connect, interfaces, overlay};
+use super::{Settings, claim, connect, interfaces, notrack, overlay};
 
 /// The kernel gives clsact this handle.
 const CLSACT_MAJOR: u16 = 0xffff;
@@ -44,7 +44,7 @@ impl CleanupReport {
     }
 }
 
-/// Removes links, pins, filters, the overlay device and multicast filters. An error only where an agent is running.
+/// Removes links, pins, filters, the overlay device, its rules, and multicast filters. An error only where an agent is running.
 pub async fn cleanup(settings: &Settings) -> Result<CleanupReport, StartError> {
     let pins = Pins::new(&settings.bpffs);
     let mut report = CleanupReport::default();
@@ -72,6 +72,7 @@ pub async fn cleanup(settings: &Settings) -> Result<CleanupReport, StartError> {
         claim::remove_filter(&settings.uplink, group);
     }
     report.note(&format!("device {OVERLAY_DEVICE}"), overlay::remove(&netlink).await);
+    report.note(&format!("nftables table {NFT_TABLE}"), notrack::remove());
     Ok(report)
 }
 

@@ -15,7 +15,8 @@
 //! |---|---|
 //! | `names`, `error`, `lock`, `features` | names, start errors, one agent per node, what the kernel can do |
 //! | `pins`, `programs` | shape of pinned maps; load, attach, adopt |
-//! | `interfaces`, `overlay`, `watch`, `config`, `node_ports` | the node's devices and the programs' configuration |
+//! | `interfaces`, `overlay`, `notrack` | the node's devices; the overlay's own, untracked |
+//! | `state`, `watch`, `config`, `node_ports` | following the node; the programs' configuration |
 //! | `tables`, `map_access`, `convert` | maps: typed handles, whole-map reads, model <-> ABI |
 //! | `executor`, `cut`, `claim`, `frames`, `packet` | actions; cutting flows; holding an address on the network |
 //! | `counters`, `events`, `sweep`, `cleanup` | reading counters and drops; expiry; removing every trace |
@@ -36,6 +37,7 @@ mod lock;
 mod map_access;
 pub mod names;
 mod node_ports;
+mod notrack;
 mod overlay;
 mod packet;
 mod pins;
@@ -52,7 +54,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::task::JoinSet;
-use tracing::info;
+use tracing::{info, warn};
 
 pub use cleanup::{CleanupReport, cleanup};
 pub use counters::EgressIpCount;
@@ -155,6 +157,9 @@ impl Dataplane {
         require_interfaces(&netlink, &settings).await?;
         pins::prepare(&pins, &settings.object)?;
         overlay::ensure(&netlink, settings.tunnel_port).await?;
+        if let Err(error) = notrack::install(settings.tunnel_port) {
+            warn!(%error, "connection tracking will track the overlay: this kernel takes no nftables rules");
+        }
 
         let mut programs = Programs::load(&settings.object, &pins, features.attachment)?;
         let events = tables::events(programs.ebpf_mut())?;

@@ -31,6 +31,9 @@ pub const OVERLAY_DEVICE: &str = "egress0";
 /// Link address of the overlay device, the same on every node, so that a sender knows it without asking.
 pub const OVERLAY_MAC: [u8; 6] = [0x02, 0xe6, 0x7e, 0x55, 0x00, 0x01];
 
+/// The nftables table that keeps connection tracking off the tunnel port.
+pub const NFT_TABLE: &str = "egress-agent";
+
 /// First of all filters on the hook.
 pub(super) const CLSACT_PRIORITY: u16 = 1;
 /// Ours among the filters of that priority.

@@ -23,11 +23,12 @@ use rtnetlink::sys::SocketAddr;
 use rtnetlink::{Handle, MulticastGroup};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
-use tracing::warn;
+use tracing::{debug, warn};
 
 use super::error::StartError;
 use super::interfaces::{self, NodeFacts};
 use super::names::OVERLAY_DEVICE;
+use super::notrack;
 use super::overlay;
 use super::{Settings, Shared};
 
@@ -108,6 +109,9 @@ pub(super) async fn run(shared: Arc<Shared>, mut changes: Changes) {
         if need.look || verify {
             look(&shared, verify).await;
         }
+        if verify {
+            check_notrack(&shared);
+        }
         routes_due |= need.routes;
         if routes_due && Instant::now() >= routes_from {
             if let Err(error) = shared.state().raise_route_generation() {
@@ -123,6 +127,19 @@ async fn check_only(shared: &Shared) {
     loop {
         tokio::time::sleep(CHECK_INTERVAL).await;
         look(shared, true).await;
+        check_notrack(shared);
+    }
+}
+
+/// Puts the rules back that keep connection tracking off the overlay, where another hand has flushed them.
+fn check_notrack(shared: &Shared) {
+    let restored = match notrack::is_installed() {
+        Ok(false) => notrack::install(shared.settings.tunnel_port),
+        other => other.map(drop),
+    };
+    if let Err(error) = restored {
+        // Said as a warning at start.
+        debug!(%error, "connection tracking may track the overlay");
     }
 }
 
