@@ -1,16 +1,129 @@
 //! The TC programs of egress-agent, compiled to one eBPF object.
+//!
+//! Each program is the thin edge around one decision of `egress_common::decide`: it reads the heads, asks, does what the
+//! answer says, counts, and returns. One match turns verdicts into TC actions, and its value is what the program returns.
 #![no_std]
 #![no_main]
+// For the one compiler barrier in `maps`.
+#![feature(asm_experimental_arch)]
 
-use aya_ebpf::{macros::classifier, programs::TcContext};
+mod answer;
+mod icmp;
+mod maps;
+mod packet;
+mod roads;
+mod way;
 
-/// Leave the packet to whoever is behind us on the hook (TCX_NEXT, TC_ACT_UNSPEC).
-const LEAVE_ALONE: i32 = -1;
+use aya_ebpf::bindings::{TC_ACT_SHOT, TC_ACT_UNSPEC};
+use aya_ebpf::macros::classifier;
+use aya_ebpf::programs::TcContext;
+use egress_common::abi::{Class, Config, Verdict};
+use egress_common::wire::Heads;
 
-/// Pod traffic that enters the host.
+use crate::maps::{Maps, Workspace};
+use crate::packet::Packet;
+
+/// What became of a packet: the verdict, and what the redirect helper returned. Packed, so that out-of-line functions
+/// return it in a register.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub struct Outcome(u64);
+
+impl Outcome {
+    #[inline(always)]
+    fn new(verdict: Verdict, action: i32) -> Self {
+        Self(u64::from(verdict.index()) << 32 | u64::from(action as u32))
+    }
+
+    #[inline(always)]
+    fn done(verdict: Verdict) -> Self {
+        Self::new(verdict, TC_ACT_SHOT)
+    }
+
+    /// Too large for the way, which takes `mtu`; nothing has been written to the packet yet.
+    #[inline(always)]
+    fn too_big(mtu: u32) -> Self {
+        Self::new(Verdict::MtuExceeded, mtu as i32)
+    }
+
+    /// What the way takes, where that is why the packet did not go.
+    #[inline(always)]
+    fn mtu_exceeded(self) -> Option<u32> {
+        ((self.0 >> 32) as u32 == Verdict::MtuExceeded.index()).then_some(self.0 as u32)
+    }
+
+    /// `verdict` if the redirect will happen, else the reason why not.
+    #[inline(always)]
+    fn redirected(verdict: Verdict, result: Result<i32, Verdict>) -> Self {
+        match result {
+            Ok(action) => Self::new(verdict, action),
+            Err(reason) => Self::done(reason),
+        }
+    }
+
+    #[inline(always)]
+    fn verdict(self) -> Verdict {
+        // Only verdicts go in.
+        Verdict::from_index((self.0 >> 32) as u32).unwrap_or(Verdict::BadState)
+    }
+
+    /// Counts and turns into the TC action. Leaving alone is TC_ACT_UNSPEC (TCX_NEXT), never TC_ACT_OK, which would hide
+    /// the packet from programs behind us.
+    #[inline(always)]
+    fn finish(self, packet: Packet, heads: &Heads, length: u32) -> i32 {
+        let verdict = self.verdict();
+        Maps.count(verdict, length);
+        match verdict.class() {
+            Class::Pass => TC_ACT_UNSPEC,
+            Class::Redirect | Class::Answer => self.0 as i32,
+            Class::Drop => {
+                answer::report(packet, heads, verdict, length);
+                TC_ACT_SHOT
+            }
+        }
+    }
+}
+
+/// Runs one road: nothing is decided before the agent has written the configuration.
+#[inline(always)]
+fn run(ctx: &TcContext, road: impl Fn(Packet, &Config, &mut Workspace) -> Outcome) -> i32 {
+    let length = ctx.len();
+    let packet = Packet::new(ctx);
+    let (Some(config), Some(workspace)) = (maps::config(), maps::workspace()) else {
+        Maps.count(Verdict::NotConfigured, length);
+        return TC_ACT_UNSPEC;
+    };
+    road(packet, config, workspace).finish(packet, &workspace.heads, length)
+}
+
+/// Management port, TC ingress: what pods of this node send into the host.
 #[classifier]
-pub fn steer(_ctx: TcContext) -> i32 {
-    LEAVE_ALONE
+pub fn mgmt_ingress(ctx: TcContext) -> i32 {
+    run(&ctx, roads::steer)
+}
+
+/// Management port, TC egress: what the host sends to pods of this node.
+#[classifier]
+pub fn mgmt_egress(ctx: TcContext) -> i32 {
+    run(&ctx, roads::notice)
+}
+
+/// Overlay device, TC ingress: what other nodes send.
+#[classifier]
+pub fn overlay_ingress(ctx: TcContext) -> i32 {
+    run(&ctx, roads::accept)
+}
+
+/// Uplink, TC ingress: what the world sends to this node.
+#[classifier]
+pub fn uplink_ingress(ctx: TcContext) -> i32 {
+    run(&ctx, roads::enter)
+}
+
+/// Uplink, TC egress: what this node sends to the world.
+#[classifier]
+pub fn uplink_egress(ctx: TcContext) -> i32 {
+    run(&ctx, roads::leave)
 }
 
 /// Never reached: a panicking path is one that the verifier refuses.

@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use std::io;
 use std::net::IpAddr;
 
-use egress_common::abi::{Addr, Direction, Flow, Mapping, NatKey, Tuple};
+use egress_common::abi::{Addr, Direction, Flow, Mapping, Tuple};
 
 use super::tables::{Hash, Tables};
 use crate::model::state::EgressId;
@@ -55,10 +55,10 @@ fn cut(
         }
     })?;
     let mut keys = Vec::new();
-    tables.nat.for_each(|key: &NatKey, mapping: &Mapping| {
+    tables.nat.for_each(|key: &Tuple, mapping: &Mapping| {
         let (forward, reverse) = match key.direction() {
-            Direction::Egress => (key.tuple(), mapping.other.tuple()),
-            Direction::Ingress => (mapping.other.tuple(), key.tuple()),
+            Direction::Egress => (*key, mapping.other),
+            Direction::Ingress => (mapping.other, *key),
         };
         if mapping_goes(&forward, mapping, &reverse) {
             keys.push(*key);

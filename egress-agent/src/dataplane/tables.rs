@@ -9,7 +9,7 @@ use aya::maps::lpm_trie::Key;
 use aya::maps::{Array, HashMap, LpmTrie, Map, MapData, MapError, PerCpuArray, PerCpuHashMap, RingBuf};
 use aya::{Ebpf, Pod};
 use egress_common::abi::{
-    Addr, ClusterPrefix, Config, Count, EipCount, Flow, Mapping, NatKey, NodeEntry, Owned, OwnedAddr, PodEntry, Policy,
+    Addr, ClusterPrefix, Config, Count, EipCount, Flow, Mapping, NodeEntry, Owned, OwnedAddr, PodEntry, Policy,
     PolicyKey, Tuple,
 };
 
@@ -25,7 +25,7 @@ pub(super) struct Tables {
     pub(super) cluster: Trie<Addr, ClusterPrefix>,
     pub(super) nodes: Hash<Addr, NodeEntry>,
     pub(super) flows: Hash<Tuple, Flow>,
-    pub(super) nat: Hash<NatKey, Mapping>,
+    pub(super) nat: Hash<Tuple, Mapping>,
     pub(super) counters: PerCpuArray<MapData, Count>,
     pub(super) eip_counters: PerCpuHashMap<MapData, u32, EipCount>,
     pub(super) config: Array<MapData, Config>,

@@ -33,6 +33,7 @@ pub struct Config {
     pub overlay_ifindex: u32,
     /// UDP port of the overlay.
     pub tunnel_port: u32,
+    pub uplink_mtu: u32,
     /// MTU of the management port: what fits to a pod.
     pub pod_mtu: u32,
     /// Largest inner IP packet that the overlay takes.
@@ -49,7 +50,7 @@ pub struct Config {
     pub mgmt_mac: [u8; 6],
     pub reserved: [u8; 4],
 }
-abi!(Config, 40 + 48 + 16);
+abi!(Config, 44 + 48 + 16);
 
 impl Config {
     pub const EMPTY: Self = Self {
@@ -59,6 +60,7 @@ impl Config {
         mgmt_ifindex: 0,
         overlay_ifindex: 0,
         tunnel_port: 0,
+        uplink_mtu: 0,
         pod_mtu: 0,
         overlay_mtu: 0,
         on_unknown_pod: OnUnknownPod::Drop as u32,

@@ -22,7 +22,7 @@ pub use cluster::{ClusterKey, ClusterPrefix, NodeEntry, NodePlace, PrefixKind};
 pub use config::{Config, OnUnknownPod, PortRange};
 pub use counters::{Count, DropEvent, EipCount};
 pub use flows::{Flow, FragKey, FragPorts, Inbound};
-pub use nat::{Direction, Hop, Mapping, NatKey, Origin, Tuple};
+pub use nat::{Direction, Hop, Mapping, Origin, Tuple};
 pub use pods::{MAX_SLOTS, Owned, OwnedAddr, PodEntry, Policy, PolicyKey, Selection, Slot, SlotPlace, WhenEmpty};
 pub use verdict::{Class, Verdict};
 

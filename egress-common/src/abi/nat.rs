@@ -7,7 +7,18 @@
 
 use super::{Addr, abi};
 
-/// Source, destination and protocol of a packet. For ICMP echo the query id stands in both ports (RFC 5508 section 3.1).
+/// Direction of a packet relative to the endpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Direction {
+    /// From the pod.
+    Egress = 1,
+    /// Towards the pod.
+    Ingress = 2,
+}
+
+/// Source, destination, protocol and direction of a packet: the key of `nat`, and of `flows` and `inbound`, where the
+/// direction is always egress. For ICMP echo the query id stands in both ports (RFC 5508 section 3.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(C)]
 pub struct Tuple {
@@ -16,7 +27,6 @@ pub struct Tuple {
     sport: [u8; 2],
     dport: [u8; 2],
     pub protocol: u8,
-    /// Zero in every key but those of `nat`, where it is the [`Direction`].
     direction: u8,
     reserved: [u8; 2],
 }
@@ -24,14 +34,14 @@ abi!(Tuple, 40);
 
 impl Tuple {
     #[inline(always)]
-    pub const fn new(saddr: Addr, daddr: Addr, sport: u16, dport: u16, protocol: u8) -> Self {
+    pub const fn new(direction: Direction, saddr: Addr, daddr: Addr, sport: u16, dport: u16, protocol: u8) -> Self {
         Self {
             saddr,
             daddr,
             sport: sport.to_be_bytes(),
             dport: dport.to_be_bytes(),
             protocol,
-            direction: 0,
+            direction: direction as u8,
             reserved: [0; 2],
         }
     }
@@ -46,53 +56,25 @@ impl Tuple {
         u16::from_be_bytes(self.dport)
     }
 
-    /// The tuple of the answer.
     #[inline(always)]
-    pub const fn reversed(&self) -> Self {
-        Self {
-            saddr: self.daddr,
-            daddr: self.saddr,
-            sport: self.dport,
-            dport: self.sport,
-            protocol: self.protocol,
-            direction: self.direction,
-            reserved: self.reserved,
-        }
-    }
-}
-
-/// Direction of a packet relative to the endpoint.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[repr(u8)]
-pub enum Direction {
-    /// From the pod.
-    Egress = 1,
-    /// Towards the pod.
-    Ingress = 2,
-}
-
-/// Key of `nat`: a tuple and the direction in which it is seen.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[repr(C)]
-pub struct NatKey {
-    tuple: Tuple,
-}
-abi!(NatKey, 40);
-
-impl NatKey {
-    #[inline(always)]
-    pub const fn new(direction: Direction, tuple: Tuple) -> Self {
-        Self { tuple: Tuple { direction: direction as u8, ..tuple } }
-    }
-
-    #[inline(always)]
-    pub const fn tuple(&self) -> Tuple {
-        Tuple { direction: 0, ..self.tuple }
+    pub const fn set_ports(&mut self, sport: u16, dport: u16) {
+        self.sport = sport.to_be_bytes();
+        self.dport = dport.to_be_bytes();
     }
 
     #[inline(always)]
     pub const fn direction(&self) -> Direction {
-        if self.tuple.direction == Direction::Egress as u8 { Direction::Egress } else { Direction::Ingress }
+        if self.direction == Direction::Egress as u8 { Direction::Egress } else { Direction::Ingress }
+    }
+
+    /// The tuple of the answer, which goes the other way.
+    #[inline(always)]
+    pub const fn reversed(&self) -> Self {
+        let direction = match self.direction() {
+            Direction::Egress => Direction::Ingress,
+            Direction::Ingress => Direction::Egress,
+        };
+        Self::new(direction, self.daddr, self.saddr, self.dport(), self.sport(), self.protocol)
     }
 }
 
@@ -134,7 +116,7 @@ impl Hop {
 #[repr(C)]
 pub struct Mapping {
     /// The mapping's other key.
-    pub other: NatKey,
+    pub other: Tuple,
     /// Tunnel endpoint of the pod's node where [`origin`](Self::origin) is remote.
     pub source_node: Addr,
     pub egress_id: u32,
@@ -153,7 +135,7 @@ abi!(Mapping, 40 + 16 + 8 + 16 + 32 + 8);
 
 impl Mapping {
     #[inline(always)]
-    pub const fn new(other: NatKey, origin: Origin, source_node: Addr, egress_id: u32, now_ns: u64) -> Self {
+    pub const fn new(other: Tuple, origin: Origin, source_node: Addr, egress_id: u32, now_ns: u64) -> Self {
         Self {
             other,
             source_node,

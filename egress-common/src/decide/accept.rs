@@ -4,7 +4,8 @@
 //! Nodes are trusted, their overlay packets are not taken on faith: the outer source must be another node's address, and
 //! the inner source of a flow a pod of that very node.
 
-use super::{Owner, Tables, fragments, slots, snat};
+use super::snat::{self, Face};
+use super::{Owner, Tables, fragments, slots};
 use crate::abi::{Addr, Config, Mapping, NodePlace, Origin, Owned, PrefixKind, Verdict};
 use crate::wire::Heads;
 
@@ -16,19 +17,19 @@ pub struct Outer {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Accept {
+pub enum Accept<'t> {
     Done(Verdict),
     /// A reply from a gateway for a pod of this node.
     Deliver,
     /// Ours to translate; the pod's node is named for the way back.
     Translate {
-        owned: Owned,
-        source_node: Addr,
+        owned: &'t Owned,
+        source_node: &'t Addr,
     },
 }
 
 #[inline(always)]
-pub fn accept<T: Tables>(heads: &mut Heads, outer: &Outer, tables: &T, config: &Config) -> Accept {
+pub fn accept<'t, T: Tables>(heads: &mut Heads, outer: &Outer, tables: &'t T, config: &Config) -> Accept<'t> {
     let Some(sender) = tables.node(&outer.source).filter(|node| node.place() == NodePlace::Other) else {
         return Accept::Done(Verdict::ForgedOuter);
     };
@@ -46,7 +47,7 @@ pub fn accept<T: Tables>(heads: &mut Heads, outer: &Outer, tables: &T, config: &
     };
     fragments::resolve(heads, tables);
     match slots::translatable(heads) {
-        Ok(()) => Accept::Translate { owned, source_node: sender.node },
+        Ok(()) => Accept::Translate { owned, source_node: &sender.node },
         Err(verdict) => Accept::Done(verdict),
     }
 }
@@ -61,13 +62,13 @@ fn is_pod_here<T: Tables>(heads: &Heads, tables: &T, config: &Config) -> bool {
 
 /// The mapping of a flow that another node sent.
 #[inline(always)]
-pub fn translate<T: Tables>(
+pub fn translate<'t, T: Tables>(
     heads: &Heads,
-    tables: &T,
+    tables: &'t T,
     owned: &Owned,
     egress_id: u32,
-    source_node: Addr,
-) -> Result<Mapping, Verdict> {
-    let owner = Owner { origin: Origin::Remote, source_node, egress_id };
-    snat::translate(heads, tables, &owned.address, &owner, snat::EGRESS_PORTS)
+    source_node: &Addr,
+) -> Result<&'t Mapping, Verdict> {
+    let owner = Owner { origin: Origin::Remote, source_node: *source_node, egress_id };
+    snat::translate(heads, tables, &Face { address: owned.address, ports: snat::EGRESS_PORTS }, &owner)
 }

@@ -5,37 +5,33 @@
 //! recognised by the port range that only NAT uses. Everything else is left alone.
 
 use super::{Tables, fragments, slots};
-use crate::abi::{Addr, Config, Direction, Family, Mapping, NatKey, Origin, OwnedAddr, Verdict};
+use crate::abi::{Addr, Config, Family, Mapping, Origin, Verdict};
 use crate::wire::{Heads, L4};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Enter {
+pub enum Enter<'t> {
     Done(Verdict),
     /// For a pod of this node.
     ReplyHere {
-        key: NatKey,
-        mapping: Mapping,
-        owned: OwnedAddr,
+        mapping: &'t Mapping,
     },
     /// For a pod behind `mapping.source_node`.
     ReplyRemote {
-        mapping: Mapping,
-        owned: OwnedAddr,
+        mapping: &'t Mapping,
     },
     /// Answers a packet marked 1008: translate back and leave it to the stack.
     NodeReply {
-        mapping: Mapping,
+        mapping: &'t Mapping,
     },
 }
 
 #[inline(always)]
-pub fn enter<T: Tables>(heads: &mut Heads, tables: &T, config: &Config) -> Enter {
-    if let Some(owned) = tables.owned_addr(&heads.tuple.daddr) {
-        return for_egress_ip(heads, tables, owned);
+pub fn enter<'t, T: Tables>(heads: &mut Heads, tables: &'t T, config: &Config) -> Enter<'t> {
+    if tables.owned_addr(&heads.tuple.daddr).is_some() {
+        return for_egress_ip(heads, tables);
     }
     if is_node_nat(heads, config) {
-        let key = NatKey::new(Direction::Ingress, heads.tuple);
-        if let Some(mapping) = tables.nat_seen(&key, heads.tcp_flags)
+        if let Some(mapping) = tables.nat_seen(&heads.tuple, heads.tcp_flags)
             && mapping.origin() == Some(Origin::Stack)
         {
             return Enter::NodeReply { mapping };
@@ -45,7 +41,7 @@ pub fn enter<T: Tables>(heads: &mut Heads, tables: &T, config: &Config) -> Enter
 }
 
 #[inline(always)]
-fn for_egress_ip<T: Tables>(heads: &mut Heads, tables: &T, owned: OwnedAddr) -> Enter {
+fn for_egress_ip<'t, T: Tables>(heads: &mut Heads, tables: &'t T) -> Enter<'t> {
     fragments::resolve(heads, tables);
     if let Err(verdict) = slots::translatable(heads) {
         return Enter::Done(verdict);
@@ -54,8 +50,7 @@ fn for_egress_ip<T: Tables>(heads: &mut Heads, tables: &T, owned: OwnedAddr) -> 
     if heads.l4 == L4::EchoRequest && heads.has_l4() {
         return Enter::Done(Verdict::NoMapping);
     }
-    let key = NatKey::new(Direction::Ingress, heads.tuple);
-    let Some(mapping) = tables.nat_seen(&key, heads.tcp_flags) else {
+    let Some(mapping) = tables.nat_seen(&heads.tuple, heads.tcp_flags) else {
         return Enter::Done(Verdict::NoMapping);
     };
     // The stack answers Time Exceeded, as a router does.
@@ -63,8 +58,8 @@ fn for_egress_ip<T: Tables>(heads: &mut Heads, tables: &T, owned: OwnedAddr) -> 
         return Enter::Done(Verdict::TtlExpired);
     }
     match mapping.origin() {
-        Some(Origin::Here) => Enter::ReplyHere { key, mapping, owned },
-        Some(Origin::Remote) => Enter::ReplyRemote { mapping, owned },
+        Some(Origin::Here) => Enter::ReplyHere { mapping },
+        Some(Origin::Remote) => Enter::ReplyRemote { mapping },
         Some(Origin::Stack) | None => Enter::Done(Verdict::BadState),
     }
 }

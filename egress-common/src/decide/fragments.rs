@@ -1,7 +1,7 @@
 //! Fragments: only the first one shows the ports, the others follow it by their identification.
 
 use super::Tables;
-use crate::abi::{FragKey, FragPorts, Tuple};
+use crate::abi::{FragKey, FragPorts};
 use crate::wire::{Fragment, Heads, L4, PROTO_TCP, PROTO_UDP};
 
 /// Remembers the ports of a first fragment, or gives a later one the ports of its first. A later fragment whose first one
@@ -21,13 +21,7 @@ pub fn resolve<T: Tables>(heads: &mut Heads, tables: &T) {
         }
         Fragment::Later => {
             if let Some(ports) = tables.fragment(&key(heads)) {
-                heads.tuple = Tuple::new(
-                    heads.tuple.saddr,
-                    heads.tuple.daddr,
-                    u16::from_be_bytes(ports.sport),
-                    u16::from_be_bytes(ports.dport),
-                    heads.tuple.protocol,
-                );
+                heads.tuple.set_ports(u16::from_be_bytes(ports.sport), u16::from_be_bytes(ports.dport));
                 heads.l4 = match heads.tuple.protocol {
                     PROTO_UDP => L4::Udp,
                     PROTO_TCP => L4::Tcp,

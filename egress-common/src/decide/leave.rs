@@ -2,8 +2,9 @@
 //!
 //! Our own redirected packets pass here too: their source is an egress IP already, or they are overlay packets.
 
+use super::snat::{self, Face};
 use super::steer::{self, Steer};
-use super::{Owner, Tables, enter, snat};
+use super::{Owner, Tables, enter};
 use crate::abi::{Addr, Config, Mapping, NODE_MARK, Origin, PrefixKind, Verdict};
 use crate::wire::{Heads, L4};
 
@@ -20,10 +21,8 @@ pub enum Leave {
     Done(Verdict),
     /// Clear the mark and leave it alone: the stack has translated it already.
     Unmark,
-    /// Give it the node's address and clear the mark.
-    NodeSnat {
-        mapping: Mapping,
-    },
+    /// Give it the node's address ([`translate`]) and clear the mark.
+    NodeSnat,
 }
 
 #[inline(always)]
@@ -37,7 +36,7 @@ pub fn leave<T: Tables>(heads: &mut Heads, meta: &Meta, tables: &T, config: &Con
     }
     let pod = tables.pod(&heads.tuple.saddr);
     if meta.mark == NODE_MARK {
-        return if pod.is_some() { node_snat(heads, tables, config) } else { Leave::Unmark };
+        return if pod.is_some() { Leave::NodeSnat } else { Leave::Unmark };
     }
     if pod.is_some() {
         return Leave::Done(guard_own(heads, tables, config));
@@ -45,24 +44,20 @@ pub fn leave<T: Tables>(heads: &mut Heads, meta: &Meta, tables: &T, config: &Con
     Leave::Done(guard_foreign(heads, tables, config))
 }
 
+/// The mapping of a packet marked 1008.
 #[inline(always)]
-fn node_snat<T: Tables>(heads: &Heads, tables: &T, config: &Config) -> Leave {
+pub fn translate<'t, T: Tables>(heads: &Heads, tables: &'t T, config: &Config) -> Result<&'t Mapping, Verdict> {
     let address = enter::node_address(config, heads.family);
     if address == Addr::UNSPECIFIED || config.node_ports.first == 0 {
-        return Leave::Done(Verdict::NoNodeAddress);
+        return Err(Verdict::NoNodeAddress);
     }
-    if let Err(verdict) = super::slots::translatable(heads) {
-        return Leave::Done(verdict);
-    }
+    super::slots::translatable(heads)?;
     let owner = Owner { origin: Origin::Stack, source_node: Addr::UNSPECIFIED, egress_id: 0 };
-    match snat::translate(heads, tables, &address, &owner, config.node_ports) {
-        Ok(mapping) => Leave::NodeSnat { mapping },
-        Err(verdict) => Leave::Done(verdict),
-    }
+    snat::translate(heads, tables, &Face { address, ports: config.node_ports }, &owner)
 }
 
 /// A pod of this node, with its own address, about to leave: what `steer` would leave alone may, nothing else.
-#[inline(always)]
+#[inline(never)]
 fn guard_own<T: Tables>(heads: &mut Heads, tables: &T, config: &Config) -> Verdict {
     match steer::steer(heads, tables, config) {
         Steer::Done(verdict) => verdict,
@@ -73,7 +68,7 @@ fn guard_own<T: Tables>(heads: &mut Heads, tables: &T, config: &Config) -> Verdi
 
 /// Any other source: a pod address that is not this node's must not leave, unless it stays in the cluster (a CNI that
 /// routes pods without an overlay).
-#[inline(always)]
+#[inline(never)]
 fn guard_foreign<T: Tables>(heads: &Heads, tables: &T, config: &Config) -> Verdict {
     let Some(prefix) = tables.prefix(&heads.tuple.saddr) else {
         return Verdict::NotOurs;

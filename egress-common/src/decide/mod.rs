@@ -22,8 +22,8 @@ pub mod steer;
 pub(crate) mod world;
 
 use crate::abi::{
-    Addr, ClusterPrefix, Config, Flow, FragKey, FragPorts, Mapping, NatKey, NodeEntry, Origin, Owned, OwnedAddr,
-    PodEntry, Policy, PolicyKey, Tuple,
+    Addr, ClusterPrefix, Flow, FragKey, FragPorts, Mapping, NodeEntry, Origin, Owned, OwnedAddr, PodEntry, Policy,
+    PolicyKey, Tuple,
 };
 use snat::PortSearch;
 
@@ -45,37 +45,37 @@ pub struct Owner {
     pub egress_id: u32,
 }
 
-/// The maps as decisions see them. Lookups copy values out.
+/// The maps as decisions see them. A lookup lends the value for as long as the packet is in hand; fields that the data
+/// path changes later (times, TCP flags, the next hop) are not read through it.
 ///
 /// Methods named `..._seen` also note that the entry is alive: the time, and the TCP flags of the packet.
 pub trait Tables {
-    fn config(&self) -> Config;
     /// CLOCK_MONOTONIC (ns), a few milliseconds coarse.
     fn now_ns(&self) -> u64;
     fn random(&self) -> u32;
 
-    fn pod(&self, addr: &Addr) -> Option<PodEntry>;
-    fn node(&self, addr: &Addr) -> Option<NodeEntry>;
-    fn prefix(&self, addr: &Addr) -> Option<ClusterPrefix>;
+    fn pod(&self, addr: &Addr) -> Option<&PodEntry>;
+    fn node(&self, addr: &Addr) -> Option<&NodeEntry>;
+    fn prefix(&self, addr: &Addr) -> Option<&ClusterPrefix>;
     fn policy(&self, key: &PolicyKey) -> Option<&Policy>;
-    fn owned(&self, egress_id: u32) -> Option<Owned>;
-    fn owned_addr(&self, addr: &Addr) -> Option<OwnedAddr>;
+    fn owned(&self, egress_id: u32) -> Option<&Owned>;
+    fn owned_addr(&self, addr: &Addr) -> Option<&OwnedAddr>;
 
     fn inbound_seen(&self, tuple: &Tuple) -> bool;
     fn claim_inbound(&self, tuple: &Tuple) -> Claim;
 
-    fn flow_seen(&self, tuple: &Tuple, tcp_flags: u8) -> Option<Flow>;
+    fn flow_seen(&self, tuple: &Tuple, tcp_flags: u8) -> Option<&Flow>;
     fn claim_flow(&self, tuple: &Tuple, flow: &Flow) -> Claim;
     /// Overwrites; false when the map takes no more.
     fn put_flow(&self, tuple: &Tuple, flow: &Flow) -> bool;
 
-    fn nat_seen(&self, key: &NatKey, tcp_flags: u8) -> Option<Mapping>;
-    fn claim_nat(&self, key: &NatKey, other: &NatKey, owner: &Owner) -> Claim;
+    fn nat_seen(&self, key: &Tuple, tcp_flags: u8) -> Option<&Mapping>;
+    fn claim_nat(&self, key: &Tuple, other: &Tuple, owner: &Owner) -> Claim;
     /// Claims the first free port of the search for the reverse key made from `forward` and `address`.
-    fn claim_any_port(&self, forward: &NatKey, address: &Addr, owner: &Owner, search: &PortSearch) -> Option<u16>;
-    fn forget_nat(&self, key: &NatKey);
+    fn claim_any_port(&self, forward: &Tuple, address: &Addr, owner: &Owner, search: &PortSearch) -> Option<u16>;
+    fn forget_nat(&self, key: &Tuple);
 
-    fn fragment(&self, key: &FragKey) -> Option<FragPorts>;
+    fn fragment(&self, key: &FragKey) -> Option<&FragPorts>;
     fn put_fragment(&self, key: &FragKey, ports: &FragPorts);
 }
 
@@ -98,14 +98,14 @@ impl Rewrite {
     /// What the forward direction of a mapping writes: the egress IP and its port as the source.
     #[inline(always)]
     pub fn snat(mapping: &Mapping) -> Self {
-        let reverse = mapping.other.tuple();
+        let reverse = &mapping.other;
         Self { end: End::Source, addr: reverse.daddr, port: reverse.dport() }
     }
 
     /// What the reverse direction restores: the pod's address and port as the destination.
     #[inline(always)]
     pub fn reverse(mapping: &Mapping) -> Self {
-        let forward = mapping.other.tuple();
+        let forward = &mapping.other;
         Self { end: End::Destination, addr: forward.saddr, port: forward.sport() }
     }
 }

@@ -13,7 +13,7 @@ const _: () = assert!(MAX_SLOTS.is_power_of_two());
 
 /// The slot of the packet's flow, or why there is none.
 #[inline(always)]
-pub fn of_flow<T: Tables>(heads: &Heads, tables: &T, egress_id: u32) -> Result<Slot, Verdict> {
+pub fn of_flow<'t, T: Tables>(heads: &Heads, tables: &'t T, egress_id: u32) -> Result<&'t Slot, Verdict> {
     let policy = tables.policy(&PolicyKey::new(egress_id, heads.family)).ok_or(Verdict::NoPolicy)?;
     if policy.count() == 0 {
         return Err(match policy.when_empty() {
@@ -26,7 +26,7 @@ pub fn of_flow<T: Tables>(heads: &Heads, tables: &T, egress_id: u32) -> Result<S
     let known = tables.flow_seen(&heads.tuple, heads.tcp_flags);
     if let Some(flow) = known
         && flow.egress_id == egress_id
-        && let Some((_, slot)) = find(policy, &flow)
+        && let Some(slot) = find(policy, flow)
     {
         return Ok(slot);
     }
@@ -56,10 +56,10 @@ pub fn translatable(heads: &Heads) -> Result<(), Verdict> {
 
 /// The flow's address among the slots; its last place is tried first.
 #[inline(always)]
-fn find(policy: &Policy, flow: &Flow) -> Option<(u32, Slot)> {
+fn find<'t>(policy: &'t Policy, flow: &Flow) -> Option<&'t Slot> {
     let at = |index: u32| {
         let slot = &policy.slots[(index & SLOT_MASK) as usize];
-        (index < policy.count() && slot.address == flow.address).then_some((index, *slot))
+        (index < policy.count() && slot.address == flow.address).then_some(slot)
     };
     if let Some(found) = at(flow.slot) {
         return Some(found);
@@ -76,15 +76,15 @@ fn find(policy: &Policy, flow: &Flow) -> Option<(u32, Slot)> {
 }
 
 #[inline(always)]
-fn begin<T: Tables>(
+fn begin<'t, T: Tables>(
     heads: &Heads,
     tables: &T,
     egress_id: u32,
-    policy: &Policy,
+    policy: &'t Policy,
     overwrite: bool,
-) -> Result<Slot, Verdict> {
+) -> Result<&'t Slot, Verdict> {
     let index = pick(&heads.tuple, policy.count());
-    let slot = policy.slots[(index & SLOT_MASK) as usize];
+    let slot = &policy.slots[(index & SLOT_MASK) as usize];
     let flow = Flow {
         address: slot.address,
         egress_id,
@@ -102,7 +102,7 @@ fn begin<T: Tables>(
         // Another CPU began the same flow: its choice stands.
         Claim::Taken => {
             let flow = tables.flow_seen(&heads.tuple, heads.tcp_flags).ok_or(Verdict::ClaimLost)?;
-            find(policy, &flow).map(|(_, slot)| slot).ok_or(Verdict::ClaimLost)
+            find(policy, flow).ok_or(Verdict::ClaimLost)
         }
     }
 }
@@ -160,12 +160,12 @@ mod tests {
         let c = Slot::here(Addr::v4([172, 18, 0, 102]));
         world.set_policy(7, WhenEmpty::Drop, &[b]);
         let heads = packet_v4("10.244.1.10", "198.51.100.10", 4000, 80).heads();
-        assert_eq!(of_flow(&heads, &world, 7), Ok(b));
+        assert_eq!(of_flow(&heads, &world, 7), Ok(&b));
         world.set_policy(7, WhenEmpty::Drop, &[a, b, c]);
-        assert_eq!(of_flow(&heads, &world, 7), Ok(b));
+        assert_eq!(of_flow(&heads, &world, 7), Ok(&b));
         let moved = Slot::remote(b.address, Addr::v4([172, 18, 0, 4]));
         world.set_policy(7, WhenEmpty::Drop, &[a, c, moved]);
-        assert_eq!(of_flow(&heads, &world, 7), Ok(moved));
+        assert_eq!(of_flow(&heads, &world, 7), Ok(&moved));
         world.set_policy(7, WhenEmpty::Drop, &[a, c]);
         let mut data = heads;
         data.l4 = L4::Tcp;
@@ -173,7 +173,7 @@ mod tests {
         world.remember_flow(&data.tuple, b.address, 7);
         assert_eq!(of_flow(&data, &world, 7), Err(Verdict::AddressGone));
         data.tcp_flags = tcp::SYN;
-        assert!(matches!(of_flow(&data, &world, 7), Ok(slot) if slot == a || slot == c));
+        assert!(matches!(of_flow(&data, &world, 7), Ok(slot) if *slot == a || *slot == c));
     }
 
     #[test]

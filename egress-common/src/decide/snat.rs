@@ -10,8 +10,8 @@
 //! So two CPUs that see the first two packets of one flow end with one mapping, whichever is first at either key.
 
 use super::{Claim, Owner, Tables, slots};
-use crate::abi::{Addr, Direction, Mapping, NatKey, PortRange, Tuple, Verdict};
-use crate::wire::{Heads, PROTO_ICMP, PROTO_ICMPV6, tcp};
+use crate::abi::{Addr, Direction, Mapping, PortRange, Tuple, Verdict};
+use crate::wire::{Heads, PROTO_ICMP, PROTO_ICMPV6};
 
 /// System ports stay out of NAT's range.
 pub const EGRESS_PORTS: PortRange = PortRange { first: 1024, last: u16::MAX };
@@ -33,29 +33,31 @@ impl PortSearch {
         // A prime that does not divide the span visits every residue once.
         let mut stride = 1;
         for prime in [32_771u32, 16_411, 8_209, 4_099, 1_031] {
-            if stride == 1 && !span.is_multiple_of(prime) {
+            if stride == 1 && span % prime != 0 {
                 stride = prime;
             }
         }
-        Self { first: range.first, span, start: random % span, stride }
+        Self { first: range.first, span, start: random.checked_rem(span).unwrap_or(0), stride }
     }
 
     /// The `index`-th port of the walk, for indices below `span`.
     #[inline(always)]
     pub const fn at(&self, index: u32) -> u16 {
-        // start + index * stride stays below 2^16 + 2^16 * 2^15.1, far from 2^32 only for 16-bit spans: use 64 bits.
-        let offset = (self.start as u64 + index as u64 * self.stride as u64) % self.span as u64;
-        self.first + offset as u16
+        // 2^16 * 2^16 does not fit 32 bits.
+        let walked = self.start as u64 + index as u64 * self.stride as u64;
+        match walked.checked_rem(self.span as u64) {
+            Some(offset) => self.first + offset as u16,
+            None => self.first,
+        }
     }
 }
 
 /// Key of the answer to `forward` once its source is `address` and `port`.
 #[inline(always)]
-pub fn reverse_key(forward: &NatKey, address: &Addr, port: u16) -> NatKey {
-    let tuple = forward.tuple();
+pub fn reverse_key(forward: &Tuple, address: &Addr, port: u16) -> Tuple {
     // The identifier of an echo message stands in both ports, so both change.
-    let sport = if is_echo(&tuple) { port } else { tuple.dport() };
-    NatKey::new(Direction::Ingress, Tuple::new(tuple.daddr, *address, sport, port, tuple.protocol))
+    let sport = if is_echo(forward) { port } else { forward.dport() };
+    Tuple::new(Direction::Ingress, forward.daddr, *address, sport, port, forward.protocol)
 }
 
 #[inline(always)]
@@ -63,85 +65,113 @@ const fn is_echo(tuple: &Tuple) -> bool {
     matches!(tuple.protocol, PROTO_ICMP | PROTO_ICMPV6)
 }
 
+/// What a flow is to show to the world.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Face {
+    pub address: Addr,
+    pub ports: PortRange,
+}
+
 /// The mapping of a packet from a pod, made if it is not there.
 #[inline(always)]
-pub fn translate<T: Tables>(
+pub fn translate<'t, T: Tables>(
     heads: &Heads,
-    tables: &T,
-    address: &Addr,
+    tables: &'t T,
+    face: &Face,
     owner: &Owner,
-    range: PortRange,
-) -> Result<Mapping, Verdict> {
-    let forward = NatKey::new(Direction::Egress, heads.tuple);
-    if let Some(mapping) = tables.nat_seen(&forward, heads.tcp_flags) {
-        if mapping.other.tuple().daddr == *address && mapping.egress_id == owner.egress_id {
+) -> Result<&'t Mapping, Verdict> {
+    let forward = &heads.tuple;
+    if let Some(mapping) = tables.nat_seen(forward, heads.tcp_flags) {
+        if mapping.other.daddr == face.address && mapping.egress_id == owner.egress_id {
             return Ok(mapping);
         }
         // The flow had another address; its answers to that one find nothing from now on.
         tables.forget_nat(&mapping.other);
-        tables.forget_nat(&forward);
+        tables.forget_nat(forward);
     }
-    create(tables, &forward, address, owner, range, heads.tcp_flags, slots::is_mid_stream(heads))
+    let port = match claim_own_port(heads, tables, face, owner) {
+        OwnPort::Claimed => Port { number: forward.sport(), ours: true },
+        OwnPort::Adopted => Port { number: forward.sport(), ours: false },
+        OwnPort::Full => return Err(Verdict::MapFull),
+        // The answerer knows this flow by its own port only.
+        OwnPort::Taken if slots::is_mid_stream(heads) => return Err(Verdict::PortTaken),
+        OwnPort::Taken => match find_port(heads, tables, face, owner) {
+            0 => return Err(Verdict::PortsExhausted),
+            number => Port { number, ours: true },
+        },
+    };
+    claim_forward(heads, tables, face, owner, port)?;
+    let mapping = tables.nat_seen(forward, heads.tcp_flags).ok_or(Verdict::ClaimLost)?;
+    if mapping.other.daddr == face.address { Ok(mapping) } else { Err(Verdict::ClaimLost) }
 }
 
-/// Claims both keys. Kept out of line in the programs, where its frame would crowd the hot path's.
-#[inline(always)]
-pub fn create<T: Tables>(
-    tables: &T,
-    forward: &NatKey,
-    address: &Addr,
-    owner: &Owner,
-    range: PortRange,
-    tcp_flags: u8,
-    mid_stream: bool,
-) -> Result<Mapping, Verdict> {
-    let own_port = forward.tuple().sport();
-    let mut claimed = None;
-    if own_port >= range.first && own_port <= range.last {
-        let reverse = reverse_key(forward, address, own_port);
-        claimed = match tables.claim_nat(&reverse, forward, owner) {
-            Claim::Claimed => Some((own_port, true)),
-            Claim::Full => return Err(Verdict::MapFull),
-            Claim::Taken => {
-                tables.nat_seen(&reverse, 0).is_some_and(|there| there.other == *forward).then_some((own_port, false))
-            }
-        };
+/// What came of claiming the reverse key with the pod's own port.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum OwnPort {
+    Claimed,
+    /// It was there for this very flow.
+    Adopted,
+    /// It belongs to another flow, or is not one of the face's ports.
+    Taken,
+    Full,
+}
+
+/// A claimed port, and whether this packet claimed it.
+#[derive(Clone, Copy)]
+struct Port {
+    number: u16,
+    ours: bool,
+}
+
+// The three steps are out of line, because in the programs their frames would crowd one another and the caller's.
+
+#[inline(never)]
+fn claim_own_port<T: Tables>(heads: &Heads, tables: &T, face: &Face, owner: &Owner) -> OwnPort {
+    let port = heads.tuple.sport();
+    if port < face.ports.first || port > face.ports.last {
+        return OwnPort::Taken;
     }
-    let (port, ours) = match claimed {
-        Some(claimed) => claimed,
-        // The answerer knows this flow by its own port only.
-        None if mid_stream => return Err(Verdict::PortTaken),
-        None => {
-            let search = PortSearch::new(range, tables.random());
-            let port = tables.claim_any_port(forward, address, owner, &search).ok_or(Verdict::PortsExhausted)?;
-            (port, true)
-        }
-    };
-    let reverse = reverse_key(forward, address, port);
+    let forward = &heads.tuple;
+    let reverse = reverse_key(forward, &face.address, port);
+    match tables.claim_nat(&reverse, forward, owner) {
+        Claim::Claimed => OwnPort::Claimed,
+        Claim::Full => OwnPort::Full,
+        Claim::Taken => match tables.nat_seen(&reverse, 0) {
+            Some(there) if there.other == *forward => OwnPort::Adopted,
+            _ => OwnPort::Taken,
+        },
+    }
+}
+
+/// Claims the reverse key with any free port of the face; zero when there is none.
+#[inline(never)]
+fn find_port<T: Tables>(heads: &Heads, tables: &T, face: &Face, owner: &Owner) -> u16 {
+    let forward = &heads.tuple;
+    let search = PortSearch::new(face.ports, tables.random());
+    tables.claim_any_port(forward, &face.address, owner, &search).unwrap_or(0)
+}
+
+/// Claims the forward key; a loser takes back the reverse key that it claimed itself.
+#[inline(never)]
+fn claim_forward<T: Tables>(heads: &Heads, tables: &T, face: &Face, owner: &Owner, port: Port) -> Result<(), Verdict> {
+    let forward = &heads.tuple;
+    let reverse = reverse_key(forward, &face.address, port.number);
     match tables.claim_nat(forward, &reverse, owner) {
-        Claim::Claimed => {}
+        Claim::Claimed => Ok(()),
         Claim::Full => {
-            if ours {
+            if port.ours {
                 tables.forget_nat(&reverse);
             }
-            return Err(Verdict::MapFull);
+            Err(Verdict::MapFull)
         }
         Claim::Taken => {
             // The winner may have adopted the very key that we claimed: then it is not ours to take back.
-            let winner = tables.nat_seen(forward, tcp_flags).ok_or(Verdict::ClaimLost)?;
-            if ours && winner.other != reverse {
+            if port.ours && tables.nat_seen(forward, 0).is_none_or(|winner| winner.other != reverse) {
                 tables.forget_nat(&reverse);
             }
-            return if winner.other.tuple().daddr == *address { Ok(winner) } else { Err(Verdict::ClaimLost) };
+            Ok(())
         }
     }
-    tables.nat_seen(forward, tcp_flags).ok_or(Verdict::ClaimLost)
-}
-
-/// A SYN begins a connection; everything else belongs to one.
-#[inline(always)]
-pub fn begins(tcp_flags: u8) -> bool {
-    tcp_flags & (tcp::SYN | tcp::ACK) == tcp::SYN
 }
 
 #[cfg(test)]
@@ -151,8 +181,10 @@ mod tests {
     use super::*;
     use crate::abi::Origin;
     use crate::decide::world::{World, packet_v4};
+    use crate::wire::tcp;
 
     const EGRESS: Addr = Addr::v4([172, 18, 0, 100]);
+    const FACE: Face = Face { address: EGRESS, ports: EGRESS_PORTS };
     const OWNER: Owner = Owner { origin: Origin::Here, source_node: Addr::UNSPECIFIED, egress_id: 7 };
 
     #[test]
@@ -171,16 +203,16 @@ mod tests {
     fn keeps_the_own_port_when_it_is_free() {
         let world = World::new();
         let one = packet_v4("10.244.1.10", "198.51.100.10", 4000, 80).heads();
-        let mapping = translate(&one, &world, &EGRESS, &OWNER, EGRESS_PORTS).expect("a free port");
-        assert_eq!(mapping.other.tuple().dport(), 4000);
+        let mapping = translate(&one, &world, &FACE, &OWNER).expect("a free port");
+        assert_eq!(mapping.other.dport(), 4000);
         let two = packet_v4("10.244.1.11", "198.51.100.10", 4000, 80).heads();
-        let other = translate(&two, &world, &EGRESS, &OWNER, EGRESS_PORTS).expect("a free port");
-        assert_ne!(other.other.tuple().dport(), 4000);
-        assert_eq!(translate(&one, &world, &EGRESS, &OWNER, EGRESS_PORTS).map(|m| m.other), Ok(mapping.other));
+        let other = translate(&two, &world, &FACE, &OWNER).expect("a free port");
+        assert_ne!(other.other.dport(), 4000);
+        assert_eq!(translate(&one, &world, &FACE, &OWNER).map(|m| m.other), Ok(mapping.other));
         assert_eq!(world.nat_len(), 4);
         let low = packet_v4("10.244.1.10", "198.51.100.10", 53, 53).heads();
-        let low = translate(&low, &world, &EGRESS, &OWNER, EGRESS_PORTS).expect("a free port");
-        assert!(low.other.tuple().dport() >= 1024);
+        let low = translate(&low, &world, &FACE, &OWNER).expect("a free port");
+        assert!(low.other.dport() >= 1024);
     }
 
     #[test]
@@ -189,12 +221,18 @@ mod tests {
         let range = PortRange { first: 61000, last: 61009 };
         for pod in 0..10u8 {
             let heads = packet_v4(&std::format!("10.244.1.{}", 10 + pod), "198.51.100.10", 4000, 80).heads();
-            assert!(translate(&heads, &world, &EGRESS, &OWNER, range).is_ok());
+            assert!(translate(&heads, &world, &Face { address: EGRESS, ports: range }, &OWNER).is_ok());
         }
         let heads = packet_v4("10.244.1.30", "198.51.100.10", 4000, 80).heads();
-        assert_eq!(translate(&heads, &world, &EGRESS, &OWNER, range), Err(Verdict::PortsExhausted));
+        assert_eq!(
+            translate(&heads, &world, &Face { address: EGRESS, ports: range }, &OWNER),
+            Err(Verdict::PortsExhausted)
+        );
         let elsewhere = packet_v4("10.244.1.30", "198.51.100.11", 4000, 80).heads();
-        assert!(translate(&elsewhere, &world, &EGRESS, &OWNER, range).is_ok(), "another destination is another range");
+        assert!(
+            translate(&elsewhere, &world, &Face { address: EGRESS, ports: range }, &OWNER).is_ok(),
+            "another destination is another range"
+        );
         assert_eq!(world.nat_len(), 22, "a refusal leaves no half mapping");
     }
 
@@ -203,9 +241,9 @@ mod tests {
         let world = World::new();
         world.limit_nat(3);
         let one = packet_v4("10.244.1.10", "198.51.100.10", 4000, 80).heads();
-        assert!(translate(&one, &world, &EGRESS, &OWNER, EGRESS_PORTS).is_ok());
+        assert!(translate(&one, &world, &FACE, &OWNER).is_ok());
         let two = packet_v4("10.244.1.11", "198.51.100.10", 4001, 80).heads();
-        assert_eq!(translate(&two, &world, &EGRESS, &OWNER, EGRESS_PORTS), Err(Verdict::MapFull));
+        assert_eq!(translate(&two, &world, &FACE, &OWNER), Err(Verdict::MapFull));
         assert_eq!(world.nat_len(), 2);
     }
 
@@ -213,20 +251,21 @@ mod tests {
     fn a_moved_flow_is_picked_up_with_its_own_port_or_not_at_all() {
         let world = World::new();
         let mut heads = packet_v4("10.244.1.10", "198.51.100.10", 4000, 80).tcp(tcp::ACK).heads();
-        let mapping = translate(&heads, &world, &EGRESS, &OWNER, EGRESS_PORTS).expect("its own port is free");
-        assert_eq!(mapping.other.tuple().dport(), 4000);
-        heads.tuple = Tuple::new(Addr::v4([10, 244, 1, 11]), heads.tuple.daddr, 4000, 80, heads.tuple.protocol);
-        assert_eq!(translate(&heads, &world, &EGRESS, &OWNER, EGRESS_PORTS), Err(Verdict::PortTaken));
+        let mapping = translate(&heads, &world, &FACE, &OWNER).expect("its own port is free");
+        assert_eq!(mapping.other.dport(), 4000);
+        heads.tuple.saddr = Addr::v4([10, 244, 1, 11]);
+        assert_eq!(translate(&heads, &world, &FACE, &OWNER), Err(Verdict::PortTaken));
     }
 
     #[test]
     fn another_address_makes_another_mapping() {
         let world = World::new();
         let heads = packet_v4("10.244.1.10", "198.51.100.10", 4000, 80).heads();
-        translate(&heads, &world, &EGRESS, &OWNER, EGRESS_PORTS).expect("a free port");
+        translate(&heads, &world, &FACE, &OWNER).expect("a free port");
         let other = Addr::v4([172, 18, 0, 101]);
-        let mapping = translate(&heads, &world, &other, &OWNER, EGRESS_PORTS).expect("a free port");
-        assert_eq!(mapping.other.tuple().daddr, other);
+        let mapping =
+            translate(&heads, &world, &Face { address: other, ports: EGRESS_PORTS }, &OWNER).expect("a free port");
+        assert_eq!(mapping.other.daddr, other);
         assert_eq!(world.nat_len(), 2, "the old keys are gone together");
     }
 
@@ -234,8 +273,8 @@ mod tests {
     fn echo_changes_its_identifier_in_both_places() {
         let world = World::new();
         let one = packet_v4("10.244.1.10", "198.51.100.10", 0, 0).echo(500).heads();
-        let mapping = translate(&one, &world, &EGRESS, &OWNER, EGRESS_PORTS).expect("a free id");
-        let reverse = mapping.other.tuple();
+        let mapping = translate(&one, &world, &FACE, &OWNER).expect("a free id");
+        let reverse = mapping.other;
         assert_eq!(reverse.sport(), reverse.dport());
         assert!(reverse.dport() >= 1024);
     }

@@ -10,7 +10,7 @@ use crate::wire::{Heads, L4, tcp};
 
 /// What to do with the packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Steer {
+pub enum Steer<'t> {
     Done(Verdict),
     /// Drop, and tell the pod that this is forbidden.
     Hairpin,
@@ -19,12 +19,13 @@ pub enum Steer {
     /// The flow has this address; the gateway is where the slot says.
     Send {
         egress_id: u32,
-        slot: Slot,
+        slot: &'t Slot,
     },
 }
 
-#[inline(always)]
-pub fn steer<T: Tables>(heads: &mut Heads, tables: &T, config: &Config) -> Steer {
+/// Out of line, because in the programs its frame would crowd what follows it.
+#[inline(never)]
+pub fn steer<'t, T: Tables>(heads: &mut Heads, tables: &'t T, config: &Config) -> Steer<'t> {
     // 1. Is the source a pod of this node? Anti-spoofing is the CNI's.
     let pod = tables.pod(&heads.tuple.saddr);
     if pod.is_none() && !in_own_pod_subnet(heads, tables, config) {
@@ -84,7 +85,7 @@ fn in_own_pod_subnet<T: Tables>(heads: &Heads, tables: &T, config: &Config) -> b
 }
 
 #[inline(always)]
-fn unselected(pod: Option<PodEntry>, config: &Config) -> Verdict {
+fn unselected(pod: Option<&PodEntry>, config: &Config) -> Verdict {
     if pod.is_some() { Verdict::NotSelected } else { unknown_pod(config) }
 }
 

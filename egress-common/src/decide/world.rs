@@ -24,7 +24,7 @@ pub(crate) struct World {
     owned: RefCell<HashMap<u32, Owned>>,
     inbound: RefCell<HashMap<Tuple, Inbound>>,
     flows: RefCell<HashMap<Tuple, Flow>>,
-    nat: RefCell<HashMap<NatKey, Mapping>>,
+    nat: RefCell<HashMap<Tuple, Mapping>>,
     nat_limit: Cell<usize>,
     frags: RefCell<HashMap<FragKey, FragPorts>>,
 }
@@ -88,9 +88,7 @@ impl World {
 
     pub(crate) fn set_policy(&self, egress_id: u32, when_empty: WhenEmpty, slots: &[Slot]) {
         let policy = Policy::with_slots(when_empty, slots).expect("few slots");
-        // Leaked, so that lookups can lend it as the kernel's maps do; a test's worth of bytes.
-        let policy: &'static Policy = Box::leak(Box::new(policy));
-        self.policies.borrow_mut().insert(PolicyKey::new(egress_id, Family::V4), policy);
+        self.policies.borrow_mut().insert(PolicyKey::new(egress_id, Family::V4), Box::leak(Box::new(policy)));
     }
 
     pub(crate) fn remember_flow(&self, tuple: &Tuple, address: Addr, egress_id: u32) {
@@ -111,10 +109,12 @@ impl World {
     }
 }
 
+/// Leaked, so that lookups can lend as the kernel's maps do; a test's worth of bytes.
+fn lend<V: Copy>(value: Option<V>) -> Option<&'static V> {
+    value.map(|value| &*Box::leak(Box::new(value)))
+}
+
 impl Tables for World {
-    fn config(&self) -> Config {
-        self.config.get()
-    }
     fn now_ns(&self) -> u64 {
         self.now.get()
     }
@@ -122,31 +122,31 @@ impl Tables for World {
         self.random.set(self.random.get().wrapping_mul(1_664_525).wrapping_add(1_013_904_223));
         self.random.get()
     }
-    fn pod(&self, addr: &Addr) -> Option<PodEntry> {
-        self.pods.borrow().get(addr).copied()
+    fn pod(&self, addr: &Addr) -> Option<&PodEntry> {
+        lend(self.pods.borrow().get(addr).copied())
     }
-    fn node(&self, addr: &Addr) -> Option<NodeEntry> {
-        self.nodes.borrow().get(addr).copied()
+    fn node(&self, addr: &Addr) -> Option<&NodeEntry> {
+        lend(self.nodes.borrow().get(addr).copied())
     }
-    fn prefix(&self, addr: &Addr) -> Option<ClusterPrefix> {
+    fn prefix(&self, addr: &Addr) -> Option<&ClusterPrefix> {
         let bits = u128::from_be_bytes(addr.octets());
         let prefixes = self.prefixes.borrow();
         let matching = prefixes.iter().filter(|(net, len, _)| {
             let diff = bits ^ u128::from_be_bytes(net.octets());
             diff.leading_zeros() >= *len
         });
-        matching.max_by_key(|(_, len, _)| *len).map(|(_, _, prefix)| *prefix)
+        lend(matching.max_by_key(|(_, len, _)| *len).map(|(_, _, prefix)| *prefix))
     }
     fn policy(&self, key: &PolicyKey) -> Option<&Policy> {
         self.policies.borrow().get(key).copied()
     }
-    fn owned(&self, egress_id: u32) -> Option<Owned> {
-        self.owned.borrow().get(&egress_id).copied()
+    fn owned(&self, egress_id: u32) -> Option<&Owned> {
+        lend(self.owned.borrow().get(&egress_id).copied())
     }
-    fn owned_addr(&self, addr: &Addr) -> Option<OwnedAddr> {
+    fn owned_addr(&self, addr: &Addr) -> Option<&OwnedAddr> {
         let owned = self.owned.borrow();
         let (egress_id, owned) = owned.iter().find(|(_, owned)| owned.address == *addr)?;
-        Some(OwnedAddr { egress_id: *egress_id, ifindex: owned.ifindex, mac: owned.mac, reserved: [0; 2] })
+        lend(Some(OwnedAddr { egress_id: *egress_id, ifindex: owned.ifindex, mac: owned.mac, reserved: [0; 2] }))
     }
     fn inbound_seen(&self, tuple: &Tuple) -> bool {
         self.inbound.borrow().contains_key(tuple)
@@ -155,11 +155,11 @@ impl Tables for World {
         let new = self.inbound.borrow_mut().insert(*tuple, Inbound { last_seen_ns: self.now.get() }).is_none();
         if new { Claim::Claimed } else { Claim::Taken }
     }
-    fn flow_seen(&self, tuple: &Tuple, tcp_flags: u8) -> Option<Flow> {
+    fn flow_seen(&self, tuple: &Tuple, tcp_flags: u8) -> Option<&Flow> {
         let mut flows = self.flows.borrow_mut();
         let flow = flows.get_mut(tuple)?;
         flow.tcp_flags |= tcp_flags as u32;
-        Some(*flow)
+        lend(Some(*flow))
     }
     fn claim_flow(&self, tuple: &Tuple, flow: &Flow) -> Claim {
         if self.flows.borrow().contains_key(tuple) {
@@ -172,13 +172,13 @@ impl Tables for World {
         self.flows.borrow_mut().insert(*tuple, *flow);
         true
     }
-    fn nat_seen(&self, key: &NatKey, tcp_flags: u8) -> Option<Mapping> {
+    fn nat_seen(&self, key: &Tuple, tcp_flags: u8) -> Option<&Mapping> {
         let mut nat = self.nat.borrow_mut();
         let mapping = nat.get_mut(key)?;
         mapping.tcp_flags |= tcp_flags as u32;
-        Some(*mapping)
+        lend(Some(*mapping))
     }
-    fn claim_nat(&self, key: &NatKey, other: &NatKey, owner: &Owner) -> Claim {
+    fn claim_nat(&self, key: &Tuple, other: &Tuple, owner: &Owner) -> Claim {
         let mut nat = self.nat.borrow_mut();
         if nat.contains_key(key) {
             return Claim::Taken;
@@ -190,22 +190,16 @@ impl Tables for World {
         nat.insert(*key, mapping);
         Claim::Claimed
     }
-    fn claim_any_port(
-        &self,
-        forward: &NatKey,
-        address: &Addr,
-        owner: &Owner,
-        search: &snat::PortSearch,
-    ) -> Option<u16> {
+    fn claim_any_port(&self, forward: &Tuple, address: &Addr, owner: &Owner, search: &snat::PortSearch) -> Option<u16> {
         (0..search.span)
             .map(|index| search.at(index))
             .find(|port| self.claim_nat(&snat::reverse_key(forward, address, *port), forward, owner) == Claim::Claimed)
     }
-    fn forget_nat(&self, key: &NatKey) {
+    fn forget_nat(&self, key: &Tuple) {
         self.nat.borrow_mut().remove(key);
     }
-    fn fragment(&self, key: &FragKey) -> Option<FragPorts> {
-        self.frags.borrow().get(key).copied()
+    fn fragment(&self, key: &FragKey) -> Option<&FragPorts> {
+        lend(self.frags.borrow().get(key).copied())
     }
     fn put_fragment(&self, key: &FragKey, ports: &FragPorts) {
         self.frags.borrow_mut().insert(*key, *ports);
@@ -256,6 +250,6 @@ impl PacketV4 {
     }
 
     pub(crate) fn heads(&self) -> Heads {
-        Heads::parse(self.frame.as_slice()).expect("an IPv4 frame")
+        Heads::parse(self.frame.as_slice(), Direction::Egress).expect("an IPv4 frame")
     }
 }

@@ -31,6 +31,16 @@ pub const fn replace_u16(checksum: u16, from: u16, to: u16) -> u16 {
     !fold(!checksum as u16 as u32 + (!from) as u32 + to as u32)
 }
 
+/// The value x of a checksum field that completing the checksum would write again, x = ~(S + x): in one's complement
+/// arithmetic, which is modulo 2^16 - 1 and where half is times 2^15, that is -S/2. `sum` is that of the covered words
+/// with the field's present value `old`.
+#[inline(always)]
+pub const fn fixed_point(sum: u64, old: u16) -> u16 {
+    const MODULUS: u64 = 0xffff;
+    let rest = (sum + !old as u64) % MODULUS;
+    ((MODULUS - rest) * 0x8000 % MODULUS) as u16
+}
+
 /// Sum of the 16-bit words of `bytes`; an odd last byte is padded with zero.
 #[inline(always)]
 pub fn sum(bytes: &[u8]) -> u64 {
@@ -50,6 +60,17 @@ pub fn sum(bytes: &[u8]) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn completing_writes_the_fixed_point_again() {
+        for seed in 1..200u16 {
+            let mut bytes: std::vec::Vec<u8> = (0..20u16).map(|i| (i * seed % 251) as u8).collect();
+            let old = u16::from_ne_bytes([bytes[16], bytes[17]]);
+            let fixed = fixed_point(sum(&bytes), old);
+            bytes[16..18].copy_from_slice(&fixed.to_ne_bytes());
+            assert_eq!(!fold64(sum(&bytes)), fixed);
+        }
+    }
 
     #[test]
     fn incremental_equals_recomputed() {

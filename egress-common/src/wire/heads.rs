@@ -2,7 +2,7 @@
 
 use super::{ETH_LEN, Frame, IPV4_LEN, IPV6_LEN, L3, PROTO_ICMP, PROTO_ICMPV6, PROTO_TCP, PROTO_UDP};
 use super::{ethertype, icmp, ipv4, ipv6, l4};
-use crate::abi::{Addr, Family, Tuple};
+use crate::abi::{Addr, Direction, Family, Tuple};
 
 /// IPv6 extension headers that are walked; a longer chain counts as [`L4::Other`].
 pub const MAX_EXTENSION_HEADERS: usize = 6;
@@ -51,14 +51,36 @@ pub struct Heads {
 }
 
 impl Heads {
+    pub const NONE: Self = Self {
+        tuple: Tuple::new(Direction::Egress, Addr::UNSPECIFIED, Addr::UNSPECIFIED, 0, 0, 0),
+        family: Family::V4,
+        l4: L4::Other,
+        fragment: Fragment::Whole,
+        fragment_id: [0; 4],
+        l4_offset: 0,
+        tcp_flags: 0,
+        l4_len: 0,
+        ttl: 0,
+        dont_fragment: false,
+    };
+
     /// `None` when the frame is not IP or its network header is cut short.
+    pub fn parse<F: Frame + ?Sized>(frame: &F, direction: Direction) -> Option<Self> {
+        let mut heads = Self::NONE;
+        heads.read(frame, direction)?;
+        Some(heads)
+    }
+
+    /// As [`parse`](Self::parse), in place: the programs have little stack.
     #[inline(always)]
-    pub fn parse<F: Frame + ?Sized>(frame: &F) -> Option<Self> {
+    pub fn read<F: Frame + ?Sized>(&mut self, frame: &F, direction: Direction) -> Option<()> {
         match u16::from_be_bytes(frame.load(ETH_LEN - 2)?) {
-            ethertype::IPV4 => parse_v4(frame),
-            ethertype::IPV6 => parse_v6(frame),
-            _ => None,
+            ethertype::IPV4 => read_v4(frame, direction, self)?,
+            ethertype::IPV6 => read_v6(frame, direction, self)?,
+            _ => return None,
         }
+        read_l4(frame, self);
+        Some(())
     }
 
     /// Length of the headers that every segment of a GSO packet repeats, counted from the network header.
@@ -75,67 +97,56 @@ impl Heads {
 }
 
 #[inline(always)]
-fn parse_v4<F: Frame + ?Sized>(frame: &F) -> Option<Heads> {
+fn read_v4<F: Frame + ?Sized>(frame: &F, direction: Direction, heads: &mut Heads) -> Option<()> {
     let head: [u8; IPV4_LEN] = frame.load(L3)?;
-    let ihl = ((head[0] & 0x0f) as usize) << 2;
-    if head[0] >> 4 != 4 || ihl < IPV4_LEN {
+    let ihl = ((head[0] & 0x0f) as u16) << 2;
+    if head[0] >> 4 != 4 || ihl < IPV4_LEN as u16 {
         return None;
     }
     let bits = u16::from_be_bytes([head[ipv4::FRAGMENT], head[ipv4::FRAGMENT + 1]]);
-    let fragment = match (bits & ipv4::OFFSET_MASK, bits & ipv4::MORE_FRAGMENTS) {
-        (0, 0) => Fragment::Whole,
-        (0, _) => Fragment::First,
-        _ => Fragment::Later,
-    };
-    let mut heads = Heads {
+    *heads = Heads {
         tuple: Tuple::new(
+            direction,
             Addr::v4([head[12], head[13], head[14], head[15]]),
             Addr::v4([head[16], head[17], head[18], head[19]]),
             0,
             0,
             head[ipv4::PROTOCOL],
         ),
-        family: Family::V4,
-        l4: L4::Other,
-        fragment,
+        fragment: match (bits & ipv4::OFFSET_MASK, bits & ipv4::MORE_FRAGMENTS) {
+            (0, 0) => Fragment::Whole,
+            (0, _) => Fragment::First,
+            _ => Fragment::Later,
+        },
         fragment_id: [0, 0, head[ipv4::ID], head[ipv4::ID + 1]],
-        // At most 14 + 60.
-        l4_offset: (L3 + ihl) as u16,
-        tcp_flags: 0,
-        l4_len: 0,
+        l4_offset: L3 as u16 + ihl,
         ttl: head[ipv4::TTL],
         dont_fragment: bits & ipv4::DONT_FRAGMENT != 0,
+        ..Heads::NONE
     };
-    read_l4(frame, &mut heads);
-    Some(heads)
+    Some(())
 }
 
 #[inline(always)]
-fn parse_v6<F: Frame + ?Sized>(frame: &F) -> Option<Heads> {
-    let head: [u8; IPV6_LEN] = frame.load(L3)?;
-    if head[0] >> 4 != 6 {
+fn read_v6<F: Frame + ?Sized>(frame: &F, direction: Direction, heads: &mut Heads) -> Option<()> {
+    let [version] = frame.load(L3)?;
+    let [next_header, hop_limit] = frame.load(L3 + ipv6::NEXT_HEADER)?;
+    if version >> 4 != 6 {
         return None;
     }
-    let mut heads = Heads {
-        tuple: Tuple::new(addr_v6(frame, L3 + ipv6::SADDR)?, addr_v6(frame, L3 + ipv6::DADDR)?, 0, 0, 0),
+    *heads = Heads {
+        tuple: Tuple::new(direction, Addr::UNSPECIFIED, Addr::UNSPECIFIED, 0, 0, 0),
         family: Family::V6,
-        l4: L4::Other,
-        fragment: Fragment::Whole,
-        fragment_id: [0; 4],
         l4_offset: (L3 + IPV6_LEN) as u16,
-        tcp_flags: 0,
-        l4_len: 0,
-        ttl: head[ipv6::HOP_LIMIT],
+        ttl: hop_limit,
         dont_fragment: true,
+        ..Heads::NONE
     };
-    heads.tuple.protocol = walk_extensions(frame, &mut heads, head[ipv6::NEXT_HEADER]);
-    read_l4(frame, &mut heads);
-    Some(heads)
-}
-
-#[inline(always)]
-fn addr_v6<F: Frame + ?Sized>(frame: &F, offset: usize) -> Option<Addr> {
-    Some(Addr::v6(frame.load(offset)?))
+    // One at a time, or both lie on the stack at once.
+    heads.tuple.saddr = frame.load_addr(L3 + ipv6::SADDR)?;
+    heads.tuple.daddr = frame.load_addr(L3 + ipv6::DADDR)?;
+    heads.tuple.protocol = walk_extensions(frame, heads, next_header);
+    Some(())
 }
 
 /// Steps over extension headers (RFC 8200 section 4) and returns the protocol behind them.
@@ -213,5 +224,5 @@ fn read_l4<F: Frame + ?Sized>(frame: &F, heads: &mut Heads) {
 
 #[inline(always)]
 fn set_ports(heads: &mut Heads, sport: u16, dport: u16) {
-    heads.tuple = Tuple::new(heads.tuple.saddr, heads.tuple.daddr, sport, dport, heads.tuple.protocol);
+    heads.tuple.set_ports(sport, dport);
 }

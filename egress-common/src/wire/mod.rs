@@ -11,6 +11,8 @@ pub mod nd;
 
 pub use heads::{Fragment, Heads, L4, MAX_EXTENSION_HEADERS};
 
+use crate::abi::Addr;
+
 /// Length of an Ethernet header; every device of ours is Ethernet.
 pub const ETH_LEN: usize = network_types::eth::EthHdr::LEN;
 /// Where the network header starts.
@@ -80,6 +82,17 @@ pub trait Frame {
     fn load<const N: usize>(&self, offset: usize) -> Option<[u8; N]>;
     /// Length of the whole frame, also of the part that lies outside the linear area.
     fn len(&self) -> usize;
+
+    /// An IPv6 address, by words: sixteen bytes at once would crowd the programs' stack.
+    #[inline(always)]
+    fn load_addr(&self, offset: usize) -> Option<Addr> {
+        Some(Addr::from_words([
+            u32::from_ne_bytes(self.load(offset)?),
+            u32::from_ne_bytes(self.load(offset + 4)?),
+            u32::from_ne_bytes(self.load(offset + 8)?),
+            u32::from_ne_bytes(self.load(offset + 12)?),
+        ]))
+    }
 
     fn is_empty(&self) -> bool {
         self.len() == 0

@@ -1,0 +1,97 @@
+//! What the programs say themselves: ARP and neighbour advertisements for owned egress IPs, ICMP errors, drop events.
+
+use egress_common::abi::{DropEvent, Verdict};
+use egress_common::decide::accept::Outer;
+use egress_common::decide::{Tables, enter};
+use egress_common::wire::icmp::Answer;
+use egress_common::wire::nd::{ADVERTISEMENT_LEN, Solicitation};
+use egress_common::wire::{ETH_LEN, Heads, arp as wire_arp};
+
+use crate::Outcome;
+use crate::icmp::{self, Buffer};
+use crate::maps::{self, Maps};
+use crate::packet::Packet;
+use crate::roads::Run;
+use crate::way;
+
+/// ARP on the uplink: answered where the target is an owned egress IP.
+#[inline(never)]
+pub fn arp(packet: Packet) -> Outcome {
+    let Some(request) = wire_arp::Request::parse(&packet) else {
+        return Outcome::done(Verdict::NotOurs);
+    };
+    let Some(owned) = Maps.owned_addr(&request.target()) else {
+        return Outcome::done(Verdict::NotOurs);
+    };
+    if packet.store(0, request.answer(owned.mac)).is_none() {
+        return Outcome::done(Verdict::RewriteFailed);
+    }
+    Outcome::redirected(Verdict::ArpAnswered, way::turn_round(packet))
+}
+
+/// Neighbour solicitation on the uplink, likewise; `None` where it is anything else.
+#[inline(never)]
+pub fn neighbour(packet: Packet, heads: &Heads, frame: &mut Buffer) -> Option<Outcome> {
+    let solicitation = Solicitation::parse(&packet, &heads.tuple.saddr)?;
+    let owned = Maps.owned_addr(&solicitation.target)?;
+    solicitation.answer(owned.mac, frame);
+    let result = packet
+        .resize(ADVERTISEMENT_LEN as u32)
+        .and_then(|()| packet.store_summed(ETH_LEN, &frame[ETH_LEN..]))
+        .and_then(|()| packet.set_macs(solicitation.answer_mac(), owned.mac));
+    if result.is_none() {
+        return Some(Outcome::done(Verdict::RewriteFailed));
+    }
+    Some(Outcome::redirected(Verdict::NeighbourAnswered, way::turn_round(packet)))
+}
+
+/// Tells the pod that sent the packet by the management port, from this node's address.
+#[inline(always)]
+pub fn to_pod(run: &Run<'_>, buffer: &mut Buffer, answer: Answer, otherwise: Verdict) -> Outcome {
+    let from = enter::node_address(run.config, run.heads.family);
+    if icmp::error(run, answer.head(run.heads.family), &from, buffer).is_none() {
+        return Outcome::done(otherwise);
+    }
+    let verdict = match answer {
+        Answer::TooBig(_) => Verdict::MtuAnswered,
+        Answer::Prohibited => Verdict::HairpinAnswered,
+    };
+    Outcome::redirected(verdict, way::turn_round(run.packet))
+}
+
+/// Tells a pod of another node, through the overlay by which its packet came.
+#[inline(always)]
+pub fn to_remote_pod(run: &Run<'_>, buffer: &mut Buffer, outer: &Outer, mtu: u32) -> Outcome {
+    let from = enter::node_address(run.config, run.heads.family);
+    if icmp::error(run, Answer::TooBig(mtu).head(run.heads.family), &from, buffer).is_none() {
+        return Outcome::done(Verdict::MtuExceeded);
+    }
+    let result = way::encapsulate(run.packet, run.config, &outer.source, outer.egress_id, true);
+    Outcome::redirected(Verdict::MtuAnswered, result)
+}
+
+/// Tells a sender outside, from the egress IP and quoting the packet as it came.
+#[inline(always)]
+pub fn to_world(run: &Run<'_>, buffer: &mut Buffer, mtu: u32) -> Outcome {
+    if icmp::error(run, Answer::TooBig(mtu).head(run.heads.family), &run.heads.tuple.daddr, buffer).is_none() {
+        return Outcome::done(Verdict::MtuExceeded);
+    }
+    Outcome::redirected(Verdict::MtuAnswered, way::turn_round(run.packet))
+}
+
+/// Reports a drop to user space, at most every few milliseconds per CPU.
+#[inline(never)]
+pub fn report(packet: Packet, heads: &Heads, verdict: Verdict, length: u32) {
+    let now = Maps.now_ns();
+    if maps::may_report(now) {
+        let event = DropEvent {
+            time_ns: now,
+            verdict: verdict.index(),
+            ifindex: packet.ifindex(),
+            egress_id: 0,
+            length,
+            tuple: heads.tuple,
+        };
+        maps::send_event(&event);
+    }
+}

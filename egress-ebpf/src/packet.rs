@@ -1,0 +1,282 @@
+//! The packet: reading heads, rewriting ends, lengths. One of the three places where unsafe lives.
+//!
+//! Every access checks against `data_end` right before it, as the verifier asks; pointers are never kept over a helper
+//! that may move the packet. L4 checksums go through the helpers only, which know partial and complete checksums and GSO;
+//! the IPv4 header checksum is ours to write.
+#![expect(unsafe_code, reason = "packet access is one of the three places for it")]
+
+use core::ptr;
+
+use aya_ebpf::bindings::bpf_adj_room_mode::BPF_ADJ_ROOM_MAC;
+use aya_ebpf::bindings::{__sk_buff, BPF_F_MARK_MANGLED_0, BPF_F_PSEUDO_HDR, BPF_F_RECOMPUTE_CSUM};
+use aya_ebpf::helpers::generated::{
+    bpf_csum_diff, bpf_csum_update, bpf_l4_csum_replace, bpf_skb_adjust_room, bpf_skb_change_tail, bpf_skb_pull_data,
+    bpf_skb_store_bytes,
+};
+use aya_ebpf::programs::TcContext;
+use egress_common::abi::{Addr, Family, Verdict};
+use egress_common::decide::{End, Rewrite};
+use egress_common::wire::{Frame, Heads, L3, PROTO_ICMP, PROTO_ICMPV6, PROTO_TCP, PROTO_UDP, csum, ipv4, ipv6, l4};
+
+/// Heads that are read directly must lie in the linear area: Ethernet, IP with options or two extension headers, TCP.
+const HEADS: u32 = 14 + 60 + 20;
+/// BPF_F_IPV6 (Linux 6.16): the address change of an IPv6 packet leaves a complete checksum as it is.
+const BPF_F_IPV6: u64 = 1 << 7;
+/// `pkt_type` of a frame whose link address is somebody else's.
+const PACKET_OTHERHOST: u32 = 3;
+/// Offsets of transport headers stay below this; the mask shows it to the verifier.
+const OFFSET_MASK: usize = 0x3fff;
+
+/// The packet of this run: a pointer, so that out-of-line functions take it in a register.
+#[derive(Clone, Copy)]
+pub struct Packet {
+    skb: *mut __sk_buff,
+}
+
+impl Frame for Packet {
+    #[inline(always)]
+    fn load<const N: usize>(&self, offset: usize) -> Option<[u8; N]> {
+        let start = self.data() + offset;
+        if start + N > self.data_end() {
+            return None;
+        }
+        // SAFETY: `start..start + N` lies within the linear area, checked on the line above.
+        Some(unsafe { ptr::read_unaligned(start as *const [u8; N]) })
+    }
+
+    #[inline(always)]
+    fn len(&self) -> usize {
+        self.field(|skb| skb.len) as usize
+    }
+}
+
+impl Packet {
+    /// The packet with its heads in the linear area, as far as it is that long.
+    #[inline(always)]
+    pub fn new(ctx: &TcContext) -> Self {
+        let packet = Self { skb: ctx.skb.skb };
+        if packet.data() + HEADS as usize > packet.data_end() && packet.len() > packet.data_end() - packet.data() {
+            // Failure shows as heads cut short.
+            // SAFETY: the context is the program's own.
+            unsafe { bpf_skb_pull_data(packet.skb, HEADS.min(packet.len() as u32)) };
+        }
+        packet
+    }
+
+    #[inline(always)]
+    fn data(&self) -> usize {
+        // Volatile, or the compiler hands the loaded number to an out-of-line function, where the verifier no longer
+        // knows it for a packet pointer.
+        // SAFETY: the context is valid for the whole run.
+        unsafe { ptr::read_volatile(&raw const (*self.skb).data) as usize }
+    }
+
+    #[inline(always)]
+    fn data_end(&self) -> usize {
+        // SAFETY: as in `data`.
+        unsafe { ptr::read_volatile(&raw const (*self.skb).data_end) as usize }
+    }
+
+    #[inline(always)]
+    pub fn skb(&self) -> *mut __sk_buff {
+        self.skb
+    }
+
+    #[inline(always)]
+    fn field(&self, read: impl Fn(&__sk_buff) -> u32) -> u32 {
+        // SAFETY: the context is valid for the whole run.
+        read(unsafe { &*self.skb() })
+    }
+
+    #[inline(always)]
+    pub fn mark(&self) -> u32 {
+        self.field(|skb| skb.mark)
+    }
+
+    #[inline(always)]
+    pub fn set_mark(&self, mark: u32) {
+        TcContext::new(self.skb).set_mark(mark);
+    }
+
+    #[inline(always)]
+    pub fn ifindex(&self) -> u32 {
+        self.field(|skb| skb.ifindex)
+    }
+
+    /// Came in by a device of this node.
+    #[inline(always)]
+    pub fn is_forwarded(&self) -> bool {
+        self.field(|skb| skb.ingress_ifindex) != 0
+    }
+
+    /// Of another network, or for another host.
+    #[inline(always)]
+    pub fn is_foreign(&self) -> bool {
+        self.field(|skb| skb.vlan_present) != 0 || self.field(|skb| skb.pkt_type) == PACKET_OTHERHOST
+    }
+
+    #[inline(always)]
+    pub fn gso_size(&self) -> u32 {
+        self.field(|skb| skb.gso_size)
+    }
+
+    /// Writes into the linear area.
+    #[inline(always)]
+    pub fn store<const N: usize>(&self, offset: usize, bytes: [u8; N]) -> Option<()> {
+        let start = self.data() + offset;
+        if start + N > self.data_end() {
+            return None;
+        }
+        // SAFETY: as in `load`; the kernel unshares the packet before a program that writes runs.
+        unsafe { ptr::write_unaligned(start as *mut [u8; N], bytes) };
+        Some(())
+    }
+
+    /// Cuts the packet to `length` bytes of frame, or makes it so long.
+    #[inline(always)]
+    pub fn resize(&self, length: u32) -> Option<()> {
+        // SAFETY: the context is the program's own.
+        (unsafe { bpf_skb_change_tail(self.skb, length, 0) } == 0).then_some(())
+    }
+
+    /// Makes room, zeroed, between the link and the network header.
+    #[inline(always)]
+    pub fn make_room(&self, bytes: u32) -> Option<()> {
+        // SAFETY: the context is the program's own.
+        (unsafe { bpf_skb_adjust_room(self.skb, bytes as i32, BPF_ADJ_ROOM_MAC, 0) } == 0).then_some(())
+    }
+
+    /// Writes by the helper, which keeps a complete checksum right. The length is known where this is inlined.
+    #[inline(always)]
+    pub fn store_summed(&self, offset: usize, bytes: &[u8]) -> Option<()> {
+        let (from, length) = (bytes.as_ptr().cast(), bytes.len() as u32);
+        // SAFETY: the context is the program's own, `from` and `length` are those of one slice.
+        let result = unsafe { bpf_skb_store_bytes(self.skb, offset as u32, from, length, BPF_F_RECOMPUTE_CSUM.into()) };
+        (result == 0).then_some(())
+    }
+
+    /// Gives the packet another end. A failure may leave it half written: the caller drops it.
+    #[inline(never)]
+    pub fn rewrite(self, heads: &Heads, rewrite: &Rewrite) -> Result<(), Verdict> {
+        self.try_rewrite(heads, rewrite).ok_or(Verdict::RewriteFailed)
+    }
+
+    #[inline(always)]
+    fn try_rewrite(&self, heads: &Heads, rewrite: &Rewrite) -> Option<()> {
+        let (old, old_port) = match rewrite.end {
+            End::Source => (heads.tuple.saddr, heads.tuple.sport()),
+            End::Destination => (heads.tuple.daddr, heads.tuple.dport()),
+        };
+        if heads.has_l4() {
+            self.replace_l4_checksum(heads, &old, &rewrite.addr)?;
+            if old_port != rewrite.port {
+                self.replace_port(heads, rewrite.end, old_port, rewrite.port)?;
+            }
+        }
+        match heads.family {
+            Family::V4 => self.replace_addr_v4(rewrite.end, &old, &rewrite.addr),
+            Family::V6 => {
+                let at = if rewrite.end == End::Source { ipv6::SADDR } else { ipv6::DADDR };
+                self.store(L3 + at, rewrite.addr.octets())
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn replace_l4_checksum(&self, heads: &Heads, old: &Addr, new: &Addr) -> Option<()> {
+        let (at, flags) = match heads.tuple.protocol {
+            PROTO_TCP => (l4::TCP_CHECKSUM, 0),
+            // Zero means "none" and stays zero; a result of zero is written as all ones (RFC 768).
+            PROTO_UDP => (l4::UDP_CHECKSUM, u64::from(BPF_F_MARK_MANGLED_0)),
+            PROTO_ICMPV6 => (l4::ICMP_CHECKSUM, 0),
+            // ICMP has no pseudo header.
+            _ => return Some(()),
+        };
+        let at = u32::from(heads.l4_offset) + at as u32;
+        let flags = flags | u64::from(BPF_F_PSEUDO_HDR);
+        let (old, new) = (old.words(), new.words());
+        // SAFETY (all calls): the context is the program's own, the arrays live on this frame.
+        match heads.family {
+            Family::V4 => {
+                let result = unsafe { bpf_l4_csum_replace(self.skb(), at, old[3].into(), new[3].into(), flags | 4) };
+                (result == 0).then_some(())
+            }
+            Family::V6 => {
+                let (mut old, mut new) = (old, new);
+                let diff = unsafe { bpf_csum_diff(old.as_mut_ptr(), 16, new.as_mut_ptr(), 16, 0) };
+                let diff = u64::try_from(diff).ok()?;
+                let mut result = unsafe { bpf_l4_csum_replace(self.skb(), at, 0, diff, flags | BPF_F_IPV6) };
+                if result != 0 {
+                    // A kernel before 6.16 refuses the flag.
+                    result = unsafe { bpf_l4_csum_replace(self.skb(), at, 0, diff, flags) };
+                }
+                (result == 0).then_some(())
+            }
+        }
+    }
+
+    /// Ports, or the identifier of an echo message.
+    #[inline(always)]
+    fn replace_port(&self, heads: &Heads, end: End, old: u16, new: u16) -> Option<()> {
+        let (sum_at, flags, port_at) = match (heads.tuple.protocol, end) {
+            (PROTO_TCP, End::Source) => (l4::TCP_CHECKSUM, 0, l4::SPORT),
+            (PROTO_TCP, End::Destination) => (l4::TCP_CHECKSUM, 0, l4::DPORT),
+            (PROTO_UDP, End::Source) => (l4::UDP_CHECKSUM, u64::from(BPF_F_MARK_MANGLED_0), l4::SPORT),
+            (PROTO_UDP, End::Destination) => (l4::UDP_CHECKSUM, u64::from(BPF_F_MARK_MANGLED_0), l4::DPORT),
+            (PROTO_ICMP | PROTO_ICMPV6, _) => (l4::ICMP_CHECKSUM, 0, l4::ECHO_ID),
+            _ => return None,
+        };
+        let offset = u32::from(heads.l4_offset);
+        let (from, to) = (u64::from(old.to_be()), u64::from(new.to_be()));
+        // SAFETY: the context is the program's own.
+        let result = unsafe { bpf_l4_csum_replace(self.skb(), offset + sum_at as u32, from, to, flags | 2) };
+        if result != 0 {
+            return None;
+        }
+        self.store((offset as usize & OFFSET_MASK) + port_at, new.to_be_bytes())
+    }
+
+    #[inline(always)]
+    fn replace_addr_v4(&self, end: End, old: &Addr, new: &Addr) -> Option<()> {
+        let at = if end == End::Source { ipv4::SADDR } else { ipv4::DADDR };
+        let sum = u16::from_ne_bytes(self.load(L3 + ipv4::CHECKSUM)?);
+        let sum = csum::replace_u32(sum, old.words()[3], new.words()[3]);
+        self.store(L3 + ipv4::CHECKSUM, sum.to_ne_bytes())?;
+        self.store(L3 + at, new.v4_octets())
+    }
+
+    /// One hop less. The caller has seen that there is more than one.
+    #[inline(never)]
+    pub fn decrement_ttl(self, heads: &Heads) -> Result<(), Verdict> {
+        self.try_decrement(heads).ok_or(Verdict::RewriteFailed)
+    }
+
+    #[inline(always)]
+    fn try_decrement(&self, heads: &Heads) -> Option<()> {
+        match heads.family {
+            Family::V4 => {
+                let [ttl, protocol] = self.load(L3 + ipv4::TTL)?;
+                let (from, to) = ([ttl, protocol], [ttl.wrapping_sub(1), protocol]);
+                let sum = u16::from_ne_bytes(self.load(L3 + ipv4::CHECKSUM)?);
+                let sum = csum::replace_u16(sum, u16::from_ne_bytes(from), u16::from_ne_bytes(to));
+                self.store(L3 + ipv4::CHECKSUM, sum.to_ne_bytes())?;
+                self.store(L3 + ipv4::TTL, [to[0]])
+            }
+            Family::V6 => {
+                self.store(L3 + ipv6::HOP_LIMIT, [heads.ttl.wrapping_sub(1)])?;
+                // Nothing in the packet makes up for this change, so a complete checksum must hear of it; for others
+                // the helper refuses, and that is fine.
+                // SAFETY: the context is the program's own.
+                let _not_complete = unsafe { bpf_csum_update(self.skb(), !u32::from_ne_bytes([0, 1, 0, 0])) };
+                Some(())
+            }
+        }
+    }
+
+    /// Link addresses for the next hop.
+    #[inline(always)]
+    pub fn set_macs(&self, dmac: [u8; 6], smac: [u8; 6]) -> Option<()> {
+        self.store(0, dmac)?;
+        self.store(6, smac)
+    }
+}

@@ -1,0 +1,302 @@
+//! The roads: for each hook, the decision and what it asks of the packet.
+
+use egress_common::abi::{Addr, Config, Direction, Hop, Mapping, NODE_MARK, Origin, Slot, SlotPlace, Verdict};
+use egress_common::decide::accept::Accept;
+use egress_common::decide::enter::Enter;
+use egress_common::decide::leave::{Leave, Meta};
+use egress_common::decide::snat::{self, Face};
+use egress_common::decide::steer::Steer;
+use egress_common::decide::{self, Owner, Rewrite, Tables, mtu};
+use egress_common::wire::icmp::Answer;
+use egress_common::wire::{Frame, Heads, PROTO_ICMPV6, ethertype};
+
+use crate::Outcome;
+use crate::answer;
+use crate::maps::{Maps, Workspace};
+use crate::packet::Packet;
+use crate::way::{self, Journey, Way};
+
+/// What every step of a road needs.
+#[derive(Clone, Copy)]
+pub struct Run<'a> {
+    pub packet: Packet,
+    pub config: &'a Config,
+    pub heads: &'a Heads,
+}
+
+impl Run<'_> {
+    /// Length (bytes, from the IP header on) of the largest packet that this one will be on the wire.
+    #[inline(always)]
+    fn wire_length(&self) -> u32 {
+        mtu::wire_length(self.packet.len() as u32, self.packet.gso_size(), self.heads)
+    }
+}
+
+/// Reads the heads into the workspace; out of line, so that its frame is gone when the decision is taken.
+#[inline(never)]
+fn parse(packet: Packet, heads: &mut Heads, direction: Direction) -> bool {
+    if heads.read(&packet, direction).is_none() {
+        *heads = Heads::NONE;
+        return false;
+    }
+    true
+}
+
+pub fn steer(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outcome {
+    let Workspace { heads, way, buffer, .. } = workspace;
+    if !parse(packet, heads, Direction::Egress) {
+        return Outcome::done(Verdict::NotIp);
+    }
+    let decision = decide::steer::steer(heads, &Maps, config);
+    let run = &Run { packet, config, heads };
+    match decision {
+        Steer::Done(verdict) => Outcome::done(verdict),
+        Steer::Hairpin => answer::to_pod(run, buffer, Answer::Prohibited, Verdict::Hairpin),
+        Steer::Mark => {
+            packet.set_mark(NODE_MARK);
+            Outcome::done(Verdict::MarkedNode)
+        }
+        Steer::Send { egress_id, slot } => {
+            let outcome = match slot.place() {
+                SlotPlace::Here => snat_here(run, way, egress_id, slot),
+                SlotPlace::Remote => steer_to(run, egress_id, slot),
+            };
+            match outcome.mtu_exceeded() {
+                Some(mtu) => answer::to_pod(run, buffer, Answer::TooBig(mtu), Verdict::MtuExceeded),
+                None => outcome,
+            }
+        }
+    }
+}
+
+/// The gateway is this node.
+#[inline(always)]
+fn snat_here(run: &Run<'_>, way: &mut Way, egress_id: u32, slot: &Slot) -> Outcome {
+    let owner = Owner { origin: Origin::Here, source_node: Addr::UNSPECIFIED, egress_id };
+    // The policy may be ahead of the ownership; without it nobody would answer for the address.
+    let Some(owned) = Maps.owned(egress_id).filter(|owned| owned.address == slot.address) else {
+        return Outcome::done(Verdict::NotGateway);
+    };
+    let face = Face { address: owned.address, ports: snat::EGRESS_PORTS };
+    match snat::translate(run.heads, &Maps, &face, &owner) {
+        Ok(mapping) => out_by_uplink(run, way, mapping, owned.ifindex),
+        Err(verdict) => refuse(egress_id, verdict),
+    }
+}
+
+/// Settles the way, checks the length, rewrites, goes. The TTL is taken down by the node where the pod is.
+#[inline(always)]
+fn out_by_uplink(run: &Run<'_>, way: &mut Way, mapping: &Mapping, ifindex: u32) -> Outcome {
+    let Run { packet, config, heads } = *run;
+    let rewrite = Rewrite::snat(mapping);
+    let journey = Journey {
+        saddr: rewrite.addr,
+        daddr: heads.tuple.daddr,
+        ifindex,
+        device_mtu: config.uplink_mtu,
+        kept: &mapping.hop,
+        keep: true,
+    };
+    if let Some(verdict) = way::settle(run, &journey, way) {
+        return Outcome::done(verdict);
+    }
+    let limit = way.mtu;
+    if run.wire_length() > limit {
+        return Outcome::too_big(limit);
+    }
+    let here = mapping.origin() == Some(Origin::Here);
+    if here && let Err(verdict) = packet.decrement_ttl(heads) {
+        return Outcome::done(verdict);
+    }
+    if let Err(verdict) = packet.rewrite(heads, &rewrite) {
+        return Outcome::done(verdict);
+    }
+    let result = way::go(packet, way);
+    if result.is_ok() {
+        count_egress(mapping.egress_id, packet.len() as u32);
+    }
+    let verdict = if here { Verdict::SnatHere } else { Verdict::SnatForNode };
+    Outcome::redirected(verdict, result)
+}
+
+/// The gateway is another node.
+#[inline(always)]
+fn steer_to(run: &Run<'_>, egress_id: u32, slot: &Slot) -> Outcome {
+    let Run { packet, config, heads } = *run;
+    let length = run.wire_length();
+    if length > config.overlay_mtu && heads.dont_fragment {
+        return Outcome::too_big(config.overlay_mtu);
+    }
+    let result = packet.decrement_ttl(heads).and_then(|()| {
+        // A packet that may be fragmented, and must be, is: outside, so that it arrives whole.
+        way::encapsulate(packet, config, &slot.endpoint, egress_id, length <= config.overlay_mtu)
+    });
+    Outcome::redirected(Verdict::Steered, result)
+}
+
+pub fn accept(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outcome {
+    let Workspace { heads, way, buffer, .. } = workspace;
+    let Some(outer) = way::outer(packet) else {
+        return Outcome::done(Verdict::ForgedOuter);
+    };
+    if !parse(packet, heads, Direction::Egress) {
+        return Outcome::done(Verdict::Malformed);
+    }
+    let decision = decide::accept::accept(heads, &outer, &Maps, config);
+    let run = &Run { packet, config, heads };
+    let (owned, source_node) = match decision {
+        Accept::Done(verdict) => return Outcome::done(verdict),
+        Accept::Deliver => return deliver(run, way),
+        Accept::Translate { owned, source_node } => (owned, source_node),
+    };
+    let outcome = match decide::accept::translate(run.heads, &Maps, owned, outer.egress_id, source_node) {
+        Ok(mapping) => out_by_uplink(run, way, mapping, owned.ifindex),
+        Err(verdict) => refuse(outer.egress_id, verdict),
+    };
+    match outcome.mtu_exceeded() {
+        Some(mtu) => answer::to_remote_pod(run, buffer, &outer, mtu),
+        None => outcome,
+    }
+}
+
+/// A reply from a gateway, for a pod of this node; the gateway has done everything but the last hop.
+#[inline(never)]
+fn deliver(run: &Run<'_>, way: &mut Way) -> Outcome {
+    let journey = to_pod(run, run.heads.tuple.daddr, &Hop::NONE, false);
+    if let Some(verdict) = way::settle(run, &journey, way) {
+        return Outcome::done(verdict);
+    }
+    Outcome::redirected(Verdict::ReplyDelivered, way::go(run.packet, way))
+}
+
+#[inline(always)]
+fn to_pod<'a>(run: &Run<'_>, pod: Addr, kept: &'a Hop, keep: bool) -> Journey<'a> {
+    Journey {
+        saddr: run.heads.tuple.saddr,
+        daddr: pod,
+        ifindex: run.config.mgmt_ifindex,
+        device_mtu: run.config.pod_mtu,
+        kept,
+        keep,
+    }
+}
+
+pub fn enter(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outcome {
+    if packet.is_foreign() {
+        return Outcome::done(Verdict::NotOurs);
+    }
+    let Workspace { heads, way, buffer, .. } = workspace;
+    if packet.load(12).map(u16::from_be_bytes) == Some(ethertype::ARP) {
+        *heads = Heads::NONE;
+        return answer::arp(packet);
+    }
+    if !parse(packet, heads, Direction::Ingress) {
+        return Outcome::done(Verdict::NotIp);
+    }
+    if heads.tuple.protocol == PROTO_ICMPV6
+        && let Some(outcome) = answer::neighbour(packet, heads, buffer)
+    {
+        return outcome;
+    }
+    let decision = decide::enter::enter(heads, &Maps, config);
+    let run = &Run { packet, config, heads };
+    let outcome = match decision {
+        Enter::Done(verdict) => Outcome::done(verdict),
+        Enter::ReplyHere { mapping } => reply_here(run, way, mapping),
+        Enter::ReplyRemote { mapping } => reply_remote(run, mapping),
+        Enter::NodeReply { mapping } => match packet.rewrite(run.heads, &Rewrite::reverse(mapping)) {
+            Ok(()) => Outcome::done(Verdict::NodeReply),
+            Err(verdict) => Outcome::done(verdict),
+        },
+    };
+    match outcome.mtu_exceeded() {
+        Some(mtu) => answer::to_world(run, buffer, mtu),
+        None => outcome,
+    }
+}
+
+#[inline(always)]
+fn reply_here(run: &Run<'_>, way: &mut Way, mapping: &Mapping) -> Outcome {
+    let Run { packet, heads, .. } = *run;
+    count_ingress(mapping.egress_id, packet.len() as u32);
+    let rewrite = Rewrite::reverse(mapping);
+    let journey = to_pod(run, rewrite.addr, &mapping.hop, true);
+    if let Some(verdict) = way::settle(run, &journey, way) {
+        return Outcome::done(verdict);
+    }
+    if run.wire_length() > way.mtu {
+        return Outcome::too_big(way.mtu);
+    }
+    let result =
+        packet.decrement_ttl(heads).and_then(|()| packet.rewrite(heads, &rewrite)).and_then(|()| way::go(packet, way));
+    Outcome::redirected(Verdict::ReplyHere, result)
+}
+
+#[inline(always)]
+fn reply_remote(run: &Run<'_>, mapping: &Mapping) -> Outcome {
+    let Run { packet, config, heads } = *run;
+    count_ingress(mapping.egress_id, packet.len() as u32);
+    let limit = config.overlay_mtu.min(config.pod_mtu);
+    if run.wire_length() > limit {
+        return Outcome::too_big(limit);
+    }
+    let result = packet
+        .decrement_ttl(heads)
+        .and_then(|()| packet.rewrite(heads, &Rewrite::reverse(mapping)))
+        .and_then(|()| way::encapsulate(packet, config, &mapping.source_node, mapping.egress_id, true));
+    Outcome::redirected(Verdict::ReplySteered, result)
+}
+
+pub fn leave(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outcome {
+    let heads = &mut workspace.heads;
+    if !parse(packet, heads, Direction::Egress) {
+        return Outcome::done(Verdict::NotIp);
+    }
+    let meta = Meta { mark: packet.mark(), forwarded: packet.is_forwarded() };
+    match decide::leave::leave(heads, &meta, &Maps, config) {
+        Leave::Done(verdict) => Outcome::done(verdict),
+        Leave::Unmark => {
+            packet.set_mark(0);
+            Outcome::done(Verdict::NodeSnatDone)
+        }
+        Leave::NodeSnat => {
+            packet.set_mark(0);
+            let result = decide::leave::translate(heads, &Maps, config)
+                .and_then(|mapping| packet.rewrite(heads, &Rewrite::snat(mapping)));
+            match result {
+                Ok(()) => Outcome::done(Verdict::NodeSnat),
+                Err(verdict) => Outcome::done(verdict),
+            }
+        }
+    }
+}
+
+pub fn notice(packet: Packet, _config: &Config, workspace: &mut Workspace) -> Outcome {
+    let heads = &mut workspace.heads;
+    if !parse(packet, heads, Direction::Ingress) {
+        return Outcome::done(Verdict::NotIp);
+    }
+    Outcome::done(decide::notice::notice(heads, &Maps))
+}
+/// A new flow that gets no mapping is counted for its egress IP too.
+#[inline(always)]
+fn refuse(egress_id: u32, verdict: Verdict) -> Outcome {
+    Maps.count_egress_ip(egress_id, |count| count.refusals += 1);
+    Outcome::done(verdict)
+}
+
+#[inline(always)]
+fn count_egress(egress_id: u32, bytes: u32) {
+    Maps.count_egress_ip(egress_id, |count| {
+        count.egress_packets += 1;
+        count.egress_bytes += u64::from(bytes);
+    });
+}
+
+#[inline(always)]
+fn count_ingress(egress_id: u32, bytes: u32) {
+    Maps.count_egress_ip(egress_id, |count| {
+        count.ingress_packets += 1;
+        count.ingress_bytes += u64::from(bytes);
+    });
+}

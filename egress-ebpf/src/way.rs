@@ -1,0 +1,229 @@
+//! The way out: next hops and redirects.
+//!
+//! A next hop is settled once (`bpf_fib_lookup`) and kept in the mapping, with the agent's route generation and a second
+//! of life. The packet that settles it goes by `bpf_redirect_neigh`, which resolves the neighbour if need be and keeps its
+//! entry fresh; the others get the link addresses written and go straight to the device.
+#![expect(unsafe_code, reason = "helper calls on the packet's context")]
+
+use core::mem;
+
+use aya_ebpf::bindings::{
+    BPF_F_DONT_FRAGMENT, BPF_F_TUNINFO_IPV6, BPF_F_ZERO_CSUM_TX, BPF_FIB_LKUP_RET_NO_NEIGH, BPF_FIB_LKUP_RET_SUCCESS,
+    BPF_FIB_LOOKUP_OUTPUT, bpf_fib_lookup as FibParams, bpf_redir_neigh as Neighbour, bpf_tunnel_key as TunnelKey,
+};
+use aya_ebpf::helpers::generated::{
+    bpf_fib_lookup, bpf_redirect, bpf_redirect_neigh, bpf_skb_get_tunnel_key, bpf_skb_set_tunnel_key,
+};
+use egress_common::abi::{Addr, Config, Family, Hop, Verdict};
+use egress_common::decide::Tables;
+use egress_common::decide::accept::Outer;
+
+use crate::maps::Maps;
+use crate::packet::Packet;
+use crate::roads::Run;
+
+const AF_INET: u8 = 2;
+const AF_INET6: u8 = 10;
+/// Without a change of routes, a next hop is looked up again after this time.
+const HOP_LIFE_NS: u64 = 1_000_000_000;
+/// What a redirect helper returns when it will happen.
+pub const TC_ACT_REDIRECT: i32 = 7;
+
+/// A next hop: ready for use, or one that the kernel still has to resolve for this packet. A struct, not an enum: fields
+/// of a variant that is not there would be undefined, and the verifier refuses to see them copied.
+#[repr(C)]
+pub struct Way {
+    resolve: u32,
+    pub mtu: u32,
+    ifindex: u32,
+    dmac: [u8; 6],
+    smac: [u8; 6],
+    neighbour: Neighbour,
+    /// Working space of the lookup.
+    params: FibParams,
+}
+
+/// Ends of the packet as it will leave, and the device that it must leave by.
+pub struct Journey<'a> {
+    pub saddr: Addr,
+    pub daddr: Addr,
+    pub ifindex: u32,
+    /// What the device takes where the route says nothing.
+    pub device_mtu: u32,
+    /// The next hop that the packet's mapping keeps; one that is never valid where none does.
+    pub kept: &'a Hop,
+    /// Whether the mapping of the packet's tuple is to keep a new one.
+    pub keep: bool,
+}
+
+/// Settles the way; `None` when it is settled, else why there is none.
+#[inline(never)]
+pub fn settle(run: &Run<'_>, journey: &Journey<'_>, way: &mut Way) -> Option<Verdict> {
+    let (config, now) = (run.config, Maps.now_ns());
+    let hop = journey.kept;
+    if hop.generation == config.route_generation && now < hop.valid_until_ns && hop.ifindex == journey.ifindex {
+        way.resolve = 0;
+        way.ifindex = hop.ifindex;
+        way.mtu = hop.mtu;
+        way.dmac = hop.dmac;
+        way.smac = hop.smac;
+        return None;
+    }
+    let settled = match look_up(run, journey, &mut way.params) {
+        Ok(settled) => settled,
+        Err(verdict) => return Some(verdict),
+    };
+    way.resolve = 1;
+    way.ifindex = way.params.ifindex;
+    way.mtu = if settled { route_mtu(&way.params, journey.device_mtu) } else { journey.device_mtu };
+    set_neighbour(way);
+    if settled && journey.keep {
+        let hop = Hop {
+            ifindex: way.params.ifindex,
+            generation: config.route_generation,
+            valid_until_ns: now + HOP_LIFE_NS,
+            mtu: way.mtu,
+            dmac: way.params.dmac,
+            smac: way.params.smac,
+        };
+        Maps.set_hop(&run.heads.tuple, &hop);
+    }
+    None
+}
+
+/// Asks the routing table, by the given device only. True when the neighbour is known too.
+#[inline(always)]
+fn look_up(run: &Run<'_>, journey: &Journey<'_>, params: &mut FibParams) -> Result<bool, Verdict> {
+    // SAFETY: all fields are integers, for which zero is a value.
+    *params = unsafe { mem::zeroed() };
+    params.ifindex = journey.ifindex;
+    // Any length asks for the route's MTU in return.
+    params.__bindgen_anon_1.tot_len = 1;
+    let (saddr, daddr) = (journey.saddr.words(), journey.daddr.words());
+    match run.heads.family {
+        Family::V4 => {
+            params.family = AF_INET;
+            params.__bindgen_anon_3.ipv4_src = saddr[3];
+            params.__bindgen_anon_4.ipv4_dst = daddr[3];
+        }
+        Family::V6 => {
+            params.family = AF_INET6;
+            params.__bindgen_anon_3.ipv6_src = saddr;
+            params.__bindgen_anon_4.ipv6_dst = daddr;
+        }
+    }
+    // SAFETY: the context is the program's own, `params` outlives the call and its true size is given.
+    let result = unsafe {
+        bpf_fib_lookup(run.packet.skb().cast(), params, size_of::<FibParams>() as i32, BPF_FIB_LOOKUP_OUTPUT)
+    };
+    match result as u32 {
+        BPF_FIB_LKUP_RET_SUCCESS => Ok(true),
+        BPF_FIB_LKUP_RET_NO_NEIGH => Ok(false),
+        _ => Err(Verdict::NoRoute),
+    }
+}
+
+#[inline(always)]
+fn route_mtu(params: &FibParams, device_mtu: u32) -> u32 {
+    // SAFETY: both members of the union are u16.
+    let mtu = u32::from(unsafe { params.__bindgen_anon_1.mtu_result });
+    if mtu > 1 { mtu.min(device_mtu) } else { device_mtu }
+}
+
+#[inline(always)]
+fn set_neighbour(way: &mut Way) {
+    way.neighbour.nh_family = u32::from(way.params.family);
+    // SAFETY (both): the members of the unions are integers; the family says which one was written.
+    if way.params.family == AF_INET {
+        way.neighbour.__bindgen_anon_1.ipv4_nh = unsafe { way.params.__bindgen_anon_4.ipv4_dst };
+    } else {
+        way.neighbour.__bindgen_anon_1.ipv6_nh = unsafe { way.params.__bindgen_anon_4.ipv6_dst };
+    }
+}
+
+/// Sends the packet on its way; the value is what the program returns.
+#[inline(always)]
+pub fn go(packet: Packet, way: &mut Way) -> Result<i32, Verdict> {
+    packet.set_mark(0);
+    let result = if way.resolve != 0 {
+        // SAFETY: the neighbour outlives the call and its true size is given.
+        unsafe { bpf_redirect_neigh(way.ifindex, &raw mut way.neighbour, size_of::<Neighbour>() as i32, 0) }
+    } else {
+        packet.set_macs(way.dmac, way.smac).ok_or(Verdict::RewriteFailed)?;
+        // SAFETY: the helper takes numbers only.
+        unsafe { bpf_redirect(way.ifindex, 0) }
+    };
+    redirected(result)
+}
+
+#[inline(always)]
+fn redirected(result: i64) -> Result<i32, Verdict> {
+    if result as i32 == TC_ACT_REDIRECT { Ok(TC_ACT_REDIRECT) } else { Err(Verdict::NoNeighbour) }
+}
+
+/// Turns the packet round on the device that it came from.
+#[inline(always)]
+pub fn turn_round(packet: Packet) -> Result<i32, Verdict> {
+    packet.set_mark(0);
+    // SAFETY: the helper takes numbers only.
+    redirected(unsafe { bpf_redirect(packet.ifindex(), 0) })
+}
+
+/// Puts the packet into the overlay towards a node. With `whole` the outer packet may not be fragmented.
+#[inline(always)]
+pub fn encapsulate(
+    packet: Packet,
+    config: &Config,
+    endpoint: &Addr,
+    egress_id: u32,
+    whole: bool,
+) -> Result<i32, Verdict> {
+    // SAFETY: all fields are integers, for which zero is a value.
+    let mut key: TunnelKey = unsafe { mem::zeroed() };
+    key.tunnel_id = egress_id;
+    key.tunnel_ttl = 64;
+    let words = endpoint.words();
+    let mut flags = match endpoint.family() {
+        Family::V4 => {
+            key.__bindgen_anon_1.remote_ipv4 = u32::from_be(words[3]);
+            BPF_F_ZERO_CSUM_TX
+        }
+        // RFC 6935 would allow zero here too, where every receiver agrees; the checksum costs little.
+        Family::V6 => {
+            key.__bindgen_anon_1.remote_ipv6 = words;
+            BPF_F_TUNINFO_IPV6
+        }
+    };
+    if whole {
+        flags |= BPF_F_DONT_FRAGMENT;
+    }
+    packet.set_mark(0);
+    // SAFETY: the context is the program's own, `key` lives on this frame and its true size is given.
+    let result =
+        unsafe { bpf_skb_set_tunnel_key(packet.skb(), &raw mut key, size_of::<TunnelKey>() as u32, flags.into()) };
+    if result != 0 {
+        return Err(Verdict::EncapFailed);
+    }
+    // SAFETY: the helper takes numbers only.
+    redirected(unsafe { bpf_redirect(config.overlay_ifindex, 0) }).map_err(|_| Verdict::EncapFailed)
+}
+
+/// The tunnel header that the overlay device has taken off.
+#[inline(always)]
+pub fn outer(packet: Packet) -> Option<Outer> {
+    // SAFETY: all fields are integers, for which zero is a value.
+    let mut key: TunnelKey = unsafe { mem::zeroed() };
+    let size = size_of::<TunnelKey>() as u32;
+    // SAFETY (both calls): the context is the program's own, `key` lives on this frame and its true size is given.
+    if unsafe { bpf_skb_get_tunnel_key(packet.skb(), &raw mut key, size, 0) } == 0 {
+        // SAFETY: without the IPv6 flag the helper writes the IPv4 member.
+        let source = unsafe { key.__bindgen_anon_1.remote_ipv4 };
+        return Some(Outer { source: Addr::v4(source.to_be_bytes()), egress_id: key.tunnel_id });
+    }
+    if unsafe { bpf_skb_get_tunnel_key(packet.skb(), &raw mut key, size, BPF_F_TUNINFO_IPV6.into()) } == 0 {
+        // SAFETY: with the IPv6 flag the helper writes the IPv6 member.
+        let source = unsafe { key.__bindgen_anon_1.remote_ipv6 };
+        return Some(Outer { source: Addr::from_words(source), egress_id: key.tunnel_id });
+    }
+    None
+}
