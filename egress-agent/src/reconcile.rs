@@ -180,6 +180,9 @@ impl<E: Executor> Reconciler<E> {
         actual: &mut KernelState,
         plan: &[Action],
     ) -> Result<Option<(EgressId, IpAddr, DataplaneError)>, DataplaneError> {
+        if plan.iter().any(|action| matches!(action, Action::Own(..))) {
+            self.executor.prepare(plan).await;
+        }
         for action in plan {
             match (self.executor.apply(action).await, action) {
                 (Ok(()), _) => {

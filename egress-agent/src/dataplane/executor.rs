@@ -21,6 +21,10 @@ impl Executor for Dataplane {
         observe(&self.shared.state())
     }
 
+    async fn prepare(&mut self, plan: &[Action]) {
+        self.probe_ahead(plan).await;
+    }
+
     async fn apply(&mut self, action: &Action) -> Result<(), DataplaneError> {
         match action {
             Action::Own(id, address) => own(&self.shared, *id, *address).await,

@@ -12,6 +12,11 @@ pub trait Executor {
     /// What the kernel holds now.
     fn observe(&mut self) -> impl Future<Output = Result<KernelState, DataplaneError>> + Send;
 
+    /// The plan that is about to be performed, for what is better done for all of it at once. It changes nothing.
+    fn prepare(&mut self, _plan: &[Action]) -> impl Future<Output = ()> + Send {
+        std::future::ready(())
+    }
+
     /// One action; an error leaves the state as it was before the action.
     fn apply(&mut self, action: &Action) -> impl Future<Output = Result<(), DataplaneError>> + Send;
 }

@@ -1,0 +1,247 @@
+//! Agents of three nodes against a real or in-memory API server, with a recorder in the kernel's place.
+//!
+//! `EGRESS_TEST_KUBECONFIG` names the server (`cargo xtask apiserver --kubeconfig FILE` starts one); without it there is
+//! nothing to talk to and the test says so. It installs the CRD and leaves nothing but that behind.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use egress_agent::agent::{self, AgentSettings};
+use egress_agent::kube::client::connect;
+use egress_agent::kube::crd::EgressIP;
+use egress_agent::model::desired::{OnUnassigned, Settings, UnknownPods};
+use egress_agent::model::executor::{DataplaneError, Executor};
+use egress_agent::model::state::{Action, KernelState, PodState};
+use egress_agent::model::step::step;
+use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
+use k8s_openapi::api::events::v1::Event;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use kube::{Client, CustomResourceExt, Resource};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+use tokio_util::sync::CancellationToken;
+
+/// The kernel of one node, as far as the model speaks of it.
+#[derive(Clone, Default)]
+struct Recorder(Arc<Mutex<KernelState>>);
+
+impl Executor for Recorder {
+    async fn observe(&mut self) -> Result<KernelState, DataplaneError> {
+        Ok(self.now())
+    }
+
+    async fn apply(&mut self, action: &Action) -> Result<(), DataplaneError> {
+        step(&mut self.0.lock().expect("not poisoned"), action);
+        Ok(())
+    }
+}
+
+impl Recorder {
+    fn now(&self) -> KernelState {
+        self.0.lock().expect("not poisoned").clone()
+    }
+}
+
+const NODES: [&str; 3] = ["t-node1", "t-node2", "t-node3"];
+
+struct Cluster {
+    client: Client,
+    kernels: BTreeMap<&'static str, Recorder>,
+    stop: CancellationToken,
+}
+
+impl Cluster {
+    fn objects(&self) -> Api<EgressIP> {
+        Api::all(self.client.clone())
+    }
+
+    async fn object(&self, name: &str) -> Option<Value> {
+        let object = self.objects().get_opt(name).await.expect("the server answers");
+        object.map(|object| serde_json::to_value(object).expect("serializable"))
+    }
+
+    /// Node of each assigned address.
+    async fn items(&self, name: &str) -> BTreeMap<String, String> {
+        let object = self.object(name).await.unwrap_or_default();
+        let items = object["status"]["items"].as_array().cloned().unwrap_or_default();
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        items.iter().map(|item| (text(&item["egressIP"]), text(&item["node"]))).collect()
+    }
+
+    async fn label(&self, node: &str, on: bool) {
+        let value = if on { json!("") } else { Value::Null };
+        let patch = json!({"metadata": {"labels": {"k8s.ovn.org/egress-assignable": value}}});
+        let nodes: Api<Node> = Api::all(self.client.clone());
+        nodes.patch(node, &PatchParams::default(), &Patch::Merge(patch)).await.expect("a label");
+    }
+
+    fn start(&mut self) {
+        for name in NODES {
+            let settings = AgentSettings {
+                model: Settings {
+                    node_name: name.into(),
+                    cluster_subnets: vec!["10.244.0.0/16".parse().expect("a literal")],
+                    service_cidrs: Vec::new(),
+                    excluded_cidrs: Vec::new(),
+                    unknown_pods: UnknownPods::Auto,
+                    on_unassigned: OnUnassigned::NodeAddress,
+                },
+                namespace: "kube-system".into(),
+                health_port: 0,
+            };
+            let kernel = self.kernels.entry(name).or_default().clone();
+            tokio::spawn(agent::run(self.client.clone(), settings, kernel, self.stop.clone()));
+        }
+    }
+}
+
+/// Waits until the question is answered with yes.
+async fn until<F: Future<Output = bool>>(what: &str, mut question: impl FnMut() -> F) {
+    for _ in 0..300 {
+        if question().await {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    panic!("not within 15 seconds: {what}");
+}
+
+async fn put<K>(api: &Api<K>, value: Value)
+where
+    K: Resource + Clone + Serialize + DeserializeOwned + std::fmt::Debug,
+{
+    let object = serde_json::from_value(value).expect("an object");
+    api.create(&PostParams::default(), &object).await.expect("created");
+}
+
+async fn set_up(client: &Client) {
+    let crds: Api<CustomResourceDefinition> = Api::all(client.clone());
+    let params = PatchParams::apply("test").force();
+    crds.patch("egressips.k8s.ovn.org", &params, &Patch::Apply(EgressIP::crd())).await.expect("the CRD");
+    let namespaces: Api<Namespace> = Api::all(client.clone());
+    put(&namespaces, json!({"metadata": {"name": "t-prod", "labels": {"env": "t-prod"}}})).await;
+    let nodes: Api<Node> = Api::all(client.clone());
+    let pods: Api<Pod> = Api::namespaced(client.clone(), "t-prod");
+    for (i, name) in (1..).zip(NODES) {
+        let annotations = json!({
+            "k8s.ovn.org/node-primary-ifaddr": json!({"ipv4": format!("172.18.0.{i}/16"), "ipv6": ""}).to_string(),
+            "k8s.ovn.org/node-subnets": json!({"default": [format!("10.244.{i}.0/24")]}).to_string(),
+        });
+        put(&nodes, json!({"metadata": {"name": name, "annotations": annotations}})).await;
+        let status = json!({"status": {"conditions": [{"type": "Ready", "status": "True"}]}});
+        nodes.patch_status(name, &PatchParams::default(), &Patch::Merge(status)).await.expect("ready");
+        let pod = format!("t-pod{i}");
+        let spec = json!({"nodeName": name, "containers": [{"name": "c", "image": "i"}]});
+        put(&pods, json!({"metadata": {"name": pod, "labels": {"app": "web"}}, "spec": spec})).await;
+        let address = format!("10.244.{i}.10");
+        let status = json!({"status": {"phase": "Running", "podIP": address, "podIPs": [{"ip": address}]}});
+        pods.patch_status(&pod, &PatchParams::default(), &Patch::Merge(status)).await.expect("an address");
+    }
+}
+
+async fn tear_down(client: &Client) {
+    let now = DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() };
+    let pods: Api<Pod> = Api::namespaced(client.clone(), "t-prod");
+    let nodes: Api<Node> = Api::all(client.clone());
+    for i in 1..=NODES.len() {
+        // What is not there need not be deleted.
+        drop(pods.delete(&format!("t-pod{i}"), &now).await);
+        drop(nodes.delete(&format!("t-node{i}"), &now).await);
+    }
+    drop(Api::<Namespace>::all(client.clone()).delete("t-prod", &now).await);
+    for name in ["t-eip", "t-other"] {
+        drop(Api::<EgressIP>::all(client.clone()).delete(name, &now).await);
+    }
+}
+
+fn eip(name: &str, addresses: &[&str]) -> Value {
+    json!({
+        "apiVersion": "k8s.ovn.org/v1", "kind": "EgressIP",
+        "metadata": {"name": name, "annotations": {"team": "x"}},
+        "spec": {"egressIPs": addresses, "namespaceSelector": {"matchLabels": {"env": "t-prod"}}},
+    })
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn three_agents_assign_number_select_and_move() {
+    let Some(kubeconfig) = std::env::var_os("EGRESS_TEST_KUBECONFIG") else {
+        eprintln!("skipped: EGRESS_TEST_KUBECONFIG names no API server");
+        return;
+    };
+    let client = connect(Some(kubeconfig.as_ref())).await.expect("a kubeconfig");
+    tear_down(&client).await;
+    set_up(&client).await;
+    let mut cluster = Cluster { client: client.clone(), kernels: BTreeMap::new(), stop: CancellationToken::new() };
+    cluster.start();
+    story(&cluster).await;
+    cluster.stop.cancel();
+    tear_down(&client).await;
+}
+
+async fn story(cluster: &Cluster) {
+    let one = "172.18.0.100";
+    put(&cluster.objects(), eip("t-eip", &[one])).await;
+    let annotation = |object: &Value, key: &str| object["metadata"]["annotations"][key].as_str().map(str::to_owned);
+    until("the fact that no node can host it is published", || async {
+        let object = cluster.object("t-eip").await.unwrap_or_default();
+        annotation(&object, "k8s.ovn.org/egressip-no-eligible-node").as_deref() == Some(one)
+            && object["status"]["conditions"][0]["reason"] == "NoEligibleNode"
+    })
+    .await;
+
+    cluster.label("t-node2", true).await;
+    until("the address is assigned", || async {
+        cluster.items("t-eip").await.get(one).map(String::as_str) == Some("t-node2")
+    })
+    .await;
+    let object = cluster.object("t-eip").await.expect("it is there");
+    assert_eq!(annotation(&object, "team").as_deref(), Some("x"), "annotations of others survive");
+    assert_eq!(annotation(&object, "k8s.ovn.org/egressip-no-eligible-node"), None);
+    assert!(annotation(&object, "k8s.ovn.org/egressip-tunnel-id").is_some());
+    assert_eq!(object["status"]["observedGeneration"], object["metadata"]["generation"]);
+
+    let address: IpAddr = one.parse().expect("a literal");
+    until("all nodes steer, one owns", || async {
+        let selected = |name: &str, pod: &str| {
+            let kernel = cluster.kernels[name].now();
+            matches!(kernel.pods.get(&pod.parse::<IpAddr>().expect("a literal")), Some(PodState::Selected(_)))
+        };
+        let owners = cluster.kernels.values().filter(|kernel| kernel.now().owned.values().any(|a| *a == address));
+        owners.count() == 1
+            && selected("t-node1", "10.244.1.10")
+            && selected("t-node2", "10.244.2.10")
+            && selected("t-node3", "10.244.3.10")
+    })
+    .await;
+
+    // A duplicate waits, and says why.
+    put(&cluster.objects(), eip("t-other", &[one, "172.18.0.101"])).await;
+    cluster.label("t-node3", true).await;
+    until("the duplicate's other address is assigned", || async {
+        cluster.items("t-other").await.contains_key("172.18.0.101")
+    })
+    .await;
+    until("an event says why", || async {
+        let events: Api<Event> = Api::all(cluster.client.clone());
+        let events = events.list(&ListParams::default()).await.expect("events");
+        events.items.iter().any(|event| event.reason.as_deref() == Some("UnsupportedRequest"))
+    })
+    .await;
+
+    // The label goes: the address moves, its number stays.
+    cluster.label("t-node2", false).await;
+    until("the address has moved", || async {
+        cluster.items("t-eip").await.get(one).map(String::as_str) == Some("t-node3")
+    })
+    .await;
+    until("the old owner has let go", || async { cluster.kernels["t-node2"].now().owned.is_empty() }).await;
+
+    // The other object has an address on that node: the freed one needs a node of its own.
+    cluster.label("t-node1", true).await;
+    cluster.objects().delete("t-eip", &DeleteParams::default()).await.expect("deleted");
+    until("the waiting object has the address", || async { cluster.items("t-other").await.contains_key(one) }).await;
+}
