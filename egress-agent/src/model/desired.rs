@@ -183,3 +183,6 @@ const fn v6(first: u16, len: u8) -> IpNet {
 const JOIN: [IpNet; 2] = [v4(100, 64, 16), v6(0xfd98, 64)];
 const LINK_LOCAL: [IpNet; 2] = [v4(169, 254, 16), v6(0xfe80, 10)];
 const MULTICAST: [IpNet; 2] = [v4(224, 0, 4), v6(0xff00, 8)];
+
+#[cfg(test)]
+mod tests;

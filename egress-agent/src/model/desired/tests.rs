@@ -1,0 +1,257 @@
+use std::sync::Arc;
+
+use kube::core::Selector;
+
+use super::*;
+use crate::model::compile::Compiler;
+use crate::model::selection::NOT_NUMBERED;
+use crate::model::state::{PodState, TunnelEndpoint};
+use crate::model::view::{Change, Conditions, Item, Labels, Pod, PodKey, Selects, Update};
+
+fn ip(text: &str) -> IpAddr {
+    text.parse().expect("a literal")
+}
+
+fn net(text: &str) -> IpNet {
+    text.parse().expect("a literal")
+}
+
+fn settings() -> Settings {
+    Settings {
+        node_name: "n1".into(),
+        cluster_subnets: vec![net("10.244.0.0/16")],
+        service_cidrs: vec![net("10.96.0.0/16")],
+        excluded_cidrs: vec![net("198.51.100.0/24")],
+        unknown_pods: UnknownPods::Auto,
+        on_unassigned: OnUnassigned::NodeAddress,
+    }
+}
+
+fn node(i: u8) -> Node {
+    Node {
+        name: format!("n{i}"),
+        primary: vec![net(&format!("172.18.0.{i}/16"))],
+        host_cidrs: vec![net(&format!("172.18.0.{i}/16")), net(&format!("10.10.10.{i}/24"))],
+        pod_subnets: vec![net(&format!("10.244.{i}.0/24"))],
+        ..Node::default()
+    }
+}
+
+fn object(name: &str, listed: &[&str], items: &[(&str, &str)]) -> EgressObject {
+    EgressObject {
+        name: name.into(),
+        uid: name.into(),
+        resource_version: "1".into(),
+        generation: None,
+        created: 1,
+        listed: listed.iter().map(|text| (*text).to_owned()).collect(),
+        selects: Ok(Selects {
+            namespaces: [("env".to_owned(), "prod".to_owned())].into_iter().collect(),
+            pods: Selector::default(),
+        }),
+        id: Some(EgressId(1)),
+        no_eligible_node: None,
+        drop_unassigned: false,
+        has_annotations: false,
+        has_status: false,
+        has_items: false,
+        items: items.iter().map(|(n, a)| Item { node: (*n).into(), egress_ip: (*a).into() }).collect(),
+        conditions: Conditions::default(),
+    }
+}
+
+fn pod(address: &str) -> Pod {
+    Pod {
+        uid: address.into(),
+        created: 1,
+        labels: Labels::new(),
+        addresses: BTreeSet::from([ip(address)]),
+        host_network: false,
+        completed: false,
+    }
+}
+
+fn key(name: &str) -> PodKey {
+    PodKey { namespace: "prod".into(), name: name.into() }
+}
+
+fn view(objects: Vec<EgressObject>, pods: Vec<(&str, Pod)>) -> ClusterView {
+    ClusterView {
+        objects: objects.into_iter().map(|object| (object.name.clone(), Arc::new(object))).collect(),
+        namespaces: BTreeMap::from([("prod".to_owned(), Labels::from([("env".into(), "prod".into())]))]),
+        pods: pods.into_iter().map(|(name, pod)| (key(name), pod)).collect(),
+        nodes: [1, 2].map(|i| (format!("n{i}"), Arc::new(node(i)))).into(),
+    }
+}
+
+fn compiled(view: &ClusterView) -> KernelState {
+    compiled_with(view, &settings())
+}
+
+fn compiled_with(view: &ClusterView, settings: &Settings) -> KernelState {
+    desired(view, settings, &mut Selection::new(view)).expect("the own node is known")
+}
+
+fn v4_policy(state: &KernelState) -> &Policy {
+    &state.policy[&(EgressId(1), Family::V4)]
+}
+
+#[test]
+fn slots_are_here_or_at_the_nodes_endpoint_and_this_nodes_are_owned() {
+    let listed = ["172.18.0.100", "172.18.0.101", "172.18.0.102"];
+    let items = [("n1", listed[0]), ("n2", listed[1]), ("unknown", listed[2])];
+    let state = compiled(&view(vec![object("a", &listed, &items)], vec![]));
+    let remote = Place::Remote(TunnelEndpoint(ip("172.18.0.2")));
+    let slots =
+        [Slot { address: ip("172.18.0.100"), place: Place::Here }, Slot { address: ip("172.18.0.101"), place: remote }];
+    assert_eq!(v4_policy(&state).slots, slots);
+    assert_eq!(v4_policy(&state).when_empty, WhenEmpty::Drop);
+    assert_eq!(state.policy[&(EgressId(1), Family::V6)].when_empty, WhenEmpty::NotListed);
+    assert_eq!(state.owned, BTreeMap::from([(EgressId(1), ip("172.18.0.100"))]));
+}
+
+#[test]
+fn a_strangers_status_makes_no_two_nodes_disagree() {
+    // Two addresses of one object on a node; an address that an older object has.
+    let older = object("a", &["172.18.0.100"], &[("n1", "172.18.0.101"), ("n1", "172.18.0.100")]);
+    let younger =
+        EgressObject { created: 2, id: Some(EgressId(2)), ..object("b", &["172.18.0.100"], &[("n2", "172.18.0.100")]) };
+    let state = compiled(&view(vec![younger, older], vec![]));
+    assert_eq!(v4_policy(&state).slots, [Slot { address: ip("172.18.0.100"), place: Place::Here }]);
+    assert_eq!(state.policy[&(EgressId(2), Family::V4)].slots, []);
+}
+
+#[test]
+fn the_node_address_serves_only_where_the_leader_says_so_of_these_addresses() {
+    let judged = |addresses: &[&str]| Some(addresses.iter().map(|a| ip(a)).collect());
+    let listed = ["172.18.0.100", "fd00::1"];
+    let published = EgressObject { no_eligible_node: judged(&listed), ..object("a", &listed, &[]) };
+    let of = |object: &EgressObject| v4_policy(&compiled(&view(vec![object.clone()], vec![]))).when_empty;
+    assert_eq!(of(&published), WhenEmpty::NodeAddress);
+    assert_eq!(of(&object("a", &listed, &[])), WhenEmpty::Drop, "never evaluated");
+    let edited = EgressObject { no_eligible_node: judged(&["172.18.0.99"]), ..published.clone() };
+    assert_eq!(of(&edited), WhenEmpty::Drop, "judged before an edit");
+    assert_eq!(of(&EgressObject { drop_unassigned: true, ..published.clone() }), WhenEmpty::Drop);
+    let strict = Settings { on_unassigned: OnUnassigned::Drop, ..settings() };
+    assert_eq!(v4_policy(&compiled_with(&view(vec![published], vec![]), &strict)).when_empty, WhenEmpty::Drop);
+    assert_eq!(of(&object("a", &["172.18.0.1000"], &[])), WhenEmpty::Drop, "a typing error is no exemption");
+    assert_eq!(of(&object("a", &["fd00::1"], &[])), WhenEmpty::NotListed);
+}
+
+#[test]
+fn only_endpoints_are_selected() {
+    let pods = vec![
+        ("web", pod("10.244.1.10")),
+        ("host", Pod { host_network: true, ..pod("172.18.0.1") }),
+        ("done", Pod { completed: true, ..pod("10.244.1.11") }),
+        ("pending", Pod { addresses: BTreeSet::new(), ..pod("10.244.1.12") }),
+    ];
+    let state = compiled(&view(vec![object("a", &["172.18.0.100"], &[])], pods));
+    assert_eq!(state.pods, BTreeMap::from([(ip("10.244.1.10"), PodState::Selected(EgressId(1)))]));
+}
+
+#[test]
+fn an_address_that_went_to_a_new_pod_is_the_new_pods() {
+    let mut dev = view(vec![object("a", &["172.18.0.100"], &[])], vec![("old", pod("10.244.1.10"))]);
+    dev.namespaces.insert("dev".into(), Labels::new());
+    let new = Pod { created: 2, ..pod("10.244.1.10") };
+    dev.pods.insert(PodKey { namespace: "dev".into(), name: "new".into() }, new);
+    assert_eq!(compiled(&dev).pods[&ip("10.244.1.10")], PodState::Known);
+}
+
+#[test]
+fn a_pod_of_an_unknown_namespace_is_unknown_and_one_of_an_unnumbered_object_dropped() {
+    let mut unnumbered = view(
+        vec![EgressObject { id: None, ..object("a", &["172.18.0.100"], &[("n1", "172.18.0.100")]) }],
+        vec![("web", pod("10.244.1.10"))],
+    );
+    let state = compiled(&unnumbered);
+    assert_eq!(state.pods[&ip("10.244.1.10")], PodState::Selected(NOT_NUMBERED));
+    assert!(state.policy.is_empty() && state.owned.is_empty());
+    unnumbered.namespaces.clear();
+    assert!(compiled(&unnumbered).pods.is_empty());
+}
+
+#[test]
+fn unknown_pods_are_dropped_where_one_could_be_selected_or_the_cni_announces_them() {
+    let on = |view: &ClusterView, unknown_pods| {
+        compiled_with(view, &Settings { unknown_pods, ..settings() }).on_unknown_pod.expect("it is set")
+    };
+    let mut empty = view(vec![], vec![]);
+    assert_eq!(on(&empty, UnknownPods::Auto), OnUnknownPod::Pass);
+    assert_eq!(on(&empty, UnknownPods::Drop), OnUnknownPod::Drop);
+    empty.nodes.insert("n1".into(), Arc::new(Node { announces_pods: true, ..node(1) }));
+    assert_eq!(on(&empty, UnknownPods::Auto), OnUnknownPod::Drop);
+    let one = view(vec![object("a", &["172.18.0.100"], &[])], vec![]);
+    assert_eq!(on(&one, UnknownPods::Auto), OnUnknownPod::Drop);
+    assert_eq!(on(&one, UnknownPods::Pass), OnUnknownPod::Pass);
+}
+
+#[test]
+fn prefixes_and_addresses_say_what_is_the_clusters() {
+    // The second address could be no node's, the third is a node's own.
+    let object = object("a", &["172.18.0.100", "8.8.8.8", "172.18.0.2"], &[]);
+    let state = compiled(&view(vec![object], vec![]));
+    let kind = |prefix: &str| state.cluster.get(&net(prefix)).map(|prefix| prefix.kind);
+    assert_eq!(kind("10.244.0.0/16"), Some(PrefixKind::PodNetwork));
+    assert_eq!(state.cluster[&net("10.244.2.0/24")].node, Some(TunnelEndpoint(ip("172.18.0.2"))));
+    assert_eq!(kind("10.96.0.0/16"), Some(PrefixKind::Service));
+    assert_eq!(kind("198.51.100.0/24"), Some(PrefixKind::Excluded));
+    assert_eq!(kind("100.64.0.0/16"), Some(PrefixKind::Join));
+    assert_eq!(kind("fe80::/10"), Some(PrefixKind::LinkLocal));
+    assert_eq!(kind("ff00::/8"), Some(PrefixKind::Multicast));
+    assert_eq!(kind("172.18.0.100/32"), Some(PrefixKind::EgressIp));
+    assert_eq!((kind("8.8.8.8/32"), kind("172.18.0.2/32")), (None, None));
+
+    let own = |address: &str| state.nodes.get(&ip(address)).map(|node| node.own);
+    assert_eq!((own("172.18.0.1"), own("10.10.10.1"), own("10.244.1.2")), (Some(true), Some(true), Some(true)));
+    assert_eq!((own("172.18.0.2"), own("10.10.10.2")), (Some(false), Some(false)));
+    assert_eq!((own("10.244.2.2"), own("10.244.1.1")), (None, None), "pod network, by its prefix");
+}
+
+/// Whatever the events and however they are grouped, the compiled state is that of the view.
+#[test]
+fn compiling_by_and_by_equals_compiling_at_once() {
+    let mut seed = 0x9E37_79B9_7F4A_7C15_u64;
+    let mut below = |n: u64| {
+        seed ^= seed << 13;
+        seed ^= seed >> 7;
+        seed ^= seed << 17;
+        u8::try_from(seed % n).expect("a small number")
+    };
+    let mut compiler = Compiler::new(settings());
+    compiler.apply(Change::Nodes(Update::Changed("n1".into(), Arc::new(node(1)))));
+    for round in 0..2_000 {
+        let name = format!("p{}", below(4));
+        let change = match below(12) {
+            0 => Change::Objects(Update::Removed(format!("o{}", below(3)))),
+            1 | 2 => {
+                let name = format!("o{}", below(3));
+                let id = Some(EgressId(below(3).into())).filter(|id| id.0 > 0);
+                let object = EgressObject { id, created: below(3).into(), ..object(&name, &["172.18.0.100"], &[]) };
+                Change::Objects(Update::Changed(name, Arc::new(object)))
+            }
+            3 => {
+                let env = if below(2) > 0 { "prod" } else { "dev" };
+                Change::Namespaces(Update::Changed("prod".into(), Labels::from([("env".into(), env.into())])))
+            }
+            4 => Change::Namespaces(Update::Removed("prod".into())),
+            5 => Change::Nodes(Update::Changed("n2".into(), Arc::new(node(2 + below(2))))),
+            6 => Change::Pods(Update::Removed(key(&name))),
+            _ => {
+                let pod = Pod {
+                    created: below(3).into(),
+                    completed: below(5) == 0,
+                    ..pod(&format!("10.244.1.{}", below(3)))
+                };
+                Change::Pods(Update::Changed(key(&name), pod))
+            }
+        };
+        compiler.apply(change);
+        if below(3) > 0 {
+            let view = compiler.view().clone();
+            let (state, _) = compiler.compile().expect("the own node is known");
+            assert_eq!(*state, compiled(&view), "round {round}");
+        }
+    }
+}
