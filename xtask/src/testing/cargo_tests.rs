@@ -7,6 +7,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
 
+use super::api::{self, TestCluster};
 use super::part::Part;
 use super::summary::Outcome;
 use crate::toolchain::{Paths, cargo};
@@ -69,7 +70,9 @@ fn cargo_test(targets: &[String], paths: &Paths) -> Command {
 
 /// Runs the tests, passes their output through and counts.
 pub(super) fn run(part: Part, targets: &[String], filter: &str, paths: &Paths) -> Result<Outcome> {
+    let cluster = TestCluster::start(paths)?;
     let mut command = cargo_test(targets, paths);
+    command.env(api::VARIABLE, &cluster.kubeconfig);
     if !filter.is_empty() {
         command.args(["--", filter]);
     }

@@ -10,6 +10,7 @@
 //! A part that this machine cannot run is skipped with the reason, and the run fails unless `--allow-skips` says that
 //! this is fine. The last line of the output is always `N passed, N failed, N skipped`.
 
+mod api;
 mod cargo_tests;
 pub(crate) mod lab;
 mod part;
