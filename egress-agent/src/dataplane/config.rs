@@ -33,6 +33,7 @@ pub(super) fn with_facts(config: Config, facts: &NodeFacts, underlay: Family) ->
     // The last known values stay while a device is away: no packet meets them.
     if let Some(uplink) = uplink {
         config.uplink_mac = uplink.mac;
+        config.uplink_mtu = uplink.mtu;
         config.overlay_mtu = uplink.mtu.saturating_sub(overhead(underlay));
         config.node_v4 = facts.v4.map_or(Addr::UNSPECIFIED, |address| Addr::v4(address.octets()));
         config.node_v6 = facts.v6.map_or(Addr::UNSPECIFIED, |address| Addr::v6(address.octets()));

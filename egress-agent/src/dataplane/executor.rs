@@ -200,9 +200,9 @@ fn policy_value(policy: &Policy) -> Result<egress_common::abi::Policy, Dataplane
     convert::policy_value(policy).ok_or(DataplaneError::Full { map: "a value of map policy", limit })
 }
 
-/// Boot-time clock, the one of the programs.
+/// The programs' clock (`bpf_ktime_get_coarse_ns`): times in the maps are compared there.
 fn now_ns() -> io::Result<u64> {
-    let now = clock_gettime(ClockId::CLOCK_BOOTTIME)?;
+    let now = clock_gettime(ClockId::CLOCK_MONOTONIC_COARSE)?;
     let seconds = u64::try_from(now.tv_sec()).map_err(io::Error::other)?;
     let nanoseconds = u64::try_from(now.tv_nsec()).map_err(io::Error::other)?;
     Ok(seconds.saturating_mul(1_000_000_000).saturating_add(nanoseconds))

@@ -1,0 +1,235 @@
+//! Actions and what is observed after them.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use egress_agent::dataplane::Dataplane;
+use egress_agent::model::executor::{DataplaneError, Executor};
+use egress_agent::model::state::{
+    Action, EgressId, Family, KernelState, NodeAddress, OnUnknownPod, Place, PodState, Policy, Prefix, PrefixKind,
+    Slot, TunnelEndpoint, WhenEmpty,
+};
+use egress_common::abi::{Addr, Direction, Flow, MAX_SLOTS, Mapping, Origin, PodEntry, Tuple};
+
+use crate::node::{Node, on_node};
+
+fn addr(text: &str) -> IpAddr {
+    text.parse().expect("a literal")
+}
+
+fn endpoint(text: &str) -> TunnelEndpoint {
+    TunnelEndpoint(addr(text))
+}
+
+fn policy(slots: &[(&str, Place)], when_empty: WhenEmpty) -> Policy {
+    Policy {
+        slots: slots.iter().map(|(text, place)| Slot { address: addr(text), place: *place }).collect(),
+        when_empty,
+    }
+}
+
+/// What should be in the maps, beside what is.
+struct Ledger {
+    dataplane: Dataplane,
+    wanted: KernelState,
+}
+
+impl Ledger {
+    async fn step(&mut self, action: Action, change: impl FnOnce(&mut KernelState)) {
+        self.dataplane.apply(&action).await.unwrap_or_else(|error| panic!("{action:?}: {error}"));
+        change(&mut self.wanted);
+        assert_eq!(self.dataplane.observe().await.expect("observe"), self.wanted, "after {action:?}");
+    }
+}
+
+#[test]
+fn what_was_applied_is_observed() {
+    on_node(|node| async move {
+        let mut dataplane = node.start().await;
+        assert_eq!(dataplane.observe().await.expect("observe"), KernelState::default());
+        let id = EgressId(42);
+        let here = policy(
+            &[("172.18.0.100", Place::Here), ("172.18.0.101", Place::Remote(endpoint("172.18.0.3")))],
+            WhenEmpty::Drop,
+        );
+        let pending = policy(&[], WhenEmpty::NodeAddress);
+        let node_of = |own, text| NodeAddress { own, node: endpoint(text) };
+        let subnet = Prefix { kind: PrefixKind::PodSubnet, node: Some(endpoint("172.18.0.3")) };
+        let service = Prefix { kind: PrefixKind::Service, node: None };
+        let net = |text: &str| text.parse::<ipnet::IpNet>().expect("a literal");
+
+        let mut ledger = Ledger { dataplane, wanted: KernelState::default() };
+        ledger.step(Action::SetUnknownPods(OnUnknownPod::Pass), |w| w.on_unknown_pod = Some(OnUnknownPod::Pass)).await;
+        ledger.step(Action::SetUnknownPods(OnUnknownPod::Drop), |w| w.on_unknown_pod = Some(OnUnknownPod::Drop)).await;
+        for (own, text) in [(true, "172.18.0.2"), (false, "fd00:172:18::3")] {
+            ledger
+                .step(Action::PutNode(addr(text), node_of(own, text)), |w| {
+                    w.nodes.insert(addr(text), node_of(own, text));
+                })
+                .await;
+        }
+        for (text, prefix) in [("10.244.2.0/24", subnet), ("fd00:10:244:2::/64", subnet), ("10.96.0.0/16", service)] {
+            ledger
+                .step(Action::PutPrefix(net(text), prefix), |w| {
+                    w.cluster.insert(net(text), prefix);
+                })
+                .await;
+        }
+        ledger
+            .step(Action::Own(id, addr("172.18.0.100")), |w| {
+                w.owned.insert(id, addr("172.18.0.100"));
+            })
+            .await;
+        for (family, value) in [(Family::V4, &here), (Family::V6, &pending)] {
+            ledger
+                .step(Action::PutPolicy(id, family, value.clone()), |w| {
+                    w.policy.insert((id, family), value.clone());
+                })
+                .await;
+        }
+        for state in [PodState::Known, PodState::Selected(id), PodState::Selected(EgressId(43))] {
+            for text in ["10.244.1.10", "fd00:10:244:1::10"] {
+                ledger
+                    .step(Action::PutPod(addr(text), state), |w| {
+                        w.pods.insert(addr(text), state);
+                    })
+                    .await;
+            }
+        }
+        ledger.step(Action::CutFlows(id, BTreeSet::from([addr("172.18.0.100")])), |_| {}).await;
+        ledger.step(Action::CutPodFlows(addr("10.244.1.10"), id), |_| {}).await;
+
+        // And away again, twice: what is gone may be removed.
+        for _ in 0..2 {
+            ledger
+                .step(Action::RemovePod(addr("10.244.1.10")), |w| {
+                    w.pods.remove(&addr("10.244.1.10"));
+                })
+                .await;
+            ledger
+                .step(Action::RemovePolicy(id, Family::V6), |w| {
+                    w.policy.remove(&(id, Family::V6));
+                })
+                .await;
+            ledger
+                .step(Action::Disown(id, addr("172.18.0.100")), |w| {
+                    w.owned.remove(&id);
+                })
+                .await;
+            ledger
+                .step(Action::RemovePrefix(net("10.96.0.0/16")), |w| {
+                    w.cluster.remove(&net("10.96.0.0/16"));
+                })
+                .await;
+            ledger
+                .step(Action::RemoveNode(addr("172.18.0.2")), |w| {
+                    w.nodes.remove(&addr("172.18.0.2"));
+                })
+                .await;
+        }
+        let Ledger { dataplane, wanted } = ledger;
+        drop(dataplane);
+        let mut next = node.start().await;
+        assert_eq!(next.observe().await.expect("observe"), wanted, "by the next agent");
+    });
+}
+
+#[test]
+fn many_entries_are_read_whole() {
+    on_node(|node| async move {
+        let mut dataplane = node.start().await;
+        let mut wanted = std::collections::BTreeMap::new();
+        for number in 0..3000_u32 {
+            let pod = IpAddr::from((0x0af4_0000 + number).to_be_bytes());
+            let state = PodState::Selected(EgressId(number + 1));
+            dataplane.apply(&Action::PutPod(pod, state)).await.expect("apply");
+            wanted.insert(pod, state);
+        }
+        assert_eq!(dataplane.observe().await.expect("observe").pods, wanted);
+    });
+}
+
+#[test]
+fn a_full_map_is_named() {
+    on_node(|node| async move {
+        let mut dataplane = node.start().await;
+        let slot = Slot { address: addr("172.18.0.100"), place: Place::Here };
+        let too_many = Policy { slots: vec![slot; MAX_SLOTS + 1], when_empty: WhenEmpty::Drop };
+        let refused = dataplane.apply(&Action::PutPolicy(EgressId(1), Family::V4, too_many)).await;
+        assert!(matches!(refused, Err(DataplaneError::Full { limit: 64, .. })), "{refused:?}");
+        let mut refused = None;
+        for number in 0..100_000_u32 {
+            let pod = IpAddr::from((0x0a00_0000 + number).to_be_bytes());
+            if let Err(error) = dataplane.apply(&Action::PutPod(pod, PodState::Known)).await {
+                refused = Some(error);
+                break;
+            }
+        }
+        assert!(matches!(refused, Some(DataplaneError::Full { map: "pods", .. })), "{refused:?}");
+    });
+}
+
+#[test]
+fn a_selected_pod_keeps_the_time_of_its_selection() {
+    on_node(|node| async move {
+        let mut dataplane = node.start().await;
+        let pod = addr("10.244.1.10");
+        let since = || node.map::<Addr, PodEntry>("pods").get(&pod.into(), 0).expect("its entry").selected_since_ns;
+        dataplane.apply(&Action::PutPod(pod, PodState::Selected(EgressId(1)))).await.expect("apply");
+        let first = since();
+        assert_ne!(first, 0);
+        dataplane.apply(&Action::PutPod(pod, PodState::Selected(EgressId(1)))).await.expect("apply");
+        assert_eq!(since(), first);
+        // The clock is a coarse one.
+        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        dataplane.apply(&Action::PutPod(pod, PodState::Selected(EgressId(2)))).await.expect("apply");
+        assert!(since() > first, "another object, another time");
+    });
+}
+
+/// A flow of a pod, and its mapping as if this node were the gateway too.
+fn make_flow(node: &Node, pod: &str, id: u32, address: &str, port: u16) {
+    let (pod, address, server) = (Addr::from(addr(pod)), Addr::from(addr(address)), Addr::v4([198, 51, 100, 10]));
+    let out = Tuple::new(Direction::Egress, pod, server, port, 80, 6);
+    let flow = Flow { address, egress_id: id, slot: 0, last_seen_ns: 1, tcp_flags: 0, reserved: 0 };
+    node.map::<Tuple, Flow>("flows").insert(out, flow, 0).expect("a flow");
+    let reverse = Tuple::new(Direction::Ingress, server, address, 80, port, 6);
+    let mapping = |other| Mapping::new(other, Origin::Here, Addr::UNSPECIFIED, id, 1);
+    let mut nat = node.map::<Tuple, Mapping>("nat");
+    nat.insert(out, mapping(reverse), 0).expect("a forward key");
+    nat.insert(reverse, mapping(out), 0).expect("a reverse key");
+}
+
+/// Ports of the flows and of the mappings that are left.
+fn left(node: &Node) -> (Vec<u16>, Vec<u16>) {
+    let sorted = |mut ports: Vec<u16>| {
+        ports.sort_unstable();
+        ports
+    };
+    let flows = node.map::<Tuple, Flow>("flows").keys().map(|key| key.expect("a key").sport()).collect();
+    let port = |key: Tuple| match key.direction() {
+        Direction::Egress => key.sport(),
+        Direction::Ingress => key.dport(),
+    };
+    let mappings = node.map::<Tuple, Mapping>("nat").keys().map(|key| port(key.expect("a key"))).collect();
+    (sorted(flows), sorted(mappings))
+}
+
+#[test]
+fn cuts_take_what_they_name_and_nothing_else() {
+    on_node(|node| async move {
+        let mut dataplane = node.start().await;
+        make_flow(&node, "10.244.1.10", 1, "172.18.0.100", 1001);
+        make_flow(&node, "10.244.1.10", 1, "172.18.0.101", 1002);
+        make_flow(&node, "10.244.1.11", 1, "172.18.0.100", 1003);
+        make_flow(&node, "10.244.1.11", 2, "172.18.0.102", 1004);
+        make_flow(&node, "10.244.1.10", 2, "172.18.0.102", 1005);
+        let addresses = BTreeSet::from([addr("172.18.0.101"), addr("172.18.0.102")]);
+        dataplane.apply(&Action::CutFlows(EgressId(1), addresses)).await.expect("cut");
+        assert_eq!(left(&node), (vec![1001, 1003, 1004, 1005], vec![1001, 1001, 1003, 1003, 1004, 1004, 1005, 1005]));
+        dataplane.apply(&Action::CutPodFlows(addr("10.244.1.10"), EgressId(1))).await.expect("cut");
+        assert_eq!(left(&node), (vec![1003, 1004, 1005], vec![1003, 1003, 1004, 1004, 1005, 1005]));
+        dataplane.apply(&Action::CutPodFlows(addr("10.244.1.11"), EgressId(2))).await.expect("cut");
+        assert_eq!(left(&node), (vec![1003, 1005], vec![1003, 1003, 1005, 1005]));
+    });
+}

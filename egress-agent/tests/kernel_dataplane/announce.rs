@@ -1,0 +1,170 @@
+//! Claims on the network: announcements that neighbours believe, conflicts, and solicitations through a filtering uplink.
+
+use std::net::{IpAddr, UdpSocket};
+use std::os::fd::AsRawFd;
+use std::time::Duration;
+
+use egress_agent::dataplane::Settings;
+use egress_agent::model::executor::{DataplaneError, Executor};
+use egress_agent::model::state::{Action, EgressId};
+use nix::sys::socket::{AddressFamily, LinkAddr, SockFlag, SockProtocol, SockType, recvfrom, socket};
+
+use crate::node::{UPLINK, device, eventually, ip, mac_text, on_node, output, start};
+
+const ADDRESSES: [&str; 2] = ["172.18.0.100", "fd00:172:18::1:100"];
+
+fn address(text: &str) -> IpAddr {
+    text.parse().expect("a literal")
+}
+
+#[test]
+fn neighbours_believe_the_announcement() {
+    on_node(|node| async move {
+        let mut dataplane = node.start().await;
+        let (_, mac) = device(UPLINK);
+        for (id, text) in (1..).zip(ADDRESSES) {
+            // The neighbour knows the address at its last gateway.
+            node.outside(|| ip(&format!("neigh replace {text} lladdr 02:00:00:00:00:99 dev out0 nud reachable\n")));
+            dataplane.apply(&Action::Own(EgressId(id), address(text))).await.expect("own");
+            eventually("the neighbour's entry points here", || {
+                node.outside(|| output(&["ip", "neigh", "show", text])).contains(&mac_text(mac))
+            })
+            .await;
+        }
+    });
+}
+
+#[test]
+fn a_carrier_that_comes_back_is_announced_on() {
+    on_node(|node| async move {
+        let mut dataplane = node.start().await;
+        let text = ADDRESSES[0];
+        dataplane.apply(&Action::Own(EgressId(1), address(text))).await.expect("own");
+        // Past the last announcement of the claim would be eight seconds from now; a restart announces nothing.
+        drop(dataplane);
+        let _dataplane = node.start().await;
+        node.outside(|| ip(&format!("neigh replace {text} lladdr 02:00:00:00:00:99 dev out0 nud permanent\n")));
+        node.outside(|| ip("link set out0 down\n"));
+        eventually("the carrier is gone", || output(&["ip", "link", "show", UPLINK]).contains("NO-CARRIER")).await;
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        node.outside(|| {
+            ip(&format!("link set out0 up\nneigh replace {text} lladdr 02:00:00:00:00:99 dev out0 nud stale\n"));
+        });
+        let mac = mac_text(device(UPLINK).1);
+        eventually("the neighbour's entry points here", || {
+            node.outside(|| output(&["ip", "neigh", "show", text])).contains(&mac)
+        })
+        .await;
+    });
+}
+
+#[test]
+fn a_plan_is_probed_for_at_once() {
+    on_node(|node| async move {
+        let mut dataplane = node.start().await;
+        let addresses = (1..=20).map(|last| IpAddr::from([172, 18, 7, last]));
+        let plan: Vec<_> = (1..).zip(addresses).map(|(id, address)| Action::Own(EgressId(id), address)).collect();
+        node.outside(|| ip("addr add 172.18.7.20/16 dev out0\n"));
+        let start = std::time::Instant::now();
+        dataplane.probe_ahead(&plan).await;
+        for action in &plan[..19] {
+            dataplane.apply(action).await.expect("own");
+        }
+        assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
+        let refused = dataplane.apply(&plan[19]).await;
+        assert!(matches!(refused, Err(DataplaneError::AddressInUse { .. })), "{refused:?}");
+    });
+}
+
+#[test]
+fn an_address_in_use_is_not_claimed() {
+    on_node(|node| async move {
+        let mut dataplane = node.start().await;
+        let mac = node.outside(|| device("out0").1);
+        for text in ADDRESSES {
+            node.outside(|| ip(&format!("addr add {text}/64 dev out0 nodad\n").replace("0.100/64", "0.100/16")));
+            let refused = dataplane.apply(&Action::Own(EgressId(5), address(text))).await;
+            let Err(DataplaneError::AddressInUse { address: named, mac: by }) = refused else {
+                panic!("{text}: {refused:?}");
+            };
+            assert_eq!((named, by), (address(text), mac_text(mac)));
+            assert!(dataplane.observe().await.expect("observe").owned.is_empty());
+            eventually("the group is left", || {
+                !output(&["ip", "maddr", "show", "dev", UPLINK]).contains("33:33:ff:01:01:00")
+            })
+            .await;
+            node.outside(|| ip(&format!("addr flush to {text} dev out0\n")));
+            dataplane.apply(&Action::Own(EgressId(5), address(text))).await.expect("free now");
+            dataplane.apply(&Action::Disown(EgressId(5), address(text))).await.expect("disown");
+        }
+    });
+}
+
+#[test]
+fn solicitations_pass_an_uplink_that_filters_multicast() {
+    on_node(|node| async move {
+        // Like a NIC: the macvlan shows only the groups that it was told of.
+        ip(&format!("link add link {UPLINK} name mv0 type macvlan mode bridge\nlink set mv0 up\n"));
+        let mut dataplane = start(Settings { uplink: "mv0".to_owned(), ..node.settings() }).await;
+        let (index, _) = device("mv0");
+        let wanted = address(ADDRESSES[1]);
+        let heard = || {
+            let solicit = || {
+                let socket = UdpSocket::bind("[::]:0").expect("a socket");
+                socket.send_to(b"?", (wanted, 9)).expect("ask for the address");
+            };
+            solicitations(index, wanted, || node.outside(solicit))
+        };
+        node.outside(|| ip("neigh flush all\n"));
+        assert_eq!(heard(), 0, "the group is filtered out");
+        dataplane.apply(&Action::Own(EgressId(1), wanted)).await.expect("own");
+        node.outside(|| ip("neigh flush all\n"));
+        assert_ne!(heard(), 0, "the solicitation passes");
+        let filter = || output(&["ip", "maddr", "show", "dev", "mv0"]);
+        assert!(filter().contains("33:33:ff:01:01:00"));
+
+        // The filter outlives the agent, whose socket membership does not.
+        drop(dataplane);
+        assert!(filter().contains("33:33:ff:01:01:00"));
+        node.outside(|| ip("neigh flush all\n"));
+        assert_ne!(heard(), 0, "also while no agent runs");
+        let mut again = start(Settings { uplink: "mv0".to_owned(), ..node.settings() }).await;
+        again.apply(&Action::Disown(EgressId(1), wanted)).await.expect("disown");
+        eventually("the group is left", || !filter().contains("33:33:ff:01:01:00")).await;
+    });
+}
+
+#[test]
+fn addresses_that_share_a_group_keep_it() {
+    on_node(|node| async move {
+        let mut dataplane = node.start().await;
+        // The same last three bytes.
+        let twins = ["fd00:172:18::1:100", "fd00:172:18::2:1:100"].map(address);
+        for (id, twin) in (1..).zip(twins) {
+            dataplane.apply(&Action::Own(EgressId(id), twin)).await.expect("own");
+        }
+        let joined = || output(&["ip", "maddr", "show", "dev", UPLINK]).contains("33:33:ff:01:01:00");
+        dataplane.apply(&Action::Disown(EgressId(1), twins[0])).await.expect("disown");
+        assert!(joined());
+        dataplane.apply(&Action::Disown(EgressId(2), twins[1])).await.expect("disown");
+        eventually("the group is left", || !joined()).await;
+    });
+}
+
+/// How many neighbour solicitations for the address the device shows within a short time after `cause`.
+fn solicitations(ifindex: u32, wanted: IpAddr, cause: impl FnOnce()) -> usize {
+    let IpAddr::V6(wanted) = wanted else { panic!("an IPv6 address") };
+    let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
+    let listener = socket(AddressFamily::Packet, SockType::Raw, flags, SockProtocol::EthAll).expect("a packet socket");
+    cause();
+    std::thread::sleep(Duration::from_millis(200));
+    let mut count = 0;
+    let mut frame = [0_u8; 2048];
+    while let Ok((length, from)) = recvfrom::<LinkAddr>(listener.as_raw_fd(), &mut frame) {
+        let here = from.is_some_and(|from| from.ifindex() == ifindex as usize);
+        let solicitation = length >= 78 && frame[12..14] == [0x86, 0xdd] && frame[20] == 58 && frame[54] == 135;
+        let solicitation = solicitation && frame[62..78] == wanted.octets();
+        count += usize::from(here && solicitation);
+    }
+    count
+}

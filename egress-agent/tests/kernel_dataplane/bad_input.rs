@@ -1,0 +1,106 @@
+//! What must not start, each with one clear line and with running traffic left alone.
+
+use std::fs;
+use std::net::UdpSocket;
+
+use aya::maps::{HashMap, MapData};
+use egress_agent::dataplane::names::{DEFAULT_TUNNEL_PORT, Hook};
+use egress_agent::dataplane::{Dataplane, Settings, StartError};
+
+use crate::node::{Node, is_attached, on_node, output, tcx};
+
+async fn refusal(settings: Settings) -> StartError {
+    let error = Dataplane::start(settings).await.map(drop).expect_err("must not start");
+    let line = error.to_string();
+    assert_eq!(line.lines().count(), 1, "{line}");
+    error
+}
+
+fn nothing_is_attached() {
+    for hook in Hook::ALL {
+        assert_eq!(tcx(hook), []);
+    }
+}
+
+#[test]
+fn a_missing_interface() {
+    on_node(|node: Node| async move {
+        let error = refusal(Settings { uplink: "br-ex".to_owned(), ..node.settings() }).await;
+        assert_eq!(error.to_string(), "no interface br-ex: name the uplink with --uplink");
+        let error = refusal(Settings { mgmt_port: "cni0".to_owned(), ..node.settings() }).await;
+        assert_eq!(error.to_string(), "no interface cni0: name the management port with --mgmt-port");
+        nothing_is_attached();
+    });
+}
+
+#[test]
+fn pins_that_are_not_on_a_bpf_file_system() {
+    on_node(|node: Node| async move {
+        let error = refusal(Settings { bpffs: "/run/elsewhere".into(), ..node.settings() }).await;
+        assert!(matches!(error, StartError::NotBpffs { .. }), "{error}");
+        assert!(!fs::exists("/run/elsewhere").expect("look for it"));
+    });
+}
+
+#[test]
+fn no_object() {
+    on_node(|node: Node| async move {
+        let error = refusal(Settings { object: Vec::new().into(), ..node.settings() }).await;
+        assert!(matches!(error, StartError::NoObject), "{error}");
+        let error = refusal(Settings { object: b"no ELF file".to_vec().into(), ..node.settings() }).await;
+        assert!(matches!(error, StartError::Object(_)), "{error}");
+    });
+}
+
+#[test]
+fn a_second_agent() {
+    on_node(|node: Node| async move {
+        let first = node.start().await;
+        let programs = Hook::ALL.map(tcx);
+        for settings in [node.settings(), Settings { bpffs: "/run/bpf/other".into(), ..node.settings() }] {
+            let error = refusal(settings).await;
+            assert!(matches!(error, StartError::Busy { .. }), "{error}");
+        }
+        assert_eq!(Hook::ALL.map(tcx), programs);
+        drop(first);
+        node.start().await;
+    });
+}
+
+#[test]
+fn maps_of_another_shape() {
+    on_node(|node: Node| async move {
+        fs::create_dir_all(node.pin("maps")).expect("make the directory");
+        let small: HashMap<MapData, u32, u32> = HashMap::create(10, 0).expect("make a map");
+        small.pin(node.pin("maps/pods")).expect("pin it");
+        let error = refusal(node.settings()).await;
+        assert!(matches!(error, StartError::ForeignMap { .. }), "{error}");
+        assert!(error.to_string().contains("egress-agent cleanup"), "{error}");
+        nothing_is_attached();
+    });
+}
+
+#[test]
+fn maps_of_another_version() {
+    on_node(|node: Node| async move {
+        let first = node.start().await;
+        drop(first);
+        fs::create_dir_all(node.bpffs.join("v999/maps")).expect("make the directory");
+        let error = refusal(node.settings()).await;
+        assert!(matches!(error, StartError::ForeignVersion { .. }), "{error}");
+        assert!(Hook::ALL.into_iter().all(is_attached), "running traffic is left alone");
+    });
+}
+
+#[test]
+fn a_tunnel_port_in_use() {
+    on_node(|node: Node| async move {
+        let socket = UdpSocket::bind(("0.0.0.0", DEFAULT_TUNNEL_PORT)).expect("take the port");
+        let error = refusal(node.settings()).await;
+        assert!(matches!(error, StartError::TunnelPortTaken { port: DEFAULT_TUNNEL_PORT }), "{error}");
+        assert!(!output(&["ip", "-o", "link"]).contains("egress0"));
+        nothing_is_attached();
+        drop(socket);
+        node.start().await;
+    });
+}

@@ -1,0 +1,224 @@
+//! The node's devices: the overlay device, devices that are made anew, and what the programs are told of them.
+
+use std::time::Duration;
+
+use egress_agent::dataplane::Settings;
+use egress_agent::dataplane::names::{DEFAULT_TUNNEL_PORT, Hook, OVERLAY_DEVICE, OVERLAY_MAC};
+use egress_agent::model::executor::Executor;
+use egress_agent::model::state::{Action, EgressId, NodeAddress, OnUnknownPod, TunnelEndpoint};
+use egress_common::abi::{Addr, OwnedAddr};
+
+use crate::node::{MGMT, UPLINK, device, eventually, ip, is_attached, mac_text, on_node, output, start};
+
+/// Generous for a loaded machine; it is a matter of milliseconds.
+const AT_ONCE: Duration = Duration::from_millis(500);
+
+#[test]
+fn the_overlay_device_has_its_shape() {
+    on_node(|node| async move {
+        let _dataplane = node.start().await;
+        let link = output(&["ip", "-o", "-d", "link", "show", OVERLAY_DEVICE]);
+        let port = format!("dstport {DEFAULT_TUNNEL_PORT}");
+        for part in ["external", "nolearning", "udp6zerocsumrx", "addrgenmode none", "mtu 65535", "UP", port.as_str()] {
+            assert!(link.contains(part), "{part} in {link}");
+        }
+        assert_eq!(output(&["ip", "-o", "addr", "show", OVERLAY_DEVICE]), "", "no address of its own");
+        let sockets = output(&["ss", "-lunH"]);
+        for address in ["0.0.0.0", "[::]"] {
+            assert!(sockets.contains(&format!("{address}:{DEFAULT_TUNNEL_PORT}")), "{sockets}");
+        }
+    });
+}
+
+#[test]
+fn the_overlay_is_not_tracked() {
+    on_node(|node| async move {
+        // A rule of somebody else makes the kernel track connections at all.
+        output(&[
+            "nft",
+            "add table inet other; add chain inet other c { type filter hook input priority 0; }; \
+                  add rule inet other c ct state invalid drop",
+        ]);
+        drop(node.start().await);
+        let _dataplane = node.start().await;
+        let rules = output(&["nft", "list", "table", "inet", "egress-agent"]);
+        assert_eq!(rules.matches(&format!("udp dport {DEFAULT_TUNNEL_PORT} notrack")).count(), 2, "{rules}");
+        let send = |port| {
+            let socket = std::net::UdpSocket::bind("172.18.0.1:0").expect("a socket");
+            socket.send_to(b"not VXLAN", ("172.18.0.2", port)).expect("send");
+        };
+        node.outside(|| [DEFAULT_TUNNEL_PORT, 9999].map(send));
+        let tracked = || std::fs::read_to_string("/proc/thread-self/net/nf_conntrack").unwrap_or_default();
+        if !std::fs::exists("/proc/thread-self/net/nf_conntrack").expect("look for it") {
+            return println!("this kernel does not show its connections: only the rules were looked at");
+        }
+        eventually("another port is tracked", || tracked().contains("dport=9999")).await;
+        assert!(!tracked().contains(&format!("dport={DEFAULT_TUNNEL_PORT}")), "{}", tracked());
+    });
+}
+
+#[test]
+fn an_overlay_device_of_another_shape_is_replaced() {
+    on_node(|node| async move {
+        ip(&format!("link add {OVERLAY_DEVICE} type vxlan id 5 dstport 4789 dev {UPLINK}\n"));
+        let dataplane = node.start().await;
+        assert!(is_attached(Hook::OverlayIngress));
+        let (index, mac) = device(OVERLAY_DEVICE);
+        assert_eq!(mac, OVERLAY_MAC);
+        drop(dataplane);
+        let _again = node.start().await;
+        assert_eq!(device(OVERLAY_DEVICE).0, index, "one of the right shape is kept");
+    });
+}
+
+#[test]
+fn another_tunnel_port_moves_the_device() {
+    on_node(|node| async move {
+        drop(node.start().await);
+        let settings = Settings { tunnel_port: 4795, ..node.settings() };
+        let _dataplane = start(settings).await;
+        assert!(output(&["ip", "-d", "link", "show", OVERLAY_DEVICE]).contains("dstport 4795"));
+        assert!(is_attached(Hook::OverlayIngress), "the severed link was made anew");
+        assert_eq!(node.config().tunnel_port, 4795);
+    });
+}
+
+#[test]
+fn programs_are_told_what_the_node_looks_like() {
+    on_node(|node| async move {
+        let mut dataplane = node.start().await;
+        let config = node.config();
+        assert_eq!(config.generation, 0, "the model has not spoken");
+        assert_eq!((config.uplink_ifindex, config.uplink_mac), device(UPLINK));
+        assert_eq!((config.mgmt_ifindex, config.mgmt_mac), device(MGMT));
+        assert_eq!(config.overlay_ifindex, device(OVERLAY_DEVICE).0);
+        assert_eq!((config.pod_mtu, config.uplink_mtu, config.overlay_mtu), (1400, 1500, 1450));
+        assert_eq!(config.node_v4, Addr::v4([172, 18, 0, 2]));
+        assert_eq!(config.node_v6.to_ip(), "fd00:172:18::2".parse::<std::net::IpAddr>().expect("a literal"));
+        assert_eq!((config.node_ports.first, config.node_ports.last), (DEFAULT_TUNNEL_PORT + 1, 29999));
+
+        dataplane.apply(&Action::SetUnknownPods(OnUnknownPod::Pass)).await.expect("apply");
+        let config = node.config();
+        assert_eq!(config.on_unknown_pod(), OnUnknownPod::Pass);
+        assert_ne!(config.generation, 0);
+        let v6 = TunnelEndpoint("fd00:172:18::2".parse().expect("a literal"));
+        let own = NodeAddress { own: true, node: v6 };
+        dataplane.apply(&Action::PutNode(v6.0, own)).await.expect("apply");
+        assert_eq!(node.config().overlay_mtu, 1430, "an IPv6 underlay takes twenty bytes more");
+    });
+}
+
+#[test]
+fn a_device_made_anew_is_attached_at_once() {
+    on_node(|node| async move {
+        let mut dataplane = node.start().await;
+        dataplane.apply(&Action::SetUnknownPods(OnUnknownPod::Drop)).await.expect("apply");
+        ip(&format!("link del {MGMT}\n"));
+        eventually("the management port's absence is noticed", || node.config().mgmt_ifindex == 0).await;
+        node.make_mgmt();
+        let took = eventually("the management port's programs are back", || {
+            is_attached(Hook::MgmtIngress) && is_attached(Hook::MgmtEgress)
+        })
+        .await;
+        println!("management port: {took:?} after it was there");
+        assert!(took < AT_ONCE, "{took:?}");
+        eventually("the programs know it", || {
+            let config = node.config();
+            (config.mgmt_ifindex, config.mgmt_mac) == device(MGMT)
+        })
+        .await;
+        assert_eq!(node.config().on_unknown_pod(), OnUnknownPod::Drop);
+
+        // The overlay device is ours: it is made again.
+        ip(&format!("link del {OVERLAY_DEVICE}\n"));
+        eventually("the overlay device is back", || is_attached(Hook::OverlayIngress)).await;
+        eventually("the programs know it", || node.config().overlay_ifindex == device(OVERLAY_DEVICE).0).await;
+    });
+}
+
+#[test]
+fn owned_addresses_follow_the_uplink() {
+    on_node(|node| async move {
+        let mut dataplane = node.start().await;
+        let address: std::net::IpAddr = "fd00:172:18::1:100".parse().expect("a literal");
+        dataplane.apply(&Action::Own(EgressId(9), address)).await.expect("own");
+        let entry = || node.map::<Addr, OwnedAddr>("owned_addr").get(&address.into(), 0).expect("its entry");
+        let before = device(UPLINK);
+        assert_eq!((entry().ifindex, entry().mac), before);
+
+        ip(&format!("link del {UPLINK}\n"));
+        node.make_uplink();
+        eventually("the uplink's programs are back", || {
+            is_attached(Hook::UplinkIngress) && is_attached(Hook::UplinkEgress)
+        })
+        .await;
+        eventually("the entry follows", || (entry().ifindex, entry().mac) == device(UPLINK)).await;
+        assert_ne!(device(UPLINK), before);
+        eventually("the group is joined again", || {
+            output(&["ip", "maddr", "show", "dev", UPLINK]).contains("33:33:ff:01:01:00")
+        })
+        .await;
+
+        // A new link address alone is followed too.
+        let mac = [0x02, 0, 0, 0, 0, 0x77];
+        ip(&format!("link set {UPLINK} address {}\n", mac_text(mac)));
+        eventually("the entry follows the link address", || entry().mac == mac).await;
+        eventually("the programs know it", || node.config().uplink_mac == mac).await;
+    });
+}
+
+#[test]
+fn a_program_taken_off_by_another_hand_is_put_back_at_restart() {
+    on_node(|node| async move {
+        drop(node.start().await);
+        std::fs::remove_file(node.pin("links/mgmt_ingress")).expect("remove the pin");
+        eventually("the program is off", || !is_attached(Hook::MgmtIngress)).await;
+        let _dataplane = node.start().await;
+        assert!(is_attached(Hook::MgmtIngress));
+    });
+}
+
+#[test]
+fn another_uplink_takes_the_programs_along() {
+    on_node(|node| async move {
+        drop(node.start().await);
+        ip("link add eth7 type veth peer name eth8\nlink set eth7 up\n");
+        let settings = Settings { uplink: "eth7".to_owned(), ..node.settings() };
+        let _dataplane = start(settings).await;
+        eventually("the programs are gone from the old uplink", || {
+            !is_attached(Hook::UplinkIngress) && !is_attached(Hook::UplinkEgress)
+        })
+        .await;
+        assert_eq!(node.config().uplink_ifindex, device("eth7").0);
+        assert_eq!(node.config().node_v4, Addr::UNSPECIFIED);
+    });
+}
+
+#[test]
+fn changed_routes_and_neighbours_are_looked_up_again() {
+    on_node(|node| async move {
+        let _dataplane = node.start().await;
+        let changes = [
+            "route add 198.51.100.0/24 via 172.18.0.1",
+            "route del 198.51.100.0/24",
+            "route add 2001:db8::/32 via fd00:172:18::1",
+            "addr add 172.18.0.3/16 dev breth0",
+            "neigh replace 172.18.0.9 lladdr 02:00:00:00:00:09 dev breth0",
+            "neigh replace 172.18.0.9 lladdr 02:00:00:00:00:0a dev breth0",
+        ];
+        for change in changes {
+            // What came before has settled: no more is raised for it.
+            let mut before = node.config().route_generation;
+            loop {
+                tokio::time::sleep(Duration::from_millis(150)).await;
+                let now = node.config().route_generation;
+                if now == before {
+                    break;
+                }
+                before = now;
+            }
+            ip(&format!("{change}\n"));
+            eventually(change, || node.config().route_generation != before).await;
+        }
+    });
+}

@@ -1,0 +1,212 @@
+//! Start, restart after a kill, and cleanup.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use aya::programs::links::{FdLink, PinnedLink};
+use egress_agent::dataplane::names::Hook;
+use egress_agent::dataplane::{Attachment, Settings, cleanup};
+use egress_agent::model::executor::Executor;
+use egress_agent::model::state::{Action, EgressId, PodState};
+use egress_common::abi::Verdict;
+
+use crate::node::{self, MGMT, Node, UPLINK, clean, is_attached, on_node, output, start};
+
+/// Tells the test binary to be an agent with its pins here.
+const AGENT: &str = "EGRESS_TEST_AGENT_BPFFS";
+const READY: &str = "the agent is up";
+
+/// Not a test: the body of the agent process that `start_agent_process` starts and kills.
+#[test]
+fn agent_process() {
+    let Some(bpffs) = std::env::var_os(AGENT) else { return };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("make a runtime");
+    runtime.block_on(async {
+        let settings = Settings { bpffs: bpffs.into(), ..Settings::new(UPLINK, MGMT) };
+        let mut dataplane = start(settings).await;
+        for action in [pod(), Action::Own(EgressId(7), address()), Action::Own(EgressId(8), address_v6())] {
+            dataplane.apply(&action).await.expect("apply an action");
+        }
+        println!("\n{READY}");
+        std::future::pending::<()>().await;
+    });
+}
+
+fn pod() -> Action {
+    Action::PutPod([10, 244, 1, 10].into(), PodState::Selected(EgressId(7)))
+}
+
+fn address() -> std::net::IpAddr {
+    [172, 18, 0, 100].into()
+}
+
+fn address_v6() -> std::net::IpAddr {
+    "fd00:172:18::1:100".parse().expect("a literal")
+}
+
+fn start_agent_process(node: &Node) -> Child {
+    let me = std::env::current_exe().expect("this binary's path");
+    let mut child = Command::new(me)
+        .args(["--exact", "lifecycle::agent_process", "--nocapture"])
+        .env(AGENT, &node.bpffs)
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("start the agent process");
+    let lines = BufReader::new(child.stdout.take().expect("a pipe")).lines();
+    let up = lines.map_while(Result::ok).any(|line| line == READY);
+    assert!(up, "the agent process ended early");
+    child
+}
+
+/// Numbers of the pinned maps and links.
+fn pinned_ids(node: &Node) -> BTreeMap<PathBuf, u32> {
+    let mut ids = BTreeMap::new();
+    for path in files(&node.pin("maps")) {
+        let info = aya::maps::MapInfo::from_pin(&path).expect("a pinned map");
+        ids.insert(path, info.id());
+    }
+    for path in files(&node.pin("links")) {
+        let link = FdLink::from(PinnedLink::from_pin(&path).expect("a pinned link"));
+        ids.insert(path, link.info().expect("its information").id());
+    }
+    ids
+}
+
+fn files(folder: &Path) -> Vec<PathBuf> {
+    let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
+    entries.map(|entry| entry.expect("an entry").path()).collect()
+}
+
+#[test]
+fn every_program_is_attached_first_and_pinned() {
+    on_node(|node| async move {
+        let dataplane = node.start().await;
+        assert_eq!(dataplane.features().attachment, Attachment::Tcx);
+        for hook in Hook::ALL {
+            assert!(is_attached(hook), "{hook:?}: {:?}", node::tcx(hook));
+        }
+        assert_eq!(pinned_ids(&node).len(), 14 + Hook::ALL.len());
+        let counters = dataplane.counters().expect("read the counters");
+        assert_eq!(counters.len(), Verdict::ALL.len());
+        assert!(dataplane.egress_ip_counters().expect("read the counters").is_empty());
+    });
+}
+
+#[test]
+fn ours_is_before_a_program_that_was_there() {
+    on_node(|node| async move {
+        let first = node.start().await;
+        drop(first);
+        // Another agent's programs, as far as the kernel can tell: other pins.
+        let other = Settings { bpffs: "/run/bpf/other".into(), ..node.settings() };
+        let _second = start(other).await;
+        for hook in Hook::ALL {
+            let programs = node::tcx(hook);
+            assert_eq!(programs.len(), 2, "{hook:?}");
+            assert!(programs[0].1 > programs[1].1, "{hook:?}: the one that came later is first");
+        }
+    });
+}
+
+#[test]
+fn a_killed_agent_is_succeeded_without_a_gap() {
+    on_node(|node| async move {
+        let mut agent = start_agent_process(&node);
+        let pins = pinned_ids(&node);
+        let programs = Hook::ALL.map(node::tcx);
+        agent.kill().expect("kill the agent");
+        agent.wait().expect("wait for the agent");
+        assert_eq!(Hook::ALL.map(node::tcx), programs, "nothing ends with the agent");
+
+        let mut dataplane = node.start().await;
+        assert_eq!(pinned_ids(&node), pins, "the same maps and the same links");
+        for (hook, before) in Hook::ALL.into_iter().zip(programs) {
+            let after = node::tcx(hook);
+            assert_eq!(after.len(), 1, "{hook:?}");
+            assert!(after[0].1 > before[0].1, "{hook:?} has the new program");
+        }
+        let seen = dataplane.observe().await.expect("observe");
+        assert_eq!(seen.owned.get(&EgressId(7)), Some(&address()));
+        assert_eq!(seen.pods.len(), 1);
+        // What is held already is not probed for: nobody asks the network.
+        let start = std::time::Instant::now();
+        dataplane.apply(&Action::Own(EgressId(7), address())).await.expect("hold on");
+        assert!(start.elapsed() < std::time::Duration::from_millis(100));
+        assert!(output(&["ip", "maddr", "show", "dev", UPLINK]).contains("33:33:ff:01:01:00"));
+    });
+}
+
+#[test]
+fn filters_take_the_place_of_links() {
+    on_node(|node| async move {
+        let settings = Settings { attachment: Some(Attachment::Clsact), ..node.settings() };
+        let filters = || {
+            let show = |device, direction| output(&["tc", "filter", "show", "dev", device, direction]);
+            let shown = [
+                show(UPLINK, "ingress"),
+                show(UPLINK, "egress"),
+                show(MGMT, "ingress"),
+                show(MGMT, "egress"),
+                show("egress0", "ingress"),
+            ];
+            shown.map(|text| text.matches("direct-action").count())
+        };
+        drop(start(settings.clone()).await);
+        assert_eq!(filters(), [1; 5], "they outlive the agent");
+        let before = output(&["tc", "filter", "show", "dev", MGMT, "ingress"]);
+        let dataplane = start(settings.clone()).await;
+        assert_eq!(filters(), [1; 5], "they are replaced, not added to");
+        assert_ne!(output(&["tc", "filter", "show", "dev", MGMT, "ingress"]), before);
+
+        node::ip(&format!("link del {MGMT}\n"));
+        node.make_mgmt();
+        node::eventually("the filters are back", || filters() == [1; 5]).await;
+        drop(dataplane);
+        assert_eq!(clean(&settings).await, [] as [&str; 0]);
+        assert!(!output(&["tc", "qdisc", "show"]).contains("clsact"));
+    });
+}
+
+/// Everything in this node that the data plane could have left something in.
+fn snapshot(node: &Node) -> Vec<String> {
+    let mut shown: Vec<_> = [
+        &["ip", "-o", "-d", "link", "show"][..],
+        &["ip", "maddr", "show"],
+        &["ip", "addr", "show"],
+        &["ip", "route", "show", "table", "all"],
+        &["ip", "rule", "show"],
+        &["tc", "qdisc", "show"],
+        &["ss", "-lunH"],
+        &["nft", "list", "ruleset"],
+    ]
+    .iter()
+    .map(|command| output(command))
+    .collect();
+    shown.extend(Hook::ALL.map(|hook| format!("{:?}", node::tcx(hook))));
+    let root = node.bpffs.parent().expect("the mount point");
+    shown.push(format!("{:?}", files(root)));
+    shown
+}
+
+#[test]
+fn cleanup_leaves_nothing() {
+    on_node(|node| async move {
+        node::eventually("addresses have settled", || !output(&["ip", "addr"]).contains("tentative")).await;
+        let before = snapshot(&node);
+        let mut agent = start_agent_process(&node);
+        let refusal = cleanup(&node.settings()).await.expect_err("an agent is running");
+        assert!(refusal.to_string().contains("another egress-agent runs"), "{refusal}");
+        assert!(Hook::ALL.into_iter().all(is_attached));
+        agent.kill().expect("kill the agent");
+        agent.wait().expect("wait for the agent");
+        assert_ne!(snapshot(&node), before);
+
+        assert_eq!(clean(&node.settings()).await, [] as [&str; 0]);
+        assert_eq!(snapshot(&node), before);
+        assert_eq!(clean(&node.settings()).await, [] as [&str; 0]);
+        assert_eq!(snapshot(&node), before);
+    });
+}

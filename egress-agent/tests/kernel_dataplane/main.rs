@@ -1,0 +1,11 @@
+//! The data plane on the kernel: loading, attaching, pinning, adopting, acting, following devices, cleaning up.
+//!
+//! Every test runs in namespaces of its own (see `node`), which vanish with it however it ends. They need root; without
+//! it each test says so and passes, and `cargo xtask test` does not start them at all but counts them as skipped.
+
+mod actions;
+mod announce;
+mod bad_input;
+mod devices;
+mod lifecycle;
+mod node;

@@ -1,0 +1,239 @@
+//! A node for one test: a thread with a network namespace and a mount namespace of its own.
+//!
+//! ```text
+//!   test's namespace                       the outside's namespace
+//!   breth0  172.18.0.2/16, fd00:172:18::2  --- out0  172.18.0.1/16, fd00:172:18::1
+//!   ovn-k8s-mp0  10.244.1.2/24             --- pods0 10.244.1.1/24
+//!   /run/egress-test: a BPF file system
+//! ```
+//!
+//! Nothing has a name outside: the namespaces die with the thread and the outside's descriptor, and with them devices,
+//! mounts and pins.
+
+use std::fs::File;
+use std::future::Future;
+use std::io::Write;
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use aya::maps::{Array, HashMap, Map, MapData};
+use aya::programs::{SchedClassifier, TcAttachType};
+use egress_agent::dataplane::names::Hook;
+use egress_agent::dataplane::{Dataplane, Settings, StartError, cleanup};
+use egress_common::abi::{ABI_VERSION, Config};
+use nix::mount::{MsFlags, mount};
+use nix::sched::{CloneFlags, setns, unshare};
+
+pub(crate) const UPLINK: &str = "breth0";
+pub(crate) const MGMT: &str = "ovn-k8s-mp0";
+const MOUNT: &str = "/run";
+
+/// The node and its surroundings.
+pub(crate) struct Node {
+    pub(crate) outside: File,
+    pub(crate) bpffs: PathBuf,
+}
+
+/// Runs the test on a node of its own; without root it says so instead.
+pub(crate) fn on_node<F, Fut>(test: F)
+where
+    F: FnOnce(Node) -> Fut + Send + 'static,
+    Fut: Future<Output = ()>,
+{
+    if !nix::unistd::geteuid().is_root() {
+        eprintln!("skipped: needs root");
+        return;
+    }
+    let thread = std::thread::spawn(move || {
+        let node = Node::make();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("make a runtime");
+        runtime.block_on(test(node));
+    });
+    if let Err(panic) = thread.join() {
+        std::panic::resume_unwind(panic);
+    }
+}
+
+impl Node {
+    fn make() -> Self {
+        let outside = new_network();
+        ip("link set lo up\n");
+        let node = new_network();
+        drop(node);
+        private_mounts();
+        let node = Self { outside, bpffs: Path::new(MOUNT).join("bpf/egress-agent") };
+        std::fs::create_dir("/run/bpf").expect("make the mount point");
+        mount_type("bpf", "/run/bpf");
+        ip("link set lo up\n");
+        node.make_uplink();
+        node.make_mgmt();
+        node
+    }
+
+    pub(crate) fn make_uplink(&self) {
+        let outside = self.outside_path();
+        ip(&format!(
+            "link add {UPLINK} type veth peer name out0 netns {outside}\n\
+             addr add 172.18.0.2/16 dev {UPLINK}\n\
+             addr add fd00:172:18::2/64 dev {UPLINK} nodad\n\
+             link set {UPLINK} up\n\
+             route add default via 172.18.0.1\n"
+        ));
+        self.outside(|| {
+            ip("addr add 172.18.0.1/16 dev out0\naddr add fd00:172:18::1/64 dev out0 nodad\nlink set out0 up\n");
+        });
+    }
+
+    pub(crate) fn make_mgmt(&self) {
+        let outside = self.outside_path();
+        ip(&format!(
+            "link add {MGMT} mtu 1400 type veth peer name pods0 netns {outside}\n\
+             addr add 10.244.1.2/24 dev {MGMT}\n\
+             link set {MGMT} up\n"
+        ));
+        self.outside(|| ip("addr add 10.244.1.1/24 dev pods0\nlink set pods0 up\n"));
+    }
+
+    /// As iproute2 wants to hear of a namespace.
+    pub(crate) fn outside_path(&self) -> String {
+        format!("/proc/{}/fd/{}", std::process::id(), self.outside.as_raw_fd())
+    }
+
+    /// Runs something in the outside's network namespace.
+    pub(crate) fn outside<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
+        std::thread::scope(|scope| {
+            let thread = scope.spawn(|| {
+                setns(&self.outside, CloneFlags::CLONE_NEWNET).expect("enter the outside");
+                work()
+            });
+            thread.join().expect("the outside's work")
+        })
+    }
+
+    pub(crate) fn settings(&self) -> Settings {
+        Settings { bpffs: self.bpffs.clone(), ..Settings::new(UPLINK, MGMT) }
+    }
+
+    pub(crate) async fn start(&self) -> Dataplane {
+        start(self.settings()).await
+    }
+
+    pub(crate) fn pin(&self, below: &str) -> PathBuf {
+        self.bpffs.join(format!("v{ABI_VERSION}")).join(below)
+    }
+
+    pub(crate) fn map<K: aya::Pod, V: aya::Pod>(&self, name: &str) -> HashMap<MapData, K, V> {
+        let data = MapData::from_pin(self.pin("maps").join(name)).expect("open a pinned map");
+        HashMap::try_from(Map::HashMap(data)).expect("a hash map of these types")
+    }
+
+    pub(crate) fn config(&self) -> Config {
+        let data = MapData::from_pin(self.pin("maps/config")).expect("open the pinned config");
+        let map: Array<MapData, Config> = Array::try_from(Map::Array(data)).expect("an array of config");
+        map.get(&0, 0).expect("read the config")
+    }
+}
+
+/// Starts the data plane.
+pub(crate) async fn start(settings: Settings) -> Dataplane {
+    patiently(async || Dataplane::start(settings.clone()).await).await.expect("start the data plane")
+}
+
+/// Cleans up and lists what could not be removed.
+pub(crate) async fn clean(settings: &Settings) -> Vec<String> {
+    patiently(async || cleanup(settings).await).await.expect("clean up").problems
+}
+
+/// A process that another test is just starting holds copies of this one's locks until it runs its program.
+async fn patiently<T>(mut attempt: impl AsyncFnMut() -> Result<T, StartError>) -> Result<T, StartError> {
+    for _ in 0..100 {
+        match attempt().await {
+            Err(StartError::Busy { .. }) => tokio::time::sleep(Duration::from_millis(10)).await,
+            other => return other,
+        }
+    }
+    attempt().await
+}
+
+/// Moves this thread into a new network namespace and returns a descriptor of it.
+fn new_network() -> File {
+    unshare(CloneFlags::CLONE_NEWNET).expect("make a network namespace");
+    File::open("/proc/thread-self/ns/net").expect("open the network namespace")
+}
+
+fn private_mounts() {
+    unshare(CloneFlags::CLONE_NEWNS).expect("make a mount namespace");
+    let none: Option<&str> = None;
+    mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).expect("make mounts private");
+    mount_type("tmpfs", MOUNT);
+}
+
+fn mount_type(kind: &str, target: &str) {
+    mount(Some(kind), target, Some(kind), MsFlags::empty(), None::<&str>).expect("mount a file system");
+}
+
+/// Runs `ip -batch` in this thread's network namespace.
+pub(crate) fn ip(script: &str) {
+    let mut child = Command::new("ip").args(["-batch", "-"]).stdin(Stdio::piped()).spawn().expect("run ip");
+    child.stdin.take().expect("a pipe").write_all(script.as_bytes()).expect("write to ip");
+    assert!(child.wait().expect("wait for ip").success(), "ip refused:\n{script}");
+}
+
+/// What a command prints.
+pub(crate) fn output(command: &[&str]) -> String {
+    let (program, arguments) = command.split_first().expect("a command");
+    let output = Command::new(program).args(arguments).output().expect("run a command");
+    assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// Index and link address of a device, by `ip`.
+pub(crate) fn device(name: &str) -> (u32, [u8; 6]) {
+    let line = output(&["ip", "-o", "link", "show", name]);
+    let index = line.split(':').next().and_then(|index| index.parse().ok()).expect("an index");
+    let mac = line.split("link/ether ").nth(1).and_then(|rest| rest.split(' ').next()).expect("a link address");
+    let mut bytes = [0; 6];
+    for (byte, text) in bytes.iter_mut().zip(mac.split(':')) {
+        *byte = u8::from_str_radix(text, 16).expect("a byte");
+    }
+    (index, bytes)
+}
+
+pub(crate) fn mac_text(mac: [u8; 6]) -> String {
+    mac.map(|byte| format!("{byte:02x}")).join(":")
+}
+
+/// Where a hook's program is looked for.
+pub(crate) fn place(hook: Hook) -> (&'static str, TcAttachType) {
+    match hook {
+        Hook::UplinkEgress => (UPLINK, TcAttachType::Egress),
+        Hook::UplinkIngress => (UPLINK, TcAttachType::Ingress),
+        Hook::OverlayIngress => ("egress0", TcAttachType::Ingress),
+        Hook::MgmtEgress => (MGMT, TcAttachType::Egress),
+        Hook::MgmtIngress => (MGMT, TcAttachType::Ingress),
+    }
+}
+
+/// Names and numbers of the TCX programs of a hook, first to last; none where the device is away.
+pub(crate) fn tcx(hook: Hook) -> Vec<(String, u32)> {
+    let (device, direction) = place(hook);
+    let Ok((_, programs)) = SchedClassifier::query_tcx(device, direction) else { return Vec::new() };
+    programs.iter().map(|program| (program.name_as_str().unwrap_or("?").to_owned(), program.id())).collect()
+}
+
+pub(crate) fn is_attached(hook: Hook) -> bool {
+    // The kernel cuts names to 15 characters.
+    tcx(hook).first().is_some_and(|(name, _)| hook.name().starts_with(name.as_str()))
+}
+
+/// Waits for something that should happen soon; how long it took.
+pub(crate) async fn eventually(what: &str, mut happened: impl FnMut() -> bool) -> Duration {
+    let start = Instant::now();
+    while !happened() {
+        assert!(start.elapsed() < Duration::from_secs(5), "{what}: not within five seconds");
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    start.elapsed()
+}
