@@ -7,6 +7,10 @@
 //!
 //! Nothing here allocates, does I/O or knows the time: those are arguments.
 #![no_std]
+#![expect(
+    clippy::cast_possible_truncation,
+    reason = "lengths and offsets of packets are bounded where they stand; a checked conversion would bring a panic to programs that may not have one"
+)]
 
 #[cfg(test)]
 extern crate std;

@@ -194,10 +194,11 @@ impl State {
         self.write_config(config)
     }
 
-    /// The node's own tunnel endpoint tells the family of the overlay's outer packets.
+    /// The node's own tunnel endpoint names it in the maps and tells the family of the overlay's outer packets.
     pub(super) fn set_underlay(&mut self, endpoint: IpAddr) -> io::Result<()> {
         self.underlay = family(endpoint);
-        let config = config::with_facts(self.config, &self.facts, self.underlay);
+        let mut config = config::with_facts(self.config, &self.facts, self.underlay);
+        config.self_node = Addr::from(endpoint);
         if config == self.config { Ok(()) } else { self.write_config(config) }
     }
 

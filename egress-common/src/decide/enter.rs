@@ -30,12 +30,11 @@ pub fn enter<'t, T: Tables>(heads: &mut Heads, tables: &'t T, config: &Config) -
     if tables.owned_addr(&heads.tuple.daddr).is_some() {
         return for_egress_ip(heads, tables);
     }
-    if is_node_nat(heads, config) {
-        if let Some(mapping) = tables.nat_seen(&heads.tuple, heads.tcp_flags)
-            && mapping.origin() == Some(Origin::Stack)
-        {
-            return Enter::NodeReply { mapping };
-        }
+    if is_node_nat(heads, config)
+        && let Some(mapping) = tables.nat_seen(&heads.tuple, heads.tcp_flags)
+        && mapping.origin() == Some(Origin::Stack)
+    {
+        return Enter::NodeReply { mapping };
     }
     Enter::Done(Verdict::NotOurs)
 }

@@ -33,7 +33,7 @@ impl PortSearch {
         // A prime that does not divide the span visits every residue once.
         let mut stride = 1;
         for prime in [32_771u32, 16_411, 8_209, 4_099, 1_031] {
-            if stride == 1 && span % prime != 0 {
+            if stride == 1 && !span.is_multiple_of(prime) {
                 stride = prime;
             }
         }

@@ -21,14 +21,14 @@ pub const fn fold64(sum: u64) -> u16 {
 /// The checksum field after one 32-bit word of what it covers has changed; all values in memory order.
 #[inline(always)]
 pub const fn replace_u32(checksum: u16, from: u32, to: u32) -> u16 {
-    let sum = !checksum as u16 as u32 + (!from & 0xffff) + (!from >> 16) + (to & 0xffff) + (to >> 16);
+    let sum = (!checksum) as u32 + (!from & 0xffff) + (!from >> 16) + (to & 0xffff) + (to >> 16);
     !fold(sum)
 }
 
 /// As [`replace_u32`], for one 16-bit word.
 #[inline(always)]
 pub const fn replace_u16(checksum: u16, from: u16, to: u16) -> u16 {
-    !fold(!checksum as u16 as u32 + (!from) as u32 + to as u32)
+    !fold((!checksum) as u32 + (!from) as u32 + to as u32)
 }
 
 /// The value x of a checksum field that completing the checksum would write again, x = ~(S + x): in one's complement
