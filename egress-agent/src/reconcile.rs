@@ -19,7 +19,7 @@ use crate::model::compile::{Compiler, plan_touched};
 use crate::model::desired::{Settings, family_of};
 use crate::model::executor::{DataplaneError, Executor};
 use crate::model::selection::Standby;
-use crate::model::state::{Action, EgressId, KernelState, Place};
+use crate::model::state::{Action, EgressId, KernelState, Place, Policy};
 use crate::model::step::step;
 use crate::model::view::{Change, Touched, Update};
 
@@ -258,19 +258,30 @@ fn without(desired: &KernelState, refused: &BTreeMap<EgressId, IpAddr>) -> Kerne
 /// One line per change of the world; facts about nodes and prefixes are details.
 fn log(action: &Action) {
     match action {
-        Action::Own(id, address) => info!(id = id.0, %address, "this node is the gateway of an egress IP now"),
         Action::Disown(id, address) => info!(id = id.0, %address, "this node has given up an egress IP"),
-        Action::PutPolicy(id, family, policy) => info!(id = id.0, ?family, ?policy, "policy"),
+        Action::PutPolicy(id, family, policy) => {
+            info!(id = id.0, ?family, slots = shown(policy), when_empty = ?policy.when_empty, "policy");
+        }
         Action::RemovePolicy(id, family) => info!(id = id.0, ?family, "policy removed"),
         Action::PutPod(address, state) => info!(%address, ?state, "pod"),
         Action::RemovePod(address) => info!(%address, "pod removed"),
         Action::SetUnknownPods(on) => info!(?on, "unknown pods"),
         Action::CutFlows(id, addresses) => info!(id = id.0, ?addresses, "flows cut: their address was taken away"),
         Action::CutPodFlows(pod, id) => info!(id = id.0, %pod, "flows cut: another object serves the pod, or none"),
+        // The executor says it, with what the network answered.
+        Action::Own(..) => {}
         Action::PutNode(..) | Action::RemoveNode(_) | Action::PutPrefix(..) | Action::RemovePrefix(_) => {
             debug!(?action, "fact");
         }
     }
+}
+
+fn shown(policy: &Policy) -> String {
+    let slots = policy.slots.iter().map(|slot| match slot.place {
+        Place::Here => format!("{} here", slot.address),
+        Place::Remote(node) => format!("{} at {}", slot.address, node.0),
+    });
+    slots.collect::<Vec<_>>().join(", ")
 }
 
 #[cfg(test)]

@@ -8,12 +8,17 @@ use kube::{Client, Config};
 /// Why there is no client. One line each, with what to do.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    #[error("cannot use the kubeconfig {path}: {source}; check --kubeconfig", path = path.display())]
+    #[error("cannot use the kubeconfig {path}: {}; check --kubeconfig", first_line(source), path = path.display())]
     Kubeconfig { path: PathBuf, source: KubeconfigError },
     #[error("not in a pod of a cluster ({0}); give --kubeconfig")]
     NotInCluster(#[source] kube::config::InClusterError),
     #[error("cannot set up the connection to the API server: {0}")]
     Setup(#[source] kube::Error),
+}
+
+/// The library shows the place in the file on further lines.
+fn first_line(error: &KubeconfigError) -> String {
+    error.to_string().lines().next().unwrap_or_default().to_owned()
 }
 
 /// From the file, else from the pod's service account.
