@@ -18,6 +18,7 @@ use std::io;
 use std::net::{IpAddr, Ipv6Addr, UdpSocket};
 use std::time::Duration;
 
+use nix::net::if_::if_indextoname;
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep, timeout_at};
 use tracing::{debug, warn};
@@ -141,9 +142,16 @@ impl Claims {
 }
 
 /// Takes the group's link address out of the device's filter.
-pub(super) fn remove_filter(uplink_name: &str, group: Ipv6Addr) {
-    if let Err(error) = packet::remove_filter(uplink_name, multicast_mac(group)) {
-        warn!(%error, %group, "cannot remove the group of an egress IP from the uplink's filter");
+pub(super) fn remove_filter(device: &str, group: Ipv6Addr) {
+    if let Err(error) = packet::remove_filter(device, multicast_mac(group)) {
+        warn!(%error, %group, "cannot remove the group of an egress IP from the filter of {device}");
+    }
+}
+
+/// Likewise, for an address that was announced on another device than now; a device that is gone has no filter.
+pub(super) fn remove_filter_at(ifindex: u32, address: IpAddr) {
+    if let (IpAddr::V6(address), Ok(device)) = (address, if_indextoname(ifindex)) {
+        remove_filter(&device.to_string_lossy(), solicited_node(address));
     }
 }
 

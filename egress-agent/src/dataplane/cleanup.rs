@@ -4,10 +4,9 @@
 //! cannot be removed does not keep the rest. Steering goes first, the guard of the uplink last, so that no selected pod's
 //! packet leaves as a pod's in between.
 
-use std::collections::BTreeSet;
 use std::fs;
 use std::io;
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::IpAddr;
 use std::path::Path;
 
 use aya::maps::MapData;
@@ -18,7 +17,6 @@ use rtnetlink::packet_route::tc::TcHandle;
 use tokio::task::JoinSet;
 
 use super::error::{StartError, map_io, netlink_io};
-use super::frames::solicited_node;
 use super::lock::InstanceLock;
 use super::names::{Device, Hook, NFT_TABLE, OVERLAY_DEVICE, Pins};
 use super::tables::Hash;
@@ -58,9 +56,9 @@ pub async fn cleanup(settings: &Settings) -> Result<CleanupReport, StartError> {
             None
         }
     };
-    let groups = owned_groups(&pins).unwrap_or_else(|error| {
-        report.problems.push(format!("multicast groups of owned addresses: {error}"));
-        BTreeSet::new()
+    let owned = owned_addresses(&pins).unwrap_or_else(|error| {
+        report.problems.push(format!("multicast filters of owned addresses: {error}"));
+        Vec::new()
     });
     let mut tasks = JoinSet::new();
     let netlink = connect(&mut tasks).map_err(|error| StartError::kernel("open a netlink socket", error))?;
@@ -68,29 +66,24 @@ pub async fn cleanup(settings: &Settings) -> Result<CleanupReport, StartError> {
     if lock.is_some() {
         remove_pins(&pins, &mut report);
     }
-    for group in groups {
-        claim::remove_filter(&settings.uplink, group);
+    for (ifindex, address) in owned {
+        claim::remove_filter_at(ifindex, address);
     }
     report.note(&format!("device {OVERLAY_DEVICE}"), overlay::remove(&netlink).await);
     report.note(&format!("nftables table {NFT_TABLE}"), notrack::remove());
     Ok(report)
 }
 
-/// Groups whose link addresses are in the uplink's filter because of this agent.
-fn owned_groups(pins: &Pins) -> io::Result<BTreeSet<Ipv6Addr>> {
+/// Egress IPs of this node and the devices that they are announced on, whose multicast filters know them.
+fn owned_addresses(pins: &Pins) -> io::Result<Vec<(u32, IpAddr)>> {
     let path = pins.map("owned_addr");
-    if !path.exists() {
-        return Ok(BTreeSet::new());
+    let mut addresses = Vec::new();
+    if path.exists() {
+        let data = MapData::from_pin(path).map_err(map_io)?;
+        let owned = Hash::<Addr, OwnedAddr>::new(data).map_err(map_io)?;
+        owned.for_each(|address, entry| addresses.push((entry.ifindex, address.to_ip())))?;
     }
-    let data = MapData::from_pin(path).map_err(map_io)?;
-    let owned = Hash::<Addr, OwnedAddr>::new(data).map_err(map_io)?;
-    let mut groups = BTreeSet::new();
-    owned.for_each(|address, _| {
-        if let IpAddr::V6(address) = address.to_ip() {
-            groups.insert(solicited_node(address));
-        }
-    })?;
-    Ok(groups)
+    Ok(addresses)
 }
 
 /// Links of every layout version, then everything else below the directory, then the directory.

@@ -9,7 +9,7 @@ use egress_common::abi::{Addr, Config, Family, NodeEntry, OnUnknownPod, PortRang
 use tracing::{info, warn};
 
 use super::Settings;
-use super::claim::Claims;
+use super::claim::{self, Claims};
 use super::config;
 use super::convert;
 use super::error::{StartError, map_io};
@@ -146,6 +146,9 @@ impl State {
         for (id, entry) in owned {
             let address = entry.address.to_ip();
             self.claims.join(&settings.uplink, uplink, address);
+            if entry.ifindex != uplink.index {
+                claim::remove_filter_at(entry.ifindex, address);
+            }
             if entry.ifindex != uplink.index || entry.mac != uplink.mac {
                 self.write_owned(EgressId(id), address, uplink)?;
                 self.claims.announce(uplink, address);

@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use egress_agent::dataplane::Settings;
 use egress_agent::model::executor::{DataplaneError, Executor};
-use egress_agent::model::state::{Action, EgressId};
+use egress_agent::model::state::{Action, EgressId, OnUnknownPod};
 use nix::sys::socket::{AddressFamily, LinkAddr, SockFlag, SockProtocol, SockType, recvfrom, socket};
 
-use crate::node::{UPLINK, device, eventually, ip, mac_text, on_node, output, start};
+use crate::node::{UPLINK, clean, device, eventually, ip, mac_text, on_node, output, start};
 
 const ADDRESSES: [&str; 2] = ["172.18.0.100", "fd00:172:18::1:100"];
 
@@ -131,6 +131,43 @@ fn solicitations_pass_an_uplink_that_filters_multicast() {
         let mut again = start(Settings { uplink: "mv0".to_owned(), ..node.settings() }).await;
         again.apply(&Action::Disown(EgressId(1), wanted)).await.expect("disown");
         eventually("the group is left", || !filter().contains("33:33:ff:01:01:00")).await;
+    });
+}
+
+/// Without an agent's process in between: programs answer.
+#[test]
+fn neighbours_find_an_owned_address() {
+    on_node(|node| async move {
+        ip(&format!("link add link {UPLINK} name mv0 type macvlan mode bridge\nlink set mv0 up\n"));
+        for uplink in [UPLINK, "mv0"] {
+            let mut dataplane = start(Settings { uplink: uplink.to_owned(), ..node.settings() }).await;
+            dataplane.apply(&Action::SetUnknownPods(OnUnknownPod::Pass)).await.expect("apply");
+            for (id, text) in (1..).zip(ADDRESSES) {
+                dataplane.apply(&Action::Own(EgressId(id), address(text))).await.expect("own");
+            }
+            drop(dataplane);
+            node.outside(|| ip("neigh flush all\n"));
+            let mac = mac_text(device(uplink).1);
+            for text in ADDRESSES {
+                node.outside(|| {
+                    let any = if address(text).is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
+                    let socket = UdpSocket::bind(any).expect("a socket");
+                    socket.send_to(b"?", (address(text), 9)).expect("ask for the address");
+                });
+                eventually("the neighbour knows it", || {
+                    node.outside(|| output(&["ip", "neigh", "show", text])).contains(&mac)
+                })
+                .await;
+            }
+        }
+        let filter = |device| output(&["ip", "maddr", "show", "dev", device]).contains("33:33:ff:01:01:00");
+        // The macvlan asks its parent for the group, so the parent's filter says nothing here.
+        assert!(filter("mv0"), "it moved with the uplink");
+        // Also where the user names another uplink than the agent was run with.
+        assert_eq!(clean(&node.settings()).await, [] as [&str; 0]);
+        for device in [UPLINK, "mv0"] {
+            eventually("the filter has forgotten the address", || !filter(device)).await;
+        }
     });
 }
 

@@ -3,17 +3,19 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{BufRead, BufReader};
+use std::net::UdpSocket;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use aya::programs::links::{FdLink, PinnedLink};
 use egress_agent::dataplane::names::Hook;
 use egress_agent::dataplane::{Attachment, Settings, cleanup};
 use egress_agent::model::executor::Executor;
-use egress_agent::model::state::{Action, EgressId, PodState};
+use egress_agent::model::state::{Action, EgressId, OnUnknownPod, PodState, Prefix, PrefixKind, TunnelEndpoint};
 use egress_common::abi::Verdict;
 
-use crate::node::{self, MGMT, Node, UPLINK, clean, is_attached, on_node, output, start};
+use crate::node::{self, MGMT, Node, UPLINK, clean, ip, is_attached, on_node, output, start};
 
 /// Tells the test binary to be an agent with its pins here.
 const AGENT: &str = "EGRESS_TEST_AGENT_BPFFS";
@@ -137,6 +139,54 @@ fn a_killed_agent_is_succeeded_without_a_gap() {
         assert!(start.elapsed() < std::time::Duration::from_millis(100));
         assert!(output(&["ip", "maddr", "show", "dev", UPLINK]).contains("33:33:ff:01:01:00"));
     });
+}
+
+/// A selected pod whose object has no policy yet: each of its packets must meet the program and be dropped there.
+#[test]
+fn no_packet_passes_while_agents_come_and_go() {
+    on_node(|node| async move {
+        let mut dataplane = node.start().await;
+        let subnet = Prefix { kind: PrefixKind::PodSubnet, node: Some(TunnelEndpoint([172, 18, 0, 2].into())) };
+        let net = "10.244.1.0/24".parse().expect("a literal");
+        for action in [Action::SetUnknownPods(OnUnknownPod::Pass), Action::PutPrefix(net, subnet), pod()] {
+            dataplane.apply(&action).await.expect("apply an action");
+        }
+        node.outside(|| ip("addr add 10.244.1.10/24 dev pods0\nroute add 198.51.100.0/24 via 10.244.1.2\n"));
+        let stop = AtomicBool::new(false);
+        let (sent, last) = std::thread::scope(|scope| {
+            let sender = scope.spawn(|| node.outside(|| send_until(&stop)));
+            let restarts = scope.spawn(|| {
+                let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+                runtime.expect("make a runtime").block_on(async {
+                    let mut dataplane = Some(dataplane);
+                    for _ in 0..5 {
+                        drop(dataplane.take());
+                        dataplane = Some(node.start().await);
+                    }
+                    dataplane.expect("the last one")
+                })
+            });
+            let last = restarts.join().expect("the restarts");
+            stop.store(true, Ordering::Relaxed);
+            (sender.join().expect("the sender"), last)
+        });
+        let counted = || last.counters().expect("read the counters")[&Verdict::NoPolicy].packets;
+        println!("{sent} packets over five restarts");
+        assert!(sent > 100, "{sent}");
+        node::eventually("every packet was dropped and counted", || counted() == sent).await;
+    });
+}
+
+/// Sends datagrams of the pod to the outside world, some thousand a second; how many.
+fn send_until(stop: &AtomicBool) -> u64 {
+    let socket = UdpSocket::bind("10.244.1.10:5000").expect("the pod's address");
+    let mut sent = 0;
+    while !stop.load(Ordering::Relaxed) {
+        socket.send_to(b"may not leave", "198.51.100.10:9").expect("send");
+        sent += 1;
+        std::thread::sleep(std::time::Duration::from_micros(200));
+    }
+    sent
 }
 
 #[test]
