@@ -99,6 +99,12 @@ impl Hook {
     pub const ALL: [Self; 5] =
         [Self::UplinkEgress, Self::UplinkIngress, Self::OverlayIngress, Self::MgmtEgress, Self::MgmtIngress];
 
+    /// In the order in which they are put back on devices that were made anew while everything else was at work: first
+    /// what keeps pods' packets from leaving as they are. Each attachment waits for the kernel's readers, some ten
+    /// milliseconds, while the one before it is at work already.
+    pub const RETURN_ORDER: [Self; 5] =
+        [Self::MgmtIngress, Self::UplinkEgress, Self::UplinkIngress, Self::OverlayIngress, Self::MgmtEgress];
+
     /// Name of the program, of the pinned link and of the clsact filter.
     pub const fn name(self) -> &'static str {
         match self {

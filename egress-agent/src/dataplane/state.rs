@@ -110,7 +110,7 @@ impl State {
         if let (true, Some(uplink)) = (carrier_back, self.facts.uplink) {
             self.claims.announce_all(uplink);
         }
-        for hook in Hook::ALL {
+        for hook in Hook::RETURN_ORDER {
             self.follow_hook(settings, hook, verify);
         }
         Ok(())
