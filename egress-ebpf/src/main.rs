@@ -12,6 +12,7 @@ mod icmp;
 mod maps;
 mod packet;
 mod roads;
+mod sweep;
 mod way;
 
 use aya_ebpf::bindings::{TC_ACT_SHOT, TC_ACT_UNSPEC};
@@ -124,6 +125,12 @@ pub fn uplink_ingress(ctx: TcContext) -> i32 {
 #[classifier]
 pub fn uplink_egress(ctx: TcContext) -> i32 {
     run(&ctx, roads::leave)
+}
+
+/// Never attached: the agent runs it by BPF_PROG_TEST_RUN to remove what is idle. Returns how many entries went.
+#[classifier]
+pub fn sweep(_ctx: TcContext) -> i32 {
+    sweep::sweep()
 }
 
 /// Never reached: a panicking path is one that the verifier refuses.

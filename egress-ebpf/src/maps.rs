@@ -127,6 +127,12 @@ impl Maps {
         }
     }
 
+    /// A mapping, without noting it as alive.
+    #[inline(always)]
+    pub fn nat_peek(&self, key: &Tuple) -> Option<&Mapping> {
+        lent(NAT.get_ptr_mut(key))
+    }
+
     #[inline(always)]
     pub fn count(&self, verdict: Verdict, bytes: u32) {
         if let Some(count) = COUNTERS.get_ptr_mut(verdict.index()) {

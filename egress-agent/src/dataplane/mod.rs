@@ -174,6 +174,7 @@ impl Dataplane {
         let shared = Arc::new(Shared { settings, netlink, state: Mutex::new(state) });
         tasks.spawn(watch::run(Arc::clone(&shared), changes));
         tasks.spawn(events::run(events));
+        tasks.spawn(sweep::run(Arc::clone(&shared)));
         info!(attachment = ?features.attachment, "data plane is up");
         Ok(Self { shared, features, _tasks: tasks, _lock: lock })
     }

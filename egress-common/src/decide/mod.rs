@@ -2,7 +2,7 @@
 //!
 //! One file per hook, named as in the design: [`steer`] and [`notice`] on the management port, [`accept`] on the overlay,
 //! [`enter`] and [`leave`] on the uplink; and what they share: [`snat`] (mappings and ports), [`slots`] (which address a
-//! flow has), [`fragments`], [`mtu`]. None of them touches a packet. They ask [`Tables`], which the programs implement
+//! flow has), [`fragments`], [`mtu`], [`expiry`]. None of them touches a packet. They ask [`Tables`], which the programs implement
 //! over the maps and the tests over hash maps, and they return what is to be done; the edge does it.
 //!
 //! "Leave alone" is always a verdict of class pass. A packet of a selected pod that reaches the end of a decision without
@@ -10,6 +10,7 @@
 
 pub mod accept;
 pub mod enter;
+pub mod expiry;
 pub mod fragments;
 pub mod leave;
 pub mod mtu;
