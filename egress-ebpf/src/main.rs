@@ -8,6 +8,7 @@
 #![feature(asm_experimental_arch)]
 
 mod answer;
+mod fragment;
 mod icmp;
 mod maps;
 mod packet;

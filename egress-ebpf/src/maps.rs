@@ -22,6 +22,7 @@ use egress_common::decide::snat::{self, PortSearch};
 use egress_common::decide::{Claim, Owner, Tables};
 use egress_common::wire::Heads;
 
+use crate::fragment::Rest;
 use crate::icmp::Buffer;
 use crate::way::Way;
 
@@ -68,6 +69,8 @@ pub struct Workspace {
     pub heads: Heads,
     /// Of the packet of this run, once settled.
     pub way: Way,
+    /// The part of a packet that is sent as its second fragment.
+    pub rest: Rest,
     /// Headers under construction.
     pub buffer: Buffer,
     /// A mapping under construction.

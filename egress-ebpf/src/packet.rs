@@ -10,13 +10,15 @@ use core::ptr;
 use aya_ebpf::bindings::bpf_adj_room_mode::BPF_ADJ_ROOM_MAC;
 use aya_ebpf::bindings::{__sk_buff, BPF_F_MARK_MANGLED_0, BPF_F_PSEUDO_HDR, BPF_F_RECOMPUTE_CSUM};
 use aya_ebpf::helpers::generated::{
-    bpf_csum_diff, bpf_csum_update, bpf_l4_csum_replace, bpf_skb_adjust_room, bpf_skb_change_tail, bpf_skb_pull_data,
-    bpf_skb_store_bytes,
+    bpf_clone_redirect, bpf_csum_diff, bpf_csum_update, bpf_l4_csum_replace, bpf_skb_adjust_room, bpf_skb_change_tail,
+    bpf_skb_load_bytes, bpf_skb_pull_data, bpf_skb_store_bytes,
 };
 use aya_ebpf::programs::TcContext;
 use egress_common::abi::{Addr, Family, Verdict};
 use egress_common::decide::{End, Rewrite};
 use egress_common::wire::{Frame, Heads, L3, PROTO_ICMP, PROTO_ICMPV6, PROTO_TCP, PROTO_UDP, csum, ipv4, ipv6, l4};
+
+use crate::fragment::{REST, Rest};
 
 /// Heads that are read directly must lie in the linear area: Ethernet, IP with options or two extension headers, TCP.
 const HEADS: u32 = 14 + 60 + 20;
@@ -26,6 +28,15 @@ const BPF_F_IPV6: u64 = 1 << 7;
 const PACKET_OTHERHOST: u32 = 3;
 /// Offsets of transport headers stay below this; the mask shows it to the verifier.
 const OFFSET_MASK: usize = 0x3fff;
+
+/// A length of 1..=REST, in a form that shows both bounds to the verifier.
+#[inline(always)]
+fn tail_length(length: u32) -> Option<u32> {
+    const MASK: u32 = REST as u32 - 1;
+    const _: () = assert!(REST.is_power_of_two());
+    let less_one = length.wrapping_sub(1);
+    (less_one <= MASK).then_some((less_one & MASK) + 1)
+}
 
 /// The packet of this run: a pointer, so that out-of-line functions take it in a register.
 #[derive(Clone, Copy)]
@@ -153,6 +164,32 @@ impl Packet {
         // SAFETY: the context is the program's own, `from` and `length` are those of one slice.
         let result = unsafe { bpf_skb_store_bytes(self.skb, offset as u32, from, length, BPF_F_RECOMPUTE_CSUM.into()) };
         (result == 0).then_some(())
+    }
+
+    /// Copies `length` bytes at `offset` into `to`.
+    #[inline(always)]
+    pub fn load_tail(&self, offset: u32, length: u32, to: &mut Rest) -> Option<()> {
+        let length = tail_length(length)?;
+        // SAFETY: the context is the program's own, and `length` bytes fit into `to`.
+        let result = unsafe { bpf_skb_load_bytes(self.skb.cast(), offset, to.as_mut_ptr().cast(), length) };
+        (result == 0).then_some(())
+    }
+
+    /// Writes the first `length` bytes of `from` at `offset`.
+    #[inline(always)]
+    pub fn store_tail(&self, offset: u32, length: u32, from: &Rest) -> Option<()> {
+        let length = tail_length(length)?;
+        let flags = BPF_F_RECOMPUTE_CSUM.into();
+        // SAFETY: the context is the program's own, and `from` has `length` bytes.
+        let result = unsafe { bpf_skb_store_bytes(self.skb, offset, from.as_ptr().cast(), length, flags) };
+        (result == 0).then_some(())
+    }
+
+    /// Sends a copy of the packet as it is now by a device.
+    #[inline(always)]
+    pub fn send_clone(&self, ifindex: u32) -> Option<()> {
+        // SAFETY: the context is the program's own.
+        (unsafe { bpf_clone_redirect(self.skb, ifindex, 0) } == 0).then_some(())
     }
 
     /// Gives the packet another end. A failure may leave it half written: the caller drops it.

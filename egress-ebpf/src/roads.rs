@@ -1,6 +1,6 @@
 //! The roads: for each hook, the decision and what it asks of the packet.
 
-use egress_common::abi::{Addr, Config, Direction, Hop, Mapping, NODE_MARK, Origin, Slot, SlotPlace, Verdict};
+use egress_common::abi::{Addr, Config, Direction, Hop, Mapping, NODE_MARK, Origin, Owned, Slot, SlotPlace, Verdict};
 use egress_common::decide::accept::Accept;
 use egress_common::decide::enter::Enter;
 use egress_common::decide::leave::{Leave, Meta};
@@ -12,6 +12,7 @@ use egress_common::wire::{Frame, Heads, PROTO_ICMPV6, ethertype};
 
 use crate::Outcome;
 use crate::answer;
+use crate::fragment::{self, Rest};
 use crate::maps::{Maps, Workspace};
 use crate::packet::Packet;
 use crate::way::{self, Journey, Way};
@@ -27,7 +28,7 @@ pub struct Run<'a> {
 impl Run<'_> {
     /// Length (bytes, from the IP header on) of the largest packet that this one will be on the wire.
     #[inline(always)]
-    fn wire_length(&self) -> u32 {
+    pub fn wire_length(&self) -> u32 {
         mtu::wire_length(self.packet.len() as u32, self.packet.gso_size(), self.heads)
     }
 }
@@ -79,20 +80,24 @@ fn snat_here(run: &Run<'_>, way: &mut Way, egress_id: u32, slot: &Slot) -> Outco
     };
     let face = Face { address: owned.address, ports: snat::EGRESS_PORTS };
     match snat::translate(run.heads, &Maps, &face, &owner) {
-        Ok(mapping) => out_by_uplink(run, way, mapping, owned.ifindex),
+        Ok(mapping) => out_by_uplink(run, way, mapping, owned),
         Err(verdict) => refuse(egress_id, verdict),
     }
 }
 
 /// Settles the way, checks the length, rewrites, goes. The TTL is taken down by the node where the pod is.
 #[inline(always)]
-fn out_by_uplink(run: &Run<'_>, way: &mut Way, mapping: &Mapping, ifindex: u32) -> Outcome {
+fn out_by_uplink(run: &Run<'_>, way: &mut Way, mapping: &Mapping, owned: &Owned) -> Outcome {
     let Run { packet, config, heads } = *run;
     let rewrite = Rewrite::snat(mapping);
+    // An entry that is removed and used again by another CPU just now may show another flow's address.
+    if rewrite.addr != owned.address {
+        return Outcome::done(Verdict::ClaimLost);
+    }
     let journey = Journey {
         saddr: rewrite.addr,
         daddr: heads.tuple.daddr,
-        ifindex,
+        ifindex: owned.ifindex,
         device_mtu: config.uplink_mtu,
         kept: &mapping.hop,
         keep: true,
@@ -135,7 +140,7 @@ fn steer_to(run: &Run<'_>, egress_id: u32, slot: &Slot) -> Outcome {
 }
 
 pub fn accept(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outcome {
-    let Workspace { heads, way, buffer, .. } = workspace;
+    let Workspace { heads, way, rest, buffer, .. } = workspace;
     let Some(outer) = way::outer(packet) else {
         return Outcome::done(Verdict::ForgedOuter);
     };
@@ -146,11 +151,11 @@ pub fn accept(packet: Packet, config: &Config, workspace: &mut Workspace) -> Out
     let run = &Run { packet, config, heads };
     let (owned, source_node) = match decision {
         Accept::Done(verdict) => return Outcome::done(verdict),
-        Accept::Deliver => return deliver(run, way),
+        Accept::Deliver => return deliver(run, way, rest),
         Accept::Translate { owned, source_node } => (owned, source_node),
     };
     let outcome = match decide::accept::translate(run.heads, &Maps, owned, outer.egress_id, source_node) {
-        Ok(mapping) => out_by_uplink(run, way, mapping, owned.ifindex),
+        Ok(mapping) => out_by_uplink(run, way, mapping, owned),
         Err(verdict) => refuse(outer.egress_id, verdict),
     };
     match outcome.mtu_exceeded() {
@@ -161,12 +166,18 @@ pub fn accept(packet: Packet, config: &Config, workspace: &mut Workspace) -> Out
 
 /// A reply from a gateway, for a pod of this node; the gateway has done everything but the last hop.
 #[inline(never)]
-fn deliver(run: &Run<'_>, way: &mut Way) -> Outcome {
+fn deliver(run: &Run<'_>, way: &mut Way, rest: &mut Rest) -> Outcome {
     let journey = to_pod(run, run.heads.tuple.daddr, &Hop::NONE, false);
     if let Some(verdict) = way::settle(run, &journey, way) {
         return Outcome::done(verdict);
     }
-    Outcome::redirected(Verdict::ReplyDelivered, way::go(run.packet, way))
+    let oversize = run.wire_length() > way.mtu;
+    if oversize && !fragment::fits_in_two(run, way.mtu) {
+        // The gateway answers what cannot be fragmented; this one is larger than two pieces.
+        return Outcome::done(Verdict::MtuExceeded);
+    }
+    let result = if oversize { fragment::send_in_two(run, way, rest) } else { way::go(run.packet, way) };
+    Outcome::redirected(Verdict::ReplyDelivered, result)
 }
 
 #[inline(always)]
@@ -185,7 +196,7 @@ pub fn enter(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outc
     if packet.is_foreign() {
         return Outcome::done(Verdict::NotOurs);
     }
-    let Workspace { heads, way, buffer, .. } = workspace;
+    let Workspace { heads, way, rest, buffer, .. } = workspace;
     if packet.load(12).map(u16::from_be_bytes) == Some(ethertype::ARP) {
         *heads = Heads::NONE;
         return answer::arp(packet);
@@ -202,7 +213,7 @@ pub fn enter(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outc
     let run = &Run { packet, config, heads };
     let outcome = match decision {
         Enter::Done(verdict) => Outcome::done(verdict),
-        Enter::ReplyHere { mapping } => reply_here(run, way, mapping),
+        Enter::ReplyHere { mapping } => reply_here(run, way, rest, mapping),
         Enter::ReplyRemote { mapping } => reply_remote(run, mapping),
         Enter::NodeReply { mapping } => match packet.rewrite(run.heads, &Rewrite::reverse(mapping)) {
             Ok(()) => Outcome::done(Verdict::NodeReply),
@@ -216,7 +227,7 @@ pub fn enter(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outc
 }
 
 #[inline(always)]
-fn reply_here(run: &Run<'_>, way: &mut Way, mapping: &Mapping) -> Outcome {
+fn reply_here(run: &Run<'_>, way: &mut Way, rest: &mut Rest, mapping: &Mapping) -> Outcome {
     let Run { packet, heads, .. } = *run;
     count_ingress(mapping.egress_id, packet.len() as u32);
     let rewrite = Rewrite::reverse(mapping);
@@ -224,11 +235,14 @@ fn reply_here(run: &Run<'_>, way: &mut Way, mapping: &Mapping) -> Outcome {
     if let Some(verdict) = way::settle(run, &journey, way) {
         return Outcome::done(verdict);
     }
-    if run.wire_length() > way.mtu {
+    let oversize = run.wire_length() > way.mtu;
+    if oversize && !fragment::fits_in_two(run, way.mtu) {
         return Outcome::too_big(way.mtu);
     }
-    let result =
-        packet.decrement_ttl(heads).and_then(|()| packet.rewrite(heads, &rewrite)).and_then(|()| way::go(packet, way));
+    let result = packet
+        .decrement_ttl(heads)
+        .and_then(|()| packet.rewrite(heads, &rewrite))
+        .and_then(|()| if oversize { fragment::send_in_two(run, way, rest) } else { way::go(packet, way) });
     Outcome::redirected(Verdict::ReplyHere, result)
 }
 
@@ -237,13 +251,16 @@ fn reply_remote(run: &Run<'_>, mapping: &Mapping) -> Outcome {
     let Run { packet, config, heads } = *run;
     count_ingress(mapping.egress_id, packet.len() as u32);
     let limit = config.overlay_mtu.min(config.pod_mtu);
-    if run.wire_length() > limit {
+    let length = run.wire_length();
+    // What may be fragmented is: outside on the way through the overlay, and by the pod's node.
+    if length > limit && heads.dont_fragment {
         return Outcome::too_big(limit);
     }
+    let whole = length <= config.overlay_mtu;
     let result = packet
         .decrement_ttl(heads)
         .and_then(|()| packet.rewrite(heads, &Rewrite::reverse(mapping)))
-        .and_then(|()| way::encapsulate(packet, config, &mapping.source_node, mapping.egress_id, true));
+        .and_then(|()| way::encapsulate(packet, config, &mapping.source_node, mapping.egress_id, whole));
     Outcome::redirected(Verdict::ReplySteered, result)
 }
 

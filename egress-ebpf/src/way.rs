@@ -33,11 +33,14 @@ pub const TC_ACT_REDIRECT: i32 = 7;
 /// of a variant that is not there would be undefined, and the verifier refuses to see them copied.
 #[repr(C)]
 pub struct Way {
-    resolve: u32,
+    /// To be resolved by the kernel, for this packet.
+    resolve: bool,
+    /// The link addresses below are known.
+    pub known: bool,
     pub mtu: u32,
-    ifindex: u32,
-    dmac: [u8; 6],
-    smac: [u8; 6],
+    pub ifindex: u32,
+    pub dmac: [u8; 6],
+    pub smac: [u8; 6],
     neighbour: Neighbour,
     /// Working space of the lookup.
     params: FibParams,
@@ -62,7 +65,8 @@ pub fn settle(run: &Run<'_>, journey: &Journey<'_>, way: &mut Way) -> Option<Ver
     let (config, now) = (run.config, Maps.now_ns());
     let hop = journey.kept;
     if hop.generation == config.route_generation && now < hop.valid_until_ns && hop.ifindex == journey.ifindex {
-        way.resolve = 0;
+        way.resolve = false;
+        way.known = true;
         way.ifindex = hop.ifindex;
         way.mtu = hop.mtu;
         way.dmac = hop.dmac;
@@ -73,7 +77,10 @@ pub fn settle(run: &Run<'_>, journey: &Journey<'_>, way: &mut Way) -> Option<Ver
         Ok(settled) => settled,
         Err(verdict) => return Some(verdict),
     };
-    way.resolve = 1;
+    way.resolve = true;
+    way.known = settled;
+    way.dmac = way.params.dmac;
+    way.smac = way.params.smac;
     way.ifindex = way.params.ifindex;
     way.mtu = if settled { route_mtu(&way.params, journey.device_mtu) } else { journey.device_mtu };
     set_neighbour(way);
@@ -145,15 +152,21 @@ fn set_neighbour(way: &mut Way) {
 #[inline(always)]
 pub fn go(packet: Packet, way: &mut Way) -> Result<i32, Verdict> {
     packet.set_mark(0);
-    let result = if way.resolve != 0 {
+    let result = if way.resolve {
         // SAFETY: the neighbour outlives the call and its true size is given.
         unsafe { bpf_redirect_neigh(way.ifindex, &raw mut way.neighbour, size_of::<Neighbour>() as i32, 0) }
     } else {
         packet.set_macs(way.dmac, way.smac).ok_or(Verdict::RewriteFailed)?;
-        // SAFETY: the helper takes numbers only.
-        unsafe { bpf_redirect(way.ifindex, 0) }
+        return redirect(way.ifindex);
     };
     redirected(result)
+}
+
+/// Sends the packet, complete with link addresses, by a device.
+#[inline(always)]
+pub fn redirect(ifindex: u32) -> Result<i32, Verdict> {
+    // SAFETY: the helper takes numbers only.
+    redirected(unsafe { bpf_redirect(ifindex, 0) })
 }
 
 #[inline(always)]
@@ -165,8 +178,7 @@ fn redirected(result: i64) -> Result<i32, Verdict> {
 #[inline(always)]
 pub fn turn_round(packet: Packet) -> Result<i32, Verdict> {
     packet.set_mark(0);
-    // SAFETY: the helper takes numbers only.
-    redirected(unsafe { bpf_redirect(packet.ifindex(), 0) })
+    redirect(packet.ifindex())
 }
 
 /// Puts the packet into the overlay towards a node. With `whole` the outer packet may not be fragmented.
@@ -204,8 +216,7 @@ pub fn encapsulate(
     if result != 0 {
         return Err(Verdict::EncapFailed);
     }
-    // SAFETY: the helper takes numbers only.
-    redirected(unsafe { bpf_redirect(config.overlay_ifindex, 0) }).map_err(|_| Verdict::EncapFailed)
+    redirect(config.overlay_ifindex).map_err(|_| Verdict::EncapFailed)
 }
 
 /// The tunnel header that the overlay device has taken off.
