@@ -1,7 +1,8 @@
 //! Which ports NAT may use on the node's own address (mark 1008): those that nobody else on the node will take.
 //!
 //! Pure: the kernel's settings are arguments. What is excluded: the host's ephemeral ports, its reserved ports, the
-//! NodePort range and the tunnel port. Of what remains above 1023, the largest contiguous range is taken.
+//! NodePort range and the tunnel port. Of the contiguous ranges that remain above 1023, the highest that is large enough is
+//! taken: services of the node listen in the lower ones. Where none is, the largest.
 
 use std::ops::RangeInclusive;
 
@@ -12,13 +13,15 @@ pub(super) const COMFORTABLE: usize = 1024;
 
 const FIRST: u16 = 1024;
 
-/// The largest range of 1024..=65535 that meets no excluded range; `None` when nothing is left.
+/// A range of 1024..=65535 that meets no excluded range; `None` when nothing is left.
 pub(super) fn choose(excluded: &[RangeInclusive<u16>]) -> Option<PortRange> {
     let mut sorted: Vec<_> = excluded.iter().filter(|range| !range.is_empty()).cloned().collect();
     sorted.sort_by_key(|range| *range.start());
     let mut best: Option<RangeInclusive<u16>> = None;
     let mut consider = |candidate: RangeInclusive<u16>| {
-        if candidate.len() > best.as_ref().map_or(0, ExactSizeIterator::len) {
+        // They come in ascending order, so of equals the later is the higher.
+        let worth = |range: &RangeInclusive<u16>| range.len().min(COMFORTABLE);
+        if worth(&candidate) > 0 && best.as_ref().is_none_or(|best| worth(&candidate) >= worth(best)) {
             best = Some(candidate);
         }
     };
@@ -68,8 +71,8 @@ mod tests {
     }
 
     #[test]
-    fn the_usual_node_gets_what_is_below_the_node_ports() {
-        assert_eq!(choose(&[32768..=60999, 30000..=32767, 4794..=4794]), range(4795, 29999));
+    fn the_usual_node_gets_what_is_above_the_ephemeral_ports() {
+        assert_eq!(choose(&[32768..=60999, 30000..=32767, 4794..=4794]), range(61000, 65535));
     }
 
     #[test]
