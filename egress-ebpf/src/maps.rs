@@ -249,6 +249,14 @@ impl Tables for Maps {
     }
 
     #[inline(always)]
+    fn set_flow_slot(&self, tuple: &Tuple, slot: u32) {
+        if let Some(flow) = FLOWS.get_ptr_mut(tuple) {
+            // SAFETY: see the module header.
+            unsafe { (*flow).slot = slot };
+        }
+    }
+
+    #[inline(always)]
     fn put_flow(&self, tuple: &Tuple, flow: &Flow) -> bool {
         FLOWS.insert(tuple, flow, BPF_EXIST.into()).is_ok()
     }

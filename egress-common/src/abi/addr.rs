@@ -94,7 +94,8 @@ impl PartialEq for Addr {
     #[inline(always)]
     fn eq(&self, other: &Self) -> bool {
         let (a, b) = (self.words(), other.words());
-        a[3] == b[3] && a[2] == b[2] && a[1] == b[1] && a[0] == b[0]
+        // One branch instead of four: fewer paths for the verifier to walk.
+        (a[3] ^ b[3]) | (a[2] ^ b[2]) | (a[1] ^ b[1]) | (a[0] ^ b[0]) == 0
     }
 }
 

@@ -67,6 +67,8 @@ pub trait Tables {
 
     fn flow_seen(&self, tuple: &Tuple, tcp_flags: u8) -> Option<&Flow>;
     fn claim_flow(&self, tuple: &Tuple, flow: &Flow) -> Claim;
+    /// Notes where the flow's address is among the slots now.
+    fn set_flow_slot(&self, tuple: &Tuple, slot: u32);
     /// Overwrites; false when the map takes no more.
     fn put_flow(&self, tuple: &Tuple, flow: &Flow) -> bool;
 

@@ -24,10 +24,7 @@ pub fn of_flow<'t, T: Tables>(heads: &Heads, tables: &'t T, egress_id: u32) -> R
     }
     translatable(heads)?;
     let known = tables.flow_seen(&heads.tuple, heads.tcp_flags);
-    if let Some(flow) = known
-        && flow.egress_id == egress_id
-        && let Some(slot) = find(policy, flow)
-    {
+    if let Some(slot) = known.and_then(|flow| kept(heads, tables, egress_id, policy, flow)) {
         return Ok(slot);
     }
     if known.is_some() && is_mid_stream(heads) {
@@ -54,23 +51,38 @@ pub fn translatable(heads: &Heads) -> Result<(), Verdict> {
     }
 }
 
-/// The flow's address among the slots; its last place is tried first.
+/// The slot of the flow's address; its last place is tried first.
 #[inline(always)]
-fn find<'t>(policy: &'t Policy, flow: &Flow) -> Option<&'t Slot> {
-    let at = |index: u32| {
-        let slot = &policy.slots[(index & SLOT_MASK) as usize];
-        (index < policy.count() && slot.address == flow.address).then_some(slot)
-    };
-    if let Some(found) = at(flow.slot) {
-        return Some(found);
+fn kept<'t, T: Tables>(heads: &Heads, tables: &T, egress_id: u32, policy: &'t Policy, flow: &Flow) -> Option<&'t Slot> {
+    if flow.egress_id != egress_id {
+        return None;
     }
-    for index in 0..MAX_SLOTS as u32 {
-        if index >= policy.count() {
-            break;
+    if let Some(slot) = slot_at(policy, flow.slot, &flow.address) {
+        return Some(slot);
+    }
+    let moved = place_of(policy, &flow.address)?;
+    tables.set_flow_slot(&heads.tuple, moved);
+    // Read back from the map, so that the verifier follows one unknown place instead of each one that it may be.
+    let flow = tables.flow_seen(&heads.tuple, 0)?;
+    slot_at(policy, flow.slot, &flow.address)
+}
+
+/// The slot at this place, if it has this address.
+#[inline(always)]
+fn slot_at<'t>(policy: &'t Policy, place: u32, address: &Addr) -> Option<&'t Slot> {
+    let slot = &policy.slots[(place & SLOT_MASK) as usize];
+    (place < policy.count() && slot.address == *address).then_some(slot)
+}
+
+/// Where the address is among the slots.
+#[inline(never)]
+fn place_of(policy: &Policy, address: &Addr) -> Option<u32> {
+    let mut place = 0;
+    while place < MAX_SLOTS as u32 && place < policy.count() {
+        if policy.slots[(place & SLOT_MASK) as usize].address == *address {
+            return Some(place);
         }
-        if let Some(found) = at(index) {
-            return Some(found);
-        }
+        place += 1;
     }
     None
 }
@@ -102,7 +114,7 @@ fn begin<'t, T: Tables>(
         // Another CPU began the same flow: its choice stands.
         Claim::Taken => {
             let flow = tables.flow_seen(&heads.tuple, heads.tcp_flags).ok_or(Verdict::ClaimLost)?;
-            find(policy, flow).ok_or(Verdict::ClaimLost)
+            kept(heads, tables, egress_id, policy, flow).ok_or(Verdict::ClaimLost)
         }
     }
 }

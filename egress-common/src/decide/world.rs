@@ -168,6 +168,11 @@ impl Tables for World {
         self.flows.borrow_mut().insert(*tuple, *flow);
         Claim::Claimed
     }
+    fn set_flow_slot(&self, tuple: &Tuple, slot: u32) {
+        if let Some(flow) = self.flows.borrow_mut().get_mut(tuple) {
+            flow.slot = slot;
+        }
+    }
     fn put_flow(&self, tuple: &Tuple, flow: &Flow) -> bool {
         self.flows.borrow_mut().insert(*tuple, *flow);
         true
