@@ -19,7 +19,7 @@ use egress_common::abi::{
     NodeEntry, Owned, OwnedAddr, PodEntry, Policy, PolicyKey, Tuple, Verdict,
 };
 use egress_common::decide::snat::{self, PortSearch};
-use egress_common::decide::{Claim, Owner, Tables};
+use egress_common::decide::{Claim, Owner, PortClaim, Tables};
 use egress_common::wire::Heads;
 
 use crate::fragment::Rest;
@@ -279,13 +279,13 @@ impl Tables for Maps {
     }
 
     #[inline(always)]
-    fn claim_any_port(&self, forward: &Tuple, address: &Addr, owner: &Owner, search: &PortSearch) -> Option<u16> {
-        let mut walk = PortWalk { forward, address, owner, search, now: self.now_ns(), found: 0 };
+    fn claim_any_port(&self, forward: &Tuple, address: &Addr, owner: &Owner, search: &PortSearch) -> PortClaim {
+        let found = PortClaim::NoneFree;
+        let mut walk = PortWalk { forward, address, owner, search, now: self.now_ns(), found };
         // SAFETY: the callback has the signature that the helper asks for, and `walk` lives on this frame until the
         // helper returns.
         unsafe { bpf_loop(search.span, try_port as *mut c_void, (&raw mut walk).cast(), 0) };
-        // Ports of a search are never zero.
-        (walk.found != 0).then_some(walk.found)
+        walk.found
     }
 
     #[inline(always)]
@@ -322,8 +322,7 @@ struct PortWalk<'a> {
     owner: &'a Owner,
     search: &'a PortSearch,
     now: u64,
-    /// Zero until a port is claimed.
-    found: u16,
+    found: PortClaim,
 }
 
 /// One step of the search: 0 goes on, 1 ends it.
@@ -334,11 +333,14 @@ unsafe extern "C" fn try_port(index: u64, walk: *mut PortWalk<'_>) -> u64 {
     let reverse = snat::reverse_key(walk.forward, walk.address, port);
     match claim_nat(walk.now, &reverse, walk.forward, walk.owner) {
         Claim::Claimed => {
-            walk.found = port;
+            walk.found = PortClaim::Claimed(port);
             1
         }
         Claim::Taken => 0,
-        Claim::Full => 1,
+        Claim::Full => {
+            walk.found = PortClaim::Full;
+            1
+        }
     }
 }
 

@@ -48,6 +48,11 @@ impl ClusterPrefix {
         Self { kind: kind as u32, node }
     }
 
+    #[cfg(test)]
+    pub(crate) const fn of_another_version(self) -> Self {
+        Self { kind: 99, ..self }
+    }
+
     /// `None` when another version wrote it.
     #[inline(always)]
     pub const fn kind(&self) -> Option<PrefixKind> {
@@ -86,6 +91,11 @@ abi!(NodeEntry, 20);
 impl NodeEntry {
     pub const fn new(place: NodePlace, node: Addr) -> Self {
         Self { place: place as u32, node }
+    }
+
+    #[cfg(test)]
+    pub(crate) const fn of_another_version(self) -> Self {
+        Self { place: 99, ..self }
     }
 
     #[inline(always)]

@@ -78,6 +78,11 @@ impl Config {
         Self { on_unknown_pod: on as u32, ..self }
     }
 
+    #[cfg(test)]
+    pub(crate) const fn of_another_version(self) -> Self {
+        Self { on_unknown_pod: 99, ..self }
+    }
+
     #[inline(always)]
     pub const fn on_unknown_pod(&self) -> OnUnknownPod {
         if self.on_unknown_pod == OnUnknownPod::Pass as u32 { OnUnknownPod::Pass } else { OnUnknownPod::Drop }

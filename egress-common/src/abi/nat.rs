@@ -149,6 +149,11 @@ impl Mapping {
         }
     }
 
+    #[cfg(test)]
+    pub(crate) const fn of_another_version(self) -> Self {
+        Self { origin: 99, ..self }
+    }
+
     /// `None` when another version wrote it.
     #[inline(always)]
     pub const fn origin(&self) -> Option<Origin> {

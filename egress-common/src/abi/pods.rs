@@ -33,6 +33,11 @@ impl PodEntry {
         Self { selection: Selection::Selected as u32, egress_id, selected_since_ns }
     }
 
+    #[cfg(test)]
+    pub(crate) const fn of_another_version(self) -> Self {
+        Self { selection: 99, ..self }
+    }
+
     /// The egress ID where the pod is selected. A value that is neither counts as selected by an object without policy,
     /// which is a drop: fail closed.
     #[inline(always)]
@@ -138,6 +143,11 @@ impl Policy {
         policy.slots.get_mut(..slots.len())?.copy_from_slice(slots);
         policy.count = u32::try_from(slots.len()).ok()?;
         Some(policy)
+    }
+
+    #[cfg(test)]
+    pub(crate) const fn of_another_version(self) -> Self {
+        Self { when_empty: 99, ..self }
     }
 
     #[inline(always)]

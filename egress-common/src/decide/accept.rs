@@ -72,3 +72,113 @@ pub fn translate<'t, T: Tables>(
     let owner = Owner { origin: Origin::Remote, source_node: *source_node, egress_id };
     snat::translate(heads, tables, &Face { address: owned.address, ports: snat::EGRESS_PORTS }, &owner)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::abi::NodeEntry;
+    use crate::decide::cast::{Cast, ID, NODE, OTHER_NODE, both};
+    use crate::decide::packets::{Packet, packet};
+    use crate::decide::world::{World, addr};
+
+    fn asked<'t>(world: &'t World, from: &str, egress_id: u32, packet: &Packet) -> Accept<'t> {
+        let outer = Outer { source: addr(from), egress_id };
+        accept(&mut packet.heads(), &outer, world, &world.config.get())
+    }
+
+    fn from_remote(cast: &Cast) -> Packet {
+        packet(cast.remote_pod, cast.world, 4000, 80)
+    }
+
+    #[test]
+    fn a_pod_of_the_node_that_sends_gets_the_egress_ip() {
+        both(|cast, world| {
+            // Any address of that node will do: which one the kernel chooses is its affair.
+            for from in [cast.other_node, cast.other_mgmt] {
+                let Accept::Translate { owned, source_node } = asked(world, from, ID, &from_remote(cast)) else {
+                    panic!("not translated");
+                };
+                assert_eq!((owned.address, *source_node), (addr(cast.egress), addr(OTHER_NODE)));
+                let heads = from_remote(cast).heads();
+                let mapping = translate(&heads, world, owned, ID, source_node).expect("a free port");
+                assert_eq!(mapping.origin(), Some(Origin::Remote));
+                assert_eq!((mapping.source_node, mapping.egress_id), (addr(OTHER_NODE), ID));
+            }
+            world.assert_paired();
+        });
+    }
+
+    #[test]
+    fn the_outer_source_must_be_another_node() {
+        both(|cast, world| {
+            for from in [cast.node, cast.mgmt, cast.world, cast.remote_pod, cast.pod, cast.egress] {
+                let verdict = asked(world, from, ID, &from_remote(cast));
+                assert_eq!(verdict, Accept::Done(Verdict::ForgedOuter), "{from}");
+                let reply = packet(cast.world, cast.pod, 80, 4000);
+                assert_eq!(asked(world, from, ID, &reply), Accept::Done(Verdict::ForgedOuter), "{from}");
+            }
+        });
+    }
+
+    #[test]
+    fn the_inner_source_must_be_a_pod_of_that_node() {
+        both(|cast, world| {
+            for source in [cast.pod, cast.lost_pod, cast.world, cast.other_node, cast.service, cast.egress] {
+                let forged = packet(source, cast.world, 4000, 80);
+                assert_eq!(asked(world, cast.other_node, ID, &forged), Accept::Done(Verdict::ForgedInner), "{source}");
+            }
+        });
+    }
+
+    #[test]
+    fn only_an_owned_address_of_the_family_is_given() {
+        both(|cast, world| {
+            let verdict = asked(world, cast.other_node, ID + 1, &from_remote(cast));
+            assert_eq!(verdict, Accept::Done(Verdict::NotGateway));
+            let other_family = if cast.egress.contains(':') { "172.18.0.100" } else { "fd00:172:18::100" };
+            world.own(ID, other_family);
+            let verdict = asked(world, cast.other_node, ID, &from_remote(cast));
+            assert_eq!(verdict, Accept::Done(Verdict::NotGateway));
+        });
+    }
+
+    #[test]
+    fn replies_are_for_pods_of_this_node() {
+        both(|cast, world| {
+            for pod in [cast.pod, cast.known_pod, cast.unknown_pod] {
+                let reply = packet(cast.world, pod, 80, 4000);
+                assert_eq!(asked(world, cast.other_node, ID, &reply), Accept::Deliver, "{pod}");
+                assert_eq!(asked(world, cast.other_node, ID, &reply.fragment(100, false)), Accept::Deliver);
+            }
+            let elsewhere = packet(cast.world, cast.remote_pod, 80, 4000);
+            assert_eq!(asked(world, cast.other_node, ID, &elsewhere), Accept::Done(Verdict::ForgedInner));
+        });
+    }
+
+    #[test]
+    fn what_cannot_be_translated_is_named() {
+        both(|cast, world| {
+            for (packet, verdict) in [
+                (from_remote(cast).protocol(132), Verdict::UnsupportedProtocol),
+                (from_remote(cast).cut(4), Verdict::Malformed),
+                (from_remote(cast).unreachable(), Verdict::IcmpUnmatched),
+                (from_remote(cast).fragment(100, false), Verdict::FragmentUnknown),
+            ] {
+                assert_eq!(asked(world, cast.other_node, ID, &packet), Accept::Done(verdict));
+            }
+            let first = asked(world, cast.other_node, ID, &from_remote(cast).fragment(0, true));
+            assert!(matches!(first, Accept::Translate { .. }));
+            let later = asked(world, cast.other_node, ID, &from_remote(cast).fragment(100, false));
+            assert!(matches!(later, Accept::Translate { .. }));
+        });
+    }
+
+    #[test]
+    fn a_node_of_another_version_is_not_this_node() {
+        both(|cast, world| {
+            world.put_node(cast.other_node, NodeEntry::new(NodePlace::Own, addr(OTHER_NODE)).of_another_version());
+            assert!(matches!(asked(world, cast.other_node, ID, &from_remote(cast)), Accept::Translate { .. }));
+            assert_eq!(world.node(&addr(cast.node)).map(|node| node.node), Some(addr(NODE)));
+        });
+    }
+}

@@ -83,3 +83,162 @@ pub fn node_address(config: &Config, family: Family) -> Addr {
         Family::V6 => config.node_v6,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::decide::cast::{Cast, ID, OTHER_NODE, both};
+    use crate::decide::packets::{Packet, packet};
+    use crate::decide::snat::{self, EGRESS_PORTS, Face};
+    use crate::decide::world::{World, addr, with_node_ports};
+    use crate::decide::{Owner, leave};
+    use crate::wire::tcp;
+
+    fn asked<'t>(world: &'t World, packet: &Packet) -> Enter<'t> {
+        enter(&mut packet.arriving(), world, &world.config.get())
+    }
+
+    fn verdict(world: &World, packet: &Packet) -> Verdict {
+        match asked(world, packet) {
+            Enter::Done(verdict) => verdict,
+            other => panic!("{packet:?} is not done: {other:?}"),
+        }
+    }
+
+    /// A flow of the pod to the world, translated.
+    fn begin(cast: &Cast, world: &World, origin: Origin, packet: &Packet) -> Mapping {
+        let face = Face { address: addr(cast.egress), ports: EGRESS_PORTS };
+        let owner = Owner { origin, source_node: addr(OTHER_NODE), egress_id: ID };
+        *snat::translate(&packet.heads(), world, &face, &owner).expect("a free port")
+    }
+
+    #[test]
+    fn replies_go_back_by_the_way_of_their_flow() {
+        both(|cast, world| {
+            begin(cast, world, Origin::Here, &packet(cast.pod, cast.world, 4000, 80));
+            begin(cast, world, Origin::Remote, &packet(cast.remote_pod, cast.world, 4001, 80).tcp(tcp::SYN));
+            begin(cast, world, Origin::Here, &packet(cast.pod, cast.world, 0, 0).echo(4002));
+            let Enter::ReplyHere { mapping } = asked(world, &packet(cast.world, cast.egress, 80, 4000)) else {
+                panic!("not for a pod here");
+            };
+            assert_eq!((mapping.other.saddr, mapping.other.sport()), (addr(cast.pod), 4000));
+            let syn_ack = packet(cast.world, cast.egress, 80, 4001).tcp(tcp::SYN | tcp::ACK);
+            let Enter::ReplyRemote { mapping } = asked(world, &syn_ack) else { panic!("not for a pod elsewhere") };
+            assert_eq!((mapping.other.saddr, mapping.source_node), (addr(cast.remote_pod), addr(OTHER_NODE)));
+            let pong = packet(cast.world, cast.egress, 0, 0).echo_reply(4002);
+            assert!(matches!(asked(world, &pong), Enter::ReplyHere { .. }));
+        });
+    }
+
+    #[test]
+    fn nothing_unasked_comes_in() {
+        both(|cast, world| {
+            begin(cast, world, Origin::Here, &packet(cast.pod, cast.world, 4000, 80));
+            begin(cast, world, Origin::Here, &packet(cast.pod, cast.world, 0, 0).echo(4002));
+            for packet in [
+                packet(cast.world, cast.egress, 81, 4000),
+                packet(cast.world, cast.egress, 80, 4001),
+                packet(cast.world, cast.foreign_egress, 80, 4000).tcp(tcp::SYN),
+                packet(cast.multicast, cast.egress, 80, 4000),
+                packet(cast.world, cast.egress, 80, 4000).tcp(tcp::SYN),
+                packet(cast.world, cast.egress, 0, 0).echo(4002),
+            ] {
+                let expected = if packet.arriving().tuple.daddr == addr(cast.egress) {
+                    Verdict::NoMapping
+                } else {
+                    Verdict::NotOurs
+                };
+                assert_eq!(verdict(world, &packet), expected, "{packet:?}");
+            }
+            assert_eq!(world.nat_len(), 4, "only the pod's side makes mappings");
+        });
+    }
+
+    #[test]
+    fn what_cannot_be_translated_is_named() {
+        both(|cast, world| {
+            let arrives = packet(cast.world, cast.egress, 80, 4000);
+            for (packet, expected) in [
+                (arrives.clone().protocol(132), Verdict::UnsupportedProtocol),
+                (arrives.clone().cut(4), Verdict::Malformed),
+                (arrives.clone().unreachable(), Verdict::IcmpUnmatched),
+                (arrives.clone().fragment(100, false), Verdict::FragmentUnknown),
+            ] {
+                assert_eq!(verdict(world, &packet), expected);
+            }
+        });
+    }
+
+    #[test]
+    fn the_last_hop_is_the_stacks() {
+        both(|cast, world| {
+            begin(cast, world, Origin::Here, &packet(cast.pod, cast.world, 4000, 80));
+            assert_eq!(verdict(world, &packet(cast.world, cast.egress, 80, 4000).ttl(1)), Verdict::TtlExpired);
+            assert_eq!(verdict(world, &packet(cast.world, cast.egress, 80, 9).ttl(1)), Verdict::NoMapping);
+            let reply = packet(cast.world, cast.egress, 80, 4000).ttl(2);
+            assert!(matches!(asked(world, &reply), Enter::ReplyHere { .. }));
+        });
+    }
+
+    #[test]
+    fn fragments_of_a_reply_follow_their_first_one() {
+        both(|cast, world| {
+            begin(cast, world, Origin::Here, &packet(cast.pod, cast.world, 4000, 80));
+            begin(cast, world, Origin::Here, &packet(cast.pod, cast.world, 0, 0).echo(4002));
+            for reply in
+                [packet(cast.world, cast.egress, 80, 4000), packet(cast.world, cast.egress, 0, 0).echo_reply(4002)]
+            {
+                assert!(matches!(asked(world, &reply.clone().fragment(0, true)), Enter::ReplyHere { .. }));
+                assert!(matches!(asked(world, &reply.fragment(100, false)), Enter::ReplyHere { .. }));
+            }
+        });
+    }
+
+    #[test]
+    fn the_answer_to_a_marked_packet_is_known_by_its_port() {
+        both(|cast, world| {
+            let request = packet(cast.pod, cast.other_node, 4000, 80).tcp(tcp::SYN);
+            let config = world.config.get();
+            let port = leave::translate(&request.heads(), world, &config).expect("a free port").other.dport();
+            assert!((61000..=65535).contains(&port));
+            let answer = packet(cast.other_node, cast.node, 80, port).tcp(tcp::SYN | tcp::ACK);
+            let Enter::NodeReply { mapping } = asked(world, &answer) else { panic!("not undone") };
+            assert_eq!((mapping.other.saddr, mapping.other.sport()), (addr(cast.pod), 4000));
+            for other in [
+                packet(cast.other_node, cast.node, 81, port).tcp(tcp::ACK),
+                packet(cast.world, cast.node, 80, port).tcp(tcp::ACK),
+                packet(cast.other_node, cast.mgmt, 80, port).tcp(tcp::ACK),
+                packet(cast.other_node, cast.node, 80, 22).tcp(tcp::ACK),
+                packet(cast.other_node, cast.node, 80, port),
+            ] {
+                assert_eq!(verdict(world, &other), Verdict::NotOurs, "the host's own");
+            }
+            world.config.set(with_node_ports(config, 0, 0));
+            assert_eq!(verdict(world, &answer), Verdict::NotOurs, "without a range nothing of ours comes");
+        });
+    }
+
+    #[test]
+    fn the_host_keeps_what_is_not_for_an_egress_ip() {
+        both(|cast, world| {
+            for to in [cast.node, cast.mgmt, cast.pod, cast.world, cast.multicast, cast.foreign_egress] {
+                assert_eq!(verdict(world, &packet(cast.world, to, 80, 4000)), Verdict::NotOurs, "{to}");
+            }
+        });
+    }
+
+    #[test]
+    fn a_mapping_of_another_version_is_a_drop() {
+        both(|cast, world| {
+            for origin in [Origin::Here, Origin::Stack] {
+                let request = packet(cast.pod, cast.world, 4000 + origin as u16, 80);
+                let made = begin(cast, world, origin, &request);
+                if origin == Origin::Here {
+                    world.change_nat(&made.other, Mapping::of_another_version);
+                }
+                let reply = packet(cast.world, cast.egress, 80, 4000 + origin as u16);
+                assert_eq!(verdict(world, &reply), Verdict::BadState);
+            }
+        });
+    }
+}

@@ -1,15 +1,17 @@
 //! Fragments: only the first one shows the ports, the others follow it by their identification.
 
-use super::Tables;
+use super::{Tables, slots};
 use crate::abi::{FragKey, FragPorts};
 use crate::wire::{Fragment, Heads, L4, PROTO_TCP, PROTO_UDP};
 
 /// Remembers the ports of a first fragment, or gives a later one the ports of its first. A later fragment whose first one
-/// has not been seen stays without, which decisions name [`crate::abi::Verdict::FragmentUnknown`].
+/// has not been seen, or is not one that is translated, stays without, which decisions name
+/// [`crate::abi::Verdict::FragmentUnknown`].
 #[inline(always)]
 pub fn resolve<T: Tables>(heads: &mut Heads, tables: &T) {
     match heads.fragment {
         Fragment::Whole => {}
+        Fragment::First if slots::translatable(heads).is_err() => {}
         Fragment::First => {
             let ports = FragPorts {
                 sport: heads.tuple.sport().to_be_bytes(),
@@ -41,5 +43,61 @@ fn key(heads: &Heads) -> FragKey {
         id: heads.fragment_id,
         protocol: heads.tuple.protocol,
         reserved: [0; 3],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::decide::cast::both;
+    use crate::decide::packets::packet;
+
+    #[test]
+    fn a_datagram_is_known_by_its_ends_its_number_and_its_protocol() {
+        both(|cast, world| {
+            resolve(&mut packet(cast.pod, cast.world, 4000, 80).fragment(0, true).heads(), world);
+            let mut later = packet(cast.pod, cast.world, 0, 0).fragment(100, true).heads();
+            resolve(&mut later, world);
+            assert_eq!((later.l4, later.tuple.sport(), later.tuple.dport()), (L4::Udp, 4000, 80));
+            assert!(!later.has_l4(), "its checksum is not here");
+            for other in [
+                packet(cast.known_pod, cast.world, 0, 0).fragment(100, true),
+                packet(cast.pod, cast.service, 0, 0).fragment(100, true),
+                packet(cast.pod, cast.world, 0, 0).protocol(PROTO_TCP).fragment(100, true),
+            ] {
+                let mut heads = other.heads();
+                resolve(&mut heads, world);
+                assert_eq!((heads.l4, heads.tuple.sport()), (L4::Other, 0));
+            }
+            let mut another = packet(cast.pod, cast.world, 0, 0).fragment(100, true).heads();
+            another.fragment_id = [1, 2, 3, 4];
+            resolve(&mut another, world);
+            assert_eq!(another.l4, L4::Other);
+        });
+    }
+
+    #[test]
+    fn whole_packets_and_first_fragments_stay_as_they_are() {
+        both(|cast, world| {
+            for packet in [packet(cast.pod, cast.world, 1, 2), packet(cast.pod, cast.world, 1, 2).fragment(0, true)] {
+                let before = packet.heads();
+                let mut heads = before;
+                resolve(&mut heads, world);
+                assert_eq!(heads, before);
+            }
+        });
+    }
+
+    #[test]
+    fn only_what_is_translated_is_remembered() {
+        both(|cast, world| {
+            let whole = packet(cast.pod, cast.world, 1, 2);
+            for first in [whole.clone().protocol(132), whole.clone().cut(4), whole.unreachable()] {
+                resolve(&mut first.clone().fragment(0, true).heads(), world);
+                let mut later = first.fragment(50, false).heads();
+                resolve(&mut later, world);
+                assert_eq!(later.l4, L4::Other);
+            }
+        });
     }
 }

@@ -6,7 +6,7 @@ use super::snat::{self, Face};
 use super::steer::{self, Steer};
 use super::{Owner, Tables, enter};
 use crate::abi::{Addr, Config, Mapping, NODE_MARK, Origin, PrefixKind, Verdict};
-use crate::wire::{Heads, L4};
+use crate::wire::Heads;
 
 /// What `skb` says besides the packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,11 +27,7 @@ pub enum Leave {
 
 #[inline(always)]
 pub fn leave<T: Tables>(heads: &mut Heads, meta: &Meta, tables: &T, config: &Config) -> Leave {
-    if meta.forwarded
-        && heads.l4 == L4::Udp
-        && heads.tuple.dport() as u32 == config.tunnel_port
-        && tables.node(&heads.tuple.daddr).is_some()
-    {
+    if meta.forwarded && heads.may_be_udp_to(config.tunnel_port) && tables.node(&heads.tuple.daddr).is_some() {
         return Leave::Done(Verdict::ForgedTunnel);
     }
     let pod = tables.pod(&heads.tuple.saddr);
@@ -60,6 +56,8 @@ pub fn translate<'t, T: Tables>(heads: &Heads, tables: &'t T, config: &Config) -
 #[inline(never)]
 fn guard_own<T: Tables>(heads: &mut Heads, tables: &T, config: &Config) -> Verdict {
     match steer::steer(heads, tables, config) {
+        // For `steer` the stack answers it; here the stack is done with it, and it would leave.
+        Steer::Done(Verdict::TtlExpired) => Verdict::NotSteered,
         Steer::Done(verdict) => verdict,
         Steer::Hairpin => Verdict::Hairpin,
         Steer::Mark | Steer::Send { .. } => Verdict::NotSteered,
@@ -85,5 +83,136 @@ fn guard_foreign<T: Tables>(heads: &Heads, tables: &T, config: &Config) -> Verdi
         // An address of this node's subnet that no pod has: `steer` has judged it already.
         _ if prefix.node == config.self_node => steer::unknown_pod(config),
         _ => Verdict::ForeignPod,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::abi::{OnUnknownPod, WhenEmpty};
+    use crate::decide::cast::{ID, both};
+    use crate::decide::packets::{Packet, packet};
+    use crate::decide::world::{World, addr, with_node_ports};
+    use crate::wire::tcp;
+
+    const FORWARDED: Meta = Meta { mark: 0, forwarded: true };
+    const OWN: Meta = Meta { mark: 0, forwarded: false };
+    const MARKED: Meta = Meta { mark: NODE_MARK, forwarded: true };
+
+    fn asked(world: &World, meta: &Meta, packet: &Packet) -> Leave {
+        leave(&mut packet.heads(), meta, world, &world.config.get())
+    }
+
+    fn verdict(world: &World, packet: &Packet) -> Verdict {
+        match asked(world, &FORWARDED, packet) {
+            Leave::Done(verdict) => verdict,
+            other => panic!("{packet:?} is not done: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn the_mark_is_served_for_pods_of_this_node() {
+        both(|cast, world| {
+            assert_eq!(asked(world, &MARKED, &packet(cast.pod, cast.other_node, 4000, 80)), Leave::NodeSnat);
+            assert_eq!(asked(world, &MARKED, &packet(cast.node, cast.other_node, 4000, 80)), Leave::Unmark);
+            let config = world.config.get();
+            let heads = packet(cast.pod, cast.other_node, 4000, 80).tcp(tcp::SYN).heads();
+            let mapping = translate(&heads, world, &config).expect("a free port");
+            assert_eq!(mapping.other.daddr, addr(cast.node));
+            assert_eq!(mapping.origin(), Some(Origin::Stack));
+            world.assert_paired();
+        });
+    }
+
+    #[test]
+    fn the_mark_without_an_address_or_a_port_is_a_drop() {
+        both(|cast, world| {
+            let config = world.config.get();
+            let heads = packet(cast.pod, cast.other_node, 4000, 80).tcp(tcp::SYN).heads();
+            let mut without_address = config;
+            (without_address.node_v4, without_address.node_v6) = (Addr::UNSPECIFIED, Addr::UNSPECIFIED);
+            for broken in [without_address, with_node_ports(config, 0, 0)] {
+                assert_eq!(translate(&heads, world, &broken), Err(Verdict::NoNodeAddress));
+            }
+            let other = packet(cast.pod, cast.other_node, 0, 0).protocol(132).heads();
+            assert_eq!(translate(&other, world, &config), Err(Verdict::UnsupportedProtocol));
+            let narrow = with_node_ports(config, 61000, 61000);
+            assert!(translate(&heads, world, &narrow).is_ok());
+            let second = packet(cast.known_pod, cast.other_node, 4000, 80).tcp(tcp::SYN).heads();
+            assert_eq!(translate(&second, world, &narrow), Err(Verdict::PortsExhausted));
+            let running = packet(cast.known_pod, cast.other_node, 4000, 80).tcp(tcp::ACK).heads();
+            assert_eq!(translate(&running, world, &config), Err(Verdict::PortTaken));
+        });
+    }
+
+    #[test]
+    fn a_forwarded_packet_to_a_nodes_tunnel_port_goes_nowhere() {
+        both(|cast, world| {
+            let port = u16::try_from(world.config.get().tunnel_port).expect("a port");
+            for source in [cast.pod, cast.node, cast.known_pod, cast.world, cast.egress] {
+                let forged = packet(source, cast.other_node, 4000, port);
+                assert_eq!(verdict(world, &forged), Verdict::ForgedTunnel, "{source}");
+                assert_eq!(asked(world, &MARKED, &forged), Leave::Done(Verdict::ForgedTunnel));
+                assert_eq!(verdict(world, &forged.cut(4)), Verdict::ForgedTunnel, "its port is out of sight");
+            }
+            let own = packet(cast.node, cast.other_node, 4000, port);
+            assert_eq!(asked(world, &OWN, &own), Leave::Done(Verdict::NotOurs), "the overlay's own");
+            assert_eq!(verdict(world, &packet(cast.world, cast.excluded, 4000, port)), Verdict::NotOurs);
+        });
+    }
+
+    #[test]
+    fn a_selected_pods_own_address_does_not_leave() {
+        both(|cast, world| {
+            for packet in [
+                packet(cast.pod, cast.world, 4000, 80),
+                packet(cast.pod, cast.world, 4000, 80).tcp(tcp::ACK),
+                packet(cast.pod, cast.other_node, 4000, 80),
+                packet(cast.pod, cast.world, 4000, 80).ttl(1),
+            ] {
+                assert_eq!(verdict(world, &packet), Verdict::NotSteered, "{packet:?}");
+            }
+            assert_eq!(verdict(world, &packet(cast.pod, cast.foreign_egress, 4000, 80)), Verdict::Hairpin);
+            world.set_policy(ID, WhenEmpty::Drop, &[]);
+            assert_eq!(verdict(world, &packet(cast.pod, cast.world, 4000, 80)), Verdict::NoGateway);
+        });
+    }
+
+    #[test]
+    fn what_steer_leaves_alone_may_leave() {
+        both(|cast, world| {
+            let answer = packet(cast.pod, cast.world, 80, 4000).tcp(tcp::SYN | tcp::ACK);
+            assert_eq!(verdict(world, &answer), Verdict::InboundReply);
+            assert_eq!(verdict(world, &packet(cast.known_pod, cast.world, 4000, 80)), Verdict::NotSelected);
+            assert_eq!(verdict(world, &packet(cast.pod, cast.remote_pod, 4000, 80)), Verdict::ToCluster);
+            world.set_policy(ID, WhenEmpty::NodeAddress, &[]);
+            assert_eq!(verdict(world, &packet(cast.pod, cast.world, 4000, 80)), Verdict::NodeAddress);
+        });
+    }
+
+    #[test]
+    fn pods_that_are_not_this_nodes_do_not_leave_here() {
+        both(|cast, world| {
+            for source in [cast.remote_pod, cast.lost_pod] {
+                for to in [cast.world, cast.foreign_egress] {
+                    assert_eq!(verdict(world, &packet(source, to, 4000, 80)), Verdict::ForeignPod, "{source} {to}");
+                }
+                assert_eq!(verdict(world, &packet(source, cast.known_pod, 4000, 80)), Verdict::ToCluster);
+                assert_eq!(verdict(world, &packet(source, cast.other_node, 4000, 80)), Verdict::NotOurs);
+            }
+            for source in [cast.node, cast.mgmt, cast.egress, cast.world, cast.service] {
+                assert_eq!(verdict(world, &packet(source, cast.world, 4000, 80)), Verdict::NotOurs, "{source}");
+            }
+        });
+    }
+
+    #[test]
+    fn an_unknown_pod_of_this_node_is_as_steer_says() {
+        both(|cast, world| {
+            let unknown = packet(cast.unknown_pod, cast.world, 4000, 80);
+            assert_eq!(verdict(world, &unknown), Verdict::UnknownPod);
+            world.config.set(world.config.get().with_on_unknown_pod(OnUnknownPod::Pass));
+            assert_eq!(verdict(world, &unknown), Verdict::UnknownPodPassed);
+        });
     }
 }

@@ -2,8 +2,8 @@
 //!
 //! One file per hook, named as in the design: [`steer`] and [`notice`] on the management port, [`accept`] on the overlay,
 //! [`enter`] and [`leave`] on the uplink; and what they share: [`snat`] (mappings and ports), [`slots`] (which address a
-//! flow has), [`fragments`], [`mtu`], [`expiry`]. None of them touches a packet. They ask [`Tables`], which the programs implement
-//! over the maps and the tests over hash maps, and they return what is to be done; the edge does it.
+//! flow has), [`fragments`], [`mtu`], [`expiry`]. None of them touches a packet. They ask [`Tables`], which the programs
+//! implement over the maps and the tests over hash maps, and they return what is to be done; the edge does it.
 //!
 //! "Leave alone" is always a verdict of class pass. A packet of a selected pod that reaches the end of a decision without
 //! an egress IP is a drop with a name.
@@ -20,6 +20,10 @@ pub mod snat;
 pub mod steer;
 
 #[cfg(test)]
+pub(crate) mod cast;
+#[cfg(test)]
+pub(crate) mod packets;
+#[cfg(test)]
 pub(crate) mod world;
 
 use crate::abi::{
@@ -34,6 +38,15 @@ pub enum Claim {
     Claimed,
     /// Somebody has the key; for `nat` read it to see who.
     Taken,
+    /// The map takes no more.
+    Full,
+}
+
+/// What a search for a port came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PortClaim {
+    Claimed(u16),
+    NoneFree,
     /// The map takes no more.
     Full,
 }
@@ -75,7 +88,7 @@ pub trait Tables {
     fn nat_seen(&self, key: &Tuple, tcp_flags: u8) -> Option<&Mapping>;
     fn claim_nat(&self, key: &Tuple, other: &Tuple, owner: &Owner) -> Claim;
     /// Claims the first free port of the search for the reverse key made from `forward` and `address`.
-    fn claim_any_port(&self, forward: &Tuple, address: &Addr, owner: &Owner, search: &PortSearch) -> Option<u16>;
+    fn claim_any_port(&self, forward: &Tuple, address: &Addr, owner: &Owner, search: &PortSearch) -> PortClaim;
     fn forget_nat(&self, key: &Tuple);
 
     fn fragment(&self, key: &FragKey) -> Option<&FragPorts>;

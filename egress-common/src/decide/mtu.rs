@@ -8,3 +8,22 @@ use crate::wire::{Heads, L3};
 pub fn wire_length(frame_len: u32, gso_size: u32, heads: &Heads) -> u32 {
     if gso_size > 0 { gso_size + heads.header_len() } else { frame_len.saturating_sub(L3 as u32) }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::decide::cast::{V4, V6};
+    use crate::decide::packets::packet;
+
+    #[test]
+    fn a_segment_has_all_headers_and_its_share_of_the_data() {
+        for (cast, network) in [(V4, 20), (V6, 40)] {
+            let tcp = packet(cast.pod, cast.world, 4000, 80).tcp(0x10).heads();
+            assert_eq!(wire_length(1514, 0, &tcp), 1500, "alone");
+            assert_eq!(wire_length(64_000, 1448, &tcp), 1448 + network + 20, "of many");
+            let udp = packet(cast.pod, cast.world, 4000, 80).heads();
+            assert_eq!(wire_length(64_000, 1400, &udp), 1400 + network + 8);
+            assert_eq!(wire_length(3, 0, &udp), 0, "shorter than a link header");
+        }
+    }
+}

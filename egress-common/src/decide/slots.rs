@@ -152,13 +152,14 @@ const fn mix(mut h: u32) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::decide::world::{World, packet_v4};
+    use crate::decide::packets::packet;
+    use crate::decide::world::World;
 
     #[test]
     fn flows_spread_evenly() {
         let mut seen = [0u32; 5];
         for port in 1024..6024 {
-            let heads = packet_v4("10.244.1.10", "198.51.100.10", port, 80).heads();
+            let heads = packet("10.244.1.10", "198.51.100.10", port, 80).heads();
             seen[pick(&heads.tuple, 5) as usize] += 1;
         }
         assert!(seen.iter().all(|n| (850..1150).contains(n)), "{seen:?}");
@@ -171,7 +172,7 @@ mod tests {
         let b = Slot::remote(Addr::v4([172, 18, 0, 101]), Addr::v4([172, 18, 0, 3]));
         let c = Slot::here(Addr::v4([172, 18, 0, 102]));
         world.set_policy(7, WhenEmpty::Drop, &[b]);
-        let heads = packet_v4("10.244.1.10", "198.51.100.10", 4000, 80).heads();
+        let heads = packet("10.244.1.10", "198.51.100.10", 4000, 80).heads();
         assert_eq!(of_flow(&heads, &world, 7), Ok(&b));
         world.set_policy(7, WhenEmpty::Drop, &[a, b, c]);
         assert_eq!(of_flow(&heads, &world, 7), Ok(&b));
@@ -191,7 +192,7 @@ mod tests {
     #[test]
     fn nothing_assigned_is_a_named_verdict() {
         let world = World::new();
-        let heads = packet_v4("10.244.1.10", "198.51.100.10", 4000, 80).heads();
+        let heads = packet("10.244.1.10", "198.51.100.10", 4000, 80).heads();
         assert_eq!(of_flow(&heads, &world, 7), Err(Verdict::NoPolicy));
         for (when, verdict) in [
             (WhenEmpty::Drop, Verdict::NoGateway),

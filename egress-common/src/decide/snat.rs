@@ -9,7 +9,7 @@
 //!
 //! So two CPUs that see the first two packets of one flow end with one mapping, whichever is first at either key.
 
-use super::{Claim, Owner, Tables, slots};
+use super::{Claim, Owner, PortClaim, Tables, slots};
 use crate::abi::{Addr, Direction, Mapping, PortRange, Tuple, Verdict};
 use crate::wire::{Heads, PROTO_ICMP, PROTO_ICMPV6};
 
@@ -96,8 +96,9 @@ pub fn translate<'t, T: Tables>(
         // The answerer knows this flow by its own port only.
         OwnPort::Taken if slots::is_mid_stream(heads) => return Err(Verdict::PortTaken),
         OwnPort::Taken => match find_port(heads, tables, face, owner) {
-            0 => return Err(Verdict::PortsExhausted),
-            number => Port { number, ours: true },
+            PortClaim::Claimed(number) => Port { number, ours: true },
+            PortClaim::NoneFree => return Err(Verdict::PortsExhausted),
+            PortClaim::Full => return Err(Verdict::MapFull),
         },
     };
     claim_forward(heads, tables, face, owner, port)?;
@@ -143,12 +144,12 @@ fn claim_own_port<T: Tables>(heads: &Heads, tables: &T, face: &Face, owner: &Own
     }
 }
 
-/// Claims the reverse key with any free port of the face; zero when there is none.
+/// Claims the reverse key with any free port of the face.
 #[inline(never)]
-fn find_port<T: Tables>(heads: &Heads, tables: &T, face: &Face, owner: &Owner) -> u16 {
+fn find_port<T: Tables>(heads: &Heads, tables: &T, face: &Face, owner: &Owner) -> PortClaim {
     let forward = &heads.tuple;
     let search = PortSearch::new(face.ports, tables.random());
-    tables.claim_any_port(forward, &face.address, owner, &search).unwrap_or(0)
+    tables.claim_any_port(forward, &face.address, owner, &search)
 }
 
 /// Claims the forward key; a loser takes back the reverse key that it claimed itself.
@@ -180,7 +181,9 @@ mod tests {
 
     use super::*;
     use crate::abi::Origin;
-    use crate::decide::world::{World, packet_v4};
+    use crate::decide::cast::both;
+    use crate::decide::packets::packet;
+    use crate::decide::world::{World, addr};
     use crate::wire::tcp;
 
     const EGRESS: Addr = Addr::v4([172, 18, 0, 100]);
@@ -202,15 +205,15 @@ mod tests {
     #[test]
     fn keeps_the_own_port_when_it_is_free() {
         let world = World::new();
-        let one = packet_v4("10.244.1.10", "198.51.100.10", 4000, 80).heads();
+        let one = packet("10.244.1.10", "198.51.100.10", 4000, 80).heads();
         let mapping = translate(&one, &world, &FACE, &OWNER).expect("a free port");
         assert_eq!(mapping.other.dport(), 4000);
-        let two = packet_v4("10.244.1.11", "198.51.100.10", 4000, 80).heads();
+        let two = packet("10.244.1.11", "198.51.100.10", 4000, 80).heads();
         let other = translate(&two, &world, &FACE, &OWNER).expect("a free port");
         assert_ne!(other.other.dport(), 4000);
         assert_eq!(translate(&one, &world, &FACE, &OWNER).map(|m| m.other), Ok(mapping.other));
         assert_eq!(world.nat_len(), 4);
-        let low = packet_v4("10.244.1.10", "198.51.100.10", 53, 53).heads();
+        let low = packet("10.244.1.10", "198.51.100.10", 53, 53).heads();
         let low = translate(&low, &world, &FACE, &OWNER).expect("a free port");
         assert!(low.other.dport() >= 1024);
     }
@@ -220,15 +223,15 @@ mod tests {
         let world = World::new();
         let range = PortRange { first: 61000, last: 61009 };
         for pod in 0..10u8 {
-            let heads = packet_v4(&std::format!("10.244.1.{}", 10 + pod), "198.51.100.10", 4000, 80).heads();
+            let heads = packet(&std::format!("10.244.1.{}", 10 + pod), "198.51.100.10", 4000, 80).heads();
             assert!(translate(&heads, &world, &Face { address: EGRESS, ports: range }, &OWNER).is_ok());
         }
-        let heads = packet_v4("10.244.1.30", "198.51.100.10", 4000, 80).heads();
+        let heads = packet("10.244.1.30", "198.51.100.10", 4000, 80).heads();
         assert_eq!(
             translate(&heads, &world, &Face { address: EGRESS, ports: range }, &OWNER),
             Err(Verdict::PortsExhausted)
         );
-        let elsewhere = packet_v4("10.244.1.30", "198.51.100.11", 4000, 80).heads();
+        let elsewhere = packet("10.244.1.30", "198.51.100.11", 4000, 80).heads();
         assert!(
             translate(&elsewhere, &world, &Face { address: EGRESS, ports: range }, &OWNER).is_ok(),
             "another destination is another range"
@@ -240,9 +243,9 @@ mod tests {
     fn a_full_map_leaves_no_half_mapping() {
         let world = World::new();
         world.limit_nat(3);
-        let one = packet_v4("10.244.1.10", "198.51.100.10", 4000, 80).heads();
+        let one = packet("10.244.1.10", "198.51.100.10", 4000, 80).heads();
         assert!(translate(&one, &world, &FACE, &OWNER).is_ok());
-        let two = packet_v4("10.244.1.11", "198.51.100.10", 4001, 80).heads();
+        let two = packet("10.244.1.11", "198.51.100.10", 4001, 80).heads();
         assert_eq!(translate(&two, &world, &FACE, &OWNER), Err(Verdict::MapFull));
         assert_eq!(world.nat_len(), 2);
     }
@@ -250,7 +253,7 @@ mod tests {
     #[test]
     fn a_moved_flow_is_picked_up_with_its_own_port_or_not_at_all() {
         let world = World::new();
-        let mut heads = packet_v4("10.244.1.10", "198.51.100.10", 4000, 80).tcp(tcp::ACK).heads();
+        let mut heads = packet("10.244.1.10", "198.51.100.10", 4000, 80).tcp(tcp::ACK).heads();
         let mapping = translate(&heads, &world, &FACE, &OWNER).expect("its own port is free");
         assert_eq!(mapping.other.dport(), 4000);
         heads.tuple.saddr = Addr::v4([10, 244, 1, 11]);
@@ -260,7 +263,7 @@ mod tests {
     #[test]
     fn another_address_makes_another_mapping() {
         let world = World::new();
-        let heads = packet_v4("10.244.1.10", "198.51.100.10", 4000, 80).heads();
+        let heads = packet("10.244.1.10", "198.51.100.10", 4000, 80).heads();
         translate(&heads, &world, &FACE, &OWNER).expect("a free port");
         let other = Addr::v4([172, 18, 0, 101]);
         let mapping =
@@ -272,10 +275,60 @@ mod tests {
     #[test]
     fn echo_changes_its_identifier_in_both_places() {
         let world = World::new();
-        let one = packet_v4("10.244.1.10", "198.51.100.10", 0, 0).echo(500).heads();
+        let one = packet("10.244.1.10", "198.51.100.10", 0, 0).echo(500).heads();
         let mapping = translate(&one, &world, &FACE, &OWNER).expect("a free id");
         let reverse = mapping.other;
         assert_eq!(reverse.sport(), reverse.dport());
         assert!(reverse.dport() >= 1024);
+    }
+
+    #[test]
+    fn a_search_that_meets_a_full_map_says_so() {
+        let world = World::new();
+        let one = packet("10.244.1.10", "198.51.100.10", 4000, 80).heads();
+        assert!(translate(&one, &world, &FACE, &OWNER).is_ok());
+        world.limit_nat(2);
+        let two = packet("10.244.1.11", "198.51.100.10", 4000, 80).heads();
+        assert_eq!(translate(&two, &world, &FACE, &OWNER), Err(Verdict::MapFull), "ports are free, the map is not");
+        world.limit_nat(3);
+        assert_eq!(translate(&two, &world, &FACE, &OWNER), Err(Verdict::MapFull));
+        assert_eq!(world.nat_len(), 2, "the reverse key was taken back");
+        world.assert_paired();
+    }
+
+    #[test]
+    fn every_protocol_and_family_has_two_keys_that_name_each_other() {
+        both(|cast, world| {
+            let face = Face { address: addr(cast.egress), ports: EGRESS_PORTS };
+            for pod in [cast.pod, cast.known_pod, cast.unknown_pod] {
+                for packet in [
+                    packet(pod, cast.world, 4000, 80),
+                    packet(pod, cast.world, 4000, 80).tcp(tcp::SYN),
+                    packet(pod, cast.world, 0, 0).echo(4000),
+                ] {
+                    let heads = packet.heads();
+                    let mapping = translate(&heads, world, &face, &OWNER).expect("a free port");
+                    let reverse = mapping.other;
+                    assert_eq!((reverse.saddr, reverse.daddr), (addr(cast.world), face.address));
+                    assert_eq!(reverse.protocol, heads.tuple.protocol);
+                }
+            }
+            assert_eq!(world.nat_len(), 18);
+            world.assert_paired();
+        });
+    }
+
+    #[test]
+    fn a_reverse_key_that_another_cpu_claimed_for_this_flow_is_adopted() {
+        both(|cast, world| {
+            let heads = packet(cast.pod, cast.world, 4000, 80).heads();
+            let face = Face { address: addr(cast.egress), ports: EGRESS_PORTS };
+            let reverse = reverse_key(&heads.tuple, &face.address, 4000);
+            assert_eq!(world.claim_nat(&reverse, &heads.tuple, &OWNER), Claim::Claimed);
+            let mapping = translate(&heads, world, &face, &OWNER).expect("adopted");
+            assert_eq!(mapping.other, reverse);
+            assert_eq!(world.nat_len(), 2);
+            world.assert_paired();
+        });
     }
 }

@@ -31,7 +31,7 @@ pub fn steer<'t, T: Tables>(heads: &mut Heads, tables: &'t T, config: &Config) -
     if pod.is_none() && !in_own_pod_subnet(heads, tables, config) {
         return Steer::Done(Verdict::NotPod);
     }
-    let to_tunnel_port = heads.l4 == L4::Udp && heads.tuple.dport() as u32 == config.tunnel_port;
+    let to_tunnel_port = heads.may_be_udp_to(config.tunnel_port);
     let egress_id = pod.and_then(|pod| pod.egress_id());
     if pod.is_some() && egress_id.is_none() && !to_tunnel_port {
         return Steer::Done(Verdict::NotSelected);
@@ -108,3 +108,6 @@ fn is_answer(heads: &Heads) -> bool {
         _ => false,
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,4 +1,4 @@
-//! The maps as hash maps, and packets by hand: what the tests of the decisions stand on.
+//! The maps as hash maps: what the tests of the decisions stand on.
 //!
 //! Each behaviour that decisions rely on (insert-if-absent, refusal when full, copies) is proved on the real maps by the
 //! program tests of egress-agent.
@@ -9,9 +9,9 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 use std::vec::Vec;
 
-use super::{Claim, Owner, Tables, snat};
+use super::cast::{self, NODE, V4, V6};
+use super::{Claim, Owner, PortClaim, Tables, snat};
 use crate::abi::*;
-use crate::wire::{Heads, PROTO_ICMP, PROTO_TCP, PROTO_UDP};
 
 pub(crate) struct World {
     pub(crate) config: Cell<Config>,
@@ -23,7 +23,9 @@ pub(crate) struct World {
     policies: RefCell<HashMap<PolicyKey, &'static Policy>>,
     owned: RefCell<HashMap<u32, Owned>>,
     inbound: RefCell<HashMap<Tuple, Inbound>>,
+    inbound_limit: Cell<usize>,
     flows: RefCell<HashMap<Tuple, Flow>>,
+    flows_limit: Cell<usize>,
     nat: RefCell<HashMap<Tuple, Mapping>>,
     nat_limit: Cell<usize>,
     frags: RefCell<HashMap<FragKey, FragPorts>>,
@@ -33,14 +35,20 @@ pub(crate) fn addr(text: &str) -> Addr {
     Addr::from(text.parse::<IpAddr>().expect("an address"))
 }
 
+pub(crate) fn with_node_ports(mut config: Config, first: u16, last: u16) -> Config {
+    config.node_ports = PortRange { first, last };
+    config
+}
+
 impl World {
-    /// A node 172.18.0.2 with pods in 10.244.1.0/24, and another node 172.18.0.3 with 10.244.2.0/24.
+    /// A node and another one, with their pod subnets, as [`cast`] names them; no pod, no object.
     pub(crate) fn new() -> Self {
         let mut config = Config::EMPTY;
         config.generation = 1;
         config.tunnel_port = 6179;
-        config.self_node = addr("172.18.0.2");
-        config.node_v4 = addr("172.18.0.2");
+        config.self_node = addr(NODE);
+        config.node_v4 = addr(V4.node);
+        config.node_v6 = addr(V6.node);
         config.node_ports = PortRange { first: 61000, last: 65535 };
         let world = Self {
             config: Cell::new(config),
@@ -52,19 +60,26 @@ impl World {
             policies: RefCell::default(),
             owned: RefCell::default(),
             inbound: RefCell::default(),
+            inbound_limit: Cell::new(usize::MAX),
             flows: RefCell::default(),
+            flows_limit: Cell::new(usize::MAX),
             nat: RefCell::default(),
             nat_limit: Cell::new(usize::MAX),
             frags: RefCell::default(),
         };
-        world.add_node("172.18.0.2", NodePlace::Own, "172.18.0.2");
-        world.add_node("10.244.1.2", NodePlace::Own, "172.18.0.2");
-        world.add_node("172.18.0.3", NodePlace::Other, "172.18.0.3");
-        world.add_prefix("10.244.0.0", 16, PrefixKind::PodNetwork, None);
-        world.add_prefix("10.244.1.0", 24, PrefixKind::PodSubnet, Some("172.18.0.2"));
-        world.add_prefix("10.244.2.0", 24, PrefixKind::PodSubnet, Some("172.18.0.3"));
-        world.add_prefix("10.96.0.0", 16, PrefixKind::Service, None);
+        cast::settle(&world);
         world
+    }
+
+    pub(crate) fn put_node(&self, at: &str, entry: NodeEntry) {
+        self.nodes.borrow_mut().insert(addr(at), entry);
+    }
+
+    /// Changes the value of a key of `nat`.
+    pub(crate) fn change_nat(&self, key: &Tuple, change: impl Fn(Mapping) -> Mapping) {
+        let mut nat = self.nat.borrow_mut();
+        let mapping = nat.get_mut(key).expect("a mapping");
+        *mapping = change(*mapping);
     }
 
     pub(crate) fn add_node(&self, at: &str, place: NodePlace, node: &str) {
@@ -72,9 +87,12 @@ impl World {
     }
 
     pub(crate) fn add_prefix(&self, net: &str, len: u32, kind: PrefixKind, node: Option<&str>) {
-        let node = node.map_or(Addr::UNSPECIFIED, addr);
+        self.put_prefix(net, len, ClusterPrefix::new(kind, node.map_or(Addr::UNSPECIFIED, addr)));
+    }
+
+    pub(crate) fn put_prefix(&self, net: &str, len: u32, prefix: ClusterPrefix) {
         let len = if net.contains(':') { len } else { len + 96 };
-        self.prefixes.borrow_mut().push((addr(net), len, ClusterPrefix::new(kind, node)));
+        self.prefixes.borrow_mut().push((addr(net), len, prefix));
     }
 
     pub(crate) fn add_pod(&self, at: &str, entry: PodEntry) {
@@ -86,14 +104,26 @@ impl World {
         self.owned.borrow_mut().insert(egress_id, owned);
     }
 
+    /// For the slots' family; for both where there is none.
     pub(crate) fn set_policy(&self, egress_id: u32, when_empty: WhenEmpty, slots: &[Slot]) {
         let policy = Policy::with_slots(when_empty, slots).expect("few slots");
-        self.policies.borrow_mut().insert(PolicyKey::new(egress_id, Family::V4), Box::leak(Box::new(policy)));
+        let families = slots.first().map_or(std::vec![Family::V4, Family::V6], |slot| std::vec![slot.address.family()]);
+        for family in families {
+            self.put_policy(PolicyKey::new(egress_id, family), policy);
+        }
+    }
+
+    pub(crate) fn put_policy(&self, key: PolicyKey, policy: Policy) {
+        self.policies.borrow_mut().insert(key, Box::leak(Box::new(policy)));
     }
 
     pub(crate) fn remember_flow(&self, tuple: &Tuple, address: Addr, egress_id: u32) {
         let flow = Flow { address, egress_id, slot: 0, last_seen_ns: 0, tcp_flags: 0, reserved: 0 };
         self.flows.borrow_mut().insert(*tuple, flow);
+    }
+
+    pub(crate) fn flows_len(&self) -> usize {
+        self.flows.borrow().len()
     }
 
     pub(crate) fn nat_len(&self) -> usize {
@@ -102,6 +132,24 @@ impl World {
 
     pub(crate) fn inbound_len(&self) -> usize {
         self.inbound.borrow().len()
+    }
+
+    pub(crate) fn limit_flows(&self, limit: usize) {
+        self.flows_limit.set(limit);
+    }
+
+    pub(crate) fn limit_inbound(&self, limit: usize) {
+        self.inbound_limit.set(limit);
+    }
+
+    /// Every key of `nat` has its counterpart, and they name each other.
+    pub(crate) fn assert_paired(&self) {
+        let nat = self.nat.borrow();
+        for (key, mapping) in nat.iter() {
+            let other = nat.get(&mapping.other).expect("the other key");
+            assert_eq!(other.other, *key);
+            assert_ne!(key.direction(), mapping.other.direction());
+        }
     }
 
     pub(crate) fn limit_nat(&self, limit: usize) {
@@ -152,8 +200,15 @@ impl Tables for World {
         self.inbound.borrow().contains_key(tuple)
     }
     fn claim_inbound(&self, tuple: &Tuple) -> Claim {
-        let new = self.inbound.borrow_mut().insert(*tuple, Inbound { last_seen_ns: self.now.get() }).is_none();
-        if new { Claim::Claimed } else { Claim::Taken }
+        let mut inbound = self.inbound.borrow_mut();
+        if inbound.contains_key(tuple) {
+            return Claim::Taken;
+        }
+        if inbound.len() >= self.inbound_limit.get() {
+            return Claim::Full;
+        }
+        inbound.insert(*tuple, Inbound { last_seen_ns: self.now.get() });
+        Claim::Claimed
     }
     fn flow_seen(&self, tuple: &Tuple, tcp_flags: u8) -> Option<&Flow> {
         let mut flows = self.flows.borrow_mut();
@@ -164,6 +219,9 @@ impl Tables for World {
     fn claim_flow(&self, tuple: &Tuple, flow: &Flow) -> Claim {
         if self.flows.borrow().contains_key(tuple) {
             return Claim::Taken;
+        }
+        if self.flows.borrow().len() >= self.flows_limit.get() {
+            return Claim::Full;
         }
         self.flows.borrow_mut().insert(*tuple, *flow);
         Claim::Claimed
@@ -195,10 +253,15 @@ impl Tables for World {
         nat.insert(*key, mapping);
         Claim::Claimed
     }
-    fn claim_any_port(&self, forward: &Tuple, address: &Addr, owner: &Owner, search: &snat::PortSearch) -> Option<u16> {
-        (0..search.span)
-            .map(|index| search.at(index))
-            .find(|port| self.claim_nat(&snat::reverse_key(forward, address, *port), forward, owner) == Claim::Claimed)
+    fn claim_any_port(&self, forward: &Tuple, address: &Addr, owner: &Owner, search: &snat::PortSearch) -> PortClaim {
+        for port in (0..search.span).map(|index| search.at(index)) {
+            match self.claim_nat(&snat::reverse_key(forward, address, port), forward, owner) {
+                Claim::Claimed => return PortClaim::Claimed(port),
+                Claim::Taken => {}
+                Claim::Full => return PortClaim::Full,
+            }
+        }
+        PortClaim::NoneFree
     }
     fn forget_nat(&self, key: &Tuple) {
         self.nat.borrow_mut().remove(key);
@@ -208,53 +271,5 @@ impl Tables for World {
     }
     fn put_fragment(&self, key: &FragKey, ports: &FragPorts) {
         self.frags.borrow_mut().insert(*key, *ports);
-    }
-}
-
-/// An IPv4 frame by hand; UDP unless said otherwise.
-pub(crate) struct PacketV4 {
-    frame: Vec<u8>,
-}
-
-pub(crate) fn packet_v4(saddr: &str, daddr: &str, sport: u16, dport: u16) -> PacketV4 {
-    let mut frame = std::vec![0u8; 12];
-    frame.extend([0x08, 0x00, 0x45, 0, 0, 48, 0, 7, 0, 0, 64, PROTO_UDP, 0, 0]);
-    frame.extend(addr(saddr).v4_octets());
-    frame.extend(addr(daddr).v4_octets());
-    frame.extend(sport.to_be_bytes());
-    frame.extend(dport.to_be_bytes());
-    frame.resize(14 + 48, 0);
-    PacketV4 { frame }
-}
-
-impl PacketV4 {
-    pub(crate) fn tcp(mut self, flags: u8) -> Self {
-        self.frame[14 + 9] = PROTO_TCP;
-        self.frame[34 + 12] = 0x50;
-        self.frame[34 + 13] = flags;
-        self
-    }
-
-    pub(crate) fn echo(mut self, id: u16) -> Self {
-        self.frame[14 + 9] = PROTO_ICMP;
-        self.frame[34..38].copy_from_slice(&[8, 0, 0, 0]);
-        self.frame[38..40].copy_from_slice(&id.to_be_bytes());
-        self
-    }
-
-    pub(crate) fn ttl(mut self, ttl: u8) -> Self {
-        self.frame[14 + 8] = ttl;
-        self
-    }
-
-    /// Offset in units of eight bytes.
-    pub(crate) fn fragment(mut self, offset: u16, more: bool) -> Self {
-        let bits = offset | if more { 0x2000 } else { 0 };
-        self.frame[14 + 6..14 + 8].copy_from_slice(&bits.to_be_bytes());
-        self
-    }
-
-    pub(crate) fn heads(&self) -> Heads {
-        Heads::parse(self.frame.as_slice(), Direction::Egress).expect("an IPv4 frame")
     }
 }

@@ -89,6 +89,17 @@ impl Heads {
         self.l4_offset as u32 - L3 as u32 + self.l4_len as u32
     }
 
+    /// Whether the host may take this for UDP to `port`: it is, or its transport header lies where it was not read (cut
+    /// short, or behind more extension headers than are walked), though the host would find it.
+    #[inline(always)]
+    pub fn may_be_udp_to(&self, port: u32) -> bool {
+        let protocol = self.tuple.protocol;
+        match self.l4 {
+            L4::Udp => self.tuple.dport() as u32 == port,
+            _ => self.has_l4() && (protocol == PROTO_UDP || self.family == Family::V6 && is_extension(protocol)),
+        }
+    }
+
     /// Whether the transport header, and so a checksum to correct, is in this packet.
     #[inline(always)]
     pub fn has_l4(&self) -> bool {
@@ -149,16 +160,23 @@ fn read_v6<F: Frame + ?Sized>(frame: &F, direction: Direction, heads: &mut Heads
     Some(())
 }
 
+const FRAGMENT: u8 = 44;
+
+/// Whether it is the number of an extension header that is stepped over.
+#[inline(always)]
+const fn is_extension(protocol: u8) -> bool {
+    const HOP_BY_HOP: u8 = 0;
+    const ROUTING: u8 = 43;
+    const DESTINATION: u8 = 60;
+    matches!(protocol, HOP_BY_HOP | ROUTING | FRAGMENT | DESTINATION)
+}
+
 /// Steps over extension headers (RFC 8200 section 4) and returns the protocol behind them.
 #[inline(always)]
 fn walk_extensions<F: Frame + ?Sized>(frame: &F, heads: &mut Heads, first: u8) -> u8 {
-    const HOP_BY_HOP: u8 = 0;
-    const ROUTING: u8 = 43;
-    const FRAGMENT: u8 = 44;
-    const DESTINATION: u8 = 60;
     let mut next = first;
     for _ in 0..MAX_EXTENSION_HEADERS {
-        if !matches!(next, HOP_BY_HOP | ROUTING | FRAGMENT | DESTINATION) {
+        if !is_extension(next) {
             return next;
         }
         // The mask keeps the offset within what six headers of 255 units could reach; a real one is far smaller.
@@ -226,3 +244,6 @@ fn read_l4<F: Frame + ?Sized>(frame: &F, heads: &mut Heads) {
 fn set_ports(heads: &mut Heads, sport: u16, dport: u16) {
     heads.tuple.set_ports(sport, dport);
 }
+
+#[cfg(test)]
+mod tests;

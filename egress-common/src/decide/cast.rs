@@ -1,0 +1,121 @@
+//! Who plays in the tests of the decisions: one cast per family, so that both share their test bodies.
+
+use super::world::{World, addr};
+use crate::abi::*;
+
+/// The object that selects [`Cast::pod`].
+pub(crate) const ID: u32 = 7;
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Cast {
+    pub(crate) family: Family,
+    /// This node, its management port, and another node likewise.
+    pub(crate) node: &'static str,
+    pub(crate) mgmt: &'static str,
+    pub(crate) other_node: &'static str,
+    pub(crate) other_mgmt: &'static str,
+    /// Pods of this node: selected, known, and one that nobody told us of.
+    pub(crate) pod: &'static str,
+    pub(crate) known_pod: &'static str,
+    pub(crate) unknown_pod: &'static str,
+    /// Pods elsewhere: of the other node, and of none.
+    pub(crate) remote_pod: &'static str,
+    pub(crate) lost_pod: &'static str,
+    pub(crate) service: &'static str,
+    pub(crate) join: &'static str,
+    pub(crate) link_local: &'static str,
+    pub(crate) multicast: &'static str,
+    pub(crate) excluded: &'static str,
+    pub(crate) world: &'static str,
+    /// Egress IPs: of [`ID`], and of another object.
+    pub(crate) egress: &'static str,
+    pub(crate) foreign_egress: &'static str,
+}
+
+pub(crate) const V4: Cast = Cast {
+    family: Family::V4,
+    node: "172.18.0.2",
+    mgmt: "10.244.1.2",
+    other_node: "172.18.0.3",
+    other_mgmt: "10.244.2.2",
+    pod: "10.244.1.10",
+    known_pod: "10.244.1.11",
+    unknown_pod: "10.244.1.12",
+    remote_pod: "10.244.2.10",
+    lost_pod: "10.244.77.10",
+    service: "10.96.0.10",
+    join: "100.64.0.5",
+    link_local: "169.254.169.254",
+    multicast: "224.0.0.251",
+    excluded: "203.0.113.9",
+    world: "198.51.100.10",
+    egress: "172.18.0.100",
+    foreign_egress: "172.18.0.101",
+};
+
+pub(crate) const V6: Cast = Cast {
+    family: Family::V6,
+    node: "fd00:172:18::2",
+    mgmt: "fd00:10:244:1::2",
+    other_node: "fd00:172:18::3",
+    other_mgmt: "fd00:10:244:2::2",
+    pod: "fd00:10:244:1::10",
+    known_pod: "fd00:10:244:1::11",
+    unknown_pod: "fd00:10:244:1::12",
+    remote_pod: "fd00:10:244:2::10",
+    lost_pod: "fd00:10:244:77::10",
+    service: "fd00:10:96::10",
+    join: "fd98::5",
+    link_local: "fe80::1",
+    multicast: "ff02::fb",
+    excluded: "2001:db8:1::9",
+    world: "2001:db8::10",
+    egress: "fd00:172:18::100",
+    foreign_egress: "fd00:172:18::101",
+};
+
+/// The name of the node is one for both families.
+pub(crate) const NODE: &str = V4.node;
+pub(crate) const OTHER_NODE: &str = V4.other_node;
+
+/// Runs a test body for both families, each in a world of its own.
+pub(crate) fn both(body: impl Fn(&Cast, &World)) {
+    for cast in [V4, V6] {
+        body(&cast, &staged(&cast));
+    }
+}
+
+/// A world in which the cast has its places: [`Cast::pod`] is selected by [`ID`], whose address is served here.
+pub(crate) fn staged(cast: &Cast) -> World {
+    let world = World::new();
+    world.add_pod(cast.pod, PodEntry::selected(ID, 0));
+    world.add_pod(cast.known_pod, PodEntry::known());
+    let host = if cast.family == Family::V4 { 32 } else { 128 };
+    for address in [cast.egress, cast.foreign_egress] {
+        world.add_prefix(address, host, PrefixKind::EgressIp, None);
+    }
+    world.add_prefix(cast.excluded, host, PrefixKind::Excluded, None);
+    world.own(ID, cast.egress);
+    world.set_policy(ID, WhenEmpty::Drop, &[Slot::here(addr(cast.egress))]);
+    world
+}
+
+/// Every place of the cluster, with its prefixes, for both families.
+pub(crate) fn settle(world: &World) {
+    for cast in [V4, V6] {
+        for at in [cast.node, cast.mgmt] {
+            world.add_node(at, NodePlace::Own, NODE);
+        }
+        for at in [cast.other_node, cast.other_mgmt] {
+            world.add_node(at, NodePlace::Other, OTHER_NODE);
+        }
+        let (wide, narrow) = if cast.family == Family::V4 { (16, 24) } else { (48, 64) };
+        world.add_prefix(cast.pod, wide, PrefixKind::PodNetwork, None);
+        world.add_prefix(cast.pod, narrow, PrefixKind::PodSubnet, Some(NODE));
+        world.add_prefix(cast.remote_pod, narrow, PrefixKind::PodSubnet, Some(OTHER_NODE));
+        world.add_prefix(cast.service, narrow, PrefixKind::Service, None);
+        world.add_prefix(cast.join, narrow, PrefixKind::Join, None);
+        world.add_prefix(cast.link_local, narrow, PrefixKind::LinkLocal, None);
+        world.add_prefix(cast.multicast, narrow, PrefixKind::Multicast, None);
+    }
+}

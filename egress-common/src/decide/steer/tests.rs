@@ -1,0 +1,303 @@
+use super::*;
+use crate::abi::{Addr, ClusterPrefix, Family, Policy, PolicyKey, PrefixKind, WhenEmpty};
+use crate::decide::cast::{Cast, ID, OTHER_NODE, both};
+use crate::decide::notice::notice;
+use crate::decide::packets::{Packet, packet};
+use crate::decide::world::{World, addr};
+
+fn asked<'t>(world: &'t World, packet: &Packet) -> Steer<'t> {
+    steer(&mut packet.heads(), world, &world.config.get())
+}
+
+fn verdict(world: &World, packet: &Packet) -> Verdict {
+    match asked(world, packet) {
+        Steer::Done(verdict) => verdict,
+        other => panic!("{packet:?} is not done: {other:?}"),
+    }
+}
+
+fn udp(cast: &Cast, to: &str) -> Packet {
+    packet(cast.pod, to, 4000, 80)
+}
+
+/// The packet leaves with the object's address, served here.
+fn assert_sent(cast: &Cast, world: &World, packet: &Packet) {
+    let slot = Slot::here(addr(cast.egress));
+    assert_eq!(asked(world, packet), Steer::Send { egress_id: ID, slot: &slot }, "{packet:?}");
+}
+
+fn tunnel_port(world: &World) -> u16 {
+    u16::try_from(world.config.get().tunnel_port).expect("a port")
+}
+
+#[test]
+fn first_only_pods_of_this_node_are_asked_about() {
+    both(|cast, world| {
+        for source in [cast.world, cast.node, cast.remote_pod, cast.lost_pod, cast.egress] {
+            for to in [cast.world, cast.other_node, cast.foreign_egress] {
+                assert_eq!(verdict(world, &packet(source, to, 4000, 80)), Verdict::NotPod, "{source}");
+            }
+        }
+    });
+}
+
+#[test]
+fn second_an_address_of_this_node() {
+    both(|cast, world| {
+        for source in [cast.pod, cast.unknown_pod] {
+            for to in [cast.node, cast.mgmt] {
+                assert_eq!(verdict(world, &packet(source, to, 4000, 80)), Verdict::ToOwnNode);
+                let answer = packet(source, to, 4000, 80).tcp(tcp::SYN | tcp::ACK);
+                assert_eq!(verdict(world, &answer), Verdict::ToOwnNode, "asked before whether it answers");
+            }
+        }
+    });
+}
+
+#[test]
+fn third_an_address_of_the_cluster() {
+    both(|cast, world| {
+        let places = [
+            cast.known_pod,
+            cast.remote_pod,
+            cast.lost_pod,
+            cast.service,
+            cast.join,
+            cast.link_local,
+            cast.multicast,
+            cast.excluded,
+        ];
+        for to in places {
+            for source in [cast.pod, cast.unknown_pod] {
+                assert_eq!(verdict(world, &packet(source, to, 4000, 80)), Verdict::ToCluster, "{to}");
+            }
+        }
+        assert_eq!(world.flows_len(), 0, "and no flow began");
+    });
+}
+
+#[test]
+fn a_management_port_elsewhere_is_of_the_cluster_before_it_is_of_a_node() {
+    both(|cast, world| {
+        assert_eq!(verdict(world, &udp(cast, cast.other_mgmt)), Verdict::ToCluster);
+        assert_eq!(asked(world, &udp(cast, cast.other_node)), Steer::Mark);
+    });
+}
+
+#[test]
+fn fourth_answers_to_connections_from_outside() {
+    both(|cast, world| {
+        let syn_ack = udp(cast, cast.world).tcp(tcp::SYN | tcp::ACK);
+        assert_eq!(verdict(world, &syn_ack), Verdict::InboundReply, "whatever we remember");
+        assert_eq!(verdict(world, &udp(cast, cast.world).echo_reply(5)), Verdict::InboundReply);
+        for flags in [tcp::ACK, tcp::SYN, tcp::RST, tcp::FIN | tcp::ACK] {
+            assert_sent(cast, world, &packet(cast.pod, cast.world, 4001, 80).tcp(flags));
+        }
+        let syn = packet(cast.world, cast.pod, 80, 4000).tcp(tcp::SYN).arriving();
+        assert_eq!(notice(&syn, world), Verdict::InboundRemembered);
+        for flags in [tcp::ACK, tcp::FIN | tcp::ACK, tcp::RST] {
+            assert_eq!(verdict(world, &udp(cast, cast.world).tcp(flags)), Verdict::InboundReply);
+        }
+        assert_sent(cast, world, &udp(cast, cast.world));
+        assert_eq!(world.inbound_len(), 1);
+    });
+}
+
+#[test]
+fn answers_to_nodes_and_egress_ips_are_left_alone_too() {
+    both(|cast, world| {
+        for to in [cast.other_node, cast.foreign_egress] {
+            let syn_ack = udp(cast, to).tcp(tcp::SYN | tcp::ACK);
+            assert_eq!(verdict(world, &syn_ack), Verdict::InboundReply);
+        }
+    });
+}
+
+#[test]
+fn fifth_pods_that_nothing_selects_and_pods_unknown() {
+    both(|cast, world| {
+        for to in [cast.world, cast.other_node, cast.foreign_egress, cast.service] {
+            assert_eq!(verdict(world, &packet(cast.known_pod, to, 4000, 80)), Verdict::NotSelected);
+        }
+        let config = world.config.get();
+        for (on, expected) in
+            [(OnUnknownPod::Drop, Verdict::UnknownPod), (OnUnknownPod::Pass, Verdict::UnknownPodPassed)]
+        {
+            world.config.set(config.with_on_unknown_pod(on));
+            for to in [cast.world, cast.other_node, cast.foreign_egress] {
+                assert_eq!(verdict(world, &packet(cast.unknown_pod, to, 4000, 80)), expected);
+            }
+            let answer = packet(cast.unknown_pod, cast.world, 4000, 80).tcp(tcp::SYN | tcp::ACK);
+            assert_eq!(verdict(world, &answer), Verdict::InboundReply);
+        }
+    });
+}
+
+#[test]
+fn sixth_and_seventh_nodes_are_marked_and_egress_ips_refused() {
+    both(|cast, world| {
+        assert_eq!(asked(world, &udp(cast, cast.other_node)), Steer::Mark);
+        for to in [cast.egress, cast.foreign_egress] {
+            assert_eq!(asked(world, &udp(cast, to)), Steer::Hairpin);
+        }
+        assert_eq!(world.flows_len(), 0);
+    });
+}
+
+#[test]
+fn eighth_the_address_of_the_flow() {
+    both(|cast, world| {
+        for packet in [udp(cast, cast.world), udp(cast, cast.world).tcp(tcp::SYN), udp(cast, cast.world).echo(9)] {
+            assert_sent(cast, world, &packet);
+        }
+        assert_eq!(world.flows_len(), 3);
+        let remote = Slot::remote(addr(cast.egress), addr(OTHER_NODE));
+        world.set_policy(ID, WhenEmpty::Drop, &[remote]);
+        assert_eq!(asked(world, &udp(cast, cast.world)), Steer::Send { egress_id: ID, slot: &remote });
+    });
+}
+
+#[test]
+fn the_last_hop_is_the_stacks() {
+    both(|cast, world| {
+        for ttl in [0, 1] {
+            assert_eq!(verdict(world, &udp(cast, cast.world).ttl(ttl)), Verdict::TtlExpired);
+        }
+        assert_sent(cast, world, &udp(cast, cast.world).ttl(2));
+    });
+}
+
+#[test]
+fn nothing_to_give_is_a_drop_with_a_name() {
+    both(|cast, world| {
+        for (when, expected) in [
+            (WhenEmpty::Drop, Verdict::NoGateway),
+            (WhenEmpty::NodeAddress, Verdict::NodeAddress),
+            (WhenEmpty::NotListed, Verdict::FamilyNotListed),
+        ] {
+            world.set_policy(ID, when, &[]);
+            assert_eq!(verdict(world, &udp(cast, cast.world)), expected);
+            let expired = udp(cast, cast.world).ttl(1);
+            assert_eq!(verdict(world, &expired), expected, "also for a packet that goes nowhere");
+        }
+        world.add_pod(cast.pod, PodEntry::selected(ID + 1, 0));
+        assert_eq!(verdict(world, &udp(cast, cast.world)), Verdict::NoPolicy);
+    });
+}
+
+#[test]
+fn what_cannot_be_translated_is_a_drop_with_a_name() {
+    both(|cast, world| {
+        let to_world = udp(cast, cast.world);
+        for (packet, expected) in [
+            (to_world.clone().protocol(132), Verdict::UnsupportedProtocol),
+            (to_world.clone().protocol(47), Verdict::UnsupportedProtocol),
+            (to_world.clone().cut(4), Verdict::Malformed),
+            (to_world.clone().tcp(tcp::SYN).cut(13), Verdict::Malformed),
+            (to_world.clone().unreachable(), Verdict::IcmpUnmatched),
+            (to_world.clone().fragment(100, false), Verdict::FragmentUnknown),
+        ] {
+            assert_eq!(verdict(world, &packet), expected, "{packet:?}");
+        }
+        assert_eq!(world.flows_len(), 0);
+    });
+}
+
+#[test]
+fn a_full_map_of_flows_is_a_drop() {
+    both(|cast, world| {
+        world.limit_flows(1);
+        assert_sent(cast, world, &udp(cast, cast.world));
+        assert_sent(cast, world, &udp(cast, cast.world));
+        assert_eq!(verdict(world, &packet(cast.pod, cast.world, 4001, 80)), Verdict::MapFull);
+    });
+}
+
+#[test]
+fn fragments_follow_their_first_one() {
+    both(|cast, world| {
+        let later = udp(cast, cast.world).fragment(100, true);
+        assert_eq!(verdict(world, &later), Verdict::FragmentUnknown);
+        assert_sent(cast, world, &udp(cast, cast.world).fragment(0, true));
+        let mut heads = later.heads();
+        let slot = Slot::here(addr(cast.egress));
+        let sent = steer(&mut heads, world, &world.config.get());
+        assert_eq!(sent, Steer::Send { egress_id: ID, slot: &slot });
+        assert_eq!((heads.tuple.sport(), heads.tuple.dport()), (4000, 80));
+        assert_eq!(world.flows_len(), 1, "one flow");
+    });
+}
+
+#[test]
+fn fragments_of_what_is_not_translated_are_not_let_by() {
+    both(|cast, world| {
+        for whole in [udp(cast, cast.world).protocol(132), udp(cast, cast.world).cut(6)] {
+            assert_ne!(verdict(world, &whole.clone().fragment(0, true)), Verdict::FragmentUnknown);
+            assert_eq!(verdict(world, &whole.fragment(1, false)), Verdict::FragmentUnknown);
+        }
+    });
+}
+
+#[test]
+fn fragments_of_an_answer_are_left_alone() {
+    both(|cast, world| {
+        let request = packet(cast.world, cast.pod, 80, 4000).arriving();
+        assert_eq!(notice(&request, world), Verdict::InboundRemembered);
+        assert_eq!(verdict(world, &udp(cast, cast.world).fragment(0, true)), Verdict::InboundReply);
+        assert_eq!(verdict(world, &udp(cast, cast.world).fragment(100, false)), Verdict::InboundReply);
+    });
+}
+
+#[test]
+fn pods_send_nothing_to_a_tunnel_port() {
+    both(|cast, world| {
+        let port = tunnel_port(world);
+        for source in [cast.pod, cast.known_pod, cast.unknown_pod] {
+            for to in [cast.node, cast.mgmt, cast.other_node, cast.other_mgmt] {
+                assert_eq!(verdict(world, &packet(source, to, 4000, port)), Verdict::ForgedTunnel);
+            }
+        }
+        assert_eq!(verdict(world, &packet(cast.known_pod, cast.world, 4000, port)), Verdict::NotSelected);
+        assert_eq!(verdict(world, &packet(cast.pod, cast.remote_pod, 4000, port)), Verdict::ToCluster);
+        assert_sent(cast, world, &packet(cast.pod, cast.world, 4000, port));
+        let tcp = packet(cast.known_pod, cast.other_node, 4000, port).tcp(tcp::SYN);
+        assert_eq!(verdict(world, &tcp), Verdict::NotSelected, "another protocol's port");
+    });
+}
+
+#[test]
+fn a_transport_header_out_of_sight_may_be_for_the_tunnel_port() {
+    const DESTINATION_OPTIONS: u8 = 60;
+    both(|cast, world| {
+        let cut = packet(cast.known_pod, cast.other_node, 4000, 80).cut(4);
+        assert_eq!(verdict(world, &cut), Verdict::ForgedTunnel);
+        // Each header says that the next is another of its kind: more than are walked.
+        let endless = packet(cast.known_pod, cast.other_node, u16::from(DESTINATION_OPTIONS) << 8, 80)
+            .protocol(DESTINATION_OPTIONS);
+        let expected = if cast.family == Family::V6 { Verdict::ForgedTunnel } else { Verdict::NotSelected };
+        assert_eq!(verdict(world, &endless), expected);
+    });
+}
+
+#[test]
+fn what_another_version_wrote_is_no_way_out() {
+    both(|cast, world| {
+        world.add_pod(cast.pod, PodEntry::selected(ID, 0).of_another_version());
+        assert_sent(cast, world, &udp(cast, cast.world));
+        world.add_pod(cast.pod, PodEntry::known().of_another_version());
+        assert_eq!(verdict(world, &udp(cast, cast.world)), Verdict::NoPolicy);
+        world.add_pod(cast.pod, PodEntry::selected(ID, 0));
+
+        let policy = Policy::empty(WhenEmpty::NodeAddress).of_another_version();
+        world.put_policy(PolicyKey::new(ID, cast.family), policy);
+        assert_eq!(verdict(world, &udp(cast, cast.world)), Verdict::NoGateway);
+
+        world.config.set(world.config.get().with_on_unknown_pod(OnUnknownPod::Pass).of_another_version());
+        assert_eq!(verdict(world, &packet(cast.unknown_pod, cast.world, 4000, 80)), Verdict::UnknownPod);
+
+        let host = if cast.family == Family::V4 { 32 } else { 128 };
+        let prefix = ClusterPrefix::new(PrefixKind::EgressIp, Addr::UNSPECIFIED).of_another_version();
+        world.put_prefix(cast.world, host, prefix);
+        assert_eq!(verdict(world, &udp(cast, cast.world)), Verdict::ToCluster, "some prefix of the cluster");
+    });
+}

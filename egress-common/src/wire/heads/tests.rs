@@ -1,0 +1,222 @@
+use std::cell::Cell;
+use std::vec::Vec;
+
+use super::*;
+use crate::decide::packets::packet;
+
+const PAIRS: [(&str, &str); 2] = [("10.244.1.10", "198.51.100.10"), ("fd00:10:244:1::10", "2001:db8::10")];
+const HOP_BY_HOP: u8 = 0;
+const ROUTING: u8 = 43;
+const DESTINATION: u8 = 60;
+const NO_NEXT: u8 = 59;
+
+fn parse(frame: &[u8]) -> Option<Heads> {
+    Heads::parse(frame, Direction::Egress)
+}
+
+/// An IPv6 frame with a chain of extension headers, each given by its number and its length in units of eight bytes
+/// beyond the first, before UDP 4000 -> 80.
+fn chained(chain: &[(u8, u8)]) -> Vec<u8> {
+    let mut frame = packet(PAIRS[1].0, PAIRS[1].1, 4000, 80).frame();
+    let mut headers = Vec::new();
+    for (index, (number, length)) in chain.iter().enumerate() {
+        let next = chain.get(index + 1).map_or(PROTO_UDP, |(number, _)| *number);
+        headers.extend([next, if *number == FRAGMENT { 0 } else { *length }]);
+        headers.resize(headers.len() + 6 + 8 * usize::from(*length), 0);
+    }
+    if let Some((first, _)) = chain.first() {
+        frame[L3 + ipv6::NEXT_HEADER] = *first;
+    }
+    frame.splice(L3 + IPV6_LEN..L3 + IPV6_LEN, headers);
+    frame
+}
+
+#[test]
+fn what_a_whole_packet_shows() {
+    for (from, to) in PAIRS {
+        let udp = packet(from, to, 4000, 80).ttl(9).heads();
+        assert_eq!((udp.l4, udp.tuple.sport(), udp.tuple.dport(), udp.ttl), (L4::Udp, 4000, 80, 9));
+        assert_eq!((udp.fragment, udp.fragment_id, udp.has_l4()), (Fragment::Whole, udp.fragment_id, true));
+        let tcp = packet(from, to, 4000, 80).tcp(0x12).heads();
+        assert_eq!((tcp.l4, tcp.tcp_flags, tcp.l4_len, tcp.header_len()), (L4::Tcp, 0x12, 20, tcp.header_len()));
+        assert_eq!(u32::from(tcp.l4_offset) - L3 as u32 + 20, tcp.header_len());
+        let ping = packet(from, to, 1, 2).echo(77).heads();
+        assert_eq!((ping.l4, ping.tuple.sport(), ping.tuple.dport()), (L4::EchoRequest, 77, 77));
+        assert_eq!(packet(from, to, 1, 2).echo_reply(77).heads().l4, L4::EchoReply);
+        assert_eq!(packet(from, to, 1, 2).unreachable().heads().l4, L4::IcmpError);
+        let other = packet(from, to, 1, 2).protocol(132).heads();
+        assert_eq!((other.l4, other.tuple.sport(), other.tuple.dport()), (L4::Other, 0, 0));
+    }
+}
+
+#[test]
+fn icmp_of_the_other_family_is_no_icmp() {
+    for ((from, to), protocol) in PAIRS.into_iter().zip([PROTO_ICMPV6, PROTO_ICMP]) {
+        assert_eq!(packet(from, to, 0x0800, 0).protocol(protocol).heads().l4, L4::Other);
+    }
+}
+
+#[test]
+fn truncation_is_noticed_where_it_is() {
+    for (from, to) in PAIRS {
+        let network = if from.contains(':') { IPV6_LEN } else { IPV4_LEN };
+        for (whole, transport) in [
+            (packet(from, to, 4000, 80), 8),
+            (packet(from, to, 4000, 80).tcp(2), 14),
+            (packet(from, to, 0, 0).echo(1), 8),
+        ] {
+            let frame = whole.frame();
+            for length in 0..frame.len() {
+                let l4 = parse(&frame[..length]).map(|heads| heads.l4);
+                let expected = match length {
+                    _ if length < L3 + network => None,
+                    _ if length < L3 + network + transport => Some(L4::Short),
+                    _ => Some(whole.heads().l4),
+                };
+                assert_eq!(l4, expected, "{length} bytes of {whole:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn the_version_and_the_header_length_must_be_right() {
+    let frame = packet(PAIRS[0].0, PAIRS[0].1, 4000, 80).frame();
+    for first in [0x44u8, 0x40, 0x65, 0x05, 0xf5] {
+        let mut wrong = frame.clone();
+        wrong[L3] = first;
+        assert_eq!(parse(&wrong), None, "{first:#x}");
+    }
+    let mut wrong = packet(PAIRS[1].0, PAIRS[1].1, 4000, 80).frame();
+    wrong[L3] = 0x45;
+    assert_eq!(parse(&wrong), None);
+    for ethertype in [[0x81, 0x00], [0x88, 0xa8], [0x08, 0x06], [0, 48]] {
+        let mut other = frame.clone();
+        other[12..14].copy_from_slice(&ethertype);
+        assert_eq!(parse(&other), None, "{ethertype:?}");
+    }
+}
+
+#[test]
+fn ipv4_options_are_stepped_over() {
+    for words in 1..=10u8 {
+        let mut frame = packet(PAIRS[0].0, PAIRS[0].1, 4000, 80).frame();
+        frame[L3] = 0x45 + words;
+        let options = std::vec![1u8; usize::from(words) * 4];
+        frame.splice(L3 + IPV4_LEN..L3 + IPV4_LEN, options);
+        let heads = parse(&frame).expect("IPv4");
+        assert_eq!((heads.l4, heads.tuple.sport(), heads.tuple.dport()), (L4::Udp, 4000, 80));
+        assert_eq!(usize::from(heads.l4_offset), L3 + IPV4_LEN + usize::from(words) * 4);
+    }
+}
+
+#[test]
+fn extension_headers_are_stepped_over() {
+    for chain in [
+        &[(HOP_BY_HOP, 0)][..],
+        &[(HOP_BY_HOP, 0), (DESTINATION, 1), (ROUTING, 2), (FRAGMENT, 0), (DESTINATION, 0)],
+        &[(DESTINATION, 255)],
+        &[(DESTINATION, 0); MAX_EXTENSION_HEADERS],
+    ] {
+        let heads = parse(&chained(chain)).expect("IPv6");
+        assert_eq!((heads.l4, heads.tuple.sport(), heads.tuple.protocol), (L4::Udp, 4000, PROTO_UDP), "{chain:?}");
+        let length: usize = chain.iter().map(|(_, length)| 8 + 8 * usize::from(*length)).sum();
+        assert_eq!(usize::from(heads.l4_offset), L3 + IPV6_LEN + length);
+        assert_eq!(heads.fragment, Fragment::Whole, "an atomic fragment is whole");
+        assert!(heads.may_be_udp_to(80) && !heads.may_be_udp_to(81));
+    }
+}
+
+#[test]
+fn a_longer_chain_shows_no_port_and_may_be_anything() {
+    let heads = parse(&chained(&[(DESTINATION, 0); MAX_EXTENSION_HEADERS + 1])).expect("IPv6");
+    assert_eq!((heads.l4, heads.tuple.dport(), heads.tuple.protocol), (L4::Other, 0, DESTINATION));
+    assert!(heads.may_be_udp_to(80) && heads.may_be_udp_to(4794));
+    let whole = chained(&[(DESTINATION, 5)]);
+    let cut = parse(&whole[..L3 + IPV6_LEN + 20]).expect("IPv6");
+    assert!(cut.l4 == L4::Short && cut.may_be_udp_to(4794));
+    let mut none = chained(&[(DESTINATION, 0)]);
+    none[L3 + IPV6_LEN] = NO_NEXT;
+    assert!(!parse(&none).expect("IPv6").may_be_udp_to(80), "no next header is no transport");
+}
+
+#[test]
+fn fragments_of_both_families() {
+    for (from, to) in PAIRS {
+        let first = packet(from, to, 4000, 80).fragment(0, true).heads();
+        assert_eq!((first.fragment, first.l4, first.tuple.dport()), (Fragment::First, L4::Udp, 80));
+        for more in [true, false] {
+            let later = packet(from, to, 4000, 80).fragment(185, more).heads();
+            assert_eq!((later.fragment, later.l4, later.tuple.dport()), (Fragment::Later, L4::Other, 0));
+            assert_eq!((later.fragment_id, later.tuple.protocol), (first.fragment_id, PROTO_UDP));
+            assert!(!later.has_l4() && !later.may_be_udp_to(0));
+        }
+        assert_ne!(first.fragment_id, [0; 4]);
+    }
+}
+
+/// A frame that notes how far it was read.
+struct Watched<'a> {
+    bytes: &'a [u8],
+    read: Cell<usize>,
+}
+
+impl Frame for Watched<'_> {
+    fn load<const N: usize>(&self, offset: usize) -> Option<[u8; N]> {
+        let loaded = self.bytes.load(offset)?;
+        self.read.set(self.read.get().max(offset + N));
+        Some(loaded)
+    }
+
+    fn len(&self) -> usize {
+        self.bytes.len()
+    }
+}
+
+/// xorshift64*: the same numbers in every run.
+struct Numbers(u64);
+
+impl Numbers {
+    fn below(&mut self, bound: usize) -> usize {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33) as usize % bound
+    }
+}
+
+fn seeds() -> Vec<Vec<u8>> {
+    let mut seeds = Vec::from([chained(&[(HOP_BY_HOP, 0), (DESTINATION, 1), (FRAGMENT, 0)]), chained(&[(ROUTING, 4)])]);
+    for (from, to) in PAIRS {
+        seeds.push(packet(from, to, 4000, 80).frame());
+        seeds.push(packet(from, to, 4000, 80).tcp(0x10).frame());
+        seeds.push(packet(from, to, 4000, 80).echo(5).frame());
+        seeds.push(packet(from, to, 4000, 80).fragment(0, true).frame());
+        seeds.push(packet(from, to, 4000, 80).fragment(9, false).frame());
+    }
+    seeds
+}
+
+#[test]
+fn mutated_frames_are_read_within_their_bounds() {
+    let seeds = seeds();
+    let mut numbers = Numbers(0x9e37_79b9_7f4a_7c15);
+    for round in 0..200_000 {
+        let mut frame = seeds[numbers.below(seeds.len())].clone();
+        for _ in 0..numbers.below(5) {
+            let at = numbers.below(frame.len());
+            frame[at] = numbers.below(256) as u8;
+        }
+        frame.truncate(frame.len() - if round % 3 == 0 { numbers.below(frame.len()) } else { 0 });
+        let watched = Watched { bytes: &frame, read: Cell::new(0) };
+        let Some(heads) = Heads::parse(&watched, Direction::Egress) else { continue };
+        if heads.l4 == L4::Short {
+            continue;
+        }
+        // All that was read was there, and what lies behind it says nothing.
+        assert_eq!(parse(&frame[..watched.read.get()]), Some(heads), "{frame:02x?}");
+        if !matches!(heads.l4, L4::Other) {
+            assert!(usize::from(heads.l4_offset) + 8 <= frame.len(), "{frame:02x?}");
+        }
+    }
+}
