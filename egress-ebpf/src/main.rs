@@ -86,14 +86,14 @@ impl Outcome {
     }
 }
 
-/// Runs one road: nothing is decided before the agent has written the configuration.
+/// Runs one road. Before the agent has written the configuration, nothing is decided and everything is `unready`.
 #[inline(always)]
-fn run(ctx: &TcContext, road: impl Fn(Packet, &Config, &mut Workspace) -> Outcome) -> i32 {
+fn run(ctx: &TcContext, unready: Verdict, road: impl Fn(Packet, &Config, &mut Workspace) -> Outcome) -> i32 {
     let length = ctx.len();
     let packet = Packet::new(ctx);
     let (Some(config), Some(workspace)) = (maps::config(), maps::workspace()) else {
-        Maps.count(Verdict::NotConfigured, length);
-        return TC_ACT_UNSPEC;
+        Maps.count(unready, length);
+        return if unready.class() == Class::Drop { TC_ACT_SHOT } else { TC_ACT_UNSPEC };
     };
     road(packet, config, workspace).finish(packet, &workspace.heads, length)
 }
@@ -101,31 +101,32 @@ fn run(ctx: &TcContext, road: impl Fn(Packet, &Config, &mut Workspace) -> Outcom
 /// Management port, TC ingress: what pods of this node send into the host.
 #[classifier]
 pub fn mgmt_ingress(ctx: TcContext) -> i32 {
-    run(&ctx, roads::steer)
+    run(&ctx, Verdict::NotConfigured, roads::steer)
 }
 
 /// Management port, TC egress: what the host sends to pods of this node.
 #[classifier]
 pub fn mgmt_egress(ctx: TcContext) -> i32 {
-    run(&ctx, roads::notice)
+    run(&ctx, Verdict::NotConfigured, roads::notice)
 }
 
 /// Overlay device, TC ingress: what other nodes send.
 #[classifier]
 pub fn overlay_ingress(ctx: TcContext) -> i32 {
-    run(&ctx, roads::accept)
+    // The stack would forward such a packet with the pod's address.
+    run(&ctx, Verdict::NotReady, roads::accept)
 }
 
 /// Uplink, TC ingress: what the world sends to this node.
 #[classifier]
 pub fn uplink_ingress(ctx: TcContext) -> i32 {
-    run(&ctx, roads::enter)
+    run(&ctx, Verdict::NotConfigured, roads::enter)
 }
 
 /// Uplink, TC egress: what this node sends to the world.
 #[classifier]
 pub fn uplink_egress(ctx: TcContext) -> i32 {
-    run(&ctx, roads::leave)
+    run(&ctx, Verdict::NotConfigured, roads::leave)
 }
 
 /// Never attached: the agent runs it by BPF_PROG_TEST_RUN to remove what is idle. Returns how many entries went.

@@ -161,6 +161,8 @@ verdicts! {
     NoNodeAddress = 65, Drop, "no_node_address";
     /// A TCP flow came in mid-stream, and its port on the egress IP belongs to another flow by now.
     PortTaken = 66, Drop, "port_taken";
+    /// Came through the overlay before the agent has written the configuration.
+    NotReady = 67, Drop, "not_ready";
 }
 
 impl Verdict {
