@@ -8,6 +8,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
+use egress_common::abi::{Class, Verdict};
 
 use super::command::{Progress, output};
 use super::{BuildArgs, Built, Paths, ensure_built};
@@ -24,7 +25,6 @@ enum Place {
     /// The whole file.
     Whole,
     /// Between the lines `<!-- generated: NAME -->` and `<!-- end: NAME -->` of a file that a person writes.
-    #[expect(dead_code, reason = "no document has a generated part yet")]
     Between(&'static str),
 }
 
@@ -36,7 +36,15 @@ struct Generated {
 
 /// Every generated file.
 fn files() -> Vec<Generated> {
-    vec![Generated { path: "deploy/crd.yaml", place: Place::Whole, text: |built| from_agent(built, "crd") }]
+    vec![
+        Generated { path: "deploy/crd.yaml", place: Place::Whole, text: |built| from_agent(built, "crd") },
+        Generated { path: "docs/datapath.md", place: Place::Between("verdicts"), text: |_| Ok(verdict_table()) },
+        Generated {
+            path: "docs/operations.md",
+            place: Place::Between("flags"),
+            text: |built| from_agent(built, "flags"),
+        },
+    ]
 }
 
 /// Their paths in the clone.
@@ -47,6 +55,22 @@ pub(crate) fn generated_paths() -> Vec<&'static str> {
 /// What the agent prints for `egress-agent codegen WHAT`: it has the types, and xtask need not be built with them.
 fn from_agent(built: &Built, what: &str) -> Result<String> {
     output(std::process::Command::new(&built.agent).args(["codegen", what]))
+}
+
+/// One row per verdict, in the order of their numbers, which are the indices of the map `counters`.
+fn verdict_table() -> String {
+    let mut table = String::from("| number | label | class | what became of the packet |\n|---|---|---|---|\n");
+    for verdict in Verdict::ALL {
+        let class = match verdict.class() {
+            Class::Pass => "pass",
+            Class::Redirect => "redirect",
+            Class::Answer => "answer",
+            Class::Drop => "drop",
+        };
+        let sentence = verdict.describe().trim();
+        table += &format!("| {} | `{}` | {class} | {sentence} |\n", verdict.index(), verdict.label());
+    }
+    table
 }
 
 pub(crate) fn codegen(args: &CodegenArgs) -> Result<()> {
@@ -134,5 +158,14 @@ mod tests {
         assert_eq!(once, "# Page\n<!-- generated: table -->\nnew\n<!-- end: table -->\nrest\n");
         assert_eq!(spliced(&once, "table", "new").as_deref(), Some(once.as_str()));
         assert_eq!(spliced(page, "other", "new"), None);
+    }
+
+    #[test]
+    fn every_verdict_has_a_row() {
+        let table = verdict_table();
+        assert_eq!(table.lines().count(), 2 + Verdict::ALL.len());
+        assert!(table.contains("| 42 | `no_gateway` | drop | "));
+        // Four columns, so a sentence with a bar of its own would show.
+        assert!(table.lines().all(|line| line.matches('|').count() == 5), "{table}");
     }
 }
