@@ -181,7 +181,7 @@ pub fn turn_round(packet: Packet) -> Result<i32, Verdict> {
     redirect(packet.ifindex())
 }
 
-/// Puts the packet into the overlay towards a node. With `whole` the outer packet may not be fragmented.
+/// Puts the packet into the overlay towards a node, from this node's tunnel endpoint: no other is accepted there. With `whole` the outer packet may not be fragmented.
 #[inline(always)]
 pub fn encapsulate(
     packet: Packet,
@@ -194,15 +194,17 @@ pub fn encapsulate(
     let mut key: TunnelKey = unsafe { mem::zeroed() };
     key.tunnel_id = egress_id;
     key.tunnel_ttl = 64;
-    let words = endpoint.words();
+    let (words, local) = (endpoint.words(), config.self_node.words());
     let mut flags = match endpoint.family() {
         Family::V4 => {
             key.__bindgen_anon_1.remote_ipv4 = u32::from_be(words[3]);
+            key.__bindgen_anon_3.local_ipv4 = u32::from_be(local[3]);
             BPF_F_ZERO_CSUM_TX
         }
         // RFC 6935 would allow zero here too, where every receiver agrees; the checksum costs little.
         Family::V6 => {
             key.__bindgen_anon_1.remote_ipv6 = words;
+            key.__bindgen_anon_3.local_ipv6 = local;
             BPF_F_TUNINFO_IPV6
         }
     };

@@ -1,8 +1,8 @@
 //! `accept`: the overlay, TC ingress. What another node sent: a flow for an egress IP of ours, or a gateway's reply to a
 //! pod of ours.
 //!
-//! Nodes are trusted, their overlay packets are not taken on faith: the outer source must be another node's address, and
-//! the inner source of a flow a pod of that very node.
+//! Nodes are trusted, their overlay packets are not taken on faith: the outer source must be another node's tunnel
+//! endpoint, and the inner source of a flow a pod of that very node.
 
 use super::snat::{self, Face};
 use super::{Owner, Tables, fragments, slots};
@@ -30,7 +30,9 @@ pub enum Accept<'t> {
 
 #[inline(always)]
 pub fn accept<'t, T: Tables>(heads: &mut Heads, outer: &Outer, tables: &'t T, config: &Config) -> Accept<'t> {
-    let Some(sender) = tables.node(&outer.source).filter(|node| node.place() == NodePlace::Other) else {
+    let sender = tables.node(&outer.source);
+    // Nodes send from their tunnel endpoint. Another address of theirs is what a masqueraded packet of a pod would show.
+    let Some(sender) = sender.filter(|node| node.place() == NodePlace::Other && node.node == outer.source) else {
         return Accept::Done(Verdict::ForgedOuter);
     };
     if is_pod_here(heads, tables, config) {
@@ -93,17 +95,17 @@ mod tests {
     #[test]
     fn a_pod_of_the_node_that_sends_gets_the_egress_ip() {
         both(|cast, world| {
-            // Any address of that node will do: which one the kernel chooses is its affair.
-            for from in [cast.other_node, cast.other_mgmt] {
-                let Accept::Translate { owned, source_node } = asked(world, from, ID, &from_remote(cast)) else {
-                    panic!("not translated");
-                };
-                assert_eq!((owned.address, *source_node), (addr(cast.egress), addr(OTHER_NODE)));
-                let heads = from_remote(cast).heads();
-                let mapping = translate(&heads, world, owned, ID, source_node).expect("a free port");
-                assert_eq!(mapping.origin(), Some(Origin::Remote));
-                assert_eq!((mapping.source_node, mapping.egress_id), (addr(OTHER_NODE), ID));
-            }
+            let Accept::Translate { owned, source_node } = asked(world, OTHER_NODE, ID, &from_remote(cast)) else {
+                panic!("not translated");
+            };
+            assert_eq!((owned.address, *source_node), (addr(cast.egress), addr(OTHER_NODE)));
+            let heads = from_remote(cast).heads();
+            let mapping = translate(&heads, world, owned, ID, source_node).expect("a free port");
+            assert_eq!(mapping.origin(), Some(Origin::Remote));
+            assert_eq!((mapping.source_node, mapping.egress_id), (addr(OTHER_NODE), ID));
+            // What a pod sends to a node's port and the CNI masquerades has another address of that node.
+            let forged = asked(world, cast.other_mgmt, ID, &from_remote(cast));
+            assert_eq!(forged, Accept::Done(Verdict::ForgedOuter));
             world.assert_paired();
         });
     }
@@ -125,7 +127,7 @@ mod tests {
         both(|cast, world| {
             for source in [cast.pod, cast.lost_pod, cast.world, cast.other_node, cast.service, cast.egress] {
                 let forged = packet(source, cast.world, 4000, 80);
-                assert_eq!(asked(world, cast.other_node, ID, &forged), Accept::Done(Verdict::ForgedInner), "{source}");
+                assert_eq!(asked(world, OTHER_NODE, ID, &forged), Accept::Done(Verdict::ForgedInner), "{source}");
             }
         });
     }
@@ -133,11 +135,11 @@ mod tests {
     #[test]
     fn only_an_owned_address_of_the_family_is_given() {
         both(|cast, world| {
-            let verdict = asked(world, cast.other_node, ID + 1, &from_remote(cast));
+            let verdict = asked(world, OTHER_NODE, ID + 1, &from_remote(cast));
             assert_eq!(verdict, Accept::Done(Verdict::NotGateway));
             let other_family = if cast.egress.contains(':') { "172.18.0.100" } else { "fd00:172:18::100" };
             world.own(ID, other_family);
-            let verdict = asked(world, cast.other_node, ID, &from_remote(cast));
+            let verdict = asked(world, OTHER_NODE, ID, &from_remote(cast));
             assert_eq!(verdict, Accept::Done(Verdict::NotGateway));
         });
     }
@@ -147,11 +149,11 @@ mod tests {
         both(|cast, world| {
             for pod in [cast.pod, cast.known_pod, cast.unknown_pod] {
                 let reply = packet(cast.world, pod, 80, 4000);
-                assert_eq!(asked(world, cast.other_node, ID, &reply), Accept::Deliver, "{pod}");
-                assert_eq!(asked(world, cast.other_node, ID, &reply.fragment(100, false)), Accept::Deliver);
+                assert_eq!(asked(world, OTHER_NODE, ID, &reply), Accept::Deliver, "{pod}");
+                assert_eq!(asked(world, OTHER_NODE, ID, &reply.fragment(100, false)), Accept::Deliver);
             }
             let elsewhere = packet(cast.world, cast.remote_pod, 80, 4000);
-            assert_eq!(asked(world, cast.other_node, ID, &elsewhere), Accept::Done(Verdict::ForgedInner));
+            assert_eq!(asked(world, OTHER_NODE, ID, &elsewhere), Accept::Done(Verdict::ForgedInner));
         });
     }
 
@@ -164,11 +166,11 @@ mod tests {
                 (from_remote(cast).unreachable(), Verdict::IcmpUnmatched),
                 (from_remote(cast).fragment(100, false), Verdict::FragmentUnknown),
             ] {
-                assert_eq!(asked(world, cast.other_node, ID, &packet), Accept::Done(verdict));
+                assert_eq!(asked(world, OTHER_NODE, ID, &packet), Accept::Done(verdict));
             }
-            let first = asked(world, cast.other_node, ID, &from_remote(cast).fragment(0, true));
+            let first = asked(world, OTHER_NODE, ID, &from_remote(cast).fragment(0, true));
             assert!(matches!(first, Accept::Translate { .. }));
-            let later = asked(world, cast.other_node, ID, &from_remote(cast).fragment(100, false));
+            let later = asked(world, OTHER_NODE, ID, &from_remote(cast).fragment(100, false));
             assert!(matches!(later, Accept::Translate { .. }));
         });
     }
@@ -177,7 +179,7 @@ mod tests {
     fn a_node_of_another_version_is_not_this_node() {
         both(|cast, world| {
             world.put_node(cast.other_node, NodeEntry::new(NodePlace::Own, addr(OTHER_NODE)).of_another_version());
-            assert!(matches!(asked(world, cast.other_node, ID, &from_remote(cast)), Accept::Translate { .. }));
+            assert!(matches!(asked(world, OTHER_NODE, ID, &from_remote(cast)), Accept::Translate { .. }));
             assert_eq!(world.node(&addr(cast.node)).map(|node| node.node), Some(addr(NODE)));
         });
     }
