@@ -3,11 +3,13 @@
 //! - `toolchain`: what the eBPF build needs and how the object and the agent are built.
 //! - `apiserver`: the lab's in-memory Kubernetes API server, a test double.
 //! - `lab`: a cluster of network namespaces with real agents, started and torn down.
+//! - `lifecycle`: the product's life on the lab: restarts, selection, leaks, kubectl, bad input, cleanup.
 //! - `story`: the walkthrough that `cargo xtask run` plays on the lab.
 //! - `testing`: `cargo xtask test` and its parts.
 
 mod apiserver;
 mod lab;
+mod lifecycle;
 mod story;
 mod testing;
 mod toolchain;

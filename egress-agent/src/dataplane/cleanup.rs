@@ -46,6 +46,8 @@ impl CleanupReport {
 pub async fn cleanup(settings: &Settings) -> Result<CleanupReport, StartError> {
     let pins = Pins::new(&settings.bpffs);
     let mut report = CleanupReport::default();
+    // Taking the lock makes the directory: what was not there before is not worth a line.
+    let was_there = pins.root().exists();
     let lock = match InstanceLock::take(&pins) {
         Ok(lock) => Some(lock),
         Err(busy @ StartError::Busy { .. }) => return Err(busy),
@@ -64,7 +66,7 @@ pub async fn cleanup(settings: &Settings) -> Result<CleanupReport, StartError> {
     let netlink = connect(&mut tasks).map_err(|error| StartError::kernel("open a netlink socket", error))?;
     remove_filters(&netlink, settings, &mut report).await;
     if lock.is_some() {
-        remove_pins(&pins, &mut report);
+        remove_pins(&pins, was_there, &mut report);
     }
     for (ifindex, address) in owned {
         claim::remove_filter_at(ifindex, address);
@@ -87,7 +89,7 @@ fn owned_addresses(pins: &Pins) -> io::Result<Vec<(u32, IpAddr)>> {
 }
 
 /// Links of every layout version, then everything else below the directory, then the directory.
-fn remove_pins(pins: &Pins, report: &mut CleanupReport) {
+fn remove_pins(pins: &Pins, was_there: bool, report: &mut CleanupReport) {
     let versions = match children(pins.root()) {
         Ok(versions) => versions,
         Err(error) => return report.problems.push(format!("{}: {error}", pins.root().display())),
@@ -99,7 +101,8 @@ fn remove_pins(pins: &Pins, report: &mut CleanupReport) {
         }
         remove_tree(&version, report);
     }
-    report.note(&format!("directory {}", pins.root().display()), absent_is_false(fs::remove_dir(pins.root())));
+    let removed = absent_is_false(fs::remove_dir(pins.root())).map(|removed| removed && was_there);
+    report.note(&format!("directory {}", pins.root().display()), removed);
 }
 
 fn remove_tree(path: &Path, report: &mut CleanupReport) {

@@ -74,6 +74,13 @@ pub(crate) const EXT2: Dual = Dual::new([10, 10, 10, 1], [0xfd00, 0x10, 0x10, 0x
 pub(crate) const EXT2_BEHIND: Dual = Dual::new([203, 0, 113, 1], [0x2001, 0xdb8, 0x203, 0, 0, 0, 0, 1]);
 /// The server behind the second network.
 pub(crate) const SERVER2: Dual = Dual::new([203, 0, 113, 10], [0x2001, 0xdb8, 0x203, 0, 0, 0, 0, 0x10]);
+/// More addresses of the server outside, by number: callers that each use their own can be told apart by the
+/// destination of what they send, whatever its source.
+pub(crate) fn door(number: u8) -> Dual {
+    let end = number.saturating_add(100);
+    Dual::new([198, 51, 100, end], [0x2001, 0xdb8, 0x100, 0, 0, 0, 0, 0x100 + u16::from(end)])
+}
+
 /// The ClusterIP of the lab's service, whose backends are the pods that the builder names.
 pub(crate) const SERVICE: Dual = Dual::new([10, 96, 0, 80], [0xfd00, 0x10, 0x96, 0, 0, 0, 0, 0x80]);
 

@@ -12,7 +12,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, Result, anyhow, ensure};
 use nix::errno::Errno;
@@ -57,6 +57,16 @@ pub(crate) struct Tally {
     pub(crate) wrong: u64,
 }
 
+/// One packet to a watched destination.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Sighting {
+    /// The kernel's time, not the reader's.
+    pub(crate) at: SystemTime,
+    pub(crate) source: IpAddr,
+    pub(crate) destination: IpAddr,
+    pub(crate) protocol: u8,
+}
+
 /// What was seen so far.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Seen {
@@ -66,6 +76,9 @@ pub(crate) struct Seen {
     pub(crate) frames: u64,
     /// Frames that the kernel could not hand over in time.
     pub(crate) missed: u32,
+    /// Every packet to one of the watched destinations, in the order in which the kernel saw them.
+    pub(crate) sightings: Vec<Sighting>,
+    watched: BTreeSet<IpAddr>,
     nodes: Vec<Dual>,
     /// Ports where a checksum must be complete.
     strict: BTreeSet<String>,
@@ -81,9 +94,14 @@ pub(crate) struct Capture {
 impl Capture {
     /// Captures on the switch of the nodes' network. When this returns, the capture runs.
     pub(crate) fn start(lab: &Lab) -> Result<Self> {
+        Self::watching(lab, BTreeSet::new())
+    }
+
+    /// The same, and each packet to these destinations is noted with its time.
+    pub(crate) fn watching(lab: &Lab, watched: BTreeSet<IpAddr>) -> Result<Self> {
         let strict = lab.nodes().iter().filter(|node| !node.quirks.checksum_offload).map(super::Node::name);
         let nodes = lab.nodes().iter().map(|node| node.number.address()).collect();
-        let seen = Seen { nodes, strict: strict.collect(), ..Seen::default() };
+        let seen = Seen { nodes, watched, strict: strict.collect(), ..Seen::default() };
         let seen = Arc::new(Mutex::new(seen));
         let stop = Arc::new(AtomicBool::new(false));
         let socket = lab.lan().run(open)?;
@@ -147,10 +165,16 @@ impl Seen {
         Ok(())
     }
 
-    fn note(&mut self, port: &str, frame: &Frame) {
+    fn note(&mut self, port: &str, frame: &Frame, at: SystemTime) {
         self.frames += 1;
         match frame {
-            Frame::Ip(packet) => self.note_packet(port, packet),
+            Frame::Ip(packet) => {
+                let Packet { source, destination, protocol, .. } = *packet;
+                if self.watched.contains(&destination) {
+                    self.sightings.push(Sighting { at, source, destination, protocol });
+                }
+                self.note_packet(port, packet);
+            }
             Frame::Arp { request, sender, target, .. } if !request || sender == target => {
                 *self.claims.entry((port.to_owned(), IpAddr::V4(*sender))).or_default() += 1;
             }
@@ -201,6 +225,7 @@ fn open() -> Result<OwnedFd> {
         .context("cannot open a packet socket")?;
     setsockopt(&socket, sockopt::RcvBufForce, &BUFFER)?;
     setsockopt(&socket, sockopt::RxqOvfl, &1)?;
+    setsockopt(&socket, sockopt::ReceiveTimestampns, &true)?;
     // The reader looks up this often whether it shall stop.
     setsockopt(&socket, sockopt::ReceiveTimeout, &TimeVal::milliseconds(50))?;
     Ok(socket)
@@ -233,7 +258,7 @@ const REMAINDER: Duration = Duration::from_millis(300);
 
 fn read_frames(socket: &OwnedFd, mut ports: Ports, seen: &Mutex<Seen>, stop: &AtomicBool) -> Result<()> {
     let mut buffer = vec![0; LONGEST];
-    let mut ancillary = nix::cmsg_space!(u32);
+    let mut ancillary = nix::cmsg_space!(u32, nix::sys::time::TimeSpec);
     let mut end = None;
     loop {
         if end.is_none() && stop.load(Ordering::Relaxed) {
@@ -242,11 +267,11 @@ fn read_frames(socket: &OwnedFd, mut ports: Ports, seen: &Mutex<Seen>, stop: &At
         if end.is_some_and(|end| Instant::now() > end) {
             return Ok(());
         }
-        let (length, address, missed) = {
+        let (length, address, (missed, at)) = {
             let mut parts = [IoSliceMut::new(&mut buffer)];
             let got = recvmsg::<LinkAddr>(socket.as_raw_fd(), &mut parts, Some(&mut ancillary), MsgFlags::empty());
             match got {
-                Ok(message) => (message.bytes, message.address, overflow(message.cmsgs()?)),
+                Ok(message) => (message.bytes, message.address, circumstances(message.cmsgs()?)),
                 // Idle: everything that was sent before the stop has been read.
                 Err(Errno::EAGAIN) if stop.load(Ordering::Relaxed) => return Ok(()),
                 // A port that goes down or away is news on the socket, not its end.
@@ -262,15 +287,20 @@ fn read_frames(socket: &OwnedFd, mut ports: Ports, seen: &Mutex<Seen>, stop: &At
             continue;
         }
         if let Some(port) = ports.name(address.ifindex())?.filter(|port| port.starts_with("node")) {
-            seen.note(port, &dissect(&buffer[..length]));
+            seen.note(port, &dissect(&buffer[..length]), at);
         }
     }
 }
 
-fn overflow(messages: impl Iterator<Item = ControlMessageOwned>) -> u32 {
-    let counts = messages.filter_map(|message| match message {
-        ControlMessageOwned::RxqOvfl(count) => Some(count),
-        _ => None,
-    });
-    counts.max().unwrap_or(0)
+/// How many frames were missed so far, and when the kernel saw this one.
+fn circumstances(messages: impl Iterator<Item = ControlMessageOwned>) -> (u32, SystemTime) {
+    let (mut missed, mut at) = (0, None);
+    for message in messages {
+        match message {
+            ControlMessageOwned::RxqOvfl(count) => missed = count,
+            ControlMessageOwned::ScmTimestampns(time) => at = Some(SystemTime::UNIX_EPOCH + Duration::from(time)),
+            _ => {}
+        }
+    }
+    (missed, at.unwrap_or_else(SystemTime::now))
 }

@@ -33,12 +33,23 @@ impl Reply {
 
 /// One GET on a connection of its own; `caller` is what the access log shows as user agent.
 pub(crate) fn get(from: &Netns, to: SocketAddr, path: &str, caller: &str) -> Result<io::Result<Reply>> {
-    from.run(|| Ok(request(to, &head("GET", to, path, caller, 0), &[])))
+    get_within(from, to, path, caller, PATIENCE)
+}
+
+/// The same with another patience than usual.
+pub(crate) fn get_within(
+    from: &Netns,
+    to: SocketAddr,
+    path: &str,
+    caller: &str,
+    patience: Duration,
+) -> Result<io::Result<Reply>> {
+    from.run(|| Ok(request(to, &head("GET", to, path, caller, 0), &[], patience)))
 }
 
 /// One POST on a connection of its own; the lab's server answers with the number of bytes that arrived.
 pub(crate) fn post(from: &Netns, to: SocketAddr, body: &[u8], caller: &str) -> Result<io::Result<Reply>> {
-    from.run(|| Ok(request(to, &head("POST", to, "/", caller, body.len()), body)))
+    from.run(|| Ok(request(to, &head("POST", to, "/", caller, body.len()), body, PATIENCE)))
 }
 
 fn head(method: &str, to: SocketAddr, path: &str, caller: &str, length: usize) -> String {
@@ -49,10 +60,10 @@ fn head(method: &str, to: SocketAddr, path: &str, caller: &str, length: usize) -
 }
 
 /// Sends a request from the namespace that this thread is in.
-fn request(to: SocketAddr, head: &str, body: &[u8]) -> io::Result<Reply> {
-    let mut stream = TcpStream::connect_timeout(&to, PATIENCE)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
+fn request(to: SocketAddr, head: &str, body: &[u8], patience: Duration) -> io::Result<Reply> {
+    let mut stream = TcpStream::connect_timeout(&to, patience)?;
+    stream.set_read_timeout(Some(patience))?;
+    stream.set_write_timeout(Some(patience))?;
     let local = stream.local_addr()?;
     stream.write_all(head.as_bytes())?;
     stream.write_all(body)?;

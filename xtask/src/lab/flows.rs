@@ -9,6 +9,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow};
+use nix::sys::socket::{AddressFamily, SockFlag, SockProtocol, SockType, socket};
 
 use super::netns::Netns;
 
@@ -46,7 +47,15 @@ impl Flow {
 
     /// A UDP flow that sends a numbered datagram every `interval` and counts those that come back.
     pub(crate) fn udp(from: &Netns, to: SocketAddr, interval: Duration) -> Result<Self> {
-        Self::start(from, move |stop| Ok(udp(to, interval, stop)?))
+        Self::start(from, move |stop| Ok(datagrams(&udp_socket(to)?, &[], interval, stop)?))
+    }
+
+    /// A ping that sends a numbered echo request every `interval` and counts the replies, for each of which it can say
+    /// whether it came.
+    pub(crate) fn ping(from: &Netns, to: IpAddr, interval: Duration) -> Result<Self> {
+        // The kernel's ICMP sockets choose the identifier and the checksum, and are switched on per namespace.
+        from.sysctl(&[("ipv4/ping_group_range".to_owned(), "0\t0".to_owned())])?;
+        Self::start(from, move |stop| Ok(datagrams(&echo_socket(to)?, &echo_request(to), interval, stop)?))
     }
 
     fn start(from: &Netns, work: impl FnOnce(&AtomicBool) -> Result<FlowReport> + Send + 'static) -> Result<Self> {
@@ -111,30 +120,53 @@ fn tcp_until(
 /// How long a stopped UDP flow waits for its last echoes.
 const LAST_ECHOES: Duration = Duration::from_millis(300);
 
-fn udp(to: SocketAddr, interval: Duration, stop: &AtomicBool) -> io::Result<FlowReport> {
+fn udp_socket(to: SocketAddr) -> io::Result<UdpSocket> {
     let any = match to {
         SocketAddr::V4(_) => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
         SocketAddr::V6(_) => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
     };
     let socket = UdpSocket::bind((any, 0))?;
     socket.connect(to)?;
+    Ok(socket)
+}
+
+fn echo_socket(to: IpAddr) -> io::Result<UdpSocket> {
+    let (family, protocol) = match to {
+        IpAddr::V4(_) => (AddressFamily::Inet, SockProtocol::Icmp),
+        IpAddr::V6(_) => (AddressFamily::Inet6, SockProtocol::IcmpV6),
+    };
+    let socket = UdpSocket::from(socket(family, SockType::Datagram, SockFlag::SOCK_CLOEXEC, protocol)?);
+    socket.connect(SocketAddr::new(to, 0))?;
+    Ok(socket)
+}
+
+/// The header of an echo request; a reply's differs in the type alone.
+fn echo_request(to: IpAddr) -> [u8; 8] {
+    const ECHO_V4: u8 = 8;
+    const ECHO_V6: u8 = 128;
+    [if to.is_ipv4() { ECHO_V4 } else { ECHO_V6 }, 0, 0, 0, 0, 0, 0, 0]
+}
+
+/// Numbered datagrams behind `head`; each comes back with a head as long as that.
+fn datagrams(socket: &UdpSocket, head: &[u8], interval: Duration, stop: &AtomicBool) -> io::Result<FlowReport> {
     let mut report = FlowReport { local: Some(socket.local_addr()?), ..FlowReport::default() };
-    let mut echoes = Echoes { seen: Vec::new(), last: Instant::now() };
+    let mut echoes = Echoes { head: head.len(), seen: Vec::new(), last: Instant::now() };
     while !stop.load(Ordering::Relaxed) {
         // An ICMP error of an earlier datagram surfaces here; this one was not sent then.
-        if socket.send(&report.sent.to_be_bytes()).is_ok() {
+        if socket.send(&[head, &report.sent.to_be_bytes()].concat()).is_ok() {
             report.sent += 1;
             echoes.seen.push(false);
         }
-        echoes.collect(&socket, interval, &mut report)?;
+        echoes.collect(socket, interval, &mut report)?;
     }
     report.longest_gap = report.longest_gap.max(echoes.last.elapsed());
-    echoes.collect(&socket, LAST_ECHOES, &mut report)?;
+    echoes.collect(socket, LAST_ECHOES, &mut report)?;
     Ok(report)
 }
 
 /// Which datagrams of a UDP flow came back.
 struct Echoes {
+    head: usize,
     seen: Vec<bool>,
     last: Instant,
 }
@@ -148,10 +180,10 @@ impl Echoes {
                 return Ok(());
             }
             socket.set_read_timeout(Some(left))?;
-            let mut message = [0; 8];
-            if !matches!(socket.recv(&mut message), Ok(8)) {
-                continue;
-            }
+            let mut buffer = [0; 64];
+            let Ok(length) = socket.recv(&mut buffer) else { continue };
+            let message = buffer[..length].get(self.head..).and_then(|number| number.try_into().ok());
+            let Some(message) = message else { continue };
             let number = usize::try_from(u64::from_be_bytes(message)).unwrap_or(usize::MAX);
             match self.seen.get_mut(number) {
                 Some(seen) if !*seen => {

@@ -31,7 +31,7 @@ mod dissect;
 mod firewall;
 pub(crate) mod flows;
 mod hold;
-mod ledger;
+pub(crate) mod ledger;
 mod netns;
 mod quirks;
 mod script;
@@ -55,7 +55,12 @@ pub(crate) use netns::Netns;
 pub(crate) use quirks::Quirks;
 pub(crate) use signals::yield_to_signal;
 use topology::World;
-pub(crate) use topology::{MANAGEMENT, UPLINK};
+pub(crate) use topology::{MANAGEMENT, POD_INTERFACE, UPLINK};
+
+/// The processes that carry the mark of the lab `prefix`.
+pub(crate) fn lab_processes(prefix: &str) -> Vec<nix::unistd::Pid> {
+    teardown::processes_of(prefix, &std::collections::BTreeSet::new())
+}
 
 /// A lab that is up. Dropping it takes it down.
 pub(crate) struct Lab {

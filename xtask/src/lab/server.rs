@@ -25,7 +25,7 @@ use tokio_util::sync::CancellationToken;
 use super::access_log::{AccessLog, Entry};
 use super::addresses as plan;
 use super::netns::Netns;
-use super::{Lab, Node, Pod};
+use super::{Lab, Node, POD_INTERFACE, Pod};
 
 pub(crate) const HTTP_PORT: u16 = 8080;
 /// The echo, for TCP and for UDP.
@@ -60,6 +60,20 @@ impl Server {
     /// The server outside the cluster, on both families.
     pub(crate) fn outside(lab: &Lab) -> Result<Self> {
         Self::start(lab.outside(), &plan::SERVER.both(), &lab.logs().join("access_log"))
+    }
+
+    /// The server outside with so many more addresses ([`plan::door`]).
+    pub(crate) fn outside_with_doors(lab: &Lab, doors: u8) -> Result<Self> {
+        let outside = lab.outside();
+        let mut addresses = plan::SERVER.both().to_vec();
+        for door in (0..doors).map(plan::door) {
+            for (address, length) in [(IpAddr::V4(door.v4), 24), (IpAddr::V6(door.v6), 64)] {
+                let prefix = format!("{address}/{length}");
+                outside.exec("ip", &["addr", "add", &prefix, "dev", POD_INTERFACE, "nodad"])?;
+                addresses.push(address);
+            }
+        }
+        Self::start(outside, &addresses, &lab.logs().join("access_log"))
     }
 
     /// A server in a pod; the lab's services lead to those.

@@ -30,7 +30,6 @@ pub(crate) struct LabTest {
 /// What a test gets.
 pub(crate) struct LabContext {
     /// The agent to run.
-    #[expect(dead_code, reason = "read by the tests that start agents")]
     pub(crate) built: Built,
     /// An empty folder for logs and captures.
     pub(crate) logs: PathBuf,
@@ -38,7 +37,9 @@ pub(crate) struct LabContext {
 
 /// Every test on the lab, in the order in which they run.
 pub(crate) fn lab_tests() -> Vec<LabTest> {
-    crate::lab::baseline::tests()
+    let mut tests = crate::lab::baseline::tests();
+    tests.extend(crate::lifecycle::tests());
+    tests
 }
 
 /// How long a test may take to tear its lab down once it was told to stop.

@@ -221,7 +221,19 @@ impl Cluster {
         patched.map(drop).with_context(|| format!("cannot patch {path}"))
     }
 
-    fn patch_status(&self, path: &str, status: &Value) -> Result<()> {
+    /// Writes an object as it is given over the one that is there: what is not in it goes.
+    pub(crate) fn replace(&self, path: &str, object: &Value) -> Result<()> {
+        let now = self.get(path)?.with_context(|| format!("there is no {path}"))?;
+        let mut object = object.clone();
+        object["metadata"]["resourceVersion"] = now["metadata"]["resourceVersion"].clone();
+        if object["metadata"]["annotations"].is_null() {
+            object["metadata"]["annotations"] = now["metadata"]["annotations"].clone();
+        }
+        let replaced = self.request(&Method::PUT, path, "application/json", &object);
+        replaced.map(drop).with_context(|| format!("cannot replace {path}"))
+    }
+
+    pub(crate) fn patch_status(&self, path: &str, status: &Value) -> Result<()> {
         self.merge(&format!("{path}/status"), status)
     }
 

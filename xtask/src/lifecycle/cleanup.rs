@@ -1,0 +1,145 @@
+//! `egress-agent cleanup` leaves a node as it was before the first agent: devices, addresses, routes, rules, multicast
+//! filters, traffic control, links, nftables, kernel settings and pins. Beside a running agent it refuses.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+
+use super::ground::{Ground, Sight, look, pod};
+use super::objects::{all, egress_ip};
+use super::pins::bpftool;
+use super::wait::{EFFECT, until};
+use crate::lab::agents::Agent;
+use crate::lab::{Node, addresses as plan};
+use crate::testing::lab::LabContext;
+
+const V4: &str = "172.18.0.110";
+const V6: &str = "fd00:172:18::110";
+
+pub(super) fn leaves_nothing(context: &LabContext) -> Result<()> {
+    let pods = vec![pod("one", "red", 1, &[]), pod("two", "red", 2, &[]), pod("three", "red", 3, &[])];
+    let mut ground = Ground::without_agents(context, pods, 0, |_| {})?;
+    let before = ground.lab.nodes().iter().map(snapshot).collect::<Result<Vec<_>>>()?;
+    let options = ground.options(context);
+    ground.agents = Agent::start_all(&ground.lab, &options)?;
+    ground.agents_serve()?;
+    ground.assignable(2, true)?;
+    ground.assignable(3, true)?;
+    ground.assign(&egress_ip("doomed", &[V4, V6], &all(), &all()))?;
+    for name in ["one", "two", "three"] {
+        ground.is_seen_as(name, Some(V4), Some(V6))?;
+    }
+    for (node, before) in ground.lab.nodes().iter().zip(&before) {
+        let changed = differences(before, &snapshot(node)?).len();
+        ensure!(changed > 3, "the snapshot of {} does not see the agent", node.name());
+    }
+    let refused = ground.agent(1)?.clean_up();
+    ensure!(refused.is_err(), "cleanup ran beside an agent: {refused:?}");
+    println!("beside an agent: {:#}", refused.err().context("no error")?);
+    ground.is_seen_as("one", Some(V4), Some(V6))?;
+
+    for agent in &mut ground.agents {
+        agent.kill()?;
+    }
+    for (agent, before) in ground.agents.iter().zip(&before) {
+        println!("{}: {}", agent.node().name(), agent.clean_up()?.replace('\n', "; "));
+        same(before, agent.node())?;
+        let again = agent.clean_up()?;
+        ensure!(again.trim() == "nothing to remove", "a second cleanup finds {again}");
+    }
+    for pod in ground.lab.pods() {
+        for to in plan::SERVER.both() {
+            let seen = look(&pod.netns, to)?;
+            ensure!(seen == Sight::As(pod.node.address().towards(to)), "after cleanup {} is {seen}", pod.name);
+        }
+    }
+    Ok(())
+}
+
+/// A link ends when the kernel gets to it.
+fn same(before: &BTreeMap<String, BTreeSet<String>>, node: &Node) -> Result<()> {
+    let mut left = Vec::new();
+    let outcome = until(&format!("{} is as it was", node.name()), EFFECT, || {
+        left = differences(before, &snapshot(node)?);
+        Ok(left.is_empty().then_some(()))
+    });
+    outcome.with_context(|| format!("cleanup left or took: {left:#?}"))
+}
+
+fn differences(before: &BTreeMap<String, BTreeSet<String>>, after: &BTreeMap<String, BTreeSet<String>>) -> Vec<String> {
+    let none = BTreeSet::new();
+    let mut found = Vec::new();
+    for (what, lines) in after {
+        let old = before.get(what).unwrap_or(&none);
+        found.extend(lines.difference(old).map(|line| format!("{what}: + {line}")));
+        found.extend(old.difference(lines).map(|line| format!("{what}: - {line}")));
+    }
+    found
+}
+
+/// What an agent could leave, line by line.
+fn snapshot(node: &Node) -> Result<BTreeMap<String, BTreeSet<String>>> {
+    let questions: [(&str, &[&str]); 10] = [
+        ("ip", &["-o", "link", "show"]),
+        ("ip", &["-o", "addr", "show"]),
+        ("ip", &["route", "show", "table", "all"]),
+        ("ip", &["-6", "route", "show", "table", "all"]),
+        ("ip", &["rule", "show"]),
+        ("ip", &["-6", "rule", "show"]),
+        ("ip", &["-o", "maddr", "show"]),
+        ("tc", &["qdisc", "show"]),
+        ("nft", &["list", "ruleset"]),
+        ("bridge", &["fdb", "show"]),
+    ];
+    let mut snapshot = BTreeMap::new();
+    for (program, args) in questions {
+        let text = node.host.exec(program, args)?;
+        snapshot
+            .insert(format!("{program} {}", args.join(" ")), text.lines().map(|line| line.trim().to_owned()).collect());
+    }
+    for device in ["breth0", "ovn-k8s-mp0"] {
+        for direction in ["ingress", "egress"] {
+            let text = node.host.exec("tc", &["filter", "show", "dev", device, direction])?;
+            snapshot.insert(format!("filters {device} {direction}"), text.lines().map(str::to_owned).collect());
+        }
+    }
+    let attached = node.host.run(|| bpftool(&["net", "show"]))?.to_string();
+    snapshot.insert("bpftool net".to_owned(), BTreeSet::from([attached]));
+    snapshot.insert("settings".to_owned(), node.host.run(settings)?);
+    snapshot.insert("pins".to_owned(), files(&node.bpffs)?);
+    Ok(snapshot)
+}
+
+/// The network's kernel settings, of devices that a node has by itself.
+fn settings() -> Result<BTreeSet<String>> {
+    let mut lines = BTreeSet::new();
+    for family in ["ipv4", "ipv6"] {
+        for device in ["all", "default", "breth0", "ovn-k8s-mp0"] {
+            for entry in std::fs::read_dir(Path::new("/proc/sys/net").join(family).join("conf").join(device))? {
+                let path = entry?.path();
+                // Some can only be written, and one is another random number at each look.
+                let readable = std::fs::read_to_string(&path).ok().filter(|_| !path.ends_with("stable_secret"));
+                lines.extend(readable.map(|value| format!("{} = {}", path.display(), value.trim())));
+            }
+        }
+    }
+    Ok(lines)
+}
+
+fn files(folder: &Path) -> Result<BTreeSet<String>> {
+    let mut found = BTreeSet::new();
+    let mut folders: Vec<PathBuf> = vec![folder.to_owned()];
+    while let Some(folder) = folders.pop() {
+        // Cleanup removes the folder itself, which the agent would make.
+        let Ok(entries) = std::fs::read_dir(&folder) else { continue };
+        for entry in entries {
+            let path = entry?.path();
+            found.insert(path.display().to_string());
+            if path.is_dir() {
+                folders.push(path);
+            }
+        }
+    }
+    Ok(found)
+}

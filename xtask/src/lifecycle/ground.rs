@@ -1,0 +1,255 @@
+//! What these tests stand on: a lab with an API server, agents on every node, and a server outside.
+
+use std::fmt;
+use std::io::ErrorKind;
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+
+use super::objects::{ASSIGNABLE, EGRESS_IPS, EVENTS, assigned, path_of};
+use super::pins::Pins;
+use super::wait::{EFFECT, until, until_equal};
+use crate::lab::addresses::{self as plan, NodeNumber};
+use crate::lab::agents::{Agent, AgentOptions, last_lines};
+use crate::lab::cluster::{ApiChoice, Cluster};
+use crate::lab::server::{HTTP_PORT, Server};
+use crate::lab::{Lab, LabBuilder, Netns, Pod, PodSpec, client};
+use crate::testing::lab::LabContext;
+use crate::toolchain::Paths;
+
+/// Everything that a test needs. Fields are dropped in this order: who calls first, the ground last.
+pub(super) struct Ground {
+    pub(super) agents: Vec<Agent>,
+    _server: Server,
+    pub(super) cluster: Cluster,
+    pub(super) lab: Lab,
+}
+
+/// A pod to be, on a node that is counted from 1.
+pub(super) fn pod(name: &str, namespace: &str, node: usize, labels: &[(&str, &str)]) -> PodSpec {
+    PodSpec {
+        name: name.to_owned(),
+        namespace: namespace.to_owned(),
+        labels: labels.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect(),
+        node: node - 1,
+    }
+}
+
+/// How the world sees a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Sight {
+    As(IpAddr),
+    /// No answer, or an error instead of one.
+    Nothing,
+}
+
+impl fmt::Display for Sight {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::As(address) => write!(f, "seen as {address}"),
+            Self::Nothing => f.write_str("not seen"),
+        }
+    }
+}
+
+/// The place of a pod that exists for the API server only.
+const MARKER: usize = 90;
+
+/// What a request may take here; dropped ones take all of it.
+const PATIENCE: Duration = Duration::from_millis(400);
+
+impl Ground {
+    /// Three nodes with these pods, published, and agents that serve.
+    pub(super) fn start(context: &LabContext, pods: Vec<PodSpec>) -> Result<Self> {
+        Self::with_crd(context, pods, 0, |_| {})
+    }
+
+    /// The same with more addresses of the server, and another definition of EgressIP.
+    pub(super) fn with_crd(
+        context: &LabContext,
+        pods: Vec<PodSpec>,
+        doors: u8,
+        change_crd: impl FnOnce(&mut Value),
+    ) -> Result<Self> {
+        let mut ground = Self::without_agents(context, pods, doors, change_crd)?;
+        let options = ground.options(context);
+        ground.agents = Agent::start_all(&ground.lab, &options)?;
+        ground.agents_serve()?;
+        Ok(ground)
+    }
+
+    pub(super) fn without_agents(
+        context: &LabContext,
+        pods: Vec<PodSpec>,
+        doors: u8,
+        change_crd: impl FnOnce(&mut Value),
+    ) -> Result<Self> {
+        let builder = LabBuilder::new().nodes(3).keep_logs(context.logs.clone());
+        let lab = pods.into_iter().fold(builder, LabBuilder::pod).start()?;
+        let server = Server::outside_with_doors(&lab, doors)?;
+        let cluster = Cluster::start(&lab, &ApiChoice::InMemory)?;
+        let text = std::fs::read_to_string(Paths::find()?.root.join("deploy/crd.yaml"))?;
+        let mut crd: Value = serde_yaml::from_str(&text)?;
+        change_crd(&mut crd);
+        let file = lab.folder().join("crd.yaml");
+        std::fs::write(&file, serde_yaml::to_string(&crd)?)?;
+        cluster.install_crd(&file)?;
+        cluster.publish(&lab)?;
+        Ok(Self { agents: Vec::new(), _server: server, cluster, lab })
+    }
+
+    pub(super) fn options(&self, context: &LabContext) -> AgentOptions {
+        let kubeconfig = self.cluster.node_kubeconfig().to_owned();
+        AgentOptions { binary: context.built.agent.clone(), kubeconfig, extra: Vec::new() }
+    }
+
+    /// Waits until each agent has brought its kernel to the state of the cluster once: its pods are in its map then.
+    pub(super) fn agents_serve(&mut self) -> Result<()> {
+        for number in 1..=self.agents.len() {
+            self.serves(number)?;
+        }
+        Ok(())
+    }
+
+    /// Waits until this agent, in its present run, has brought its kernel to the state of the cluster: a pod that is
+    /// made now is in its map, and out of it when it is deleted.
+    pub(super) fn serves(&mut self, number: usize) -> Result<()> {
+        self.agent(number)?.ensure_alive()?;
+        let node = self.lab.node(node(number)?);
+        let pins = Pins::of(node);
+        let pod = Pod {
+            name: format!("marker{number}"),
+            namespace: "default".to_owned(),
+            labels: std::collections::BTreeMap::new(),
+            node: node.number,
+            addresses: node.number.pod(MARKER)?,
+            netns: node.host.clone(),
+        };
+        let end = format!("\"0x{:02x}\"]", pod.addresses.v4.octets()[3]);
+        let known = || Ok::<_, anyhow::Error>(pins.keys("pods")?.iter().filter(|key| key.ends_with(&end)).count());
+        self.cluster.publish_pod(&pod)?;
+        let there = until(&format!("the agent of node{number} serves"), EFFECT, || {
+            Ok(known().is_ok_and(|count| count > 0).then_some(()))
+        });
+        self.cluster.delete(&format!("/api/v1/namespaces/default/pods/{}", pod.name))?;
+        there?;
+        until(&format!("and forgets on node{number}"), EFFECT, || Ok((known()? == 0).then_some(())))
+    }
+
+    pub(super) fn agent(&mut self, node: usize) -> Result<&mut Agent> {
+        self.agents.get_mut(node - 1).with_context(|| format!("there is no agent of node {node}"))
+    }
+
+    pub(super) fn pod(&self, name: &str) -> Result<&Pod> {
+        self.lab.pod(name)
+    }
+
+    pub(super) fn assignable(&self, node: usize, on: bool) -> Result<()> {
+        let label = if on { json!("") } else { Value::Null };
+        self.label(&format!("/api/v1/nodes/node{node}"), ASSIGNABLE, &label)
+    }
+
+    pub(super) fn label(&self, path: &str, key: &str, value: &Value) -> Result<()> {
+        self.cluster.merge(path, &json!({"metadata": {"labels": {key: value}}}))
+    }
+
+    pub(super) fn pod_path(&self, name: &str) -> Result<String> {
+        let pod = self.pod(name)?;
+        Ok(format!("/api/v1/namespaces/{}/pods/{}", pod.namespace, pod.name))
+    }
+
+    pub(super) fn label_pod(&self, name: &str, key: &str, value: Option<&str>) -> Result<()> {
+        self.label(&self.pod_path(name)?, key, &json!(value))
+    }
+
+    pub(super) fn label_namespace(&self, name: &str, key: &str, value: Option<&str>) -> Result<()> {
+        self.label(&format!("/api/v1/namespaces/{name}"), key, &json!(value))
+    }
+
+    /// Creates or replaces an object and waits until all its addresses are assigned.
+    pub(super) fn assign(&self, object: &Value) -> Result<Vec<(String, String)>> {
+        self.put(object)?;
+        let path = path_of(object);
+        let wanted = object.pointer("/spec/egressIPs").and_then(Value::as_array).map_or(0, Vec::len);
+        until(&format!("{path} is assigned"), EFFECT, || {
+            let pairs = self.cluster.get(&path)?.as_ref().map(assigned).unwrap_or_default();
+            Ok((pairs.len() == wanted).then_some(pairs))
+        })
+    }
+
+    pub(super) fn put(&self, object: &Value) -> Result<()> {
+        let path = path_of(object);
+        match self.cluster.get(&path)? {
+            Some(_) => self.cluster.replace(&path, object),
+            None => self.cluster.create(EGRESS_IPS, object).map(drop),
+        }
+    }
+
+    pub(super) fn remove(&self, name: &str) -> Result<()> {
+        self.cluster.delete(&format!("{EGRESS_IPS}/{name}"))
+    }
+
+    /// Waits until the world sees the namespace's requests like this.
+    pub(super) fn becomes(&self, from: &Netns, to: IpAddr, expected: Sight) -> Result<()> {
+        let what = format!("{} -> {}", from.name(), if to.is_ipv4() { "IPv4" } else { "IPv6" });
+        until_equal(&what, &expected, || look(from, to))
+    }
+
+    /// The same for a pod of the lab, without and with an egress IP, to both families.
+    pub(super) fn is_seen_as(&self, name: &str, v4: Option<&str>, v6: Option<&str>) -> Result<()> {
+        let pod = self.pod(name)?;
+        for (to, egress) in plan::SERVER.both().into_iter().zip([v4, v6]) {
+            let expected = match egress {
+                Some(address) => address.parse().with_context(|| format!("{address} is no address"))?,
+                None => pod.node.address().towards(to),
+            };
+            self.becomes(&pod.netns, to, Sight::As(expected))?;
+        }
+        Ok(())
+    }
+
+    /// Waits for an event about an object and returns its message.
+    pub(super) fn event(&self, object: &str, reason: &str) -> Result<String> {
+        until(&format!("event {reason} about {object}"), EFFECT, || {
+            let list = self.cluster.get(EVENTS)?.unwrap_or_default();
+            let events = list["items"].as_array().cloned().unwrap_or_default();
+            let ours = |event: &&Value| event["involvedObject"]["name"] == object && event["reason"] == reason;
+            Ok(events.iter().find(ours).and_then(|event| event["message"].as_str()).map(str::to_owned))
+        })
+    }
+
+    /// For a failed test: what the agents said last.
+    pub(super) fn last_words(&self) -> String {
+        let words =
+            self.agents.iter().map(|agent| format!("-- {}\n{}\n", agent.node().name(), last_lines(agent.log(), 12)));
+        words.collect()
+    }
+}
+
+/// One request to the server outside.
+pub(super) fn look(from: &Netns, to: IpAddr) -> Result<Sight> {
+    match client::get_within(from, SocketAddr::new(to, HTTP_PORT), "/", "lifecycle", PATIENCE)? {
+        Ok(reply) => Ok(Sight::As(reply.seen_as()?)),
+        Err(error) => {
+            // These are the network's; anything else is a broken lab.
+            let usual = [
+                ErrorKind::TimedOut,
+                ErrorKind::WouldBlock,
+                ErrorKind::ConnectionRefused,
+                ErrorKind::ConnectionReset,
+                ErrorKind::HostUnreachable,
+                ErrorKind::NetworkUnreachable,
+                ErrorKind::UnexpectedEof,
+                ErrorKind::PermissionDenied,
+            ];
+            ensure!(usual.contains(&error.kind()), "{}: {error}", from.name());
+            Ok(Sight::Nothing)
+        }
+    }
+}
+
+pub(super) fn node(number: usize) -> Result<NodeNumber> {
+    NodeNumber::new(number)
+}

@@ -1,0 +1,59 @@
+//! One agent leads. When it is killed, another takes the lease over and goes on; when it is told to stop, it lets go.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+
+use super::ground::{Ground, pod};
+use super::objects::{all, egress_ip, labels};
+use super::wait::until;
+use crate::testing::lab::LabContext;
+
+const LEASE: &str = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases/egress-agent-leader";
+/// The lease's duration, the time between two looks at it, and some for a slow machine.
+const TAKE_OVER: Duration = Duration::from_secs(12);
+/// A leader that lets go saves the others the waiting.
+const HAND_OVER: Duration = Duration::from_secs(5);
+
+pub(super) fn goes_and_another_comes(context: &LabContext) -> Result<()> {
+    let mut ground = Ground::start(context, vec![pod("caller", "red", 1, &[])])?;
+    for node in 1..=3 {
+        ground.assignable(node, true)?;
+    }
+    let object = |name: &str, address: &str| egress_ip(name, &[address], &labels("house", "red"), &all());
+    ground.assign(&object("first", "172.18.0.110"))?;
+    ground.is_seen_as("caller", Some("172.18.0.110"), None)?;
+
+    let killed = leader(&ground)?;
+    println!("node{killed} leads and is killed");
+    ground.agent(killed)?.kill()?;
+    // Nobody leads: what is assigned stays as it is.
+    ground.is_seen_as("caller", Some("172.18.0.110"), None)?;
+    let second = another(&ground, killed, TAKE_OVER)?;
+    ground.assign(&object("second", "172.18.0.111"))?;
+
+    println!("node{second} leads and is told to stop");
+    ground.agent(second)?.terminate(Duration::from_secs(5))?;
+    let third = another(&ground, second, HAND_OVER)?;
+    ensure!(third != killed, "the killed agent leads");
+    ground.assign(&object("third", "172.18.0.112"))?;
+    // The object that was there first still serves, on a node whose agent may be gone.
+    ground.is_seen_as("caller", Some("172.18.0.110"), None)
+}
+
+/// The node whose agent holds the lease.
+fn leader(ground: &Ground) -> Result<usize> {
+    until("somebody leads", TAKE_OVER, || holder(ground))
+}
+
+fn another(ground: &Ground, than: usize, patience: Duration) -> Result<usize> {
+    until(&format!("another than node{than} leads"), patience, || Ok(holder(ground)?.filter(|holder| *holder != than)))
+}
+
+fn holder(ground: &Ground) -> Result<Option<usize>> {
+    let Some(lease) = ground.cluster.get(LEASE)? else { return Ok(None) };
+    let holder = lease["spec"]["holderIdentity"].as_str().unwrap_or_default();
+    let Some((node, _)) = holder.split_once('_') else { return Ok(None) };
+    let number = node.strip_prefix("node").and_then(|number| number.parse().ok());
+    number.map(Some).with_context(|| format!("the lease is held by {holder}"))
+}

@@ -1,0 +1,41 @@
+//! The product's life on the lab: real agents, real packets and, where it is installed, real kubectl.
+//!
+//! | file | what it shows |
+//! |---|---|
+//! | `story` | the walkthrough of `cargo xtask run`, and that nothing of it is left |
+//! | `restart`, `leader` | agents killed and restarted under traffic: nothing lost, nothing reset, nothing flushed |
+//! | `selection`, `changing` | who is selected, and that each change takes effect within seconds |
+//! | `cleanup` | `egress-agent cleanup` leaves nothing |
+//!
+//! `ground` is the lab with everything on it, `objects` writes EgressIP objects, `pins` reads a node's kernel, `wait`
+//! waits for conditions and says how long they took.
+
+mod changing;
+mod cleanup;
+mod ground;
+mod leader;
+mod objects;
+mod pins;
+mod restart;
+mod selection;
+mod story;
+mod wait;
+
+use std::time::Duration;
+
+use crate::testing::lab::LabTest;
+
+/// The tests of this folder, for the list of all tests on the lab.
+pub(crate) fn tests() -> Vec<LabTest> {
+    let test = |name, run| LabTest { name, timeout: Duration::from_secs(120), run };
+    vec![
+        test("story_is_told_and_leaves_nothing", story::told),
+        test("leader_goes_and_another_takes_over", leader::goes_and_another_comes),
+        test("cleanup_leaves_nothing", cleanup::leaves_nothing),
+        test("restarts_of_agents_lose_no_packet", restart::under_traffic),
+        test("selectors_of_every_kind_select", selection::selectors_select),
+        test("only_endpoints_are_selected", selection::only_endpoints_count),
+        test("oldest_object_serves", selection::oldest_object_serves),
+        test("changes_hurt_nobody_else", changing::labels_and_pods),
+    ]
+}

@@ -1,0 +1,47 @@
+//! EgressIP objects as people write them. Pure.
+
+use serde_json::{Value, json};
+
+pub(super) const ASSIGNABLE: &str = "k8s.ovn.org/egress-assignable";
+pub(super) const EGRESS_IPS: &str = "/apis/k8s.ovn.org/v1/egressips";
+pub(super) const EVENTS: &str = "/api/v1/namespaces/default/events";
+
+/// Selects every namespace, or every pod.
+pub(super) fn all() -> Value {
+    json!({})
+}
+
+pub(super) fn labels(key: &str, value: &str) -> Value {
+    json!({"matchLabels": {key: value}})
+}
+
+/// One expression; no values for the operators that take none.
+pub(super) fn expression(key: &str, operator: &str, values: &[&str]) -> Value {
+    let mut expression = json!({"key": key, "operator": operator});
+    if !values.is_empty() {
+        expression["values"] = json!(values);
+    }
+    json!({"matchExpressions": [expression]})
+}
+
+pub(super) fn egress_ip(name: &str, addresses: &[&str], namespaces: &Value, pods: &Value) -> Value {
+    json!({
+        "apiVersion": "k8s.ovn.org/v1",
+        "kind": "EgressIP",
+        "metadata": {"name": name},
+        "spec": {"egressIPs": addresses, "namespaceSelector": namespaces, "podSelector": pods},
+    })
+}
+
+pub(super) fn path_of(object: &Value) -> String {
+    format!("{EGRESS_IPS}/{}", object.pointer("/metadata/name").and_then(Value::as_str).unwrap_or_default())
+}
+
+/// The (address, node) pairs of an object's status, by address.
+pub(super) fn assigned(object: &Value) -> Vec<(String, String)> {
+    let items = object.pointer("/status/items").and_then(Value::as_array).cloned().unwrap_or_default();
+    let text = |item: &Value, key: &str| item.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();
+    let mut pairs: Vec<_> = items.iter().map(|item| (text(item, "egressIP"), text(item, "node"))).collect();
+    pairs.sort();
+    pairs
+}

@@ -1,0 +1,84 @@
+//! A node's pinned maps and links as `bpftool` shows them: a second pair of eyes beside the product's own.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+
+use crate::lab::Node;
+use crate::toolchain::packages;
+
+pub(super) const HOOKS: [&str; 5] =
+    ["uplink_egress", "uplink_ingress", "overlay_ingress", "mgmt_egress", "mgmt_ingress"];
+
+/// The folder of one agent's pins.
+pub(super) struct Pins {
+    root: PathBuf,
+}
+
+/// A link, the program that runs there, and when it was loaded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Link {
+    pub(super) id: u64,
+    pub(super) program: u64,
+}
+
+impl Pins {
+    pub(super) fn of(node: &Node) -> Self {
+        Self { root: node.bpffs.clone() }
+    }
+
+    /// The folder of the layout, of which there is one.
+    pub(super) fn layout(&self) -> Result<PathBuf> {
+        let mut folders = std::fs::read_dir(&self.root)?.collect::<std::io::Result<Vec<_>>>()?;
+        let folder = folders.pop().with_context(|| format!("nothing is pinned in {}", self.root.display()))?;
+        ensure!(folders.is_empty(), "several layouts are pinned in {}", self.root.display());
+        Ok(folder.path())
+    }
+
+    pub(super) fn map(&self, name: &str) -> Result<PathBuf> {
+        Ok(self.layout()?.join("maps").join(name))
+    }
+
+    pub(super) fn link_path(&self, hook: &str) -> Result<PathBuf> {
+        Ok(self.layout()?.join("links").join(hook))
+    }
+
+    pub(super) fn link(&self, hook: &str) -> Result<Link> {
+        let shown = bpftool(&["link", "show", "pinned", &text(&self.link_path(hook)?)])?;
+        let number = |key: &str| shown[key].as_u64().with_context(|| format!("the link of {hook} has no {key}"));
+        Ok(Link { id: number("id")?, program: number("prog_id")? })
+    }
+
+    pub(super) fn links(&self) -> Result<Vec<Link>> {
+        HOOKS.iter().map(|hook| self.link(hook)).collect()
+    }
+
+    /// The kernel's numbers of all pinned maps.
+    pub(super) fn map_ids(&self) -> Result<BTreeSet<u64>> {
+        let maps = std::fs::read_dir(self.layout()?.join("maps"))?;
+        let id = |path: PathBuf| bpftool(&["map", "show", "pinned", &text(&path)])?["id"].as_u64().context("no id");
+        maps.map(|entry| id(entry?.path())).collect()
+    }
+
+    /// The keys of a map, as text.
+    pub(super) fn keys(&self, map: &str) -> Result<BTreeSet<String>> {
+        let shown = bpftool(&["map", "dump", "pinned", &text(&self.map(map)?)])?;
+        let entries = shown.as_array().with_context(|| format!("bpftool shows no list for {map}"))?;
+        Ok(entries.iter().map(|entry| entry["key"].to_string()).collect())
+    }
+}
+
+fn text(path: &Path) -> String {
+    path.display().to_string()
+}
+
+/// Runs bpftool; nothing where it has nothing to say.
+pub(super) fn bpftool(args: &[&str]) -> Result<Value> {
+    let program = packages::find("bpftool").context("bpftool is not installed")?;
+    let output = Command::new(program).arg("-j").args(args).output().context("cannot start bpftool")?;
+    ensure!(output.status.success(), "bpftool {}: {}", args.join(" "), String::from_utf8_lossy(&output.stdout));
+    if output.stdout.is_empty() { Ok(Value::Null) } else { Ok(serde_json::from_slice(&output.stdout)?) }
+}

@@ -1,0 +1,46 @@
+//! Waiting for a condition, with its time printed: a number that grows is a warning before the test fails.
+
+use std::fmt::Display;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+
+/// How long a change of an object may take until packets show it.
+pub(super) const EFFECT: Duration = Duration::from_secs(10);
+
+const PAUSE: Duration = Duration::from_millis(25);
+
+/// Looks until there is something to see.
+pub(super) fn until<T>(what: &str, patience: Duration, mut look: impl FnMut() -> Result<Option<T>>) -> Result<T> {
+    let begin = Instant::now();
+    loop {
+        if let Some(seen) = look()? {
+            println!("{what}: after {} ms", begin.elapsed().as_millis());
+            return Ok(seen);
+        }
+        if begin.elapsed() > patience {
+            bail!("{what}: not within {} s", patience.as_secs());
+        }
+        thread::sleep(PAUSE);
+    }
+}
+
+/// Looks until what is seen is what is expected.
+pub(super) fn until_equal<T: PartialEq + Display>(
+    what: &str,
+    expected: &T,
+    mut look: impl FnMut() -> Result<T>,
+) -> Result<()> {
+    let mut last = None;
+    let outcome = until(&format!("{what}: {expected}"), EFFECT, || {
+        let seen = look()?;
+        let equal = seen == *expected;
+        last = Some(seen);
+        Ok(equal.then_some(()))
+    });
+    match (outcome, last) {
+        (Err(error), Some(last)) => bail!("{error:#}; it is {last}"),
+        (outcome, _) => outcome,
+    }
+}
