@@ -232,6 +232,12 @@ impl Tables for Maps {
     }
 
     #[inline(always)]
+    fn forget_inbound(&self, tuple: &Tuple) {
+        // Not there is the usual case.
+        let _gone = INBOUND.remove(tuple);
+    }
+
+    #[inline(always)]
     fn flow_seen(&self, tuple: &Tuple, tcp_flags: u8) -> Option<&Flow> {
         let flow = FLOWS.get_ptr_mut(tuple)?;
         // SAFETY: see the module header.

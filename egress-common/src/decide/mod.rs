@@ -77,6 +77,7 @@ pub trait Tables {
 
     fn inbound_seen(&self, tuple: &Tuple) -> bool;
     fn claim_inbound(&self, tuple: &Tuple) -> Claim;
+    fn forget_inbound(&self, tuple: &Tuple);
 
     fn flow_seen(&self, tuple: &Tuple, tcp_flags: u8) -> Option<&Flow>;
     fn claim_flow(&self, tuple: &Tuple, flow: &Flow) -> Claim;

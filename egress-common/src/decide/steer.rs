@@ -53,7 +53,13 @@ pub fn steer<'t, T: Tables>(heads: &mut Heads, tables: &'t T, config: &Config) -
     }
     // 4. It answers a connection that came in from outside.
     fragments::resolve(heads, tables);
-    if is_answer(heads) || tables.inbound_seen(&heads.tuple) {
+    if is_answer(heads) {
+        return Steer::Done(Verdict::InboundReply);
+    }
+    if begins(heads) {
+        // Whatever came in on this tuple before, a pod's SYN begins a connection of its own.
+        tables.forget_inbound(&heads.tuple);
+    } else if tables.inbound_seen(&heads.tuple) {
         return Steer::Done(Verdict::InboundReply);
     }
     // 5. No object selects the pod, or the pod is not known.
@@ -96,6 +102,12 @@ pub fn unknown_pod(config: &Config) -> Verdict {
         OnUnknownPod::Pass => Verdict::UnknownPodPassed,
         OnUnknownPod::Drop => Verdict::UnknownPod,
     }
+}
+
+/// A TCP packet that only ever begins a connection.
+#[inline(always)]
+fn begins(heads: &Heads) -> bool {
+    heads.l4 == L4::Tcp && heads.has_l4() && heads.tcp_flags & (tcp::SYN | tcp::ACK) == tcp::SYN
 }
 
 /// Packets that only ever answer, whatever we remember.

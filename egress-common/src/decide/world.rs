@@ -210,6 +210,9 @@ impl Tables for World {
         inbound.insert(*tuple, Inbound { last_seen_ns: self.now.get() });
         Claim::Claimed
     }
+    fn forget_inbound(&self, tuple: &Tuple) {
+        self.inbound.borrow_mut().remove(tuple);
+    }
     fn flow_seen(&self, tuple: &Tuple, tcp_flags: u8) -> Option<&Flow> {
         let mut flows = self.flows.borrow_mut();
         let flow = flows.get_mut(tuple)?;

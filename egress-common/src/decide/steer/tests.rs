@@ -104,6 +104,19 @@ fn fourth_answers_to_connections_from_outside() {
 }
 
 #[test]
+fn a_pods_own_syn_ends_what_came_in_on_its_tuple() {
+    both(|cast, world| {
+        let syn = packet(cast.world, cast.pod, 80, 4000).tcp(tcp::SYN).arriving();
+        assert_eq!(notice(&syn, world), Verdict::InboundRemembered);
+        // Somebody outside may have sent that SYN in the server's name: the pod's connection is not an answer to it.
+        for flags in [tcp::SYN, tcp::ACK, tcp::FIN | tcp::ACK] {
+            assert_sent(cast, world, &packet(cast.pod, cast.world, 4000, 80).tcp(flags));
+        }
+        assert_eq!(world.inbound_len(), 0);
+    });
+}
+
+#[test]
 fn answers_to_nodes_and_egress_ips_are_left_alone_too() {
     both(|cast, world| {
         for to in [cast.other_node, cast.foreign_egress] {
