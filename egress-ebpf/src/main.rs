@@ -10,6 +10,8 @@
 mod answer;
 mod fragment;
 mod icmp;
+#[cfg(feature = "log")]
+mod log;
 mod maps;
 mod packet;
 mod roads;
@@ -75,6 +77,8 @@ impl Outcome {
     fn finish(self, packet: Packet, heads: &Heads, length: u32) -> i32 {
         let verdict = self.verdict();
         Maps.count(verdict, length);
+        #[cfg(feature = "log")]
+        log::verdict(packet, heads, verdict, length);
         match verdict.class() {
             Class::Pass => TC_ACT_UNSPEC,
             Class::Redirect | Class::Answer => self.0 as i32,

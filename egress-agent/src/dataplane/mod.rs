@@ -19,7 +19,8 @@
 //! | `state`, `watch`, `config`, `node_ports` | following the node; the programs' configuration |
 //! | `tables`, `map_access`, `convert` | maps: typed handles, whole-map reads, model <-> ABI |
 //! | `executor`, `cut`, `claim`, `frames`, `packet` | actions; cutting flows; holding an address on the network |
-//! | `counters`, `events`, `sweep`, `cleanup` | reading counters and drops; expiry; removing every trace |
+//! | `counters`, `events`, `packet_log` | reading counters, drops, and a line per packet where the object writes one |
+//! | `sweep`, `cleanup` | expiry; removing every trace |
 
 mod claim;
 mod cleanup;
@@ -40,6 +41,7 @@ mod node_ports;
 mod notrack;
 mod overlay;
 mod packet;
+mod packet_log;
 mod pins;
 mod programs;
 mod state;
@@ -162,6 +164,7 @@ impl Dataplane {
         }
 
         let mut programs = Programs::load(&settings.object, &pins, features.attachment)?;
+        packet_log::start(programs.ebpf_mut(), &mut tasks);
         let events = tables::events(programs.ebpf_mut())?;
         let tables = Tables::take(programs.ebpf_mut())?;
         let ports = config::node_ports(&settings.node_port_range, settings.tunnel_port);

@@ -101,13 +101,19 @@ fn set(args: &RunArgs, agent: PathBuf, paths: &Paths, progress: &Progress) -> Re
     if !Cluster::has_kubectl() {
         progress.step("kubectl is not installed: the lab's own client makes the same requests in its place");
     }
-    let options = AgentOptions { binary: agent, kubeconfig: cluster.node_kubeconfig().to_owned(), extra: Vec::new() };
+    let options = AgentOptions { binary: agent, kubeconfig: cluster.node_kubeconfig().to_owned(), extra: log_options(args) };
     let capture = Some(Capture::start(&lab)?);
     let agents = Agent::start_all(&lab, &options)?;
     progress.step(&format!("{} agents started", agents.len()));
     let examples = paths.root.join("deploy/examples");
     let patience = Duration::from_secs(args.patience);
     Ok(Stage { capture, agents, server, cluster, lab, report: Report::default(), examples, patience })
+}
+
+/// Packets are logged under the name of the programs' crate.
+fn log_options(args: &RunArgs) -> Vec<String> {
+    let level = args.build.log_packets.then_some("--log-level=info,egress_ebpf=trace");
+    level.into_iter().map(str::to_owned).collect()
 }
 
 fn start_lab(args: &RunArgs, paths: &Paths) -> Result<Lab> {

@@ -117,7 +117,7 @@ fn set_up(parts: &[Part], no_install: bool, progress: &Progress) -> Result<Optio
         return Ok(None);
     }
     progress.step("set-up: the eBPF object and the agent");
-    ensure_built(&BuildArgs { release: false, no_install }, progress).map(Some)
+    ensure_built(&BuildArgs { no_install, ..BuildArgs::default() }, progress).map(Some)
 }
 
 fn run_part(part: Part, filter: &str, paths: &Paths, built: Option<&Built>) -> Result<Outcome> {

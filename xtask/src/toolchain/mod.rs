@@ -45,6 +45,9 @@ pub(crate) struct BuildArgs {
     /// Never install a distribution package or a toolchain component: name what is missing and stop
     #[arg(long)]
     pub(crate) no_install: bool,
+    /// Build programs that write a line about every packet to the agent's log: for looking, not for work
+    #[arg(long)]
+    pub(crate) log_packets: bool,
 }
 
 /// What a build leaves behind.
@@ -73,16 +76,16 @@ pub(crate) fn build(args: &BuildArgs) -> Result<()> {
 /// Brings the object and the agent up to date. The lab, the story and the tests begin with this.
 pub(crate) fn ensure_built(args: &BuildArgs, progress: &Progress) -> Result<Built> {
     let paths = Paths::find()?;
-    let object = ensure_object(&paths, !args.no_install, progress)?;
+    let object = ensure_object(&paths, args, progress)?;
     let agent = agent::build(&paths, args.release, progress)?;
     Ok(Built { agent, object })
 }
 
-fn ensure_object(paths: &Paths, install: bool, progress: &Progress) -> Result<PathBuf> {
+fn ensure_object(paths: &Paths, args: &BuildArgs, progress: &Progress) -> Result<PathBuf> {
     let _lock = lock(paths, progress)?;
-    let compiler = compiler::choose(paths, install, progress)?;
+    let compiler = compiler::choose(paths, !args.no_install, progress)?;
     let linker = linker::ensure(paths, &compiler, progress)?;
-    object::build(paths, &compiler, &linker, progress)
+    object::build(paths, &compiler, &linker, args.log_packets, progress)
 }
 
 /// Two builds in one target folder take turns; the lock ends with the process, however that ends.

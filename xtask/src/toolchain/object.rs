@@ -17,7 +17,13 @@ use super::{Paths, packages};
 const FLAGS: &str = "-Cdebuginfo=2 -Ctarget-cpu=v3 -Clink-arg=--btf -Clink-arg=--disable-expand-memcpy-in-order";
 
 /// Builds the object where a source has changed.
-pub(super) fn build(paths: &Paths, compiler: &Compiler, linker: &Path, progress: &Progress) -> Result<PathBuf> {
+pub(super) fn build(
+    paths: &Paths,
+    compiler: &Compiler,
+    linker: &Path,
+    log_packets: bool,
+    progress: &Progress,
+) -> Result<PathBuf> {
     let built = paths.ebpf_target().join(TARGET).join("release/egress-ebpf");
     let before = modified(&built);
     if before.is_none() {
@@ -27,6 +33,9 @@ pub(super) fn build(paths: &Paths, compiler: &Compiler, linker: &Path, progress:
     command
         .env("CARGO_TARGET_BPFEL_UNKNOWN_NONE_LINKER", linker)
         .env("CARGO_TARGET_BPFEL_UNKNOWN_NONE_RUSTFLAGS", FLAGS);
+    if log_packets {
+        command.args(["--features", "log"]);
+    }
     run(&mut command).context("build egress-ebpf")?;
     check(&built)?;
     let object = paths.object();
@@ -40,6 +49,7 @@ pub(super) fn build(paths: &Paths, compiler: &Compiler, linker: &Path, progress:
 /// The flags for a check without linking.
 pub(super) fn check_command(paths: &Paths, compiler: &Compiler) -> std::process::Command {
     let mut command = compiler.cargo(paths, "check");
+    command.arg("--all-features");
     command.env("CARGO_TARGET_BPFEL_UNKNOWN_NONE_RUSTFLAGS", FLAGS);
     command
 }

@@ -1,0 +1,29 @@
+//! One line per packet, in an object that is built with the feature `log`.
+//!
+//! Verdicts are told by number: a table of their names would have to be walked here, and is in docs/datapath.md.
+
+use aya_ebpf::programs::TcContext;
+use aya_log_ebpf::trace;
+use egress_common::abi::Verdict;
+use egress_common::wire::Heads;
+
+use crate::packet::Packet;
+
+/// Addresses are those that the packet came with, IPv4 as v4-mapped; all zero where it is not IP.
+#[inline(never)]
+pub fn verdict(packet: Packet, heads: &Heads, verdict: Verdict, length: u32) {
+    let ctx = TcContext::new(packet.skb());
+    let tuple = &heads.tuple;
+    trace!(
+        &ctx,
+        "verdict {} on interface {}: {:i} port {} to {:i} port {}, protocol {}, {} bytes",
+        verdict.index(),
+        packet.ifindex(),
+        tuple.saddr.octets(),
+        tuple.sport(),
+        tuple.daddr.octets(),
+        tuple.dport(),
+        tuple.protocol,
+        length
+    );
+}
