@@ -22,7 +22,8 @@ enum LogFormat {
 }
 
 pub(super) fn start(args: &LogArgs) -> Result<(), CliError> {
-    let filter = EnvFilter::try_new(&args.log_level)
+    // The API client reports each failed request on its own; we say it once, with the cause and what we do.
+    let filter = EnvFilter::try_new(format!("kube_client=off,kube_runtime=off,{}", args.log_level))
         .map_err(|source| CliError::LogLevel { level: args.log_level.clone(), source })?;
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false);
     match args.log_format {

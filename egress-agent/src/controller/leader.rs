@@ -18,6 +18,7 @@ use super::assignment::{Nodes, Objects, Outcome, assign, is_eligible};
 use super::leadership::Leadership;
 use super::numbering::Numbering;
 use super::verdict::{self, Notice};
+use crate::kube::causes::Causes;
 use crate::kube::events::{About, Events};
 use crate::kube::status::{StatusWriter, Wanted, WriteError};
 use crate::model::state::EgressId;
@@ -174,7 +175,7 @@ impl Leader {
                 }
                 Err(WriteError::Stale) => settled = false,
                 Err(error) => {
-                    warn!(egressip = object.name, %error, "cannot write the status; trying again");
+                    warn!(egressip = object.name, error = %Causes(&error), "cannot write the status; trying again");
                     settled = false;
                 }
             }

@@ -8,6 +8,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use super::election::{Election, Step, Timing};
+use crate::kube::causes::Causes;
 use crate::kube::lease::LeaderLease;
 
 /// Until when this agent leads, if nothing else happens. Whoever acts as the leader asks right before each write.
@@ -55,7 +56,7 @@ pub async fn campaign(
                 }
                 None
             }
-            Ok(Err(error)) => Some(error.to_string()),
+            Ok(Err(error)) => Some(Causes(&error).to_string()),
             Err(_) => Some("the API server does not answer".to_owned()),
         };
         // Once per outage.

@@ -16,9 +16,10 @@ use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Client, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
-use tracing::warn;
+use tracing::{info, warn};
 
 use super::{convert, crd};
+use crate::kube::causes::Causes;
 use crate::model::view::{Change, EgressObject, Update};
 
 /// Seconds until a watch is begun anew where it was: also what it takes to notice that the server is silently gone.
@@ -77,11 +78,21 @@ where
     V: Send,
 {
     let mut listed = BTreeMap::new();
+    let mut failing = false;
     watcher(api, config).default_backoff().filter_map(move |event| {
         std::future::ready(match event {
-            Ok(event) => enter(&mut listed, event, &key, &value),
+            Ok(event) => {
+                // A list that begins may still fail.
+                if !matches!(event, Event::Init) && std::mem::take(&mut failing) {
+                    info!("{what} can be watched again");
+                }
+                enter(&mut listed, event, &key, &value)
+            }
             Err(error) => {
-                warn!(%error, "cannot watch {what}; trying again");
+                // Once per outage.
+                if !std::mem::replace(&mut failing, true) {
+                    warn!(error = %Causes(&error), "cannot watch {what}; trying again");
+                }
                 None
             }
         })
