@@ -42,7 +42,8 @@ impl CleanupReport {
     }
 }
 
-/// Removes links, pins, filters, the overlay device, its rules, and multicast filters. An error only where an agent is running.
+/// Removes links, pins, filters, the overlay device, its rules, and multicast filters. An error only where an agent is
+/// running.
 pub async fn cleanup(settings: &Settings) -> Result<CleanupReport, StartError> {
     let pins = Pins::new(&settings.bpffs);
     let mut report = CleanupReport::default();

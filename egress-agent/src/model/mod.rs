@@ -12,6 +12,8 @@ pub mod compile;
 pub mod desired;
 pub mod executor;
 pub mod plan;
+#[cfg(test)]
+pub(crate) mod samples;
 pub mod selection;
 pub mod state;
 pub mod step;

@@ -1,10 +1,9 @@
 use std::sync::{Arc, Mutex};
 
-use ipnet::IpNet;
 use kube::core::Selector;
 
 use super::*;
-use crate::model::desired::{OnUnassigned, UnknownPods};
+use crate::model::samples::{ip, net, settings};
 use crate::model::state::{OnUnknownPod, PodState};
 use crate::model::view::{Conditions, EgressObject, Item, Labels, Node, Pod, PodKey, Selects};
 
@@ -32,25 +31,6 @@ impl Executor for Recorder {
         step(&mut self.state.lock().expect("not poisoned"), action);
         self.log.lock().expect("not poisoned").push(action.clone());
         Ok(())
-    }
-}
-
-fn ip(text: &str) -> IpAddr {
-    text.parse().expect("a literal")
-}
-
-fn net(text: &str) -> IpNet {
-    text.parse().expect("a literal")
-}
-
-fn settings() -> Settings {
-    Settings {
-        node_name: "n1".into(),
-        cluster_subnets: vec![net("10.244.0.0/16")],
-        service_cidrs: vec![net("10.96.0.0/16")],
-        excluded_cidrs: Vec::new(),
-        unknown_pods: UnknownPods::Auto,
-        on_unassigned: OnUnassigned::NodeAddress,
     }
 }
 

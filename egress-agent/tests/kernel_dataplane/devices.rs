@@ -95,7 +95,8 @@ fn programs_are_told_what_the_node_looks_like() {
         assert_eq!((config.pod_mtu, config.uplink_mtu, config.overlay_mtu), (1400, 1500, 1450));
         assert_eq!(config.node_v4, Addr::v4([172, 18, 0, 2]));
         assert_eq!(config.node_v6.to_ip(), "fd00:172:18::2".parse::<std::net::IpAddr>().expect("a literal"));
-        assert_eq!((config.node_ports.first, config.node_ports.last), (DEFAULT_TUNNEL_PORT + 1, 29999));
+        // Above the ephemeral ports of a new network namespace.
+        assert_eq!((config.node_ports.first, config.node_ports.last), (61000, 65535));
 
         dataplane.apply(&Action::SetUnknownPods(OnUnknownPod::Pass)).await.expect("apply");
         let config = node.config();

@@ -4,28 +4,10 @@ use kube::core::Selector;
 
 use super::*;
 use crate::model::compile::Compiler;
+use crate::model::samples::{ip, net, settings};
 use crate::model::selection::NOT_NUMBERED;
 use crate::model::state::{PodState, TunnelEndpoint};
 use crate::model::view::{Change, Conditions, Item, Labels, Pod, PodKey, Selects, Update};
-
-fn ip(text: &str) -> IpAddr {
-    text.parse().expect("a literal")
-}
-
-fn net(text: &str) -> IpNet {
-    text.parse().expect("a literal")
-}
-
-fn settings() -> Settings {
-    Settings {
-        node_name: "n1".into(),
-        cluster_subnets: vec![net("10.244.0.0/16")],
-        service_cidrs: vec![net("10.96.0.0/16")],
-        excluded_cidrs: vec![net("198.51.100.0/24")],
-        unknown_pods: UnknownPods::Auto,
-        on_unassigned: OnUnassigned::NodeAddress,
-    }
-}
 
 fn node(i: u8) -> Node {
     Node {

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::*;
+use crate::model::samples::{ip, net};
 use crate::model::state::{NodeAddress, Prefix, PrefixKind, TunnelEndpoint};
 
 /// What may happen to a new flow of a pod towards the world.
@@ -53,14 +54,6 @@ impl Random {
         let n = self.below(items.len() as u64);
         items[usize::try_from(n).expect("a small number")]
     }
-}
-
-fn ip(text: &str) -> IpAddr {
-    text.parse().expect("a literal")
-}
-
-fn net(text: &str) -> IpNet {
-    text.parse().expect("a literal")
 }
 
 const PODS: [&str; 4] = ["10.244.1.10", "10.244.1.11", "fd00:10:244:1::10", "fd00:10:244:1::11"];
