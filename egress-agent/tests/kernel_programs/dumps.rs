@@ -1,0 +1,67 @@
+//! `bpftool map dump` shows named fields of every map, keys and values.
+
+use std::collections::BTreeSet;
+use std::process::Command;
+
+use serde_json::Value;
+
+use crate::cast::V4;
+use crate::frames::{SYN, packet};
+use crate::stage::{ENTER, NOTICE, STEER, Stage, on_stage, test_run};
+
+/// What an entry of each map shows of its key and its value; empty for plain numbers.
+const FIELDS: [(&str, &[&str], &[&str]); 14] = [
+    ("config", &[], &["generation", "tunnel_port", "overlay_mtu", "node_v4", "uplink_mac"]),
+    ("pods", &["bytes"], &["selection", "egress_id", "selected_since_ns"]),
+    ("policy", &["egress_id", "family"], &["when_empty", "count", "slots"]),
+    ("owned", &[], &["address", "ifindex", "mac"]),
+    ("owned_addr", &["bytes"], &["egress_id", "ifindex", "mac"]),
+    ("cluster", &["prefix_len", "data"], &["kind", "node"]),
+    ("nodes", &["bytes"], &["place", "node"]),
+    ("flows", &["saddr", "daddr", "sport", "dport", "protocol"], &["address", "egress_id", "slot", "last_seen_ns"]),
+    ("inbound", &["saddr", "daddr", "sport", "dport", "protocol"], &["last_seen_ns"]),
+    ("nat", &["saddr", "daddr", "sport", "dport", "direction"], &["other", "source_node", "origin", "hop"]),
+    ("frags", &["saddr", "daddr", "id", "protocol"], &["sport", "dport", "seen_ns"]),
+    ("counters", &[], &["packets", "bytes"]),
+    ("eip_counters", &[], &["egress_packets", "ingress_bytes", "mappings", "refusals"]),
+    ("workspace", &[], &["heads", "way"]),
+];
+
+/// The first entry of a map as bpftool reads it.
+fn first_entry(stage: &Stage, name: &str) -> Value {
+    let id = stage.ids.get(name).unwrap_or_else(|| panic!("no map {name}")).to_string();
+    let output = Command::new("bpftool").args(["-j", "map", "dump", "id", &id]).output().expect("run bpftool");
+    assert!(output.status.success(), "{name}: {}", String::from_utf8_lossy(&output.stderr));
+    let entries: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let formatted = entries.get(0).and_then(|entry| entry.get("formatted"));
+    formatted.unwrap_or_else(|| panic!("{name} has an entry and BTF: {entries}")).clone()
+}
+
+fn names(value: &Value) -> BTreeSet<&str> {
+    value.as_object().into_iter().flatten().map(|(name, _)| name.as_str()).collect()
+}
+
+#[test]
+fn every_map_shows_named_fields() {
+    on_stage(|mut stage| {
+        let fragment = packet(V4.pod, V4.world, 4000, 80).with(|packet| packet.fragment = (0, true));
+        let from_outside = packet(V4.world, V4.pod, 80, 5000).tcp(SYN);
+        for (run, packet) in [(STEER, fragment), (NOTICE, from_outside)] {
+            test_run(stage.program(run.program), &run, &packet.frame());
+        }
+        stage.program(ENTER.program);
+        for (name, key, value) in FIELDS {
+            let entry = first_entry(&stage, name);
+            let shown = names(&entry["key"]);
+            assert!(key.iter().all(|field| shown.contains(field)), "{name}: {key:?} in {entry}");
+            // Maps per CPU show one value for each.
+            let value_shown = entry.get("value").unwrap_or(&entry["values"][0]["value"]);
+            let shown = names(value_shown);
+            assert!(value.iter().all(|field| shown.contains(field)), "{name}: {value:?} in {entry}");
+        }
+        let known: BTreeSet<_> = FIELDS.iter().map(|(name, ..)| *name).chain(["events"]).collect();
+        // Those that begin with a dot are the object's constants.
+        let all: BTreeSet<_> = stage.ids.keys().map(String::as_str).filter(|name| !name.starts_with('.')).collect();
+        assert_eq!(all, known, "every map but the ring buffer, which cannot be dumped");
+    });
+}

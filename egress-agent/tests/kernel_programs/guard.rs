@@ -1,0 +1,65 @@
+//! `uplink_egress`: the last look.
+
+use egress_common::abi::{NODE_MARK, Verdict};
+
+use crate::frames::{ACK, Body, SYN, packet};
+use crate::stage::{LEAVE, NEXT, Ran, Run, both};
+
+const MARKED: Run = Run { mark: NODE_MARK, ..LEAVE };
+const OWN: Run = Run { ingress_ifindex: 0, ..LEAVE };
+
+#[test]
+fn no_pod_leaves_with_its_own_address() {
+    both(|stage, cast| {
+        for (sent, verdict) in [
+            (packet(cast.pod, cast.world, 1, 2), Verdict::NotSteered),
+            (packet(cast.pod, cast.world, 1, 2).with(|packet| packet.ttl = 1), Verdict::NotSteered),
+            (packet(cast.pod, cast.other_node, 1, 2), Verdict::NotSteered),
+            (packet(cast.pod, cast.away_egress, 1, 2), Verdict::Hairpin),
+            (packet(cast.pending_pod, cast.world, 1, 2), Verdict::NoGateway),
+            (packet(cast.unknown_pod, cast.world, 1, 2), Verdict::UnknownPod),
+            (packet(cast.remote_pod, cast.world, 1, 2), Verdict::ForeignPod),
+            (packet(cast.node, cast.other_node, 1, 4794), Verdict::ForgedTunnel),
+        ] {
+            stage.drops(&LEAVE, &sent, verdict);
+        }
+    });
+}
+
+#[test]
+fn what_is_not_ours_leaves_untouched() {
+    both(|stage, cast| {
+        for (sent, verdict) in [
+            (packet(cast.known_pod, cast.world, 1, 2), Verdict::NotSelected),
+            (packet(cast.pod, cast.world, 1, 2).tcp(SYN | ACK), Verdict::InboundReply),
+            (packet(cast.pod, cast.remote_pod, 1, 2), Verdict::ToCluster),
+            (packet(cast.remote_pod, cast.other_node, 1, 2), Verdict::NotOurs),
+            (packet(cast.node, cast.world, 1, 2), Verdict::NotOurs),
+            (packet(cast.egress, cast.world, 1, 2), Verdict::NotOurs),
+        ] {
+            stage.passes(&LEAVE, &sent, verdict);
+        }
+        stage.passes(&OWN, &packet(cast.node, cast.other_node, 1, 4794), Verdict::NotOurs);
+    });
+}
+
+#[test]
+fn the_mark_without_what_it_needs_is_a_drop() {
+    both(|stage, cast| {
+        let udp = packet(cast.pod, cast.other_node, 4000, 80);
+        stage.drops(&MARKED, &udp.clone().body(Body::Other(132)), Verdict::UnsupportedProtocol);
+        stage.drops(&MARKED, &udp.clone().tcp(ACK), Verdict::PortTaken);
+        stage.configure(|config| (config.node_ports.first, config.node_ports.last) = (0, 0));
+        stage.drops(&MARKED, &udp, Verdict::NoNodeAddress);
+        stage.configure(|_| ());
+    });
+}
+
+#[test]
+fn what_the_stack_has_translated_loses_its_mark() {
+    both(|stage, cast| {
+        let sent = packet(cast.node, cast.other_node, 4000, 80);
+        let ran = stage.run_frame(&MARKED, &sent.frame(), Verdict::NodeSnatDone);
+        assert_eq!(ran, Ran { action: NEXT, frame: sent.frame(), mark: 0 });
+    });
+}

@@ -1,0 +1,199 @@
+//! `overlay_ingress`, by real packets: a test run cannot carry a tunnel header.
+//!
+//! A frame with the outer header of our choice is sent into the far end of the uplink; the kernel takes off the outer
+//! header and the program runs on the overlay device. What it sends on is caught at the far ends of the devices.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use aya::programs::{SchedClassifier, TcAttachType};
+use egress_common::abi::Verdict;
+use nix::sys::socket::{
+    AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, bind, recv, send, setsockopt, socket, sockopt,
+};
+use nix::sys::time::TimeVal;
+
+use crate::cast::{Cast, V4, addr};
+use crate::frames::{Body, Packet, SYN, ip, octets, packet};
+use crate::stage::{ROUTER_MAC, Stage, UPLINK_MAC, both};
+
+/// The far end of a device.
+struct Wire {
+    socket: OwnedFd,
+}
+
+impl Wire {
+    fn of(device: &str) -> Self {
+        let flags = SockFlag::SOCK_CLOEXEC;
+        let socket =
+            socket(AddressFamily::Packet, SockType::Raw, flags, SockProtocol::EthAll).expect("a packet socket");
+        let link = nix::ifaddrs::getifaddrs()
+            .expect("the devices")
+            .filter(|interface| interface.interface_name == device)
+            .find_map(|interface| interface.address?.as_link_addr().copied())
+            .expect("the device's link address");
+        bind(socket.as_raw_fd(), &link).expect("bind to the device");
+        setsockopt(&socket, sockopt::ReceiveTimeout, &TimeVal::new(0, 20_000)).expect("a timeout");
+        Self { socket }
+    }
+
+    fn send(&self, frame: &[u8]) {
+        assert_eq!(send(self.socket.as_raw_fd(), frame, MsgFlags::empty()), Ok(frame.len()));
+    }
+
+    /// The next frame from this address, if it comes soon.
+    fn next_from(&self, address: &str) -> Option<Vec<u8>> {
+        let (address, start) = (ip(address), Instant::now());
+        let at = if address.is_ipv4() { 26 } else { 22 };
+        let source = octets(address);
+        let mut buffer = [0; 4096];
+        while start.elapsed() < Duration::from_secs(2) {
+            let Ok(length) = recv(self.socket.as_raw_fd(), &mut buffer, MsgFlags::empty()) else { continue };
+            let frame = &buffer[..length];
+            if frame.get(at..at + source.len()) == Some(&source) {
+                return Some(frame.to_vec());
+            }
+        }
+        None
+    }
+}
+
+/// The inner packet in an overlay packet from an address of our choice.
+fn wrapped(from: &str, egress_id: u32, inner: &Packet) -> Vec<u8> {
+    let mut outer = packet(from, V4.node, 50_000, 4794).with(|packet| (packet.data, packet.dmac) = (0, UPLINK_MAC));
+    outer.body = Body::UdpUnsummed;
+    let inner = inner.frame();
+    outer.data = 8 + inner.len();
+    let mut frame = outer.frame();
+    let at = frame.len() - outer.data;
+    // VXLAN: the flag "has an identifier", the identifier, and zeroes around.
+    let head = [[8, 0, 0, 0], (egress_id << 8).to_be_bytes()].concat();
+    frame.splice(at.., [head, inner].concat());
+    frame
+}
+
+/// Sends it and waits for the one counter that moves.
+fn arrives(stage: &Stage, wire: &Wire, frame: &[u8]) -> BTreeMap<&'static str, u64> {
+    let (before, start) = (stage.counts(), Instant::now());
+    wire.send(frame);
+    loop {
+        let moved = stage.moved(&before);
+        if !moved.is_empty() || start.elapsed() > Duration::from_secs(2) {
+            return moved.into_iter().map(|(label, (packets, _))| (label, packets)).collect();
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn is(verdict: Verdict) -> BTreeMap<&'static str, u64> {
+    BTreeMap::from([(verdict.label(), 1)])
+}
+
+fn attach(stage: &mut Stage) {
+    let program: &mut SchedClassifier = stage.program_mut("overlay_ingress");
+    if SchedClassifier::query_tcx("egress0", TcAttachType::Ingress).is_ok_and(|(_, programs)| programs.is_empty()) {
+        program.attach("egress0", TcAttachType::Ingress).expect("attach");
+    }
+}
+
+fn from_remote(cast: &Cast) -> Packet {
+    packet(cast.remote_pod, cast.world, 4000, 80)
+}
+
+#[test]
+fn another_nodes_pod_gets_its_egress_ip() {
+    both(|stage, cast| {
+        attach(stage);
+        let wire = Wire::of("out0");
+        for (port, body) in (4000..).zip([Body::Udp, Body::Tcp(SYN), Body::EchoRequest]) {
+            let inner = from_remote(cast).body(body).with(|packet| packet.sport = port);
+            let frame = wrapped(V4.other_node, cast.here, &inner);
+            for _ in 0..2 {
+                assert_eq!(arrives(stage, &wire, &frame), is(Verdict::SnatForNode), "{inner:?}");
+                let left = wire.next_from(cast.egress).expect("it left by the uplink");
+                // Its hop was counted where the pod is.
+                let expected = inner.snat(cast.egress, port).macs(ROUTER_MAC, UPLINK_MAC);
+                assert_eq!(left, expected.frame());
+            }
+        }
+        let made = stage.mappings().into_values();
+        assert!(
+            made.filter(|(key, _)| key.saddr == addr(cast.remote_pod))
+                .all(|(_, mapping)| { mapping.source_node == addr(V4.other_node) })
+        );
+    });
+}
+
+#[test]
+fn an_answer_from_a_gateway_reaches_its_pod() {
+    both(|stage, cast| {
+        attach(stage);
+        let (wire, pods) = (Wire::of("out0"), Wire::of("pods0"));
+        let inner = packet(cast.world, cast.pod, 80, 4000).tcp(SYN);
+        let arrived = arrives(stage, &wire, &wrapped(V4.other_node, cast.away, &inner));
+        assert_eq!(arrived, is(Verdict::ReplyDelivered));
+        let delivered = pods.next_from(cast.world).expect("it went to the pods");
+        assert_eq!(delivered[14..], inner.frame()[14..]);
+    });
+}
+
+#[test]
+fn forged_packets_are_dropped_by_name() {
+    both(|stage, cast| {
+        attach(stage);
+        let wire = Wire::of("out0");
+        let inner = from_remote(cast);
+        for (from, id, inner, verdict) in [
+            ("172.18.0.77", cast.here, inner.clone(), Verdict::ForgedOuter),
+            ("172.18.0.77", cast.here, packet(cast.world, cast.pod, 80, 4000), Verdict::ForgedOuter),
+            (V4.other_node, cast.here, packet(cast.pod, cast.world, 1, 2), Verdict::ForgedInner),
+            (V4.other_node, cast.here, packet(cast.world, cast.world, 1, 2), Verdict::ForgedInner),
+            (V4.other_node, cast.away, inner.clone(), Verdict::NotGateway),
+            (V4.other_node, 0, inner.clone(), Verdict::NotGateway),
+            (V4.other_node, cast.here, inner.clone().body(Body::Unreachable), Verdict::IcmpUnmatched),
+            (V4.other_node, cast.here, inner.clone().body(Body::Other(132)), Verdict::UnsupportedProtocol),
+            (V4.other_node, cast.here, packet(cast.remote_pod, cast.nowhere, 1, 2), Verdict::NoRoute),
+        ] {
+            assert_eq!(arrives(stage, &wire, &wrapped(from, id, &inner)), is(verdict), "{from} {id} {inner:?}");
+        }
+        let mut no_ip = inner;
+        no_ip.from = IpAddr::from([0, 0, 0, 0]);
+        no_ip.to = no_ip.from;
+        let mut frame = wrapped(V4.other_node, cast.here, &no_ip);
+        let at = frame.len() - no_ip.frame().len() + 12;
+        frame[at..at + 2].copy_from_slice(&[0x88, 0xb5]);
+        assert_eq!(arrives(stage, &wire, &frame), is(Verdict::Malformed));
+    });
+}
+
+#[test]
+fn a_remote_pod_is_told_what_the_uplink_takes() {
+    both(|stage, cast| {
+        attach(stage);
+        let wire = Wire::of("out0");
+        stage.configure(|config| config.uplink_mtu = 1200);
+        let large = from_remote(cast).with(|packet| packet.data = 1250);
+        let arrived = arrives(stage, &wire, &wrapped(V4.other_node, cast.here, &large));
+        assert_eq!(arrived, is(Verdict::MtuAnswered));
+        let answer = wire.next_from(V4.node).expect("it goes back by the overlay");
+        assert_eq!(answer[30..34], octets(ip(V4.other_node)));
+        // Outer Ethernet, IPv4 and UDP; the identifier is the object's.
+        assert_eq!(answer[36..38], 4794_u16.to_be_bytes());
+        assert_eq!(answer[46..49], cast.here.to_be_bytes()[1..]);
+        stage.configure(|_| ());
+    });
+}
+
+#[test]
+fn before_the_configuration_nothing_gets_in() {
+    both(|stage, cast| {
+        attach(stage);
+        let wire = Wire::of("out0");
+        stage.configure(|config| config.generation = 0);
+        let arrived = arrives(stage, &wire, &wrapped(V4.other_node, cast.here, &from_remote(cast)));
+        assert_eq!(arrived, is(Verdict::NotReady));
+        stage.configure(|_| ());
+    });
+}

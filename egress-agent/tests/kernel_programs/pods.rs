@@ -1,0 +1,224 @@
+//! `mgmt_ingress`: what pods of this node send.
+
+use egress_common::abi::{NODE_MARK, OnUnknownPod, Origin, Verdict};
+
+use crate::cast::{Cast, addr};
+use crate::frames::{ACK, Body, Packet, SYN, packet};
+use crate::stage::{NEXT, REDIRECT, ROUTER_MAC, Ran, STEER, UPLINK_MAC, both};
+
+const PROTOCOLS: [Body; 4] = [Body::Udp, Body::UdpUnsummed, Body::Tcp(SYN), Body::EchoRequest];
+
+fn to_world(cast: &Cast) -> Packet {
+    packet(cast.pod, cast.world, 4000, 80)
+}
+
+#[test]
+fn a_packet_gets_its_egress_ip_here() {
+    both(|stage, cast| {
+        for (port, body) in (4000..).zip(PROTOCOLS) {
+            let sent = to_world(cast).body(body).with(|packet| packet.sport = port);
+            let expected = sent.snat(cast.egress, port).hop();
+            // The kernel finds the neighbour for the first one, and later ones carry its link address.
+            stage.redirects(&STEER, &sent, Verdict::SnatHere, &expected);
+            let direct = expected.clone().macs(ROUTER_MAC, UPLINK_MAC);
+            for _ in 0..2 {
+                stage.redirects(&STEER, &sent, Verdict::SnatHere, &direct);
+            }
+        }
+        // Of UDP there are two ports, and one flow of each other protocol.
+        assert!(stage.mappings().values().all(|(_, mapping)| mapping.origin() == Some(Origin::Here)));
+        let count = stage.eip_counters.get(&cast.here, 0).expect("a counter");
+        let packets: u64 = count.iter().map(|count| count.egress_packets).sum();
+        assert_eq!(packets, 12);
+    });
+}
+
+#[test]
+fn another_port_is_found_where_the_own_is_taken() {
+    both(|stage, cast| {
+        for body in [Body::Udp, Body::Tcp(SYN), Body::EchoRequest] {
+            let first = packet(cast.pod, cast.world, 5000, 80).body(body);
+            stage.redirects(&STEER, &first, Verdict::SnatHere, &first.snat(cast.egress, 5000).hop());
+            stage
+                .pods
+                .insert(addr(cast.known_pod), stage.pods.get(&addr(cast.pod), 0).expect("a pod"), 0)
+                .expect("a pod");
+            let second = packet(cast.known_pod, cast.world, 5000, 80).body(body);
+            let ran = stage.run_frame(&STEER, &second.frame(), Verdict::SnatHere);
+            let (_, made) = stage
+                .mappings()
+                .into_values()
+                .find(|(key, _)| key.saddr == addr(cast.known_pod) && key.protocol == protocol(&second))
+                .expect("a mapping");
+            assert!(made.other.dport() >= 1024 && made.other.dport() != 5000);
+            assert_eq!(ran.frame, second.snat(cast.egress, made.other.dport()).hop().frame());
+        }
+    });
+}
+
+fn protocol(packet: &Packet) -> u8 {
+    let at = if packet.from.is_ipv4() { 23 } else { 20 };
+    packet.frame()[at]
+}
+
+#[test]
+fn options_and_odd_lengths_are_no_obstacle() {
+    both(|stage, cast| {
+        for (port, options) in (6000..).zip([1, 2, 4]) {
+            for body in PROTOCOLS {
+                for data in [0, 1, 2, 999] {
+                    let sent = to_world(cast).body(body).with(|packet| {
+                        (packet.sport, packet.options, packet.data) = (port, options, data);
+                    });
+                    let ran = stage.run_frame(&STEER, &sent.frame(), Verdict::SnatHere);
+                    let expected = sent.snat(cast.egress, port).hop();
+                    assert_eq!(ran.frame[14..], expected.frame()[14..], "{sent:?}");
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn a_gateway_elsewhere_gets_it_as_it_is() {
+    both(|stage, cast| {
+        for body in PROTOCOLS {
+            let sent = packet(cast.away_pod, cast.world, 4000, 80).body(body);
+            stage.redirects(&STEER, &sent, Verdict::Steered, &sent.clone().hop());
+        }
+        assert_eq!(stage.nat.iter().count(), 0, "the gateway translates");
+    });
+}
+
+#[test]
+fn what_is_not_ours_passes_untouched() {
+    both(|stage, cast| {
+        let pod = cast.pod;
+        for (sent, verdict) in [
+            (packet(cast.world, cast.world, 1, 2), Verdict::NotPod),
+            (packet(cast.remote_pod, cast.world, 1, 2), Verdict::NotPod),
+            (packet(pod, cast.node, 1, 2), Verdict::ToOwnNode),
+            (packet(pod, cast.mgmt, 1, 2), Verdict::ToOwnNode),
+            (packet(pod, cast.service, 1, 2), Verdict::ToCluster),
+            (packet(pod, cast.remote_pod, 1, 2), Verdict::ToCluster),
+            (packet(pod, cast.world, 1, 2).tcp(SYN | ACK), Verdict::InboundReply),
+            (packet(pod, cast.world, 1, 2).body(Body::EchoReply), Verdict::InboundReply),
+            (packet(cast.known_pod, cast.world, 1, 2), Verdict::NotSelected),
+            (packet(cast.known_pod, cast.other_node, 1, 2), Verdict::NotSelected),
+            (packet(pod, cast.world, 1, 2).with(|packet| packet.ttl = 1), Verdict::TtlExpired),
+        ] {
+            stage.passes(&STEER, &sent, verdict);
+        }
+        stage.redirects(
+            &STEER,
+            &to_world(cast).with(|packet| packet.ttl = 2),
+            Verdict::SnatHere,
+            &to_world(cast).snat(cast.egress, 4000).with(|packet| packet.ttl = 1),
+        );
+    });
+}
+
+#[test]
+fn what_cannot_be_given_an_egress_ip_is_dropped_by_name() {
+    both(|stage, cast| {
+        let udp = to_world(cast);
+        for (sent, verdict) in [
+            (packet(cast.unknown_pod, cast.world, 1, 2), Verdict::UnknownPod),
+            (packet(cast.early_pod, cast.world, 1, 2), Verdict::NoPolicy),
+            (packet(cast.pending_pod, cast.world, 1, 2), Verdict::NoGateway),
+            (packet(cast.pod, cast.other_node, 1, 4794), Verdict::ForgedTunnel),
+            (packet(cast.known_pod, cast.node, 1, 4794), Verdict::ForgedTunnel),
+            (packet(cast.pod, cast.nowhere, 1, 2), Verdict::NoRoute),
+            (udp.clone().body(Body::Other(132)), Verdict::UnsupportedProtocol),
+            (udp.clone().body(Body::Other(17)).with(|packet| packet.data = 0), Verdict::Malformed),
+            (udp.clone().body(Body::Unreachable), Verdict::IcmpUnmatched),
+        ] {
+            stage.drops(&STEER, &sent, verdict);
+        }
+        stage.owned.remove(&cast.here).expect("not owned any more");
+        stage.drops(&STEER, &udp, Verdict::NotGateway);
+    });
+}
+
+#[test]
+fn unknown_pods_pass_where_they_may() {
+    both(|stage, cast| {
+        let unknown = packet(cast.unknown_pod, cast.world, 1, 2);
+        stage.drops(&STEER, &unknown, Verdict::UnknownPod);
+        stage.configure(|config| *config = config.with_on_unknown_pod(OnUnknownPod::Pass));
+        stage.passes(&STEER, &unknown, Verdict::UnknownPodPassed);
+        stage.configure(|_| ());
+    });
+}
+
+#[test]
+fn a_packet_to_another_node_is_marked() {
+    both(|stage, cast| {
+        let sent = packet(cast.pod, cast.other_node, 4000, 80);
+        let ran = stage.run_frame(&STEER, &sent.frame(), Verdict::MarkedNode);
+        assert_eq!(ran, Ran { action: NEXT, frame: sent.frame(), mark: NODE_MARK });
+    });
+}
+
+#[test]
+fn a_flow_that_lost_its_address_is_cut() {
+    both(|stage, cast| {
+        let sent = to_world(cast).tcp(ACK);
+        stage.run_frame(&STEER, &sent.frame(), Verdict::SnatHere);
+        let (key, mut flow) = stage
+            .flows
+            .iter()
+            .map(|entry| entry.expect("a flow"))
+            .find(|(key, _)| key.saddr == addr(cast.pod))
+            .expect("a flow");
+        flow.address = addr(cast.away_egress);
+        stage.flows.insert(key, flow, 0).expect("a flow");
+        stage.drops(&STEER, &sent, Verdict::AddressGone);
+        let anew = to_world(cast).tcp(SYN);
+        assert_eq!(stage.run_frame(&STEER, &anew.frame(), Verdict::SnatHere).action, REDIRECT);
+    });
+}
+
+#[test]
+fn a_flow_whose_port_another_took_meanwhile_is_cut() {
+    both(|stage, cast| {
+        stage.pods.insert(addr(cast.known_pod), stage.pods.get(&addr(cast.pod), 0).expect("a pod"), 0).expect("a pod");
+        stage.run_frame(&STEER, &to_world(cast).tcp(SYN).frame(), Verdict::SnatHere);
+        let running = packet(cast.known_pod, cast.world, 4000, 80).tcp(ACK);
+        stage.drops(&STEER, &running, Verdict::PortTaken);
+    });
+}
+
+#[test]
+fn fragments_follow_their_first_one() {
+    both(|stage, cast| {
+        if cast.egress.contains(':') {
+            return;
+        }
+        let whole = to_world(cast).with(|packet| (packet.data, packet.dont_fragment) = (1000, false));
+        let later = whole.clone().with(|packet| packet.fragment = (100, false));
+        stage.drops(&STEER, &later, Verdict::FragmentUnknown);
+        let first = whole.with(|packet| packet.fragment = (0, true));
+        for sent in [first, later] {
+            let ran = stage.run_frame(&STEER, &sent.frame(), Verdict::SnatHere);
+            let mut expected = sent.snat(cast.egress, 4000).hop().frame();
+            if sent.fragment.0 > 0 {
+                // The data of a later fragment is as it was.
+                expected.splice(34.., sent.frame()[34..].iter().copied());
+            }
+            assert_eq!(ran.frame[14..], expected[14..]);
+        }
+    });
+}
+
+#[test]
+fn other_networks_and_protocols_pass() {
+    both(|stage, cast| {
+        let frame = to_world(cast).frame();
+        let tagged = [&frame[..12], &[0x81, 0, 0, 5], &frame[12..]].concat();
+        for frame in [tagged, [&frame[..12], &[0x88, 0xb5], &frame[14..]].concat()] {
+            let ran = stage.run_frame(&STEER, &frame, Verdict::NotIp);
+            assert_eq!(ran, Ran { action: NEXT, frame, mark: 0 });
+        }
+    });
+}

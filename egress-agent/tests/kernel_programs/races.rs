@@ -1,0 +1,124 @@
+//! Two CPUs that see the same new flow at the same moment make one mapping.
+//!
+//! Both threads run the same packet, thousands of times with fresh tuples, released together. Afterwards every forward
+//! key has its reverse key and they name each other (`Stage::mappings`), none is left over, and both CPUs gave their
+//! packet the same port.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use aya::programs::SchedClassifier;
+use egress_common::abi::Verdict;
+use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
+use nix::unistd::Pid;
+
+use crate::cast::{Cast, addr};
+use crate::frames::{Body, Packet, SYN, packet};
+use crate::stage::{REDIRECT, Ran, Run, STEER, Stage, both, test_run};
+
+const ROUNDS: u16 = 3000;
+const CPUS: [usize; 2] = [0, 1];
+
+/// The packets that raced.
+#[derive(Clone, Copy)]
+struct Race<'a> {
+    program: &'a SchedClassifier,
+    run: &'a Run,
+    packet: &'a (dyn Fn(u16) -> Packet + Sync),
+    arrived: &'a AtomicUsize,
+}
+
+impl Race<'_> {
+    /// One CPU's side of all rounds.
+    fn side(self, cpu: usize) -> Vec<Ran> {
+        pin(cpu);
+        let round = |round: u16| {
+            let frame = (self.packet)(round).frame();
+            self.arrived.fetch_add(1, Ordering::SeqCst);
+            let both = CPUS.len() * (usize::from(round) + 1);
+            let mut spins = 0_u32;
+            while self.arrived.load(Ordering::SeqCst) < both {
+                spins += 1;
+                if spins.is_multiple_of(10_000) {
+                    std::thread::yield_now();
+                }
+            }
+            test_run(self.program, self.run, &frame)
+        };
+        (0..ROUNDS).map(round).collect()
+    }
+}
+
+fn pin(cpu: usize) {
+    let mut set = CpuSet::new();
+    set.set(cpu).expect("a CPU");
+    sched_setaffinity(Pid::from_raw(0), &set).expect("pin the thread");
+}
+
+fn has_both_cpus() -> bool {
+    let set = sched_getaffinity(Pid::from_raw(0)).expect("the CPUs of this thread");
+    CPUS.iter().all(|cpu| set.is_set(*cpu).unwrap_or(false))
+}
+
+/// Lets the packets race and checks what came of it.
+fn race(stage: &mut Stage, run: &Run, packet: impl Fn(u16) -> Packet + Sync) {
+    let before = stage.counts();
+    let arrived = AtomicUsize::new(0);
+    let race = Race { program: stage.program(run.program), run, packet: &packet, arrived: &arrived };
+    let (one, other) = std::thread::scope(|scope| {
+        let [one, other] = CPUS.map(|cpu| scope.spawn(move || race.side(cpu)));
+        (one.join().expect("one side"), other.join().expect("the other side"))
+    });
+    for (round, (one, other)) in one.iter().zip(&other).enumerate() {
+        assert_eq!((one.action, other.action), (REDIRECT, REDIRECT), "round {round}");
+        // The first to come goes by the kernel's neighbour, so link addresses may differ.
+        assert_eq!(one.frame[14..], other.frame[14..], "round {round}: two ports for one flow");
+    }
+    let moved = stage.moved(&before);
+    let packets: Vec<_> = moved.iter().map(|(label, (packets, _))| (*label, *packets)).collect();
+    assert_eq!(packets, [(Verdict::SnatHere.label(), 2 * u64::from(ROUNDS))]);
+}
+
+/// A packet of every round's own flow; all have the destination's port for the round's thousand.
+fn of_round(from: &str, cast: &Cast, body: Body, round: u16) -> Packet {
+    packet(from, cast.world, 10_000 + round, 80).body(body)
+}
+
+#[test]
+fn one_mapping_where_the_own_port_is_free() {
+    both(|stage, cast| {
+        if !has_both_cpus() {
+            return eprintln!("skipped: needs two CPUs");
+        }
+        let before = stage.mappings().len();
+        for body in [Body::Udp, Body::Tcp(SYN)] {
+            race(stage, &STEER, |round| of_round(cast.pod, cast, body, round));
+        }
+        assert_eq!(stage.mappings().len() - before, 2 * 2 * usize::from(ROUNDS), "two keys each");
+        for (key, mapping) in stage.mappings().into_values() {
+            assert_eq!(mapping.other.protocol, key.protocol);
+        }
+    });
+}
+
+#[test]
+fn one_mapping_where_both_search() {
+    both(|stage, cast| {
+        if !has_both_cpus() {
+            return eprintln!("skipped: needs two CPUs");
+        }
+        let entry = stage.pods.get(&addr(cast.pod), 0).expect("a pod");
+        stage.pods.insert(addr(cast.known_pod), entry, 0).expect("a second pod");
+        let before = stage.mappings().len();
+        for round in 0..ROUNDS {
+            let first = of_round(cast.known_pod, cast, Body::Udp, round);
+            assert_eq!(test_run(stage.program(STEER.program), &STEER, &first.frame()).action, REDIRECT);
+        }
+        race(stage, &STEER, |round| of_round(cast.pod, cast, Body::Udp, round));
+        assert_eq!(stage.mappings().len() - before, 2 * 2 * usize::from(ROUNDS), "two keys each");
+        let kept = stage
+            .mappings()
+            .into_values()
+            .filter(|(key, mapping)| key.saddr == addr(cast.pod) && mapping.other.dport() == key.sport());
+        assert_eq!(kept.count(), 0, "their own ports were taken");
+    });
+}

@@ -1,0 +1,162 @@
+//! `uplink_ingress` and `mgmt_egress`: what the world sends.
+
+use egress_common::abi::{Mapping, NODE_MARK, Origin, Tuple, Verdict};
+
+use crate::cast::{Cast, addr};
+use crate::frames::{ACK, Body, Packet, SYN, packet};
+use crate::stage::{ENTER, LEAVE, MGMT_MAC, NEXT, NOTICE, POD_MAC, Run, STEER, Stage, UPLINK_MAC, both};
+
+/// As the router sends it to this node.
+fn arriving(from: &str, to: &str, sport: u16, dport: u16) -> Packet {
+    packet(from, to, sport, dport).with(|packet| packet.dmac = UPLINK_MAC)
+}
+
+/// Begins a flow of the pod, and returns its answer.
+fn begin(stage: &mut Stage, cast: &Cast, port: u16, body: Body) -> Packet {
+    let sent = packet(cast.pod, cast.world, port, 80).body(body);
+    stage.run_frame(&STEER, &sent.frame(), Verdict::SnatHere);
+    answer(cast, port, body)
+}
+
+fn answer(cast: &Cast, port: u16, body: Body) -> Packet {
+    match body {
+        Body::EchoRequest => arriving(cast.world, cast.egress, port, 0).body(Body::EchoReply),
+        Body::Tcp(_) => arriving(cast.world, cast.egress, 80, port).tcp(SYN | ACK),
+        body => arriving(cast.world, cast.egress, 80, port).body(body),
+    }
+}
+
+#[test]
+fn an_answer_goes_to_its_pod() {
+    both(|stage, cast| {
+        for (port, body) in (4000..).zip([Body::Udp, Body::UdpUnsummed, Body::Tcp(SYN), Body::EchoRequest]) {
+            let answer = begin(stage, cast, port, body);
+            let expected = answer.dnat(cast.pod, port).hop();
+            stage.redirects(&ENTER, &answer, Verdict::ReplyHere, &expected);
+            stage.redirects(&ENTER, &answer, Verdict::ReplyHere, &expected.macs(POD_MAC, MGMT_MAC));
+        }
+        let count = stage.eip_counters.get(&cast.here, 0).expect("a counter");
+        assert_eq!(count.iter().map(|count| count.ingress_packets).sum::<u64>(), 8);
+    });
+}
+
+#[test]
+fn a_changed_port_is_changed_back() {
+    both(|stage, cast| {
+        for (port, body) in (22..).zip([Body::Udp, Body::Tcp(SYN), Body::EchoRequest]) {
+            begin(stage, cast, port, body);
+            let (_, made) = stage
+                .mappings()
+                .into_values()
+                .find(|(key, _)| key.saddr == addr(cast.pod) && key.sport() == port)
+                .expect("a mapping");
+            let shown = made.other.dport();
+            assert!(shown >= 1024, "no system port");
+            let answer = answer(cast, shown, body).with(|packet| packet.options = 1);
+            stage.redirects(&ENTER, &answer, Verdict::ReplyHere, &answer.dnat(cast.pod, port).hop());
+        }
+    });
+}
+
+/// Moves the pod of every mapping to another node.
+fn move_away(stage: &mut Stage, cast: &Cast) {
+    for (key, (tuple, mapping)) in stage.mappings() {
+        let made = Mapping::new(mapping.other, Origin::Remote, addr(cast.other_node), mapping.egress_id, 0);
+        stage.nat.insert(tuple, made, 0).unwrap_or_else(|error| panic!("{key}: {error}"));
+    }
+}
+
+#[test]
+fn an_answer_for_another_nodes_pod_goes_back_through_the_overlay() {
+    both(|stage, cast| {
+        for (port, body) in (4000..).zip([Body::Udp, Body::Tcp(SYN), Body::EchoRequest]) {
+            let answer = begin(stage, cast, port, body);
+            move_away(stage, cast);
+            stage.redirects(&ENTER, &answer, Verdict::ReplySteered, &answer.dnat(cast.pod, port).hop());
+        }
+    });
+}
+
+#[test]
+fn nothing_unasked_reaches_anybody() {
+    both(|stage, cast| {
+        let asked = begin(stage, cast, 4000, Body::Udp);
+        for (sent, verdict) in [
+            (asked.clone().with(|packet| packet.dport = 4001), Verdict::NoMapping),
+            (asked.clone().with(|packet| packet.sport = 81), Verdict::NoMapping),
+            (asked.clone().tcp(SYN), Verdict::NoMapping),
+            (asked.clone().body(Body::EchoRequest), Verdict::NoMapping),
+            (asked.clone().body(Body::Unreachable), Verdict::IcmpUnmatched),
+            (asked.clone().body(Body::Other(132)), Verdict::UnsupportedProtocol),
+            (asked.clone().body(Body::Other(17)).with(|packet| packet.data = 1), Verdict::Malformed),
+        ] {
+            stage.drops(&ENTER, &sent, verdict);
+        }
+        if cast.egress.contains('.') {
+            let later = asked.clone().with(|packet| packet.fragment = (9, false));
+            stage.drops(&ENTER, &later, Verdict::FragmentUnknown);
+        }
+        for (key, (tuple, mapping)) in stage.mappings() {
+            let made = Mapping::new(mapping.other, Origin::Stack, mapping.source_node, 0, 0);
+            stage.nat.insert(tuple, made, 0).unwrap_or_else(|error| panic!("{key}: {error}"));
+        }
+        stage.drops(&ENTER, &asked, Verdict::BadState);
+    });
+}
+
+#[test]
+fn the_hosts_own_passes_untouched() {
+    both(|stage, cast| {
+        let for_host = arriving(cast.world, cast.node, 80, 22).tcp(SYN);
+        stage.passes(&ENTER, &for_host, Verdict::NotOurs);
+        stage.passes(&ENTER, &arriving(cast.world, cast.node, 80, 61000), Verdict::NotOurs);
+        stage.passes(&ENTER, &arriving(cast.world, cast.pod, 80, 61000), Verdict::NotOurs);
+        let asked = begin(stage, cast, 4000, Body::Udp);
+        let elsewhere = asked.clone().with(|packet| packet.dmac = [2, 9, 9, 9, 9, 9]);
+        stage.passes(&ENTER, &elsewhere, Verdict::NotOurs);
+        stage.passes(&ENTER, &asked.with(|packet| packet.ttl = 1), Verdict::TtlExpired);
+    });
+}
+
+#[test]
+fn the_mark_gives_the_nodes_address_and_its_answer_is_undone() {
+    both(|stage, cast| {
+        for (port, body) in (4000..).zip([Body::Udp, Body::Tcp(SYN), Body::EchoRequest]) {
+            let marked = Run { mark: NODE_MARK, ..LEAVE };
+            let sent = packet(cast.pod, cast.other_node, port, 80).body(body);
+            let ran = stage.run_frame(&marked, &sent.frame(), Verdict::NodeSnat);
+            let is_ours = |key: &Tuple| key.saddr == addr(cast.pod) && key.sport() == port;
+            let (_, made) = stage.mappings().into_values().find(|(key, _)| is_ours(key)).expect("a mapping");
+            let shown = made.other.dport();
+            assert!((61000..=65535).contains(&shown));
+            assert_eq!((ran.action, ran.mark), (NEXT, 0));
+            assert_eq!(ran.frame, sent.snat(cast.node, shown).frame(), "the stack has counted the hop");
+
+            let answer = match body {
+                Body::EchoRequest => arriving(cast.other_node, cast.node, shown, 0).body(Body::EchoReply),
+                body => arriving(cast.other_node, cast.node, 80, shown).body(body),
+            };
+            let ran = stage.run_frame(&ENTER, &answer.frame(), Verdict::NodeReply);
+            assert_eq!(ran.action, NEXT);
+            assert_eq!(ran.frame, answer.dnat(cast.pod, port).frame());
+        }
+    });
+}
+
+#[test]
+fn connections_from_outside_are_remembered() {
+    both(|stage, cast| {
+        let syn = packet(cast.world, cast.pod, 80, 4000).tcp(SYN);
+        stage.passes(&NOTICE, &syn, Verdict::InboundRemembered);
+        stage.passes(&NOTICE, &syn, Verdict::NotOurs);
+        stage.passes(&NOTICE, &packet(cast.world, cast.unknown_pod, 80, 4000), Verdict::NotPod);
+        stage.passes(&NOTICE, &packet(cast.other_node, cast.pod, 80, 4000).tcp(SYN), Verdict::NotOurs);
+        let answer = packet(cast.pod, cast.world, 4000, 80).tcp(ACK);
+        stage.passes(&STEER, &answer, Verdict::InboundReply);
+
+        begin(stage, cast, 5000, Body::Udp);
+        stage.passes(&NOTICE, &packet(cast.world, cast.pod, 80, 5000), Verdict::NotOurs);
+        stage.passes(&NOTICE, &packet(cast.world, cast.pod, 80, 5001), Verdict::InboundRemembered);
+        stage.passes(&STEER, &packet(cast.pod, cast.world, 5001, 80), Verdict::InboundReply);
+    });
+}

@@ -1,0 +1,382 @@
+//! A node for one test: a network namespace with the devices that routes need, the loaded object, and maps filled for a
+//! cast of addresses per family.
+//!
+//! ```text
+//!   breth0        172.18.0.2/16   fd00:172:18::2/64     next hop 172.18.0.1, fd00:172:18::1 (no ARP: known for good)
+//!   ovn-k8s-mp0   10.244.1.2/24   fd00:10:244:1::2/64   pods likewise
+//! ```
+
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::process::{Command, Stdio};
+
+use aya::maps::lpm_trie::Key;
+use aya::maps::{Array, HashMap, LpmTrie, Map, MapData, PerCpuArray, PerCpuHashMap};
+use aya::programs::{SchedClassifier, TestRun as _, TestRunOptions};
+use aya::{Ebpf, EbpfLoader, Pod};
+use egress_common::abi::{
+    Addr, ClusterPrefix, Config, Count, EipCount, Family, Flow, Inbound, Mapping, NodeEntry, NodePlace, Owned,
+    OwnedAddr, PodEntry, Policy, PolicyKey, PortRange, PrefixKind, Slot, Tuple, Verdict, WhenEmpty,
+};
+use nix::sched::{CloneFlags, unshare};
+
+use crate::cast::{Cast, V4, V6, addr};
+use crate::frames::Packet;
+
+pub(crate) const UPLINK: u32 = 11;
+pub(crate) const MGMT: u32 = 12;
+pub(crate) const OVERLAY: u32 = 13;
+pub(crate) const UPLINK_MAC: [u8; 6] = [2, 0, 0, 0, 1, 2];
+pub(crate) const ROUTER_MAC: [u8; 6] = [2, 0, 0, 0, 1, 1];
+pub(crate) const MGMT_MAC: [u8; 6] = [2, 0, 0, 0, 2, 2];
+pub(crate) const POD_MAC: [u8; 6] = [2, 0, 0, 0, 2, 0x10];
+pub(crate) const OWNED_MAC: [u8; 6] = [2, 0, 0, 0, 1, 0x64];
+
+/// What a program returns.
+pub(crate) const NEXT: i32 = -1;
+pub(crate) const SHOT: i32 = 2;
+pub(crate) const REDIRECT: i32 = 7;
+
+/// The loaded object and its maps.
+pub(crate) struct Stage {
+    ebpf: Ebpf,
+    pub(crate) config: Array<MapData, Config>,
+    pub(crate) pods: HashMap<MapData, Addr, PodEntry>,
+    pub(crate) policy: HashMap<MapData, PolicyKey, Policy>,
+    pub(crate) owned: HashMap<MapData, u32, Owned>,
+    pub(crate) owned_addr: HashMap<MapData, Addr, OwnedAddr>,
+    pub(crate) cluster: LpmTrie<MapData, Addr, ClusterPrefix>,
+    pub(crate) nodes: HashMap<MapData, Addr, NodeEntry>,
+    pub(crate) flows: HashMap<MapData, Tuple, Flow>,
+    pub(crate) inbound: HashMap<MapData, Tuple, Inbound>,
+    pub(crate) nat: HashMap<MapData, Tuple, Mapping>,
+    counters: PerCpuArray<MapData, Count>,
+    /// Numbers of all maps, by name.
+    pub(crate) ids: BTreeMap<String, u32>,
+    pub(crate) eip_counters: PerCpuHashMap<MapData, u32, EipCount>,
+}
+
+/// Which program, on which device, and what the packet brings along.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Run {
+    pub(crate) program: &'static str,
+    pub(crate) ifindex: u32,
+    pub(crate) ingress_ifindex: u32,
+    pub(crate) mark: u32,
+    pub(crate) gso_size: u32,
+}
+
+const fn run(program: &'static str, ifindex: u32) -> Run {
+    Run { program, ifindex, ingress_ifindex: 0, mark: 0, gso_size: 0 }
+}
+
+pub(crate) const STEER: Run = run("mgmt_ingress", MGMT);
+pub(crate) const NOTICE: Run = run("mgmt_egress", MGMT);
+pub(crate) const ENTER: Run = run("uplink_ingress", UPLINK);
+pub(crate) const LEAVE: Run = Run { ingress_ifindex: MGMT, ..run("uplink_egress", UPLINK) };
+
+/// What a run came to.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Ran {
+    pub(crate) action: i32,
+    pub(crate) frame: Vec<u8>,
+    pub(crate) mark: u32,
+}
+
+/// Runs the test on a stage of its own; without root it says so instead.
+pub(crate) fn on_stage(test: impl FnOnce(Stage) + Send + 'static) {
+    on_stage_with(&[], test);
+}
+
+/// Likewise, with maps of other sizes.
+pub(crate) fn on_stage_with(sizes: &'static [(&'static str, u32)], test: impl FnOnce(Stage) + Send + 'static) {
+    if !nix::unistd::geteuid().is_root() {
+        eprintln!("skipped: needs root");
+        return;
+    }
+    let thread = std::thread::spawn(move || {
+        unshare(CloneFlags::CLONE_NEWNET).expect("make a network namespace");
+        make_devices();
+        test(Stage::make(sizes));
+    });
+    if let Err(panic) = thread.join() {
+        std::panic::resume_unwind(panic);
+    }
+}
+
+/// Runs a test body for both families on one stage.
+pub(crate) fn both(test: impl Fn(&mut Stage, &Cast) + Send + 'static) {
+    on_stage(move |mut stage| {
+        for cast in [V4, V6] {
+            test(&mut stage, &cast);
+        }
+    });
+}
+
+impl Stage {
+    fn make(sizes: &'static [(&'static str, u32)]) -> Self {
+        let object = egress_agent::object::embedded().expect(egress_agent::object::NOT_EMBEDDED);
+        let mut loader = EbpfLoader::new();
+        for (name, size) in sizes {
+            loader.map_max_entries(name, *size);
+        }
+        let mut ebpf = loader.load(object).expect("load the object");
+        let mut stage = Self {
+            ids: ebpf.maps().map(|(name, map)| (name.to_owned(), id(map))).collect(),
+            config: Array::try_from(take(&mut ebpf, "config")).expect("an array"),
+            pods: hash(&mut ebpf, "pods"),
+            policy: hash(&mut ebpf, "policy"),
+            owned: hash(&mut ebpf, "owned"),
+            owned_addr: hash(&mut ebpf, "owned_addr"),
+            cluster: LpmTrie::try_from(take(&mut ebpf, "cluster")).expect("a trie"),
+            nodes: hash(&mut ebpf, "nodes"),
+            flows: hash(&mut ebpf, "flows"),
+            inbound: hash(&mut ebpf, "inbound"),
+            nat: hash(&mut ebpf, "nat"),
+            counters: PerCpuArray::try_from(take(&mut ebpf, "counters")).expect("counters"),
+            eip_counters: PerCpuHashMap::try_from(take(&mut ebpf, "eip_counters")).expect("counters"),
+            ebpf,
+        };
+        stage.configure(|_| ());
+        for cast in [V4, V6] {
+            stage.fill(&cast);
+        }
+        stage
+    }
+
+    /// The configuration of the stage, changed.
+    pub(crate) fn configure(&mut self, change: impl FnOnce(&mut Config)) {
+        let mut config = Config::EMPTY;
+        config.generation = 1;
+        config.route_generation = 1;
+        (config.uplink_ifindex, config.mgmt_ifindex, config.overlay_ifindex) = (UPLINK, MGMT, OVERLAY);
+        config.tunnel_port = 4794;
+        (config.uplink_mtu, config.pod_mtu, config.overlay_mtu) = (1500, 1400, 1450);
+        config.node_ports = PortRange { first: 61000, last: 65535 };
+        (config.node_v4, config.node_v6) = (addr(V4.node), addr(V6.node));
+        config.self_node = addr(V4.node);
+        (config.uplink_mac, config.mgmt_mac) = (UPLINK_MAC, MGMT_MAC);
+        change(&mut config);
+        self.config.set(0, config, 0).expect("write the configuration");
+    }
+
+    fn fill(&mut self, cast: &Cast) {
+        let (node, other) = (addr(V4.node), addr(V4.other_node));
+        for (pod, entry) in [
+            (cast.pod, PodEntry::selected(cast.here, 0)),
+            (cast.away_pod, PodEntry::selected(cast.away, 0)),
+            (cast.pending_pod, PodEntry::selected(cast.pending, 0)),
+            (cast.early_pod, PodEntry::selected(99, 0)),
+            (cast.known_pod, PodEntry::known()),
+        ] {
+            self.pods.insert(addr(pod), entry, 0).expect("a pod");
+        }
+        for (id, slots) in [
+            (cast.here, vec![Slot::here(addr(cast.egress))]),
+            (cast.away, vec![Slot::remote(addr(cast.away_egress), other)]),
+            (cast.pending, vec![]),
+        ] {
+            let policy = Policy::with_slots(WhenEmpty::Drop, &slots).expect("few slots");
+            self.policy.insert(PolicyKey::new(id, cast.family), policy, 0).expect("a policy");
+        }
+        self.own(cast.here, cast.egress);
+        for (at, place, of) in [
+            (cast.node, NodePlace::Own, node),
+            (cast.mgmt, NodePlace::Own, node),
+            (cast.other_node, NodePlace::Other, other),
+        ] {
+            self.nodes.insert(addr(at), NodeEntry::new(place, of), 0).expect("a node");
+        }
+        let (narrow, host) = if cast.family == Family::V4 { (120, 128) } else { (64, 128) };
+        for (at, length, kind, of) in [
+            (cast.pod, narrow, PrefixKind::PodSubnet, node),
+            (cast.remote_pod, narrow, PrefixKind::PodSubnet, other),
+            (cast.service, narrow, PrefixKind::Service, Addr::UNSPECIFIED),
+            (cast.egress, host, PrefixKind::EgressIp, Addr::UNSPECIFIED),
+            (cast.away_egress, host, PrefixKind::EgressIp, Addr::UNSPECIFIED),
+        ] {
+            self.cluster.insert(&Key::new(length, addr(at)), ClusterPrefix::new(kind, of), 0).expect("a prefix");
+        }
+    }
+
+    /// One address per egress ID and family: the last one owned is what flows of the ID get.
+    pub(crate) fn own(&mut self, egress_id: u32, address: &str) {
+        let owned = Owned { address: addr(address), ifindex: UPLINK, mac: OWNED_MAC, reserved: [0; 2] };
+        self.owned.insert(egress_id, owned, 0).expect("own");
+        let entry = OwnedAddr { egress_id, ifindex: UPLINK, mac: OWNED_MAC, reserved: [0; 2] };
+        self.owned_addr.insert(addr(address), entry, 0).expect("own");
+    }
+
+    /// The program, loaded at its first use.
+    pub(crate) fn program(&mut self, name: &str) -> &SchedClassifier {
+        self.program_mut(name)
+    }
+
+    pub(crate) fn program_mut(&mut self, name: &str) -> &mut SchedClassifier {
+        let program = self.ebpf.program_mut(name).expect("a program");
+        let program: &mut SchedClassifier = program.try_into().expect("a classifier");
+        if program.fd().is_err() {
+            program.load().unwrap_or_else(|error| panic!("{name}: {error}"));
+        }
+        program
+    }
+
+    /// Runs a frame; exactly one counter, the verdict's, moves by one packet and the frame's length.
+    pub(crate) fn run_frame(&mut self, run: &Run, frame: &[u8], verdict: Verdict) -> Ran {
+        let before = self.counts();
+        let ran = test_run(self.program(run.program), run, frame);
+        let moved = self.moved(&before);
+        let length = u64::try_from(frame.len()).expect("a length");
+        let expected = BTreeMap::from([(verdict.label(), (1, length))]);
+        assert!(moved == expected, "{run:?}: {moved:?}, not {expected:?}; {ran:02x?}\n{}", self.state());
+        ran
+    }
+
+    /// Runs a packet that goes on as it is.
+    pub(crate) fn passes(&mut self, run: &Run, packet: &Packet, verdict: Verdict) {
+        let ran = self.run_frame(run, &packet.frame(), verdict);
+        assert_eq!(ran, Ran { action: NEXT, frame: packet.frame(), mark: run.mark }, "{packet:?}");
+    }
+
+    pub(crate) fn drops(&mut self, run: &Run, packet: &Packet, verdict: Verdict) {
+        assert_eq!(self.run_frame(run, &packet.frame(), verdict).action, SHOT, "{packet:?}");
+    }
+
+    /// Runs a packet that leaves by another device, as `expected`.
+    pub(crate) fn redirects(&mut self, run: &Run, packet: &Packet, verdict: Verdict, expected: &Packet) {
+        let ran = self.run_frame(run, &packet.frame(), verdict);
+        assert_eq!(ran, Ran { action: REDIRECT, frame: expected.frame(), mark: 0 }, "{packet:?}");
+    }
+
+    pub(crate) fn counts(&self) -> BTreeMap<&'static str, (u64, u64)> {
+        let mut counts = BTreeMap::new();
+        for verdict in Verdict::ALL {
+            let values = self.counters.get(&verdict.index(), 0).expect("a counter");
+            let sum = values.iter().fold((0, 0), |sum, count| (sum.0 + count.packets, sum.1 + count.bytes));
+            counts.insert(verdict.label(), sum);
+        }
+        counts
+    }
+
+    pub(crate) fn moved(&self, before: &BTreeMap<&'static str, (u64, u64)>) -> BTreeMap<&'static str, (u64, u64)> {
+        let after = self.counts().into_iter();
+        after
+            .map(|(label, now)| (label, (now.0 - before[label].0, now.1 - before[label].1)))
+            .filter(|(_, moved)| *moved != (0, 0))
+            .collect()
+    }
+
+    /// All that the programs remember, for people who read a failure.
+    fn state(&self) -> String {
+        let mut lines = vec![format!("counters since the beginning: {:?}", self.moved(&zero(&self.counts())))];
+        lines.extend(self.flows.iter().map(|entry| format!("flow {entry:?}")));
+        lines.extend(self.inbound.iter().map(|entry| format!("inbound {entry:?}")));
+        lines.extend(self.nat.iter().map(|entry| format!("nat {entry:?}")));
+        lines.join("\n")
+    }
+
+    /// Every key of `nat`, with its value; each names the other.
+    pub(crate) fn mappings(&self) -> BTreeMap<String, (Tuple, Mapping)> {
+        let all: Vec<(Tuple, Mapping)> = self.nat.iter().map(|entry| entry.expect("an entry")).collect();
+        for (key, mapping) in &all {
+            let other = self.nat.get(&mapping.other, 0).unwrap_or_else(|_| panic!("{key:?} has no other key"));
+            assert_eq!(other.other, *key, "they name each other");
+        }
+        all.into_iter().map(|(key, mapping)| (format!("{key:?}"), (key, mapping))).collect()
+    }
+}
+
+fn zero(counts: &BTreeMap<&'static str, (u64, u64)>) -> BTreeMap<&'static str, (u64, u64)> {
+    counts.keys().map(|label| (*label, (0, 0))).collect()
+}
+
+/// One run, without looking at counters.
+pub(crate) fn test_run(program: &SchedClassifier, run: &Run, frame: &[u8]) -> Ran {
+    let context = context(run);
+    let (mut out, mut context_out) = ([0; 4096], [0; CONTEXT]);
+    let result = program
+        .test_run(TestRunOptions {
+            data_in: Some(frame),
+            data_out: Some(&mut out),
+            ctx_in: Some(&context),
+            ctx_out: Some(&mut context_out),
+            ..TestRunOptions::default()
+        })
+        .unwrap_or_else(|error| panic!("{run:?}: {error:?}"));
+    let length = usize::try_from(result.data_size_out).expect("a length");
+    let mark = context_out[MARK..MARK + 4].try_into().map(u32::from_ne_bytes).expect("four bytes");
+    Ran { action: result.return_value.cast_signed(), frame: out[..length].to_vec(), mark }
+}
+
+/// Size of `struct __sk_buff` (linux/bpf.h) and where its fields lie.
+const CONTEXT: usize = 192;
+const MARK: usize = 8;
+const INGRESS_IFINDEX: usize = 36;
+const IFINDEX: usize = 40;
+const GSO_SIZE: usize = 176;
+
+fn context(run: &Run) -> [u8; CONTEXT] {
+    let mut context = [0; CONTEXT];
+    for (at, value) in
+        [(MARK, run.mark), (INGRESS_IFINDEX, run.ingress_ifindex), (IFINDEX, run.ifindex), (GSO_SIZE, run.gso_size)]
+    {
+        context[at..at + 4].copy_from_slice(&value.to_ne_bytes());
+    }
+    context
+}
+
+fn id(map: &Map) -> u32 {
+    let (Map::Array(data)
+    | Map::HashMap(data)
+    | Map::LpmTrie(data)
+    | Map::LruHashMap(data)
+    | Map::PerCpuArray(data)
+    | Map::PerCpuHashMap(data)
+    | Map::RingBuf(data)) = map
+    else {
+        panic!("a map of another type: {map:?}");
+    };
+    data.info().expect("its information").id()
+}
+
+fn take(ebpf: &mut Ebpf, name: &str) -> Map {
+    ebpf.take_map(name).unwrap_or_else(|| panic!("the object has no map {name}"))
+}
+
+fn hash<K: Pod, V: Pod>(ebpf: &mut Ebpf, name: &str) -> HashMap<MapData, K, V> {
+    HashMap::try_from(take(ebpf, name)).expect("a hash map of these types")
+}
+
+fn make_devices() {
+    for switch in ["ipv4/ip_forward", "ipv6/conf/all/forwarding"] {
+        std::fs::write(format!("/proc/sys/net/{switch}"), "1").expect("forward packets");
+    }
+    batch(&format!(
+        "link set lo up\n\
+         link add breth0 index {UPLINK} address 02:00:00:00:01:02 type veth peer name out0 index 21\n\
+         link add ovn-k8s-mp0 index {MGMT} address 02:00:00:00:02:02 mtu 1400 type veth peer name pods0 index 22\n\
+         addr add 172.18.0.2/16 dev breth0\n\
+         addr add fd00:172:18::2/64 dev breth0 nodad\n\
+         addr add 10.244.1.2/24 dev ovn-k8s-mp0\n\
+         addr add fd00:10:244:1::2/64 dev ovn-k8s-mp0 nodad\n\
+         link add egress0 index {OVERLAY} type vxlan external dstport 4794 nolearning\n\
+         link set breth0 up\nlink set egress0 up\nlink set out0 up\nlink set ovn-k8s-mp0 up\nlink set pods0 up\n\
+         route add 198.51.100.0/24 via 172.18.0.1\n\
+         route add 2001:db8::/64 via fd00:172:18::1\n"
+    ));
+    batch("neigh replace 172.18.0.3 lladdr 02:00:00:00:01:03 dev breth0 nud permanent\n");
+    for cast in [V4, V6] {
+        batch(&format!(
+            "neigh replace {} lladdr 02:00:00:00:01:01 dev breth0 nud permanent\n\
+             neigh replace {} lladdr 02:00:00:00:02:10 dev ovn-k8s-mp0 nud permanent\n",
+            cast.router, cast.pod
+        ));
+    }
+}
+
+/// Runs `ip -batch` in this thread's network namespace.
+pub(crate) fn batch(script: &str) {
+    let mut child = Command::new("ip").args(["-batch", "-"]).stdin(Stdio::piped()).spawn().expect("run ip");
+    child.stdin.take().expect("a pipe").write_all(script.as_bytes()).expect("write to ip");
+    assert!(child.wait().expect("wait for ip").success(), "ip refused:\n{script}");
+}
