@@ -41,7 +41,7 @@ pub(crate) struct Packet {
     pub(crate) dont_fragment: bool,
     /// IPv4 options or an IPv6 destination options header, in units of eight bytes.
     pub(crate) options: u8,
-    /// IPv4 only: offset in units of eight bytes, and whether more follow.
+    /// Offset in units of eight bytes, and whether more follow; not together with IPv6 options.
     pub(crate) fragment: (u16, bool),
 }
 
@@ -149,12 +149,20 @@ impl Packet {
 
     fn ipv6(&self, length: usize) -> Vec<u8> {
         const DESTINATION_OPTIONS: u8 = 60;
+        const FRAGMENT: u8 = 44;
         let mut options = vec![0; 8 * usize::from(self.options)];
         if let [next, extra, pad, pad_length, ..] = options.as_mut_slice() {
             // One PadN option over all of it.
             (*next, *extra, *pad, *pad_length) = (self.protocol(), self.options - 1, 1, 8 * self.options - 4);
         }
-        let next = if self.options > 0 { DESTINATION_OPTIONS } else { self.protocol() };
+        let (offset, more) = self.fragment;
+        let mut next = if self.options > 0 { DESTINATION_OPTIONS } else { self.protocol() };
+        if (offset, more) != (0, false) {
+            options = vec![self.protocol(), 0];
+            options.extend((offset << 3 | u16::from(more)).to_be_bytes());
+            options.extend([0, 0, 0x12, 0x34]);
+            next = FRAGMENT;
+        }
         let mut bytes = vec![0x86, 0xdd, 0x60, 0, 0, 0];
         bytes.extend(u16::try_from(options.len() + length).expect("a length").to_be_bytes());
         bytes.extend([next, self.ttl]);

@@ -12,6 +12,7 @@ mod dumps;
 mod frames;
 mod guard;
 mod limits;
+mod mutants;
 mod neighbours;
 mod overlay;
 mod pods;

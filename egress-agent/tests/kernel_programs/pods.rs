@@ -1,10 +1,10 @@
 //! `mgmt_ingress`: what pods of this node send.
 
-use egress_common::abi::{NODE_MARK, OnUnknownPod, Origin, Verdict};
+use egress_common::abi::{NODE_MARK, OnUnknownPod, Origin, Policy, PolicyKey, Verdict, WhenEmpty};
 
 use crate::cast::{Cast, addr};
 use crate::frames::{ACK, Body, Packet, SYN, packet};
-use crate::stage::{NEXT, REDIRECT, ROUTER_MAC, Ran, STEER, UPLINK_MAC, both};
+use crate::stage::{LEAVE, NEXT, REDIRECT, ROUTER_MAC, Ran, SHOT, STEER, UPLINK_MAC, both};
 
 const PROTOCOLS: [Body; 4] = [Body::Udp, Body::UdpUnsummed, Body::Tcp(SYN), Body::EchoRequest];
 
@@ -192,21 +192,53 @@ fn a_flow_whose_port_another_took_meanwhile_is_cut() {
 #[test]
 fn fragments_follow_their_first_one() {
     both(|stage, cast| {
-        if cast.egress.contains(':') {
-            return;
-        }
         let whole = to_world(cast).with(|packet| (packet.data, packet.dont_fragment) = (1000, false));
         let later = whole.clone().with(|packet| packet.fragment = (100, false));
         stage.drops(&STEER, &later, Verdict::FragmentUnknown);
         let first = whole.with(|packet| packet.fragment = (0, true));
         for sent in [first, later] {
             let ran = stage.run_frame(&STEER, &sent.frame(), Verdict::SnatHere);
-            let mut expected = sent.snat(cast.egress, 4000).hop().frame();
-            if sent.fragment.0 > 0 {
-                // The data of a later fragment is as it was.
-                expected.splice(34.., sent.frame()[34..].iter().copied());
+            assert_eq!(ran.frame[14..], sent.snat(cast.egress, 4000).hop().frame()[14..]);
+        }
+        assert_eq!(stage.flows.iter().count(), if cast.egress.contains(':') { 2 } else { 1 }, "one flow each");
+    });
+}
+
+#[test]
+fn nothing_assigned_is_as_the_policy_says() {
+    both(|stage, cast| {
+        let sent = packet(cast.pending_pod, cast.world, 1, 2);
+        for (when, verdict) in
+            [(WhenEmpty::NodeAddress, Verdict::NodeAddress), (WhenEmpty::NotListed, Verdict::FamilyNotListed)]
+        {
+            let key = PolicyKey::new(cast.pending, cast.family);
+            stage.policy.insert(key, Policy::empty(when), 0).expect("a policy");
+            stage.passes(&STEER, &sent, verdict);
+            stage.passes(&LEAVE, &sent, verdict);
+        }
+    });
+}
+
+#[test]
+fn a_tunnel_port_behind_many_extension_headers_is_found_out() {
+    both(|stage, cast| {
+        if cast.egress.contains('.') {
+            return;
+        }
+        let forged = packet(cast.known_pod, cast.other_node, 1, 4794);
+        for count in [1, 6, 7, 20] {
+            let mut frame = forged.frame();
+            // Destination options, each with nothing but padding; the last says that UDP follows.
+            let mut chain = [60, 0, 1, 4, 0, 0, 0, 0].repeat(count);
+            let last = chain.len() - 8;
+            chain[last] = 17;
+            frame[20] = 60;
+            let length = u16::try_from(frame.len() - 54 + chain.len()).expect("a length");
+            frame[18..20].copy_from_slice(&length.to_be_bytes());
+            frame.splice(54..54, chain);
+            for run in [STEER, LEAVE] {
+                assert_eq!(stage.run_frame(&run, &frame, Verdict::ForgedTunnel).action, SHOT, "{count} headers");
             }
-            assert_eq!(ran.frame[14..], expected[14..]);
         }
     });
 }

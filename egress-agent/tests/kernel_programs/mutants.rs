@@ -1,0 +1,95 @@
+//! Frames with bytes changed or cut off at random (the same in every run): whatever comes, exactly one counter moves, the
+//! action is that of its class, and what passes is as it came.
+
+use egress_common::abi::{Class, Verdict};
+
+use crate::cast::{V4, V6};
+use crate::frames::{Body, SYN, ip, octets, packet};
+use crate::stage::{
+    ENTER, LEAVE, NEXT, NOTICE, REDIRECT, Ran, Run, SHOT, STEER, Stage, UPLINK_MAC, on_stage, test_run,
+};
+
+const ROUNDS: usize = 4000;
+
+/// xorshift64*.
+struct Numbers(u64);
+
+impl Numbers {
+    fn below(&mut self, bound: usize) -> usize {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        let high = self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33;
+        usize::try_from(high).expect("31 bits") % bound
+    }
+}
+
+/// Frames that the hooks do something with.
+fn seeds() -> Vec<(Run, Vec<u8>)> {
+    let mut seeds = Vec::new();
+    for cast in [V4, V6] {
+        for body in [Body::Udp, Body::Tcp(SYN), Body::EchoRequest, Body::Unreachable] {
+            let out = packet(cast.pod, cast.world, 4000, 80).body(body);
+            for pod in [cast.pod, cast.away_pod, cast.known_pod, cast.unknown_pod] {
+                seeds.push((STEER, packet(pod, cast.world, 4000, 80).body(body).frame()));
+            }
+            seeds.push((STEER, packet(cast.pod, cast.egress, 4000, 80).body(body).frame()));
+            seeds.push((STEER, out.clone().with(|packet| packet.data = 1600).frame()));
+            seeds.push((STEER, out.clone().with(|packet| packet.options = 2).frame()));
+            seeds.push((LEAVE, out.frame()));
+            let back = packet(cast.world, cast.egress, 80, 4000).body(body).with(|packet| packet.dmac = UPLINK_MAC);
+            seeds.push((ENTER, back.clone().with(|packet| packet.data = 1450).frame()));
+            seeds.push((ENTER, back.frame()));
+            seeds.push((NOTICE, packet(cast.world, cast.pod, 80, 4000).body(body).frame()));
+        }
+    }
+    seeds
+}
+
+fn action_of(verdict: Verdict) -> i32 {
+    match verdict.class() {
+        Class::Pass => NEXT,
+        Class::Redirect | Class::Answer => REDIRECT,
+        Class::Drop => SHOT,
+    }
+}
+
+fn check(stage: &mut Stage, run: &Run, frame: &[u8]) {
+    let before = stage.counts();
+    let Ran { action, frame: out, .. } = test_run(stage.program(run.program), run, frame);
+    let moved: Vec<_> = stage.moved(&before).into_iter().collect();
+    let [(label, (1, _))] = moved.as_slice() else { panic!("{run:?} {frame:02x?}: {moved:?}") };
+    let verdict = *Verdict::ALL.iter().find(|verdict| verdict.label() == *label).expect("a verdict");
+    assert_eq!(action, action_of(verdict), "{run:?} {frame:02x?}: {verdict:?}");
+    if verdict.class() == Class::Pass && !matches!(verdict, Verdict::NodeSnat | Verdict::NodeReply) {
+        assert_eq!(out, frame, "{run:?}: {verdict:?}");
+    }
+    if verdict == Verdict::SnatHere {
+        let shown = [&out[26..30] == octets(ip(V4.egress)), &out[22..38] == octets(ip(V6.egress))];
+        assert!(shown.contains(&true), "another source: {frame:02x?} became {out:02x?}");
+    }
+}
+
+#[test]
+fn every_frame_has_one_verdict_and_its_action() {
+    on_stage(|mut stage| {
+        let (seeds, mut numbers) = (seeds(), Numbers(0x9e37_79b9_7f4a_7c15));
+        for (run, frame) in &seeds {
+            check(&mut stage, run, frame);
+        }
+        for round in 0..ROUNDS {
+            let (run, frame) = &seeds[numbers.below(seeds.len())];
+            let mut frame = frame.clone();
+            for _ in 0..=numbers.below(3) {
+                // Headers, mostly.
+                let at = 12 + numbers.below(frame.len().min(90) - 12);
+                frame[at] = u8::try_from(numbers.below(256)).expect("a byte");
+            }
+            if round % 4 == 0 {
+                // The kernel's test runs want a whole network header.
+                frame.truncate(54 + numbers.below(frame.len() - 53).min(60));
+            }
+            check(&mut stage, run, &frame);
+        }
+    });
+}
