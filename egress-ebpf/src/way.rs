@@ -181,7 +181,8 @@ pub fn turn_round(packet: Packet) -> Result<i32, Verdict> {
     redirect(packet.ifindex())
 }
 
-/// Puts the packet into the overlay towards a node, from this node's tunnel endpoint: no other is accepted there. With `whole` the outer packet may not be fragmented.
+/// Puts the packet into the overlay towards a node, from this node's tunnel endpoint: no other is accepted there. With
+/// `whole` the outer packet may not be fragmented.
 #[inline(always)]
 pub fn encapsulate(
     packet: Packet,

@@ -33,7 +33,9 @@ fn commands(stage: &Stage) -> Vec<(&'static str, String)> {
             ("(and then)", format!("kubectl apply -f {}", example.display())),
             ("a node's maps", format!("find {bpffs} -type f")),
             ("one of them", format!("bpftool map dump pinned $(find {bpffs} -name pods | head -n1)")),
-            ("a node's hooks", format!("nsenter --net={} bpftool net", net.display())),
+            // Not `bpftool net`: one that is older than TCX shows nothing there.
+            ("a node's hooks", format!("for link in {bpffs}/v*/links/*; do bpftool link show pinned $link; done")),
+            ("a node's interfaces", format!("nsenter --net={} ip -br addr", net.display())),
             ("the agent's log", format!("tail -f {}", lab.logs().join(format!("agent-{name}.log")).display())),
         ]);
     }
