@@ -8,7 +8,7 @@
 //!   was made anew;
 //! - the **events** reader writes sampled drops to the log.
 //!
-//! The process may end at any time: programs, links and maps are pinned, and the next start adopts them. [`cleanup`]
+//! The process may end at any time: programs, links and maps are pinned, and the next start adopts them. [`cleanup()`]
 //! removes them. Every name of all this is in [`names`].
 //!
 //! | file | what |

@@ -42,8 +42,8 @@ fn masquerade(number: NodeNumber, spares_mark: bool) -> String {
     )
 }
 
-/// Services are map entries, added by [`service`] and [`node_port`]. What a pod sends to a ClusterIP comes back
-/// into the pod network by mp0; it gets the node's address there, or the answer would go past the translation.
+/// Services are map entries, added by [`service`]. What a pod sends to a ClusterIP comes back into the pod network by
+/// mp0; it gets the node's address there, or the answer would go past the translation.
 fn service_proxy() -> String {
     format!(
         "table inet kube-proxy {{
