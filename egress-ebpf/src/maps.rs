@@ -47,6 +47,9 @@ pub static NODES: HashMap<Addr, NodeEntry, 65536, ON_DEMAND> = HashMap::new();
 pub static FLOWS: HashMap<Tuple, Flow, 262144, ON_DEMAND> = HashMap::new();
 #[btf_map(name = "inbound")]
 pub static INBOUND: HashMap<Tuple, Inbound, 65536, ON_DEMAND> = HashMap::new();
+/// Of pods that nothing selects; what is forgotten first is what has been silent longest.
+#[btf_map(name = "datagrams")]
+pub static DATAGRAMS: LruHashMap<Tuple, Inbound, 65536> = LruHashMap::new();
 /// Two keys a mapping: 262,144 mappings.
 #[btf_map(name = "nat")]
 pub static NAT: HashMap<Tuple, Mapping, 524288, ON_DEMAND> = HashMap::new();
@@ -235,6 +238,22 @@ impl Tables for Maps {
     fn forget_inbound(&self, tuple: &Tuple) {
         // Not there is the usual case.
         let _gone = INBOUND.remove(tuple);
+    }
+
+    #[inline(always)]
+    fn datagram_seen(&self, tuple: &Tuple) -> bool {
+        lent(DATAGRAMS.get_ptr_mut(tuple)).is_some()
+    }
+
+    #[inline(always)]
+    fn note_datagram(&self, tuple: &Tuple) {
+        let now = self.now_ns();
+        match DATAGRAMS.get_ptr_mut(tuple) {
+            // SAFETY: see the module header.
+            Some(seen) => touch(unsafe { &mut (*seen).last_seen_ns }, now),
+            // The map makes room; a failure is a datagram not followed.
+            None => drop(DATAGRAMS.insert(tuple, Inbound { last_seen_ns: now }, 0)),
+        }
     }
 
     #[inline(always)]

@@ -288,12 +288,12 @@ pub fn leave(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outc
     }
 }
 
-pub fn notice(packet: Packet, _config: &Config, workspace: &mut Workspace) -> Outcome {
+pub fn notice(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outcome {
     let heads = &mut workspace.heads;
     if !parse(packet, heads, Direction::Ingress) {
         return Outcome::done(Verdict::NotIp);
     }
-    Outcome::done(decide::notice::notice(heads, &Maps))
+    Outcome::done(decide::notice::notice(heads, &Maps, config))
 }
 /// A new flow that gets no mapping is counted for its egress IP too.
 #[inline(always)]

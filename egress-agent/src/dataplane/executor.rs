@@ -201,7 +201,7 @@ fn policy_value(policy: &Policy) -> Result<egress_common::abi::Policy, Dataplane
 }
 
 /// The programs' clock (`bpf_ktime_get_coarse_ns`): times in the maps are compared there.
-fn now_ns() -> io::Result<u64> {
+pub(super) fn now_ns() -> io::Result<u64> {
     let now = clock_gettime(ClockId::CLOCK_MONOTONIC_COARSE)?;
     let seconds = u64::try_from(now.tv_sec()).map_err(io::Error::other)?;
     let nanoseconds = u64::try_from(now.tv_nsec()).map_err(io::Error::other)?;

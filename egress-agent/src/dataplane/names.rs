@@ -43,7 +43,7 @@ pub(super) const CLSACT_HANDLE: TcHandle = TcHandle::new(0, 0xe67e);
 pub(super) const INSTANCE_SOCKET: &str = "egress-agent";
 
 /// Maps that outlive the agent. Others in the object (scratch space) live as long as the programs.
-pub(super) const PINNED_MAPS: [&str; 14] = [
+pub(super) const PINNED_MAPS: [&str; 15] = [
     "pods",
     "policy",
     "owned",
@@ -52,6 +52,7 @@ pub(super) const PINNED_MAPS: [&str; 14] = [
     "nodes",
     "flows",
     "inbound",
+    "datagrams",
     "nat",
     "frags",
     "counters",

@@ -13,6 +13,7 @@ use super::claim::{self, Claims};
 use super::config;
 use super::convert;
 use super::error::{StartError, map_io};
+use super::executor::now_ns;
 use super::interfaces::{Interface, NodeFacts};
 use super::names::{Device, Hook};
 use super::programs::{AttachError, Programs};
@@ -80,6 +81,11 @@ impl State {
         let mut config = config::with_facts(self.config, &facts, self.underlay);
         config.tunnel_port = settings.tunnel_port.into();
         config.node_ports = node_ports;
+        // Kept over restarts: the maps are too, so nothing is missed in between.
+        if config.following_since_secs == 0 {
+            let now_ns = now_ns().map_err(|error| StartError::kernel("read the clock", error))?;
+            config.following_since_secs = u32::try_from(now_ns / 1_000_000_000).unwrap_or(u32::MAX);
+        }
         // Routes may have changed while no agent was looking.
         config.route_generation = config::next_generation(config.route_generation);
         self.facts = facts;

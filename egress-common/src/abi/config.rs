@@ -48,7 +48,9 @@ pub struct Config {
     pub self_node: Addr,
     pub uplink_mac: [u8; 6],
     pub mgmt_mac: [u8; 6],
-    pub reserved: [u8; 4],
+    /// CLOCK_MONOTONIC (s) since when the programs have followed the pods' datagrams: whether one that comes in answers
+    /// an older one cannot be known right after.
+    pub following_since_secs: u32,
 }
 abi!(Config, 44 + 48 + 16);
 
@@ -70,7 +72,7 @@ impl Config {
         self_node: Addr::UNSPECIFIED,
         uplink_mac: [0; 6],
         mgmt_mac: [0; 6],
-        reserved: [0; 4],
+        following_since_secs: 0,
     };
 
     #[must_use]

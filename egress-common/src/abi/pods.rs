@@ -18,8 +18,7 @@ pub struct PodEntry {
     selection: u32,
     /// Meaningful where selected.
     pub egress_id: u32,
-    /// CLOCK_MONOTONIC (ns) when the pod became selected: datagrams of flows that began before are not taken for
-    /// connections from outside.
+    /// CLOCK_MONOTONIC (ns) when the pod became selected, for people.
     pub selected_since_ns: u64,
 }
 abi!(PodEntry, 16);

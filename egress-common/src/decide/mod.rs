@@ -79,6 +79,10 @@ pub trait Tables {
     fn claim_inbound(&self, tuple: &Tuple) -> Claim;
     fn forget_inbound(&self, tuple: &Tuple);
 
+    /// A datagram that a pod sent while nothing selected it.
+    fn datagram_seen(&self, tuple: &Tuple) -> bool;
+    fn note_datagram(&self, tuple: &Tuple);
+
     fn flow_seen(&self, tuple: &Tuple, tcp_flags: u8) -> Option<&Flow>;
     fn claim_flow(&self, tuple: &Tuple, flow: &Flow) -> Claim;
     /// Notes where the flow's address is among the slots now.

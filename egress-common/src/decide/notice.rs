@@ -1,25 +1,27 @@
 //! `notice`: the management port, TC egress. What the host sends to pods of this node.
 //!
-//! A connection that came in from outside must be answered by the way it came, whatever the policy says, so it is
-//! remembered here. TCP shows its first packet; for datagrams the first one seen counts, unless it answers a flow of the
-//! pod. Replies that we redirect to this port answer such flows, so they are never taken for connections from outside.
+//! A connection that came in from outside must be answered by the way it came, whatever the policy says now or later, so
+//! it is remembered here. TCP shows its first packet. A datagram counts unless it answers one of the pod: `flows` knows
+//! those of selected pods, `datagrams` those of the others. Replies that we redirect to this port answer such flows, so
+//! they are never taken for connections from outside.
 
 use super::{Claim, Tables};
-use crate::abi::Verdict;
+use crate::abi::{Config, Verdict};
 use crate::wire::{Heads, L4, tcp};
 
-/// Datagrams within this time after the pod became selected may answer what it sent before; they are not remembered.
+/// For this time after the programs first ran, a datagram may answer one that they have not seen.
 pub const SETTLE_NS: u64 = 30_000_000_000;
 
 #[inline(always)]
-pub fn notice<T: Tables>(heads: &Heads, tables: &T) -> Verdict {
-    let Some(pod) = tables.pod(&heads.tuple.daddr) else {
+pub fn notice<T: Tables>(heads: &Heads, tables: &T, config: &Config) -> Verdict {
+    if tables.pod(&heads.tuple.daddr).is_none() {
         return Verdict::NotPod;
-    };
+    }
     let begins = match heads.l4 {
         L4::Tcp => heads.tcp_flags & (tcp::SYN | tcp::ACK) == tcp::SYN,
         L4::Udp | L4::EchoRequest => {
-            pod.egress_id().is_some() && tables.now_ns().saturating_sub(pod.selected_since_ns) > SETTLE_NS
+            let since_ns = u64::from(config.following_since_secs) * 1_000_000_000;
+            tables.now_ns().saturating_sub(since_ns) > SETTLE_NS
         }
         _ => false,
     };
@@ -27,7 +29,7 @@ pub fn notice<T: Tables>(heads: &Heads, tables: &T) -> Verdict {
         return Verdict::NotOurs;
     }
     let answer = heads.tuple.reversed();
-    if heads.l4 != L4::Tcp && tables.flow_seen(&answer, 0).is_some() {
+    if heads.l4 != L4::Tcp && (tables.flow_seen(&answer, 0).is_some() || tables.datagram_seen(&answer)) {
         return Verdict::NotOurs;
     }
     match tables.claim_inbound(&answer) {
@@ -37,18 +39,29 @@ pub fn notice<T: Tables>(heads: &Heads, tables: &T) -> Verdict {
     }
 }
 
+/// Notes a datagram of a pod that nothing selects, so that its answer is not taken for a connection from outside should
+/// the pod be selected later.
+#[inline(always)]
+pub fn follow_datagram<T: Tables>(heads: &Heads, tables: &T) {
+    let is_datagram = matches!(heads.l4, L4::Udp | L4::EchoRequest) && heads.has_l4();
+    // What stays in the cluster, name look-ups above all, is never asked about.
+    if is_datagram && tables.prefix(&heads.tuple.daddr).is_none() && !tables.inbound_seen(&heads.tuple) {
+        tables.note_datagram(&heads.tuple);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::abi::PodEntry;
     use crate::decide::cast::{ID, both};
     use crate::decide::packets::packet;
-    use crate::decide::steer::steer;
+    use crate::decide::steer::{Steer, steer};
     use crate::decide::world::World;
     use crate::wire::Heads;
 
-    fn select_at(world: &World, pod: &str, ns: u64) {
-        world.add_pod(pod, PodEntry::selected(ID, ns));
+    fn notice(heads: &Heads, world: &World) -> Verdict {
+        super::notice(heads, world, &world.config.get())
     }
 
     #[test]
@@ -81,23 +94,41 @@ mod tests {
     }
 
     #[test]
-    fn datagrams_count_once_the_pod_has_settled() {
+    fn datagrams_count_once_the_programs_have_settled() {
         both(|cast, world| {
             let now = world.now.get();
             let datagrams: [Heads; 2] = [
                 packet(cast.world, cast.pod, 80, 4000).arriving(),
-                packet(cast.world, cast.pod, 0, 0).echo(9).arriving(),
+                packet(cast.world, cast.known_pod, 0, 0).echo(9).arriving(),
             ];
+            let mut config = world.config.get();
             for heads in &datagrams {
-                for since in [now, now - SETTLE_NS, now + 1] {
-                    select_at(world, cast.pod, since);
-                    assert_eq!(notice(heads, world), Verdict::NotOurs, "it may answer what the pod sent before");
+                for since_ns in [now, now - SETTLE_NS, now + 1_000_000_000] {
+                    config.following_since_secs = (since_ns / 1_000_000_000) as u32;
+                    let verdict = super::notice(heads, world, &config);
+                    assert_eq!(verdict, Verdict::NotOurs, "it may answer what the pod sent before");
                 }
-                select_at(world, cast.pod, now - SETTLE_NS - 1);
-                assert_eq!(notice(heads, world), Verdict::InboundRemembered);
+                config.following_since_secs = ((now - SETTLE_NS) / 1_000_000_000) as u32 - 1;
+                assert_eq!(super::notice(heads, world, &config), Verdict::InboundRemembered);
             }
-            let unselected = packet(cast.world, cast.known_pod, 80, 4000).arriving();
-            assert_eq!(notice(&unselected, world), Verdict::NotOurs, "nobody will ask");
+        });
+    }
+
+    #[test]
+    fn selecting_a_pod_takes_neither_its_own_datagrams_nor_those_from_outside_for_the_other() {
+        both(|cast, world| {
+            let pod = cast.known_pod;
+            let own = packet(pod, cast.world, 4000, 53);
+            steer(&mut own.heads(), world, &world.config.get());
+            let asked = packet(cast.world, pod, 5000, 8080).arriving();
+            assert_eq!(notice(&asked, world), Verdict::InboundRemembered);
+            world.add_pod(pod, PodEntry::selected(ID, world.now.get()));
+            let answer = packet(cast.world, pod, 53, 4000).arriving();
+            assert_eq!(notice(&answer, world), Verdict::NotOurs, "the pod began it");
+            let reply = packet(pod, cast.world, 8080, 5000);
+            let verdict = steer(&mut reply.heads(), world, &world.config.get());
+            assert_eq!(verdict, Steer::Done(Verdict::InboundReply));
+            assert!(matches!(steer(&mut own.heads(), world, &world.config.get()), Steer::Send { .. }));
         });
     }
 

@@ -4,7 +4,7 @@
 //! answers wins. An earlier question may be skipped only where a later one gives the same outcome for less work: a known
 //! pod that nothing selects is left alone whatever its destination is.
 
-use super::{Tables, fragments, slots};
+use super::{Tables, fragments, notice, slots};
 use crate::abi::{Config, NodePlace, OnUnknownPod, PodEntry, PrefixKind, Slot, Verdict};
 use crate::wire::{Heads, L4, tcp};
 
@@ -34,6 +34,7 @@ pub fn steer<'t, T: Tables>(heads: &mut Heads, tables: &'t T, config: &Config) -
     let to_tunnel_port = heads.may_be_udp_to(config.tunnel_port);
     let egress_id = pod.and_then(|pod| pod.egress_id());
     if pod.is_some() && egress_id.is_none() && !to_tunnel_port {
+        notice::follow_datagram(heads, tables);
         return Steer::Done(Verdict::NotSelected);
     }
     let node = tables.node(&heads.tuple.daddr).map(|node| node.place());

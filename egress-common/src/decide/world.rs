@@ -24,6 +24,7 @@ pub(crate) struct World {
     owned: RefCell<HashMap<u32, Owned>>,
     inbound: RefCell<HashMap<Tuple, Inbound>>,
     inbound_limit: Cell<usize>,
+    datagrams: RefCell<std::collections::HashSet<Tuple>>,
     flows: RefCell<HashMap<Tuple, Flow>>,
     flows_limit: Cell<usize>,
     nat: RefCell<HashMap<Tuple, Mapping>>,
@@ -61,6 +62,7 @@ impl World {
             owned: RefCell::default(),
             inbound: RefCell::default(),
             inbound_limit: Cell::new(usize::MAX),
+            datagrams: RefCell::default(),
             flows: RefCell::default(),
             flows_limit: Cell::new(usize::MAX),
             nat: RefCell::default(),
@@ -212,6 +214,12 @@ impl Tables for World {
     }
     fn forget_inbound(&self, tuple: &Tuple) {
         self.inbound.borrow_mut().remove(tuple);
+    }
+    fn datagram_seen(&self, tuple: &Tuple) -> bool {
+        self.datagrams.borrow().contains(tuple)
+    }
+    fn note_datagram(&self, tuple: &Tuple) {
+        self.datagrams.borrow_mut().insert(*tuple);
     }
     fn flow_seen(&self, tuple: &Tuple, tcp_flags: u8) -> Option<&Flow> {
         let mut flows = self.flows.borrow_mut();

@@ -94,7 +94,7 @@ fn fourth_answers_to_connections_from_outside() {
             assert_sent(cast, world, &packet(cast.pod, cast.world, 4001, 80).tcp(flags));
         }
         let syn = packet(cast.world, cast.pod, 80, 4000).tcp(tcp::SYN).arriving();
-        assert_eq!(notice(&syn, world), Verdict::InboundRemembered);
+        assert_eq!(notice(&syn, world, &world.config.get()), Verdict::InboundRemembered);
         for flags in [tcp::ACK, tcp::FIN | tcp::ACK, tcp::RST] {
             assert_eq!(verdict(world, &udp(cast, cast.world).tcp(flags)), Verdict::InboundReply);
         }
@@ -107,7 +107,7 @@ fn fourth_answers_to_connections_from_outside() {
 fn a_pods_own_syn_ends_what_came_in_on_its_tuple() {
     both(|cast, world| {
         let syn = packet(cast.world, cast.pod, 80, 4000).tcp(tcp::SYN).arriving();
-        assert_eq!(notice(&syn, world), Verdict::InboundRemembered);
+        assert_eq!(notice(&syn, world, &world.config.get()), Verdict::InboundRemembered);
         // Somebody outside may have sent that SYN in the server's name: the pod's connection is not an answer to it.
         for flags in [tcp::SYN, tcp::ACK, tcp::FIN | tcp::ACK] {
             assert_sent(cast, world, &packet(cast.pod, cast.world, 4000, 80).tcp(flags));
@@ -255,7 +255,7 @@ fn fragments_of_what_is_not_translated_are_not_let_by() {
 fn fragments_of_an_answer_are_left_alone() {
     both(|cast, world| {
         let request = packet(cast.world, cast.pod, 80, 4000).arriving();
-        assert_eq!(notice(&request, world), Verdict::InboundRemembered);
+        assert_eq!(notice(&request, world, &world.config.get()), Verdict::InboundRemembered);
         assert_eq!(verdict(world, &udp(cast, cast.world).fragment(0, true)), Verdict::InboundReply);
         assert_eq!(verdict(world, &udp(cast, cast.world).fragment(100, false)), Verdict::InboundReply);
     });
