@@ -20,7 +20,7 @@ use egress_common::abi::{
 };
 use egress_common::decide::snat::{self, PortSearch};
 use egress_common::decide::{Claim, Owner, PortClaim, Tables};
-use egress_common::wire::Heads;
+use egress_common::wire::{Heads, Quote};
 
 use crate::fragment::Rest;
 use crate::icmp::Buffer;
@@ -70,6 +70,8 @@ static WORKSPACE: PerCpuArray<Workspace, 1> = PerCpuArray::new();
 pub struct Workspace {
     /// Of the packet of this run; parsed before anything reads it.
     pub heads: Heads,
+    /// Of an ICMP error, once read.
+    pub quote: Quote,
     /// Of the packet of this run, once settled.
     pub way: Way,
     /// The part of a packet that is sent as its second fragment.
@@ -131,12 +133,6 @@ impl Maps {
             // SAFETY: see the module header.
             unsafe { (*mapping).hop = *hop };
         }
-    }
-
-    /// A mapping, without noting it as alive.
-    #[inline(always)]
-    pub fn nat_peek(&self, key: &Tuple) -> Option<&Mapping> {
-        lent(NAT.get_ptr_mut(key))
     }
 
     #[inline(always)]
@@ -296,6 +292,11 @@ impl Tables for Maps {
             mapping.tcp_flags |= u32::from(tcp_flags);
         }
         Some(mapping)
+    }
+
+    #[inline(always)]
+    fn nat_peek(&self, key: &Tuple) -> Option<&Mapping> {
+        lent(NAT.get_ptr_mut(key))
     }
 
     #[inline(always)]

@@ -14,9 +14,11 @@ use aya_ebpf::helpers::generated::{
     bpf_skb_load_bytes, bpf_skb_pull_data, bpf_skb_store_bytes,
 };
 use aya_ebpf::programs::TcContext;
-use egress_common::abi::{Addr, Family, Verdict};
+use egress_common::abi::{Addr, Family, Tuple, Verdict};
 use egress_common::decide::{End, Rewrite};
-use egress_common::wire::{Frame, Heads, L3, PROTO_ICMP, PROTO_ICMPV6, PROTO_TCP, PROTO_UDP, csum, ipv4, ipv6, l4};
+use egress_common::wire::{
+    Frame, Heads, L3, PROTO_ICMP, PROTO_ICMPV6, PROTO_TCP, PROTO_UDP, Quote, csum, ipv4, ipv6, l4,
+};
 
 use crate::fragment::{REST, Rest};
 
@@ -198,6 +200,49 @@ impl Packet {
         self.try_rewrite(heads, rewrite).ok_or(Verdict::RewriteFailed)
     }
 
+    /// Gives an ICMP error, and the packet that it quotes, the pod's address instead of the egress IP.
+    ///
+    /// The quoted packet's own transport checksum stays: a quote is too short for anyone to verify it. In the error's
+    /// checksum the changes of a quoted IPv4 address and of its header checksum cancel out.
+    #[inline(never)]
+    pub fn rewrite_error(self, heads: &Heads, quote: &Quote, pod: &Tuple) -> Result<(), Verdict> {
+        self.try_rewrite_error(heads, quote, pod).ok_or(Verdict::RewriteFailed)
+    }
+
+    #[inline(always)]
+    fn try_rewrite_error(self, heads: &Heads, quote: &Quote, pod: &Tuple) -> Option<()> {
+        let sum_at = u32::from(heads.l4_offset) + l4::ICMP_CHECKSUM as u32;
+        let (old_port, port) = (quote.tuple.sport(), pod.sport());
+        if old_port != port {
+            let (from, to) = (u64::from(old_port.to_be()), u64::from(port.to_be()));
+            // SAFETY: the context is the program's own.
+            if unsafe { bpf_l4_csum_replace(self.skb, sum_at, from, to, 2) } != 0 {
+                return None;
+            }
+            self.store(quote.source_port_at(), port.to_be_bytes())?;
+        }
+        let (egress, at) = (&heads.tuple.daddr, quote.network_at());
+        match heads.family {
+            Family::V4 => {
+                self.replace_addr_v4_at(at, ipv4::SADDR, egress, &pod.saddr)?;
+                self.replace_addr_v4_at(L3, ipv4::DADDR, egress, &pod.saddr)
+            }
+            Family::V6 => {
+                // Once for the pseudo header, once for the quote.
+                self.replace_l4_checksum(heads, egress, &pod.saddr)?;
+                let (mut old, mut new) = (egress.words(), pod.saddr.words());
+                // SAFETY: the arrays live on this frame.
+                let diff = unsafe { bpf_csum_diff(old.as_mut_ptr(), 16, new.as_mut_ptr(), 16, 0) };
+                // SAFETY: the context is the program's own.
+                if unsafe { bpf_l4_csum_replace(self.skb, sum_at, 0, u64::try_from(diff).ok()?, 0) } != 0 {
+                    return None;
+                }
+                self.store(at + ipv6::SADDR, pod.saddr.octets())?;
+                self.store(L3 + ipv6::DADDR, pod.saddr.octets())
+            }
+        }
+    }
+
     #[inline(always)]
     fn try_rewrite(&self, heads: &Heads, rewrite: &Rewrite) -> Option<()> {
         let (old, old_port) = match rewrite.end {
@@ -276,10 +321,16 @@ impl Packet {
     #[inline(always)]
     fn replace_addr_v4(&self, end: End, old: &Addr, new: &Addr) -> Option<()> {
         let at = if end == End::Source { ipv4::SADDR } else { ipv4::DADDR };
-        let sum = u16::from_ne_bytes(self.load(L3 + ipv4::CHECKSUM)?);
+        self.replace_addr_v4_at(L3, at, old, new)
+    }
+
+    /// An address and the checksum of the IPv4 header that starts at `header`.
+    #[inline(always)]
+    fn replace_addr_v4_at(&self, header: usize, at: usize, old: &Addr, new: &Addr) -> Option<()> {
+        let sum = u16::from_ne_bytes(self.load(header + ipv4::CHECKSUM)?);
         let sum = csum::replace_u32(sum, old.words()[3], new.words()[3]);
-        self.store(L3 + ipv4::CHECKSUM, sum.to_ne_bytes())?;
-        self.store(L3 + at, new.v4_octets())
+        self.store(header + ipv4::CHECKSUM, sum.to_ne_bytes())?;
+        self.store(header + at, new.v4_octets())
     }
 
     /// One hop less. The caller has seen that there is more than one.

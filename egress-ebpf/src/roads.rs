@@ -8,7 +8,7 @@ use egress_common::decide::snat::{self, Face};
 use egress_common::decide::steer::Steer;
 use egress_common::decide::{self, Owner, Rewrite, Tables, mtu};
 use egress_common::wire::icmp::Answer;
-use egress_common::wire::{Frame, Heads, PROTO_ICMPV6, ethertype};
+use egress_common::wire::{Frame, Heads, L4, PROTO_ICMPV6, Quote, ethertype};
 
 use crate::Outcome;
 use crate::answer;
@@ -41,6 +41,22 @@ fn parse(packet: Packet, heads: &mut Heads, direction: Direction) -> bool {
         return false;
     }
     true
+}
+
+/// Reads what an ICMP error quotes into the workspace; out of line as [`parse`].
+#[inline(never)]
+fn read_quote(packet: Packet, heads: &Heads, quote: &mut Quote) -> bool {
+    *quote = Quote::NONE;
+    quote.read(&packet, heads).is_some()
+}
+
+/// Gives a reply, or an ICMP error about the flow, back the pod's address.
+#[inline(always)]
+fn restore(run: &Run<'_>, quote: &Quote, mapping: &Mapping) -> Result<(), Verdict> {
+    match run.heads.l4 {
+        L4::IcmpError => run.packet.rewrite_error(run.heads, quote, &mapping.other),
+        _ => run.packet.rewrite(run.heads, &Rewrite::reverse(mapping)),
+    }
 }
 
 pub fn steer(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outcome {
@@ -196,7 +212,7 @@ pub fn enter(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outc
     if packet.is_foreign() {
         return Outcome::done(Verdict::NotOurs);
     }
-    let Workspace { heads, way, rest, buffer, .. } = workspace;
+    let Workspace { heads, quote, way, rest, buffer, .. } = workspace;
     if packet.load(12).map(u16::from_be_bytes) == Some(ethertype::ARP) {
         *heads = Heads::NONE;
         return answer::arp(packet);
@@ -209,12 +225,13 @@ pub fn enter(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outc
     {
         return outcome;
     }
-    let decision = decide::enter::enter(heads, &Maps, config);
+    let quoted = heads.l4 == L4::IcmpError && read_quote(packet, heads, quote);
+    let decision = decide::enter::enter(heads, quoted.then_some(&*quote), &Maps, config);
     let run = &Run { packet, config, heads };
     let outcome = match decision {
         Enter::Done(verdict) => Outcome::done(verdict),
-        Enter::ReplyHere { mapping } => reply_here(run, way, rest, mapping),
-        Enter::ReplyRemote { mapping } => reply_remote(run, mapping),
+        Enter::ReplyHere { mapping } => reply_here(run, quote, way, rest, mapping),
+        Enter::ReplyRemote { mapping } => reply_remote(run, quote, mapping),
         Enter::NodeReply { mapping } => match packet.rewrite(run.heads, &Rewrite::reverse(mapping)) {
             Ok(()) => Outcome::done(Verdict::NodeReply),
             Err(verdict) => Outcome::done(verdict),
@@ -227,7 +244,7 @@ pub fn enter(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outc
 }
 
 #[inline(always)]
-fn reply_here(run: &Run<'_>, way: &mut Way, rest: &mut Rest, mapping: &Mapping) -> Outcome {
+fn reply_here(run: &Run<'_>, quote: &Quote, way: &mut Way, rest: &mut Rest, mapping: &Mapping) -> Outcome {
     let Run { packet, heads, .. } = *run;
     count_ingress(mapping.egress_id, packet.len() as u32);
     let rewrite = Rewrite::reverse(mapping);
@@ -241,13 +258,13 @@ fn reply_here(run: &Run<'_>, way: &mut Way, rest: &mut Rest, mapping: &Mapping) 
     }
     let result = packet
         .decrement_ttl(heads)
-        .and_then(|()| packet.rewrite(heads, &rewrite))
+        .and_then(|()| restore(run, quote, mapping))
         .and_then(|()| if oversize { fragment::send_in_two(run, way, rest) } else { way::go(packet, way) });
     Outcome::redirected(Verdict::ReplyHere, result)
 }
 
 #[inline(always)]
-fn reply_remote(run: &Run<'_>, mapping: &Mapping) -> Outcome {
+fn reply_remote(run: &Run<'_>, quote: &Quote, mapping: &Mapping) -> Outcome {
     let Run { packet, config, heads } = *run;
     count_ingress(mapping.egress_id, packet.len() as u32);
     let limit = config.overlay_mtu.min(config.pod_mtu);
@@ -259,7 +276,7 @@ fn reply_remote(run: &Run<'_>, mapping: &Mapping) -> Outcome {
     let whole = length <= config.overlay_mtu;
     let result = packet
         .decrement_ttl(heads)
-        .and_then(|()| packet.rewrite(heads, &Rewrite::reverse(mapping)))
+        .and_then(|()| restore(run, quote, mapping))
         .and_then(|()| way::encapsulate(packet, config, &mapping.source_node, mapping.egress_id, whole));
     Outcome::redirected(Verdict::ReplySteered, result)
 }

@@ -1,12 +1,12 @@
 //! `enter`: the uplink, TC ingress. What the world sends to this node.
 //!
-//! For an owned egress IP: the reply of a flow goes back to its pod, here or through the overlay; anything else for it is
-//! dropped, so that nothing unasked reaches the host or a pod. For the node's own address: replies to packets marked 1008,
+//! For an owned egress IP: the reply of a flow, and an ICMP error that quotes a packet of it, go back to its pod, here or
+//! through the overlay; anything else for it is dropped, so that nothing unasked reaches the host or a pod. For the node's own address: replies to packets marked 1008,
 //! recognised by the port range that only NAT uses. Everything else is left alone.
 
 use super::{Tables, fragments, slots};
 use crate::abi::{Addr, Config, Family, Mapping, Origin, Verdict};
-use crate::wire::{Heads, L4};
+use crate::wire::{Heads, L4, Quote};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Enter<'t> {
@@ -26,9 +26,12 @@ pub enum Enter<'t> {
 }
 
 #[inline(always)]
-pub fn enter<'t, T: Tables>(heads: &mut Heads, tables: &'t T, config: &Config) -> Enter<'t> {
+pub fn enter<'t, T: Tables>(heads: &mut Heads, quote: Option<&Quote>, tables: &'t T, config: &Config) -> Enter<'t> {
     if tables.owned_addr(&heads.tuple.daddr).is_some() {
-        return for_egress_ip(heads, tables);
+        return match heads.l4 {
+            L4::IcmpError => error_for_egress_ip(heads, quote, tables),
+            _ => for_egress_ip(heads, tables),
+        };
     }
     if is_node_nat(heads, config)
         && let Some(mapping) = tables.nat_seen(&heads.tuple, heads.tcp_flags)
@@ -52,6 +55,23 @@ fn for_egress_ip<'t, T: Tables>(heads: &mut Heads, tables: &'t T) -> Enter<'t> {
     let Some(mapping) = tables.nat_seen(&heads.tuple, heads.tcp_flags) else {
         return Enter::Done(Verdict::NoMapping);
     };
+    reply(heads, mapping)
+}
+
+/// The sender of an error may be any router on the way; what it quotes must be a packet that we sent.
+#[inline(always)]
+fn error_for_egress_ip<'t, T: Tables>(heads: &Heads, quote: Option<&Quote>, tables: &'t T) -> Enter<'t> {
+    let mapping = quote
+        .filter(|quote| quote.tuple.saddr == heads.tuple.daddr)
+        .and_then(|quote| tables.nat_peek(&quote.tuple.reversed()));
+    match mapping {
+        Some(mapping) => reply(heads, mapping),
+        None => Enter::Done(Verdict::IcmpUnmatched),
+    }
+}
+
+#[inline(always)]
+fn reply<'t>(heads: &Heads, mapping: &'t Mapping) -> Enter<'t> {
     // The stack answers Time Exceeded, as a router does.
     if heads.ttl <= 1 {
         return Enter::Done(Verdict::TtlExpired);
@@ -87,6 +107,7 @@ pub fn node_address(config: &Config, family: Family) -> Addr {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::abi::Tuple;
     use crate::decide::cast::{Cast, ID, OTHER_NODE, both};
     use crate::decide::packets::{Packet, packet};
     use crate::decide::snat::{self, EGRESS_PORTS, Face};
@@ -95,7 +116,7 @@ mod tests {
     use crate::wire::tcp;
 
     fn asked<'t>(world: &'t World, packet: &Packet) -> Enter<'t> {
-        enter(&mut packet.arriving(), world, &world.config.get())
+        enter(&mut packet.arriving(), None, world, &world.config.get())
     }
 
     fn verdict(world: &World, packet: &Packet) -> Verdict {
@@ -165,6 +186,31 @@ mod tests {
                 (arrives.clone().fragment(100, false), Verdict::FragmentUnknown),
             ] {
                 assert_eq!(verdict(world, &packet), expected);
+            }
+        });
+    }
+
+    #[test]
+    fn an_error_goes_to_the_pod_whose_packet_it_quotes() {
+        both(|cast, world| {
+            begin(cast, world, Origin::Here, &packet(cast.pod, cast.world, 4000, 80));
+            begin(cast, world, Origin::Here, &packet(cast.pod, cast.world, 0, 0).echo(4002));
+            let error = packet(cast.world, cast.egress, 0, 0).unreachable();
+            let asked = |tuple: Tuple| {
+                let quote = Quote { tuple, ..Quote::NONE };
+                enter(&mut error.arriving(), Some(&quote), world, &world.config.get())
+            };
+            let sent = packet(cast.egress, cast.world, 4000, 80).heads().tuple;
+            let Enter::ReplyHere { mapping: found } = asked(sent) else { panic!("not for the pod") };
+            assert_eq!(found.other, packet(cast.pod, cast.world, 4000, 80).heads().tuple);
+            let ping = packet(cast.egress, cast.world, 0, 0).echo(4002).heads().tuple;
+            assert!(matches!(asked(ping), Enter::ReplyHere { .. }));
+            for stranger in [
+                packet(cast.egress, cast.world, 4001, 80).heads().tuple,
+                packet(cast.foreign_egress, cast.world, 4000, 80).heads().tuple,
+                sent.reversed(),
+            ] {
+                assert_eq!(asked(stranger), Enter::Done(Verdict::IcmpUnmatched), "{stranger:?}");
             }
         });
     }

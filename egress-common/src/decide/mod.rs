@@ -91,6 +91,8 @@ pub trait Tables {
     fn put_flow(&self, tuple: &Tuple, flow: &Flow) -> bool;
 
     fn nat_seen(&self, key: &Tuple, tcp_flags: u8) -> Option<&Mapping>;
+    /// As `nat_seen`, without noting anything.
+    fn nat_peek(&self, key: &Tuple) -> Option<&Mapping>;
     fn claim_nat(&self, key: &Tuple, other: &Tuple, owner: &Owner) -> Claim;
     /// Claims the first free port of the search for the reverse key made from `forward` and `address`.
     fn claim_any_port(&self, forward: &Tuple, address: &Addr, owner: &Owner, search: &PortSearch) -> PortClaim;

@@ -252,6 +252,9 @@ impl Tables for World {
         mapping.tcp_flags |= tcp_flags as u32;
         lend(Some(*mapping))
     }
+    fn nat_peek(&self, key: &Tuple) -> Option<&Mapping> {
+        lend(self.nat.borrow().get(key).copied())
+    }
     fn claim_nat(&self, key: &Tuple, other: &Tuple, owner: &Owner) -> Claim {
         let mut nat = self.nat.borrow_mut();
         if nat.contains_key(key) {

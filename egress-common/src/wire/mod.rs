@@ -8,8 +8,10 @@ pub mod csum;
 mod heads;
 pub mod icmp;
 pub mod nd;
+mod quote;
 
 pub use heads::{Fragment, Heads, L4, MAX_EXTENSION_HEADERS};
+pub use quote::Quote;
 
 use crate::abi::Addr;
 
