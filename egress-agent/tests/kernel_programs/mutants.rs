@@ -65,7 +65,7 @@ fn check(stage: &mut Stage, run: &Run, frame: &[u8]) {
         assert_eq!(out, frame, "{run:?}: {verdict:?}");
     }
     if verdict == Verdict::SnatHere {
-        let shown = [&out[26..30] == octets(ip(V4.egress)), &out[22..38] == octets(ip(V6.egress))];
+        let shown = [out[26..30] == octets(ip(V4.egress)), out[22..38] == octets(ip(V6.egress))];
         assert!(shown.contains(&true), "another source: {frame:02x?} became {out:02x?}");
     }
 }
