@@ -47,7 +47,7 @@ pub static NODES: HashMap<Addr, NodeEntry, 65536, ON_DEMAND> = HashMap::new();
 pub static FLOWS: HashMap<Tuple, Flow, 262144, ON_DEMAND> = HashMap::new();
 #[btf_map(name = "inbound")]
 pub static INBOUND: HashMap<Tuple, Inbound, 65536, ON_DEMAND> = HashMap::new();
-/// Of pods that nothing selects; what is forgotten first is what has been silent longest.
+/// Datagrams that pods sent first; what has been silent longest is forgotten first.
 #[btf_map(name = "datagrams")]
 pub static DATAGRAMS: LruHashMap<Tuple, Inbound, 65536> = LruHashMap::new();
 /// Two keys a mapping: 262,144 mappings.

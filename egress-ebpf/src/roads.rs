@@ -145,8 +145,9 @@ fn out_by_uplink(run: &Run<'_>, way: &mut Way, mapping: &Mapping, owned: &Owned)
 fn steer_to(run: &Run<'_>, egress_id: u32, slot: &Slot) -> Outcome {
     let Run { packet, config, heads } = *run;
     let length = run.wire_length();
-    if length > config.overlay_mtu && heads.dont_fragment {
-        return Outcome::too_big(config.overlay_mtu);
+    let limit = mtu::overlay_limit(config.overlay_mtu, heads.family);
+    if length > limit && heads.dont_fragment {
+        return Outcome::too_big(limit);
     }
     let result = packet.decrement_ttl(heads).and_then(|()| {
         // A packet that may be fragmented, and must be, is: outside, so that it arrives whole.
@@ -267,7 +268,7 @@ fn reply_here(run: &Run<'_>, quote: &Quote, way: &mut Way, rest: &mut Rest, mapp
 fn reply_remote(run: &Run<'_>, quote: &Quote, mapping: &Mapping) -> Outcome {
     let Run { packet, config, heads } = *run;
     count_ingress(mapping.egress_id, packet.len() as u32);
-    let limit = config.overlay_mtu.min(config.pod_mtu);
+    let limit = mtu::overlay_limit(config.overlay_mtu, heads.family).min(config.pod_mtu);
     let length = run.wire_length();
     // What may be fragmented is: outside on the way through the overlay, and by the pod's node.
     if length > limit && heads.dont_fragment {

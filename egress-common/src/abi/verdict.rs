@@ -115,7 +115,7 @@ verdicts! {
     NoGateway = 42, Drop, "no_gateway";
     /// From a pod to an egress IP of the cluster.
     Hairpin = 43, Drop, "hairpin";
-    /// Came through the overlay for an egress ID that this node does not own.
+    /// For an egress IP that this node does not own, from the overlay, a pod or the world.
     NotGateway = 44, Drop, "not_gateway";
     /// A pod's address was about to leave without its egress IP.
     ForeignPod = 45, Drop, "foreign_pod";

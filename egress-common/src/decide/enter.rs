@@ -5,7 +5,7 @@
 //! recognised by the port range that only NAT uses. Everything else is left alone.
 
 use super::{Tables, fragments, slots};
-use crate::abi::{Addr, Config, Family, Mapping, Origin, Verdict};
+use crate::abi::{Addr, Config, Family, Mapping, Origin, PrefixKind, Verdict};
 use crate::wire::{Heads, L4, Quote};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,7 +39,15 @@ pub fn enter<'t, T: Tables>(heads: &mut Heads, quote: Option<&Quote>, tables: &'
     {
         return Enter::NodeReply { mapping };
     }
-    Enter::Done(Verdict::NotOurs)
+    Enter::Done(if is_elsewhere(heads, tables) { Verdict::NotGateway } else { Verdict::NotOurs })
+}
+
+/// Whether this is for an egress IP that another node serves, or none: the stack would send it round between nodes. An
+/// address that some node has as its own is refused as an egress IP, whatever an object lists.
+#[inline(always)]
+fn is_elsewhere<T: Tables>(heads: &Heads, tables: &T) -> bool {
+    tables.prefix(&heads.tuple.daddr).is_some_and(|prefix| prefix.kind() == Some(PrefixKind::EgressIp))
+        && tables.node(&heads.tuple.daddr).is_none()
 }
 
 #[inline(always)]
@@ -167,7 +175,8 @@ mod tests {
                 let expected = if packet.arriving().tuple.daddr == addr(cast.egress) {
                     Verdict::NoMapping
                 } else {
-                    Verdict::NotOurs
+                    // The stack would send it round between nodes of which none owns it.
+                    Verdict::NotGateway
                 };
                 assert_eq!(verdict(world, &packet), expected, "{packet:?}");
             }
@@ -267,9 +276,12 @@ mod tests {
     #[test]
     fn the_host_keeps_what_is_not_for_an_egress_ip() {
         both(|cast, world| {
-            for to in [cast.node, cast.mgmt, cast.pod, cast.world, cast.multicast, cast.foreign_egress] {
+            for to in [cast.node, cast.mgmt, cast.pod, cast.world, cast.multicast] {
                 assert_eq!(verdict(world, &packet(cast.world, to, 80, 4000)), Verdict::NotOurs, "{to}");
             }
+            // An object that lists a node's own address takes nothing from the node.
+            world.add_prefix(cast.node, if cast.node.contains(':') { 128 } else { 32 }, PrefixKind::EgressIp, None);
+            assert_eq!(verdict(world, &packet(cast.world, cast.node, 80, 4000)), Verdict::NotOurs);
         });
     }
 

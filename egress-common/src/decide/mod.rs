@@ -79,7 +79,7 @@ pub trait Tables {
     fn claim_inbound(&self, tuple: &Tuple) -> Claim;
     fn forget_inbound(&self, tuple: &Tuple);
 
-    /// A datagram that a pod sent while nothing selected it.
+    /// A datagram that a pod sent first, whatever selected it then.
     fn datagram_seen(&self, tuple: &Tuple) -> bool;
     fn note_datagram(&self, tuple: &Tuple);
 

@@ -1,9 +1,9 @@
 //! `notice`: the management port, TC egress. What the host sends to pods of this node.
 //!
 //! A connection that came in from outside must be answered by the way it came, whatever the policy says now or later, so
-//! it is remembered here. TCP shows its first packet. A datagram counts unless it answers one of the pod: `flows` knows
-//! those of selected pods, `datagrams` those of the others. Replies that we redirect to this port answer such flows, so
-//! they are never taken for connections from outside.
+//! it is remembered here. TCP shows its first packet. A datagram counts unless it answers one of the pod, which `datagrams`
+//! knows, and `flows` where that has forgotten it. Replies that we redirect to this port answer such flows, so they are
+//! never taken for connections from outside, also not those that come late, when their flow has been cut.
 
 use super::{Claim, Tables};
 use crate::abi::{Config, Verdict};
@@ -129,6 +129,16 @@ mod tests {
             let verdict = steer(&mut reply.heads(), world, &world.config.get());
             assert_eq!(verdict, Steer::Done(Verdict::InboundReply));
             assert!(matches!(steer(&mut own.heads(), world, &world.config.get()), Steer::Send { .. }));
+        });
+    }
+
+    #[test]
+    fn a_late_answer_to_a_flow_that_was_cut_is_no_connection_from_outside() {
+        both(|cast, world| {
+            let request = packet(cast.pod, cast.world, 4000, 53);
+            steer(&mut request.heads(), world, &world.config.get());
+            world.cut_flows();
+            assert_eq!(notice(&packet(cast.world, cast.pod, 53, 4000).arriving(), world), Verdict::NotOurs);
         });
     }
 

@@ -95,6 +95,10 @@ fn begin<'t, T: Tables>(
     policy: &'t Policy,
     overwrite: bool,
 ) -> Result<&'t Slot, Verdict> {
+    if heads.l4 != L4::Tcp {
+        // Outlives the flow: an answer that comes after the flow was cut is none to a connection from outside.
+        tables.note_datagram(&heads.tuple);
+    }
     let index = pick(&heads.tuple, policy.count());
     let slot = &policy.slots[(index & SLOT_MASK) as usize];
     let flow = Flow {

@@ -132,6 +132,10 @@ impl World {
         self.nat.borrow().len()
     }
 
+    pub(crate) fn cut_flows(&self) {
+        self.flows.borrow_mut().clear();
+    }
+
     pub(crate) fn inbound_len(&self) -> usize {
         self.inbound.borrow().len()
     }
