@@ -12,6 +12,11 @@ pub enum StartError {
     NoObject,
     #[error("this kernel lacks {missing}: use a kernel that has it (see docs/kernel-support.md)")]
     MissingFeatures { missing: String },
+    #[error(
+        "the kernel denies this process BPF: run it as root; in a container privileged, or with at least CAP_BPF, \
+         CAP_PERFMON and CAP_NET_ADMIN"
+    )]
+    NoRights,
     #[error("{name} is named as uplink and as management port: they are two interfaces")]
     SameInterface { name: String },
     #[error("no interface {name}: name the {device} with {flag}")]

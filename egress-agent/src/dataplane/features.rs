@@ -3,9 +3,11 @@
 //! A feature that the programs cannot do without is an error that names all that are missing, in one line. TCX is a
 //! choice: links where the kernel has them, clsact filters elsewhere.
 
+use std::io;
+
 use aya::maps::MapType;
-use aya::programs::{ProgramType, SchedClassifier, TcAttachType};
-use aya::sys::{BpfHelper, is_helper_supported, is_map_supported, is_program_supported};
+use aya::programs::{ProgramError, ProgramType, SchedClassifier, TcAttachType};
+use aya::sys::{BpfHelper, SyscallError, is_helper_supported, is_map_supported, is_program_supported};
 use tracing::debug;
 
 use super::error::StartError;
@@ -30,6 +32,7 @@ pub struct Features {
 
 /// Asks the kernel.
 pub fn probe() -> Result<Features, StartError> {
+    require_rights()?;
     let checks = [
         (
             "TC programs (CONFIG_NET_CLS_BPF)",
@@ -63,6 +66,19 @@ pub fn probe() -> Result<Features, StartError> {
         }
     };
     Ok(Features { attachment })
+}
+
+/// A kernel that denies every question would look like one that has nothing.
+fn require_rights() -> Result<(), StartError> {
+    match is_program_supported(ProgramType::SchedClassifier) {
+        Err(ProgramError::SyscallError(SyscallError { io_error, .. }))
+            if io_error.kind() == io::ErrorKind::PermissionDenied =>
+        {
+            Err(StartError::NoRights)
+        }
+        // Any other answer is judged with the others.
+        _ => Ok(()),
+    }
 }
 
 fn classifier_has(helper: BpfHelper) -> Result<bool, String> {

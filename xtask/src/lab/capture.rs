@@ -65,6 +65,20 @@ pub(crate) struct Sighting {
     pub(crate) source: IpAddr,
     pub(crate) destination: IpAddr,
     pub(crate) protocol: u8,
+    /// Source and destination port, or type and code of ICMP.
+    pub(crate) ports: (u16, u16),
+}
+
+impl Sighting {
+    /// "Host unreachable" and "time exceeded" are a router's words, never an endpoint's.
+    pub(crate) fn is_a_routers(&self) -> bool {
+        let (kind, code) = self.ports;
+        match self.protocol {
+            super::dissect::ICMP => matches!((kind, code), (3, 1) | (11, 0)),
+            super::dissect::ICMPV6 => matches!((kind, code), (1, 3) | (3, 0)),
+            _ => false,
+        }
+    }
 }
 
 /// What was seen so far.
@@ -169,9 +183,10 @@ impl Seen {
         self.frames += 1;
         match frame {
             Frame::Ip(packet) => {
-                let Packet { source, destination, protocol, .. } = *packet;
+                let Packet { source, destination, protocol, source_port, destination_port, .. } = *packet;
                 if self.watched.contains(&destination) {
-                    self.sightings.push(Sighting { at, source, destination, protocol });
+                    let ports = (source_port, destination_port);
+                    self.sightings.push(Sighting { at, source, destination, protocol, ports });
                 }
                 self.note_packet(port, packet);
             }

@@ -53,8 +53,7 @@ impl Flow {
     /// A ping that sends a numbered echo request every `interval` and counts the replies, for each of which it can say
     /// whether it came.
     pub(crate) fn ping(from: &Netns, to: IpAddr, interval: Duration) -> Result<Self> {
-        // The kernel's ICMP sockets choose the identifier and the checksum, and are switched on per namespace.
-        from.sysctl(&[("ipv4/ping_group_range".to_owned(), "0\t0".to_owned())])?;
+        allow_echo_sockets(from)?;
         Self::start(from, move |stop| Ok(datagrams(&echo_socket(to)?, &echo_request(to), interval, stop)?))
     }
 
@@ -120,7 +119,7 @@ fn tcp_until(
 /// How long a stopped UDP flow waits for its last echoes.
 const LAST_ECHOES: Duration = Duration::from_millis(300);
 
-fn udp_socket(to: SocketAddr) -> io::Result<UdpSocket> {
+pub(crate) fn udp_socket(to: SocketAddr) -> io::Result<UdpSocket> {
     let any = match to {
         SocketAddr::V4(_) => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
         SocketAddr::V6(_) => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
@@ -130,7 +129,12 @@ fn udp_socket(to: SocketAddr) -> io::Result<UdpSocket> {
     Ok(socket)
 }
 
-fn echo_socket(to: IpAddr) -> io::Result<UdpSocket> {
+/// The kernel's ICMP sockets choose the identifier and the checksum; each namespace says who may have them.
+pub(crate) fn allow_echo_sockets(netns: &Netns) -> Result<()> {
+    netns.sysctl(&[("ipv4/ping_group_range".to_owned(), "0\t0".to_owned())])
+}
+
+pub(crate) fn echo_socket(to: IpAddr) -> io::Result<UdpSocket> {
     let (family, protocol) = match to {
         IpAddr::V4(_) => (AddressFamily::Inet, SockProtocol::Icmp),
         IpAddr::V6(_) => (AddressFamily::Inet6, SockProtocol::IcmpV6),
@@ -141,7 +145,7 @@ fn echo_socket(to: IpAddr) -> io::Result<UdpSocket> {
 }
 
 /// The header of an echo request; a reply's differs in the type alone.
-fn echo_request(to: IpAddr) -> [u8; 8] {
+pub(crate) fn echo_request(to: IpAddr) -> [u8; 8] {
     const ECHO_V4: u8 = 8;
     const ECHO_V6: u8 = 128;
     [if to.is_ipv4() { ECHO_V4 } else { ECHO_V6 }, 0, 0, 0, 0, 0, 0, 0]

@@ -45,6 +45,12 @@ pub(super) enum Sight {
     Nothing,
 }
 
+impl From<Option<IpAddr>> for Sight {
+    fn from(address: Option<IpAddr>) -> Self {
+        address.map_or(Self::Nothing, Self::As)
+    }
+}
+
 impl fmt::Display for Sight {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

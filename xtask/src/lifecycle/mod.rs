@@ -5,6 +5,9 @@
 //! | `story` | the walkthrough of `cargo xtask run`, and that nothing of it is left |
 //! | `restart`, `leader` | agents killed and restarted under traffic: nothing lost, nothing reset, nothing flushed |
 //! | `selection`, `changing` | who is selected, and that each change takes effect within seconds |
+//! | `leak` | no wrong source address while everything changes; and that the judge can say no |
+//! | `kubectl` | what people type |
+//! | `refusals`, `objects_refused` | bad input: one clear line, running traffic unharmed |
 //! | `cleanup` | `egress-agent cleanup` leaves nothing |
 //!
 //! `ground` is the lab with everything on it, `objects` writes EgressIP objects, `pins` reads a node's kernel, `wait`
@@ -13,9 +16,13 @@
 mod changing;
 mod cleanup;
 mod ground;
+mod kubectl;
 mod leader;
+mod leak;
 mod objects;
+mod objects_refused;
 mod pins;
+mod refusals;
 mod restart;
 mod selection;
 mod story;
@@ -31,6 +38,15 @@ pub(crate) fn tests() -> Vec<LabTest> {
     vec![
         test("story_is_told_and_leaves_nothing", story::told),
         test("leader_goes_and_another_takes_over", leader::goes_and_another_comes),
+        test("leak_is_seen_by_its_judge", leak::judge_can_say_no),
+        LabTest {
+            name: "nothing_leaks_while_everything_changes",
+            timeout: Duration::from_secs(180),
+            run: leak::nothing_leaks,
+        },
+        test("kubectl_drives_everything", kubectl::drives_everything),
+        test("bad_start_is_refused_in_one_line", refusals::one_clear_line),
+        test("bad_objects_are_named_and_hurt_nobody", objects_refused::are_named_and_hurt_nobody),
         test("cleanup_leaves_nothing", cleanup::leaves_nothing),
         test("restarts_of_agents_lose_no_packet", restart::under_traffic),
         test("selectors_of_every_kind_select", selection::selectors_select),

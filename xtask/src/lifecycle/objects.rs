@@ -45,3 +45,11 @@ pub(super) fn assigned(object: &Value) -> Vec<(String, String)> {
     pairs.sort();
     pairs
 }
+
+/// Reason and message of the condition `Assigned`.
+pub(super) fn condition(object: &Value) -> Option<(String, String)> {
+    let conditions = object.pointer("/status/conditions").and_then(Value::as_array)?;
+    let assigned = conditions.iter().find(|condition| condition["type"] == "Assigned")?;
+    let text = |key: &str| assigned[key].as_str().unwrap_or_default().to_owned();
+    Some((text("reason"), text("message")))
+}

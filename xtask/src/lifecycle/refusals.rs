@@ -1,0 +1,203 @@
+//! Bad input at the start of an agent: it ends with one clear line that says what to do, and an exit code that is not
+//! zero. Where nothing can be decided (the API server does not answer) it waits, and says so once. Traffic of the node,
+//! which an earlier agent has set up, never notices.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+
+use super::ground::{Ground, node, pod};
+use super::objects::{all, egress_ip};
+use super::pins::{Pins, bpftool};
+use super::wait::{EFFECT, until};
+use crate::lab::addresses as plan;
+use crate::lab::client;
+use crate::lab::flows::Flow;
+use crate::lab::server::ECHO_PORT;
+use crate::lab::{MANAGEMENT, Node, UPLINK};
+use crate::testing::lab::LabContext;
+use crate::toolchain::packages;
+
+const V4: &str = "172.18.0.110";
+const V6: &str = "fd00:172:18::110";
+const ATTEMPTS: Duration = Duration::from_secs(3);
+const TICK: Duration = Duration::from_millis(10);
+
+pub(super) fn one_clear_line(context: &LabContext) -> Result<()> {
+    let mut ground = Ground::start(context, vec![pod("one", "red", 1, &[]), pod("two", "red", 2, &[])])?;
+    ground.assignable(2, true)?;
+    ground.assignable(3, true)?;
+    ground.assign(&egress_ip("running", &[V4, V6], &all(), &all()))?;
+    ground.is_seen_as("one", Some(V4), Some(V6))?;
+    let mut flows = Vec::new();
+    for to in plan::SERVER.both() {
+        let (from, echo) = (&ground.pod("one")?.netns, SocketAddr::new(to, ECHO_PORT));
+        flows.push(Flow::udp(from, echo, TICK)?);
+        flows.push(Flow::tcp(from, echo, TICK, client::PATIENCE)?);
+    }
+    let trial = Trial::new(&ground, context)?;
+    beside_an_agent(&trial, context)?;
+    ground.agent(1)?.kill()?;
+    interfaces(&trial)?;
+    pins_of_others(&trial)?;
+    without_rights(&trial)?;
+    dead_server(&trial, context)?;
+    ground.agent(1)?.restart()?;
+    ground.serves(1)?;
+    ground.is_seen_as("one", Some(V4), Some(V6))?;
+    for flow in flows {
+        let report = flow.finish()?;
+        ensure!(report.lost() == 0 && report.broken.is_none(), "running traffic was harmed: {report:?}");
+        println!("running traffic: {} sent, none lost", report.sent);
+    }
+    Ok(())
+}
+
+/// How agents are started here: like node 1's own, but for what is changed.
+struct Trial {
+    node: Node,
+    binary: PathBuf,
+    kubeconfig: PathBuf,
+    /// A folder of the lab's BPF file system, for pins of others.
+    bpffs: PathBuf,
+}
+
+impl Trial {
+    fn new(ground: &Ground, context: &LabContext) -> Result<Self> {
+        let node = ground.lab.node(node(1)?).clone();
+        let bpffs = node.bpffs.parent().context("no BPF file system")?.to_owned();
+        let kubeconfig = ground.cluster.node_kubeconfig().to_owned();
+        Ok(Self { node, binary: context.built.agent.clone(), kubeconfig, bpffs })
+    }
+
+    /// The usual arguments, in which some options have other values.
+    fn arguments(&self, changed: &[(&str, &Path)]) -> Vec<String> {
+        let usual = [
+            ("--node-name", PathBuf::from("node1")),
+            ("--kubeconfig", self.kubeconfig.clone()),
+            ("--uplink", PathBuf::from(UPLINK)),
+            ("--mgmt-port", PathBuf::from(MANAGEMENT)),
+            ("--bpffs", self.node.bpffs.clone()),
+        ];
+        let mut arguments = vec!["run".to_owned()];
+        for (option, value) in usual {
+            let value = changed.iter().find(|(name, _)| *name == option).map_or(value.as_path(), |(_, value)| value);
+            arguments.extend([option.to_owned(), value.display().to_string()]);
+        }
+        arguments
+    }
+
+    /// The agent refuses to start, in one line with these words.
+    fn refuses(&self, wrapper: &[&str], changed: &[(&str, &Path)], words: &[&str]) -> Result<()> {
+        let binary = self.binary.display().to_string();
+        let mut args = vec!["20"];
+        args.extend(wrapper);
+        args.push(&binary);
+        let arguments = self.arguments(changed);
+        args.extend(arguments.iter().map(String::as_str));
+        let output = self.node.host.output("timeout", &args)?;
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        let lines: Vec<&str> = said.lines().collect();
+        println!("{changed:?} {wrapper:?}: {}: {said}", output.status);
+        ensure!(output.status.code() == Some(1), "the exit status is {}", output.status);
+        ensure!(lines.len() == 1 && lines[0].starts_with("error: "), "not one line: {said}");
+        for word in words {
+            ensure!(said.contains(word), "the line does not say {word:?}: {said}");
+        }
+        Ok(())
+    }
+}
+
+fn beside_an_agent(trial: &Trial, context: &LabContext) -> Result<()> {
+    let missing = context.logs.join("no-kubeconfig");
+    trial.refuses(&[], &[("--kubeconfig", &missing)], &["no-kubeconfig", "--kubeconfig"])?;
+    let garbage = context.logs.join("garbage-kubeconfig");
+    std::fs::write(&garbage, "clusters: {this is: [no kubeconfig\n")?;
+    trial.refuses(&[], &[("--kubeconfig", &garbage)], &["garbage-kubeconfig", "--kubeconfig"])?;
+    trial.refuses(&[], &[], &["another egress-agent runs", "stop it"])?;
+    // Other pins do not make it another node.
+    trial.refuses(&[], &[("--bpffs", &trial.bpffs.join("second"))], &["another egress-agent runs on this node"])?;
+    std::fs::remove_dir(trial.bpffs.join("second")).context("the refused agent's folder")
+}
+
+fn interfaces(trial: &Trial) -> Result<()> {
+    trial.refuses(&[], &[("--uplink", Path::new("nosuch0"))], &["nosuch0", "uplink", "--uplink"])?;
+    trial.refuses(&[], &[("--mgmt-port", Path::new("nosuch1"))], &["nosuch1", "management port", "--mgmt-port"])?;
+    trial.refuses(&[], &[("--mgmt-port", Path::new(UPLINK))], &[UPLINK, "two interfaces"])?;
+    trial.refuses(&[], &[("--bpffs", Path::new("/run/no-bpffs"))], &["BPF file system", "mount", "--bpffs"])
+}
+
+/// Pins of another layout, and a map of another shape in this layout's place.
+fn pins_of_others(trial: &Trial) -> Result<()> {
+    let older = trial.bpffs.join("older");
+    std::fs::create_dir_all(older.join("v0"))?;
+    trial.refuses(&[], &[("--bpffs", &older)], &["another version", "egress-agent cleanup"])?;
+
+    let layout = Pins::of(&trial.node).layout()?;
+    let foreign = trial.bpffs.join("foreign");
+    let maps = foreign.join(layout.file_name().context("no layout")?).join("maps");
+    std::fs::create_dir_all(&maps)?;
+    let pin = maps.join("pods").display().to_string();
+    bpftool(&["map", "create", &pin, "type", "hash", "key", "4", "value", "4", "entries", "4", "name", "pods"])?;
+    trial.refuses(&[], &[("--bpffs", &foreign)], &["pods", "another version", "egress-agent cleanup"])?;
+    let left = std::fs::read_dir(&maps)?.count();
+    ensure!(left == 1, "a refused start has left {left} pins beside the foreign one");
+    std::fs::remove_file(pin)?;
+    for folder in [older, foreign] {
+        remove_folders(&folder)?;
+    }
+    Ok(())
+}
+
+/// A BPF file system has folders and pins only.
+fn remove_folders(folder: &Path) -> Result<()> {
+    for entry in std::fs::read_dir(folder)? {
+        remove_folders(&entry?.path())?;
+    }
+    std::fs::remove_dir(folder).with_context(|| format!("cannot remove {}", folder.display()))
+}
+
+/// A kernel that lacks what the agent needs cannot be had here; one that denies it can: the rights are taken away.
+fn without_rights(trial: &Trial) -> Result<()> {
+    if packages::find("setpriv").is_none() {
+        println!("skipped: setpriv is not installed, so no agent can be started without rights");
+        return Ok(());
+    }
+    trial.refuses(&["setpriv", "--bounding-set", "-all"], &[], &["CAP_"])
+}
+
+/// It waits, says so once and touches nothing: the traffic of the node goes on by what is in the kernel.
+fn dead_server(trial: &Trial, context: &LabContext) -> Result<()> {
+    let dead = context.logs.join("dead-kubeconfig");
+    let text = std::fs::read_to_string(&trial.kubeconfig)?;
+    let nobody = text.replace(&format!(":{}", crate::lab::cluster::API_PORT), ":1");
+    ensure!(nobody != text, "the kubeconfig names no port");
+    std::fs::write(&dead, nobody)?;
+    let pods = Pins::of(&trial.node).keys("pods")?;
+    let log = context.logs.join("agent-dead-server.log");
+    let output = std::fs::File::create(&log)?;
+    let mut child = trial.node.host.run(|| {
+        let mut command = trial.node.host.command(&trial.binary.to_string_lossy());
+        command.args(trial.arguments(&[("--kubeconfig", &dead)])).stdin(Stdio::null());
+        Ok(command.stdout(output.try_clone()?).stderr(output).spawn()?)
+    })?;
+    let complaints = || -> Result<usize> {
+        let said = std::fs::read_to_string(&log)?;
+        Ok(said.lines().filter(|line| line.contains("WARN") && line.contains("refused")).count())
+    };
+    let heard = until("the agent says that nobody answers", EFFECT, || Ok((complaints()? > 0).then_some(())));
+    // Long enough for several attempts; it goes on trying and does not go on talking.
+    std::thread::sleep(ATTEMPTS);
+    let ended = child.try_wait()?;
+    child.kill()?;
+    child.wait()?;
+    println!("{}", std::fs::read_to_string(&log)?);
+    heard?;
+    ensure!(ended.is_none(), "the agent has ended ({ended:?}) instead of waiting");
+    ensure!(complaints()? <= 10, "the agent says it {} times in {ATTEMPTS:?}", complaints()?);
+    ensure!(Pins::of(&trial.node).keys("pods")? == pods, "an agent without a cluster has changed the maps");
+    Ok(())
+}
