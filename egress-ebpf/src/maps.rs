@@ -315,9 +315,8 @@ impl Tables for Maps {
     }
 
     #[inline(always)]
-    fn forget_nat(&self, key: &Tuple) {
-        // Gone already is as good as gone now.
-        let _gone = NAT.remove(key);
+    fn forget_nat(&self, key: &Tuple) -> bool {
+        NAT.remove(key).is_ok()
     }
 
     #[inline(always)]

@@ -47,16 +47,19 @@ fn walk<V, const N: usize, const F: usize>(map: &HashMap<Tuple, V, N, F>, each: 
 unsafe extern "C" fn mapping(_map: *mut c_void, key: *const Tuple, value: *const Mapping, sweep: *mut Sweep) -> i64 {
     // SAFETY: the helper hands in an element of the map and the pointer that it was given.
     let (key, forward, sweep) = unsafe { (&*key, &*value, &mut *sweep) };
-    // Each mapping is met at both keys and judged at the forward one; a reverse key without its forward key is left from
-    // a claim that never settled.
-    if key.direction() == Direction::Egress {
-        let reverse = Maps.nat_peek(&forward.other);
-        if expiry::is_mapping_idle(forward, reverse, sweep.now_ns) {
-            Maps.forget_nat(&forward.other);
+    // Each mapping is met at both keys and judged at the forward one. A key whose other one does not name it is left from
+    // a claim that never settled: at the forward key it would lose all answers, so it goes at once; at the reverse key it
+    // may be a claim that is just being made, so it has its time.
+    let other = Maps.nat_peek(&forward.other).filter(|other| other.other == *key);
+    if key.direction() == Direction::Ingress {
+        if other.is_none() && expiry::is_mapping_idle(forward, None, sweep.now_ns) {
             Maps.forget_nat(key);
             sweep.removed += 1;
         }
-    } else if Maps.nat_peek(&forward.other).is_none() && expiry::is_mapping_idle(forward, None, sweep.now_ns) {
+    } else if other.is_none() || expiry::is_mapping_idle(forward, other, sweep.now_ns) {
+        if other.is_some() {
+            Maps.forget_nat(&forward.other);
+        }
         Maps.forget_nat(key);
         sweep.removed += 1;
     }

@@ -7,7 +7,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use aya::programs::SchedClassifier;
-use egress_common::abi::Verdict;
+use egress_common::abi::{Policy, PolicyKey, Slot, Verdict, WhenEmpty};
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
 
@@ -59,15 +59,20 @@ fn has_both_cpus() -> bool {
     CPUS.iter().all(|cpu| set.is_set(*cpu).unwrap_or(false))
 }
 
+/// Lets the packets race, each CPU's results in order.
+fn run_both(stage: &mut Stage, run: &Run, packet: impl Fn(u16) -> Packet + Sync) -> [Vec<Ran>; 2] {
+    let arrived = AtomicUsize::new(0);
+    let race = Race { program: stage.program(run.program), run, packet: &packet, arrived: &arrived };
+    std::thread::scope(|scope| {
+        let sides = CPUS.map(|cpu| scope.spawn(move || race.side(cpu)));
+        sides.map(|side| side.join().expect("one side"))
+    })
+}
+
 /// Lets the packets race and checks what came of it.
 fn race(stage: &mut Stage, run: &Run, packet: impl Fn(u16) -> Packet + Sync) {
     let before = stage.counts();
-    let arrived = AtomicUsize::new(0);
-    let race = Race { program: stage.program(run.program), run, packet: &packet, arrived: &arrived };
-    let (one, other) = std::thread::scope(|scope| {
-        let [one, other] = CPUS.map(|cpu| scope.spawn(move || race.side(cpu)));
-        (one.join().expect("one side"), other.join().expect("the other side"))
-    });
+    let [one, other] = run_both(stage, run, packet);
     for (round, (one, other)) in one.iter().zip(&other).enumerate() {
         assert_eq!((one.action, other.action), (REDIRECT, REDIRECT), "round {round}");
         // The first to come goes by the kernel's neighbour, so link addresses may differ.
@@ -109,10 +114,7 @@ fn one_mapping_where_both_search() {
         let entry = stage.pods.get(&addr(cast.pod), 0).expect("a pod");
         stage.pods.insert(addr(cast.known_pod), entry, 0).expect("a second pod");
         let before = stage.mappings().len();
-        for round in 0..ROUNDS {
-            let first = of_round(cast.known_pod, cast, Body::Udp, round);
-            assert_eq!(test_run(stage.program(STEER.program), &STEER, &first.frame()).action, REDIRECT);
-        }
+        begin(stage, cast, cast.known_pod);
         race(stage, &STEER, |round| of_round(cast.pod, cast, Body::Udp, round));
         assert_eq!(stage.mappings().len() - before, 2 * 2 * usize::from(ROUNDS), "two keys each");
         let kept = stage
@@ -120,5 +122,61 @@ fn one_mapping_where_both_search() {
             .into_values()
             .filter(|(key, mapping)| key.saddr == addr(cast.pod) && mapping.other.dport() == key.sport());
         assert_eq!(kept.count(), 0, "their own ports were taken");
+    });
+}
+
+/// The object gets another address, which is here too, while its flows run.
+fn move_address(stage: &mut Stage, cast: &Cast) {
+    stage.own(cast.here, cast.away_egress);
+    let policy = Policy::with_slots(WhenEmpty::Drop, &[Slot::here(addr(cast.away_egress))]).expect("one slot");
+    stage.policy.insert(PolicyKey::new(cast.here, cast.family), policy, 0).expect("a policy");
+}
+
+/// Begins the flow of every round.
+fn begin(stage: &mut Stage, cast: &Cast, pod: &str) {
+    for round in 0..ROUNDS {
+        let sent = of_round(pod, cast, Body::Udp, round);
+        assert_eq!(test_run(stage.program(STEER.program), &STEER, &sent.frame()).action, REDIRECT);
+    }
+}
+
+/// Races the flows of a pod whose address has moved; a packet may be lost to the race, a key may not.
+fn race_moved(stage: &mut Stage, cast: &Cast, keys: usize) {
+    let before = stage.counts();
+    run_both(stage, &STEER, |round| of_round(cast.pod, cast, Body::Udp, round));
+    let moved = stage.moved(&before);
+    let packets = |verdict: Verdict| moved.get(verdict.label()).map_or(0, |(packets, _)| *packets);
+    let (done, lost) = (packets(Verdict::SnatHere), packets(Verdict::ClaimLost));
+    assert_eq!(done + lost, 2 * u64::from(ROUNDS), "{moved:?}");
+    assert!(lost <= u64::from(ROUNDS) / 100, "{moved:?}");
+    assert_eq!(stage.mappings().len(), keys, "the old keys are gone, both");
+}
+
+#[test]
+fn one_mapping_where_the_address_has_moved() {
+    both(|stage, cast| {
+        if !has_both_cpus() {
+            return eprintln!("skipped: needs two CPUs");
+        }
+        begin(stage, cast, cast.pod);
+        let keys = stage.mappings().len();
+        move_address(stage, cast);
+        race_moved(stage, cast, keys);
+    });
+}
+
+#[test]
+fn one_mapping_where_the_address_has_moved_and_both_search() {
+    both(|stage, cast| {
+        if !has_both_cpus() {
+            return eprintln!("skipped: needs two CPUs");
+        }
+        begin(stage, cast, cast.pod);
+        move_address(stage, cast);
+        let entry = stage.pods.get(&addr(cast.pod), 0).expect("a pod");
+        stage.pods.insert(addr(cast.known_pod), entry, 0).expect("a second pod");
+        begin(stage, cast, cast.known_pod);
+        let keys = stage.mappings().len();
+        race_moved(stage, cast, keys);
     });
 }

@@ -96,7 +96,8 @@ pub trait Tables {
     fn claim_nat(&self, key: &Tuple, other: &Tuple, owner: &Owner) -> Claim;
     /// Claims the first free port of the search for the reverse key made from `forward` and `address`.
     fn claim_any_port(&self, forward: &Tuple, address: &Addr, owner: &Owner, search: &PortSearch) -> PortClaim;
-    fn forget_nat(&self, key: &Tuple);
+    /// Whether it was there: of several that ask at once, one hears yes.
+    fn forget_nat(&self, key: &Tuple) -> bool;
 
     fn fragment(&self, key: &FragKey) -> Option<&FragPorts>;
     fn put_fragment(&self, key: &FragKey, ports: &FragPorts);

@@ -82,12 +82,10 @@ pub fn translate<'t, T: Tables>(
 ) -> Result<&'t Mapping, Verdict> {
     let forward = &heads.tuple;
     if let Some(mapping) = tables.nat_seen(forward, heads.tcp_flags) {
-        if mapping.other.daddr == face.address && mapping.egress_id == owner.egress_id {
+        if shows(mapping, face, owner) {
             return Ok(mapping);
         }
-        // The flow had another address; its answers to that one find nothing from now on.
-        tables.forget_nat(&mapping.other);
-        tables.forget_nat(forward);
+        retire(forward, mapping, tables);
     }
     let port = match claim_own_port(heads, tables, face, owner) {
         OwnPort::Claimed => Port { number: forward.sport(), ours: true },
@@ -104,6 +102,26 @@ pub fn translate<'t, T: Tables>(
     claim_forward(heads, tables, face, owner, port)?;
     let mapping = tables.nat_seen(forward, heads.tcp_flags).ok_or(Verdict::ClaimLost)?;
     if mapping.other.daddr == face.address { Ok(mapping) } else { Err(Verdict::ClaimLost) }
+}
+
+#[inline(always)]
+fn shows(mapping: &Mapping, face: &Face, owner: &Owner) -> bool {
+    mapping.other.daddr == face.address && mapping.egress_id == owner.egress_id
+}
+
+// The steps are out of line, because in the programs their frames would crowd one another and the caller's.
+
+/// The flow had another address; its answers to that one find nothing from now on. Of several CPUs that see this, the one
+/// that removes the old reverse key removes the forward key too, and nobody else: by then it may be a new mapping's. Where
+/// the reverse key is gone already, that CPU is at work, or the sweep will see a forward key that was left alone.
+#[inline(never)]
+fn retire<T: Tables>(forward: &Tuple, old: &Mapping, tables: &T) {
+    // Copied: once that other CPU has removed the old value, its memory may hold another one.
+    let reverse = old.other;
+    let is_whole = tables.nat_seen(&reverse, 0).is_some_and(|there| there.other == *forward);
+    if is_whole && tables.forget_nat(&reverse) {
+        tables.forget_nat(forward);
+    }
 }
 
 /// What came of claiming the reverse key with the pod's own port.
@@ -123,8 +141,6 @@ struct Port {
     number: u16,
     ours: bool,
 }
-
-// The three steps are out of line, because in the programs their frames would crowd one another and the caller's.
 
 #[inline(never)]
 fn claim_own_port<T: Tables>(heads: &Heads, tables: &T, face: &Face, owner: &Owner) -> OwnPort {
@@ -329,6 +345,19 @@ mod tests {
             assert_eq!(mapping.other, reverse);
             assert_eq!(world.nat_len(), 2);
             world.assert_paired();
+        });
+    }
+
+    #[test]
+    fn a_forward_key_that_was_left_alone_waits_for_the_sweep() {
+        both(|cast, world| {
+            let heads = packet(cast.pod, cast.world, 4000, 80).heads();
+            let old = Face { address: addr(cast.foreign_egress), ports: EGRESS_PORTS };
+            let reverse = translate(&heads, world, &old, &OWNER).expect("a free port").other;
+            assert!(world.forget_nat(&reverse) && !world.forget_nat(&reverse));
+            let face = Face { address: addr(cast.egress), ports: EGRESS_PORTS };
+            assert_eq!(translate(&heads, world, &face, &OWNER), Err(Verdict::ClaimLost));
+            assert_eq!(world.nat_len(), 1, "the new reverse key was taken back");
         });
     }
 }

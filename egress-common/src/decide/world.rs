@@ -281,8 +281,8 @@ impl Tables for World {
         }
         PortClaim::NoneFree
     }
-    fn forget_nat(&self, key: &Tuple) {
-        self.nat.borrow_mut().remove(key);
+    fn forget_nat(&self, key: &Tuple) -> bool {
+        self.nat.borrow_mut().remove(key).is_some()
     }
     fn fragment(&self, key: &FragKey) -> Option<&FragPorts> {
         lend(self.frags.borrow().get(key).copied())
