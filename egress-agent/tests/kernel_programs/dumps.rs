@@ -10,7 +10,7 @@ use crate::frames::{SYN, packet};
 use crate::stage::{ENTER, NOTICE, STEER, Stage, on_stage, test_run};
 
 /// What an entry of each map shows of its key and its value; empty for plain numbers.
-const FIELDS: [(&str, &[&str], &[&str]); 14] = [
+const FIELDS: [(&str, &[&str], &[&str]); 15] = [
     ("config", &[], &["generation", "tunnel_port", "overlay_mtu", "node_v4", "uplink_mac"]),
     ("pods", &["bytes"], &["selection", "egress_id", "selected_since_ns"]),
     ("policy", &["egress_id", "family"], &["when_empty", "count", "slots"]),
@@ -20,6 +20,7 @@ const FIELDS: [(&str, &[&str], &[&str]); 14] = [
     ("nodes", &["bytes"], &["place", "node"]),
     ("flows", &["saddr", "daddr", "sport", "dport", "protocol"], &["address", "egress_id", "slot", "last_seen_ns"]),
     ("inbound", &["saddr", "daddr", "sport", "dport", "protocol"], &["last_seen_ns"]),
+    ("datagrams", &["saddr", "daddr", "sport", "dport", "protocol"], &["last_seen_ns"]),
     ("nat", &["saddr", "daddr", "sport", "dport", "direction"], &["other", "source_node", "origin", "hop"]),
     ("frags", &["saddr", "daddr", "id", "protocol"], &["sport", "dport", "seen_ns"]),
     ("counters", &[], &["packets", "bytes"]),
@@ -46,7 +47,8 @@ fn every_map_shows_named_fields() {
     on_stage(|mut stage| {
         let fragment = packet(V4.pod, V4.world, 4000, 80).with(|packet| packet.fragment = (0, true));
         let from_outside = packet(V4.world, V4.pod, 80, 5000).tcp(SYN);
-        for (run, packet) in [(STEER, fragment), (NOTICE, from_outside)] {
+        let datagram = packet(V4.known_pod, V4.world, 4000, 80);
+        for (run, packet) in [(STEER, fragment), (STEER, datagram), (NOTICE, from_outside)] {
             test_run(stage.program(run.program), &run, &packet.frame());
         }
         stage.program(ENTER.program);
