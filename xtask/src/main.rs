@@ -4,12 +4,14 @@
 //! - `apiserver`: the lab's in-memory Kubernetes API server, a test double.
 //! - `lab`: a cluster of network namespaces with real agents, started and torn down.
 //! - `lifecycle`: the product's life on the lab: restarts, selection, leaks, kubectl, bad input, cleanup.
+//! - `roads`: what must hold on the lab with real agents, as tests.
 //! - `story`: the walkthrough that `cargo xtask run` plays on the lab.
 //! - `testing`: `cargo xtask test` and its parts.
 
 mod apiserver;
 mod lab;
 mod lifecycle;
+mod roads;
 mod story;
 mod testing;
 mod toolchain;

@@ -55,7 +55,7 @@ pub(crate) use netns::Netns;
 pub(crate) use quirks::Quirks;
 pub(crate) use signals::yield_to_signal;
 use topology::World;
-pub(crate) use topology::{MANAGEMENT, POD_INTERFACE, UPLINK};
+pub(crate) use topology::{EXT_LAN, MANAGEMENT, POD_INTERFACE, SECOND_UPLINK, UPLINK};
 
 /// The processes that carry the mark of the lab `prefix`.
 pub(crate) fn lab_processes(prefix: &str) -> Vec<nix::unistd::Pid> {
@@ -171,11 +171,12 @@ impl Lab {
     /// Deletes the node's `breth0` and makes it anew, as a restart of the external bridge does.
     pub(crate) fn remake_uplink(&self, node: &Node) -> Result<()> {
         let plan = self.node_plan(node);
-        let device = if node.quirks.macvlan_uplink { "nic0" } else { UPLINK };
+        let device = if node.quirks.macvlan_uplink { topology::LOWER } else { UPLINK };
         node.host.exec("ip", &["link", "del", device])?;
         let (links, config) = topology::uplink_again(&plan, &self.world.lan);
         script::ip(&node.host, &links)?;
         self.world.lan.exec("ip", &["link", "set", &topology::port_of(node.number), "master", "br0", "up"])?;
+        topology::offloads_again(&node.host, &node.quirks, &[device, UPLINK])?;
         script::ip(&node.host, &config)
     }
 
@@ -186,6 +187,7 @@ impl Lab {
         let (links, config) = topology::management_again(&plan);
         script::ip(&node.host, &links)?;
         node.router.exec("ip", &["link", "set", "mp0", "master", "br0", "up"])?;
+        topology::offloads_again(&node.host, &node.quirks, &[MANAGEMENT])?;
         script::ip(&node.host, &config)
     }
 

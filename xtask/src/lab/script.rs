@@ -89,12 +89,17 @@ impl Script {
         ip(&self.netns, &self.links)
     }
 
-    fn configure(&self) -> Result<()> {
+    pub(crate) fn switch_off_all(&self) -> Result<()> {
         for offload in &self.offloads {
             let mut args = vec!["-K", offload.interface];
             args.extend(offload.features.iter().flat_map(|feature| [*feature, "off"]));
             self.netns.exec("ethtool", &args)?;
         }
+        Ok(())
+    }
+
+    fn configure(&self) -> Result<()> {
+        self.switch_off_all()?;
         ip(&self.netns, &self.config)?;
         if self.rules.is_empty() { Ok(()) } else { self.netns.feed("nft", &["-f", "-"], &self.rules) }
     }

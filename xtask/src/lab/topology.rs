@@ -25,6 +25,8 @@
 //!
 //! Each device is made inside a namespace of the lab, its peer inside another: the root namespace sees none of them.
 
+use anyhow::Result;
+
 use super::addresses::{self as plan, Dual, NodeNumber};
 use super::firewall;
 use super::netns::Netns;
@@ -147,7 +149,7 @@ pub(crate) fn host(node: &NodePlan, lan: &Netns, lan2: Option<&Netns>) -> Script
 }
 
 /// The macvlan's lower device.
-const LOWER: &str = "nic0";
+pub(crate) const LOWER: &str = "nic0";
 
 fn uplink_links(node: &NodePlan, lan: &Netns) -> Vec<String> {
     let wire = if node.quirks.macvlan_uplink { LOWER } else { UPLINK };
@@ -211,11 +213,22 @@ fn offloads(script: &mut Script, quirks: &Quirks, interfaces: &[&'static str]) {
     }
 }
 
+/// Switches off on devices made anew what was off on the old ones.
+pub(crate) fn offloads_again(host: &Netns, quirks: &Quirks, interfaces: &[&'static str]) -> Result<()> {
+    let mut script = Script::new(host.clone());
+    offloads(&mut script, quirks, interfaces);
+    script.switch_off_all()
+}
+
+/// The routers' link address towards their pods; each has a network of its own.
+const ROUTER_MAC: &str = "02:00:00:00:00:01";
+
 /// The pod network's router of a node. `others` are the nodes whose pods are behind the overlay.
 pub(crate) fn router(node: &NodePlan, overlay: &Netns, others: &[NodeNumber]) -> Script {
     let mut script = Script::new(node.router.clone());
     script.forwards();
-    script.link(format!("link add br0 mtu {} type bridge mcast_snooping 0", plan::POD_MTU));
+    // A bridge without an address of its own takes that of a port, and another one when that port goes.
+    script.link(format!("link add br0 mtu {} address {ROUTER_MAC} type bridge mcast_snooping 0", plan::POD_MTU));
     script.link(format!("link add ovl0 type veth peer name {} netns {}", port_of(node.number), overlay.name()));
     script.config("link set br0 up");
     address(&mut script, "br0", node.number.router(), (24, 64));

@@ -39,6 +39,7 @@ pub(crate) struct LabContext {
 pub(crate) fn lab_tests() -> Vec<LabTest> {
     let mut tests = crate::lab::baseline::tests();
     tests.extend(crate::lifecycle::tests());
+    tests.extend(crate::roads::tests());
     tests
 }
 

@@ -106,7 +106,7 @@ fn run_parts(args: &TestArgs, summary: &mut Summary) -> Result<()> {
 
 /// Brings in everything before the first test, so that what is missing shows at once and not after minutes.
 fn set_up(parts: &[Part], no_install: bool, progress: &Progress) -> Result<Option<Built>> {
-    if parts.contains(&Part::Program) {
+    if parts.contains(&Part::Program) || parts.contains(&Part::Lab) {
         packages::ensure(Purpose::Programs, !no_install)?;
     }
     if parts.contains(&Part::Lab) {

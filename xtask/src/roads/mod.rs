@@ -1,0 +1,48 @@
+//! The roads of a packet, walked with real packets through real agents, programs and interfaces: what must hold beyond
+//! the story that `cargo xtask run` plays. Each file is one promise; each test shares one lab among questions that do
+//! not disturb one another, and prints what it counted.
+//!
+//! ```text
+//! ground      a lab with agents, an outside server and Kubernetes; where addresses go; waiting
+//! kernel      what the programs counted and what the pinned maps hold
+//! findings    every question is asked, then the test fails if one was answered wrongly
+//! forgery     hand-made overlay packets that pods send (overlay: how they are made)
+//! stateful    hosts that drop what conntrack calls invalid; connections from outside; the second TC program
+//! neighbours  who answers for an address, and who learns of a move
+//! sizes       packets too large for the way (talk: servers and clients that say what size they send)
+//! hops        TTL and hop limit
+//! remade      interfaces that vanish and come back, and what leaks meanwhile
+//! flows       which address a flow has, now and later
+//! matrix      every protocol, family and gateway, with checksums judged on the wire
+//! ```
+
+mod findings;
+mod flows;
+mod forgery;
+mod ground;
+mod hops;
+mod kernel;
+mod matrix;
+mod neighbours;
+mod overlay;
+mod remade;
+mod second;
+mod sizes;
+mod stateful;
+mod talk;
+
+use crate::testing::lab::LabTest;
+
+pub(crate) fn tests() -> Vec<LabTest> {
+    let all = [
+        forgery::tests(),
+        stateful::tests(),
+        neighbours::tests(),
+        sizes::tests(),
+        hops::tests(),
+        remade::tests(),
+        flows::tests(),
+        matrix::tests(),
+    ];
+    all.into_iter().flatten().collect()
+}

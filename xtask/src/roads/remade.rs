@@ -1,0 +1,90 @@
+//! mp0 and `breth0` are deleted and made again under traffic, as a restart of Open vSwitch does. The programs are back at
+//! once, traffic goes on, and a capture counts what left meanwhile: not one packet of a selected pod with the address of
+//! a pod or of a node. Only selected pods send in this lab, on every node, to both families.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::thread;
+use std::time::Duration;
+
+use anyhow::Result;
+
+use super::findings::Findings;
+use super::ground::{FIRST_V4, FIRST_V6, Ground, PATIENCE, seen_as, until};
+use super::kernel::Counts;
+use crate::lab::addresses as plan;
+use crate::lab::capture::{Capture, Class};
+use crate::lab::flows::Flow;
+use crate::lab::server::ECHO_PORT;
+use crate::lab::{Node, Quirks};
+use crate::testing::lab::{LabContext, LabTest};
+
+pub(super) fn tests() -> Vec<LabTest> {
+    let timeout = Duration::from_secs(150);
+    vec![LabTest { name: "roads_interfaces_made_anew_leak_nothing", timeout, run: remade }]
+}
+
+const TICK: Duration = Duration::from_millis(2);
+const ROUNDS: usize = 3;
+
+fn remade(context: &LabContext) -> Result<()> {
+    let ground = Ground::start(context, Quirks::mixed)?;
+    ground.place(&[(FIRST_V4, 1), (FIRST_V6, 2)])?;
+    let mut findings = Findings::default();
+    let capture = Capture::start(&ground.lab)?;
+    let begun: Vec<Counts> = ground.lab.nodes().iter().map(Counts::of).collect::<Result<_>>()?;
+    let mut flows = Vec::new();
+    for node in 1..=3 {
+        let pod = ground.chosen(node)?;
+        for to in plan::SERVER.both() {
+            let echo = SocketAddr::new(to, ECHO_PORT);
+            flows.push((format!("{} UDP {to}", pod.name), Flow::udp(&pod.netns, echo, TICK)?));
+            flows.push((format!("{} TCP {to}", pod.name), Flow::tcp(&pod.netns, echo, TICK, PATIENCE)?));
+        }
+    }
+    for round in 1..=ROUNDS {
+        for node in ground.lab.nodes() {
+            ground.lab.remake_management(node)?;
+            back(&ground, node, "mp0", round, &mut findings)?;
+            ground.lab.remake_uplink(node)?;
+            back(&ground, node, "breth0", round, &mut findings)?;
+        }
+    }
+    for (name, flow) in flows {
+        let report = flow.finish()?;
+        let (sent, gap) = (report.sent, report.longest_gap);
+        let what = format!("{name}: {} of {sent} came back, longest gap {gap:?}, {:?}", report.echoed, report.broken);
+        findings.note(report.broken.is_none() && report.echoed > 0, &what);
+    }
+    let seen = capture.finish()?;
+    println!("       packets to the world with an egress IP: {}", seen.to_the_world(Class::Egress));
+    for class in [Class::Pod, Class::Node] {
+        let leaked: BTreeMap<_, _> = seen
+            .tallies
+            .iter()
+            .filter(|(key, _)| !plan::is_lan(key.destination) && seen.class(key.source) == class)
+            .map(|(key, tally)| {
+                (format!("{} {} -> {} ({})", key.port, key.source, key.destination, key.protocol), tally.packets)
+            })
+            .collect();
+        findings.equal(&format!("packets to the world with a {class:?}'s address"), &BTreeMap::new(), &leaked);
+    }
+    for (node, begun) in ground.lab.nodes().iter().zip(&begun) {
+        println!("       {} counted {:?}", node.name(), Counts::of(node)?.since(begun));
+    }
+    let checksums = seen.check();
+    findings.right(&format!("checksums of {} frames", seen.frames), &checksums);
+    findings.conclude()
+}
+
+/// The node's pod reaches the world with its egress IPs again; says how long that took after the interface was back.
+fn back(ground: &Ground, node: &Node, device: &str, round: usize, findings: &mut Findings) -> Result<()> {
+    let pod = ground.chosen(node.number.index() + 1)?;
+    for (to, address) in plan::SERVER.both().into_iter().zip([FIRST_V4, FIRST_V6]) {
+        let took = until("the pod is seen again", PATIENCE, || Ok(seen_as(&pod.netns, to)? == Some(address)));
+        let what = format!("{device} of {} made anew ({round}): {} is seen as {address} after", node.name(), pod.name);
+        findings.right(&what, &took);
+    }
+    thread::sleep(50 * TICK);
+    Ok(())
+}
