@@ -122,6 +122,12 @@ impl Packet {
         self.field(|skb| skb.ingress_ifindex) != 0
     }
 
+    /// Came in by the device that it is about to leave by.
+    #[inline(always)]
+    pub fn is_returning(&self) -> bool {
+        self.field(|skb| skb.ingress_ifindex) == self.ifindex()
+    }
+
     /// Of another network, or for another host.
     #[inline(always)]
     pub fn is_foreign(&self) -> bool {

@@ -55,6 +55,8 @@ fn read_quote(packet: Packet, heads: &Heads, quote: &mut Quote) -> bool {
 fn restore(run: &Run<'_>, quote: &Quote, mapping: &Mapping) -> Result<(), Verdict> {
     match run.heads.l4 {
         L4::IcmpError => run.packet.rewrite_error(run.heads, quote, &mapping.other),
+        // The same look at an entry that may just be used again as on the way out.
+        _ if mapping.other.daddr != run.heads.tuple.saddr => Err(Verdict::ClaimLost),
         _ => run.packet.rewrite(run.heads, &Rewrite::reverse(mapping)),
     }
 }
@@ -287,7 +289,7 @@ pub fn leave(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outc
     if !parse(packet, heads, Direction::Egress) {
         return Outcome::done(Verdict::NotIp);
     }
-    let meta = Meta { mark: packet.mark(), forwarded: packet.is_forwarded() };
+    let meta = Meta { mark: packet.mark(), forwarded: packet.is_forwarded(), returning: packet.is_returning() };
     match decide::leave::leave(heads, &meta, &Maps, config) {
         Leave::Done(verdict) => Outcome::done(verdict),
         Leave::Unmark => {

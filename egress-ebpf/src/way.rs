@@ -123,6 +123,10 @@ fn look_up(run: &Run<'_>, journey: &Journey<'_>, params: &mut FibParams) -> Resu
     let result = unsafe {
         bpf_fib_lookup(run.packet.skb().cast(), params, size_of::<FibParams>() as i32, BPF_FIB_LOOKUP_OUTPUT)
     };
+    // For IPv6 the kernel takes the device as a wish only.
+    if params.ifindex != journey.ifindex {
+        return Err(Verdict::NoRoute);
+    }
     match result as u32 {
         BPF_FIB_LKUP_RET_SUCCESS => Ok(true),
         BPF_FIB_LKUP_RET_NO_NEIGH => Ok(false),

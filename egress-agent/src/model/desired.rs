@@ -43,11 +43,13 @@ pub struct Settings {
 /// the node itself would be taken for traffic to the world.
 pub fn desired(view: &ClusterView, settings: &Settings, selection: &mut Selection) -> Option<KernelState> {
     let own = view.nodes.get(&settings.node_name)?;
+    // A node that has just registered has no address yet.
+    own.endpoint()?;
     let addresses: BTreeSet<IpAddr> = view.pods.values().flat_map(|pod| pod.addresses.iter().copied()).collect();
     let pods = addresses.into_iter().filter_map(|a| selection.pod_state(view, a).map(|state| (a, state))).collect();
     let nodes = node_addresses(view, settings);
     let cluster = prefixes(view, settings, &nodes);
-    let (policy, owned) = policies(view, settings, selection);
+    let (policy, owned) = policies(view, settings, selection, &nodes);
     Some(KernelState { pods, policy, owned, cluster, nodes, on_unknown_pod: Some(on_unknown_pod(view, settings, own)) })
 }
 
@@ -66,7 +68,12 @@ type Owned = BTreeMap<EgressId, IpAddr>;
 /// Policies of all objects of the cluster and what this node owns. An item is served when nothing older contradicts
 /// it: of two objects with one address the older has it, and a node holds one address of an object. The controller
 /// writes no such status; a stranger's must not make nodes disagree.
-fn policies(view: &ClusterView, settings: &Settings, selection: &Selection) -> (Policies, Owned) {
+fn policies(
+    view: &ClusterView,
+    settings: &Settings,
+    selection: &Selection,
+    nodes_own: &BTreeMap<IpAddr, NodeAddress>,
+) -> (Policies, Owned) {
     let (mut policies, mut owned) = (Policies::new(), Owned::new());
     let mut claimed = BTreeSet::new();
     for object in by_rank(view.objects.values()) {
@@ -74,6 +81,8 @@ fn policies(view: &ClusterView, settings: &Settings, selection: &Selection) -> (
             .items
             .iter()
             .filter_map(|item| parse_egress_ip(&item.egress_ip).map(|address| (address, item.node.as_str())))
+            // A node that owned its own address would drop all that is for itself.
+            .filter(|(address, _)| !nodes_own.contains_key(address))
             .collect();
         items.sort_unstable();
         let mut nodes = BTreeSet::new();

@@ -5,7 +5,7 @@
 //! recognised by the port range that only NAT uses. Everything else is left alone.
 
 use super::{Tables, fragments, slots};
-use crate::abi::{Addr, Config, Family, Mapping, Origin, PrefixKind, Verdict};
+use crate::abi::{Addr, Config, Family, Mapping, Origin, Verdict};
 use crate::wire::{Heads, L4, Quote};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,15 +39,7 @@ pub fn enter<'t, T: Tables>(heads: &mut Heads, quote: Option<&Quote>, tables: &'
     {
         return Enter::NodeReply { mapping };
     }
-    Enter::Done(if is_elsewhere(heads, tables) { Verdict::NotGateway } else { Verdict::NotOurs })
-}
-
-/// Whether this is for an egress IP that another node serves, or none: the stack would send it round between nodes. An
-/// address that some node has as its own is refused as an egress IP, whatever an object lists.
-#[inline(always)]
-fn is_elsewhere<T: Tables>(heads: &Heads, tables: &T) -> bool {
-    tables.prefix(&heads.tuple.daddr).is_some_and(|prefix| prefix.kind() == Some(PrefixKind::EgressIp))
-        && tables.node(&heads.tuple.daddr).is_none()
+    Enter::Done(Verdict::NotOurs)
 }
 
 #[inline(always)]
@@ -175,8 +167,7 @@ mod tests {
                 let expected = if packet.arriving().tuple.daddr == addr(cast.egress) {
                     Verdict::NoMapping
                 } else {
-                    // The stack would send it round between nodes of which none owns it.
-                    Verdict::NotGateway
+                    Verdict::NotOurs
                 };
                 assert_eq!(verdict(world, &packet), expected, "{packet:?}");
             }
@@ -276,12 +267,9 @@ mod tests {
     #[test]
     fn the_host_keeps_what_is_not_for_an_egress_ip() {
         both(|cast, world| {
-            for to in [cast.node, cast.mgmt, cast.pod, cast.world, cast.multicast] {
+            for to in [cast.node, cast.mgmt, cast.pod, cast.world, cast.multicast, cast.foreign_egress] {
                 assert_eq!(verdict(world, &packet(cast.world, to, 80, 4000)), Verdict::NotOurs, "{to}");
             }
-            // An object that lists a node's own address takes nothing from the node.
-            world.add_prefix(cast.node, if cast.node.contains(':') { 128 } else { 32 }, PrefixKind::EgressIp, None);
-            assert_eq!(verdict(world, &packet(cast.world, cast.node, 80, 4000)), Verdict::NotOurs);
         });
     }
 

@@ -14,6 +14,8 @@ pub struct Meta {
     pub mark: u32,
     /// Came in by a device of this node, so it is forwarded. The kernel clears this when a tunnel device encapsulates.
     pub forwarded: bool,
+    /// Came in by the device that it is about to leave by.
+    pub returning: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,6 +31,9 @@ pub enum Leave {
 pub fn leave<T: Tables>(heads: &mut Heads, meta: &Meta, tables: &T, config: &Config) -> Leave {
     if meta.forwarded && heads.may_be_udp_to(config.tunnel_port) && tables.node(&heads.tuple.daddr).is_some() {
         return Leave::Done(Verdict::ForgedTunnel);
+    }
+    if meta.returning && is_for_egress_ip(heads, tables) {
+        return Leave::Done(Verdict::NotGateway);
     }
     let pod = tables.pod(&heads.tuple.saddr);
     if meta.mark == NODE_MARK {
@@ -50,6 +55,13 @@ pub fn translate<'t, T: Tables>(heads: &Heads, tables: &'t T, config: &Config) -
     super::slots::translatable(heads)?;
     let owner = Owner { origin: Origin::Stack, source_node: Addr::UNSPECIFIED, egress_id: 0 };
     snat::translate(heads, tables, &Face { address, ports: config.node_ports }, &owner)
+}
+
+/// A packet for an egress IP that this node does not own came in and is about to be sent on: nodes of which none owns
+/// the address would pass it round. What is delivered here never gets this far.
+#[inline(always)]
+fn is_for_egress_ip<T: Tables>(heads: &Heads, tables: &T) -> bool {
+    tables.prefix(&heads.tuple.daddr).is_some_and(|prefix| prefix.kind() == Some(PrefixKind::EgressIp))
 }
 
 /// A pod of this node, with its own address, about to leave: what `steer` would leave alone may, nothing else.
@@ -95,9 +107,9 @@ mod tests {
     use crate::decide::world::{World, addr, with_node_ports};
     use crate::wire::tcp;
 
-    const FORWARDED: Meta = Meta { mark: 0, forwarded: true };
-    const OWN: Meta = Meta { mark: 0, forwarded: false };
-    const MARKED: Meta = Meta { mark: NODE_MARK, forwarded: true };
+    const FORWARDED: Meta = Meta { mark: 0, forwarded: true, returning: false };
+    const OWN: Meta = Meta { mark: 0, forwarded: false, returning: false };
+    const MARKED: Meta = Meta { mark: NODE_MARK, forwarded: true, returning: false };
 
     fn asked(world: &World, meta: &Meta, packet: &Packet) -> Leave {
         leave(&mut packet.heads(), meta, world, &world.config.get())

@@ -29,7 +29,8 @@ pub fn notice<T: Tables>(heads: &Heads, tables: &T, config: &Config) -> Verdict 
         return Verdict::NotOurs;
     }
     let answer = heads.tuple.reversed();
-    if heads.l4 != L4::Tcp && (tables.flow_seen(&answer, 0).is_some() || tables.datagram_seen(&answer)) {
+    // Also a SYN: on the tuple of a flow of the pod it begins nothing, whoever sends it.
+    if tables.flow_seen(&answer, 0).is_some() || (heads.l4 != L4::Tcp && tables.datagram_seen(&answer)) {
         return Verdict::NotOurs;
     }
     match tables.claim_inbound(&answer) {
@@ -129,6 +130,18 @@ mod tests {
             let verdict = steer(&mut reply.heads(), world, &world.config.get());
             assert_eq!(verdict, Steer::Done(Verdict::InboundReply));
             assert!(matches!(steer(&mut own.heads(), world, &world.config.get()), Steer::Send { .. }));
+        });
+    }
+
+    #[test]
+    fn a_syn_on_the_tuple_of_a_pods_flow_begins_nothing() {
+        both(|cast, world| {
+            let own = packet(cast.pod, cast.world, 4000, 443);
+            steer(&mut own.clone().tcp(tcp::SYN).heads(), world, &world.config.get());
+            let syn = packet(cast.world, cast.pod, 443, 4000).tcp(tcp::SYN).arriving();
+            assert_eq!(notice(&syn, world), Verdict::NotOurs, "the server would unmask the node");
+            let data = own.tcp(tcp::ACK);
+            assert!(matches!(steer(&mut data.heads(), world, &world.config.get()), Steer::Send { .. }));
         });
     }
 

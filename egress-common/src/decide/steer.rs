@@ -26,21 +26,21 @@ pub enum Steer<'t> {
 /// Out of line, because in the programs its frame would crowd what follows it.
 #[inline(never)]
 pub fn steer<'t, T: Tables>(heads: &mut Heads, tables: &'t T, config: &Config) -> Steer<'t> {
+    // 0. Nobody behind the management port sends overlay packets, whatever source it claims.
+    if heads.may_be_udp_to(config.tunnel_port) && tables.node(&heads.tuple.daddr).is_some() {
+        return Steer::Done(Verdict::ForgedTunnel);
+    }
     // 1. Is the source a pod of this node? Anti-spoofing is the CNI's.
     let pod = tables.pod(&heads.tuple.saddr);
     if pod.is_none() && !in_own_pod_subnet(heads, tables, config) {
         return Steer::Done(Verdict::NotPod);
     }
-    let to_tunnel_port = heads.may_be_udp_to(config.tunnel_port);
     let egress_id = pod.and_then(|pod| pod.egress_id());
-    if pod.is_some() && egress_id.is_none() && !to_tunnel_port {
+    if pod.is_some() && egress_id.is_none() {
         notice::follow_datagram(heads, tables);
         return Steer::Done(Verdict::NotSelected);
     }
     let node = tables.node(&heads.tuple.daddr).map(|node| node.place());
-    if to_tunnel_port && node.is_some() {
-        return Steer::Done(Verdict::ForgedTunnel);
-    }
     // 2. An address of this node (1004).
     if node == Some(NodePlace::Own) {
         return Steer::Done(Verdict::ToOwnNode);
