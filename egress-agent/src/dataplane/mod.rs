@@ -159,7 +159,7 @@ impl Dataplane {
         require_interfaces(&netlink, &settings).await?;
         pins::prepare(&pins, &settings.object)?;
         overlay::ensure(&netlink, settings.tunnel_port).await?;
-        if let Err(error) = notrack::install(settings.tunnel_port) {
+        if let Err(error) = notrack::install(settings.tunnel_port, &settings.mgmt_port) {
             warn!(%error, "connection tracking will track the overlay: this kernel takes no nftables rules");
         }
 

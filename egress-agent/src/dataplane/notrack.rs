@@ -4,10 +4,12 @@
 //!
 //! ```text
 //! table inet egress-agent {
-//!     chain prerouting { type filter hook prerouting priority raw; udp dport PORT notrack }
+//!     chain prerouting { type filter hook prerouting priority raw; iifname != MGMT udp dport PORT notrack }
 //!     chain output     { type filter hook output     priority raw; udp dport PORT notrack }
 //! }
 //! ```
+//!
+//! What pods send to that port of the world stays tracked, or the CNI's masquerade would not see it.
 //!
 //! It lives in the kernel like links and pins do, and `cleanup` deletes it. A kernel without nf_tables tracks the port;
 //! that costs memory, not correctness, so it is a warning. The messages are those of linux/netfilter/nf_tables.h.
@@ -45,20 +47,25 @@ const OUTPUT: u32 = 3;
 /// Before connection tracking.
 const PRIORITY_RAW: i32 = -300;
 const REGISTER: u32 = 1;
+const META_IIFNAME: u32 = 6;
 const META_L4PROTO: u32 = 16;
+/// `IFNAMSIZ`: names are compared with their padding.
+const INTERFACE_NAME: usize = 16;
+const EQUAL: u32 = 0;
+const NOT_EQUAL: u32 = 1;
 const TRANSPORT_HEADER: u32 = 2;
 const UDP: u8 = 17;
 
 /// Puts the rules there, in place of those that may be there.
-pub(super) fn install(port: u16) -> io::Result<()> {
+pub(super) fn install(port: u16, mgmt_port: &str) -> io::Result<()> {
     let mut batch = Batch::begin();
     // Deleting wants a table to delete.
     batch.table(NEW_TABLE, CREATE);
     batch.table(DELETE_TABLE, 0);
     batch.table(NEW_TABLE, CREATE);
-    for (name, hook) in [("prerouting", PREROUTING), ("output", OUTPUT)] {
+    for (name, hook, not_from) in [("prerouting", PREROUTING, Some(mgmt_port)), ("output", OUTPUT, None)] {
         batch.chain(name, hook);
-        batch.rule(name, port);
+        batch.rule(name, port, not_from);
     }
     talk(&batch.end())
 }
@@ -155,17 +162,22 @@ impl Batch {
         });
     }
 
-    /// `udp dport PORT notrack`
-    fn rule(&mut self, chain: &str, port: u16) {
+    /// `[iifname != NAME] udp dport PORT notrack`
+    fn rule(&mut self, chain: &str, port: u16, not_from: Option<&str>) {
         self.nft(NEW_RULE, CREATE | APPEND, |bytes| {
             text(bytes, 1, NFT_TABLE);
             text(bytes, 2, chain);
             nest(bytes, 4, |bytes| {
-                expression(bytes, "meta", |bytes| {
-                    number(bytes, 1, REGISTER);
-                    number(bytes, 2, META_L4PROTO);
-                });
-                equals(bytes, &[UDP]);
+                if let Some(name) = not_from {
+                    meta(bytes, META_IIFNAME);
+                    let mut padded = [0; INTERFACE_NAME];
+                    for (to, from) in padded.iter_mut().zip(name.bytes()) {
+                        *to = from;
+                    }
+                    compare(bytes, NOT_EQUAL, &padded);
+                }
+                meta(bytes, META_L4PROTO);
+                compare(bytes, EQUAL, &[UDP]);
                 expression(bytes, "payload", |bytes| {
                     number(bytes, 1, REGISTER);
                     number(bytes, 2, TRANSPORT_HEADER);
@@ -173,7 +185,7 @@ impl Batch {
                     number(bytes, 3, 2);
                     number(bytes, 4, 2);
                 });
-                equals(bytes, &port.to_be_bytes());
+                compare(bytes, EQUAL, &port.to_be_bytes());
                 expression(bytes, "notrack", |_| {});
             });
         });
@@ -200,11 +212,19 @@ impl Batch {
     }
 }
 
-/// `cmp`: the register equals these bytes.
-fn equals(bytes: &mut BytesMut, value: &[u8]) {
+/// `meta`: loads a property of the packet.
+fn meta(bytes: &mut BytesMut, key: u32) {
+    expression(bytes, "meta", |bytes| {
+        number(bytes, 1, REGISTER);
+        number(bytes, 2, key);
+    });
+}
+
+/// `cmp`: the register equals these bytes, or does not.
+fn compare(bytes: &mut BytesMut, operator: u32, value: &[u8]) {
     expression(bytes, "cmp", |bytes| {
         number(bytes, 1, REGISTER);
-        number(bytes, 2, 0);
+        number(bytes, 2, operator);
         nest(bytes, 3, |bytes| attribute(bytes, 1, value));
     });
 }

@@ -134,7 +134,7 @@ async fn check_only(shared: &Shared) {
 /// Puts the rules back that keep connection tracking off the overlay, where another hand has flushed them.
 fn check_notrack(shared: &Shared) {
     let restored = match notrack::is_installed() {
-        Ok(false) => notrack::install(shared.settings.tunnel_port),
+        Ok(false) => notrack::install(shared.settings.tunnel_port, &shared.settings.mgmt_port),
         other => other.map(drop),
     };
     if let Err(error) = restored {
