@@ -9,7 +9,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 
@@ -22,6 +22,9 @@ use super::flows::Flow;
 use super::server::{ECHO_PORT, HTTP_PORT, Server};
 use super::{Lab, LabBuilder, Netns, Quirks};
 use crate::testing::lab::{LabContext, LabTest};
+
+/// Until then a node whose power is back must reach the world.
+const POWER_RETURNS: Duration = Duration::from_secs(10);
 
 /// The lab's own tests, for the list of all tests on the lab.
 pub(crate) fn tests() -> Vec<LabTest> {
@@ -229,7 +232,14 @@ fn power(context: &LabContext) -> Result<()> {
     lab.set_power(node, false)?;
     ensure!(client::get(&pod.netns, to, "/", "baseline")?.is_err(), "a node without power reaches the world");
     lab.set_power(node, true)?;
-    seen_as(&pod.netns, to).map(drop)
+    // A neighbour that did not answer is not asked again at once: the kernel's pace, not ours.
+    let until = Instant::now() + POWER_RETURNS;
+    loop {
+        match seen_as(&pod.netns, to) {
+            Err(_) if Instant::now() < until => std::thread::sleep(Duration::from_millis(100)),
+            outcome => return outcome.map(drop),
+        }
+    }
 }
 
 fn interfaces_anew(context: &LabContext) -> Result<()> {
