@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use std::io;
 use std::net::IpAddr;
 
-use egress_common::abi::{Addr, Direction, Flow, Mapping, PodEntry, Tuple};
+use egress_common::abi::{Addr, Direction, Flow, Mapping, Tuple};
 
 use super::tables::{Hash, Tables};
 use crate::model::state::EgressId;
@@ -66,7 +66,6 @@ fn cut(
             cut.mappings.push(forward);
         }
     })?;
-    resettle(tables, &cut.flows)?;
     // The flow first: as long as it is there, the pod's next packet would make the mapping again.
     remove_all(&mut tables.flows, &cut.flows)?;
     remove_all(&mut tables.nat, &keys)?;
@@ -74,20 +73,6 @@ fn cut(
     cut.mappings.sort_by_key(|tuple| (tuple.saddr.octets(), tuple.daddr.octets(), tuple.sport(), tuple.dport()));
     cut.mappings.dedup();
     Ok(cut)
-}
-
-/// What answers a flow that is cut may still be on its way. Without the flow it looks like a connection from outside, and
-/// taken for one it would let all that the pod sends on that tuple pass with the node's address. So these pods count as
-/// newly selected: nothing but TCP is taken for a connection from outside for a while.
-fn resettle(tables: &mut Tables, flows: &[Tuple]) -> io::Result<()> {
-    let pods: BTreeSet<IpAddr> = flows.iter().map(|tuple| tuple.saddr.to_ip()).collect();
-    let now = super::executor::now_ns()?;
-    for pod in pods.into_iter().map(Addr::from) {
-        if let Some(id) = tables.pods.get(&pod)?.and_then(|entry| entry.egress_id()) {
-            tables.pods.put(&pod, &PodEntry::selected(id, now))?;
-        }
-    }
-    Ok(())
 }
 
 /// Those that have gone by themselves are no error.

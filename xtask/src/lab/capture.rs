@@ -69,18 +69,6 @@ pub(crate) struct Sighting {
     pub(crate) ports: (u16, u16),
 }
 
-impl Sighting {
-    /// "Host unreachable" and "time exceeded" are a router's words, never an endpoint's.
-    pub(crate) fn is_a_routers(&self) -> bool {
-        let (kind, code) = self.ports;
-        match self.protocol {
-            super::dissect::ICMP => matches!((kind, code), (3, 1) | (11, 0)),
-            super::dissect::ICMPV6 => matches!((kind, code), (1, 3) | (3, 0)),
-            _ => false,
-        }
-    }
-}
-
 /// What was seen so far.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Seen {

@@ -120,9 +120,7 @@ impl Caller {
 pub(super) fn judge_as(history: &[State], door: Dual, seen: &Seen) -> Ruling {
     let mut ruling = Ruling::default();
     for destination in door.both() {
-        // A node that is no gateway any more says "unreachable" to late packets, as itself and of its own accord.
-        let own = |sighting: &Sighting| sighting.is_a_routers() && seen.class(sighting.source) == Class::Node;
-        let packets = seen.sightings.iter().filter(|sighting| sighting.destination == destination && !own(sighting));
+        let packets = seen.sightings.iter().filter(|sighting| sighting.destination == destination);
         ruling.add(judge(history, packets.copied()));
     }
     ruling
@@ -150,8 +148,7 @@ pub(super) fn table(rulings: &BTreeMap<Fate, Ruling>, seen: &Seen) -> String {
             ruling.wrong.len()
         );
     }
-    let routers = seen.sightings.iter().filter(|sighting| sighting.is_a_routers()).count();
-    lines + &format!("{routers} times a node that is no gateway any more said \"unreachable\" to late answers\n")
+    lines
 }
 
 /// What was wrong with a caller's packets, with the states around them: for whoever looks for the cause.

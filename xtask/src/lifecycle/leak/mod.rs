@@ -4,10 +4,12 @@
 //! caller's packets are taken for another's.
 //!
 //! `cast`: who calls. `chaos`: what happens. `chatter`: how they call. `judge`: who may show which address when.
+//! `devices`: what leaves while devices are made anew.
 
 mod cast;
 mod chaos;
 mod chatter;
+pub(super) mod devices;
 mod judge;
 
 use std::collections::{BTreeMap, BTreeSet};
