@@ -143,7 +143,8 @@ impl<E: Executor> Reconciler<E> {
 
     async fn reconcile(&mut self) -> Result<(), DataplaneError> {
         self.refused.clear();
-        let mut whole = std::mem::take(&mut self.incomplete) || self.actual.is_none();
+        let observed = self.actual.is_none();
+        let mut whole = std::mem::take(&mut self.incomplete) || observed;
         let mut actual = match self.actual.take() {
             Some(actual) => actual,
             None => self.executor.observe().await?,
@@ -169,6 +170,9 @@ impl<E: Executor> Reconciler<E> {
         self.incomplete = !self.refused.is_empty();
         let refused = &self.refused;
         self.failing.retain(|(id, address), _| refused.get(id) == Some(address));
+        if observed {
+            self.executor.confirm();
+        }
         self.publish();
         self.announce_standby().await;
         Ok(())

@@ -25,6 +25,14 @@ impl Executor for Dataplane {
         self.probe_ahead(plan).await;
     }
 
+    /// Not sooner: an address that has moved meanwhile must not be announced by its former node.
+    fn confirm(&mut self) {
+        let mut state = self.shared.state();
+        if let Some(uplink) = state.facts().uplink {
+            state.claims.announce_all(uplink);
+        }
+    }
+
     async fn apply(&mut self, action: &Action) -> Result<(), DataplaneError> {
         match action {
             Action::Own(id, address) => own(&self.shared, *id, *address).await,

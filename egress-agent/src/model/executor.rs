@@ -17,6 +17,10 @@ pub trait Executor {
         std::future::ready(())
     }
 
+    /// The kernel holds what the cluster wants, for the first time since it was observed. An earlier run may have ended
+    /// before it had told the network what it had claimed.
+    fn confirm(&mut self) {}
+
     /// One action; an error leaves the state as it was before the action.
     fn apply(&mut self, action: &Action) -> impl Future<Output = Result<(), DataplaneError>> + Send;
 }
