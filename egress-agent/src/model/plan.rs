@@ -3,7 +3,7 @@
 //! After every prefix of a plan each flow of a selected pod leaves with an address that its object had before or has
 //! after, or is dropped. The order that gives this:
 //!
-//! 1. unknown pods are dropped, where that is desired;
+//! 1. new pods that nothing selects are known, and unknown pods are dropped, where that is desired;
 //! 2. node addresses and prefixes come, the longest prefix first, so that no lookup sees a value of neither side;
 //! 3. addresses come that nobody has to give up before (gateway side before steering);
 //! 4. addresses go that stand in the way of another claim: steering first, then its flows, then the claim;
@@ -31,6 +31,7 @@ use super::step::step;
 /// The whole difference.
 pub fn plan(actual: &KernelState, desired: &KernelState) -> Vec<Action> {
     let mut plan = Planner { state: actual.clone(), actual, desired, actions: Vec::new(), cut: BTreeSet::new() };
+    plan.introduce_pods();
     plan.unknown_pods(OnUnknownPod::Drop);
     plan.add_places();
     plan.own_free();
@@ -80,6 +81,15 @@ impl Planner<'_> {
     fn push(&mut self, action: Action) {
         step(&mut self.state, &action);
         self.actions.push(action);
+    }
+
+    /// New pods that nothing selects come first: the rest may wait for the network, and they have no part in it.
+    fn introduce_pods(&mut self) {
+        for (address, pod) in &self.desired.pods {
+            if *pod == PodState::Known && !self.actual.pods.contains_key(address) {
+                self.push(Action::PutPod(*address, *pod));
+            }
+        }
     }
 
     fn unknown_pods(&mut self, on: OnUnknownPod) {

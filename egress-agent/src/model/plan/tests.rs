@@ -241,3 +241,16 @@ fn a_pod_event_is_one_write() {
     assert!(plan_pods(&actual, &desired, &[pod]).len() <= expected);
     assert_eq!(plan_pods(&actual, &desired, &[pod]), plan(&actual, &desired));
 }
+
+#[test]
+fn new_pods_that_nothing_selects_wait_for_nothing() {
+    let mut random = Random(11);
+    for _ in 0..200 {
+        let mut desired = random_state(&mut random);
+        desired.on_unknown_pod = Some(OnUnknownPod::Drop);
+        let known: Vec<_> = desired.pods.iter().filter(|(_, pod)| **pod == PodState::Known).collect();
+        let first = plan(&KernelState::default(), &desired).into_iter().take(known.len());
+        let expected = known.into_iter().map(|(address, pod)| Action::PutPod(*address, *pod));
+        assert!(first.eq(expected), "they would be dropped as unknown until the rest is there");
+    }
+}
