@@ -6,7 +6,7 @@
 //! never taken for connections from outside, also not those that come late, when their flow has been cut.
 
 use super::{Claim, Tables};
-use crate::abi::{Config, Verdict};
+use crate::abi::{Config, NodePlace, Verdict};
 use crate::wire::{Heads, L4, tcp};
 
 /// For this time after the programs first ran, a datagram may answer one that they have not seen.
@@ -25,7 +25,9 @@ pub fn notice<T: Tables>(heads: &Heads, tables: &T, config: &Config) -> Verdict 
         }
         _ => false,
     };
-    if !begins || tables.node(&heads.tuple.saddr).is_some() || tables.prefix(&heads.tuple.saddr).is_some() {
+    // Another node's own address counts as outside: the answer must not be marked 1008, which would change its source.
+    let from_here = tables.node(&heads.tuple.saddr).is_some_and(|node| node.place() == NodePlace::Own);
+    if !begins || from_here || tables.prefix(&heads.tuple.saddr).is_some() {
         return Verdict::NotOurs;
     }
     let answer = heads.tuple.reversed();
@@ -87,7 +89,7 @@ mod tests {
             let syn = |from, to| packet(from, to, 80, 4000).tcp(tcp::SYN).arriving();
             assert_eq!(notice(&syn(cast.world, cast.unknown_pod), world), Verdict::NotPod);
             assert_eq!(notice(&syn(cast.world, cast.remote_pod), world), Verdict::NotPod);
-            for from in [cast.node, cast.mgmt, cast.other_node, cast.remote_pod, cast.service, cast.egress] {
+            for from in [cast.node, cast.mgmt, cast.remote_pod, cast.service, cast.egress] {
                 assert_eq!(notice(&syn(from, cast.pod), world), Verdict::NotOurs, "{from}");
             }
             assert_eq!(world.inbound_len(), 0);
@@ -130,6 +132,22 @@ mod tests {
             let verdict = steer(&mut reply.heads(), world, &world.config.get());
             assert_eq!(verdict, Steer::Done(Verdict::InboundReply));
             assert!(matches!(steer(&mut own.heads(), world, &world.config.get()), Steer::Send { .. }));
+        });
+    }
+
+    #[test]
+    fn another_node_may_call_a_pod_and_be_called_by_it() {
+        both(|cast, world| {
+            let config = world.config.get();
+            let syn = packet(cast.other_node, cast.pod, 50_000, 8443).tcp(tcp::SYN).arriving();
+            assert_eq!(notice(&syn, world), Verdict::InboundRemembered);
+            let data = packet(cast.pod, cast.other_node, 8443, 50_000).tcp(tcp::ACK);
+            assert_eq!(steer(&mut data.heads(), world, &config), Steer::Done(Verdict::InboundReply));
+            let asked = packet(cast.pod, cast.other_node, 4000, 53);
+            assert_eq!(steer(&mut asked.heads(), world, &config), Steer::Mark);
+            let answer = packet(cast.other_node, cast.pod, 53, 4000).arriving();
+            assert_eq!(notice(&answer, world), Verdict::NotOurs);
+            assert_eq!(steer(&mut asked.heads(), world, &config), Steer::Mark);
         });
     }
 

@@ -69,6 +69,10 @@ pub fn steer<'t, T: Tables>(heads: &mut Heads, tables: &'t T, config: &Config) -
     };
     // 6. An address of another node (102 with the mark).
     if node.is_some() {
+        if heads.l4 != L4::Tcp && heads.has_l4() {
+            // Its answer is none to a connection from that node.
+            tables.note_datagram(&heads.tuple);
+        }
         return Steer::Mark;
     }
     // 7. An egress IP of the cluster.
