@@ -69,6 +69,17 @@ pub(crate) struct Sighting {
     pub(crate) ports: (u16, u16),
 }
 
+impl Sighting {
+    /// "Host unreachable" and "time exceeded" are a router's words, never an endpoint's.
+    pub(crate) fn is_a_routers(&self) -> bool {
+        match self.protocol {
+            super::dissect::ICMP => matches!(self.ports, (3, 1) | (11, 0)),
+            super::dissect::ICMPV6 => matches!(self.ports, (1, 3) | (3, 0)),
+            _ => false,
+        }
+    }
+}
+
 /// What was seen so far.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Seen {

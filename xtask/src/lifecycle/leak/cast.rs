@@ -120,7 +120,10 @@ impl Caller {
 pub(super) fn judge_as(history: &[State], door: Dual, seen: &Seen) -> Ruling {
     let mut ruling = Ruling::default();
     for destination in door.both() {
-        let packets = seen.sightings.iter().filter(|sighting| sighting.destination == destination);
+        // Once no object lists an address, it is any address to a node, which says "unreachable" to late answers: as
+        // itself and of its own accord.
+        let own = |sighting: &Sighting| sighting.is_a_routers() && seen.class(sighting.source) == Class::Node;
+        let packets = seen.sightings.iter().filter(|sighting| sighting.destination == destination && !own(sighting));
         ruling.add(judge(history, packets.copied()));
     }
     ruling
@@ -148,7 +151,8 @@ pub(super) fn table(rulings: &BTreeMap<Fate, Ruling>, seen: &Seen) -> String {
             ruling.wrong.len()
         );
     }
-    lines
+    let routers = seen.sightings.iter().filter(|sighting| sighting.is_a_routers()).count();
+    lines + &format!("{routers} times a node said \"unreachable\" to late answers for an address that is nobody's\n")
 }
 
 /// What was wrong with a caller's packets, with the states around them: for whoever looks for the cause.
