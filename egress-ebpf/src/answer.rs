@@ -88,7 +88,8 @@ pub fn report(packet: Packet, heads: &Heads, verdict: Verdict, length: u32) {
             time_ns: now,
             verdict: verdict.index(),
             ifindex: packet.ifindex(),
-            egress_id: 0,
+            // Zero where the source is no selected pod of this node.
+            egress_id: Maps.pod(&heads.tuple.saddr).and_then(|pod| pod.egress_id()).unwrap_or(0),
             length,
             tuple: heads.tuple,
         };

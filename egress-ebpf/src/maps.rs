@@ -305,6 +305,14 @@ impl Tables for Maps {
     }
 
     #[inline(always)]
+    fn count_mapping(&self, egress_id: u32) {
+        // Mappings of mark 1008 belong to no object.
+        if egress_id != 0 {
+            self.count_egress_ip(egress_id, |count| count.mappings += 1);
+        }
+    }
+
+    #[inline(always)]
     fn claim_any_port(&self, forward: &Tuple, address: &Addr, owner: &Owner, search: &PortSearch) -> PortClaim {
         let found = PortClaim::NoneFree;
         let mut walk = PortWalk { forward, address, owner, search, now: self.now_ns(), found };

@@ -150,7 +150,9 @@ fn connections_from_outside_are_remembered() {
         stage.passes(&NOTICE, &syn, Verdict::InboundRemembered);
         stage.passes(&NOTICE, &syn, Verdict::NotOurs);
         stage.passes(&NOTICE, &packet(cast.world, cast.unknown_pod, 80, 4000), Verdict::NotPod);
-        stage.passes(&NOTICE, &packet(cast.other_node, cast.pod, 80, 4000).tcp(SYN), Verdict::NotOurs);
+        stage.passes(&NOTICE, &packet(cast.node, cast.pod, 80, 4000).tcp(SYN), Verdict::NotOurs);
+        // Another node's answer must not be marked 1008.
+        stage.passes(&NOTICE, &packet(cast.other_node, cast.pod, 80, 4000).tcp(SYN), Verdict::InboundRemembered);
         let answer = packet(cast.pod, cast.world, 4000, 80).tcp(ACK);
         stage.passes(&STEER, &answer, Verdict::InboundReply);
 

@@ -94,6 +94,8 @@ pub trait Tables {
     /// As `nat_seen`, without noting anything.
     fn nat_peek(&self, key: &Tuple) -> Option<&Mapping>;
     fn claim_nat(&self, key: &Tuple, other: &Tuple, owner: &Owner) -> Claim;
+    /// Counts a mapping made for an object.
+    fn count_mapping(&self, egress_id: u32);
     /// Claims the first free port of the search for the reverse key made from `forward` and `address`.
     fn claim_any_port(&self, forward: &Tuple, address: &Addr, owner: &Owner, search: &PortSearch) -> PortClaim;
     /// Whether it was there: of several that ask at once, one hears yes.

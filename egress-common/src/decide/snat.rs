@@ -174,7 +174,10 @@ fn claim_forward<T: Tables>(heads: &Heads, tables: &T, face: &Face, owner: &Owne
     let forward = &heads.tuple;
     let reverse = reverse_key(forward, &face.address, port.number);
     match tables.claim_nat(forward, &reverse, owner) {
-        Claim::Claimed => Ok(()),
+        Claim::Claimed => {
+            tables.count_mapping(owner.egress_id);
+            Ok(())
+        }
         Claim::Full => {
             if port.ours {
                 tables.forget_nat(&reverse);
@@ -224,6 +227,7 @@ mod tests {
         let one = packet("10.244.1.10", "198.51.100.10", 4000, 80).heads();
         let mapping = translate(&one, &world, &FACE, &OWNER).expect("a free port");
         assert_eq!(mapping.other.dport(), 4000);
+        assert_eq!(world.mappings_made(), 1);
         let two = packet("10.244.1.11", "198.51.100.10", 4000, 80).heads();
         let other = translate(&two, &world, &FACE, &OWNER).expect("a free port");
         assert_ne!(other.other.dport(), 4000);

@@ -29,6 +29,7 @@ pub(crate) struct World {
     flows_limit: Cell<usize>,
     nat: RefCell<HashMap<Tuple, Mapping>>,
     nat_limit: Cell<usize>,
+    mappings: Cell<u32>,
     frags: RefCell<HashMap<FragKey, FragPorts>>,
 }
 
@@ -67,6 +68,7 @@ impl World {
             flows_limit: Cell::new(usize::MAX),
             nat: RefCell::default(),
             nat_limit: Cell::new(usize::MAX),
+            mappings: Cell::new(0),
             frags: RefCell::default(),
         };
         cast::settle(&world);
@@ -134,6 +136,10 @@ impl World {
 
     pub(crate) fn cut_flows(&self) {
         self.flows.borrow_mut().clear();
+    }
+
+    pub(crate) fn mappings_made(&self) -> u32 {
+        self.mappings.get()
     }
 
     pub(crate) fn inbound_len(&self) -> usize {
@@ -270,6 +276,9 @@ impl Tables for World {
         let mapping = Mapping::new(*other, owner.origin, owner.source_node, owner.egress_id, self.now.get());
         nat.insert(*key, mapping);
         Claim::Claimed
+    }
+    fn count_mapping(&self, _egress_id: u32) {
+        self.mappings.set(self.mappings.get() + 1);
     }
     fn claim_any_port(&self, forward: &Tuple, address: &Addr, owner: &Owner, search: &snat::PortSearch) -> PortClaim {
         for port in (0..search.span).map(|index| search.at(index)) {
