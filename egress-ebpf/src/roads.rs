@@ -298,8 +298,12 @@ pub fn leave(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outc
         }
         Leave::NodeSnat => {
             packet.set_mark(0);
-            let result = decide::leave::translate(heads, &Maps, config)
-                .and_then(|mapping| packet.rewrite(heads, &Rewrite::snat(mapping)));
+            let node = decide::enter::node_address(config, heads.family);
+            let result = decide::leave::translate(heads, &Maps, config).and_then(|mapping| {
+                let rewrite = Rewrite::snat(mapping);
+                // As in `out_by_uplink`.
+                if rewrite.addr == node { packet.rewrite(heads, &rewrite) } else { Err(Verdict::ClaimLost) }
+            });
             match result {
                 Ok(()) => Outcome::done(Verdict::NodeSnat),
                 Err(verdict) => Outcome::done(verdict),

@@ -1,8 +1,9 @@
 //! `enter`: the uplink, TC ingress. What the world sends to this node.
 //!
 //! For an owned egress IP: the reply of a flow, and an ICMP error that quotes a packet of it, go back to its pod, here or
-//! through the overlay; anything else for it is dropped, so that nothing unasked reaches the host or a pod. For the node's own address: replies to packets marked 1008,
-//! recognised by the port range that only NAT uses. Everything else is left alone.
+//! through the overlay; anything else for it is dropped, so that nothing unasked reaches the host or a pod. For the
+//! node's own address: replies to packets marked 1008, recognised by the port range that only NAT uses. Everything else is
+//! left alone.
 
 use super::{Tables, fragments, slots};
 use crate::abi::{Addr, Config, Family, Mapping, Origin, Verdict};

@@ -25,9 +25,12 @@ pub fn notice<T: Tables>(heads: &Heads, tables: &T, config: &Config) -> Verdict 
         }
         _ => false,
     };
+    if !begins {
+        return Verdict::NotOurs;
+    }
     // Another node's own address counts as outside: the answer must not be marked 1008, which would change its source.
     let from_here = tables.node(&heads.tuple.saddr).is_some_and(|node| node.place() == NodePlace::Own);
-    if !begins || from_here || tables.prefix(&heads.tuple.saddr).is_some() {
+    if from_here || tables.prefix(&heads.tuple.saddr).is_some() {
         return Verdict::NotOurs;
     }
     let answer = heads.tuple.reversed();
