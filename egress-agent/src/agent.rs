@@ -7,41 +7,55 @@
 //!
 //! Generic over the executor, so that everything but the kernel runs in a test.
 
+use std::sync::Arc;
+
 use futures::{Stream, StreamExt};
 use kube::Client;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::controller::leader::Leader;
 use crate::controller::leadership::{campaign, leadership};
+use crate::dataplane::host::Host;
 use crate::health;
-use crate::kube::events::Events;
+use crate::kube::events;
+use crate::kube::outage::Outages;
+use crate::kube::own_node;
 use crate::kube::status::StatusWriter;
 use crate::kube::watch::changes;
 use crate::model::desired::Settings;
 use crate::model::executor::Executor;
-use crate::model::view::Change;
+use crate::model::inbox::{self, Giver};
+use crate::model::view::{Change, Node, Update};
 use crate::reconcile::{Ready, Reconciler};
 
-#[derive(Clone, Debug)]
 pub struct AgentSettings {
     pub model: Settings,
     /// Where the leader's Lease is.
     pub namespace: String,
     /// Zero for no health server.
     pub health_port: u16,
+    /// Where to ask for this node's networks, to publish them where no CNI does.
+    pub host: Option<Host>,
+    /// The API server's address, for log lines.
+    pub server: String,
 }
 
 /// Runs until told to stop. What the executor did stays done.
 pub async fn run<E: Executor + Send>(client: Client, settings: AgentSettings, executor: E, stop: CancellationToken) {
-    let AgentSettings { model, namespace, health_port } = settings;
+    let AgentSettings { model, namespace, health_port, host, server } = settings;
     let node_name = model.node_name.clone();
-    let events = Events::new(client.clone(), &node_name);
+    let own_networks: Vec<_> = model.cluster_subnets.iter().chain(&model.service_cidrs).copied().collect();
+    let (events, delivery) = events::queue(client.clone(), &node_name);
+    let outages = Outages::new(&server);
     let (ready, is_ready) = watch::channel(Ready::default());
     let (published, leads) = leadership();
-    let (to_node, for_node) = mpsc::unbounded_channel();
-    let (to_leader, for_leader) = mpsc::unbounded_channel();
+    let (to_node, for_node) = inbox::inbox();
+    let (to_leader, for_leader) = inbox::inbox();
+    let (own_node, is_own_node) = watch::channel(None);
 
+    let incoming = changes(&client, &node_name, &model.service_cidrs, &outages);
+    let halves = Halves { node: to_node, leader: to_leader, own_node, node_name: node_name.clone() };
     let reconciler = Reconciler::new(model, executor, Some(events.clone()), ready);
     let leader = Leader::new(StatusWriter::new(client.clone()), events, leads);
     let health = async {
@@ -49,28 +63,51 @@ pub async fn run<E: Executor + Send>(client: Client, settings: AgentSettings, ex
             health::serve(health_port, is_ready, stop.clone()).await;
         }
     };
+    let publish = async {
+        if let Some(host) = &host {
+            let place = own_node::Place { client: client.clone(), node_name: &node_name, leave_out: &own_networks };
+            own_node::publish(place, host, is_own_node, &outages, stop.clone()).await;
+        }
+    };
     tokio::join!(
-        fan_out(changes(&client, &node_name), to_node, to_leader, stop.clone()),
+        fan_out(incoming, halves, stop.clone()),
+        publish,
+        delivery.run(stop.clone()),
         reconciler.run(for_node, stop.clone()),
         leader.run(for_leader, stop.clone()),
-        campaign(client.clone(), &namespace, &node_name, published, stop.clone()),
+        campaign(client.clone(), (&namespace, &node_name), published, &outages, stop.clone()),
         health,
     );
 }
 
+/// Who is told of changes.
+struct Halves {
+    node: Giver,
+    leader: Giver,
+    /// This node's own Node object, for the one who publishes on it.
+    own_node: watch::Sender<Option<Arc<Node>>>,
+    node_name: String,
+}
+
+impl Halves {
+    fn tell(&self, change: Change) {
+        let own = match &change {
+            Change::Nodes(Update::Changed(name, node)) if *name == self.node_name => Some(node),
+            Change::Nodes(Update::Replaced(nodes)) => nodes.get(&self.node_name),
+            _ => None,
+        };
+        if let Some(own) = own {
+            self.own_node.send_if_modified(|known| known.replace(own.clone()).as_ref() != Some(own));
+        }
+        self.leader.put(change.clone());
+        self.node.put(change);
+    }
+}
+
 /// Every change goes to both halves. Neither waits for the other: a slow API server must not hold up the kernel.
-async fn fan_out(
-    changes: impl Stream<Item = Change>,
-    node: mpsc::UnboundedSender<Change>,
-    leader: mpsc::UnboundedSender<Change>,
-    stop: CancellationToken,
-) {
+async fn fan_out(changes: impl Stream<Item = Change>, halves: Halves, stop: CancellationToken) {
     let mut changes = std::pin::pin!(changes.take_until(stop.cancelled_owned()));
     while let Some(change) = changes.next().await {
-        // A half that has ended was told to stop.
-        let both = (leader.send(change.clone()), node.send(change));
-        if both.0.is_err() && both.1.is_err() {
-            return;
-        }
+        halves.tell(change);
     }
 }

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::Duration;
 
-use tokio::sync::{mpsc, watch};
+use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
@@ -18,10 +18,11 @@ use crate::kube::events::{About, Events};
 use crate::model::compile::{Compiler, plan_touched};
 use crate::model::desired::{Settings, family_of};
 use crate::model::executor::{DataplaneError, Executor};
+use crate::model::inbox::Taker;
 use crate::model::selection::Standby;
 use crate::model::state::{Action, EgressId, KernelState, Place, Policy};
 use crate::model::step::step;
-use crate::model::view::{Change, Touched, Update};
+use crate::model::view::{Change, EgressObject, Node, Touched, Unreadable, Update};
 
 /// After a failed action, then doubled up to the longest.
 const FIRST_RETRY: Duration = Duration::from_millis(200);
@@ -62,6 +63,7 @@ struct Synced {
     namespaces: bool,
     pods: bool,
     nodes: bool,
+    services: bool,
 }
 
 impl Synced {
@@ -71,12 +73,13 @@ impl Synced {
             Change::Namespaces(Update::Replaced(_)) => self.namespaces = true,
             Change::Pods(Update::Replaced(_)) => self.pods = true,
             Change::Nodes(Update::Replaced(_)) => self.nodes = true,
-            Change::Objects(_) | Change::Namespaces(_) | Change::Pods(_) | Change::Nodes(_) => {}
+            Change::Services(Update::Replaced(_)) => self.services = true,
+            Change::Objects(_) | Change::Namespaces(_) | Change::Pods(_) | Change::Nodes(_) | Change::Services(_) => {}
         }
     }
 
     fn all(&self) -> bool {
-        self.objects && self.namespaces && self.pods && self.nodes
+        self.objects && self.namespaces && self.pods && self.nodes && self.services
     }
 }
 
@@ -97,19 +100,16 @@ impl<E: Executor> Reconciler<E> {
     }
 
     /// Runs until told to stop, or until the changes end. What the kernel does then goes on.
-    pub async fn run(mut self, mut changes: mpsc::UnboundedReceiver<Change>, stop: CancellationToken) -> E {
+    pub async fn run(mut self, mut changes: Taker, stop: CancellationToken) -> E {
         let mut retry_at: Option<Instant> = None;
         let mut patience = FIRST_RETRY;
         loop {
             tokio::select! {
                 () = stop.cancelled() => return self.executor,
-                change = changes.recv() => {
-                    let Some(change) = change else { return self.executor };
-                    self.apply(change);
-                    while let Ok(change) = changes.try_recv() {
-                        self.apply(change);
-                    }
-                }
+                changes = changes.take() => match changes {
+                    Some(changes) => changes.into_iter().for_each(|change| self.apply(change)),
+                    None => return self.executor,
+                },
                 () = tokio::time::sleep_until(retry_at.unwrap_or_else(Instant::now)), if retry_at.is_some() => {}
             }
             if !self.synced.all() {
@@ -133,12 +133,35 @@ impl<E: Executor> Reconciler<E> {
 
     fn apply(&mut self, change: Change) {
         self.synced.note(&change);
-        if let Change::Nodes(Update::Changed(name, node)) = &change {
-            for problem in node.problems.iter().filter(|_| self.compiler.is_news(name, node)) {
+        self.complain(&change);
+        self.compiler.apply(change);
+    }
+
+    /// One line for each thing that cannot be read, when it is new.
+    fn complain(&self, change: &Change) {
+        let view = self.compiler.view();
+        let node_is_news =
+            |name: &str, node: &Node| view.nodes.get(name).is_none_or(|old| old.problems != node.problems);
+        let said = |object: &EgressObject, one: &Unreadable| {
+            view.objects.get(&object.name).is_some_and(|old| old.unreadable.iter().any(|old| old.why == one.why))
+        };
+        let node = |name: &str, node: &Node| {
+            for problem in node.problems.iter().filter(|_| node_is_news(name, node)) {
                 warn!(node = name, problem, "a node's annotation cannot be read; going on without it");
             }
+        };
+        let object = |object: &EgressObject| {
+            for one in object.unreadable.iter().filter(|one| !said(object, one)) {
+                warn!(egressip = object.name, problem = one.why, "an object cannot be read; what was read last holds");
+            }
+        };
+        match change {
+            Change::Nodes(Update::Changed(name, value)) => node(name, value),
+            Change::Nodes(Update::Replaced(nodes)) => nodes.iter().for_each(|(name, value)| node(name, value)),
+            Change::Objects(Update::Changed(_, value)) => object(value),
+            Change::Objects(Update::Replaced(objects)) => objects.values().for_each(|value| object(value)),
+            Change::Nodes(_) | Change::Objects(_) | Change::Namespaces(_) | Change::Pods(_) | Change::Services(_) => {}
         }
-        self.compiler.apply(change);
     }
 
     async fn reconcile(&mut self) -> Result<(), DataplaneError> {
@@ -149,9 +172,10 @@ impl<E: Executor> Reconciler<E> {
             Some(actual) => actual,
             None => self.executor.observe().await?,
         };
+        self.compiler.remember(&actual.pods);
         loop {
             let Some((desired, touched)) = self.compiler.compile() else {
-                debug!("waiting for this node's own Node object");
+                debug!("waiting for this node's own Node object, and for its networks on it");
                 self.actual = Some(actual);
                 self.incomplete = whole;
                 return Ok(());
@@ -163,7 +187,7 @@ impl<E: Executor> Reconciler<E> {
             };
             let Some((id, address, error)) = self.perform(&mut actual, &plan).await? else { break };
             self.refused.insert(id, address);
-            self.note_failure(id, address, &error).await;
+            self.note_failure(id, address, &error);
             whole = true;
         }
         self.actual = Some(actual);
@@ -174,7 +198,7 @@ impl<E: Executor> Reconciler<E> {
             self.executor.confirm();
         }
         self.publish();
-        self.announce_standby().await;
+        self.announce_standby();
         Ok(())
     }
 
@@ -201,7 +225,7 @@ impl<E: Executor> Reconciler<E> {
     }
 
     /// One line when a claim begins to fail, one event when it goes on.
-    async fn note_failure(&mut self, id: EgressId, address: IpAddr, error: &DataplaneError) {
+    fn note_failure(&mut self, id: EgressId, address: IpAddr, error: &DataplaneError) {
         let begun = Instant::now();
         let (since, told) = *self.failing.entry((id, address)).or_insert_with(|| {
             warn!(id = id.0, %address, %error, "cannot claim an egress IP yet; trying again");
@@ -214,7 +238,7 @@ impl<E: Executor> Reconciler<E> {
         let object = self.compiler.view().objects.values().find(|object| object.id == Some(id)).cloned();
         if let (Some(events), Some(object)) = (&self.events, object) {
             let about = About { name: &object.name, uid: &object.uid, pod: None };
-            events.warn(about, "EgressIPConflict", &format!("cannot claim egress IP {address}: {error}")).await;
+            events.warn(about, "EgressIPConflict", &format!("cannot claim egress IP {address}: {error}"));
         }
     }
 
@@ -225,7 +249,7 @@ impl<E: Executor> Reconciler<E> {
     }
 
     /// Tells the owners of objects that do not serve a pod although they select it.
-    async fn announce_standby(&mut self) {
+    fn announce_standby(&mut self) {
         let standby = self.compiler.standby();
         for Standby { object, pod, served_by } in standby.difference(&self.standby) {
             let message = format!(
@@ -237,7 +261,7 @@ impl<E: Executor> Reconciler<E> {
             let uid = self.compiler.view().objects.get(object).map(|object| object.uid.clone()).unwrap_or_default();
             if let Some(events) = &self.events {
                 let about = About { name: object, uid: &uid, pod: Some(pod) };
-                events.warn(about, "UndefinedRequest", &message).await;
+                events.warn(about, "UndefinedRequest", &message);
             }
         }
         self.standby = standby;

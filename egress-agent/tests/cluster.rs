@@ -94,6 +94,8 @@ impl Cluster {
                 },
                 namespace: "kube-system".into(),
                 health_port: 0,
+                host: None,
+                server: String::new(),
             };
             let kernel = self.kernels.entry(name).or_default().clone();
             agents.spawn(agent::run(self.client.clone(), settings, kernel, self.stop.clone()));
@@ -195,7 +197,7 @@ async fn three_agents_assign_number_select_and_move() {
         eprintln!("skipped: EGRESS_TEST_KUBECONFIG names no API server");
         return;
     };
-    let client = connect(Some(kubeconfig.as_ref())).await.expect("a kubeconfig");
+    let (client, _) = connect(Some(kubeconfig.as_ref())).await.expect("a kubeconfig");
     for full in [true, false] {
         install_crd(&client, full).await;
         tear_down(&client).await;

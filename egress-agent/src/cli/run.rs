@@ -6,11 +6,12 @@ use clap::{Args, ValueEnum};
 use ipnet::IpNet;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
-use tracing::info;
+use tracing::{info, warn};
 
 use super::{CliError, NodeArgs, logging};
 use crate::agent::{self, AgentSettings};
 use crate::dataplane::Dataplane;
+use crate::dataplane::host::Host;
 use crate::dataplane::names::DEFAULT_TUNNEL_PORT;
 use crate::kube::client;
 use crate::model::desired;
@@ -56,7 +57,7 @@ pub(super) struct RunArgs {
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum UnknownPods {
-    /// Drop where the CNI announces addresses before a pod starts; elsewhere only while there are EgressIP objects
+    /// Drop where the CNI announces addresses before a pod starts; elsewhere only while an EgressIP object selects a namespace
     Auto,
     Drop,
     Pass,
@@ -70,7 +71,7 @@ enum OnUnassigned {
 }
 
 impl RunArgs {
-    fn agent(&self) -> AgentSettings {
+    fn agent(&self, host: Host, server: String) -> AgentSettings {
         AgentSettings {
             model: desired::Settings {
                 node_name: self.node_name.clone(),
@@ -89,6 +90,8 @@ impl RunArgs {
             },
             namespace: self.namespace.clone(),
             health_port: self.egressip_node_healthcheck_port,
+            host: Some(host),
+            server,
         }
     }
 }
@@ -101,12 +104,19 @@ pub(super) fn run(args: &RunArgs) -> Result<(), CliError> {
 
 async fn run_async(args: &RunArgs) -> Result<(), CliError> {
     // What needs no kernel comes first: a wrong kubeconfig must leave everything alone.
-    let client = client::connect(args.kubeconfig.as_deref()).await?;
+    let (client, server) = client::connect(args.kubeconfig.as_deref()).await?;
     let mut settings = args.node.settings()?;
     settings.tunnel_port = args.tunnel_port;
     let stop = stop_on_signal()?;
+    let host = Host::new(settings.uplink.clone(), settings.mgmt_port.clone())?;
+    if args.service_cidrs.is_empty() {
+        warn!(
+            "no --service-cidrs: each Service's cluster IP gets an entry of its own, and what a selected pod sends to one \
+             that is newer than this node knows is taken for traffic to the world"
+        );
+    }
     let dataplane = Dataplane::start(settings).await?;
-    agent::run(client, args.agent(), dataplane, stop).await;
+    agent::run(client, args.agent(host, server), dataplane, stop).await;
     info!("stopped; programs and maps stay in place");
     Ok(())
 }

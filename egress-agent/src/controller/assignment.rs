@@ -37,8 +37,12 @@ pub enum Fate {
         object: String,
         node: Option<String>,
     },
-    /// No eligible node's network holds it.
+    /// No node with the label has a network that holds it.
     NoNode,
+    /// This node could hold it, and is not ready or has not said its networks; as others like it, perhaps.
+    NotReady {
+        node: String,
+    },
     /// Every node that could take it has another address of the object.
     NoRoom,
 }
@@ -59,11 +63,11 @@ impl Outcome {
         assigned.collect()
     }
 
-    /// No node can host any address of the object: the one case in which the node's address may serve. An address that
-    /// another object has could be placed, were it free, so it is not this case.
+    /// No node can host any address of the object: the one case in which the node's address may serve. Whether a node is
+    /// ready decides on placing, not on this: an address whose node is away comes back. Nor is it this case where an
+    /// address could be placed, were it free, or where nobody knows which address an entry means.
     pub fn no_eligible_node(&self) -> bool {
-        let hopeless = |fate: &Fate| matches!(fate, Fate::NoNode | Fate::Invalid | Fate::Conflict { .. });
-        self.entries.iter().all(|(_, fate)| hopeless(fate)) && self.entries.iter().any(|(_, f)| *f == Fate::NoNode)
+        !self.entries.is_empty() && self.entries.iter().all(|(_, fate)| *fate == Fate::NoNode)
     }
 }
 
@@ -91,14 +95,18 @@ pub fn assign(objects: &Objects, nodes: &Nodes) -> BTreeMap<String, Outcome> {
         }
     }
     places.level();
-    ranked.iter().map(|object| (object.name.clone(), outcome(object, &places, &conflicts, &holders))).collect()
+    let waiting = |address: IpAddr| {
+        nodes.iter().find(|(_, node)| node.assignable && node.may_host(address)).map(|(name, _)| name.as_str())
+    };
+    ranked.iter().map(|object| (object.name.clone(), outcome(object, &places, &conflicts, &holders, waiting))).collect()
 }
 
-fn outcome(
+fn outcome<'a>(
     object: &EgressObject,
     places: &Places<'_>,
     conflicts: &BTreeMap<IpAddr, &str>,
     holders: &BTreeMap<IpAddr, &str>,
+    waiting: impl Fn(IpAddr) -> Option<&'a str>,
 ) -> Outcome {
     let assigned = places.of(&object.name);
     let fate = |address: IpAddr| match (assigned.get(&address), holders.get(&address), conflicts.get(&address)) {
@@ -109,7 +117,7 @@ fn outcome(
         },
         (_, _, Some(node)) => Fate::Conflict { node: (*node).to_owned() },
         _ if places.nodes.values().any(|node| node.hosts(address)) => Fate::NoRoom,
-        _ => Fate::NoNode,
+        _ => waiting(address).map_or(Fate::NoNode, |node| Fate::NotReady { node: node.to_owned() }),
     };
     let mut seen = BTreeSet::new();
     let entries = object.listed.iter().map(|text| match parse_egress_ip(text) {

@@ -9,7 +9,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt;
-use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
@@ -17,17 +16,23 @@ use tracing::{info, warn};
 use super::assignment::{Nodes, Objects, Outcome, assign, is_eligible};
 use super::leadership::Leadership;
 use super::numbering::Numbering;
+use super::strangers::Strangers;
 use super::verdict::{self, Notice};
 use crate::kube::causes::Causes;
 use crate::kube::events::{About, Events};
 use crate::kube::status::{StatusWriter, Wanted, WriteError};
+use crate::model::inbox::Taker;
 use crate::model::state::EgressId;
-use crate::model::view::{Change, EgressObject, Update};
+use crate::model::view::{Change, EgressObject, Part, Update, filled};
 
 /// Writes at a time.
 const PARALLEL: usize = 16;
 /// How long a failed or stale write waits when no change comes.
 const RETRY: Duration = Duration::from_secs(1);
+/// How long one write may take.
+const PATIENCE: Duration = Duration::from_secs(10);
+const FOREIGN_STATUS: &str = "somebody else than egress-agent writes status.items; if OVN-Kubernetes' own EgressIP is enabled \
+                              turn it off (--enable-egress-ip=false): two would answer for the addresses";
 
 /// The controller's half of the world and what it has said so far.
 pub struct Leader {
@@ -35,6 +40,7 @@ pub struct Leader {
     nodes: Option<Nodes>,
     numbering: Numbering,
     told: BTreeMap<String, BTreeSet<Notice>>,
+    strangers: Strangers,
     writer: StatusWriter,
     events: Events,
     leadership: Leadership,
@@ -54,6 +60,7 @@ impl Leader {
             nodes: None,
             numbering: Numbering::default(),
             told: BTreeMap::new(),
+            strangers: Strangers::default(),
             writer,
             events,
             leadership,
@@ -61,20 +68,17 @@ impl Leader {
     }
 
     /// Runs until told to stop, or until the changes end.
-    pub async fn run(mut self, mut changes: mpsc::UnboundedReceiver<Change>, stop: CancellationToken) {
+    pub async fn run(mut self, mut changes: Taker, stop: CancellationToken) {
         let mut retry_at: Option<Instant> = None;
         let mut led = false;
         loop {
             let retry = tokio::time::sleep_until(retry_at.unwrap_or_else(|| Instant::now() + RETRY));
             tokio::select! {
                 () = stop.cancelled() => return,
-                change = changes.recv() => {
-                    let Some(change) = change else { return };
-                    self.apply(change);
-                    while let Ok(change) = changes.try_recv() {
-                        self.apply(change);
-                    }
-                }
+                changes = changes.take() => match changes {
+                    Some(changes) => changes.into_iter().for_each(|change| self.apply(change)),
+                    None => return,
+                },
                 alive = self.leadership.changed() => {
                     if !alive {
                         return;
@@ -90,6 +94,9 @@ impl Leader {
             if let Some(objects) = &self.objects {
                 self.numbering.observe(objects);
             }
+            if !led {
+                self.strangers.retain(|_| false);
+            }
             let settled = if led { self.decide_and_write().await } else { true };
             retry_at = (!settled).then(|| Instant::now() + RETRY);
         }
@@ -97,31 +104,42 @@ impl Leader {
 
     fn apply(&mut self, change: Change) {
         match change {
-            Change::Objects(Update::Replaced(objects)) => self.objects = Some(objects),
-            Change::Objects(Update::Changed(_, object)) => self.enter(object),
-            Change::Objects(Update::Removed(name)) => {
-                self.told.remove(&name);
-                if let Some(objects) = &mut self.objects {
-                    objects.remove(&name);
-                }
-            }
+            Change::Objects(update) => self.apply_objects(update),
             Change::Nodes(Update::Replaced(nodes)) => self.nodes = Some(nodes),
             Change::Nodes(Update::Changed(name, node)) => {
                 for problem in &node.problems {
                     tracing::debug!(node = name, problem, "a node's annotation cannot be read");
                 }
-                self.nodes.get_or_insert_default().insert(name, node);
+                if let Some(nodes) = &mut self.nodes {
+                    nodes.insert(name, node);
+                }
             }
             Change::Nodes(Update::Removed(name)) => {
-                self.nodes.get_or_insert_default().remove(&name);
+                if let Some(nodes) = &mut self.nodes {
+                    nodes.remove(&name);
+                }
             }
-            Change::Namespaces(_) | Change::Pods(_) => {}
+            Change::Namespaces(_) | Change::Pods(_) | Change::Services(_) => {}
+        }
+    }
+
+    fn apply_objects(&mut self, update: Update<String, Arc<EgressObject>>) {
+        let update = filled(update, |name| self.objects.as_ref()?.get(name).cloned());
+        match update {
+            Update::Replaced(objects) => self.objects = Some(objects),
+            Update::Changed(_, object) => self.enter(object),
+            Update::Removed(name) => {
+                self.told.remove(&name);
+                if let Some(objects) = &mut self.objects {
+                    objects.remove(&name);
+                }
+            }
         }
     }
 
     /// The answer to a write is known before the watch brings older versions of the object.
     fn enter(&mut self, object: Arc<EgressObject>) {
-        let objects = self.objects.get_or_insert_default();
+        let Some(objects) = &mut self.objects else { return };
         let version = |object: &EgressObject| object.resource_version.parse::<u64>().ok();
         let older = objects.get(&object.name).is_some_and(|known| {
             known.uid == object.uid && version(known).zip(version(&object)).is_some_and(|(known, new)| new < known)
@@ -144,12 +162,30 @@ impl Leader {
                 Some(decide(object, outcome, id, eligible))
             })
             .collect();
-        self.tell(&decisions).await;
+        self.tell(&decisions);
+        self.look_for_strangers();
+        let now = Instant::now().into_std();
         let differs = |decision: &Decision| !self.writer.is_right(&decision.object, &decision.wanted);
-        let (losing, others): (Vec<_>, Vec<_>) = decisions.into_iter().filter(differs).partition(loses_an_address);
+        let (decisions, held): (Vec<_>, Vec<_>) =
+            decisions.into_iter().filter(differs).partition(|decision| self.strangers.may_write(&decision.object, now));
+        let (losing, others): (Vec<_>, Vec<_>) = decisions.into_iter().partition(loses_an_address);
         let settled = self.write(losing).await;
         // What could not be taken must not be given.
-        settled && self.write(others).await
+        settled && self.write(others).await && held.is_empty()
+    }
+
+    fn look_for_strangers(&mut self) {
+        let Some(objects) = &self.objects else { return };
+        let uids: BTreeSet<&str> = objects.values().map(|object| object.uid.as_str()).collect();
+        self.strangers.retain(|uid| uids.contains(uid));
+        let now = Instant::now().into_std();
+        for object in objects.values() {
+            if self.strangers.look(object, now) {
+                warn!(egressip = object.name, "{FOREIGN_STATUS}");
+                let about = About { name: &object.name, uid: &object.uid, pod: None };
+                self.events.warn(about, "ForeignStatus", FOREIGN_STATUS);
+            }
+        }
     }
 
     async fn write(&mut self, decisions: Vec<Decision>) -> bool {
@@ -157,7 +193,9 @@ impl Leader {
         let written: Vec<_> = futures::stream::iter(decisions)
             .map(|decision| async move {
                 let outcome = match leadership.leads() {
-                    true => writer.write(&decision.object, &decision.wanted).await,
+                    true => tokio::time::timeout(PATIENCE, writer.write(&decision.object, &decision.wanted))
+                        .await
+                        .unwrap_or(Err(WriteError::Silence)),
                     false => Err(WriteError::Stale),
                 };
                 (decision, outcome)
@@ -171,10 +209,12 @@ impl Leader {
                 Ok(answer) => {
                     let reason = wanted.condition.reason.as_str();
                     info!(egressip = object.name, id = wanted.id.0, items = %shown(&wanted), reason, "status written");
-                    self.enter(Arc::new(answer));
+                    self.strangers.wrote(&answer);
+                    self.apply_objects(Update::Changed(object.name.clone(), Arc::new(answer)));
                 }
                 Err(WriteError::Stale) => settled = false,
                 Err(error) => {
+                    self.strangers.forget(&object);
                     warn!(egressip = object.name, error = %Causes(&error), "cannot write the status; trying again");
                     settled = false;
                 }
@@ -184,7 +224,7 @@ impl Leader {
     }
 
     /// Publishes what has not been said yet. A new leader takes what the condition says as said.
-    async fn tell(&mut self, decisions: &[Decision]) {
+    fn tell(&mut self, decisions: &[Decision]) {
         for Decision { object, wanted, notices } in decisions {
             let said_by_another = object.conditions.assigned.as_ref().is_some_and(|(_, condition)| {
                 condition.reason == wanted.condition.reason.as_str() && condition.message == wanted.condition.message
@@ -196,14 +236,16 @@ impl Leader {
             };
             for notice in notices.difference(&told) {
                 let about = About { name: &object.name, uid: &object.uid, pod: None };
-                self.events.warn(about, notice.reason, &notice.message).await;
+                self.events.warn(about, notice.reason, &notice.message);
             }
         }
     }
 }
 
 fn decide(object: &Arc<EgressObject>, outcome: &Outcome, id: EgressId, eligible: usize) -> Decision {
-    let no_eligible_node = outcome.no_eligible_node().then(|| object.addresses().into_iter().collect());
+    // Of an object that selects nobody knows whom, nothing is published.
+    let publish = outcome.no_eligible_node() && !object.is_unknown(Part::Selectors);
+    let no_eligible_node = publish.then(|| object.addresses().into_iter().collect());
     let condition = verdict::condition(object, outcome);
     let wanted = Wanted { id, no_eligible_node, items: outcome.items(), condition };
     Decision { object: object.clone(), wanted, notices: verdict::notices(object, outcome, eligible) }

@@ -8,8 +8,8 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use super::election::{Election, Step, Timing};
-use crate::kube::causes::Causes;
 use crate::kube::lease::LeaderLease;
+use crate::kube::outage::Outages;
 
 /// Until when this agent leads, if nothing else happens. Whoever acts as the leader asks right before each write.
 #[derive(Clone, Debug)]
@@ -35,37 +35,29 @@ pub fn leadership() -> (watch::Sender<Option<Instant>>, Leadership) {
 /// Stands for leader until told to stop, and lets go then.
 pub async fn campaign(
     client: Client,
-    namespace: &str,
-    node_name: &str,
+    (namespace, node_name): (&str, &str),
     published: watch::Sender<Option<Instant>>,
+    outages: &Outages,
     stop: CancellationToken,
 ) {
     let mut lease = LeaderLease::new(client, namespace);
     let mut election = Election::new(identity(node_name), Timing::default());
     let mut holder = String::new();
-    let mut failing = false;
     loop {
         let led = published.borrow().is_some();
         let patience = election.timing().renew_deadline / 2;
         let outcome = tokio::time::timeout(patience, attempt(&mut lease, &mut election)).await;
-        let problem = match outcome {
+        match outcome {
             Ok(Ok(seen)) => {
+                outages.works("the Lease");
                 if seen != holder {
                     info!(leader = seen, "there is a new leader");
                     holder = seen;
                 }
-                None
             }
-            Ok(Err(error)) => Some(Causes(&error).to_string()),
-            Err(_) => Some("the API server does not answer".to_owned()),
-        };
-        // Once per outage.
-        match (&problem, failing) {
-            (Some(error), false) => warn!(error, namespace, "cannot read or write the Lease; trying again"),
-            (None, true) => info!("the Lease can be read and written again"),
-            (Some(_), true) | (None, false) => {}
+            Ok(Err(error)) => outages.failed("the Lease", &error),
+            Err(_) => outages.unanswered("the Lease", "a request took too long"),
         }
-        failing = problem.is_some();
         let until = election.leads_until().filter(|until| Instant::now() < *until);
         if led && until.is_none() {
             warn!("this agent does not lead any more");

@@ -4,6 +4,7 @@
 //! - [`election`]: the rule of leadership, pure; [`leadership`]: the loop around it and the Lease.
 //! - [`assignment`]: objects and nodes -> who serves what, pure. [`numbering`]: egress IDs, pure.
 //! - [`verdict`]: the condition and the events of an object, pure.
+//! - [`strangers`]: others who write the status, pure.
 //! - [`leader`]: takes changes, decides, writes what differs.
 
 pub mod assignment;
@@ -11,4 +12,5 @@ pub mod election;
 pub mod leader;
 pub mod leadership;
 pub mod numbering;
+pub mod strangers;
 pub mod verdict;

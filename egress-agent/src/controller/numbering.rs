@@ -89,7 +89,7 @@ mod tests {
             generation: None,
             created,
             listed: Vec::new(),
-            selects: Err("none".into()),
+            selects: None,
             id: id.map(EgressId),
             no_eligible_node: None,
             drop_unassigned: false,
@@ -98,6 +98,7 @@ mod tests {
             has_items: false,
             items: Vec::new(),
             conditions: Conditions::default(),
+            unreadable: Vec::new(),
         };
         (name.to_owned(), Arc::new(object))
     }

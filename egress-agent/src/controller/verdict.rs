@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::assignment::{Fate, Outcome};
 use crate::kube::keys;
-use crate::model::view::EgressObject;
+use crate::model::view::{EgressObject, Part, Unreadable};
 
 /// Reasons of the condition `Assigned`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,9 +14,13 @@ pub enum Reason {
     PartiallyAssigned,
     /// No node can host any address: pods leave with their node's address where that is not turned off.
     NoEligibleNode,
+    /// A node could host an address, and is not ready or has not said its networks.
+    NoReadyNode,
     /// No entry is an address.
     InvalidEgressIP,
     InvalidSelector,
+    /// The list of addresses cannot be read.
+    InvalidSpec,
     EgressIPConflict,
     UnsupportedRequest,
 }
@@ -27,8 +31,10 @@ impl Reason {
             Self::Assigned => "Assigned",
             Self::PartiallyAssigned => "PartiallyAssigned",
             Self::NoEligibleNode => "NoEligibleNode",
+            Self::NoReadyNode => "NoReadyNode",
             Self::InvalidEgressIP => "InvalidEgressIP",
             Self::InvalidSelector => "InvalidSelector",
+            Self::InvalidSpec => "InvalidSpec",
             Self::EgressIPConflict => "EgressIPConflict",
             Self::UnsupportedRequest => "UnsupportedRequest",
         }
@@ -59,15 +65,17 @@ pub fn condition(object: &EgressObject, outcome: &Outcome) -> Assigned {
     let fates = || outcome.entries.iter().map(|(_, fate)| fate);
     let assigned = |fate: &Fate| matches!(fate, Fate::Assigned { .. });
     let reason = match () {
-        () if object.selects.is_err() => Reason::InvalidSelector,
+        () if unreadable(object, Part::Selectors) => Reason::InvalidSelector,
+        () if unreadable(object, Part::Addresses) => Reason::InvalidSpec,
         () if fates().count() > 0 && fates().all(assigned) => Reason::Assigned,
         () if fates().any(assigned) => Reason::PartiallyAssigned,
         () if outcome.no_eligible_node() => Reason::NoEligibleNode,
+        () if fates().any(|fate| matches!(fate, Fate::NotReady { .. })) => Reason::NoReadyNode,
         () if fates().any(|fate| matches!(fate, Fate::Taken { .. })) => Reason::UnsupportedRequest,
         () if fates().any(|fate| matches!(fate, Fate::Conflict { .. })) => Reason::EgressIPConflict,
         () => Reason::InvalidEgressIP,
     };
-    let mut causes: Vec<String> = object.selects.as_ref().err().cloned().into_iter().collect();
+    let mut causes: Vec<String> = complaints(object).map(|(_, message)| message).collect();
     causes.extend(outcome.entries.iter().filter_map(|(entry, fate)| cause(entry, fate)));
     if outcome.entries.is_empty() {
         causes.push("spec.egressIPs is empty".to_owned());
@@ -76,13 +84,31 @@ pub fn condition(object: &EgressObject, outcome: &Outcome) -> Assigned {
     Assigned { reason, message }
 }
 
+fn unreadable(object: &EgressObject, part: Part) -> bool {
+    object.unreadable.iter().any(|unreadable| unreadable.part == part)
+}
+
+/// What is wrong with the spec as a whole. A status that cannot be read is written anew and needs no word.
+fn complaints(object: &EgressObject) -> impl Iterator<Item = (Reason, String)> {
+    object.unreadable.iter().filter_map(|Unreadable { part, why, .. }| {
+        Some(match part {
+            Part::Selectors => {
+                (Reason::InvalidSelector, format!("{why}; pods that were selected stay so, no others are"))
+            }
+            Part::Addresses => (Reason::InvalidSpec, format!("{why}; the addresses that were read last hold")),
+            Part::Items => return None,
+        })
+    })
+}
+
 fn cause(entry: &str, fate: &Fate) -> Option<String> {
     Some(match fate {
         Fate::Assigned { .. } => return None,
         Fate::Invalid => format!("{entry:?} is not an IP address"),
         Fate::Conflict { node } => format!("{entry} is an address of node {node}"),
         Fate::Taken { object, .. } => format!("{entry} belongs to EgressIP {object}"),
-        Fate::NoNode => format!("{entry}: no ready node with label {} has a network for it", keys::ASSIGNABLE),
+        Fate::NoNode => format!("{entry}: no node with label {} has a network for it", keys::ASSIGNABLE),
+        Fate::NotReady { node } => format!("{entry}: node {node}, which could host it, is not ready"),
         Fate::NoRoom => format!("{entry}: every node for it has another address of this object"),
     })
 }
@@ -92,8 +118,10 @@ pub fn notices(object: &EgressObject, outcome: &Outcome, eligible: usize) -> BTr
     let name = &object.name;
     let mut notices: BTreeSet<Notice> =
         outcome.entries.iter().filter_map(|(entry, fate)| entry_notice(name, entry, fate)).collect();
+    notices.extend(complaints(object).map(|(reason, message)| Notice { reason: reason.as_str(), message }));
     let items = outcome.items();
-    let waiting = outcome.entries.iter().any(|(_, fate)| matches!(fate, Fate::NoNode | Fate::NoRoom));
+    let waiting =
+        outcome.entries.iter().any(|(_, fate)| matches!(fate, Fate::NoNode | Fate::NotReady { .. } | Fate::NoRoom));
     if items.is_empty() && eligible == 0 {
         let label = keys::ASSIGNABLE;
         let message =
@@ -130,7 +158,7 @@ fn entry_notice(name: &str, entry: &str, fate: &Fate) -> Option<Notice> {
                 node.as_deref().unwrap_or("no node yet")
             ),
         ),
-        Fate::Assigned { .. } | Fate::NoNode | Fate::NoRoom => return None,
+        Fate::Assigned { .. } | Fate::NoNode | Fate::NotReady { .. } | Fate::NoRoom => return None,
     };
     Some(Notice { reason, message })
 }

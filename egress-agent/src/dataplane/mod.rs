@@ -33,6 +33,7 @@ mod events;
 mod executor;
 mod features;
 mod frames;
+pub mod host;
 mod interfaces;
 mod lock;
 mod map_access;

@@ -21,15 +21,16 @@ fn first_line(error: &KubeconfigError) -> String {
     error.to_string().lines().next().unwrap_or_default().to_owned()
 }
 
-/// From the file, else from the pod's service account.
-pub async fn connect(kubeconfig: Option<&Path>) -> Result<Client, ClientError> {
+/// From the file, else from the pod's service account; with the server's address, for people.
+pub async fn connect(kubeconfig: Option<&Path>) -> Result<(Client, String), ClientError> {
     let config = match kubeconfig {
         Some(path) => {
             from_file(path).await.map_err(|source| ClientError::Kubeconfig { path: path.to_owned(), source })?
         }
         None => Config::incluster().map_err(ClientError::NotInCluster)?,
     };
-    Client::try_from(config).map_err(ClientError::Setup)
+    let server = config.cluster_url.to_string();
+    Ok((Client::try_from(config).map_err(ClientError::Setup)?, server))
 }
 
 async fn from_file(path: &Path) -> Result<Config, KubeconfigError> {

@@ -2,6 +2,12 @@
 //!
 //! Each carries the object's UID, so that `kubectl describe` shows it. They are created one by one: kube's recorder
 //! counts events of one reason as one and would drop the differing texts, and callers here publish once per change.
+//!
+//! Nobody waits for them: neither the kernel's half nor the leader may be held up by an API server that answers slowly.
+//! They stand in a queue of their own, from which one task writes them. Where it is full, an event is a line in the log
+//! instead: what it says is in the object's condition or in the log of the node as well.
+
+use std::time::Duration;
 
 use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::api::events::v1::Event;
@@ -9,8 +15,12 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{Api, ObjectMeta, PostParams};
 use kube::{Client, Resource};
+use tokio::sync::mpsc;
+use tokio::sync::mpsc::error::TrySendError;
+use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
+use super::causes::Causes;
 use super::crd::EgressIP;
 use crate::model::view::PodKey;
 
@@ -19,10 +29,52 @@ const NAMESPACE: &str = "default";
 /// The API refuses longer notes.
 const MAX_NOTE: usize = 1024;
 
+/// Events that may wait.
+const QUEUE: usize = 256;
+/// How long one write may take.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Takes events; never waits.
 #[derive(Clone)]
 pub struct Events {
-    api: Api<Event>,
+    queue: mpsc::Sender<Event>,
     node_name: String,
+}
+
+/// Writes them.
+pub struct Delivery {
+    api: Api<Event>,
+    queue: mpsc::Receiver<Event>,
+}
+
+/// The two ends of a queue of events.
+pub fn queue(client: Client, node_name: &str) -> (Events, Delivery) {
+    let (sender, receiver) = mpsc::channel(QUEUE);
+    let events = Events { queue: sender, node_name: node_name.to_owned() };
+    (events, Delivery { api: Api::namespaced(client, NAMESPACE), queue: receiver })
+}
+
+impl Delivery {
+    /// Runs until told to stop.
+    pub async fn run(mut self, stop: CancellationToken) {
+        let params = PostParams::default();
+        while let Some(Some(event)) = stop.run_until_cancelled(self.queue.recv()).await {
+            let write = tokio::time::timeout(PATIENCE, self.api.create(&params, &event));
+            match stop.run_until_cancelled(write).await {
+                Some(Ok(Ok(_))) => {}
+                Some(Ok(Err(error))) => lost(&event, &Causes(&error).to_string()),
+                Some(Err(_)) => lost(&event, "the API server does not answer"),
+                None => lost(&event, "the agent stops"),
+            }
+        }
+    }
+}
+
+/// What an event would have said.
+fn lost(event: &Event, cause: &str) {
+    let regarding = event.regarding.as_ref().and_then(|object| object.name.as_deref());
+    let (reason, note) = (event.reason.as_deref(), event.note.as_deref());
+    warn!(egressip = regarding, reason, note, cause, "an event could not be written");
 }
 
 /// The EgressIP object that an event is about.
@@ -35,15 +87,13 @@ pub struct About<'a> {
 }
 
 impl Events {
-    pub fn new(client: Client, node_name: &str) -> Self {
-        Self { api: Api::namespaced(client, NAMESPACE), node_name: node_name.to_owned() }
-    }
-
-    /// A warning. That it cannot be written is a line in the log, no more.
-    pub async fn warn(&self, about: About<'_>, reason: &str, message: &str) {
+    /// A warning.
+    pub fn warn(&self, about: About<'_>, reason: &str, message: &str) {
         let event = self.event(about, reason, message, Timestamp::now());
-        if let Err(error) = self.api.create(&PostParams::default(), &event).await {
-            warn!(egressip = about.name, reason, message, %error, "cannot write an event");
+        match self.queue.try_send(event) {
+            Ok(()) => {}
+            Err(TrySendError::Full(event)) => lost(&event, "too many events are waiting"),
+            Err(TrySendError::Closed(event)) => lost(&event, "the agent stops"),
         }
     }
 

@@ -10,8 +10,17 @@ pub const HOST_CIDRS: &str = "k8s.ovn.org/host-cidrs";
 pub const NODE_SUBNETS: &str = "k8s.ovn.org/node-subnets";
 /// Node: written by OVN-Kubernetes on every node where it runs, and by nobody else.
 pub const CHASSIS_ID: &str = "k8s.ovn.org/node-chassis-id";
+/// Node: written by OVN-Kubernetes on every node where it runs, and by nobody else; either will do.
+pub const OF_OVN_KUBERNETES: [&str; 2] = [CHASSIS_ID, "k8s.ovn.org/l3-gateway-config"];
+/// Node: egress IPs that OVN-Kubernetes has put on interfaces, `["10.10.10.100"]`.
+pub const EGRESS_IPS_ON_INTERFACES: [&str; 2] =
+    ["k8s.ovn.org/secondary-host-egress-ips", "k8s.ovn.org/bridge-egress-ips"];
+/// Node: which of the keys above this project wrote, with the values, so that another's are known from ours.
+pub const PUBLISHED: &str = "k8s.ovn.org/egress-agent-published";
 /// Pod: `{"default":{"ip_addresses":["10.244.0.5/24"],"ip_address":"10.244.0.5/24",..}}`.
 pub const POD_NETWORKS: &str = "k8s.ovn.org/pod-networks";
+/// Service (label): another proxy than kube-proxy takes care of it.
+pub const SERVICE_PROXY_NAME: &str = "service.kubernetes.io/service-proxy-name";
 
 /// EgressIP: the egress ID, decimal. Written by the leader.
 pub const EGRESS_ID: &str = "k8s.ovn.org/egressip-tunnel-id";

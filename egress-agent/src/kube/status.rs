@@ -15,8 +15,7 @@ use kube::api::{Api, DynamicObject, Patch, PatchParams};
 use kube::{Client, Error};
 use serde_json::{Value, json};
 
-use super::convert::{self, ObjectError};
-use super::{keys, watch};
+use super::{convert, keys, watch};
 use crate::controller::verdict::Assigned;
 use crate::model::state::EgressId;
 use crate::model::view::{EgressObject, Item};
@@ -36,12 +35,12 @@ pub enum WriteError {
     /// Somebody else wrote meanwhile, or the object is gone: look again.
     #[error("the object has changed meanwhile")]
     Stale,
+    #[error("the API server does not answer")]
+    Silence,
     #[error(transparent)]
     Api(#[from] Error),
     #[error("the patch cannot be expressed: {0}")]
     Patch(#[from] serde_json::Error),
-    #[error("the server's answer cannot be read: {0}")]
-    Answer(#[from] ObjectError),
 }
 
 /// Writes to EgressIP objects, and learns what their CRD has.
@@ -126,7 +125,7 @@ impl StatusWriter {
             self.api.patch(&object.name, &params, &patch).await
         };
         match answer {
-            Ok(answer) => Ok(convert::object(&answer)?),
+            Ok(answer) => Ok(convert::object(&answer)),
             // 409: a conflict; 422: a `test` that failed.
             Err(Error::Api(status)) if matches!(status.code, 409 | 422) => {
                 tracing::debug!(egressip = object.name, message = status.message, "a guarded write was refused");
@@ -245,7 +244,7 @@ mod tests {
     use crate::controller::verdict::Reason;
 
     fn object(value: Value) -> EgressObject {
-        convert::object(&serde_json::from_value(value).expect("an object")).expect("an EgressIP")
+        convert::object(&serde_json::from_value(value).expect("an object"))
     }
 
     fn wanted() -> Wanted {

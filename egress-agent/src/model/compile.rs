@@ -1,15 +1,15 @@
-//! Keeps the desired state up to date: a change of pods computes the entries of those pods only, any other change the
+//! Keeps the desired state up to date: a change of pods or services computes their entries only, any other change the
 //! whole (objects, namespaces and nodes change rarely, and a whole compilation costs what a map dump costs).
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use super::desired::{Settings, desired};
-use super::plan::{plan, plan_pods};
+use super::desired::{Settings, desired, put_service};
+use super::plan::{plan, plan_addresses};
 use super::selection::{Selection, Standby};
-use super::state::{Action, KernelState};
-use super::view::{Change, ClusterView, Node, Touched};
+use super::state::{Action, KernelState, PodState};
+use super::view::{Addresses, Change, ClusterView, Node, Touched};
 
 /// The view, what it means, and what has been touched since the last plan.
 #[derive(Debug)]
@@ -37,9 +37,11 @@ impl Compiler {
         self.view.nodes.get(&self.settings.node_name).map(Arc::as_ref)
     }
 
-    /// Is this node not known yet, or not like this?
-    pub fn is_news(&self, name: &str, node: &Arc<Node>) -> bool {
-        self.view.nodes.get(name) != Some(node)
+    /// What the kernel held when it was first observed; later calls change nothing.
+    pub fn remember(&mut self, pods: &BTreeMap<IpAddr, PodState>) {
+        if self.desired.is_none() {
+            self.view.remember(pods);
+        }
     }
 
     /// Enters a change; several may be entered before one compilation.
@@ -53,9 +55,11 @@ impl Compiler {
     pub fn compile(&mut self) -> Option<(&KernelState, Touched)> {
         let touched = std::mem::take(&mut self.touched);
         match (&touched, &mut self.desired) {
-            (Touched::Nothing, Some(_)) => {}
-            (Touched::Pods(addresses), Some(desired)) => {
-                for address in addresses {
+            (Touched::Addresses(Addresses { pods, services }), Some(desired)) => {
+                for address in services {
+                    put_service(&self.view, &self.settings, &desired.nodes, &mut desired.cluster, *address);
+                }
+                for address in pods {
                     match self.selection.pod_state(&self.view, *address) {
                         Some(state) => desired.pods.insert(*address, state),
                         None => desired.pods.remove(address),
@@ -84,8 +88,7 @@ impl Compiler {
 /// The plan for what was touched.
 pub fn plan_touched(actual: &KernelState, desired: &KernelState, touched: &Touched) -> Vec<Action> {
     match touched {
-        Touched::Nothing => Vec::new(),
-        Touched::Pods(addresses) => plan_pods(actual, desired, &addresses.iter().copied().collect::<Vec<IpAddr>>()),
+        Touched::Addresses(addresses) => plan_addresses(actual, desired, addresses),
         Touched::Everything => plan(actual, desired),
     }
 }

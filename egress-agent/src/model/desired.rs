@@ -5,17 +5,19 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use egress_common::abi::MAX_SLOTS;
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+use kube::core::{Selector, SelectorExt};
 
 use super::selection::{Selection, by_rank};
 use super::state::{
     EgressId, Family, KernelState, NodeAddress, OnUnknownPod, Place, Policy, Prefix, PrefixKind, Slot, WhenEmpty,
 };
-use super::view::{ClusterView, EgressObject, Node, parse_egress_ip};
+use super::view::{ClusterView, EgressObject, Node, Part, parse_egress_ip};
 
 /// What happens to packets of pods that this node does not know (yet).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UnknownPods {
-    /// Drop where the CNI announces addresses before the pod starts; elsewhere pass while there is no object at all.
+    /// Drop where the CNI announces addresses before the pod starts; elsewhere pass while no object could select a pod
+    /// here.
     Auto,
     Drop,
     Pass,
@@ -43,12 +45,15 @@ pub struct Settings {
 /// the node itself would be taken for traffic to the world.
 pub fn desired(view: &ClusterView, settings: &Settings, selection: &mut Selection) -> Option<KernelState> {
     let own = view.nodes.get(&settings.node_name)?;
-    // A node that has just registered has no address yet.
-    own.endpoint()?;
+    // The address that others know this node by must not change under them: it counts from when it is published.
+    if own.primary.is_empty() {
+        return None;
+    }
     let addresses: BTreeSet<IpAddr> = view.pods.values().flat_map(|pod| pod.addresses.iter().copied()).collect();
     let pods = addresses.into_iter().filter_map(|a| selection.pod_state(view, a).map(|state| (a, state))).collect();
     let nodes = node_addresses(view, settings);
-    let cluster = prefixes(view, settings, &nodes);
+    let mut cluster = prefixes(view, settings, &nodes);
+    view.services.all().for_each(|address| put_service(view, settings, &nodes, &mut cluster, address));
     let (policy, owned) = policies(view, settings, selection, &nodes);
     Some(KernelState { pods, policy, owned, cluster, nodes, on_unknown_pod: Some(on_unknown_pod(view, settings, own)) })
 }
@@ -57,9 +62,16 @@ fn on_unknown_pod(view: &ClusterView, settings: &Settings, own: &Node) -> OnUnkn
     match settings.unknown_pods {
         UnknownPods::Drop => OnUnknownPod::Drop,
         UnknownPods::Pass => OnUnknownPod::Pass,
-        UnknownPods::Auto if own.announces_pods || !view.objects.is_empty() => OnUnknownPod::Drop,
+        UnknownPods::Auto if own.announces_pods || could_select(view) => OnUnknownPod::Drop,
         UnknownPods::Auto => OnUnknownPod::Pass,
     }
+}
+
+/// Could an object select a pod that begins here now? One that selects a namespace could: pods go anywhere. So could one
+/// whose selectors nobody can read.
+fn could_select(view: &ClusterView) -> bool {
+    let selects_one = |namespaces: &Selector| view.namespaces.values().any(|labels| namespaces.matches(labels));
+    view.objects.values().any(|object| object.selects.as_ref().is_none_or(|selects| selects_one(&selects.namespaces)))
 }
 
 type Policies = BTreeMap<(EgressId, Family), Policy>;
@@ -77,12 +89,14 @@ fn policies(
     let (mut policies, mut owned) = (Policies::new(), Owned::new());
     let mut claimed = BTreeSet::new();
     for object in by_rank(view.objects.values()) {
+        let listed = object.addresses();
         let mut items: Vec<(IpAddr, &str)> = object
             .items
             .iter()
             .filter_map(|item| parse_egress_ip(&item.egress_ip).map(|address| (address, item.node.as_str())))
-            // A node that owned its own address would drop all that is for itself.
-            .filter(|(address, _)| !nodes_own.contains_key(address))
+            // A node that owned its own address would drop all that is for itself. What the object does not list (any
+            // more) is not its address, whatever the status says.
+            .filter(|(address, _)| !nodes_own.contains_key(address) && listed.contains(address))
             .collect();
         items.sort_unstable();
         let mut nodes = BTreeSet::new();
@@ -108,7 +122,7 @@ fn policies(
 }
 
 fn when_empty(object: &EgressObject, family: Family, settings: &Settings) -> WhenEmpty {
-    if !object.listed.iter().any(|text| listed_family(text) == family) {
+    if !object.is_unknown(Part::Addresses) && !object.listed.iter().any(|text| listed_family(text) == family) {
         return WhenEmpty::NotListed;
     }
     let exception_is_on = settings.on_unassigned == OnUnassigned::NodeAddress && !object.drop_unassigned;
@@ -166,6 +180,27 @@ fn prefixes(view: &ClusterView, settings: &Settings, nodes: &BTreeMap<IpAddr, No
         put(&node.pod_subnets, PrefixKind::PodSubnet, node.endpoint());
     }
     cluster
+}
+
+/// Brings the entry of one service address up to the view. Other knowledge of an address wins: a node's address, an
+/// egress IP, one in a prefix that is the cluster's anyway. (An entry of its own would hide whose pod it is.)
+pub(super) fn put_service(
+    view: &ClusterView,
+    settings: &Settings,
+    nodes: &BTreeMap<IpAddr, NodeAddress>,
+    cluster: &mut BTreeMap<IpNet, Prefix>,
+    address: IpAddr,
+) {
+    let host = IpNet::from(address);
+    let is_entry = |prefix: &Prefix| prefix.kind == PrefixKind::Service && !settings.service_cidrs.contains(&host);
+    if cluster.get(&host).is_some_and(is_entry) {
+        cluster.remove(&host);
+    }
+    let shorter = (0..=host.prefix_len()).filter_map(|len| IpNet::new(address, len).ok());
+    let is_clusters = shorter.into_iter().any(|prefix| cluster.contains_key(&prefix.trunc()));
+    if view.services.has(address) && !is_clusters && !nodes.contains_key(&address) {
+        cluster.insert(host, Prefix { kind: PrefixKind::Service, node: None });
+    }
 }
 
 /// The cluster's egress IPs: all assigned ones, and listed ones where some node's network could hold them (a typed-in

@@ -1,8 +1,11 @@
-//! Pure: cluster view -> desired state -> plan. No I/O, no clock, no randomness.
+//! Pure: cluster view -> desired state -> plan. No I/O, no clock, no randomness; only [`inbox`] waits.
 //!
 //! - [`view`]: what is known of the cluster, in plain types, and how a change enters it.
+//! - [`object`]: an EgressIP object, and what happens to what cannot be read of it.
 //! - [`selection`]: which object serves which pod of this node.
+//! - [`services`]: addresses of Services outside the service networks.
 //! - [`desired`]: what the maps of this node should hold for that view.
+//! - [`inbox`]: changes that wait for a half that is busy.
 //! - [`compile`]: keeps the last desired state and recomputes only what a change concerns.
 //! - [`mod@plan`]: the ordered actions from the actual to the desired state, safe after every prefix.
 //! - [`step`]: what one action does to a state, the reference that plans are tested against.
@@ -11,10 +14,13 @@
 pub mod compile;
 pub mod desired;
 pub mod executor;
+pub mod inbox;
+pub mod object;
 pub mod plan;
 #[cfg(test)]
 pub(crate) mod samples;
 pub mod selection;
+pub mod services;
 pub mod state;
 pub mod step;
 pub mod view;

@@ -27,6 +27,7 @@ use super::desired::family_of;
 use super::selection::NOT_NUMBERED;
 use super::state::{Action, EgressId, Family, KernelState, OnUnknownPod, Place, PodState, Policy, Slot, WhenEmpty};
 use super::step::step;
+use super::view::Addresses;
 
 /// The whole difference.
 pub fn plan(actual: &KernelState, desired: &KernelState) -> Vec<Action> {
@@ -47,9 +48,19 @@ pub fn plan(actual: &KernelState, desired: &KernelState) -> Vec<Action> {
     plan.actions
 }
 
-/// The difference of these pod addresses only; nothing else may differ in a way that concerns them.
-pub fn plan_pods(actual: &KernelState, desired: &KernelState, addresses: &[IpAddr]) -> Vec<Action> {
-    addresses.iter().flat_map(|address| change_pod(actual, desired, *address)).collect()
+/// The difference of these addresses only; nothing else may differ in a way that concerns them.
+pub fn plan_addresses(actual: &KernelState, desired: &KernelState, addresses: &Addresses) -> Vec<Action> {
+    let services = addresses.services.iter().filter_map(|address| change_host_prefix(actual, desired, *address));
+    services.chain(addresses.pods.iter().flat_map(|address| change_pod(actual, desired, *address))).collect()
+}
+
+fn change_host_prefix(actual: &KernelState, desired: &KernelState, address: IpAddr) -> Option<Action> {
+    let host = IpNet::from(address);
+    match (actual.cluster.get(&host), desired.cluster.get(&host)) {
+        (old, new) if old == new => None,
+        (_, Some(new)) => Some(Action::PutPrefix(host, *new)),
+        (_, None) => Some(Action::RemovePrefix(host)),
+    }
 }
 
 fn change_pod(actual: &KernelState, desired: &KernelState, address: IpAddr) -> Vec<Action> {

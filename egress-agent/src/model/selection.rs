@@ -91,10 +91,15 @@ impl Selection {
     fn selecting(&mut self, view: &ClusterView, key: &PodKey, pod: &Pod) -> Option<Vec<Arc<EgressObject>>> {
         let labels = view.namespaces.get(&key.namespace)?;
         let candidates = self.by_namespace.entry(key.namespace.clone()).or_insert_with(|| {
-            let selected = |o: &&Arc<EgressObject>| o.selects.as_ref().is_ok_and(|s| s.namespaces.matches(labels));
+            let selected = |o: &&Arc<EgressObject>| o.selects.as_ref().is_none_or(|s| s.namespaces.matches(labels));
             by_rank(view.objects.values().filter(selected)).into_iter().cloned().collect()
         });
-        let selected = |o: &&Arc<EgressObject>| o.selects.as_ref().is_ok_and(|s| s.pods.matches(&pod.labels));
+        let remembered = view.remembered.get(&pod.uid);
+        let selected = |object: &&Arc<EgressObject>| match &object.selects {
+            Some(selects) => selects.pods.matches(&pod.labels),
+            // Nobody knows whom it selects: those that it had selected when it could be read.
+            None => remembered.is_some_and(|id| self.ids.get(&object.name) == Some(id)),
+        };
         Some(candidates.iter().filter(selected).cloned().collect())
     }
 }

@@ -8,9 +8,10 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 
 use ipnet::IpNet;
-use kube::core::Selector;
 
-use super::state::{EgressId, TunnelEndpoint};
+pub use super::object::{Condition, Conditions, EgressObject, Item, Part, Selects, Unreadable, parse_egress_ip};
+pub use super::services::{ServiceKey, Services};
+use super::state::{EgressId, PodState, TunnelEndpoint};
 
 pub type Labels = BTreeMap<String, String>;
 
@@ -43,81 +44,6 @@ impl Pod {
     }
 }
 
-/// One entry of `status.items`, as written.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Item {
-    pub node: String,
-    pub egress_ip: String,
-}
-
-/// The condition `Assigned` as found in the status.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Condition {
-    pub status: bool,
-    pub reason: String,
-    pub message: String,
-    pub observed_generation: Option<i64>,
-    pub last_transition: String,
-}
-
-/// Where the condition `Assigned` stands in the status: conditions of others stay where they are.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Conditions {
-    /// The status has a list of conditions.
-    pub listed: bool,
-    pub assigned: Option<(usize, Condition)>,
-}
-
-/// Whom an object selects.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Selects {
-    pub namespaces: Selector,
-    pub pods: Selector,
-}
-
-/// An EgressIP object.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct EgressObject {
-    pub name: String,
-    pub uid: String,
-    pub resource_version: String,
-    pub generation: Option<i64>,
-    pub created: Created,
-    /// `spec.egressIPs` as typed.
-    pub listed: Vec<String>,
-    /// `Err` says what is wrong with a selector: such an object selects nothing.
-    pub selects: Result<Selects, String>,
-    /// The egress ID that the object carries.
-    pub id: Option<EgressId>,
-    /// The addresses for which the controller has published that no node can host any of them.
-    pub no_eligible_node: Option<BTreeSet<IpAddr>>,
-    /// The object asks for a drop where the node's address would serve.
-    pub drop_unassigned: bool,
-    pub has_annotations: bool,
-    pub has_status: bool,
-    /// The status has a list of items, empty or not.
-    pub has_items: bool,
-    pub items: Vec<Item>,
-    pub conditions: Conditions,
-}
-
-impl EgressObject {
-    /// Age first, then name: the order in which objects win over each other, the same on every node.
-    pub fn rank(&self) -> (Created, &str) {
-        (self.created, &self.name)
-    }
-
-    /// The listed addresses that can be read, canonical and each once.
-    pub fn addresses(&self) -> BTreeSet<IpAddr> {
-        self.listed.iter().filter_map(|text| parse_egress_ip(text)).collect()
-    }
-}
-
-/// The only reading of an egress IP: an address without prefix length; `::ffff:a.b.c.d` is IPv4.
-pub fn parse_egress_ip(text: &str) -> Option<IpAddr> {
-    text.trim().parse::<IpAddr>().ok().map(|address| address.to_canonical())
-}
-
 /// A node of the cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Node {
@@ -128,6 +54,8 @@ pub struct Node {
     pub ready: bool,
     /// The node's own address with the prefix length of its network, per family.
     pub primary: Vec<IpNet>,
+    /// The node has said its primary networks, all of them readable.
+    pub networks_known: bool,
     /// Every address of the node with its prefix length.
     pub host_cidrs: Vec<IpNet>,
     /// `status.addresses`.
@@ -161,6 +89,11 @@ impl Node {
         self.pod_subnets.iter().filter_map(|subnet| nth_address(subnet, 2)).collect()
     }
 
+    /// As [`Self::hosts`], as far as one knows: a node that has not said its networks might.
+    pub fn may_host(&self, address: IpAddr) -> bool {
+        !self.networks_known || self.hosts(address)
+    }
+
     /// Can the node's primary network hold the address?
     pub fn hosts(&self, address: IpAddr) -> bool {
         self.primary.iter().any(|network| network.contains(&address))
@@ -191,29 +124,66 @@ pub enum Change {
     Namespaces(Update<String, Labels>),
     Pods(Update<PodKey, Pod>),
     Nodes(Update<String, Arc<Node>>),
+    /// The addresses of a Service that the service proxy takes care of and that are not in a service network.
+    Services(Update<ServiceKey, BTreeSet<IpAddr>>),
 }
 
 /// What must be computed anew after a change.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Touched {
-    #[default]
-    Nothing,
-    /// The entries of these pod addresses.
-    Pods(BTreeSet<IpAddr>),
+    /// The entries of these addresses, no more.
+    Addresses(Addresses),
     Everything,
 }
 
+/// Whose entries are concerned.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Addresses {
+    pub pods: BTreeSet<IpAddr>,
+    pub services: BTreeSet<IpAddr>,
+}
+
 impl Touched {
+    pub const NOTHING: Self = Self::Addresses(Addresses { pods: BTreeSet::new(), services: BTreeSet::new() });
+
     #[must_use]
     pub fn and(self, other: Self) -> Self {
         match (self, other) {
             (Self::Everything, _) | (_, Self::Everything) => Self::Everything,
-            (Self::Nothing, touched) | (touched, Self::Nothing) => touched,
-            (Self::Pods(mut one), Self::Pods(other)) => {
-                one.extend(other);
-                Self::Pods(one)
+            (Self::Addresses(mut one), Self::Addresses(other)) => {
+                one.pods.extend(other.pods);
+                one.services.extend(other.services);
+                Self::Addresses(one)
             }
         }
+    }
+}
+
+impl Default for Touched {
+    fn default() -> Self {
+        Self::NOTHING
+    }
+}
+
+/// The update with objects whose unreadable parts are as they were last read.
+pub fn filled(
+    update: Update<String, Arc<EgressObject>>,
+    known: impl Fn(&String) -> Option<Arc<EgressObject>>,
+) -> Update<String, Arc<EgressObject>> {
+    let fill = |(name, object): (String, Arc<EgressObject>)| {
+        let known = if object.unreadable.is_empty() { None } else { known(&name) };
+        match known {
+            Some(known) => (name, Arc::new(Arc::unwrap_or_clone(object).filled_from(&known))),
+            None => (name, object),
+        }
+    };
+    match update {
+        Update::Replaced(objects) => Update::Replaced(objects.into_iter().map(fill).collect()),
+        Update::Changed(name, object) => {
+            let (name, object) = fill((name, object));
+            Update::Changed(name, object)
+        }
+        Update::Removed(name) => Update::Removed(name),
     }
 }
 
@@ -225,19 +195,42 @@ pub struct ClusterView {
     /// This node's pods only.
     pub pods: BTreeMap<PodKey, Pod>,
     pub nodes: BTreeMap<String, Arc<Node>>,
+    pub services: Services,
+    /// By pod UID, whom the kernel had selected when the agent started: the last reading of selectors that cannot be
+    /// read now.
+    pub remembered: BTreeMap<String, EgressId>,
 }
 
 impl ClusterView {
+    /// Takes note of the pods that an earlier agent had selected. Their UIDs are kept: a later pod with the address of
+    /// one of them is another.
+    pub fn remember(&mut self, selected: &BTreeMap<IpAddr, PodState>) {
+        let of = |pod: &Pod| pod.addresses.iter().find_map(|address| selected.get(address).copied());
+        let pods = self.pods.values().filter(|pod| pod.is_endpoint());
+        let selected = pods.filter_map(|pod| match of(pod) {
+            Some(PodState::Selected(id)) => Some((pod.uid.clone(), id)),
+            Some(PodState::Known) | None => None,
+        });
+        self.remembered = selected.collect();
+    }
+
     pub fn apply(&mut self, change: Change) -> Touched {
-        let everything_if = |changed| if changed { Touched::Everything } else { Touched::Nothing };
+        let everything_if = |changed| if changed { Touched::Everything } else { Touched::NOTHING };
         match change {
-            Change::Objects(update) => everything_if(apply(&mut self.objects, update, |_| ())),
+            Change::Objects(update) => {
+                let update = filled(update, |name| self.objects.get(name).cloned());
+                everything_if(apply(&mut self.objects, update, |_| ()))
+            }
             Change::Namespaces(update) => everything_if(apply(&mut self.namespaces, update, |_| ())),
             Change::Nodes(update) => everything_if(apply(&mut self.nodes, update, |_| ())),
             Change::Pods(update) => {
-                let mut addresses = BTreeSet::new();
-                let changed = apply(&mut self.pods, update, |pod| addresses.extend(&pod.addresses));
-                if changed { Touched::Pods(addresses) } else { Touched::Nothing }
+                let mut pods = BTreeSet::new();
+                apply(&mut self.pods, update, |pod| pods.extend(&pod.addresses));
+                Touched::Addresses(Addresses { pods, ..Addresses::default() })
+            }
+            Change::Services(update) => {
+                let services = self.services.apply(update);
+                Touched::Addresses(Addresses { services, ..Addresses::default() })
             }
         }
     }
@@ -273,17 +266,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn egress_ips_are_read_strictly_and_made_canonical() {
-        let ip = |text: &str| parse_egress_ip(text).map(|a| a.to_string());
-        assert_eq!(ip("172.18.0.100").as_deref(), Some("172.18.0.100"));
-        assert_eq!(ip("FD00:0172:18::0100").as_deref(), Some("fd00:172:18::100"));
-        assert_eq!(ip("::ffff:172.18.0.100").as_deref(), Some("172.18.0.100"));
-        for bad in ["172.18.0.100/32", "172.18.0.1000", "172.018.0.100", "", "eip"] {
-            assert_eq!(ip(bad), None, "{bad}");
-        }
-    }
-
-    #[test]
     fn the_management_address_is_the_second_of_each_subnet() {
         let subnets = ["10.244.1.0/24", "fd00:10:244:1::/64", "10.9.9.9/32"];
         let node = Node { pod_subnets: subnets.iter().filter_map(|s| s.parse().ok()).collect(), ..Node::default() };
@@ -304,9 +286,9 @@ mod tests {
         };
         let mut view = ClusterView::default();
         let put = |ip| Change::Pods(Update::Changed(key.clone(), pod(ip)));
-        assert_ne!(view.apply(put("10.0.0.1")), Touched::Nothing);
-        assert_eq!(view.apply(put("10.0.0.1")), Touched::Nothing);
-        let both = ["10.0.0.1", "10.0.0.2"].iter().filter_map(|a| a.parse().ok()).collect();
-        assert_eq!(view.apply(put("10.0.0.2")), Touched::Pods(both));
+        assert_ne!(view.apply(put("10.0.0.1")), Touched::NOTHING);
+        assert_eq!(view.apply(put("10.0.0.1")), Touched::NOTHING);
+        let pods = ["10.0.0.1", "10.0.0.2"].iter().filter_map(|a| a.parse().ok()).collect();
+        assert_eq!(view.apply(put("10.0.0.2")), Touched::Addresses(Addresses { pods, ..Addresses::default() }));
     }
 }

@@ -4,8 +4,8 @@ use kube::core::Selector;
 
 use super::*;
 use crate::model::samples::{ip, net, settings};
-use crate::model::state::{OnUnknownPod, PodState};
-use crate::model::view::{Conditions, EgressObject, Item, Labels, Node, Pod, PodKey, Selects};
+use crate::model::state::{OnUnknownPod, PodState, Prefix, PrefixKind};
+use crate::model::view::{Conditions, Item, Labels, Part, Pod, PodKey, Selects, ServiceKey};
 
 /// Remembers what it was asked to do; refuses to claim what somebody else has.
 #[derive(Clone, Default)]
@@ -54,7 +54,7 @@ fn object(name: &str, id: u32, created: i64, items: &[(&str, &str)]) -> (String,
         generation: None,
         created,
         listed: vec!["172.18.0.100".into(), "172.18.0.101".into()],
-        selects: Ok(Selects {
+        selects: Some(Selects {
             namespaces: Selector::default(),
             pods: [("app".to_owned(), "web".to_owned())].into_iter().collect(),
         }),
@@ -66,6 +66,7 @@ fn object(name: &str, id: u32, created: i64, items: &[(&str, &str)]) -> (String,
         has_items: true,
         items: items.iter().map(item).collect(),
         conditions: Conditions::default(),
+        unreadable: Vec::new(),
     };
     (name.to_owned(), Arc::new(object))
 }
@@ -91,6 +92,7 @@ fn world(items: &[(&str, &str)]) -> Vec<Change> {
         Change::Nodes(Update::Replaced([node(1), node(2)].into())),
         Change::Namespaces(Update::Replaced([("default".to_owned(), Labels::new())].into())),
         Change::Objects(Update::Replaced([object("a", 1, 1, items)].into())),
+        Change::Services(Update::Replaced(BTreeMap::new())),
     ]
 }
 
@@ -114,7 +116,7 @@ async fn nothing_is_written_before_every_watch_has_synced() {
     let mut changes = world(&[("n1", "172.18.0.100"), ("n2", "172.18.0.101")]);
     changes.push(Change::Pods(Update::Replaced([(key("p"), pod("10.244.1.10", "web"))].into())));
     let done = play(&recorder, changes).await;
-    assert!(done[..3].iter().all(Vec::is_empty));
+    assert!(done[..4].iter().all(Vec::is_empty));
     let state = recorder.state.lock().expect("not poisoned").clone();
     assert_eq!(state.owned[&EgressId(1)], ip("172.18.0.100"));
     assert_eq!(state.pods[&ip("10.244.1.10")], PodState::Selected(EgressId(1)));
@@ -132,10 +134,56 @@ async fn a_pod_event_is_one_write_and_the_kernel_is_observed_once() {
     changes.push(Change::Pods(Update::Removed(key("p"))));
     let done = play(&recorder, changes).await;
     let address = ip("10.244.1.10");
-    assert_eq!(done[4], [Action::PutPod(address, PodState::Selected(EgressId(1)))]);
-    assert_eq!(done[5], [Action::PutPod(address, PodState::Known), Action::CutPodFlows(address, EgressId(1))]);
-    assert_eq!(done[6], [Action::RemovePod(address)]);
+    assert_eq!(done[5], [Action::PutPod(address, PodState::Selected(EgressId(1)))]);
+    assert_eq!(done[6], [Action::PutPod(address, PodState::Known), Action::CutPodFlows(address, EgressId(1))]);
+    assert_eq!(done[7], [Action::RemovePod(address)]);
     assert_eq!(*recorder.observed.lock().expect("not poisoned"), 1);
+}
+
+#[tokio::test]
+async fn a_restart_keeps_whom_an_object_selected_that_cannot_be_read_any_more() {
+    let recorder = Recorder::default();
+    let pods = || Change::Pods(Update::Replaced([(key("p"), pod("10.244.1.10", "web"))].into()));
+    let mut changes = world(&[("n1", "172.18.0.100")]);
+    changes.push(pods());
+    play(&recorder, changes).await;
+    let before = recorder.state.lock().expect("not poisoned").clone();
+    assert_eq!(before.pods[&ip("10.244.1.10")], PodState::Selected(EgressId(1)));
+
+    let mut changes = world(&[("n1", "172.18.0.100")]);
+    let (name, readable) = object("a", 1, 1, &[("n1", "172.18.0.100")]);
+    let unreadable = vec![Unreadable { part: Part::Selectors, why: "nonsense".into(), is_known: false }];
+    let object = EgressObject { selects: None, unreadable, ..(*readable).clone() };
+    changes[2] = Change::Objects(Update::Replaced([(name, Arc::new(object))].into()));
+    changes.push(pods());
+    let done = play(&recorder, changes).await;
+    assert!(done.iter().all(Vec::is_empty), "{done:?}");
+    assert_eq!(*recorder.state.lock().expect("not poisoned"), before);
+}
+
+#[tokio::test]
+async fn a_service_with_an_address_of_its_own_is_one_write() {
+    let recorder = Recorder::default();
+    let mut changes = world(&[("n1", "172.18.0.100")]);
+    changes.push(Change::Pods(Update::Replaced(BTreeMap::new())));
+    let service = |name: &str| ServiceKey { namespace: "default".into(), name: name.into() };
+    let put = |name: &str, addresses: &[&str]| {
+        Change::Services(Update::Changed(service(name), addresses.iter().map(|address| ip(address)).collect()))
+    };
+    changes.push(put("plain", &[]));
+    changes.push(put("front", &["192.0.2.7"]));
+    changes.push(put("second", &["192.0.2.7"]));
+    changes.push(Change::Services(Update::Removed(service("front"))));
+    changes.push(Change::Services(Update::Removed(service("second"))));
+    // What is known otherwise stays what it is: an egress IP, nodes, pods, services, what is excluded.
+    changes.push(put("odd", &["172.18.0.100", "172.18.0.1", "172.18.0.2", "10.244.2.9", "10.96.0.1", "198.51.100.1"]));
+    let done = play(&recorder, changes).await;
+    let prefix = Prefix { kind: PrefixKind::Service, node: None };
+    assert_eq!(done[5], []);
+    assert_eq!(done[6], [Action::PutPrefix(net("192.0.2.7/32"), prefix)]);
+    assert_eq!((&done[7], &done[8]), (&vec![], &vec![]));
+    assert_eq!(done[9], [Action::RemovePrefix(net("192.0.2.7/32"))]);
+    assert_eq!(done[10], []);
 }
 
 #[tokio::test]
@@ -161,6 +209,6 @@ async fn the_oldest_object_serves_and_the_other_takes_over_when_it_is_gone() {
     changes.push(Change::Objects(Update::Removed(name)));
     let done = play(&recorder, changes).await;
     let selected = |id| Action::PutPod(ip("10.244.1.10"), PodState::Selected(EgressId(id)));
-    assert!(done[4].contains(&selected(2)), "{:?}", done[4]);
-    assert!(done[5].contains(&selected(1)), "{:?}", done[5]);
+    assert!(done[5].contains(&selected(2)), "{:?}", done[5]);
+    assert!(done[6].contains(&selected(1)), "{:?}", done[6]);
 }

@@ -2,7 +2,8 @@ use super::*;
 
 fn node(name: &str, network: &str) -> (String, Arc<Node>) {
     let primary = vec![network.parse().expect("a network")];
-    let node = Node { name: name.into(), assignable: true, ready: true, primary, ..Node::default() };
+    let ready = Node { name: name.into(), assignable: true, ready: true, ..Node::default() };
+    let node = Node { primary, networks_known: true, ..ready };
     (name.to_owned(), Arc::new(node))
 }
 
@@ -19,7 +20,7 @@ fn object(name: &str, created: i64, listed: &[&str], items: &[(&str, &str)]) -> 
         generation: Some(1),
         created,
         listed: listed.iter().map(|text| (*text).to_owned()).collect(),
-        selects: Err("none".into()),
+        selects: None,
         id: None,
         no_eligible_node: None,
         drop_unassigned: false,
@@ -28,6 +29,7 @@ fn object(name: &str, created: i64, listed: &[&str], items: &[(&str, &str)]) -> 
         has_items: false,
         items: items.iter().map(item).collect(),
         conditions: crate::model::view::Conditions::default(),
+        unreadable: Vec::new(),
     };
     (name.to_owned(), Arc::new(object))
 }
@@ -133,9 +135,31 @@ fn a_nodes_own_address_and_nonsense_are_refused_and_named() {
 fn no_node_is_told_from_a_node_that_is_taken() {
     let outcomes = assign(&Objects::from([object("a", 1, &["192.0.2.1", "bad"], &[])]), &nodes(2));
     assert_eq!(*fate(&outcomes, "a"), Fate::NoNode);
-    assert!(outcomes["a"].no_eligible_node());
+    assert!(!outcomes["a"].no_eligible_node(), "nobody knows which address is meant");
+    for hopeless in ["192.0.2.1", "fd00::1"] {
+        let outcomes = assign(&Objects::from([object("a", 1, &[hopeless], &[])]), &nodes(2));
+        assert!(outcomes["a"].no_eligible_node());
+    }
     let outcomes = assign(&Objects::from([object("a", 1, &["172.18.0.101"], &[])]), &Nodes::new());
     assert!(outcomes["a"].no_eligible_node());
-    let outcomes = assign(&Objects::from([object("a", 1, &["bad"], &[])]), &nodes(2));
-    assert!(!outcomes["a"].no_eligible_node(), "a typing error must not let pods out by the node's address");
+    for listed in [&["bad"][..], &[], &["172.18.0.1"], &["192.0.2.1", "172.18.0.1"]] {
+        let outcomes = assign(&Objects::from([object("a", 1, listed, &[])]), &nodes(2));
+        assert!(!outcomes["a"].no_eligible_node(), "{listed:?} must not let pods out by the node's address");
+    }
+}
+
+#[test]
+fn a_node_that_is_away_or_has_not_said_its_networks_might_host_an_address() {
+    let object = Objects::from([object("a", 1, &["172.18.0.101"], &[("n1", "172.18.0.101")])]);
+    let fate_with = |change: fn(&mut Node)| {
+        let mut node = (*nodes(1)["n1"]).clone();
+        change(&mut node);
+        let outcomes = assign(&object, &Nodes::from([("n1".to_owned(), Arc::new(node))]));
+        (fate(&outcomes, "a").clone(), outcomes["a"].no_eligible_node())
+    };
+    let away = (Fate::NotReady { node: "n1".into() }, false);
+    assert_eq!(fate_with(|node| node.ready = false), away);
+    assert_eq!(fate_with(|node| (node.primary, node.networks_known) = (Vec::new(), false)), away);
+    assert_eq!(fate_with(|node| (node.ready, node.networks_known) = (false, false)), away);
+    assert_eq!(fate_with(|node| (node.ready, node.assignable) = (false, false)), (Fate::NoNode, true));
 }

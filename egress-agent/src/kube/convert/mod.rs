@@ -5,10 +5,12 @@
 mod node;
 mod object;
 mod pod;
+mod service;
 
 pub use node::node;
-pub use object::{ObjectError, object};
+pub use object::object;
 pub use pod::{pod, pod_key};
+pub use service::{service, service_key};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 

@@ -41,11 +41,13 @@ pub fn node(node: &KubeNode) -> Node {
         .flat_map(|s| s.conditions.iter().flatten())
         .any(|condition| condition.type_ == "Ready" && condition.status == "True");
     let mut problems = Vec::new();
+    let primary = primary(meta, &mut problems);
     Node {
         name: meta.name.clone().unwrap_or_default(),
         assignable: meta.labels.iter().flatten().any(|(key, _)| key == keys::ASSIGNABLE),
         ready,
-        primary: primary(meta, &mut problems),
+        networks_known: !primary.is_empty() && problems.is_empty(),
+        primary,
         host_cidrs: read(meta, keys::HOST_CIDRS, &mut problems).unwrap_or_default(),
         internal: addresses("InternalIP"),
         external: addresses("ExternalIP"),

@@ -5,22 +5,12 @@ use std::collections::BTreeSet;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use kube::core::{DynamicObject, Selector};
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use super::{annotation, created};
-use crate::kube::crd::EgressIPSpec;
 use crate::kube::keys;
 use crate::model::state::EgressId;
-use crate::model::view::{Condition, Conditions, EgressObject, Item, Selects, parse_egress_ip};
-
-/// An object that no schema should have let through.
-#[derive(Debug, thiserror::Error)]
-pub enum ObjectError {
-    #[error("spec: {0}")]
-    Spec(#[source] serde_json::Error),
-    #[error("status.items: {0}")]
-    Items(#[source] serde_json::Error),
-}
+use crate::model::view::{Condition, Conditions, EgressObject, Item, Part, Selects, Unreadable, parse_egress_ip};
 
 #[derive(Deserialize)]
 struct StatusItem {
@@ -29,35 +19,59 @@ struct StatusItem {
     egress_ip: String,
 }
 
-pub fn object(object: &DynamicObject) -> Result<EgressObject, ObjectError> {
+/// What cannot be read is named in the value: an object that no schema should have let through hides nothing.
+pub fn object(object: &DynamicObject) -> EgressObject {
     let meta = &object.metadata;
-    let spec = EgressIPSpec::deserialize(&object.data["spec"]).map_err(ObjectError::Spec)?;
+    let spec = &object.data["spec"];
     let status = object.data.get("status").filter(|status| status.is_object());
-    Ok(EgressObject {
+    let mut unreadable = Vec::new();
+    let listed = read(Part::Addresses, listed(spec), &mut unreadable);
+    let selects = read(Part::Selectors, selects(spec), &mut unreadable);
+    let items = read(Part::Items, items(status), &mut unreadable);
+    EgressObject {
         name: meta.name.clone().unwrap_or_default(),
         uid: meta.uid.clone().unwrap_or_default(),
         resource_version: meta.resource_version.clone().unwrap_or_default(),
         generation: meta.generation,
         created: created(meta),
-        selects: selects(spec.namespace_selector, spec.pod_selector.unwrap_or_default()),
-        listed: spec.egress_ips,
+        selects,
+        listed: listed.unwrap_or_else(|| assigned(items.as_deref())),
         id: annotation(meta, keys::EGRESS_ID).and_then(egress_id),
         no_eligible_node: annotation(meta, keys::NO_ELIGIBLE_NODE).map(addresses),
         drop_unassigned: annotation(meta, keys::ON_UNASSIGNED).is_some_and(|value| value == "drop"),
         has_annotations: meta.annotations.is_some(),
         has_status: status.is_some(),
-        has_items: status.is_some_and(|status| status["items"].is_array()),
-        items: items(status)?,
+        has_items: items.is_some() && status.is_some_and(|status| status["items"].is_array()),
+        items: items.unwrap_or_default(),
         conditions: status.map(conditions).unwrap_or_default(),
+        unreadable,
+    }
+}
+
+fn read<T>(part: Part, value: Result<T, String>, unreadable: &mut Vec<Unreadable>) -> Option<T> {
+    value.map_err(|why| unreadable.push(Unreadable { part, why, is_known: false })).ok()
+}
+
+/// The addresses that an object had when its spec could be read.
+fn assigned(items: Option<&[Item]>) -> Vec<String> {
+    items.into_iter().flatten().map(|item| item.egress_ip.clone()).collect()
+}
+
+fn listed(spec: &Value) -> Result<Vec<String>, String> {
+    Vec::deserialize(&spec["egressIPs"]).map_err(|error| format!("spec.egressIPs: {error}"))
+}
+
+fn selects(spec: &Value) -> Result<Selects, String> {
+    let pods = if spec["podSelector"].is_null() { &Value::Object(Map::new()) } else { &spec["podSelector"] };
+    Ok(Selects {
+        namespaces: selector("namespaceSelector", &spec["namespaceSelector"])?,
+        pods: selector("podSelector", pods)?,
     })
 }
 
-fn selects(namespaces: LabelSelector, pods: LabelSelector) -> Result<Selects, String> {
-    Ok(Selects { namespaces: selector("namespaceSelector", namespaces)?, pods: selector("podSelector", pods)? })
-}
-
 /// Stricter than the library: a set operator without values, or values that nobody reads, is a mistake.
-fn selector(field: &str, selector: LabelSelector) -> Result<Selector, String> {
+fn selector(field: &str, value: &Value) -> Result<Selector, String> {
+    let selector = LabelSelector::deserialize(value).map_err(|error| format!("{field}: {error}"))?;
     for expression in selector.match_expressions.iter().flatten() {
         let (key, operator) = (&expression.key, expression.operator.as_str());
         let has_values = expression.values.as_ref().is_some_and(|values| !values.is_empty());
@@ -81,11 +95,11 @@ fn addresses(text: &str) -> BTreeSet<std::net::IpAddr> {
     text.split(',').filter_map(parse_egress_ip).collect()
 }
 
-fn items(status: Option<&Value>) -> Result<Vec<Item>, ObjectError> {
+fn items(status: Option<&Value>) -> Result<Vec<Item>, String> {
     let Some(items) = status.and_then(|status| status.get("items")).filter(|items| !items.is_null()) else {
         return Ok(Vec::new());
     };
-    let items = Vec::<StatusItem>::deserialize(items).map_err(ObjectError::Items)?;
+    let items = Vec::<StatusItem>::deserialize(items).map_err(|error| format!("status.items: {error}"))?;
     Ok(items.into_iter().map(|item| Item { node: item.node, egress_ip: item.egress_ip }).collect())
 }
 
@@ -113,13 +127,13 @@ mod tests {
     use super::*;
     use crate::model::view::Labels;
 
-    fn convert(value: Value) -> Result<EgressObject, ObjectError> {
+    fn convert(value: Value) -> EgressObject {
         object(&serde_json::from_value(value).expect("an object"))
     }
 
     fn with_selector(selector: Value) -> EgressObject {
         let spec = json!({"egressIPs": ["172.18.0.100"], "namespaceSelector": selector});
-        convert(json!({"metadata": {"name": "a"}, "spec": spec})).expect("a spec")
+        convert(json!({"metadata": {"name": "a"}, "spec": spec}))
     }
 
     #[test]
@@ -129,16 +143,16 @@ mod tests {
             with_selector(selector).selects.map(|s| s.namespaces.matches(&labels))
         };
         let expression = |operator: &str, values: Value| json!({"matchExpressions": [{"key": "env", "operator": operator, "values": values}]});
-        assert_eq!(matches(json!({}), &[]), Ok(true));
-        assert_eq!(matches(json!({"matchLabels": {"env": "prod"}}), &[("env", "prod")]), Ok(true));
-        assert_eq!(matches(json!({"matchLabels": {"env": "prod"}}), &[("env", "dev")]), Ok(false));
-        assert_eq!(matches(expression("In", json!(["a", "b"])), &[("env", "b")]), Ok(true));
-        assert_eq!(matches(expression("NotIn", json!(["a"])), &[]), Ok(true));
-        assert_eq!(matches(expression("NotIn", json!(["a"])), &[("env", "a")]), Ok(false));
-        assert_eq!(matches(expression("Exists", json!(null)), &[("env", "")]), Ok(true));
-        assert_eq!(matches(expression("DoesNotExist", json!([])), &[]), Ok(true));
+        assert_eq!(matches(json!({}), &[]), Some(true));
+        assert_eq!(matches(json!({"matchLabels": {"env": "prod"}}), &[("env", "prod")]), Some(true));
+        assert_eq!(matches(json!({"matchLabels": {"env": "prod"}}), &[("env", "dev")]), Some(false));
+        assert_eq!(matches(expression("In", json!(["a", "b"])), &[("env", "b")]), Some(true));
+        assert_eq!(matches(expression("NotIn", json!(["a"])), &[]), Some(true));
+        assert_eq!(matches(expression("NotIn", json!(["a"])), &[("env", "a")]), Some(false));
+        assert_eq!(matches(expression("Exists", json!(null)), &[("env", "")]), Some(true));
+        assert_eq!(matches(expression("DoesNotExist", json!([])), &[]), Some(true));
         for (operator, values) in [("In", json!([])), ("Exists", json!(["a"])), ("Like", json!(["a"]))] {
-            assert!(matches(expression(operator, values), &[]).is_err(), "{operator}");
+            assert_eq!(matches(expression(operator, values), &[]), None, "{operator}");
         }
     }
 
@@ -152,14 +166,31 @@ mod tests {
             "spec": {"egressIPs": ["172.18.0.100", "FD00:0::1", "bad"], "namespaceSelector": {}},
             "status": {"items": [{"node": "n", "egressIP": "172.18.0.100"}], "conditions": [
                 {"type": "Other"}, {"type": "Assigned", "status": "False", "reason": "PartiallyAssigned"}]}
-        }))
-        .expect("an object");
+        }));
         assert_eq!(object.id, Some(EgressId(7)));
         assert_eq!(object.created, 1_704_067_210);
         assert_eq!(object.no_eligible_node.as_ref(), Some(&object.addresses()));
         assert!(object.drop_unassigned && object.has_status);
         assert_eq!(object.items.len(), 1);
         assert_eq!(object.conditions.assigned.map(|(index, c)| (index, c.status)), Some((1, false)));
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_named_and_hides_nothing_else() {
+        let metadata = json!({"name": "a", "annotations": {"k8s.ovn.org/egressip-tunnel-id": "7"}});
+        let item = json!({"node": "n", "egressIP": "172.18.0.100"});
+        let status = json!({"items": [item]});
+        let parts = |object: &EgressObject| object.unreadable.iter().map(|one| one.part).collect::<Vec<_>>();
+
+        let no_spec = convert(json!({"metadata": metadata, "spec": "nonsense", "status": status}));
+        assert_eq!(parts(&no_spec), [Part::Addresses, Part::Selectors]);
+        assert_eq!((no_spec.name.as_str(), no_spec.id), ("a", Some(EgressId(7))));
+        assert_eq!(no_spec.listed, ["172.18.0.100"], "what it was assigned");
+        let spec = json!({"egressIPs": ["172.18.0.100"], "namespaceSelector": {}, "podSelector": 7});
+        let odd = convert(json!({"metadata": metadata, "spec": spec, "status": {"items": [{"node": 7}]}}));
+        assert_eq!(parts(&odd), [Part::Selectors, Part::Items]);
+        assert!(!odd.has_items, "so that it is written anew");
+        assert!(odd.unreadable[0].why.starts_with("podSelector: "), "{:?}", odd.unreadable);
     }
 
     #[test]

@@ -7,7 +7,7 @@ use crate::model::compile::Compiler;
 use crate::model::samples::{ip, net, settings};
 use crate::model::selection::NOT_NUMBERED;
 use crate::model::state::{PodState, TunnelEndpoint};
-use crate::model::view::{Change, Conditions, Item, Labels, Pod, PodKey, Selects, Update};
+use crate::model::view::{Change, Conditions, Item, Labels, Pod, PodKey, Selects, Unreadable, Update};
 
 fn node(i: u8) -> Node {
     Node {
@@ -27,7 +27,7 @@ fn object(name: &str, listed: &[&str], items: &[(&str, &str)]) -> EgressObject {
         generation: None,
         created: 1,
         listed: listed.iter().map(|text| (*text).to_owned()).collect(),
-        selects: Ok(Selects {
+        selects: Some(Selects {
             namespaces: [("env".to_owned(), "prod".to_owned())].into_iter().collect(),
             pods: Selector::default(),
         }),
@@ -39,6 +39,7 @@ fn object(name: &str, listed: &[&str], items: &[(&str, &str)]) -> EgressObject {
         has_items: false,
         items: items.iter().map(|(n, a)| Item { node: (*n).into(), egress_ip: (*a).into() }).collect(),
         conditions: Conditions::default(),
+        unreadable: Vec::new(),
     }
 }
 
@@ -63,6 +64,7 @@ fn view(objects: Vec<EgressObject>, pods: Vec<(&str, Pod)>) -> ClusterView {
         namespaces: BTreeMap::from([("prod".to_owned(), Labels::from([("env".into(), "prod".into())]))]),
         pods: pods.into_iter().map(|(name, pod)| (key(name), pod)).collect(),
         nodes: [1, 2].map(|i| (format!("n{i}"), Arc::new(node(i)))).into(),
+        ..ClusterView::default()
     }
 }
 
@@ -104,6 +106,14 @@ fn a_strangers_status_makes_no_two_nodes_disagree() {
 }
 
 #[test]
+fn an_address_that_the_object_does_not_list_is_not_served_whatever_the_status_says() {
+    let odd = object("a", &["172.18.0.100"], &[("n1", "172.18.0.101"), ("n2", "172.18.0.102")]);
+    let state = compiled(&view(vec![odd], vec![]));
+    assert_eq!((v4_policy(&state).slots.len(), state.owned.len()), (0, 0));
+    assert_eq!(v4_policy(&state).when_empty, WhenEmpty::Drop);
+}
+
+#[test]
 fn the_node_address_serves_only_where_the_leader_says_so_of_these_addresses() {
     let judged = |addresses: &[&str]| Some(addresses.iter().map(|a| ip(a)).collect());
     let listed = ["172.18.0.100", "fd00::1"];
@@ -118,6 +128,62 @@ fn the_node_address_serves_only_where_the_leader_says_so_of_these_addresses() {
     assert_eq!(v4_policy(&compiled_with(&view(vec![published], vec![]), &strict)).when_empty, WhenEmpty::Drop);
     assert_eq!(of(&object("a", &["172.18.0.1000"], &[])), WhenEmpty::Drop, "a typing error is no exemption");
     assert_eq!(of(&object("a", &["fd00::1"], &[])), WhenEmpty::NotListed);
+}
+
+fn unreadable(part: Part, object: EgressObject) -> EgressObject {
+    let unreadable = vec![Unreadable { part, why: "nonsense".into(), is_known: false }];
+    match part {
+        Part::Addresses => EgressObject { listed: Vec::new(), unreadable, ..object },
+        Part::Selectors => EgressObject { selects: None, unreadable, ..object },
+        Part::Items => EgressObject { items: Vec::new(), unreadable, ..object },
+    }
+}
+
+#[test]
+fn what_cannot_be_read_stays_as_it_was_alone_or_in_a_list() {
+    let readable = || object("a", &["172.18.0.100"], &[("n1", "172.18.0.100")]);
+    let before = compiled(&view(vec![readable()], vec![("web", pod("10.244.1.10"))]));
+    for part in [Part::Addresses, Part::Selectors, Part::Items] {
+        for in_a_list in [false, true] {
+            let mut view = view(vec![readable()], vec![("web", pod("10.244.1.10"))]);
+            // Twice: what is kept is kept again.
+            for _ in 0..2 {
+                let (name, value) = ("a".to_owned(), Arc::new(unreadable(part, readable())));
+                view.apply(Change::Objects(match in_a_list {
+                    true => Update::Replaced([(name, value)].into()),
+                    false => Update::Changed(name, value),
+                }));
+            }
+            assert_eq!(compiled(&view), before, "{part:?} {in_a_list}");
+        }
+    }
+    let mut view = view(vec![readable()], vec![("web", pod("10.244.1.10"))]);
+    let other = EgressObject { uid: "other".into(), ..unreadable(Part::Selectors, readable()) };
+    view.apply(Change::Objects(Update::Changed("a".into(), Arc::new(other))));
+    assert_eq!(compiled(&view).pods[&ip("10.244.1.10")], PodState::Known, "another object of the same name");
+}
+
+#[test]
+fn without_an_earlier_reading_only_the_kernels_pods_are_selected_and_nothing_gets_a_node_address() {
+    let published =
+        |object: EgressObject| EgressObject { no_eligible_node: Some(BTreeSet::from([ip("172.18.0.100")])), ..object };
+    let lost = unreadable(Part::Selectors, object("a", &["172.18.0.100"], &[("n1", "172.18.0.100")]));
+    let mut view = view(vec![lost], vec![("old", pod("10.244.1.10")), ("plain", pod("10.244.1.11"))]);
+    assert_eq!(compiled(&view).pods[&ip("10.244.1.10")], PodState::Known);
+    let kernel = [("10.244.1.10", PodState::Selected(EgressId(1))), ("10.244.1.11", PodState::Known)];
+    view.remember(&kernel.into_iter().map(|(address, state)| (ip(address), state)).collect());
+    view.pods.insert(key("new"), pod("10.244.1.12"));
+    let state = compiled(&view);
+    assert_eq!(state.pods[&ip("10.244.1.10")], PodState::Selected(EgressId(1)));
+    assert_eq!((state.pods[&ip("10.244.1.11")], state.pods[&ip("10.244.1.12")]), (PodState::Known, PodState::Known));
+    view.pods.insert(key("old"), Pod { uid: "heir".into(), ..pod("10.244.1.10") });
+    assert_eq!(compiled(&view).pods[&ip("10.244.1.10")], PodState::Known, "an heir of the address is another pod");
+
+    let lost = published(unreadable(Part::Addresses, object("a", &[], &[])));
+    let state = compiled(&self::view(vec![lost], vec![]));
+    for family in [Family::V4, Family::V6] {
+        assert_eq!(state.policy[&(EgressId(1), family)].when_empty, WhenEmpty::Drop);
+    }
 }
 
 #[test]
@@ -167,6 +233,12 @@ fn unknown_pods_are_dropped_where_one_could_be_selected_or_the_cni_announces_the
     let one = view(vec![object("a", &["172.18.0.100"], &[])], vec![]);
     assert_eq!(on(&one, UnknownPods::Auto), OnUnknownPod::Drop);
     assert_eq!(on(&one, UnknownPods::Pass), OnUnknownPod::Pass);
+    let mut nobody = one.clone();
+    nobody.namespaces = BTreeMap::from([("dev".to_owned(), Labels::new())]);
+    assert_eq!(on(&nobody, UnknownPods::Auto), OnUnknownPod::Pass, "it selects no namespace");
+    let unread = unreadable(Part::Selectors, object("a", &["172.18.0.100"], &[]));
+    nobody.objects.insert("b".into(), Arc::new(unread));
+    assert_eq!(on(&nobody, UnknownPods::Auto), OnUnknownPod::Drop, "nobody knows whom it selects");
 }
 
 #[test]
@@ -189,6 +261,16 @@ fn prefixes_and_addresses_say_what_is_the_clusters() {
     assert_eq!((own("172.18.0.1"), own("10.10.10.1"), own("10.244.1.2")), (Some(true), Some(true), Some(true)));
     assert_eq!((own("172.18.0.2"), own("10.10.10.2")), (Some(false), Some(false)));
     assert_eq!((own("10.244.2.2"), own("10.244.1.1")), (None, None), "pod network, by its prefix");
+}
+
+#[test]
+fn a_node_waits_until_it_has_said_which_address_others_know_it_by() {
+    let mut view = view(vec![], vec![]);
+    let unsaid = |i| Arc::new(Node { primary: Vec::new(), internal: vec![ip(&format!("172.18.0.{i}"))], ..node(i) });
+    view.nodes.insert("n2".into(), unsaid(2));
+    assert!(!compiled(&view).nodes[&ip("172.18.0.2")].own, "another's address is known all the same");
+    view.nodes.insert("n1".into(), unsaid(1));
+    assert!(desired(&view, &settings(), &mut Selection::new(&view)).is_none());
 }
 
 /// Whatever the events and however they are grouped, the compiled state is that of the view.

@@ -238,8 +238,9 @@ fn a_pod_event_is_one_write() {
     let mut desired = actual.clone();
     desired.pods.insert(pod, PodState::Known);
     let expected = if actual.pods.contains_key(&pod) { 2 } else { 1 };
-    assert!(plan_pods(&actual, &desired, &[pod]).len() <= expected);
-    assert_eq!(plan_pods(&actual, &desired, &[pod]), plan(&actual, &desired));
+    let one = Addresses { pods: BTreeSet::from([pod]), ..Addresses::default() };
+    assert!(plan_addresses(&actual, &desired, &one).len() <= expected);
+    assert_eq!(plan_addresses(&actual, &desired, &one), plan(&actual, &desired));
 }
 
 #[test]

@@ -1,0 +1,127 @@
+//! Others who write `status.items`: recognised, told once, not fought. Pure but for its memory.
+//!
+//! There is one writer of the status, the leader. Where what it wrote is replaced by something else, somebody else is at
+//! work: OVN-Kubernetes' own EgressIP, which would also answer for the addresses, or a person. What is valid of theirs
+//! is kept by the assignment as any other; what is not is written anew, but each time later, up to a minute: two
+//! controllers that correct each other at once would move addresses to and fro as fast as the API server lets them.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use crate::model::view::{EgressObject, Item};
+
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+
+/// What we wrote, by the object's UID.
+#[derive(Debug, Default)]
+pub struct Strangers {
+    written: BTreeMap<String, Written>,
+}
+
+#[derive(Debug)]
+struct Written {
+    version: u64,
+    items: Vec<Item>,
+    /// How long the next correction waits, once somebody else has written.
+    pause: Option<Duration>,
+    not_before: Option<Instant>,
+}
+
+impl Strangers {
+    /// The object as the server answered our write.
+    pub fn wrote(&mut self, answer: &EgressObject) {
+        let Some(version) = version(answer) else { return };
+        let pause = self.written.get(&answer.uid).and_then(|written| written.pause);
+        let written = Written { version, items: answer.items.clone(), pause, not_before: None };
+        self.written.insert(answer.uid.clone(), written);
+    }
+
+    /// Whether a write of ours was done is not known.
+    pub fn forget(&mut self, object: &EgressObject) {
+        self.written.remove(&object.uid);
+    }
+
+    /// Another leads, or the object is gone: what is found later is theirs by right.
+    pub fn retain(&mut self, alive: impl Fn(&str) -> bool) {
+        self.written.retain(|uid, _| alive(uid));
+    }
+
+    /// Looks at the object as it is now; true when a stranger is seen for the first time.
+    pub fn look(&mut self, object: &EgressObject, now: Instant) -> bool {
+        let Some(written) = self.written.get_mut(&object.uid) else { return false };
+        let is_newer = version(object).is_some_and(|version| version > written.version);
+        if !is_newer || object.items == written.items {
+            return false;
+        }
+        written.items.clone_from(&object.items);
+        let first = written.pause.is_none();
+        let pause = written.pause.map_or(FIRST_PAUSE, |pause| (pause * 2).min(LONGEST_PAUSE));
+        (written.pause, written.not_before) = (Some(pause), Some(now + pause));
+        first
+    }
+
+    /// May the status be corrected now?
+    pub fn may_write(&self, object: &EgressObject, now: Instant) -> bool {
+        self.written.get(&object.uid).and_then(|written| written.not_before).is_none_or(|then| now >= then)
+    }
+}
+
+fn version(object: &EgressObject) -> Option<u64> {
+    object.resource_version.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::view::Conditions;
+
+    fn object(version: u64, node: &str) -> EgressObject {
+        EgressObject {
+            name: "a".into(),
+            uid: "u".into(),
+            resource_version: version.to_string(),
+            generation: None,
+            created: 1,
+            listed: Vec::new(),
+            selects: None,
+            id: None,
+            no_eligible_node: None,
+            drop_unassigned: false,
+            has_annotations: false,
+            has_status: true,
+            has_items: true,
+            items: vec![Item { node: node.into(), egress_ip: "172.18.0.100".into() }],
+            conditions: Conditions::default(),
+            unreadable: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn a_stranger_is_told_once_and_corrected_ever_later() {
+        let (mut strangers, start) = (Strangers::default(), Instant::now());
+        let at = |seconds| start + Duration::from_secs(seconds);
+        assert!(!strangers.look(&object(9, "n2"), at(0)), "what an earlier leader wrote");
+        strangers.wrote(&object(10, "n1"));
+        assert!(!strangers.look(&object(9, "n2"), at(0)), "an echo from before our write");
+        assert!(!strangers.look(&object(11, "n1"), at(0)), "something else has changed");
+        assert!(strangers.may_write(&object(11, "n1"), at(0)));
+        assert!(strangers.look(&object(12, "n2"), at(0)));
+        assert!(!strangers.may_write(&object(12, "n2"), at(0)) && strangers.may_write(&object(12, "n2"), at(1)));
+        strangers.wrote(&object(13, "n1"));
+        assert!(strangers.may_write(&object(13, "n1"), at(1)));
+        assert!(!strangers.look(&object(14, "n2"), at(1)), "told before");
+        assert!(!strangers.may_write(&object(14, "n2"), at(2)) && strangers.may_write(&object(14, "n2"), at(3)));
+    }
+
+    #[test]
+    fn what_is_not_known_to_be_ours_accuses_nobody() {
+        let (mut strangers, now) = (Strangers::default(), Instant::now());
+        strangers.wrote(&object(10, "n1"));
+        strangers.forget(&object(10, "n1"));
+        assert!(!strangers.look(&object(12, "n2"), now));
+        strangers.wrote(&object(13, "n1"));
+        strangers.retain(|_| false);
+        assert!(!strangers.look(&object(14, "n2"), now) && strangers.may_write(&object(14, "n2"), now));
+    }
+}
