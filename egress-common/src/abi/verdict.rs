@@ -72,7 +72,7 @@ verdicts! {
     TtlExpired = 10, Pass, "ttl_expired";
     /// From a selected pod to another node: marked 1008.
     MarkedNode = 11, Pass, "marked_node";
-    /// Marked 1008 and given the node's address.
+    /// Given the node's address: marked 1008, or as the exception and not translated by the stack.
     NodeSnat = 12, Pass, "node_snat";
     /// Marked 1008, had the node's address already.
     NodeSnatDone = 13, Pass, "node_snat_done";
@@ -157,7 +157,7 @@ verdicts! {
     AddressGone = 63, Drop, "address_gone";
     /// The map holds what another version wrote.
     BadState = 64, Drop, "bad_state";
-    /// Marked 1008 and this node has no address of that family.
+    /// To be given the node's address, and this node has none of that family.
     NoNodeAddress = 65, Drop, "no_node_address";
     /// A TCP flow came in mid-stream, and its port on the egress IP belongs to another flow by now.
     PortTaken = 66, Drop, "port_taken";

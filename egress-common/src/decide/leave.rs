@@ -40,12 +40,14 @@ pub fn leave<T: Tables>(heads: &mut Heads, meta: &Meta, tables: &T, config: &Con
         return if pod.is_some() { Leave::NodeSnat } else { Leave::Unmark };
     }
     if pod.is_some() {
-        return Leave::Done(guard_own(heads, tables, config));
+        let verdict = guard_own(heads, tables, config);
+        // The stack has not translated it: not every CNI does.
+        return if verdict == Verdict::NodeAddress { Leave::NodeSnat } else { Leave::Done(verdict) };
     }
     Leave::Done(guard_foreign(heads, tables, config))
 }
 
-/// The mapping of a packet marked 1008.
+/// The mapping of a packet that gets the node's address.
 #[inline(always)]
 pub fn translate<'t, T: Tables>(heads: &Heads, tables: &'t T, config: &Config) -> Result<&'t Mapping, Verdict> {
     let address = enter::node_address(config, heads.family);
@@ -197,8 +199,21 @@ mod tests {
             assert_eq!(verdict(world, &answer), Verdict::InboundReply);
             assert_eq!(verdict(world, &packet(cast.known_pod, cast.world, 4000, 80)), Verdict::NotSelected);
             assert_eq!(verdict(world, &packet(cast.pod, cast.remote_pod, 4000, 80)), Verdict::ToCluster);
+        });
+    }
+
+    #[test]
+    fn the_exception_gets_the_nodes_address_where_the_stack_has_not_given_it() {
+        both(|cast, world| {
             world.set_policy(ID, WhenEmpty::NodeAddress, &[]);
-            assert_eq!(verdict(world, &packet(cast.pod, cast.world, 4000, 80)), Verdict::NodeAddress);
+            let untranslated = packet(cast.pod, cast.world, 4000, 80);
+            for packet in [untranslated.clone(), untranslated.clone().tcp(tcp::SYN), untranslated.ttl(1)] {
+                assert_eq!(asked(world, &FORWARDED, &packet), Leave::NodeSnat, "{packet:?}");
+            }
+            assert_eq!(verdict(world, &packet(cast.node, cast.world, 4000, 80)), Verdict::NotOurs, "the CNI has");
+            // What does not get it keeps its address: the object lists none of this family.
+            world.set_policy(ID, WhenEmpty::NotListed, &[]);
+            assert_eq!(verdict(world, &packet(cast.pod, cast.world, 4000, 80)), Verdict::FamilyNotListed);
         });
     }
 

@@ -59,7 +59,7 @@ pub fn follow_datagram<T: Tables>(heads: &Heads, tables: &T) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::abi::PodEntry;
+    use crate::abi::{PodEntry, WhenEmpty};
     use crate::decide::cast::{ID, both};
     use crate::decide::packets::packet;
     use crate::decide::steer::{Steer, steer};
@@ -151,6 +151,19 @@ mod tests {
             let answer = packet(cast.other_node, cast.pod, 53, 4000).arriving();
             assert_eq!(notice(&answer, world), Verdict::NotOurs);
             assert_eq!(steer(&mut asked.heads(), world, &config), Steer::Mark);
+        });
+    }
+
+    #[test]
+    fn answers_to_datagrams_with_the_nodes_address_are_no_connections_from_outside() {
+        both(|cast, world| {
+            world.set_policy(ID, WhenEmpty::NodeAddress, &[]);
+            let asked = packet(cast.pod, cast.world, 4000, 53);
+            let given = Steer::Done(Verdict::NodeAddress);
+            assert_eq!(steer(&mut asked.heads(), world, &world.config.get()), given);
+            let answer = packet(cast.world, cast.pod, 53, 4000).arriving();
+            assert_eq!(notice(&answer, world), Verdict::NotOurs);
+            assert_eq!(steer(&mut asked.heads(), world, &world.config.get()), given);
         });
     }
 

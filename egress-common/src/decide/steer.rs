@@ -69,10 +69,7 @@ pub fn steer<'t, T: Tables>(heads: &mut Heads, tables: &'t T, config: &Config) -
     };
     // 6. An address of another node (102 with the mark).
     if node.is_some() {
-        if heads.l4 != L4::Tcp && heads.has_l4() {
-            // Its answer is none to a connection from that node.
-            tables.note_datagram(&heads.tuple);
-        }
+        note_own_datagram(heads, tables);
         return Steer::Mark;
     }
     // 7. An egress IP of the cluster.
@@ -84,7 +81,21 @@ pub fn steer<'t, T: Tables>(heads: &mut Heads, tables: &'t T, config: &Config) -
         // The stack says Time Exceeded; it does not forward such a packet.
         Ok(_) if heads.ttl <= 1 => Steer::Done(Verdict::TtlExpired),
         Ok(slot) => Steer::Send { egress_id, slot },
-        Err(verdict) => Steer::Done(verdict),
+        Err(verdict) => {
+            if verdict == Verdict::NodeAddress {
+                // The stack, or `leave` behind it, gives it the node's address.
+                note_own_datagram(heads, tables);
+            }
+            Steer::Done(verdict)
+        }
+    }
+}
+
+/// A datagram that goes by the stack: its answer is none to a connection from outside.
+#[inline(always)]
+fn note_own_datagram<T: Tables>(heads: &Heads, tables: &T) {
+    if heads.l4 != L4::Tcp && heads.has_l4() {
+        tables.note_datagram(&heads.tuple);
     }
 }
 

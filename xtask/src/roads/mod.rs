@@ -13,9 +13,11 @@
 //! hops        TTL and hop limit
 //! remade      interfaces that vanish and come back, and what leaks meanwhile
 //! flows       which address a flow has, now and later
+//! facts       networks, services and the one exception, as the cluster says them
 //! matrix      every protocol, family and gateway, with checksums judged on the wire
 //! ```
 
+mod facts;
 mod findings;
 mod flows;
 mod forgery;
@@ -43,6 +45,7 @@ pub(crate) fn tests() -> Vec<LabTest> {
         remade::tests(),
         flows::tests(),
         matrix::tests(),
+        facts::tests(),
     ];
     all.into_iter().flatten().collect()
 }
