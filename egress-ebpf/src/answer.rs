@@ -9,7 +9,7 @@ use egress_common::wire::{ETH_LEN, Heads, arp as wire_arp};
 
 use crate::Outcome;
 use crate::icmp::{self, Buffer};
-use crate::maps::{self, Maps};
+use crate::maps::{EVENTS, Maps, WORKSPACE};
 use crate::packet::Packet;
 use crate::roads::Run;
 use crate::way;
@@ -79,11 +79,28 @@ pub fn to_world(run: &Run<'_>, buffer: &mut Buffer, mtu: u32) -> Outcome {
     Outcome::redirected(Verdict::MtuAnswered, way::turn_round(run.packet))
 }
 
+/// At most so many drop events: one per CPU and this time.
+const REPORT_STEP_NS: u64 = 10_000_000;
+
+/// Whether this CPU may report a drop now; if so, the next one waits.
+#[inline(always)]
+#[expect(unsafe_code, reason = "map access is one of the three places for it")]
+fn may_report(now: u64) -> bool {
+    let Some(workspace) = WORKSPACE.get_ptr_mut(0) else { return false };
+    // SAFETY: the element is this CPU's own, and nothing else refers to this field.
+    let next = unsafe { &mut (*workspace).next_report_ns };
+    if now < *next {
+        return false;
+    }
+    *next = now + REPORT_STEP_NS;
+    true
+}
+
 /// Reports a drop to user space, at most every few milliseconds per CPU.
 #[inline(never)]
 pub fn report(packet: Packet, heads: &Heads, verdict: Verdict, length: u32) {
     let now = Maps.now_ns();
-    if maps::may_report(now) {
+    if may_report(now) {
         let event = DropEvent {
             time_ns: now,
             verdict: verdict.index(),
@@ -93,6 +110,7 @@ pub fn report(packet: Packet, heads: &Heads, verdict: Verdict, length: u32) {
             length,
             tuple: heads.tuple,
         };
-        maps::send_event(&event);
+        // A full ring buffer loses the event; the counter has it.
+        let _full = EVENTS.output(event, 0);
     }
 }

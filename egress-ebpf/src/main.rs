@@ -6,7 +6,11 @@
 #![no_main]
 // For the one compiler barrier in `maps`.
 #![feature(asm_experimental_arch)]
+// For compare-and-swap and counting, which the target has as intrinsics only.
+#![feature(core_intrinsics)]
+#![expect(internal_features, reason = "atomic operations; see `alive`")]
 
+mod alive;
 mod answer;
 mod fragment;
 mod icmp;
@@ -14,6 +18,7 @@ mod icmp;
 mod log;
 mod maps;
 mod packet;
+mod ports;
 mod roads;
 mod sweep;
 mod way;
@@ -21,7 +26,7 @@ mod way;
 use aya_ebpf::bindings::{TC_ACT_SHOT, TC_ACT_UNSPEC};
 use aya_ebpf::macros::classifier;
 use aya_ebpf::programs::TcContext;
-use egress_common::abi::{Class, Config, Verdict};
+use egress_common::abi::{Class, Config, SWEEP_PRESSED, Verdict};
 use egress_common::wire::Heads;
 
 use crate::maps::{Maps, Workspace};
@@ -135,8 +140,8 @@ pub fn uplink_egress(ctx: TcContext) -> i32 {
 
 /// Never attached: the agent runs it by BPF_PROG_TEST_RUN to remove what is idle. Returns how many entries went.
 #[classifier]
-pub fn sweep(_ctx: TcContext) -> i32 {
-    sweep::sweep()
+pub fn sweep(ctx: TcContext) -> i32 {
+    sweep::sweep(Packet::new(&ctx).mark() == SWEEP_PRESSED)
 }
 
 /// Never reached: a panicking path is one that the verifier refuses.

@@ -6,24 +6,25 @@
 #![expect(unsafe_code, reason = "map access is one of the three places for it")]
 
 use core::arch::asm;
-use core::ffi::c_void;
 use core::ptr;
 
 use aya_ebpf::bindings::{BPF_EXIST, BPF_F_NO_PREALLOC, BPF_NOEXIST};
 use aya_ebpf::btf_maps::lpm_trie::Key;
 use aya_ebpf::btf_maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, PerCpuHashMap, RingBuf};
-use aya_ebpf::helpers::generated::{bpf_get_prandom_u32, bpf_ktime_get_coarse_ns, bpf_loop};
+use aya_ebpf::helpers::generated::{bpf_get_prandom_u32, bpf_ktime_get_coarse_ns};
 use aya_ebpf::macros::btf_map;
 use egress_common::abi::{
-    Addr, ClusterPrefix, Config, Count, DropEvent, EipCount, Flow, FragKey, FragPorts, Hop, Inbound, Mapping,
-    NodeEntry, Owned, OwnedAddr, PodEntry, Policy, PolicyKey, Tuple, Verdict,
+    Addr, ClusterPrefix, Config, Count, Datagram, Direction, DropEvent, EipCount, Flow, FragKey, FragPorts, Hop,
+    Inbound, Mapping, NodeEntry, Owned, OwnedAddr, PodEntry, Policy, PolicyKey, Tuple, Usage, Verdict,
 };
-use egress_common::decide::snat::{self, PortSearch};
-use egress_common::decide::{Claim, Owner, PortClaim, Tables};
-use egress_common::wire::{Heads, Quote};
+use egress_common::decide::snat::PortSearch;
+use egress_common::decide::{Claim, Owner, PortClaim, Tables, phase};
+use egress_common::wire::{Heads, PROTO_TCP, Quote};
 
+use crate::alive::{Touched, change, count_up, touch};
 use crate::fragment::Rest;
 use crate::icmp::Buffer;
+use crate::ports;
 use crate::way::Way;
 
 /// Elements come and go by the thousand and most nodes hold few: allocate as needed.
@@ -49,7 +50,10 @@ pub static FLOWS: HashMap<Tuple, Flow, 262144, ON_DEMAND> = HashMap::new();
 pub static INBOUND: HashMap<Tuple, Inbound, 65536, ON_DEMAND> = HashMap::new();
 /// Datagrams that pods sent first; what has been silent longest is forgotten first.
 #[btf_map(name = "datagrams")]
-pub static DATAGRAMS: LruHashMap<Tuple, Inbound, 65536> = LruHashMap::new();
+pub static DATAGRAMS: LruHashMap<Tuple, Datagram, 65536> = LruHashMap::new();
+/// How full the maps are: counted by each sweep, and counted up by claims in between.
+#[btf_map(name = "usage")]
+pub static USAGE: Array<Usage, 1> = Array::new();
 /// Two keys a mapping: 262,144 mappings.
 #[btf_map(name = "nat")]
 pub static NAT: HashMap<Tuple, Mapping, 524288, ON_DEMAND> = HashMap::new();
@@ -63,7 +67,7 @@ pub static EIP_COUNTERS: PerCpuHashMap<u32, EipCount, 16384, ON_DEMAND> = PerCpu
 pub static EVENTS: RingBuf<DropEvent, 262144> = RingBuf::new();
 /// This CPU's own.
 #[btf_map(name = "workspace")]
-static WORKSPACE: PerCpuArray<Workspace, 1> = PerCpuArray::new();
+pub static WORKSPACE: PerCpuArray<Workspace, 1> = PerCpuArray::new();
 
 /// What would crowd the 512 bytes of stack, and what one CPU keeps from one run to the next.
 #[repr(C)]
@@ -79,16 +83,11 @@ pub struct Workspace {
     /// Headers under construction.
     pub buffer: Buffer,
     /// A mapping under construction.
-    mapping: Mapping,
+    pub mapping: Mapping,
     /// No drop is reported before this time.
-    next_report_ns: u64,
+    pub next_report_ns: u64,
 }
 
-/// At most so many drop events: one per CPU and this time.
-const REPORT_STEP_NS: u64 = 10_000_000;
-
-/// An entry is noted as alive at most this often, so that CPUs do not fight over its cache line.
-const SEEN_STEP_NS: u64 = 1 << 28;
 /// What a map that takes no more answers (beside ENOMEM, which we treat alike).
 const EEXIST: i32 = -17;
 
@@ -109,19 +108,11 @@ fn lent<'a, V>(found: Option<*mut V>) -> Option<&'a V> {
 }
 
 #[inline(always)]
-fn claimed(result: Result<(), i32>) -> Claim {
+pub fn claimed(result: Result<(), i32>) -> Claim {
     match result {
         Ok(()) => Claim::Claimed,
         Err(EEXIST) => Claim::Taken,
         Err(_) => Claim::Full,
-    }
-}
-
-/// Notes that an entry is alive.
-#[inline(always)]
-fn touch(last_seen_ns: &mut u64, now: u64) {
-    if now.wrapping_sub(*last_seen_ns) > SEEN_STEP_NS {
-        *last_seen_ns = now;
     }
 }
 
@@ -218,16 +209,46 @@ impl Tables for Maps {
     }
 
     #[inline(always)]
-    fn inbound_seen(&self, tuple: &Tuple) -> bool {
+    fn inbound_answered(&self, tuple: &Tuple, tcp_flags: u8) -> bool {
         let Some(inbound) = INBOUND.get_ptr_mut(tuple) else { return false };
-        // SAFETY: see the module header.
-        touch(unsafe { &mut (*inbound).last_seen_ns }, self.now_ns());
-        true
+        if tuple.protocol != PROTO_TCP {
+            return true;
+        }
+        // SAFETY (both): see the module header.
+        let state = unsafe { &mut (*inbound).state };
+        change(state, |state| phase::replied(state, tcp_flags));
+        touch(unsafe { &raw mut (*inbound).last_seen_ns }, self.now_ns()) != Touched::Gone
+    }
+
+    #[inline(always)]
+    fn inbound_heard(&self, tuple: &Tuple, tcp_flags: u8) -> bool {
+        let Some(inbound) = INBOUND.get_ptr_mut(tuple) else { return false };
+        // SAFETY (both): see the module header.
+        let state = unsafe { &mut (*inbound).state };
+        change(state, |state| phase::heard(state, tcp_flags));
+        touch(unsafe { &raw mut (*inbound).last_seen_ns }, self.now_ns()) != Touched::Gone
+    }
+
+    #[inline(always)]
+    fn inbound_known(&self, tuple: &Tuple) -> bool {
+        lent(INBOUND.get_ptr_mut(tuple)).is_some()
+    }
+
+    #[inline(always)]
+    fn inbound_in_use(&self) -> u32 {
+        USAGE.get(0).map_or(0, |usage| usage.inbound)
     }
 
     #[inline(always)]
     fn claim_inbound(&self, tuple: &Tuple) -> Claim {
-        claimed(INBOUND.insert(tuple, Inbound { last_seen_ns: self.now_ns() }, BPF_NOEXIST.into()))
+        let claim = claimed(INBOUND.insert(tuple, Inbound::new(self.now_ns()), BPF_NOEXIST.into()));
+        if claim == Claim::Claimed
+            && let Some(usage) = USAGE.get_ptr_mut(0)
+        {
+            // SAFETY: see the module header.
+            count_up(unsafe { &raw mut (*usage).inbound });
+        }
+        claim
     }
 
     #[inline(always)]
@@ -246,9 +267,9 @@ impl Tables for Maps {
         let now = self.now_ns();
         match DATAGRAMS.get_ptr_mut(tuple) {
             // SAFETY: see the module header.
-            Some(seen) => touch(unsafe { &mut (*seen).last_seen_ns }, now),
+            Some(seen) => drop(touch(unsafe { &raw mut (*seen).last_seen_ns }, now)),
             // The map makes room; a failure is a datagram not followed.
-            None => drop(DATAGRAMS.insert(tuple, Inbound { last_seen_ns: now }, 0)),
+            None => drop(DATAGRAMS.insert(tuple, Datagram { last_seen_ns: now }, 0)),
         }
     }
 
@@ -257,11 +278,27 @@ impl Tables for Maps {
         let flow = FLOWS.get_ptr_mut(tuple)?;
         // SAFETY: see the module header.
         let flow = unsafe { &mut *flow };
-        touch(&mut flow.last_seen_ns, self.now_ns());
-        if flow.tcp_flags | u32::from(tcp_flags) != flow.tcp_flags {
-            flow.tcp_flags |= u32::from(tcp_flags);
+        match touch(&raw mut flow.last_seen_ns, self.now_ns()) {
+            Touched::Gone => return None,
+            Touched::Noted if tuple.protocol != PROTO_TCP => renew_datagram(tuple),
+            Touched::Noted | Touched::Fresh => {}
         }
+        change(&mut flow.state, |state| phase::own(state, tcp_flags, Direction::Egress));
         Some(flow)
+    }
+
+    #[inline(always)]
+    fn flow_known(&self, tuple: &Tuple) -> bool {
+        lent(FLOWS.get_ptr_mut(tuple)).is_some()
+    }
+
+    #[inline(always)]
+    fn flow_answered(&self, tuple: &Tuple, tcp_flags: u8) -> bool {
+        let Some(flow) = FLOWS.get_ptr_mut(tuple) else { return false };
+        // SAFETY: see the module header.
+        let state = unsafe { &mut (*flow).state };
+        change(state, |state| phase::answered(state, tcp_flags));
+        true
     }
 
     #[inline(always)]
@@ -287,9 +324,13 @@ impl Tables for Maps {
         let mapping = NAT.get_ptr_mut(key)?;
         // SAFETY: see the module header.
         let mapping = unsafe { &mut *mapping };
-        touch(&mut mapping.last_seen_ns, self.now_ns());
-        if mapping.tcp_flags | u32::from(tcp_flags) != mapping.tcp_flags {
-            mapping.tcp_flags |= u32::from(tcp_flags);
+        if touch(&raw mut mapping.last_seen_ns, self.now_ns()) == Touched::Gone {
+            return None;
+        }
+        let (before, direction) = (mapping.state, key.direction());
+        change(&mut mapping.state, |state| phase::own(state, tcp_flags, direction));
+        if phase::tells(before, tcp_flags, direction) {
+            tell_other(key, before, tcp_flags);
         }
         Some(mapping)
     }
@@ -301,7 +342,7 @@ impl Tables for Maps {
 
     #[inline(always)]
     fn claim_nat(&self, key: &Tuple, other: &Tuple, owner: &Owner) -> Claim {
-        claim_nat(self.now_ns(), key, other, owner)
+        ports::claim_nat(self.now_ns(), key, other, owner)
     }
 
     #[inline(always)]
@@ -314,12 +355,7 @@ impl Tables for Maps {
 
     #[inline(always)]
     fn claim_any_port(&self, forward: &Tuple, address: &Addr, owner: &Owner, search: &PortSearch) -> PortClaim {
-        let found = PortClaim::NoneFree;
-        let mut walk = PortWalk { forward, address, owner, search, now: self.now_ns(), found };
-        // SAFETY: the callback has the signature that the helper asks for, and `walk` lives on this frame until the
-        // helper returns.
-        unsafe { bpf_loop(search.span, try_port as *mut c_void, (&raw mut walk).cast(), 0) };
-        walk.found
+        ports::claim_any(self.now_ns(), forward, address, owner, search)
     }
 
     #[inline(always)]
@@ -339,61 +375,20 @@ impl Tables for Maps {
     }
 }
 
-/// Insert-if-absent of one key of a mapping, built in this CPU's workspace.
-#[inline(always)]
-fn claim_nat(now: u64, key: &Tuple, other: &Tuple, owner: &Owner) -> Claim {
-    let Some(workspace) = WORKSPACE.get_ptr_mut(0) else { return Claim::Full };
-    // SAFETY: the element is this CPU's own, and no other reference to this field is alive.
-    let mapping = unsafe { &mut (*workspace).mapping };
-    *mapping = Mapping::new(*other, owner.origin, owner.source_node, owner.egress_id, now);
-    // Lent, not copied: the stack has no room for it.
-    let made: &Mapping = mapping;
-    claimed(NAT.insert(key, made, BPF_NOEXIST.into()))
+/// Keeps the datagrams of a flow from being forgotten before the flow is; rare, so out of line.
+#[inline(never)]
+fn renew_datagram(tuple: &Tuple) {
+    Maps.note_datagram(tuple);
 }
 
-struct PortWalk<'a> {
-    forward: &'a Tuple,
-    address: &'a Addr,
-    owner: &'a Owner,
-    search: &'a PortSearch,
-    now: u64,
-    found: PortClaim,
-}
-
-/// One step of the search: 0 goes on, 1 ends it.
-unsafe extern "C" fn try_port(index: u64, walk: *mut PortWalk<'_>) -> u64 {
-    // SAFETY: `bpf_loop` hands back the pointer that it was given, to a live frame.
-    let walk = unsafe { &mut *walk };
-    let port = walk.search.at(index as u32);
-    let reverse = snat::reverse_key(walk.forward, walk.address, port);
-    match claim_nat(walk.now, &reverse, walk.forward, walk.owner) {
-        Claim::Claimed => {
-            walk.found = PortClaim::Claimed(port);
-            1
-        }
-        Claim::Taken => 0,
-        Claim::Full => {
-            walk.found = PortClaim::Full;
-            1
-        }
-    }
-}
-
-/// Whether this CPU may report a drop now; if so, the next one waits.
-#[inline(always)]
-pub fn may_report(now: u64) -> bool {
-    let Some(workspace) = WORKSPACE.get_ptr_mut(0) else { return false };
-    // SAFETY: as in `claim_nat`.
-    let next = unsafe { &mut (*workspace).next_report_ns };
-    if now < *next {
-        return false;
-    }
-    *next = now + REPORT_STEP_NS;
-    true
-}
-
-/// A full ring buffer loses the event; the counter has it.
-#[inline(always)]
-pub fn send_event(event: &DropEvent) {
-    let _full = EVENTS.output(event, 0);
+/// Tells the other key of a mapping of a reset, or of an opening; rare, so out of line.
+#[inline(never)]
+fn tell_other(key: &Tuple, before: u32, tcp_flags: u8) {
+    let Some(mapping) = NAT.get_ptr_mut(key) else { return };
+    // SAFETY: see the module header.
+    let other = unsafe { &(*mapping).other };
+    let Some(other) = NAT.get_ptr_mut(other) else { return };
+    // SAFETY: see the module header.
+    let state = unsafe { &mut (*other).state };
+    change(state, |state| phase::told(before, tcp_flags, key.direction(), state).unwrap_or(state));
 }

@@ -1,37 +1,57 @@
-//! Expiry: walks the maps of flows and removes what is idle.
+//! Expiry: walks the maps of flows, removes what is idle, and counts what stays.
 //!
-//! A packet may meet an entry between the look at its time and its removal. That entry had been idle for its whole
-//! timeout, and the flow's next packet makes it anew, with the pod's own port where that is free.
+//! A packet may meet an entry that is just being judged. Who wins is settled by compare-and-swap on the time when it was
+//! last seen (see `decide::expiry`): an entry that a packet has noted after it was judged stays, and one that was judged
+//! first is gone for that packet. A mapping goes when both of its keys could be taken; its reverse key is removed first,
+//! and whoever removes that removes the forward key too, here as everywhere.
+//!
+//! With mark 1 on the test packet a map is nearly full, and connections that nobody has answered go sooner.
 #![expect(unsafe_code, reason = "map access by callback")]
 
 use core::ffi::c_void;
 
 use aya_ebpf::btf_maps::HashMap;
 use aya_ebpf::helpers::generated::bpf_for_each_map_elem;
-use egress_common::abi::{Direction, Flow, Inbound, Mapping, Tuple};
+use egress_common::abi::{Direction, Flow, Inbound, Mapping, Timeouts, Tuple, Usage};
 use egress_common::decide::{Tables, expiry};
 
-use crate::maps::{FLOWS, INBOUND, Maps, NAT};
+use crate::alive;
+use crate::maps::{self, FLOWS, INBOUND, Maps, NAT, USAGE};
 
 /// What the callbacks share.
 struct Sweep {
     now_ns: u64,
+    timeouts: Timeouts,
     removed: i32,
+    /// Of the map at hand.
+    kept: u32,
 }
 
 /// Signature of a callback of `bpf_for_each_map_elem`; zero goes on.
-type Callback<V> = unsafe extern "C" fn(*mut c_void, *const Tuple, *const V, *mut Sweep) -> i64;
+type Callback<V> = unsafe extern "C" fn(*mut c_void, *const Tuple, *mut V, *mut Sweep) -> i64;
 
-pub fn sweep() -> i32 {
-    let mut sweep = Sweep { now_ns: Maps.now_ns(), removed: 0 };
-    walk(&NAT, mapping, &mut sweep);
-    walk(&FLOWS, flow, &mut sweep);
-    walk(&INBOUND, inbound, &mut sweep);
+pub fn sweep(is_pressed: bool) -> i32 {
+    let timeouts = maps::config().map_or(Timeouts::DEFAULT, |config| config.timeouts);
+    let timeouts = if is_pressed { expiry::pressed(timeouts) } else { timeouts };
+    let mut sweep = Sweep { now_ns: Maps.now_ns(), timeouts, removed: 0, kept: 0 };
+    let usage = Usage {
+        nat: walk(&NAT, mapping, &mut sweep),
+        flows: walk(&FLOWS, flow, &mut sweep),
+        inbound: walk(&INBOUND, inbound, &mut sweep),
+        reserved: 0,
+    };
+    if let Some(known) = USAGE.get_ptr_mut(0) {
+        // What was claimed during the walk may be missing until the next one.
+        // SAFETY: a pointer from a lookup, valid until the program ends; all fields are integers.
+        unsafe { *known = usage };
+    }
     sweep.removed
 }
 
+/// Returns how many entries stay.
 #[inline(always)]
-fn walk<V, const N: usize, const F: usize>(map: &HashMap<Tuple, V, N, F>, each: Callback<V>, sweep: &mut Sweep) {
+fn walk<V, const N: usize, const F: usize>(map: &HashMap<Tuple, V, N, F>, each: Callback<V>, sweep: &mut Sweep) -> u32 {
+    sweep.kept = 0;
     // SAFETY: the map is one of ours, the callback has the signature that the helper asks for with this map's key and
     // value, and `sweep` lives on the caller's frame until the helper returns.
     unsafe {
@@ -42,46 +62,93 @@ fn walk<V, const N: usize, const F: usize>(map: &HashMap<Tuple, V, N, F>, each: 
             0,
         )
     };
+    sweep.kept
 }
 
-unsafe extern "C" fn mapping(_map: *mut c_void, key: *const Tuple, value: *const Mapping, sweep: *mut Sweep) -> i64 {
+/// Takes an entry that was last seen at `seen`; false where a packet was faster.
+#[inline(always)]
+fn take(last_seen_ns: *mut u64, seen: u64) -> bool {
+    alive::swap(last_seen_ns, seen, expiry::GONE) == seen
+}
+
+unsafe extern "C" fn mapping(_map: *mut c_void, key: *const Tuple, value: *mut Mapping, sweep: *mut Sweep) -> i64 {
     // SAFETY: the helper hands in an element of the map and the pointer that it was given.
-    let (key, forward, sweep) = unsafe { (&*key, &*value, &mut *sweep) };
-    // Each mapping is met at both keys and judged at the forward one. A key whose other one does not name it is left from
-    // a claim that never settled: at the forward key it would lose all answers, so it goes at once; at the reverse key it
-    // may be a claim that is just being made, so it has its time.
-    let other = Maps.nat_peek(&forward.other).filter(|other| other.other == *key);
-    if key.direction() == Direction::Ingress {
-        if other.is_none() && expiry::is_mapping_idle(forward, None, sweep.now_ns) {
+    let (key, entry, sweep) = unsafe { (&*key, &mut *value, &mut *sweep) };
+    let seen = entry.last_seen_ns;
+    // Each mapping is met at both keys, and judged and counted at the forward one. A key whose other one does not name it
+    // is left from a claim that never settled: at the forward key it would lose all answers, so it goes at once; at the
+    // reverse key it may be a claim that is just being made, so it has its time.
+    let other = NAT.get_ptr_mut(entry.other);
+    // SAFETY: a pointer from a lookup; see `maps`.
+    let other = other.map(|other| unsafe { &mut *other }).filter(|other| other.other == *key);
+    match (key.direction(), other) {
+        (Direction::Ingress, Some(_)) => {}
+        (Direction::Ingress, None) => {
+            let idle = expiry::is_mapping_idle(&sweep.timeouts, entry, None, sweep.now_ns);
+            if idle && take(&raw mut entry.last_seen_ns, seen) {
+                Maps.forget_nat(key);
+                sweep.removed += 1;
+            } else {
+                sweep.kept += 1;
+            }
+        }
+        (Direction::Egress, None) => {
             Maps.forget_nat(key);
             sweep.removed += 1;
         }
-    } else if other.is_none() || expiry::is_mapping_idle(forward, other, sweep.now_ns) {
-        if other.is_some() {
-            Maps.forget_nat(&forward.other);
+        (Direction::Egress, Some(other)) => {
+            let answered = other.last_seen_ns;
+            let idle = expiry::is_mapping_idle(&sweep.timeouts, entry, Some(other), sweep.now_ns);
+            if idle && take_both(entry, seen, other, answered) {
+                Maps.forget_nat(&entry.other);
+                Maps.forget_nat(key);
+                sweep.removed += 2;
+            } else {
+                sweep.kept += 2;
+            }
         }
-        Maps.forget_nat(key);
-        sweep.removed += 1;
     }
     0
 }
 
-unsafe extern "C" fn flow(_map: *mut c_void, key: *const Tuple, value: *const Flow, sweep: *mut Sweep) -> i64 {
+/// Both keys or neither.
+#[inline(always)]
+fn take_both(forward: &mut Mapping, seen: u64, reverse: &mut Mapping, answered: u64) -> bool {
+    if !take(&raw mut forward.last_seen_ns, seen) {
+        return false;
+    }
+    if take(&raw mut reverse.last_seen_ns, answered) {
+        return true;
+    }
+    // An answer came: packets that met the forward key in this moment were dropped, which a flow survives.
+    alive::swap(&raw mut forward.last_seen_ns, expiry::GONE, seen);
+    false
+}
+
+unsafe extern "C" fn flow(_map: *mut c_void, key: *const Tuple, value: *mut Flow, sweep: *mut Sweep) -> i64 {
     // SAFETY: as in `mapping`.
-    let (key, flow, sweep) = unsafe { (&*key, &*value, &mut *sweep) };
-    if expiry::is_flow_idle(flow, key.protocol, sweep.now_ns) {
+    let (key, flow, sweep) = unsafe { (&*key, &mut *value, &mut *sweep) };
+    let seen = flow.last_seen_ns;
+    let idle = expiry::is_flow_idle(&sweep.timeouts, flow, key.protocol, sweep.now_ns);
+    if idle && take(&raw mut flow.last_seen_ns, seen) {
         let _gone = FLOWS.remove(key);
         sweep.removed += 1;
+    } else {
+        sweep.kept += 1;
     }
     0
 }
 
-unsafe extern "C" fn inbound(_map: *mut c_void, key: *const Tuple, value: *const Inbound, sweep: *mut Sweep) -> i64 {
+unsafe extern "C" fn inbound(_map: *mut c_void, key: *const Tuple, value: *mut Inbound, sweep: *mut Sweep) -> i64 {
     // SAFETY: as in `mapping`.
-    let (key, inbound, sweep) = unsafe { (&*key, &*value, &mut *sweep) };
-    if expiry::is_inbound_idle(inbound.last_seen_ns, key.protocol, sweep.now_ns) {
+    let (key, inbound, sweep) = unsafe { (&*key, &mut *value, &mut *sweep) };
+    let seen = inbound.last_seen_ns;
+    let idle = expiry::is_inbound_idle(&sweep.timeouts, inbound, key.protocol, sweep.now_ns);
+    if idle && take(&raw mut inbound.last_seen_ns, seen) {
         let _gone = INBOUND.remove(key);
         sweep.removed += 1;
+    } else {
+        sweep.kept += 1;
     }
     0
 }

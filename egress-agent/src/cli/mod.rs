@@ -5,6 +5,7 @@ mod codegen;
 mod interfaces;
 mod logging;
 mod run;
+mod timeouts;
 
 use std::path::PathBuf;
 use std::process::ExitCode;

@@ -8,6 +8,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
+use super::timeouts::TimeoutArgs;
 use super::{CliError, NodeArgs, logging};
 use crate::agent::{self, AgentSettings};
 use crate::dataplane::Dataplane;
@@ -51,6 +52,8 @@ pub(super) struct RunArgs {
     /// Port of the gRPC health server on the node's management addresses; 0 for none
     #[arg(long, env = "OVN_EGRESSIP_HEALTHCHECK_PORT", default_value_t = 0)]
     egressip_node_healthcheck_port: u16,
+    #[command(flatten)]
+    timeouts: TimeoutArgs,
     #[command(flatten)]
     log: logging::LogArgs,
 }
@@ -107,6 +110,7 @@ async fn run_async(args: &RunArgs) -> Result<(), CliError> {
     let (client, server) = client::connect(args.kubeconfig.as_deref()).await?;
     let mut settings = args.node.settings()?;
     settings.tunnel_port = args.tunnel_port;
+    settings.timeouts = args.timeouts.checked();
     let stop = stop_on_signal()?;
     let host = Host::new(settings.uplink.clone(), settings.mgmt_port.clone())?;
     if args.service_cidrs.is_empty() {

@@ -56,6 +56,7 @@ use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use egress_common::abi::Timeouts;
 use tokio::task::JoinSet;
 use tracing::{info, warn};
 
@@ -84,6 +85,8 @@ pub struct Settings {
     pub tunnel_port: u16,
     /// The cluster's NodePort range, which NAT on the node's own address leaves alone.
     pub node_port_range: RangeInclusive<u16>,
+    /// How long entries may be idle.
+    pub timeouts: Timeouts,
     /// How programs are attached; `None` asks the kernel.
     pub attachment: Option<Attachment>,
     /// The eBPF object, an ELF file.
@@ -99,6 +102,7 @@ impl Settings {
             bpffs: names::DEFAULT_BPFFS.into(),
             tunnel_port: names::DEFAULT_TUNNEL_PORT,
             node_port_range: 30000..=32767,
+            timeouts: Timeouts::DEFAULT,
             attachment: None,
             object: Cow::Borrowed(crate::object::embedded().unwrap_or_default()),
         }

@@ -43,7 +43,7 @@ pub(super) const CLSACT_HANDLE: TcHandle = TcHandle::new(0, 0xe67e);
 pub(super) const INSTANCE_SOCKET: &str = "egress-agent";
 
 /// Maps that outlive the agent. Others in the object (scratch space) live as long as the programs.
-pub(super) const PINNED_MAPS: [&str; 15] = [
+pub(super) const PINNED_MAPS: [&str; 16] = [
     "pods",
     "policy",
     "owned",
@@ -54,6 +54,7 @@ pub(super) const PINNED_MAPS: [&str; 15] = [
     "inbound",
     "datagrams",
     "nat",
+    "usage",
     "frags",
     "counters",
     "eip_counters",

@@ -5,7 +5,7 @@ use std::io;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use egress_common::abi::{Addr, Config, Family, NodeEntry, OnUnknownPod, PortRange};
+use egress_common::abi::{Addr, Config, Family, NodeEntry, OnUnknownPod, PortRange, inbound_shared};
 use tracing::{info, warn};
 
 use super::Settings;
@@ -81,6 +81,8 @@ impl State {
         let mut config = config::with_facts(self.config, &facts, self.underlay);
         config.tunnel_port = settings.tunnel_port.into();
         config.node_ports = node_ports;
+        config.timeouts = settings.timeouts;
+        config.inbound_shared = inbound_shared(self.tables.inbound.limit());
         // Kept over restarts: the maps are too, so nothing is missed in between.
         if config.following_since_secs == 0 {
             let now_ns = now_ns().map_err(|error| StartError::kernel("read the clock", error))?;

@@ -10,50 +10,98 @@ use std::time::Duration;
 
 use aya::programs::{ProgramError, TestRun, TestRunOptions};
 use aya::sys::SyscallError;
-use tokio::time::{MissedTickBehavior, interval};
+use egress_common::abi::SWEEP_PRESSED;
+use tokio::time::sleep;
 use tracing::{debug, warn};
 
+use super::error::map_io;
+use super::state::State;
+use super::tables::Tables;
 use super::{Dataplane, Shared};
 
 /// A test run wants a whole Ethernet header.
 const PACKET: [u8; 64] = [0; 64];
+/// Size of `struct __sk_buff` (linux/bpf.h), and where its mark lies.
+const CONTEXT: usize = 192;
+const MARK: usize = 8;
 
-/// The shortest timeout is a minute; an entry may outlive its own by this time.
+/// The shortest usual timeout is a minute; an entry may outlive its own by this time.
 const INTERVAL: Duration = Duration::from_secs(10);
+/// While a map is nearly full.
+const PRESSED_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Sweeps for as long as the data plane lives.
+/// Sweeps for as long as the data plane lives, at once and then from time to time. When a map is nearly full, what nobody
+/// has answered goes before its time, and the next look comes sooner.
 pub(super) async fn run(shared: Arc<Shared>) {
-    let mut tick = interval(INTERVAL);
-    tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
-        tick.tick().await;
+        let mut pressed = false;
         match shared.sweep() {
-            Ok(0) => {}
-            Ok(removed) => debug!(removed, "idle entries removed"),
+            Ok(swept) => {
+                if swept.removed > 0 {
+                    debug!(removed = swept.removed, "idle entries removed");
+                }
+                pressed = swept.pressed;
+            }
             Err(error) => warn!(%error, "cannot remove idle entries: the maps fill"),
         }
+        sleep(if pressed { PRESSED_INTERVAL } else { INTERVAL }).await;
     }
 }
 
+/// What a sweep came to.
+struct Swept {
+    removed: u32,
+    /// A map was, or is, nearly full.
+    pressed: bool,
+}
+
 impl Shared {
-    fn sweep(&self) -> io::Result<u32> {
+    fn sweep(&self) -> io::Result<Swept> {
         let mut state = self.state();
-        let Some(program) = state.programs.sweep() else {
-            return Err(io::Error::new(io::ErrorKind::NotFound, "the object has no program sweep"));
-        };
-        let mut options = TestRunOptions::new();
-        options.data_in = Some(&PACKET);
-        match program.test_run(options) {
-            Ok(result) => Ok(result.return_value),
-            Err(ProgramError::SyscallError(SyscallError { io_error, .. })) => Err(io_error),
-            Err(error) => Err(io::Error::other(error)),
+        let removed = test_run(&mut state, 0)?;
+        let full = state.tables.nearly_full()?;
+        if full.is_empty() {
+            return Ok(Swept { removed, pressed: false });
         }
+        let unanswered = test_run(&mut state, SWEEP_PRESSED)?;
+        warn!(maps = full.join(", "), unanswered, "nearly full: connections that nobody has answered go sooner");
+        Ok(Swept { removed: removed + unanswered, pressed: true })
+    }
+}
+
+/// Runs the program; returns how many entries went.
+fn test_run(state: &mut State, mark: u32) -> io::Result<u32> {
+    let Some(program) = state.programs.sweep() else {
+        return Err(io::Error::new(io::ErrorKind::NotFound, "the object has no program sweep"));
+    };
+    let mut context = [0; CONTEXT];
+    context[MARK..MARK + 4].copy_from_slice(&mark.to_ne_bytes());
+    let mut options = TestRunOptions::new();
+    options.data_in = Some(&PACKET);
+    options.ctx_in = Some(&context);
+    match program.test_run(options) {
+        Ok(result) => Ok(result.return_value),
+        Err(ProgramError::SyscallError(SyscallError { io_error, .. })) => Err(io_error),
+        Err(error) => Err(io::Error::other(error)),
+    }
+}
+
+impl Tables {
+    /// Names of the maps that are seven eighths full or more, as the last sweep has counted.
+    fn nearly_full(&self) -> io::Result<Vec<&'static str>> {
+        let usage = self.usage.get(&0, 0).map_err(map_io)?;
+        let maps = [
+            ("nat", usage.nat, self.nat.limit()),
+            ("flows", usage.flows, self.flows.limit()),
+            ("inbound", usage.inbound, self.inbound.limit()),
+        ];
+        Ok(maps.into_iter().filter(|(_, used, limit)| *used >= limit - limit / 8).map(|(name, ..)| name).collect())
     }
 }
 
 impl Dataplane {
     /// Removes what is idle now; returns how many entries went.
     pub fn sweep(&self) -> io::Result<u32> {
-        self.shared.sweep()
+        self.shared.sweep().map(|swept| swept.removed)
     }
 }

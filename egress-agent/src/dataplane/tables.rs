@@ -9,14 +9,14 @@ use aya::maps::lpm_trie::Key;
 use aya::maps::{Array, HashMap, LpmTrie, Map, MapData, MapError, PerCpuArray, PerCpuHashMap, RingBuf};
 use aya::{Ebpf, Pod};
 use egress_common::abi::{
-    Addr, ClusterPrefix, Config, Count, EipCount, Flow, Mapping, NodeEntry, Owned, OwnedAddr, PodEntry, Policy,
-    PolicyKey, Tuple,
+    Addr, ClusterPrefix, Config, Count, EipCount, Flow, Inbound, Mapping, NodeEntry, Owned, OwnedAddr, PodEntry,
+    Policy, PolicyKey, Tuple, Usage,
 };
 
 use super::error::{StartError, map_io};
 use super::map_access;
 
-/// What the agent reads and writes. `inbound` and `frags` are the programs' own.
+/// What the agent reads and writes. `frags` is the programs' own.
 pub(super) struct Tables {
     pub(super) pods: Hash<Addr, PodEntry>,
     pub(super) policy: Hash<PolicyKey, Policy>,
@@ -25,7 +25,9 @@ pub(super) struct Tables {
     pub(super) cluster: Trie<Addr, ClusterPrefix>,
     pub(super) nodes: Hash<Addr, NodeEntry>,
     pub(super) flows: Hash<Tuple, Flow>,
+    pub(super) inbound: Hash<Tuple, Inbound>,
     pub(super) nat: Hash<Tuple, Mapping>,
+    pub(super) usage: Array<MapData, Usage>,
     pub(super) counters: PerCpuArray<MapData, Count>,
     pub(super) eip_counters: PerCpuHashMap<MapData, u32, EipCount>,
     pub(super) config: Array<MapData, Config>,
@@ -41,7 +43,9 @@ impl Tables {
             cluster: Trie::take(ebpf, "cluster")?,
             nodes: hash(ebpf, "nodes")?,
             flows: hash(ebpf, "flows")?,
+            inbound: hash(ebpf, "inbound")?,
             nat: hash(ebpf, "nat")?,
+            usage: typed(ebpf, "usage")?,
             counters: typed(ebpf, "counters")?,
             eip_counters: typed(ebpf, "eip_counters")?,
             config: typed(ebpf, "config")?,
@@ -141,7 +145,7 @@ pub(super) fn events(ebpf: &mut Ebpf) -> Result<RingBuf<MapData>, StartError> {
 
 fn hash<K: Pod, V: Pod>(ebpf: &mut Ebpf, name: &'static str) -> Result<Hash<K, V>, StartError> {
     match take(ebpf, name)? {
-        Map::HashMap(data) => Hash::new(data).map_err(|error| wrong_type(name, &error)),
+        Map::HashMap(data) | Map::LruHashMap(data) => Hash::new(data).map_err(|error| wrong_type(name, &error)),
         other => Err(StartError::Object(format!("map {name} is no hash map: {other:?}"))),
     }
 }

@@ -90,7 +90,7 @@ fn every_program_is_attached_first_and_pinned() {
         for hook in Hook::ALL {
             assert!(is_attached(hook), "{hook:?}: {:?}", node::tcx(hook));
         }
-        assert_eq!(pinned_ids(&node).len(), 15 + Hook::ALL.len());
+        assert_eq!(pinned_ids(&node).len(), 16 + Hook::ALL.len());
         let counters = dataplane.counters().expect("read the counters");
         assert_eq!(counters.len(), Verdict::ALL.len());
         assert!(dataplane.egress_ip_counters().expect("read the counters").is_empty());

@@ -10,7 +10,7 @@ use crate::frames::{SYN, packet};
 use crate::stage::{ENTER, NOTICE, STEER, Stage, on_stage, test_run};
 
 /// What an entry of each map shows of its key and its value; empty for plain numbers.
-const FIELDS: [(&str, &[&str], &[&str]); 15] = [
+const FIELDS: [(&str, &[&str], &[&str]); 16] = [
     ("config", &[], &["generation", "tunnel_port", "overlay_mtu", "node_v4", "uplink_mac"]),
     ("pods", &["bytes"], &["selection", "egress_id", "selected_since_ns"]),
     ("policy", &["egress_id", "family"], &["when_empty", "count", "slots"]),
@@ -19,10 +19,11 @@ const FIELDS: [(&str, &[&str], &[&str]); 15] = [
     ("cluster", &["prefix_len", "data"], &["kind", "node"]),
     ("nodes", &["bytes"], &["place", "node"]),
     ("flows", &["saddr", "daddr", "sport", "dport", "protocol"], &["address", "egress_id", "slot", "last_seen_ns"]),
-    ("inbound", &["saddr", "daddr", "sport", "dport", "protocol"], &["last_seen_ns"]),
+    ("inbound", &["saddr", "daddr", "sport", "dport", "protocol"], &["last_seen_ns", "state"]),
     ("datagrams", &["saddr", "daddr", "sport", "dport", "protocol"], &["last_seen_ns"]),
     ("nat", &["saddr", "daddr", "sport", "dport", "direction"], &["other", "source_node", "origin", "hop"]),
     ("frags", &["saddr", "daddr", "id", "protocol"], &["sport", "dport", "seen_ns"]),
+    ("usage", &[], &["nat", "flows", "inbound"]),
     ("counters", &[], &["packets", "bytes"]),
     ("eip_counters", &[], &["egress_packets", "ingress_bytes", "mappings", "refusals"]),
     ("workspace", &[], &["heads", "way"]),

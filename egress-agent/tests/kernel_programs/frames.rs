@@ -4,6 +4,8 @@ use std::net::IpAddr;
 
 pub(crate) const SYN: u8 = 0x02;
 pub(crate) const ACK: u8 = 0x10;
+pub(crate) const FIN: u8 = 0x01;
+pub(crate) const RST: u8 = 0x04;
 
 const PROTO_ICMP: u8 = 1;
 const PROTO_TCP: u8 = 6;

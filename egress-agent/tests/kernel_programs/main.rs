@@ -11,6 +11,7 @@ mod cast;
 mod dumps;
 mod frames;
 mod guard;
+mod life;
 mod limits;
 mod mutants;
 mod neighbours;

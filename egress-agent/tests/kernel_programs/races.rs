@@ -48,13 +48,13 @@ impl Race<'_> {
     }
 }
 
-fn pin(cpu: usize) {
+pub(crate) fn pin(cpu: usize) {
     let mut set = CpuSet::new();
     set.set(cpu).expect("a CPU");
     sched_setaffinity(Pid::from_raw(0), &set).expect("pin the thread");
 }
 
-fn has_both_cpus() -> bool {
+pub(crate) fn has_both_cpus() -> bool {
     let set = sched_getaffinity(Pid::from_raw(0)).expect("the CPUs of this thread");
     CPUS.iter().all(|cpu| set.is_set(*cpu).unwrap_or(false))
 }

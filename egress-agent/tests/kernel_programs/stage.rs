@@ -16,9 +16,11 @@ use aya::programs::{SchedClassifier, TestRun as _, TestRunOptions};
 use aya::{Ebpf, EbpfLoader, Pod};
 use egress_common::abi::{
     Addr, ClusterPrefix, Config, Count, EipCount, Family, Flow, Inbound, Mapping, NodeEntry, NodePlace, Owned,
-    OwnedAddr, PodEntry, Policy, PolicyKey, PortRange, PrefixKind, Slot, Tuple, Verdict, WhenEmpty,
+    OwnedAddr, PodEntry, Policy, PolicyKey, PortRange, PrefixKind, SWEEP_PRESSED, Slot, Tuple, Usage, Verdict,
+    WhenEmpty,
 };
 use nix::sched::{CloneFlags, unshare};
+use nix::time::{ClockId, clock_gettime};
 
 use crate::cast::{Cast, V4, V6, addr};
 use crate::frames::Packet;
@@ -50,6 +52,7 @@ pub(crate) struct Stage {
     pub(crate) flows: HashMap<MapData, Tuple, Flow>,
     pub(crate) inbound: HashMap<MapData, Tuple, Inbound>,
     pub(crate) nat: HashMap<MapData, Tuple, Mapping>,
+    pub(crate) usage: Array<MapData, Usage>,
     counters: PerCpuArray<MapData, Count>,
     /// Numbers of all maps, by name.
     pub(crate) ids: BTreeMap<String, u32>,
@@ -73,6 +76,7 @@ const fn run(program: &'static str, ifindex: u32) -> Run {
 pub(crate) const STEER: Run = run("mgmt_ingress", MGMT);
 pub(crate) const NOTICE: Run = run("mgmt_egress", MGMT);
 pub(crate) const ENTER: Run = run("uplink_ingress", UPLINK);
+pub(crate) const SWEEP: Run = run("sweep", 0);
 pub(crate) const LEAVE: Run = Run { ingress_ifindex: MGMT, ..run("uplink_egress", UPLINK) };
 
 /// What a run came to.
@@ -133,6 +137,7 @@ impl Stage {
             flows: hash(&mut ebpf, "flows"),
             inbound: hash(&mut ebpf, "inbound"),
             nat: hash(&mut ebpf, "nat"),
+            usage: Array::try_from(take(&mut ebpf, "usage")).expect("an array"),
             counters: PerCpuArray::try_from(take(&mut ebpf, "counters")).expect("counters"),
             eip_counters: PerCpuHashMap::try_from(take(&mut ebpf, "eip_counters")).expect("counters"),
             ebpf,
@@ -212,6 +217,11 @@ impl Stage {
         self.program_mut(name)
     }
 
+    /// A program that has been used before, for several threads.
+    pub(crate) fn loaded(&self, name: &str) -> &SchedClassifier {
+        self.ebpf.program(name).and_then(|program| program.try_into().ok()).expect("a classifier")
+    }
+
     pub(crate) fn program_mut(&mut self, name: &str) -> &mut SchedClassifier {
         let program = self.ebpf.program_mut(name).expect("a program");
         let program: &mut SchedClassifier = program.try_into().expect("a classifier");
@@ -275,6 +285,33 @@ impl Stage {
         lines.join("\n")
     }
 
+    /// Removes what is idle; `pressed` as if a map were nearly full. Returns how many entries went.
+    pub(crate) fn sweep(&mut self, pressed: bool) -> i32 {
+        let mark = if pressed { SWEEP_PRESSED } else { 0 };
+        let run = Run { mark, ..SWEEP };
+        test_run(self.program(run.program), &run, &[0; 64]).action
+    }
+
+    /// As if nothing had been seen of any entry since so many seconds ago.
+    pub(crate) fn age(&mut self, seconds: u64) {
+        let then = now_ns() - seconds * 1_000_000_000;
+        for (key, mut value) in self.nat.iter().map(|entry| entry.expect("an entry")).collect::<Vec<_>>() {
+            value.last_seen_ns = then;
+            self.nat.insert(key, value, 0).expect("age a mapping");
+        }
+        for (key, value) in self.flows.iter().map(|entry| entry.expect("an entry")).collect::<Vec<_>>() {
+            self.flows.insert(key, Flow { last_seen_ns: then, ..value }, 0).expect("age a flow");
+        }
+        for (key, value) in self.inbound.iter().map(|entry| entry.expect("an entry")).collect::<Vec<_>>() {
+            self.inbound.insert(key, Inbound { last_seen_ns: then, ..value }, 0).expect("age a connection");
+        }
+    }
+
+    /// How many entries `nat`, `flows` and `inbound` have.
+    pub(crate) fn entries(&self) -> [usize; 3] {
+        [self.nat.keys().count(), self.flows.keys().count(), self.inbound.keys().count()]
+    }
+
     /// Every key of `nat`, with its value; each names the other.
     pub(crate) fn mappings(&self) -> BTreeMap<String, (Tuple, Mapping)> {
         let all: Vec<(Tuple, Mapping)> = self.nat.iter().map(|entry| entry.expect("an entry")).collect();
@@ -323,6 +360,13 @@ fn context(run: &Run) -> [u8; CONTEXT] {
         context[at..at + 4].copy_from_slice(&value.to_ne_bytes());
     }
     context
+}
+
+/// The programs' clock.
+fn now_ns() -> u64 {
+    let now = clock_gettime(ClockId::CLOCK_MONOTONIC_COARSE).expect("the clock");
+    let number = |part: i64| u64::try_from(part).expect("time since the start");
+    number(now.tv_sec()) * 1_000_000_000 + number(now.tv_nsec())
 }
 
 fn id(map: &Map) -> u32 {

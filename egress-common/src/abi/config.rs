@@ -19,6 +19,38 @@ pub struct PortRange {
 }
 abi!(PortRange, 4);
 
+/// How long an entry may be idle, in seconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct Timeouts {
+    pub tcp_established: u32,
+    /// Until both sides have spoken.
+    pub tcp_opening: u32,
+    /// Once both sides have finished, or one has reset.
+    pub tcp_closing: u32,
+    pub udp: u32,
+    /// ICMP and ICMPv6 echo.
+    pub icmp: u32,
+    /// Every other protocol.
+    pub other: u32,
+}
+abi!(Timeouts, 24);
+
+impl Timeouts {
+    /// RFC 5382 section 5 and RFC 7857 section 2 (TCP), RFC 4787 section 4.3 (UDP: two minutes at least, five
+    /// recommended), RFC 5508 section 3.2 (ICMP).
+    pub const DEFAULT: Self =
+        Self { tcp_established: 7_440, tcp_opening: 240, tcp_closing: 240, udp: 300, icmp: 60, other: 300 };
+}
+
+/// Size of the map `inbound` where nothing else is asked for.
+pub const DEFAULT_INBOUND: u32 = 65_536;
+
+/// How much of a map `inbound` of this size connections to pods that nothing selects may use: three quarters.
+pub const fn inbound_shared(size: u32) -> u32 {
+    size - size / 4
+}
+
 /// The value of `config`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
@@ -51,8 +83,12 @@ pub struct Config {
     /// CLOCK_MONOTONIC (s) since when the programs have followed the pods' datagrams: whether one that comes in answers
     /// an older one cannot be known right after.
     pub following_since_secs: u32,
+    pub timeouts: Timeouts,
+    /// Connections from outside to pods that nothing selects are remembered while the map `inbound` has fewer entries;
+    /// the rest is kept for selected pods.
+    pub inbound_shared: u32,
 }
-abi!(Config, 44 + 48 + 16);
+abi!(Config, 44 + 48 + 16 + 24 + 4);
 
 impl Config {
     pub const EMPTY: Self = Self {
@@ -73,6 +109,8 @@ impl Config {
         uplink_mac: [0; 6],
         mgmt_mac: [0; 6],
         following_since_secs: 0,
+        timeouts: Timeouts::DEFAULT,
+        inbound_shared: inbound_shared(DEFAULT_INBOUND),
     };
 
     #[must_use]

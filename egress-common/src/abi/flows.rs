@@ -1,4 +1,4 @@
-//! Maps `flows`, `inbound` and `frags`: what the source node remembers of its pods' traffic.
+//! Maps `flows`, `inbound`, `datagrams` and `frags`: what the source node remembers of its pods' traffic.
 
 use super::{Addr, abi};
 
@@ -13,8 +13,8 @@ pub struct Flow {
     pub slot: u32,
     /// CLOCK_MONOTONIC (ns).
     pub last_seen_ns: u64,
-    /// TCP flags seen from the pod, or-ed together.
-    pub tcp_flags: u32,
+    /// Of a TCP connection, as the pod's node sees it: bits of `decide::phase`.
+    pub state: u32,
     pub reserved: u32,
 }
 abi!(Flow, 40);
@@ -23,10 +23,41 @@ abi!(Flow, 40);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct Inbound {
-    /// CLOCK_MONOTONIC (ns) of the last packet in either direction.
+    /// CLOCK_MONOTONIC (ns) of the last packet that keeps it: of either side for TCP, from outside for datagrams.
+    pub last_seen_ns: u64,
+    /// Of a TCP connection: bits of `decide::phase`.
+    pub state: u32,
+    pub reserved: u32,
+}
+abi!(Inbound, 16);
+
+impl Inbound {
+    #[inline(always)]
+    pub const fn new(now_ns: u64) -> Self {
+        Self { last_seen_ns: now_ns, state: 0, reserved: 0 }
+    }
+}
+
+/// Value of `datagrams`; the key is the tuple as the pod sends it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct Datagram {
+    /// CLOCK_MONOTONIC (ns).
     pub last_seen_ns: u64,
 }
-abi!(Inbound, 8);
+abi!(Datagram, 8);
+
+/// The value of `usage`: entries in use as last counted, and claimed since.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Usage {
+    /// Two for each mapping.
+    pub nat: u32,
+    pub flows: u32,
+    pub inbound: u32,
+    pub reserved: u32,
+}
+abi!(Usage, 16);
 
 /// Key of `frags`: what the fragments of one datagram share (RFC 791, RFC 8200 section 4.5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

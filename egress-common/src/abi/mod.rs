@@ -19,9 +19,9 @@ mod verdict;
 
 pub use addr::{Addr, Family};
 pub use cluster::{ClusterKey, ClusterPrefix, NodeEntry, NodePlace, PrefixKind};
-pub use config::{Config, OnUnknownPod, PortRange};
+pub use config::{Config, DEFAULT_INBOUND, OnUnknownPod, PortRange, Timeouts, inbound_shared};
 pub use counters::{Count, DropEvent, EipCount};
-pub use flows::{Flow, FragKey, FragPorts, Inbound};
+pub use flows::{Datagram, Flow, FragKey, FragPorts, Inbound, Usage};
 pub use nat::{Direction, Hop, Mapping, Origin, Tuple};
 pub use pods::{MAX_SLOTS, Owned, OwnedAddr, PodEntry, Policy, PolicyKey, Selection, Slot, SlotPlace, WhenEmpty};
 pub use verdict::{Class, Verdict};
@@ -31,6 +31,9 @@ pub const ABI_VERSION: u32 = 1;
 
 /// The only mark: a selected pod's packet to another node's address (OVN-Kubernetes' 1008).
 pub const NODE_MARK: u32 = 0x3f0;
+
+/// Mark of the test packet of the program `sweep` where a map is nearly full. It never leaves the test.
+pub const SWEEP_PRESSED: u32 = 1;
 
 /// Largest egress ID: it travels as a 24-bit VXLAN network identifier (RFC 7348 section 5).
 pub const MAX_EGRESS_ID: u32 = (1 << 24) - 1;

@@ -127,8 +127,8 @@ pub struct Mapping {
     pub created_ns: u64,
     /// Next hop of this direction.
     pub hop: Hop,
-    /// TCP flags seen in this direction, or-ed together.
-    pub tcp_flags: u32,
+    /// What this direction has shown of a TCP connection: bits of `decide::phase`.
+    pub state: u32,
     pub reserved: u32,
 }
 abi!(Mapping, 40 + 16 + 8 + 16 + 32 + 8);
@@ -144,7 +144,7 @@ impl Mapping {
             last_seen_ns: now_ns,
             created_ns: now_ns,
             hop: Hop::NONE,
-            tcp_flags: 0,
+            state: 0,
             reserved: 0,
         }
     }

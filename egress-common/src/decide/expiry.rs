@@ -1,91 +1,161 @@
 //! When an entry is idle: the timeouts, and how the two directions of a mapping count together.
 //!
 //! RFC 5382 section 5 (TCP: established at least 2 h 4 min, transitory at least 4 min), RFC 4787 section 4.3 (UDP: two
-//! minutes, better five), RFC 5508 section 3.2 (ICMP: 60 s). A flow of the source node outlives the gateway's mapping, so
-//! that a flow that only receives keeps its address.
+//! minutes, better five), RFC 5508 section 3.2 (ICMP: 60 s); how far a TCP connection is, [`phase`] says. A flow of the
+//! source node outlives the gateway's mapping, so that a flow that only receives keeps its address.
+//!
+//! An entry is judged, marked as [`GONE`] by compare-and-swap, and removed. A packet notes its time by the same
+//! operation, so of a packet and a sweep that meet one wins, and what has been seen since it was judged stays. Of a mapping
+//! both keys are marked before either is removed.
 
-use crate::abi::{Flow, Mapping};
-use crate::wire::{PROTO_TCP, PROTO_UDP, tcp};
+use super::phase::{self, Phase};
+use crate::abi::{Flow, Inbound, Mapping, Timeouts};
+use crate::wire::{PROTO_ICMP, PROTO_ICMPV6, PROTO_TCP, PROTO_UDP};
 
 const SECOND_NS: u64 = 1_000_000_000;
-pub const TCP_ESTABLISHED_NS: u64 = 7_440 * SECOND_NS;
-pub const TCP_TRANSITORY_NS: u64 = 240 * SECOND_NS;
-pub const UDP_NS: u64 = 300 * SECOND_NS;
-pub const OTHER_NS: u64 = 60 * SECOND_NS;
+/// In place of the time when an entry was last seen: it has been judged and is about to be removed.
+pub const GONE: u64 = u64::MAX;
+/// What a connection that has not been answered keeps of its time when a map is nearly full: two repeated SYNs fit in.
+pub const PRESSED_OPENING_SECS: u32 = 10;
+/// First fragments are remembered for so long (RFC 8200 section 4.5 gives a minute, Linux 30 s).
+pub const FRAGMENT_NS: u64 = 30 * SECOND_NS;
 
-/// How long a mapping or flow may be idle. `forward` and `reverse` are the TCP flags seen from and towards the pod.
+/// The timeouts while a map is nearly full: what has not been answered goes first.
 #[inline(always)]
-const fn timeout_ns(protocol: u8, forward: u32, reverse: u32) -> u64 {
-    const CLOSING: u32 = (tcp::FIN | tcp::RST) as u32;
-    match protocol {
-        PROTO_TCP if (forward | reverse) & CLOSING != 0 => TCP_TRANSITORY_NS,
-        // Both sides have spoken, beyond the first SYN.
-        PROTO_TCP if forward & tcp::ACK as u32 != 0 && reverse & tcp::ACK as u32 != 0 => TCP_ESTABLISHED_NS,
-        PROTO_TCP => TCP_TRANSITORY_NS,
-        PROTO_UDP => UDP_NS,
-        _ => OTHER_NS,
-    }
+#[must_use]
+pub const fn pressed(timeouts: Timeouts) -> Timeouts {
+    Timeouts { tcp_opening: PRESSED_OPENING_SECS, ..timeouts }
+}
+
+/// How long an entry may be idle.
+#[inline(always)]
+const fn timeout_ns(timeouts: &Timeouts, protocol: u8, phase: Phase) -> u64 {
+    let seconds = match (protocol, phase) {
+        (PROTO_TCP, Phase::Opening) => timeouts.tcp_opening,
+        (PROTO_TCP, Phase::Established) => timeouts.tcp_established,
+        (PROTO_TCP, Phase::Closing) => timeouts.tcp_closing,
+        (PROTO_UDP, _) => timeouts.udp,
+        (PROTO_ICMP | PROTO_ICMPV6, _) => timeouts.icmp,
+        _ => timeouts.other,
+    };
+    seconds as u64 * SECOND_NS
 }
 
 /// Whether a mapping goes; both directions are judged together, since both keys live and die together.
 #[inline(always)]
-pub fn is_mapping_idle(forward: &Mapping, reverse: Option<&Mapping>, now_ns: u64) -> bool {
-    let (seen, flags) = match reverse {
-        Some(reverse) if reverse.last_seen_ns > forward.last_seen_ns => (reverse.last_seen_ns, reverse.tcp_flags),
-        Some(reverse) => (forward.last_seen_ns, reverse.tcp_flags),
+pub fn is_mapping_idle(timeouts: &Timeouts, forward: &Mapping, reverse: Option<&Mapping>, now_ns: u64) -> bool {
+    let (seen, state) = match reverse {
+        Some(reverse) => (forward.last_seen_ns.max(reverse.last_seen_ns), reverse.state),
         None => (forward.last_seen_ns, 0),
     };
-    let timeout = timeout_ns(forward.other.protocol, forward.tcp_flags, flags);
-    now_ns.saturating_sub(seen) > timeout
+    let phase = phase::of_mapping(forward.state, state);
+    now_ns.saturating_sub(seen) > timeout_ns(timeouts, forward.other.protocol, phase)
 }
 
-/// Whether a flow goes. Only the pod's side is seen here, so a TCP flow that is not closing counts as established, and
-/// datagrams get three times the gateway's patience.
+/// Whether a flow goes. Datagrams get three times the gateway's patience, since only the pod's are seen here.
 #[inline(always)]
-pub fn is_flow_idle(flow: &Flow, protocol: u8, now_ns: u64) -> bool {
-    let timeout = match protocol {
-        PROTO_TCP => timeout_ns(protocol, flow.tcp_flags, tcp::ACK as u32),
-        _ => 3 * timeout_ns(protocol, 0, 0),
-    };
-    now_ns.saturating_sub(flow.last_seen_ns) > timeout
+pub fn is_flow_idle(timeouts: &Timeouts, flow: &Flow, protocol: u8, now_ns: u64) -> bool {
+    let timeout = timeout_ns(timeouts, protocol, phase::of_flow(flow.state));
+    let patience = if protocol == PROTO_TCP { timeout } else { 3 * timeout };
+    now_ns.saturating_sub(flow.last_seen_ns) > patience
 }
 
 /// Whether a connection from outside is forgotten.
 #[inline(always)]
-pub fn is_inbound_idle(last_seen_ns: u64, protocol: u8, now_ns: u64) -> bool {
-    const ACKED: u32 = tcp::ACK as u32;
-    now_ns.saturating_sub(last_seen_ns) > timeout_ns(protocol, ACKED, ACKED)
+pub fn is_inbound_idle(timeouts: &Timeouts, inbound: &Inbound, protocol: u8, now_ns: u64) -> bool {
+    let timeout = timeout_ns(timeouts, protocol, phase::of_inbound(inbound.state));
+    now_ns.saturating_sub(inbound.last_seen_ns) > timeout
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::abi::{Addr, Direction, Origin, Tuple};
+    use crate::decide::phase::{FINISHED, OTHER_FINISHED, RESET, SPOKE};
 
-    fn mapping(protocol: u8, seen_secs: u64, flags: u8) -> Mapping {
+    const DEFAULT: &Timeouts = &Timeouts::DEFAULT;
+
+    fn mapping(protocol: u8, seen_secs: u64, state: u32) -> Mapping {
         let other = Tuple::new(Direction::Ingress, Addr::UNSPECIFIED, Addr::UNSPECIFIED, 1, 2, protocol);
         let mut mapping = Mapping::new(other, Origin::Here, Addr::UNSPECIFIED, 1, seen_secs * SECOND_NS);
-        mapping.tcp_flags = flags.into();
+        mapping.state = state;
         mapping
+    }
+
+    /// The last second at which something is kept.
+    fn kept_secs(is_idle: impl Fn(u64) -> bool) -> u64 {
+        (0..100_000).find(|seconds| is_idle((seconds + 1) * SECOND_NS)).expect("it goes some day")
     }
 
     #[test]
     fn the_later_direction_counts() {
-        let forward = mapping(PROTO_UDP, 0, 0);
-        let reverse = mapping(PROTO_UDP, 200, 0);
-        assert!(!is_mapping_idle(&forward, Some(&reverse), 450 * SECOND_NS));
-        assert!(is_mapping_idle(&forward, Some(&reverse), 501 * SECOND_NS));
-        assert!(is_mapping_idle(&forward, None, 301 * SECOND_NS));
+        let (forward, reverse) = (mapping(PROTO_UDP, 0, 0), mapping(PROTO_UDP, 200, 0));
+        assert_eq!(kept_secs(|now| is_mapping_idle(DEFAULT, &forward, Some(&reverse), now)), 500);
+        assert_eq!(kept_secs(|now| is_mapping_idle(DEFAULT, &reverse, Some(&forward), now)), 500);
+        assert_eq!(kept_secs(|now| is_mapping_idle(DEFAULT, &forward, None, now)), 300);
     }
 
     #[test]
-    fn tcp_has_three_lives() {
-        let syn = mapping(PROTO_TCP, 0, tcp::SYN);
-        assert!(is_mapping_idle(&syn, None, 241 * SECOND_NS), "unanswered");
-        let ack = mapping(PROTO_TCP, 0, tcp::SYN | tcp::ACK);
-        assert!(!is_mapping_idle(&ack, Some(&ack), 7_440 * SECOND_NS), "established");
-        assert!(is_mapping_idle(&ack, Some(&ack), 7_441 * SECOND_NS), "established");
-        let fin = mapping(PROTO_TCP, 0, tcp::FIN | tcp::ACK);
-        assert!(is_mapping_idle(&ack, Some(&fin), 241 * SECOND_NS), "closing");
+    fn each_protocol_and_phase_has_its_time() {
+        let timeouts =
+            &Timeouts { tcp_established: 1000, tcp_opening: 20, tcp_closing: 30, udp: 40, icmp: 50, other: 60 };
+        for (protocol, forward, reverse, secs) in [
+            (PROTO_TCP, 0, 0, 20),
+            (PROTO_TCP, SPOKE, 0, 20),
+            (PROTO_TCP, SPOKE, SPOKE, 1000),
+            (PROTO_TCP, SPOKE | FINISHED, SPOKE, 1000),
+            (PROTO_TCP, SPOKE | FINISHED, SPOKE | FINISHED, 30),
+            (PROTO_TCP, SPOKE | RESET, SPOKE | RESET, 30),
+            (PROTO_TCP, SPOKE, SPOKE | RESET, 1000),
+            (PROTO_UDP, 0, 0, 40),
+            (PROTO_ICMP, 0, 0, 50),
+            (PROTO_ICMPV6, 0, 0, 50),
+            (47, 0, 0, 60),
+        ] {
+            let (one, other) = (mapping(protocol, 0, forward), mapping(protocol, 0, reverse));
+            let kept = kept_secs(|now| is_mapping_idle(timeouts, &one, Some(&other), now));
+            assert_eq!(kept, secs, "{protocol} {forward} {reverse}");
+        }
+    }
+
+    #[test]
+    fn a_flow_outlives_its_mapping() {
+        let flow =
+            |state| Flow { address: Addr::UNSPECIFIED, egress_id: 1, slot: 0, last_seen_ns: 0, state, reserved: 0 };
+        for (protocol, state, secs) in [
+            (PROTO_TCP, 0, 240),
+            (PROTO_TCP, SPOKE | FINISHED, 7_440),
+            (PROTO_TCP, SPOKE | FINISHED | OTHER_FINISHED, 240),
+            (PROTO_UDP, 0, 900),
+            (PROTO_ICMP, 0, 180),
+        ] {
+            assert_eq!(kept_secs(|now| is_flow_idle(DEFAULT, &flow(state), protocol, now)), secs, "{protocol} {state}");
+        }
+    }
+
+    #[test]
+    fn a_connection_from_outside_lives_as_long_as_it_is_one() {
+        for (protocol, state, secs) in [
+            (PROTO_TCP, 0, 240),
+            (PROTO_TCP, SPOKE, 7_440),
+            (PROTO_TCP, SPOKE | FINISHED, 240),
+            (PROTO_TCP, SPOKE | RESET, 240),
+            (PROTO_UDP, 0, 300),
+            (PROTO_ICMPV6, 0, 60),
+        ] {
+            let inbound = Inbound { state, ..Inbound::new(0) };
+            let kept = kept_secs(|now| is_inbound_idle(DEFAULT, &inbound, protocol, now));
+            assert_eq!(kept, secs, "{protocol} {state}");
+        }
+    }
+
+    #[test]
+    fn in_need_only_the_unanswered_lose_time() {
+        let timeouts = &pressed(Timeouts::DEFAULT);
+        let kept = |state| {
+            let (one, other) = (mapping(PROTO_TCP, 0, state), mapping(PROTO_TCP, 0, state));
+            kept_secs(|now| is_mapping_idle(timeouts, &one, Some(&other), now))
+        };
+        assert_eq!((kept(0), kept(SPOKE), kept(FINISHED)), (10, 7_440, 240));
     }
 }

@@ -1,5 +1,6 @@
 //! Fragments: only the first one shows the ports, the others follow it by their identification.
 
+use super::expiry::FRAGMENT_NS;
 use super::{Tables, slots};
 use crate::abi::{FragKey, FragPorts};
 use crate::wire::{Fragment, Heads, L4, PROTO_TCP, PROTO_UDP};
@@ -22,7 +23,9 @@ pub fn resolve<T: Tables>(heads: &mut Heads, tables: &T) {
             tables.put_fragment(&key(heads), &ports);
         }
         Fragment::Later => {
-            if let Some(ports) = tables.fragment(&key(heads)) {
+            let known = tables.fragment(&key(heads));
+            let is_fresh = |ports: &&FragPorts| tables.now_ns().saturating_sub(ports.seen_ns) <= FRAGMENT_NS;
+            if let Some(ports) = known.filter(is_fresh) {
                 heads.tuple.set_ports(u16::from_be_bytes(ports.sport), u16::from_be_bytes(ports.dport));
                 heads.l4 = match heads.tuple.protocol {
                     PROTO_UDP => L4::Udp,
@@ -73,6 +76,20 @@ mod tests {
             another.fragment_id = [1, 2, 3, 4];
             resolve(&mut another, world);
             assert_eq!(another.l4, L4::Other);
+        });
+    }
+
+    #[test]
+    fn ports_are_not_remembered_for_ever() {
+        both(|cast, world| {
+            let begun = world.now.get();
+            resolve(&mut packet(cast.pod, cast.world, 4000, 80).fragment(0, true).heads(), world);
+            for (after_ns, known) in [(FRAGMENT_NS, true), (FRAGMENT_NS + 1, false)] {
+                world.now.set(begun + after_ns);
+                let mut later = packet(cast.pod, cast.world, 0, 0).fragment(100, false).heads();
+                resolve(&mut later, world);
+                assert_eq!(later.l4 == L4::Udp, known, "the identification belongs to another datagram by now");
+            }
         });
     }
 

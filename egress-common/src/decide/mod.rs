@@ -2,7 +2,7 @@
 //!
 //! One file per hook, named as in the design: [`steer`] and [`notice`] on the management port, [`accept`] on the overlay,
 //! [`enter`] and [`leave`] on the uplink; and what they share: [`snat`] (mappings and ports), [`slots`] (which address a
-//! flow has), [`fragments`], [`mtu`], [`expiry`]. None of them touches a packet. They ask [`Tables`], which the programs
+//! flow has), [`fragments`], [`mtu`], [`phase`] and [`expiry`]. None of them touches a packet. They ask [`Tables`], which the programs
 //! implement over the maps and the tests over hash maps, and they return what is to be done; the edge does it.
 //!
 //! "Leave alone" is always a verdict of class pass. A packet of a selected pod that reaches the end of a decision without
@@ -15,6 +15,7 @@ pub mod fragments;
 pub mod leave;
 pub mod mtu;
 pub mod notice;
+pub mod phase;
 pub mod slots;
 pub mod snat;
 pub mod steer;
@@ -75,7 +76,15 @@ pub trait Tables {
     fn owned(&self, egress_id: u32) -> Option<&Owned>;
     fn owned_addr(&self, addr: &Addr) -> Option<&OwnedAddr>;
 
-    fn inbound_seen(&self, tuple: &Tuple) -> bool;
+    /// A packet of the pod: does it answer a connection that came in from outside? Of datagrams this does not keep the
+    /// entry alive, since a pod that goes on sending answers nobody some day.
+    fn inbound_answered(&self, tuple: &Tuple, tcp_flags: u8) -> bool;
+    /// A packet from outside: does it belong to such a connection, which it then keeps alive?
+    fn inbound_heard(&self, tuple: &Tuple, tcp_flags: u8) -> bool;
+    /// Whether it is remembered, without noting anything.
+    fn inbound_known(&self, tuple: &Tuple) -> bool;
+    /// How many entries the map has, as last counted and claimed since.
+    fn inbound_in_use(&self) -> u32;
     fn claim_inbound(&self, tuple: &Tuple) -> Claim;
     fn forget_inbound(&self, tuple: &Tuple);
 
@@ -84,6 +93,10 @@ pub trait Tables {
     fn note_datagram(&self, tuple: &Tuple);
 
     fn flow_seen(&self, tuple: &Tuple, tcp_flags: u8) -> Option<&Flow>;
+    /// As `flow_seen`, without noting anything.
+    fn flow_known(&self, tuple: &Tuple) -> bool;
+    /// A packet for the pod ends, or claims to end, the flow: notes it. Whether there is such a flow.
+    fn flow_answered(&self, tuple: &Tuple, tcp_flags: u8) -> bool;
     fn claim_flow(&self, tuple: &Tuple, flow: &Flow) -> Claim;
     /// Notes where the flow's address is among the slots now.
     fn set_flow_slot(&self, tuple: &Tuple, slot: u32);

@@ -4,9 +4,15 @@
 //! it is remembered here. TCP shows its first packet. A datagram counts unless it answers one of the pod, which `datagrams`
 //! knows, and `flows` where that has forgotten it. Replies that we redirect to this port answer such flows, so they are
 //! never taken for connections from outside, also not those that come late, when their flow has been cut.
+//!
+//! What is remembered lives as its connection does ([`phase`]); packets keep it alive whether the pod is selected or not,
+//! so that a selection that comes late finds it. The map never forgets a live connection to take another: when it is full
+//! it refuses, and its last quarter is for pods that are selected, so that a busy one that nothing selects cannot take
+//! their room.
 
+use super::phase;
 use super::{Claim, Tables};
-use crate::abi::{Config, NodePlace, Verdict};
+use crate::abi::{Config, NodePlace, Tuple, Verdict};
 use crate::wire::{Heads, L4, tcp};
 
 /// For this time after the programs first ran, a datagram may answer one that they have not seen.
@@ -14,18 +20,21 @@ pub const SETTLE_NS: u64 = 30_000_000_000;
 
 #[inline(always)]
 pub fn notice<T: Tables>(heads: &Heads, tables: &T, config: &Config) -> Verdict {
-    if tables.pod(&heads.tuple.daddr).is_none() {
-        return Verdict::NotPod;
-    }
+    let Some(pod) = tables.pod(&heads.tuple.daddr) else { return Verdict::NotPod };
+    let is_selected = pod.egress_id().is_some();
+    let answer = heads.tuple.reversed();
     let begins = match heads.l4 {
-        L4::Tcp => heads.tcp_flags & (tcp::SYN | tcp::ACK) == tcp::SYN,
+        L4::Tcp => phase::is_first(heads.tcp_flags),
         L4::Udp | L4::EchoRequest => {
             let since_ns = u64::from(config.following_since_secs) * 1_000_000_000;
             tables.now_ns().saturating_sub(since_ns) > SETTLE_NS
         }
-        _ => false,
+        _ => return Verdict::NotOurs,
     };
     if !begins {
+        if heads.l4 == L4::Tcp {
+            follow_connection(heads.tcp_flags, &answer, tables, is_selected);
+        }
         return Verdict::NotOurs;
     }
     // Another node's own address counts as outside: the answer must not be marked 1008, which would change its source.
@@ -33,10 +42,16 @@ pub fn notice<T: Tables>(heads: &Heads, tables: &T, config: &Config) -> Verdict 
     if from_here || tables.prefix(&heads.tuple.saddr).is_some() {
         return Verdict::NotOurs;
     }
-    let answer = heads.tuple.reversed();
-    // Also a SYN: on the tuple of a flow of the pod it begins nothing, whoever sends it.
-    if tables.flow_seen(&answer, 0).is_some() || (heads.l4 != L4::Tcp && tables.datagram_seen(&answer)) {
+    if tables.inbound_heard(&answer, heads.tcp_flags) {
         return Verdict::NotOurs;
+    }
+    // Also a SYN: on the tuple of a flow of the pod it begins nothing, whoever sends it.
+    if tables.flow_known(&answer) || (heads.l4 != L4::Tcp && tables.datagram_seen(&answer)) {
+        return Verdict::NotOurs;
+    }
+    // Nothing selects the pod yet: what it is remembered for may never come. So it leaves room for those where it has.
+    if !is_selected && tables.inbound_in_use() >= config.inbound_shared {
+        return Verdict::InboundRefused;
     }
     match tables.claim_inbound(&answer) {
         Claim::Claimed => Verdict::InboundRemembered,
@@ -45,13 +60,23 @@ pub fn notice<T: Tables>(heads: &Heads, tables: &T, config: &Config) -> Verdict 
     }
 }
 
-/// Notes a datagram of a pod that nothing selects, so that its answer is not taken for a connection from outside should
+/// A packet of a TCP connection, whoever began it. Where the pod is selected, its own packets tell `steer` nearly all, and
+/// only the ends are looked at here: most packets for such a pod answer its own flows, and cost no question.
+#[inline(always)]
+fn follow_connection<T: Tables>(flags: u8, answer: &Tuple, tables: &T, is_selected: bool) {
+    let ends = flags & (tcp::FIN | tcp::RST) != 0;
+    if !is_selected || (ends && !tables.flow_answered(answer, flags)) {
+        tables.inbound_heard(answer, flags);
+    }
+}
+
+/// Notes a datagram of a pod that nothing selects, or that is not known, so that its answer is not taken for a connection from outside should
 /// the pod be selected later.
 #[inline(always)]
 pub fn follow_datagram<T: Tables>(heads: &Heads, tables: &T) {
     let is_datagram = matches!(heads.l4, L4::Udp | L4::EchoRequest) && heads.has_l4();
     // What stays in the cluster, name look-ups above all, is never asked about.
-    if is_datagram && tables.prefix(&heads.tuple.daddr).is_none() && !tables.inbound_seen(&heads.tuple) {
+    if is_datagram && tables.prefix(&heads.tuple.daddr).is_none() && !tables.inbound_known(&heads.tuple) {
         tables.note_datagram(&heads.tuple);
     }
 }
@@ -59,7 +84,7 @@ pub fn follow_datagram<T: Tables>(heads: &Heads, tables: &T) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::abi::{PodEntry, WhenEmpty};
+    use crate::abi::{OnUnknownPod, PodEntry, WhenEmpty};
     use crate::decide::cast::{ID, both};
     use crate::decide::packets::packet;
     use crate::decide::steer::{Steer, steer};
@@ -203,6 +228,123 @@ mod tests {
             assert_eq!(world.inbound_len(), 0);
             let stranger = packet(cast.world, cast.pod, 53, 4001).arriving();
             assert_eq!(notice(&stranger, world), Verdict::InboundRemembered, "no flow of the pod's");
+        });
+    }
+
+    /// What `inbound` says of the connection whose packets from outside look like this.
+    fn phase_of(world: &World, arriving: &Heads) -> phase::Phase {
+        phase::of_inbound(world.inbound_at(&arriving.tuple.reversed()).expect("remembered").state)
+    }
+
+    #[test]
+    fn a_connection_to_a_pod_that_nothing_selects_is_followed() {
+        both(|cast, world| {
+            let arriving = |flags| packet(cast.world, cast.known_pod, 80, 4000).tcp(flags).arriving();
+            let begun = world.now.get();
+            let seen = || world.inbound_at(&arriving(0).tuple.reversed()).map(|inbound| inbound.last_seen_ns);
+            assert_eq!(notice(&arriving(tcp::SYN), world), Verdict::InboundRemembered);
+            assert_eq!(phase_of(world, &arriving(0)), phase::Phase::Opening, "a flood of SYNs does not stay long");
+            world.now.set(begun + 7_000_000_000_000);
+            assert_eq!(notice(&arriving(tcp::ACK), world), Verdict::NotOurs);
+            assert_eq!(seen(), Some(world.now.get()), "a long connection is kept");
+            assert_eq!(phase_of(world, &arriving(0)), phase::Phase::Established);
+            world.add_pod(cast.known_pod, PodEntry::selected(ID, world.now.get()));
+            let answer = packet(cast.known_pod, cast.world, 4000, 80).tcp(tcp::ACK);
+            let verdict = steer(&mut answer.heads(), world, &world.config.get());
+            assert_eq!(verdict, Steer::Done(Verdict::InboundReply), "and found when the pod is selected");
+        });
+    }
+
+    #[test]
+    fn a_connection_to_a_selected_pod_is_followed_by_its_answers_and_its_ends() {
+        both(|cast, world| {
+            let arriving = |flags| packet(cast.world, cast.pod, 80, 4000).tcp(flags).arriving();
+            let answers = |flags| {
+                let answer = packet(cast.pod, cast.world, 4000, 80).tcp(flags);
+                let verdict = steer(&mut answer.heads(), world, &world.config.get());
+                assert_eq!(verdict, Steer::Done(Verdict::InboundReply));
+            };
+            notice(&arriving(tcp::SYN), world);
+            answers(tcp::SYN | tcp::ACK);
+            assert_eq!(phase_of(world, &arriving(0)), phase::Phase::Opening);
+            answers(tcp::ACK);
+            assert_eq!(phase_of(world, &arriving(0)), phase::Phase::Established);
+            assert_eq!(notice(&arriving(tcp::RST), world), Verdict::NotOurs);
+            assert_eq!(phase_of(world, &arriving(0)), phase::Phase::Closing);
+            answers(tcp::ACK);
+            assert_eq!(phase_of(world, &arriving(0)), phase::Phase::Established, "it was a stranger's");
+            notice(&arriving(tcp::FIN | tcp::ACK), world);
+            answers(tcp::FIN | tcp::ACK);
+            assert_eq!(phase_of(world, &arriving(0)), phase::Phase::Closing);
+            assert_eq!(notice(&arriving(tcp::SYN), world), Verdict::NotOurs, "the entry is there already");
+            assert_eq!(phase_of(world, &arriving(0)), phase::Phase::Opening, "used again");
+        });
+    }
+
+    #[test]
+    fn datagrams_from_outside_keep_their_entry_and_those_of_the_pod_do_not() {
+        both(|cast, world| {
+            let asked = packet(cast.world, cast.pod, 5000, 8080).arriving();
+            let reply = packet(cast.pod, cast.world, 8080, 5000);
+            let seen = || world.inbound_at(&asked.tuple.reversed()).map(|inbound| inbound.last_seen_ns);
+            let begun = world.now.get();
+            assert_eq!(notice(&asked, world), Verdict::InboundRemembered);
+            world.now.set(begun + 200_000_000_000);
+            let verdict = steer(&mut reply.heads(), world, &world.config.get());
+            assert_eq!(verdict, Steer::Done(Verdict::InboundReply));
+            assert_eq!(seen(), Some(begun), "who goes on sending unasked answers nobody some day");
+            assert_eq!(notice(&asked, world), Verdict::NotOurs);
+            assert_eq!(seen(), Some(begun + 200_000_000_000));
+        });
+    }
+
+    #[test]
+    fn the_end_of_a_pods_own_flow_is_noted() {
+        both(|cast, world| {
+            let own = |flags| packet(cast.pod, cast.world, 4000, 443).tcp(flags);
+            let answer = |flags| packet(cast.world, cast.pod, 443, 4000).tcp(flags).arriving();
+            let phase = || phase::of_flow(world.flow_at(&own(0).heads().tuple).expect("a flow").state);
+            let config = world.config.get();
+            for flags in [tcp::SYN, tcp::ACK, tcp::FIN | tcp::ACK] {
+                steer(&mut own(flags).heads(), world, &config);
+                assert_eq!(notice(&answer(tcp::ACK), world), Verdict::NotOurs);
+            }
+            assert_eq!(phase(), phase::Phase::Established, "the server may go on");
+            assert_eq!(notice(&answer(tcp::FIN | tcp::ACK), world), Verdict::NotOurs);
+            assert_eq!(phase(), phase::Phase::Closing);
+            steer(&mut own(tcp::SYN).heads(), world, &config);
+            assert_eq!(phase(), phase::Phase::Opening, "used again");
+        });
+    }
+
+    #[test]
+    fn pods_that_nothing_selects_cannot_take_the_room_of_those_that_something_does() {
+        both(|cast, world| {
+            let mut config = world.config.get();
+            config.inbound_shared = 3;
+            world.limit_inbound(4);
+            let syn = |pod, port| packet(cast.world, pod, port, 4000).tcp(tcp::SYN).arriving();
+            for port in 1..=3 {
+                let verdict = super::notice(&syn(cast.known_pod, port), world, &config);
+                assert_eq!(verdict, Verdict::InboundRemembered);
+            }
+            assert_eq!(super::notice(&syn(cast.known_pod, 4), world, &config), Verdict::InboundRefused);
+            assert_eq!(super::notice(&syn(cast.known_pod, 3), world, &config), Verdict::NotOurs, "it is there");
+            assert_eq!(super::notice(&syn(cast.pod, 1), world, &config), Verdict::InboundRemembered);
+            assert_eq!(super::notice(&syn(cast.pod, 2), world, &config), Verdict::InboundRefused);
+        });
+    }
+
+    #[test]
+    fn datagrams_of_a_pod_that_is_not_known_yet_are_followed() {
+        both(|cast, world| {
+            let config = world.config.get().with_on_unknown_pod(OnUnknownPod::Pass);
+            let own = packet(cast.unknown_pod, cast.world, 4000, 53);
+            let verdict = steer(&mut own.heads(), world, &config);
+            assert_eq!(verdict, Steer::Done(Verdict::UnknownPodPassed));
+            world.add_pod(cast.unknown_pod, PodEntry::selected(ID, world.now.get()));
+            let answer = packet(cast.world, cast.unknown_pod, 53, 4000).arriving();
+            assert_eq!(super::notice(&answer, world, &config), Verdict::NotOurs, "the pod began it");
         });
     }
 

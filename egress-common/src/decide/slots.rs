@@ -4,8 +4,8 @@
 //! address is served by another node, the flow follows; when its address was taken from the object, a running TCP flow
 //! is cut and anything else, which can begin anew at any packet, gets another address.
 
-use super::{Claim, Tables};
-use crate::abi::{Addr, Flow, MAX_SLOTS, Policy, PolicyKey, Slot, Tuple, Verdict, WhenEmpty};
+use super::{Claim, Tables, phase};
+use crate::abi::{Addr, Direction, Flow, MAX_SLOTS, Policy, PolicyKey, Slot, Tuple, Verdict, WhenEmpty};
 use crate::wire::{Heads, L4, tcp};
 
 const SLOT_MASK: u32 = MAX_SLOTS as u32 - 1;
@@ -106,7 +106,7 @@ fn begin<'t, T: Tables>(
         egress_id,
         slot: index,
         last_seen_ns: tables.now_ns(),
-        tcp_flags: heads.tcp_flags as u32,
+        state: phase::own(0, heads.tcp_flags, Direction::Egress),
         reserved: 0,
     };
     if overwrite {

@@ -5,7 +5,7 @@
 //! pod that nothing selects is left alone whatever its destination is.
 
 use super::{Tables, fragments, notice, slots};
-use crate::abi::{Config, NodePlace, OnUnknownPod, PodEntry, PrefixKind, Slot, Verdict};
+use crate::abi::{Config, NodePlace, OnUnknownPod, PrefixKind, Slot, Verdict};
 use crate::wire::{Heads, L4, tcp};
 
 /// What to do with the packet.
@@ -55,17 +55,23 @@ pub fn steer<'t, T: Tables>(heads: &mut Heads, tables: &'t T, config: &Config) -
     // 4. It answers a connection that came in from outside.
     fragments::resolve(heads, tables);
     if is_answer(heads) {
+        tables.inbound_answered(&heads.tuple, heads.tcp_flags);
         return Steer::Done(Verdict::InboundReply);
     }
     if begins(heads) {
         // Whatever came in on this tuple before, a pod's SYN begins a connection of its own.
         tables.forget_inbound(&heads.tuple);
-    } else if tables.inbound_seen(&heads.tuple) {
+    } else if tables.inbound_answered(&heads.tuple, heads.tcp_flags) {
         return Steer::Done(Verdict::InboundReply);
     }
     // 5. No object selects the pod, or the pod is not known.
     let Some(egress_id) = egress_id else {
-        return Steer::Done(unselected(pod, config));
+        // What is known has been left alone above.
+        let verdict = unknown_pod(config);
+        if verdict == Verdict::UnknownPodPassed {
+            notice::follow_datagram(heads, tables);
+        }
+        return Steer::Done(verdict);
     };
     // 6. An address of another node (102 with the mark).
     if node.is_some() {
@@ -104,11 +110,6 @@ fn in_own_pod_subnet<T: Tables>(heads: &Heads, tables: &T, config: &Config) -> b
     tables
         .prefix(&heads.tuple.saddr)
         .is_some_and(|prefix| prefix.kind() == Some(PrefixKind::PodSubnet) && prefix.node == config.self_node)
-}
-
-#[inline(always)]
-fn unselected(pod: Option<&PodEntry>, config: &Config) -> Verdict {
-    if pod.is_some() { Verdict::NotSelected } else { unknown_pod(config) }
 }
 
 /// What becomes of a pod that the agent does not know.

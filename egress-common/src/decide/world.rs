@@ -10,8 +10,9 @@ use std::net::IpAddr;
 use std::vec::Vec;
 
 use super::cast::{self, NODE, V4, V6};
-use super::{Claim, Owner, PortClaim, Tables, snat};
+use super::{Claim, Owner, PortClaim, Tables, phase, snat};
 use crate::abi::*;
+use crate::wire::PROTO_TCP;
 
 pub(crate) struct World {
     pub(crate) config: Cell<Config>,
@@ -122,7 +123,7 @@ impl World {
     }
 
     pub(crate) fn remember_flow(&self, tuple: &Tuple, address: Addr, egress_id: u32) {
-        let flow = Flow { address, egress_id, slot: 0, last_seen_ns: 0, tcp_flags: 0, reserved: 0 };
+        let flow = Flow { address, egress_id, slot: 0, last_seen_ns: 0, state: 0, reserved: 0 };
         self.flows.borrow_mut().insert(*tuple, flow);
     }
 
@@ -140,6 +141,14 @@ impl World {
 
     pub(crate) fn mappings_made(&self) -> u32 {
         self.mappings.get()
+    }
+
+    pub(crate) fn inbound_at(&self, tuple: &Tuple) -> Option<Inbound> {
+        self.inbound.borrow().get(tuple).copied()
+    }
+
+    pub(crate) fn flow_at(&self, tuple: &Tuple) -> Option<Flow> {
+        self.flows.borrow().get(tuple).copied()
     }
 
     pub(crate) fn inbound_len(&self) -> usize {
@@ -208,8 +217,27 @@ impl Tables for World {
         let (egress_id, owned) = owned.iter().find(|(_, owned)| owned.address == *addr)?;
         lend(Some(OwnedAddr { egress_id: *egress_id, ifindex: owned.ifindex, mac: owned.mac, reserved: [0; 2] }))
     }
-    fn inbound_seen(&self, tuple: &Tuple) -> bool {
+    fn inbound_answered(&self, tuple: &Tuple, tcp_flags: u8) -> bool {
+        let mut inbound = self.inbound.borrow_mut();
+        let Some(inbound) = inbound.get_mut(tuple) else { return false };
+        if tuple.protocol == PROTO_TCP {
+            inbound.last_seen_ns = self.now.get();
+            inbound.state = phase::replied(inbound.state, tcp_flags);
+        }
+        true
+    }
+    fn inbound_heard(&self, tuple: &Tuple, tcp_flags: u8) -> bool {
+        let mut inbound = self.inbound.borrow_mut();
+        let Some(inbound) = inbound.get_mut(tuple) else { return false };
+        inbound.last_seen_ns = self.now.get();
+        inbound.state = phase::heard(inbound.state, tcp_flags);
+        true
+    }
+    fn inbound_known(&self, tuple: &Tuple) -> bool {
         self.inbound.borrow().contains_key(tuple)
+    }
+    fn inbound_in_use(&self) -> u32 {
+        self.inbound.borrow().len() as u32
     }
     fn claim_inbound(&self, tuple: &Tuple) -> Claim {
         let mut inbound = self.inbound.borrow_mut();
@@ -219,7 +247,7 @@ impl Tables for World {
         if inbound.len() >= self.inbound_limit.get() {
             return Claim::Full;
         }
-        inbound.insert(*tuple, Inbound { last_seen_ns: self.now.get() });
+        inbound.insert(*tuple, Inbound::new(self.now.get()));
         Claim::Claimed
     }
     fn forget_inbound(&self, tuple: &Tuple) {
@@ -234,8 +262,18 @@ impl Tables for World {
     fn flow_seen(&self, tuple: &Tuple, tcp_flags: u8) -> Option<&Flow> {
         let mut flows = self.flows.borrow_mut();
         let flow = flows.get_mut(tuple)?;
-        flow.tcp_flags |= tcp_flags as u32;
+        flow.last_seen_ns = self.now.get();
+        flow.state = phase::own(flow.state, tcp_flags, Direction::Egress);
         lend(Some(*flow))
+    }
+    fn flow_known(&self, tuple: &Tuple) -> bool {
+        self.flows.borrow().contains_key(tuple)
+    }
+    fn flow_answered(&self, tuple: &Tuple, tcp_flags: u8) -> bool {
+        let mut flows = self.flows.borrow_mut();
+        let Some(flow) = flows.get_mut(tuple) else { return false };
+        flow.state = phase::answered(flow.state, tcp_flags);
+        true
     }
     fn claim_flow(&self, tuple: &Tuple, flow: &Flow) -> Claim {
         if self.flows.borrow().contains_key(tuple) {
@@ -259,8 +297,14 @@ impl Tables for World {
     fn nat_seen(&self, key: &Tuple, tcp_flags: u8) -> Option<&Mapping> {
         let mut nat = self.nat.borrow_mut();
         let mapping = nat.get_mut(key)?;
-        mapping.tcp_flags |= tcp_flags as u32;
-        lend(Some(*mapping))
+        let (before, other) = (mapping.state, mapping.other);
+        mapping.last_seen_ns = self.now.get();
+        mapping.state = phase::own(before, tcp_flags, key.direction());
+        let seen = *mapping;
+        if let Some(other) = nat.get_mut(&other) {
+            other.state = phase::told(before, tcp_flags, key.direction(), other.state).unwrap_or(other.state);
+        }
+        lend(Some(seen))
     }
     fn nat_peek(&self, key: &Tuple) -> Option<&Mapping> {
         lend(self.nat.borrow().get(key).copied())

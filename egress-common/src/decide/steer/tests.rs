@@ -1,5 +1,5 @@
 use super::*;
-use crate::abi::{Addr, ClusterPrefix, Family, Policy, PolicyKey, PrefixKind, WhenEmpty};
+use crate::abi::{Addr, ClusterPrefix, Family, PodEntry, Policy, PolicyKey, PrefixKind, WhenEmpty};
 use crate::decide::cast::{Cast, ID, OTHER_NODE, both};
 use crate::decide::notice::notice;
 use crate::decide::packets::{Packet, packet};
