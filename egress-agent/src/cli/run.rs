@@ -113,13 +113,13 @@ async fn run_async(args: &RunArgs) -> Result<(), CliError> {
     settings.timeouts = args.timeouts.checked();
     let stop = stop_on_signal()?;
     let host = Host::new(settings.uplink.clone(), settings.mgmt_port.clone())?;
+    let dataplane = Dataplane::start(settings).await?;
     if args.service_cidrs.is_empty() {
         warn!(
             "no --service-cidrs: each Service's cluster IP gets an entry of its own, and what a selected pod sends to one \
              that is newer than this node knows is taken for traffic to the world"
         );
     }
-    let dataplane = Dataplane::start(settings).await?;
     agent::run(client, args.agent(host, server), dataplane, stop).await;
     info!("stopped; programs and maps stay in place");
     Ok(())
