@@ -4,7 +4,7 @@
 //! answer says, counts, and returns. One match turns verdicts into TC actions, and its value is what the program returns.
 #![no_std]
 #![no_main]
-// For the one compiler barrier in `maps`.
+// For the compiler barriers in `maps` and `packet`.
 #![feature(asm_experimental_arch)]
 // For compare-and-swap and counting, which the target has as intrinsics only.
 #![feature(core_intrinsics)]

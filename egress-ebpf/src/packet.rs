@@ -5,6 +5,7 @@
 //! the IPv4 header checksum is ours to write.
 #![expect(unsafe_code, reason = "packet access is one of the three places for it")]
 
+use core::arch::asm;
 use core::ptr;
 
 use aya_ebpf::bindings::bpf_adj_room_mode::BPF_ADJ_ROOM_MAC;
@@ -34,10 +35,12 @@ const OFFSET_MASK: usize = 0x3fff;
 /// A length of 1..=REST, in a form that shows both bounds to the verifier.
 #[inline(always)]
 fn tail_length(length: u32) -> Option<u32> {
-    const MASK: u32 = REST as u32 - 1;
-    const _: () = assert!(REST.is_power_of_two());
-    let less_one = length.wrapping_sub(1);
-    (less_one <= MASK).then_some((less_one & MASK) + 1)
+    let mut less_one = u64::from(length.wrapping_sub(1));
+    // Does nothing, but hides where the number came from: the compiler would otherwise compare this one and use `length`,
+    // of which the verifiers of Linux 6.1 and 6.12 then know nothing.
+    // SAFETY: a register is moved to itself.
+    unsafe { asm!("{0} = {0}", inout(reg) less_one, options(pure, nomem, nostack, preserves_flags)) };
+    (less_one < REST as u64).then_some(less_one as u32 + 1)
 }
 
 /// The packet of this run: a pointer, so that out-of-line functions take it in a register.

@@ -37,6 +37,11 @@ enum Command {
     Lab(lab::LabArgs),
     /// Run every test: pure, on the kernel, in the lab
     Test(testing::TestArgs),
+    /// Compare what the verifier had to do for each program with what is on record, or record it
+    Verifier(testing::VerifierArgs),
+    /// The first process of a guest of `test --kernel`
+    #[command(hide = true)]
+    Guest,
     /// Serve the lab's in-memory Kubernetes API
     Apiserver(apiserver::ApiserverArgs),
     /// Write the files that are generated from code (CRD, tables in docs), or check them with --check
@@ -57,6 +62,8 @@ fn main() -> ExitCode {
         Command::Run(args) => done(story::run(&args)),
         Command::Lab(args) => done(lab::run(&args)),
         Command::Test(args) => testing::test(&args),
+        Command::Verifier(args) => testing::verifier(&args),
+        Command::Guest => done(testing::run_guest()),
         Command::Apiserver(args) => done(apiserver::run(&args)),
         Command::Codegen(args) => done(toolchain::codegen(&args)),
         Command::Lint(args) => done(toolchain::lint(&args)),

@@ -7,7 +7,7 @@ use aya::maps::{HashMap, MapData};
 use egress_agent::dataplane::names::{DEFAULT_TUNNEL_PORT, Hook};
 use egress_agent::dataplane::{Dataplane, Settings, StartError};
 
-use crate::node::{Node, is_attached, on_node, output, tcx};
+use crate::node::{Node, is_attached, on_node, output, programs};
 
 async fn refusal(settings: Settings) -> StartError {
     let error = Dataplane::start(settings).await.map(drop).expect_err("must not start");
@@ -18,7 +18,7 @@ async fn refusal(settings: Settings) -> StartError {
 
 fn nothing_is_attached() {
     for hook in Hook::ALL {
-        assert_eq!(tcx(hook), []);
+        assert_eq!(programs(hook), []);
     }
 }
 
@@ -56,12 +56,12 @@ fn no_object() {
 fn a_second_agent() {
     on_node(|node: Node| async move {
         let first = node.start().await;
-        let programs = Hook::ALL.map(tcx);
+        let before = Hook::ALL.map(programs);
         for settings in [node.settings(), Settings { bpffs: "/run/bpf/other".into(), ..node.settings() }] {
             let error = refusal(settings).await;
             assert!(matches!(error, StartError::Busy { .. }), "{error}");
         }
-        assert_eq!(Hook::ALL.map(tcx), programs);
+        assert_eq!(Hook::ALL.map(programs), before);
         drop(first);
         node.start().await;
     });

@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 use aya::maps::{Array, HashMap, Map, MapData};
 use aya::programs::{SchedClassifier, TcAttachType};
 use egress_agent::dataplane::names::Hook;
-use egress_agent::dataplane::{Dataplane, Settings, StartError, cleanup};
+use egress_agent::dataplane::{Attachment, Dataplane, Settings, StartError, cleanup, probe};
 use egress_common::abi::{ABI_VERSION, Config};
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, setns, unshare};
@@ -113,7 +113,7 @@ impl Node {
     }
 
     pub(crate) fn settings(&self) -> Settings {
-        Settings { bpffs: self.bpffs.clone(), ..Settings::new(UPLINK, MGMT) }
+        settings(self.bpffs.clone())
     }
 
     pub(crate) async fn start(&self) -> Dataplane {
@@ -134,6 +134,24 @@ impl Node {
         let map: Array<MapData, Config> = Array::try_from(Map::Array(data)).expect("an array of config");
         map.get(&0, 0).expect("read the config")
     }
+}
+
+/// Of a data plane with its pins here.
+pub(crate) fn settings(bpffs: PathBuf) -> Settings {
+    Settings { bpffs, attachment: wish(), ..Settings::new(UPLINK, MGMT) }
+}
+
+/// Who runs the tests may ask for filters on a kernel that has links too.
+fn wish() -> Option<Attachment> {
+    std::env::var_os("EGRESS_TEST_ATTACHMENT").map(|wish| {
+        assert_eq!(wish, "clsact", "the only wish");
+        Attachment::Clsact
+    })
+}
+
+/// How programs are attached in this run.
+pub(crate) fn attachment() -> Attachment {
+    wish().unwrap_or_else(|| probe().expect("a kernel that can serve").attachment)
 }
 
 /// Starts the data plane.
@@ -216,16 +234,37 @@ pub(crate) fn place(hook: Hook) -> (&'static str, TcAttachType) {
     }
 }
 
-/// Names and numbers of the TCX programs of a hook, first to last; none where the device is away.
-pub(crate) fn tcx(hook: Hook) -> Vec<(String, u32)> {
+/// Names and numbers of the programs of a hook, first to last; none where the device is away.
+pub(crate) fn programs(hook: Hook) -> Vec<(String, u32)> {
+    match attachment() {
+        Attachment::Tcx => links(hook),
+        Attachment::Clsact => filters(hook),
+    }
+}
+
+fn links(hook: Hook) -> Vec<(String, u32)> {
     let (device, direction) = place(hook);
     let Ok((_, programs)) = SchedClassifier::query_tcx(device, direction) else { return Vec::new() };
     programs.iter().map(|program| (program.name_as_str().unwrap_or("?").to_owned(), program.id())).collect()
 }
 
+/// The kernel lists filters by priority.
+fn filters(hook: Hook) -> Vec<(String, u32)> {
+    let (device, direction) = place(hook);
+    let direction = if direction == TcAttachType::Ingress { "ingress" } else { "egress" };
+    let arguments = ["-json", "filter", "show", "dev", device, direction];
+    let output = Command::new("tc").args(arguments).output().expect("run tc");
+    let Ok(serde_json::Value::Array(filters)) = serde_json::from_slice(&output.stdout) else { return Vec::new() };
+    let program = |filter: &serde_json::Value| {
+        let program = filter.pointer("/options/prog")?;
+        Some((program["name"].as_str()?.to_owned(), program["id"].as_u64()?.try_into().ok()?))
+    };
+    filters.iter().filter_map(program).collect()
+}
+
 pub(crate) fn is_attached(hook: Hook) -> bool {
     // The kernel cuts names to 15 characters.
-    tcx(hook).first().is_some_and(|(name, _)| hook.name().starts_with(name.as_str()))
+    programs(hook).first().is_some_and(|(name, _)| hook.name().starts_with(name.as_str()))
 }
 
 /// Waits for something that should happen soon; how long it took.

@@ -9,6 +9,7 @@
 mod answers;
 mod cast;
 mod dumps;
+mod figures;
 mod frames;
 mod guard;
 mod life;

@@ -8,7 +8,7 @@ use std::net::IpAddr;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use aya::programs::{SchedClassifier, TcAttachType};
+use aya::programs::{SchedClassifier, TcAttachType, tc};
 use egress_common::abi::Verdict;
 use nix::sys::socket::{
     AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, bind, recv, send, setsockopt, socket, sockopt,
@@ -91,9 +91,15 @@ fn is(verdict: Verdict) -> BTreeMap<&'static str, u64> {
     BTreeMap::from([(verdict.label(), 1)])
 }
 
+/// Once per stage: a body that is run for both families comes here twice.
 fn attach(stage: &mut Stage) {
     let program: &mut SchedClassifier = stage.program_mut("overlay_ingress");
-    if SchedClassifier::query_tcx("egress0", TcAttachType::Ingress).is_ok_and(|(_, programs)| programs.is_empty()) {
+    let attached = match SchedClassifier::query_tcx("egress0", TcAttachType::Ingress) {
+        Ok((_, programs)) => !programs.is_empty(),
+        // A kernel without links: the queueing discipline of our filter is there from the first time on.
+        Err(_) => tc::qdisc_add_clsact("egress0").is_err(),
+    };
+    if !attached {
         program.attach("egress0", TcAttachType::Ingress).expect("attach");
     }
 }

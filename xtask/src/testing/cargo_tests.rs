@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail};
 use super::api::{self, TestCluster};
 use super::part::Part;
 use super::summary::Outcome;
-use crate::toolchain::{Paths, cargo};
+use crate::toolchain::{Paths, cargo, output};
 
 /// Integration tests of egress-agent in files with this prefix need root and BPF.
 const KERNEL: &str = "kernel_";
@@ -68,31 +68,60 @@ fn cargo_test(targets: &[String], paths: &Paths) -> Command {
     command
 }
 
+/// The tests of this one binary.
+pub(super) fn named(binary: &str) -> Targets {
+    vec!["--package=egress-agent".to_owned(), format!("--test={binary}")]
+}
+
+/// What the test binaries are told to run.
+pub(super) fn filtered(filter: &str) -> Vec<String> {
+    if filter.is_empty() { Vec::new() } else { vec![filter.to_owned()] }
+}
+
 /// Runs the tests, passes their output through and counts.
 pub(super) fn run(part: Part, targets: &[String], filter: &str, paths: &Paths) -> Result<Outcome> {
+    let mut outcome = Outcome::new(part);
+    run_with(targets, &filtered(filter), paths, &mut outcome, |_| ())?;
+    Ok(outcome)
+}
+
+/// Likewise, with arguments for the test binaries, and a look at each line.
+pub(super) fn run_with(
+    targets: &[String],
+    arguments: &[String],
+    paths: &Paths,
+    outcome: &mut Outcome,
+    mut seen: impl FnMut(&str),
+) -> Result<()> {
     let cluster = TestCluster::start(paths)?;
     let mut command = cargo_test(targets, paths);
-    command.env(api::VARIABLE, &cluster.kubeconfig);
-    if !filter.is_empty() {
-        command.args(["--", filter]);
-    }
+    command.env(api::VARIABLE, &cluster.kubeconfig).arg("--").args(arguments);
     let mut child = command.stdout(Stdio::piped()).spawn().context("start cargo test")?;
     let output = child.stdout.take().context("cargo test has no output")?;
-    let mut outcome = Outcome::new(part);
     for line in BufReader::new(output).lines() {
         let line = line.context("read the output of cargo test")?;
         println!("{line}");
-        count(&line, &mut outcome);
+        seen(&line);
+        count(&line, outcome);
     }
     let status = child.wait().context("wait for cargo test")?;
     if !status.success() && outcome.failed == 0 {
         outcome.fail(&format!("cargo test ended with {status} and no failed test: see its output above"));
     }
-    Ok(outcome)
+    Ok(())
+}
+
+/// Builds the tests and returns their programs.
+pub(super) fn binaries(targets: &[String], paths: &Paths) -> Result<Vec<PathBuf>> {
+    let mut command = cargo_test(targets, paths);
+    let text = output(command.args(["--no-run", "--message-format=json-render-diagnostics"]).stderr(Stdio::inherit()))?;
+    let messages = text.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
+    let tests = messages.filter(|message| message["profile"]["test"] == true);
+    Ok(tests.filter_map(|message| message["executable"].as_str().map(PathBuf::from)).collect())
 }
 
 /// Reads one line of a test binary's output.
-fn count(line: &str, outcome: &mut Outcome) {
+pub(super) fn count(line: &str, outcome: &mut Outcome) {
     if let Some(name) = line.strip_prefix("test ").and_then(|rest| rest.strip_suffix(" ... FAILED")) {
         outcome.explain(name);
     }

@@ -7,14 +7,18 @@
 //! | `lab` | the list in `lab.rs`: real agents, interfaces and packets | root, BPF, namespaces |
 //! | `codegen` | generated files are as the code would write them | nothing |
 //!
+//! With `--kernel` the tests of the `program` part run on another kernel, and nothing else (`kernels`).
+//!
 //! A part that this machine cannot run is skipped with the reason, and the run fails unless `--allow-skips` says that
 //! this is fine. The last line of the output is always `N passed, N failed, N skipped`.
 
 mod api;
 mod cargo_tests;
+mod kernels;
 pub(crate) mod lab;
 mod part;
 mod summary;
+mod verifier;
 
 use std::process::ExitCode;
 use std::time::Instant;
@@ -24,8 +28,11 @@ use clap::Args;
 
 use crate::toolchain::packages::{self, Purpose};
 use crate::toolchain::{BuildArgs, Built, Paths, Progress, check_generated, ensure_built};
+use kernels::Request;
+pub(crate) use kernels::run_guest;
 use part::Part;
 use summary::{Outcome, Summary};
+pub(crate) use verifier::{VerifierArgs, verifier};
 
 #[derive(Args, Debug)]
 pub(crate) struct TestArgs {
@@ -35,6 +42,10 @@ pub(crate) struct TestArgs {
     /// Run only tests whose name contains this
     #[arg(long)]
     filter: Option<String>,
+    /// Run the tests of programs and data plane on this kernel instead, in a virtual machine, like 6.1 or 6.12; may be
+    /// given several times
+    #[arg(long, value_name = "VERSION", conflicts_with_all = ["only", "list"])]
+    kernel: Vec<String>,
     /// Print the names of the tests, run none
     #[arg(long)]
     list: bool,
@@ -68,7 +79,8 @@ pub(crate) fn test(args: &TestArgs) -> Result<ExitCode> {
         return list(args).map(|()| ExitCode::SUCCESS);
     }
     let mut summary = Summary::default();
-    if let Err(error) = run_parts(args, &mut summary) {
+    let ran = if args.kernel.is_empty() { run_parts(args, &mut summary) } else { run_on_kernels(args, &mut summary) };
+    if let Err(error) = ran {
         println!("error: {error:#}");
         summary.set_up_failed();
     }
@@ -102,6 +114,15 @@ fn run_parts(args: &TestArgs, summary: &mut Summary) -> Result<()> {
         summary.add(outcome);
     }
     Ok(())
+}
+
+fn run_on_kernels(args: &TestArgs, summary: &mut Summary) -> Result<()> {
+    let request = Request {
+        targets: cargo_tests::program(&Paths::find()?)?,
+        arguments: cargo_tests::filtered(args.filter()),
+        no_install: args.no_install,
+    };
+    kernels::run(&args.kernel, &request, summary).map(drop)
 }
 
 /// Brings in everything before the first test, so that what is missing shows at once and not after minutes.

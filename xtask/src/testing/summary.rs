@@ -3,12 +3,11 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
-use super::part::Part;
-
 /// What came out of one part.
 #[derive(Clone, Debug)]
 pub(super) struct Outcome {
-    part: Part,
+    /// Which part of the tests, or on which kernel.
+    part: String,
     pub(super) passed: usize,
     pub(super) failed: usize,
     pub(super) skipped: usize,
@@ -20,11 +19,19 @@ pub(super) struct Outcome {
 }
 
 impl Outcome {
-    pub(super) fn new(part: Part) -> Self {
-        Self { part, passed: 0, failed: 0, skipped: 0, elapsed: Duration::ZERO, failures: Vec::new(), hindrance: None }
+    pub(super) fn new(part: impl ToString) -> Self {
+        Self {
+            part: part.to_string(),
+            passed: 0,
+            failed: 0,
+            skipped: 0,
+            elapsed: Duration::ZERO,
+            failures: Vec::new(),
+            hindrance: None,
+        }
     }
 
-    pub(super) fn skipped(part: Part, tests: usize, reason: String) -> Self {
+    pub(super) fn skipped(part: impl ToString, tests: usize, reason: String) -> Self {
         Self { skipped: tests, hindrance: Some(reason), ..Self::new(part) }
     }
 
@@ -127,6 +134,7 @@ impl Summary {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::part::Part;
 
     fn summary() -> Summary {
         let mut pure = Outcome::new(Part::Pure);

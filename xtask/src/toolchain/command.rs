@@ -57,7 +57,7 @@ pub(super) fn run(command: &mut Command) -> Result<()> {
 }
 
 /// Runs it and returns what it printed; on failure its error output is part of the message.
-pub(super) fn output(command: &mut Command) -> Result<String> {
+pub(crate) fn output(command: &mut Command) -> Result<String> {
     let output = command.output().with_context(|| format!("start {}", shown(command)))?;
     if !output.status.success() {
         let message = String::from_utf8_lossy(&output.stderr);

@@ -1,7 +1,7 @@
 //! The eBPF toolchain and the builds: what `cargo xtask build` does, in the order in which it does it.
 //!
 //! 1. `compiler` finds a Rust compiler that can build for `bpfel-unknown-none`: one with the sources of `core`, or one
-//!    that ships `core` ready-made; where there is none, `debian` fetches one into the target folder.
+//!    that ships `core` ready-made; where there is none, `debian` fetches one into the target folder (`debs`).
 //! 2. `linker` builds bpf-linker against the libLLVM of that compiler, once per compiler. A linker with another LLVM
 //!    than the compiler's may misread the bitcode, so the two are always a pair.
 //! 3. `object` builds `egress-ebpf` and copies the object to `<target>/bpf/egress-ebpf.o`, where egress-agent/build.rs
@@ -17,6 +17,7 @@ mod codegen;
 mod command;
 mod compiler;
 mod debian;
+pub(crate) mod debs;
 mod deps;
 mod linker;
 mod lint;
@@ -32,7 +33,7 @@ use anyhow::{Context, Result};
 use clap::Args;
 
 pub(crate) use codegen::{CodegenArgs, check_generated, codegen, generated_paths};
-pub(crate) use command::{Progress, cargo, is_root};
+pub(crate) use command::{Progress, cargo, is_root, output};
 pub(crate) use deps::deps;
 pub(crate) use lint::{LintArgs, lint};
 pub(crate) use paths::Paths;

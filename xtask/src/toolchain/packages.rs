@@ -20,6 +20,8 @@ pub(crate) enum Purpose {
     Traffic,
     /// Loading programs and looking at their maps.
     Programs,
+    /// A guest with another kernel: what its tests call, and unpacking its modules.
+    Guest,
 }
 
 /// One program, and the packages that bring it.
@@ -35,12 +37,14 @@ const fn tool(program: &'static str, package: &'static str, purposes: &'static [
     Tool { program, debian: package, ubuntu: package, purposes }
 }
 
-use Purpose::{Lab, Programs, Traffic};
+use Purpose::{Guest, Lab, Programs, Traffic};
 
 const TOOLS: &[Tool] = &[
-    tool("ip", "iproute2", &[Lab, Traffic, Programs]),
-    tool("tc", "iproute2", &[Lab, Programs]),
-    tool("nft", "nftables", &[Lab]),
+    tool("ip", "iproute2", &[Lab, Traffic, Programs, Guest]),
+    tool("tc", "iproute2", &[Lab, Programs, Guest]),
+    tool("ss", "iproute2", &[Programs, Guest]),
+    tool("nft", "nftables", &[Lab, Programs, Guest]),
+    tool("xz", "xz-utils", &[Guest]),
     tool("ethtool", "ethtool", &[Lab]),
     tool("ping", "iputils-ping", &[Traffic]),
     tool("curl", "curl", &[Traffic]),
@@ -50,7 +54,7 @@ const TOOLS: &[Tool] = &[
         program: "bpftool",
         debian: "bpftool",
         ubuntu: "linux-tools-common linux-tools-generic",
-        purposes: &[Traffic, Programs],
+        purposes: &[Traffic, Programs, Guest],
     },
 ];
 
@@ -183,8 +187,8 @@ mod tests {
     #[test]
     fn packages_are_named_once_and_by_distribution() {
         let tools: Vec<&Tool> = TOOLS.iter().filter(|tool| tool.purposes.contains(&Programs)).collect();
-        assert_eq!(packages(&tools, false), ["iproute2", "bpftool"]);
-        assert_eq!(packages(&tools, true), ["iproute2", "linux-tools-common", "linux-tools-generic"]);
+        assert_eq!(packages(&tools, false), ["iproute2", "nftables", "bpftool"]);
+        assert_eq!(packages(&tools, true), ["iproute2", "nftables", "linux-tools-common", "linux-tools-generic"]);
     }
 
     #[test]

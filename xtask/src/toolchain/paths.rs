@@ -42,6 +42,11 @@ impl Paths {
         self.target.join("bpf/egress-ebpf.o")
     }
 
+    /// Kernels other than the running one, and what runs them.
+    pub(crate) fn kernels(&self) -> PathBuf {
+        self.target.join("kernels")
+    }
+
     /// The folder for the logs of tests of this kind.
     pub(crate) fn test_logs(&self) -> PathBuf {
         self.target.join("test-logs")

@@ -1,0 +1,174 @@
+//! A kernel from the distribution's packages: the image that is booted, and the modules that the tests need.
+//!
+//! Debian's `cloud` flavour is a third of the ordinary one, and has every module that is needed here.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+
+use crate::toolchain::{Paths, Progress, debs, output};
+
+/// What the tests use and the kernel may have as a module. What it has built in is in none of its files.
+const WANTED: [&str; 8] = ["veth", "vxlan", "dummy", "macvlan", "sch_ingress", "cls_bpf", "nf_tables", "nft_ct"];
+
+/// An unpacked kernel.
+pub(super) struct Image {
+    /// As `uname -r` will say.
+    pub(super) release: String,
+    pub(super) vmlinuz: PathBuf,
+    /// Every module of the package, by name.
+    files: BTreeMap<String, PathBuf>,
+}
+
+/// Fetches and unpacks the newest kernel of this version, once. A folder that is there already is used as it is: that
+/// is the way to boot a kernel which is in no package list (see docs/kernel-support.md).
+pub(super) fn ensure(paths: &Paths, version: &str, progress: &Progress) -> Result<Image> {
+    let is_version = |text: &str| {
+        text.starts_with(|c: char| c.is_ascii_digit())
+            && text.chars().all(|c| c.is_ascii_alphanumeric() || ".+-~".contains(c))
+    };
+    if !is_version(version) {
+        bail!("{version:?} is no version of a kernel, like 6.1 or 6.12.117");
+    }
+    let folder = paths.kernels().join(version);
+    if !folder.exists() {
+        let choose = || newest(version).map(|name| vec![name]);
+        debs::fetch(&folder, &format!("Linux {version}"), progress, choose, |_| Ok(()))?;
+    }
+    Image::find(&debs::root(&folder)).with_context(|| format!("{}: remove it and try again", folder.display()))
+}
+
+fn newest(version: &str) -> Result<String> {
+    if std::env::consts::ARCH != "x86_64" {
+        bail!("kernels are fetched for x86_64 only");
+    }
+    let escaped = version.replace('.', "\\.").replace('+', "\\+");
+    let names = debs::search(&format!("^linux-image-{escaped}([.+-].*)?-cloud-amd64-unsigned$"))?;
+    let newest = names.into_iter().max_by_key(|name| numbers(name));
+    newest.with_context(|| format!("no package linux-image-{version}...-cloud-amd64-unsigned in the package lists"))
+}
+
+/// The numbers in a name, so that 6.1.0-9 is before 6.1.0-10.
+fn numbers(name: &str) -> Vec<u64> {
+    name.split(|c: char| !c.is_ascii_digit()).filter_map(|digits| digits.parse().ok()).collect()
+}
+
+impl Image {
+    fn find(root: &Path) -> Result<Self> {
+        let boot = root.join("boot");
+        let mut entries = fs::read_dir(&boot).with_context(|| format!("read {}", boot.display()))?.flatten();
+        let (release, vmlinuz) = entries
+            .find_map(|entry| {
+                let release = entry.file_name().to_str()?.strip_prefix("vmlinuz-")?.to_owned();
+                Some((release, entry.path()))
+            })
+            .with_context(|| format!("{} has no vmlinuz", boot.display()))?;
+        let mut files = BTreeMap::new();
+        for folder in ["lib/modules", "usr/lib/modules"] {
+            collect(&root.join(folder).join(&release), &mut files);
+        }
+        if files.is_empty() {
+            bail!("no modules of {release} in {}", root.display());
+        }
+        Ok(Self { release, vmlinuz, files })
+    }
+
+    /// The modules in the order in which they can be loaded, each with its content.
+    pub(super) fn modules(&self) -> Result<Vec<(String, Vec<u8>)>> {
+        let mut loaded = Vec::new();
+        for name in WANTED {
+            self.add(name, &mut loaded)?;
+        }
+        Ok(loaded)
+    }
+
+    fn add(&self, name: &str, loaded: &mut Vec<(String, Vec<u8>)>) -> Result<()> {
+        let Some(file) = self.files.get(name) else { return Ok(()) };
+        if loaded.iter().any(|(known, _)| known == name) {
+            return Ok(());
+        }
+        let bytes = content(file)?;
+        for other in needs(&bytes) {
+            self.add(&other, loaded)?;
+        }
+        loaded.push((name.to_owned(), bytes));
+        Ok(())
+    }
+}
+
+/// Modules below a folder; a missing folder has none.
+fn collect(folder: &Path, files: &mut BTreeMap<String, PathBuf>) {
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        let path = entry.path();
+        if path.is_dir() {
+            collect(&path, files);
+        } else if let Some((name, _)) = entry.file_name().to_str().and_then(|name| name.split_once(".ko")) {
+            files.insert(name.replace('-', "_"), path);
+        }
+    }
+}
+
+fn content(file: &Path) -> Result<Vec<u8>> {
+    let program = match file.extension().and_then(|extension| extension.to_str()) {
+        Some("ko") => return fs::read(file).with_context(|| format!("read {}", file.display())),
+        Some("xz") => "xz",
+        Some("zst") => "zstd",
+        _ => bail!("{}: compressed in an unknown way", file.display()),
+    };
+    let unpacked = Command::new(program).arg("-dc").arg(file).output();
+    let unpacked = unpacked.with_context(|| format!("start {program} to unpack a kernel module"))?;
+    if !unpacked.status.success() {
+        bail!("{program} cannot unpack {}", file.display());
+    }
+    Ok(unpacked.stdout)
+}
+
+/// What a module says of itself: `depends=udp_tunnel,ip6_udp_tunnel`, ended by a zero.
+fn needs(module: &[u8]) -> Vec<String> {
+    const KEY: &[u8] = b"\0depends=";
+    let Some(at) = module.windows(KEY.len()).position(|bytes| bytes == KEY) else { return Vec::new() };
+    let rest = &module[at + KEY.len()..];
+    let list = String::from_utf8_lossy(rest.split(|byte| *byte == 0).next().unwrap_or_default()).into_owned();
+    list.split(',').filter(|name| !name.is_empty()).map(|name| name.replace('-', "_")).collect()
+}
+
+/// The libraries that a program is linked with, the loader included, as the loader finds them.
+pub(super) fn libraries(program: &Path) -> Result<Vec<PathBuf>> {
+    let text = output(Command::new("ldd").arg(program))?;
+    Ok(text.lines().filter_map(library).collect())
+}
+
+/// `libc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x...)` or `/lib64/ld-linux-x86-64.so.2 (0x...)`.
+fn library(line: &str) -> Option<PathBuf> {
+    line.split_whitespace().find(|word| word.starts_with('/')).map(PathBuf::from)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_are_compared_by_their_numbers() {
+        let names = ["linux-image-6.1.0-9-cloud-amd64-unsigned", "linux-image-6.1.0-10-cloud-amd64-unsigned"];
+        assert!(numbers(names[0]) < numbers(names[1]));
+    }
+
+    #[test]
+    fn a_module_names_what_it_needs() {
+        let module = b"license=GPL\0depends=udp_tunnel,ip6-udp-tunnel\0retpoline=Y\0";
+        assert_eq!(needs(module), ["udp_tunnel", "ip6_udp_tunnel"]);
+        assert_eq!(needs(b"license=GPL\0depends=\0name=veth\0"), [""; 0]);
+        assert_eq!(needs(b"no module"), [""; 0]);
+    }
+
+    #[test]
+    fn libraries_are_read_as_ldd_prints_them() {
+        let path = |line| library(line).map(|path| path.display().to_string());
+        assert_eq!(path("\tlinux-vdso.so.1 (0x00007ffd)"), None);
+        assert_eq!(path("\tlibc.so.6 => /lib/libc.so.6 (0x0000)").as_deref(), Some("/lib/libc.so.6"));
+        assert_eq!(path("\t/lib64/ld-linux-x86-64.so.2 (0x0)").as_deref(), Some("/lib64/ld-linux-x86-64.so.2"));
+    }
+}

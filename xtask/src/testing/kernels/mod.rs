@@ -1,0 +1,231 @@
+//! `cargo xtask test --kernel VERSION`: the tests of programs and data plane on another kernel, in a virtual machine.
+//!
+//! ```text
+//! image    the kernel, from the distribution's packages        <target>/kernels/VERSION/
+//! qemu     the machine, the system's or from packages          <target>/kernels/qemu/
+//! archive  the guest's root: this machine's programs and the   <target>/kernels/root-VERSION.cpio
+//!          test binaries that cargo built, with their libraries
+//! plan     which test binaries to run, how                     in the guest's root
+//! guest    the first process inside: runs the plan
+//! watch    outside: counts results; ends and judges a guest that dies or hangs
+//! ```
+//!
+//! Nothing is installed but programs that tests call (`ip`, `tc`, ...), and nothing needs root otherwise. A guest uses
+//! this machine's processor where KVM works; where it does not, which shows by trying once, the guest is translated.
+
+mod archive;
+mod guest;
+mod image;
+mod plan;
+mod qemu;
+mod watch;
+
+use std::cell::RefCell;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+use super::cargo_tests;
+use super::summary::{Outcome, Summary};
+use crate::toolchain::packages::{self, Purpose};
+use crate::toolchain::{BuildArgs, Paths, Progress, ensure_built};
+use archive::Archive;
+pub(crate) use guest::run as run_guest;
+use image::Image;
+use plan::{MODULES, PLAN, PROGRAMS, Plan, Step};
+use qemu::{Accelerator, Qemu};
+use watch::Limits;
+
+/// Read by `egress-agent/tests/kernel_dataplane/node.rs`.
+const FILTERS: (&str, &str) = ("EGRESS_TEST_ATTACHMENT", "clsact");
+
+/// Read by `egress-agent/tests/kernel_programs/races.rs`: fewer races than here, for the sake of translated guests.
+const ROUNDS: (&str, &str) = ("EGRESS_TEST_ROUNDS", "200");
+
+/// In every kernel with TCX links.
+const TCX_SYMBOL: &str = "tcx_prog_attach";
+
+/// The tests that look at devices, links and pins, by the name of their binary.
+const DATAPLANE: &str = "kernel_dataplane";
+
+/// Programs of this machine that tests call.
+const CALLED: [&str; 5] = ["ip", "tc", "ss", "nft", "bpftool"];
+
+/// A translated guest on a busy machine takes minutes; one that hangs takes for ever.
+const STEP_LIMIT: Duration = Duration::from_secs(20 * 60);
+const LIMITS: Limits = Limits { boot: Duration::from_secs(300), whole: Duration::from_secs(60 * 60) };
+/// KVM that works brings a guest up in seconds.
+const KVM_LIMITS: Limits = Limits { boot: Duration::from_secs(20), ..LIMITS };
+
+/// What to run on each kernel.
+#[derive(Debug)]
+pub(super) struct Request {
+    /// Arguments of cargo that choose the test binaries.
+    pub(super) targets: Vec<String>,
+    /// Arguments of the test binaries.
+    pub(super) arguments: Vec<String>,
+    pub(super) no_install: bool,
+}
+
+/// Runs the tests on each kernel, counts them and returns what the guests said.
+pub(super) fn run(versions: &[String], request: &Request, summary: &mut Summary) -> Result<Vec<String>> {
+    let no_install = request.no_install;
+    let progress = Progress::start();
+    let paths = Paths::find()?;
+    packages::ensure(Purpose::Guest, !no_install)?;
+    let qemu = Qemu::ensure(&paths, &progress)?;
+    let images = versions.iter().map(|version| image::ensure(&paths, version, &progress));
+    let images = images.collect::<Result<Vec<Image>>>()?;
+    progress.step("the eBPF object and the tests");
+    ensure_built(&BuildArgs { no_install, ..BuildArgs::default() }, &progress)?;
+    let tests = cargo_tests::binaries(&request.targets, &paths)?;
+    let lines = RefCell::new(Vec::new());
+    for (version, image) in versions.iter().zip(&images) {
+        let start = Instant::now();
+        let mut outcome = Outcome::new(version);
+        let bench = Bench { paths: &paths, qemu: &qemu, progress: &progress, version, image, lines: &lines };
+        if let Err(error) = bench.test(&tests, &request.arguments, &mut outcome) {
+            outcome.fail(&format!("{error:#}"));
+        }
+        outcome.elapsed = start.elapsed();
+        summary.add(outcome);
+    }
+    Ok(lines.into_inner())
+}
+
+/// One kernel and what runs it.
+struct Bench<'a> {
+    paths: &'a Paths,
+    qemu: &'a Qemu,
+    progress: &'a Progress,
+    version: &'a str,
+    image: &'a Image,
+    /// What guests said.
+    lines: &'a RefCell<Vec<String>>,
+}
+
+impl Bench<'_> {
+    fn test(&self, tests: &[PathBuf], arguments: &[String], outcome: &mut Outcome) -> Result<()> {
+        let root = self.paths.kernels().join(format!("root-{}.cpio", self.version));
+        self.progress.step(&format!("{}: packing the guest's root", self.version));
+        self.pack(&root, tests, arguments)?;
+        for accelerator in self.accelerators() {
+            if self.boot(accelerator, &root, outcome)? {
+                return Ok(());
+            }
+        }
+        watch::show_end(&self.console());
+        bail!("the guest did not come up; its console is {}", self.console().display());
+    }
+
+    fn console(&self) -> PathBuf {
+        self.paths.kernels().join(format!("console-{}.log", self.version))
+    }
+
+    fn pack(&self, root: &Path, tests: &[PathBuf], arguments: &[String]) -> Result<()> {
+        let mut archive = Archive::create(root)?;
+        for folder in ["/dev", "/proc", "/sys", "/run", "/tmp"] {
+            archive.folder(folder)?;
+        }
+        // A copy: other programs are asked about it, and cargo may replace the file that we were started from.
+        let init = root.with_extension("init");
+        fs::copy("/proc/self/exe", &init).with_context(|| format!("copy this program to {}", init.display()))?;
+        archive.program("/init", &init)?;
+        for name in CALLED {
+            let program = packages::find(name).with_context(|| format!("there is no {name}"))?;
+            archive.program(&format!("{PROGRAMS}/{name}"), &program)?;
+        }
+        let mut plan = Plan { modules: Vec::new(), steps: Vec::new() };
+        for (name, bytes) in self.image.modules()? {
+            archive.data(&format!("{MODULES}/{name}"), &bytes)?;
+            plan.modules.push(name);
+        }
+        for test in tests {
+            let name = name_of(test)?;
+            let program = format!("/tests/{name}");
+            archive.program(&program, test)?;
+            plan.steps.extend(steps(&name, &program, arguments));
+        }
+        archive.data(PLAN, &serde_json::to_vec(&plan).context("write the guest's plan")?)?;
+        archive.finish()
+    }
+
+    /// What to try, in this order. That KVM is there and does not work is remembered: trying takes its time.
+    fn accelerators(&self) -> Vec<Accelerator> {
+        let kvm = fs::OpenOptions::new().read(true).write(true).open("/dev/kvm").is_ok();
+        if kvm && !self.no_kvm().exists() { vec![Accelerator::Kvm, Accelerator::Tcg] } else { vec![Accelerator::Tcg] }
+    }
+
+    fn no_kvm(&self) -> PathBuf {
+        self.paths.kernels().join("kvm-does-not-work")
+    }
+
+    /// Runs the guest; whether it came up.
+    fn boot(&self, accelerator: Accelerator, root: &Path, outcome: &mut Outcome) -> Result<bool> {
+        let (version, console) = (self.version, self.console());
+        self.progress.step(&format!("{version}: booting {} ({accelerator:?})", self.image.release));
+        let machine = self.qemu.machine(accelerator, &self.image.vmlinuz, root, &console);
+        let limits = if accelerator == Accelerator::Kvm { KVM_LIMITS } else { LIMITS };
+        let state = watch::watch(machine, &console, limits, outcome, |line| match line.strip_prefix("guest: ") {
+            Some(text) => self.progress.step(&format!("{version}: {text}")),
+            None => {
+                println!("{line}");
+                self.lines.borrow_mut().push(line.to_owned());
+            }
+        })?;
+        if state.release.is_none() && accelerator == Accelerator::Kvm {
+            let note = self.no_kvm();
+            self.progress.step(&format!("KVM does not work here (remove {} to try again)", note.display()));
+            fs::write(&note, "").with_context(|| format!("write {}", note.display()))?;
+        }
+        Ok(state.release.is_some())
+    }
+}
+
+/// The test's name, from the file that cargo made: `NAME-HASH`.
+fn name_of(test: &Path) -> Result<String> {
+    let file = test.file_name().context("a test binary without a name")?.to_string_lossy();
+    Ok(file.rsplit_once('-').map_or(file.as_ref(), |(name, _)| name).to_owned())
+}
+
+/// How a test binary is run: as the kernel offers, and where that is TCX, by filters too.
+fn steps(name: &str, program: &str, arguments: &[String]) -> Vec<Step> {
+    let environment = |(name, value): (&str, &str)| (name.to_owned(), value.to_owned());
+    let step = Step {
+        name: name.to_owned(),
+        program: program.to_owned(),
+        arguments: arguments.to_vec(),
+        environment: vec![environment(ROUNDS)],
+        limit_seconds: STEP_LIMIT.as_secs(),
+        needs_symbol: None,
+    };
+    if name != DATAPLANE {
+        return vec![step];
+    }
+    let filters = Step {
+        name: format!("{name}/clsact"),
+        environment: vec![environment(FILTERS)],
+        needs_symbol: Some(TCX_SYMBOL.to_owned()),
+        ..step.clone()
+    };
+    vec![step, filters]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_data_plane_is_run_with_filters_too() {
+        let names = |name: &str| steps(name, "/x", &[]).into_iter().map(|step| step.name).collect::<Vec<_>>();
+        assert_eq!(names("kernel_programs"), ["kernel_programs"]);
+        assert_eq!(names(DATAPLANE), ["kernel_dataplane", "kernel_dataplane/clsact"]);
+    }
+
+    #[test]
+    fn a_test_is_named_without_cargos_hash() {
+        assert_eq!(name_of(Path::new("/t/kernel_programs-0123456789abcdef")).expect("a name"), "kernel_programs");
+    }
+}
