@@ -7,7 +7,7 @@ use crate::model::compile::Compiler;
 use crate::model::samples::{ip, net, settings};
 use crate::model::selection::NOT_NUMBERED;
 use crate::model::state::{PodState, TunnelEndpoint};
-use crate::model::view::{Change, Conditions, Item, Labels, Pod, PodKey, Selects, Unreadable, Update};
+use crate::model::view::{Change, Conditions, Item, Labels, Pod, PodKey, Selects, ServiceKey, Unreadable, Update};
 
 fn node(i: u8) -> Node {
     Node {
@@ -287,7 +287,7 @@ fn compiling_by_and_by_equals_compiling_at_once() {
     compiler.apply(Change::Nodes(Update::Changed("n1".into(), Arc::new(node(1)))));
     for round in 0..2_000 {
         let name = format!("p{}", below(4));
-        let change = match below(12) {
+        let change = match below(14) {
             0 => Change::Objects(Update::Removed(format!("o{}", below(3)))),
             1 | 2 => {
                 let name = format!("o{}", below(3));
@@ -302,6 +302,12 @@ fn compiling_by_and_by_equals_compiling_at_once() {
             4 => Change::Namespaces(Update::Removed("prod".into())),
             5 => Change::Nodes(Update::Changed("n2".into(), Arc::new(node(2 + below(2))))),
             6 => Change::Pods(Update::Removed(key(&name))),
+            7 | 8 => {
+                let front = ServiceKey { namespace: "prod".into(), name: format!("s{}", below(3)) };
+                let pool = ["192.0.2.1", "192.0.2.2", "172.18.0.100", "172.18.0.3", "10.244.1.9"];
+                let addresses = pool.iter().filter(|_| below(2) > 0).map(|address| ip(address));
+                Change::Services(Update::Changed(front, addresses.collect()))
+            }
             _ => {
                 let pod = Pod {
                     created: below(3).into(),
