@@ -54,7 +54,7 @@ pub fn steer<'t, T: Tables>(heads: &mut Heads, tables: &'t T, config: &Config) -
     }
     // 4. It answers a connection that came in from outside.
     fragments::resolve(heads, tables);
-    if is_answer(heads) {
+    if is_answer(heads, tables) {
         tables.inbound_answered(&heads.tuple, heads.tcp_flags);
         return Steer::Done(Verdict::InboundReply);
     }
@@ -127,12 +127,14 @@ fn begins(heads: &Heads) -> bool {
     heads.l4 == L4::Tcp && heads.has_l4() && heads.tcp_flags & (tcp::SYN | tcp::ACK) == tcp::SYN
 }
 
-/// Packets that only ever answer, whatever we remember.
+/// Packets that only ever answer, whatever we remember; but where both ends open at once (RFC 9293 section 3.5), the pod
+/// answers within a flow that it began itself.
 #[inline(always)]
-fn is_answer(heads: &Heads) -> bool {
+fn is_answer<T: Tables>(heads: &Heads, tables: &T) -> bool {
     const SYN_ACK: u8 = tcp::SYN | tcp::ACK;
+    const ASKED: u8 = SYN_ACK | tcp::RST | tcp::FIN;
     match heads.l4 {
-        L4::Tcp => heads.tcp_flags & SYN_ACK == SYN_ACK,
+        L4::Tcp => heads.tcp_flags & ASKED == SYN_ACK && !tables.flow_known(&heads.tuple),
         L4::EchoReply => true,
         _ => false,
     }

@@ -117,6 +117,18 @@ fn a_pods_own_syn_ends_what_came_in_on_its_tuple() {
 }
 
 #[test]
+fn a_pod_that_opens_at_once_with_its_peer_keeps_its_address() {
+    both(|cast, world| {
+        assert_sent(cast, world, &udp(cast, cast.world).tcp(tcp::SYN));
+        let syn = packet(cast.world, cast.pod, 80, 4000).tcp(tcp::SYN).arriving();
+        assert_eq!(notice(&syn, world, &world.config.get()), Verdict::NotOurs);
+        assert_sent(cast, world, &udp(cast, cast.world).tcp(tcp::SYN | tcp::ACK));
+        let odd = packet(cast.pod, cast.world, 4001, 80).tcp(tcp::SYN | tcp::ACK | tcp::RST);
+        assert_sent(cast, world, &odd);
+    });
+}
+
+#[test]
 fn answers_to_nodes_and_egress_ips_are_left_alone_too() {
     both(|cast, world| {
         for to in [cast.other_node, cast.foreign_egress] {
