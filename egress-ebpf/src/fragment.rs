@@ -37,7 +37,7 @@ pub fn send_in_two(run: &Run<'_>, way: &Way, rest: &mut Rest) -> Result<i32, Ver
     let payload_at = u32::from(run.heads.l4_offset);
     let header = payload_at - L3 as u32;
     let first = (way.mtu - header) & !7;
-    packet.set_mark(0);
+    packet.strip();
     cut(packet, payload_at, header, first, way, rest).ok_or(Verdict::RewriteFailed).and_then(|(length, bits)| {
         packet.send_clone(ifindex).ok_or(Verdict::NoNeighbour)?;
         put_rest(packet, payload_at, header, length, bits, rest).ok_or(Verdict::RewriteFailed)?;

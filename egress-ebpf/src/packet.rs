@@ -12,7 +12,7 @@ use aya_ebpf::bindings::bpf_adj_room_mode::BPF_ADJ_ROOM_MAC;
 use aya_ebpf::bindings::{__sk_buff, BPF_F_MARK_MANGLED_0, BPF_F_PSEUDO_HDR, BPF_F_RECOMPUTE_CSUM};
 use aya_ebpf::helpers::generated::{
     bpf_clone_redirect, bpf_csum_diff, bpf_csum_update, bpf_l4_csum_replace, bpf_skb_adjust_room, bpf_skb_change_tail,
-    bpf_skb_load_bytes, bpf_skb_pull_data, bpf_skb_store_bytes,
+    bpf_skb_load_bytes, bpf_skb_pull_data, bpf_skb_store_bytes, bpf_skb_vlan_pop,
 };
 use aya_ebpf::programs::TcContext;
 use egress_common::abi::{Addr, Family, Tuple, Verdict};
@@ -29,6 +29,8 @@ const HEADS: u32 = 14 + 60 + 20;
 const BPF_F_IPV6: u64 = 1 << 7;
 /// `pkt_type` of a frame whose link address is somebody else's.
 const PACKET_OTHERHOST: u32 = 3;
+/// The number of the network in a VLAN tag; the rest is priority.
+const VLAN_NUMBER: u32 = 0x0fff;
 /// Offsets of transport headers stay below this; the mask shows it to the verifier.
 const OFFSET_MASK: usize = 0x3fff;
 
@@ -131,10 +133,21 @@ impl Packet {
         self.field(|skb| skb.ingress_ifindex) == self.ifindex()
     }
 
-    /// Of another network, or for another host.
+    /// Of another network, or for another host. A tag without a number says how urgent the packet is, not whose.
     #[inline(always)]
     pub fn is_foreign(&self) -> bool {
-        self.field(|skb| skb.vlan_present) != 0 || self.field(|skb| skb.pkt_type) == PACKET_OTHERHOST
+        self.field(|skb| skb.pkt_type) == PACKET_OTHERHOST
+            || self.field(|skb| skb.vlan_present) != 0 && self.field(|skb| skb.vlan_tci) & VLAN_NUMBER != 0
+    }
+
+    /// Takes off what belongs to the device that the packet came by: the mark, and a tag without a number.
+    #[inline(always)]
+    pub fn strip(&self) {
+        self.set_mark(0);
+        if self.field(|skb| skb.vlan_present) != 0 {
+            // SAFETY: the context is the program's own.
+            let _stays_urgent = unsafe { bpf_skb_vlan_pop(self.skb) };
+        }
     }
 
     #[inline(always)]

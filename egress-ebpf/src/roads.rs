@@ -62,6 +62,10 @@ fn restore(run: &Run<'_>, quote: &Quote, mapping: &Mapping) -> Result<(), Verdic
 }
 
 pub fn steer(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outcome {
+    if packet.is_foreign() {
+        // The stack will not forward it.
+        return Outcome::done(Verdict::NotPod);
+    }
     let Workspace { heads, way, buffer, .. } = workspace;
     if !parse(packet, heads, Direction::Egress) {
         return Outcome::done(Verdict::NotIp);

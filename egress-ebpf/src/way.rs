@@ -155,7 +155,7 @@ fn set_neighbour(way: &mut Way) {
 /// Sends the packet on its way; the value is what the program returns.
 #[inline(always)]
 pub fn go(packet: Packet, way: &mut Way) -> Result<i32, Verdict> {
-    packet.set_mark(0);
+    packet.strip();
     let result = if way.resolve {
         // SAFETY: the neighbour outlives the call and its true size is given.
         unsafe { bpf_redirect_neigh(way.ifindex, &raw mut way.neighbour, size_of::<Neighbour>() as i32, 0) }
@@ -181,7 +181,7 @@ fn redirected(result: i64) -> Result<i32, Verdict> {
 /// Turns the packet round on the device that it came from.
 #[inline(always)]
 pub fn turn_round(packet: Packet) -> Result<i32, Verdict> {
-    packet.set_mark(0);
+    packet.strip();
     redirect(packet.ifindex())
 }
 
@@ -216,7 +216,7 @@ pub fn encapsulate(
     if whole {
         flags |= BPF_F_DONT_FRAGMENT;
     }
-    packet.set_mark(0);
+    packet.strip();
     // SAFETY: the context is the program's own, `key` lives on this frame and its true size is given.
     let result =
         unsafe { bpf_skb_set_tunnel_key(packet.skb(), &raw mut key, size_of::<TunnelKey>() as u32, flags.into()) };

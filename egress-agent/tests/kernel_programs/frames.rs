@@ -54,7 +54,8 @@ pub(crate) fn ip(text: &str) -> IpAddr {
 /// UDP with a little data, unless changed.
 pub(crate) fn packet(from: &str, to: &str, sport: u16, dport: u16) -> Packet {
     Packet {
-        dmac: [2, 0, 0, 0, 0, 0xd0],
+        // The management port's: what is for another host is left alone.
+        dmac: [2, 0, 0, 0, 2, 2],
         smac: [2, 0, 0, 0, 0, 0x50],
         from: ip(from),
         to: ip(to),
