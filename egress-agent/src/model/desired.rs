@@ -225,8 +225,16 @@ const fn v6(first: u16, len: u8) -> IpNet {
 
 /// OVN-Kubernetes' join subnets.
 const JOIN: [IpNet; 2] = [v4(100, 64, 16), v6(0xfd98, 64)];
-const LINK_LOCAL: [IpNet; 2] = [v4(169, 254, 16), v6(0xfe80, 10)];
-const MULTICAST: [IpNet; 2] = [v4(224, 0, 4), v6(0xff00, 8)];
+/// What no router forwards (RFC 6890): link-local, "this host", loopback and the limited broadcast.
+pub const LINK_LOCAL: [IpNet; 6] = [
+    v4(169, 254, 16),
+    v4(0, 0, 8),
+    v4(127, 0, 8),
+    IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::BROADCAST, 32)),
+    v6(0xfe80, 10),
+    IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::LOCALHOST, 128)),
+];
+pub const MULTICAST: [IpNet; 2] = [v4(224, 0, 4), v6(0xff00, 8)];
 
 #[cfg(test)]
 mod tests;

@@ -252,7 +252,9 @@ fn prefixes_and_addresses_say_what_is_the_clusters() {
     assert_eq!(kind("10.96.0.0/16"), Some(PrefixKind::Service));
     assert_eq!(kind("198.51.100.0/24"), Some(PrefixKind::Excluded));
     assert_eq!(kind("100.64.0.0/16"), Some(PrefixKind::Join));
-    assert_eq!(kind("fe80::/10"), Some(PrefixKind::LinkLocal));
+    for prefix in ["fe80::/10", "::1/128", "0.0.0.0/8", "127.0.0.0/8", "255.255.255.255/32"] {
+        assert_eq!(kind(prefix), Some(PrefixKind::LinkLocal));
+    }
     assert_eq!(kind("ff00::/8"), Some(PrefixKind::Multicast));
     assert_eq!(kind("172.18.0.100/32"), Some(PrefixKind::EgressIp));
     assert_eq!((kind("8.8.8.8/32"), kind("172.18.0.2/32")), (None, None));
