@@ -222,17 +222,18 @@ impl Packet {
         self.try_rewrite(heads, rewrite).ok_or(Verdict::RewriteFailed)
     }
 
-    /// Gives an ICMP error, and the packet that it quotes, the pod's address instead of the egress IP.
+    /// Gives the packet that an ICMP error quotes the pod's address and port instead of the egress IP and its port; the
+    /// error's own destination is still to be rewritten.
     ///
     /// The quoted packet's own transport checksum stays: a quote is too short for anyone to verify it. In the error's
     /// checksum the changes of a quoted IPv4 address and of its header checksum cancel out.
     #[inline(never)]
-    pub fn rewrite_error(self, heads: &Heads, quote: &Quote, pod: &Tuple) -> Result<(), Verdict> {
-        self.try_rewrite_error(heads, quote, pod).ok_or(Verdict::RewriteFailed)
+    pub fn rewrite_quote(self, heads: &Heads, quote: &Quote, pod: &Tuple) -> Result<(), Verdict> {
+        self.try_rewrite_quote(heads, quote, pod).ok_or(Verdict::RewriteFailed)
     }
 
     #[inline(always)]
-    fn try_rewrite_error(self, heads: &Heads, quote: &Quote, pod: &Tuple) -> Option<()> {
+    fn try_rewrite_quote(self, heads: &Heads, quote: &Quote, pod: &Tuple) -> Option<()> {
         let sum_at = u32::from(heads.l4_offset) + l4::ICMP_CHECKSUM as u32;
         let (old_port, port) = (quote.tuple.sport(), pod.sport());
         if old_port != port {
@@ -245,13 +246,8 @@ impl Packet {
         }
         let (egress, at) = (&heads.tuple.daddr, quote.network_at());
         match heads.family {
-            Family::V4 => {
-                self.replace_addr_v4_at(at, ipv4::SADDR, egress, &pod.saddr)?;
-                self.replace_addr_v4_at(L3, ipv4::DADDR, egress, &pod.saddr)
-            }
+            Family::V4 => self.replace_addr_v4_at(at, ipv4::SADDR, egress, &pod.saddr),
             Family::V6 => {
-                // Once for the pseudo header, once for the quote.
-                self.replace_l4_checksum(heads, egress, &pod.saddr)?;
                 let (mut old, mut new) = (egress.words(), pod.saddr.words());
                 // SAFETY: the arrays live on this frame.
                 let diff = unsafe { bpf_csum_diff(old.as_mut_ptr(), 16, new.as_mut_ptr(), 16, 0) };
@@ -259,8 +255,7 @@ impl Packet {
                 if unsafe { bpf_l4_csum_replace(self.skb, sum_at, 0, u64::try_from(diff).ok()?, 0) } != 0 {
                     return None;
                 }
-                self.store(at + ipv6::SADDR, pod.saddr.octets())?;
-                self.store(L3 + ipv6::DADDR, pod.saddr.octets())
+                self.store(at + ipv6::SADDR, pod.saddr.octets())
             }
         }
     }

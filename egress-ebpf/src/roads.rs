@@ -53,12 +53,18 @@ fn read_quote(packet: Packet, heads: &Heads, quote: &mut Quote) -> bool {
 /// Gives a reply, or an ICMP error about the flow, back the pod's address.
 #[inline(always)]
 fn restore(run: &Run<'_>, quote: &Quote, mapping: &Mapping) -> Result<(), Verdict> {
-    match run.heads.l4 {
-        L4::IcmpError => run.packet.rewrite_error(run.heads, quote, &mapping.other),
+    let mut rewrite = Rewrite::reverse(mapping);
+    if matches!(run.heads.l4, L4::IcmpError) {
+        // One after the other: within one function both would need more stack than Linux 6.1 leaves it, which counts
+        // every frame by 32 bytes.
+        run.packet.rewrite_quote(run.heads, quote, &mapping.other)?;
+        // The error itself has no port.
+        rewrite.port = run.heads.tuple.dport();
+    } else if mapping.other.daddr != run.heads.tuple.saddr {
         // The same look at an entry that may just be used again as on the way out.
-        _ if mapping.other.daddr != run.heads.tuple.saddr => Err(Verdict::ClaimLost),
-        _ => run.packet.rewrite(run.heads, &Rewrite::reverse(mapping)),
+        return Err(Verdict::ClaimLost);
     }
+    run.packet.rewrite(run.heads, &rewrite)
 }
 
 pub fn steer(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outcome {
