@@ -1,0 +1,95 @@
+//! Protocols other than TCP, UDP and ICMP.
+
+use super::{DPORT, SPORT};
+use crate::craft::{AH, Body, ESP, GRE};
+use crate::play::{Case, Talk};
+
+pub(super) fn cases(v6: bool) -> Vec<Case> {
+    [sctp(v6), udp_lite(v6), by_address(v6)].into_iter().flatten().collect()
+}
+
+/// An INIT chunk with its tag, and the answer to it.
+const INIT: [u8; 20] = [1, 0, 0, 20, 0, 0, 0, 9, 0, 1, 0, 0, 0, 10, 0, 10, 0, 0, 0, 1];
+const INIT_ACK: [u8; 20] = [2, 0, 0, 20, 0, 0, 0, 8, 0, 1, 0, 0, 0, 10, 0, 10, 0, 0, 0, 1];
+const COOKIE_ECHO: [u8; 8] = [10, 0, 0, 8, 1, 2, 3, 4];
+const COOKIE_ACK: [u8; 4] = [11, 0, 0, 4];
+const ABORT: [u8; 4] = [6, 1, 0, 4];
+const DATA: [u8; 20] = [0, 3, 0, 20, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 1, 2, 3, 4];
+
+fn sctp(v6: bool) -> Vec<Case> {
+    let named = |name: &str| Case::new(&format!("SCTP {name}"), v6);
+    let out = |tag: u32, chunks: &'static [u8]| {
+        move |talk: &Talk<'_>| talk.out(Body::Sctp { sport: SPORT, dport: DPORT, tag, chunks: chunks.to_vec() })
+    };
+    let back = |tag: u32, chunks: &'static [u8]| {
+        move |talk: &Talk<'_>| {
+            talk.back(Body::Sctp { sport: DPORT, dport: talk.chosen(0, SPORT), tag, chunks: chunks.to_vec() })
+        }
+    };
+    let begun = |case: Case| {
+        case.pod(out(0, &INIT)).world(back(9, &INIT_ACK)).pod(out(8, &COOKIE_ECHO)).world(back(9, &COOKIE_ACK))
+    };
+    vec![
+        begun(named("handshake")),
+        begun(named("data")).pod(out(8, &DATA)).world(back(9, &DATA)),
+        begun(named("abort from the server")).world(back(9, &ABORT)),
+        named("from two pods with one port")
+            .pod(out(0, &INIT))
+            .pod(move |talk| out(0, &INIT)(talk).with(|packet| packet.from = talk.cast.other_pod())),
+        named("unasked, from outside").world(back(9, &INIT)),
+        named("begun before anybody watched").pod(out(8, &DATA)),
+        named("from a system port")
+            .pod(|talk| talk.out(Body::Sctp { sport: 700, dport: DPORT, tag: 0, chunks: INIT.to_vec() })),
+    ]
+}
+
+fn udp_lite(v6: bool) -> Vec<Case> {
+    let named = |name: &str| Case::new(&format!("UDP-Lite {name}"), v6);
+    let exchange = |name: &str, coverage: u16| {
+        named(name)
+            .pod(move |talk| talk.out(Body::UdpLite { sport: SPORT, dport: DPORT, coverage, data: talk.data(40) }))
+            .world(move |talk| {
+                let dport = talk.chosen(0, SPORT);
+                talk.back(Body::UdpLite { sport: DPORT, dport, coverage, data: talk.data(40) })
+            })
+    };
+    vec![
+        exchange("that covers all", 0),
+        exchange("that covers its header", 8),
+        exchange("that covers a part", 20),
+        exchange("from two pods with one port", 0).pod(|talk| {
+            let body = Body::UdpLite { sport: SPORT, dport: DPORT, coverage: 0, data: talk.data(40) };
+            talk.out(body).with(|packet| packet.from = talk.cast.other_pod())
+        }),
+    ]
+}
+
+/// What is known by its addresses only.
+fn by_address(v6: bool) -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (name, protocol) in
+        [("GRE", GRE), ("ESP", ESP), ("AH", AH), ("IPIP", 4), ("IP in IPv6", 41), ("protocol 253", 253)]
+    {
+        // AH is an extension header in IPv6.
+        if v6 && protocol == AH {
+            continue;
+        }
+        // Flags, version and key of GRE; for the others it is data.
+        let send = move |talk: &Talk<'_>, length: usize| {
+            let head = if protocol == GRE { vec![0x20, 0, 8, 0, 0, 0, 0, 7] } else { Vec::new() };
+            Body::Other(protocol, [head, talk.data(length)].concat())
+        };
+        let named = |what: &str| Case::new(&format!("{name} {what}"), v6);
+        cases.push(
+            named("both ways").pod(move |talk| talk.out(send(talk, 60))).world(move |talk| talk.back(send(talk, 80))),
+        );
+        cases.push(
+            named("from two pods to one server")
+                .pod(move |talk| talk.out(send(talk, 60)))
+                .pod(move |talk| talk.out(send(talk, 61)).with(|packet| packet.from = talk.cast.other_pod())),
+        );
+        cases.push(named("unasked, from outside").world(move |talk| talk.back(send(talk, 60))));
+    }
+    cases.push(Case::new("protocol 253 without data", v6).pod(|talk| talk.out(Body::Other(253, Vec::new()))));
+    cases
+}

@@ -1,0 +1,325 @@
+//! The cases in which we do not do what netfilter does, and why; the page `docs/nat-differences.md` is made from this list
+//! and from what the cases came to.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::path::PathBuf;
+
+use crate::Differing;
+
+/// Why cases differ, and which.
+pub(crate) struct Difference {
+    title: &'static str,
+    reason: &'static str,
+    /// Names of cases. A star stands for anything; the family in brackets may be left out where both differ. Each must
+    /// name a case, and each case that it names must differ.
+    cases: &'static [&'static str],
+}
+
+const DIFFERENCES: &[Difference] = &[
+    Difference {
+        title: "Nobody is behind the address",
+        reason: "An egress IP is no address of the node: what arrives for it and answers no flow is dropped (`no_mapping`, \
+                 `icmp_unmatched`) and told nothing, so that a scan learns nothing of the node. With netfilter the address is \
+                 the node's own, and its stack answers.",
+        cases: &[
+            "unasked: ACK",
+            "unasked: SYN",
+            "unasked: SYN+ACK",
+            "unasked: UDP",
+            "unasked: echo request",
+            "unasked: with the pod's port to the system port",
+            "* unasked, from outside",
+            "fragments: of a flow that nobody knows, from outside",
+            "TCP begun before anybody watched, from outside",
+            "TCP SYN+ACK from another host",
+            "TCP SYN+ACK from another port",
+            "TCP SYN+ACK to another port",
+            "UDP answer from another host",
+            "UDP answer from another port",
+            "UDP answer to another port",
+            "echo request from outside in the pod's flow",
+        ],
+    },
+    Difference {
+        title: "Sequence numbers and states of TCP are the ends' affair",
+        reason: "Netfilter follows windows and states, calls what does not fit invalid, and translates nothing that is \
+                 invalid; hosts then drop it. We translate by addresses and ports and leave the judgement to the two ends, \
+                 which must make it anyway (RFC 5961): a flow then survives a change of its gateway, which no window does, \
+                 and nothing is lost where netfilter guesses wrong. A segment with a wrong number reaches the pod and is \
+                 refused there.",
+        cases: &[
+            "TCP ACK before the SYN was answered",
+            "TCP FIN before the SYN was answered",
+            "TCP RST from outside, out of the window",
+            "TCP SYN from outside in the middle of a connection",
+            "TCP SYN+FIN",
+            "TCP SYN+RST",
+            "TCP acknowledges what was never sent",
+            "TCP all flags",
+            "TCP begins with FIN",
+            "TCP begins with RST",
+            "TCP data from outside, out of the window",
+            "TCP data from the pod, out of the window",
+            "TCP no flags",
+            "TCP no flags within a connection",
+        ],
+    },
+    Difference {
+        title: "An answer goes as it came",
+        reason: "A SYN+ACK outside of the pod's own flows, and an echo reply, answer something that came in from outside, also \
+                 when we have not seen it, and must keep the address that was asked: they are left alone (question 4 of \
+                 [`steer`](datapath.md#the-order-of-questions-in-steer)). Netfilter drops them as invalid.",
+        cases: &["TCP begins with SYN+ACK", "echo reply that the pod sends unasked"],
+    },
+    Difference {
+        title: "Link-local destinations are left alone",
+        reason: "They belong to the node and its link (question 3), whose metadata services expect the pod's or the node's \
+                 address.",
+        cases: &["from the pod to a link-local address (IPv4)"],
+    },
+    Difference {
+        title: "Checksums are changed, not checked",
+        reason: "A packet whose checksum is wrong leaves with one that is as wrong, so that its receiver drops it; to check it, \
+                 every byte would have to be read. Netfilter reads them, calls the packet invalid, and the host drops it.",
+        cases: &[
+            "malformed: * with a wrong checksum from the pod",
+            "malformed: * with a wrong checksum to the pod",
+            "malformed: wrong header checksum *",
+            "malformed: echo of 12 bytes *",
+            "error about * whose own checksum is wrong",
+        ],
+    },
+    Difference {
+        title: "Lengths are the receiver's to check",
+        reason: "What the headers that we read do not contradict goes on as it is, padding and missing ends included; nothing \
+                 is read or written outside of the packet. Netfilter's host trims padding and drops what is shorter than it \
+                 says.",
+        cases: &[
+            "malformed: * longer than its length says",
+            "malformed: UDP *shorter than its length says",
+            "malformed: echo *shorter than its length says",
+            "malformed: TCP whose header *",
+            "malformed: UDP of 12 bytes *",
+            "malformed: UDP whose length *",
+            "malformed: total length *",
+            "error about TCP that quotes 4 bytes",
+            "error about UDP that quotes 4 bytes",
+        ],
+    },
+    Difference {
+        title: "IPv4 options and hop-by-hop options are carried, not obeyed",
+        reason: "They are kept as they are. A router records its route and time, refuses source routes, and answers options \
+                 that it cannot read.",
+        cases: &[
+            "* with a record route option",
+            "* with a timestamp option",
+            "* source route option",
+            "* with an option that is too long",
+            "* with an unknown hop-by-hop option to be refused",
+        ],
+    },
+    Difference {
+        title: "Six extension headers are walked",
+        reason: "A longer chain is dropped (`unsupported_protocol`): a program needs a bound, and nothing sends such chains.",
+        cases: &["* with seven extension headers"],
+    },
+    Difference {
+        title: "Fragments are translated one by one",
+        reason: "Netfilter holds fragments back until the datagram is whole. We translate each as it comes: later ones follow \
+                 the first, and what comes before its first one is dropped (`fragment_unknown`), which costs a retransmission \
+                 of the datagram. What is incomplete or overlaps goes on as it is, and its receiver judges; DF is kept.",
+        cases: &[
+            "fragments of * reversed, and sent again",
+            "fragments of * with the first one late, and sent again",
+            "fragments of * with the last one first, and sent again",
+            "fragments of * without the last",
+            "fragments: overlapping",
+            "fragments: with DF set",
+        ],
+    },
+    Difference {
+        title: "Who tells a sender that a packet is too long, and what is quoted",
+        reason: "The program answers by itself: a pod from the node's address, a sender outside from the egress IP, as netfilter \
+                 does. It quotes the network header and 20 bytes of what follows, all that path MTU discovery needs; a kernel \
+                 quotes up to 576 or 1280 bytes.",
+        cases: &[
+            "UDP for the pod that is *too long",
+            "TCP for the pod that is *too long",
+            "echo for the pod that is *too long",
+            "UDP to a narrow way that is *too long",
+            "TCP to a narrow way that is *too long",
+            "echo to a narrow way that is *too long",
+            "offload: TCP segments too long *",
+            "offload: checksum of an oversize datagram",
+        ],
+    },
+    Difference {
+        title: "A pod is told instead of its packet being fragmented",
+        reason: "An IPv4 packet that may be fragmented and is too long for the way out is refused, and the pod told by ICMP, \
+                 which a sender heeds that does path MTU discovery. What is too long for the way to the pod is fragmented.",
+        cases: &[
+            "UDP that may be fragmented to a narrow way that is *too long (IPv4)",
+            "offload: checksum of a datagram that is fragmented for the way (IPv4)",
+        ],
+    },
+    Difference {
+        title: "Time Exceeded to the outside bears the node's address",
+        reason: "The node's stack answers for a reply that has used up its hops, before anything of it was changed; so `traceroute` \
+                 towards an egress IP shows the node. Netfilter gives its answer the egress IP.",
+        cases: &["0 hops left, to the pod", "1 hops left, to the pod"],
+    },
+    Difference {
+        title: "The pod's own address is not defended",
+        reason: "A packet for a pod's own address from outside is none of ours. Netfilter knows its ports from the pod's flow and \
+                 changes the sender's port so that both can be told apart.",
+        cases: &["unasked: to the pod's own address, in its flow"],
+    },
+    Difference {
+        title: "Not translated yet: other protocols",
+        reason: "SCTP, UDP-Lite, GRE, ESP, AH, other ICMP queries and unknown protocols of a selected pod are dropped \
+                 (`unsupported_protocol`), never sent with another address.",
+        cases: &[
+            "SCTP abort from the server",
+            "SCTP data",
+            "SCTP from *",
+            "SCTP handshake",
+            "UDP-Lite *",
+            "GRE both ways",
+            "GRE from two pods to one server",
+            "ESP both ways",
+            "ESP from two pods to one server",
+            "AH both ways",
+            "AH from two pods to one server",
+            "IPIP both ways",
+            "IPIP from two pods to one server",
+            "IP in IPv6 both ways",
+            "IP in IPv6 from two pods to one server",
+            "protocol 253 both ways",
+            "protocol 253 from two pods to one server",
+            "protocol 253 without data",
+            "* with an authentication header",
+            "ICMP query: address mask",
+            "ICMP query: information",
+            "ICMP query: timestamp",
+            "ICMP query: node information",
+        ],
+    },
+    Difference {
+        title: "Not translated yet: the checksum in a quote",
+        reason: "The checksum of a quoted transport header stays as it was outside. No receiver checks it.",
+        cases: &[
+            "error 1/* about *",
+            "error 2/* about *",
+            "error 3/* about TCP",
+            "error 3/* about UDP",
+            "error 3/* about echo (IPv6)",
+            "error 4/* about * (IPv6)",
+            "error 11/* about TCP",
+            "error 11/* about UDP",
+            "error 12/* about TCP",
+            "error 12/* about UDP",
+            "error about TCP from the server itself",
+            "error about UDP from the server itself",
+            "error about echo from the server itself (IPv6)",
+            "error about TCP of which one more packet follows",
+            "error about UDP of which one more packet follows",
+            "error about echo of which one more packet follows (IPv6)",
+            "error about TCP that carries options or extensions (IPv4)",
+            "error about UDP that carries options or extensions (IPv4)",
+            "error about TCP that quotes 20 bytes",
+            "error about UDP that quotes 8 bytes",
+            "error about UDP that quotes 12 bytes",
+            "error about UDP that quotes 20 bytes",
+            "error about echo that quotes 8 bytes (IPv6)",
+            "error about echo that quotes 12 bytes (IPv6)",
+            "error about echo that quotes 20 bytes (IPv6)",
+            "error about * whose port another pod had first",
+            "error about TCP with bytes behind the quote",
+            "error about UDP with bytes behind the quote",
+            "error about echo with bytes behind the quote (IPv6)",
+            "error about TCP with other bits in the quoted header",
+            "error about UDP with other bits in the quoted header",
+            "error about echo with other bits in the quoted header (IPv6)",
+            "error about data within a TCP connection",
+        ],
+    },
+    Difference {
+        title: "Not translated yet: some errors",
+        reason: "A pod's own errors about what came to it, errors that quote extension headers, ICMPv6 errors of unknown types and \
+                 ICMP source quench are dropped (`icmp_unmatched`, `no_mapping`, `unsupported_protocol`).",
+        cases: &[
+            "error from the pod *",
+            "error about * that carries options or extensions (IPv6)",
+            "error 5/0 about * (IPv6)",
+            "error 100/0 about * (IPv6)",
+            "error 4/0 about * (IPv4)",
+        ],
+    },
+];
+
+/// Every case that is listed, with the place of its reason. Panics where a line of the list names no case.
+pub(crate) fn listed(names: &[String]) -> BTreeMap<String, usize> {
+    let mut listed = BTreeMap::new();
+    for (place, difference) in DIFFERENCES.iter().enumerate() {
+        for pattern in difference.cases {
+            let mut named = names.iter().filter(|name| is_named(pattern, name)).peekable();
+            assert!(named.peek().is_some(), "listed as differing, and there is no such case: {pattern}");
+            for name in named {
+                let twice = listed.insert(name.clone(), place);
+                assert_eq!(twice, None, "{name} is listed twice, also by {pattern}");
+            }
+        }
+    }
+    listed
+}
+
+fn is_named(pattern: &str, name: &str) -> bool {
+    if pattern.ends_with(')') {
+        return fits(pattern, name);
+    }
+    let bare = name.strip_suffix(" (IPv4)").or_else(|| name.strip_suffix(" (IPv6)"));
+    bare.is_some_and(|bare| fits(pattern, bare))
+}
+
+/// Whether the text is the pattern, in which a star stands for anything.
+fn fits(pattern: &str, text: &str) -> bool {
+    let Some((start, rest)) = pattern.split_once('*') else { return pattern == text };
+    let Some(text) = text.strip_prefix(start) else { return false };
+    text.char_indices().map(|(at, _)| at).chain([text.len()]).any(|at| fits(rest, &text[at..]))
+}
+
+const BEGIN: &str = "<!-- generated: differences -->\n";
+const END: &str = "<!-- end: differences -->";
+
+/// Compares the page with what the cases came to; with `DIFFERENTIAL_WRITE` in the environment, writes it.
+pub(crate) fn check_page(differing: &Differing, listed: &BTreeMap<String, usize>) {
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../docs/nat-differences.md");
+    let page = std::fs::read_to_string(&path).expect("read docs/nat-differences.md");
+    let (before, rest) = page.split_once(BEGIN).expect("the page has a generated part");
+    let (_, after) = rest.split_once(END).expect("the generated part ends");
+    let wanted = format!("{before}{BEGIN}{}{END}{after}", render(differing, listed));
+    if std::env::var_os("DIFFERENTIAL_WRITE").is_some() {
+        std::fs::write(&path, wanted).expect("write docs/nat-differences.md");
+        return;
+    }
+    let line = page.lines().zip(wanted.lines()).find(|(is, wanted)| is != wanted);
+    assert!(
+        page == wanted,
+        "docs/nat-differences.md is not what the cases came to (run this test with DIFFERENTIAL_WRITE=1): {line:?}"
+    );
+}
+
+fn render(differing: &Differing, listed: &BTreeMap<String, usize>) -> String {
+    let mut text = String::new();
+    for (place, difference) in DIFFERENCES.iter().enumerate() {
+        let Difference { title, reason, .. } = difference;
+        write!(text, "\n### {title}\n\n{reason}\n\n| case | netfilter | we |\n|---|---|---|\n")
+            .expect("a string takes all");
+        for (name, (netfilter, ours)) in differing.iter().filter(|(name, _)| listed.get(*name) == Some(&place)) {
+            writeln!(text, "| {name} | {netfilter} | {ours} |").expect("a string takes all");
+        }
+    }
+    text.push('\n');
+    text
+}

@@ -1,0 +1,75 @@
+//! The same packets through our programs and through nftables: what comes out must be the same in every field, only the
+//! port or identifier that a translation chooses is free (see `outcome`). Where it is not the same, the case is listed with
+//! its reason in `differences.rs` and in `docs/nat-differences.md`; one that is listed and does not differ fails too.
+//!
+//! Two nodes with real interfaces (`ground`) play all cases at once, step by step (`play`). A case is a named sequence of
+//! packets from a pod and from outside (`cases`), built layer by layer (`craft`) and read back field by field (`read`).
+//! The tests need root; without it they say so and pass, and `cargo xtask test` counts them as skipped.
+
+mod cases;
+mod cast;
+mod craft;
+mod differences;
+mod ground;
+#[expect(dead_code, reason = "the tests of the data plane use all of it, these a part")]
+#[path = "../kernel_dataplane/node.rs"]
+mod node;
+mod outcome;
+mod play;
+mod read;
+mod view;
+mod wire;
+
+use std::collections::BTreeMap;
+
+use crate::ground::{Translator, on_ground};
+use crate::outcome::{difference, outcome};
+use crate::play::{Played, play};
+
+/// Name of a case, and what netfilter and we do.
+type Differing = BTreeMap<String, (String, String)>;
+
+#[test]
+fn differential_suite_against_netfilter() {
+    let names: Vec<String> = cases::all().into_iter().map(|case| case.name).collect();
+    // One after the other: each has the machine, and both finish within seconds.
+    let played =
+        [Translator::Netfilter, Translator::Ours].map(|by| on_ground(by, |ground| play(ground, &cases::all())));
+    let [Some(netfilter), Some(ours)] = played else { return };
+    let mut differing = Differing::new();
+    for ((name, netfilter), ours) in names.iter().zip(&netfilter).zip(&ours) {
+        explain(name, netfilter, ours);
+        if let Some(difference) = difference(&outcome(netfilter), &outcome(ours)) {
+            differing.insert(name.clone(), difference);
+        }
+    }
+    let listed = differences::listed(&names);
+    println!("{} cases, {} of them differ", names.len(), differing.len());
+    let problems = problems(&differing, &listed);
+    assert!(problems.is_empty(), "{}", problems.join("\n"));
+    differences::check_page(&differing, &listed);
+}
+
+/// What is not as it is listed.
+fn problems(differing: &Differing, listed: &BTreeMap<String, usize>) -> Vec<String> {
+    let mut problems = Vec::new();
+    for (name, (netfilter, ours)) in differing {
+        if !listed.contains_key(name) {
+            problems.push(format!("{name}\n  netfilter: {netfilter}\n  ours:      {ours}"));
+        }
+    }
+    for name in listed.keys() {
+        if !differing.contains_key(name) {
+            problems.push(format!("{name}: listed as differing, and does not differ"));
+        }
+    }
+    problems
+}
+
+/// Prints everything that came of the cases whose name contains what the environment asks for.
+fn explain(name: &str, netfilter: &Played, ours: &Played) {
+    let Ok(asked) = std::env::var("DIFFERENTIAL_EXPLAIN") else { return };
+    if name.contains(&asked) {
+        println!("{name}\n  netfilter: {:#?}\n  ours: {:#?}", outcome(netfilter), outcome(ours));
+    }
+}
