@@ -13,7 +13,7 @@ use k8s_openapi::api::core::v1::ObjectReference;
 use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use k8s_openapi::jiff::Timestamp;
-use kube::api::{Api, ObjectMeta, PostParams};
+use kube::api::{Api, ObjectMeta};
 use kube::{Client, Resource};
 use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TrySendError;
@@ -22,12 +22,15 @@ use tracing::warn;
 
 use super::causes::Causes;
 use super::crd::EgressIP;
+use super::post_params;
 use crate::model::view::PodKey;
 
 /// Where events of objects without a namespace are kept.
 const NAMESPACE: &str = "default";
-/// The API refuses longer notes.
+/// The API refuses what is longer, each in bytes: notes, names of senders, names of objects.
 const MAX_NOTE: usize = 1024;
+const MAX_INSTANCE: usize = 128;
+const MAX_NAME: usize = 253;
 
 /// Events that may wait.
 const QUEUE: usize = 256;
@@ -57,7 +60,7 @@ pub fn queue(client: Client, node_name: &str) -> (Events, Delivery) {
 impl Delivery {
     /// Runs until told to stop.
     pub async fn run(mut self, stop: CancellationToken) {
-        let params = PostParams::default();
+        let params = post_params();
         while let Some(Some(event)) = stop.run_until_cancelled(self.queue.recv()).await {
             let write = tokio::time::timeout(PATIENCE, self.api.create(&params, &event));
             match stop.run_until_cancelled(write).await {
@@ -98,7 +101,6 @@ impl Events {
     }
 
     fn event(&self, about: About<'_>, reason: &str, message: &str, now: Timestamp) -> Event {
-        let note = message.char_indices().take_while(|(i, c)| i + c.len_utf8() <= MAX_NOTE).map(|(_, c)| c).collect();
         let pod = about.pod.map(|pod| ObjectReference {
             api_version: Some("v1".to_owned()),
             kind: Some("Pod".to_owned()),
@@ -108,13 +110,13 @@ impl Events {
         });
         Event {
             metadata: ObjectMeta {
-                name: Some(format!("{}.{:x}", about.name, now.as_nanosecond())),
+                name: Some(name(about.name, now)),
                 namespace: Some(NAMESPACE.to_owned()),
                 ..ObjectMeta::default()
             },
             action: Some("Assign".to_owned()),
             event_time: Some(MicroTime(now)),
-            note: Some(note),
+            note: Some(cut(message, MAX_NOTE).to_owned()),
             reason: Some(reason.to_owned()),
             regarding: Some(ObjectReference {
                 api_version: Some(EgressIP::api_version(&()).into_owned()),
@@ -125,9 +127,44 @@ impl Events {
             }),
             related: pod,
             reporting_controller: Some("egress-agent".to_owned()),
-            reporting_instance: Some(self.node_name.clone()),
+            reporting_instance: Some(cut(&self.node_name, MAX_INSTANCE).to_owned()),
             type_: Some("Warning".to_owned()),
             ..Event::default()
         }
+    }
+}
+
+/// The object's name and the time, as every writer of events does it; a long name leaves room for the time.
+fn name(object: &str, now: Timestamp) -> String {
+    let time = format!(".{:x}", now.as_nanosecond());
+    // A part that ends in a dot or a dash would make no name.
+    let object = cut(object, MAX_NAME - time.len()).trim_end_matches(['.', '-']);
+    format!("{object}{time}")
+}
+
+/// As much of the text as fits, in whole characters.
+fn cut(text: &str, bytes: usize) -> &str {
+    &text[..text.floor_char_boundary(bytes)]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_names_are_cut_where_the_api_refuses_them() {
+        let now = Timestamp::UNIX_EPOCH + std::time::Duration::from_secs(1_700_000_000);
+        assert_eq!(name("eip", now), "eip.17979cfe362a0000");
+        let long = name(&format!("{}.b", "a".repeat(251)), now);
+        assert_eq!(long.len(), MAX_NAME);
+        assert!(name(&format!("{}.{}", "a".repeat(235), "b".repeat(17)), now).starts_with(&"a".repeat(235)));
+        assert!(!name(&format!("{}.{}", "a".repeat(235), "b".repeat(17)), now).contains(".."));
+    }
+
+    #[test]
+    fn a_note_is_cut_between_characters() {
+        assert_eq!(cut("no\u{e9}", 3), "no");
+        assert_eq!(cut("no\u{e9}", 4), "no\u{e9}");
+        assert_eq!(cut("note", 1024), "note");
     }
 }

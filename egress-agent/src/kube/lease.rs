@@ -3,9 +3,10 @@
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use k8s_openapi::jiff::Timestamp;
-use kube::api::{Api, ObjectMeta, PostParams};
+use kube::api::{Api, ObjectMeta};
 use kube::{Client, Error};
 
+use super::post_params;
 use crate::controller::election::{Record, Step, Timing};
 
 pub const LEASE_NAME: &str = "egress-agent-leader";
@@ -64,11 +65,11 @@ impl LeaderLease {
             // With the version that was read: a conflict is another writer.
             Some(lease) => {
                 let lease = Lease { spec: Some(spec), ..lease.clone() };
-                self.api.replace(LEASE_NAME, &PostParams::default(), &lease).await
+                self.api.replace(LEASE_NAME, &post_params(), &lease).await
             }
             None => {
                 let metadata = ObjectMeta { name: Some(LEASE_NAME.to_owned()), ..ObjectMeta::default() };
-                self.api.create(&PostParams::default(), &Lease { metadata, spec: Some(spec) }).await
+                self.api.create(&post_params(), &Lease { metadata, spec: Some(spec) }).await
             }
         };
         match written {

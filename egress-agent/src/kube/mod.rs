@@ -17,3 +17,12 @@ pub mod outage;
 pub mod own_node;
 pub mod status;
 pub mod watch;
+
+use kube::api::PostParams;
+
+/// Who we are in `managedFields`, so that people see which fields are the agent's.
+const FIELD_MANAGER: &str = "egress-agent";
+
+fn post_params() -> PostParams {
+    PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() }
+}

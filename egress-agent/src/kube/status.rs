@@ -12,10 +12,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{Api, DynamicObject, Patch, PatchParams};
+use kube::core::Status;
 use kube::{Client, Error};
 use serde_json::{Value, json};
 
-use super::{convert, keys, watch};
+use super::{FIELD_MANAGER, convert, keys, watch};
 use crate::controller::verdict::Assigned;
 use crate::model::state::EgressId;
 use crate::model::view::{EgressObject, Item};
@@ -118,7 +119,7 @@ impl StatusWriter {
         ];
         guarded.extend(ops);
         let patch = Patch::Json::<()>(serde_json::from_value(Value::Array(guarded))?);
-        let params = PatchParams::default();
+        let params = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
         let answer = if status {
             self.api.patch_status(&object.name, &params, &patch).await
         } else {
@@ -126,14 +127,20 @@ impl StatusWriter {
         };
         match answer {
             Ok(answer) => Ok(convert::object(&answer)),
-            // 409: a conflict; 422: a `test` that failed.
-            Err(Error::Api(status)) if matches!(status.code, 409 | 422) => {
+            Err(Error::Api(status)) if is_stale(&status) => {
                 tracing::debug!(egressip = object.name, message = status.message, "a guarded write was refused");
                 Err(WriteError::Stale)
             }
             Err(error) => Err(error.into()),
         }
     }
+}
+
+/// A conflict, or a `test` that failed. A refusal of what was written has the same code as the latter, and names causes:
+/// that is no news of another writer, and trying again would hide it.
+fn is_stale(status: &Status) -> bool {
+    let names_causes = status.details.as_ref().is_some_and(|details| !details.causes.is_empty());
+    status.code == 409 || (status.code == 422 && !names_causes)
 }
 
 fn annotation_ops(object: &EgressObject, wanted: &Wanted) -> Vec<Value> {
@@ -273,6 +280,19 @@ mod tests {
         assert_eq!(ops[0]["path"], "/status");
         assert_eq!(ops[0]["value"]["conditions"][0]["lastTransitionTime"], "1970-01-01T00:00:00Z");
         assert_eq!(ops[0]["value"]["observedGeneration"], 1);
+    }
+
+    #[test]
+    fn a_refused_status_is_no_stale_write() {
+        let answer = |code: u16, details: Value| -> Status {
+            serde_json::from_value(json!({"status": "Failure", "code": code, "reason": "x", "details": details}))
+                .expect("a status")
+        };
+        assert!(is_stale(&answer(409, json!({}))));
+        assert!(is_stale(&answer(422, json!({"name": "a"}))), "a failed test");
+        let causes = json!({"causes": [{"field": "status.items", "reason": "FieldValueInvalid", "message": "m"}]});
+        assert!(!is_stale(&answer(422, causes)), "a schema's refusal");
+        assert!(!is_stale(&answer(403, json!({}))));
     }
 
     #[test]
