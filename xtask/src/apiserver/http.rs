@@ -13,6 +13,7 @@ use axum::response::Response;
 use futures::stream;
 use serde_json::{Value, json};
 
+use super::access::{self, Attempt, Caller};
 use super::patch::PatchType;
 use super::query::Query;
 use super::represent::Shape;
@@ -21,7 +22,7 @@ use super::select::Selector;
 use super::status::{ApiError, Cause};
 use super::store::{Key, Store};
 use super::verbs::delete::{self, DeleteOptions, Deletion};
-use super::verbs::{Options, Write, Written, create, patch, update};
+use super::verbs::{Options, Subresource, Write, Written, create, patch, update};
 use super::watch::{Scope, Watch};
 use super::{discovery, list, openapi, protobuf};
 
@@ -32,6 +33,8 @@ pub(crate) struct Request<'a> {
     pub(crate) accept: &'a str,
     pub(crate) content_type: &'a str,
     pub(crate) user_agent: &'a str,
+    /// The header with the credentials; empty for the administrator.
+    pub(crate) authorization: &'a str,
     pub(crate) body: &'a [u8],
 }
 
@@ -67,6 +70,7 @@ pub(crate) async fn serve(
                 accept: header(header::ACCEPT),
                 content_type: header(header::CONTENT_TYPE),
                 user_agent: header(header::USER_AGENT),
+                authorization: header(header::AUTHORIZATION),
                 body,
             },
         ),
@@ -121,10 +125,12 @@ fn json_response(code: u16, body: &Value) -> Response {
 }
 
 pub(crate) fn answer(store: &Arc<Store>, request: &Request<'_>) -> Result<Answer, ApiError> {
+    let caller = Caller::of(request.authorization)?;
     let state = store.lock();
     let registry = &state.registry;
     let document = match Route::parse(registry, request.path)? {
         Route::Resource(target) => {
+            caller.check(&state, &attempt(request, &target))?;
             drop(state);
             return resource(store, request, &target);
         }
@@ -148,10 +154,33 @@ fn accepts_json(accept: &str) -> bool {
     accept.is_empty() || Shape::negotiate(accept, "").is_ok()
 }
 
+/// A request in the words of RBAC.
+fn attempt<'a>(request: &Request<'_>, target: &'a Target) -> Attempt<'a> {
+    let watches = request.query.iter().any(|(key, value)| key == "watch" && matches!(value.as_str(), "true" | "1"));
+    let verb = match (request.method, &target.name) {
+        (&Method::GET, _) if watches => "watch",
+        (&Method::GET, None) => "list",
+        (&Method::POST, _) => "create",
+        (&Method::PUT, _) => "update",
+        (&Method::PATCH, _) => "patch",
+        (&Method::DELETE, None) => "deletecollection",
+        (&Method::DELETE, Some(_)) => "delete",
+        _ => "get",
+    };
+    let (plural, subresource) = (&target.kind.plural, target.subresource.as_str());
+    let resource = if subresource.is_empty() { plural.clone() } else { format!("{plural}/{subresource}") };
+    Attempt { verb, kind: &target.kind, resource, namespace: target.namespace.as_deref(), name: target.name.as_deref() }
+}
+
 fn resource(store: &Arc<Store>, request: &Request<'_>, target: &Target) -> Result<Answer, ApiError> {
     let query = Query::parse(request.query)?;
     let shape = Shape::negotiate(request.accept, &query.include_object)?;
     match (request.method, &target.name) {
+        (method, Some(name)) if target.subresource == Subresource::Token => {
+            store.lock().find(&target.kind, &key(target, name))?;
+            let token = access::token(target.namespace.as_deref().unwrap_or_default(), name);
+            (method == Method::POST).then(|| token.into()).ok_or_else(ApiError::method_not_allowed)
+        }
         (&Method::GET, name) if query.watch => watch(store, target, &query, shape, name.clone()),
         (&Method::GET, None) => {
             let selector = Selector::parse(&target.kind, &query.label_selector, &query.field_selector)?;

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
+use super::access;
 use super::fields::ListType;
 use super::schema::Schema;
 use super::table::Columns;
@@ -103,7 +104,10 @@ impl Kind {
 }
 
 pub(crate) const NAMESPACES: &str = "namespaces";
+pub(crate) const SERVICE_ACCOUNTS: &str = "serviceaccounts";
 pub(crate) const CRDS: &str = "customresourcedefinitions.apiextensions.k8s.io";
+
+const RBAC: &str = "rbac.authorization.k8s.io";
 
 /// One line per built-in kind: group, version, kind, plural, short names, namespaced, storage.
 type Line = (&'static str, &'static str, &'static str, &'static str, &'static [&'static str], bool, &'static str);
@@ -114,7 +118,7 @@ const BUILTIN: &[Line] = &[
     ("", "v1", "Node", "nodes", &["no"], false, "nodes"),
     ("", "v1", "Pod", "pods", &["po"], true, "pods"),
     ("", "v1", "Service", "services", &["svc"], true, "services"),
-    ("", "v1", "ServiceAccount", "serviceaccounts", &["sa"], true, "serviceaccounts"),
+    ("", "v1", "ServiceAccount", "serviceaccounts", &["sa"], true, SERVICE_ACCOUNTS),
     (
         "apiextensions.k8s.io",
         "v1",
@@ -126,6 +130,10 @@ const BUILTIN: &[Line] = &[
     ),
     ("coordination.k8s.io", "v1", "Lease", "leases", &[], true, "leases.coordination.k8s.io"),
     ("events.k8s.io", "v1", "Event", "events", &["ev"], true, "events"),
+    (RBAC, "v1", "ClusterRole", "clusterroles", &[], false, access::CLUSTER_ROLES),
+    (RBAC, "v1", "ClusterRoleBinding", "clusterrolebindings", &[], false, access::CLUSTER_ROLE_BINDINGS),
+    (RBAC, "v1", "Role", "roles", &[], true, access::ROLES),
+    (RBAC, "v1", "RoleBinding", "rolebindings", &[], true, access::ROLE_BINDINGS),
 ];
 
 pub(crate) fn builtins() -> Vec<Arc<Kind>> {

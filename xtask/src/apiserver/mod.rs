@@ -10,14 +10,16 @@
 //!   a custom resource definition adds its kinds the moment it is written (`crd`).
 //! - Everything else is generic over the kind. What differs between kinds is a flag in `kind::Traits`, a filled-in default
 //!   in `verbs::prepare` or a refusal in `verbs::check`.
+//! - `access` asks who may: accounts have the rights of the RBAC objects in the store.
 //! - `patch`, `schema`, `structural`, `fields`, `select`, `table` are pure.
 //!
-//! What it is not, and only a real server can prove: authentication, authorization and admission; CEL and `format` rules;
+//! What it is not, and only a real server can prove: authentication and admission; CEL and `format` rules;
 //! fields of built-in kinds (they are stored as they come); conversion between versions; protobuf (but for three kinds that
 //! kubectl creates in it); garbage collection by owner references; grace periods; cluster IPs; logs, exec and the other
 //! subresources than `status`.
 //! Each file's header says what its part leaves out.
 
+mod access;
 mod clock;
 mod connections;
 mod convert;
@@ -46,11 +48,14 @@ mod verbs;
 mod watch;
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use clap::Args;
+use tokio::runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
+
+use crate::lab::cluster::{ControlPlane, Place};
 
 pub(crate) use server::{ApiServer, kubeconfig};
 
@@ -62,11 +67,19 @@ pub(crate) struct ApiserverArgs {
     /// Write a kubeconfig for this server here
     #[arg(long)]
     kubeconfig: Option<PathBuf>,
+    /// Start etcd and kube-apiserver from this folder instead, on free ports, with their data and logs in --folder
+    #[arg(long, value_name = "DIR", requires = "folder")]
+    assets: Option<PathBuf>,
+    #[arg(long, value_name = "DIR", requires = "assets")]
+    folder: Option<PathBuf>,
 }
 
 /// `cargo xtask apiserver`: serve until Ctrl-C or SIGTERM. SIGUSR1 begins and ends an outage, SIGUSR2 forgets the history.
 pub(crate) fn run(args: &ApiserverArgs) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("cannot start tokio")?;
+    if let (Some(assets), Some(folder)) = (&args.assets, &args.folder) {
+        return run_real(&runtime, args, assets, folder);
+    }
     runtime.block_on(async {
         let server = ApiServer::bind(args.listen)?;
         if let Some(path) = &args.kubeconfig {
@@ -77,6 +90,25 @@ pub(crate) fn run(args: &ApiserverArgs) -> Result<()> {
         obey_signals(&server).await?;
         server.stop().await;
         Ok(())
+    })
+}
+
+/// The real thing in the double's place, for the tests of what both must do.
+fn run_real(runtime: &Runtime, args: &ApiserverArgs, assets: &Path, folder: &Path) -> Result<()> {
+    let place = Place { folder: folder.to_owned(), logs: folder, prefix: "apiserver" };
+    let plane = ControlPlane::start(&place, assets)?;
+    if let Some(path) = &args.kubeconfig {
+        std::fs::write(path, plane.kubeconfig())
+            .with_context(|| format!("cannot write the kubeconfig {}", path.display()))?;
+    }
+    println!("{}", plane.url());
+    let terminate = || signal(SignalKind::terminate()).context("cannot listen for signals");
+    runtime.block_on(async {
+        let mut terminated = terminate()?;
+        tokio::select! {
+            _ = terminated.recv() => Ok(()),
+            interrupted = tokio::signal::ctrl_c() => interrupted.context("cannot listen for signals"),
+        }
     })
 }
 

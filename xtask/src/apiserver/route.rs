@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::kind::Kind;
+use super::kind::{self, Kind};
 use super::registry::Registry;
 use super::status::ApiError;
 use super::verbs::Subresource;
@@ -77,6 +77,7 @@ fn target(registry: &Registry, group: &str, version: &str, rest: &[&str]) -> Res
     let subresource = match subresource {
         None => Subresource::Main,
         Some("status") if kind.traits.status_subresource => Subresource::Status,
+        Some("token") if &*kind.storage == kind::SERVICE_ACCOUNTS => Subresource::Token,
         Some(_) => return Err(ApiError::no_such_path()),
     };
     if !is_placed {

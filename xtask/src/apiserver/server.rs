@@ -73,7 +73,16 @@ impl ApiServer {
         body: &Value,
     ) -> Result<Value, ApiError> {
         let body = if body.is_null() { Vec::new() } else { body.to_string().into_bytes() };
-        let request = Request { method, path, query: &[], accept: "", content_type, user_agent: "xtask", body: &body };
+        let request = Request {
+            method,
+            path,
+            query: &[],
+            accept: "",
+            content_type,
+            user_agent: "xtask",
+            authorization: "",
+            body: &body,
+        };
         match http::answer(&self.store, &request)? {
             Answer::Json { body, .. } => Ok(body),
             Answer::Text(text) => Ok(json!(text)),

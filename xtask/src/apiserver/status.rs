@@ -22,6 +22,7 @@ pub(crate) enum Reason {
     NotFound,
     RequestEntityTooLarge,
     Timeout,
+    Unauthorized,
     UnsupportedMediaType,
 }
 
@@ -29,6 +30,7 @@ impl Reason {
     pub(crate) fn code(self) -> u16 {
         match self {
             Self::BadRequest => 400,
+            Self::Unauthorized => 401,
             Self::Forbidden => 403,
             Self::NotFound => 404,
             Self::MethodNotAllowed => 405,
@@ -134,8 +136,14 @@ impl ApiError {
     }
 
     pub(crate) fn forbidden(kind: &Kind, name: &str, why: &str) -> Self {
-        let message = format!("{} {name:?} is forbidden: {why}", kind.group_resource());
+        let quoted = if name.is_empty() { String::new() } else { format!(" {name:?}") };
+        let message = format!("{}{quoted} is forbidden: {why}", kind.group_resource());
         Self::about(Reason::Forbidden, kind, name, message)
+    }
+
+    /// Credentials that nobody gave out.
+    pub(crate) fn unauthorized() -> Self {
+        Self::new(Reason::Unauthorized, "Unauthorized")
     }
 
     /// Fields that a server-side apply may not take from their owners.

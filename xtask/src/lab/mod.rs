@@ -53,7 +53,7 @@ pub(crate) use hold::{LabArgs, run};
 use ledger::Ledger;
 pub(crate) use netns::Netns;
 pub(crate) use quirks::Quirks;
-pub(crate) use signals::yield_to_signal;
+pub(crate) use signals::{wait_for_signal, yield_to_signal};
 use topology::World;
 pub(crate) use topology::{EXT_LAN, MANAGEMENT, POD_INTERFACE, SECOND_UPLINK, UPLINK};
 

@@ -1,9 +1,9 @@
 //! Ctrl-C. A signal tears down every lab of this process from its ledger and ends the process; what runs on other
-//! threads meanwhile fails at some point; [`yield_to_signal`] keeps it from telling about that. The handler is installed process-wide, so it does not
-//! matter which thread the signal reaches.
+//! threads meanwhile fails at some point; [`yield_to_signal`] keeps it from telling about that. The handler is installed
+//! process-wide, so it does not matter which thread the signal reaches.
 
-use std::sync::Once;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, Once, PoisonError, mpsc};
 use std::thread;
 
 use anyhow::{Context, Result};
@@ -24,7 +24,7 @@ pub(crate) fn tear_down_on_signal() -> Result<()> {
 }
 
 fn install() -> Result<()> {
-    let (ready, installed) = std::sync::mpsc::channel();
+    let (ready, installed) = mpsc::channel();
     let watch = move || {
         let runtime = match runtime::Builder::new_current_thread().enable_all().build() {
             Ok(runtime) => runtime,
@@ -38,16 +38,31 @@ fn install() -> Result<()> {
             if ready.send(Ok(())).is_err() {
                 return;
             }
-            tokio::select! {
-                _ = interrupt.recv() => {}
-                _ = terminate.recv() => {}
-                _ = hangup.recv() => {}
+            loop {
+                tokio::select! {
+                    _ = interrupt.recv() => {}
+                    _ = terminate.recv() => {}
+                    _ = hangup.recv() => {}
+                }
+                let waiting = WAITING.lock().unwrap_or_else(PoisonError::into_inner).take();
+                if waiting.is_none_or(|waiting| waiting.send(()).is_err()) {
+                    end();
+                }
             }
-            end();
         });
     };
     thread::Builder::new().name("signals".to_owned()).spawn(watch)?;
     installed.recv().context("the thread that watches for signals ended")?.context("cannot watch for signals")
+}
+
+static WAITING: Mutex<Option<mpsc::Sender<()>>> = Mutex::new(None);
+
+/// Waits for a signal, which is then the caller's to obey, by an orderly end. The next one ends the process as usual.
+pub(crate) fn wait_for_signal() {
+    let (sender, receiver) = mpsc::channel();
+    *WAITING.lock().unwrap_or_else(PoisonError::into_inner) = Some(sender);
+    // Without a handler nobody sends, and the signal ends the process anyway.
+    receiver.recv().unwrap_or_else(|_| thread::park());
 }
 
 static INTERRUPTED_BY_SIGNAL: AtomicBool = AtomicBool::new(false);

@@ -95,7 +95,7 @@ impl Ground {
         let builder = LabBuilder::new().nodes(3).keep_logs(context.logs.clone());
         let lab = pods.into_iter().fold(builder, LabBuilder::pod).start()?;
         let server = Server::outside_with_doors(&lab, doors)?;
-        let cluster = Cluster::start(&lab, &ApiChoice::InMemory)?;
+        let cluster = Cluster::start(&lab, &ApiChoice::new(None))?;
         let text = std::fs::read_to_string(Paths::find()?.root.join("deploy/crd.yaml"))?;
         let mut crd: Value = serde_yaml::from_str(&text)?;
         change_crd(&mut crd);

@@ -60,7 +60,7 @@ impl Ground {
         }
         let lab = builder.start()?;
         let server = Server::outside(&lab)?;
-        let cluster = Cluster::start(&lab, &ApiChoice::InMemory)?;
+        let cluster = Cluster::start(&lab, &ApiChoice::new(None))?;
         cluster.install_crd(&Paths::find()?.root.join("deploy/crd.yaml"))?;
         cluster.publish(&lab)?;
         let options = AgentOptions {

@@ -1,22 +1,18 @@
 //! `--hold`: the lab stays up, and here is what to type.
 
-use std::thread;
-use std::time::Duration;
-
 use super::stage::{ASSIGNABLE, Stage};
 use crate::lab::addresses as plan;
 use crate::lab::server::HTTP_PORT;
+use crate::lab::wait_for_signal;
 
-/// Prints commands and waits; Ctrl-C tears the lab down and ends the process.
-pub(super) fn hold(stage: &Stage) -> ! {
+/// Prints commands and waits for Ctrl-C.
+pub(super) fn hold(stage: &Stage) {
     println!("\nThe lab stays up. In another shell:");
     for (what, command) in commands(stage) {
         println!("\n  # {what}\n  {command}");
     }
     println!("\nCtrl-C takes it down.");
-    loop {
-        thread::sleep(Duration::from_secs(3600));
-    }
+    wait_for_signal();
 }
 
 fn commands(stage: &Stage) -> Vec<(&'static str, String)> {

@@ -96,6 +96,8 @@ fn set(args: &RunArgs, agent: PathBuf, paths: &Paths, progress: &Progress) -> Re
     let server = Server::outside(&lab)?;
     let cluster = Cluster::start(&lab, &ApiChoice::new(args.kubeconfig.clone()))?;
     cluster.install_crd(&paths.root.join("deploy/crd.yaml"))?;
+    // Of a story that was broken off on the same server.
+    acts::withdraw(&cluster)?;
     cluster.publish(&lab)?;
     progress.step(&format!("Kubernetes: {}", cluster.description()));
     if !Cluster::has_kubectl() {
@@ -148,7 +150,8 @@ fn show_agents(stage: &Stage) {
 fn take_down(stage: Stage, args: &RunArgs) -> Result<()> {
     let Stage { capture, agents, server, cluster, lab, .. } = stage;
     drop((capture, agents));
-    let removed = if args.kubeconfig.is_some() { acts::withdraw(&cluster) } else { Ok(()) };
+    let removed =
+        if args.kubeconfig.is_some() { acts::withdraw(&cluster).and(cluster.remove_objects()) } else { Ok(()) };
     drop((cluster, server));
     if args.keep_logs {
         println!("logs: {}", lab.logs().display());

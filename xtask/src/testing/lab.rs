@@ -16,6 +16,7 @@ use nix::unistd::Pid;
 
 use super::part::Part;
 use super::summary::Outcome;
+use crate::lab::cluster::ApiChoice;
 use crate::toolchain::{Built, Paths};
 
 /// One test on the lab.
@@ -46,6 +47,9 @@ pub(crate) fn lab_tests() -> Vec<LabTest> {
 /// How long a test may take to tear its lab down once it was told to stop.
 const GRACE: Duration = Duration::from_secs(20);
 
+/// What a real API server takes to start, in each test anew, and to answer more slowly than the in-memory one.
+const REAL_SERVER: Duration = Duration::from_secs(120);
+
 /// How many lines of a failed test's output are shown.
 const SHOWN_LINES: usize = 40;
 
@@ -53,11 +57,13 @@ const SHOWN_LINES: usize = 40;
 pub(super) fn run_all(filter: &str, paths: &Paths) -> Result<Outcome> {
     let mut outcome = Outcome::new(Part::Lab);
     let program = own_copy(paths)?;
+    let api = ApiChoice::new(None);
+    println!("Kubernetes of these tests: {api}");
     for test in lab_tests().iter().filter(|test| test.name.contains(filter)) {
         let logs = logs_of(test.name, paths);
         println!("test {} ...", test.name);
         let start = Instant::now();
-        let ended = run_apart(&program, test, &logs)?;
+        let ended = run_apart(&program, test, &logs, api.is_real())?;
         let seconds = start.elapsed().as_secs_f64();
         match ended {
             Ended::With(status) if status.success() => {
@@ -109,7 +115,7 @@ impl std::fmt::Display for Ended {
     }
 }
 
-fn run_apart(program: &Path, test: &LabTest, logs: &Path) -> Result<Ended> {
+fn run_apart(program: &Path, test: &LabTest, logs: &Path, real_server: bool) -> Result<Ended> {
     if logs.exists() {
         fs::remove_dir_all(logs).with_context(|| format!("remove {}", logs.display()))?;
     }
@@ -121,11 +127,12 @@ fn run_apart(program: &Path, test: &LabTest, logs: &Path) -> Result<Ended> {
         .stderr(output)
         .spawn()
         .with_context(|| format!("start the test {}", test.name))?;
-    match wait(&mut child, test.timeout)? {
+    let timeout = if real_server { test.timeout + REAL_SERVER } else { test.timeout };
+    match wait(&mut child, timeout)? {
         Some(status) => Ok(Ended::With(status)),
         None => {
             stop(&mut child)?;
-            Ok(Ended::TimedOut(test.timeout))
+            Ok(Ended::TimedOut(timeout))
         }
     }
 }

@@ -1,7 +1,10 @@
 //! The lab's API server against its real clients: `kubectl` where it is installed, and kube's client and runtime.
 //!
 //! Each test starts a server of its own (`cargo xtask apiserver` on a free loopback port) and stops it by its process id.
+//! Where `KUBEBUILDER_ASSETS` names a folder with etcd and kube-apiserver, each starts those in the double's place: what
+//! the tests say of the double was seen to be true of the real thing that way.
 
+mod access;
 mod kubectl;
 mod objects;
 mod outage;

@@ -1,5 +1,6 @@
 //! A server process for one test, and the ways to talk to it.
 
+use std::ffi::OsString;
 use std::fs;
 use std::io::{self, BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
@@ -7,14 +8,17 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use anyhow::{Context, Result, ensure};
-use kube::{Client, Config};
+use k8s_openapi::api::authentication::v1::TokenRequest;
+use k8s_openapi::api::core::v1::{Namespace, ServiceAccount};
+use kube::api::PostParams;
+use kube::config::{AuthInfo, KubeConfigOptions, Kubeconfig};
+use kube::{Api, Client, Config};
 
 use crate::objects;
 
 pub(crate) struct Server {
     child: Child,
     folder: PathBuf,
-    url: String,
 }
 
 impl Server {
@@ -23,31 +27,65 @@ impl Server {
         let number = STARTED.fetch_add(1, Ordering::Relaxed);
         let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("apiserver-{}-{number}", std::process::id()));
         fs::create_dir_all(&folder).context("cannot make the test's folder")?;
-        let mut child = Command::new(env!("CARGO_BIN_EXE_xtask"))
-            .args(["apiserver", "--listen", "127.0.0.1:0", "--kubeconfig"])
-            .arg(folder.join("kubeconfig"))
-            .stdout(Stdio::piped())
-            .spawn()
-            .context("cannot start the server")?;
+        let mut command = Command::new(env!("CARGO_BIN_EXE_xtask"));
+        command.args(["apiserver", "--kubeconfig"]).arg(folder.join("kubeconfig"));
+        if let Some(assets) = assets() {
+            command.arg("--assets").arg(assets).arg("--folder").arg(&folder);
+        }
+        let mut child = command.stdout(Stdio::piped()).spawn().context("cannot start the server")?;
         let mut url = String::new();
         let stdout = child.stdout.take().context("the server has no output")?;
         let read = BufReader::new(stdout).read_line(&mut url);
-        let server = Self { child, folder, url: url.trim().to_owned() };
+        let server = Self { child, folder };
         read.context("the server does not say where it is")?;
-        ensure!(server.url.starts_with("http://127.0.0.1:"), "the server says {:?}", server.url);
+        ensure!(url.contains("://127.0.0.1:"), "the server says {url:?}");
         Ok(server)
     }
 
     /// With the EgressIP kind established.
     pub(crate) async fn with_egress_ips() -> Result<Self> {
         let server = Self::start()?;
-        objects::establish(server.client()?).await?;
+        objects::establish(server.client().await?).await?;
         Ok(server)
     }
 
-    pub(crate) fn client(&self) -> Result<Client> {
-        let url = self.url.parse().context("the server's address is no URL")?;
-        Client::try_from(Config::new(url)).context("cannot make a client")
+    pub(crate) async fn client(&self) -> Result<Client> {
+        self.client_by(|_| {}).await
+    }
+
+    /// A client with this token.
+    pub(crate) async fn client_with(&self, token: &str) -> Result<Client> {
+        self.client_by(|config| {
+            let user = AuthInfo { token: Some(token.to_owned().into()), ..AuthInfo::default() };
+            for named in &mut config.auth_infos {
+                named.auth_info = Some(user.clone());
+            }
+        })
+        .await
+    }
+
+    /// A client with the rights of a service account.
+    pub(crate) async fn client_of(&self, namespace: &str, account: &str) -> Result<Client> {
+        let accounts: Api<ServiceAccount> = Api::namespaced(self.client().await?, namespace);
+        let request = TokenRequest::default();
+        let granted = accounts.create_token_request(account, &PostParams::default(), &request).await?;
+        self.client_with(&granted.status.and_then(|status| status.token).context("no token")?).await
+    }
+
+    /// What the namespace controller does when a deleted namespace is empty, where there is none.
+    pub(crate) async fn end_namespace(&self, name: &str) -> Result<()> {
+        let namespaces: Api<Namespace> = Api::all(self.client().await?);
+        let Some(mut namespace) = namespaces.get_opt(name).await? else { return Ok(()) };
+        namespace.spec.get_or_insert_default().finalizers = None;
+        namespaces.replace_subresource("finalize", name, &PostParams::default(), &namespace).await?;
+        Ok(())
+    }
+
+    async fn client_by(&self, change: impl FnOnce(&mut Kubeconfig)) -> Result<Client> {
+        let mut kubeconfig = Kubeconfig::read_from(self.folder.join("kubeconfig"))?;
+        change(&mut kubeconfig);
+        let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
+        Client::try_from(config).context("cannot make a client")
     }
 
     /// SIGUSR1 begins and ends an outage, SIGUSR2 forgets the history.
@@ -101,10 +139,34 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         // A server that is gone already, or a folder that stays behind in target/, is nothing to fail a test for.
-        drop(self.child.kill());
+        // A real server's processes are ended by the one that started them.
+        if assets().is_none() || self.signal("TERM").is_err() {
+            drop(self.child.kill());
+        }
         drop(self.child.wait());
         drop(fs::remove_dir_all(&self.folder));
     }
+}
+
+/// The folder of a real server, where that is to be tested instead of the double.
+fn assets() -> Option<OsString> {
+    std::env::var_os("KUBEBUILDER_ASSETS").filter(|folder| !folder.is_empty())
+}
+
+/// Can the server be told to fail? A real one cannot, and the test says that it was skipped.
+pub(crate) fn is_double(test: &str) -> bool {
+    if assets().is_some() {
+        writeln!(io::stderr(), "SKIPPED {test}: a real API server cannot be told to fail").unwrap_or_default();
+    }
+    assets().is_none()
+}
+
+/// Does somebody end namespaces, as the double does? A bare API server has no controllers, and the test says so.
+pub(crate) fn has_controllers(what: &str) -> bool {
+    if assets().is_some() {
+        writeln!(io::stderr(), "SKIPPED {what}: no controllers run beside this API server").unwrap_or_default();
+    }
+    assets().is_none()
 }
 
 /// Is kubectl here? Where it is not, the test says that it was skipped.

@@ -10,10 +10,10 @@ use kube::runtime::events::{Event as Report, EventType, Recorder, Reporter};
 use serde_json::{Value, json};
 
 use crate::objects::{DEFINITION, egress_ip, egress_ips, from_json, node, pod};
-use crate::server::Server;
+use crate::server::{Server, has_controllers};
 
 /// Code and reason of a refusal.
-fn refused<T: std::fmt::Debug>(outcome: Result<T, kube::Error>) -> Result<(u16, String)> {
+pub(crate) fn refused<T: std::fmt::Debug>(outcome: Result<T, kube::Error>) -> Result<(u16, String)> {
     match outcome {
         Err(kube::Error::Api(status)) => Ok((status.code, status.reason.clone())),
         other => anyhow::bail!("not refused: {other:?}"),
@@ -23,7 +23,7 @@ fn refused<T: std::fmt::Debug>(outcome: Result<T, kube::Error>) -> Result<(u16, 
 #[tokio::test]
 async fn a_lease_has_one_holder() -> Result<()> {
     let server = Server::start()?;
-    let leases: Api<Lease> = Api::namespaced(server.client()?, "kube-system");
+    let leases: Api<Lease> = Api::namespaced(server.client().await?, "kube-system");
     let lease = |holder: &str| -> Result<Lease> {
         from_json(json!({
             "metadata": {"name": "leader"},
@@ -50,7 +50,7 @@ async fn a_lease_has_one_holder() -> Result<()> {
 #[tokio::test]
 async fn status_is_a_subresource() -> Result<()> {
     let server = Server::with_egress_ips().await?;
-    let api = egress_ips(server.client()?);
+    let api = egress_ips(server.client().await?);
     let mut new = egress_ip()?;
     new.data["status"] = json!({"items": [{"node": "n", "egressIP": "1"}]});
     let made = api.create(&PostParams::default(), &new).await?;
@@ -79,8 +79,8 @@ async fn without_the_subresource_a_status_is_part_of_the_object() -> Result<()> 
     let server = Server::start()?;
     let definition: CustomResourceDefinition =
         serde_yaml::from_str(&DEFINITION.replace("subresources: {status: {}}", "subresources: {}"))?;
-    Api::all(server.client()?).create(&PostParams::default(), &definition).await?;
-    let api = egress_ips(server.client()?);
+    Api::all(server.client().await?).create(&PostParams::default(), &definition).await?;
+    let api = egress_ips(server.client().await?);
     api.create(&PostParams::default(), &egress_ip()?).await?;
     let status = Patch::Merge(json!({"status": {"items": [{"node": "n", "egressIP": "1"}]}}));
     let params = PatchParams::default();
@@ -96,7 +96,7 @@ async fn without_the_subresource_a_status_is_part_of_the_object() -> Result<()> 
 #[tokio::test]
 async fn a_json_patch_tests_uid_and_version() -> Result<()> {
     let server = Server::with_egress_ips().await?;
-    let api = egress_ips(server.client()?);
+    let api = egress_ips(server.client().await?);
     let made = api.create(&PostParams::default(), &egress_ip()?).await?;
     let (uid, version) = (made.metadata.uid.context("a uid")?, made.metadata.resource_version.context("a version")?);
     let patch = |uid: &str, version: &str, node: &str| -> Result<Patch<Value>> {
@@ -123,7 +123,7 @@ async fn a_json_patch_tests_uid_and_version() -> Result<()> {
 #[tokio::test]
 async fn the_applier_of_a_status_owns_it() -> Result<()> {
     let server = Server::with_egress_ips().await?;
-    let api = egress_ips(server.client()?);
+    let api = egress_ips(server.client().await?);
     api.create(&PostParams::default(), &egress_ip()?).await?;
     let status = |node: &str| json!({"apiVersion": "k8s.ovn.org/v1", "kind": "EgressIP", "status": {"items": [{"node": node, "egressIP": "1"}]}});
     api.patch_status("eip-prod", &PatchParams::apply("one"), &Patch::Apply(status("a"))).await?;
@@ -139,7 +139,7 @@ async fn the_applier_of_a_status_owns_it() -> Result<()> {
 #[tokio::test]
 async fn deletion_waits_for_finalizers() -> Result<()> {
     let server = Server::with_egress_ips().await?;
-    let api = egress_ips(server.client()?);
+    let api = egress_ips(server.client().await?);
     let mut new = egress_ip()?;
     new.metadata.finalizers = Some(vec!["k8s.ovn.org/cleanup".into()]);
     let made = api.create(&PostParams::default(), &new).await?;
@@ -164,7 +164,7 @@ async fn deletion_waits_for_finalizers() -> Result<()> {
 #[tokio::test]
 async fn collections_dry_runs_and_generated_names() -> Result<()> {
     let server = Server::start()?;
-    let pods: Api<Pod> = Api::default_namespaced(server.client()?);
+    let pods: Api<Pod> = Api::default_namespaced(server.client().await?);
     let dry = PostParams { dry_run: true, ..PostParams::default() };
     pods.create(&dry, &pod("dry", "n", json!({}))?).await?;
     assert!(pods.get_opt("dry").await?.is_none());
@@ -175,11 +175,13 @@ async fn collections_dry_runs_and_generated_names() -> Result<()> {
         let made = pods.create(&PostParams::default(), &new).await?;
         assert!(made.metadata.name.is_some_and(|name| name.starts_with("pod-") && name.len() == 9));
     }
-    pods.delete_collection(&DeleteParams::default(), &ListParams::default().labels("app=web")).await?;
+    // A pod on a node is otherwise the kubelet's to end.
+    let at_once = DeleteParams { grace_period_seconds: Some(0), ..DeleteParams::default() };
+    pods.delete_collection(&at_once, &ListParams::default().labels("app=web")).await?;
     let left = pods.list(&ListParams::default()).await?;
     assert_eq!(left.items.len(), 1);
     assert_eq!(left.items[0].status.as_ref().and_then(|status| status.phase.as_deref()), Some("Pending"));
-    let nowhere: Api<Pod> = Api::namespaced(server.client()?, "nowhere");
+    let nowhere: Api<Pod> = Api::namespaced(server.client().await?, "nowhere");
     assert_eq!(
         refused(nowhere.create(&PostParams::default(), &pod("p", "n", json!({}))?).await)?,
         (404, "NotFound".into())
@@ -190,7 +192,7 @@ async fn collections_dry_runs_and_generated_names() -> Result<()> {
 #[tokio::test]
 async fn an_object_can_be_too_large() -> Result<()> {
     let server = Server::start()?;
-    let nodes: Api<Node> = Api::all(server.client()?);
+    let nodes: Api<Node> = Api::all(server.client().await?);
     nodes.create(&PostParams::default(), &node("n")?).await?;
     let large = json!({"metadata": {"annotations": {"a": "x".repeat(4 << 20)}}});
     let outcome = nodes.patch("n", &PatchParams::default(), &Patch::Merge(large)).await;
@@ -201,7 +203,7 @@ async fn an_object_can_be_too_large() -> Result<()> {
 #[tokio::test]
 async fn node_status_and_annotations() -> Result<()> {
     let server = Server::start()?;
-    let nodes: Api<Node> = Api::all(server.client()?);
+    let nodes: Api<Node> = Api::all(server.client().await?);
     nodes.create(&PostParams::default(), &node("n")?).await?;
     let not_ready = json!({"status": {"conditions": [{"type": "Ready", "status": "False"}]}});
     let patched = nodes.patch_status("n", &PatchParams::default(), &Patch::Strategic(not_ready)).await?;
@@ -217,7 +219,7 @@ async fn node_status_and_annotations() -> Result<()> {
 #[tokio::test]
 async fn events_show_in_both_groups() -> Result<()> {
     let server = Server::with_egress_ips().await?;
-    let client = server.client()?;
+    let client = server.client().await?;
     let about = egress_ips(client.clone()).create(&PostParams::default(), &egress_ip()?).await?;
     let reference = ObjectReference {
         api_version: Some("k8s.ovn.org/v1".into()),
@@ -257,10 +259,13 @@ async fn events_show_in_both_groups() -> Result<()> {
 
 #[tokio::test]
 async fn a_namespace_takes_its_content_along() -> Result<()> {
+    if !has_controllers("a_namespace_takes_its_content_along") {
+        return Ok(());
+    }
     let server = Server::start()?;
-    let namespaces: Api<Namespace> = Api::all(server.client()?);
+    let namespaces: Api<Namespace> = Api::all(server.client().await?);
     namespaces.create(&PostParams::default(), &from_json(json!({"metadata": {"name": "prod"}}))?).await?;
-    let pods: Api<Pod> = Api::namespaced(server.client()?, "prod");
+    let pods: Api<Pod> = Api::namespaced(server.client().await?, "prod");
     let mut held = pod("held", "n", json!({}))?;
     held.metadata.finalizers = Some(vec!["example.org/hold".into()]);
     pods.create(&PostParams::default(), &held).await?;

@@ -31,7 +31,7 @@ async fn next<K: kube::Resource>(
 
 async fn follow(config: watcher::Config) -> Result<()> {
     let server = Server::start()?;
-    let nodes: Api<Node> = Api::all(server.client()?);
+    let nodes: Api<Node> = Api::all(server.client().await?);
     for name in ["a", "b", "c"] {
         nodes.create(&PostParams::default(), &node(name)?).await?;
     }
@@ -73,8 +73,8 @@ async fn the_watcher_takes_any_version() -> Result<()> {
 #[tokio::test]
 async fn metadata_is_enough_for_namespaces() -> Result<()> {
     let server = Server::start()?;
-    let namespaces: Api<Namespace> = Api::all(server.client()?);
-    let partial: Api<PartialObjectMeta<Namespace>> = Api::all(server.client()?);
+    let namespaces: Api<Namespace> = Api::all(server.client().await?);
+    let partial: Api<PartialObjectMeta<Namespace>> = Api::all(server.client().await?);
     for config in [watcher::Config::default(), watcher::Config::default().streaming_lists()] {
         let mut events = watcher(partial.clone(), config).boxed();
         while next(&mut events).await? != "done" {}
@@ -85,7 +85,13 @@ async fn metadata_is_enough_for_namespaces() -> Result<()> {
         let labels = partial.metadata.labels.context("labels")?;
         assert_eq!(labels.get("env").map(String::as_str), Some("prod"));
         namespaces.delete("prod", &DeleteParams::default()).await?;
-        assert_eq!(next(&mut events).await?, "delete prod");
+        server.end_namespace("prod").await?;
+        // Where it takes two steps, the first is a change.
+        let mut last = next(&mut events).await?;
+        while last == "apply prod" {
+            last = next(&mut events).await?;
+        }
+        assert_eq!(last, "delete prod");
     }
     Ok(())
 }
@@ -93,10 +99,10 @@ async fn metadata_is_enough_for_namespaces() -> Result<()> {
 #[tokio::test]
 async fn own_pods_by_field_selector() -> Result<()> {
     let server = Server::start()?;
-    let pods: Api<Pod> = Api::default_namespaced(server.client()?);
+    let pods: Api<Pod> = Api::default_namespaced(server.client().await?);
     pods.create(&PostParams::default(), &pod("here", "node1", json!({"app": "web"}))?).await?;
     pods.create(&PostParams::default(), &pod("there", "node2", json!({"app": "web"}))?).await?;
-    let everywhere: Api<Pod> = Api::all(server.client()?);
+    let everywhere: Api<Pod> = Api::all(server.client().await?);
     let config = watcher::Config::default().fields("spec.nodeName=node1").labels("app in (web)");
     let mut events = watcher(everywhere, config).boxed();
     for expected in ["init", "initial here", "done"] {
@@ -114,17 +120,26 @@ async fn own_pods_by_field_selector() -> Result<()> {
 #[tokio::test]
 async fn bookmarks_come_and_a_watch_ends_in_time() -> Result<()> {
     let server = Server::start()?;
-    let nodes: Api<Node> = Api::all(server.client()?);
+    let nodes: Api<Node> = Api::all(server.client().await?);
     let mut events = nodes.watch(&WatchParams::default().timeout(7), "0").await?.boxed();
-    let namespaces: Api<Namespace> = Api::all(server.client()?);
+    let namespaces: Api<Namespace> = Api::all(server.client().await?);
     let other =
         Namespace { metadata: ObjectMeta { name: Some("x".into()), ..ObjectMeta::default() }, ..Namespace::default() };
     let version = namespaces.create(&PostParams::default(), &other).await?.metadata.resource_version;
     let first = timeout(Duration::from_secs(6), events.next()).await.context("no bookmark")?.context("it ended")??;
     let WatchEvent::Bookmark(bookmark) = first else { anyhow::bail!("not a bookmark: {first:?}") };
-    assert_eq!(Some(bookmark.metadata.resource_version), version, "it covers other kinds' changes");
-    let end = timeout(Duration::from_secs(4), events.next()).await.context("the watch goes on")?;
-    assert!(end.is_none(), "{end:?}");
+    let number = |version: &str| version.parse::<u64>().context("no version");
+    let (seen, latest) = (number(&bookmark.metadata.resource_version)?, number(&version.context("a version")?)?);
+    // A real server's may lag behind the changes of other kinds, and does not run ahead of them.
+    assert!(seen > 0 && seen <= latest, "{seen} of {latest}");
+    let end = timeout(Duration::from_secs(12), async {
+        while let Some(event) = events.next().await {
+            let event = event?;
+            anyhow::ensure!(matches!(event, WatchEvent::Bookmark(_)), "not a bookmark: {event:?}");
+        }
+        Ok(())
+    });
+    end.await.context("the watch goes on")??;
     Ok(())
 }
 
@@ -134,7 +149,7 @@ async fn many_watches_keep_up() -> Result<()> {
     const WATCHES: usize = 200;
     const CHANGES: usize = 50;
     let server = Server::start()?;
-    let nodes: Api<Node> = Api::all(server.client()?);
+    let nodes: Api<Node> = Api::all(server.client().await?);
     nodes.create(&PostParams::default(), &node("n")?).await?;
     let start = nodes.get("n").await?.metadata.resource_version.context("a version")?;
     let mut watching = Vec::new();

@@ -59,6 +59,7 @@ fn merge_list(kind: &Kind, path: &mut Vec<String>, target: &mut Value, patch: &[
     if patch.iter().any(|item| item["$patch"] == "replace") {
         items.clear();
     }
+    let patch_order = patch;
     let patch = patch.iter().filter(|item| item["$patch"] != "replace");
     match kind.list_type(path) {
         ListType::Atomic => items = patch.cloned().collect(),
@@ -87,7 +88,31 @@ fn merge_list(kind: &Kind, path: &mut Vec<String>, target: &mut Value, patch: &[
             }
         }
     }
+    if let ListType::Map(keys) = kind.list_type(path) {
+        let key = keys.first().map_or("name", String::as_str);
+        items = interleave(key, target.as_array().map_or(&[], Vec::as_slice), patch_order, items);
+    }
     *target = Value::Array(items);
+}
+
+/// What the patch names, in its order, and what it does not name, in the order that was: the first goes before the second,
+/// unless both were there and stood the other way round.
+fn interleave(key: &str, before: &[Value], patch: &[Value], items: Vec<Value>) -> Vec<Value> {
+    let place = |list: &[Value], item: &Value| list.iter().position(|other| other.get(key) == item.get(key));
+    let (mut named, others): (Vec<_>, Vec<_>) = items.into_iter().partition(|item| place(patch, item).is_some());
+    named.sort_by_key(|item| place(patch, item));
+    let mut others = others.into_iter().peekable();
+    let mut order = Vec::new();
+    for item in named {
+        let stands_behind =
+            |other: &Value| place(before, other).zip(place(before, &item)).is_some_and(|(other, item)| other < item);
+        while let Some(other) = others.next_if(stands_behind) {
+            order.push(other);
+        }
+        order.push(item);
+    }
+    order.extend(others);
+    order
 }
 
 /// Items that the order lists come first, in its order; the others keep theirs.
@@ -128,12 +153,24 @@ mod tests {
     }
 
     #[test]
+    fn new_items_go_before_those_that_a_patch_does_not_name() {
+        let types = |types: &[&str]| -> Value { types.iter().map(|one| json!({"type": one})).collect() };
+        let ordered = |before: &[&str], patch: &[&str]| {
+            let node = |list| json!({"status": {"conditions": list}});
+            merged("nodes", node(types(before)), node(types(patch)))["status"]["conditions"].clone()
+        };
+        assert_eq!(ordered(&["Ready"], &["Disk"]), types(&["Disk", "Ready"]));
+        assert_eq!(ordered(&["Ready", "X"], &["Ready", "Disk"]), types(&["Ready", "Disk", "X"]));
+        assert_eq!(ordered(&["X", "Ready"], &["Ready"]), types(&["X", "Ready"]));
+    }
+
+    #[test]
     fn items_are_deleted_by_key() {
         let pod = json!({"spec": {"containers": [{"name": "a", "env": [{"name": "X", "value": "1"}]}, {"name": "b"}]}});
         let patch = json!({"spec": {"containers": [{"name": "b", "$patch": "delete"}, {"name": "a", "env": [{"name": "Y", "value": "2"}]}]}});
         assert_eq!(
             merged("pods", pod, patch),
-            json!({"spec": {"containers": [{"name": "a", "env": [{"name": "X", "value": "1"}, {"name": "Y", "value": "2"}]}]}})
+            json!({"spec": {"containers": [{"name": "a", "env": [{"name": "Y", "value": "2"}, {"name": "X", "value": "1"}]}]}})
         );
     }
 

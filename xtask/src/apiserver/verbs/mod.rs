@@ -26,6 +26,8 @@ use super::{crd, meta};
 pub(crate) enum Subresource {
     Main,
     Status,
+    /// Of service accounts: gives a token and keeps nothing.
+    Token,
 }
 
 impl Subresource {
@@ -33,6 +35,7 @@ impl Subresource {
         match self {
             Self::Main => "",
             Self::Status => "status",
+            Self::Token => "token",
         }
     }
 }

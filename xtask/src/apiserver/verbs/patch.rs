@@ -59,7 +59,7 @@ fn apply_patch(write: &mut Write<'_>, key: &Key, body: &[u8]) -> Result<Written,
     // What this resource does not write, its patches do not own.
     match write.subresource {
         Subresource::Main if write.kind.traits.status_subresource => drop(meta::as_map(&mut patch).remove("status")),
-        Subresource::Main => {}
+        Subresource::Main | Subresource::Token => {}
         Subresource::Status => meta::as_map(&mut patch).retain(|field, _| field != "spec"),
     }
     let manager = Manager::new(&write.options.manager, Operation::Apply, write.subresource.as_str(), write.kind);

@@ -89,7 +89,7 @@ fn confined(write: &Write<'_>, live: &Value, mut proposed: Value) -> Result<Valu
             meta::set_or_remove(meta::as_map(&mut proposed), "status", live.get("status").cloned());
             Ok(proposed)
         }
-        Subresource::Main => Ok(proposed),
+        Subresource::Main | Subresource::Token => Ok(proposed),
         Subresource::Status => Ok(status_of(live, &proposed, kind.traits.custom)),
     }
 }

@@ -1,8 +1,6 @@
 //! A real etcd and kube-apiserver, from the folder that `KUBEBUILDER_ASSETS` names (as controller-runtime's envtest
-//! lays it out). Both listen on loopback, keep their data in the lab's folder and carry the lab's mark, so they go
+//! lays it out). Both listen on loopback, keep their data in a folder of the lab's and carry the lab's mark, so they go
 //! with it. There is no controller manager and no scheduler: the lab writes what those would.
-//!
-//! No test of this project runs this: it needs binaries that the project neither builds nor fetches.
 
 use std::fs::File;
 use std::net::TcpListener;
@@ -14,39 +12,52 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::lab::agents::last_lines;
-use crate::lab::{Lab, netns};
+use crate::lab::netns;
 
 /// How long kube-apiserver may take until it is ready.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// The folder that the server puts its certificate into.
+const CERTIFICATES: &str = "certificates";
 /// The administrator's token: the server listens on loopback only, and as long as the lab is up.
 const TOKEN: &str = "lab-administrator";
 
 /// The processes; dropping this ends them.
-pub(super) struct ControlPlane {
+pub(crate) struct ControlPlane {
     port: u16,
+    /// The server makes it for itself; it comes with the authority that signed it.
+    certificate: PathBuf,
     children: Vec<Child>,
 }
 
+/// Where the control plane of a lab lives.
+pub(crate) struct Place<'a> {
+    pub(crate) folder: PathBuf,
+    pub(crate) logs: &'a Path,
+    /// The lab's, by which its processes are found again.
+    pub(crate) prefix: &'a str,
+}
+
 impl ControlPlane {
-    pub(super) fn start(lab: &Lab, assets: &Path) -> Result<Self> {
-        let folder = lab.folder().join("control-plane");
-        std::fs::create_dir_all(&folder)?;
+    pub(crate) fn start(place: &Place<'_>, assets: &Path) -> Result<Self> {
+        let folder = &place.folder;
+        std::fs::create_dir_all(folder)?;
         let [client_port, peer_port, port] = free_ports()?;
-        let mut plane = Self { port, children: Vec::new() };
+        let certificate = folder.join(CERTIFICATES).join("apiserver.crt");
+        let mut plane = Self { port, certificate, children: Vec::new() };
         let etcd = program(assets, "etcd")?;
-        plane.spawn(lab, &etcd, &etcd_arguments(&folder, client_port, peer_port))?;
+        plane.spawn(place, &etcd, &etcd_arguments(folder, client_port, peer_port))?;
         let server = program(assets, "kube-apiserver")?;
-        let arguments = server_arguments(&folder, client_port, port)?;
-        let log = plane.spawn(lab, &server, &arguments)?;
+        let arguments = server_arguments(folder, client_port, port)?;
+        let log = plane.spawn(place, &server, &arguments)?;
         plane.wait_until_ready(&log)?;
         Ok(plane)
     }
 
-    fn spawn(&mut self, lab: &Lab, program: &Path, arguments: &[String]) -> Result<PathBuf> {
+    fn spawn(&mut self, place: &Place<'_>, program: &Path, arguments: &[String]) -> Result<PathBuf> {
         let name = program.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-        let log = lab.logs().join(format!("{name}.log"));
+        let log = place.logs.join(format!("{name}.log"));
         let output = File::create(&log)?;
-        let mut command = netns::marked(lab.prefix(), &program.to_string_lossy());
+        let mut command = netns::marked(place.prefix, &program.to_string_lossy());
         command.args(arguments).stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);
         let child = command.spawn().with_context(|| format!("cannot start {}", program.display()))?;
         self.children.push(child);
@@ -56,7 +67,7 @@ impl ControlPlane {
     /// `/readyz` answers "ok" to everybody; curl is what the lab needs anyway and speaks TLS.
     fn wait_until_ready(&mut self, log: &Path) -> Result<()> {
         let end = Instant::now() + PATIENCE;
-        let url = format!("https://127.0.0.1:{}/readyz", self.port);
+        let url = format!("{}/readyz", self.url());
         while Instant::now() < end {
             for child in &mut self.children {
                 let ended = child.try_wait()?;
@@ -71,13 +82,17 @@ impl ControlPlane {
         bail!("kube-apiserver is not ready after {} s:\n{}", PATIENCE.as_secs(), last_lines(log, 15));
     }
 
-    pub(super) fn kubeconfig(&self) -> String {
+    pub(crate) fn url(&self) -> String {
+        format!("https://127.0.0.1:{}", self.port)
+    }
+
+    pub(crate) fn kubeconfig(&self) -> String {
         format!(
             "apiVersion: v1
 kind: Config
 clusters:
 - name: lab
-  cluster: {{server: 'https://127.0.0.1:{}', insecure-skip-tls-verify: true}}
+  cluster: {{server: '{}', certificate-authority: '{}'}}
 users:
 - name: lab
   user: {{token: {TOKEN}}}
@@ -86,7 +101,8 @@ contexts:
   context: {{cluster: lab, user: lab}}
 current-context: lab
 ",
-            self.port
+            self.url(),
+            self.certificate.display()
         )
     }
 }
@@ -145,7 +161,7 @@ fn server_arguments(folder: &Path, etcd: u16, port: u16) -> Result<Vec<String>> 
         "--bind-address=127.0.0.1".to_owned(),
         "--advertise-address=127.0.0.1".to_owned(),
         format!("--secure-port={port}"),
-        format!("--cert-dir={}", folder.join("certificates").display()),
+        format!("--cert-dir={}", folder.join(CERTIFICATES).display()),
         format!("--token-auth-file={}", tokens.display()),
         "--authorization-mode=RBAC".to_owned(),
         "--service-cluster-ip-range=10.96.0.0/16".to_owned(),

@@ -8,7 +8,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use axum::http::Uri;
-use kube::config::{Cluster, KubeConfigOptions, Kubeconfig};
+use kube::config::{AuthInfo, Cluster, KubeConfigOptions, Kubeconfig, NamedAuthInfo};
 use kube::{Client, Config};
 
 /// Copies a kubeconfig; paths in it become absolute.
@@ -29,6 +29,20 @@ pub(super) fn for_nodes(people: &Path, relay: SocketAddr, to: &Path) -> Result<S
     let target = redirect(cluster, relay)?;
     write(&config, to)?;
     Ok(target)
+}
+
+/// Makes the current context of a kubeconfig one of whoever has this token.
+pub(super) fn authenticate(file: &Path, token: &str) -> Result<()> {
+    const USER: &str = "egress-agent";
+    let mut config = Kubeconfig::read_from(file)?;
+    let current = config.current_context.clone();
+    let context = config.contexts.iter_mut().find(|named| Some(&named.name) == current.as_ref());
+    let context = context.and_then(|named| named.context.as_mut()).context("the kubeconfig has no current context")?;
+    context.user = Some(USER.to_owned());
+    let auth_info = Some(AuthInfo { token: Some(token.to_owned().into()), ..AuthInfo::default() });
+    // Nobody else's credentials are left in it.
+    config.auth_infos = vec![NamedAuthInfo { name: USER.to_owned(), auth_info, ..NamedAuthInfo::default() }];
+    write(&config, file)
 }
 
 /// Makes a cluster's entry lead to the relay. Returns where it led before.

@@ -17,6 +17,8 @@ mod kubeconfig;
 mod kubectl;
 pub(crate) mod objects;
 mod relay;
+mod rights;
+mod tenancy;
 
 use std::fmt;
 use std::net::{SocketAddr, TcpListener};
@@ -32,7 +34,8 @@ use tokio::runtime::Runtime;
 use super::addresses::{self as plan, NodeNumber};
 use super::{Lab, Pod};
 use crate::apiserver::{self, ApiServer};
-use control_plane::ControlPlane;
+use crate::toolchain::Paths;
+pub(crate) use control_plane::{ControlPlane, Place};
 use relay::Relay;
 
 /// The port on `ext` that agents find their API server at.
@@ -56,6 +59,11 @@ impl ApiChoice {
             (None, Some(folder)) if !folder.is_empty() => Self::Assets(PathBuf::from(folder)),
             (None, _) => Self::InMemory,
         }
+    }
+
+    /// Anything but the test double?
+    pub(crate) fn is_real(&self) -> bool {
+        *self != Self::InMemory
     }
 }
 
@@ -101,7 +109,10 @@ impl Cluster {
             }
             ApiChoice::Kubeconfig(path) => kubeconfig::copy(path, &for_people)?,
             ApiChoice::Assets(folder) => {
-                let started = ControlPlane::start(lab, folder)?;
+                let started = ControlPlane::start(
+                    &Place { folder: lab.folder().join("control-plane"), logs: lab.logs(), prefix: lab.prefix() },
+                    folder,
+                )?;
                 std::fs::write(&for_people, started.kubeconfig())?;
                 control_plane = Some(started);
             }
@@ -114,7 +125,25 @@ impl Cluster {
         let made = std::sync::Mutex::default();
         let description = choice.to_string();
         let (_relay, _control_plane) = (relay, control_plane);
-        Ok(Self { client, _relay, server, _control_plane, for_people, for_nodes, made, description, runtime })
+        let mut cluster =
+            Self { client, _relay, server, _control_plane, for_people, for_nodes, made, description, runtime };
+        cluster.introduce_agents(choice)?;
+        Ok(cluster)
+    }
+
+    /// Agents get the rights that they are shipped with.
+    fn introduce_agents(&mut self, choice: &ApiChoice) -> Result<()> {
+        let manifest = Paths::find()?.root.join("deploy/rbac.yaml");
+        match self.restrict_agents(&manifest) {
+            Ok(()) => self.description.push_str("; agents have the rights of deploy/rbac.yaml and no others"),
+            // A server of somebody else's may be set up without accounts; the story can be told all the same.
+            Err(error) if matches!(choice, ApiChoice::Kubeconfig(_)) => {
+                let words = format!("; agents use its own credentials, NOT the rights of deploy/rbac.yaml: {error:#}");
+                self.description.push_str(&words);
+            }
+            Err(error) => return Err(error.context("the agents cannot be given their rights")),
+        }
+        Ok(())
     }
 
     /// Which API server it is, for people.
@@ -146,26 +175,11 @@ impl Cluster {
         &self.runtime
     }
 
-    /// Installs a custom resource definition and waits until its kind is served.
-    pub(crate) fn install_crd(&self, file: &Path) -> Result<()> {
-        let text = std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
-        let crd: Value = serde_yaml::from_str(&text).with_context(|| format!("{} is no manifest", file.display()))?;
-        self.create("/apis/apiextensions.k8s.io/v1/customresourcedefinitions", &crd)?;
-        let [group, plural] =
-            ["/spec/group", "/spec/names/plural"].map(|path| crd.pointer(path).and_then(Value::as_str));
-        let (Some(group), Some(plural)) = (group, plural) else {
-            bail!("{} is no custom resource definition", file.display());
-        };
-        let version = crd.pointer("/spec/versions/0/name").and_then(Value::as_str).unwrap_or("v1");
-        let path = format!("/apis/{group}/{version}/{plural}");
-        self.wait_for(&path, Duration::from_secs(10), |list| list.get("items").is_some()).map(drop)
-    }
-
     /// Makes the nodes, namespaces and pods of the lab, as a kubelet and a CNI leave them.
     pub(crate) fn publish(&self, lab: &Lab) -> Result<()> {
         for node in lab.nodes() {
             let path = format!("/api/v1/nodes/{}", node.name());
-            self.create("/api/v1/nodes", &objects::node(node.number))?;
+            self.claim_alone("/api/v1/nodes", objects::node(node.number))?;
             self.patch_status(&path, &objects::node_status(node.number, true))?;
         }
         let mut namespaces: Vec<&str> = lab.pods().iter().map(|pod| pod.namespace.as_str()).collect();
@@ -174,12 +188,16 @@ impl Cluster {
         for namespace in namespaces {
             self.publish_namespace(namespace)?;
         }
-        lab.pods().iter().try_for_each(|pod| self.publish_pod(pod))
+        lab.pods().iter().try_for_each(|pod| {
+            // One that a killed lab has left where nobody empties namespaces.
+            self.delete(&format!("/api/v1/namespaces/{}/pods/{}", pod.namespace, pod.name))?;
+            self.publish_pod(pod)
+        })
     }
 
     fn publish_namespace(&self, name: &str) -> Result<()> {
         if name != "default" {
-            self.create("/api/v1/namespaces", &objects::namespace(name))?;
+            self.claim_alone("/api/v1/namespaces", objects::namespace(name))?;
         }
         // A real API server refuses pods without it; one that does not know the kind does not need it.
         let accounts = format!("/api/v1/namespaces/{name}/serviceaccounts");
@@ -207,7 +225,7 @@ impl Cluster {
         let path = format!("{collection}/{name}");
         match self.request(&Method::POST, collection, "application/json", object) {
             Ok(_) => {
-                self.made.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(path);
+                self.remember(path);
                 Ok(true)
             }
             Err(error) if status_code(&error) == Some(409) => self.merge(&path, object).map(|()| false),
@@ -270,16 +288,6 @@ impl Cluster {
                 bail!("{path} did not become as wanted within {} s, it is: {shown}", patience.as_secs_f32());
             }
             std::thread::sleep(Duration::from_millis(50));
-        }
-    }
-
-    /// Deletes what the lab made, newest first: for a server that outlives the lab.
-    pub(crate) fn remove_objects(&self) -> Result<()> {
-        let made = std::mem::take(&mut *self.made.lock().unwrap_or_else(std::sync::PoisonError::into_inner));
-        let errors: Vec<_> = made.iter().rev().filter_map(|path| self.delete(path).err()).collect();
-        match errors.into_iter().next() {
-            Some(error) => Err(error),
-            None => Ok(()),
         }
     }
 

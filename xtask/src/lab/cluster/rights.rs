@@ -1,0 +1,94 @@
+//! The agents' account, with the rights of `deploy/rbac.yaml` as it is shipped: what an agent may not do shows in the
+//! lab before it shows in somebody's cluster.
+//!
+//! ```text
+//! rbac.yaml --create--> account, roles, bindings --TokenRequest--> token --> the nodes' kubeconfig
+//! ```
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use axum::http::Method;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::{Cluster, kubeconfig};
+
+/// The namespace of the account; an API server makes it some moments after it is ready.
+const NAMESPACE: &str = "/api/v1/namespaces/kube-system";
+const ACCOUNT: &str = "/api/v1/namespaces/kube-system/serviceaccounts/egress-agent";
+/// Longer than a lab is held. A server may grant less and says so in nothing but the token.
+const LIFETIME_SECONDS: u32 = 24 * 3600;
+/// How long it may take until the server knows a binding that it was given.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+impl Cluster {
+    /// Makes the account with its rights, and the nodes' kubeconfig one with its token.
+    pub(super) fn restrict_agents(&self, manifest: &Path) -> Result<()> {
+        self.wait_for(NAMESPACE, PATIENCE, |_| true)?;
+        let text = std::fs::read_to_string(manifest).with_context(|| format!("cannot read {}", manifest.display()))?;
+        for document in serde_yaml::Deserializer::from_str(&text) {
+            let object = Value::deserialize(document)?;
+            let collection = collection(&object).with_context(|| format!("no path for {object}"))?;
+            self.claim(&collection, object)?;
+        }
+        let request = json!({
+            "apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest",
+            "spec": {"expirationSeconds": LIFETIME_SECONDS},
+        });
+        let answer = self.request(&Method::POST, &format!("{ACCOUNT}/token"), "application/json", &request)?;
+        let token = answer.pointer("/status/token").and_then(Value::as_str).context("the server gave no token")?;
+        self.wait_until_granted(token)?;
+        kubeconfig::authenticate(&self.for_nodes, token)
+    }
+
+    /// Asks for what every agent asks for first.
+    fn wait_until_granted(&self, token: &str) -> Result<()> {
+        let file = self.for_people.with_extension("probe");
+        std::fs::copy(&self.for_people, &file)?;
+        kubeconfig::authenticate(&file, token)?;
+        let client = self.runtime.block_on(kubeconfig::client(&file))?;
+        let end = Instant::now() + PATIENCE;
+        loop {
+            let request = axum::http::Request::get("/api/v1/nodes?limit=1").body(Vec::new())?;
+            match self.runtime.block_on(client.request::<Value>(request)) {
+                Ok(_) => return Ok(std::fs::remove_file(&file)?),
+                Err(error) if Instant::now() > end => bail!("the account may not list nodes: {error}"),
+                Err(_) => std::thread::sleep(Duration::from_millis(50)),
+            }
+        }
+    }
+}
+
+/// Where objects like this one are created.
+fn collection(object: &Value) -> Option<String> {
+    let group = match object.get("apiVersion")?.as_str()? {
+        "v1" => "/api/v1".to_owned(),
+        version => format!("/apis/{version}"),
+    };
+    let namespace = object.pointer("/metadata/namespace").and_then(Value::as_str);
+    let namespace = namespace.map(|name| format!("/namespaces/{name}")).unwrap_or_default();
+    // True of every kind in the manifest.
+    let plural = object.get("kind")?.as_str()?.to_lowercase() + "s";
+    Some(format!("{group}{namespace}/{plural}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_paths_of_what_rights_are_made_of() {
+        let path = |version: &str, kind: &str, namespace: Option<&str>| {
+            collection(&json!({"apiVersion": version, "kind": kind, "metadata": {"namespace": namespace}}))
+        };
+        let rbac = "rbac.authorization.k8s.io/v1";
+        let expected = "/api/v1/namespaces/kube-system/serviceaccounts";
+        assert_eq!(path("v1", "ServiceAccount", Some("kube-system")).as_deref(), Some(expected));
+        let expected = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings";
+        assert_eq!(path(rbac, "ClusterRoleBinding", None).as_deref(), Some(expected));
+        let expected = "/apis/rbac.authorization.k8s.io/v1/namespaces/default/roles";
+        assert_eq!(path(rbac, "Role", Some("default")).as_deref(), Some(expected));
+    }
+}
