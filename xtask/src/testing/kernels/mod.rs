@@ -44,6 +44,9 @@ const FILTERS: (&str, &str) = ("EGRESS_TEST_ATTACHMENT", "clsact");
 /// Read by `egress-agent/tests/kernel_programs/races.rs`: fewer races than here, for the sake of translated guests.
 const ROUNDS: (&str, &str) = ("EGRESS_TEST_ROUNDS", "200");
 
+/// Read by `egress-agent/tests/kernel_dataplane/node.rs`.
+const PATIENCE: (&str, &str) = ("EGRESS_TEST_PATIENCE", "20");
+
 /// In every kernel with TCX links.
 const TCX_SYMBOL: &str = "tcx_prog_attach";
 
@@ -80,7 +83,9 @@ pub(super) fn run(versions: &[String], request: &Request, summary: &mut Summary)
     let images = images.collect::<Result<Vec<Image>>>()?;
     progress.step("the eBPF object and the tests");
     ensure_built(&BuildArgs { no_install, ..BuildArgs::default() }, &progress)?;
-    let tests = cargo_tests::binaries(&request.targets, &paths)?;
+    let mut tests = cargo_tests::binaries(&request.targets, &paths)?;
+    // The dear ones last, whatever cargo's order.
+    tests.sort_by_key(|test| name_of(test).is_ok_and(|name| name == DATAPLANE));
     let lines = RefCell::new(Vec::new());
     for (version, image) in versions.iter().zip(&images) {
         let start = Instant::now();
@@ -197,7 +202,7 @@ fn steps(name: &str, program: &str, arguments: &[String]) -> Vec<Step> {
         name: name.to_owned(),
         program: program.to_owned(),
         arguments: arguments.to_vec(),
-        environment: vec![environment(ROUNDS)],
+        environment: vec![environment(ROUNDS), environment(PATIENCE)],
         limit_seconds: STEP_LIMIT.as_secs(),
         needs_symbol: None,
     };
@@ -206,7 +211,7 @@ fn steps(name: &str, program: &str, arguments: &[String]) -> Vec<Step> {
     }
     let filters = Step {
         name: format!("{name}/clsact"),
-        environment: vec![environment(FILTERS)],
+        environment: [step.environment.as_slice(), &[environment(FILTERS)]].concat(),
         needs_symbol: Some(TCX_SYMBOL.to_owned()),
         ..step.clone()
     };
