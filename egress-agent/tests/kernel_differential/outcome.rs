@@ -109,7 +109,11 @@ fn made_whole(caught: &[Caught]) -> Vec<Caught> {
         });
         parts[place].1.push(caught);
         if let Some(packet) = joined(&parts[place].1) {
-            whole.push(Caught { frame: Frame { packet, ..caught.frame.clone() }, ..caught.clone() });
+            // A checksum that is left to the hardware is finished as that of the whole, and told as what it is.
+            let unfinished = parts[place].1.iter().find(|part| part.frame.offload.checksum.is_some());
+            let offload = unfinished.map_or(caught.frame.offload, |part| part.frame.offload);
+            let frame = Frame { packet, offload, unfinished_parts: unfinished.is_some(), ..caught.frame.clone() };
+            whole.push(Caught { frame, ..caught.clone() });
             parts.remove(place);
         }
     }

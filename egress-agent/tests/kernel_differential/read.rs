@@ -35,6 +35,9 @@ pub(crate) fn describe(frame: &Frame, names: &mut dyn Names) -> Vec<String> {
     if let Some((kind, size)) = frame.offload.segments {
         lines.push(format!("to be cut, kind {kind}, into segments of {size} bytes"));
     }
+    if frame.unfinished_parts {
+        lines.push("checksums of fragments left to the hardware".to_owned());
+    }
     say_network(&view, "", false, names, &mut lines);
     say_transport(&view, "", frame.offload, names, &mut lines);
     lines.push(format!("bytes behind the packet: {}", frame.packet.len() - end_of(&view)));

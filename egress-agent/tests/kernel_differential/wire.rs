@@ -49,6 +49,8 @@ pub(crate) struct Frame {
     pub(crate) packet: Vec<u8>,
     pub(crate) vlan: Option<u16>,
     pub(crate) offload: Offload,
+    /// Came in fragments, each of which leaves a checksum to the hardware.
+    pub(crate) unfinished_parts: bool,
 }
 
 /// One end of a cable.
@@ -126,7 +128,7 @@ fn frame(bytes: &[u8], vlan: Option<u16>) -> Frame {
     };
     let frame = &bytes[VNET..];
     let ethertype = u16::from_be_bytes([frame[12], frame[13]]);
-    Frame { ethertype, packet: frame[ETHERNET..].to_vec(), vlan, offload }
+    Frame { ethertype, packet: frame[ETHERNET..].to_vec(), vlan, offload, unfinished_parts: false }
 }
 
 fn vlan(messages: impl Iterator<Item = ControlMessageOwned>) -> Option<u16> {
