@@ -15,7 +15,7 @@ use egress_agent::model::desired::{OnUnassigned, Settings, UnknownPods};
 use egress_agent::model::executor::{DataplaneError, Executor};
 use egress_agent::model::state::{Action, KernelState, PodState};
 use egress_agent::model::step::step;
-use k8s_openapi::api::core::v1::{Namespace, Node, Pod};
+use k8s_openapi::api::core::v1::{Namespace, Node, Pod, ServiceAccount};
 use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
@@ -149,6 +149,10 @@ async fn install_crd(client: &Client, full: bool) {
 async fn set_up(client: &Client) {
     let namespaces: Api<Namespace> = Api::all(client.clone());
     put(&namespaces, json!({"metadata": {"name": "t-prod", "labels": {"env": "t-prod"}}})).await;
+    // Without it a real server refuses pods; where a controller makes it, that may have been faster.
+    let accounts: Api<ServiceAccount> = Api::namespaced(client.clone(), "t-prod");
+    let account = serde_json::from_value(json!({"metadata": {"name": "default"}})).expect("an account");
+    drop(accounts.create(&PostParams::default(), &account).await);
     let nodes: Api<Node> = Api::all(client.clone());
     let pods: Api<Pod> = Api::namespaced(client.clone(), "t-prod");
     for (i, name) in (1..).zip(NODES) {
