@@ -12,7 +12,7 @@ use crate::icmp::{self, Buffer};
 use crate::maps::{EVENTS, Maps, WORKSPACE};
 use crate::packet::Packet;
 use crate::roads::Run;
-use crate::way;
+use crate::{overlay, way};
 
 /// ARP on the uplink: answered where the target is an owned egress IP.
 #[inline(never)]
@@ -66,7 +66,7 @@ pub fn to_remote_pod(run: &Run<'_>, buffer: &mut Buffer, outer: &Outer, mtu: u32
     if icmp::error(run, Answer::TooBig(mtu).head(run.heads.family), &from, buffer).is_none() {
         return Outcome::done(Verdict::MtuExceeded);
     }
-    let result = way::encapsulate(run.packet, run.config, &outer.source, outer.egress_id, true);
+    let result = overlay::sent(overlay::by_device(run, &outer.source, outer.egress_id, true));
     Outcome::redirected(Verdict::MtuAnswered, result)
 }
 

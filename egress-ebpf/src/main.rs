@@ -4,7 +4,7 @@
 //! answer says, counts, and returns. One match turns verdicts into TC actions, and its value is what the program returns.
 #![no_std]
 #![no_main]
-// For the compiler barriers in `maps` and `packet`.
+// For the compiler barriers in `maps` and `packet`, and one store in `packet`.
 #![feature(asm_experimental_arch)]
 // For compare-and-swap and counting, which the target has as intrinsics only.
 #![feature(core_intrinsics)]
@@ -17,11 +17,14 @@ mod icmp;
 #[cfg(feature = "log")]
 mod log;
 mod maps;
+mod overlay;
 mod packet;
 mod ports;
 mod roads;
+mod room;
 mod sweep;
 mod way;
+mod ways;
 
 use aya_ebpf::bindings::{TC_ACT_SHOT, TC_ACT_UNSPEC};
 use aya_ebpf::macros::classifier;

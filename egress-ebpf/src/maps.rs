@@ -15,8 +15,9 @@ use aya_ebpf::helpers::generated::{bpf_get_prandom_u32, bpf_ktime_get_coarse_ns}
 use aya_ebpf::macros::btf_map;
 use egress_common::abi::{
     Addr, ClusterPrefix, Config, Count, Datagram, Direction, DropEvent, EipCount, Flow, FragKey, FragPorts, Hop,
-    Inbound, Mapping, NodeEntry, Owned, OwnedAddr, PodEntry, Policy, PolicyKey, Tuple, Usage, Verdict,
+    Inbound, Mapping, NodeEntry, Owned, OwnedAddr, PodEntry, Policy, PolicyKey, Slot, Tuple, Usage, Verdict,
 };
+use egress_common::decide::accept::Outer;
 use egress_common::decide::snat::PortSearch;
 use egress_common::decide::{Claim, Owner, PortClaim, Tables, phase};
 use egress_common::wire::{Heads, PROTO_TCP, Quote};
@@ -76,6 +77,8 @@ pub struct Workspace {
     pub heads: Heads,
     /// Of an ICMP error, once read.
     pub quote: Quote,
+    /// Of a packet out of the overlay.
+    pub outer: Outer,
     /// Of the packet of this run, once settled.
     pub way: Way,
     /// The part of a packet that is sent as its second fragment.
@@ -304,6 +307,25 @@ impl Tables for Maps {
     #[inline(always)]
     fn claim_flow(&self, tuple: &Tuple, flow: &Flow) -> Claim {
         claimed(FLOWS.insert(tuple, flow, BPF_NOEXIST.into()))
+    }
+
+    #[inline(always)]
+    fn decisions(&self) -> u32 {
+        // Volatile: read here and nowhere else, whatever the compiler would rather do.
+        // SAFETY: see the module header.
+        CONFIG.get_ptr(0).map_or(0, |config| unsafe { ptr::read_volatile(&raw const (*config).decisions) })
+    }
+
+    #[inline(always)]
+    fn settle_flow(&self, tuple: &Tuple, slot: &Slot, decisions: u32) {
+        let Some(flow) = FLOWS.get_ptr_mut(tuple) else { return };
+        // The number last: another CPU that sees it sees the slot.
+        // SAFETY: see the module header.
+        unsafe { ptr::write_volatile(&raw mut (*flow).decided, 0) };
+        // SAFETY: as above.
+        unsafe { (*flow).settled = *slot };
+        // SAFETY: as above.
+        unsafe { ptr::write_volatile(&raw mut (*flow).decided, decisions) };
     }
 
     #[inline(always)]

@@ -6,6 +6,7 @@
 #![expect(unsafe_code, reason = "packet access is one of the three places for it")]
 
 use core::arch::asm;
+use core::mem::offset_of;
 use core::ptr;
 
 use aya_ebpf::bindings::bpf_adj_room_mode::BPF_ADJ_ROOM_MAC;
@@ -22,12 +23,14 @@ use egress_common::wire::{
 };
 
 use crate::fragment::{REST, Rest};
+use crate::room::Room;
 
 /// Heads that are read directly must lie in the linear area: Ethernet, IP with options or two extension headers, TCP.
 const HEADS: u32 = 14 + 60 + 20;
 /// BPF_F_IPV6 (Linux 6.16): the address change of an IPv6 packet leaves a complete checksum as it is.
 const BPF_F_IPV6: u64 = 1 << 7;
-/// `pkt_type` of a frame whose link address is somebody else's.
+/// `pkt_type` of a frame whose link address is this host's, and of one whose is somebody else's.
+const PACKET_HOST: u32 = 0;
 const PACKET_OTHERHOST: u32 = 3;
 /// The number of the network in a VLAN tag; the rest is priority.
 const VLAN_NUMBER: u32 = 0x0fff;
@@ -73,12 +76,18 @@ impl Packet {
     #[inline(always)]
     pub fn new(ctx: &TcContext) -> Self {
         let packet = Self { skb: ctx.skb.skb };
-        if packet.data() + HEADS as usize > packet.data_end() && packet.len() > packet.data_end() - packet.data() {
+        packet.pull_heads();
+        packet
+    }
+
+    /// Brings the heads into the linear area, as far as the packet is that long.
+    #[inline(always)]
+    pub fn pull_heads(&self) {
+        if self.data() + HEADS as usize > self.data_end() && self.len() > self.data_end() - self.data() {
             // Failure shows as heads cut short.
             // SAFETY: the context is the program's own.
-            unsafe { bpf_skb_pull_data(packet.skb, HEADS.min(packet.len() as u32)) };
+            unsafe { bpf_skb_pull_data(self.skb, HEADS.min(self.len() as u32)) };
         }
-        packet
     }
 
     #[inline(always)]
@@ -113,7 +122,18 @@ impl Packet {
 
     #[inline(always)]
     pub fn set_mark(&self, mark: u32) {
-        TcContext::new(self.skb).set_mark(mark);
+        // By hand: the compiler likes to keep the field's address for later, and the verifier wants the context's own
+        // address with the field's place in the instruction.
+        // SAFETY: the context is valid for the whole run, and the field is one that programs may write.
+        unsafe {
+            asm!(
+                "*(u32 *)({skb} + {place}) = {mark}",
+                skb = in(reg) self.skb,
+                place = const offset_of!(__sk_buff, mark),
+                mark = in(reg) u64::from(mark),
+                options(nostack, preserves_flags),
+            );
+        }
     }
 
     #[inline(always)]
@@ -150,6 +170,12 @@ impl Packet {
         }
     }
 
+    /// The link address is this host's.
+    #[inline(always)]
+    pub fn is_for_this_host(&self) -> bool {
+        self.field(|skb| skb.pkt_type) == PACKET_HOST
+    }
+
     #[inline(always)]
     pub fn gso_size(&self) -> u32 {
         self.field(|skb| skb.gso_size)
@@ -179,6 +205,29 @@ impl Packet {
     pub fn make_room(&self, bytes: u32) -> Option<()> {
         // SAFETY: the context is the program's own.
         (unsafe { bpf_skb_adjust_room(self.skb, bytes as i32, BPF_ADJ_ROOM_MAC, 0) } == 0).then_some(())
+    }
+
+    /// Makes room between the link and the network header, or takes it away (a negative length). `None` where the kernel
+    /// refuses; the packet is as it was then.
+    #[inline(always)]
+    pub fn change_room(&self, bytes: i32, room: Room) -> Option<()> {
+        // SAFETY: the context is the program's own.
+        (unsafe { bpf_skb_adjust_room(self.skb, bytes, BPF_ADJ_ROOM_MAC, room.flags()) } == 0).then_some(())
+    }
+
+    /// Lets a complete checksum, which knows nothing of direct writes, hear of what was written where there were zeros.
+    /// Both offsets are even.
+    #[inline(always)]
+    pub fn add_to_sum(&self, from: usize, to: usize) -> Option<()> {
+        let mut sum = 0u64;
+        let mut at = from;
+        while at < to {
+            sum += u64::from(u16::from_ne_bytes(self.load(at)?));
+            at += 2;
+        }
+        // SAFETY: the context is the program's own.
+        let _not_complete = unsafe { bpf_csum_update(self.skb, csum::fold64(sum).into()) };
+        Some(())
     }
 
     /// Writes by the helper, which keeps a complete checksum right. The length is known where this is inlined.

@@ -1,6 +1,8 @@
 //! The roads: for each hook, the decision and what it asks of the packet.
 
-use egress_common::abi::{Addr, Config, Direction, Hop, Mapping, NODE_MARK, Origin, Owned, Slot, SlotPlace, Verdict};
+use egress_common::abi::{
+    Addr, Class, Config, Direction, Hop, Mapping, NODE_MARK, Origin, Owned, Slot, SlotPlace, Verdict,
+};
 use egress_common::decide::accept::Accept;
 use egress_common::decide::enter::Enter;
 use egress_common::decide::leave::{Leave, Meta};
@@ -14,8 +16,10 @@ use crate::Outcome;
 use crate::answer;
 use crate::fragment::{self, Rest};
 use crate::maps::{Maps, Workspace};
+use crate::overlay;
 use crate::packet::Packet;
 use crate::way::{self, Journey, Way};
+use crate::ways;
 
 /// What every step of a road needs.
 #[derive(Clone, Copy)]
@@ -88,7 +92,7 @@ pub fn steer(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outc
         Steer::Send { egress_id, slot } => {
             let outcome = match slot.place() {
                 SlotPlace::Here => snat_here(run, way, egress_id, slot),
-                SlotPlace::Remote => steer_to(run, egress_id, slot),
+                SlotPlace::Remote => steer_to(run, way, egress_id, slot),
             };
             match outcome.mtu_exceeded() {
                 Some(mtu) => answer::to_pod(run, buffer, Answer::TooBig(mtu), Verdict::MtuExceeded),
@@ -123,12 +127,12 @@ fn out_by_uplink(run: &Run<'_>, way: &mut Way, mapping: &Mapping, owned: &Owned)
         return Outcome::done(Verdict::ClaimLost);
     }
     let journey = Journey {
-        saddr: rewrite.addr,
-        daddr: heads.tuple.daddr,
+        saddr: &owned.address,
+        daddr: &heads.tuple.daddr,
         ifindex: owned.ifindex,
         device_mtu: config.uplink_mtu,
         kept: &mapping.hop,
-        keep: true,
+        by_mapping: true,
     };
     if let Some(verdict) = way::settle(run, &journey, way) {
         return Outcome::done(verdict);
@@ -154,7 +158,7 @@ fn out_by_uplink(run: &Run<'_>, way: &mut Way, mapping: &Mapping, owned: &Owned)
 
 /// The gateway is another node.
 #[inline(always)]
-fn steer_to(run: &Run<'_>, egress_id: u32, slot: &Slot) -> Outcome {
+fn steer_to(run: &Run<'_>, way: &mut Way, egress_id: u32, slot: &Slot) -> Outcome {
     let Run { packet, config, heads } = *run;
     let length = run.wire_length();
     let limit = mtu::overlay_limit(config.overlay_mtu, heads.family);
@@ -163,20 +167,27 @@ fn steer_to(run: &Run<'_>, egress_id: u32, slot: &Slot) -> Outcome {
     }
     let result = packet.decrement_ttl(heads).and_then(|()| {
         // A packet that may be fragmented, and must be, is: outside, so that it arrives whole.
-        way::encapsulate(packet, config, &slot.endpoint, egress_id, length <= config.overlay_mtu)
+        overlay::encapsulate(run, &slot.endpoint, egress_id, length <= config.overlay_mtu, way)
     });
     Outcome::redirected(Verdict::Steered, result)
 }
 
 pub fn accept(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outcome {
-    let Workspace { heads, way, rest, buffer, .. } = workspace;
-    let Some(outer) = way::outer(packet) else {
+    if !overlay::read_outer(packet, &mut workspace.outer) {
         return Outcome::done(Verdict::ForgedOuter);
-    };
+    }
+    from_overlay(packet, config, workspace)
+}
+
+/// A packet out of the overlay, whoever has taken its outer headers off.
+#[inline(never)]
+fn from_overlay(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outcome {
+    let Workspace { heads, way, rest, buffer, outer, .. } = workspace;
+    let outer = &*outer;
     if !parse(packet, heads, Direction::Egress) {
         return Outcome::done(Verdict::Malformed);
     }
-    let decision = decide::accept::accept(heads, &outer, &Maps, config);
+    let decision = decide::accept::accept(heads, outer, &Maps, config);
     let run = &Run { packet, config, heads };
     let (owned, source_node) = match decision {
         Accept::Done(verdict) => return Outcome::done(verdict),
@@ -188,7 +199,7 @@ pub fn accept(packet: Packet, config: &Config, workspace: &mut Workspace) -> Out
         Err(verdict) => refuse(outer.egress_id, verdict),
     };
     match outcome.mtu_exceeded() {
-        Some(mtu) => answer::to_remote_pod(run, buffer, &outer, mtu),
+        Some(mtu) => answer::to_remote_pod(run, buffer, outer, mtu),
         None => outcome,
     }
 }
@@ -196,7 +207,7 @@ pub fn accept(packet: Packet, config: &Config, workspace: &mut Workspace) -> Out
 /// A reply from a gateway, for a pod of this node; the gateway has done everything but the last hop.
 #[inline(never)]
 fn deliver(run: &Run<'_>, way: &mut Way, rest: &mut Rest) -> Outcome {
-    let journey = to_pod(run, run.heads.tuple.daddr, &Hop::NONE, false);
+    let journey = to_pod(run, &run.heads.tuple.daddr, ways::kept_hop(&run.heads.tuple.daddr), false);
     if let Some(verdict) = way::settle(run, &journey, way) {
         return Outcome::done(verdict);
     }
@@ -210,14 +221,14 @@ fn deliver(run: &Run<'_>, way: &mut Way, rest: &mut Rest) -> Outcome {
 }
 
 #[inline(always)]
-fn to_pod<'a>(run: &Run<'_>, pod: Addr, kept: &'a Hop, keep: bool) -> Journey<'a> {
+fn to_pod<'a>(run: &Run<'a>, pod: &'a Addr, kept: &'a Hop, by_mapping: bool) -> Journey<'a> {
     Journey {
-        saddr: run.heads.tuple.saddr,
+        saddr: &run.heads.tuple.saddr,
         daddr: pod,
         ifindex: run.config.mgmt_ifindex,
         device_mtu: run.config.pod_mtu,
         kept,
-        keep,
+        by_mapping,
     }
 }
 
@@ -225,7 +236,7 @@ pub fn enter(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outc
     if packet.is_foreign() {
         return Outcome::done(Verdict::NotOurs);
     }
-    let Workspace { heads, quote, way, rest, buffer, .. } = workspace;
+    let Workspace { heads, outer, .. } = workspace;
     if packet.load(12).map(u16::from_be_bytes) == Some(ethertype::ARP) {
         *heads = Heads::NONE;
         return answer::arp(packet);
@@ -233,6 +244,16 @@ pub fn enter(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outc
     if !parse(packet, heads, Direction::Ingress) {
         return Outcome::done(Verdict::NotIp);
     }
+    if overlay::is_for_us(heads, config) && overlay::decapsulate(packet, heads, outer) {
+        return never_passed(from_overlay(packet, config, workspace));
+    }
+    from_world(packet, config, workspace)
+}
+
+/// Any other packet; out of line, as [`from_overlay`] is, so that neither's frame lies on top of the other's.
+#[inline(never)]
+fn from_world(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outcome {
+    let Workspace { heads, quote, way, rest, buffer, .. } = workspace;
     if heads.tuple.protocol == PROTO_ICMPV6
         && let Some(outcome) = answer::neighbour(packet, heads, buffer)
     {
@@ -244,7 +265,7 @@ pub fn enter(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outc
     let outcome = match decision {
         Enter::Done(verdict) => Outcome::done(verdict),
         Enter::ReplyHere { mapping } => reply_here(run, quote, way, rest, mapping),
-        Enter::ReplyRemote { mapping } => reply_remote(run, quote, mapping),
+        Enter::ReplyRemote { mapping } => reply_remote(run, quote, way, mapping),
         Enter::NodeReply { mapping } => match packet.rewrite(run.heads, &Rewrite::reverse(mapping)) {
             Ok(()) => Outcome::done(Verdict::NodeReply),
             Err(verdict) => Outcome::done(verdict),
@@ -256,12 +277,17 @@ pub fn enter(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outc
     }
 }
 
+/// What was taken out of the overlay here bears a pod's address: the stack must not see it.
+#[inline(always)]
+fn never_passed(outcome: Outcome) -> Outcome {
+    if outcome.verdict().class() == Class::Pass { Outcome::done(Verdict::BadState) } else { outcome }
+}
+
 #[inline(always)]
 fn reply_here(run: &Run<'_>, quote: &Quote, way: &mut Way, rest: &mut Rest, mapping: &Mapping) -> Outcome {
     let Run { packet, heads, .. } = *run;
     count_ingress(mapping.egress_id, packet.len() as u32);
-    let rewrite = Rewrite::reverse(mapping);
-    let journey = to_pod(run, rewrite.addr, &mapping.hop, true);
+    let journey = to_pod(run, &mapping.other.saddr, &mapping.hop, true);
     if let Some(verdict) = way::settle(run, &journey, way) {
         return Outcome::done(verdict);
     }
@@ -277,7 +303,7 @@ fn reply_here(run: &Run<'_>, quote: &Quote, way: &mut Way, rest: &mut Rest, mapp
 }
 
 #[inline(always)]
-fn reply_remote(run: &Run<'_>, quote: &Quote, mapping: &Mapping) -> Outcome {
+fn reply_remote(run: &Run<'_>, quote: &Quote, way: &mut Way, mapping: &Mapping) -> Outcome {
     let Run { packet, config, heads } = *run;
     count_ingress(mapping.egress_id, packet.len() as u32);
     let limit = mtu::overlay_limit(config.overlay_mtu, heads.family).min(config.pod_mtu);
@@ -290,7 +316,7 @@ fn reply_remote(run: &Run<'_>, quote: &Quote, mapping: &Mapping) -> Outcome {
     let result = packet
         .decrement_ttl(heads)
         .and_then(|()| restore(run, quote, mapping))
-        .and_then(|()| way::encapsulate(packet, config, &mapping.source_node, mapping.egress_id, whole));
+        .and_then(|()| overlay::encapsulate(run, &mapping.source_node, mapping.egress_id, whole, way));
     Outcome::redirected(Verdict::ReplySteered, result)
 }
 
@@ -298,6 +324,9 @@ pub fn leave(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outc
     let heads = &mut workspace.heads;
     if !parse(packet, heads, Direction::Egress) {
         return Outcome::done(Verdict::NotIp);
+    }
+    if overlay::is_own(packet, heads, config) {
+        return Outcome::done(Verdict::NotOurs);
     }
     let meta = Meta { mark: packet.mark(), forwarded: packet.is_forwarded(), returning: packet.is_returning() };
     match decide::leave::leave(heads, &meta, &Maps, config) {

@@ -8,19 +8,17 @@
 use core::mem;
 
 use aya_ebpf::bindings::{
-    BPF_F_DONT_FRAGMENT, BPF_F_TUNINFO_IPV6, BPF_F_ZERO_CSUM_TX, BPF_FIB_LKUP_RET_NO_NEIGH, BPF_FIB_LKUP_RET_SUCCESS,
-    BPF_FIB_LOOKUP_OUTPUT, bpf_fib_lookup as FibParams, bpf_redir_neigh as Neighbour, bpf_tunnel_key as TunnelKey,
+    BPF_FIB_LKUP_RET_NO_NEIGH, BPF_FIB_LKUP_RET_SUCCESS, BPF_FIB_LOOKUP_OUTPUT, bpf_fib_lookup as FibParams,
+    bpf_redir_neigh as Neighbour,
 };
-use aya_ebpf::helpers::generated::{
-    bpf_fib_lookup, bpf_redirect, bpf_redirect_neigh, bpf_skb_get_tunnel_key, bpf_skb_set_tunnel_key,
-};
+use aya_ebpf::helpers::generated::{bpf_fib_lookup, bpf_redirect, bpf_redirect_neigh};
 use egress_common::abi::{Addr, Config, Family, Hop, Verdict};
 use egress_common::decide::Tables;
-use egress_common::decide::accept::Outer;
 
 use crate::maps::Maps;
 use crate::packet::Packet;
 use crate::roads::Run;
+use crate::ways;
 
 const AF_INET: u8 = 2;
 const AF_INET6: u8 = 10;
@@ -34,7 +32,7 @@ pub const TC_ACT_REDIRECT: i32 = 7;
 #[repr(C)]
 pub struct Way {
     /// To be resolved by the kernel, for this packet.
-    resolve: bool,
+    pub resolve: bool,
     /// The link addresses below are known.
     pub known: bool,
     pub mtu: u32,
@@ -46,17 +44,32 @@ pub struct Way {
     params: FibParams,
 }
 
+impl Way {
+    /// As it is kept from now on.
+    #[inline(always)]
+    fn hop(&self, config: &Config, now: u64) -> Hop {
+        Hop {
+            ifindex: self.ifindex,
+            generation: config.route_generation,
+            valid_until_ns: now + HOP_LIFE_NS,
+            mtu: self.mtu,
+            dmac: self.dmac,
+            smac: self.smac,
+        }
+    }
+}
+
 /// Ends of the packet as it will leave, and the device that it must leave by.
 pub struct Journey<'a> {
-    pub saddr: Addr,
-    pub daddr: Addr,
+    pub saddr: &'a Addr,
+    pub daddr: &'a Addr,
     pub ifindex: u32,
     /// What the device takes where the route says nothing.
     pub device_mtu: u32,
-    /// The next hop that the packet's mapping keeps; one that is never valid where none does.
+    /// The next hop that is kept: by the packet's mapping, or by the CPU for `daddr`.
     pub kept: &'a Hop,
-    /// Whether the mapping of the packet's tuple is to keep a new one.
-    pub keep: bool,
+    /// Whether the mapping of the packet's tuple is to keep a new one; else the CPU does.
+    pub by_mapping: bool,
 }
 
 /// Settles the way; `None` when it is settled, else why there is none.
@@ -84,16 +97,13 @@ pub fn settle(run: &Run<'_>, journey: &Journey<'_>, way: &mut Way) -> Option<Ver
     way.ifindex = way.params.ifindex;
     way.mtu = if settled { route_mtu(&way.params, journey.device_mtu) } else { journey.device_mtu };
     set_neighbour(way);
-    if settled && journey.keep {
-        let hop = Hop {
-            ifindex: way.params.ifindex,
-            generation: config.route_generation,
-            valid_until_ns: now + HOP_LIFE_NS,
-            mtu: way.mtu,
-            dmac: way.params.dmac,
-            smac: way.params.smac,
-        };
-        Maps.set_hop(&run.heads.tuple, &hop);
+    if settled {
+        let hop = way.hop(config, now);
+        if journey.by_mapping {
+            Maps.set_hop(&run.heads.tuple, &hop);
+        } else {
+            ways::keep_hop(journey.daddr, &hop);
+        }
     }
     None
 }
@@ -107,7 +117,7 @@ fn look_up(run: &Run<'_>, journey: &Journey<'_>, params: &mut FibParams) -> Resu
     // Any length asks for the route's MTU in return.
     params.__bindgen_anon_1.tot_len = 1;
     let (saddr, daddr) = (journey.saddr.words(), journey.daddr.words());
-    match run.heads.family {
+    match journey.daddr.family() {
         Family::V4 => {
             params.family = AF_INET;
             params.__bindgen_anon_3.ipv4_src = saddr[3];
@@ -183,65 +193,4 @@ fn redirected(result: i64) -> Result<i32, Verdict> {
 pub fn turn_round(packet: Packet) -> Result<i32, Verdict> {
     packet.strip();
     redirect(packet.ifindex())
-}
-
-/// Puts the packet into the overlay towards a node, from this node's tunnel endpoint: no other is accepted there. With
-/// `whole` the outer packet may not be fragmented.
-#[inline(always)]
-pub fn encapsulate(
-    packet: Packet,
-    config: &Config,
-    endpoint: &Addr,
-    egress_id: u32,
-    whole: bool,
-) -> Result<i32, Verdict> {
-    // SAFETY: all fields are integers, for which zero is a value.
-    let mut key: TunnelKey = unsafe { mem::zeroed() };
-    key.tunnel_id = egress_id;
-    key.tunnel_ttl = 64;
-    let (words, local) = (endpoint.words(), config.self_node.words());
-    let mut flags = match endpoint.family() {
-        Family::V4 => {
-            key.__bindgen_anon_1.remote_ipv4 = u32::from_be(words[3]);
-            key.__bindgen_anon_3.local_ipv4 = u32::from_be(local[3]);
-            BPF_F_ZERO_CSUM_TX
-        }
-        // RFC 6935 would allow zero here too, where every receiver agrees; the checksum costs little.
-        Family::V6 => {
-            key.__bindgen_anon_1.remote_ipv6 = words;
-            key.__bindgen_anon_3.local_ipv6 = local;
-            BPF_F_TUNINFO_IPV6
-        }
-    };
-    if whole {
-        flags |= BPF_F_DONT_FRAGMENT;
-    }
-    packet.strip();
-    // SAFETY: the context is the program's own, `key` lives on this frame and its true size is given.
-    let result =
-        unsafe { bpf_skb_set_tunnel_key(packet.skb(), &raw mut key, size_of::<TunnelKey>() as u32, flags.into()) };
-    if result != 0 {
-        return Err(Verdict::EncapFailed);
-    }
-    redirect(config.overlay_ifindex).map_err(|_| Verdict::EncapFailed)
-}
-
-/// The tunnel header that the overlay device has taken off.
-#[inline(always)]
-pub fn outer(packet: Packet) -> Option<Outer> {
-    // SAFETY: all fields are integers, for which zero is a value.
-    let mut key: TunnelKey = unsafe { mem::zeroed() };
-    let size = size_of::<TunnelKey>() as u32;
-    // SAFETY (both calls): the context is the program's own, `key` lives on this frame and its true size is given.
-    if unsafe { bpf_skb_get_tunnel_key(packet.skb(), &raw mut key, size, 0) } == 0 {
-        // SAFETY: without the IPv6 flag the helper writes the IPv4 member.
-        let source = unsafe { key.__bindgen_anon_1.remote_ipv4 };
-        return Some(Outer { source: Addr::v4(source.to_be_bytes()), egress_id: key.tunnel_id });
-    }
-    if unsafe { bpf_skb_get_tunnel_key(packet.skb(), &raw mut key, size, BPF_F_TUNINFO_IPV6.into()) } == 0 {
-        // SAFETY: with the IPv6 flag the helper writes the IPv6 member.
-        let source = unsafe { key.__bindgen_anon_1.remote_ipv6 };
-        return Some(Outer { source: Addr::from_words(source), egress_id: key.tunnel_id });
-    }
-    None
 }

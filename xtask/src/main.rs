@@ -1,6 +1,7 @@
 //! `cargo xtask`: everything that one does with this project from a clone.
 //!
 //! - `toolchain`: what the eBPF build needs and how the object and the agent are built.
+//! - `bench`: how fast the data plane is beside its peers, on a lab.
 //! - `apiserver`: the lab's in-memory Kubernetes API server, a test double.
 //! - `lab`: a cluster of network namespaces with real agents, started and torn down.
 //! - `lifecycle`: the product's life on the lab: restarts, selection, leaks, kubectl, bad input, cleanup.
@@ -9,6 +10,7 @@
 //! - `testing`: `cargo xtask test` and its parts.
 
 mod apiserver;
+mod bench;
 mod lab;
 mod lifecycle;
 mod roads;
@@ -42,6 +44,8 @@ enum Command {
     /// The first process of a guest of `test --kernel`
     #[command(hide = true)]
     Guest,
+    /// Measure the data plane beside plain forwarding and netfilter
+    Bench(bench::BenchArgs),
     /// Serve the lab's in-memory Kubernetes API
     Apiserver(apiserver::ApiserverArgs),
     /// Write the files that are generated from code (CRD, tables in docs), or check them with --check
@@ -61,6 +65,7 @@ fn main() -> ExitCode {
         Command::Build(args) => done(toolchain::build(&args)),
         Command::Run(args) => done(story::run(&args)),
         Command::Lab(args) => done(lab::run(&args)),
+        Command::Bench(args) => done(bench::run(&args)),
         Command::Test(args) => testing::test(&args),
         Command::Verifier(args) => testing::verifier(&args),
         Command::Guest => done(testing::run_guest()),

@@ -13,7 +13,7 @@ use super::{CliError, NodeArgs, logging};
 use crate::agent::{self, AgentSettings};
 use crate::dataplane::Dataplane;
 use crate::dataplane::host::Host;
-use crate::dataplane::names::DEFAULT_TUNNEL_PORT;
+use crate::dataplane::names::{DEFAULT_NAT_ENTRIES, DEFAULT_TUNNEL_PORT};
 use crate::kube::client;
 use crate::model::desired;
 
@@ -40,6 +40,13 @@ pub(super) struct RunArgs {
     #[arg(long, env = "EGRESS_AGENT_TUNNEL_PORT", default_value_t = DEFAULT_TUNNEL_PORT,
           value_parser = clap::value_parser!(u16).range(1..))]
     tunnel_port: u16,
+    /// Who puts packets into the overlay and takes them out
+    #[arg(long, env = "EGRESS_AGENT_ENCAPSULATION", value_enum, default_value_t = Encapsulation::Program)]
+    encapsulation: Encapsulation,
+    /// How many NAT mappings this node may have at once, 240 bytes each; a change needs `egress-agent cleanup` first
+    #[arg(long, env = "EGRESS_AGENT_NAT_ENTRIES", default_value_t = DEFAULT_NAT_ENTRIES,
+          value_parser = clap::value_parser!(u32).range(1024..=MOST_NAT_ENTRIES))]
+    nat_entries: u32,
     /// What happens to packets of pods that this node does not know yet
     #[arg(long, env = "EGRESS_AGENT_UNKNOWN_PODS", value_enum, default_value_t = UnknownPods::Auto)]
     unknown_pods: UnknownPods,
@@ -56,6 +63,17 @@ pub(super) struct RunArgs {
     timeouts: TimeoutArgs,
     #[command(flatten)]
     log: logging::LogArgs,
+}
+
+/// More would not fit any node's memory.
+const MOST_NAT_ENTRIES: i64 = 1 << 28;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Encapsulation {
+    /// The programs, for all that is plain; the device for the rest
+    Program,
+    /// The VXLAN device
+    Device,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -111,6 +129,8 @@ async fn run_async(args: &RunArgs) -> Result<(), CliError> {
     let mut settings = args.node.settings()?;
     settings.tunnel_port = args.tunnel_port;
     settings.timeouts = args.timeouts.checked();
+    settings.nat_entries = args.nat_entries;
+    settings.overlay_in_program = args.encapsulation == Encapsulation::Program;
     let stop = stop_on_signal()?;
     let host = Host::new(settings.uplink.clone(), settings.mgmt_port.clone())?;
     let dataplane = Dataplane::start(settings).await?;

@@ -4,9 +4,12 @@
 //! generation, which makes the programs look up their cached next hops again. All go through one value in the state.
 
 use std::fs;
+use std::io::{self, Read as _};
+use std::net::IpAddr;
 use std::ops::RangeInclusive;
 
 use egress_common::abi::{Addr, Config, Family, PortRange};
+use ipnet::IpNet;
 use tracing::warn;
 
 use super::interfaces::NodeFacts;
@@ -41,6 +44,36 @@ pub(super) fn with_facts(config: Config, facts: &NodeFacts, underlay: Family) ->
     if let Some(mgmt) = mgmt {
         config.mgmt_mac = mgmt.mac;
         config.pod_mtu = mgmt.mtu;
+    }
+    config
+}
+
+/// What the programs put into overlay packets, and know them by as made on this node; zero where they make none. An
+/// earlier run's stays, since its packets may be on their way.
+pub(super) fn overlay_secret(config: &Config, in_program: bool) -> io::Result<[u8; 6]> {
+    if !in_program {
+        return Ok([0; 6]);
+    }
+    if config.is_overlay_in_program() {
+        return Ok(config.overlay_secret);
+    }
+    let mut secret = [0; 6];
+    fs::File::open("/dev/urandom")?.read_exact(&mut secret)?;
+    // It stands where a link address does: one host's, given by hand.
+    secret[0] = secret[0] & 0xfc | 0x02;
+    Ok(secret)
+}
+
+/// The same configuration with covers that hold this prefix too, whose addresses pods may have.
+pub(super) fn covering(config: Config, net: &IpNet) -> Config {
+    let mut config = config;
+    let bits = usize::from(net.prefix_len());
+    match net.network() {
+        IpAddr::V4(ip) => config.pods_v4 = config.pods_v4.widened(ip.octets(), bits),
+        IpAddr::V6(ip) => {
+            let [a, b, c, d, e, f, g, h, ..] = ip.octets();
+            config.pods_v6 = config.pods_v6.widened([a, b, c, d, e, f, g, h], bits);
+        }
     }
     config
 }
@@ -111,6 +144,43 @@ mod tests {
         assert_eq!((away.uplink_ifindex, away.mgmt_ifindex), (0, 3));
         assert_eq!(away.node_v4, there.node_v4);
         assert_eq!(with_facts(away, &facts(), Family::V4), there, "and back again");
+    }
+
+    #[test]
+    fn a_cover_holds_what_was_put_into_it_and_little_else() {
+        use egress_common::abi::Cover;
+
+        let may = |config: &Config, ip: &str| config.may_be_pod(&Addr::from(ip.parse::<IpAddr>().expect("an address")));
+        let put = |config, net: &str| covering(config, &net.parse().expect("a prefix"));
+        assert!(may(&Config::EMPTY, "172.18.0.2"), "before anything is known every address may be a pod's");
+        let mut none = Config::EMPTY;
+        (none.pods_v4, none.pods_v6) = (Cover::NONE, Cover::NONE);
+        assert!(!may(&none, "10.244.1.10") && !may(&none, "fd00::1"));
+        let one = put(put(none, "10.244.1.0/24"), "fd00:10:244:1::/64");
+        let wide = put(put(one, "10.244.2.17/32"), "fd00:10:244:8000::9/128");
+        for (ip, in_one, in_wide) in [
+            ("10.244.1.10", true, true),
+            ("10.244.2.17", false, true),
+            ("10.245.1.10", false, false),
+            ("172.18.0.2", false, false),
+            ("fd00:10:244:1::10", true, true),
+            ("fd00:10:244:8000::9", false, true),
+            ("fd00:10:245::9", false, false),
+        ] {
+            assert_eq!((may(&one, ip), may(&wide, ip)), (in_one, in_wide), "{ip}");
+        }
+        assert!(may(&put(wide, "0.0.0.0/0"), "172.18.0.2"));
+    }
+
+    #[test]
+    fn the_overlays_secret_is_kept_and_goes_with_the_choice() {
+        let secret = overlay_secret(&Config::EMPTY, true).expect("random bytes");
+        let mut config = Config::EMPTY;
+        config.overlay_secret = secret;
+        assert!(config.is_overlay_in_program());
+        assert_eq!(secret[0] & 3, 2, "a single host's address, given by hand");
+        assert_eq!(overlay_secret(&config, true).expect("kept"), secret);
+        assert_eq!(overlay_secret(&config, false).expect("none"), [0; 6]);
     }
 
     #[test]

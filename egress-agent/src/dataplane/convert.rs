@@ -92,6 +92,11 @@ pub(super) fn prefix(value: &abi::ClusterPrefix) -> Option<Prefix> {
     Some(Prefix { kind: value.kind()?, node })
 }
 
+/// Whether addresses of the prefix are pods'.
+pub(super) fn holds_pods(prefix: Prefix) -> bool {
+    matches!(prefix.kind, abi::PrefixKind::PodSubnet | abi::PrefixKind::PodNetwork)
+}
+
 /// What an owned entry says beside the address: where it is announced.
 pub(super) fn owned_pair(id: EgressId, address: IpAddr, ifindex: u32, mac: [u8; 6]) -> (abi::Owned, abi::OwnedAddr) {
     (

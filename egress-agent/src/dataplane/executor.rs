@@ -7,6 +7,7 @@ use std::net::IpAddr;
 
 use aya::Pod;
 use egress_common::abi::{Addr, MAX_SLOTS, Owned, PodEntry, PolicyKey};
+use ipnet::IpNet;
 use nix::time::{ClockId, clock_gettime};
 use tracing::info;
 
@@ -79,10 +80,23 @@ fn observe(state: &State) -> Result<KernelState, DataplaneError> {
     Ok(seen)
 }
 
-/// Every action but `Own`.
+/// Every action but `Own`. Flows keep what the programs' questions came to until the number of the decisions is raised,
+/// which is done behind the change, also one that was done in part.
 fn write(shared: &Shared, action: &Action) -> Result<(), DataplaneError> {
-    let mut guard = shared.state();
-    let state = &mut *guard;
+    let mut state = shared.state();
+    match action {
+        Action::PutPod(address, _) => state.cover(&IpNet::from(*address)).map_err(kernel("write map config"))?,
+        Action::PutPrefix(net, prefix) if convert::holds_pods(*prefix) => {
+            state.cover(net).map_err(kernel("write map config"))?;
+        }
+        _ => {}
+    }
+    let written = write_maps(shared, &mut state, action);
+    state.raise_decisions().map_err(kernel("write map config"))?;
+    written
+}
+
+fn write_maps(shared: &Shared, state: &mut State, action: &Action) -> Result<(), DataplaneError> {
     let tables = &mut state.tables;
     match action {
         Action::SetUnknownPods(on) => state.set_on_unknown_pod(*on).map_err(kernel("write map config")),
@@ -156,6 +170,7 @@ async fn own(shared: &Shared, id: EgressId, address: IpAddr) -> Result<(), Datap
         state.claims.leave(&shared.settings.uplink, address);
         return Err(kernel("write the owned address")(error));
     }
+    state.raise_decisions().map_err(kernel("write map config"))?;
     state.claims.announce(uplink, address);
     info!(%address, id = id.0, "egress IP is served here");
     Ok(())

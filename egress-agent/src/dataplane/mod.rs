@@ -87,6 +87,11 @@ pub struct Settings {
     pub node_port_range: RangeInclusive<u16>,
     /// How long entries may be idle.
     pub timeouts: Timeouts,
+    /// How many NAT mappings there may be at once on this node.
+    pub nat_entries: u32,
+    /// Whether the programs put plain packets into the overlay, and take them out, themselves. The device does it for
+    /// all others, and for all where this is off.
+    pub overlay_in_program: bool,
     /// How programs are attached; `None` asks the kernel.
     pub attachment: Option<Attachment>,
     /// The eBPF object, an ELF file.
@@ -103,9 +108,17 @@ impl Settings {
             tunnel_port: names::DEFAULT_TUNNEL_PORT,
             node_port_range: 30000..=32767,
             timeouts: Timeouts::DEFAULT,
+            nat_entries: names::DEFAULT_NAT_ENTRIES,
+            overlay_in_program: true,
             attachment: None,
             object: Cow::Borrowed(crate::object::embedded().unwrap_or_default()),
         }
+    }
+
+    /// Entries of a map where that is not what the object says.
+    fn map_size(&self, name: &str) -> Option<u32> {
+        // A mapping has two keys.
+        (name == names::NAT_MAP).then(|| self.nat_entries.saturating_mul(2))
     }
 
     /// Name of a device on this node.
@@ -162,13 +175,13 @@ impl Dataplane {
         // Listens before it looks, so that no change falls in between.
         let changes = watch::listen(&mut tasks).map_err(|error| StartError::kernel("listen to netlink", error))?;
         require_interfaces(&netlink, &settings).await?;
-        pins::prepare(&pins, &settings.object)?;
+        pins::prepare(&pins, &settings)?;
         overlay::ensure(&netlink, settings.tunnel_port).await?;
         if let Err(error) = notrack::install(settings.tunnel_port, &settings.mgmt_port) {
             warn!(%error, "connection tracking will track the overlay: this kernel takes no nftables rules");
         }
 
-        let mut programs = Programs::load(&settings.object, &pins, features.attachment)?;
+        let mut programs = Programs::load(&settings, &pins, features.attachment)?;
         packet_log::start(programs.ebpf_mut(), &mut tasks);
         let events = tables::events(programs.ebpf_mut())?;
         let tables = Tables::take(programs.ebpf_mut())?;

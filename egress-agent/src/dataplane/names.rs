@@ -25,6 +25,12 @@ pub const DEFAULT_BPFFS: &str = "/sys/fs/bpf/egress-agent";
 /// taken on one cluster or another; this one is assigned to nothing and lies outside ephemeral and NodePort ranges.
 pub const DEFAULT_TUNNEL_PORT: u16 = 4794;
 
+/// NAT mappings of one node unless the user says otherwise.
+pub const DEFAULT_NAT_ENTRIES: u32 = 262_144;
+
+/// The map of NAT mappings, the one whose size is the user's choice.
+pub(super) const NAT_MAP: &str = "nat";
+
 /// The VXLAN device in external mode.
 pub const OVERLAY_DEVICE: &str = "egress0";
 

@@ -11,6 +11,7 @@ use std::path::Path;
 use aya::maps::MapInfo;
 use aya::sys::SyscallError;
 
+use super::Settings;
 use super::error::StartError;
 use super::names::{PINNED_MAPS, Pins};
 
@@ -32,21 +33,21 @@ impl fmt::Display for Shape {
     }
 }
 
-/// Makes the directories and compares what is pinned with what `object` (an ELF file) defines.
-pub(super) fn prepare(pins: &Pins, object: &[u8]) -> Result<(), StartError> {
+/// Makes the directories and compares what is pinned with what the object defines and the settings ask for.
+pub(super) fn prepare(pins: &Pins, settings: &Settings) -> Result<(), StartError> {
     refuse_other_versions(pins.root())?;
     for directory in [pins.maps(), pins.links()] {
         fs::create_dir_all(&directory)
             .map_err(|error| StartError::kernel(format!("make {}", directory.display()), error))?;
     }
-    let object = aya_obj::Object::parse(object).map_err(|error| StartError::Object(error.to_string()))?;
+    let object = aya_obj::Object::parse(&settings.object).map_err(|error| StartError::Object(error.to_string()))?;
     for name in PINNED_MAPS {
         let map = object.maps.get(name).ok_or(StartError::NotInObject { what: "map", name })?;
         let wanted = Shape {
             kind: map.map_type(),
             key_size: map.key_size(),
             value_size: map.value_size(),
-            max_entries: map.max_entries(),
+            max_entries: settings.map_size(name).unwrap_or_else(|| map.max_entries()),
             flags: map.map_flags(),
         };
         let path = pins.map(name);

@@ -22,6 +22,7 @@ use aya::sys::SyscallError;
 use aya::{Ebpf, EbpfLoader};
 use tracing::{debug, error};
 
+use super::Settings;
 use super::error::StartError;
 use super::features::Attachment;
 use super::names::{CLSACT_HANDLE, CLSACT_PRIORITY, Hook, PINNED_MAPS, Pins, SWEEP_PROGRAM};
@@ -57,9 +58,9 @@ pub(super) enum AttachError {
 
 impl Programs {
     /// Loads maps (from their pins, where there are any) and programs; attaches nothing.
-    pub(super) fn load(object: &[u8], pins: &Pins, attachment: Attachment) -> Result<Self, StartError> {
+    pub(super) fn load(settings: &Settings, pins: &Pins, attachment: Attachment) -> Result<Self, StartError> {
         let new: BTreeSet<_> = PINNED_MAPS.into_iter().filter(|name| !pins.map(name).exists()).collect();
-        let loaded = load(object, pins);
+        let loaded = load(settings, pins);
         if loaded.is_err() {
             // What this attempt made would only be in the way of the next, whose maps may look different.
             for path in new.iter().map(|name| pins.map(name)).filter(|path| path.exists()) {
@@ -155,13 +156,16 @@ impl Programs {
     }
 }
 
-fn load(object: &[u8], pins: &Pins) -> Result<Ebpf, StartError> {
+fn load(settings: &Settings, pins: &Pins) -> Result<Ebpf, StartError> {
     let paths: Vec<_> = PINNED_MAPS.iter().map(|name| (*name, pins.map(name))).collect();
     let mut loader = EbpfLoader::new();
     for (name, path) in &paths {
         loader.map_pin_path(name, path.as_path());
+        if let Some(size) = settings.map_size(name) {
+            loader.map_max_entries(name, size);
+        }
     }
-    let mut ebpf = loader.load(object).map_err(|error| StartError::Object(chain(&error)))?;
+    let mut ebpf = loader.load(&settings.object).map_err(|error| StartError::Object(chain(&error)))?;
     for hook in Hook::ALL {
         let name = hook.name();
         let program = ebpf.program_mut(name).ok_or(StartError::NotInObject { what: "program", name })?;

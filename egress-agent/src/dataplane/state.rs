@@ -5,7 +5,8 @@ use std::io;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use egress_common::abi::{Addr, Config, Family, NodeEntry, OnUnknownPod, PortRange, inbound_shared};
+use egress_common::abi::{Addr, Config, Cover, Family, NodeEntry, OnUnknownPod, PortRange, inbound_shared};
+use ipnet::IpNet;
 use tracing::{info, warn};
 
 use super::Settings;
@@ -88,6 +89,11 @@ impl State {
             let now_ns = now_ns().map_err(|error| StartError::kernel("read the clock", error))?;
             config.following_since_secs = u32::try_from(now_ns / 1_000_000_000).unwrap_or(u32::MAX);
         }
+        config.overlay_secret = config::overlay_secret(&config, settings.overlay_in_program)
+            .map_err(|error| StartError::kernel("read random bytes", error))?;
+        config = self.covered(config).map_err(|error| StartError::kernel("read the maps of pods", error))?;
+        // Whatever an earlier run left undone: its flows are asked about anew.
+        config.decisions = config::next_generation(config.decisions);
         // Routes may have changed while no agent was looking.
         config.route_generation = config::next_generation(config.route_generation);
         self.facts = facts;
@@ -190,6 +196,35 @@ impl State {
     /// Whether the address was probed for just now; believed once.
     pub(super) fn take_probed(&mut self, address: IpAddr) -> bool {
         self.probed.remove(&address).is_some_and(|when| when.elapsed() < PROBE_HOLDS)
+    }
+
+    /// Covers for what the maps hold.
+    fn covered(&self, config: Config) -> io::Result<Config> {
+        let mut config = config;
+        (config.pods_v4, config.pods_v6) = (Cover::NONE, Cover::NONE);
+        let see = |address: &Addr, _: &_| config = config::covering(config, &IpNet::from(address.to_ip()));
+        self.tables.pods.for_each(see)?;
+        self.tables.cluster.for_each(|key, value| {
+            if let (Some(net), Some(prefix)) = (convert::cluster_net(key), convert::prefix(value))
+                && convert::holds_pods(prefix)
+            {
+                config = config::covering(config, &net);
+            }
+        })?;
+        Ok(config)
+    }
+
+    /// Pods may have addresses of this prefix from now on.
+    pub(super) fn cover(&mut self, net: &IpNet) -> io::Result<()> {
+        let config = config::covering(self.config, net);
+        if config == self.config { Ok(()) } else { self.write_config(config) }
+    }
+
+    /// Flows are asked about anew.
+    pub(super) fn raise_decisions(&mut self) -> io::Result<()> {
+        let mut config = self.config;
+        config.decisions = config::next_generation(config.decisions);
+        self.write_config(config)
     }
 
     pub(super) fn set_on_unknown_pod(&mut self, on: OnUnknownPod) -> io::Result<()> {

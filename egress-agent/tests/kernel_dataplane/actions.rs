@@ -191,7 +191,7 @@ fn a_selected_pod_keeps_the_time_of_its_selection() {
 fn make_flow(node: &Node, pod: &str, id: u32, address: &str, port: u16) {
     let (pod, address, server) = (Addr::from(addr(pod)), Addr::from(addr(address)), Addr::v4([198, 51, 100, 10]));
     let out = Tuple::new(Direction::Egress, pod, server, port, 80, 6);
-    let flow = Flow { address, egress_id: id, slot: 0, last_seen_ns: 1, state: 0, reserved: 0 };
+    let flow = Flow::new(address, id, 0, 0, 1);
     node.map::<Tuple, Flow>("flows").insert(out, flow, 0).expect("a flow");
     let reverse = Tuple::new(Direction::Ingress, server, address, 80, port, 6);
     let mapping = |other| Mapping::new(other, Origin::Here, Addr::UNSPECIFIED, id, 1);

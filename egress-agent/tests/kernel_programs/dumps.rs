@@ -10,7 +10,7 @@ use crate::frames::{SYN, packet};
 use crate::stage::{ENTER, NOTICE, STEER, Stage, on_stage, test_run};
 
 /// What an entry of each map shows of its key and its value; empty for plain numbers.
-const FIELDS: [(&str, &[&str], &[&str]); 16] = [
+const FIELDS: [(&str, &[&str], &[&str]); 17] = [
     ("config", &[], &["generation", "tunnel_port", "overlay_mtu", "node_v4", "uplink_mac"]),
     ("pods", &["bytes"], &["selection", "egress_id", "selected_since_ns"]),
     ("policy", &["egress_id", "family"], &["when_empty", "count", "slots"]),
@@ -26,6 +26,7 @@ const FIELDS: [(&str, &[&str], &[&str]); 16] = [
     ("usage", &[], &["nat", "flows", "inbound"]),
     ("counters", &[], &["packets", "bytes"]),
     ("eip_counters", &[], &["egress_packets", "ingress_bytes", "mappings", "refusals"]),
+    ("ways", &[], &["to", "hop"]),
     ("workspace", &[], &["heads", "way"]),
 ];
 

@@ -9,6 +9,7 @@
 mod answers;
 mod cast;
 mod dumps;
+mod encapsulation;
 mod figures;
 mod frames;
 mod guard;

@@ -204,6 +204,15 @@ impl Stage {
         }
     }
 
+    /// Names the nodes of the pod subnets anew.
+    pub(crate) fn move_subnets(&mut self, cast: &Cast, own: Addr, other: Addr) {
+        let length = if cast.family == Family::V4 { 120 } else { 64 };
+        for (at, of) in [(cast.pod, own), (cast.remote_pod, other)] {
+            let prefix = ClusterPrefix::new(PrefixKind::PodSubnet, of);
+            self.cluster.insert(&Key::new(length, addr(at)), prefix, 0).expect("a prefix");
+        }
+    }
+
     /// One address per egress ID and family: the last one owned is what flows of the ID get.
     pub(crate) fn own(&mut self, egress_id: u32, address: &str) {
         let owned = Owned { address: addr(address), ifindex: UPLINK, mac: OWNED_MAC, reserved: [0; 2] };

@@ -1,6 +1,6 @@
 //! Map `config`: one value, what the programs must know of their node.
 
-use super::{Addr, abi};
+use super::{Addr, Family, abi};
 
 /// What happens to a packet of a pod subnet's address that the agent does not know (yet).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,8 +87,51 @@ pub struct Config {
     /// Connections from outside to pods that nothing selects are remembered while the map `inbound` has fewer entries;
     /// the rest is kept for selected pods.
     pub inbound_shared: u32,
+    /// Link address that overlay packets made by the programs of this node bear inside: random, and known to no pod, so
+    /// that the uplink's guard knows them for our own. Zero: the programs leave the overlay to its device.
+    pub overlay_secret: [u8; 6],
+    pub reserved: [u8; 2],
+    /// Raised by the agent after every change of what `steer` asks (pods, policy, nodes, cluster, owned): a flow keeps
+    /// what its questions came to for as long as this stays. Zero: nothing is kept.
+    pub decisions: u32,
+    /// Prefixes that hold every pod's address and every pod subnet in the maps, so that others need no look.
+    pub pods_v4: Cover<4>,
+    pub pods_v6: Cover<8>,
 }
-abi!(Config, 44 + 48 + 16 + 24 + 4);
+abi!(Config, 44 + 48 + 16 + 24 + 4 + 8 + 4 + 8 + 16);
+
+/// A prefix of addresses as far as they are looked at: all four bytes of IPv4, the first eight of IPv6.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct Cover<const N: usize> {
+    pub net: [u8; N],
+    pub mask: [u8; N],
+}
+
+impl<const N: usize> Cover<N> {
+    /// Every address.
+    pub const ALL: Self = Self { net: [0; N], mask: [0; N] };
+    /// No pod's address.
+    pub const NONE: Self = Self { net: [0xff; N], mask: [0xff; N] };
+
+    /// The narrowest that holds this one and the first `bits` bits of `bytes`.
+    #[must_use]
+    pub fn widened(self, bytes: [u8; N], bits: usize) -> Self {
+        let none = self == Self::NONE;
+        let mut wide = Self::ALL;
+        let mut same = true;
+        for index in 0..N * 8 {
+            let (byte, bit) = (index / 8, 0x80 >> (index % 8));
+            let held = none || self.mask[byte] & bit != 0 && self.net[byte] & bit == bytes[byte] & bit;
+            same = same && index < bits && held;
+            if same {
+                wide.mask[byte] |= bit;
+                wide.net[byte] |= bytes[byte] & bit;
+            }
+        }
+        wide
+    }
+}
 
 impl Config {
     pub const EMPTY: Self = Self {
@@ -111,7 +154,35 @@ impl Config {
         following_since_secs: 0,
         timeouts: Timeouts::DEFAULT,
         inbound_shared: inbound_shared(DEFAULT_INBOUND),
+        overlay_secret: [0; 6],
+        reserved: [0; 2],
+        decisions: 0,
+        pods_v4: Cover::ALL,
+        pods_v6: Cover::ALL,
     };
+
+    /// Whether the programs put packets into the overlay, and take them out, themselves.
+    #[inline(always)]
+    pub const fn is_overlay_in_program(&self) -> bool {
+        let s = &self.overlay_secret;
+        s[0] | s[1] | s[2] | s[3] | s[4] | s[5] != 0
+    }
+
+    /// False where no pod has this address and no pod subnet holds it.
+    #[inline(always)]
+    pub const fn may_be_pod(&self, addr: &Addr) -> bool {
+        const fn word(bytes: &[u8], at: usize) -> u32 {
+            u32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+        }
+        let words = addr.words();
+        match addr.family() {
+            Family::V4 => (words[3] ^ word(&self.pods_v4.net, 0)) & word(&self.pods_v4.mask, 0) == 0,
+            Family::V6 => {
+                (words[0] ^ word(&self.pods_v6.net, 0)) & word(&self.pods_v6.mask, 0) == 0
+                    && (words[1] ^ word(&self.pods_v6.net, 4)) & word(&self.pods_v6.mask, 4) == 0
+            }
+        }
+    }
 
     #[must_use]
     pub const fn with_on_unknown_pod(self, on: OnUnknownPod) -> Self {

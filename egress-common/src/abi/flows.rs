@@ -1,6 +1,6 @@
 //! Maps `flows`, `inbound`, `datagrams` and `frags`: what the source node remembers of its pods' traffic.
 
-use super::{Addr, abi};
+use super::{Addr, Slot, abi};
 
 /// Value of `flows`; the key is the tuple as the pod sends it. A flow keeps its address, not its node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,9 +15,20 @@ pub struct Flow {
     pub last_seen_ns: u64,
     /// Of a TCP connection, as the pod's node sees it: bits of `decide::phase`.
     pub state: u32,
+    /// Value of [`super::Config::decisions`] when `settled` was written; another value there means: ask again.
+    pub decided: u32,
+    /// The slot that the flow was sent to when all questions were last asked.
+    pub settled: Slot,
     pub reserved: u32,
 }
-abi!(Flow, 40);
+abi!(Flow, 40 + 36 + 4);
+
+impl Flow {
+    #[inline(always)]
+    pub const fn new(address: Addr, egress_id: u32, slot: u32, state: u32, now_ns: u64) -> Self {
+        Self { address, egress_id, slot, last_seen_ns: now_ns, state, decided: 0, settled: Slot::EMPTY, reserved: 0 }
+    }
+}
 
 /// Value of `inbound`; the key is the tuple as the pod's answer will look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

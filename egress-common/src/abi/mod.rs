@@ -15,15 +15,17 @@ mod counters;
 mod flows;
 mod nat;
 mod pods;
+mod rig;
 mod verdict;
 
 pub use addr::{Addr, Family};
 pub use cluster::{ClusterKey, ClusterPrefix, NodeEntry, NodePlace, PrefixKind};
-pub use config::{Config, DEFAULT_INBOUND, OnUnknownPod, PortRange, Timeouts, inbound_shared};
+pub use config::{Config, Cover, DEFAULT_INBOUND, OnUnknownPod, PortRange, Timeouts, inbound_shared};
 pub use counters::{Count, DropEvent, EipCount};
 pub use flows::{Datagram, Flow, FragKey, FragPorts, Inbound, Usage};
 pub use nat::{Direction, Hop, Mapping, Origin, Tuple};
 pub use pods::{MAX_SLOTS, Owned, OwnedAddr, PodEntry, Policy, PolicyKey, Selection, Slot, SlotPlace, WhenEmpty};
+pub use rig::{RIG_FRAME, Rig};
 pub use verdict::{Class, Verdict};
 
 /// Version of the layout of all pinned maps; the pin directory is named after it.

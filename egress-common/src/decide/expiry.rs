@@ -120,8 +120,7 @@ mod tests {
 
     #[test]
     fn a_flow_outlives_its_mapping() {
-        let flow =
-            |state| Flow { address: Addr::UNSPECIFIED, egress_id: 1, slot: 0, last_seen_ns: 0, state, reserved: 0 };
+        let flow = |state| Flow::new(Addr::UNSPECIFIED, 1, 0, state, 0);
         for (protocol, state, secs) in [
             (PROTO_TCP, 0, 240),
             (PROTO_TCP, SPOKE | FINISHED, 7_440),

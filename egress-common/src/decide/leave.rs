@@ -35,6 +35,10 @@ pub fn leave<T: Tables>(heads: &mut Heads, meta: &Meta, tables: &T, config: &Con
     if meta.returning && is_for_egress_ip(heads, tables) {
         return Leave::Done(Verdict::NotGateway);
     }
+    // Most packets are the node's own, or have their egress IP already: nothing below would find a pod in them.
+    if meta.mark != NODE_MARK && !config.may_be_pod(&heads.tuple.saddr) {
+        return Leave::Done(Verdict::NotOurs);
+    }
     let pod = tables.pod(&heads.tuple.saddr);
     if meta.mark == NODE_MARK {
         return if pod.is_some() { Leave::NodeSnat } else { Leave::Unmark };

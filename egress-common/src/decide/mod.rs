@@ -29,7 +29,7 @@ pub(crate) mod world;
 
 use crate::abi::{
     Addr, ClusterPrefix, Flow, FragKey, FragPorts, Mapping, NodeEntry, Origin, Owned, OwnedAddr, PodEntry, Policy,
-    PolicyKey, Tuple,
+    PolicyKey, Slot, Tuple,
 };
 use snat::PortSearch;
 
@@ -98,6 +98,10 @@ pub trait Tables {
     /// A packet for the pod ends, or claims to end, the flow: notes it. Whether there is such a flow.
     fn flow_answered(&self, tuple: &Tuple, tcp_flags: u8) -> bool;
     fn claim_flow(&self, tuple: &Tuple, flow: &Flow) -> Claim;
+    /// [`crate::abi::Config::decisions`], read once and before anything that it stands for.
+    fn decisions(&self) -> u32;
+    /// Notes what the questions about a flow came to under these decisions.
+    fn settle_flow(&self, tuple: &Tuple, slot: &Slot, decisions: u32);
     /// Notes where the flow's address is among the slots now.
     fn set_flow_slot(&self, tuple: &Tuple, slot: u32);
     /// Overwrites; false when the map takes no more.

@@ -37,6 +37,11 @@ pub fn notice<T: Tables>(heads: &Heads, tables: &T, config: &Config) -> Verdict 
         }
         return Verdict::NotOurs;
     }
+    // Asked first, since it is so of most datagrams. Also a SYN: on the tuple of a flow of the pod it begins nothing,
+    // whoever sends it.
+    if tables.flow_known(&answer) {
+        return Verdict::NotOurs;
+    }
     // Another node's own address counts as outside: the answer must not be marked 1008, which would change its source.
     let from_here = tables.node(&heads.tuple.saddr).is_some_and(|node| node.place() == NodePlace::Own);
     if from_here || tables.prefix(&heads.tuple.saddr).is_some() {
@@ -45,8 +50,7 @@ pub fn notice<T: Tables>(heads: &Heads, tables: &T, config: &Config) -> Verdict 
     if tables.inbound_heard(&answer, heads.tcp_flags) {
         return Verdict::NotOurs;
     }
-    // Also a SYN: on the tuple of a flow of the pod it begins nothing, whoever sends it.
-    if tables.flow_known(&answer) || (heads.l4 != L4::Tcp && tables.datagram_seen(&answer)) {
+    if heads.l4 != L4::Tcp && tables.datagram_seen(&answer) {
         return Verdict::NotOurs;
     }
     // Nothing selects the pod yet: what it is remembered for may never come. So it leaves room for those where it has.

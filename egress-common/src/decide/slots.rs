@@ -101,14 +101,8 @@ fn begin<'t, T: Tables>(
     }
     let index = pick(&heads.tuple, policy.count());
     let slot = &policy.slots[(index & SLOT_MASK) as usize];
-    let flow = Flow {
-        address: slot.address,
-        egress_id,
-        slot: index,
-        last_seen_ns: tables.now_ns(),
-        state: phase::own(0, heads.tcp_flags, Direction::Egress),
-        reserved: 0,
-    };
+    let state = phase::own(0, heads.tcp_flags, Direction::Egress);
+    let flow = Flow::new(slot.address, egress_id, index, state, tables.now_ns());
     if overwrite {
         return if tables.put_flow(&heads.tuple, &flow) { Ok(slot) } else { Err(Verdict::MapFull) };
     }

@@ -6,7 +6,7 @@
 
 use super::{Tables, fragments, notice, slots};
 use crate::abi::{Config, NodePlace, OnUnknownPod, PrefixKind, Slot, Verdict};
-use crate::wire::{Heads, L4, tcp};
+use crate::wire::{Fragment, Heads, L4, tcp};
 
 /// What to do with the packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,6 +26,10 @@ pub enum Steer<'t> {
 /// Out of line, because in the programs its frame would crowd what follows it.
 #[inline(never)]
 pub fn steer<'t, T: Tables>(heads: &mut Heads, tables: &'t T, config: &Config) -> Steer<'t> {
+    if let Some((egress_id, slot)) = settled(heads, tables, config) {
+        return Steer::Send { egress_id, slot };
+    }
+    let decisions = tables.decisions();
     // 0. Nobody behind the management port sends overlay packets, whatever source it claims.
     if heads.may_be_udp_to(config.tunnel_port) && tables.node(&heads.tuple.daddr).is_some() {
         return Steer::Done(Verdict::ForgedTunnel);
@@ -86,7 +90,12 @@ pub fn steer<'t, T: Tables>(heads: &mut Heads, tables: &'t T, config: &Config) -
     match slots::of_flow(heads, tables, egress_id) {
         // The stack says Time Exceeded; it does not forward such a packet.
         Ok(_) if heads.ttl <= 1 => Steer::Done(Verdict::TtlExpired),
-        Ok(slot) => Steer::Send { egress_id, slot },
+        Ok(slot) => {
+            if decisions != 0 {
+                tables.settle_flow(&heads.tuple, slot, decisions);
+            }
+            Steer::Send { egress_id, slot }
+        }
         Err(verdict) => {
             if verdict == Verdict::NodeAddress {
                 // The stack, or `leave` behind it, gives it the node's address.
@@ -103,6 +112,28 @@ fn note_own_datagram<T: Tables>(heads: &Heads, tables: &T) {
     if heads.l4 != L4::Tcp && heads.has_l4() {
         tables.note_datagram(&heads.tuple);
     }
+}
+
+/// The packet's flow, where its questions were asked before and nothing that they ask has changed since. Of the answers
+/// that do not come from the agent, one could change: that a connection came in on this tuple (4). It cannot begin while
+/// the flow is there (`notice`), and a SYN of the pod, which would end it, is always asked.
+#[inline(always)]
+fn settled<'t, T: Tables>(heads: &Heads, tables: &'t T, config: &Config) -> Option<(u32, &'t Slot)> {
+    let is_plain = heads.fragment == Fragment::Whole && heads.ttl > 1;
+    let may_be = match heads.l4 {
+        L4::Tcp => heads.tcp_flags & tcp::SYN == 0,
+        L4::Udp => heads.tuple.dport() as u32 != config.tunnel_port,
+        L4::EchoRequest => true,
+        _ => false,
+    };
+    if config.decisions == 0 || !is_plain || !may_be {
+        return None;
+    }
+    // Asked of the pod, not of the flow: an entry that is removed and used again just now may be another object's. Whoever
+    // sends the packet on compares the slot with what the object owns.
+    let egress_id = tables.pod(&heads.tuple.saddr).and_then(|pod| pod.egress_id())?;
+    let flow = tables.flow_seen(&heads.tuple, heads.tcp_flags)?;
+    (flow.decided == config.decisions && flow.egress_id == egress_id).then_some((egress_id, &flow.settled))
 }
 
 #[inline(always)]
@@ -140,5 +171,7 @@ fn is_answer<T: Tables>(heads: &Heads, tables: &T) -> bool {
     }
 }
 
+#[cfg(test)]
+mod settled;
 #[cfg(test)]
 mod tests;

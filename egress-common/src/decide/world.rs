@@ -123,7 +123,7 @@ impl World {
     }
 
     pub(crate) fn remember_flow(&self, tuple: &Tuple, address: Addr, egress_id: u32) {
-        let flow = Flow { address, egress_id, slot: 0, last_seen_ns: 0, state: 0, reserved: 0 };
+        let flow = Flow::new(address, egress_id, 0, 0, 0);
         self.flows.borrow_mut().insert(*tuple, flow);
     }
 
@@ -284,6 +284,14 @@ impl Tables for World {
         }
         self.flows.borrow_mut().insert(*tuple, *flow);
         Claim::Claimed
+    }
+    fn decisions(&self) -> u32 {
+        self.config.get().decisions
+    }
+    fn settle_flow(&self, tuple: &Tuple, slot: &Slot, decisions: u32) {
+        if let Some(flow) = self.flows.borrow_mut().get_mut(tuple) {
+            (flow.settled, flow.decided) = (*slot, decisions);
+        }
     }
     fn set_flow_slot(&self, tuple: &Tuple, slot: u32) {
         if let Some(flow) = self.flows.borrow_mut().get_mut(tuple) {

@@ -64,6 +64,7 @@ pub mod l4 {
     pub const DPORT: usize = 2;
     pub const TCP_OFFSET_FLAGS: usize = 12;
     pub const TCP_CHECKSUM: usize = 16;
+    pub const UDP_LENGTH: usize = 4;
     pub const UDP_CHECKSUM: usize = 6;
     pub const ICMP_CHECKSUM: usize = 2;
     /// Identifier of an echo message.

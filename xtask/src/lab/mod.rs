@@ -52,7 +52,7 @@ pub(crate) use builder::{LabBuilder, PodSpec};
 pub(crate) use hold::{LabArgs, run};
 use ledger::Ledger;
 pub(crate) use netns::Netns;
-pub(crate) use quirks::Quirks;
+pub(crate) use quirks::{Quirks, ReversePath};
 pub(crate) use signals::{wait_for_signal, yield_to_signal};
 use topology::World;
 pub(crate) use topology::{EXT_LAN, MANAGEMENT, POD_INTERFACE, SECOND_UPLINK, UPLINK};

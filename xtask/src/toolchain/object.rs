@@ -38,6 +38,8 @@ pub(super) fn build(
     }
     run(&mut command).context("build egress-ebpf")?;
     check(&built)?;
+    // The benchmark's, beside it.
+    fs::copy(built.with_file_name("egress-rig"), paths.rig()).context("copy the benchmark's object")?;
     let object = paths.object();
     let old = modified(&object) < modified(&built) || size(&object) == 0;
     if old && publish(&built, &object)? {

@@ -47,6 +47,11 @@ impl Paths {
         self.target.join("kernels")
     }
 
+    /// The object that the benchmark runs programs with.
+    pub(crate) fn rig(&self) -> PathBuf {
+        self.target.join("bpf/egress-rig.o")
+    }
+
     /// The folder for the logs of tests of this kind.
     pub(crate) fn test_logs(&self) -> PathBuf {
         self.target.join("test-logs")

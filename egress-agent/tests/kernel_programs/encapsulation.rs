@@ -1,0 +1,366 @@
+//! The overlay in the programs: what leaves with its outer headers on, and what arrives with them, over both underlays.
+//!
+//! The first packet to a node goes by the device, whose stack resolves the neighbour; the next hop is kept per CPU, so
+//! these tests stay on one.
+
+use std::net::IpAddr;
+
+use egress_common::abi::{NodeEntry, NodePlace, Policy, PolicyKey, Slot, Verdict, WhenEmpty};
+use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
+use nix::unistd::Pid;
+
+use crate::cast::{Cast, V4, V6, addr};
+use crate::frames::{Body, L3, Packet, SYN, checksum, ip, packet};
+use crate::stage::{
+    ENTER, LEAVE, MGMT_MAC, POD_MAC, REDIRECT, ROUTER_MAC, Ran, Run, STEER, Stage, UPLINK_MAC, batch, on_stage,
+};
+
+const SECRET: [u8; 6] = [2, 0xab, 0xcd, 0xef, 1, 2];
+const OTHERS_SECRET: [u8; 6] = [2, 0x11, 0x22, 0x33, 4, 5];
+const DEVICE_MAC: [u8; 6] = [0x02, 0xe6, 0x7e, 0x55, 0x00, 0x01];
+const OTHER_NODE_MAC: [u8; 6] = [2, 0, 0, 0, 1, 3];
+const PORT: u16 = 4794;
+const ECT0: u8 = 2;
+const EXPERIENCED: u8 = 3;
+
+/// Runs a test for both families on both underlays, each underlay on a stage of its own.
+fn everywhere(test: impl Fn(&mut Stage, &Cast, &Cast) + Send + Copy + 'static) {
+    for underlay in [V4, V6] {
+        on_stage(move |mut stage| {
+            stay_on_one_cpu();
+            batch("neigh replace fd00:172:18::3 lladdr 02:00:00:00:01:03 dev breth0 nud permanent\n");
+            settle(&mut stage, &underlay);
+            for cast in [V4, V6] {
+                test(&mut stage, &cast, &underlay);
+            }
+        });
+    }
+}
+
+fn stay_on_one_cpu() {
+    let this = Pid::from_raw(0);
+    let allowed = sched_getaffinity(this).expect("which CPUs there are");
+    let mut one = CpuSet::new();
+    let first = (0..CpuSet::count()).find(|cpu| allowed.is_set(*cpu) == Ok(true)).expect("a CPU");
+    one.set(first).expect("a CPU");
+    sched_setaffinity(this, &one).expect("stay there");
+}
+
+/// Both nodes' tunnel endpoints are of the underlay's family.
+fn settle(stage: &mut Stage, underlay: &Cast) {
+    configure(stage, underlay);
+    let (own, other) = (addr(underlay.node), addr(underlay.other_node));
+    for cast in [V4, V6] {
+        for (at, place, of) in [
+            (cast.node, NodePlace::Own, own),
+            (cast.mgmt, NodePlace::Own, own),
+            (cast.other_node, NodePlace::Other, other),
+        ] {
+            stage.nodes.insert(addr(at), NodeEntry::new(place, of), 0).expect("a node");
+        }
+        let slot = Slot::remote(addr(cast.away_egress), other);
+        let policy = Policy::with_slots(WhenEmpty::Drop, &[slot]).expect("few slots");
+        stage.policy.insert(PolicyKey::new(cast.away, cast.family), policy, 0).expect("a policy");
+        stage.move_subnets(&cast, own, other);
+    }
+}
+
+fn configure(stage: &mut Stage, underlay: &Cast) {
+    stage.configure(|config| {
+        config.self_node = addr(underlay.node);
+        config.overlay_secret = SECRET;
+        config.overlay_mtu = if underlay.node.contains(':') { 1430 } else { 1450 };
+    });
+}
+
+/// What is around an inner packet.
+#[derive(Clone, Copy)]
+struct Around<'a> {
+    from: &'a str,
+    to: &'a str,
+    sport: u16,
+    egress_id: u32,
+    ecn: u8,
+    link_source: [u8; 6],
+}
+
+impl Around<'_> {
+    /// The whole frame; identification zero, don't fragment, no UDP checksum.
+    fn frame(&self, inner: &Packet) -> Vec<u8> {
+        let inner = inner.clone().macs(DEVICE_MAC, self.link_source).frame();
+        let data = 8 + inner.len();
+        let mut outer = packet(self.from, self.to, self.sport, PORT).body(Body::UdpUnsummed);
+        outer = outer.macs(UPLINK_MAC, OTHER_NODE_MAC).with(|packet| packet.data = data);
+        let mut frame = outer.frame();
+        let at = frame.len() - data;
+        let head = [[8, 0, 0, 0], (self.egress_id << 8).to_be_bytes()].concat();
+        frame.splice(at.., [head, inner].concat());
+        if ip(self.from).is_ipv4() {
+            frame[L3 + 1] = self.ecn;
+            frame[L3 + 4..L3 + 6].copy_from_slice(&[0, 0]);
+            seal(&mut frame);
+        } else {
+            frame[L3 + 1] = self.ecn << 4;
+        }
+        frame
+    }
+}
+
+/// Makes the checksum of an outer IPv4 header right again.
+fn seal(frame: &mut [u8]) {
+    frame[L3 + 10..L3 + 12].copy_from_slice(&[0, 0]);
+    let sum = checksum(&frame[L3..L3 + 20]);
+    frame[L3 + 10..L3 + 12].copy_from_slice(&sum.to_be_bytes());
+}
+
+/// From this node to the other, with the source port that the program chose.
+fn sent(underlay: &Cast, egress_id: u32, inner: &Packet, seen: &[u8]) -> Vec<u8> {
+    let at = if ip(underlay.node).is_ipv4() { 34 } else { 54 };
+    let sport = u16::from_be_bytes([seen[at], seen[at + 1]]);
+    assert!(sport >= 0xc000, "a source port of the range for it: {sport}");
+    let (from, to) = (underlay.node, underlay.other_node);
+    let mut frame = Around { from, to, sport, egress_id, ecn: 0, link_source: SECRET }.frame(inner);
+    frame[..12].copy_from_slice(&[OTHER_NODE_MAC, UPLINK_MAC].concat());
+    frame
+}
+
+/// Runs it until the program has put it into the overlay. A kept next hop ends after a second, and the packet that finds
+/// it ended goes by the device.
+fn put(stage: &mut Stage, run: &Run, frame: &[u8], verdict: Verdict) -> Ran {
+    for _ in 0..5 {
+        let ran = stage.run_frame(run, frame, verdict);
+        if ran.frame.len() > frame.len() {
+            return ran;
+        }
+    }
+    panic!("it goes by the device every time");
+}
+
+fn arrived<'a>(underlay: &Cast, egress_id: u32) -> Around<'a> {
+    let (from, to) = (underlay.other_node, underlay.node);
+    Around { from, to, sport: 50_000, egress_id, ecn: 0, link_source: OTHERS_SECRET }
+}
+
+fn from_remote(cast: &Cast) -> Packet {
+    packet(cast.remote_pod, cast.world, 4000, 80)
+}
+
+#[test]
+fn what_is_plain_leaves_with_its_outer_headers_on() {
+    everywhere(|stage, cast, underlay| {
+        let mut ports = std::collections::BTreeSet::new();
+        configure(stage, underlay);
+        for (port, body) in
+            (4000..4020).zip([Body::Udp, Body::UdpUnsummed, Body::Tcp(SYN), Body::EchoRequest].iter().cycle())
+        {
+            let out = packet(cast.away_pod, cast.world, port, 80).body(*body);
+            let first = stage.run_frame(&STEER, &out.frame(), Verdict::Steered);
+            let ran = put(stage, &STEER, &out.frame(), Verdict::Steered);
+            let expected = sent(underlay, cast.away, &out.clone().hop(), &ran.frame);
+            assert!(ran.frame == expected && ran.action == REDIRECT, "{ran:02x?}\n{expected:02x?}");
+            let by_device = out.clone().hop().frame();
+            assert!(
+                first.frame == by_device || first.frame == ran.frame,
+                "the first may go by the device: {first:02x?}"
+            );
+            ports.insert(ran.frame[ran.frame.len() - out.frame().len() - 16..][..2].to_vec());
+            // The guard knows it.
+            let passed = stage.run_frame(&LEAVE, &ran.frame, Verdict::NotOurs);
+            assert_eq!((passed.action, passed.frame), (-1, ran.frame));
+        }
+        assert!(ports.len() > 10, "flows differ by their source ports: {ports:?}");
+    });
+}
+
+#[test]
+fn replies_leave_for_their_node_likewise() {
+    everywhere(|stage, cast, underlay| {
+        configure(stage, underlay);
+        let inner = from_remote(cast);
+        let around = arrived(underlay, cast.here);
+        stage.run_frame(&ENTER, &around.frame(&inner), Verdict::SnatForNode);
+        let reply = packet(cast.world, cast.egress, 80, 4000).macs(UPLINK_MAC, ROUTER_MAC);
+        let ran = put(stage, &ENTER, &reply.frame(), Verdict::ReplySteered);
+        let expected = sent(underlay, cast.here, &reply.dnat(cast.remote_pod, 4000).hop(), &ran.frame);
+        assert!(ran.frame == expected && ran.action == REDIRECT, "{ran:02x?}\n{expected:02x?}");
+    });
+}
+
+#[test]
+fn congestion_bits_are_copied_outside() {
+    everywhere(|stage, cast, underlay| {
+        configure(stage, underlay);
+        let out = packet(cast.away_pod, cast.world, 4100, 80);
+        let mut frame = out.frame();
+        if ip(cast.away_pod).is_ipv4() {
+            frame[L3 + 1] = ECT0;
+            seal(&mut frame);
+        } else {
+            frame[L3 + 1] = ECT0 << 4;
+        }
+        let ran = put(stage, &STEER, &frame, Verdict::Steered);
+        let outside = if ip(underlay.node).is_ipv4() { ran.frame[L3 + 1] } else { ran.frame[L3 + 1] >> 4 };
+        assert_eq!(outside, ECT0);
+    });
+}
+
+#[test]
+fn what_does_not_fit_goes_by_the_device() {
+    everywhere(|stage, cast, underlay| {
+        configure(stage, underlay);
+        let out = packet(cast.away_pod, cast.world, 4200, 80).with(|packet| packet.data = 1300);
+        for _ in 0..2 {
+            stage.run_frame(&STEER, &out.frame(), Verdict::Steered);
+        }
+        stage.configure(|config| {
+            config.self_node = addr(underlay.node);
+            config.overlay_secret = SECRET;
+            config.uplink_mtu = 1300;
+            config.route_generation = 2;
+        });
+        for _ in 0..2 {
+            let ran = stage.run_frame(&STEER, &out.frame(), Verdict::Steered);
+            assert_eq!(ran.frame, out.clone().hop().frame());
+        }
+    });
+}
+
+#[test]
+fn only_what_bears_the_secret_inside_was_made_here() {
+    everywhere(|stage, cast, underlay| {
+        configure(stage, underlay);
+        let (from, to) = (underlay.node, underlay.other_node);
+        let own = Around { from, to, sport: 50_000, egress_id: 1, ecn: 0, link_source: SECRET };
+        stage.run_frame(&LEAVE, &own.frame(&from_remote(cast)), Verdict::NotOurs);
+        let forged = [
+            Around { link_source: OTHERS_SECRET, ..own },
+            Around { link_source: [0; 6], ..own },
+            Around { from: underlay.mgmt, ..own },
+        ];
+        for around in forged {
+            stage.run_frame(&LEAVE, &around.frame(&from_remote(cast)), Verdict::ForgedTunnel);
+        }
+        let short = packet(from, to, 50_000, PORT).with(|packet| packet.data = 12);
+        stage.run_frame(&LEAVE, &short.frame(), Verdict::ForgedTunnel);
+        stage.configure(|config| config.self_node = addr(underlay.node));
+        let no_secret = Around { link_source: [0; 6], ..own };
+        stage.run_frame(&LEAVE, &no_secret.frame(&from_remote(cast)), Verdict::ForgedTunnel);
+    });
+}
+
+#[test]
+fn what_arrives_plain_is_taken_out() {
+    everywhere(|stage, cast, underlay| {
+        configure(stage, underlay);
+        for (port, body) in (4300..).zip([Body::Udp, Body::Tcp(SYN), Body::EchoRequest]) {
+            let inner = from_remote(cast).body(body).with(|packet| packet.sport = port);
+            let frame = arrived(underlay, cast.here).frame(&inner);
+            stage.run_frame(&ENTER, &frame, Verdict::SnatForNode);
+            let mut ran = stage.run_frame(&ENTER, &frame, Verdict::SnatForNode);
+            if ran.frame[..6] != ROUTER_MAC {
+                ran = stage.run_frame(&ENTER, &frame, Verdict::SnatForNode);
+            }
+            let expected = inner.snat(cast.egress, port).macs(ROUTER_MAC, UPLINK_MAC);
+            assert_eq!(ran.frame, expected.frame(), "{inner:?}");
+            assert_eq!(ran.action, REDIRECT);
+        }
+        let reply = packet(cast.world, cast.pod, 80, 4000).tcp(SYN);
+        let frame = arrived(underlay, cast.away).frame(&reply);
+        stage.run_frame(&ENTER, &frame, Verdict::ReplyDelivered);
+        let mut ran = stage.run_frame(&ENTER, &frame, Verdict::ReplyDelivered);
+        if ran.frame[..12] != [POD_MAC, MGMT_MAC].concat() {
+            // The kept next hop has just ended.
+            ran = stage.run_frame(&ENTER, &frame, Verdict::ReplyDelivered);
+        }
+        assert_eq!(ran.frame[L3..], reply.frame()[L3..]);
+        assert_eq!(ran.frame[..12], [POD_MAC, MGMT_MAC].concat());
+    });
+}
+
+#[test]
+fn forged_packets_are_dropped_by_name() {
+    everywhere(|stage, cast, underlay| {
+        configure(stage, underlay);
+        let inner = from_remote(cast);
+        let stranger = if ip(underlay.node).is_ipv4() { "172.18.0.77" } else { "fd00:172:18::77" };
+        let from = underlay.other_node;
+        for (from, id, inner, verdict) in [
+            (stranger, cast.here, inner.clone(), Verdict::ForgedOuter),
+            (underlay.node, cast.here, inner.clone(), Verdict::ForgedOuter),
+            (stranger, cast.here, packet(cast.world, cast.pod, 80, 4000), Verdict::ForgedOuter),
+            (from, cast.here, packet(cast.pod, cast.world, 1, 2), Verdict::ForgedInner),
+            (from, cast.here, packet(cast.world, cast.world, 1, 2), Verdict::ForgedInner),
+            (from, cast.away, inner.clone(), Verdict::NotGateway),
+            (from, 0, inner.clone(), Verdict::NotGateway),
+            (from, cast.here, packet(cast.remote_pod, cast.nowhere, 1, 2), Verdict::NoRoute),
+        ] {
+            let frame = Around { from, ..arrived(underlay, id) }.frame(&inner);
+            let ran = stage.run_frame(&ENTER, &frame, verdict);
+            assert_eq!(ran.action, 2, "{from} {id} {inner:?}");
+        }
+    });
+}
+
+#[test]
+fn what_is_not_plain_is_left_to_the_device_as_it_came() {
+    everywhere(|stage, cast, underlay| {
+        configure(stage, underlay);
+        let around = arrived(underlay, cast.here);
+        let good = around.frame(&from_remote(cast));
+        let v4 = ip(underlay.node).is_ipv4();
+        let udp = if v4 { 34 } else { 54 };
+        let changed = |change: &dyn Fn(&mut Vec<u8>)| {
+            let mut frame = good.clone();
+            change(&mut frame);
+            if v4 {
+                seal(&mut frame);
+            }
+            frame
+        };
+        let mut frames = vec![
+            ("marked by congestion", Around { ecn: EXPERIENCED, ..around }.frame(&from_remote(cast))),
+            ("for another address", Around { to: underlay.mgmt, ..around }.frame(&from_remote(cast))),
+            ("with a checksum", changed(&|frame| frame[udp + 7] = 1)),
+            ("to another port", changed(&|frame| frame[udp + 3] ^= 1)),
+            ("with another flag", changed(&|frame| frame[udp + 8] = 0x0c)),
+            ("without the flag", changed(&|frame| frame[udp + 8] = 0)),
+            ("with a reserved byte", changed(&|frame| frame[udp + 15] = 1)),
+            ("with bytes behind it", changed(&|frame| frame.extend([0; 4]))),
+            ("with something else inside", changed(&|frame| frame[udp + 28] = 0x88)),
+        ];
+        if v4 {
+            frames.push(("a fragment", changed(&|frame| frame[L3 + 6] = 0x20)));
+            let mut broken = good.clone();
+            broken[L3 + 10] ^= 1;
+            frames.push(("with a broken header", broken));
+        }
+        for (what, frame) in frames {
+            let ran = stage.run_frame(&ENTER, &frame, Verdict::NotOurs);
+            assert_eq!((ran.action, ran.frame), (-1, frame), "{what}");
+        }
+        stage.configure(|config| config.self_node = addr(underlay.node));
+        let ran = stage.run_frame(&ENTER, &good, Verdict::NotOurs);
+        assert_eq!(ran.frame, good, "the programs are told to leave the overlay alone");
+    });
+}
+
+#[test]
+fn a_remote_pod_is_told_what_the_uplink_takes() {
+    everywhere(|stage, cast, underlay| {
+        stage.configure(|config| {
+            config.self_node = addr(underlay.node);
+            config.overlay_secret = SECRET;
+            config.uplink_mtu = 1200;
+            config.route_generation = 3;
+        });
+        let large = from_remote(cast).with(|packet| packet.data = 1250);
+        let ran = stage.run_frame(&ENTER, &arrived(underlay, cast.here).frame(&large), Verdict::MtuAnswered);
+        assert_eq!(ran.action, REDIRECT);
+        let is_v4 = matches!(ip(cast.pod), IpAddr::V4(_));
+        assert_eq!(
+            ran.frame[if is_v4 { 23 } else { 20 }],
+            if is_v4 { 1 } else { 58 },
+            "an ICMP message, for the device"
+        );
+    });
+}

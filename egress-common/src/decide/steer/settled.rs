@@ -1,0 +1,98 @@
+//! Flows whose questions are not asked again, and when they are.
+
+use super::*;
+use crate::abi::{Addr, Config, PodEntry, WhenEmpty};
+use crate::decide::cast::{Cast, ID, OTHER_NODE, both};
+use crate::decide::packets::{Packet, packet};
+use crate::decide::world::{World, addr};
+
+fn decided(world: &World, decisions: u32) -> Config {
+    let mut config = world.config.get();
+    config.decisions = decisions;
+    world.config.set(config);
+    config
+}
+
+fn asked<'t>(world: &'t World, packet: &Packet) -> Steer<'t> {
+    steer(&mut packet.heads(), world, &world.config.get())
+}
+
+fn address(answer: &Steer<'_>) -> Option<Addr> {
+    match answer {
+        Steer::Send { slot, .. } => Some(slot.address),
+        _ => None,
+    }
+}
+
+fn out(cast: &Cast) -> Packet {
+    packet(cast.pod, cast.world, 4000, 80).tcp(tcp::ACK)
+}
+
+#[test]
+fn nothing_is_asked_until_a_decision_changes() {
+    both(|cast, world| {
+        decided(world, 1);
+        let syn = packet(cast.pod, cast.world, 4000, 80).tcp(tcp::SYN);
+        let first = address(&asked(world, &syn));
+        assert!(first.is_some());
+        // A change that nobody has announced.
+        world.set_policy(ID, WhenEmpty::Drop, &[]);
+        assert_eq!(address(&asked(world, &out(cast))), first, "as it was decided");
+        decided(world, 2);
+        let verdict = asked(world, &out(cast));
+        assert!(matches!(verdict, Steer::Done(Verdict::NoGateway)), "{verdict:?}");
+    });
+}
+
+#[test]
+fn a_flow_follows_its_address_once_that_is_announced() {
+    both(|cast, world| {
+        decided(world, 1);
+        asked(world, &packet(cast.pod, cast.world, 4000, 80).tcp(tcp::SYN));
+        let moved = Slot::remote(addr(cast.egress), addr(OTHER_NODE));
+        world.set_policy(ID, WhenEmpty::Drop, &[moved]);
+        decided(world, 2);
+        for _ in 0..2 {
+            let Steer::Send { slot, .. } = asked(world, &out(cast)) else { panic!("not sent") };
+            assert_eq!(*slot, moved, "also when it is kept");
+        }
+    });
+}
+
+#[test]
+fn a_pod_that_is_no_longer_selected_is_seen_without_announcement() {
+    both(|cast, world| {
+        decided(world, 1);
+        asked(world, &packet(cast.pod, cast.world, 4000, 80).tcp(tcp::SYN));
+        world.add_pod(cast.pod, PodEntry::known());
+        assert_eq!(asked(world, &out(cast)), Steer::Done(Verdict::NotSelected));
+        world.add_pod(cast.pod, PodEntry::selected(ID + 5, 0));
+        assert_eq!(asked(world, &out(cast)), Steer::Done(Verdict::NoPolicy), "another object's");
+    });
+}
+
+#[test]
+fn what_may_be_answered_otherwise_is_asked_every_time() {
+    both(|cast, world| {
+        decided(world, 1);
+        let udp = packet(cast.pod, cast.world, 4000, 80);
+        assert!(address(&asked(world, &udp)).is_some());
+        assert_eq!(asked(world, &udp.clone().ttl(1)), Steer::Done(Verdict::TtlExpired));
+        let answer = packet(cast.pod, cast.world, 4000, 80).tcp(tcp::SYN | tcp::ACK);
+        assert_eq!(asked(world, &answer), Steer::Done(Verdict::InboundReply));
+        let tunnel = world.config.get().tunnel_port as u16;
+        let forged = packet(cast.pod, cast.other_node, 4000, tunnel);
+        for _ in 0..2 {
+            assert_eq!(asked(world, &forged), Steer::Done(Verdict::ForgedTunnel));
+        }
+    });
+}
+
+#[test]
+fn without_a_number_nothing_is_kept() {
+    both(|cast, world| {
+        asked(world, &packet(cast.pod, cast.world, 4000, 80).tcp(tcp::SYN));
+        world.set_policy(ID, WhenEmpty::Drop, &[]);
+        assert_eq!(asked(world, &out(cast)), Steer::Done(Verdict::NoGateway));
+    });
+}

@@ -1,0 +1,331 @@
+//! The overlay: packets put into it and taken out of it, by the device or by the program itself.
+//!
+//! The device `egress0` is always there and does both for any packet. The program does the same work faster for the
+//! plain ones, and leaves to the device what it would have to know more about:
+//!
+//! - **out**: where the next hop to the other node is settled and the outer packet fits. Segments of a GSO packet are cut
+//!   behind us: `BPF_F_ADJ_ROOM_FIXED_GSO` keeps their size, which the caller has compared with the way's MTU.
+//! - **in**: whole packets to the tunnel port from the tunnel endpoint's address to ours, without IP options, without an
+//!   outer UDP checksum (ours have none; another's is for the stack to verify), with a right outer header checksum, no
+//!   congestion mark (RFC 6040 has the inner packet changed then) and no GSO (taking headers off would leave its type as
+//!   that of a tunnelled packet). Who sent it and what is inside is asked by `accept` afterwards, as behind the device.
+//!
+//! A packet that the program has put into the overlay came in by another device, as a pod's would that some rule has sent
+//! on to a node's tunnel port. The uplink's guard tells them apart by the link address inside
+//! ([`Config::overlay_secret`]).
+#![expect(unsafe_code, reason = "helper calls on the packet's context")]
+
+use core::mem;
+
+use aya_ebpf::bindings::{BPF_F_DONT_FRAGMENT, BPF_F_TUNINFO_IPV6, BPF_F_ZERO_CSUM_TX, bpf_tunnel_key as TunnelKey};
+use aya_ebpf::helpers::generated::{bpf_skb_get_tunnel_key, bpf_skb_set_tunnel_key};
+use egress_common::abi::{Addr, Config, Family, Verdict};
+use egress_common::decide::accept::Outer;
+use egress_common::wire::{
+    ETH_LEN, Fragment, Frame, Heads, IPV4_LEN, IPV6_LEN, L3, L4, csum, ethertype, ipv4, ipv6, l4,
+};
+
+use crate::packet::Packet;
+use crate::roads::Run;
+use crate::room::Room;
+use crate::way::{self, Journey, Way};
+use crate::ways;
+
+const UDP_LEN: usize = 8;
+const VXLAN_LEN: usize = 8;
+/// UDP, VXLAN and the inner link header.
+const BEHIND_IP: usize = UDP_LEN + VXLAN_LEN + ETH_LEN;
+/// Link address of the overlay device, the same on every node.
+const DEVICE_MAC: [u8; 6] = [0x02, 0xe6, 0x7e, 0x55, 0x00, 0x01];
+/// The network identifier is valid, and nothing else is said (RFC 7348 section 5).
+const VXLAN_FLAGS: u32 = 0x0800_0000;
+const TTL: u8 = 64;
+const PROTO_UDP: u8 = 17;
+/// The two bits of congestion notification, and the value that says "experienced" (RFC 3168 section 5).
+const ECN: u8 = 3;
+
+/// Puts the packet into the overlay towards a node, from this node's tunnel endpoint: no other is accepted there. With
+/// `whole` the outer packet may not be fragmented.
+#[inline(always)]
+pub fn encapsulate(run: &Run<'_>, endpoint: &Addr, egress_id: u32, whole: bool, way: &mut Way) -> Result<i32, Verdict> {
+    run.packet.strip();
+    if whole && run.config.is_overlay_in_program() && is_settled(run, endpoint, way) && make_room(run, endpoint) {
+        return sent(put(run, endpoint, egress_id, way));
+    }
+    sent(by_device(run, endpoint, egress_id, whole))
+}
+
+/// Out-of-line functions return a reason or none, which is one register.
+#[inline(always)]
+pub fn sent(refused: Option<Verdict>) -> Result<i32, Verdict> {
+    match refused {
+        None => Ok(way::TC_ACT_REDIRECT),
+        Some(verdict) => Err(verdict),
+    }
+}
+
+/// Settles the way to a node by the uplink; false where the device is to take the packet: the way is not known, or too
+/// narrow, or has just been looked up. The stack resolves the neighbour for the device's packet and keeps it fresh.
+#[inline(always)]
+fn is_settled(run: &Run<'_>, endpoint: &Addr, way: &mut Way) -> bool {
+    let journey = Journey {
+        saddr: &run.config.self_node,
+        daddr: endpoint,
+        ifindex: run.config.uplink_ifindex,
+        device_mtu: run.config.uplink_mtu,
+        kept: ways::kept_hop(endpoint),
+        by_mapping: false,
+    };
+    if way::settle(run, &journey, way).is_some() || way.resolve {
+        return false;
+    }
+    let added = overhead(endpoint.family()) as u32;
+    run.wire_length() + added <= way.mtu && run.packet.len() as u32 + added <= 0xffff
+}
+
+#[inline(always)]
+const fn overhead(underlay: Family) -> usize {
+    BEHIND_IP
+        + match underlay {
+            Family::V4 => IPV4_LEN,
+            Family::V6 => IPV6_LEN,
+        }
+}
+
+/// Makes room for the headers; false where the kernel does not, and the packet is as it was.
+#[inline(always)]
+fn make_room(run: &Run<'_>, endpoint: &Addr) -> bool {
+    let underlay = endpoint.family();
+    let room = match underlay {
+        Family::V4 => Room::EncapsulateV4,
+        Family::V6 => Room::EncapsulateV6,
+    };
+    run.packet.change_room(overhead(underlay) as i32, room).is_some()
+}
+
+/// Writes the headers into the room that was made for them.
+#[inline(never)]
+fn put(run: &Run<'_>, endpoint: &Addr, egress_id: u32, way: &Way) -> Option<Verdict> {
+    let underlay = endpoint.family();
+    let Some(ecn) = ecn_of(run.packet, L3 + overhead(underlay), run.heads.family) else {
+        return Some(Verdict::EncapFailed);
+    };
+    let written = match underlay {
+        Family::V4 => write_v4(run, endpoint, ecn, way),
+        Family::V6 => write_v6(run, endpoint, ecn, way),
+    };
+    let written = written.and_then(|at| write_vxlan(run, at, egress_id)).is_some();
+    (!written || way::redirect(way.ifindex).is_err()).then_some(Verdict::EncapFailed)
+}
+
+/// Of the IP header at `at`.
+#[inline(always)]
+fn ecn_of(packet: Packet, at: usize, family: Family) -> Option<u8> {
+    let [first, second] = packet.load(at)?;
+    Some(ECN & if family == Family::V4 { second } else { (first & 0xf) << 4 | second >> 4 })
+}
+
+#[inline(always)]
+fn write_v4(run: &Run<'_>, endpoint: &Addr, ecn: u8, way: &Way) -> Option<usize> {
+    let Run { packet, config, .. } = *run;
+    let total = (packet.len() - L3) as u16;
+    let (from, to) = (config.self_node.words()[3].to_ne_bytes(), endpoint.words()[3].to_ne_bytes());
+    let [high, low] = total.to_be_bytes();
+    let mut head = [
+        0x45, ecn, high, low, 0, 0, 0x40, 0, TTL, PROTO_UDP, 0, 0, from[0], from[1], from[2], from[3], to[0], to[1],
+        to[2], to[3],
+    ];
+    let [high, low] = csum::header(&head).to_ne_bytes();
+    (head[ipv4::CHECKSUM], head[ipv4::CHECKSUM + 1]) = (high, low);
+    packet.set_macs(way.dmac, way.smac)?;
+    packet.store(ETH_LEN - 2, ethertype::IPV4.to_be_bytes())?;
+    packet.store(L3, head)?;
+    Some(L3 + IPV4_LEN)
+}
+
+#[inline(always)]
+fn write_v6(run: &Run<'_>, endpoint: &Addr, ecn: u8, way: &Way) -> Option<usize> {
+    let Run { packet, config, .. } = *run;
+    let payload = (packet.len() - L3 - IPV6_LEN) as u16;
+    packet.set_macs(way.dmac, way.smac)?;
+    packet.store(ETH_LEN - 2, ethertype::IPV6.to_be_bytes())?;
+    let [high, low] = payload.to_be_bytes();
+    packet.store(L3, [0x60, ecn << 4, 0, 0, high, low, PROTO_UDP, TTL])?;
+    packet.store(L3 + ipv6::SADDR, config.self_node.octets())?;
+    packet.store(L3 + ipv6::DADDR, endpoint.octets())?;
+    Some(L3 + IPV6_LEN)
+}
+
+/// UDP, VXLAN and the inner link header, at `at`.
+#[inline(always)]
+fn write_vxlan(run: &Run<'_>, at: usize, egress_id: u32) -> Option<()> {
+    let Run { packet, config, heads } = *run;
+    let udp_length = (packet.len() - at) as u16;
+    packet.store(at + l4::SPORT, entropy(heads).to_be_bytes())?;
+    packet.store(at + l4::DPORT, (config.tunnel_port as u16).to_be_bytes())?;
+    // The checksum stays zero, which is what room is made of.
+    packet.store(at + l4::UDP_LENGTH, udp_length.to_be_bytes())?;
+    packet.store(at + UDP_LEN, VXLAN_FLAGS.to_be_bytes())?;
+    packet.store(at + UDP_LEN + 4, (egress_id << 8).to_be_bytes())?;
+    let inner = match heads.family {
+        Family::V4 => ethertype::IPV4,
+        Family::V6 => ethertype::IPV6,
+    };
+    let link = at + UDP_LEN + VXLAN_LEN;
+    packet.store(link, DEVICE_MAC)?;
+    packet.store(link + 6, config.overlay_secret)?;
+    packet.store(link + 12, inner.to_be_bytes())?;
+    packet.add_to_sum(L3, link + ETH_LEN)
+}
+
+/// A source port that differs from flow to flow, so that the underlay can spread them (RFC 7348 section 5).
+#[inline(always)]
+fn entropy(heads: &Heads) -> u16 {
+    let tuple = &heads.tuple;
+    let ports = u32::from(tuple.sport()) << 16 | u32::from(tuple.dport());
+    let mixed = (tuple.saddr.words()[3] ^ tuple.daddr.words()[3].rotate_left(7) ^ ports).wrapping_mul(0x9e37_79b1);
+    0xc000 | (mixed >> 18) as u16
+}
+
+/// As [`encapsulate`], by the device.
+#[inline(never)]
+pub fn by_device(run: &Run<'_>, endpoint: &Addr, egress_id: u32, whole: bool) -> Option<Verdict> {
+    let Run { packet, config, .. } = *run;
+    // SAFETY: all fields are integers, for which zero is a value.
+    let mut key: TunnelKey = unsafe { mem::zeroed() };
+    key.tunnel_id = egress_id;
+    key.tunnel_ttl = TTL;
+    let (words, local) = (endpoint.words(), config.self_node.words());
+    let mut flags = match endpoint.family() {
+        Family::V4 => {
+            key.__bindgen_anon_1.remote_ipv4 = u32::from_be(words[3]);
+            key.__bindgen_anon_3.local_ipv4 = u32::from_be(local[3]);
+            BPF_F_ZERO_CSUM_TX
+        }
+        // RFC 6935 would allow zero here too, where every receiver agrees; the checksum costs the stack little.
+        Family::V6 => {
+            key.__bindgen_anon_1.remote_ipv6 = words;
+            key.__bindgen_anon_3.local_ipv6 = local;
+            BPF_F_TUNINFO_IPV6
+        }
+    };
+    if whole {
+        flags |= BPF_F_DONT_FRAGMENT;
+    }
+    packet.strip();
+    // SAFETY: the context is the program's own, `key` lives on this frame and its true size is given.
+    let result =
+        unsafe { bpf_skb_set_tunnel_key(packet.skb(), &raw mut key, size_of::<TunnelKey>() as u32, flags.into()) };
+    (result != 0 || way::redirect(config.overlay_ifindex).is_err()).then_some(Verdict::EncapFailed)
+}
+
+/// Reads the tunnel header that the overlay device has taken off; false where there was none.
+#[inline(never)]
+pub fn read_outer(packet: Packet, outer: &mut Outer) -> bool {
+    // SAFETY: all fields are integers, for which zero is a value.
+    let mut key: TunnelKey = unsafe { mem::zeroed() };
+    let size = size_of::<TunnelKey>() as u32;
+    // SAFETY (both calls): the context is the program's own, `key` lives on this frame and its true size is given.
+    if unsafe { bpf_skb_get_tunnel_key(packet.skb(), &raw mut key, size, 0) } == 0 {
+        // SAFETY: without the IPv6 flag the helper writes the IPv4 member.
+        let source = unsafe { key.__bindgen_anon_1.remote_ipv4 };
+        *outer = Outer { source: Addr::v4(source.to_be_bytes()), egress_id: key.tunnel_id };
+        return true;
+    }
+    if unsafe { bpf_skb_get_tunnel_key(packet.skb(), &raw mut key, size, BPF_F_TUNINFO_IPV6.into()) } == 0 {
+        // SAFETY: with the IPv6 flag the helper writes the IPv6 member.
+        let source = unsafe { key.__bindgen_anon_1.remote_ipv6 };
+        *outer = Outer { source: Addr::from_words(source), egress_id: key.tunnel_id };
+        return true;
+    }
+    false
+}
+
+/// Whether an IP packet that arrived at the uplink is one of the overlay, as far as its heads say.
+#[inline(always)]
+pub fn is_for_us(heads: &Heads, config: &Config) -> bool {
+    heads.l4 == L4::Udp
+        && u32::from(heads.tuple.dport()) == config.tunnel_port
+        && heads.tuple.daddr == config.self_node
+        && config.is_overlay_in_program()
+}
+
+/// Whether a packet that is about to leave was put into the overlay by a program of this node: only those know what
+/// stands inside.
+#[inline(always)]
+pub fn is_own(packet: Packet, heads: &Heads, config: &Config) -> bool {
+    heads.l4 == L4::Udp && u32::from(heads.tuple.dport()) == config.tunnel_port && bears_secret(packet, heads, config)
+}
+
+#[inline(never)]
+fn bears_secret(packet: Packet, heads: &Heads, config: &Config) -> bool {
+    let source_at = (heads.l4_offset as usize & 0xff) + UDP_LEN + VXLAN_LEN + 6;
+    // Not compared as an option: the bytes that are not there are undefined, and the verifier sees them read.
+    let Some(source) = packet.load::<6>(source_at) else { return false };
+    source == config.overlay_secret && config.is_overlay_in_program() && heads.tuple.saddr == config.self_node
+}
+
+/// Takes the outer headers off, where [`is_for_us`] and the packet is a plain one, and notes what they said. False where
+/// the packet is as it was, for the device.
+#[inline(never)]
+pub fn decapsulate(packet: Packet, heads: &Heads, outer: &mut Outer) -> bool {
+    match try_decapsulate(packet, heads) {
+        Some(egress_id) => {
+            *outer = Outer { source: heads.tuple.saddr, egress_id };
+            true
+        }
+        None => false,
+    }
+}
+
+#[inline(always)]
+fn try_decapsulate(packet: Packet, heads: &Heads) -> Option<u32> {
+    if packet.gso_size() != 0 || !packet.is_for_this_host() || heads.fragment != Fragment::Whole {
+        return None;
+    }
+    let at = match heads.family {
+        Family::V4 => L3 + IPV4_LEN,
+        Family::V6 => L3 + IPV6_LEN,
+    };
+    if usize::from(heads.l4_offset) != at || !is_plain(packet, heads.family)? {
+        return None;
+    }
+    let udp: [u8; UDP_LEN] = packet.load(at)?;
+    let vxlan: [u32; 2] = [packet.load(at + UDP_LEN)?, packet.load(at + UDP_LEN + 4)?].map(u32::from_be_bytes);
+    let length = usize::from(u16::from_be_bytes([udp[4], udp[5]]));
+    let checksum = [udp[l4::UDP_CHECKSUM], udp[l4::UDP_CHECKSUM + 1]];
+    // Bits that say something else are for the device to judge.
+    if packet.len() != at + length || checksum != [0; 2] || vxlan[0] != VXLAN_FLAGS || vxlan[1] & 0xff != 0 {
+        return None;
+    }
+    let inner: [u8; 2] = packet.load(at + UDP_LEN + VXLAN_LEN + 12)?;
+    let room = match u16::from_be_bytes(inner) {
+        ethertype::IPV4 if heads.family == Family::V4 => Room::Plain,
+        ethertype::IPV6 if heads.family == Family::V6 => Room::Plain,
+        ethertype::IPV4 => Room::DecapsulateV4,
+        ethertype::IPV6 => Room::DecapsulateV6,
+        _ => return None,
+    };
+    packet.change_room(-(overhead(heads.family) as i32), room)?;
+    packet.store(ETH_LEN - 2, inner)?;
+    packet.pull_heads();
+    Some(vxlan[1] >> 8)
+}
+
+/// Nothing in the outer IP header asks for more than taking it off.
+#[inline(always)]
+fn is_plain(packet: Packet, family: Family) -> Option<bool> {
+    let experienced = ecn_of(packet, L3, family)? == ECN;
+    Some(match family {
+        Family::V4 => {
+            let head: [u8; IPV4_LEN] = packet.load(L3)?;
+            let total = usize::from(u16::from_be_bytes([head[ipv4::TOTAL_LEN], head[ipv4::TOTAL_LEN + 1]]));
+            // A header sums to zero with its checksum.
+            !experienced && packet.len() == L3 + total && csum::header(&head) == 0
+        }
+        Family::V6 => {
+            let payload = usize::from(u16::from_be_bytes(packet.load(L3 + ipv6::PAYLOAD_LEN)?));
+            !experienced && packet.len() == L3 + IPV6_LEN + payload
+        }
+    })
+}

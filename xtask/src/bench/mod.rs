@@ -1,0 +1,128 @@
+//! `cargo xtask bench`: how fast the data plane is, measured beside what it is compared with.
+//!
+//! One lab holds all peers at once, each on a pair of nodes of its own: plain forwarding without NAT and without a
+//! netfilter rule, netfilter's SNAT, and this project with real agents. A round measures every cell once, peer after
+//! peer; the rounds repeat, and the order of the peers turns with each, so that whatever else the machine does meets all
+//! of them. All traffic runs on one core: the threads that send and answer are pinned to it, and the kernel forwards on
+//! the core that sends. Everything else (agents, API server) is kept off that core.
+//!
+//! | file | what |
+//! |---|---|
+//! | `plan` | works, roads, peers: the names of what is measured |
+//! | `ground`, `peers` | the lab, its agents and objects; what the other peers' nodes are made of |
+//! | `requests`, `flood` | the works: requests and streams over sockets; frames injected and counted |
+//! | `programs`, `rig` | nanoseconds per packet of single programs, by `BPF_PROG_TEST_RUN` |
+//! | `numbers`, `report`, `chart` | medians and ratios; table and `results.json`; SVG |
+//!
+//! No figure is a condition of anything: a benchmark reports.
+
+mod chart;
+mod core;
+mod flood;
+mod ground;
+mod numbers;
+mod peers;
+mod plan;
+mod programs;
+mod report;
+mod requests;
+mod rig;
+
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use clap::Args;
+
+use crate::toolchain::packages::{self, Purpose};
+use crate::toolchain::{BuildArgs, Built, Paths, Progress, ensure_built};
+use ground::Ground;
+use numbers::Results;
+use plan::{Peer, Work};
+
+#[derive(Args)]
+pub(crate) struct BenchArgs {
+    /// Short cells and two rounds: to see that it works, not to compare
+    #[arg(long)]
+    quick: bool,
+    /// Measure only this; may be given several times
+    #[arg(long, value_enum)]
+    only: Vec<Work>,
+    /// How often each cell is measured
+    #[arg(long)]
+    rounds: Option<usize>,
+    /// Seconds per cell
+    #[arg(long)]
+    seconds: Option<f64>,
+    /// What the namespaces' names begin with
+    #[arg(long, default_value = "bench")]
+    prefix: String,
+    #[command(flatten)]
+    build: BuildArgs,
+}
+
+/// How much of it.
+#[derive(Clone, Debug)]
+struct Effort {
+    quick: bool,
+    works: Vec<Work>,
+    rounds: usize,
+    cell: Duration,
+}
+
+impl BenchArgs {
+    fn effort(&self) -> Effort {
+        let works = Work::ALL.into_iter().filter(|work| self.only.is_empty() || self.only.contains(work)).collect();
+        let rounds = self.rounds.unwrap_or(if self.quick { 2 } else { 5 }).max(1);
+        let seconds = self.seconds.unwrap_or(if self.quick { 0.2 } else { 2.0 });
+        Effort { quick: self.quick, works, rounds, cell: Duration::from_secs_f64(seconds.clamp(0.01, 60.0)) }
+    }
+}
+
+pub(crate) fn run(args: &BenchArgs) -> Result<()> {
+    let progress = Progress::start();
+    let paths = Paths::find()?;
+    for purpose in [Purpose::Lab, Purpose::Programs] {
+        packages::ensure(purpose, !args.build.no_install)?;
+    }
+    let built = ensure_built(&args.build, &progress)?;
+    let results = measure(&built, &paths, &args.prefix, &args.effort(), &|line| progress.step(line))?;
+    let folder = paths.target.join("bench");
+    report::write(&results, &folder).with_context(|| format!("write to {}", folder.display()))?;
+    print!("{}", report::table(&results));
+    progress.step(&format!("{0}/results.json, {0}/results.svg", folder.display()));
+    Ok(())
+}
+
+/// Brings up the ground, measures round by round, and takes it down.
+fn measure(built: &Built, paths: &Paths, prefix: &str, effort: &Effort, say: &dyn Fn(&str)) -> Result<Results> {
+    let mut results = Results::default();
+    let core = core::reserve()?;
+    let works: Vec<Work> = effort.works.iter().copied().filter(|work| work.is_traffic()).collect();
+    if !works.is_empty() {
+        traffic(built, prefix, core, effort, &works, say, &mut results)?;
+    }
+    if effort.works.contains(&Work::Programs) {
+        programs::measure(paths, core, effort, say, &mut results)?;
+    }
+    Ok(results)
+}
+
+fn traffic(
+    built: &Built,
+    prefix: &str,
+    core: usize,
+    effort: &Effort,
+    works: &[Work],
+    say: &dyn Fn(&str),
+    results: &mut Results,
+) -> Result<()> {
+    say(&format!("lab: {} pairs of nodes, traffic on CPU {core}", Peer::ALL.len()));
+    let ground = Ground::start(built, prefix, core)?;
+    for round in 0..effort.rounds {
+        for work in works {
+            say(&format!("round {} of {}: {}", round + 1, effort.rounds, work.name()));
+            ground.round(*work, round, effort.cell, results)?;
+        }
+    }
+    ground.tear_down()
+}

@@ -1,0 +1,112 @@
+//! The names of what is measured.
+
+use clap::ValueEnum;
+
+/// Where the gateway is, seen from the pod.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Road {
+    /// On the pod's node.
+    Local,
+    /// On another node: encapsulated both ways.
+    Remote,
+}
+
+impl Road {
+    pub(super) const ALL: [Self; 2] = [Self::Local, Self::Remote];
+
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::Local => "local",
+            Self::Remote => "remote",
+        }
+    }
+}
+
+/// Who carries the traffic.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Peer {
+    /// No NAT, and no netfilter rule in the namespaces; remote: VXLAN and routes.
+    Plain,
+    /// Masquerade on the node; remote: policy routing, VXLAN, SNAT on the gateway.
+    Netfilter,
+    /// Real agents.
+    Ours,
+}
+
+impl Peer {
+    pub(super) const ALL: [Self; 3] = [Self::Plain, Self::Netfilter, Self::Ours];
+
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::Plain => "plain",
+            Self::Netfilter => "netfilter",
+            Self::Ours => "ours",
+        }
+    }
+
+    /// Number of the peer's first node; the second, the gateway of its remote road, is the next one.
+    pub(super) const fn source_node(self) -> usize {
+        match self {
+            Self::Ours => 1,
+            Self::Netfilter => 3,
+            Self::Plain => 5,
+        }
+    }
+
+    pub(super) const fn gateway_node(self) -> usize {
+        self.source_node() + 1
+    }
+}
+
+/// What is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
+pub(super) enum Work {
+    /// One byte there and one back, over one connection
+    TcpRr,
+    /// Connect, one byte there and one back, close
+    TcpCrr,
+    /// One byte there and one back
+    UdpRr,
+    /// As much as goes, from the pod to the server
+    TcpUp,
+    /// As much as goes, from the server to the pod
+    TcpDown,
+    /// 64-byte UDP packets injected at the management port's far end, dropped behind the outside NIC
+    Forwarding,
+    /// Nanoseconds per packet of single programs
+    Programs,
+}
+
+impl Work {
+    pub(super) const ALL: [Self; 7] =
+        [Self::TcpRr, Self::TcpCrr, Self::UdpRr, Self::TcpUp, Self::TcpDown, Self::Forwarding, Self::Programs];
+
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::TcpRr => "TCP request/response",
+            Self::TcpCrr => "TCP connect/request/close",
+            Self::UdpRr => "UDP request/response",
+            Self::TcpUp => "TCP stream to the server",
+            Self::TcpDown => "TCP stream to the pod",
+            Self::Forwarding => "forwarding, 64-byte UDP",
+            Self::Programs => "programs",
+        }
+    }
+
+    pub(super) const fn unit(self) -> &'static str {
+        match self {
+            Self::TcpRr | Self::TcpCrr | Self::UdpRr => "requests/s",
+            Self::TcpUp | Self::TcpDown => "Mbit/s",
+            Self::Forwarding => "packets/s",
+            Self::Programs => "ns",
+        }
+    }
+
+    /// Whether packets travel through the lab.
+    pub(super) const fn is_traffic(self) -> bool {
+        match self {
+            Self::TcpRr | Self::TcpCrr | Self::UdpRr | Self::TcpUp | Self::TcpDown | Self::Forwarding => true,
+            Self::Programs => false,
+        }
+    }
+}

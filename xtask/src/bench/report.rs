@@ -1,0 +1,93 @@
+//! What was measured, as a table for the terminal, as JSON and as a chart.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::path::Path;
+
+use anyhow::Result;
+use serde_json::{Value, json};
+
+use super::chart;
+use super::numbers::{Cell, Results};
+use super::plan::Peer;
+
+pub(super) fn write(results: &Results, folder: &Path) -> Result<()> {
+    fs::create_dir_all(folder)?;
+    let list: Vec<Value> = results.cells.iter().map(|cell| row(results, cell)).collect();
+    fs::write(folder.join("results.json"), serde_json::to_string_pretty(&list)? + "\n")?;
+    fs::write(folder.join("results.svg"), chart::svg(results))?;
+    Ok(())
+}
+
+fn row(results: &Results, cell: &Cell) -> Value {
+    json!({
+        "work": cell.work,
+        "road": cell.road,
+        "peer": cell.peer,
+        "median": cell.median(),
+        "unit": cell.unit,
+        "ratio_to_plain": results.ratio(cell, Peer::Plain),
+        "ratio_to_netfilter": results.ratio(cell, Peer::Netfilter),
+        "spread": cell.spread(),
+    })
+}
+
+/// Spread: from the least to the greatest sample, as a part of the median.
+pub(super) fn table(results: &Results) -> String {
+    let mut text = String::new();
+    let heads = ["work", "road", "peer", "median", "unit", "/plain", "/netfilter", "spread"];
+    let mut rows = vec![heads.map(str::to_owned)];
+    for cell in &results.cells {
+        let ratio = |to| results.ratio(cell, to).map_or("-".to_owned(), |ratio| format!("{ratio:.2}"));
+        rows.push([
+            cell.work.clone(),
+            cell.road.to_owned(),
+            cell.peer.to_owned(),
+            figure(cell.median()),
+            cell.unit.to_owned(),
+            ratio(Peer::Plain),
+            ratio(Peer::Netfilter),
+            format!("{:.0} %", cell.spread() * 100.0),
+        ]);
+    }
+    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
+    let widths: Vec<usize> = (0..heads.len()).map(width).collect();
+    for row in &rows {
+        for (column, (word, width)) in row.iter().zip(&widths).enumerate() {
+            let pad = " ".repeat(width - word.chars().count());
+            let gap = if column == 0 { "" } else { "  " };
+            // Numbers end where their column ends.
+            let is_number = matches!(column, 3 | 5 | 6 | 7);
+            // Writing to a String cannot fail.
+            let _ = if is_number { write!(text, "{gap}{pad}{word}") } else { write!(text, "{gap}{word}{pad}") };
+        }
+        let end = text.trim_end().len();
+        text.truncate(end);
+        text.push('\n');
+    }
+    text
+}
+
+/// Three digits that count, or all of a large number.
+pub(super) fn figure(value: f64) -> String {
+    if value >= 100.0 { format!("{value:.0}") } else { format!("{value:.1}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_row_has_what_is_promised() {
+        let mut results = Results::default();
+        results.add("work", "local", "plain", "1/s", 100.0);
+        results.add("work", "local", "ours", "1/s", 150.0);
+        let row = row(&results, &results.cells[1]);
+        let keys: Vec<&String> = row.as_object().expect("an object").keys().collect();
+        for key in ["work", "road", "peer", "median", "unit", "ratio_to_plain", "ratio_to_netfilter", "spread"] {
+            assert!(keys.contains(&&key.to_owned()), "{key}");
+        }
+        assert_eq!((&row["ratio_to_plain"], &row["ratio_to_netfilter"]), (&json!(1.5), &Value::Null));
+        assert!(table(&results).lines().any(|line| line.starts_with("work") && line.contains("1.50")));
+    }
+}
