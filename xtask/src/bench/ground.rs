@@ -34,12 +34,12 @@ pub(super) struct Ground {
     core: usize,
 }
 
-fn address_of(road: Road) -> Ipv4Addr {
-    match road {
-        Road::Local => Ipv4Addr::new(172, 18, 0, 150),
-        Road::Remote => Ipv4Addr::new(172, 18, 0, 151),
-    }
-}
+/// Where a road of ours ends, and the egress IP there.
+const PLACES: [(Peer, Road, usize, Ipv4Addr); 3] = [
+    (Peer::Ours, Road::Local, Peer::Ours.source_node(), Ipv4Addr::new(172, 18, 0, 150)),
+    (Peer::Ours, Road::Remote, Peer::Ours.gateway_node(), Ipv4Addr::new(172, 18, 0, 151)),
+    (Peer::OursByDevice, Road::Remote, Peer::OursByDevice.gateway_node(), Ipv4Addr::new(172, 18, 0, 152)),
+];
 
 fn pod_name(peer: Peer, road: Road) -> String {
     format!("{}-{}", peer.name(), road.name())
@@ -54,7 +54,7 @@ impl Ground {
     pub(super) fn start(built: &Built, prefix: &str, core: usize) -> Result<Self> {
         let mut builder = LabBuilder::new().readable_prefix(prefix).nodes(2 * Peer::ALL.len()).quirks(bare);
         for peer in Peer::ALL {
-            for road in Road::ALL {
+            for road in peer.roads().iter().copied() {
                 let name = pod_name(peer, road);
                 let labels = [("role".to_owned(), name.clone())].into();
                 builder = builder.pod(PodSpec {
@@ -104,28 +104,32 @@ impl Ground {
                 let rules = peers::netfilter_rules(remote);
                 [source, gateway].iter().try_for_each(|node| node.host.feed("nft", &["-f", "-"], &rules))
             }
-            Peer::Ours => Ok(()),
+            Peer::Ours | Peer::OursByDevice => Ok(()),
         }
     }
 
-    /// Agents on our two nodes, and an object for each road.
+    /// Agents on our nodes, and an object for each road.
     fn switch_to_ours(&mut self, built: &Built) -> Result<()> {
         let kubeconfig = self.cluster.node_kubeconfig().to_owned();
-        let options = AgentOptions { binary: built.agent.clone(), kubeconfig, extra: Vec::new() };
-        for number in [Peer::Ours.source_node(), Peer::Ours.gateway_node()] {
-            let agent = Agent::start(&self.lab, self.node(number)?, &options)?;
-            self.agents.push(agent);
+        for peer in Peer::ALL.into_iter().filter(|peer| peer.is_ours()) {
+            let by_device = (peer == Peer::OursByDevice).then(|| "--encapsulation=device".to_owned());
+            let extra = by_device.into_iter().collect();
+            let options = AgentOptions { binary: built.agent.clone(), kubeconfig: kubeconfig.clone(), extra };
+            for number in [peer.source_node(), peer.gateway_node()] {
+                let agent = Agent::start(&self.lab, self.node(number)?, &options)?;
+                self.agents.push(agent);
+            }
         }
         // One candidate at a time: an assignment that is there stays.
-        for (road, number) in [(Road::Local, Peer::Ours.source_node()), (Road::Remote, Peer::Ours.gateway_node())] {
+        for (peer, road, number, address) in PLACES {
             self.cluster.label_node(&format!("node{number}"), ASSIGNABLE, Some(""))?;
-            let name = pod_name(Peer::Ours, road);
+            let name = pod_name(peer, road);
             let object = json!({
                 "apiVersion": "k8s.ovn.org/v1",
                 "kind": "EgressIP",
                 "metadata": {"name": name},
                 "spec": {
-                    "egressIPs": [address_of(road)],
+                    "egressIPs": [address],
                     "namespaceSelector": {"matchLabels": {"house": NAMESPACE}},
                     "podSelector": {"matchLabels": {"role": name}},
                 },
@@ -148,14 +152,18 @@ impl Ground {
     fn check(&self) -> Result<()> {
         let _server = Server::outside(&self.lab)?;
         for peer in Peer::ALL {
-            for road in Road::ALL {
+            for road in peer.roads().iter().copied() {
                 let pod = self.pod(peer, road)?;
                 let node = NodeNumber::new(peer.source_node())?.address().v4;
                 let expected = IpAddr::V4(match (peer, road) {
                     (Peer::Plain, _) => pod.addresses.v4,
                     (Peer::Netfilter, Road::Local) => node,
                     (Peer::Netfilter, Road::Remote) => peers::NETFILTER_REMOTE,
-                    (Peer::Ours, _) => address_of(road),
+                    (Peer::Ours | Peer::OursByDevice, _) => PLACES
+                        .iter()
+                        .find(|place| (place.0, place.1) == (peer, road))
+                        .map(|place| place.3)
+                        .context("a road without an address")?,
                 });
                 self.await_sight(pod, expected)?;
             }
@@ -181,7 +189,7 @@ impl Ground {
         for road in Road::ALL {
             let mut order = Peer::ALL;
             order.rotate_left(round % Peer::ALL.len());
-            for peer in order {
+            for peer in order.into_iter().filter(|peer| peer.roads().contains(&road)) {
                 let sample = match work {
                     Work::Forwarding => self.forwarding(peer, road, time)?,
                     _ => requests::measure(work, &self.pod(peer, road)?.netns, self.core, time)?,

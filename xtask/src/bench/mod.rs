@@ -30,9 +30,10 @@ mod rig;
 
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use clap::Args;
 
+use crate::testing::lab::{LabContext, LabTest};
 use crate::toolchain::packages::{self, Purpose};
 use crate::toolchain::{BuildArgs, Built, Paths, Progress, ensure_built};
 use ground::Ground;
@@ -85,26 +86,49 @@ pub(crate) fn run(args: &BenchArgs) -> Result<()> {
         packages::ensure(purpose, !args.build.no_install)?;
     }
     let built = ensure_built(&args.build, &progress)?;
-    let results = measure(&built, &paths, &args.prefix, &args.effort(), &|line| progress.step(line))?;
+    let mut results = Results::default();
+    let say = |line: &str| progress.step(line);
+    let measured = measure(&built, &paths, &args.prefix, &args.effort(), &say, &mut results);
+    // What was measured before something went wrong is worth having.
     let folder = paths.target.join("bench");
     report::write(&results, &folder).with_context(|| format!("write to {}", folder.display()))?;
     print!("{}", report::table(&results));
     progress.step(&format!("{0}/results.json, {0}/results.svg", folder.display()));
+    measured
+}
+
+/// That the machinery runs: every program meets the packet that is said, and ends as is said. No figure is looked at.
+pub(crate) fn tests() -> Vec<LabTest> {
+    vec![LabTest { name: "bench_programs_run_as_said", timeout: Duration::from_secs(120), run: try_programs }]
+}
+
+fn try_programs(_context: &LabContext) -> Result<()> {
+    let effort = Effort { quick: true, works: vec![Work::Programs], rounds: 1, cell: Duration::ZERO };
+    let mut results = Results::default();
+    programs::measure(&Paths::find()?, core::reserve()?, &effort, &|line| println!("{line}"), &mut results)?;
+    ensure!(results.cells.iter().any(|cell| cell.work.starts_with("road out")), "no road was summed up");
+    print!("{}", report::table(&results));
     Ok(())
 }
 
 /// Brings up the ground, measures round by round, and takes it down.
-fn measure(built: &Built, paths: &Paths, prefix: &str, effort: &Effort, say: &dyn Fn(&str)) -> Result<Results> {
-    let mut results = Results::default();
+fn measure(
+    built: &Built,
+    paths: &Paths,
+    prefix: &str,
+    effort: &Effort,
+    say: &dyn Fn(&str),
+    results: &mut Results,
+) -> Result<()> {
     let core = core::reserve()?;
     let works: Vec<Work> = effort.works.iter().copied().filter(|work| work.is_traffic()).collect();
     if !works.is_empty() {
-        traffic(built, prefix, core, effort, &works, say, &mut results)?;
+        traffic(built, prefix, core, effort, &works, say, results)?;
     }
     if effort.works.contains(&Work::Programs) {
-        programs::measure(paths, core, effort, say, &mut results)?;
+        programs::measure(paths, core, effort, say, results)?;
     }
-    Ok(results)
+    Ok(())
 }
 
 fn traffic(

@@ -31,16 +31,19 @@ pub(super) enum Peer {
     Netfilter,
     /// Real agents.
     Ours,
+    /// Real agents that leave the overlay to its device: a remote road only.
+    OursByDevice,
 }
 
 impl Peer {
-    pub(super) const ALL: [Self; 3] = [Self::Plain, Self::Netfilter, Self::Ours];
+    pub(super) const ALL: [Self; 4] = [Self::Plain, Self::Netfilter, Self::Ours, Self::OursByDevice];
 
     pub(super) const fn name(self) -> &'static str {
         match self {
             Self::Plain => "plain",
             Self::Netfilter => "netfilter",
             Self::Ours => "ours",
+            Self::OursByDevice => "ours-device",
         }
     }
 
@@ -50,7 +53,19 @@ impl Peer {
             Self::Ours => 1,
             Self::Netfilter => 3,
             Self::Plain => 5,
+            Self::OursByDevice => 7,
         }
+    }
+
+    pub(super) const fn roads(self) -> &'static [Road] {
+        match self {
+            Self::Plain | Self::Netfilter | Self::Ours => &Road::ALL,
+            Self::OursByDevice => &[Road::Remote],
+        }
+    }
+
+    pub(super) const fn is_ours(self) -> bool {
+        matches!(self, Self::Ours | Self::OursByDevice)
     }
 
     pub(super) const fn gateway_node(self) -> usize {

@@ -27,6 +27,8 @@ const COLD: u32 = 100_000;
 /// Shares no factor with the number of cold flows.
 const STRIDE: u32 = 61_803;
 const PORT: u16 = 1024;
+const UPLINK_MAC: [u8; 6] = [2, 0, 0, 0, 1, 2];
+const MGMT_MAC: [u8; 6] = [2, 0, 0, 0, 2, 2];
 
 /// One program and the packet that it meets.
 struct Case {
@@ -294,7 +296,11 @@ fn cases(pods: u32, flows: u32, stride: u32) -> Vec<Case> {
     let plan = |frame, side, at, first| plan(frame, side, at, first, pods, flows, stride);
     let out = |from| Packet { from, to: WORLD, ports: (PORT, 80) };
     let back = |to| Packet { from: WORLD, to, ports: (80, PORT) };
-    let case = |name, road, hook, plan, verdict, growth| Case { name, road, hook, plan, verdict, growth };
+    let case = |name, road, hook: Hook, mut plan: Rig, verdict, growth| {
+        // For this host, by whichever device it comes.
+        plan.frame[..6].copy_from_slice(if hook.ifindex == MGMT { &MGMT_MAC } else { &UPLINK_MAC });
+        Case { name, road, hook, plan, verdict, growth }
+    };
     let from_other = |id, inner: &Packet| overlay(OTHER_NODE, NODE, id, [2, 9, 9, 9, 9, 9], inner);
     let own_overlay = overlay(NODE, OTHER_NODE, AWAY.0, SECRET, &out(REMOTE_PODS));
     let leaving = |from| plan(out(from).frame(), Side::Out, 0, from);
