@@ -106,7 +106,7 @@ fn in_need_what_nobody_has_answered_goes_first() {
         assert_eq!((stage.sweep(true), stage.entries()), (30, [2, 1, 0]));
         assert_eq!(stage.usage.get(&0, 0).map(|usage| [usage.nat, usage.flows, usage.inbound]).ok(), Some([2, 1, 0]));
         talk(stage, cast, &[(true, ACK), (false, ACK)]);
-        stage.age(1000);
+        stage.age(u64::from(TIMEOUTS.tcp_established) + 1);
         stage.sweep(false);
     });
 }

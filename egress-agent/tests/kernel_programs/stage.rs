@@ -303,7 +303,12 @@ impl Stage {
 
     /// As if nothing had been seen of any entry since so many seconds ago.
     pub(crate) fn age(&mut self, seconds: u64) {
-        let then = now_ns() - seconds * 1_000_000_000;
+        let ago = seconds * 1_000_000_000;
+        while now_ns() <= ago {
+            // A guest that has just been booted is younger than that.
+            std::thread::sleep(std::time::Duration::from_millis(100));
+        }
+        let then = now_ns() - ago;
         for (key, mut value) in self.nat.iter().map(|entry| entry.expect("an entry")).collect::<Vec<_>>() {
             value.last_seen_ns = then;
             self.nat.insert(key, value, 0).expect("age a mapping");
