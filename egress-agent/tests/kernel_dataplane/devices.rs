@@ -2,13 +2,15 @@
 
 use std::time::Duration;
 
-use egress_agent::dataplane::Settings;
 use egress_agent::dataplane::names::{DEFAULT_TUNNEL_PORT, Hook, OVERLAY_DEVICE, OVERLAY_MAC};
+use egress_agent::dataplane::{Attachment, Settings};
 use egress_agent::model::executor::Executor;
 use egress_agent::model::state::{Action, EgressId, NodeAddress, OnUnknownPod, TunnelEndpoint};
 use egress_common::abi::{Addr, OwnedAddr};
 
-use crate::node::{MGMT, UPLINK, device, eventually, ip, is_attached, mac_text, on_node, output, patience, start};
+use crate::node::{
+    MGMT, UPLINK, attachment, device, eventually, ip, is_attached, mac_text, on_node, output, patience, start,
+};
 
 /// Generous for a loaded machine; it is a matter of milliseconds.
 const AT_ONCE: Duration = Duration::from_millis(500);
@@ -170,7 +172,10 @@ fn owned_addresses_follow_the_uplink() {
 fn a_program_taken_off_by_another_hand_is_put_back_at_restart() {
     on_node(|node| async move {
         drop(node.start().await);
-        std::fs::remove_file(node.pin("links/mgmt_ingress")).expect("remove the pin");
+        match attachment() {
+            Attachment::Tcx => std::fs::remove_file(node.pin("links/mgmt_ingress")).expect("remove the pin"),
+            Attachment::Clsact => drop(output(&["tc", "filter", "del", "dev", MGMT, "ingress"])),
+        }
         eventually("the program is off", || !is_attached(Hook::MgmtIngress)).await;
         let _dataplane = node.start().await;
         assert!(is_attached(Hook::MgmtIngress));
