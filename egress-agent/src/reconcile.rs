@@ -298,7 +298,12 @@ fn log(action: &Action) {
         Action::CutPodFlows(pod, id) => info!(id = id.0, %pod, "flows cut: another object serves the pod, or none"),
         // The executor says it, with what the network answered.
         Action::Own(..) => {}
-        Action::PutNode(..) | Action::RemoveNode(_) | Action::PutPrefix(..) | Action::RemovePrefix(_) => {
+        Action::CutPod(address) => info!(%address, "everything of the pod that had this address is forgotten"),
+        Action::PutOwner(..)
+        | Action::PutNode(..)
+        | Action::RemoveNode(_)
+        | Action::PutPrefix(..)
+        | Action::RemovePrefix(_) => {
             debug!(?action, "fact");
         }
     }

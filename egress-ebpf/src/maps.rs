@@ -18,7 +18,7 @@ use egress_common::abi::{
     Inbound, Mapping, NodeEntry, Owned, OwnedAddr, PodEntry, Policy, PolicyKey, Slot, Tuple, Usage, Verdict,
 };
 use egress_common::decide::accept::Outer;
-use egress_common::decide::snat::PortSearch;
+use egress_common::decide::snat::{EXHAUSTED_NS, PortSearch};
 use egress_common::decide::{Claim, Owner, PortClaim, Tables, phase};
 use egress_common::wire::{Heads, PROTO_TCP, Quote};
 
@@ -58,6 +58,9 @@ pub static USAGE: Array<Usage, 1> = Array::new();
 /// Two keys a mapping: 262,144 mappings.
 #[btf_map(name = "nat")]
 pub static NAT: HashMap<Tuple, Mapping, 524288, ON_DEMAND> = HashMap::new();
+/// Destinations towards which a search has found every port taken, and when; see `decide::snat`.
+#[btf_map(name = "exhausted")]
+static EXHAUSTED: LruHashMap<Tuple, Datagram, 1024> = LruHashMap::new();
 #[btf_map(name = "frags")]
 pub static FRAGS: LruHashMap<FragKey, FragPorts, 16384> = LruHashMap::new();
 #[btf_map(name = "counters")]
@@ -378,6 +381,18 @@ impl Tables for Maps {
     #[inline(always)]
     fn claim_any_port(&self, forward: &Tuple, address: &Addr, owner: &Owner, search: &PortSearch) -> PortClaim {
         ports::claim_any(self.now_ns(), forward, address, owner, search)
+    }
+
+    #[inline(always)]
+    fn is_exhausted(&self, destination: &Tuple) -> bool {
+        let noted = lent(EXHAUSTED.get_ptr_mut(destination));
+        noted.is_some_and(|noted| self.now_ns().wrapping_sub(noted.last_seen_ns) <= EXHAUSTED_NS)
+    }
+
+    #[inline(always)]
+    fn note_exhausted(&self, destination: &Tuple) {
+        // The map makes room; a failure is another search.
+        let _failed = EXHAUSTED.insert(destination, Datagram { last_seen_ns: self.now_ns() }, 0);
     }
 
     #[inline(always)]

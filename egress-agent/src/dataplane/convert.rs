@@ -9,16 +9,23 @@ use aya::maps::lpm_trie::Key;
 use egress_common::abi;
 use ipnet::IpNet;
 
-use crate::model::state::{EgressId, NodeAddress, Place, PodState, Policy, Prefix, Slot, TunnelEndpoint, WhenEmpty};
+use crate::model::state::{
+    EgressId, NodeAddress, Place, PodOwner, PodState, Policy, Prefix, Slot, TunnelEndpoint, WhenEmpty,
+};
 
 /// Bits before an IPv4 address in a v4-mapped one.
 const MAPPED_BITS: u8 = 96;
 
-pub(super) fn pod_entry(state: PodState, since_ns: u64) -> abi::PodEntry {
-    match state {
+pub(super) fn pod_entry(state: PodState, since_ns: u64, owner: Option<PodOwner>) -> abi::PodEntry {
+    let entry = match state {
         PodState::Known => abi::PodEntry::known(),
         PodState::Selected(id) => abi::PodEntry::selected(id.0, since_ns),
-    }
+    };
+    entry.with_owner(owner.map_or(0, |owner| owner.0))
+}
+
+pub(super) fn pod_owner(entry: &abi::PodEntry) -> Option<PodOwner> {
+    (entry.owner != 0).then_some(PodOwner(entry.owner))
 }
 
 pub(super) fn pod_state(entry: &abi::PodEntry) -> PodState {
@@ -116,7 +123,10 @@ mod tests {
     #[test]
     fn what_is_written_is_read_back() {
         for state in [PodState::Known, PodState::Selected(EgressId(7))] {
-            assert_eq!(pod_state(&pod_entry(state, 5)), state);
+            for owner in [None, Some(PodOwner::of("a pod"))] {
+                let entry = pod_entry(state, 5, owner);
+                assert_eq!((pod_state(&entry), pod_owner(&entry)), (state, owner));
+            }
         }
         for own in [true, false] {
             let address = NodeAddress { own, node: endpoint("fd00::1") };

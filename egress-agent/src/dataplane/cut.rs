@@ -42,6 +42,15 @@ pub(super) fn flows_of_pod(tables: &mut Tables, pod: IpAddr, id: EgressId) -> io
     )
 }
 
+/// Everything that is known of a pod's address: flows, mappings, connections from outside, datagrams. The pod is gone, so
+/// there is nobody to tell.
+pub(super) fn pod(tables: &mut Tables, pod: IpAddr) -> io::Result<()> {
+    let pod = Addr::from(pod);
+    cut(tables, |tuple, _| tuple.saddr == pod, |forward, _, _| forward.saddr == pod)?;
+    remove_those(&mut tables.inbound, |tuple| tuple.saddr == pod)?;
+    remove_those(&mut tables.datagrams, |tuple| tuple.saddr == pod)
+}
+
 /// `mapping_goes` sees the forward tuple, the mapping and the reverse tuple, whichever of the two keys was found.
 fn cut(
     tables: &mut Tables,
@@ -54,31 +63,39 @@ fn cut(
             cut.flows.push(*tuple);
         }
     })?;
+    // Each mapping is met at both of its keys; at the reverse one it is taken. A forward key that is alone has no answers,
+    // and goes with the next sweep.
     let mut keys = Vec::new();
     tables.nat.for_each(|key: &Tuple, mapping: &Mapping| {
-        let (forward, reverse) = match key.direction() {
-            Direction::Egress => (*key, mapping.other),
-            Direction::Ingress => (mapping.other, *key),
-        };
-        if mapping_goes(&forward, mapping, &reverse) {
-            keys.push(*key);
-            keys.push(mapping.other);
-            cut.mappings.push(forward);
+        if key.direction() == Direction::Ingress && mapping_goes(&mapping.other, mapping, key) {
+            keys.push((*key, mapping.other));
         }
     })?;
     // The flow first: as long as it is there, the pod's next packet would make the mapping again.
-    remove_all(&mut tables.flows, &cut.flows)?;
-    remove_all(&mut tables.nat, &keys)?;
-    // Each mapping was met at both of its keys.
-    cut.mappings.sort_by_key(|tuple| (tuple.saddr.octets(), tuple.daddr.octets(), tuple.sport(), tuple.dport()));
-    cut.mappings.dedup();
+    for tuple in &cut.flows {
+        tables.flows.remove(tuple)?;
+    }
+    for (reverse, forward) in keys {
+        // Who removes the reverse key removes the forward key too, and nobody else: the programs do the same, and by then
+        // it may be a new mapping's.
+        if tables.nat.remove(&reverse)? {
+            tables.nat.remove(&forward)?;
+            cut.mappings.push(forward);
+        }
+    }
     Ok(cut)
 }
 
 /// Those that have gone by themselves are no error.
-fn remove_all<K: aya::Pod, V: aya::Pod>(map: &mut Hash<K, V>, keys: &[K]) -> io::Result<()> {
+fn remove_those<V: aya::Pod>(map: &mut Hash<Tuple, V>, goes: impl Fn(&Tuple) -> bool) -> io::Result<()> {
+    let mut keys = Vec::new();
+    map.for_each(|key: &Tuple, _| {
+        if goes(key) {
+            keys.push(*key);
+        }
+    })?;
     for key in keys {
-        map.remove(key)?;
+        map.remove(&key)?;
     }
     Ok(())
 }

@@ -15,7 +15,7 @@ use super::state::State;
 use super::tables::Hash;
 use super::{Dataplane, Shared, claim, convert, cut};
 use crate::model::executor::{DataplaneError, Executor};
-use crate::model::state::{Action, EgressId, KernelState, PodState, Policy};
+use crate::model::state::{Action, EgressId, KernelState, PodOwner, PodState, Policy};
 
 impl Executor for Dataplane {
     async fn observe(&mut self) -> Result<KernelState, DataplaneError> {
@@ -49,6 +49,7 @@ fn observe(state: &State) -> Result<KernelState, DataplaneError> {
         .pods
         .for_each(|key: &Addr, entry| {
             seen.pods.insert(key.to_ip(), convert::pod_state(entry));
+            seen.owners.extend(convert::pod_owner(entry).map(|owner| (key.to_ip(), owner)));
         })
         .map_err(kernel("read map pods"))?;
     tables
@@ -121,6 +122,8 @@ fn write_maps(shared: &Shared, state: &mut State, action: &Action) -> Result<(),
         }
         Action::PutPod(address, pod) => put_pod(&mut tables.pods, *address, *pod),
         Action::RemovePod(address) => remove("remove from map pods", &mut tables.pods, &Addr::from(*address)),
+        Action::PutOwner(address, owner) => put_owner(&mut tables.pods, *address, *owner),
+        Action::CutPod(address) => cut::pod(tables, *address).map_err(kernel("cut what a pod leaves behind")),
         // Its probe waits for the network, so it does not run under the lock.
         Action::Own(..) => Ok(()),
         Action::Disown(id, address) => disown(shared, state, *id, *address),
@@ -134,11 +137,21 @@ fn write_maps(shared: &Shared, state: &mut State, action: &Action) -> Result<(),
 /// A pod that was selected by this object already keeps the time since when.
 fn put_pod(pods: &mut Hash<Addr, PodEntry>, address: IpAddr, pod: PodState) -> Result<(), DataplaneError> {
     let key = Addr::from(address);
-    let since = match (pods.get(&key).map_err(kernel("read map pods"))?, pod) {
+    let before = pods.get(&key).map_err(kernel("read map pods"))?;
+    let since = match (&before, pod) {
         (Some(before), PodState::Selected(id)) if before.egress_id() == Some(id.0) => before.selected_since_ns,
         _ => now_ns().map_err(kernel("read the clock"))?,
     };
-    put("pods", pods, &key, &convert::pod_entry(pod, since))
+    put("pods", pods, &key, &convert::pod_entry(pod, since, before.as_ref().and_then(convert::pod_owner)))
+}
+
+/// A pod that has gone meanwhile has no owner to be noted.
+fn put_owner(pods: &mut Hash<Addr, PodEntry>, address: IpAddr, owner: PodOwner) -> Result<(), DataplaneError> {
+    let key = Addr::from(address);
+    match pods.get(&key).map_err(kernel("read map pods"))? {
+        Some(entry) => put("pods", pods, &key, &entry.with_owner(owner.0)),
+        None => Ok(()),
+    }
 }
 
 /// Claims the address for the object: probe, entries, announcements. An entry that is there already (a restart) is not

@@ -9,8 +9,8 @@ use aya::maps::lpm_trie::Key;
 use aya::maps::{Array, HashMap, LpmTrie, Map, MapData, MapError, PerCpuArray, PerCpuHashMap, RingBuf};
 use aya::{Ebpf, Pod};
 use egress_common::abi::{
-    Addr, ClusterPrefix, Config, Count, EipCount, Flow, Inbound, Mapping, NodeEntry, Owned, OwnedAddr, PodEntry,
-    Policy, PolicyKey, Tuple, Usage,
+    Addr, ClusterPrefix, Config, Count, Datagram, EipCount, Flow, Inbound, Mapping, NodeEntry, Owned, OwnedAddr,
+    PodEntry, Policy, PolicyKey, Tuple, Usage,
 };
 
 use super::error::{StartError, map_io};
@@ -26,6 +26,7 @@ pub(super) struct Tables {
     pub(super) nodes: Hash<Addr, NodeEntry>,
     pub(super) flows: Hash<Tuple, Flow>,
     pub(super) inbound: Hash<Tuple, Inbound>,
+    pub(super) datagrams: Hash<Tuple, Datagram>,
     pub(super) nat: Hash<Tuple, Mapping>,
     pub(super) usage: Array<MapData, Usage>,
     pub(super) counters: PerCpuArray<MapData, Count>,
@@ -44,6 +45,7 @@ impl Tables {
             nodes: hash(ebpf, "nodes")?,
             flows: hash(ebpf, "flows")?,
             inbound: hash(ebpf, "inbound")?,
+            datagrams: hash(ebpf, "datagrams")?,
             nat: hash(ebpf, "nat")?,
             usage: typed(ebpf, "usage")?,
             counters: typed(ebpf, "counters")?,

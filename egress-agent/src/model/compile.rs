@@ -60,10 +60,13 @@ impl Compiler {
                     put_service(&self.view, &self.settings, &desired.nodes, &mut desired.cluster, *address);
                 }
                 for address in pods {
-                    match self.selection.pod_state(&self.view, *address) {
-                        Some(state) => desired.pods.insert(*address, state),
-                        None => desired.pods.remove(address),
+                    let Some(state) = self.selection.pod_state(&self.view, *address) else {
+                        desired.pods.remove(address);
+                        desired.owners.remove(address);
+                        continue;
                     };
+                    desired.pods.insert(*address, state);
+                    desired.owners.extend(Selection::pod_owner(&self.view, *address).map(|owner| (*address, owner)));
                 }
             }
             (Touched::Everything, _) | (_, None) => {

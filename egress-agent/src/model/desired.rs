@@ -50,12 +50,15 @@ pub fn desired(view: &ClusterView, settings: &Settings, selection: &mut Selectio
         return None;
     }
     let addresses: BTreeSet<IpAddr> = view.pods.values().flat_map(|pod| pod.addresses.iter().copied()).collect();
-    let pods = addresses.into_iter().filter_map(|a| selection.pod_state(view, a).map(|state| (a, state))).collect();
+    let pods: BTreeMap<_, _> =
+        addresses.into_iter().filter_map(|a| selection.pod_state(view, a).map(|state| (a, state))).collect();
+    let owners = pods.keys().filter_map(|a| Selection::pod_owner(view, *a).map(|owner| (*a, owner))).collect();
     let nodes = node_addresses(view, settings);
     let mut cluster = prefixes(view, settings, &nodes);
     view.services.all().for_each(|address| put_service(view, settings, &nodes, &mut cluster, address));
     let (policy, owned) = policies(view, settings, selection, &nodes);
-    Some(KernelState { pods, policy, owned, cluster, nodes, on_unknown_pod: Some(on_unknown_pod(view, settings, own)) })
+    let on_unknown_pod = Some(on_unknown_pod(view, settings, own));
+    Some(KernelState { pods, owners, policy, owned, cluster, nodes, on_unknown_pod })
 }
 
 fn on_unknown_pod(view: &ClusterView, settings: &Settings, own: &Node) -> OnUnknownPod {

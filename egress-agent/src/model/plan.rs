@@ -65,15 +65,26 @@ fn change_host_prefix(actual: &KernelState, desired: &KernelState, address: IpAd
 
 fn change_pod(actual: &KernelState, desired: &KernelState, address: IpAddr) -> Vec<Action> {
     let (old, new) = (actual.pods.get(&address), desired.pods.get(&address));
-    if old == new {
-        return Vec::new();
+    let (had, has) = (actual.owners.get(&address), desired.owners.get(&address));
+    let is_handed_over = had.is_some() && has.is_some() && had != has;
+    let is_gone = old.is_some() && (new.is_none() || is_handed_over);
+    let mut actions = Vec::new();
+    if old != new {
+        actions.push(match new {
+            Some(state) => Action::PutPod(address, *state),
+            None => Action::RemovePod(address),
+        });
     }
-    let mut actions = vec![match new {
-        Some(state) => Action::PutPod(address, *state),
-        None => Action::RemovePod(address),
-    }];
-    if let Some(PodState::Selected(id)) = old.filter(|state| **state != PodState::Selected(NOT_NUMBERED)) {
-        actions.push(Action::CutPodFlows(address, *id));
+    match old {
+        _ if is_gone => actions.push(Action::CutPod(address)),
+        Some(PodState::Selected(id)) if old != new && *id != NOT_NUMBERED => {
+            actions.push(Action::CutPodFlows(address, *id));
+        }
+        _ => {}
+    }
+    // Last, so that a cut that failed is seen to be due again.
+    if let (Some(_), Some(owner)) = (new, has.filter(|_| had != has)) {
+        actions.push(Action::PutOwner(address, *owner));
     }
     actions
 }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use kube::core::SelectorExt;
 
-use super::state::{EgressId, PodState};
+use super::state::{EgressId, PodOwner, PodState};
 use super::view::{ClusterView, EgressObject, Pod, PodKey};
 
 /// Stands in the map for "selected by an object that has no egress ID yet". No object ever has this ID, hence no policy,
@@ -59,12 +59,15 @@ impl Selection {
         self.ids.get(object).copied()
     }
 
+    /// Whose the address is.
+    pub fn pod_owner(view: &ClusterView, address: IpAddr) -> Option<PodOwner> {
+        holder(view, address).map(|(_, pod)| PodOwner::of(&pod.uid))
+    }
+
     /// The entry of a pod address. `None` for an address that is no pod's, or whose pod's namespace is not known yet:
     /// an unknown pod.
     pub fn pod_state(&mut self, view: &ClusterView, address: IpAddr) -> Option<PodState> {
-        // While a pod ends and its address is given to another, the newer one has it.
-        let holders = view.pods.iter().filter(|(_, pod)| pod.is_endpoint() && pod.addresses.contains(&address));
-        let (key, pod) = holders.max_by_key(|(key, pod)| (pod.created, *key))?;
+        let (key, pod) = holder(view, address)?;
         let serving = self.selecting(view, key, pod)?.first().map(|object| object.name.clone());
         Some(match serving {
             None => PodState::Known,
@@ -102,4 +105,9 @@ impl Selection {
         };
         Some(candidates.iter().filter(selected).cloned().collect())
     }
+}
+/// The pod that has the address. While a pod ends and its address is given to another, the newer one has it.
+fn holder(view: &ClusterView, address: IpAddr) -> Option<(&PodKey, &Pod)> {
+    let holders = view.pods.iter().filter(|(_, pod)| pod.is_endpoint() && pod.addresses.contains(&address));
+    holders.max_by_key(|(key, pod)| (pod.created, *key))
 }

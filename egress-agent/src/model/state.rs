@@ -24,6 +24,21 @@ pub enum PodState {
     Selected(EgressId),
 }
 
+/// Which pod has an address, so that another one with the same address and the same selection can be told from it: a
+/// number made of the pod's UID, the same after every restart and in every version.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct PodOwner(pub u64);
+
+impl PodOwner {
+    /// FNV-1a. Zero stands for "not noted yet" in the kernel.
+    pub fn of(uid: &str) -> Self {
+        let hash = uid.bytes().fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
+            (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+        });
+        Self(hash.max(1))
+    }
+}
+
 /// Where an assigned address is served, seen from this node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Place {
@@ -72,6 +87,8 @@ pub struct NodeAddress {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KernelState {
     pub pods: BTreeMap<IpAddr, PodState>,
+    /// Whose these addresses are.
+    pub owners: BTreeMap<IpAddr, PodOwner>,
     pub policy: BTreeMap<(EgressId, Family), Policy>,
     /// Addresses that this node owns as a gateway: never two of one object.
     pub owned: BTreeMap<EgressId, IpAddr>,
@@ -97,6 +114,10 @@ pub enum Action {
     RemovePolicy(EgressId, Family),
     PutPod(IpAddr, PodState),
     RemovePod(IpAddr),
+    /// Note whose the address is.
+    PutOwner(IpAddr, PodOwner),
+    /// Forget everything of the pod that had this address: it is gone, and the next one inherits nothing.
+    CutPod(IpAddr),
     /// Cut the flows and mappings of these addresses of the object: they were taken from it.
     CutFlows(EgressId, BTreeSet<IpAddr>),
     /// Cut the flows of a pod that is no longer selected by this object.

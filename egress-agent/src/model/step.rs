@@ -36,7 +36,11 @@ pub fn step(state: &mut KernelState, action: &Action) {
         }
         Action::RemovePod(address) => {
             state.pods.remove(address);
+            state.owners.remove(address);
         }
-        Action::CutFlows(..) | Action::CutPodFlows(..) => {}
+        Action::PutOwner(address, owner) => {
+            state.owners.insert(*address, *owner);
+        }
+        Action::CutFlows(..) | Action::CutPodFlows(..) | Action::CutPod(_) => {}
     }
 }

@@ -6,10 +6,10 @@ use std::net::IpAddr;
 use egress_agent::dataplane::Dataplane;
 use egress_agent::model::executor::{DataplaneError, Executor};
 use egress_agent::model::state::{
-    Action, EgressId, Family, KernelState, NodeAddress, OnUnknownPod, Place, PodState, Policy, Prefix, PrefixKind,
-    Slot, TunnelEndpoint, WhenEmpty,
+    Action, EgressId, Family, KernelState, NodeAddress, OnUnknownPod, Place, PodOwner, PodState, Policy, Prefix,
+    PrefixKind, Slot, TunnelEndpoint, WhenEmpty,
 };
-use egress_common::abi::{Addr, Direction, Flow, MAX_SLOTS, Mapping, Origin, PodEntry, Tuple};
+use egress_common::abi::{Addr, Datagram, Direction, Flow, Inbound, MAX_SLOTS, Mapping, Origin, PodEntry, Tuple};
 
 use crate::node::{Node, on_node};
 
@@ -231,5 +231,39 @@ fn cuts_take_what_they_name_and_nothing_else() {
         assert_eq!(left(&node), (vec![1003, 1004, 1005], vec![1003, 1003, 1004, 1004, 1005, 1005]));
         dataplane.apply(&Action::CutPodFlows(addr("10.244.1.11"), EgressId(2))).await.expect("cut");
         assert_eq!(left(&node), (vec![1003, 1005], vec![1003, 1003, 1005, 1005]));
+    });
+}
+
+#[test]
+fn the_next_pod_with_an_address_inherits_nothing() {
+    on_node(|node| async move {
+        let mut dataplane = node.start().await;
+        let (old, other) = (addr("10.244.1.10"), addr("10.244.1.11"));
+        let mut inbound = node.map::<Tuple, Inbound>("inbound");
+        let mut datagrams = node.map::<Tuple, Datagram>("datagrams");
+        for (port, pod) in [(1001, "10.244.1.10"), (1002, "10.244.1.11")] {
+            make_flow(&node, pod, 1, "172.18.0.100", port);
+            let tuple = Tuple::new(Direction::Egress, addr(pod).into(), Addr::v4([198, 51, 100, 10]), port, 80, 17);
+            inbound.insert(tuple, Inbound::new(1), 0).expect("a connection from outside");
+            datagrams.insert(tuple, Datagram { last_seen_ns: 1 }, 0).expect("a datagram");
+        }
+        dataplane.apply(&Action::PutPod(old, PodState::Selected(EgressId(1)))).await.expect("apply");
+        dataplane.apply(&Action::PutOwner(old, PodOwner::of("first"))).await.expect("apply");
+        // What a change of the selection is told, the owner outlives.
+        dataplane.apply(&Action::PutPod(old, PodState::Known)).await.expect("apply");
+        let mut desired = dataplane.observe().await.expect("observe");
+        assert_eq!(desired.owners.get(&old), Some(&PodOwner::of("first")));
+        let actual = desired.clone();
+        desired.owners.insert(old, PodOwner::of("second"));
+        let plan = egress_agent::model::plan::plan(&actual, &desired);
+        assert_eq!(plan, [Action::CutPod(old), Action::PutOwner(old, PodOwner::of("second"))]);
+        for action in &plan {
+            dataplane.apply(action).await.expect("apply");
+        }
+        assert_eq!(left(&node), (vec![1002], vec![1002, 1002]));
+        let whose = |key: Result<Tuple, _>| key.map(|key: Tuple| key.saddr).ok();
+        assert_eq!(inbound.keys().map(whose).collect::<Vec<_>>(), [Some(other.into())]);
+        assert_eq!(datagrams.keys().map(whose).collect::<Vec<_>>(), [Some(other.into())]);
+        assert_eq!(dataplane.observe().await.expect("observe"), desired);
     });
 }

@@ -3,14 +3,15 @@
 use std::collections::BTreeSet;
 use std::process::Command;
 
+use egress_common::abi::NODE_MARK;
 use serde_json::Value;
 
 use crate::cast::V4;
 use crate::frames::{SYN, packet};
-use crate::stage::{ENTER, NOTICE, STEER, Stage, on_stage, test_run};
+use crate::stage::{ENTER, LEAVE, NOTICE, Run, STEER, Stage, on_stage, test_run};
 
 /// What an entry of each map shows of its key and its value; empty for plain numbers.
-const FIELDS: [(&str, &[&str], &[&str]); 17] = [
+const FIELDS: [(&str, &[&str], &[&str]); 18] = [
     ("config", &[], &["generation", "tunnel_port", "overlay_mtu", "node_v4", "uplink_mac"]),
     ("pods", &["bytes"], &["selection", "egress_id", "selected_since_ns"]),
     ("policy", &["egress_id", "family"], &["when_empty", "count", "slots"]),
@@ -22,6 +23,7 @@ const FIELDS: [(&str, &[&str], &[&str]); 17] = [
     ("inbound", &["saddr", "daddr", "sport", "dport", "protocol"], &["last_seen_ns", "state"]),
     ("datagrams", &["saddr", "daddr", "sport", "dport", "protocol"], &["last_seen_ns"]),
     ("nat", &["saddr", "daddr", "sport", "dport", "direction"], &["other", "source_node", "origin", "hop"]),
+    ("exhausted", &["saddr", "daddr", "sport", "dport", "protocol"], &["last_seen_ns"]),
     ("frags", &["saddr", "daddr", "id", "protocol"], &["sport", "dport", "seen_ns"]),
     ("usage", &[], &["nat", "flows", "inbound"]),
     ("counters", &[], &["packets", "bytes"]),
@@ -52,6 +54,12 @@ fn every_map_shows_named_fields() {
         let datagram = packet(V4.known_pod, V4.world, 4000, 80);
         for (run, packet) in [(STEER, fragment), (STEER, datagram), (NOTICE, from_outside)] {
             test_run(stage.program(run.program), &run, &packet.frame());
+        }
+        // Two flows and one port.
+        stage.configure(|config| (config.node_ports.first, config.node_ports.last) = (61000, 61000));
+        for port in [4000, 4001] {
+            let marked = Run { mark: NODE_MARK, ..LEAVE };
+            test_run(stage.program(LEAVE.program), &marked, &packet(V4.pod, V4.other_node, port, 80).frame());
         }
         stage.program(ENTER.program);
         for (name, key, value) in FIELDS {

@@ -3,7 +3,7 @@
 use egress_common::abi::{NODE_MARK, Verdict};
 
 use crate::frames::{ACK, Body, SYN, packet};
-use crate::stage::{LEAVE, NEXT, Ran, Run, both};
+use crate::stage::{LEAVE, NEXT, NOTICE, Ran, Run, both};
 
 const MARKED: Run = Run { mark: NODE_MARK, ..LEAVE };
 const OWN: Run = Run { ingress_ifindex: 0, ..LEAVE };
@@ -29,6 +29,10 @@ fn no_pod_leaves_with_its_own_address() {
 #[test]
 fn what_is_not_ours_leaves_untouched() {
     both(|stage, cast| {
+        let question = packet(cast.world, cast.pod, 2, 1).tcp(SYN);
+        stage.drops(&LEAVE, &packet(cast.pod, cast.world, 1, 2).tcp(SYN | ACK), Verdict::NotSteered);
+        stage.drops(&LEAVE, &packet(cast.pod, cast.world, 3, 3).body(Body::EchoReply), Verdict::NotSteered);
+        stage.passes(&NOTICE, &question, Verdict::InboundRemembered);
         for (sent, verdict) in [
             (packet(cast.known_pod, cast.world, 1, 2), Verdict::NotSelected),
             (packet(cast.pod, cast.world, 1, 2).tcp(SYN | ACK), Verdict::InboundReply),

@@ -1,10 +1,12 @@
 //! What is full, empty or not there yet.
 
-use egress_common::abi::{NODE_MARK, Verdict};
+use egress_common::abi::{Direction, NODE_MARK, Tuple, Verdict};
+use egress_common::decide::snat::EXHAUSTED_NS;
 
 use crate::cast::{V4, V6, addr};
 use crate::frames::{Body, SYN, packet};
-use crate::stage::{ENTER, LEAVE, NOTICE, Run, STEER, both, on_stage, on_stage_with};
+use crate::races::{has_both_cpus, pin};
+use crate::stage::{ENTER, LEAVE, NOTICE, REDIRECT, Run, STEER, both, on_stage, on_stage_with, test_run};
 
 #[test]
 fn without_a_configuration_everything_passes() {
@@ -83,5 +85,56 @@ fn every_port_is_given_before_one_is_refused() {
         let shown = stage.mappings().into_values().filter(|(key, _)| key.daddr == addr(cast.node)).count();
         assert_eq!(shown, 17, "no refusal left a key behind");
         stage.configure(|_| ());
+    });
+}
+
+/// Two pods with the same ports send from two CPUs, so that half of all flows must search, up to the last port.
+#[test]
+fn the_last_port_is_found_from_two_cpus_at_once() {
+    const PORTS: usize = 64_512;
+    on_stage(|mut stage| {
+        if !has_both_cpus() {
+            return eprintln!("skipped: needs two CPUs");
+        }
+        let entry = stage.pods.get(&addr(V4.pod), 0).expect("a pod");
+        stage.pods.insert(addr(V4.known_pod), entry, 0).expect("a second pod");
+        let sent = |pod, port| packet(pod, V4.world, port, 80).with(|packet| packet.data = 0).frame();
+        stage.run_frame(&STEER, &sent(V4.pod, 1024), Verdict::SnatHere);
+        let program = stage.loaded(STEER.program);
+        // Every port in a mixed-up order: 1031 divides no number near it.
+        let mixed = |step: u32| u16::try_from(1024 + step * 1031 % 64_512).expect("a port");
+        let fill = |cpu: usize, pod: &'static str, steps: std::ops::Range<u32>| {
+            pin(cpu);
+            let given = steps.filter(|step| test_run(program, &STEER, &sent(pod, mixed(*step))).action == REDIRECT);
+            given.count()
+        };
+        let both = |first: std::ops::Range<u32>| {
+            std::thread::scope(|scope| {
+                let one = scope.spawn(|| fill(0, V4.pod, first.clone()));
+                let other = scope.spawn(|| fill(1, V4.known_pod, first.clone()));
+                one.join().expect("one CPU") + other.join().expect("the other")
+            })
+        };
+        // 99 of 100: the first flow is there already.
+        assert_eq!(both(0..31_933), 2 * 31_933, "a port is free for each");
+        assert!(both(31_933..32_400) <= 2 * 467);
+        assert_eq!(stage.nat.keys().count(), 2 * PORTS, "each of the {PORTS} ports was given once");
+        let shown: std::collections::HashSet<u16> = stage
+            .mappings()
+            .into_values()
+            .filter(|(key, _)| key.daddr == addr(V4.egress))
+            .map(|(key, _)| key.dport())
+            .collect();
+        assert_eq!(shown.len(), PORTS);
+        stage.drops(&STEER, &packet(V4.pod, V4.world, 53, 80), Verdict::PortsExhausted);
+        assert_eq!(stage.nat.keys().count(), 2 * PORTS, "a refusal leaves no key");
+        // One becomes free.
+        let reverse = Tuple::new(Direction::Ingress, addr(V4.world), addr(V4.egress), 80, 5000, 17);
+        let forward = stage.nat.get(&reverse, 0).expect("a mapping").other;
+        stage.nat.remove(&reverse).expect("forget");
+        stage.nat.remove(&forward).expect("forget");
+        stage.drops(&STEER, &packet(V4.pod, V4.world, 53, 80), Verdict::PortsExhausted);
+        std::thread::sleep(std::time::Duration::from_nanos(EXHAUSTED_NS + 20_000_000));
+        stage.run_frame(&STEER, &packet(V4.pod, V4.world, 53, 80).frame(), Verdict::SnatHere);
     });
 }

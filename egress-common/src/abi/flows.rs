@@ -49,7 +49,7 @@ impl Inbound {
     }
 }
 
-/// Value of `datagrams`; the key is the tuple as the pod sends it.
+/// Value of `datagrams`, whose key is the tuple as the pod sends it, and of `exhausted`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct Datagram {

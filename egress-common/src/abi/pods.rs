@@ -20,16 +20,23 @@ pub struct PodEntry {
     pub egress_id: u32,
     /// CLOCK_MONOTONIC (ns) when the pod became selected, for people.
     pub selected_since_ns: u64,
+    /// A number made of the pod's UID, so that another pod with the same address is told from it; zero before it is noted.
+    pub owner: u64,
 }
-abi!(PodEntry, 16);
+abi!(PodEntry, 24);
 
 impl PodEntry {
     pub const fn known() -> Self {
-        Self { selection: Selection::Known as u32, egress_id: 0, selected_since_ns: 0 }
+        Self { selection: Selection::Known as u32, egress_id: 0, selected_since_ns: 0, owner: 0 }
     }
 
     pub const fn selected(egress_id: u32, selected_since_ns: u64) -> Self {
-        Self { selection: Selection::Selected as u32, egress_id, selected_since_ns }
+        Self { selection: Selection::Selected as u32, egress_id, selected_since_ns, owner: 0 }
+    }
+
+    #[must_use]
+    pub const fn with_owner(self, owner: u64) -> Self {
+        Self { owner, ..self }
     }
 
     #[cfg(test)]

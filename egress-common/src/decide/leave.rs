@@ -76,6 +76,10 @@ fn guard_own<T: Tables>(heads: &mut Heads, tables: &T, config: &Config) -> Verdi
     match steer::steer(heads, tables, config) {
         // For `steer` the stack answers it; here the stack is done with it, and it would leave.
         Steer::Done(Verdict::TtlExpired) => Verdict::NotSteered,
+        // For `steer` a SYN+ACK or an echo reply is an answer whatever we remember, since the stack knows better. By here
+        // the stack has given an answer through a service its own source back; what still has the pod's address answers
+        // somebody who called that address, whom we remember, or nobody.
+        Steer::Done(Verdict::InboundReply) if !tables.inbound_known(&heads.tuple) => Verdict::NotSteered,
         Steer::Done(verdict) => verdict,
         Steer::Hairpin => Verdict::Hairpin,
         Steer::Mark | Steer::Send { .. } => Verdict::NotSteered,
@@ -109,6 +113,7 @@ mod tests {
     use super::*;
     use crate::abi::{OnUnknownPod, WhenEmpty};
     use crate::decide::cast::{ID, both};
+    use crate::decide::notice;
     use crate::decide::packets::{Packet, packet};
     use crate::decide::world::{World, addr, with_node_ports};
     use crate::wire::tcp;
@@ -197,10 +202,27 @@ mod tests {
     }
 
     #[test]
+    fn an_answer_to_nobody_does_not_leave() {
+        both(|cast, world| {
+            let syn = packet(cast.world, cast.pod, 4000, 80).tcp(tcp::SYN).arriving();
+            let ping = packet(cast.world, cast.pod, 0, 0).echo(9).arriving();
+            let answers = [
+                (syn, packet(cast.pod, cast.world, 80, 4000).tcp(tcp::SYN | tcp::ACK)),
+                (ping, packet(cast.pod, cast.world, 0, 0).echo_reply(9)),
+            ];
+            for (question, answer) in answers {
+                assert_eq!(verdict(world, &answer), Verdict::NotSteered, "made up");
+                assert_eq!(notice::notice(&question, world, &world.config.get()), Verdict::InboundRemembered);
+                assert_eq!(verdict(world, &answer), Verdict::InboundReply);
+                let unselected = packet(cast.known_pod, cast.world, 80, 4000).tcp(tcp::SYN | tcp::ACK);
+                assert_eq!(verdict(world, &unselected), Verdict::NotSelected);
+            }
+        });
+    }
+
+    #[test]
     fn what_steer_leaves_alone_may_leave() {
         both(|cast, world| {
-            let answer = packet(cast.pod, cast.world, 80, 4000).tcp(tcp::SYN | tcp::ACK);
-            assert_eq!(verdict(world, &answer), Verdict::InboundReply);
             assert_eq!(verdict(world, &packet(cast.known_pod, cast.world, 4000, 80)), Verdict::NotSelected);
             assert_eq!(verdict(world, &packet(cast.pod, cast.remote_pod, 4000, 80)), Verdict::ToCluster);
         });

@@ -115,6 +115,9 @@ pub trait Tables {
     fn count_mapping(&self, egress_id: u32);
     /// Claims the first free port of the search for the reverse key made from `forward` and `address`.
     fn claim_any_port(&self, forward: &Tuple, address: &Addr, owner: &Owner, search: &PortSearch) -> PortClaim;
+    /// Whether every port towards this destination was found taken, at most [`snat::EXHAUSTED_NS`] ago.
+    fn is_exhausted(&self, destination: &Tuple) -> bool;
+    fn note_exhausted(&self, destination: &Tuple);
     /// Whether it was there: of several that ask at once, one hears yes.
     fn forget_nat(&self, key: &Tuple) -> bool;
 

@@ -93,9 +93,13 @@ pub fn translate<'t, T: Tables>(
         OwnPort::Full => return Err(Verdict::MapFull),
         // The answerer knows this flow by its own port only.
         OwnPort::Taken if slots::is_mid_stream(heads) => return Err(Verdict::PortTaken),
+        OwnPort::Taken if is_exhausted(forward, face, tables) => return Err(Verdict::PortsExhausted),
         OwnPort::Taken => match find_port(heads, tables, face, owner) {
             PortClaim::Claimed(number) => Port { number, ours: true },
-            PortClaim::NoneFree => return Err(Verdict::PortsExhausted),
+            PortClaim::NoneFree => {
+                note_exhausted(forward, face, tables);
+                return Err(Verdict::PortsExhausted);
+            }
             PortClaim::Full => return Err(Verdict::MapFull),
         },
     };
@@ -160,6 +164,20 @@ fn claim_own_port<T: Tables>(heads: &Heads, tables: &T, face: &Face, owner: &Own
     }
 }
 
+/// A search that found nothing holds for so long for every new flow of the same kind: it has cost a step for each port.
+/// So a port that becomes free is found after this time at the latest; a flow whose own port is free gets it at once.
+pub const EXHAUSTED_NS: u64 = 1_000_000_000;
+
+#[inline(never)]
+fn is_exhausted<T: Tables>(forward: &Tuple, face: &Face, tables: &T) -> bool {
+    tables.is_exhausted(&reverse_key(forward, &face.address, 0))
+}
+
+#[inline(never)]
+fn note_exhausted<T: Tables>(forward: &Tuple, face: &Face, tables: &T) {
+    tables.note_exhausted(&reverse_key(forward, &face.address, 0));
+}
+
 /// Claims the reverse key with any free port of the face.
 #[inline(never)]
 fn find_port<T: Tables>(heads: &Heads, tables: &T, face: &Face, owner: &Owner) -> PortClaim {
@@ -219,6 +237,32 @@ mod tests {
                 assert!(seen.iter().all(|p| (first..=last).contains(p)));
             }
         }
+    }
+
+    #[test]
+    fn an_exhausted_range_is_searched_once_in_a_while() {
+        both(|cast, world| {
+            let ports = PortRange { first: 2000, last: 2001 };
+            let face = Face { address: addr(cast.egress), ports };
+            let asked = |port, to| {
+                let heads = packet(cast.pod, cast.world, port, to).heads();
+                translate(&heads, world, &face, &OWNER).map(|mapping| mapping.other)
+            };
+            let first = asked(1, 80).expect("a free port");
+            assert!(asked(2, 80).is_ok());
+            assert_eq!(asked(3, 80), Err(Verdict::PortsExhausted));
+            assert!(asked(3, 81).is_ok(), "another destination");
+            let forward = world.nat_peek(&first).expect("the mapping").other;
+            assert!(world.forget_nat(&first) && world.forget_nat(&forward));
+            assert_eq!(asked(3, 80), Err(Verdict::PortsExhausted), "it has just been searched");
+            let begun = world.now.get();
+            world.now.set(begun + EXHAUSTED_NS + 1);
+            assert_eq!(asked(3, 80), Ok(first), "and is again");
+            assert_eq!(asked(4, 80), Err(Verdict::PortsExhausted));
+            assert!(world.forget_nat(&first));
+            world.forget_nat(&packet(cast.pod, cast.world, 3, 80).heads().tuple);
+            assert_eq!(asked(first.dport(), 80), Ok(first), "a flow's own port needs no search");
+        });
     }
 
     #[test]

@@ -31,6 +31,7 @@ pub(crate) struct World {
     nat: RefCell<HashMap<Tuple, Mapping>>,
     nat_limit: Cell<usize>,
     mappings: Cell<u32>,
+    exhausted: RefCell<HashMap<Tuple, u64>>,
     frags: RefCell<HashMap<FragKey, FragPorts>>,
 }
 
@@ -70,6 +71,7 @@ impl World {
             nat: RefCell::default(),
             nat_limit: Cell::new(usize::MAX),
             mappings: Cell::new(0),
+            exhausted: RefCell::default(),
             frags: RefCell::default(),
         };
         cast::settle(&world);
@@ -341,6 +343,13 @@ impl Tables for World {
             }
         }
         PortClaim::NoneFree
+    }
+    fn is_exhausted(&self, destination: &Tuple) -> bool {
+        let noted = self.exhausted.borrow().get(destination).copied();
+        noted.is_some_and(|noted| self.now.get() - noted <= snat::EXHAUSTED_NS)
+    }
+    fn note_exhausted(&self, destination: &Tuple) {
+        self.exhausted.borrow_mut().insert(*destination, self.now.get());
     }
     fn forget_nat(&self, key: &Tuple) -> bool {
         self.nat.borrow_mut().remove(key).is_some()
