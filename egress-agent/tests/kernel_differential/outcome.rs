@@ -27,7 +27,7 @@ struct CaseNames {
     cast: Cast,
     known: Known,
     /// In the order of their appearance.
-    chosen: Vec<(u8, u16)>,
+    chosen: Vec<(u8, (IpAddr, u16), u16)>,
 }
 
 impl Names for CaseNames {
@@ -35,9 +35,10 @@ impl Names for CaseNames {
         self.cast.name(address)
     }
 
-    fn chosen(&mut self, protocol: u8, port: u16) -> String {
-        let place = self.chosen.iter().position(|chosen| *chosen == (protocol, port)).unwrap_or_else(|| {
-            self.chosen.push((protocol, port));
+    fn chosen(&mut self, protocol: u8, peer: (IpAddr, u16), port: u16) -> String {
+        let one = (protocol, peer, port);
+        let place = self.chosen.iter().position(|chosen| *chosen == one).unwrap_or_else(|| {
+            self.chosen.push(one);
             self.chosen.len() - 1
         });
         format!("chosen, number {}", place + 1)

@@ -13,8 +13,8 @@ use crate::wire::{Frame, Offload};
 /// Gives names to what is free to differ.
 pub(crate) trait Names {
     fn address(&self, address: IpAddr) -> String;
-    /// A port or identifier that stands beside the egress IP.
-    fn chosen(&mut self, protocol: u8, port: u16) -> String;
+    /// A port or identifier that stands beside the egress IP, towards this end.
+    fn chosen(&mut self, protocol: u8, peer: (IpAddr, u16), port: u16) -> String;
     fn is_egress(&self, address: IpAddr) -> bool;
     /// Whether a packet with this identification, flow label or port was put in.
     fn knows_id(&self, id: u32) -> bool;
@@ -151,17 +151,20 @@ fn say_transport(view: &View<'_>, of: &str, offload: Offload, names: &mut dyn Na
     if let Some((sport, dport)) = view.ports() {
         let is_echo = matches!(view.protocol, ICMP | ICMPV6);
         let beside = [names.is_egress(view.from), names.is_egress(view.to)];
-        let mut say = |chosen: bool, port: u16| match chosen {
-            true => names.chosen(view.protocol, port),
-            false if names.knows_port(port) => port.to_string(),
-            false => "another one".to_owned(),
+        let mut say = |port: u16, chosen_towards: Option<(IpAddr, u16)>| match chosen_towards {
+            Some(peer) => names.chosen(view.protocol, peer, port),
+            None if names.knows_port(port) => port.to_string(),
+            None => "another one".to_owned(),
         };
         if is_echo {
-            lines.push(format!("{of}identifier: {}", say(beside[0] || beside[1], sport)));
+            let peer = if beside[0] { view.to } else { view.from };
+            let towards = (beside[0] || beside[1]).then_some((peer, 0));
+            lines.push(format!("{of}identifier: {}", say(sport, towards)));
             rest[4..6].fill(0);
         } else {
-            lines.push(format!("{of}source port: {}", say(beside[0], sport)));
-            lines.push(format!("{of}destination port: {}", say(beside[1], dport)));
+            let towards = [(view.to, dport), (view.from, sport)];
+            lines.push(format!("{of}source port: {}", say(sport, beside[0].then_some(towards[0]))));
+            lines.push(format!("{of}destination port: {}", say(dport, beside[1].then_some(towards[1]))));
             rest[..4].fill(0);
         }
     }

@@ -7,6 +7,7 @@ mod headers;
 mod malformed;
 mod offload;
 mod protocols;
+mod random;
 mod sizes;
 mod tcp;
 mod udp;
@@ -45,6 +46,7 @@ pub(crate) fn all() -> Vec<Case> {
         malformed::cases,
         unasked::cases,
         offload::cases,
+        random::cases,
     ];
     kinds.into_iter().flat_map(|cases| [false, true].into_iter().flat_map(cases)).collect()
 }

@@ -1,0 +1,92 @@
+//! Datagrams and echo messages in an order that nobody chose, the same in every run: two pods, two servers and a few
+//! ports that get into each other's way; answers go to whatever port came out.
+
+use super::{echo, udp};
+use crate::play::{Case, Shot, Side, Talk, shot};
+use crate::view::View;
+
+/// Sequences in each family, and packets in each.
+const SEQUENCES: u64 = 40;
+const PACKETS: usize = 12;
+/// Of the pods: a system port, the first that is none, and two more.
+const PORTS: [u16; 4] = [700, 1024, 40000, 40001];
+
+/// xorshift64*.
+struct Numbers(u64);
+
+impl Numbers {
+    fn below(&mut self, bound: usize) -> usize {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        let high = self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33;
+        usize::try_from(high).expect("31 bits") % bound
+    }
+
+    fn coin(&mut self) -> bool {
+        self.below(2) == 0
+    }
+}
+
+/// What a pod sends.
+#[derive(Clone, Copy)]
+struct Sent {
+    other_pod: bool,
+    second_server: bool,
+    echo: bool,
+    sport: u16,
+    dport: u16,
+    length: usize,
+}
+
+pub(super) fn cases(v6: bool) -> Vec<Case> {
+    (1..=SEQUENCES).map(|number| sequence(v6, number)).collect()
+}
+
+fn sequence(v6: bool, number: u64) -> Case {
+    let mut numbers = Numbers(number << 1 | u64::from(v6));
+    // The first numbers of such small seeds are alike.
+    for _ in 0..8 {
+        numbers.below(1);
+    }
+    let mut case = Case::new(&format!("random sequence {number}"), v6);
+    for place in 0..PACKETS {
+        let (answer, which, length) = (place > 0 && numbers.coin(), numbers.below(64), 8 + numbers.below(200));
+        let sent = Sent {
+            other_pod: numbers.coin(),
+            second_server: numbers.coin(),
+            echo: numbers.below(3) == 0,
+            sport: PORTS[numbers.below(PORTS.len())],
+            dport: 80 + u16::from(numbers.coin()),
+            length,
+        };
+        case = case.shots(move |talk| if answer { answered(talk, which, length) } else { vec![send(talk, sent)] });
+    }
+    case
+}
+
+fn send(talk: &Talk<'_>, sent: Sent) -> Shot {
+    let data = talk.data(sent.length);
+    let body = if sent.echo { echo(talk.cast.v6, true, sent.sport, data) } else { udp(sent.sport, sent.dport, data) };
+    let packet = talk.out(body).with(|packet| {
+        if sent.other_pod {
+            packet.from = talk.cast.other_pod();
+        }
+        if sent.second_server {
+            packet.to = talk.cast.second_server();
+        }
+    });
+    shot(Side::Pods, packet.bytes())
+}
+
+/// The answer to one of the packets that have left; none before the first.
+fn answered(talk: &Talk<'_>, which: usize, length: usize) -> Vec<Shot> {
+    let left: Vec<View<'_>> = talk.left().filter_map(View::of).collect();
+    let Some(view) = which.checked_rem(left.len()).and_then(|place| left.get(place)) else { return Vec::new() };
+    let (sport, dport) = view.ports().expect("only what has ports was sent");
+    let data = talk.data(length);
+    let is_udp = view.protocol == crate::craft::UDP;
+    let body = if is_udp { udp(dport, sport, data) } else { echo(talk.cast.v6, false, sport, data) };
+    let packet = talk.back(body).with(|packet| packet.from = view.to);
+    vec![shot(Side::World, packet.bytes())]
+}
