@@ -66,13 +66,6 @@ const DIFFERENCES: &[Difference] = &[
         ],
     },
     Difference {
-        title: "An answer goes as it came",
-        reason: "A SYN+ACK outside of the pod's own flows, and an echo reply, answer something that came in from outside, also \
-                 when we have not seen it, and must keep the address that was asked: they are left alone (question 4 of \
-                 [`steer`](datapath.md#the-order-of-questions-in-steer)). Netfilter drops them as invalid.",
-        cases: &["TCP begins with SYN+ACK", "echo reply that the pod sends unasked"],
-    },
-    Difference {
         title: "Link-local destinations are left alone",
         reason: "They belong to the node and its link (question 3), whose metadata services expect the pod's or the node's \
                  address.",
