@@ -29,8 +29,9 @@ const OFFSET_MASK: usize = 0x3ff;
 #[inline(never)]
 pub fn error(run: &Run<'_>, head: u64, from: &Addr, buffer: &mut Buffer) -> Option<()> {
     let Run { packet, heads, .. } = *run;
-    // Errors are not answered with errors, nor later fragments (RFC 1122 section 3.2.2).
-    if *from == Addr::UNSPECIFIED || matches!(heads.l4, L4::IcmpError) || !heads.has_l4() {
+    // Errors are not answered with errors, nor later fragments (RFC 1122 section 3.2.2). A partial checksum of SCTP would
+    // be completed over the quote too, and CRC32c knows no value that stays as it is.
+    if *from == Addr::UNSPECIFIED || matches!(heads.l4, L4::IcmpError | L4::Sctp) || !heads.has_l4() {
         return None;
     }
     let available = packet.len() as u32 - L3 as u32;

@@ -88,6 +88,8 @@ pub struct Workspace {
     pub rest: Rest,
     /// Headers under construction.
     pub buffer: Buffer,
+    /// A key under construction.
+    pub key: Tuple,
     /// A mapping under construction.
     pub mapping: Mapping,
     /// No drop is reported before this time.
@@ -294,8 +296,8 @@ impl Tables for Maps {
     }
 
     #[inline(always)]
-    fn flow_known(&self, tuple: &Tuple) -> bool {
-        lent(FLOWS.get_ptr_mut(tuple)).is_some()
+    fn flow_peek(&self, tuple: &Tuple) -> Option<&Flow> {
+        lent(FLOWS.get_ptr_mut(tuple))
     }
 
     #[inline(always)]

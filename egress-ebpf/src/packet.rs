@@ -16,10 +16,11 @@ use aya_ebpf::helpers::generated::{
     bpf_skb_load_bytes, bpf_skb_pull_data, bpf_skb_store_bytes, bpf_skb_vlan_pop,
 };
 use aya_ebpf::programs::TcContext;
-use egress_common::abi::{Addr, Family, Tuple, Verdict};
+use egress_common::abi::{Addr, Family, Verdict};
 use egress_common::decide::{End, Rewrite};
 use egress_common::wire::{
-    Frame, Heads, L3, PROTO_ICMP, PROTO_ICMPV6, PROTO_TCP, PROTO_UDP, Quote, csum, ipv4, ipv6, l4,
+    ETH_LEN, Frame, Heads, L3, PROTO_DCCP, PROTO_ICMP, PROTO_ICMPV6, PROTO_TCP, PROTO_UDP, PROTO_UDP_LITE, Quote, csum,
+    ethertype, ipv4, ipv6, l4,
 };
 
 use crate::fragment::{REST, Rest};
@@ -27,6 +28,8 @@ use crate::room::Room;
 
 /// Heads that are read directly must lie in the linear area: Ethernet, IP with options or two extension headers, TCP.
 const HEADS: u32 = 14 + 60 + 20;
+/// Likewise where there is more to walk: IPv6 extension headers, or a quoted packet with its own.
+const LONG_HEADS: u32 = 512;
 /// BPF_F_IPV6 (Linux 6.16): the address change of an IPv6 packet leaves a complete checksum as it is.
 const BPF_F_IPV6: u64 = 1 << 7;
 /// `pkt_type` of a frame whose link address is this host's, and of one whose is somebody else's.
@@ -46,6 +49,16 @@ fn tail_length(length: u32) -> Option<u32> {
     // SAFETY: a register is moved to itself.
     unsafe { asm!("{0} = {0}", inout(reg) less_one, options(pure, nomem, nostack, preserves_flags)) };
     (less_one < REST as u64).then_some(less_one as u32 + 1)
+}
+
+/// What a sum over an address gains when it becomes another one. For IPv4 the upper words are the same.
+#[inline(always)]
+fn change_of(old: &Addr, new: &Addr) -> u64 {
+    let (old, new) = (old.words(), new.words());
+    csum::change_u32(old[0], new[0])
+        + csum::change_u32(old[1], new[1])
+        + csum::change_u32(old[2], new[2])
+        + csum::change_u32(old[3], new[3])
 }
 
 /// The packet of this run: a pointer, so that out-of-line functions take it in a register.
@@ -88,6 +101,23 @@ impl Packet {
             // SAFETY: the context is the program's own.
             unsafe { bpf_skb_pull_data(self.skb, HEADS.min(self.len() as u32)) };
         }
+    }
+
+    /// Brings heads that are longer than usual into the linear area.
+    #[inline(always)]
+    pub fn pull_long_heads(&self) {
+        let next = match self.load(ETH_LEN - 2).map(u16::from_be_bytes) {
+            Some(ethertype::IPV4) => self.load(L3 + ipv4::PROTOCOL),
+            Some(ethertype::IPV6) => self.load(L3 + ipv6::NEXT_HEADER),
+            _ => return,
+        };
+        let [PROTO_TCP | PROTO_UDP] = next.unwrap_or([0]) else {
+            if self.len() > self.data_end() - self.data() {
+                // SAFETY: the context is the program's own.
+                unsafe { bpf_skb_pull_data(self.skb, LONG_HEADS.min(self.len() as u32)) };
+            }
+            return;
+        };
     }
 
     #[inline(always)]
@@ -153,11 +183,16 @@ impl Packet {
         self.field(|skb| skb.ingress_ifindex) == self.ifindex()
     }
 
-    /// Of another network, or for another host. A tag without a number says how urgent the packet is, not whose.
+    /// Of another network. A tag without a number says how urgent the packet is, not whose.
+    #[inline(always)]
+    pub fn is_tagged(&self) -> bool {
+        self.field(|skb| skb.vlan_present) != 0 && self.field(|skb| skb.vlan_tci) & VLAN_NUMBER != 0
+    }
+
+    /// Of another network, or for another host.
     #[inline(always)]
     pub fn is_foreign(&self) -> bool {
-        self.field(|skb| skb.pkt_type) == PACKET_OTHERHOST
-            || self.field(|skb| skb.vlan_present) != 0 && self.field(|skb| skb.vlan_tci) & VLAN_NUMBER != 0
+        self.field(|skb| skb.pkt_type) == PACKET_OTHERHOST || self.is_tagged()
     }
 
     /// Takes off what belongs to the device that the packet came by: the mark, and a tag without a number.
@@ -271,40 +306,51 @@ impl Packet {
         self.try_rewrite(heads, rewrite).ok_or(Verdict::RewriteFailed)
     }
 
-    /// Gives the packet that an ICMP error quotes the pod's address and port instead of the egress IP and its port; the
-    /// error's own destination is still to be rewritten.
-    ///
-    /// The quoted packet's own transport checksum stays: a quote is too short for anyone to verify it. In the error's
-    /// checksum the changes of a quoted IPv4 address and of its header checksum cancel out.
+    /// Gives an ICMP error another end, and the packet that it quotes, which went the other way, its opposite end. The
+    /// quoted checksums follow where the quote is long enough to have them.
     #[inline(never)]
-    pub fn rewrite_quote(self, heads: &Heads, quote: &Quote, pod: &Tuple) -> Result<(), Verdict> {
-        self.try_rewrite_quote(heads, quote, pod).ok_or(Verdict::RewriteFailed)
+    pub fn rewrite_error(self, heads: &Heads, quote: &Quote, rewrite: &Rewrite) -> Result<(), Verdict> {
+        self.try_rewrite_error(heads, quote, rewrite).ok_or(Verdict::RewriteFailed)
     }
 
     #[inline(always)]
-    fn try_rewrite_quote(self, heads: &Heads, quote: &Quote, pod: &Tuple) -> Option<()> {
-        let sum_at = u32::from(heads.l4_offset) + l4::ICMP_CHECKSUM as u32;
-        let (old_port, port) = (quote.tuple.sport(), pod.sport());
-        if old_port != port {
-            let (from, to) = (u64::from(old_port.to_be()), u64::from(port.to_be()));
+    fn try_rewrite_error(&self, heads: &Heads, quote: &Quote, rewrite: &Rewrite) -> Option<()> {
+        let old = match rewrite.end {
+            End::Source => heads.tuple.saddr,
+            End::Destination => heads.tuple.daddr,
+        };
+        let (outer_at, inner_at) = match (heads.family, rewrite.end) {
+            (Family::V4, End::Source) => (ipv4::SADDR, ipv4::DADDR),
+            (Family::V4, End::Destination) => (ipv4::DADDR, ipv4::SADDR),
+            (Family::V6, End::Source) => (ipv6::SADDR, ipv6::DADDR),
+            (Family::V6, End::Destination) => (ipv6::DADDR, ipv6::SADDR),
+        };
+        let addresses = change_of(&old, &rewrite.addr);
+        // A quoted IPv4 address and the checksum of its header, which follows it, cancel out in the error's checksum.
+        let mut change = if heads.family == Family::V6 { addresses } else { 0 };
+        let transport = rewrite_quoted_transport(*self, quote, rewrite, addresses);
+        if transport == NOT_WRITTEN {
+            return None;
+        }
+        change += transport;
+        if change != 0 {
+            let sum_at = u32::from(heads.l4_offset) + l4::ICMP_CHECKSUM as u32;
             // SAFETY: the context is the program's own.
-            if unsafe { bpf_l4_csum_replace(self.skb, sum_at, from, to, 2) } != 0 {
+            if unsafe { bpf_l4_csum_replace(self.skb, sum_at, 0, csum::fold64(change).into(), 0) } != 0 {
                 return None;
             }
-            self.store(quote.source_port_at(), port.to_be_bytes())?;
         }
-        let (egress, at) = (&heads.tuple.daddr, quote.network_at());
+        let at = quote.network_at();
         match heads.family {
-            Family::V4 => self.replace_addr_v4_at(at, ipv4::SADDR, egress, &pod.saddr),
+            Family::V4 => {
+                self.replace_addr_v4_at(at, inner_at, &old, &rewrite.addr)?;
+                self.replace_addr_v4_at(L3, outer_at, &old, &rewrite.addr)
+            }
             Family::V6 => {
-                let (mut old, mut new) = (egress.words(), pod.saddr.words());
-                // SAFETY: the arrays live on this frame.
-                let diff = unsafe { bpf_csum_diff(old.as_mut_ptr(), 16, new.as_mut_ptr(), 16, 0) };
-                // SAFETY: the context is the program's own.
-                if unsafe { bpf_l4_csum_replace(self.skb, sum_at, 0, u64::try_from(diff).ok()?, 0) } != 0 {
-                    return None;
-                }
-                self.store(at + ipv6::SADDR, pod.saddr.octets())
+                // The pseudo header.
+                replace_l4_checksum(*self, heads, &old, &rewrite.addr)?;
+                self.store(at + inner_at, rewrite.addr.octets())?;
+                self.store(L3 + outer_at, rewrite.addr.octets())
             }
         }
     }
@@ -316,7 +362,7 @@ impl Packet {
             End::Destination => (heads.tuple.daddr, heads.tuple.dport()),
         };
         if heads.has_l4() {
-            self.replace_l4_checksum(heads, &old, &rewrite.addr)?;
+            replace_l4_checksum(*self, heads, &old, &rewrite.addr)?;
             if old_port != rewrite.port {
                 self.replace_port(heads, rewrite.end, old_port, rewrite.port)?;
             }
@@ -330,47 +376,18 @@ impl Packet {
         }
     }
 
-    #[inline(always)]
-    fn replace_l4_checksum(&self, heads: &Heads, old: &Addr, new: &Addr) -> Option<()> {
-        let (at, flags) = match heads.tuple.protocol {
-            PROTO_TCP => (l4::TCP_CHECKSUM, 0),
-            // Zero means "none" and stays zero; a result of zero is written as all ones (RFC 768).
-            PROTO_UDP => (l4::UDP_CHECKSUM, u64::from(BPF_F_MARK_MANGLED_0)),
-            PROTO_ICMPV6 => (l4::ICMP_CHECKSUM, 0),
-            // ICMP has no pseudo header.
-            _ => return Some(()),
-        };
-        let at = u32::from(heads.l4_offset) + at as u32;
-        let flags = flags | u64::from(BPF_F_PSEUDO_HDR);
-        let (old, new) = (old.words(), new.words());
-        // SAFETY (all calls): the context is the program's own, the arrays live on this frame.
-        match heads.family {
-            Family::V4 => {
-                let result = unsafe { bpf_l4_csum_replace(self.skb(), at, old[3].into(), new[3].into(), flags | 4) };
-                (result == 0).then_some(())
-            }
-            Family::V6 => {
-                let (mut old, mut new) = (old, new);
-                let diff = unsafe { bpf_csum_diff(old.as_mut_ptr(), 16, new.as_mut_ptr(), 16, 0) };
-                let diff = u64::try_from(diff).ok()?;
-                let mut result = unsafe { bpf_l4_csum_replace(self.skb(), at, 0, diff, flags | BPF_F_IPV6) };
-                if result != 0 {
-                    // A kernel before 6.16 refuses the flag.
-                    result = unsafe { bpf_l4_csum_replace(self.skb(), at, 0, diff, flags) };
-                }
-                (result == 0).then_some(())
-            }
-        }
-    }
-
     /// Ports, or the identifier of an echo message.
     #[inline(always)]
     fn replace_port(&self, heads: &Heads, end: End, old: u16, new: u16) -> Option<()> {
         let (sum_at, flags, port_at) = match (heads.tuple.protocol, end) {
             (PROTO_TCP, End::Source) => (l4::TCP_CHECKSUM, 0, l4::SPORT),
             (PROTO_TCP, End::Destination) => (l4::TCP_CHECKSUM, 0, l4::DPORT),
-            (PROTO_UDP, End::Source) => (l4::UDP_CHECKSUM, u64::from(BPF_F_MARK_MANGLED_0), l4::SPORT),
-            (PROTO_UDP, End::Destination) => (l4::UDP_CHECKSUM, u64::from(BPF_F_MARK_MANGLED_0), l4::DPORT),
+            (PROTO_UDP | PROTO_UDP_LITE, End::Source) => (l4::UDP_CHECKSUM, u64::from(BPF_F_MARK_MANGLED_0), l4::SPORT),
+            (PROTO_UDP | PROTO_UDP_LITE, End::Destination) => {
+                (l4::UDP_CHECKSUM, u64::from(BPF_F_MARK_MANGLED_0), l4::DPORT)
+            }
+            (PROTO_DCCP, End::Source) => (l4::UDP_CHECKSUM, 0, l4::SPORT),
+            (PROTO_DCCP, End::Destination) => (l4::UDP_CHECKSUM, 0, l4::DPORT),
             (PROTO_ICMP | PROTO_ICMPV6, _) => (l4::ICMP_CHECKSUM, 0, l4::ECHO_ID),
             _ => return None,
         };
@@ -432,5 +449,85 @@ impl Packet {
     pub fn set_macs(&self, dmac: [u8; 6], smac: [u8; 6]) -> Option<()> {
         self.store(0, dmac)?;
         self.store(6, smac)
+    }
+}
+
+/// What cannot be the change of a sum: the packet could not be written to.
+const NOT_WRITTEN: u64 = u64::MAX;
+
+/// The quoted packet's port, or identifier, and its checksum; returns what that changes in the sum over the quote, or
+/// [`NOT_WRITTEN`]. Out of line as all steps that would crowd the caller's frame.
+#[inline(never)]
+fn rewrite_quoted_transport(packet: Packet, quote: &Quote, rewrite: &Rewrite, addresses: u64) -> u64 {
+    try_rewrite_quoted_transport(packet, quote, rewrite, addresses).unwrap_or(NOT_WRITTEN)
+}
+
+#[inline(always)]
+fn try_rewrite_quoted_transport(packet: Packet, quote: &Quote, rewrite: &Rewrite, addresses: u64) -> Option<u64> {
+    let (at, tuple) = (quote.transport_at(), quote.tuple());
+    let is_query = matches!(tuple.protocol, PROTO_ICMP | PROTO_ICMPV6);
+    let (old_port, port_at) = match rewrite.end {
+        _ if is_query => (tuple.sport(), l4::ECHO_ID),
+        End::Source => (tuple.dport(), l4::DPORT),
+        End::Destination => (tuple.sport(), l4::SPORT),
+    };
+    let port = csum::change_u16(old_port.to_be(), rewrite.port.to_be());
+    let mut change = 0;
+    if old_port != rewrite.port {
+        change = port;
+        packet.store(at + port_at, rewrite.port.to_be_bytes())?;
+    }
+    let (sum_at, covered) = match tuple.protocol {
+        // Only with the end of its header.
+        PROTO_TCP if packet.load::<4>(at + l4::TCP_CHECKSUM).is_some() => (l4::TCP_CHECKSUM, addresses + port),
+        PROTO_UDP | PROTO_UDP_LITE | PROTO_DCCP => (l4::UDP_CHECKSUM, addresses + port),
+        PROTO_ICMPV6 => (l4::ICMP_CHECKSUM, addresses + port),
+        PROTO_ICMP => (l4::ICMP_CHECKSUM, port),
+        _ => return Some(change),
+    };
+    let Some(bytes) = packet.load(at + sum_at) else { return Some(change) };
+    let old = u16::from_ne_bytes(bytes);
+    let new = match csum::replace(old, covered) {
+        // Zero would mean "none", which stays as it is.
+        _ if tuple.protocol == PROTO_UDP && old == 0 => 0,
+        0 if tuple.protocol == PROTO_UDP => 0xffff,
+        new => new,
+    };
+    packet.store(at + sum_at, new.to_ne_bytes())?;
+    Some(change + csum::change_u16(old, new))
+}
+
+/// The transport checksum after an address has changed.
+#[inline(never)]
+fn replace_l4_checksum(packet: Packet, heads: &Heads, old: &Addr, new: &Addr) -> Option<()> {
+    let (at, flags) = match heads.tuple.protocol {
+        PROTO_TCP => (l4::TCP_CHECKSUM, 0),
+        // Zero means "none" and stays zero; a result of zero is written as all ones (RFC 768).
+        PROTO_UDP | PROTO_UDP_LITE => (l4::UDP_CHECKSUM, u64::from(BPF_F_MARK_MANGLED_0)),
+        PROTO_DCCP => (l4::UDP_CHECKSUM, 0),
+        PROTO_ICMPV6 => (l4::ICMP_CHECKSUM, 0),
+        // ICMP has no pseudo header, SCTP neither; the others have no checksum that is known.
+        _ => return Some(()),
+    };
+    let at = u32::from(heads.l4_offset) + at as u32;
+    let flags = flags | u64::from(BPF_F_PSEUDO_HDR);
+    let (old, new) = (old.words(), new.words());
+    // SAFETY (all calls): the context is the program's own, the arrays live on this frame.
+    match heads.family {
+        Family::V4 => {
+            let result = unsafe { bpf_l4_csum_replace(packet.skb, at, old[3].into(), new[3].into(), flags | 4) };
+            (result == 0).then_some(())
+        }
+        Family::V6 => {
+            let (mut old, mut new) = (old, new);
+            let diff = unsafe { bpf_csum_diff(old.as_mut_ptr(), 16, new.as_mut_ptr(), 16, 0) };
+            let diff = u64::try_from(diff).ok()?;
+            let mut result = unsafe { bpf_l4_csum_replace(packet.skb, at, 0, diff, flags | BPF_F_IPV6) };
+            if result != 0 {
+                // A kernel before 6.16 refuses the flag.
+                result = unsafe { bpf_l4_csum_replace(packet.skb, at, 0, diff, flags) };
+            }
+            (result == 0).then_some(())
+        }
     }
 }

@@ -25,7 +25,6 @@ pub fn claim_nat(now: u64, key: &Tuple, other: &Tuple, owner: &Owner) -> Claim {
 
 struct PortWalk<'a> {
     forward: &'a Tuple,
-    address: &'a Addr,
     owner: &'a Owner,
     search: &'a PortSearch,
     now: u64,
@@ -37,8 +36,11 @@ unsafe extern "C" fn try_port(index: u64, walk: *mut PortWalk<'_>) -> u64 {
     // SAFETY: `bpf_loop` hands back the pointer that it was given, to a live frame.
     let walk = unsafe { &mut *walk };
     let port = walk.search.at(index as u32);
-    let reverse = snat::reverse_key(walk.forward, walk.address, port);
-    match claim_nat(walk.now, &reverse, walk.forward, walk.owner) {
+    let Some(workspace) = WORKSPACE.get_ptr_mut(0) else { return 1 };
+    // SAFETY: as in `claim_nat`.
+    let reverse = unsafe { &mut (*workspace).key };
+    snat::set_reverse_port(reverse, walk.forward, port);
+    match claim_nat(walk.now, reverse, walk.forward, walk.owner) {
         Claim::Claimed => {
             walk.found = PortClaim::Claimed(port);
             1
@@ -51,10 +53,21 @@ unsafe extern "C" fn try_port(index: u64, walk: *mut PortWalk<'_>) -> u64 {
     }
 }
 
+/// Lays the key that is searched for into the workspace, because the steps are at the end of the longest chain of calls.
+/// All but its port stays.
+#[inline(never)]
+fn prepare(forward: &Tuple, address: &Addr) {
+    if let Some(workspace) = WORKSPACE.get_ptr_mut(0) {
+        // SAFETY: as in `claim_nat`.
+        unsafe { (*workspace).key = snat::reverse_key(forward, address, 0) };
+    }
+}
+
 /// Claims the first free port of the search.
 #[inline(always)]
 pub fn claim_any(now: u64, forward: &Tuple, address: &Addr, owner: &Owner, search: &PortSearch) -> PortClaim {
-    let mut walk = PortWalk { forward, address, owner, search, now, found: PortClaim::NoneFree };
+    prepare(forward, address);
+    let mut walk = PortWalk { forward, owner, search, now, found: PortClaim::NoneFree };
     // SAFETY: the callback has the signature that the helper asks for, and `walk` lives on this frame until the helper
     // returns.
     unsafe { bpf_loop(search.span, try_port as *mut c_void, (&raw mut walk).cast(), 0) };

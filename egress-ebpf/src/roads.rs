@@ -40,6 +40,7 @@ impl Run<'_> {
 /// Reads the heads into the workspace; out of line, so that its frame is gone when the decision is taken.
 #[inline(never)]
 fn parse(packet: Packet, heads: &mut Heads, direction: Direction) -> bool {
+    packet.pull_long_heads();
     if heads.read(&packet, direction).is_none() {
         *heads = Heads::NONE;
         return false;
@@ -47,28 +48,44 @@ fn parse(packet: Packet, heads: &mut Heads, direction: Direction) -> bool {
     true
 }
 
-/// Reads what an ICMP error quotes into the workspace; out of line as [`parse`].
+/// Reads what an ICMP error quotes into the workspace.
+#[inline(always)]
+fn quoted<'a>(packet: Packet, heads: &Heads, quote: &'a mut Quote) -> &'a Quote {
+    if heads.l4 == L4::IcmpError {
+        read_quote(packet, heads, quote);
+    }
+    quote
+}
+
+/// Out of line as [`parse`].
 #[inline(never)]
-fn read_quote(packet: Packet, heads: &Heads, quote: &mut Quote) -> bool {
-    *quote = Quote::NONE;
-    quote.read(&packet, heads).is_some()
+fn read_quote(packet: Packet, heads: &Heads, quote: &mut Quote) {
+    if quote.read(&packet, heads).is_none() {
+        *quote = Quote::NONE;
+    }
+}
+
+/// Gives the packet another end; an ICMP error, what it quotes too.
+#[inline(always)]
+fn rewrite(run: &Run<'_>, quote: &Quote, rewrite: &Rewrite) -> Result<(), Verdict> {
+    match run.heads.l4 {
+        L4::IcmpError => run.packet.rewrite_error(run.heads, quote, rewrite),
+        _ => run.packet.rewrite(run.heads, rewrite),
+    }
 }
 
 /// Gives a reply, or an ICMP error about the flow, back the pod's address.
 #[inline(always)]
 fn restore(run: &Run<'_>, quote: &Quote, mapping: &Mapping) -> Result<(), Verdict> {
-    let mut rewrite = Rewrite::reverse(mapping);
-    if matches!(run.heads.l4, L4::IcmpError) {
-        // One after the other: within one function both would need more stack than Linux 6.1 leaves it, which counts
-        // every frame by 32 bytes.
-        run.packet.rewrite_quote(run.heads, quote, &mapping.other)?;
-        // The error itself has no port.
-        rewrite.port = run.heads.tuple.dport();
-    } else if mapping.other.daddr != run.heads.tuple.saddr {
-        // The same look at an entry that may just be used again as on the way out.
+    let sender = match run.heads.l4 {
+        L4::IcmpError => &quote.tuple().daddr,
+        _ => &run.heads.tuple.saddr,
+    };
+    // The same look at an entry that may just be used again as on the way out.
+    if mapping.other.daddr != *sender {
         return Err(Verdict::ClaimLost);
     }
-    run.packet.rewrite(run.heads, &rewrite)
+    rewrite(run, quote, &Rewrite::reverse(mapping))
 }
 
 pub fn steer(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outcome {
@@ -76,11 +93,12 @@ pub fn steer(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outc
         // The stack will not forward it.
         return Outcome::done(Verdict::NotPod);
     }
-    let Workspace { heads, way, buffer, .. } = workspace;
+    let Workspace { heads, quote, way, buffer, .. } = workspace;
     if !parse(packet, heads, Direction::Egress) {
         return Outcome::done(Verdict::NotIp);
     }
-    let decision = decide::steer::steer(heads, &Maps, config);
+    let quote = quoted(packet, heads, quote);
+    let decision = decide::steer::steer(heads, quote, &Maps, config);
     let run = &Run { packet, config, heads };
     match decision {
         Steer::Done(verdict) => Outcome::done(verdict),
@@ -91,7 +109,7 @@ pub fn steer(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outc
         }
         Steer::Send { egress_id, slot } => {
             let outcome = match slot.place() {
-                SlotPlace::Here => snat_here(run, way, egress_id, slot),
+                SlotPlace::Here => snat_here(run, quote, way, egress_id, slot),
                 SlotPlace::Remote => steer_to(run, way, egress_id, slot),
             };
             match outcome.mtu_exceeded() {
@@ -104,26 +122,26 @@ pub fn steer(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outc
 
 /// The gateway is this node.
 #[inline(always)]
-fn snat_here(run: &Run<'_>, way: &mut Way, egress_id: u32, slot: &Slot) -> Outcome {
+fn snat_here(run: &Run<'_>, quote: &Quote, way: &mut Way, egress_id: u32, slot: &Slot) -> Outcome {
     let owner = Owner { origin: Origin::Here, source_node: Addr::UNSPECIFIED, egress_id };
     // The policy may be ahead of the ownership; without it nobody would answer for the address.
     let Some(owned) = Maps.owned(egress_id).filter(|owned| owned.address == slot.address) else {
         return Outcome::done(Verdict::NotGateway);
     };
     let face = Face { address: owned.address, ports: snat::EGRESS_PORTS };
-    match snat::translate(run.heads, &Maps, &face, &owner) {
-        Ok(mapping) => out_by_uplink(run, way, mapping, owned),
+    match snat::translate(run.heads, quote, &Maps, &face, &owner) {
+        Ok(mapping) => out_by_uplink(run, quote, way, mapping, owned),
         Err(verdict) => refuse(egress_id, verdict),
     }
 }
 
 /// Settles the way, checks the length, rewrites, goes. The TTL is taken down by the node where the pod is.
 #[inline(always)]
-fn out_by_uplink(run: &Run<'_>, way: &mut Way, mapping: &Mapping, owned: &Owned) -> Outcome {
+fn out_by_uplink(run: &Run<'_>, quote: &Quote, way: &mut Way, mapping: &Mapping, owned: &Owned) -> Outcome {
     let Run { packet, config, heads } = *run;
-    let rewrite = Rewrite::snat(mapping);
+    let source = Rewrite::snat(mapping);
     // An entry that is removed and used again by another CPU just now may show another flow's address.
-    if rewrite.addr != owned.address {
+    if source.addr != owned.address {
         return Outcome::done(Verdict::ClaimLost);
     }
     let journey = Journey {
@@ -145,7 +163,7 @@ fn out_by_uplink(run: &Run<'_>, way: &mut Way, mapping: &Mapping, owned: &Owned)
     if here && let Err(verdict) = packet.decrement_ttl(heads) {
         return Outcome::done(verdict);
     }
-    if let Err(verdict) = packet.rewrite(heads, &rewrite) {
+    if let Err(verdict) = rewrite(run, quote, &source) {
         return Outcome::done(verdict);
     }
     let result = way::go(packet, way);
@@ -182,11 +200,12 @@ pub fn accept(packet: Packet, config: &Config, workspace: &mut Workspace) -> Out
 /// A packet out of the overlay, whoever has taken its outer headers off.
 #[inline(never)]
 fn from_overlay(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outcome {
-    let Workspace { heads, way, rest, buffer, outer, .. } = workspace;
+    let Workspace { heads, quote, way, rest, buffer, outer, .. } = workspace;
     let outer = &*outer;
-    if !parse(packet, heads, Direction::Egress) {
+    if packet.is_tagged() || !parse(packet, heads, Direction::Egress) {
         return Outcome::done(Verdict::Malformed);
     }
+    let quote = quoted(packet, heads, quote);
     let decision = decide::accept::accept(heads, outer, &Maps, config);
     let run = &Run { packet, config, heads };
     let (owned, source_node) = match decision {
@@ -194,8 +213,8 @@ fn from_overlay(packet: Packet, config: &Config, workspace: &mut Workspace) -> O
         Accept::Deliver => return deliver(run, way, rest),
         Accept::Translate { owned, source_node } => (owned, source_node),
     };
-    let outcome = match decide::accept::translate(run.heads, &Maps, owned, outer.egress_id, source_node) {
-        Ok(mapping) => out_by_uplink(run, way, mapping, owned),
+    let outcome = match decide::accept::translate(run.heads, quote, &Maps, owned, outer.egress_id, source_node) {
+        Ok(mapping) => out_by_uplink(run, quote, way, mapping, owned),
         Err(verdict) => refuse(outer.egress_id, verdict),
     };
     match outcome.mtu_exceeded() {
@@ -259,14 +278,14 @@ fn from_world(packet: Packet, config: &Config, workspace: &mut Workspace) -> Out
     {
         return outcome;
     }
-    let quoted = heads.l4 == L4::IcmpError && read_quote(packet, heads, quote);
-    let decision = decide::enter::enter(heads, quoted.then_some(&*quote), &Maps, config);
+    let quote = quoted(packet, heads, quote);
+    let decision = decide::enter::enter(heads, quote, &Maps, config);
     let run = &Run { packet, config, heads };
     let outcome = match decision {
         Enter::Done(verdict) => Outcome::done(verdict),
         Enter::ReplyHere { mapping } => reply_here(run, quote, way, rest, mapping),
         Enter::ReplyRemote { mapping } => reply_remote(run, quote, way, mapping),
-        Enter::NodeReply { mapping } => match packet.rewrite(run.heads, &Rewrite::reverse(mapping)) {
+        Enter::NodeReply { mapping } => match restore(run, quote, mapping) {
             Ok(()) => Outcome::done(Verdict::NodeReply),
             Err(verdict) => Outcome::done(verdict),
         },
@@ -321,15 +340,18 @@ fn reply_remote(run: &Run<'_>, quote: &Quote, way: &mut Way, mapping: &Mapping) 
 }
 
 pub fn leave(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outcome {
-    let heads = &mut workspace.heads;
+    let Workspace { heads, quote, .. } = workspace;
     if !parse(packet, heads, Direction::Egress) {
         return Outcome::done(Verdict::NotIp);
     }
     if overlay::is_own(packet, heads, config) {
         return Outcome::done(Verdict::NotOurs);
     }
+    let quote = quoted(packet, heads, quote);
     let meta = Meta { mark: packet.mark(), forwarded: packet.is_forwarded(), returning: packet.is_returning() };
-    match decide::leave::leave(heads, &meta, &Maps, config) {
+    let decision = decide::leave::leave(heads, quote, &meta, &Maps, config);
+    let run = &Run { packet, config, heads };
+    match decision {
         Leave::Done(verdict) => Outcome::done(verdict),
         Leave::Unmark => {
             packet.set_mark(0);
@@ -337,11 +359,11 @@ pub fn leave(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outc
         }
         Leave::NodeSnat => {
             packet.set_mark(0);
-            let node = decide::enter::node_address(config, heads.family);
-            let result = decide::leave::translate(heads, &Maps, config).and_then(|mapping| {
-                let rewrite = Rewrite::snat(mapping);
+            let node = decide::enter::node_address(config, run.heads.family);
+            let result = decide::leave::translate(run.heads, quote, &Maps, config).and_then(|mapping| {
+                let source = Rewrite::snat(mapping);
                 // As in `out_by_uplink`.
-                if rewrite.addr == node { packet.rewrite(heads, &rewrite) } else { Err(Verdict::ClaimLost) }
+                if source.addr == node { rewrite(run, quote, &source) } else { Err(Verdict::ClaimLost) }
             });
             match result {
                 Ok(()) => Outcome::done(Verdict::NodeSnat),

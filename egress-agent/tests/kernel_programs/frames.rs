@@ -10,7 +10,9 @@ pub(crate) const RST: u8 = 0x04;
 const PROTO_ICMP: u8 = 1;
 const PROTO_TCP: u8 = 6;
 const PROTO_UDP: u8 = 17;
+const PROTO_DCCP: u8 = 33;
 const PROTO_ICMPV6: u8 = 58;
+const PROTO_UDP_LITE: u8 = 136;
 /// Where the IP header starts.
 pub(crate) const L3: usize = 14;
 
@@ -24,6 +26,12 @@ pub(crate) enum Body {
     EchoReply,
     /// An error, which quotes nothing of use.
     Unreachable,
+    /// An ICMP message, by its first two bytes and its last four; what it quotes is the packet's content.
+    Icmp([u8; 2], [u8; 4]),
+    /// UDP-Lite whose checksum covers so many bytes, zero for all.
+    Lite(u16),
+    Dccp,
+    /// Two ports, and data without a checksum.
     Other(u8),
 }
 
@@ -39,7 +47,9 @@ pub(crate) struct Packet {
     pub(crate) dport: u16,
     pub(crate) body: Body,
     pub(crate) ttl: u8,
+    /// Length of the data, where the content is none in particular.
     pub(crate) data: usize,
+    pub(crate) content: Option<Vec<u8>>,
     pub(crate) dont_fragment: bool,
     /// IPv4 options or an IPv6 destination options header, in units of eight bytes.
     pub(crate) options: u8,
@@ -64,6 +74,7 @@ pub(crate) fn packet(from: &str, to: &str, sport: u16, dport: u16) -> Packet {
         body: Body::Udp,
         ttl: 64,
         data: 33,
+        content: None,
         dont_fragment: true,
         options: 0,
         fragment: (0, false),
@@ -125,6 +136,8 @@ impl Packet {
         match self.body {
             Body::Udp | Body::UdpUnsummed => PROTO_UDP,
             Body::Tcp(_) => PROTO_TCP,
+            Body::Lite(_) => PROTO_UDP_LITE,
+            Body::Dccp => PROTO_DCCP,
             Body::Other(protocol) => protocol,
             _ if self.from.is_ipv4() => PROTO_ICMP,
             _ => PROTO_ICMPV6,
@@ -177,7 +190,9 @@ impl Packet {
 
     fn transport(&self) -> Vec<u8> {
         let (ports, v4) = ([self.sport.to_be_bytes(), self.dport.to_be_bytes()].concat(), self.from.is_ipv4());
-        let data: Vec<u8> = (0..self.data).map(|index| u8::try_from(index % 251).expect("a byte")).collect();
+        let data = self.content.clone().unwrap_or_else(|| {
+            (0..self.data).map(|index| u8::try_from(index % 251).expect("a byte")).collect::<Vec<u8>>()
+        });
         let icmp = |v4_head: [u8; 2], v6_head: [u8; 2]| {
             let head = if v4 { v4_head } else { v6_head };
             [head.as_slice(), &[0, 0], &self.sport.to_be_bytes(), &[0, 9]].concat()
@@ -193,6 +208,10 @@ impl Packet {
             Body::EchoRequest => (icmp([8, 0], [128, 0]), 2),
             Body::EchoReply => (icmp([0, 0], [129, 0]), 2),
             Body::Unreachable => (icmp([3, 1], [1, 3]), 2),
+            Body::Icmp(head, rest) => ([head.as_slice(), &[0, 0], &rest].concat(), 2),
+            Body::Lite(coverage) => ([ports.as_slice(), &coverage.to_be_bytes(), &[0, 0]].concat(), 6),
+            // A request: the length of its header in words, all of it covered, and a sequence number.
+            Body::Dccp => ([ports.as_slice(), &[5, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 7, 0, 0, 0, 9]].concat(), 6),
             Body::Other(_) => return [ports, data].concat(),
         };
         bytes.extend(data);
@@ -209,6 +228,10 @@ impl Packet {
     }
 
     fn transport_checksum(&self, bytes: &[u8]) -> u16 {
+        let summed = match self.body {
+            Body::Lite(coverage) if coverage > 0 => &bytes[..usize::from(coverage)],
+            _ => bytes,
+        };
         let mut covered = Vec::new();
         if self.protocol() != PROTO_ICMP {
             covered.extend(octets(self.from));
@@ -216,9 +239,9 @@ impl Packet {
             covered.extend([0, self.protocol()]);
             covered.extend(u16::try_from(bytes.len()).expect("a length").to_be_bytes());
         }
-        covered.extend(bytes);
+        covered.extend(summed);
         match (checksum(&covered), self.protocol()) {
-            (0, PROTO_UDP) => 0xffff,
+            (0, PROTO_UDP | PROTO_UDP_LITE) => 0xffff,
             (sum, _) => sum,
         }
     }

@@ -51,7 +51,7 @@ fn what_is_not_ours_leaves_untouched() {
 fn the_mark_without_what_it_needs_is_a_drop() {
     both(|stage, cast| {
         let udp = packet(cast.pod, cast.other_node, 4000, 80);
-        stage.drops(&MARKED, &udp.clone().body(Body::Other(132)), Verdict::UnsupportedProtocol);
+        stage.drops(&MARKED, &udp.clone().body(Body::Other(51)), Verdict::UnsupportedProtocol);
         stage.drops(&MARKED, &udp.clone().tcp(ACK), Verdict::PortTaken);
         stage.configure(|config| (config.node_ports.first, config.node_ports.last) = (0, 0));
         stage.drops(&MARKED, &udp, Verdict::NoNodeAddress);

@@ -159,7 +159,7 @@ fn forged_packets_are_dropped_by_name() {
             (V4.other_node, cast.away, inner.clone(), Verdict::NotGateway),
             (V4.other_node, 0, inner.clone(), Verdict::NotGateway),
             (V4.other_node, cast.here, inner.clone().body(Body::Unreachable), Verdict::IcmpUnmatched),
-            (V4.other_node, cast.here, inner.clone().body(Body::Other(132)), Verdict::UnsupportedProtocol),
+            (V4.other_node, cast.here, inner.clone().body(Body::Other(51)), Verdict::UnsupportedProtocol),
             (V4.other_node, cast.here, packet(cast.remote_pod, cast.nowhere, 1, 2), Verdict::NoRoute),
         ] {
             assert_eq!(arrives(stage, &wire, &wrapped(from, id, &inner)), is(verdict), "{from} {id} {inner:?}");

@@ -129,7 +129,7 @@ fn what_cannot_be_given_an_egress_ip_is_dropped_by_name() {
             (packet(cast.pod, cast.other_node, 1, 4794), Verdict::ForgedTunnel),
             (packet(cast.known_pod, cast.node, 1, 4794), Verdict::ForgedTunnel),
             (packet(cast.pod, cast.nowhere, 1, 2), Verdict::NoRoute),
-            (udp.clone().body(Body::Other(132)), Verdict::UnsupportedProtocol),
+            (udp.clone().body(Body::Other(51)), Verdict::UnsupportedProtocol),
             (udp.clone().body(Body::Other(17)).with(|packet| packet.data = 0), Verdict::Malformed),
             (udp.clone().body(Body::Unreachable), Verdict::IcmpUnmatched),
         ] {

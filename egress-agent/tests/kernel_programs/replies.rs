@@ -87,7 +87,7 @@ fn nothing_unasked_reaches_anybody() {
             (asked.clone().tcp(SYN), Verdict::NoMapping),
             (asked.clone().body(Body::EchoRequest), Verdict::NoMapping),
             (asked.clone().body(Body::Unreachable), Verdict::IcmpUnmatched),
-            (asked.clone().body(Body::Other(132)), Verdict::UnsupportedProtocol),
+            (asked.clone().body(Body::Other(51)), Verdict::UnsupportedProtocol),
             (asked.clone().body(Body::Other(17)).with(|packet| packet.data = 1), Verdict::Malformed),
         ] {
             stage.drops(&ENTER, &sent, verdict);

@@ -267,6 +267,13 @@ impl Stage {
         assert_eq!(ran, Ran { action: REDIRECT, frame: expected.frame(), mark: 0 }, "{packet:?}");
     }
 
+    /// Likewise, whatever its link addresses are: those that are kept with the flow are written from the second packet on.
+    pub(crate) fn forwards(&mut self, run: &Run, packet: &Packet, verdict: Verdict, expected: &Packet) {
+        let mut ran = self.run_frame(run, &packet.frame(), verdict);
+        ran.frame.splice(..12, [expected.dmac, expected.smac].concat());
+        assert_eq!(ran, Ran { action: REDIRECT, frame: expected.frame(), mark: 0 }, "{packet:?}");
+    }
+
     pub(crate) fn counts(&self) -> BTreeMap<&'static str, (u64, u64)> {
         let mut counts = BTreeMap::new();
         for verdict in Verdict::ALL {

@@ -78,18 +78,21 @@ pub struct FragKey {
     pub daddr: Addr,
     /// Identification, wire order; the 16 bits of IPv4 in the last two bytes.
     pub id: [u8; 4],
+    /// Zero for IPv6, where it does not tell datagrams apart.
     pub protocol: u8,
     pub reserved: [u8; 3],
 }
 abi!(FragKey, 40);
 
-/// Value of `frags`: the ports, which only the first fragment carries.
+/// Value of `frags`: the ports, which only the first fragment carries, and the protocol, which for IPv6 may stand behind
+/// more headers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct FragPorts {
     pub sport: [u8; 2],
     pub dport: [u8; 2],
-    pub reserved: [u8; 4],
+    pub protocol: u8,
+    pub reserved: [u8; 3],
     pub seen_ns: u64,
 }
 abi!(FragPorts, 16);

@@ -139,7 +139,7 @@ verdicts! {
     MtuExceeded = 54, Drop, "mtu_exceeded";
     /// Header cut short or impossible.
     Malformed = 55, Drop, "malformed";
-    /// A protocol that is not translated.
+    /// What cannot be translated: ICMP that is neither query, answer nor error (redirects above all), AH, mobility headers.
     UnsupportedProtocol = 56, Drop, "unsupported_protocol";
     /// A later fragment whose first one has not been seen.
     FragmentUnknown = 57, Drop, "fragment_unknown";
@@ -163,6 +163,14 @@ verdicts! {
     PortTaken = 66, Drop, "port_taken";
     /// Came through the overlay before the agent has written the configuration.
     NotReady = 67, Drop, "not_ready";
+    /// SCTP keeps the pod's port, and on this address it is another flow's, or the host's own.
+    SctpPortTaken = 70, Drop, "sctp_port_taken";
+    /// A protocol without ports serves one pod towards each destination, and the address serves another one, or the host.
+    ProtocolTaken = 71, Drop, "protocol_taken";
+    /// IPv6 extension headers that are cut short, or more than are read.
+    ChainTooLong = 72, Drop, "chain_too_long";
+    /// Lists addresses that it wants to go by, or has IPv4 options that cannot be read.
+    SourceRouted = 73, Drop, "source_routed";
 }
 
 impl Verdict {

@@ -7,7 +7,7 @@
 use super::snat::{self, Face};
 use super::{Owner, Tables, fragments, slots};
 use crate::abi::{Addr, Config, Mapping, NodePlace, Origin, Owned, PrefixKind, Verdict};
-use crate::wire::Heads;
+use crate::wire::{Heads, L4, Quote};
 
 /// Where the packet came from, read from the tunnel header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,6 +47,10 @@ pub fn accept<'t, T: Tables>(heads: &mut Heads, outer: &Outer, tables: &'t T, co
     let Some(owned) = tables.owned(outer.egress_id).filter(|owned| owned.address.family() == heads.family) else {
         return Accept::Done(Verdict::NotGateway);
     };
+    if heads.l4 == L4::IcmpError && !heads.source_routed {
+        // By the mapping of what it quotes.
+        return Accept::Translate { owned, source_node: &sender.node };
+    }
     fragments::resolve(heads, tables);
     match slots::translatable(heads) {
         Ok(()) => Accept::Translate { owned, source_node: &sender.node },
@@ -66,13 +70,14 @@ fn is_pod_here<T: Tables>(heads: &Heads, tables: &T, config: &Config) -> bool {
 #[inline(always)]
 pub fn translate<'t, T: Tables>(
     heads: &Heads,
+    quote: &Quote,
     tables: &'t T,
     owned: &Owned,
     egress_id: u32,
     source_node: &Addr,
 ) -> Result<&'t Mapping, Verdict> {
     let owner = Owner { origin: Origin::Remote, source_node: *source_node, egress_id };
-    snat::translate(heads, tables, &Face { address: owned.address, ports: snat::EGRESS_PORTS }, &owner)
+    snat::translate(heads, quote, tables, &Face { address: owned.address, ports: snat::EGRESS_PORTS }, &owner)
 }
 
 #[cfg(test)]
@@ -82,6 +87,7 @@ mod tests {
     use crate::decide::cast::{Cast, ID, NODE, OTHER_NODE, both};
     use crate::decide::packets::{Packet, packet};
     use crate::decide::world::{World, addr};
+    use crate::wire::PROTO_AH;
 
     fn asked<'t>(world: &'t World, from: &str, egress_id: u32, packet: &Packet) -> Accept<'t> {
         let outer = Outer { source: addr(from), egress_id };
@@ -100,7 +106,7 @@ mod tests {
             };
             assert_eq!((owned.address, *source_node), (addr(cast.egress), addr(OTHER_NODE)));
             let heads = from_remote(cast).heads();
-            let mapping = translate(&heads, world, owned, ID, source_node).expect("a free port");
+            let mapping = translate(&heads, &Quote::NONE, world, owned, ID, source_node).expect("a free port");
             assert_eq!(mapping.origin(), Some(Origin::Remote));
             assert_eq!((mapping.source_node, mapping.egress_id), (addr(OTHER_NODE), ID));
             // What a pod sends to a node's port and the CNI masquerades has another address of that node.
@@ -161,9 +167,8 @@ mod tests {
     fn what_cannot_be_translated_is_named() {
         both(|cast, world| {
             for (packet, verdict) in [
-                (from_remote(cast).protocol(132), Verdict::UnsupportedProtocol),
+                (from_remote(cast).protocol(PROTO_AH), Verdict::UnsupportedProtocol),
                 (from_remote(cast).cut(4), Verdict::Malformed),
-                (from_remote(cast).unreachable(), Verdict::IcmpUnmatched),
                 (from_remote(cast).fragment(100, false), Verdict::FragmentUnknown),
             ] {
                 assert_eq!(asked(world, OTHER_NODE, ID, &packet), Accept::Done(verdict));

@@ -27,20 +27,55 @@ pub enum Enter<'t> {
 }
 
 #[inline(always)]
-pub fn enter<'t, T: Tables>(heads: &mut Heads, quote: Option<&Quote>, tables: &'t T, config: &Config) -> Enter<'t> {
+pub fn enter<'t, T: Tables>(heads: &mut Heads, quote: &Quote, tables: &'t T, config: &Config) -> Enter<'t> {
     if tables.owned_addr(&heads.tuple.daddr).is_some() {
         return match heads.l4 {
             L4::IcmpError => error_for_egress_ip(heads, quote, tables),
             _ => for_egress_ip(heads, tables),
         };
     }
-    if is_node_nat(heads, config)
-        && let Some(mapping) = tables.nat_seen(&heads.tuple, heads.tcp_flags)
+    if heads.tuple.daddr == node_address(config, heads.family)
+        && config.node_ports.first != 0
+        && let Some(mapping) = for_node(heads, quote, tables, config)
         && mapping.origin() == Some(Origin::Stack)
     {
         return Enter::NodeReply { mapping };
     }
     Enter::Done(Verdict::NotOurs)
+}
+
+/// For the node's address: the mapping of a packet marked 1008 that this answers, or is an error about. Everything else
+/// there is the host's; so a first fragment is remembered only where there is a mapping, and a later one asks for it.
+#[inline(never)]
+fn for_node<'t, T: Tables>(heads: &mut Heads, quote: &Quote, tables: &'t T, config: &Config) -> Option<&'t Mapping> {
+    match heads.l4 {
+        L4::IcmpError => {
+            let quote = sent_to_learn(heads, quote).filter(|quote| is_node_port(quote.tuple().sport(), config))?;
+            tables.nat_peek(quote.flow())
+        }
+        L4::Later => {
+            fragments::resolve(heads, tables);
+            (heads.l4 != L4::Later).then(|| tables.nat_seen(&heads.tuple, 0)).flatten()
+        }
+        L4::Tcp | L4::Udp | L4::Sctp | L4::EchoReply if is_node_port(heads.tuple.dport(), config) => {
+            let mapping = tables.nat_seen(&heads.tuple, heads.tcp_flags)?;
+            fragments::resolve(heads, tables);
+            Some(mapping)
+        }
+        _ => None,
+    }
+}
+
+#[inline(always)]
+const fn is_node_port(port: u16, config: &Config) -> bool {
+    port >= config.node_ports.first && port <= config.node_ports.last
+}
+
+/// The packet that an ICMP error is about, where it is one of the address that it is sent to. Queries only: the address
+/// answers none.
+#[inline(always)]
+fn sent_to_learn<'q>(heads: &Heads, quote: &'q Quote) -> Option<&'q Quote> {
+    (quote.tuple().saddr == heads.tuple.daddr && quote.l4() != L4::EchoReply).then_some(quote)
 }
 
 #[inline(always)]
@@ -61,10 +96,11 @@ fn for_egress_ip<'t, T: Tables>(heads: &mut Heads, tables: &'t T) -> Enter<'t> {
 
 /// The sender of an error may be any router on the way; what it quotes must be a packet that we sent.
 #[inline(always)]
-fn error_for_egress_ip<'t, T: Tables>(heads: &Heads, quote: Option<&Quote>, tables: &'t T) -> Enter<'t> {
-    let mapping = quote
-        .filter(|quote| quote.tuple.saddr == heads.tuple.daddr)
-        .and_then(|quote| tables.nat_peek(&quote.tuple.reversed()));
+fn error_for_egress_ip<'t, T: Tables>(heads: &Heads, quote: &Quote, tables: &'t T) -> Enter<'t> {
+    if heads.source_routed {
+        return Enter::Done(Verdict::SourceRouted);
+    }
+    let mapping = sent_to_learn(heads, quote).and_then(|quote| tables.nat_peek(quote.flow()));
     match mapping {
         Some(mapping) => reply(heads, mapping),
         None => Enter::Done(Verdict::IcmpUnmatched),
@@ -84,18 +120,6 @@ fn reply<'t>(heads: &Heads, mapping: &'t Mapping) -> Enter<'t> {
     }
 }
 
-/// Whether this could answer a packet marked 1008. Later fragments show no port, so those flows do without them: such
-/// datagrams to nodes are larger than a node's MTU and rare.
-#[inline(always)]
-fn is_node_nat(heads: &Heads, config: &Config) -> bool {
-    let port = heads.tuple.dport();
-    port >= config.node_ports.first
-        && port <= config.node_ports.last
-        && config.node_ports.first != 0
-        && heads.tuple.daddr == node_address(config, heads.family)
-        && matches!(heads.l4, L4::Tcp | L4::Udp | L4::EchoReply)
-}
-
 /// The address that packets marked 1008 get.
 #[inline(always)]
 pub fn node_address(config: &Config, family: Family) -> Addr {
@@ -108,16 +132,16 @@ pub fn node_address(config: &Config, family: Family) -> Addr {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::abi::Tuple;
+    use crate::abi::{Direction, Tuple};
     use crate::decide::cast::{Cast, ID, OTHER_NODE, both};
     use crate::decide::packets::{Packet, packet};
     use crate::decide::snat::{self, EGRESS_PORTS, Face};
     use crate::decide::world::{World, addr, with_node_ports};
     use crate::decide::{Owner, leave};
-    use crate::wire::tcp;
+    use crate::wire::{PROTO_AH, PROTO_DCCP, PROTO_SCTP, PROTO_UDP_LITE, tcp};
 
     fn asked<'t>(world: &'t World, packet: &Packet) -> Enter<'t> {
-        enter(&mut packet.arriving(), None, world, &world.config.get())
+        enter(&mut packet.arriving(), &Quote::NONE, world, &world.config.get())
     }
 
     fn verdict(world: &World, packet: &Packet) -> Verdict {
@@ -131,7 +155,7 @@ mod tests {
     fn begin(cast: &Cast, world: &World, origin: Origin, packet: &Packet) -> Mapping {
         let face = Face { address: addr(cast.egress), ports: EGRESS_PORTS };
         let owner = Owner { origin, source_node: addr(OTHER_NODE), egress_id: ID };
-        *snat::translate(&packet.heads(), world, &face, &owner).expect("a free port")
+        *snat::translate(&packet.heads(), &Quote::NONE, world, &face, &owner).expect("a free port")
     }
 
     #[test]
@@ -181,7 +205,7 @@ mod tests {
         both(|cast, world| {
             let arrives = packet(cast.world, cast.egress, 80, 4000);
             for (packet, expected) in [
-                (arrives.clone().protocol(132), Verdict::UnsupportedProtocol),
+                (arrives.clone().protocol(PROTO_AH), Verdict::UnsupportedProtocol),
                 (arrives.clone().cut(4), Verdict::Malformed),
                 (arrives.clone().unreachable(), Verdict::IcmpUnmatched),
                 (arrives.clone().fragment(100, false), Verdict::FragmentUnknown),
@@ -198,8 +222,8 @@ mod tests {
             begin(cast, world, Origin::Here, &packet(cast.pod, cast.world, 0, 0).echo(4002));
             let error = packet(cast.world, cast.egress, 0, 0).unreachable();
             let asked = |tuple: Tuple| {
-                let quote = Quote { tuple, ..Quote::NONE };
-                enter(&mut error.arriving(), Some(&quote), world, &world.config.get())
+                let quote = Quote::of(Heads { tuple, l4: Heads::kind_of(tuple.protocol), ..Heads::NONE });
+                enter(&mut error.arriving(), &quote, world, &world.config.get())
             };
             let sent = packet(cast.egress, cast.world, 4000, 80).heads().tuple;
             let Enter::ReplyHere { mapping: found } = asked(sent) else { panic!("not for the pod") };
@@ -246,7 +270,8 @@ mod tests {
         both(|cast, world| {
             let request = packet(cast.pod, cast.other_node, 4000, 80).tcp(tcp::SYN);
             let config = world.config.get();
-            let port = leave::translate(&request.heads(), world, &config).expect("a free port").other.dport();
+            let port =
+                leave::translate(&request.heads(), &Quote::NONE, world, &config).expect("a free port").other.dport();
             assert!((61000..=65535).contains(&port));
             let answer = packet(cast.other_node, cast.node, 80, port).tcp(tcp::SYN | tcp::ACK);
             let Enter::NodeReply { mapping } = asked(world, &answer) else { panic!("not undone") };
@@ -286,6 +311,88 @@ mod tests {
                 let reply = packet(cast.world, cast.egress, 80, 4000 + origin as u16);
                 assert_eq!(verdict(world, &reply), Verdict::BadState);
             }
+        });
+    }
+
+    #[test]
+    fn protocols_without_ports_and_sctp_come_back() {
+        both(|cast, world| {
+            for protocol in [47, 50, PROTO_SCTP, PROTO_DCCP, PROTO_UDP_LITE] {
+                begin(cast, world, Origin::Here, &packet(cast.pod, cast.world, 4000, 80).protocol(protocol));
+                let reply = packet(cast.world, cast.egress, 80, 4000).protocol(protocol);
+                let Enter::ReplyHere { mapping } = asked(world, &reply) else { panic!("{protocol}") };
+                assert_eq!(mapping.other.saddr, addr(cast.pod));
+            }
+            assert_eq!(verdict(world, &packet(cast.world, cast.egress, 80, 4000).protocol(4)), Verdict::NoMapping);
+        });
+    }
+
+    #[test]
+    fn fragments_of_an_answer_to_a_marked_packet_follow_their_first_one() {
+        both(|cast, world| {
+            let config = world.config.get();
+            let request = packet(cast.pod, cast.other_node, 4000, 80);
+            let port =
+                leave::translate(&request.heads(), &Quote::NONE, world, &config).expect("a free port").other.dport();
+            let later = packet(cast.other_node, cast.node, 0, 0).fragment(100, false);
+            assert_eq!(verdict(world, &later), Verdict::NotOurs);
+            let hosts = packet(cast.other_node, cast.node, 80, 22).fragment(0, true);
+            assert_eq!(verdict(world, &hosts), Verdict::NotOurs);
+            assert_eq!(verdict(world, &later), Verdict::NotOurs, "the host's own");
+            let first = packet(cast.other_node, cast.node, 80, port).fragment(0, true);
+            assert!(matches!(asked(world, &first), Enter::NodeReply { .. }));
+            let Enter::NodeReply { mapping } = asked(world, &later) else { panic!("not undone") };
+            assert_eq!((mapping.other.saddr, mapping.other.sport()), (addr(cast.pod), 4000));
+        });
+    }
+
+    #[test]
+    fn an_error_about_a_marked_packet_goes_to_its_pod() {
+        both(|cast, world| {
+            let config = world.config.get();
+            let request = packet(cast.pod, cast.other_node, 4000, 80).tcp(tcp::SYN);
+            let port =
+                leave::translate(&request.heads(), &Quote::NONE, world, &config).expect("a free port").other.dport();
+            let error = packet(cast.world, cast.node, 0, 0).unreachable();
+            let told = |sent: &Packet| {
+                let quote = sent.quoted(Direction::Egress);
+                enter(&mut error.arriving(), &quote, world, &world.config.get())
+            };
+            let sent = packet(cast.node, cast.other_node, port, 80).tcp(tcp::SYN);
+            let Enter::NodeReply { mapping } = told(&sent) else { panic!("not for the pod") };
+            assert_eq!((mapping.other.saddr, mapping.other.sport()), (addr(cast.pod), 4000));
+            for hosts in [
+                packet(cast.node, cast.other_node, 22, 80).tcp(tcp::SYN),
+                packet(cast.node, cast.other_node, port, 81).tcp(tcp::SYN),
+                packet(cast.mgmt, cast.other_node, port, 80).tcp(tcp::SYN),
+                packet(cast.node, cast.other_node, port, 80),
+            ] {
+                assert_eq!(told(&hosts), Enter::Done(Verdict::NotOurs), "{hosts:?}");
+            }
+            assert_eq!(verdict(world, &error), Verdict::NotOurs, "without a quote");
+        });
+    }
+
+    #[test]
+    fn an_error_is_no_sign_of_life_and_quotes_no_answer() {
+        both(|cast, world| {
+            begin(cast, world, Origin::Here, &packet(cast.pod, cast.world, 0, 0).echo(4009));
+            let error = packet(cast.multicast, cast.egress, 0, 0).unreachable();
+            let told = |sent: Packet| {
+                let quote = sent.quoted(Direction::Egress);
+                enter(&mut error.arriving(), &quote, world, &world.config.get())
+            };
+            let seen = |world: &World| {
+                let key = packet(cast.world, cast.egress, 0, 0).echo_reply(4009).arriving().tuple;
+                world.nat_peek(&key).map(|mapping| mapping.last_seen_ns)
+            };
+            let before = seen(world);
+            assert!(before.is_some());
+            world.now.set(world.now.get() + 1_000_000_000);
+            assert!(matches!(told(packet(cast.egress, cast.world, 0, 0).echo(4009)), Enter::ReplyHere { .. }));
+            assert_eq!(seen(world), before);
+            let answer = told(packet(cast.egress, cast.world, 0, 0).echo_reply(4009));
+            assert_eq!(answer, Enter::Done(Verdict::IcmpUnmatched), "an egress IP answers no query");
         });
     }
 }

@@ -2,12 +2,12 @@
 
 use super::expiry::FRAGMENT_NS;
 use super::{Tables, slots};
-use crate::abi::{FragKey, FragPorts};
-use crate::wire::{Fragment, Heads, L4, PROTO_TCP, PROTO_UDP};
+use crate::abi::{Family, FragKey, FragPorts};
+use crate::wire::{Fragment, Heads, L4};
 
 /// Remembers the ports of a first fragment, or gives a later one the ports of its first. A later fragment whose first one
 /// has not been seen, or is not one that is translated, stays without, which decisions name
-/// [`crate::abi::Verdict::FragmentUnknown`].
+/// [`crate::abi::Verdict::FragmentUnknown`]. A protocol without ports needs none of this where the fragment names it.
 #[inline(always)]
 pub fn resolve<T: Tables>(heads: &mut Heads, tables: &T) {
     match heads.fragment {
@@ -17,36 +17,34 @@ pub fn resolve<T: Tables>(heads: &mut Heads, tables: &T) {
             let ports = FragPorts {
                 sport: heads.tuple.sport().to_be_bytes(),
                 dport: heads.tuple.dport().to_be_bytes(),
-                reserved: [0; 4],
+                protocol: heads.tuple.protocol,
+                reserved: [0; 3],
                 seen_ns: tables.now_ns(),
             };
             tables.put_fragment(&key(heads), &ports);
         }
+        Fragment::Later if heads.l4 != L4::Later => {}
         Fragment::Later => {
             let known = tables.fragment(&key(heads));
             let is_fresh = |ports: &&FragPorts| tables.now_ns().saturating_sub(ports.seen_ns) <= FRAGMENT_NS;
             if let Some(ports) = known.filter(is_fresh) {
                 heads.tuple.set_ports(u16::from_be_bytes(ports.sport), u16::from_be_bytes(ports.dport));
-                heads.l4 = match heads.tuple.protocol {
-                    PROTO_UDP => L4::Udp,
-                    PROTO_TCP => L4::Tcp,
-                    // An echo message: requests and replies differ by direction only.
-                    _ => L4::EchoRequest,
-                };
+                heads.tuple.protocol = ports.protocol;
+                heads.l4 = Heads::kind_of(ports.protocol);
             }
         }
     }
 }
 
+/// IPv6 knows a datagram by its ends and its number only: the protocol in a later fragment's header need not be that of
+/// the first one (RFC 8200 section 4.5).
 #[inline(always)]
 fn key(heads: &Heads) -> FragKey {
-    FragKey {
-        saddr: heads.tuple.saddr,
-        daddr: heads.tuple.daddr,
-        id: heads.fragment_id,
-        protocol: heads.tuple.protocol,
-        reserved: [0; 3],
-    }
+    let protocol = match heads.family {
+        Family::V4 => heads.tuple.protocol,
+        Family::V6 => 0,
+    };
+    FragKey { saddr: heads.tuple.saddr, daddr: heads.tuple.daddr, id: heads.fragment_id, protocol, reserved: [0; 3] }
 }
 
 #[cfg(test)]
@@ -54,6 +52,7 @@ mod tests {
     use super::*;
     use crate::decide::cast::both;
     use crate::decide::packets::packet;
+    use crate::wire::{PROTO_TCP, PROTO_UDP};
 
     #[test]
     fn a_datagram_is_known_by_its_ends_its_number_and_its_protocol() {
@@ -66,16 +65,20 @@ mod tests {
             for other in [
                 packet(cast.known_pod, cast.world, 0, 0).fragment(100, true),
                 packet(cast.pod, cast.service, 0, 0).fragment(100, true),
-                packet(cast.pod, cast.world, 0, 0).protocol(PROTO_TCP).fragment(100, true),
             ] {
                 let mut heads = other.heads();
                 resolve(&mut heads, world);
-                assert_eq!((heads.l4, heads.tuple.sport()), (L4::Other, 0));
+                assert_eq!((heads.l4, heads.tuple.sport()), (L4::Later, 0));
             }
+            // The protocol tells IPv4's datagrams apart; for IPv6 the first fragment alone says what it is.
+            let mut tcp = packet(cast.pod, cast.world, 0, 0).protocol(PROTO_TCP).fragment(100, true).heads();
+            resolve(&mut tcp, world);
+            let expected = if cast.family == Family::V4 { (L4::Later, PROTO_TCP) } else { (L4::Udp, PROTO_UDP) };
+            assert_eq!((tcp.l4, tcp.tuple.protocol), expected);
             let mut another = packet(cast.pod, cast.world, 0, 0).fragment(100, true).heads();
             another.fragment_id = [1, 2, 3, 4];
             resolve(&mut another, world);
-            assert_eq!(another.l4, L4::Other);
+            assert_eq!(another.l4, L4::Later);
         });
     }
 
@@ -109,12 +112,23 @@ mod tests {
     fn only_what_is_translated_is_remembered() {
         both(|cast, world| {
             let whole = packet(cast.pod, cast.world, 1, 2);
-            for first in [whole.clone().protocol(132), whole.clone().cut(4), whole.unreachable()] {
+            for first in [whole.clone().cut(4), whole.unreachable()] {
                 resolve(&mut first.clone().fragment(0, true).heads(), world);
                 let mut later = first.fragment(50, false).heads();
                 resolve(&mut later, world);
-                assert_eq!(later.l4, L4::Other);
+                assert_eq!(later.l4, L4::Later);
             }
+        });
+    }
+
+    #[test]
+    fn a_protocol_without_ports_needs_no_first_fragment() {
+        both(|cast, world| {
+            let mut gre = packet(cast.pod, cast.world, 0, 0).protocol(47).fragment(100, false).heads();
+            assert_eq!(gre.l4, L4::Other);
+            let before = gre;
+            resolve(&mut gre, world);
+            assert_eq!(gre, before);
         });
     }
 }

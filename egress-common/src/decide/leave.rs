@@ -4,9 +4,9 @@
 
 use super::snat::{self, Face};
 use super::steer::{self, Steer};
-use super::{Owner, Tables, enter};
+use super::{Owner, Tables, enter, fragments, slots};
 use crate::abi::{Addr, Config, Mapping, NODE_MARK, Origin, PrefixKind, Verdict};
-use crate::wire::Heads;
+use crate::wire::{Heads, L4, Quote};
 
 /// What `skb` says besides the packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,7 +28,7 @@ pub enum Leave {
 }
 
 #[inline(always)]
-pub fn leave<T: Tables>(heads: &mut Heads, meta: &Meta, tables: &T, config: &Config) -> Leave {
+pub fn leave<T: Tables>(heads: &mut Heads, quote: &Quote, meta: &Meta, tables: &T, config: &Config) -> Leave {
     if meta.forwarded && heads.may_be_udp_to(config.tunnel_port) && tables.node(&heads.tuple.daddr).is_some() {
         return Leave::Done(Verdict::ForgedTunnel);
     }
@@ -41,10 +41,14 @@ pub fn leave<T: Tables>(heads: &mut Heads, meta: &Meta, tables: &T, config: &Con
     }
     let pod = tables.pod(&heads.tuple.saddr);
     if meta.mark == NODE_MARK {
-        return if pod.is_some() { Leave::NodeSnat } else { Leave::Unmark };
+        if pod.is_none() {
+            return Leave::Unmark;
+        }
+        fragments::resolve(heads, tables);
+        return Leave::NodeSnat;
     }
     if pod.is_some() {
-        let verdict = guard_own(heads, tables, config);
+        let verdict = guard_own(heads, quote, tables, config);
         // The stack has not translated it: not every CNI does.
         return if verdict == Verdict::NodeAddress { Leave::NodeSnat } else { Leave::Done(verdict) };
     }
@@ -53,14 +57,21 @@ pub fn leave<T: Tables>(heads: &mut Heads, meta: &Meta, tables: &T, config: &Con
 
 /// The mapping of a packet that gets the node's address.
 #[inline(always)]
-pub fn translate<'t, T: Tables>(heads: &Heads, tables: &'t T, config: &Config) -> Result<&'t Mapping, Verdict> {
+pub fn translate<'t, T: Tables>(
+    heads: &Heads,
+    quote: &Quote,
+    tables: &'t T,
+    config: &Config,
+) -> Result<&'t Mapping, Verdict> {
     let address = enter::node_address(config, heads.family);
     if address == Addr::UNSPECIFIED || config.node_ports.first == 0 {
         return Err(Verdict::NoNodeAddress);
     }
-    super::slots::translatable(heads)?;
+    if heads.l4 != L4::IcmpError {
+        slots::translatable(heads)?;
+    }
     let owner = Owner { origin: Origin::Stack, source_node: Addr::UNSPECIFIED, egress_id: 0 };
-    snat::translate(heads, tables, &Face { address, ports: config.node_ports }, &owner)
+    snat::translate(heads, quote, tables, &Face { address, ports: config.node_ports }, &owner)
 }
 
 /// A packet for an egress IP that this node does not own came in and is about to be sent on: nodes of which none owns
@@ -72,8 +83,8 @@ fn is_for_egress_ip<T: Tables>(heads: &Heads, tables: &T) -> bool {
 
 /// A pod of this node, with its own address, about to leave: what `steer` would leave alone may, nothing else.
 #[inline(never)]
-fn guard_own<T: Tables>(heads: &mut Heads, tables: &T, config: &Config) -> Verdict {
-    match steer::steer(heads, tables, config) {
+fn guard_own<T: Tables>(heads: &mut Heads, quote: &Quote, tables: &T, config: &Config) -> Verdict {
+    match steer::steer(heads, quote, tables, config) {
         // For `steer` the stack answers it; here the stack is done with it, and it would leave.
         Steer::Done(Verdict::TtlExpired) => Verdict::NotSteered,
         // For `steer` a SYN+ACK or an echo reply is an answer whatever we remember, since the stack knows better. By here
@@ -116,14 +127,14 @@ mod tests {
     use crate::decide::notice;
     use crate::decide::packets::{Packet, packet};
     use crate::decide::world::{World, addr, with_node_ports};
-    use crate::wire::tcp;
+    use crate::wire::{PROTO_AH, tcp};
 
     const FORWARDED: Meta = Meta { mark: 0, forwarded: true, returning: false };
     const OWN: Meta = Meta { mark: 0, forwarded: false, returning: false };
     const MARKED: Meta = Meta { mark: NODE_MARK, forwarded: true, returning: false };
 
     fn asked(world: &World, meta: &Meta, packet: &Packet) -> Leave {
-        leave(&mut packet.heads(), meta, world, &world.config.get())
+        leave(&mut packet.heads(), &Quote::NONE, meta, world, &world.config.get())
     }
 
     fn verdict(world: &World, packet: &Packet) -> Verdict {
@@ -140,7 +151,7 @@ mod tests {
             assert_eq!(asked(world, &MARKED, &packet(cast.node, cast.other_node, 4000, 80)), Leave::Unmark);
             let config = world.config.get();
             let heads = packet(cast.pod, cast.other_node, 4000, 80).tcp(tcp::SYN).heads();
-            let mapping = translate(&heads, world, &config).expect("a free port");
+            let mapping = translate(&heads, &Quote::NONE, world, &config).expect("a free port");
             assert_eq!(mapping.other.daddr, addr(cast.node));
             assert_eq!(mapping.origin(), Some(Origin::Stack));
             world.assert_paired();
@@ -155,16 +166,16 @@ mod tests {
             let mut without_address = config;
             (without_address.node_v4, without_address.node_v6) = (Addr::UNSPECIFIED, Addr::UNSPECIFIED);
             for broken in [without_address, with_node_ports(config, 0, 0)] {
-                assert_eq!(translate(&heads, world, &broken), Err(Verdict::NoNodeAddress));
+                assert_eq!(translate(&heads, &Quote::NONE, world, &broken), Err(Verdict::NoNodeAddress));
             }
-            let other = packet(cast.pod, cast.other_node, 0, 0).protocol(132).heads();
-            assert_eq!(translate(&other, world, &config), Err(Verdict::UnsupportedProtocol));
+            let other = packet(cast.pod, cast.other_node, 0, 0).protocol(PROTO_AH).heads();
+            assert_eq!(translate(&other, &Quote::NONE, world, &config), Err(Verdict::UnsupportedProtocol));
             let narrow = with_node_ports(config, 61000, 61000);
-            assert!(translate(&heads, world, &narrow).is_ok());
+            assert!(translate(&heads, &Quote::NONE, world, &narrow).is_ok());
             let second = packet(cast.known_pod, cast.other_node, 4000, 80).tcp(tcp::SYN).heads();
-            assert_eq!(translate(&second, world, &narrow), Err(Verdict::PortsExhausted));
+            assert_eq!(translate(&second, &Quote::NONE, world, &narrow), Err(Verdict::PortsExhausted));
             let running = packet(cast.known_pod, cast.other_node, 4000, 80).tcp(tcp::ACK).heads();
-            assert_eq!(translate(&running, world, &config), Err(Verdict::PortTaken));
+            assert_eq!(translate(&running, &Quote::NONE, world, &config), Err(Verdict::PortTaken));
         });
     }
 

@@ -94,7 +94,7 @@ pub trait Tables {
 
     fn flow_seen(&self, tuple: &Tuple, tcp_flags: u8) -> Option<&Flow>;
     /// As `flow_seen`, without noting anything.
-    fn flow_known(&self, tuple: &Tuple) -> bool;
+    fn flow_peek(&self, tuple: &Tuple) -> Option<&Flow>;
     /// A packet for the pod ends, or claims to end, the flow: notes it. Whether there is such a flow.
     fn flow_answered(&self, tuple: &Tuple, tcp_flags: u8) -> bool;
     fn claim_flow(&self, tuple: &Tuple, flow: &Flow) -> Claim;

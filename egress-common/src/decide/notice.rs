@@ -25,7 +25,7 @@ pub fn notice<T: Tables>(heads: &Heads, tables: &T, config: &Config) -> Verdict 
     let answer = heads.tuple.reversed();
     let begins = match heads.l4 {
         L4::Tcp => phase::is_first(heads.tcp_flags),
-        L4::Udp | L4::EchoRequest => {
+        l4 if l4.begins_anywhere() => {
             let since_ns = u64::from(config.following_since_secs) * 1_000_000_000;
             tables.now_ns().saturating_sub(since_ns) > SETTLE_NS
         }
@@ -39,7 +39,7 @@ pub fn notice<T: Tables>(heads: &Heads, tables: &T, config: &Config) -> Verdict 
     }
     // Asked first, since it is so of most datagrams. Also a SYN: on the tuple of a flow of the pod it begins nothing,
     // whoever sends it.
-    if tables.flow_known(&answer) {
+    if tables.flow_peek(&answer).is_some() {
         return Verdict::NotOurs;
     }
     // Another node's own address counts as outside: the answer must not be marked 1008, which would change its source.
@@ -78,7 +78,7 @@ fn follow_connection<T: Tables>(flags: u8, answer: &Tuple, tables: &T, is_select
 /// the pod be selected later.
 #[inline(always)]
 pub fn follow_datagram<T: Tables>(heads: &Heads, tables: &T) {
-    let is_datagram = matches!(heads.l4, L4::Udp | L4::EchoRequest) && heads.has_l4();
+    let is_datagram = heads.l4.begins_anywhere() && heads.has_l4();
     // What stays in the cluster, name look-ups above all, is never asked about.
     if is_datagram && tables.prefix(&heads.tuple.daddr).is_none() && !tables.inbound_known(&heads.tuple) {
         tables.note_datagram(&heads.tuple);
@@ -91,9 +91,13 @@ mod tests {
     use crate::abi::{OnUnknownPod, PodEntry, WhenEmpty};
     use crate::decide::cast::{ID, both};
     use crate::decide::packets::packet;
-    use crate::decide::steer::{Steer, steer};
+    use crate::decide::steer::{self, Steer};
     use crate::decide::world::World;
-    use crate::wire::Heads;
+    use crate::wire::{Heads, Quote};
+
+    fn steer<'t>(heads: &mut Heads, world: &'t World, config: &Config) -> Steer<'t> {
+        steer::steer(heads, &Quote::NONE, world, config)
+    }
 
     fn notice(heads: &Heads, world: &World) -> Verdict {
         super::notice(heads, world, &world.config.get())

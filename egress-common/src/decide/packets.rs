@@ -4,7 +4,7 @@ use std::vec::Vec;
 
 use super::world::addr;
 use crate::abi::{Addr, Direction, Family};
-use crate::wire::{Heads, PROTO_ICMP, PROTO_ICMPV6, PROTO_TCP, PROTO_UDP};
+use crate::wire::{Heads, PROTO_ICMP, PROTO_ICMPV6, PROTO_TCP, PROTO_UDP, Quote};
 
 const FRAGMENT_HEADER: u8 = 44;
 
@@ -45,6 +45,11 @@ impl Packet {
 
     pub(crate) fn unreachable(self) -> Self {
         self.icmp(3, 1, 0)
+    }
+
+    /// As an error's quote shows it, when it was sent in this direction.
+    pub(crate) fn quoted(&self, direction: Direction) -> Quote {
+        Quote::of(Heads::parse(self.frame().as_slice(), direction).expect("an IP frame"))
     }
 
     fn icmp(mut self, v4: u8, v6: u8, id: u16) -> Self {

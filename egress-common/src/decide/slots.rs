@@ -6,14 +6,19 @@
 
 use super::{Claim, Tables, phase};
 use crate::abi::{Addr, Direction, Flow, MAX_SLOTS, Policy, PolicyKey, Slot, Tuple, Verdict, WhenEmpty};
-use crate::wire::{Heads, L4, tcp};
+use crate::wire::{Heads, L4, Quote, tcp};
 
 const SLOT_MASK: u32 = MAX_SLOTS as u32 - 1;
 const _: () = assert!(MAX_SLOTS.is_power_of_two());
 
-/// The slot of the packet's flow, or why there is none.
+/// The slot of the packet's flow, or why there is none. An ICMP error has that of the flow that it quotes, and begins none.
 #[inline(always)]
-pub fn of_flow<'t, T: Tables>(heads: &Heads, tables: &'t T, egress_id: u32) -> Result<&'t Slot, Verdict> {
+pub fn of_flow<'t, T: Tables>(
+    heads: &Heads,
+    quote: &Quote,
+    tables: &'t T,
+    egress_id: u32,
+) -> Result<&'t Slot, Verdict> {
     let policy = tables.policy(&PolicyKey::new(egress_id, heads.family)).ok_or(Verdict::NoPolicy)?;
     if policy.count() == 0 {
         return Err(match policy.when_empty() {
@@ -22,9 +27,12 @@ pub fn of_flow<'t, T: Tables>(heads: &Heads, tables: &'t T, egress_id: u32) -> R
             WhenEmpty::NotListed => Verdict::FamilyNotListed,
         });
     }
+    if heads.l4 == L4::IcmpError {
+        return of_error(heads, quote, tables, egress_id, policy);
+    }
     translatable(heads)?;
     let known = tables.flow_seen(&heads.tuple, heads.tcp_flags);
-    if let Some(slot) = known.and_then(|flow| kept(heads, tables, egress_id, policy, flow)) {
+    if let Some(slot) = known.and_then(|flow| kept(&heads.tuple, tables, egress_id, policy, flow)) {
         return Ok(slot);
     }
     if known.is_some() && is_mid_stream(heads) {
@@ -39,21 +47,48 @@ pub fn is_mid_stream(heads: &Heads) -> bool {
     heads.l4 == L4::Tcp && heads.tcp_flags & tcp::SYN == 0
 }
 
-/// Whether the engine can give this packet another address.
+/// Whether the engine can give this packet another address; an ICMP error only by what it quotes.
 #[inline(always)]
 pub fn translatable(heads: &Heads) -> Result<(), Verdict> {
+    if heads.source_routed {
+        // It would go on from the address to others, past whatever was decided here for that address.
+        return Err(Verdict::SourceRouted);
+    }
     match heads.l4 {
-        L4::Tcp | L4::Udp | L4::EchoRequest | L4::EchoReply => Ok(()),
+        L4::Tcp | L4::Udp | L4::Sctp | L4::EchoRequest | L4::EchoReply | L4::Other => Ok(()),
         L4::IcmpError => Err(Verdict::IcmpUnmatched),
         L4::Short => Err(Verdict::Malformed),
-        L4::Other if !heads.has_l4() => Err(Verdict::FragmentUnknown),
-        L4::Other => Err(Verdict::UnsupportedProtocol),
+        L4::Later => Err(Verdict::FragmentUnknown),
+        L4::Unread => Err(Verdict::ChainTooLong),
+        L4::Refused => Err(Verdict::UnsupportedProtocol),
     }
+}
+
+/// The flow that an ICMP error of a pod is about, as the pod sends it: the pod got the quoted packet, and tells its sender.
+#[inline(always)]
+pub fn told_of<'q>(heads: &Heads, quote: &'q Quote) -> Option<&'q Quote> {
+    (quote.tuple().daddr == heads.tuple.saddr && quote.tuple().saddr == heads.tuple.daddr).then_some(quote)
+}
+
+#[inline(always)]
+fn of_error<'t, T: Tables>(
+    heads: &Heads,
+    quote: &Quote,
+    tables: &T,
+    egress_id: u32,
+    policy: &'t Policy,
+) -> Result<&'t Slot, Verdict> {
+    if heads.source_routed {
+        return Err(Verdict::SourceRouted);
+    }
+    let tuple = told_of(heads, quote).ok_or(Verdict::IcmpUnmatched)?.flow();
+    let flow = tables.flow_peek(tuple).ok_or(Verdict::IcmpUnmatched)?;
+    kept(tuple, tables, egress_id, policy, flow).ok_or(Verdict::AddressGone)
 }
 
 /// The slot of the flow's address; its last place is tried first.
 #[inline(always)]
-fn kept<'t, T: Tables>(heads: &Heads, tables: &T, egress_id: u32, policy: &'t Policy, flow: &Flow) -> Option<&'t Slot> {
+fn kept<'t, T: Tables>(tuple: &Tuple, tables: &T, egress_id: u32, policy: &'t Policy, flow: &Flow) -> Option<&'t Slot> {
     if flow.egress_id != egress_id {
         return None;
     }
@@ -61,9 +96,9 @@ fn kept<'t, T: Tables>(heads: &Heads, tables: &T, egress_id: u32, policy: &'t Po
         return Some(slot);
     }
     let moved = place_of(policy, &flow.address)?;
-    tables.set_flow_slot(&heads.tuple, moved);
+    tables.set_flow_slot(tuple, moved);
     // Read back from the map, so that the verifier follows one unknown place instead of each one that it may be.
-    let flow = tables.flow_seen(&heads.tuple, 0)?;
+    let flow = tables.flow_peek(tuple)?;
     slot_at(policy, flow.slot, &flow.address)
 }
 
@@ -112,7 +147,7 @@ fn begin<'t, T: Tables>(
         // Another CPU began the same flow: its choice stands.
         Claim::Taken => {
             let flow = tables.flow_seen(&heads.tuple, heads.tcp_flags).ok_or(Verdict::ClaimLost)?;
-            kept(heads, tables, egress_id, policy, flow).ok_or(Verdict::ClaimLost)
+            kept(&heads.tuple, tables, egress_id, policy, flow).ok_or(Verdict::ClaimLost)
         }
     }
 }
@@ -171,34 +206,34 @@ mod tests {
         let c = Slot::here(Addr::v4([172, 18, 0, 102]));
         world.set_policy(7, WhenEmpty::Drop, &[b]);
         let heads = packet("10.244.1.10", "198.51.100.10", 4000, 80).heads();
-        assert_eq!(of_flow(&heads, &world, 7), Ok(&b));
+        assert_eq!(of_flow(&heads, &Quote::NONE, &world, 7), Ok(&b));
         world.set_policy(7, WhenEmpty::Drop, &[a, b, c]);
-        assert_eq!(of_flow(&heads, &world, 7), Ok(&b));
+        assert_eq!(of_flow(&heads, &Quote::NONE, &world, 7), Ok(&b));
         let moved = Slot::remote(b.address, Addr::v4([172, 18, 0, 4]));
         world.set_policy(7, WhenEmpty::Drop, &[a, c, moved]);
-        assert_eq!(of_flow(&heads, &world, 7), Ok(&moved));
+        assert_eq!(of_flow(&heads, &Quote::NONE, &world, 7), Ok(&moved));
         world.set_policy(7, WhenEmpty::Drop, &[a, c]);
         let mut data = heads;
         data.l4 = L4::Tcp;
         data.tcp_flags = tcp::ACK;
         world.remember_flow(&data.tuple, b.address, 7);
-        assert_eq!(of_flow(&data, &world, 7), Err(Verdict::AddressGone));
+        assert_eq!(of_flow(&data, &Quote::NONE, &world, 7), Err(Verdict::AddressGone));
         data.tcp_flags = tcp::SYN;
-        assert!(matches!(of_flow(&data, &world, 7), Ok(slot) if *slot == a || *slot == c));
+        assert!(matches!(of_flow(&data, &Quote::NONE, &world, 7), Ok(slot) if *slot == a || *slot == c));
     }
 
     #[test]
     fn nothing_assigned_is_a_named_verdict() {
         let world = World::new();
         let heads = packet("10.244.1.10", "198.51.100.10", 4000, 80).heads();
-        assert_eq!(of_flow(&heads, &world, 7), Err(Verdict::NoPolicy));
+        assert_eq!(of_flow(&heads, &Quote::NONE, &world, 7), Err(Verdict::NoPolicy));
         for (when, verdict) in [
             (WhenEmpty::Drop, Verdict::NoGateway),
             (WhenEmpty::NodeAddress, Verdict::NodeAddress),
             (WhenEmpty::NotListed, Verdict::FamilyNotListed),
         ] {
             world.set_policy(7, when, &[]);
-            assert_eq!(of_flow(&heads, &world, 7), Err(verdict));
+            assert_eq!(of_flow(&heads, &Quote::NONE, &world, 7), Err(verdict));
         }
     }
 }

@@ -8,10 +8,15 @@
 //! 2. The forward key likewise. Who loses it takes back the reverse key that it claimed itself and reads the winner's.
 //!
 //! So two CPUs that see the first two packets of one flow end with one mapping, whichever is first at either key.
+//!
+//! SCTP keeps the pod's port, since its CRC32c covers the ports and cannot be corrected by difference alone; a protocol
+//! without ports is one mapping for its address and destination. Both refuse who comes second, by name. On an address
+//! that is the node's own they are limited further, because what arrives there may be the host's: SCTP to the ports that
+//! only NAT uses, and the others to none at all.
 
 use super::{Claim, Owner, PortClaim, Tables, slots};
-use crate::abi::{Addr, Direction, Mapping, PortRange, Tuple, Verdict};
-use crate::wire::{Heads, PROTO_ICMP, PROTO_ICMPV6};
+use crate::abi::{Addr, Direction, Mapping, Origin, PortRange, Tuple, Verdict};
+use crate::wire::{Heads, L4, PROTO_ICMP, PROTO_ICMPV6, Quote};
 
 /// System ports stay out of NAT's range.
 pub const EGRESS_PORTS: PortRange = PortRange { first: 1024, last: u16::MAX };
@@ -55,9 +60,19 @@ impl PortSearch {
 /// Key of the answer to `forward` once its source is `address` and `port`.
 #[inline(always)]
 pub fn reverse_key(forward: &Tuple, address: &Addr, port: u16) -> Tuple {
-    // The identifier of an echo message stands in both ports, so both change.
-    let sport = if is_echo(forward) { port } else { forward.dport() };
-    Tuple::new(Direction::Ingress, forward.daddr, *address, sport, port, forward.protocol)
+    Tuple::new(Direction::Ingress, forward.daddr, *address, reverse_sport(forward, port), port, forward.protocol)
+}
+
+/// Makes it the key for another port.
+#[inline(always)]
+pub fn set_reverse_port(key: &mut Tuple, forward: &Tuple, port: u16) {
+    key.set_ports(reverse_sport(forward, port), port);
+}
+
+/// The identifier of a query stands in both ports, so both change.
+#[inline(always)]
+const fn reverse_sport(forward: &Tuple, port: u16) -> u16 {
+    if is_echo(forward) { port } else { forward.dport() }
 }
 
 #[inline(always)]
@@ -72,14 +87,19 @@ pub struct Face {
     pub ports: PortRange,
 }
 
-/// The mapping of a packet from a pod, made if it is not there.
+/// The mapping of a packet from a pod, made if it is not there; for an ICMP error that of the flow that it quotes.
 #[inline(always)]
 pub fn translate<'t, T: Tables>(
     heads: &Heads,
+    quote: &Quote,
     tables: &'t T,
     face: &Face,
     owner: &Owner,
 ) -> Result<&'t Mapping, Verdict> {
+    if heads.l4 == L4::IcmpError {
+        let mapping = of_error(heads, quote, tables).filter(|mapping| mapping.other.daddr == face.address);
+        return mapping.ok_or(Verdict::IcmpUnmatched);
+    }
     let forward = &heads.tuple;
     if let Some(mapping) = tables.nat_seen(forward, heads.tcp_flags) {
         if shows(mapping, face, owner) {
@@ -91,6 +111,8 @@ pub fn translate<'t, T: Tables>(
         OwnPort::Claimed => Port { number: forward.sport(), ours: true },
         OwnPort::Adopted => Port { number: forward.sport(), ours: false },
         OwnPort::Full => return Err(Verdict::MapFull),
+        OwnPort::Taken if heads.l4 == L4::Sctp => return Err(Verdict::SctpPortTaken),
+        OwnPort::Taken if heads.l4 == L4::Other => return Err(Verdict::ProtocolTaken),
         // The answerer knows this flow by its own port only.
         OwnPort::Taken if slots::is_mid_stream(heads) => return Err(Verdict::PortTaken),
         OwnPort::Taken if is_exhausted(forward, face, tables) => return Err(Verdict::PortsExhausted),
@@ -108,9 +130,23 @@ pub fn translate<'t, T: Tables>(
     if mapping.other.daddr == face.address { Ok(mapping) } else { Err(Verdict::ClaimLost) }
 }
 
+/// Tells the world of a packet that a pod got by a flow of its own; the flow lives no longer for it (RFC 5508 section 4).
+#[inline(never)]
+fn of_error<'t, T: Tables>(heads: &Heads, quote: &Quote, tables: &'t T) -> Option<&'t Mapping> {
+    // What a pod got was no request: nothing unasked comes in.
+    let quote = slots::told_of(heads, quote).filter(|quote| quote.l4() != L4::EchoRequest)?;
+    tables.nat_peek(quote.flow())
+}
+
+/// Whether a mapping is what the flow is to show now. The ports of the node's own address may have changed: answers to
+/// one that is not among them any more are the host's.
 #[inline(always)]
 fn shows(mapping: &Mapping, face: &Face, owner: &Owner) -> bool {
-    mapping.other.daddr == face.address && mapping.egress_id == owner.egress_id
+    let port = mapping.other.dport();
+    let is_listed = port >= face.ports.first && port <= face.ports.last;
+    mapping.other.daddr == face.address
+        && mapping.egress_id == owner.egress_id
+        && (is_listed || owner.origin != Origin::Stack)
 }
 
 // The steps are out of line, because in the programs their frames would crowd one another and the caller's.
@@ -126,6 +162,12 @@ fn retire<T: Tables>(forward: &Tuple, old: &Mapping, tables: &T) {
     if is_whole && tables.forget_nat(&reverse) {
         tables.forget_nat(forward);
     }
+}
+
+/// Whether the flow has its own port or none.
+#[inline(always)]
+fn keeps_port(heads: &Heads) -> bool {
+    matches!(heads.l4, L4::Sctp | L4::Other)
 }
 
 /// What came of claiming the reverse key with the pod's own port.
@@ -149,7 +191,8 @@ struct Port {
 #[inline(never)]
 fn claim_own_port<T: Tables>(heads: &Heads, tables: &T, face: &Face, owner: &Owner) -> OwnPort {
     let port = heads.tuple.sport();
-    if port < face.ports.first || port > face.ports.last {
+    let is_listed = port >= face.ports.first && port <= face.ports.last;
+    if !is_listed && (owner.origin == Origin::Stack || !keeps_port(heads)) {
         return OwnPort::Taken;
     }
     let forward = &heads.tuple;
@@ -217,11 +260,10 @@ mod tests {
     use std::collections::HashSet;
 
     use super::*;
-    use crate::abi::Origin;
     use crate::decide::cast::both;
-    use crate::decide::packets::packet;
+    use crate::decide::packets::{Packet, packet};
     use crate::decide::world::{World, addr};
-    use crate::wire::tcp;
+    use crate::wire::{PROTO_SCTP, tcp};
 
     const EGRESS: Addr = Addr::v4([172, 18, 0, 100]);
     const FACE: Face = Face { address: EGRESS, ports: EGRESS_PORTS };
@@ -246,7 +288,7 @@ mod tests {
             let face = Face { address: addr(cast.egress), ports };
             let asked = |port, to| {
                 let heads = packet(cast.pod, cast.world, port, to).heads();
-                translate(&heads, world, &face, &OWNER).map(|mapping| mapping.other)
+                translate(&heads, &Quote::NONE, world, &face, &OWNER).map(|mapping| mapping.other)
             };
             let first = asked(1, 80).expect("a free port");
             assert!(asked(2, 80).is_ok());
@@ -269,16 +311,16 @@ mod tests {
     fn keeps_the_own_port_when_it_is_free() {
         let world = World::new();
         let one = packet("10.244.1.10", "198.51.100.10", 4000, 80).heads();
-        let mapping = translate(&one, &world, &FACE, &OWNER).expect("a free port");
+        let mapping = translate(&one, &Quote::NONE, &world, &FACE, &OWNER).expect("a free port");
         assert_eq!(mapping.other.dport(), 4000);
         assert_eq!(world.mappings_made(), 1);
         let two = packet("10.244.1.11", "198.51.100.10", 4000, 80).heads();
-        let other = translate(&two, &world, &FACE, &OWNER).expect("a free port");
+        let other = translate(&two, &Quote::NONE, &world, &FACE, &OWNER).expect("a free port");
         assert_ne!(other.other.dport(), 4000);
-        assert_eq!(translate(&one, &world, &FACE, &OWNER).map(|m| m.other), Ok(mapping.other));
+        assert_eq!(translate(&one, &Quote::NONE, &world, &FACE, &OWNER).map(|m| m.other), Ok(mapping.other));
         assert_eq!(world.nat_len(), 4);
         let low = packet("10.244.1.10", "198.51.100.10", 53, 53).heads();
-        let low = translate(&low, &world, &FACE, &OWNER).expect("a free port");
+        let low = translate(&low, &Quote::NONE, &world, &FACE, &OWNER).expect("a free port");
         assert!(low.other.dport() >= 1024);
     }
 
@@ -288,16 +330,16 @@ mod tests {
         let range = PortRange { first: 61000, last: 61009 };
         for pod in 0..10u8 {
             let heads = packet(&std::format!("10.244.1.{}", 10 + pod), "198.51.100.10", 4000, 80).heads();
-            assert!(translate(&heads, &world, &Face { address: EGRESS, ports: range }, &OWNER).is_ok());
+            assert!(translate(&heads, &Quote::NONE, &world, &Face { address: EGRESS, ports: range }, &OWNER).is_ok());
         }
         let heads = packet("10.244.1.30", "198.51.100.10", 4000, 80).heads();
         assert_eq!(
-            translate(&heads, &world, &Face { address: EGRESS, ports: range }, &OWNER),
+            translate(&heads, &Quote::NONE, &world, &Face { address: EGRESS, ports: range }, &OWNER),
             Err(Verdict::PortsExhausted)
         );
         let elsewhere = packet("10.244.1.30", "198.51.100.11", 4000, 80).heads();
         assert!(
-            translate(&elsewhere, &world, &Face { address: EGRESS, ports: range }, &OWNER).is_ok(),
+            translate(&elsewhere, &Quote::NONE, &world, &Face { address: EGRESS, ports: range }, &OWNER).is_ok(),
             "another destination is another range"
         );
         assert_eq!(world.nat_len(), 22, "a refusal leaves no half mapping");
@@ -308,9 +350,9 @@ mod tests {
         let world = World::new();
         world.limit_nat(3);
         let one = packet("10.244.1.10", "198.51.100.10", 4000, 80).heads();
-        assert!(translate(&one, &world, &FACE, &OWNER).is_ok());
+        assert!(translate(&one, &Quote::NONE, &world, &FACE, &OWNER).is_ok());
         let two = packet("10.244.1.11", "198.51.100.10", 4001, 80).heads();
-        assert_eq!(translate(&two, &world, &FACE, &OWNER), Err(Verdict::MapFull));
+        assert_eq!(translate(&two, &Quote::NONE, &world, &FACE, &OWNER), Err(Verdict::MapFull));
         assert_eq!(world.nat_len(), 2);
     }
 
@@ -318,20 +360,20 @@ mod tests {
     fn a_moved_flow_is_picked_up_with_its_own_port_or_not_at_all() {
         let world = World::new();
         let mut heads = packet("10.244.1.10", "198.51.100.10", 4000, 80).tcp(tcp::ACK).heads();
-        let mapping = translate(&heads, &world, &FACE, &OWNER).expect("its own port is free");
+        let mapping = translate(&heads, &Quote::NONE, &world, &FACE, &OWNER).expect("its own port is free");
         assert_eq!(mapping.other.dport(), 4000);
         heads.tuple.saddr = Addr::v4([10, 244, 1, 11]);
-        assert_eq!(translate(&heads, &world, &FACE, &OWNER), Err(Verdict::PortTaken));
+        assert_eq!(translate(&heads, &Quote::NONE, &world, &FACE, &OWNER), Err(Verdict::PortTaken));
     }
 
     #[test]
     fn another_address_makes_another_mapping() {
         let world = World::new();
         let heads = packet("10.244.1.10", "198.51.100.10", 4000, 80).heads();
-        translate(&heads, &world, &FACE, &OWNER).expect("a free port");
+        translate(&heads, &Quote::NONE, &world, &FACE, &OWNER).expect("a free port");
         let other = Addr::v4([172, 18, 0, 101]);
-        let mapping =
-            translate(&heads, &world, &Face { address: other, ports: EGRESS_PORTS }, &OWNER).expect("a free port");
+        let mapping = translate(&heads, &Quote::NONE, &world, &Face { address: other, ports: EGRESS_PORTS }, &OWNER)
+            .expect("a free port");
         assert_eq!(mapping.other.daddr, other);
         assert_eq!(world.nat_len(), 2, "the old keys are gone together");
     }
@@ -340,7 +382,7 @@ mod tests {
     fn echo_changes_its_identifier_in_both_places() {
         let world = World::new();
         let one = packet("10.244.1.10", "198.51.100.10", 0, 0).echo(500).heads();
-        let mapping = translate(&one, &world, &FACE, &OWNER).expect("a free id");
+        let mapping = translate(&one, &Quote::NONE, &world, &FACE, &OWNER).expect("a free id");
         let reverse = mapping.other;
         assert_eq!(reverse.sport(), reverse.dport());
         assert!(reverse.dport() >= 1024);
@@ -350,12 +392,16 @@ mod tests {
     fn a_search_that_meets_a_full_map_says_so() {
         let world = World::new();
         let one = packet("10.244.1.10", "198.51.100.10", 4000, 80).heads();
-        assert!(translate(&one, &world, &FACE, &OWNER).is_ok());
+        assert!(translate(&one, &Quote::NONE, &world, &FACE, &OWNER).is_ok());
         world.limit_nat(2);
         let two = packet("10.244.1.11", "198.51.100.10", 4000, 80).heads();
-        assert_eq!(translate(&two, &world, &FACE, &OWNER), Err(Verdict::MapFull), "ports are free, the map is not");
+        assert_eq!(
+            translate(&two, &Quote::NONE, &world, &FACE, &OWNER),
+            Err(Verdict::MapFull),
+            "ports are free, the map is not"
+        );
         world.limit_nat(3);
-        assert_eq!(translate(&two, &world, &FACE, &OWNER), Err(Verdict::MapFull));
+        assert_eq!(translate(&two, &Quote::NONE, &world, &FACE, &OWNER), Err(Verdict::MapFull));
         assert_eq!(world.nat_len(), 2, "the reverse key was taken back");
         world.assert_paired();
     }
@@ -371,7 +417,7 @@ mod tests {
                     packet(pod, cast.world, 0, 0).echo(4000),
                 ] {
                     let heads = packet.heads();
-                    let mapping = translate(&heads, world, &face, &OWNER).expect("a free port");
+                    let mapping = translate(&heads, &Quote::NONE, world, &face, &OWNER).expect("a free port");
                     let reverse = mapping.other;
                     assert_eq!((reverse.saddr, reverse.daddr), (addr(cast.world), face.address));
                     assert_eq!(reverse.protocol, heads.tuple.protocol);
@@ -389,7 +435,7 @@ mod tests {
             let face = Face { address: addr(cast.egress), ports: EGRESS_PORTS };
             let reverse = reverse_key(&heads.tuple, &face.address, 4000);
             assert_eq!(world.claim_nat(&reverse, &heads.tuple, &OWNER), Claim::Claimed);
-            let mapping = translate(&heads, world, &face, &OWNER).expect("adopted");
+            let mapping = translate(&heads, &Quote::NONE, world, &face, &OWNER).expect("adopted");
             assert_eq!(mapping.other, reverse);
             assert_eq!(world.nat_len(), 2);
             world.assert_paired();
@@ -401,11 +447,120 @@ mod tests {
         both(|cast, world| {
             let heads = packet(cast.pod, cast.world, 4000, 80).heads();
             let old = Face { address: addr(cast.foreign_egress), ports: EGRESS_PORTS };
-            let reverse = translate(&heads, world, &old, &OWNER).expect("a free port").other;
+            let reverse = translate(&heads, &Quote::NONE, world, &old, &OWNER).expect("a free port").other;
             assert!(world.forget_nat(&reverse) && !world.forget_nat(&reverse));
             let face = Face { address: addr(cast.egress), ports: EGRESS_PORTS };
-            assert_eq!(translate(&heads, world, &face, &OWNER), Err(Verdict::ClaimLost));
+            assert_eq!(translate(&heads, &Quote::NONE, world, &face, &OWNER), Err(Verdict::ClaimLost));
             assert_eq!(world.nat_len(), 1, "the new reverse key was taken back");
+        });
+    }
+
+    #[test]
+    fn sctp_keeps_its_port_or_is_refused() {
+        both(|cast, world| {
+            let face = Face { address: addr(cast.egress), ports: EGRESS_PORTS };
+            let sctp = |pod, port| packet(pod, cast.world, port, 80).protocol(PROTO_SCTP).heads();
+            for port in [22, 4000] {
+                let mapping =
+                    translate(&sctp(cast.pod, port), &Quote::NONE, world, &face, &OWNER).expect("the port is free");
+                assert_eq!(mapping.other.dport(), port, "also a system port");
+                let other = translate(&sctp(cast.known_pod, port), &Quote::NONE, world, &face, &OWNER);
+                assert_eq!(other, Err(Verdict::SctpPortTaken));
+            }
+            let udp = packet(cast.known_pod, cast.world, 4000, 80).heads();
+            assert_eq!(
+                translate(&udp, &Quote::NONE, world, &face, &OWNER).map(|mapping| mapping.other.dport()),
+                Ok(4000)
+            );
+            world.assert_paired();
+        });
+    }
+
+    #[test]
+    fn a_protocol_without_ports_serves_one_pod_towards_each_destination() {
+        both(|cast, world| {
+            let face = Face { address: addr(cast.egress), ports: EGRESS_PORTS };
+            for protocol in [4, 47, 50, 255] {
+                let sent = |pod, to| packet(pod, to, 0, 0).protocol(protocol).heads();
+                let first = sent(cast.pod, cast.world);
+                let mapping = translate(&first, &Quote::NONE, world, &face, &OWNER).expect("nobody has it");
+                assert_eq!((mapping.other.saddr, mapping.other.daddr), (addr(cast.world), face.address));
+                assert_eq!(mapping.other.dport(), 0);
+                let second = translate(&sent(cast.known_pod, cast.world), &Quote::NONE, world, &face, &OWNER);
+                assert_eq!(second, Err(Verdict::ProtocolTaken));
+                assert!(translate(&sent(cast.known_pod, cast.excluded), &Quote::NONE, world, &face, &OWNER).is_ok());
+                assert!(translate(&first, &Quote::NONE, world, &face, &OWNER).is_ok());
+            }
+            world.assert_paired();
+        });
+    }
+
+    #[test]
+    fn on_the_nodes_own_address_nothing_of_the_hosts_is_taken() {
+        both(|cast, world| {
+            let face = Face { address: addr(cast.node), ports: PortRange { first: 61000, last: 65535 } };
+            let owner = Owner { origin: Origin::Stack, ..OWNER };
+            let sent = |port, protocol| packet(cast.pod, cast.other_node, port, 80).protocol(protocol).heads();
+            let refused = translate(&sent(4000, PROTO_SCTP), &Quote::NONE, world, &face, &owner);
+            assert_eq!(refused, Err(Verdict::SctpPortTaken));
+            assert!(translate(&sent(61007, PROTO_SCTP), &Quote::NONE, world, &face, &owner).is_ok());
+            // A tunnel of the node itself may end there.
+            assert_eq!(translate(&sent(0, 47), &Quote::NONE, world, &face, &owner), Err(Verdict::ProtocolTaken));
+        });
+    }
+
+    #[test]
+    fn a_port_that_is_no_longer_nats_is_given_up() {
+        both(|cast, world| {
+            let owner = Owner { origin: Origin::Stack, ..OWNER };
+            let face = |first, last| Face { address: addr(cast.node), ports: PortRange { first, last } };
+            let udp = packet(cast.pod, cast.other_node, 4000, 80).heads();
+            let old = translate(&udp, &Quote::NONE, world, &face(61000, 61009), &owner).expect("a free port").other;
+            let new = translate(&udp, &Quote::NONE, world, &face(62000, 62009), &owner).expect("a free port").other;
+            assert!((62000..=62009).contains(&new.dport()));
+            assert!(world.nat_peek(&old).is_none(), "its answers are the host's");
+            world.assert_paired();
+        });
+    }
+
+    #[test]
+    fn an_error_of_a_pod_has_the_face_of_its_flow() {
+        both(|cast, world| {
+            let face = Face { address: addr(cast.egress), ports: EGRESS_PORTS };
+            let sent = packet(cast.pod, cast.world, 22, 80).heads();
+            let mapping = *translate(&sent, &Quote::NONE, world, &face, &OWNER).expect("a free port");
+            let error = packet(cast.pod, cast.world, 0, 0).unreachable().heads();
+            let told = |quoted: &Packet| {
+                let quote = quoted.quoted(Direction::Ingress);
+                translate(&error, &quote, world, &face, &OWNER).map(|mapping| mapping.other)
+            };
+            assert_eq!(told(&packet(cast.world, cast.pod, 80, 22)), Ok(mapping.other));
+            for stranger in [
+                packet(cast.world, cast.pod, 81, 22),
+                packet(cast.world, cast.known_pod, 80, 22),
+                packet(cast.excluded, cast.pod, 80, 22),
+                packet(cast.pod, cast.world, 22, 80),
+                packet(cast.world, cast.pod, 80, 22).tcp(tcp::ACK),
+            ] {
+                assert_eq!(told(&stranger), Err(Verdict::IcmpUnmatched), "{stranger:?}");
+            }
+            let nothing = translate(&error, &Quote::NONE, world, &face, &OWNER);
+            assert_eq!(nothing, Err(Verdict::IcmpUnmatched));
+            assert_eq!(world.nat_len(), 2, "it begins no flow");
+        });
+    }
+
+    #[test]
+    fn a_pod_got_answers_to_its_queries_and_nothing_else() {
+        both(|cast, world| {
+            let face = Face { address: addr(cast.egress), ports: EGRESS_PORTS };
+            let ping = packet(cast.pod, cast.world, 0, 0).echo(9).heads();
+            translate(&ping, &Quote::NONE, world, &face, &OWNER).expect("a free id");
+            let error = packet(cast.pod, cast.world, 0, 0).unreachable().heads();
+            let told =
+                |quoted: Packet| translate(&error, &quoted.quoted(Direction::Ingress), world, &face, &OWNER).is_ok();
+            assert!(told(packet(cast.world, cast.pod, 0, 0).echo_reply(9)));
+            assert!(!told(packet(cast.world, cast.pod, 0, 0).echo(9)));
         });
     }
 }

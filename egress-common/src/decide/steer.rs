@@ -6,7 +6,7 @@
 
 use super::{Tables, fragments, notice, slots};
 use crate::abi::{Config, NodePlace, OnUnknownPod, PrefixKind, Slot, Verdict};
-use crate::wire::{Fragment, Heads, L4, tcp};
+use crate::wire::{Fragment, Heads, L4, Quote, tcp};
 
 /// What to do with the packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,7 +25,7 @@ pub enum Steer<'t> {
 
 /// Out of line, because in the programs its frame would crowd what follows it.
 #[inline(never)]
-pub fn steer<'t, T: Tables>(heads: &mut Heads, tables: &'t T, config: &Config) -> Steer<'t> {
+pub fn steer<'t, T: Tables>(heads: &mut Heads, quote: &Quote, tables: &'t T, config: &Config) -> Steer<'t> {
     if let Some((egress_id, slot)) = settled(heads, tables, config) {
         return Steer::Send { egress_id, slot };
     }
@@ -65,6 +65,11 @@ pub fn steer<'t, T: Tables>(heads: &mut Heads, tables: &'t T, config: &Config) -
     if begins(heads) {
         // Whatever came in on this tuple before, a pod's SYN begins a connection of its own.
         tables.forget_inbound(&heads.tuple);
+    } else if heads.l4 == L4::IcmpError {
+        // It tells of a packet of such a connection, and is no sign of life (RFC 5508 section 4).
+        if slots::told_of(heads, quote).is_some_and(|quote| tables.inbound_known(quote.flow())) {
+            return Steer::Done(Verdict::InboundReply);
+        }
     } else if tables.inbound_answered(&heads.tuple, heads.tcp_flags) {
         return Steer::Done(Verdict::InboundReply);
     }
@@ -87,7 +92,7 @@ pub fn steer<'t, T: Tables>(heads: &mut Heads, tables: &'t T, config: &Config) -
         return Steer::Hairpin;
     }
     // 8. The flow's address.
-    match slots::of_flow(heads, tables, egress_id) {
+    match slots::of_flow(heads, quote, tables, egress_id) {
         // The stack says Time Exceeded; it does not forward such a packet.
         Ok(_) if heads.ttl <= 1 => Steer::Done(Verdict::TtlExpired),
         Ok(slot) => {
@@ -109,7 +114,7 @@ pub fn steer<'t, T: Tables>(heads: &mut Heads, tables: &'t T, config: &Config) -
 /// A datagram that goes by the stack: its answer is none to a connection from outside.
 #[inline(always)]
 fn note_own_datagram<T: Tables>(heads: &Heads, tables: &T) {
-    if heads.l4 != L4::Tcp && heads.has_l4() {
+    if !matches!(heads.l4, L4::Tcp | L4::IcmpError) && heads.has_l4() {
         tables.note_datagram(&heads.tuple);
     }
 }
@@ -119,7 +124,7 @@ fn note_own_datagram<T: Tables>(heads: &Heads, tables: &T) {
 /// the flow is there (`notice`), and a SYN of the pod, which would end it, is always asked.
 #[inline(always)]
 fn settled<'t, T: Tables>(heads: &Heads, tables: &'t T, config: &Config) -> Option<(u32, &'t Slot)> {
-    let is_plain = heads.fragment == Fragment::Whole && heads.ttl > 1;
+    let is_plain = heads.fragment == Fragment::Whole && heads.ttl > 1 && !heads.source_routed;
     let may_be = match heads.l4 {
         L4::Tcp => heads.tcp_flags & tcp::SYN == 0,
         L4::Udp => heads.tuple.dport() as u32 != config.tunnel_port,
@@ -165,7 +170,7 @@ fn is_answer<T: Tables>(heads: &Heads, tables: &T) -> bool {
     const SYN_ACK: u8 = tcp::SYN | tcp::ACK;
     const ASKED: u8 = SYN_ACK | tcp::RST | tcp::FIN;
     match heads.l4 {
-        L4::Tcp => heads.tcp_flags & ASKED == SYN_ACK && !tables.flow_known(&heads.tuple),
+        L4::Tcp => heads.tcp_flags & ASKED == SYN_ACK && tables.flow_peek(&heads.tuple).is_none(),
         L4::EchoReply => true,
         _ => false,
     }

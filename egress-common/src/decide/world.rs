@@ -268,8 +268,8 @@ impl Tables for World {
         flow.state = phase::own(flow.state, tcp_flags, Direction::Egress);
         lend(Some(*flow))
     }
-    fn flow_known(&self, tuple: &Tuple) -> bool {
-        self.flows.borrow().contains_key(tuple)
+    fn flow_peek(&self, tuple: &Tuple) -> Option<&Flow> {
+        lend(self.flows.borrow().get(tuple).copied())
     }
     fn flow_answered(&self, tuple: &Tuple, tcp_flags: u8) -> bool {
         let mut flows = self.flows.borrow_mut();

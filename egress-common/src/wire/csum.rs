@@ -31,6 +31,24 @@ pub const fn replace_u16(checksum: u16, from: u16, to: u16) -> u16 {
     !fold((!checksum) as u32 + (!from) as u32 + to as u32)
 }
 
+/// What a sum gains when a word of it changes; such changes add up. All values in memory order.
+#[inline(always)]
+pub const fn change_u32(from: u32, to: u32) -> u64 {
+    !from as u64 + to as u64
+}
+
+/// As [`change_u32`], for one 16-bit word.
+#[inline(always)]
+pub const fn change_u16(from: u16, to: u16) -> u64 {
+    !from as u64 + to as u64
+}
+
+/// The checksum field after what it covers has changed by so much.
+#[inline(always)]
+pub const fn replace(checksum: u16, change: u64) -> u16 {
+    !fold64(!checksum as u64 + change)
+}
+
 /// The value x of a checksum field that completing the checksum would write again, x = ~(S + x): in one's complement
 /// arithmetic, which is modulo 2^16 - 1 and where half is times 2^15, that is -S/2. `sum` is that of the covered words
 /// with the field's present value `old`.
@@ -95,5 +113,16 @@ mod tests {
         head[8] = 63;
         head[10..12].copy_from_slice(&replace_u16(fixed, from, to).to_ne_bytes());
         assert_eq!(fold64(sum(&head)), 0xffff);
+        let (ids, totals) = ([(1, 2), (7, 0xff)], [60u16, 0xffff]);
+        for ((a, b), total) in ids.into_iter().zip(totals) {
+            let old = u16::from_ne_bytes([head[10], head[11]]);
+            let from = u32::from_ne_bytes([head[2], head[3], head[4], head[5]]);
+            let [high, low] = total.to_be_bytes();
+            head[2..6].copy_from_slice(&[high, low, a, b]);
+            let to = u32::from_ne_bytes([high, low, a, b]);
+            let change = change_u32(from, to) + change_u16(5, 9) + change_u16(9, 5);
+            head[10..12].copy_from_slice(&replace(old, change).to_ne_bytes());
+            assert_eq!(fold64(sum(&head)), 0xffff);
+        }
     }
 }

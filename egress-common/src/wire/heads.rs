@@ -1,25 +1,47 @@
 //! What is read of a packet: addresses, ports, fragment, lengths.
 
-use super::{ETH_LEN, Frame, IPV4_LEN, IPV6_LEN, L3, PROTO_ICMP, PROTO_ICMPV6, PROTO_TCP, PROTO_UDP};
-use super::{ethertype, icmp, ipv4, ipv6, l4};
+use super::{ETH_LEN, Frame, IPV4_LEN, IPV6_LEN, L3, ethertype, icmp, ipv4, ipv6, l4};
+use super::{
+    PROTO_AH, PROTO_DCCP, PROTO_ICMP, PROTO_ICMPV6, PROTO_MOBILITY, PROTO_NONE, PROTO_SCTP, PROTO_TCP, PROTO_UDP,
+    PROTO_UDP_LITE,
+};
 use crate::abi::{Addr, Direction, Family, Tuple};
 
-/// IPv6 extension headers that are walked; a longer chain counts as [`L4::Other`].
+/// IPv6 extension headers that are walked; a longer chain is [`L4::Unread`].
 pub const MAX_EXTENSION_HEADERS: usize = 6;
 
 /// What follows the network header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum L4 {
     Tcp,
+    /// UDP, and UDP-Lite and DCCP, which have ports and a checksum over the addresses in the same places.
     Udp,
+    /// Has ports, and a checksum that covers them but no address (RFC 9260 section 6.8).
+    Sctp,
+    /// A query with an identifier: echo, for IPv4 also timestamp and its like (RFC 5508 calls them all queries).
     EchoRequest,
     EchoReply,
     /// An ICMP error, which quotes a packet.
     IcmpError,
-    /// Any other protocol, or a later fragment.
+    /// A protocol without ports: known by its addresses.
     Other,
+    /// A later fragment of what may have ports.
+    Later,
+    /// What no NAT can translate, or may: ICMP that is none of the above (a redirect would bend the routes of whoever
+    /// gets it); AH, which authenticates the addresses; the mobility header, whose checksum covers them; nothing at all.
+    Refused,
     /// A protocol that we know, cut short.
     Short,
+    /// IPv6 extension headers without an end that is in sight.
+    Unread,
+}
+
+impl L4 {
+    /// Whether any packet may be a flow's first one, and none says that it is.
+    #[inline(always)]
+    pub const fn begins_anywhere(self) -> bool {
+        matches!(self, Self::Udp | Self::Sctp | Self::EchoRequest | Self::Other)
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,6 +70,8 @@ pub struct Heads {
     pub ttl: u8,
     /// IPv4's DF bit; always for IPv6.
     pub dont_fragment: bool,
+    /// Lists addresses that it wants to go by, or has IPv4 options that cannot be read.
+    pub source_routed: bool,
 }
 
 impl Heads {
@@ -62,6 +86,7 @@ impl Heads {
         l4_len: 0,
         ttl: 0,
         dont_fragment: false,
+        source_routed: false,
     };
 
     /// `None` when the frame is not IP or its network header is cut short.
@@ -75,11 +100,16 @@ impl Heads {
     #[inline(always)]
     pub fn read<F: Frame + ?Sized>(&mut self, frame: &F, direction: Direction) -> Option<()> {
         match u16::from_be_bytes(frame.load(ETH_LEN - 2)?) {
-            ethertype::IPV4 => read_v4(frame, direction, self)?,
-            ethertype::IPV6 => read_v6(frame, direction, self)?,
+            ethertype::IPV4 => {
+                read_v4(frame, L3, direction, self)?;
+                self.source_routed = has_source_route(frame, self.l4_offset);
+            }
+            ethertype::IPV6 => read_v6(frame, L3, direction, self)?,
             _ => return None,
         }
-        read_l4(frame, self);
+        if self.l4 == L4::Other {
+            read_l4(frame, self);
+        }
         Some(())
     }
 
@@ -93,10 +123,11 @@ impl Heads {
     /// short, or behind more extension headers than are walked), though the host would find it.
     #[inline(always)]
     pub fn may_be_udp_to(&self, port: u32) -> bool {
-        let protocol = self.tuple.protocol;
+        let is_udp = self.tuple.protocol == PROTO_UDP;
         match self.l4 {
-            L4::Udp => self.tuple.dport() as u32 == port,
-            _ => self.has_l4() && (protocol == PROTO_UDP || self.family == Family::V6 && is_extension(protocol)),
+            L4::Udp => is_udp && self.tuple.dport() as u32 == port,
+            L4::Unread => true,
+            _ => self.has_l4() && is_udp,
         }
     }
 
@@ -105,16 +136,36 @@ impl Heads {
     pub fn has_l4(&self) -> bool {
         !matches!(self.fragment, Fragment::Later)
     }
+
+    /// What a fragment carries, once its first one has told the protocol.
+    #[inline(always)]
+    pub const fn kind_of(protocol: u8) -> L4 {
+        match protocol {
+            PROTO_TCP => L4::Tcp,
+            PROTO_UDP | PROTO_UDP_LITE | PROTO_DCCP => L4::Udp,
+            PROTO_SCTP => L4::Sctp,
+            // Requests and replies differ by direction only.
+            PROTO_ICMP | PROTO_ICMPV6 => L4::EchoRequest,
+            _ => L4::Other,
+        }
+    }
 }
 
+/// Reads the IPv4 header at `at`. Whether the transport header follows is left to be read, where `l4` is `Other`.
 #[inline(always)]
-fn read_v4<F: Frame + ?Sized>(frame: &F, direction: Direction, heads: &mut Heads) -> Option<()> {
-    let head: [u8; IPV4_LEN] = frame.load(L3)?;
+pub(super) fn read_v4<F: Frame + ?Sized>(frame: &F, at: usize, direction: Direction, heads: &mut Heads) -> Option<()> {
+    let head: [u8; IPV4_LEN] = frame.load(at)?;
     let ihl = ((head[0] & 0x0f) as u16) << 2;
     if head[0] >> 4 != 4 || ihl < IPV4_LEN as u16 {
         return None;
     }
     let bits = u16::from_be_bytes([head[ipv4::FRAGMENT], head[ipv4::FRAGMENT + 1]]);
+    let protocol = head[ipv4::PROTOCOL];
+    let fragment = match (bits & ipv4::OFFSET_MASK, bits & ipv4::MORE_FRAGMENTS) {
+        (0, 0) => Fragment::Whole,
+        (0, _) => Fragment::First,
+        _ => Fragment::Later,
+    };
     *heads = Heads {
         tuple: Tuple::new(
             direction,
@@ -122,15 +173,12 @@ fn read_v4<F: Frame + ?Sized>(frame: &F, direction: Direction, heads: &mut Heads
             Addr::v4([head[16], head[17], head[18], head[19]]),
             0,
             0,
-            head[ipv4::PROTOCOL],
+            protocol,
         ),
-        fragment: match (bits & ipv4::OFFSET_MASK, bits & ipv4::MORE_FRAGMENTS) {
-            (0, 0) => Fragment::Whole,
-            (0, _) => Fragment::First,
-            _ => Fragment::Later,
-        },
+        l4: unread_kind(fragment, protocol),
+        fragment,
         fragment_id: [0, 0, head[ipv4::ID], head[ipv4::ID + 1]],
-        l4_offset: L3 as u16 + ihl,
+        l4_offset: at as u16 + ihl,
         ttl: head[ipv4::TTL],
         dont_fragment: bits & ipv4::DONT_FRAGMENT != 0,
         ..Heads::NONE
@@ -138,40 +186,59 @@ fn read_v4<F: Frame + ?Sized>(frame: &F, direction: Direction, heads: &mut Heads
     Some(())
 }
 
+/// What a packet carries as far as its network header tells. A later fragment of a protocol without ports needs no first
+/// one.
 #[inline(always)]
-fn read_v6<F: Frame + ?Sized>(frame: &F, direction: Direction, heads: &mut Heads) -> Option<()> {
-    let [version] = frame.load(L3)?;
-    let [next_header, hop_limit] = frame.load(L3 + ipv6::NEXT_HEADER)?;
+const fn unread_kind(fragment: Fragment, protocol: u8) -> L4 {
+    match (fragment, protocol) {
+        (_, PROTO_AH | PROTO_MOBILITY | PROTO_NONE) => L4::Refused,
+        (Fragment::Later, _) if is_extension(protocol) || !matches!(Heads::kind_of(protocol), L4::Other) => L4::Later,
+        _ => L4::Other,
+    }
+}
+
+/// Reads the IPv6 header at `at` and what extends it.
+#[inline(always)]
+pub(super) fn read_v6<F: Frame + ?Sized>(frame: &F, at: usize, direction: Direction, heads: &mut Heads) -> Option<()> {
+    // Two bytes where one would do: the verifier sees no use in a check of a single byte at an unknown offset.
+    let [version, _] = frame.load(at)?;
+    let [next_header, hop_limit] = frame.load(at + ipv6::NEXT_HEADER)?;
     if version >> 4 != 6 {
         return None;
     }
     *heads = Heads {
         tuple: Tuple::new(direction, Addr::UNSPECIFIED, Addr::UNSPECIFIED, 0, 0, 0),
         family: Family::V6,
-        l4_offset: (L3 + IPV6_LEN) as u16,
+        l4_offset: (at + IPV6_LEN) as u16,
         ttl: hop_limit,
         dont_fragment: true,
         ..Heads::NONE
     };
     // One at a time, or both lie on the stack at once.
-    heads.tuple.saddr = frame.load_addr(L3 + ipv6::SADDR)?;
-    heads.tuple.daddr = frame.load_addr(L3 + ipv6::DADDR)?;
-    heads.tuple.protocol = walk_extensions(frame, heads, next_header);
+    heads.tuple.saddr = frame.load_addr(at + ipv6::SADDR)?;
+    heads.tuple.daddr = frame.load_addr(at + ipv6::DADDR)?;
+    let protocol = walk_extensions(frame, heads, next_header);
+    heads.tuple.protocol = protocol;
+    heads.l4 = match unread_kind(heads.fragment, protocol) {
+        L4::Other if is_extension(protocol) => L4::Unread,
+        kind => kind,
+    };
     Some(())
 }
 
+const HOP_BY_HOP: u8 = 0;
+const ROUTING: u8 = 43;
 const FRAGMENT: u8 = 44;
+const DESTINATION: u8 = 60;
 
 /// Whether it is the number of an extension header that is stepped over.
 #[inline(always)]
 const fn is_extension(protocol: u8) -> bool {
-    const HOP_BY_HOP: u8 = 0;
-    const ROUTING: u8 = 43;
-    const DESTINATION: u8 = 60;
     matches!(protocol, HOP_BY_HOP | ROUTING | FRAGMENT | DESTINATION)
 }
 
-/// Steps over extension headers (RFC 8200 section 4) and returns the protocol behind them.
+/// Steps over extension headers (RFC 8200 section 4) and returns the protocol behind them, or the number of the one that
+/// was not reached.
 #[inline(always)]
 fn walk_extensions<F: Frame + ?Sized>(frame: &F, heads: &mut Heads, first: u8) -> u8 {
     let mut next = first;
@@ -191,6 +258,10 @@ fn walk_extensions<F: Frame + ?Sized>(frame: &F, heads: &mut Heads, first: u8) -
             };
             8
         } else {
+            if next == ROUTING {
+                // With no segment left it has arrived where it wanted to go by (RFC 8200 section 4.4).
+                heads.source_routed |= ext[3] != 0;
+            }
             (ext[1] as u16 + 1) << 3
         };
         heads.l4_offset += length;
@@ -202,46 +273,71 @@ fn walk_extensions<F: Frame + ?Sized>(frame: &F, heads: &mut Heads, first: u8) -
     next
 }
 
+/// Whether the IPv4 options, which end at `end`, list addresses to go by, or cannot be read.
+#[inline(always)]
+fn has_source_route<F: Frame + ?Sized>(frame: &F, end: u16) -> bool {
+    const OPTIONS: u16 = (L3 + IPV4_LEN) as u16;
+    const MOST: usize = 40;
+    const END: u8 = 0;
+    const NO_OPERATION: u8 = 1;
+    let mut at = OPTIONS;
+    for _ in 0..MOST {
+        if at >= end {
+            return false;
+        }
+        let Some([kind, length]) = frame.load((at & 0xff) as usize) else { return false };
+        at += match (kind, length) {
+            (END, _) => return false,
+            (NO_OPERATION, _) => 1,
+            (ipv4::LOOSE_SOURCE_ROUTE | ipv4::STRICT_SOURCE_ROUTE, _) | (_, 0 | 1) => return true,
+            (_, length) => length as u16,
+        };
+    }
+    false
+}
+
 #[inline(always)]
 fn read_l4<F: Frame + ?Sized>(frame: &F, heads: &mut Heads) {
     if heads.fragment == Fragment::Later {
         return;
+    }
+    let protocol = heads.tuple.protocol;
+    match (protocol, heads.family) {
+        (PROTO_TCP | PROTO_UDP | PROTO_UDP_LITE | PROTO_DCCP | PROTO_SCTP, _) => {}
+        (PROTO_ICMP, Family::V4) | (PROTO_ICMPV6, Family::V6) => {}
+        // Its addresses are all there is to know.
+        _ => return,
     }
     let offset = (heads.l4_offset & 0x3fff) as usize;
     let Some(head) = frame.load::<8>(offset) else {
         heads.l4 = L4::Short;
         return;
     };
-    let (sport, dport) = (u16::from_be_bytes([head[0], head[1]]), u16::from_be_bytes([head[2], head[3]]));
-    match (heads.tuple.protocol, heads.family) {
-        (PROTO_UDP, _) => {
-            heads.l4 = L4::Udp;
-            heads.l4_len = 8;
-            set_ports(heads, sport, dport);
-        }
-        (PROTO_TCP, _) => match frame.load::<2>(offset + l4::TCP_OFFSET_FLAGS) {
+    heads.l4_len = 8;
+    heads.l4 = match protocol {
+        PROTO_ICMP | PROTO_ICMPV6 => icmp::kind(heads.family, head[0]),
+        _ => Heads::kind_of(protocol),
+    };
+    match heads.l4 {
+        L4::Tcp => match frame.load::<2>(offset + l4::TCP_OFFSET_FLAGS) {
             Some([data_offset, flags]) => {
-                heads.l4 = L4::Tcp;
                 heads.l4_len = (data_offset >> 4) << 2;
                 heads.tcp_flags = flags;
-                set_ports(heads, sport, dport);
             }
-            None => heads.l4 = L4::Short,
+            None => {
+                heads.l4 = L4::Short;
+                return;
+            }
         },
-        (PROTO_ICMP, Family::V4) | (PROTO_ICMPV6, Family::V6) => {
-            heads.l4 = icmp::kind(heads.family, head[0]);
-            heads.l4_len = 8;
-            if matches!(heads.l4, L4::EchoRequest | L4::EchoReply) {
-                let id = u16::from_be_bytes([head[l4::ECHO_ID], head[l4::ECHO_ID + 1]]);
-                set_ports(heads, id, id);
-            }
+        L4::EchoRequest | L4::EchoReply => {
+            let id = u16::from_be_bytes([head[l4::ECHO_ID], head[l4::ECHO_ID + 1]]);
+            heads.tuple.set_ports(id, id);
+            return;
         }
-        _ => {}
+        L4::Udp | L4::Sctp => {}
+        _ => return,
     }
-}
-
-#[inline(always)]
-fn set_ports(heads: &mut Heads, sport: u16, dport: u16) {
+    let (sport, dport) = (u16::from_be_bytes([head[0], head[1]]), u16::from_be_bytes([head[2], head[3]]));
     heads.tuple.set_ports(sport, dport);
 }
 

@@ -7,11 +7,18 @@ use crate::abi::{Addr, Family};
 pub mod v4 {
     pub const ECHO_REPLY: u8 = 0;
     pub const UNREACHABLE: u8 = 3;
+    pub const SOURCE_QUENCH: u8 = 4;
     pub const CODE_FRAGMENTATION_NEEDED: u8 = 4;
     pub const CODE_ADMIN_PROHIBITED: u8 = 13;
     pub const ECHO_REQUEST: u8 = 8;
     pub const TIME_EXCEEDED: u8 = 11;
     pub const PARAMETER_PROBLEM: u8 = 12;
+    pub const TIMESTAMP_REQUEST: u8 = 13;
+    pub const TIMESTAMP_REPLY: u8 = 14;
+    pub const INFORMATION_REQUEST: u8 = 15;
+    pub const INFORMATION_REPLY: u8 = 16;
+    pub const MASK_REQUEST: u8 = 17;
+    pub const MASK_REPLY: u8 = 18;
 }
 
 /// RFC 4443.
@@ -31,16 +38,16 @@ pub mod v6 {
 pub const fn kind(family: Family, icmp_type: u8) -> L4 {
     match family {
         Family::V4 => match icmp_type {
-            v4::ECHO_REQUEST => L4::EchoRequest,
-            v4::ECHO_REPLY => L4::EchoReply,
-            v4::UNREACHABLE | v4::TIME_EXCEEDED | v4::PARAMETER_PROBLEM => L4::IcmpError,
-            _ => L4::Other,
+            v4::ECHO_REQUEST | v4::TIMESTAMP_REQUEST | v4::INFORMATION_REQUEST | v4::MASK_REQUEST => L4::EchoRequest,
+            v4::ECHO_REPLY | v4::TIMESTAMP_REPLY | v4::INFORMATION_REPLY | v4::MASK_REPLY => L4::EchoReply,
+            v4::UNREACHABLE | v4::SOURCE_QUENCH | v4::TIME_EXCEEDED | v4::PARAMETER_PROBLEM => L4::IcmpError,
+            _ => L4::Refused,
         },
         Family::V6 => match icmp_type {
             v6::ECHO_REQUEST => L4::EchoRequest,
             v6::ECHO_REPLY => L4::EchoReply,
             v6::UNREACHABLE..=v6::PARAMETER_PROBLEM => L4::IcmpError,
-            _ => L4::Other,
+            _ => L4::Refused,
         },
     }
 }

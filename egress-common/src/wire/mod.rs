@@ -25,7 +25,14 @@ pub const IPV6_LEN: usize = network_types::ip::Ipv6Hdr::LEN;
 pub const PROTO_ICMP: u8 = 1;
 pub const PROTO_TCP: u8 = 6;
 pub const PROTO_UDP: u8 = 17;
+pub const PROTO_DCCP: u8 = 33;
+pub const PROTO_AH: u8 = 51;
 pub const PROTO_ICMPV6: u8 = 58;
+/// IPv6's "nothing follows".
+pub const PROTO_NONE: u8 = 59;
+pub const PROTO_SCTP: u8 = 132;
+pub const PROTO_MOBILITY: u8 = 135;
+pub const PROTO_UDP_LITE: u8 = 136;
 
 /// EtherTypes as they stand in the frame, read as a big-endian number.
 pub mod ethertype {
@@ -44,6 +51,9 @@ pub mod ipv4 {
     pub const CHECKSUM: usize = 10;
     pub const SADDR: usize = 12;
     pub const DADDR: usize = 16;
+    /// Options that list the addresses to go by (RFC 791 section 3.1).
+    pub const LOOSE_SOURCE_ROUTE: u8 = 131;
+    pub const STRICT_SOURCE_ROUTE: u8 = 137;
     pub const DONT_FRAGMENT: u16 = 0x4000;
     pub const MORE_FRAGMENTS: u16 = 0x2000;
     pub const OFFSET_MASK: u16 = 0x1fff;
@@ -65,9 +75,10 @@ pub mod l4 {
     pub const TCP_OFFSET_FLAGS: usize = 12;
     pub const TCP_CHECKSUM: usize = 16;
     pub const UDP_LENGTH: usize = 4;
+    /// Of UDP-Lite and DCCP too.
     pub const UDP_CHECKSUM: usize = 6;
     pub const ICMP_CHECKSUM: usize = 2;
-    /// Identifier of an echo message.
+    /// Identifier of a query.
     pub const ECHO_ID: usize = 4;
 }
 

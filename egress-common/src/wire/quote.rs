@@ -1,90 +1,102 @@
 //! The packet that an ICMP error quotes (RFC 792, RFC 4443): whose flow it is about.
 
-use super::{Frame, Heads, IPV4_LEN, IPV6_LEN, PROTO_ICMP, PROTO_ICMPV6, PROTO_TCP, PROTO_UDP};
-use super::{icmp, ipv4, ipv6, l4};
-use crate::abi::{Addr, Direction, Family, Tuple};
+use super::heads::{read_v4, read_v6};
+use super::{Fragment, Frame, Heads, L4, icmp, l4};
+use super::{PROTO_DCCP, PROTO_ICMP, PROTO_ICMPV6, PROTO_SCTP, PROTO_TCP, PROTO_UDP, PROTO_UDP_LITE};
+use crate::abi::{Direction, Family, Tuple};
 
 /// What is read of a quoted packet. Offsets count from the start of the frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quote {
-    /// As the quoted packet was sent.
-    pub tuple: Tuple,
-    pub l3_offset: u16,
-    pub l4_offset: u16,
+    /// The quoted packet as it was sent; its direction is the opposite of the error's.
+    heads: Heads,
+    /// Kept, not made when asked for: the programs have little stack.
+    flow: Tuple,
+    l3_offset: u16,
 }
 
 /// Offsets stay below this; the mask shows it to the verifier.
 const OFFSET_MASK: u16 = 0x3fff;
 
 impl Quote {
-    pub const NONE: Self = Self {
-        tuple: Tuple::new(Direction::Egress, Addr::UNSPECIFIED, Addr::UNSPECIFIED, 0, 0, 0),
-        l3_offset: 0,
-        l4_offset: 0,
-    };
+    /// Names no flow: no packet has such ends.
+    pub const NONE: Self = Self { heads: Heads::NONE, flow: Heads::NONE.tuple, l3_offset: 0 };
 
-    // Two bytes where one would do: the verifier sees no use in a check of a single byte at an unknown offset.
+    #[cfg(test)]
+    pub(crate) const fn of(heads: Heads) -> Self {
+        Self { heads, flow: heads.tuple.reversed(), l3_offset: 0 }
+    }
 
-    /// Reads the quote of an ICMP error, in place. `None` when it is cut short, a later fragment, or of a protocol that
-    /// has no ports.
+    /// The quoted packet as it was sent; its direction is the opposite of the error's.
     #[inline(always)]
-    pub fn read<F: Frame + ?Sized>(&mut self, frame: &F, heads: &Heads) -> Option<()> {
-        self.l3_offset = (heads.l4_offset & OFFSET_MASK) + icmp::LEN as u16;
-        let at = self.l3_offset as usize;
-        match heads.family {
-            Family::V4 => {
-                let [first, _] = frame.load(at)?;
-                let bits = u16::from_be_bytes(frame.load(at + ipv4::FRAGMENT)?);
-                let ihl = ((first & 0x0f) as u16) << 2;
-                if first >> 4 != 4 || ihl < IPV4_LEN as u16 || bits & ipv4::OFFSET_MASK != 0 {
-                    return None;
-                }
-                [self.tuple.protocol] = frame.load(at + ipv4::PROTOCOL)?;
-                self.tuple.saddr = Addr::v4(frame.load(at + ipv4::SADDR)?);
-                self.tuple.daddr = Addr::v4(frame.load(at + ipv4::DADDR)?);
-                self.l4_offset = self.l3_offset + ihl;
-            }
-            Family::V6 => {
-                let [first, _] = frame.load(at)?;
-                if first >> 4 != 6 {
-                    return None;
-                }
-                [self.tuple.protocol] = frame.load(at + ipv6::NEXT_HEADER)?;
-                self.tuple.saddr = frame.load_addr(at + ipv6::SADDR)?;
-                self.tuple.daddr = frame.load_addr(at + ipv6::DADDR)?;
-                self.l4_offset = self.l3_offset + IPV6_LEN as u16;
-            }
-        }
-        self.read_ports(frame, heads.family)
+    pub const fn tuple(&self) -> &Tuple {
+        &self.heads.tuple
+    }
+
+    /// The flow's tuple in the direction of the error.
+    #[inline(always)]
+    pub const fn flow(&self) -> &Tuple {
+        &self.flow
     }
 
     #[inline(always)]
+    pub const fn l4(&self) -> L4 {
+        self.heads.l4
+    }
+
+    /// Reads the quote of an ICMP error, in place. `None` when it names no flow: it is cut short before the ports, a later
+    /// fragment, or itself an error.
+    #[inline(always)]
+    pub fn read<F: Frame + ?Sized>(&mut self, frame: &F, error: &Heads) -> Option<()> {
+        self.l3_offset = (error.l4_offset & OFFSET_MASK) + icmp::LEN as u16;
+        let at = self.l3_offset as usize;
+        let direction = match error.tuple.direction() {
+            Direction::Egress => Direction::Ingress,
+            Direction::Ingress => Direction::Egress,
+        };
+        match error.family {
+            Family::V4 => read_v4(frame, at, direction, &mut self.heads)?,
+            Family::V6 => read_v6(frame, at, direction, &mut self.heads)?,
+        }
+        if self.heads.l4 != L4::Other || self.heads.fragment == Fragment::Later {
+            return None;
+        }
+        self.read_ports(frame, error.family)?;
+        self.flow = self.heads.tuple.reversed();
+        Some(())
+    }
+
+    /// Eight bytes of a transport header are all that may be there (RFC 792).
+    #[inline(always)]
     fn read_ports<F: Frame + ?Sized>(&mut self, frame: &F, family: Family) -> Option<()> {
-        let at = (self.l4_offset & OFFSET_MASK) as usize;
-        match (self.tuple.protocol, family) {
-            (PROTO_TCP | PROTO_UDP, _) => {
+        let at = self.transport_at();
+        let heads = &mut self.heads;
+        let protocol = heads.tuple.protocol;
+        match (protocol, family) {
+            (PROTO_TCP | PROTO_UDP | PROTO_UDP_LITE | PROTO_DCCP | PROTO_SCTP, _) => {
                 let sport = u16::from_be_bytes(frame.load(at + l4::SPORT)?);
                 let dport = u16::from_be_bytes(frame.load(at + l4::DPORT)?);
-                self.tuple.set_ports(sport, dport);
+                heads.tuple.set_ports(sport, dport);
+                heads.l4 = Heads::kind_of(protocol);
             }
             (PROTO_ICMP, Family::V4) | (PROTO_ICMPV6, Family::V6) => {
                 let [kind, _] = frame.load(at)?;
-                if !matches!(icmp::kind(family, kind), super::L4::EchoRequest) {
+                heads.l4 = icmp::kind(family, kind);
+                if !matches!(heads.l4, L4::EchoRequest | L4::EchoReply) {
                     return None;
                 }
                 let id = u16::from_be_bytes(frame.load(at + l4::ECHO_ID)?);
-                self.tuple.set_ports(id, id);
+                heads.tuple.set_ports(id, id);
             }
-            _ => return None,
+            _ => {}
         }
         Some(())
     }
 
-    /// Where the port, or the identifier of an echo message, of the quoted source stands.
+    /// Where the quoted transport header starts.
     #[inline(always)]
-    pub const fn source_port_at(&self) -> usize {
-        let within = if matches!(self.tuple.protocol, PROTO_ICMP | PROTO_ICMPV6) { l4::ECHO_ID } else { l4::SPORT };
-        (self.l4_offset & OFFSET_MASK) as usize + within
+    pub const fn transport_at(&self) -> usize {
+        (self.heads.l4_offset & OFFSET_MASK) as usize
     }
 
     /// Where the quoted network header starts.
@@ -99,12 +111,26 @@ mod tests {
     use std::vec::Vec;
 
     use super::*;
+    use crate::abi::Addr;
 
     fn error_v4(protocol: u8, l4: [u8; 8]) -> Vec<u8> {
         let mut frame = std::vec![0u8; 12];
         frame.extend([8, 0, 0x45, 0, 0, 56, 0, 0, 0, 0, 64, 1, 0, 0, 172, 18, 0, 1, 172, 18, 0, 100]);
         frame.extend([11, 0, 0, 0, 0, 0, 0, 0]);
         frame.extend([0x45, 0, 0, 60, 0, 0, 0, 0, 1, protocol, 0, 0, 172, 18, 0, 100, 198, 51, 100, 10]);
+        frame.extend(l4);
+        frame
+    }
+
+    /// Packet too big about a packet with these extension headers, of which the last one names the protocol.
+    fn error_v6(next: u8, extensions: &[u8], l4: [u8; 8]) -> Vec<u8> {
+        let mut frame = std::vec![0u8; 12];
+        frame.extend([0x86, 0xdd, 0x60, 0, 0, 0, 0, 56, 58, 64]);
+        frame.extend([0xfd; 32]);
+        frame.extend([2, 0, 0, 0, 0, 0, 5, 0]);
+        frame.extend([0x60, 0, 0, 0, 4, 0, next, 1]);
+        frame.extend([0xfd; 32]);
+        frame.extend(extensions);
         frame.extend(l4);
         frame
     }
@@ -116,26 +142,57 @@ mod tests {
         Some(quote)
     }
 
+    const PORTS: [u8; 8] = [0x0f, 0xa0, 0, 53, 0, 0, 0, 0];
+
     #[test]
     fn the_flow_of_a_quote_is_read() {
-        let quote = read(&error_v4(PROTO_UDP, [0x0f, 0xa0, 0, 53, 0, 0, 0, 0])).expect("a quote");
-        assert_eq!((quote.tuple.sport(), quote.tuple.dport()), (4000, 53));
-        assert_eq!(quote.tuple.saddr, Addr::v4([172, 18, 0, 100]));
-        assert_eq!((quote.network_at(), quote.source_port_at()), (42, 62));
+        for protocol in [PROTO_UDP, PROTO_TCP, PROTO_SCTP, PROTO_DCCP, PROTO_UDP_LITE] {
+            let quote = read(&error_v4(protocol, PORTS)).expect("a quote");
+            assert_eq!((quote.tuple().sport(), quote.tuple().dport()), (4000, 53));
+            assert_eq!((quote.tuple().saddr, quote.l4()), (Addr::v4([172, 18, 0, 100]), Heads::kind_of(protocol)));
+            assert_eq!((quote.network_at(), quote.transport_at()), (42, 62));
+            assert_eq!((quote.tuple().direction(), quote.flow().direction()), (Direction::Egress, Direction::Ingress));
+        }
         let quote = read(&error_v4(PROTO_ICMP, [8, 0, 0, 0, 1, 2, 0, 0])).expect("a quote");
-        assert_eq!((quote.tuple.sport(), quote.tuple.dport(), quote.source_port_at()), (0x102, 0x102, 66));
+        assert_eq!((quote.tuple().sport(), quote.tuple().dport(), quote.transport_at()), (0x102, 0x102, 62));
+        assert_eq!(read(&error_v4(PROTO_ICMP, [0, 0, 0, 0, 1, 2, 0, 0])).map(|quote| quote.l4()), Some(L4::EchoReply));
+        let gre = read(&error_v4(47, [0; 8])).expect("a quote");
+        assert_eq!((gre.l4(), gre.tuple().sport(), gre.tuple().protocol), (L4::Other, 0, 47));
+    }
+
+    #[test]
+    fn options_and_extension_headers_of_a_quote_are_stepped_over() {
+        let mut optional = error_v4(PROTO_UDP, PORTS);
+        optional[42] = 0x47;
+        optional.splice(62..62, [1; 8]);
+        let quote = read(&optional).expect("a quote");
+        assert_eq!((quote.tuple().sport(), quote.transport_at()), (4000, 70));
+        let plain = read(&error_v6(PROTO_UDP, &[], PORTS)).expect("a quote");
+        assert_eq!((plain.tuple().sport(), plain.network_at(), plain.transport_at()), (4000, 62, 102));
+        let extended = [60, 0, 1, 4, 0, 0, 0, 0, PROTO_TCP, 0, 1, 4, 0, 0, 0, 0];
+        let quote = read(&error_v6(0, &extended, PORTS)).expect("a quote");
+        assert_eq!((quote.tuple().protocol, quote.tuple().sport(), quote.transport_at()), (PROTO_TCP, 4000, 118));
+        let first = [PROTO_UDP, 0, 0, 1, 0, 0, 0, 7];
+        assert_eq!(read(&error_v6(44, &first, PORTS)).map(|quote| quote.tuple().sport()), Some(4000));
     }
 
     #[test]
     fn what_names_no_flow_is_refused() {
-        let whole = error_v4(PROTO_UDP, [0x0f, 0xa0, 0, 53, 0, 0, 0, 0]);
+        let whole = error_v4(PROTO_UDP, PORTS);
         for length in 42..whole.len() - 4 {
             assert_eq!(read(&whole[..length]), None, "cut to {length}");
         }
-        assert_eq!(read(&error_v4(PROTO_ICMP, [0, 0, 0, 0, 1, 2, 0, 0])), None, "an answer");
-        assert_eq!(read(&error_v4(47, [0; 8])), None, "no ports");
+        assert_eq!(read(&error_v4(PROTO_ICMP, [5, 0, 0, 0, 1, 2, 0, 0])), None, "a redirect");
+        assert_eq!(read(&error_v4(PROTO_ICMP, [3, 4, 0, 0, 1, 2, 0, 0])), None, "an error");
+        assert_eq!(read(&error_v4(51, [0; 8])), None, "authenticated");
         let mut fragment = whole.clone();
         fragment[42 + 7] = 1;
         assert_eq!(read(&fragment), None, "a later fragment");
+        for later in [[PROTO_UDP, 0, 0, 9, 0, 0, 0, 7], [47, 0, 0, 8, 0, 0, 0, 7]] {
+            assert_eq!(read(&error_v6(44, &later, PORTS)), None, "a later fragment");
+        }
+        let chain: Vec<u8> = std::iter::repeat_n([60, 0, 1, 4, 0, 0, 0, 0], 7).flatten().collect();
+        assert_eq!(read(&error_v6(60, &chain, PORTS)), None, "no end in sight");
+        assert_eq!(read(&error_v6(60, &[60, 0, 1, 4], [0; 8])), None, "cut in an extension header");
     }
 }

@@ -14,7 +14,7 @@ fn decided(world: &World, decisions: u32) -> Config {
 }
 
 fn asked<'t>(world: &'t World, packet: &Packet) -> Steer<'t> {
-    steer(&mut packet.heads(), world, &world.config.get())
+    steer(&mut packet.heads(), &Quote::NONE, world, &world.config.get())
 }
 
 fn address(answer: &Steer<'_>) -> Option<Addr> {

@@ -1,12 +1,13 @@
 use super::*;
-use crate::abi::{Addr, ClusterPrefix, Family, PodEntry, Policy, PolicyKey, PrefixKind, WhenEmpty};
+use crate::abi::{Addr, ClusterPrefix, Direction, Family, PodEntry, Policy, PolicyKey, PrefixKind, WhenEmpty};
 use crate::decide::cast::{Cast, ID, OTHER_NODE, both};
 use crate::decide::notice::notice;
 use crate::decide::packets::{Packet, packet};
 use crate::decide::world::{World, addr};
+use crate::wire::{PROTO_AH, PROTO_DCCP, PROTO_MOBILITY, PROTO_SCTP, PROTO_UDP_LITE};
 
 fn asked<'t>(world: &'t World, packet: &Packet) -> Steer<'t> {
-    steer(&mut packet.heads(), world, &world.config.get())
+    steer(&mut packet.heads(), &Quote::NONE, world, &world.config.get())
 }
 
 fn verdict(world: &World, packet: &Packet) -> Verdict {
@@ -215,8 +216,8 @@ fn what_cannot_be_translated_is_a_drop_with_a_name() {
     both(|cast, world| {
         let to_world = udp(cast, cast.world);
         for (packet, expected) in [
-            (to_world.clone().protocol(132), Verdict::UnsupportedProtocol),
-            (to_world.clone().protocol(47), Verdict::UnsupportedProtocol),
+            (to_world.clone().protocol(PROTO_AH), Verdict::UnsupportedProtocol),
+            (to_world.clone().protocol(PROTO_MOBILITY), Verdict::UnsupportedProtocol),
             (to_world.clone().cut(4), Verdict::Malformed),
             (to_world.clone().tcp(tcp::SYN).cut(13), Verdict::Malformed),
             (to_world.clone().unreachable(), Verdict::IcmpUnmatched),
@@ -246,7 +247,7 @@ fn fragments_follow_their_first_one() {
         assert_sent(cast, world, &udp(cast, cast.world).fragment(0, true));
         let mut heads = later.heads();
         let slot = Slot::here(addr(cast.egress));
-        let sent = steer(&mut heads, world, &world.config.get());
+        let sent = steer(&mut heads, &Quote::NONE, world, &world.config.get());
         assert_eq!(sent, Steer::Send { egress_id: ID, slot: &slot });
         assert_eq!((heads.tuple.sport(), heads.tuple.dport()), (4000, 80));
         assert_eq!(world.flows_len(), 1, "one flow");
@@ -256,9 +257,13 @@ fn fragments_follow_their_first_one() {
 #[test]
 fn fragments_of_what_is_not_translated_are_not_let_by() {
     both(|cast, world| {
-        for whole in [udp(cast, cast.world).protocol(132), udp(cast, cast.world).cut(6)] {
+        for (whole, later) in [
+            (udp(cast, cast.world).protocol(PROTO_AH), Verdict::UnsupportedProtocol),
+            (udp(cast, cast.world).cut(6), Verdict::FragmentUnknown),
+            (udp(cast, cast.world).unreachable(), Verdict::FragmentUnknown),
+        ] {
             assert_ne!(verdict(world, &whole.clone().fragment(0, true)), Verdict::FragmentUnknown);
-            assert_eq!(verdict(world, &whole.fragment(1, false)), Verdict::FragmentUnknown);
+            assert_eq!(verdict(world, &whole.fragment(1, false)), later);
         }
     });
 }
@@ -324,5 +329,90 @@ fn what_another_version_wrote_is_no_way_out() {
         let prefix = ClusterPrefix::new(PrefixKind::EgressIp, Addr::UNSPECIFIED).of_another_version();
         world.put_prefix(cast.world, host, prefix);
         assert_eq!(verdict(world, &udp(cast, cast.world)), Verdict::ToCluster, "some prefix of the cluster");
+    });
+}
+
+#[test]
+fn protocols_without_ports_and_sctp_have_flows() {
+    both(|cast, world| {
+        for protocol in [4, 47, 50, PROTO_SCTP, PROTO_DCCP, PROTO_UDP_LITE] {
+            assert_sent(cast, world, &udp(cast, cast.world).protocol(protocol));
+            assert_eq!(
+                notice(
+                    &packet(cast.world, cast.pod, 80, 4000).protocol(protocol).arriving(),
+                    world,
+                    &world.config.get()
+                ),
+                Verdict::NotOurs
+            );
+        }
+        assert_eq!(world.flows_len(), 6);
+    });
+}
+
+#[test]
+fn what_comes_from_outside_without_ports_is_answered_as_it_came() {
+    both(|cast, world| {
+        for protocol in [47, PROTO_SCTP] {
+            let request = packet(cast.world, cast.pod, 80, 4000).protocol(protocol).arriving();
+            assert_eq!(notice(&request, world, &world.config.get()), Verdict::InboundRemembered);
+            assert_eq!(verdict(world, &udp(cast, cast.world).protocol(protocol)), Verdict::InboundReply);
+        }
+    });
+}
+
+fn told<'t>(world: &'t World, error: &Packet, quoted: &Packet) -> Steer<'t> {
+    let quote = quoted.quoted(Direction::Ingress);
+    steer(&mut error.heads(), &quote, world, &world.config.get())
+}
+
+#[test]
+fn an_error_of_a_pod_follows_the_flow_that_it_quotes() {
+    both(|cast, world| {
+        let error = udp(cast, cast.world).unreachable();
+        let quoted = packet(cast.world, cast.pod, 80, 4000);
+        assert_eq!(told(world, &error, &quoted), Steer::Done(Verdict::IcmpUnmatched));
+        assert_eq!(world.flows_len(), 0, "it begins none");
+        assert_sent(cast, world, &udp(cast, cast.world));
+        let slot = Slot::here(addr(cast.egress));
+        assert_eq!(told(world, &error, &quoted), Steer::Send { egress_id: ID, slot: &slot });
+        // Whoever sent the quoted packet is told, and by whom it was sent to.
+        for stranger in [packet(cast.world, cast.known_pod, 80, 4000), packet(cast.excluded, cast.pod, 80, 4000)] {
+            assert_eq!(told(world, &error, &stranger), Steer::Done(Verdict::IcmpUnmatched));
+        }
+        world.set_policy(ID, WhenEmpty::Drop, &[Slot::here(addr(cast.foreign_egress))]);
+        assert_eq!(told(world, &error, &quoted), Steer::Done(Verdict::AddressGone));
+    });
+}
+
+#[test]
+fn an_error_about_what_came_from_outside_leaves_as_it_came() {
+    both(|cast, world| {
+        let request = packet(cast.world, cast.pod, 80, 4000).tcp(tcp::SYN);
+        assert_eq!(notice(&request.arriving(), world, &world.config.get()), Verdict::InboundRemembered);
+        let error = udp(cast, cast.world).unreachable();
+        assert_eq!(told(world, &error, &request), Steer::Done(Verdict::InboundReply));
+    });
+}
+
+#[test]
+fn an_error_to_another_node_is_marked() {
+    both(|cast, world| {
+        let error = udp(cast, cast.other_node).unreachable();
+        let quoted = packet(cast.other_node, cast.pod, 80, 4000);
+        assert_eq!(told(world, &error, &quoted), Steer::Mark);
+        assert!(!world.datagram_seen(&error.heads().tuple), "it answers");
+    });
+}
+
+#[test]
+fn who_lists_where_to_go_by_goes_nowhere() {
+    both(|cast, world| {
+        for packet in [udp(cast, cast.world), udp(cast, cast.world).unreachable()] {
+            let mut heads = packet.heads();
+            heads.source_routed = true;
+            let sent = steer(&mut heads, &Quote::NONE, world, &world.config.get());
+            assert_eq!(sent, Steer::Done(Verdict::SourceRouted));
+        }
     });
 }

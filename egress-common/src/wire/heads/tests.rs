@@ -44,8 +44,20 @@ fn what_a_whole_packet_shows() {
         assert_eq!((ping.l4, ping.tuple.sport(), ping.tuple.dport()), (L4::EchoRequest, 77, 77));
         assert_eq!(packet(from, to, 1, 2).echo_reply(77).heads().l4, L4::EchoReply);
         assert_eq!(packet(from, to, 1, 2).unreachable().heads().l4, L4::IcmpError);
-        let other = packet(from, to, 1, 2).protocol(132).heads();
-        assert_eq!((other.l4, other.tuple.sport(), other.tuple.dport()), (L4::Other, 0, 0));
+        for protocol in [PROTO_UDP_LITE, PROTO_DCCP] {
+            let datagram = packet(from, to, 1, 2).protocol(protocol).heads();
+            assert_eq!((datagram.l4, datagram.tuple.sport(), datagram.tuple.dport()), (L4::Udp, 1, 2));
+            assert!(!datagram.may_be_udp_to(2), "of another protocol");
+        }
+        let sctp = packet(from, to, 1, 2).protocol(PROTO_SCTP).heads();
+        assert_eq!((sctp.l4, sctp.tuple.sport(), sctp.tuple.dport()), (L4::Sctp, 1, 2));
+        for protocol in [4, 47, 50, 255] {
+            let other = packet(from, to, 1, 2).protocol(protocol).cut(1).heads();
+            assert_eq!((other.l4, other.tuple.sport(), other.tuple.dport()), (L4::Other, 0, 0));
+        }
+        for protocol in [PROTO_AH, PROTO_MOBILITY, PROTO_NONE] {
+            assert_eq!(packet(from, to, 1, 2).protocol(protocol).heads().l4, L4::Refused);
+        }
     }
 }
 
@@ -130,7 +142,7 @@ fn extension_headers_are_stepped_over() {
 #[test]
 fn a_longer_chain_shows_no_port_and_may_be_anything() {
     let heads = parse(&chained(&[(DESTINATION, 0); MAX_EXTENSION_HEADERS + 1])).expect("IPv6");
-    assert_eq!((heads.l4, heads.tuple.dport(), heads.tuple.protocol), (L4::Other, 0, DESTINATION));
+    assert_eq!((heads.l4, heads.tuple.dport(), heads.tuple.protocol), (L4::Unread, 0, DESTINATION));
     assert!(heads.may_be_udp_to(80) && heads.may_be_udp_to(4794));
     let whole = chained(&[(DESTINATION, 5)]);
     let cut = parse(&whole[..L3 + IPV6_LEN + 20]).expect("IPv6");
@@ -141,13 +153,41 @@ fn a_longer_chain_shows_no_port_and_may_be_anything() {
 }
 
 #[test]
+fn a_source_route_is_noticed() {
+    let routed = |chain: &[(u8, u8)], at: usize, left: u8| {
+        let mut frame = chained(chain);
+        frame[L3 + IPV6_LEN + at] = left;
+        parse(&frame).expect("IPv6").source_routed
+    };
+    assert!(routed(&[(ROUTING, 2)], 3, 1));
+    assert!(routed(&[(DESTINATION, 0), (ROUTING, 2), (FRAGMENT, 0)], 11, 7));
+    assert!(!routed(&[(ROUTING, 2)], 3, 0), "it has arrived");
+    assert!(!routed(&[(DESTINATION, 2)], 3, 1));
+    let with = |options: &[u8]| {
+        let mut frame = packet(PAIRS[0].0, PAIRS[0].1, 4000, 80).frame();
+        frame[L3] = 0x45 + options.len() as u8 / 4;
+        frame.splice(L3 + IPV4_LEN..L3 + IPV4_LEN, options.iter().copied());
+        parse(&frame).expect("IPv4").source_routed
+    };
+    for route in [ipv4::LOOSE_SOURCE_ROUTE, ipv4::STRICT_SOURCE_ROUTE] {
+        assert!(with(&[route, 7, 4, 1, 2, 3, 4, 0]));
+        assert!(with(&[1, 1, 68, 4, 5, 0, route, 3, 4, 0, 0, 0]), "behind others");
+        assert!(with(&[[1; 36].as_slice(), &[route, 3, 4, 0]].concat()), "at the very end");
+        assert!(!with(&[0, route, 3, 4]), "behind the end");
+        assert!(!with(&[7, 7, 4, route, route, route, route, 0]), "within another one");
+    }
+    assert!(with(&[7, 0, 0, 0]) && with(&[148, 1, 0, 0]), "not to be read");
+    assert!(!with(&[148, 4, 0, 0]) && !with(&[7, 39, 4, 0]), "router alert; one that is longer than all");
+}
+
+#[test]
 fn fragments_of_both_families() {
     for (from, to) in PAIRS {
         let first = packet(from, to, 4000, 80).fragment(0, true).heads();
         assert_eq!((first.fragment, first.l4, first.tuple.dport()), (Fragment::First, L4::Udp, 80));
         for more in [true, false] {
             let later = packet(from, to, 4000, 80).fragment(185, more).heads();
-            assert_eq!((later.fragment, later.l4, later.tuple.dport()), (Fragment::Later, L4::Other, 0));
+            assert_eq!((later.fragment, later.l4, later.tuple.dport()), (Fragment::Later, L4::Later, 0));
             assert_eq!((later.fragment_id, later.tuple.protocol), (first.fragment_id, PROTO_UDP));
             assert!(!later.has_l4() && !later.may_be_udp_to(0));
         }
@@ -215,7 +255,7 @@ fn mutated_frames_are_read_within_their_bounds() {
         }
         // All that was read was there, and what lies behind it says nothing.
         assert_eq!(parse(&frame[..watched.read.get()]), Some(heads), "{frame:02x?}");
-        if !matches!(heads.l4, L4::Other) {
+        if !matches!(heads.l4, L4::Other | L4::Later | L4::Refused | L4::Unread) {
             assert!(usize::from(heads.l4_offset) + 8 <= frame.len(), "{frame:02x?}");
         }
     }

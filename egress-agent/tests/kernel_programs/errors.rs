@@ -1,0 +1,222 @@
+//! ICMP errors that others give: about packets of flows, from any router on the way, and from pods about what they got.
+
+use egress_common::abi::{Family, Mapping, NODE_MARK, Origin, Tuple, Verdict};
+
+use crate::cast::{Cast, addr};
+use crate::frames::{ACK, Body, L3, Packet, SYN, ip, packet};
+use crate::stage::{ENTER, LEAVE, NEXT, Run, STEER, Stage, UPLINK_MAC, both};
+
+/// Every error that is translated: the first two bytes and the last four of its header.
+fn kinds(family: Family) -> Vec<Body> {
+    let kinds: &[([u8; 2], [u8; 4])] = match family {
+        Family::V4 => &[
+            ([3, 1], [0; 4]),
+            ([3, 3], [0; 4]),
+            ([3, 4], [0, 0, 5, 0x78]),
+            ([3, 13], [0; 4]),
+            ([4, 0], [0; 4]),
+            ([11, 0], [0; 4]),
+            ([11, 1], [0; 4]),
+            ([12, 0], [20, 0, 0, 0]),
+        ],
+        Family::V6 => &[
+            ([1, 0], [0; 4]),
+            ([1, 4], [0; 4]),
+            ([2, 0], [0, 0, 5, 0x78]),
+            ([3, 0], [0; 4]),
+            ([3, 1], [0; 4]),
+            ([4, 1], [0, 0, 0, 40]),
+        ],
+    };
+    kinds.iter().map(|(head, rest)| Body::Icmp(*head, *rest)).collect()
+}
+
+/// An error that quotes so many bytes behind the network header.
+fn error(from: &str, to: &str, kind: Body, quoted: &Packet, l4: usize) -> Packet {
+    let whole = quoted.frame();
+    let header = if quoted.from.is_ipv4() { 20 } else { 40 } + 8 * usize::from(quoted.options);
+    let content = whole[L3..whole.len().min(L3 + header + l4)].to_vec();
+    packet(from, to, 0, 0).body(kind).with(|packet| packet.content = Some(content))
+}
+
+/// The same, as the router sends it to this node.
+fn arriving(from: &str, to: &str, kind: Body, quoted: &Packet, l4: usize) -> Packet {
+    error(from, to, kind, quoted, l4).with(|packet| packet.dmac = UPLINK_MAC)
+}
+
+const BODIES: [Body; 6] =
+    [Body::Udp, Body::UdpUnsummed, Body::Tcp(SYN), Body::EchoRequest, Body::Lite(8), Body::Other(132)];
+
+/// The port that the flow has outside.
+fn shown(stage: &Stage, from: &str, port: u16) -> u16 {
+    let ours = |key: &Tuple| key.saddr == addr(from) && key.sport() == port;
+    let (_, mapping) = stage.mappings().into_values().find(|(key, _)| ours(key)).expect("a mapping");
+    mapping.other.dport()
+}
+
+/// What the pod sent, and what that looks like outside: with a system port, which only SCTP keeps.
+fn sent(stage: &mut Stage, cast: &Cast, port: u16, body: Body) -> (Packet, Packet) {
+    let sent = packet(cast.pod, cast.world, port, 80).body(body);
+    stage.run_frame(&STEER, &sent.frame(), Verdict::SnatHere);
+    let outside = sent.snat(cast.egress, shown(stage, cast.pod, port)).hop();
+    (sent.hop(), outside)
+}
+
+#[test]
+fn errors_from_any_router_reach_the_pod_whose_packet_they_quote() {
+    both(|stage, cast| {
+        for (port, body) in (22..).zip(BODIES) {
+            let (inside, outside) = sent(stage, cast, port, body);
+            for (kind, router) in kinds(cast.family).into_iter().zip([cast.router, cast.world].into_iter().cycle()) {
+                for options in [0, 1] {
+                    let with = |packet: &Packet| packet.clone().with(|packet| packet.options = options);
+                    for l4 in [8, 20, 100] {
+                        let told = arriving(router, cast.egress, kind, &with(&outside), l4);
+                        let expected = arriving(router, cast.pod, kind, &with(&inside), l4).hop();
+                        stage.forwards(&ENTER, &told, Verdict::ReplyHere, &expected);
+                    }
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn errors_for_a_pod_of_another_node_go_through_the_overlay() {
+    both(|stage, cast| {
+        let (inside, outside) = sent(stage, cast, 53, Body::Tcp(SYN));
+        for (key, (tuple, mapping)) in stage.mappings() {
+            let made = Mapping::new(mapping.other, Origin::Remote, addr(cast.other_node), mapping.egress_id, 0);
+            stage.nat.insert(tuple, made, 0).unwrap_or_else(|error| panic!("{key}: {error}"));
+        }
+        for kind in kinds(cast.family) {
+            let told = arriving(cast.router, cast.egress, kind, &outside, 20);
+            let expected = arriving(cast.router, cast.pod, kind, &inside, 20).hop();
+            let ran = stage.run_frame(&ENTER, &told.frame(), Verdict::ReplySteered);
+            assert!(ran.frame.ends_with(&expected.frame()[L3..]), "{kind:?}: {:02x?}", ran.frame);
+        }
+    });
+}
+
+#[test]
+fn errors_that_quote_no_flow_reach_nobody() {
+    both(|stage, cast| {
+        let (_, outside) = sent(stage, cast, 4000, Body::Udp);
+        let kind = kinds(cast.family)[0];
+        for quoted in [
+            outside.clone().with(|packet| packet.sport = 4001),
+            outside.clone().with(|packet| packet.dport = 81),
+            outside.clone().tcp(ACK),
+            outside.snat(cast.away_egress, 4000),
+            outside.snat(cast.pod, 4000),
+            outside.dnat(cast.router, 80),
+            outside.clone().with(|packet| (packet.dont_fragment, packet.fragment) = (false, (9, false))),
+            outside.clone().body(kind),
+        ] {
+            let told = arriving(cast.router, cast.egress, kind, &quoted, 20);
+            stage.drops(&ENTER, &told, Verdict::IcmpUnmatched);
+        }
+        for l4 in [0, 3] {
+            stage.drops(&ENTER, &arriving(cast.router, cast.egress, kind, &outside, l4), Verdict::IcmpUnmatched);
+        }
+        let redirect = if cast.family == Family::V4 { [5, 1] } else { [137, 0] };
+        let bent = arriving(cast.router, cast.egress, Body::Icmp(redirect, [10, 1, 2, 3]), &outside, 20);
+        stage.drops(&ENTER, &bent, Verdict::UnsupportedProtocol);
+    });
+}
+
+#[test]
+fn a_pod_tells_the_world_of_what_it_got() {
+    both(|stage, cast| {
+        for (port, body) in (22..).zip(BODIES) {
+            sent(stage, cast, port, body);
+            let shown = shown(stage, cast.pod, port);
+            let (outside, inside) = match body {
+                Body::EchoRequest => {
+                    let reply = |to, id| packet(cast.world, to, id, 0).body(Body::EchoReply);
+                    (reply(cast.egress, shown), reply(cast.pod, port))
+                }
+                body => {
+                    let reply = |to, port| packet(cast.world, to, 80, port).body(body);
+                    (reply(cast.egress, shown), reply(cast.pod, port))
+                }
+            };
+            for kind in kinds(cast.family) {
+                for l4 in [8, 20, 100] {
+                    let told = error(cast.pod, cast.world, kind, &inside, l4);
+                    let expected = error(cast.egress, cast.world, kind, &outside, l4).hop();
+                    stage.forwards(&STEER, &told, Verdict::SnatHere, &expected);
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn a_pods_error_about_a_flow_elsewhere_follows_it() {
+    both(|stage, cast| {
+        let sent = packet(cast.away_pod, cast.world, 4000, 80);
+        let got = packet(cast.world, cast.away_pod, 80, 4000);
+        let told = error(cast.away_pod, cast.world, kinds(cast.family)[0], &got, 20);
+        stage.drops(&STEER, &told, Verdict::IcmpUnmatched);
+        stage.run_frame(&STEER, &sent.frame(), Verdict::Steered);
+        let before = stage.flows.iter().count();
+        let ran = stage.run_frame(&STEER, &told.frame(), Verdict::Steered);
+        assert!(ran.frame.ends_with(&told.clone().hop().frame()[L3..]), "as the pod sent it: {:02x?}", ran.frame);
+        assert_eq!(stage.flows.iter().count(), before, "it begins no flow");
+    });
+}
+
+#[test]
+fn a_pods_error_about_nothing_of_its_own_goes_nowhere() {
+    both(|stage, cast| {
+        sent(stage, cast, 4000, Body::Udp);
+        let kind = kinds(cast.family)[0];
+        let got = packet(cast.world, cast.pod, 80, 4000);
+        for quoted in [
+            got.clone().with(|packet| packet.dport = 4001),
+            got.clone().tcp(ACK),
+            got.clone().with(|packet| packet.to = ip(cast.known_pod)),
+            got.clone().with(|packet| packet.from = ip(cast.router)),
+            packet(cast.pod, cast.world, 4000, 80),
+        ] {
+            stage.drops(&STEER, &error(cast.pod, cast.world, kind, &quoted, 20), Verdict::IcmpUnmatched);
+        }
+        let to_another = error(cast.pod, cast.router, kind, &got, 20);
+        stage.drops(&STEER, &to_another, Verdict::IcmpUnmatched);
+        assert_eq!(stage.mappings().values().filter(|(key, _)| key.saddr == addr(cast.pod)).count(), 1);
+    });
+}
+
+#[test]
+fn errors_about_marked_packets_are_translated_both_ways() {
+    both(|stage, cast| {
+        let marked = Run { mark: NODE_MARK, ..LEAVE };
+        for (port, body) in (4000..).zip([Body::Udp, Body::Tcp(SYN), Body::EchoRequest]) {
+            let sent = packet(cast.pod, cast.other_node, port, 80).body(body);
+            stage.run_frame(&marked, &sent.frame(), Verdict::NodeSnat);
+            let shown = shown(stage, cast.pod, port);
+            for kind in kinds(cast.family) {
+                let told = arriving(cast.router, cast.node, kind, &sent.snat(cast.node, shown), 20);
+                let expected = arriving(cast.router, cast.pod, kind, &sent, 20);
+                let ran = stage.run_frame(&ENTER, &told.frame(), Verdict::NodeReply);
+                assert_eq!((ran.action, ran.frame), (NEXT, expected.frame()), "{kind:?}");
+                if body == Body::EchoRequest {
+                    continue;
+                }
+                let got = |to, port| packet(cast.other_node, to, 80, port).body(body);
+                let told = error(cast.pod, cast.other_node, kind, &got(cast.pod, port), 20);
+                let marks = stage.run_frame(&STEER, &told.frame(), Verdict::MarkedNode);
+                assert_eq!((marks.action, marks.mark, &marks.frame), (NEXT, NODE_MARK, &told.frame()));
+                let expected = error(cast.node, cast.other_node, kind, &got(cast.node, shown), 20);
+                let ran = stage.run_frame(&marked, &told.frame(), Verdict::NodeSnat);
+                assert_eq!((ran.action, ran.frame), (NEXT, expected.frame()), "{kind:?}");
+            }
+        }
+        let kind = kinds(cast.family)[0];
+        let hosts = packet(cast.node, cast.other_node, 22, 80).tcp(ACK);
+        stage.passes(&ENTER, &arriving(cast.router, cast.node, kind, &hosts, 20), Verdict::NotOurs);
+        let nothing = packet(cast.other_node, cast.pod, 81, 4000);
+        stage.drops(&marked, &error(cast.pod, cast.other_node, kind, &nothing, 20), Verdict::IcmpUnmatched);
+    });
+}

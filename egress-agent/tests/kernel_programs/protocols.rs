@@ -1,0 +1,172 @@
+//! Protocols other than TCP, UDP and ICMP echo; headers that are longer than usual.
+
+use egress_common::abi::{Family, NODE_MARK, Verdict};
+
+use crate::cast::{Cast, addr};
+use crate::frames::{Body, L3, Packet, packet};
+use crate::stage::{ENTER, LEAVE, NEXT, Run, STEER, UPLINK_MAC, both};
+
+const SCTP: Body = Body::Other(132);
+const GRE: Body = Body::Other(47);
+const AH: Body = Body::Other(51);
+
+fn arriving(cast: &Cast, sport: u16, dport: u16, body: Body) -> Packet {
+    packet(cast.world, cast.egress, sport, dport).body(body).with(|packet| packet.dmac = UPLINK_MAC)
+}
+
+#[test]
+fn protocols_with_ports_go_and_come_back_with_right_checksums() {
+    both(|stage, cast| {
+        for (port, body) in (4000..).zip([Body::Lite(0), Body::Lite(8), Body::Lite(12), Body::Dccp, SCTP]) {
+            let sent = packet(cast.pod, cast.world, port, 80).body(body);
+            stage.forwards(&STEER, &sent, Verdict::SnatHere, &sent.snat(cast.egress, port).hop());
+            let answer = arriving(cast, 80, port, body);
+            stage.forwards(&ENTER, &answer, Verdict::ReplyHere, &answer.dnat(cast.pod, port).hop());
+        }
+    });
+}
+
+#[test]
+fn a_port_that_is_taken_is_changed_but_for_sctp() {
+    both(|stage, cast| {
+        stage.pods.insert(addr(cast.known_pod), stage.pods.get(&addr(cast.pod), 0).expect("a pod"), 0).expect("a pod");
+        for body in [Body::Lite(8), Body::Dccp, SCTP] {
+            stage.run_frame(&STEER, &packet(cast.pod, cast.world, 4000, 80).body(body).frame(), Verdict::SnatHere);
+            let second = packet(cast.known_pod, cast.world, 4000, 80).body(body);
+            if body == SCTP {
+                stage.drops(&STEER, &second, Verdict::SctpPortTaken);
+                continue;
+            }
+            let ran = stage.run_frame(&STEER, &second.frame(), Verdict::SnatHere);
+            let at = L3 + if cast.family == Family::V4 { 20 } else { 40 };
+            let shown = u16::from_be_bytes([ran.frame[at], ran.frame[at + 1]]);
+            assert!(shown >= 1024 && shown != 4000);
+            assert_eq!(ran.frame[L3..], second.snat(cast.egress, shown).hop().frame()[L3..]);
+        }
+    });
+}
+
+#[test]
+fn a_protocol_without_ports_serves_one_pod() {
+    both(|stage, cast| {
+        stage.pods.insert(addr(cast.known_pod), stage.pods.get(&addr(cast.pod), 0).expect("a pod"), 0).expect("a pod");
+        for body in [GRE, Body::Other(50), Body::Other(4), Body::Other(254)] {
+            for data in [0, 33] {
+                let sent = packet(cast.pod, cast.world, 7, 9).body(body).with(|packet| packet.data = data);
+                stage.forwards(&STEER, &sent, Verdict::SnatHere, &sent.snat(cast.egress, 7).hop());
+                let answer = arriving(cast, 9, 7, body).with(|packet| packet.data = data);
+                stage.forwards(&ENTER, &answer, Verdict::ReplyHere, &answer.dnat(cast.pod, 7).hop());
+            }
+            stage.drops(&STEER, &packet(cast.known_pod, cast.world, 7, 9).body(body), Verdict::ProtocolTaken);
+        }
+        stage.drops(&ENTER, &arriving(cast, 9, 7, Body::Other(253)), Verdict::NoMapping);
+        for run in [STEER, ENTER] {
+            let sent = if run.program == STEER.program {
+                packet(cast.pod, cast.world, 7, 9).body(AH)
+            } else {
+                arriving(cast, 7, 9, AH)
+            };
+            stage.drops(&run, &sent, Verdict::UnsupportedProtocol);
+        }
+    });
+}
+
+#[test]
+fn a_nodes_own_address_is_not_lent_to_them() {
+    both(|stage, cast| {
+        let marked = Run { mark: NODE_MARK, ..LEAVE };
+        let sent = |port, body| packet(cast.pod, cast.other_node, port, 80).body(body);
+        stage.drops(&marked, &sent(4000, GRE), Verdict::ProtocolTaken);
+        stage.drops(&marked, &sent(4000, SCTP), Verdict::SctpPortTaken);
+        let ran = stage.run_frame(&marked, &sent(61234, SCTP).frame(), Verdict::NodeSnat);
+        assert_eq!((ran.action, ran.frame), (NEXT, sent(61234, SCTP).snat(cast.node, 61234).frame()));
+    });
+}
+
+#[test]
+fn queries_of_ipv4_other_than_echo_are_translated() {
+    both(|stage, cast| {
+        if cast.family == Family::V6 {
+            return;
+        }
+        let query = |from, to, kind, id: u16| {
+            let [high, low] = id.to_be_bytes();
+            packet(from, to, 0, 0).body(Body::Icmp([kind, 0], [high, low, 0, 1]))
+        };
+        for (request, reply) in [(13, 14), (15, 16), (17, 18)] {
+            let sent = query(cast.pod, cast.world, request, 4000);
+            let expected = query(cast.egress, cast.world, request, 4000).hop();
+            stage.forwards(&STEER, &sent, Verdict::SnatHere, &expected);
+            let answer = query(cast.world, cast.egress, reply, 4000).with(|packet| packet.dmac = UPLINK_MAC);
+            let expected = query(cast.world, cast.pod, reply, 4000).with(|packet| packet.dmac = UPLINK_MAC).hop();
+            stage.forwards(&ENTER, &answer, Verdict::ReplyHere, &expected);
+            let asked = query(cast.world, cast.egress, request, 4000).with(|packet| packet.dmac = UPLINK_MAC);
+            stage.drops(&ENTER, &asked, Verdict::NoMapping);
+        }
+    });
+}
+
+#[test]
+fn who_lists_addresses_to_go_by_is_dropped() {
+    both(|stage, cast| {
+        let sent = packet(cast.pod, cast.world, 4000, 80).with(|packet| packet.options = 1);
+        stage.run_frame(&STEER, &sent.frame(), Verdict::SnatHere);
+        let mut frame = sent.frame();
+        match cast.family {
+            Family::V4 => {
+                frame[34..42].copy_from_slice(&[1, 131, 7, 4, 10, 1, 2, 3]);
+                stage.run_frame(&STEER, &frame, Verdict::SourceRouted);
+                frame[34..42].copy_from_slice(&[137, 7, 4, 10, 1, 2, 3, 0]);
+            }
+            Family::V6 => {
+                // Destination options become a routing header with one segment left.
+                frame[20] = 43;
+                frame[54 + 3] = 1;
+            }
+        }
+        stage.run_frame(&STEER, &frame, Verdict::SourceRouted);
+        let marked = Run { mark: NODE_MARK, ..LEAVE };
+        let mut frame = packet(cast.pod, cast.other_node, 4000, 80).with(|packet| packet.options = 1).frame();
+        if cast.family == Family::V6 {
+            frame[20] = 43;
+            frame[54 + 3] = 1;
+            stage.run_frame(&marked, &frame, Verdict::SourceRouted);
+        }
+    });
+}
+
+/// The packet with so many destination options headers of eight bytes each.
+fn chained(packet: &Packet, count: usize) -> Vec<u8> {
+    let mut frame = packet.frame();
+    let last = frame[20];
+    let mut chain = [60, 0, 1, 4, 0, 0, 0, 0].repeat(count);
+    if let Some(at) = chain.len().checked_sub(8) {
+        chain[at] = last;
+        frame[20] = 60;
+    }
+    let length = u16::try_from(frame.len() - 54 + chain.len()).expect("a length");
+    frame[18..20].copy_from_slice(&length.to_be_bytes());
+    frame.splice(54..54, chain);
+    frame
+}
+
+#[test]
+fn extension_headers_are_walked_up_to_a_bound() {
+    both(|stage, cast| {
+        if cast.family == Family::V4 {
+            return;
+        }
+        for count in 0..=7 {
+            let sent = packet(cast.pod, cast.world, 4000, 80);
+            if count == 7 {
+                stage.run_frame(&STEER, &chained(&sent, count), Verdict::ChainTooLong);
+                continue;
+            }
+            let ran = stage.run_frame(&STEER, &chained(&sent, count), Verdict::SnatHere);
+            assert_eq!(ran.frame[L3..], chained(&sent.snat(cast.egress, 4000).hop(), count)[L3..], "{count} headers");
+            let answer = arriving(cast, 80, 4000, Body::Udp);
+            let ran = stage.run_frame(&ENTER, &chained(&answer, count), Verdict::ReplyHere);
+            assert_eq!(ran.frame[L3..], chained(&answer.dnat(cast.pod, 4000).hop(), count)[L3..]);
+        }
+    });
+}
