@@ -29,6 +29,8 @@ const FIRST_RETRY: Duration = Duration::from_millis(200);
 const LONGEST_RETRY: Duration = Duration::from_secs(30);
 /// A claim that fails for this long is told to the object's owners; a shorter one is a hand-over.
 const TELL_AFTER: Duration = Duration::from_secs(5);
+/// Likewise where another node does not let go: said before the address is taken over.
+const TELL_OF_NODE_AFTER: Duration = Duration::from_secs(2);
 
 /// What brings this node's kernel to what the cluster wants.
 pub struct Reconciler<E> {
@@ -231,7 +233,11 @@ impl<E: Executor> Reconciler<E> {
             warn!(id = id.0, %address, %error, "cannot claim an egress IP yet; trying again");
             (begun, false)
         });
-        if told || since.elapsed() < TELL_AFTER {
+        let patience = match error {
+            DataplaneError::HeldByNode { .. } => TELL_OF_NODE_AFTER,
+            _ => TELL_AFTER,
+        };
+        if told || since.elapsed() < patience {
             return;
         }
         self.failing.insert((id, address), (since, true));

@@ -10,6 +10,8 @@
 //!    with this process, the filter does not.
 //! 3. The map entries, by the executor.
 //! 4. **Announce**: at once and after 1, 2, 4 and 8 seconds, so that one lost frame does not leave a neighbour behind.
+//! 5. **Defend**: somebody who answers for the address after that, such as a node whose agent is dead (see `contest`), is
+//!    met by another announcement every ten seconds (RFC 5227 2.4), until it is silent.
 //!
 //! Giving up goes the other way round.
 
@@ -31,11 +33,22 @@ const PROBES: u32 = 3;
 const PROBE_INTERVAL: Duration = Duration::from_millis(100);
 /// Seconds between announcements: at 0, 1, 2, 4 and 8 seconds.
 const ANNOUNCE_PAUSES: [u64; 5] = [0, 1, 1, 2, 4];
+/// RFC 5227's `DEFEND_INTERVAL`.
+const DEFEND_INTERVAL: Duration = Duration::from_secs(10);
 /// Longer than any message that we look at.
 const FRAME: usize = 128;
 
 /// Asks the network whether somebody has the address; the link address of one who does.
 pub(super) async fn probe(uplink: Interface, address: IpAddr) -> io::Result<Option<Mac>> {
+    probe_for(uplink, address, |_| true).await
+}
+
+/// Likewise, but listens on until one answers who is meant.
+pub(super) async fn probe_for(
+    uplink: Interface,
+    address: IpAddr,
+    is_meant: impl Fn(Mac) -> bool,
+) -> io::Result<Option<Mac>> {
     // To hear others who probe for it too. A device without IPv6 has none of them.
     let _membership = match address {
         IpAddr::V6(address) => packet::join(solicited_node(address), uplink.index).ok(),
@@ -49,7 +62,7 @@ pub(super) async fn probe(uplink: Interface, address: IpAddr) -> io::Result<Opti
         while let Ok(heard) = timeout_at(until, receive(&socket)).await {
             let (buffer, length) = heard?;
             let claimant = frames::claimant(buffer.get(..length).unwrap_or_default(), address, uplink.mac);
-            if claimant.is_some() {
+            if claimant.is_some_and(&is_meant) {
                 return Ok(claimant);
             }
         }
@@ -157,12 +170,20 @@ pub(super) fn remove_filter_at(ifindex: u32, address: IpAddr) {
 
 async fn announce(uplink: Interface, address: IpAddr) {
     let frame = frames::announcement(uplink.mac, address);
-    for pause in ANNOUNCE_PAUSES {
-        sleep(Duration::from_secs(pause)).await;
-        // A new socket each time: the device may have been away.
+    // A new socket each time: the device may have been away.
+    let send = || {
         let sent = PacketSocket::sender(uplink.index).and_then(|socket| socket.send(&frame));
         if let Err(error) = sent {
             debug!(%error, %address, "cannot announce an egress IP");
         }
+    };
+    for pause in ANNOUNCE_PAUSES {
+        sleep(Duration::from_secs(pause)).await;
+        send();
+    }
+    while let Ok(Some(mac)) = probe(uplink, address).await {
+        debug!(%address, mac = ?mac, "somebody else answers for an egress IP of this node: announced again");
+        send();
+        sleep(DEFEND_INTERVAL).await;
     }
 }

@@ -125,6 +125,7 @@ mod tests {
             uplink: Some(Interface { index: 2, mac: [2; 6], mtu: 1500 }),
             mgmt: Some(Interface { index: 3, mac: [3; 6], mtu: 1400 }),
             overlay: Some(Interface { index: 4, mac: [4; 6], mtu: 65535 }),
+            overlay_up: true,
             carrier: true,
             v4: Some([172, 18, 0, 2].into()),
             v6: None,

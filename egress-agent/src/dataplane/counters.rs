@@ -1,12 +1,13 @@
-//! Reading the counters: per-CPU values summed.
+//! Reading the counters: per-CPU values summed; and the mappings.
 
 use std::collections::BTreeMap;
 use std::io;
+use std::sync::Arc;
 
-use egress_common::abi::{Count, EipCount, Verdict};
+use egress_common::abi::{Count, EipCount, Mapping, Tuple, Verdict};
 
-use super::Dataplane;
 use super::error::map_io;
+use super::{Dataplane, Shared};
 use crate::model::state::EgressId;
 
 /// Traffic of one egress ID on this node as its gateway.
@@ -15,11 +16,11 @@ pub type EgressIpCount = EipCount;
 impl Dataplane {
     /// Packets and bytes by verdict since the maps were made; all verdicts, also those at zero.
     pub fn counters(&self) -> io::Result<BTreeMap<Verdict, Count>> {
-        let state = self.shared.state();
+        let tables = self.shared.tables();
         Verdict::ALL
             .iter()
             .map(|verdict| {
-                let per_cpu = state.tables.counters.get(&verdict.index(), 0).map_err(map_io)?;
+                let per_cpu = tables.counters.get(&verdict.index(), 0).map_err(map_io)?;
                 let sum = per_cpu.iter().fold(Count::default(), |sum, count| Count {
                     packets: sum.packets + count.packets,
                     bytes: sum.bytes + count.bytes,
@@ -31,8 +32,8 @@ impl Dataplane {
 
     /// Traffic by egress ID since the maps were made.
     pub fn egress_ip_counters(&self) -> io::Result<BTreeMap<EgressId, EgressIpCount>> {
-        let state = self.shared.state();
-        let entries = state.tables.eip_counters.iter();
+        let tables = self.shared.tables();
+        let entries = tables.eip_counters.iter();
         entries
             .map(|entry| {
                 let (id, per_cpu) = entry.map_err(map_io)?;
@@ -47,5 +48,24 @@ impl Dataplane {
                 Ok((EgressId(id), sum))
             })
             .collect()
+    }
+
+    /// For reading beside this one, on another thread.
+    pub fn reader(&self) -> Reader {
+        Reader { shared: Arc::clone(&self.shared) }
+    }
+}
+
+/// Reads what the programs keep.
+#[derive(Clone)]
+pub struct Reader {
+    shared: Arc<Shared>,
+}
+
+impl Reader {
+    /// Every entry of `nat` once: each mapping has two. Like a cut, which walks it too, this keeps nothing waiting but
+    /// what writes the cluster's state into the maps.
+    pub fn mappings(&self, visit: impl FnMut(&Tuple, &Mapping)) -> io::Result<()> {
+        self.shared.tables().nat.for_each(visit)
     }
 }

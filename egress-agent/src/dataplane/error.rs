@@ -36,6 +36,11 @@ pub enum StartError {
         "{path} holds the maps of another version: run `egress-agent cleanup` with that version, or go on using it"
     )]
     ForeignVersion { path: PathBuf },
+    #[error(
+        "{program} of another set of maps runs on {device}: run `egress-agent cleanup --bpffs {directory}` first, or start \
+         with that --bpffs"
+    )]
+    ForeignPrograms { program: &'static str, device: String, directory: String },
     #[error("UDP port {port} is in use on this node: give every agent another one with --tunnel-port")]
     TunnelPortTaken { port: u16 },
     #[error("the eBPF object has no {what} `{name}`: build with cargo xtask build")]

@@ -1,25 +1,31 @@
 //! Actions onto the kernel, and the kernel's state back.
 //!
-//! One action is one map write, but for claims (see `claim`) and cuts (see `cut`). An error leaves the state as it was.
+//! One action is one map write, but for claims (see `claim`, `contest`) and cuts (see `cut`). An error leaves the state as it
+//! was.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Instant;
 
 use aya::Pod;
-use egress_common::abi::{Addr, MAX_SLOTS, Owned, PodEntry, PolicyKey};
+use egress_common::abi::{Addr, MAX_SLOTS, NodeEntry, Owned, PodEntry, PolicyKey};
 use ipnet::IpNet;
 use nix::time::{ClockId, clock_gettime};
-use tracing::info;
+use tokio::task::spawn_blocking;
+use tracing::{info, warn};
 
+use super::frames::Mac;
 use super::state::State;
 use super::tables::Hash;
-use super::{Dataplane, Shared, claim, convert, cut};
+use super::{Dataplane, Interface, Shared, claim, contest, convert, cut};
 use crate::model::executor::{DataplaneError, Executor};
 use crate::model::state::{Action, EgressId, KernelState, PodOwner, PodState, Policy};
 
 impl Executor for Dataplane {
     async fn observe(&mut self) -> Result<KernelState, DataplaneError> {
-        observe(&self.shared.state())
+        observe(&self.shared)
     }
 
     async fn prepare(&mut self, plan: &[Action]) {
@@ -37,14 +43,31 @@ impl Executor for Dataplane {
     async fn apply(&mut self, action: &Action) -> Result<(), DataplaneError> {
         match action {
             Action::Own(id, address) => own(&self.shared, *id, *address).await,
+            // A walk of whole maps: on a small machine it would keep this thread from following the node's devices.
+            Action::CutFlows(..) | Action::CutPodFlows(..) | Action::CutPod(_) => {
+                let (shared, action) = (Arc::clone(&self.shared), action.clone());
+                let done = spawn_blocking(move || write(&shared, &action)).await;
+                done.unwrap_or_else(|error| Err(kernel("cut flows")(io::Error::other(error))))
+            }
             other => write(&self.shared, other),
         }
     }
 }
 
-fn observe(state: &State) -> Result<KernelState, DataplaneError> {
-    let tables = &state.tables;
-    let mut seen = KernelState { on_unknown_pod: state.on_unknown_pod(), ..KernelState::default() };
+fn observe(shared: &Shared) -> Result<KernelState, DataplaneError> {
+    let mut seen = KernelState::default();
+    {
+        let state = shared.state();
+        seen.on_unknown_pod = state.on_unknown_pod();
+        state
+            .tables
+            .owned
+            .for_each(|id: &u32, entry: &Owned| {
+                seen.owned.insert(EgressId(*id), entry.address.to_ip());
+            })
+            .map_err(kernel("read map owned"))?;
+    }
+    let tables = shared.tables();
     tables
         .pods
         .for_each(|key: &Addr, entry| {
@@ -60,12 +83,6 @@ fn observe(state: &State) -> Result<KernelState, DataplaneError> {
             }
         })
         .map_err(kernel("read map policy"))?;
-    tables
-        .owned
-        .for_each(|id: &u32, entry: &Owned| {
-            seen.owned.insert(EgressId(*id), entry.address.to_ip());
-        })
-        .map_err(kernel("read map owned"))?;
     tables
         .nodes
         .for_each(|key: &Addr, entry| {
@@ -84,26 +101,38 @@ fn observe(state: &State) -> Result<KernelState, DataplaneError> {
 /// Every action but `Own`. Flows keep what the programs' questions came to until the number of the decisions is raised,
 /// which is done behind the change, also one that was done in part.
 fn write(shared: &Shared, action: &Action) -> Result<(), DataplaneError> {
-    let mut state = shared.state();
     match action {
-        Action::PutPod(address, _) => state.cover(&IpNet::from(*address)).map_err(kernel("write map config"))?,
+        Action::PutPod(address, _) => {
+            shared.state().cover(&IpNet::from(*address)).map_err(kernel("write map config"))?
+        }
         Action::PutPrefix(net, prefix) if convert::holds_pods(*prefix) => {
-            state.cover(net).map_err(kernel("write map config"))?;
+            shared.state().cover(net).map_err(kernel("write map config"))?;
         }
         _ => {}
     }
-    let written = write_maps(shared, &mut state, action);
-    state.raise_decisions().map_err(kernel("write map config"))?;
+    let written = write_maps(shared, action);
+    shared.state().raise_decisions().map_err(kernel("write map config"))?;
     written
 }
 
-fn write_maps(shared: &Shared, state: &mut State, action: &Action) -> Result<(), DataplaneError> {
-    let tables = &mut state.tables;
+fn write_maps(shared: &Shared, action: &Action) -> Result<(), DataplaneError> {
+    // One of the two locks at a time.
     match action {
-        Action::SetUnknownPods(on) => state.set_on_unknown_pod(*on).map_err(kernel("write map config")),
+        Action::SetUnknownPods(on) => {
+            return shared.state().set_on_unknown_pod(*on).map_err(kernel("write map config"));
+        }
+        Action::Disown(id, address) => return disown(shared, &mut shared.state(), *id, *address),
+        _ => {}
+    }
+    let mut guard = shared.tables();
+    let tables = &mut *guard;
+    match action {
+        // Its probe waits for the network, so it does not run under a lock.
+        Action::Own(..) | Action::SetUnknownPods(_) | Action::Disown(..) => Ok(()),
         Action::PutNode(address, node) => {
             put("nodes", &mut tables.nodes, &Addr::from(*address), &convert::node_entry(*node))?;
-            if node.own { state.set_underlay(node.node.0).map_err(kernel("write map config")) } else { Ok(()) }
+            drop(guard);
+            if node.own { shared.state().set_underlay(node.node.0).map_err(kernel("write map config")) } else { Ok(()) }
         }
         Action::RemoveNode(address) => remove("remove from map nodes", &mut tables.nodes, &Addr::from(*address)),
         Action::PutPrefix(net, prefix) => {
@@ -124,9 +153,6 @@ fn write_maps(shared: &Shared, state: &mut State, action: &Action) -> Result<(),
         Action::RemovePod(address) => remove("remove from map pods", &mut tables.pods, &Addr::from(*address)),
         Action::PutOwner(address, owner) => put_owner(&mut tables.pods, *address, *owner),
         Action::CutPod(address) => cut::pod(tables, *address).map_err(kernel("cut what a pod leaves behind")),
-        // Its probe waits for the network, so it does not run under the lock.
-        Action::Own(..) => Ok(()),
-        Action::Disown(id, address) => disown(shared, state, *id, *address),
         Action::CutFlows(id, addresses) => {
             cut::flows_of_addresses(tables, *id, addresses).map(drop).map_err(kernel("cut flows"))
         }
@@ -163,16 +189,15 @@ async fn own(shared: &Shared, id: EgressId, address: IpAddr) -> Result<(), Datap
     };
     let no_uplink = || kernel("claim an egress IP")(io::Error::from_raw_os_error(libc::ENETDOWN));
     let uplink = uplink.ok_or_else(no_uplink)?;
-    match held.map(|entry| entry.address.to_ip()) {
-        Some(held) if held == address => return Ok(()),
-        // One object has one address on a node.
-        Some(held) => write(shared, &Action::Disown(id, held))?,
-        None => {}
+    let held = held.map(|entry| entry.address.to_ip());
+    if held == Some(address) {
+        return Ok(());
     }
     if !shared.state().take_probed(address) {
         let claimant = claim::probe(uplink, address).await.map_err(kernel("probe for an egress IP"))?;
-        if let Some(mac) = claimant {
-            return Err(DataplaneError::AddressInUse { address, mac: mac_text(mac) });
+        match claimant {
+            Some(mac) => meet_holder(shared, uplink, address, mac).await?,
+            None => shared.state().contests.end(address),
         }
     }
     let mut state = shared.state();
@@ -183,9 +208,36 @@ async fn own(shared: &Shared, id: EgressId, address: IpAddr) -> Result<(), Datap
         state.claims.leave(&shared.settings.uplink, address);
         return Err(kernel("write the owned address")(error));
     }
+    // One object has one address on a node. Its old one goes when the new one stands.
+    let ended = held.map_or(Ok(()), |held| disown(shared, &mut state, id, held));
     state.raise_decisions().map_err(kernel("write map config"))?;
+    ended?;
     state.claims.announce(uplink, address);
     info!(%address, id = id.0, "egress IP is served here");
+    Ok(())
+}
+
+/// Somebody answers for the address: an error, but where it is a node of ours that has had its time to let go.
+async fn meet_holder(shared: &Shared, uplink: Interface, address: IpAddr, mac: Mac) -> Result<(), DataplaneError> {
+    let mut nodes = BTreeSet::new();
+    let see = |_: &Addr, entry: &NodeEntry| {
+        let node = convert::node(entry);
+        if !node.own {
+            nodes.insert(node.node.0);
+        }
+    };
+    shared.tables().nodes.for_each(see).map_err(kernel("read map nodes"))?;
+    let holder = contest::node_with(uplink, nodes, mac).await;
+    let mut state = shared.state();
+    let mac = mac_text(mac);
+    let Some(node) = holder else {
+        state.contests.end(address);
+        return Err(DataplaneError::AddressInUse { address, mac });
+    };
+    if !state.contests.is_over(address, node, Instant::now()) {
+        return Err(DataplaneError::HeldByNode { address, node, mac });
+    }
+    warn!(%address, %node, mac, "egress IP taken over from a node that goes on answering for it");
     Ok(())
 }
 

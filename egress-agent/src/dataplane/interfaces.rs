@@ -23,6 +23,8 @@ pub(super) struct NodeFacts {
     pub(super) uplink: Option<Interface>,
     pub(super) mgmt: Option<Interface>,
     pub(super) overlay: Option<Interface>,
+    /// It is made down, and brought up when its program is there.
+    pub(super) overlay_up: bool,
     /// Whether the uplink can send.
     pub(super) carrier: bool,
     /// Primary addresses of the uplink.
@@ -42,6 +44,10 @@ pub(super) async fn link(netlink: &Handle, name: &str) -> std::io::Result<Option
 /// `None` where there is no device of that name.
 pub(super) async fn interface(netlink: &Handle, name: &str) -> std::io::Result<Option<Interface>> {
     Ok(link(netlink, name).await?.as_ref().map(from_message))
+}
+
+pub(super) fn is_up(message: &LinkMessage) -> bool {
+    message.header.flags.contains(LinkFlags::Up)
 }
 
 /// Up, and with a carrier.

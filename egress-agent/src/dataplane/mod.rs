@@ -1,7 +1,7 @@
 //! User space's side of the kernel.
 //!
-//! [`Dataplane::start`] goes in an order in which running traffic is touched last: lock, features, devices, shape of the
-//! pinned maps, overlay device, maps and programs, configuration, links. From then on
+//! [`Dataplane::start`] goes in an order in which running traffic is touched last: lock, features, devices, no other set
+//! of programs, shape of the pinned maps, overlay device, maps and programs, configuration, links. From then on
 //!
 //! - the **executor** (`Executor`) turns the model's actions into map writes and claims of addresses;
 //! - the **watch** follows the node's devices, addresses, routes and neighbours, and puts programs back on a device that
@@ -14,17 +14,19 @@
 //! | file | what |
 //! |---|---|
 //! | `names`, `error`, `lock`, `features` | names, start errors, one agent per node, what the kernel can do |
-//! | `pins`, `programs` | shape of pinned maps; load, attach, adopt |
+//! | `pins`, `foreign`, `programs` | shape of pinned maps; other sets of programs; load, attach, adopt |
 //! | `interfaces`, `overlay`, `notrack` | the node's devices; the overlay's own, untracked |
 //! | `state`, `watch`, `config`, `node_ports` | following the node; the programs' configuration |
 //! | `tables`, `map_access`, `convert` | maps: typed handles, whole-map reads, model <-> ABI |
-//! | `executor`, `cut`, `claim`, `frames`, `packet` | actions; cutting flows; holding an address on the network |
+//! | `executor`, `cut` | actions; cutting flows |
+//! | `claim`, `contest`, `frames`, `packet` | holding an address on the network; what is held by a node that does not let go |
 //! | `counters`, `events`, `packet_log` | reading counters, drops, and a line per packet where the object writes one |
 //! | `sweep`, `cleanup` | expiry; removing every trace |
 
 mod claim;
 mod cleanup;
 mod config;
+mod contest;
 mod convert;
 mod counters;
 mod cut;
@@ -32,6 +34,7 @@ mod error;
 mod events;
 mod executor;
 mod features;
+mod foreign;
 mod frames;
 pub mod host;
 mod interfaces;
@@ -56,21 +59,22 @@ use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use aya::programs::SchedClassifier;
 use egress_common::abi::Timeouts;
 use tokio::task::JoinSet;
 use tracing::{info, warn};
 
 pub use cleanup::{CleanupReport, cleanup};
-pub use counters::EgressIpCount;
+pub use counters::{EgressIpCount, Reader};
 pub use error::StartError;
 pub use features::{Attachment, Features, probe};
 pub use interfaces::Interface;
 
 use lock::InstanceLock;
-use names::{Device, Pins};
+use names::{Device, Pins, SWEEP_PROGRAM};
 use programs::Programs;
 use state::State;
-use tables::Tables;
+use tables::{NodeTables, Tables};
 
 /// What the data plane must be told.
 #[derive(Clone, Debug)]
@@ -145,13 +149,21 @@ struct Shared {
     settings: Settings,
     netlink: rtnetlink::Handle,
     state: Mutex<State>,
+    tables: Mutex<Tables>,
+    sweep: Mutex<Option<SchedClassifier>>,
 }
 
 impl Shared {
-    /// Held for a few map writes at most, never over an await.
+    /// Held for a few map writes at most, never over an await or over a walk of a large map: a device that is made anew
+    /// waits for it.
     fn state(&self) -> MutexGuard<'_, State> {
         // Every change of the state is complete in itself, so what a panicking holder left is still good.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// May be held over a walk of a whole map, so nobody asks for it who holds the state.
+    fn tables(&self) -> MutexGuard<'_, Tables> {
+        self.tables.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -175,8 +187,9 @@ impl Dataplane {
         // Listens before it looks, so that no change falls in between.
         let changes = watch::listen(&mut tasks).map_err(|error| StartError::kernel("listen to netlink", error))?;
         require_interfaces(&netlink, &settings).await?;
+        foreign::refuse(&netlink, &settings, &pins).await?;
         pins::prepare(&pins, &settings)?;
-        overlay::ensure(&netlink, settings.tunnel_port).await?;
+        let overlay = overlay::ensure(&netlink, settings.tunnel_port).await?;
         if let Err(error) = notrack::install(settings.tunnel_port, &settings.mgmt_port) {
             warn!(%error, "connection tracking will track the overlay: this kernel takes no nftables rules");
         }
@@ -185,14 +198,23 @@ impl Dataplane {
         packet_log::start(programs.ebpf_mut(), &mut tasks);
         let events = tables::events(programs.ebpf_mut())?;
         let tables = Tables::take(programs.ebpf_mut())?;
+        let node_tables = NodeTables::take(programs.ebpf_mut())?;
+        let sweep = programs.sweep().map_err(|error| StartError::Object(format!("{SWEEP_PROGRAM}: {error}")))?;
         let ports = config::node_ports(&settings.node_port_range, settings.tunnel_port);
-        let mut state = State::new(programs, tables)?;
+        let mut state = State::new(programs, node_tables, &tables)?;
         let facts = watch::gather(&netlink, &settings)
             .await
             .map_err(|error| StartError::kernel("look at the node's interfaces", error))?;
-        state.begin(&settings, facts, ports)?;
+        state.begin(&settings, facts, ports, &tables)?;
+        overlay::bring_up(&netlink, overlay.index, settings.tunnel_port).await?;
 
-        let shared = Arc::new(Shared { settings, netlink, state: Mutex::new(state) });
+        let shared = Arc::new(Shared {
+            settings,
+            netlink,
+            state: Mutex::new(state),
+            tables: Mutex::new(tables),
+            sweep: Mutex::new(sweep),
+        });
         tasks.spawn(watch::run(Arc::clone(&shared), changes));
         tasks.spawn(events::run(events));
         tasks.spawn(sweep::run(Arc::clone(&shared)));

@@ -4,11 +4,15 @@
 //! packet brings its own tunnel metadata. IPv6 underlay packets may come without a UDP checksum (RFC 6935), as the
 //! programs of a sender that encapsulates by itself write them.
 //!
+//! It is made down and brought up when its program is attached: what the stack takes out of the overlay unseen would go on
+//! with whatever source it bears.
+//!
 //! The device carries no addresses and no routes: no link-local address, no learning, no source check of its own (a
 //! packet that is left to the stack here, because its TTL ran out, came from another node's pod subnet).
 
 use std::fs;
 use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 
 use rtnetlink::packet_route::link::{
     AfSpecInet6, AfSpecUnspec, In6AddrGenMode, InfoData, InfoKind, InfoVxlan, LinkAttribute, LinkInfo, LinkMessage,
@@ -23,27 +27,50 @@ use super::names::{OVERLAY_DEVICE, OVERLAY_MAC};
 /// As large as VXLAN devices may be: the programs compare packets with the way's real MTU themselves.
 const MTU: u32 = 65535;
 
-/// Adopts the device where it has the right shape, else makes it anew.
+/// Adopts the device where it has the right shape, else makes it anew, down. Where the port is another's, the device that is
+/// there stays as it is.
 pub(super) async fn ensure(netlink: &Handle, port: u16) -> Result<Interface, StartError> {
     let wrap =
         |what: &'static str| move |error: io::Error| StartError::kernel(format!("{what} {OVERLAY_DEVICE}"), error);
-    if let Some(link) = interfaces::link(netlink, OVERLAY_DEVICE).await.map_err(wrap("look for"))? {
-        if !has_shape(&link, port) {
+    let found = interfaces::link(netlink, OVERLAY_DEVICE).await.map_err(wrap("look for"))?;
+    if !found.as_ref().is_some_and(|link| has_shape(link, port)) {
+        // The device's own socket is in nobody's way.
+        if !found.as_ref().is_some_and(|link| has_port(link, port)) {
+            require_free(port)?;
+        }
+        if let Some(link) = found {
             info!(device = OVERLAY_DEVICE, "replaced: it was of another shape");
             netlink.link().del(link.header.index).execute().await.map_err(netlink_io).map_err(wrap("delete"))?;
-            create(netlink, port).await?;
         }
-    } else {
         create(netlink, port).await?;
     }
     let made = interfaces::interface(netlink, OVERLAY_DEVICE).await.map_err(wrap("look for"))?;
     let interface = made.ok_or_else(|| wrap("look for")(io::Error::from_raw_os_error(libc::ENODEV)))?;
-    if let Err(error) = configure(netlink, interface.index).await {
-        let taken = error.raw_os_error() == Some(libc::EADDRINUSE);
-        remove(netlink).await.map_err(wrap("delete"))?;
-        return Err(if taken { StartError::TunnelPortTaken { port } } else { wrap("bring up")(error) });
-    }
+    configure(netlink, interface.index).await.map_err(wrap("set up"))?;
     Ok(interface)
+}
+
+/// Its program is attached: packets may come.
+pub(super) async fn bring_up(netlink: &Handle, index: u32, port: u16) -> Result<(), StartError> {
+    let up = LinkUnspec::new_with_index(index).up().build();
+    let Err(error) = netlink.link().set(up).execute().await.map_err(netlink_io) else { return Ok(()) };
+    let failed = |what: &str, error| StartError::kernel(format!("{what} {OVERLAY_DEVICE}"), error);
+    if error.raw_os_error() != Some(libc::EADDRINUSE) {
+        return Err(failed("bring up", error));
+    }
+    // Taken since it was looked at.
+    remove(netlink).await.map_err(|error| failed("delete", error))?;
+    Err(StartError::TunnelPortTaken { port })
+}
+
+/// The device opens its sockets when it is brought up; by then its predecessor would be gone.
+fn require_free(port: u16) -> Result<(), StartError> {
+    // One after the other: a socket of both families would be in its own way.
+    let any = [IpAddr::from(Ipv4Addr::UNSPECIFIED), Ipv6Addr::UNSPECIFIED.into()];
+    let is_taken = |address: &IpAddr| {
+        UdpSocket::bind((*address, port)).is_err_and(|error| error.raw_os_error() == Some(libc::EADDRINUSE))
+    };
+    if any.iter().any(is_taken) { Err(StartError::TunnelPortTaken { port }) } else { Ok(()) }
 }
 
 /// Deletes the device; `false` where there was none.
@@ -87,8 +114,8 @@ async fn configure(netlink: &Handle, index: u32) -> io::Result<()> {
         warn!(%error, device = OVERLAY_DEVICE, "cannot keep the kernel from giving it a link-local address");
     }
     loosen_source_check();
-    let up = LinkUnspec::new_with_index(index).mtu(MTU).up().build();
-    netlink.link().set(up).execute().await.map_err(netlink_io)
+    let sized = LinkUnspec::new_with_index(index).mtu(MTU).build();
+    netlink.link().set(sized).execute().await.map_err(netlink_io)
 }
 
 /// The kernel takes the larger of the device's value and that of `all`; 1 is strict, 2 is loose, 0 is off.
@@ -115,6 +142,10 @@ fn is_vxlan(link: &LinkMessage) -> bool {
         LinkAttribute::LinkInfo(infos) => infos.contains(&LinkInfo::Kind(InfoKind::Vxlan)),
         _ => false,
     })
+}
+
+fn has_port(link: &LinkMessage, port: u16) -> bool {
+    vxlan_info(link).is_some_and(|data| data.contains(&InfoVxlan::Port(port)))
 }
 
 fn has_shape(link: &LinkMessage, port: u16) -> bool {

@@ -150,9 +150,10 @@ impl Programs {
         Ok(program.try_into()?)
     }
 
-    /// The sweep program; `None` where the object has none.
-    pub(super) fn sweep(&mut self) -> Option<&mut SchedClassifier> {
-        self.ebpf.program_mut(SWEEP_PROGRAM)?.try_into().ok()
+    /// A handle of its own to the sweep program; `None` where the object has none.
+    pub(super) fn sweep(&mut self) -> Result<Option<SchedClassifier>, ProgramError> {
+        let Some(program) = self.ebpf.program_mut(SWEEP_PROGRAM) else { return Ok(None) };
+        SchedClassifier::from_program_info(program.info()?, SWEEP_PROGRAM.into()).map(Some)
     }
 }
 

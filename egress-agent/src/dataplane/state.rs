@@ -12,24 +12,28 @@ use tracing::{info, warn};
 use super::Settings;
 use super::claim::{self, Claims};
 use super::config;
+use super::contest::Contests;
 use super::convert;
 use super::error::{StartError, map_io};
 use super::executor::now_ns;
 use super::interfaces::{Interface, NodeFacts};
 use super::names::{Device, Hook};
 use super::programs::{AttachError, Programs};
-use super::tables::Tables;
+use super::tables::{NodeTables, Tables};
 use crate::model::state::EgressId;
 
 pub(super) struct State {
-    pub(super) programs: Programs,
-    pub(super) tables: Tables,
+    programs: Programs,
+    pub(super) tables: NodeTables,
     pub(super) claims: Claims,
+    pub(super) contests: Contests,
     facts: NodeFacts,
     /// As last written.
     config: Config,
     /// Family of the overlay's outer packets.
     underlay: Family,
+    /// How many entries the map `inbound` may have.
+    inbound_limit: u32,
     /// Devices whose absence has been reported.
     missing: BTreeSet<Device>,
     /// Addresses that nobody answered for, and when.
@@ -40,7 +44,7 @@ pub(super) struct State {
 const PROBE_HOLDS: Duration = Duration::from_secs(5);
 
 impl State {
-    pub(super) fn new(programs: Programs, tables: Tables) -> Result<Self, StartError> {
+    pub(super) fn new(programs: Programs, tables: NodeTables, others: &Tables) -> Result<Self, StartError> {
         let wrap = |error| StartError::kernel("read map config", map_io(error));
         let config = tables.config.get(&0, 0).map_err(wrap)?;
         let mut underlay = Family::V4;
@@ -50,14 +54,16 @@ impl State {
                 underlay = family(seen.node.0);
             }
         };
-        tables.nodes.for_each(see).map_err(|error| StartError::kernel("read map nodes", error))?;
+        others.nodes.for_each(see).map_err(|error| StartError::kernel("read map nodes", error))?;
         Ok(Self {
             programs,
             tables,
             claims: Claims::default(),
+            contests: Contests::default(),
             facts: NodeFacts::default(),
             config,
             underlay,
+            inbound_limit: others.inbound.limit(),
             missing: BTreeSet::new(),
             probed: BTreeMap::new(),
         })
@@ -78,12 +84,13 @@ impl State {
         settings: &Settings,
         facts: NodeFacts,
         node_ports: PortRange,
+        others: &Tables,
     ) -> Result<(), StartError> {
         let mut config = config::with_facts(self.config, &facts, self.underlay);
         config.tunnel_port = settings.tunnel_port.into();
         config.node_ports = node_ports;
         config.timeouts = settings.timeouts;
-        config.inbound_shared = inbound_shared(self.tables.inbound.limit());
+        config.inbound_shared = inbound_shared(self.inbound_limit);
         // Kept over restarts: the maps are too, so nothing is missed in between.
         if config.following_since_secs == 0 {
             let now_ns = now_ns().map_err(|error| StartError::kernel("read the clock", error))?;
@@ -91,14 +98,16 @@ impl State {
         }
         config.overlay_secret = config::overlay_secret(&config, settings.overlay_in_program)
             .map_err(|error| StartError::kernel("read random bytes", error))?;
-        config = self.covered(config).map_err(|error| StartError::kernel("read the maps of pods", error))?;
+        config = covered(config, others).map_err(|error| StartError::kernel("read the maps of pods", error))?;
         // Whatever an earlier run left undone: its flows are asked about anew.
         config.decisions = config::next_generation(config.decisions);
         // Routes may have changed while no agent was looking.
         config.route_generation = config::next_generation(config.route_generation);
         self.facts = facts;
         self.write_config(config).map_err(|error| StartError::kernel("write map config", error))?;
-        self.reclaim(settings).map_err(|error| StartError::kernel("write the owned addresses", error))?;
+        let owned_failed = |error| StartError::kernel("write the owned addresses", error);
+        self.heal_owned(settings).map_err(owned_failed)?;
+        self.reclaim(settings).map_err(owned_failed)?;
         for hook in Hook::ALL {
             let Some(device) = self.facts.device(hook.device()) else { continue };
             self.programs
@@ -152,6 +161,30 @@ impl State {
         }
     }
 
+    /// A claim is two entries, and a former agent may have been killed between the two: what answers for an address that is
+    /// owned by nobody goes, and what is owned and not answered for is written again.
+    fn heal_owned(&mut self, settings: &Settings) -> io::Result<()> {
+        let (mut owned, mut answered) = (Vec::new(), Vec::new());
+        self.tables.owned.for_each(|id, entry| owned.push((*id, *entry)))?;
+        self.tables.owned_addr.for_each(|address, entry| answered.push((*address, *entry)))?;
+        for (address, entry) in &answered {
+            if owned.iter().any(|(id, owned)| *id == entry.egress_id && owned.address == *address) {
+                continue;
+            }
+            warn!(address = %address.to_ip(), id = entry.egress_id, "half a claim of a former run removed");
+            self.tables.owned_addr.remove(address)?;
+            self.claims.leave(&settings.uplink, address.to_ip());
+            claim::remove_filter_at(entry.ifindex, address.to_ip());
+        }
+        for (id, entry) in owned {
+            if !answered.iter().any(|(address, there)| *address == entry.address && there.egress_id == id) {
+                let (_, answer) = convert::owned_pair(EgressId(id), entry.address.to_ip(), entry.ifindex, entry.mac);
+                self.tables.owned_addr.put(&entry.address, &answer)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Joins and, where the uplink is another than the entries say, rewrites and announces what this node owns.
     fn reclaim(&mut self, settings: &Settings) -> io::Result<()> {
         let Some(uplink) = self.facts.uplink else { return Ok(()) };
@@ -187,6 +220,12 @@ impl State {
         written
     }
 
+    /// The overlay device, where it is down although its program is there.
+    pub(super) fn overlay_to_bring_up(&self) -> Option<u32> {
+        let index = self.facts.overlay?.index;
+        (!self.facts.overlay_up && self.programs.ifindex(Hook::OverlayIngress) == Some(index)).then_some(index)
+    }
+
     /// Nobody answered for the address just now.
     pub(super) fn note_probed(&mut self, address: IpAddr) {
         self.probed.retain(|_, when| when.elapsed() < PROBE_HOLDS);
@@ -196,22 +235,6 @@ impl State {
     /// Whether the address was probed for just now; believed once.
     pub(super) fn take_probed(&mut self, address: IpAddr) -> bool {
         self.probed.remove(&address).is_some_and(|when| when.elapsed() < PROBE_HOLDS)
-    }
-
-    /// Covers for what the maps hold.
-    fn covered(&self, config: Config) -> io::Result<Config> {
-        let mut config = config;
-        (config.pods_v4, config.pods_v6) = (Cover::NONE, Cover::NONE);
-        let see = |address: &Addr, _: &_| config = config::covering(config, &IpNet::from(address.to_ip()));
-        self.tables.pods.for_each(see)?;
-        self.tables.cluster.for_each(|key, value| {
-            if let (Some(net), Some(prefix)) = (convert::cluster_net(key), convert::prefix(value))
-                && convert::holds_pods(prefix)
-            {
-                config = config::covering(config, &net);
-            }
-        })?;
-        Ok(config)
     }
 
     /// Pods may have addresses of this prefix from now on.
@@ -263,6 +286,22 @@ impl NodeFacts {
             Device::Overlay => self.overlay,
         }
     }
+}
+
+/// Covers for what the maps hold.
+fn covered(config: Config, tables: &Tables) -> io::Result<Config> {
+    let mut config = config;
+    (config.pods_v4, config.pods_v6) = (Cover::NONE, Cover::NONE);
+    let see = |address: &Addr, _: &_| config = config::covering(config, &IpNet::from(address.to_ip()));
+    tables.pods.for_each(see)?;
+    tables.cluster.for_each(|key, value| {
+        if let (Some(net), Some(prefix)) = (convert::cluster_net(key), convert::prefix(value))
+            && convert::holds_pods(prefix)
+        {
+            config = config::covering(config, &net);
+        }
+    })?;
+    Ok(config)
 }
 
 fn family(address: IpAddr) -> Family {

@@ -5,17 +5,17 @@
 //! maps may fill, and then refuse new flows by name.
 
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use aya::programs::{ProgramError, TestRun, TestRunOptions};
+use aya::programs::{ProgramError, SchedClassifier, TestRun, TestRunOptions};
 use aya::sys::SyscallError;
 use egress_common::abi::SWEEP_PRESSED;
+use tokio::task::spawn_blocking;
 use tokio::time::sleep;
 use tracing::{debug, warn};
 
 use super::error::map_io;
-use super::state::State;
 use super::tables::Tables;
 use super::{Dataplane, Shared};
 
@@ -35,7 +35,9 @@ const PRESSED_INTERVAL: Duration = Duration::from_secs(1);
 pub(super) async fn run(shared: Arc<Shared>) {
     loop {
         let mut pressed = false;
-        match shared.sweep() {
+        // A walk of the maps: on a small machine it would keep this thread from following the node's devices.
+        let sweeping = Arc::clone(&shared);
+        match spawn_blocking(move || sweeping.sweep()).await.unwrap_or_else(|error| Err(io::Error::other(error))) {
             Ok(swept) => {
                 if swept.removed > 0 {
                     debug!(removed = swept.removed, "idle entries removed");
@@ -57,23 +59,24 @@ struct Swept {
 
 impl Shared {
     fn sweep(&self) -> io::Result<Swept> {
-        let mut state = self.state();
-        let removed = test_run(&mut state, 0)?;
-        let full = state.tables.nearly_full()?;
+        // One sweep at a time; nothing else waits for it.
+        let program = self.sweep.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(program) = program.as_ref() else {
+            return Err(io::Error::new(io::ErrorKind::NotFound, "the object has no program sweep"));
+        };
+        let removed = test_run(program, 0)?;
+        let full = self.tables().nearly_full()?;
         if full.is_empty() {
             return Ok(Swept { removed, pressed: false });
         }
-        let unanswered = test_run(&mut state, SWEEP_PRESSED)?;
+        let unanswered = test_run(program, SWEEP_PRESSED)?;
         warn!(maps = full.join(", "), unanswered, "nearly full: connections that nobody has answered go sooner");
         Ok(Swept { removed: removed + unanswered, pressed: true })
     }
 }
 
 /// Runs the program; returns how many entries went.
-fn test_run(state: &mut State, mark: u32) -> io::Result<u32> {
-    let Some(program) = state.programs.sweep() else {
-        return Err(io::Error::new(io::ErrorKind::NotFound, "the object has no program sweep"));
-    };
+fn test_run(program: &SchedClassifier, mark: u32) -> io::Result<u32> {
     let mut context = [0; CONTEXT];
     context[MARK..MARK + 4].copy_from_slice(&mark.to_ne_bytes());
     let mut options = TestRunOptions::new();

@@ -16,12 +16,23 @@ use egress_common::abi::{
 use super::error::{StartError, map_io};
 use super::map_access;
 
-/// What the agent reads and writes. `frags` is the programs' own.
+/// What following the node's devices reads and writes: small maps, and no walk of a large one ever waits with them.
+pub(super) struct NodeTables {
+    pub(super) owned: Hash<u32, Owned>,
+    pub(super) owned_addr: Hash<Addr, OwnedAddr>,
+    pub(super) config: Array<MapData, Config>,
+}
+
+impl NodeTables {
+    pub(super) fn take(ebpf: &mut Ebpf) -> Result<Self, StartError> {
+        Ok(Self { owned: hash(ebpf, "owned")?, owned_addr: hash(ebpf, "owned_addr")?, config: typed(ebpf, "config")? })
+    }
+}
+
+/// What else the agent reads and writes. `frags` is the programs' own.
 pub(super) struct Tables {
     pub(super) pods: Hash<Addr, PodEntry>,
     pub(super) policy: Hash<PolicyKey, Policy>,
-    pub(super) owned: Hash<u32, Owned>,
-    pub(super) owned_addr: Hash<Addr, OwnedAddr>,
     pub(super) cluster: Trie<Addr, ClusterPrefix>,
     pub(super) nodes: Hash<Addr, NodeEntry>,
     pub(super) flows: Hash<Tuple, Flow>,
@@ -31,7 +42,6 @@ pub(super) struct Tables {
     pub(super) usage: Array<MapData, Usage>,
     pub(super) counters: PerCpuArray<MapData, Count>,
     pub(super) eip_counters: PerCpuHashMap<MapData, u32, EipCount>,
-    pub(super) config: Array<MapData, Config>,
 }
 
 impl Tables {
@@ -39,8 +49,6 @@ impl Tables {
         Ok(Self {
             pods: hash(ebpf, "pods")?,
             policy: hash(ebpf, "policy")?,
-            owned: hash(ebpf, "owned")?,
-            owned_addr: hash(ebpf, "owned_addr")?,
             cluster: Trie::take(ebpf, "cluster")?,
             nodes: hash(ebpf, "nodes")?,
             flows: hash(ebpf, "flows")?,
@@ -50,7 +58,6 @@ impl Tables {
             usage: typed(ebpf, "usage")?,
             counters: typed(ebpf, "counters")?,
             eip_counters: typed(ebpf, "eip_counters")?,
-            config: typed(ebpf, "config")?,
         })
     }
 }

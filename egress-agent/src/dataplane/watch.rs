@@ -70,10 +70,12 @@ pub(super) async fn gather(netlink: &Handle, settings: &Settings) -> io::Result<
         Some(uplink) => interfaces::primary_addresses(netlink, uplink.index).await?,
         None => (None, None),
     };
+    let overlay = interfaces::link(netlink, OVERLAY_DEVICE).await?;
     Ok(NodeFacts {
         uplink,
         mgmt: interfaces::interface(netlink, &settings.mgmt_port).await?,
-        overlay: interfaces::interface(netlink, OVERLAY_DEVICE).await?,
+        overlay: overlay.as_ref().map(interfaces::from_message),
+        overlay_up: overlay.as_ref().is_some_and(interfaces::is_up),
         carrier: link.as_ref().is_some_and(interfaces::has_carrier),
         v4,
         v6,
@@ -156,6 +158,12 @@ async fn look(shared: &Shared, verify: bool) {
     let followed = facts.and_then(|facts| shared.state().follow(&shared.settings, facts, verify));
     if let Err(error) = followed {
         warn!(%error, "cannot follow a change of the node's interfaces; trying again");
+    }
+    let waits = shared.state().overlay_to_bring_up();
+    if let Some(index) = waits
+        && let Err(error) = overlay::bring_up(&shared.netlink, index, shared.settings.tunnel_port).await
+    {
+        warn!(%error, "cannot bring up the overlay device; trying again");
     }
 }
 

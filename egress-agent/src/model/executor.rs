@@ -37,4 +37,10 @@ pub enum DataplaneError {
     /// Somebody else answers for an egress IP on the network (RFC 5227): it is not claimed.
     #[error("{address} is in use by {mac}: free it there or take it out of the EgressIP object")]
     AddressInUse { address: std::net::IpAddr, mac: String },
+    /// Another node of the cluster still answers for an egress IP that has been assigned to this one.
+    #[error(
+        "node {node} ({mac}) still answers for {address}: is its egress-agent running? It is taken over from there when that \
+         node has had time to give it up"
+    )]
+    HeldByNode { address: std::net::IpAddr, node: std::net::IpAddr, mac: String },
 }

@@ -4,7 +4,7 @@ use kube::core::Selector;
 
 use super::*;
 use crate::model::samples::{ip, net, settings};
-use crate::model::state::{OnUnknownPod, PodState, Prefix, PrefixKind};
+use crate::model::state::{OnUnknownPod, PodOwner, PodState, Prefix, PrefixKind};
 use crate::model::view::{Conditions, Item, Labels, Part, Pod, PodKey, Selects, ServiceKey};
 
 /// Remembers what it was asked to do; refuses to claim what somebody else has.
@@ -125,7 +125,7 @@ async fn nothing_is_written_before_every_watch_has_synced() {
 }
 
 #[tokio::test]
-async fn a_pod_event_is_one_write_and_the_kernel_is_observed_once() {
+async fn a_pod_event_is_the_pods_writes_and_the_kernel_is_observed_once() {
     let recorder = Recorder::default();
     let mut changes = world(&[("n1", "172.18.0.100")]);
     changes.push(Change::Pods(Update::Replaced(BTreeMap::new())));
@@ -134,9 +134,10 @@ async fn a_pod_event_is_one_write_and_the_kernel_is_observed_once() {
     changes.push(Change::Pods(Update::Removed(key("p"))));
     let done = play(&recorder, changes).await;
     let address = ip("10.244.1.10");
-    assert_eq!(done[5], [Action::PutPod(address, PodState::Selected(EgressId(1)))]);
+    let owner = PodOwner::of("10.244.1.10");
+    assert_eq!(done[5], [Action::PutPod(address, PodState::Selected(EgressId(1))), Action::PutOwner(address, owner)]);
     assert_eq!(done[6], [Action::PutPod(address, PodState::Known), Action::CutPodFlows(address, EgressId(1))]);
-    assert_eq!(done[7], [Action::RemovePod(address)]);
+    assert_eq!(done[7], [Action::RemovePod(address), Action::CutPod(address)]);
     assert_eq!(*recorder.observed.lock().expect("not poisoned"), 1);
 }
 

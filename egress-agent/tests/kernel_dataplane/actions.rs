@@ -9,9 +9,11 @@ use egress_agent::model::state::{
     Action, EgressId, Family, KernelState, NodeAddress, OnUnknownPod, Place, PodOwner, PodState, Policy, Prefix,
     PrefixKind, Slot, TunnelEndpoint, WhenEmpty,
 };
-use egress_common::abi::{Addr, Datagram, Direction, Flow, Inbound, MAX_SLOTS, Mapping, Origin, PodEntry, Tuple};
+use egress_common::abi::{
+    Addr, Datagram, Direction, Flow, Inbound, MAX_SLOTS, Mapping, Origin, Owned, OwnedAddr, PodEntry, Tuple,
+};
 
-use crate::node::{Node, on_node};
+use crate::node::{Node, UPLINK, eventually, ip, on_node, output};
 
 fn addr(text: &str) -> IpAddr {
     text.parse().expect("a literal")
@@ -187,14 +189,71 @@ fn a_selected_pod_keeps_the_time_of_its_selection() {
     });
 }
 
+/// An agent may be killed between the two writes of a claim, or of its end.
+#[test]
+fn half_a_claim_is_healed_at_start() {
+    on_node(|node| async move {
+        let mut dataplane = node.start().await;
+        let [whole, answered, translated] = ["172.18.0.100", "fd00:172:18::1:101", "172.18.0.102"].map(addr);
+        for (id, address) in (1..).zip([whole, answered, translated]) {
+            dataplane.apply(&Action::Own(EgressId(id), address)).await.expect("own");
+        }
+        drop(dataplane);
+        let owned_addr = || node.map::<Addr, OwnedAddr>("owned_addr");
+        let entry = |address: IpAddr| owned_addr().get(&address.into(), 0).ok().map(|entry| entry.egress_id);
+        let answer = owned_addr().get(&translated.into(), 0).expect("its entry");
+        node.map::<u32, Owned>("owned").remove(&2).expect("half of the second");
+        owned_addr().remove(&translated.into()).expect("half of the third");
+        let filter = || output(&["ip", "maddr", "show", "dev", UPLINK]);
+        assert!(filter().contains("33:33:ff:01:01:01"));
+
+        let mut next = node.start().await;
+        assert_eq!([entry(whole), entry(answered), entry(translated)], [Some(1), None, Some(3)]);
+        let healed = owned_addr().get(&translated.into(), 0).expect("its entry");
+        assert_eq!((healed.ifindex, healed.mac), (answer.ifindex, answer.mac));
+        let owned = next.observe().await.expect("observe").owned;
+        assert_eq!(owned, [(EgressId(1), whole), (EgressId(3), translated)].into());
+        eventually("the group of what is gone is left", || !filter().contains("33:33:ff:01:01:01")).await;
+        // Nobody answers for it any more, so the probe finds it free.
+        next.apply(&Action::Own(EgressId(2), answered)).await.expect("own it again");
+    });
+}
+
+/// The old address goes when the new one is there, and not before.
+#[test]
+fn a_refused_address_costs_no_other() {
+    on_node(|node| async move {
+        let mut dataplane = node.start().await;
+        let [old, new] = ["172.18.0.100", "172.18.0.101"].map(addr);
+        dataplane.apply(&Action::Own(EgressId(1), old)).await.expect("own");
+        node.outside(|| ip("addr add 172.18.0.101/16 dev out0\n"));
+        let refused = dataplane.apply(&Action::Own(EgressId(1), new)).await;
+        assert!(matches!(refused, Err(DataplaneError::AddressInUse { .. })), "{refused:?}");
+        assert_eq!(dataplane.observe().await.expect("observe").owned, [(EgressId(1), old)].into());
+        assert!(node.map::<Addr, OwnedAddr>("owned_addr").get(&old.into(), 0).is_ok());
+
+        node.outside(|| ip("addr del 172.18.0.101/16 dev out0\n"));
+        dataplane.apply(&Action::Own(EgressId(1), new)).await.expect("free now");
+        assert_eq!(dataplane.observe().await.expect("observe").owned, [(EgressId(1), new)].into());
+        assert!(node.map::<Addr, OwnedAddr>("owned_addr").get(&old.into(), 0).is_err(), "one object, one address");
+    });
+}
+
+/// When entries that the sweep is to leave were seen: just now.
+fn now_ns() -> u64 {
+    let now = nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC_COARSE).expect("the time");
+    u64::try_from(now.tv_sec()).expect("a time") * 1_000_000_000
+}
+
 /// A flow of a pod, and its mapping as if this node were the gateway too.
-fn make_flow(node: &Node, pod: &str, id: u32, address: &str, port: u16) {
+pub(crate) fn make_flow(node: &Node, pod: &str, id: u32, address: &str, port: u16) {
     let (pod, address, server) = (Addr::from(addr(pod)), Addr::from(addr(address)), Addr::v4([198, 51, 100, 10]));
     let out = Tuple::new(Direction::Egress, pod, server, port, 80, 6);
-    let flow = Flow::new(address, id, 0, 0, 1);
+    let now_ns = now_ns();
+    let flow = Flow::new(address, id, 0, 0, now_ns);
     node.map::<Tuple, Flow>("flows").insert(out, flow, 0).expect("a flow");
     let reverse = Tuple::new(Direction::Ingress, server, address, 80, port, 6);
-    let mapping = |other| Mapping::new(other, Origin::Here, Addr::UNSPECIFIED, id, 1);
+    let mapping = |other| Mapping::new(other, Origin::Here, Addr::UNSPECIFIED, id, now_ns);
     let mut nat = node.map::<Tuple, Mapping>("nat");
     nat.insert(out, mapping(reverse), 0).expect("a forward key");
     nat.insert(reverse, mapping(out), 0).expect("a reverse key");
@@ -244,8 +303,8 @@ fn the_next_pod_with_an_address_inherits_nothing() {
         for (port, pod) in [(1001, "10.244.1.10"), (1002, "10.244.1.11")] {
             make_flow(&node, pod, 1, "172.18.0.100", port);
             let tuple = Tuple::new(Direction::Egress, addr(pod).into(), Addr::v4([198, 51, 100, 10]), port, 80, 17);
-            inbound.insert(tuple, Inbound::new(1), 0).expect("a connection from outside");
-            datagrams.insert(tuple, Datagram { last_seen_ns: 1 }, 0).expect("a datagram");
+            inbound.insert(tuple, Inbound::new(now_ns()), 0).expect("a connection from outside");
+            datagrams.insert(tuple, Datagram { last_seen_ns: now_ns() }, 0).expect("a datagram");
         }
         dataplane.apply(&Action::PutPod(old, PodState::Selected(EgressId(1)))).await.expect("apply");
         dataplane.apply(&Action::PutOwner(old, PodOwner::of("first"))).await.expect("apply");

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use egress_agent::dataplane::Settings;
 use egress_agent::model::executor::{DataplaneError, Executor};
-use egress_agent::model::state::{Action, EgressId, OnUnknownPod};
+use egress_agent::model::state::{Action, EgressId, NodeAddress, OnUnknownPod, TunnelEndpoint};
 use nix::sys::socket::{AddressFamily, LinkAddr, SockFlag, SockProtocol, SockType, recvfrom, socket};
 
 use crate::node::{UPLINK, clean, device, eventually, ip, mac_text, on_node, output, patience, start};
@@ -98,6 +98,66 @@ fn an_address_in_use_is_not_claimed() {
             dataplane.apply(&Action::Disown(EgressId(5), address(text))).await.expect("disown");
         }
     });
+}
+
+/// Another node's programs outlive its agent and answer for what they held.
+#[test]
+fn an_address_that_another_node_does_not_let_go_is_taken_over() {
+    on_node(|node| async move {
+        let mut dataplane = node.start().await;
+        let nodes = [("172.18.0.2", true), ("172.18.0.1", false), ("172.18.9.9", false)];
+        for (text, own) in nodes {
+            let place = NodeAddress { own, node: TunnelEndpoint(address(text)) };
+            dataplane.apply(&Action::PutNode(address(text), place)).await.expect("a node");
+        }
+        let (_, mac) = device(UPLINK);
+        let other = mac_text(node.outside(|| device("out0").1));
+        for (id, text) in (1..).zip(ADDRESSES) {
+            node.outside(|| ip(&format!("addr add {text}/64 dev out0 nodad\n").replace("0.100/64", "0.100/16")));
+            let own = Action::Own(EgressId(id), address(text));
+            let mut refusals = 0;
+            // Its agent would need milliseconds to let go of it.
+            while let Err(error) = dataplane.apply(&own).await {
+                let DataplaneError::HeldByNode { address: held, node: holder, mac } = &error else {
+                    panic!("{text}: {error}");
+                };
+                assert_eq!((*held, *holder, mac), (address(text), address("172.18.0.1"), &other));
+                assert!(error.to_string().contains("node 172.18.0.1"), "{error}");
+                assert!(!dataplane.observe().await.expect("observe").owned.contains_key(&EgressId(id)));
+                refusals += 1;
+                tokio::time::sleep(Duration::from_millis(200)).await;
+            }
+            assert_ne!(refusals, 0, "{text}: it has its time to let go");
+            assert_eq!(dataplane.observe().await.expect("observe").owned.get(&EgressId(id)), Some(&address(text)));
+            // The other node is not silent, so the address is announced again after the last announcement of the claim.
+            let announced = announcements(device(UPLINK).0, mac, Duration::from_secs(21)).await;
+            println!("{text}: announced at {announced:?}");
+            assert!(announced.len() >= 6, "{text}: five and one that defends it: {announced:?}");
+        }
+    });
+}
+
+/// When frames with this source leave the device for all, for a while from now.
+async fn announcements(ifindex: u32, mac: [u8; 6], during: Duration) -> Vec<Duration> {
+    let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
+    let listener = socket(AddressFamily::Packet, SockType::Raw, flags, SockProtocol::EthAll).expect("a packet socket");
+    let start = std::time::Instant::now();
+    let mut seen = Vec::new();
+    let mut frame = [0_u8; 2048];
+    while start.elapsed() < during {
+        while let Ok((length, from)) = recvfrom::<LinkAddr>(listener.as_raw_fd(), &mut frame) {
+            let here = from.is_some_and(|from| from.ifindex() == ifindex as usize) && frame[6..12] == mac;
+            // A gratuitous ARP request (sender and target the same), or an unsolicited advertisement to all nodes.
+            let arp = length >= 42 && frame[12..14] == [8, 6] && frame[28..32] == frame[38..42];
+            let advertisement =
+                length >= 78 && frame[12..14] == [0x86, 0xdd] && frame[54] == 136 && frame[38..40] == [0xff, 2];
+            if here && (arp || advertisement) {
+                seen.push(start.elapsed());
+            }
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    seen
 }
 
 #[test]

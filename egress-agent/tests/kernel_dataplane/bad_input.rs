@@ -5,9 +5,9 @@ use std::net::UdpSocket;
 
 use aya::maps::{HashMap, MapData};
 use egress_agent::dataplane::names::{DEFAULT_TUNNEL_PORT, Hook};
-use egress_agent::dataplane::{Dataplane, Settings, StartError};
+use egress_agent::dataplane::{Attachment, Dataplane, Settings, StartError};
 
-use crate::node::{Node, is_attached, on_node, output, programs};
+use crate::node::{Node, clean, is_attached, on_node, output, programs, start};
 
 async fn refusal(settings: Settings) -> StartError {
     let error = Dataplane::start(settings).await.map(drop).expect_err("must not start");
@@ -64,6 +64,26 @@ fn a_second_agent() {
         assert_eq!(Hook::ALL.map(programs), before);
         drop(first);
         node.start().await;
+    });
+}
+
+/// Its programs are at work by maps that nobody here knows.
+#[test]
+fn a_second_set_of_programs() {
+    on_node(|node: Node| async move {
+        drop(node.start().await);
+        let programs = Hook::ALL.map(programs);
+        for attachment in [Attachment::Tcx, Attachment::Clsact] {
+            let bpffs = "/run/bpf/deep/other".into();
+            let settings = Settings { bpffs, attachment: Some(attachment), ..node.settings() };
+            let error = refusal(settings).await;
+            assert!(matches!(error, StartError::ForeignPrograms { .. }), "{error}");
+            assert!(error.to_string().contains("egress-agent cleanup --bpffs /run/bpf/egress-agent"), "{error}");
+            assert_eq!(Hook::ALL.map(crate::node::programs), programs, "they are left alone");
+        }
+        node.start().await;
+        assert_eq!(clean(&node.settings()).await, [] as [&str; 0]);
+        start(Settings { bpffs: "/run/bpf/deep/other".into(), ..node.settings() }).await;
     });
 }
 

@@ -3,17 +3,14 @@
 use std::time::Duration;
 
 use egress_agent::dataplane::names::{DEFAULT_TUNNEL_PORT, Hook, OVERLAY_DEVICE, OVERLAY_MAC};
-use egress_agent::dataplane::{Attachment, Settings};
+use egress_agent::dataplane::{Attachment, Settings, StartError};
 use egress_agent::model::executor::Executor;
 use egress_agent::model::state::{Action, EgressId, NodeAddress, OnUnknownPod, TunnelEndpoint};
 use egress_common::abi::{Addr, OwnedAddr};
 
 use crate::node::{
-    MGMT, UPLINK, attachment, device, eventually, ip, is_attached, mac_text, on_node, output, patience, start,
+    self, MGMT, UPLINK, attachment, device, eventually, ip, is_attached, mac_text, on_node, output, start,
 };
-
-/// Generous for a loaded machine; it is a matter of milliseconds.
-const AT_ONCE: Duration = Duration::from_millis(500);
 
 #[test]
 fn the_overlay_device_has_its_shape() {
@@ -86,6 +83,25 @@ fn another_tunnel_port_moves_the_device() {
 }
 
 #[test]
+fn another_tunnel_port_that_is_taken_moves_nothing() {
+    on_node(|node| async move {
+        drop(node.start().await);
+        let before = (device(OVERLAY_DEVICE).0, Hook::ALL.map(node::programs));
+        for taken in ["0.0.0.0:4795", "[::]:4795", "172.18.0.2:4795"] {
+            let socket = std::net::UdpSocket::bind(taken).expect("take the port");
+            let settings = Settings { tunnel_port: 4795, ..node.settings() };
+            let refused = egress_agent::dataplane::Dataplane::start(settings).await.map(drop);
+            let Err(StartError::TunnelPortTaken { port: 4795 }) = refused else { panic!("{taken}: {refused:?}") };
+            assert_eq!((device(OVERLAY_DEVICE).0, Hook::ALL.map(node::programs)), before);
+            assert!(is_overlay_up());
+            assert!(output(&["ip", "-d", "link", "show", OVERLAY_DEVICE]).contains("dstport 4794"));
+            assert_eq!(node.config().tunnel_port, 4794);
+            drop(socket);
+        }
+    });
+}
+
+#[test]
 fn programs_are_told_what_the_node_looks_like() {
     on_node(|node| async move {
         let mut dataplane = node.start().await;
@@ -121,7 +137,6 @@ fn a_device_made_anew_is_attached_at_once() {
         node.make_mgmt();
         let took = eventually("steering is back", || is_attached(Hook::MgmtIngress)).await;
         println!("steering: {took:?} after the management port was there");
-        assert!(took < patience(AT_ONCE), "{took:?}");
         eventually("both programs are back", || is_attached(Hook::MgmtEgress)).await;
         eventually("the programs know it", || {
             let config = node.config();
@@ -134,6 +149,86 @@ fn a_device_made_anew_is_attached_at_once() {
         ip(&format!("link del {OVERLAY_DEVICE}\n"));
         eventually("the overlay device is back", || is_attached(Hook::OverlayIngress)).await;
         eventually("the programs know it", || node.config().overlay_ifindex == device(OVERLAY_DEVICE).0).await;
+        eventually("and it is up", is_overlay_up).await;
+        // Another hand puts it down.
+        ip(&format!("link set {OVERLAY_DEVICE} down\n"));
+        eventually("it is up again", is_overlay_up).await;
+    });
+}
+
+fn is_overlay_up() -> bool {
+    output(&["ip", "-o", "link", "show", OVERLAY_DEVICE]).contains(",UP")
+}
+
+/// What comes out of the overlay while its program is not there would go on as the stack sees fit.
+#[test]
+fn the_overlay_device_is_not_up_before_its_program_is_there() {
+    on_node(|node| async move {
+        // Every change of a link as the kernel tells it, in order.
+        let mut monitor = std::process::Command::new("ip")
+            .args(["-o", "monitor", "link"])
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .expect("watch the links");
+        let lines = std::io::BufRead::lines(std::io::BufReader::new(monitor.stdout.take().expect("a pipe")));
+        ip("link add mark0 type veth peer name mark1\n");
+        let mut lines = lines.map_while(Result::ok);
+        assert!(lines.any(|line| line.contains("mark0")), "it listens");
+        // The kernel refuses the program's link: something that is no link is pinned in its place.
+        drop(node.start().await);
+        ip(&format!("link del {OVERLAY_DEVICE}\n"));
+        std::fs::remove_file(node.pin("links/overlay_ingress")).expect("remove the pin");
+        let map: aya::maps::HashMap<aya::maps::MapData, u32, u32> =
+            aya::maps::HashMap::create(1, 0).expect("make a map");
+        map.pin(node.pin("links/overlay_ingress")).expect("pin a map");
+        let refused = egress_agent::dataplane::Dataplane::start(node.settings()).await.map(drop);
+        assert!(refused.is_err(), "the program cannot be attached");
+        assert!(!is_overlay_up(), "it waits for its program");
+        ip("link del mark0\n");
+        let seen: Vec<_> = lines.take_while(|line| !line.contains("mark0")).collect();
+        let made_last = seen.iter().rev().take_while(|line| !line.contains("Deleted"));
+        let ours: Vec<_> = made_last.filter(|line| line.contains(OVERLAY_DEVICE)).collect();
+        assert!(!ours.is_empty() && ours.iter().all(|line| !line.contains(",UP")), "never up: {ours:?}");
+        monitor.kill().expect("stop watching");
+        monitor.wait().expect("wait for it");
+    });
+}
+
+#[test]
+fn a_walk_of_the_mappings_keeps_no_device_waiting() {
+    on_node(|node| async move {
+        let mut dataplane = node.start().await;
+        crate::actions::make_flow(&node, "10.244.1.10", 1, "172.18.0.100", 1001);
+        let (begun, is_begun) = std::sync::mpsc::channel();
+        let (go_on, may_go_on) = std::sync::mpsc::channel::<()>();
+        let walker = dataplane.reader();
+        let walk = std::thread::spawn(move || {
+            let mut released = Vec::new();
+            let walked = walker.mappings(|_, _| {
+                begun.send(()).expect("tell of it");
+                // Long after the device should be back: a failure ends too.
+                released.push(may_go_on.recv_timeout(Duration::from_secs(20)).is_ok());
+            });
+            walked.expect("walk");
+            released
+        });
+        is_begun.recv().expect("the walk has begun");
+        // A cut waits for it, and keeps nothing waiting either.
+        let pod = [10, 244, 1, 10].into();
+        let actions = [Action::CutPodFlows(pod, EgressId(1))];
+        let cut = async { dataplane.apply(&actions[0]).await.expect("cut") };
+        let follow = async {
+            ip(&format!("link del {MGMT}\n"));
+            eventually("the management port's absence is noticed", || node.config().mgmt_ifindex == 0).await;
+            node.make_mgmt();
+            eventually("its programs are back", || is_attached(Hook::MgmtIngress) && is_attached(Hook::MgmtEgress))
+                .await;
+            assert!(!walk.is_finished(), "while the maps are being walked");
+            // Both keys of the mapping.
+            go_on.send(()).and_then(|()| go_on.send(())).expect("let it go on");
+        };
+        futures::join!(cut, follow);
+        assert_eq!(walk.join().expect("the walk"), [true; 2]);
     });
 }
 

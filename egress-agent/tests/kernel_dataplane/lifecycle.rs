@@ -103,12 +103,17 @@ fn ours_is_before_a_program_that_was_there() {
         if node::attachment() == Attachment::Clsact {
             return println!("skipped: of two agents' filters there is one, the later agent's");
         }
-        let first = node.start().await;
-        drop(first);
-        // Another agent's programs, as far as the kernel can tell: other pins.
-        let other = Settings { bpffs: "/run/bpf/other".into(), ..node.settings() };
-        let _second = start(other).await;
-        for hook in Hook::ALL {
+        // Somebody else's, as far as the kernel can tell: another name.
+        let mut other = aya::Ebpf::load(&node.settings().object).expect("load the object");
+        let program: &mut aya::programs::SchedClassifier =
+            other.program_mut("sweep").and_then(|program| program.try_into().ok()).expect("a classifier");
+        program.load().expect("load the program");
+        let hooks = Hook::ALL.into_iter().filter(|hook| *hook != Hook::OverlayIngress);
+        for (device, direction) in hooks.clone().map(node::place) {
+            program.attach(device, direction).expect("attach the other program");
+        }
+        let _dataplane = node.start().await;
+        for hook in hooks {
             let programs = node::programs(hook);
             assert_eq!(programs.len(), 2, "{hook:?}");
             assert!(programs[0].1 > programs[1].1, "{hook:?}: the one that came later is first");

@@ -42,7 +42,7 @@ pub(super) fn goes_and_another_comes(context: &LabContext) -> Result<()> {
 }
 
 /// The node whose agent holds the lease.
-fn leader(ground: &Ground) -> Result<usize> {
+pub(super) fn leader(ground: &Ground) -> Result<usize> {
     until("somebody leads", TAKE_OVER, || holder(ground))
 }
 

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `story` | the walkthrough of `cargo xtask run`, and that nothing of it is left |
 //! | `restart`, `leader` | agents killed and restarted under traffic: nothing lost, nothing reset, nothing flushed |
+//! | `dead_agent` | an address leaves a gateway whose agent is dead and whose programs answer for it |
 //! | `selection`, `changing` | who is selected, and that each change takes effect within seconds |
 //! | `leak` | no wrong source address while everything changes; and that the judge can say no |
 //! | `kubectl` | what people type |
@@ -15,6 +16,7 @@
 
 mod changing;
 mod cleanup;
+mod dead_agent;
 mod ground;
 mod kubectl;
 mod leader;
@@ -50,6 +52,7 @@ pub(crate) fn tests() -> Vec<LabTest> {
         test("bad_objects_are_named_and_hurt_nobody", objects_refused::are_named_and_hurt_nobody),
         test("cleanup_leaves_nothing", cleanup::leaves_nothing),
         test("restarts_of_agents_lose_no_packet", restart::under_traffic),
+        test("dead_agent_does_not_keep_its_addresses", dead_agent::does_not_keep_its_addresses),
         test("selectors_of_every_kind_select", selection::selectors_select),
         test("only_endpoints_are_selected", selection::only_endpoints_count),
         test("oldest_object_serves", selection::oldest_object_serves),
