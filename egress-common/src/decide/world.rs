@@ -14,6 +14,8 @@ use super::{Claim, Owner, PortClaim, Tables, phase, snat};
 use crate::abi::*;
 use crate::wire::PROTO_TCP;
 
+type Meanwhile = Box<dyn FnOnce(&World)>;
+
 pub(crate) struct World {
     pub(crate) config: Cell<Config>,
     pub(crate) now: Cell<u64>,
@@ -30,6 +32,7 @@ pub(crate) struct World {
     flows_limit: Cell<usize>,
     nat: RefCell<HashMap<Tuple, Mapping>>,
     nat_limit: Cell<usize>,
+    meanwhile: RefCell<Option<Meanwhile>>,
     mappings: Cell<u32>,
     exhausted: RefCell<HashMap<Tuple, u64>>,
     frags: RefCell<HashMap<FragKey, FragPorts>>,
@@ -70,6 +73,7 @@ impl World {
             flows_limit: Cell::new(usize::MAX),
             nat: RefCell::default(),
             nat_limit: Cell::new(usize::MAX),
+            meanwhile: RefCell::default(),
             mappings: Cell::new(0),
             exhausted: RefCell::default(),
             frags: RefCell::default(),
@@ -173,6 +177,11 @@ impl World {
             assert_eq!(other.other, *key);
             assert_ne!(key.direction(), mapping.other.direction());
         }
+    }
+
+    /// What another CPU does right after a key of `nat` was refused for the first time.
+    pub(crate) fn when_nat_is_full(&self, meanwhile: impl FnOnce(&World) + 'static) {
+        self.meanwhile.replace(Some(Box::new(meanwhile)));
     }
 
     pub(crate) fn limit_nat(&self, limit: usize) {
@@ -325,6 +334,10 @@ impl Tables for World {
             return Claim::Taken;
         }
         if nat.len() >= self.nat_limit.get() {
+            drop(nat);
+            if let Some(meanwhile) = self.meanwhile.take() {
+                meanwhile(self);
+            }
             return Claim::Full;
         }
         let mapping = Mapping::new(*other, owner.origin, owner.source_node, owner.egress_id, self.now.get());

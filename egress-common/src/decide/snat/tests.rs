@@ -1,0 +1,321 @@
+use std::collections::HashSet;
+
+use super::*;
+use crate::decide::cast::both;
+use crate::decide::packets::{Packet, packet};
+use crate::decide::world::{World, addr};
+use crate::wire::{PROTO_SCTP, tcp};
+
+const EGRESS: Addr = Addr::v4([172, 18, 0, 100]);
+const FACE: Face = Face { address: EGRESS, ports: EGRESS_PORTS };
+const OWNER: Owner = Owner { origin: Origin::Here, source_node: Addr::UNSPECIFIED, egress_id: 7 };
+
+#[test]
+fn the_walk_covers_every_port_once() {
+    for (first, last) in [(1024u16, 65535u16), (61000, 65535), (1024, 1024), (1024, 1025), (30000, 62770)] {
+        for random in [0, 1, 77_777, u32::MAX] {
+            let search = PortSearch::new(PortRange { first, last }, random);
+            let seen: HashSet<u16> = (0..search.span).map(|i| search.at(i)).collect();
+            assert_eq!(seen.len() as u32, search.span);
+            assert!(seen.iter().all(|p| (first..=last).contains(p)));
+        }
+    }
+}
+
+#[test]
+fn an_exhausted_range_is_searched_once_in_a_while() {
+    both(|cast, world| {
+        let ports = PortRange { first: 2000, last: 2001 };
+        let face = Face { address: addr(cast.egress), ports };
+        let asked = |port, to| {
+            let heads = packet(cast.pod, cast.world, port, to).heads();
+            translate(&heads, &Quote::NONE, world, &face, &OWNER).map(|mapping| mapping.other)
+        };
+        let first = asked(1, 80).expect("a free port");
+        assert!(asked(2, 80).is_ok());
+        assert_eq!(asked(3, 80), Err(Verdict::PortsExhausted));
+        assert!(asked(3, 81).is_ok(), "another destination");
+        let forward = world.nat_peek(&first).expect("the mapping").other;
+        assert!(world.forget_nat(&first) && world.forget_nat(&forward));
+        assert_eq!(asked(3, 80), Err(Verdict::PortsExhausted), "it has just been searched");
+        let begun = world.now.get();
+        world.now.set(begun + EXHAUSTED_NS + 1);
+        assert_eq!(asked(3, 80), Ok(first), "and is again");
+        assert_eq!(asked(4, 80), Err(Verdict::PortsExhausted));
+        assert!(world.forget_nat(&first));
+        world.forget_nat(&packet(cast.pod, cast.world, 3, 80).heads().tuple);
+        assert_eq!(asked(first.dport(), 80), Ok(first), "a flow's own port needs no search");
+    });
+}
+
+#[test]
+fn keeps_the_own_port_when_it_is_free() {
+    let world = World::new();
+    let one = packet("10.244.1.10", "198.51.100.10", 4000, 80).heads();
+    let mapping = translate(&one, &Quote::NONE, &world, &FACE, &OWNER).expect("a free port");
+    assert_eq!(mapping.other.dport(), 4000);
+    assert_eq!(world.mappings_made(), 1);
+    let two = packet("10.244.1.11", "198.51.100.10", 4000, 80).heads();
+    let other = translate(&two, &Quote::NONE, &world, &FACE, &OWNER).expect("a free port");
+    assert_ne!(other.other.dport(), 4000);
+    assert_eq!(translate(&one, &Quote::NONE, &world, &FACE, &OWNER).map(|m| m.other), Ok(mapping.other));
+    assert_eq!(world.nat_len(), 4);
+    let low = packet("10.244.1.10", "198.51.100.10", 53, 53).heads();
+    let low = translate(&low, &Quote::NONE, &world, &FACE, &OWNER).expect("a free port");
+    assert!(low.other.dport() >= 1024);
+}
+
+#[test]
+fn refuses_only_when_no_port_is_free() {
+    let world = World::new();
+    let range = PortRange { first: 61000, last: 61009 };
+    for pod in 0..10u8 {
+        let heads = packet(&std::format!("10.244.1.{}", 10 + pod), "198.51.100.10", 4000, 80).heads();
+        assert!(translate(&heads, &Quote::NONE, &world, &Face { address: EGRESS, ports: range }, &OWNER).is_ok());
+    }
+    let heads = packet("10.244.1.30", "198.51.100.10", 4000, 80).heads();
+    assert_eq!(
+        translate(&heads, &Quote::NONE, &world, &Face { address: EGRESS, ports: range }, &OWNER),
+        Err(Verdict::PortsExhausted)
+    );
+    let elsewhere = packet("10.244.1.30", "198.51.100.11", 4000, 80).heads();
+    assert!(
+        translate(&elsewhere, &Quote::NONE, &world, &Face { address: EGRESS, ports: range }, &OWNER).is_ok(),
+        "another destination is another range"
+    );
+    assert_eq!(world.nat_len(), 22, "a refusal leaves no half mapping");
+}
+
+#[test]
+fn a_full_map_leaves_no_half_mapping() {
+    let world = World::new();
+    world.limit_nat(3);
+    let one = packet("10.244.1.10", "198.51.100.10", 4000, 80).heads();
+    assert!(translate(&one, &Quote::NONE, &world, &FACE, &OWNER).is_ok());
+    let two = packet("10.244.1.11", "198.51.100.10", 4001, 80).heads();
+    assert_eq!(translate(&two, &Quote::NONE, &world, &FACE, &OWNER), Err(Verdict::MapFull));
+    assert_eq!(world.nat_len(), 2);
+}
+
+#[test]
+fn a_moved_flow_is_picked_up_with_its_own_port_or_not_at_all() {
+    let world = World::new();
+    let mut heads = packet("10.244.1.10", "198.51.100.10", 4000, 80).tcp(tcp::ACK).heads();
+    let mapping = translate(&heads, &Quote::NONE, &world, &FACE, &OWNER).expect("its own port is free");
+    assert_eq!(mapping.other.dport(), 4000);
+    heads.tuple.saddr = Addr::v4([10, 244, 1, 11]);
+    assert_eq!(translate(&heads, &Quote::NONE, &world, &FACE, &OWNER), Err(Verdict::PortTaken));
+}
+
+#[test]
+fn another_address_makes_another_mapping() {
+    let world = World::new();
+    let heads = packet("10.244.1.10", "198.51.100.10", 4000, 80).heads();
+    translate(&heads, &Quote::NONE, &world, &FACE, &OWNER).expect("a free port");
+    let other = Addr::v4([172, 18, 0, 101]);
+    let mapping = translate(&heads, &Quote::NONE, &world, &Face { address: other, ports: EGRESS_PORTS }, &OWNER)
+        .expect("a free port");
+    assert_eq!(mapping.other.daddr, other);
+    assert_eq!(world.nat_len(), 2, "the old keys are gone together");
+}
+
+#[test]
+fn echo_changes_its_identifier_in_both_places() {
+    let world = World::new();
+    let one = packet("10.244.1.10", "198.51.100.10", 0, 0).echo(500).heads();
+    let mapping = translate(&one, &Quote::NONE, &world, &FACE, &OWNER).expect("a free id");
+    let reverse = mapping.other;
+    assert_eq!(reverse.sport(), reverse.dport());
+    assert!(reverse.dport() >= 1024);
+}
+
+#[test]
+fn a_search_that_meets_a_full_map_says_so() {
+    let world = World::new();
+    let one = packet("10.244.1.10", "198.51.100.10", 4000, 80).heads();
+    assert!(translate(&one, &Quote::NONE, &world, &FACE, &OWNER).is_ok());
+    world.limit_nat(2);
+    let two = packet("10.244.1.11", "198.51.100.10", 4000, 80).heads();
+    assert_eq!(
+        translate(&two, &Quote::NONE, &world, &FACE, &OWNER),
+        Err(Verdict::MapFull),
+        "ports are free, the map is not"
+    );
+    world.limit_nat(3);
+    assert_eq!(translate(&two, &Quote::NONE, &world, &FACE, &OWNER), Err(Verdict::MapFull));
+    assert_eq!(world.nat_len(), 2, "the reverse key was taken back");
+    world.assert_paired();
+}
+
+#[test]
+fn every_protocol_and_family_has_two_keys_that_name_each_other() {
+    both(|cast, world| {
+        let face = Face { address: addr(cast.egress), ports: EGRESS_PORTS };
+        for pod in [cast.pod, cast.known_pod, cast.unknown_pod] {
+            for packet in [
+                packet(pod, cast.world, 4000, 80),
+                packet(pod, cast.world, 4000, 80).tcp(tcp::SYN),
+                packet(pod, cast.world, 0, 0).echo(4000),
+            ] {
+                let heads = packet.heads();
+                let mapping = translate(&heads, &Quote::NONE, world, &face, &OWNER).expect("a free port");
+                let reverse = mapping.other;
+                assert_eq!((reverse.saddr, reverse.daddr), (addr(cast.world), face.address));
+                assert_eq!(reverse.protocol, heads.tuple.protocol);
+            }
+        }
+        assert_eq!(world.nat_len(), 18);
+        world.assert_paired();
+    });
+}
+
+#[test]
+fn a_reverse_key_that_another_cpu_claimed_for_this_flow_is_adopted() {
+    both(|cast, world| {
+        let heads = packet(cast.pod, cast.world, 4000, 80).heads();
+        let face = Face { address: addr(cast.egress), ports: EGRESS_PORTS };
+        let reverse = reverse_key(&heads.tuple, &face.address, 4000);
+        assert_eq!(world.claim_nat(&reverse, &heads.tuple, &OWNER), Claim::Claimed);
+        let mapping = translate(&heads, &Quote::NONE, world, &face, &OWNER).expect("adopted");
+        assert_eq!(mapping.other, reverse);
+        assert_eq!(world.nat_len(), 2);
+        world.assert_paired();
+    });
+}
+
+/// The map is full for this CPU's forward key, and another CPU gets the last place for the same flow: it has adopted
+/// the reverse key.
+#[test]
+fn a_reverse_key_that_another_cpu_adopted_is_not_taken_back() {
+    both(|cast, world| {
+        let heads = packet(cast.pod, cast.world, 4000, 80).heads();
+        let face = Face { address: addr(cast.egress), ports: EGRESS_PORTS };
+        world.limit_nat(1);
+        world.when_nat_is_full(move |world| {
+            world.limit_nat(2);
+            assert!(translate(&heads, &Quote::NONE, world, &face, &OWNER).is_ok(), "the other CPU");
+        });
+        assert_eq!(translate(&heads, &Quote::NONE, world, &face, &OWNER), Err(Verdict::MapFull));
+        assert_eq!(world.nat_len(), 2);
+        world.assert_paired();
+        assert!(translate(&heads, &Quote::NONE, world, &face, &OWNER).is_ok(), "the next packet");
+    });
+}
+
+#[test]
+fn a_forward_key_that_was_left_alone_waits_for_the_sweep() {
+    both(|cast, world| {
+        let heads = packet(cast.pod, cast.world, 4000, 80).heads();
+        let old = Face { address: addr(cast.foreign_egress), ports: EGRESS_PORTS };
+        let reverse = translate(&heads, &Quote::NONE, world, &old, &OWNER).expect("a free port").other;
+        assert!(world.forget_nat(&reverse) && !world.forget_nat(&reverse));
+        let face = Face { address: addr(cast.egress), ports: EGRESS_PORTS };
+        assert_eq!(translate(&heads, &Quote::NONE, world, &face, &OWNER), Err(Verdict::ClaimLost));
+        assert_eq!(world.nat_len(), 1, "the new reverse key was taken back");
+    });
+}
+
+#[test]
+fn sctp_keeps_its_port_or_is_refused() {
+    both(|cast, world| {
+        let face = Face { address: addr(cast.egress), ports: EGRESS_PORTS };
+        let sctp = |pod, port| packet(pod, cast.world, port, 80).protocol(PROTO_SCTP).heads();
+        for port in [22, 4000] {
+            let mapping =
+                translate(&sctp(cast.pod, port), &Quote::NONE, world, &face, &OWNER).expect("the port is free");
+            assert_eq!(mapping.other.dport(), port, "also a system port");
+            let other = translate(&sctp(cast.known_pod, port), &Quote::NONE, world, &face, &OWNER);
+            assert_eq!(other, Err(Verdict::SctpPortTaken));
+        }
+        let udp = packet(cast.known_pod, cast.world, 4000, 80).heads();
+        assert_eq!(translate(&udp, &Quote::NONE, world, &face, &OWNER).map(|mapping| mapping.other.dport()), Ok(4000));
+        world.assert_paired();
+    });
+}
+
+#[test]
+fn a_protocol_without_ports_serves_one_pod_towards_each_destination() {
+    both(|cast, world| {
+        let face = Face { address: addr(cast.egress), ports: EGRESS_PORTS };
+        for protocol in [4, 47, 50, 255] {
+            let sent = |pod, to| packet(pod, to, 0, 0).protocol(protocol).heads();
+            let first = sent(cast.pod, cast.world);
+            let mapping = translate(&first, &Quote::NONE, world, &face, &OWNER).expect("nobody has it");
+            assert_eq!((mapping.other.saddr, mapping.other.daddr), (addr(cast.world), face.address));
+            assert_eq!(mapping.other.dport(), 0);
+            let second = translate(&sent(cast.known_pod, cast.world), &Quote::NONE, world, &face, &OWNER);
+            assert_eq!(second, Err(Verdict::ProtocolTaken));
+            assert!(translate(&sent(cast.known_pod, cast.excluded), &Quote::NONE, world, &face, &OWNER).is_ok());
+            assert!(translate(&first, &Quote::NONE, world, &face, &OWNER).is_ok());
+        }
+        world.assert_paired();
+    });
+}
+
+#[test]
+fn on_the_nodes_own_address_nothing_of_the_hosts_is_taken() {
+    both(|cast, world| {
+        let face = Face { address: addr(cast.node), ports: PortRange { first: 61000, last: 65535 } };
+        let owner = Owner { origin: Origin::Stack, ..OWNER };
+        let sent = |port, protocol| packet(cast.pod, cast.other_node, port, 80).protocol(protocol).heads();
+        let refused = translate(&sent(4000, PROTO_SCTP), &Quote::NONE, world, &face, &owner);
+        assert_eq!(refused, Err(Verdict::SctpPortTaken));
+        assert!(translate(&sent(61007, PROTO_SCTP), &Quote::NONE, world, &face, &owner).is_ok());
+        // A tunnel of the node itself may end there.
+        assert_eq!(translate(&sent(0, 47), &Quote::NONE, world, &face, &owner), Err(Verdict::ProtocolTaken));
+    });
+}
+
+#[test]
+fn a_port_that_is_no_longer_nats_is_given_up() {
+    both(|cast, world| {
+        let owner = Owner { origin: Origin::Stack, ..OWNER };
+        let face = |first, last| Face { address: addr(cast.node), ports: PortRange { first, last } };
+        let udp = packet(cast.pod, cast.other_node, 4000, 80).heads();
+        let old = translate(&udp, &Quote::NONE, world, &face(61000, 61009), &owner).expect("a free port").other;
+        let new = translate(&udp, &Quote::NONE, world, &face(62000, 62009), &owner).expect("a free port").other;
+        assert!((62000..=62009).contains(&new.dport()));
+        assert!(world.nat_peek(&old).is_none(), "its answers are the host's");
+        world.assert_paired();
+    });
+}
+
+#[test]
+fn an_error_of_a_pod_has_the_face_of_its_flow() {
+    both(|cast, world| {
+        let face = Face { address: addr(cast.egress), ports: EGRESS_PORTS };
+        let sent = packet(cast.pod, cast.world, 22, 80).heads();
+        let mapping = *translate(&sent, &Quote::NONE, world, &face, &OWNER).expect("a free port");
+        let error = packet(cast.pod, cast.world, 0, 0).unreachable().heads();
+        let told = |quoted: &Packet| {
+            let quote = quoted.quoted(Direction::Ingress);
+            translate(&error, &quote, world, &face, &OWNER).map(|mapping| mapping.other)
+        };
+        assert_eq!(told(&packet(cast.world, cast.pod, 80, 22)), Ok(mapping.other));
+        for stranger in [
+            packet(cast.world, cast.pod, 81, 22),
+            packet(cast.world, cast.known_pod, 80, 22),
+            packet(cast.excluded, cast.pod, 80, 22),
+            packet(cast.pod, cast.world, 22, 80),
+            packet(cast.world, cast.pod, 80, 22).tcp(tcp::ACK),
+        ] {
+            assert_eq!(told(&stranger), Err(Verdict::IcmpUnmatched), "{stranger:?}");
+        }
+        let nothing = translate(&error, &Quote::NONE, world, &face, &OWNER);
+        assert_eq!(nothing, Err(Verdict::IcmpUnmatched));
+        assert_eq!(world.nat_len(), 2, "it begins no flow");
+    });
+}
+
+#[test]
+fn a_pod_got_answers_to_its_queries_and_nothing_else() {
+    both(|cast, world| {
+        let face = Face { address: addr(cast.egress), ports: EGRESS_PORTS };
+        let ping = packet(cast.pod, cast.world, 0, 0).echo(9).heads();
+        translate(&ping, &Quote::NONE, world, &face, &OWNER).expect("a free id");
+        let error = packet(cast.pod, cast.world, 0, 0).unreachable().heads();
+        let told = |quoted: Packet| translate(&error, &quoted.quoted(Direction::Ingress), world, &face, &OWNER).is_ok();
+        assert!(told(packet(cast.world, cast.pod, 0, 0).echo_reply(9)));
+        assert!(!told(packet(cast.world, cast.pod, 0, 0).echo(9)));
+    });
+}
