@@ -5,7 +5,7 @@
 use super::snat::{self, Face};
 use super::steer::{self, Steer};
 use super::{Owner, Tables, enter, fragments, slots};
-use crate::abi::{Addr, Config, Mapping, NODE_MARK, Origin, PrefixKind, Verdict};
+use crate::abi::{Addr, Class, Config, Mapping, NODE_MARK, Origin, PrefixKind, Verdict};
 use crate::wire::{Heads, L4, Quote};
 
 /// What `skb` says besides the packet.
@@ -42,7 +42,9 @@ pub fn leave<T: Tables>(heads: &mut Heads, quote: &Quote, meta: &Meta, tables: &
     let pod = tables.pod(&heads.tuple.saddr);
     if meta.mark == NODE_MARK {
         if pod.is_none() {
-            return Leave::Unmark;
+            // The mark alone lets no pod's address out: whoever rules the host can set it.
+            let verdict = guard_foreign(heads, tables, config);
+            return if verdict.class() == Class::Drop { Leave::Done(verdict) } else { Leave::Unmark };
         }
         fragments::resolve(heads, tables);
         return Leave::NodeSnat;
@@ -155,6 +157,18 @@ mod tests {
             assert_eq!(mapping.other.daddr, addr(cast.node));
             assert_eq!(mapping.origin(), Some(Origin::Stack));
             world.assert_paired();
+        });
+    }
+
+    #[test]
+    fn the_mark_lets_no_pods_address_out() {
+        both(|cast, world| {
+            for pod in [cast.remote_pod, cast.lost_pod] {
+                let marked = packet(pod, cast.world, 4000, 80);
+                assert_eq!(asked(world, &MARKED, &marked), Leave::Done(Verdict::ForeignPod), "{pod}");
+            }
+            let unknown = packet(cast.unknown_pod, cast.world, 4000, 80);
+            assert_eq!(asked(world, &MARKED, &unknown), Leave::Done(Verdict::UnknownPod));
         });
     }
 
