@@ -41,6 +41,8 @@ enum Command {
     Test(testing::TestArgs),
     /// Compare what the verifier had to do for each program with what is on record, or record it
     Verifier(testing::VerifierArgs),
+    /// Break the programs on purpose, in a copy, and see whether the tests notice
+    Mutate(testing::MutateArgs),
     /// The first process of a guest of `test --kernel`
     #[command(hide = true)]
     Guest,
@@ -68,6 +70,7 @@ fn main() -> ExitCode {
         Command::Bench(args) => done(bench::run(&args)),
         Command::Test(args) => testing::test(&args),
         Command::Verifier(args) => testing::verifier(&args),
+        Command::Mutate(args) => testing::mutate(&args),
         Command::Guest => done(testing::run_guest()),
         Command::Apiserver(args) => done(apiserver::run(&args)),
         Command::Codegen(args) => done(toolchain::codegen(&args)),

@@ -18,6 +18,7 @@ mod life;
 mod limits;
 mod mutants;
 mod neighbours;
+mod object;
 mod overlay;
 mod pods;
 mod protocols;

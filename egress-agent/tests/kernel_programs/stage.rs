@@ -24,6 +24,7 @@ use nix::time::{ClockId, clock_gettime};
 
 use crate::cast::{Cast, V4, V6, addr};
 use crate::frames::Packet;
+use crate::object;
 
 pub(crate) const UPLINK: u32 = 11;
 pub(crate) const MGMT: u32 = 12;
@@ -119,12 +120,11 @@ pub(crate) fn both(test: impl Fn(&mut Stage, &Cast) + Send + 'static) {
 
 impl Stage {
     fn make(sizes: &'static [(&'static str, u32)]) -> Self {
-        let object = egress_agent::object::embedded().expect(egress_agent::object::NOT_EMBEDDED);
         let mut loader = EbpfLoader::new();
         for (name, size) in sizes {
             loader.map_max_entries(name, *size);
         }
-        let mut ebpf = loader.load(object).expect("load the object");
+        let mut ebpf = loader.load(object::bytes()).expect("load the object");
         let mut stage = Self {
             ids: ebpf.maps().map(|(name, map)| (name.to_owned(), id(map))).collect(),
             config: Array::try_from(take(&mut ebpf, "config")).expect("an array"),

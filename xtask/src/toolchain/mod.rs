@@ -82,6 +82,16 @@ pub(crate) fn ensure_built(args: &BuildArgs, progress: &Progress) -> Result<Buil
     Ok(Built { agent, object })
 }
 
+/// Builds the object of a copy of this clone's sources, with this clone's compiler and linker.
+pub(crate) fn build_object_of(copy: &Paths, no_install: bool, progress: &Progress) -> Result<PathBuf> {
+    let paths = Paths::find()?;
+    let lock = lock(&paths, progress)?;
+    let compiler = compiler::choose(&paths, !no_install, progress)?;
+    let linker = linker::ensure(&paths, &compiler, progress)?;
+    drop(lock);
+    object::build_alone(copy, &compiler, &linker, progress)
+}
+
 fn ensure_object(paths: &Paths, args: &BuildArgs, progress: &Progress) -> Result<PathBuf> {
     let _lock = lock(paths, progress)?;
     let compiler = compiler::choose(paths, !args.no_install, progress)?;

@@ -16,7 +16,7 @@ use super::{Paths, packages};
 /// - `--disable-expand-memcpy-in-order`: copies by words; the default copies bytes and doubles the verifier's work.
 const FLAGS: &str = "-Cdebuginfo=2 -Ctarget-cpu=v3 -Clink-arg=--btf -Clink-arg=--disable-expand-memcpy-in-order";
 
-/// Builds the object where a source has changed.
+/// Builds the object where a source has changed, and the benchmark's beside it.
 pub(super) fn build(
     paths: &Paths,
     compiler: &Compiler,
@@ -24,22 +24,35 @@ pub(super) fn build(
     log_packets: bool,
     progress: &Progress,
 ) -> Result<PathBuf> {
+    let features: &[&str] = if log_packets { &["--features", "log"] } else { &[] };
+    let object = compile(paths, compiler, linker, features, progress)?;
+    let rig = paths.ebpf_target().join(TARGET).join("release/egress-rig");
+    fs::copy(rig, paths.rig()).context("copy the benchmark's object")?;
+    Ok(object)
+}
+
+/// The object alone.
+pub(super) fn build_alone(paths: &Paths, compiler: &Compiler, linker: &Path, progress: &Progress) -> Result<PathBuf> {
+    compile(paths, compiler, linker, &["--bin", "egress-ebpf"], progress)
+}
+
+fn compile(
+    paths: &Paths,
+    compiler: &Compiler,
+    linker: &Path,
+    arguments: &[&str],
+    progress: &Progress,
+) -> Result<PathBuf> {
     let built = paths.ebpf_target().join(TARGET).join("release/egress-ebpf");
-    let before = modified(&built);
-    if before.is_none() {
+    if modified(&built).is_none() {
         progress.step(&format!("building the eBPF object with {} ({})", compiler.version.full, compiler.name));
     }
     let mut command = compiler.cargo(paths, "build");
     command
         .env("CARGO_TARGET_BPFEL_UNKNOWN_NONE_LINKER", linker)
         .env("CARGO_TARGET_BPFEL_UNKNOWN_NONE_RUSTFLAGS", FLAGS);
-    if log_packets {
-        command.args(["--features", "log"]);
-    }
-    run(&mut command).context("build egress-ebpf")?;
+    run(command.args(arguments)).context("build egress-ebpf")?;
     check(&built)?;
-    // The benchmark's, beside it.
-    fs::copy(built.with_file_name("egress-rig"), paths.rig()).context("copy the benchmark's object")?;
     let object = paths.object();
     let old = modified(&object) < modified(&built) || size(&object) == 0;
     if old && publish(&built, &object)? {

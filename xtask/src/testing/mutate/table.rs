@@ -1,0 +1,193 @@
+//! The mutations: what is broken, where, and what would be lost if no test saw it.
+//!
+//! Each changes one thing and leaves programs that the verifier takes. The text must be in its file exactly once; a test
+//! of this module holds the table to the sources.
+
+/// One way to break the programs.
+#[derive(Debug)]
+pub(super) struct Mutation {
+    pub(super) name: &'static str,
+    /// Below the clone.
+    pub(super) file: &'static str,
+    /// In the file exactly once.
+    pub(super) find: &'static str,
+    pub(super) replace: &'static str,
+    /// What it would mean on a node.
+    pub(super) why: &'static str,
+}
+
+const MAIN: &str = "egress-ebpf/src/main.rs";
+const MAPS: &str = "egress-ebpf/src/maps.rs";
+const PACKET: &str = "egress-ebpf/src/packet.rs";
+const PORTS: &str = "egress-ebpf/src/ports.rs";
+const ROADS: &str = "egress-ebpf/src/roads.rs";
+const SWEEP: &str = "egress-ebpf/src/sweep.rs";
+const WAY: &str = "egress-ebpf/src/way.rs";
+const ANSWER: &str = "egress-ebpf/src/answer.rs";
+const WIRE: &str = "egress-common/src/wire/mod.rs";
+const DECIDE: &str = "egress-common/src/decide/mod.rs";
+const ACCEPT: &str = "egress-common/src/decide/accept.rs";
+const ENTER: &str = "egress-common/src/decide/enter.rs";
+const EXPIRY: &str = "egress-common/src/decide/expiry.rs";
+const FRAGMENTS: &str = "egress-common/src/decide/fragments.rs";
+const LEAVE: &str = "egress-common/src/decide/leave.rs";
+const MTU: &str = "egress-common/src/decide/mtu.rs";
+const SLOTS: &str = "egress-common/src/decide/slots.rs";
+const SNAT: &str = "egress-common/src/decide/snat.rs";
+const STEER: &str = "egress-common/src/decide/steer.rs";
+
+macro_rules! mutations {
+    ($($name:literal, $file:ident, $why:literal: $find:literal => $replace:literal;)+) => {
+        pub(super) const ALL: &[Mutation] = &[
+            $(Mutation { name: $name, file: $file, find: $find, replace: $replace, why: $why },)+
+        ];
+    };
+}
+
+mutations! {
+    // What a program returns.
+    "drop-passes", MAIN, "a packet that must not leave is left to the stack":
+        "verdict, length);\n                TC_ACT_SHOT" => "verdict, length);\n                TC_ACT_UNSPEC";
+    "pass-ends-the-chain", MAIN, "TC_ACT_OK hides packets from programs behind ours":
+        "Class::Pass => TC_ACT_UNSPEC," => "Class::Pass => 0,";
+    "verdict-dropped", MAIN, "whatever was decided, the stack gets the packet":
+        "road(packet, config, workspace).finish(packet, &workspace.heads, length)" =>
+        "road(packet, config, workspace).finish(packet, &workspace.heads, length);\n    TC_ACT_UNSPEC";
+    "unready-overlay-passes", MAIN, "before the configuration is there, the stack forwards overlay packets with pods' addresses":
+        "run(&ctx, Verdict::NotReady, roads::accept)" => "run(&ctx, Verdict::NotConfigured, roads::accept)";
+
+    // Where things stand in a packet.
+    "ipv4-addresses-swapped", WIRE, "the wrong end is rewritten":
+        "SADDR: usize = 12;\n    pub const DADDR: usize = 16;" => "SADDR: usize = 16;\n    pub const DADDR: usize = 12;";
+    "ipv6-addresses-swapped", WIRE, "the wrong end is read and rewritten":
+        "SADDR: usize = 8;\n    pub const DADDR: usize = 24;" => "SADDR: usize = 24;\n    pub const DADDR: usize = 8;";
+    "ports-swapped", WIRE, "the wrong port is rewritten":
+        "SPORT: usize = 0;\n    pub const DPORT: usize = 2;" => "SPORT: usize = 2;\n    pub const DPORT: usize = 0;";
+    "port-byte-order", PACKET, "the answer comes to a port that nobody claimed":
+        "+ port_at, new.to_be_bytes())" => "+ port_at, new.to_le_bytes())";
+
+    // Checksums.
+    "ipv4-header-checksum", PACKET, "the next router drops the packet":
+        "let sum = csum::replace_u32(sum, old.words()[3], new.words()[3]);" =>
+        "let sum = if old == new { csum::replace_u32(sum, old.words()[3], new.words()[3]) } else { sum };";
+    "pseudo-header-checksum", PACKET, "the receiver drops TCP and UDP":
+        "replace_l4_checksum(*self, heads, &old, &rewrite.addr)?;\n            if" =>
+        "replace_l4_checksum(*self, heads, &old, &old)?;\n            if";
+    "icmpv6-checksum", PACKET, "the receiver drops ICMPv6, which unlike ICMP covers the addresses":
+        "PROTO_ICMPV6 => (l4::ICMP_CHECKSUM, 0)," => "PROTO_ICMPV6 => return Some(()),";
+    "port-checksum", PACKET, "the receiver drops what got another port":
+        "let (from, to) = (u64::from(old.to_be()), u64::from(new.to_be()));" =>
+        "let (from, to) = (u64::from(old.to_be()), u64::from(old.to_be()));";
+    "udp-zero-checksum", PACKET, "a checksum that says none becomes a wrong one":
+        "PROTO_UDP | PROTO_UDP_LITE => (l4::UDP_CHECKSUM, u64::from(BPF_F_MARK_MANGLED_0))," =>
+        "PROTO_UDP | PROTO_UDP_LITE => (l4::UDP_CHECKSUM, 0),";
+    "ttl-stays", PACKET, "packets go round for ever":
+        "([ttl, protocol], [ttl.wrapping_sub(1), protocol])" => "([ttl, protocol], [ttl, protocol])";
+    "hop-limit-stays", PACKET, "packets go round for ever":
+        "[heads.ttl.wrapping_sub(1)]" => "[heads.ttl]";
+
+    // Mappings.
+    "keys-mixed", SNAT, "the forward key is claimed as the reverse one":
+        "match tables.claim_nat(forward, &reverse, owner) {" => "match tables.claim_nat(&reverse, forward, owner) {";
+    "reverse-restores-the-peer", DECIDE, "answers go to the world's own address":
+        "addr: forward.saddr, port: forward.sport()" => "addr: forward.daddr, port: forward.dport()";
+    "snat-shows-the-peer", DECIDE, "packets leave with a source that is not ours":
+        "addr: reverse.daddr, port: reverse.dport()" => "addr: reverse.saddr, port: reverse.sport()";
+    "claim-overwrites", PORTS, "a second flow takes the port of the first":
+        "claimed(NAT.insert(key, made, BPF_NOEXIST.into()))" => "claimed(NAT.insert(key, made, 0))";
+    "flow-claim-overwrites", MAPS, "of two CPUs that begin one flow both win, with different addresses":
+        "claimed(FLOWS.insert(tuple, flow, BPF_NOEXIST.into()))" => "claimed(FLOWS.insert(tuple, flow, 0))";
+    "retire-leaves-the-reverse-key", SNAT, "answers to an address that was taken away still come in":
+        "if is_whole && tables.forget_nat(&reverse) {" => "if is_whole {";
+    "retire-leaves-the-forward-key", SNAT, "a flow whose address has changed is dropped for ever":
+        "        tables.forget_nat(forward);\n" => "";
+    "stride-shares-a-factor", SNAT, "half of the ports are never tried":
+        "stride = prime;" => "stride = 2;";
+    "system-ports-kept", SNAT, "NAT gives ports below 1024":
+        "PortRange { first: 1024," => "PortRange { first: 1,";
+    "mid-stream-port-changes", SNAT, "a running connection goes on from a port that its peer does not know":
+        "OwnPort::Taken if slots::is_mid_stream(heads) => return" => "OwnPort::Taken if forward.sport() == 0 => return";
+    "owned-address-not-compared", ROADS, "a policy that is ahead of ownership sends by the old address":
+        ".filter(|owned| owned.address == slot.address)" => ".filter(|owned| owned.address != Addr::UNSPECIFIED)";
+
+    // Life.
+    "expiry-without-last-seen", SWEEP, "a sweep removes what a packet has just used":
+        "alive::swap(last_seen_ns, seen, expiry::GONE) == seen" => "alive::swap(last_seen_ns, seen, expiry::GONE) != 0";
+    "expiry-of-one-direction", EXPIRY, "a download is cut because only answers come":
+        "(forward.last_seen_ns.max(reverse.last_seen_ns), reverse.state)" => "(forward.last_seen_ns, reverse.state)";
+    "opening-lives-as-established", EXPIRY, "SYNs that nobody answers fill the map for hours":
+        "(PROTO_TCP, Phase::Opening) => timeouts.tcp_opening," =>
+        "(PROTO_TCP, Phase::Opening) => timeouts.tcp_established,";
+    "fragment-key-without-protocol", FRAGMENTS, "a fragment of one protocol gets the ports of another's":
+        "protocol: heads.tuple.protocol," => "protocol: 0,";
+    "fragment-key-without-identification", FRAGMENTS, "a fragment gets the ports of another datagram":
+        "id: heads.fragment_id," => "id: [0; 4],";
+    "kept-hop-outlives-routes", WAY, "packets go to the old router after a change of routes":
+        "hop.generation == config.route_generation && now" => "now";
+
+    // Who may.
+    "outer-source-any-address", ACCEPT, "what a pod sends to a node's port passes for a node's packet":
+        "node.place() == NodePlace::Other && node.node == outer.source" => "node.place() == NodePlace::Other";
+    "outer-source-unchecked", ACCEPT, "anybody who knows a node's address there is a node":
+        "sender.filter(|node| node.place() == NodePlace::Other && node.node == outer.source)" =>
+        "sender.or(tables.node(&config.self_node))";
+    "inner-source-unchecked", ACCEPT, "a node can send with any source":
+        "if !of_sender {" => "if !of_sender && outer.egress_id == 0 {";
+    "own-pod-guard-skipped", LEAVE, "a selected pod's packet leaves with the pod's address":
+        "let verdict = guard_own(heads, quote, tables, config);" => "let verdict = Verdict::NotOurs;";
+    "foreign-pod-guard-skipped", LEAVE, "another node's pod leaves with its own address":
+        "Leave::Done(guard_foreign(heads, tables, config))" => "Leave::Done(Verdict::NotOurs)";
+    "mark-lets-pods-out", LEAVE, "another node's pod leaves with its own address, if marked":
+        "let verdict = guard_foreign(heads, tables, config);" => "let verdict = Verdict::NotOurs;";
+    "tunnel-guard-skipped", LEAVE, "a pod makes overlay packets of its own":
+        "if meta.forwarded && heads.may_be_udp_to" => "if meta.forwarded && meta.returning && heads.may_be_udp_to";
+    "mark-left-after-snat", ROADS, "the stack's rules for mark 1008 meet a packet that is translated already":
+        "Leave::NodeSnat => {\n            packet.set_mark(0);" => "Leave::NodeSnat => {";
+    "mark-left-on-what-the-stack-translated", ROADS, "mark 1008 goes on to devices behind":
+        "Leave::Unmark => {\n            packet.set_mark(0);" => "Leave::Unmark => {";
+    "no-policy-passes", SLOTS, "a selected pod leaves with the node's address until its policy is there":
+        ".ok_or(Verdict::NoPolicy)" => ".ok_or(Verdict::NotSelected)";
+    "unasked-packets-pass", ENTER, "what the world sends to an egress IP reaches the host":
+        "else {\n        return Enter::Done(Verdict::NoMapping);" => "else {\n        return Enter::Done(Verdict::NotOurs);";
+    "quote-of-another-address", ENTER, "an ICMP error about one egress IP comes in by another":
+        "quote.tuple().saddr == heads.tuple.daddr" => "quote.tuple().protocol != 0";
+    "answers-to-the-world-translated", STEER, "answers to connections from outside get an egress IP":
+        "} else if tables.inbound_answered(&heads.tuple, heads.tcp_flags) {" =>
+        "} else if heads.ttl == 0 && tables.inbound_answered(&heads.tuple, heads.tcp_flags) {";
+    "settled-outlives-decisions", STEER, "flows go on as before when what was decided about them has changed":
+        "flow.decided == config.decisions && flow.egress_id" => "flow.decided != 0 && flow.egress_id";
+
+    // Lengths and answers.
+    "overlay-limit-without-overhead", ROADS, "packets that do not fit with their tunnel header are sent":
+        "mtu::overlay_limit(config.overlay_mtu, heads.family);" => "mtu::overlay_limit(config.overlay_mtu + 50, heads.family);";
+    "segment-without-header", MTU, "segments of a large packet are longer than the way takes":
+        "gso_size + heads.header_len()" => "gso_size";
+    "link-header-counts", MTU, "packets that just fit are refused":
+        "frame_len.saturating_sub(L3 as u32)" => "frame_len";
+    "arp-answer-with-the-askers-mac", ANSWER, "the network sends the egress IP's packets to whoever asked":
+        "request.answer(owned.mac)" => "request.answer(request.sender_mac)";
+    "neighbour-answer-with-the-askers-mac", ANSWER, "the network sends the egress IP's packets to whoever asked":
+        "solicitation.answer(owned.mac, frame);" => "solicitation.answer(solicitation.answer_mac(), frame);";
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+    use crate::testing::mutate::copy::mutated;
+    use crate::toolchain::Paths;
+
+    #[test]
+    fn every_text_is_in_its_file_exactly_once() {
+        let root = Paths::find().expect("the clone").root;
+        let stale: Vec<_> = ALL.iter().filter_map(|mutation| mutated(&root, mutation).err()).collect();
+        assert!(stale.is_empty(), "{stale:#?}");
+    }
+
+    #[test]
+    fn names_are_single() {
+        let names: BTreeSet<_> = ALL.iter().map(|mutation| mutation.name).collect();
+        assert_eq!(names.len(), ALL.len());
+    }
+}

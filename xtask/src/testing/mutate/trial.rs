@@ -1,0 +1,135 @@
+//! Tests against an object, until the first one fails.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+use crate::toolchain::{Paths, cargo};
+
+/// Read by egress-agent/tests/kernel_programs/object.rs.
+const VARIABLE: &str = "EGRESS_TEST_OBJECT";
+
+/// What the tests said.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum End {
+    /// All passed, so many.
+    Green(usize),
+    /// This one failed.
+    Red(String),
+    /// This one failed because the verifier did not take a program.
+    Refused(String),
+    /// The tests did not come to an end in time.
+    Stuck,
+}
+
+/// The tests of the programs on the kernel, with this object. Figures of the verifier are no test of behaviour.
+pub(super) fn on_kernel(binary: &Path, object: &Path, filter: &str, paths: &Paths, limit: Duration) -> Result<End> {
+    let mut command = Command::new(binary);
+    command.args(["--test-threads=2", "--nocapture", "--skip=figures::"]);
+    // An empty one is in every name.
+    command.arg(filter);
+    command.env(VARIABLE, object).current_dir(paths.root.join("egress-agent"));
+    let errors = paths.target.join("mutate/errors");
+    let end = until_red(&mut command, &errors, limit)?;
+    let text = std::fs::read(&errors).with_context(|| format!("read {}", errors.display()))?;
+    let refused = String::from_utf8_lossy(&text).contains("BPF_PROG_LOAD");
+    Ok(match end {
+        End::Red(test) if refused => End::Refused(test),
+        end => end,
+    })
+}
+
+/// The tests of the decisions on the host, of the copy.
+pub(super) fn on_host(copy: &Paths, limit: Duration) -> Result<End> {
+    let mut command = cargo();
+    command
+        .args(["test", "--offline", "--package=egress-common", "--lib", "--target-dir"])
+        .arg(copy.target.join("host"));
+    command.current_dir(&copy.root);
+    until_red(&mut command, &copy.target.join("errors"), limit)
+}
+
+fn until_red(command: &mut Command, errors: &PathBuf, limit: Duration) -> Result<End> {
+    let file = File::create(errors).with_context(|| format!("create {}", errors.display()))?;
+    let mut child =
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(file).spawn().context("start the tests")?;
+    let end = read(&mut child, Instant::now() + limit);
+    if !matches!(end, Ok(End::Green(_))) {
+        // It may have ended by itself.
+        let _ended = child.kill();
+    }
+    let status = child.wait().context("wait for the tests")?;
+    match end? {
+        End::Green(passed) if !status.success() || passed == 0 => {
+            bail!("the tests ended with {status} and named no failure: see {}", errors.display())
+        }
+        end => Ok(end),
+    }
+}
+
+/// Reads what the tests print, on a thread of its own: a broken program may keep a test waiting.
+fn read(child: &mut Child, until: Instant) -> Result<End> {
+    let output = child.stdout.take().context("the tests have no output")?;
+    let (to, lines) = mpsc::channel();
+    std::thread::spawn(move || {
+        // Ends with the output, or when nobody listens any more.
+        BufReader::new(output).lines().map_while(Result::ok).try_for_each(|line| to.send(line))
+    });
+    let mut passed = 0;
+    loop {
+        match lines.recv_timeout(until.saturating_duration_since(Instant::now())) {
+            Ok(line) => match result(&line) {
+                Some((test, false)) => return Ok(End::Red(test.to_owned())),
+                Some((_, true)) => passed += 1,
+                None => {}
+            },
+            Err(mpsc::RecvTimeoutError::Timeout) => return Ok(End::Stuck),
+            Err(mpsc::RecvTimeoutError::Disconnected) => return Ok(End::Green(passed)),
+        }
+    }
+}
+
+/// A line about a test that has ended: its name, and whether it passed.
+fn result(line: &str) -> Option<(&str, bool)> {
+    let rest = line.strip_prefix("test ")?;
+    let (name, end) = rest.split_once(" ... ")?;
+    match end {
+        "ok" => Some((name, true)),
+        "FAILED" => Some((name, false)),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn trial(script: &str, limit: Duration) -> Result<End> {
+        // Tests of one process share its number.
+        let errors = std::env::temp_dir().join(format!("xtask-trial-{}-{}", std::process::id(), script.len()));
+        let end = until_red(Command::new("sh").args(["-c", script]), &errors, limit);
+        std::fs::remove_file(&errors).expect("remove");
+        end
+    }
+
+    #[test]
+    fn the_first_failure_ends_it() {
+        let minute = Duration::from_secs(60);
+        let end = trial("echo 'test a ... ok'; echo 'test b::c ... FAILED'; sleep 600", minute);
+        assert_eq!(end.expect("an end"), End::Red("b::c".to_owned()));
+        assert_eq!(trial("echo 'test a ... ok'; echo noise", minute).expect("an end"), End::Green(1));
+        assert_eq!(trial("sleep 599", Duration::ZERO).expect("an end"), End::Stuck);
+    }
+
+    #[test]
+    fn tests_that_end_without_a_word_are_no_result() {
+        let minute = Duration::from_secs(60);
+        assert!(trial("echo 'test a ... ok'; exit 9", minute).is_err());
+        assert!(trial("true", minute).is_err(), "nothing ran");
+    }
+}
