@@ -88,7 +88,7 @@ mutations! {
 
     // Mappings.
     "keys-mixed", SNAT, "the forward key is claimed as the reverse one":
-        "match tables.claim_nat(forward, &reverse, owner) {" => "match tables.claim_nat(&reverse, forward, owner) {";
+        "tables.claim_nat(forward, &reverse, owner)" => "tables.claim_nat(&reverse, forward, owner)";
     "reverse-restores-the-peer", DECIDE, "answers go to the world's own address":
         "addr: forward.saddr, port: forward.sport()" => "addr: forward.daddr, port: forward.dport()";
     "snat-shows-the-peer", DECIDE, "packets leave with a source that is not ours":
