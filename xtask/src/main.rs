@@ -43,6 +43,8 @@ enum Command {
     Verifier(testing::VerifierArgs),
     /// Break the programs on purpose, in a copy, and see whether the tests notice
     Mutate(testing::MutateArgs),
+    /// Look for inputs that break what the fuzz targets assert
+    Fuzz(testing::FuzzArgs),
     /// The first process of a guest of `test --kernel`
     #[command(hide = true)]
     Guest,
@@ -52,7 +54,7 @@ enum Command {
     Apiserver(apiserver::ApiserverArgs),
     /// Write the files that are generated from code (CRD, tables in docs), or check them with --check
     Codegen(toolchain::CodegenArgs),
-    /// Check format and clippy of both workspaces
+    /// Check format and clippy of all workspaces
     Lint(toolchain::LintArgs),
     /// Check the dependencies: lock files, sources, licences
     Deps,
@@ -71,6 +73,7 @@ fn main() -> ExitCode {
         Command::Test(args) => testing::test(&args),
         Command::Verifier(args) => testing::verifier(&args),
         Command::Mutate(args) => testing::mutate(&args),
+        Command::Fuzz(args) => done(testing::fuzz(&args)),
         Command::Guest => done(testing::run_guest()),
         Command::Apiserver(args) => done(apiserver::run(&args)),
         Command::Codegen(args) => done(toolchain::codegen(&args)),

@@ -20,11 +20,16 @@ type Targets = Vec<String>;
 
 /// Unit tests of all crates, and the integration tests that need no kernel.
 pub(super) fn pure(paths: &Paths) -> Result<Targets> {
-    let packages = ["egress-common", "egress-agent", "xtask"];
+    let packages = [
+        ("egress-common", "egress-common"),
+        ("egress-agent", "egress-agent"),
+        ("egress-fuzz", "fuzz"),
+        ("xtask", "xtask"),
+    ];
     let mut targets: Targets = ["--lib", "--bins"].map(str::to_owned).to_vec();
-    for package in packages {
+    for (package, folder) in packages {
         targets.extend(["--package".to_owned(), package.to_owned()]);
-        let names = integration_tests(&paths.root.join(package))?;
+        let names = integration_tests(&paths.root.join(folder))?;
         targets.extend(as_arguments(names.into_iter().filter(|name| !name.starts_with(KERNEL))));
     }
     Ok(targets)

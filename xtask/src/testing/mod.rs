@@ -14,6 +14,7 @@
 
 mod api;
 mod cargo_tests;
+mod fuzz;
 mod kernels;
 pub(crate) mod lab;
 mod mutate;
@@ -29,6 +30,7 @@ use clap::Args;
 
 use crate::toolchain::packages::{self, Purpose};
 use crate::toolchain::{BuildArgs, Built, Paths, Progress, check_generated, ensure_built};
+pub(crate) use fuzz::{FuzzArgs, fuzz};
 use kernels::Request;
 pub(crate) use kernels::run_guest;
 pub(crate) use mutate::{MutateArgs, mutate};

@@ -48,7 +48,7 @@ fn describes_xtask(name: &str) -> bool {
 }
 
 /// Runs it with its output passed through.
-pub(super) fn run(command: &mut Command) -> Result<()> {
+pub(crate) fn run(command: &mut Command) -> Result<()> {
     let status = command.status().with_context(|| format!("start {}", shown(command)))?;
     if !status.success() {
         bail!("{} failed ({status})", shown(command));

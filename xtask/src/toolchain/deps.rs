@@ -1,6 +1,6 @@
-//! `cargo xtask deps`: what the two workspaces depend on.
+//! `cargo xtask deps`: what the three workspaces depend on.
 //!
-//! - Both lock files fit their manifests (`--locked`).
+//! - All lock files fit their manifests (`--locked`).
 //! - Every package comes from this clone or from one registry, the same for all; no git address.
 //! - Every licence is in the list below. It covers what is built for Linux, on either architecture.
 //! - Several versions of one package are reported, not refused: most of them are not ours to choose.
@@ -19,7 +19,7 @@ use super::command::{cargo, output};
 use super::spdx;
 
 /// Licences that ask for no more than to be named, and MPL-2.0, whose demands end at its own files.
-const ACCEPTED: [&str; 15] = [
+const ACCEPTED: [&str; 16] = [
     "0BSD",
     "Apache-2.0",
     "BSD-2-Clause",
@@ -31,6 +31,8 @@ const ACCEPTED: [&str; 15] = [
     "MIT",
     "MIT-0",
     "MPL-2.0",
+    // Of libFuzzer, which is in no binary of the product: as BSD-3-Clause.
+    "NCSA",
     "OpenSSL",
     "Unicode-3.0",
     "Unlicense",
@@ -60,7 +62,7 @@ pub(crate) fn deps() -> Result<()> {
     let paths = Paths::find()?;
     let mut complaints = Vec::new();
     let mut registries = BTreeSet::new();
-    for manifest in [paths.root.join("Cargo.toml"), paths.ebpf_manifest()] {
+    for manifest in [paths.root.join("Cargo.toml"), paths.ebpf_manifest(), paths.fuzz_manifest()] {
         let packages = packages(&manifest)?;
         println!("{}: {} packages", shown(&manifest, &paths), packages.len());
         complaints.extend(packages.iter().filter_map(|package| complaint(package, &paths)));

@@ -1,4 +1,4 @@
-//! `cargo xtask lint`: format and clippy of both workspaces, warnings as errors.
+//! `cargo xtask lint`: format and clippy of all workspaces, warnings as errors.
 //!
 //! The eBPF crate is checked for its own target with clippy of the compiler that builds it, since code for the target
 //! (its atomics, its assembly) does not exist on the host. Where that compiler came without clippy, this says so.
@@ -23,6 +23,8 @@ pub(crate) fn lint(args: &LintArgs) -> Result<()> {
     run(cargo().args(["fmt", "--all", "--check"]).current_dir(&paths.root)).context("run `cargo fmt`")?;
     run(cargo().args(["fmt", "--check", "--manifest-path"]).arg(paths.ebpf_manifest()))
         .context("run `cargo fmt --manifest-path egress-ebpf/Cargo.toml`")?;
+    run(cargo().args(["fmt", "--check", "--manifest-path"]).arg(paths.fuzz_manifest()))
+        .context("run `cargo fmt --manifest-path fuzz/libfuzzer/Cargo.toml`")?;
     progress.step("clippy of the host workspace");
     let mut clippy = cargo();
     clippy.args(["clippy", "--locked", "--workspace", "--all-targets", "--", "-D", "warnings"]);

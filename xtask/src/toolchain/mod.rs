@@ -33,7 +33,7 @@ use anyhow::{Context, Result};
 use clap::Args;
 
 pub(crate) use codegen::{CodegenArgs, check_generated, codegen, generated_paths};
-pub(crate) use command::{Progress, cargo, is_root, output};
+pub(crate) use command::{Progress, cargo, is_root, output, run};
 pub(crate) use deps::deps;
 pub(crate) use lint::{LintArgs, lint};
 pub(crate) use paths::Paths;

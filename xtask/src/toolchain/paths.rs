@@ -32,6 +32,11 @@ impl Paths {
         self.root.join("egress-ebpf/Cargo.toml")
     }
 
+    /// The manifest of the workspace of libFuzzer's targets.
+    pub(crate) fn fuzz_manifest(&self) -> PathBuf {
+        self.root.join("fuzz/libfuzzer/Cargo.toml")
+    }
+
     /// Cargo's target folder for the eBPF workspace.
     pub(crate) fn ebpf_target(&self) -> PathBuf {
         self.target.join("bpf/build")

@@ -1,0 +1,227 @@
+//! The target `nat`: pods of this node and of another talk through two egress IPs to a small world, which answers, while
+//! time passes, entries expire and addresses change. What must hold is asserted by [`crate::node`]; and here: what went
+//! out is answered.
+
+use egress_common::abi::{Addr, Direction, Family, PodEntry, Policy, Slot, Verdict, WhenEmpty};
+use egress_common::decide::accept::Outer;
+use egress_common::decide::leave::Meta;
+use egress_common::wire::{Heads, PROTO_ICMP, PROTO_ICMPV6, PROTO_TCP, PROTO_UDP, tcp};
+
+use crate::frame::{self, Packet};
+use crate::input::Input;
+use crate::node::{MARKS, Node, Outcome};
+use crate::places::{self, FAMILIES};
+use crate::world::policy_key;
+
+const STEPS: usize = 96;
+const SECOND_NS: u64 = 1_000_000_000;
+
+pub fn nat(data: &[u8]) {
+    let mut story = Story { input: Input::new(data), node: Node::new(), sent: Vec::new() };
+    story.begin();
+    for _ in 0..STEPS {
+        if story.input.is_empty() {
+            return;
+        }
+        story.step();
+    }
+}
+
+struct Story<'a> {
+    input: Input<'a>,
+    node: Node,
+    /// What left with an address of ours.
+    sent: Vec<Vec<u8>>,
+}
+
+/// By family and place among the egress IPs: two objects per family.
+const fn id(family: Family, index: u8) -> u32 {
+    match family {
+        Family::V4 => 1 + index as u32,
+        Family::V6 => 3 + index as u32,
+    }
+}
+
+impl Story<'_> {
+    fn begin(&mut self) {
+        for family in FAMILIES {
+            self.give(family, false);
+            for pod in 0..4 {
+                let entry = PodEntry::selected(id(family, pod % 2), 0);
+                self.node.world.pods.insert(places::pod(family, pod), entry);
+            }
+        }
+    }
+
+    /// Gives both objects of the family their addresses, straight or crosswise.
+    fn give(&mut self, family: Family, crosswise: bool) {
+        let world = &mut self.node.world;
+        for index in 0..2 {
+            world.disown(id(family, index));
+        }
+        for index in 0..2 {
+            let address = places::egress(family, index ^ u8::from(crosswise));
+            world.own(id(family, index), address);
+            if let Some(policy) = Policy::with_slots(WhenEmpty::Drop, &[Slot::here(address)]) {
+                world.policies.insert(policy_key(id(family, index), family), policy);
+            }
+        }
+        self.node.decide_anew();
+    }
+
+    fn step(&mut self) {
+        match self.input.below(16) {
+            0..=4 => self.pod_sends(),
+            5 | 6 => self.remote_pod_sends(),
+            7 | 8 => self.pod_calls_a_node(),
+            9 => self.world_answers(),
+            10 => self.router_complains(),
+            11 => {
+                self.node.world.now += self.input.pick(&[1, 15, 70, 250, 400, 8000]) * SECOND_NS;
+            }
+            12 => self.node.world.sweep(&self.node.config.timeouts.clone()),
+            13 => {
+                let (family, crosswise) = (self.input.pick(&FAMILIES), self.input.flag());
+                self.give(family, crosswise);
+            }
+            14 => self.node.world.nat_limit = self.input.pick(&[4096, 3, 6]),
+            _ => self.stranger_sends(),
+        }
+        self.node.world.assert_paired();
+    }
+
+    /// From one of few ports to one of few, so that flows meet.
+    fn packet(&mut self, family: Family, saddr: Addr, daddr: Addr) -> Packet {
+        let (icmp, echo) = if family == Family::V4 { (PROTO_ICMP, 8) } else { (PROTO_ICMPV6, 128) };
+        let protocol = self.input.pick(&[PROTO_UDP, PROTO_TCP, icmp]);
+        let flags = self.input.pick(&[tcp::SYN, tcp::ACK, tcp::FIN | tcp::ACK, tcp::RST]);
+        Packet {
+            saddr,
+            daddr,
+            protocol,
+            sport: self.input.pick(&[4000, 4001, 80, 61_001]),
+            dport: self.input.pick(&[80, 443]),
+            kind: if protocol == icmp { echo } else { flags },
+            ttl: 64,
+            fragment: (0, false, 0),
+            data: self.input.below(40),
+            unsummed: self.input.below(8) == 0 && protocol == PROTO_UDP,
+        }
+    }
+
+    fn who(&mut self, family: Family) -> (u8, Addr) {
+        let (pod, peer) = (self.input.byte() % 4, self.input.byte() % 2);
+        (pod, places::world(family, peer))
+    }
+
+    fn pod_sends(&mut self) {
+        let family = self.input.pick(&FAMILIES);
+        let (pod, peer) = self.who(family);
+        let packet = self.packet(family, places::pod(family, pod), peer);
+        let outcome = self.node.steer(&packet.frame());
+        self.went(&packet, outcome, Verdict::ReplyHere);
+    }
+
+    fn remote_pod_sends(&mut self) {
+        let family = self.input.pick(&FAMILIES);
+        let (pod, peer) = self.who(family);
+        let packet = self.packet(family, places::remote_pod(family, pod), peer);
+        let outer = Outer { source: places::OTHER, egress_id: id(family, pod % 2) };
+        let outcome = self.node.accept(&outer, &packet.frame());
+        self.went(&packet, outcome, Verdict::ReplySteered);
+    }
+
+    /// By mark 1008, through the few ports of the node's own address.
+    fn pod_calls_a_node(&mut self) {
+        let family = self.input.pick(&FAMILIES);
+        let (pod, _) = self.who(family);
+        let packet = self.packet(family, places::pod(family, pod), places::other_node(family));
+        let meta = Meta { mark: MARKS[1], forwarded: true, returning: false };
+        if let Outcome::Passed(Verdict::NodeSnat, out) = self.node.leave(&packet.frame(), &meta) {
+            self.went(&packet, Outcome::Sent(Verdict::NodeSnat, out), Verdict::NodeReply);
+        }
+    }
+
+    /// Keeps what left, and has it answered at once: the answer must be the pod's, byte for byte as it would look there.
+    fn went(&mut self, packet: &Packet, outcome: Outcome, by: Verdict) {
+        let out = match outcome {
+            Outcome::Sent(_, out) => out,
+            Outcome::Dropped(_) => return,
+            Outcome::Passed(verdict, _) => panic!("left to the stack as {verdict:?}: {packet:?}"),
+        };
+        let answer = answer_to(&out);
+        let expected = Packet { saddr: packet.daddr, daddr: packet.saddr, ..*packet };
+        let heads = Heads::parse(out.as_slice(), Direction::Egress).expect("it is IP");
+        match self.node.enter(&answer) {
+            Outcome::Sent(verdict, back) | Outcome::Passed(verdict, back) if verdict == by => {
+                let back = Heads::parse(back.as_slice(), Direction::Ingress).expect("it is IP");
+                assert_eq!((back.tuple.saddr, back.tuple.daddr), (expected.saddr, expected.daddr));
+                assert_eq!(back.tuple.dport(), packet.sport, "{packet:?}");
+            }
+            other => panic!("{packet:?} went as {heads:?}, and its answer: {other:?}"),
+        }
+        if self.sent.len() < 32 {
+            self.sent.push(out);
+        }
+    }
+
+    fn old(&mut self) -> Option<Vec<u8>> {
+        if self.sent.is_empty() {
+            return None;
+        }
+        let index = self.input.below(self.sent.len());
+        self.sent.get(index).cloned()
+    }
+
+    /// Late, perhaps when nobody waits for it any more.
+    fn world_answers(&mut self) {
+        if let Some(sent) = self.old() {
+            self.node.enter(&answer_to(&sent));
+        }
+    }
+
+    fn router_complains(&mut self) {
+        let Some(sent) = self.old() else { return };
+        let heads = Heads::parse(sent.as_slice(), Direction::Egress).expect("it is IP");
+        let quoted = self.input.pick(&[1500, 28, 48, 20]);
+        let router = places::world(heads.family, 7);
+        let to =
+            self.input.pick(&[heads.tuple.saddr, places::egress(heads.family, 0), places::egress(heads.family, 1)]);
+        let error = frame::error_about(&sent, router, to, quoted);
+        assert_eq!(frame::is_summed_right(&error), Some(true));
+        self.node.enter(&error);
+    }
+
+    /// For an egress IP, out of nowhere.
+    fn stranger_sends(&mut self) {
+        let family = self.input.pick(&FAMILIES);
+        let (to, peer) = self.who(family);
+        let packet = self.packet(family, peer, places::egress(family, to % 2));
+        self.node.enter(&packet.frame());
+    }
+}
+
+/// What the peer of a packet sends back.
+fn answer_to(sent: &[u8]) -> Vec<u8> {
+    let heads = Heads::parse(sent, Direction::Egress).expect("it is IP");
+    let (tuple, family) = (heads.tuple, heads.family);
+    let kind = match (tuple.protocol, family) {
+        (PROTO_TCP, _) => tcp::ACK,
+        (_, Family::V4) => 0,
+        (_, Family::V6) => 129,
+    };
+    Packet {
+        saddr: tuple.daddr,
+        daddr: tuple.saddr,
+        protocol: tuple.protocol,
+        // The identifier of an echo message stands in both.
+        sport: tuple.dport(),
+        dport: tuple.sport(),
+        kind,
+        ttl: 60,
+        fragment: (0, false, 0),
+        data: 9,
+        unsummed: false,
+    }
+    .frame()
+}

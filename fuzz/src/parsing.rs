@@ -1,0 +1,97 @@
+//! The target `parsing`.
+
+use egress_common::abi::{Addr, Direction, Family};
+use egress_common::wire::{ETH_LEN, Fragment, Frame, Heads, IPV4_LEN, IPV6_LEN, L3, L4, Quote, arp, ethertype, nd};
+
+/// Frames are cut here: nothing beyond is looked at.
+const LONGEST: usize = 2048;
+
+/// The first byte says whether the frame is called IPv4, IPv6, ARP or as it is, the rest is the frame.
+pub fn parsing(data: &[u8]) {
+    let Some((kind, rest)) = data.split_first() else { return };
+    let mut frame = rest[..rest.len().min(LONGEST)].to_vec();
+    if let Some(place) = frame.get_mut(ETH_LEN - 2..ETH_LEN) {
+        let named = [Some(ethertype::IPV4), Some(ethertype::IPV6), Some(ethertype::ARP), None][usize::from(kind % 4)];
+        if let Some(number) = named {
+            place.copy_from_slice(&number.to_be_bytes());
+        }
+    }
+    for direction in [Direction::Egress, Direction::Ingress] {
+        if let Some(heads) = Heads::parse(frame.as_slice(), direction) {
+            assert_eq!(heads.tuple.direction(), direction);
+            stand_where_they_were_read(&frame, &heads);
+            hold_for_every_cut(&frame, &heads, direction);
+            quote_stands_where_it_was_read(&frame, &heads);
+        }
+    }
+    asks_for_addresses(&frame);
+}
+
+fn stand_where_they_were_read(frame: &[u8], heads: &Heads) {
+    let (least, family) = match u16::from_be_bytes([frame[12], frame[13]]) {
+        ethertype::IPV4 => (L3 + IPV4_LEN, Family::V4),
+        ethertype::IPV6 => (L3 + IPV6_LEN, Family::V6),
+        other => panic!("{other:04x} is not IP"),
+    };
+    assert_eq!(heads.family, family);
+    assert!(usize::from(heads.l4_offset) >= least, "{heads:?}");
+    if family == Family::V4 {
+        assert_eq!((heads.tuple.saddr.family(), heads.tuple.daddr.family()), (Family::V4, Family::V4));
+    }
+    assert!(heads.header_len() >= 20, "no underflow: {heads:?}");
+    let ports = (heads.tuple.sport(), heads.tuple.dport());
+    match heads.l4 {
+        L4::Tcp | L4::Udp | L4::EchoRequest | L4::EchoReply => {
+            assert_ne!(heads.fragment, Fragment::Later, "a later fragment shows no transport header");
+            let head: [u8; 8] = frame.load(usize::from(heads.l4_offset)).expect("read, so there");
+            let word = |at: usize| u16::from_be_bytes([head[at], head[at + 1]]);
+            let shown = if matches!(heads.l4, L4::Tcp | L4::Udp) { (word(0), word(2)) } else { (word(4), word(4)) };
+            assert_eq!(ports, shown, "{heads:?}");
+        }
+        L4::IcmpError | L4::Other | L4::Short | L4::Later => assert_eq!(ports, (0, 0), "{heads:?}"),
+        L4::Sctp | L4::Refused | L4::Unread => {}
+    }
+}
+
+/// A frame that ends earlier shows less, nothing else.
+fn hold_for_every_cut(frame: &[u8], heads: &Heads, direction: Direction) {
+    for length in 0..frame.len().min(160) {
+        if let Some(cut) = Heads::parse(&frame[..length], direction)
+            && matches!(cut.l4, L4::Tcp | L4::Udp | L4::EchoRequest | L4::EchoReply | L4::IcmpError)
+        {
+            assert_eq!(cut, *heads, "cut to {length} bytes");
+        }
+    }
+}
+
+fn quote_stands_where_it_was_read(frame: &[u8], heads: &Heads) {
+    let mut quote = Quote::NONE;
+    if heads.l4 != L4::IcmpError || quote.read(frame, heads).is_none() {
+        return;
+    }
+    let header = if heads.family == Family::V4 { IPV4_LEN } else { IPV6_LEN };
+    assert!(quote.network_at() + header <= frame.len(), "{quote:?}");
+    assert!(quote.network_at() >= usize::from(heads.l4_offset) + 8, "{quote:?}");
+    assert!(quote.transport_at() >= quote.network_at() + header, "{quote:?}");
+}
+
+fn asks_for_addresses(frame: &[u8]) {
+    if let Some(request) = arp::Request::parse(frame) {
+        let mac = [2, 0, 0, 0, 0, 7];
+        let answer = request.answer(mac);
+        assert_eq!((&answer[..6], &answer[6..12]), (&request.sender_mac[..], &mac[..]));
+        assert_eq!((&answer[22..28], &answer[28..32]), (&mac[..], &request.target_ip[..]));
+        assert!(arp::Request::parse(answer.as_slice()).is_none(), "an answer asks nothing");
+    }
+    let Some(heads) = Heads::parse(frame, Direction::Ingress) else { return };
+    if let Some(solicitation) = nd::Solicitation::parse(frame, &heads.tuple.saddr) {
+        let mut answer = [0; nd::ADVERTISEMENT_LEN];
+        solicitation.answer([2, 0, 0, 0, 0, 7], &mut answer);
+        let back = Heads::parse(answer.as_slice(), Direction::Egress).expect("IPv6");
+        assert_eq!(back.tuple.saddr, solicitation.target);
+        if heads.tuple.saddr != Addr::UNSPECIFIED {
+            assert_eq!(back.tuple.daddr, heads.tuple.saddr);
+        }
+        assert_eq!(crate::frame::is_summed_right(&answer), Some(true));
+    }
+}

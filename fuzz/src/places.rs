@@ -1,0 +1,74 @@
+//! Who can be in a story: few of each, so that packets meet.
+
+use egress_common::abi::{Addr, Family};
+
+pub(crate) const FAMILIES: [Family; 2] = [Family::V4, Family::V6];
+
+/// The same host in either family.
+const fn at(family: Family, v4: [u8; 4], net: u16, host: u8) -> Addr {
+    match family {
+        Family::V4 => Addr::v4(v4),
+        Family::V6 => {
+            let [high, low] = net.to_be_bytes();
+            Addr::v6([0xfd, 0, high, low, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, host])
+        }
+    }
+}
+
+pub(crate) const PODS: usize = 4;
+
+/// Pods of this node.
+pub(crate) const fn pod(family: Family, index: u8) -> Addr {
+    at(family, [10, 244, 1, 10 + index], 0x2441, 10 + index)
+}
+
+/// Pods of the other node.
+pub(crate) const fn remote_pod(family: Family, index: u8) -> Addr {
+    at(family, [10, 244, 2, 10 + index], 0x2442, 10 + index)
+}
+
+/// Inside the pod network, on no node.
+pub(crate) const fn lost_pod(family: Family) -> Addr {
+    at(family, [10, 244, 77, 10], 0x2477, 10)
+}
+
+pub(crate) const fn node(family: Family) -> Addr {
+    at(family, [172, 18, 0, 2], 0x1718, 2)
+}
+
+pub(crate) const fn other_node(family: Family) -> Addr {
+    at(family, [172, 18, 0, 3], 0x1718, 3)
+}
+
+/// Addresses that objects can have.
+pub(crate) const fn egress(family: Family, index: u8) -> Addr {
+    at(family, [172, 18, 0, 100 + index], 0x1718, 100 + index)
+}
+
+pub(crate) const fn world(family: Family, index: u8) -> Addr {
+    at(family, [198, 51, 100, 10 + index], 0x5110, 10 + index)
+}
+
+pub(crate) const fn service(family: Family) -> Addr {
+    at(family, [10, 96, 0, 10], 0x9600, 10)
+}
+
+/// The name of a node is its IPv4 address.
+pub(crate) const SELF: Addr = node(Family::V4);
+pub(crate) const OTHER: Addr = other_node(Family::V4);
+
+/// Everybody, for packets from anywhere to anywhere.
+pub(crate) fn everybody(family: Family) -> Vec<Addr> {
+    let few = (0..2).flat_map(|index| [egress(family, index), world(family, index), remote_pod(family, index)]);
+    let pods = (0..4).map(|index| pod(family, index));
+    let others = [lost_pod(family), node(family), other_node(family), service(family)];
+    pods.chain(few).chain(others).collect()
+}
+
+/// Prefixes: network, length in bits of the 128, kind's place in the caller's list.
+pub(crate) const fn bits(family: Family, v4: u32, v6: u32) -> u32 {
+    match family {
+        Family::V4 => 96 + v4,
+        Family::V6 => v6,
+    }
+}
