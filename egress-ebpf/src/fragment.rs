@@ -3,13 +3,16 @@
 //!
 //! The packet is sent in two: its rest is set aside, the cut packet goes out as a clone, then the rest takes its place and
 //! goes the usual way. More than two pieces would take a sender with jumbo frames; such a packet is answered instead.
+//! A checksum that the sender has left to a device, as whoever sends by a veth or a virtio device does, is completed before
+//! the cut: a device that gets the pieces would sum up each for itself.
+//!
 //! Sending a clone runs the programs of the other hook on this CPU, which use the same workspace: what is needed later is
 //! copied before.
 
 use egress_common::abi::Verdict;
-use egress_common::wire::{Frame, L3, csum, ipv4};
+use egress_common::wire::{Frame, L3, PROTO_TCP, PROTO_UDP, csum, ipv4, l4};
 
-use crate::packet::Packet;
+use crate::packet::{OFFSET_MASK, Packet};
 use crate::roads::Run;
 use crate::way::{self, Way};
 
@@ -38,11 +41,52 @@ pub fn send_in_two(run: &Run<'_>, way: &Way, rest: &mut Rest) -> Result<i32, Ver
     let header = payload_at - L3 as u32;
     let first = (way.mtu - header) & !7;
     packet.strip();
+    complete(run, rest)?;
     cut(packet, payload_at, header, first, way, rest).ok_or(Verdict::RewriteFailed).and_then(|(length, bits)| {
         packet.send_clone(ifindex).ok_or(Verdict::NoNeighbour)?;
         put_rest(packet, payload_at, header, length, bits, rest).ok_or(Verdict::RewriteFailed)?;
         way::redirect(ifindex)
     })
+}
+
+/// Completes a partial transport checksum.
+#[inline(never)]
+fn complete(run: &Run<'_>, space: &mut Rest) -> Result<(), Verdict> {
+    try_complete(run, space).ok_or(Verdict::RewriteFailed)
+}
+
+/// A partial checksum is the sum of the pseudo header. A fragment has none of its own to complete.
+#[inline(always)]
+fn try_complete(run: &Run<'_>, space: &mut Rest) -> Option<()> {
+    let (packet, protocol) = (run.packet, run.heads.tuple.protocol);
+    let at = match protocol {
+        PROTO_TCP => l4::TCP_CHECKSUM,
+        PROTO_UDP => l4::UDP_CHECKSUM,
+        _ => return Some(()),
+    };
+    let bits = u16::from_be_bytes(packet.load(L3 + ipv4::FRAGMENT)?);
+    if bits & !ipv4::DONT_FRAGMENT != 0 {
+        return Some(());
+    }
+    let payload_at = u32::from(run.heads.l4_offset);
+    let at = (payload_at as usize & OFFSET_MASK) + at;
+    let total = u32::from(u16::from_be_bytes(packet.load(L3 + ipv4::TOTAL_LEN)?));
+    let length = (total + L3 as u32).checked_sub(payload_at)?;
+    let addresses: [u8; 8] = packet.load(L3 + ipv4::SADDR)?;
+    let pseudo = csum::sum(&addresses) + u64::from(u16::from(protocol).to_be()) + u64::from((length as u16).to_be());
+    let field = u16::from_ne_bytes(packet.load(at)?);
+    // Anything else is another header's, such as a tunnel's inner one.
+    if csum::fold64(pseudo) != field || !packet.is_partial(at)? {
+        return Some(());
+    }
+    let sum = u64::from(packet.sum(payload_at, length, space)?);
+    let complete = match (protocol, !csum::fold64(sum)) {
+        // In UDP zero means "none".
+        (PROTO_UDP, 0) => 0xffff,
+        (_, complete) => complete,
+    };
+    packet.forget_partial_checksum(space)?;
+    packet.store(at, complete.to_ne_bytes())
 }
 
 /// Makes the packet its own first fragment; returns the length of the rest, and the fragment bits of the second one.

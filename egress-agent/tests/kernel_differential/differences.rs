@@ -148,14 +148,11 @@ const DIFFERENCES: &[Difference] = &[
     },
     Difference {
         title: "A pod is told instead of its packet being fragmented",
-        reason: "An IPv4 packet that may be fragmented and is too long for the way out is refused, and the pod told by ICMP. \
-                 A pod's socket leaves the checksum to the hardware, no program can finish it, and the hardware would finish \
-                 it in each fragment. What is too long for the way to the pod is fragmented; there an unfinished checksum \
-                 stays on the node, where nobody finishes or checks it.",
+        reason: "An IPv4 packet that may be fragmented and is too long for the way out is refused, and the pod told by ICMP: its \
+                 next packets have the right size. What is too long for the way to the pod is fragmented.",
         cases: &[
             "UDP that may be fragmented to a narrow way that is *too long (IPv4)",
             "offload: checksum of a datagram that is fragmented for the way (IPv4)",
-            "offload: checksum of a datagram that is fragmented for the pod (IPv4)",
         ],
     },
     Difference {
