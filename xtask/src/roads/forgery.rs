@@ -33,9 +33,9 @@ pub(super) fn tests() -> Vec<LabTest> {
 }
 
 /// How many packets each question sends.
-const COUNT: u64 = 10;
+pub(super) const COUNT: u64 = 10;
 /// The port outside that only forged packets are for.
-const MARKER: u16 = 4242;
+pub(super) const MARKER: u16 = 4242;
 /// The object that owns the IPv6 address and selects nobody.
 const SIXTH: &str = "roads-sixth";
 /// Ports of the service whose backends are tunnel ports: one for each backend.
@@ -167,7 +167,7 @@ fn launch(ground: &Ground, sender: usize, attack: &Attack, findings: &mut Findin
     Ok(())
 }
 
-fn send(from: &Netns, to: SocketAddr, payload: &[u8]) -> Result<u64> {
+pub(super) fn send(from: &Netns, to: SocketAddr, payload: &[u8]) -> Result<u64> {
     from.run(|| {
         let any: IpAddr = if to.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
         let socket = UdpSocket::bind((any, 0))?;

@@ -50,6 +50,15 @@ impl Ground {
 
     /// The same with a lab of another shape.
     pub(super) fn build(context: &LabContext, builder: LabBuilder) -> Result<Self> {
+        Self::build_after(context, builder, |_, _| Ok(()))
+    }
+
+    /// The same after a last word about the cluster before agents start.
+    pub(super) fn build_after(
+        context: &LabContext,
+        builder: LabBuilder,
+        last: impl FnOnce(&Lab, &Cluster) -> Result<()>,
+    ) -> Result<Self> {
         let mut builder = builder.nodes(3).keep_logs(context.logs.clone());
         for node in 0..3 {
             for role in ["chosen", "plain"] {
@@ -63,6 +72,7 @@ impl Ground {
         let cluster = Cluster::start(&lab, &ApiChoice::new(None))?;
         cluster.install_crd(&Paths::find()?.root.join("deploy/crd.yaml"))?;
         cluster.publish(&lab)?;
+        last(&lab, &cluster)?;
         let options = AgentOptions {
             binary: context.built.agent.clone(),
             kubeconfig: cluster.node_kubeconfig().to_owned(),

@@ -14,6 +14,7 @@
 //! remade      interfaces that vanish and come back, and what leaks meanwhile
 //! flows       which address a flow has, now and later
 //! facts       networks, services and the one exception, as the cluster says them
+//! underlay    nodes that know one another by IPv6 only
 //! matrix      every protocol, family and gateway, with checksums judged on the wire
 //! ```
 
@@ -32,6 +33,7 @@ mod second;
 mod sizes;
 mod stateful;
 mod talk;
+mod underlay;
 
 use crate::testing::lab::LabTest;
 
@@ -46,6 +48,7 @@ pub(crate) fn tests() -> Vec<LabTest> {
         flows::tests(),
         matrix::tests(),
         facts::tests(),
+        underlay::tests(),
     ];
     all.into_iter().flatten().collect()
 }

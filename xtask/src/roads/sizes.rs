@@ -67,7 +67,7 @@ fn sizes(context: &LabContext) -> Result<()> {
     for node in 1..=3 {
         way_in(&ground, ground.chosen(node)?, &mut findings)?;
     }
-    narrow(&ground)?;
+    narrow(&ground, NARROW)?;
     for node in 1..=3 {
         way_out(&ground, ground.chosen(node)?, &mut findings)?;
     }
@@ -111,7 +111,7 @@ fn egress(to: IpAddr) -> IpAddr {
 }
 
 /// Some megabytes each way by TCP.
-fn transfers(ground: &Ground, pod: &Pod, to: IpAddr, when: &str, findings: &mut Findings) -> Result<()> {
+pub(super) fn transfers(ground: &Ground, pod: &Pod, to: IpAddr, when: &str, findings: &mut Findings) -> Result<()> {
     let server = SocketAddr::new(to, HTTP_PORT);
     let before = counts(ground)?;
     let down = client::get(&pod.netns, server, &format!("/bytes/{TRANSFER}"), "sizes")?;
@@ -125,15 +125,15 @@ fn transfers(ground: &Ground, pod: &Pod, to: IpAddr, when: &str, findings: &mut 
 }
 
 /// The nodes' network becomes narrow; waits until the programs know.
-fn narrow(ground: &Ground) -> Result<()> {
-    ground.lab.ext().exec("ip", &["link", "set", EXT_LAN, "mtu", &NARROW.to_string()])?;
+pub(super) fn narrow(ground: &Ground, mtu: u32) -> Result<()> {
+    ground.lab.ext().exec("ip", &["link", "set", EXT_LAN, "mtu", &mtu.to_string()])?;
     for node in ground.lab.nodes() {
-        node.host.exec("ip", &["link", "set", UPLINK, "mtu", &NARROW.to_string()])?;
+        node.host.exec("ip", &["link", "set", UPLINK, "mtu", &mtu.to_string()])?;
     }
     for node in ground.lab.nodes() {
         until("the programs know the uplink's MTU", PATIENCE, || {
             let text = format!("{:?}", kernel::dump(node, "config")?);
-            Ok(text.contains(&format!("\"uplink_mtu\": Number({NARROW})")))
+            Ok(text.contains(&format!("\"uplink_mtu\": Number({mtu})")))
         })?;
     }
     Ok(())
