@@ -35,11 +35,11 @@ pub fn touch(last_seen_ns: *mut u64, now: u64) -> Touched {
     if swap(last_seen_ns, seen, now) == GONE { Touched::Gone } else { Touched::Noted }
 }
 
-/// Compare-and-swap; returns what was there.
+/// Compare-and-swap of a whole number of 32 or 64 bits; returns what was there.
 #[inline(always)]
-pub fn swap(at: *mut u64, old: u64, new: u64) -> u64 {
+pub fn swap<T: Copy>(at: *mut T, old: T, new: T) -> T {
     // SAFETY: the caller's pointer is one from a lookup, to an aligned field; see `maps`.
-    unsafe { intrinsics::atomic_cxchg::<u64, { SeqCst }, { SeqCst }>(at, old, new).0 }
+    unsafe { intrinsics::atomic_cxchg::<T, { SeqCst }, { SeqCst }>(at, old, new).0 }
 }
 
 /// Writes only what changes, so that CPUs do not fight over the cache line.

@@ -22,7 +22,7 @@ use egress_common::decide::snat::{EXHAUSTED_NS, PortSearch};
 use egress_common::decide::{Claim, Owner, PortClaim, Tables, phase};
 use egress_common::wire::{Heads, PROTO_TCP, Quote};
 
-use crate::alive::{Touched, change, count_up, touch};
+use crate::alive::{Touched, change, count_up, swap, touch};
 use crate::fragment::Rest;
 use crate::icmp::Buffer;
 use crate::ports;
@@ -324,13 +324,18 @@ impl Tables for Maps {
     #[inline(always)]
     fn settle_flow(&self, tuple: &Tuple, slot: &Slot, decisions: u32) {
         let Some(flow) = FLOWS.get_ptr_mut(tuple) else { return };
-        // The number last: another CPU that sees it sees the slot.
+        // One CPU at a time: of two, one may have asked before a change and the other behind it, and the number of the
+        // one must not end up beside the slot of the other.
         // SAFETY: see the module header.
-        unsafe { ptr::write_volatile(&raw mut (*flow).decided, 0) };
+        let (number, seen) = unsafe { (&raw mut (*flow).decided, ptr::read_volatile(&raw const (*flow).decided)) };
+        if seen == Flow::SETTLING || swap(number, seen, Flow::SETTLING) != seen {
+            return;
+        }
         // SAFETY: as above.
         unsafe { (*flow).settled = *slot };
+        // The number last: another CPU that sees it sees the slot.
         // SAFETY: as above.
-        unsafe { ptr::write_volatile(&raw mut (*flow).decided, decisions) };
+        unsafe { ptr::write_volatile(number, decisions) };
     }
 
     #[inline(always)]

@@ -7,7 +7,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use aya::programs::SchedClassifier;
-use egress_common::abi::{Policy, PolicyKey, Slot, Verdict, WhenEmpty};
+use egress_common::abi::{Flow, Policy, PolicyKey, Slot, Tuple, Verdict, WhenEmpty};
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
 
@@ -183,5 +183,26 @@ fn one_mapping_where_the_address_has_moved_and_both_search() {
         begin(stage, cast, cast.known_pod);
         let keys = stage.mappings().len();
         race_moved(stage, cast, keys);
+    });
+}
+
+#[test]
+fn what_a_flow_came_to_is_written_by_one_cpu_at_a_time() {
+    both(|stage, cast| {
+        stage.configure(|config| config.decisions = 5);
+        let out = packet(cast.pod, cast.world, 4000, 80).frame();
+        stage.run_frame(&STEER, &out, Verdict::SnatHere);
+        let entry = |entry: Result<(Tuple, Flow), _>| entry.ok().filter(|(key, _)| key.saddr == addr(cast.pod));
+        let (key, begun) = stage.flows.iter().find_map(entry).expect("a flow");
+        let slot = Slot::here(addr(cast.egress));
+        assert_eq!((begun.decided, begun.settled), (5, slot));
+        // Another CPU is at it, which may have asked before the last change.
+        for (decided, expected) in [(Flow::SETTLING, (Flow::SETTLING, Slot::EMPTY)), (4, (5, slot))] {
+            let flow = Flow { decided, settled: Slot::EMPTY, ..begun };
+            stage.flows.insert(key, flow, 0).expect("change the flow");
+            stage.run_frame(&STEER, &out, Verdict::SnatHere);
+            let now = stage.flows.get(&key, 0).expect("the flow");
+            assert_eq!((now.decided, now.settled), expected);
+        }
     });
 }

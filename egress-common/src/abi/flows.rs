@@ -16,6 +16,7 @@ pub struct Flow {
     /// Of a TCP connection, as the pod's node sees it: bits of `decide::phase`.
     pub state: u32,
     /// Value of [`super::Config::decisions`] when `settled` was written; another value there means: ask again.
+    /// [`Flow::SETTLING`] while a CPU writes it.
     pub decided: u32,
     /// The slot that the flow was sent to when all questions were last asked.
     pub settled: Slot,
@@ -24,6 +25,9 @@ pub struct Flow {
 abi!(Flow, 40 + 36 + 4);
 
 impl Flow {
+    /// No number of the decisions: there are not that many.
+    pub const SETTLING: u32 = u32::MAX;
+
     #[inline(always)]
     pub const fn new(address: Addr, egress_id: u32, slot: u32, state: u32, now_ns: u64) -> Self {
         Self { address, egress_id, slot, last_seen_ns: now_ns, state, decided: 0, settled: Slot::EMPTY, reserved: 0 }

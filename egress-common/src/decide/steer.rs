@@ -96,7 +96,8 @@ pub fn steer<'t, T: Tables>(heads: &mut Heads, quote: &Quote, tables: &'t T, con
         // The stack says Time Exceeded; it does not forward such a packet.
         Ok(_) if heads.ttl <= 1 => Steer::Done(Verdict::TtlExpired),
         Ok(slot) => {
-            if decisions != 0 {
+            // An error shows no ports: its tuple is none of the flow that it quotes, but may be another one's.
+            if decisions != 0 && heads.l4 != L4::IcmpError {
                 tables.settle_flow(&heads.tuple, slot, decisions);
             }
             Steer::Send { egress_id, slot }

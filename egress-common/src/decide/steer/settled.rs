@@ -1,7 +1,7 @@
 //! Flows whose questions are not asked again, and when they are.
 
 use super::*;
-use crate::abi::{Addr, Config, PodEntry, WhenEmpty};
+use crate::abi::{Addr, Config, Direction, PodEntry, WhenEmpty};
 use crate::decide::cast::{Cast, ID, OTHER_NODE, both};
 use crate::decide::packets::{Packet, packet};
 use crate::decide::world::{World, addr};
@@ -94,5 +94,28 @@ fn without_a_number_nothing_is_kept() {
         asked(world, &packet(cast.pod, cast.world, 4000, 80).tcp(tcp::SYN));
         world.set_policy(ID, WhenEmpty::Drop, &[]);
         assert_eq!(asked(world, &out(cast)), Steer::Done(Verdict::NoGateway));
+    });
+}
+
+#[test]
+fn an_error_settles_nothing_but_its_own_answer() {
+    both(|cast, world| {
+        decided(world, 1);
+        // An error has no ports, nor has an echo request of the number zero.
+        let echo = packet(cast.pod, cast.world, 0, 0).echo(0);
+        world.set_policy(ID, WhenEmpty::Drop, &[Slot::here(addr(cast.egress))]);
+        let own = address(&asked(world, &echo));
+        assert_eq!(own, Some(addr(cast.egress)));
+        let both = [Slot::here(addr(cast.egress)), Slot::remote(addr(cast.foreign_egress), addr(OTHER_NODE))];
+        world.set_policy(ID, WhenEmpty::Drop, &both);
+        decided(world, 2);
+        let port = (4000..4100)
+            .find(|port| address(&asked(world, &packet(cast.pod, cast.world, *port, 80))) != own)
+            .expect("a flow of the other address");
+        let quote = packet(cast.world, cast.pod, 80, port).quoted(Direction::Ingress);
+        let error = packet(cast.pod, cast.world, 0, 0).unreachable();
+        let told = steer(&mut error.heads(), &quote, world, &world.config.get());
+        assert_eq!(address(&told), Some(addr(cast.foreign_egress)));
+        assert_eq!(address(&asked(world, &echo)), own);
     });
 }
