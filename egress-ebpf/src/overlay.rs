@@ -21,9 +21,7 @@ use aya_ebpf::bindings::{BPF_F_DONT_FRAGMENT, BPF_F_TUNINFO_IPV6, BPF_F_ZERO_CSU
 use aya_ebpf::helpers::generated::{bpf_skb_get_tunnel_key, bpf_skb_set_tunnel_key};
 use egress_common::abi::{Addr, Config, Family, Verdict};
 use egress_common::decide::accept::Outer;
-use egress_common::wire::{
-    ETH_LEN, Fragment, Frame, Heads, IPV4_LEN, IPV6_LEN, L3, L4, csum, ethertype, ipv4, ipv6, l4,
-};
+use egress_common::wire::{ETH_LEN, Fragment, Frame, Heads, IPV4_LEN, IPV6_LEN, L3, csum, ethertype, ipv4, ipv6, l4};
 
 use crate::packet::Packet;
 use crate::roads::Run;
@@ -244,17 +242,14 @@ pub fn read_outer(packet: Packet, outer: &mut Outer) -> bool {
 /// Whether an IP packet that arrived at the uplink is one of the overlay, as far as its heads say.
 #[inline(always)]
 pub fn is_for_us(heads: &Heads, config: &Config) -> bool {
-    heads.l4 == L4::Udp
-        && u32::from(heads.tuple.dport()) == config.tunnel_port
-        && heads.tuple.daddr == config.self_node
-        && config.is_overlay_in_program()
+    heads.is_udp_to(config.tunnel_port) && heads.tuple.daddr == config.self_node && config.is_overlay_in_program()
 }
 
 /// Whether a packet that is about to leave was put into the overlay by a program of this node: only those know what
 /// stands inside.
 #[inline(always)]
 pub fn is_own(packet: Packet, heads: &Heads, config: &Config) -> bool {
-    heads.l4 == L4::Udp && u32::from(heads.tuple.dport()) == config.tunnel_port && bears_secret(packet, heads, config)
+    heads.is_udp_to(config.tunnel_port) && bears_secret(packet, heads, config)
 }
 
 #[inline(never)]

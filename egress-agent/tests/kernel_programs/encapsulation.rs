@@ -326,6 +326,8 @@ fn what_is_not_plain_is_left_to_the_device_as_it_came() {
             ("without the flag", changed(&|frame| frame[udp + 8] = 0)),
             ("with a reserved byte", changed(&|frame| frame[udp + 15] = 1)),
             ("with bytes behind it", changed(&|frame| frame.extend([0; 4]))),
+            ("UDP-Lite", changed(&|frame| frame[if v4 { 23 } else { 20 }] = 136)),
+            ("DCCP", changed(&|frame| frame[if v4 { 23 } else { 20 }] = 33)),
             ("with something else inside", changed(&|frame| frame[udp + 28] = 0x88)),
         ];
         if v4 {

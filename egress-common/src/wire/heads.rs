@@ -119,15 +119,20 @@ impl Heads {
         self.l4_offset as u32 - L3 as u32 + self.l4_len as u32
     }
 
+    /// Whether this is UDP to `port`, and not one of those that are only translated likewise.
+    #[inline(always)]
+    pub fn is_udp_to(&self, port: u32) -> bool {
+        self.l4 == L4::Udp && self.tuple.protocol == PROTO_UDP && self.tuple.dport() as u32 == port
+    }
+
     /// Whether the host may take this for UDP to `port`: it is, or its transport header lies where it was not read (cut
     /// short, or behind more extension headers than are walked), though the host would find it.
     #[inline(always)]
     pub fn may_be_udp_to(&self, port: u32) -> bool {
-        let is_udp = self.tuple.protocol == PROTO_UDP;
         match self.l4 {
-            L4::Udp => is_udp && self.tuple.dport() as u32 == port,
+            L4::Udp => self.is_udp_to(port),
             L4::Unread => true,
-            _ => self.has_l4() && is_udp,
+            _ => self.has_l4() && self.tuple.protocol == PROTO_UDP,
         }
     }
 

@@ -47,7 +47,7 @@ fn what_a_whole_packet_shows() {
         for protocol in [PROTO_UDP_LITE, PROTO_DCCP] {
             let datagram = packet(from, to, 1, 2).protocol(protocol).heads();
             assert_eq!((datagram.l4, datagram.tuple.sport(), datagram.tuple.dport()), (L4::Udp, 1, 2));
-            assert!(!datagram.may_be_udp_to(2), "of another protocol");
+            assert!(!datagram.is_udp_to(2) && !datagram.may_be_udp_to(2), "of another protocol");
         }
         let sctp = packet(from, to, 1, 2).protocol(PROTO_SCTP).heads();
         assert_eq!((sctp.l4, sctp.tuple.sport(), sctp.tuple.dport()), (L4::Sctp, 1, 2));
