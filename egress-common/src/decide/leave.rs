@@ -92,7 +92,7 @@ fn guard_own<T: Tables>(heads: &mut Heads, quote: &Quote, tables: &T, config: &C
         // For `steer` a SYN+ACK or an echo reply is an answer whatever we remember, since the stack knows better. By here
         // the stack has given an answer through a service its own source back; what still has the pod's address answers
         // somebody who called that address, whom we remember, or nobody.
-        Steer::Done(Verdict::InboundReply) if !tables.inbound_known(&heads.tuple) => Verdict::NotSteered,
+        Steer::Done(Verdict::InboundReply) if !steer::answers_known(heads, quote, tables) => Verdict::NotSteered,
         Steer::Done(verdict) => verdict,
         Steer::Hairpin => Verdict::Hairpin,
         Steer::Mark | Steer::Send { .. } => Verdict::NotSteered,
@@ -124,7 +124,7 @@ fn guard_foreign<T: Tables>(heads: &Heads, tables: &T, config: &Config) -> Verdi
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::abi::{OnUnknownPod, WhenEmpty};
+    use crate::abi::{Direction, OnUnknownPod, WhenEmpty};
     use crate::decide::cast::{ID, both};
     use crate::decide::notice;
     use crate::decide::packets::{Packet, packet};
@@ -169,6 +169,25 @@ mod tests {
             }
             let unknown = packet(cast.unknown_pod, cast.world, 4000, 80);
             assert_eq!(asked(world, &MARKED, &unknown), Leave::Done(Verdict::UnknownPod));
+        });
+    }
+
+    #[test]
+    fn an_error_about_what_came_from_outside_may_leave() {
+        both(|cast, world| {
+            let request = packet(cast.world, cast.pod, 80, 4000).tcp(tcp::SYN);
+            let error = packet(cast.pod, cast.world, 0, 0).unreachable();
+            let told = |request: &Packet| {
+                let quote = request.quoted(Direction::Ingress);
+                leave(&mut error.heads(), &quote, &FORWARDED, world, &world.config.get())
+            };
+            assert_eq!(told(&request), Leave::Done(Verdict::IcmpUnmatched));
+            notice::notice(&request.arriving(), world, &world.config.get());
+            assert_eq!(told(&request), Leave::Done(Verdict::InboundReply));
+            // Somebody outside has asked with the identifier zero, which is what an error's tuple looks like.
+            let ping = packet(cast.world, cast.pod, 0, 0).echo(0);
+            notice::notice(&ping.arriving(), world, &world.config.get());
+            assert_eq!(told(&packet(cast.world, cast.pod, 81, 4000)), Leave::Done(Verdict::IcmpUnmatched));
         });
     }
 

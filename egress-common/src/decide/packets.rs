@@ -47,6 +47,11 @@ impl Packet {
         self.icmp(3, 1, 0)
     }
 
+    /// An ICMP message of any type.
+    pub(crate) fn message(self, kind: u8) -> Self {
+        self.icmp(kind, kind, 0)
+    }
+
     /// As an error's quote shows it, when it was sent in this direction.
     pub(crate) fn quoted(&self, direction: Direction) -> Quote {
         Quote::of(Heads::parse(self.frame().as_slice(), direction).expect("an IP frame"))

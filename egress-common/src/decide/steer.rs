@@ -67,10 +67,10 @@ pub fn steer<'t, T: Tables>(heads: &mut Heads, quote: &Quote, tables: &'t T, con
         tables.forget_inbound(&heads.tuple);
     } else if heads.l4 == L4::IcmpError {
         // It tells of a packet of such a connection, and is no sign of life (RFC 5508 section 4).
-        if slots::told_of(heads, quote).is_some_and(|quote| tables.inbound_known(quote.flow())) {
+        if answers_known(heads, quote, tables) {
             return Steer::Done(Verdict::InboundReply);
         }
-    } else if tables.inbound_answered(&heads.tuple, heads.tcp_flags) {
+    } else if shows_ends(heads) && tables.inbound_answered(&heads.tuple, heads.tcp_flags) {
         return Steer::Done(Verdict::InboundReply);
     }
     // 5. No object selects the pod, or the pod is not known.
@@ -155,6 +155,22 @@ pub fn unknown_pod(config: &Config) -> Verdict {
     match config.on_unknown_pod() {
         OnUnknownPod::Pass => Verdict::UnknownPodPassed,
         OnUnknownPod::Drop => Verdict::UnknownPod,
+    }
+}
+
+/// Whether the tuple is all that the packet's connection is known by. The ports of any other are zero because they were
+/// not read, and would be taken for those of a connection that has such ports, or the identifier zero.
+#[inline(always)]
+const fn shows_ends(heads: &Heads) -> bool {
+    !matches!(heads.l4, L4::IcmpError | L4::Later | L4::Refused | L4::Short | L4::Unread)
+}
+
+/// Whether the packet, or what an ICMP error quotes, is of a connection from outside that is remembered.
+#[inline(always)]
+pub fn answers_known<T: Tables>(heads: &Heads, quote: &Quote, tables: &T) -> bool {
+    match heads.l4 {
+        L4::IcmpError => slots::told_of(heads, quote).is_some_and(|quote| tables.inbound_known(quote.flow())),
+        _ => shows_ends(heads) && tables.inbound_known(&heads.tuple),
     }
 }
 

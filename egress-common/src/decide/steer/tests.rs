@@ -416,3 +416,20 @@ fn who_lists_where_to_go_by_goes_nowhere() {
         }
     });
 }
+
+#[test]
+fn what_shows_no_ports_answers_nobody_who_has_none() {
+    both(|cast, world| {
+        // Ports and identifiers of zero, as those of packets that show none are read.
+        for packet in [packet(cast.world, cast.pod, 0, 0), packet(cast.world, cast.pod, 0, 0).echo(0)] {
+            assert_eq!(notice(&packet.arriving(), world, &world.config.get()), Verdict::InboundRemembered);
+        }
+        let later = udp(cast, cast.world).fragment(100, false);
+        assert_eq!(verdict(world, &later), Verdict::FragmentUnknown);
+        let part_of_ping = packet(cast.pod, cast.world, 0, 0).echo(7).fragment(100, false);
+        assert_eq!(verdict(world, &part_of_ping), Verdict::FragmentUnknown);
+        let redirect = if cast.family == Family::V4 { 5 } else { 137 };
+        let bent = packet(cast.pod, cast.world, 0, 0).message(redirect);
+        assert_eq!(verdict(world, &bent), Verdict::UnsupportedProtocol);
+    });
+}
