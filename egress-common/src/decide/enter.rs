@@ -55,14 +55,21 @@ fn for_node<'t, T: Tables>(heads: &mut Heads, quote: &Quote, tables: &'t T, conf
         }
         L4::Later => {
             fragments::resolve(heads, tables);
-            (heads.l4 != L4::Later).then(|| tables.nat_seen(&heads.tuple, 0)).flatten()
+            let may_be_ours = heads.l4 != L4::Later && is_node_port(heads.tuple.dport(), config);
+            if may_be_ours { tables.nat_seen(&heads.tuple, 0) } else { None }
         }
         L4::Tcp | L4::Udp | L4::Sctp | L4::EchoReply if is_node_port(heads.tuple.dport(), config) => {
-            let mapping = tables.nat_seen(&heads.tuple, heads.tcp_flags)?;
-            fragments::resolve(heads, tables);
-            Some(mapping)
+            if let Some(mapping) = tables.nat_seen(&heads.tuple, heads.tcp_flags) {
+                fragments::resolve(heads, tables);
+                return Some(mapping);
+            }
+            fragments::supersede(heads, tables);
+            None
         }
-        _ => None,
+        _ => {
+            fragments::supersede(heads, tables);
+            None
+        }
     }
 }
 
@@ -343,6 +350,28 @@ mod tests {
             assert!(matches!(asked(world, &first), Enter::NodeReply { .. }));
             let Enter::NodeReply { mapping } = asked(world, &later) else { panic!("not undone") };
             assert_eq!((mapping.other.saddr, mapping.other.sport()), (addr(cast.pod), 4000));
+        });
+    }
+
+    #[test]
+    fn a_datagram_of_the_host_with_the_number_of_another_stays_the_hosts() {
+        both(|cast, world| {
+            let config = world.config.get();
+            let request = packet(cast.pod, cast.other_node, 4000, 80);
+            let port =
+                leave::translate(&request.heads(), &Quote::NONE, world, &config).expect("a free port").other.dport();
+            let answer = packet(cast.other_node, cast.node, 80, port).fragment(0, true);
+            let later = packet(cast.other_node, cast.node, 0, 0).fragment(100, false);
+            for hosts in [22, 61000, 65535] {
+                assert!(matches!(asked(world, &answer), Enter::NodeReply { .. }));
+                assert!(matches!(asked(world, &later), Enter::NodeReply { .. }));
+                let first = packet(cast.other_node, cast.node, 81, hosts).fragment(0, true);
+                assert_eq!(verdict(world, &first), Verdict::NotOurs);
+                assert_eq!(verdict(world, &later), Verdict::NotOurs, "of the datagram to {hosts}");
+            }
+            assert!(matches!(asked(world, &answer), Enter::NodeReply { .. }));
+            world.config.set(with_node_ports(config, port + 1, 65535));
+            assert_eq!(verdict(world, &later), Verdict::NotOurs, "the port is the host's by now");
         });
     }
 

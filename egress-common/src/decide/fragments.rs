@@ -13,16 +13,7 @@ pub fn resolve<T: Tables>(heads: &mut Heads, tables: &T) {
     match heads.fragment {
         Fragment::Whole => {}
         Fragment::First if slots::translatable(heads).is_err() => {}
-        Fragment::First => {
-            let ports = FragPorts {
-                sport: heads.tuple.sport().to_be_bytes(),
-                dport: heads.tuple.dport().to_be_bytes(),
-                protocol: heads.tuple.protocol,
-                reserved: [0; 3],
-                seen_ns: tables.now_ns(),
-            };
-            tables.put_fragment(&key(heads), &ports);
-        }
+        Fragment::First => remember(heads, tables),
         Fragment::Later if heads.l4 != L4::Later => {}
         Fragment::Later => {
             let known = tables.fragment(&key(heads));
@@ -34,6 +25,26 @@ pub fn resolve<T: Tables>(heads: &mut Heads, tables: &T) {
             }
         }
     }
+}
+
+/// A first fragment that is the host's: those that follow it must not follow a datagram of ours that had the same number.
+#[inline(always)]
+pub fn supersede<T: Tables>(heads: &Heads, tables: &T) {
+    if heads.fragment == Fragment::First && tables.fragment(&key(heads)).is_some() {
+        remember(heads, tables);
+    }
+}
+
+#[inline(always)]
+fn remember<T: Tables>(heads: &Heads, tables: &T) {
+    let ports = FragPorts {
+        sport: heads.tuple.sport().to_be_bytes(),
+        dport: heads.tuple.dport().to_be_bytes(),
+        protocol: heads.tuple.protocol,
+        reserved: [0; 3],
+        seen_ns: tables.now_ns(),
+    };
+    tables.put_fragment(&key(heads), &ports);
 }
 
 /// IPv6 knows a datagram by its ends and its number only: the protocol in a later fragment's header need not be that of
