@@ -20,8 +20,8 @@ use aya_ebpf::programs::TcContext;
 use egress_common::abi::{Addr, Family, Verdict};
 use egress_common::decide::{End, Rewrite};
 use egress_common::wire::{
-    ETH_LEN, Frame, Heads, L3, PROTO_DCCP, PROTO_ICMP, PROTO_ICMPV6, PROTO_TCP, PROTO_UDP, PROTO_UDP_LITE, Quote, csum,
-    ethertype, ipv4, ipv6, l4,
+    ETH_LEN, Frame, Heads, L3, L4, PROTO_DCCP, PROTO_ICMP, PROTO_ICMPV6, PROTO_TCP, PROTO_UDP, PROTO_UDP_LITE, Quote,
+    csum, ethertype, ipv4, ipv6, l4,
 };
 
 use crate::fragment::{REST, Rest};
@@ -551,6 +551,9 @@ fn rewrite_quoted_transport(packet: Packet, quote: &Quote, rewrite: &Rewrite, ad
 #[inline(always)]
 fn try_rewrite_quoted_transport(packet: Packet, quote: &Quote, rewrite: &Rewrite, addresses: u64) -> Option<u64> {
     let (at, tuple) = (quote.transport_at(), quote.tuple());
+    if quote.l4() == L4::Other {
+        return Some(0);
+    }
     let is_query = matches!(tuple.protocol, PROTO_ICMP | PROTO_ICMPV6);
     let (old_port, port_at) = match rewrite.end {
         _ if is_query => (tuple.sport(), l4::ECHO_ID),
@@ -586,13 +589,17 @@ fn try_rewrite_quoted_transport(packet: Packet, quote: &Quote, rewrite: &Rewrite
 /// The transport checksum after an address has changed.
 #[inline(never)]
 fn replace_l4_checksum(packet: Packet, heads: &Heads, old: &Addr, new: &Addr) -> Option<()> {
+    if heads.l4 == L4::Other {
+        // Has no checksum that is known, whatever its number means in the other family.
+        return Some(());
+    }
     let (at, flags) = match heads.tuple.protocol {
         PROTO_TCP => (l4::TCP_CHECKSUM, 0),
         // Zero means "none" and stays zero; a result of zero is written as all ones (RFC 768).
         PROTO_UDP | PROTO_UDP_LITE => (l4::UDP_CHECKSUM, u64::from(BPF_F_MARK_MANGLED_0)),
         PROTO_DCCP => (l4::UDP_CHECKSUM, 0),
         PROTO_ICMPV6 => (l4::ICMP_CHECKSUM, 0),
-        // ICMP has no pseudo header, SCTP neither; the others have no checksum that is known.
+        // ICMP has no pseudo header, SCTP neither.
         _ => return Some(()),
     };
     let at = u32::from(heads.l4_offset) + at as u32;
