@@ -230,7 +230,8 @@ fn find_port<T: Tables>(heads: &Heads, tables: &T, face: &Face, owner: &Owner) -
 }
 
 /// Claims the forward key; a loser takes back the reverse key that it claimed itself. Where a mapping of the flow stands by
-/// then that names this very reverse key, another CPU has adopted it: then it is not the loser's to take back.
+/// then that names this very reverse key, another CPU has adopted it: then it is not the loser's to take back. A mapping
+/// that is just being swept stands no more.
 #[inline(never)]
 fn claim_forward<T: Tables>(heads: &Heads, tables: &T, face: &Face, owner: &Owner, port: Port) -> Result<(), Verdict> {
     let forward = &heads.tuple;
@@ -240,7 +241,7 @@ fn claim_forward<T: Tables>(heads: &Heads, tables: &T, face: &Face, owner: &Owne
         tables.count_mapping(owner.egress_id);
         return Ok(());
     }
-    if port.ours && tables.nat_peek(forward).is_none_or(|winner| winner.other != reverse) {
+    if port.ours && tables.nat_seen(forward, 0).is_none_or(|winner| winner.other != reverse) {
         tables.forget_nat(&reverse);
     }
     if claim == Claim::Full { Err(Verdict::MapFull) } else { Ok(()) }
