@@ -64,29 +64,37 @@ fn change_host_prefix(actual: &KernelState, desired: &KernelState, address: IpAd
 }
 
 fn change_pod(actual: &KernelState, desired: &KernelState, address: IpAddr) -> Vec<Action> {
-    let (old, new) = (actual.pods.get(&address), desired.pods.get(&address));
+    let old = actual.pods.get(&address);
+    let Some(new) = desired.pods.get(&address) else {
+        return old.map_or_else(Vec::new, |old| forget_pod(address, *old));
+    };
     let (had, has) = (actual.owners.get(&address), desired.owners.get(&address));
-    let is_handed_over = had.is_some() && has.is_some() && had != has;
-    let is_gone = old.is_some() && (new.is_none() || is_handed_over);
+    let is_handed_over = old.is_some() && had.is_some() && has.is_some() && had != has;
     let mut actions = Vec::new();
-    if old != new {
-        actions.push(match new {
-            Some(state) => Action::PutPod(address, *state),
-            None => Action::RemovePod(address),
-        });
+    if old != Some(new) {
+        actions.push(Action::PutPod(address, *new));
     }
     match old {
-        _ if is_gone => actions.push(Action::CutPod(address)),
-        Some(PodState::Selected(id)) if old != new && *id != NOT_NUMBERED => {
+        _ if is_handed_over => actions.push(Action::CutPod(address)),
+        Some(PodState::Selected(id)) if old != Some(new) && *id != NOT_NUMBERED => {
             actions.push(Action::CutPodFlows(address, *id));
         }
         _ => {}
     }
     // Last, so that a cut that failed is seen to be due again.
-    if let (Some(_), Some(owner)) = (new, has.filter(|_| had != has)) {
+    if let Some(owner) = has.filter(|_| had != has) {
         actions.push(Action::PutOwner(address, *owner));
     }
     actions
+}
+
+/// A pod that is gone. Its entry goes last, so that a cut that failed, or that a killed agent never came to, is seen to be
+/// due again; parked meanwhile, it begins no flow behind the cut.
+fn forget_pod(address: IpAddr, old: PodState) -> Vec<Action> {
+    let parked = PodState::Selected(NOT_NUMBERED);
+    let parks = matches!(old, PodState::Selected(_)) && old != parked;
+    let park = parks.then_some(Action::PutPod(address, parked));
+    park.into_iter().chain([Action::CutPod(address), Action::RemovePod(address)]).collect()
 }
 
 struct Planner<'a> {

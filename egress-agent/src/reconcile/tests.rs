@@ -137,7 +137,7 @@ async fn a_pod_event_is_the_pods_writes_and_the_kernel_is_observed_once() {
     let owner = PodOwner::of("10.244.1.10");
     assert_eq!(done[5], [Action::PutPod(address, PodState::Selected(EgressId(1))), Action::PutOwner(address, owner)]);
     assert_eq!(done[6], [Action::PutPod(address, PodState::Known), Action::CutPodFlows(address, EgressId(1))]);
-    assert_eq!(done[7], [Action::RemovePod(address), Action::CutPod(address)]);
+    assert_eq!(done[7], [Action::CutPod(address), Action::RemovePod(address)]);
     assert_eq!(*recorder.observed.lock().expect("not poisoned"), 1);
 }
 
