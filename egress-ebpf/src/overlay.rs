@@ -63,13 +63,14 @@ pub fn sent(refused: Option<Verdict>) -> Result<i32, Verdict> {
 }
 
 /// Settles the way to a node by the uplink; false where the device is to take the packet: the way is not known, or too
-/// narrow, or has just been looked up. The stack resolves the neighbour for the device's packet and keeps it fresh.
+/// narrow, or by another device, or has just been looked up. The stack resolves the neighbour for the device's packet and keeps it fresh.
 #[inline(always)]
 fn is_settled(run: &Run<'_>, endpoint: &Addr, way: &mut Way) -> bool {
     let journey = Journey {
         saddr: &run.config.self_node,
         daddr: endpoint,
         ifindex: run.config.uplink_ifindex,
+        as_routed: true,
         device_mtu: run.config.uplink_mtu,
         kept: ways::kept_hop(endpoint),
         by_mapping: false,

@@ -64,6 +64,9 @@ pub struct Journey<'a> {
     pub saddr: &'a Addr,
     pub daddr: &'a Addr,
     pub ifindex: u32,
+    /// Whether the host's routes must lead there by themselves: they may have another device for the same address, such as
+    /// one that encrypts. Else only routes by this device are looked at.
+    pub as_routed: bool,
     /// What the device takes where the route says nothing.
     pub device_mtu: u32,
     /// The next hop that is kept: by the packet's mapping, or by the CPU for `daddr`.
@@ -108,7 +111,7 @@ pub fn settle(run: &Run<'_>, journey: &Journey<'_>, way: &mut Way) -> Option<Ver
     None
 }
 
-/// Asks the routing table, by the given device only. True when the neighbour is known too.
+/// Asks the routing table; a way by another device than the given one is none. True when the neighbour is known too.
 #[inline(always)]
 fn look_up(run: &Run<'_>, journey: &Journey<'_>, params: &mut FibParams) -> Result<bool, Verdict> {
     // SAFETY: all fields are integers, for which zero is a value.
@@ -129,11 +132,11 @@ fn look_up(run: &Run<'_>, journey: &Journey<'_>, params: &mut FibParams) -> Resu
             params.__bindgen_anon_4.ipv6_dst = daddr;
         }
     }
+    // Without the flag the device is the one that the packet would have come by, and leaves the choice of the way free.
+    let flags = if journey.as_routed { 0 } else { BPF_FIB_LOOKUP_OUTPUT };
     // SAFETY: the context is the program's own, `params` outlives the call and its true size is given.
-    let result = unsafe {
-        bpf_fib_lookup(run.packet.skb().cast(), params, size_of::<FibParams>() as i32, BPF_FIB_LOOKUP_OUTPUT)
-    };
-    // For IPv6 the kernel takes the device as a wish only.
+    let result = unsafe { bpf_fib_lookup(run.packet.skb().cast(), params, size_of::<FibParams>() as i32, flags) };
+    // For IPv6 the kernel takes the device as a wish only, even with the flag.
     if params.ifindex != journey.ifindex {
         return Err(Verdict::NoRoute);
     }

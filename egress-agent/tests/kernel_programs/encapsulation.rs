@@ -366,3 +366,23 @@ fn a_remote_pod_is_told_what_the_uplink_takes() {
         );
     });
 }
+
+#[test]
+fn what_the_host_routes_elsewhere_goes_by_the_device() {
+    everywhere(|stage, cast, underlay| {
+        configure(stage, underlay);
+        // As between nodes that encrypt: the other one's address is behind another device, and on the uplink's link too.
+        batch(&format!("route replace {} dev ovn-k8s-mp0\n", underlay.other_node));
+        let out = packet(cast.away_pod, cast.world, 4400, 80);
+        stage.configure(|config| {
+            config.self_node = addr(underlay.node);
+            config.overlay_secret = SECRET;
+            config.route_generation = 4;
+        });
+        for _ in 0..3 {
+            let ran = stage.run_frame(&STEER, &out.frame(), Verdict::Steered);
+            assert_eq!(ran.frame, out.clone().hop().frame());
+        }
+        batch(&format!("route del {} dev ovn-k8s-mp0\n", underlay.other_node));
+    });
+}
