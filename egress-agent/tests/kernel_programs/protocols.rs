@@ -27,6 +27,18 @@ fn protocols_with_ports_go_and_come_back_with_right_checksums() {
 }
 
 #[test]
+fn segments_that_the_sender_has_cut_go_as_they_are() {
+    both(|stage, cast| {
+        let ready = Run { gso_size: 0xffff, ..STEER };
+        let sent = packet(cast.pod, cast.world, 4000, 80).body(SCTP).with(|packet| packet.data = 3000);
+        stage.drops(&STEER, &sent, Verdict::MtuExceeded);
+        stage.forwards(&ready, &sent, Verdict::SnatHere, &sent.snat(cast.egress, 4000).hop());
+        let away = packet(cast.away_pod, cast.world, 4000, 80).body(SCTP).with(|packet| packet.data = 3000);
+        stage.run_frame(&ready, &away.frame(), Verdict::Steered);
+    });
+}
+
+#[test]
 fn a_port_that_is_taken_is_changed_but_for_sctp() {
     both(|stage, cast| {
         stage.pods.insert(addr(cast.known_pod), stage.pods.get(&addr(cast.pod), 0).expect("a pod"), 0).expect("a pod");

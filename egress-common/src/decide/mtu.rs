@@ -3,11 +3,19 @@
 use crate::abi::Family;
 use crate::wire::{Heads, L3};
 
+/// In place of a size: the segments lie ready, each as long as its sender made it (SCTP).
+const GSO_BY_FRAGS: u32 = 0xffff;
+
 /// Length (bytes, from the IP header on) of the largest packet that this one will be on the wire: itself, or a segment of
-/// it where the kernel holds several in one (GSO).
+/// it where the kernel holds several in one (GSO). Zero where a program cannot see how long the segments are: each fits
+/// the pod's own device.
 #[inline(always)]
 pub fn wire_length(frame_len: u32, gso_size: u32, heads: &Heads) -> u32 {
-    if gso_size > 0 { gso_size + heads.header_len() } else { frame_len.saturating_sub(L3 as u32) }
+    match gso_size {
+        0 => frame_len.saturating_sub(L3 as u32),
+        GSO_BY_FRAGS => 0,
+        size => size + heads.header_len(),
+    }
 }
 
 /// Least MTU of an IPv6 link (RFC 8200 section 5): senders do not believe in less.
@@ -28,6 +36,7 @@ mod tests {
     use super::*;
     use crate::decide::cast::{V4, V6};
     use crate::decide::packets::packet;
+    use crate::wire::PROTO_SCTP;
 
     #[test]
     fn a_segment_has_all_headers_and_its_share_of_the_data() {
@@ -38,6 +47,8 @@ mod tests {
             let udp = packet(cast.pod, cast.world, 4000, 80).heads();
             assert_eq!(wire_length(64_000, 1400, &udp), 1400 + network + 8);
             assert_eq!(wire_length(3, 0, &udp), 0, "shorter than a link header");
+            let sctp = packet(cast.pod, cast.world, 4000, 80).protocol(PROTO_SCTP).heads();
+            assert_eq!(wire_length(64_000, GSO_BY_FRAGS, &sctp), 0, "as the sender cut them");
         }
     }
 }
