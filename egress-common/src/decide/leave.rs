@@ -69,7 +69,8 @@ pub fn translate<'t, T: Tables>(
     if address == Addr::UNSPECIFIED || config.node_ports.first == 0 {
         return Err(Verdict::NoNodeAddress);
     }
-    if heads.l4 != L4::IcmpError {
+    // An error by the mapping of what it quotes.
+    if heads.l4 != L4::IcmpError || heads.source_routed {
         slots::translatable(heads)?;
     }
     let owner = Owner { origin: Origin::Stack, source_node: Addr::UNSPECIFIED, egress_id: 0 };
@@ -188,6 +189,20 @@ mod tests {
             let ping = packet(cast.world, cast.pod, 0, 0).echo(0);
             notice::notice(&ping.arriving(), world, &world.config.get());
             assert_eq!(told(&packet(cast.world, cast.pod, 81, 4000)), Leave::Done(Verdict::IcmpUnmatched));
+        });
+    }
+
+    #[test]
+    fn an_error_that_lists_where_to_go_by_gets_no_address() {
+        both(|cast, world| {
+            let config = world.config.get();
+            let sent = packet(cast.pod, cast.other_node, 4000, 80).heads();
+            translate(&sent, &Quote::NONE, world, &config).expect("a free port");
+            let quote = packet(cast.other_node, cast.pod, 80, 4000).quoted(Direction::Ingress);
+            let mut error = packet(cast.pod, cast.other_node, 0, 0).unreachable().heads();
+            assert!(translate(&error, &quote, world, &config).is_ok());
+            error.source_routed = true;
+            assert_eq!(translate(&error, &quote, world, &config), Err(Verdict::SourceRouted));
         });
     }
 
