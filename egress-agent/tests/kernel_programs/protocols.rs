@@ -184,3 +184,40 @@ fn extension_headers_are_walked_up_to_a_bound() {
         }
     });
 }
+
+#[test]
+fn what_is_not_translated_is_nobody_elses_loss() {
+    both(|stage, cast| {
+        let redirect = if cast.family == Family::V4 { [5, 1] } else { [137, 0] };
+        for body in [AH, GRE, SCTP, Body::Icmp(redirect, [10, 1, 2, 3]), Body::Unreachable] {
+            let by = |from, to| packet(from, to, 61500, 9).body(body);
+            stage.passes(&STEER, &by(cast.known_pod, cast.world), Verdict::NotSelected);
+            stage.passes(&LEAVE, &by(cast.known_pod, cast.world), Verdict::NotSelected);
+            stage.passes(&STEER, &by(cast.pod, cast.remote_pod), Verdict::ToCluster);
+            stage.passes(&LEAVE, &by(cast.node, cast.world), Verdict::NotOurs);
+            let arrives = by(cast.world, cast.node).with(|packet| packet.dmac = UPLINK_MAC);
+            stage.passes(&ENTER, &arrives, Verdict::NotOurs);
+        }
+        let listed = |from, to| {
+            let mut frame = packet(from, to, 4000, 80).with(|packet| packet.options = 1).frame();
+            match cast.family {
+                Family::V4 => frame[34..42].copy_from_slice(&[1, 131, 7, 4, 10, 1, 2, 3]),
+                Family::V6 => (frame[20], frame[54 + 3]) = (43, 1),
+            }
+            frame
+        };
+        for (run, frame, verdict) in [
+            (STEER, listed(cast.known_pod, cast.world), Verdict::NotSelected),
+            (LEAVE, listed(cast.known_pod, cast.world), Verdict::NotSelected),
+            (LEAVE, listed(cast.node, cast.world), Verdict::NotOurs),
+        ] {
+            let ran = stage.run_frame(&run, &frame, verdict);
+            assert_eq!((ran.action, ran.frame), (NEXT, frame));
+        }
+        if cast.family == Family::V6 {
+            let long = chained(&packet(cast.known_pod, cast.world, 4000, 80), 7);
+            let ran = stage.run_frame(&STEER, &long, Verdict::NotSelected);
+            assert_eq!((ran.action, ran.frame), (NEXT, long));
+        }
+    });
+}

@@ -83,7 +83,7 @@ pub fn translate<'t, T: Tables>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::abi::NodeEntry;
+    use crate::abi::{Direction, NodeEntry};
     use crate::decide::cast::{Cast, ID, NODE, OTHER_NODE, both};
     use crate::decide::packets::{Packet, packet};
     use crate::decide::world::{World, addr};
@@ -160,6 +160,27 @@ mod tests {
             }
             let elsewhere = packet(cast.world, cast.remote_pod, 80, 4000);
             assert_eq!(asked(world, OTHER_NODE, ID, &elsewhere), Accept::Done(Verdict::ForgedInner));
+        });
+    }
+
+    #[test]
+    fn an_error_has_the_address_of_its_own_flow_or_none() {
+        both(|cast, world| {
+            let (node, own) = (addr(OTHER_NODE), *world.owned(ID).expect("owned"));
+            let told = |from: &str, quoted: &Packet, owned: &Owned| {
+                let error = packet(from, cast.world, 0, 0).unreachable().heads();
+                translate(&error, &quoted.quoted(Direction::Ingress), world, owned, ID, &node).map(|found| found.other)
+            };
+            let got = packet(cast.world, cast.remote_pod, 80, 4000);
+            assert_eq!(told(cast.remote_pod, &got, &own), Err(Verdict::IcmpUnmatched));
+            let made =
+                translate(&from_remote(cast).heads(), &Quote::NONE, world, &own, ID, &node).map(|made| made.other);
+            assert!(made.is_ok());
+            assert_eq!(told(cast.remote_pod, &got, &own), made);
+            let others = Owned { address: addr(cast.foreign_egress), ..own };
+            assert_eq!(told(cast.remote_pod, &got, &others), Err(Verdict::IcmpUnmatched), "another object's");
+            assert_eq!(told(cast.lost_pod, &got, &own), Err(Verdict::IcmpUnmatched), "another pod's flow");
+            assert_eq!(world.nat_len(), 2);
         });
     }
 
