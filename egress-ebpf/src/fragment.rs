@@ -31,17 +31,23 @@ pub fn fits_in_two(run: &Run<'_>, mtu: u32) -> bool {
 }
 
 /// Sends the packet, already rewritten, in two fragments. The value is what the program returns.
-#[inline(never)]
+#[inline(always)]
 pub fn send_in_two(run: &Run<'_>, way: &Way, rest: &mut Rest) -> Result<i32, Verdict> {
     if !way.known {
         return Err(Verdict::NoNeighbour);
     }
+    // Beside the sending and not inside of it: one frame upon the other they are too large for Linux 6.1.
+    complete(run, rest)?;
+    send_pieces(run, way, rest)
+}
+
+#[inline(never)]
+fn send_pieces(run: &Run<'_>, way: &Way, rest: &mut Rest) -> Result<i32, Verdict> {
     let (packet, ifindex) = (run.packet, way.ifindex);
     let payload_at = u32::from(run.heads.l4_offset);
     let header = payload_at - L3 as u32;
     let first = (way.mtu - header) & !7;
     packet.strip();
-    complete(run, rest)?;
     cut(packet, payload_at, header, first, way, rest).ok_or(Verdict::RewriteFailed).and_then(|(length, bits)| {
         packet.send_clone(ifindex).ok_or(Verdict::NoNeighbour)?;
         put_rest(packet, payload_at, header, length, bits, rest).ok_or(Verdict::RewriteFailed)?;

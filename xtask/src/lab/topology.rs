@@ -121,11 +121,7 @@ pub(crate) fn host(node: &NodePlan, lan: &Netns, lan2: Option<&Netns>) -> Script
     for line in uplink_links(node, lan) {
         script.link(line);
     }
-    script.link(format!(
-        "link add {MANAGEMENT} mtu {mtu} type veth peer name mp0 mtu {mtu} netns {router}",
-        mtu = plan::POD_MTU,
-        router = node.router.name()
-    ));
+    script.link(management_link(node));
     for line in uplink_config(node) {
         script.config(line);
     }
@@ -196,10 +192,18 @@ pub(crate) fn uplink_again(node: &NodePlan, lan: &Netns) -> (Vec<String>, Vec<St
 
 /// The same for its management port.
 pub(crate) fn management_again(node: &NodePlan) -> (Vec<String>, Vec<String>) {
-    let mtu = plan::POD_MTU;
-    let router = node.router.name();
-    let link = format!("link add {MANAGEMENT} mtu {mtu} type veth peer name mp0 mtu {mtu} netns {router}");
-    (vec![link], management_config(node.number))
+    (vec![management_link(node)], management_config(node.number))
+}
+
+/// The management port comes back with the link address that it had, as OVN-Kubernetes' does, which makes it from the
+/// IPv4 address: the router's neighbour entries stay right, and frames for another host are not ours to take.
+fn management_link(node: &NodePlan) -> String {
+    let [a, b, c, d] = node.number.management().v4.octets();
+    let (mtu, router) = (plan::POD_MTU, node.router.name());
+    format!(
+        "link add {MANAGEMENT} mtu {mtu} address 0a:58:{a:02x}:{b:02x}:{c:02x}:{d:02x} type veth peer name mp0 mtu {mtu} \
+         netns {router}"
+    )
 }
 
 fn offloads(script: &mut Script, quirks: &Quirks, interfaces: &[&'static str]) {
