@@ -161,7 +161,7 @@ mutations! {
     "overlay-limit-without-overhead", ROADS, "packets that do not fit with their tunnel header are sent":
         "mtu::overlay_limit(config.overlay_mtu, heads.family);" => "mtu::overlay_limit(config.overlay_mtu + 50, heads.family);";
     "segment-without-header", MTU, "segments of a large packet are longer than the way takes":
-        "gso_size + heads.header_len()" => "gso_size";
+        "size => size + heads.header_len()," => "size => size,";
     "link-header-counts", MTU, "packets that just fit are refused":
         "frame_len.saturating_sub(L3 as u32)" => "frame_len";
     "arp-answer-with-the-askers-mac", ANSWER, "the network sends the egress IP's packets to whoever asked":
