@@ -187,8 +187,10 @@ impl Dataplane {
         // Listens before it looks, so that no change falls in between.
         let changes = watch::listen(&mut tasks).map_err(|error| StartError::kernel("listen to netlink", error))?;
         require_interfaces(&netlink, &settings).await?;
+        // What is wrong with these pins is said before what is wrong with others, and a refusal makes no directory.
+        pins::check(&pins, &settings)?;
         foreign::refuse(&netlink, &settings, &pins).await?;
-        pins::prepare(&pins, &settings)?;
+        pins::make(&pins)?;
         let overlay = overlay::ensure(&netlink, settings.tunnel_port).await?;
         if let Err(error) = notrack::install(settings.tunnel_port, &settings.mgmt_port) {
             warn!(%error, "connection tracking will track the overlay: this kernel takes no nftables rules");

@@ -33,13 +33,18 @@ impl fmt::Display for Shape {
     }
 }
 
-/// Makes the directories and compares what is pinned with what the object defines and the settings ask for.
-pub(super) fn prepare(pins: &Pins, settings: &Settings) -> Result<(), StartError> {
-    refuse_other_versions(pins.root())?;
+/// Makes the directories of this layout.
+pub(super) fn make(pins: &Pins) -> Result<(), StartError> {
     for directory in [pins.maps(), pins.links()] {
         fs::create_dir_all(&directory)
             .map_err(|error| StartError::kernel(format!("make {}", directory.display()), error))?;
     }
+    Ok(())
+}
+
+/// Compares what is pinned with what the object defines and the settings ask for.
+pub(super) fn check(pins: &Pins, settings: &Settings) -> Result<(), StartError> {
+    refuse_other_versions(pins.root())?;
     let object = aya_obj::Object::parse(&settings.object).map_err(|error| StartError::Object(error.to_string()))?;
     for name in PINNED_MAPS {
         let map = object.maps.get(name).ok_or(StartError::NotInObject { what: "map", name })?;
