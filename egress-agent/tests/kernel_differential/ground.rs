@@ -97,6 +97,9 @@ fn prepare() {
         // Every case hears its own answers, however many others hear some at the same time.
         ("ipv4/icmp_ratelimit", "0"),
         ("ipv6/icmp/ratelimit", "0"),
+        // The limit of all answers together, which no rate of zero turns off; each network has its own since Linux 6.13.
+        ("ipv4/icmp_msgs_per_sec", "1000000"),
+        ("ipv4/icmp_msgs_burst", "1000000"),
     ];
     for (name, value) in settings {
         std::fs::write(format!("/proc/sys/net/{name}"), value).unwrap_or_else(|error| panic!("{name}: {error}"));
