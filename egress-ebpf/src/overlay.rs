@@ -21,7 +21,9 @@ use aya_ebpf::bindings::{BPF_F_DONT_FRAGMENT, BPF_F_TUNINFO_IPV6, BPF_F_ZERO_CSU
 use aya_ebpf::helpers::generated::{bpf_skb_get_tunnel_key, bpf_skb_set_tunnel_key};
 use egress_common::abi::{Addr, Config, Family, Verdict};
 use egress_common::decide::accept::Outer;
-use egress_common::wire::{ETH_LEN, Fragment, Frame, Heads, IPV4_LEN, IPV6_LEN, L3, csum, ethertype, ipv4, ipv6, l4};
+use egress_common::wire::{
+    ETH_LEN, Fragment, Frame, Heads, IPV4_LEN, IPV6_LEN, L3, PROTO_UDP, csum, ethertype, ipv4, ipv6, l4,
+};
 
 use crate::packet::Packet;
 use crate::roads::Run;
@@ -38,7 +40,6 @@ const DEVICE_MAC: [u8; 6] = [0x02, 0xe6, 0x7e, 0x55, 0x00, 0x01];
 /// The network identifier is valid, and nothing else is said (RFC 7348 section 5).
 const VXLAN_FLAGS: u32 = 0x0800_0000;
 const TTL: u8 = 64;
-const PROTO_UDP: u8 = 17;
 /// The two bits of congestion notification, and the value that says "experienced" (RFC 3168 section 5).
 const ECN: u8 = 3;
 
@@ -63,7 +64,8 @@ pub fn sent(refused: Option<Verdict>) -> Result<i32, Verdict> {
 }
 
 /// Settles the way to a node by the uplink; false where the device is to take the packet: the way is not known, or too
-/// narrow, or by another device, or has just been looked up. The stack resolves the neighbour for the device's packet and keeps it fresh.
+/// narrow, or by another device, or has just been looked up. The stack resolves the neighbour for the device's packet and
+/// keeps it fresh.
 #[inline(always)]
 fn is_settled(run: &Run<'_>, endpoint: &Addr, way: &mut Way) -> bool {
     let journey = Journey {
@@ -303,7 +305,9 @@ fn try_decapsulate(packet: Packet, heads: &Heads) -> Option<u32> {
         _ => return None,
     };
     packet.change_room(-(overhead(heads.family) as i32), room)?;
-    packet.store(ETH_LEN - 2, inner)?;
+    // From here on the packet is not as it was, so this may not say that it is: one whose link header could not be written
+    // is found malformed by `accept`, which drops it.
+    let _unwritten = packet.store(ETH_LEN - 2, inner);
     packet.pull_heads();
     Some(vxlan[1] >> 8)
 }
