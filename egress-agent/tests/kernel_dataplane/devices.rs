@@ -164,16 +164,7 @@ fn is_overlay_up() -> bool {
 #[test]
 fn the_overlay_device_is_not_up_before_its_program_is_there() {
     on_node(|node| async move {
-        // Every change of a link as the kernel tells it, in order.
-        let mut monitor = std::process::Command::new("ip")
-            .args(["-o", "monitor", "link"])
-            .stdout(std::process::Stdio::piped())
-            .spawn()
-            .expect("watch the links");
-        let lines = std::io::BufRead::lines(std::io::BufReader::new(monitor.stdout.take().expect("a pipe")));
-        ip("link add mark0 type veth peer name mark1\n");
-        let mut lines = lines.map_while(Result::ok);
-        assert!(lines.any(|line| line.contains("mark0")), "it listens");
+        let monitor = LinkMonitor::start();
         // The kernel refuses the program's link: something that is no link is pinned in its place.
         drop(node.start().await);
         ip(&format!("link del {OVERLAY_DEVICE}\n"));
@@ -184,14 +175,58 @@ fn the_overlay_device_is_not_up_before_its_program_is_there() {
         let refused = egress_agent::dataplane::Dataplane::start(node.settings()).await.map(drop);
         assert!(refused.is_err(), "the program cannot be attached");
         assert!(!is_overlay_up(), "it waits for its program");
-        ip("link del mark0\n");
-        let seen: Vec<_> = lines.take_while(|line| !line.contains("mark0")).collect();
+        let seen = monitor.until_marked();
         let made_last = seen.iter().rev().take_while(|line| !line.contains("Deleted"));
         let ours: Vec<_> = made_last.filter(|line| line.contains(OVERLAY_DEVICE)).collect();
         assert!(!ours.is_empty() && ours.iter().all(|line| !line.contains(",UP")), "never up: {ours:?}");
-        monitor.kill().expect("stop watching");
-        monitor.wait().expect("wait for it");
     });
+}
+
+/// Every change of a link of this thread's namespace as the kernel tells it, in order.
+struct LinkMonitor {
+    process: std::process::Child,
+    lines: std::sync::mpsc::Receiver<String>,
+}
+
+impl LinkMonitor {
+    /// Starts it and waits until it listens, which it shows by naming a device that comes now.
+    fn start() -> Self {
+        let mut process = std::process::Command::new("ip")
+            .args(["-o", "monitor", "link"])
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .expect("watch the links");
+        let output = std::io::BufReader::new(process.stdout.take().expect("a pipe"));
+        let (tell, lines) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            let lines = std::io::BufRead::lines(output).map_while(Result::ok);
+            lines.take_while(|line| tell.send(line.clone()).is_ok()).for_each(drop);
+        });
+        let monitor = Self { process, lines };
+        let heard = (0..100).any(|_| {
+            ip("link add mark0 type veth peer name mark1\n");
+            ip("link del mark0\n");
+            // What came before it listened was not told, so the next one may be the first.
+            let line = monitor.lines.recv_timeout(Duration::from_millis(100));
+            line.is_ok_and(|line| line.contains("mark0") || line.contains("mark1"))
+        });
+        assert!(heard, "the monitor of links tells nothing");
+        monitor
+    }
+
+    /// What has been told up to now.
+    fn until_marked(&self) -> Vec<String> {
+        ip("link add last0 type veth peer name last1\n");
+        let next = || self.lines.recv_timeout(Duration::from_secs(20)).expect("the monitor tells of every link");
+        std::iter::repeat_with(next).take_while(|line| !line.contains("last0")).collect()
+    }
+}
+
+impl Drop for LinkMonitor {
+    fn drop(&mut self) {
+        // It may have ended by itself; its thread ends with it.
+        let _ended = self.process.kill().and_then(|()| self.process.wait());
+    }
 }
 
 #[test]
