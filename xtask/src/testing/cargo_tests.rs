@@ -1,7 +1,6 @@
 //! The parts that are plain `cargo test`: which targets belong to them, and counting what cargo reports.
 
 use std::fs;
-use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -9,6 +8,7 @@ use anyhow::{Context, Result, bail};
 
 use super::api::{self, TestCluster};
 use super::part::Part;
+use super::silence;
 use super::summary::Outcome;
 use crate::toolchain::{Paths, cargo, output};
 
@@ -102,12 +102,19 @@ pub(super) fn run_with(
     let mut command = cargo_test(targets, paths);
     command.env(api::VARIABLE, &cluster.kubeconfig).arg("--").args(arguments);
     let mut child = command.stdout(Stdio::piped()).spawn().context("start cargo test")?;
-    let output = child.stdout.take().context("cargo test has no output")?;
-    for line in BufReader::new(output).lines() {
-        let line = line.context("read the output of cargo test")?;
-        println!("{line}");
-        seen(&line);
-        count(&line, outcome);
+    let mut hung = Vec::new();
+    silence::watch(
+        &mut child,
+        silence::LIMIT,
+        |line| {
+            println!("{line}");
+            seen(line);
+            count(line, outcome);
+        },
+        |what| hung.push(what.to_owned()),
+    )?;
+    for what in hung {
+        outcome.fail(&format!("nothing was heard for {} s: ended at {what}", silence::LIMIT.as_secs()));
     }
     let status = child.wait().context("wait for cargo test")?;
     if !status.success() && outcome.failed == 0 {

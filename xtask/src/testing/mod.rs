@@ -19,6 +19,7 @@ mod kernels;
 pub(crate) mod lab;
 mod mutate;
 mod part;
+mod silence;
 mod summary;
 mod verifier;
 
