@@ -1,3 +1,9 @@
+//! The order of questions, one after the other, and what has no place in it. Fragments and ICMP errors have files of
+//! their own.
+
+mod errors;
+mod fragments;
+
 use super::*;
 use crate::abi::{Addr, ClusterPrefix, Direction, Family, PodEntry, Policy, PolicyKey, PrefixKind, WhenEmpty};
 use crate::decide::cast::{Cast, ID, OTHER_NODE, both};
@@ -240,45 +246,6 @@ fn a_full_map_of_flows_is_a_drop() {
 }
 
 #[test]
-fn fragments_follow_their_first_one() {
-    both(|cast, world| {
-        let later = udp(cast, cast.world).fragment(100, true);
-        assert_eq!(verdict(world, &later), Verdict::FragmentUnknown);
-        assert_sent(cast, world, &udp(cast, cast.world).fragment(0, true));
-        let mut heads = later.heads();
-        let slot = Slot::here(addr(cast.egress));
-        let sent = steer(&mut heads, &Quote::NONE, world, &world.config.get());
-        assert_eq!(sent, Steer::Send { egress_id: ID, slot: &slot });
-        assert_eq!((heads.tuple.sport(), heads.tuple.dport()), (4000, 80));
-        assert_eq!(world.flows_len(), 1, "one flow");
-    });
-}
-
-#[test]
-fn fragments_of_what_is_not_translated_are_not_let_by() {
-    both(|cast, world| {
-        for (whole, later) in [
-            (udp(cast, cast.world).protocol(PROTO_AH), Verdict::UnsupportedProtocol),
-            (udp(cast, cast.world).cut(6), Verdict::FragmentUnknown),
-            (udp(cast, cast.world).unreachable(), Verdict::FragmentUnknown),
-        ] {
-            assert_ne!(verdict(world, &whole.clone().fragment(0, true)), Verdict::FragmentUnknown);
-            assert_eq!(verdict(world, &whole.fragment(1, false)), later);
-        }
-    });
-}
-
-#[test]
-fn fragments_of_an_answer_are_left_alone() {
-    both(|cast, world| {
-        let request = packet(cast.world, cast.pod, 80, 4000).arriving();
-        assert_eq!(notice(&request, world, &world.config.get()), Verdict::InboundRemembered);
-        assert_eq!(verdict(world, &udp(cast, cast.world).fragment(0, true)), Verdict::InboundReply);
-        assert_eq!(verdict(world, &udp(cast, cast.world).fragment(100, false)), Verdict::InboundReply);
-    });
-}
-
-#[test]
 fn pods_send_nothing_to_a_tunnel_port() {
     both(|cast, world| {
         let port = tunnel_port(world);
@@ -358,78 +325,5 @@ fn what_comes_from_outside_without_ports_is_answered_as_it_came() {
             assert_eq!(notice(&request, world, &world.config.get()), Verdict::InboundRemembered);
             assert_eq!(verdict(world, &udp(cast, cast.world).protocol(protocol)), Verdict::InboundReply);
         }
-    });
-}
-
-fn told<'t>(world: &'t World, error: &Packet, quoted: &Packet) -> Steer<'t> {
-    let quote = quoted.quoted(Direction::Ingress);
-    steer(&mut error.heads(), &quote, world, &world.config.get())
-}
-
-#[test]
-fn an_error_of_a_pod_follows_the_flow_that_it_quotes() {
-    both(|cast, world| {
-        let error = udp(cast, cast.world).unreachable();
-        let quoted = packet(cast.world, cast.pod, 80, 4000);
-        assert_eq!(told(world, &error, &quoted), Steer::Done(Verdict::IcmpUnmatched));
-        assert_eq!(world.flows_len(), 0, "it begins none");
-        assert_sent(cast, world, &udp(cast, cast.world));
-        let slot = Slot::here(addr(cast.egress));
-        assert_eq!(told(world, &error, &quoted), Steer::Send { egress_id: ID, slot: &slot });
-        // Whoever sent the quoted packet is told, and by whom it was sent to.
-        for stranger in [packet(cast.world, cast.known_pod, 80, 4000), packet(cast.excluded, cast.pod, 80, 4000)] {
-            assert_eq!(told(world, &error, &stranger), Steer::Done(Verdict::IcmpUnmatched));
-        }
-        world.set_policy(ID, WhenEmpty::Drop, &[Slot::here(addr(cast.foreign_egress))]);
-        assert_eq!(told(world, &error, &quoted), Steer::Done(Verdict::AddressGone));
-    });
-}
-
-#[test]
-fn an_error_about_what_came_from_outside_leaves_as_it_came() {
-    both(|cast, world| {
-        let request = packet(cast.world, cast.pod, 80, 4000).tcp(tcp::SYN);
-        assert_eq!(notice(&request.arriving(), world, &world.config.get()), Verdict::InboundRemembered);
-        let error = udp(cast, cast.world).unreachable();
-        assert_eq!(told(world, &error, &request), Steer::Done(Verdict::InboundReply));
-    });
-}
-
-#[test]
-fn an_error_to_another_node_is_marked() {
-    both(|cast, world| {
-        let error = udp(cast, cast.other_node).unreachable();
-        let quoted = packet(cast.other_node, cast.pod, 80, 4000);
-        assert_eq!(told(world, &error, &quoted), Steer::Mark);
-        assert!(!world.datagram_seen(&error.heads().tuple), "it answers");
-    });
-}
-
-#[test]
-fn who_lists_where_to_go_by_goes_nowhere() {
-    both(|cast, world| {
-        for packet in [udp(cast, cast.world), udp(cast, cast.world).unreachable()] {
-            let mut heads = packet.heads();
-            heads.source_routed = true;
-            let sent = steer(&mut heads, &Quote::NONE, world, &world.config.get());
-            assert_eq!(sent, Steer::Done(Verdict::SourceRouted));
-        }
-    });
-}
-
-#[test]
-fn what_shows_no_ports_answers_nobody_who_has_none() {
-    both(|cast, world| {
-        // Ports and identifiers of zero, as those of packets that show none are read.
-        for packet in [packet(cast.world, cast.pod, 0, 0), packet(cast.world, cast.pod, 0, 0).echo(0)] {
-            assert_eq!(notice(&packet.arriving(), world, &world.config.get()), Verdict::InboundRemembered);
-        }
-        let later = udp(cast, cast.world).fragment(100, false);
-        assert_eq!(verdict(world, &later), Verdict::FragmentUnknown);
-        let part_of_ping = packet(cast.pod, cast.world, 0, 0).echo(7).fragment(100, false);
-        assert_eq!(verdict(world, &part_of_ping), Verdict::FragmentUnknown);
-        let redirect = if cast.family == Family::V4 { 5 } else { 137 };
-        let bent = packet(cast.pod, cast.world, 0, 0).message(redirect);
-        assert_eq!(verdict(world, &bent), Verdict::UnsupportedProtocol);
     });
 }

@@ -1,0 +1,278 @@
+use super::*;
+use crate::abi::{Direction, Tuple};
+use crate::decide::cast::{Cast, ID, OTHER_NODE, both};
+use crate::decide::packets::{Packet, packet};
+use crate::decide::snat::{self, EGRESS_PORTS, Face};
+use crate::decide::world::{World, addr, with_node_ports};
+use crate::decide::{Owner, leave};
+use crate::wire::{PROTO_AH, PROTO_DCCP, PROTO_SCTP, PROTO_UDP_LITE, tcp};
+
+fn asked<'t>(world: &'t World, packet: &Packet) -> Enter<'t> {
+    enter(&mut packet.arriving(), &Quote::NONE, world, &world.config.get())
+}
+
+fn verdict(world: &World, packet: &Packet) -> Verdict {
+    match asked(world, packet) {
+        Enter::Done(verdict) => verdict,
+        other => panic!("{packet:?} is not done: {other:?}"),
+    }
+}
+
+/// A flow of the pod to the world, translated.
+fn begin(cast: &Cast, world: &World, origin: Origin, packet: &Packet) -> Mapping {
+    let face = Face { address: addr(cast.egress), ports: EGRESS_PORTS };
+    let owner = Owner { origin, source_node: addr(OTHER_NODE), egress_id: ID };
+    *snat::translate(&packet.heads(), &Quote::NONE, world, &face, &owner).expect("a free port")
+}
+
+#[test]
+fn replies_go_back_by_the_way_of_their_flow() {
+    both(|cast, world| {
+        begin(cast, world, Origin::Here, &packet(cast.pod, cast.world, 4000, 80));
+        begin(cast, world, Origin::Remote, &packet(cast.remote_pod, cast.world, 4001, 80).tcp(tcp::SYN));
+        begin(cast, world, Origin::Here, &packet(cast.pod, cast.world, 0, 0).echo(4002));
+        let Enter::ReplyHere { mapping } = asked(world, &packet(cast.world, cast.egress, 80, 4000)) else {
+            panic!("not for a pod here");
+        };
+        assert_eq!((mapping.other.saddr, mapping.other.sport()), (addr(cast.pod), 4000));
+        let syn_ack = packet(cast.world, cast.egress, 80, 4001).tcp(tcp::SYN | tcp::ACK);
+        let Enter::ReplyRemote { mapping } = asked(world, &syn_ack) else { panic!("not for a pod elsewhere") };
+        assert_eq!((mapping.other.saddr, mapping.source_node), (addr(cast.remote_pod), addr(OTHER_NODE)));
+        let pong = packet(cast.world, cast.egress, 0, 0).echo_reply(4002);
+        assert!(matches!(asked(world, &pong), Enter::ReplyHere { .. }));
+    });
+}
+
+#[test]
+fn nothing_unasked_comes_in() {
+    both(|cast, world| {
+        begin(cast, world, Origin::Here, &packet(cast.pod, cast.world, 4000, 80));
+        begin(cast, world, Origin::Here, &packet(cast.pod, cast.world, 0, 0).echo(4002));
+        for packet in [
+            packet(cast.world, cast.egress, 81, 4000),
+            packet(cast.world, cast.egress, 80, 4001),
+            packet(cast.world, cast.foreign_egress, 80, 4000).tcp(tcp::SYN),
+            packet(cast.multicast, cast.egress, 80, 4000),
+            packet(cast.world, cast.egress, 80, 4000).tcp(tcp::SYN),
+            packet(cast.world, cast.egress, 0, 0).echo(4002),
+        ] {
+            let expected =
+                if packet.arriving().tuple.daddr == addr(cast.egress) { Verdict::NoMapping } else { Verdict::NotOurs };
+            assert_eq!(verdict(world, &packet), expected, "{packet:?}");
+        }
+        assert_eq!(world.nat_len(), 4, "only the pod's side makes mappings");
+    });
+}
+
+#[test]
+fn what_cannot_be_translated_is_named() {
+    both(|cast, world| {
+        let arrives = packet(cast.world, cast.egress, 80, 4000);
+        for (packet, expected) in [
+            (arrives.clone().protocol(PROTO_AH), Verdict::UnsupportedProtocol),
+            (arrives.clone().cut(4), Verdict::Malformed),
+            (arrives.clone().unreachable(), Verdict::IcmpUnmatched),
+            (arrives.clone().fragment(100, false), Verdict::FragmentUnknown),
+        ] {
+            assert_eq!(verdict(world, &packet), expected);
+        }
+    });
+}
+
+#[test]
+fn an_error_goes_to_the_pod_whose_packet_it_quotes() {
+    both(|cast, world| {
+        begin(cast, world, Origin::Here, &packet(cast.pod, cast.world, 4000, 80));
+        begin(cast, world, Origin::Here, &packet(cast.pod, cast.world, 0, 0).echo(4002));
+        let error = packet(cast.world, cast.egress, 0, 0).unreachable();
+        let asked = |tuple: Tuple| {
+            let quote = Quote::of(Heads { tuple, l4: Heads::kind_of(tuple.protocol), ..Heads::NONE });
+            enter(&mut error.arriving(), &quote, world, &world.config.get())
+        };
+        let sent = packet(cast.egress, cast.world, 4000, 80).heads().tuple;
+        let Enter::ReplyHere { mapping: found } = asked(sent) else { panic!("not for the pod") };
+        assert_eq!(found.other, packet(cast.pod, cast.world, 4000, 80).heads().tuple);
+        let ping = packet(cast.egress, cast.world, 0, 0).echo(4002).heads().tuple;
+        assert!(matches!(asked(ping), Enter::ReplyHere { .. }));
+        for stranger in [
+            packet(cast.egress, cast.world, 4001, 80).heads().tuple,
+            packet(cast.foreign_egress, cast.world, 4000, 80).heads().tuple,
+            sent.reversed(),
+        ] {
+            assert_eq!(asked(stranger), Enter::Done(Verdict::IcmpUnmatched), "{stranger:?}");
+        }
+    });
+}
+
+#[test]
+fn the_last_hop_is_the_stacks() {
+    both(|cast, world| {
+        begin(cast, world, Origin::Here, &packet(cast.pod, cast.world, 4000, 80));
+        assert_eq!(verdict(world, &packet(cast.world, cast.egress, 80, 4000).ttl(1)), Verdict::TtlExpired);
+        assert_eq!(verdict(world, &packet(cast.world, cast.egress, 80, 9).ttl(1)), Verdict::NoMapping);
+        let reply = packet(cast.world, cast.egress, 80, 4000).ttl(2);
+        assert!(matches!(asked(world, &reply), Enter::ReplyHere { .. }));
+    });
+}
+
+#[test]
+fn fragments_of_a_reply_follow_their_first_one() {
+    both(|cast, world| {
+        begin(cast, world, Origin::Here, &packet(cast.pod, cast.world, 4000, 80));
+        begin(cast, world, Origin::Here, &packet(cast.pod, cast.world, 0, 0).echo(4002));
+        for reply in [packet(cast.world, cast.egress, 80, 4000), packet(cast.world, cast.egress, 0, 0).echo_reply(4002)]
+        {
+            assert!(matches!(asked(world, &reply.clone().fragment(0, true)), Enter::ReplyHere { .. }));
+            assert!(matches!(asked(world, &reply.fragment(100, false)), Enter::ReplyHere { .. }));
+        }
+    });
+}
+
+#[test]
+fn the_answer_to_a_marked_packet_is_known_by_its_port() {
+    both(|cast, world| {
+        let request = packet(cast.pod, cast.other_node, 4000, 80).tcp(tcp::SYN);
+        let config = world.config.get();
+        let port = leave::translate(&request.heads(), &Quote::NONE, world, &config).expect("a free port").other.dport();
+        assert!((61000..=65535).contains(&port));
+        let answer = packet(cast.other_node, cast.node, 80, port).tcp(tcp::SYN | tcp::ACK);
+        let Enter::NodeReply { mapping } = asked(world, &answer) else { panic!("not undone") };
+        assert_eq!((mapping.other.saddr, mapping.other.sport()), (addr(cast.pod), 4000));
+        for other in [
+            packet(cast.other_node, cast.node, 81, port).tcp(tcp::ACK),
+            packet(cast.world, cast.node, 80, port).tcp(tcp::ACK),
+            packet(cast.other_node, cast.mgmt, 80, port).tcp(tcp::ACK),
+            packet(cast.other_node, cast.node, 80, 22).tcp(tcp::ACK),
+            packet(cast.other_node, cast.node, 80, port),
+        ] {
+            assert_eq!(verdict(world, &other), Verdict::NotOurs, "the host's own");
+        }
+        world.config.set(with_node_ports(config, 0, 0));
+        assert_eq!(verdict(world, &answer), Verdict::NotOurs, "without a range nothing of ours comes");
+    });
+}
+
+#[test]
+fn the_host_keeps_what_is_not_for_an_egress_ip() {
+    both(|cast, world| {
+        for to in [cast.node, cast.mgmt, cast.pod, cast.world, cast.multicast, cast.foreign_egress] {
+            assert_eq!(verdict(world, &packet(cast.world, to, 80, 4000)), Verdict::NotOurs, "{to}");
+        }
+    });
+}
+
+#[test]
+fn a_mapping_of_another_version_is_a_drop() {
+    both(|cast, world| {
+        for origin in [Origin::Here, Origin::Stack] {
+            let request = packet(cast.pod, cast.world, 4000 + origin as u16, 80);
+            let made = begin(cast, world, origin, &request);
+            if origin == Origin::Here {
+                world.change_nat(&made.other, Mapping::of_another_version);
+            }
+            let reply = packet(cast.world, cast.egress, 80, 4000 + origin as u16);
+            assert_eq!(verdict(world, &reply), Verdict::BadState);
+        }
+    });
+}
+
+#[test]
+fn protocols_without_ports_and_sctp_come_back() {
+    both(|cast, world| {
+        for protocol in [47, 50, PROTO_SCTP, PROTO_DCCP, PROTO_UDP_LITE] {
+            begin(cast, world, Origin::Here, &packet(cast.pod, cast.world, 4000, 80).protocol(protocol));
+            let reply = packet(cast.world, cast.egress, 80, 4000).protocol(protocol);
+            let Enter::ReplyHere { mapping } = asked(world, &reply) else { panic!("{protocol}") };
+            assert_eq!(mapping.other.saddr, addr(cast.pod));
+        }
+        assert_eq!(verdict(world, &packet(cast.world, cast.egress, 80, 4000).protocol(4)), Verdict::NoMapping);
+    });
+}
+
+#[test]
+fn fragments_of_an_answer_to_a_marked_packet_follow_their_first_one() {
+    both(|cast, world| {
+        let config = world.config.get();
+        let request = packet(cast.pod, cast.other_node, 4000, 80);
+        let port = leave::translate(&request.heads(), &Quote::NONE, world, &config).expect("a free port").other.dport();
+        let later = packet(cast.other_node, cast.node, 0, 0).fragment(100, false);
+        assert_eq!(verdict(world, &later), Verdict::NotOurs);
+        let hosts = packet(cast.other_node, cast.node, 80, 22).fragment(0, true);
+        assert_eq!(verdict(world, &hosts), Verdict::NotOurs);
+        assert_eq!(verdict(world, &later), Verdict::NotOurs, "the host's own");
+        let first = packet(cast.other_node, cast.node, 80, port).fragment(0, true);
+        assert!(matches!(asked(world, &first), Enter::NodeReply { .. }));
+        let Enter::NodeReply { mapping } = asked(world, &later) else { panic!("not undone") };
+        assert_eq!((mapping.other.saddr, mapping.other.sport()), (addr(cast.pod), 4000));
+    });
+}
+
+#[test]
+fn a_datagram_of_the_host_with_the_number_of_another_stays_the_hosts() {
+    both(|cast, world| {
+        let config = world.config.get();
+        let request = packet(cast.pod, cast.other_node, 4000, 80);
+        let port = leave::translate(&request.heads(), &Quote::NONE, world, &config).expect("a free port").other.dport();
+        let answer = packet(cast.other_node, cast.node, 80, port).fragment(0, true);
+        let later = packet(cast.other_node, cast.node, 0, 0).fragment(100, false);
+        for hosts in [22, 61000, 65535] {
+            assert!(matches!(asked(world, &answer), Enter::NodeReply { .. }));
+            assert!(matches!(asked(world, &later), Enter::NodeReply { .. }));
+            let first = packet(cast.other_node, cast.node, 81, hosts).fragment(0, true);
+            assert_eq!(verdict(world, &first), Verdict::NotOurs);
+            assert_eq!(verdict(world, &later), Verdict::NotOurs, "of the datagram to {hosts}");
+        }
+        assert!(matches!(asked(world, &answer), Enter::NodeReply { .. }));
+        world.config.set(with_node_ports(config, port + 1, 65535));
+        assert_eq!(verdict(world, &later), Verdict::NotOurs, "the port is the host's by now");
+    });
+}
+
+#[test]
+fn an_error_about_a_marked_packet_goes_to_its_pod() {
+    both(|cast, world| {
+        let config = world.config.get();
+        let request = packet(cast.pod, cast.other_node, 4000, 80).tcp(tcp::SYN);
+        let port = leave::translate(&request.heads(), &Quote::NONE, world, &config).expect("a free port").other.dport();
+        let error = packet(cast.world, cast.node, 0, 0).unreachable();
+        let told = |sent: &Packet| {
+            let quote = sent.quoted(Direction::Egress);
+            enter(&mut error.arriving(), &quote, world, &world.config.get())
+        };
+        let sent = packet(cast.node, cast.other_node, port, 80).tcp(tcp::SYN);
+        let Enter::NodeReply { mapping } = told(&sent) else { panic!("not for the pod") };
+        assert_eq!((mapping.other.saddr, mapping.other.sport()), (addr(cast.pod), 4000));
+        for hosts in [
+            packet(cast.node, cast.other_node, 22, 80).tcp(tcp::SYN),
+            packet(cast.node, cast.other_node, port, 81).tcp(tcp::SYN),
+            packet(cast.mgmt, cast.other_node, port, 80).tcp(tcp::SYN),
+            packet(cast.node, cast.other_node, port, 80),
+        ] {
+            assert_eq!(told(&hosts), Enter::Done(Verdict::NotOurs), "{hosts:?}");
+        }
+        assert_eq!(verdict(world, &error), Verdict::NotOurs, "without a quote");
+    });
+}
+
+#[test]
+fn an_error_is_no_sign_of_life_and_quotes_no_answer() {
+    both(|cast, world| {
+        begin(cast, world, Origin::Here, &packet(cast.pod, cast.world, 0, 0).echo(4009));
+        let error = packet(cast.multicast, cast.egress, 0, 0).unreachable();
+        let told = |sent: Packet| {
+            let quote = sent.quoted(Direction::Egress);
+            enter(&mut error.arriving(), &quote, world, &world.config.get())
+        };
+        let seen = |world: &World| {
+            let key = packet(cast.world, cast.egress, 0, 0).echo_reply(4009).arriving().tuple;
+            world.nat_peek(&key).map(|mapping| mapping.last_seen_ns)
+        };
+        let before = seen(world);
+        assert!(before.is_some());
+        world.now.set(world.now.get() + 1_000_000_000);
+        assert!(matches!(told(packet(cast.egress, cast.world, 0, 0).echo(4009)), Enter::ReplyHere { .. }));
+        assert_eq!(seen(world), before);
+        let answer = told(packet(cast.egress, cast.world, 0, 0).echo_reply(4009));
+        assert_eq!(answer, Enter::Done(Verdict::IcmpUnmatched), "an egress IP answers no query");
+    });
+}

@@ -1,0 +1,59 @@
+//! ICMP errors from pods, and packets that name their own way.
+
+use super::*;
+
+fn told<'t>(world: &'t World, error: &Packet, quoted: &Packet) -> Steer<'t> {
+    let quote = quoted.quoted(Direction::Ingress);
+    steer(&mut error.heads(), &quote, world, &world.config.get())
+}
+
+#[test]
+fn an_error_of_a_pod_follows_the_flow_that_it_quotes() {
+    both(|cast, world| {
+        let error = udp(cast, cast.world).unreachable();
+        let quoted = packet(cast.world, cast.pod, 80, 4000);
+        assert_eq!(told(world, &error, &quoted), Steer::Done(Verdict::IcmpUnmatched));
+        assert_eq!(world.flows_len(), 0, "it begins none");
+        assert_sent(cast, world, &udp(cast, cast.world));
+        let slot = Slot::here(addr(cast.egress));
+        assert_eq!(told(world, &error, &quoted), Steer::Send { egress_id: ID, slot: &slot });
+        // Whoever sent the quoted packet is told, and by whom it was sent to.
+        for stranger in [packet(cast.world, cast.known_pod, 80, 4000), packet(cast.excluded, cast.pod, 80, 4000)] {
+            assert_eq!(told(world, &error, &stranger), Steer::Done(Verdict::IcmpUnmatched));
+        }
+        world.set_policy(ID, WhenEmpty::Drop, &[Slot::here(addr(cast.foreign_egress))]);
+        assert_eq!(told(world, &error, &quoted), Steer::Done(Verdict::AddressGone));
+    });
+}
+
+#[test]
+fn an_error_about_what_came_from_outside_leaves_as_it_came() {
+    both(|cast, world| {
+        let request = packet(cast.world, cast.pod, 80, 4000).tcp(tcp::SYN);
+        assert_eq!(notice(&request.arriving(), world, &world.config.get()), Verdict::InboundRemembered);
+        let error = udp(cast, cast.world).unreachable();
+        assert_eq!(told(world, &error, &request), Steer::Done(Verdict::InboundReply));
+    });
+}
+
+#[test]
+fn an_error_to_another_node_is_marked() {
+    both(|cast, world| {
+        let error = udp(cast, cast.other_node).unreachable();
+        let quoted = packet(cast.other_node, cast.pod, 80, 4000);
+        assert_eq!(told(world, &error, &quoted), Steer::Mark);
+        assert!(!world.datagram_seen(&error.heads().tuple), "it answers");
+    });
+}
+
+#[test]
+fn who_lists_where_to_go_by_goes_nowhere() {
+    both(|cast, world| {
+        for packet in [udp(cast, cast.world), udp(cast, cast.world).unreachable()] {
+            let mut heads = packet.heads();
+            heads.source_routed = true;
+            let sent = steer(&mut heads, &Quote::NONE, world, &world.config.get());
+            assert_eq!(sent, Steer::Done(Verdict::SourceRouted));
+        }
+    });
+}

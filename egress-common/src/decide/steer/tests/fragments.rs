@@ -1,0 +1,59 @@
+//! Packets in pieces, and others that show no ports.
+
+use super::*;
+
+#[test]
+fn fragments_follow_their_first_one() {
+    both(|cast, world| {
+        let later = udp(cast, cast.world).fragment(100, true);
+        assert_eq!(verdict(world, &later), Verdict::FragmentUnknown);
+        assert_sent(cast, world, &udp(cast, cast.world).fragment(0, true));
+        let mut heads = later.heads();
+        let slot = Slot::here(addr(cast.egress));
+        let sent = steer(&mut heads, &Quote::NONE, world, &world.config.get());
+        assert_eq!(sent, Steer::Send { egress_id: ID, slot: &slot });
+        assert_eq!((heads.tuple.sport(), heads.tuple.dport()), (4000, 80));
+        assert_eq!(world.flows_len(), 1, "one flow");
+    });
+}
+
+#[test]
+fn fragments_of_what_is_not_translated_are_not_let_by() {
+    both(|cast, world| {
+        for (whole, later) in [
+            (udp(cast, cast.world).protocol(PROTO_AH), Verdict::UnsupportedProtocol),
+            (udp(cast, cast.world).cut(6), Verdict::FragmentUnknown),
+            (udp(cast, cast.world).unreachable(), Verdict::FragmentUnknown),
+        ] {
+            assert_ne!(verdict(world, &whole.clone().fragment(0, true)), Verdict::FragmentUnknown);
+            assert_eq!(verdict(world, &whole.fragment(1, false)), later);
+        }
+    });
+}
+
+#[test]
+fn fragments_of_an_answer_are_left_alone() {
+    both(|cast, world| {
+        let request = packet(cast.world, cast.pod, 80, 4000).arriving();
+        assert_eq!(notice(&request, world, &world.config.get()), Verdict::InboundRemembered);
+        assert_eq!(verdict(world, &udp(cast, cast.world).fragment(0, true)), Verdict::InboundReply);
+        assert_eq!(verdict(world, &udp(cast, cast.world).fragment(100, false)), Verdict::InboundReply);
+    });
+}
+
+#[test]
+fn what_shows_no_ports_answers_nobody_who_has_none() {
+    both(|cast, world| {
+        // Ports and identifiers of zero, as those of packets that show none are read.
+        for packet in [packet(cast.world, cast.pod, 0, 0), packet(cast.world, cast.pod, 0, 0).echo(0)] {
+            assert_eq!(notice(&packet.arriving(), world, &world.config.get()), Verdict::InboundRemembered);
+        }
+        let later = udp(cast, cast.world).fragment(100, false);
+        assert_eq!(verdict(world, &later), Verdict::FragmentUnknown);
+        let part_of_ping = packet(cast.pod, cast.world, 0, 0).echo(7).fragment(100, false);
+        assert_eq!(verdict(world, &part_of_ping), Verdict::FragmentUnknown);
+        let redirect = if cast.family == Family::V4 { 5 } else { 137 };
+        let bent = packet(cast.pod, cast.world, 0, 0).message(redirect);
+        assert_eq!(verdict(world, &bent), Verdict::UnsupportedProtocol);
+    });
+}
