@@ -6,6 +6,7 @@ use egress_common::abi::{Direction, Timeouts, Tuple, Verdict};
 
 use crate::cast::{Cast, V4, addr};
 use crate::frames::{ACK, Body, FIN, Packet, RST, SYN, packet};
+use crate::pace;
 use crate::races::{has_both_cpus, pin};
 use crate::stage::{ENTER, NOTICE, REDIRECT, SHOT, STEER, Stage, UPLINK_MAC, both, on_stage_with, test_run};
 
@@ -139,7 +140,6 @@ fn pods_that_nothing_selects_leave_room_for_those_that_something_does() {
 /// One flow, aged before each round; then its packet and a sweep meet.
 #[test]
 fn what_a_packet_has_used_is_not_swept() {
-    const ROUNDS: usize = 4000;
     on_stage_with(&[("nat", 64), ("flows", 64), ("inbound", 64)], |mut stage| {
         if !has_both_cpus() {
             return eprintln!("skipped: needs two CPUs");
@@ -149,7 +149,7 @@ fn what_a_packet_has_used_is_not_swept() {
         stage.sweep(false);
         let forward = Tuple::new(Direction::Egress, addr(V4.pod), addr(V4.world), 4000, 80, 17);
         let (mut used, mut swept) = (0, 0);
-        for round in 0..ROUNDS {
+        for round in 0..pace::rounds(4000) {
             assert_eq!(test_run(stage.program(STEER.program), &STEER, &frame).action, REDIRECT);
             stage.age(u64::from(TIMEOUTS.udp) + 1);
             let before = stage.counts();
@@ -168,9 +168,9 @@ fn what_a_packet_has_used_is_not_swept() {
 }
 
 /// Runs the packet on one CPU and a sweep on the other; the packet's action.
-fn meet(stage: &Stage, frame: &[u8], round: usize) -> i32 {
+fn meet(stage: &Stage, frame: &[u8], round: u32) -> i32 {
     let arrived = AtomicUsize::new(0);
-    let together = |cpu: usize, delay: usize| {
+    let together = |cpu: usize, delay: u32| {
         pin(cpu);
         arrived.fetch_add(1, Ordering::SeqCst);
         let mut spins = 0_usize;

@@ -8,6 +8,7 @@
 
 mod answers;
 mod cast;
+mod devices;
 mod dumps;
 mod encapsulation;
 mod errors;
@@ -20,8 +21,10 @@ mod mutants;
 mod neighbours;
 mod object;
 mod overlay;
+mod pace;
 mod pods;
 mod protocols;
 mod races;
 mod replies;
+mod runs;
 mod stage;

@@ -17,6 +17,7 @@ use nix::sys::time::TimeVal;
 
 use crate::cast::{Cast, V4, addr};
 use crate::frames::{Body, Packet, SYN, ip, octets, packet};
+use crate::pace::patience;
 use crate::stage::{ROUTER_MAC, Stage, UPLINK_MAC, both};
 
 /// The far end of a device.
@@ -49,7 +50,7 @@ impl Wire {
         let at = if address.is_ipv4() { 26 } else { 22 };
         let source = octets(address);
         let mut buffer = [0; 4096];
-        while start.elapsed() < Duration::from_secs(2) {
+        while start.elapsed() < patience(Duration::from_secs(2)) {
             let Ok(length) = recv(self.socket.as_raw_fd(), &mut buffer, MsgFlags::empty()) else { continue };
             let frame = &buffer[..length];
             if frame.get(at..at + source.len()) == Some(&source) {
@@ -80,7 +81,7 @@ fn arrives(stage: &Stage, wire: &Wire, frame: &[u8]) -> BTreeMap<&'static str, u
     wire.send(frame);
     loop {
         let moved = stage.moved(&before);
-        if !moved.is_empty() || start.elapsed() > Duration::from_secs(2) {
+        if !moved.is_empty() || start.elapsed() > patience(Duration::from_secs(2)) {
             return moved.into_iter().map(|(label, (packets, _))| (label, packets)).collect();
         }
         std::thread::sleep(Duration::from_millis(1));

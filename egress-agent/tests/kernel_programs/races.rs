@@ -13,11 +13,11 @@ use nix::unistd::Pid;
 
 use crate::cast::{Cast, addr};
 use crate::frames::{Body, Packet, SYN, packet};
+use crate::pace;
 use crate::stage::{REDIRECT, Ran, Run, STEER, Stage, both, test_run};
 
-/// A guest without a processor of its own takes a hundred times as long for each.
 fn rounds() -> u16 {
-    std::env::var("EGRESS_TEST_ROUNDS").map_or(3000, |rounds| rounds.parse().expect("a number of rounds"))
+    u16::try_from(pace::rounds(3000)).expect("no more than there are ports")
 }
 
 const CPUS: [usize; 2] = [0, 1];

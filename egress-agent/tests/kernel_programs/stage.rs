@@ -1,18 +1,11 @@
-//! A node for one test: a network namespace with the devices that routes need, the loaded object, and maps filled for a
-//! cast of addresses per family.
-//!
-//! ```text
-//!   breth0        172.18.0.2/16   fd00:172:18::2/64     next hop 172.18.0.1, fd00:172:18::1 (no ARP: known for good)
-//!   ovn-k8s-mp0   10.244.1.2/24   fd00:10:244:1::2/64   pods likewise
-//! ```
+//! A node for one test: a network namespace with devices (`devices`), the loaded object, and maps filled for a cast of
+//! addresses per family. `runs` is how a packet gets in and out.
 
 use std::collections::BTreeMap;
-use std::io::Write;
-use std::process::{Command, Stdio};
 
 use aya::maps::lpm_trie::Key;
 use aya::maps::{Array, HashMap, LpmTrie, Map, MapData, PerCpuArray, PerCpuHashMap};
-use aya::programs::{SchedClassifier, TestRun as _, TestRunOptions};
+use aya::programs::SchedClassifier;
 use aya::{Ebpf, EbpfLoader, Pod};
 use egress_common::abi::{
     Addr, ClusterPrefix, Config, Count, EipCount, Family, Flow, Inbound, Mapping, NodeEntry, NodePlace, Owned,
@@ -26,19 +19,8 @@ use crate::cast::{Cast, V4, V6, addr};
 use crate::frames::Packet;
 use crate::object;
 
-pub(crate) const UPLINK: u32 = 11;
-pub(crate) const MGMT: u32 = 12;
-pub(crate) const OVERLAY: u32 = 13;
-pub(crate) const UPLINK_MAC: [u8; 6] = [2, 0, 0, 0, 1, 2];
-pub(crate) const ROUTER_MAC: [u8; 6] = [2, 0, 0, 0, 1, 1];
-pub(crate) const MGMT_MAC: [u8; 6] = [2, 0, 0, 0, 2, 2];
-pub(crate) const POD_MAC: [u8; 6] = [2, 0, 0, 0, 2, 0x10];
-pub(crate) const OWNED_MAC: [u8; 6] = [2, 0, 0, 0, 1, 0x64];
-
-/// What a program returns.
-pub(crate) const NEXT: i32 = -1;
-pub(crate) const SHOT: i32 = 2;
-pub(crate) const REDIRECT: i32 = 7;
+pub(crate) use crate::devices::*;
+pub(crate) use crate::runs::*;
 
 /// The loaded object and its maps.
 pub(crate) struct Stage {
@@ -58,34 +40,6 @@ pub(crate) struct Stage {
     /// Numbers of all maps, by name.
     pub(crate) ids: BTreeMap<String, u32>,
     pub(crate) eip_counters: PerCpuHashMap<MapData, u32, EipCount>,
-}
-
-/// Which program, on which device, and what the packet brings along.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Run {
-    pub(crate) program: &'static str,
-    pub(crate) ifindex: u32,
-    pub(crate) ingress_ifindex: u32,
-    pub(crate) mark: u32,
-    pub(crate) gso_size: u32,
-}
-
-const fn run(program: &'static str, ifindex: u32) -> Run {
-    Run { program, ifindex, ingress_ifindex: 0, mark: 0, gso_size: 0 }
-}
-
-pub(crate) const STEER: Run = run("mgmt_ingress", MGMT);
-pub(crate) const NOTICE: Run = run("mgmt_egress", MGMT);
-pub(crate) const ENTER: Run = run("uplink_ingress", UPLINK);
-pub(crate) const SWEEP: Run = run("sweep", 0);
-pub(crate) const LEAVE: Run = Run { ingress_ifindex: MGMT, ..run("uplink_egress", UPLINK) };
-
-/// What a run came to.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Ran {
-    pub(crate) action: i32,
-    pub(crate) frame: Vec<u8>,
-    pub(crate) mark: u32,
 }
 
 /// Runs the test on a stage of its own; without root it says so instead.
@@ -348,41 +302,6 @@ fn zero(counts: &BTreeMap<&'static str, (u64, u64)>) -> BTreeMap<&'static str, (
     counts.keys().map(|label| (*label, (0, 0))).collect()
 }
 
-/// One run, without looking at counters.
-pub(crate) fn test_run(program: &SchedClassifier, run: &Run, frame: &[u8]) -> Ran {
-    let context = context(run);
-    let (mut out, mut context_out) = ([0; 4096], [0; CONTEXT]);
-    let result = program
-        .test_run(TestRunOptions {
-            data_in: Some(frame),
-            data_out: Some(&mut out),
-            ctx_in: Some(&context),
-            ctx_out: Some(&mut context_out),
-            ..TestRunOptions::default()
-        })
-        .unwrap_or_else(|error| panic!("{run:?}: {error:?}"));
-    let length = usize::try_from(result.data_size_out).expect("a length");
-    let mark = context_out[MARK..MARK + 4].try_into().map(u32::from_ne_bytes).expect("four bytes");
-    Ran { action: result.return_value.cast_signed(), frame: out[..length].to_vec(), mark }
-}
-
-/// Size of `struct __sk_buff` (linux/bpf.h) and where its fields lie.
-const CONTEXT: usize = 192;
-const MARK: usize = 8;
-const INGRESS_IFINDEX: usize = 36;
-const IFINDEX: usize = 40;
-const GSO_SIZE: usize = 176;
-
-fn context(run: &Run) -> [u8; CONTEXT] {
-    let mut context = [0; CONTEXT];
-    for (at, value) in
-        [(MARK, run.mark), (INGRESS_IFINDEX, run.ingress_ifindex), (IFINDEX, run.ifindex), (GSO_SIZE, run.gso_size)]
-    {
-        context[at..at + 4].copy_from_slice(&value.to_ne_bytes());
-    }
-    context
-}
-
 /// The programs' clock.
 fn now_ns() -> u64 {
     let now = clock_gettime(ClockId::CLOCK_MONOTONIC_COARSE).expect("the clock");
@@ -410,38 +329,4 @@ fn take(ebpf: &mut Ebpf, name: &str) -> Map {
 
 fn hash<K: Pod, V: Pod>(ebpf: &mut Ebpf, name: &str) -> HashMap<MapData, K, V> {
     HashMap::try_from(take(ebpf, name)).expect("a hash map of these types")
-}
-
-fn make_devices() {
-    for switch in ["ipv4/ip_forward", "ipv6/conf/all/forwarding"] {
-        std::fs::write(format!("/proc/sys/net/{switch}"), "1").expect("forward packets");
-    }
-    batch(&format!(
-        "link set lo up\n\
-         link add breth0 index {UPLINK} address 02:00:00:00:01:02 type veth peer name out0 index 21\n\
-         link add ovn-k8s-mp0 index {MGMT} address 02:00:00:00:02:02 mtu 1400 type veth peer name pods0 index 22\n\
-         addr add 172.18.0.2/16 dev breth0\n\
-         addr add fd00:172:18::2/64 dev breth0 nodad\n\
-         addr add 10.244.1.2/24 dev ovn-k8s-mp0\n\
-         addr add fd00:10:244:1::2/64 dev ovn-k8s-mp0 nodad\n\
-         link add egress0 index {OVERLAY} type vxlan external dstport 4794 nolearning\n\
-         link set breth0 up\nlink set egress0 up\nlink set out0 up\nlink set ovn-k8s-mp0 up\nlink set pods0 up\n\
-         route add 198.51.100.0/24 via 172.18.0.1\n\
-         route add 2001:db8::/64 via fd00:172:18::1\n"
-    ));
-    batch("neigh replace 172.18.0.3 lladdr 02:00:00:00:01:03 dev breth0 nud permanent\n");
-    for cast in [V4, V6] {
-        batch(&format!(
-            "neigh replace {} lladdr 02:00:00:00:01:01 dev breth0 nud permanent\n\
-             neigh replace {} lladdr 02:00:00:00:02:10 dev ovn-k8s-mp0 nud permanent\n",
-            cast.router, cast.pod
-        ));
-    }
-}
-
-/// Runs `ip -batch` in this thread's network namespace.
-pub(crate) fn batch(script: &str) {
-    let mut child = Command::new("ip").args(["-batch", "-"]).stdin(Stdio::piped()).spawn().expect("run ip");
-    child.stdin.take().expect("a pipe").write_all(script.as_bytes()).expect("write to ip");
-    assert!(child.wait().expect("wait for ip").success(), "ip refused:\n{script}");
 }
