@@ -9,9 +9,10 @@ use egress_common::wire::{ETH_LEN, Heads, arp as wire_arp};
 
 use crate::Outcome;
 use crate::icmp::{self, Buffer};
-use crate::maps::{EVENTS, Maps, WORKSPACE};
+use crate::maps::{EVENTS, Maps};
 use crate::packet::Packet;
-use crate::roads::Run;
+use crate::run::Run;
+use crate::workspace::WORKSPACE;
 use crate::{overlay, way};
 
 /// ARP on the uplink: answered where the target is an owned egress IP.

@@ -13,7 +13,7 @@ use egress_common::abi::Verdict;
 use egress_common::wire::{Frame, L3, PROTO_TCP, PROTO_UDP, csum, ipv4, l4};
 
 use crate::packet::{OFFSET_MASK, Packet};
-use crate::roads::Run;
+use crate::run::Run;
 use crate::way::{self, Way};
 
 /// Largest rest that is set aside.

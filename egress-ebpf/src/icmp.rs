@@ -12,7 +12,7 @@ use egress_common::wire::nd::ADVERTISEMENT_LEN;
 use egress_common::wire::{Frame, L3, L4, PROTO_TCP, PROTO_UDP, csum, l4};
 
 use crate::packet::Packet;
-use crate::roads::Run;
+use crate::run::Run;
 
 /// Space for headers under construction.
 pub type Buffer = [u8; ADVERTISEMENT_LEN];

@@ -4,7 +4,7 @@
 //! answer says, counts, and returns. One match turns verdicts into TC actions, and its value is what the program returns.
 #![no_std]
 #![no_main]
-// For the compiler barriers in `maps` and `packet`, and one store in `packet`.
+// For the compiler barrier in `hidden`, and one store in `packet`.
 #![feature(asm_experimental_arch)]
 // For compare-and-swap and counting, which the target has as intrinsics only.
 #![feature(core_intrinsics)]
@@ -13,18 +13,24 @@
 mod alive;
 mod answer;
 mod fragment;
+mod hidden;
 mod icmp;
 #[cfg(feature = "log")]
 mod log;
 mod maps;
 mod overlay;
 mod packet;
+mod partial;
 mod ports;
+mod quoted;
+mod rewrite;
 mod roads;
 mod room;
+mod run;
 mod sweep;
 mod way;
 mod ways;
+mod workspace;
 
 use aya_ebpf::bindings::{TC_ACT_SHOT, TC_ACT_UNSPEC};
 use aya_ebpf::macros::classifier;
@@ -32,8 +38,9 @@ use aya_ebpf::programs::TcContext;
 use egress_common::abi::{Class, Config, SWEEP_PRESSED, Verdict};
 use egress_common::wire::Heads;
 
-use crate::maps::{Maps, Workspace};
+use crate::maps::Maps;
 use crate::packet::Packet;
+use crate::workspace::Workspace;
 
 /// What became of a packet: the verdict, and what the redirect helper returned. Packed, so that out-of-line functions
 /// return it in a register.
@@ -103,7 +110,7 @@ impl Outcome {
 fn run(ctx: &TcContext, unready: Verdict, road: impl Fn(Packet, &Config, &mut Workspace) -> Outcome) -> i32 {
     let length = ctx.len();
     let packet = Packet::new(ctx);
-    let (Some(config), Some(workspace)) = (maps::config(), maps::workspace()) else {
+    let (Some(config), Some(workspace)) = (maps::config(), workspace::workspace()) else {
         Maps.count(unready, length);
         return if unready.class() == Class::Drop { TC_ACT_SHOT } else { TC_ACT_UNSPEC };
     };

@@ -5,7 +5,6 @@
 //! RCU), and every field is an integer, so a racing write on another CPU can at worst show an old or a new number.
 #![expect(unsafe_code, reason = "map access is one of the three places for it")]
 
-use core::arch::asm;
 use core::ptr;
 
 use aya_ebpf::bindings::{BPF_EXIST, BPF_F_NO_PREALLOC, BPF_NOEXIST};
@@ -17,16 +16,13 @@ use egress_common::abi::{
     Addr, ClusterPrefix, Config, Count, Datagram, Direction, DropEvent, EipCount, Flow, FragKey, FragPorts, Hop,
     Inbound, Mapping, NodeEntry, Owned, OwnedAddr, PodEntry, Policy, PolicyKey, Slot, Tuple, Usage, Verdict,
 };
-use egress_common::decide::accept::Outer;
 use egress_common::decide::snat::{EXHAUSTED_NS, PortSearch};
 use egress_common::decide::{Claim, Owner, PortClaim, Tables, phase};
-use egress_common::wire::{Heads, PROTO_TCP, Quote};
+use egress_common::wire::PROTO_TCP;
 
 use crate::alive::{Touched, change, count_up, swap, touch};
-use crate::fragment::Rest;
-use crate::icmp::Buffer;
+use crate::hidden::hidden;
 use crate::ports;
-use crate::way::Way;
 
 /// Elements come and go by the thousand and most nodes hold few: allocate as needed.
 const ON_DEMAND: usize = BPF_F_NO_PREALLOC as usize;
@@ -69,33 +65,6 @@ pub static COUNTERS: PerCpuArray<Count, { Verdict::SLOTS }> = PerCpuArray::new()
 pub static EIP_COUNTERS: PerCpuHashMap<u32, EipCount, 16384, ON_DEMAND> = PerCpuHashMap::new();
 #[btf_map(name = "events")]
 pub static EVENTS: RingBuf<DropEvent, 262144> = RingBuf::new();
-/// This CPU's own.
-#[btf_map(name = "workspace")]
-pub static WORKSPACE: PerCpuArray<Workspace, 1> = PerCpuArray::new();
-
-/// What would crowd the 512 bytes of stack, and what one CPU keeps from one run to the next.
-#[repr(C)]
-pub struct Workspace {
-    /// Of the packet of this run; parsed before anything reads it.
-    pub heads: Heads,
-    /// Of an ICMP error, once read.
-    pub quote: Quote,
-    /// Of a packet out of the overlay.
-    pub outer: Outer,
-    /// Of the packet of this run, once settled.
-    pub way: Way,
-    /// The part of a packet that is sent as its second fragment.
-    pub rest: Rest,
-    /// Headers under construction.
-    pub buffer: Buffer,
-    /// A key under construction.
-    pub key: Tuple,
-    /// A mapping under construction.
-    pub mapping: Mapping,
-    /// No drop is reported before this time.
-    pub next_report_ns: u64,
-}
-
 /// What a map that takes no more answers (beside ENOMEM, which we treat alike).
 const EEXIST: i32 = -17;
 
@@ -106,11 +75,8 @@ pub struct Maps;
 /// Lends the value.
 #[inline(always)]
 fn lent<'a, V>(found: Option<*mut V>) -> Option<&'a V> {
-    let mut there = u64::from(found.is_some());
-    // Does nothing, but hides where the number came from: the compiler would otherwise fold two null checks into one
-    // `or` of pointers, which the verifier refuses.
-    // SAFETY: a register is moved to itself.
-    unsafe { asm!("{0} = {0}", inout(reg) there, options(pure, nomem, nostack, preserves_flags)) };
+    // The compiler would otherwise fold two null checks into one `or` of pointers, which the verifier refuses.
+    let there = hidden(u64::from(found.is_some()));
     // SAFETY: a pointer from a lookup in this program; see the module header.
     found.filter(|_| there != 0).map(|value| unsafe { &*value })
 }
@@ -164,13 +130,6 @@ impl Maps {
 #[inline(always)]
 pub fn config() -> Option<&'static Config> {
     CONFIG.get(0).filter(|config| config.generation != 0)
-}
-
-#[inline(always)]
-pub fn workspace() -> Option<&'static mut Workspace> {
-    // SAFETY: the element is this CPU's own; TC programs run with bottom halves off and do not interrupt one another, and
-    // one run asks once.
-    WORKSPACE.get_ptr_mut(0).map(|workspace| unsafe { &mut *workspace })
 }
 
 impl Tables for Maps {

@@ -26,8 +26,8 @@ use egress_common::wire::{
 };
 
 use crate::packet::Packet;
-use crate::roads::Run;
 use crate::room::Room;
+use crate::run::Run;
 use crate::way::{self, Journey, Way};
 use crate::ways;
 
@@ -111,10 +111,7 @@ fn put(run: &Run<'_>, endpoint: &Addr, egress_id: u32, way: &Way) -> Option<Verd
     let Some(ecn) = ecn_of(run.packet, L3 + overhead(underlay), run.heads.family) else {
         return Some(Verdict::EncapFailed);
     };
-    let written = match underlay {
-        Family::V4 => write_v4(run, endpoint, ecn, way),
-        Family::V6 => write_v6(run, endpoint, ecn, way),
-    };
+    let written = write_ip(run, endpoint, ecn, way);
     let written = written.and_then(|at| write_vxlan(run, at, egress_id)).is_some();
     (!written || way::redirect(way.ifindex).is_err()).then_some(Verdict::EncapFailed)
 }
@@ -126,35 +123,35 @@ fn ecn_of(packet: Packet, at: usize, family: Family) -> Option<u8> {
     Some(ECN & if family == Family::V4 { second } else { (first & 0xf) << 4 | second >> 4 })
 }
 
+/// The link and the network header; returns where they end.
 #[inline(always)]
-fn write_v4(run: &Run<'_>, endpoint: &Addr, ecn: u8, way: &Way) -> Option<usize> {
+fn write_ip(run: &Run<'_>, endpoint: &Addr, ecn: u8, way: &Way) -> Option<usize> {
     let Run { packet, config, .. } = *run;
-    let total = (packet.len() - L3) as u16;
-    let (from, to) = (config.self_node.words()[3].to_ne_bytes(), endpoint.words()[3].to_ne_bytes());
-    let [high, low] = total.to_be_bytes();
-    let mut head = [
-        0x45, ecn, high, low, 0, 0, 0x40, 0, TTL, PROTO_UDP, 0, 0, from[0], from[1], from[2], from[3], to[0], to[1],
-        to[2], to[3],
-    ];
-    let [high, low] = csum::header(&head).to_ne_bytes();
-    (head[ipv4::CHECKSUM], head[ipv4::CHECKSUM + 1]) = (high, low);
+    let length = packet.len() - L3;
     packet.set_macs(way.dmac, way.smac)?;
-    packet.store(ETH_LEN - 2, ethertype::IPV4.to_be_bytes())?;
-    packet.store(L3, head)?;
-    Some(L3 + IPV4_LEN)
-}
-
-#[inline(always)]
-fn write_v6(run: &Run<'_>, endpoint: &Addr, ecn: u8, way: &Way) -> Option<usize> {
-    let Run { packet, config, .. } = *run;
-    let payload = (packet.len() - L3 - IPV6_LEN) as u16;
-    packet.set_macs(way.dmac, way.smac)?;
-    packet.store(ETH_LEN - 2, ethertype::IPV6.to_be_bytes())?;
-    let [high, low] = payload.to_be_bytes();
-    packet.store(L3, [0x60, ecn << 4, 0, 0, high, low, PROTO_UDP, TTL])?;
-    packet.store(L3 + ipv6::SADDR, config.self_node.octets())?;
-    packet.store(L3 + ipv6::DADDR, endpoint.octets())?;
-    Some(L3 + IPV6_LEN)
+    match endpoint.family() {
+        Family::V4 => {
+            let (from, to) = (config.self_node.v4_octets(), endpoint.v4_octets());
+            let [high, low] = (length as u16).to_be_bytes();
+            let mut head = [
+                0x45, ecn, high, low, 0, 0, 0x40, 0, TTL, PROTO_UDP, 0, 0, from[0], from[1], from[2], from[3], to[0],
+                to[1], to[2], to[3],
+            ];
+            let [high, low] = csum::header(&head).to_ne_bytes();
+            (head[ipv4::CHECKSUM], head[ipv4::CHECKSUM + 1]) = (high, low);
+            packet.store(ETH_LEN - 2, ethertype::IPV4.to_be_bytes())?;
+            packet.store(L3, head)?;
+            Some(L3 + IPV4_LEN)
+        }
+        Family::V6 => {
+            let [high, low] = ((length - IPV6_LEN) as u16).to_be_bytes();
+            packet.store(ETH_LEN - 2, ethertype::IPV6.to_be_bytes())?;
+            packet.store(L3, [0x60, ecn << 4, 0, 0, high, low, PROTO_UDP, TTL])?;
+            packet.store(L3 + ipv6::SADDR, config.self_node.octets())?;
+            packet.store(L3 + ipv6::DADDR, endpoint.octets())?;
+            Some(L3 + IPV6_LEN)
+        }
+    }
 }
 
 /// UDP, VXLAN and the inner link header, at `at`.

@@ -9,7 +9,8 @@ use egress_common::abi::{Addr, Mapping, Tuple};
 use egress_common::decide::snat::{self, PortSearch};
 use egress_common::decide::{Claim, Owner, PortClaim};
 
-use crate::maps::{NAT, WORKSPACE, claimed};
+use crate::maps::{NAT, claimed};
+use crate::workspace::WORKSPACE;
 
 /// Insert-if-absent of one key of a mapping, built in this CPU's workspace.
 #[inline(always)]

@@ -10,83 +10,18 @@ use egress_common::decide::snat::{self, Face};
 use egress_common::decide::steer::Steer;
 use egress_common::decide::{self, Owner, Rewrite, Tables, mtu};
 use egress_common::wire::icmp::Answer;
-use egress_common::wire::{Frame, Heads, L4, PROTO_ICMPV6, Quote, ethertype};
+use egress_common::wire::{Frame, Heads, PROTO_ICMPV6, Quote, ethertype};
 
 use crate::Outcome;
 use crate::answer;
 use crate::fragment::{self, Rest};
-use crate::maps::{Maps, Workspace};
+use crate::maps::Maps;
 use crate::overlay;
 use crate::packet::Packet;
+use crate::run::{Run, parse, quoted, restore, rewrite};
 use crate::way::{self, Journey, Way};
 use crate::ways;
-
-/// What every step of a road needs.
-#[derive(Clone, Copy)]
-pub struct Run<'a> {
-    pub packet: Packet,
-    pub config: &'a Config,
-    pub heads: &'a Heads,
-}
-
-impl Run<'_> {
-    /// Length (bytes, from the IP header on) of the largest packet that this one will be on the wire.
-    #[inline(always)]
-    pub fn wire_length(&self) -> u32 {
-        mtu::wire_length(self.packet.len() as u32, self.packet.gso_size(), self.heads)
-    }
-}
-
-/// Reads the heads into the workspace; out of line, so that its frame is gone when the decision is taken.
-#[inline(never)]
-fn parse(packet: Packet, heads: &mut Heads, direction: Direction) -> bool {
-    packet.pull_long_heads();
-    if heads.read(&packet, direction).is_none() {
-        *heads = Heads::NONE;
-        return false;
-    }
-    true
-}
-
-/// Reads what an ICMP error quotes into the workspace.
-#[inline(always)]
-fn quoted<'a>(packet: Packet, heads: &Heads, quote: &'a mut Quote) -> &'a Quote {
-    if heads.l4 == L4::IcmpError {
-        read_quote(packet, heads, quote);
-    }
-    quote
-}
-
-/// Out of line as [`parse`].
-#[inline(never)]
-fn read_quote(packet: Packet, heads: &Heads, quote: &mut Quote) {
-    if quote.read(&packet, heads).is_none() {
-        *quote = Quote::NONE;
-    }
-}
-
-/// Gives the packet another end; an ICMP error, what it quotes too.
-#[inline(always)]
-fn rewrite(run: &Run<'_>, quote: &Quote, rewrite: &Rewrite) -> Result<(), Verdict> {
-    match run.heads.l4 {
-        L4::IcmpError => run.packet.rewrite_error(run.heads, quote, rewrite),
-        _ => run.packet.rewrite(run.heads, rewrite),
-    }
-}
-
-/// Gives a reply, or an ICMP error about the flow, back the pod's address.
-#[inline(always)]
-fn restore(run: &Run<'_>, quote: &Quote, mapping: &Mapping) -> Result<(), Verdict> {
-    let sender = match run.heads.l4 {
-        L4::IcmpError => &quote.tuple().daddr,
-        _ => &run.heads.tuple.saddr,
-    };
-    // The same look at an entry that may just be used again as on the way out.
-    if mapping.other.daddr != *sender {
-        return Err(Verdict::ClaimLost);
-    }
-    rewrite(run, quote, &Rewrite::reverse(mapping))
-}
+use crate::workspace::Workspace;
 
 pub fn steer(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outcome {
     if packet.is_foreign() {
@@ -382,6 +317,7 @@ pub fn notice(packet: Packet, config: &Config, workspace: &mut Workspace) -> Out
     }
     Outcome::done(decide::notice::notice(heads, &Maps, config))
 }
+
 /// A new flow that gets no mapping is counted for its egress IP too.
 #[inline(always)]
 fn refuse(egress_id: u32, verdict: Verdict) -> Outcome {

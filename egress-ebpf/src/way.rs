@@ -17,7 +17,7 @@ use egress_common::decide::Tables;
 
 use crate::maps::Maps;
 use crate::packet::Packet;
-use crate::roads::Run;
+use crate::run::Run;
 use crate::ways;
 
 const AF_INET: u8 = 2;

@@ -18,8 +18,8 @@ pub(super) struct Mutation {
 
 const MAIN: &str = "egress-ebpf/src/main.rs";
 const MAPS: &str = "egress-ebpf/src/maps.rs";
-const PACKET: &str = "egress-ebpf/src/packet.rs";
 const PORTS: &str = "egress-ebpf/src/ports.rs";
+const REWRITE: &str = "egress-ebpf/src/rewrite.rs";
 const ROADS: &str = "egress-ebpf/src/roads.rs";
 const SWEEP: &str = "egress-ebpf/src/sweep.rs";
 const WAY: &str = "egress-ebpf/src/way.rs";
@@ -63,27 +63,27 @@ mutations! {
         "SADDR: usize = 8;\n    pub const DADDR: usize = 24;" => "SADDR: usize = 24;\n    pub const DADDR: usize = 8;";
     "ports-swapped", WIRE, "the wrong port is rewritten":
         "SPORT: usize = 0;\n    pub const DPORT: usize = 2;" => "SPORT: usize = 2;\n    pub const DPORT: usize = 0;";
-    "port-byte-order", PACKET, "the answer comes to a port that nobody claimed":
+    "port-byte-order", REWRITE, "the answer comes to a port that nobody claimed":
         "+ port_at, new.to_be_bytes())" => "+ port_at, new.to_le_bytes())";
 
     // Checksums.
-    "ipv4-header-checksum", PACKET, "the next router drops the packet":
+    "ipv4-header-checksum", REWRITE, "the next router drops the packet":
         "let sum = csum::replace_u32(sum, old.words()[3], new.words()[3]);" =>
         "let sum = if old == new { csum::replace_u32(sum, old.words()[3], new.words()[3]) } else { sum };";
-    "pseudo-header-checksum", PACKET, "the receiver drops TCP and UDP":
+    "pseudo-header-checksum", REWRITE, "the receiver drops TCP and UDP":
         "replace_l4_checksum(*self, heads, &old, &rewrite.addr)?;\n            if" =>
         "replace_l4_checksum(*self, heads, &old, &old)?;\n            if";
-    "icmpv6-checksum", PACKET, "the receiver drops ICMPv6, which unlike ICMP covers the addresses":
+    "icmpv6-checksum", REWRITE, "the receiver drops ICMPv6, which unlike ICMP covers the addresses":
         "PROTO_ICMPV6 => (l4::ICMP_CHECKSUM, 0)," => "PROTO_ICMPV6 => return Some(()),";
-    "port-checksum", PACKET, "the receiver drops what got another port":
+    "port-checksum", REWRITE, "the receiver drops what got another port":
         "let (from, to) = (u64::from(old.to_be()), u64::from(new.to_be()));" =>
         "let (from, to) = (u64::from(old.to_be()), u64::from(old.to_be()));";
-    "udp-zero-checksum", PACKET, "a checksum that says none becomes a wrong one":
+    "udp-zero-checksum", REWRITE, "a checksum that says none becomes a wrong one":
         "PROTO_UDP | PROTO_UDP_LITE => (l4::UDP_CHECKSUM, u64::from(BPF_F_MARK_MANGLED_0))," =>
         "PROTO_UDP | PROTO_UDP_LITE => (l4::UDP_CHECKSUM, 0),";
-    "ttl-stays", PACKET, "packets go round for ever":
+    "ttl-stays", REWRITE, "packets go round for ever":
         "([ttl, protocol], [ttl.wrapping_sub(1), protocol])" => "([ttl, protocol], [ttl, protocol])";
-    "hop-limit-stays", PACKET, "packets go round for ever":
+    "hop-limit-stays", REWRITE, "packets go round for ever":
         "[heads.ttl.wrapping_sub(1)]" => "[heads.ttl]";
 
     // Mappings.

@@ -1,0 +1,45 @@
+//! The workspace: what would crowd the 512 bytes of stack, and what one CPU keeps from one run to the next.
+#![expect(unsafe_code, reason = "map access is one of the three places for it")]
+
+use aya_ebpf::btf_maps::PerCpuArray;
+use aya_ebpf::macros::btf_map;
+use egress_common::abi::{Mapping, Tuple};
+use egress_common::decide::accept::Outer;
+use egress_common::wire::{Heads, Quote};
+
+use crate::fragment::Rest;
+use crate::icmp::Buffer;
+use crate::way::Way;
+
+/// This CPU's own.
+#[btf_map(name = "workspace")]
+pub static WORKSPACE: PerCpuArray<Workspace, 1> = PerCpuArray::new();
+
+#[repr(C)]
+pub struct Workspace {
+    /// Of the packet of this run; parsed before anything reads it.
+    pub heads: Heads,
+    /// Of an ICMP error, once read.
+    pub quote: Quote,
+    /// Of a packet out of the overlay.
+    pub outer: Outer,
+    /// Of the packet of this run, once settled.
+    pub way: Way,
+    /// The part of a packet that is sent as its second fragment.
+    pub rest: Rest,
+    /// Headers under construction.
+    pub buffer: Buffer,
+    /// A key under construction.
+    pub key: Tuple,
+    /// A mapping under construction.
+    pub mapping: Mapping,
+    /// No drop is reported before this time.
+    pub next_report_ns: u64,
+}
+
+#[inline(always)]
+pub fn workspace() -> Option<&'static mut Workspace> {
+    // SAFETY: the element is this CPU's own; TC programs run with bottom halves off and do not interrupt one another, and
+    // one run asks once.
+    WORKSPACE.get_ptr_mut(0).map(|workspace| unsafe { &mut *workspace })
+}
