@@ -12,7 +12,7 @@
     reason = "lengths and offsets of packets are bounded where they stand; a checked conversion would bring a panic to programs that may not have one"
 )]
 
-#[cfg(test)]
+#[cfg(any(test, feature = "model"))]
 extern crate std;
 
 pub mod abi;

@@ -1,15 +1,14 @@
 //! The target `decision`: any packets, any state, through all hooks; what must hold is asserted by [`crate::node`].
 
-use egress_common::abi::{Family, OnUnknownPod, PodEntry, Policy, Slot, WhenEmpty};
+use egress_common::abi::{Direction, Family, OnUnknownPod, PodEntry, Policy, Slot, WhenEmpty};
 use egress_common::decide::accept::Outer;
 use egress_common::decide::leave::Meta;
-use egress_common::wire::{PROTO_ICMP, PROTO_ICMPV6, PROTO_TCP, PROTO_UDP};
+use egress_common::wire::{Heads, PROTO_ICMP, PROTO_ICMPV6, PROTO_TCP, PROTO_UDP};
 
-use crate::frame::Packet;
+use crate::frame::{self, Packet};
 use crate::input::Input;
-use crate::node::{MARKS, Node};
-use crate::places::{self, FAMILIES};
-use crate::world::policy_key;
+use crate::node::{Hook, MARKS, Node, Outcome, Skb};
+use crate::places::{self, FAMILIES, policy_key};
 
 /// Steps of one story.
 const STEPS: usize = 48;
@@ -17,14 +16,14 @@ pub(crate) const IDS: [u32; 3] = [1, 2, 3];
 pub(crate) const PORTS: [u16; 6] = [4000, 80, 4001, 443, 4794, 61_001];
 
 pub fn decision(data: &[u8]) {
-    let (mut input, mut node) = (Input::new(data), Node::new());
+    let (mut input, mut node, mut seen) = (Input::new(data), places::node_of_stories(), Vec::new());
     for _ in 0..STEPS {
         if input.is_empty() {
             return;
         }
         match input.below(8) {
             0 | 1 => change(&mut input, &mut node),
-            hook => pass(&mut input, &mut node, hook),
+            hook => pass(&mut input, &mut node, hook, &mut seen),
         }
     }
 }
@@ -32,12 +31,13 @@ pub fn decision(data: &[u8]) {
 fn change(input: &mut Input<'_>, node: &mut Node) {
     let (family, id) = (input.pick(&FAMILIES), input.pick(&IDS));
     let pod = places::pod(family, u8::try_from(input.below(places::PODS)).unwrap_or_default());
+    let (world, pods) = (&node.world, &node.world.pods);
     match input.below(8) {
-        0 | 1 => drop(node.world.pods.insert(pod, PodEntry::selected(id, 0))),
-        2 => drop(node.world.pods.insert(pod, PodEntry::known())),
-        3 => drop(node.world.pods.remove(&pod)),
-        4 => node.world.own(id, places::egress(family, u8::from(input.flag()))),
-        5 => node.world.disown(id),
+        0 | 1 => drop(pods.borrow_mut().insert(pod, PodEntry::selected(id, 0))),
+        2 => drop(pods.borrow_mut().insert(pod, PodEntry::known())),
+        3 => drop(pods.borrow_mut().remove(&pod)),
+        4 => places::own(world, id, places::egress(family, u8::from(input.flag()))),
+        5 => world.disown(id),
         6 => {
             let when_empty = input.pick(&[WhenEmpty::Drop, WhenEmpty::NodeAddress, WhenEmpty::NotListed]);
             let slots: Vec<Slot> = (0..input.below(3))
@@ -47,34 +47,63 @@ fn change(input: &mut Input<'_>, node: &mut Node) {
                 })
                 .collect();
             if let Some(policy) = Policy::with_slots(when_empty, &slots) {
-                node.world.policies.insert(policy_key(id, family), policy);
+                world.put_policy(policy_key(id, family), policy);
             }
         }
         _ => {
             let on = input.pick(&[OnUnknownPod::Pass, OnUnknownPod::Drop]);
-            node.config = node.config.with_on_unknown_pod(on);
-            node.world.now += u64::from(input.byte()) * 10_000_000_000;
-            node.world.sweep(&node.config.timeouts.clone());
+            world.configure(|config| *config = config.with_on_unknown_pod(on));
+            world.now.set(world.now.get() + u64::from(input.byte()) * 10_000_000_000);
+            world.sweep(input.flag());
         }
     }
     node.decide_anew();
 }
 
-fn pass(input: &mut Input<'_>, node: &mut Node, hook: usize) {
-    let frame = if input.below(8) == 0 { bent(input) } else { packet(input).frame() };
-    match hook {
-        2 | 3 => drop(node.steer(&frame)),
+/// Frames that errors can be about: so many of the last ones.
+const QUOTABLE: usize = 8;
+
+fn pass(input: &mut Input<'_>, node: &mut Node, hook: usize, seen: &mut Vec<Vec<u8>>) {
+    let frame = match input.below(8) {
+        0 => bent(input),
+        1 if !seen.is_empty() => complaint(input, seen),
+        _ => packet(input).frame(),
+    };
+    let hook = match hook {
+        2 | 3 => Hook::Steer,
         4 => {
             let source = input.pick(&[places::OTHER, places::SELF, places::remote_pod(Family::V4, 0)]);
-            node.accept(&Outer { source, egress_id: input.pick(&IDS) }, &frame);
+            Hook::Accept(Outer { source, egress_id: input.pick(&IDS) })
         }
-        5 => drop(node.enter(&frame)),
+        5 => Hook::Enter,
         6 => {
             let mark = input.pick(&MARKS);
-            node.leave(&frame, &Meta { mark, forwarded: input.flag(), returning: input.flag() });
+            Hook::Leave(Meta { mark, forwarded: input.flag(), returning: input.flag() })
         }
-        _ => drop(node.notice(&frame)),
+        _ => Hook::Notice,
+    };
+    let gso_size = if input.below(16) == 1 { 1000 } else { 0 };
+    let outcome = node.run(&hook, &Skb { frame: &frame, gso_size, foreign: false });
+    seen.push(frame);
+    if let Outcome::Sent(_, out) = outcome {
+        seen.push(out);
     }
+    seen.drain(..seen.len().saturating_sub(QUOTABLE));
+}
+
+/// An ICMP error about a packet that was seen, from anybody to anybody, perhaps cut short.
+fn complaint(input: &mut Input<'_>, seen: &[Vec<u8>]) -> Vec<u8> {
+    let about = &seen[input.below(seen.len())];
+    let Some(heads) = Heads::parse(about.as_slice(), Direction::Egress) else { return about.clone() };
+    let everybody = places::everybody(heads.family);
+    let ends = [heads.tuple.saddr, heads.tuple.daddr];
+    let from = if input.flag() { input.pick(&everybody) } else { input.pick(&ends) };
+    let to = if input.below(4) == 0 { input.pick(&everybody) } else { input.pick(&ends) };
+    if from.family() != heads.family || to.family() != heads.family {
+        return about.clone();
+    }
+    let kind = input.pick(&frame::error_kinds(heads.family));
+    frame::error_about(about, from, to, kind, input.pick(&[1500, 28, 48, 20, 60]))
 }
 
 /// A packet from anybody to anybody.
@@ -85,7 +114,7 @@ fn packet(input: &mut Input<'_>) -> Packet {
         Family::V4 => (PROTO_ICMP, 8, 0, 3),
         Family::V6 => (PROTO_ICMPV6, 128, 129, 1),
     };
-    let protocol = input.pick(&[PROTO_TCP, PROTO_UDP, icmp, 132]);
+    let protocol = input.pick(&[PROTO_TCP, PROTO_UDP, icmp, 132, 136, 33, 47, 51]);
     let kind = if protocol == icmp { input.pick(&[echo, reply, error]) } else { input.byte() };
     let fragment = match input.below(8) {
         0 => (0, true, 1),

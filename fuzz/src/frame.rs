@@ -1,10 +1,9 @@
-//! Frames: made by hand, summed from scratch, and rewritten as the programs do it, with checksums corrected by difference.
+//! Frames: made by hand, and summed from scratch.
 
 use egress_common::abi::{Addr, Direction, Family};
-use egress_common::decide::{End, Rewrite};
 use egress_common::wire::{
-    Fragment, Heads, IPV4_LEN, IPV6_LEN, L3, PROTO_ICMP, PROTO_ICMPV6, PROTO_TCP, PROTO_UDP, csum, ethertype, ipv4,
-    ipv6, l4,
+    Fragment, Heads, IPV4_LEN, IPV6_LEN, L3, PROTO_DCCP, PROTO_ICMP, PROTO_ICMPV6, PROTO_TCP, PROTO_UDP,
+    PROTO_UDP_LITE, Quote, csum, ethertype, ipv4, l4,
 };
 
 /// A packet in words.
@@ -67,6 +66,9 @@ impl Packet {
                 let length = u16::try_from(8 + self.data).expect("a short packet");
                 ([ports.as_slice(), &length.to_be_bytes(), &[0, 0]].concat(), 6)
             }
+            // All of it covered.
+            PROTO_UDP_LITE => ([ports.as_slice(), &[0, 0, 0, 0]].concat(), 6),
+            PROTO_DCCP => ([ports.as_slice(), &[4, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 7]].concat(), 6),
             PROTO_ICMP | PROTO_ICMPV6 => {
                 ([&[self.kind, 0, 0, 0], self.sport.to_be_bytes().as_slice(), &[0, 1]].concat(), 2)
             }
@@ -75,7 +77,8 @@ impl Packet {
         bytes.extend((0..self.data).map(|index| u8::try_from(index % 251).unwrap_or_default()));
         if sum_at != usize::MAX && !self.unsummed {
             let sum = transport_sum(&self.saddr, &self.daddr, self.protocol, &bytes);
-            let sum = if sum == 0 && self.protocol == PROTO_UDP { 0xffff } else { sum };
+            let zero_is_none = matches!(self.protocol, PROTO_UDP | PROTO_UDP_LITE);
+            let sum = if sum == 0 && zero_is_none { 0xffff } else { sum };
             bytes[sum_at..sum_at + 2].copy_from_slice(&sum.to_ne_bytes());
         }
         bytes
@@ -113,7 +116,8 @@ pub fn is_summed_right(frame: &[u8]) -> Option<bool> {
     let transport = frame.get(usize::from(heads.l4_offset)..end)?;
     let (least, sum_at) = match heads.tuple.protocol {
         PROTO_TCP => (20, l4::TCP_CHECKSUM),
-        PROTO_UDP => (8, l4::UDP_CHECKSUM),
+        PROTO_UDP | PROTO_UDP_LITE => (8, l4::UDP_CHECKSUM),
+        PROTO_DCCP => (16, l4::UDP_CHECKSUM),
         PROTO_ICMP if heads.family == Family::V4 => (8, l4::ICMP_CHECKSUM),
         PROTO_ICMPV6 if heads.family == Family::V6 => (8, l4::ICMP_CHECKSUM),
         _ => return None,
@@ -121,84 +125,51 @@ pub fn is_summed_right(frame: &[u8]) -> Option<bool> {
     if transport.len() < least || heads.fragment != Fragment::Whole {
         return None;
     }
-    if heads.tuple.protocol == PROTO_UDP && transport[sum_at..sum_at + 2] == [0, 0] {
+    let unsummed = transport[sum_at..sum_at + 2] == [0, 0];
+    // Zero means "none", or may; and DCCP and UDP-Lite may cover less than all.
+    let covers_less = match heads.tuple.protocol {
+        PROTO_UDP => unsummed,
+        PROTO_UDP_LITE => unsummed || transport[4..6] != [0, 0],
+        PROTO_DCCP => transport[5] & 0xf != 0,
+        _ => false,
+    };
+    if covers_less {
         return None;
     }
     let sum = transport_sum(&heads.tuple.saddr, &heads.tuple.daddr, heads.tuple.protocol, transport);
     Some(sum == 0)
 }
 
-/// Bytes at an offset that the heads have shown to be there.
-fn field<const N: usize>(frame: &[u8], at: usize) -> Option<[u8; N]> {
-    frame.get(at..at + N)?.try_into().ok()
-}
-
-fn put(frame: &mut [u8], at: usize, bytes: &[u8]) -> Option<()> {
-    frame.get_mut(at..at + bytes.len())?.copy_from_slice(bytes);
-    Some(())
-}
-
-/// Corrects the checksum at `at` for words that have changed. A UDP checksum of zero stays, and none becomes zero.
-fn correct(frame: &mut [u8], at: usize, is_udp: bool, from: &[u8], to: &[u8]) -> Option<()> {
-    let old = u16::from_ne_bytes(field(frame, at)?);
-    if is_udp && old == 0 {
-        return Some(());
-    }
-    let pairs = from.chunks_exact(2).zip(to.chunks_exact(2));
-    let sum = pairs.fold(old, |sum, (from, to)| {
-        csum::replace_u16(sum, u16::from_ne_bytes([from[0], from[1]]), u16::from_ne_bytes([to[0], to[1]]))
-    });
-    put(frame, at, &(if is_udp && sum == 0 { 0xffff } else { sum }).to_ne_bytes())
-}
-
-/// The programs' rewrite; `None` where the frame ends too early.
-pub fn rewrite(frame: &mut [u8], heads: &Heads, rewrite: &Rewrite) -> Option<()> {
-    let is_source = rewrite.end == End::Source;
-    let (old, old_port) =
-        if is_source { (heads.tuple.saddr, heads.tuple.sport()) } else { (heads.tuple.daddr, heads.tuple.dport()) };
-    let transport = usize::from(heads.l4_offset);
-    if heads.has_l4() {
-        let (sum_at, port_at) = match heads.tuple.protocol {
-            PROTO_TCP => (l4::TCP_CHECKSUM, if is_source { l4::SPORT } else { l4::DPORT }),
-            PROTO_UDP => (l4::UDP_CHECKSUM, if is_source { l4::SPORT } else { l4::DPORT }),
-            PROTO_ICMP | PROTO_ICMPV6 => (l4::ICMP_CHECKSUM, l4::ECHO_ID),
-            // Others are rewritten by address; their checksums are not modelled.
-            _ => return None,
-        };
-        let (is_udp, sum_at) = (heads.tuple.protocol == PROTO_UDP, transport + sum_at);
-        if heads.tuple.protocol != PROTO_ICMP {
-            correct(frame, sum_at, is_udp, &old.octets(), &rewrite.addr.octets())?;
-        }
-        if old_port != rewrite.port {
-            correct(frame, sum_at, is_udp, &old_port.to_be_bytes(), &rewrite.port.to_be_bytes())?;
-            put(frame, transport + port_at, &rewrite.port.to_be_bytes())?;
-        }
-    }
-    match heads.family {
-        Family::V4 => {
-            let at = if is_source { ipv4::SADDR } else { ipv4::DADDR };
-            replace_v4(frame, L3, at, &old, &rewrite.addr)
-        }
-        Family::V6 => {
-            let at = if is_source { ipv6::SADDR } else { ipv6::DADDR };
-            put(frame, L3 + at, &rewrite.addr.octets())
-        }
-    }
-}
-
-fn replace_v4(frame: &mut [u8], header: usize, at: usize, old: &Addr, new: &Addr) -> Option<()> {
-    correct(frame, header + ipv4::CHECKSUM, false, &old.v4_octets(), &new.v4_octets())?;
-    put(frame, header + at, &new.v4_octets())
-}
-
-/// An ICMP error from `router` about a frame: unreachable, with as much of it as fits in `quoted` bytes.
+/// Whether the checksums of what an ICMP error quotes are right; `None` where the quote ends before there are any.
 #[must_use]
-pub fn error_about(frame: &[u8], router: Addr, to: Addr, quoted: usize) -> Vec<u8> {
+pub fn is_quote_summed_right(frame: &[u8], quote: &Quote) -> Option<bool> {
+    let family = quote.tuple().saddr.family();
+    let quoted = [&frame[..L3], frame.get(quote.network_at()..)?].concat();
+    let whole = is_summed_right(&quoted);
+    let header = quoted.get(L3..L3 + quote.transport_at() - quote.network_at())?;
+    match family {
+        Family::V4 => Some(csum::fold64(csum::sum(header)) == 0xffff && whole != Some(false)),
+        Family::V6 => whole,
+    }
+}
+
+/// Kinds of errors, by family.
+#[must_use]
+pub const fn error_kinds(family: Family) -> [u8; 4] {
+    match family {
+        Family::V4 => [3, 4, 11, 12],
+        Family::V6 => [1, 2, 3, 4],
+    }
+}
+
+/// An ICMP error from `router` about a frame, with as much of it as fits in `quoted` bytes.
+#[must_use]
+pub fn error_about(frame: &[u8], router: Addr, to: Addr, kind: u8, quoted: usize) -> Vec<u8> {
     let packet = frame.get(L3..).unwrap_or_default();
     let quote = &packet[..quoted.min(packet.len())];
-    let (protocol, kind, header) = match router.family() {
-        Family::V4 => (PROTO_ICMP, 3, IPV4_LEN),
-        Family::V6 => (PROTO_ICMPV6, 1, IPV6_LEN),
+    let (protocol, header) = match router.family() {
+        Family::V4 => (PROTO_ICMP, IPV4_LEN),
+        Family::V6 => (PROTO_ICMPV6, IPV6_LEN),
     };
     let shell = Packet {
         saddr: router,

@@ -7,18 +7,19 @@
 //! - [`nat`]: sequences of packets, answers, errors, sweeps and changes on one node: both keys of a mapping live and die
 //!   together, no two flows share a face, an answer comes to who asked, checksums that were right are right.
 //!
-//! The decisions are those of `egress-common`; maps and the rewriting of bytes are models ([`world`], [`frame`]), and
-//! [`node`] joins them as the programs do. `cargo xtask fuzz` runs a target for a long time, from `libfuzzer/`, a workspace
+//! The decisions are those of `egress-common`, and so are the maps as hash maps; the rewriting of bytes is a model
+//! ([`edge`]), and [`node`] joins them as the programs do. The program tests of egress-agent hold that model to the
+//! programs on the kernel, packet by packet. `cargo xtask fuzz` runs a target for a long time, from `libfuzzer/`, a workspace
 //! of its own; `tests/corpus.rs` replays the committed inputs in the ordinary test run.
 
 pub mod decision;
+pub mod edge;
 pub mod frame;
 mod input;
 pub mod nat;
 pub mod node;
 pub mod parsing;
 mod places;
-pub mod world;
 
 pub use decision::decision;
 pub use nat::nat;

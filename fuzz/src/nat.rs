@@ -10,14 +10,13 @@ use egress_common::wire::{Heads, PROTO_ICMP, PROTO_ICMPV6, PROTO_TCP, PROTO_UDP,
 use crate::frame::{self, Packet};
 use crate::input::Input;
 use crate::node::{MARKS, Node, Outcome};
-use crate::places::{self, FAMILIES};
-use crate::world::policy_key;
+use crate::places::{self, FAMILIES, policy_key};
 
 const STEPS: usize = 96;
 const SECOND_NS: u64 = 1_000_000_000;
 
 pub fn nat(data: &[u8]) {
-    let mut story = Story { input: Input::new(data), node: Node::new(), sent: Vec::new() };
+    let mut story = Story { input: Input::new(data), node: places::node_of_stories(), sent: Vec::new() };
     story.begin();
     for _ in 0..STEPS {
         if story.input.is_empty() {
@@ -48,22 +47,22 @@ impl Story<'_> {
             self.give(family, false);
             for pod in 0..4 {
                 let entry = PodEntry::selected(id(family, pod % 2), 0);
-                self.node.world.pods.insert(places::pod(family, pod), entry);
+                self.node.world.pods.borrow_mut().insert(places::pod(family, pod), entry);
             }
         }
     }
 
     /// Gives both objects of the family their addresses, straight or crosswise.
     fn give(&mut self, family: Family, crosswise: bool) {
-        let world = &mut self.node.world;
+        let world = &self.node.world;
         for index in 0..2 {
             world.disown(id(family, index));
         }
         for index in 0..2 {
             let address = places::egress(family, index ^ u8::from(crosswise));
-            world.own(id(family, index), address);
+            places::own(world, id(family, index), address);
             if let Some(policy) = Policy::with_slots(WhenEmpty::Drop, &[Slot::here(address)]) {
-                world.policies.insert(policy_key(id(family, index), family), policy);
+                world.put_policy(policy_key(id(family, index), family), policy);
             }
         }
         self.node.decide_anew();
@@ -77,14 +76,15 @@ impl Story<'_> {
             9 => self.world_answers(),
             10 => self.router_complains(),
             11 => {
-                self.node.world.now += self.input.pick(&[1, 15, 70, 250, 400, 8000]) * SECOND_NS;
+                let later = self.input.pick(&[1, 15, 70, 250, 400, 8000]) * SECOND_NS;
+                self.node.world.now.set(self.node.world.now.get() + later);
             }
-            12 => self.node.world.sweep(&self.node.config.timeouts.clone()),
+            12 => drop(self.node.world.sweep(self.input.flag())),
             13 => {
                 let (family, crosswise) = (self.input.pick(&FAMILIES), self.input.flag());
                 self.give(family, crosswise);
             }
-            14 => self.node.world.nat_limit = self.input.pick(&[4096, 3, 6]),
+            14 => self.node.world.nat.limit(self.input.pick(&[4096, 3, 6])),
             _ => self.stranger_sends(),
         }
         self.node.world.assert_paired();
@@ -137,7 +137,7 @@ impl Story<'_> {
         let (pod, _) = self.who(family);
         let packet = self.packet(family, places::pod(family, pod), places::other_node(family));
         let meta = Meta { mark: MARKS[1], forwarded: true, returning: false };
-        if let Outcome::Passed(Verdict::NodeSnat, out) = self.node.leave(&packet.frame(), &meta) {
+        if let Outcome::Passed(Verdict::NodeSnat, out, _) = self.node.leave(&packet.frame(), &meta) {
             self.went(&packet, Outcome::Sent(Verdict::NodeSnat, out), Verdict::NodeReply);
         }
     }
@@ -147,13 +147,13 @@ impl Story<'_> {
         let out = match outcome {
             Outcome::Sent(_, out) => out,
             Outcome::Dropped(_) => return,
-            Outcome::Passed(verdict, _) => panic!("left to the stack as {verdict:?}: {packet:?}"),
+            other => panic!("left to others: {other:?}: {packet:?}"),
         };
         let answer = answer_to(&out);
         let expected = Packet { saddr: packet.daddr, daddr: packet.saddr, ..*packet };
         let heads = Heads::parse(out.as_slice(), Direction::Egress).expect("it is IP");
         match self.node.enter(&answer) {
-            Outcome::Sent(verdict, back) | Outcome::Passed(verdict, back) if verdict == by => {
+            Outcome::Sent(verdict, back) | Outcome::Passed(verdict, back, _) if verdict == by => {
                 let back = Heads::parse(back.as_slice(), Direction::Ingress).expect("it is IP");
                 assert_eq!((back.tuple.saddr, back.tuple.daddr), (expected.saddr, expected.daddr));
                 assert_eq!(back.tuple.dport(), packet.sport, "{packet:?}");
@@ -187,7 +187,8 @@ impl Story<'_> {
         let router = places::world(heads.family, 7);
         let to =
             self.input.pick(&[heads.tuple.saddr, places::egress(heads.family, 0), places::egress(heads.family, 1)]);
-        let error = frame::error_about(&sent, router, to, quoted);
+        let kind = self.input.pick(&frame::error_kinds(heads.family));
+        let error = frame::error_about(&sent, router, to, kind, quoted);
         assert_eq!(frame::is_summed_right(&error), Some(true));
         self.node.enter(&error);
     }

@@ -1,271 +1,487 @@
 //! A node: the decisions joined as the programs join them (egress-ebpf/src/roads.rs), and what must hold after each packet.
+//!
+//! It is the model that the fuzz targets judge and the oracle that the programs on the kernel are compared with
+//! (egress-agent/tests/kernel_programs/oracle): one packet at a time, bytes in, verdict and bytes out, state kept.
 
 use std::collections::HashMap;
 
 use egress_common::abi::{
-    Addr, Class, Config, Direction, Family, NODE_MARK, OnUnknownPod, Origin, PolicyKey, PortRange, PrefixKind,
-    SlotPlace, Tuple, Verdict,
+    Addr, Class, Config, Direction, Family, Mapping, NODE_MARK, OnUnknownPod, Origin, Owned, PolicyKey, PortRange,
+    PrefixKind, Slot, SlotPlace, Tuple, Verdict,
 };
 use egress_common::decide::accept::{self, Accept, Outer};
 use egress_common::decide::enter::{self, Enter};
 use egress_common::decide::leave::{self, Leave, Meta};
 use egress_common::decide::snat::{self, Face};
 use egress_common::decide::steer::{self, Steer};
-use egress_common::decide::{Owner, Rewrite, Tables, notice};
-use egress_common::wire::{Heads, L4, Quote};
+use egress_common::decide::world::World;
+use egress_common::decide::{Owner, Rewrite, Tables as _, mtu, notice};
+use egress_common::wire::icmp::Answer;
+use egress_common::wire::nd::{ADVERTISEMENT_LEN, Solicitation};
+use egress_common::wire::{ETH_LEN, Frame as _, Heads, L4, PROTO_ICMPV6, Quote, arp, ethertype};
 
+use crate::edge;
 use crate::frame;
-use crate::places;
-use crate::world::World;
 
-/// Few, so that stories run out of them.
-const NODE_PORTS: PortRange = PortRange { first: 61_000, last: 61_003 };
+/// Marks that a packet can come with.
+pub(crate) const MARKS: [u32; 2] = [0, NODE_MARK];
+
+/// Where the packet is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hook {
+    /// Management port, ingress and egress.
+    Steer,
+    Notice,
+    /// Overlay, ingress.
+    Accept(Outer),
+    /// Uplink, ingress and egress.
+    Enter,
+    Leave(Meta),
+}
+
+/// A packet as the kernel holds it.
+#[derive(Clone, Copy, Debug)]
+pub struct Skb<'a> {
+    pub frame: &'a [u8],
+    /// Zero for a packet that is none of several.
+    pub gso_size: u32,
+    /// For another host, by its link address.
+    pub foreign: bool,
+}
+
+impl<'a> Skb<'a> {
+    #[must_use]
+    pub const fn plain(frame: &'a [u8]) -> Self {
+        Self { frame, gso_size: 0, foreign: false }
+    }
+}
 
 /// What became of a packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// Goes on to the stack, perhaps rewritten.
-    Passed(Verdict, Vec<u8>),
-    /// Leaves by another device.
+    /// Goes on to the stack, perhaps rewritten, and with this mark.
+    Passed(Verdict, Vec<u8>, u32),
+    /// Leaves by another device, whatever its link addresses will be. What goes into the overlay is without outer headers.
     Sent(Verdict, Vec<u8>),
+    /// Likewise, in two fragments that are not modelled.
+    Split(Verdict),
+    /// Turned into the answer.
+    Answered(Verdict, Vec<u8>),
     Dropped(Verdict),
 }
 
 impl Outcome {
-    fn done(verdict: Verdict, frame: &[u8]) -> Self {
+    #[must_use]
+    pub const fn verdict(&self) -> Verdict {
+        match self {
+            Self::Passed(verdict, ..)
+            | Self::Sent(verdict, _)
+            | Self::Split(verdict)
+            | Self::Answered(verdict, _)
+            | Self::Dropped(verdict) => *verdict,
+        }
+    }
+
+    fn done(verdict: Verdict, frame: &[u8], mark: u32) -> Self {
         match verdict.class() {
-            Class::Pass => Self::Passed(verdict, frame.to_vec()),
+            Class::Pass => Self::Passed(verdict, frame.to_vec(), mark),
             Class::Drop => Self::Dropped(verdict),
             Class::Redirect | Class::Answer => panic!("{verdict:?} is no end of a decision"),
         }
     }
+
+    fn changed(verdict: Verdict, changed: Option<Vec<u8>>) -> Self {
+        match changed {
+            Some(frame) => Self::Sent(verdict, frame),
+            None => Self::Dropped(Verdict::RewriteFailed),
+        }
+    }
+
+    /// `mtu` is what the way takes.
+    fn told(verdict: Verdict, answer: Option<Vec<u8>>, otherwise: Verdict) -> Self {
+        match answer {
+            Some(frame) => Self::Answered(verdict, frame),
+            None => Self::Dropped(otherwise),
+        }
+    }
 }
+
+/// The way was too narrow for the packet, which is as it was: takes no more than this.
+struct TooBig(u32);
 
 pub struct Node {
     pub world: World,
-    pub config: Config,
+    /// Where routes lead by the uplink.
+    pub routed: fn(&Addr) -> bool,
     /// Whom the answer to a reverse key is for, as packets went out.
     asked: HashMap<Tuple, Tuple>,
 }
 
 impl Node {
     #[must_use]
-    pub fn new() -> Self {
-        let mut config = Config::EMPTY;
-        config.generation = 1;
-        config.tunnel_port = 4794;
-        config.self_node = places::SELF;
-        (config.node_v4, config.node_v6) = (places::node(Family::V4), places::node(Family::V6));
-        config.node_ports = NODE_PORTS;
-        let world = World::new();
-        config.decisions = world.decisions;
-        Self { world, config, asked: HashMap::new() }
+    pub fn new(world: World) -> Self {
+        Self { world, routed: |_| true, asked: HashMap::new() }
     }
 
     /// As the agent does after every change of what `steer` asks.
-    pub fn decide_anew(&mut self) {
-        self.world.decisions += 1;
-        self.config.decisions = self.world.decisions;
+    pub fn decide_anew(&self) {
+        self.world.configure(|config| config.decisions += 1);
+    }
+
+    fn config(&self) -> Config {
+        self.world.config.get()
     }
 
     fn heads(frame: &[u8], direction: Direction) -> Option<Heads> {
         Heads::parse(frame, direction)
     }
 
-    /// Management port, ingress.
-    pub fn steer(&mut self, frame: &[u8]) -> Outcome {
+    fn wire_length(skb: &Skb<'_>, heads: &Heads) -> u32 {
+        mtu::wire_length(u32::try_from(skb.frame.len()).unwrap_or(u32::MAX), skb.gso_size, heads)
+    }
+
+    pub fn run(&mut self, hook: &Hook, skb: &Skb<'_>) -> Outcome {
         self.world.next_packet();
+        let outcome = match hook {
+            Hook::Steer => self.steered(skb),
+            Hook::Notice => self.noticed(skb),
+            Hook::Accept(outer) => self.accepted(outer, skb),
+            Hook::Enter => self.entered(skb),
+            Hook::Leave(meta) => self.left(skb, meta),
+        };
+        self.world.assert_paired();
+        outcome
+    }
+
+    pub fn steer(&mut self, frame: &[u8]) -> Outcome {
+        self.run(&Hook::Steer, &Skb::plain(frame))
+    }
+
+    pub fn accept(&mut self, outer: &Outer, frame: &[u8]) -> Outcome {
+        self.run(&Hook::Accept(*outer), &Skb::plain(frame))
+    }
+
+    pub fn enter(&mut self, frame: &[u8]) -> Outcome {
+        self.run(&Hook::Enter, &Skb::plain(frame))
+    }
+
+    pub fn leave(&mut self, frame: &[u8], meta: &Meta) -> Outcome {
+        self.run(&Hook::Leave(*meta), &Skb::plain(frame))
+    }
+
+    /// Only remembers.
+    pub fn notice(&mut self, frame: &[u8]) -> Outcome {
+        self.run(&Hook::Notice, &Skb::plain(frame))
+    }
+
+    fn steered(&mut self, skb: &Skb<'_>) -> Outcome {
+        let (frame, config) = (skb.frame, self.config());
+        if skb.foreign {
+            return Outcome::done(Verdict::NotPod, frame, 0);
+        }
         let Some(mut heads) = Self::heads(frame, Direction::Egress) else {
-            return Outcome::done(Verdict::NotIp, frame);
+            return Outcome::done(Verdict::NotIp, frame, 0);
         };
         let quote = quoted(frame, &heads);
-        let outcome = match steer::steer(&mut heads, &quote, &self.world, &self.config) {
-            Steer::Done(verdict) => Outcome::done(verdict, frame),
-            Steer::Hairpin => Outcome::Dropped(Verdict::Hairpin),
-            Steer::Mark => Outcome::Passed(Verdict::MarkedNode, frame.to_vec()),
+        let node = enter::node_address(&config, heads.family);
+        let outcome = match steer::steer(&mut heads, &quote, &self.world, &config) {
+            Steer::Done(verdict) => Outcome::done(verdict, frame, 0),
+            Steer::Hairpin => {
+                let answer = edge::error(frame, &heads, Answer::Prohibited.head(heads.family), &node);
+                Outcome::told(Verdict::HairpinAnswered, answer, Verdict::Hairpin)
+            }
+            Steer::Mark => Outcome::Passed(Verdict::MarkedNode, frame.to_vec(), NODE_MARK),
             Steer::Send { egress_id, slot } => {
-                let pod = self.world.pods.get(&heads.tuple.saddr).and_then(|pod| pod.egress_id());
-                assert_eq!(pod, Some(egress_id), "sent for an object that does not select the pod");
-                assert_eq!(slot.address.family(), heads.family);
-                let policy = self.world.policies.get(&PolicyKey::new(egress_id, heads.family)).expect("asked");
-                assert!(policy.slots.iter().take(policy.count() as usize).any(|now| now == slot), "a slot of old");
-                match slot.place() {
-                    SlotPlace::Here => {
-                        let owner = Owner { origin: Origin::Here, source_node: Addr::UNSPECIFIED, egress_id };
-                        match self.world.owned.get(&egress_id).filter(|owned| owned.address == slot.address) {
-                            Some(owned) => {
-                                let face = Face { address: owned.address, ports: snat::EGRESS_PORTS };
-                                self.translate(&heads, &quote, frame, face, &owner, Verdict::SnatHere)
-                            }
-                            None => Outcome::Dropped(Verdict::NotGateway),
-                        }
+                let slot = *slot;
+                self.judge_slot(&heads, egress_id, &slot);
+                match self.send(skb, &heads, &quote, egress_id, &slot) {
+                    Ok(outcome) => outcome,
+                    Err(TooBig(mtu)) => {
+                        let answer = edge::error(frame, &heads, Answer::TooBig(mtu).head(heads.family), &node);
+                        Outcome::told(Verdict::MtuAnswered, answer, Verdict::MtuExceeded)
                     }
-                    SlotPlace::Remote => Outcome::Sent(Verdict::Steered, frame.to_vec()),
                 }
             }
         };
-        self.settle();
         self.judge_stack(&heads, &outcome);
         outcome
     }
 
-    /// Overlay, ingress.
-    pub fn accept(&mut self, outer: &Outer, frame: &[u8]) -> Outcome {
-        self.world.next_packet();
-        let Some(mut heads) = Self::heads(frame, Direction::Egress) else {
+    fn send(
+        &mut self,
+        skb: &Skb<'_>,
+        heads: &Heads,
+        quote: &Quote,
+        egress_id: u32,
+        slot: &Slot,
+    ) -> Result<Outcome, TooBig> {
+        match slot.place() {
+            SlotPlace::Here => {
+                let owner = Owner { origin: Origin::Here, source_node: Addr::UNSPECIFIED, egress_id };
+                let owned = self.world.owned(egress_id).filter(|owned| owned.address == slot.address).copied();
+                match owned {
+                    Some(owned) => self.out_by_uplink(skb, heads, quote, &owned, &owner),
+                    None => Ok(Outcome::Dropped(Verdict::NotGateway)),
+                }
+            }
+            SlotPlace::Remote => {
+                let limit = mtu::overlay_limit(self.config().overlay_mtu, heads.family);
+                if Self::wire_length(skb, heads) > limit && heads.dont_fragment {
+                    return Err(TooBig(limit));
+                }
+                let mut frame = skb.frame.to_vec();
+                let less = edge::decrement_ttl(&mut frame, heads.family);
+                Ok(Outcome::changed(Verdict::Steered, less.map(|()| frame)))
+            }
+        }
+    }
+
+    /// The mapping of the packet, made if need be, and the packet out with it.
+    fn out_by_uplink(
+        &mut self,
+        skb: &Skb<'_>,
+        heads: &Heads,
+        quote: &Quote,
+        owned: &Owned,
+        owner: &Owner,
+    ) -> Result<Outcome, TooBig> {
+        let face = Face { address: owned.address, ports: snat::EGRESS_PORTS };
+        let mapping = match snat::translate(heads, quote, &self.world, &face, owner) {
+            Ok(mapping) => *mapping,
+            Err(verdict) => {
+                assert_eq!(verdict.class(), Class::Drop, "no mapping, so no packet");
+                return Ok(Outcome::Dropped(verdict));
+            }
+        };
+        let source = Rewrite::snat(&mapping);
+        if source.addr != owned.address {
+            return Ok(Outcome::Dropped(Verdict::ClaimLost));
+        }
+        if heads.l4 != L4::IcmpError {
+            assert_eq!((mapping.egress_id, mapping.origin()), (owner.egress_id, Some(owner.origin)), "{mapping:?}");
+        }
+        if !(self.routed)(&heads.tuple.daddr) {
+            return Ok(Outcome::Dropped(Verdict::NoRoute));
+        }
+        let limit = self.config().uplink_mtu;
+        if Self::wire_length(skb, heads) > limit {
+            return Err(TooBig(limit));
+        }
+        let mut frame = skb.frame.to_vec();
+        let here = mapping.origin() == Some(Origin::Here);
+        let less = if here { edge::decrement_ttl(&mut frame, heads.family) } else { Some(()) };
+        let out = less.and_then(|()| self.translated(heads, quote, frame, face.ports, &mapping));
+        Ok(Outcome::changed(if here { Verdict::SnatHere } else { Verdict::SnatForNode }, out))
+    }
+
+    fn accepted(&mut self, outer: &Outer, skb: &Skb<'_>) -> Outcome {
+        let Some(mut heads) = Self::heads(skb.frame, Direction::Egress) else {
             return Outcome::Dropped(Verdict::Malformed);
         };
-        let quote = quoted(frame, &heads);
-        let outcome = match accept::accept(&mut heads, outer, &self.world, &self.config) {
-            Accept::Done(verdict) => Outcome::done(verdict, frame),
-            Accept::Deliver => Outcome::Sent(Verdict::ReplyDelivered, frame.to_vec()),
+        let (config, quote) = (self.config(), quoted(skb.frame, &heads));
+        let outcome = match accept::accept(&mut heads, outer, &self.world, &config) {
+            Accept::Done(verdict) => Outcome::done(verdict, skb.frame, 0),
+            Accept::Deliver => match Self::wire_length(skb, &heads) > config.pod_mtu {
+                true if !fits_in_two(skb, &heads, config.pod_mtu) => Outcome::Dropped(Verdict::MtuExceeded),
+                true => Outcome::Split(Verdict::ReplyDelivered),
+                false => Outcome::Sent(Verdict::ReplyDelivered, skb.frame.to_vec()),
+            },
             Accept::Translate { owned, source_node } => {
                 assert_eq!(*source_node, outer.source, "answers go back to who sent it");
                 let inner = self.world.prefix(&heads.tuple.saddr).map(|prefix| (prefix.kind(), prefix.node));
                 assert_eq!(inner, Some((Some(PrefixKind::PodSubnet), outer.source)), "a pod of the sender");
                 let owner = Owner { origin: Origin::Remote, source_node: *source_node, egress_id: outer.egress_id };
-                let face = Face { address: owned.address, ports: snat::EGRESS_PORTS };
-                self.translate(&heads, &quote, frame, face, &owner, Verdict::SnatForNode)
+                let owned = *owned;
+                match self.out_by_uplink(skb, &heads, &quote, &owned, &owner) {
+                    Ok(outcome) => outcome,
+                    Err(TooBig(mtu)) => {
+                        let (head, node) = (Answer::TooBig(mtu).head(heads.family), &config);
+                        let answer = edge::error(skb.frame, &heads, head, &enter::node_address(node, heads.family));
+                        Outcome::told(Verdict::MtuAnswered, answer, Verdict::MtuExceeded)
+                    }
+                }
             }
         };
         assert!(!matches!(outcome, Outcome::Passed(..)), "nothing from the overlay meets the stack: {outcome:?}");
-        self.settle();
         outcome
     }
 
-    /// Uplink, ingress.
-    pub fn enter(&mut self, frame: &[u8]) -> Outcome {
-        self.world.next_packet();
-        let Some(mut heads) = Self::heads(frame, Direction::Ingress) else {
-            return Outcome::done(Verdict::NotIp, frame);
+    fn entered(&mut self, skb: &Skb<'_>) -> Outcome {
+        let (frame, config) = (skb.frame, self.config());
+        if skb.foreign {
+            return Outcome::done(Verdict::NotOurs, frame, 0);
+        }
+        if frame.load(ETH_LEN - 2).map(u16::from_be_bytes) == Some(ethertype::ARP) {
+            return self.asked_for_address(frame);
+        }
+        let Some(heads) = Self::heads(frame, Direction::Ingress) else {
+            return Outcome::done(Verdict::NotIp, frame, 0);
         };
+        if skb.gso_size == 0
+            && let Some((outer, inner)) = edge::decapsulated(frame, &heads, &config)
+        {
+            return self.accepted(&outer, &Skb::plain(&inner));
+        }
+        if heads.tuple.protocol == PROTO_ICMPV6
+            && let Some(outcome) = self.solicited(frame, &heads)
+        {
+            return outcome;
+        }
+        self.came_from_world(skb, heads)
+    }
+
+    fn asked_for_address(&self, frame: &[u8]) -> Outcome {
+        let request = arp::Request::parse(frame);
+        let Some((request, owned)) =
+            request.and_then(|request| self.world.owned_addr(&request.target()).map(|owned| (request, owned)))
+        else {
+            return Outcome::done(Verdict::NotOurs, frame, 0);
+        };
+        let answer = request.answer(owned.mac);
+        let rest = frame.get(answer.len()..).unwrap_or_default();
+        Outcome::Answered(Verdict::ArpAnswered, [answer.as_slice(), rest].concat())
+    }
+
+    fn solicited(&self, frame: &[u8], heads: &Heads) -> Option<Outcome> {
+        let solicitation = Solicitation::parse(frame, &heads.tuple.saddr)?;
+        let owned = self.world.owned_addr(&solicitation.target)?;
+        let mut answer = [0; ADVERTISEMENT_LEN];
+        solicitation.answer(owned.mac, &mut answer);
+        Some(Outcome::Answered(Verdict::NeighbourAnswered, answer.to_vec()))
+    }
+
+    fn came_from_world(&mut self, skb: &Skb<'_>, mut heads: Heads) -> Outcome {
+        let (frame, config) = (skb.frame, self.config());
         let quote = quoted(frame, &heads);
-        let is_for_egress_ip = self.world.owned_addr.contains_key(&heads.tuple.daddr);
-        let (verdict, mapping) = match enter::enter(&mut heads, &quote, &self.world, &self.config) {
+        let is_for_egress_ip = self.world.owned_addr.borrow().contains_key(&heads.tuple.daddr);
+        let (verdict, mapping) = match enter::enter(&mut heads, &quote, &self.world, &config) {
             Enter::Done(verdict) => {
                 assert!(
                     !is_for_egress_ip || verdict.class() == Class::Drop || verdict == Verdict::TtlExpired,
                     "unasked, and left to the host: {verdict:?} {heads:?}"
                 );
-                return Outcome::done(verdict, frame);
+                return Outcome::done(verdict, frame, 0);
             }
             Enter::ReplyHere { mapping } => (Verdict::ReplyHere, *mapping),
             Enter::ReplyRemote { mapping } => (Verdict::ReplySteered, *mapping),
             Enter::NodeReply { mapping } => (Verdict::NodeReply, *mapping),
         };
-        let reverse = if heads.l4 == L4::IcmpError { *quote.flow() } else { heads.tuple };
-        assert_eq!(self.asked.get(&reverse), Some(&mapping.other), "an answer for somebody else: {reverse:?}");
-        let asked_by = if heads.l4 == L4::IcmpError { quote.tuple().saddr } else { heads.tuple.daddr };
-        assert_eq!(asked_by, heads.tuple.daddr, "an error about another address");
-        let before = frame::is_summed_right(frame);
+        self.judge_answer(&heads, &quote, &mapping);
+        let (length, mut split) = (Self::wire_length(skb, &heads), false);
+        let too_big = match verdict {
+            Verdict::ReplyHere if length > config.pod_mtu => {
+                split = fits_in_two(skb, &heads, config.pod_mtu);
+                (!split).then_some(config.pod_mtu)
+            }
+            Verdict::ReplySteered => {
+                let limit = mtu::overlay_limit(config.overlay_mtu, heads.family).min(config.pod_mtu);
+                (length > limit && heads.dont_fragment).then_some(limit)
+            }
+            _ => None,
+        };
+        if let Some(mtu) = too_big {
+            let answer = edge::error(frame, &heads, Answer::TooBig(mtu).head(heads.family), &heads.tuple.daddr);
+            return Outcome::told(Verdict::MtuAnswered, answer, Verdict::MtuExceeded);
+        }
         let mut out = frame.to_vec();
-        // What an error quotes is rewritten with it, which is not modelled.
-        if heads.l4 == L4::IcmpError {
-            self.settle();
-            return Outcome::Sent(verdict, out);
+        let by_stack = verdict == Verdict::NodeReply;
+        let less = if by_stack { Some(()) } else { edge::decrement_ttl(&mut out, heads.family) };
+        let sender = if heads.l4 == L4::IcmpError { quote.tuple().daddr } else { heads.tuple.saddr };
+        if mapping.other.daddr != sender {
+            return Outcome::Dropped(Verdict::ClaimLost);
         }
-        if frame::rewrite(&mut out, &heads, &Rewrite::reverse(&mapping)).is_none() {
+        let Some(out) = less.and_then(|()| rewritten(&heads, &quote, out, &Rewrite::reverse(&mapping))) else {
             return Outcome::Dropped(Verdict::RewriteFailed);
-        }
+        };
         let after = Self::heads(&out, Direction::Ingress).expect("still IP");
         assert_eq!(after.tuple.daddr, mapping.other.saddr, "for the pod");
-        if before == Some(true) {
-            assert_eq!(frame::is_summed_right(&out), Some(true), "{frame:02x?} became {out:02x?}");
-        }
-        self.settle();
-        match verdict.class() {
-            Class::Pass => Outcome::Passed(verdict, out),
+        match verdict {
+            Verdict::NodeReply => Outcome::Passed(verdict, out, 0),
+            _ if split => Outcome::Split(verdict),
             _ => Outcome::Sent(verdict, out),
         }
     }
 
-    /// Uplink, egress.
-    pub fn leave(&mut self, frame: &[u8], meta: &Meta) -> Outcome {
-        self.world.next_packet();
+    fn left(&mut self, skb: &Skb<'_>, meta: &Meta) -> Outcome {
+        let (frame, config) = (skb.frame, self.config());
         let Some(mut heads) = Self::heads(frame, Direction::Egress) else {
-            return Outcome::done(Verdict::NotIp, frame);
+            return Outcome::done(Verdict::NotIp, frame, meta.mark);
         };
+        if edge::is_own_overlay(frame, &heads, &config) {
+            return Outcome::done(Verdict::NotOurs, frame, meta.mark);
+        }
         let quote = quoted(frame, &heads);
-        let outcome = match leave::leave(&mut heads, &quote, meta, &self.world, &self.config) {
-            Leave::Done(verdict) => Outcome::done(verdict, frame),
-            Leave::Unmark => Outcome::Passed(Verdict::NodeSnatDone, frame.to_vec()),
+        let outcome = match leave::leave(&mut heads, &quote, meta, &self.world, &config) {
+            Leave::Done(verdict) => Outcome::done(verdict, frame, meta.mark),
+            Leave::Unmark => Outcome::Passed(Verdict::NodeSnatDone, frame.to_vec(), 0),
             Leave::NodeSnat => self.node_snat(&heads, &quote, frame),
         };
-        self.settle();
         self.judge_wire(&heads, meta, &outcome);
         outcome
     }
 
     fn node_snat(&mut self, heads: &Heads, quote: &Quote, frame: &[u8]) -> Outcome {
-        let mapping = match leave::translate(heads, quote, &self.world, &self.config) {
+        let config = self.config();
+        let mapping = match leave::translate(heads, quote, &self.world, &config) {
             Ok(mapping) => *mapping,
             Err(verdict) => return Outcome::Dropped(verdict),
         };
-        let node = enter::node_address(&self.config, heads.family);
-        match self.out(heads, frame, node, NODE_PORTS, &mapping.other) {
-            Some(out) => Outcome::Passed(Verdict::NodeSnat, out),
+        if Rewrite::snat(&mapping).addr != enter::node_address(&config, heads.family) {
+            return Outcome::Dropped(Verdict::ClaimLost);
+        }
+        match self.translated(heads, quote, frame.to_vec(), config.node_ports, &mapping) {
+            Some(out) => Outcome::Passed(Verdict::NodeSnat, out, 0),
             None => Outcome::Dropped(Verdict::RewriteFailed),
         }
     }
 
-    /// Management port, egress: only remembers.
-    pub fn notice(&mut self, frame: &[u8]) -> Outcome {
-        self.world.next_packet();
-        let Some(heads) = Self::heads(frame, Direction::Ingress) else {
-            return Outcome::done(Verdict::NotIp, frame);
+    fn noticed(&mut self, skb: &Skb<'_>) -> Outcome {
+        let Some(heads) = Self::heads(skb.frame, Direction::Ingress) else {
+            return Outcome::done(Verdict::NotIp, skb.frame, 0);
         };
-        let verdict = notice::notice(&heads, &self.world, &self.config);
+        let verdict = notice::notice(&heads, &self.world, &self.config());
         assert_eq!(verdict.class(), Class::Pass, "it guards nothing");
-        Outcome::done(verdict, frame)
+        Outcome::done(verdict, skb.frame, 0)
     }
 
-    fn translate(
+    /// Writes what the mapping shows, and sees that nobody else shows the same.
+    fn translated(
         &mut self,
         heads: &Heads,
         quote: &Quote,
-        frame: &[u8],
-        face: Face,
-        owner: &Owner,
-        sent: Verdict,
-    ) -> Outcome {
-        let mapping = match snat::translate(heads, quote, &self.world, &face, owner) {
-            Ok(mapping) => *mapping,
-            Err(verdict) => {
-                assert_eq!(verdict.class(), Class::Drop, "no mapping, so no packet");
-                return Outcome::Dropped(verdict);
-            }
-        };
-        assert_eq!((mapping.egress_id, mapping.origin()), (owner.egress_id, Some(owner.origin)), "{mapping:?}");
-        match self.out(heads, frame, face.address, face.ports, &mapping.other) {
-            Some(out) => Outcome::Sent(sent, out),
-            None => Outcome::Dropped(Verdict::RewriteFailed),
-        }
-    }
-
-    /// Rewrites what leaves with the face, and sees that nobody else has the same.
-    fn out(&mut self, heads: &Heads, frame: &[u8], shown: Addr, ports: PortRange, reverse: &Tuple) -> Option<Vec<u8>> {
-        assert_eq!(reverse.daddr, shown, "another source than the object's");
-        assert!((ports.first..=ports.last).contains(&reverse.dport()), "not one of the ports: {reverse:?}");
-        if let Some(old) = self.asked.insert(*reverse, heads.tuple).filter(|old| *old != heads.tuple) {
-            let nat = self.world.nat.borrow();
-            let holds = nat.get(&old).is_some_and(|mapping| mapping.other == *reverse);
+        frame: Vec<u8>,
+        ports: PortRange,
+        mapping: &Mapping,
+    ) -> Option<Vec<u8>> {
+        let reverse = &mapping.other;
+        let keeps_port = matches!(heads.l4, L4::Sctp | L4::Other | L4::IcmpError);
+        assert!(keeps_port || (ports.first..=ports.last).contains(&reverse.dport()), "not one of them: {reverse:?}");
+        if heads.l4 != L4::IcmpError
+            && let Some(old) = self.asked.insert(*reverse, heads.tuple).filter(|old| *old != heads.tuple)
+        {
+            let holds = self.world.nat.get(&old).is_some_and(|mapping| mapping.other == *reverse);
             assert!(!holds, "two flows show the same: {old:?} and {:?}", heads.tuple);
         }
-        let before = frame::is_summed_right(frame);
-        let (mut out, rewrite) =
-            (frame.to_vec(), Rewrite { end: egress_common::decide::End::Source, addr: shown, port: reverse.dport() });
-        frame::rewrite(&mut out, heads, &rewrite)?;
+        let out = rewritten(heads, quote, frame, &Rewrite::snat(mapping))?;
         let after = Self::heads(&out, Direction::Egress).expect("still IP");
-        assert_eq!((after.tuple.saddr, after.tuple.daddr), (shown, heads.tuple.daddr));
-        if before == Some(true) {
-            assert_eq!(frame::is_summed_right(&out), Some(true), "{frame:02x?} became {out:02x?}");
-        }
+        assert_eq!((after.tuple.saddr, after.tuple.daddr), (reverse.daddr, heads.tuple.daddr));
         Some(out)
     }
 
-    /// After every packet.
-    fn settle(&self) {
-        self.world.assert_paired();
+    fn judge_slot(&self, heads: &Heads, egress_id: u32, slot: &Slot) {
+        let pod = self.world.pods.borrow().get(&heads.tuple.saddr).and_then(|pod| pod.egress_id());
+        assert_eq!(pod, Some(egress_id), "sent for an object that does not select the pod");
+        assert_eq!(slot.address.family(), heads.family);
+        let policies = self.world.policies.borrow();
+        let policy = policies.get(&PolicyKey::new(egress_id, heads.family)).expect("asked");
+        assert!(policy.slots.iter().take(policy.count() as usize).any(|now| now == slot), "a slot of old");
+    }
+
+    fn judge_answer(&self, heads: &Heads, quote: &Quote, mapping: &Mapping) {
+        let reverse = if heads.l4 == L4::IcmpError { *quote.flow() } else { heads.tuple };
+        assert_eq!(self.asked.get(&reverse), Some(&mapping.other), "an answer for somebody else: {reverse:?}");
+        let asked_by = if heads.l4 == L4::IcmpError { quote.tuple().saddr } else { heads.tuple.daddr };
+        assert_eq!(asked_by, heads.tuple.daddr, "an error about another address");
     }
 
     /// Outside of everything that the cluster knows.
@@ -275,8 +491,8 @@ impl Node {
 
     /// A selected pod's packet to the world is left to the stack by these rules only.
     fn judge_stack(&self, heads: &Heads, outcome: &Outcome) {
-        let Outcome::Passed(verdict, _) = outcome else { return };
-        let selected = self.world.pods.get(&heads.tuple.saddr).is_some_and(|pod| pod.egress_id().is_some());
+        let Outcome::Passed(verdict, ..) = outcome else { return };
+        let selected = self.world.pods.borrow().get(&heads.tuple.saddr).is_some_and(|pod| pod.egress_id().is_some());
         if selected && self.is_world(&heads.tuple.daddr) {
             let allowed = [
                 Verdict::InboundReply,
@@ -285,36 +501,61 @@ impl Node {
                 // The stack does not forward it.
                 Verdict::TtlExpired,
             ];
-            let unknown_pass = *verdict == Verdict::NodeSnatDone && self.config.on_unknown_pod() == OnUnknownPod::Pass;
-            assert!(unknown_pass || allowed.contains(verdict), "{verdict:?}: {heads:?}");
+            assert!(allowed.contains(verdict), "{verdict:?}: {heads:?}");
         }
     }
 
     /// What goes to the world from a pod's address does so by these rules only.
     fn judge_wire(&self, heads: &Heads, meta: &Meta, outcome: &Outcome) {
-        let Outcome::Passed(verdict, out) = outcome else { return };
+        let Outcome::Passed(verdict, out, _) = outcome else { return };
         let source = Self::heads(out, Direction::Egress).expect("still IP").tuple.saddr;
         let of_pods = [Some(PrefixKind::PodSubnet), Some(PrefixKind::PodNetwork)];
-        let is_pod = self.world.pods.contains_key(&source)
+        let is_pod = self.world.pods.borrow().contains_key(&source)
             || self.world.prefix(&source).is_some_and(|prefix| of_pods.contains(&prefix.kind()));
         if !is_pod || !self.is_world(&heads.tuple.daddr) {
             return;
         }
         let allowed =
             [Verdict::NotSelected, Verdict::UnknownPodPassed, Verdict::InboundReply, Verdict::FamilyNotListed];
-        let unknown_pass = *verdict == Verdict::NodeSnatDone && self.config.on_unknown_pod() == OnUnknownPod::Pass;
+        let passes = self.config().on_unknown_pod() == OnUnknownPod::Pass;
+        let unknown_pass = *verdict == Verdict::NodeSnatDone && passes;
         assert!(unknown_pass || allowed.contains(verdict), "{verdict:?} with mark {:#x}: {heads:?}", meta.mark);
-        let is_known = self.world.inbound.borrow().contains_key(&heads.tuple);
+        let known = self.world.inbound.get(&heads.tuple).is_some();
+        // An error answers for what it quotes.
+        let is_known = known || heads.l4 == L4::IcmpError;
         assert!(*verdict != Verdict::InboundReply || is_known, "an answer to nobody: {heads:?}");
-        let selected = self.world.pods.get(&source).is_some_and(|pod| pod.egress_id().is_some());
+        let selected = self.world.pods.borrow().get(&source).is_some_and(|pod| pod.egress_id().is_some());
         assert!(!selected || *verdict != Verdict::NotSelected, "{heads:?}");
     }
 }
 
-impl Default for Node {
-    fn default() -> Self {
-        Self::new()
+/// With its other end; checksums that were right are right.
+fn rewritten(heads: &Heads, quote: &Quote, frame: Vec<u8>, rewrite: &Rewrite) -> Option<Vec<u8>> {
+    let mut out = frame.clone();
+    match heads.l4 {
+        L4::IcmpError => edge::rewrite_error(&mut out, heads, quote, rewrite)?,
+        _ => edge::rewrite(&mut out, heads, rewrite)?,
     }
+    if frame::is_summed_right(&frame) == Some(true) {
+        assert_eq!(frame::is_summed_right(&out), Some(true), "{frame:02x?} became {out:02x?}");
+    }
+    if heads.l4 == L4::IcmpError && frame::is_quote_summed_right(&frame, quote) == Some(true) {
+        assert_eq!(frame::is_quote_summed_right(&out, quote), Some(true), "{frame:02x?} became {out:02x?}");
+    }
+    Some(out)
+}
+
+/// As egress-ebpf/src/fragment.rs asks it.
+fn fits_in_two(skb: &Skb<'_>, heads: &Heads, mtu: u32) -> bool {
+    let header = u32::from(heads.l4_offset) - u32::try_from(ETH_LEN).unwrap_or_default();
+    let first = mtu.saturating_sub(header) & !7;
+    let rest = Node::wire_length(skb, heads).saturating_sub(header + first);
+    heads.family == Family::V4
+        && !heads.dont_fragment
+        && skb.gso_size == 0
+        && first > 0
+        && rest <= 2048
+        && rest + header <= mtu
 }
 
 /// What an ICMP error quotes; nothing of any other packet.
@@ -325,6 +566,3 @@ fn quoted(frame: &[u8], heads: &Heads) -> Quote {
     }
     quote
 }
-
-/// Marks that packets on the uplink can have.
-pub(crate) const MARKS: [u32; 2] = [0, NODE_MARK];

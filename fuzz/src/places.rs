@@ -1,6 +1,11 @@
 //! Who can be in a story: few of each, so that packets meet.
 
-use egress_common::abi::{Addr, Family};
+use egress_common::abi::{
+    Addr, ClusterPrefix, Config, Family, NodeEntry, NodePlace, Owned, PolicyKey, PortRange, PrefixKind,
+};
+use egress_common::decide::world::World;
+
+use crate::node::Node;
 
 pub(crate) const FAMILIES: [Family; 2] = [Family::V4, Family::V6];
 
@@ -71,4 +76,48 @@ pub(crate) const fn bits(family: Family, v4: u32, v6: u32) -> u32 {
         Family::V4 => 96 + v4,
         Family::V6 => v6,
     }
+}
+
+/// Few, so that stories run out of them.
+const NODE_PORTS: PortRange = PortRange { first: 61_000, last: 61_003 };
+
+/// A node and another one with their networks; no pod is known, no object is there.
+pub(crate) fn node_of_stories() -> Node {
+    let mut config = Config::EMPTY;
+    config.generation = 1;
+    config.tunnel_port = 4794;
+    config.self_node = SELF;
+    (config.node_v4, config.node_v6) = (node(Family::V4), node(Family::V6));
+    config.node_ports = NODE_PORTS;
+    (config.uplink_mtu, config.pod_mtu, config.overlay_mtu) = (1500, 1400, 1450);
+    config.overlay_secret = [2, 1, 2, 3, 4, 5];
+    config.decisions = 1;
+    let world = World::empty(config);
+    world.nat.limit(4096);
+    for family in FAMILIES {
+        let mut nodes = world.nodes.borrow_mut();
+        nodes.insert(node(family), NodeEntry::new(NodePlace::Own, SELF));
+        nodes.insert(other_node(family), NodeEntry::new(NodePlace::Other, OTHER));
+        let (wide, narrow, host) = (bits(family, 16, 24), bits(family, 24, 64), 128);
+        let none = Addr::UNSPECIFIED;
+        world.prefixes.borrow_mut().extend([
+            (pod(family, 0), wide, ClusterPrefix::new(PrefixKind::PodNetwork, none)),
+            (pod(family, 0), narrow, ClusterPrefix::new(PrefixKind::PodSubnet, SELF)),
+            (remote_pod(family, 0), narrow, ClusterPrefix::new(PrefixKind::PodSubnet, OTHER)),
+            (service(family), narrow, ClusterPrefix::new(PrefixKind::Service, none)),
+            (egress(family, 0), host, ClusterPrefix::new(PrefixKind::EgressIp, none)),
+            (egress(family, 1), host, ClusterPrefix::new(PrefixKind::EgressIp, none)),
+        ]);
+    }
+    Node::new(world)
+}
+
+/// Gives the object an address here.
+pub(crate) fn own(world: &World, egress_id: u32, address: Addr) {
+    world.put_owned(egress_id, Owned { address, ifindex: 11, mac: [2, 0, 0, 0, 1, 0x64], reserved: [0; 2] });
+}
+
+/// The key of an object's policy.
+pub(crate) const fn policy_key(egress_id: u32, family: Family) -> PolicyKey {
+    PolicyKey::new(egress_id, family)
 }

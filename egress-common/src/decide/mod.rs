@@ -24,8 +24,8 @@ pub mod steer;
 pub(crate) mod cast;
 #[cfg(test)]
 pub(crate) mod packets;
-#[cfg(test)]
-pub(crate) mod world;
+#[cfg(any(test, feature = "model"))]
+pub mod world;
 
 use crate::abi::{
     Addr, ClusterPrefix, Flow, FragKey, FragPorts, Mapping, NodeEntry, Origin, Owned, OwnedAddr, PodEntry, Policy,

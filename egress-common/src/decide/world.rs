@@ -1,63 +1,178 @@
-//! The maps as hash maps: what the tests of the decisions stand on.
+//! The maps as hash maps: what the tests of the decisions, the fuzz targets and the kernel's oracle stand on.
 //!
-//! Each behaviour that decisions rely on (insert-if-absent, refusal when full, copies) is proved on the real maps by the
-//! program tests of egress-agent.
+//! As the kernel's maps do, a lookup lends the value for as long as the packet is in hand: what was lent stays as it was,
+//! whatever the entry becomes. Each behaviour that decisions rely on (insert-if-absent, refusal when full, copies) is
+//! proved on the real maps by the program tests of egress-agent.
 
 use std::boxed::Box;
-use std::cell::{Cell, RefCell};
-use std::collections::HashMap;
-use std::net::IpAddr;
+use std::cell::{Cell, OnceCell, RefCell};
+use std::collections::{HashMap, HashSet};
 use std::vec::Vec;
 
-use super::cast::{self, NODE, V4, V6};
-use super::{Claim, Owner, PortClaim, Tables, phase, snat};
+use super::snat::{self, PortSearch};
+use super::{Claim, Owner, PortClaim, Tables, expiry, phase};
 use crate::abi::*;
 use crate::wire::PROTO_TCP;
 
+#[cfg(test)]
+mod by_name;
+#[cfg(test)]
+pub(crate) use by_name::{addr, with_node_ports};
+
 type Meanwhile = Box<dyn FnOnce(&World)>;
 
-pub(crate) struct World {
-    pub(crate) config: Cell<Config>,
-    pub(crate) now: Cell<u64>,
+/// Which port the mapping of a forward tuple has elsewhere, if it has one there.
+pub type Adopted = Box<dyn Fn(&Tuple) -> Option<u16>>;
+
+/// Values that were lent. They lie in blocks that never move, each twice as large as the one before.
+struct Lent<V> {
+    blocks: [OnceCell<Vec<OnceCell<V>>>; 26],
+    count: Cell<usize>,
+}
+
+impl<V> Lent<V> {
+    const FIRST_BITS: u32 = 6;
+
+    const fn new() -> Self {
+        Self { blocks: [const { OnceCell::new() }; 26], count: Cell::new(0) }
+    }
+
+    fn lend(&self, value: V) -> &V {
+        let index = self.count.get() + (1 << Self::FIRST_BITS);
+        self.count.set(self.count.get() + 1);
+        let bits = index.ilog2();
+        let block = self.blocks[(bits - Self::FIRST_BITS) as usize]
+            .get_or_init(|| (0..1usize << bits).map(|_| OnceCell::new()).collect());
+        block[index - (1 << bits)].get_or_init(|| value)
+    }
+
+    fn take_back(&mut self) {
+        let mut left = self.count.replace(0);
+        for block in &mut self.blocks {
+            let Some(cells) = block.get_mut().filter(|_| left > 0) else { return };
+            let used = left.min(cells.len());
+            cells[..used].iter_mut().for_each(|cell| drop(cell.take()));
+            left -= used;
+        }
+    }
+}
+
+/// A map of tuples that refuses when it is full.
+#[derive(Debug)]
+pub struct Table<V> {
+    entries: RefCell<HashMap<Tuple, V>>,
+    limit: Cell<usize>,
+}
+
+impl<V: Copy> Table<V> {
+    fn new() -> Self {
+        Self { entries: RefCell::default(), limit: Cell::new(usize::MAX) }
+    }
+
+    /// Takes no more than so many entries.
+    pub fn limit(&self, limit: usize) {
+        self.limit.set(limit);
+    }
+
+    pub fn len(&self) -> usize {
+        self.entries.borrow().len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    pub fn get(&self, key: &Tuple) -> Option<V> {
+        self.entries.borrow().get(key).copied()
+    }
+
+    pub fn put(&self, key: Tuple, value: V) {
+        self.entries.borrow_mut().insert(key, value);
+    }
+
+    pub fn remove(&self, key: &Tuple) -> Option<V> {
+        self.entries.borrow_mut().remove(key)
+    }
+
+    pub fn clear(&self) {
+        self.entries.borrow_mut().clear();
+    }
+
+    pub fn all(&self) -> Vec<(Tuple, V)> {
+        self.entries.borrow().iter().map(|(key, value)| (*key, *value)).collect()
+    }
+
+    /// Changes an entry; `None` where there is none.
+    pub fn change(&self, key: &Tuple, change: impl FnOnce(&mut V)) -> Option<V> {
+        let mut entries = self.entries.borrow_mut();
+        let value = entries.get_mut(key)?;
+        change(value);
+        Some(*value)
+    }
+
+    pub fn change_all(&self, change: impl FnMut(&mut V)) {
+        self.entries.borrow_mut().values_mut().for_each(change);
+    }
+
+    pub fn retain(&self, mut keep: impl FnMut(&Tuple, &V) -> bool) {
+        self.entries.borrow_mut().retain(|key, value| keep(key, value));
+    }
+
+    fn claim(&self, key: &Tuple, value: V) -> Claim {
+        let mut entries = self.entries.borrow_mut();
+        if entries.contains_key(key) {
+            return Claim::Taken;
+        }
+        if entries.len() >= self.limit.get() {
+            return Claim::Full;
+        }
+        entries.insert(*key, value);
+        Claim::Claimed
+    }
+}
+
+/// The maps of one node.
+pub struct World {
+    pub config: Cell<Config>,
+    pub now: Cell<u64>,
     random: Cell<u32>,
-    pods: RefCell<HashMap<Addr, PodEntry>>,
-    nodes: RefCell<HashMap<Addr, NodeEntry>>,
-    prefixes: RefCell<Vec<(Addr, u32, ClusterPrefix)>>,
-    policies: RefCell<HashMap<PolicyKey, &'static Policy>>,
-    owned: RefCell<HashMap<u32, Owned>>,
-    inbound: RefCell<HashMap<Tuple, Inbound>>,
-    inbound_limit: Cell<usize>,
-    datagrams: RefCell<std::collections::HashSet<Tuple>>,
-    flows: RefCell<HashMap<Tuple, Flow>>,
-    flows_limit: Cell<usize>,
-    nat: RefCell<HashMap<Tuple, Mapping>>,
-    nat_limit: Cell<usize>,
+    pub pods: RefCell<HashMap<Addr, PodEntry>>,
+    pub nodes: RefCell<HashMap<Addr, NodeEntry>>,
+    /// Network, length in bits of the 128, value.
+    pub prefixes: RefCell<Vec<(Addr, u32, ClusterPrefix)>>,
+    pub policies: RefCell<HashMap<PolicyKey, Policy>>,
+    pub owned: RefCell<HashMap<u32, Owned>>,
+    pub owned_addr: RefCell<HashMap<Addr, OwnedAddr>>,
+    pub inbound: Table<Inbound>,
+    pub datagrams: RefCell<HashSet<Tuple>>,
+    pub flows: Table<Flow>,
+    pub nat: Table<Mapping>,
+    pub exhausted: RefCell<HashMap<Tuple, u64>>,
+    pub frags: RefCell<HashMap<FragKey, FragPorts>>,
+    /// Where set, a port that has to be searched for is the one that this says, and must be free here too.
+    pub adopt: RefCell<Option<Adopted>>,
     meanwhile: RefCell<Option<Meanwhile>>,
     mappings: Cell<u32>,
-    exhausted: RefCell<HashMap<Tuple, u64>>,
-    frags: RefCell<HashMap<FragKey, FragPorts>>,
+    lent: Box<LentValues>,
 }
 
-pub(crate) fn addr(text: &str) -> Addr {
-    Addr::from(text.parse::<IpAddr>().expect("an address"))
-}
-
-pub(crate) fn with_node_ports(mut config: Config, first: u16, last: u16) -> Config {
-    config.node_ports = PortRange { first, last };
-    config
+struct LentValues {
+    pods: Lent<PodEntry>,
+    nodes: Lent<NodeEntry>,
+    prefixes: Lent<ClusterPrefix>,
+    policies: Lent<Policy>,
+    owned: Lent<Owned>,
+    owned_addr: Lent<OwnedAddr>,
+    flows: Lent<Flow>,
+    mappings: Lent<Mapping>,
+    frags: Lent<FragPorts>,
 }
 
 impl World {
-    /// A node and another one, with their pod subnets, as [`cast`] names them; no pod, no object.
-    pub(crate) fn new() -> Self {
-        let mut config = Config::EMPTY;
-        config.generation = 1;
-        config.tunnel_port = 6179;
-        config.self_node = addr(NODE);
-        config.node_v4 = addr(V4.node);
-        config.node_v6 = addr(V6.node);
-        config.node_ports = PortRange { first: 61000, last: 65535 };
-        let world = Self {
+    /// Maps with nothing in them.
+    #[must_use]
+    pub fn empty(config: Config) -> Self {
+        Self {
             config: Cell::new(config),
             now: Cell::new(1_000_000_000_000),
             random: Cell::new(1),
@@ -66,132 +181,118 @@ impl World {
             prefixes: RefCell::default(),
             policies: RefCell::default(),
             owned: RefCell::default(),
-            inbound: RefCell::default(),
-            inbound_limit: Cell::new(usize::MAX),
+            owned_addr: RefCell::default(),
+            inbound: Table::new(),
             datagrams: RefCell::default(),
-            flows: RefCell::default(),
-            flows_limit: Cell::new(usize::MAX),
-            nat: RefCell::default(),
-            nat_limit: Cell::new(usize::MAX),
-            meanwhile: RefCell::default(),
-            mappings: Cell::new(0),
+            flows: Table::new(),
+            nat: Table::new(),
             exhausted: RefCell::default(),
             frags: RefCell::default(),
-        };
-        cast::settle(&world);
-        world
+            adopt: RefCell::default(),
+            meanwhile: RefCell::default(),
+            mappings: Cell::new(0),
+            lent: Box::new(LentValues {
+                pods: Lent::new(),
+                nodes: Lent::new(),
+                prefixes: Lent::new(),
+                policies: Lent::new(),
+                owned: Lent::new(),
+                owned_addr: Lent::new(),
+                flows: Lent::new(),
+                mappings: Lent::new(),
+                frags: Lent::new(),
+            }),
+        }
     }
 
-    pub(crate) fn put_node(&self, at: &str, entry: NodeEntry) {
-        self.nodes.borrow_mut().insert(addr(at), entry);
+    /// The next packet: what was lent for the last one is taken back.
+    pub fn next_packet(&mut self) {
+        let lent = &mut *self.lent;
+        lent.pods.take_back();
+        lent.nodes.take_back();
+        lent.prefixes.take_back();
+        lent.policies.take_back();
+        lent.owned.take_back();
+        lent.owned_addr.take_back();
+        lent.flows.take_back();
+        lent.mappings.take_back();
+        lent.frags.take_back();
     }
 
-    /// Changes the value of a key of `nat`.
-    pub(crate) fn change_nat(&self, key: &Tuple, change: impl Fn(Mapping) -> Mapping) {
-        let mut nat = self.nat.borrow_mut();
-        let mapping = nat.get_mut(key).expect("a mapping");
-        *mapping = change(*mapping);
+    pub fn configure(&self, change: impl FnOnce(&mut Config)) {
+        let mut config = self.config.get();
+        change(&mut config);
+        self.config.set(config);
     }
 
-    pub(crate) fn add_node(&self, at: &str, place: NodePlace, node: &str) {
-        self.nodes.borrow_mut().insert(addr(at), NodeEntry::new(place, addr(node)));
-    }
-
-    pub(crate) fn add_prefix(&self, net: &str, len: u32, kind: PrefixKind, node: Option<&str>) {
-        self.put_prefix(net, len, ClusterPrefix::new(kind, node.map_or(Addr::UNSPECIFIED, addr)));
-    }
-
-    pub(crate) fn put_prefix(&self, net: &str, len: u32, prefix: ClusterPrefix) {
-        let len = if net.contains(':') { len } else { len + 96 };
-        self.prefixes.borrow_mut().push((addr(net), len, prefix));
-    }
-
-    pub(crate) fn add_pod(&self, at: &str, entry: PodEntry) {
-        self.pods.borrow_mut().insert(addr(at), entry);
-    }
-
-    pub(crate) fn own(&self, egress_id: u32, address: &str) {
-        let owned = Owned { address: addr(address), ifindex: 2, mac: [2, 0, 0, 0, 0, 1], reserved: [0; 2] };
+    pub fn put_owned(&self, egress_id: u32, owned: Owned) {
         self.owned.borrow_mut().insert(egress_id, owned);
+        let Owned { address, ifindex, mac, .. } = owned;
+        let entry = OwnedAddr { egress_id, ifindex, mac, reserved: [0; 2] };
+        self.owned_addr.borrow_mut().insert(address, entry);
     }
 
-    /// For the slots' family; for both where there is none.
-    pub(crate) fn set_policy(&self, egress_id: u32, when_empty: WhenEmpty, slots: &[Slot]) {
-        let policy = Policy::with_slots(when_empty, slots).expect("few slots");
-        let families = slots.first().map_or(std::vec![Family::V4, Family::V6], |slot| std::vec![slot.address.family()]);
-        for family in families {
-            self.put_policy(PolicyKey::new(egress_id, family), policy);
-        }
+    /// The object has no address here any more.
+    pub fn disown(&self, egress_id: u32) {
+        self.owned.borrow_mut().remove(&egress_id);
+        self.owned_addr.borrow_mut().retain(|_, owned| owned.egress_id != egress_id);
     }
 
-    pub(crate) fn put_policy(&self, key: PolicyKey, policy: Policy) {
-        self.policies.borrow_mut().insert(key, Box::leak(Box::new(policy)));
-    }
-
-    pub(crate) fn remember_flow(&self, tuple: &Tuple, address: Addr, egress_id: u32) {
-        let flow = Flow::new(address, egress_id, 0, 0, 0);
-        self.flows.borrow_mut().insert(*tuple, flow);
-    }
-
-    pub(crate) fn flows_len(&self) -> usize {
-        self.flows.borrow().len()
-    }
-
-    pub(crate) fn nat_len(&self) -> usize {
-        self.nat.borrow().len()
-    }
-
-    pub(crate) fn cut_flows(&self) {
-        self.flows.borrow_mut().clear();
-    }
-
-    pub(crate) fn mappings_made(&self) -> u32 {
-        self.mappings.get()
-    }
-
-    pub(crate) fn inbound_at(&self, tuple: &Tuple) -> Option<Inbound> {
-        self.inbound.borrow().get(tuple).copied()
-    }
-
-    pub(crate) fn flow_at(&self, tuple: &Tuple) -> Option<Flow> {
-        self.flows.borrow().get(tuple).copied()
-    }
-
-    pub(crate) fn inbound_len(&self) -> usize {
-        self.inbound.borrow().len()
-    }
-
-    pub(crate) fn limit_flows(&self, limit: usize) {
-        self.flows_limit.set(limit);
-    }
-
-    pub(crate) fn limit_inbound(&self, limit: usize) {
-        self.inbound_limit.set(limit);
-    }
-
-    /// Every key of `nat` has its counterpart, and they name each other.
-    pub(crate) fn assert_paired(&self) {
-        let nat = self.nat.borrow();
-        for (key, mapping) in nat.iter() {
-            let other = nat.get(&mapping.other).expect("the other key");
-            assert_eq!(other.other, *key);
-            assert_ne!(key.direction(), mapping.other.direction());
-        }
+    pub fn put_policy(&self, key: PolicyKey, policy: Policy) {
+        self.policies.borrow_mut().insert(key, policy);
     }
 
     /// What another CPU does right after a key of `nat` was refused for the first time.
-    pub(crate) fn when_nat_is_full(&self, meanwhile: impl FnOnce(&World) + 'static) {
+    pub fn when_nat_is_full(&self, meanwhile: impl FnOnce(&Self) + 'static) {
         self.meanwhile.replace(Some(Box::new(meanwhile)));
     }
 
-    pub(crate) fn limit_nat(&self, limit: usize) {
-        self.nat_limit.set(limit);
+    pub fn mappings_made(&self) -> u32 {
+        self.mappings.get()
     }
-}
 
-/// Leaked, so that lookups can lend as the kernel's maps do; a test's worth of bytes.
-fn lend<V: Copy>(value: Option<V>) -> Option<&'static V> {
-    value.map(|value| &*Box::leak(Box::new(value)))
+    /// As the program `sweep`, where no packet comes between; returns how many entries went.
+    pub fn sweep(&self, is_pressed: bool) -> usize {
+        let (now, timeouts) = (self.now.get(), self.config.get().timeouts);
+        let timeouts = if is_pressed { expiry::pressed(timeouts) } else { timeouts };
+        let entries = || self.nat.len() + self.flows.len() + self.inbound.len();
+        let before = entries();
+        for (key, mapping) in self.nat.all() {
+            let other = self.nat.get(&mapping.other).filter(|other| other.other == key);
+            let is_idle = |other| expiry::is_mapping_idle(&timeouts, &mapping, other, now);
+            let goes = match (key.direction(), &other) {
+                // Judged at the forward key.
+                (Direction::Ingress, Some(_)) => false,
+                (Direction::Ingress, None) => is_idle(None),
+                (Direction::Egress, None) => true,
+                (Direction::Egress, other) => is_idle(other.as_ref()),
+            };
+            if goes {
+                self.nat.remove(&key);
+                other.map(|_| self.nat.remove(&mapping.other));
+            }
+        }
+        self.flows.retain(|key, flow| !expiry::is_flow_idle(&timeouts, flow, key.protocol, now));
+        self.inbound.retain(|key, entry| !expiry::is_inbound_idle(&timeouts, entry, key.protocol, now));
+        before - entries()
+    }
+
+    /// As if nothing had been seen of any entry since so many seconds ago.
+    pub fn age(&self, seconds: u64) {
+        let then = self.now.get() - seconds * 1_000_000_000;
+        self.nat.change_all(|mapping| mapping.last_seen_ns = then);
+        self.flows.change_all(|flow| flow.last_seen_ns = then);
+        self.inbound.change_all(|inbound| inbound.last_seen_ns = then);
+    }
+
+    /// Every key of `nat` has its other one, of the other direction, and they name each other.
+    pub fn assert_paired(&self) {
+        for (key, mapping) in self.nat.all() {
+            let other = self.nat.get(&mapping.other).unwrap_or_else(|| panic!("{key:?} is alone: {mapping:?}"));
+            assert_eq!(other.other, key, "they name each other");
+            assert_ne!(key.direction(), mapping.other.direction());
+        }
+    }
 }
 
 impl Tables for World {
@@ -203,66 +304,53 @@ impl Tables for World {
         self.random.get()
     }
     fn pod(&self, addr: &Addr) -> Option<&PodEntry> {
-        lend(self.pods.borrow().get(addr).copied())
+        self.pods.borrow().get(addr).map(|pod| self.lent.pods.lend(*pod))
     }
     fn node(&self, addr: &Addr) -> Option<&NodeEntry> {
-        lend(self.nodes.borrow().get(addr).copied())
+        self.nodes.borrow().get(addr).map(|node| self.lent.nodes.lend(*node))
     }
     fn prefix(&self, addr: &Addr) -> Option<&ClusterPrefix> {
-        let bits = u128::from_be_bytes(addr.octets());
+        let number = |addr: &Addr| u128::from_be_bytes(addr.octets());
         let prefixes = self.prefixes.borrow();
-        let matching = prefixes.iter().filter(|(net, len, _)| {
-            let diff = bits ^ u128::from_be_bytes(net.octets());
-            diff.leading_zeros() >= *len
-        });
-        lend(matching.max_by_key(|(_, len, _)| *len).map(|(_, _, prefix)| *prefix))
+        let matching = prefixes.iter().filter(|(net, len, _)| (number(net) ^ number(addr)).leading_zeros() >= *len);
+        matching.max_by_key(|(_, len, _)| *len).map(|(_, _, prefix)| self.lent.prefixes.lend(*prefix))
     }
     fn policy(&self, key: &PolicyKey) -> Option<&Policy> {
-        self.policies.borrow().get(key).copied()
+        self.policies.borrow().get(key).map(|policy| self.lent.policies.lend(*policy))
     }
     fn owned(&self, egress_id: u32) -> Option<&Owned> {
-        lend(self.owned.borrow().get(&egress_id).copied())
+        self.owned.borrow().get(&egress_id).map(|owned| self.lent.owned.lend(*owned))
     }
     fn owned_addr(&self, addr: &Addr) -> Option<&OwnedAddr> {
-        let owned = self.owned.borrow();
-        let (egress_id, owned) = owned.iter().find(|(_, owned)| owned.address == *addr)?;
-        lend(Some(OwnedAddr { egress_id: *egress_id, ifindex: owned.ifindex, mac: owned.mac, reserved: [0; 2] }))
+        self.owned_addr.borrow().get(addr).map(|owned| self.lent.owned_addr.lend(*owned))
     }
     fn inbound_answered(&self, tuple: &Tuple, tcp_flags: u8) -> bool {
-        let mut inbound = self.inbound.borrow_mut();
-        let Some(inbound) = inbound.get_mut(tuple) else { return false };
-        if tuple.protocol == PROTO_TCP {
-            inbound.last_seen_ns = self.now.get();
-            inbound.state = phase::replied(inbound.state, tcp_flags);
-        }
-        true
+        let seen = self.inbound.change(tuple, |inbound| {
+            if tuple.protocol == PROTO_TCP {
+                inbound.last_seen_ns = self.now.get();
+                inbound.state = phase::replied(inbound.state, tcp_flags);
+            }
+        });
+        seen.is_some()
     }
     fn inbound_heard(&self, tuple: &Tuple, tcp_flags: u8) -> bool {
-        let mut inbound = self.inbound.borrow_mut();
-        let Some(inbound) = inbound.get_mut(tuple) else { return false };
-        inbound.last_seen_ns = self.now.get();
-        inbound.state = phase::heard(inbound.state, tcp_flags);
-        true
+        let seen = self.inbound.change(tuple, |inbound| {
+            inbound.last_seen_ns = self.now.get();
+            inbound.state = phase::heard(inbound.state, tcp_flags);
+        });
+        seen.is_some()
     }
     fn inbound_known(&self, tuple: &Tuple) -> bool {
-        self.inbound.borrow().contains_key(tuple)
+        self.inbound.get(tuple).is_some()
     }
     fn inbound_in_use(&self) -> u32 {
-        self.inbound.borrow().len() as u32
+        self.inbound.len() as u32
     }
     fn claim_inbound(&self, tuple: &Tuple) -> Claim {
-        let mut inbound = self.inbound.borrow_mut();
-        if inbound.contains_key(tuple) {
-            return Claim::Taken;
-        }
-        if inbound.len() >= self.inbound_limit.get() {
-            return Claim::Full;
-        }
-        inbound.insert(*tuple, Inbound::new(self.now.get()));
-        Claim::Claimed
+        self.inbound.claim(tuple, Inbound::new(self.now.get()))
     }
     fn forget_inbound(&self, tuple: &Tuple) {
-        self.inbound.borrow_mut().remove(tuple);
+        self.inbound.remove(tuple);
     }
     fn datagram_seen(&self, tuple: &Tuple) -> bool {
         self.datagrams.borrow().contains(tuple)
@@ -271,84 +359,64 @@ impl Tables for World {
         self.datagrams.borrow_mut().insert(*tuple);
     }
     fn flow_seen(&self, tuple: &Tuple, tcp_flags: u8) -> Option<&Flow> {
-        let mut flows = self.flows.borrow_mut();
-        let flow = flows.get_mut(tuple)?;
-        flow.last_seen_ns = self.now.get();
-        flow.state = phase::own(flow.state, tcp_flags, Direction::Egress);
-        lend(Some(*flow))
+        let seen = self.flows.change(tuple, |flow| {
+            flow.last_seen_ns = self.now.get();
+            flow.state = phase::own(flow.state, tcp_flags, Direction::Egress);
+        });
+        seen.map(|flow| self.lent.flows.lend(flow))
     }
     fn flow_peek(&self, tuple: &Tuple) -> Option<&Flow> {
-        lend(self.flows.borrow().get(tuple).copied())
+        self.flows.get(tuple).map(|flow| self.lent.flows.lend(flow))
     }
     fn flow_answered(&self, tuple: &Tuple, tcp_flags: u8) -> bool {
-        let mut flows = self.flows.borrow_mut();
-        let Some(flow) = flows.get_mut(tuple) else { return false };
-        flow.state = phase::answered(flow.state, tcp_flags);
-        true
+        self.flows.change(tuple, |flow| flow.state = phase::answered(flow.state, tcp_flags)).is_some()
     }
     fn claim_flow(&self, tuple: &Tuple, flow: &Flow) -> Claim {
-        if self.flows.borrow().contains_key(tuple) {
-            return Claim::Taken;
-        }
-        if self.flows.borrow().len() >= self.flows_limit.get() {
-            return Claim::Full;
-        }
-        self.flows.borrow_mut().insert(*tuple, *flow);
-        Claim::Claimed
+        self.flows.claim(tuple, *flow)
     }
     fn decisions(&self) -> u32 {
         self.config.get().decisions
     }
     fn settle_flow(&self, tuple: &Tuple, slot: &Slot, decisions: u32) {
-        if let Some(flow) = self.flows.borrow_mut().get_mut(tuple) {
-            (flow.settled, flow.decided) = (*slot, decisions);
-        }
+        self.flows.change(tuple, |flow| (flow.settled, flow.decided) = (*slot, decisions));
     }
     fn set_flow_slot(&self, tuple: &Tuple, slot: u32) {
-        if let Some(flow) = self.flows.borrow_mut().get_mut(tuple) {
-            flow.slot = slot;
-        }
+        self.flows.change(tuple, |flow| flow.slot = slot);
     }
     fn put_flow(&self, tuple: &Tuple, flow: &Flow) -> bool {
-        self.flows.borrow_mut().insert(*tuple, *flow);
+        self.flows.put(*tuple, *flow);
         true
     }
     fn nat_seen(&self, key: &Tuple, tcp_flags: u8) -> Option<&Mapping> {
-        let mut nat = self.nat.borrow_mut();
-        let mapping = nat.get_mut(key)?;
-        let (before, other) = (mapping.state, mapping.other);
-        mapping.last_seen_ns = self.now.get();
-        mapping.state = phase::own(before, tcp_flags, key.direction());
-        let seen = *mapping;
-        if let Some(other) = nat.get_mut(&other) {
+        let before = self.nat.get(key)?.state;
+        let seen = self.nat.change(key, |mapping| {
+            mapping.last_seen_ns = self.now.get();
+            mapping.state = phase::own(before, tcp_flags, key.direction());
+        })?;
+        self.nat.change(&seen.other, |other| {
             other.state = phase::told(before, tcp_flags, key.direction(), other.state).unwrap_or(other.state);
-        }
-        lend(Some(seen))
+        });
+        Some(self.lent.mappings.lend(seen))
     }
     fn nat_peek(&self, key: &Tuple) -> Option<&Mapping> {
-        lend(self.nat.borrow().get(key).copied())
+        self.nat.get(key).map(|mapping| self.lent.mappings.lend(mapping))
     }
     fn claim_nat(&self, key: &Tuple, other: &Tuple, owner: &Owner) -> Claim {
-        let mut nat = self.nat.borrow_mut();
-        if nat.contains_key(key) {
-            return Claim::Taken;
-        }
-        if nat.len() >= self.nat_limit.get() {
-            drop(nat);
-            if let Some(meanwhile) = self.meanwhile.take() {
-                meanwhile(self);
-            }
-            return Claim::Full;
-        }
         let mapping = Mapping::new(*other, owner.origin, owner.source_node, owner.egress_id, self.now.get());
-        nat.insert(*key, mapping);
-        Claim::Claimed
+        let claim = self.nat.claim(key, mapping);
+        if claim == Claim::Full
+            && let Some(meanwhile) = self.meanwhile.take()
+        {
+            meanwhile(self);
+        }
+        claim
     }
     fn count_mapping(&self, _egress_id: u32) {
         self.mappings.set(self.mappings.get() + 1);
     }
-    fn claim_any_port(&self, forward: &Tuple, address: &Addr, owner: &Owner, search: &snat::PortSearch) -> PortClaim {
-        for port in (0..search.span).map(|index| search.at(index)) {
+    fn claim_any_port(&self, forward: &Tuple, address: &Addr, owner: &Owner, search: &PortSearch) -> PortClaim {
+        let adopted = self.adopt.borrow().as_ref().and_then(|adopted| adopted(forward));
+        for port in adopted.into_iter().chain((0..search.span).map(|index| search.at(index))) {
             match self.claim_nat(&snat::reverse_key(forward, address, port), forward, owner) {
                 Claim::Claimed => return PortClaim::Claimed(port),
                 Claim::Taken => {}
@@ -365,10 +433,10 @@ impl Tables for World {
         self.exhausted.borrow_mut().insert(*destination, self.now.get());
     }
     fn forget_nat(&self, key: &Tuple) -> bool {
-        self.nat.borrow_mut().remove(key).is_some()
+        self.nat.remove(key).is_some()
     }
     fn fragment(&self, key: &FragKey) -> Option<&FragPorts> {
-        lend(self.frags.borrow().get(key).copied())
+        self.frags.borrow().get(key).map(|ports| self.lent.frags.lend(*ports))
     }
     fn put_fragment(&self, key: &FragKey, ports: &FragPorts) {
         self.frags.borrow_mut().insert(*key, *ports);

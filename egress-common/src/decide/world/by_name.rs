@@ -1,0 +1,113 @@
+//! The same maps, filled and read by addresses in words, for the tests beside the decisions.
+
+use std::net::IpAddr;
+use std::vec;
+
+use super::World;
+use crate::abi::*;
+use crate::decide::cast::{self, NODE, V4, V6};
+
+pub(crate) fn addr(text: &str) -> Addr {
+    Addr::from(text.parse::<IpAddr>().expect("an address"))
+}
+
+pub(crate) fn with_node_ports(mut config: Config, first: u16, last: u16) -> Config {
+    config.node_ports = PortRange { first, last };
+    config
+}
+
+impl World {
+    /// A node and another one, with their pod subnets, as [`cast`] names them; no pod, no object.
+    pub(crate) fn new() -> Self {
+        let mut config = Config::EMPTY;
+        config.generation = 1;
+        config.tunnel_port = 6179;
+        config.self_node = addr(NODE);
+        config.node_v4 = addr(V4.node);
+        config.node_v6 = addr(V6.node);
+        config.node_ports = PortRange { first: 61000, last: 65535 };
+        let world = Self::empty(config);
+        cast::settle(&world);
+        world
+    }
+
+    pub(crate) fn put_node(&self, at: &str, entry: NodeEntry) {
+        self.nodes.borrow_mut().insert(addr(at), entry);
+    }
+
+    /// Changes the value of a key of `nat`.
+    pub(crate) fn change_nat(&self, key: &Tuple, change: impl Fn(Mapping) -> Mapping) {
+        self.nat.change(key, |mapping| *mapping = change(*mapping)).expect("a mapping");
+    }
+
+    pub(crate) fn add_node(&self, at: &str, place: NodePlace, node: &str) {
+        self.put_node(at, NodeEntry::new(place, addr(node)));
+    }
+
+    pub(crate) fn add_prefix(&self, net: &str, len: u32, kind: PrefixKind, node: Option<&str>) {
+        self.put_prefix(net, len, ClusterPrefix::new(kind, node.map_or(Addr::UNSPECIFIED, addr)));
+    }
+
+    pub(crate) fn put_prefix(&self, net: &str, len: u32, prefix: ClusterPrefix) {
+        let len = if net.contains(':') { len } else { len + 96 };
+        self.prefixes.borrow_mut().push((addr(net), len, prefix));
+    }
+
+    pub(crate) fn add_pod(&self, at: &str, entry: PodEntry) {
+        self.pods.borrow_mut().insert(addr(at), entry);
+    }
+
+    pub(crate) fn own(&self, egress_id: u32, address: &str) {
+        let owned = Owned { address: addr(address), ifindex: 2, mac: [2, 0, 0, 0, 0, 1], reserved: [0; 2] };
+        self.put_owned(egress_id, owned);
+    }
+
+    /// For the slots' family; for both where there is none.
+    pub(crate) fn set_policy(&self, egress_id: u32, when_empty: WhenEmpty, slots: &[Slot]) {
+        let policy = Policy::with_slots(when_empty, slots).expect("few slots");
+        let families = slots.first().map_or(vec![Family::V4, Family::V6], |slot| vec![slot.address.family()]);
+        for family in families {
+            self.put_policy(PolicyKey::new(egress_id, family), policy);
+        }
+    }
+
+    pub(crate) fn remember_flow(&self, tuple: &Tuple, address: Addr, egress_id: u32) {
+        self.flows.put(*tuple, Flow::new(address, egress_id, 0, 0, 0));
+    }
+
+    pub(crate) fn flows_len(&self) -> usize {
+        self.flows.len()
+    }
+
+    pub(crate) fn nat_len(&self) -> usize {
+        self.nat.len()
+    }
+
+    pub(crate) fn cut_flows(&self) {
+        self.flows.clear();
+    }
+
+    pub(crate) fn inbound_at(&self, tuple: &Tuple) -> Option<Inbound> {
+        self.inbound.get(tuple)
+    }
+
+    pub(crate) fn flow_at(&self, tuple: &Tuple) -> Option<Flow> {
+        self.flows.get(tuple)
+    }
+
+    pub(crate) fn inbound_len(&self) -> usize {
+        self.inbound.len()
+    }
+
+    pub(crate) fn limit_flows(&self, limit: usize) {
+        self.flows.limit(limit);
+    }
+
+    pub(crate) fn limit_inbound(&self, limit: usize) {
+        self.inbound.limit(limit);
+    }
+
+    pub(crate) fn limit_nat(&self, limit: usize) {
+        self.nat.limit(limit);
+    }
+}

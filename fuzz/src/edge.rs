@@ -1,0 +1,260 @@
+//! What the programs do to the bytes of a packet (egress-ebpf/src/packet.rs, icmp.rs, answer.rs, overlay.rs), over a plain
+//! vector: ends rewritten with their checksums corrected by difference, ICMP errors with what they quote, and the answers
+//! that the programs give themselves. `None` is a packet that ends too early.
+
+use egress_common::abi::{Addr, Config, Family};
+use egress_common::decide::accept::Outer;
+use egress_common::decide::{End, Rewrite};
+use egress_common::wire::icmp::{ERROR_HEADER_V4, ERROR_HEADER_V6, write_error};
+use egress_common::wire::nd::ADVERTISEMENT_LEN;
+use egress_common::wire::{
+    ETH_LEN, Fragment, Frame as _, Heads, IPV4_LEN, IPV6_LEN, L3, L4, PROTO_DCCP, PROTO_ICMP, PROTO_ICMPV6, PROTO_TCP,
+    PROTO_UDP, PROTO_UDP_LITE, Quote, csum, ethertype, ipv4, ipv6, l4,
+};
+
+fn field<const N: usize>(frame: &[u8], at: usize) -> Option<[u8; N]> {
+    frame.load(at)
+}
+
+fn put(frame: &mut [u8], at: usize, bytes: &[u8]) -> Option<()> {
+    frame.get_mut(at..at + bytes.len())?.copy_from_slice(bytes);
+    Some(())
+}
+
+/// What a sum gains when these words become those.
+fn change_of(from: &[u8], to: &[u8]) -> u64 {
+    let word = |pair: &[u8]| u16::from_ne_bytes([pair[0], pair[1]]);
+    let pairs = from.chunks_exact(2).zip(to.chunks_exact(2));
+    pairs.map(|(from, to)| u64::from(!word(from)) + u64::from(word(to))).sum()
+}
+
+/// Corrects the checksum at `at`. Where zero means "none" it stays, and no other becomes zero.
+fn correct(frame: &mut [u8], at: usize, zero_is_none: bool, change: u64) -> Option<()> {
+    let old = u16::from_ne_bytes(field(frame, at)?);
+    if zero_is_none && old == 0 {
+        return Some(());
+    }
+    let sum = csum::replace(old, change);
+    put(frame, at, &(if zero_is_none && sum == 0 { 0xffff } else { sum }).to_ne_bytes())
+}
+
+/// Where the transport checksum that covers the addresses stands, and whether zero means "none" there.
+const fn sum_over_addresses(protocol: u8) -> Option<(usize, bool)> {
+    match protocol {
+        PROTO_TCP => Some((l4::TCP_CHECKSUM, false)),
+        PROTO_UDP | PROTO_UDP_LITE => Some((l4::UDP_CHECKSUM, true)),
+        PROTO_DCCP => Some((l4::UDP_CHECKSUM, false)),
+        PROTO_ICMPV6 => Some((l4::ICMP_CHECKSUM, false)),
+        _ => None,
+    }
+}
+
+fn old_end(heads: &Heads, end: End) -> (Addr, u16) {
+    match end {
+        End::Source => (heads.tuple.saddr, heads.tuple.sport()),
+        End::Destination => (heads.tuple.daddr, heads.tuple.dport()),
+    }
+}
+
+const fn addr_at(family: Family, end: End) -> usize {
+    match (family, end) {
+        (Family::V4, End::Source) => ipv4::SADDR,
+        (Family::V4, End::Destination) => ipv4::DADDR,
+        (Family::V6, End::Source) => ipv6::SADDR,
+        (Family::V6, End::Destination) => ipv6::DADDR,
+    }
+}
+
+/// The address in the header that starts at `header`, and for IPv4 the header's checksum.
+fn replace_addr(frame: &mut [u8], family: Family, header: usize, end: End, old: &Addr, new: &Addr) -> Option<()> {
+    let at = header + addr_at(family, end);
+    match family {
+        Family::V4 => {
+            correct(frame, header + ipv4::CHECKSUM, false, change_of(&old.v4_octets(), &new.v4_octets()))?;
+            put(frame, at, &new.v4_octets())
+        }
+        Family::V6 => put(frame, at, &new.octets()),
+    }
+}
+
+/// Gives the packet another end.
+pub fn rewrite(frame: &mut [u8], heads: &Heads, rewrite: &Rewrite) -> Option<()> {
+    let (old, old_port) = old_end(heads, rewrite.end);
+    let (transport, protocol) = (usize::from(heads.l4_offset), heads.tuple.protocol);
+    if heads.has_l4() {
+        let covers = sum_over_addresses(protocol).filter(|_| heads.l4 != L4::Other);
+        if let Some((at, zero_is_none)) = covers {
+            correct(frame, transport + at, zero_is_none, change_of(&old.octets(), &rewrite.addr.octets()))?;
+        }
+        if old_port != rewrite.port {
+            let port_at = match (protocol, rewrite.end) {
+                (PROTO_ICMP | PROTO_ICMPV6, _) => l4::ECHO_ID,
+                (_, End::Source) => l4::SPORT,
+                (_, End::Destination) => l4::DPORT,
+            };
+            let sum = if protocol == PROTO_ICMP { Some((l4::ICMP_CHECKSUM, false)) } else { covers };
+            let (at, zero_is_none) = sum?;
+            let (from, to) = (old_port.to_be_bytes(), rewrite.port.to_be_bytes());
+            correct(frame, transport + at, zero_is_none, change_of(&from, &to))?;
+            put(frame, transport + port_at, &to)?;
+        }
+    }
+    replace_addr(frame, heads.family, L3, rewrite.end, &old, &rewrite.addr)
+}
+
+/// Gives an ICMP error another end, and what it quotes, which went the other way, its opposite end.
+pub fn rewrite_error(frame: &mut [u8], heads: &Heads, quote: &Quote, rewrite: &Rewrite) -> Option<()> {
+    let (old, _) = old_end(heads, rewrite.end);
+    let inner_end = if rewrite.end == End::Source { End::Destination } else { End::Source };
+    let addresses = change_of(&old.octets(), &rewrite.addr.octets());
+    // A quoted IPv4 address and its header's checksum cancel out in the error's.
+    let mut change = if heads.family == Family::V6 { addresses } else { 0 };
+    change += rewrite_quoted_transport(frame, quote, rewrite, inner_end, addresses)?;
+    let sum_at = usize::from(heads.l4_offset) + l4::ICMP_CHECKSUM;
+    if change != 0 {
+        correct(frame, sum_at, false, change)?;
+    }
+    if heads.family == Family::V6 {
+        correct(frame, sum_at, false, addresses)?;
+    }
+    replace_addr(frame, heads.family, quote.network_at(), inner_end, &old, &rewrite.addr)?;
+    replace_addr(frame, heads.family, L3, rewrite.end, &old, &rewrite.addr)
+}
+
+/// What this changes in the sum over the quote.
+fn rewrite_quoted_transport(
+    frame: &mut [u8],
+    quote: &Quote,
+    rewrite: &Rewrite,
+    inner: End,
+    addresses: u64,
+) -> Option<u64> {
+    if quote.l4() == L4::Other {
+        return Some(0);
+    }
+    let (at, tuple) = (quote.transport_at(), quote.tuple());
+    let (old_port, port_at) = match inner {
+        _ if matches!(tuple.protocol, PROTO_ICMP | PROTO_ICMPV6) => (tuple.sport(), l4::ECHO_ID),
+        End::Source => (tuple.sport(), l4::SPORT),
+        End::Destination => (tuple.dport(), l4::DPORT),
+    };
+    let (from, to) = (old_port.to_be_bytes(), rewrite.port.to_be_bytes());
+    let port = change_of(&from, &to);
+    let mut change = 0;
+    if from != to {
+        change = port;
+        put(frame, at + port_at, &to)?;
+    }
+    let (sum_at, covered) = match tuple.protocol {
+        PROTO_ICMP => (l4::ICMP_CHECKSUM, port),
+        // TCP's stands late in the header, and the header must be whole as far as the word that it stands in.
+        PROTO_TCP if frame.len() < at + l4::TCP_CHECKSUM + 4 => return Some(change),
+        protocol => match sum_over_addresses(protocol) {
+            Some((sum_at, _)) => (sum_at, addresses + port),
+            None => return Some(change),
+        },
+    };
+    let Some(bytes) = field::<2>(frame, at + sum_at) else { return Some(change) };
+    let old = u16::from_ne_bytes(bytes);
+    let new = match csum::replace(old, covered) {
+        _ if tuple.protocol == PROTO_UDP && old == 0 => 0,
+        0 if tuple.protocol == PROTO_UDP => 0xffff,
+        new => new,
+    };
+    put(frame, at + sum_at, &new.to_ne_bytes())?;
+    Some(change + change_of(&old.to_ne_bytes(), &new.to_ne_bytes()))
+}
+
+/// One hop less.
+pub fn decrement_ttl(frame: &mut [u8], family: Family) -> Option<()> {
+    let at = L3 + if family == Family::V4 { ipv4::TTL } else { ipv6::HOP_LIMIT };
+    let ttl: [u8; 1] = field(frame, at)?;
+    let less = [ttl[0].wrapping_sub(1)];
+    if family == Family::V4 {
+        let protocol: [u8; 1] = field(frame, L3 + ipv4::PROTOCOL)?;
+        let change = change_of(&[ttl[0], protocol[0]], &[less[0], protocol[0]]);
+        correct(frame, L3 + ipv4::CHECKSUM, false, change)?;
+    }
+    put(frame, at, &less)
+}
+
+/// The ICMP error that the packet becomes, to its own sender; `None` where none may be made.
+#[must_use]
+pub fn error(frame: &[u8], heads: &Heads, head: u64, from: &Addr) -> Option<Vec<u8>> {
+    /// Of the transport header; and of the whole quote at most.
+    const QUOTED_L4: usize = 20;
+    const LONGEST: usize = 128;
+    if *from == Addr::UNSPECIFIED || matches!(heads.l4, L4::IcmpError | L4::Sctp) || !heads.has_l4() {
+        return None;
+    }
+    let network = usize::from(heads.l4_offset) - L3;
+    let quoted = (network + QUOTED_L4).min(frame.len() - L3) & !3;
+    if quoted > LONGEST {
+        return None;
+    }
+    let mut quote = frame[L3..L3 + quoted].to_vec();
+    let sum_at = match heads.tuple.protocol {
+        PROTO_TCP => Some(network + l4::TCP_CHECKSUM),
+        PROTO_UDP => Some(network + l4::UDP_CHECKSUM),
+        _ => None,
+    };
+    if let Some(at) = sum_at {
+        // Whatever a device may still write there, it writes this.
+        let old = u16::from_ne_bytes(field(&quote, at)?);
+        let fixed = csum::fixed_point(csum::sum(&quote[network..]), old);
+        put(&mut quote, at, &fixed.to_ne_bytes())?;
+    }
+    let mut buffer = [0; ADVERTISEMENT_LEN];
+    let length = u16::try_from(quoted).ok()?;
+    write_error(heads.family, head, from, &heads.tuple.saddr, length, csum::sum(&quote), &mut buffer);
+    let header = if heads.family == Family::V4 { ERROR_HEADER_V4 } else { ERROR_HEADER_V6 };
+    Some([&frame[6..12], &frame[..6], &frame[12..L3], &buffer[..header], &quote].concat())
+}
+
+/// UDP, VXLAN and the inner link header.
+const BEHIND_IP: usize = 8 + 8 + ETH_LEN;
+
+/// What is in an overlay packet that the program takes out itself, and what its outer headers say; `None` where the packet
+/// is for the device.
+#[must_use]
+pub fn decapsulated(frame: &[u8], heads: &Heads, config: &Config) -> Option<(Outer, Vec<u8>)> {
+    let for_us = heads.is_udp_to(config.tunnel_port)
+        && heads.tuple.daddr == config.self_node
+        && config.is_overlay_in_program()
+        && heads.fragment == Fragment::Whole;
+    let (at, ecn, is_whole) = match heads.family {
+        Family::V4 => {
+            let head: [u8; IPV4_LEN] = field(frame, L3)?;
+            let total = usize::from(u16::from_be_bytes([head[ipv4::TOTAL_LEN], head[ipv4::TOTAL_LEN + 1]]));
+            (L3 + IPV4_LEN, head[1] & 3, frame.len() == L3 + total && csum::header(&head) == 0)
+        }
+        Family::V6 => {
+            let payload = usize::from(u16::from_be_bytes(field(frame, L3 + ipv6::PAYLOAD_LEN)?));
+            (L3 + IPV6_LEN, field::<2>(frame, L3)?[1] >> 4 & 3, frame.len() == L3 + IPV6_LEN + payload)
+        }
+    };
+    if !for_us || usize::from(heads.l4_offset) != at || ecn == 3 || !is_whole {
+        return None;
+    }
+    let udp: [u8; 8] = field(frame, at)?;
+    let (flags, vni) = (field::<4>(frame, at + 8)?, u32::from_be_bytes(field(frame, at + 12)?));
+    let length = usize::from(u16::from_be_bytes([udp[4], udp[5]]));
+    if frame.len() != at + length || udp[6..] != [0; 2] || flags != [8, 0, 0, 0] || vni & 0xff != 0 {
+        return None;
+    }
+    let kind: [u8; 2] = field(frame, at + BEHIND_IP - 2)?;
+    if ![ethertype::IPV4, ethertype::IPV6].contains(&u16::from_be_bytes(kind)) {
+        return None;
+    }
+    let inner = [&frame[..12], &kind, &frame[at + BEHIND_IP..]].concat();
+    Some((Outer { source: heads.tuple.saddr, egress_id: vni >> 8 }, inner))
+}
+
+/// Whether the packet to the tunnel port was put into the overlay by this node's programs.
+#[must_use]
+pub fn is_own_overlay(frame: &[u8], heads: &Heads, config: &Config) -> bool {
+    heads.is_udp_to(config.tunnel_port)
+        && config.is_overlay_in_program()
+        && heads.tuple.saddr == config.self_node
+        && field(frame, usize::from(heads.l4_offset) + 8 + 8 + 6) == Some(config.overlay_secret)
+}
