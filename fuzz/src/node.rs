@@ -18,7 +18,7 @@ use egress_common::decide::world::World;
 use egress_common::decide::{Owner, Rewrite, Tables as _, mtu, notice};
 use egress_common::wire::icmp::Answer;
 use egress_common::wire::nd::{ADVERTISEMENT_LEN, Solicitation};
-use egress_common::wire::{ETH_LEN, Frame as _, Heads, L4, PROTO_ICMPV6, Quote, arp, ethertype};
+use egress_common::wire::{ETH_LEN, Frame as _, Heads, L4, PROTO_ICMPV6, Quote, arp, ethertype, ipv4};
 
 use crate::edge;
 use crate::frame;
@@ -283,7 +283,7 @@ impl Node {
             Accept::Done(verdict) => Outcome::done(verdict, skb.frame, 0),
             Accept::Deliver => match Self::wire_length(skb, &heads) > config.pod_mtu {
                 true if !fits_in_two(skb, &heads, config.pod_mtu) => Outcome::Dropped(Verdict::MtuExceeded),
-                true => Outcome::Split(Verdict::ReplyDelivered),
+                true => split(Verdict::ReplyDelivered, skb.frame, &heads, config.pod_mtu),
                 false => Outcome::Sent(Verdict::ReplyDelivered, skb.frame.to_vec()),
             },
             Accept::Translate { owned, source_node } => {
@@ -367,11 +367,11 @@ impl Node {
             Enter::NodeReply { mapping } => (Verdict::NodeReply, *mapping),
         };
         self.judge_answer(&heads, &quote, &mapping);
-        let (length, mut split) = (Self::wire_length(skb, &heads), false);
+        let (length, mut in_two) = (Self::wire_length(skb, &heads), false);
         let too_big = match verdict {
             Verdict::ReplyHere if length > config.pod_mtu => {
-                split = fits_in_two(skb, &heads, config.pod_mtu);
-                (!split).then_some(config.pod_mtu)
+                in_two = fits_in_two(skb, &heads, config.pod_mtu);
+                (!in_two).then_some(config.pod_mtu)
             }
             Verdict::ReplySteered => {
                 let limit = mtu::overlay_limit(config.overlay_mtu, heads.family).min(config.pod_mtu);
@@ -397,7 +397,7 @@ impl Node {
         assert_eq!(after.tuple.daddr, mapping.other.saddr, "for the pod");
         match verdict {
             Verdict::NodeReply => Outcome::Passed(verdict, out, 0),
-            _ if split => Outcome::Split(verdict),
+            _ if in_two => split(verdict, &out, &heads, config.pod_mtu),
             _ => Outcome::Sent(verdict, out),
         }
     }
@@ -556,6 +556,15 @@ fn fits_in_two(skb: &Skb<'_>, heads: &Heads, mtu: u32) -> bool {
         && first > 0
         && rest <= 2048
         && rest + header <= mtu
+}
+
+/// In two fragments, if the length that the packet says of itself is one that it has.
+fn split(verdict: Verdict, frame: &[u8], heads: &Heads, mtu: u32) -> Outcome {
+    let header = usize::from(heads.l4_offset) - ETH_LEN;
+    let first = (mtu as usize - header) & !7;
+    let total = frame.load(ETH_LEN + ipv4::TOTAL_LEN).map_or(0, |total| usize::from(u16::from_be_bytes(total)));
+    let is_there = total > header + first && total <= header + first + 2048 && ETH_LEN + total <= frame.len();
+    if is_there { Outcome::Split(verdict) } else { Outcome::Dropped(Verdict::RewriteFailed) }
 }
 
 /// What an ICMP error quotes; nothing of any other packet.

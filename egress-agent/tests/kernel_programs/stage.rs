@@ -4,13 +4,13 @@
 use std::collections::BTreeMap;
 
 use aya::maps::lpm_trie::Key;
-use aya::maps::{Array, HashMap, LpmTrie, Map, MapData, PerCpuArray, PerCpuHashMap};
+use aya::maps::{Array, HashMap, LpmTrie, Map, MapData, MapInfo, PerCpuArray, PerCpuHashMap};
 use aya::programs::SchedClassifier;
 use aya::{Ebpf, EbpfLoader, Pod};
 use egress_common::abi::{
-    Addr, ClusterPrefix, Config, Count, EipCount, Family, Flow, Inbound, Mapping, NodeEntry, NodePlace, Owned,
-    OwnedAddr, PodEntry, Policy, PolicyKey, PortRange, PrefixKind, SWEEP_PRESSED, Slot, Tuple, Usage, Verdict,
-    WhenEmpty,
+    Addr, ClusterPrefix, Config, Count, Datagram, EipCount, Family, Flow, FragKey, FragPorts, Inbound, Mapping,
+    NodeEntry, NodePlace, Owned, OwnedAddr, PodEntry, Policy, PolicyKey, PortRange, PrefixKind, SWEEP_PRESSED, Slot,
+    Tuple, Usage, Verdict, WhenEmpty,
 };
 use nix::sched::{CloneFlags, unshare};
 use nix::time::{ClockId, clock_gettime};
@@ -35,10 +35,15 @@ pub(crate) struct Stage {
     pub(crate) flows: HashMap<MapData, Tuple, Flow>,
     pub(crate) inbound: HashMap<MapData, Tuple, Inbound>,
     pub(crate) nat: HashMap<MapData, Tuple, Mapping>,
+    pub(crate) frags: HashMap<MapData, FragKey, FragPorts>,
+    pub(crate) datagrams: HashMap<MapData, Tuple, Datagram>,
+    pub(crate) exhausted: HashMap<MapData, Tuple, Datagram>,
     pub(crate) usage: Array<MapData, Usage>,
     counters: PerCpuArray<MapData, Count>,
     /// Numbers of all maps, by name.
     pub(crate) ids: BTreeMap<String, u32>,
+    /// How many entries they take, likewise.
+    pub(crate) sizes: BTreeMap<String, u32>,
     pub(crate) eip_counters: PerCpuHashMap<MapData, u32, EipCount>,
 }
 
@@ -80,7 +85,8 @@ impl Stage {
         }
         let mut ebpf = loader.load(object::bytes()).expect("load the object");
         let mut stage = Self {
-            ids: ebpf.maps().map(|(name, map)| (name.to_owned(), id(map))).collect(),
+            ids: ebpf.maps().map(|(name, map)| (name.to_owned(), info(map).id())).collect(),
+            sizes: ebpf.maps().map(|(name, map)| (name.to_owned(), info(map).max_entries())).collect(),
             config: Array::try_from(take(&mut ebpf, "config")).expect("an array"),
             pods: hash(&mut ebpf, "pods"),
             policy: hash(&mut ebpf, "policy"),
@@ -91,6 +97,9 @@ impl Stage {
             flows: hash(&mut ebpf, "flows"),
             inbound: hash(&mut ebpf, "inbound"),
             nat: hash(&mut ebpf, "nat"),
+            frags: hash(&mut ebpf, "frags"),
+            datagrams: hash(&mut ebpf, "datagrams"),
+            exhausted: hash(&mut ebpf, "exhausted"),
             usage: Array::try_from(take(&mut ebpf, "usage")).expect("an array"),
             counters: PerCpuArray::try_from(take(&mut ebpf, "counters")).expect("counters"),
             eip_counters: PerCpuHashMap::try_from(take(&mut ebpf, "eip_counters")).expect("counters"),
@@ -119,7 +128,8 @@ impl Stage {
         self.config.set(0, config, 0).expect("write the configuration");
     }
 
-    fn fill(&mut self, cast: &Cast) {
+    /// What the agent writes for a cast; entries that are there are overwritten.
+    pub(crate) fn fill(&mut self, cast: &Cast) {
         let (node, other) = (addr(V4.node), addr(V4.other_node));
         for (pod, entry) in [
             (cast.pod, PodEntry::selected(cast.here, 0)),
@@ -228,6 +238,20 @@ impl Stage {
         assert_eq!(ran, Ran { action: REDIRECT, frame: expected.frame(), mark: 0 }, "{packet:?}");
     }
 
+    /// Packets counted for a verdict.
+    pub(crate) fn packets_of(&self, verdict: Verdict) -> u64 {
+        self.counters.get(&verdict.index(), 0).expect("a counter").iter().map(|count| count.packets).sum()
+    }
+
+    /// Packets counted, by the number of the verdict; zero for numbers that are none.
+    pub(crate) fn packets(&self) -> Vec<u64> {
+        let mut packets = vec![0; usize::try_from(Verdict::SLOTS).expect("a number")];
+        for verdict in Verdict::ALL {
+            packets[usize::try_from(verdict.index()).expect("a number")] = self.packets_of(*verdict);
+        }
+        packets
+    }
+
     pub(crate) fn counts(&self) -> BTreeMap<&'static str, (u64, u64)> {
         let mut counts = BTreeMap::new();
         for verdict in Verdict::ALL {
@@ -303,13 +327,13 @@ fn zero(counts: &BTreeMap<&'static str, (u64, u64)>) -> BTreeMap<&'static str, (
 }
 
 /// The programs' clock.
-fn now_ns() -> u64 {
+pub(crate) fn now_ns() -> u64 {
     let now = clock_gettime(ClockId::CLOCK_MONOTONIC_COARSE).expect("the clock");
     let number = |part: i64| u64::try_from(part).expect("time since the start");
     number(now.tv_sec()) * 1_000_000_000 + number(now.tv_nsec())
 }
 
-fn id(map: &Map) -> u32 {
+fn info(map: &Map) -> MapInfo {
     let (Map::Array(data)
     | Map::HashMap(data)
     | Map::LpmTrie(data)
@@ -320,7 +344,7 @@ fn id(map: &Map) -> u32 {
     else {
         panic!("a map of another type: {map:?}");
     };
-    data.info().expect("its information").id()
+    data.info().expect("its information")
 }
 
 fn take(ebpf: &mut Ebpf, name: &str) -> Map {

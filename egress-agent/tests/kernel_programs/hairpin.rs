@@ -1,0 +1,126 @@
+//! A pod that calls an egress IP of the cluster, its own or another object's, served here or elsewhere: refused by name, and
+//! the pod is told so by ICMP, whatever the protocol. Nothing is remembered of it, and no packet leaves.
+
+use egress_common::abi::{Policy, PolicyKey, Slot, Verdict, WhenEmpty};
+
+use crate::answers::{is_answered, prohibited};
+use crate::cast::{Cast, addr};
+use crate::frames::{ACK, Body, Packet, RST, SYN, packet};
+use crate::stage::{LEAVE, NEXT, NOTICE, STEER, Stage, both};
+
+/// All that has an answer of its own: TCP, UDP with and without a checksum, queries, UDP-Lite, DCCP, GRE, ESP, IP in IP.
+const ANSWERED: [Body; 12] = [
+    Body::Udp,
+    Body::UdpUnsummed,
+    Body::Tcp(SYN),
+    Body::Tcp(ACK),
+    Body::Tcp(RST),
+    Body::EchoRequest,
+    Body::Lite(0),
+    Body::Lite(8),
+    Body::Dccp,
+    Body::Other(47),
+    Body::Other(50),
+    Body::Other(4),
+];
+
+/// From whom to which egress IP: its own or another object's, of which the one is served here and the other elsewhere.
+fn calls(cast: &Cast) -> [(&'static str, &'static str); 4] {
+    [
+        (cast.pod, cast.egress),
+        (cast.pod, cast.away_egress),
+        (cast.away_pod, cast.egress),
+        (cast.away_pod, cast.away_egress),
+    ]
+}
+
+fn nothing_is_remembered(stage: &Stage) {
+    assert_eq!(stage.entries(), [0; 3], "a mapping, a flow or a connection");
+    assert_eq!(stage.datagrams.keys().count(), 0);
+}
+
+#[test]
+fn a_pod_is_told_that_egress_ips_are_not_for_it() {
+    both(|stage, cast| {
+        for body in ANSWERED {
+            for (pod, to) in calls(cast) {
+                let call = packet(pod, to, 4000, 80).body(body);
+                is_answered(stage, cast, &STEER, &call, cast.node, prohibited(cast));
+            }
+        }
+        nothing_is_remembered(stage);
+    });
+}
+
+#[test]
+fn what_bears_options_is_answered_likewise() {
+    both(|stage, cast| {
+        for body in [Body::Udp, Body::Tcp(SYN), Body::EchoRequest] {
+            let call = packet(cast.pod, cast.egress, 4000, 80).body(body).with(|packet| packet.options = 2);
+            is_answered(stage, cast, &STEER, &call, cast.node, prohibited(cast));
+        }
+        nothing_is_remembered(stage);
+    });
+}
+
+/// Errors and later fragments are answered by nobody (RFC 1122 section 3.2.2), and SCTP not by us: a device might still write
+/// its checksum into the quote. They are dropped all the same.
+#[test]
+fn what_may_not_be_answered_is_dropped() {
+    both(|stage, cast| {
+        for (pod, to) in calls(cast) {
+            let call = packet(pod, to, 4000, 80);
+            for quiet in
+                [call.clone().body(Body::Unreachable), call.clone().with(|packet| packet.fragment = (20, false))]
+            {
+                stage.drops(&STEER, &quiet, Verdict::Hairpin);
+            }
+        }
+        nothing_is_remembered(stage);
+    });
+}
+
+/// A packet that came to the uplink past `steer`, in whatever way, does not leave either.
+#[test]
+fn the_uplink_lets_none_out() {
+    both(|stage, cast| {
+        for body in ANSWERED {
+            for (pod, to) in calls(cast) {
+                stage.drops(&LEAVE, &packet(pod, to, 4000, 80).body(body), Verdict::Hairpin);
+            }
+        }
+        nothing_is_remembered(stage);
+    });
+}
+
+/// Every protocol that may not be translated at all is refused as what it is: an egress IP is no destination, before it is
+/// asked what could be done with the packet.
+#[test]
+fn the_destination_is_judged_before_the_protocol() {
+    both(|stage, cast| {
+        for protocol in [51, 135] {
+            let call = packet(cast.pod, cast.egress, 4000, 80).body(Body::Other(protocol));
+            is_answered(stage, cast, &STEER, &call, cast.node, prohibited(cast));
+        }
+    });
+}
+
+/// Where several objects or nodes serve addresses, each of them is an egress IP of the cluster; and an answer to whoever
+/// came in from outside is none of this.
+#[test]
+fn answers_and_unselected_pods_are_none_of_this() {
+    both(|stage, cast| {
+        let both = [Slot::here(addr(cast.egress)), Slot::remote(addr(cast.away_egress), addr(cast.other_node))];
+        let policy = Policy::with_slots(WhenEmpty::Drop, &both).expect("few slots");
+        stage.policy.insert(PolicyKey::new(cast.here, cast.family), policy, 0).expect("a policy");
+        for to in [cast.egress, cast.away_egress] {
+            let call = packet(cast.pod, to, 4000, 80).tcp(SYN);
+            is_answered(stage, cast, &STEER, &call, cast.node, prohibited(cast));
+            // What nothing selects goes as the host's routes say.
+            let other: Packet = packet(cast.known_pod, to, 4000, 80);
+            assert_eq!(stage.run_frame(&STEER, &other.frame(), Verdict::NotSelected).action, NEXT);
+        }
+        // Another node's pod with its egress IP, through a service of ours: to the pod an egress IP is no outsider.
+        stage.passes(&NOTICE, &packet(cast.egress, cast.pod, 80, 4001).tcp(SYN), Verdict::NotOurs);
+    });
+}
