@@ -11,9 +11,9 @@ use tracing::{info, warn};
 use super::timeouts::TimeoutArgs;
 use super::{CliError, NodeArgs, logging};
 use crate::agent::{self, AgentSettings};
-use crate::dataplane::Dataplane;
 use crate::dataplane::host::Host;
-use crate::dataplane::names::{DEFAULT_NAT_ENTRIES, DEFAULT_TUNNEL_PORT};
+use crate::dataplane::names::{DEFAULT_INBOUND_ENTRIES, DEFAULT_NAT_ENTRIES, DEFAULT_TUNNEL_PORT};
+use crate::dataplane::{Attachment, Dataplane};
 use crate::kube::client;
 use crate::model::desired;
 
@@ -43,10 +43,17 @@ pub(super) struct RunArgs {
     /// Who puts packets into the overlay and takes them out
     #[arg(long, env = "EGRESS_AGENT_ENCAPSULATION", value_enum, default_value_t = Encapsulation::Program)]
     encapsulation: Encapsulation,
+    /// How the programs are put on their hooks; a change takes the former ones off
+    #[arg(long, env = "EGRESS_AGENT_ATTACH", value_enum, default_value_t = Attach::Auto)]
+    attach: Attach,
     /// How many NAT mappings this node may have at once, 240 bytes each; a change needs `egress-agent cleanup` first
     #[arg(long, env = "EGRESS_AGENT_NAT_ENTRIES", default_value_t = DEFAULT_NAT_ENTRIES,
-          value_parser = clap::value_parser!(u32).range(1024..=MOST_NAT_ENTRIES))]
+          value_parser = clap::value_parser!(u32).range(1024..=MOST_ENTRIES))]
     nat_entries: u32,
+    /// How many connections from outside this node remembers, 128 bytes each; a change needs `egress-agent cleanup` first
+    #[arg(long, env = "EGRESS_AGENT_INBOUND_ENTRIES", default_value_t = DEFAULT_INBOUND_ENTRIES,
+          value_parser = clap::value_parser!(u32).range(1024..=MOST_ENTRIES))]
+    inbound_entries: u32,
     /// What happens to packets of pods that this node does not know yet
     #[arg(long, env = "EGRESS_AGENT_UNKNOWN_PODS", value_enum, default_value_t = UnknownPods::Auto)]
     unknown_pods: UnknownPods,
@@ -66,7 +73,7 @@ pub(super) struct RunArgs {
 }
 
 /// More would not fit any node's memory.
-const MOST_NAT_ENTRIES: i64 = 1 << 28;
+const MOST_ENTRIES: i64 = 1 << 28;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Encapsulation {
@@ -74,6 +81,26 @@ enum Encapsulation {
     Program,
     /// The VXLAN device
     Device,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Attach {
+    /// Links where the kernel has them, filters elsewhere
+    Auto,
+    /// TCX links (Linux 6.6), before all other programs of the hook
+    Tcx,
+    /// Filters of the clsact queueing discipline, by priority among those of others
+    Clsact,
+}
+
+impl Attach {
+    const fn wish(self) -> Option<Attachment> {
+        match self {
+            Self::Auto => None,
+            Self::Tcx => Some(Attachment::Tcx),
+            Self::Clsact => Some(Attachment::Clsact),
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -130,6 +157,8 @@ async fn run_async(args: &RunArgs) -> Result<(), CliError> {
     settings.tunnel_port = args.tunnel_port;
     settings.timeouts = args.timeouts.checked();
     settings.nat_entries = args.nat_entries;
+    settings.inbound_entries = args.inbound_entries;
+    settings.attachment = args.attach.wish();
     settings.overlay_in_program = args.encapsulation == Encapsulation::Program;
     let stop = stop_on_signal()?;
     let host = Host::new(settings.uplink.clone(), settings.mgmt_port.clone())?;
@@ -157,4 +186,31 @@ fn stop_on_signal() -> Result<CancellationToken, CliError> {
         stopping.cancel();
     });
     Ok(stop)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        run: RunArgs,
+    }
+
+    #[test]
+    fn silly_sizes_are_refused_with_the_range() {
+        let parse = |argument: &str| Line::try_parse_from(["agent", "--node-name=a", argument]);
+        let taken = parse("--inbound-entries=2048").expect("a size");
+        assert_eq!((taken.run.inbound_entries, taken.run.nat_entries), (2048, DEFAULT_NAT_ENTRIES));
+        for flag in ["--inbound-entries", "--nat-entries"] {
+            for silly in ["0", "1023", "268435457", "4294967296", "-1", "many"] {
+                let refused = parse(&format!("{flag}={silly}")).err().map(|error| error.to_string());
+                let line = refused.unwrap_or_else(|| panic!("{flag}={silly} was taken"));
+                assert!(line.contains(flag) && line.contains(silly), "{line}");
+            }
+        }
+    }
 }

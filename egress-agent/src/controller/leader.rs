@@ -14,11 +14,11 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use super::assignment::{Nodes, Objects, Outcome, assign, is_eligible};
+use super::complaint::Complaint;
 use super::leadership::Leadership;
 use super::numbering::Numbering;
 use super::strangers::Strangers;
 use super::verdict::{self, Notice};
-use crate::kube::causes::Causes;
 use crate::kube::events::{About, Events};
 use crate::kube::status::{StatusWriter, Wanted, WriteError};
 use crate::model::inbox::Taker;
@@ -41,6 +41,7 @@ pub struct Leader {
     numbering: Numbering,
     told: BTreeMap<String, BTreeSet<Notice>>,
     strangers: Strangers,
+    complaint: Complaint,
     writer: StatusWriter,
     events: Events,
     leadership: Leadership,
@@ -61,6 +62,7 @@ impl Leader {
             numbering: Numbering::default(),
             told: BTreeMap::new(),
             strangers: Strangers::default(),
+            complaint: Complaint::default(),
             writer,
             events,
             leadership,
@@ -203,10 +205,11 @@ impl Leader {
             .buffer_unordered(PARALLEL)
             .collect()
             .await;
-        let mut settled = true;
+        let (mut settled, mut has_written, mut failed) = (true, false, Vec::new());
         for (Decision { object, wanted, .. }, outcome) in written {
             match outcome {
                 Ok(answer) => {
+                    has_written = true;
                     let reason = wanted.condition.reason.as_str();
                     info!(egressip = object.name, id = wanted.id.0, items = %shown(&wanted), reason, "status written");
                     self.strangers.wrote(&answer);
@@ -215,10 +218,20 @@ impl Leader {
                 Err(WriteError::Stale) => settled = false,
                 Err(error) => {
                     self.strangers.forget(&object);
-                    warn!(egressip = object.name, error = %Causes(&error), "cannot write the status; trying again");
-                    settled = false;
+                    failed.push((object, error));
                 }
             }
+        }
+        match failed.first() {
+            Some((object, error)) => {
+                settled = false;
+                if self.complaint.is_due(error.code(), Instant::now().into_std()) {
+                    let others = failed.len() - 1;
+                    warn!(egressip = object.name, others, %error, "cannot write the status; trying again");
+                }
+            }
+            None if has_written && self.complaint.ends() => info!("the status is written again"),
+            None => {}
         }
         settled
     }

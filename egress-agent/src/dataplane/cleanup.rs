@@ -10,7 +10,7 @@ use std::net::IpAddr;
 use std::path::Path;
 
 use aya::maps::MapData;
-use aya::programs::tc::{self, TcError};
+use aya::programs::tc;
 use egress_common::abi::{Addr, OwnedAddr};
 use futures::TryStreamExt;
 use rtnetlink::packet_route::tc::TcHandle;
@@ -19,6 +19,7 @@ use tokio::task::JoinSet;
 use super::error::{StartError, map_io, netlink_io};
 use super::lock::InstanceLock;
 use super::names::{Device, Hook, NFT_TABLE, OVERLAY_DEVICE, Pins};
+use super::programs::is_absent;
 use super::tables::Hash;
 use super::{Settings, claim, connect, interfaces, notrack, overlay};
 
@@ -144,19 +145,6 @@ async fn remove_filters(netlink: &rtnetlink::Handle, settings: &Settings, report
     for device in [Device::Mgmt, Device::Uplink] {
         let name = settings.device(device);
         report.note(&format!("clsact on {name}"), remove_idle_clsact(netlink, name, &report.removed).await);
-    }
-}
-
-/// No such device, no queueing discipline on it, or none of our filters.
-fn is_absent(error: &TcError) -> bool {
-    match error {
-        TcError::IoError(error) => {
-            error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(libc::ENODEV)
-        }
-        TcError::NetlinkError(error) => {
-            matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENODEV | libc::EINVAL | libc::EOPNOTSUPP))
-        }
-        _ => false,
     }
 }
 

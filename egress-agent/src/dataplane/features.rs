@@ -1,7 +1,7 @@
 //! What this kernel can do: asked, not deduced from its version.
 //!
 //! A feature that the programs cannot do without is an error that names all that are missing, in one line. TCX is a
-//! choice: links where the kernel has them, clsact filters elsewhere.
+//! choice: links where the kernel has them, clsact filters elsewhere, or as the user wishes.
 
 use std::io;
 
@@ -11,6 +11,7 @@ use aya::sys::{BpfHelper, SyscallError, is_helper_supported, is_map_supported, i
 use tracing::debug;
 
 use super::error::StartError;
+use super::kernel_types;
 
 /// How programs are put on their hooks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,6 +31,19 @@ pub struct Features {
     pub attachment: Attachment,
 }
 
+impl Features {
+    /// With the attachment that the user wants, where he wants a certain one.
+    pub(super) fn attaching(self, wish: Option<Attachment>) -> Result<Self, StartError> {
+        match wish {
+            Some(Attachment::Tcx) if self.attachment != Attachment::Tcx => {
+                let missing = "TCX links (Linux 6.6), which --attach=tcx asks for".to_owned();
+                Err(StartError::MissingFeatures { missing })
+            }
+            wish => Ok(Self { attachment: wish.unwrap_or(self.attachment) }),
+        }
+    }
+}
+
 /// Asks the kernel.
 pub fn probe() -> Result<Features, StartError> {
     require_rights()?;
@@ -45,6 +59,7 @@ pub fn probe() -> Result<Features, StartError> {
         ("LRU maps (Linux 4.10)", has_map(MapType::LruHash)),
         ("per-CPU hash maps (Linux 4.6)", has_map(MapType::PerCpuHash)),
         ("BTF (Linux 4.18)", Ok(aya::features().btf().is_some())),
+        ("a source address in the tunnel metadata (Linux 5.19)", has_tunnel_source()),
     ];
     let mut missing = Vec::new();
     for (name, outcome) in checks {
@@ -83,6 +98,20 @@ fn require_rights() -> Result<(), StartError> {
 
 fn classifier_has(helper: BpfHelper) -> Result<bool, String> {
     is_helper_supported(ProgramType::SchedClassifier, helper).map_err(|error| error.to_string())
+}
+
+/// Until it had one, the structure ended before it; helpers refuse a size that they do not know. No other question shows
+/// it without a packet from a tunnel.
+fn has_tunnel_source() -> Result<bool, String> {
+    const WITH_SOURCE: u32 = 44;
+    match kernel_types::struct_size("bpf_tunnel_key") {
+        Ok(size) => Ok(size.is_some_and(|size| size >= WITH_SOURCE)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            debug!(%error, "the kernel does not describe its types: whether tunnels know a source address is not asked");
+            Ok(true)
+        }
+        Err(error) => Err(error.to_string()),
+    }
 }
 
 fn has_map(map: MapType) -> Result<bool, String> {

@@ -8,7 +8,7 @@ use std::net::IpAddr;
 use futures::TryStreamExt;
 use ipnet::IpNet;
 use rtnetlink::Handle;
-use rtnetlink::packet_route::address::{AddressAttribute, AddressFlags, AddressMessage, AddressScope};
+use rtnetlink::packet_route::address::AddressMessage;
 use rtnetlink::packet_route::link::LinkAttribute;
 use tokio::task::JoinSet;
 
@@ -76,22 +76,7 @@ impl Host {
     }
 }
 
-/// An address of global scope that is in use.
 fn network(message: &AddressMessage) -> Option<IpNet> {
-    if message.header.scope != AddressScope::Universe {
-        return None;
-    }
-    let mut address = None;
-    for attribute in &message.attributes {
-        match attribute {
-            // On point-to-point devices `Address` is the peer's; `Local` is ours wherever it is given.
-            AddressAttribute::Local(local) => address = Some(*local),
-            AddressAttribute::Address(other) if address.is_none() => address = Some(*other),
-            AddressAttribute::Flags(flags) if flags.intersects(AddressFlags::Tentative | AddressFlags::Dadfailed) => {
-                return None;
-            }
-            _ => {}
-        }
-    }
-    IpNet::new(address?, message.header.prefix_len).ok()
+    let seen = interfaces::addressed(message)?;
+    IpNet::new(seen.address, seen.length).ok()
 }

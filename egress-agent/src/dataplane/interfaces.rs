@@ -100,28 +100,82 @@ fn prefer<A>(best: &mut Option<(A, bool)>, address: A, whole_prefix: bool) {
 
 /// The address, and whether its prefix is the address alone.
 fn candidate(message: &AddressMessage) -> Option<(IpAddr, bool)> {
+    let Addressed { address, length, flags } = addressed(message)?;
+    if flags.intersects(AddressFlags::Secondary | AddressFlags::Deprecated) {
+        return None;
+    }
+    let whole = if address.is_ipv4() { 32 } else { 128 };
+    Some((address, length == whole))
+}
+
+/// What a message says of an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Addressed {
+    pub(super) address: IpAddr,
+    /// Of its network.
+    pub(super) length: u8,
+    pub(super) flags: AddressFlags,
+}
+
+/// An address of global scope that is in use; `None` for any other, and for one that is not yet, or not at all, the node's.
+pub(super) fn addressed(message: &AddressMessage) -> Option<Addressed> {
     if message.header.scope != AddressScope::Universe {
         return None;
     }
-    let mut address = None;
+    let (mut address, mut flags) = (None, AddressFlags::empty());
     for attribute in &message.attributes {
         match attribute {
             // On point-to-point devices `Address` is the peer's; `Local` is ours wherever it is given.
             AddressAttribute::Local(local) => address = Some(*local),
             AddressAttribute::Address(other) if address.is_none() => address = Some(*other),
-            AddressAttribute::Flags(flags) => {
-                let unusable = AddressFlags::Secondary
-                    | AddressFlags::Deprecated
-                    | AddressFlags::Tentative
-                    | AddressFlags::Dadfailed;
-                if flags.intersects(unusable) {
-                    return None;
-                }
-            }
+            AddressAttribute::Flags(given) => flags = *given,
             _ => {}
         }
     }
-    let address = address?;
-    let whole = if address.is_ipv4() { 32 } else { 128 };
-    Some((address, message.header.prefix_len == whole))
+    if flags.intersects(AddressFlags::Tentative | AddressFlags::Dadfailed) {
+        return None;
+    }
+    Some(Addressed { address: address?, length: message.header.prefix_len, flags })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn message(attributes: &[AddressAttribute]) -> AddressMessage {
+        let mut message = AddressMessage::default();
+        message.header.scope = AddressScope::Universe;
+        message.header.prefix_len = 16;
+        message.attributes.extend_from_slice(attributes);
+        message
+    }
+
+    #[test]
+    fn the_own_end_is_the_nodes_address() {
+        let (own, peer) = ([172, 18, 0, 2].into(), [172, 18, 0, 9].into());
+        for attributes in [
+            [AddressAttribute::Local(own), AddressAttribute::Address(peer)],
+            [AddressAttribute::Address(peer), AddressAttribute::Local(own)],
+        ] {
+            let seen = addressed(&message(&attributes)).map(|seen| (seen.address, seen.length));
+            assert_eq!(seen, Some((own, 16)));
+        }
+    }
+
+    #[test]
+    fn what_is_not_in_use_is_no_address() {
+        let own = AddressAttribute::Local([172, 18, 0, 2].into());
+        let with = |flags| message(&[own.clone(), AddressAttribute::Flags(flags)]);
+        for flags in [AddressFlags::Tentative, AddressFlags::Dadfailed] {
+            assert_eq!(addressed(&with(flags)), None, "{flags:?}");
+        }
+        for flags in [AddressFlags::Secondary, AddressFlags::Deprecated] {
+            assert!(addressed(&with(flags)).is_some(), "{flags:?}");
+            assert_eq!(candidate(&with(flags)), None, "{flags:?}: not the one that the node uses itself");
+        }
+        let mut link = message(&[own]);
+        assert_eq!(candidate(&link), Some(([172, 18, 0, 2].into(), false)));
+        link.header.scope = AddressScope::Link;
+        assert_eq!(addressed(&link), None);
+    }
 }

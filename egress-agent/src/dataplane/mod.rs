@@ -13,7 +13,8 @@
 //!
 //! | file | what |
 //! |---|---|
-//! | `names`, `error`, `lock`, `features` | names, start errors, one agent per node, what the kernel can do |
+//! | `names`, `error`, `lock` | names, start errors, one agent per node |
+//! | `features`, `kernel_types` | what the kernel can do |
 //! | `pins`, `foreign`, `programs` | shape of pinned maps; other sets of programs; load, attach, adopt |
 //! | `interfaces`, `overlay`, `notrack` | the node's devices; the overlay's own, untracked |
 //! | `state`, `watch`, `config`, `node_ports` | following the node; the programs' configuration |
@@ -38,6 +39,7 @@ mod foreign;
 mod frames;
 pub mod host;
 mod interfaces;
+mod kernel_types;
 mod lock;
 mod map_access;
 pub mod names;
@@ -93,6 +95,8 @@ pub struct Settings {
     pub timeouts: Timeouts,
     /// How many NAT mappings there may be at once on this node.
     pub nat_entries: u32,
+    /// How many connections from outside it remembers.
+    pub inbound_entries: u32,
     /// Whether the programs put plain packets into the overlay, and take them out, themselves. The device does it for
     /// all others, and for all where this is off.
     pub overlay_in_program: bool,
@@ -113,6 +117,7 @@ impl Settings {
             node_port_range: 30000..=32767,
             timeouts: Timeouts::DEFAULT,
             nat_entries: names::DEFAULT_NAT_ENTRIES,
+            inbound_entries: names::DEFAULT_INBOUND_ENTRIES,
             overlay_in_program: true,
             attachment: None,
             object: Cow::Borrowed(crate::object::embedded().unwrap_or_default()),
@@ -121,8 +126,12 @@ impl Settings {
 
     /// Entries of a map where that is not what the object says.
     fn map_size(&self, name: &str) -> Option<u32> {
-        // A mapping has two keys.
-        (name == names::NAT_MAP).then(|| self.nat_entries.saturating_mul(2))
+        match name {
+            // A mapping has two keys.
+            names::NAT_MAP => Some(self.nat_entries.saturating_mul(2)),
+            names::INBOUND_MAP => Some(self.inbound_entries),
+            _ => None,
+        }
     }
 
     /// Name of a device on this node.
@@ -178,10 +187,7 @@ impl Dataplane {
         }
         let pins = Pins::new(&settings.bpffs);
         let lock = InstanceLock::take(&pins)?;
-        let mut features = features::probe()?;
-        if let Some(attachment) = settings.attachment {
-            features.attachment = attachment;
-        }
+        let features = features::probe()?.attaching(settings.attachment)?;
         let mut tasks = JoinSet::new();
         let netlink = connect(&mut tasks).map_err(|error| StartError::kernel("open a netlink socket", error))?;
         // Listens before it looks, so that no change falls in between.

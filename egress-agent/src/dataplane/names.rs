@@ -28,8 +28,12 @@ pub const DEFAULT_TUNNEL_PORT: u16 = 4794;
 /// NAT mappings of one node unless the user says otherwise.
 pub const DEFAULT_NAT_ENTRIES: u32 = 262_144;
 
-/// The map of NAT mappings, the one whose size is the user's choice.
+/// Connections from outside that one node remembers unless the user says otherwise.
+pub const DEFAULT_INBOUND_ENTRIES: u32 = egress_common::abi::DEFAULT_INBOUND;
+
+/// The maps whose sizes are the user's choice: NAT mappings, and connections from outside.
 pub(super) const NAT_MAP: &str = "nat";
+pub(super) const INBOUND_MAP: &str = "inbound";
 
 /// The VXLAN device in external mode.
 pub const OVERLAY_DEVICE: &str = "egress0";

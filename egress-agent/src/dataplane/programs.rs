@@ -8,7 +8,9 @@
 //! - **Another device than last time** (`--uplink` changed): the link is alive but elsewhere; the hook's own list of
 //!   programs tells. It is taken off there and made anew here.
 //!
-//! Without TCX, a clsact filter with our priority and handle takes the place of link and pin; replacing it is atomic too.
+//! Without TCX, or where the user prefers it, a clsact filter with our priority and handle takes the place of link and pin;
+//! replacing it is atomic too. What an earlier run attached the other way is taken off after the new program is at work:
+//! for a moment a packet meets both, and the second finds nothing left to do.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -95,35 +97,36 @@ impl Programs {
         }
     }
 
-    /// Puts the hook's program on the device, adopting what an earlier run left there.
-    pub(super) fn attach(&mut self, hook: Hook, device: &str, ifindex: u32) -> Result<(), AttachError> {
+    /// Puts the hook's program on the device, adopting what an earlier run left there. Whether there was none.
+    pub(super) fn attach(&mut self, hook: Hook, device: &str, ifindex: u32) -> Result<bool, AttachError> {
         // A link of a device that is gone must be closed before its pin is removed, or it would linger.
         self.attached.remove(&hook);
-        let link = match self.attachment {
-            Attachment::Tcx => Some(self.attach_tcx(hook, device)?),
-            Attachment::Clsact => {
-                self.attach_filter(hook, device)?;
-                None
+        let (link, is_new) = match self.attachment {
+            Attachment::Tcx => {
+                let (link, is_new) = self.attach_tcx(hook, device)?;
+                (Some(link), is_new)
             }
+            Attachment::Clsact => (None, self.attach_filter(hook, device)?),
         };
+        self.retire_other(hook, device)?;
         self.attached.insert(hook, Attached { ifindex, _link: link });
-        Ok(())
+        Ok(is_new)
     }
 
-    fn attach_tcx(&mut self, hook: Hook, device: &str) -> Result<SchedClassifierLink, AttachError> {
+    fn attach_tcx(&mut self, hook: Hook, device: &str) -> Result<(SchedClassifierLink, bool), AttachError> {
         let path = self.pins.link(hook);
         let program = self.program(hook)?;
         if let Some(link) = adopt(program, hook, device, &path)? {
-            return Ok(link);
+            return Ok((link, false));
         }
         let order = TcAttachOptions::TcxOrder(LinkOrder::first());
         let id = program.attach_with_options(device, hook.direction(), order)?;
         let link = FdLink::try_from(program.take_link(id)?)?;
         let pinned = link.pin(&path).map_err(|error| AttachError::Pin { path, source: io::Error::other(error) })?;
-        Ok(SchedClassifierLink::try_from(FdLink::from(pinned))?)
+        Ok((SchedClassifierLink::try_from(FdLink::from(pinned))?, true))
     }
 
-    fn attach_filter(&mut self, hook: Hook, device: &str) -> Result<(), AttachError> {
+    fn attach_filter(&mut self, hook: Hook, device: &str) -> Result<bool, AttachError> {
         match tc::qdisc_add_clsact(device) {
             Err(TcError::NetlinkError(error)) if error.raw_os_error() == Some(libc::EEXIST) => {}
             other => other?,
@@ -131,18 +134,36 @@ impl Programs {
         let program = self.program(hook)?;
         let options = NlOptions { priority: CLSACT_PRIORITY, handle: CLSACT_HANDLE, classid: None };
         let attached = program.attach_with_options(device, hook.direction(), TcAttachOptions::Netlink(options));
-        let id = match attached {
+        let (id, is_new) = match attached {
             Err(ProgramError::TcError(TcError::NetlinkError(error))) if error.raw_os_error() == Some(libc::EEXIST) => {
                 let ours =
                     SchedClassifierLink::attached(device, hook.direction(), CLSACT_PRIORITY, CLSACT_HANDLE, None)
                         .map_err(TcError::IoError)?;
-                program.attach_to_link(ours)?
+                (program.attach_to_link(ours)?, false)
             }
-            other => other?,
+            other => (other?, true),
         };
         // Dropping it would remove the filter, which must outlive us.
         std::mem::forget(program.take_link(id)?);
-        Ok(())
+        Ok(is_new)
+    }
+
+    /// Takes off what an earlier run attached the other way.
+    fn retire_other(&self, hook: Hook, device: &str) -> Result<(), AttachError> {
+        match self.attachment {
+            Attachment::Tcx => match tc::qdisc_detach_program(device, hook.direction(), hook.name()) {
+                Err(error) if !is_absent(&error) => Err(error.into()),
+                _ => Ok(()),
+            },
+            // Nobody has the link open, since one agent runs at a time: it ends with its pin.
+            Attachment::Clsact => {
+                let path = self.pins.link(hook);
+                match fs::remove_file(&path) {
+                    Err(source) if source.kind() != io::ErrorKind::NotFound => Err(AttachError::Pin { path, source }),
+                    _ => Ok(()),
+                }
+            }
+        }
     }
 
     fn program(&mut self, hook: Hook) -> Result<&mut SchedClassifier, AttachError> {
@@ -188,6 +209,19 @@ fn load_classifier(program: &mut aya::programs::Program, name: &'static str) -> 
         }
         other => StartError::Object(format!("{name}: {}", chain(&other))),
     })
+}
+
+/// No such device, no queueing discipline on it, or none of our filters.
+pub(super) fn is_absent(error: &TcError) -> bool {
+    match error {
+        TcError::IoError(error) => {
+            error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(libc::ENODEV)
+        }
+        TcError::NetlinkError(error) => {
+            matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENODEV | libc::EINVAL | libc::EOPNOTSUPP))
+        }
+        _ => false,
+    }
 }
 
 /// Gives the pinned link the new program. `None` when there is no link to adopt: none pinned, severed, or elsewhere.

@@ -152,9 +152,12 @@ impl State {
             return;
         }
         match self.programs.attach(hook, name, device.index) {
-            Ok(()) => {
+            Ok(is_new) => {
                 self.missing.remove(&hook.device());
-                info!(interface = name, hook = hook.name(), "attached again");
+                // A filter that is there is replaced with every check.
+                if is_new {
+                    info!(interface = name, hook = hook.name(), "attached again");
+                }
             }
             // The device may be gone again; its next event, or the next check, tries anew.
             Err(error) => warn_attach(name, hook, &error),

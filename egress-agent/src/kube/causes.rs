@@ -1,4 +1,5 @@
-//! An error with its causes, for people: the API client's own text often ends where it becomes interesting.
+//! An error with its causes, for people: the API client's own text often ends where it becomes interesting, and where the
+//! API server refuses something goes on for half a page.
 
 use std::error::Error;
 use std::fmt::{Display, Formatter, Result};
@@ -8,11 +9,14 @@ pub struct Causes<'a>(pub &'a (dyn Error + 'static));
 
 impl Display for Causes<'_> {
     fn fmt(&self, f: &mut Formatter<'_>) -> Result {
+        if let Some(refusal) = refusal(self.0) {
+            return f.write_str(&refusal);
+        }
         let mut said = self.0.to_string();
         f.write_str(&said)?;
         let mut cause = self.0.source();
         while let Some(error) = cause {
-            let text = error.to_string();
+            let text = refusal(error).unwrap_or_else(|| error.to_string());
             if !said.contains(&text) {
                 write!(f, ": {text}")?;
                 said.push_str(&text);
@@ -20,6 +24,15 @@ impl Display for Causes<'_> {
             cause = error.source();
         }
         Ok(())
+    }
+}
+
+/// What the API server answers where it refuses: its own sentence.
+fn refusal(error: &(dyn Error + 'static)) -> Option<String> {
+    match error.downcast_ref()? {
+        kube::Error::Api(status) if status.message.is_empty() => Some(format!("{} {}", status.code, status.reason)),
+        kube::Error::Api(status) => Some(format!("{} ({})", status.message, status.code)),
+        _ => None,
     }
 }
 
@@ -42,5 +55,15 @@ mod tests {
         let refused = || io::Error::other("refused");
         assert_eq!(Causes(&Outer(refused())).to_string(), "cannot connect: refused");
         assert_eq!(Causes(&Said(refused())).to_string(), "it failed: refused");
+    }
+
+    #[test]
+    fn a_refusal_is_the_servers_own_sentence() {
+        let refused = |message| {
+            let status = kube::core::Status::failure(message, "Forbidden").with_code(403);
+            Causes(&kube::Error::Api(status.boxed())).to_string()
+        };
+        assert_eq!(refused("egressips \"a\" is forbidden"), "egressips \"a\" is forbidden (403)");
+        assert_eq!(refused(""), "403 Forbidden");
     }
 }

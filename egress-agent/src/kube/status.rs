@@ -16,6 +16,7 @@ use kube::core::Status;
 use kube::{Client, Error};
 use serde_json::{Value, json};
 
+use super::causes::Causes;
 use super::{FIELD_MANAGER, convert, keys, watch};
 use crate::controller::verdict::Assigned;
 use crate::model::state::EgressId;
@@ -38,10 +39,26 @@ pub enum WriteError {
     Stale,
     #[error("the API server does not answer")]
     Silence,
-    #[error(transparent)]
-    Api(#[from] Error),
+    #[error("{}", Causes(.0))]
+    Api(Error),
     #[error("the patch cannot be expressed: {0}")]
     Patch(#[from] serde_json::Error),
+}
+
+impl From<Error> for WriteError {
+    fn from(error: Error) -> Self {
+        Self::Api(error)
+    }
+}
+
+impl WriteError {
+    /// The server's number for its refusal; zero where there is none.
+    pub fn code(&self) -> u16 {
+        match self {
+            Self::Api(Error::Api(status)) => status.code,
+            _ => 0,
+        }
+    }
 }
 
 /// Writes to EgressIP objects, and learns what their CRD has.

@@ -98,6 +98,24 @@ fn every_program_is_attached_first_and_pinned() {
 }
 
 #[test]
+fn maps_have_the_sizes_that_were_asked_for() {
+    on_node(|node| async move {
+        let settings = Settings { inbound_entries: 2048, nat_entries: 4096, ..node.settings() };
+        drop(start(settings.clone()).await);
+        let entries = |map: &str| {
+            let info = aya::maps::MapInfo::from_pin(node.pin("maps").join(map)).expect("a pinned map");
+            info.max_entries()
+        };
+        assert_eq!((entries("inbound"), entries("nat")), (2048, 2 * 4096));
+        assert_eq!(node.config().inbound_shared, 1536, "pods that nothing selects have three quarters of it");
+        // Another size is another map, which would lose what is in this one.
+        let refused = egress_agent::dataplane::Dataplane::start(node.settings()).await.map(drop);
+        let line = refused.expect_err("a map of another size").to_string();
+        assert!(line.contains("egress-agent cleanup"), "{line}");
+    });
+}
+
+#[test]
 fn ours_is_before_a_program_that_was_there() {
     on_node(|node| async move {
         if node::attachment() == Attachment::Clsact {
@@ -225,6 +243,34 @@ fn filters_take_the_place_of_links() {
         drop(dataplane);
         assert_eq!(clean(&settings).await, [] as [&str; 0]);
         assert!(!output(&["tc", "qdisc", "show"]).contains("clsact"));
+    });
+}
+
+/// Links and filters at once would count every packet twice.
+#[test]
+fn another_attachment_takes_the_place_of_the_first() {
+    on_node(|node| async move {
+        if node::links(Hook::MgmtIngress).is_none() {
+            return println!("skipped: this kernel has no links");
+        }
+        let shown = |hooks: fn(Hook) -> usize| Hook::ALL.map(hooks);
+        let links = || shown(|hook| node::links(hook).map_or(0, |links| links.len()));
+        let filters = || shown(|hook| node::filters(hook).len());
+        for (attachment, counts) in [
+            (Attachment::Tcx, [1, 0]),
+            (Attachment::Clsact, [0, 1]),
+            (Attachment::Clsact, [0, 1]),
+            (Attachment::Tcx, [1, 0]),
+        ] {
+            let settings = Settings { attachment: Some(attachment), ..node.settings() };
+            let dataplane = start(settings.clone()).await;
+            // A link ends when the kernel has seen that nothing holds it.
+            node::eventually("one program on each hook", || [links(), filters()] == counts.map(|count| [count; 5]))
+                .await;
+            let pins = if attachment == Attachment::Tcx { 5 } else { 0 };
+            assert_eq!(files(&node.pin("links")).len(), pins, "{attachment:?}");
+            drop(dataplane);
+        }
     });
 }
 

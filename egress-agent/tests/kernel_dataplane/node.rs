@@ -237,19 +237,20 @@ pub(crate) fn place(hook: Hook) -> (&'static str, TcAttachType) {
 /// Names and numbers of the programs of a hook, first to last; none where the device is away.
 pub(crate) fn programs(hook: Hook) -> Vec<(String, u32)> {
     match attachment() {
-        Attachment::Tcx => links(hook),
+        Attachment::Tcx => links(hook).unwrap_or_default(),
         Attachment::Clsact => filters(hook),
     }
 }
 
-fn links(hook: Hook) -> Vec<(String, u32)> {
+/// Those that are linked; `None` where the device is away, or the kernel has no links.
+pub(crate) fn links(hook: Hook) -> Option<Vec<(String, u32)>> {
     let (device, direction) = place(hook);
-    let Ok((_, programs)) = SchedClassifier::query_tcx(device, direction) else { return Vec::new() };
-    programs.iter().map(|program| (program.name_as_str().unwrap_or("?").to_owned(), program.id())).collect()
+    let (_, programs) = SchedClassifier::query_tcx(device, direction).ok()?;
+    Some(programs.iter().map(|program| (program.name_as_str().unwrap_or("?").to_owned(), program.id())).collect())
 }
 
 /// The kernel lists filters by priority.
-fn filters(hook: Hook) -> Vec<(String, u32)> {
+pub(crate) fn filters(hook: Hook) -> Vec<(String, u32)> {
     let (device, direction) = place(hook);
     let direction = if direction == TcAttachType::Ingress { "ingress" } else { "egress" };
     let arguments = ["-json", "filter", "show", "dev", device, direction];

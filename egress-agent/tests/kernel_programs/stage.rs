@@ -12,6 +12,7 @@ use egress_common::abi::{
     NodeEntry, NodePlace, Owned, OwnedAddr, PodEntry, Policy, PolicyKey, PortRange, PrefixKind, SWEEP_PRESSED, Slot,
     Tuple, Usage, Verdict, WhenEmpty,
 };
+use egress_common::decide::notice::SETTLE_NS;
 use nix::sched::{CloneFlags, unshare};
 use nix::time::{ClockId, clock_gettime};
 
@@ -79,6 +80,10 @@ pub(crate) fn both(test: impl Fn(&mut Stage, &Cast) + Send + 'static) {
 
 impl Stage {
     fn make(sizes: &'static [(&'static str, u32)]) -> Self {
+        // Before that, datagrams from outside may answer what nobody has seen. A guest that has just been booted is younger.
+        while now_ns() <= SETTLE_NS + 1_000_000_000 {
+            std::thread::sleep(std::time::Duration::from_millis(100));
+        }
         let mut loader = EbpfLoader::new();
         for (name, size) in sizes {
             loader.map_max_entries(name, *size);

@@ -133,7 +133,7 @@ pub(super) fn binaries(targets: &[String], paths: &Paths) -> Result<Vec<PathBuf>
 }
 
 /// Reads one line of a test binary's output.
-pub(super) fn count(line: &str, outcome: &mut Outcome) {
+fn count(line: &str, outcome: &mut Outcome) {
     if let Some(name) = line.strip_prefix("test ").and_then(|rest| rest.strip_suffix(" ... FAILED")) {
         outcome.explain(name);
     }

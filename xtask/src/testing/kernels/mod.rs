@@ -5,8 +5,10 @@
 //! qemu     the machine, the system's or from packages          <target>/kernels/qemu/
 //! archive  the guest's root: this machine's programs and the   <target>/kernels/root-VERSION.cpio
 //!          test binaries that cargo built, with their libraries
-//! plan     which test binaries to run, how                     in the guest's root
+//! plan     which tests of which binaries to run, how           in the guest's root
 //! guest    the first process inside: runs the plan
+//! suite    inside: each test in a process of its own
+//! pace     how slow the guest is, and what that makes of time limits
 //! watch    outside: counts results; ends and judges a guest that dies or hangs
 //! ```
 //!
@@ -16,13 +18,17 @@
 mod archive;
 mod guest;
 mod image;
+mod line;
+mod pace;
 mod plan;
 mod qemu;
+mod suite;
 mod watch;
 
 use std::cell::RefCell;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -30,22 +36,19 @@ use anyhow::{Context, Result, bail};
 use super::cargo_tests;
 use super::summary::{Outcome, Summary};
 use crate::toolchain::packages::{self, Purpose};
-use crate::toolchain::{BuildArgs, Paths, Progress, ensure_built};
+use crate::toolchain::{BuildArgs, Paths, Progress, ensure_built, output};
 use archive::Archive;
 pub(crate) use guest::run as run_guest;
 use image::Image;
-use plan::{MODULES, PLAN, PROGRAMS, Plan, Step};
-use qemu::{Accelerator, Qemu};
+use plan::{MODULES, PLAN, PROGRAMS, Plan, Suite};
+use qemu::{Accelerator, CPUS, Qemu};
 use watch::Limits;
 
 /// Read by `egress-agent/tests/kernel_dataplane/node.rs`.
 const FILTERS: (&str, &str) = ("EGRESS_TEST_ATTACHMENT", "clsact");
 
-/// Read by `egress-agent/tests/kernel_programs/races.rs`: fewer races than here, for the sake of translated guests.
-const ROUNDS: (&str, &str) = ("EGRESS_TEST_ROUNDS", "200");
-
-/// Read by `egress-agent/tests/kernel_dataplane/node.rs`.
-const PATIENCE: (&str, &str) = ("EGRESS_TEST_PATIENCE", "20");
+/// Read by `egress-agent/tests/kernel_programs/pace.rs`: of what a test repeats, one in so many is enough in a guest.
+const THINNED: (&str, &str) = ("EGRESS_TEST_THINNED", "15");
 
 /// In every kernel with TCX links.
 const TCX_SYMBOL: &str = "tcx_prog_attach";
@@ -56,9 +59,8 @@ const DATAPLANE: &str = "kernel_dataplane";
 /// Programs of this machine that tests call.
 const CALLED: [&str; 5] = ["ip", "tc", "ss", "nft", "bpftool"];
 
-/// A translated guest on a busy machine takes minutes; one that hangs takes for ever.
-const STEP_LIMIT: Duration = Duration::from_secs(20 * 60);
-const LIMITS: Limits = Limits { boot: Duration::from_secs(300), whole: Duration::from_secs(60 * 60) };
+/// A busy machine is slow; one that hangs says nothing for ever. The guest names what it runs every minute.
+const LIMITS: Limits = Limits { boot: Duration::from_secs(600), silence: Duration::from_secs(600) };
 /// KVM that works brings a guest up in seconds.
 const KVM_LIMITS: Limits = Limits { boot: Duration::from_secs(20), ..LIMITS };
 
@@ -142,7 +144,8 @@ impl Bench<'_> {
             let program = packages::find(name).with_context(|| format!("there is no {name}"))?;
             archive.program(&format!("{PROGRAMS}/{name}"), &program)?;
         }
-        let mut plan = Plan { modules: Vec::new(), steps: Vec::new() };
+        let host_pace = pace::measure("ip")?;
+        let mut plan = Plan { modules: Vec::new(), suites: Vec::new(), at_once: CPUS, host_pace };
         for (name, bytes) in self.image.modules()? {
             archive.data(&format!("{MODULES}/{name}"), &bytes)?;
             plan.modules.push(name);
@@ -151,7 +154,7 @@ impl Bench<'_> {
             let name = name_of(test)?;
             let program = format!("/tests/{name}");
             archive.program(&program, test)?;
-            plan.steps.extend(steps(&name, &program, arguments));
+            plan.suites.extend(suites(&name, &program, &listed(test, arguments)?, arguments));
         }
         archive.data(PLAN, &serde_json::to_vec(&plan).context("write the guest's plan")?)?;
         archive.finish()
@@ -173,13 +176,17 @@ impl Bench<'_> {
         self.progress.step(&format!("{version}: booting {} ({accelerator:?})", self.image.release));
         let machine = self.qemu.machine(accelerator, &self.image.vmlinuz, root, &console);
         let limits = if accelerator == Accelerator::Kvm { KVM_LIMITS } else { LIMITS };
-        let state = watch::watch(machine, &console, limits, outcome, |line| match line.strip_prefix("guest: ") {
-            Some(text) => self.progress.step(&format!("{version}: {text}")),
-            None => {
-                println!("{line}");
-                self.lines.borrow_mut().push(line.to_owned());
-            }
-        })?;
+        let state =
+            watch::watch(machine, &console, limits, outcome, |line, far| match line.strip_prefix(watch::OURS) {
+                Some(text) => {
+                    let far = far.as_ref().map_or(String::new(), |far| format!("{far} "));
+                    self.progress.step(&format!("{version}: {far}{text}"));
+                }
+                None => {
+                    println!("{line}");
+                    self.lines.borrow_mut().push(line.to_owned());
+                }
+            })?;
         if state.release.is_none() && accelerator == Accelerator::Kvm {
             let note = self.no_kvm();
             self.progress.step(&format!("KVM does not work here (remove {} to try again)", note.display()));
@@ -195,27 +202,37 @@ fn name_of(test: &Path) -> Result<String> {
     Ok(file.rsplit_once('-').map_or(file.as_ref(), |(name, _)| name).to_owned())
 }
 
-/// How a test binary is run: as the kernel offers, and where that is TCX, by filters too.
-fn steps(name: &str, program: &str, arguments: &[String]) -> Vec<Step> {
+/// The names of the binary's tests that these arguments choose.
+fn listed(test: &Path, arguments: &[String]) -> Result<Vec<String>> {
+    let text = output(Command::new(test).args(arguments).arg("--list"))?;
+    Ok(text.lines().filter_map(|line| line.strip_suffix(": test")).map(str::to_owned).collect())
+}
+
+/// How a test binary is run: as the kernel offers, and where that is TCX, by filters too. Not at all where none of its
+/// tests is wanted.
+fn suites(name: &str, program: &str, tests: &[String], arguments: &[String]) -> Vec<Suite> {
     let environment = |(name, value): (&str, &str)| (name.to_owned(), value.to_owned());
-    let step = Step {
+    if tests.is_empty() {
+        return Vec::new();
+    }
+    let suite = Suite {
         name: name.to_owned(),
         program: program.to_owned(),
-        arguments: arguments.to_vec(),
-        environment: vec![environment(ROUNDS), environment(PATIENCE)],
-        limit_seconds: STEP_LIMIT.as_secs(),
+        tests: tests.to_vec(),
+        environment: vec![environment(THINNED)],
         needs_symbol: None,
+        is_shown: arguments.iter().any(|argument| argument == "--nocapture"),
     };
     if name != DATAPLANE {
-        return vec![step];
+        return vec![suite];
     }
-    let filters = Step {
+    let filters = Suite {
         name: format!("{name}/clsact"),
-        environment: [step.environment.as_slice(), &[environment(FILTERS)]].concat(),
+        environment: [suite.environment.as_slice(), &[environment(FILTERS)]].concat(),
         needs_symbol: Some(TCX_SYMBOL.to_owned()),
-        ..step.clone()
+        ..suite.clone()
     };
-    vec![step, filters]
+    vec![suite, filters]
 }
 
 #[cfg(test)]
@@ -224,9 +241,12 @@ mod tests {
 
     #[test]
     fn the_data_plane_is_run_with_filters_too() {
-        let names = |name: &str| steps(name, "/x", &[]).into_iter().map(|step| step.name).collect::<Vec<_>>();
+        let tests = ["a::b".to_owned()];
+        let names =
+            |name: &str| suites(name, "/x", &tests, &[]).into_iter().map(|suite| suite.name).collect::<Vec<_>>();
         assert_eq!(names("kernel_programs"), ["kernel_programs"]);
         assert_eq!(names(DATAPLANE), ["kernel_dataplane", "kernel_dataplane/clsact"]);
+        assert!(suites(DATAPLANE, "/x", &[], &[]).is_empty(), "none of its tests is wanted");
     }
 
     #[test]

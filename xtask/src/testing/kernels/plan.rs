@@ -1,5 +1,7 @@
 //! What the host tells the guest to do: a file in the guest's root.
 
+use std::time::Duration;
+
 use serde::{Deserialize, Serialize};
 
 /// The plan's place in the guest.
@@ -13,19 +15,23 @@ pub(super) const PROGRAMS: &str = "/bin";
 pub(super) struct Plan {
     /// In the order in which they can be loaded.
     pub(super) modules: Vec<String>,
-    pub(super) steps: Vec<Step>,
+    pub(super) suites: Vec<Suite>,
+    /// How many tests run at once.
+    pub(super) at_once: usize,
+    /// What [`super::pace`] has measured on the host.
+    pub(super) host_pace: Duration,
 }
 
-/// One program to run.
+/// A test binary; each of its tests is run in a process of its own.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) struct Step {
+pub(super) struct Suite {
     /// For people; no spaces.
     pub(super) name: String,
     pub(super) program: String,
-    pub(super) arguments: Vec<String>,
+    pub(super) tests: Vec<String>,
     pub(super) environment: Vec<(String, String)>,
-    /// After this time it is killed.
-    pub(super) limit_seconds: u64,
     /// Left out on a kernel without this symbol.
     pub(super) needs_symbol: Option<String>,
+    /// Whether what a test says is passed on where it has not failed.
+    pub(super) is_shown: bool,
 }

@@ -12,6 +12,9 @@ const PACKAGES: [&str; 1] = ["qemu-system-x86"];
 /// What qemu reads at run time, beside the libraries.
 const OWN: [&str; 2] = ["qemu-system-", "seabios"];
 
+/// Processors of the guest.
+pub(super) const CPUS: usize = 2;
+
 /// A kernel that complains of itself has failed the test: it stops at once, with its reason on the console. The check of
 /// the timer is left out because a busy machine's guest may not pass it.
 const KERNEL_ARGUMENTS: &str = "console=ttyS0 quiet panic=-1 oops=panic mitigations=off no_timer_check -- guest";
@@ -64,7 +67,19 @@ impl Qemu {
         let mut to_file = std::ffi::OsString::from("file:");
         to_file.push(console);
         command
-            .args(["-smp", "2", "-m", "3072", "-display", "none", "-monitor", "none", "-nic", "none", "-no-reboot"])
+            .args([
+                "-smp",
+                &CPUS.to_string(),
+                "-m",
+                "3072",
+                "-display",
+                "none",
+                "-monitor",
+                "none",
+                "-nic",
+                "none",
+                "-no-reboot",
+            ])
             .arg("-serial")
             .arg(to_file)
             .args(["-serial", "stdio"])

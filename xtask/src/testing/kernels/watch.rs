@@ -1,5 +1,5 @@
-//! Watching a guest from outside: its tests are counted as they end, and one that dies or hangs is a failure that shows
-//! the end of the kernel's console.
+//! Watching a guest from outside: its tests are counted as they end. A guest that dies or falls silent is one failure
+//! more, which shows the end of the kernel's console.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -10,19 +10,22 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
-use super::super::cargo_tests::count;
 use super::super::summary::Outcome;
+
+/// What the guest's own lines begin with.
+pub(super) const OURS: &str = "guest: ";
 
 /// How many lines of the console are shown.
 const SHOWN_LINES: usize = 60;
 
-/// How long a guest may take.
+/// How long a guest may be silent. How long its tests may take, it knows itself (`pace`), and names every minute those that
+/// are running; so the whole has no limit.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
     /// Until it says that it is up.
     pub(super) boot: Duration,
-    /// Altogether.
-    pub(super) whole: Duration,
+    /// From one line to the next.
+    pub(super) silence: Duration,
 }
 
 /// What is known of a guest from its lines.
@@ -30,8 +33,10 @@ pub(super) struct Limits {
 pub(super) struct Progressing {
     /// The kernel's own word for its version.
     pub(super) release: Option<String>,
-    step: Option<String>,
-    failed_before: usize,
+    suite: Option<String>,
+    /// Tests of the suite that have not ended, and of how many.
+    left: usize,
+    of: usize,
     done: bool,
 }
 
@@ -49,7 +54,7 @@ pub(super) fn watch(
     console: &Path,
     limits: Limits,
     outcome: &mut Outcome,
-    mut shown: impl FnMut(&str),
+    mut shown: impl FnMut(&str, &Option<String>),
 ) -> Result<Progressing> {
     let mut child = machine.spawn().context("start qemu")?;
     let output = child.stdout.take().context("qemu has no output")?;
@@ -68,13 +73,17 @@ pub(super) fn watch(
     // The pipe ends with the process.
     drop(reader.join());
     if state.release.is_some() && !state.done {
-        let during = state.step.as_deref().unwrap_or("no step");
+        let during = state.suite.as_deref().unwrap_or("no suite");
+        let left = state.left;
         let how = match end {
-            End::Closed => format!("the guest died during {during}"),
-            End::TooLong(limit) => format!("the guest was not done within {} s, during {during}", limit.as_secs()),
+            End::Closed => "the guest died".to_owned(),
+            End::TooLong(limit) => format!("the guest said nothing for {} s", limit.as_secs()),
         };
         show_end(console);
-        outcome.fail(&format!("{how}; its console is {}", console.display()));
+        outcome.fail(&format!(
+            "{how}, during {during}, {left} tests of it to go and those of later suites; its console is {}",
+            console.display()
+        ));
     }
     Ok(state)
 }
@@ -84,15 +93,18 @@ fn follow(
     limits: Limits,
     state: &mut Progressing,
     outcome: &mut Outcome,
-    shown: &mut impl FnMut(&str),
+    shown: &mut impl FnMut(&str, &Option<String>),
 ) -> End {
     let start = Instant::now();
     loop {
-        let limit = if state.release.is_some() { limits.whole } else { limits.boot };
-        match lines.recv_timeout(limit.saturating_sub(start.elapsed())) {
+        let limit = match state.release {
+            Some(_) => limits.silence,
+            None => limits.boot.saturating_sub(start.elapsed()),
+        };
+        match lines.recv_timeout(limit) {
             Ok(line) => {
-                shown(&line);
-                state.read(&line, outcome);
+                let about = state.read(&line, outcome);
+                shown(&line, &about);
             }
             Err(RecvTimeoutError::Disconnected) => return End::Closed,
             Err(RecvTimeoutError::Timeout) => return End::TooLong(limit),
@@ -101,29 +113,44 @@ fn follow(
 }
 
 impl Progressing {
-    fn read(&mut self, line: &str, outcome: &mut Outcome) {
-        count(line, outcome);
-        let Some((word, rest)) = line.strip_prefix("guest: ").map(|text| text.split_once(' ').unwrap_or((text, "")))
-        else {
-            return;
-        };
+    /// How far the suite is comes back, where the line is about a test that has ended.
+    fn read(&mut self, line: &str, outcome: &mut Outcome) -> Option<String> {
+        let (word, rest) = line.strip_prefix(OURS).map(|text| text.split_once(' ').unwrap_or((text, "")))?;
         match word {
             "up" => self.release = rest.split(' ').next().map(str::to_owned),
-            "begins" => (self.step, self.failed_before) = (Some(rest.to_owned()), outcome.failed),
-            "ended" => {
-                let (name, how) = rest.split_once(' ').unwrap_or((rest, "without a word"));
-                if how != "ok" && outcome.failed == self.failed_before {
-                    outcome.fail(&format!("{name}: {how}, and no failed test: see the output above"));
-                }
-                self.step = None;
+            "begins" => {
+                let (name, count) = rest.rsplit_once(' ').unwrap_or((rest, ""));
+                self.suite = Some(name.to_owned());
+                self.of = count.parse().unwrap_or(0);
+                self.left = self.of;
+            }
+            "passed" => {
+                outcome.passed += 1;
+                return Some(self.ended());
             }
             "failed" => {
+                outcome.fail(rest);
+                return Some(self.ended());
+            }
+            "ended" => {
+                if self.left > 0 {
+                    outcome.fail(&format!("{rest}: {} tests did not end", self.left));
+                }
+                (self.suite, self.left) = (None, 0);
+            }
+            "broke" => {
                 outcome.fail(rest);
                 self.done = true;
             }
             "done" => self.done = true,
             _ => {}
         }
+        None
+    }
+
+    fn ended(&mut self) -> String {
+        self.left = self.left.saturating_sub(1);
+        format!("{}/{}", self.of - self.left, self.of)
     }
 }
 
@@ -152,8 +179,8 @@ pub(super) fn show_end(console: &Path) {
 mod tests {
     use super::*;
 
-    fn limits(whole: u64) -> Limits {
-        Limits { boot: Duration::from_millis(whole), whole: Duration::from_millis(whole) }
+    fn limits(millis: u64) -> Limits {
+        Limits { boot: Duration::from_millis(millis), silence: Duration::from_millis(millis) }
     }
 
     /// A guest that says this and ends.
@@ -161,7 +188,7 @@ mod tests {
         let mut machine = Command::new("sh");
         machine.args(["-c", script]).stdout(std::process::Stdio::piped());
         let mut outcome = Outcome::new("6.1");
-        let state = watch(machine, Path::new("/nonexistent"), limits, &mut outcome, |_| ()).expect("watch");
+        let state = watch(machine, Path::new("/nonexistent"), limits, &mut outcome, |_, _| ()).expect("watch");
         (state, outcome)
     }
 
@@ -170,18 +197,20 @@ mod tests {
     #[test]
     fn results_are_counted_up_to_the_last_word() {
         let (state, outcome) = say(
-            "echo 'guest: up 6.1.0 (9 modules)'; echo 'guest: begins a'; echo 'test result: ok. 5 passed; 0 failed'; \
-             echo 'guest: ended a ok'; echo 'guest: done'",
+            "echo 'guest: up 6.1.0 (9 modules)'; echo 'guest: begins a 3'; echo 'guest: passed a x 0.1'; \
+             echo 'guest: failed a y 0.1 exit status: 101'; echo 'guest: passed a z 2.0'; \
+             echo 'guest: ended a 2 passed, 1 failed'; echo 'guest: done'",
             limits(LONG),
         );
         assert_eq!(state.release.as_deref(), Some("6.1.0"));
-        assert_eq!((outcome.passed, outcome.failed), (5, 0));
+        assert_eq!((outcome.passed, outcome.failed), (2, 1));
     }
 
     #[test]
     fn a_guest_that_dies_has_failed() {
-        let (_, outcome) = say("echo 'guest: up 6.1.0'; echo 'guest: begins a'", limits(LONG));
-        assert_eq!(outcome.failed, 1);
+        let (state, outcome) =
+            say("echo 'guest: up 6.1.0'; echo 'guest: begins a 3'; echo 'guest: passed a x 1.0'", limits(LONG));
+        assert_eq!((outcome.passed, outcome.failed, state.left), (1, 1, 2));
     }
 
     #[test]
@@ -193,14 +222,12 @@ mod tests {
     }
 
     #[test]
-    fn a_step_that_breaks_down_has_failed_once() {
-        let up = "echo 'guest: up 6.1.0'; echo 'guest: begins a'";
-        let end = "echo 'guest: ended a signal: 11 (SIGSEGV)'; echo 'guest: done'";
-        let (_, broken) = say(&format!("{up}; {end}"), limits(LONG));
-        assert_eq!(broken.failed, 1);
-        let result = "echo 'test result: FAILED. 5 passed; 1 failed'";
-        let (_, counted) = say(&format!("{up}; {result}; {end}"), limits(LONG));
-        assert_eq!(counted.failed, 1);
+    fn tests_that_were_lost_have_failed() {
+        let begin = "echo 'guest: up 6.1.0'; echo 'guest: begins a 2'; echo 'guest: passed a x 1.0'";
+        let (_, lost) = say(&format!("{begin}; echo 'guest: ended a well'; echo 'guest: done'"), limits(LONG));
+        assert_eq!((lost.passed, lost.failed), (1, 1));
+        let (_, broken) = say(&format!("{begin}; echo 'guest: broke no memory'; echo 'guest: done'"), limits(LONG));
+        assert_eq!((broken.passed, broken.failed), (1, 1));
     }
 
     #[test]

@@ -1,0 +1,200 @@
+//! Runs a suite in the guest: every test in a process of its own with a limit of its own, some at once, so that one that
+//! fails, dies or hangs takes none along. What each came to is told as it ends, and a long one is named while it runs.
+
+use std::collections::VecDeque;
+use std::fs::{self, File};
+use std::os::unix::process::CommandExt as _;
+use std::process::{Command, Stdio};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use nix::sys::signal::{Signal, killpg};
+use nix::unistd::Pid;
+
+use super::line::Line;
+use super::pace;
+use super::plan::{PROGRAMS, Suite};
+
+/// Read by the tests (kernel_dataplane/node.rs, kernel_programs/pace.rs): by what they multiply their own limits.
+const PATIENCE: &str = "EGRESS_TEST_PATIENCE";
+
+/// How often a running test is named.
+const SIGN_OF_LIFE: Duration = Duration::from_secs(60);
+
+/// Of a test that has failed, the end of what it said.
+const SHOWN_LINES: usize = 120;
+
+/// How the slowest tests are known: the ones to look at when a guest takes too long.
+const SLOWEST: usize = 5;
+
+/// Lines of a test that has passed which somebody must see: that it looked at less than elsewhere, or at nothing.
+const REMARKS: [&str; 2] = ["skipped: ", "reduced: "];
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Conditions {
+    pub(super) at_once: usize,
+    pub(super) patience: u32,
+}
+
+/// What came of a test.
+struct Ended {
+    name: String,
+    passed: bool,
+    took: Duration,
+}
+
+/// Runs all tests of the suite.
+pub(super) fn run(suite: &Suite, conditions: Conditions, line: &Line) -> Result<()> {
+    line.tell(&format!("begins {} {}", suite.name, suite.tests.len()))?;
+    let start = Instant::now();
+    let queue: Mutex<VecDeque<&String>> = Mutex::new(suite.tests.iter().collect());
+    let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
+    let worker = |number: usize| -> Result<Vec<Ended>> {
+        let mut ended = Vec::new();
+        while let Some(name) = next() {
+            ended.push(one(suite, name, number, conditions, line)?);
+        }
+        Ok(ended)
+    };
+    let mut ended = Vec::new();
+    std::thread::scope(|scope| -> Result<()> {
+        let worker = &worker;
+        let workers: Vec<_> = (0..conditions.at_once).map(|number| scope.spawn(move || worker(number))).collect();
+        for worker in workers {
+            ended.extend(worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?);
+        }
+        Ok(())
+    })?;
+    line.tell(&format!("ended {} {}", suite.name, summary(ended, start.elapsed())))
+}
+
+fn summary(mut ended: Vec<Ended>, took: Duration) -> String {
+    let passed = ended.iter().filter(|test| test.passed).count();
+    let failed = ended.len() - passed;
+    ended.sort_by_key(|test| std::cmp::Reverse(test.took));
+    let slowest: Vec<_> =
+        ended.iter().take(SLOWEST).map(|test| format!("{} {:.0} s", test.name, test.took.as_secs_f64())).collect();
+    let slowest = slowest.join(", ");
+    format!("{passed} passed, {failed} failed in {:.1} minutes; slowest: {slowest}", took.as_secs_f64() / 60.0)
+}
+
+/// Runs one test and tells of it.
+fn one(suite: &Suite, name: &str, worker: usize, conditions: Conditions, line: &Line) -> Result<Ended> {
+    let path = format!("/tmp/said-{worker}");
+    let said = File::create(&path).with_context(|| format!("create {path}"))?;
+    let also = said.try_clone().with_context(|| format!("share {path}"))?;
+    let start = Instant::now();
+    let mut command = Command::new(&suite.program);
+    command
+        .args([name, "--exact", "--nocapture", "--test-threads=1"])
+        .envs(suite.environment.iter().map(|(name, value)| (name, value)))
+        .env(PATIENCE, conditions.patience.to_string())
+        .env("PATH", PROGRAMS)
+        .stdin(Stdio::null())
+        .stdout(said)
+        .stderr(also)
+        .process_group(0);
+    let limit = pace::test_limit(conditions.patience);
+    let how = wait(&mut command, limit, |elapsed| {
+        line.tell(&format!("running {} {name}, {:.0} s by now", suite.name, elapsed.as_secs_f64()))
+    })?;
+    let took = start.elapsed();
+    let text = fs::read(&path).with_context(|| format!("read {path}"))?;
+    let text = String::from_utf8_lossy(&text);
+    let passed = how.is_none();
+    let about = format!("{} {name} {:.1}", suite.name, took.as_secs_f64());
+    line.show(
+        &worth_showing(&text, passed, suite.is_shown),
+        &match how {
+            None => format!("passed {about}"),
+            Some(how) => format!("failed {about} {how}"),
+        },
+    )?;
+    Ok(Ended { name: name.to_owned(), passed, took })
+}
+
+fn worth_showing(text: &str, passed: bool, is_shown: bool) -> Vec<&str> {
+    let lines: Vec<&str> = text.lines().collect();
+    if is_shown {
+        return lines;
+    }
+    if passed {
+        return lines.into_iter().filter(|line| REMARKS.iter().any(|remark| line.starts_with(remark))).collect();
+    }
+    lines[lines.len().saturating_sub(SHOWN_LINES)..].to_vec()
+}
+
+/// Runs it to its end; how it failed, if it did. What it has started and left is ended with it.
+fn wait(
+    command: &mut Command,
+    limit: Duration,
+    mut sign_of_life: impl FnMut(Duration) -> Result<()>,
+) -> Result<Option<String>> {
+    let mut child = command.spawn().context("start a test")?;
+    let group = Pid::from_raw(i32::try_from(child.id()).context("a process number")?);
+    let (start, mut told) = (Instant::now(), Duration::ZERO);
+    let how = loop {
+        if let Some(status) = child.try_wait().context("wait for a test")? {
+            break (!status.success()).then(|| status.to_string());
+        }
+        let elapsed = start.elapsed();
+        if elapsed > limit {
+            break Some(format!("not within {} s", limit.as_secs()));
+        }
+        if elapsed > told + SIGN_OF_LIFE {
+            told = elapsed;
+            sign_of_life(elapsed)?;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    };
+    match killpg(group, Signal::SIGKILL) {
+        // Nothing is left of it.
+        Ok(()) | Err(nix::errno::Errno::ESRCH) => {}
+        Err(error) => return Err(error).context("end what a test has left"),
+    }
+    child.wait().context("wait for a test")?;
+    Ok(how)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shell(script: &str) -> Command {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]).process_group(0);
+        command
+    }
+
+    #[test]
+    fn a_test_that_hangs_is_ended_with_what_it_has_started() {
+        let long = Duration::from_secs(60);
+        let quiet = |_| Ok(());
+        assert_eq!(wait(&mut shell("exit 0"), long, quiet).expect("run"), None);
+        let failed = wait(&mut shell("exit 3"), long, quiet).expect("run");
+        assert_eq!(failed.as_deref(), Some("exit status: 3"));
+        let start = Instant::now();
+        let hung = wait(&mut shell("sleep 60 & sleep 60"), Duration::from_millis(300), quiet).expect("run");
+        assert_eq!(hung.as_deref(), Some("not within 0 s"));
+        assert!(start.elapsed() < Duration::from_secs(30));
+    }
+
+    #[test]
+    fn remarks_are_shown_of_those_that_pass_and_the_end_of_those_that_fail() {
+        let text = "one\nskipped: needs root\nlast";
+        assert_eq!(worth_showing(text, true, false), ["skipped: needs root"]);
+        assert_eq!(worth_showing(text, true, true), ["one", "skipped: needs root", "last"]);
+        assert_eq!(worth_showing(text, false, false).len(), 3);
+        let long = "line\n".repeat(SHOWN_LINES + 5);
+        assert_eq!(worth_showing(&long, false, false).len(), SHOWN_LINES);
+    }
+
+    #[test]
+    fn a_suite_names_its_slowest() {
+        let ended =
+            |name: &str, seconds, passed| Ended { name: name.to_owned(), passed, took: Duration::from_secs(seconds) };
+        let text = summary(vec![ended("a", 1, true), ended("b", 9, false)], Duration::from_secs(90));
+        assert_eq!(text, "1 passed, 1 failed in 1.5 minutes; slowest: b 9 s, a 1 s");
+    }
+}
