@@ -113,6 +113,8 @@ pub struct Node {
     pub world: World,
     /// Where routes lead by the uplink.
     pub routed: fn(&Addr) -> bool,
+    /// Pods whose link address is known.
+    pub resolved: fn(&Addr) -> bool,
     /// Whom the answer to a reverse key is for, as packets went out.
     asked: HashMap<Tuple, Tuple>,
 }
@@ -120,7 +122,7 @@ pub struct Node {
 impl Node {
     #[must_use]
     pub fn new(world: World) -> Self {
-        Self { world, routed: |_| true, asked: HashMap::new() }
+        Self { world, routed: |_| true, resolved: |_| true, asked: HashMap::new() }
     }
 
     /// As the agent does after every change of what `steer` asks.
@@ -283,7 +285,7 @@ impl Node {
             Accept::Done(verdict) => Outcome::done(verdict, skb.frame, 0),
             Accept::Deliver => match Self::wire_length(skb, &heads) > config.pod_mtu {
                 true if !fits_in_two(skb, &heads, config.pod_mtu) => Outcome::Dropped(Verdict::MtuExceeded),
-                true => split(Verdict::ReplyDelivered, skb.frame, &heads, config.pod_mtu),
+                true => self.split(Verdict::ReplyDelivered, skb.frame, config.pod_mtu),
                 false => Outcome::Sent(Verdict::ReplyDelivered, skb.frame.to_vec()),
             },
             Accept::Translate { owned, source_node } => {
@@ -397,9 +399,22 @@ impl Node {
         assert_eq!(after.tuple.daddr, mapping.other.saddr, "for the pod");
         match verdict {
             Verdict::NodeReply => Outcome::Passed(verdict, out, 0),
-            _ if in_two => split(verdict, &out, &heads, config.pod_mtu),
+            _ if in_two => self.split(verdict, &out, config.pod_mtu),
             _ => Outcome::Sent(verdict, out),
         }
+    }
+
+    /// For a pod in two fragments, if the length that the packet says of itself is one that it has.
+    fn split(&self, verdict: Verdict, frame: &[u8], mtu: u32) -> Outcome {
+        let heads = Self::heads(frame, Direction::Ingress).expect("still IP");
+        if !(self.resolved)(&heads.tuple.daddr) {
+            return Outcome::Dropped(Verdict::NoNeighbour);
+        }
+        let header = usize::from(heads.l4_offset) - ETH_LEN;
+        let first = (mtu as usize - header) & !7;
+        let total = frame.load(ETH_LEN + ipv4::TOTAL_LEN).map_or(0, |total| usize::from(u16::from_be_bytes(total)));
+        let is_there = total > header + first && total <= header + first + 2048 && ETH_LEN + total <= frame.len();
+        if is_there { Outcome::Split(verdict) } else { Outcome::Dropped(Verdict::RewriteFailed) }
     }
 
     fn left(&mut self, skb: &Skb<'_>, meta: &Meta) -> Outcome {
@@ -556,15 +571,6 @@ fn fits_in_two(skb: &Skb<'_>, heads: &Heads, mtu: u32) -> bool {
         && first > 0
         && rest <= 2048
         && rest + header <= mtu
-}
-
-/// In two fragments, if the length that the packet says of itself is one that it has.
-fn split(verdict: Verdict, frame: &[u8], heads: &Heads, mtu: u32) -> Outcome {
-    let header = usize::from(heads.l4_offset) - ETH_LEN;
-    let first = (mtu as usize - header) & !7;
-    let total = frame.load(ETH_LEN + ipv4::TOTAL_LEN).map_or(0, |total| usize::from(u16::from_be_bytes(total)));
-    let is_there = total > header + first && total <= header + first + 2048 && ETH_LEN + total <= frame.len();
-    if is_there { Outcome::Split(verdict) } else { Outcome::Dropped(Verdict::RewriteFailed) }
 }
 
 /// What an ICMP error quotes; nothing of any other packet.

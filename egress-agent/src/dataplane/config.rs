@@ -6,14 +6,13 @@
 use std::fs;
 use std::io::{self, Read as _};
 use std::net::IpAddr;
-use std::ops::RangeInclusive;
 
 use egress_common::abi::{Addr, Config, Family, PortRange};
 use ipnet::IpNet;
 use tracing::warn;
 
 use super::interfaces::NodeFacts;
-use super::node_ports;
+use super::{Settings, node_ports};
 
 /// What VXLAN adds to an inner IP packet: inner Ethernet, VXLAN, UDP, outer IP.
 const fn overhead(underlay: Family) -> u32 {
@@ -86,29 +85,29 @@ pub(super) const fn next_generation(generation: u32) -> u32 {
     }
 }
 
-/// Ports for NAT on the node's own address; an empty range, with a warning, where nothing is left.
-pub(super) fn node_ports(node_port_range: &RangeInclusive<u16>, tunnel_port: u16) -> PortRange {
-    let mut excluded = vec![node_port_range.clone(), tunnel_port..=tunnel_port];
-    match read("ip_local_port_range").as_deref().and_then(node_ports::parse_range) {
-        Some(range) => excluded.push(range),
-        None => warn!("cannot read the ephemeral port range: taking the kernel's default, 32768-60999"),
-    }
-    if excluded.len() == 2 {
-        excluded.push(32768..=60999);
-    }
+/// Ports for NAT on the node's own address, by what the host's settings say now; an empty range where nothing is left.
+pub(super) fn node_ports(settings: &Settings) -> PortRange {
+    let mut excluded = vec![settings.node_port_range.clone(), settings.tunnel_port..=settings.tunnel_port];
+    excluded.push(read("ip_local_port_range").as_deref().and_then(node_ports::parse_range).unwrap_or_else(|| {
+        warn!("cannot read the ephemeral port range: taking the kernel's default, 32768-60999");
+        32768..=60999
+    }));
     match read("ip_local_reserved_ports").as_deref().and_then(node_ports::parse_list) {
         Some(ranges) => excluded.extend(ranges),
         None => warn!("cannot read the reserved ports: taking none"),
     }
-    let range = node_ports::choose(&excluded).unwrap_or(PortRange { first: 0, last: 0 });
+    node_ports::choose(&excluded).unwrap_or(PortRange { first: 0, last: 0 })
+}
+
+/// Says what the range means, where it is small.
+pub(super) fn warn_of_few(range: PortRange) {
+    const ADVICE: &str = "narrow net.ipv4.ip_local_port_range or ip_local_reserved_ports";
     let count = if range.first == 0 { 0 } else { usize::from(range.last - range.first) + 1 };
-    if count < node_ports::COMFORTABLE {
-        warn!(
-            count,
-            "few ports for pods' traffic to other nodes: narrow net.ipv4.ip_local_port_range or ip_local_reserved_ports"
-        );
+    if count == 0 {
+        warn!("no ports for pods' traffic to other nodes, which is dropped (no_node_address): {ADVICE}");
+    } else if count < node_ports::COMFORTABLE {
+        warn!(count, "few ports for pods' traffic to other nodes: {ADVICE}");
     }
-    range
 }
 
 fn read(name: &str) -> Option<String> {

@@ -208,7 +208,8 @@ impl Dataplane {
         let tables = Tables::take(programs.ebpf_mut())?;
         let node_tables = NodeTables::take(programs.ebpf_mut())?;
         let sweep = programs.sweep().map_err(|error| StartError::Object(format!("{SWEEP_PROGRAM}: {error}")))?;
-        let ports = config::node_ports(&settings.node_port_range, settings.tunnel_port);
+        let ports = config::node_ports(&settings);
+        config::warn_of_few(ports);
         let mut state = State::new(programs, node_tables, &tables)?;
         let facts = watch::gather(&netlink, &settings)
             .await

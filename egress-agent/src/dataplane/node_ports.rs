@@ -1,5 +1,9 @@
 //! Which ports NAT may use on the node's own address (mark 1008): those that nobody else on the node will take.
 //!
+//! A socket that binds such a port explicitly takes it all the same: nothing of the kernel's keeps it from that. Both then
+//! work side by side but for one case: where it talks to the very address and port that a pod's mapped flow talks to, by the
+//! same protocol, the answers are taken for the flow's.
+//!
 //! Pure: the kernel's settings are arguments. What is excluded: the host's ephemeral ports, its reserved ports, the
 //! NodePort range and the tunnel port. Of the contiguous ranges that remain above 1023, the highest that is large enough is
 //! taken: services of the node listen in the lower ones. Where none is, the largest.

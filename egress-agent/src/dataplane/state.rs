@@ -139,6 +139,17 @@ impl State {
         Ok(())
     }
 
+    /// NAT on the node's own address has these ports now; whether that is news.
+    pub(super) fn follow_ports(&mut self, node_ports: PortRange) -> io::Result<bool> {
+        if self.config.node_ports == node_ports {
+            return Ok(false);
+        }
+        let mut config = self.config;
+        config.node_ports = node_ports;
+        self.write_config(config)?;
+        Ok(true)
+    }
+
     fn follow_hook(&mut self, settings: &Settings, hook: Hook, verify: bool) {
         let name = settings.device(hook.device());
         let Some(device) = self.facts.device(hook.device()) else {

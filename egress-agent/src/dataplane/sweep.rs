@@ -1,6 +1,8 @@
 //! Expiry: the program `sweep` walks `nat`, `flows` and `inbound` in the kernel, where an entry's time and its two keys are
 //! judged and removed in one place; user space only says when.
 //!
+//! With each sweep the host's port ranges are looked at too, which NAT on the node's own address keeps out of.
+//!
 //! It is a classifier that is never attached and is run by `BPF_PROG_TEST_RUN`. While no agent runs, nothing expires:
 //! maps may fill, and then refuse new flows by name.
 
@@ -13,8 +15,9 @@ use aya::sys::SyscallError;
 use egress_common::abi::SWEEP_PRESSED;
 use tokio::task::spawn_blocking;
 use tokio::time::sleep;
-use tracing::{debug, warn};
+use tracing::{debug, info, warn};
 
+use super::config;
 use super::error::map_io;
 use super::tables::Tables;
 use super::{Dataplane, Shared};
@@ -34,6 +37,9 @@ const PRESSED_INTERVAL: Duration = Duration::from_secs(1);
 /// has answered goes before its time, and the next look comes sooner.
 pub(super) async fn run(shared: Arc<Shared>) {
     loop {
+        if let Err(error) = shared.follow_ports() {
+            warn!(%error, "cannot follow the host's port ranges");
+        }
         let mut pressed = false;
         // A walk of the maps: on a small machine it would keep this thread from following the node's devices.
         let sweeping = Arc::clone(&shared);
@@ -58,6 +64,16 @@ struct Swept {
 }
 
 impl Shared {
+    /// The host's ephemeral or reserved ports may have been changed: nobody tells, so one looks.
+    fn follow_ports(&self) -> io::Result<()> {
+        let ports = config::node_ports(&self.settings);
+        if self.state().follow_ports(ports)? {
+            info!(first = ports.first, last = ports.last, "other ports for pods' traffic to other nodes");
+            config::warn_of_few(ports);
+        }
+        Ok(())
+    }
+
     fn sweep(&self) -> io::Result<Swept> {
         // One sweep at a time; nothing else waits for it.
         let program = self.sweep.lock().unwrap_or_else(PoisonError::into_inner);
@@ -103,8 +119,9 @@ impl Tables {
 }
 
 impl Dataplane {
-    /// Removes what is idle now; returns how many entries went.
+    /// Removes what is idle now; returns how many entries went. Like every sweep it follows the host's port ranges.
     pub fn sweep(&self) -> io::Result<u32> {
+        self.shared.follow_ports()?;
         self.shared.sweep().map(|swept| swept.removed)
     }
 }

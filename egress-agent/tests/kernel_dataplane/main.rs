@@ -9,3 +9,4 @@ mod bad_input;
 mod devices;
 mod lifecycle;
 mod node;
+mod ports;

@@ -4,6 +4,8 @@
 //! compiler has what that needs, libFuzzer itself wants a C++ compiler. It begins with the committed corpus and keeps what
 //! it finds below the target folder; `--keep` adds to the committed corpus what reaches something new. An input that breaks
 //! an assertion is written to `<target>/fuzz/found` and ends the run: `tests/corpus.rs` replays it once it is in the corpus.
+//!
+//! `kernel` is another kind: the programs on the kernel beside the model (egress-agent/tests/kernel_programs/oracle).
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,7 +14,10 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 
-use crate::toolchain::{Paths, cargo, output, run};
+use super::cargo_tests;
+use super::part::Part;
+use crate::toolchain::packages::{self, Purpose};
+use crate::toolchain::{BuildArgs, Paths, Progress, cargo, ensure_built, output, run};
 
 /// Counters of edges and traces of comparisons, as libFuzzer reads them; assertions as in tests.
 const FLAGS: &str = "--cfg fuzzing -Cdebug-assertions -Coverflow-checks -Ccodegen-units=1 -Cpasses=sancov-module \
@@ -30,6 +35,8 @@ enum Target {
     Decision,
     /// Stories of flows, answers, errors, sweeps and changes
     Nat,
+    /// Stories of random packets through the programs on the kernel, compared with the model (root; no libFuzzer, no corpus)
+    Kernel,
 }
 
 impl Target {
@@ -38,6 +45,7 @@ impl Target {
             Self::Parsing => "parsing",
             Self::Decision => "decision",
             Self::Nat => "nat",
+            Self::Kernel => "kernel",
         }
     }
 }
@@ -46,15 +54,22 @@ impl Target {
 pub(crate) struct FuzzArgs {
     target: Target,
     /// How long to look
-    #[arg(long, default_value_t = 300)]
+    #[arg(long, default_value_t = 300, value_parser = clap::value_parser!(u32).range(1..))]
     seconds: u32,
     /// Add to the committed corpus what reaches something new
     #[arg(long)]
     keep: bool,
+    /// Never install a distribution package or a toolchain component: name what is missing and stop
+    #[arg(long)]
+    no_install: bool,
 }
 
 pub(crate) fn fuzz(args: &FuzzArgs) -> Result<()> {
     let paths = Paths::find()?;
+    if matches!(args.target, Target::Kernel) {
+        return kernel(args, &paths);
+    }
+    packages::ensure(Purpose::Fuzz, !args.no_install)?;
     let (name, folder) = (args.target.name(), paths.target.join("fuzz"));
     let binary = build(&paths, &folder, name)?;
     let (found, own) = (folder.join("found"), folder.join("corpus").join(name));
@@ -73,6 +88,24 @@ pub(crate) fn fuzz(args: &FuzzArgs) -> Result<()> {
             .context("add to the corpus")?;
     }
     Ok(())
+}
+
+/// The stories of the program tests, for as long as one wants; the test prints how far it is, and what fails made short.
+fn kernel(args: &FuzzArgs, paths: &Paths) -> Result<()> {
+    if args.keep {
+        bail!("--keep is about a corpus, and stories on the kernel have none: they follow from their numbers");
+    }
+    if let Some(reason) = Part::Program.hindrance() {
+        bail!("programs cannot run here: {reason}");
+    }
+    packages::ensure(Purpose::Programs, !args.no_install)?;
+    ensure_built(&BuildArgs { no_install: args.no_install, ..BuildArgs::default() }, &Progress::start())?;
+    let binaries = cargo_tests::binaries(&cargo_tests::named("kernel_programs"), paths)?;
+    let [binary] = binaries.as_slice() else { bail!("cargo built {} test programs, not one", binaries.len()) };
+    let mut command = Command::new(binary);
+    command.args(["oracle::", "--nocapture", "--test-threads=2"]).current_dir(paths.root.join("egress-agent"));
+    command.env("EGRESS_ORACLE_SECONDS", args.seconds.to_string());
+    run(&mut command).context("see the story above; EGRESS_ORACLE_SEED tells it alone")
 }
 
 fn build(paths: &Paths, folder: &Path, name: &str) -> Result<PathBuf> {

@@ -22,6 +22,8 @@ pub(crate) enum Purpose {
     Programs,
     /// A guest with another kernel: what its tests call, and unpacking its modules.
     Guest,
+    /// Building libFuzzer.
+    Fuzz,
 }
 
 /// One program, and the packages that bring it.
@@ -37,7 +39,7 @@ const fn tool(program: &'static str, package: &'static str, purposes: &'static [
     Tool { program, debian: package, ubuntu: package, purposes }
 }
 
-use Purpose::{Guest, Lab, Programs, Traffic};
+use Purpose::{Fuzz, Guest, Lab, Programs, Traffic};
 
 const TOOLS: &[Tool] = &[
     tool("ip", "iproute2", &[Lab, Traffic, Programs, Guest]),
@@ -45,6 +47,7 @@ const TOOLS: &[Tool] = &[
     tool("ss", "iproute2", &[Programs, Guest]),
     tool("nft", "nftables", &[Lab, Programs, Guest]),
     tool("xz", "xz-utils", &[Guest]),
+    tool("c++", "g++", &[Fuzz]),
     tool("ethtool", "ethtool", &[Lab]),
     tool("ping", "iputils-ping", &[Traffic]),
     tool("curl", "curl", &[Traffic]),

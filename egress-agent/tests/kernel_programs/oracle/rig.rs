@@ -367,7 +367,7 @@ fn begin(stage: &mut Stage, decisions: u32) -> Node {
         .adopt
         .replace(Some(Box::new(move |forward: &Tuple| nat.get(forward, 0).ok().map(|mapping| mapping.other.dport()))));
     let mut node = Node::new(world);
-    node.routed = is_routed;
+    (node.routed, node.resolved) = (is_routed, is_resolved);
     node
 }
 
@@ -380,6 +380,13 @@ fn clear<K: Pod, V: Pod>(map: &mut KernelMap<MapData, K, V>) {
     for key in keys {
         map.remove(&key).expect("remove");
     }
+}
+
+fn is_resolved(pod: &Addr) -> bool {
+    [V4, V6].iter().any(|cast| {
+        let known = [cast.pod, cast.away_pod, cast.pending_pod, cast.early_pod, cast.known_pod, cast.unknown_pod];
+        known.iter().any(|known| addr(known) == *pod)
+    })
 }
 
 /// By the uplink of the stage.

@@ -1,8 +1,9 @@
 //! `cargo xtask mutate`: breaks the programs on purpose and shows which test notices.
 //!
-//! Per mutation of [`table`]: the sources are copied (`copy`; the clone is only read), one text is replaced, the object is
-//! built, and the tests of the programs on the kernel run against it until the first one fails (`trial`). The test
-//! binary is the ordinary one, told where the object is. What they do not see, egress-common's tests on the host are asked.
+//! Per mutation of [`table`]: the sources are copied (`copy`; the clone is only read), one text is replaced, and tests run
+//! until the first one fails (`trial`). Of egress-common these are its own tests on the host, first. Else, and where they
+//! pass, the object is built, and the tests on the kernel that the table names run against it; the test binary is the
+//! ordinary one, told where the object is. Where these pass too, all tests on the kernel have their say.
 //!
 //! A mutation that no test notices is a missing test; one that the verifier refuses would never have been loaded, so it
 //! shows nothing of the tests and is counted apart. Before all that the sources as they are must be green, or a failure
@@ -65,6 +66,8 @@ impl MutateArgs {
 enum Fate {
     /// By a test on the kernel.
     Killed(String),
+    /// By a test on the kernel that the table does not name.
+    KilledElsewhere(String),
     /// By a test of egress-common.
     KilledOnHost(String),
     Refused(String),
@@ -77,6 +80,7 @@ impl fmt::Display for Fate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Killed(test) => write!(f, "killed by {test}"),
+            Self::KilledElsewhere(test) => write!(f, "killed by {test}, which the table does not name"),
             Self::KilledOnHost(test) => write!(f, "killed by {test} (host)"),
             Self::Refused(test) => write!(f, "refused by the verifier, in {test}"),
             Self::Stuck => f.write_str("killed: the tests came to no end"),
@@ -97,12 +101,12 @@ pub(crate) fn mutate(args: &MutateArgs) -> Result<ExitCode> {
         bail!("the tests on the kernel cannot run here: {reason}");
     }
     packages::ensure(Purpose::Programs, !args.no_install)?;
-    let ground = Ground::prepare(args)?;
-    let mut results = Vec::new();
-    for mutation in chosen {
+    let ground = Ground::prepare(args, &chosen)?;
+    let (mut results, count) = (Vec::new(), chosen.len());
+    for (index, mutation) in chosen.into_iter().enumerate() {
         let start = Instant::now();
         let fate = ground.try_out(mutation)?;
-        ground.progress.step(&format!("{}: {fate}", mutation.name));
+        ground.progress.step(&format!("{} of {count}: {}: {fate}", index + 1, mutation.name));
         results.push((mutation, fate, start.elapsed()));
     }
     ground.copy.restore()?;
@@ -115,7 +119,7 @@ struct Ground {
     copy: Copy,
     /// The tests on the kernel.
     binary: PathBuf,
-    filter: String,
+    filter: Option<String>,
     /// The object of the sources as they are.
     whole: Vec<u8>,
     limit: Duration,
@@ -125,8 +129,15 @@ struct Ground {
 
 impl Ground {
     /// Builds everything once and sees that the sources as they are pass.
-    fn prepare(args: &MutateArgs) -> Result<Self> {
-        let (no_install, filter) = (args.no_install, args.filter.clone().unwrap_or_default());
+    fn prepare(args: &MutateArgs, chosen: &[&Mutation]) -> Result<Self> {
+        let (no_install, filter) = (args.no_install, args.filter.clone());
+        // What none of the mutations asks for need not be green.
+        let mut named: Vec<&str> = match &filter {
+            Some(filter) => vec![filter],
+            None => chosen.iter().flat_map(|mutation| mutation.tests.iter().copied()).collect(),
+        };
+        named.sort_unstable();
+        named.dedup();
         let (paths, progress) = (Paths::find()?, Progress::start());
         ensure_built(&BuildArgs { no_install, ..BuildArgs::default() }, &progress)?;
         let binaries = cargo_tests::binaries(&cargo_tests::named("kernel_programs"), &paths)?;
@@ -136,7 +147,7 @@ impl Ground {
         let object = build_object_of(&copy.paths, no_install, &progress)?;
         let start = Instant::now();
         for end in [
-            trial::on_kernel(binary, &object, &filter, &paths, Duration::from_secs(3600))?,
+            trial::on_kernel(binary, &object, &named, &paths, Duration::from_secs(3600))?,
             trial::on_host(&copy.paths, Duration::from_secs(3600))?,
         ] {
             match end {
@@ -152,21 +163,31 @@ impl Ground {
     fn try_out(&self, mutation: &Mutation) -> Result<Fate> {
         self.copy.restore()?;
         self.copy.apply(mutation)?;
+        if mutation.is_pure() {
+            match trial::on_host(&self.copy.paths, self.limit)? {
+                End::Red(test) | End::Refused(test) => return Ok(Fate::KilledOnHost(test)),
+                End::Stuck => return Ok(Fate::Stuck),
+                End::Green(_) => {}
+            }
+        }
         let object = build_object_of(&self.copy.paths, self.no_install, &self.progress)
             .with_context(|| format!("the mutation {} does not build", mutation.name))?;
-        if read(&object)? != self.whole {
-            match trial::on_kernel(&self.binary, &object, &self.filter, &self.paths, self.limit)? {
-                End::Red(test) => return Ok(Fate::Killed(test)),
+        if read(&object)? == self.whole {
+            return Ok(Fate::Survived);
+        }
+        let named = self.filter.as_deref().map_or_else(|| mutation.tests.to_vec(), |filter| vec![filter]);
+        // With a filter of one's own there is no second look.
+        let looks = if self.filter.is_some() { vec![named] } else { vec![named, Vec::new()] };
+        for (index, tests) in looks.iter().enumerate() {
+            match trial::on_kernel(&self.binary, &object, tests, &self.paths, self.limit)? {
+                End::Red(test) if index == 0 => return Ok(Fate::Killed(test)),
+                End::Red(test) => return Ok(Fate::KilledElsewhere(test)),
                 End::Refused(test) => return Ok(Fate::Refused(test)),
                 End::Stuck => return Ok(Fate::Stuck),
                 End::Green(_) => {}
             }
         }
-        Ok(match trial::on_host(&self.copy.paths, self.limit)? {
-            End::Red(test) | End::Refused(test) => Fate::KilledOnHost(test),
-            End::Stuck => Fate::Stuck,
-            End::Green(_) => Fate::Survived,
-        })
+        Ok(Fate::Survived)
     }
 }
 

@@ -14,6 +14,15 @@ pub(super) struct Mutation {
     pub(super) replace: &'static str,
     /// What it would mean on a node.
     pub(super) why: &'static str,
+    /// The tests on the kernel that should notice, by parts of their names; of egress-common its own tests are asked first.
+    pub(super) tests: &'static [&'static str],
+}
+
+impl Mutation {
+    /// Whether the crate that is broken has tests on the host.
+    pub(super) fn is_pure(&self) -> bool {
+        self.file.starts_with("egress-common/")
+    }
 }
 
 const MAIN: &str = "egress-ebpf/src/main.rs";
@@ -37,136 +46,136 @@ const SNAT: &str = "egress-common/src/decide/snat.rs";
 const STEER: &str = "egress-common/src/decide/steer.rs";
 
 macro_rules! mutations {
-    ($($name:literal, $file:ident, $why:literal: $find:literal => $replace:literal;)+) => {
+    ($($name:literal, $file:ident, [$($test:literal),+], $why:literal: $find:literal => $replace:literal;)+) => {
         pub(super) const ALL: &[Mutation] = &[
-            $(Mutation { name: $name, file: $file, find: $find, replace: $replace, why: $why },)+
+            $(Mutation { name: $name, file: $file, find: $find, replace: $replace, why: $why, tests: &[$($test),+] },)+
         ];
     };
 }
 
 mutations! {
     // What a program returns.
-    "drop-passes", MAIN, "a packet that must not leave is left to the stack":
+    "drop-passes", MAIN, ["guard::"], "a packet that must not leave is left to the stack":
         "verdict, length);\n                TC_ACT_SHOT" => "verdict, length);\n                TC_ACT_UNSPEC";
-    "pass-ends-the-chain", MAIN, "TC_ACT_OK hides packets from programs behind ours":
+    "pass-ends-the-chain", MAIN, ["guard::"], "TC_ACT_OK hides packets from programs behind ours":
         "Class::Pass => TC_ACT_UNSPEC," => "Class::Pass => 0,";
-    "verdict-dropped", MAIN, "whatever was decided, the stack gets the packet":
+    "verdict-dropped", MAIN, ["guard::"], "whatever was decided, the stack gets the packet":
         "road(packet, config, workspace).finish(packet, &workspace.heads, length)" =>
         "road(packet, config, workspace).finish(packet, &workspace.heads, length);\n    TC_ACT_UNSPEC";
-    "unready-overlay-passes", MAIN, "before the configuration is there, the stack forwards overlay packets with pods' addresses":
+    "unready-overlay-passes", MAIN, ["overlay::"], "before the configuration is there, the stack forwards overlay packets with pods' addresses":
         "run(&ctx, Verdict::NotReady, roads::accept)" => "run(&ctx, Verdict::NotConfigured, roads::accept)";
 
     // Where things stand in a packet.
-    "ipv4-addresses-swapped", WIRE, "the wrong end is rewritten":
+    "ipv4-addresses-swapped", WIRE, ["replies::"], "the wrong end is rewritten":
         "SADDR: usize = 12;\n    pub const DADDR: usize = 16;" => "SADDR: usize = 16;\n    pub const DADDR: usize = 12;";
-    "ipv6-addresses-swapped", WIRE, "the wrong end is read and rewritten":
+    "ipv6-addresses-swapped", WIRE, ["replies::"], "the wrong end is read and rewritten":
         "SADDR: usize = 8;\n    pub const DADDR: usize = 24;" => "SADDR: usize = 24;\n    pub const DADDR: usize = 8;";
-    "ports-swapped", WIRE, "the wrong port is rewritten":
+    "ports-swapped", WIRE, ["replies::"], "the wrong port is rewritten":
         "SPORT: usize = 0;\n    pub const DPORT: usize = 2;" => "SPORT: usize = 2;\n    pub const DPORT: usize = 0;";
-    "port-byte-order", REWRITE, "the answer comes to a port that nobody claimed":
+    "port-byte-order", REWRITE, ["replies::"], "the answer comes to a port that nobody claimed":
         "+ port_at, new.to_be_bytes())" => "+ port_at, new.to_le_bytes())";
 
     // Checksums.
-    "ipv4-header-checksum", REWRITE, "the next router drops the packet":
+    "ipv4-header-checksum", REWRITE, ["replies::"], "the next router drops the packet":
         "let sum = csum::replace_u32(sum, old.words()[3], new.words()[3]);" =>
         "let sum = if old == new { csum::replace_u32(sum, old.words()[3], new.words()[3]) } else { sum };";
-    "pseudo-header-checksum", REWRITE, "the receiver drops TCP and UDP":
+    "pseudo-header-checksum", REWRITE, ["replies::"], "the receiver drops TCP and UDP":
         "replace_l4_checksum(*self, heads, &old, &rewrite.addr)?;\n            if" =>
         "replace_l4_checksum(*self, heads, &old, &old)?;\n            if";
-    "icmpv6-checksum", REWRITE, "the receiver drops ICMPv6, which unlike ICMP covers the addresses":
+    "icmpv6-checksum", REWRITE, ["replies::"], "the receiver drops ICMPv6, which unlike ICMP covers the addresses":
         "PROTO_ICMPV6 => (l4::ICMP_CHECKSUM, 0)," => "PROTO_ICMPV6 => return Some(()),";
-    "port-checksum", REWRITE, "the receiver drops what got another port":
+    "port-checksum", REWRITE, ["replies::"], "the receiver drops what got another port":
         "let (from, to) = (u64::from(old.to_be()), u64::from(new.to_be()));" =>
         "let (from, to) = (u64::from(old.to_be()), u64::from(old.to_be()));";
-    "udp-zero-checksum", REWRITE, "a checksum that says none becomes a wrong one":
+    "udp-zero-checksum", REWRITE, ["replies::", "protocols::"], "a checksum that says none becomes a wrong one":
         "PROTO_UDP | PROTO_UDP_LITE => (l4::UDP_CHECKSUM, u64::from(BPF_F_MARK_MANGLED_0))," =>
         "PROTO_UDP | PROTO_UDP_LITE => (l4::UDP_CHECKSUM, 0),";
-    "ttl-stays", REWRITE, "packets go round for ever":
+    "ttl-stays", REWRITE, ["replies::"], "packets go round for ever":
         "([ttl, protocol], [ttl.wrapping_sub(1), protocol])" => "([ttl, protocol], [ttl, protocol])";
-    "hop-limit-stays", REWRITE, "packets go round for ever":
+    "hop-limit-stays", REWRITE, ["replies::"], "packets go round for ever":
         "[heads.ttl.wrapping_sub(1)]" => "[heads.ttl]";
 
     // Mappings.
-    "keys-mixed", SNAT, "the forward key is claimed as the reverse one":
+    "keys-mixed", SNAT, ["replies::"], "the forward key is claimed as the reverse one":
         "tables.claim_nat(forward, &reverse, owner)" => "tables.claim_nat(&reverse, forward, owner)";
-    "reverse-restores-the-peer", DECIDE, "answers go to the world's own address":
+    "reverse-restores-the-peer", DECIDE, ["replies::"], "answers go to the world's own address":
         "addr: forward.saddr, port: forward.sport()" => "addr: forward.daddr, port: forward.dport()";
-    "snat-shows-the-peer", DECIDE, "packets leave with a source that is not ours":
+    "snat-shows-the-peer", DECIDE, ["replies::"], "packets leave with a source that is not ours":
         "addr: reverse.daddr, port: reverse.dport()" => "addr: reverse.saddr, port: reverse.sport()";
-    "claim-overwrites", PORTS, "a second flow takes the port of the first":
+    "claim-overwrites", PORTS, ["protocols::", "limits::"], "a second flow takes the port of the first":
         "claimed(NAT.insert(key, made, BPF_NOEXIST.into()))" => "claimed(NAT.insert(key, made, 0))";
-    "flow-claim-overwrites", MAPS, "of two CPUs that begin one flow both win, with different addresses":
+    "flow-claim-overwrites", MAPS, ["races::"], "of two CPUs that begin one flow both win, with different addresses":
         "claimed(FLOWS.insert(tuple, flow, BPF_NOEXIST.into()))" => "claimed(FLOWS.insert(tuple, flow, 0))";
-    "retire-leaves-the-reverse-key", SNAT, "answers to an address that was taken away still come in":
+    "retire-leaves-the-reverse-key", SNAT, ["life::", "pods::"], "answers to an address that was taken away still come in":
         "if is_whole && tables.forget_nat(&reverse) {" => "if is_whole {";
-    "retire-leaves-the-forward-key", SNAT, "a flow whose address has changed is dropped for ever":
+    "retire-leaves-the-forward-key", SNAT, ["life::", "pods::"], "a flow whose address has changed is dropped for ever":
         "        tables.forget_nat(forward);\n" => "";
-    "stride-shares-a-factor", SNAT, "half of the ports are never tried":
+    "stride-shares-a-factor", SNAT, ["limits::"], "half of the ports are never tried":
         "stride = prime;" => "stride = 2;";
-    "system-ports-kept", SNAT, "NAT gives ports below 1024":
+    "system-ports-kept", SNAT, ["replies::"], "NAT gives ports below 1024":
         "PortRange { first: 1024," => "PortRange { first: 1,";
-    "mid-stream-port-changes", SNAT, "a running connection goes on from a port that its peer does not know":
+    "mid-stream-port-changes", SNAT, ["life::", "pods::"], "a running connection goes on from a port that its peer does not know":
         "OwnPort::Taken if slots::is_mid_stream(heads) => return" => "OwnPort::Taken if forward.sport() == 0 => return";
-    "owned-address-not-compared", ROADS, "a policy that is ahead of ownership sends by the old address":
+    "owned-address-not-compared", ROADS, ["pods::"], "a policy that is ahead of ownership sends by the old address":
         ".filter(|owned| owned.address == slot.address)" => ".filter(|owned| owned.address != Addr::UNSPECIFIED)";
 
     // Life.
-    "expiry-without-last-seen", SWEEP, "a sweep removes what a packet has just used":
+    "expiry-without-last-seen", SWEEP, ["races::", "life::"], "a sweep removes what a packet has just used":
         "alive::swap(last_seen_ns, seen, expiry::GONE) == seen" => "alive::swap(last_seen_ns, seen, expiry::GONE) != 0";
-    "expiry-of-one-direction", EXPIRY, "a download is cut because only answers come":
+    "expiry-of-one-direction", EXPIRY, ["life::"], "a download is cut because only answers come":
         "(forward.last_seen_ns.max(reverse.last_seen_ns), reverse.state)" => "(forward.last_seen_ns, reverse.state)";
-    "opening-lives-as-established", EXPIRY, "SYNs that nobody answers fill the map for hours":
+    "opening-lives-as-established", EXPIRY, ["life::"], "SYNs that nobody answers fill the map for hours":
         "(PROTO_TCP, Phase::Opening) => timeouts.tcp_opening," =>
         "(PROTO_TCP, Phase::Opening) => timeouts.tcp_established,";
-    "fragment-key-without-protocol", FRAGMENTS, "a fragment of one protocol gets the ports of another's":
+    "fragment-key-without-protocol", FRAGMENTS, ["protocols::"], "a fragment of one protocol gets the ports of another's":
         "protocol: heads.tuple.protocol," => "protocol: 0,";
-    "fragment-key-without-identification", FRAGMENTS, "a fragment gets the ports of another datagram":
+    "fragment-key-without-identification", FRAGMENTS, ["protocols::"], "a fragment gets the ports of another datagram":
         "id: heads.fragment_id," => "id: [0; 4],";
-    "kept-hop-outlives-routes", WAY, "packets go to the old router after a change of routes":
+    "kept-hop-outlives-routes", WAY, ["pods::", "limits::"], "packets go to the old router after a change of routes":
         "hop.generation == config.route_generation && now" => "now";
 
     // Who may.
-    "outer-source-any-address", ACCEPT, "what a pod sends to a node's port passes for a node's packet":
+    "outer-source-any-address", ACCEPT, ["encapsulation::"], "what a pod sends to a node's port passes for a node's packet":
         "node.place() == NodePlace::Other && node.node == outer.source" => "node.place() == NodePlace::Other";
-    "outer-source-unchecked", ACCEPT, "anybody who knows a node's address there is a node":
+    "outer-source-unchecked", ACCEPT, ["encapsulation::"], "anybody who knows a node's address there is a node":
         "sender.filter(|node| node.place() == NodePlace::Other && node.node == outer.source)" =>
         "sender.or(tables.node(&config.self_node))";
-    "inner-source-unchecked", ACCEPT, "a node can send with any source":
+    "inner-source-unchecked", ACCEPT, ["encapsulation::"], "a node can send with any source":
         "if !of_sender {" => "if !of_sender && outer.egress_id == 0 {";
-    "own-pod-guard-skipped", LEAVE, "a selected pod's packet leaves with the pod's address":
+    "own-pod-guard-skipped", LEAVE, ["guard::"], "a selected pod's packet leaves with the pod's address":
         "let verdict = guard_own(heads, quote, tables, config);" => "let verdict = Verdict::NotOurs;";
-    "foreign-pod-guard-skipped", LEAVE, "another node's pod leaves with its own address":
+    "foreign-pod-guard-skipped", LEAVE, ["guard::"], "another node's pod leaves with its own address":
         "Leave::Done(guard_foreign(heads, tables, config))" => "Leave::Done(Verdict::NotOurs)";
-    "mark-lets-pods-out", LEAVE, "another node's pod leaves with its own address, if marked":
+    "mark-lets-pods-out", LEAVE, ["guard::"], "another node's pod leaves with its own address, if marked":
         "let verdict = guard_foreign(heads, tables, config);" => "let verdict = Verdict::NotOurs;";
-    "tunnel-guard-skipped", LEAVE, "a pod makes overlay packets of its own":
+    "tunnel-guard-skipped", LEAVE, ["guard::"], "a pod makes overlay packets of its own":
         "if meta.forwarded && heads.may_be_udp_to" => "if meta.forwarded && meta.returning && heads.may_be_udp_to";
-    "mark-left-after-snat", ROADS, "the stack's rules for mark 1008 meet a packet that is translated already":
+    "mark-left-after-snat", ROADS, ["replies::"], "the stack's rules for mark 1008 meet a packet that is translated already":
         "Leave::NodeSnat => {\n            packet.set_mark(0);" => "Leave::NodeSnat => {";
-    "mark-left-on-what-the-stack-translated", ROADS, "mark 1008 goes on to devices behind":
+    "mark-left-on-what-the-stack-translated", ROADS, ["guard::", "replies::"], "mark 1008 goes on to devices behind":
         "Leave::Unmark => {\n            packet.set_mark(0);" => "Leave::Unmark => {";
-    "no-policy-passes", SLOTS, "a selected pod leaves with the node's address until its policy is there":
+    "no-policy-passes", SLOTS, ["pods::"], "a selected pod leaves with the node's address until its policy is there":
         ".ok_or(Verdict::NoPolicy)" => ".ok_or(Verdict::NotSelected)";
-    "unasked-packets-pass", ENTER, "what the world sends to an egress IP reaches the host":
+    "unasked-packets-pass", ENTER, ["replies::"], "what the world sends to an egress IP reaches the host":
         "else {\n        return Enter::Done(Verdict::NoMapping);" => "else {\n        return Enter::Done(Verdict::NotOurs);";
-    "quote-of-another-address", ENTER, "an ICMP error about one egress IP comes in by another":
+    "quote-of-another-address", ENTER, ["errors::"], "an ICMP error about one egress IP comes in by another":
         "quote.tuple().saddr == heads.tuple.daddr" => "quote.tuple().protocol != 0";
-    "answers-to-the-world-translated", STEER, "answers to connections from outside get an egress IP":
+    "answers-to-the-world-translated", STEER, ["replies::", "guard::"], "answers to connections from outside get an egress IP":
         "} else if shows_ends(heads) && tables.inbound_answered(&heads.tuple, heads.tcp_flags) {" =>
         "} else if heads.ttl == 0 && tables.inbound_answered(&heads.tuple, heads.tcp_flags) {";
-    "settled-outlives-decisions", STEER, "flows go on as before when what was decided about them has changed":
+    "settled-outlives-decisions", STEER, ["pods::"], "flows go on as before when what was decided about them has changed":
         "flow.decided == config.decisions && flow.egress_id" => "flow.decided != 0 && flow.egress_id";
 
     // Lengths and answers.
-    "overlay-limit-without-overhead", ROADS, "packets that do not fit with their tunnel header are sent":
+    "overlay-limit-without-overhead", ROADS, ["answers::"], "packets that do not fit with their tunnel header are sent":
         "mtu::overlay_limit(config.overlay_mtu, heads.family);" => "mtu::overlay_limit(config.overlay_mtu + 50, heads.family);";
-    "segment-without-header", MTU, "segments of a large packet are longer than the way takes":
+    "segment-without-header", MTU, ["answers::"], "segments of a large packet are longer than the way takes":
         "size => size + heads.header_len()," => "size => size,";
-    "link-header-counts", MTU, "packets that just fit are refused":
+    "link-header-counts", MTU, ["answers::"], "packets that just fit are refused":
         "frame_len.saturating_sub(L3 as u32)" => "frame_len";
-    "arp-answer-with-the-askers-mac", ANSWER, "the network sends the egress IP's packets to whoever asked":
+    "arp-answer-with-the-askers-mac", ANSWER, ["neighbours::"], "the network sends the egress IP's packets to whoever asked":
         "request.answer(owned.mac)" => "request.answer(request.sender_mac)";
-    "neighbour-answer-with-the-askers-mac", ANSWER, "the network sends the egress IP's packets to whoever asked":
+    "neighbour-answer-with-the-askers-mac", ANSWER, ["neighbours::"], "the network sends the egress IP's packets to whoever asked":
         "solicitation.answer(owned.mac, frame);" => "solicitation.answer(solicitation.answer_mac(), frame);";
 }
 
@@ -183,6 +192,20 @@ mod tests {
         let root = Paths::find().expect("the clone").root;
         let stale: Vec<_> = ALL.iter().filter_map(|mutation| mutated(&root, mutation).err()).collect();
         assert!(stale.is_empty(), "{stale:#?}");
+    }
+
+    /// What the tests must notice whatever else becomes of the table.
+    #[test]
+    fn the_five_kinds_are_in_it() {
+        for name in [
+            "verdict-dropped",
+            "ipv4-addresses-swapped",
+            "pseudo-header-checksum",
+            "keys-mixed",
+            "expiry-without-last-seen",
+        ] {
+            assert!(ALL.iter().any(|mutation| mutation.name == name), "{name}");
+        }
     }
 
     #[test]

@@ -27,12 +27,12 @@ pub(super) enum End {
     Stuck,
 }
 
-/// The tests of the programs on the kernel, with this object. Figures of the verifier are no test of behaviour.
-pub(super) fn on_kernel(binary: &Path, object: &Path, filter: &str, paths: &Paths, limit: Duration) -> Result<End> {
+/// The tests of the programs on the kernel that have one of these texts in their names, or all of them, with this object.
+/// Figures of the verifier are no test of behaviour.
+pub(super) fn on_kernel(binary: &Path, object: &Path, named: &[&str], paths: &Paths, limit: Duration) -> Result<End> {
     let mut command = Command::new(binary);
     command.args(["--test-threads=2", "--nocapture", "--skip=figures::"]);
-    // An empty one is in every name.
-    command.arg(filter);
+    command.args(named);
     command.env(VARIABLE, object).current_dir(paths.root.join("egress-agent"));
     let errors = paths.target.join("mutate/errors");
     let end = until_red(&mut command, &errors, limit)?;
