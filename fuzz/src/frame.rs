@@ -140,17 +140,16 @@ pub fn is_summed_right(frame: &[u8]) -> Option<bool> {
     Some(sum == 0)
 }
 
-/// Whether the checksums of what an ICMP error quotes are right; `None` where the quote ends before there are any.
+/// Whether what an ICMP error quotes is summed right: its IPv4 header, and all of it where it is quoted whole; `None` where
+/// there is nothing to tell by.
 #[must_use]
-pub fn is_quote_summed_right(frame: &[u8], quote: &Quote) -> Option<bool> {
-    let family = quote.tuple().saddr.family();
-    let quoted = [&frame[..L3], frame.get(quote.network_at()..)?].concat();
-    let whole = is_summed_right(&quoted);
-    let header = quoted.get(L3..L3 + quote.transport_at() - quote.network_at())?;
-    match family {
-        Family::V4 => Some(csum::fold64(csum::sum(header)) == 0xffff && whole != Some(false)),
-        Family::V6 => whole,
-    }
+pub fn is_quote_summed_right(frame: &[u8], quote: &Quote) -> [Option<bool>; 2] {
+    let Some(packet) = frame.get(quote.network_at()..) else { return [None; 2] };
+    let quoted = [&frame[..L3], packet].concat();
+    let header = packet.get(..quote.transport_at() - quote.network_at());
+    let is_v4 = quote.tuple().saddr.family() == Family::V4;
+    let header = header.filter(|_| is_v4).map(|header| csum::fold64(csum::sum(header)) == 0xffff);
+    [header, is_summed_right(&quoted)]
 }
 
 /// Kinds of errors, by family.

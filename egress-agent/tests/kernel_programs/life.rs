@@ -2,7 +2,8 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use egress_common::abi::{Direction, Timeouts, Tuple, Verdict};
+use egress_common::abi::{Direction, Flow, Timeouts, Tuple, Verdict};
+use egress_common::decide::expiry::GONE;
 
 use crate::cast::{Cast, V4, addr};
 use crate::frames::{ACK, Body, FIN, Packet, RST, SYN, packet};
@@ -195,4 +196,35 @@ fn meet(stage: &Stage, frame: &[u8], round: u32) -> i32 {
         });
         packet.join().expect("the packet's side")
     })
+}
+
+/// What a sweep has taken and not removed yet is gone for a packet, and not there to be overwritten either: the packet is
+/// lost, and the next one begins anew.
+#[test]
+fn what_is_just_being_removed_is_neither_used_nor_overwritten() {
+    both(|stage, cast| {
+        let sent = packet(cast.pod, cast.world, 4000, 80);
+        stage.run_frame(&STEER, &sent.frame(), Verdict::SnatHere);
+        let (key, flow) = stage.flows.iter().next().expect("a flow").expect("an entry");
+        let taken = Flow { last_seen_ns: GONE, ..flow };
+        stage.flows.insert(key, taken, 0).expect("take it");
+        stage.drops(&STEER, &sent, Verdict::ClaimLost);
+        assert_eq!(stage.flows.get(&key, 0).expect("still there"), taken);
+        stage.flows.insert(key, flow, 0).expect("give it back");
+
+        let mut mapping = stage.nat.get(&key, 0).expect("a mapping");
+        mapping.last_seen_ns = GONE;
+        stage.nat.insert(key, mapping, 0).expect("take it");
+        stage.drops(&STEER, &sent, Verdict::ClaimLost);
+        assert_eq!(stage.nat.get(&key, 0).expect("still there").last_seen_ns, GONE);
+        for gone in [key, mapping.other] {
+            stage.nat.remove(&gone).expect("remove");
+        }
+        stage.flows.remove(&key).expect("remove");
+        stage.run_frame(&STEER, &sent.frame(), Verdict::SnatHere);
+        for gone in [key, mapping.other] {
+            stage.nat.remove(&gone).expect("remove");
+        }
+        stage.flows.remove(&key).expect("remove");
+    });
 }

@@ -250,7 +250,7 @@ impl Stage {
 
     /// Packets counted, by the number of the verdict; zero for numbers that are none.
     pub(crate) fn packets(&self) -> Vec<u64> {
-        let mut packets = vec![0; usize::try_from(Verdict::SLOTS).expect("a number")];
+        let mut packets = vec![0; Verdict::SLOTS];
         for verdict in Verdict::ALL {
             packets[usize::try_from(verdict.index()).expect("a number")] = self.packets_of(*verdict);
         }

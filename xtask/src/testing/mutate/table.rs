@@ -102,9 +102,9 @@ mutations! {
         "addr: forward.saddr, port: forward.sport()" => "addr: forward.daddr, port: forward.dport()";
     "snat-shows-the-peer", DECIDE, ["replies::"], "packets leave with a source that is not ours":
         "addr: reverse.daddr, port: reverse.dport()" => "addr: reverse.saddr, port: reverse.sport()";
-    "claim-overwrites", PORTS, ["protocols::", "limits::"], "a second flow takes the port of the first":
+    "claim-overwrites", PORTS, ["life::what_is_just", "limits::"], "a second flow takes the port of the first":
         "claimed(NAT.insert(key, made, BPF_NOEXIST.into()))" => "claimed(NAT.insert(key, made, 0))";
-    "flow-claim-overwrites", MAPS, ["races::"], "of two CPUs that begin one flow both win, with different addresses":
+    "flow-claim-overwrites", MAPS, ["life::what_is_just"], "of two CPUs that begin one flow both win, with different addresses":
         "claimed(FLOWS.insert(tuple, flow, BPF_NOEXIST.into()))" => "claimed(FLOWS.insert(tuple, flow, 0))";
     "retire-leaves-the-reverse-key", SNAT, ["life::", "pods::"], "answers to an address that was taken away still come in":
         "if is_whole && tables.forget_nat(&reverse) {" => "if is_whole {";
