@@ -22,7 +22,7 @@ fn main() -> Result<(), String> {
         Some(path) => PathBuf::from(path),
         None => in_target(&out)?,
     };
-    println!("cargo:rerun-if-changed={}", watched(&object).display());
+    println!("cargo:rerun-if-changed={}", watched(&object)?.display());
     let embedded = out.join("egress-ebpf.o");
     fs::copy(&object, &embedded)
         .map_err(|error| format!("{VARIABLE}: copy {} to {}: {error}", object.display(), embedded.display()))?;
@@ -31,12 +31,10 @@ fn main() -> Result<(), String> {
 
 /// The object by its place beside this package, so that a target folder that was copied along with its clone looks at
 /// its own object, not at the one that it was copied from.
-fn watched(object: &Path) -> PathBuf {
-    let package = Path::new(env!("CARGO_MANIFEST_DIR"));
-    match package.parent().and_then(|clone| object.strip_prefix(clone).ok()) {
-        Some(below) => Path::new("..").join(below),
-        None => object.to_path_buf(),
-    }
+fn watched(object: &Path) -> Result<PathBuf, String> {
+    let package = folder("CARGO_MANIFEST_DIR")?;
+    let below = package.parent().and_then(|clone| object.strip_prefix(clone).ok());
+    Ok(below.map_or_else(|| object.to_path_buf(), |below| Path::new("..").join(below)))
 }
 
 fn folder(variable: &str) -> Result<PathBuf, String> {
