@@ -14,6 +14,7 @@ mod alive;
 mod answer;
 mod fragment;
 mod hidden;
+mod hold;
 mod icmp;
 #[cfg(feature = "log")]
 mod log;
@@ -97,6 +98,7 @@ impl Outcome {
         match verdict.class() {
             Class::Pass => TC_ACT_UNSPEC,
             Class::Redirect | Class::Answer => self.0 as i32,
+            Class::Hold => TC_ACT_SHOT,
             Class::Drop => {
                 answer::report(packet, heads, verdict, length);
                 TC_ACT_SHOT

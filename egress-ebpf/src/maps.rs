@@ -22,6 +22,7 @@ use egress_common::wire::PROTO_TCP;
 
 use crate::alive::{Touched, change, count_up, swap, touch};
 use crate::hidden::hidden;
+use crate::hold;
 use crate::ports;
 
 /// Elements come and go by the thousand and most nodes hold few: allocate as needed.
@@ -375,6 +376,11 @@ impl Tables for Maps {
     fn put_fragment(&self, key: &FragKey, ports: &FragPorts) {
         // An LRU map makes room; a failure drops the later fragments by name.
         let _failed = FRAGS.insert(key, ports, 0);
+    }
+
+    #[inline(always)]
+    fn is_awaited(&self, key: &FragKey) -> bool {
+        hold::is_awaited(key)
     }
 }
 

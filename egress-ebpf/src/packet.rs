@@ -9,7 +9,7 @@ use core::mem::offset_of;
 use core::ptr;
 
 use aya_ebpf::bindings::bpf_adj_room_mode::BPF_ADJ_ROOM_MAC;
-use aya_ebpf::bindings::{__sk_buff, BPF_F_RECOMPUTE_CSUM};
+use aya_ebpf::bindings::{__sk_buff, BPF_F_INGRESS, BPF_F_RECOMPUTE_CSUM};
 use aya_ebpf::helpers::generated::{
     bpf_clone_redirect, bpf_csum_update, bpf_skb_adjust_room, bpf_skb_change_tail, bpf_skb_load_bytes,
     bpf_skb_pull_data, bpf_skb_store_bytes, bpf_skb_vlan_pop,
@@ -17,7 +17,6 @@ use aya_ebpf::helpers::generated::{
 use aya_ebpf::programs::TcContext;
 use egress_common::wire::{ETH_LEN, Frame, L3, PROTO_TCP, PROTO_UDP, csum, ethertype, ipv4, ipv6};
 
-use crate::fragment::{REST, Rest};
 use crate::hidden::hidden;
 use crate::room::Room;
 
@@ -33,11 +32,11 @@ const VLAN_NUMBER: u32 = 0x0fff;
 /// Offsets of transport headers stay below this; the mask shows it to the verifier.
 pub const OFFSET_MASK: usize = 0x3fff;
 
-/// A length of 1..=REST, in a form that shows both bounds to the verifier.
+/// A length of 1..=MOST, in a form that shows both bounds to the verifier.
 #[inline(always)]
-fn tail_length(length: u32) -> Option<u32> {
+fn tail_length<const MOST: usize>(length: u32) -> Option<u32> {
     let less_one = hidden(u64::from(length.wrapping_sub(1)));
-    (less_one < REST as u64).then_some(less_one as u32 + 1)
+    (less_one < MOST as u64).then_some(less_one as u32 + 1)
 }
 
 /// The packet of this run: a pointer, so that out-of-line functions take it in a register.
@@ -255,8 +254,8 @@ impl Packet {
 
     /// Copies `length` bytes at `offset` into `to`.
     #[inline(always)]
-    pub fn load_tail(&self, offset: u32, length: u32, to: &mut Rest) -> Option<()> {
-        let length = tail_length(length)?;
+    pub fn load_tail<const N: usize>(&self, offset: u32, length: u32, to: &mut [u8; N]) -> Option<()> {
+        let length = tail_length::<N>(length)?;
         // SAFETY: the context is the program's own, and `length` bytes fit into `to`.
         let result = unsafe { bpf_skb_load_bytes(self.skb.cast(), offset, to.as_mut_ptr().cast(), length) };
         (result == 0).then_some(())
@@ -264,8 +263,8 @@ impl Packet {
 
     /// Writes the first `length` bytes of `from` at `offset`.
     #[inline(always)]
-    pub fn store_tail(&self, offset: u32, length: u32, from: &Rest) -> Option<()> {
-        let length = tail_length(length)?;
+    pub fn store_tail<const N: usize>(&self, offset: u32, length: u32, from: &[u8; N]) -> Option<()> {
+        let length = tail_length::<N>(length)?;
         let flags = BPF_F_RECOMPUTE_CSUM.into();
         // SAFETY: the context is the program's own, and `from` has `length` bytes.
         let result = unsafe { bpf_skb_store_bytes(self.skb, offset, from.as_ptr().cast(), length, flags) };
@@ -277,6 +276,13 @@ impl Packet {
     pub fn send_clone(&self, ifindex: u32) -> Option<()> {
         // SAFETY: the context is the program's own.
         (unsafe { bpf_clone_redirect(self.skb, ifindex, 0) } == 0).then_some(())
+    }
+
+    /// Lets a copy of the packet as it is now come in by its device once more, behind what has come in already.
+    #[inline(always)]
+    pub fn begin_anew(&self) -> Option<()> {
+        // SAFETY: the context is the program's own.
+        (unsafe { bpf_clone_redirect(self.skb, self.ifindex(), BPF_F_INGRESS.into()) } == 0).then_some(())
     }
 
     /// Link addresses for the next hop.

@@ -15,6 +15,7 @@ use egress_common::wire::{Frame, Heads, PROTO_ICMPV6, Quote, ethertype};
 use crate::Outcome;
 use crate::answer;
 use crate::fragment::{self, Rest};
+use crate::hold;
 use crate::maps::Maps;
 use crate::overlay;
 use crate::packet::Packet;
@@ -24,6 +25,12 @@ use crate::ways;
 use crate::workspace::Workspace;
 
 pub fn steer(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outcome {
+    let outcome = from_pod(packet, config, workspace);
+    hold::judge(outcome, packet, workspace)
+}
+
+#[inline(always)]
+fn from_pod(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outcome {
     if packet.is_foreign() {
         // The stack will not forward it.
         return Outcome::done(Verdict::NotPod);
@@ -203,7 +210,8 @@ pub fn enter(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outc
     if overlay::is_for_us(heads, config) && overlay::decapsulate(packet, heads, outer) {
         return never_passed(from_overlay(packet, config, workspace));
     }
-    from_world(packet, config, workspace)
+    let outcome = from_world(packet, config, workspace);
+    hold::judge(outcome, packet, workspace)
 }
 
 /// Any other packet; out of line, as [`from_overlay`] is, so that neither's frame lies on top of the other's.

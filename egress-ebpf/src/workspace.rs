@@ -8,6 +8,7 @@ use egress_common::decide::accept::Outer;
 use egress_common::wire::{Heads, Quote};
 
 use crate::fragment::Rest;
+use crate::hold;
 use crate::icmp::Buffer;
 use crate::way::Way;
 
@@ -33,6 +34,8 @@ pub struct Workspace {
     pub key: Tuple,
     /// A mapping under construction.
     pub mapping: Mapping,
+    /// For fragments that come before their first one.
+    pub hold: hold::Space,
     /// No drop is reported before this time.
     pub next_report_ns: u64,
 }

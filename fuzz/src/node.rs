@@ -11,11 +11,12 @@ use egress_common::abi::{
 };
 use egress_common::decide::accept::{self, Accept, Outer};
 use egress_common::decide::enter::{self, Enter};
+use egress_common::decide::expiry::FRAGMENT_NS;
 use egress_common::decide::leave::{self, Leave, Meta};
 use egress_common::decide::snat::{self, Face};
 use egress_common::decide::steer::{self, Steer};
 use egress_common::decide::world::World;
-use egress_common::decide::{Owner, Rewrite, Tables as _, mtu, notice};
+use egress_common::decide::{Owner, Rewrite, Tables as _, fragments, mtu, notice};
 use egress_common::wire::icmp::Answer;
 use egress_common::wire::nd::{ADVERTISEMENT_LEN, Solicitation};
 use egress_common::wire::{ETH_LEN, Frame as _, Heads, L4, PROTO_ICMPV6, Quote, arp, ethertype, ipv4};
@@ -85,7 +86,7 @@ impl Outcome {
     fn done(verdict: Verdict, frame: &[u8], mark: u32) -> Self {
         match verdict.class() {
             Class::Pass => Self::Passed(verdict, frame.to_vec(), mark),
-            Class::Drop => Self::Dropped(verdict),
+            Class::Drop | Class::Hold => Self::Dropped(verdict),
             Class::Redirect | Class::Answer => panic!("{verdict:?} is no end of a decision"),
         }
     }
@@ -206,7 +207,29 @@ impl Node {
             }
         };
         self.judge_stack(&heads, &outcome);
-        outcome
+        self.kept(skb, &heads, outcome)
+    }
+
+    /// As egress-ebpf/src/hold.rs does it, but what begins anew is not run again.
+    fn kept(&self, skb: &Skb<'_>, heads: &Heads, outcome: Outcome) -> Outcome {
+        const MOST: u32 = 64;
+        const FRAME: usize = 1992;
+        let (key, now, mut awaited) = (fragments::key(heads), self.world.now.get(), self.world.awaited.borrow_mut());
+        match outcome.verdict() {
+            Verdict::FragmentUnknown if skb.gso_size == 0 && skb.frame.len() <= FRAME => {
+                let entry = awaited.entry(key).or_insert((now, 0));
+                if now - entry.0 > FRAGMENT_NS {
+                    *entry = (now, 0);
+                }
+                entry.1 += 1;
+                if entry.1 > MOST { outcome } else { Outcome::Dropped(Verdict::FragmentHeld) }
+            }
+            Verdict::FragmentsReleased => {
+                awaited.remove(&key);
+                outcome
+            }
+            _ => outcome,
+        }
     }
 
     fn send(
@@ -316,7 +339,7 @@ impl Node {
         if frame.load(ETH_LEN - 2).map(u16::from_be_bytes) == Some(ethertype::ARP) {
             return self.asked_for_address(frame);
         }
-        let Some(heads) = Self::heads(frame, Direction::Ingress) else {
+        let Some(mut heads) = Self::heads(frame, Direction::Ingress) else {
             return Outcome::done(Verdict::NotIp, frame, 0);
         };
         if skb.gso_size == 0
@@ -329,7 +352,8 @@ impl Node {
         {
             return outcome;
         }
-        self.came_from_world(skb, heads)
+        let outcome = self.came_from_world(skb, &mut heads);
+        self.kept(skb, &heads, outcome)
     }
 
     fn asked_for_address(&self, frame: &[u8]) -> Outcome {
@@ -352,14 +376,16 @@ impl Node {
         Some(Outcome::Answered(Verdict::NeighbourAnswered, answer.to_vec()))
     }
 
-    fn came_from_world(&mut self, skb: &Skb<'_>, mut heads: Heads) -> Outcome {
+    fn came_from_world(&mut self, skb: &Skb<'_>, heads: &mut Heads) -> Outcome {
         let (frame, config) = (skb.frame, self.config());
-        let quote = quoted(frame, &heads);
+        let quote = quoted(frame, heads);
         let is_for_egress_ip = self.world.owned_addr.borrow().contains_key(&heads.tuple.daddr);
-        let (verdict, mapping) = match enter::enter(&mut heads, &quote, &self.world, &config) {
+        let (verdict, mapping) = match enter::enter(heads, &quote, &self.world, &config) {
             Enter::Done(verdict) => {
                 assert!(
-                    !is_for_egress_ip || verdict.class() == Class::Drop || verdict == Verdict::TtlExpired,
+                    !is_for_egress_ip
+                        || matches!(verdict.class(), Class::Drop | Class::Hold)
+                        || verdict == Verdict::TtlExpired,
                     "unasked, and left to the host: {verdict:?} {heads:?}"
                 );
                 return Outcome::done(verdict, frame, 0);
@@ -368,11 +394,11 @@ impl Node {
             Enter::ReplyRemote { mapping } => (Verdict::ReplySteered, *mapping),
             Enter::NodeReply { mapping } => (Verdict::NodeReply, *mapping),
         };
-        self.judge_answer(&heads, &quote, &mapping);
-        let (length, mut in_two) = (Self::wire_length(skb, &heads), false);
+        self.judge_answer(heads, &quote, &mapping);
+        let (length, mut in_two) = (Self::wire_length(skb, heads), false);
         let too_big = match verdict {
             Verdict::ReplyHere if length > config.pod_mtu => {
-                in_two = fits_in_two(skb, &heads, config.pod_mtu);
+                in_two = fits_in_two(skb, heads, config.pod_mtu);
                 (!in_two).then_some(config.pod_mtu)
             }
             Verdict::ReplySteered => {
@@ -382,7 +408,7 @@ impl Node {
             _ => None,
         };
         if let Some(mtu) = too_big {
-            let answer = edge::error(frame, &heads, Answer::TooBig(mtu).head(heads.family), &heads.tuple.daddr);
+            let answer = edge::error(frame, heads, Answer::TooBig(mtu).head(heads.family), &heads.tuple.daddr);
             return Outcome::told(Verdict::MtuAnswered, answer, Verdict::MtuExceeded);
         }
         let mut out = frame.to_vec();
@@ -392,7 +418,7 @@ impl Node {
         if mapping.other.daddr != sender {
             return Outcome::Dropped(Verdict::ClaimLost);
         }
-        let Some(out) = less.and_then(|()| rewritten(&heads, &quote, out, &Rewrite::reverse(&mapping))) else {
+        let Some(out) = less.and_then(|()| rewritten(heads, &quote, out, &Rewrite::reverse(&mapping))) else {
             return Outcome::Dropped(Verdict::RewriteFailed);
         };
         let after = Self::heads(&out, Direction::Ingress).expect("still IP");

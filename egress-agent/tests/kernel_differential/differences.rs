@@ -118,17 +118,10 @@ const DIFFERENCES: &[Difference] = &[
     },
     Difference {
         title: "Fragments are translated one by one",
-        reason: "Netfilter holds fragments back until the datagram is whole. We translate each as it comes: later ones follow \
-                 the first, and what comes before its first one is dropped (`fragment_unknown`), which costs a retransmission \
-                 of the datagram. What is incomplete or overlaps goes on as it is, and its receiver judges; DF is kept.",
-        cases: &[
-            "fragments of * reversed, and sent again",
-            "fragments of * with the first one late, and sent again",
-            "fragments of * with the last one first, and sent again",
-            "fragments of * without the last",
-            "fragments: overlapping",
-            "fragments: with DF set",
-        ],
+        reason: "Netfilter holds fragments back until the datagram is whole. We translate each as it comes, and hold back \
+                 only those that come before the first one, which shows the ports. What is incomplete or overlaps goes on as \
+                 it is, and its receiver judges; DF is kept.",
+        cases: &["fragments of * without the last", "fragments: overlapping", "fragments: with DF set"],
     },
     Difference {
         title: "Who tells a sender that a packet is too long, and what is quoted",

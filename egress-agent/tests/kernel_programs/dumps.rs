@@ -11,7 +11,7 @@ use crate::frames::{SYN, packet};
 use crate::stage::{ENTER, LEAVE, NOTICE, Run, STEER, Stage, on_stage, test_run};
 
 /// What an entry of each map shows of its key and its value; empty for plain numbers.
-const FIELDS: [(&str, &[&str], &[&str]); 18] = [
+const FIELDS: [(&str, &[&str], &[&str]); 20] = [
     ("config", &[], &["generation", "tunnel_port", "overlay_mtu", "node_v4", "uplink_mac"]),
     ("pods", &["bytes"], &["selection", "egress_id", "selected_since_ns"]),
     ("policy", &["egress_id", "family"], &["when_empty", "count", "slots"]),
@@ -25,6 +25,8 @@ const FIELDS: [(&str, &[&str], &[&str]); 18] = [
     ("nat", &["saddr", "daddr", "sport", "dport", "direction"], &["other", "source_node", "origin", "hop"]),
     ("exhausted", &["saddr", "daddr", "sport", "dport", "protocol"], &["last_seen_ns"]),
     ("frags", &["saddr", "daddr", "id", "protocol"], &["sport", "dport", "seen_ns"]),
+    ("held", &[], &["state", "key", "length"]),
+    ("awaited", &["saddr", "daddr", "id", "protocol"], &["since_ns", "count", "places"]),
     ("usage", &[], &["nat", "flows", "inbound"]),
     ("counters", &[], &["packets", "bytes"]),
     ("eip_counters", &[], &["egress_packets", "ingress_bytes", "mappings", "refusals"]),
@@ -52,7 +54,8 @@ fn every_map_shows_named_fields() {
         let fragment = packet(V4.pod, V4.world, 4000, 80).with(|packet| packet.fragment = (0, true));
         let from_outside = packet(V4.world, V4.pod, 80, 5000).tcp(SYN);
         let datagram = packet(V4.known_pod, V4.world, 4000, 80);
-        for (run, packet) in [(STEER, fragment), (STEER, datagram), (NOTICE, from_outside)] {
+        let early = fragment.clone().with(|packet| (packet.fragment, packet.number) = ((9, false), 1));
+        for (run, packet) in [(STEER, fragment), (STEER, early), (STEER, datagram), (NOTICE, from_outside)] {
             test_run(stage.program(run.program), &run, &packet.frame());
         }
         // Two flows and one port.

@@ -55,6 +55,8 @@ pub(crate) struct Packet {
     pub(crate) options: u8,
     /// Offset in units of eight bytes, and whether more follow; not together with IPv6 options.
     pub(crate) fragment: (u16, bool),
+    /// Identification.
+    pub(crate) number: u16,
 }
 
 pub(crate) fn ip(text: &str) -> IpAddr {
@@ -78,6 +80,7 @@ pub(crate) fn packet(from: &str, to: &str, sport: u16, dport: u16) -> Packet {
         dont_fragment: true,
         options: 0,
         fragment: (0, false),
+        number: 0x1234,
     }
 }
 
@@ -151,7 +154,7 @@ impl Packet {
         let bits = offset | if more { 0x2000 } else { 0 } | if self.dont_fragment { 0x4000 } else { 0 };
         let mut bytes = vec![0x40 + u8::try_from(header / 4).expect("a header length"), 0];
         bytes.extend(total.to_be_bytes());
-        bytes.extend([0x12, 0x34]);
+        bytes.extend(self.number.to_be_bytes());
         bytes.extend(bits.to_be_bytes());
         bytes.extend([self.ttl, self.protocol(), 0, 0]);
         bytes.extend(octets(self.from));
@@ -176,7 +179,7 @@ impl Packet {
         if (offset, more) != (0, false) {
             options = vec![self.protocol(), 0];
             options.extend((offset << 3 | u16::from(more)).to_be_bytes());
-            options.extend([0, 0, 0x12, 0x34]);
+            options.extend(u32::from(self.number).to_be_bytes());
             next = FRAGMENT;
         }
         let mut bytes = vec![0x86, 0xdd, 0x60, 0, 0, 0];
@@ -222,7 +225,7 @@ impl Packet {
         bytes[sum_at..sum_at + 2].copy_from_slice(&sum.to_be_bytes());
         if self.fragment.0 > 0 {
             // A later fragment carries data only.
-            bytes.drain(..8);
+            bytes.drain(..if matches!(self.body, Body::Tcp(_)) { 20 } else { 8 });
         }
         bytes
     }

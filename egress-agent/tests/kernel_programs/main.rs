@@ -13,6 +13,7 @@ mod dumps;
 mod encapsulation;
 mod errors;
 mod figures;
+mod fragments;
 mod frames;
 mod guard;
 mod hairpin;

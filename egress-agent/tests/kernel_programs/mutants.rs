@@ -55,7 +55,7 @@ fn action_of(verdict: Verdict) -> i32 {
     match verdict.class() {
         Class::Pass => NEXT,
         Class::Redirect | Class::Answer => REDIRECT,
-        Class::Drop => SHOT,
+        Class::Drop | Class::Hold => SHOT,
     }
 }
 

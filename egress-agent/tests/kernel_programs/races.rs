@@ -16,11 +16,11 @@ use crate::frames::{Body, Packet, SYN, packet};
 use crate::pace;
 use crate::stage::{REDIRECT, Ran, Run, STEER, Stage, both, test_run};
 
-fn rounds() -> u16 {
+pub(crate) fn rounds() -> u16 {
     u16::try_from(pace::rounds(3000)).expect("no more than there are ports")
 }
 
-const CPUS: [usize; 2] = [0, 1];
+pub(crate) const CPUS: [usize; 2] = [0, 1];
 
 /// The packets that raced.
 #[derive(Clone, Copy)]

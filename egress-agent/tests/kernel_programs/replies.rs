@@ -94,7 +94,7 @@ fn nothing_unasked_reaches_anybody() {
         }
         if cast.egress.contains('.') {
             let later = asked.clone().with(|packet| packet.fragment = (9, false));
-            stage.drops(&ENTER, &later, Verdict::FragmentUnknown);
+            stage.drops(&ENTER, &later, Verdict::FragmentHeld);
         }
         for (key, (tuple, mapping)) in stage.mappings() {
             let made = Mapping::new(mapping.other, Origin::Stack, mapping.source_node, 0, 0);

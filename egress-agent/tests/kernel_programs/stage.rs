@@ -37,6 +37,8 @@ pub(crate) struct Stage {
     pub(crate) inbound: HashMap<MapData, Tuple, Inbound>,
     pub(crate) nat: HashMap<MapData, Tuple, Mapping>,
     pub(crate) frags: HashMap<MapData, FragKey, FragPorts>,
+    /// The value is the programs' own: when, how many, where.
+    pub(crate) awaited: HashMap<MapData, FragKey, [u8; 144]>,
     pub(crate) datagrams: HashMap<MapData, Tuple, Datagram>,
     pub(crate) exhausted: HashMap<MapData, Tuple, Datagram>,
     pub(crate) usage: Array<MapData, Usage>,
@@ -103,6 +105,7 @@ impl Stage {
             inbound: hash(&mut ebpf, "inbound"),
             nat: hash(&mut ebpf, "nat"),
             frags: hash(&mut ebpf, "frags"),
+            awaited: hash(&mut ebpf, "awaited"),
             datagrams: hash(&mut ebpf, "datagrams"),
             exhausted: hash(&mut ebpf, "exhausted"),
             usage: Array::try_from(take(&mut ebpf, "usage")).expect("an array"),
@@ -308,6 +311,22 @@ impl Stage {
         }
         for (key, value) in self.inbound.iter().map(|entry| entry.expect("an entry")).collect::<Vec<_>>() {
             self.inbound.insert(key, Inbound { last_seen_ns: then, ..value }, 0).expect("age a connection");
+        }
+    }
+
+    /// As if fragments that wait had come so many seconds ago.
+    pub(crate) fn age_held(&mut self, seconds: u64) {
+        const PLACE: usize = 2048;
+        let then = now_ns().checked_sub(seconds * 1_000_000_000).expect("a machine that runs for longer");
+        let held = self.ebpf.map_mut("held").expect("the places");
+        let mut held: Array<&mut MapData, [u8; PLACE]> = Array::try_from(held).expect("an array");
+        for place in 0..held.len() {
+            let mut value = held.get(&place, 0).expect("a place");
+            // Free and busy are small numbers.
+            if value[..8].try_into().map(u64::from_ne_bytes).expect("eight bytes") > 1 {
+                value[..8].copy_from_slice(&then.to_ne_bytes());
+                held.set(place, value, 0).expect("age a fragment");
+            }
         }
     }
 

@@ -9,6 +9,8 @@ pub enum Class {
     Redirect,
     /// Answered by the program itself.
     Answer,
+    /// Set aside; it comes by the same hook again, and ends in another verdict then.
+    Hold,
     Drop,
 }
 
@@ -107,6 +109,11 @@ verdicts! {
     /// From a pod to an egress IP of the cluster, and the pod was told by ICMP.
     HairpinAnswered = 33, Answer, "hairpin_answered";
 
+    /// A later fragment that came before its first one: kept until that comes.
+    FragmentHeld = 36, Hold, "fragment_held";
+    /// A first fragment that others were waiting for: all of them begin anew, this one first.
+    FragmentsReleased = 37, Hold, "fragments_released";
+
     /// From a pod that the agent does not know.
     UnknownPod = 40, Drop, "unknown_pod";
     /// The pod is selected and its object's policy is not written yet.
@@ -141,7 +148,7 @@ verdicts! {
     Malformed = 55, Drop, "malformed";
     /// What cannot be translated: ICMP that is neither query, answer nor error (redirects above all), AH, mobility headers.
     UnsupportedProtocol = 56, Drop, "unsupported_protocol";
-    /// A later fragment whose first one has not been seen.
+    /// A later fragment whose first one has not been seen, and that cannot be kept until it comes.
     FragmentUnknown = 57, Drop, "fragment_unknown";
     /// An ICMP error that quotes no flow of ours.
     IcmpUnmatched = 58, Drop, "icmp_unmatched";

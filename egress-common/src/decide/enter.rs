@@ -7,7 +7,7 @@
 
 use super::{Tables, fragments, slots};
 use crate::abi::{Addr, Config, Family, Mapping, Origin, Verdict};
-use crate::wire::{Heads, L4, Quote};
+use crate::wire::{Fragment, Heads, L4, Quote};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Enter<'t> {
@@ -87,7 +87,9 @@ fn sent_to_learn<'q>(heads: &Heads, quote: &'q Quote) -> Option<&'q Quote> {
 
 #[inline(always)]
 fn for_egress_ip<'t, T: Tables>(heads: &mut Heads, tables: &'t T) -> Enter<'t> {
-    fragments::resolve(heads, tables);
+    if heads.l4 == L4::Later {
+        resolve(heads, tables);
+    }
     if let Err(verdict) = slots::translatable(heads) {
         return Enter::Done(verdict);
     }
@@ -96,9 +98,23 @@ fn for_egress_ip<'t, T: Tables>(heads: &mut Heads, tables: &'t T) -> Enter<'t> {
         return Enter::Done(Verdict::NoMapping);
     }
     let Some(mapping) = tables.nat_seen(&heads.tuple, heads.tcp_flags) else {
+        // Nor may what follows it follow an answer that had its number; and strangers take no room in the map.
+        fragments::supersede(heads, tables);
         return Enter::Done(Verdict::NoMapping);
     };
+    if heads.fragment == Fragment::First {
+        resolve(heads, tables);
+        if heads.l4 == L4::Awaited {
+            return Enter::Done(Verdict::FragmentsReleased);
+        }
+    }
     reply(heads, mapping)
+}
+
+/// Out of line: rare, and its keys would crowd the frame of who asks.
+#[inline(never)]
+fn resolve<T: Tables>(heads: &mut Heads, tables: &T) {
+    fragments::resolve(heads, tables);
 }
 
 /// The sender of an error may be any router on the way; what it quotes must be a packet that we sent.

@@ -7,18 +7,23 @@ use crate::wire::{Fragment, Heads, L4};
 
 /// Remembers the ports of a first fragment, or gives a later one the ports of its first. A later fragment whose first one
 /// has not been seen, or is not one that is translated, stays without, which decisions name
-/// [`crate::abi::Verdict::FragmentUnknown`]. A protocol without ports needs none of this where the fragment names it.
+/// [`crate::abi::Verdict::FragmentUnknown`]; hooks that can keep it until its first one comes, which is
+/// [`crate::abi::Verdict::FragmentsReleased`] then. A protocol without ports needs none of this where the fragment names it.
 #[inline(always)]
 pub fn resolve<T: Tables>(heads: &mut Heads, tables: &T) {
     match heads.fragment {
         Fragment::Whole => {}
         Fragment::First if slots::translatable(heads).is_err() => {}
-        Fragment::First => remember(heads, tables),
+        Fragment::First => {
+            remember(heads, tables);
+            // Asked when the ports are there: whoever keeps a later one looks for them afterwards.
+            if tables.is_awaited(&key(heads)) {
+                heads.l4 = L4::Awaited;
+            }
+        }
         Fragment::Later if heads.l4 != L4::Later => {}
         Fragment::Later => {
-            let known = tables.fragment(&key(heads));
-            let is_fresh = |ports: &&FragPorts| tables.now_ns().saturating_sub(ports.seen_ns) <= FRAGMENT_NS;
-            if let Some(ports) = known.filter(is_fresh) {
+            if let Some(ports) = known(&key(heads), tables) {
                 heads.tuple.set_ports(u16::from_be_bytes(ports.sport), u16::from_be_bytes(ports.dport));
                 heads.tuple.protocol = ports.protocol;
                 heads.l4 = Heads::kind_of(ports.protocol);
@@ -27,8 +32,17 @@ pub fn resolve<T: Tables>(heads: &mut Heads, tables: &T) {
     }
 }
 
-/// A first fragment that is the host's: those that follow it must not follow a datagram of ours that had the same number.
+/// The ports of a datagram whose first fragment has been seen.
 #[inline(always)]
+pub fn known<'t, T: Tables>(key: &FragKey, tables: &'t T) -> Option<&'t FragPorts> {
+    let is_fresh = |ports: &&FragPorts| tables.now_ns().saturating_sub(ports.seen_ns) <= FRAGMENT_NS;
+    tables.fragment(key).filter(is_fresh)
+}
+
+/// A first fragment that is the host's: those that follow it must not follow a datagram of ours that had the same number.
+///
+/// Out of line: rare, and its key would crowd the frame of who asks.
+#[inline(never)]
 pub fn supersede<T: Tables>(heads: &Heads, tables: &T) {
     if heads.fragment == Fragment::First && tables.fragment(&key(heads)).is_some() {
         remember(heads, tables);
@@ -50,7 +64,7 @@ fn remember<T: Tables>(heads: &Heads, tables: &T) {
 /// IPv6 knows a datagram by its ends and its number only: the protocol in a later fragment's header need not be that of
 /// the first one (RFC 8200 section 4.5).
 #[inline(always)]
-fn key(heads: &Heads) -> FragKey {
+pub fn key(heads: &Heads) -> FragKey {
     let protocol = match heads.family {
         Family::V4 => heads.tuple.protocol,
         Family::V6 => 0,

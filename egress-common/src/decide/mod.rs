@@ -123,6 +123,8 @@ pub trait Tables {
 
     fn fragment(&self, key: &FragKey) -> Option<&FragPorts>;
     fn put_fragment(&self, key: &FragKey, ports: &FragPorts);
+    /// Whether later fragments of this datagram wait for its first one here.
+    fn is_awaited(&self, key: &FragKey) -> bool;
 }
 
 /// Which end of a packet is rewritten.

@@ -162,7 +162,7 @@ pub fn unknown_pod(config: &Config) -> Verdict {
 /// not read, and would be taken for those of a connection that has such ports, or the identifier zero.
 #[inline(always)]
 const fn shows_ends(heads: &Heads) -> bool {
-    !matches!(heads.l4, L4::IcmpError | L4::Later | L4::Refused | L4::Short | L4::Unread)
+    !matches!(heads.l4, L4::IcmpError | L4::Later | L4::Awaited | L4::Refused | L4::Short | L4::Unread)
 }
 
 /// Whether the packet, or what an ICMP error quotes, is of a connection from outside that is remembered.

@@ -149,6 +149,8 @@ pub struct World {
     pub nat: Table<Mapping>,
     pub exhausted: RefCell<HashMap<Tuple, u64>>,
     pub frags: RefCell<HashMap<FragKey, FragPorts>>,
+    /// Datagrams whose first fragment is waited for: since when, and how many of the later ones have been kept.
+    pub awaited: RefCell<HashMap<FragKey, (u64, u32)>>,
     /// Where set, a port that has to be searched for is the one that this says, and must be free here too.
     pub adopt: RefCell<Option<Adopted>>,
     meanwhile: RefCell<Option<Meanwhile>>,
@@ -188,6 +190,7 @@ impl World {
             nat: Table::new(),
             exhausted: RefCell::default(),
             frags: RefCell::default(),
+            awaited: RefCell::default(),
             adopt: RefCell::default(),
             meanwhile: RefCell::default(),
             mappings: Cell::new(0),
@@ -440,5 +443,8 @@ impl Tables for World {
     }
     fn put_fragment(&self, key: &FragKey, ports: &FragPorts) {
         self.frags.borrow_mut().insert(*key, *ports);
+    }
+    fn is_awaited(&self, key: &FragKey) -> bool {
+        self.awaited.borrow().contains_key(key)
     }
 }

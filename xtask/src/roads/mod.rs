@@ -10,6 +10,7 @@
 //! stateful    hosts that drop what conntrack calls invalid; connections from outside; the second TC program
 //! neighbours  who answers for an address, and who learns of a move
 //! sizes       packets too large for the way (talk: servers and clients that say what size they send)
+//! fragments   in every order (cut: how they are made)
 //! hops        TTL and hop limit
 //! remade      interfaces that vanish and come back, and what leaks meanwhile
 //! flows       which address a flow has, now and later
@@ -18,10 +19,12 @@
 //! matrix      every protocol, family and gateway, with checksums judged on the wire
 //! ```
 
+mod cut;
 mod facts;
 mod findings;
 mod flows;
 mod forgery;
+mod fragments;
 mod ground;
 mod hops;
 mod kernel;
@@ -43,6 +46,7 @@ pub(crate) fn tests() -> Vec<LabTest> {
         stateful::tests(),
         neighbours::tests(),
         sizes::tests(),
+        fragments::tests(),
         hops::tests(),
         remade::tests(),
         flows::tests(),

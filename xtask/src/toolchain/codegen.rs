@@ -65,6 +65,7 @@ fn verdict_table() -> String {
             Class::Pass => "pass",
             Class::Redirect => "redirect",
             Class::Answer => "answer",
+            Class::Hold => "hold",
             Class::Drop => "drop",
         };
         let sentence = verdict.describe().trim();

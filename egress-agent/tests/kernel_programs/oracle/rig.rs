@@ -298,6 +298,14 @@ impl Rig {
         compare("inbound", &stage.inbound, world.inbound.all(), |inbound| inbound.state)?;
         let frags = world.frags.borrow().iter().map(|(key, ports)| (*key, *ports)).collect();
         compare("frags", &stage.frags, frags, |ports| (ports.sport, ports.dport, ports.protocol))?;
+        let count = |awaited: &[u8; 144]| u32::from_ne_bytes([awaited[8], awaited[9], awaited[10], awaited[11]]);
+        let awaited = world.awaited.borrow();
+        let kept = awaited.iter().map(|(key, (_, count))| {
+            let mut value = [0; 144];
+            value[8..12].copy_from_slice(&count.to_ne_bytes());
+            (*key, value)
+        });
+        compare("awaited", &stage.awaited, kept.collect(), count)?;
         let datagrams: Vec<_> = world.datagrams.borrow().iter().copied().collect();
         let expected: BTreeMap<_, _> = datagrams.iter().map(|key| (format!("{key:?}"), ())).collect();
         let there = stage.datagrams.keys().map(|key| (format!("{:?}", key.expect("a key")), ())).collect();
@@ -336,6 +344,7 @@ fn begin(stage: &mut Stage, decisions: u32) -> Node {
     clear(&mut stage.flows);
     clear(&mut stage.inbound);
     clear(&mut stage.frags);
+    clear(&mut stage.awaited);
     clear(&mut stage.datagrams);
     clear(&mut stage.exhausted);
     stage.configure(|config| {

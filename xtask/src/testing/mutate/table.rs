@@ -38,6 +38,7 @@ const DECIDE: &str = "egress-common/src/decide/mod.rs";
 const ACCEPT: &str = "egress-common/src/decide/accept.rs";
 const ENTER: &str = "egress-common/src/decide/enter.rs";
 const EXPIRY: &str = "egress-common/src/decide/expiry.rs";
+const HOLD: &str = "egress-ebpf/src/hold.rs";
 const FRAGMENTS: &str = "egress-common/src/decide/fragments.rs";
 const LEAVE: &str = "egress-common/src/decide/leave.rs";
 const MTU: &str = "egress-common/src/decide/mtu.rs";
@@ -131,6 +132,13 @@ mutations! {
         "protocol: heads.tuple.protocol," => "protocol: 0,";
     "fragment-key-without-identification", FRAGMENTS, ["protocols::"], "a fragment gets the ports of another datagram":
         "id: heads.fragment_id," => "id: [0; 4],";
+    "held-fragments-released-late", HOLD, ["fragments::"], "a fragment goes on with another datagram that has its number":
+        "if walk.now.saturating_sub(since) <= FRAGMENT_NS {" => "if walk.now >= since {";
+    "first-fragment-looks-before-it-shows", FRAGMENTS, ["fragments::"], "of two CPUs one keeps a fragment for ever":
+        "            remember(heads, tables);\n            // Asked" => "            // Asked";
+    "stranger-leaves-ports", ENTER, ["fragments::"], "anybody's first fragments crowd out those of flows":
+        "fragments::supersede(heads, tables);\n        return Enter::Done(Verdict::NoMapping);" =>
+        "resolve(heads, tables);\n        return Enter::Done(Verdict::NoMapping);";
     "kept-hop-outlives-routes", WAY, ["pods::", "limits::"], "packets go to the old router after a change of routes":
         "hop.generation == config.route_generation && now" => "now";
 

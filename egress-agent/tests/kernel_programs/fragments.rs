@@ -1,0 +1,263 @@
+//! Fragments that come before their first one: kept, and sent through the same hook again when it comes.
+//!
+//! A test run carries that out (it is no redirect of the program's end), so what begins anew is heard on the device, as the
+//! hook would get it, and run through the program again.
+
+use std::collections::BTreeSet;
+use std::io::IoSliceMut;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use egress_common::abi::Verdict;
+use nix::sys::socket::{
+    AddressFamily, LinkAddr, MsgFlags, SockFlag, SockProtocol, SockType, recvmsg, setsockopt, socket, sockopt,
+};
+
+use crate::cast::Cast;
+use crate::frames::{ACK, Body, Packet, ip, octets, packet};
+use crate::races::{CPUS, has_both_cpus, pin, rounds};
+use crate::stage::{ENTER, REDIRECT, Run, SHOT, STEER, Stage, UPLINK_MAC, both, test_run};
+
+/// Hears what comes in by the devices of the stage.
+struct Ear {
+    socket: OwnedFd,
+}
+
+impl Ear {
+    fn open() -> Self {
+        let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+        let socket = socket(AddressFamily::Packet, SockType::Raw, flags, SockProtocol::EthAll).expect("a socket");
+        setsockopt(&socket, sockopt::RcvBufForce, &(64 << 20)).expect("a long queue");
+        Self { socket }
+    }
+
+    /// What has come in by the device of this hook since it was last asked, from the sender of this packet.
+    fn heard(&self, run: &Run, like: &Packet) -> Vec<Vec<u8>> {
+        let mut frames = Vec::new();
+        let mut buffer = [0; 4096];
+        loop {
+            let mut parts = [IoSliceMut::new(&mut buffer)];
+            let Ok(message) = recvmsg::<LinkAddr>(self.socket.as_raw_fd(), &mut parts, None, MsgFlags::empty()) else {
+                return frames;
+            };
+            let (length, from) = (message.bytes, message.address.expect("a link"));
+            let is_coming = from.pkttype() != libc::PACKET_OUTGOING;
+            if is_coming && from.ifindex() == usize::try_from(run.ifindex).expect("an index") {
+                let source = if like.from.is_ipv4() { 26..30 } else { 22..38 };
+                frames.extend((buffer.get(source) == Some(&octets(like.from))).then(|| buffer[..length].to_vec()));
+            }
+        }
+    }
+}
+
+/// A datagram in three pieces, by its number.
+fn pieces(whole: &Packet, number: u16) -> [Packet; 3] {
+    let piece = |fragment, data| {
+        whole.clone().with(|packet| {
+            (packet.fragment, packet.data, packet.number, packet.dont_fragment) = (fragment, data, number, false);
+        })
+    };
+    // The first one has eight bytes of a transport header.
+    [piece((0, true), 1000), piece((126, true), 1000), piece((251, false), 40)]
+}
+
+/// The pieces come in the wrong order, and all of them go on, each as `expected`.
+fn reversed(stage: &mut Stage, run: &Run, pieces: &[Packet; 3], on: Verdict, expected: impl Fn(&Packet) -> Packet) {
+    let ear = Ear::open();
+    let [first, middle, last] = pieces;
+    for later in [last, middle] {
+        stage.drops(run, later, Verdict::FragmentHeld);
+    }
+    assert_eq!(ear.heard(run, first), Vec::<Vec<u8>>::new(), "nothing goes on without ports");
+    stage.drops(run, first, Verdict::FragmentsReleased);
+    let again = ear.heard(run, first);
+    assert_eq!(again, [first, last, middle].map(Packet::frame), "the first one first");
+    for (frame, piece) in again.iter().zip([first, last, middle]) {
+        let ran = stage.run_frame(run, frame, on);
+        assert_eq!((ran.action, &ran.frame[14..]), (REDIRECT, &expected(piece).frame()[14..]), "{piece:?}");
+    }
+    assert_eq!(stage.run_frame(run, &first.frame(), on).action, REDIRECT, "nothing waits any more");
+    assert_eq!(ear.heard(run, first), Vec::<Vec<u8>>::new());
+}
+
+fn to_world(cast: &Cast) -> Packet {
+    packet(cast.pod, cast.world, 4000, 80)
+}
+
+const BODIES: [Body; 3] = [Body::Udp, Body::Tcp(ACK), Body::EchoRequest];
+
+#[test]
+fn from_a_pod_they_wait_for_their_first_one() {
+    both(|stage, cast| {
+        for (number, body) in (1..).zip(BODIES) {
+            let pieces = pieces(&to_world(cast).body(body), number);
+            reversed(stage, &STEER, &pieces, Verdict::SnatHere, |piece| piece.snat(cast.egress, 4000).hop());
+        }
+    });
+}
+
+/// The answer to what a pod has sent.
+fn answer(stage: &mut Stage, cast: &Cast, body: Body) -> Packet {
+    stage.run_frame(&STEER, &to_world(cast).body(body).frame(), Verdict::SnatHere);
+    let answer = packet(cast.world, cast.egress, 80, 4000).body(body).with(|packet| packet.dmac = UPLINK_MAC);
+    match body {
+        Body::EchoRequest => answer.body(Body::EchoReply).with(|packet| packet.sport = 4000),
+        _ => answer,
+    }
+}
+
+#[test]
+fn from_the_world_they_wait_for_their_first_one() {
+    both(|stage, cast| {
+        for (number, body) in (1..).zip(BODIES) {
+            let pieces = pieces(&answer(stage, cast, body), number);
+            reversed(stage, &ENTER, &pieces, Verdict::ReplyHere, |piece| piece.dnat(cast.pod, 4000).hop());
+        }
+    });
+}
+
+#[test]
+fn a_first_one_of_nobodys_flow_releases_nothing() {
+    both(|stage, cast| {
+        let answer = answer(stage, cast, Body::Udp);
+        let [_, middle, last] = pieces(&answer, 1);
+        let stranger = answer.with(|packet| packet.sport = 81);
+        let [first, ..] = pieces(&stranger, 1);
+        let ear = Ear::open();
+        stage.drops(&ENTER, &last, Verdict::FragmentHeld);
+        stage.drops(&ENTER, &first, Verdict::NoMapping);
+        // Nor did it leave ports.
+        stage.drops(&ENTER, &middle, Verdict::FragmentHeld);
+        assert_eq!(ear.heard(&ENTER, &first), Vec::<Vec<u8>>::new());
+    });
+}
+
+#[test]
+fn a_strangers_first_one_ends_the_datagram_that_had_its_number() {
+    both(|stage, cast| {
+        let answer = answer(stage, cast, Body::Udp);
+        let [first, middle, _] = pieces(&answer, 1);
+        for piece in [&first, &middle] {
+            stage.run_frame(&ENTER, &piece.frame(), Verdict::ReplyHere);
+        }
+        let [stranger, ..] = pieces(&answer.with(|packet| packet.sport = 81), 1);
+        stage.drops(&ENTER, &stranger, Verdict::NoMapping);
+        stage.drops(&ENTER, &middle, Verdict::NoMapping);
+    });
+}
+
+#[test]
+fn only_what_needs_its_first_one_is_kept() {
+    both(|stage, cast| {
+        let [_, later, _] = pieces(&to_world(cast), 1);
+        let from = |pod| later.clone().with(|packet| packet.from = ip(pod));
+        stage.passes(&STEER, &from(cast.known_pod), Verdict::NotSelected);
+        stage.drops(&STEER, &from(cast.pending_pod), Verdict::NoGateway);
+        let to_service = later.clone().with(|packet| packet.to = ip(cast.service));
+        stage.passes(&STEER, &to_service, Verdict::ToCluster);
+        let [_, for_node, _] = pieces(&packet(cast.world, cast.node, 80, 61000), 1);
+        stage.passes(&ENTER, &for_node.with(|packet| packet.dmac = UPLINK_MAC), Verdict::NotOurs);
+        // Longer than a place, or several in one.
+        let long = later.clone().with(|packet| packet.data = 1993 - 14 - 20);
+        stage.drops(&STEER, &long, Verdict::FragmentUnknown);
+        stage.drops(&Run { gso_size: 100, ..STEER }, &later, Verdict::FragmentUnknown);
+    });
+}
+
+#[test]
+fn a_datagram_has_room_for_so_many() {
+    const MOST: u16 = 64;
+    both(|stage, cast| {
+        let [first, later, _] = pieces(&to_world(cast), 1);
+        let number =
+            |number: u16| later.clone().with(|packet| (packet.fragment, packet.data) = ((126 + number, true), 8));
+        for piece in 0..MOST {
+            stage.drops(&STEER, &number(piece), Verdict::FragmentHeld);
+        }
+        stage.drops(&STEER, &number(MOST), Verdict::FragmentUnknown);
+        let ear = Ear::open();
+        stage.drops(&STEER, &first, Verdict::FragmentsReleased);
+        assert_eq!(ear.heard(&STEER, &first).len(), 1 + usize::from(MOST));
+    });
+}
+
+#[test]
+fn strangers_take_turns_but_never_stay() {
+    both(|stage, cast| {
+        let answer = answer(stage, cast, Body::Udp);
+        let ear = Ear::open();
+        let own = pieces(&answer, 1);
+        // All places and more, by datagrams that nobody asked for.
+        let flood = |stage: &mut Stage, numbers: std::ops::Range<u16>| {
+            for number in numbers {
+                stage.drops(&ENTER, &pieces(&answer, number)[1], Verdict::FragmentHeld);
+            }
+        };
+        flood(stage, 100..2000);
+        stage.drops(&ENTER, &own[1], Verdict::FragmentHeld);
+        flood(stage, 2000..2500);
+        stage.drops(&ENTER, &own[0], Verdict::FragmentsReleased);
+        assert_eq!(ear.heard(&ENTER, &own[0]), [&own[0], &own[1]].map(Packet::frame));
+    });
+}
+
+#[test]
+fn what_has_waited_too_long_is_of_another_datagram() {
+    both(|stage, cast| {
+        let [first, middle, last] = pieces(&to_world(cast), 1);
+        let ear = Ear::open();
+        stage.drops(&STEER, &last, Verdict::FragmentHeld);
+        stage.age_held(31);
+        stage.drops(&STEER, &middle, Verdict::FragmentHeld);
+        stage.drops(&STEER, &first, Verdict::FragmentsReleased);
+        assert_eq!(ear.heard(&STEER, &first), [&first, &middle].map(Packet::frame));
+    });
+}
+
+#[test]
+fn of_two_cpus_neither_keeps_what_the_other_would_release() {
+    both(|stage, cast| {
+        if !has_both_cpus() {
+            eprintln!("skipped: needs two CPUs");
+            return;
+        }
+        stage.run_frame(&STEER, &to_world(cast).frame(), Verdict::SnatHere);
+        let ear = Ear::open();
+        let small = to_world(cast);
+        let rounds = rounds().min(1000);
+        let of = |round: u16, place: usize| pieces(&small, 10 + round)[place].clone().with(|packet| packet.data = 8);
+        let (arrived, stage) = (AtomicUsize::new(0), &*stage);
+        let side = |cpu: usize| {
+            pin(cpu);
+            let one = |round: u16| {
+                let frame = of(round, cpu).frame();
+                arrived.fetch_add(1, Ordering::SeqCst);
+                while arrived.load(Ordering::SeqCst) < CPUS.len() * (usize::from(round) + 1) {
+                    std::thread::yield_now();
+                }
+                test_run(stage.loaded(STEER.program), &STEER, &frame).action
+            };
+            (0..rounds).map(one).collect::<Vec<_>>()
+        };
+        let actions = std::thread::scope(|scope| {
+            let sides = CPUS.map(|cpu| scope.spawn(move || side(cpu)));
+            sides.map(|side| side.join().expect("one side"))
+        });
+        let held: Vec<Vec<u8>> = CPUS
+            .iter()
+            .flat_map(|cpu| {
+                (0..rounds)
+                    .filter(|round| actions[*cpu][usize::from(*round)] == SHOT)
+                    .map(|round| of(round, *cpu).frame())
+            })
+            .collect();
+        let mut heard = BTreeSet::new();
+        let begun = Instant::now();
+        while heard.len() < held.len() && begun.elapsed() < Duration::from_secs(2) {
+            heard.extend(ear.heard(&STEER, &small));
+        }
+        println!("{} of {} began anew", heard.len(), 2 * usize::from(rounds));
+        assert!(held.iter().all(|frame| heard.contains(frame)), "{} kept, {} heard", held.len(), heard.len());
+    });
+}
