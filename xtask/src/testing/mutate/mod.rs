@@ -42,6 +42,9 @@ pub(crate) struct MutateArgs {
     /// Run only those tests on the kernel whose name contains this: a quick look, and no proof that something survives
     #[arg(long)]
     filter: Option<String>,
+    /// Ask only the tests on the kernel that the table names, and not all of them where these pass
+    #[arg(long, conflicts_with = "filter")]
+    named_only: bool,
     /// Print the mutations, try none
     #[arg(long)]
     list: bool,
@@ -120,6 +123,8 @@ struct Ground {
     /// The tests on the kernel.
     binary: PathBuf,
     filter: Option<String>,
+    /// All tests on the kernel are asked where those of the table pass.
+    second_look: bool,
     /// The object of the sources as they are.
     whole: Vec<u8>,
     limit: Duration,
@@ -157,7 +162,8 @@ impl Ground {
         }
         let limit = start.elapsed().max(LEAST_PATIENCE) * PATIENCE;
         let whole = read(&object)?;
-        Ok(Self { binary: binary.clone(), filter, whole, limit, no_install, paths, copy, progress })
+        let second_look = filter.is_none() && !args.named_only;
+        Ok(Self { binary: binary.clone(), filter, second_look, whole, limit, no_install, paths, copy, progress })
     }
 
     fn try_out(&self, mutation: &Mutation) -> Result<Fate> {
@@ -176,8 +182,7 @@ impl Ground {
             return Ok(Fate::Survived);
         }
         let named = self.filter.as_deref().map_or_else(|| mutation.tests.to_vec(), |filter| vec![filter]);
-        // With a filter of one's own there is no second look.
-        let looks = if self.filter.is_some() { vec![named] } else { vec![named, Vec::new()] };
+        let looks = if self.second_look { vec![named, Vec::new()] } else { vec![named] };
         for (index, tests) in looks.iter().enumerate() {
             match trial::on_kernel(&self.binary, &object, tests, &self.paths, self.limit)? {
                 End::Red(test) if index == 0 => return Ok(Fate::Killed(test)),
