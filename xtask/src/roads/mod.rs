@@ -11,6 +11,7 @@
 //! neighbours  who answers for an address, and who learns of a move
 //! sizes       packets too large for the way (talk: servers and clients that say what size they send)
 //! fragments   in every order (cut: how they are made)
+//! path        a narrow hop behind the uplink, which a router there tells of
 //! hops        TTL and hop limit
 //! remade      interfaces that vanish and come back, and what leaks meanwhile
 //! flows       which address a flow has, now and later
@@ -31,6 +32,7 @@ mod kernel;
 mod matrix;
 mod neighbours;
 mod overlay;
+mod path;
 mod remade;
 mod second;
 mod sizes;
@@ -47,6 +49,7 @@ pub(crate) fn tests() -> Vec<LabTest> {
         neighbours::tests(),
         sizes::tests(),
         fragments::tests(),
+        path::tests(),
         hops::tests(),
         remade::tests(),
         flows::tests(),

@@ -134,7 +134,7 @@ mutations! {
         "id: heads.fragment_id," => "id: [0; 4],";
     "held-fragments-released-late", HOLD, ["fragments::"], "a fragment goes on with another datagram that has its number":
         "if walk.now.saturating_sub(since) <= FRAGMENT_NS {" => "if walk.now >= since {";
-    "first-fragment-looks-before-it-shows", FRAGMENTS, ["fragments::"], "of two CPUs one keeps a fragment for ever":
+    "first-fragment-shows-nothing", FRAGMENTS, ["fragments::"], "later fragments follow nobody":
         "            remember(heads, tables);\n            // Asked" => "            // Asked";
     "stranger-leaves-ports", ENTER, ["fragments::"], "anybody's first fragments crowd out those of flows":
         "fragments::supersede(heads, tables);\n        return Enter::Done(Verdict::NoMapping);" =>
@@ -165,7 +165,8 @@ mutations! {
     "no-policy-passes", SLOTS, ["pods::"], "a selected pod leaves with the node's address until its policy is there":
         ".ok_or(Verdict::NoPolicy)" => ".ok_or(Verdict::NotSelected)";
     "unasked-packets-pass", ENTER, ["replies::"], "what the world sends to an egress IP reaches the host":
-        "else {\n        return Enter::Done(Verdict::NoMapping);" => "else {\n        return Enter::Done(Verdict::NotOurs);";
+        "heads, tables);\n        return Enter::Done(Verdict::NoMapping);" =>
+        "heads, tables);\n        return Enter::Done(Verdict::NotOurs);";
     "quote-of-another-address", ENTER, ["errors::"], "an ICMP error about one egress IP comes in by another":
         "quote.tuple().saddr == heads.tuple.daddr" => "quote.tuple().protocol != 0";
     "answers-to-the-world-translated", STEER, ["replies::", "guard::"], "answers to connections from outside get an egress IP":

@@ -1,0 +1,110 @@
+//! A hop behind the uplink that takes less than any device of the nodes: only the router there knows, and its ICMP errors
+//! must reach the pod, and the server outside, through every gateway.
+//!
+//! The router's routes take [`HOP`] in both directions while its links take more. Then the overlay becomes narrower still
+//! ([`UPLINK`]), so that a pod whose gateway is elsewhere has something else to learn, from its own node.
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use anyhow::Result;
+
+use super::findings::Findings;
+use super::ground::{FIRST_V4, FIRST_V6, Ground};
+use super::sizes;
+use super::talk::{self, Answers};
+use crate::lab::addresses as plan;
+use crate::lab::capture::{Capture, Class};
+use crate::lab::{LabBuilder, Pod, Quirks};
+use crate::testing::lab::{LabContext, LabTest};
+
+pub(super) fn tests() -> Vec<LabTest> {
+    let timeout = Duration::from_secs(150);
+    vec![LabTest { name: "roads_a_narrow_hop_on_the_way_is_learnt_of", timeout, run: narrow_hop }]
+}
+
+/// What the way between the router and either side takes; pods and uplinks take more.
+const HOP: u32 = 1300;
+/// What uplinks take in the second half, and what is left of it inside of the overlay.
+const UPLINK: u32 = 1340;
+const OVERLAY: u32 = UPLINK - 50;
+const ANSWERS: u16 = 8090;
+
+fn narrow_hop(context: &LabContext) -> Result<()> {
+    let quirks = |index| Quirks { checksum_offload: index == 1, segmentation_offload: index != 2, ..Quirks::default() };
+    let ground = Ground::build(context, LabBuilder::new().quirks(quirks))?;
+    ground.place(&[(FIRST_V4, 1), (FIRST_V6, 2)])?;
+    for to in ["198.51.100.0/24 dev srv0", "172.18.0.0/16 dev lan0"] {
+        route(&ground, "-4", to)?;
+    }
+    for to in ["2001:db8:100::/64 dev srv0", "fd00:172:18::/64 dev lan0"] {
+        route(&ground, "-6", to)?;
+    }
+    let at = plan::SERVER.both().map(|at| SocketAddr::new(at, ANSWERS));
+    let answers = at.map(|at| Answers::start(ground.lab.outside(), at)).into_iter().collect::<Result<Vec<_>>>()?;
+    let capture = Capture::start(&ground.lab)?;
+    let mut findings = Findings::default();
+    for node in 1..=3 {
+        learns(&ground, node, [HOP, HOP], &mut findings)?;
+    }
+    sizes::narrow(&ground, UPLINK)?;
+    for node in 1..=3 {
+        learns(&ground, node, [HOP, OVERLAY], &mut findings)?;
+    }
+    drop(answers);
+    let seen = capture.finish()?;
+    findings.equal("packets outside with a pod's address", &0, &seen.to_the_world(Class::Pod));
+    findings.right(&format!("checksums of {} frames", seen.frames), &seen.check());
+    findings.conclude()
+}
+
+/// Gives a route of the router this MTU, in place of the one that came with the address.
+fn route(ground: &Ground, family: &str, to: &str) -> Result<()> {
+    let hop = HOP.to_string();
+    // For IPv6 a lower metric goes before the kernel's own route.
+    let rest = if family == "-4" { ["mtu", "lock", &hop].to_vec() } else { vec!["metric", "128", "mtu", &hop] };
+    let words: Vec<&str> = [family, "route", "replace"].into_iter().chain(to.split(' ')).chain(rest).collect();
+    ground.lab.ext().exec("ip", &words).map(drop)
+}
+
+/// What a pod learns by datagrams that may not be cut, by its gateway here and elsewhere; and whether streams arrive.
+fn learns(ground: &Ground, node: usize, [here, elsewhere]: [u32; 2], findings: &mut Findings) -> Result<()> {
+    let pod = ground.chosen(node)?;
+    for (to, gateway) in plan::SERVER.both().into_iter().zip([1, 2]) {
+        let (road, expected) = if node == gateway { ("local", here) } else { ("remote", elsewhere) };
+        datagrams(ground, pod, to, (road, expected), findings)?;
+        for netns in [&pod.netns, ground.lab.outside()] {
+            talk::forget_paths(netns)?;
+        }
+        sizes::transfers(ground, pod, to, "between the router and both sides", findings)?;
+    }
+    Ok(())
+}
+
+fn datagrams(
+    ground: &Ground,
+    pod: &Pod,
+    to: IpAddr,
+    (road, expected): (&str, u32),
+    findings: &mut Findings,
+) -> Result<()> {
+    /// With its headers more than the hop takes, and the overlay, and no more than the uplinks.
+    const LONG: usize = 1290;
+    for netns in [&pod.netns, ground.lab.outside()] {
+        talk::forbid_fragments(netns, true)?;
+        talk::forget_paths(netns)?;
+    }
+    // The question is too long; then the answer is.
+    let out = talk::ask(&pod.netns, SocketAddr::new(to, ANSWERS), LONG, 100)?;
+    let told = talk::path_mtu(&pod.netns, to)?;
+    let name = format!("{} -> {to} ({road} gateway), {LONG} bytes", pod.name);
+    let right = told == Some(expected) && out.told >= 1 && out.errors.is_empty();
+    findings.note(right, &format!("{name}: {out:?}, path MTU {told:?} of {expected}"));
+    let back = talk::ask(&pod.netns, SocketAddr::new(to, ANSWERS), 100, u32::try_from(LONG)?)?;
+    let egress = if to.is_ipv4() { FIRST_V4 } else { FIRST_V6 };
+    let told = talk::path_mtu(ground.lab.outside(), egress)?;
+    let name = format!("{} <- {to} ({road} gateway), {LONG} bytes", pod.name);
+    let right = told.is_some_and(|mtu| mtu <= HOP) && back.errors.is_empty();
+    findings.note(right && back.answered_at.is_some(), &format!("{name}: {back:?}, server's path MTU {told:?}"));
+    Ok(())
+}
