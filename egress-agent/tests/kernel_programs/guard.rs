@@ -3,7 +3,7 @@
 use egress_common::abi::{NODE_MARK, Verdict};
 
 use crate::frames::{ACK, Body, SYN, packet};
-use crate::stage::{LEAVE, NEXT, NOTICE, Ran, Run, both};
+use crate::stage::{LEAVE, NEXT, NOTICE, Ran, Run, STEER, both, now_ns};
 
 const MARKED: Run = Run { mark: NODE_MARK, ..LEAVE };
 const OWN: Run = Run { ingress_ifindex: 0, ..LEAVE };
@@ -44,6 +44,25 @@ fn what_is_not_ours_leaves_untouched() {
             stage.passes(&LEAVE, &sent, verdict);
         }
         stage.passes(&OWN, &packet(cast.node, cast.other_node, 1, 4794), Verdict::NotOurs);
+    });
+}
+
+/// The programs may have begun to run just now.
+#[test]
+fn a_ping_from_outside_is_answered_and_a_ping_of_the_pod_is_its_own() {
+    both(|stage, cast| {
+        let now_secs = u32::try_from(now_ns() / 1_000_000_000).expect("years");
+        stage.configure(|config| config.following_since_secs = now_secs);
+        let ping = |from, to, body| packet(from, to, 9, 9).body(body);
+        stage.passes(&NOTICE, &ping(cast.world, cast.pod, Body::EchoRequest), Verdict::InboundRemembered);
+        let answer = ping(cast.pod, cast.world, Body::EchoReply);
+        stage.passes(&STEER, &answer, Verdict::InboundReply);
+        stage.passes(&LEAVE, &answer, Verdict::InboundReply);
+        // It has the identifier that somebody outside has chosen.
+        let own = ping(cast.pod, cast.world, Body::EchoRequest);
+        stage.run_frame(&STEER, &own.frame(), Verdict::SnatHere);
+        stage.drops(&LEAVE, &own, Verdict::NotSteered);
+        stage.configure(|_| ());
     });
 }
 

@@ -1,7 +1,9 @@
 //! When an entry is idle: the timeouts, and how the two directions of a mapping count together.
 //!
 //! RFC 5382 section 5 (TCP: established at least 2 h 4 min, transitory at least 4 min), RFC 4787 section 4.3 (UDP: two
-//! minutes, better five), RFC 5508 section 3.2 (ICMP: 60 s); how far a TCP connection is, [`phase`] says. A flow of the
+//! minutes, better five), RFC 5508 section 3.2 (ICMP: 60 s); how far a TCP connection is, [`phase`] says. All others have one
+//! time. It suits SCTP, whose idle associations send a heartbeat every 30 s and some (RFC 9260 section 8.3); DCCP, which has
+//! none, would need 2 h 4 min (RFC 5597 section 4), and loses connections that pause longer than `other` says. A flow of the
 //! source node outlives the gateway's mapping, so that a flow that only receives keeps its address.
 //!
 //! An entry is judged, marked as [`GONE`] by compare-and-swap, and removed. A packet notes its time by the same

@@ -15,7 +15,7 @@ use super::{Claim, Tables};
 use crate::abi::{Config, NodePlace, Tuple, Verdict};
 use crate::wire::{Heads, L4, tcp};
 
-/// For this time after the programs first ran, a datagram may answer one that they have not seen.
+/// For this time after the programs first ran, a datagram may answer one that they have not seen; a ping answers none.
 pub const SETTLE_NS: u64 = 30_000_000_000;
 
 #[inline(always)]
@@ -25,6 +25,8 @@ pub fn notice<T: Tables>(heads: &Heads, tables: &T, config: &Config) -> Verdict 
     let answer = heads.tuple.reversed();
     let begins = match heads.l4 {
         L4::Tcp => phase::is_first(heads.tcp_flags),
+        // Answers nothing, unlike other datagrams.
+        L4::EchoRequest => true,
         l4 if l4.begins_anywhere() => {
             let since_ns = u64::from(config.following_since_secs) * 1_000_000_000;
             tables.now_ns().saturating_sub(since_ns) > SETTLE_NS
@@ -138,7 +140,7 @@ mod tests {
             let now = world.now.get();
             let datagrams: [Heads; 2] = [
                 packet(cast.world, cast.pod, 80, 4000).arriving(),
-                packet(cast.world, cast.known_pod, 0, 0).echo(9).arriving(),
+                packet(cast.world, cast.known_pod, 80, 4000).protocol(47).arriving(),
             ];
             let mut config = world.config.get();
             for heads in &datagrams {
@@ -149,6 +151,18 @@ mod tests {
                 }
                 config.following_since_secs = ((now - SETTLE_NS) / 1_000_000_000) as u32 - 1;
                 assert_eq!(super::notice(heads, world, &config), Verdict::InboundRemembered);
+            }
+        });
+    }
+
+    #[test]
+    fn a_ping_counts_from_the_first_moment_on() {
+        both(|cast, world| {
+            let mut config = world.config.get();
+            config.following_since_secs = (world.now.get() / 1_000_000_000) as u32;
+            for (pod, id) in [(cast.pod, 9), (cast.known_pod, 10)] {
+                let ping = packet(cast.world, pod, 0, 0).echo(id).arriving();
+                assert_eq!(super::notice(&ping, world, &config), Verdict::InboundRemembered);
             }
         });
     }

@@ -153,7 +153,10 @@ fn shows(mapping: &Mapping, face: &Face, owner: &Owner) -> bool {
 
 /// The flow had another address; its answers to that one find nothing from now on. Of several CPUs that see this, the one
 /// that removes the old reverse key removes the forward key too, and nobody else: by then it may be a new mapping's. Where
-/// the reverse key is gone already, that CPU is at work, or the sweep will see a forward key that was left alone.
+/// the reverse key is gone already, that CPU is at work, or the sweep will see a forward key that was left alone. Nothing here
+/// can tell the two, and to remove the forward key on suspicion could leave the other CPU's new mapping without its own. Only
+/// an agent that is killed between the two removals of a cut leaves one alone for longer than a moment; the flow's packets
+/// are dropped (`claim_lost`) until the first sweep of the next agent, which is at its start.
 #[inline(never)]
 fn retire<T: Tables>(forward: &Tuple, old: &Mapping, tables: &T) {
     // Copied: once that other CPU has removed the old value, its memory may hold another one.

@@ -70,7 +70,7 @@ pub fn steer<'t, T: Tables>(heads: &mut Heads, quote: &Quote, tables: &'t T, con
         if answers_known(heads, quote, tables) {
             return Steer::Done(Verdict::InboundReply);
         }
-    } else if shows_ends(heads) && tables.inbound_answered(&heads.tuple, heads.tcp_flags) {
+    } else if may_answer(heads) && tables.inbound_answered(&heads.tuple, heads.tcp_flags) {
         return Steer::Done(Verdict::InboundReply);
     }
     // 5. No object selects the pod, or the pod is not known.
@@ -158,11 +158,15 @@ pub fn unknown_pod(config: &Config) -> Verdict {
     }
 }
 
-/// Whether the tuple is all that the packet's connection is known by. The ports of any other are zero because they were
-/// not read, and would be taken for those of a connection that has such ports, or the identifier zero.
+/// Whether the packet may be of a connection from outside that has its tuple. The ports of some are zero because they were
+/// not read, and would be taken for those of a connection that has such ports, or the identifier zero. A query of a pod
+/// answers nobody, whoever outside has chosen its identifier too.
 #[inline(always)]
-const fn shows_ends(heads: &Heads) -> bool {
-    !matches!(heads.l4, L4::IcmpError | L4::Later | L4::Awaited | L4::Refused | L4::Short | L4::Unread)
+const fn may_answer(heads: &Heads) -> bool {
+    !matches!(
+        heads.l4,
+        L4::EchoRequest | L4::IcmpError | L4::Later | L4::Awaited | L4::Refused | L4::Short | L4::Unread
+    )
 }
 
 /// Whether the packet, or what an ICMP error quotes, is of a connection from outside that is remembered.
@@ -170,7 +174,7 @@ const fn shows_ends(heads: &Heads) -> bool {
 pub fn answers_known<T: Tables>(heads: &Heads, quote: &Quote, tables: &T) -> bool {
     match heads.l4 {
         L4::IcmpError => slots::told_of(heads, quote).is_some_and(|quote| tables.inbound_known(quote.flow())),
-        _ => shows_ends(heads) && tables.inbound_known(&heads.tuple),
+        _ => may_answer(heads) && tables.inbound_known(&heads.tuple),
     }
 }
 

@@ -50,13 +50,27 @@ impl Ground {
 
     /// The same with a lab of another shape.
     pub(super) fn build(context: &LabContext, builder: LabBuilder) -> Result<Self> {
-        Self::build_after(context, builder, |_, _| Ok(()))
+        Self::build_with(context, builder, &[])
+    }
+
+    /// The same with more arguments for the agents.
+    pub(super) fn build_with(context: &LabContext, builder: LabBuilder, arguments: &[&str]) -> Result<Self> {
+        Self::make(context, builder, arguments, |_, _| Ok(()))
     }
 
     /// The same after a last word about the cluster before agents start.
     pub(super) fn build_after(
         context: &LabContext,
         builder: LabBuilder,
+        last: impl FnOnce(&Lab, &Cluster) -> Result<()>,
+    ) -> Result<Self> {
+        Self::make(context, builder, &[], last)
+    }
+
+    fn make(
+        context: &LabContext,
+        builder: LabBuilder,
+        arguments: &[&str],
         last: impl FnOnce(&Lab, &Cluster) -> Result<()>,
     ) -> Result<Self> {
         let mut builder = builder.nodes(3).keep_logs(context.logs.clone());
@@ -76,7 +90,7 @@ impl Ground {
         let options = AgentOptions {
             binary: context.built.agent.clone(),
             kubeconfig: cluster.node_kubeconfig().to_owned(),
-            extra: Vec::new(),
+            extra: arguments.iter().map(|argument| (*argument).to_owned()).collect(),
         };
         let agents = Agent::start_all(&lab, &options)?;
         Ok(Self { agents, server, cluster, lab })

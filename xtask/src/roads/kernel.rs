@@ -22,6 +22,13 @@ pub(super) fn dump(node: &Node, map: &str) -> Result<Vec<Value>> {
     }
 }
 
+/// How many links are pinned.
+pub(super) fn pinned_links(node: &Node) -> Result<usize> {
+    let folder = node.bpffs.join(format!("v{ABI_VERSION}/links"));
+    let entries = std::fs::read_dir(&folder).with_context(|| format!("read {}", folder.display()))?;
+    Ok(entries.count())
+}
+
 /// Packets by verdict, all CPUs together.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Counts(BTreeMap<Verdict, u64>);

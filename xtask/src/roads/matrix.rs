@@ -8,6 +8,7 @@ use anyhow::Result;
 
 use super::findings::Findings;
 use super::ground::{FIRST_V4, FIRST_V6, Ground};
+use super::{kernel, second, stateful};
 use crate::lab::addresses as plan;
 use crate::lab::capture::{Capture, Class};
 use crate::lab::client::{self, Ping};
@@ -18,7 +19,10 @@ use crate::testing::lab::{LabContext, LabTest};
 
 pub(super) fn tests() -> Vec<LabTest> {
     let timeout = Duration::from_secs(90);
-    vec![LabTest { name: "roads_protocols_and_families_have_right_checksums", timeout, run: matrix }]
+    vec![
+        LabTest { name: "roads_protocols_and_families_have_right_checksums", timeout, run: matrix },
+        LabTest { name: "roads_by_clsact_filters", timeout: 2 * timeout, run: by_filters },
+    ]
 }
 
 const TICK: Duration = Duration::from_millis(5);
@@ -27,17 +31,44 @@ const BYTES: usize = 100_001;
 /// ICMP payloads: nothing, odd, and a whole packet.
 const PINGS: [u32; 3] = [0, 57, 1300];
 
-fn matrix(context: &LabContext) -> Result<()> {
+fn builder() -> LabBuilder {
     let quirks = |index| Quirks { checksum_offload: false, segmentation_offload: index != 1, ..Quirks::default() };
-    let ground = Ground::build(context, LabBuilder::new().quirks(quirks).server_without_checksum_offload())?;
+    LabBuilder::new().quirks(quirks).server_without_checksum_offload()
+}
+
+fn matrix(context: &LabContext) -> Result<()> {
+    let ground = Ground::build(context, builder())?;
+    let mut findings = Findings::default();
+    walk(&ground, &mut findings)?;
+    findings.conclude()
+}
+
+/// The same by filters, as on a kernel without links; and a program of another hand behind ours.
+fn by_filters(context: &LabContext) -> Result<()> {
+    let ground = Ground::build_with(context, builder(), &["--attach=clsact"])?;
+    let mut findings = Findings::default();
+    walk(&ground, &mut findings)?;
+    for node in ground.lab.nodes() {
+        findings.equal(&format!("{}: pinned links", node.name()), &0, &kernel::pinned_links(node)?);
+        let mut ours = 0;
+        for (device, direction) in second::HOOKS {
+            let shown = node.host.exec("tc", &["filter", "show", "dev", device, direction])?;
+            ours += shown.matches("direct-action").count();
+        }
+        findings.equal(&format!("{}: filters on {} hooks", node.name(), second::HOOKS.len()), &4, &ours);
+    }
+    stateful::second_programs(&ground, &mut findings)?;
+    findings.conclude()
+}
+
+fn walk(ground: &Ground, findings: &mut Findings) -> Result<()> {
     ground.place(&[(FIRST_V4, 1), (FIRST_V6, 2)])?;
     let capture = Capture::start(&ground.lab)?;
-    let mut findings = Findings::default();
     for node in 1..=3 {
         for (to, egress) in plan::SERVER.both().into_iter().zip([FIRST_V4, FIRST_V6]) {
             let gateway = if to.is_ipv4() { 1 } else { 2 };
             let road = if node == gateway { "local" } else { "remote" };
-            cell(&ground, ground.chosen(node)?, to, egress, road, &mut findings)?;
+            cell(ground, ground.chosen(node)?, to, egress, road, findings)?;
         }
     }
     let seen = capture.finish()?;
@@ -49,7 +80,7 @@ fn matrix(context: &LabContext) -> Result<()> {
     });
     let complete: u64 = seen.tallies.values().map(|tally| tally.complete).sum();
     findings.right(&format!("{complete} checksums, all complete, in {} frames", seen.frames), &seen.check());
-    findings.conclude()
+    Ok(())
 }
 
 /// TCP both ways, UDP and echo of one pod over one family.

@@ -67,7 +67,7 @@ fn stateful(context: &LabContext) -> Result<()> {
 }
 
 /// Exactly what was sent is counted where we leave it alone.
-fn second_programs(ground: &Ground, findings: &mut Findings) -> Result<()> {
+pub(super) fn second_programs(ground: &Ground, findings: &mut Findings) -> Result<()> {
     for node in ground.lab.nodes() {
         second::attach(&node.host, ECHO_PORT)?;
         let number = node.number.index() + 1;

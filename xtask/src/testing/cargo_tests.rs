@@ -90,17 +90,41 @@ pub(super) fn run(part: Part, targets: &[String], filter: &str, paths: &Paths) -
     Ok(outcome)
 }
 
+/// The tests that look at devices, links and pins, by the name of their binary.
+pub(super) const DATAPLANE: &str = "kernel_dataplane";
+
+/// Makes them put programs on clsact filters, whatever the kernel offers (kernel_dataplane/node.rs).
+pub(super) const FILTERS: (&str, &str) = ("EGRESS_TEST_ATTACHMENT", "clsact");
+
+/// What is the same by links and by filters, and takes longest: what an agent announces.
+const SAME_BY_FILTERS: [&str; 2] = ["--skip", "announce::"];
+
+/// The data plane's tests once more, by filters.
+pub(super) fn run_by_filters(filter: &str, paths: &Paths, outcome: &mut Outcome) -> Result<()> {
+    println!("the data plane by clsact filters:");
+    let arguments = [filtered(filter), SAME_BY_FILTERS.map(str::to_owned).to_vec()].concat();
+    let mut command = cargo_test(&named(DATAPLANE), paths);
+    command.env(FILTERS.0, FILTERS.1).arg("--").args(arguments);
+    follow(command, outcome, |_| ())
+}
+
 /// Likewise, with arguments for the test binaries, and a look at each line.
 pub(super) fn run_with(
     targets: &[String],
     arguments: &[String],
     paths: &Paths,
     outcome: &mut Outcome,
-    mut seen: impl FnMut(&str),
+    seen: impl FnMut(&str),
 ) -> Result<()> {
     let cluster = TestCluster::start(paths)?;
     let mut command = cargo_test(targets, paths);
     command.env(api::VARIABLE, &cluster.kubeconfig).arg("--").args(arguments);
+    follow(command, outcome, seen)
+}
+
+/// Runs cargo to its end and counts what it reports.
+fn follow(mut command: Command, outcome: &mut Outcome, mut seen: impl FnMut(&str)) -> Result<()> {
+    let failed_before = outcome.failed;
     let mut child = command.stdout(Stdio::piped()).spawn().context("start cargo test")?;
     let mut hung = Vec::new();
     silence::watch(
@@ -117,7 +141,7 @@ pub(super) fn run_with(
         outcome.fail(&format!("nothing was heard for {} s: ended at {what}", silence::LIMIT.as_secs()));
     }
     let status = child.wait().context("wait for cargo test")?;
-    if !status.success() && outcome.failed == 0 {
+    if !status.success() && outcome.failed == failed_before {
         outcome.fail(&format!("cargo test ended with {status} and no failed test: see its output above"));
     }
     Ok(())

@@ -153,7 +153,10 @@ fn run_part(part: Part, filter: &str, paths: &Paths, built: Option<&Built>) -> R
             if tests.is_empty() {
                 return Ok(Outcome::new(part));
             }
-            cargo_tests::run(part, &tests, filter, paths)
+            let mut outcome = cargo_tests::run(part, &tests, filter, paths)?;
+            // On a kernel without links that is what has just run.
+            cargo_tests::run_by_filters(filter, paths, &mut outcome)?;
+            Ok(outcome)
         }
         Part::Lab => lab::run_all(filter, paths),
         Part::Codegen => codegen(filter, built),

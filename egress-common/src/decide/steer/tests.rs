@@ -111,6 +111,16 @@ fn fourth_answers_to_connections_from_outside() {
 }
 
 #[test]
+fn a_query_of_a_pod_answers_nobody_who_chose_its_identifier() {
+    both(|cast, world| {
+        let ping = packet(cast.world, cast.pod, 0, 0).echo(9).arriving();
+        assert_eq!(notice(&ping, world, &world.config.get()), Verdict::InboundRemembered);
+        assert_sent(cast, world, &packet(cast.pod, cast.world, 0, 0).echo(9));
+        assert_eq!(verdict(world, &packet(cast.pod, cast.world, 0, 0).echo_reply(9)), Verdict::InboundReply);
+    });
+}
+
+#[test]
 fn a_pods_own_syn_ends_what_came_in_on_its_tuple() {
     both(|cast, world| {
         let syn = packet(cast.world, cast.pod, 80, 4000).tcp(tcp::SYN).arriving();

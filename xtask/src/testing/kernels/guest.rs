@@ -68,7 +68,7 @@ fn work(line: &Line) -> Result<()> {
     }
     let release = nix::sys::utsname::uname().context("ask for the kernel's version")?;
     line.tell(&format!("up {} ({} modules)", release.release().to_string_lossy(), plan.modules.len()))?;
-    let pace = pace::measure(&format!("{PROGRAMS}/ip"))?;
+    let (_, pace) = pace::measure(&format!("{PROGRAMS}/ip"))?;
     let conditions = Conditions { at_once: plan.at_once, patience: pace::patience(plan.host_pace, pace) };
     let clock = fs::read_to_string("/sys/devices/system/clocksource/clocksource0/current_clocksource");
     line.tell(&format!(

@@ -33,7 +33,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-use super::cargo_tests;
+use super::cargo_tests::{self, DATAPLANE, FILTERS};
 use super::summary::{Outcome, Summary};
 use crate::toolchain::packages::{self, Purpose};
 use crate::toolchain::{BuildArgs, Paths, Progress, ensure_built, output};
@@ -44,17 +44,11 @@ use plan::{MODULES, PLAN, PROGRAMS, Plan, Suite};
 use qemu::{Accelerator, CPUS, Qemu};
 use watch::Limits;
 
-/// Read by `egress-agent/tests/kernel_dataplane/node.rs`.
-const FILTERS: (&str, &str) = ("EGRESS_TEST_ATTACHMENT", "clsact");
-
 /// Read by `egress-agent/tests/kernel_programs/pace.rs`: of what a test repeats, one in so many is enough in a guest.
 const THINNED: (&str, &str) = ("EGRESS_TEST_THINNED", "15");
 
 /// In every kernel with TCX links.
 const TCX_SYMBOL: &str = "tcx_prog_attach";
-
-/// The tests that look at devices, links and pins, by the name of their binary.
-const DATAPLANE: &str = "kernel_dataplane";
 
 /// Programs of this machine that tests call.
 const CALLED: [&str; 5] = ["ip", "tc", "ss", "nft", "bpftool"];
@@ -144,7 +138,7 @@ impl Bench<'_> {
             let program = packages::find(name).with_context(|| format!("there is no {name}"))?;
             archive.program(&format!("{PROGRAMS}/{name}"), &program)?;
         }
-        let host_pace = pace::measure("ip")?;
+        let (host_pace, _) = pace::measure("ip")?;
         let mut plan = Plan { modules: Vec::new(), suites: Vec::new(), at_once: CPUS, host_pace };
         for (name, bytes) in self.image.modules()? {
             archive.data(&format!("{MODULES}/{name}"), &bytes)?;
@@ -154,7 +148,10 @@ impl Bench<'_> {
             let name = name_of(test)?;
             let program = format!("/tests/{name}");
             archive.program(&program, test)?;
-            plan.suites.extend(suites(&name, &program, &listed(test, arguments)?, arguments));
+            // Who names the binary wants all of its tests.
+            let is_whole = matches!(arguments, [filter] if name.contains(filter.as_str()));
+            let tests = listed(test, if is_whole { &[] } else { arguments })?;
+            plan.suites.extend(suites(&name, &program, &tests, arguments));
         }
         archive.data(PLAN, &serde_json::to_vec(&plan).context("write the guest's plan")?)?;
         archive.finish()

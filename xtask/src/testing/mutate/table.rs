@@ -170,7 +170,7 @@ mutations! {
     "quote-of-another-address", ENTER, ["errors::"], "an ICMP error about one egress IP comes in by another":
         "quote.tuple().saddr == heads.tuple.daddr" => "quote.tuple().protocol != 0";
     "answers-to-the-world-translated", STEER, ["replies::", "guard::"], "answers to connections from outside get an egress IP":
-        "} else if shows_ends(heads) && tables.inbound_answered(&heads.tuple, heads.tcp_flags) {" =>
+        "} else if may_answer(heads) && tables.inbound_answered(&heads.tuple, heads.tcp_flags) {" =>
         "} else if heads.ttl == 0 && tables.inbound_answered(&heads.tuple, heads.tcp_flags) {";
     "settled-outlives-decisions", STEER, ["pods::"], "flows go on as before when what was decided about them has changed":
         "flow.decided == config.decisions && flow.egress_id" => "flow.decided != 0 && flow.egress_id";
