@@ -32,3 +32,4 @@ mod races;
 mod replies;
 mod runs;
 mod stage;
+mod ways;

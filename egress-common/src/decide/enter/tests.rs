@@ -104,6 +104,22 @@ fn an_error_goes_to_the_pod_whose_packet_it_quotes() {
     });
 }
 
+/// It must come to the address that sent the quoted packet: another one of ours has nothing to do with the flow.
+#[test]
+fn an_error_to_another_egress_ip_is_not_believed() {
+    both(|cast, world| {
+        begin(cast, world, Origin::Here, &packet(cast.pod, cast.world, 4000, 80));
+        world.own(ID + 1, cast.foreign_egress);
+        let sent = packet(cast.egress, cast.world, 4000, 80).quoted(Direction::Egress);
+        for (to, is_believed) in [(cast.egress, true), (cast.foreign_egress, false)] {
+            let error = packet(cast.world, to, 0, 0).unreachable();
+            let answer = enter(&mut error.arriving(), &sent, world, &world.config.get());
+            assert_eq!(matches!(answer, Enter::ReplyHere { .. }), is_believed, "{answer:?}");
+            assert!(is_believed || answer == Enter::Done(Verdict::IcmpUnmatched));
+        }
+    });
+}
+
 #[test]
 fn the_last_hop_is_the_stacks() {
     both(|cast, world| {

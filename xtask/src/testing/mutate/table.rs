@@ -117,7 +117,7 @@ mutations! {
         "PortRange { first: 1024," => "PortRange { first: 1,";
     "mid-stream-port-changes", SNAT, ["life::", "pods::"], "a running connection goes on from a port that its peer does not know":
         "OwnPort::Taken if slots::is_mid_stream(heads) => return" => "OwnPort::Taken if forward.sport() == 0 => return";
-    "owned-address-not-compared", ROADS, ["pods::"], "a policy that is ahead of ownership sends by the old address":
+    "owned-address-not-compared", ROADS, ["ways::"], "a policy that is ahead of ownership sends by the old address":
         ".filter(|owned| owned.address == slot.address)" => ".filter(|owned| owned.address != Addr::UNSPECIFIED)";
 
     // Life.
@@ -139,7 +139,7 @@ mutations! {
     "stranger-leaves-ports", ENTER, ["fragments::"], "anybody's first fragments crowd out those of flows":
         "fragments::supersede(heads, tables);\n        return Enter::Done(Verdict::NoMapping);" =>
         "resolve(heads, tables);\n        return Enter::Done(Verdict::NoMapping);";
-    "kept-hop-outlives-routes", WAY, ["pods::", "limits::"], "packets go to the old router after a change of routes":
+    "kept-hop-outlives-routes", WAY, ["ways::"], "packets go to the old router after a change of routes":
         "hop.generation == config.route_generation && now" => "now";
 
     // Who may.

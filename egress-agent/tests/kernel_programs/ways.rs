@@ -1,0 +1,40 @@
+//! What a flow keeps of its way out, and what it must not.
+
+use egress_common::abi::{Policy, PolicyKey, Slot, Verdict, WhenEmpty};
+
+use crate::cast::addr;
+use crate::frames::packet;
+use crate::stage::{REDIRECT, ROUTER_MAC, Ran, STEER, UPLINK_MAC, both};
+
+/// A next hop is kept for as long as the agent announces no change of routes. The packet that looks it up leaves its link
+/// addresses to the kernel.
+#[test]
+fn a_kept_next_hop_ends_with_a_change_of_routes() {
+    both(|stage, cast| {
+        stage.configure(|_| ());
+        let sent = packet(cast.pod, cast.world, 4000, 80);
+        let looked_up = sent.snat(cast.egress, 4000).hop();
+        let kept = looked_up.clone().macs(ROUTER_MAC, UPLINK_MAC).frame();
+        // Kept for a second: a machine may be busy for that long between two packets.
+        let is_kept = (0..20).any(|_| stage.run_frame(&STEER, &sent.frame(), Verdict::SnatHere).frame == kept);
+        assert!(is_kept, "never kept");
+        stage.configure(|config| config.route_generation = 2);
+        let ran = stage.run_frame(&STEER, &sent.frame(), Verdict::SnatHere);
+        assert_eq!(ran, Ran { action: REDIRECT, frame: looked_up.frame(), mark: 0 }, "looked up anew");
+    });
+}
+
+/// A policy that is ahead of what the node owns: the address that it names is not served here yet, and the one that is has
+/// been taken from the object.
+#[test]
+fn an_address_that_is_not_owned_here_is_not_shown() {
+    both(|stage, cast| {
+        let other = Policy::with_slots(WhenEmpty::Drop, &[Slot::here(addr(cast.away_egress))]).expect("few slots");
+        stage.policy.insert(PolicyKey::new(cast.here, cast.family), other, 0).expect("a policy");
+        let sent = packet(cast.pod, cast.world, 4001, 80);
+        stage.drops(&STEER, &sent, Verdict::NotGateway);
+        stage.own(cast.here, cast.away_egress);
+        let shown = sent.snat(cast.away_egress, 4001).hop();
+        stage.redirects(&STEER, &sent, Verdict::SnatHere, &shown);
+    });
+}
