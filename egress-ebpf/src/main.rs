@@ -28,6 +28,7 @@ mod rewrite;
 mod roads;
 mod room;
 mod run;
+mod sctp;
 mod sweep;
 mod way;
 mod ways;

@@ -11,6 +11,7 @@ use egress_common::wire::{
 
 use crate::packet::Packet;
 use crate::rewrite::replace_l4_checksum;
+use crate::sctp;
 
 impl Packet {
     /// Gives an ICMP error another end, and the packet that it quotes, which went the other way, its opposite end. The
@@ -35,7 +36,10 @@ impl Packet {
         let addresses = change_of(&old, &rewrite.addr);
         // A quoted IPv4 address and the checksum of its header, which follows it, cancel out in the error's checksum.
         let mut change = if heads.family == Family::V6 { addresses } else { 0 };
-        let transport = rewrite_quoted_transport(*self, quote, rewrite, addresses);
+        let transport = match quote.l4() {
+            L4::Sctp => sctp::replace_quoted_port(*self, quote, rewrite.end, rewrite.port),
+            _ => rewrite_quoted_transport(*self, quote, rewrite, addresses),
+        };
         if transport == NOT_WRITTEN {
             return None;
         }
@@ -74,7 +78,7 @@ fn change_of(old: &Addr, new: &Addr) -> u64 {
 }
 
 /// What cannot be the change of a sum: the packet could not be written to.
-const NOT_WRITTEN: u64 = u64::MAX;
+pub const NOT_WRITTEN: u64 = u64::MAX;
 
 /// The quoted packet's port, or identifier, and its checksum; returns what that changes in the sum over the quote, or
 /// [`NOT_WRITTEN`]. Out of line as all steps that would crowd the caller's frame.

@@ -1,7 +1,7 @@
 //! Giving a packet another end, and one hop less.
 //!
 //! Checksums of the transport go through the helpers only, which know partial and complete checksums and GSO; the IPv4
-//! header checksum is ours to write.
+//! header checksum is ours to write, and so is SCTP's ([`crate::sctp`]).
 #![expect(unsafe_code, reason = "helper calls on the packet's context")]
 
 use aya_ebpf::bindings::{BPF_F_MARK_MANGLED_0, BPF_F_PSEUDO_HDR};
@@ -14,6 +14,7 @@ use egress_common::wire::{
 };
 
 use crate::packet::{OFFSET_MASK, Packet};
+use crate::sctp;
 
 /// BPF_F_IPV6 (Linux 6.16): the address change of an IPv6 packet leaves a complete checksum as it is.
 const BPF_F_IPV6: u64 = 1 << 7;
@@ -22,19 +23,24 @@ impl Packet {
     /// Gives the packet another end. A failure may leave it half written: the caller drops it.
     #[inline(never)]
     pub fn rewrite(self, heads: &Heads, rewrite: &Rewrite) -> Result<(), Verdict> {
+        rewrite.check(heads)?;
         self.try_rewrite(heads, rewrite).ok_or(Verdict::RewriteFailed)
     }
 
     #[inline(always)]
     fn try_rewrite(&self, heads: &Heads, rewrite: &Rewrite) -> Option<()> {
-        let (old, old_port) = match rewrite.end {
-            End::Source => (heads.tuple.saddr, heads.tuple.sport()),
-            End::Destination => (heads.tuple.daddr, heads.tuple.dport()),
+        let old = match rewrite.end {
+            End::Source => heads.tuple.saddr,
+            End::Destination => heads.tuple.daddr,
         };
+        let old_port = rewrite.old_port(heads);
         if heads.has_l4() {
             replace_l4_checksum(*self, heads, &old, &rewrite.addr)?;
             if old_port != rewrite.port {
-                self.replace_port(heads, rewrite.end, old_port, rewrite.port)?;
+                match heads.l4 {
+                    L4::Sctp => sctp::replace_port(*self, heads, rewrite.end, rewrite.port)?,
+                    _ => self.replace_port(heads, rewrite.end, old_port, rewrite.port)?,
+                }
             }
         }
         match heads.family {

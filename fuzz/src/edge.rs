@@ -8,8 +8,8 @@ use egress_common::decide::{End, Rewrite};
 use egress_common::wire::icmp::{ERROR_HEADER_V4, ERROR_HEADER_V6, write_error};
 use egress_common::wire::nd::ADVERTISEMENT_LEN;
 use egress_common::wire::{
-    ETH_LEN, Fragment, Frame as _, Heads, IPV4_LEN, IPV6_LEN, L3, L4, PROTO_DCCP, PROTO_ICMP, PROTO_ICMPV6, PROTO_TCP,
-    PROTO_UDP, PROTO_UDP_LITE, Quote, csum, ethertype, ipv4, ipv6, l4,
+    ETH_LEN, Fragment, Frame as _, Heads, IPV4_LEN, IPV6_LEN, L3, L4, PROTO_DCCP, PROTO_ICMP, PROTO_ICMPV6, PROTO_SCTP,
+    PROTO_TCP, PROTO_UDP, PROTO_UDP_LITE, Quote, csum, ethertype, ipv4, ipv6, l4,
 };
 
 fn field<const N: usize>(frame: &[u8], at: usize) -> Option<[u8; N]> {
@@ -36,6 +36,36 @@ fn correct(frame: &mut [u8], at: usize, zero_is_none: bool, change: u64) -> Opti
     }
     let sum = csum::replace(old, change);
     put(frame, at, &(if zero_is_none && sum == 0 { 0xffff } else { sum }).to_ne_bytes())
+}
+
+/// One step of CRC32c (RFC 9260 appendix A).
+const fn shifted(rest: u32) -> u32 {
+    if rest & 1 == 1 { rest >> 1 ^ 0x82f6_3b78 } else { rest >> 1 }
+}
+
+/// The checksum of an SCTP packet whose own field is zero.
+#[must_use]
+pub fn crc32c(bytes: &[u8]) -> u32 {
+    !bytes.iter().fold(u32::MAX, |rest, byte| (0..8).fold(rest ^ u32::from(*byte), |rest, _| shifted(rest)))
+}
+
+/// Writes ports into the SCTP header at `at`, and corrects its checksum where it is there, is not zero and is over a message
+/// of known length: by what the difference of the ports comes to, shifted through all of the message.
+fn put_sctp_ports(frame: &mut [u8], at: usize, ports: [u8; 4], length: Option<u32>) -> Option<()> {
+    let old: [u8; 4] = field(frame, at)?;
+    put(frame, at, &ports)?;
+    let (Some(length), Some(sum)) = (length, field(frame, at + l4::SCTP_CHECKSUM)) else { return Some(()) };
+    if sum == [0; 4] {
+        return Some(());
+    }
+    let difference = u32::from_le_bytes(old) ^ u32::from_le_bytes(ports);
+    let difference = (0..8 * length).fold(difference, |rest, _| shifted(rest));
+    put(frame, at + l4::SCTP_CHECKSUM, &(u32::from_le_bytes(sum) ^ difference).to_le_bytes())
+}
+
+fn sctp_ports(end: End, port: u16, other: u16) -> [u8; 4] {
+    let ([a, b], [c, d]) = (port.to_be_bytes(), other.to_be_bytes());
+    if end == End::Source { [a, b, c, d] } else { [c, d, a, b] }
 }
 
 /// Where the transport checksum that covers the addresses stands, and whether zero means "none" there.
@@ -86,7 +116,12 @@ pub fn rewrite(frame: &mut [u8], heads: &Heads, rewrite: &Rewrite) -> Option<()>
         if let Some((at, zero_is_none)) = covers {
             correct(frame, transport + at, zero_is_none, change_of(&old.octets(), &rewrite.addr.octets()))?;
         }
-        if old_port != rewrite.port {
+        if old_port != rewrite.port && heads.l4 == L4::Sctp {
+            let other = if rewrite.end == End::Source { heads.tuple.dport() } else { heads.tuple.sport() };
+            // A fragment, whose length is none, is refused before it comes to this.
+            let length = heads.message_length(frame as &[u8], L3)?;
+            put_sctp_ports(frame, transport, sctp_ports(rewrite.end, rewrite.port, other), Some(length))?;
+        } else if old_port != rewrite.port {
             let port_at = match (protocol, rewrite.end) {
                 (PROTO_ICMP | PROTO_ICMPV6, _) => l4::ECHO_ID,
                 (_, End::Source) => l4::SPORT,
@@ -139,6 +174,17 @@ fn rewrite_quoted_transport(
         End::Destination => (tuple.dport(), l4::DPORT),
     };
     let (from, to) = (old_port.to_be_bytes(), rewrite.port.to_be_bytes());
+    if tuple.protocol == PROTO_SCTP {
+        if from == to {
+            return Some(0);
+        }
+        let end = (at + l4::SCTP_CHECKSUM + 4).min(frame.len()).max(at + 4);
+        let before = frame.get(at..end)?.to_vec();
+        let other = if inner == End::Source { tuple.dport() } else { tuple.sport() };
+        let length = quote.message_length(frame as &[u8]);
+        put_sctp_ports(frame, at, sctp_ports(inner, rewrite.port, other), length)?;
+        return Some(change_of(&before, &frame[at..end]));
+    }
     let port = change_of(&from, &to);
     let mut change = 0;
     if from != to {

@@ -1,8 +1,9 @@
 //! Frames: made by hand, and summed from scratch.
 
+use crate::edge::crc32c;
 use egress_common::abi::{Addr, Direction, Family};
 use egress_common::wire::{
-    Fragment, Heads, IPV4_LEN, IPV6_LEN, L3, PROTO_DCCP, PROTO_ICMP, PROTO_ICMPV6, PROTO_TCP, PROTO_UDP,
+    Fragment, Heads, IPV4_LEN, IPV6_LEN, L3, PROTO_DCCP, PROTO_ICMP, PROTO_ICMPV6, PROTO_SCTP, PROTO_TCP, PROTO_UDP,
     PROTO_UDP_LITE, Quote, csum, ethertype, ipv4, l4,
 };
 
@@ -69,13 +70,20 @@ impl Packet {
             // All of it covered.
             PROTO_UDP_LITE => ([ports.as_slice(), &[0, 0, 0, 0]].concat(), 6),
             PROTO_DCCP => ([ports.as_slice(), &[4, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 7]].concat(), 6),
+            PROTO_SCTP => {
+                let length = u16::try_from(4 + self.data).expect("a short packet").to_be_bytes();
+                ([ports.as_slice(), &[0, 0, 0, 9, 0, 0, 0, 0, self.kind, 0], &length].concat(), 8)
+            }
             PROTO_ICMP | PROTO_ICMPV6 => {
                 ([&[self.kind, 0, 0, 0], self.sport.to_be_bytes().as_slice(), &[0, 1]].concat(), 2)
             }
             _ => (ports, usize::MAX),
         };
         bytes.extend((0..self.data).map(|index| u8::try_from(index % 251).unwrap_or_default()));
-        if sum_at != usize::MAX && !self.unsummed {
+        if self.protocol == PROTO_SCTP && !self.unsummed {
+            let sum = crc32c(&bytes);
+            bytes[sum_at..sum_at + 4].copy_from_slice(&sum.to_le_bytes());
+        } else if sum_at != usize::MAX && !self.unsummed {
             let sum = transport_sum(&self.saddr, &self.daddr, self.protocol, &bytes);
             let zero_is_none = matches!(self.protocol, PROTO_UDP | PROTO_UDP_LITE);
             let sum = if sum == 0 && zero_is_none { 0xffff } else { sum };
@@ -120,6 +128,7 @@ pub fn is_summed_right(frame: &[u8]) -> Option<bool> {
         PROTO_DCCP => (16, l4::UDP_CHECKSUM),
         PROTO_ICMP if heads.family == Family::V4 => (8, l4::ICMP_CHECKSUM),
         PROTO_ICMPV6 if heads.family == Family::V6 => (8, l4::ICMP_CHECKSUM),
+        PROTO_SCTP => return is_sctp_summed_right(&heads, transport),
         _ => return None,
     };
     if transport.len() < least || heads.fragment != Fragment::Whole {
@@ -138,6 +147,17 @@ pub fn is_summed_right(frame: &[u8]) -> Option<bool> {
     }
     let sum = transport_sum(&heads.tuple.saddr, &heads.tuple.daddr, heads.tuple.protocol, transport);
     Some(sum == 0)
+}
+
+fn is_sctp_summed_right(heads: &Heads, transport: &[u8]) -> Option<bool> {
+    let sum: [u8; 4] = transport.get(l4::SCTP_CHECKSUM..l4::SCTP_CHECKSUM + 4)?.try_into().ok()?;
+    // Zero means "none", or may.
+    if sum == [0; 4] || heads.fragment != Fragment::Whole {
+        return None;
+    }
+    let mut zeroed = transport.to_vec();
+    zeroed[l4::SCTP_CHECKSUM..l4::SCTP_CHECKSUM + 4].fill(0);
+    Some(crc32c(&zeroed).to_le_bytes() == sum)
 }
 
 /// Whether what an ICMP error quotes is summed right: its IPv4 header, and all of it where it is quoted whole; `None` where

@@ -295,8 +295,13 @@ impl Node {
         let mut frame = skb.frame.to_vec();
         let here = mapping.origin() == Some(Origin::Here);
         let less = if here { edge::decrement_ttl(&mut frame, heads.family) } else { Some(()) };
-        let out = less.and_then(|()| self.translated(heads, quote, frame, face.ports, &mapping));
-        Ok(Outcome::changed(if here { Verdict::SnatHere } else { Verdict::SnatForNode }, out))
+        if less.is_none() {
+            return Ok(Outcome::Dropped(Verdict::RewriteFailed));
+        }
+        Ok(match self.translated(heads, quote, frame, face.ports, &mapping) {
+            Ok(out) => Outcome::Sent(if here { Verdict::SnatHere } else { Verdict::SnatForNode }, out),
+            Err(verdict) => Outcome::Dropped(verdict),
+        })
     }
 
     fn accepted(&mut self, outer: &Outer, skb: &Skb<'_>) -> Outcome {
@@ -418,8 +423,10 @@ impl Node {
         if mapping.other.daddr != sender {
             return Outcome::Dropped(Verdict::ClaimLost);
         }
-        let Some(out) = less.and_then(|()| rewritten(heads, &quote, out, &Rewrite::reverse(&mapping))) else {
-            return Outcome::Dropped(Verdict::RewriteFailed);
+        let less = less.ok_or(Verdict::RewriteFailed);
+        let out = match less.and_then(|()| rewritten(heads, &quote, out, &Rewrite::reverse(&mapping))) {
+            Ok(out) => out,
+            Err(verdict) => return Outcome::Dropped(verdict),
         };
         let after = Self::heads(&out, Direction::Ingress).expect("still IP");
         assert_eq!(after.tuple.daddr, mapping.other.saddr, "for the pod");
@@ -471,8 +478,8 @@ impl Node {
             return Outcome::Dropped(Verdict::ClaimLost);
         }
         match self.translated(heads, quote, frame.to_vec(), config.node_ports, &mapping) {
-            Some(out) => Outcome::Passed(Verdict::NodeSnat, out, 0),
-            None => Outcome::Dropped(Verdict::RewriteFailed),
+            Ok(out) => Outcome::Passed(Verdict::NodeSnat, out, 0),
+            Err(verdict) => Outcome::Dropped(verdict),
         }
     }
 
@@ -493,9 +500,9 @@ impl Node {
         frame: Vec<u8>,
         ports: PortRange,
         mapping: &Mapping,
-    ) -> Option<Vec<u8>> {
+    ) -> Result<Vec<u8>, Verdict> {
         let reverse = &mapping.other;
-        let keeps_port = matches!(heads.l4, L4::Sctp | L4::Other | L4::IcmpError);
+        let keeps_port = matches!(heads.l4, L4::Other | L4::IcmpError);
         assert!(keeps_port || (ports.first..=ports.last).contains(&reverse.dport()), "not one of them: {reverse:?}");
         if heads.l4 != L4::IcmpError
             && let Some(old) = self.asked.insert(*reverse, heads.tuple).filter(|old| *old != heads.tuple)
@@ -506,7 +513,7 @@ impl Node {
         let out = rewritten(heads, quote, frame, &Rewrite::snat(mapping))?;
         let after = Self::heads(&out, Direction::Egress).expect("still IP");
         assert_eq!((after.tuple.saddr, after.tuple.daddr), (reverse.daddr, heads.tuple.daddr));
-        Some(out)
+        Ok(out)
     }
 
     fn judge_slot(&self, heads: &Heads, egress_id: u32, slot: &Slot) {
@@ -571,12 +578,13 @@ impl Node {
 }
 
 /// With its other end; checksums that were right are right.
-fn rewritten(heads: &Heads, quote: &Quote, frame: Vec<u8>, rewrite: &Rewrite) -> Option<Vec<u8>> {
+fn rewritten(heads: &Heads, quote: &Quote, frame: Vec<u8>, rewrite: &Rewrite) -> Result<Vec<u8>, Verdict> {
     let mut out = frame.clone();
-    match heads.l4 {
-        L4::IcmpError => edge::rewrite_error(&mut out, heads, quote, rewrite)?,
-        _ => edge::rewrite(&mut out, heads, rewrite)?,
-    }
+    let written = match heads.l4 {
+        L4::IcmpError => edge::rewrite_error(&mut out, heads, quote, rewrite),
+        _ => rewrite.check(heads).map(|()| edge::rewrite(&mut out, heads, rewrite))?,
+    };
+    written.ok_or(Verdict::RewriteFailed)?;
     if frame::is_summed_right(&frame) == Some(true) {
         assert_eq!(frame::is_summed_right(&out), Some(true), "{frame:02x?} became {out:02x?}");
     }
@@ -586,7 +594,7 @@ fn rewritten(heads: &Heads, quote: &Quote, frame: Vec<u8>, rewrite: &Rewrite) ->
             assert!(before != Some(true) || after == Some(true), "{frame:02x?} became {out:02x?}");
         }
     }
-    Some(out)
+    Ok(out)
 }
 
 /// As egress-ebpf/src/fragment.rs asks it.

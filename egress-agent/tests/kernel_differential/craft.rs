@@ -183,7 +183,7 @@ impl Packet {
             }
             Body::Sctp { sport, dport, tag, chunks } => {
                 let mut bytes = [ports(*sport, *dport).as_slice(), &tag.to_be_bytes(), &[0; 4], chunks].concat();
-                let crc = crc32c(&bytes);
+                let crc = crc32c(&bytes).wrapping_add(self.spoil.into());
                 bytes[8..12].copy_from_slice(&crc.to_le_bytes());
                 return bytes;
             }

@@ -44,8 +44,15 @@ fn arriving(from: &str, to: &str, kind: Body, quoted: &Packet, l4: usize) -> Pac
     error(from, to, kind, quoted, l4).with(|packet| packet.dmac = UPLINK_MAC)
 }
 
-const BODIES: [Body; 6] =
-    [Body::Udp, Body::UdpUnsummed, Body::Tcp(SYN), Body::EchoRequest, Body::Lite(8), Body::Other(132)];
+const BODIES: [Body; 7] = [
+    Body::Udp,
+    Body::UdpUnsummed,
+    Body::Tcp(SYN),
+    Body::EchoRequest,
+    Body::Lite(8),
+    Body::Sctp(1),
+    Body::SctpUnsummed(1),
+];
 
 /// The port that the flow has outside.
 fn shown(stage: &Stage, from: &str, port: u16) -> u16 {
@@ -54,7 +61,7 @@ fn shown(stage: &Stage, from: &str, port: u16) -> u16 {
     mapping.other.dport()
 }
 
-/// What the pod sent, and what that looks like outside: with a system port, which only SCTP keeps.
+/// What the pod sent, and what that looks like outside: with a system port, which none keeps.
 fn sent(stage: &mut Stage, cast: &Cast, port: u16, body: Body) -> (Packet, Packet) {
     let sent = packet(cast.pod, cast.world, port, 80).body(body);
     stage.run_frame(&STEER, &sent.frame(), Verdict::SnatHere);
@@ -78,6 +85,27 @@ fn errors_from_any_router_reach_the_pod_whose_packet_they_quote() {
                 }
             }
         }
+    });
+}
+
+/// Whoever cut the packet on its way has told the sender what its first piece looked like: the checksum was right for the
+/// whole, of which nobody knows the length any more.
+#[test]
+fn a_quoted_checksum_that_covers_other_fragments_is_left() {
+    both(|stage, cast| {
+        let (inside, outside) = sent(stage, cast, 22, Body::Sctp(1));
+        let at = if cast.family == Family::V4 { 20 } else { 48 } + 8;
+        let first = |packet: &Packet| {
+            packet.clone().with(|packet| (packet.dont_fragment, packet.fragment) = (false, (0, true))).frame()[L3..]
+                .to_vec()
+        };
+        let (mut inner, outer) = (first(&inside), first(&outside));
+        inner[at..at + 4].copy_from_slice(&outer[at..at + 4]);
+        let told = |to, content: Vec<u8>| {
+            let packet = packet(cast.router, to, 0, 0).body(kinds(cast.family)[0]);
+            packet.with(|packet| (packet.content, packet.dmac) = (Some(content), UPLINK_MAC))
+        };
+        stage.forwards(&ENTER, &told(cast.egress, outer), Verdict::ReplyHere, &told(cast.pod, inner).hop());
     });
 }
 

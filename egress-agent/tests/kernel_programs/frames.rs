@@ -12,6 +12,7 @@ const PROTO_TCP: u8 = 6;
 const PROTO_UDP: u8 = 17;
 const PROTO_DCCP: u8 = 33;
 const PROTO_ICMPV6: u8 = 58;
+const PROTO_SCTP: u8 = 132;
 const PROTO_UDP_LITE: u8 = 136;
 /// Where the IP header starts.
 pub(crate) const L3: usize = 14;
@@ -31,6 +32,10 @@ pub(crate) enum Body {
     /// UDP-Lite whose checksum covers so many bytes, zero for all.
     Lite(u16),
     Dccp,
+    /// SCTP whose first chunk has this type.
+    Sctp(u8),
+    /// Likewise, with zero where the checksum stands.
+    SctpUnsummed(u8),
     /// Two ports, and data without a checksum.
     Other(u8),
 }
@@ -141,6 +146,7 @@ impl Packet {
             Body::Tcp(_) => PROTO_TCP,
             Body::Lite(_) => PROTO_UDP_LITE,
             Body::Dccp => PROTO_DCCP,
+            Body::Sctp(_) | Body::SctpUnsummed(_) => PROTO_SCTP,
             Body::Other(protocol) => protocol,
             _ if self.from.is_ipv4() => PROTO_ICMP,
             _ => PROTO_ICMPV6,
@@ -215,14 +221,24 @@ impl Packet {
             Body::Lite(coverage) => ([ports.as_slice(), &coverage.to_be_bytes(), &[0, 0]].concat(), 6),
             // A request: the length of its header in words, all of it covered, and a sequence number.
             Body::Dccp => ([ports.as_slice(), &[5, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 7, 0, 0, 0, 9]].concat(), 6),
+            Body::Sctp(chunk) | Body::SctpUnsummed(chunk) => {
+                let length = u16::try_from(4 + data.len()).expect("a length").to_be_bytes();
+                ([ports.as_slice(), &[0, 0, 0, 9, 0, 0, 0, 0, chunk, 0], &length].concat(), 8)
+            }
             Body::Other(_) => return [ports, data].concat(),
         };
         bytes.extend(data);
-        let sum = match self.body {
-            Body::UdpUnsummed => 0,
-            _ => self.transport_checksum(&bytes),
-        };
-        bytes[sum_at..sum_at + 2].copy_from_slice(&sum.to_be_bytes());
+        match self.body {
+            Body::UdpUnsummed | Body::SctpUnsummed(_) => {}
+            Body::Sctp(_) => {
+                let sum = crc32c(&bytes);
+                bytes[sum_at..sum_at + 4].copy_from_slice(&sum.to_le_bytes());
+            }
+            _ => {
+                let sum = self.transport_checksum(&bytes);
+                bytes[sum_at..sum_at + 2].copy_from_slice(&sum.to_be_bytes());
+            }
+        }
         if self.fragment.0 > 0 {
             // A later fragment carries data only.
             bytes.drain(..if matches!(self.body, Body::Tcp(_)) { 20 } else { 8 });
@@ -265,4 +281,10 @@ pub(crate) fn checksum(bytes: &[u8]) -> u16 {
         sum = (sum & 0xffff) + (sum >> 16);
     }
     !u16::try_from(sum).expect("folded")
+}
+
+/// RFC 9260 appendix A, bit by bit.
+pub(crate) fn crc32c(bytes: &[u8]) -> u32 {
+    let shift = |crc: u32| crc >> 1 ^ if crc & 1 == 1 { 0x82f6_3b78 } else { 0 };
+    !bytes.iter().fold(u32::MAX, |crc, byte| (0..8).fold(crc ^ u32::from(*byte), |crc, _| shift(crc)))
 }

@@ -31,5 +31,6 @@ mod protocols;
 mod races;
 mod replies;
 mod runs;
+mod sctp;
 mod stage;
 mod ways;

@@ -6,7 +6,8 @@ use crate::cast::{Cast, addr};
 use crate::frames::{Body, L3, Packet, packet};
 use crate::stage::{ENTER, LEAVE, NEXT, Run, STEER, UPLINK_MAC, both};
 
-const SCTP: Body = Body::Other(132);
+/// The chunk that begins an association.
+const SCTP: Body = Body::Sctp(1);
 const GRE: Body = Body::Other(47);
 const AH: Body = Body::Other(51);
 
@@ -39,16 +40,12 @@ fn segments_that_the_sender_has_cut_go_as_they_are() {
 }
 
 #[test]
-fn a_port_that_is_taken_is_changed_but_for_sctp() {
+fn a_port_that_is_taken_is_changed() {
     both(|stage, cast| {
         stage.pods.insert(addr(cast.known_pod), stage.pods.get(&addr(cast.pod), 0).expect("a pod"), 0).expect("a pod");
         for body in [Body::Lite(8), Body::Dccp, SCTP] {
             stage.run_frame(&STEER, &packet(cast.pod, cast.world, 4000, 80).body(body).frame(), Verdict::SnatHere);
             let second = packet(cast.known_pod, cast.world, 4000, 80).body(body);
-            if body == SCTP {
-                stage.drops(&STEER, &second, Verdict::SctpPortTaken);
-                continue;
-            }
             let ran = stage.run_frame(&STEER, &second.frame(), Verdict::SnatHere);
             let at = L3 + if cast.family == Family::V4 { 20 } else { 40 };
             let shown = u16::from_be_bytes([ran.frame[at], ran.frame[at + 1]]);
@@ -86,12 +83,11 @@ fn a_protocol_without_ports_serves_one_pod() {
 }
 
 #[test]
-fn a_nodes_own_address_is_not_lent_to_them() {
+fn a_nodes_own_address_is_not_lent_to_what_has_no_ports() {
     both(|stage, cast| {
         let marked = Run { mark: NODE_MARK, ..LEAVE };
         let sent = |port, body| packet(cast.pod, cast.other_node, port, 80).body(body);
         stage.drops(&marked, &sent(4000, GRE), Verdict::ProtocolTaken);
-        stage.drops(&marked, &sent(4000, SCTP), Verdict::SctpPortTaken);
         let ran = stage.run_frame(&marked, &sent(61234, SCTP).frame(), Verdict::NodeSnat);
         assert_eq!((ran.action, ran.frame), (NEXT, sent(61234, SCTP).snat(cast.node, 61234).frame()));
     });

@@ -166,12 +166,12 @@ verdicts! {
     BadState = 64, Drop, "bad_state";
     /// To be given the node's address, and this node has none of that family.
     NoNodeAddress = 65, Drop, "no_node_address";
-    /// A TCP flow came in mid-stream, and its port on the egress IP belongs to another flow by now.
+    /// A TCP or SCTP flow came in mid-stream, and its port on the egress IP belongs to another flow by now.
     PortTaken = 66, Drop, "port_taken";
     /// Came through the overlay before the agent has written the configuration.
     NotReady = 67, Drop, "not_ready";
-    /// SCTP keeps the pod's port, and on this address it is another flow's, or the host's own.
-    SctpPortTaken = 70, Drop, "sctp_port_taken";
+    /// First fragment of an SCTP message, in a flow that has another port outside: its checksum is over all of the message.
+    SctpFragment = 70, Drop, "sctp_fragment";
     /// A protocol without ports serves one pod towards each destination, and the address serves another one, or the host.
     ProtocolTaken = 71, Drop, "protocol_taken";
     /// IPv6 extension headers that are cut short, or more than are read.

@@ -29,8 +29,9 @@ pub mod world;
 
 use crate::abi::{
     Addr, ClusterPrefix, Flow, FragKey, FragPorts, Mapping, NodeEntry, Origin, Owned, OwnedAddr, PodEntry, Policy,
-    PolicyKey, Slot, Tuple,
+    PolicyKey, Slot, Tuple, Verdict,
 };
+use crate::wire::{Fragment, Heads, L4};
 use snat::PortSearch;
 
 /// What an insert-if-absent came to.
@@ -155,5 +156,22 @@ impl Rewrite {
     pub fn reverse(mapping: &Mapping) -> Self {
         let forward = &mapping.other;
         Self { end: End::Destination, addr: forward.saddr, port: forward.sport() }
+    }
+
+    /// The port that the packet has now.
+    #[inline(always)]
+    pub fn old_port(&self, heads: &Heads) -> u16 {
+        match self.end {
+            End::Source => heads.tuple.sport(),
+            End::Destination => heads.tuple.dport(),
+        }
+    }
+
+    /// Whether it can be written into the packet. A fragment of SCTP cannot get another port: the checksum is over the
+    /// whole message, whose length the first fragment does not know, and by how much the checksum changes depends on it.
+    #[inline(always)]
+    pub fn check(&self, heads: &Heads) -> Result<(), Verdict> {
+        let is_first = heads.l4 == L4::Sctp && heads.fragment == Fragment::First;
+        if is_first && self.old_port(heads) != self.port { Err(Verdict::SctpFragment) } else { Ok(()) }
     }
 }

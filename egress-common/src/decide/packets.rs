@@ -4,7 +4,7 @@ use std::vec::Vec;
 
 use super::world::addr;
 use crate::abi::{Addr, Direction, Family};
-use crate::wire::{Heads, PROTO_ICMP, PROTO_ICMPV6, PROTO_TCP, PROTO_UDP, Quote};
+use crate::wire::{Heads, PROTO_ICMP, PROTO_ICMPV6, PROTO_SCTP, PROTO_TCP, PROTO_UDP, Quote};
 
 const FRAGMENT_HEADER: u8 = 44;
 
@@ -31,6 +31,13 @@ impl Packet {
     pub(crate) fn tcp(mut self, flags: u8) -> Self {
         self.protocol = PROTO_TCP;
         self.payload[12..14].copy_from_slice(&[0x50, flags]);
+        self
+    }
+
+    /// SCTP whose first chunk has this type.
+    pub(crate) fn sctp(mut self, chunk: u8) -> Self {
+        self.protocol = PROTO_SCTP;
+        self.payload[12] = chunk;
         self
     }
 

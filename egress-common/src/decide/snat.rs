@@ -9,14 +9,13 @@
 //!
 //! So two CPUs that see the first two packets of one flow end with one mapping, whichever is first at either key.
 //!
-//! SCTP keeps the pod's port, since its CRC32c covers the ports and cannot be corrected by difference alone; a protocol
-//! without ports is one mapping for its address and destination. Both refuse who comes second, by name. On an address
-//! that is the node's own they are limited further, because what arrives there may be the host's: SCTP to the ports that
-//! only NAT uses, and the others to none at all.
+//! A protocol without ports is one mapping for its address and destination, and refuses who comes second, by name. On an
+//! address that is the node's own there is none at all, because what arrives there may be the host's; the others are
+//! limited to the ports that only NAT uses.
 
 use super::{Claim, Owner, PortClaim, Tables, slots};
 use crate::abi::{Addr, Direction, Mapping, Origin, PortRange, Tuple, Verdict};
-use crate::wire::{Heads, L4, PROTO_ICMP, PROTO_ICMPV6, Quote};
+use crate::wire::{Heads, L4, PROTO_ICMP, PROTO_ICMPV6, Quote, sctp};
 
 /// System ports stay out of NAT's range.
 pub const EGRESS_PORTS: PortRange = PortRange { first: 1024, last: u16::MAX };
@@ -111,10 +110,9 @@ pub fn translate<'t, T: Tables>(
         OwnPort::Claimed => Port { number: forward.sport(), ours: true },
         OwnPort::Adopted => Port { number: forward.sport(), ours: false },
         OwnPort::Full => return Err(Verdict::MapFull),
-        OwnPort::Taken if heads.l4 == L4::Sctp => return Err(Verdict::SctpPortTaken),
         OwnPort::Taken if heads.l4 == L4::Other => return Err(Verdict::ProtocolTaken),
         // The answerer knows this flow by its own port only.
-        OwnPort::Taken if slots::is_mid_stream(heads) => return Err(Verdict::PortTaken),
+        OwnPort::Taken if is_under_way(heads) => return Err(Verdict::PortTaken),
         OwnPort::Taken if is_exhausted(forward, face, tables) => return Err(Verdict::PortsExhausted),
         OwnPort::Taken => match find_port(heads, tables, face, owner) {
             PortClaim::Claimed(number) => Port { number, ours: true },
@@ -167,10 +165,10 @@ fn retire<T: Tables>(forward: &Tuple, old: &Mapping, tables: &T) {
     }
 }
 
-/// Whether the flow has its own port or none.
+/// Whether the packet is of a connection, or an association of SCTP, that began before this node had a part in it.
 #[inline(always)]
-fn keeps_port(heads: &Heads) -> bool {
-    matches!(heads.l4, L4::Sctp | L4::Other)
+fn is_under_way(heads: &Heads) -> bool {
+    slots::is_mid_stream(heads) || heads.l4 == L4::Sctp && heads.sctp_chunk != sctp::INIT
 }
 
 /// What came of claiming the reverse key with the pod's own port.
@@ -195,7 +193,7 @@ struct Port {
 fn claim_own_port<T: Tables>(heads: &Heads, tables: &T, face: &Face, owner: &Owner) -> OwnPort {
     let port = heads.tuple.sport();
     let is_listed = port >= face.ports.first && port <= face.ports.last;
-    if !is_listed && (owner.origin == Origin::Stack || !keeps_port(heads)) {
+    if !is_listed && (owner.origin == Origin::Stack || heads.l4 != L4::Other) {
         return OwnPort::Taken;
     }
     let forward = &heads.tuple;

@@ -69,6 +69,8 @@ pub struct Heads {
     /// Offset of the transport header from the start of the frame.
     pub l4_offset: u16,
     pub tcp_flags: u8,
+    /// Type of the first chunk of SCTP.
+    pub sctp_chunk: u8,
     /// Length of the transport header that a segment repeats.
     pub l4_len: u8,
     pub ttl: u8,
@@ -87,6 +89,7 @@ impl Heads {
         fragment_id: [0; 4],
         l4_offset: 0,
         tcp_flags: 0,
+        sctp_chunk: 0,
         l4_len: 0,
         ttl: 0,
         dont_fragment: false,
@@ -121,6 +124,21 @@ impl Heads {
     #[inline(always)]
     pub fn header_len(&self) -> u32 {
         self.l4_offset as u32 - L3 as u32 + self.l4_len as u32
+    }
+
+    /// Length of what follows the network headers, by what they say; the frame may be padded, and a quote is cut short. The
+    /// network header starts at `network_at`. `None` where it says less than there are headers, and of a fragment, which
+    /// does not know the length of the whole.
+    #[inline(always)]
+    pub fn message_length<F: Frame + ?Sized>(&self, frame: &F, network_at: usize) -> Option<u32> {
+        if self.fragment != Fragment::Whole {
+            return None;
+        }
+        let whole = match self.family {
+            Family::V4 => u16::from_be_bytes(frame.load(network_at + ipv4::TOTAL_LEN)?) as u32,
+            Family::V6 => u16::from_be_bytes(frame.load(network_at + ipv6::PAYLOAD_LEN)?) as u32 + IPV6_LEN as u32,
+        };
+        whole.checked_sub((self.l4_offset as u32).checked_sub(network_at as u32)?)
     }
 
     /// Whether this is UDP to `port`, and not one of those that are only translated likewise.
@@ -345,7 +363,15 @@ fn read_l4<F: Frame + ?Sized>(frame: &F, heads: &mut Heads) {
             heads.tuple.set_ports(id, id);
             return;
         }
-        L4::Udp | L4::Sctp => {}
+        // A packet without any chunk is none (RFC 9260 section 3).
+        L4::Sctp => match frame.load::<4>(offset + l4::SCTP_CHUNK) {
+            Some([chunk, ..]) => heads.sctp_chunk = chunk,
+            None => {
+                heads.l4 = L4::Short;
+                return;
+            }
+        },
+        L4::Udp => {}
         _ => return,
     }
     let (sport, dport) = (u16::from_be_bytes([head[0], head[1]]), u16::from_be_bytes([head[2], head[3]]));

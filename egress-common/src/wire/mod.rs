@@ -4,6 +4,7 @@
 //! else. A packet whose transport header is cut short still has addresses: whether that matters is for the decision.
 
 pub mod arp;
+pub mod crc32c;
 pub mod csum;
 mod heads;
 pub mod icmp;
@@ -78,6 +79,9 @@ pub mod l4 {
     /// Of UDP-Lite and DCCP too.
     pub const UDP_CHECKSUM: usize = 6;
     pub const ICMP_CHECKSUM: usize = 2;
+    pub const SCTP_CHECKSUM: usize = 8;
+    /// Type of the first chunk, behind the common header.
+    pub const SCTP_CHUNK: usize = 12;
     /// Identifier of a query.
     pub const ECHO_ID: usize = 4;
 }
@@ -88,6 +92,11 @@ pub mod tcp {
     pub const SYN: u8 = 0x02;
     pub const RST: u8 = 0x04;
     pub const ACK: u8 = 0x10;
+}
+
+/// Types of SCTP chunks, RFC 9260 section 3.2.
+pub mod sctp {
+    pub const INIT: u8 = 1;
 }
 
 /// Bytes of a frame, by offset from its start. The host tests read a slice, the programs the packet itself.

@@ -93,6 +93,12 @@ impl Quote {
         Some(())
     }
 
+    /// Length of what the quoted packet's network headers preceded.
+    #[inline(always)]
+    pub fn message_length<F: Frame + ?Sized>(&self, frame: &F) -> Option<u32> {
+        self.heads.message_length(frame, self.network_at())
+    }
+
     /// Where the quoted transport header starts.
     #[inline(always)]
     pub const fn transport_at(&self) -> usize {

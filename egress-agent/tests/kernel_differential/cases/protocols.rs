@@ -1,7 +1,7 @@
 //! Protocols other than TCP, UDP and ICMP.
 
 use super::{DPORT, SPORT};
-use crate::craft::{AH, Body, ESP, GRE};
+use crate::craft::{AH, Body, ESP, GRE, Packet};
 use crate::play::{Case, Talk};
 
 pub(super) fn cases(v6: bool) -> Vec<Case> {
@@ -15,6 +15,21 @@ const COOKIE_ECHO: [u8; 8] = [10, 0, 0, 8, 1, 2, 3, 4];
 const COOKIE_ACK: [u8; 4] = [11, 0, 0, 4];
 const ABORT: [u8; 4] = [6, 1, 0, 4];
 const DATA: [u8; 20] = [0, 3, 0, 20, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 1, 2, 3, 4];
+/// Its last byte is not filled up to four.
+const ODD_DATA: [u8; 21] = [0, 3, 0, 21, 0, 0, 0, 2, 0, 0, 0, 1, 0, 0, 0, 0, 1, 2, 3, 4, 5];
+/// Larger than 256 bytes.
+static LONG_DATA: [u8; 616] = long_data();
+
+const fn long_data() -> [u8; 616] {
+    let mut chunk = [7; 616];
+    let head = [0, 3, 2, 104, 0, 0, 0, 3, 0, 0, 0, 2, 0, 0, 0, 0];
+    let mut place = 0;
+    while place < head.len() {
+        chunk[place] = head[place];
+        place += 1;
+    }
+    chunk
+}
 
 fn sctp(v6: bool) -> Vec<Case> {
     let named = |name: &str| Case::new(&format!("SCTP {name}"), v6);
@@ -29,13 +44,52 @@ fn sctp(v6: bool) -> Vec<Case> {
     let begun = |case: Case| {
         case.pod(out(0, &INIT)).world(back(9, &INIT_ACK)).pod(out(8, &COOKIE_ECHO)).world(back(9, &COOKIE_ACK))
     };
+    // The second pod of two that have one port.
+    let second = move |tag: u32, chunks: &'static [u8]| {
+        move |talk: &Talk<'_>| out(tag, chunks)(talk).with(|packet| packet.from = talk.cast.other_pod())
+    };
+    let to_second = move |tag: u32, chunks: &'static [u8]| {
+        move |talk: &Talk<'_>| {
+            talk.back(Body::Sctp { sport: DPORT, dport: talk.chosen(1, SPORT), tag, chunks: chunks.to_vec() })
+        }
+    };
+    let both_begun = |name: &str| {
+        let case = named(name).pod(out(0, &INIT)).pod(second(0, &INIT)).world(to_second(9, &INIT_ACK));
+        case.pod(second(8, &COOKIE_ECHO)).world(to_second(9, &COOKIE_ACK))
+    };
+    // The error of a router about the last packet that left, of which it quotes so much.
+    let told = move |length: usize| {
+        move |talk: &Talk<'_>| {
+            let whole = talk.left().last().map_or_else(|| second(0, &INIT)(talk).bytes(), <[u8]>::to_vec);
+            let header: usize = if v6 { 40 } else { 20 };
+            let data = whole[..whole.len().min(header.saturating_add(length))].to_vec();
+            let (kind, code) = if v6 { (3, 0) } else { (11, 0) };
+            talk.back(Body::Icmp { kind, code, rest: [0; 4], data }).with(|packet| packet.from = talk.cast.router())
+        }
+    };
+    let zeroed = move |packet: Packet| {
+        let mut bytes = packet.bytes();
+        let at = if v6 { 40 } else { 20 } + 8;
+        bytes[at..at + 4].fill(0);
+        vec![bytes]
+    };
     vec![
         begun(named("handshake")),
         begun(named("data")).pod(out(8, &DATA)).world(back(9, &DATA)),
         begun(named("abort from the server")).world(back(9, &ABORT)),
-        named("from two pods with one port")
-            .pod(out(0, &INIT))
-            .pod(move |talk| out(0, &INIT)(talk).with(|packet| packet.from = talk.cast.other_pod())),
+        named("from two pods with one port").pod(out(0, &INIT)).pod(second(0, &INIT)),
+        both_begun("with another port: data").pod(second(8, &DATA)).world(to_second(9, &DATA)),
+        both_begun("with another port: data of any length")
+            .pod(second(8, &ODD_DATA))
+            .world(to_second(9, &ODD_DATA))
+            .pod(second(8, &LONG_DATA))
+            .world(to_second(9, &LONG_DATA)),
+        both_begun("with another port: error that quotes 8 bytes").world(told(8)),
+        both_begun("with another port: error that quotes all").pod(second(8, &DATA)).world(told(usize::MAX)),
+        begun(named("with a wrong checksum from the pod")).pod(move |talk| out(8, &DATA)(talk).with(|p| p.spoil = 1)),
+        begun(named("with a wrong checksum to the pod")).world(move |talk| back(9, &DATA)(talk).with(|p| p.spoil = 1)),
+        begun(named("whose checksum is zero")).pod_bytes(move |talk| zeroed(out(8, &DATA)(talk))),
+        both_begun("with another port: whose checksum is zero").pod_bytes(move |talk| zeroed(second(8, &DATA)(talk))),
         named("unasked, from outside").world(back(9, &INIT)),
         named("begun before anybody watched").pod(out(8, &DATA)),
         named("from a system port")

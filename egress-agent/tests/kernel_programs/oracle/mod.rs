@@ -47,7 +47,7 @@ const REACHED: [Verdict; 20] = [
     Verdict::FragmentUnknown,
     Verdict::PortTaken,
     Verdict::PortsExhausted,
-    Verdict::SctpPortTaken,
+    Verdict::SctpFragment,
     Verdict::ProtocolTaken,
 ];
 

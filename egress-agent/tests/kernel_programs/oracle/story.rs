@@ -195,7 +195,10 @@ impl Maker {
             14 => Body::EchoReply,
             15 => Body::Lite(self.pick(&[0, 8])),
             16 => Body::Dccp,
-            17 => Body::Other(132),
+            17 => {
+                let chunk = self.pick(&[1, 1, 1, 0, 3]);
+                self.pick(&[Body::Sctp(chunk), Body::Sctp(chunk), Body::Sctp(chunk), Body::SctpUnsummed(chunk)])
+            }
             18 => Body::Other(self.pick(&[47, 50, 51, 4, 135, 2])),
             _ => Body::Icmp(self.pick(&[[5, 0], [13, 0], [14, 0], [137, 0], [3, 1], [1, 0]]), [0, 7, 0, 9]),
         }

@@ -1,11 +1,14 @@
 use std::collections::HashSet;
 
 use super::*;
+use crate::decide::Rewrite;
 use crate::decide::cast::both;
 use crate::decide::packets::{Packet, packet};
 use crate::decide::world::{World, addr};
-use crate::wire::{PROTO_SCTP, tcp};
+use crate::wire::{sctp, tcp};
 
+/// A type of SCTP chunk.
+const DATA: u8 = 0;
 const EGRESS: Addr = Addr::v4([172, 18, 0, 100]);
 const FACE: Face = Face { address: EGRESS, ports: EGRESS_PORTS };
 const OWNER: Owner = Owner { origin: Origin::Here, source_node: Addr::UNSPECIFIED, egress_id: 7 };
@@ -216,20 +219,57 @@ fn a_forward_key_that_was_left_alone_waits_for_the_sweep() {
 }
 
 #[test]
-fn sctp_keeps_its_port_or_is_refused() {
+fn an_association_begins_with_any_port_and_goes_on_with_its_own() {
     both(|cast, world| {
         let face = Face { address: addr(cast.egress), ports: EGRESS_PORTS };
-        let sctp = |pod, port| packet(pod, cast.world, port, 80).protocol(PROTO_SCTP).heads();
-        for port in [22, 4000] {
-            let mapping =
-                translate(&sctp(cast.pod, port), &Quote::NONE, world, &face, &OWNER).expect("the port is free");
-            assert_eq!(mapping.other.dport(), port, "also a system port");
-            let other = translate(&sctp(cast.known_pod, port), &Quote::NONE, world, &face, &OWNER);
-            assert_eq!(other, Err(Verdict::SctpPortTaken));
-        }
+        let shown = |pod, port, chunk| {
+            let heads = packet(pod, cast.world, port, 80).sctp(chunk).heads();
+            translate(&heads, &Quote::NONE, world, &face, &OWNER).map(|mapping| mapping.other.dport())
+        };
+        assert_eq!(shown(cast.pod, 4000, sctp::INIT), Ok(4000), "it is free");
+        let other = shown(cast.known_pod, 4000, sctp::INIT).expect("a free port");
+        assert!(other >= 1024 && other != 4000);
+        assert_eq!(shown(cast.known_pod, 4000, DATA), Ok(other), "now it has one");
+        assert!(shown(cast.pod, 22, sctp::INIT).expect("a free port") >= 1024);
+        // As after a gateway's move.
+        assert_eq!(shown(cast.pod, 4001, DATA), Ok(4001));
+        assert_eq!(shown(cast.known_pod, 4001, DATA), Err(Verdict::PortTaken));
+        assert_eq!(shown(cast.pod, 23, DATA), Err(Verdict::PortTaken));
         let udp = packet(cast.known_pod, cast.world, 4000, 80).heads();
         assert_eq!(translate(&udp, &Quote::NONE, world, &face, &OWNER).map(|mapping| mapping.other.dport()), Ok(4000));
         world.assert_paired();
+    });
+}
+
+#[test]
+fn the_first_fragment_of_an_association_keeps_its_port_or_is_refused() {
+    both(|cast, world| {
+        let face = Face { address: addr(cast.egress), ports: EGRESS_PORTS };
+        let begin = |pod| {
+            let init = packet(pod, cast.world, 4000, 80).sctp(sctp::INIT);
+            *translate(&init.heads(), &Quote::NONE, world, &face, &OWNER).expect("a free port")
+        };
+        let (kept, changed) = (begin(cast.pod), begin(cast.known_pod));
+        let port = changed.other.dport();
+        let whole = |pod| packet(pod, cast.world, 4000, 80).sctp(DATA);
+        let reply = |port| packet(cast.world, cast.egress, 80, port).sctp(DATA);
+        let refused = Err(Verdict::SctpFragment);
+        let back = |mapping: &Mapping| Rewrite::reverse(world.nat_peek(&mapping.other).expect("the reverse key"));
+        for (mapping, sent, got, first) in
+            [(&kept, whole(cast.pod), reply(4000), Ok(())), (&changed, whole(cast.known_pod), reply(port), refused)]
+        {
+            let (out, back) = (Rewrite::snat(mapping), back(mapping));
+            for (fragment, expected) in [(None, Ok(())), (Some((0, true)), first), (Some((9, false)), Ok(()))] {
+                let cut = |whole: &Packet| match fragment {
+                    Some((offset, more)) => whole.clone().fragment(offset, more),
+                    None => whole.clone(),
+                };
+                assert_eq!(out.check(&cut(&sent).heads()), expected, "{fragment:?}");
+                assert_eq!(back.check(&cut(&got).arriving()), expected, "{fragment:?}");
+            }
+        }
+        let udp = packet(cast.known_pod, cast.world, 4000, 80).fragment(0, true).heads();
+        assert_eq!(Rewrite::snat(&changed).check(&udp), Ok(()), "corrected by difference alone");
     });
 }
 
@@ -258,9 +298,12 @@ fn on_the_nodes_own_address_nothing_of_the_hosts_is_taken() {
         let face = Face { address: addr(cast.node), ports: PortRange { first: 61000, last: 65535 } };
         let owner = Owner { origin: Origin::Stack, ..OWNER };
         let sent = |port, protocol| packet(cast.pod, cast.other_node, port, 80).protocol(protocol).heads();
-        let refused = translate(&sent(4000, PROTO_SCTP), &Quote::NONE, world, &face, &owner);
-        assert_eq!(refused, Err(Verdict::SctpPortTaken));
-        assert!(translate(&sent(61007, PROTO_SCTP), &Quote::NONE, world, &face, &owner).is_ok());
+        for (own, kept) in [(4000, false), (61007, true)] {
+            let heads = packet(cast.pod, cast.other_node, own, 80).sctp(sctp::INIT).heads();
+            let mapping = translate(&heads, &Quote::NONE, world, &face, &owner).expect("a free port");
+            let port = mapping.other.dport();
+            assert!((61000..=65535).contains(&port) && (port == own) == kept, "{own}: {port}");
+        }
         // A tunnel of the node itself may end there.
         assert_eq!(translate(&sent(0, 47), &Quote::NONE, world, &face, &owner), Err(Verdict::ProtocolTaken));
     });

@@ -50,7 +50,8 @@ fn what_a_whole_packet_shows() {
             assert!(!datagram.is_udp_to(2) && !datagram.may_be_udp_to(2), "of another protocol");
         }
         let sctp = packet(from, to, 1, 2).protocol(PROTO_SCTP).heads();
-        assert_eq!((sctp.l4, sctp.tuple.sport(), sctp.tuple.dport()), (L4::Sctp, 1, 2));
+        assert_eq!((sctp.l4, sctp.tuple.sport(), sctp.tuple.dport(), sctp.sctp_chunk), (L4::Sctp, 1, 2, 0));
+        assert_eq!(packet(from, to, 1, 2).sctp(14).heads().sctp_chunk, 14);
         for protocol in [4, 47, 50, 255] {
             let other = packet(from, to, 1, 2).protocol(protocol).cut(1).heads();
             assert_eq!((other.l4, other.tuple.sport(), other.tuple.dport()), (L4::Other, 0, 0));
@@ -76,6 +77,7 @@ fn truncation_is_noticed_where_it_is() {
             (packet(from, to, 4000, 80), 8),
             (packet(from, to, 4000, 80).tcp(2), 14),
             (packet(from, to, 0, 0).echo(1), 8),
+            (packet(from, to, 4000, 80).sctp(1), 16),
         ] {
             let frame = whole.frame();
             for length in 0..frame.len() {
@@ -259,4 +261,32 @@ fn mutated_frames_are_read_within_their_bounds() {
             assert!(usize::from(heads.l4_offset) + 8 <= frame.len(), "{frame:02x?}");
         }
     }
+}
+
+#[test]
+fn the_length_of_a_message_is_what_its_headers_say() {
+    for (from, to) in PAIRS {
+        let whole = packet(from, to, 4000, 80);
+        let mut frame = whole.frame();
+        assert_eq!(parse(&frame).and_then(|heads| heads.message_length(frame.as_slice(), L3)), Some(28));
+        frame.extend([0; 6]);
+        assert_eq!(parse(&frame).and_then(|heads| heads.message_length(frame.as_slice(), L3)), Some(28), "padded");
+        frame[if from.contains(':') { L3 + ipv6::PAYLOAD_LEN + 1 } else { L3 + ipv4::TOTAL_LEN + 1 }] = 21;
+        let expected = if from.contains(':') { 21 } else { 1 };
+        assert_eq!(parse(&frame).and_then(|heads| heads.message_length(frame.as_slice(), L3)), Some(expected));
+        for fragment in [whole.clone().fragment(0, true), whole.fragment(9, false)] {
+            let frame = fragment.frame();
+            assert_eq!(parse(&frame).and_then(|heads| heads.message_length(frame.as_slice(), L3)), None);
+        }
+    }
+    let mut options = packet(PAIRS[0].0, PAIRS[0].1, 4000, 80).frame();
+    options[L3] = 0x47;
+    options.splice(L3 + IPV4_LEN..L3 + IPV4_LEN, [1; 8]);
+    options[L3 + ipv4::TOTAL_LEN + 1] += 8;
+    assert_eq!(parse(&options).and_then(|heads| heads.message_length(options.as_slice(), L3)), Some(28));
+    options[L3 + ipv4::TOTAL_LEN + 1] = 27;
+    assert_eq!(parse(&options).and_then(|heads| heads.message_length(options.as_slice(), L3)), None, "no room");
+    let mut extended = chained(&[(DESTINATION, 1), (ROUTING, 0)]);
+    extended[L3 + ipv6::PAYLOAD_LEN + 1] += 24;
+    assert_eq!(parse(&extended).and_then(|heads| heads.message_length(extended.as_slice(), L3)), Some(28));
 }

@@ -30,10 +30,12 @@ const MAPS: &str = "egress-ebpf/src/maps.rs";
 const PORTS: &str = "egress-ebpf/src/ports.rs";
 const REWRITE: &str = "egress-ebpf/src/rewrite.rs";
 const ROADS: &str = "egress-ebpf/src/roads.rs";
+const SCTP: &str = "egress-ebpf/src/sctp.rs";
 const SWEEP: &str = "egress-ebpf/src/sweep.rs";
 const WAY: &str = "egress-ebpf/src/way.rs";
 const ANSWER: &str = "egress-ebpf/src/answer.rs";
 const WIRE: &str = "egress-common/src/wire/mod.rs";
+const CRC32C: &str = "egress-common/src/wire/crc32c.rs";
 const DECIDE: &str = "egress-common/src/decide/mod.rs";
 const ACCEPT: &str = "egress-common/src/decide/accept.rs";
 const ENTER: &str = "egress-common/src/decide/enter.rs";
@@ -91,6 +93,18 @@ mutations! {
     "udp-zero-checksum", REWRITE, ["replies::", "protocols::"], "a checksum that says none becomes a wrong one":
         "PROTO_UDP | PROTO_UDP_LITE => (l4::UDP_CHECKSUM, u64::from(BPF_F_MARK_MANGLED_0))," =>
         "PROTO_UDP | PROTO_UDP_LITE => (l4::UDP_CHECKSUM, 0),";
+    "sctp-checksum", SCTP, ["sctp::"], "the receiver drops what got another port":
+        "sctp_checksum(u32::from_le_bytes(field), difference, length)" =>
+        "sctp_checksum(u32::from_le_bytes(field), 0, length)";
+    "sctp-length-of-the-frame", SCTP, ["sctp::"], "the receiver drops what the link has padded":
+        "heads.message_length(&packet, L3)?" => "packet.len() as u32 - at as u32";
+    "sctp-quoted-checksum", SCTP, ["errors::"], "an error that reaches the pod quotes a packet that it never sent":
+        "replaced(field, old, new, length)" => "replaced(field, old, old, length)";
+    "sctp-zero-checksum", CRC32C, ["sctp::"], "a checksum that is left to a device becomes a wrong one":
+        "if field == 0 { 0 } else" => "if field == u32::MAX { 0 } else";
+    "sctp-fragment-passes", DECIDE, ["sctp::"], "a fragment leaves with a checksum that is wrong for the whole":
+        "heads.l4 == L4::Sctp && heads.fragment == Fragment::First" =>
+        "heads.l4 == L4::Sctp && heads.fragment == Fragment::Later";
     "ttl-stays", REWRITE, ["replies::"], "packets go round for ever":
         "([ttl, protocol], [ttl.wrapping_sub(1), protocol])" => "([ttl, protocol], [ttl, protocol])";
     "hop-limit-stays", REWRITE, ["replies::"], "packets go round for ever":
@@ -116,7 +130,7 @@ mutations! {
     "system-ports-kept", SNAT, ["replies::"], "NAT gives ports below 1024":
         "PortRange { first: 1024," => "PortRange { first: 1,";
     "mid-stream-port-changes", SNAT, ["life::", "pods::"], "a running connection goes on from a port that its peer does not know":
-        "OwnPort::Taken if slots::is_mid_stream(heads) => return" => "OwnPort::Taken if forward.sport() == 0 => return";
+        "OwnPort::Taken if is_under_way(heads) => return" => "OwnPort::Taken if forward.sport() == 0 => return";
     "owned-address-not-compared", ROADS, ["ways::"], "a policy that is ahead of ownership sends by the old address":
         ".filter(|owned| owned.address == slot.address)" => ".filter(|owned| owned.address != Addr::UNSPECIFIED)";
 
