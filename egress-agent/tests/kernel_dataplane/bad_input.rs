@@ -73,7 +73,10 @@ fn a_second_set_of_programs() {
     on_node(|node: Node| async move {
         drop(node.start().await);
         let programs = Hook::ALL.map(programs);
-        for attachment in [Attachment::Tcx, Attachment::Clsact] {
+        let has_links = crate::node::links(Hook::MgmtIngress).is_some();
+        let attachments =
+            [Attachment::Tcx, Attachment::Clsact].into_iter().filter(|one| has_links || *one != Attachment::Tcx);
+        for attachment in attachments {
             let bpffs = "/run/bpf/deep/other".into();
             let settings = Settings { bpffs, attachment: Some(attachment), ..node.settings() };
             let error = refusal(settings).await;
