@@ -8,7 +8,8 @@ use egress_common::decide::enter::Enter;
 use egress_common::decide::leave::{Leave, Meta};
 use egress_common::decide::snat::{self, Face};
 use egress_common::decide::steer::Steer;
-use egress_common::decide::{self, Owner, Rewrite, Tables, mtu};
+use egress_common::decide::mtu::{self, Fit};
+use egress_common::decide::{self, Owner, Rewrite, Tables};
 use egress_common::wire::icmp::Answer;
 use egress_common::wire::{Frame, Heads, PROTO_ICMPV6, Quote, ethertype};
 
@@ -121,15 +122,16 @@ fn out_by_uplink(run: &Run<'_>, quote: &Quote, way: &mut Way, mapping: &Mapping,
 #[inline(always)]
 fn steer_to(run: &Run<'_>, way: &mut Way, egress_id: u32, slot: &Slot) -> Outcome {
     let Run { packet, config, heads } = *run;
-    let length = run.wire_length();
-    let limit = mtu::overlay_limit(config.overlay_mtu, heads.family);
-    if length > limit && heads.dont_fragment {
-        return Outcome::too_big(limit);
-    }
-    let result = packet.decrement_ttl(heads).and_then(|()| {
-        // A packet that may be fragmented, and must be, is: outside, so that it arrives whole.
-        overlay::encapsulate(run, &slot.endpoint, egress_id, length <= config.overlay_mtu, way)
-    });
+    let whole = match mtu::fit(run.wire_length(), config.overlay_mtu, heads, &slot.endpoint) {
+        Fit::Tell(limit) => return Outcome::too_big(limit),
+        Fit::Lost => return Outcome::done(Verdict::OverlayTooNarrow),
+        // Outside, so that it arrives whole.
+        Fit::Cut => false,
+        Fit::Whole => true,
+    };
+    let result = packet
+        .decrement_ttl(heads)
+        .and_then(|()| overlay::encapsulate(run, &slot.endpoint, egress_id, whole, way));
     Outcome::redirected(Verdict::Steered, result)
 }
 
@@ -270,13 +272,15 @@ fn reply_here(run: &Run<'_>, quote: &Quote, way: &mut Way, rest: &mut Rest, mapp
 fn reply_remote(run: &Run<'_>, quote: &Quote, way: &mut Way, mapping: &Mapping) -> Outcome {
     let Run { packet, config, heads } = *run;
     count_ingress(mapping.egress_id, packet.len() as u32);
-    let limit = mtu::overlay_limit(config.overlay_mtu, heads.family).min(config.pod_mtu);
     let length = run.wire_length();
     // What may be fragmented is: outside on the way through the overlay, and by the pod's node.
-    if length > limit && heads.dont_fragment {
-        return Outcome::too_big(limit);
-    }
-    let whole = length <= config.overlay_mtu;
+    let whole = match mtu::fit(length, config.overlay_mtu, heads, &mapping.source_node) {
+        Fit::Tell(limit) => return Outcome::too_big(limit.min(config.pod_mtu)),
+        Fit::Lost => return Outcome::done(Verdict::OverlayTooNarrow),
+        _ if length > config.pod_mtu && heads.dont_fragment => return Outcome::too_big(config.pod_mtu),
+        Fit::Cut => false,
+        Fit::Whole => true,
+    };
     let result = packet
         .decrement_ttl(heads)
         .and_then(|()| restore(run, quote, mapping))

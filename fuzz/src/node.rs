@@ -13,6 +13,7 @@ use egress_common::decide::accept::{self, Accept, Outer};
 use egress_common::decide::enter::{self, Enter};
 use egress_common::decide::expiry::FRAGMENT_NS;
 use egress_common::decide::leave::{self, Leave, Meta};
+use egress_common::decide::mtu::Fit;
 use egress_common::decide::snat::{self, Face};
 use egress_common::decide::steer::{self, Steer};
 use egress_common::decide::world::World;
@@ -250,9 +251,11 @@ impl Node {
                 }
             }
             SlotPlace::Remote => {
-                let limit = mtu::overlay_limit(self.config().overlay_mtu, heads.family);
-                if Self::wire_length(skb, heads) > limit && heads.dont_fragment {
-                    return Err(TooBig(limit));
+                let length = Self::wire_length(skb, heads);
+                match mtu::fit(length, self.config().overlay_mtu, heads, &slot.endpoint) {
+                    Fit::Tell(limit) => return Err(TooBig(limit)),
+                    Fit::Lost => return Ok(Outcome::Dropped(Verdict::OverlayTooNarrow)),
+                    Fit::Whole | Fit::Cut => {}
                 }
                 let mut frame = skb.frame.to_vec();
                 let less = edge::decrement_ttl(&mut frame, heads.family);
@@ -406,10 +409,11 @@ impl Node {
                 in_two = fits_in_two(skb, heads, config.pod_mtu);
                 (!in_two).then_some(config.pod_mtu)
             }
-            Verdict::ReplySteered => {
-                let limit = mtu::overlay_limit(config.overlay_mtu, heads.family).min(config.pod_mtu);
-                (length > limit && heads.dont_fragment).then_some(limit)
-            }
+            Verdict::ReplySteered => match mtu::fit(length, config.overlay_mtu, heads, &mapping.source_node) {
+                Fit::Tell(limit) => Some(limit.min(config.pod_mtu)),
+                Fit::Lost => return Outcome::Dropped(Verdict::OverlayTooNarrow),
+                Fit::Whole | Fit::Cut => (length > config.pod_mtu && heads.dont_fragment).then_some(config.pod_mtu),
+            },
             _ => None,
         };
         if let Some(mtu) = too_big {

@@ -47,6 +47,20 @@ pub(super) fn with_facts(config: Config, facts: &NodeFacts, underlay: Family) ->
     config
 }
 
+/// Whether the overlay takes less than every IPv6 sender may send, while nobody fragments its outer packets.
+pub(super) fn is_too_narrow(config: &Config, underlay: Family) -> bool {
+    const LEAST: u32 = 1280;
+    underlay == Family::V6 && config.uplink_ifindex != 0 && config.overlay_mtu < LEAST
+}
+
+pub(super) fn warn_of_narrow(config: &Config) {
+    warn!(
+        mtu = config.uplink_mtu,
+        "the uplink is too narrow: IPv6 packets of up to 1280 bytes must fit into the overlay, which over IPv6 takes 1350, \
+         and are dropped between nodes (overlay_too_narrow)"
+    );
+}
+
 /// What the programs put into overlay packets, and know them by as made on this node; zero where they make none. An
 /// earlier run's stays, since its packets may be on their way.
 pub(super) fn overlay_secret(config: &Config, in_program: bool) -> io::Result<[u8; 6]> {
@@ -129,6 +143,15 @@ mod tests {
             v4: Some([172, 18, 0, 2].into()),
             v6: None,
         }
+    }
+
+    #[test]
+    fn an_uplink_below_1350_is_too_narrow_for_ipv6_over_ipv6() {
+        let of = |mtu, underlay| {
+            let uplink = Some(Interface { index: 2, mac: [2; 6], mtu });
+            is_too_narrow(&with_facts(Config::EMPTY, &NodeFacts { uplink, ..facts() }, underlay), underlay)
+        };
+        assert_eq!([of(1350, Family::V6), of(1349, Family::V6), of(1300, Family::V4)], [false, true, false]);
     }
 
     #[test]

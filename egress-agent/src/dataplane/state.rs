@@ -34,6 +34,8 @@ pub(super) struct State {
     underlay: Family,
     /// How many entries the map `inbound` may have.
     inbound_limit: u32,
+    /// Whether it was said that the uplink is too narrow for IPv6 in the overlay.
+    said_narrow: bool,
     /// Devices whose absence has been reported.
     missing: BTreeSet<Device>,
     /// Addresses that nobody answered for, and when.
@@ -64,6 +66,7 @@ impl State {
             config,
             underlay,
             inbound_limit: others.inbound.limit(),
+            said_narrow: false,
             missing: BTreeSet::new(),
             probed: BTreeMap::new(),
         })
@@ -288,6 +291,11 @@ impl State {
     fn write_config(&mut self, config: Config) -> io::Result<()> {
         self.tables.config.set(0, config, 0).map_err(map_io)?;
         self.config = config;
+        let is_narrow = config::is_too_narrow(&config, self.underlay);
+        if is_narrow && !self.said_narrow {
+            config::warn_of_narrow(&config);
+        }
+        self.said_narrow = is_narrow;
         Ok(())
     }
 }

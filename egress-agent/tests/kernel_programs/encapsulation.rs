@@ -249,6 +249,38 @@ fn what_does_not_fit_goes_by_the_device() {
     });
 }
 
+/// Less than IPv6 asks of every link: nobody cuts an outer IPv6 packet, so what an inner sender will not make smaller ends
+/// with a name.
+#[test]
+fn what_the_overlay_cannot_take_is_told_or_named() {
+    const NARROW: u32 = 1250;
+    everywhere(|stage, cast, underlay| {
+        stage.configure(|config| {
+            config.self_node = addr(underlay.node);
+            config.overlay_mtu = NARROW;
+        });
+        let (over_v6, is_v6) = (underlay.node.contains(':'), cast.egress.contains(':'));
+        let network = if is_v6 { 40 } else { 20 };
+        let of = |length: u32, bound: bool| {
+            packet(cast.away_pod, cast.world, 4300, 80).with(|packet| {
+                packet.data = usize::try_from(length).expect("a length") - network - 8;
+                packet.dont_fragment = bound;
+            })
+        };
+        stage.run_frame(&STEER, &of(NARROW, true).frame(), Verdict::Steered);
+        let cut = if over_v6 { Verdict::MtuAnswered } else { Verdict::Steered };
+        let cases = if is_v6 {
+            let least = if over_v6 { Verdict::OverlayTooNarrow } else { Verdict::Steered };
+            [(of(1280, true), least), (of(1281, true), Verdict::MtuAnswered)]
+        } else {
+            [(of(NARROW + 1, true), Verdict::MtuAnswered), (of(NARROW + 1, false), cut)]
+        };
+        for (sent, verdict) in cases {
+            stage.run_frame(&STEER, &sent.frame(), verdict);
+        }
+    });
+}
+
 #[test]
 fn only_what_bears_the_secret_inside_was_made_here() {
     everywhere(|stage, cast, underlay| {

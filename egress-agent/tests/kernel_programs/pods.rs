@@ -3,6 +3,7 @@
 use egress_common::abi::{NODE_MARK, OnUnknownPod, Origin, Policy, PolicyKey, Verdict, WhenEmpty};
 
 use crate::cast::{Cast, addr};
+use crate::devices::batch;
 use crate::frames::{ACK, Body, Packet, SYN, packet};
 use crate::stage::{LEAVE, NEXT, REDIRECT, ROUTER_MAC, Ran, SHOT, STEER, UPLINK_MAC, both};
 
@@ -258,6 +259,22 @@ fn other_networks_and_protocols_pass() {
         for frame in [tagged, [&frame[..12], &[0x88, 0xb5], &frame[14..]].concat()] {
             let ran = stage.run_frame(&STEER, &frame, Verdict::NotIp);
             assert_eq!(ran, Ran { action: NEXT, frame, mark: 0 });
+        }
+    });
+}
+
+/// The kernel's lookup knows a route's size only where it is locked.
+#[test]
+fn a_routes_own_size_counts_where_it_is_locked() {
+    both(|stage, cast| {
+        let to = if cast.egress.contains(':') { "2001:db8::/64" } else { "198.51.100.0/24" };
+        let sent = to_world(cast).with(|packet| packet.data = 1300);
+        for (generation, size, verdict) in
+            [(2, "", Verdict::SnatHere), (3, "mtu lock 1300", Verdict::MtuAnswered), (4, "mtu 1300", Verdict::SnatHere)]
+        {
+            batch(&format!("route replace {to} via {} {size}\n", cast.router));
+            stage.configure(|config| config.route_generation = generation);
+            stage.run_frame(&STEER, &sent.frame(), verdict);
         }
     });
 }

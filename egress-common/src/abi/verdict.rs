@@ -178,6 +178,8 @@ verdicts! {
     ChainTooLong = 72, Drop, "chain_too_long";
     /// Lists addresses that it wants to go by, or has IPv4 options that cannot be read.
     SourceRouted = 73, Drop, "source_routed";
+    /// As small as IPv6 allows, and too large for an overlay over IPv6 all the same: the uplink takes less than 1350 bytes.
+    OverlayTooNarrow = 74, Drop, "overlay_too_narrow";
 }
 
 impl Verdict {

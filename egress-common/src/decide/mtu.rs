@@ -1,6 +1,6 @@
 //! Lengths: redirects check no MTU, so we do.
 
-use crate::abi::Family;
+use crate::abi::{Addr, Family};
 use crate::wire::{Heads, L3};
 
 /// In place of a size: the segments lie ready, each as long as its sender made it (SCTP).
@@ -21,10 +21,50 @@ pub fn wire_length(frame_len: u32, gso_size: u32, heads: &Heads) -> u32 {
 /// Least MTU of an IPv6 link (RFC 8200 section 5): senders do not believe in less.
 const IPV6_MINIMUM: u32 = 1280;
 
+/// How a packet goes through the overlay.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fit {
+    Whole,
+    /// Its outer packet is fragmented.
+    Cut,
+    /// Not at all: its sender is told of this size.
+    Tell(u32),
+    /// Not at all, and there is nothing to be told, since no sender goes below that size.
+    Lost,
+}
+
+/// An outer IPv4 packet may be fragmented, by the overlay device. An outer IPv6 packet is fragmented by nobody: routers may
+/// not, and the kernel does it for no tunnel of this kind.
+#[inline(always)]
+pub fn fit(length: u32, overlay_mtu: u32, heads: &Heads, endpoint: &Addr) -> Fit {
+    if length <= overlay_mtu {
+        return Fit::Whole;
+    }
+    match too_long(length, overlay_mtu, heads, endpoint) {
+        CUT => Fit::Cut,
+        LOST => Fit::Lost,
+        limit => Fit::Tell(limit),
+    }
+}
+
+const CUT: u32 = 0;
+const LOST: u32 = 1;
+
+/// Out of line, and in one register, since it is rare and the programs have little stack.
+#[inline(never)]
+fn too_long(length: u32, overlay_mtu: u32, heads: &Heads, endpoint: &Addr) -> u32 {
+    let limit = overlay_limit(overlay_mtu, heads.family);
+    match endpoint.family() {
+        Family::V4 if length <= limit || !heads.dont_fragment => CUT,
+        Family::V6 if length <= limit => LOST,
+        Family::V4 | Family::V6 => limit,
+    }
+}
+
 /// Largest packet that is put into the overlay. What is larger than `overlay_mtu` but within this is fragmented outside,
 /// as an IPv6 link below the minimum must do by itself.
 #[inline(always)]
-pub fn overlay_limit(overlay_mtu: u32, family: Family) -> u32 {
+fn overlay_limit(overlay_mtu: u32, family: Family) -> u32 {
     match family {
         Family::V6 if overlay_mtu < IPV6_MINIMUM => IPV6_MINIMUM,
         _ => overlay_mtu,
@@ -36,7 +76,30 @@ mod tests {
     use super::*;
     use crate::decide::cast::{V4, V6};
     use crate::decide::packets::packet;
+    use crate::decide::world::addr;
     use crate::wire::PROTO_SCTP;
+
+    #[test]
+    fn what_is_too_long_for_the_overlay_is_cut_outside_or_told() {
+        let whole = |cast| packet(cast, V4.world, 4000, 80);
+        let (v4, v6) = (whole(V4.pod).heads(), packet(V6.pod, V6.world, 4000, 80).heads());
+        let free = Heads { dont_fragment: false, ..v4 };
+        let bound = Heads { dont_fragment: true, ..v4 };
+        let (over_v4, over_v6) = (&addr(V4.other_node), &addr(V6.other_node));
+        for underlay in [over_v4, over_v6] {
+            for heads in [&free, &bound, &v6] {
+                assert_eq!(fit(1430, 1430, heads, underlay), Fit::Whole);
+            }
+            assert_eq!(fit(1431, 1430, &bound, underlay), Fit::Tell(1430));
+            assert_eq!(fit(1431, 1430, &v6, underlay), Fit::Tell(1430));
+            assert_eq!(fit(1281, 1250, &v6, underlay), Fit::Tell(1280), "no sender goes below");
+        }
+        assert_eq!(fit(1431, 1430, &free, over_v4), Fit::Cut);
+        assert_eq!(fit(1280, 1250, &v6, over_v4), Fit::Cut);
+        // Nobody cuts an outer IPv6 packet.
+        assert_eq!(fit(1431, 1430, &free, over_v6), Fit::Tell(1430));
+        assert_eq!(fit(1280, 1250, &v6, over_v6), Fit::Lost);
+    }
 
     #[test]
     fn a_segment_has_all_headers_and_its_share_of_the_data() {

@@ -1,8 +1,9 @@
 //! Nodes whose primary network is IPv6 only: the overlay's outer packets are IPv6.
 //!
 //! Questions and answers by both roads, a forged outer source, and packets that are too large once the uplinks are narrow:
-//! the pod or the server is told. Such nodes host IPv6 addresses only. Not asked here, since it fails: uplinks of less than
-//! 1350, where the 1280 that IPv6 asks of every link and the overlay's 70 do not fit; what is that large is lost there.
+//! the pod or the server is told. Such nodes host IPv6 addresses only. On uplinks of less than
+//! 1350 the 1280 that IPv6 asks of every link and the overlay's 70 do not fit, and nobody fragments an outer IPv6 packet:
+//! what is that large is lost there, by name; what is smaller, arrives.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -19,12 +20,15 @@ use super::overlay::{self, TUNNEL_PORT};
 use super::sizes;
 use crate::lab::addresses as plan;
 use crate::lab::capture::{Capture, Class};
+use crate::lab::client::{self, Ping};
 use crate::lab::cluster::Cluster;
 use crate::lab::{Lab, LabBuilder};
 use crate::testing::lab::{LabContext, LabTest};
 
 /// What uplinks take in the second half: less than pods' packets and the overlay, more than IPv6 asks of it.
 const NARROW: u32 = 1380;
+/// What they take at last.
+const TOO_NARROW: u32 = 1320;
 
 pub(super) fn tests() -> Vec<LabTest> {
     let timeout = Duration::from_secs(120);
@@ -44,9 +48,30 @@ fn by_ipv6(context: &LabContext) -> Result<()> {
     for node in 1..=3 {
         sizes::transfers(&ground, ground.chosen(node)?, plan::SERVER.v6.into(), "out", &mut findings)?;
     }
+    sizes::narrow(&ground, TOO_NARROW)?;
+    too_narrow(&ground, &mut findings)?;
     let seen = capture.finish()?;
     findings.equal("packets outside with a pod's address", &0, &seen.to_the_world(Class::Pod));
     findings.conclude()
+}
+
+/// Pods elsewhere than the gateway send packets of 1280 bytes, and smaller ones.
+fn too_narrow(ground: &Ground, findings: &mut Findings) -> Result<()> {
+    const HEADERS: u32 = 40 + 8;
+    let (node, to) = (ground.node(1)?, plan::SERVER.v6.into());
+    for (length, arrives) in [(TOO_NARROW - 70, true), (1280, false)] {
+        let before = Counts::of(node)?;
+        let ping = Ping { size: length - HEADERS, whole: true, count: 3, ..Ping::default() };
+        let pong = client::ping(&ground.chosen(1)?.netns, to, ping)?;
+        let lost = Counts::of(node)?.get(Verdict::OverlayTooNarrow) - before.get(Verdict::OverlayTooNarrow);
+        let right = if arrives { (pong.received, lost) == (3, 0) } else { (pong.received, lost) == (0, 3) };
+        let what = format!(
+            "uplinks of {TOO_NARROW}, {length} bytes: {} of 3 answered, {lost} too large by name",
+            pong.received
+        );
+        findings.note(right, &what);
+    }
+    Ok(())
 }
 
 fn known_by_ipv6(lab: &Lab, cluster: &Cluster) -> Result<()> {
