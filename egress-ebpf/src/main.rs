@@ -12,6 +12,7 @@
 
 mod alive;
 mod answer;
+mod found;
 mod fragment;
 mod hidden;
 mod hold;

@@ -1,8 +1,18 @@
 //! The maps (design section 3), and how decisions see them.
 //!
-//! Map access is one of the three places where unsafe lives. Two facts carry every block here: a pointer that a lookup
-//! returns is valid until the program ends (the element's memory is not given back to the system while a program runs,
-//! RCU), and every field is an integer, so a racing write on another CPU can at worst show an old or a new number.
+//! Map access is one of the three places where unsafe lives. What carries every block here:
+//!
+//! - A pointer that a lookup returns is valid until the program ends: memory goes back to the system only after every
+//!   program that may hold it has ended (RCU). It may *not* be the same element's until then: once removed, it may be another
+//!   key's at once. See `abi::seal` for what follows.
+//! - Every field is an integer, for which any bytes are a value, so a racing write on another CPU shows old or new words.
+//! - `nat`, `flows` and `owned` say what a packet becomes. They are copied into this CPU's workspace first (`found`), and
+//!   what is lent is the copy, if its seal says that it was written for this key as a whole; otherwise the element is not
+//!   there any more. A copy is good until the next look into the same map.
+//! - What is written to an element (times, the state of a connection, the next hop, what a flow came to) may hit the next
+//!   owner of the memory. A time or a state of another flow lets that one live as long as its protocol's timeouts say at
+//!   most; what a flow came to is sealed with its own key; a next hop has a seal of its own.
+//! - The others are lent as they lie, read at once, and name at most one value each that decides anything: see `Tables`.
 #![expect(unsafe_code, reason = "map access is one of the three places for it")]
 
 use core::ptr;
@@ -13,17 +23,16 @@ use aya_ebpf::btf_maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, PerCp
 use aya_ebpf::helpers::generated::{bpf_get_prandom_u32, bpf_ktime_get_coarse_ns};
 use aya_ebpf::macros::btf_map;
 use egress_common::abi::{
-    Addr, ClusterPrefix, Config, Count, Datagram, Direction, DropEvent, EipCount, Flow, FragKey, FragPorts, Hop,
-    Inbound, Mapping, NodeEntry, Owned, OwnedAddr, PodEntry, Policy, PolicyKey, Slot, Tuple, Usage, Verdict,
+    Addr, ClusterPrefix, Config, Count, Datagram, DropEvent, EipCount, Flow, FragKey, FragPorts, Hop, Inbound, Mapping,
+    NodeEntry, Owned, OwnedAddr, PodEntry, Policy, PolicyKey, Slot, Tuple, Usage, Verdict,
 };
 use egress_common::decide::snat::{EXHAUSTED_NS, PortSearch};
 use egress_common::decide::{Claim, Owner, PortClaim, Tables, phase};
 use egress_common::wire::PROTO_TCP;
 
-use crate::alive::{Touched, change, count_up, swap, touch};
+use crate::alive::{Touched, change, count_up, touch};
 use crate::hidden::hidden;
-use crate::hold;
-use crate::ports;
+use crate::{found, hold, ports};
 
 /// Elements come and go by the thousand and most nodes hold few: allocate as needed.
 const ON_DEMAND: usize = BPF_F_NO_PREALLOC as usize;
@@ -168,7 +177,7 @@ impl Tables for Maps {
 
     #[inline(always)]
     fn owned(&self, egress_id: u32) -> Option<&Owned> {
-        lent(OWNED.get_ptr_mut(egress_id))
+        found::owned(egress_id)
     }
 
     #[inline(always)]
@@ -243,21 +252,12 @@ impl Tables for Maps {
 
     #[inline(always)]
     fn flow_seen(&self, tuple: &Tuple, tcp_flags: u8) -> Option<&Flow> {
-        let flow = FLOWS.get_ptr_mut(tuple)?;
-        // SAFETY: see the module header.
-        let flow = unsafe { &mut *flow };
-        match touch(&raw mut flow.last_seen_ns, self.now_ns()) {
-            Touched::Gone => return None,
-            Touched::Noted if tuple.protocol != PROTO_TCP => renew_datagram(tuple),
-            Touched::Noted | Touched::Fresh => {}
-        }
-        change(&mut flow.state, |state| phase::own(state, tcp_flags, Direction::Egress));
-        Some(flow)
+        found::flow(tuple, tcp_flags)
     }
 
     #[inline(always)]
     fn flow_peek(&self, tuple: &Tuple) -> Option<&Flow> {
-        lent(FLOWS.get_ptr_mut(tuple))
+        found::flow_only(tuple)
     }
 
     #[inline(always)]
@@ -284,18 +284,10 @@ impl Tables for Maps {
     #[inline(always)]
     fn settle_flow(&self, tuple: &Tuple, slot: &Slot, decisions: u32) {
         let Some(flow) = FLOWS.get_ptr_mut(tuple) else { return };
-        // One CPU at a time: of two, one may have asked before a change and the other behind it, and the number of the
-        // one must not end up beside the slot of the other.
+        // Of two CPUs one may have asked before a change and the other behind it: the number of the one beside the slot of
+        // the other has no seal, in whatever order their writes arrive.
         // SAFETY: see the module header.
-        let (number, seen) = unsafe { (&raw mut (*flow).decided, ptr::read_volatile(&raw const (*flow).decided)) };
-        if seen == Flow::SETTLING || swap(number, seen, Flow::SETTLING) != seen {
-            return;
-        }
-        // SAFETY: as above.
-        unsafe { (*flow).settled = *slot };
-        // The number last: another CPU that sees it sees the slot.
-        // SAFETY: as above.
-        unsafe { ptr::write_volatile(number, decisions) };
+        unsafe { (*flow).settle(tuple, slot, decisions) };
     }
 
     #[inline(always)]
@@ -313,23 +305,12 @@ impl Tables for Maps {
 
     #[inline(always)]
     fn nat_seen(&self, key: &Tuple, tcp_flags: u8) -> Option<&Mapping> {
-        let mapping = NAT.get_ptr_mut(key)?;
-        // SAFETY: see the module header.
-        let mapping = unsafe { &mut *mapping };
-        if touch(&raw mut mapping.last_seen_ns, self.now_ns()) == Touched::Gone {
-            return None;
-        }
-        let (before, direction) = (mapping.state, key.direction());
-        change(&mut mapping.state, |state| phase::own(state, tcp_flags, direction));
-        if phase::tells(before, tcp_flags, direction) {
-            tell_other(key, before, tcp_flags);
-        }
-        Some(mapping)
+        found::mapping(key, tcp_flags)
     }
 
     #[inline(always)]
     fn nat_peek(&self, key: &Tuple) -> Option<&Mapping> {
-        lent(NAT.get_ptr_mut(key))
+        found::mapping_only(key)
     }
 
     #[inline(always)]
@@ -382,22 +363,4 @@ impl Tables for Maps {
     fn is_awaited(&self, key: &FragKey) -> bool {
         hold::is_awaited(key)
     }
-}
-
-/// Keeps the datagrams of a flow from being forgotten before the flow is; rare, so out of line.
-#[inline(never)]
-fn renew_datagram(tuple: &Tuple) {
-    Maps.note_datagram(tuple);
-}
-
-/// Tells the other key of a mapping of a reset, or of an opening; rare, so out of line.
-#[inline(never)]
-fn tell_other(key: &Tuple, before: u32, tcp_flags: u8) {
-    let Some(mapping) = NAT.get_ptr_mut(key) else { return };
-    // SAFETY: see the module header.
-    let other = unsafe { &(*mapping).other };
-    let Some(other) = NAT.get_ptr_mut(other) else { return };
-    // SAFETY: see the module header.
-    let state = unsafe { &mut (*other).state };
-    change(state, |state| phase::told(before, tcp_flags, key.direction(), state).unwrap_or(state));
 }

@@ -76,6 +76,7 @@ fn is_settled(run: &Run<'_>, endpoint: &Addr, way: &mut Way) -> bool {
         device_mtu: run.config.uplink_mtu,
         kept: ways::kept_hop(endpoint),
         by_mapping: false,
+        seal: 0,
     };
     if way::settle(run, &journey, way).is_some() || way.resolve {
         return false;

@@ -19,6 +19,7 @@ pub fn claim_nat(now: u64, key: &Tuple, other: &Tuple, owner: &Owner) -> Claim {
     // SAFETY: the element is this CPU's own, and no other reference to this field is alive.
     let mapping = unsafe { &mut (*workspace).mapping };
     *mapping = Mapping::new(*other, owner.origin, owner.source_node, owner.egress_id, now);
+    mapping.seal(key);
     // Lent, not copied: the stack has no room for it.
     let made: &Mapping = mapping;
     claimed(NAT.insert(key, made, BPF_NOEXIST.into()))

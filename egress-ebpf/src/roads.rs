@@ -1,9 +1,7 @@
 //! The roads: for each hook, the decision and what it asks of the packet.
 
-use egress_common::abi::{
-    Addr, Class, Config, Direction, Hop, Mapping, NODE_MARK, Origin, Owned, Slot, SlotPlace, Verdict,
-};
-use egress_common::decide::accept::Accept;
+use egress_common::abi::{Addr, Class, Config, Direction, Hop, Mapping, NODE_MARK, Origin, Slot, SlotPlace, Verdict};
+use egress_common::decide::accept::{Accept, Outer};
 use egress_common::decide::enter::Enter;
 use egress_common::decide::leave::{Leave, Meta};
 use egress_common::decide::snat::{self, Face};
@@ -23,7 +21,7 @@ use crate::packet::Packet;
 use crate::run::{Run, parse, quoted, restore, rewrite};
 use crate::way::{self, Journey, Way};
 use crate::ways;
-use crate::workspace::Workspace;
+use crate::workspace::{Found, Workspace, found};
 
 pub fn steer(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outcome {
     let outcome = from_pod(packet, config, workspace);
@@ -52,7 +50,10 @@ fn from_pod(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outco
         }
         Steer::Send { egress_id, slot } => {
             let outcome = match slot.place() {
-                SlotPlace::Here => snat_here(run, quote, way, egress_id, slot),
+                SlotPlace::Here => match snat_here(run, quote, egress_id, slot) {
+                    None => out_by_uplink(run, quote, way),
+                    Some(verdict) => refuse(egress_id, verdict),
+                },
                 SlotPlace::Remote => steer_to(run, way, egress_id, slot),
             };
             match outcome.mtu_exceeded() {
@@ -63,40 +64,59 @@ fn from_pod(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outco
     }
 }
 
+// The searches for a mapping are out of line, so that their frames lie beside those of what follows. They return why
+// there is none; the mapping, and the address that it shows, lie in the workspace.
+
 /// The gateway is this node.
-#[inline(always)]
-fn snat_here(run: &Run<'_>, quote: &Quote, way: &mut Way, egress_id: u32, slot: &Slot) -> Outcome {
+#[inline(never)]
+fn snat_here(run: &Run<'_>, quote: &Quote, egress_id: u32, slot: &Slot) -> Option<Verdict> {
     let owner = Owner { origin: Origin::Here, source_node: Addr::UNSPECIFIED, egress_id };
     // The policy may be ahead of the ownership; without it nobody would answer for the address.
     let Some(owned) = Maps.owned(egress_id).filter(|owned| owned.address == slot.address) else {
-        return Outcome::done(Verdict::NotGateway);
+        return Some(Verdict::NotGateway);
     };
     let face = Face { address: owned.address, ports: snat::EGRESS_PORTS };
-    match snat::translate(run.heads, quote, &Maps, &face, &owner) {
-        Ok(mapping) => out_by_uplink(run, quote, way, mapping, owned),
-        Err(verdict) => refuse(egress_id, verdict),
-    }
+    snat::translate(run.heads, quote, &Maps, &face, &owner).err()
 }
 
-/// Settles the way, checks the length, rewrites, goes. The TTL is taken down by the node where the pod is.
-#[inline(always)]
-fn out_by_uplink(run: &Run<'_>, quote: &Quote, way: &mut Way, mapping: &Mapping, owned: &Owned) -> Outcome {
-    let Run { packet, config, heads } = *run;
-    let source = Rewrite::snat(mapping);
-    // An entry that is removed and used again by another CPU just now may show another flow's address.
-    if source.addr != owned.address {
-        return Outcome::done(Verdict::ClaimLost);
-    }
+/// As [`snat_here`], for a pod of another node.
+#[inline(never)]
+fn snat_for_node(run: &Run<'_>, quote: &Quote, outer: &Outer, source_node: &Addr) -> Option<Verdict> {
+    let Some(found) = found() else { return Some(Verdict::BadState) };
+    decide::accept::translate(run.heads, quote, &Maps, &found.owned, outer.egress_id, source_node).err()
+}
+
+/// As [`snat_here`], on the node's own address.
+#[inline(never)]
+fn snat_node(run: &Run<'_>, quote: &Quote) -> Option<Verdict> {
+    decide::leave::translate(run.heads, quote, &Maps, run.config).err()
+}
+
+/// Settles the way of a packet that has found its mapping. Out of line as that.
+#[inline(never)]
+fn way_out(run: &Run<'_>, way: &mut Way) -> Option<Verdict> {
+    let Some(Found { mapping, owned, .. }) = found() else { return Some(Verdict::BadState) };
     let journey = Journey {
         saddr: &owned.address,
-        daddr: &heads.tuple.daddr,
+        daddr: &run.heads.tuple.daddr,
         ifindex: owned.ifindex,
         as_routed: false,
-        device_mtu: config.uplink_mtu,
+        device_mtu: run.config.uplink_mtu,
         kept: &mapping.hop,
         by_mapping: true,
+        seal: mapping.seal,
     };
-    if let Some(verdict) = way::settle(run, &journey, way) {
+    way::settle(run, &journey, way)
+}
+
+/// Settles the way, checks the length, rewrites, goes. The TTL is taken down by the node where the pod is. Out of line, so
+/// that its frame lies beside those of the search for a mapping.
+#[inline(never)]
+fn out_by_uplink(run: &Run<'_>, quote: &Quote, way: &mut Way) -> Outcome {
+    let Run { packet, heads, .. } = *run;
+    let Some(Found { mapping, .. }) = found() else { return Outcome::done(Verdict::BadState) };
+    let source = Rewrite::snat(mapping);
+    if let Some(verdict) = way_out(run, way) {
         return Outcome::done(verdict);
     }
     let limit = way.mtu;
@@ -153,14 +173,15 @@ fn from_overlay(packet: Packet, config: &Config, workspace: &mut Workspace) -> O
     let quote = quoted(packet, heads, quote);
     let decision = decide::accept::accept(heads, outer, &Maps, config);
     let run = &Run { packet, config, heads };
-    let (owned, source_node) = match decision {
+    let source_node = match decision {
         Accept::Done(verdict) => return Outcome::done(verdict),
         Accept::Deliver => return deliver(run, way, rest),
-        Accept::Translate { owned, source_node } => (owned, source_node),
+        // The address lies in the workspace.
+        Accept::Translate { owned: _, source_node } => source_node,
     };
-    let outcome = match decide::accept::translate(run.heads, quote, &Maps, owned, outer.egress_id, source_node) {
-        Ok(mapping) => out_by_uplink(run, quote, way, mapping, owned),
-        Err(verdict) => refuse(outer.egress_id, verdict),
+    let outcome = match snat_for_node(run, quote, outer, source_node) {
+        None => out_by_uplink(run, quote, way),
+        Some(verdict) => refuse(outer.egress_id, verdict),
     };
     match outcome.mtu_exceeded() {
         Some(mtu) => answer::to_remote_pod(run, buffer, outer, mtu),
@@ -171,7 +192,7 @@ fn from_overlay(packet: Packet, config: &Config, workspace: &mut Workspace) -> O
 /// A reply from a gateway, for a pod of this node; the gateway has done everything but the last hop.
 #[inline(never)]
 fn deliver(run: &Run<'_>, way: &mut Way, rest: &mut Rest) -> Outcome {
-    let journey = to_pod(run, &run.heads.tuple.daddr, ways::kept_hop(&run.heads.tuple.daddr), false);
+    let journey = to_pod(run, &run.heads.tuple.daddr, ways::kept_hop(&run.heads.tuple.daddr), None);
     if let Some(verdict) = way::settle(run, &journey, way) {
         return Outcome::done(verdict);
     }
@@ -185,7 +206,7 @@ fn deliver(run: &Run<'_>, way: &mut Way, rest: &mut Rest) -> Outcome {
 }
 
 #[inline(always)]
-fn to_pod<'a>(run: &Run<'a>, pod: &'a Addr, kept: &'a Hop, by_mapping: bool) -> Journey<'a> {
+fn to_pod<'a>(run: &Run<'a>, pod: &'a Addr, kept: &'a Hop, mapping: Option<u32>) -> Journey<'a> {
     Journey {
         saddr: &run.heads.tuple.saddr,
         daddr: pod,
@@ -193,7 +214,8 @@ fn to_pod<'a>(run: &Run<'a>, pod: &'a Addr, kept: &'a Hop, by_mapping: bool) -> 
         as_routed: false,
         device_mtu: run.config.pod_mtu,
         kept,
-        by_mapping,
+        by_mapping: mapping.is_some(),
+        seal: mapping.unwrap_or(0),
     }
 }
 
@@ -253,7 +275,7 @@ fn never_passed(outcome: Outcome) -> Outcome {
 fn reply_here(run: &Run<'_>, quote: &Quote, way: &mut Way, rest: &mut Rest, mapping: &Mapping) -> Outcome {
     let Run { packet, heads, .. } = *run;
     count_ingress(mapping.egress_id, packet.len() as u32);
-    let journey = to_pod(run, &mapping.other.saddr, &mapping.hop, true);
+    let journey = to_pod(run, &mapping.other.saddr, &mapping.hop, Some(mapping.seal));
     if let Some(verdict) = way::settle(run, &journey, way) {
         return Outcome::done(verdict);
     }
@@ -308,16 +330,14 @@ pub fn leave(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outc
         }
         Leave::NodeSnat => {
             packet.set_mark(0);
-            let node = decide::enter::node_address(config, run.heads.family);
-            let result = decide::leave::translate(run.heads, quote, &Maps, config).and_then(|mapping| {
-                let source = Rewrite::snat(mapping);
-                // As in `out_by_uplink`.
-                if source.addr == node { rewrite(run, quote, &source) } else { Err(Verdict::ClaimLost) }
-            });
-            match result {
-                Ok(()) => Outcome::done(Verdict::NodeSnat),
-                Err(verdict) => Outcome::done(verdict),
-            }
+            Outcome::done(match (snat_node(run, quote), found()) {
+                (None, Some(found)) => match rewrite(run, quote, &Rewrite::snat(&found.mapping)) {
+                    Ok(()) => Verdict::NodeSnat,
+                    Err(verdict) => verdict,
+                },
+                (Some(verdict), _) => verdict,
+                (None, None) => Verdict::BadState,
+            })
         }
     }
 }

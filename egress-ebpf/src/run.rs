@@ -62,13 +62,5 @@ pub fn rewrite(run: &Run<'_>, quote: &Quote, rewrite: &Rewrite) -> Result<(), Ve
 /// Gives a reply, or an ICMP error about the flow, back the pod's address.
 #[inline(always)]
 pub fn restore(run: &Run<'_>, quote: &Quote, mapping: &Mapping) -> Result<(), Verdict> {
-    let sender = match run.heads.l4 {
-        L4::IcmpError => &quote.tuple().daddr,
-        _ => &run.heads.tuple.saddr,
-    };
-    // The same look at an entry that may just be used again as on the way out.
-    if mapping.other.daddr != *sender {
-        return Err(Verdict::ClaimLost);
-    }
     rewrite(run, quote, &Rewrite::reverse(mapping))
 }

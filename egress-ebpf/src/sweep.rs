@@ -5,6 +5,10 @@
 //! first is gone for that packet. A mapping goes when both of its keys could be taken; its reverse key is removed first,
 //! and whoever removes that removes the forward key too, here as everywhere.
 //!
+//! An element that the walk is at may be removed by another hand, and its memory be another key's (`abi::seal`): so what is
+//! judged and removed is a copy's key, read before the time was taken. An element whose memory has changed hands since then
+//! has another time, which is not taken.
+//!
 //! With mark 1 on the test packet a map is nearly full, and connections that nobody has answered go sooner.
 #![expect(unsafe_code, reason = "map access by callback")]
 
@@ -15,8 +19,8 @@ use aya_ebpf::helpers::generated::bpf_for_each_map_elem;
 use egress_common::abi::{Direction, Flow, Inbound, Mapping, Timeouts, Tuple, Usage};
 use egress_common::decide::{Tables, expiry};
 
-use crate::alive;
 use crate::maps::{self, FLOWS, INBOUND, Maps, NAT, USAGE};
+use crate::{alive, found};
 
 /// What the callbacks share.
 struct Sweep {
@@ -74,17 +78,23 @@ fn take(last_seen_ns: *mut u64, seen: u64) -> bool {
 unsafe extern "C" fn mapping(_map: *mut c_void, key: *const Tuple, value: *mut Mapping, sweep: *mut Sweep) -> i64 {
     // SAFETY: the helper hands in an element of the map and the pointer that it was given.
     let (key, entry, sweep) = unsafe { (&*key, &mut *value, &mut *sweep) };
-    let seen = entry.last_seen_ns;
+    // The element may be removed, and its memory another key's, at any time: see `abi::seal`.
+    let (key, copy) = (&found::copy_of(key), &found::copy_of(entry));
+    if !copy.is_of(key) {
+        sweep.kept += 1;
+        return 0;
+    }
+    let seen = copy.last_seen_ns;
     // Each mapping is met at both keys, and judged and counted at the forward one. A key whose other one does not name it
     // is left from a claim that never settled: at the forward key it would lose all answers, so it goes at once; at the
     // reverse key it may be a claim that is just being made, so it has its time.
-    let other = NAT.get_ptr_mut(entry.other);
+    let other = NAT.get_ptr_mut(&copy.other);
     // SAFETY: a pointer from a lookup; see `maps`.
     let other = other.map(|other| unsafe { &mut *other }).filter(|other| other.other == *key);
     match (key.direction(), other) {
         (Direction::Ingress, Some(_)) => {}
         (Direction::Ingress, None) => {
-            let idle = expiry::is_mapping_idle(&sweep.timeouts, entry, None, sweep.now_ns);
+            let idle = expiry::is_mapping_idle(&sweep.timeouts, copy, None, sweep.now_ns);
             if idle && take(&raw mut entry.last_seen_ns, seen) {
                 Maps.forget_nat(key);
                 sweep.removed += 1;
@@ -98,9 +108,9 @@ unsafe extern "C" fn mapping(_map: *mut c_void, key: *const Tuple, value: *mut M
         }
         (Direction::Egress, Some(other)) => {
             let answered = other.last_seen_ns;
-            let idle = expiry::is_mapping_idle(&sweep.timeouts, entry, Some(other), sweep.now_ns);
+            let idle = expiry::is_mapping_idle(&sweep.timeouts, copy, Some(other), sweep.now_ns);
             if idle && take_both(entry, seen, other, answered) {
-                Maps.forget_nat(&entry.other);
+                Maps.forget_nat(&copy.other);
                 Maps.forget_nat(key);
                 sweep.removed += 2;
             } else {
@@ -127,7 +137,7 @@ fn take_both(forward: &mut Mapping, seen: u64, reverse: &mut Mapping, answered: 
 
 unsafe extern "C" fn flow(_map: *mut c_void, key: *const Tuple, value: *mut Flow, sweep: *mut Sweep) -> i64 {
     // SAFETY: as in `mapping`.
-    let (key, flow, sweep) = unsafe { (&*key, &mut *value, &mut *sweep) };
+    let (key, flow, sweep) = unsafe { (&found::copy_of(&*key), &mut *value, &mut *sweep) };
     let seen = flow.last_seen_ns;
     let idle = expiry::is_flow_idle(&sweep.timeouts, flow, key.protocol, sweep.now_ns);
     if idle && take(&raw mut flow.last_seen_ns, seen) {
@@ -141,7 +151,7 @@ unsafe extern "C" fn flow(_map: *mut c_void, key: *const Tuple, value: *mut Flow
 
 unsafe extern "C" fn inbound(_map: *mut c_void, key: *const Tuple, value: *mut Inbound, sweep: *mut Sweep) -> i64 {
     // SAFETY: as in `mapping`.
-    let (key, inbound, sweep) = unsafe { (&*key, &mut *value, &mut *sweep) };
+    let (key, inbound, sweep) = unsafe { (&found::copy_of(&*key), &mut *value, &mut *sweep) };
     let seen = inbound.last_seen_ns;
     let idle = expiry::is_inbound_idle(&sweep.timeouts, inbound, key.protocol, sweep.now_ns);
     if idle && take(&raw mut inbound.last_seen_ns, seen) {

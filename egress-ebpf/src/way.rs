@@ -39,23 +39,26 @@ pub struct Way {
     pub ifindex: u32,
     pub dmac: [u8; 6],
     pub smac: [u8; 6],
+    /// As it is kept.
+    made: Hop,
     neighbour: Neighbour,
     /// Working space of the lookup.
     params: FibParams,
 }
 
 impl Way {
-    /// As it is kept from now on.
+    /// As it is kept from now on; built in place, since the stack has little room.
     #[inline(always)]
-    fn hop(&self, config: &Config, now: u64) -> Hop {
-        Hop {
-            ifindex: self.ifindex,
-            generation: config.route_generation,
-            valid_until_ns: now + HOP_LIFE_NS,
-            mtu: self.mtu,
-            dmac: self.dmac,
-            smac: self.smac,
-        }
+    fn to_keep(&mut self, config: &Config, now: u64, seal: u32) -> &Hop {
+        let hop = &mut self.made;
+        hop.ifindex = self.ifindex;
+        hop.generation = config.route_generation;
+        hop.valid_until_ns = now + HOP_LIFE_NS;
+        hop.mtu = self.mtu;
+        hop.dmac = self.dmac;
+        hop.smac = self.smac;
+        hop.seal(seal);
+        hop
     }
 }
 
@@ -73,6 +76,8 @@ pub struct Journey<'a> {
     pub kept: &'a Hop,
     /// Whether the mapping of the packet's tuple is to keep a new one; else the CPU does.
     pub by_mapping: bool,
+    /// Of that mapping.
+    pub seal: u32,
 }
 
 /// Settles the way; `None` when it is settled, else why there is none.
@@ -80,7 +85,9 @@ pub struct Journey<'a> {
 pub fn settle(run: &Run<'_>, journey: &Journey<'_>, way: &mut Way) -> Option<Verdict> {
     let (config, now) = (run.config, Maps.now_ns());
     let hop = journey.kept;
-    if hop.generation == config.route_generation && now < hop.valid_until_ns && hop.ifindex == journey.ifindex {
+    let is_known = hop.generation == config.route_generation && hop.ifindex == journey.ifindex;
+    // Another CPU may just be writing the one of a mapping; this CPU's own is whole.
+    if is_known && now < hop.valid_until_ns && (!journey.by_mapping || hop.is_of(journey.seal)) {
         way.resolve = false;
         way.known = true;
         way.ifindex = hop.ifindex;
@@ -101,11 +108,11 @@ pub fn settle(run: &Run<'_>, journey: &Journey<'_>, way: &mut Way) -> Option<Ver
     way.mtu = if settled { route_mtu(&way.params, journey.device_mtu) } else { journey.device_mtu };
     set_neighbour(way);
     if settled {
-        let hop = way.hop(config, now);
+        let hop = way.to_keep(config, now, journey.seal);
         if journey.by_mapping {
-            Maps.set_hop(&run.heads.tuple, &hop);
+            Maps.set_hop(&run.heads.tuple, hop);
         } else {
-            ways::keep_hop(journey.daddr, &hop);
+            ways::keep_hop(journey.daddr, hop);
         }
     }
     None

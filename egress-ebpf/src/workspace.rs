@@ -3,7 +3,7 @@
 
 use aya_ebpf::btf_maps::PerCpuArray;
 use aya_ebpf::macros::btf_map;
-use egress_common::abi::{Mapping, Tuple};
+use egress_common::abi::{Flow, Mapping, Owned, Tuple};
 use egress_common::decide::accept::Outer;
 use egress_common::wire::{Heads, Quote};
 
@@ -36,8 +36,25 @@ pub struct Workspace {
     pub mapping: Mapping,
     /// For fragments that come before their first one.
     pub hold: hold::Space,
+    /// What was found in the maps.
+    pub found: Found,
     /// No drop is reported before this time.
     pub next_report_ns: u64,
+}
+
+/// Copies of elements, each good until the next look into its map.
+#[repr(C)]
+pub struct Found {
+    pub mapping: Mapping,
+    pub flow: Flow,
+    pub owned: Owned,
+}
+
+/// Space for what is looked up.
+#[inline(always)]
+pub fn found() -> Option<&'static mut Found> {
+    // SAFETY: the element is this CPU's own, as for `workspace`, and roads take none of it from there.
+    WORKSPACE.get_ptr_mut(0).map(|workspace| unsafe { &mut (*workspace).found })
 }
 
 #[inline(always)]

@@ -114,7 +114,7 @@ pub(crate) fn node_of_stories() -> Node {
 
 /// Gives the object an address here.
 pub(crate) fn own(world: &World, egress_id: u32, address: Addr) {
-    world.put_owned(egress_id, Owned { address, ifindex: 11, mac: [2, 0, 0, 0, 1, 0x64], reserved: [0; 2] });
+    world.put_owned(egress_id, Owned::new(egress_id, address, 11, [2, 0, 0, 0, 1, 0x64]));
 }
 
 /// The key of an object's policy.

@@ -107,7 +107,7 @@ pub(super) fn holds_pods(prefix: Prefix) -> bool {
 /// What an owned entry says beside the address: where it is announced.
 pub(super) fn owned_pair(id: EgressId, address: IpAddr, ifindex: u32, mac: [u8; 6]) -> (abi::Owned, abi::OwnedAddr) {
     (
-        abi::Owned { address: address.into(), ifindex, mac, reserved: [0; 2] },
+        abi::Owned::new(id.0, address.into(), ifindex, mac),
         abi::OwnedAddr { egress_id: id.0, ifindex, mac, reserved: [0; 2] },
     )
 }

@@ -250,13 +250,13 @@ pub(crate) fn make_flow(node: &Node, pod: &str, id: u32, address: &str, port: u1
     let (pod, address, server) = (Addr::from(addr(pod)), Addr::from(addr(address)), Addr::v4([198, 51, 100, 10]));
     let out = Tuple::new(Direction::Egress, pod, server, port, 80, 6);
     let now_ns = now_ns();
-    let flow = Flow::new(address, id, 0, 0, now_ns);
+    let flow = Flow::new(address, id, 0, 0, now_ns).sealed(&out);
     node.map::<Tuple, Flow>("flows").insert(out, flow, 0).expect("a flow");
     let reverse = Tuple::new(Direction::Ingress, server, address, 80, port, 6);
-    let mapping = |other| Mapping::new(other, Origin::Here, Addr::UNSPECIFIED, id, now_ns);
+    let mapping = |key, other| Mapping::new(other, Origin::Here, Addr::UNSPECIFIED, id, now_ns).sealed(key);
     let mut nat = node.map::<Tuple, Mapping>("nat");
-    nat.insert(out, mapping(reverse), 0).expect("a forward key");
-    nat.insert(reverse, mapping(out), 0).expect("a reverse key");
+    nat.insert(out, mapping(&out, reverse), 0).expect("a forward key");
+    nat.insert(reverse, mapping(&reverse, out), 0).expect("a reverse key");
 }
 
 /// Ports of the flows and of the mappings that are left.

@@ -115,7 +115,7 @@ fn errors_for_a_pod_of_another_node_go_through_the_overlay() {
         let (inside, outside) = sent(stage, cast, 53, Body::Tcp(SYN));
         for (key, (tuple, mapping)) in stage.mappings() {
             let made = Mapping::new(mapping.other, Origin::Remote, addr(cast.other_node), mapping.egress_id, 0);
-            stage.nat.insert(tuple, made, 0).unwrap_or_else(|error| panic!("{key}: {error}"));
+            stage.nat.insert(tuple, made.sealed(&tuple), 0).unwrap_or_else(|error| panic!("{key}: {error}"));
         }
         for kind in kinds(cast.family) {
             let told = arriving(cast.router, cast.egress, kind, &outside, 20);

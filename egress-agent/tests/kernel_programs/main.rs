@@ -30,6 +30,7 @@ mod pods;
 mod protocols;
 mod races;
 mod replies;
+mod reuse;
 mod runs;
 mod sctp;
 mod stage;

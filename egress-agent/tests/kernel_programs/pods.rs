@@ -173,7 +173,7 @@ fn a_flow_that_lost_its_address_is_cut() {
             .find(|(key, _)| key.saddr == addr(cast.pod))
             .expect("a flow");
         flow.address = addr(cast.away_egress);
-        stage.flows.insert(key, flow, 0).expect("a flow");
+        stage.flows.insert(key, flow.sealed(&key), 0).expect("a flow");
         stage.drops(&STEER, &sent, Verdict::AddressGone);
         let anew = to_world(cast).tcp(SYN);
         assert_eq!(stage.run_frame(&STEER, &anew.frame(), Verdict::SnatHere).action, REDIRECT);

@@ -187,7 +187,7 @@ fn one_mapping_where_the_address_has_moved_and_both_search() {
 }
 
 #[test]
-fn what_a_flow_came_to_is_written_by_one_cpu_at_a_time() {
+fn what_two_cpus_have_written_of_what_a_flow_came_to_is_not_taken() {
     both(|stage, cast| {
         stage.configure(|config| config.decisions = 5);
         let out = packet(cast.pod, cast.world, 4000, 80).frame();
@@ -196,13 +196,13 @@ fn what_a_flow_came_to_is_written_by_one_cpu_at_a_time() {
         let (key, begun) = stage.flows.iter().find_map(entry).expect("a flow");
         let slot = Slot::here(addr(cast.egress));
         assert_eq!((begun.decided, begun.settled), (5, slot));
-        // Another CPU is at it, which may have asked before the last change.
-        for (decided, expected) in [(Flow::SETTLING, (Flow::SETTLING, Slot::EMPTY)), (4, (5, slot))] {
-            let flow = Flow { decided, settled: Slot::EMPTY, ..begun };
-            stage.flows.insert(key, flow, 0).expect("change the flow");
+        // The number of the one that asked behind a change, and the slot of the one that asked before it.
+        let away = Slot::remote(addr(cast.away_egress), addr(cast.other_node));
+        for mixed in [Flow { settled: away, ..begun }, Flow { decided: 4, ..begun }] {
+            stage.flows.insert(key, mixed, 0).expect("change the flow");
             stage.run_frame(&STEER, &out, Verdict::SnatHere);
             let now = stage.flows.get(&key, 0).expect("the flow");
-            assert_eq!((now.decided, now.settled), expected);
+            assert_eq!((now.decided, now.settled), (5, slot), "asked again");
         }
     });
 }

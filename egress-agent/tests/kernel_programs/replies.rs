@@ -62,7 +62,7 @@ fn a_changed_port_is_changed_back() {
 fn move_away(stage: &mut Stage, cast: &Cast) {
     for (key, (tuple, mapping)) in stage.mappings() {
         let made = Mapping::new(mapping.other, Origin::Remote, addr(cast.other_node), mapping.egress_id, 0);
-        stage.nat.insert(tuple, made, 0).unwrap_or_else(|error| panic!("{key}: {error}"));
+        stage.nat.insert(tuple, made.sealed(&tuple), 0).unwrap_or_else(|error| panic!("{key}: {error}"));
     }
 }
 
@@ -98,7 +98,7 @@ fn nothing_unasked_reaches_anybody() {
         }
         for (key, (tuple, mapping)) in stage.mappings() {
             let made = Mapping::new(mapping.other, Origin::Stack, mapping.source_node, 0, 0);
-            stage.nat.insert(tuple, made, 0).unwrap_or_else(|error| panic!("{key}: {error}"));
+            stage.nat.insert(tuple, made.sealed(&tuple), 0).unwrap_or_else(|error| panic!("{key}: {error}"));
         }
         stage.drops(&ENTER, &asked, Verdict::BadState);
     });

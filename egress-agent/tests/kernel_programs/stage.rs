@@ -187,7 +187,7 @@ impl Stage {
 
     /// One address per egress ID and family: the last one owned is what flows of the ID get.
     pub(crate) fn own(&mut self, egress_id: u32, address: &str) {
-        let owned = Owned { address: addr(address), ifindex: UPLINK, mac: OWNED_MAC, reserved: [0; 2] };
+        let owned = Owned::new(egress_id, addr(address), UPLINK, OWNED_MAC);
         self.owned.insert(egress_id, owned, 0).expect("own");
         let entry = OwnedAddr { egress_id, ifindex: UPLINK, mac: OWNED_MAC, reserved: [0; 2] };
         self.owned_addr.insert(addr(address), entry, 0).expect("own");

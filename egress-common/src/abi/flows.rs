@@ -1,36 +1,95 @@
 //! Maps `flows`, `inbound`, `datagrams` and `frags`: what the source node remembers of its pods' traffic.
 
-use super::{Addr, Slot, abi};
+use super::seal::Seal;
+use super::{Addr, Slot, Tuple, abi};
 
 /// Value of `flows`; the key is the tuple as the pod sends it. A flow keeps its address, not its node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct Flow {
-    /// The egress IP that this flow shows to the world.
-    pub address: Addr,
-    pub egress_id: u32,
-    /// Index into the policy's slots where the address was last found.
-    pub slot: u32,
     /// CLOCK_MONOTONIC (ns).
     pub last_seen_ns: u64,
     /// Of a TCP connection, as the pod's node sees it: bits of `decide::phase`.
     pub state: u32,
     /// Value of [`super::Config::decisions`] when `settled` was written; another value there means: ask again.
-    /// [`Flow::SETTLING`] while a CPU writes it.
     pub decided: u32,
+    /// Of the key, `decided` and `settled`: several CPUs may write them at once, in any order.
+    pub settled_seal: u32,
+    /// Of the key and of what stays as it was made: `address` and `egress_id`.
+    pub seal: u32,
+    pub egress_id: u32,
+    /// Index into the policy's slots where the address was last found.
+    pub slot: u32,
     /// The slot that the flow was sent to when all questions were last asked.
     pub settled: Slot,
+    /// The egress IP that this flow shows to the world.
+    pub address: Addr,
     pub reserved: u32,
 }
-abi!(Flow, 40 + 36 + 4);
+abi!(Flow, 32 + 36 + 16 + 4);
 
 impl Flow {
-    /// No number of the decisions: there are not that many.
-    pub const SETTLING: u32 = u32::MAX;
-
+    /// Not sealed yet.
     #[inline(always)]
     pub const fn new(address: Addr, egress_id: u32, slot: u32, state: u32, now_ns: u64) -> Self {
-        Self { address, egress_id, slot, last_seen_ns: now_ns, state, decided: 0, settled: Slot::EMPTY, reserved: 0 }
+        Self {
+            last_seen_ns: now_ns,
+            state,
+            decided: 0,
+            settled_seal: 0,
+            seal: 0,
+            egress_id,
+            slot,
+            settled: Slot::EMPTY,
+            address,
+            reserved: 0,
+        }
+    }
+
+    /// As it is written at `key`.
+    #[inline(always)]
+    #[must_use]
+    pub const fn sealed(self, key: &Tuple) -> Self {
+        Self { seal: self.seal_at(key), ..self }
+    }
+
+    /// As [`sealed`](Self::sealed), in place.
+    #[inline(always)]
+    pub const fn seal(&mut self, key: &Tuple) {
+        self.seal = self.seal_at(key);
+    }
+
+    /// Whether this was written, as a whole, at `key`. Asked of a copy; see `abi::seal`.
+    #[inline(always)]
+    pub const fn is_of(&self, key: &Tuple) -> bool {
+        self.seal == self.seal_at(key)
+    }
+
+    #[inline(always)]
+    const fn seal_at(&self, key: &Tuple) -> u32 {
+        Seal::of_tuple(key).addr(10, &self.address).word(14, self.egress_id).done()
+    }
+
+    /// Notes what the questions came to under these decisions. What several CPUs write at once may become a mix, which
+    /// [`settled_under`](Self::settled_under) does not take.
+    #[inline(always)]
+    pub const fn settle(&mut self, key: &Tuple, slot: &Slot, decisions: u32) {
+        self.settled = *slot;
+        self.decided = decisions;
+        self.settled_seal = Self::settled_seal_at(key, slot, decisions);
+    }
+
+    /// What the questions came to, where these are the decisions under which they were asked. Asked of a copy.
+    #[inline(always)]
+    pub const fn settled_under(&self, key: &Tuple, decisions: u32) -> Option<&Slot> {
+        let is_whole = self.settled_seal == Self::settled_seal_at(key, &self.settled, decisions);
+        if self.decided == decisions && is_whole { Some(&self.settled) } else { None }
+    }
+
+    #[inline(always)]
+    const fn settled_seal_at(key: &Tuple, slot: &Slot, decisions: u32) -> u32 {
+        let seal = Seal::of_tuple(key).addr(15, &slot.address).addr(19, &slot.endpoint);
+        seal.word(23, slot.place_number()).word(24, decisions).done()
     }
 }
 

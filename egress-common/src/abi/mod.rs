@@ -16,6 +16,7 @@ mod flows;
 mod nat;
 mod pods;
 mod rig;
+mod seal;
 mod verdict;
 
 pub use addr::{Addr, Family};
@@ -29,7 +30,7 @@ pub use rig::{RIG_FRAME, Rig};
 pub use verdict::{Class, Verdict};
 
 /// Version of the layout of all pinned maps; the pin directory is named after it.
-pub const ABI_VERSION: u32 = 1;
+pub const ABI_VERSION: u32 = 2;
 
 /// The only mark: a selected pod's packet to another node's address (OVN-Kubernetes' 1008).
 pub const NODE_MARK: u32 = 0x3f0;

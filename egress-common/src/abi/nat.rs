@@ -5,6 +5,7 @@
 //! value's `other` names the source to write, the reverse value's `other` the destination to restore. The reverse key is
 //! claimed first, by insert-if-absent; both live and die together.
 
+use super::seal::Seal;
 use super::{Addr, abi};
 
 /// Direction of a packet relative to the endpoint.
@@ -67,6 +68,13 @@ impl Tuple {
         if self.direction == Direction::Egress as u8 { Direction::Egress } else { Direction::Ingress }
     }
 
+    /// The ports, and the rest, as they stand in memory.
+    #[inline(always)]
+    pub(super) const fn last_words(&self) -> [u32; 2] {
+        let (s, d, r) = (self.sport, self.dport, self.reserved);
+        [u32::from_ne_bytes([s[0], s[1], d[0], d[1]]), u32::from_ne_bytes([self.protocol, self.direction, r[0], r[1]])]
+    }
+
     /// The tuple of the answer, which goes the other way.
     #[inline(always)]
     pub const fn reversed(&self) -> Self {
@@ -103,37 +111,70 @@ pub struct Hop {
     pub mtu: u32,
     pub dmac: [u8; 6],
     pub smac: [u8; 6],
+    /// Of all of this and the seal of its mapping: several CPUs may write it at once.
+    pub seal: u32,
+    pub reserved: u32,
 }
-abi!(Hop, 32);
+abi!(Hop, 40);
 
 impl Hop {
     /// Not settled yet: never valid, since it ends at time zero.
-    pub const NONE: Self = Self { ifindex: 0, generation: 0, valid_until_ns: 0, mtu: 0, dmac: [0; 6], smac: [0; 6] };
+    pub const NONE: Self =
+        Self { ifindex: 0, generation: 0, valid_until_ns: 0, mtu: 0, dmac: [0; 6], smac: [0; 6], seal: 0, reserved: 0 };
+
+    /// As it is written into the mapping with this seal.
+    #[inline(always)]
+    pub const fn seal(&mut self, of: u32) {
+        self.seal = self.seal_in(of);
+    }
+
+    /// Whether this was written, as a whole, into the mapping with this seal. Asked of a copy; see `abi::seal`.
+    #[inline(always)]
+    pub const fn is_of(&self, mapping: u32) -> bool {
+        self.seal == self.seal_in(mapping)
+    }
+
+    #[inline(always)]
+    const fn seal_in(&self, mapping: u32) -> u32 {
+        let (d, s) = (&self.dmac, &self.smac);
+        Seal::of_number(mapping)
+            .word(1, self.ifindex)
+            .word(2, self.generation)
+            .word(3, self.valid_until_ns as u32)
+            .word(4, (self.valid_until_ns >> 32) as u32)
+            .word(5, self.mtu)
+            .word(6, u32::from_ne_bytes([d[0], d[1], d[2], d[3]]))
+            .word(7, u32::from_ne_bytes([d[4], d[5], s[0], s[1]]))
+            .word(8, u32::from_ne_bytes([s[2], s[3], s[4], s[5]]))
+            .done()
+    }
 }
 
 /// Value of `nat`, one shape for both directions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub struct Mapping {
-    /// The mapping's other key.
-    pub other: Tuple,
-    /// Tunnel endpoint of the pod's node where [`origin`](Self::origin) is remote.
-    pub source_node: Addr,
-    pub egress_id: u32,
-    origin: u32,
     /// CLOCK_MONOTONIC (ns) of the last packet of this direction.
     pub last_seen_ns: u64,
-    /// When the mapping was made.
-    pub created_ns: u64,
-    /// Next hop of this direction.
-    pub hop: Hop,
     /// What this direction has shown of a TCP connection: bits of `decide::phase`.
     pub state: u32,
-    pub reserved: u32,
+    /// Of the key and of what stays as it was made: `other`, `source_node`, `egress_id`, `origin`.
+    pub seal: u32,
+    /// The mapping's other key.
+    pub other: Tuple,
+    pub egress_id: u32,
+    origin: u32,
+    /// Tunnel endpoint of the pod's node where [`origin`](Self::origin) is remote.
+    pub source_node: Addr,
+    /// Next hop of this direction.
+    pub hop: Hop,
+    /// When the mapping was made.
+    pub created_ns: u64,
 }
-abi!(Mapping, 40 + 16 + 8 + 16 + 32 + 8);
+abi!(Mapping, 16 + 40 + 8 + 16 + 40 + 8);
 
 impl Mapping {
+    /// Not sealed yet.
     #[inline(always)]
     pub const fn new(other: Tuple, origin: Origin, source_node: Addr, egress_id: u32, now_ns: u64) -> Self {
         Self {
@@ -145,8 +186,37 @@ impl Mapping {
             created_ns: now_ns,
             hop: Hop::NONE,
             state: 0,
-            reserved: 0,
+            seal: 0,
         }
+    }
+
+    /// As it is written at `key`.
+    #[inline(always)]
+    #[must_use]
+    pub const fn sealed(self, key: &Tuple) -> Self {
+        Self { seal: self.seal_at(key), ..self }
+    }
+
+    /// As [`sealed`](Self::sealed), in place.
+    #[inline(always)]
+    pub const fn seal(&mut self, key: &Tuple) {
+        self.seal = self.seal_at(key);
+    }
+
+    /// Whether this was written, as a whole, at `key`. Asked of a copy; see `abi::seal`.
+    #[inline(always)]
+    pub const fn is_of(&self, key: &Tuple) -> bool {
+        self.seal == self.seal_at(key)
+    }
+
+    #[inline(always)]
+    const fn seal_at(&self, key: &Tuple) -> u32 {
+        Seal::of_tuple(key)
+            .other_tuple(&self.other)
+            .addr(20, &self.source_node)
+            .word(24, self.egress_id)
+            .word(25, self.origin)
+            .done()
     }
 
     #[cfg(test)]

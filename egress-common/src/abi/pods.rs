@@ -1,5 +1,6 @@
 //! Maps `pods`, `policy`, `owned` and `owned_addr`: who is selected, where its flows go, what this node answers for.
 
+use super::seal::Seal;
 use super::{Addr, Family, abi};
 
 /// What this node knows of one of its pods.
@@ -111,6 +112,11 @@ impl Slot {
     }
 
     #[inline(always)]
+    pub(super) const fn place_number(&self) -> u32 {
+        self.place
+    }
+
+    #[inline(always)]
     pub const fn place(&self) -> SlotPlace {
         if self.place == SlotPlace::Here as u32 { SlotPlace::Here } else { SlotPlace::Remote }
     }
@@ -181,8 +187,36 @@ pub struct Owned {
     pub ifindex: u32,
     pub mac: [u8; 6],
     pub reserved: [u8; 2],
+    /// Of the key and all of the value.
+    pub seal: u32,
 }
-abi!(Owned, 28);
+abi!(Owned, 32);
+
+impl Owned {
+    /// As it is written at `egress_id`.
+    #[inline(always)]
+    pub const fn new(egress_id: u32, address: Addr, ifindex: u32, mac: [u8; 6]) -> Self {
+        let owned = Self { address, ifindex, mac, reserved: [0; 2], seal: 0 };
+        Self { seal: owned.seal_at(egress_id), ..owned }
+    }
+
+    /// Whether this was written, as a whole, at `egress_id`. Asked of a copy; see `abi::seal`.
+    #[inline(always)]
+    pub const fn is_of(&self, egress_id: u32) -> bool {
+        self.seal == self.seal_at(egress_id)
+    }
+
+    #[inline(always)]
+    const fn seal_at(&self, egress_id: u32) -> u32 {
+        let m = &self.mac;
+        Seal::of_number(egress_id)
+            .addr(1, &self.address)
+            .word(5, self.ifindex)
+            .word(6, u32::from_ne_bytes([m[0], m[1], m[2], m[3]]))
+            .word(7, u16::from_ne_bytes([m[4], m[5]]) as u32)
+            .done()
+    }
+}
 
 /// Value of `owned_addr`; the key is the egress IP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

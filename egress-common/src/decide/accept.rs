@@ -177,7 +177,7 @@ mod tests {
                 translate(&from_remote(cast).heads(), &Quote::NONE, world, &own, ID, &node).map(|made| made.other);
             assert!(made.is_ok());
             assert_eq!(told(cast.remote_pod, &got, &own), made);
-            let others = Owned { address: addr(cast.foreign_egress), ..own };
+            let others = Owned::new(ID, addr(cast.foreign_egress), own.ifindex, own.mac);
             assert_eq!(told(cast.remote_pod, &got, &others), Err(Verdict::IcmpUnmatched), "another object's");
             assert_eq!(told(cast.lost_pod, &got, &own), Err(Verdict::IcmpUnmatched), "another pod's flow");
             assert_eq!(world.nat_len(), 2);

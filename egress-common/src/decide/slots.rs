@@ -138,7 +138,8 @@ fn begin<'t, T: Tables>(
     let index = pick(&heads.tuple, policy.count());
     let slot = &policy.slots[(index & SLOT_MASK) as usize];
     let state = phase::own(0, heads.tcp_flags, Direction::Egress);
-    let flow = Flow::new(slot.address, egress_id, index, state, tables.now_ns());
+    let mut flow = Flow::new(slot.address, egress_id, index, state, tables.now_ns());
+    flow.seal(&heads.tuple);
     if overwrite {
         return if tables.put_flow(&heads.tuple, &flow) { Ok(slot) } else { Err(Verdict::MapFull) };
     }

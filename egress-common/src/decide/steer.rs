@@ -39,8 +39,12 @@ pub fn steer<'t, T: Tables>(heads: &mut Heads, quote: &Quote, tables: &'t T, con
     if pod.is_none() && !in_own_pod_subnet(heads, tables, config) {
         return Steer::Done(Verdict::NotPod);
     }
-    let egress_id = pod.and_then(|pod| pod.egress_id());
-    if pod.is_some() && egress_id.is_none() {
+    // Not kept as an option: the number that is not there would be undefined, and the verifier sees it moved about.
+    let (is_selected, egress_id) = match pod.and_then(|pod| pod.egress_id()) {
+        Some(egress_id) => (true, egress_id),
+        None => (false, 0),
+    };
+    if pod.is_some() && !is_selected {
         notice::follow_datagram(heads, tables);
         return Steer::Done(Verdict::NotSelected);
     }
@@ -74,14 +78,14 @@ pub fn steer<'t, T: Tables>(heads: &mut Heads, quote: &Quote, tables: &'t T, con
         return Steer::Done(Verdict::InboundReply);
     }
     // 5. No object selects the pod, or the pod is not known.
-    let Some(egress_id) = egress_id else {
+    if !is_selected {
         // What is known has been left alone above.
         let verdict = unknown_pod(config);
         if verdict == Verdict::UnknownPodPassed {
             notice::follow_datagram(heads, tables);
         }
         return Steer::Done(verdict);
-    };
+    }
     // 6. An address of another node (102 with the mark).
     if node.is_some() {
         note_own_datagram(heads, tables);
@@ -139,7 +143,8 @@ fn settled<'t, T: Tables>(heads: &Heads, tables: &'t T, config: &Config) -> Opti
     // sends the packet on compares the slot with what the object owns.
     let egress_id = tables.pod(&heads.tuple.saddr).and_then(|pod| pod.egress_id())?;
     let flow = tables.flow_seen(&heads.tuple, heads.tcp_flags)?;
-    (flow.decided == config.decisions && flow.egress_id == egress_id).then_some((egress_id, &flow.settled))
+    let slot = flow.settled_under(&heads.tuple, config.decisions).filter(|_| flow.egress_id == egress_id)?;
+    Some((egress_id, slot))
 }
 
 #[inline(always)]

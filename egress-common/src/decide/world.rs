@@ -381,7 +381,7 @@ impl Tables for World {
         self.config.get().decisions
     }
     fn settle_flow(&self, tuple: &Tuple, slot: &Slot, decisions: u32) {
-        self.flows.change(tuple, |flow| (flow.settled, flow.decided) = (*slot, decisions));
+        self.flows.change(tuple, |flow| flow.settle(tuple, slot, decisions));
     }
     fn set_flow_slot(&self, tuple: &Tuple, slot: u32) {
         self.flows.change(tuple, |flow| flow.slot = slot);

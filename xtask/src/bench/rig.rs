@@ -202,7 +202,7 @@ fn fill(product: &mut Ebpf, pods: u32) -> Result<()> {
     ];
     put(product, "policy", policies)?;
     let mac = [2, 0, 0, 0, 1, 2];
-    let own = |(_, address)| Owned { address: addr(address), ifindex: UPLINK, mac, reserved: [0; 2] };
+    let own = |(egress_id, address)| Owned::new(egress_id, addr(address), UPLINK, mac);
     put(product, "owned", [LOCAL, FOREIGN].map(|object| (object.0, own(object))))?;
     let named = |(egress_id, _)| OwnedAddr { egress_id, ifindex: UPLINK, mac, reserved: [0; 2] };
     put(product, "owned_addr", [LOCAL, FOREIGN].map(|object| (addr(object.1), named(object))))?;

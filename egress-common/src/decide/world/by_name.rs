@@ -58,7 +58,7 @@ impl World {
     }
 
     pub(crate) fn own(&self, egress_id: u32, address: &str) {
-        let owned = Owned { address: addr(address), ifindex: 2, mac: [2, 0, 0, 0, 0, 1], reserved: [0; 2] };
+        let owned = Owned::new(egress_id, addr(address), 2, [2, 0, 0, 0, 0, 1]);
         self.put_owned(egress_id, owned);
     }
 

@@ -26,6 +26,8 @@ impl Mutation {
 }
 
 const MAIN: &str = "egress-ebpf/src/main.rs";
+const FLOWS: &str = "egress-common/src/abi/flows.rs";
+const FOUND: &str = "egress-ebpf/src/found.rs";
 const MAPS: &str = "egress-ebpf/src/maps.rs";
 const PORTS: &str = "egress-ebpf/src/ports.rs";
 const REWRITE: &str = "egress-ebpf/src/rewrite.rs";
@@ -154,7 +156,7 @@ mutations! {
         "fragments::supersede(heads, tables);\n        return Enter::Done(Verdict::NoMapping);" =>
         "resolve(heads, tables);\n        return Enter::Done(Verdict::NoMapping);";
     "kept-hop-outlives-routes", WAY, ["ways::"], "packets go to the old router after a change of routes":
-        "hop.generation == config.route_generation && now" => "now";
+        "hop.generation == config.route_generation && hop" => "hop";
 
     // Who may.
     "outer-source-any-address", ACCEPT, ["encapsulation::"], "what a pod sends to a node's port passes for a node's packet":
@@ -187,7 +189,15 @@ mutations! {
         "} else if may_answer(heads) && tables.inbound_answered(&heads.tuple, heads.tcp_flags) {" =>
         "} else if heads.ttl == 0 && tables.inbound_answered(&heads.tuple, heads.tcp_flags) {";
     "settled-outlives-decisions", STEER, ["pods::"], "flows go on as before when what was decided about them has changed":
-        "flow.decided == config.decisions && flow.egress_id" => "flow.decided != 0 && flow.egress_id";
+        "flow.settled_under(&heads.tuple, config.decisions)" => "flow.settled_under(&heads.tuple, flow.decided)";
+    "settled-unsealed", FLOWS, ["races::"], "a slot and the number of decisions that it was not asked under are taken for one":
+        "if self.decided == decisions && is_whole {" => "if self.decided == decisions && (is_whole || decisions != 0) {";
+    "hop-unsealed", WAY, ["races::"], "half a next hop that another CPU is just writing is taken for one":
+        "|| hop.is_of(journey.seal)" => "|| hop.is_of(journey.seal) || hop.mtu < 1500";
+    // With a pause between finding and reading: without one it takes hours to meet.
+    "mapping-unsealed", FOUND, ["reuse::"], "what another flow has in the memory of a removed mapping is written into a packet":
+        "let copy = copied(mapping, &mut found()?.mapping);\n    if !copy.is_of(key) {\n        return None;\n    }" =>
+        "unsafe extern \"C\" fn pause(_: u64, _: *mut core::ffi::c_void) -> u64 {\n        0\n    }\n    unsafe { aya_ebpf::helpers::generated::bpf_loop(4000, pause as *mut core::ffi::c_void, ptr::null_mut(), 0) };\n    let copy = copied(mapping, &mut found()?.mapping);";
 
     // Lengths and answers.
     "overlay-limit-without-overhead", ROADS, ["answers::"], "packets that do not fit with their tunnel header are sent":

@@ -1,0 +1,122 @@
+//! The memory of a removed mapping is another flow's at once, while a packet of the first flow may still be reading it.
+//!
+//! One CPU removes the mapping of a flow, makes one of another flow in the same memory (the kernel hands the last one out
+//! first), and puts the first one back; the other CPU sends packets of the first flow without a pause. Whatever they meet,
+//! they show the port of one of their own mappings: the one that is put back, or one that they make themselves when there
+//! is none. The moment between finding and reading is a few nanoseconds, and a minute of this does not meet it; with a pause
+//! put there (`cargo xtask mutate`, mapping-unsealed) a program that does not ask for the seal shows the other flow's port
+//! within a second, and one that asks does not.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use aya::maps::{HashMap, Map, MapData};
+use aya::programs::SchedClassifier;
+use egress_common::abi::{Addr, Direction, Family, Mapping, Origin, Tuple};
+
+use crate::cast::{Cast, addr};
+use crate::frames::{Body, packet};
+use crate::pace;
+use crate::races::{has_both_cpus, pin};
+use crate::runs::{REDIRECT, STEER, test_run};
+use crate::stage::{Stage, both};
+
+/// How long, for each family.
+const TIME: Duration = Duration::from_secs(2);
+const OWN_PORT: u16 = 4000;
+/// Of the mapping that is put back, and of the other flow's.
+const GIVEN_PORT: u16 = 40_000;
+const OTHERS_PORT: u16 = 50_000;
+
+type Nat = HashMap<MapData, Tuple, Mapping>;
+
+/// Both keys of a mapping, with what stands there.
+fn keys(cast: &Cast, from: u16, port: u16) -> [(Tuple, Mapping); 2] {
+    let (pod, world, egress) = (addr(cast.pod), addr(cast.world), addr(cast.egress));
+    let forward = Tuple::new(Direction::Egress, pod, world, from, 80, 17);
+    let reverse = Tuple::new(Direction::Ingress, world, egress, 80, port, 17);
+    let made = |key: &Tuple, other| Mapping::new(other, Origin::Here, Addr::UNSPECIFIED, cast.here, 1).sealed(key);
+    [(forward, made(&forward, reverse)), (reverse, made(&reverse, forward))]
+}
+
+/// Removes and makes mappings until it is told to stop.
+fn change_hands(nat: &mut Nat, cast: &Cast, stop: &AtomicBool) {
+    let [(forward, given), (reverse, answers)] = keys(cast, OWN_PORT, GIVEN_PORT);
+    let [(made_by_a_packet, _), (own_reverse, _)] = keys(cast, OWN_PORT, OWN_PORT);
+    let [(other, others), _] = keys(cast, OWN_PORT + 1, OTHERS_PORT);
+    assert_eq!(forward, made_by_a_packet);
+    // Not there is a usual case: the packets make mappings too.
+    let remove = |nat: &mut Nat, key: &Tuple| drop(nat.remove(key));
+    while !stop.load(Ordering::Relaxed) {
+        nat.insert(reverse, answers, 0).expect("a reverse key");
+        nat.insert(forward, given, 0).expect("a forward key");
+        // Time to be met.
+        std::thread::yield_now();
+        remove(nat, &own_reverse);
+        remove(nat, &forward);
+        nat.insert(other, others, 0).expect("another flow's key");
+        remove(nat, &other);
+    }
+}
+
+/// Sends packets of the flow; returns how many showed the given port, and how many their own.
+fn send(program: &SchedClassifier, cast: &Cast, stop: &AtomicBool) -> (u32, u32) {
+    let frame = packet(cast.pod, cast.world, OWN_PORT, 80).body(Body::Udp).frame();
+    let (source, port) = match cast.family {
+        Family::V4 => (26..30, 34..36),
+        Family::V6 => (22..38, 54..56),
+    };
+    let egress = addr(cast.egress);
+    let octets = if cast.family == Family::V4 { egress.v4_octets().to_vec() } else { egress.octets().to_vec() };
+    let (mut given, mut own) = (0, 0);
+    let end = Instant::now() + pace::patience(TIME);
+    while Instant::now() < end {
+        let ran = test_run(program, &STEER, &frame);
+        if ran.action != REDIRECT {
+            continue;
+        }
+        assert_eq!(ran.frame[source.clone()], octets[..], "another source");
+        match u16::from_be_bytes([ran.frame[port.start], ran.frame[port.start + 1]]) {
+            GIVEN_PORT => given += 1,
+            OWN_PORT => own += 1,
+            other => panic!("port {other} belongs to another flow; {given} and {own} packets before"),
+        }
+    }
+    stop.store(true, Ordering::Relaxed);
+    (given, own)
+}
+
+fn race(stage: &mut Stage, cast: &Cast) {
+    stage.program(STEER.program);
+    let id = stage.ids["nat"];
+    let map = Map::HashMap(MapData::from_id(id).expect("the map nat"));
+    let mut nat = Nat::try_from(map).expect("a hash map of these types");
+    let (program, stop) = (stage.loaded(STEER.program), AtomicBool::new(false));
+    let (given, own) = std::thread::scope(|scope| {
+        let changing = scope.spawn(|| {
+            pin(1);
+            change_hands(&mut nat, cast, &stop);
+        });
+        let sending = scope.spawn(|| {
+            pin(0);
+            let sent = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| send(program, cast, &stop)));
+            stop.store(true, Ordering::Relaxed);
+            sent
+        });
+        changing.join().expect("the one that changes");
+        sending.join().expect("the one that sends")
+    })
+    .unwrap_or_else(|failed| std::panic::resume_unwind(failed));
+    // Both were met, so the mapping came and went while packets looked.
+    assert!(given > 0 && own > 0, "{given} {own}");
+}
+
+#[test]
+fn a_mapping_whose_memory_changes_hands_gives_nobody_anothers_port() {
+    both(|stage, cast| {
+        if !has_both_cpus() {
+            return eprintln!("skipped: needs two CPUs");
+        }
+        race(stage, cast);
+    });
+}

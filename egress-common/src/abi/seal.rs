@@ -1,0 +1,77 @@
+//! Seals: whether the words that were read of an element belong together, and to the key that was asked for.
+//!
+//! A program that has looked an element up holds its address, and no lock. When the element is removed meanwhile, the
+//! kernel may give its memory to another key of the same map at once: `bpf_mem_alloc` waits for the programs that run
+//! only before memory goes back to the system, and a preallocated map not even then. The new owner's key is copied in, then
+//! its value, in whatever order and steps `memcpy` likes, and then the element is linked. So a program may read the old
+//! value, the new one, or some words of each, also of two values that one key had one after the other.
+//!
+//! Neither comparing the key once more nor reading a mark last would tell on every processor. So an element has a
+//! checksum of its key and of all its words that stay as they are, and a program copies the words, computes the checksum
+//! of its own key and *the copy*, and only then uses the copy. No order of reads and writes matters: what passes is what
+//! was once written for this key, as a whole, but for one mix in 2^32. Nobody can choose the mix who does not win a race of
+//! nanoseconds against the removal of one flow and the making of another in the same memory.
+
+use super::{Addr, Tuple};
+
+/// A sum of words, each times an odd number of its own, so that no two places are alike; the upper half is the seal.
+#[derive(Clone, Copy)]
+pub(super) struct Seal(u64);
+
+/// The factor of a place: SplitMix64.
+#[inline(always)]
+const fn factor(place: u64) -> u64 {
+    let z = (place + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    (z ^ z >> 31) | 1
+}
+
+/// What the other tuple of an element is multiplied by.
+const OTHER: u64 = factor(63);
+
+/// Out of line, because the programs would have all of its words on the stack at once in many places.
+#[inline(never)]
+const fn sum_of(tuple: &Tuple) -> u64 {
+    let [ports, rest] = tuple.last_words();
+    Seal(0).addr(0, &tuple.saddr).addr(4, &tuple.daddr).word(8, ports).word(9, rest).0
+}
+
+impl Seal {
+    /// Of a key; its words take the places from zero to nine.
+    #[inline(always)]
+    pub(super) const fn of_tuple(key: &Tuple) -> Self {
+        Self(sum_of(key))
+    }
+
+    #[inline(always)]
+    pub(super) const fn of_number(key: u32) -> Self {
+        Self(0).word(0, key)
+    }
+
+    #[inline(always)]
+    pub(super) const fn word(self, place: u64, word: u32) -> Self {
+        Self(self.0.wrapping_add((word as u64).wrapping_mul(factor(place))))
+    }
+
+    /// Takes four places.
+    #[inline(always)]
+    pub(super) const fn addr(self, place: u64, addr: &Addr) -> Self {
+        let [a, b, c, d] = addr.words();
+        self.word(place, a).word(place + 1, b).word(place + 2, c).word(place + 3, d)
+    }
+
+    /// Takes places of its own.
+    #[inline(always)]
+    pub(super) const fn other_tuple(self, tuple: &Tuple) -> Self {
+        Self(self.0.wrapping_add(sum_of(tuple).wrapping_mul(OTHER)))
+    }
+
+    #[inline(always)]
+    pub(super) const fn done(self) -> u32 {
+        (self.0 >> 32) as u32
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,205 @@
+//! What no seal takes: words of two values, of two keys or of one, in any order in which a copy may meet the writing.
+
+use std::vec::Vec;
+
+use crate::abi::{Addr, Direction, Flow, Hop, Mapping, Origin, Owned, Slot, Tuple};
+
+/// xorshift64*.
+struct Numbers(u64);
+
+impl Numbers {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 32
+    }
+
+    fn below(&mut self, bound: usize) -> usize {
+        self.next() as usize % bound
+    }
+
+    fn shuffled(&mut self, count: usize) -> Vec<usize> {
+        let mut order: Vec<usize> = (0..count).collect();
+        for at in (1..count).rev() {
+            order.swap(at, self.below(at + 1));
+        }
+        order
+    }
+}
+
+const POD: Addr = Addr::v4([10, 244, 1, 10]);
+const OTHER_POD: Addr = Addr::v4([10, 244, 1, 11]);
+const WORLD: Addr = Addr::v4([198, 51, 100, 10]);
+const EGRESS: Addr = Addr::v4([172, 18, 0, 100]);
+const NODE: Addr = Addr::v4([172, 18, 0, 3]);
+
+fn forward(pod: Addr, port: u16) -> Tuple {
+    Tuple::new(Direction::Egress, pod, WORLD, port, 80, 6)
+}
+
+fn mapping(key: &Tuple, egress: Addr, port: u16, origin: Origin, node: Addr, id: u32) -> Mapping {
+    let other = Tuple::new(Direction::Ingress, WORLD, egress, 80, port, 6);
+    Mapping::new(other, origin, node, id, 1).sealed(key)
+}
+
+/// Mappings that may follow one another in one element's memory: neighbours in every word.
+fn mappings() -> Vec<(Tuple, Mapping)> {
+    let mut all = Vec::new();
+    for (pod, port) in [(POD, 4000), (POD, 4001), (OTHER_POD, 4000)] {
+        let key = forward(pod, port);
+        for (egress, public, origin, node, id) in [
+            (EGRESS, 4000, Origin::Here, Addr::UNSPECIFIED, 7),
+            (EGRESS, 4001, Origin::Here, Addr::UNSPECIFIED, 7),
+            (NODE, 4000, Origin::Remote, NODE, 8),
+            (EGRESS, 4000, Origin::Remote, NODE, 7),
+        ] {
+            all.push((key, mapping(&key, egress, public, origin, node, id)));
+        }
+    }
+    all
+}
+
+/// Reads `words` of one value while another is written over it: both in an order of their own, one word at a time. Lets
+/// `take` see what came of it.
+fn race<const N: usize>(numbers: &mut Numbers, old: [u32; N], new: [u32; N], mut take: impl FnMut([u32; N])) {
+    let (mut memory, mut copy) = (old, [0; N]);
+    let (mut reads, mut writes) = (numbers.shuffled(N), numbers.shuffled(N));
+    if numbers.below(2) == 0 {
+        // As memcpy mostly does it.
+        (reads, writes) = ((0..N).collect(), (0..N).rev().collect());
+    }
+    while let Some(read) = reads.last().copied() {
+        if numbers.below(2) == 0
+            && let Some(write) = writes.pop()
+        {
+            memory[write] = new[write];
+        } else {
+            copy[read] = memory[read];
+            reads.pop();
+        }
+    }
+    take(copy);
+}
+
+/// The words of a mapping that are used, and the mapping made of such words.
+fn words(of: &Mapping) -> [u32; 17] {
+    let [ports, rest] = of.other.last_words();
+    let (s, d, n) = (of.other.saddr.words(), of.other.daddr.words(), of.source_node.words());
+    let origin = of.origin().map_or(0, |origin| origin as u32);
+    [of.seal, s[0], s[1], s[2], s[3], d[0], d[1], d[2], d[3], ports, rest, of.egress_id, origin, n[0], n[1], n[2], n[3]]
+}
+
+fn made_of(w: [u32; 17]) -> Option<Mapping> {
+    let [sport, sport_low, dport, dport_low] = w[9].to_ne_bytes();
+    let [protocol, direction, ..] = w[10].to_ne_bytes();
+    let direction = if direction == Direction::Egress as u8 { Direction::Egress } else { Direction::Ingress };
+    let (saddr, daddr) = ([w[1], w[2], w[3], w[4]], [w[5], w[6], w[7], w[8]]);
+    let ports = (u16::from_be_bytes([sport, sport_low]), u16::from_be_bytes([dport, dport_low]));
+    let (saddr, daddr) = (Addr::from_words(saddr), Addr::from_words(daddr));
+    let other = Tuple::new(direction, saddr, daddr, ports.0, ports.1, protocol);
+    let origin = [Origin::Here, Origin::Remote, Origin::Stack].into_iter().find(|origin| *origin as u32 == w[12])?;
+    let node = Addr::from_words([w[13], w[14], w[15], w[16]]);
+    let mut copy = Mapping::new(other, origin, node, w[11], 1);
+    copy.seal = w[0];
+    Some(copy)
+}
+
+#[test]
+fn a_mapping_read_while_its_memory_changes_hands_is_the_keys_own_or_none() {
+    let (all, mut numbers) = (mappings(), Numbers(1));
+    let (mut whole, mut refused) = (0, 0);
+    for _ in 0..200 {
+        for (key, old) in &all {
+            for (_, new) in &all {
+                race(&mut numbers, words(old), words(new), |words| match made_of(words) {
+                    Some(copy) if copy.is_of(key) => {
+                        whole += 1;
+                        let own = all.iter().any(|(of, mapping)| of == key && *mapping == copy);
+                        assert!(own, "{key:?} was never {copy:?}");
+                    }
+                    _ => refused += 1,
+                });
+            }
+        }
+    }
+    // Both happened often, so both were tried.
+    assert!(whole > 1000 && refused > 1000, "{whole} {refused}");
+}
+
+#[test]
+fn every_word_that_is_used_is_sealed() {
+    let key = forward(POD, 4000);
+    let sealed = mapping(&key, EGRESS, 4000, Origin::Here, NODE, 7);
+    for bit in 0..17 * 32 {
+        let mut changed = words(&sealed);
+        changed[bit / 32] ^= 1 << (bit % 32);
+        assert!(made_of(changed).is_none_or(|copy| copy == sealed || !copy.is_of(&key)), "bit {bit}");
+    }
+    for other in [forward(POD, 4001), forward(OTHER_POD, 4000), key.reversed()] {
+        assert!(!sealed.is_of(&other));
+    }
+    // What changes while the mapping lives is not.
+    let mut used = sealed;
+    (used.last_seen_ns, used.state) = (9, 3);
+    assert!(used.is_of(&key));
+}
+
+#[test]
+fn a_flow_is_its_keys_own_whatever_it_came_to() {
+    let key = forward(POD, 4000);
+    let flow = Flow::new(EGRESS, 7, 0, 0, 1).sealed(&key);
+    assert!(flow.is_of(&key) && !flow.is_of(&forward(POD, 4001)));
+    assert!(!Flow { address: NODE, ..flow }.is_of(&key) && !Flow { egress_id: 8, ..flow }.is_of(&key));
+    assert_eq!(flow.settled_under(&key, 0), None, "nothing is settled yet");
+    let mut settled = flow;
+    settled.settle(&key, &Slot::here(EGRESS), 5);
+    assert_eq!(settled.settled_under(&key, 5), Some(&Slot::here(EGRESS)));
+    assert_eq!((settled.settled_under(&key, 6), settled.settled_under(&forward(POD, 4001), 5)), (None, None));
+    assert!(settled.is_of(&key));
+    // Of two CPUs that write at once: the number of the one, the slot of the other, or half a slot.
+    let there = Slot::remote(EGRESS, NODE);
+    for mixed in [
+        Flow { decided: 6, ..settled },
+        Flow { settled: there, ..settled },
+        Flow { settled: Slot::here(NODE), ..settled },
+        Flow { settled: Slot::remote(NODE, NODE), ..settled },
+    ] {
+        assert_eq!(mixed.settled_under(&key, mixed.decided), None);
+    }
+}
+
+#[test]
+fn a_next_hop_is_whole_and_its_mappings_own() {
+    let mut hop = Hop { ifindex: 11, generation: 1, valid_until_ns: 1 << 40, mtu: 1500, ..Hop::NONE };
+    (hop.dmac, hop.smac) = ([2, 0, 0, 0, 1, 1], [2, 0, 0, 0, 1, 2]);
+    hop.seal(77);
+    assert!(hop.is_of(77) && !hop.is_of(78));
+    for mixed in [
+        Hop { ifindex: 12, ..hop },
+        Hop { generation: 2, ..hop },
+        Hop { valid_until_ns: 1 << 41, ..hop },
+        Hop { mtu: 0, ..hop },
+        Hop { dmac: [2, 0, 0, 0, 1, 9], ..hop },
+        Hop { dmac: [3, 0, 0, 0, 1, 1], ..hop },
+        Hop { smac: [2, 0, 0, 0, 1, 9], ..hop },
+        Hop { smac: [3, 0, 0, 0, 1, 2], ..hop },
+    ] {
+        assert!(!mixed.is_of(77), "{mixed:?}");
+    }
+}
+
+#[test]
+fn what_is_owned_is_its_objects_own() {
+    let mac = [2, 0, 0, 0, 1, 2];
+    let owned = Owned::new(7, EGRESS, 11, mac);
+    assert!(owned.is_of(7) && !owned.is_of(8));
+    for mixed in [
+        Owned { address: NODE, ..owned },
+        Owned { ifindex: 12, ..owned },
+        Owned { mac: [2, 0, 0, 0, 1, 3], ..owned },
+        Owned { mac: [3, 0, 0, 0, 1, 2], ..owned },
+    ] {
+        assert!(!mixed.is_of(7), "{mixed:?}");
+    }
+}

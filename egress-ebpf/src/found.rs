@@ -1,0 +1,112 @@
+//! Looking into the maps that say what a packet becomes: `nat`, `flows` and `owned`.
+//!
+//! An element that is removed may be another key's at once, while a program still reads it. So each is copied into this
+//! CPU's workspace first, and what is lent is the copy, where its seal says that it was written for this key as a whole
+//! (`abi::seal`); otherwise the element is not there any more. A copy is good until the next look into the same map.
+//!
+//! The looks are out of line: they are taken in many places, and their frames would crowd each of these.
+#![expect(unsafe_code, reason = "map access is one of the three places for it")]
+
+use core::arch::asm;
+use core::ptr;
+
+use egress_common::abi::{Direction, Flow, Mapping, Owned, Tuple};
+use egress_common::decide::{Tables, phase};
+use egress_common::wire::PROTO_TCP;
+
+use crate::alive::{Touched, change, touch};
+use crate::maps::{FLOWS, Maps, NAT, OWNED};
+use crate::workspace::found;
+
+/// Copies an element, so that what is checked is what is used.
+#[inline(always)]
+fn copied<V: Copy>(element: *const V, copy: &mut V) -> &V {
+    // SAFETY: a pointer from a lookup into a map, which the workspace is not part of; any bytes are a value of these types.
+    unsafe { ptr::copy_nonoverlapping(element, copy, 1) };
+    changed();
+    copy
+}
+
+/// A copy on the stack, where there is room.
+#[inline(always)]
+pub fn copy_of<V: Copy>(element: &V) -> V {
+    let copy = *element;
+    changed();
+    copy
+}
+
+/// Says that memory has changed: else the compiler might read an element once more instead of its copy.
+#[inline(always)]
+fn changed() {
+    // SAFETY: nothing is done.
+    unsafe { asm!("", options(nostack, preserves_flags)) };
+}
+
+#[inline(never)]
+pub fn owned(egress_id: u32) -> Option<&'static Owned> {
+    let owned = OWNED.get_ptr_mut(egress_id)?;
+    let copy = copied(owned, &mut found()?.owned);
+    copy.is_of(egress_id).then_some(copy)
+}
+
+/// A flow, without noting anything.
+#[inline(never)]
+pub fn flow_only(tuple: &Tuple) -> Option<&'static Flow> {
+    let flow = FLOWS.get_ptr_mut(tuple)?;
+    let copy = copied(flow, &mut found()?.flow);
+    copy.is_of(tuple).then_some(copy)
+}
+
+/// A flow, which a packet of the pod keeps alive.
+#[inline(never)]
+pub fn flow(tuple: &Tuple, tcp_flags: u8) -> Option<&'static Flow> {
+    let flow = FLOWS.get_ptr_mut(tuple)?;
+    let copy = copied(flow, &mut found()?.flow);
+    if !copy.is_of(tuple) {
+        return None;
+    }
+    // SAFETY: see `maps`.
+    let flow = unsafe { &mut *flow };
+    match touch(&raw mut flow.last_seen_ns, Maps.now_ns()) {
+        Touched::Gone => return None,
+        // Keeps the datagrams of a flow from being forgotten before the flow is.
+        Touched::Noted if tuple.protocol != PROTO_TCP => Maps.note_datagram(tuple),
+        Touched::Noted | Touched::Fresh => {}
+    }
+    change(&mut flow.state, |state| phase::own(state, tcp_flags, Direction::Egress));
+    Some(copy)
+}
+
+/// A mapping, without noting anything.
+#[inline(never)]
+pub fn mapping_only(key: &Tuple) -> Option<&'static Mapping> {
+    let mapping = NAT.get_ptr_mut(key)?;
+    let copy = copied(mapping, &mut found()?.mapping);
+    copy.is_of(key).then_some(copy)
+}
+
+/// A mapping, which a packet of its direction keeps alive.
+#[inline(never)]
+pub fn mapping(key: &Tuple, tcp_flags: u8) -> Option<&'static Mapping> {
+    let mapping = NAT.get_ptr_mut(key)?;
+    let copy = copied(mapping, &mut found()?.mapping);
+    if !copy.is_of(key) {
+        return None;
+    }
+    // SAFETY: see `maps`.
+    let mapping = unsafe { &mut *mapping };
+    if touch(&raw mut mapping.last_seen_ns, Maps.now_ns()) == Touched::Gone {
+        return None;
+    }
+    let (before, direction) = (mapping.state, key.direction());
+    change(&mut mapping.state, |state| phase::own(state, tcp_flags, direction));
+    if phase::tells(before, tcp_flags, direction)
+        && let Some(other) = NAT.get_ptr_mut(&copy.other)
+    {
+        // Of a reset, or of an opening.
+        // SAFETY: see `maps`.
+        let state = unsafe { &mut (*other).state };
+        change(state, |state| phase::told(before, tcp_flags, direction, state).unwrap_or(state));
+    }
+    Some(copy)
+}
