@@ -7,10 +7,12 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use aya::Pod;
 use aya::maps::{HashMap as KernelMap, Map, MapData};
 use egress_common::abi::{
-    Addr, Family, NODE_MARK, OnUnknownPod, PodEntry, Policy, PolicyKey, PortRange, Slot, Tuple, Verdict, WhenEmpty,
+    Addr, Direction, Family, NODE_MARK, OnUnknownPod, PodEntry, Policy, PolicyKey, PortRange, Slot, Tuple, Verdict,
+    WhenEmpty,
 };
 use egress_common::decide::leave::Meta;
 use egress_common::decide::world::World;
+use egress_common::wire::{Fragment, Heads};
 use egress_fuzz::node::{Hook, Node, Outcome, Skb};
 
 use super::craft::{SECRET, enveloped, error_about, mirrored, unwrapped};
@@ -241,6 +243,11 @@ impl Rig {
             frame = enveloped(&frame, from.of(&V4), egress_id);
         }
         bend(&mut frame, &bent, false);
+        // The kernel cuts into fragments what it has cut into segments, and never holds several fragments in one.
+        let heads = Heads::parse(frame.as_slice(), Direction::Egress);
+        if heads.is_some_and(|heads| heads.fragment != Fragment::Whole) {
+            bent.gso_size = 0;
+        }
         self.run(id, v6, by, frame, &bent)
     }
 
