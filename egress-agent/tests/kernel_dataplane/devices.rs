@@ -23,8 +23,10 @@ fn the_overlay_device_has_its_shape() {
         }
         assert_eq!(output(&["ip", "-o", "addr", "show", OVERLAY_DEVICE]), "", "no address of its own");
         let sockets = output(&["ss", "-lunH"]);
-        for address in ["0.0.0.0", "[::]"] {
-            assert!(sockets.contains(&format!("{address}:{DEFAULT_TUNNEL_PORT}")), "{sockets}");
+        // Where the kernel has no module to be asked by, `ss` does not know that the second is for IPv6 only.
+        for shown in [&["0.0.0.0"][..], &["[::]", "*"]] {
+            let is_open = shown.iter().any(|address| sockets.contains(&format!(" {address}:{DEFAULT_TUNNEL_PORT}")));
+            assert!(is_open, "{sockets}");
         }
     });
 }
