@@ -1,19 +1,20 @@
-//! What the programs say themselves: ARP and neighbour advertisements for owned egress IPs, ICMP errors, drop events.
+//! What the programs say themselves: ARP and neighbour advertisements for owned egress IPs, ICMP errors and resets, drop
+//! events.
 
 use egress_common::abi::{DropEvent, Verdict};
 use egress_common::decide::accept::Outer;
-use egress_common::decide::{Tables, enter};
+use egress_common::decide::{Tables, enter, limit};
 use egress_common::wire::icmp::Answer;
 use egress_common::wire::nd::{ADVERTISEMENT_LEN, Solicitation};
-use egress_common::wire::{ETH_LEN, Heads, arp as wire_arp};
+use egress_common::wire::{ETH_LEN, Heads, arp as wire_arp, tcp};
 
 use crate::Outcome;
 use crate::icmp::{self, Buffer};
 use crate::maps::{EVENTS, Maps};
 use crate::packet::Packet;
 use crate::run::Run;
-use crate::workspace::WORKSPACE;
-use crate::{overlay, way};
+use crate::workspace::{ANSWERS, WORKSPACE};
+use crate::{overlay, reset, way};
 
 /// ARP on the uplink: answered where the target is an owned egress IP.
 #[inline(never)]
@@ -50,7 +51,7 @@ pub fn neighbour(packet: Packet, heads: &Heads, frame: &mut Buffer) -> Option<Ou
 #[inline(always)]
 pub fn to_pod(run: &Run<'_>, buffer: &mut Buffer, answer: Answer, otherwise: Verdict) -> Outcome {
     let from = enter::node_address(run.config, run.heads.family);
-    if icmp::error(run, answer.head(run.heads.family), &from, buffer).is_none() {
+    if !may_answer() || icmp::error(run, answer.head(run.heads.family), &from, buffer).is_none() {
         return Outcome::done(otherwise);
     }
     let verdict = match answer {
@@ -64,7 +65,7 @@ pub fn to_pod(run: &Run<'_>, buffer: &mut Buffer, answer: Answer, otherwise: Ver
 #[inline(always)]
 pub fn to_remote_pod(run: &Run<'_>, buffer: &mut Buffer, outer: &Outer, mtu: u32) -> Outcome {
     let from = enter::node_address(run.config, run.heads.family);
-    if icmp::error(run, Answer::TooBig(mtu).head(run.heads.family), &from, buffer).is_none() {
+    if !may_answer() || icmp::error(run, Answer::TooBig(mtu).head(run.heads.family), &from, buffer).is_none() {
         return Outcome::done(Verdict::MtuExceeded);
     }
     let result = overlay::sent(overlay::by_device(run, &outer.source, outer.egress_id, true));
@@ -74,10 +75,41 @@ pub fn to_remote_pod(run: &Run<'_>, buffer: &mut Buffer, outer: &Outer, mtu: u32
 /// Tells a sender outside, from the egress IP and quoting the packet as it came.
 #[inline(always)]
 pub fn to_world(run: &Run<'_>, buffer: &mut Buffer, mtu: u32) -> Outcome {
-    if icmp::error(run, Answer::TooBig(mtu).head(run.heads.family), &run.heads.tuple.daddr, buffer).is_none() {
+    let from = &run.heads.tuple.daddr;
+    if !may_answer() || icmp::error(run, Answer::TooBig(mtu).head(run.heads.family), from, buffer).is_none() {
         return Outcome::done(Verdict::MtuExceeded);
     }
     Outcome::redirected(Verdict::MtuAnswered, way::turn_round(run.packet))
+}
+
+/// Tells the pod that sent the packet by the management port that its connection has ended.
+#[inline(always)]
+pub fn reset_pod(run: &Run<'_>, buffer: &mut Buffer, otherwise: Verdict) -> Outcome {
+    if !may_answer() || reset::reset(run.packet, run.heads, buffer).is_none() {
+        return Outcome::done(otherwise);
+    }
+    // What `notice` would note of it, for pods that are no longer selected too: the agent need not tell it again.
+    Maps.flow_answered(&run.heads.tuple, tcp::RST);
+    Outcome::redirected(Verdict::CutAnswered, way::turn_round(run.packet))
+}
+
+/// Likewise a pod of another node, through the overlay by which its packet came.
+#[inline(always)]
+pub fn reset_remote_pod(run: &Run<'_>, buffer: &mut Buffer, outer: &Outer, otherwise: Verdict) -> Outcome {
+    if !may_answer() || reset::reset(run.packet, run.heads, buffer).is_none() {
+        return Outcome::done(otherwise);
+    }
+    let result = overlay::sent(overlay::by_device(run, &outer.source, outer.egress_id, true));
+    Outcome::redirected(Verdict::CutAnswered, result)
+}
+
+/// Whether this CPU may answer once more; see `decide::limit`.
+#[inline(always)]
+#[expect(unsafe_code, reason = "map access is one of the three places for it")]
+fn may_answer() -> bool {
+    let Some(full_at_ns) = ANSWERS.get_ptr_mut(0) else { return false };
+    // SAFETY: the element is this CPU's own, and nothing else refers to it.
+    limit::take(unsafe { &mut *full_at_ns }, Maps.now_ns())
 }
 
 /// At most so many drop events: one per CPU and this time.

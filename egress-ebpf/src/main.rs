@@ -25,6 +25,7 @@ mod packet;
 mod partial;
 mod ports;
 mod quoted;
+mod reset;
 mod rewrite;
 mod roads;
 mod room;
@@ -71,7 +72,12 @@ impl Outcome {
     /// What the way takes, where that is why the packet did not go.
     #[inline(always)]
     fn mtu_exceeded(self) -> Option<u32> {
-        ((self.0 >> 32) as u32 == Verdict::MtuExceeded.index()).then_some(self.0 as u32)
+        self.is(Verdict::MtuExceeded).then_some(self.0 as u32)
+    }
+
+    #[inline(always)]
+    fn is(self, verdict: Verdict) -> bool {
+        (self.0 >> 32) as u32 == verdict.index()
     }
 
     /// `verdict` if the redirect will happen, else the reason why not.

@@ -299,6 +299,12 @@ impl Tables for Maps {
     }
 
     #[inline(always)]
+    fn forget_flow(&self, tuple: &Tuple) {
+        // Whoever else has removed it has done the same.
+        let _gone = FLOWS.remove(tuple);
+    }
+
+    #[inline(always)]
     fn put_flow(&self, tuple: &Tuple, flow: &Flow) -> bool {
         FLOWS.insert(tuple, flow, BPF_EXIST.into()).is_ok()
     }

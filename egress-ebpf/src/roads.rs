@@ -44,6 +44,7 @@ fn from_pod(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outco
     match decision {
         Steer::Done(verdict) => Outcome::done(verdict),
         Steer::Hairpin => answer::to_pod(run, buffer, Answer::Prohibited, Verdict::Hairpin),
+        Steer::Reset(verdict) => answer::reset_pod(run, buffer, verdict),
         Steer::Mark => {
             packet.set_mark(NODE_MARK);
             Outcome::done(Verdict::MarkedNode)
@@ -58,6 +59,7 @@ fn from_pod(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outco
             };
             match outcome.mtu_exceeded() {
                 Some(mtu) => answer::to_pod(run, buffer, Answer::TooBig(mtu), Verdict::MtuExceeded),
+                None if outcome.is(Verdict::PortTaken) => answer::reset_pod(run, buffer, Verdict::PortTaken),
                 None => outcome,
             }
         }
@@ -185,6 +187,7 @@ fn from_overlay(packet: Packet, config: &Config, workspace: &mut Workspace) -> O
     };
     match outcome.mtu_exceeded() {
         Some(mtu) => answer::to_remote_pod(run, buffer, outer, mtu),
+        None if outcome.is(Verdict::PortTaken) => answer::reset_remote_pod(run, buffer, outer, Verdict::PortTaken),
         None => outcome,
     }
 }

@@ -16,6 +16,10 @@ use crate::way::Way;
 #[btf_map(name = "workspace")]
 pub static WORKSPACE: PerCpuArray<Workspace, 1> = PerCpuArray::new();
 
+/// How many answers this CPU has left; see `decide::limit`.
+#[btf_map(name = "answers")]
+pub static ANSWERS: PerCpuArray<u64, 1> = PerCpuArray::new();
+
 #[repr(C)]
 pub struct Workspace {
     /// Of the packet of this run; parsed before anything reads it.

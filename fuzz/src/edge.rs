@@ -9,7 +9,7 @@ use egress_common::wire::icmp::{ERROR_HEADER_V4, ERROR_HEADER_V6, write_error};
 use egress_common::wire::nd::ADVERTISEMENT_LEN;
 use egress_common::wire::{
     ETH_LEN, Fragment, Frame as _, Heads, IPV4_LEN, IPV6_LEN, L3, L4, PROTO_DCCP, PROTO_ICMP, PROTO_ICMPV6, PROTO_SCTP,
-    PROTO_TCP, PROTO_UDP, PROTO_UDP_LITE, Quote, csum, ethertype, ipv4, ipv6, l4,
+    PROTO_TCP, PROTO_UDP, PROTO_UDP_LITE, Quote, csum, ethertype, ipv4, ipv6, l4, tcp,
 };
 
 fn field<const N: usize>(frame: &[u8], at: usize) -> Option<[u8; N]> {
@@ -105,6 +105,55 @@ fn replace_addr(frame: &mut [u8], family: Family, header: usize, end: End, old: 
         }
         Family::V6 => put(frame, at, &new.octets()),
     }
+}
+
+/// The reset that answers a segment, to its sender (egress-ebpf/src/reset.rs); `None` where there is none.
+pub fn reset(frame: &[u8], heads: &Heads) -> Option<Vec<u8>> {
+    const LEN: usize = 20;
+    let answers = heads.l4 == L4::Tcp && heads.tcp_flags & tcp::RST == 0;
+    if !answers || heads.fragment != Fragment::Whole || heads.source_routed {
+        return None;
+    }
+    let at = usize::from(heads.l4_offset);
+    // As far as its checksum.
+    field::<2>(frame, at + l4::TCP_CHECKSUM)?;
+    let (sequence, acknowledged) = (u32::from_be_bytes(field(frame, at + 4)?), field::<4>(frame, at + 8)?);
+    let data = frame.len().saturating_sub(L3 + heads.header_len() as usize) as u32;
+    let mut out = frame[..at].to_vec();
+    out.extend([field::<2>(frame, at + l4::DPORT)?, field::<2>(frame, at + l4::SPORT)?].concat());
+    if heads.tcp_flags & tcp::ACK != 0 {
+        out.extend([acknowledged, [0; 4], [0x50, tcp::RST, 0, 0]].concat());
+    } else {
+        let ends = [tcp::SYN, tcp::FIN].into_iter().filter(|flag| heads.tcp_flags & flag != 0).count() as u32;
+        let next = sequence.wrapping_add(data).wrapping_add(ends).to_be_bytes();
+        out.extend([[0; 4], next, [0x50, tcp::RST | tcp::ACK, 0, 0]].concat());
+    }
+    out.extend([0; 4]);
+    let (from, to) = (heads.tuple.daddr, heads.tuple.saddr);
+    let addresses = match heads.family {
+        Family::V4 => [from.v4_octets(), to.v4_octets()].concat(),
+        Family::V6 => [from.octets(), to.octets()].concat(),
+    };
+    let covered = [addresses.as_slice(), &[0, PROTO_TCP, 0, LEN as u8], &out[at..]].concat();
+    put(&mut out, at + l4::TCP_CHECKSUM, &(!csum::fold64(csum::sum(&covered))).to_ne_bytes())?;
+    match heads.family {
+        Family::V4 => {
+            let total = u16::try_from(at - L3 + LEN).ok()?.to_be_bytes();
+            let words = [(0, [out[L3], 0]), (ipv4::TOTAL_LEN, total), (ipv4::TTL, [64, out[L3 + ipv4::PROTOCOL]])];
+            let change = words.iter().map(|(word, new)| change_of(&out[L3 + word..L3 + word + 2], new)).sum();
+            correct(&mut out, L3 + ipv4::CHECKSUM, false, change)?;
+            words.iter().try_for_each(|(word, new)| put(&mut out, L3 + word, new))?;
+            put(&mut out, L3 + ipv4::SADDR, &addresses)?;
+        }
+        Family::V6 => {
+            let length = u16::try_from(at - L3 - IPV6_LEN + LEN).ok()?.to_be_bytes();
+            let head = [0x60, 0, 0, 0, length[0], length[1], out[L3 + ipv6::NEXT_HEADER], 64];
+            put(&mut out, L3, &[head.as_slice(), &addresses].concat())?;
+        }
+    }
+    let (dmac, smac) = (field::<6>(frame, 0)?, field::<6>(frame, 6)?);
+    put(&mut out, 0, &[smac, dmac].concat())?;
+    Some(out)
 }
 
 /// Gives the packet another end.

@@ -20,7 +20,7 @@ use egress_common::decide::world::World;
 use egress_common::decide::{Owner, Rewrite, Tables as _, fragments, mtu, notice};
 use egress_common::wire::icmp::Answer;
 use egress_common::wire::nd::{ADVERTISEMENT_LEN, Solicitation};
-use egress_common::wire::{ETH_LEN, Frame as _, Heads, L4, PROTO_ICMPV6, Quote, arp, ethertype, ipv4};
+use egress_common::wire::{ETH_LEN, Frame as _, Heads, L4, PROTO_ICMPV6, Quote, arp, ethertype, ipv4, tcp};
 
 use crate::edge;
 use crate::frame;
@@ -194,11 +194,13 @@ impl Node {
                 let answer = edge::error(frame, &heads, Answer::Prohibited.head(heads.family), &node);
                 Outcome::told(Verdict::HairpinAnswered, answer, Verdict::Hairpin)
             }
+            Steer::Reset(verdict) => self.reset(&heads, frame, verdict),
             Steer::Mark => Outcome::Passed(Verdict::MarkedNode, frame.to_vec(), NODE_MARK),
             Steer::Send { egress_id, slot } => {
                 let slot = *slot;
                 self.judge_slot(&heads, egress_id, &slot);
                 match self.send(skb, &heads, &quote, egress_id, &slot) {
+                    Ok(Outcome::Dropped(Verdict::PortTaken)) => self.reset(&heads, frame, Verdict::PortTaken),
                     Ok(outcome) => outcome,
                     Err(TooBig(mtu)) => {
                         let answer = edge::error(frame, &heads, Answer::TooBig(mtu).head(heads.family), &node);
@@ -231,6 +233,15 @@ impl Node {
             }
             _ => outcome,
         }
+    }
+
+    /// The pod is told that its connection has ended.
+    fn reset(&self, heads: &Heads, frame: &[u8], otherwise: Verdict) -> Outcome {
+        let answer = edge::reset(frame, heads);
+        if answer.is_some() {
+            self.world.flow_answered(&heads.tuple, tcp::RST);
+        }
+        Outcome::told(Verdict::CutAnswered, answer, otherwise)
     }
 
     fn send(
@@ -326,6 +337,9 @@ impl Node {
                 let owner = Owner { origin: Origin::Remote, source_node: *source_node, egress_id: outer.egress_id };
                 let owned = *owned;
                 match self.out_by_uplink(skb, &heads, &quote, &owned, &owner) {
+                    Ok(Outcome::Dropped(Verdict::PortTaken)) => {
+                        Outcome::told(Verdict::CutAnswered, edge::reset(skb.frame, &heads), Verdict::PortTaken)
+                    }
                     Ok(outcome) => outcome,
                     Err(TooBig(mtu)) => {
                         let (head, node) = (Answer::TooBig(mtu).head(heads.family), &config);

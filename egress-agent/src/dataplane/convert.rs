@@ -16,12 +16,29 @@ use crate::model::state::{
 /// Bits before an IPv4 address in a v4-mapped one.
 const MAPPED_BITS: u8 = 96;
 
-pub(super) fn pod_entry(state: PodState, since_ns: u64, owner: Option<PodOwner>) -> abi::PodEntry {
+/// The entry of a pod, where this is what there was before. A pod that was selected by this object already keeps the time
+/// since when; one that no object selects any more is told of its connections until `cut_until_ns`.
+pub(super) fn pod_entry(
+    state: PodState,
+    before: Option<&abi::PodEntry>,
+    now_ns: u64,
+    cut_until_ns: u64,
+) -> abi::PodEntry {
     let entry = match state {
-        PodState::Known => abi::PodEntry::known(),
-        PodState::Selected(id) => abi::PodEntry::selected(id.0, since_ns),
+        PodState::Known => {
+            let cut_until_ns = match before {
+                Some(before) if before.egress_id().is_some() => cut_until_ns,
+                Some(before) => before.cut_until_ns,
+                None => 0,
+            };
+            abi::PodEntry::known().with_cut_until(cut_until_ns)
+        }
+        PodState::Selected(id) => {
+            let same = before.filter(|before| before.egress_id() == Some(id.0));
+            abi::PodEntry::selected(id.0, same.map_or(now_ns, |before| before.selected_since_ns))
+        }
     };
-    entry.with_owner(owner.map_or(0, |owner| owner.0))
+    entry.with_owner(before.map_or(0, |before| before.owner))
 }
 
 pub(super) fn pod_owner(entry: &abi::PodEntry) -> Option<PodOwner> {
@@ -47,7 +64,8 @@ pub(super) fn policy_value(policy: &Policy) -> Option<abi::Policy> {
         WhenEmpty::NodeAddress => abi::WhenEmpty::NodeAddress,
         WhenEmpty::NotListed => abi::WhenEmpty::NotListed,
     };
-    abi::Policy::with_slots(when_empty, &slots)
+    let pending: Vec<_> = policy.pending.iter().copied().map(abi::Addr::from).collect();
+    abi::Policy::with_slots(when_empty, &slots)?.with_pending(&pending)
 }
 
 pub(super) fn policy(value: &abi::Policy) -> Policy {
@@ -63,7 +81,8 @@ pub(super) fn policy(value: &abi::Policy) -> Policy {
         abi::WhenEmpty::NodeAddress => WhenEmpty::NodeAddress,
         abi::WhenEmpty::NotListed => WhenEmpty::NotListed,
     };
-    Policy { slots: slots.collect(), when_empty }
+    let pending = value.slots.iter().skip(value.count() as usize).take(value.pending() as usize);
+    Policy { slots: slots.collect(), pending: pending.map(|slot| slot.address.to_ip()).collect(), when_empty }
 }
 
 pub(super) fn node_entry(node: NodeAddress) -> abi::NodeEntry {
@@ -124,7 +143,8 @@ mod tests {
     fn what_is_written_is_read_back() {
         for state in [PodState::Known, PodState::Selected(EgressId(7))] {
             for owner in [None, Some(PodOwner::of("a pod"))] {
-                let entry = pod_entry(state, 5, owner);
+                let before = abi::PodEntry::known().with_owner(owner.map_or(0, |owner| owner.0));
+                let entry = pod_entry(state, Some(&before), 5, 9);
                 assert_eq!((pod_state(&entry), pod_owner(&entry)), (state, owner));
             }
         }
@@ -138,8 +158,10 @@ mod tests {
         ];
         for when_empty in [WhenEmpty::Drop, WhenEmpty::NodeAddress, WhenEmpty::NotListed] {
             for slots in [vec![], slots.clone()] {
-                let wanted = Policy { slots, when_empty };
-                assert_eq!(policy(&policy_value(&wanted).expect("two slots fit")), wanted);
+                for pending in [vec![], vec!["172.18.0.9".parse().expect("a literal")]] {
+                    let wanted = Policy { slots: slots.clone(), pending, when_empty };
+                    assert_eq!(policy(&policy_value(&wanted).expect("three slots fit")), wanted);
+                }
             }
         }
     }
@@ -147,8 +169,32 @@ mod tests {
     #[test]
     fn too_many_slots_are_refused() {
         let slot = Slot { address: "172.18.0.100".parse().expect("a literal"), place: Place::Here };
-        let wanted = Policy { slots: vec![slot; abi::MAX_SLOTS + 1], when_empty: WhenEmpty::Drop };
-        assert!(policy_value(&wanted).is_none());
+        let with = |slots, pending| Policy {
+            slots: vec![slot; slots],
+            pending: vec![slot.address; pending],
+            when_empty: WhenEmpty::Drop,
+        };
+        assert!(policy_value(&with(abi::MAX_SLOTS, 0)).is_some());
+        for (slots, pending) in [(abi::MAX_SLOTS + 1, 0), (abi::MAX_SLOTS, 1), (0, abi::MAX_SLOTS + 1)] {
+            assert!(policy_value(&with(slots, pending)).is_none(), "{slots} {pending}");
+        }
+    }
+
+    #[test]
+    fn a_pod_that_is_deselected_is_told_for_a_while() {
+        let (now, until) = (1_000, 5_000);
+        let (known, selected) = (PodState::Known, PodState::Selected(EgressId(7)));
+        let fresh = pod_entry(known, None, now, until);
+        assert_eq!(fresh.cut_until_ns, 0, "it has no connections of ours");
+        let chosen = pod_entry(selected, Some(&fresh), now, until);
+        assert_eq!((chosen.cut_until_ns, chosen.selected_since_ns), (0, now));
+        assert_eq!(pod_entry(selected, Some(&chosen), now + 1, until).selected_since_ns, now);
+        let other = pod_entry(PodState::Selected(EgressId(8)), Some(&chosen), now + 1, until);
+        assert_eq!(other.selected_since_ns, now + 1);
+        let left = pod_entry(known, Some(&chosen), now, until);
+        assert_eq!(left.cut_until_ns, until);
+        assert_eq!(pod_entry(known, Some(&left), now, until + 99).cut_until_ns, until, "written again");
+        assert_eq!(pod_entry(selected, Some(&left), now, until).cut_until_ns, 0);
     }
 
     #[test]

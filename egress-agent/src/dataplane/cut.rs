@@ -3,23 +3,22 @@
 //! A flow of a pod is an entry of `flows` on its own node; its mapping is two entries of `nat` on the gateway, which live
 //! and die together. Here they are found by walking the maps, which a cut may cost and a packet may not.
 //!
-//! The tuples that were cut are returned: telling both ends by RST or ICMP starts from them.
+//! A TCP connection keeps its entry of `flows`, by which the programs know it: the pod's next packet is answered by a
+//! reset, since the policy no longer has its address or nothing selects the pod any more (`decide::slots`, `decide::steer`).
+//! Idle pods are made to send that packet (`nudge`). Everything else is forgotten, and begins anew with its next packet.
 
 use std::collections::BTreeSet;
 use std::io;
 use std::net::IpAddr;
 
 use egress_common::abi::{Addr, Direction, Flow, Mapping, Tuple};
+use egress_common::wire::PROTO_TCP;
 
 use super::tables::{Hash, Tables};
 use crate::model::state::EgressId;
 
-/// Tuples as the pods send them.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Cut {
-    pub(super) flows: Vec<Tuple>,
-    pub(super) mappings: Vec<Tuple>,
-}
+/// Connections whose pods are to be told, as the pods send them.
+pub(super) type Cut = Vec<Tuple>;
 
 /// Flows and mappings of the object that show one of these addresses.
 pub(super) fn flows_of_addresses(tables: &mut Tables, id: EgressId, addresses: &BTreeSet<IpAddr>) -> io::Result<Cut> {
@@ -46,44 +45,50 @@ pub(super) fn flows_of_pod(tables: &mut Tables, pod: IpAddr, id: EgressId) -> io
 /// there is nobody to tell.
 pub(super) fn pod(tables: &mut Tables, pod: IpAddr) -> io::Result<()> {
     let pod = Addr::from(pod);
-    cut(tables, |tuple, _| tuple.saddr == pod, |forward, _, _| forward.saddr == pod)?;
+    remove_those(&mut tables.flows, |tuple| tuple.saddr == pod)?;
+    cut_mappings(tables, |forward, _, _| forward.saddr == pod)?;
     remove_those(&mut tables.inbound, |tuple| tuple.saddr == pod)?;
     remove_those(&mut tables.datagrams, |tuple| tuple.saddr == pod)
 }
 
-/// `mapping_goes` sees the forward tuple, the mapping and the reverse tuple, whichever of the two keys was found.
 fn cut(
     tables: &mut Tables,
     flow_goes: impl Fn(&Tuple, &Flow) -> bool,
     mapping_goes: impl Fn(&Tuple, &Mapping, &Tuple) -> bool,
 ) -> io::Result<Cut> {
-    let mut cut = Cut::default();
+    let (mut connections, mut others) = (Cut::new(), Vec::new());
     tables.flows.for_each(|tuple: &Tuple, flow| {
         if flow_goes(tuple, flow) {
-            cut.flows.push(*tuple);
+            let kind = if tuple.protocol == PROTO_TCP { &mut connections } else { &mut others };
+            kind.push(*tuple);
         }
     })?;
+    // The flow first: as long as it is there, the pod's next packet would make the mapping again.
+    for tuple in others {
+        tables.flows.remove(&tuple)?;
+    }
+    cut_mappings(tables, mapping_goes)?;
+    Ok(connections)
+}
+
+/// `goes` sees the forward tuple, the mapping and the reverse tuple, whichever of the two keys was found.
+fn cut_mappings(tables: &mut Tables, goes: impl Fn(&Tuple, &Mapping, &Tuple) -> bool) -> io::Result<()> {
     // Each mapping is met at both of its keys; at the reverse one it is taken. A forward key that is alone has no answers,
     // and goes with the next sweep.
     let mut keys = Vec::new();
     tables.nat.for_each(|key: &Tuple, mapping: &Mapping| {
-        if key.direction() == Direction::Ingress && mapping_goes(&mapping.other, mapping, key) {
+        if key.direction() == Direction::Ingress && goes(&mapping.other, mapping, key) {
             keys.push((*key, mapping.other));
         }
     })?;
-    // The flow first: as long as it is there, the pod's next packet would make the mapping again.
-    for tuple in &cut.flows {
-        tables.flows.remove(tuple)?;
-    }
     for (reverse, forward) in keys {
         // Who removes the reverse key removes the forward key too, and nobody else: the programs do the same, and by then
         // it may be a new mapping's.
         if tables.nat.remove(&reverse)? {
             tables.nat.remove(&forward)?;
-            cut.mappings.push(forward);
         }
     }
-    Ok(cut)
+    Ok(())
 }
 
 /// Those that have gone by themselves are no error.

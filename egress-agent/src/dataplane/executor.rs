@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use aya::Pod;
-use egress_common::abi::{Addr, MAX_SLOTS, NodeEntry, Owned, PodEntry, PolicyKey};
+use egress_common::abi::{Addr, MAX_SLOTS, NodeEntry, Owned, PodEntry, PolicyKey, Timeouts};
 use ipnet::IpNet;
 use nix::time::{ClockId, clock_gettime};
 use tokio::task::spawn_blocking;
@@ -149,26 +149,35 @@ fn write_maps(shared: &Shared, action: &Action) -> Result<(), DataplaneError> {
         Action::RemovePolicy(id, family) => {
             remove("remove from map policy", &mut tables.policy, &PolicyKey::new(id.0, *family))
         }
-        Action::PutPod(address, pod) => put_pod(&mut tables.pods, *address, *pod),
+        Action::PutPod(address, pod) => put_pod(&mut tables.pods, *address, *pod, &shared.settings.timeouts),
         Action::RemovePod(address) => remove("remove from map pods", &mut tables.pods, &Addr::from(*address)),
         Action::PutOwner(address, owner) => put_owner(&mut tables.pods, *address, *owner),
         Action::CutPod(address) => cut::pod(tables, *address).map_err(kernel("cut what a pod leaves behind")),
         Action::CutFlows(id, addresses) => {
-            cut::flows_of_addresses(tables, *id, addresses).map(drop).map_err(kernel("cut flows"))
+            let cut = cut::flows_of_addresses(tables, *id, addresses).map_err(kernel("cut flows"))?;
+            shared.tell(cut);
+            Ok(())
         }
-        Action::CutPodFlows(pod, id) => cut::flows_of_pod(tables, *pod, *id).map(drop).map_err(kernel("cut flows")),
+        Action::CutPodFlows(pod, id) => {
+            let cut = cut::flows_of_pod(tables, *pod, *id).map_err(kernel("cut flows"))?;
+            shared.tell(cut);
+            Ok(())
+        }
     }
 }
 
-/// A pod that was selected by this object already keeps the time since when.
-fn put_pod(pods: &mut Hash<Addr, PodEntry>, address: IpAddr, pod: PodState) -> Result<(), DataplaneError> {
+fn put_pod(
+    pods: &mut Hash<Addr, PodEntry>,
+    address: IpAddr,
+    pod: PodState,
+    timeouts: &Timeouts,
+) -> Result<(), DataplaneError> {
     let key = Addr::from(address);
     let before = pods.get(&key).map_err(kernel("read map pods"))?;
-    let since = match (&before, pod) {
-        (Some(before), PodState::Selected(id)) if before.egress_id() == Some(id.0) => before.selected_since_ns,
-        _ => now_ns().map_err(kernel("read the clock"))?,
-    };
-    put("pods", pods, &key, &convert::pod_entry(pod, since, before.as_ref().and_then(convert::pod_owner)))
+    let now = now_ns().map_err(kernel("read the clock"))?;
+    // Its connections are on their way out.
+    let cut_until = now + u64::from(timeouts.tcp_closing) * 1_000_000_000;
+    put("pods", pods, &key, &convert::pod_entry(pod, before.as_ref(), now, cut_until))
 }
 
 /// A pod that has gone meanwhile has no owner to be noted.

@@ -1,4 +1,5 @@
-//! The Ethernet frames by which an address is probed for and announced, and what counts as somebody else's claim. Pure.
+//! The Ethernet frames by which an address is probed for and announced, what counts as somebody else's claim, and the
+//! segments that make an idle pod speak. Pure.
 //!
 //! | | IPv4 (RFC 5227) | IPv6 (RFC 4861, RFC 4862) |
 //! |---|---|---|
@@ -8,6 +9,8 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use bytes::{BufMut, Bytes, BytesMut};
+use egress_common::abi::Tuple;
+use egress_common::wire::{PROTO_TCP, csum};
 
 pub(super) type Mac = [u8; 6];
 
@@ -16,6 +19,7 @@ pub(super) const ETHERTYPE_IPV6: u16 = 0x86dd;
 pub(super) const ETHERNET_LEN: usize = 14;
 pub(super) const IPV6_LEN: usize = 40;
 pub(super) const ICMPV6: u8 = 58;
+const TCP_LEN: usize = 20;
 pub(super) const NEIGHBOUR_SOLICITATION: u8 = 135;
 pub(super) const NEIGHBOUR_ADVERTISEMENT: u8 = 136;
 
@@ -129,6 +133,52 @@ fn neighbour(
     frame.freeze()
 }
 
+/// A bare ACK to the pod of a connection from whom it talks to. Where its number is none that the pod waits for, the pod
+/// answers with an ACK of its own (RFC 9293 section 3.10.7.4) and does nothing else.
+pub(super) fn segment(to: Mac, from: Mac, connection: &Tuple, sequence: u32) -> Bytes {
+    let mut tcp = BytesMut::with_capacity(TCP_LEN);
+    tcp.put_u16(connection.dport());
+    tcp.put_u16(connection.sport());
+    tcp.put_u32(sequence);
+    // Not looked at, as long as the number above is none that the pod waits for.
+    tcp.put_u32(0);
+    tcp.put_slice(&[0x50, 0x10, 0, 0, 0, 0, 0, 0]);
+    let (source, destination) = (connection.daddr.to_ip(), connection.saddr.to_ip());
+    let mut covered = Vec::with_capacity(IPV6_LEN + TCP_LEN);
+    for address in [source, destination] {
+        match address {
+            IpAddr::V4(address) => covered.extend(address.octets()),
+            IpAddr::V6(address) => covered.extend(address.octets()),
+        }
+    }
+    covered.extend([0, PROTO_TCP, 0, TCP_LEN as u8]);
+    covered.extend(&tcp);
+    let sum = !csum::fold64(csum::sum(&covered));
+    tcp[16..18].copy_from_slice(&sum.to_ne_bytes());
+
+    let mut frame = BytesMut::with_capacity(ETHERNET_LEN + IPV6_LEN + TCP_LEN);
+    match (source, destination) {
+        (IpAddr::V4(source), IpAddr::V4(destination)) => {
+            ethernet(&mut frame, to, from, 0x0800);
+            let mut header = [0; 20];
+            header[..12].copy_from_slice(&[0x45, 0, 0, 20 + TCP_LEN as u8, 0, 0, 0x40, 0, 64, PROTO_TCP, 0, 0]);
+            header[12..16].copy_from_slice(&source.octets());
+            header[16..].copy_from_slice(&destination.octets());
+            let sum = csum::header(&header);
+            header[10..12].copy_from_slice(&sum.to_ne_bytes());
+            frame.put_slice(&header);
+        }
+        _ => {
+            ethernet(&mut frame, to, from, ETHERTYPE_IPV6);
+            frame.put_slice(&[0x60, 0, 0, 0, 0, TCP_LEN as u8, PROTO_TCP, 64]);
+            frame.put_slice(&connection.daddr.octets());
+            frame.put_slice(&connection.saddr.octets());
+        }
+    }
+    frame.put_slice(&tcp);
+    frame.freeze()
+}
+
 fn ethernet(frame: &mut BytesMut, destination: Mac, source: Mac, ethertype: u16) {
     frame.put_slice(&destination);
     frame.put_slice(&source);
@@ -182,6 +232,9 @@ fn bytes_at<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
 
 #[cfg(test)]
 mod tests {
+    use egress_common::abi::Direction;
+    use egress_common::wire::Heads;
+
     use super::*;
 
     const OURS: Mac = [2, 0, 0, 0, 0, 1];
@@ -222,6 +275,26 @@ mod tests {
             assert_eq!(checksum(source, destination, &frame[54..]), 0);
             assert_eq!(frame[21], HOP_LIMIT);
             assert_eq!(usize::from(u16::from_be_bytes([frame[18], frame[19]])), frame.len() - 54);
+        }
+    }
+
+    #[test]
+    fn a_segment_is_a_bare_ack_back_to_the_pod() {
+        for (pod, world, network) in [("10.244.1.10", "198.51.100.10", 20), ("fd00:10:244:1::10", "2001:db8::10", 40)] {
+            let (pod, world): (IpAddr, IpAddr) = (pod.parse().expect("a literal"), world.parse().expect("a literal"));
+            let connection = Tuple::new(Direction::Egress, pod.into(), world.into(), 4000, 80, PROTO_TCP);
+            let frame = segment(THEIRS, OURS, &connection, 0x0102_0304);
+            let heads = Heads::parse(&frame[..], Direction::Ingress).expect("an IP frame");
+            assert_eq!((heads.tuple, heads.tcp_flags), (connection.reversed(), 0x10));
+            assert_eq!((&frame[..6], &frame[6..12]), (&THEIRS[..], &OURS[..]));
+            assert_eq!(frame.len(), ETHERNET_LEN + network + TCP_LEN);
+            assert_eq!(frame[ETHERNET_LEN + network + 4..][..4], [1, 2, 3, 4]);
+            let addresses = &frame[ETHERNET_LEN + network - if pod.is_ipv4() { 8 } else { 32 }..];
+            let pseudo = csum::sum(&[0, PROTO_TCP, 0, 20]);
+            assert_eq!(csum::fold64(csum::sum(addresses) + pseudo), 0xffff, "the checksum");
+            if pod.is_ipv4() {
+                assert_eq!(csum::fold64(csum::sum(&frame[ETHERNET_LEN..][..20])), 0xffff, "the header's");
+            }
         }
     }
 

@@ -19,7 +19,7 @@
 //! | `interfaces`, `overlay`, `notrack` | the node's devices; the overlay's own, untracked |
 //! | `state`, `watch`, `config`, `node_ports` | following the node; the programs' configuration |
 //! | `tables`, `map_access`, `convert` | maps: typed handles, whole-map reads, model <-> ABI |
-//! | `executor`, `cut` | actions; cutting flows |
+//! | `executor`, `cut`, `nudge` | actions; cutting flows; telling idle pods of it |
 //! | `claim`, `contest`, `frames`, `packet` | holding an address on the network; what is held by a node that does not let go |
 //! | `counters`, `events`, `packet_log` | reading counters, drops, and a line per packet where the object writes one |
 //! | `sweep`, `cleanup` | expiry; removing every trace |
@@ -45,6 +45,7 @@ mod map_access;
 pub mod names;
 mod node_ports;
 mod notrack;
+mod nudge;
 mod overlay;
 mod packet;
 mod packet_log;
@@ -63,6 +64,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use aya::programs::SchedClassifier;
 use egress_common::abi::Timeouts;
+use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 use tokio::task::JoinSet;
 use tracing::{info, warn};
 
@@ -160,6 +162,8 @@ struct Shared {
     state: Mutex<State>,
     tables: Mutex<Tables>,
     sweep: Mutex<Option<SchedClassifier>>,
+    /// Connections that were cut, to `nudge`.
+    cut: UnboundedSender<cut::Cut>,
 }
 
 impl Shared {
@@ -173,6 +177,12 @@ impl Shared {
     /// May be held over a walk of a whole map, so nobody asks for it who holds the state.
     fn tables(&self) -> MutexGuard<'_, Tables> {
         self.tables.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Has the pods of these connections told that they were cut, as time permits.
+    fn tell(&self, cut: cut::Cut) {
+        // Refused only when the data plane is being dropped.
+        let _ends = self.cut.send(cut);
     }
 }
 
@@ -217,16 +227,19 @@ impl Dataplane {
         state.begin(&settings, facts, ports, &tables)?;
         overlay::bring_up(&netlink, overlay.index, settings.tunnel_port).await?;
 
+        let (cut, told) = unbounded_channel();
         let shared = Arc::new(Shared {
             settings,
             netlink,
             state: Mutex::new(state),
             tables: Mutex::new(tables),
             sweep: Mutex::new(sweep),
+            cut,
         });
         tasks.spawn(watch::run(Arc::clone(&shared), changes));
         tasks.spawn(events::run(events));
         tasks.spawn(sweep::run(Arc::clone(&shared)));
+        tasks.spawn(nudge::run(Arc::clone(&shared), told));
         info!(attachment = ?features.attachment, "data plane is up");
         Ok(Self { shared, features, _tasks: tasks, _lock: lock })
     }

@@ -90,7 +90,7 @@ fn policies(
     nodes_own: &BTreeMap<IpAddr, NodeAddress>,
 ) -> (Policies, Owned) {
     let (mut policies, mut owned) = (Policies::new(), Owned::new());
-    let mut claimed = BTreeSet::new();
+    let mut claimed: BTreeMap<IpAddr, Option<EgressId>> = BTreeMap::new();
     for object in by_rank(view.objects.values()) {
         let listed = object.addresses();
         let mut items: Vec<(IpAddr, &str)> = object
@@ -103,8 +103,12 @@ fn policies(
             .collect();
         items.sort_unstable();
         let mut nodes = BTreeSet::new();
-        items.retain(|(address, node)| !claimed.contains(address) && nodes.insert(*node) && claimed.insert(*address));
-        let Some(id) = selection.id(&object.name) else { continue };
+        let id = selection.id(&object.name);
+        items.retain(|(address, node)| {
+            let is_free = !claimed.contains_key(address) && nodes.insert(*node);
+            is_free && claimed.insert(*address, id).is_none()
+        });
+        let Some(id) = id else { continue };
 
         let mut slots: Vec<Slot> = Vec::with_capacity(items.len());
         for (address, node) in items {
@@ -115,11 +119,21 @@ fn policies(
                 slots.push(Slot { address, place: Place::Remote(endpoint) });
             }
         }
+        let is_served = |address: &IpAddr| slots.iter().any(|slot| slot.address == *address);
+        let is_pending = |address: &&IpAddr| !is_served(address) && !nodes_own.contains_key(*address);
+        let pending: Vec<IpAddr> = listed.iter().filter(is_pending).copied().collect();
         for family in [Family::V4, Family::V6] {
             let slots = slots.iter().filter(|slot| family_of(slot.address) == family).take(MAX_SLOTS).copied();
+            let slots: Vec<Slot> = slots.collect();
+            let pending = pending.iter().filter(|address| family_of(**address) == family);
+            let pending = pending.take(MAX_SLOTS - slots.len()).copied().collect();
             let when_empty = when_empty(object, family, settings);
-            policies.insert((id, family), Policy { slots: slots.collect(), when_empty });
+            policies.insert((id, family), Policy { slots, pending, when_empty });
         }
+    }
+    // What another object has by now is not waited for.
+    for ((id, _), policy) in &mut policies {
+        policy.pending.retain(|address| claimed.get(address).is_none_or(|holder| *holder == Some(*id)));
     }
     (policies, owned)
 }

@@ -21,6 +21,7 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
+use egress_common::abi::MAX_SLOTS;
 use ipnet::IpNet;
 
 use super::desired::family_of;
@@ -196,9 +197,14 @@ impl Planner<'_> {
         };
         let desired = self.desired.policy.get(&(id, family));
         let slots: Vec<Slot> = desired.into_iter().flat_map(|d| d.slots.iter().filter(kept)).copied().collect();
+        // The others of those that the object keeps: their flows wait.
+        let is_kept = |address: &IpAddr| !slots.iter().any(|slot| slot.address == *address);
+        let pending: BTreeSet<IpAddr> = desired.into_iter().flat_map(addresses).filter(is_kept).collect();
+        let pending: Vec<IpAddr> = pending.into_iter().take(MAX_SLOTS - slots.len().min(MAX_SLOTS)).collect();
         let leaks = slots.is_empty() && policy.when_empty != WhenEmpty::Drop;
-        if slots != policy.slots || leaks {
-            self.push(Action::PutPolicy(id, family, Policy { slots, when_empty: WhenEmpty::Drop }));
+        let forgets = policy.pending.iter().any(|address| !pending.contains(address));
+        if slots != policy.slots || leaks || forgets {
+            self.push(Action::PutPolicy(id, family, Policy { slots, pending, when_empty: WhenEmpty::Drop }));
         }
         self.cut_lost(id, family);
     }
@@ -227,7 +233,7 @@ impl Planner<'_> {
     fn put_policies(&mut self) {
         let desired = self.desired;
         let joined: BTreeSet<&PodState> = desired.pods.values().collect();
-        let wanted: BTreeSet<IpAddr> = desired.policy.values().flat_map(addresses).collect();
+        let wanted: BTreeSet<IpAddr> = desired.policy.values().flat_map(served).collect();
         for (id, family) in self.actual.policy.keys() {
             let goes = !desired.policy.contains_key(&(*id, *family)) && joined.contains(&PodState::Selected(*id));
             if goes || !self.lost(*id, *family).is_disjoint(&wanted) {
@@ -282,7 +288,12 @@ impl Planner<'_> {
     }
 }
 
+/// What the object has: served, or waited for.
 fn addresses(policy: &Policy) -> impl Iterator<Item = IpAddr> {
+    served(policy).chain(policy.pending.iter().copied())
+}
+
+fn served(policy: &Policy) -> impl Iterator<Item = IpAddr> {
     policy.slots.iter().map(|slot| slot.address)
 }
 

@@ -61,10 +61,13 @@ pub enum WhenEmpty {
     NotListed,
 }
 
-/// The slots of one object and family.
+/// The addresses of one object and family.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Policy {
+    /// Those that are served.
     pub slots: Vec<Slot>,
+    /// Those that no node serves now: their flows wait for them, and are not cut. Sorted.
+    pub pending: Vec<IpAddr>,
     pub when_empty: WhenEmpty,
 }
 

@@ -26,6 +26,7 @@ fn endpoint(text: &str) -> TunnelEndpoint {
 fn policy(slots: &[(&str, Place)], when_empty: WhenEmpty) -> Policy {
     Policy {
         slots: slots.iter().map(|(text, place)| Slot { address: addr(text), place: *place }).collect(),
+        pending: Vec::new(),
         when_empty,
     }
 }
@@ -156,7 +157,7 @@ fn a_full_map_is_named() {
     on_node(|node| async move {
         let mut dataplane = node.start().await;
         let slot = Slot { address: addr("172.18.0.100"), place: Place::Here };
-        let too_many = Policy { slots: vec![slot; MAX_SLOTS + 1], when_empty: WhenEmpty::Drop };
+        let too_many = Policy { slots: vec![slot; MAX_SLOTS + 1], pending: Vec::new(), when_empty: WhenEmpty::Drop };
         let refused = dataplane.apply(&Action::PutPolicy(EgressId(1), Family::V4, too_many)).await;
         assert!(matches!(refused, Err(DataplaneError::Full { limit: 64, .. })), "{refused:?}");
         let mut refused = None;

@@ -160,7 +160,7 @@ async fn start_ours(node: &Node) -> Dataplane {
         let egress = net(&format!("{}/{bits}", cast.egress()));
         actions.push(Action::PutPrefix(egress, Prefix { kind: PrefixKind::EgressIp, node: None }));
         actions.push(Action::Own(id, cast.egress()));
-        actions.push(Action::PutPolicy(id, family, Policy { slots, when_empty: WhenEmpty::Drop }));
+        actions.push(Action::PutPolicy(id, family, Policy { slots, pending: Vec::new(), when_empty: WhenEmpty::Drop }));
         let pods: [IpAddr; 2] = [cast.pod(), cast.other_pod()];
         actions.extend(pods.map(|pod| Action::PutPod(pod, PodState::Selected(id))));
     }

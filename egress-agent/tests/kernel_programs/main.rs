@@ -8,6 +8,7 @@
 
 mod answers;
 mod cast;
+mod cut;
 mod devices;
 mod dumps;
 mod encapsulation;

@@ -16,9 +16,10 @@ use nix::sys::socket::{
 use nix::sys::time::TimeVal;
 
 use crate::cast::{Cast, V4, addr};
-use crate::frames::{Body, Packet, SYN, ip, octets, packet};
+use crate::cut::reset_of;
+use crate::frames::{ACK, Body, Packet, RST, SYN, ip, octets, packet};
 use crate::pace::patience;
-use crate::stage::{ROUTER_MAC, Stage, UPLINK_MAC, both};
+use crate::stage::{ROUTER_MAC, STEER, Stage, UPLINK_MAC, both};
 
 /// The far end of a device.
 struct Wire {
@@ -190,6 +191,27 @@ fn a_remote_pod_is_told_what_the_uplink_takes() {
         assert_eq!(answer[36..38], 4794_u16.to_be_bytes());
         assert_eq!(answer[46..49], cast.here.to_be_bytes()[1..]);
         stage.configure(|_| ());
+    });
+}
+
+#[test]
+fn a_remote_pod_whose_port_another_took_meanwhile_is_told() {
+    both(|stage, cast| {
+        attach(stage);
+        let wire = Wire::of("out0");
+        let taken = packet(cast.pod, cast.world, 4000, 80).tcp(SYN);
+        stage.run_frame(&STEER, &taken.frame(), Verdict::SnatHere);
+        let running = from_remote(cast).tcp(ACK);
+        let arrived = arrives(stage, &wire, &wrapped(V4.other_node, cast.here, &running));
+        assert_eq!(arrived, is(Verdict::CutAnswered));
+        let answer = wire.next_from(V4.node).expect("it goes back by the overlay");
+        assert_eq!(answer[30..34], octets(ip(V4.other_node)));
+        assert_eq!(answer[46..49], cast.here.to_be_bytes()[1..]);
+        // Behind the outer headers.
+        assert_eq!(answer[50 + 14..], reset_of(&running)[14..]);
+        let reset = from_remote(cast).tcp(RST);
+        let arrived = arrives(stage, &wire, &wrapped(V4.other_node, cast.here, &reset));
+        assert_eq!(arrived, is(Verdict::PortTaken), "never a reset for a reset");
     });
 }
 

@@ -174,7 +174,7 @@ fn a_flow_that_lost_its_address_is_cut() {
             .expect("a flow");
         flow.address = addr(cast.away_egress);
         stage.flows.insert(key, flow.sealed(&key), 0).expect("a flow");
-        stage.drops(&STEER, &sent, Verdict::AddressGone);
+        stage.run_frame(&STEER, &sent.frame(), Verdict::CutAnswered);
         let anew = to_world(cast).tcp(SYN);
         assert_eq!(stage.run_frame(&STEER, &anew.frame(), Verdict::SnatHere).action, REDIRECT);
     });
@@ -186,7 +186,7 @@ fn a_flow_whose_port_another_took_meanwhile_is_cut() {
         stage.pods.insert(addr(cast.known_pod), stage.pods.get(&addr(cast.pod), 0).expect("a pod"), 0).expect("a pod");
         stage.run_frame(&STEER, &to_world(cast).tcp(SYN).frame(), Verdict::SnatHere);
         let running = packet(cast.known_pod, cast.world, 4000, 80).tcp(ACK);
-        stage.drops(&STEER, &running, Verdict::PortTaken);
+        stage.run_frame(&STEER, &running.frame(), Verdict::CutAnswered);
     });
 }
 

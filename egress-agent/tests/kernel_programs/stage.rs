@@ -4,8 +4,9 @@
 use std::collections::BTreeMap;
 
 use aya::maps::lpm_trie::Key;
-use aya::maps::{Array, HashMap, LpmTrie, Map, MapData, MapInfo, PerCpuArray, PerCpuHashMap};
+use aya::maps::{Array, HashMap, LpmTrie, Map, MapData, MapInfo, PerCpuArray, PerCpuHashMap, PerCpuValues};
 use aya::programs::SchedClassifier;
+use aya::util::nr_cpus;
 use aya::{Ebpf, EbpfLoader, Pod};
 use egress_common::abi::{
     Addr, ClusterPrefix, Config, Count, Datagram, EipCount, Family, Flow, FragKey, FragPorts, Inbound, Mapping,
@@ -48,6 +49,7 @@ pub(crate) struct Stage {
     /// How many entries they take, likewise.
     pub(crate) sizes: BTreeMap<String, u32>,
     pub(crate) eip_counters: PerCpuHashMap<MapData, u32, EipCount>,
+    answers: PerCpuArray<MapData, u64>,
 }
 
 /// Runs the test on a stage of its own; without root it says so instead.
@@ -111,6 +113,7 @@ impl Stage {
             usage: Array::try_from(take(&mut ebpf, "usage")).expect("an array"),
             counters: PerCpuArray::try_from(take(&mut ebpf, "counters")).expect("counters"),
             eip_counters: PerCpuHashMap::try_from(take(&mut ebpf, "eip_counters")).expect("counters"),
+            answers: PerCpuArray::try_from(take(&mut ebpf, "answers")).expect("an array per CPU"),
             ebpf,
         };
         stage.configure(|_| ());
@@ -285,6 +288,13 @@ impl Stage {
         lines.extend(self.inbound.iter().map(|entry| format!("inbound {entry:?}")));
         lines.extend(self.nat.iter().map(|entry| format!("nat {entry:?}")));
         lines.join("\n")
+    }
+
+    /// When each CPU has all its answers again; zero for at once.
+    pub(crate) fn set_answers(&mut self, full_at_ns: u64) {
+        let cpus = nr_cpus().expect("the number of CPUs");
+        let values = PerCpuValues::try_from(vec![full_at_ns; cpus]).expect("one for each");
+        self.answers.set(0, values, 0).expect("write the answers");
     }
 
     /// Removes what is idle; `pressed` as if a map were nearly full. Returns how many entries went.

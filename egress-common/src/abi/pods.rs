@@ -23,21 +23,29 @@ pub struct PodEntry {
     pub selected_since_ns: u64,
     /// A number made of the pod's UID, so that another pod with the same address is told from it; zero before it is noted.
     pub owner: u64,
+    /// CLOCK_MONOTONIC (ns) until when connections of the time when the pod was selected are told that they ended. Zero
+    /// where it never was, and while it is.
+    pub cut_until_ns: u64,
 }
-abi!(PodEntry, 24);
+abi!(PodEntry, 32);
 
 impl PodEntry {
     pub const fn known() -> Self {
-        Self { selection: Selection::Known as u32, egress_id: 0, selected_since_ns: 0, owner: 0 }
+        Self { selection: Selection::Known as u32, egress_id: 0, selected_since_ns: 0, owner: 0, cut_until_ns: 0 }
     }
 
     pub const fn selected(egress_id: u32, selected_since_ns: u64) -> Self {
-        Self { selection: Selection::Selected as u32, egress_id, selected_since_ns, owner: 0 }
+        Self { selection: Selection::Selected as u32, egress_id, selected_since_ns, owner: 0, cut_until_ns: 0 }
     }
 
     #[must_use]
     pub const fn with_owner(self, owner: u64) -> Self {
         Self { owner, ..self }
+    }
+
+    #[must_use]
+    pub const fn with_cut_until(self, cut_until_ns: u64) -> Self {
+        Self { cut_until_ns, ..self }
     }
 
     #[cfg(test)]
@@ -139,14 +147,17 @@ pub enum WhenEmpty {
 #[repr(C)]
 pub struct Policy {
     when_empty: u32,
+    /// Slots that are served; flows go there.
     count: u32,
+    /// Slots behind those: addresses of the object that no node serves now. Their flows wait.
+    pending: u32,
     pub slots: [Slot; MAX_SLOTS],
 }
-abi!(Policy, 8 + 36 * MAX_SLOTS);
+abi!(Policy, 12 + 36 * MAX_SLOTS);
 
 impl Policy {
     pub const fn empty(when_empty: WhenEmpty) -> Self {
-        Self { when_empty: when_empty as u32, count: 0, slots: [Slot::EMPTY; MAX_SLOTS] }
+        Self { when_empty: when_empty as u32, count: 0, pending: 0, slots: [Slot::EMPTY; MAX_SLOTS] }
     }
 
     /// `None` when there are more than [`MAX_SLOTS`].
@@ -157,6 +168,16 @@ impl Policy {
         Some(policy)
     }
 
+    /// Adds addresses of the object that no node serves now. `None` when there are more than [`MAX_SLOTS`] in all.
+    pub fn with_pending(mut self, addresses: &[Addr]) -> Option<Self> {
+        let first = usize::try_from(self.count).ok()?;
+        for (slot, address) in self.slots.get_mut(first..first + addresses.len())?.iter_mut().zip(addresses) {
+            *slot = Slot { address: *address, ..Slot::EMPTY };
+        }
+        self.pending = u32::try_from(addresses.len()).ok()?;
+        Some(self)
+    }
+
     #[cfg(test)]
     pub(crate) const fn of_another_version(self) -> Self {
         Self { when_empty: 99, ..self }
@@ -165,6 +186,11 @@ impl Policy {
     #[inline(always)]
     pub const fn count(&self) -> u32 {
         self.count
+    }
+
+    #[inline(always)]
+    pub const fn pending(&self) -> u32 {
+        self.pending
     }
 
     #[inline(always)]

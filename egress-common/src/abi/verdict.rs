@@ -108,6 +108,8 @@ verdicts! {
     MtuAnswered = 32, Answer, "mtu_answered";
     /// From a pod to an egress IP of the cluster, and the pod was told by ICMP.
     HairpinAnswered = 33, Answer, "hairpin_answered";
+    /// Of a TCP connection that cannot go on, and the pod was told by a reset.
+    CutAnswered = 34, Answer, "cut_answered";
 
     /// A later fragment that came before its first one: kept until that comes.
     FragmentHeld = 36, Hold, "fragment_held";
@@ -170,6 +172,8 @@ verdicts! {
     PortTaken = 66, Drop, "port_taken";
     /// Came through the overlay before the agent has written the configuration.
     NotReady = 67, Drop, "not_ready";
+    /// Of a TCP connection of a pod that is no longer selected, and no answer could be made.
+    FlowCut = 69, Drop, "flow_cut";
     /// First fragment of an SCTP message, in a flow that has another port outside: its checksum is over all of the message.
     SctpFragment = 70, Drop, "sctp_fragment";
     /// A protocol without ports serves one pod towards each destination, and the address serves another one, or the host.

@@ -96,6 +96,7 @@ fn guard_own<T: Tables>(heads: &mut Heads, quote: &Quote, tables: &T, config: &C
         Steer::Done(Verdict::InboundReply) if !steer::answers_known(heads, quote, tables) => Verdict::NotSteered,
         Steer::Done(verdict) => verdict,
         Steer::Hairpin => Verdict::Hairpin,
+        Steer::Reset(verdict) => verdict,
         Steer::Mark | Steer::Send { .. } => Verdict::NotSteered,
     }
 }

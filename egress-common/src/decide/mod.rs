@@ -2,7 +2,7 @@
 //!
 //! One file per hook, named as in the design: [`steer`] and [`notice`] on the management port, [`accept`] on the overlay,
 //! [`enter`] and [`leave`] on the uplink; and what they share: [`snat`] (mappings and ports), [`slots`] (which address a
-//! flow has), [`fragments`], [`mtu`], [`phase`] and [`expiry`]. None of them touches a packet. They ask [`Tables`], which the programs
+//! flow has), [`fragments`], [`limit`], [`mtu`], [`phase`] and [`expiry`]. None of them touches a packet. They ask [`Tables`], which the programs
 //! implement over the maps and the tests over hash maps, and they return what is to be done; the edge does it.
 //!
 //! "Leave alone" is always a verdict of class pass. A packet of a selected pod that reaches the end of a decision without
@@ -13,6 +13,7 @@ pub mod enter;
 pub mod expiry;
 pub mod fragments;
 pub mod leave;
+pub mod limit;
 pub mod mtu;
 pub mod notice;
 pub mod phase;
@@ -105,6 +106,7 @@ pub trait Tables {
     fn settle_flow(&self, tuple: &Tuple, slot: &Slot, decisions: u32);
     /// Notes where the flow's address is among the slots now.
     fn set_flow_slot(&self, tuple: &Tuple, slot: u32);
+    fn forget_flow(&self, tuple: &Tuple);
     /// Overwrites; false when the map takes no more.
     fn put_flow(&self, tuple: &Tuple, flow: &Flow) -> bool;
 

@@ -1,8 +1,12 @@
 //! Which address a flow shows: picked once by hash, then kept.
 //!
 //! A flow keeps its address, not its node. When addresses come and go, a flow stays with the one that it has; when its
-//! address is served by another node, the flow follows; when its address was taken from the object, a running TCP flow
-//! is cut and anything else, which can begin anew at any packet, gets another address.
+//! address is served by another node, the flow follows; while it is served by none, a running TCP flow waits for it; when
+//! it was taken from the object, a running TCP flow is cut and told so. Anything else can begin anew at any packet, and
+//! gets another address.
+//!
+//! What a flow may do is read off the policy each time: a cut leaves no mark on a flow, and an address that comes back
+//! finds its flows again.
 
 use super::{Claim, Tables, phase};
 use crate::abi::{Addr, Direction, Flow, MAX_SLOTS, Policy, PolicyKey, Slot, Tuple, Verdict, WhenEmpty};
@@ -21,24 +25,38 @@ pub fn of_flow<'t, T: Tables>(
 ) -> Result<&'t Slot, Verdict> {
     let policy = tables.policy(&PolicyKey::new(egress_id, heads.family)).ok_or(Verdict::NoPolicy)?;
     if policy.count() == 0 {
-        return Err(match policy.when_empty() {
-            WhenEmpty::Drop => Verdict::NoGateway,
-            WhenEmpty::NodeAddress => Verdict::NodeAddress,
-            WhenEmpty::NotListed => Verdict::FamilyNotListed,
-        });
+        return Err(without_address(heads, tables, egress_id, policy));
     }
     if heads.l4 == L4::IcmpError {
         return of_error(heads, quote, tables, egress_id, policy);
     }
     translatable(heads)?;
     let known = tables.flow_seen(&heads.tuple, heads.tcp_flags);
-    if let Some(slot) = known.and_then(|flow| kept(&heads.tuple, tables, egress_id, policy, flow)) {
-        return Ok(slot);
-    }
-    if known.is_some() && is_mid_stream(heads) {
-        return Err(Verdict::AddressGone);
+    if let Some(flow) = known {
+        match kept(&heads.tuple, tables, egress_id, policy, flow) {
+            Ok(slot) => return Ok(slot),
+            Err(verdict) if is_mid_stream(heads) => return Err(verdict),
+            Err(_) => {}
+        }
     }
     begin(heads, tables, egress_id, policy, known.is_some())
+}
+
+/// What becomes of a packet while the object has no address that is served. A running connection has one, and must not
+/// show another.
+#[inline(always)]
+fn without_address<T: Tables>(heads: &Heads, tables: &T, egress_id: u32, policy: &Policy) -> Verdict {
+    let otherwise = match policy.when_empty() {
+        WhenEmpty::Drop => Verdict::NoGateway,
+        WhenEmpty::NodeAddress => Verdict::NodeAddress,
+        WhenEmpty::NotListed => Verdict::FamilyNotListed,
+    };
+    if !is_mid_stream(heads) {
+        return otherwise;
+    }
+    let Some(flow) = tables.flow_peek(&heads.tuple) else { return otherwise };
+    let waits = otherwise == Verdict::NoGateway && flow.egress_id == egress_id;
+    if waits && place_of(policy, &flow.address).is_some() { Verdict::NoGateway } else { Verdict::AddressGone }
 }
 
 /// A TCP packet that does not begin a connection.
@@ -84,23 +102,33 @@ fn of_error<'t, T: Tables>(
     }
     let tuple = told_of(heads, quote).ok_or(Verdict::IcmpUnmatched)?.flow();
     let flow = tables.flow_peek(tuple).ok_or(Verdict::IcmpUnmatched)?;
-    kept(tuple, tables, egress_id, policy, flow).ok_or(Verdict::AddressGone)
+    kept(tuple, tables, egress_id, policy, flow)
 }
 
-/// The slot of the flow's address; its last place is tried first.
+/// The slot of the flow's address, its last place tried first; or whether the address is gone or only served by nobody
+/// now.
 #[inline(always)]
-fn kept<'t, T: Tables>(tuple: &Tuple, tables: &T, egress_id: u32, policy: &'t Policy, flow: &Flow) -> Option<&'t Slot> {
+fn kept<'t, T: Tables>(
+    tuple: &Tuple,
+    tables: &T,
+    egress_id: u32,
+    policy: &'t Policy,
+    flow: &Flow,
+) -> Result<&'t Slot, Verdict> {
     if flow.egress_id != egress_id {
-        return None;
+        return Err(Verdict::AddressGone);
     }
     if let Some(slot) = slot_at(policy, flow.slot, &flow.address) {
-        return Some(slot);
+        return Ok(slot);
     }
-    let moved = place_of(policy, &flow.address)?;
+    let moved = place_of(policy, &flow.address).ok_or(Verdict::AddressGone)?;
+    if moved >= policy.count() {
+        return Err(Verdict::NoGateway);
+    }
     tables.set_flow_slot(tuple, moved);
     // Read back from the map, so that the verifier follows one unknown place instead of each one that it may be.
-    let flow = tables.flow_peek(tuple)?;
-    slot_at(policy, flow.slot, &flow.address)
+    let flow = tables.flow_peek(tuple).ok_or(Verdict::ClaimLost)?;
+    slot_at(policy, flow.slot, &flow.address).ok_or(Verdict::ClaimLost)
 }
 
 /// The slot at this place, if it has this address.
@@ -110,11 +138,12 @@ fn slot_at<'t>(policy: &'t Policy, place: u32, address: &Addr) -> Option<&'t Slo
     (place < policy.count() && slot.address == *address).then_some(slot)
 }
 
-/// Where the address is among the slots.
+/// Where the address is among the slots, those that nobody serves now behind the others.
 #[inline(never)]
 fn place_of(policy: &Policy, address: &Addr) -> Option<u32> {
+    let listed = policy.count() + policy.pending();
     let mut place = 0;
-    while place < MAX_SLOTS as u32 && place < policy.count() {
+    while place < MAX_SLOTS as u32 && place < listed {
         if policy.slots[(place & SLOT_MASK) as usize].address == *address {
             return Some(place);
         }
@@ -149,7 +178,7 @@ fn begin<'t, T: Tables>(
         // Another CPU began the same flow: its choice stands.
         Claim::Taken => {
             let flow = tables.flow_seen(&heads.tuple, heads.tcp_flags).ok_or(Verdict::ClaimLost)?;
-            kept(&heads.tuple, tables, egress_id, policy, flow).ok_or(Verdict::ClaimLost)
+            kept(&heads.tuple, tables, egress_id, policy, flow).map_err(|_| Verdict::ClaimLost)
         }
     }
 }

@@ -5,7 +5,7 @@
 //! pod that nothing selects is left alone whatever its destination is.
 
 use super::{Tables, fragments, notice, slots};
-use crate::abi::{Config, NodePlace, OnUnknownPod, PrefixKind, Slot, Verdict};
+use crate::abi::{Config, NodePlace, OnUnknownPod, Origin, PrefixKind, Slot, Verdict};
 use crate::wire::{Fragment, Heads, L4, Quote, tcp};
 
 /// What to do with the packet.
@@ -14,6 +14,8 @@ pub enum Steer<'t> {
     Done(Verdict),
     /// Drop, and tell the pod that this is forbidden.
     Hairpin,
+    /// Drop for this reason, and tell the pod that its connection has ended.
+    Reset(Verdict),
     /// Set mark 1008 and leave it to the stack.
     Mark,
     /// The flow has this address; the gateway is where the slot says.
@@ -44,9 +46,12 @@ pub fn steer<'t, T: Tables>(heads: &mut Heads, quote: &Quote, tables: &'t T, con
         Some(egress_id) => (true, egress_id),
         None => (false, 0),
     };
-    if pod.is_some() && !is_selected {
+    if let Some(pod) = pod.filter(|_| !is_selected) {
         notice::follow_datagram(heads, tables);
-        return Steer::Done(Verdict::NotSelected);
+        // Zero for all but the few that were selected before.
+        if pod.cut_until_ns == 0 {
+            return Steer::Done(Verdict::NotSelected);
+        }
     }
     let node = tables.node(&heads.tuple.daddr).map(|node| node.place());
     // 2. An address of this node (1004).
@@ -62,6 +67,14 @@ pub fn steer<'t, T: Tables>(heads: &mut Heads, quote: &Quote, tables: &'t T, con
     }
     // 4. It answers a connection that came in from outside.
     fragments::resolve(heads, tables);
+    if !is_selected {
+        match left_over(heads, tables, node.is_some()) {
+            LeftOver::NotKnown => {}
+            LeftOver::Nothing => return Steer::Done(Verdict::NotSelected),
+            LeftOver::Cut => return Steer::Reset(Verdict::FlowCut),
+            LeftOver::Marked => return Steer::Mark,
+        }
+    }
     if is_answer(heads, tables) {
         tables.inbound_answered(&heads.tuple, heads.tcp_flags);
         return Steer::Done(Verdict::InboundReply);
@@ -106,6 +119,7 @@ pub fn steer<'t, T: Tables>(heads: &mut Heads, quote: &Quote, tables: &'t T, con
             }
             Steer::Send { egress_id, slot }
         }
+        Err(Verdict::AddressGone) if heads.l4 == L4::Tcp => Steer::Reset(Verdict::AddressGone),
         Err(verdict) => {
             if verdict == Verdict::NodeAddress {
                 // The stack, or `leave` behind it, gives it the node's address.
@@ -114,6 +128,40 @@ pub fn steer<'t, T: Tables>(heads: &mut Heads, quote: &Quote, tables: &'t T, con
             Steer::Done(verdict)
         }
     }
+}
+
+/// What a pod's packet has to do with the time when the pod was selected.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum LeftOver {
+    /// There was none that we know of.
+    NotKnown,
+    Nothing,
+    /// Of a connection that had an egress IP, and must show no other address.
+    Cut,
+    /// Of a flow to another node that shows the node's address: that is no object's, so it goes on.
+    Marked,
+}
+
+/// Of a pod that was selected. A packet that begins a flow has nothing to do with that time. A cut connection is
+/// forgotten where the pod begins another one on its tuple.
+#[inline(never)]
+fn left_over<T: Tables>(heads: &Heads, tables: &T, to_node: bool) -> LeftOver {
+    // Looked up again, since the caller has no room to keep it.
+    let Some(pod) = tables.pod(&heads.tuple.saddr) else { return LeftOver::NotKnown };
+    let begins = begins(heads);
+    let is_mid_stream = slots::is_mid_stream(heads) && heads.has_l4();
+    if (begins || is_mid_stream) && tables.now_ns() < pod.cut_until_ns && tables.flow_peek(&heads.tuple).is_some() {
+        if is_mid_stream {
+            return LeftOver::Cut;
+        }
+        tables.forget_flow(&heads.tuple);
+    }
+    if begins || !to_node || !shows_ends(heads) {
+        return LeftOver::Nothing;
+    }
+    let mapping = tables.nat_peek(&heads.tuple);
+    let is_marked = mapping.is_some_and(|mapping| mapping.origin() == Some(Origin::Stack));
+    if is_marked { LeftOver::Marked } else { LeftOver::Nothing }
 }
 
 /// A datagram that goes by the stack: its answer is none to a connection from outside.
@@ -202,6 +250,8 @@ fn is_answer<T: Tables>(heads: &Heads, tables: &T) -> bool {
     }
 }
 
+#[cfg(test)]
+mod cut;
 #[cfg(test)]
 mod settled;
 #[cfg(test)]

@@ -386,6 +386,9 @@ impl Tables for World {
     fn set_flow_slot(&self, tuple: &Tuple, slot: u32) {
         self.flows.change(tuple, |flow| flow.slot = slot);
     }
+    fn forget_flow(&self, tuple: &Tuple) {
+        self.flows.remove(tuple);
+    }
     fn put_flow(&self, tuple: &Tuple, flow: &Flow) -> bool {
         self.flows.put(*tuple, *flow);
         true

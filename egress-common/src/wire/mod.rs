@@ -10,6 +10,7 @@ mod heads;
 pub mod icmp;
 pub mod nd;
 mod quote;
+pub mod reset;
 
 pub use heads::{Fragment, Heads, L4, MAX_EXTENSION_HEADERS};
 pub use quote::Quote;

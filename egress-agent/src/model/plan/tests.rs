@@ -72,16 +72,22 @@ fn random_state(random: &mut Random) -> KernelState {
     for id in ids.into_iter().filter(|_| random.below(4) > 0).collect::<Vec<_>>() {
         for family in [Family::V4, Family::V6] {
             let when_empty = random.one_of(&[WhenEmpty::Drop, WhenEmpty::NodeAddress, WhenEmpty::NotListed]);
-            state.policy.insert((id, family), Policy { slots: Vec::new(), when_empty });
+            state.policy.insert((id, family), Policy { slots: Vec::new(), pending: Vec::new(), when_empty });
         }
     }
     for address in ADDRESSES.map(ip) {
         let id = random.one_of(&ids);
         let here = random.below(2) == 0 && !state.owned.contains_key(&id);
         let remote = Place::Remote(TunnelEndpoint(ip(random.one_of(&ENDPOINTS))));
-        let Some(policy) = state.policy.get_mut(&(id, family_of(address))).filter(|_| random.below(3) > 0) else {
-            continue;
-        };
+        let Some(policy) = state.policy.get_mut(&(id, family_of(address))) else { continue };
+        match random.below(6) {
+            0 => continue,
+            1 => {
+                policy.pending.push(address);
+                continue;
+            }
+            _ => {}
+        }
         if here {
             state.owned.insert(id, address);
         }
@@ -167,8 +173,8 @@ fn check_plan(old: &KernelState, new: &KernelState) -> Vec<Action> {
         step(&mut now, action);
         if let Action::CutFlows(id, addresses) = action {
             cut.extend(addresses.iter().map(|address| (*id, *address)));
-            let still = now.policy.iter().filter(|((i, _), _)| i == id).flat_map(|(_, p)| &p.slots);
-            assert!(!still.map(|s| s.address).any(|a| addresses.contains(&a)), "cut while it is still steered");
+            let still = now.policy.iter().filter(|((i, _), _)| i == id).flat_map(|(_, p)| super::addresses(p));
+            assert!(!{ still }.any(|a| addresses.contains(&a)), "cut while it is still steered");
         }
         if let Action::CutPodFlows(pod, id) = action {
             assert_ne!(now.pods.get(pod), Some(&PodState::Selected(*id)), "cut while it is still selected");
@@ -224,13 +230,13 @@ fn an_address_that_moves_between_objects_here_is_given_up_first() {
         policy: [1, 2]
             .map(|i| {
                 let slots = if i == id { vec![Slot { address, place: here }] } else { Vec::new() };
-                ((EgressId(i), Family::V4), Policy { slots, when_empty: WhenEmpty::Drop })
+                ((EgressId(i), Family::V4), Policy { slots, pending: Vec::new(), when_empty: WhenEmpty::Drop })
             })
             .into(),
         ..KernelState::default()
     };
-    let empty = Policy { slots: Vec::new(), when_empty: WhenEmpty::Drop };
-    let full = Policy { slots: vec![Slot { address, place: here }], when_empty: WhenEmpty::Drop };
+    let empty = Policy { slots: Vec::new(), pending: Vec::new(), when_empty: WhenEmpty::Drop };
+    let full = Policy { slots: vec![Slot { address, place: here }], pending: Vec::new(), when_empty: WhenEmpty::Drop };
     let expected = [
         Action::PutPolicy(EgressId(1), Family::V4, empty),
         Action::CutFlows(EgressId(1), BTreeSet::from([address])),

@@ -45,7 +45,7 @@ const REACHED: [Verdict; 20] = [
     Verdict::IcmpUnmatched,
     Verdict::NoMapping,
     Verdict::FragmentUnknown,
-    Verdict::PortTaken,
+    Verdict::CutAnswered,
     Verdict::PortsExhausted,
     Verdict::SctpFragment,
     Verdict::ProtocolTaken,

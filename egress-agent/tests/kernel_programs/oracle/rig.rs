@@ -354,6 +354,7 @@ fn begin(stage: &mut Stage, decisions: u32) -> Node {
     clear(&mut stage.awaited);
     clear(&mut stage.datagrams);
     clear(&mut stage.exhausted);
+    stage.set_answers(0);
     stage.configure(|config| {
         config.decisions = decisions;
         config.overlay_secret = SECRET;

@@ -39,8 +39,7 @@ fn nothing_is_asked_until_a_decision_changes() {
         world.set_policy(ID, WhenEmpty::Drop, &[]);
         assert_eq!(address(&asked(world, &out(cast))), first, "as it was decided");
         decided(world, 2);
-        let verdict = asked(world, &out(cast));
-        assert!(matches!(verdict, Steer::Done(Verdict::NoGateway)), "{verdict:?}");
+        assert_eq!(asked(world, &out(cast)), Steer::Reset(Verdict::AddressGone));
     });
 }
 
@@ -93,7 +92,7 @@ fn without_a_number_nothing_is_kept() {
     both(|cast, world| {
         asked(world, &packet(cast.pod, cast.world, 4000, 80).tcp(tcp::SYN));
         world.set_policy(ID, WhenEmpty::Drop, &[]);
-        assert_eq!(asked(world, &out(cast)), Steer::Done(Verdict::NoGateway));
+        assert_eq!(asked(world, &out(cast)), Steer::Reset(Verdict::AddressGone));
     });
 }
 

@@ -71,6 +71,13 @@ impl World {
         }
     }
 
+    /// Addresses that the object has, and that no node serves now, behind those that the policy has.
+    pub(crate) fn set_pending(&self, egress_id: u32, addresses: &[Addr]) {
+        let key = PolicyKey::new(egress_id, addresses[0].family());
+        let policy = *self.policies.borrow().get(&key).expect("a policy");
+        self.put_policy(key, policy.with_pending(addresses).expect("few addresses"));
+    }
+
     pub(crate) fn remember_flow(&self, tuple: &Tuple, address: Addr, egress_id: u32) {
         self.flows.put(*tuple, Flow::new(address, egress_id, 0, 0, 0));
     }

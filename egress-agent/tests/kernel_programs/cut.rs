@@ -1,0 +1,187 @@
+//! Connections that must not go on: the reset that the pod gets, byte by byte, and what goes on all the same.
+
+use egress_common::abi::{Direction, PodEntry, Policy, PolicyKey, Slot, Tuple, Verdict, WhenEmpty};
+use egress_common::decide::limit::{ANSWER_STEP_NS, ANSWERS_AT_ONCE};
+use egress_common::decide::phase::{self, Phase};
+
+use crate::cast::{Cast, addr};
+use crate::frames::{ACK, Body, FIN, Packet, RST, SYN, checksum, octets, packet};
+use crate::stage::{ENTER, LEAVE, NEXT, NOTICE, REDIRECT, Ran, Run, STEER, Stage, UPLINK_MAC, both, now_ns};
+
+/// The numbers of every segment here (`frames`).
+const SEQUENCE: u32 = 1;
+const ACKNOWLEDGED: u32 = 2;
+
+/// The reset to the sender of the packet.
+pub(crate) fn reset_of(packet: &Packet) -> Vec<u8> {
+    let Body::Tcp(flags) = packet.body else { panic!("no segment: {packet:?}") };
+    let (sequence, acknowledged, kind) = if flags & ACK != 0 {
+        (ACKNOWLEDGED, 0, RST)
+    } else {
+        let ends = u32::from(flags & SYN != 0) + u32::from(flags & FIN != 0);
+        (0, SEQUENCE + u32::try_from(packet.data).expect("a length") + ends, RST | ACK)
+    };
+    let mut segment = [packet.dport.to_be_bytes(), packet.sport.to_be_bytes()].concat();
+    segment.extend([sequence.to_be_bytes(), acknowledged.to_be_bytes()].concat());
+    segment.extend([0x50, kind, 0, 0, 0, 0, 0, 0]);
+    let mut covered = [octets(packet.to), octets(packet.from)].concat();
+    covered.extend([0, 6, 0, 20]);
+    covered.extend(&segment);
+    let sum = checksum(&covered).to_be_bytes();
+    segment[16..18].copy_from_slice(&sum);
+    // The network header of the packet, turned round, with its options.
+    let old = packet.frame();
+    let headers = old.len() - packet.data - 20;
+    let mut frame = [packet.smac, packet.dmac].concat();
+    frame.extend(&old[12..headers]);
+    if packet.from.is_ipv4() {
+        let total = u16::try_from(headers - 14 + 20).expect("a length").to_be_bytes();
+        frame[15] = 0;
+        frame[16..18].copy_from_slice(&total);
+        frame[22] = 64;
+        frame[24..26].copy_from_slice(&[0, 0]);
+        frame[26..34].copy_from_slice(&[octets(packet.to), octets(packet.from)].concat());
+        let sum = checksum(&frame[14..headers]).to_be_bytes();
+        frame[24..26].copy_from_slice(&sum);
+    } else {
+        let length = u16::try_from(headers - 54 + 20).expect("a length").to_be_bytes();
+        frame[18..20].copy_from_slice(&length);
+        frame[21] = 64;
+        frame[22..54].copy_from_slice(&[octets(packet.to), octets(packet.from)].concat());
+    }
+    frame.extend(segment);
+    frame
+}
+
+fn out(cast: &Cast, flags: u8) -> Packet {
+    packet(cast.pod, cast.world, 4000, 80).tcp(flags)
+}
+
+/// The pod is told, and nothing else happens.
+fn is_reset(stage: &mut Stage, run: &Run, packet: &Packet) {
+    let ran = stage.run_frame(run, &packet.frame(), Verdict::CutAnswered);
+    assert_eq!(ran, Ran { action: REDIRECT, frame: reset_of(packet), mark: 0 }, "{packet:?}");
+}
+
+fn open(stage: &mut Stage, cast: &Cast) {
+    for flags in [SYN, ACK] {
+        stage.run_frame(&STEER, &out(cast, flags).frame(), Verdict::SnatHere);
+    }
+}
+
+fn deselect(stage: &mut Stage, cast: &Cast) {
+    let entry = PodEntry::known().with_cut_until(now_ns() + 60_000_000_000);
+    stage.pods.insert(addr(cast.pod), entry, 0).expect("a pod");
+}
+
+fn put_slots(stage: &mut Stage, cast: &Cast, slots: &[Slot]) {
+    let policy = Policy::with_slots(WhenEmpty::Drop, slots).expect("few slots");
+    stage.policy.insert(PolicyKey::new(cast.here, cast.family), policy, 0).expect("a policy");
+}
+
+fn phase_of(stage: &Stage, cast: &Cast) -> Phase {
+    let key = Tuple::new(Direction::Egress, addr(cast.pod), addr(cast.world), 4000, 80, 6);
+    phase::of_flow(stage.flows.get(&key, 0).expect("a flow").state)
+}
+
+#[test]
+fn a_pod_is_told_that_its_address_was_taken() {
+    both(|stage, cast| {
+        open(stage, cast);
+        put_slots(stage, cast, &[]);
+        assert_eq!(phase_of(stage, cast), Phase::Established);
+        for options in [0, 1, 2] {
+            for (flags, data) in [(ACK, 0), (ACK, 1), (ACK, 1000), (FIN | ACK, 7), (0, 33), (FIN, 33)] {
+                let sent = out(cast, flags);
+                let sent = sent.with(|packet| (packet.data, packet.options, packet.ttl) = (data, options, 9));
+                is_reset(stage, &STEER, &sent);
+            }
+        }
+        assert_eq!(phase_of(stage, cast), Phase::Closing, "as the reset of anybody else");
+        // Many segments in one: the answer is one.
+        let many = out(cast, ACK).with(|packet| packet.data = 3000);
+        is_reset(stage, &Run { gso_size: 1400, ..STEER }, &many);
+        stage.drops(&STEER, &out(cast, RST), Verdict::AddressGone);
+        stage.drops(&STEER, &out(cast, RST | ACK), Verdict::AddressGone);
+        // It begins anew when there is an address again.
+        put_slots(stage, cast, &[Slot::here(addr(cast.egress))]);
+        open(stage, cast);
+    });
+}
+
+#[test]
+fn a_pod_that_is_no_longer_selected_is_told() {
+    both(|stage, cast| {
+        open(stage, cast);
+        deselect(stage, cast);
+        is_reset(stage, &STEER, &out(cast, ACK));
+        assert_eq!(phase_of(stage, cast), Phase::Closing, "so that nobody tells it again");
+        is_reset(stage, &STEER, &out(cast, FIN | ACK));
+        stage.drops(&STEER, &out(cast, RST), Verdict::FlowCut);
+        // Behind the back of the management port's program: no answer, and no way out.
+        stage.drops(&LEAVE, &out(cast, ACK), Verdict::FlowCut);
+        stage.passes(&STEER, &packet(cast.pod, cast.world, 4001, 80).tcp(ACK), Verdict::NotSelected);
+        stage.passes(&STEER, &packet(cast.pod, cast.world, 4000, 80), Verdict::NotSelected);
+        for flags in [SYN, ACK, FIN | ACK] {
+            stage.passes(&STEER, &out(cast, flags), Verdict::NotSelected);
+        }
+    });
+}
+
+#[test]
+fn what_makes_an_idle_pod_speak_changes_nothing() {
+    both(|stage, cast| {
+        open(stage, cast);
+        for selected in [true, false] {
+            if !selected {
+                deselect(stage, cast);
+            }
+            stage.passes(&NOTICE, &packet(cast.world, cast.pod, 80, 4000).tcp(ACK), Verdict::NotOurs);
+            assert_eq!((phase_of(stage, cast), stage.entries()[2]), (Phase::Established, 0));
+        }
+    });
+}
+
+#[test]
+fn a_flow_to_another_node_keeps_the_nodes_address() {
+    both(|stage, cast| {
+        let sent = |flags| packet(cast.pod, cast.other_node, 4000, 80).tcp(flags);
+        let marked = |stage: &mut Stage, flags| {
+            let ran = stage.run_frame(&STEER, &sent(flags).frame(), Verdict::MarkedNode);
+            let left = stage.run_frame(&Run { mark: ran.mark, ..LEAVE }, &ran.frame, Verdict::NodeSnat);
+            assert_eq!((ran.action, left.action), (NEXT, NEXT));
+            left.frame
+        };
+        marked(stage, SYN);
+        let before = marked(stage, ACK);
+        deselect(stage, cast);
+        assert_eq!(marked(stage, ACK), before, "the same source and port");
+        stage.passes(&STEER, &sent(SYN), Verdict::NotSelected);
+    });
+}
+
+#[test]
+fn answers_have_a_limit() {
+    both(|stage, cast| {
+        let hairpin = packet(cast.pod, cast.egress, 4000, 80);
+        let large = packet(cast.pod, cast.world, 4000, 80).with(|packet| packet.data = 1600);
+        open(stage, cast);
+        let cut = out(cast, ACK);
+        stage.run_frame(&STEER, &hairpin.frame(), Verdict::HairpinAnswered);
+        // Nothing is left for a minute.
+        stage.set_answers(now_ns() + 60_000_000_000 + ANSWERS_AT_ONCE * ANSWER_STEP_NS);
+        stage.drops(&STEER, &hairpin, Verdict::Hairpin);
+        stage.drops(&STEER, &large, Verdict::MtuExceeded);
+        let reply = packet(cast.world, cast.egress, 80, 4000).tcp(ACK);
+        let reply = reply.with(|packet| (packet.data, packet.dmac) = (1450, UPLINK_MAC));
+        stage.drops(&ENTER, &reply, Verdict::MtuExceeded);
+        put_slots(stage, cast, &[]);
+        stage.drops(&STEER, &cut, Verdict::AddressGone);
+        assert_eq!(phase_of(stage, cast), Phase::Established, "nobody has been told");
+        // One is left.
+        stage.set_answers(now_ns() + (ANSWERS_AT_ONCE - 1) * ANSWER_STEP_NS);
+        is_reset(stage, &STEER, &cut);
+        stage.set_answers(0);
+        put_slots(stage, cast, &[Slot::here(addr(cast.egress))]);
+    });
+}

@@ -1,0 +1,170 @@
+//! Connections that must not go on, and those that must although the policy has changed.
+
+use super::*;
+use crate::abi::{PodEntry, WhenEmpty};
+use crate::decide::cast::{Cast, ID, OTHER_NODE, both};
+use crate::decide::packets::{Packet, packet};
+use crate::decide::world::{World, addr};
+use crate::decide::{leave, notice};
+
+const DATA: u8 = tcp::ACK;
+/// Of a test's pod that is deselected.
+const TOLD_NS: u64 = 240_000_000_000;
+
+fn asked<'t>(world: &'t World, packet: &Packet) -> Steer<'t> {
+    steer(&mut packet.heads(), &Quote::NONE, world, &world.config.get())
+}
+
+fn out(cast: &Cast, flags: u8) -> Packet {
+    packet(cast.pod, cast.world, 4000, 80).tcp(flags)
+}
+
+fn is_sent(world: &World, packet: &Packet) -> bool {
+    matches!(asked(world, packet), Steer::Send { .. })
+}
+
+/// A connection and a datagram of the pod, both under way.
+fn begun(cast: &Cast, world: &World) {
+    for flags in [tcp::SYN, DATA] {
+        assert!(is_sent(world, &out(cast, flags)));
+    }
+    assert!(is_sent(world, &packet(cast.pod, cast.world, 4000, 53)));
+}
+
+fn deselect(cast: &Cast, world: &World) {
+    world.add_pod(cast.pod, PodEntry::known().with_cut_until(world.now.get() + TOLD_NS));
+}
+
+#[test]
+fn a_connection_whose_address_was_taken_is_told() {
+    both(|cast, world| {
+        begun(cast, world);
+        for (slots, when_empty) in [
+            (std::vec![Slot::here(addr(cast.foreign_egress))], WhenEmpty::Drop),
+            (std::vec![], WhenEmpty::Drop),
+            (std::vec![], WhenEmpty::NodeAddress),
+            (std::vec![], WhenEmpty::NotListed),
+        ] {
+            world.set_policy(ID, when_empty, &slots);
+            assert_eq!(asked(world, &out(cast, DATA)), Steer::Reset(Verdict::AddressGone), "{slots:?} {when_empty:?}");
+        }
+        // What begins anew does so with what there is.
+        world.set_policy(ID, WhenEmpty::NodeAddress, &[]);
+        assert_eq!(asked(world, &out(cast, tcp::SYN)), Steer::Done(Verdict::NodeAddress));
+        world.set_policy(ID, WhenEmpty::Drop, &[Slot::here(addr(cast.foreign_egress))]);
+        assert!(is_sent(world, &packet(cast.pod, cast.world, 4000, 53)));
+        assert!(is_sent(world, &out(cast, tcp::SYN)));
+        assert!(is_sent(world, &out(cast, DATA)));
+    });
+}
+
+#[test]
+fn a_connection_waits_for_an_address_that_nobody_serves() {
+    both(|cast, world| {
+        begun(cast, world);
+        for slots in [std::vec![], std::vec![Slot::here(addr(cast.foreign_egress))]] {
+            world.set_policy(ID, WhenEmpty::Drop, &slots);
+            world.set_pending(ID, &[addr(cast.egress)]);
+            assert_eq!(asked(world, &out(cast, DATA)), Steer::Done(Verdict::NoGateway), "{slots:?}");
+        }
+        let back = Slot::remote(addr(cast.egress), addr(OTHER_NODE));
+        world.set_policy(ID, WhenEmpty::Drop, &[back]);
+        assert_eq!(asked(world, &out(cast, DATA)), Steer::Send { egress_id: ID, slot: &back });
+    });
+}
+
+#[test]
+fn nobody_begins_with_an_address_that_nobody_serves() {
+    both(|cast, world| {
+        world.set_policy(ID, WhenEmpty::Drop, &[Slot::here(addr(cast.egress))]);
+        world.set_pending(ID, &[addr(cast.foreign_egress)]);
+        for port in 1..200 {
+            let Steer::Send { slot, .. } = asked(world, &packet(cast.pod, cast.world, port, 80)) else {
+                panic!("not sent")
+            };
+            assert_eq!(slot.address, addr(cast.egress));
+        }
+    });
+}
+
+#[test]
+fn a_connection_of_a_pod_that_is_no_longer_selected_is_told() {
+    both(|cast, world| {
+        begun(cast, world);
+        deselect(cast, world);
+        for flags in [DATA, tcp::FIN | tcp::ACK, tcp::RST] {
+            assert_eq!(asked(world, &out(cast, flags)), Steer::Reset(Verdict::FlowCut));
+        }
+        let config = world.config.get();
+        let meta = leave::Meta { mark: 0, forwarded: true, returning: false };
+        let left = leave::leave(&mut out(cast, DATA).heads(), &Quote::NONE, &meta, world, &config);
+        assert_eq!(left, leave::Leave::Done(Verdict::FlowCut), "nor by the uplink");
+        // Other connections are none of ours, whenever they began.
+        let other = packet(cast.pod, cast.world, 4001, 80);
+        for packet in [other.clone().tcp(DATA), other.tcp(tcp::SYN), packet(cast.pod, cast.world, 4000, 53)] {
+            assert_eq!(asked(world, &packet), Steer::Done(Verdict::NotSelected), "{packet:?}");
+        }
+        world.now.set(world.now.get() + TOLD_NS);
+        assert_eq!(asked(world, &out(cast, DATA)), Steer::Done(Verdict::NotSelected), "some day it is over");
+    });
+}
+
+#[test]
+fn a_pod_that_is_no_longer_selected_begins_anew_on_the_same_tuple() {
+    both(|cast, world| {
+        begun(cast, world);
+        deselect(cast, world);
+        for flags in [tcp::SYN, DATA, tcp::FIN | tcp::ACK] {
+            assert_eq!(asked(world, &out(cast, flags)), Steer::Done(Verdict::NotSelected));
+        }
+    });
+}
+
+#[test]
+fn a_pod_that_is_selected_again_goes_on() {
+    both(|cast, world| {
+        begun(cast, world);
+        deselect(cast, world);
+        world.add_pod(cast.pod, PodEntry::selected(ID, world.now.get()));
+        assert!(is_sent(world, &out(cast, DATA)));
+        world.add_pod(cast.pod, PodEntry::selected(ID + 1, world.now.get()));
+        world.set_policy(ID + 1, WhenEmpty::Drop, &[Slot::here(addr(cast.foreign_egress))]);
+        assert_eq!(asked(world, &out(cast, DATA)), Steer::Reset(Verdict::AddressGone), "by another object");
+    });
+}
+
+#[test]
+fn a_cut_connection_is_none_from_outside() {
+    both(|cast, world| {
+        begun(cast, world);
+        deselect(cast, world);
+        let syn = packet(cast.world, cast.pod, 80, 4000).tcp(tcp::SYN).arriving();
+        assert_eq!(notice::notice(&syn, world, &world.config.get()), Verdict::NotOurs, "whoever made it up");
+        assert_eq!(asked(world, &out(cast, DATA)), Steer::Reset(Verdict::FlowCut));
+    });
+}
+
+#[test]
+fn a_flow_to_another_node_goes_on_with_the_nodes_address() {
+    both(|cast, world| {
+        let config = world.config.get();
+        let tcp = |flags| packet(cast.pod, cast.other_node, 4000, 80).tcp(flags);
+        let datagram = packet(cast.pod, cast.other_node, 4000, 53);
+        for packet in [tcp(tcp::SYN), datagram.clone()] {
+            assert_eq!(asked(world, &packet), Steer::Mark);
+            leave::translate(&packet.heads(), &Quote::NONE, world, &config).expect("a free port");
+        }
+        deselect(cast, world);
+        // It has no end: the mapping is no object's.
+        for now in [world.now.get(), world.now.get() + 2 * TOLD_NS] {
+            world.now.set(now);
+            for packet in [tcp(DATA), tcp(tcp::FIN | tcp::ACK), datagram.clone()] {
+                assert_eq!(asked(world, &packet), Steer::Mark, "{packet:?}");
+            }
+        }
+        let others = [tcp(tcp::SYN), packet(cast.pod, cast.other_node, 4001, 80).tcp(DATA)];
+        for packet in others {
+            assert_eq!(asked(world, &packet), Steer::Done(Verdict::NotSelected), "{packet:?}");
+        }
+    });
+}
