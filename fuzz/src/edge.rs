@@ -118,13 +118,13 @@ pub fn reset(frame: &[u8], heads: &Heads) -> Option<Vec<u8>> {
     // As far as its checksum.
     field::<2>(frame, at + l4::TCP_CHECKSUM)?;
     let (sequence, acknowledged) = (u32::from_be_bytes(field(frame, at + 4)?), field::<4>(frame, at + 8)?);
-    let data = frame.len().saturating_sub(L3 + heads.header_len() as usize) as u32;
+    let data = u32::try_from(frame.len().saturating_sub(L3 + heads.header_len() as usize)).ok()?;
     let mut out = frame[..at].to_vec();
     out.extend([field::<2>(frame, at + l4::DPORT)?, field::<2>(frame, at + l4::SPORT)?].concat());
     if heads.tcp_flags & tcp::ACK != 0 {
         out.extend([acknowledged, [0; 4], [0x50, tcp::RST, 0, 0]].concat());
     } else {
-        let ends = [tcp::SYN, tcp::FIN].into_iter().filter(|flag| heads.tcp_flags & flag != 0).count() as u32;
+        let ends = u32::from(heads.tcp_flags & tcp::SYN != 0) + u32::from(heads.tcp_flags & tcp::FIN != 0);
         let next = sequence.wrapping_add(data).wrapping_add(ends).to_be_bytes();
         out.extend([[0; 4], next, [0x50, tcp::RST | tcp::ACK, 0, 0]].concat());
     }
@@ -134,7 +134,7 @@ pub fn reset(frame: &[u8], heads: &Heads) -> Option<Vec<u8>> {
         Family::V4 => [from.v4_octets(), to.v4_octets()].concat(),
         Family::V6 => [from.octets(), to.octets()].concat(),
     };
-    let covered = [addresses.as_slice(), &[0, PROTO_TCP, 0, LEN as u8], &out[at..]].concat();
+    let covered = [addresses.as_slice(), &[0, PROTO_TCP, 0, 20], &out[at..]].concat();
     put(&mut out, at + l4::TCP_CHECKSUM, &(!csum::fold64(csum::sum(&covered))).to_ne_bytes())?;
     match heads.family {
         Family::V4 => {

@@ -19,7 +19,8 @@ pub(super) const ETHERTYPE_IPV6: u16 = 0x86dd;
 pub(super) const ETHERNET_LEN: usize = 14;
 pub(super) const IPV6_LEN: usize = 40;
 pub(super) const ICMPV6: u8 = 58;
-const TCP_LEN: usize = 20;
+/// A TCP header without options.
+const TCP_LEN: u8 = 20;
 pub(super) const NEIGHBOUR_SOLICITATION: u8 = 135;
 pub(super) const NEIGHBOUR_ADVERTISEMENT: u8 = 136;
 
@@ -136,7 +137,7 @@ fn neighbour(
 /// A bare ACK to the pod of a connection from whom it talks to. Where its number is none that the pod waits for, the pod
 /// answers with an ACK of its own (RFC 9293 section 3.10.7.4) and does nothing else.
 pub(super) fn segment(to: Mac, from: Mac, connection: &Tuple, sequence: u32) -> Bytes {
-    let mut tcp = BytesMut::with_capacity(TCP_LEN);
+    let mut tcp = BytesMut::with_capacity(usize::from(TCP_LEN));
     tcp.put_u16(connection.dport());
     tcp.put_u16(connection.sport());
     tcp.put_u32(sequence);
@@ -144,24 +145,24 @@ pub(super) fn segment(to: Mac, from: Mac, connection: &Tuple, sequence: u32) -> 
     tcp.put_u32(0);
     tcp.put_slice(&[0x50, 0x10, 0, 0, 0, 0, 0, 0]);
     let (source, destination) = (connection.daddr.to_ip(), connection.saddr.to_ip());
-    let mut covered = Vec::with_capacity(IPV6_LEN + TCP_LEN);
+    let mut covered = Vec::with_capacity(IPV6_LEN + usize::from(TCP_LEN));
     for address in [source, destination] {
         match address {
             IpAddr::V4(address) => covered.extend(address.octets()),
             IpAddr::V6(address) => covered.extend(address.octets()),
         }
     }
-    covered.extend([0, PROTO_TCP, 0, TCP_LEN as u8]);
+    covered.extend([0, PROTO_TCP, 0, TCP_LEN]);
     covered.extend(&tcp);
     let sum = !csum::fold64(csum::sum(&covered));
     tcp[16..18].copy_from_slice(&sum.to_ne_bytes());
 
-    let mut frame = BytesMut::with_capacity(ETHERNET_LEN + IPV6_LEN + TCP_LEN);
+    let mut frame = BytesMut::with_capacity(ETHERNET_LEN + IPV6_LEN + usize::from(TCP_LEN));
     match (source, destination) {
         (IpAddr::V4(source), IpAddr::V4(destination)) => {
             ethernet(&mut frame, to, from, 0x0800);
             let mut header = [0; 20];
-            header[..12].copy_from_slice(&[0x45, 0, 0, 20 + TCP_LEN as u8, 0, 0, 0x40, 0, 64, PROTO_TCP, 0, 0]);
+            header[..12].copy_from_slice(&[0x45, 0, 0, 20 + TCP_LEN, 0, 0, 0x40, 0, 64, PROTO_TCP, 0, 0]);
             header[12..16].copy_from_slice(&source.octets());
             header[16..].copy_from_slice(&destination.octets());
             let sum = csum::header(&header);
@@ -170,7 +171,7 @@ pub(super) fn segment(to: Mac, from: Mac, connection: &Tuple, sequence: u32) -> 
         }
         _ => {
             ethernet(&mut frame, to, from, ETHERTYPE_IPV6);
-            frame.put_slice(&[0x60, 0, 0, 0, 0, TCP_LEN as u8, PROTO_TCP, 64]);
+            frame.put_slice(&[0x60, 0, 0, 0, 0, TCP_LEN, PROTO_TCP, 64]);
             frame.put_slice(&connection.daddr.octets());
             frame.put_slice(&connection.saddr.octets());
         }
@@ -287,7 +288,7 @@ mod tests {
             let heads = Heads::parse(&frame[..], Direction::Ingress).expect("an IP frame");
             assert_eq!((heads.tuple, heads.tcp_flags), (connection.reversed(), 0x10));
             assert_eq!((&frame[..6], &frame[6..12]), (&THEIRS[..], &OURS[..]));
-            assert_eq!(frame.len(), ETHERNET_LEN + network + TCP_LEN);
+            assert_eq!(frame.len(), ETHERNET_LEN + network + usize::from(TCP_LEN));
             assert_eq!(frame[ETHERNET_LEN + network + 4..][..4], [1, 2, 3, 4]);
             let addresses = &frame[ETHERNET_LEN + network - if pod.is_ipv4() { 8 } else { 32 }..];
             let pseudo = csum::sum(&[0, PROTO_TCP, 0, 20]);

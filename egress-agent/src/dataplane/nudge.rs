@@ -131,8 +131,8 @@ fn asleep(shared: &Shared, batch: Vec<(Tuple, u32)>) -> io::Result<Vec<(Tuple, u
 /// Half of all numbers further with each round.
 fn number_of(connection: &Tuple, round: u32) -> u32 {
     thread_local!(static START: RandomState = RandomState::new());
-    let start = START.with(|start| start.hash_one(connection));
-    (start as u32).wrapping_add(round << 31)
+    let [a, b, c, d, ..] = START.with(|start| start.hash_one(connection)).to_ne_bytes();
+    u32::from_ne_bytes([a, b, c, d]).wrapping_add(round << 31)
 }
 
 /// The link address that packets for each of the pods go to by the management port. A neighbour that the kernel does not
@@ -175,7 +175,8 @@ async fn next_hop(netlink: &Handle, ifindex: u32, to: IpAddr) -> io::Result<Opti
         }
     };
     let Some(route) = found else { return Ok(None) };
-    let by_port = route.attributes.iter().any(|attribute| matches!(attribute, RouteAttribute::Oif(oif) if *oif == ifindex));
+    let by_port =
+        route.attributes.iter().any(|attribute| matches!(attribute, RouteAttribute::Oif(oif) if *oif == ifindex));
     let gateway = route.attributes.iter().find_map(|attribute| match attribute {
         RouteAttribute::Gateway(RouteAddress::Inet(gateway)) => Some(IpAddr::V4(*gateway)),
         RouteAttribute::Gateway(RouteAddress::Inet6(gateway)) => Some(IpAddr::V6(*gateway)),

@@ -11,10 +11,10 @@ use crate::frames::{SYN, packet};
 use crate::stage::{ENTER, LEAVE, NOTICE, Run, STEER, Stage, on_stage, test_run};
 
 /// What an entry of each map shows of its key and its value; empty for plain numbers.
-const FIELDS: [(&str, &[&str], &[&str]); 20] = [
+const FIELDS: [(&str, &[&str], &[&str]); 21] = [
     ("config", &[], &["generation", "tunnel_port", "overlay_mtu", "node_v4", "uplink_mac"]),
-    ("pods", &["bytes"], &["selection", "egress_id", "selected_since_ns"]),
-    ("policy", &["egress_id", "family"], &["when_empty", "count", "slots"]),
+    ("pods", &["bytes"], &["selection", "egress_id", "selected_since_ns", "cut_until_ns"]),
+    ("policy", &["egress_id", "family"], &["when_empty", "count", "pending", "slots"]),
     ("owned", &[], &["address", "ifindex", "mac"]),
     ("owned_addr", &["bytes"], &["egress_id", "ifindex", "mac"]),
     ("cluster", &["prefix_len", "data"], &["kind", "node"]),
@@ -31,6 +31,7 @@ const FIELDS: [(&str, &[&str], &[&str]); 20] = [
     ("counters", &[], &["packets", "bytes"]),
     ("eip_counters", &[], &["egress_packets", "ingress_bytes", "mappings", "refusals"]),
     ("ways", &[], &["to", "hop"]),
+    ("answers", &[], &[]),
     ("workspace", &[], &["heads", "way"]),
 ];
 

@@ -37,9 +37,8 @@ pub fn write(family: Family, tuple: &Tuple, segment: &Segment, partial: bool, ou
     let (sequence, acknowledged, flags) = segment.answer();
     let (s, a) = (sequence.to_be_bytes(), acknowledged.to_be_bytes());
     let (from, to) = (tuple.dport().to_be_bytes(), tuple.sport().to_be_bytes());
-    *out = [
-        from[0], from[1], to[0], to[1], s[0], s[1], s[2], s[3], a[0], a[1], a[2], a[3], 0x50, flags, 0, 0, 0, 0, 0, 0,
-    ];
+    *out =
+        [from[0], from[1], to[0], to[1], s[0], s[1], s[2], s[3], a[0], a[1], a[2], a[3], 0x50, flags, 0, 0, 0, 0, 0, 0];
     let pseudo = pseudo_header(family, tuple);
     // What a device completes begins with the sum of the pseudo header.
     let sum = if partial { csum::fold64(pseudo) } else { !csum::fold64(pseudo + csum::sum(out)) };

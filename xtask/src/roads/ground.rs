@@ -127,6 +127,10 @@ impl Ground {
         self.cluster.create(EGRESS_IPS, &object).map(drop)
     }
 
+    pub(super) fn forget(&self, object: &str) -> Result<()> {
+        self.cluster.delete(&format!("{EGRESS_IPS}/{object}"))
+    }
+
     /// Gives the object these addresses, each on its node, and waits until the chosen pods are seen with them.
     pub(super) fn place(&self, wanted: &[(IpAddr, usize)]) -> Result<()> {
         let mut listed = Vec::new();

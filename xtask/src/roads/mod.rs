@@ -17,6 +17,7 @@
 //! flows       which address a flow has, now and later
 //! facts       networks, services and the one exception, as the cluster says them
 //! underlay    nodes that know one another by IPv6 only
+//! told        connections that an edit cuts, and who hears of it
 //! matrix      every protocol, family and gateway, with checksums judged on the wire
 //! ```
 
@@ -38,6 +39,7 @@ mod second;
 mod sizes;
 mod stateful;
 mod talk;
+mod told;
 mod underlay;
 
 use crate::testing::lab::LabTest;
@@ -53,6 +55,7 @@ pub(crate) fn tests() -> Vec<LabTest> {
         hops::tests(),
         remade::tests(),
         flows::tests(),
+        told::tests(),
         matrix::tests(),
         facts::tests(),
         underlay::tests(),
