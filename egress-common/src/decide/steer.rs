@@ -156,7 +156,7 @@ fn left_over<T: Tables>(heads: &Heads, tables: &T, to_node: bool) -> LeftOver {
         }
         tables.forget_flow(&heads.tuple);
     }
-    if begins || !to_node || !shows_ends(heads) {
+    if begins || !to_node || slots::translatable(heads).is_err() {
         return LeftOver::Nothing;
     }
     let mapping = tables.nat_peek(&heads.tuple);
