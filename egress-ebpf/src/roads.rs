@@ -4,9 +4,9 @@ use egress_common::abi::{Addr, Class, Config, Direction, Hop, Mapping, NODE_MARK
 use egress_common::decide::accept::{Accept, Outer};
 use egress_common::decide::enter::Enter;
 use egress_common::decide::leave::{Leave, Meta};
+use egress_common::decide::mtu::{self, Fit};
 use egress_common::decide::snat::{self, Face};
 use egress_common::decide::steer::Steer;
-use egress_common::decide::mtu::{self, Fit};
 use egress_common::decide::{self, Owner, Rewrite, Tables};
 use egress_common::wire::icmp::Answer;
 use egress_common::wire::{Frame, Heads, PROTO_ICMPV6, Quote, ethertype};
@@ -151,9 +151,8 @@ fn steer_to(run: &Run<'_>, way: &mut Way, egress_id: u32, slot: &Slot) -> Outcom
         Fit::Cut => false,
         Fit::Whole => true,
     };
-    let result = packet
-        .decrement_ttl(heads)
-        .and_then(|()| overlay::encapsulate(run, &slot.endpoint, egress_id, whole, way));
+    let result =
+        packet.decrement_ttl(heads).and_then(|()| overlay::encapsulate(run, &slot.endpoint, egress_id, whole, way));
     Outcome::redirected(Verdict::Steered, result)
 }
 

@@ -49,7 +49,7 @@ pub struct Way {
 impl Way {
     /// As it is kept from now on; built in place, since the stack has little room.
     #[inline(always)]
-    fn to_keep(&mut self, config: &Config, now: u64, seal: u32) -> &Hop {
+    fn kept(&mut self, config: &Config, now: u64, seal: u32) -> &Hop {
         let hop = &mut self.made;
         hop.ifindex = self.ifindex;
         hop.generation = config.route_generation;
@@ -108,7 +108,7 @@ pub fn settle(run: &Run<'_>, journey: &Journey<'_>, way: &mut Way) -> Option<Ver
     way.mtu = if settled { route_mtu(&way.params, journey.device_mtu) } else { journey.device_mtu };
     set_neighbour(way);
     if settled {
-        let hop = way.to_keep(config, now, journey.seal);
+        let hop = way.kept(config, now, journey.seal);
         if journey.by_mapping {
             Maps.set_hop(&run.heads.tuple, hop);
         } else {

@@ -147,6 +147,13 @@ impl Story<'_> {
         let out = match outcome {
             Outcome::Sent(_, out) => out,
             Outcome::Dropped(_) => return,
+            // Its port is another flow's by now, and the pod is told.
+            Outcome::Answered(Verdict::CutAnswered, answer) => {
+                let answer = Heads::parse(answer.as_slice(), Direction::Ingress).expect("it is IP");
+                assert_eq!((answer.tuple.saddr, answer.tuple.daddr), (packet.daddr, packet.saddr));
+                assert_eq!(answer.tcp_flags & tcp::RST, tcp::RST, "{packet:?}");
+                return;
+            }
             other => panic!("left to others: {other:?}: {packet:?}"),
         };
         let answer = answer_to(&out);

@@ -12,6 +12,7 @@ use egress_agent::model::state::{
 use egress_common::abi::{
     Addr, Datagram, Direction, Flow, Inbound, MAX_SLOTS, Mapping, Origin, Owned, OwnedAddr, PodEntry, Tuple,
 };
+use egress_common::wire::{PROTO_TCP, PROTO_UDP};
 
 use crate::node::{Node, UPLINK, eventually, ip, on_node, output};
 
@@ -248,12 +249,16 @@ fn now_ns() -> u64 {
 
 /// A flow of a pod, and its mapping as if this node were the gateway too.
 pub(crate) fn make_flow(node: &Node, pod: &str, id: u32, address: &str, port: u16) {
+    make_flow_of(node, PROTO_UDP, pod, id, address, port);
+}
+
+fn make_flow_of(node: &Node, protocol: u8, pod: &str, id: u32, address: &str, port: u16) {
     let (pod, address, server) = (Addr::from(addr(pod)), Addr::from(addr(address)), Addr::v4([198, 51, 100, 10]));
-    let out = Tuple::new(Direction::Egress, pod, server, port, 80, 6);
+    let out = Tuple::new(Direction::Egress, pod, server, port, 80, protocol);
     let now_ns = now_ns();
     let flow = Flow::new(address, id, 0, 0, now_ns).sealed(&out);
     node.map::<Tuple, Flow>("flows").insert(out, flow, 0).expect("a flow");
-    let reverse = Tuple::new(Direction::Ingress, server, address, 80, port, 6);
+    let reverse = Tuple::new(Direction::Ingress, server, address, 80, port, protocol);
     let mapping = |key, other| Mapping::new(other, Origin::Here, Addr::UNSPECIFIED, id, now_ns).sealed(key);
     let mut nat = node.map::<Tuple, Mapping>("nat");
     nat.insert(out, mapping(&out, reverse), 0).expect("a forward key");
@@ -291,6 +296,24 @@ fn cuts_take_what_they_name_and_nothing_else() {
         assert_eq!(left(&node), (vec![1003, 1004, 1005], vec![1003, 1003, 1004, 1004, 1005, 1005]));
         dataplane.apply(&Action::CutPodFlows(addr("10.244.1.11"), EgressId(2))).await.expect("cut");
         assert_eq!(left(&node), (vec![1003, 1005], vec![1003, 1003, 1005, 1005]));
+    });
+}
+
+#[test]
+fn a_connection_that_is_cut_is_remembered_to_be_told() {
+    on_node(|node| async move {
+        let mut dataplane = node.start().await;
+        make_flow_of(&node, PROTO_TCP, "10.244.1.10", 1, "172.18.0.100", 1001);
+        make_flow_of(&node, PROTO_TCP, "10.244.1.10", 1, "172.18.0.101", 1002);
+        make_flow_of(&node, PROTO_TCP, "10.244.1.11", 2, "172.18.0.102", 1003);
+        let lost = BTreeSet::from([addr("172.18.0.101")]);
+        dataplane.apply(&Action::CutFlows(EgressId(1), lost)).await.expect("cut");
+        assert_eq!(left(&node), (vec![1001, 1002, 1003], vec![1001, 1001, 1003, 1003]));
+        dataplane.apply(&Action::CutPodFlows(addr("10.244.1.10"), EgressId(1))).await.expect("cut");
+        assert_eq!(left(&node), (vec![1001, 1002, 1003], vec![1003, 1003]));
+        // Of a pod that is gone nothing stays: there is nobody to tell.
+        dataplane.apply(&Action::CutPod(addr("10.244.1.10"))).await.expect("cut");
+        assert_eq!(left(&node), (vec![1003], vec![1003, 1003]));
     });
 }
 

@@ -45,6 +45,9 @@ const EXPIRY: &str = "egress-common/src/decide/expiry.rs";
 const HOLD: &str = "egress-ebpf/src/hold.rs";
 const FRAGMENTS: &str = "egress-common/src/decide/fragments.rs";
 const LEAVE: &str = "egress-common/src/decide/leave.rs";
+const RESET: &str = "egress-common/src/wire/reset.rs";
+const RESETS: &str = "egress-ebpf/src/reset.rs";
+const LIMIT: &str = "egress-common/src/decide/limit.rs";
 const MTU: &str = "egress-common/src/decide/mtu.rs";
 const SLOTS: &str = "egress-common/src/decide/slots.rs";
 const SNAT: &str = "egress-common/src/decide/snat.rs";
@@ -199,9 +202,20 @@ mutations! {
         "let copy = copied(mapping, &mut found()?.mapping);\n    if !copy.is_of(key) {\n        return None;\n    }" =>
         "unsafe extern \"C\" fn pause(_: u64, _: *mut core::ffi::c_void) -> u64 {\n        0\n    }\n    unsafe { aya_ebpf::helpers::generated::bpf_loop(4000, pause as *mut core::ffi::c_void, ptr::null_mut(), 0) };\n    let copy = copied(mapping, &mut found()?.mapping);";
 
+    // Connections that were cut.
+    "cut-connection-goes-on", STEER, ["cut::"], "a deselected pod's connection goes on with another source":
+        "LeftOver::Cut => return Steer::Reset(Verdict::FlowCut)," => "LeftOver::Cut => return Steer::Done(Verdict::NotSelected),";
+    "reset-with-the-senders-number", RESET, ["cut::"], "the pod does not accept the reset and waits for ever":
+        "return (self.acknowledged, 0, tcp::RST);" => "return (self.sequence, 0, tcp::RST);";
+    "reset-for-a-reset", RESETS, ["cut::"], "two ends may tell one another for ever":
+        "heads.l4 == L4::Tcp && heads.tcp_flags & tcp::RST == 0" => "heads.l4 == L4::Tcp";
+
+    "answers-without-limit", LIMIT, ["cut::"], "a stranger's packets become as many answers":
+        "*full_at_ns = due + ANSWER_STEP_NS;" => "*full_at_ns = due;";
+
     // Lengths and answers.
-    "overlay-limit-without-overhead", ROADS, ["answers::"], "packets that do not fit with their tunnel header are sent":
-        "mtu::overlay_limit(config.overlay_mtu, heads.family);" => "mtu::overlay_limit(config.overlay_mtu + 50, heads.family);";
+    "overlay-limit-without-overhead", MTU, ["answers::"], "packets that do not fit with their tunnel header are sent":
+        "if length <= overlay_mtu {" => "if length <= overlay_mtu + 50 {";
     "segment-without-header", MTU, ["answers::"], "segments of a large packet are longer than the way takes":
         "size => size + heads.header_len()," => "size => size,";
     "link-header-counts", MTU, ["answers::"], "packets that just fit are refused":
