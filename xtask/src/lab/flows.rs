@@ -64,6 +64,15 @@ impl Flow {
         Ok(Self { stop, thread: Some(thread) })
     }
 
+    /// As [`finish`](Self::finish), of a flow that is expected to break by itself within `time`, and may take it.
+    pub(crate) fn break_within(self, time: Duration) -> Result<FlowReport> {
+        let until = Instant::now() + time;
+        while self.thread.as_ref().is_some_and(|thread| !thread.is_finished()) && Instant::now() < until {
+            thread::sleep(Duration::from_millis(5));
+        }
+        self.finish()
+    }
+
     /// Ends the flow and says how it went.
     pub(crate) fn finish(mut self) -> Result<FlowReport> {
         self.stop.store(true, Ordering::Relaxed);

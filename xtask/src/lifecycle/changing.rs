@@ -19,6 +19,8 @@ use crate::testing::lab::LabContext;
 const V4: &str = "172.18.0.110";
 const V6: &str = "fd00:172:18::110";
 const TICK: Duration = Duration::from_millis(10);
+/// How soon a connection that was cut is reset.
+const AT_ONCE: Duration = Duration::from_secs(2);
 
 pub(super) fn labels_and_pods(context: &LabContext) -> Result<()> {
     let pods = vec![
@@ -63,7 +65,8 @@ fn whole(report: &FlowReport) -> bool {
 
 /// A connection that has lost its address ends at once, not by a timeout.
 fn is_cut(flow: Flow) -> Result<()> {
-    let report = flow.finish()?;
+    // The change may be through before its next message is due.
+    let report = flow.break_within(AT_ONCE)?;
     let cut = matches!(report.broken, Some(ErrorKind::ConnectionReset | ErrorKind::ConnectionAborted));
     ensure!(cut, "a connection whose address was taken away was not reset: {report:?}");
     Ok(())
