@@ -15,8 +15,12 @@ use egress_common::decide::{Tables, phase};
 use egress_common::wire::PROTO_TCP;
 
 use crate::alive::{Touched, change, touch};
-use crate::maps::{FLOWS, Maps, NAT, OWNED};
+use crate::maps::{FLOWS, Maps, NAT, OWNED, run_ns};
 use crate::workspace::found;
+
+/// The datagrams of a flow are noted once in each step of this length, half a minute: that map is a costly one, and what
+/// it forgets is what has been silent longest. A power of two.
+const DATAGRAM_STEP_NS: u64 = 1 << 35;
 
 /// Copies an element, so that what is checked is what is used.
 #[inline(always)]
@@ -67,10 +71,13 @@ pub fn flow(tuple: &Tuple, tcp_flags: u8) -> Option<&'static Flow> {
     }
     // SAFETY: see `maps`.
     let flow = unsafe { &mut *flow };
-    match touch(&raw mut flow.last_seen_ns, Maps.now_ns()) {
+    let now = run_ns();
+    match touch(&raw mut flow.last_seen_ns, now) {
         Touched::Gone => return None,
         // Keeps the datagrams of a flow from being forgotten before the flow is.
-        Touched::Noted if tuple.protocol != PROTO_TCP => Maps.note_datagram(tuple),
+        Touched::Noted if tuple.protocol != PROTO_TCP && (copy.last_seen_ns ^ now) / DATAGRAM_STEP_NS != 0 => {
+            Maps.note_datagram(tuple);
+        }
         Touched::Noted | Touched::Fresh => {}
     }
     change(&mut flow.state, |state| phase::own(state, tcp_flags, Direction::Egress));
@@ -95,7 +102,7 @@ pub fn mapping(key: &Tuple, tcp_flags: u8) -> Option<&'static Mapping> {
     }
     // SAFETY: see `maps`.
     let mapping = unsafe { &mut *mapping };
-    if touch(&raw mut mapping.last_seen_ns, Maps.now_ns()) == Touched::Gone {
+    if touch(&raw mut mapping.last_seen_ns, run_ns()) == Touched::Gone {
         return None;
     }
     let (before, direction) = (mapping.state, key.direction());

@@ -125,6 +125,7 @@ fn run(ctx: &TcContext, unready: Verdict, road: impl Fn(Packet, &Config, &mut Wo
         Maps.count(unready, length);
         return if unready.class() == Class::Drop { TC_ACT_SHOT } else { TC_ACT_UNSPEC };
     };
+    workspace.now_ns = 0;
     road(packet, config, workspace).finish(packet, &workspace.heads, length)
 }
 

@@ -32,6 +32,7 @@ use egress_common::wire::PROTO_TCP;
 
 use crate::alive::{Touched, change, count_up, touch};
 use crate::hidden::hidden;
+use crate::workspace::WORKSPACE;
 use crate::{found, hold, ports};
 
 /// Elements come and go by the thousand and most nodes hold few: allocate as needed.
@@ -136,6 +137,26 @@ impl Maps {
     }
 }
 
+/// CLOCK_MONOTONIC (ns), some milliseconds late.
+#[inline(always)]
+pub fn clock_ns() -> u64 {
+    // SAFETY: the helper takes nothing and is always there.
+    unsafe { bpf_ktime_get_coarse_ns() }
+}
+
+/// The same for the whole run: a helper's call costs as much as a look into a small map. Needs more stack than the helper,
+/// so only the steps that every packet takes ask here.
+#[inline(always)]
+pub fn run_ns() -> u64 {
+    let Some(workspace) = WORKSPACE.get_ptr_mut(0) else { return clock_ns() };
+    // SAFETY: the element is this CPU's own, and no reference to this field is alive.
+    let now = unsafe { &mut (*workspace).now_ns };
+    if *now == 0 {
+        *now = clock_ns();
+    }
+    *now
+}
+
 /// The configuration, once the agent has written it.
 #[inline(always)]
 pub fn config() -> Option<&'static Config> {
@@ -145,8 +166,7 @@ pub fn config() -> Option<&'static Config> {
 impl Tables for Maps {
     #[inline(always)]
     fn now_ns(&self) -> u64 {
-        // SAFETY: the helper takes nothing and is always there.
-        unsafe { bpf_ktime_get_coarse_ns() }
+        clock_ns()
     }
 
     #[inline(always)]
@@ -282,12 +302,13 @@ impl Tables for Maps {
     }
 
     #[inline(always)]
-    fn settle_flow(&self, tuple: &Tuple, slot: &Slot, decisions: u32) {
+    fn settle_flow(&self, tuple: &Tuple, egress_id: u32, slot: &Slot, decisions: u32) {
         let Some(flow) = FLOWS.get_ptr_mut(tuple) else { return };
         // Of two CPUs one may have asked before a change and the other behind it: the number of the one beside the slot of
         // the other has no seal, in whatever order their writes arrive.
+        let of = Flow::seal_of(tuple, &slot.address, egress_id);
         // SAFETY: see the module header.
-        unsafe { (*flow).settle(tuple, slot, decisions) };
+        unsafe { (*flow).settle(of, slot, decisions) };
     }
 
     #[inline(always)]

@@ -19,7 +19,7 @@ use aya_ebpf::helpers::generated::bpf_for_each_map_elem;
 use egress_common::abi::{Direction, Flow, Inbound, Mapping, Timeouts, Tuple, Usage};
 use egress_common::decide::{Tables, expiry};
 
-use crate::maps::{self, FLOWS, INBOUND, Maps, NAT, USAGE};
+use crate::maps::{self, FLOWS, INBOUND, Maps, NAT, USAGE, clock_ns};
 use crate::{alive, found};
 
 /// What the callbacks share.
@@ -37,7 +37,7 @@ type Callback<V> = unsafe extern "C" fn(*mut c_void, *const Tuple, *mut V, *mut 
 pub fn sweep(is_pressed: bool) -> i32 {
     let timeouts = maps::config().map_or(Timeouts::DEFAULT, |config| config.timeouts);
     let timeouts = if is_pressed { expiry::pressed(timeouts) } else { timeouts };
-    let mut sweep = Sweep { now_ns: Maps.now_ns(), timeouts, removed: 0, kept: 0 };
+    let mut sweep = Sweep { now_ns: clock_ns(), timeouts, removed: 0, kept: 0 };
     let usage = Usage {
         nat: walk(&NAT, mapping, &mut sweep),
         flows: walk(&FLOWS, flow, &mut sweep),

@@ -1,7 +1,7 @@
 //! The way out: next hops and redirects.
 //!
-//! A next hop is settled once (`bpf_fib_lookup`) and kept in the mapping, with the agent's route generation and a second
-//! of life. The packet that settles it goes by `bpf_redirect_neigh`, which resolves the neighbour if need be and keeps its
+//! A next hop is settled once (`bpf_fib_lookup`) and kept in the mapping, with the agent's route generation and ten seconds
+//! of life, or by the CPU, for a second: what the path to another node takes may become less without a change of routes. The packet that settles it goes by `bpf_redirect_neigh`, which resolves the neighbour if need be and keeps its
 //! entry fresh; the others get the link addresses written and go straight to the device.
 #![expect(unsafe_code, reason = "helper calls on the packet's context")]
 
@@ -13,17 +13,20 @@ use aya_ebpf::bindings::{
 };
 use aya_ebpf::helpers::generated::{bpf_fib_lookup, bpf_redirect, bpf_redirect_neigh};
 use egress_common::abi::{Addr, Config, Family, Hop, Verdict};
-use egress_common::decide::Tables;
 
-use crate::maps::Maps;
+use crate::maps::{Maps, run_ns};
 use crate::packet::Packet;
 use crate::run::Run;
 use crate::ways;
 
 const AF_INET: u8 = 2;
 const AF_INET6: u8 = 10;
-/// Without a change of routes, a next hop is looked up again after this time.
-const HOP_LIFE_NS: u64 = 1_000_000_000;
+/// Without a change of routes or neighbours, which the agent tells of, the next hop of a mapping is looked up again after
+/// this time.
+const MAPPING_HOP_LIFE_NS: u64 = 10_000_000_000;
+/// Likewise one that the CPU keeps. Many flows share it, so that it costs little; and nobody tells of a path MTU that the
+/// kernel has learned.
+const CPU_HOP_LIFE_NS: u64 = 1_000_000_000;
 /// What a redirect helper returns when it will happen.
 pub const TC_ACT_REDIRECT: i32 = 7;
 
@@ -49,11 +52,11 @@ pub struct Way {
 impl Way {
     /// As it is kept from now on; built in place, since the stack has little room.
     #[inline(always)]
-    fn kept(&mut self, config: &Config, now: u64, seal: u32) -> &Hop {
+    fn kept(&mut self, config: &Config, until: u64, seal: u32) -> &Hop {
         let hop = &mut self.made;
         hop.ifindex = self.ifindex;
         hop.generation = config.route_generation;
-        hop.valid_until_ns = now + HOP_LIFE_NS;
+        hop.valid_until_ns = until;
         hop.mtu = self.mtu;
         hop.dmac = self.dmac;
         hop.smac = self.smac;
@@ -83,7 +86,7 @@ pub struct Journey<'a> {
 /// Settles the way; `None` when it is settled, else why there is none.
 #[inline(never)]
 pub fn settle(run: &Run<'_>, journey: &Journey<'_>, way: &mut Way) -> Option<Verdict> {
-    let (config, now) = (run.config, Maps.now_ns());
+    let (config, now) = (run.config, run_ns());
     let hop = journey.kept;
     let is_known = hop.generation == config.route_generation && hop.ifindex == journey.ifindex;
     // Another CPU may just be writing the one of a mapping; this CPU's own is whole.
@@ -108,7 +111,8 @@ pub fn settle(run: &Run<'_>, journey: &Journey<'_>, way: &mut Way) -> Option<Ver
     way.mtu = if settled { route_mtu(&way.params, journey.device_mtu) } else { journey.device_mtu };
     set_neighbour(way);
     if settled {
-        let hop = way.kept(config, now, journey.seal);
+        let life = if journey.by_mapping { MAPPING_HOP_LIFE_NS } else { CPU_HOP_LIFE_NS };
+        let hop = way.kept(config, now + life, journey.seal);
         if journey.by_mapping {
             Maps.set_hop(&run.heads.tuple, hop);
         } else {

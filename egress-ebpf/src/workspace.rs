@@ -42,6 +42,8 @@ pub struct Workspace {
     pub hold: hold::Space,
     /// What was found in the maps.
     pub found: Found,
+    /// CLOCK_MONOTONIC (ns) of this run, once asked for; zero before.
+    pub now_ns: u64,
     /// No drop is reported before this time.
     pub next_report_ns: u64,
 }

@@ -13,7 +13,7 @@ pub struct Flow {
     pub state: u32,
     /// Value of [`super::Config::decisions`] when `settled` was written; another value there means: ask again.
     pub decided: u32,
-    /// Of the key, `decided` and `settled`: several CPUs may write them at once, in any order.
+    /// Of `seal`, `decided` and `settled`: several CPUs may write them at once, in any order.
     pub settled_seal: u32,
     /// Of the key and of what stays as it was made: `address` and `egress_id`.
     pub seal: u32,
@@ -67,28 +67,36 @@ impl Flow {
 
     #[inline(always)]
     const fn seal_at(&self, key: &Tuple) -> u32 {
-        Seal::of_tuple(key).addr(10, &self.address).word(14, self.egress_id).done()
+        Self::seal_of(key, &self.address, self.egress_id)
     }
 
-    /// Notes what the questions came to under these decisions. What several CPUs write at once may become a mix, which
+    /// Of the flow with this key, this address and this object.
+    #[inline(always)]
+    pub const fn seal_of(key: &Tuple, address: &Addr, egress_id: u32) -> u32 {
+        Seal::of_tuple(key).addr(10, address).word(14, egress_id).done()
+    }
+
+    /// Notes what the questions came to under these decisions, for the flow with the seal `of`: not the one that lies here,
+    /// which may be another flow's by now. What several CPUs write at once may become a mix, which
     /// [`settled_under`](Self::settled_under) does not take.
     #[inline(always)]
-    pub const fn settle(&mut self, key: &Tuple, slot: &Slot, decisions: u32) {
+    pub const fn settle(&mut self, of: u32, slot: &Slot, decisions: u32) {
         self.settled = *slot;
         self.decided = decisions;
-        self.settled_seal = Self::settled_seal_at(key, slot, decisions);
+        self.settled_seal = Self::settled_seal_in(of, slot, decisions);
     }
 
-    /// What the questions came to, where these are the decisions under which they were asked. Asked of a copy.
+    /// What the questions came to, where these are the decisions under which they were asked. Asked of a copy that
+    /// [`is_of`](Self::is_of) its key, so that the seal stands for that.
     #[inline(always)]
-    pub const fn settled_under(&self, key: &Tuple, decisions: u32) -> Option<&Slot> {
-        let is_whole = self.settled_seal == Self::settled_seal_at(key, &self.settled, decisions);
+    pub const fn settled_under(&self, decisions: u32) -> Option<&Slot> {
+        let is_whole = self.settled_seal == Self::settled_seal_in(self.seal, &self.settled, decisions);
         if self.decided == decisions && is_whole { Some(&self.settled) } else { None }
     }
 
     #[inline(always)]
-    const fn settled_seal_at(key: &Tuple, slot: &Slot, decisions: u32) -> u32 {
-        let seal = Seal::of_tuple(key).addr(15, &slot.address).addr(19, &slot.endpoint);
+    const fn settled_seal_in(of: u32, slot: &Slot, decisions: u32) -> u32 {
+        let seal = Seal::of_number(of).addr(15, &slot.address).addr(19, &slot.endpoint);
         seal.word(23, slot.place_number()).word(24, decisions).done()
     }
 }

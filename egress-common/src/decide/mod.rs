@@ -103,7 +103,7 @@ pub trait Tables {
     /// [`crate::abi::Config::decisions`], read once and before anything that it stands for.
     fn decisions(&self) -> u32;
     /// Notes what the questions about a flow came to under these decisions.
-    fn settle_flow(&self, tuple: &Tuple, slot: &Slot, decisions: u32);
+    fn settle_flow(&self, tuple: &Tuple, egress_id: u32, slot: &Slot, decisions: u32);
     /// Notes where the flow's address is among the slots now.
     fn set_flow_slot(&self, tuple: &Tuple, slot: u32);
     fn forget_flow(&self, tuple: &Tuple);

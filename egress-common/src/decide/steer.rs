@@ -115,7 +115,7 @@ pub fn steer<'t, T: Tables>(heads: &mut Heads, quote: &Quote, tables: &'t T, con
         Ok(slot) => {
             // An error shows no ports: its tuple is none of the flow that it quotes, but may be another one's.
             if decisions != 0 && heads.l4 != L4::IcmpError {
-                tables.settle_flow(&heads.tuple, slot, decisions);
+                tables.settle_flow(&heads.tuple, egress_id, slot, decisions);
             }
             Steer::Send { egress_id, slot }
         }
@@ -191,7 +191,7 @@ fn settled<'t, T: Tables>(heads: &Heads, tables: &'t T, config: &Config) -> Opti
     // sends the packet on compares the slot with what the object owns.
     let egress_id = tables.pod(&heads.tuple.saddr).and_then(|pod| pod.egress_id())?;
     let flow = tables.flow_seen(&heads.tuple, heads.tcp_flags)?;
-    let slot = flow.settled_under(&heads.tuple, config.decisions).filter(|_| flow.egress_id == egress_id)?;
+    let slot = flow.settled_under(config.decisions).filter(|_| flow.egress_id == egress_id)?;
     Some((egress_id, slot))
 }
 

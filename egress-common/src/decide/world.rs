@@ -380,8 +380,9 @@ impl Tables for World {
     fn decisions(&self) -> u32 {
         self.config.get().decisions
     }
-    fn settle_flow(&self, tuple: &Tuple, slot: &Slot, decisions: u32) {
-        self.flows.change(tuple, |flow| flow.settle(tuple, slot, decisions));
+    fn settle_flow(&self, tuple: &Tuple, egress_id: u32, slot: &Slot, decisions: u32) {
+        let of = Flow::seal_of(tuple, &slot.address, egress_id);
+        self.flows.change(tuple, |flow| flow.settle(of, slot, decisions));
     }
     fn set_flow_slot(&self, tuple: &Tuple, slot: u32) {
         self.flows.change(tuple, |flow| flow.slot = slot);

@@ -151,11 +151,11 @@ fn a_flow_is_its_keys_own_whatever_it_came_to() {
     let flow = Flow::new(EGRESS, 7, 0, 0, 1).sealed(&key);
     assert!(flow.is_of(&key) && !flow.is_of(&forward(POD, 4001)));
     assert!(!Flow { address: NODE, ..flow }.is_of(&key) && !Flow { egress_id: 8, ..flow }.is_of(&key));
-    assert_eq!(flow.settled_under(&key, 0), None, "nothing is settled yet");
+    assert_eq!(flow.settled_under(0), None, "nothing is settled yet");
     let mut settled = flow;
-    settled.settle(&key, &Slot::here(EGRESS), 5);
-    assert_eq!(settled.settled_under(&key, 5), Some(&Slot::here(EGRESS)));
-    assert_eq!((settled.settled_under(&key, 6), settled.settled_under(&forward(POD, 4001), 5)), (None, None));
+    settled.settle(flow.seal, &Slot::here(EGRESS), 5);
+    assert_eq!(settled.settled_under(5), Some(&Slot::here(EGRESS)));
+    assert_eq!((settled.settled_under(6), settled.sealed(&forward(POD, 4001)).settled_under(5)), (None, None));
     assert!(settled.is_of(&key));
     // Of two CPUs that write at once: the number of the one, the slot of the other, or half a slot.
     let there = Slot::remote(EGRESS, NODE);
@@ -165,7 +165,7 @@ fn a_flow_is_its_keys_own_whatever_it_came_to() {
         Flow { settled: Slot::here(NODE), ..settled },
         Flow { settled: Slot::remote(NODE, NODE), ..settled },
     ] {
-        assert_eq!(mixed.settled_under(&key, mixed.decided), None);
+        assert_eq!(mixed.settled_under(mixed.decided), None);
     }
 }
 

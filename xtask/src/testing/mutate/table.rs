@@ -192,7 +192,7 @@ mutations! {
         "} else if may_answer(heads) && tables.inbound_answered(&heads.tuple, heads.tcp_flags) {" =>
         "} else if heads.ttl == 0 && tables.inbound_answered(&heads.tuple, heads.tcp_flags) {";
     "settled-outlives-decisions", STEER, ["pods::"], "flows go on as before when what was decided about them has changed":
-        "flow.settled_under(&heads.tuple, config.decisions)" => "flow.settled_under(&heads.tuple, flow.decided)";
+        "flow.settled_under(config.decisions)" => "flow.settled_under(flow.decided)";
     "settled-unsealed", FLOWS, ["races::"], "a slot and the number of decisions that it was not asked under are taken for one":
         "if self.decided == decisions && is_whole {" => "if self.decided == decisions && (is_whole || decisions != 0) {";
     "hop-unsealed", WAY, ["races::"], "half a next hop that another CPU is just writing is taken for one":
