@@ -15,6 +15,7 @@ mod alive;
 mod answer;
 mod found;
 mod fragment;
+mod glance;
 mod hidden;
 mod hold;
 mod icmp;
@@ -116,15 +117,26 @@ impl Outcome {
     }
 }
 
-/// Runs one road. Before the agent has written the configuration, nothing is decided and everything is `unready`.
+/// Runs one road. Before the agent has written the configuration, nothing is decided and everything is `unready`. What
+/// `is_alone` sees at a glance to be none of ours needs no road.
 #[inline(always)]
-fn run(ctx: &TcContext, unready: Verdict, road: impl Fn(Packet, &Config, &mut Workspace) -> Outcome) -> i32 {
+fn run(
+    ctx: &TcContext,
+    unready: Verdict,
+    is_alone: impl Fn(Packet, &Config) -> bool,
+    road: impl Fn(Packet, &Config, &mut Workspace) -> Outcome,
+) -> i32 {
     let length = ctx.len();
     let packet = Packet::new(ctx);
     let (Some(config), Some(workspace)) = (maps::config(), workspace::workspace()) else {
         Maps.count(unready, length);
         return if unready.class() == Class::Drop { TC_ACT_SHOT } else { TC_ACT_UNSPEC };
     };
+    // A build that logs tells the heads of these too.
+    if !cfg!(feature = "log") && is_alone(packet, config) {
+        Maps.count(Verdict::NotOurs, length);
+        return TC_ACT_UNSPEC;
+    }
     workspace.now_ns = 0;
     road(packet, config, workspace).finish(packet, &workspace.heads, length)
 }
@@ -132,32 +144,32 @@ fn run(ctx: &TcContext, unready: Verdict, road: impl Fn(Packet, &Config, &mut Wo
 /// Management port, TC ingress: what pods of this node send into the host.
 #[classifier]
 pub fn mgmt_ingress(ctx: TcContext) -> i32 {
-    run(&ctx, Verdict::NotConfigured, roads::steer)
+    run(&ctx, Verdict::NotConfigured, |_, _| false, roads::steer)
 }
 
 /// Management port, TC egress: what the host sends to pods of this node.
 #[classifier]
 pub fn mgmt_egress(ctx: TcContext) -> i32 {
-    run(&ctx, Verdict::NotConfigured, roads::notice)
+    run(&ctx, Verdict::NotConfigured, |_, _| false, roads::notice)
 }
 
 /// Overlay device, TC ingress: what other nodes send.
 #[classifier]
 pub fn overlay_ingress(ctx: TcContext) -> i32 {
     // The stack would forward such a packet with the pod's address.
-    run(&ctx, Verdict::NotReady, roads::accept)
+    run(&ctx, Verdict::NotReady, |_, _| false, roads::accept)
 }
 
 /// Uplink, TC ingress: what the world sends to this node.
 #[classifier]
 pub fn uplink_ingress(ctx: TcContext) -> i32 {
-    run(&ctx, Verdict::NotConfigured, roads::enter)
+    run(&ctx, Verdict::NotConfigured, |_, _| false, roads::enter)
 }
 
 /// Uplink, TC egress: what this node sends to the world.
 #[classifier]
 pub fn uplink_egress(ctx: TcContext) -> i32 {
-    run(&ctx, Verdict::NotConfigured, roads::leave)
+    run(&ctx, Verdict::NotConfigured, glance::leaves_alone, roads::leave)
 }
 
 /// Never attached: the agent runs it by BPF_PROG_TEST_RUN to remove what is idle. Returns how many entries went.

@@ -255,10 +255,16 @@ pub fn is_own(packet: Packet, heads: &Heads, config: &Config) -> bool {
 
 #[inline(never)]
 fn bears_secret(packet: Packet, heads: &Heads, config: &Config) -> bool {
-    let source_at = (heads.l4_offset as usize & 0xff) + UDP_LEN + VXLAN_LEN + 6;
+    bears_secret_at(packet, heads.l4_offset as usize & 0xff, &heads.tuple.saddr, config)
+}
+
+/// Of a UDP packet from `from` whose transport header lies at `l4_at`.
+#[inline(always)]
+pub fn bears_secret_at(packet: Packet, l4_at: usize, from: &Addr, config: &Config) -> bool {
+    let source_at = l4_at + UDP_LEN + VXLAN_LEN + 6;
     // Not compared as an option: the bytes that are not there are undefined, and the verifier sees them read.
     let Some(source) = packet.load::<6>(source_at) else { return false };
-    source == config.overlay_secret && config.is_overlay_in_program() && heads.tuple.saddr == config.self_node
+    source == config.overlay_secret && config.is_overlay_in_program() && *from == config.self_node
 }
 
 /// Takes the outer headers off, where [`is_for_us`] and the packet is a plain one, and notes what they said. False where

@@ -1,0 +1,58 @@
+//! A glance at packets that are not ours and leave: nearly all that a node sends. It reads a few words of the packet where
+//! the road parses its heads into the workspace first.
+//!
+//! It knows whole TCP and UDP packets with a plain network header only, and says nothing but that the road would leave the
+//! packet alone; of anything else it says nothing, and the road looks. A glance at what enters was tried: it halves the time
+//! of packets for the node itself, but what is ours pays more for it than it gains on the other hooks.
+
+use egress_common::abi::{Addr, Config, NODE_MARK};
+use egress_common::wire::{ETH_LEN, Frame, IPV4_LEN, IPV6_LEN, L3, PROTO_TCP, PROTO_UDP, ethertype, ipv4, ipv6, l4};
+
+use crate::overlay;
+use crate::packet::Packet;
+
+/// Version 4 and five words of header: no options.
+const PLAIN_IPV4: u8 = 0x45;
+
+/// Source of a plain packet, its protocol, its destination port, and where its transport header lies.
+#[inline(always)]
+fn read(packet: Packet) -> Option<(Addr, u8, u16, usize)> {
+    let (from, protocol, l4_at) = match u16::from_be_bytes(packet.load(ETH_LEN - 2)?) {
+        ethertype::IPV4 => {
+            let head: [u8; IPV4_LEN] = packet.load(L3)?;
+            let bits = u16::from_be_bytes([head[ipv4::FRAGMENT], head[ipv4::FRAGMENT + 1]]);
+            if head[0] != PLAIN_IPV4 || bits & (ipv4::OFFSET_MASK | ipv4::MORE_FRAGMENTS) != 0 {
+                return None;
+            }
+            (Addr::v4([head[12], head[13], head[14], head[15]]), head[ipv4::PROTOCOL], L3 + IPV4_LEN)
+        }
+        ethertype::IPV6 => {
+            let [version, _] = packet.load(L3)?;
+            let [protocol, _] = packet.load(L3 + ipv6::NEXT_HEADER)?;
+            if version >> 4 != 6 {
+                return None;
+            }
+            (packet.load_addr(L3 + ipv6::SADDR)?, protocol, L3 + IPV6_LEN)
+        }
+        _ => return None,
+    };
+    // As much as the road asks of a transport header that is not cut short.
+    let head: [u8; 8] = packet.load(l4_at)?;
+    let port = u16::from_be_bytes([head[l4::DPORT], head[l4::DPORT + 1]]);
+    matches!(protocol, PROTO_TCP | PROTO_UDP).then_some((from, protocol, port, l4_at))
+}
+
+#[inline(always)]
+fn may_be_overlay(protocol: u8, port: u16, config: &Config) -> bool {
+    protocol == PROTO_UDP && u32::from(port) == config.tunnel_port
+}
+
+/// About to leave by the uplink, and no pod's; or put into the overlay by a program of this node.
+#[inline(never)]
+pub fn leaves_alone(packet: Packet, config: &Config) -> bool {
+    let Some((from, protocol, port, l4_at)) = read(packet) else { return false };
+    if may_be_overlay(protocol, port, config) {
+        return overlay::bears_secret_at(packet, l4_at, &from, config);
+    }
+    packet.mark() != NODE_MARK && !packet.is_returning() && !config.may_be_pod(&from)
+}
