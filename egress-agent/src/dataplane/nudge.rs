@@ -10,14 +10,14 @@
 //! by then, or has begun anew, is left alone. This is a service on top: where no segment gets through, the pod learns of
 //! the cut when it sends.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use egress_common::abi::Tuple;
+use egress_common::abi::{PodEntry, Tuple};
 use egress_common::decide::phase::{self, Phase};
 use futures::TryStreamExt;
 use rtnetlink::packet_route::neighbour::{
@@ -31,6 +31,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 use tracing::{debug, warn};
 
 use super::error::netlink_io;
+use super::executor::now_ns;
 use super::frames::{self, Mac};
 use super::packet::PacketSocket;
 use super::{Interface, Shared, cut};
@@ -44,53 +45,72 @@ const AT_ONCE: usize = 10;
 const PAUSE: Duration = Duration::from_millis(10);
 /// How long a neighbour has to answer the kernel.
 const RESOLVING: Duration = Duration::from_millis(50);
+/// How long at most from the decision to speak until the pod's answer is here.
+const ANSWERING_NS: u64 = 2_000_000_000;
 
-/// What is to be said when; a number tells those of one time apart.
-type Due = BTreeMap<(Instant, u64), (Tuple, u32)>;
+/// What is to be said when. A connection is in it once, however often it is cut: so there is never more than `flows` holds,
+/// whoever selects and deselects a pod over and over.
+#[derive(Default)]
+struct Due {
+    /// A number tells those of one time apart.
+    times: BTreeMap<(Instant, u64), Tuple>,
+    rounds: HashMap<Tuple, u32>,
+    number: u64,
+}
+
+impl Due {
+    /// One that waits already keeps its time, and begins with this round.
+    fn put(&mut self, at: Instant, connection: Tuple, round: u32) {
+        if self.rounds.insert(connection, round).is_none() {
+            self.number += 1;
+            self.times.insert((at, self.number), connection);
+        }
+    }
+
+    fn next(&self) -> Option<Instant> {
+        self.times.first_key_value().map(|((at, _), _)| *at)
+    }
+
+    /// The first few whose time has come.
+    fn take(&mut self, now: Instant) -> Vec<(Tuple, u32)> {
+        let mut batch = Vec::new();
+        while batch.len() < AT_ONCE
+            && let Some(first) = self.times.first_entry()
+            && first.key().0 <= now
+        {
+            let connection = first.remove();
+            batch.extend(self.rounds.remove_entry(&connection));
+        }
+        batch
+    }
+}
 
 /// Tells, for as long as the data plane lives.
 pub(super) async fn run(shared: Arc<Shared>, mut told: UnboundedReceiver<cut::Cut>) {
-    let mut due = Due::new();
-    let mut number = 0;
-    let mut put = |due: &mut Due, at: Instant, connection: Tuple, round: u32| {
-        number += 1;
-        due.insert((at, number), (connection, round));
-    };
+    let mut due = Due::default();
     loop {
-        let next = due.first_key_value().map(|((at, _), _)| *at);
+        let next = due.next();
         tokio::select! {
             cut = told.recv() => {
                 let Some(cut) = cut else { return };
                 debug!(connections = cut.len(), "cut: their pods are told");
                 let now = Instant::now();
-                cut.into_iter().for_each(|connection| put(&mut due, now, connection, 0));
+                cut.into_iter().for_each(|connection| due.put(now, connection, 0));
             }
             () = sleep_until(next.unwrap_or_else(Instant::now)), if next.is_some() => {
-                let batch = take(&mut due, Instant::now());
+                let batch = due.take(Instant::now());
                 let asked = tell(&shared, batch).await.unwrap_or_else(|error| {
                     warn!(%error, "idle pods are not told of connections that were cut");
                     Vec::new()
                 });
                 let later = Instant::now() + PATIENCE;
                 for (connection, round) in asked.into_iter().filter(|(_, round)| round + 1 < ROUNDS) {
-                    put(&mut due, later, connection, round + 1);
+                    due.put(later, connection, round + 1);
                 }
                 sleep(PAUSE).await;
             }
         }
     }
-}
-
-/// The first few whose time has come.
-fn take(due: &mut Due, now: Instant) -> Vec<(Tuple, u32)> {
-    let mut batch = Vec::new();
-    while batch.len() < AT_ONCE
-        && let Some(first) = due.first_entry()
-        && first.key().0 <= now
-    {
-        batch.push(first.remove());
-    }
-    batch
 }
 
 /// Sends to those that need it, and returns them.
@@ -110,9 +130,14 @@ async fn tell(shared: &Arc<Shared>, batch: Vec<(Tuple, u32)>) -> io::Result<Vec<
 
 /// Those whose pods do not know yet, as far as one can tell: a reset has gone to the others, or they have begun anew.
 fn asleep(shared: &Shared, batch: Vec<(Tuple, u32)>) -> io::Result<Vec<(Tuple, u32)>> {
+    let now = now_ns()?;
     let tables = shared.tables();
     let mut asleep = Vec::new();
     for (connection, round) in batch {
+        let pod = tables.pods.get(&connection.saddr)?;
+        if !pod.is_some_and(|pod| is_answered(&pod, now)) {
+            continue;
+        }
         let Some(flow) = tables.flows.get(&connection)? else { continue };
         let wanted = match phase::of_flow(flow.state) {
             // The pod goes on asking, and begins anew thereby.
@@ -126,6 +151,12 @@ fn asleep(shared: &Shared, batch: Vec<(Tuple, u32)>) -> io::Result<Vec<(Tuple, u
         }
     }
     Ok(asleep)
+}
+
+/// Whether the programs still answer what the pod sends on a cut connection, or drop it (`decide::steer`). What an idle
+/// pod is made to say later would leave, with the node's address.
+fn is_answered(pod: &PodEntry, now_ns: u64) -> bool {
+    pod.egress_id().is_some() || now_ns.saturating_add(ANSWERING_NS) < pod.cut_until_ns
 }
 
 /// Half of all numbers further with each round.
@@ -211,4 +242,53 @@ fn neighbour(message: &NeighbourMessage) -> Option<(IpAddr, Mac)> {
         }
     }
     address.zip(mac)
+}
+
+#[cfg(test)]
+mod tests {
+    use egress_common::abi::{Addr, Direction};
+    use egress_common::wire::PROTO_TCP;
+
+    use super::*;
+
+    fn connection(port: u16) -> Tuple {
+        let (pod, world) = (Addr::v4([10, 244, 1, 10]), Addr::v4([198, 51, 100, 10]));
+        Tuple::new(Direction::Egress, pod, world, port, 80, PROTO_TCP)
+    }
+
+    #[test]
+    fn a_connection_that_is_cut_again_waits_once() {
+        let (mut due, now) = (Due::default(), Instant::now());
+        for _ in 0..3 {
+            due.put(now, connection(1), 0);
+        }
+        due.put(now, connection(2), 2);
+        due.put(now + PATIENCE, connection(2), 0);
+        assert_eq!(due.take(now), [(connection(1), 0), (connection(2), 0)], "the second one from the first round on");
+        assert!(due.next().is_none() && due.take(now + 2 * PATIENCE).is_empty());
+        due.put(now + PATIENCE, connection(1), 1);
+        assert_eq!((due.next(), due.take(now).len()), (Some(now + PATIENCE), 0), "its time has not come");
+        assert_eq!(due.take(now + PATIENCE), [(connection(1), 1)]);
+    }
+
+    #[test]
+    fn a_batch_is_small_and_in_order() {
+        let (mut due, now) = (Due::default(), Instant::now());
+        let ports = 0..2 * u16::try_from(AT_ONCE).expect("few") + 1;
+        ports.clone().for_each(|port| due.put(now, connection(port), 0));
+        let batches: Vec<_> = std::iter::from_fn(|| Some(due.take(now)).filter(|batch| !batch.is_empty())).collect();
+        assert_eq!(batches.iter().map(Vec::len).collect::<Vec<_>>(), [AT_ONCE, AT_ONCE, 1]);
+        assert!(batches.concat().iter().map(|(connection, _)| connection.sport()).eq(ports));
+    }
+
+    #[test]
+    fn nobody_speaks_whose_answer_would_leave() {
+        let now = 1_000 * ANSWERING_NS;
+        let until = |until_ns| PodEntry::known().with_cut_until(until_ns);
+        assert!(is_answered(&PodEntry::selected(7, 0), now), "it is reset, or has its address");
+        assert!(is_answered(&until(now + ANSWERING_NS + 1), now));
+        for over in [0, now, now + ANSWERING_NS] {
+            assert!(!is_answered(&until(over), now), "{over}");
+        }
+    }
 }
