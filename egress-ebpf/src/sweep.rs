@@ -80,11 +80,19 @@ unsafe extern "C" fn mapping(_map: *mut c_void, key: *const Tuple, value: *mut M
     let (key, entry, sweep) = unsafe { (&*key, &mut *value, &mut *sweep) };
     // The element may be removed, and its memory another key's, at any time: see `abi::seal`.
     let (key, copy) = (&found::copy_of(key), &found::copy_of(entry));
+    let seen = copy.last_seen_ns;
     if !copy.is_of(key) {
-        sweep.kept += 1;
+        // To packets it is not there, and they can make none in its place: should it be more than a moment's mix, it has
+        // its time as every other entry. Whose memory has just become another key's is not idle.
+        if expiry::is_mapping_idle(&sweep.timeouts, copy, None, sweep.now_ns) && take(&raw mut entry.last_seen_ns, seen)
+        {
+            Maps.forget_nat(key);
+            sweep.removed += 1;
+        } else {
+            sweep.kept += 1;
+        }
         return 0;
     }
-    let seen = copy.last_seen_ns;
     // Each mapping is met at both keys, and judged and counted at the forward one. A key whose other one does not name it
     // is left from a claim that never settled: at the forward key it would lose all answers, so it goes at once; at the
     // reverse key it may be a claim that is just being made, so it has its time.

@@ -46,7 +46,7 @@ pub(super) struct RunArgs {
     /// How the programs are put on their hooks; a change takes the former ones off
     #[arg(long, env = "EGRESS_AGENT_ATTACH", value_enum, default_value_t = Attach::Auto)]
     attach: Attach,
-    /// How many NAT mappings this node may have at once, 240 bytes each; a change needs `egress-agent cleanup` first
+    /// How many NAT mappings this node may have at once, 512 bytes each; a change needs `egress-agent cleanup` first
     #[arg(long, env = "EGRESS_AGENT_NAT_ENTRIES", default_value_t = DEFAULT_NAT_ENTRIES,
           value_parser = clap::value_parser!(u32).range(1024..=MOST_ENTRIES))]
     nat_entries: u32,

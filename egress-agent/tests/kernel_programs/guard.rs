@@ -2,7 +2,7 @@
 
 use egress_common::abi::{NODE_MARK, Verdict};
 
-use crate::frames::{ACK, Body, SYN, packet};
+use crate::frames::{ACK, Body, Packet, SYN, packet};
 use crate::stage::{LEAVE, NEXT, NOTICE, Ran, Run, STEER, both, now_ns};
 
 const MARKED: Run = Run { mark: NODE_MARK, ..LEAVE };
@@ -63,6 +63,26 @@ fn a_ping_from_outside_is_answered_and_a_ping_of_the_pod_is_its_own() {
         stage.run_frame(&STEER, &own.frame(), Verdict::SnatHere);
         stage.drops(&LEAVE, &own, Verdict::NotSteered);
         stage.configure(|_| ());
+    });
+}
+
+#[test]
+fn the_fragments_of_an_answer_to_a_ping_leave_as_its_first_one_does() {
+    both(|stage, cast| {
+        let ping = |from, to, body| packet(from, to, 4000, 4000).body(body);
+        let pieces = |packet: Packet| {
+            let whole = packet.with(|packet| (packet.data, packet.dont_fragment) = (1000, false));
+            [(0, true), (100, false)].map(|piece| whole.clone().with(|packet| packet.fragment = piece))
+        };
+        stage.passes(&NOTICE, &ping(cast.world, cast.pod, Body::EchoRequest), Verdict::InboundRemembered);
+        for answer in pieces(ping(cast.pod, cast.world, Body::EchoReply)) {
+            stage.passes(&STEER, &answer, Verdict::InboundReply);
+            stage.passes(&LEAVE, &answer, Verdict::InboundReply);
+        }
+        for own in pieces(ping(cast.pod, cast.world, Body::EchoRequest)) {
+            let ran = stage.run_frame(&STEER, &own.frame(), Verdict::SnatHere);
+            assert_eq!(ran.frame[14..], own.snat(cast.egress, 4000).hop().frame()[14..]);
+        }
     });
 }
 

@@ -117,6 +117,29 @@ fn in_need_what_nobody_has_answered_goes_first() {
 }
 
 #[test]
+fn a_mapping_that_packets_do_not_take_for_one_has_its_time_too() {
+    both(|stage, cast| {
+        stage.configure(|config| config.timeouts = TIMEOUTS);
+        talk(stage, cast, &[(true, SYN)]);
+        let keys: Vec<_> = stage.nat.keys().map(|key| key.expect("a key")).collect();
+        assert_eq!(keys.len(), 2);
+        for key in keys {
+            // Something else than what its seal was made of.
+            let mut mapping = stage.nat.get(&key, 0).expect("a mapping");
+            mapping.egress_id += 1;
+            stage.nat.insert(key, mapping, 0).expect("a mapping");
+        }
+        stage.run_frame(&STEER, &sent(cast, ACK).frame(), Verdict::CutAnswered);
+        stage.sweep(false);
+        assert_eq!(stage.entries()[0], 2, "it may be just a moment's");
+        stage.age(u64::from(TIMEOUTS.tcp_opening) + 1);
+        stage.sweep(false);
+        assert_eq!(stage.entries()[0], 0);
+        stage.configure(|_| ());
+    });
+}
+
+#[test]
 fn pods_that_nothing_selects_leave_room_for_those_that_something_does() {
     on_stage_with(&[("inbound", 8)], |mut stage| {
         stage.configure(|config| {

@@ -163,7 +163,9 @@ pub struct FragPorts {
     pub sport: [u8; 2],
     pub dport: [u8; 2],
     pub protocol: u8,
-    pub reserved: [u8; 3],
+    /// One of an answer to a ping, zero of all else: which of the two an ICMP fragment is, only the first one shows.
+    pub is_reply: u8,
+    pub reserved: [u8; 2],
     pub seen_ns: u64,
 }
 abi!(FragPorts, 16);

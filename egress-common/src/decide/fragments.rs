@@ -26,7 +26,7 @@ pub fn resolve<T: Tables>(heads: &mut Heads, tables: &T) {
             if let Some(ports) = known(&key(heads), tables) {
                 heads.tuple.set_ports(u16::from_be_bytes(ports.sport), u16::from_be_bytes(ports.dport));
                 heads.tuple.protocol = ports.protocol;
-                heads.l4 = Heads::kind_of(ports.protocol);
+                heads.l4 = if ports.is_reply == 0 { Heads::kind_of(ports.protocol) } else { L4::EchoReply };
             }
         }
     }
@@ -55,7 +55,8 @@ fn remember<T: Tables>(heads: &Heads, tables: &T) {
         sport: heads.tuple.sport().to_be_bytes(),
         dport: heads.tuple.dport().to_be_bytes(),
         protocol: heads.tuple.protocol,
-        reserved: [0; 3],
+        is_reply: (heads.l4 == L4::EchoReply) as u8,
+        reserved: [0; 2],
         seen_ns: tables.now_ns(),
     };
     tables.put_fragment(&key(heads), &ports);

@@ -39,9 +39,11 @@ pub fn notice<T: Tables>(heads: &Heads, tables: &T, config: &Config) -> Verdict 
         }
         return Verdict::NotOurs;
     }
+    // It answers nothing, also where the pod pings its sender by the same identifier.
+    let is_ping = heads.l4 == L4::EchoRequest;
     // Asked first, since it is so of most datagrams. Also a SYN: on the tuple of a flow of the pod it begins nothing,
     // whoever sends it.
-    if tables.flow_peek(&answer).is_some() {
+    if !is_ping && tables.flow_peek(&answer).is_some() {
         return Verdict::NotOurs;
     }
     // Another node's own address counts as outside: the answer must not be marked 1008, which would change its source.
@@ -52,7 +54,7 @@ pub fn notice<T: Tables>(heads: &Heads, tables: &T, config: &Config) -> Verdict 
     if tables.inbound_heard(&answer, heads.tcp_flags) {
         return Verdict::NotOurs;
     }
-    if heads.l4 != L4::Tcp && tables.datagram_seen(&answer) {
+    if heads.l4 != L4::Tcp && !is_ping && tables.datagram_seen(&answer) {
         return Verdict::NotOurs;
     }
     // Nothing selects the pod yet: what it is remembered for may never come. So it leaves room for those where it has.
@@ -164,6 +166,18 @@ mod tests {
                 let ping = packet(cast.world, pod, 0, 0).echo(id).arriving();
                 assert_eq!(super::notice(&ping, world, &config), Verdict::InboundRemembered);
             }
+        });
+    }
+
+    #[test]
+    fn a_ping_counts_also_where_the_pod_pings_by_the_same_identifier() {
+        both(|cast, world| {
+            let config = world.config.get();
+            let query = packet(cast.pod, cast.world, 0, 0).echo(9);
+            assert!(matches!(steer(&mut query.heads(), world, &config), Steer::Send { .. }));
+            let ping = packet(cast.world, cast.pod, 0, 0).echo(9).arriving();
+            assert_eq!(notice(&ping, world), Verdict::InboundRemembered);
+            assert!(matches!(steer(&mut query.heads(), world, &config), Steer::Send { .. }), "a flow as before");
         });
     }
 

@@ -226,7 +226,9 @@ const fn may_answer(heads: &Heads) -> bool {
 #[inline(always)]
 pub fn answers_known<T: Tables>(heads: &Heads, quote: &Quote, tables: &T) -> bool {
     match heads.l4 {
-        L4::IcmpError => slots::told_of(heads, quote).is_some_and(|quote| tables.inbound_known(quote.flow())),
+        // A reply that the pod got is of a query of its own, whoever outside has chosen its identifier too.
+        L4::IcmpError => slots::told_of(heads, quote)
+            .is_some_and(|quote| quote.l4() != L4::EchoReply && tables.inbound_known(quote.flow())),
         _ => may_answer(heads) && tables.inbound_known(&heads.tuple),
     }
 }

@@ -171,7 +171,7 @@ impl Heads {
             PROTO_TCP => L4::Tcp,
             PROTO_UDP | PROTO_UDP_LITE | PROTO_DCCP => L4::Udp,
             PROTO_SCTP => L4::Sctp,
-            // Requests and replies differ by direction only.
+            // Or a reply: who calls knows.
             PROTO_ICMP | PROTO_ICMPV6 => L4::EchoRequest,
             _ => L4::Other,
         }

@@ -121,6 +121,23 @@ fn a_query_of_a_pod_answers_nobody_who_chose_its_identifier() {
 }
 
 #[test]
+fn the_fragments_of_an_answer_to_a_ping_go_its_way_and_those_of_a_ping_theirs() {
+    both(|cast, world| {
+        let ping = packet(cast.world, cast.pod, 0, 0).echo(9).arriving();
+        assert_eq!(notice(&ping, world, &world.config.get()), Verdict::InboundRemembered);
+        let reply = packet(cast.pod, cast.world, 0, 0).echo_reply(9);
+        let query = packet(cast.pod, cast.world, 0, 0).echo(9);
+        for (offset, more) in [(0, true), (100, true), (150, false)] {
+            assert_eq!(verdict(world, &reply.clone().fragment(offset, more)), Verdict::InboundReply, "at {offset}");
+        }
+        assert!(world.flow_peek(&reply.heads().tuple).is_none(), "no flow of the pod");
+        for (offset, more) in [(0, true), (100, true), (150, false)] {
+            assert_sent(cast, world, &query.clone().fragment(offset, more));
+        }
+    });
+}
+
+#[test]
 fn a_pods_own_syn_ends_what_came_in_on_its_tuple() {
     both(|cast, world| {
         let syn = packet(cast.world, cast.pod, 80, 4000).tcp(tcp::SYN).arriving();

@@ -153,6 +153,8 @@ mutations! {
         "id: heads.fragment_id," => "id: [0; 4],";
     "held-fragments-released-late", HOLD, ["fragments::"], "a fragment goes on with another datagram that has its number":
         "if walk.now.saturating_sub(since) <= FRAGMENT_NS {" => "if walk.now >= since {";
+    "fragment-of-a-reply-is-a-query", FRAGMENTS, ["guard::"], "the rest of a pod's answer to a long ping shows an egress IP":
+        "if ports.is_reply == 0 {" => "if ports.is_reply < 2 {";
     "first-fragment-shows-nothing", FRAGMENTS, ["fragments::"], "later fragments follow nobody":
         "            remember(heads, tables);\n            // Asked" => "            // Asked";
     "stranger-leaves-ports", ENTER, ["fragments::"], "anybody's first fragments crowd out those of flows":

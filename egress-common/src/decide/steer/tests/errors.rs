@@ -37,6 +37,21 @@ fn an_error_about_what_came_from_outside_leaves_as_it_came() {
 }
 
 #[test]
+fn an_error_about_a_reply_that_a_pod_got_is_not_about_a_ping_from_outside() {
+    both(|cast, world| {
+        let ping = packet(cast.world, cast.pod, 0, 0).echo(9);
+        assert_eq!(notice(&ping.arriving(), world, &world.config.get()), Verdict::InboundRemembered);
+        let error = packet(cast.pod, cast.world, 0, 0).unreachable();
+        assert_eq!(told(world, &error, &ping), Steer::Done(Verdict::InboundReply));
+        let reply = packet(cast.world, cast.pod, 0, 0).echo_reply(9);
+        assert_eq!(told(world, &error, &reply), Steer::Done(Verdict::IcmpUnmatched));
+        assert_sent(cast, world, &packet(cast.pod, cast.world, 0, 0).echo(9));
+        let slot = Slot::here(addr(cast.egress));
+        assert_eq!(told(world, &error, &reply), Steer::Send { egress_id: ID, slot: &slot });
+    });
+}
+
+#[test]
 fn an_error_to_another_node_is_marked() {
     both(|cast, world| {
         let error = udp(cast, cast.other_node).unreachable();
