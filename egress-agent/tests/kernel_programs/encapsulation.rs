@@ -53,7 +53,7 @@ fn everywhere_taken_out(test: impl Fn(&mut Stage, &Cast, &Cast) + Send + Copy + 
 }
 
 /// Whether the kernel's own types name the flag for it (Linux 6.3).
-fn takes_out_other_families() -> bool {
+pub(crate) fn takes_out_other_families() -> bool {
     static ANSWER: OnceLock<bool> = OnceLock::new();
     *ANSWER.get_or_init(|| {
         let types = std::fs::read("/sys/kernel/btf/vmlinux").expect("the kernel's types");

@@ -71,7 +71,7 @@ mutations! {
         "road(packet, config, workspace).finish(packet, &workspace.heads, length)" =>
         "road(packet, config, workspace).finish(packet, &workspace.heads, length);\n    TC_ACT_UNSPEC";
     "unready-overlay-passes", MAIN, ["overlay::"], "before the configuration is there, the stack forwards overlay packets with pods' addresses":
-        "run(&ctx, Verdict::NotReady, roads::accept)" => "run(&ctx, Verdict::NotConfigured, roads::accept)";
+        "run(&ctx, Verdict::NotReady, |_, _| false, roads::accept)" => "run(&ctx, Verdict::NotConfigured, |_, _| false, roads::accept)";
 
     // Where things stand in a packet.
     "ipv4-addresses-swapped", WIRE, ["replies::"], "the wrong end is rewritten":
