@@ -98,7 +98,7 @@ unsafe extern "C" fn mapping(_map: *mut c_void, key: *const Tuple, value: *mut M
     // reverse key it may be a claim that is just being made, so it has its time.
     let other = NAT.get_ptr_mut(&copy.other);
     // SAFETY: a pointer from a lookup; see `maps`.
-    let other = other.map(|other| unsafe { &mut *other }).filter(|other| other.other == *key);
+    let other = other.map(|other| unsafe { &mut *other }).filter(|other| names(other, &copy.other, key));
     match (key.direction(), other) {
         (Direction::Ingress, Some(_)) => {}
         (Direction::Ingress, None) => {
@@ -127,6 +127,13 @@ unsafe extern "C" fn mapping(_map: *mut c_void, key: *const Tuple, value: *mut M
         }
     }
     0
+}
+
+/// Whether this is, as a whole, the element of `at`, and names `key` as its other one: what packets make of it.
+#[inline(never)]
+fn names(element: &Mapping, at: &Tuple, key: &Tuple) -> bool {
+    let copy = found::copy_of(element);
+    copy.is_of(at) && copy.other == *key
 }
 
 /// Both keys or neither.
