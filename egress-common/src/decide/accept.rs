@@ -202,6 +202,15 @@ mod tests {
     }
 
     #[test]
+    fn nothing_waits_here() {
+        both(|cast, world| {
+            let first = from_remote(cast).fragment(0, true);
+            world.await_first(&first.heads());
+            assert!(matches!(asked(world, OTHER_NODE, ID, &first), Accept::Translate { .. }));
+        });
+    }
+
+    #[test]
     fn a_node_of_another_version_is_not_this_node() {
         both(|cast, world| {
             world.put_node(cast.other_node, NodeEntry::new(NodePlace::Own, addr(OTHER_NODE)).of_another_version());

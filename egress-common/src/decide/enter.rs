@@ -88,7 +88,7 @@ fn sent_to_learn<'q>(heads: &Heads, quote: &'q Quote) -> Option<&'q Quote> {
 #[inline(always)]
 fn for_egress_ip<'t, T: Tables>(heads: &mut Heads, tables: &'t T) -> Enter<'t> {
     if heads.l4 == L4::Later {
-        resolve(heads, tables);
+        fragments::resolve_kept(heads, tables);
     }
     if let Err(verdict) = slots::translatable(heads) {
         return Enter::Done(verdict);
@@ -102,19 +102,10 @@ fn for_egress_ip<'t, T: Tables>(heads: &mut Heads, tables: &'t T) -> Enter<'t> {
         fragments::supersede(heads, tables);
         return Enter::Done(Verdict::NoMapping);
     };
-    if heads.fragment == Fragment::First {
-        resolve(heads, tables);
-        if heads.l4 == L4::Awaited {
-            return Enter::Done(Verdict::FragmentsReleased);
-        }
+    if heads.fragment == Fragment::First && fragments::resolve_kept(heads, tables) {
+        return Enter::Done(Verdict::FragmentsReleased);
     }
     reply(heads, mapping)
-}
-
-/// Out of line: rare, and its keys would crowd the frame of who asks.
-#[inline(never)]
-fn resolve<T: Tables>(heads: &mut Heads, tables: &T) {
-    fragments::resolve(heads, tables);
 }
 
 /// The sender of an error may be any router on the way; what it quotes must be a packet that we sent.

@@ -7,20 +7,13 @@ use crate::wire::{Fragment, Heads, L4};
 
 /// Remembers the ports of a first fragment, or gives a later one the ports of its first. A later fragment whose first one
 /// has not been seen, or is not one that is translated, stays without, which decisions name
-/// [`crate::abi::Verdict::FragmentUnknown`]; hooks that can keep it until its first one comes, which is
-/// [`crate::abi::Verdict::FragmentsReleased`] then. A protocol without ports needs none of this where the fragment names it.
+/// [`crate::abi::Verdict::FragmentUnknown`]. A protocol without ports needs none of this where the fragment names it.
 #[inline(always)]
 pub fn resolve<T: Tables>(heads: &mut Heads, tables: &T) {
     match heads.fragment {
         Fragment::Whole => {}
         Fragment::First if slots::translatable(heads).is_err() => {}
-        Fragment::First => {
-            remember(heads, tables);
-            // Asked when the ports are there: whoever keeps a later one looks for them afterwards.
-            if tables.is_awaited(&key(heads)) {
-                heads.l4 = L4::Awaited;
-            }
-        }
+        Fragment::First => remember(heads, tables),
         Fragment::Later if heads.l4 != L4::Later => {}
         Fragment::Later => {
             if let Some(ports) = known(&key(heads), tables) {
@@ -30,6 +23,18 @@ pub fn resolve<T: Tables>(heads: &mut Heads, tables: &T) {
             }
         }
     }
+}
+
+/// As [`resolve`], where later fragments are kept until their first one comes. Whether this is such a first one: then it
+/// and those that wait begin anew ([`crate::abi::Verdict::FragmentsReleased`]), whatever is to be said of them, which is
+/// said when they come again. Elsewhere nothing waits, and nobody asks.
+///
+/// Out of line: rare, and its keys would crowd the frame of who asks.
+#[inline(never)]
+pub fn resolve_kept<T: Tables>(heads: &mut Heads, tables: &T) -> bool {
+    resolve(heads, tables);
+    // Asked when the ports are there: whoever keeps a later one looks for them afterwards.
+    heads.fragment == Fragment::First && slots::translatable(heads).is_ok() && tables.is_awaited(&key(heads))
 }
 
 /// The ports of a datagram whose first fragment has been seen.

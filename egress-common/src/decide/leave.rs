@@ -87,7 +87,7 @@ fn is_for_egress_ip<T: Tables>(heads: &Heads, tables: &T) -> bool {
 /// A pod of this node, with its own address, about to leave: what `steer` would leave alone may, nothing else.
 #[inline(never)]
 fn guard_own<T: Tables>(heads: &mut Heads, quote: &Quote, tables: &T, config: &Config) -> Verdict {
-    match steer::steer(heads, quote, tables, config) {
+    match steer::judge(heads, quote, tables, config, false) {
         // For `steer` the stack answers it; here the stack is done with it, and it would leave.
         Steer::Done(Verdict::TtlExpired) => Verdict::NotSteered,
         // For `steer` a SYN+ACK or an echo reply is an answer whatever we remember, since the stack knows better. By here
@@ -277,6 +277,29 @@ mod tests {
                 let unselected = packet(cast.known_pod, cast.world, 80, 4000).tcp(tcp::SYN | tcp::ACK);
                 assert_eq!(verdict(world, &unselected), Verdict::NotSelected);
             }
+        });
+    }
+
+    #[test]
+    fn nothing_waits_here() {
+        both(|cast, world| {
+            let firsts = [
+                (packet(cast.pod, cast.world, 4000, 80), Verdict::NotSteered),
+                (packet(cast.known_pod, cast.world, 4000, 80), Verdict::NotSelected),
+                (packet(cast.pod, cast.world, 80, 4000), Verdict::InboundReply),
+            ];
+            let called = packet(cast.world, cast.pod, 4000, 80).arriving();
+            assert_eq!(notice::notice(&called, world, &world.config.get()), Verdict::InboundRemembered);
+            for (first, expected) in firsts {
+                let first = first.fragment(0, true);
+                world.await_first(&first.heads());
+                assert_eq!(verdict(world, &first), expected);
+            }
+            let mut marked = packet(cast.pod, cast.other_node, 4000, 80).fragment(0, true).heads();
+            world.await_first(&marked);
+            let config = world.config.get();
+            assert_eq!(leave(&mut marked, &Quote::NONE, &MARKED, world, &config), Leave::NodeSnat);
+            assert!(translate(&marked, &Quote::NONE, world, &config).is_ok());
         });
     }
 

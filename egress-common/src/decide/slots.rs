@@ -77,7 +77,6 @@ pub fn translatable(heads: &Heads) -> Result<(), Verdict> {
         L4::IcmpError => Err(Verdict::IcmpUnmatched),
         L4::Short => Err(Verdict::Malformed),
         L4::Later => Err(Verdict::FragmentUnknown),
-        L4::Awaited => Err(Verdict::FragmentsReleased),
         L4::Unread => Err(Verdict::ChainTooLong),
         L4::Refused => Err(Verdict::UnsupportedProtocol),
     }

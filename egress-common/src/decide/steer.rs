@@ -25,9 +25,22 @@ pub enum Steer<'t> {
     },
 }
 
+#[inline(always)]
+pub fn steer<'t, T: Tables>(heads: &mut Heads, quote: &Quote, tables: &'t T, config: &Config) -> Steer<'t> {
+    judge(heads, quote, tables, config, true)
+}
+
+/// The same questions, for who keeps no fragments: see [`fragments::resolve_kept`].
+///
 /// Out of line, because in the programs its frame would crowd what follows it.
 #[inline(never)]
-pub fn steer<'t, T: Tables>(heads: &mut Heads, quote: &Quote, tables: &'t T, config: &Config) -> Steer<'t> {
+pub fn judge<'t, T: Tables>(
+    heads: &mut Heads,
+    quote: &Quote,
+    tables: &'t T,
+    config: &Config,
+    keeps: bool,
+) -> Steer<'t> {
     if let Some((egress_id, slot)) = settled(heads, tables, config) {
         return Steer::Send { egress_id, slot };
     }
@@ -66,7 +79,9 @@ pub fn steer<'t, T: Tables>(heads: &mut Heads, quote: &Quote, tables: &'t T, con
         Some(_) => return Steer::Done(Verdict::ToCluster),
     }
     // 4. It answers a connection that came in from outside.
-    fragments::resolve(heads, tables);
+    if heads.fragment != Fragment::Whole && fragments::resolve_kept(heads, tables) && keeps {
+        return Steer::Done(Verdict::FragmentsReleased);
+    }
     if !is_selected {
         match left_over(heads, tables, node.is_some()) {
             LeftOver::NotKnown => {}
@@ -216,10 +231,7 @@ pub fn unknown_pod(config: &Config) -> Verdict {
 /// answers nobody, whoever outside has chosen its identifier too.
 #[inline(always)]
 const fn may_answer(heads: &Heads) -> bool {
-    !matches!(
-        heads.l4,
-        L4::EchoRequest | L4::IcmpError | L4::Later | L4::Awaited | L4::Refused | L4::Short | L4::Unread
-    )
+    !matches!(heads.l4, L4::EchoRequest | L4::IcmpError | L4::Later | L4::Refused | L4::Short | L4::Unread)
 }
 
 /// Whether the packet, or what an ICMP error quotes, is of a connection from outside that is remembered.

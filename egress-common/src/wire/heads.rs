@@ -29,8 +29,6 @@ pub enum L4 {
     Other,
     /// A later fragment of what may have ports.
     Later,
-    /// A first fragment that came behind others, which wait for it.
-    Awaited,
     /// What no NAT can translate, or may: ICMP that is none of the above (a redirect would bend the routes of whoever
     /// gets it); AH, which authenticates the addresses; the mobility header, whose checksum covers them; nothing at all.
     Refused,

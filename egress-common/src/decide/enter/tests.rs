@@ -139,6 +139,10 @@ fn fragments_of_a_reply_follow_their_first_one() {
         for reply in [packet(cast.world, cast.egress, 80, 4000), packet(cast.world, cast.egress, 0, 0).echo_reply(4002)]
         {
             assert!(matches!(asked(world, &reply.clone().fragment(0, true)), Enter::ReplyHere { .. }));
+            assert!(matches!(asked(world, &reply.clone().fragment(100, false)), Enter::ReplyHere { .. }));
+            world.await_first(&reply.clone().fragment(0, true).arriving());
+            assert_eq!(verdict(world, &reply.clone().fragment(0, true)), Verdict::FragmentsReleased);
+            world.awaited.borrow_mut().clear();
             assert!(matches!(asked(world, &reply.fragment(100, false)), Enter::ReplyHere { .. }));
         }
     });
@@ -220,6 +224,8 @@ fn fragments_of_an_answer_to_a_marked_packet_follow_their_first_one() {
         assert!(matches!(asked(world, &first), Enter::NodeReply { .. }));
         let Enter::NodeReply { mapping } = asked(world, &later) else { panic!("not undone") };
         assert_eq!((mapping.other.saddr, mapping.other.sport()), (addr(cast.pod), 4000));
+        world.await_first(&first.arriving());
+        assert!(matches!(asked(world, &first), Enter::NodeReply { .. }), "nothing waits here");
     });
 }
 

@@ -6,6 +6,8 @@ use std::vec;
 use super::World;
 use crate::abi::*;
 use crate::decide::cast::{self, NODE, V4, V6};
+use crate::decide::fragments;
+use crate::wire::Heads;
 
 pub(crate) fn addr(text: &str) -> Addr {
     Addr::from(text.parse::<IpAddr>().expect("an address"))
@@ -55,6 +57,11 @@ impl World {
 
     pub(crate) fn add_pod(&self, at: &str, entry: PodEntry) {
         self.pods.borrow_mut().insert(addr(at), entry);
+    }
+
+    /// As if a later fragment of the datagram had been kept.
+    pub(crate) fn await_first(&self, first: &Heads) {
+        self.awaited.borrow_mut().insert(fragments::key(first), (self.now.get(), 1));
     }
 
     pub(crate) fn own(&self, egress_id: u32, address: &str) {

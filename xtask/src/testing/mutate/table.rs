@@ -156,10 +156,12 @@ mutations! {
     "fragment-of-a-reply-is-a-query", FRAGMENTS, ["guard::"], "the rest of a pod's answer to a long ping shows an egress IP":
         "if ports.is_reply == 0 {" => "if ports.is_reply < 2 {";
     "first-fragment-shows-nothing", FRAGMENTS, ["fragments::"], "later fragments follow nobody":
-        "            remember(heads, tables);\n            // Asked" => "            // Asked";
+        "Fragment::First => remember(heads, tables)," => "Fragment::First => {}";
     "stranger-leaves-ports", ENTER, ["fragments::"], "anybody's first fragments crowd out those of flows":
         "fragments::supersede(heads, tables);\n        return Enter::Done(Verdict::NoMapping);" =>
-        "resolve(heads, tables);\n        return Enter::Done(Verdict::NoMapping);";
+        "fragments::resolve(heads, tables);\n        return Enter::Done(Verdict::NoMapping);";
+    "guard-waits-for-fragments", LEAVE, ["guard::"], "a first fragment is dropped at the uplink, where nothing lets it begin anew":
+        "steer::judge(heads, quote, tables, config, false)" => "steer::judge(heads, quote, tables, config, true)";
     "kept-hop-outlives-routes", WAY, ["ways::"], "packets go to the old router after a change of routes":
         "hop.generation == config.route_generation && hop" => "hop";
 

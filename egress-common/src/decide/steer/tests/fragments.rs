@@ -42,6 +42,33 @@ fn fragments_of_an_answer_are_left_alone() {
 }
 
 #[test]
+fn what_waits_is_released_before_anything_else_is_said() {
+    both(|cast, world| {
+        let connection = |flags| udp(cast, cast.world).tcp(flags);
+        assert_sent(cast, world, &connection(tcp::SYN));
+        let asked_from_outside = packet(cast.world, cast.pod, 81, 4000).arriving();
+        assert_eq!(notice(&asked_from_outside, world, &world.config.get()), Verdict::InboundRemembered);
+        let firsts = [
+            connection(tcp::ACK),
+            udp(cast, cast.world),
+            packet(cast.pod, cast.world, 4000, 81),
+            packet(cast.pod, cast.world, 0, 0).echo_reply(9),
+            udp(cast, cast.foreign_egress),
+            udp(cast, cast.other_node),
+        ];
+        for when in [WhenEmpty::Drop, WhenEmpty::NodeAddress, WhenEmpty::NotListed] {
+            world.set_policy(ID, when, &[]);
+            for first in firsts.clone().map(|packet| packet.fragment(0, true)) {
+                world.await_first(&first.heads());
+                assert_eq!(verdict(world, &first), Verdict::FragmentsReleased, "{first:?} {when:?}");
+                world.awaited.borrow_mut().clear();
+                assert!(asked(world, &first) != Steer::Done(Verdict::FragmentsReleased), "when it comes again");
+            }
+        }
+    });
+}
+
+#[test]
 fn what_shows_no_ports_answers_nobody_who_has_none() {
     both(|cast, world| {
         // Ports and identifiers of zero, as those of packets that show none are read.
