@@ -175,8 +175,8 @@ fn put_pod(
     let key = Addr::from(address);
     let before = pods.get(&key).map_err(kernel("read map pods"))?;
     let now = now_ns().map_err(kernel("read the clock"))?;
-    // Its connections are on their way out.
-    let cut_until = now + u64::from(timeouts.tcp_closing) * 1_000_000_000;
+    // The other ends of its connections may live for so long, and the pod may speak at any time until then.
+    let cut_until = now + u64::from(timeouts.tcp_established) * 1_000_000_000;
     put("pods", pods, &key, &convert::pod_entry(pod, before.as_ref(), now, cut_until))
 }
 

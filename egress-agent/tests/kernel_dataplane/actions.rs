@@ -10,7 +10,7 @@ use egress_agent::model::state::{
     PrefixKind, Slot, TunnelEndpoint, WhenEmpty,
 };
 use egress_common::abi::{
-    Addr, Datagram, Direction, Flow, Inbound, MAX_SLOTS, Mapping, Origin, Owned, OwnedAddr, PodEntry, Tuple,
+    Addr, Datagram, Direction, Flow, Inbound, MAX_SLOTS, Mapping, Origin, Owned, OwnedAddr, PodEntry, Timeouts, Tuple,
 };
 use egress_common::wire::{PROTO_TCP, PROTO_UDP};
 
@@ -188,6 +188,22 @@ fn a_selected_pod_keeps_the_time_of_its_selection() {
         tokio::time::sleep(std::time::Duration::from_millis(20)).await;
         dataplane.apply(&Action::PutPod(pod, PodState::Selected(EgressId(2)))).await.expect("apply");
         assert!(since() > first, "another object, another time");
+    });
+}
+
+#[test]
+fn a_deselected_pod_is_told_for_as_long_as_the_other_ends_may_live() {
+    on_node(|node| async move {
+        let mut dataplane = node.start().await;
+        let (pod, before) = (addr("10.244.1.10"), now_ns());
+        for state in [PodState::Selected(EgressId(1)), PodState::Known] {
+            dataplane.apply(&Action::PutPod(pod, state)).await.expect("apply");
+        }
+        let until = node.map::<Addr, PodEntry>("pods").get(&pod.into(), 0).expect("its entry").cut_until_ns;
+        let patience = u64::from(Timeouts::DEFAULT.tcp_established) * 1_000_000_000;
+        // Whole seconds.
+        let after = now_ns() + 1_000_000_000;
+        assert!((before + patience..after + patience).contains(&until), "{until}");
     });
 }
 

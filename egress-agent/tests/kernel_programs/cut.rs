@@ -128,6 +128,59 @@ fn a_pod_that_is_no_longer_selected_is_told() {
     });
 }
 
+/// A piece of a segment, by its offset and whether more follow.
+fn piece(whole: &Packet, fragment: (u16, bool)) -> Packet {
+    whole.clone().with(|packet| {
+        (packet.fragment, packet.data, packet.dont_fragment) = (fragment, 800, false);
+    })
+}
+
+#[test]
+fn no_piece_of_a_cut_connection_leaves() {
+    both(|stage, cast| {
+        open(stage, cast);
+        let (first, later) = (piece(&out(cast, ACK), (0, true)), piece(&out(cast, ACK), (100, false)));
+        stage.drops(&STEER, &later, Verdict::FragmentHeld);
+        deselect(stage, cast);
+        // Both begin anew, and come to the same.
+        stage.drops(&STEER, &first, Verdict::FragmentsReleased);
+        for piece in [&first, &later] {
+            stage.drops(&STEER, piece, Verdict::FlowCut);
+            stage.drops(&LEAVE, piece, Verdict::FlowCut);
+        }
+    });
+}
+
+#[test]
+fn a_connection_from_outside_on_the_tuple_of_a_cut_one_is_another_one() {
+    both(|stage, cast| {
+        open(stage, cast);
+        deselect(stage, cast);
+        stage.passes(&NOTICE, &packet(cast.world, cast.pod, 80, 4000).tcp(SYN), Verdict::NotOurs);
+        for flags in [SYN | ACK, ACK, FIN | ACK] {
+            stage.passes(&STEER, &out(cast, flags), Verdict::NotSelected);
+        }
+    });
+}
+
+#[test]
+fn a_cut_connection_is_remembered_for_as_long_as_the_pod_goes_on_with_it() {
+    both(|stage, cast| {
+        open(stage, cast);
+        deselect(stage, cast);
+        for _ in 0..3 {
+            // Closing ones are kept for 240 seconds.
+            is_reset(stage, &STEER, &out(cast, ACK));
+            stage.age(200);
+            stage.sweep(false);
+        }
+        is_reset(stage, &STEER, &out(cast, ACK));
+        stage.age(300);
+        stage.sweep(false);
+        assert_eq!(stage.entries()[1], 0, "told, and silent");
+    });
+}
+
 #[test]
 fn what_makes_an_idle_pod_speak_changes_nothing() {
     both(|stage, cast| {

@@ -158,20 +158,21 @@ enum LeftOver {
 }
 
 /// Of a pod that was selected. A packet that begins a flow has nothing to do with that time. A cut connection is
-/// forgotten where the pod begins another one on its tuple.
+/// forgotten where the pod begins another one on its tuple, or answers somebody who has; until then it is remembered for
+/// as long as the pod goes on with it.
 #[inline(never)]
 fn left_over<T: Tables>(heads: &Heads, tables: &T, to_node: bool) -> LeftOver {
     // Looked up again, since the caller has no room to keep it.
     let Some(pod) = tables.pod(&heads.tuple.saddr) else { return LeftOver::NotKnown };
-    let begins = begins(heads);
-    let is_mid_stream = slots::is_mid_stream(heads) && heads.has_l4();
-    if (begins || is_mid_stream) && tables.now_ns() < pod.cut_until_ns && tables.flow_peek(&heads.tuple).is_some() {
-        if is_mid_stream {
+    let is_told = heads.l4 == L4::Tcp && tables.now_ns() < pod.cut_until_ns;
+    if is_told && tables.flow_seen(&heads.tuple, 0).is_some() {
+        // Also a later fragment, by the ports of its first one.
+        if slots::is_mid_stream(heads) {
             return LeftOver::Cut;
         }
         tables.forget_flow(&heads.tuple);
     }
-    if begins || !to_node || slots::translatable(heads).is_err() {
+    if begins(heads) || !to_node || slots::translatable(heads).is_err() {
         return LeftOver::Nothing;
     }
     let mapping = tables.nat_peek(&heads.tuple);

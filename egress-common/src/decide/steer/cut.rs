@@ -121,6 +121,59 @@ fn a_pod_that_is_no_longer_selected_begins_anew_on_the_same_tuple() {
 }
 
 #[test]
+fn no_piece_of_a_cut_connection_leaves() {
+    both(|cast, world| {
+        begun(cast, world);
+        let (first, later) = (out(cast, DATA).fragment(0, true), out(cast, DATA).fragment(100, false));
+        assert_eq!(asked(world, &later), Steer::Done(Verdict::FragmentUnknown), "so it is kept");
+        world.await_first(&first.heads());
+        deselect(cast, world);
+        assert_eq!(asked(world, &first), Steer::Done(Verdict::FragmentsReleased));
+        world.awaited.borrow_mut().clear();
+        for piece in [first, later] {
+            assert_eq!(asked(world, &piece), Steer::Reset(Verdict::FlowCut), "{piece:?}");
+        }
+    });
+}
+
+#[test]
+fn a_connection_from_outside_on_the_tuple_of_a_cut_one_is_another_one() {
+    both(|cast, world| {
+        begun(cast, world);
+        deselect(cast, world);
+        let syn = packet(cast.world, cast.pod, 80, 4000).tcp(tcp::SYN).arriving();
+        notice::notice(&syn, world, &world.config.get());
+        assert_eq!(asked(world, &out(cast, DATA)), Steer::Reset(Verdict::FlowCut), "the pod has not answered it");
+        for flags in [tcp::SYN | tcp::ACK, DATA, tcp::FIN | tcp::ACK] {
+            assert_eq!(asked(world, &out(cast, flags)), Steer::Done(Verdict::NotSelected));
+        }
+    });
+}
+
+#[test]
+fn a_cut_connection_is_remembered_for_as_long_as_the_pod_goes_on_with_it() {
+    both(|cast, world| {
+        begun(cast, world);
+        deselect(cast, world);
+        let closing_secs = world.config.get().timeouts.tcp_closing;
+        let tuple = out(cast, DATA).heads().tuple;
+        world.flow_answered(&tuple, tcp::RST);
+        let begun_ns = world.now.get();
+        // The pod heeds no reset, and says something now and then.
+        for step in 1..4 {
+            world.now.set(begun_ns + step * TOLD_NS / 4);
+            world.add_pod(cast.pod, PodEntry::known().with_cut_until(begun_ns + 4 * TOLD_NS));
+            assert_eq!(asked(world, &out(cast, DATA)), Steer::Reset(Verdict::FlowCut));
+            assert_eq!(world.flow_peek(&tuple).map(|flow| flow.last_seen_ns), Some(world.now.get()));
+        }
+        assert!(TOLD_NS / 4 < u64::from(closing_secs) * 1_000_000_000, "before it would be forgotten");
+        world.now.set(begun_ns + 3 * TOLD_NS);
+        world.sweep(false);
+        assert!(world.flow_peek(&tuple).is_none(), "a pod that has heeded it costs no room");
+    });
+}
+
+#[test]
 fn a_pod_that_is_selected_again_goes_on() {
     both(|cast, world| {
         begun(cast, world);
