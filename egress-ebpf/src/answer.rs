@@ -1,12 +1,12 @@
 //! What the programs say themselves: ARP and neighbour advertisements for owned egress IPs, ICMP errors and resets, drop
 //! events.
 
-use egress_common::abi::{DropEvent, Verdict};
+use egress_common::abi::{Addr, DropEvent, Verdict};
 use egress_common::decide::accept::Outer;
 use egress_common::decide::{Tables, enter, limit};
 use egress_common::wire::icmp::Answer;
 use egress_common::wire::nd::{ADVERTISEMENT_LEN, Solicitation};
-use egress_common::wire::{ETH_LEN, Heads, arp as wire_arp, tcp};
+use egress_common::wire::{ETH_LEN, Heads, arp as wire_arp, reset as wire_reset, tcp};
 
 use crate::Outcome;
 use crate::icmp::{self, Buffer};
@@ -51,7 +51,7 @@ pub fn neighbour(packet: Packet, heads: &Heads, frame: &mut Buffer) -> Option<Ou
 #[inline(always)]
 pub fn to_pod(run: &Run<'_>, buffer: &mut Buffer, answer: Answer, otherwise: Verdict) -> Outcome {
     let from = enter::node_address(run.config, run.heads.family);
-    if !may_answer() || icmp::error(run, answer.head(run.heads.family), &from, buffer).is_none() {
+    if !become_error(run, buffer, answer, &from) {
         return Outcome::done(otherwise);
     }
     let verdict = match answer {
@@ -65,7 +65,7 @@ pub fn to_pod(run: &Run<'_>, buffer: &mut Buffer, answer: Answer, otherwise: Ver
 #[inline(always)]
 pub fn to_remote_pod(run: &Run<'_>, buffer: &mut Buffer, outer: &Outer, mtu: u32) -> Outcome {
     let from = enter::node_address(run.config, run.heads.family);
-    if !may_answer() || icmp::error(run, Answer::TooBig(mtu).head(run.heads.family), &from, buffer).is_none() {
+    if !become_error(run, buffer, Answer::TooBig(mtu), &from) {
         return Outcome::done(Verdict::MtuExceeded);
     }
     let result = overlay::sent(overlay::by_device(run, &outer.source, outer.egress_id, true));
@@ -75,8 +75,7 @@ pub fn to_remote_pod(run: &Run<'_>, buffer: &mut Buffer, outer: &Outer, mtu: u32
 /// Tells a sender outside, from the egress IP and quoting the packet as it came.
 #[inline(always)]
 pub fn to_world(run: &Run<'_>, buffer: &mut Buffer, mtu: u32) -> Outcome {
-    let from = &run.heads.tuple.daddr;
-    if !may_answer() || icmp::error(run, Answer::TooBig(mtu).head(run.heads.family), from, buffer).is_none() {
+    if !become_error(run, buffer, Answer::TooBig(mtu), &run.heads.tuple.daddr) {
         return Outcome::done(Verdict::MtuExceeded);
     }
     Outcome::redirected(Verdict::MtuAnswered, way::turn_round(run.packet))
@@ -85,7 +84,7 @@ pub fn to_world(run: &Run<'_>, buffer: &mut Buffer, mtu: u32) -> Outcome {
 /// Tells the pod that sent the packet by the management port that its connection has ended.
 #[inline(always)]
 pub fn reset_pod(run: &Run<'_>, buffer: &mut Buffer, otherwise: Verdict) -> Outcome {
-    if !may_answer() || reset::reset(run.packet, run.heads, buffer).is_none() {
+    if !become_reset(run, buffer) {
         return Outcome::done(otherwise);
     }
     // What `notice` would note of it, for pods that are no longer selected too: the agent need not tell it again.
@@ -96,11 +95,26 @@ pub fn reset_pod(run: &Run<'_>, buffer: &mut Buffer, otherwise: Verdict) -> Outc
 /// Likewise a pod of another node, through the overlay by which its packet came.
 #[inline(always)]
 pub fn reset_remote_pod(run: &Run<'_>, buffer: &mut Buffer, outer: &Outer, otherwise: Verdict) -> Outcome {
-    if !may_answer() || reset::reset(run.packet, run.heads, buffer).is_none() {
+    if !become_reset(run, buffer) {
         return Outcome::done(otherwise);
     }
     let result = overlay::sent(overlay::by_device(run, &outer.source, outer.egress_id, true));
     Outcome::redirected(Verdict::CutAnswered, result)
+}
+
+// The limit is asked behind what may be answered at all, which takes nothing from others.
+
+/// Makes the packet an ICMP error to its sender, where it may and can be.
+#[inline(always)]
+fn become_error(run: &Run<'_>, buffer: &mut Buffer, answer: Answer, from: &Addr) -> bool {
+    let head = answer.head(run.heads.family);
+    icmp::answers(run.heads, from) && may_answer() && icmp::error(run, head, from, buffer).is_some()
+}
+
+/// Makes the packet a reset to its sender, likewise.
+#[inline(always)]
+fn become_reset(run: &Run<'_>, buffer: &mut Buffer) -> bool {
+    wire_reset::answers(run.heads) && may_answer() && reset::reset(run.packet, run.heads, buffer).is_some()
 }
 
 /// Whether this CPU may answer once more; see `decide::limit`.

@@ -9,7 +9,7 @@
 use egress_common::abi::{Addr, Family};
 use egress_common::wire::icmp::{ERROR_HEADER_V4, ERROR_HEADER_V6, write_error};
 use egress_common::wire::nd::ADVERTISEMENT_LEN;
-use egress_common::wire::{Frame, L3, L4, PROTO_TCP, PROTO_UDP, csum, l4};
+use egress_common::wire::{Frame, Heads, L3, L4, PROTO_TCP, PROTO_UDP, csum, l4};
 
 use crate::packet::Packet;
 use crate::run::Run;
@@ -24,16 +24,19 @@ const QUOTE_WORDS: u32 = 32;
 /// Offsets into the quote stay below this; the mask shows it to the verifier.
 const OFFSET_MASK: usize = 0x3ff;
 
-/// Makes the packet an ICMP error to its own sender, link addresses swapped. `head` is the eight bytes of
-/// `Answer::head`. `None` when it cannot or must not be done; the packet may be half written then.
+/// Whether the packet may be answered by an ICMP error from an address. Errors are not answered with errors, nor later
+/// fragments (RFC 1122 section 3.2.2). A partial checksum of SCTP would be completed over the quote too, and CRC32c knows
+/// no value that stays as it is.
+#[inline(always)]
+pub fn answers(heads: &Heads, from: &Addr) -> bool {
+    *from != Addr::UNSPECIFIED && !matches!(heads.l4, L4::IcmpError | L4::Sctp) && heads.has_l4()
+}
+
+/// Makes the packet, which an error may answer, that ICMP error to its own sender, link addresses swapped. `head` is the
+/// eight bytes of `Answer::head`. `None` when it cannot be done; the packet may be half written then.
 #[inline(never)]
 pub fn error(run: &Run<'_>, head: u64, from: &Addr, buffer: &mut Buffer) -> Option<()> {
     let Run { packet, heads, .. } = *run;
-    // Errors are not answered with errors, nor later fragments (RFC 1122 section 3.2.2). A partial checksum of SCTP would
-    // be completed over the quote too, and CRC32c knows no value that stays as it is.
-    if *from == Addr::UNSPECIFIED || matches!(heads.l4, L4::IcmpError | L4::Sctp) || !heads.has_l4() {
-        return None;
-    }
     let available = packet.len() as u32 - L3 as u32;
     let wanted = u32::from(heads.l4_offset) - L3 as u32 + QUOTED_L4;
     let quoted = if wanted < available { wanted } else { available } & !3;

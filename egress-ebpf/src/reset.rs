@@ -4,22 +4,17 @@
 
 use egress_common::abi::Family;
 use egress_common::wire::reset::{LEN, Segment, write};
-use egress_common::wire::{Fragment, Frame, Heads, IPV4_LEN, IPV6_LEN, L3, L4, csum, ipv4, ipv6, l4, tcp};
+use egress_common::wire::{Frame, Heads, IPV4_LEN, IPV6_LEN, L3, csum, ipv4, ipv6, l4};
 
 use crate::icmp::Buffer;
 use crate::packet::{OFFSET_MASK, Packet};
 
 const TTL: u8 = 64;
 
-/// Makes the packet a reset to its own sender, link addresses swapped. `None` when it cannot or must not be done; the
-/// packet may be half written then.
+/// Makes the packet, which a reset may answer, that reset to its own sender, link addresses swapped. `None` when it cannot
+/// be done; the packet may be half written then.
 #[inline(never)]
 pub fn reset(packet: Packet, heads: &Heads, buffer: &mut Buffer) -> Option<()> {
-    // Never a reset for a reset. A piece of a segment would stay one.
-    let answers = heads.l4 == L4::Tcp && heads.tcp_flags & tcp::RST == 0;
-    if !answers || heads.fragment != Fragment::Whole || heads.source_routed {
-        return None;
-    }
     let l4_at = usize::from(heads.l4_offset) & OFFSET_MASK;
     let segment = read(packet, heads, l4_at)?;
     let partial = packet.is_partial(l4_at + l4::TCP_CHECKSUM)?;

@@ -214,6 +214,27 @@ fn a_flow_to_another_node_keeps_the_nodes_address() {
 }
 
 #[test]
+fn what_is_not_answered_takes_nothing_of_the_limit() {
+    both(|stage, cast| {
+        open(stage, cast);
+        put_slots(stage, cast, &[]);
+        stage.set_answers(0);
+        let cut = out(cast, ACK);
+        for unanswered in [out(cast, RST), piece(&cut, (0, true)), piece(&cut, (100, false))] {
+            stage.drops(&STEER, &unanswered, Verdict::AddressGone);
+        }
+        let hairpin = packet(cast.pod, cast.egress, 4000, 80);
+        stage.drops(&STEER, &hairpin.clone().body(Body::Unreachable), Verdict::Hairpin);
+        assert_eq!(stage.answers_given(), 0);
+        is_reset(stage, &STEER, &cut);
+        stage.run_frame(&STEER, &hairpin.frame(), Verdict::HairpinAnswered);
+        assert_ne!(stage.answers_given(), 0);
+        stage.set_answers(0);
+        put_slots(stage, cast, &[Slot::here(addr(cast.egress))]);
+    });
+}
+
+#[test]
 fn answers_have_a_limit() {
     both(|stage, cast| {
         let hairpin = packet(cast.pod, cast.egress, 4000, 80);

@@ -297,6 +297,11 @@ impl Stage {
         self.answers.set(0, values, 0).expect("write the answers");
     }
 
+    /// Zero where no CPU has given an answer since [`set_answers`](Self::set_answers) said zero.
+    pub(crate) fn answers_given(&self) -> u64 {
+        self.answers.get(&0, 0).expect("the answers").iter().sum()
+    }
+
     /// Removes what is idle; `pressed` as if a map were nearly full. Returns how many entries went.
     pub(crate) fn sweep(&mut self, pressed: bool) -> i32 {
         let mark = if pressed { SWEEP_PRESSED } else { 0 };

@@ -46,7 +46,6 @@ const HOLD: &str = "egress-ebpf/src/hold.rs";
 const FRAGMENTS: &str = "egress-common/src/decide/fragments.rs";
 const LEAVE: &str = "egress-common/src/decide/leave.rs";
 const RESET: &str = "egress-common/src/wire/reset.rs";
-const RESETS: &str = "egress-ebpf/src/reset.rs";
 const LIMIT: &str = "egress-common/src/decide/limit.rs";
 const MTU: &str = "egress-common/src/decide/mtu.rs";
 const SLOTS: &str = "egress-common/src/decide/slots.rs";
@@ -211,9 +210,11 @@ mutations! {
         "LeftOver::Cut => return Steer::Reset(Verdict::FlowCut)," => "LeftOver::Cut => return Steer::Done(Verdict::NotSelected),";
     "reset-with-the-senders-number", RESET, ["cut::"], "the pod does not accept the reset and waits for ever":
         "return (self.acknowledged, 0, tcp::RST);" => "return (self.sequence, 0, tcp::RST);";
-    "reset-for-a-reset", RESETS, ["cut::"], "two ends may tell one another for ever":
+    "reset-for-a-reset", RESET, ["cut::"], "two ends may tell one another for ever":
         "heads.l4 == L4::Tcp && heads.tcp_flags & tcp::RST == 0" => "heads.l4 == L4::Tcp";
 
+    "answers-that-are-none-limited", ANSWER, ["cut::"], "packets that nobody answers take the answers of those that wait for one":
+        "wire_reset::answers(run.heads) && may_answer()" => "may_answer() && wire_reset::answers(run.heads)";
     "answers-without-limit", LIMIT, ["cut::"], "a stranger's packets become as many answers":
         "*full_at_ns = due + ANSWER_STEP_NS;" => "*full_at_ns = due;";
 
