@@ -321,7 +321,7 @@ fn what_arrives_plain_is_taken_out() {
             assert_eq!(ran.action, REDIRECT);
         }
         let reply = packet(cast.world, cast.pod, 80, 4000).tcp(SYN);
-        let frame = arrived(underlay, cast.away).frame(&reply);
+        let frame = arrived(underlay, cast.here).frame(&reply);
         stage.run_frame(&ENTER, &frame, Verdict::ReplyDelivered);
         let mut ran = stage.run_frame(&ENTER, &frame, Verdict::ReplyDelivered);
         if ran.frame[..12] != [POD_MAC, MGMT_MAC].concat() {
@@ -346,6 +346,9 @@ fn forged_packets_are_dropped_by_name() {
             (stranger, cast.here, packet(cast.world, cast.pod, 80, 4000), Verdict::ForgedOuter),
             (from, cast.here, packet(cast.pod, cast.world, 1, 2), Verdict::ForgedInner),
             (from, cast.here, packet(cast.world, cast.world, 1, 2), Verdict::ForgedInner),
+            (from, cast.away, packet(cast.world, cast.pod, 80, 4000), Verdict::NotItsPod),
+            (from, cast.here, packet(cast.world, cast.known_pod, 80, 4000), Verdict::NotItsPod),
+            (from, cast.here, packet(cast.world, cast.unknown_pod, 80, 4000), Verdict::NotItsPod),
             (from, cast.away, inner.clone(), Verdict::NotGateway),
             (from, 0, inner.clone(), Verdict::NotGateway),
             (from, cast.here, packet(cast.remote_pod, cast.nowhere, 1, 2), Verdict::NoRoute),

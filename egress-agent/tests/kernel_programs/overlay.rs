@@ -140,7 +140,7 @@ fn an_answer_from_a_gateway_reaches_its_pod() {
         attach(stage);
         let (wire, pods) = (Wire::of("out0"), Wire::of("pods0"));
         let inner = packet(cast.world, cast.pod, 80, 4000).tcp(SYN);
-        let arrived = arrives(stage, &wire, &wrapped(V4.other_node, cast.away, &inner));
+        let arrived = arrives(stage, &wire, &wrapped(V4.other_node, cast.here, &inner));
         assert_eq!(arrived, is(Verdict::ReplyDelivered));
         let delivered = pods.next_from(cast.world).expect("it went to the pods");
         assert_eq!(delivered[14..], inner.frame()[14..]);
@@ -158,6 +158,7 @@ fn forged_packets_are_dropped_by_name() {
             ("172.18.0.77", cast.here, packet(cast.world, cast.pod, 80, 4000), Verdict::ForgedOuter),
             (V4.other_node, cast.here, packet(cast.pod, cast.world, 1, 2), Verdict::ForgedInner),
             (V4.other_node, cast.here, packet(cast.world, cast.world, 1, 2), Verdict::ForgedInner),
+            (V4.other_node, cast.away, packet(cast.world, cast.pod, 80, 4000), Verdict::NotItsPod),
             (V4.other_node, cast.away, inner.clone(), Verdict::NotGateway),
             (V4.other_node, 0, inner.clone(), Verdict::NotGateway),
             (V4.other_node, cast.here, inner.clone().body(Body::Unreachable), Verdict::IcmpUnmatched),

@@ -184,6 +184,8 @@ verdicts! {
     SourceRouted = 73, Drop, "source_routed";
     /// As small as IPv6 allows, and too large for an overlay over IPv6 all the same: the uplink takes less than 1350 bytes.
     OverlayTooNarrow = 74, Drop, "overlay_too_narrow";
+    /// Reply from a gateway, for a pod that its object does not select: any more, or the address was another pod's before.
+    NotItsPod = 75, Drop, "not_its_pod";
 }
 
 impl Verdict {

@@ -2,7 +2,7 @@
 //! pod of ours.
 //!
 //! Nodes are trusted, their overlay packets are not taken on faith: the outer source must be another node's tunnel
-//! endpoint, and the inner source of a flow a pod of that very node.
+//! endpoint, the inner source of a flow a pod of that very node, and the pod that a reply is for selected by its object.
 
 use super::snat::{self, Face};
 use super::{Owner, Tables, fragments, slots};
@@ -19,7 +19,7 @@ pub struct Outer {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Accept<'t> {
     Done(Verdict),
-    /// A reply from a gateway for a pod of this node.
+    /// A reply from a gateway for a pod of this node that its object selects.
     Deliver,
     /// Ours to translate; the pod's node is named for the way back.
     Translate {
@@ -35,8 +35,14 @@ pub fn accept<'t, T: Tables>(heads: &mut Heads, outer: &Outer, tables: &'t T, co
     let Some(sender) = sender.filter(|node| node.place() == NodePlace::Other && node.node == outer.source) else {
         return Accept::Done(Verdict::ForgedOuter);
     };
-    if is_pod_here(heads, tables, config) {
-        return Accept::Deliver;
+    if let Some(pod) = tables.pod(&heads.tuple.daddr) {
+        // A gateway knows no pods: its mappings outlive the pod's selection, and the pod. The network identifier says whose
+        // reply it is.
+        let is_selected = pod.egress_id() == Some(outer.egress_id);
+        return if is_selected { Accept::Deliver } else { Accept::Done(Verdict::NotItsPod) };
+    }
+    if is_in_own_subnet(heads, tables, config) {
+        return Accept::Done(Verdict::NotItsPod);
     }
     let of_sender = tables
         .prefix(&heads.tuple.saddr)
@@ -58,12 +64,12 @@ pub fn accept<'t, T: Tables>(heads: &mut Heads, outer: &Outer, tables: &'t T, co
     }
 }
 
+/// For an address that no pod has, or none that the agent knows.
 #[inline(always)]
-fn is_pod_here<T: Tables>(heads: &Heads, tables: &T, config: &Config) -> bool {
-    tables.pod(&heads.tuple.daddr).is_some()
-        || tables
-            .prefix(&heads.tuple.daddr)
-            .is_some_and(|prefix| prefix.kind() == Some(PrefixKind::PodSubnet) && prefix.node == config.self_node)
+fn is_in_own_subnet<T: Tables>(heads: &Heads, tables: &T, config: &Config) -> bool {
+    tables
+        .prefix(&heads.tuple.daddr)
+        .is_some_and(|prefix| prefix.kind() == Some(PrefixKind::PodSubnet) && prefix.node == config.self_node)
 }
 
 /// The mapping of a flow that another node sent.
@@ -83,11 +89,11 @@ pub fn translate<'t, T: Tables>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::abi::{Direction, NodeEntry};
+    use crate::abi::{Direction, NodeEntry, PodEntry};
     use crate::decide::cast::{Cast, ID, NODE, OTHER_NODE, both};
     use crate::decide::packets::{Packet, packet};
     use crate::decide::world::{World, addr};
-    use crate::wire::PROTO_AH;
+    use crate::wire::{PROTO_AH, tcp};
 
     fn asked<'t>(world: &'t World, from: &str, egress_id: u32, packet: &Packet) -> Accept<'t> {
         let outer = Outer { source: addr(from), egress_id };
@@ -153,13 +159,28 @@ mod tests {
     #[test]
     fn replies_are_for_pods_of_this_node() {
         both(|cast, world| {
-            for pod in [cast.pod, cast.known_pod, cast.unknown_pod] {
-                let reply = packet(cast.world, pod, 80, 4000);
-                assert_eq!(asked(world, OTHER_NODE, ID, &reply), Accept::Deliver, "{pod}");
-                assert_eq!(asked(world, OTHER_NODE, ID, &reply.fragment(100, false)), Accept::Deliver);
-            }
+            let reply = packet(cast.world, cast.pod, 80, 4000);
+            assert_eq!(asked(world, OTHER_NODE, ID, &reply), Accept::Deliver);
+            assert_eq!(asked(world, OTHER_NODE, ID, &reply.fragment(100, false)), Accept::Deliver);
             let elsewhere = packet(cast.world, cast.remote_pod, 80, 4000);
             assert_eq!(asked(world, OTHER_NODE, ID, &elsewhere), Accept::Done(Verdict::ForgedInner));
+        });
+    }
+
+    /// The gateway's mapping outlives a pod's selection, and the pod: its address may be another one's by now.
+    #[test]
+    fn replies_are_for_pods_that_their_object_selects() {
+        both(|cast, world| {
+            let reply = |pod| packet(cast.world, pod, 80, 4000).tcp(tcp::ACK);
+            for (egress_id, pod) in
+                [(ID, cast.known_pod), (ID, cast.unknown_pod), (ID + 1, cast.pod), (0, cast.known_pod)]
+            {
+                let verdict = asked(world, OTHER_NODE, egress_id, &reply(pod));
+                assert_eq!(verdict, Accept::Done(Verdict::NotItsPod), "{egress_id} {pod}");
+            }
+            assert_eq!(asked(world, OTHER_NODE, ID, &reply(cast.pod)), Accept::Deliver);
+            world.add_pod(cast.pod, PodEntry::known().with_cut_until(u64::MAX));
+            assert_eq!(asked(world, OTHER_NODE, ID, &reply(cast.pod)), Accept::Done(Verdict::NotItsPod));
         });
     }
 

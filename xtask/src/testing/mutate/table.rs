@@ -172,6 +172,8 @@ mutations! {
         "sender.or(tables.node(&config.self_node))";
     "inner-source-unchecked", ACCEPT, ["encapsulation::"], "a node can send with any source":
         "if !of_sender {" => "if !of_sender && outer.egress_id == 0 {";
+    "reply-to-any-pod", ACCEPT, ["encapsulation::", "overlay::"], "what the world sends to a former pod reaches who has its address now":
+        "pod.egress_id() == Some(outer.egress_id)" => "pod.egress_id() != Some(0)";
     "own-pod-guard-skipped", LEAVE, ["guard::"], "a selected pod's packet leaves with the pod's address":
         "let verdict = guard_own(heads, quote, tables, config);" => "let verdict = Verdict::NotOurs;";
     "foreign-pod-guard-skipped", LEAVE, ["guard::"], "another node's pod leaves with its own address":
