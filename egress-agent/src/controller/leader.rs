@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use super::assignment::{Nodes, Objects, Outcome, assign, is_eligible};
+use super::assignment::{Facts, Nodes, Objects, Outcome, assign};
 use super::complaint::Complaint;
 use super::leadership::Leadership;
 use super::numbering::Numbering;
@@ -38,6 +38,8 @@ const FOREIGN_STATUS: &str = "somebody else than egress-agent writes status.item
 pub struct Leader {
     objects: Option<Objects>,
     nodes: Option<Nodes>,
+    /// Nodes that do not answer. Nobody asks them yet.
+    unreachable: BTreeSet<String>,
     numbering: Numbering,
     told: BTreeMap<String, BTreeSet<Notice>>,
     strangers: Strangers,
@@ -59,6 +61,7 @@ impl Leader {
         Self {
             objects: None,
             nodes: None,
+            unreachable: BTreeSet::new(),
             numbering: Numbering::default(),
             told: BTreeMap::new(),
             strangers: Strangers::default(),
@@ -154,14 +157,13 @@ impl Leader {
     /// False when something is left to do.
     async fn decide_and_write(&mut self) -> bool {
         let (Some(objects), Some(nodes)) = (&self.objects, &self.nodes) else { return true };
-        let outcomes = assign(objects, nodes);
+        let assignment = assign(&Facts { objects, nodes, unreachable: &self.unreachable });
         let numbers = self.numbering.number(objects);
-        let eligible = nodes.values().filter(|node| is_eligible(node)).count();
         let decisions: Vec<Decision> = objects
             .values()
             .filter_map(|object| {
-                let (outcome, id) = (outcomes.get(&object.name)?, *numbers.get(&object.name)?);
-                Some(decide(object, outcome, id, eligible))
+                let (outcome, id) = (assignment.outcomes.get(&object.name)?, *numbers.get(&object.name)?);
+                Some(decide(object, outcome, id, assignment.eligible))
             })
             .collect();
         self.tell(&decisions);
@@ -260,7 +262,7 @@ fn decide(object: &Arc<EgressObject>, outcome: &Outcome, id: EgressId, eligible:
     let publish = outcome.no_eligible_node() && !object.is_unknown(Part::Selectors);
     let no_eligible_node = publish.then(|| object.addresses().into_iter().collect());
     let condition = verdict::condition(object, outcome);
-    let wanted = Wanted { id, no_eligible_node, items: outcome.items(), condition };
+    let wanted = Wanted { id, no_eligible_node, items: outcome.items.clone(), condition };
     Decision { object: object.clone(), wanted, notices: verdict::notices(object, outcome, eligible) }
 }
 

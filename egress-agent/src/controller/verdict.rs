@@ -14,8 +14,10 @@ pub enum Reason {
     PartiallyAssigned,
     /// No node can host any address: pods leave with their node's address where that is not turned off.
     NoEligibleNode,
-    /// A node could host an address, and is not ready or has not said its networks.
+    /// A node could host an address, and is not ready, does not answer or has not said its networks.
     NoReadyNode,
+    /// Nodes that could take an address have as many as their cloud allows.
+    NoCapacity,
     /// No entry is an address.
     InvalidEgressIP,
     InvalidSelector,
@@ -32,6 +34,7 @@ impl Reason {
             Self::PartiallyAssigned => "PartiallyAssigned",
             Self::NoEligibleNode => "NoEligibleNode",
             Self::NoReadyNode => "NoReadyNode",
+            Self::NoCapacity => "NoCapacity",
             Self::InvalidEgressIP => "InvalidEgressIP",
             Self::InvalidSelector => "InvalidSelector",
             Self::InvalidSpec => "InvalidSpec",
@@ -71,6 +74,7 @@ pub fn condition(object: &EgressObject, outcome: &Outcome) -> Assigned {
         () if fates().any(assigned) => Reason::PartiallyAssigned,
         () if outcome.no_eligible_node() => Reason::NoEligibleNode,
         () if fates().any(|fate| matches!(fate, Fate::NotReady { .. })) => Reason::NoReadyNode,
+        () if fates().any(|fate| matches!(fate, Fate::NoCapacity)) => Reason::NoCapacity,
         () if fates().any(|fate| matches!(fate, Fate::Taken { .. })) => Reason::UnsupportedRequest,
         () if fates().any(|fate| matches!(fate, Fate::Conflict { .. })) => Reason::EgressIPConflict,
         () => Reason::InvalidEgressIP,
@@ -109,6 +113,7 @@ fn cause(entry: &str, fate: &Fate) -> Option<String> {
         Fate::Taken { object, .. } => format!("{entry} belongs to EgressIP {object}"),
         Fate::NoNode => format!("{entry}: no node with label {} has a network for it", keys::ASSIGNABLE),
         Fate::NotReady { node } => format!("{entry}: node {node}, which could host it, is not ready"),
+        Fate::NoCapacity => format!("{entry}: nodes for it have as many egress IPs as their cloud allows"),
         Fate::NoRoom => format!("{entry}: every node for it has another address of this object"),
     })
 }
@@ -119,9 +124,9 @@ pub fn notices(object: &EgressObject, outcome: &Outcome, eligible: usize) -> BTr
     let mut notices: BTreeSet<Notice> =
         outcome.entries.iter().filter_map(|(entry, fate)| entry_notice(name, entry, fate)).collect();
     notices.extend(complaints(object).map(|(reason, message)| Notice { reason: reason.as_str(), message }));
-    let items = outcome.items();
-    let waiting =
-        outcome.entries.iter().any(|(_, fate)| matches!(fate, Fate::NoNode | Fate::NotReady { .. } | Fate::NoRoom));
+    let items = &outcome.items;
+    // As in the original, whatever the cause; only an entry that is no address is no request.
+    let waiting = outcome.entries.iter().any(|(_, fate)| !matches!(fate, Fate::Assigned { .. } | Fate::Invalid));
     if items.is_empty() && eligible == 0 {
         let label = keys::ASSIGNABLE;
         let message =
@@ -158,7 +163,7 @@ fn entry_notice(name: &str, entry: &str, fate: &Fate) -> Option<Notice> {
                 node.as_deref().unwrap_or("no node yet")
             ),
         ),
-        Fate::Assigned { .. } | Fate::NoNode | Fate::NotReady { .. } | Fate::NoRoom => return None,
+        Fate::Assigned { .. } | Fate::NoNode | Fate::NotReady { .. } | Fate::NoRoom | Fate::NoCapacity => return None,
     };
     Some(Notice { reason, message })
 }

@@ -8,6 +8,11 @@ pub const PRIMARY_IFADDR: &str = "k8s.ovn.org/node-primary-ifaddr";
 pub const HOST_CIDRS: &str = "k8s.ovn.org/host-cidrs";
 /// Node: `{"default":["10.244.0.0/24"]}`, or `{"default":"10.244.0.0/24"}` in older releases.
 pub const NODE_SUBNETS: &str = "k8s.ovn.org/node-subnets";
+/// Node: `[{"interface":"eni-1","ifaddr":{"ipv4":"10.0.128.0/18"},"capacity":{"ipv4":9,"ipv6":10}}]`, or
+/// `"capacity":{"ip":14}`; the first entry counts. Written by OpenShift's controller for clouds.
+pub const CLOUD_CONFIG: &str = "cloud.network.openshift.io/egress-ipconfig";
+/// Node: `true` where the agent can carry egress IPs on other interfaces than the primary one.
+pub const SERVES_SECONDARY: &str = "k8s.ovn.org/egress-agent-serves-secondary";
 /// Node: written by OVN-Kubernetes on every node where it runs, and by nobody else.
 pub const CHASSIS_ID: &str = "k8s.ovn.org/node-chassis-id";
 /// Node: written by OVN-Kubernetes on every node where it runs, and by nobody else; either will do.

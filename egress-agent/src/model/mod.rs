@@ -1,6 +1,7 @@
 //! Pure: cluster view -> desired state -> plan. No I/O, no clock, no randomness; only [`inbox`] waits.
 //!
 //! - [`view`]: what is known of the cluster, in plain types, and how a change enters it.
+//! - [`node`]: a node of the cluster, and which addresses it can carry.
 //! - [`object`]: an EgressIP object, and what happens to what cannot be read of it.
 //! - [`selection`]: which object serves which pod of this node.
 //! - [`services`]: addresses of Services outside the service networks.
@@ -15,6 +16,7 @@ pub mod compile;
 pub mod desired;
 pub mod executor;
 pub mod inbox;
+pub mod node;
 pub mod object;
 pub mod plan;
 #[cfg(test)]

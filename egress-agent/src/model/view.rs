@@ -4,14 +4,13 @@
 //! `Arc`, so that the second view costs pointers.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::IpAddr;
 use std::sync::Arc;
 
-use ipnet::IpNet;
-
+pub use super::node::{Capacity, CloudConfig, Node};
 pub use super::object::{Condition, Conditions, EgressObject, Item, Part, Selects, Unreadable, parse_egress_ip};
 pub use super::services::{ServiceKey, Services};
-use super::state::{EgressId, PodState, TunnelEndpoint};
+use super::state::{EgressId, PodState};
 
 pub type Labels = BTreeMap<String, String>;
 
@@ -42,70 +41,6 @@ impl Pod {
     pub fn is_endpoint(&self) -> bool {
         !self.host_network && !self.completed
     }
-}
-
-/// A node of the cluster.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Node {
-    pub name: String,
-    /// Label `k8s.ovn.org/egress-assignable`, whatever its value.
-    pub assignable: bool,
-    /// Condition Ready is True.
-    pub ready: bool,
-    /// The node's own address with the prefix length of its network, per family.
-    pub primary: Vec<IpNet>,
-    /// The node has said its primary networks, all of them readable.
-    pub networks_known: bool,
-    /// Every address of the node with its prefix length.
-    pub host_cidrs: Vec<IpNet>,
-    /// `status.addresses`.
-    pub internal: Vec<IpAddr>,
-    pub external: Vec<IpAddr>,
-    /// The node's pod subnets.
-    pub pod_subnets: Vec<IpNet>,
-    /// OVN-Kubernetes runs here: it announces a pod's address before the pod starts.
-    pub announces_pods: bool,
-    /// Annotations that could not be read, one line each.
-    pub problems: Vec<String>,
-}
-
-impl Node {
-    /// The address that overlay packets are sent to, which also names the node: IPv4 first, so that every node of the
-    /// cluster comes to the same answer.
-    pub fn endpoint(&self) -> Option<TunnelEndpoint> {
-        let primary = self.primary.iter().map(IpNet::addr);
-        let candidates: Vec<IpAddr> = if self.primary.is_empty() { self.internal.clone() } else { primary.collect() };
-        candidates.iter().find(|a| a.is_ipv4()).or(candidates.first()).copied().map(TunnelEndpoint)
-    }
-
-    /// Every address of the node itself, its management port's included.
-    pub fn addresses(&self) -> BTreeSet<IpAddr> {
-        let networks = self.primary.iter().chain(&self.host_cidrs).map(IpNet::addr);
-        networks.chain(self.internal.iter().chain(&self.external).copied()).chain(self.management()).collect()
-    }
-
-    /// The addresses of the management port: the second of each pod subnet.
-    pub fn management(&self) -> Vec<IpAddr> {
-        self.pod_subnets.iter().filter_map(|subnet| nth_address(subnet, 2)).collect()
-    }
-
-    /// As [`Self::hosts`], as far as one knows: a node that has not said its networks might.
-    pub fn may_host(&self, address: IpAddr) -> bool {
-        !self.networks_known || self.hosts(address)
-    }
-
-    /// Can the node's primary network hold the address?
-    pub fn hosts(&self, address: IpAddr) -> bool {
-        self.primary.iter().any(|network| network.contains(&address))
-    }
-}
-
-fn nth_address(subnet: &IpNet, n: u8) -> Option<IpAddr> {
-    let address = match subnet.network() {
-        IpAddr::V4(a) => IpAddr::V4(Ipv4Addr::from_bits(a.to_bits().checked_add(n.into())?)),
-        IpAddr::V6(a) => IpAddr::V6(Ipv6Addr::from_bits(a.to_bits().checked_add(n.into())?)),
-    };
-    subnet.contains(&address).then_some(address)
 }
 
 /// A change of one kind of objects.
@@ -264,14 +199,6 @@ fn apply<K: Ord, V: PartialEq>(map: &mut BTreeMap<K, V>, update: Update<K, V>, m
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_management_address_is_the_second_of_each_subnet() {
-        let subnets = ["10.244.1.0/24", "fd00:10:244:1::/64", "10.9.9.9/32"];
-        let node = Node { pod_subnets: subnets.iter().filter_map(|s| s.parse().ok()).collect(), ..Node::default() };
-        let management: Vec<String> = node.management().iter().map(IpAddr::to_string).collect();
-        assert_eq!(management, ["10.244.1.2", "fd00:10:244:1::2"]);
-    }
 
     #[test]
     fn a_repeated_pod_touches_nothing_and_a_changed_one_its_old_and_new_addresses() {

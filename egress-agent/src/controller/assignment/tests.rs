@@ -1,9 +1,17 @@
 use super::*;
+use crate::model::view::Item;
 
-fn node(name: &str, network: &str) -> (String, Arc<Node>) {
+type Outcomes = BTreeMap<String, Outcome>;
+
+fn assign(objects: &Objects, nodes: &Nodes) -> Outcomes {
+    super::assign(&Facts { objects, nodes, unreachable: &BTreeSet::new() }).outcomes
+}
+
+pub(super) fn node(name: &str, network: &str) -> (String, Arc<Node>) {
     let primary = vec![network.parse().expect("a network")];
+    let pod_subnets = vec!["10.244.0.0/24".parse().expect("a network")];
     let ready = Node { name: name.into(), assignable: true, ready: true, ..Node::default() };
-    let node = Node { primary, networks_known: true, ..ready };
+    let node = Node { primary, pod_subnets, networks_known: true, ..ready };
     (name.to_owned(), Arc::new(node))
 }
 
@@ -11,7 +19,7 @@ fn nodes(n: u8) -> Nodes {
     (1..=n).map(|i| node(&format!("n{i}"), &format!("172.18.0.{i}/16"))).collect()
 }
 
-fn object(name: &str, created: i64, listed: &[&str], items: &[(&str, &str)]) -> (String, Arc<EgressObject>) {
+pub(super) fn object(name: &str, created: i64, listed: &[&str], items: &[(&str, &str)]) -> (String, Arc<EgressObject>) {
     let item = |(node, ip): &(&str, &str)| Item { node: (*node).into(), egress_ip: (*ip).into() };
     let object = EgressObject {
         name: name.into(),
@@ -34,14 +42,14 @@ fn object(name: &str, created: i64, listed: &[&str], items: &[(&str, &str)]) -> 
     (name.to_owned(), Arc::new(object))
 }
 
-fn node_of<'a>(outcomes: &'a BTreeMap<String, Outcome>, object: &str, address: &str) -> Option<&'a str> {
+fn node_of<'a>(outcomes: &'a Outcomes, object: &str, address: &str) -> Option<&'a str> {
     outcomes[object].entries.iter().find(|(text, _)| text == address).and_then(|(_, fate)| match fate {
         Fate::Assigned { node } => Some(node.as_str()),
         _ => None,
     })
 }
 
-fn fate<'a>(outcomes: &'a BTreeMap<String, Outcome>, object: &str) -> &'a Fate {
+fn fate<'a>(outcomes: &'a Outcomes, object: &str) -> &'a Fate {
     &outcomes[object].entries[0].1
 }
 
@@ -49,7 +57,7 @@ fn fate<'a>(outcomes: &'a BTreeMap<String, Outcome>, object: &str) -> &'a Fate {
 fn addresses_of_one_object_go_to_different_nodes_and_the_surplus_waits() {
     let objects = Objects::from([object("a", 1, &["172.18.0.101", "172.18.0.102", "172.18.0.103"], &[])]);
     let outcomes = assign(&objects, &nodes(2));
-    let items = outcomes["a"].items();
+    let items = outcomes["a"].items.clone();
     assert_eq!(items.len(), 2);
     assert_ne!(items[0].node, items[1].node);
     assert!(outcomes["a"].entries.iter().any(|(_, fate)| *fate == Fate::NoRoom));
@@ -78,7 +86,7 @@ fn a_matching_finds_what_first_fit_misses() {
     let nodes = Nodes::from([node("n1", "172.18.0.1/16"), node("n2", "172.18.1.2/24")]);
     for first in ["172.18.1.100", "172.18.1.101", "172.18.1.102", "172.18.1.103"] {
         let objects = Objects::from([object("a", 1, &[first, "172.18.2.1"], &[])]);
-        assert_eq!(assign(&objects, &nodes)["a"].items().len(), 2, "{first}");
+        assert_eq!(assign(&objects, &nodes)["a"].items.len(), 2, "{first}");
     }
 }
 
@@ -101,7 +109,7 @@ fn loads_become_as_even_as_they_can() {
     let outcomes = assign(&objects, &nodes);
     let mut load = BTreeMap::new();
     for outcome in outcomes.values() {
-        for item in outcome.items() {
+        for item in outcome.items.clone() {
             *load.entry(item.node).or_insert(0) += 1;
         }
     }
@@ -162,4 +170,101 @@ fn a_node_that_is_away_or_has_not_said_its_networks_might_host_an_address() {
     assert_eq!(fate_with(|node| (node.primary, node.networks_known) = (Vec::new(), false)), away);
     assert_eq!(fate_with(|node| (node.ready, node.networks_known) = (false, false)), away);
     assert_eq!(fate_with(|node| (node.ready, node.assignable) = (false, false)), (Fate::NoNode, true));
+}
+
+#[test]
+fn an_object_keeps_its_address_while_its_node_is_away() {
+    let one = ["172.18.0.101"];
+    let objects = Objects::from([object("old", 1, &one, &[]), object("young", 2, &one, &[("n9", one[0])])]);
+    let outcomes = assign(&objects, &nodes(2));
+    assert!(node_of(&outcomes, "young", one[0]).is_some());
+    assert!(matches!(fate(&outcomes, "old"), Fate::Taken { object, .. } if object == "young"));
+}
+
+#[test]
+fn what_has_become_a_nodes_own_address_is_not_kept() {
+    let objects = Objects::from([object("a", 1, &["172.18.0.2"], &[("n1", "172.18.0.2")])]);
+    assert_eq!(*fate(&assign(&objects, &nodes(2)), "a"), Fate::Conflict { node: "n2".into() });
+}
+
+#[test]
+fn a_node_that_does_not_answer_is_given_nothing() {
+    let (objects, nodes) = (Objects::from([object("a", 1, &["172.18.0.101"], &[("n1", "172.18.0.101")])]), nodes(2));
+    let unreachable = BTreeSet::from(["n1".to_owned()]);
+    let assignment = super::assign(&Facts { objects: &objects, nodes: &nodes, unreachable: &unreachable });
+    assert_eq!(node_of(&assignment.outcomes, "a", "172.18.0.101"), Some("n2"));
+    assert_eq!(assignment.eligible, 1);
+    let all = BTreeSet::from(["n1".to_owned(), "n2".to_owned()]);
+    let assignment = super::assign(&Facts { objects: &objects, nodes: &nodes, unreachable: &all });
+    assert_eq!(*fate(&assignment.outcomes, "a"), Fate::NotReady { node: "n1".into() });
+}
+
+#[test]
+fn an_address_prefers_its_last_node_among_equals() {
+    let nodes = nodes(5);
+    for last in nodes.keys() {
+        // It moves between objects: the one that has it in its status does not list it any more.
+        let before = object("before", 1, &["172.18.0.200"], &[(last, "172.18.0.101")]);
+        let objects = Objects::from([before, object("now", 2, &["172.18.0.101"], &[])]);
+        let moved = assign(&objects, &nodes);
+        let other = node_of(&moved, "before", "172.18.0.200");
+        assert!(node_of(&moved, "now", "172.18.0.101") == Some(last) || other == Some(last), "{last}");
+        let alone = Objects::from([
+            object("before", 1, &[], &[(last, "172.18.0.101")]),
+            object("now", 2, &["172.18.0.101"], &[]),
+        ]);
+        assert_eq!(node_of(&assign(&alone, &nodes), "now", "172.18.0.101"), Some(last.as_str()));
+    }
+}
+
+#[test]
+fn a_cloud_allows_so_many_and_the_older_object_comes_first() {
+    use crate::model::view::{Capacity, CloudConfig};
+
+    let limited = |capacity: Capacity| {
+        let networks = vec!["172.18.0.0/16".parse().expect("a network"), "fd00::/64".parse().expect("a network")];
+        let mut nodes = nodes(1);
+        let node = Node { cloud: Some(CloudConfig { networks, capacity }), ..(*nodes["n1"]).clone() };
+        nodes.insert("n1".into(), Arc::new(node));
+        nodes
+    };
+    let objects = Objects::from([
+        object("b", 1, &["172.18.0.101"], &[]),
+        object("c", 2, &["172.18.0.102"], &[]),
+        object("a", 3, &["fd00::a"], &[]),
+    ]);
+    let placed = |capacity: Capacity| -> Vec<String> {
+        let outcomes = assign(&objects, &limited(capacity));
+        outcomes.iter().filter(|(_, outcome)| !outcome.items.is_empty()).map(|(name, _)| name.clone()).collect()
+    };
+    let none = Capacity::default();
+    assert_eq!(placed(none), ["a", "b", "c"]);
+    assert_eq!(placed(Capacity { total: Some(1), ..none }), ["b"]);
+    assert_eq!(placed(Capacity { total: Some(2), ..none }), ["b", "c"]);
+    assert_eq!(placed(Capacity { v4: Some(1), ..none }), ["a", "b"]);
+    assert_eq!(placed(Capacity { v6: Some(0), total: Some(9), v4: None }), ["b", "c"]);
+    let outcomes = assign(&objects, &limited(Capacity { total: Some(1), ..none }));
+    assert_eq!(*fate(&outcomes, "c"), Fate::NoCapacity);
+    assert!(!outcomes["c"].no_eligible_node());
+}
+
+#[test]
+fn what_stays_keeps_its_place_in_the_status() {
+    let listed = ["172.18.0.101", "172.18.0.102", "172.18.0.103"];
+    let objects = Objects::from([object("a", 1, &listed, &[("n1", listed[2]), ("n9", listed[1]), ("n2", listed[0])])]);
+    let outcomes = assign(&objects, &nodes(3));
+    let order: Vec<&str> = outcomes["a"].items.iter().map(|item| item.egress_ip.as_str()).collect();
+    assert_eq!(order, [listed[2], listed[0], listed[1]]);
+}
+
+#[test]
+fn an_object_may_list_a_thousand_and_a_node_have_a_hundred() {
+    let listed: Vec<String> = (0..1000).map(|i| format!("172.18.{}.{}", 4 + i / 250, 1 + i % 250)).collect();
+    let listed: Vec<&str> = listed.iter().map(String::as_str).collect();
+    let objects = Objects::from([object("a", 1, &listed, &[])]);
+    let outcomes = assign(&objects, &nodes(7));
+    assert_eq!(outcomes["a"].items.len(), 7);
+    let single: Objects =
+        (0..100_u8).map(|i| object(&format!("o{i}"), i64::from(i), &[listed[usize::from(i)]], &[])).collect();
+    assert!(assign(&single, &nodes(1)).values().all(|outcome| outcome.items.len() == 1));
 }

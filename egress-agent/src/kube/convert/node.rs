@@ -11,7 +11,7 @@ use serde::de::DeserializeOwned;
 
 use super::annotation;
 use crate::kube::keys;
-use crate::model::view::Node;
+use crate::model::view::{Capacity, CloudConfig, Node};
 
 #[derive(Deserialize)]
 struct PrimaryIfaddr {
@@ -19,6 +19,22 @@ struct PrimaryIfaddr {
     ipv4: String,
     #[serde(default)]
     ipv6: String,
+}
+
+/// What a cloud allows: networks, and how many addresses. The first entry is the primary interface's.
+#[derive(Deserialize)]
+struct CloudInterface {
+    ifaddr: PrimaryIfaddr,
+    #[serde(default)]
+    capacity: CloudCapacity,
+}
+
+/// A key that is not there is no limit; zero is none at all.
+#[derive(Default, Deserialize)]
+struct CloudCapacity {
+    ip: Option<i64>,
+    ipv4: Option<i64>,
+    ipv6: Option<i64>,
 }
 
 /// Older releases wrote a single-stack node's subnet as a plain string.
@@ -41,32 +57,56 @@ pub fn node(node: &KubeNode) -> Node {
         .flat_map(|s| s.conditions.iter().flatten())
         .any(|condition| condition.type_ == "Ready" && condition.status == "True");
     let mut problems = Vec::new();
-    let primary = primary(meta, &mut problems);
+    let primary = read(meta, keys::PRIMARY_IFADDR, &mut problems)
+        .map(|pair| networks(keys::PRIMARY_IFADDR, &pair, &mut problems))
+        .unwrap_or_default();
+    let cloud = cloud(meta, &mut problems);
+    let pod_subnets = pod_subnets(node, &mut problems);
+    let networks_known = !primary.is_empty() && !pod_subnets.is_empty() && problems.is_empty();
     Node {
         name: meta.name.clone().unwrap_or_default(),
         assignable: meta.labels.iter().flatten().any(|(key, _)| key == keys::ASSIGNABLE),
         ready,
-        networks_known: !primary.is_empty() && problems.is_empty(),
+        networks_known,
         primary,
         host_cidrs: read(meta, keys::HOST_CIDRS, &mut problems).unwrap_or_default(),
         internal: addresses("InternalIP"),
         external: addresses("ExternalIP"),
-        pod_subnets: pod_subnets(node, &mut problems),
+        pod_subnets,
+        cloud,
+        serves_secondary: annotation(meta, keys::SERVES_SECONDARY).is_some_and(|value| value == "true"),
         announces_pods: annotation(meta, keys::CHASSIS_ID).is_some(),
         problems,
     }
 }
 
-fn primary(meta: &ObjectMeta, problems: &mut Vec<String>) -> Vec<IpNet> {
-    let Some(PrimaryIfaddr { ipv4, ipv6 }) = read(meta, keys::PRIMARY_IFADDR, problems) else { return Vec::new() };
+fn networks(key: &str, pair: &PrimaryIfaddr, problems: &mut Vec<String>) -> Vec<IpNet> {
     let mut networks = Vec::new();
-    for text in [ipv4, ipv6].iter().filter(|text| !text.is_empty()) {
+    for text in [&pair.ipv4, &pair.ipv6].into_iter().filter(|text| !text.is_empty()) {
         match text.parse() {
             Ok(network) => networks.push(network),
-            Err(error) => problems.push(format!("annotation {}: {text:?}: {error}", keys::PRIMARY_IFADDR)),
+            Err(error) => problems.push(format!("annotation {key}: {text:?}: {error}")),
         }
     }
     networks
+}
+
+/// Where the cloud's word cannot be read, nothing is known to be allowed.
+fn cloud(meta: &ObjectMeta, problems: &mut Vec<String>) -> Option<CloudConfig> {
+    annotation(meta, keys::CLOUD_CONFIG)?;
+    let interfaces: Vec<serde_json::Value> = read(meta, keys::CLOUD_CONFIG, problems).unwrap_or_default();
+    let first = interfaces.into_iter().next().unwrap_or_default();
+    match serde_json::from_value::<CloudInterface>(first) {
+        Ok(CloudInterface { ifaddr, capacity: CloudCapacity { ip, ipv4, ipv6 } }) => {
+            let limit = |n: Option<i64>| n.map(|n| usize::try_from(n).unwrap_or(0));
+            let capacity = Capacity { total: limit(ip), v4: limit(ipv4), v6: limit(ipv6) };
+            Some(CloudConfig { networks: networks(keys::CLOUD_CONFIG, &ifaddr, problems), capacity })
+        }
+        Err(error) => {
+            problems.push(format!("annotation {}: the first interface: {error}", keys::CLOUD_CONFIG));
+            Some(CloudConfig::default())
+        }
+    }
 }
 
 fn pod_subnets(node: &KubeNode, problems: &mut Vec<String>) -> Vec<IpNet> {
@@ -138,5 +178,28 @@ mod tests {
         assert_eq!(node.primary, nets(&["172.18.0.2/16"]));
         assert_eq!(node.internal.len(), 1);
         assert_eq!(node.problems.len(), 1);
+    }
+
+    #[test]
+    fn of_a_cloud_the_first_interface_counts_and_a_missing_limit_is_none() {
+        let with = |config: &str| {
+            convert(json!({"metadata": {"name": "a", "annotations": {
+                "k8s.ovn.org/node-primary-ifaddr": r#"{"ipv4":"10.0.128.9/18"}"#,
+                "k8s.ovn.org/node-subnets": r#"{"default":["10.244.1.0/24"]}"#,
+                "cloud.network.openshift.io/egress-ipconfig": config}}}))
+        };
+        let node = with(
+            r#"[{"interface":"eni-1","ifaddr":{"ipv4":"10.0.128.0/18","ipv6":"2600:1f::/64"},"capacity":{"ipv4":0,"ip":14}},
+                {"interface":"eni-2","ifaddr":{"ipv4":"10.1.0.0/18"},"capacity":{"ipv4":9}}]"#,
+        );
+        let cloud = node.cloud.expect("the config");
+        assert_eq!(cloud.networks, nets(&["10.0.128.0/18", "2600:1f::/64"]));
+        assert_eq!(cloud.capacity, Capacity { total: Some(14), v4: Some(0), v6: None });
+        assert!(node.networks_known && node.problems.is_empty());
+        for broken in ["[]", "nonsense", r#"[{"ifaddr":7}]"#, r#"[{"ifaddr":{"ipv4":"10.0.128.0/99"}}]"#] {
+            let node = with(broken);
+            assert!(!node.networks_known && !node.problems.is_empty(), "{broken}");
+            assert_eq!(node.cloud, Some(CloudConfig::default()), "{broken}");
+        }
     }
 }

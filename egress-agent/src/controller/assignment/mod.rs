@@ -1,0 +1,164 @@
+//! Which node serves which egress IP. Pure.
+//!
+//! 1. [`owners`]: every address belongs to one object: to the one that has it in its status, else to the oldest that lists
+//!    it.
+//! 2. What is assigned and still right stays where it is.
+//! 3. [`hosts`]: which nodes could take each of the others; [`matching`], with [`search`]: as many as possible are
+//!    placed, older objects first, as evenly as possible. A node never holds two addresses of one object.
+//! 4. [`outcome`]: what became of each entry, and what the status should say.
+//!
+//! The order of the input does not matter: objects are taken by age and name, ties between nodes are broken by a hash of
+//! address and node.
+
+mod hosts;
+mod matching;
+mod outcome;
+mod owners;
+mod search;
+mod tie;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use hosts::{Hosts, NodeIndex};
+use matching::{Holding, Matching};
+pub use outcome::{Fate, Outcome};
+use owners::Owners;
+
+use crate::model::selection::by_rank;
+use crate::model::view::{EgressObject, Node, parse_egress_ip};
+
+pub type Objects = BTreeMap<String, Arc<EgressObject>>;
+pub type Nodes = BTreeMap<String, Arc<Node>>;
+
+/// What an assignment is made from. The status that holds now is part of the objects.
+#[derive(Clone, Copy, Debug)]
+pub struct Facts<'a> {
+    pub objects: &'a Objects,
+    pub nodes: &'a Nodes,
+    /// Nodes that do not answer.
+    pub unreachable: &'a BTreeSet<String>,
+}
+
+/// Who serves what.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Assignment {
+    /// By the object's name.
+    pub outcomes: BTreeMap<String, Outcome>,
+    /// How many nodes could take an address at all.
+    pub eligible: usize,
+}
+
+impl Assignment {
+    /// The objects whose status should say something else than it does.
+    pub fn changed<'a>(&'a self, objects: &'a Objects) -> impl Iterator<Item = (&'a str, &'a Outcome)> {
+        let says =
+            |name: &str, outcome: &Outcome| objects.get(name).is_some_and(|object| object.items == outcome.items);
+        self.outcomes.iter().filter(move |(name, outcome)| !says(name, outcome)).map(|(name, o)| (name.as_str(), o))
+    }
+}
+
+/// An object as it is read here, by its place in rank.
+struct Claim<'a> {
+    object: &'a EgressObject,
+    /// What it lists, as far as it can be read.
+    addresses: BTreeSet<IpAddr>,
+    /// What its status says, as far as it can be read.
+    items: Vec<(IpAddr, &'a str)>,
+}
+
+impl<'a> Claim<'a> {
+    fn of(object: &'a EgressObject) -> Self {
+        let readable =
+            object.items.iter().filter_map(|item| Some((parse_egress_ip(&item.egress_ip)?, item.node.as_str())));
+        let mut items: Vec<_> = readable.collect();
+        items.sort_unstable();
+        Self { object, addresses: object.addresses(), items }
+    }
+}
+
+pub fn assign(facts: &Facts<'_>) -> Assignment {
+    let ranked = by_rank(facts.objects.values());
+    let mut claims: Vec<Claim<'_>> = ranked.into_iter().map(|object| Claim::of(object)).collect();
+    let mut hosts = Hosts::new(facts);
+    loop {
+        let owners = Owners::new(facts.nodes, &claims, &hosts);
+        let kept = |(rank, claim)| kept(rank, claim, &hosts, &owners);
+        let mut places: Vec<Places> = claims.iter().enumerate().map(kept).collect();
+        place_others(&claims, &mut hosts, &owners, &mut places);
+        if give_up(&mut claims, &owners, &places) {
+            continue;
+        }
+        let outcomes = outcome::outcomes(facts.nodes, &claims, &mut hosts, &owners, &places);
+        return Assignment { outcomes, eligible: hosts.nodes.len() };
+    }
+}
+
+/// What an object's status shows, and what could not be placed for it, is free for others from now on, as it will be once
+/// the status is written. False when nothing is to be given up, or nobody else wants it.
+fn give_up(claims: &mut [Claim<'_>], owners: &Owners<'_>, places: &[Places]) -> bool {
+    let mut given_up = BTreeSet::new();
+    for (rank, claim) in claims.iter_mut().enumerate() {
+        let lost = |address: &IpAddr| owners.object(*address) == Some(rank) && !places[rank].contains_key(address);
+        given_up.extend(claim.items.iter().map(|(address, _)| *address).filter(lost));
+        claim.items.retain(|(address, _)| !lost(address));
+    }
+    claims.iter().enumerate().any(|(rank, claim)| {
+        claim.addresses.iter().any(|address| given_up.contains(address) && owners.object(*address) != Some(rank))
+    })
+}
+
+/// The nodes of an object's addresses.
+type Places = BTreeMap<IpAddr, NodeIndex>;
+
+/// What stays. Of two addresses on one node the first does, which is the one that agents serve.
+fn kept(rank: usize, claim: &Claim<'_>, hosts: &Hosts<'_>, owners: &Owners<'_>) -> Places {
+    let (mut places, mut used) = (Places::new(), BTreeSet::new());
+    for (address, node) in &claim.items {
+        let is_its = claim.addresses.contains(address) && owners.object(*address) == Some(rank);
+        let node = hosts.index(node).filter(|node| is_its && hosts.can(*node, *address));
+        if let Some(node) = node.filter(|node| !places.contains_key(address) && !used.contains(node)) {
+            places.insert(*address, node);
+            used.insert(node);
+        }
+    }
+    places
+}
+
+fn place_others(claims: &[Claim<'_>], hosts: &mut Hosts<'_>, owners: &Owners<'_>, places: &mut [Places]) {
+    let mut pending = Vec::new();
+    for (rank, claim) in claims.iter().enumerate() {
+        let is_pending = |a: &&IpAddr| owners.object(**a) == Some(rank) && !places[rank].contains_key(*a);
+        pending.extend(claim.addresses.iter().filter(is_pending).map(|address| (rank, *address)));
+    }
+    let last = last_nodes(claims, hosts, &pending);
+    let classes: Vec<_> = pending.iter().map(|(_, address)| hosts.class(*address)).collect();
+    let capacity = |node: &Node| node.cloud.as_ref().map(|cloud| cloud.capacity).unwrap_or_default();
+    let holdings = hosts.nodes.iter().map(|(name, node)| Holding::new(name, capacity(node))).collect();
+    let mut matching = Matching::new(holdings, claims.len(), &hosts.classes);
+    for (rank, kept) in places.iter().enumerate() {
+        kept.iter().for_each(|(address, node)| matching.keep(rank, *node, address.is_ipv4()));
+    }
+    for ((rank, address), class) in pending.into_iter().zip(classes) {
+        matching.add(rank, address, class, last.get(&address).copied());
+    }
+    matching.solve();
+    for unit in &matching.units {
+        if let Some(node) = unit.node {
+            places[unit.object].insert(unit.address, node);
+        }
+    }
+}
+
+/// Where pending addresses were, whichever object had them.
+fn last_nodes(claims: &[Claim<'_>], hosts: &Hosts<'_>, pending: &[(usize, IpAddr)]) -> Places {
+    let pending: BTreeSet<IpAddr> = pending.iter().map(|(_, address)| *address).collect();
+    let items = claims.iter().rev().flat_map(|claim| &claim.items).filter(|(address, _)| pending.contains(address));
+    items.filter_map(|(address, node)| Some((*address, hosts.index(node)?))).collect()
+}
+
+#[cfg(test)]
+mod properties;
+#[cfg(test)]
+mod tests;

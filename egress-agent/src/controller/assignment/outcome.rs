@@ -1,0 +1,131 @@
+//! What became of each object: the fate of every entry, and the items of its status.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use super::hosts::Hosts;
+use super::owners::Owners;
+use super::{Claim, Nodes, Places};
+use crate::model::view::{Item, parse_egress_ip};
+
+/// What became of one entry of `spec.egressIPs`.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Fate {
+    Assigned {
+        node: String,
+    },
+    /// Not an address.
+    Invalid,
+    /// A node has this address itself.
+    Conflict {
+        node: String,
+    },
+    /// Another object has it.
+    Taken {
+        object: String,
+        node: Option<String>,
+    },
+    /// No node with the label has a network that holds it.
+    NoNode,
+    /// This node could hold it, and is not ready, does not answer or has not said its networks; as others like it,
+    /// perhaps.
+    NotReady {
+        node: String,
+    },
+    /// Every node that could take it has another address of the object.
+    NoRoom,
+    /// Nodes that could take it have as many addresses as their cloud allows.
+    NoCapacity,
+}
+
+/// What became of one object.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Outcome {
+    /// Canonical where they can be read, in the order of the spec, each once.
+    pub entries: Vec<(String, Fate)>,
+    /// As `status.items` should show it: what stays in the order in which it stands there, then what is new.
+    pub items: Vec<Item>,
+}
+
+impl Outcome {
+    /// No node can host any address of the object: the one case in which the node's address may serve. Whether a node is
+    /// ready decides on placing, not on this: an address whose node is away comes back. Nor is it this case where an
+    /// address could be placed, were it free, or where nobody knows which address an entry means.
+    pub fn no_eligible_node(&self) -> bool {
+        !self.entries.is_empty() && self.entries.iter().all(|(_, fate)| *fate == Fate::NoNode)
+    }
+}
+
+pub(super) fn outcomes<'a>(
+    nodes: &Nodes,
+    claims: &[Claim<'a>],
+    hosts: &mut Hosts<'a>,
+    owners: &Owners<'a>,
+    places: &[Places],
+) -> BTreeMap<String, Outcome> {
+    let mut judge = Judge { nodes, claims, hosts, owners, places };
+    (0..claims.len()).map(|rank| (claims[rank].object.name.clone(), judge.outcome(rank))).collect()
+}
+
+struct Judge<'j, 'a> {
+    nodes: &'j Nodes,
+    claims: &'j [Claim<'a>],
+    hosts: &'j mut Hosts<'a>,
+    owners: &'j Owners<'a>,
+    places: &'j [Places],
+}
+
+impl Judge<'_, '_> {
+    fn outcome(&mut self, rank: usize) -> Outcome {
+        let mut seen = BTreeSet::new();
+        let mut entries = Vec::new();
+        for text in &self.claims[rank].object.listed {
+            let address = parse_egress_ip(text);
+            let entry = address.map_or_else(|| text.clone(), |address| address.to_string());
+            if seen.insert(entry.clone()) {
+                entries.push((entry, address.map_or(Fate::Invalid, |address| self.fate(rank, address))));
+            }
+        }
+        let items = items(&self.claims[rank].object.items, &entries);
+        Outcome { entries, items }
+    }
+
+    fn fate(&mut self, rank: usize, address: IpAddr) -> Fate {
+        if let Some(node) = self.node(rank, address) {
+            return Fate::Assigned { node };
+        }
+        if let Some(node) = self.owners.node(address) {
+            return Fate::Conflict { node: node.to_owned() };
+        }
+        if let Some(owner) = self.owners.object(address).filter(|owner| *owner != rank) {
+            return Fate::Taken { object: self.claims[owner].object.name.clone(), node: self.node(owner, address) };
+        }
+        let class = self.hosts.class(address);
+        let used: BTreeSet<_> = self.places[rank].values().collect();
+        let candidates = &self.hosts.classes[class].nodes;
+        if candidates.iter().any(|node| !used.contains(node)) {
+            return Fate::NoCapacity;
+        }
+        if !candidates.is_empty() {
+            return Fate::NoRoom;
+        }
+        let waiting = self.nodes.iter().find(|(_, node)| node.assignable && node.may_host(address));
+        waiting.map_or(Fate::NoNode, |(node, _)| Fate::NotReady { node: node.clone() })
+    }
+
+    fn node(&self, rank: usize, address: IpAddr) -> Option<String> {
+        self.places[rank].get(&address).map(|node| self.hosts.nodes[*node].0.to_owned())
+    }
+}
+
+fn items(before: &[Item], entries: &[(String, Fate)]) -> Vec<Item> {
+    let mut assigned: Vec<Item> = Vec::new();
+    for (egress_ip, fate) in entries {
+        if let Fate::Assigned { node } = fate {
+            assigned.push(Item { node: node.clone(), egress_ip: egress_ip.clone() });
+        }
+    }
+    // The sort is stable: what is new comes last, in the order of the spec.
+    assigned.sort_by_key(|item| before.iter().position(|old| old == item).unwrap_or(before.len()));
+    assigned
+}

@@ -1,0 +1,149 @@
+//! A node of the cluster as the model knows it, and which addresses it can carry.
+
+use std::collections::BTreeSet;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use ipnet::IpNet;
+
+use super::state::TunnelEndpoint;
+
+/// A node of the cluster.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Node {
+    pub name: String,
+    /// Label `k8s.ovn.org/egress-assignable`, whatever its value.
+    pub assignable: bool,
+    /// Condition Ready is True.
+    pub ready: bool,
+    /// The node's own address with the prefix length of its network, per family.
+    pub primary: Vec<IpNet>,
+    /// The node has said its primary networks and where its pods are, all of it readable.
+    pub networks_known: bool,
+    /// Every address of the node with its prefix length.
+    pub host_cidrs: Vec<IpNet>,
+    /// `status.addresses`.
+    pub internal: Vec<IpAddr>,
+    pub external: Vec<IpAddr>,
+    /// The node's pod subnets.
+    pub pod_subnets: Vec<IpNet>,
+    /// What the cloud says about egress IPs of this node, in a cloud that says something.
+    pub cloud: Option<CloudConfig>,
+    /// The agent there can carry egress IPs on other interfaces than the primary one.
+    pub serves_secondary: bool,
+    /// OVN-Kubernetes runs here: it announces a pod's address before the pod starts.
+    pub announces_pods: bool,
+    /// Annotations that could not be read, one line each.
+    pub problems: Vec<String>,
+}
+
+/// What a cloud lets a node carry.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CloudConfig {
+    /// The networks of egress IPs; they stand in for the node's own.
+    pub networks: Vec<IpNet>,
+    pub capacity: Capacity,
+}
+
+/// How many egress IPs a node may have: all together, and of each family. `None` is no limit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Capacity {
+    pub total: Option<usize>,
+    pub v4: Option<usize>,
+    pub v6: Option<usize>,
+}
+
+impl Node {
+    /// The address that overlay packets are sent to, which also names the node: IPv4 first, so that every node of the
+    /// cluster comes to the same answer.
+    pub fn endpoint(&self) -> Option<TunnelEndpoint> {
+        let primary = self.primary.iter().map(IpNet::addr);
+        let candidates: Vec<IpAddr> = if self.primary.is_empty() { self.internal.clone() } else { primary.collect() };
+        candidates.iter().find(|a| a.is_ipv4()).or(candidates.first()).copied().map(TunnelEndpoint)
+    }
+
+    /// Every address of the node itself, its management port's included.
+    pub fn addresses(&self) -> BTreeSet<IpAddr> {
+        let networks = self.primary.iter().chain(&self.host_cidrs).map(IpNet::addr);
+        networks.chain(self.internal.iter().chain(&self.external).copied()).chain(self.management()).collect()
+    }
+
+    /// The addresses of the management port: the second of each pod subnet.
+    pub fn management(&self) -> Vec<IpAddr> {
+        self.pod_subnets.iter().filter_map(|subnet| nth_address(subnet, 2)).collect()
+    }
+
+    /// Has it said enough to carry anything: its own address, and where its pods are?
+    pub fn is_part(&self) -> bool {
+        !self.primary.is_empty() && !self.pod_subnets.is_empty()
+    }
+
+    /// Can the node carry the address? As far as one knows: one that has not said its networks might.
+    pub fn may_host(&self, address: IpAddr) -> bool {
+        !self.networks_known || self.hosts(address)
+    }
+
+    /// Can the node carry the address, on whichever interface?
+    pub fn hosts(&self, address: IpAddr) -> bool {
+        let holds = |network: &IpNet| network.contains(&address);
+        self.primary_networks().iter().any(holds) || self.secondary_networks().any(|network| holds(&network))
+    }
+
+    /// The networks of egress IPs on the primary interface.
+    pub fn primary_networks(&self) -> &[IpNet] {
+        self.cloud.as_ref().map_or(&self.primary, |cloud| &cloud.networks)
+    }
+
+    /// The networks of the other interfaces, where the agent can serve them. A cloud brings nothing there.
+    pub fn secondary_networks(&self) -> impl Iterator<Item = IpNet> {
+        let serves = self.serves_secondary && self.cloud.is_none();
+        let is_other = move |network: &&IpNet| serves && !self.primary.contains(network) && is_global(network.addr());
+        self.host_cidrs.iter().filter(is_other).copied()
+    }
+}
+
+fn is_global(address: IpAddr) -> bool {
+    match address {
+        IpAddr::V4(a) => {
+            !(a.is_unspecified() || a.is_loopback() || a.is_link_local() || a.is_multicast() || a.is_broadcast())
+        }
+        IpAddr::V6(a) => !(a.is_unspecified() || a.is_loopback() || a.is_unicast_link_local() || a.is_multicast()),
+    }
+}
+
+fn nth_address(subnet: &IpNet, n: u8) -> Option<IpAddr> {
+    let address = match subnet.network() {
+        IpAddr::V4(a) => IpAddr::V4(Ipv4Addr::from_bits(a.to_bits().checked_add(n.into())?)),
+        IpAddr::V6(a) => IpAddr::V6(Ipv6Addr::from_bits(a.to_bits().checked_add(n.into())?)),
+    };
+    subnet.contains(&address).then_some(address)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn nets(texts: &[&str]) -> Vec<IpNet> {
+        texts.iter().map(|text| text.parse().expect("a literal")).collect()
+    }
+
+    #[test]
+    fn the_management_address_is_the_second_of_each_subnet() {
+        let pod_subnets = nets(&["10.244.1.0/24", "fd00:10:244:1::/64", "10.9.9.9/32"]);
+        let node = Node { pod_subnets, ..Node::default() };
+        let management: Vec<String> = node.management().iter().map(IpAddr::to_string).collect();
+        assert_eq!(management, ["10.244.1.2", "fd00:10:244:1::2"]);
+    }
+
+    #[test]
+    fn other_interfaces_count_where_the_agent_serves_them_and_a_cloud_has_its_own_networks() {
+        let host_cidrs = nets(&["172.18.0.2/16", "10.10.10.2/24", "169.254.3.2/16", "fe80::2/64"]);
+        let bare = Node { primary: nets(&["172.18.0.2/16"]), host_cidrs, ..Node::default() };
+        let hosts = |node: &Node, text: &str| node.hosts(text.parse().expect("a literal"));
+        assert!(hosts(&bare, "172.18.9.9") && !hosts(&bare, "10.10.10.9"));
+        let serving = Node { serves_secondary: true, ..bare };
+        assert!(hosts(&serving, "10.10.10.9") && !hosts(&serving, "169.254.3.9") && !hosts(&serving, "fe80::9"));
+        let cloud = CloudConfig { networks: nets(&["172.19.0.0/16"]), ..CloudConfig::default() };
+        let cloudy = Node { cloud: Some(cloud), ..serving };
+        assert!(hosts(&cloudy, "172.19.9.9") && !hosts(&cloudy, "172.18.9.9") && !hosts(&cloudy, "10.10.10.9"));
+    }
+}

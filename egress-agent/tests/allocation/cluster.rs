@@ -1,0 +1,116 @@
+//! A vector's cluster: Kubernetes objects, the conversions of the agent, its decisions, and the status as it is written.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use egress_agent::controller::assignment::{Assignment, Facts, Nodes, Objects, assign};
+use egress_agent::controller::verdict;
+use egress_agent::kube::{convert, keys};
+use serde_json::{Value, json};
+
+use crate::Result;
+use crate::numbers::Numbers;
+use crate::vector::{StatusItem, Vector, VectorNode, VectorObject};
+
+pub(crate) struct Cluster<'v> {
+    nodes: Nodes,
+    unreachable: BTreeSet<String>,
+    /// In the order in which they came.
+    objects: Vec<(&'v VectorObject, Vec<StatusItem>)>,
+    /// Reasons of all events so far.
+    pub(crate) events: BTreeSet<&'static str>,
+}
+
+impl<'v> Cluster<'v> {
+    pub(crate) fn new(vector: &'v Vector, numbers: &mut Numbers) -> Self {
+        let unreachable = vector.nodes.iter().filter(|node| !node.reachable).map(|node| node.name.clone()).collect();
+        let mut nodes: Vec<(usize, &VectorNode)> = vector.nodes.iter().enumerate().collect();
+        nodes = numbers.shuffled(nodes);
+        let nodes = nodes.into_iter().map(|(number, node)| {
+            let value = serde_json::from_value(node_object(number, node, numbers)).expect("a Node");
+            (node.name.clone(), Arc::new(convert::node(&value)))
+        });
+        Self { nodes: nodes.collect(), unreachable, objects: Vec::new(), events: BTreeSet::new() }
+    }
+
+    pub(crate) fn create(&mut self, objects: impl Iterator<Item = &'v VectorObject>, numbers: &mut Numbers) {
+        let new: Vec<_> = objects.map(|object| (object, object.existing_status.clone())).collect();
+        self.objects.extend(numbers.shuffled(new));
+    }
+
+    /// Decides, and writes the status.
+    pub(crate) fn settle(&mut self, numbers: &mut Numbers) {
+        let order = numbers.shuffled(self.objects.iter());
+        let as_read = |(object, items): &(&VectorObject, Vec<StatusItem>), numbers: &mut Numbers| {
+            let value = serde_json::from_value(egressip_object(object, items, numbers)).expect("an object");
+            (object.name.clone(), Arc::new(convert::object(&value)))
+        };
+        let objects: Objects = order.into_iter().map(|object| as_read(object, numbers)).collect();
+        let facts = Facts { objects: &objects, nodes: &self.nodes, unreachable: &self.unreachable };
+        let Assignment { outcomes, eligible } = assign(&facts);
+        for (name, object) in &objects {
+            let notices = verdict::notices(object, &outcomes[name], eligible);
+            self.events.extend(notices.into_iter().map(|notice| notice.reason));
+        }
+        for (object, items) in &mut self.objects {
+            let wanted = outcomes[&object.name].items.iter();
+            *items =
+                wanted.map(|item| StatusItem { node: item.node.clone(), egress_ip: item.egress_ip.clone() }).collect();
+        }
+    }
+
+    pub(crate) fn items(&self) -> Result {
+        let sorted = |items: &Vec<StatusItem>| {
+            let mut items = items.clone();
+            items.sort();
+            items
+        };
+        self.objects.iter().map(|(object, items)| (object.name.clone(), sorted(items))).collect()
+    }
+}
+
+fn node_object(number: usize, node: &VectorNode, numbers: &mut Numbers) -> Value {
+    let mut annotations = BTreeMap::new();
+    let mut annotate = |key: &str, value: Value| {
+        let text = match value {
+            Value::Null => return,
+            Value::String(text) => text,
+            value => value.to_string(),
+        };
+        annotations.insert(key.to_owned(), text);
+    };
+    annotate(keys::PRIMARY_IFADDR, node.primary_ifaddr.clone());
+    annotate(
+        keys::HOST_CIDRS,
+        match &node.host_cidrs {
+            Value::Array(cidrs) => Value::Array(numbers.shuffled(cidrs.clone())),
+            other => other.clone(),
+        },
+    );
+    annotate(
+        keys::CLOUD_CONFIG,
+        match &node.egress_ipconfig {
+            Value::Object(first) => json!([first]),
+            other => other.clone(),
+        },
+    );
+    if !node.no_host_subnet {
+        annotate(keys::NODE_SUBNETS, json!({"default": [format!("10.244.{number}.0/24")]}));
+    }
+    annotate(keys::SERVES_SECONDARY, node.serves_secondary.to_string().into());
+    let ready = if node.ready { "True" } else { "False" };
+    json!({
+        "metadata": {"name": node.name, "labels": node.labels, "annotations": annotations},
+        "status": {"conditions": [{"type": "Ready", "status": ready}]},
+    })
+}
+
+fn egressip_object(object: &VectorObject, items: &[StatusItem], numbers: &mut Numbers) -> Value {
+    let items = numbers.shuffled(items.iter().map(|item| json!({"node": item.node, "egressIP": item.egress_ip})));
+    json!({
+        "apiVersion": "k8s.ovn.org/v1", "kind": "EgressIP",
+        "metadata": {"name": object.name, "uid": object.name, "creationTimestamp": object.created},
+        "spec": {"egressIPs": numbers.shuffled(object.egress_ips.clone()), "namespaceSelector": {}},
+        "status": {"items": items},
+    })
+}

@@ -1,0 +1,98 @@
+//! The assignment, asked with the vectors that say what users of the original know.
+//!
+//! Every JSON file of the folder that `EGRESS_VECTORS` names is read; without it the folder beside the repository, where
+//! there is one, else the copy here. Each vector becomes Kubernetes objects, as a watch would bring them, and is replayed
+//! in 200 orders of everything whose order says nothing.
+
+mod cluster;
+mod judge;
+mod numbers;
+mod scale;
+mod vector;
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use cluster::Cluster;
+use numbers::Numbers;
+use vector::{StatusItem, Vector};
+
+const ORDERS: u64 = 200;
+
+/// What came out: each object's items, sorted.
+type Result = BTreeMap<String, Vec<StatusItem>>;
+
+fn folder() -> PathBuf {
+    let package = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    let beside = package.join("../../shared/vectors");
+    match std::env::var_os("EGRESS_VECTORS") {
+        Some(folder) => folder.into(),
+        None if beside.is_dir() => beside,
+        None => package.join("tests/allocation"),
+    }
+}
+
+/// Brings the objects in one after another where the vector says so, else all at once.
+fn replay(vector: &Vector, at_once: bool, numbers: &mut Numbers) -> std::result::Result<Result, String> {
+    let mut cluster = Cluster::new(vector, numbers);
+    let later = if at_once { &[][..] } else { &vector.sequential[..] };
+    let first = vector.egressips.iter().filter(|object| !later.contains(&object.name));
+    cluster.create(first, numbers);
+    cluster.settle(numbers);
+    for name in later {
+        cluster.create(vector.egressips.iter().filter(|object| object.name == *name), numbers);
+        cluster.settle(numbers);
+    }
+    let before = cluster.items();
+    cluster.settle(numbers);
+    if cluster.items() != before {
+        return Err(format!("the second time something else comes out: {before:?}, then {:?}", cluster.items()));
+    }
+    judge::judge(vector, &cluster)?;
+    Ok(before)
+}
+
+fn check(vector: &Vector) -> std::result::Result<(), String> {
+    let mut ways = vec![false];
+    if !vector.sequential.is_empty() && vector.holds_at_restart {
+        ways.push(true);
+    }
+    for at_once in ways {
+        let mut first = None;
+        for order in 0..ORDERS {
+            let result = replay(vector, at_once, &mut Numbers::new(order));
+            let result = result.map_err(|problem| format!("order {order}, all at once {at_once}: {problem}"))?;
+            let first = first.get_or_insert_with(|| result.clone());
+            if *first != result {
+                return Err(format!("order {order} gives {result:?}, the first gave {first:?}"));
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn vectors_hold_in_every_order() {
+    let folder = folder();
+    let files = vector::read(&folder);
+    let mut problems = Vec::new();
+    for (file, vectors) in &files {
+        assert!(!vectors.is_empty(), "{file} has no vectors");
+        let failed = vectors.iter().filter_map(|vector| Some((vector, check(vector).err()?)));
+        problems.extend(failed.map(|(vector, problem)| format!("{file}: {}: {problem}", vector.name)));
+    }
+    let count: usize = files.iter().map(|(_, vectors)| vectors.len()).sum();
+    println!("{count} vectors in {} files of {}", files.len(), folder.display());
+    assert!(count > 0, "no vectors in {}", folder.display());
+    assert!(problems.is_empty(), "{} of {count} vectors:\n{}", problems.len(), problems.join("\n"));
+}
+
+#[test]
+fn the_copy_here_is_the_one_beside_the_repository() {
+    let package = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    let copy = std::fs::read_to_string(package.join("tests/allocation/allocation.json")).expect("the copy");
+    match std::fs::read_to_string(package.join("../../shared/vectors/allocation.json")) {
+        Ok(original) => assert!(copy == original, "the copy is not up to date"),
+        Err(_) => assert!(copy.starts_with('['), "there is only the copy"),
+    }
+}

@@ -1,0 +1,71 @@
+//! A node is lost in a large cluster: what changes, and how long it takes to know.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Instant;
+
+use egress_agent::controller::assignment::{Facts, Nodes, Objects, assign};
+use egress_agent::kube::{convert, keys};
+use egress_agent::model::view::EgressObject;
+use serde_json::{Value, json};
+
+const NODES: usize = 1_000;
+const OBJECTS: usize = 10_000;
+
+fn node(i: usize) -> Value {
+    let address = format!("172.16.{}.{}/12", i / 250, 1 + i % 250);
+    json!({
+        "metadata": {"name": format!("node-{i}"), "labels": {keys::ASSIGNABLE: ""}, "annotations": {
+            keys::PRIMARY_IFADDR: json!({"ipv4": address}).to_string(),
+            keys::HOST_CIDRS: json!([address]).to_string(),
+            keys::NODE_SUBNETS: json!({"default": [format!("10.{}.{}.0/24", i / 250, i % 250)]}).to_string(),
+        }},
+        "status": {"conditions": [{"type": "Ready", "status": "True"}]},
+    })
+}
+
+/// Two addresses each.
+fn object(i: usize) -> Value {
+    let address = |i: usize| format!("172.{}.{}.{}", 20 + i / 62_500, i / 250 % 250, 1 + i % 250);
+    json!({
+        "apiVersion": "k8s.ovn.org/v1", "kind": "EgressIP",
+        "metadata": {"name": format!("eip-{i}"), "uid": format!("uid-{i}")},
+        "spec": {"egressIPs": [address(2 * i), address(2 * i + 1)], "namespaceSelector": {}},
+    })
+}
+
+#[test]
+fn only_what_a_lost_node_had_is_written_anew() {
+    let read_node = |i| convert::node(&serde_json::from_value(node(i)).expect("a Node"));
+    let read_object = |i| convert::object(&serde_json::from_value(object(i)).expect("an object"));
+    let nodes: Nodes = (0..NODES).map(read_node).map(|node| (node.name.clone(), Arc::new(node))).collect();
+    let mut objects: Objects =
+        (0..OBJECTS).map(read_object).map(|object| (object.name.clone(), Arc::new(object))).collect();
+    let nobody = BTreeSet::new();
+
+    let start = Instant::now();
+    let fresh = assign(&Facts { objects: &objects, nodes: &nodes, unreachable: &nobody });
+    let all = start.elapsed();
+    for (name, outcome) in fresh.outcomes {
+        let object = objects.get_mut(&name).expect("the object");
+        *object = Arc::new(EgressObject { items: outcome.items, has_items: true, ..(**object).clone() });
+    }
+    let on_lost = |object: &EgressObject| object.items.iter().any(|item| item.node == "node-7");
+    let concerned: BTreeSet<&str> = objects.values().filter(|o| on_lost(o)).map(|o| o.name.as_str()).collect();
+    assert_eq!(concerned.len(), 2 * OBJECTS / NODES, "the loads are even");
+
+    let lost = BTreeSet::from(["node-7".to_owned()]);
+    let start = Instant::now();
+    let after = assign(&Facts { objects: &objects, nodes: &nodes, unreachable: &lost });
+    let changed: Vec<_> = after.changed(&objects).collect();
+    let one = start.elapsed();
+    println!(
+        "{NODES} nodes, {OBJECTS} objects: {all:?} until all addresses have a node, {one:?} for the loss of one node, {} objects change",
+        changed.len()
+    );
+    assert_eq!(changed.iter().map(|(name, _)| *name).collect::<BTreeSet<_>>(), concerned);
+    for (name, outcome) in changed {
+        let moved = outcome.items.iter().filter(|item| !objects[name].items.contains(item));
+        assert_eq!((outcome.items.len(), moved.count()), (2, 1), "{name}");
+    }
+}

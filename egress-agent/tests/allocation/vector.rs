@@ -1,0 +1,110 @@
+//! The form of the vectors. Keys that are not listed here are for people.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use serde::Deserialize;
+use serde_json::Value;
+
+#[derive(Debug, Deserialize)]
+pub(crate) struct Vector {
+    pub(crate) name: String,
+    pub(crate) nodes: Vec<VectorNode>,
+    #[serde(default)]
+    pub(crate) egressips: Vec<VectorObject>,
+    #[serde(default)]
+    pub(crate) expect: BTreeMap<String, Expect>,
+    /// Objects that are created one after another, in this order; the others are there at the start.
+    #[serde(default)]
+    pub(crate) sequential: Vec<String>,
+    /// Reasons that must appear, of any object.
+    #[serde(default)]
+    pub(crate) events: Vec<String>,
+    #[serde(default)]
+    pub(crate) expect_balance: Vec<Balance>,
+    /// The same comes out when all is there at once.
+    #[serde(default)]
+    pub(crate) holds_at_restart: bool,
+    /// Where it is false another outcome is allowed, as long as the rules hold.
+    #[serde(default = "yes")]
+    pub(crate) strict: bool,
+}
+
+/// Annotations are as on a Node, text or the value that the text stands for; null and absent is none.
+#[derive(Debug, Deserialize)]
+pub(crate) struct VectorNode {
+    pub(crate) name: String,
+    #[serde(default)]
+    pub(crate) labels: BTreeMap<String, String>,
+    #[serde(default = "yes")]
+    pub(crate) ready: bool,
+    #[serde(default = "yes")]
+    pub(crate) reachable: bool,
+    #[serde(default)]
+    pub(crate) primary_ifaddr: Value,
+    #[serde(default)]
+    pub(crate) host_cidrs: Value,
+    #[serde(default)]
+    pub(crate) egress_ipconfig: Value,
+    /// One that has no pods of the cluster's network.
+    #[serde(default)]
+    pub(crate) no_host_subnet: bool,
+    #[serde(default = "yes")]
+    pub(crate) serves_secondary: bool,
+}
+
+#[derive(Debug, Deserialize)]
+pub(crate) struct VectorObject {
+    pub(crate) name: String,
+    #[serde(default)]
+    pub(crate) created: Option<String>,
+    #[serde(rename = "egressIPs")]
+    pub(crate) egress_ips: Vec<String>,
+    #[serde(default)]
+    pub(crate) existing_status: Vec<StatusItem>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
+pub(crate) struct StatusItem {
+    pub(crate) node: String,
+    #[serde(rename = "egressIP")]
+    pub(crate) egress_ip: String,
+}
+
+#[derive(Debug, Deserialize)]
+pub(crate) struct Expect {
+    pub(crate) count: usize,
+    pub(crate) allowed_nodes_per_ip: BTreeMap<String, Vec<String>>,
+    #[serde(default = "yes")]
+    pub(crate) must_be_on_distinct_nodes: bool,
+    #[serde(default)]
+    pub(crate) kept: Vec<StatusItem>,
+}
+
+/// How far the loads of these nodes may be apart.
+#[derive(Debug, Deserialize)]
+pub(crate) struct Balance {
+    pub(crate) nodes: Vec<String>,
+    pub(crate) max_spread: usize,
+}
+
+fn yes() -> bool {
+    true
+}
+
+/// The vectors of every JSON file of the folder: a list of them, or a single one.
+pub(crate) fn read(folder: &Path) -> Vec<(String, Vec<Vector>)> {
+    let entries = std::fs::read_dir(folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
+    let mut paths: Vec<_> = entries.map(|entry| entry.expect("an entry").path()).collect();
+    paths.retain(|path| path.extension().is_some_and(|extension| extension == "json"));
+    paths.sort();
+    let read = |path: &std::path::PathBuf| {
+        let name = path.display().to_string();
+        let text = std::fs::read_to_string(path).unwrap_or_else(|error| panic!("{name}: {error}"));
+        let value: Value = serde_json::from_str(&text).unwrap_or_else(|error| panic!("{name}: {error}"));
+        let list = if value.is_array() { value } else { Value::Array(vec![value]) };
+        let vectors = serde_json::from_value(list).unwrap_or_else(|error| panic!("{name}: {error}"));
+        (name, vectors)
+    };
+    paths.iter().map(read).collect()
+}
