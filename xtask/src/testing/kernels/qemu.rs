@@ -65,10 +65,14 @@ impl Qemu {
         match accelerator {
             // Where we are in a guest ourselves, that register may be refused.
             Accelerator::Kvm => command.args(["-accel", "kvm", "-cpu", "max,-arch-capabilities"]),
-            // Without what guards the kernel from its programs, and with page tables of four levels: each costs time.
-            Accelerator::Tcg => {
-                command.args(["-accel", "tcg,thread=multi", "-cpu", "max,la57=off,smap=off,smep=off,pku=off"])
-            }
+            // Without what guards the kernel from its programs, and with page tables of four levels: each costs time. String
+            // instructions are translated byte by byte, and the verifier copies much: the kernel must not think them fast.
+            Accelerator::Tcg => command.args([
+                "-accel",
+                "tcg,thread=multi",
+                "-cpu",
+                "max,la57=off,smap=off,smep=off,pku=off,erms=off,fsrm=off",
+            ]),
         };
         let mut to_file = std::ffi::OsString::from("file:");
         to_file.push(console);
