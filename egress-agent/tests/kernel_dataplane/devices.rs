@@ -9,7 +9,7 @@ use egress_agent::model::state::{Action, EgressId, NodeAddress, OnUnknownPod, Tu
 use egress_common::abi::{Addr, OwnedAddr};
 
 use crate::node::{
-    self, MGMT, UPLINK, attachment, device, eventually, ip, is_attached, mac_text, on_node, output, start,
+    self, MGMT, UPLINK, attachment, device, eventually, ip, is_attached, mac_text, on_node, output, patience, start,
 };
 
 #[test]
@@ -222,7 +222,8 @@ impl LinkMonitor {
     /// What has been told up to now.
     fn until_marked(&self) -> Vec<String> {
         ip("link add last0 type veth peer name last1\n");
-        let next = || self.lines.recv_timeout(Duration::from_secs(20)).expect("the monitor tells of every link");
+        let next =
+            || self.lines.recv_timeout(patience(Duration::from_secs(20))).expect("the monitor tells of every link");
         std::iter::repeat_with(next).take_while(|line| !line.contains("last0")).collect()
     }
 }
@@ -247,7 +248,7 @@ fn a_walk_of_the_mappings_keeps_no_device_waiting() {
             let walked = walker.mappings(|_, _| {
                 begun.send(()).expect("tell of it");
                 // Long after the device should be back: a failure ends too.
-                released.push(may_go_on.recv_timeout(Duration::from_secs(20)).is_ok());
+                released.push(may_go_on.recv_timeout(patience(Duration::from_secs(20))).is_ok());
             });
             walked.expect("walk");
             released

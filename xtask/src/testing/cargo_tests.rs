@@ -97,12 +97,12 @@ pub(super) const DATAPLANE: &str = "kernel_dataplane";
 pub(super) const FILTERS: (&str, &str) = ("EGRESS_TEST_ATTACHMENT", "clsact");
 
 /// What is the same by links and by filters, and takes longest: what an agent announces.
-const SAME_BY_FILTERS: [&str; 2] = ["--skip", "announce::"];
+pub(super) const SAME_BY_FILTERS: &str = "announce::";
 
 /// The data plane's tests once more, by filters.
 pub(super) fn run_by_filters(filter: &str, paths: &Paths, outcome: &mut Outcome) -> Result<()> {
     println!("the data plane by clsact filters:");
-    let arguments = [filtered(filter), SAME_BY_FILTERS.map(str::to_owned).to_vec()].concat();
+    let arguments = [filtered(filter), ["--skip", SAME_BY_FILTERS].map(str::to_owned).to_vec()].concat();
     let mut command = cargo_test(&named(DATAPLANE), paths);
     command.env(FILTERS.0, FILTERS.1).arg("--").args(arguments);
     follow(command, outcome, |_| ())

@@ -33,7 +33,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-use super::cargo_tests::{self, DATAPLANE, FILTERS};
+use super::cargo_tests::{self, DATAPLANE, FILTERS, SAME_BY_FILTERS};
 use super::summary::{Outcome, Summary};
 use crate::toolchain::packages::{self, Purpose};
 use crate::toolchain::{BuildArgs, Paths, Progress, ensure_built, output};
@@ -223,13 +223,16 @@ fn suites(name: &str, program: &str, tests: &[String], arguments: &[String]) -> 
     if name != DATAPLANE {
         return vec![suite];
     }
+    let mut by_filters = tests.to_vec();
+    by_filters.retain(|test| !test.starts_with(SAME_BY_FILTERS));
     let filters = Suite {
         name: format!("{name}/clsact"),
+        tests: by_filters,
         environment: [suite.environment.as_slice(), &[environment(FILTERS)]].concat(),
         needs_symbol: Some(TCX_SYMBOL.to_owned()),
         ..suite.clone()
     };
-    vec![suite, filters]
+    [suite, filters].into_iter().filter(|suite| !suite.tests.is_empty()).collect()
 }
 
 #[cfg(test)]
@@ -244,6 +247,9 @@ mod tests {
         assert_eq!(names("kernel_programs"), ["kernel_programs"]);
         assert_eq!(names(DATAPLANE), ["kernel_dataplane", "kernel_dataplane/clsact"]);
         assert!(suites(DATAPLANE, "/x", &[], &[]).is_empty(), "none of its tests is wanted");
+        let tests = ["announce::a".to_owned(), "a::b".to_owned()];
+        let [all, by_filters] = &suites(DATAPLANE, "/x", &tests, &[])[..] else { panic!("by links and by filters") };
+        assert_eq!((&all.tests[..], &by_filters.tests[..]), (&tests[..], &tests[1..]), "what is the same by both");
     }
 
     #[test]
