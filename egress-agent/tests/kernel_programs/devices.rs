@@ -23,7 +23,8 @@ pub(crate) fn make_devices() {
     for switch in ["ipv4/ip_forward", "ipv6/conf/all/forwarding"] {
         std::fs::write(format!("/proc/sys/net/{switch}"), "1").expect("forward packets");
     }
-    batch(&format!(
+    // At once: where the processor is translated, starting a program takes long.
+    let mut script = format!(
         "link set lo up\n\
          link add breth0 index {UPLINK} address 02:00:00:00:01:02 type veth peer name out0 index 21\n\
          link add ovn-k8s-mp0 index {MGMT} address 02:00:00:00:02:02 mtu 1400 type veth peer name pods0 index 22\n\
@@ -34,16 +35,17 @@ pub(crate) fn make_devices() {
          link add egress0 index {OVERLAY} type vxlan external dstport 4794 nolearning\n\
          link set breth0 up\nlink set egress0 up\nlink set out0 up\nlink set ovn-k8s-mp0 up\nlink set pods0 up\n\
          route add 198.51.100.0/24 via 172.18.0.1\n\
-         route add 2001:db8::/64 via fd00:172:18::1\n"
-    ));
-    batch("neigh replace 172.18.0.3 lladdr 02:00:00:00:01:03 dev breth0 nud permanent\n");
+         route add 2001:db8::/64 via fd00:172:18::1\n\
+         neigh replace 172.18.0.3 lladdr 02:00:00:00:01:03 dev breth0 nud permanent\n"
+    );
     for cast in [V4, V6] {
-        batch(&format!(
+        script.push_str(&format!(
             "neigh replace {} lladdr 02:00:00:00:01:01 dev breth0 nud permanent\n\
              neigh replace {} lladdr 02:00:00:00:02:10 dev ovn-k8s-mp0 nud permanent\n",
             cast.router, cast.pod
         ));
     }
+    batch(&script);
 }
 
 /// Runs `ip -batch` in this thread's network namespace.

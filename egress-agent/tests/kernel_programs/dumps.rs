@@ -49,25 +49,30 @@ fn names(value: &Value) -> BTreeSet<&str> {
     value.as_object().into_iter().flatten().map(|(name, _)| name.as_str()).collect()
 }
 
+/// Packets that leave an entry in every map.
+pub(crate) fn use_every_map(stage: &mut Stage) {
+    let fragment = packet(V4.pod, V4.world, 4000, 80).with(|packet| packet.fragment = (0, true));
+    let from_outside = packet(V4.world, V4.pod, 80, 5000).tcp(SYN);
+    let datagram = packet(V4.known_pod, V4.world, 4000, 80);
+    let early = fragment.clone().with(|packet| (packet.fragment, packet.number) = ((9, false), 1));
+    for (run, packet) in [(STEER, fragment), (STEER, early), (STEER, datagram), (NOTICE, from_outside)] {
+        test_run(stage.program(run.program), &run, &packet.frame());
+    }
+    // Two flows and one port.
+    stage.configure(|config| (config.node_ports.first, config.node_ports.last) = (61000, 61000));
+    for port in [4000, 4001] {
+        let marked = Run { mark: NODE_MARK, ..LEAVE };
+        test_run(stage.program(LEAVE.program), &marked, &packet(V4.pod, V4.other_node, port, 80).frame());
+    }
+}
+
 #[test]
 fn every_map_shows_named_fields() {
-    on_stage(|mut stage| {
-        let fragment = packet(V4.pod, V4.world, 4000, 80).with(|packet| packet.fragment = (0, true));
-        let from_outside = packet(V4.world, V4.pod, 80, 5000).tcp(SYN);
-        let datagram = packet(V4.known_pod, V4.world, 4000, 80);
-        let early = fragment.clone().with(|packet| (packet.fragment, packet.number) = ((9, false), 1));
-        for (run, packet) in [(STEER, fragment), (STEER, early), (STEER, datagram), (NOTICE, from_outside)] {
-            test_run(stage.program(run.program), &run, &packet.frame());
-        }
-        // Two flows and one port.
-        stage.configure(|config| (config.node_ports.first, config.node_ports.last) = (61000, 61000));
-        for port in [4000, 4001] {
-            let marked = Run { mark: NODE_MARK, ..LEAVE };
-            test_run(stage.program(LEAVE.program), &marked, &packet(V4.pod, V4.other_node, port, 80).frame());
-        }
+    on_stage(|stage| {
+        use_every_map(stage);
         stage.program(ENTER.program);
         for (name, key, value) in FIELDS {
-            let entry = first_entry(&stage, name);
+            let entry = first_entry(stage, name);
             let shown = names(&entry["key"]);
             assert!(key.iter().all(|field| shown.contains(field)), "{name}: {key:?} in {entry}");
             // Maps per CPU show one value for each.

@@ -27,12 +27,12 @@ const EXPERIENCED: u8 = 3;
 /// Runs a test for both families on both underlays, each underlay on a stage of its own.
 fn everywhere(test: impl Fn(&mut Stage, &Cast, &Cast) + Send + Copy + 'static) {
     for underlay in [V4, V6] {
-        on_stage(move |mut stage| {
+        on_stage(move |stage| {
             stay_on_one_cpu();
             batch("neigh replace fd00:172:18::3 lladdr 02:00:00:00:01:03 dev breth0 nud permanent\n");
-            settle(&mut stage, &underlay);
+            settle(stage, &underlay);
             for cast in [V4, V6] {
-                test(&mut stage, &cast, &underlay);
+                test(stage, &cast, &underlay);
             }
         });
     }

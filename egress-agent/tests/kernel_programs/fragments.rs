@@ -192,9 +192,8 @@ fn strangers_take_turns_but_never_stay() {
         let own = pieces(&answer, 1);
         // All places and more, by datagrams that nobody asked for.
         let flood = |stage: &mut Stage, numbers: std::ops::Range<u16>| {
-            for number in numbers {
-                stage.drops(&ENTER, &pieces(&answer, number)[1], Verdict::FragmentHeld);
-            }
+            let pieces = numbers.map(|number| pieces(&answer, number)[1].clone());
+            stage.drops_all(&ENTER, pieces, Verdict::FragmentHeld);
         };
         flood(stage, 100..2000);
         stage.drops(&ENTER, &own[1], Verdict::FragmentHeld);

@@ -141,7 +141,7 @@ fn a_mapping_that_packets_do_not_take_for_one_has_its_time_too() {
 
 #[test]
 fn pods_that_nothing_selects_leave_room_for_those_that_something_does() {
-    on_stage_with(&[("inbound", 8)], |mut stage| {
+    on_stage_with(&[("inbound", 8)], |stage| {
         stage.configure(|config| {
             config.timeouts = TIMEOUTS;
             config.inbound_shared = 6;
@@ -164,7 +164,7 @@ fn pods_that_nothing_selects_leave_room_for_those_that_something_does() {
 /// One flow, aged before each round; then its packet and a sweep meet.
 #[test]
 fn what_a_packet_has_used_is_not_swept() {
-    on_stage_with(&[("nat", 64), ("flows", 64), ("inbound", 64)], |mut stage| {
+    on_stage_with(&[("nat", 64), ("flows", 64), ("inbound", 64)], |stage| {
         if !has_both_cpus() {
             return eprintln!("skipped: needs two CPUs");
         }
@@ -177,7 +177,7 @@ fn what_a_packet_has_used_is_not_swept() {
             assert_eq!(test_run(stage.program(STEER.program), &STEER, &frame).action, REDIRECT);
             stage.age(u64::from(TIMEOUTS.udp) + 1);
             let before = stage.counts();
-            let ran = meet(&stage, &frame, round);
+            let ran = meet(stage, &frame, round);
             let there = stage.nat.get(&forward, 0).is_ok();
             let lost = stage.moved(&before).contains_key(Verdict::ClaimLost.label());
             assert_eq!(ran, if lost { SHOT } else { REDIRECT }, "round {round}");

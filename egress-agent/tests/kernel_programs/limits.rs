@@ -10,7 +10,7 @@ use crate::stage::{ENTER, LEAVE, NOTICE, REDIRECT, Run, STEER, both, on_stage, o
 
 #[test]
 fn without_a_configuration_everything_passes() {
-    on_stage(|mut stage| {
+    on_stage(|stage| {
         stage.configure(|config| config.generation = 0);
         for cast in [V4, V6] {
             let sent = packet(cast.pod, cast.world, 1, 2);
@@ -23,7 +23,7 @@ fn without_a_configuration_everything_passes() {
 
 #[test]
 fn a_full_map_of_mappings_is_a_drop_without_remains() {
-    on_stage_with(&[("nat", 3)], |mut stage| {
+    on_stage_with(&[("nat", 3)], |stage| {
         let sent = |port| packet(V4.pod, V4.world, port, 80);
         stage.run_frame(&STEER, &sent(4000).frame(), Verdict::SnatHere);
         stage.drops(&STEER, &sent(4001), Verdict::MapFull);
@@ -38,7 +38,7 @@ fn a_full_map_of_mappings_is_a_drop_without_remains() {
 
 #[test]
 fn a_search_in_a_full_map_says_so() {
-    on_stage_with(&[("nat", 2)], |mut stage| {
+    on_stage_with(&[("nat", 2)], |stage| {
         let sent = |port| packet(V6.pod, V6.world, port, 80);
         stage.run_frame(&STEER, &sent(4000).frame(), Verdict::SnatHere);
         stage.drops(&STEER, &sent(53), Verdict::MapFull);
@@ -48,7 +48,7 @@ fn a_search_in_a_full_map_says_so() {
 
 #[test]
 fn a_full_map_of_flows_is_a_drop() {
-    on_stage_with(&[("flows", 1)], |mut stage| {
+    on_stage_with(&[("flows", 1)], |stage| {
         stage.run_frame(&STEER, &packet(V4.away_pod, V4.world, 4000, 80).frame(), Verdict::Steered);
         stage.drops(&STEER, &packet(V4.away_pod, V4.world, 4001, 80), Verdict::MapFull);
         stage.run_frame(&STEER, &packet(V4.away_pod, V4.world, 4000, 80).frame(), Verdict::Steered);
@@ -57,7 +57,7 @@ fn a_full_map_of_flows_is_a_drop() {
 
 #[test]
 fn a_full_map_of_connections_from_outside_lets_them_by() {
-    on_stage_with(&[("inbound", 1)], |mut stage| {
+    on_stage_with(&[("inbound", 1)], |stage| {
         let syn = |port| packet(V4.world, V4.pod, port, 4000).tcp(SYN);
         stage.passes(&NOTICE, &syn(1), Verdict::InboundRemembered);
         stage.passes(&NOTICE, &syn(2), Verdict::InboundRefused);
@@ -92,7 +92,7 @@ fn every_port_is_given_before_one_is_refused() {
 #[test]
 fn the_last_port_is_found_from_two_cpus_at_once() {
     const PORTS: usize = 64_512;
-    on_stage(|mut stage| {
+    on_stage(|stage| {
         if !has_both_cpus() {
             return eprintln!("skipped: needs two CPUs");
         }

@@ -6,11 +6,13 @@
 //! not carried out by a test run: what the kernel does behind it belongs to the tests of the lab. They need root; without
 //! it each test says so and passes, and `cargo xtask test` does not start them at all but counts them as skipped.
 
+mod ages;
 mod answers;
 mod cast;
 mod cut;
 mod devices;
 mod dumps;
+mod emptied;
 mod encapsulation;
 mod errors;
 mod figures;
@@ -18,6 +20,7 @@ mod fragments;
 mod frames;
 mod guard;
 mod hairpin;
+mod kept;
 mod life;
 mod limits;
 mod mutants;

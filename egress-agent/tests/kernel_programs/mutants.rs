@@ -5,11 +5,12 @@ use egress_common::abi::{Class, Verdict};
 
 use crate::cast::{V4, V6};
 use crate::frames::{Body, SYN, ip, octets, packet};
+use crate::pace::rounds;
 use crate::stage::{
     ENTER, LEAVE, NEXT, NOTICE, REDIRECT, Ran, Run, SHOT, STEER, Stage, UPLINK_MAC, on_stage, test_run,
 };
 
-const ROUNDS: usize = 4000;
+const ROUNDS: u32 = 4000;
 
 /// xorshift64*.
 pub(crate) struct Numbers(u64);
@@ -77,12 +78,12 @@ fn check(stage: &mut Stage, run: &Run, frame: &[u8]) {
 
 #[test]
 fn every_frame_has_one_verdict_and_its_action() {
-    on_stage(|mut stage| {
+    on_stage(|stage| {
         let (seeds, mut numbers) = (seeds(), Numbers(0x9e37_79b9_7f4a_7c15));
         for (run, frame) in &seeds {
-            check(&mut stage, run, frame);
+            check(stage, run, frame);
         }
-        for round in 0..ROUNDS {
+        for round in 0..rounds(ROUNDS) {
             let (run, frame) = &seeds[numbers.below(seeds.len())];
             let mut frame = frame.clone();
             for _ in 0..=numbers.below(3) {
@@ -94,7 +95,7 @@ fn every_frame_has_one_verdict_and_its_action() {
                 // The kernel's test runs want a whole network header.
                 frame.truncate(54 + numbers.below(frame.len() - 53).min(60));
             }
-            check(&mut stage, run, &frame);
+            check(stage, run, &frame);
         }
     });
 }

@@ -22,7 +22,7 @@ fn arp(dmac: [u8; 6], operation: u8, sender: ([u8; 6], &str), target: ([u8; 6], 
 
 #[test]
 fn arp_requests_for_an_owned_address_are_answered() {
-    on_stage(|mut stage| {
+    on_stage(|stage| {
         // From somebody, and a probe (RFC 5227); broadcast, and to us alone to see whether we are still there.
         for sender in ["172.18.0.1", "0.0.0.0"] {
             for dmac in [[0xff; 6], UPLINK_MAC] {
@@ -37,7 +37,7 @@ fn arp_requests_for_an_owned_address_are_answered() {
 
 #[test]
 fn other_arp_is_left_alone() {
-    on_stage(|mut stage| {
+    on_stage(|stage| {
         let reply = arp([0xff; 6], REPLY, (ASKER_MAC, "172.18.0.1"), ([0; 6], V4.egress));
         let other = arp([0xff; 6], REQUEST, (ASKER_MAC, "172.18.0.1"), ([0; 6], V4.away_egress));
         let node = arp([0xff; 6], REQUEST, (ASKER_MAC, "172.18.0.1"), ([0; 6], V4.node));
@@ -78,7 +78,7 @@ const ROUTER: &str = "fe80::1";
 
 #[test]
 fn solicitations_for_an_owned_address_are_answered() {
-    on_stage(|mut stage| {
+    on_stage(|stage| {
         let link = [&[1, 1][..], &ASKER_MAC].concat();
         let nonce = [&[14, 1][..], &[7; 6]].concat();
         let options = [vec![], link.clone(), [link, nonce].concat()];
@@ -97,7 +97,7 @@ fn solicitations_for_an_owned_address_are_answered() {
 
 #[test]
 fn duplicate_address_detection_is_answered_to_all() {
-    on_stage(|mut stage| {
+    on_stage(|stage| {
         let request = discovery([GROUP_MAC, ASKER_MAC], "::", GROUP, 255, &solicitation(V6.egress, &[]));
         let macs = [[0x33, 0x33, 0, 0, 0, 1], OWNED_MAC];
         let answer = discovery(macs, V6.egress, "ff02::1", 255, &advertisement(V6.egress, 0x20));
@@ -108,7 +108,7 @@ fn duplicate_address_detection_is_answered_to_all() {
 
 #[test]
 fn other_neighbour_discovery_is_left_alone() {
-    on_stage(|mut stage| {
+    on_stage(|stage| {
         let macs = [GROUP_MAC, ASKER_MAC];
         let from_afar = discovery(macs, ROUTER, GROUP, 254, &solicitation(V6.egress, &[]));
         let other = discovery(macs, ROUTER, GROUP, 255, &solicitation(V6.away_egress, &[]));

@@ -21,6 +21,9 @@ use crate::frames::{ACK, Body, Packet, RST, SYN, ip, octets, packet};
 use crate::pace::patience;
 use crate::stage::{ROUTER_MAC, STEER, Stage, UPLINK_MAC, both};
 
+const DEVICE: &str = "egress0";
+const PROGRAM: &str = "overlay_ingress";
+
 /// The far end of a device.
 struct Wire {
     socket: OwnedFd,
@@ -93,17 +96,18 @@ fn is(verdict: Verdict) -> BTreeMap<&'static str, u64> {
     BTreeMap::from([(verdict.label(), 1)])
 }
 
-/// Once per stage: a body that is run for both families comes here twice.
-fn attach(stage: &mut Stage) {
-    let program: &mut SchedClassifier = stage.program_mut("overlay_ingress");
-    let attached = match SchedClassifier::query_tcx("egress0", TcAttachType::Ingress) {
-        Ok((_, programs)) => !programs.is_empty(),
-        // A kernel without links: the queueing discipline of our filter is there from the first time on.
-        Err(_) => tc::qdisc_add_clsact("egress0").is_err(),
-    };
-    if !attached {
-        program.attach("egress0", TcAttachType::Ingress).expect("attach");
-    }
+/// Runs a test body for both families with the program on the overlay device. It is taken off again: the stage is another
+/// test's afterwards, and the device may still get packets.
+fn on_the_device(test: impl Fn(&mut Stage, &Cast) + Send + 'static) {
+    both(move |stage, cast| {
+        if SchedClassifier::query_tcx(DEVICE, TcAttachType::Ingress).is_err() {
+            // A kernel without links. For the second family it is there already.
+            let _there = tc::qdisc_add_clsact(DEVICE);
+        }
+        let link = stage.program_mut(PROGRAM).attach(DEVICE, TcAttachType::Ingress).expect("attach");
+        test(stage, cast);
+        stage.program_mut(PROGRAM).detach(link).expect("detach");
+    });
 }
 
 fn from_remote(cast: &Cast) -> Packet {
@@ -112,8 +116,7 @@ fn from_remote(cast: &Cast) -> Packet {
 
 #[test]
 fn another_nodes_pod_gets_its_egress_ip() {
-    both(|stage, cast| {
-        attach(stage);
+    on_the_device(|stage, cast| {
         let wire = Wire::of("out0");
         for (port, body) in (4000..).zip([Body::Udp, Body::Tcp(SYN), Body::EchoRequest]) {
             let inner = from_remote(cast).body(body).with(|packet| packet.sport = port);
@@ -136,8 +139,7 @@ fn another_nodes_pod_gets_its_egress_ip() {
 
 #[test]
 fn an_answer_from_a_gateway_reaches_its_pod() {
-    both(|stage, cast| {
-        attach(stage);
+    on_the_device(|stage, cast| {
         let (wire, pods) = (Wire::of("out0"), Wire::of("pods0"));
         let inner = packet(cast.world, cast.pod, 80, 4000).tcp(SYN);
         let arrived = arrives(stage, &wire, &wrapped(V4.other_node, cast.here, &inner));
@@ -149,8 +151,7 @@ fn an_answer_from_a_gateway_reaches_its_pod() {
 
 #[test]
 fn forged_packets_are_dropped_by_name() {
-    both(|stage, cast| {
-        attach(stage);
+    on_the_device(|stage, cast| {
         let wire = Wire::of("out0");
         let inner = from_remote(cast);
         for (from, id, inner, verdict) in [
@@ -179,8 +180,7 @@ fn forged_packets_are_dropped_by_name() {
 
 #[test]
 fn a_remote_pod_is_told_what_the_uplink_takes() {
-    both(|stage, cast| {
-        attach(stage);
+    on_the_device(|stage, cast| {
         let wire = Wire::of("out0");
         stage.configure(|config| config.uplink_mtu = 1200);
         let large = from_remote(cast).with(|packet| packet.data = 1250);
@@ -197,8 +197,7 @@ fn a_remote_pod_is_told_what_the_uplink_takes() {
 
 #[test]
 fn a_remote_pod_whose_port_another_took_meanwhile_is_told() {
-    both(|stage, cast| {
-        attach(stage);
+    on_the_device(|stage, cast| {
         let wire = Wire::of("out0");
         let taken = packet(cast.pod, cast.world, 4000, 80).tcp(SYN);
         stage.run_frame(&STEER, &taken.frame(), Verdict::SnatHere);
@@ -218,8 +217,7 @@ fn a_remote_pod_whose_port_another_took_meanwhile_is_told() {
 
 #[test]
 fn before_the_configuration_nothing_gets_in() {
-    both(|stage, cast| {
-        attach(stage);
+    on_the_device(|stage, cast| {
         let wire = Wire::of("out0");
         stage.configure(|config| config.generation = 0);
         let arrived = arrives(stage, &wire, &wrapped(V4.other_node, cast.here, &from_remote(cast)));

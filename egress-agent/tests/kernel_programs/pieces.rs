@@ -20,8 +20,8 @@ fn begin(stage: &mut Stage, pod: &str, port: u16) -> Packet {
 
 #[test]
 fn the_rest_follows_as_a_fragment_of_its_own() {
-    on_stage(|mut stage| {
-        let answer = begin(&mut stage, V4.pod, 4000);
+    on_stage(|stage| {
+        let answer = begin(stage, V4.pod, 4000);
         let whole = answer.dnat(V4.pod, 4000).hop().frame();
         let ran = stage.run_frame(&ENTER, &answer.frame(), Verdict::ReplyHere);
         let rest = &whole[L3 + 20 + FIRST..];
@@ -39,9 +39,9 @@ fn the_rest_follows_as_a_fragment_of_its_own() {
 /// The first piece would be lost where nobody resolves the neighbour for it.
 #[test]
 fn a_pod_that_is_not_resolved_gets_neither_piece() {
-    on_stage(|mut stage| {
+    on_stage(|stage| {
         stage.pods.insert(addr(V4.early_pod), PodEntry::selected(V4.here, 0), 0).expect("a pod");
-        let answer = begin(&mut stage, V4.early_pod, 4000);
+        let answer = begin(stage, V4.early_pod, 4000);
         stage.drops(&ENTER, &answer, Verdict::NoNeighbour);
         batch(&format!("neigh replace {} lladdr 02:00:00:00:02:10 dev ovn-k8s-mp0 nud permanent\n", V4.early_pod));
         assert_eq!(stage.run_frame(&ENTER, &answer.frame(), Verdict::ReplyHere).action, REDIRECT);
@@ -51,8 +51,8 @@ fn a_pod_that_is_not_resolved_gets_neither_piece() {
 /// A header that says less than the frame has: nothing of it can be cut.
 #[test]
 fn a_length_that_is_not_there_is_not_cut() {
-    on_stage(|mut stage| {
-        let mut frame = begin(&mut stage, V4.pod, 4000).frame();
+    on_stage(|stage| {
+        let mut frame = begin(stage, V4.pod, 4000).frame();
         frame[L3 + 2..L3 + 4].copy_from_slice(&200_u16.to_be_bytes());
         let ran = stage.run_frame(&ENTER, &frame, Verdict::RewriteFailed);
         assert_ne!(ran.action, REDIRECT);

@@ -21,7 +21,7 @@ use crate::races::{has_both_cpus, pin};
 use crate::runs::{REDIRECT, STEER, test_run};
 use crate::stage::{Stage, both};
 
-/// How long, for each family.
+/// How long, for each family; longer only until both mappings have been met.
 const TIME: Duration = Duration::from_secs(2);
 const OWN_PORT: u16 = 4000;
 /// Of the mapping that is put back, and of the other flow's.
@@ -69,8 +69,8 @@ fn send(program: &SchedClassifier, cast: &Cast, stop: &AtomicBool) -> (u32, u32)
     let egress = addr(cast.egress);
     let octets = if cast.family == Family::V4 { egress.v4_octets().to_vec() } else { egress.octets().to_vec() };
     let (mut given, mut own) = (0, 0);
-    let end = Instant::now() + pace::patience(TIME);
-    while Instant::now() < end {
+    let start = Instant::now();
+    while start.elapsed() < if given > 0 && own > 0 { TIME } else { pace::patience(TIME) } {
         let ran = test_run(program, &STEER, &frame);
         if ran.action != REDIRECT {
             continue;

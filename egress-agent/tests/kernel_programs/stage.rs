@@ -1,5 +1,5 @@
-//! A node for one test: a network namespace with devices (`devices`), the loaded object, and maps filled for a cast of
-//! addresses per family. `runs` is how a packet gets in and out.
+//! A node for one test: a network namespace with devices (`devices`), an object that is loaded or was kept (`kept`), and
+//! maps filled for a cast of addresses per family. `runs` is how a packet gets in and out.
 
 use std::collections::BTreeMap;
 
@@ -7,26 +7,30 @@ use aya::maps::lpm_trie::Key;
 use aya::maps::{Array, HashMap, LpmTrie, Map, MapData, MapInfo, PerCpuArray, PerCpuHashMap, PerCpuValues};
 use aya::programs::SchedClassifier;
 use aya::util::nr_cpus;
-use aya::{Ebpf, EbpfLoader, Pod};
+use aya::{EbpfLoader, Pod};
 use egress_common::abi::{
     Addr, ClusterPrefix, Config, Count, Datagram, EipCount, Family, Flow, FragKey, FragPorts, Inbound, Mapping,
-    NodeEntry, NodePlace, Owned, OwnedAddr, PodEntry, Policy, PolicyKey, PortRange, PrefixKind, SWEEP_PRESSED, Slot,
-    Tuple, Usage, Verdict, WhenEmpty,
+    NodeEntry, NodePlace, Owned, OwnedAddr, PodEntry, Policy, PolicyKey, PortRange, PrefixKind, Slot, Tuple, Usage,
+    Verdict, WhenEmpty,
 };
 use egress_common::decide::notice::SETTLE_NS;
 use nix::sched::{CloneFlags, unshare};
-use nix::time::{ClockId, clock_gettime};
 
 use crate::cast::{Cast, V4, V6, addr};
 use crate::frames::Packet;
-use crate::object;
+use crate::kept::{self, Object};
+use crate::object::bytes;
 
+pub(crate) use crate::ages::*;
 pub(crate) use crate::devices::*;
 pub(crate) use crate::runs::*;
 
+/// Bytes of a place for a fragment.
+pub(crate) const HELD: usize = 2048;
+
 /// The loaded object and its maps.
 pub(crate) struct Stage {
-    ebpf: Ebpf,
+    pub(crate) object: Object,
     pub(crate) config: Array<MapData, Config>,
     pub(crate) pods: HashMap<MapData, Addr, PodEntry>,
     pub(crate) policy: HashMap<MapData, PolicyKey, Policy>,
@@ -50,15 +54,16 @@ pub(crate) struct Stage {
     pub(crate) sizes: BTreeMap<String, u32>,
     pub(crate) eip_counters: PerCpuHashMap<MapData, u32, EipCount>,
     answers: PerCpuArray<MapData, u64>,
+    pub(crate) held: Array<MapData, [u8; HELD]>,
 }
 
-/// Runs the test on a stage of its own; without root it says so instead.
-pub(crate) fn on_stage(test: impl FnOnce(Stage) + Send + 'static) {
+/// Runs the test on a stage that nobody else uses; without root it says so instead.
+pub(crate) fn on_stage(test: impl FnOnce(&mut Stage) + Send + 'static) {
     on_stage_with(&[], test);
 }
 
-/// Likewise, with maps of other sizes.
-pub(crate) fn on_stage_with(sizes: &'static [(&'static str, u32)], test: impl FnOnce(Stage) + Send + 'static) {
+/// Likewise, with maps of other sizes, and so with an object of its own.
+pub(crate) fn on_stage_with(sizes: &'static [(&'static str, u32)], test: impl FnOnce(&mut Stage) + Send + 'static) {
     if !nix::unistd::geteuid().is_root() {
         eprintln!("skipped: needs root");
         return;
@@ -66,7 +71,13 @@ pub(crate) fn on_stage_with(sizes: &'static [(&'static str, u32)], test: impl Fn
     let thread = std::thread::spawn(move || {
         unshare(CloneFlags::CLONE_NEWNET).expect("make a network namespace");
         make_devices();
-        test(Stage::make(sizes));
+        let mut stage = Stage::make(sizes);
+        test(&mut stage);
+        // A test that fails does not come here.
+        if sizes.is_empty() {
+            stage.empty();
+            kept::give_back(stage);
+        }
     });
     if let Err(panic) = thread.join() {
         std::panic::resume_unwind(panic);
@@ -75,9 +86,9 @@ pub(crate) fn on_stage_with(sizes: &'static [(&'static str, u32)], test: impl Fn
 
 /// Runs a test body for both families on one stage.
 pub(crate) fn both(test: impl Fn(&mut Stage, &Cast) + Send + 'static) {
-    on_stage(move |mut stage| {
+    on_stage(move |stage| {
         for cast in [V4, V6] {
-            test(&mut stage, &cast);
+            test(stage, &cast);
         }
     });
 }
@@ -88,39 +99,57 @@ impl Stage {
         while now_ns() <= SETTLE_NS + 1_000_000_000 {
             std::thread::sleep(std::time::Duration::from_millis(100));
         }
+        let kept = if sizes.is_empty() { kept::take() } else { None };
+        let mut stage = kept.unwrap_or_else(|| Self::load(sizes));
+        assert!(stage.remains().is_empty(), "of another test: {:?}", stage.remains());
+        stage.begin();
+        stage
+    }
+
+    fn load(sizes: &[(&str, u32)]) -> Self {
         let mut loader = EbpfLoader::new();
         for (name, size) in sizes {
             loader.map_max_entries(name, *size);
         }
-        let mut ebpf = loader.load(object::bytes()).expect("load the object");
-        let mut stage = Self {
-            ids: ebpf.maps().map(|(name, map)| (name.to_owned(), info(map).id())).collect(),
-            sizes: ebpf.maps().map(|(name, map)| (name.to_owned(), info(map).max_entries())).collect(),
-            config: Array::try_from(take(&mut ebpf, "config")).expect("an array"),
-            pods: hash(&mut ebpf, "pods"),
-            policy: hash(&mut ebpf, "policy"),
-            owned: hash(&mut ebpf, "owned"),
-            owned_addr: hash(&mut ebpf, "owned_addr"),
-            cluster: LpmTrie::try_from(take(&mut ebpf, "cluster")).expect("a trie"),
-            nodes: hash(&mut ebpf, "nodes"),
-            flows: hash(&mut ebpf, "flows"),
-            inbound: hash(&mut ebpf, "inbound"),
-            nat: hash(&mut ebpf, "nat"),
-            frags: hash(&mut ebpf, "frags"),
-            awaited: hash(&mut ebpf, "awaited"),
-            datagrams: hash(&mut ebpf, "datagrams"),
-            exhausted: hash(&mut ebpf, "exhausted"),
-            usage: Array::try_from(take(&mut ebpf, "usage")).expect("an array"),
-            counters: PerCpuArray::try_from(take(&mut ebpf, "counters")).expect("counters"),
-            eip_counters: PerCpuHashMap::try_from(take(&mut ebpf, "eip_counters")).expect("counters"),
-            answers: PerCpuArray::try_from(take(&mut ebpf, "answers")).expect("an array per CPU"),
-            ebpf,
-        };
-        stage.configure(|_| ());
-        for cast in [V4, V6] {
-            stage.fill(&cast);
+        let ebpf = loader.load(bytes()).expect("load the object");
+        let facts: Vec<_> = ebpf.maps().map(|(name, map)| (name.to_owned(), info(map))).collect();
+        Self::of(Object::Own(ebpf), &facts)
+    }
+
+    pub(crate) fn of(mut object: Object, facts: &[(String, MapInfo)]) -> Self {
+        let mut take = |name: &str| object.take_map(name).unwrap_or_else(|| panic!("the object has no map {name}"));
+        Self {
+            ids: facts.iter().map(|(name, info)| (name.clone(), info.id())).collect(),
+            sizes: facts.iter().map(|(name, info)| (name.clone(), info.max_entries())).collect(),
+            config: Array::try_from(take("config")).expect("an array"),
+            pods: hash(take("pods")),
+            policy: hash(take("policy")),
+            owned: hash(take("owned")),
+            owned_addr: hash(take("owned_addr")),
+            cluster: LpmTrie::try_from(take("cluster")).expect("a trie"),
+            nodes: hash(take("nodes")),
+            flows: hash(take("flows")),
+            inbound: hash(take("inbound")),
+            nat: hash(take("nat")),
+            frags: hash(take("frags")),
+            awaited: hash(take("awaited")),
+            datagrams: hash(take("datagrams")),
+            exhausted: hash(take("exhausted")),
+            usage: Array::try_from(take("usage")).expect("an array"),
+            counters: PerCpuArray::try_from(take("counters")).expect("counters"),
+            eip_counters: PerCpuHashMap::try_from(take("eip_counters")).expect("counters"),
+            answers: PerCpuArray::try_from(take("answers")).expect("an array per CPU"),
+            held: Array::try_from(take("held")).expect("an array"),
+            object,
         }
-        stage
+    }
+
+    /// Fills maps in which nothing is.
+    pub(crate) fn begin(&mut self) {
+        self.configure(|_| ());
+        for cast in [V4, V6] {
+            self.fill(&cast);
+        }
     }
 
     /// The configuration of the stage, changed.
@@ -198,21 +227,16 @@ impl Stage {
 
     /// The program, loaded at its first use.
     pub(crate) fn program(&mut self, name: &str) -> &SchedClassifier {
-        self.program_mut(name)
+        self.object.get_mut(name)
+    }
+
+    pub(crate) fn program_mut(&mut self, name: &str) -> &mut SchedClassifier {
+        self.object.get_mut(name)
     }
 
     /// A program that has been used before, for several threads.
     pub(crate) fn loaded(&self, name: &str) -> &SchedClassifier {
-        self.ebpf.program(name).and_then(|program| program.try_into().ok()).expect("a classifier")
-    }
-
-    pub(crate) fn program_mut(&mut self, name: &str) -> &mut SchedClassifier {
-        let program = self.ebpf.program_mut(name).expect("a program");
-        let program: &mut SchedClassifier = program.try_into().expect("a classifier");
-        if program.fd().is_err() {
-            program.load().unwrap_or_else(|error| panic!("{name}: {error}"));
-        }
-        program
+        self.object.get(name)
     }
 
     /// Runs a frame; exactly one counter, the verdict's, moves by one packet and the frame's length.
@@ -230,6 +254,17 @@ impl Stage {
     pub(crate) fn passes(&mut self, run: &Run, packet: &Packet, verdict: Verdict) {
         let ran = self.run_frame(run, &packet.frame(), verdict);
         assert_eq!(ran, Ran { action: NEXT, frame: packet.frame(), mark: run.mark }, "{packet:?}");
+    }
+
+    /// Runs packets that end alike; counters are looked at once, which is most of the time that a packet takes.
+    pub(crate) fn drops_all(&mut self, run: &Run, packets: impl IntoIterator<Item = Packet>, verdict: Verdict) {
+        let (before, mut expected) = (self.counts(), (0, 0));
+        for packet in packets {
+            let frame = packet.frame();
+            assert_eq!(test_run(self.program(run.program), run, &frame).action, SHOT, "{packet:?}");
+            expected = (expected.0 + 1, expected.1 + u64::try_from(frame.len()).expect("a length"));
+        }
+        assert_eq!(self.moved(&before), BTreeMap::from([(verdict.label(), expected)]), "{run:?}");
     }
 
     pub(crate) fn drops(&mut self, run: &Run, packet: &Packet, verdict: Verdict) {
@@ -302,49 +337,6 @@ impl Stage {
         self.answers.get(&0, 0).expect("the answers").iter().sum()
     }
 
-    /// Removes what is idle; `pressed` as if a map were nearly full. Returns how many entries went.
-    pub(crate) fn sweep(&mut self, pressed: bool) -> i32 {
-        let mark = if pressed { SWEEP_PRESSED } else { 0 };
-        let run = Run { mark, ..SWEEP };
-        test_run(self.program(run.program), &run, &[0; 64]).action
-    }
-
-    /// As if nothing had been seen of any entry since so many seconds ago.
-    pub(crate) fn age(&mut self, seconds: u64) {
-        let ago = seconds * 1_000_000_000;
-        while now_ns() <= ago {
-            // A guest that has just been booted is younger than that.
-            std::thread::sleep(std::time::Duration::from_millis(100));
-        }
-        let then = now_ns() - ago;
-        for (key, mut value) in self.nat.iter().map(|entry| entry.expect("an entry")).collect::<Vec<_>>() {
-            value.last_seen_ns = then;
-            self.nat.insert(key, value, 0).expect("age a mapping");
-        }
-        for (key, value) in self.flows.iter().map(|entry| entry.expect("an entry")).collect::<Vec<_>>() {
-            self.flows.insert(key, Flow { last_seen_ns: then, ..value }, 0).expect("age a flow");
-        }
-        for (key, value) in self.inbound.iter().map(|entry| entry.expect("an entry")).collect::<Vec<_>>() {
-            self.inbound.insert(key, Inbound { last_seen_ns: then, ..value }, 0).expect("age a connection");
-        }
-    }
-
-    /// As if fragments that wait had come so many seconds ago.
-    pub(crate) fn age_held(&mut self, seconds: u64) {
-        const PLACE: usize = 2048;
-        let then = now_ns().checked_sub(seconds * 1_000_000_000).expect("a machine that runs for longer");
-        let held = self.ebpf.map_mut("held").expect("the places");
-        let mut held: Array<&mut MapData, [u8; PLACE]> = Array::try_from(held).expect("an array");
-        for place in 0..held.len() {
-            let mut value = held.get(&place, 0).expect("a place");
-            // Free and busy are small numbers.
-            if value[..8].try_into().map(u64::from_ne_bytes).expect("eight bytes") > 1 {
-                value[..8].copy_from_slice(&then.to_ne_bytes());
-                held.set(place, value, 0).expect("age a fragment");
-            }
-        }
-    }
-
     /// How many entries `nat`, `flows` and `inbound` have.
     pub(crate) fn entries(&self) -> [usize; 3] {
         [self.nat.keys().count(), self.flows.keys().count(), self.inbound.keys().count()]
@@ -365,14 +357,7 @@ fn zero(counts: &BTreeMap<&'static str, (u64, u64)>) -> BTreeMap<&'static str, (
     counts.keys().map(|label| (*label, (0, 0))).collect()
 }
 
-/// The programs' clock.
-pub(crate) fn now_ns() -> u64 {
-    let now = clock_gettime(ClockId::CLOCK_MONOTONIC_COARSE).expect("the clock");
-    let number = |part: i64| u64::try_from(part).expect("time since the start");
-    number(now.tv_sec()) * 1_000_000_000 + number(now.tv_nsec())
-}
-
-fn info(map: &Map) -> MapInfo {
+pub(crate) fn info(map: &Map) -> MapInfo {
     let (Map::Array(data)
     | Map::HashMap(data)
     | Map::LpmTrie(data)
@@ -386,10 +371,6 @@ fn info(map: &Map) -> MapInfo {
     data.info().expect("its information")
 }
 
-fn take(ebpf: &mut Ebpf, name: &str) -> Map {
-    ebpf.take_map(name).unwrap_or_else(|| panic!("the object has no map {name}"))
-}
-
-fn hash<K: Pod, V: Pod>(ebpf: &mut Ebpf, name: &str) -> HashMap<MapData, K, V> {
-    HashMap::try_from(take(ebpf, name)).expect("a hash map of these types")
+fn hash<K: Pod, V: Pod>(map: Map) -> HashMap<MapData, K, V> {
+    HashMap::try_from(map).expect("a hash map of these types")
 }

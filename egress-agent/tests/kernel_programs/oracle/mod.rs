@@ -22,8 +22,9 @@ use crate::stage::{Stage, on_stage_with};
 
 /// Stories of an ordinary test run, per variety.
 const STORIES: u32 = 200;
-/// How often a failing story is told again to make it shorter.
+/// How often a failing story is told again to make it shorter, and for how long.
 const RETELLINGS: usize = 300;
+const SHORTENING: Duration = Duration::from_secs(60);
 /// How often a long run says how far it is.
 const SAY_EVERY: Duration = Duration::from_secs(10);
 
@@ -67,7 +68,7 @@ fn number(variable: &str) -> Option<u64> {
     Some(text.parse().unwrap_or_else(|_| panic!("{variable} is no number: {text}")))
 }
 
-fn tell(stage: Stage, first: u64) {
+fn tell(stage: &mut Stage, first: u64) {
     let mut rig = Rig::new(stage);
     if let Some(seed) = number("EGRESS_ORACLE_SEED") {
         return one(&mut rig, seed);
@@ -108,10 +109,10 @@ fn one(rig: &mut Rig, seed: u64) {
 
 /// Without the steps that it fails without.
 fn shortened(rig: &mut Rig, mut steps: Vec<(usize, Step)>) -> Vec<(usize, Step)> {
-    let (mut size, mut left) = (steps.len() / 2, RETELLINGS);
+    let (mut size, mut left, start) = (steps.len() / 2, RETELLINGS, Instant::now());
     while size > 0 {
         let mut at = 0;
-        while at < steps.len() && left > 0 {
+        while at < steps.len() && left > 0 && start.elapsed() < SHORTENING {
             let mut fewer = steps.clone();
             fewer.drain(at..(at + size).min(steps.len()));
             left -= 1;

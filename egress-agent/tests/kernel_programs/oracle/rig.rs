@@ -19,6 +19,7 @@ use egress_fuzz::node::{Hook, Node, Outcome, Skb};
 use super::craft::{SECRET, enveloped, error_about, mirrored, unwrapped};
 use super::story::{Bent, By, Step, Who, cast};
 use crate::cast::{V4, V6, addr};
+use crate::emptied::Memory as _;
 use crate::encapsulation::takes_out_other_families;
 use crate::frames::packet;
 use crate::stage::{
@@ -40,8 +41,8 @@ struct Sent {
     out: Option<Vec<u8>>,
 }
 
-pub(super) struct Rig {
-    stage: Stage,
+pub(super) struct Rig<'a> {
+    stage: &'a mut Stage,
     node: Node,
     sent: HashMap<usize, Sent>,
     /// Packets by verdict, as the programs' counters should say.
@@ -54,21 +55,21 @@ pub(super) struct Rig {
 const INNER_ETHERTYPE: Range<usize> = 62..64;
 const IPV4: [u8; 2] = [8, 0];
 
-impl Rig {
-    pub(super) fn new(mut stage: Stage) -> Self {
-        for cast in [V4, V6] {
-            for pod in [cast.pending_pod, cast.away_pod, cast.known_pod, cast.early_pod, cast.unknown_pod] {
-                batch(&format!("neigh replace {pod} lladdr 02:00:00:00:02:10 dev ovn-k8s-mp0 nud permanent\n"));
-            }
-        }
-        let node = begin(&mut stage, 1);
+impl<'a> Rig<'a> {
+    pub(super) fn new(stage: &'a mut Stage) -> Self {
+        let pods = [V4, V6].map(|cast| {
+            [cast.pending_pod, cast.away_pod, cast.known_pod, cast.early_pod, cast.unknown_pod]
+                .map(|pod| format!("neigh replace {pod} lladdr 02:00:00:00:02:10 dev ovn-k8s-mp0 nud permanent\n"))
+        });
+        batch(&pods.concat().concat());
+        let node = begin(stage, 1);
         Self { stage, node, sent: HashMap::new(), counted: Vec::new(), decisions: 1, packets: 0 }
     }
 
     /// Tells a story from the beginning; what differs, if anything does.
     pub(super) fn tell(&mut self, steps: &[(usize, Step)]) -> Result<(), String> {
         self.decisions = 1;
-        self.node = begin(&mut self.stage, self.decisions);
+        self.node = begin(self.stage, self.decisions);
         self.sent.clear();
         self.counted = self.stage.packets();
         for (id, step) in steps {
@@ -169,7 +170,7 @@ impl Rig {
 
     /// A change of what the agent writes, on both sides.
     fn change(&mut self, step: &Step) {
-        let (stage, world) = (&mut self.stage, &self.node.world);
+        let (stage, world) = (&mut *self.stage, &self.node.world);
         let mut pod = |v6: bool, pod: Who, entry: Option<PodEntry>| {
             let at = addr(pod.of(&cast(v6)));
             match entry {
@@ -306,7 +307,7 @@ impl Rig {
     }
 
     fn compare_maps(&mut self) -> Result<(), String> {
-        let (stage, world) = (&self.stage, &self.node.world);
+        let (stage, world) = (&*self.stage, &self.node.world);
         compare("nat", &stage.nat, world.nat.all(), |mapping| {
             (mapping.other, mapping.source_node, mapping.egress_id, mapping.origin(), mapping.state)
         })?;
@@ -358,13 +359,13 @@ fn differ<S: Debug + PartialEq>(
 
 /// Clears what the programs remember, fills the rest as it is at the beginning, and makes the model likewise.
 fn begin(stage: &mut Stage, decisions: u32) -> Node {
-    clear(&mut stage.nat);
-    clear(&mut stage.flows);
-    clear(&mut stage.inbound);
-    clear(&mut stage.frags);
-    clear(&mut stage.awaited);
-    clear(&mut stage.datagrams);
-    clear(&mut stage.exhausted);
+    stage.nat.empty();
+    stage.flows.empty();
+    stage.inbound.empty();
+    stage.frags.empty();
+    stage.awaited.empty();
+    stage.datagrams.empty();
+    stage.exhausted.empty();
     stage.set_answers(0);
     stage.configure(|config| {
         config.decisions = decisions;
@@ -401,13 +402,6 @@ fn begin(stage: &mut Stage, decisions: u32) -> Node {
 
 fn all<K: Pod, V: Pod>(map: &KernelMap<MapData, K, V>) -> Vec<(K, V)> {
     map.iter().map(|entry| entry.expect("an entry")).collect()
-}
-
-fn clear<K: Pod, V: Pod>(map: &mut KernelMap<MapData, K, V>) {
-    let keys: Vec<K> = map.keys().map(|key| key.expect("a key")).collect();
-    for key in keys {
-        map.remove(&key).expect("remove");
-    }
 }
 
 fn is_resolved(pod: &Addr) -> bool {

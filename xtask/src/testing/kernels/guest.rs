@@ -18,14 +18,11 @@ use super::suite::{self, Conditions};
 
 const LINE: &str = "/dev/ttyS1";
 
-const MOUNTS: [(&str, &str); 6] = [
-    ("proc", "/proc"),
-    ("sysfs", "/sys"),
-    ("devtmpfs", "/dev"),
-    ("bpf", "/sys/fs/bpf"),
-    ("tmpfs", "/run"),
-    ("tmpfs", "/tmp"),
-];
+/// Where what is pinned outlives its process.
+pub(super) const BPFFS: &str = "/sys/fs/bpf";
+
+const MOUNTS: [(&str, &str); 6] =
+    [("proc", "/proc"), ("sysfs", "/sys"), ("devtmpfs", "/dev"), ("bpf", BPFFS), ("tmpfs", "/run"), ("tmpfs", "/tmp")];
 
 /// Runs the plan and ends the machine, whatever happens.
 pub(crate) fn run() -> Result<()> {

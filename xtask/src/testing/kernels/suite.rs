@@ -1,5 +1,6 @@
 //! Runs a suite in the guest: every test in a process of its own with a limit of its own, some at once, so that one that
 //! fails, dies or hangs takes none along. What each came to is told as it ends, and a long one is named while it runs.
+//! What a test has loaded and given back in order it may leave to the next one of its row: see [`KEPT`].
 
 use std::collections::VecDeque;
 use std::fs::{self, File};
@@ -12,12 +13,17 @@ use anyhow::{Context, Result};
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 
+use super::guest::BPFFS;
 use super::line::Line;
 use super::pace;
 use super::plan::{PROGRAMS, Suite};
 
 /// Read by the tests (kernel_dataplane/node.rs, kernel_programs/pace.rs): by what they multiply their own limits.
 const PATIENCE: &str = "EGRESS_TEST_PATIENCE";
+
+/// Read by the tests (kernel_programs/kept.rs): where an object is pinned for the next test, each row of tests its own. The
+/// verifier is what takes the time in a guest.
+const KEPT: &str = "EGRESS_TEST_KEPT";
 
 /// How often a running test is named.
 const SIGN_OF_LIFE: Duration = Duration::from_secs(60);
@@ -90,6 +96,7 @@ fn one(suite: &Suite, name: &str, worker: usize, conditions: Conditions, line: &
         .args([name, "--exact", "--nocapture", "--test-threads=1"])
         .envs(suite.environment.iter().map(|(name, value)| (name, value)))
         .env(PATIENCE, conditions.patience.to_string())
+        .env(KEPT, format!("{BPFFS}/kept-{worker}"))
         .env("PATH", PROGRAMS)
         .stdin(Stdio::null())
         .stdout(said)

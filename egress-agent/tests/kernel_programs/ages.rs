@@ -1,0 +1,57 @@
+//! Time on a stage: the programs' clock, entries as if they were old, and the sweep that takes those away.
+
+use aya::Pod;
+use aya::maps::{HashMap, MapData};
+use egress_common::abi::SWEEP_PRESSED;
+use nix::time::{ClockId, clock_gettime};
+
+use crate::stage::{Run, SWEEP, Stage, test_run};
+
+/// The programs' clock.
+pub(crate) fn now_ns() -> u64 {
+    let now = clock_gettime(ClockId::CLOCK_MONOTONIC_COARSE).expect("the clock");
+    let number = |part: i64| u64::try_from(part).expect("time since the start");
+    number(now.tv_sec()) * 1_000_000_000 + number(now.tv_nsec())
+}
+
+impl Stage {
+    /// Removes what is idle; `pressed` as if a map were nearly full. Returns how many entries went.
+    pub(crate) fn sweep(&mut self, pressed: bool) -> i32 {
+        let mark = if pressed { SWEEP_PRESSED } else { 0 };
+        let run = Run { mark, ..SWEEP };
+        test_run(self.program(run.program), &run, &[0; 64]).action
+    }
+
+    /// As if nothing had been seen of any entry since so many seconds ago.
+    pub(crate) fn age(&mut self, seconds: u64) {
+        let ago = seconds * 1_000_000_000;
+        while now_ns() <= ago {
+            // A guest that has just been booted is younger than that.
+            std::thread::sleep(std::time::Duration::from_millis(100));
+        }
+        let then = now_ns() - ago;
+        aged(&mut self.nat, |mapping| mapping.last_seen_ns = then);
+        aged(&mut self.flows, |flow| flow.last_seen_ns = then);
+        aged(&mut self.inbound, |inbound| inbound.last_seen_ns = then);
+    }
+
+    /// As if fragments that wait had come so many seconds ago.
+    pub(crate) fn age_held(&mut self, seconds: u64) {
+        let then = now_ns().checked_sub(seconds * 1_000_000_000).expect("a machine that runs for longer");
+        for place in 0..self.held.len() {
+            let mut value = self.held.get(&place, 0).expect("a place");
+            // Free and busy are small numbers.
+            if value[..8].try_into().map(u64::from_ne_bytes).expect("eight bytes") > 1 {
+                value[..8].copy_from_slice(&then.to_ne_bytes());
+                self.held.set(place, value, 0).expect("age a fragment");
+            }
+        }
+    }
+}
+
+fn aged<K: Pod, V: Pod>(map: &mut HashMap<MapData, K, V>, age: impl Fn(&mut V)) {
+    for (key, mut value) in map.iter().map(|entry| entry.expect("an entry")).collect::<Vec<_>>() {
+        age(&mut value);
+        map.insert(key, value, 0).expect("age an entry");
+    }
+}

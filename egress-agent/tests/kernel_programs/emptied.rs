@@ -1,0 +1,215 @@
+//! What an object must not bring from one test to the next (`kept`): anything at all in its maps. Left out is
+//! `workspace`, of which nothing decides what becomes of a packet: what a run finds there it has written itself, beside a
+//! turn to take and the time of the next report.
+
+use std::collections::BTreeSet;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::mpsc::channel;
+
+use aya::Pod;
+use aya::maps::lpm_trie::Key;
+use aya::maps::{Array, HashMap, LpmTrie, Map, MapData, PerCpuArray, PerCpuHashMap, PerCpuValues, RingBuf};
+use aya::util::nr_cpus;
+use egress_common::abi::{Addr, Config, Count, Hop, Usage, Verdict};
+
+use crate::cast::V4;
+use crate::dumps::use_every_map;
+use crate::frames::{Body, packet};
+use crate::kept;
+use crate::stage::{HELD, STEER, Stage, on_stage};
+
+/// Bytes of a kept next hop: whose, and the hop.
+const WAY: usize = size_of::<Addr>() + size_of::<Hop>();
+
+/// A map that can be emptied.
+pub(crate) trait Memory {
+    fn is_empty(&mut self) -> bool;
+    fn empty(&mut self);
+}
+
+impl<M: Memory> Memory for &mut M {
+    fn is_empty(&mut self) -> bool {
+        M::is_empty(self)
+    }
+
+    fn empty(&mut self) {
+        M::empty(self);
+    }
+}
+
+impl<K: Pod, V: Pod> Memory for HashMap<MapData, K, V> {
+    fn is_empty(&mut self) -> bool {
+        self.keys().next().is_none()
+    }
+
+    fn empty(&mut self) {
+        let keys: Vec<K> = self.keys().map(|key| key.expect("a key")).collect();
+        keys.iter().for_each(|key| self.remove(key).expect("remove"));
+    }
+}
+
+impl<K: Pod, V: Pod> Memory for PerCpuHashMap<MapData, K, V> {
+    fn is_empty(&mut self) -> bool {
+        self.keys().next().is_none()
+    }
+
+    fn empty(&mut self) {
+        let keys: Vec<K> = self.keys().map(|key| key.expect("a key")).collect();
+        keys.iter().for_each(|key| self.remove(key).expect("remove"));
+    }
+}
+
+impl<K: Pod, V: Pod> Memory for LpmTrie<MapData, K, V> {
+    fn is_empty(&mut self) -> bool {
+        self.keys().next().is_none()
+    }
+
+    fn empty(&mut self) {
+        let keys: Vec<Key<K>> = self.keys().map(|key| key.expect("a key")).collect();
+        keys.iter().for_each(|key| self.remove(key).expect("remove"));
+    }
+}
+
+/// An array, which begins as zeros.
+struct Cells<const SIZE: usize>(Array<MapData, [u8; SIZE]>);
+
+impl<const SIZE: usize> Cells<SIZE> {
+    fn written(&self) -> Vec<u32> {
+        (0..self.0.len()).filter(|place| self.0.get(place, 0).expect("a place") != [0; SIZE]).collect()
+    }
+}
+
+impl<const SIZE: usize> Memory for Cells<SIZE> {
+    fn is_empty(&mut self) -> bool {
+        self.written().is_empty()
+    }
+
+    fn empty(&mut self) {
+        self.written().into_iter().for_each(|place| self.0.set(place, [0; SIZE], 0).expect("write"));
+    }
+}
+
+/// Likewise, for each CPU.
+struct CellsPerCpu<const SIZE: usize>(PerCpuArray<MapData, [u8; SIZE]>);
+
+impl<const SIZE: usize> CellsPerCpu<SIZE> {
+    fn written(&self) -> Vec<u32> {
+        let is_written = |place: &u32| self.0.get(place, 0).expect("a place").iter().any(|value| *value != [0; SIZE]);
+        (0..self.0.len()).filter(is_written).collect()
+    }
+}
+
+impl<const SIZE: usize> Memory for CellsPerCpu<SIZE> {
+    fn is_empty(&mut self) -> bool {
+        self.written().is_empty()
+    }
+
+    fn empty(&mut self) {
+        let cpus = nr_cpus().expect("the number of CPUs");
+        for place in self.written() {
+            let values = PerCpuValues::try_from(vec![[0; SIZE]; cpus]).expect("one for each");
+            self.0.set(place, values, 0).expect("write");
+        }
+    }
+}
+
+/// What nobody has read yet.
+struct Unread(RingBuf<MapData>);
+
+impl Memory for Unread {
+    fn is_empty(&mut self) -> bool {
+        self.0.next().is_none()
+    }
+
+    fn empty(&mut self) {
+        while self.0.next().is_some() {}
+    }
+}
+
+impl Stage {
+    /// A handle of its own to a map.
+    fn again(&self, name: &str) -> Map {
+        let data = MapData::from_id(self.ids[name]).expect("a map of the stage");
+        Map::from_map_data(data).expect("a map of a known type")
+    }
+
+    fn cells<const SIZE: usize>(&self, name: &'static str) -> (&'static str, Box<dyn Memory>) {
+        (name, Box::new(Cells::<SIZE>(Array::try_from(self.again(name)).expect("an array"))))
+    }
+
+    fn cells_per_cpu<const SIZE: usize>(&self, name: &'static str) -> (&'static str, Box<dyn Memory>) {
+        (name, Box::new(CellsPerCpu::<SIZE>(PerCpuArray::try_from(self.again(name)).expect("an array per CPU"))))
+    }
+
+    fn memories(&mut self) -> Vec<(&'static str, Box<dyn Memory + '_>)> {
+        vec![
+            self.cells::<{ size_of::<Config>() }>("config"),
+            self.cells::<{ size_of::<Usage>() }>("usage"),
+            self.cells::<HELD>("held"),
+            self.cells_per_cpu::<{ size_of::<Count>() }>("counters"),
+            self.cells_per_cpu::<WAY>("ways"),
+            self.cells_per_cpu::<{ size_of::<u64>() }>("answers"),
+            ("events", Box::new(Unread(RingBuf::try_from(self.again("events")).expect("a ring buffer")))),
+            ("pods", Box::new(&mut self.pods)),
+            ("policy", Box::new(&mut self.policy)),
+            ("owned", Box::new(&mut self.owned)),
+            ("owned_addr", Box::new(&mut self.owned_addr)),
+            ("cluster", Box::new(&mut self.cluster)),
+            ("nodes", Box::new(&mut self.nodes)),
+            ("flows", Box::new(&mut self.flows)),
+            ("inbound", Box::new(&mut self.inbound)),
+            ("nat", Box::new(&mut self.nat)),
+            ("frags", Box::new(&mut self.frags)),
+            ("awaited", Box::new(&mut self.awaited)),
+            ("datagrams", Box::new(&mut self.datagrams)),
+            ("exhausted", Box::new(&mut self.exhausted)),
+            ("eip_counters", Box::new(&mut self.eip_counters)),
+        ]
+    }
+
+    pub(crate) fn empty(&mut self) {
+        self.memories().into_iter().for_each(|(_, mut memory)| memory.empty());
+    }
+
+    /// The maps in which there is something.
+    pub(crate) fn remains(&mut self) -> BTreeSet<&'static str> {
+        let memories = self.memories().into_iter();
+        memories.filter_map(|(name, mut memory)| (!memory.is_empty()).then_some(name)).collect()
+    }
+}
+
+#[test]
+fn nothing_is_left_of_a_test_in_any_map() {
+    on_stage(|stage| {
+        use_every_map(stage);
+        let hairpin = packet(V4.pod, V4.egress, 4000, 80).body(Body::Udp);
+        stage.run_frame(&STEER, &hairpin.frame(), Verdict::HairpinAnswered);
+        // The next hop on the way to another node is kept for what the programs put into the overlay themselves.
+        stage.configure(|config| config.overlay_secret = [2; 6]);
+        stage.run_frame(&STEER, &packet(V4.away_pod, V4.world, 4000, 80).frame(), Verdict::Steered);
+        let all: BTreeSet<String> =
+            stage.ids.keys().filter(|name| !name.starts_with('.') && *name != "workspace").cloned().collect();
+        let used: BTreeSet<String> = stage.remains().into_iter().map(str::to_owned).collect();
+        assert_eq!(used, all, "a map that was not used is not seen to be emptied");
+        stage.empty();
+        assert_eq!(stage.remains(), BTreeSet::new());
+        stage.begin();
+        let sent = packet(V4.pod, V4.world, 4000, 80);
+        stage.redirects(&STEER, &sent, Verdict::SnatHere, &sent.snat(V4.egress, 4000).hop());
+    });
+}
+
+#[test]
+fn a_test_that_fails_takes_its_object_along() {
+    let (sender, receiver) = channel();
+    let failing = || {
+        on_stage(move |stage| {
+            sender.send(stage.ids["nat"]).expect("tell which it was");
+            // A panic without words.
+            resume_unwind(Box::new(()));
+        });
+    };
+    let failed = catch_unwind(AssertUnwindSafe(failing));
+    let Ok(nat) = receiver.recv() else { return };
+    assert!(failed.is_err() && !kept::has(nat), "nobody gets what a test has left behind");
+}
