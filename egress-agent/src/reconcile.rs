@@ -172,7 +172,13 @@ impl<E: Executor> Reconciler<E> {
         let mut whole = std::mem::take(&mut self.incomplete) || observed;
         let mut actual = match self.actual.take() {
             Some(actual) => actual,
-            None => self.executor.observe().await?,
+            None => {
+                let actual = self.executor.observe().await?;
+                // Whoever brought the kernel to this state, we ourselves before an error or an agent that was killed, may
+                // not have come to the cuts that belong to it.
+                self.executor.apply(&Action::CutOrphans).await?;
+                actual
+            }
         };
         self.compiler.remember(&actual.pods);
         loop {
@@ -302,8 +308,8 @@ fn log(action: &Action) {
         Action::SetUnknownPods(on) => info!(?on, "unknown pods"),
         Action::CutFlows(id, addresses) => info!(id = id.0, ?addresses, "flows cut: their address was taken away"),
         Action::CutPodFlows(pod, id) => info!(id = id.0, %pod, "flows cut: another object serves the pod, or none"),
-        // The executor says it, with what the network answered.
-        Action::Own(..) => {}
+        // The executor says it, with what the network answered, or with what was found.
+        Action::Own(..) | Action::CutOrphans => {}
         Action::CutPod(address) => info!(%address, "everything of the pod that had this address is forgotten"),
         Action::PutOwner(..)
         | Action::PutNode(..)

@@ -44,7 +44,7 @@ impl Executor for Dataplane {
         match action {
             Action::Own(id, address) => own(&self.shared, *id, *address).await,
             // A walk of whole maps: on a small machine it would keep this thread from following the node's devices.
-            Action::CutFlows(..) | Action::CutPodFlows(..) | Action::CutPod(_) => {
+            Action::CutFlows(..) | Action::CutPodFlows(..) | Action::CutPod(_) | Action::CutOrphans => {
                 let (shared, action) = (Arc::clone(&self.shared), action.clone());
                 let done = spawn_blocking(move || write(&shared, &action)).await;
                 done.unwrap_or_else(|error| Err(kernel("cut flows")(io::Error::other(error))))
@@ -122,13 +122,14 @@ fn write_maps(shared: &Shared, action: &Action) -> Result<(), DataplaneError> {
             return shared.state().set_on_unknown_pod(*on).map_err(kernel("write map config"));
         }
         Action::Disown(id, address) => return disown(shared, &mut shared.state(), *id, *address),
+        Action::CutOrphans => return cut_orphans(shared),
         _ => {}
     }
     let mut guard = shared.tables();
     let tables = &mut *guard;
     match action {
         // Its probe waits for the network, so it does not run under a lock.
-        Action::Own(..) | Action::SetUnknownPods(_) | Action::Disown(..) => Ok(()),
+        Action::Own(..) | Action::SetUnknownPods(_) | Action::Disown(..) | Action::CutOrphans => Ok(()),
         Action::PutNode(address, node) => {
             put("nodes", &mut tables.nodes, &Addr::from(*address), &convert::node_entry(*node))?;
             drop(guard);
@@ -164,6 +165,19 @@ fn write_maps(shared: &Shared, action: &Action) -> Result<(), DataplaneError> {
             Ok(())
         }
     }
+}
+
+/// Nobody else writes what the flows are judged by.
+fn cut_orphans(shared: &Shared) -> Result<(), DataplaneError> {
+    let seen = observe(shared)?;
+    let (cut, forgotten) =
+        cut::orphans(&mut shared.tables(), &seen).map_err(kernel("cut what a former plan has left"))?;
+    // Connections whose pods were told already stay until they have aged.
+    if forgotten > 0 {
+        info!(entries = forgotten, connections = cut.len(), "flows cut: a former plan ended before it came to that");
+    }
+    shared.tell(cut);
+    Ok(())
 }
 
 fn put_pod(

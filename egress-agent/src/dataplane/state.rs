@@ -48,12 +48,14 @@ const PROBE_HOLDS: Duration = Duration::from_secs(5);
 impl State {
     pub(super) fn new(programs: Programs, tables: NodeTables, others: &Tables) -> Result<Self, StartError> {
         let wrap = |error| StartError::kernel("read map config", map_io(error));
-        let config = tables.config.get(&0, 0).map_err(wrap)?;
+        let mut config = tables.config.get(&0, 0).map_err(wrap)?;
         let mut underlay = Family::V4;
         let see = |_: &Addr, entry: &NodeEntry| {
             let seen = convert::node(entry);
             if seen.own {
                 underlay = family(seen.node.0);
+                // A former agent may have been killed between the two writes.
+                config.self_node = Addr::from(seen.node.0);
             }
         };
         others.nodes.for_each(see).map_err(|error| StartError::kernel("read map nodes", error))?;

@@ -15,6 +15,9 @@
 //! 9. prefixes go, the shortest first, then node addresses;
 //! 10. unknown pods pass, where that is desired.
 //!
+//! A cut comes behind the change that makes it due. A plan that ends between the two is made up for by who observes the
+//! state next and cuts what that state does not permit (`Action::CutOrphans`), before it plans anew.
+//!
 //! The order is a matter of this node alone; that an address which moves between nodes is answered for by one of them
 //! at a time is the hand-over's business.
 
@@ -199,7 +202,7 @@ impl Planner<'_> {
         let slots: Vec<Slot> = desired.into_iter().flat_map(|d| d.slots.iter().filter(kept)).copied().collect();
         // The others of those that the object keeps: their flows wait.
         let is_kept = |address: &IpAddr| !slots.iter().any(|slot| slot.address == *address);
-        let pending: BTreeSet<IpAddr> = desired.into_iter().flat_map(addresses).filter(is_kept).collect();
+        let pending: BTreeSet<IpAddr> = desired.into_iter().flat_map(Policy::addresses).filter(is_kept).collect();
         let pending: Vec<IpAddr> = pending.into_iter().take(MAX_SLOTS - slots.len().min(MAX_SLOTS)).collect();
         let leaks = slots.is_empty() && policy.when_empty != WhenEmpty::Drop;
         let forgets = policy.pending.iter().any(|address| !pending.contains(address));
@@ -282,15 +285,10 @@ impl Planner<'_> {
     /// The addresses that the object has in the actual state and no longer in the desired one.
     fn lost(&self, id: EgressId, family: Family) -> BTreeSet<IpAddr> {
         let of = |state: &KernelState| -> BTreeSet<IpAddr> {
-            state.policy.get(&(id, family)).into_iter().flat_map(addresses).collect()
+            state.policy.get(&(id, family)).into_iter().flat_map(Policy::addresses).collect()
         };
         of(self.actual).difference(&of(self.desired)).copied().collect()
     }
-}
-
-/// What the object has: served, or waited for.
-fn addresses(policy: &Policy) -> impl Iterator<Item = IpAddr> {
-    served(policy).chain(policy.pending.iter().copied())
 }
 
 fn served(policy: &Policy) -> impl Iterator<Item = IpAddr> {

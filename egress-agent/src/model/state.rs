@@ -101,6 +101,23 @@ pub struct KernelState {
     pub on_unknown_pod: Option<OnUnknownPod>,
 }
 
+impl Policy {
+    /// What the object has: served, or waited for.
+    pub fn addresses(&self) -> impl Iterator<Item = IpAddr> {
+        self.slots.iter().map(|slot| slot.address).chain(self.pending.iter().copied())
+    }
+}
+
+impl KernelState {
+    /// Whether a flow of this object may go on with this address. Which object selects a pod of another node (`None`) is
+    /// that node's to know.
+    pub fn permits(&self, pod: Option<IpAddr>, id: EgressId, address: IpAddr) -> bool {
+        let is_selected = pod.is_none_or(|pod| self.pods.get(&pod) == Some(&PodState::Selected(id)));
+        let policy = self.policy.get(&(id, super::desired::family_of(address)));
+        is_selected && policy.is_some_and(|policy| policy.addresses().any(|one| one == address))
+    }
+}
+
 /// One step of a plan. Every prefix of a plan leaves a state in which no selected flow leaves with a wrong address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
@@ -125,4 +142,7 @@ pub enum Action {
     CutFlows(EgressId, BTreeSet<IpAddr>),
     /// Cut the flows of a pod that is no longer selected by this object.
     CutPodFlows(IpAddr, EgressId),
+    /// Cut every flow that the state, as it is in the kernel, does not permit: whoever wrote it may have been killed, or
+    /// have failed, before it came to the cut.
+    CutOrphans,
 }

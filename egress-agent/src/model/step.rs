@@ -41,6 +41,6 @@ pub fn step(state: &mut KernelState, action: &Action) {
         Action::PutOwner(address, owner) => {
             state.owners.insert(*address, *owner);
         }
-        Action::CutFlows(..) | Action::CutPodFlows(..) | Action::CutPod(_) => {}
+        Action::CutFlows(..) | Action::CutPodFlows(..) | Action::CutPod(_) | Action::CutOrphans => {}
     }
 }

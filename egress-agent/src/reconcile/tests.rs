@@ -14,6 +14,8 @@ struct Recorder {
     state: Arc<Mutex<KernelState>>,
     observed: Arc<Mutex<u32>>,
     in_use: Option<IpAddr>,
+    /// Fails once.
+    fails: Arc<Mutex<Option<Action>>>,
 }
 
 impl Executor for Recorder {
@@ -27,6 +29,9 @@ impl Executor for Recorder {
             && Some(*address) == self.in_use
         {
             return Err(DataplaneError::AddressInUse { address: *address, mac: "02:00:00:00:00:01".into() });
+        }
+        if self.fails.lock().expect("not poisoned").take_if(|fails| fails == action).is_some() {
+            return Err(DataplaneError::Full { map: "of a test", limit: 0 });
         }
         step(&mut self.state.lock().expect("not poisoned"), action);
         self.log.lock().expect("not poisoned").push(action.clone());
@@ -142,6 +147,25 @@ async fn a_pod_event_is_the_pods_writes_and_the_kernel_is_observed_once() {
 }
 
 #[tokio::test]
+async fn what_an_action_that_failed_has_left_is_cut_before_anything_else() {
+    let address = ip("10.244.1.10");
+    let fails = Action::CutPodFlows(address, EgressId(1));
+    let recorder = Recorder { fails: Arc::new(Mutex::new(Some(fails))), ..Recorder::default() };
+    let mut reconciler = Reconciler::new(settings(), recorder.clone(), None, watch::channel(Ready::default()).0);
+    let selected = Change::Pods(Update::Replaced([(key("p"), pod("10.244.1.10", "web"))].into()));
+    world(&[("n1", "172.18.0.100")]).into_iter().chain([selected]).for_each(|change| reconciler.apply(change));
+    reconciler.reconcile().await.expect("the first round");
+    let done = || std::mem::take(&mut *recorder.log.lock().expect("not poisoned"));
+    assert_eq!(done().first(), Some(&Action::CutOrphans), "who is new does not know what is due");
+
+    reconciler.apply(Change::Pods(Update::Changed(key("p"), pod("10.244.1.10", "db"))));
+    reconciler.reconcile().await.expect_err("the cut fails");
+    assert_eq!(done(), [Action::PutPod(address, PodState::Known)]);
+    reconciler.reconcile().await.expect("the next attempt");
+    assert_eq!(done(), [Action::CutOrphans], "no difference shows that it is due");
+}
+
+#[tokio::test]
 async fn a_restart_keeps_whom_an_object_selected_that_cannot_be_read_any_more() {
     let recorder = Recorder::default();
     let pods = || Change::Pods(Update::Replaced([(key("p"), pod("10.244.1.10", "web"))].into()));
@@ -158,7 +182,7 @@ async fn a_restart_keeps_whom_an_object_selected_that_cannot_be_read_any_more() 
     changes[2] = Change::Objects(Update::Replaced([(name, Arc::new(object))].into()));
     changes.push(pods());
     let done = play(&recorder, changes).await;
-    assert!(done.iter().all(Vec::is_empty), "{done:?}");
+    assert_eq!(done.concat(), [Action::CutOrphans]);
     assert_eq!(*recorder.state.lock().expect("not poisoned"), before);
 }
 

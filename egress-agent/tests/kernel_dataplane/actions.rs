@@ -16,15 +16,15 @@ use egress_common::wire::{PROTO_TCP, PROTO_UDP};
 
 use crate::node::{Node, UPLINK, eventually, ip, on_node, output};
 
-fn addr(text: &str) -> IpAddr {
+pub(crate) fn addr(text: &str) -> IpAddr {
     text.parse().expect("a literal")
 }
 
-fn endpoint(text: &str) -> TunnelEndpoint {
+pub(crate) fn endpoint(text: &str) -> TunnelEndpoint {
     TunnelEndpoint(addr(text))
 }
 
-fn policy(slots: &[(&str, Place)], when_empty: WhenEmpty) -> Policy {
+pub(crate) fn policy(slots: &[(&str, Place)], when_empty: WhenEmpty) -> Policy {
     Policy {
         slots: slots.iter().map(|(text, place)| Slot { address: addr(text), place: *place }).collect(),
         pending: Vec::new(),
@@ -258,7 +258,7 @@ fn a_refused_address_costs_no_other() {
 }
 
 /// When entries that the sweep is to leave were seen: just now.
-fn now_ns() -> u64 {
+pub(crate) fn now_ns() -> u64 {
     let now = nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC_COARSE).expect("the time");
     u64::try_from(now.tv_sec()).expect("a time") * 1_000_000_000
 }
@@ -268,21 +268,26 @@ pub(crate) fn make_flow(node: &Node, pod: &str, id: u32, address: &str, port: u1
     make_flow_of(node, PROTO_UDP, pod, id, address, port);
 }
 
-fn make_flow_of(node: &Node, protocol: u8, pod: &str, id: u32, address: &str, port: u16) {
+pub(crate) fn make_flow_of(node: &Node, protocol: u8, pod: &str, id: u32, address: &str, port: u16) {
     let (pod, address, server) = (Addr::from(addr(pod)), Addr::from(addr(address)), Addr::v4([198, 51, 100, 10]));
     let out = Tuple::new(Direction::Egress, pod, server, port, 80, protocol);
-    let now_ns = now_ns();
-    let flow = Flow::new(address, id, 0, 0, now_ns).sealed(&out);
+    let flow = Flow::new(address, id, 0, 0, now_ns()).sealed(&out);
     node.map::<Tuple, Flow>("flows").insert(out, flow, 0).expect("a flow");
-    let reverse = Tuple::new(Direction::Ingress, server, address, 80, port, protocol);
-    let mapping = |key, other| Mapping::new(other, Origin::Here, Addr::UNSPECIFIED, id, now_ns).sealed(key);
+    make_mapping(node, Origin::Here, out, id, address);
+}
+
+/// Of a packet that leaves with this address and its own port.
+pub(crate) fn make_mapping(node: &Node, origin: Origin, out: Tuple, id: u32, address: Addr) {
+    let reverse = Tuple::new(Direction::Ingress, out.daddr, address, out.dport(), out.sport(), out.protocol);
+    let now_ns = now_ns();
+    let mapping = |key, other| Mapping::new(other, origin, Addr::UNSPECIFIED, id, now_ns).sealed(key);
     let mut nat = node.map::<Tuple, Mapping>("nat");
     nat.insert(out, mapping(&out, reverse), 0).expect("a forward key");
     nat.insert(reverse, mapping(&reverse, out), 0).expect("a reverse key");
 }
 
 /// Ports of the flows and of the mappings that are left.
-fn left(node: &Node) -> (Vec<u16>, Vec<u16>) {
+pub(crate) fn left(node: &Node) -> (Vec<u16>, Vec<u16>) {
     let sorted = |mut ports: Vec<u16>| {
         ports.sort_unstable();
         ports

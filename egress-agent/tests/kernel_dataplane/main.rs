@@ -7,6 +7,7 @@ mod actions;
 mod announce;
 mod bad_input;
 mod devices;
+mod killed;
 mod lifecycle;
 mod node;
 mod ports;

@@ -173,7 +173,7 @@ fn check_plan(old: &KernelState, new: &KernelState) -> Vec<Action> {
         step(&mut now, action);
         if let Action::CutFlows(id, addresses) = action {
             cut.extend(addresses.iter().map(|address| (*id, *address)));
-            let still = now.policy.iter().filter(|((i, _), _)| i == id).flat_map(|(_, p)| super::addresses(p));
+            let still = now.policy.iter().filter(|((i, _), _)| i == id).flat_map(|(_, p)| p.addresses());
             assert!(!{ still }.any(|a| addresses.contains(&a)), "cut while it is still steered");
         }
         if let Action::CutPodFlows(pod, id) = action {
@@ -219,6 +219,61 @@ fn every_prefix_of_every_plan_is_safe() {
         let steps = usize::try_from(random.below(actions.len() as u64 + 1)).expect("a small number");
         actions.iter().take(steps).for_each(|action| step(&mut interrupted, action));
         check_plan(&interrupted, &random_state(&mut random));
+    }
+}
+
+/// A flow of a pod of this node, or, where that is `None`, of another's: with this object, and this address.
+type Flow = (Option<IpAddr>, EgressId, IpAddr);
+
+/// Everything that goes on in this state.
+fn running(state: &KernelState) -> BTreeSet<Flow> {
+    let slots = || state.policy.iter().flat_map(|((id, _), policy)| policy.addresses().map(|address| (*id, address)));
+    let pods = || PODS.map(ip).into_iter().map(Some).chain([None]);
+    let all = slots().flat_map(|(id, address)| pods().map(move |pod| (pod, id, address)));
+    let is_one_family = |flow: &Flow| flow.0.is_none_or(|pod| pod.is_ipv4() == flow.2.is_ipv4());
+    all.filter(|flow| is_one_family(flow) && state.permits(flow.0, flow.1, flow.2)).collect()
+}
+
+/// Performs an action on state and flows.
+fn perform(state: &mut KernelState, flows: &mut BTreeSet<Flow>, action: &Action) {
+    flows.retain(|(pod, id, address)| match action {
+        Action::CutFlows(of, lost) => of != id || !lost.contains(address),
+        Action::CutPodFlows(of, from) => Some(*of) != *pod || from != id,
+        Action::CutPod(of) => Some(*of) != *pod,
+        Action::CutOrphans => state.permits(*pod, *id, *address),
+        _ => true,
+    });
+    step(state, action);
+}
+
+/// As who starts without a memory does it.
+fn begin_anew(state: &mut KernelState, flows: &mut BTreeSet<Flow>, desired: &KernelState) {
+    perform(state, flows, &Action::CutOrphans);
+    for action in plan(state, desired) {
+        perform(state, flows, &action);
+    }
+}
+
+#[test]
+fn an_agent_that_is_killed_at_any_step_leaves_no_cut_undone() {
+    for seed in 1..=300_u64 {
+        let mut random = Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15));
+        let [old, new, newer] = [(); 3].map(|()| random_state(&mut random));
+        let actions = plan(&old, &new);
+        let (mut now, mut flows) = (old.clone(), running(&old));
+        actions.iter().for_each(|action| perform(&mut now, &mut flows, action));
+        let expected = flows;
+        assert!(expected.is_subset(&running(&new)), "seed {seed}: by a plan that nobody interrupts");
+        for steps in 0..=actions.len() {
+            let (mut now, mut flows) = (old.clone(), running(&old));
+            actions.iter().take(steps).for_each(|action| perform(&mut now, &mut flows, action));
+            let (mut other, mut others) = (now.clone(), flows.clone());
+            begin_anew(&mut now, &mut flows, &new);
+            assert_eq!(flows, expected, "seed {seed}, killed after {steps} of {actions:#?}");
+            // The cluster may have changed meanwhile.
+            begin_anew(&mut other, &mut others, &newer);
+            assert!(others.is_subset(&running(&newer)), "seed {seed}, killed after {steps}, then another change");
+        }
     }
 }
 

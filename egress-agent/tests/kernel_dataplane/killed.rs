@@ -1,0 +1,164 @@
+//! An agent may be killed between any two actions of a plan: what it owed, the next one does.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use egress_agent::dataplane::Dataplane;
+use egress_agent::model::executor::Executor;
+use egress_agent::model::plan::plan;
+use egress_agent::model::state::{
+    Action, EgressId, Family, KernelState, NodeAddress, Place, PodOwner, PodState, Policy, WhenEmpty,
+};
+use egress_common::abi::{Addr, Direction, Flow, Mapping, NodeEntry, NodePlace, Origin, Tuple};
+use egress_common::wire::{PROTO_TCP, PROTO_UDP};
+
+use crate::actions::{addr, endpoint, left, make_flow, make_flow_of, make_mapping, policy};
+use crate::node::{Node, on_node};
+
+/// Policies by number, with their addresses, and pods by the last byte of their address.
+fn state(policies: &[(u32, &[&str])], pods: &[(u8, PodState, &str)]) -> KernelState {
+    let place = Place::Remote(endpoint("172.18.0.3"));
+    let value = |addresses: &[&str]| {
+        let slots: Vec<_> = addresses.iter().map(|address| (*address, place)).collect();
+        policy(&slots, WhenEmpty::Drop)
+    };
+    let policies = policies.iter().map(|(id, addresses)| ((EgressId(*id), Family::V4), value(addresses)));
+    KernelState {
+        policy: policies.collect(),
+        pods: pods.iter().map(|(last, state, _)| (pod(*last), *state)).collect(),
+        owners: pods.iter().map(|(last, _, owner)| (pod(*last), PodOwner::of(owner))).collect(),
+        ..KernelState::default()
+    }
+}
+
+fn pod(last: u8) -> IpAddr {
+    [10, 244, 1, last].into()
+}
+
+const fn by(id: u32) -> PodState {
+    PodState::Selected(EgressId(id))
+}
+
+fn old() -> KernelState {
+    state(
+        &[
+            (1, &["172.18.0.100", "172.18.0.101"]),
+            (2, &["172.18.0.102"]),
+            (3, &[]),
+            (4, &["172.18.0.104"]),
+            (5, &["172.18.0.105", "172.18.0.106"]),
+        ],
+        &[
+            (10, by(1), "a"),
+            (11, by(1), "b"),
+            (12, by(2), "c"),
+            (13, by(2), "d"),
+            (14, by(3), "e"),
+            (15, by(4), "f"),
+            (16, by(5), "g"),
+            (17, by(5), "h"),
+        ],
+    )
+}
+
+/// Addresses are taken from an object and given to another, an object goes, an address waits for a node; pods change their
+/// object, are left alone, go, and hand their address on.
+fn new() -> KernelState {
+    let policies: &[(u32, &[&str])] =
+        &[(1, &["172.18.0.100"]), (2, &["172.18.0.102"]), (3, &["172.18.0.101"]), (5, &["172.18.0.105"])];
+    let pods = [
+        (10, by(1), "a"),
+        (11, PodState::Known, "b"),
+        (12, by(1), "c"),
+        (14, by(3), "e"),
+        (15, PodState::Known, "f"),
+        (16, by(5), "another"),
+        (17, by(5), "h"),
+    ];
+    let mut new = state(policies, &pods);
+    let waits = |policy: &mut Policy| policy.pending.push(addr("172.18.0.106"));
+    new.policy.entry((EgressId(5), Family::V4)).and_modify(waits);
+    new
+}
+
+/// A flow for each thing that may become of one, by port: those of 1000 go on, those of 2000 do not.
+fn make_flows(node: &Node) {
+    clear::<Flow>(node, "flows");
+    clear::<Mapping>(node, "nat");
+    make_flow(node, "10.244.1.10", 1, "172.18.0.100", 1000);
+    make_flow(node, "10.244.1.17", 5, "172.18.0.105", 1001);
+    make_flow(node, "10.244.1.17", 5, "172.18.0.106", 1002);
+    make_flow(node, "10.244.1.10", 1, "172.18.0.101", 2000);
+    make_flow(node, "10.244.1.11", 1, "172.18.0.100", 2001);
+    make_flow(node, "10.244.1.12", 2, "172.18.0.102", 2002);
+    make_flow(node, "10.244.1.13", 2, "172.18.0.102", 2003);
+    make_flow(node, "10.244.1.15", 4, "172.18.0.104", 2004);
+    make_flow(node, "10.244.1.16", 5, "172.18.0.105", 2005);
+    make_flow_of(node, PROTO_TCP, "10.244.1.11", 1, "172.18.0.100", 2006);
+    // This node is the gateway of another one's pod, and a pod of this one talks to another node.
+    let out = |pod: [u8; 4], port| {
+        Tuple::new(Direction::Egress, Addr::v4(pod), Addr::v4([198, 51, 100, 10]), port, 80, PROTO_UDP)
+    };
+    let remote = |port, address: &str| {
+        make_mapping(node, Origin::Remote, out([10, 244, 2, 10], port), 1, addr(address).into());
+    };
+    remote(1003, "172.18.0.100");
+    remote(2007, "172.18.0.101");
+    make_mapping(node, Origin::Stack, out([10, 244, 1, 11], 1004), 0, Addr::v4([172, 18, 0, 2]));
+}
+
+fn clear<V: aya::Pod>(node: &Node, name: &str) {
+    let mut map = node.map::<Tuple, V>(name);
+    let keys: Vec<_> = map.keys().map(|key| key.expect("a key")).collect();
+    keys.iter().for_each(|key| map.remove(key).expect("remove an entry"));
+}
+
+/// What an agent does first that knows nothing of the one before it.
+async fn begin_anew(dataplane: &mut Dataplane, desired: &KernelState) {
+    let actual = dataplane.observe().await.expect("observe");
+    for action in [Action::CutOrphans].into_iter().chain(plan(&actual, desired)) {
+        dataplane.apply(&action).await.unwrap_or_else(|error| panic!("{action:?}: {error}"));
+    }
+}
+
+#[test]
+fn whoever_is_killed_at_any_step_leaves_no_cut_undone() {
+    on_node(|node| async move {
+        let (old, new) = (old(), new());
+        let actions = plan(&old, &new);
+        let mut dataplane = node.start().await;
+        for steps in 0..=actions.len() {
+            begin_anew(&mut dataplane, &old).await;
+            make_flows(&node);
+            for action in &actions[..steps] {
+                dataplane.apply(action).await.expect("apply");
+            }
+            drop(dataplane);
+            dataplane = node.start().await;
+            begin_anew(&mut dataplane, &new).await;
+            assert_eq!(dataplane.observe().await.expect("observe"), new, "killed after {:?}", &actions[..steps]);
+            // Of a connection whose pod is to be told the flow stays, without its mapping.
+            let both = |port| [port; 2];
+            let expected = (vec![1000, 1001, 1002, 2006], [1000, 1001, 1002, 1003, 1004].map(both).concat());
+            assert_eq!(left(&node), expected, "killed after {:?}", &actions[..steps]);
+        }
+        println!("killed at each of {} steps", actions.len() + 1);
+    });
+}
+
+#[test]
+fn a_node_that_was_written_in_part_is_known_at_start() {
+    on_node(|node| async move {
+        drop(node.start().await);
+        // The entry is there; the agent was killed before the programs were told.
+        let own = Addr::v4([172, 18, 0, 2]);
+        let entry = NodeEntry::new(NodePlace::Own, own);
+        node.map::<Addr, NodeEntry>("nodes").insert(own, entry, 0).expect("half a node");
+        assert_eq!(node.config().self_node, Addr::UNSPECIFIED);
+        let mut next = node.start().await;
+        assert_eq!(node.config().self_node, own);
+        let known = NodeAddress { own: true, node: endpoint("172.18.0.2") };
+        let nodes = next.observe().await.expect("observe").nodes;
+        assert_eq!(nodes, BTreeMap::from([(addr("172.18.0.2"), known)]), "so that nothing is left to do");
+    });
+}
