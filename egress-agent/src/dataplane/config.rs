@@ -12,6 +12,7 @@ use ipnet::IpNet;
 use tracing::warn;
 
 use super::interfaces::NodeFacts;
+use super::node_ports::{HostPorts, Seen};
 use super::{Settings, node_ports};
 
 /// What VXLAN adds to an inner IP packet: inner Ethernet, VXLAN, UDP, outer IP.
@@ -99,18 +100,29 @@ pub(super) const fn next_generation(generation: u32) -> u32 {
     }
 }
 
-/// Ports for NAT on the node's own address, by what the host's settings say now; an empty range where nothing is left.
-pub(super) fn node_ports(settings: &Settings) -> PortRange {
-    let mut excluded = vec![settings.node_port_range.clone(), settings.tunnel_port..=settings.tunnel_port];
-    excluded.push(read("ip_local_port_range").as_deref().and_then(node_ports::parse_range).unwrap_or_else(|| {
-        warn!("cannot read the ephemeral port range: taking the kernel's default, 32768-60999");
-        32768..=60999
-    }));
-    match read("ip_local_reserved_ports").as_deref().and_then(node_ports::parse_list) {
-        Some(ranges) => excluded.extend(ranges),
-        None => warn!("cannot read the reserved ports: taking none"),
+/// What the host's settings say now of the ports that it takes for itself.
+pub(super) fn host_ports() -> Seen {
+    let read = |name| fs::read_to_string(format!("/proc/sys/net/ipv4/{name}")).ok();
+    Seen {
+        ephemeral: read(node_ports::EPHEMERAL).as_deref().and_then(node_ports::parse_range),
+        reserved: read(node_ports::RESERVED).as_deref().and_then(node_ports::parse_list),
     }
+}
+
+/// Ports for NAT on the node's own address, beside those that the host takes; an empty range where nothing is left.
+pub(super) fn node_ports(settings: &Settings, host: &HostPorts) -> PortRange {
+    let ours = [settings.node_port_range.clone(), settings.tunnel_port..=settings.tunnel_port];
+    let excluded: Vec<_> = ours.into_iter().chain(host.ranges()).collect();
     node_ports::choose(&excluded).unwrap_or(PortRange { first: 0, last: 0 })
+}
+
+pub(super) fn warn_of_unreadable(settings: &[&str]) {
+    for setting in settings {
+        warn!(
+            setting,
+            "cannot read which ports the host takes: what was read last holds, at first the kernel's default"
+        );
+    }
 }
 
 /// Says what the range means, where it is small.
@@ -122,10 +134,6 @@ pub(super) fn warn_of_few(range: PortRange) {
     } else if count < node_ports::COMFORTABLE {
         warn!(count, "few ports for pods' traffic to other nodes: {ADVICE}");
     }
-}
-
-fn read(name: &str) -> Option<String> {
-    fs::read_to_string(format!("/proc/sys/net/ipv4/{name}")).ok()
 }
 
 #[cfg(test)]

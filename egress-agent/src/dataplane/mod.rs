@@ -218,13 +218,11 @@ impl Dataplane {
         let tables = Tables::take(programs.ebpf_mut())?;
         let node_tables = NodeTables::take(programs.ebpf_mut())?;
         let sweep = programs.sweep().map_err(|error| StartError::Object(format!("{SWEEP_PROGRAM}: {error}")))?;
-        let ports = config::node_ports(&settings);
-        config::warn_of_few(ports);
         let mut state = State::new(programs, node_tables, &tables)?;
         let facts = watch::gather(&netlink, &settings)
             .await
             .map_err(|error| StartError::kernel("look at the node's interfaces", error))?;
-        state.begin(&settings, facts, ports, &tables)?;
+        state.begin(&settings, facts, &tables)?;
         overlay::bring_up(&netlink, overlay.index, settings.tunnel_port).await?;
 
         let (cut, told) = unbounded_channel();

@@ -7,6 +7,9 @@
 //! Pure: the kernel's settings are arguments. What is excluded: the host's ephemeral ports, its reserved ports, the
 //! NodePort range and the tunnel port. Of the contiguous ranges that remain above 1023, the highest that is large enough is
 //! taken: services of the node listen in the lower ones. Where none is, the largest.
+//!
+//! A setting that cannot be read is as it was when it last could be: ports that the host is known to use must not become
+//! NAT's by a failed read.
 
 use std::ops::RangeInclusive;
 
@@ -16,6 +19,64 @@ use egress_common::abi::PortRange;
 pub(super) const COMFORTABLE: usize = 1024;
 
 const FIRST: u16 = 1024;
+
+/// The host's settings below /proc/sys/net/ipv4.
+pub(super) const EPHEMERAL: &str = "ip_local_port_range";
+pub(super) const RESERVED: &str = "ip_local_reserved_ports";
+
+/// What the host's settings say; `None` where one cannot be read.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Seen {
+    pub(super) ephemeral: Option<RangeInclusive<u16>>,
+    pub(super) reserved: Option<Vec<RangeInclusive<u16>>>,
+}
+
+/// What the host takes for itself, as far as it is known.
+#[derive(Debug)]
+pub(super) struct HostPorts {
+    ephemeral: Setting<RangeInclusive<u16>>,
+    reserved: Setting<Vec<RangeInclusive<u16>>>,
+}
+
+#[derive(Debug)]
+struct Setting<T> {
+    known: T,
+    is_readable: bool,
+}
+
+impl<T> Setting<T> {
+    const fn of(default: T) -> Self {
+        Self { known: default, is_readable: true }
+    }
+
+    /// Whether it is news that it cannot be read.
+    fn follow(&mut self, seen: Option<T>) -> bool {
+        let was_readable = std::mem::replace(&mut self.is_readable, seen.is_some());
+        match seen {
+            Some(seen) => self.known = seen,
+            None => return was_readable,
+        }
+        false
+    }
+}
+
+impl HostPorts {
+    /// The kernel's defaults.
+    pub(super) const fn new() -> Self {
+        Self { ephemeral: Setting::of(32768..=60999), reserved: Setting::of(Vec::new()) }
+    }
+
+    /// Takes what is there to be read now. The settings that cannot be read any more, each once until it can be again.
+    pub(super) fn follow(&mut self, seen: Seen) -> Vec<&'static str> {
+        let ephemeral = self.ephemeral.follow(seen.ephemeral).then_some(EPHEMERAL);
+        let reserved = self.reserved.follow(seen.reserved).then_some(RESERVED);
+        ephemeral.into_iter().chain(reserved).collect()
+    }
+
+    pub(super) fn ranges(&self) -> impl Iterator<Item = RangeInclusive<u16>> {
+        std::iter::once(&self.ephemeral.known).chain(&self.reserved.known).cloned()
+    }
+}
 
 /// A range of 1024..=65535 that meets no excluded range; `None` when nothing is left.
 pub(super) fn choose(excluded: &[RangeInclusive<u16>]) -> Option<PortRange> {
@@ -93,6 +154,23 @@ mod tests {
         let ranges = [100..=2000, 1500..=1600, 3000..=40000, 9..=8, 65535..=65535];
         assert_eq!(choose(&ranges), range(40001, 65534));
         assert_eq!(choose(&[]), range(1024, 65535));
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_as_it_was_and_said_once() {
+        let mut ports = HostPorts::new();
+        let seen = |ephemeral, reserved| Seen { ephemeral, reserved };
+        let known = |ports: &HostPorts| ports.ranges().collect::<Vec<_>>();
+        assert_eq!(ports.follow(seen(None, None)), [EPHEMERAL, RESERVED], "not even at start");
+        assert_eq!(known(&ports), [32768..=60999], "the kernel's defaults");
+        assert!(ports.follow(seen(Some(9000..=65535), Some(vec![8080..=8080]))).is_empty());
+        assert_eq!(ports.follow(seen(None, Some(vec![]))), [EPHEMERAL]);
+        assert_eq!(known(&ports), [9000..=65535], "and not the default");
+        assert!(ports.follow(seen(None, Some(vec![]))).is_empty(), "said already");
+        assert_eq!(ports.follow(seen(None, None)), [RESERVED]);
+        assert!(ports.follow(seen(Some(5000..=6000), None)).is_empty());
+        assert_eq!(known(&ports), [5000..=6000]);
+        assert_eq!(ports.follow(seen(None, None)), [EPHEMERAL], "again");
     }
 
     #[test]

@@ -18,6 +18,7 @@ use super::error::{StartError, map_io};
 use super::executor::now_ns;
 use super::interfaces::{Interface, NodeFacts};
 use super::names::{Device, Hook};
+use super::node_ports::{HostPorts, Seen};
 use super::programs::{AttachError, Programs};
 use super::tables::{NodeTables, Tables};
 use crate::model::state::EgressId;
@@ -30,6 +31,8 @@ pub(super) struct State {
     facts: NodeFacts,
     /// As last written.
     config: Config,
+    /// Which ports the host takes for itself.
+    host_ports: HostPorts,
     /// Family of the overlay's outer packets.
     underlay: Family,
     /// How many entries the map `inbound` may have.
@@ -66,6 +69,7 @@ impl State {
             contests: Contests::default(),
             facts: NodeFacts::default(),
             config,
+            host_ports: HostPorts::new(),
             underlay,
             inbound_limit: others.inbound.limit(),
             said_narrow: false,
@@ -84,16 +88,11 @@ impl State {
     }
 
     /// First look at the node: configuration, owned addresses, links. An unattached hook is an error here.
-    pub(super) fn begin(
-        &mut self,
-        settings: &Settings,
-        facts: NodeFacts,
-        node_ports: PortRange,
-        others: &Tables,
-    ) -> Result<(), StartError> {
+    pub(super) fn begin(&mut self, settings: &Settings, facts: NodeFacts, others: &Tables) -> Result<(), StartError> {
         let mut config = config::with_facts(self.config, &facts, self.underlay);
         config.tunnel_port = settings.tunnel_port.into();
-        config.node_ports = node_ports;
+        config.node_ports = self.node_ports(settings, config::host_ports());
+        config::warn_of_few(config.node_ports);
         config.timeouts = settings.timeouts;
         config.inbound_shared = inbound_shared(self.inbound_limit);
         // Kept over restarts: the maps are too, so nothing is missed in between.
@@ -144,15 +143,22 @@ impl State {
         Ok(())
     }
 
-    /// NAT on the node's own address has these ports now; whether that is news.
-    pub(super) fn follow_ports(&mut self, node_ports: PortRange) -> io::Result<bool> {
+    /// The host's settings say this of its ports now. Those of NAT on the node's own address, where they are others than
+    /// before.
+    pub(super) fn follow_ports(&mut self, settings: &Settings, seen: Seen) -> io::Result<Option<PortRange>> {
+        let node_ports = self.node_ports(settings, seen);
         if self.config.node_ports == node_ports {
-            return Ok(false);
+            return Ok(None);
         }
         let mut config = self.config;
         config.node_ports = node_ports;
         self.write_config(config)?;
-        Ok(true)
+        Ok(Some(node_ports))
+    }
+
+    fn node_ports(&mut self, settings: &Settings, seen: Seen) -> PortRange {
+        config::warn_of_unreadable(&self.host_ports.follow(seen));
+        config::node_ports(settings, &self.host_ports)
     }
 
     fn follow_hook(&mut self, settings: &Settings, hook: Hook, verify: bool) {

@@ -66,8 +66,9 @@ struct Swept {
 impl Shared {
     /// The host's ephemeral or reserved ports may have been changed: nobody tells, so one looks.
     fn follow_ports(&self) -> io::Result<()> {
-        let ports = config::node_ports(&self.settings);
-        if self.state().follow_ports(ports)? {
+        let seen = config::host_ports();
+        let news = self.state().follow_ports(&self.settings, seen)?;
+        if let Some(ports) = news {
             info!(first = ports.first, last = ports.last, "other ports for pods' traffic to other nodes");
             config::warn_of_few(ports);
         }

@@ -18,6 +18,7 @@ use egress_agent::model::state::{
     Action, EgressId, NodeAddress, OnUnknownPod, PodState, Prefix, PrefixKind, TunnelEndpoint,
 };
 use egress_common::abi::{Count, NODE_MARK, PortRange, Verdict};
+use nix::mount::{MsFlags, mount, umount};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrIn, bind, connect, setsockopt, socket, sockopt};
 
 use crate::node::{Node, ip, on_node};
@@ -200,6 +201,30 @@ fn nat_leaves_the_ports_that_the_host_takes_while_it_runs() {
             let (hosts, _fd) = ask(SockType::Datagram, NODE, before).expect("the host takes the old port");
             assert_eq!(hosts, before);
         });
+    });
+}
+
+/// What the host is known to use must not become NAT's by a read that fails.
+#[test]
+fn nat_keeps_its_ports_while_those_of_the_host_cannot_be_read() {
+    on_node(|node| async move {
+        set("ip_local_port_range", "50000 65535");
+        set("ip_local_reserved_ports", "32768-40000");
+        let dataplane = start(&node).await;
+        let known = PortRange { first: 40001, last: 49999 };
+        assert_eq!(node.config().node_ports, known);
+        // Covered in this test's own mounts: there is nothing to be read.
+        let setting = "/proc/sys/net/ipv4/ip_local_port_range";
+        mount(Some("/dev/null"), setting, None::<&str>, MsFlags::MS_BIND, None::<&str>).expect("cover the setting");
+        assert_eq!(std::fs::read_to_string(setting).expect("nothing"), "");
+        for _ in 0..2 {
+            dataplane.sweep().expect("sweep");
+            assert_eq!(node.config().node_ports, known);
+        }
+        umount(setting).expect("uncover the setting");
+        set("ip_local_port_range", "50000 60999");
+        dataplane.sweep().expect("sweep");
+        assert_eq!(node.config().node_ports, PortRange { first: 61000, last: 65535 }, "and follows it again");
     });
 }
 
