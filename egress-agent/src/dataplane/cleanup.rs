@@ -10,21 +10,16 @@ use std::net::IpAddr;
 use std::path::Path;
 
 use aya::maps::MapData;
-use aya::programs::tc;
 use egress_common::abi::{Addr, OwnedAddr};
-use futures::TryStreamExt;
-use rtnetlink::packet_route::tc::TcHandle;
+use nix::net::if_::if_nametoindex;
 use tokio::task::JoinSet;
 
-use super::error::{StartError, map_io, netlink_io};
+use super::clsact::{self, OurSet};
+use super::error::{StartError, map_io};
 use super::lock::InstanceLock;
-use super::names::{Device, Hook, NFT_TABLE, OVERLAY_DEVICE, Pins};
-use super::programs::is_absent;
+use super::names::{CLSACT_MARKS, Hook, NFT_TABLE, OVERLAY_DEVICE, Pins};
 use super::tables::Hash;
-use super::{Settings, claim, connect, interfaces, notrack, overlay};
-
-/// The kernel gives clsact this handle.
-const CLSACT_MAJOR: u16 = 0xffff;
+use super::{Settings, claim, connect, filters, notrack, overlay};
 
 /// What was removed and what could not be, one line each.
 #[derive(Debug, Default)]
@@ -66,7 +61,7 @@ pub async fn cleanup(settings: &Settings) -> Result<CleanupReport, StartError> {
     });
     let mut tasks = JoinSet::new();
     let netlink = connect(&mut tasks).map_err(|error| StartError::kernel("open a netlink socket", error))?;
-    remove_filters(&netlink, settings, &mut report).await;
+    remove_filters(settings, &pins, &mut report);
     if lock.is_some() {
         remove_pins(&pins, was_there, &mut report);
     }
@@ -101,6 +96,9 @@ fn remove_pins(pins: &Pins, was_there: bool, report: &mut CleanupReport) {
             let link = version.join("links").join(hook.name());
             report.note(&format!("link {}", link.display()), absent_is_false(fs::remove_file(&link)));
         }
+        for (what, outcome) in clsact::retire(&version.join(CLSACT_MARKS), &[]) {
+            report.note(&what, outcome);
+        }
         remove_tree(&version, report);
     }
     let removed = absent_is_false(fs::remove_dir(pins.root())).map(|removed| removed && was_there);
@@ -131,42 +129,26 @@ fn absent_is_false(outcome: io::Result<()>) -> io::Result<bool> {
     }
 }
 
-/// Filters by the names of our programs, and the queueing discipline where no filter is left on it.
-async fn remove_filters(netlink: &rtnetlink::Handle, settings: &Settings, report: &mut CleanupReport) {
+/// Our filters, wherever they are. Where nothing is pinned any more that could tell whose they are, those on this node's
+/// devices that are named as ours.
+fn remove_filters(settings: &Settings, pins: &Pins, report: &mut CleanupReport) {
+    let set = OurSet::of(pins);
+    for (what, outcome) in clsact::take_off_elsewhere(set, &[]) {
+        report.note(&what, outcome);
+    }
+    if set.is_known() {
+        return;
+    }
     for hook in Hook::ALL.into_iter().rev() {
         let device = settings.device(hook.device());
-        let what = format!("filter {} on {device}", hook.name());
-        match tc::qdisc_detach_program(device, hook.direction(), hook.name()) {
-            Ok(()) => report.removed.push(what),
-            Err(error) if is_absent(&error) => {}
-            Err(error) => report.problems.push(format!("{what}: {error}")),
-        }
+        let Ok(ifindex) = if_nametoindex(device) else { continue };
+        let named = filters::on(ifindex, hook.direction()).map(|mut there| {
+            there.retain(|filter| filter.name == hook.name());
+            there
+        });
+        let removed = named.and_then(|named| {
+            named.iter().try_fold(false, |any, filter| Ok(filters::remove(ifindex, hook.direction(), filter)? || any))
+        });
+        report.note(&format!("filter {} on {device}", hook.name()), removed);
     }
-    for device in [Device::Mgmt, Device::Uplink] {
-        let name = settings.device(device);
-        report.note(&format!("clsact on {name}"), remove_idle_clsact(netlink, name, &report.removed).await);
-    }
-}
-
-/// Only where we have just removed a filter of ours: another hand's discipline is its own.
-async fn remove_idle_clsact(netlink: &rtnetlink::Handle, device: &str, removed: &[String]) -> io::Result<bool> {
-    let suffix = format!(" on {device}");
-    if !removed.iter().any(|line| line.ends_with(&suffix)) {
-        return Ok(false);
-    }
-    let Some(interface) = interfaces::interface(netlink, device).await? else { return Ok(false) };
-    let index = i32::try_from(interface.index).map_err(io::Error::other)?;
-    let ingress = netlink.traffic_filter(index).get().ingress();
-    let egress = netlink.traffic_filter(index).get().egress();
-    for filters in [ingress, egress] {
-        let filters: Vec<_> = filters.execute().try_collect().await.map_err(netlink_io)?;
-        if !filters.is_empty() {
-            return Ok(false);
-        }
-    }
-    let mut request = netlink.qdisc().del(index);
-    request.message_mut().header.parent = TcHandle::CLSACT;
-    request.message_mut().header.handle = TcHandle { major: CLSACT_MAJOR, minor: 0 };
-    request.execute().await.map_err(netlink_io)?;
-    Ok(true)
 }

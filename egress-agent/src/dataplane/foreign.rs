@@ -10,39 +10,31 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use aya::maps::MapInfo;
-use aya::programs::{ProgramInfo, SchedClassifier, TcAttachType, loaded_programs};
-use futures::TryStreamExt;
+use aya::programs::{ProgramInfo, SchedClassifier};
+use nix::net::if_::if_nametoindex;
 use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
-use rtnetlink::Handle;
-use rtnetlink::packet_route::tc::{TcAttribute, TcFilterBpfOption, TcOption};
 
 use super::Settings;
-use super::error::{StartError, netlink_io};
-use super::interfaces;
+use super::clsact::{self, OurSet};
+use super::error::StartError;
+use super::filters;
 use super::names::{Hook, Pins};
 
-/// Every program counts here, so it is a map of each.
-const COMMON_MAP: &str = "counters";
 /// How deep below a BPF file system's root another agent's directory is looked for.
 const DEPTH: u32 = 4;
 
 /// An error where a hook of ours has a program of another set.
-pub(super) async fn refuse(netlink: &Handle, settings: &Settings, pins: &Pins) -> Result<(), StartError> {
-    // Nothing pinned: no program can be of this set.
-    let ours = MapInfo::from_pin(pins.map(COMMON_MAP)).ok().map(|info| info.id());
+pub(super) fn refuse(settings: &Settings, pins: &Pins) -> Result<(), StartError> {
+    let ours = OurSet::of(pins);
     for hook in Hook::ALL {
         let device = settings.device(hook.device());
-        let filters = filters(netlink, hook, device)
-            .await
+        let is_other = |program: &ProgramInfo| !ours.has_maps(&program.map_ids().ok().flatten().unwrap_or_default());
+        let has_filter = has_other_filter(ours, hook, device)
             .map_err(|error| StartError::kernel(format!("look for filters on {device}"), error))?;
-        for program in links(hook, device).into_iter().chain(filters) {
-            let maps = program.map_ids().ok().flatten().unwrap_or_default();
-            if !ours.is_some_and(|ours| maps.contains(&ours)) {
-                let device = device.to_owned();
-                let directory = elsewhere(pins).map_or("its directory".to_owned(), |path| path.display().to_string());
-                return Err(StartError::ForeignPrograms { program: hook.name(), device, directory });
-            }
+        if has_filter || links(hook, device).iter().any(is_other) {
+            let device = device.to_owned();
+            let directory = elsewhere(pins).map_or("its directory".to_owned(), |path| path.display().to_string());
+            return Err(StartError::ForeignPrograms { program: hook.name(), device, directory });
         }
     }
     Ok(())
@@ -61,44 +53,10 @@ fn is_named(name: &[u8], hook: Hook) -> bool {
 }
 
 /// Likewise by filters, whose names are not cut.
-async fn filters(netlink: &Handle, hook: Hook, device: &str) -> io::Result<Vec<ProgramInfo>> {
-    let Some(interface) = interfaces::interface(netlink, device).await? else { return Ok(Vec::new()) };
-    let index = i32::try_from(interface.index).map_err(io::Error::other)?;
-    let request = netlink.traffic_filter(index).get();
-    let request = match hook.direction() {
-        TcAttachType::Egress => request.egress(),
-        TcAttachType::Ingress | TcAttachType::Custom(_) => request.ingress(),
-    };
-    let found: Vec<_> = match request.execute().try_collect().await.map_err(netlink_io) {
-        // No clsact there.
-        Err(error) if matches!(error.raw_os_error(), Some(libc::EINVAL | libc::ENOENT | libc::EOPNOTSUPP)) => {
-            return Ok(Vec::new());
-        }
-        other => other?,
-    };
-    let ids: Vec<u32> = found.iter().filter_map(|message| program_id(&message.attributes, hook)).collect();
-    if ids.is_empty() {
-        return Ok(Vec::new());
-    }
-    // One that has gone meanwhile is no error.
-    Ok(loaded_programs().filter_map(Result::ok).filter(|program| ids.contains(&program.id())).collect())
-}
-
-/// Number of the filter's program, where the filter has the hook's name.
-fn program_id(attributes: &[TcAttribute], hook: Hook) -> Option<u32> {
-    let options = attributes.iter().find_map(|attribute| match attribute {
-        TcAttribute::Options(options) => Some(options),
-        _ => None,
-    })?;
-    let (mut id, mut named) = (None, false);
-    for option in options {
-        match option {
-            TcOption::Bpf(TcFilterBpfOption::ProgId(number)) => id = Some(*number),
-            TcOption::Bpf(TcFilterBpfOption::ProgName(name)) => named = name == hook.name(),
-            _ => {}
-        }
-    }
-    id.filter(|_| named)
+fn has_other_filter(ours: OurSet, hook: Hook, device: &str) -> io::Result<bool> {
+    let Ok(ifindex) = if_nametoindex(device) else { return Ok(false) };
+    let named = filters::on(ifindex, hook.direction())?.into_iter().filter(|filter| filter.name == hook.name());
+    Ok(named.filter(|filter| filter.program.is_some()).any(|filter| !ours.has(hook, &filter)))
 }
 
 /// Another directory of pins on the same BPF file system, for the user's sake; `None` where none is in sight.
@@ -111,7 +69,7 @@ fn elsewhere(pins: &Pins) -> Option<PathBuf> {
 /// A directory with pinned maps of ours: `<directory>/v<N>/maps/<map>`.
 fn find(directory: &Path, except: &Path, depth: u32) -> Option<PathBuf> {
     let below: Vec<PathBuf> = std::fs::read_dir(directory).ok()?.filter_map(|entry| Some(entry.ok()?.path())).collect();
-    let has_pins = |version: &PathBuf| version.join("maps").join(COMMON_MAP).exists();
+    let has_pins = |version: &PathBuf| version.join("maps").join(clsact::COMMON_MAP).exists();
     if directory != except && below.iter().any(has_pins) {
         return Some(directory.to_path_buf());
     }

@@ -16,6 +16,7 @@
 //! | `names`, `error`, `lock` | names, start errors, one agent per node |
 //! | `features`, `kernel_types` | what the kernel can do |
 //! | `pins`, `foreign`, `programs` | shape of pinned maps; other sets of programs; load, attach, adopt |
+//! | `clsact`, `filters` | our filters among those of others; what the kernel has of them |
 //! | `interfaces`, `overlay`, `notrack` | the node's devices; the overlay's own, untracked |
 //! | `state`, `watch`, `config`, `node_ports` | following the node; the programs' configuration |
 //! | `tables`, `map_access`, `convert` | maps: typed handles, whole-map reads, model <-> ABI |
@@ -26,6 +27,7 @@
 
 mod claim;
 mod cleanup;
+mod clsact;
 mod config;
 mod contest;
 mod convert;
@@ -35,6 +37,7 @@ mod error;
 mod events;
 mod executor;
 mod features;
+mod filters;
 mod foreign;
 mod frames;
 pub mod host;
@@ -205,7 +208,7 @@ impl Dataplane {
         require_interfaces(&netlink, &settings).await?;
         // What is wrong with these pins is said before what is wrong with others, and a refusal makes no directory.
         pins::check(&pins, &settings)?;
-        foreign::refuse(&netlink, &settings, &pins).await?;
+        foreign::refuse(&settings, &pins)?;
         pins::make(&pins)?;
         let overlay = overlay::ensure(&netlink, settings.tunnel_port).await?;
         if let Err(error) = notrack::install(settings.tunnel_port, &settings.mgmt_port) {

@@ -6,9 +6,10 @@
 //! ```text
 //! <bpffs>/v<ABI_VERSION>/maps/<map>      one per map that outlives the agent
 //! <bpffs>/v<ABI_VERSION>/links/<hook>    TCX link; its program name is the hook's name
+//! <bpffs>/v<ABI_VERSION>/clsact/<index>  an empty directory for each interface whose clsact discipline we have made
 //! ```
 //!
-//! Where the kernel has no TCX links, a hook is a clsact filter with our priority and handle, named like the program.
+//! Where the kernel has no TCX links, a hook is a clsact filter with our priority, named like the program.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -46,8 +47,11 @@ pub const NFT_TABLE: &str = "egress-agent";
 
 /// First of all filters on the hook.
 pub(super) const CLSACT_PRIORITY: u16 = 1;
-/// Ours among the filters of that priority.
+/// Ours among the filters of that priority, where no other has it.
 pub(super) const CLSACT_HANDLE: TcHandle = TcHandle::new(0, 0xe67e);
+
+/// Directory of the marks of clsact disciplines, below that of the layout's version.
+pub(super) const CLSACT_MARKS: &str = "clsact";
 
 /// Abstract socket that one agent per network namespace holds: it vanishes with the process.
 pub(super) const INSTANCE_SOCKET: &str = "egress-agent";
@@ -182,5 +186,13 @@ impl Pins {
 
     pub(super) fn link(&self, hook: Hook) -> PathBuf {
         self.links().join(hook.name())
+    }
+
+    pub(super) fn marks(&self) -> PathBuf {
+        self.version().join(CLSACT_MARKS)
+    }
+
+    pub(super) fn clsact(&self, ifindex: u32) -> PathBuf {
+        self.marks().join(ifindex.to_string())
     }
 }

@@ -8,9 +8,9 @@
 //! - **Another device than last time** (`--uplink` changed): the link is alive but elsewhere; the hook's own list of
 //!   programs tells. It is taken off there and made anew here.
 //!
-//! Without TCX, or where the user prefers it, a clsact filter with our priority and handle takes the place of link and pin;
-//! replacing it is atomic too. What an earlier run attached the other way is taken off after the new program is at work:
-//! for a moment a packet meets both, and the second finds nothing left to do.
+//! Without TCX, or where the user prefers it, a clsact filter takes the place of link and pin (`clsact`); replacing it is
+//! atomic too. What an earlier run attached the other way is taken off after the new program is at work:
+//! for a moment a packet meets both, and the second finds nothing left to do. So are filters on a former uplink.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -18,16 +18,18 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use aya::programs::links::{FdLink, LinkError, LinkOrder, PinnedLink};
-use aya::programs::tc::{self, NlOptions, SchedClassifierLink, TcAttachOptions, TcError};
+use aya::programs::tc::{NlOptions, SchedClassifierLink, TcAttachOptions, TcError};
 use aya::programs::{ProgramError, SchedClassifier};
 use aya::sys::SyscallError;
 use aya::{Ebpf, EbpfLoader};
 use tracing::{debug, error};
 
 use super::Settings;
+use super::clsact::{self, OurSet, Seat};
 use super::error::StartError;
 use super::features::Attachment;
-use super::names::{CLSACT_HANDLE, CLSACT_PRIORITY, Hook, PINNED_MAPS, Pins, SWEEP_PROGRAM};
+use super::filters;
+use super::names::{CLSACT_PRIORITY, Hook, PINNED_MAPS, Pins, SWEEP_PROGRAM};
 
 /// The loaded programs and where they run.
 pub(super) struct Programs {
@@ -89,11 +91,12 @@ impl Programs {
     }
 
     /// Whether the kernel runs our program at the hook. Another hand may have taken it off.
-    pub(super) fn is_alive(&mut self, hook: Hook, device: &str) -> bool {
-        match self.attachment {
-            Attachment::Tcx => self.program(hook).is_ok_and(|program| runs_on(program, hook, device).unwrap_or(false)),
-            // The filter of a hook cannot be asked for cheaply; replacing it is.
-            Attachment::Clsact => false,
+    pub(super) fn is_alive(&mut self, hook: Hook, device: &str, ifindex: u32) -> bool {
+        let attachment = self.attachment;
+        let Ok(program) = self.program(hook) else { return false };
+        match attachment {
+            Attachment::Tcx => runs_on(program, hook, device).unwrap_or(false),
+            Attachment::Clsact => is_filter(program, hook, ifindex).unwrap_or(false),
         }
     }
 
@@ -106,9 +109,9 @@ impl Programs {
                 let (link, is_new) = self.attach_tcx(hook, device)?;
                 (Some(link), is_new)
             }
-            Attachment::Clsact => (None, self.attach_filter(hook, device)?),
+            Attachment::Clsact => (None, self.attach_filter(hook, device, ifindex)?),
         };
-        self.retire_other(hook, device)?;
+        self.retire_other(hook, ifindex)?;
         self.attached.insert(hook, Attached { ifindex, _link: link });
         Ok(is_new)
     }
@@ -126,35 +129,51 @@ impl Programs {
         Ok((SchedClassifierLink::try_from(FdLink::from(pinned))?, true))
     }
 
-    fn attach_filter(&mut self, hook: Hook, device: &str) -> Result<bool, AttachError> {
-        match tc::qdisc_add_clsact(device) {
-            Err(TcError::NetlinkError(error)) if error.raw_os_error() == Some(libc::EEXIST) => {}
-            other => other?,
-        }
+    fn attach_filter(&mut self, hook: Hook, device: &str, ifindex: u32) -> Result<bool, AttachError> {
+        clsact::ensure(&self.pins, device, ifindex)?;
+        let seat = clsact::seat(self.set(), hook, ifindex).map_err(TcError::IoError)?;
         let program = self.program(hook)?;
-        let options = NlOptions { priority: CLSACT_PRIORITY, handle: CLSACT_HANDLE, classid: None };
-        let attached = program.attach_with_options(device, hook.direction(), TcAttachOptions::Netlink(options));
-        let (id, is_new) = match attached {
-            Err(ProgramError::TcError(TcError::NetlinkError(error))) if error.raw_os_error() == Some(libc::EEXIST) => {
-                let ours =
-                    SchedClassifierLink::attached(device, hook.direction(), CLSACT_PRIORITY, CLSACT_HANDLE, None)
-                        .map_err(TcError::IoError)?;
+        let (id, is_new) = match seat {
+            Seat::Ours(handle) => {
+                let ours = SchedClassifierLink::attached(device, hook.direction(), CLSACT_PRIORITY, handle, None)
+                    .map_err(TcError::IoError)?;
                 (program.attach_to_link(ours)?, false)
             }
-            other => (other?, true),
+            Seat::Free(handle) => {
+                let options = NlOptions { priority: CLSACT_PRIORITY, handle, classid: None };
+                let options = TcAttachOptions::Netlink(options);
+                (program.attach_with_options(device, hook.direction(), options)?, true)
+            }
         };
         // Dropping it would remove the filter, which must outlive us.
         std::mem::forget(program.take_link(id)?);
         Ok(is_new)
     }
 
+    /// What an earlier run has left on devices that are not this hook's any more, and the disciplines that it needed there.
+    /// One line for each thing that went, or could not be removed.
+    pub(super) fn retire_elsewhere(&self) -> Vec<(String, io::Result<bool>)> {
+        let filters: Vec<_> = match self.attachment {
+            Attachment::Tcx => Vec::new(),
+            Attachment::Clsact => self.attached.iter().map(|(hook, attached)| (*hook, attached.ifindex)).collect(),
+        };
+        let devices: Vec<u32> = filters.iter().map(|(_, ifindex)| *ifindex).collect();
+        let mut outcomes = clsact::take_off_elsewhere(self.set(), &filters);
+        outcomes.extend(clsact::retire(&self.pins.marks(), &devices));
+        outcomes
+    }
+
+    fn set(&self) -> OurSet {
+        OurSet::of(&self.pins)
+    }
+
     /// Takes off what an earlier run attached the other way.
-    fn retire_other(&self, hook: Hook, device: &str) -> Result<(), AttachError> {
+    fn retire_other(&self, hook: Hook, ifindex: u32) -> Result<(), AttachError> {
         match self.attachment {
-            Attachment::Tcx => match tc::qdisc_detach_program(device, hook.direction(), hook.name()) {
-                Err(error) if !is_absent(&error) => Err(error.into()),
-                _ => Ok(()),
-            },
+            Attachment::Tcx => {
+                clsact::take_off(self.set(), hook, ifindex).map_err(TcError::IoError)?;
+                Ok(())
+            }
             // Nobody has the link open, since one agent runs at a time: it ends with its pin.
             Attachment::Clsact => {
                 let path = self.pins.link(hook);
@@ -211,19 +230,6 @@ fn load_classifier(program: &mut aya::programs::Program, name: &'static str) -> 
     })
 }
 
-/// No such device, no queueing discipline on it, or none of our filters.
-pub(super) fn is_absent(error: &TcError) -> bool {
-    match error {
-        TcError::IoError(error) => {
-            error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(libc::ENODEV)
-        }
-        TcError::NetlinkError(error) => {
-            matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENODEV | libc::EINVAL | libc::EOPNOTSUPP))
-        }
-        _ => false,
-    }
-}
-
 /// Gives the pinned link the new program. `None` when there is no link to adopt: none pinned, severed, or elsewhere.
 fn adopt(
     program: &mut SchedClassifier,
@@ -262,6 +268,12 @@ fn runs_on(program: &SchedClassifier, hook: Hook, device: &str) -> Result<bool, 
     let ours = program.info()?.id();
     let (_, programs) = SchedClassifier::query_tcx(device, hook.direction())?;
     Ok(programs.iter().any(|program| program.id() == ours))
+}
+
+fn is_filter(program: &SchedClassifier, hook: Hook, ifindex: u32) -> Result<bool, AttachError> {
+    let ours = program.info()?.id();
+    let there = filters::on(ifindex, hook.direction()).map_err(TcError::IoError)?;
+    Ok(there.iter().any(|filter| filter.program == Some(ours)))
 }
 
 /// An error and its causes in one line.

@@ -118,6 +118,13 @@ impl State {
                 .attach(hook, settings.device(hook.device()), device.index)
                 .map_err(|error| StartError::Attach { hook: hook.name(), reason: error.to_string() })?;
         }
+        for (what, outcome) in self.programs.retire_elsewhere() {
+            match outcome {
+                Ok(true) => info!("{what} of a former run removed"),
+                Ok(false) => {}
+                Err(error) => warn!(%error, "cannot remove what a former run has left: {what}"),
+            }
+        }
         Ok(())
     }
 
@@ -170,13 +177,14 @@ impl State {
             }
             return;
         };
-        if self.programs.ifindex(hook) == Some(device.index) && (!verify || self.programs.is_alive(hook, name)) {
+        if self.programs.ifindex(hook) == Some(device.index)
+            && (!verify || self.programs.is_alive(hook, name, device.index))
+        {
             return;
         }
         match self.programs.attach(hook, name, device.index) {
             Ok(is_new) => {
                 self.missing.remove(&hook.device());
-                // A filter that is there is replaced with every check.
                 if is_new {
                     info!(interface = name, hook = hook.name(), "attached again");
                 }

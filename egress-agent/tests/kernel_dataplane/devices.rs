@@ -321,9 +321,6 @@ fn a_program_taken_off_by_another_hand_is_put_back_at_restart() {
 #[test]
 fn another_uplink_takes_the_programs_along() {
     on_node(|node| async move {
-        if attachment() == Attachment::Clsact {
-            return println!("skipped: filters on the former uplink stay until a cleanup that names it");
-        }
         drop(node.start().await);
         ip("link add eth7 type veth peer name eth8\nlink set eth7 up\n");
         let settings = Settings { uplink: "eth7".to_owned(), ..node.settings() };

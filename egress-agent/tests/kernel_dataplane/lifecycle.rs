@@ -309,6 +309,8 @@ fn cleanup_leaves_nothing() {
         assert_ne!(snapshot(&node), before);
 
         assert_eq!(clean(&node.settings()).await, [] as [&str; 0]);
+        // A link ends when the kernel has seen that nothing holds it.
+        node::eventually("the programs are gone", || Hook::ALL.map(node::programs).iter().all(Vec::is_empty)).await;
         assert_eq!(snapshot(&node), before);
         assert_eq!(clean(&node.settings()).await, [] as [&str; 0]);
         assert_eq!(snapshot(&node), before);

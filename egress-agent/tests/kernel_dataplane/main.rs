@@ -6,6 +6,7 @@
 mod actions;
 mod announce;
 mod bad_input;
+mod clsact;
 mod devices;
 mod killed;
 mod lifecycle;

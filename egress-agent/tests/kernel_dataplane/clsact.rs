@@ -1,0 +1,126 @@
+//! Filters beside those of others: ours come and go, theirs stay, and so do the queueing disciplines that we did not make.
+
+use std::time::Duration;
+
+use aya::Ebpf;
+use aya::programs::tc::{NlOptions, TcAttachOptions, TcHandle, qdisc_add_clsact};
+use aya::programs::{SchedClassifier, TcAttachType};
+use egress_agent::dataplane::names::Hook;
+use egress_agent::dataplane::{Attachment, Settings};
+
+use crate::node::{self, MGMT, Node, UPLINK, clean, filters, ip, on_node, output, patience, start};
+
+fn by(node: &Node, attachment: Attachment) -> Settings {
+    Settings { attachment: Some(attachment), ..node.settings() }
+}
+
+/// Somebody else's filter, as far as the kernel can tell: another name, other maps. It ends with the value.
+struct Other {
+    _ebpf: Ebpf,
+    seen: (String, u32),
+}
+
+impl Other {
+    fn attach(node: &Node, device: &str, direction: TcAttachType, options: NlOptions) -> Self {
+        let mut ebpf = Ebpf::load(&node.settings().object).expect("load the object");
+        let program: &mut SchedClassifier =
+            ebpf.program_mut("sweep").and_then(|program| program.try_into().ok()).expect("a classifier");
+        program.load().expect("load the program");
+        // It may be there already.
+        let _made = qdisc_add_clsact(device);
+        program.attach_with_options(device, direction, TcAttachOptions::Netlink(options)).expect("attach it");
+        let number = program.info().expect("its information").id();
+        Self { _ebpf: ebpf, seen: ("sweep".to_owned(), number) }
+    }
+}
+
+/// The filters of a hook by name, sorted.
+fn names(hook: Hook) -> Vec<String> {
+    let mut names: Vec<_> = filters(hook).into_iter().map(|(name, _)| name).collect();
+    names.sort_unstable();
+    names
+}
+
+/// Whether the device has the discipline.
+fn has_clsact(device: &str) -> bool {
+    output(&["tc", "qdisc", "show", "dev", device]).contains("clsact")
+}
+
+#[test]
+fn a_filter_of_another_program_with_our_handle_stays() {
+    on_node(|node| async move {
+        let settings = by(&node, Attachment::Clsact);
+        let options = NlOptions { priority: 1, handle: TcHandle::new(0, 0xe67e), classid: None };
+        let other = Other::attach(&node, MGMT, TcAttachType::Ingress, options);
+        for _ in 0..2 {
+            drop(start(settings.clone()).await);
+            assert_eq!(names(Hook::MgmtIngress), ["mgmt_ingress", "sweep"], "one of ours beside it");
+            assert!(filters(Hook::MgmtIngress).contains(&other.seen));
+        }
+        assert_eq!(clean(&settings).await, [] as [&str; 0]);
+        assert_eq!(filters(Hook::MgmtIngress), [other.seen]);
+        assert_eq!([has_clsact(MGMT), has_clsact(UPLINK)], [true, false], "what we made goes, and nothing else");
+    });
+}
+
+#[test]
+fn a_discipline_goes_with_the_filters_that_needed_it_unless_it_is_another_hands() {
+    on_node(|node| async move {
+        if node::links(Hook::MgmtIngress).is_none() {
+            return println!("skipped: this kernel has no links");
+        }
+        output(&["tc", "qdisc", "add", "dev", MGMT, "clsact"]);
+        drop(start(by(&node, Attachment::Clsact)).await);
+        assert_eq!([MGMT, UPLINK, "egress0"].map(has_clsact), [true; 3]);
+        drop(start(by(&node, Attachment::Tcx)).await);
+        assert_eq!([MGMT, UPLINK, "egress0"].map(has_clsact), [true, false, false], "one was there before us");
+
+        // One that others have begun to use is theirs.
+        drop(start(by(&node, Attachment::Clsact)).await);
+        let options = NlOptions { priority: 7, ..NlOptions::default() };
+        let other = Other::attach(&node, UPLINK, TcAttachType::Egress, options);
+        drop(start(by(&node, Attachment::Tcx)).await);
+        assert_eq!(filters(Hook::UplinkEgress), std::slice::from_ref(&other.seen));
+        drop(other);
+        assert_eq!(clean(&by(&node, Attachment::Tcx)).await, [] as [&str; 0]);
+        assert_eq!([MGMT, UPLINK].map(has_clsact), [true; 2]);
+    });
+}
+
+#[test]
+fn another_uplink_takes_the_filters_along() {
+    on_node(|node| async move {
+        let options = NlOptions { priority: 7, ..NlOptions::default() };
+        drop(start(by(&node, Attachment::Clsact)).await);
+        ip("link add eth7 type veth peer name eth8\nlink set eth7 up\n");
+        let moved = Settings { uplink: "eth7".to_owned(), ..by(&node, Attachment::Clsact) };
+        drop(start(moved.clone()).await);
+        assert!(names(Hook::UplinkIngress).is_empty() && names(Hook::UplinkEgress).is_empty());
+        assert_eq!([has_clsact(UPLINK), has_clsact("eth7")], [false, true]);
+
+        // Back again, and away beside another's filter.
+        drop(start(by(&node, Attachment::Clsact)).await);
+        assert_eq!([has_clsact(UPLINK), has_clsact("eth7")], [true, false]);
+        let other = Other::attach(&node, UPLINK, TcAttachType::Egress, options);
+        drop(start(moved.clone()).await);
+        assert_eq!(filters(Hook::UplinkEgress), [other.seen]);
+        // What is on another device than the settings say is found too.
+        assert_eq!(clean(&node.settings()).await, [] as [&str; 0]);
+        assert!(!has_clsact("eth7"));
+    });
+}
+
+#[test]
+fn a_filter_is_put_back_that_another_hand_took_off_and_else_left_in_peace() {
+    on_node(|node| async move {
+        let _dataplane = start(by(&node, Attachment::Clsact)).await;
+        let before = Hook::ALL.map(filters);
+        output(&["tc", "filter", "del", "dev", MGMT, "ingress"]);
+        let begun = std::time::Instant::now();
+        while filters(Hook::MgmtIngress).is_empty() {
+            assert!(begun.elapsed() < patience(Duration::from_secs(15)), "looked for every ten seconds");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        assert_eq!(Hook::ALL.map(filters), before, "the same programs");
+    });
+}
