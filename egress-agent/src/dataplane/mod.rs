@@ -20,7 +20,7 @@
 //! | `interfaces`, `overlay`, `notrack` | the node's devices; the overlay's own, untracked |
 //! | `state`, `watch`, `config`, `node_ports` | following the node; the programs' configuration |
 //! | `tables`, `map_access`, `convert` | maps: typed handles, whole-map reads, model <-> ABI |
-//! | `executor`, `cut`, `nudge` | actions; cutting flows; telling idle pods of it |
+//! | `executor`, `cut`, `nudge`, `trouble` | actions; cutting flows; telling idle pods of it, or that it fails |
 //! | `claim`, `contest`, `frames`, `packet` | holding an address on the network; what is held by a node that does not let go |
 //! | `counters`, `events`, `packet_log` | reading counters, drops, and a line per packet where the object writes one |
 //! | `sweep`, `cleanup` | expiry; removing every trace |
@@ -57,6 +57,7 @@ mod programs;
 mod state;
 mod sweep;
 mod tables;
+mod trouble;
 mod watch;
 
 use std::borrow::Cow;

@@ -9,8 +9,13 @@
 //! so of two numbers half of all numbers apart at least one is outside: each round takes the other one. What has been told
 //! by then, or has begun anew, is left alone. This is a service on top: where no segment gets through, the pod learns of
 //! the cut when it sends.
+//!
+//! What cannot be sent, or has no way yet, is tried again with the next round, a few times. That it cannot is said once, and
+//! so is for how many it was in vain.
 
-use std::collections::{BTreeMap, HashMap};
+mod ways;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::net::IpAddr;
@@ -19,22 +24,17 @@ use std::time::Duration;
 
 use egress_common::abi::{PodEntry, Tuple};
 use egress_common::decide::phase::{self, Phase};
-use futures::TryStreamExt;
-use rtnetlink::packet_route::neighbour::{
-    NeighbourAddress, NeighbourAttribute, NeighbourFlags, NeighbourMessage, NeighbourState,
-};
-use rtnetlink::packet_route::route::{RouteAddress, RouteAttribute};
-use rtnetlink::{Handle, RouteMessageBuilder};
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::task::spawn_blocking;
 use tokio::time::{Instant, sleep, sleep_until};
-use tracing::{debug, warn};
+use tracing::{debug, info, warn};
 
-use super::error::netlink_io;
+use self::ways::{Ways, look};
 use super::executor::now_ns;
-use super::frames::{self, Mac};
+use super::frames;
 use super::packet::PacketSocket;
-use super::{Interface, Shared, cut};
+use super::trouble::Trouble;
+use super::{Shared, cut};
 
 /// How often a pod is asked at most, and how long it has to answer.
 const ROUNDS: u32 = 4;
@@ -43,10 +43,27 @@ const PATIENCE: Duration = Duration::from_millis(700);
 /// (`decide::limit`).
 const AT_ONCE: usize = 10;
 const PAUSE: Duration = Duration::from_millis(10);
-/// How long a neighbour has to answer the kernel.
-const RESOLVING: Duration = Duration::from_millis(50);
 /// How long at most from the decision to speak until the pod's answer is here.
 const ANSWERING_NS: u64 = 2_000_000_000;
+
+/// What was tried for a connection.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Tries {
+    sent: u32,
+    failed: u32,
+}
+
+impl Tries {
+    const fn after(self, sent: bool) -> Self {
+        if sent { Self { sent: self.sent + 1, ..self } } else { Self { failed: self.failed + 1, ..self } }
+    }
+
+    const fn is_over(self) -> bool {
+        self.sent >= ROUNDS || self.failed >= ROUNDS
+    }
+}
+
+type Batch = Vec<(Tuple, Tries)>;
 
 /// What is to be said when. A connection is in it once, however often it is cut: so there is never more than `flows` holds,
 /// whoever selects and deselects a pod over and over.
@@ -54,14 +71,14 @@ const ANSWERING_NS: u64 = 2_000_000_000;
 struct Due {
     /// A number tells those of one time apart.
     times: BTreeMap<(Instant, u64), Tuple>,
-    rounds: HashMap<Tuple, u32>,
+    tries: HashMap<Tuple, Tries>,
     number: u64,
 }
 
 impl Due {
-    /// One that waits already keeps its time, and begins with this round.
-    fn put(&mut self, at: Instant, connection: Tuple, round: u32) {
-        if self.rounds.insert(connection, round).is_none() {
+    /// One that waits already keeps its time, and begins with these tries.
+    fn put(&mut self, at: Instant, connection: Tuple, tries: Tries) {
+        if self.tries.insert(connection, tries).is_none() {
             self.number += 1;
             self.times.insert((at, self.number), connection);
         }
@@ -71,15 +88,21 @@ impl Due {
         self.times.first_key_value().map(|((at, _), _)| *at)
     }
 
+    /// The pods of all others whose time has come.
+    fn pods(&self, now: Instant) -> BTreeSet<IpAddr> {
+        let due = self.times.iter().take_while(|((at, _), _)| *at <= now);
+        due.map(|(_, connection)| connection.saddr.to_ip()).collect()
+    }
+
     /// The first few whose time has come.
-    fn take(&mut self, now: Instant) -> Vec<(Tuple, u32)> {
+    fn take(&mut self, now: Instant) -> Batch {
         let mut batch = Vec::new();
         while batch.len() < AT_ONCE
             && let Some(first) = self.times.first_entry()
             && first.key().0 <= now
         {
             let connection = first.remove();
-            batch.extend(self.rounds.remove_entry(&connection));
+            batch.extend(self.tries.remove_entry(&connection));
         }
         batch
     }
@@ -87,7 +110,7 @@ impl Due {
 
 /// Tells, for as long as the data plane lives.
 pub(super) async fn run(shared: Arc<Shared>, mut told: UnboundedReceiver<cut::Cut>) {
-    let mut due = Due::default();
+    let (mut due, mut ways, mut trouble) = (Due::default(), None, Trouble::default());
     loop {
         let next = due.next();
         tokio::select! {
@@ -95,45 +118,91 @@ pub(super) async fn run(shared: Arc<Shared>, mut told: UnboundedReceiver<cut::Cu
                 let Some(cut) = cut else { return };
                 debug!(connections = cut.len(), "cut: their pods are told");
                 let now = Instant::now();
-                cut.into_iter().for_each(|connection| due.put(now, connection, 0));
+                cut.into_iter().for_each(|connection| due.put(now, connection, Tries::default()));
             }
             () = sleep_until(next.unwrap_or_else(Instant::now)), if next.is_some() => {
                 let batch = due.take(Instant::now());
-                let asked = tell(&shared, batch).await.unwrap_or_else(|error| {
-                    warn!(%error, "idle pods are not told of connections that were cut");
-                    Vec::new()
-                });
+                let done = tell(&shared, &mut ways, &due, batch).await;
+                note(&mut trouble, &done);
                 let later = Instant::now() + PATIENCE;
-                for (connection, round) in asked.into_iter().filter(|(_, round)| round + 1 < ROUNDS) {
-                    due.put(later, connection, round + 1);
+                for (connection, tries) in done.batch.into_iter().filter(|(_, tries)| !tries.is_over()) {
+                    due.put(later, connection, tries);
                 }
                 sleep(PAUSE).await;
             }
         }
+        if due.next().is_none()
+            && let Some(lost) = trouble.end()
+        {
+            info!(connections = lost, "idle pods that could not be told of a cut learn of it when they send");
+        }
     }
 }
 
-/// Sends to those that need it, and returns them.
-async fn tell(shared: &Arc<Shared>, batch: Vec<(Tuple, u32)>) -> io::Result<Vec<(Tuple, u32)>> {
-    let looking = Arc::clone(shared);
-    let asleep = spawn_blocking(move || asleep(&looking, batch)).await.map_err(io::Error::other)??;
-    let Some(port) = shared.state().facts().mgmt.filter(|_| !asleep.is_empty()) else { return Ok(asleep) };
-    let ways = ways(&shared.netlink, port, &asleep).await?;
-    let socket = PacketSocket::sender(port.index)?;
-    for (connection, round) in &asleep {
-        if let Some(mac) = ways.get(&connection.saddr.to_ip()) {
-            socket.send(&frames::segment(*mac, port.mac, connection, number_of(connection, *round)))?;
+/// What came of a batch: those that may need it again, and the first error.
+struct Done {
+    batch: Batch,
+    error: Option<io::Error>,
+}
+
+impl Done {
+    fn none_sent(batch: Batch, error: Option<io::Error>) -> Self {
+        Self { batch: batch.into_iter().map(|(connection, tries)| (connection, tries.after(false))).collect(), error }
+    }
+}
+
+fn note(trouble: &mut Trouble, done: &Done) {
+    if let Some(error) = &done.error
+        && trouble.begin()
+    {
+        warn!(%error, "cannot tell idle pods of connections that were cut; trying again");
+    }
+    trouble.lose(done.batch.iter().filter(|(_, tries)| tries.failed >= ROUNDS).count());
+}
+
+/// Sends to those that need it. Where their ways must be asked for anew, so are those of all who are due by now.
+async fn tell(shared: &Arc<Shared>, ways: &mut Option<Ways>, due: &Due, batch: Batch) -> Done {
+    let (looking, asked) = (Arc::clone(shared), batch.clone());
+    let asleep = spawn_blocking(move || asleep(&looking, asked)).await.unwrap_or_else(|e| Err(io::Error::other(e)));
+    let asleep = match asleep {
+        Ok(asleep) => asleep,
+        Err(error) => return Done::none_sent(batch, Some(error)),
+    };
+    // Its absence is said elsewhere.
+    let Some(port) = shared.state().facts().mgmt else { return Done::none_sent(asleep, None) };
+    if asleep.is_empty() {
+        return Done { batch: asleep, error: None };
+    }
+    let now = Instant::now();
+    if !ways.as_ref().is_some_and(|ways| ways.cover(port, now, &asleep)) {
+        let mut pods = due.pods(now);
+        pods.extend(asleep.iter().map(|(connection, _)| connection.saddr.to_ip()));
+        match look(&shared.netlink, port, pods).await {
+            Ok(to) => *ways = Some(Ways { port, until: now + PATIENCE, to }),
+            Err(error) => return Done::none_sent(asleep, Some(error)),
         }
     }
-    Ok(asleep)
+    let socket = match PacketSocket::sender(port.index) {
+        Ok(socket) => socket,
+        Err(error) => return Done::none_sent(asleep, Some(error)),
+    };
+    let mut done = Done { batch: Vec::with_capacity(asleep.len()), error: None };
+    for (connection, tries) in asleep {
+        let way = ways.as_ref().and_then(|ways| ways.to.get(&connection.saddr.to_ip()).copied().flatten());
+        let frame = way.map(|mac| frames::segment(mac, port.mac, &connection, number_of(&connection, tries.sent)));
+        let sent = frame.map_or(Ok(false), |frame| socket.send(&frame).map(|()| true));
+        done.batch.push((connection, tries.after(*sent.as_ref().unwrap_or(&false))));
+        done.error = done.error.or(sent.err());
+    }
+    done
 }
 
 /// Those whose pods do not know yet, as far as one can tell: a reset has gone to the others, or they have begun anew.
-fn asleep(shared: &Shared, batch: Vec<(Tuple, u32)>) -> io::Result<Vec<(Tuple, u32)>> {
+fn asleep(shared: &Shared, batch: Batch) -> io::Result<Batch> {
     let now = now_ns()?;
     let tables = shared.tables();
     let mut asleep = Vec::new();
-    for (connection, round) in batch {
+    for (connection, tries) in batch {
         let pod = tables.pods.get(&connection.saddr)?;
         if !pod.is_some_and(|pod| is_answered(&pod, now)) {
             continue;
@@ -144,10 +213,10 @@ fn asleep(shared: &Shared, batch: Vec<(Tuple, u32)>) -> io::Result<Vec<(Tuple, u
             Phase::Opening => false,
             Phase::Established => true,
             // A stranger's reset looks the same as ours, before the first round.
-            Phase::Closing => round == 0,
+            Phase::Closing => tries.sent == 0,
         };
         if wanted {
-            asleep.push((connection, round));
+            asleep.push((connection, tries));
         }
     }
     Ok(asleep)
@@ -166,90 +235,13 @@ fn number_of(connection: &Tuple, round: u32) -> u32 {
     u32::from_ne_bytes([a, b, c, d]).wrapping_add(round << 31)
 }
 
-/// The link address that packets for each of the pods go to by the management port. A neighbour that the kernel does not
-/// know is asked for, and known by the next round at the latest.
-async fn ways(netlink: &Handle, port: Interface, to: &[(Tuple, u32)]) -> io::Result<BTreeMap<IpAddr, Mac>> {
-    let mut hops = BTreeMap::new();
-    for (connection, _) in to {
-        let pod = connection.saddr.to_ip();
-        if !hops.contains_key(&pod) {
-            hops.extend(next_hop(netlink, port.index, pod).await?.map(|hop| (pod, hop)));
-        }
-    }
-    let mut known = neighbours(netlink, port.index).await?;
-    let unknown: Vec<IpAddr> = hops.values().filter(|hop| !known.contains_key(*hop)).copied().collect();
-    if !unknown.is_empty() {
-        for hop in unknown {
-            let asked = netlink.neighbours().add(port.index, hop).state(NeighbourState::None).replace();
-            asked.flags(NeighbourFlags::Use).execute().await.map_err(netlink_io)?;
-        }
-        sleep(RESOLVING).await;
-        known = neighbours(netlink, port.index).await?;
-    }
-    Ok(hops.into_iter().filter_map(|(pod, hop)| known.get(&hop).map(|mac| (pod, *mac))).collect())
-}
-
-/// Who packets for the address are handed to; `None` where the host has no way by this port.
-async fn next_hop(netlink: &Handle, ifindex: u32, to: IpAddr) -> io::Result<Option<IpAddr>> {
-    let whole = if to.is_ipv4() { 32 } else { 128 };
-    let message = RouteMessageBuilder::<IpAddr>::new()
-        .destination_prefix(to, whole)
-        .map_err(io::Error::other)?
-        .output_interface(ifindex)
-        .build();
-    let found = match netlink.route().get(message).execute().try_next().await.map_err(netlink_io) {
-        Ok(found) => found,
-        // No route.
-        Err(error) => {
-            debug!(%error, %to, "no way to a pod");
-            return Ok(None);
-        }
-    };
-    let Some(route) = found else { return Ok(None) };
-    let by_port =
-        route.attributes.iter().any(|attribute| matches!(attribute, RouteAttribute::Oif(oif) if *oif == ifindex));
-    let gateway = route.attributes.iter().find_map(|attribute| match attribute {
-        RouteAttribute::Gateway(RouteAddress::Inet(gateway)) => Some(IpAddr::V4(*gateway)),
-        RouteAttribute::Gateway(RouteAddress::Inet6(gateway)) => Some(IpAddr::V6(*gateway)),
-        _ => None,
-    });
-    Ok(by_port.then(|| gateway.unwrap_or(to)))
-}
-
-/// Neighbours of the port whose link address the kernel has.
-async fn neighbours(netlink: &Handle, ifindex: u32) -> io::Result<BTreeMap<IpAddr, Mac>> {
-    let mut known = BTreeMap::new();
-    let mut messages = netlink.neighbours().get().execute();
-    while let Some(message) = messages.try_next().await.map_err(netlink_io)? {
-        if message.header.ifindex == ifindex {
-            known.extend(neighbour(&message));
-        }
-    }
-    Ok(known)
-}
-
-fn neighbour(message: &NeighbourMessage) -> Option<(IpAddr, Mac)> {
-    if matches!(message.header.state, NeighbourState::Failed | NeighbourState::Incomplete) {
-        return None;
-    }
-    let (mut address, mut mac) = (None, None);
-    for attribute in &message.attributes {
-        match attribute {
-            NeighbourAttribute::Destination(NeighbourAddress::Inet(v4)) => address = Some(IpAddr::V4(*v4)),
-            NeighbourAttribute::Destination(NeighbourAddress::Inet6(v6)) => address = Some(IpAddr::V6(*v6)),
-            NeighbourAttribute::LinkLayerAddress(bytes) => mac = Mac::try_from(bytes.as_slice()).ok(),
-            _ => {}
-        }
-    }
-    address.zip(mac)
-}
-
 #[cfg(test)]
 mod tests {
     use egress_common::abi::{Addr, Direction};
     use egress_common::wire::PROTO_TCP;
 
     use super::*;
+    use crate::dataplane::Interface;
 
     fn connection(port: u16) -> Tuple {
         let (pod, world) = (Addr::v4([10, 244, 1, 10]), Addr::v4([198, 51, 100, 10]));
@@ -260,25 +252,67 @@ mod tests {
     fn a_connection_that_is_cut_again_waits_once() {
         let (mut due, now) = (Due::default(), Instant::now());
         for _ in 0..3 {
-            due.put(now, connection(1), 0);
+            due.put(now, connection(1), Tries::default());
         }
-        due.put(now, connection(2), 2);
-        due.put(now + PATIENCE, connection(2), 0);
-        assert_eq!(due.take(now), [(connection(1), 0), (connection(2), 0)], "the second one from the first round on");
+        let (none, one) = (Tries::default(), Tries::default().after(true));
+        due.put(now, connection(2), one);
+        due.put(now + PATIENCE, connection(2), none);
+        assert_eq!(due.take(now), [(connection(1), none), (connection(2), none)], "the second one from the start");
         assert!(due.next().is_none() && due.take(now + 2 * PATIENCE).is_empty());
-        due.put(now + PATIENCE, connection(1), 1);
+        due.put(now + PATIENCE, connection(1), one);
         assert_eq!((due.next(), due.take(now).len()), (Some(now + PATIENCE), 0), "its time has not come");
-        assert_eq!(due.take(now + PATIENCE), [(connection(1), 1)]);
+        assert_eq!(due.take(now + PATIENCE), [(connection(1), one)]);
     }
 
     #[test]
     fn a_batch_is_small_and_in_order() {
         let (mut due, now) = (Due::default(), Instant::now());
         let ports = 0..2 * u16::try_from(AT_ONCE).expect("few") + 1;
-        ports.clone().for_each(|port| due.put(now, connection(port), 0));
+        ports.clone().for_each(|port| due.put(now, connection(port), Tries::default()));
         let batches: Vec<_> = std::iter::from_fn(|| Some(due.take(now)).filter(|batch| !batch.is_empty())).collect();
         assert_eq!(batches.iter().map(Vec::len).collect::<Vec<_>>(), [AT_ONCE, AT_ONCE, 1]);
         assert!(batches.concat().iter().map(|(connection, _)| connection.sport()).eq(ports));
+    }
+
+    #[test]
+    fn the_pods_of_a_round_are_looked_for_once() {
+        let (mut due, mut ways, now) = (Due::default(), None, Instant::now());
+        let port = Interface { index: 3, mac: [3; 6], mtu: 1400 };
+        for last in 0..3 * u8::try_from(AT_ONCE).expect("few") {
+            let (pod, world) = (Addr::v4([10, 244, 1, last]), Addr::v4([198, 51, 100, 10]));
+            let at = if last == 0 { now + PATIENCE } else { now };
+            due.put(at, Tuple::new(Direction::Egress, pod, world, 1, 80, PROTO_TCP), Tries::default());
+        }
+        let mut looks = Vec::new();
+        let batches = [now, now, now, now + PATIENCE].map(|when| (when, due.take(when), due.pods(when)));
+        for (when, batch, rest) in batches {
+            if !ways.as_ref().is_some_and(|ways: &Ways| ways.cover(port, when, &batch)) {
+                let pods = batch.iter().map(|(connection, _)| connection.saddr.to_ip()).chain(rest);
+                ways = Some(Ways { port, until: when + PATIENCE, to: pods.map(|pod| (pod, None)).collect() });
+                looks.push(ways.as_ref().map_or(0, |ways| ways.to.len()));
+            }
+        }
+        assert_eq!(looks, [3 * AT_ONCE - 1, 1], "for those that are due, then for the one of the next round");
+        let other = Interface { index: 4, ..port };
+        assert!(!ways.is_some_and(|ways| ways.cover(other, now, &Vec::new())), "the port was made anew");
+    }
+
+    #[test]
+    fn what_fails_is_tried_again_with_the_same_number_for_a_while() {
+        let mut tries = Tries::default().after(true);
+        let number = number_of(&connection(1), tries.sent);
+        for _ in 1..ROUNDS {
+            tries = tries.after(false);
+            assert_eq!((number_of(&connection(1), tries.sent), tries.is_over()), (number, false));
+        }
+        assert!(tries.after(false).is_over(), "as often as it is told");
+        assert_ne!(number_of(&connection(1), tries.after(true).sent), number);
+        let done = Done::none_sent(vec![(connection(1), tries), (connection(2), Tries::default())], None);
+        let mut trouble = Trouble::default();
+        note(&mut trouble, &done);
+        assert_eq!(trouble.end(), None, "nobody said that anything is wrong");
+        note(&mut trouble, &Done { error: Some(io::ErrorKind::Other.into()), ..done });
+        assert_eq!(trouble.end(), Some(1), "the other one goes on");
     }
 
     #[test]

@@ -12,3 +12,4 @@ mod killed;
 mod lifecycle;
 mod node;
 mod ports;
+mod told;
