@@ -15,6 +15,7 @@ use tracing::{info, warn};
 
 use super::assignment::{Facts, Nodes, Objects, Outcome, assign};
 use super::complaint::Complaint;
+use super::handover::Records;
 use super::leadership::Leadership;
 use super::numbering::Numbering;
 use super::strangers::Strangers;
@@ -40,6 +41,8 @@ pub struct Leader {
     nodes: Option<Nodes>,
     /// Nodes that do not answer. Nobody asks them yet.
     unreachable: BTreeSet<String>,
+    /// Nobody records any yet.
+    hand_overs: Records,
     numbering: Numbering,
     told: BTreeMap<String, BTreeSet<Notice>>,
     strangers: Strangers,
@@ -62,6 +65,7 @@ impl Leader {
             objects: None,
             nodes: None,
             unreachable: BTreeSet::new(),
+            hand_overs: Records::default(),
             numbering: Numbering::default(),
             told: BTreeMap::new(),
             strangers: Strangers::default(),
@@ -157,7 +161,8 @@ impl Leader {
     /// False when something is left to do.
     async fn decide_and_write(&mut self) -> bool {
         let (Some(objects), Some(nodes)) = (&self.objects, &self.nodes) else { return true };
-        let assignment = assign(&Facts { objects, nodes, unreachable: &self.unreachable });
+        let (unreachable, hand_overs) = (&self.unreachable, &self.hand_overs.open);
+        let assignment = assign(&Facts { objects, nodes, unreachable, hand_overs });
         let numbers = self.numbering.number(objects);
         let decisions: Vec<Decision> = objects
             .values()

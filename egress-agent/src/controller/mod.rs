@@ -3,6 +3,8 @@
 //! Every agent runs it and keeps its view warm; only the leader writes.
 //! - [`election`]: the rule of leadership, pure; [`leadership`]: the loop around it and the Lease.
 //! - [`assignment`]: objects and nodes -> who serves what, pure. [`numbering`]: egress IDs, pure.
+//! - [`handover`]: when an address that changes its node may be given to the new one, pure but for its memory. The leader
+//!   does not ask it yet: agents must say that they have let go, and hold leases, before there is anything to wait for.
 //! - [`verdict`]: the condition and the events of an object, pure.
 //! - [`strangers`]: others who write the status, pure. `complaint`: what is said when it cannot be written, pure.
 //! - [`leader`]: takes changes, decides, writes what differs.
@@ -10,6 +12,7 @@
 pub mod assignment;
 mod complaint;
 pub mod election;
+pub mod handover;
 pub mod leader;
 pub mod leadership;
 pub mod numbering;

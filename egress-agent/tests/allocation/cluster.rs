@@ -46,7 +46,8 @@ impl<'v> Cluster<'v> {
             (object.name.clone(), Arc::new(convert::object(&value)))
         };
         let objects: Objects = order.into_iter().map(|object| as_read(object, numbers)).collect();
-        let facts = Facts { objects: &objects, nodes: &self.nodes, unreachable: &self.unreachable };
+        let hand_overs = &BTreeMap::new();
+        let facts = Facts { objects: &objects, nodes: &self.nodes, unreachable: &self.unreachable, hand_overs };
         let Assignment { outcomes, eligible } = assign(&facts);
         for (name, object) in &objects {
             let notices = verdict::notices(object, &outcomes[name], eligible);

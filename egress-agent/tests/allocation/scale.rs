@@ -1,6 +1,6 @@
 //! A node is lost in a large cluster: what changes, and how long it takes to know.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -44,7 +44,7 @@ fn only_what_a_lost_node_had_is_written_anew() {
     let nobody = BTreeSet::new();
 
     let start = Instant::now();
-    let fresh = assign(&Facts { objects: &objects, nodes: &nodes, unreachable: &nobody });
+    let fresh = assign(&Facts { objects: &objects, nodes: &nodes, unreachable: &nobody, hand_overs: &BTreeMap::new() });
     let all = start.elapsed();
     for (name, outcome) in fresh.outcomes {
         let object = objects.get_mut(&name).expect("the object");
@@ -56,7 +56,7 @@ fn only_what_a_lost_node_had_is_written_anew() {
 
     let lost = BTreeSet::from(["node-7".to_owned()]);
     let start = Instant::now();
-    let after = assign(&Facts { objects: &objects, nodes: &nodes, unreachable: &lost });
+    let after = assign(&Facts { objects: &objects, nodes: &nodes, unreachable: &lost, hand_overs: &BTreeMap::new() });
     let changed: Vec<_> = after.changed(&objects).collect();
     let one = start.elapsed();
     println!(

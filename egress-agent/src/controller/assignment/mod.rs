@@ -26,8 +26,9 @@ use matching::{Holding, Matching};
 pub use outcome::{Fate, Outcome};
 use owners::Owners;
 
+use super::handover::HandOver;
 use crate::model::selection::by_rank;
-use crate::model::view::{EgressObject, Node, parse_egress_ip};
+use crate::model::view::{EgressObject, Item, Node, parse_egress_ip};
 
 pub type Objects = BTreeMap<String, Arc<EgressObject>>;
 pub type Nodes = BTreeMap<String, Arc<Node>>;
@@ -39,6 +40,8 @@ pub struct Facts<'a> {
     pub nodes: &'a Nodes,
     /// Nodes that do not answer.
     pub unreachable: &'a BTreeSet<String>,
+    /// Addresses on their way to another node: that is where they stay.
+    pub hand_overs: &'a BTreeMap<IpAddr, HandOver>,
 }
 
 /// Who serves what.
@@ -62,19 +65,34 @@ impl Assignment {
 /// An object as it is read here, by its place in rank.
 struct Claim<'a> {
     object: &'a EgressObject,
-    /// What it lists, as far as it can be read.
-    addresses: BTreeSet<IpAddr>,
-    /// What its status says, as far as it can be read.
+    /// What it lists: canonical where it can be read, each once.
+    entries: Vec<(String, Option<IpAddr>)>,
+    /// The addresses among them, sorted.
+    addresses: Vec<IpAddr>,
+    /// What its status says, as far as it can be read, sorted.
     items: Vec<(IpAddr, &'a str)>,
 }
 
 impl<'a> Claim<'a> {
     fn of(object: &'a EgressObject) -> Self {
-        let readable =
-            object.items.iter().filter_map(|item| Some((parse_egress_ip(&item.egress_ip)?, item.node.as_str())));
-        let mut items: Vec<_> = readable.collect();
+        let (mut entries, mut seen) = (Vec::with_capacity(object.listed.len()), BTreeSet::new());
+        for text in &object.listed {
+            let address = parse_egress_ip(text);
+            let entry = address.map_or_else(|| text.clone(), |address| address.to_string());
+            if object.listed.len() == 1 || seen.insert(entry.clone()) {
+                entries.push((entry, address));
+            }
+        }
+        let mut addresses: Vec<IpAddr> = entries.iter().filter_map(|(_, address)| *address).collect();
+        addresses.sort_unstable();
+        let readable = |item: &'a Item| Some((parse_egress_ip(&item.egress_ip)?, item.node.as_str()));
+        let mut items: Vec<_> = object.items.iter().filter_map(readable).collect();
         items.sort_unstable();
-        Self { object, addresses: object.addresses(), items }
+        Self { object, entries, addresses, items }
+    }
+
+    fn lists(&self, address: &IpAddr) -> bool {
+        self.addresses.binary_search(address).is_ok()
     }
 }
 
@@ -84,9 +102,9 @@ pub fn assign(facts: &Facts<'_>) -> Assignment {
     let mut hosts = Hosts::new(facts);
     loop {
         let owners = Owners::new(facts.nodes, &claims, &hosts);
-        let kept = |(rank, claim)| kept(rank, claim, &hosts, &owners);
+        let kept = |(rank, claim)| kept((rank, claim), facts.hand_overs, &hosts, &owners);
         let mut places: Vec<Places> = claims.iter().enumerate().map(kept).collect();
-        place_others(&claims, &mut hosts, &owners, &mut places);
+        place_others(facts, &claims, (&mut hosts, &owners), &mut places);
         if give_up(&mut claims, &owners, &places) {
             continue;
         }
@@ -112,27 +130,39 @@ fn give_up(claims: &mut [Claim<'_>], owners: &Owners<'_>, places: &[Places]) -> 
 /// The nodes of an object's addresses.
 type Places = BTreeMap<IpAddr, NodeIndex>;
 
-/// What stays. Of two addresses on one node the first does, which is the one that agents serve.
-fn kept(rank: usize, claim: &Claim<'_>, hosts: &Hosts<'_>, owners: &Owners<'_>) -> Places {
+/// What stays. Of two addresses on one node the first does, which is the one that agents serve. Then what is on its way.
+fn kept(
+    (rank, claim): (usize, &Claim<'_>),
+    hand_overs: &BTreeMap<IpAddr, HandOver>,
+    hosts: &Hosts<'_>,
+    owners: &Owners<'_>,
+) -> Places {
     let (mut places, mut used) = (Places::new(), BTreeSet::new());
-    for (address, node) in &claim.items {
-        let is_its = claim.addresses.contains(address) && owners.object(*address) == Some(rank);
-        let node = hosts.index(node).filter(|node| is_its && hosts.can(*node, *address));
-        if let Some(node) = node.filter(|node| !places.contains_key(address) && !used.contains(node)) {
-            places.insert(*address, node);
+    let to = |address: &IpAddr| Some((*address, hand_overs.get(address)?.to.as_deref()?));
+    let on_the_way = claim.addresses.iter().filter_map(to);
+    for (address, node) in claim.items.iter().copied().chain(on_the_way) {
+        let is_its = claim.lists(&address) && owners.object(address) == Some(rank);
+        let node = hosts.index(node).filter(|node| is_its && hosts.can(*node, address));
+        if let Some(node) = node.filter(|node| !places.contains_key(&address) && !used.contains(node)) {
+            places.insert(address, node);
             used.insert(node);
         }
     }
     places
 }
 
-fn place_others(claims: &[Claim<'_>], hosts: &mut Hosts<'_>, owners: &Owners<'_>, places: &mut [Places]) {
+fn place_others(
+    facts: &Facts<'_>,
+    claims: &[Claim<'_>],
+    (hosts, owners): (&mut Hosts<'_>, &Owners<'_>),
+    places: &mut [Places],
+) {
     let mut pending = Vec::new();
     for (rank, claim) in claims.iter().enumerate() {
         let is_pending = |a: &&IpAddr| owners.object(**a) == Some(rank) && !places[rank].contains_key(*a);
         pending.extend(claim.addresses.iter().filter(is_pending).map(|address| (rank, *address)));
     }
-    let last = last_nodes(claims, hosts, &pending);
+    let last = last_nodes(claims, facts.hand_overs, hosts, &pending);
     let classes: Vec<_> = pending.iter().map(|(_, address)| hosts.class(*address)).collect();
     let capacity = |node: &Node| node.cloud.as_ref().map(|cloud| cloud.capacity).unwrap_or_default();
     let holdings = hosts.nodes.iter().map(|(name, node)| Holding::new(name, capacity(node))).collect();
@@ -152,13 +182,20 @@ fn place_others(claims: &[Claim<'_>], hosts: &mut Hosts<'_>, owners: &Owners<'_>
 }
 
 /// Where pending addresses were, whichever object had them.
-fn last_nodes(claims: &[Claim<'_>], hosts: &Hosts<'_>, pending: &[(usize, IpAddr)]) -> Places {
+fn last_nodes(
+    claims: &[Claim<'_>],
+    hand_overs: &BTreeMap<IpAddr, HandOver>,
+    hosts: &Hosts<'_>,
+    pending: &[(usize, IpAddr)],
+) -> Places {
     let pending: BTreeSet<IpAddr> = pending.iter().map(|(_, address)| *address).collect();
-    let items = claims.iter().rev().flat_map(|claim| &claim.items).filter(|(address, _)| pending.contains(address));
-    items.filter_map(|(address, node)| Some((*address, hosts.index(node)?))).collect()
+    let recorded = hand_overs.iter().map(|(address, hand_over)| (*address, hand_over.from.as_str()));
+    let items = recorded.chain(claims.iter().rev().flat_map(|claim| claim.items.iter().copied()));
+    let concerned = items.filter(|(address, _)| pending.contains(address));
+    concerned.filter_map(|(address, node)| Some((address, hosts.index(node)?))).collect()
 }
 
 #[cfg(test)]
 mod properties;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use super::hosts::Hosts;
 use super::owners::Owners;
 use super::{Claim, Nodes, Places};
-use crate::model::view::{Item, parse_egress_ip};
+use crate::model::view::Item;
 
 /// What became of one entry of `spec.egressIPs`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -77,16 +77,12 @@ struct Judge<'j, 'a> {
 
 impl Judge<'_, '_> {
     fn outcome(&mut self, rank: usize) -> Outcome {
-        let mut seen = BTreeSet::new();
-        let mut entries = Vec::new();
-        for text in &self.claims[rank].object.listed {
-            let address = parse_egress_ip(text);
-            let entry = address.map_or_else(|| text.clone(), |address| address.to_string());
-            if seen.insert(entry.clone()) {
-                entries.push((entry, address.map_or(Fate::Invalid, |address| self.fate(rank, address))));
-            }
+        let claim = &self.claims[rank];
+        let mut entries = Vec::with_capacity(claim.entries.len());
+        for (entry, address) in &claim.entries {
+            entries.push((entry.clone(), address.map_or(Fate::Invalid, |address| self.fate(rank, address))));
         }
-        let items = items(&self.claims[rank].object.items, &entries);
+        let items = items(&claim.object.items, &entries);
         Outcome { entries, items }
     }
 

@@ -3,7 +3,7 @@
 //! One that has it in its status keeps it, also while its node is away: connections go on with it. Where several have,
 //! one whose node can serve it comes first; then the oldest. A node's own address is nobody's.
 
-use std::collections::BTreeMap;
+use std::collections::HashMap;
 use std::net::IpAddr;
 
 use super::hosts::Hosts;
@@ -13,9 +13,9 @@ use super::{Claim, Nodes};
 #[derive(Debug)]
 pub(super) struct Owners<'a> {
     /// Addresses of nodes themselves.
-    nodes: BTreeMap<IpAddr, &'a str>,
+    nodes: HashMap<IpAddr, &'a str>,
     /// The place of the object in rank.
-    objects: BTreeMap<IpAddr, usize>,
+    objects: HashMap<IpAddr, usize>,
 }
 
 impl<'a> Owners<'a> {
@@ -25,10 +25,10 @@ impl<'a> Owners<'a> {
             .iter()
             .rev()
             .flat_map(|(name, node)| node.addresses().into_iter().map(move |address| (address, name.as_str())));
-        let nodes: BTreeMap<IpAddr, &str> = addresses.collect();
-        let (mut serving, mut away) = (BTreeMap::new(), Vec::new());
+        let nodes: HashMap<IpAddr, &str> = addresses.collect();
+        let (mut serving, mut away) = (HashMap::with_capacity(claims.len()), Vec::new());
         for (rank, claim) in claims.iter().enumerate() {
-            for (address, node) in claim.items.iter().filter(|(address, _)| claim.addresses.contains(address)) {
+            for (address, node) in claim.items.iter().filter(|(address, _)| claim.lists(address)) {
                 if hosts.index(node).is_some_and(|node| hosts.can(node, *address)) {
                     serving.entry(*address).or_insert(rank);
                 } else {

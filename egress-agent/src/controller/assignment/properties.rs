@@ -36,7 +36,8 @@ struct Cluster {
 
 impl Cluster {
     fn assign(&self) -> Assignment {
-        assign(&Facts { objects: &self.objects, nodes: &self.nodes, unreachable: &self.unreachable })
+        let hand_overs = &BTreeMap::new();
+        assign(&Facts { objects: &self.objects, nodes: &self.nodes, unreachable: &self.unreachable, hand_overs })
     }
 
     /// The cluster after the status was written.

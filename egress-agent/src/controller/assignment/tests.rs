@@ -4,10 +4,14 @@ use crate::model::view::Item;
 type Outcomes = BTreeMap<String, Outcome>;
 
 fn assign(objects: &Objects, nodes: &Nodes) -> Outcomes {
-    super::assign(&Facts { objects, nodes, unreachable: &BTreeSet::new() }).outcomes
+    assign_without(objects, nodes, &BTreeSet::new()).outcomes
 }
 
-pub(super) fn node(name: &str, network: &str) -> (String, Arc<Node>) {
+fn assign_without(objects: &Objects, nodes: &Nodes, unreachable: &BTreeSet<String>) -> Assignment {
+    super::assign(&Facts { objects, nodes, unreachable, hand_overs: &BTreeMap::new() })
+}
+
+pub(crate) fn node(name: &str, network: &str) -> (String, Arc<Node>) {
     let primary = vec![network.parse().expect("a network")];
     let pod_subnets = vec!["10.244.0.0/24".parse().expect("a network")];
     let ready = Node { name: name.into(), assignable: true, ready: true, ..Node::default() };
@@ -19,7 +23,7 @@ fn nodes(n: u8) -> Nodes {
     (1..=n).map(|i| node(&format!("n{i}"), &format!("172.18.0.{i}/16"))).collect()
 }
 
-pub(super) fn object(name: &str, created: i64, listed: &[&str], items: &[(&str, &str)]) -> (String, Arc<EgressObject>) {
+pub(crate) fn object(name: &str, created: i64, listed: &[&str], items: &[(&str, &str)]) -> (String, Arc<EgressObject>) {
     let item = |(node, ip): &(&str, &str)| Item { node: (*node).into(), egress_ip: (*ip).into() };
     let object = EgressObject {
         name: name.into(),
@@ -191,11 +195,11 @@ fn what_has_become_a_nodes_own_address_is_not_kept() {
 fn a_node_that_does_not_answer_is_given_nothing() {
     let (objects, nodes) = (Objects::from([object("a", 1, &["172.18.0.101"], &[("n1", "172.18.0.101")])]), nodes(2));
     let unreachable = BTreeSet::from(["n1".to_owned()]);
-    let assignment = super::assign(&Facts { objects: &objects, nodes: &nodes, unreachable: &unreachable });
+    let assignment = assign_without(&objects, &nodes, &unreachable);
     assert_eq!(node_of(&assignment.outcomes, "a", "172.18.0.101"), Some("n2"));
     assert_eq!(assignment.eligible, 1);
     let all = BTreeSet::from(["n1".to_owned(), "n2".to_owned()]);
-    let assignment = super::assign(&Facts { objects: &objects, nodes: &nodes, unreachable: &all });
+    let assignment = assign_without(&objects, &nodes, &all);
     assert_eq!(*fate(&assignment.outcomes, "a"), Fate::NotReady { node: "n1".into() });
 }
 
@@ -267,4 +271,24 @@ fn an_object_may_list_a_thousand_and_a_node_have_a_hundred() {
     let single: Objects =
         (0..100_u8).map(|i| object(&format!("o{i}"), i64::from(i), &[listed[usize::from(i)]], &[])).collect();
     assert!(assign(&single, &nodes(1)).values().all(|outcome| outcome.items.len() == 1));
+}
+
+#[test]
+fn what_is_on_its_way_stays_so_and_goes_back_only_to_its_last_node() {
+    let address = "172.18.0.101";
+    for to in ["n2", "n3", "n4"] {
+        let hand_over = HandOver { number: 1, from: "n1".into(), to: Some(to.into()) };
+        let hand_overs = BTreeMap::from([(address.parse().expect("a literal"), hand_over)]);
+        let with = |items: &[(&str, &str)], unreachable: &[&str]| {
+            let objects = Objects::from([object("a", 1, &[address], items)]);
+            let unreachable = unreachable.iter().map(|name| (*name).to_owned()).collect();
+            let facts =
+                Facts { objects: &objects, nodes: &nodes(5), unreachable: &unreachable, hand_overs: &hand_overs };
+            node_of(&super::assign(&facts).outcomes, "a", address).map(str::to_owned)
+        };
+        assert_eq!(with(&[("n1", address)], &["n1"]).as_deref(), Some(to));
+        assert_eq!(with(&[], &[]).as_deref(), Some(to));
+        assert_eq!(with(&[], &[to]).as_deref(), Some("n1"));
+        assert_eq!(with(&[("n1", address)], &[]).as_deref(), Some("n1"), "it is back before it has let go");
+    }
 }

@@ -1,0 +1,215 @@
+//! When an address that changes its node may be given to the new one. Pure, but for what it remembers of time.
+//!
+//! The assignment says where addresses should be. Here is seen to it that no address ever has two holders: whatever takes
+//! it from a node, a failure, an edit, a deletion or a move between objects, the node that had it has let go before
+//! another gets it. It has when it says so, or when its lease on the address has run out: a node that has not been in
+//! touch for that long serves no egress IP.
+//!
+//! Until then the address stands in a record, which outlives the leader, and where somebody is to have it again the status
+//! goes on to show the old node, which goes on to serve: the record is what tells it to let go. A pass of [`Watch::plan`]
+//! is one round of writes, in this order: records, then items, then records that are to be forgotten. A leader that fails
+//! in between leaves more records than needed, never fewer; whoever follows goes on from them.
+//!
+//! Time is this leader's own, monotonic. A record has none: a new leader counts from its first look.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use super::assignment::{Assignment, Objects};
+use crate::model::selection::by_rank;
+use crate::model::view::{Item, parse_egress_ip};
+
+/// An address on its way.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HandOver {
+    /// No other hand-over ever had it, so that a node's word is known to be about this one.
+    pub number: u64,
+    /// The node that holds the address until it has let go.
+    pub from: String,
+    /// The node that gets it then. `None` while no node can take it, or nobody lists it.
+    pub to: Option<String>,
+}
+
+/// What is recorded.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Records {
+    /// The greatest number so far.
+    pub last: u64,
+    pub open: BTreeMap<IpAddr, HandOver>,
+}
+
+/// What is known of letting go.
+#[derive(Clone, Copy, Debug)]
+pub struct Evidence<'a> {
+    /// The addresses that nodes say they have let go of, with the number of the hand-over.
+    pub released: &'a BTreeSet<(IpAddr, u64)>,
+    /// When each node was last in touch with anybody who keeps its leases alive.
+    pub heard: &'a BTreeMap<String, Instant>,
+    /// How long a node serves without being in touch.
+    pub lease: Duration,
+}
+
+/// A change of the records.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Begins, or has another new node. Before items are written.
+    Record(IpAddr, HandOver),
+    /// Is done, or is called off. After items are written.
+    Forget(IpAddr),
+}
+
+/// One round of writes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Plan {
+    pub steps: Vec<Step>,
+    /// What the status of each object may say now.
+    pub items: BTreeMap<String, Vec<Item>>,
+    /// When the next lease runs out, if nothing else happens.
+    pub look_again: Option<Instant>,
+}
+
+/// When each open hand-over was first seen.
+#[derive(Debug, Default)]
+pub struct Watch {
+    seen: BTreeMap<u64, Instant>,
+}
+
+/// What may be done about an address.
+enum Gate {
+    /// Its new node may have it.
+    Open,
+    /// That node holds it still.
+    Shut(String),
+}
+
+/// How it goes on with an address.
+enum Course {
+    /// Nobody else holds it.
+    Clear,
+    /// Its hand-over is over.
+    Forget,
+    /// That node is to let go of it.
+    Begin(String),
+    GoOn(HandOver),
+}
+
+/// `holders` are the nodes that a status names, the one that serves first.
+fn course(known: Option<(&HandOver, bool)>, holders: &[&str], target: Option<&str>) -> Course {
+    let is_there = target.is_some_and(|target| holders.contains(&target));
+    let Some((record, is_free)) = known else {
+        let holder = holders.first().filter(|_| !is_there);
+        return holder.map_or(Course::Clear, |holder| Course::Begin((*holder).to_owned()));
+    };
+    // Only the node of the record was ever given it: what else stands in a status is a stranger's word.
+    let given = record.to.as_ref().filter(|to| **to != record.from && holders.contains(&to.as_str()));
+    match given {
+        Some(_) if is_there => Course::Forget,
+        Some(holder) => Course::Begin(holder.clone()),
+        None if target == Some(record.from.as_str()) || (target.is_none() && is_free) => Course::Forget,
+        None => Course::GoOn(record.clone()),
+    }
+}
+
+impl Watch {
+    pub fn plan(
+        &mut self,
+        objects: &Objects,
+        wanted: &Assignment,
+        records: &Records,
+        evidence: &Evidence<'_>,
+        now: Instant,
+    ) -> Plan {
+        let (holders, targets) = (holders(objects), targets(wanted));
+        let (mut plan, mut gates, mut last) = (Plan::default(), BTreeMap::new(), records.last);
+        let addresses: BTreeSet<IpAddr> =
+            holders.keys().chain(targets.keys()).chain(records.open.keys()).copied().collect();
+        for address in addresses {
+            let holders = holders.get(&address).map(Vec::as_slice).unwrap_or_default();
+            let target = targets.get(&address).copied();
+            let known = records.open.get(&address);
+            let judged = known.map(|record| (record, self.is_free(address, record, evidence, now)));
+            let to = target.map(str::to_owned);
+            let record = match course(judged, holders, target) {
+                Course::Clear => continue,
+                Course::Forget => {
+                    plan.steps.push(Step::Forget(address));
+                    continue;
+                }
+                Course::Begin(from) => {
+                    last += 1;
+                    HandOver { number: last, from, to }
+                }
+                Course::GoOn(record) => HandOver { to, ..record },
+            };
+            if known != Some(&record) {
+                plan.steps.push(Step::Record(address, record.clone()));
+            }
+            let is_free = self.is_free(address, &record, evidence, now);
+            if !is_free {
+                let end = self.end(&record, evidence, now);
+                plan.look_again = Some(plan.look_again.map_or(end, |other| other.min(end)));
+            }
+            gates.insert(address, if is_free { Gate::Open } else { Gate::Shut(record.from) });
+        }
+        plan.items = items(objects, wanted, &gates);
+        plan.steps.sort_by_key(|step| matches!(step, Step::Forget(_)));
+        let open: BTreeSet<u64> = records.open.values().map(|record| record.number).collect();
+        self.seen.retain(|number, _| *number > records.last || open.contains(number));
+        plan
+    }
+
+    fn is_free(&mut self, address: IpAddr, record: &HandOver, evidence: &Evidence<'_>, now: Instant) -> bool {
+        self.seen.entry(record.number).or_insert(now);
+        evidence.released.contains(&(address, record.number)) || now >= self.end(record, evidence, now)
+    }
+
+    /// When the lease of the old node runs out.
+    fn end(&self, record: &HandOver, evidence: &Evidence<'_>, now: Instant) -> Instant {
+        let seen = self.seen.get(&record.number).copied().unwrap_or(now);
+        evidence.heard.get(&record.from).map_or(seen, |heard| seen.max(*heard)) + evidence.lease
+    }
+}
+
+/// The nodes that a status names for each address, those of older objects first: the first is who serves it.
+fn holders(objects: &Objects) -> BTreeMap<IpAddr, Vec<&str>> {
+    let mut holders: BTreeMap<IpAddr, Vec<&str>> = BTreeMap::new();
+    for object in by_rank(objects.values()) {
+        let readable = object.items.iter().filter_map(|item| Some((parse_egress_ip(&item.egress_ip)?, item)));
+        readable.for_each(|(address, item)| holders.entry(address).or_default().push(&item.node));
+    }
+    holders
+}
+
+fn targets(wanted: &Assignment) -> BTreeMap<IpAddr, &str> {
+    let items = wanted.outcomes.values().flat_map(|outcome| &outcome.items);
+    items.filter_map(|item| Some((parse_egress_ip(&item.egress_ip)?, item.node.as_str()))).collect()
+}
+
+/// What is wanted, but of addresses that another node holds: the old item, where it stands in the object's status.
+fn items(objects: &Objects, wanted: &Assignment, gates: &BTreeMap<IpAddr, Gate>) -> BTreeMap<String, Vec<Item>> {
+    let mut all = BTreeMap::new();
+    for (name, outcome) in &wanted.outcomes {
+        let shown = objects.get(name).map(|object| object.items.as_slice()).unwrap_or_default();
+        let (mut items, mut new) = (Vec::new(), Vec::new());
+        for item in &outcome.items {
+            let gate = parse_egress_ip(&item.egress_ip).and_then(|address| gates.get(&address));
+            if let Some(Gate::Shut(from)) = gate {
+                let old = Item { node: from.clone(), egress_ip: item.egress_ip.clone() };
+                items.extend(shown.contains(&old).then_some(old));
+            } else if shown.contains(item) {
+                items.push(item.clone());
+            } else {
+                new.push(item.clone());
+            }
+        }
+        // A node that one of the object's addresses has not left yet waits for the next.
+        new.retain(|item| items.iter().all(|stays| stays.node != item.node));
+        items.extend(new);
+        all.insert(name.clone(), items);
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,333 @@
+use std::sync::Arc;
+
+use super::*;
+use crate::controller::assignment::tests::{node, object};
+use crate::controller::assignment::{Facts, Nodes, assign};
+use crate::model::view::EgressObject;
+
+const LEASE: Duration = Duration::from_secs(5);
+const A: &str = "172.18.0.101";
+
+/// A cluster with a leader that writes all it plans at once, and nodes that do nothing by themselves.
+struct Stage {
+    nodes: Nodes,
+    objects: Objects,
+    unreachable: BTreeSet<String>,
+    released: BTreeSet<(IpAddr, u64)>,
+    heard: BTreeMap<String, Instant>,
+    records: Records,
+    watch: Watch,
+    start: Instant,
+}
+
+impl Stage {
+    fn new(objects: Objects) -> Self {
+        let nodes = (1..=3).map(|i| node(&format!("n{i}"), &format!("172.18.0.{i}/16"))).collect();
+        Self {
+            nodes,
+            objects,
+            unreachable: BTreeSet::new(),
+            released: BTreeSet::new(),
+            heard: BTreeMap::new(),
+            records: Records::default(),
+            watch: Watch::default(),
+            start: Instant::now(),
+        }
+    }
+
+    fn plan(&mut self, now: Instant) -> Plan {
+        let (objects, nodes, unreachable) = (&self.objects, &self.nodes, &self.unreachable);
+        let wanted = assign(&Facts { objects, nodes, unreachable, hand_overs: &self.records.open });
+        let evidence = Evidence { released: &self.released, heard: &self.heard, lease: LEASE };
+        self.watch.plan(objects, &wanted, &self.records, &evidence, now)
+    }
+
+    fn record(&mut self, step: &Step) {
+        match step {
+            Step::Record(address, hand_over) => {
+                self.records.last = self.records.last.max(hand_over.number);
+                self.records.open.insert(*address, hand_over.clone());
+            }
+            Step::Forget(address) => {
+                self.records.open.remove(address);
+            }
+        }
+    }
+
+    fn write(&mut self, name: &str, items: Vec<Item>) {
+        let object = self.objects.get_mut(name).expect("the object");
+        *object = Arc::new(EgressObject { items, ..(**object).clone() });
+    }
+
+    /// A pass at this second, all written. Where the address is then, and whether a record is open.
+    fn pass(&mut self, second: u64) -> (Option<String>, bool) {
+        let plan = self.plan(self.start + Duration::from_secs(second));
+        plan.steps.iter().for_each(|step| self.record(step));
+        plan.items.into_iter().for_each(|(name, items)| self.write(&name, items));
+        let mut items = self.objects.values().flat_map(|object| &object.items).filter(|item| item.egress_ip == A);
+        (items.next().map(|item| item.node.clone()), self.records.open.contains_key(&A.parse().expect("a literal")))
+    }
+
+    fn lose(&mut self, name: &str, heard: u64) {
+        self.unreachable.insert(name.into());
+        self.heard.insert(name.into(), self.start + Duration::from_secs(heard));
+    }
+}
+
+fn on(node: &str) -> Stage {
+    Stage::new(Objects::from([object("a", 1, &[A], &[(node, A)])]))
+}
+
+fn at(node: &str, recorded: bool) -> (Option<String>, bool) {
+    (Some(node.to_owned()), recorded)
+}
+
+#[test]
+fn a_silent_node_keeps_its_address_until_its_lease_runs_out() {
+    let mut stage = on("n1");
+    stage.nodes.remove("n3");
+    assert_eq!(stage.pass(0), at("n1", false));
+    stage.lose("n1", 8);
+    assert_eq!(stage.pass(10), at("n1", true));
+    let plan = stage.plan(stage.start + Duration::from_secs(11));
+    assert_eq!(plan.look_again, Some(stage.start + Duration::from_secs(15)), "five seconds from the first look");
+    assert!(plan.steps.is_empty());
+    assert_eq!(stage.pass(14), at("n1", true));
+    assert_eq!(stage.pass(15), at("n2", true));
+    assert_eq!(stage.pass(15), at("n2", false));
+}
+
+#[test]
+fn a_nodes_word_is_enough_if_it_is_about_this_hand_over() {
+    let mut stage = on("n1");
+    stage.unreachable.insert("n1".into());
+    let address = A.parse().expect("a literal");
+    stage.records.last = 6;
+    stage.released.insert((address, 6));
+    assert_eq!(stage.pass(0), at("n1", true));
+    stage.released.insert((address, 7));
+    let to = stage.records.open[&address].to.clone().expect("a node");
+    assert_eq!(stage.pass(0), at(&to, true));
+    assert_eq!(stage.pass(0), at(&to, false));
+}
+
+#[test]
+fn a_node_that_is_in_touch_is_waited_for_and_one_that_is_back_keeps_its_address() {
+    let mut stage = on("n1");
+    for second in 0..100 {
+        stage.lose("n1", second);
+        assert_eq!(stage.pass(second), at("n1", true));
+    }
+    stage.unreachable.clear();
+    assert_eq!(stage.pass(100), at("n1", false));
+}
+
+#[test]
+fn a_new_leader_goes_on_with_the_record_and_counts_from_its_first_look() {
+    let mut stage = on("n1");
+    stage.unreachable.insert("n1".into());
+    assert_eq!(stage.pass(0), at("n1", true));
+    let to = stage.records.open[&A.parse().expect("a literal")].to.clone().expect("a node");
+    stage.watch = Watch::default();
+    assert_eq!(stage.pass(4), at("n1", true));
+    assert_eq!(stage.pass(8), at("n1", true));
+    assert_eq!(stage.pass(9), at(&to, true));
+}
+
+#[test]
+fn whoever_lists_a_freed_address_waits_for_its_node_too() {
+    let mut stage = on("n1");
+    stage.objects.extend([object("b", 2, &[A], &[])]);
+    assert_eq!(stage.pass(0), at("n1", false));
+    stage.objects.remove("a");
+    // Gone with its object, and with it the status that named the node: the record must have been there before.
+    let hand_over = HandOver { number: 1, from: "n1".into(), to: None };
+    stage.records = Records { last: 1, open: BTreeMap::from([(A.parse().expect("a literal"), hand_over)]) };
+    stage.unreachable.insert("n1".into());
+    assert_eq!(stage.pass(0), (None, true));
+    assert_eq!(stage.pass(4), (None, true));
+    assert!(matches!(stage.pass(5), (Some(node), true) if node != "n1"));
+
+    // An edit leaves the record behind by itself; the same node may have the address at once.
+    let mut stage = on("n1");
+    stage.objects = Objects::from([object("a", 1, &[], &[("n1", A)])]);
+    assert_eq!(stage.pass(0), (None, true));
+    stage.objects.extend([object("b", 2, &[A], &[])]);
+    assert_eq!(stage.pass(1), at("n1", false));
+}
+
+#[test]
+fn a_strangers_word_ends_no_hand_over() {
+    let mut stage = on("n1");
+    stage.unreachable.insert("n1".into());
+    assert_eq!(stage.pass(0), at("n1", true));
+    let to = stage.records.open[&A.parse().expect("a literal")].to.clone().expect("a node");
+    let other = if to == "n2" { "n3" } else { "n2" };
+    stage.write("a", vec![Item { node: other.into(), egress_ip: A.into() }]);
+    assert_eq!(stage.pass(1), (None, true), "the first node holds it still");
+    assert!(matches!(stage.pass(5), (Some(node), true) if node != "n1"));
+}
+
+#[test]
+fn an_address_never_has_two_holders() {
+    for seed in 0..300 {
+        story::tell(seed);
+    }
+}
+
+/// Nodes that are cut off and return, objects that are edited, leaders that die between two writes, nodes that are slow.
+mod story {
+    use super::*;
+
+    struct Numbers(u64);
+
+    impl Numbers {
+        fn below(&mut self, bound: u64) -> u64 {
+            self.0 ^= self.0 >> 12;
+            self.0 ^= self.0 << 25;
+            self.0 ^= self.0 >> 27;
+            (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33) % bound
+        }
+
+        fn one_in(&mut self, n: u64) -> bool {
+            self.below(n) == 0
+        }
+    }
+
+    /// What the agent of a node does.
+    #[derive(Default)]
+    struct Agent {
+        cut: bool,
+        in_touch: Duration,
+        holds: BTreeSet<IpAddr>,
+    }
+
+    struct Story {
+        stage: Stage,
+        agents: BTreeMap<String, Agent>,
+        time: Duration,
+        numbers: Numbers,
+    }
+
+    const ADDRESSES: [&str; 3] = [A, "172.18.0.102", "172.18.0.103"];
+
+    pub(super) fn tell(seed: u64) {
+        let numbers = Numbers((seed + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        let objects = Objects::from([object("a", 1, &[A, ADDRESSES[1]], &[]), object("b", 2, &[A, ADDRESSES[2]], &[])]);
+        let stage = Stage::new(objects);
+        let agents = stage.nodes.keys().map(|name| (name.clone(), Agent::default())).collect();
+        let mut story = Story { stage, agents, time: Duration::ZERO, numbers };
+        for _ in 0..120 {
+            story.second(seed, true);
+        }
+        story.agents.values_mut().for_each(|agent| agent.cut = false);
+        for _ in 0..10 {
+            story.second(seed, false);
+        }
+        assert_eq!(story.stage.records.open, BTreeMap::new(), "seed {seed}: all is done when all is quiet");
+        let again = story.stage.plan(story.now());
+        let shown = |(name, object): (&String, &Arc<EgressObject>)| (name.clone(), object.items.clone());
+        assert_eq!(again.items, story.stage.objects.iter().map(shown).collect(), "seed {seed}");
+        let placed: usize = again.items.values().map(Vec::len).sum();
+        let held: usize = story.agents.values().map(|agent| agent.holds.len()).sum();
+        assert_eq!(placed, held, "seed {seed}");
+    }
+
+    impl Story {
+        fn now(&self) -> Instant {
+            self.stage.start + self.time
+        }
+
+        fn second(&mut self, seed: u64, eventful: bool) {
+            self.time += Duration::from_secs(1);
+            if eventful {
+                self.happen();
+            }
+            for (name, agent) in &mut self.agents {
+                if agent.cut {
+                    if self.time >= agent.in_touch + LEASE {
+                        agent.holds.clear();
+                    }
+                } else {
+                    agent.in_touch = self.time;
+                    self.stage.heard.insert(name.clone(), self.stage.start + self.time);
+                }
+            }
+            self.stage.unreachable =
+                self.agents.iter().filter(|(_, agent)| agent.cut).map(|(name, _)| name.clone()).collect();
+            let plan = self.stage.plan(self.now());
+            let writes = plan.steps.len() + plan.items.len();
+            let writes = u64::try_from(writes).expect("few");
+            let crash = (eventful && self.numbers.one_in(6)).then(|| self.numbers.below(1 + writes));
+            let (before, after): (Vec<_>, Vec<_>) =
+                plan.steps.iter().cloned().partition(|step| matches!(step, Step::Record(..)));
+            let losing_first = |items: &(String, Vec<Item>)| {
+                let old = &self.stage.objects[&items.0].items;
+                old.iter().all(|item| items.1.iter().any(|new| new.egress_ip == item.egress_ip))
+            };
+            let mut items: Vec<_> = plan.items.into_iter().collect();
+            items.sort_by_key(losing_first);
+            let writes = before.into_iter().map(Ok).chain(items.into_iter().map(Err)).chain(after.into_iter().map(Ok));
+            for (done, write) in writes.enumerate() {
+                if crash == u64::try_from(done).ok() {
+                    self.stage.watch = Watch::default();
+                    break;
+                }
+                match write {
+                    Ok(step) => self.stage.record(&step),
+                    Err((name, items)) => self.stage.write(&name, items),
+                }
+                self.act(eventful);
+                self.check(seed);
+            }
+            self.act(eventful);
+            self.check(seed);
+        }
+
+        fn happen(&mut self) {
+            match self.numbers.below(6) {
+                0 => {
+                    let name = format!("n{}", 1 + self.numbers.below(3));
+                    let agent = self.agents.get_mut(&name).expect("an agent");
+                    agent.cut = !agent.cut;
+                }
+                1 => {
+                    let name = ["a", "b"][usize::from(self.numbers.one_in(2))];
+                    let listed = ADDRESSES.iter().filter(|_| self.numbers.one_in(2));
+                    let listed = listed.map(|text| (*text).to_owned()).collect();
+                    let object = self.stage.objects.get_mut(name).expect("the object");
+                    *object = Arc::new(EgressObject { listed, ..(**object).clone() });
+                }
+                _ => {}
+            }
+        }
+
+        /// Some nodes look at what is written; in quiet times all do.
+        fn act(&mut self, eventful: bool) {
+            let stage = &mut self.stage;
+            for (name, agent) in self.agents.iter_mut().filter(|(_, agent)| !agent.cut) {
+                if eventful && self.numbers.one_in(2) {
+                    continue;
+                }
+                let shown = stage.objects.values().flat_map(|object| &object.items).filter(|item| item.node == *name);
+                let mut holds: BTreeSet<IpAddr> = shown.filter_map(|item| item.egress_ip.parse().ok()).collect();
+                for (address, record) in stage.records.open.iter().filter(|(_, record)| record.from == *name) {
+                    holds.remove(address);
+                    stage.released.insert((*address, record.number));
+                }
+                agent.holds = holds;
+            }
+        }
+
+        fn check(&self, seed: u64) {
+            let mut holders = BTreeMap::new();
+            for (name, agent) in &self.agents {
+                for address in &agent.holds {
+                    if let Some(other) = holders.insert(address, name) {
+                        panic!("seed {seed}, second {}: {address} is held by {name} and {other}", self.time.as_secs());
+                    }
+                }
+            }
+        }
+    }
+}
