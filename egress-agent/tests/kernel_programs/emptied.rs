@@ -1,9 +1,9 @@
-//! What an object must not bring from one test to the next (`kept`): anything at all in its maps. Left out is
-//! `workspace`, of which nothing decides what becomes of a packet: what a run finds there it has written itself, beside a
-//! turn to take and the time of the next report.
+//! What an object must not bring from one test to the next (`kept`): anything at all in its maps. Each is emptied, and
+//! looked at again before the next test. Only `workspace`, whose size nobody but the programs knows, is not looked at again.
 
 use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::process::Command;
 use std::sync::mpsc::channel;
 
 use aya::Pod;
@@ -169,6 +169,23 @@ impl Stage {
 
     pub(crate) fn empty(&mut self) {
         self.memories().into_iter().for_each(|(_, mut memory)| memory.empty());
+        let workspace = MapData::from_id(self.ids["workspace"]).expect("the map workspace");
+        let info = workspace.info().expect("its information");
+        let zeros = vec!["00"; usize::try_from(info.value_size()).expect("a size")];
+        let mut command = Command::new("bpftool");
+        command.args(["map", "update", "id", &info.id().to_string(), "key", "hex", "00", "00", "00", "00"]);
+        assert!(command.args(["value", "hex"]).args(zeros).status().expect("run bpftool").success());
+    }
+
+    /// Whether every CPU's workspace is zeros.
+    fn is_workspace_empty(&self) -> bool {
+        let id = self.ids["workspace"].to_string();
+        let output = Command::new("bpftool").args(["-j", "map", "dump", "id", &id]).output().expect("run bpftool");
+        let entries: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        let values = entries[0]["values"].as_array().expect("a value for each CPU");
+        let bytes = values.iter().flat_map(|value| value["value"].as_array().expect("its bytes"));
+        assert_ne!(bytes.clone().count(), 0, "{entries}");
+        bytes.into_iter().all(|byte| byte == "0x00")
     }
 
     /// The maps in which there is something.
@@ -191,8 +208,9 @@ fn nothing_is_left_of_a_test_in_any_map() {
             stage.ids.keys().filter(|name| !name.starts_with('.') && *name != "workspace").cloned().collect();
         let used: BTreeSet<String> = stage.remains().into_iter().map(str::to_owned).collect();
         assert_eq!(used, all, "a map that was not used is not seen to be emptied");
+        assert!(!stage.is_workspace_empty());
         stage.empty();
-        assert_eq!(stage.remains(), BTreeSet::new());
+        assert_eq!((stage.remains(), stage.is_workspace_empty()), (BTreeSet::new(), true));
         stage.begin();
         let sent = packet(V4.pod, V4.world, 4000, 80);
         stage.redirects(&STEER, &sent, Verdict::SnatHere, &sent.snat(V4.egress, 4000).hop());
