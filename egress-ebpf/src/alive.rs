@@ -8,6 +8,8 @@ use core::{intrinsics, ptr};
 
 use egress_common::decide::expiry::GONE;
 
+use crate::hidden::hidden;
+
 /// An entry is noted as alive at most this often, so that CPUs do not fight over its cache line.
 const SEEN_STEP_NS: u64 = 1 << 28;
 /// What noting that an entry is alive came to.
@@ -42,13 +44,24 @@ pub fn swap<T: Copy>(at: *mut T, old: T, new: T) -> T {
     unsafe { intrinsics::atomic_cxchg::<T, { SeqCst }, { SeqCst }>(at, old, new).0 }
 }
 
-/// Writes only what changes, so that CPUs do not fight over the cache line.
+/// Writes only what changes, so that CPUs do not fight over the cache line. Whether it did.
 #[inline(always)]
-pub fn change(state: &mut u32, next: impl Fn(u32) -> u32) {
+pub fn change(state: &mut u32, next: impl Fn(u32) -> u32) -> bool {
     let new = next(*state);
-    if *state != new {
+    let differs = *state != new;
+    if differs {
         *state = new;
     }
+    differs
+}
+
+/// Nothing behind this is read before all that stands before it is written. An atomic addition whose old value is asked for
+/// orders both, on every processor (LKMM, "value-returning atomics are fully ordered").
+#[inline(always)]
+pub fn fence() {
+    let mut number = 0u32;
+    // SAFETY: a number on this frame.
+    let _ordered = hidden(unsafe { intrinsics::atomic_xadd::<u32, u32, { SeqCst }>(&raw mut number, 1) }.into());
 }
 
 #[inline(always)]

@@ -15,7 +15,7 @@ use egress_common::decide::{Tables, phase};
 use egress_common::wire::PROTO_TCP;
 
 use crate::alive::{Touched, change, touch};
-use crate::maps::{FLOWS, Maps, NAT, OWNED, run_ns};
+use crate::maps::{FLOWS, Maps, NAT, OWNED, count_turn, run_ns};
 use crate::workspace::found;
 
 /// The datagrams of a flow are noted once in each step of this length, half a minute: that map is a costly one, and what
@@ -97,23 +97,35 @@ pub fn mapping_only(key: &Tuple) -> Option<&'static Mapping> {
 pub fn mapping(key: &Tuple, tcp_flags: u8) -> Option<&'static Mapping> {
     let mapping = NAT.get_ptr_mut(key)?;
     let copy = copied(mapping, &mut found()?.mapping);
-    if !copy.is_of(key) {
+    if !copy.is_of(key) || !keep(mapping, key.direction(), tcp_flags) {
         return None;
     }
+    if phase::tells(copy.state, tcp_flags, key.direction()) {
+        tell(copy, tcp_flags, key.direction());
+    }
+    Some(copy)
+}
+
+/// Notes that a mapping is alive, and what the packet says of its connection; false where it is about to be removed. Out of
+/// line, as [`tell`] is, since their frames lie upon those of a search for a port.
+#[inline(never)]
+fn keep(mapping: *mut Mapping, direction: Direction, tcp_flags: u8) -> bool {
     // SAFETY: see `maps`.
     let mapping = unsafe { &mut *mapping };
     if touch(&raw mut mapping.last_seen_ns, run_ns()) == Touched::Gone {
-        return None;
+        return false;
     }
-    let (before, direction) = (mapping.state, key.direction());
     change(&mut mapping.state, |state| phase::own(state, tcp_flags, direction));
-    if phase::tells(before, tcp_flags, direction)
-        && let Some(other) = NAT.get_ptr_mut(&copy.other)
-    {
-        // Of a reset, or of an opening.
-        // SAFETY: see `maps`.
-        let state = unsafe { &mut (*other).state };
-        change(state, |state| phase::told(before, tcp_flags, direction, state).unwrap_or(state));
+    true
+}
+
+/// Tells the other direction of a reset, or of an opening.
+#[inline(never)]
+fn tell(copy: &Mapping, tcp_flags: u8, direction: Direction) {
+    let Some(other) = NAT.get_ptr_mut(&copy.other) else { return };
+    // SAFETY: see `maps`.
+    let state = unsafe { &mut (*other).state };
+    if change(state, |state| phase::told(copy.state, tcp_flags, direction, state).unwrap_or(state)) {
+        count_turn();
     }
-    Some(copy)
 }

@@ -32,7 +32,7 @@ use egress_common::decide::{Tables, fragments};
 use egress_common::wire::Frame;
 
 use crate::Outcome;
-use crate::alive::swap;
+use crate::alive::{self, swap};
 use crate::hidden::hidden;
 use crate::maps::Maps;
 use crate::packet::Packet;
@@ -74,6 +74,7 @@ pub struct Awaited {
     since_ns: u64,
     count: u32,
     reserved: u32,
+    /// One more than the number of each place; zero: not written yet.
     places: [u16; MOST as usize],
 }
 
@@ -88,9 +89,12 @@ pub struct Space {
     reserved: u32,
 }
 
-/// Whether later fragments of the datagram wait for its first one.
+/// Whether later fragments of the datagram wait for its first one, whose ports the caller has just written.
 #[inline(always)]
 pub fn is_awaited(key: &FragKey) -> bool {
+    // Each side writes and then reads what the other one writes: without this the read may be done before the write is
+    // seen, on either side. `keep` swaps a state in between.
+    alive::fence();
     AWAITED.get_ptr(key).is_some()
 }
 
@@ -171,7 +175,7 @@ fn keep(packet: Packet, space: &mut Space) -> Option<*mut Awaited> {
     // Behind the comparison the compiler would leave out the mask.
     let at = hidden(number.into()) as usize & (MOST as usize - 1);
     // SAFETY: see `maps`; the mask keeps the number within the array.
-    unsafe { ptr::write_volatile(&raw mut (*awaited).places[at], place as u16) };
+    unsafe { ptr::write_volatile(&raw mut (*awaited).places[at], place as u16 + 1) };
     swap(state, BUSY, if stored.is_some() { now } else { FREE });
     stored.map(|()| awaited)
 }
@@ -219,7 +223,11 @@ unsafe extern "C" fn give_back_one(number: u64, walk: *mut Walk<'_>) -> u64 {
     }
     // SAFETY: as above; the mask keeps the number within the array.
     let place = unsafe { ptr::read_volatile(&raw const (*walk.awaited).places[number as usize & (MOST as usize - 1)]) };
-    let Some(held) = HELD.get_ptr_mut(u32::from(place) & (PLACES - 1)) else { return 0 };
+    // Not written yet: its CPU finds the ports itself. To look at some place meanwhile would keep another one from it.
+    if place == 0 {
+        return 0;
+    }
+    let Some(held) = HELD.get_ptr_mut(u32::from(place).wrapping_sub(1) & (PLACES - 1)) else { return 0 };
     // SAFETY (both): as above.
     let state = unsafe { &raw mut (*held).state };
     let since = unsafe { ptr::read_volatile(state) };

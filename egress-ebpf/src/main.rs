@@ -27,6 +27,7 @@ mod packet;
 mod partial;
 mod ports;
 mod quoted;
+mod recent;
 mod reset;
 mod rewrite;
 mod roads;
@@ -55,6 +56,14 @@ use crate::workspace::Workspace;
 pub struct Outcome(u64);
 
 impl Outcome {
+    /// None yet.
+    const NONE: Self = Self(u64::MAX);
+
+    #[inline(always)]
+    fn is_none(self) -> bool {
+        self.0 == u64::MAX
+    }
+
     #[inline(always)]
     fn new(verdict: Verdict, action: i32) -> Self {
         Self(u64::from(verdict.index()) << 32 | u64::from(action as u32))

@@ -28,7 +28,7 @@ use egress_common::abi::{
 };
 use egress_common::decide::snat::{EXHAUSTED_NS, PortSearch};
 use egress_common::decide::{Claim, Owner, PortClaim, Tables, phase};
-use egress_common::wire::PROTO_TCP;
+use egress_common::wire::{PROTO_TCP, tcp};
 
 use crate::alive::{Touched, change, count_up, touch};
 use crate::hidden::hidden;
@@ -157,6 +157,23 @@ pub fn run_ns() -> u64 {
     *now
 }
 
+/// Says that a flow or a mapping is gone, or has been reset, behind that.
+#[inline(always)]
+pub fn count_turn() {
+    if let Some(usage) = USAGE.get_ptr_mut(0) {
+        // SAFETY: see the module header.
+        count_up(unsafe { &raw mut (*usage).turns });
+    }
+}
+
+/// [`egress_common::abi::Usage::turns`].
+#[inline(always)]
+pub fn turns() -> u32 {
+    // Volatile, as for `decisions`.
+    // SAFETY: see the module header.
+    USAGE.get_ptr(0).map_or(0, |usage| unsafe { ptr::read_volatile(&raw const (*usage).turns) })
+}
+
 /// The configuration, once the agent has written it.
 #[inline(always)]
 pub fn config() -> Option<&'static Config> {
@@ -213,7 +230,9 @@ impl Tables for Maps {
         }
         // SAFETY (both): see the module header.
         let state = unsafe { &mut (*inbound).state };
-        change(state, |state| phase::replied(state, tcp_flags));
+        if change(state, |state| phase::replied(state, tcp_flags)) && tcp_flags & tcp::RST != 0 {
+            count_turn();
+        }
         touch(unsafe { &raw mut (*inbound).last_seen_ns }, self.now_ns()) != Touched::Gone
     }
 
@@ -222,7 +241,9 @@ impl Tables for Maps {
         let Some(inbound) = INBOUND.get_ptr_mut(tuple) else { return false };
         // SAFETY (both): see the module header.
         let state = unsafe { &mut (*inbound).state };
-        change(state, |state| phase::heard(state, tcp_flags));
+        if change(state, |state| phase::heard(state, tcp_flags)) && tcp_flags & tcp::RST != 0 {
+            count_turn();
+        }
         touch(unsafe { &raw mut (*inbound).last_seen_ns }, self.now_ns()) != Touched::Gone
     }
 
@@ -251,7 +272,9 @@ impl Tables for Maps {
     #[inline(always)]
     fn forget_inbound(&self, tuple: &Tuple) {
         // Not there is the usual case.
-        let _gone = INBOUND.remove(tuple);
+        if INBOUND.remove(tuple).is_ok() {
+            count_turn();
+        }
     }
 
     #[inline(always)]
@@ -285,7 +308,9 @@ impl Tables for Maps {
         let Some(flow) = FLOWS.get_ptr_mut(tuple) else { return false };
         // SAFETY: see the module header.
         let state = unsafe { &mut (*flow).state };
-        change(state, |state| phase::answered(state, tcp_flags));
+        if change(state, |state| phase::answered(state, tcp_flags)) {
+            count_turn();
+        }
         true
     }
 
@@ -323,11 +348,15 @@ impl Tables for Maps {
     fn forget_flow(&self, tuple: &Tuple) {
         // Whoever else has removed it has done the same.
         let _gone = FLOWS.remove(tuple);
+        count_turn();
     }
 
     #[inline(always)]
     fn put_flow(&self, tuple: &Tuple, flow: &Flow) -> bool {
-        FLOWS.insert(tuple, flow, BPF_EXIST.into()).is_ok()
+        let done = FLOWS.insert(tuple, flow, BPF_EXIST.into()).is_ok();
+        // The one that was there is gone.
+        count_turn();
+        done
     }
 
     #[inline(always)]
@@ -372,7 +401,9 @@ impl Tables for Maps {
 
     #[inline(always)]
     fn forget_nat(&self, key: &Tuple) -> bool {
-        NAT.remove(key).is_ok()
+        let done = NAT.remove(key).is_ok();
+        count_turn();
+        done
     }
 
     #[inline(always)]

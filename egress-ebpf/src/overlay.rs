@@ -51,7 +51,28 @@ pub fn encapsulate(run: &Run<'_>, endpoint: &Addr, egress_id: u32, whole: bool, 
     if whole && run.config.is_overlay_in_program() && is_settled(run, endpoint, way) && make_room(run, endpoint) {
         return sent(put(run, endpoint, egress_id, way));
     }
+    // No way that a program has gone.
+    way.resolve = true;
     sent(by_device(run, endpoint, egress_id, whole))
+}
+
+/// As [`encapsulate`], by a way that is settled and wide enough; the device is not asked where the kernel makes no room.
+#[inline(always)]
+pub fn encapsulate_by(run: &Run<'_>, endpoint: &Addr, egress_id: u32, way: &Way) -> Result<i32, Verdict> {
+    run.packet.strip();
+    if make_room(run, endpoint) { sent(put(run, endpoint, egress_id, way)) } else { Err(Verdict::EncapFailed) }
+}
+
+/// What fits into the overlay where the outer way takes `mtu`.
+#[inline(always)]
+pub fn inner_mtu(endpoint: &Addr, mtu: u32) -> u32 {
+    mtu.saturating_sub(overhead(endpoint.family()) as u32)
+}
+
+/// Whether the outer headers can name the length of the whole, of which segments may be cut later.
+#[inline(always)]
+pub fn is_short(run: &Run<'_>, endpoint: &Addr) -> bool {
+    run.packet.len() as u32 + overhead(endpoint.family()) as u32 <= 0xffff
 }
 
 /// Out-of-line functions return a reason or none, which is one register.
@@ -82,7 +103,7 @@ fn is_settled(run: &Run<'_>, endpoint: &Addr, way: &mut Way) -> bool {
         return false;
     }
     let added = overhead(endpoint.family()) as u32;
-    run.wire_length() + added <= way.mtu && run.packet.len() as u32 + added <= 0xffff
+    run.wire_length() + added <= way.mtu && is_short(run, endpoint)
 }
 
 #[inline(always)]

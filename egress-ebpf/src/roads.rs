@@ -18,6 +18,7 @@ use crate::hold;
 use crate::maps::Maps;
 use crate::overlay;
 use crate::packet::Packet;
+use crate::recent::{self, At};
 use crate::run::{Run, parse, quoted, restore, rewrite};
 use crate::way::{self, Journey, Way};
 use crate::ways;
@@ -34,15 +35,22 @@ fn from_pod(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outco
         // The stack will not forward it.
         return Outcome::done(Verdict::NotPod);
     }
-    let Workspace { heads, quote, way, buffer, .. } = workspace;
-    if !parse(packet, heads, Direction::Egress) {
+    if !parse(packet, &mut workspace.heads, Direction::Egress) {
         return Outcome::done(Verdict::NotIp);
     }
+    let outcome = recent::go(packet, config, workspace, At::Steer);
+    if !outcome.is_none() {
+        return outcome;
+    }
+    let Workspace { heads, quote, way, buffer, .. } = workspace;
     let quote = quoted(packet, heads, quote);
     let decision = decide::steer::steer(heads, quote, &Maps, config);
     let run = &Run { packet, config, heads };
     match decision {
-        Steer::Done(verdict) => Outcome::done(verdict),
+        Steer::Done(verdict) => {
+            recent::note_left_alone(run, verdict);
+            Outcome::done(verdict)
+        }
         Steer::Hairpin => answer::to_pod(run, buffer, Answer::Prohibited, Verdict::Hairpin),
         Steer::Reset(verdict) => answer::reset_pod(run, buffer, verdict),
         Steer::Mark => {
@@ -52,7 +60,11 @@ fn from_pod(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outco
         Steer::Send { egress_id, slot } => {
             let outcome = match slot.place() {
                 SlotPlace::Here => match snat_here(run, quote, egress_id, slot) {
-                    None => out_by_uplink(run, quote, way),
+                    None => {
+                        let outcome = out_by_uplink(run, quote, way);
+                        recent::note_mapped(run, outcome, way);
+                        outcome
+                    }
                     Some(verdict) => refuse(egress_id, verdict),
                 },
                 SlotPlace::Remote => steer_to(run, way, egress_id, slot),
@@ -132,11 +144,11 @@ fn out_by_uplink(run: &Run<'_>, quote: &Quote, way: &mut Way) -> Outcome {
     if let Err(verdict) = rewrite(run, quote, &source) {
         return Outcome::done(verdict);
     }
+    let verdict = if here { Verdict::SnatHere } else { Verdict::SnatForNode };
     let result = way::go(packet, way);
     if result.is_ok() {
         count_egress(mapping.egress_id, packet.len() as u32);
     }
-    let verdict = if here { Verdict::SnatHere } else { Verdict::SnatForNode };
     Outcome::redirected(verdict, result)
 }
 
@@ -153,6 +165,9 @@ fn steer_to(run: &Run<'_>, way: &mut Way, egress_id: u32, slot: &Slot) -> Outcom
     };
     let result =
         packet.decrement_ttl(heads).and_then(|()| overlay::encapsulate(run, &slot.endpoint, egress_id, whole, way));
+    if result.is_ok() {
+        recent::note_steered(run, egress_id, &slot.endpoint, way);
+    }
     Outcome::redirected(Verdict::Steered, result)
 }
 
@@ -166,11 +181,15 @@ pub fn accept(packet: Packet, config: &Config, workspace: &mut Workspace) -> Out
 /// A packet out of the overlay, whoever has taken its outer headers off.
 #[inline(never)]
 fn from_overlay(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outcome {
-    let Workspace { heads, quote, way, rest, buffer, outer, .. } = workspace;
-    let outer = &*outer;
-    if packet.is_tagged() || !parse(packet, heads, Direction::Egress) {
+    if packet.is_tagged() || !parse(packet, &mut workspace.heads, Direction::Egress) {
         return Outcome::done(Verdict::Malformed);
     }
+    let outcome = recent::go(packet, config, workspace, At::Accept);
+    if !outcome.is_none() {
+        return outcome;
+    }
+    let Workspace { heads, quote, way, rest, buffer, outer, .. } = workspace;
+    let outer = &*outer;
     let quote = quoted(packet, heads, quote);
     let decision = decide::accept::accept(heads, outer, &Maps, config);
     let run = &Run { packet, config, heads };
@@ -181,7 +200,11 @@ fn from_overlay(packet: Packet, config: &Config, workspace: &mut Workspace) -> O
         Accept::Translate { owned: _, source_node } => source_node,
     };
     let outcome = match snat_for_node(run, quote, outer, source_node) {
-        None => out_by_uplink(run, quote, way),
+        None => {
+            let outcome = out_by_uplink(run, quote, way);
+            recent::note_mapped(run, outcome, way);
+            outcome
+        }
         Some(verdict) => refuse(outer.egress_id, verdict),
     };
     match outcome.mtu_exceeded() {
@@ -236,6 +259,11 @@ pub fn enter(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outc
     if overlay::is_for_us(heads, config) && overlay::decapsulate(packet, heads, outer) {
         return never_passed(from_overlay(packet, config, workspace));
     }
+    // Here, because its frame does not fit upon the road's.
+    let outcome = recent::go(packet, config, workspace, At::Enter);
+    if !outcome.is_none() {
+        return outcome;
+    }
     let outcome = from_world(packet, config, workspace);
     hold::judge(outcome, packet, workspace)
 }
@@ -289,7 +317,9 @@ fn reply_here(run: &Run<'_>, quote: &Quote, way: &mut Way, rest: &mut Rest, mapp
         .decrement_ttl(heads)
         .and_then(|()| restore(run, quote, mapping))
         .and_then(|()| if oversize { fragment::send_in_two(run, way, rest) } else { way::go(packet, way) });
-    Outcome::redirected(Verdict::ReplyHere, result)
+    let outcome = Outcome::redirected(Verdict::ReplyHere, result);
+    recent::note_mapped(run, outcome, way);
+    outcome
 }
 
 #[inline(always)]
@@ -309,6 +339,9 @@ fn reply_remote(run: &Run<'_>, quote: &Quote, way: &mut Way, mapping: &Mapping) 
         .decrement_ttl(heads)
         .and_then(|()| restore(run, quote, mapping))
         .and_then(|()| overlay::encapsulate(run, &mapping.source_node, mapping.egress_id, whole, way));
+    if result.is_ok() {
+        recent::note_reply_steered(run, mapping, way);
+    }
     Outcome::redirected(Verdict::ReplySteered, result)
 }
 
@@ -345,11 +378,17 @@ pub fn leave(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outc
 }
 
 pub fn notice(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outcome {
-    let heads = &mut workspace.heads;
-    if !parse(packet, heads, Direction::Ingress) {
+    if !parse(packet, &mut workspace.heads, Direction::Ingress) {
         return Outcome::done(Verdict::NotIp);
     }
-    Outcome::done(decide::notice::notice(heads, &Maps, config))
+    let outcome = recent::go(packet, config, workspace, At::Notice);
+    if !outcome.is_none() {
+        return outcome;
+    }
+    let run = &Run { packet, config, heads: &workspace.heads };
+    let verdict = decide::notice::notice(run.heads, &Maps, config);
+    recent::note_left_alone(run, verdict);
+    Outcome::done(verdict)
 }
 
 /// A new flow that gets no mapping is counted for its egress IP too.
@@ -360,7 +399,7 @@ fn refuse(egress_id: u32, verdict: Verdict) -> Outcome {
 }
 
 #[inline(always)]
-fn count_egress(egress_id: u32, bytes: u32) {
+pub fn count_egress(egress_id: u32, bytes: u32) {
     Maps.count_egress_ip(egress_id, |count| {
         count.egress_packets += 1;
         count.egress_bytes += u64::from(bytes);
@@ -368,7 +407,7 @@ fn count_egress(egress_id: u32, bytes: u32) {
 }
 
 #[inline(always)]
-fn count_ingress(egress_id: u32, bytes: u32) {
+pub fn count_ingress(egress_id: u32, bytes: u32) {
     Maps.count_egress_ip(egress_id, |count| {
         count.ingress_packets += 1;
         count.ingress_bytes += u64::from(bytes);

@@ -16,7 +16,7 @@ use core::ffi::c_void;
 
 use aya_ebpf::btf_maps::HashMap;
 use aya_ebpf::helpers::generated::bpf_for_each_map_elem;
-use egress_common::abi::{Direction, Flow, Inbound, Mapping, Timeouts, Tuple, Usage};
+use egress_common::abi::{Direction, Flow, Inbound, Mapping, Timeouts, Tuple};
 use egress_common::decide::{Tables, expiry};
 
 use crate::maps::{self, FLOWS, INBOUND, Maps, NAT, USAGE, clock_ns};
@@ -38,16 +38,12 @@ pub fn sweep(is_pressed: bool) -> i32 {
     let timeouts = maps::config().map_or(Timeouts::DEFAULT, |config| config.timeouts);
     let timeouts = if is_pressed { expiry::pressed(timeouts) } else { timeouts };
     let mut sweep = Sweep { now_ns: clock_ns(), timeouts, removed: 0, kept: 0 };
-    let usage = Usage {
-        nat: walk(&NAT, mapping, &mut sweep),
-        flows: walk(&FLOWS, flow, &mut sweep),
-        inbound: walk(&INBOUND, inbound, &mut sweep),
-        reserved: 0,
-    };
+    let (nat, flows) = (walk(&NAT, mapping, &mut sweep), walk(&FLOWS, flow, &mut sweep));
+    let inbound = walk(&INBOUND, inbound, &mut sweep);
     if let Some(known) = USAGE.get_ptr_mut(0) {
         // What was claimed during the walk may be missing until the next one.
         // SAFETY: a pointer from a lookup, valid until the program ends; all fields are integers.
-        unsafe { *known = usage };
+        unsafe { ((*known).nat, (*known).flows, (*known).inbound) = (nat, flows, inbound) };
     }
     sweep.removed
 }
@@ -156,7 +152,7 @@ unsafe extern "C" fn flow(_map: *mut c_void, key: *const Tuple, value: *mut Flow
     let seen = flow.last_seen_ns;
     let idle = expiry::is_flow_idle(&sweep.timeouts, flow, key.protocol, sweep.now_ns);
     if idle && take(&raw mut flow.last_seen_ns, seen) {
-        let _gone = FLOWS.remove(key);
+        Maps.forget_flow(key);
         sweep.removed += 1;
     } else {
         sweep.kept += 1;
@@ -170,7 +166,7 @@ unsafe extern "C" fn inbound(_map: *mut c_void, key: *const Tuple, value: *mut I
     let seen = inbound.last_seen_ns;
     let idle = expiry::is_inbound_idle(&sweep.timeouts, inbound, key.protocol, sweep.now_ns);
     if idle && take(&raw mut inbound.last_seen_ns, seen) {
-        let _gone = INBOUND.remove(key);
+        Maps.forget_inbound(key);
         sweep.removed += 1;
     } else {
         sweep.kept += 1;

@@ -10,6 +10,7 @@ use egress_common::wire::{Heads, Quote};
 use crate::fragment::Rest;
 use crate::hold;
 use crate::icmp::Buffer;
+use crate::recent::Asked;
 use crate::way::Way;
 
 /// This CPU's own.
@@ -46,6 +47,8 @@ pub struct Workspace {
     pub now_ns: u64,
     /// No drop is reported before this time.
     pub next_report_ns: u64,
+    /// What may be kept of this run.
+    pub asked: Asked,
 }
 
 /// Copies of elements, each good until the next look into its map.
@@ -61,6 +64,13 @@ pub struct Found {
 pub fn found() -> Option<&'static mut Found> {
     // SAFETY: the element is this CPU's own, as for `workspace`, and roads take none of it from there.
     WORKSPACE.get_ptr_mut(0).map(|workspace| unsafe { &mut (*workspace).found })
+}
+
+/// Where to keep what a road comes to.
+#[inline(always)]
+pub fn asked() -> Option<&'static Asked> {
+    // SAFETY: as for `found`; written before roads are walked.
+    WORKSPACE.get_ptr_mut(0).map(|workspace| unsafe { &(*workspace).asked })
 }
 
 #[inline(always)]

@@ -35,6 +35,13 @@ impl Stage {
         aged(&mut self.inbound, |inbound| inbound.last_seen_ns = then);
     }
 
+    /// As if a program had removed some flow: nothing that is kept beside the maps serves any more.
+    pub(crate) fn turn(&mut self) {
+        let mut usage = self.usage.get(&0, 0).expect("the usage");
+        usage.turns += 1;
+        self.usage.set(0, usage, 0).expect("write the usage");
+    }
+
     /// As if fragments that wait had come so many seconds ago.
     pub(crate) fn age_held(&mut self, seconds: u64) {
         let then = now_ns().checked_sub(seconds * 1_000_000_000).expect("a machine that runs for longer");

@@ -31,6 +31,7 @@ const FIELDS: [(&str, &[&str], &[&str]); 21] = [
     ("counters", &[], &["packets", "bytes"]),
     ("eip_counters", &[], &["egress_packets", "ingress_bytes", "mappings", "refusals"]),
     ("ways", &[], &["to", "hop"]),
+    ("recent", &[], &["key", "address", "verdict"]),
     ("answers", &[], &[]),
     ("workspace", &[], &["heads", "way"]),
 ];

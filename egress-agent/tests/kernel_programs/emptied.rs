@@ -21,6 +21,9 @@ use crate::stage::{HELD, STEER, Stage, on_stage};
 /// Bytes of a kept next hop: whose, and the hop.
 const WAY: usize = size_of::<Addr>() + size_of::<Hop>();
 
+/// Bytes of what is kept of a recent flow.
+const RECENT: usize = 128;
+
 /// A map that can be emptied.
 pub(crate) trait Memory {
     fn is_empty(&mut self) -> bool;
@@ -148,6 +151,7 @@ impl Stage {
             self.cells::<HELD>("held"),
             self.cells_per_cpu::<{ size_of::<Count>() }>("counters"),
             self.cells_per_cpu::<WAY>("ways"),
+            self.cells_per_cpu::<RECENT>("recent"),
             self.cells_per_cpu::<{ size_of::<u64>() }>("answers"),
             ("events", Box::new(Unread(RingBuf::try_from(self.again("events")).expect("a ring buffer")))),
             ("pods", Box::new(&mut self.pods)),
@@ -204,6 +208,9 @@ fn nothing_is_left_of_a_test_in_any_map() {
         // The next hop on the way to another node is kept for what the programs put into the overlay themselves.
         stage.configure(|config| config.overlay_secret = [2; 6]);
         stage.run_frame(&STEER, &packet(V4.away_pod, V4.world, 4000, 80).frame(), Verdict::Steered);
+        // Of recent flows, where something is decided.
+        stage.configure(|config| config.decisions = 1);
+        stage.passes(&STEER, &packet(V4.known_pod, V4.world, 4000, 80), Verdict::NotSelected);
         let all: BTreeSet<String> =
             stage.ids.keys().filter(|name| !name.starts_with('.') && *name != "workspace").cloned().collect();
         let used: BTreeSet<String> = stage.remains().into_iter().map(str::to_owned).collect();

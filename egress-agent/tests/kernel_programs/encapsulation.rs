@@ -40,7 +40,7 @@ fn everywhere(test: impl Fn(&mut Stage, &Cast, &Cast) + Send + Copy + 'static) {
 
 /// Likewise, a test of what is taken out of the overlay. Where outer and inner packet are of different families the kernel
 /// must know how to; one that does not leaves the packet to the device as it came.
-fn everywhere_taken_out(test: impl Fn(&mut Stage, &Cast, &Cast) + Send + Copy + 'static) {
+pub(crate) fn everywhere_taken_out(test: impl Fn(&mut Stage, &Cast, &Cast) + Send + Copy + 'static) {
     everywhere(move |stage, cast, underlay| {
         if cast.family == underlay.family || takes_out_other_families() {
             return test(stage, cast, underlay);
@@ -89,18 +89,20 @@ fn settle(stage: &mut Stage, underlay: &Cast) {
     }
 }
 
-fn configure(stage: &mut Stage, underlay: &Cast) {
+pub(crate) fn configure(stage: &mut Stage, underlay: &Cast) {
     stage.configure(|config| {
         config.self_node = addr(underlay.node);
         config.overlay_secret = SECRET;
+        // What the programs keep of recent flows serves these too.
+        config.decisions = 1;
         config.overlay_mtu = if underlay.node.contains(':') { 1430 } else { 1450 };
     });
 }
 
 /// What is around an inner packet.
 #[derive(Clone, Copy)]
-struct Around<'a> {
-    from: &'a str,
+pub(crate) struct Around<'a> {
+    pub(crate) from: &'a str,
     to: &'a str,
     sport: u16,
     egress_id: u32,
@@ -110,7 +112,7 @@ struct Around<'a> {
 
 impl Around<'_> {
     /// The whole frame; identification zero, don't fragment, no UDP checksum.
-    fn frame(&self, inner: &Packet) -> Vec<u8> {
+    pub(crate) fn frame(&self, inner: &Packet) -> Vec<u8> {
         let inner = inner.clone().macs(DEVICE_MAC, self.link_source).frame();
         let data = 8 + inner.len();
         let mut outer = packet(self.from, self.to, self.sport, PORT).body(Body::UdpUnsummed);
@@ -138,7 +140,7 @@ fn seal(frame: &mut [u8]) {
 }
 
 /// From this node to the other, with the source port that the program chose.
-fn sent(underlay: &Cast, egress_id: u32, inner: &Packet, seen: &[u8]) -> Vec<u8> {
+pub(crate) fn sent(underlay: &Cast, egress_id: u32, inner: &Packet, seen: &[u8]) -> Vec<u8> {
     let at = if ip(underlay.node).is_ipv4() { 34 } else { 54 };
     let sport = u16::from_be_bytes([seen[at], seen[at + 1]]);
     assert!(sport >= 0xc000, "a source port of the range for it: {sport}");
@@ -150,7 +152,7 @@ fn sent(underlay: &Cast, egress_id: u32, inner: &Packet, seen: &[u8]) -> Vec<u8>
 
 /// Runs it until the program has put it into the overlay. A kept next hop ends after a second, and the packet that finds
 /// it ended goes by the device.
-fn put(stage: &mut Stage, run: &Run, frame: &[u8], verdict: Verdict) -> Ran {
+pub(crate) fn put(stage: &mut Stage, run: &Run, frame: &[u8], verdict: Verdict) -> Ran {
     for _ in 0..5 {
         let ran = stage.run_frame(run, frame, verdict);
         if ran.frame.len() > frame.len() {
@@ -160,12 +162,12 @@ fn put(stage: &mut Stage, run: &Run, frame: &[u8], verdict: Verdict) -> Ran {
     panic!("it goes by the device every time");
 }
 
-fn arrived<'a>(underlay: &Cast, egress_id: u32) -> Around<'a> {
+pub(crate) fn arrived<'a>(underlay: &Cast, egress_id: u32) -> Around<'a> {
     let (from, to) = (underlay.other_node, underlay.node);
     Around { from, to, sport: 50_000, egress_id, ecn: 0, link_source: OTHERS_SECRET }
 }
 
-fn from_remote(cast: &Cast) -> Packet {
+pub(crate) fn from_remote(cast: &Cast) -> Packet {
     packet(cast.remote_pod, cast.world, 4000, 80)
 }
 

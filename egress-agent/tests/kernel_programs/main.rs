@@ -33,6 +33,7 @@ mod pieces;
 mod pods;
 mod protocols;
 mod races;
+mod recent;
 mod replies;
 mod reuse;
 mod runs;

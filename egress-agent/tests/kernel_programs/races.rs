@@ -200,6 +200,7 @@ fn what_two_cpus_have_written_of_what_a_flow_came_to_is_not_taken() {
         let away = Slot::remote(addr(cast.away_egress), addr(cast.other_node));
         for mixed in [Flow { settled: away, ..begun }, Flow { decided: 4, ..begun }] {
             stage.flows.insert(key, mixed, 0).expect("change the flow");
+            stage.turn();
             stage.run_frame(&STEER, &out, Verdict::SnatHere);
             let now = stage.flows.get(&key, 0).expect("the flow");
             assert_eq!((now.decided, now.settled), (5, slot), "asked again");

@@ -137,7 +137,9 @@ pub struct Usage {
     pub nat: u32,
     pub flows: u32,
     pub inbound: u32,
-    pub reserved: u32,
+    /// Raised by the programs behind each flow or mapping that they remove, and each connection that is reset or opened
+    /// anew: whatever they keep beside the maps ends.
+    pub turns: u32,
 }
 abi!(Usage, 16);
 

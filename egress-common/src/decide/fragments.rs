@@ -54,7 +54,8 @@ pub fn supersede<T: Tables>(heads: &Heads, tables: &T) {
     }
 }
 
-#[inline(always)]
+/// Out of line: the value that it makes would crowd the frame of who asks.
+#[inline(never)]
 fn remember<T: Tables>(heads: &Heads, tables: &T) {
     let ports = FragPorts {
         sport: heads.tuple.sport().to_be_bytes(),

@@ -31,6 +31,7 @@ const FOUND: &str = "egress-ebpf/src/found.rs";
 const MAPS: &str = "egress-ebpf/src/maps.rs";
 const PORTS: &str = "egress-ebpf/src/ports.rs";
 const REWRITE: &str = "egress-ebpf/src/rewrite.rs";
+const RECENT: &str = "egress-ebpf/src/recent.rs";
 const ROADS: &str = "egress-ebpf/src/roads.rs";
 const SCTP: &str = "egress-ebpf/src/sctp.rs";
 const SWEEP: &str = "egress-ebpf/src/sweep.rs";
@@ -203,9 +204,27 @@ mutations! {
     "hop-unsealed", WAY, ["races::"], "half a next hop that another CPU is just writing is taken for one":
         "|| hop.is_of(journey.seal)" => "|| hop.is_of(journey.seal) || hop.mtu < 1500";
     // With a pause between finding and reading: without one it takes hours to meet.
+    "recent-outlives-decisions", RECENT, ["recent::"], "packets go the old way after the agent has decided otherwise":
+        "&& recent.numbers == numbers" => "&& recent.numbers.turns == numbers.turns";
+    "recent-outlives-removals", RECENT, ["recent::"], "packets go on with a port that is another flow's by now":
+        "&& recent.numbers == numbers" => "&& recent.numbers.decisions == numbers.decisions";
+    "recent-of-any-flow", RECENT, ["recent::"], "a packet gets the address and port of another flow":
+        "&& recent.key == heads.tuple" => "&& recent.key.protocol == heads.tuple.protocol";
+    "recent-of-any-node", RECENT, ["recent::"], "another node's packets get an egress IP without being asked who they are":
+        "recent.node == outer.source && recent.egress_id == outer.egress_id" => "recent.egress_id == outer.egress_id";
+    "recent-of-any-object", RECENT, ["recent::"], "packets of another object get this one's address":
+        "recent.node == outer.source && recent.egress_id == outer.egress_id" => "recent.node == outer.source";
+    "recent-for-resets", RECENT, ["recent::", "life::"], "a connection that is reset lives on as if it were not":
+        "const SAYS_MORE: u8 = tcp::SYN | tcp::FIN | tcp::RST;" => "const SAYS_MORE: u8 = tcp::SYN | tcp::FIN;";
+    "recent-for-last-hops", RECENT, ["recent::"], "packets go round for ever":
+        "&& heads.ttl > 1 && !heads.source_routed;" => "&& !heads.source_routed;";
+    "reset-is-no-turn", FOUND, ["recent::"], "a stranger's reset ends the mapping of a connection that goes on":
+        "unwrap_or(state)) {\n        count_turn();\n    }" => "unwrap_or(state)) {}";
+    "inbound-forgotten-is-no-turn", MAPS, ["recent::"], "a pod's connection leaves with the pod's address":
+        "if INBOUND.remove(tuple).is_ok() {\n            count_turn();\n        }" => "if INBOUND.remove(tuple).is_ok() {}";
     "mapping-unsealed", FOUND, ["reuse::"], "what another flow has in the memory of a removed mapping is written into a packet":
-        "let copy = copied(mapping, &mut found()?.mapping);\n    if !copy.is_of(key) {\n        return None;\n    }" =>
-        "unsafe extern \"C\" fn pause(_: u64, _: *mut core::ffi::c_void) -> u64 {\n        0\n    }\n    unsafe { aya_ebpf::helpers::generated::bpf_loop(4000, pause as *mut core::ffi::c_void, ptr::null_mut(), 0) };\n    let copy = copied(mapping, &mut found()?.mapping);";
+        "let copy = copied(mapping, &mut found()?.mapping);\n    if !copy.is_of(key) || !keep(" =>
+        "unsafe extern \"C\" fn pause(_: u64, _: *mut core::ffi::c_void) -> u64 {\n        0\n    }\n    unsafe { aya_ebpf::helpers::generated::bpf_loop(4000, pause as *mut core::ffi::c_void, ptr::null_mut(), 0) };\n    let copy = copied(mapping, &mut found()?.mapping);\n    if !keep(";
 
     // Connections that were cut.
     "cut-connection-goes-on", STEER, ["cut::"], "a deselected pod's connection goes on with another source":

@@ -1,0 +1,349 @@
+//! What a CPU keeps of recent flows: that it serves, and that everything which changes a flow ends it at once.
+//!
+//! An entry serves for an eighth of a second only. So the test that it serves at all tries more than once; those of what
+//! must end it cannot fail for lack of time.
+
+use egress_common::abi::{
+    Direction, NodeEntry, NodePlace, Owned, PodEntry, Policy, PolicyKey, Slot, Tuple, Verdict, WhenEmpty,
+};
+use egress_common::decide::phase;
+
+use crate::cast::{Cast, V4, addr};
+use crate::devices::{OWNED_MAC, ROUTER_MAC, UPLINK};
+use crate::encapsulation::{arrived, configure, everywhere_taken_out, from_remote, put, sent};
+use crate::frames::{ACK, Body, FIN, Packet, RST, SYN, packet};
+use crate::races::{CPUS, pin};
+use crate::stage::{ENTER, NOTICE, REDIRECT, STEER, Stage, UPLINK_MAC, both};
+
+/// One CPU, whose entries these are, and decisions that the programs may keep.
+fn on_one_cpu(test: impl Fn(&mut Stage, &Cast) + Send + 'static) {
+    both(move |stage, cast| {
+        pin(CPUS[0]);
+        decide(stage, 1);
+        test(stage, cast);
+        // The next family finds the maps as this one did.
+        for key in stage.nat.keys().collect::<Vec<_>>() {
+            stage.nat.remove(&key.expect("a key")).expect("remove a mapping");
+        }
+        for key in stage.flows.keys().collect::<Vec<_>>() {
+            stage.flows.remove(&key.expect("a key")).expect("remove a flow");
+        }
+    });
+}
+
+fn decide(stage: &mut Stage, decisions: u32) {
+    stage.configure(|config| config.decisions = decisions);
+}
+
+fn out(cast: &Cast) -> Packet {
+    packet(cast.pod, cast.world, 4000, 80).tcp(ACK)
+}
+
+fn back(cast: &Cast) -> Packet {
+    packet(cast.world, cast.egress, 80, 4000).tcp(ACK).with(|packet| packet.dmac = UPLINK_MAC)
+}
+
+/// Three packets: the first finds the next hop, the second keeps what it came to, and the third may be served by that.
+fn warm(stage: &mut Stage, cast: &Cast) {
+    for _ in 0..3 {
+        stage.forwards(&STEER, &out(cast), Verdict::SnatHere, &out(cast).snat(cast.egress, 4000).hop());
+    }
+    for _ in 0..3 {
+        stage.forwards(&ENTER, &back(cast), Verdict::ReplyHere, &back(cast).dnat(cast.pod, 4000).hop());
+    }
+}
+
+fn forward(cast: &Cast) -> Tuple {
+    Tuple::new(Direction::Egress, addr(cast.pod), addr(cast.world), 4000, 80, 6)
+}
+
+fn reverse(cast: &Cast) -> Tuple {
+    Tuple::new(Direction::Ingress, addr(cast.world), addr(cast.egress), 80, 4000, 6)
+}
+
+/// As nobody does who lets it be known: behind the programs' back.
+fn remove_all(stage: &mut Stage, cast: &Cast) {
+    for key in [forward(cast), reverse(cast)] {
+        stage.nat.remove(&key).expect("remove a mapping");
+    }
+    stage.flows.remove(&forward(cast)).expect("remove a flow");
+}
+
+#[test]
+fn the_next_packets_need_no_other_map() {
+    on_one_cpu(|stage, cast| {
+        let is_served = (0..50).any(|attempt| {
+            decide(stage, 1 + 2 * attempt);
+            warm(stage, cast);
+            remove_all(stage, cast);
+            stage.forwards(&STEER, &out(cast), Verdict::SnatHere, &out(cast).snat(cast.egress, 4000).hop());
+            let is_served = stage.entries() == [0; 3];
+            // And not a moment longer.
+            decide(stage, 2 + 2 * attempt);
+            stage.forwards(&STEER, &out(cast), Verdict::SnatHere, &out(cast).snat(cast.egress, 4000).hop());
+            assert_eq!(stage.entries(), [2, 1, 0], "begun anew, in mid-stream");
+            is_served
+        });
+        assert!(is_served, "fifty times too slow, or never");
+    });
+}
+
+#[test]
+fn an_entry_ends_by_itself() {
+    on_one_cpu(|stage, cast| {
+        warm(stage, cast);
+        remove_all(stage, cast);
+        std::thread::sleep(std::time::Duration::from_millis(200));
+        stage.forwards(&STEER, &out(cast), Verdict::SnatHere, &out(cast).snat(cast.egress, 4000).hop());
+        assert_eq!(stage.entries(), [2, 1, 0]);
+    });
+}
+
+#[test]
+fn what_the_agent_changes_counts_at_once() {
+    on_one_cpu(|stage, cast| {
+        warm(stage, cast);
+        // The object gets another address, on another node.
+        let elsewhere = Slot::remote(addr(cast.away_egress), addr(V4.other_node));
+        let policy = Policy::with_slots(WhenEmpty::Drop, &[elsewhere]).expect("one slot");
+        stage.policy.insert(PolicyKey::new(cast.here, cast.family), policy, 0).expect("a policy");
+        decide(stage, 2);
+        stage.run_frame(&STEER, &out(cast).frame(), Verdict::CutAnswered);
+        stage.fill(cast);
+        decide(stage, 3);
+        warm(stage, cast);
+        stage.pods.insert(addr(cast.pod), PodEntry::known(), 0).expect("a pod");
+        decide(stage, 4);
+        stage.passes(&STEER, &out(cast), Verdict::NotSelected);
+        stage.fill(cast);
+        decide(stage, 5);
+        warm(stage, cast);
+        stage.owned.remove(&cast.here).expect("disown");
+        stage.owned_addr.remove(&addr(cast.egress)).expect("disown");
+        decide(stage, 6);
+        stage.drops(&STEER, &out(cast), Verdict::NotGateway);
+        stage.passes(&ENTER, &back(cast), Verdict::NotOurs);
+    });
+}
+
+#[test]
+fn an_entry_of_no_decision_serves_nobody() {
+    on_one_cpu(|stage, cast| {
+        decide(stage, 0);
+        warm(stage, cast);
+        remove_all(stage, cast);
+        stage.forwards(&STEER, &out(cast), Verdict::SnatHere, &out(cast).snat(cast.egress, 4000).hop());
+        assert_eq!(stage.entries(), [2, 1, 0]);
+    });
+}
+
+#[test]
+fn what_is_swept_is_not_served() {
+    on_one_cpu(|stage, cast| {
+        warm(stage, cast);
+        stage.configure(|config| (config.decisions, config.timeouts.tcp_established) = (1, 10));
+        stage.age(11);
+        assert_eq!(stage.sweep(false), 3);
+        stage.drops(&ENTER, &back(cast), Verdict::NoMapping);
+        stage.forwards(&STEER, &out(cast), Verdict::SnatHere, &out(cast).snat(cast.egress, 4000).hop());
+        assert_eq!(stage.entries(), [2, 1, 0]);
+    });
+}
+
+#[test]
+fn a_flow_that_shows_another_address_takes_its_answers_along() {
+    on_one_cpu(|stage, cast| {
+        warm(stage, cast);
+        // The flow keeps its address, and another flow of the pod is none of its business.
+        let udp = packet(cast.pod, cast.world, 4000, 80).body(Body::Udp);
+        for _ in 0..3 {
+            stage.forwards(&STEER, &udp, Verdict::SnatHere, &udp.snat(cast.egress, 4000).hop());
+        }
+        // A mapping that is there names another object: the flow takes a new one in its place.
+        let mut mapping = stage.nat.get(&forward(cast), 0).expect("a mapping");
+        mapping.egress_id = cast.away;
+        stage.nat.insert(forward(cast), mapping.sealed(&forward(cast)), 0).expect("a mapping");
+        decide(stage, 2);
+        stage.forwards(&STEER, &out(cast), Verdict::SnatHere, &out(cast).snat(cast.egress, 4000).hop());
+        stage.forwards(&ENTER, &back(cast), Verdict::ReplyHere, &back(cast).dnat(cast.pod, 4000).hop());
+    });
+}
+
+#[test]
+fn a_reset_is_followed_as_on_the_road() {
+    on_one_cpu(|stage, cast| {
+        warm(stage, cast);
+        let phase = |stage: &Stage| {
+            let state = |key| stage.nat.get(&key, 0).expect("a mapping").state;
+            phase::of_mapping(state(forward(cast)), state(reverse(cast)))
+        };
+        assert_eq!(phase(stage), phase::Phase::Established);
+        for _ in 0..3 {
+            stage.run_frame(&ENTER, &back(cast).tcp(RST).frame(), Verdict::ReplyHere);
+            assert_eq!(phase(stage), phase::Phase::Closing);
+            // A stranger's, then: the connection goes on.
+            stage.run_frame(&STEER, &out(cast).frame(), Verdict::SnatHere);
+            assert_eq!(phase(stage), phase::Phase::Established);
+            stage.run_frame(&ENTER, &back(cast).frame(), Verdict::ReplyHere);
+        }
+        for (run, packet, verdict) in [
+            (&STEER, out(cast).tcp(FIN | ACK), Verdict::SnatHere),
+            (&ENTER, back(cast).tcp(FIN | ACK), Verdict::ReplyHere),
+        ] {
+            stage.run_frame(run, &packet.frame(), verdict);
+        }
+        assert_eq!(phase(stage), phase::Phase::Closing);
+        stage.run_frame(&STEER, &out(cast).tcp(SYN).frame(), Verdict::SnatHere);
+        assert_eq!(phase(stage), phase::Phase::Opening);
+    });
+}
+
+#[test]
+fn flows_that_fall_on_one_place_do_not_mix() {
+    on_one_cpu(|stage, cast| {
+        // Another pod has each flow's port, so that each gets one of its own, which its packets must keep.
+        let entry = stage.pods.get(&addr(cast.pod), 0).expect("a pod");
+        stage.pods.insert(addr(cast.known_pod), entry, 0).expect("a second pod");
+        let of = |pod, port| packet(pod, cast.world, port, 80).tcp(ACK);
+        let mut shown = std::collections::BTreeMap::new();
+        for round in 0..3 {
+            for port in 10_000..13_000 {
+                for pod in [cast.pod, cast.known_pod] {
+                    let syn = of(pod, port).tcp(if round == 0 { SYN } else { ACK });
+                    let ran = stage.run_frame(&STEER, &syn.frame(), Verdict::SnatHere);
+                    assert_eq!(ran.action, REDIRECT);
+                    let head = ran.frame[14..][..if cast.pod.contains(':') { 44 } else { 24 }].to_vec();
+                    let source = (head[head.len() - 4..][..2].to_vec(), pod);
+                    let known = shown.entry((pod, port)).or_insert_with(|| source.clone());
+                    assert_eq!(*known, source, "{pod} {port} in round {round}");
+                }
+            }
+        }
+        let ports: std::collections::BTreeSet<_> = shown.values().map(|(port, _)| port.clone()).collect();
+        assert_eq!(ports.len(), shown.len(), "each has a port of its own");
+        stage.fill(cast);
+    });
+}
+
+#[test]
+fn what_is_not_plain_walks_the_road() {
+    on_one_cpu(|stage, cast| {
+        warm(stage, cast);
+        let last_hop = out(cast).with(|packet| packet.ttl = 1);
+        stage.passes(&STEER, &last_hop, Verdict::TtlExpired);
+        let long = out(cast).with(|packet| packet.data = 1600);
+        stage.run_frame(&STEER, &long.frame(), Verdict::MtuAnswered);
+        stage.passes(&ENTER, &back(cast).with(|packet| packet.ttl = 1), Verdict::TtlExpired);
+        let long = back(cast).with(|packet| packet.data = 1600);
+        stage.run_frame(&ENTER, &long.frame(), Verdict::MtuAnswered);
+        // The tuple of an answer to a ping is that of the ping.
+        let ping = back(cast).body(Body::EchoRequest);
+        stage.drops(&ENTER, &ping, Verdict::NoMapping);
+    });
+}
+
+#[test]
+fn another_address_of_the_object_is_another_decision() {
+    on_one_cpu(|stage, cast| {
+        warm(stage, cast);
+        let owned = Owned::new(cast.here, addr(cast.away_egress), UPLINK, OWNED_MAC);
+        stage.owned.insert(cast.here, owned, 0).expect("own another");
+        decide(stage, 2);
+        stage.drops(&STEER, &out(cast), Verdict::NotGateway);
+        stage.fill(cast);
+    });
+}
+
+#[test]
+fn a_flow_of_another_node_is_that_nodes_only() {
+    everywhere_taken_out(|stage, cast, underlay| {
+        configure(stage, underlay);
+        let inner = from_remote(cast);
+        let around = arrived(underlay, cast.here);
+        for _ in 0..3 {
+            let ran = stage.run_frame(&ENTER, &around.frame(&inner), Verdict::SnatForNode);
+            assert_eq!(ran.action, REDIRECT);
+        }
+        // Who says that it is that node, but is no node; a node whose pod it is not; and another object of the same pod.
+        let mut stranger = around;
+        stranger.from = underlay.router;
+        stage.run_frame(&ENTER, &stranger.frame(&inner), Verdict::ForgedOuter);
+        stage
+            .nodes
+            .insert(addr(underlay.router), NodeEntry::new(NodePlace::Other, addr(underlay.router)), 0)
+            .expect("a node");
+        stage.run_frame(&ENTER, &around.frame(&inner), Verdict::SnatForNode);
+        stage.run_frame(&ENTER, &stranger.frame(&inner), Verdict::ForgedInner);
+        stage.run_frame(&ENTER, &arrived(underlay, cast.away).frame(&inner), Verdict::NotGateway);
+        stage.nodes.remove(&addr(underlay.router)).expect("no node");
+    });
+}
+
+#[test]
+fn an_entry_is_for_its_own_hook() {
+    everywhere_taken_out(|stage, cast, underlay| {
+        configure(stage, underlay);
+        // A pod of another node, and then its flow from this node's management port.
+        for _ in 0..3 {
+            stage.run_frame(&ENTER, &arrived(underlay, cast.here).frame(&from_remote(cast)), Verdict::SnatForNode);
+        }
+        stage.passes(&STEER, &from_remote(cast), Verdict::NotPod);
+    });
+}
+
+#[test]
+fn what_goes_into_the_overlay_is_served_likewise() {
+    everywhere_taken_out(|stage, cast, underlay| {
+        configure(stage, underlay);
+        let out = packet(cast.away_pod, cast.world, 4000, 80);
+        for _ in 0..4 {
+            let ran = put(stage, &STEER, &out.frame(), Verdict::Steered);
+            let expected = sent(underlay, cast.away, &out.clone().hop(), &ran.frame);
+            assert!(ran.frame == expected && ran.action == REDIRECT, "{ran:02x?}\n{expected:02x?}");
+        }
+        stage.run_frame(&ENTER, &arrived(underlay, cast.here).frame(&from_remote(cast)), Verdict::SnatForNode);
+        let reply = packet(cast.world, cast.egress, 80, 4000).macs(UPLINK_MAC, ROUTER_MAC);
+        for _ in 0..4 {
+            let ran = put(stage, &ENTER, &reply.frame(), Verdict::ReplySteered);
+            let expected = sent(underlay, cast.here, &reply.dnat(cast.remote_pod, 4000).hop(), &ran.frame);
+            assert!(ran.frame == expected && ran.action == REDIRECT, "{ran:02x?}\n{expected:02x?}");
+        }
+    });
+}
+
+#[test]
+fn a_connection_from_outside_that_the_pod_takes_for_its_own_gets_its_address() {
+    on_one_cpu(|stage, cast| {
+        let syn = packet(cast.world, cast.pod, 80, 4000).tcp(SYN);
+        stage.passes(&NOTICE, &syn, Verdict::InboundRemembered);
+        for _ in 0..3 {
+            stage.passes(&STEER, &out(cast), Verdict::InboundReply);
+            stage.passes(&NOTICE, &syn.clone().tcp(ACK), Verdict::NotOurs);
+        }
+        stage.run_frame(&STEER, &out(cast).tcp(SYN).frame(), Verdict::SnatHere);
+        stage.forwards(&STEER, &out(cast), Verdict::SnatHere, &out(cast).snat(cast.egress, 4000).hop());
+    });
+}
+
+#[test]
+fn who_is_left_alone_is_until_something_is_decided() {
+    on_one_cpu(|stage, cast| {
+        for (cast_from, to, verdict) in [
+            (cast.known_pod, cast.world, Verdict::NotSelected),
+            (cast.pod, cast.service, Verdict::ToCluster),
+            (cast.pod, cast.mgmt, Verdict::ToOwnNode),
+        ] {
+            for body in [Body::Tcp(ACK), Body::Udp] {
+                let packet = packet(cast_from, to, 5000, 80).body(body);
+                for _ in 0..3 {
+                    stage.passes(&STEER, &packet, verdict);
+                }
+            }
+        }
+        stage.pods.insert(addr(cast.known_pod), PodEntry::selected(cast.here, 0), 0).expect("a pod");
+        decide(stage, 2);
+        let begun = packet(cast.known_pod, cast.world, 5000, 80).body(Body::Udp);
+        stage.forwards(&STEER, &begun, Verdict::SnatHere, &begun.snat(cast.egress, 5000).hop());
+        stage.fill(cast);
+    });
+}
