@@ -218,10 +218,21 @@ fn load(settings: &Settings, pins: &Pins) -> Result<Ebpf, StartError> {
     Ok(ebpf)
 }
 
+/// The verifier gives up with EAGAIN when a signal arrives meanwhile, be it one that ends nothing.
+const LOAD_ATTEMPTS: usize = 5;
+
 fn load_classifier(program: &mut aya::programs::Program, name: &'static str) -> Result<(), StartError> {
     let classifier: &mut SchedClassifier =
         program.try_into().map_err(|_| StartError::NotInObject { what: "classifier", name })?;
-    classifier.load().map_err(|error| match error {
+    let mut loaded = classifier.load();
+    for _ in 1..LOAD_ATTEMPTS {
+        match &loaded {
+            Err(ProgramError::LoadError { io_error, .. }) if io_error.kind() == io::ErrorKind::WouldBlock => {}
+            _ => break,
+        }
+        loaded = classifier.load();
+    }
+    loaded.map_err(|error| match error {
         ProgramError::LoadError { io_error, verifier_log } => {
             debug!(program = name, %verifier_log, "the verifier's words");
             StartError::Object(format!("{name}: {io_error}"))
