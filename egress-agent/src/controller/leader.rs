@@ -24,7 +24,7 @@ use crate::kube::events::{About, Events};
 use crate::kube::status::{StatusWriter, Wanted, WriteError};
 use crate::model::inbox::Taker;
 use crate::model::state::EgressId;
-use crate::model::view::{Change, EgressObject, Part, Update, filled};
+use crate::model::view::{Change, Condition, EgressObject, Part, Update, filled};
 
 /// Writes at a time.
 const PARALLEL: usize = 16;
@@ -217,7 +217,7 @@ impl Leader {
             match outcome {
                 Ok(answer) => {
                     has_written = true;
-                    let reason = wanted.condition.reason.as_str();
+                    let reason = wanted.conditions.first().map_or("", |condition| condition.reason);
                     info!(egressip = object.name, id = wanted.id.0, items = %shown(&wanted), reason, "status written");
                     self.strangers.wrote(&answer);
                     self.apply_objects(Update::Changed(object.name.clone(), Arc::new(answer)));
@@ -246,9 +246,12 @@ impl Leader {
     /// Publishes what has not been said yet. A new leader takes what the condition says as said.
     fn tell(&mut self, decisions: &[Decision]) {
         for Decision { object, wanted, notices } in decisions {
-            let said_by_another = object.conditions.assigned.as_ref().is_some_and(|(_, condition)| {
-                condition.reason == wanted.condition.reason.as_str() && condition.message == wanted.condition.message
-            });
+            let found = &object.conditions.found;
+            let said_by_another =
+                wanted.conditions.iter().filter(|wanted| wanted.kind == verdict::ASSIGNED).all(|wanted| {
+                    let is_same = |found: &Condition| found.reason == wanted.reason && found.message == wanted.message;
+                    found.get(wanted.kind).is_some_and(|(_, found)| is_same(found))
+                });
             let told = match self.told.insert(object.name.clone(), notices.clone()) {
                 Some(told) => told,
                 None if said_by_another => continue,
@@ -266,8 +269,8 @@ fn decide(object: &Arc<EgressObject>, outcome: &Outcome, id: EgressId, eligible:
     // Of an object that selects nobody knows whom, nothing is published.
     let publish = outcome.no_eligible_node() && !object.is_unknown(Part::Selectors);
     let no_eligible_node = publish.then(|| object.addresses().into_iter().collect());
-    let condition = verdict::condition(object, outcome);
-    let wanted = Wanted { id, no_eligible_node, items: outcome.items.clone(), condition };
+    let conditions = verdict::conditions(object, outcome);
+    let wanted = Wanted { id, no_eligible_node, items: outcome.items.clone(), conditions };
     Decision { object: object.clone(), wanted, notices: verdict::notices(object, outcome, eligible) }
 }
 

@@ -1,4 +1,4 @@
-//! What is said about an object: the condition in its status and the events that users see. Pure.
+//! What is said about an object: the conditions in its status and the events that users see. Pure.
 
 use std::collections::BTreeSet;
 
@@ -44,17 +44,17 @@ impl Reason {
     }
 }
 
-/// The condition as it should be.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Assigned {
-    pub reason: Reason,
-    pub message: String,
-}
+/// The types of our conditions.
+pub const ASSIGNED: &str = "Assigned";
+pub const DEGRADED: &str = "Degraded";
 
-impl Assigned {
-    pub fn status(&self) -> bool {
-        self.reason == Reason::Assigned
-    }
+/// A condition as it should be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Statement {
+    pub kind: &'static str,
+    pub status: bool,
+    pub reason: &'static str,
+    pub message: String,
 }
 
 /// An event: what users of the original look for, by its reason.
@@ -64,7 +64,12 @@ pub struct Notice {
     pub message: String,
 }
 
-pub fn condition(object: &EgressObject, outcome: &Outcome) -> Assigned {
+/// All conditions of ours, in the order in which they are listed.
+pub fn conditions(object: &EgressObject, outcome: &Outcome) -> Vec<Statement> {
+    vec![assigned(object, outcome), degraded(object, outcome)]
+}
+
+fn assigned(object: &EgressObject, outcome: &Outcome) -> Statement {
     let fates = || outcome.entries.iter().map(|(_, fate)| fate);
     let assigned = |fate: &Fate| matches!(fate, Fate::Assigned { .. });
     let reason = match () {
@@ -85,7 +90,40 @@ pub fn condition(object: &EgressObject, outcome: &Outcome) -> Assigned {
         causes.push("spec.egressIPs is empty".to_owned());
     }
     let message = if causes.is_empty() { "every egress IP has a node".to_owned() } else { causes.join("; ") };
-    Assigned { reason, message }
+    Statement { kind: ASSIGNED, status: reason == Reason::Assigned, reason: reason.as_str(), message }
+}
+
+/// Serves, but not as it should: with some of its addresses only, or as it was last read. Where it serves with none,
+/// `Assigned` says so.
+fn degraded(object: &EgressObject, outcome: &Outcome) -> Statement {
+    let statement = |status, reason, message| Statement { kind: DEGRADED, status, reason, message };
+    if outcome.items.is_empty() {
+        return statement(false, "NothingAssigned", "no egress IP has a node".to_owned());
+    }
+    let spec = complaints(object).map(|(reason, _)| ("spec", reason.as_str()));
+    let entries = outcome.entries.iter().filter_map(|(entry, fate)| Some((entry.as_str(), reason_of(fate)?)));
+    let causes: Vec<(&str, &'static str)> = spec.chain(entries).collect();
+    let reason = match causes.first() {
+        None => return statement(false, "AllAssigned", "every egress IP has a node".to_owned()),
+        Some((_, first)) if causes.iter().all(|(_, reason)| reason == first) => *first,
+        Some(_) => "SeveralReasons",
+    };
+    let message = causes.iter().map(|(what, reason)| format!("{what}: {reason}")).collect::<Vec<_>>().join("; ");
+    statement(true, reason, message)
+}
+
+/// Why an entry has no node, in a word.
+fn reason_of(fate: &Fate) -> Option<&'static str> {
+    Some(match fate {
+        Fate::Assigned { .. } => return None,
+        Fate::Invalid => "InvalidEgressIP",
+        Fate::Conflict { .. } => "EgressIPConflict",
+        Fate::Taken { .. } => "UnsupportedRequest",
+        Fate::NoNode => "NoEligibleNode",
+        Fate::NotReady { .. } => "NoReadyNode",
+        Fate::NoRoom => "NoRoom",
+        Fate::NoCapacity => "NoCapacity",
+    })
 }
 
 fn unreadable(object: &EgressObject, part: Part) -> bool {
@@ -166,4 +204,82 @@ fn entry_notice(name: &str, entry: &str, fate: &Fate) -> Option<Notice> {
         Fate::Assigned { .. } | Fate::NoNode | Fate::NotReady { .. } | Fate::NoRoom | Fate::NoCapacity => return None,
     };
     Some(Notice { reason, message })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::assignment::tests::object;
+    use super::*;
+    use crate::model::view::Item;
+
+    fn outcome(fates: &[(&str, Fate)]) -> Outcome {
+        let entries: Vec<(String, Fate)> =
+            fates.iter().map(|(entry, fate)| ((*entry).to_owned(), fate.clone())).collect();
+        let item = |(entry, fate): &(String, Fate)| match fate {
+            Fate::Assigned { node } => Some(Item { node: node.clone(), egress_ip: entry.clone() }),
+            _ => None,
+        };
+        let items = entries.iter().filter_map(item).collect();
+        Outcome { entries, items }
+    }
+
+    fn said(fates: &[(&str, Fate)]) -> Vec<(bool, &'static str)> {
+        let (_, object) = object("a", 1, &[], &[]);
+        conditions(&object, &outcome(fates)).into_iter().map(|one| (one.status, one.reason)).collect()
+    }
+
+    #[test]
+    fn an_object_is_whole_degraded_or_without_a_node() {
+        let here = Fate::Assigned { node: "n1".into() };
+        let taken = Fate::Taken { object: "b".into(), node: None };
+        assert_eq!(said(&[("1", here.clone())]), [(true, "Assigned"), (false, "AllAssigned")]);
+        let degraded = said(&[("1", here.clone()), ("2", Fate::NoRoom), ("3", Fate::NoRoom)]);
+        assert_eq!(degraded, [(false, "PartiallyAssigned"), (true, "NoRoom")]);
+        let several = said(&[("1", here.clone()), ("2", taken.clone()), ("x", Fate::Invalid)]);
+        assert_eq!(several, [(false, "PartiallyAssigned"), (true, "SeveralReasons")]);
+        assert_eq!(said(&[("2", taken)]), [(false, "UnsupportedRequest"), (false, "NothingAssigned")]);
+        assert_eq!(said(&[("2", Fate::NoCapacity)]), [(false, "NoCapacity"), (false, "NothingAssigned")]);
+
+        let (_, a) = object("a", 1, &[], &[]);
+        let messages = conditions(&a, &outcome(&[("1", here), ("2", Fate::NoRoom), ("x", Fate::Invalid)]));
+        assert_eq!(messages[1].message, "2: NoRoom; x: InvalidEgressIP");
+    }
+
+    #[test]
+    fn what_cannot_be_read_degrades_what_serves() {
+        let (_, a) = object("a", 1, &[], &[]);
+        let unreadable = Unreadable { part: Part::Selectors, why: "podSelector: x".into(), is_known: true };
+        let a = EgressObject { unreadable: vec![unreadable], ..(*a).clone() };
+        let said = conditions(&a, &outcome(&[("1", Fate::Assigned { node: "n1".into() })]));
+        assert_eq!((said[0].reason, said[1].reason), ("InvalidSelector", "InvalidSelector"));
+        assert!(!said[0].status && said[1].status);
+    }
+
+    #[test]
+    fn the_originals_events_have_the_originals_words() {
+        let (_, a) = object("a", 1, &["1", "2"], &[]);
+        let texts = |fates: &[(&str, Fate)], eligible| -> Vec<String> {
+            let notices = notices(&a, &outcome(fates), eligible);
+            notices.into_iter().map(|notice| format!("{}: {}", notice.reason, notice.message)).collect()
+        };
+        let here = Fate::Assigned { node: "n1".into() };
+        assert!(texts(&[("1", here.clone())], 1).is_empty());
+        assert_eq!(
+            texts(&[("1", here), ("2", Fate::NoRoom)], 1),
+            ["UnassignedRequest: Not all egress IPs for EgressIP: a could be assigned, please tag more nodes"]
+        );
+        assert_eq!(
+            texts(&[("1", Fate::Conflict { node: "n1".into() })], 1),
+            [
+                "EgressIPConflict: Egress IP a with IP 1 is conflicting with a host (n1) IP address and will not be assigned",
+                "NoMatchingNodeFound: No matching nodes found, which can host any of the egress IPs: [1 2] for object EgressIP: a"
+            ]
+        );
+        assert_eq!(
+            texts(&[("1", Fate::NoNode)], 0),
+            [
+                "NoMatchingNodeFound: no assignable nodes for EgressIP: a, please tag at least one node with label: k8s.ovn.org/egress-assignable"
+            ]
+        );
+    }
 }

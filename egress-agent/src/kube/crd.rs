@@ -48,7 +48,8 @@ pub struct EgressIPStatus {
     /// The assigned addresses and their nodes.
     #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
     pub items: Vec<EgressIPStatusItem>,
-    /// Assigned: True when every address has a node.
+    /// Assigned: True when every address has a node. Degraded: True when it serves, but with some of its addresses only,
+    /// or with a spec that cannot be read.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     pub conditions: Vec<EgressIPCondition>,

@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 
 use super::causes::Causes;
 use super::{FIELD_MANAGER, convert, keys, watch};
-use crate::controller::verdict::Assigned;
+use crate::controller::verdict::{ASSIGNED, Statement};
 use crate::model::state::EgressId;
 use crate::model::view::{EgressObject, Item};
 
@@ -29,7 +29,7 @@ pub struct Wanted {
     /// The addresses, when no node can host any of them.
     pub no_eligible_node: Option<Vec<IpAddr>>,
     pub items: Vec<Item>,
-    pub condition: Assigned,
+    pub conditions: Vec<Statement>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -103,7 +103,7 @@ impl StatusWriter {
             }
             answer => {
                 let answer = answer?;
-                self.conditions.store(answer.conditions.assigned.is_some(), Ordering::Relaxed);
+                self.conditions.store(answer.conditions.found.contains_key(ASSIGNED), Ordering::Relaxed);
                 Ok(answer)
             }
         }
@@ -202,53 +202,59 @@ fn items(wanted: &Wanted) -> Vec<Value> {
 }
 
 fn status_ops(object: &EgressObject, wanted: &Wanted, now: &Timestamp) -> Vec<Value> {
-    let found = object.conditions.assigned.as_ref();
-    let condition_is_right = found.is_some_and(|(_, found)| {
-        found.status == wanted.condition.status()
-            && found.reason == wanted.condition.reason.as_str()
-            && found.message == wanted.condition.message
-            && found.observed_generation == object.generation
-    });
-    let mut ops = Vec::new();
+    let value = |statement: &Statement| condition(object, statement, now);
     if !object.has_status {
-        let condition = condition(object, wanted, now);
+        let conditions: Vec<Value> = wanted.conditions.iter().map(value).collect();
         let status = json!({
-            "items": items(wanted), "conditions": [condition], "observedGeneration": object.generation
+            "items": items(wanted), "conditions": conditions, "observedGeneration": object.generation
         });
-        ops.push(json!({"op": "add", "path": "/status", "value": status}));
-        return ops;
+        return vec![json!({"op": "add", "path": "/status", "value": status})];
     }
+    let mut ops = Vec::new();
     if object.items != wanted.items || !object.has_items {
         ops.extend(item_ops(object, wanted));
     }
-    if !condition_is_right {
-        if !object.conditions.listed {
-            ops.push(json!({"op": "add", "path": "/status/conditions", "value": []}));
-        }
-        let value = condition(object, wanted, now);
-        ops.push(match found {
+    let mut conditions = Vec::new();
+    for statement in wanted.conditions.iter().filter(|statement| !is_said(object, statement)) {
+        let value = value(statement);
+        conditions.push(match object.conditions.found.get(statement.kind) {
             Some((index, _)) => json!({"op": "replace", "path": format!("/status/conditions/{index}"), "value": value}),
             None => json!({"op": "add", "path": "/status/conditions/-", "value": value}),
         });
-        ops.push(json!({"op": "add", "path": "/status/observedGeneration", "value": object.generation}));
     }
+    if conditions.is_empty() {
+        return ops;
+    }
+    if !object.conditions.listed {
+        ops.push(json!({"op": "add", "path": "/status/conditions", "value": []}));
+    }
+    ops.extend(conditions);
+    ops.push(json!({"op": "add", "path": "/status/observedGeneration", "value": object.generation}));
     ops
 }
 
-fn condition(object: &EgressObject, wanted: &Wanted, now: &Timestamp) -> Value {
-    let status = wanted.condition.status();
+fn is_said(object: &EgressObject, wanted: &Statement) -> bool {
+    object.conditions.found.get(wanted.kind).is_some_and(|(_, found)| {
+        found.status == wanted.status
+            && found.reason == wanted.reason
+            && found.message == wanted.message
+            && found.observed_generation == object.generation
+    })
+}
+
+fn condition(object: &EgressObject, wanted: &Statement, now: &Timestamp) -> Value {
     // The time of the last change of the status, not of the last write.
-    let since = match &object.conditions.assigned {
-        Some((_, found)) if found.status == status && !found.last_transition.is_empty() => {
+    let since = match object.conditions.found.get(wanted.kind) {
+        Some((_, found)) if found.status == wanted.status && !found.last_transition.is_empty() => {
             found.last_transition.clone()
         }
         _ => now.strftime("%Y-%m-%dT%H:%M:%SZ").to_string(),
     };
     let mut value = json!({
-        "type": "Assigned",
-        "status": if status { "True" } else { "False" },
-        "reason": wanted.condition.reason.as_str(),
-        "message": wanted.condition.message,
+        "type": wanted.kind,
+        "status": if wanted.status { "True" } else { "False" },
+        "reason": wanted.reason,
+        "message": wanted.message,
         "lastTransitionTime": since,
     });
     if let Some(generation) = object.generation {
@@ -265,10 +271,14 @@ fn escape(key: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::controller::verdict::Reason;
+    use crate::controller::verdict::DEGRADED;
 
     fn object(value: Value) -> EgressObject {
         convert::object(&serde_json::from_value(value).expect("an object"))
+    }
+
+    fn said(kind: &'static str, status: bool, reason: &'static str, message: &str) -> Statement {
+        Statement { kind, status, reason, message: message.into() }
     }
 
     fn wanted() -> Wanted {
@@ -276,7 +286,10 @@ mod tests {
             id: EgressId(3),
             no_eligible_node: None,
             items: vec![Item { node: "n1".into(), egress_ip: "172.18.0.100".into() }],
-            condition: Assigned { reason: Reason::Assigned, message: "every egress IP has a node".into() },
+            conditions: vec![
+                said(ASSIGNED, true, "Assigned", "every egress IP has a node"),
+                said(DEGRADED, false, "AllAssigned", "every egress IP has a node"),
+            ],
         }
     }
 
@@ -296,6 +309,7 @@ mod tests {
         let ops = status_ops(&fresh, &wanted(), &Timestamp::UNIX_EPOCH);
         assert_eq!(ops[0]["path"], "/status");
         assert_eq!(ops[0]["value"]["conditions"][0]["lastTransitionTime"], "1970-01-01T00:00:00Z");
+        assert_eq!(ops[0]["value"]["conditions"][1]["type"], "Degraded");
         assert_eq!(ops[0]["value"]["observedGeneration"], 1);
     }
 
@@ -336,15 +350,26 @@ mod tests {
         });
         let item = json!({"node": "n1", "egressIP": "172.18.0.100"});
         let meta = json!({"name": "a", "generation": 1, "annotations": {keys::EGRESS_ID: "3"}});
-        let status = json!({"items": [item], "conditions": [{"type": "Other"}, condition]});
-        let right = with(meta, status);
+        let degraded = json!({
+            "type": "Degraded", "status": "False", "reason": "AllAssigned", "message": "every egress IP has a node",
+            "observedGeneration": 1, "lastTransitionTime": "2024-01-01T00:00:00Z"
+        });
+        let status = json!({"items": [item], "conditions": [{"type": "Other"}, condition, degraded]});
+        let right = with(meta.clone(), status);
         assert_eq!(annotation_ops(&right, &wanted()), Vec::<Value>::new());
         assert_eq!(status_ops(&right, &wanted(), &Timestamp::UNIX_EPOCH), Vec::<Value>::new());
 
         let newer = EgressObject { generation: Some(2), ..right };
         let ops = status_ops(&newer, &wanted(), &Timestamp::UNIX_EPOCH);
-        assert_eq!(ops.len(), 2);
-        assert_eq!((&ops[0]["op"], &ops[0]["path"]), (&json!("replace"), &json!("/status/conditions/1")));
+        let paths: Vec<&str> = ops.iter().filter_map(|op| op["path"].as_str()).collect();
+        assert_eq!(paths, ["/status/conditions/1", "/status/conditions/2", "/status/observedGeneration"]);
+        assert_eq!((&ops[0]["op"], &ops[0]["value"]["type"]), (&json!("replace"), &json!("Assigned")));
         assert_eq!(ops[0]["value"]["lastTransitionTime"], "2024-01-01T00:00:00Z");
+
+        // As an older agent left it.
+        let older = with(meta, json!({"items": [item], "conditions": [{"type": "Other"}, condition]}));
+        let ops = status_ops(&older, &wanted(), &Timestamp::UNIX_EPOCH);
+        assert_eq!((&ops[0]["op"], &ops[0]["path"]), (&json!("add"), &json!("/status/conditions/-")));
+        assert_eq!((&ops[0]["value"]["type"], ops.len()), (&json!("Degraded"), 2));
     }
 }

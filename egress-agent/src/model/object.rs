@@ -6,7 +6,7 @@
 //! the object came alone or in a list. Where there is no last reading, the object selects nothing but the pods that the
 //! kernel knew as its own (`selection`), lists the addresses that it was assigned, and drops what has none.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use kube::core::Selector;
@@ -21,7 +21,7 @@ pub struct Item {
     pub egress_ip: String,
 }
 
-/// The condition `Assigned` as found in the status.
+/// A condition as found in the status.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Condition {
     pub status: bool,
@@ -31,12 +31,13 @@ pub struct Condition {
     pub last_transition: String,
 }
 
-/// Where the condition `Assigned` stands in the status: conditions of others stay where they are.
+/// Where conditions stand in the status: those of others stay where they are.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Conditions {
     /// The status has a list of conditions.
     pub listed: bool,
-    pub assigned: Option<(usize, Condition)>,
+    /// By type, the first of each.
+    pub found: BTreeMap<String, (usize, Condition)>,
 }
 
 /// Whom an object selects.

@@ -1,6 +1,6 @@
 //! EgressIP objects, from their untyped form.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use kube::core::{DynamicObject, Selector};
@@ -105,18 +105,19 @@ fn items(status: Option<&Value>) -> Result<Vec<Item>, String> {
 
 fn conditions(status: &Value) -> Conditions {
     let Some(list) = status.get("conditions").and_then(Value::as_array) else { return Conditions::default() };
-    let assigned = list.iter().position(|condition| condition["type"] == "Assigned").map(|index| {
-        let text = |field: &str| list[index][field].as_str().unwrap_or_default().to_owned();
-        let condition = Condition {
+    let mut found = BTreeMap::new();
+    for (index, condition) in list.iter().enumerate() {
+        let text = |field: &str| condition[field].as_str().unwrap_or_default().to_owned();
+        let read = Condition {
             status: text("status") == "True",
             reason: text("reason"),
             message: text("message"),
-            observed_generation: list[index]["observedGeneration"].as_i64(),
+            observed_generation: condition["observedGeneration"].as_i64(),
             last_transition: text("lastTransitionTime"),
         };
-        (index, condition)
-    });
-    Conditions { listed: true, assigned }
+        found.entry(text("type")).or_insert((index, read));
+    }
+    Conditions { listed: true, found }
 }
 
 #[cfg(test)]
@@ -172,7 +173,8 @@ mod tests {
         assert_eq!(object.no_eligible_node.as_ref(), Some(&object.addresses()));
         assert!(object.drop_unassigned && object.has_status);
         assert_eq!(object.items.len(), 1);
-        assert_eq!(object.conditions.assigned.map(|(index, c)| (index, c.status)), Some((1, false)));
+        let (index, assigned) = &object.conditions.found["Assigned"];
+        assert_eq!((*index, assigned.status, assigned.reason.as_str()), (1, false, "PartiallyAssigned"));
     }
 
     #[test]
