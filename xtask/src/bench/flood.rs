@@ -3,7 +3,7 @@
 //! what the whole way costs; what got through is counted behind the outside NIC and dropped there.
 
 use std::io::IoSlice;
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
@@ -14,7 +14,7 @@ use serde_json::Value;
 
 use super::core::pin;
 use super::peers::{DISCARD, NOBODY};
-use crate::lab::Netns;
+use crate::lab::{Netns, packet};
 
 /// So many flows.
 const FLOWS: u16 = 64;
@@ -54,7 +54,7 @@ impl Flood<'_> {
 
     /// How many were sent, and how long that took.
     fn pour(&self, core: usize, time: Duration) -> Result<(u64, Duration)> {
-        let frames: Vec<Vec<u8>> = (0..FLOWS).map(|flow| self.frame(FIRST_PORT + flow)).collect();
+        let frames = (0..FLOWS).map(|flow| self.frame(FIRST_PORT + flow)).collect::<Result<Vec<_>>>()?;
         self.router.run(|| {
             pin(core)?;
             let socket = socket(AddressFamily::Packet, SockType::Raw, SockFlag::SOCK_CLOEXEC, None)?;
@@ -71,39 +71,12 @@ impl Flood<'_> {
         })
     }
 
-    fn frame(&self, port: u16) -> Vec<u8> {
-        let mut frame = [self.to, self.from].concat();
-        frame.extend([0x08, 0x00]);
-        let udp_length = u16::try_from(FRAME - 14 - 20).unwrap_or(0);
-        let mut ip = vec![0x45, 0, 0, 0, 0, 0, 0x40, 0, 64, 17, 0, 0];
-        ip[2..4].copy_from_slice(&(udp_length + 20).to_be_bytes());
-        ip.extend(self.pod.octets());
-        ip.extend(NOBODY.octets());
-        let checksum = !sum(&ip);
-        ip[10..12].copy_from_slice(&checksum.to_be_bytes());
-        frame.extend(&ip);
-        for word in [port, DISCARD, udp_length, 0] {
-            frame.extend(word.to_be_bytes());
-        }
-        frame.resize(FRAME, 0);
-        let mut pseudo = [self.pod.octets(), NOBODY.octets()].concat();
-        pseudo.extend([0, 17]);
-        pseudo.extend(udp_length.to_be_bytes());
-        pseudo.extend(&frame[34..]);
-        let checksum = !sum(&pseudo);
-        frame[40..42].copy_from_slice(&checksum.to_be_bytes());
-        frame
+    fn frame(&self, port: u16) -> Result<Vec<u8>> {
+        let (from, to) = (SocketAddr::new(self.pod.into(), port), SocketAddr::new(NOBODY.into(), DISCARD));
+        let datagram = packet::udp(from, to, &[0; FRAME - 14 - 20 - 8])?;
+        let packet = packet::ip(from.ip(), to.ip(), packet::UDP, &datagram)?;
+        Ok([&self.to, &self.from, packet.as_slice()].concat())
     }
-}
-
-/// The Internet's one's complement sum.
-fn sum(bytes: &[u8]) -> u16 {
-    let words = bytes.chunks(2).map(|pair| u32::from(pair[0]) << 8 | pair.get(1).map_or(0, |low| u32::from(*low)));
-    let mut sum: u32 = words.sum();
-    while sum > 0xffff {
-        sum = (sum & 0xffff) + (sum >> 16);
-    }
-    u16::try_from(sum).unwrap_or(u16::MAX)
 }
 
 /// The packet address of a device in this thread's namespace.

@@ -20,6 +20,7 @@ use super::rig::{
     AWAY, Bench, DEVICES, FOREIGN, FOREIGN_PODS, Hook, LOCAL, LOCAL_PODS, MGMT, NODE, OTHER_NODE, REMOTE_PODS, SECRET,
     TUNNEL_PORT, UPLINK, WORLD,
 };
+use crate::lab::packet::sum;
 use crate::toolchain::Paths;
 
 const HOT: u32 = 64;
@@ -229,16 +230,6 @@ fn overlay(from: Ipv4Addr, to: Ipv4Addr, egress_id: u32, source: [u8; 6], inner:
 
 pub(super) fn any_frame() -> [u8; RIG_FRAME] {
     Packet { from: NODE, to: WORLD, ports: (PORT, 80) }.frame()
-}
-
-/// The Internet's one's complement sum.
-fn sum(bytes: &[u8]) -> u16 {
-    let words = bytes.chunks(2).map(|pair| u32::from(pair[0]) << 8 | pair.get(1).map_or(0, |low| u32::from(*low)));
-    let mut sum: u32 = words.sum();
-    while sum > 0xffff {
-        sum = (sum & 0xffff) + (sum >> 16);
-    }
-    u16::try_from(sum).unwrap_or(u16::MAX)
 }
 
 /// Where a flow's port and addresses lie.

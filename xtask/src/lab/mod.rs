@@ -33,6 +33,7 @@ pub(crate) mod flows;
 mod hold;
 pub(crate) mod ledger;
 mod netns;
+pub(crate) mod packet;
 mod quirks;
 mod script;
 pub(crate) mod server;

@@ -9,11 +9,8 @@ use anyhow::{Context, Result, bail};
 use nix::sys::socket::{AddressFamily, SockFlag, SockProtocol, SockType, socket};
 
 use crate::lab::Netns;
+use crate::lab::packet::{self, ICMP, ICMPV6, TCP, UDP, octets};
 
-const ICMP: u8 = 1;
-const TCP: u8 = 6;
-const UDP: u8 = 17;
-const ICMPV6: u8 = 58;
 const FRAGMENT: u8 = 44;
 /// Bytes of a datagram in each of its pieces; three make one.
 const PIECE: usize = 1200;
@@ -52,9 +49,7 @@ pub(super) struct Datagram {
 
 impl Datagram {
     pub(super) fn udp(from: SocketAddr, to: SocketAddr, data: &[u8]) -> Result<Self> {
-        let length = u16::try_from(8 + data.len())?;
-        let head = [from.port().to_be_bytes(), to.port().to_be_bytes(), length.to_be_bytes(), [0; 2]];
-        Ok(Self::summed(from.ip(), to.ip(), UDP, [&head.concat(), data].concat(), 6))
+        Ok(Self { from: from.ip(), to: to.ip(), protocol: UDP, bytes: packet::udp(from, to, data)? })
     }
 
     /// A segment of a connection that runs.
@@ -78,23 +73,14 @@ impl Datagram {
         Self::summed(from, to, protocol, [&[kind, 0, 0, 0, high, low, 0, 1], data].concat(), 2)
     }
 
-    fn summed(from: IpAddr, to: IpAddr, protocol: u8, mut bytes: Vec<u8>, sum_at: usize) -> Self {
-        let mut covered = Vec::new();
-        if protocol != ICMP {
-            covered.extend(octets(from));
-            covered.extend(octets(to));
-            covered.extend(u32::try_from(bytes.len()).unwrap_or(0).to_be_bytes());
-            covered.extend([0, 0, 0, protocol]);
-        }
-        covered.extend(&bytes);
-        bytes[sum_at..sum_at + 2].copy_from_slice(&(!sum(&covered)).to_be_bytes());
-        Self { from, to, protocol, bytes }
+    fn summed(from: IpAddr, to: IpAddr, protocol: u8, bytes: Vec<u8>, sum_at: usize) -> Self {
+        Self { from, to, protocol, bytes: packet::summed(from, to, protocol, bytes, sum_at) }
     }
 
     /// Whole packets, one for each piece.
     fn cut(&self, number: u16) -> Result<Vec<Vec<u8>>> {
         let pieces = self.bytes.chunks(PIECE).enumerate();
-        let packet = |(place, piece): (usize, &[u8])| {
+        let whole = |(place, piece): (usize, &[u8])| {
             let (offset, more) = (u16::try_from(place * PIECE)?, (place + 1) * PIECE < self.bytes.len());
             Ok(match (self.from, self.to) {
                 (IpAddr::V4(_), IpAddr::V4(_)) => self.ipv4(number, offset >> 3 | u16::from(more) << 13, piece)?,
@@ -102,7 +88,7 @@ impl Datagram {
                 _ => bail!("a datagram has one family"),
             })
         };
-        pieces.map(packet).collect()
+        pieces.map(whole).collect()
     }
 
     /// The kernel fills in the header's checksum.
@@ -152,21 +138,4 @@ pub(super) fn send(from: &Netns, datagrams: &[Datagram], order: Order, number: u
 fn raw(to: IpAddr) -> Result<UdpSocket> {
     let family = if to.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
     Ok(UdpSocket::from(socket(family, SockType::Raw, SockFlag::SOCK_CLOEXEC, SockProtocol::Raw)?))
-}
-
-fn octets(address: IpAddr) -> Vec<u8> {
-    match address {
-        IpAddr::V4(address) => address.octets().to_vec(),
-        IpAddr::V6(address) => address.octets().to_vec(),
-    }
-}
-
-/// RFC 1071.
-fn sum(bytes: &[u8]) -> u16 {
-    let words = bytes.chunks(2).map(|pair| u32::from(pair[0]) << 8 | pair.get(1).copied().map_or(0, u32::from));
-    let mut sum: u32 = words.sum();
-    while sum > 0xffff {
-        sum = (sum & 0xffff) + (sum >> 16);
-    }
-    u16::try_from(sum).unwrap_or(u16::MAX)
 }
