@@ -3,24 +3,21 @@
 //! It is the model that the fuzz targets judge and the oracle that the programs on the kernel are compared with
 //! (egress-agent/tests/kernel_programs/oracle): one packet at a time, bytes in, verdict and bytes out, state kept.
 
+mod accepted;
+mod entered;
+mod judge;
+mod left;
+mod steered;
+
 use std::collections::HashMap;
 
-use egress_common::abi::{
-    Addr, Class, Config, Direction, Family, Mapping, NODE_MARK, OnUnknownPod, Origin, Owned, PolicyKey, PortRange,
-    PrefixKind, Slot, SlotPlace, Tuple, Verdict,
-};
-use egress_common::decide::accept::{self, Accept, Outer};
-use egress_common::decide::enter::{self, Enter};
+use egress_common::abi::{Addr, Class, Config, Direction, Family, Mapping, NODE_MARK, PortRange, Tuple, Verdict};
+use egress_common::decide::accept::Outer;
 use egress_common::decide::expiry::FRAGMENT_NS;
-use egress_common::decide::leave::{self, Leave, Meta};
-use egress_common::decide::mtu::Fit;
-use egress_common::decide::snat::{self, Face};
-use egress_common::decide::steer::{self, Steer};
+use egress_common::decide::leave::Meta;
 use egress_common::decide::world::World;
-use egress_common::decide::{Owner, Rewrite, Tables as _, fragments, mtu, notice};
-use egress_common::wire::icmp::Answer;
-use egress_common::wire::nd::{ADVERTISEMENT_LEN, Solicitation};
-use egress_common::wire::{ETH_LEN, Frame as _, Heads, L4, PROTO_ICMPV6, Quote, arp, ethertype, ipv4, tcp};
+use egress_common::decide::{Rewrite, fragments, mtu, notice};
+use egress_common::wire::{ETH_LEN, Heads, L4, Quote};
 
 use crate::edge;
 use crate::frame;
@@ -178,41 +175,6 @@ impl Node {
         self.run(&Hook::Notice, &Skb::plain(frame))
     }
 
-    fn steered(&mut self, skb: &Skb<'_>) -> Outcome {
-        let (frame, config) = (skb.frame, self.config());
-        if skb.foreign {
-            return Outcome::done(Verdict::NotPod, frame, 0);
-        }
-        let Some(mut heads) = Self::heads(frame, Direction::Egress) else {
-            return Outcome::done(Verdict::NotIp, frame, 0);
-        };
-        let quote = quoted(frame, &heads);
-        let node = enter::node_address(&config, heads.family);
-        let outcome = match steer::steer(&mut heads, &quote, &self.world, &config) {
-            Steer::Done(verdict) => Outcome::done(verdict, frame, 0),
-            Steer::Hairpin => {
-                let answer = edge::error(frame, &heads, Answer::Prohibited.head(heads.family), &node);
-                Outcome::told(Verdict::HairpinAnswered, answer, Verdict::Hairpin)
-            }
-            Steer::Reset(verdict) => self.reset(&heads, frame, verdict),
-            Steer::Mark => Outcome::Passed(Verdict::MarkedNode, frame.to_vec(), NODE_MARK),
-            Steer::Send { egress_id, slot } => {
-                let slot = *slot;
-                self.judge_slot(&heads, egress_id, &slot);
-                match self.send(skb, &heads, &quote, egress_id, &slot) {
-                    Ok(Outcome::Dropped(Verdict::PortTaken)) => self.reset(&heads, frame, Verdict::PortTaken),
-                    Ok(outcome) => outcome,
-                    Err(TooBig(mtu)) => {
-                        let answer = edge::error(frame, &heads, Answer::TooBig(mtu).head(heads.family), &node);
-                        Outcome::told(Verdict::MtuAnswered, answer, Verdict::MtuExceeded)
-                    }
-                }
-            }
-        };
-        self.judge_stack(&heads, &outcome);
-        self.kept(skb, &heads, outcome)
-    }
-
     /// As egress-ebpf/src/hold.rs does it, but what begins anew is not run again.
     fn kept(&self, skb: &Skb<'_>, heads: &Heads, outcome: Outcome) -> Outcome {
         const MOST: u32 = 64;
@@ -232,272 +194,6 @@ impl Node {
                 outcome
             }
             _ => outcome,
-        }
-    }
-
-    /// The pod is told that its connection has ended.
-    fn reset(&self, heads: &Heads, frame: &[u8], otherwise: Verdict) -> Outcome {
-        let answer = edge::reset(frame, heads);
-        if answer.is_some() {
-            self.world.flow_answered(&heads.tuple, tcp::RST);
-        }
-        Outcome::told(Verdict::CutAnswered, answer, otherwise)
-    }
-
-    fn send(
-        &mut self,
-        skb: &Skb<'_>,
-        heads: &Heads,
-        quote: &Quote,
-        egress_id: u32,
-        slot: &Slot,
-    ) -> Result<Outcome, TooBig> {
-        match slot.place() {
-            SlotPlace::Here => {
-                let owner = Owner { origin: Origin::Here, source_node: Addr::UNSPECIFIED, egress_id };
-                let owned = self.world.owned(egress_id).filter(|owned| owned.address == slot.address).copied();
-                match owned {
-                    Some(owned) => self.out_by_uplink(skb, heads, quote, &owned, &owner),
-                    None => Ok(Outcome::Dropped(Verdict::NotGateway)),
-                }
-            }
-            SlotPlace::Remote => {
-                let length = Self::wire_length(skb, heads);
-                match mtu::fit(length, self.config().overlay_mtu, heads, &slot.endpoint) {
-                    Fit::Tell(limit) => return Err(TooBig(limit)),
-                    Fit::Lost => return Ok(Outcome::Dropped(Verdict::OverlayTooNarrow)),
-                    Fit::Whole | Fit::Cut => {}
-                }
-                let mut frame = skb.frame.to_vec();
-                let less = edge::decrement_ttl(&mut frame, heads.family);
-                Ok(Outcome::changed(Verdict::Steered, less.map(|()| frame)))
-            }
-        }
-    }
-
-    /// The mapping of the packet, made if need be, and the packet out with it.
-    fn out_by_uplink(
-        &mut self,
-        skb: &Skb<'_>,
-        heads: &Heads,
-        quote: &Quote,
-        owned: &Owned,
-        owner: &Owner,
-    ) -> Result<Outcome, TooBig> {
-        let face = Face { address: owned.address, ports: snat::EGRESS_PORTS };
-        let mapping = match snat::translate(heads, quote, &self.world, &face, owner) {
-            Ok(mapping) => *mapping,
-            Err(verdict) => {
-                assert_eq!(verdict.class(), Class::Drop, "no mapping, so no packet");
-                return Ok(Outcome::Dropped(verdict));
-            }
-        };
-        let source = Rewrite::snat(&mapping);
-        if source.addr != owned.address {
-            return Ok(Outcome::Dropped(Verdict::ClaimLost));
-        }
-        if heads.l4 != L4::IcmpError {
-            assert_eq!((mapping.egress_id, mapping.origin()), (owner.egress_id, Some(owner.origin)), "{mapping:?}");
-        }
-        if !(self.routed)(&heads.tuple.daddr) {
-            return Ok(Outcome::Dropped(Verdict::NoRoute));
-        }
-        let limit = self.config().uplink_mtu;
-        if Self::wire_length(skb, heads) > limit {
-            return Err(TooBig(limit));
-        }
-        let mut frame = skb.frame.to_vec();
-        let here = mapping.origin() == Some(Origin::Here);
-        let less = if here { edge::decrement_ttl(&mut frame, heads.family) } else { Some(()) };
-        if less.is_none() {
-            return Ok(Outcome::Dropped(Verdict::RewriteFailed));
-        }
-        Ok(match self.translated(heads, quote, frame, face.ports, &mapping) {
-            Ok(out) => Outcome::Sent(if here { Verdict::SnatHere } else { Verdict::SnatForNode }, out),
-            Err(verdict) => Outcome::Dropped(verdict),
-        })
-    }
-
-    fn accepted(&mut self, outer: &Outer, skb: &Skb<'_>) -> Outcome {
-        let Some(mut heads) = Self::heads(skb.frame, Direction::Egress) else {
-            return Outcome::Dropped(Verdict::Malformed);
-        };
-        let (config, quote) = (self.config(), quoted(skb.frame, &heads));
-        let outcome = match accept::accept(&mut heads, outer, &self.world, &config) {
-            Accept::Done(verdict) => Outcome::done(verdict, skb.frame, 0),
-            Accept::Deliver => match Self::wire_length(skb, &heads) > config.pod_mtu {
-                true if !fits_in_two(skb, &heads, config.pod_mtu) => Outcome::Dropped(Verdict::MtuExceeded),
-                true => self.split(Verdict::ReplyDelivered, skb.frame, config.pod_mtu),
-                false => Outcome::Sent(Verdict::ReplyDelivered, skb.frame.to_vec()),
-            },
-            Accept::Translate { owned, source_node } => {
-                assert_eq!(*source_node, outer.source, "answers go back to who sent it");
-                let inner = self.world.prefix(&heads.tuple.saddr).map(|prefix| (prefix.kind(), prefix.node));
-                assert_eq!(inner, Some((Some(PrefixKind::PodSubnet), outer.source)), "a pod of the sender");
-                let owner = Owner { origin: Origin::Remote, source_node: *source_node, egress_id: outer.egress_id };
-                let owned = *owned;
-                match self.out_by_uplink(skb, &heads, &quote, &owned, &owner) {
-                    Ok(Outcome::Dropped(Verdict::PortTaken)) => {
-                        Outcome::told(Verdict::CutAnswered, edge::reset(skb.frame, &heads), Verdict::PortTaken)
-                    }
-                    Ok(outcome) => outcome,
-                    Err(TooBig(mtu)) => {
-                        let (head, node) = (Answer::TooBig(mtu).head(heads.family), &config);
-                        let answer = edge::error(skb.frame, &heads, head, &enter::node_address(node, heads.family));
-                        Outcome::told(Verdict::MtuAnswered, answer, Verdict::MtuExceeded)
-                    }
-                }
-            }
-        };
-        assert!(!matches!(outcome, Outcome::Passed(..)), "nothing from the overlay meets the stack: {outcome:?}");
-        outcome
-    }
-
-    fn entered(&mut self, skb: &Skb<'_>) -> Outcome {
-        let (frame, config) = (skb.frame, self.config());
-        if skb.foreign {
-            return Outcome::done(Verdict::NotOurs, frame, 0);
-        }
-        if frame.load(ETH_LEN - 2).map(u16::from_be_bytes) == Some(ethertype::ARP) {
-            return self.asked_for_address(frame);
-        }
-        let Some(mut heads) = Self::heads(frame, Direction::Ingress) else {
-            return Outcome::done(Verdict::NotIp, frame, 0);
-        };
-        if skb.gso_size == 0
-            && let Some((outer, inner)) = edge::decapsulated(frame, &heads, &config)
-        {
-            return self.accepted(&outer, &Skb::plain(&inner));
-        }
-        if heads.tuple.protocol == PROTO_ICMPV6
-            && let Some(outcome) = self.solicited(frame, &heads)
-        {
-            return outcome;
-        }
-        let outcome = self.came_from_world(skb, &mut heads);
-        self.kept(skb, &heads, outcome)
-    }
-
-    fn asked_for_address(&self, frame: &[u8]) -> Outcome {
-        let request = arp::Request::parse(frame);
-        let Some((request, owned)) =
-            request.and_then(|request| self.world.owned_addr(&request.target()).map(|owned| (request, owned)))
-        else {
-            return Outcome::done(Verdict::NotOurs, frame, 0);
-        };
-        let answer = request.answer(owned.mac);
-        let rest = frame.get(answer.len()..).unwrap_or_default();
-        Outcome::Answered(Verdict::ArpAnswered, [answer.as_slice(), rest].concat())
-    }
-
-    fn solicited(&self, frame: &[u8], heads: &Heads) -> Option<Outcome> {
-        let solicitation = Solicitation::parse(frame, &heads.tuple.saddr)?;
-        let owned = self.world.owned_addr(&solicitation.target)?;
-        let mut answer = [0; ADVERTISEMENT_LEN];
-        solicitation.answer(owned.mac, &mut answer);
-        Some(Outcome::Answered(Verdict::NeighbourAnswered, answer.to_vec()))
-    }
-
-    fn came_from_world(&mut self, skb: &Skb<'_>, heads: &mut Heads) -> Outcome {
-        let (frame, config) = (skb.frame, self.config());
-        let quote = quoted(frame, heads);
-        let is_for_egress_ip = self.world.owned_addr.borrow().contains_key(&heads.tuple.daddr);
-        let (verdict, mapping) = match enter::enter(heads, &quote, &self.world, &config) {
-            Enter::Done(verdict) => {
-                assert!(
-                    !is_for_egress_ip
-                        || matches!(verdict.class(), Class::Drop | Class::Hold)
-                        || verdict == Verdict::TtlExpired,
-                    "unasked, and left to the host: {verdict:?} {heads:?}"
-                );
-                return Outcome::done(verdict, frame, 0);
-            }
-            Enter::ReplyHere { mapping } => (Verdict::ReplyHere, *mapping),
-            Enter::ReplyRemote { mapping } => (Verdict::ReplySteered, *mapping),
-            Enter::NodeReply { mapping } => (Verdict::NodeReply, *mapping),
-        };
-        self.judge_answer(heads, &quote, &mapping);
-        let (length, mut in_two) = (Self::wire_length(skb, heads), false);
-        let too_big = match verdict {
-            Verdict::ReplyHere if length > config.pod_mtu => {
-                in_two = fits_in_two(skb, heads, config.pod_mtu);
-                (!in_two).then_some(config.pod_mtu)
-            }
-            Verdict::ReplySteered => match mtu::fit(length, config.overlay_mtu, heads, &mapping.source_node) {
-                Fit::Tell(limit) => Some(limit.min(config.pod_mtu)),
-                Fit::Lost => return Outcome::Dropped(Verdict::OverlayTooNarrow),
-                Fit::Whole | Fit::Cut => (length > config.pod_mtu && heads.dont_fragment).then_some(config.pod_mtu),
-            },
-            _ => None,
-        };
-        if let Some(mtu) = too_big {
-            let answer = edge::error(frame, heads, Answer::TooBig(mtu).head(heads.family), &heads.tuple.daddr);
-            return Outcome::told(Verdict::MtuAnswered, answer, Verdict::MtuExceeded);
-        }
-        let mut out = frame.to_vec();
-        let by_stack = verdict == Verdict::NodeReply;
-        let less = if by_stack { Some(()) } else { edge::decrement_ttl(&mut out, heads.family) };
-        let sender = if heads.l4 == L4::IcmpError { quote.tuple().daddr } else { heads.tuple.saddr };
-        if mapping.other.daddr != sender {
-            return Outcome::Dropped(Verdict::ClaimLost);
-        }
-        let less = less.ok_or(Verdict::RewriteFailed);
-        let out = match less.and_then(|()| rewritten(heads, &quote, out, &Rewrite::reverse(&mapping))) {
-            Ok(out) => out,
-            Err(verdict) => return Outcome::Dropped(verdict),
-        };
-        let after = Self::heads(&out, Direction::Ingress).expect("still IP");
-        assert_eq!(after.tuple.daddr, mapping.other.saddr, "for the pod");
-        match verdict {
-            Verdict::NodeReply => Outcome::Passed(verdict, out, 0),
-            _ if in_two => self.split(verdict, &out, config.pod_mtu),
-            _ => Outcome::Sent(verdict, out),
-        }
-    }
-
-    /// For a pod in two fragments, if the length that the packet says of itself is one that it has.
-    fn split(&self, verdict: Verdict, frame: &[u8], mtu: u32) -> Outcome {
-        let heads = Self::heads(frame, Direction::Ingress).expect("still IP");
-        if !(self.resolved)(&heads.tuple.daddr) {
-            return Outcome::Dropped(Verdict::NoNeighbour);
-        }
-        let header = usize::from(heads.l4_offset) - ETH_LEN;
-        let first = (mtu as usize - header) & !7;
-        let total = frame.load(ETH_LEN + ipv4::TOTAL_LEN).map_or(0, |total| usize::from(u16::from_be_bytes(total)));
-        let is_there = total > header + first && total <= header + first + 2048 && ETH_LEN + total <= frame.len();
-        if is_there { Outcome::Split(verdict) } else { Outcome::Dropped(Verdict::RewriteFailed) }
-    }
-
-    fn left(&mut self, skb: &Skb<'_>, meta: &Meta) -> Outcome {
-        let (frame, config) = (skb.frame, self.config());
-        let Some(mut heads) = Self::heads(frame, Direction::Egress) else {
-            return Outcome::done(Verdict::NotIp, frame, meta.mark);
-        };
-        if edge::is_own_overlay(frame, &heads, &config) {
-            return Outcome::done(Verdict::NotOurs, frame, meta.mark);
-        }
-        let quote = quoted(frame, &heads);
-        let outcome = match leave::leave(&mut heads, &quote, meta, &self.world, &config) {
-            Leave::Done(verdict) => Outcome::done(verdict, frame, meta.mark),
-            Leave::Unmark => Outcome::Passed(Verdict::NodeSnatDone, frame.to_vec(), 0),
-            Leave::NodeSnat => self.node_snat(&heads, &quote, frame),
-        };
-        self.judge_wire(&heads, meta, &outcome);
-        outcome
-    }
-
-    fn node_snat(&mut self, heads: &Heads, quote: &Quote, frame: &[u8]) -> Outcome {
-        let config = self.config();
-        let mapping = match leave::translate(heads, quote, &self.world, &config) {
-            Ok(mapping) => *mapping,
-            Err(verdict) => return Outcome::Dropped(verdict),
-        };
-        if Rewrite::snat(&mapping).addr != enter::node_address(&config, heads.family) {
-            return Outcome::Dropped(Verdict::ClaimLost);
-        }
-        match self.translated(heads, quote, frame.to_vec(), config.node_ports, &mapping) {
-            Ok(out) => Outcome::Passed(Verdict::NodeSnat, out, 0),
-            Err(verdict) => Outcome::Dropped(verdict),
         }
     }
 
@@ -532,66 +228,6 @@ impl Node {
         let after = Self::heads(&out, Direction::Egress).expect("still IP");
         assert_eq!((after.tuple.saddr, after.tuple.daddr), (reverse.daddr, heads.tuple.daddr));
         Ok(out)
-    }
-
-    fn judge_slot(&self, heads: &Heads, egress_id: u32, slot: &Slot) {
-        let pod = self.world.pods.borrow().get(&heads.tuple.saddr).and_then(|pod| pod.egress_id());
-        assert_eq!(pod, Some(egress_id), "sent for an object that does not select the pod");
-        assert_eq!(slot.address.family(), heads.family);
-        let policies = self.world.policies.borrow();
-        let policy = policies.get(&PolicyKey::new(egress_id, heads.family)).expect("asked");
-        assert!(policy.slots.iter().take(policy.count() as usize).any(|now| now == slot), "a slot of old");
-    }
-
-    fn judge_answer(&self, heads: &Heads, quote: &Quote, mapping: &Mapping) {
-        let reverse = if heads.l4 == L4::IcmpError { *quote.flow() } else { heads.tuple };
-        assert_eq!(self.asked.get(&reverse), Some(&mapping.other), "an answer for somebody else: {reverse:?}");
-        let asked_by = if heads.l4 == L4::IcmpError { quote.tuple().saddr } else { heads.tuple.daddr };
-        assert_eq!(asked_by, heads.tuple.daddr, "an error about another address");
-    }
-
-    /// Outside of everything that the cluster knows.
-    fn is_world(&self, addr: &Addr) -> bool {
-        self.world.prefix(addr).is_none() && self.world.node(addr).is_none()
-    }
-
-    /// A selected pod's packet to the world is left to the stack by these rules only.
-    fn judge_stack(&self, heads: &Heads, outcome: &Outcome) {
-        let Outcome::Passed(verdict, ..) = outcome else { return };
-        let selected = self.world.pods.borrow().get(&heads.tuple.saddr).is_some_and(|pod| pod.egress_id().is_some());
-        if selected && self.is_world(&heads.tuple.daddr) {
-            let allowed = [
-                Verdict::InboundReply,
-                Verdict::NodeAddress,
-                Verdict::FamilyNotListed,
-                // The stack does not forward it.
-                Verdict::TtlExpired,
-            ];
-            assert!(allowed.contains(verdict), "{verdict:?}: {heads:?}");
-        }
-    }
-
-    /// What goes to the world from a pod's address does so by these rules only.
-    fn judge_wire(&self, heads: &Heads, meta: &Meta, outcome: &Outcome) {
-        let Outcome::Passed(verdict, out, _) = outcome else { return };
-        let source = Self::heads(out, Direction::Egress).expect("still IP").tuple.saddr;
-        let of_pods = [Some(PrefixKind::PodSubnet), Some(PrefixKind::PodNetwork)];
-        let is_pod = self.world.pods.borrow().contains_key(&source)
-            || self.world.prefix(&source).is_some_and(|prefix| of_pods.contains(&prefix.kind()));
-        if !is_pod || !self.is_world(&heads.tuple.daddr) {
-            return;
-        }
-        let allowed =
-            [Verdict::NotSelected, Verdict::UnknownPodPassed, Verdict::InboundReply, Verdict::FamilyNotListed];
-        let passes = self.config().on_unknown_pod() == OnUnknownPod::Pass;
-        let unknown_pass = *verdict == Verdict::NodeSnatDone && passes;
-        assert!(unknown_pass || allowed.contains(verdict), "{verdict:?} with mark {:#x}: {heads:?}", meta.mark);
-        let known = self.world.inbound.get(&heads.tuple).is_some();
-        // An error answers for what it quotes.
-        let is_known = known || heads.l4 == L4::IcmpError;
-        assert!(*verdict != Verdict::InboundReply || is_known, "an answer to nobody: {heads:?}");
-        let selected = self.world.pods.borrow().get(&source).is_some_and(|pod| pod.egress_id().is_some());
-        assert!(!selected || *verdict != Verdict::NotSelected, "{heads:?}");
     }
 }
 

@@ -10,7 +10,7 @@ use egress_common::decide::phase;
 
 use crate::cast::{Cast, V4, addr};
 use crate::devices::{OWNED_MAC, ROUTER_MAC, UPLINK};
-use crate::encapsulation::{arrived, configure, everywhere_taken_out, from_remote, put, sent};
+use crate::encapsulation::ground::{arrived, configure, everywhere_taken_out, from_remote, put, sent};
 use crate::frames::{ACK, Body, FIN, Packet, RST, SYN, packet};
 use crate::races::{CPUS, pin};
 use crate::stage::{ENTER, NOTICE, REDIRECT, STEER, Stage, UPLINK_MAC, both};

@@ -1,14 +1,16 @@
-//! Frames made of other frames: answers, errors about them, and the overlay around them.
+//! Frames made of other frames: answers, errors about them, the overlay around them, and bent ones.
 
 use egress_common::abi::{Direction, Family};
 use egress_common::wire::{Heads, L4, PROTO_ICMP, PROTO_ICMPV6, PROTO_TCP, csum, ipv4, ipv6, l4};
 
+use super::story::{Bent, Step, cast};
 use crate::cast::{Cast, V4};
 use crate::frames::{Body, L3, Packet, ip, packet};
 use crate::stage::UPLINK_MAC;
 
 pub(super) const TUNNEL_PORT: u16 = 4794;
 pub(super) const SECRET: [u8; 6] = [2, 0xab, 0xcd, 0xef, 1, 2];
+const FOREIGN_MAC: [u8; 6] = [2, 9, 9, 9, 9, 9];
 const OTHER_NODE_MAC: [u8; 6] = [2, 0, 0, 0, 1, 3];
 
 fn swap(frame: &mut [u8], one: usize, other: usize, length: usize) -> Option<()> {
@@ -120,5 +122,44 @@ pub(super) fn unwrapped(frame: &[u8]) -> Result<Vec<u8>, String> {
     match checks.iter().find(|(_, right)| !right) {
         Some((what, _)) => Err(format!("outer headers: {what}: {frame:02x?}")),
         None => Ok(frame[BEHIND + 16..].to_vec()),
+    }
+}
+
+/// What a step makes from words.
+pub(super) fn frame_of(step: &Step) -> Vec<u8> {
+    let Step::Send { v6, from, to, ports, body, ttl, data, options, fragment, dont_fragment, .. } = step else {
+        unreachable!("nothing else is made from words");
+    };
+    let cast = cast(*v6);
+    let made = packet(from.of(&cast), to.of(&cast), ports.0, ports.1).body(*body);
+    made.with(|packet| {
+        (packet.ttl, packet.data, packet.dont_fragment) = (*ttl, *data, *dont_fragment);
+        packet.fragment = *fragment;
+        // The builder has one IPv6 header more, not two.
+        packet.options = if *v6 && *fragment != (0, false) { 0 } else { *options };
+    })
+    .frame()
+}
+
+/// Bends a frame. Of a destination only the last byte changes, so that the model knows the routes.
+pub(super) fn bend(frame: &mut Vec<u8>, bent: &Bent, inside: bool) {
+    let v6 = frame[12..14] == [0x86, 0xdd];
+    let destination = if v6 { 38..54 } else { 30..34 };
+    for (place, value) in &bent.bytes {
+        let at = 12 + place % (frame.len() - 12);
+        let last = at + 1 == destination.end;
+        if !destination.contains(&at) || last && *value != 0 {
+            frame[at] = *value;
+        }
+    }
+    if let Some(left) = bent.cut {
+        // The kernel's test runs want a whole network header, and so does taking outer headers off.
+        frame.truncate(if v6 || inside { 54 } else { 34 } + left);
+    }
+    if bent.tagged && !inside {
+        frame.splice(12..12, [0x81, 0, 0, 7]);
+    }
+    if bent.foreign && !inside {
+        frame[..6].copy_from_slice(&FOREIGN_MAC);
     }
 }

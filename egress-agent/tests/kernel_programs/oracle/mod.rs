@@ -9,6 +9,7 @@
 
 mod craft;
 mod rig;
+mod same;
 mod story;
 
 use std::time::{Duration, Instant};

@@ -1,7 +1,6 @@
 //! The programs and the model side by side, and what must be the same.
 
-use std::collections::{BTreeMap, HashMap};
-use std::fmt::Debug;
+use std::collections::HashMap;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -14,22 +13,20 @@ use egress_common::abi::{
 use egress_common::decide::leave::Meta;
 use egress_common::decide::world::World;
 use egress_common::wire::{Fragment, Heads};
-use egress_fuzz::node::{Hook, Node, Outcome, Skb};
+use egress_fuzz::node::{Hook, Node, Skb};
 
-use super::craft::{SECRET, enveloped, error_about, mirrored, unwrapped};
+use super::craft::{SECRET, bend, enveloped, error_about, frame_of, mirrored};
+use super::same;
 use super::story::{Bent, By, Step, Who, cast};
 use crate::cast::{V4, V6, addr};
 use crate::emptied::Memory as _;
-use crate::encapsulation::takes_out_other_families;
-use crate::frames::packet;
+use crate::encapsulation::ground::takes_out_other_families;
 use crate::stage::{
-    ENTER, LEAVE, MGMT, MGMT_MAC, NEXT, NOTICE, REDIRECT, Ran, Run, SHOT, STEER, Stage, UPLINK, UPLINK_MAC, batch,
-    now_ns, test_run,
+    ENTER, LEAVE, MGMT, MGMT_MAC, NOTICE, Run, STEER, Stage, UPLINK, UPLINK_MAC, batch, now_ns, test_run,
 };
 
 /// One, so that stories run out of them.
 const NODE_PORTS: PortRange = PortRange { first: 61_000, last: 61_000 };
-const FOREIGN_MAC: [u8; 6] = [2, 9, 9, 9, 9, 9];
 
 /// What a step sent, and what became of it.
 struct Sent {
@@ -79,7 +76,7 @@ impl<'a> Rig<'a> {
         if now != self.counted {
             return Err(format!("counters of packets: {now:?}, not {:?}", self.counted));
         }
-        self.compare_maps()
+        same::maps(self.stage, &self.node.world)
     }
 
     /// Each of these verdicts has come.
@@ -299,62 +296,12 @@ impl<'a> Rig<'a> {
             });
             return Err(format!("{by:?}: {moved:?}, not {outcome:02x?}\nframe {frame:02x?}\ncame to {ran:02x?}"));
         }
-        let out = same(&ran, &outcome).map_err(|what| {
+        let out = same::packet(&ran, &outcome).map_err(|what| {
             format!("{by:?}: {what}\nframe {frame:02x?}\nprograms {ran:02x?}\nmodel    {outcome:02x?}")
         })?;
         self.sent.insert(id, Sent { v6, by, frame, verdict, out });
         Ok(())
     }
-
-    fn compare_maps(&mut self) -> Result<(), String> {
-        let (stage, world) = (&*self.stage, &self.node.world);
-        compare("nat", &stage.nat, world.nat.all(), |mapping| {
-            (mapping.other, mapping.source_node, mapping.egress_id, mapping.origin(), mapping.state)
-        })?;
-        compare("flows", &stage.flows, world.flows.all(), |flow| {
-            (flow.address, flow.egress_id, flow.slot, flow.state, flow.decided, flow.settled)
-        })?;
-        compare("inbound", &stage.inbound, world.inbound.all(), |inbound| inbound.state)?;
-        let frags = world.frags.borrow().iter().map(|(key, ports)| (*key, *ports)).collect();
-        compare("frags", &stage.frags, frags, |ports| (ports.sport, ports.dport, ports.protocol))?;
-        let count = |awaited: &[u8; 144]| u32::from_ne_bytes([awaited[8], awaited[9], awaited[10], awaited[11]]);
-        let awaited = world.awaited.borrow();
-        let kept = awaited.iter().map(|(key, (_, count))| {
-            let mut value = [0; 144];
-            value[8..12].copy_from_slice(&count.to_ne_bytes());
-            (*key, value)
-        });
-        compare("awaited", &stage.awaited, kept.collect(), count)?;
-        let datagrams: Vec<_> = world.datagrams.borrow().iter().copied().collect();
-        let expected: BTreeMap<_, _> = datagrams.iter().map(|key| (format!("{key:?}"), ())).collect();
-        let there = stage.datagrams.keys().map(|key| (format!("{:?}", key.expect("a key")), ())).collect();
-        differ("datagrams", &there, &expected)
-    }
-}
-
-fn compare<K: Pod + Debug, V: Pod, S: Debug + PartialEq>(
-    name: &str,
-    kernel: &KernelMap<MapData, K, V>,
-    model: Vec<(K, V)>,
-    shown: impl Fn(&V) -> S,
-) -> Result<(), String> {
-    let entries = kernel.iter().map(|entry| entry.expect("an entry"));
-    let there = entries.map(|(key, value)| (format!("{key:?}"), shown(&value))).collect();
-    let expected = model.iter().map(|(key, value)| (format!("{key:?}"), shown(value))).collect();
-    differ(name, &there, &expected)
-}
-
-fn differ<S: Debug + PartialEq>(
-    name: &str,
-    there: &BTreeMap<String, S>,
-    expected: &BTreeMap<String, S>,
-) -> Result<(), String> {
-    let keys = there.keys().chain(expected.keys());
-    let differing: Vec<String> = keys
-        .filter(|key| there.get(*key) != expected.get(*key))
-        .map(|key| format!("{key}: {:?}, not {:?}", there.get(key), expected.get(key)))
-        .collect();
-    if differing.is_empty() { Ok(()) } else { Err(format!("map {name}:\n{}", differing.join("\n"))) }
 }
 
 /// Clears what the programs remember, fills the rest as it is at the beginning, and makes the model likewise.
@@ -420,70 +367,4 @@ fn is_routed(to: &Addr) -> bool {
             octets[..8] == [0x20, 1, 0xd, 0xb8, 0, 0, 0, 0] || octets[..8] == [0xfd, 0, 1, 0x72, 0, 0x18, 0, 0]
         }
     }
-}
-
-fn frame_of(step: &Step) -> Vec<u8> {
-    let Step::Send { v6, from, to, ports, body, ttl, data, options, fragment, dont_fragment, .. } = step else {
-        unreachable!("nothing else is made from words");
-    };
-    let cast = cast(*v6);
-    let made = packet(from.of(&cast), to.of(&cast), ports.0, ports.1).body(*body);
-    made.with(|packet| {
-        (packet.ttl, packet.data, packet.dont_fragment) = (*ttl, *data, *dont_fragment);
-        packet.fragment = *fragment;
-        // The builder has one IPv6 header more, not two.
-        packet.options = if *v6 && *fragment != (0, false) { 0 } else { *options };
-    })
-    .frame()
-}
-
-/// Bends a frame. Of a destination only the last byte changes, so that the model knows the routes.
-fn bend(frame: &mut Vec<u8>, bent: &Bent, inside: bool) {
-    let v6 = frame[12..14] == [0x86, 0xdd];
-    let destination = if v6 { 38..54 } else { 30..34 };
-    for (place, value) in &bent.bytes {
-        let at = 12 + place % (frame.len() - 12);
-        let last = at + 1 == destination.end;
-        if !destination.contains(&at) || last && *value != 0 {
-            frame[at] = *value;
-        }
-    }
-    if let Some(left) = bent.cut {
-        // The kernel's test runs want a whole network header, and so does taking outer headers off.
-        frame.truncate(if v6 || inside { 54 } else { 34 } + left);
-    }
-    if bent.tagged && !inside {
-        frame.splice(12..12, [0x81, 0, 0, 7]);
-    }
-    if bent.foreign && !inside {
-        frame[..6].copy_from_slice(&FOREIGN_MAC);
-    }
-}
-
-/// Whether the programs did what the model did; what left, without outer headers.
-fn same(ran: &Ran, outcome: &Outcome) -> Result<Option<Vec<u8>>, String> {
-    let (action, frame, mark, from) = match outcome {
-        Outcome::Passed(_, frame, mark) => (NEXT, Some(frame), *mark, 0),
-        // Link addresses are the next hop's, or written later.
-        Outcome::Sent(_, frame) => (REDIRECT, Some(frame), 0, 12),
-        Outcome::Split(_) => (REDIRECT, None, 0, 0),
-        Outcome::Answered(_, frame) => (REDIRECT, Some(frame), 0, 0),
-        Outcome::Dropped(_) => (SHOT, None, ran.mark, 0),
-    };
-    if (ran.action, ran.mark) != (action, mark) {
-        return Err(format!("action {} and mark {:#x}, not {action} and {mark:#x}", ran.action, ran.mark));
-    }
-    let Some(frame) = frame else { return Ok(None) };
-    let in_overlay = matches!(outcome.verdict(), Verdict::Steered | Verdict::ReplySteered);
-    let out = if in_overlay { unwrapped(&ran.frame)? } else { ran.frame.clone() };
-    if out[from..] != frame[from..] {
-        let first = out.iter().zip(frame).skip(from).position(|(one, other)| one != other);
-        return Err(format!(
-            "bytes differ, first at {:?}; {} and {} long",
-            first.map(|at| at + from),
-            out.len(),
-            frame.len()
-        ));
-    }
-    Ok(Some(out))
 }

@@ -1,0 +1,91 @@
+//! What must be the same of programs and model.
+
+use std::collections::BTreeMap;
+use std::fmt::Debug;
+
+use aya::Pod;
+use aya::maps::{HashMap as KernelMap, MapData};
+use egress_common::abi::Verdict;
+use egress_common::decide::world::World;
+use egress_fuzz::node::Outcome;
+
+use super::craft::unwrapped;
+use crate::stage::{NEXT, REDIRECT, Ran, SHOT, Stage};
+
+/// Whether the programs did what the model did; what left, without outer headers.
+pub(super) fn packet(ran: &Ran, outcome: &Outcome) -> Result<Option<Vec<u8>>, String> {
+    let (action, frame, mark, from) = match outcome {
+        Outcome::Passed(_, frame, mark) => (NEXT, Some(frame), *mark, 0),
+        // Link addresses are the next hop's, or written later.
+        Outcome::Sent(_, frame) => (REDIRECT, Some(frame), 0, 12),
+        Outcome::Split(_) => (REDIRECT, None, 0, 0),
+        Outcome::Answered(_, frame) => (REDIRECT, Some(frame), 0, 0),
+        Outcome::Dropped(_) => (SHOT, None, ran.mark, 0),
+    };
+    if (ran.action, ran.mark) != (action, mark) {
+        return Err(format!("action {} and mark {:#x}, not {action} and {mark:#x}", ran.action, ran.mark));
+    }
+    let Some(frame) = frame else { return Ok(None) };
+    let in_overlay = matches!(outcome.verdict(), Verdict::Steered | Verdict::ReplySteered);
+    let out = if in_overlay { unwrapped(&ran.frame)? } else { ran.frame.clone() };
+    if out[from..] != frame[from..] {
+        let first = out.iter().zip(frame).skip(from).position(|(one, other)| one != other);
+        return Err(format!(
+            "bytes differ, first at {:?}; {} and {} long",
+            first.map(|at| at + from),
+            out.len(),
+            frame.len()
+        ));
+    }
+    Ok(Some(out))
+}
+
+/// What programs and model remember: all but link addresses and times.
+pub(super) fn maps(stage: &Stage, world: &World) -> Result<(), String> {
+    compare("nat", &stage.nat, world.nat.all(), |mapping| {
+        (mapping.other, mapping.source_node, mapping.egress_id, mapping.origin(), mapping.state)
+    })?;
+    compare("flows", &stage.flows, world.flows.all(), |flow| {
+        (flow.address, flow.egress_id, flow.slot, flow.state, flow.decided, flow.settled)
+    })?;
+    compare("inbound", &stage.inbound, world.inbound.all(), |inbound| inbound.state)?;
+    let frags = world.frags.borrow().iter().map(|(key, ports)| (*key, *ports)).collect();
+    compare("frags", &stage.frags, frags, |ports| (ports.sport, ports.dport, ports.protocol))?;
+    let count = |awaited: &[u8; 144]| u32::from_ne_bytes([awaited[8], awaited[9], awaited[10], awaited[11]]);
+    let awaited = world.awaited.borrow();
+    let kept = awaited.iter().map(|(key, (_, count))| {
+        let mut value = [0; 144];
+        value[8..12].copy_from_slice(&count.to_ne_bytes());
+        (*key, value)
+    });
+    compare("awaited", &stage.awaited, kept.collect(), count)?;
+    let datagrams: Vec<_> = world.datagrams.borrow().iter().copied().collect();
+    let expected: BTreeMap<_, _> = datagrams.iter().map(|key| (format!("{key:?}"), ())).collect();
+    let there = stage.datagrams.keys().map(|key| (format!("{:?}", key.expect("a key")), ())).collect();
+    differ("datagrams", &there, &expected)
+}
+
+fn compare<K: Pod + Debug, V: Pod, S: Debug + PartialEq>(
+    name: &str,
+    kernel: &KernelMap<MapData, K, V>,
+    model: Vec<(K, V)>,
+    shown: impl Fn(&V) -> S,
+) -> Result<(), String> {
+    let entries = kernel.iter().map(|entry| entry.expect("an entry"));
+    let there = entries.map(|(key, value)| (format!("{key:?}"), shown(&value))).collect();
+    let expected = model.iter().map(|(key, value)| (format!("{key:?}"), shown(value))).collect();
+    differ(name, &there, &expected)
+}
+
+fn differ<S: Debug + PartialEq>(
+    name: &str,
+    there: &BTreeMap<String, S>,
+    expected: &BTreeMap<String, S>,
+) -> Result<(), String> {
+    let keys = there.keys().chain(expected.keys());
+    let differing: Vec<String> = keys
+        .filter(|key| there.get(*key) != expected.get(*key))
+        .map(|key| format!("{key}: {:?}, not {:?}", there.get(key), expected.get(key)))
+        .collect();
+    if differing.is_empty() { Ok(()) } else { Err(format!("map {name}:\n{}", differing.join("\n"))) }
+}

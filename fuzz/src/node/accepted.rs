@@ -1,0 +1,92 @@
+//! Out of the overlay, and out to the world with an egress IP, which pods of this node take too.
+
+use egress_common::abi::{Class, Direction, Origin, Owned, PrefixKind, Verdict};
+use egress_common::decide::accept::{self, Accept, Outer};
+use egress_common::decide::enter;
+use egress_common::decide::snat::{self, Face};
+use egress_common::decide::{Owner, Rewrite, Tables as _};
+use egress_common::wire::icmp::Answer;
+use egress_common::wire::{Heads, L4, Quote};
+
+use super::{Node, Outcome, Skb, TooBig, fits_in_two, quoted};
+use crate::edge;
+
+impl Node {
+    pub(super) fn accepted(&mut self, outer: &Outer, skb: &Skb<'_>) -> Outcome {
+        let Some(mut heads) = Self::heads(skb.frame, Direction::Egress) else {
+            return Outcome::Dropped(Verdict::Malformed);
+        };
+        let (config, quote) = (self.config(), quoted(skb.frame, &heads));
+        let outcome = match accept::accept(&mut heads, outer, &self.world, &config) {
+            Accept::Done(verdict) => Outcome::done(verdict, skb.frame, 0),
+            Accept::Deliver => match Self::wire_length(skb, &heads) > config.pod_mtu {
+                true if !fits_in_two(skb, &heads, config.pod_mtu) => Outcome::Dropped(Verdict::MtuExceeded),
+                true => self.split(Verdict::ReplyDelivered, skb.frame, config.pod_mtu),
+                false => Outcome::Sent(Verdict::ReplyDelivered, skb.frame.to_vec()),
+            },
+            Accept::Translate { owned, source_node } => {
+                assert_eq!(*source_node, outer.source, "answers go back to who sent it");
+                let inner = self.world.prefix(&heads.tuple.saddr).map(|prefix| (prefix.kind(), prefix.node));
+                assert_eq!(inner, Some((Some(PrefixKind::PodSubnet), outer.source)), "a pod of the sender");
+                let owner = Owner { origin: Origin::Remote, source_node: *source_node, egress_id: outer.egress_id };
+                let owned = *owned;
+                match self.out_by_uplink(skb, &heads, &quote, &owned, &owner) {
+                    Ok(Outcome::Dropped(Verdict::PortTaken)) => {
+                        Outcome::told(Verdict::CutAnswered, edge::reset(skb.frame, &heads), Verdict::PortTaken)
+                    }
+                    Ok(outcome) => outcome,
+                    Err(TooBig(mtu)) => {
+                        let (head, node) = (Answer::TooBig(mtu).head(heads.family), &config);
+                        let answer = edge::error(skb.frame, &heads, head, &enter::node_address(node, heads.family));
+                        Outcome::told(Verdict::MtuAnswered, answer, Verdict::MtuExceeded)
+                    }
+                }
+            }
+        };
+        assert!(!matches!(outcome, Outcome::Passed(..)), "nothing from the overlay meets the stack: {outcome:?}");
+        outcome
+    }
+
+    /// The mapping of the packet, made if need be, and the packet out with it.
+    pub(super) fn out_by_uplink(
+        &mut self,
+        skb: &Skb<'_>,
+        heads: &Heads,
+        quote: &Quote,
+        owned: &Owned,
+        owner: &Owner,
+    ) -> Result<Outcome, TooBig> {
+        let face = Face { address: owned.address, ports: snat::EGRESS_PORTS };
+        let mapping = match snat::translate(heads, quote, &self.world, &face, owner) {
+            Ok(mapping) => *mapping,
+            Err(verdict) => {
+                assert_eq!(verdict.class(), Class::Drop, "no mapping, so no packet");
+                return Ok(Outcome::Dropped(verdict));
+            }
+        };
+        let source = Rewrite::snat(&mapping);
+        if source.addr != owned.address {
+            return Ok(Outcome::Dropped(Verdict::ClaimLost));
+        }
+        if heads.l4 != L4::IcmpError {
+            assert_eq!((mapping.egress_id, mapping.origin()), (owner.egress_id, Some(owner.origin)), "{mapping:?}");
+        }
+        if !(self.routed)(&heads.tuple.daddr) {
+            return Ok(Outcome::Dropped(Verdict::NoRoute));
+        }
+        let limit = self.config().uplink_mtu;
+        if Self::wire_length(skb, heads) > limit {
+            return Err(TooBig(limit));
+        }
+        let mut frame = skb.frame.to_vec();
+        let here = mapping.origin() == Some(Origin::Here);
+        let less = if here { edge::decrement_ttl(&mut frame, heads.family) } else { Some(()) };
+        if less.is_none() {
+            return Ok(Outcome::Dropped(Verdict::RewriteFailed));
+        }
+        Ok(match self.translated(heads, quote, frame, face.ports, &mapping) {
+            Ok(out) => Outcome::Sent(if here { Verdict::SnatHere } else { Verdict::SnatForNode }, out),
+            Err(verdict) => Outcome::Dropped(verdict),
+        })
+    }
+}

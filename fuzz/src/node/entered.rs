@@ -1,0 +1,129 @@
+//! From outside, by the uplink.
+
+use egress_common::abi::{Class, Direction, Verdict};
+use egress_common::decide::enter::{self, Enter};
+use egress_common::decide::mtu::Fit;
+use egress_common::decide::{Rewrite, Tables as _, mtu};
+use egress_common::wire::icmp::Answer;
+use egress_common::wire::nd::{ADVERTISEMENT_LEN, Solicitation};
+use egress_common::wire::{ETH_LEN, Frame as _, Heads, L4, PROTO_ICMPV6, arp, ethertype, ipv4};
+
+use super::{Node, Outcome, Skb, fits_in_two, quoted, rewritten};
+use crate::edge;
+
+impl Node {
+    pub(super) fn entered(&mut self, skb: &Skb<'_>) -> Outcome {
+        let (frame, config) = (skb.frame, self.config());
+        if skb.foreign {
+            return Outcome::done(Verdict::NotOurs, frame, 0);
+        }
+        if frame.load(ETH_LEN - 2).map(u16::from_be_bytes) == Some(ethertype::ARP) {
+            return self.asked_for_address(frame);
+        }
+        let Some(mut heads) = Self::heads(frame, Direction::Ingress) else {
+            return Outcome::done(Verdict::NotIp, frame, 0);
+        };
+        if skb.gso_size == 0
+            && let Some((outer, inner)) = edge::decapsulated(frame, &heads, &config)
+        {
+            return self.accepted(&outer, &Skb::plain(&inner));
+        }
+        if heads.tuple.protocol == PROTO_ICMPV6
+            && let Some(outcome) = self.solicited(frame, &heads)
+        {
+            return outcome;
+        }
+        let outcome = self.came_from_world(skb, &mut heads);
+        self.kept(skb, &heads, outcome)
+    }
+
+    fn asked_for_address(&self, frame: &[u8]) -> Outcome {
+        let request = arp::Request::parse(frame);
+        let Some((request, owned)) =
+            request.and_then(|request| self.world.owned_addr(&request.target()).map(|owned| (request, owned)))
+        else {
+            return Outcome::done(Verdict::NotOurs, frame, 0);
+        };
+        let answer = request.answer(owned.mac);
+        let rest = frame.get(answer.len()..).unwrap_or_default();
+        Outcome::Answered(Verdict::ArpAnswered, [answer.as_slice(), rest].concat())
+    }
+
+    fn solicited(&self, frame: &[u8], heads: &Heads) -> Option<Outcome> {
+        let solicitation = Solicitation::parse(frame, &heads.tuple.saddr)?;
+        let owned = self.world.owned_addr(&solicitation.target)?;
+        let mut answer = [0; ADVERTISEMENT_LEN];
+        solicitation.answer(owned.mac, &mut answer);
+        Some(Outcome::Answered(Verdict::NeighbourAnswered, answer.to_vec()))
+    }
+
+    fn came_from_world(&mut self, skb: &Skb<'_>, heads: &mut Heads) -> Outcome {
+        let (frame, config) = (skb.frame, self.config());
+        let quote = quoted(frame, heads);
+        let is_for_egress_ip = self.world.owned_addr.borrow().contains_key(&heads.tuple.daddr);
+        let (verdict, mapping) = match enter::enter(heads, &quote, &self.world, &config) {
+            Enter::Done(verdict) => {
+                assert!(
+                    !is_for_egress_ip
+                        || matches!(verdict.class(), Class::Drop | Class::Hold)
+                        || verdict == Verdict::TtlExpired,
+                    "unasked, and left to the host: {verdict:?} {heads:?}"
+                );
+                return Outcome::done(verdict, frame, 0);
+            }
+            Enter::ReplyHere { mapping } => (Verdict::ReplyHere, *mapping),
+            Enter::ReplyRemote { mapping } => (Verdict::ReplySteered, *mapping),
+            Enter::NodeReply { mapping } => (Verdict::NodeReply, *mapping),
+        };
+        self.judge_answer(heads, &quote, &mapping);
+        let (length, mut in_two) = (Self::wire_length(skb, heads), false);
+        let too_big = match verdict {
+            Verdict::ReplyHere if length > config.pod_mtu => {
+                in_two = fits_in_two(skb, heads, config.pod_mtu);
+                (!in_two).then_some(config.pod_mtu)
+            }
+            Verdict::ReplySteered => match mtu::fit(length, config.overlay_mtu, heads, &mapping.source_node) {
+                Fit::Tell(limit) => Some(limit.min(config.pod_mtu)),
+                Fit::Lost => return Outcome::Dropped(Verdict::OverlayTooNarrow),
+                Fit::Whole | Fit::Cut => (length > config.pod_mtu && heads.dont_fragment).then_some(config.pod_mtu),
+            },
+            _ => None,
+        };
+        if let Some(mtu) = too_big {
+            let answer = edge::error(frame, heads, Answer::TooBig(mtu).head(heads.family), &heads.tuple.daddr);
+            return Outcome::told(Verdict::MtuAnswered, answer, Verdict::MtuExceeded);
+        }
+        let mut out = frame.to_vec();
+        let by_stack = verdict == Verdict::NodeReply;
+        let less = if by_stack { Some(()) } else { edge::decrement_ttl(&mut out, heads.family) };
+        let sender = if heads.l4 == L4::IcmpError { quote.tuple().daddr } else { heads.tuple.saddr };
+        if mapping.other.daddr != sender {
+            return Outcome::Dropped(Verdict::ClaimLost);
+        }
+        let less = less.ok_or(Verdict::RewriteFailed);
+        let out = match less.and_then(|()| rewritten(heads, &quote, out, &Rewrite::reverse(&mapping))) {
+            Ok(out) => out,
+            Err(verdict) => return Outcome::Dropped(verdict),
+        };
+        let after = Self::heads(&out, Direction::Ingress).expect("still IP");
+        assert_eq!(after.tuple.daddr, mapping.other.saddr, "for the pod");
+        match verdict {
+            Verdict::NodeReply => Outcome::Passed(verdict, out, 0),
+            _ if in_two => self.split(verdict, &out, config.pod_mtu),
+            _ => Outcome::Sent(verdict, out),
+        }
+    }
+
+    /// For a pod in two fragments, if the length that the packet says of itself is one that it has.
+    pub(super) fn split(&self, verdict: Verdict, frame: &[u8], mtu: u32) -> Outcome {
+        let heads = Self::heads(frame, Direction::Ingress).expect("still IP");
+        if !(self.resolved)(&heads.tuple.daddr) {
+            return Outcome::Dropped(Verdict::NoNeighbour);
+        }
+        let header = usize::from(heads.l4_offset) - ETH_LEN;
+        let first = (mtu as usize - header) & !7;
+        let total = frame.load(ETH_LEN + ipv4::TOTAL_LEN).map_or(0, |total| usize::from(u16::from_be_bytes(total)));
+        let is_there = total > header + first && total <= header + first + 2048 && ETH_LEN + total <= frame.len();
+        if is_there { Outcome::Split(verdict) } else { Outcome::Dropped(Verdict::RewriteFailed) }
+    }
+}

@@ -1,0 +1,89 @@
+//! From pods, by the management port.
+
+use egress_common::abi::{Addr, Direction, NODE_MARK, Origin, Slot, SlotPlace, Verdict};
+use egress_common::decide::enter;
+use egress_common::decide::mtu::Fit;
+use egress_common::decide::steer::{self, Steer};
+use egress_common::decide::{Owner, Tables as _, mtu};
+use egress_common::wire::icmp::Answer;
+use egress_common::wire::{Heads, Quote, tcp};
+
+use super::{Node, Outcome, Skb, TooBig, quoted};
+use crate::edge;
+
+impl Node {
+    pub(super) fn steered(&mut self, skb: &Skb<'_>) -> Outcome {
+        let (frame, config) = (skb.frame, self.config());
+        if skb.foreign {
+            return Outcome::done(Verdict::NotPod, frame, 0);
+        }
+        let Some(mut heads) = Self::heads(frame, Direction::Egress) else {
+            return Outcome::done(Verdict::NotIp, frame, 0);
+        };
+        let quote = quoted(frame, &heads);
+        let node = enter::node_address(&config, heads.family);
+        let outcome = match steer::steer(&mut heads, &quote, &self.world, &config) {
+            Steer::Done(verdict) => Outcome::done(verdict, frame, 0),
+            Steer::Hairpin => {
+                let answer = edge::error(frame, &heads, Answer::Prohibited.head(heads.family), &node);
+                Outcome::told(Verdict::HairpinAnswered, answer, Verdict::Hairpin)
+            }
+            Steer::Reset(verdict) => self.reset(&heads, frame, verdict),
+            Steer::Mark => Outcome::Passed(Verdict::MarkedNode, frame.to_vec(), NODE_MARK),
+            Steer::Send { egress_id, slot } => {
+                let slot = *slot;
+                self.judge_slot(&heads, egress_id, &slot);
+                match self.send(skb, &heads, &quote, egress_id, &slot) {
+                    Ok(Outcome::Dropped(Verdict::PortTaken)) => self.reset(&heads, frame, Verdict::PortTaken),
+                    Ok(outcome) => outcome,
+                    Err(TooBig(mtu)) => {
+                        let answer = edge::error(frame, &heads, Answer::TooBig(mtu).head(heads.family), &node);
+                        Outcome::told(Verdict::MtuAnswered, answer, Verdict::MtuExceeded)
+                    }
+                }
+            }
+        };
+        self.judge_stack(&heads, &outcome);
+        self.kept(skb, &heads, outcome)
+    }
+
+    /// The pod is told that its connection has ended.
+    fn reset(&self, heads: &Heads, frame: &[u8], otherwise: Verdict) -> Outcome {
+        let answer = edge::reset(frame, heads);
+        if answer.is_some() {
+            self.world.flow_answered(&heads.tuple, tcp::RST);
+        }
+        Outcome::told(Verdict::CutAnswered, answer, otherwise)
+    }
+
+    fn send(
+        &mut self,
+        skb: &Skb<'_>,
+        heads: &Heads,
+        quote: &Quote,
+        egress_id: u32,
+        slot: &Slot,
+    ) -> Result<Outcome, TooBig> {
+        match slot.place() {
+            SlotPlace::Here => {
+                let owner = Owner { origin: Origin::Here, source_node: Addr::UNSPECIFIED, egress_id };
+                let owned = self.world.owned(egress_id).filter(|owned| owned.address == slot.address).copied();
+                match owned {
+                    Some(owned) => self.out_by_uplink(skb, heads, quote, &owned, &owner),
+                    None => Ok(Outcome::Dropped(Verdict::NotGateway)),
+                }
+            }
+            SlotPlace::Remote => {
+                let length = Self::wire_length(skb, heads);
+                match mtu::fit(length, self.config().overlay_mtu, heads, &slot.endpoint) {
+                    Fit::Tell(limit) => return Err(TooBig(limit)),
+                    Fit::Lost => return Ok(Outcome::Dropped(Verdict::OverlayTooNarrow)),
+                    Fit::Whole | Fit::Cut => {}
+                }
+                let mut frame = skb.frame.to_vec();
+                let less = edge::decrement_ttl(&mut frame, heads.family);
+                Ok(Outcome::changed(Verdict::Steered, less.map(|()| frame)))
+            }
+        }
+    }
+}
