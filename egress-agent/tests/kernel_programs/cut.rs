@@ -6,6 +6,7 @@ use egress_common::decide::phase::{self, Phase};
 
 use crate::cast::{Cast, addr};
 use crate::frames::{ACK, Body, FIN, Packet, RST, SYN, checksum, octets, packet};
+use crate::life::TIMEOUTS;
 use crate::stage::{ENTER, LEAVE, NEXT, NOTICE, REDIRECT, Ran, Run, STEER, Stage, UPLINK_MAC, both, now_ns};
 
 /// The numbers of every segment here (`frames`).
@@ -166,16 +167,17 @@ fn a_connection_from_outside_on_the_tuple_of_a_cut_one_is_another_one() {
 #[test]
 fn a_cut_connection_is_remembered_for_as_long_as_the_pod_goes_on_with_it() {
     both(|stage, cast| {
+        stage.configure(|config| config.timeouts = TIMEOUTS);
         open(stage, cast);
         deselect(stage, cast);
+        let kept = u64::from(TIMEOUTS.tcp_closing);
         for _ in 0..3 {
-            // Closing ones are kept for 240 seconds.
             is_reset(stage, &STEER, &out(cast, ACK));
-            stage.age(200);
+            stage.age(kept / 2);
             stage.sweep(false);
         }
         is_reset(stage, &STEER, &out(cast, ACK));
-        stage.age(300);
+        stage.age(kept + 1);
         stage.sweep(false);
         assert_eq!(stage.entries()[1], 0, "told, and silent");
     });

@@ -13,7 +13,7 @@ use crate::stage::{ENTER, NOTICE, REDIRECT, SHOT, STEER, Stage, UPLINK_MAC, both
 
 /// Seconds, so that each phase can be told from the others by the age that it survives; no more, since no entry can be older
 /// than the machine.
-const TIMEOUTS: Timeouts =
+pub(crate) const TIMEOUTS: Timeouts =
     Timeouts { tcp_established: 40, tcp_opening: 30, tcp_closing: 10, udp: 20, icmp: 5, other: 20 };
 /// Less than between two phases, and more than a busy machine may lose between two lines.
 const MARGIN_SECS: u32 = 5;
