@@ -13,6 +13,12 @@
 //! and then looks for fragments. So one of them sees the other, and if both do, the state of the place says whose the
 //! fragment is: it is taken by compare-and-swap, for writing and for reading.
 //!
+//! What is kept goes on in the packet of the first fragment, and with what the kernel knows of that one. A checksum that is
+//! left to a device would be completed in each of them, over bytes that have nothing to do with it. But no stack leaves one
+//! in a fragment, since no device could sum up a datagram that it sees a piece of: Linux completes it before it cuts
+//! (`ip_do_fragment`, `ip6_fragment`). Who makes such a first fragment by hand has sent a datagram whose checksum is wrong
+//! in whatever order its pieces arrive.
+//!
 //! Nothing here is for sure: places are taken in turns, whatever they held, so that no stranger's fragments stay in the way
 //! of others, and a datagram of which a piece is lost is sent again by its sender.
 #![expect(unsafe_code, reason = "map access is one of the three places for it")]
