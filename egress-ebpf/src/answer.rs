@@ -13,8 +13,9 @@ use crate::icmp::{self, Buffer};
 use crate::maps::{EVENTS, Maps};
 use crate::packet::Packet;
 use crate::run::Run;
+use crate::way::{self, Journey, Way};
 use crate::workspace::{ANSWERS, WORKSPACE};
-use crate::{overlay, reset, way};
+use crate::{overlay, reset, ways};
 
 /// ARP on the uplink: answered where the target is an owned egress IP.
 #[inline(never)]
@@ -90,6 +91,29 @@ pub fn reset_pod(run: &Run<'_>, buffer: &mut Buffer, otherwise: Verdict) -> Outc
     // What `notice` would note of it, for pods that are no longer selected too: the agent need not tell it again.
     Maps.flow_answered(&run.heads.tuple, tcp::RST);
     Outcome::redirected(Verdict::CutAnswered, way::turn_round(run.packet))
+}
+
+/// Likewise a pod of this node whose packet is about to leave by the uplink: by the management port, past the stack.
+#[inline(never)]
+pub fn reset_pod_from_uplink(run: &Run<'_>, buffer: &mut Buffer, way: &mut Way, otherwise: Verdict) -> Outcome {
+    if !become_reset(run, buffer) {
+        return Outcome::done(otherwise);
+    }
+    let (pod, from) = (&run.heads.tuple.saddr, &run.heads.tuple.daddr);
+    let journey = Journey {
+        saddr: from,
+        daddr: pod,
+        ifindex: run.config.mgmt_ifindex,
+        as_routed: false,
+        device_mtu: run.config.pod_mtu,
+        kept: ways::kept_hop(pod),
+        by_mapping: false,
+        seal: 0,
+    };
+    match way::settle(run, &journey, way) {
+        Some(verdict) => Outcome::done(verdict),
+        None => Outcome::redirected(Verdict::CutAnswered, way::go(run.packet, way)),
+    }
 }
 
 /// Likewise a pod of another node, through the overlay by which its packet came.

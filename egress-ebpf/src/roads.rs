@@ -346,7 +346,7 @@ fn reply_remote(run: &Run<'_>, quote: &Quote, way: &mut Way, mapping: &Mapping) 
 }
 
 pub fn leave(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outcome {
-    let Workspace { heads, quote, .. } = workspace;
+    let Workspace { heads, quote, way, buffer, .. } = workspace;
     if !parse(packet, heads, Direction::Egress) {
         return Outcome::done(Verdict::NotIp);
     }
@@ -365,14 +365,18 @@ pub fn leave(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outc
         }
         Leave::NodeSnat => {
             packet.set_mark(0);
-            Outcome::done(match (snat_node(run, quote), found()) {
+            let verdict = match (snat_node(run, quote), found()) {
                 (None, Some(found)) => match rewrite(run, quote, &Rewrite::snat(&found.mapping)) {
                     Ok(()) => Verdict::NodeSnat,
                     Err(verdict) => verdict,
                 },
                 (Some(verdict), _) => verdict,
                 (None, None) => Verdict::BadState,
-            })
+            };
+            match verdict {
+                Verdict::PortTaken => answer::reset_pod_from_uplink(run, buffer, way, verdict),
+                _ => Outcome::done(verdict),
+            }
         }
     }
 }

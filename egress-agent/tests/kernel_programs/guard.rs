@@ -1,9 +1,12 @@
 //! `uplink_egress`: the last look.
 
+use aya::programs::TcAttachType;
 use egress_common::abi::{NODE_MARK, Verdict};
 
-use crate::frames::{ACK, Body, Packet, SYN, packet};
-use crate::stage::{LEAVE, NEXT, NOTICE, Ran, Run, STEER, both, now_ns};
+use crate::cut::reset_of;
+use crate::frames::{ACK, Body, Packet, RST, SYN, packet};
+use crate::overlay::{Wire, put_on};
+use crate::stage::{LEAVE, MGMT_MAC, NEXT, NOTICE, POD_MAC, REDIRECT, Ran, Run, STEER, batch, both, now_ns};
 
 const MARKED: Run = Run { mark: NODE_MARK, ..LEAVE };
 const OWN: Run = Run { ingress_ifindex: 0, ..LEAVE };
@@ -91,10 +94,50 @@ fn the_mark_without_what_it_needs_is_a_drop() {
     both(|stage, cast| {
         let udp = packet(cast.pod, cast.other_node, 4000, 80);
         stage.drops(&MARKED, &udp.clone().body(Body::Other(51)), Verdict::UnsupportedProtocol);
-        stage.drops(&MARKED, &udp.clone().tcp(ACK), Verdict::PortTaken);
         stage.configure(|config| (config.node_ports.first, config.node_ports.last) = (0, 0));
         stage.drops(&MARKED, &udp, Verdict::NoNodeAddress);
         stage.configure(|_| ());
+    });
+}
+
+/// It came in mid-stream, and nobody knows the port that it had: by the management port, whatever the packet leaves by.
+#[test]
+fn the_pod_is_told_of_a_connection_that_has_lost_its_port_on_the_nodes_address() {
+    both(|stage, cast| {
+        let running = packet(cast.pod, cast.other_node, 4000, 80).tcp(ACK);
+        for _ in 0..2 {
+            let ran = stage.run_frame(&MARKED, &running.frame(), Verdict::CutAnswered);
+            assert_eq!((ran.action, ran.mark), (REDIRECT, 0));
+            assert_eq!(ran.frame[14..], reset_of(&running)[14..]);
+        }
+        let piece =
+            running.with(|packet| (packet.fragment, packet.data, packet.dont_fragment) = ((0, true), 800, false));
+        for unanswered in [packet(cast.pod, cast.other_node, 4000, 80).tcp(RST), piece] {
+            stage.drops(&MARKED, &unanswered, Verdict::PortTaken);
+        }
+    });
+}
+
+/// The same by real packets, through the host's stack: the answer leaves by another device than the packet would have.
+#[test]
+fn the_reset_from_the_uplink_reaches_the_pod() {
+    both(|stage, cast| {
+        let links =
+            [("mgmt_ingress", "ovn-k8s-mp0", TcAttachType::Ingress), ("uplink_egress", "breth0", TcAttachType::Egress)]
+                .map(|(program, device, hook)| (program, put_on(stage, program, device, hook)));
+        batch(&format!("neigh replace {} lladdr 02:00:00:00:01:03 dev breth0 nud permanent\n", cast.other_node));
+        let pods = Wire::of("pods0");
+        let running = packet(cast.pod, cast.other_node, 4000, 80).tcp(ACK).macs(MGMT_MAC, POD_MAC);
+        // The first one has its next hop resolved by the kernel, the next one knows it.
+        for _ in 0..2 {
+            pods.send(&running.frame());
+            let told = pods.next_from(cast.other_node).expect("a reset");
+            assert_eq!(told[..12], [POD_MAC, MGMT_MAC].concat());
+            assert_eq!(told[14..], reset_of(&running)[14..]);
+        }
+        for (program, link) in links {
+            stage.program_mut(program).detach(link).expect("detach");
+        }
     });
 }
 

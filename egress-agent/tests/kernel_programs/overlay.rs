@@ -8,6 +8,7 @@ use std::net::IpAddr;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
+use aya::programs::tc::SchedClassifierLinkId;
 use aya::programs::{SchedClassifier, TcAttachType, tc};
 use egress_common::abi::Verdict;
 use nix::sys::socket::{
@@ -25,12 +26,12 @@ const DEVICE: &str = "egress0";
 const PROGRAM: &str = "overlay_ingress";
 
 /// The far end of a device.
-struct Wire {
+pub(crate) struct Wire {
     socket: OwnedFd,
 }
 
 impl Wire {
-    fn of(device: &str) -> Self {
+    pub(crate) fn of(device: &str) -> Self {
         let flags = SockFlag::SOCK_CLOEXEC;
         let socket =
             socket(AddressFamily::Packet, SockType::Raw, flags, SockProtocol::EthAll).expect("a packet socket");
@@ -44,12 +45,12 @@ impl Wire {
         Self { socket }
     }
 
-    fn send(&self, frame: &[u8]) {
+    pub(crate) fn send(&self, frame: &[u8]) {
         assert_eq!(send(self.socket.as_raw_fd(), frame, MsgFlags::empty()), Ok(frame.len()));
     }
 
     /// The next frame from this address, if it comes soon.
-    fn next_from(&self, address: &str) -> Option<Vec<u8>> {
+    pub(crate) fn next_from(&self, address: &str) -> Option<Vec<u8>> {
         let (address, start) = (ip(address), Instant::now());
         let at = if address.is_ipv4() { 26 } else { 22 };
         let source = octets(address);
@@ -100,14 +101,19 @@ fn is(verdict: Verdict) -> BTreeMap<&'static str, u64> {
 /// test's afterwards, and the device may still get packets.
 fn on_the_device(test: impl Fn(&mut Stage, &Cast) + Send + 'static) {
     both(move |stage, cast| {
-        if SchedClassifier::query_tcx(DEVICE, TcAttachType::Ingress).is_err() {
-            // A kernel without links. For the second family it is there already.
-            let _there = tc::qdisc_add_clsact(DEVICE);
-        }
-        let link = stage.program_mut(PROGRAM).attach(DEVICE, TcAttachType::Ingress).expect("attach");
+        let link = put_on(stage, PROGRAM, DEVICE, TcAttachType::Ingress);
         test(stage, cast);
         stage.program_mut(PROGRAM).detach(link).expect("detach");
     });
+}
+
+/// Puts a program on a hook, until it is detached.
+pub(crate) fn put_on(stage: &mut Stage, name: &str, device: &str, hook: TcAttachType) -> SchedClassifierLinkId {
+    if SchedClassifier::query_tcx(device, hook).is_err() {
+        // A kernel without links. For the second family it is there already.
+        let _there = tc::qdisc_add_clsact(device);
+    }
+    stage.program_mut(name).attach(device, hook).expect("attach")
 }
 
 fn from_remote(cast: &Cast) -> Packet {

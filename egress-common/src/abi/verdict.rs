@@ -168,7 +168,7 @@ verdicts! {
     BadState = 64, Drop, "bad_state";
     /// To be given the node's address, and this node has none of that family.
     NoNodeAddress = 65, Drop, "no_node_address";
-    /// A TCP or SCTP flow came in mid-stream, and its port on the egress IP belongs to another flow by now.
+    /// A TCP or SCTP flow came in mid-stream, and its port belongs to another flow by now, or no longer to NAT.
     PortTaken = 66, Drop, "port_taken";
     /// Came through the overlay before the agent has written the configuration.
     NotReady = 67, Drop, "not_ready";

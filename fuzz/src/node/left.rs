@@ -32,6 +32,7 @@ impl Node {
         let config = self.config();
         let mapping = match leave::translate(heads, quote, &self.world, &config) {
             Ok(mapping) => *mapping,
+            Err(Verdict::PortTaken) => return self.reset_from_uplink(heads, frame),
             Err(verdict) => return Outcome::Dropped(verdict),
         };
         if Rewrite::snat(&mapping).addr != enter::node_address(&config, heads.family) {
@@ -40,6 +41,15 @@ impl Node {
         match self.translated(heads, quote, frame.to_vec(), config.node_ports, &mapping) {
             Ok(out) => Outcome::Passed(Verdict::NodeSnat, out, 0),
             Err(verdict) => Outcome::Dropped(verdict),
+        }
+    }
+
+    /// The pod is told by the management port.
+    fn reset_from_uplink(&self, heads: &Heads, frame: &[u8]) -> Outcome {
+        match edge::reset(frame, heads) {
+            Some(_) if !(self.resolved)(&heads.tuple.saddr) => Outcome::Dropped(Verdict::NoNeighbour),
+            Some(frame) => Outcome::Sent(Verdict::CutAnswered, frame),
+            None => Outcome::Dropped(Verdict::PortTaken),
         }
     }
 }

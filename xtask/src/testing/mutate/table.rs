@@ -229,6 +229,8 @@ mutations! {
     // Connections that were cut.
     "cut-connection-goes-on", STEER, ["cut::"], "a deselected pod's connection goes on with another source":
         "LeftOver::Cut => return Steer::Reset(Verdict::FlowCut)," => "LeftOver::Cut => return Steer::Done(Verdict::NotSelected),";
+    "port-lost-in-silence", ROADS, ["guard::"], "a pod's connection with the node's address hangs until the pod gives up":
+        "answer::reset_pod_from_uplink(run, buffer, way, verdict)" => "Outcome::done(verdict)";
     "reset-with-the-senders-number", RESET, ["cut::"], "the pod does not accept the reset and waits for ever":
         "return (self.acknowledged, 0, tcp::RST);" => "return (self.sequence, 0, tcp::RST);";
     "reset-for-a-reset", RESET, ["cut::"], "two ends may tell one another for ever":
