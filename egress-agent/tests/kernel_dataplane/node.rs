@@ -270,8 +270,16 @@ pub(crate) fn is_attached(hook: Hook) -> bool {
 
 /// How long something may take that takes at most `here` on a machine of its own: a translated guest needs more.
 pub(crate) fn patience(here: Duration) -> Duration {
-    let factor = std::env::var("EGRESS_TEST_PATIENCE").map_or(1, |factor| factor.parse().expect("a factor"));
-    here * factor
+    here * slowness()
+}
+
+/// Whether this is such a guest.
+pub(crate) fn is_slow() -> bool {
+    slowness() > 1
+}
+
+fn slowness() -> u32 {
+    std::env::var("EGRESS_TEST_PATIENCE").map_or(1, |factor| factor.parse().expect("a factor"))
 }
 
 /// Waits for something that should happen soon; how long it took.

@@ -96,13 +96,15 @@ pub(super) const DATAPLANE: &str = "kernel_dataplane";
 /// Makes them put programs on clsact filters, whatever the kernel offers (kernel_dataplane/node.rs).
 pub(super) const FILTERS: (&str, &str) = ("EGRESS_TEST_ATTACHMENT", "clsact");
 
-/// What is the same by links and by filters, and takes longest: what an agent announces.
-pub(super) const SAME_BY_FILTERS: &str = "announce::";
+/// What is the same by links and by filters, and takes long: what an agent announces, cuts and tells. Beside these, what asks
+/// for filters itself.
+pub(super) const SAME_BY_FILTERS: [&str; 4] = ["announce::", "killed::", "told::", "clsact::"];
 
 /// The data plane's tests once more, by filters.
 pub(super) fn run_by_filters(filter: &str, paths: &Paths, outcome: &mut Outcome) -> Result<()> {
     println!("the data plane by clsact filters:");
-    let arguments = [filtered(filter), ["--skip", SAME_BY_FILTERS].map(str::to_owned).to_vec()].concat();
+    let skipped = SAME_BY_FILTERS.iter().flat_map(|name| ["--skip", *name]).map(str::to_owned);
+    let arguments: Vec<_> = filtered(filter).into_iter().chain(skipped).collect();
     let mut command = cargo_test(&named(DATAPLANE), paths);
     command.env(FILTERS.0, FILTERS.1).arg("--").args(arguments);
     follow(command, outcome, |_| ())

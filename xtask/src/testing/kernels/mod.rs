@@ -224,7 +224,7 @@ fn suites(name: &str, program: &str, tests: &[String], arguments: &[String]) -> 
         return vec![suite];
     }
     let mut by_filters = tests.to_vec();
-    by_filters.retain(|test| !test.starts_with(SAME_BY_FILTERS));
+    by_filters.retain(|test| !SAME_BY_FILTERS.iter().any(|same| test.starts_with(same)));
     let filters = Suite {
         name: format!("{name}/clsact"),
         tests: by_filters,
