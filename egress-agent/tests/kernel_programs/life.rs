@@ -139,6 +139,24 @@ fn a_mapping_that_packets_do_not_take_for_one_has_its_time_too() {
     });
 }
 
+/// It names the mapping all the same, but packets do not find it: the mapping would have no answers.
+#[test]
+fn a_mapping_whose_other_key_has_lost_its_seal_goes_at_once() {
+    both(|stage, cast| {
+        stage.run_frame(&STEER, &sent(cast, SYN).frame(), Verdict::SnatHere);
+        stage.sweep(false);
+        assert_eq!(stage.entries()[0], 2);
+        let mut all = stage.nat.iter().map(|entry| entry.expect("an entry"));
+        let (reverse, mut mapping) = all.find(|(key, _)| key.saddr == addr(cast.world)).expect("its answer");
+        drop(all);
+        mapping.seal ^= 1;
+        stage.nat.insert(reverse, mapping, 0).expect("a mapping");
+        assert_eq!(stage.sweep(false), 1);
+        assert_eq!(stage.nat.keys().map(|key| key.expect("a key")).collect::<Vec<_>>(), [reverse]);
+        stage.nat.remove(&reverse).expect("forget");
+    });
+}
+
 #[test]
 fn pods_that_nothing_selects_leave_room_for_those_that_something_does() {
     on_stage_with(&[("inbound", 8)], |stage| {

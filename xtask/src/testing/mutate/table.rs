@@ -142,6 +142,8 @@ mutations! {
     // Life.
     "expiry-without-last-seen", SWEEP, ["races::", "life::"], "a sweep removes what a packet has just used":
         "alive::swap(last_seen_ns, seen, expiry::GONE) == seen" => "alive::swap(last_seen_ns, seen, expiry::GONE) != 0";
+    "sweep-takes-any-other-key", SWEEP, ["life::"], "a mapping that gets no answers stays for as long as its pod goes on":
+        "copy.is_of(at) && copy.other == *key" => "copy.other == *key";
     "expiry-of-one-direction", EXPIRY, ["life::"], "a download is cut because only answers come":
         "(forward.last_seen_ns.max(reverse.last_seen_ns), reverse.state)" => "(forward.last_seen_ns, reverse.state)";
     "opening-lives-as-established", EXPIRY, ["life::"], "SYNs that nobody answers fill the map for hours":
