@@ -5,7 +5,7 @@ use egress_common::abi::{NODE_MARK, Verdict};
 
 use crate::cut::reset_of;
 use crate::frames::{ACK, Body, Packet, RST, SYN, packet};
-use crate::overlay::{Wire, put_on};
+use crate::overlay::{Place, Wire, on_devices};
 use crate::stage::{LEAVE, MGMT_MAC, NEXT, NOTICE, POD_MAC, REDIRECT, Ran, Run, STEER, batch, both, now_ns};
 
 const MARKED: Run = Run { mark: NODE_MARK, ..LEAVE };
@@ -121,10 +121,9 @@ fn the_pod_is_told_of_a_connection_that_has_lost_its_port_on_the_nodes_address()
 /// The same by real packets, through the host's stack: the answer leaves by another device than the packet would have.
 #[test]
 fn the_reset_from_the_uplink_reaches_the_pod() {
-    both(|stage, cast| {
-        let links =
-            [("mgmt_ingress", "ovn-k8s-mp0", TcAttachType::Ingress), ("uplink_egress", "breth0", TcAttachType::Egress)]
-                .map(|(program, device, hook)| (program, put_on(stage, program, device, hook)));
+    const PLACES: &[Place] =
+        &[("mgmt_ingress", "ovn-k8s-mp0", TcAttachType::Ingress), ("uplink_egress", "breth0", TcAttachType::Egress)];
+    on_devices(PLACES, |_, cast| {
         batch(&format!("neigh replace {} lladdr 02:00:00:00:01:03 dev breth0 nud permanent\n", cast.other_node));
         let pods = Wire::of("pods0");
         let running = packet(cast.pod, cast.other_node, 4000, 80).tcp(ACK).macs(MGMT_MAC, POD_MAC);
@@ -134,9 +133,6 @@ fn the_reset_from_the_uplink_reaches_the_pod() {
             let told = pods.next_from(cast.other_node).expect("a reset");
             assert_eq!(told[..12], [POD_MAC, MGMT_MAC].concat());
             assert_eq!(told[14..], reset_of(&running)[14..]);
-        }
-        for (program, link) in links {
-            stage.program_mut(program).detach(link).expect("detach");
         }
     });
 }

@@ -8,7 +8,6 @@ use std::net::IpAddr;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use aya::programs::tc::SchedClassifierLinkId;
 use aya::programs::{SchedClassifier, TcAttachType, tc};
 use egress_common::abi::Verdict;
 use nix::sys::socket::{
@@ -16,14 +15,11 @@ use nix::sys::socket::{
 };
 use nix::sys::time::TimeVal;
 
-use crate::cast::{Cast, V4, addr};
+use crate::cast::{Cast, V4, V6, addr};
 use crate::cut::reset_of;
 use crate::frames::{ACK, Body, Packet, RST, SYN, ip, octets, packet};
 use crate::pace::patience;
-use crate::stage::{ROUTER_MAC, STEER, Stage, UPLINK_MAC, both};
-
-const DEVICE: &str = "egress0";
-const PROGRAM: &str = "overlay_ingress";
+use crate::stage::{ROUTER_MAC, STEER, Stage, UPLINK_MAC, batch, on_stage};
 
 /// The far end of a device.
 pub(crate) struct Wire {
@@ -97,23 +93,34 @@ fn is(verdict: Verdict) -> BTreeMap<&'static str, u64> {
     BTreeMap::from([(verdict.label(), 1)])
 }
 
-/// Runs a test body for both families with the program on the overlay device. It is taken off again: the stage is another
-/// test's afterwards, and the device may still get packets.
-fn on_the_device(test: impl Fn(&mut Stage, &Cast) + Send + 'static) {
-    both(move |stage, cast| {
-        let link = put_on(stage, PROGRAM, DEVICE, TcAttachType::Ingress);
-        test(stage, cast);
-        stage.program_mut(PROGRAM).detach(link).expect("detach");
+/// A program, and the device and hook that it is put on.
+pub(crate) type Place = (&'static str, &'static str, TcAttachType);
+
+/// Runs a test body for both families with programs on devices. Both are gone before the stage is another test's: a device
+/// may still get packets, and a process that is just being started may hold a copy of a link.
+pub(crate) fn on_devices(places: &'static [Place], test: impl Fn(&mut Stage, &Cast) + Send + 'static) {
+    on_stage(move |stage| {
+        let put = |(name, device, hook): &Place| {
+            if SchedClassifier::query_tcx(device, *hook).is_err() {
+                // A kernel without links.
+                tc::qdisc_add_clsact(device).expect("a place for filters");
+            }
+            (*name, stage.program_mut(name).attach(device, *hook).expect("attach"))
+        };
+        let links: Vec<_> = places.iter().map(put).collect();
+        for cast in [V4, V6] {
+            test(stage, &cast);
+        }
+        for (name, link) in links {
+            stage.program_mut(name).detach(link).expect("detach");
+        }
+        let removal: String = places.iter().map(|(_, device, _)| format!("link del {device}\n")).collect();
+        batch(&removal);
     });
 }
 
-/// Puts a program on a hook, until it is detached.
-pub(crate) fn put_on(stage: &mut Stage, name: &str, device: &str, hook: TcAttachType) -> SchedClassifierLinkId {
-    if SchedClassifier::query_tcx(device, hook).is_err() {
-        // A kernel without links. For the second family it is there already.
-        let _there = tc::qdisc_add_clsact(device);
-    }
-    stage.program_mut(name).attach(device, hook).expect("attach")
+fn on_the_device(test: impl Fn(&mut Stage, &Cast) + Send + 'static) {
+    on_devices(&[("overlay_ingress", "egress0", TcAttachType::Ingress)], test);
 }
 
 fn from_remote(cast: &Cast) -> Packet {
