@@ -63,8 +63,10 @@ pub enum Step {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
     pub steps: Vec<Step>,
-    /// What the status of each object may say now.
+    /// What the status of an object may say now, where that is not what it says.
     pub items: BTreeMap<String, Vec<Item>>,
+    /// The nodes that have not let go yet of what should be elsewhere.
+    pub holders: BTreeMap<IpAddr, String>,
     /// When the next lease runs out, if nothing else happens.
     pub look_again: Option<Instant>,
 }
@@ -73,14 +75,6 @@ pub struct Plan {
 #[derive(Debug, Default)]
 pub struct Watch {
     seen: BTreeMap<u64, Instant>,
-}
-
-/// What may be done about an address.
-enum Gate {
-    /// Its new node may have it.
-    Open,
-    /// That node holds it still.
-    Shut(String),
 }
 
 /// How it goes on with an address.
@@ -120,11 +114,10 @@ impl Watch {
         evidence: &Evidence<'_>,
         now: Instant,
     ) -> Plan {
-        let (holders, targets) = (holders(objects), targets(wanted));
-        let (mut plan, mut gates, mut last) = (Plan::default(), BTreeMap::new(), records.last);
-        let addresses: BTreeSet<IpAddr> =
-            holders.keys().chain(targets.keys()).chain(records.open.keys()).copied().collect();
-        for address in addresses {
+        let concerned = concerned(objects, wanted, records);
+        let (holders, targets) = (holders(objects, &concerned), targets(wanted, &concerned));
+        let (mut plan, mut last) = (Plan::default(), records.last);
+        for address in concerned {
             let holders = holders.get(&address).map(Vec::as_slice).unwrap_or_default();
             let target = targets.get(&address).copied();
             let known = records.open.get(&address);
@@ -145,14 +138,13 @@ impl Watch {
             if known != Some(&record) {
                 plan.steps.push(Step::Record(address, record.clone()));
             }
-            let is_free = self.is_free(address, &record, evidence, now);
-            if !is_free {
+            if !self.is_free(address, &record, evidence, now) {
                 let end = self.end(&record, evidence, now);
                 plan.look_again = Some(plan.look_again.map_or(end, |other| other.min(end)));
+                plan.holders.insert(address, record.from);
             }
-            gates.insert(address, if is_free { Gate::Open } else { Gate::Shut(record.from) });
         }
-        plan.items = items(objects, wanted, &gates);
+        plan.items = items(objects, wanted, &plan.holders);
         plan.steps.sort_by_key(|step| matches!(step, Step::Forget(_)));
         let open: BTreeSet<u64> = records.open.values().map(|record| record.number).collect();
         self.seen.retain(|number, _| *number > records.last || open.contains(number));
@@ -171,30 +163,46 @@ impl Watch {
     }
 }
 
-/// The nodes that a status names for each address, those of older objects first: the first is who serves it.
-fn holders(objects: &Objects) -> BTreeMap<IpAddr, Vec<&str>> {
+/// The addresses of which something changes: all others are where they should be.
+fn concerned(objects: &Objects, wanted: &Assignment, records: &Records) -> BTreeSet<IpAddr> {
+    let mut concerned: BTreeSet<IpAddr> = records.open.keys().copied().collect();
+    for (name, outcome) in wanted.changed(objects) {
+        let shown = objects.get(name).map(|object| object.items.as_slice()).unwrap_or_default();
+        concerned.extend(shown.iter().chain(&outcome.items).filter_map(|item| parse_egress_ip(&item.egress_ip)));
+    }
+    concerned
+}
+
+/// The nodes that a status names for an address, those of older objects first: the first is who serves it.
+fn holders<'a>(objects: &'a Objects, concerned: &BTreeSet<IpAddr>) -> BTreeMap<IpAddr, Vec<&'a str>> {
     let mut holders: BTreeMap<IpAddr, Vec<&str>> = BTreeMap::new();
     for object in by_rank(objects.values()) {
-        let readable = object.items.iter().filter_map(|item| Some((parse_egress_ip(&item.egress_ip)?, item)));
-        readable.for_each(|(address, item)| holders.entry(address).or_default().push(&item.node));
+        let items = object.items.iter().filter_map(|item| Some((parse_egress_ip(&item.egress_ip)?, item)));
+        let items = items.filter(|(address, _)| concerned.contains(address));
+        items.for_each(|(address, item)| holders.entry(address).or_default().push(&item.node));
     }
     holders
 }
 
-fn targets(wanted: &Assignment) -> BTreeMap<IpAddr, &str> {
+fn targets<'a>(wanted: &'a Assignment, concerned: &BTreeSet<IpAddr>) -> BTreeMap<IpAddr, &'a str> {
     let items = wanted.outcomes.values().flat_map(|outcome| &outcome.items);
-    items.filter_map(|item| Some((parse_egress_ip(&item.egress_ip)?, item.node.as_str()))).collect()
+    let items = items.filter_map(|item| Some((parse_egress_ip(&item.egress_ip)?, item.node.as_str())));
+    items.filter(|(address, _)| concerned.contains(address)).collect()
 }
 
 /// What is wanted, but of addresses that another node holds: the old item, where it stands in the object's status.
-fn items(objects: &Objects, wanted: &Assignment, gates: &BTreeMap<IpAddr, Gate>) -> BTreeMap<String, Vec<Item>> {
+fn items(objects: &Objects, wanted: &Assignment, holders: &BTreeMap<IpAddr, String>) -> BTreeMap<String, Vec<Item>> {
+    let held = |item: &Item| parse_egress_ip(&item.egress_ip).and_then(|address| holders.get(&address));
     let mut all = BTreeMap::new();
     for (name, outcome) in &wanted.outcomes {
         let shown = objects.get(name).map(|object| object.items.as_slice()).unwrap_or_default();
+        // What stands there already may have been put there by a stranger.
+        if *shown == *outcome.items && (holders.is_empty() || outcome.items.iter().all(|item| held(item).is_none())) {
+            continue;
+        }
         let (mut items, mut new) = (Vec::new(), Vec::new());
         for item in &outcome.items {
-            let gate = parse_egress_ip(&item.egress_ip).and_then(|address| gates.get(&address));
-            if let Some(Gate::Shut(from)) = gate {
+            if let Some(from) = held(item) {
                 let old = Item { node: from.clone(), egress_ip: item.egress_ip.clone() };
                 items.extend(shown.contains(&old).then_some(old));
             } else if shown.contains(item) {
@@ -206,7 +214,9 @@ fn items(objects: &Objects, wanted: &Assignment, gates: &BTreeMap<IpAddr, Gate>)
         // A node that one of the object's addresses has not left yet waits for the next.
         new.retain(|item| items.iter().all(|stays| stays.node != item.node));
         items.extend(new);
-        all.insert(name.clone(), items);
+        if *items != *shown {
+            all.insert(name.clone(), items);
+        }
     }
     all
 }

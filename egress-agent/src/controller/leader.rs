@@ -13,9 +13,10 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use super::assignment::{Facts, Nodes, Objects, Outcome, assign};
+use super::assignment::{Nodes, Objects};
 use super::complaint::Complaint;
-use super::handover::Records;
+use super::decision::{Decision, NoRecords, decide};
+use super::handover::Watch;
 use super::leadership::Leadership;
 use super::numbering::Numbering;
 use super::strangers::Strangers;
@@ -23,8 +24,7 @@ use super::verdict::{self, Notice};
 use crate::kube::events::{About, Events};
 use crate::kube::status::{StatusWriter, Wanted, WriteError};
 use crate::model::inbox::Taker;
-use crate::model::state::EgressId;
-use crate::model::view::{Change, Condition, EgressObject, Part, Update, filled};
+use crate::model::view::{Change, Condition, EgressObject, Update, filled};
 
 /// Writes at a time.
 const PARALLEL: usize = 16;
@@ -41,8 +41,9 @@ pub struct Leader {
     nodes: Option<Nodes>,
     /// Nodes that do not answer. Nobody asks them yet.
     unreachable: BTreeSet<String>,
-    /// Nobody records any yet.
-    hand_overs: Records,
+    /// Agents do not say yet that they have let go, and hold no leases: there is nothing to record or to wait for.
+    no_records: NoRecords,
+    watch: Watch,
     numbering: Numbering,
     told: BTreeMap<String, BTreeSet<Notice>>,
     strangers: Strangers,
@@ -52,8 +53,8 @@ pub struct Leader {
     leadership: Leadership,
 }
 
-/// One object and what it should say.
-struct Decision {
+/// One object and what is to be written to it.
+struct Wish {
     object: Arc<EgressObject>,
     wanted: Wanted,
     notices: BTreeSet<Notice>,
@@ -65,7 +66,8 @@ impl Leader {
             objects: None,
             nodes: None,
             unreachable: BTreeSet::new(),
-            hand_overs: Records::default(),
+            no_records: NoRecords::default(),
+            watch: Watch::default(),
             numbering: Numbering::default(),
             told: BTreeMap::new(),
             strangers: Strangers::default(),
@@ -161,20 +163,21 @@ impl Leader {
     /// False when something is left to do.
     async fn decide_and_write(&mut self) -> bool {
         let (Some(objects), Some(nodes)) = (&self.objects, &self.nodes) else { return true };
-        let (unreachable, hand_overs) = (&self.unreachable, &self.hand_overs.open);
-        let assignment = assign(&Facts { objects, nodes, unreachable, hand_overs });
+        let now = Instant::now().into_std();
+        let known = self.no_records.known(objects, nodes, &self.unreachable, now);
+        let decisions = decide(&mut self.watch, &known).all;
         let numbers = self.numbering.number(objects);
-        let decisions: Vec<Decision> = objects
-            .values()
-            .filter_map(|object| {
-                let (outcome, id) = (assignment.outcomes.get(&object.name)?, *numbers.get(&object.name)?);
-                Some(decide(object, outcome, id, assignment.eligible))
+        let decisions: Vec<Wish> = decisions
+            .into_iter()
+            .filter_map(|decision| {
+                let Decision { object, items, conditions, no_eligible_node, notices } = decision;
+                let id = *numbers.get(&object.name)?;
+                Some(Wish { object, wanted: Wanted { id, no_eligible_node, items, conditions }, notices })
             })
             .collect();
         self.tell(&decisions);
         self.look_for_strangers();
-        let now = Instant::now().into_std();
-        let differs = |decision: &Decision| !self.writer.is_right(&decision.object, &decision.wanted);
+        let differs = |decision: &Wish| !self.writer.is_right(&decision.object, &decision.wanted);
         let (decisions, held): (Vec<_>, Vec<_>) =
             decisions.into_iter().filter(differs).partition(|decision| self.strangers.may_write(&decision.object, now));
         let (losing, others): (Vec<_>, Vec<_>) = decisions.into_iter().partition(loses_an_address);
@@ -197,7 +200,7 @@ impl Leader {
         }
     }
 
-    async fn write(&mut self, decisions: Vec<Decision>) -> bool {
+    async fn write(&mut self, decisions: Vec<Wish>) -> bool {
         let (writer, leadership) = (&self.writer, &self.leadership);
         let written: Vec<_> = futures::stream::iter(decisions)
             .map(|decision| async move {
@@ -213,7 +216,7 @@ impl Leader {
             .collect()
             .await;
         let (mut settled, mut has_written, mut failed) = (true, false, Vec::new());
-        for (Decision { object, wanted, .. }, outcome) in written {
+        for (Wish { object, wanted, .. }, outcome) in written {
             match outcome {
                 Ok(answer) => {
                     has_written = true;
@@ -244,8 +247,8 @@ impl Leader {
     }
 
     /// Publishes what has not been said yet. A new leader takes what the condition says as said.
-    fn tell(&mut self, decisions: &[Decision]) {
-        for Decision { object, wanted, notices } in decisions {
+    fn tell(&mut self, decisions: &[Wish]) {
+        for Wish { object, wanted, notices } in decisions {
             let found = &object.conditions.found;
             let said_by_another =
                 wanted.conditions.iter().filter(|wanted| wanted.kind == verdict::ASSIGNED).all(|wanted| {
@@ -265,16 +268,7 @@ impl Leader {
     }
 }
 
-fn decide(object: &Arc<EgressObject>, outcome: &Outcome, id: EgressId, eligible: usize) -> Decision {
-    // Of an object that selects nobody knows whom, nothing is published.
-    let publish = outcome.no_eligible_node() && !object.is_unknown(Part::Selectors);
-    let no_eligible_node = publish.then(|| object.addresses().into_iter().collect());
-    let conditions = verdict::conditions(object, outcome);
-    let wanted = Wanted { id, no_eligible_node, items: outcome.items.clone(), conditions };
-    Decision { object: object.clone(), wanted, notices: verdict::notices(object, outcome, eligible) }
-}
-
-fn loses_an_address(decision: &Decision) -> bool {
+fn loses_an_address(decision: &Wish) -> bool {
     let kept: BTreeSet<&str> = decision.wanted.items.iter().map(|item| item.egress_ip.as_str()).collect();
     decision.object.items.iter().any(|item| !kept.contains(item.egress_ip.as_str()))
 }

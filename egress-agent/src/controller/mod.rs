@@ -4,13 +4,15 @@
 //! - [`election`]: the rule of leadership, pure; [`leadership`]: the loop around it and the Lease.
 //! - [`assignment`]: objects and nodes -> who serves what, pure. [`numbering`]: egress IDs, pure.
 //! - [`handover`]: when an address that changes its node may be given to the new one, pure but for its memory. The leader
-//!   does not ask it yet: agents must say that they have let go, and hold leases, before there is anything to wait for.
-//! - [`verdict`]: the condition and the events of an object, pure.
+//!   keeps no records yet: agents must say that they have let go, and hold leases, before there is anything to wait for.
+//! - [`verdict`]: the conditions and the events of an object, pure.
+//! - [`decision`]: these together, the whole of what the leader decides.
 //! - [`strangers`]: others who write the status, pure. `complaint`: what is said when it cannot be written, pure.
 //! - [`leader`]: takes changes, decides, writes what differs.
 
 pub mod assignment;
 mod complaint;
+pub mod decision;
 pub mod election;
 pub mod handover;
 pub mod leader;

@@ -12,6 +12,8 @@ pub enum Reason {
     /// Every address has a node.
     Assigned,
     PartiallyAssigned,
+    /// A node has not let go yet of what another is to have.
+    Moving,
     /// No node can host any address: pods leave with their node's address where that is not turned off.
     NoEligibleNode,
     /// A node could host an address, and is not ready, does not answer or has not said its networks.
@@ -32,6 +34,7 @@ impl Reason {
         match self {
             Self::Assigned => "Assigned",
             Self::PartiallyAssigned => "PartiallyAssigned",
+            Self::Moving => "Moving",
             Self::NoEligibleNode => "NoEligibleNode",
             Self::NoReadyNode => "NoReadyNode",
             Self::NoCapacity => "NoCapacity",
@@ -57,6 +60,18 @@ pub struct Statement {
     pub message: String,
 }
 
+impl Statement {
+    /// Does the object say so, of the generation that it has?
+    pub fn is_said(&self, object: &EgressObject) -> bool {
+        object.conditions.found.get(self.kind).is_some_and(|(_, found)| {
+            found.status == self.status
+                && found.reason == self.reason
+                && found.message == self.message
+                && found.observed_generation == object.generation
+        })
+    }
+}
+
 /// An event: what users of the original look for, by its reason.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Notice {
@@ -77,6 +92,7 @@ fn assigned(object: &EgressObject, outcome: &Outcome) -> Statement {
         () if unreadable(object, Part::Addresses) => Reason::InvalidSpec,
         () if fates().count() > 0 && fates().all(assigned) => Reason::Assigned,
         () if fates().any(assigned) => Reason::PartiallyAssigned,
+        () if fates().any(|fate| matches!(fate, Fate::Moving { .. })) => Reason::Moving,
         () if outcome.no_eligible_node() => Reason::NoEligibleNode,
         () if fates().any(|fate| matches!(fate, Fate::NotReady { .. })) => Reason::NoReadyNode,
         () if fates().any(|fate| matches!(fate, Fate::NoCapacity)) => Reason::NoCapacity,
@@ -116,6 +132,7 @@ fn degraded(object: &EgressObject, outcome: &Outcome) -> Statement {
 fn reason_of(fate: &Fate) -> Option<&'static str> {
     Some(match fate {
         Fate::Assigned { .. } => return None,
+        Fate::Moving { .. } => "Moving",
         Fate::Invalid => "InvalidEgressIP",
         Fate::Conflict { .. } => "EgressIPConflict",
         Fate::Taken { .. } => "UnsupportedRequest",
@@ -146,6 +163,7 @@ fn complaints(object: &EgressObject) -> impl Iterator<Item = (Reason, String)> {
 fn cause(entry: &str, fate: &Fate) -> Option<String> {
     Some(match fate {
         Fate::Assigned { .. } => return None,
+        Fate::Moving { from } => format!("{entry}: node {from} has not let go of it yet"),
         Fate::Invalid => format!("{entry:?} is not an IP address"),
         Fate::Conflict { node } => format!("{entry} is an address of node {node}"),
         Fate::Taken { object, .. } => format!("{entry} belongs to EgressIP {object}"),
@@ -164,7 +182,8 @@ pub fn notices(object: &EgressObject, outcome: &Outcome, eligible: usize) -> BTr
     notices.extend(complaints(object).map(|(reason, message)| Notice { reason: reason.as_str(), message }));
     let items = &outcome.items;
     // As in the original, whatever the cause; only an entry that is no address is no request.
-    let waiting = outcome.entries.iter().any(|(_, fate)| !matches!(fate, Fate::Assigned { .. } | Fate::Invalid));
+    let is_waiting = |fate: &Fate| !matches!(fate, Fate::Assigned { .. } | Fate::Moving { .. } | Fate::Invalid);
+    let waiting = outcome.entries.iter().any(|(_, fate)| is_waiting(fate));
     if items.is_empty() && eligible == 0 {
         let label = keys::ASSIGNABLE;
         let message =
@@ -201,7 +220,8 @@ fn entry_notice(name: &str, entry: &str, fate: &Fate) -> Option<Notice> {
                 node.as_deref().unwrap_or("no node yet")
             ),
         ),
-        Fate::Assigned { .. } | Fate::NoNode | Fate::NotReady { .. } | Fate::NoRoom | Fate::NoCapacity => return None,
+        Fate::Assigned { .. } | Fate::Moving { .. } => return None,
+        Fate::NoNode | Fate::NotReady { .. } | Fate::NoRoom | Fate::NoCapacity => return None,
     };
     Some(Notice { reason, message })
 }

@@ -215,7 +215,7 @@ fn status_ops(object: &EgressObject, wanted: &Wanted, now: &Timestamp) -> Vec<Va
         ops.extend(item_ops(object, wanted));
     }
     let mut conditions = Vec::new();
-    for statement in wanted.conditions.iter().filter(|statement| !is_said(object, statement)) {
+    for statement in wanted.conditions.iter().filter(|statement| !statement.is_said(object)) {
         let value = value(statement);
         conditions.push(match object.conditions.found.get(statement.kind) {
             Some((index, _)) => json!({"op": "replace", "path": format!("/status/conditions/{index}"), "value": value}),
@@ -231,15 +231,6 @@ fn status_ops(object: &EgressObject, wanted: &Wanted, now: &Timestamp) -> Vec<Va
     ops.extend(conditions);
     ops.push(json!({"op": "add", "path": "/status/observedGeneration", "value": object.generation}));
     ops
-}
-
-fn is_said(object: &EgressObject, wanted: &Statement) -> bool {
-    object.conditions.found.get(wanted.kind).is_some_and(|(_, found)| {
-        found.status == wanted.status
-            && found.reason == wanted.reason
-            && found.message == wanted.message
-            && found.observed_generation == object.generation
-    })
 }
 
 fn condition(object: &EgressObject, wanted: &Statement, now: &Timestamp) -> Value {

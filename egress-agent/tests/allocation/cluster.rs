@@ -2,9 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Instant;
 
-use egress_agent::controller::assignment::{Assignment, Facts, Nodes, Objects, assign};
-use egress_agent::controller::verdict;
+use egress_agent::controller::assignment::{Nodes, Objects};
+use egress_agent::controller::decision::{Decision, NoRecords, decide};
+use egress_agent::controller::handover::Watch;
 use egress_agent::kube::{convert, keys};
 use serde_json::{Value, json};
 
@@ -19,6 +21,8 @@ pub(crate) struct Cluster<'v> {
     objects: Vec<(&'v VectorObject, Vec<StatusItem>)>,
     /// Reasons of all events so far.
     pub(crate) events: BTreeSet<&'static str>,
+    no_records: NoRecords,
+    watch: Watch,
 }
 
 impl<'v> Cluster<'v> {
@@ -30,7 +34,14 @@ impl<'v> Cluster<'v> {
             let value = serde_json::from_value(node_object(number, node, numbers)).expect("a Node");
             (node.name.clone(), Arc::new(convert::node(&value)))
         });
-        Self { nodes: nodes.collect(), unreachable, objects: Vec::new(), events: BTreeSet::new() }
+        Self {
+            nodes: nodes.collect(),
+            unreachable,
+            objects: Vec::new(),
+            events: BTreeSet::new(),
+            no_records: NoRecords::default(),
+            watch: Watch::default(),
+        }
     }
 
     pub(crate) fn create(&mut self, objects: impl Iterator<Item = &'v VectorObject>, numbers: &mut Numbers) {
@@ -46,15 +57,14 @@ impl<'v> Cluster<'v> {
             (object.name.clone(), Arc::new(convert::object(&value)))
         };
         let objects: Objects = order.into_iter().map(|object| as_read(object, numbers)).collect();
-        let hand_overs = &BTreeMap::new();
-        let facts = Facts { objects: &objects, nodes: &self.nodes, unreachable: &self.unreachable, hand_overs };
-        let Assignment { outcomes, eligible } = assign(&facts);
-        for (name, object) in &objects {
-            let notices = verdict::notices(object, &outcomes[name], eligible);
-            self.events.extend(notices.into_iter().map(|notice| notice.reason));
-        }
+        let known = self.no_records.known(&objects, &self.nodes, &self.unreachable, Instant::now());
+        let decisions = decide(&mut self.watch, &known).all;
+        let decisions: BTreeMap<&str, &Decision> =
+            decisions.iter().map(|one| (one.object.name.as_str(), one)).collect();
+        let notices = decisions.values().flat_map(|decision| &decision.notices);
+        self.events.extend(notices.map(|notice| notice.reason));
         for (object, items) in &mut self.objects {
-            let wanted = outcomes[&object.name].items.iter();
+            let wanted = decisions[object.name.as_str()].items.iter();
             *items =
                 wanted.map(|item| StatusItem { node: item.node.clone(), egress_ip: item.egress_ip.clone() }).collect();
         }

@@ -1,12 +1,15 @@
 //! A node is lost in a large cluster: what changes, and how long it takes to know.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Instant;
 
-use egress_agent::controller::assignment::{Facts, Nodes, Objects, assign};
+use egress_agent::controller::assignment::{Nodes, Objects};
+use egress_agent::controller::decision::{Decision, NoRecords, decide};
+use egress_agent::controller::handover::Watch;
+use egress_agent::controller::verdict::Statement;
 use egress_agent::kube::{convert, keys};
-use egress_agent::model::view::EgressObject;
+use egress_agent::model::view::{Condition, Conditions, EgressObject};
 use serde_json::{Value, json};
 
 const NODES: usize = 1_000;
@@ -41,14 +44,14 @@ fn only_what_a_lost_node_had_is_written_anew() {
     let nodes: Nodes = (0..NODES).map(read_node).map(|node| (node.name.clone(), Arc::new(node))).collect();
     let mut objects: Objects =
         (0..OBJECTS).map(read_object).map(|object| (object.name.clone(), Arc::new(object))).collect();
-    let nobody = BTreeSet::new();
+    let (nobody, no_records, mut watch) = (BTreeSet::new(), NoRecords::default(), Watch::default());
 
     let start = Instant::now();
-    let fresh = assign(&Facts { objects: &objects, nodes: &nodes, unreachable: &nobody, hand_overs: &BTreeMap::new() });
+    let fresh = decide(&mut watch, &no_records.known(&objects, &nodes, &nobody, start));
     let all = start.elapsed();
-    for (name, outcome) in fresh.outcomes {
-        let object = objects.get_mut(&name).expect("the object");
-        *object = Arc::new(EgressObject { items: outcome.items, has_items: true, ..(**object).clone() });
+    for decision in fresh.all {
+        let written = written(&decision);
+        objects.insert(written.name.clone(), Arc::new(written));
     }
     let on_lost = |object: &EgressObject| object.items.iter().any(|item| item.node == "node-7");
     let concerned: BTreeSet<&str> = objects.values().filter(|o| on_lost(o)).map(|o| o.name.as_str()).collect();
@@ -56,16 +59,33 @@ fn only_what_a_lost_node_had_is_written_anew() {
 
     let lost = BTreeSet::from(["node-7".to_owned()]);
     let start = Instant::now();
-    let after = assign(&Facts { objects: &objects, nodes: &nodes, unreachable: &lost, hand_overs: &BTreeMap::new() });
-    let changed: Vec<_> = after.changed(&objects).collect();
+    let after = decide(&mut watch, &no_records.known(&objects, &nodes, &lost, start));
+    let changed: Vec<&Decision> = after.all.iter().filter(|decision| decision.is_new()).collect();
     let one = start.elapsed();
     println!(
         "{NODES} nodes, {OBJECTS} objects: {all:?} until all addresses have a node, {one:?} for the loss of one node, {} objects change",
         changed.len()
     );
-    assert_eq!(changed.iter().map(|(name, _)| *name).collect::<BTreeSet<_>>(), concerned);
-    for (name, outcome) in changed {
-        let moved = outcome.items.iter().filter(|item| !objects[name].items.contains(item));
-        assert_eq!((outcome.items.len(), moved.count()), (2, 1), "{name}");
+    assert_eq!(changed.iter().map(|decision| decision.object.name.as_str()).collect::<BTreeSet<_>>(), concerned);
+    for Decision { object, items, .. } in changed {
+        let moved = items.iter().filter(|item| !object.items.contains(item));
+        assert_eq!((items.len(), moved.count()), (2, 1), "{}", object.name);
     }
+}
+
+/// The object as it is once all of it is written.
+fn written(decision: &Decision) -> EgressObject {
+    let found = |(index, one): (usize, &Statement)| {
+        let read = Condition {
+            status: one.status,
+            reason: one.reason.to_owned(),
+            message: one.message.clone(),
+            observed_generation: decision.object.generation,
+            last_transition: String::new(),
+        };
+        (one.kind.to_owned(), (index, read))
+    };
+    let found = decision.conditions.iter().enumerate().map(found).collect();
+    let conditions = Conditions { listed: true, found };
+    EgressObject { items: decision.items.clone(), has_items: true, conditions, ..(*decision.object).clone() }
 }

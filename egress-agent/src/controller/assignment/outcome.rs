@@ -14,6 +14,10 @@ pub enum Fate {
     Assigned {
         node: String,
     },
+    /// It has a node, and this one has not let go of it yet.
+    Moving {
+        from: String,
+    },
     /// Not an address.
     Invalid,
     /// A node has this address itself.

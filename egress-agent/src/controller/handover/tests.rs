@@ -226,9 +226,8 @@ mod story {
         }
         assert_eq!(story.stage.records.open, BTreeMap::new(), "seed {seed}: all is done when all is quiet");
         let again = story.stage.plan(story.now());
-        let shown = |(name, object): (&String, &Arc<EgressObject>)| (name.clone(), object.items.clone());
-        assert_eq!(again.items, story.stage.objects.iter().map(shown).collect(), "seed {seed}");
-        let placed: usize = again.items.values().map(Vec::len).sum();
+        assert_eq!(again, Plan::default(), "seed {seed}");
+        let placed: usize = story.stage.objects.values().map(|object| object.items.len()).sum();
         let held: usize = story.agents.values().map(|agent| agent.holds.len()).sum();
         assert_eq!(placed, held, "seed {seed}");
     }

@@ -1,0 +1,122 @@
+//! The whole of what the leader decides: from objects, nodes, the status that holds, recorded hand-overs and the time to
+//! what each object should say, the events about it, and the records to be written. Pure, but for what [`Watch`] remembers.
+//!
+//! [`assign`] says where addresses should be, [`Watch::plan`] what of it may be written now, [`verdict`] what is said
+//! about it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::assignment::{Facts, Fate, Nodes, Objects, Outcome, assign};
+use super::handover::{Evidence, Plan, Records, Step, Watch};
+use super::verdict::{self, Notice, Statement};
+use crate::model::view::{EgressObject, Item, Part, parse_egress_ip};
+
+/// All that is known. The status that holds is part of the objects.
+#[derive(Clone, Copy, Debug)]
+pub struct Known<'a> {
+    pub objects: &'a Objects,
+    pub nodes: &'a Nodes,
+    /// Nodes that do not answer.
+    pub unreachable: &'a BTreeSet<String>,
+    pub records: &'a Records,
+    pub evidence: Evidence<'a>,
+    pub now: Instant,
+}
+
+/// What one object should say, and what is to be said about it.
+#[derive(Clone, Debug)]
+pub struct Decision {
+    pub object: Arc<EgressObject>,
+    pub items: Vec<Item>,
+    pub conditions: Vec<Statement>,
+    /// The addresses, where no node can host any of them.
+    pub no_eligible_node: Option<Vec<IpAddr>>,
+    pub notices: BTreeSet<Notice>,
+}
+
+impl Decision {
+    /// The object does not say it yet.
+    pub fn is_new(&self) -> bool {
+        let published: Option<BTreeSet<IpAddr>> =
+            self.no_eligible_node.as_ref().map(|all| all.iter().copied().collect());
+        self.object.items != self.items
+            || self.object.no_eligible_node != published
+            || !self.conditions.iter().all(|statement| statement.is_said(&self.object))
+    }
+}
+
+/// One decision about the cluster.
+#[derive(Clone, Debug)]
+pub struct Decisions {
+    /// Of every object, by name.
+    pub all: Vec<Decision>,
+    /// Changes of the records, in their order.
+    pub steps: Vec<Step>,
+    /// When to decide again, if nothing else happens.
+    pub look_again: Option<Instant>,
+}
+
+pub fn decide(watch: &mut Watch, known: &Known<'_>) -> Decisions {
+    let Known { objects, nodes, unreachable, records, evidence, now } = *known;
+    let mut assignment = assign(&Facts { objects, nodes, unreachable, hand_overs: &records.open });
+    let mut plan = watch.plan(objects, &assignment, records, &evidence, now);
+    let mut all = Vec::with_capacity(objects.len());
+    for (name, object) in objects {
+        let mut outcome = assignment.outcomes.remove(name).unwrap_or_default();
+        let items = plan.items.remove(name).unwrap_or_else(|| object.items.clone());
+        name_what_moves(&mut outcome, &items, &plan);
+        all.push(decision(object, &outcome, items, assignment.eligible));
+    }
+    Decisions { all, steps: plan.steps, look_again: plan.look_again }
+}
+
+fn decision(object: &Arc<EgressObject>, outcome: &Outcome, items: Vec<Item>, eligible: usize) -> Decision {
+    // Of an object that selects nobody knows whom, nothing is published.
+    let publish = outcome.no_eligible_node() && !object.is_unknown(Part::Selectors);
+    Decision {
+        object: object.clone(),
+        items,
+        conditions: verdict::conditions(object, outcome),
+        no_eligible_node: publish.then(|| object.addresses().into_iter().collect()),
+        notices: verdict::notices(object, outcome, eligible),
+    }
+}
+
+/// Entries that have a node, and are not there yet.
+fn name_what_moves(outcome: &mut Outcome, items: &[Item], plan: &Plan) {
+    if *items == *outcome.items {
+        return;
+    }
+    for (entry, fate) in &mut outcome.entries {
+        let Fate::Assigned { node } = fate else { continue };
+        if !items.iter().any(|item| item.egress_ip == *entry && item.node == *node) {
+            let holder = parse_egress_ip(entry).and_then(|address| plan.holders.get(&address));
+            *fate = Fate::Moving { from: holder.unwrap_or(node).clone() };
+        }
+    }
+}
+
+/// For tests and for whoever keeps no records: all is let go of at once.
+#[derive(Debug, Default)]
+pub struct NoRecords {
+    records: Records,
+    released: BTreeSet<(IpAddr, u64)>,
+    heard: BTreeMap<String, Instant>,
+}
+
+impl NoRecords {
+    pub fn known<'a>(
+        &'a self,
+        objects: &'a Objects,
+        nodes: &'a Nodes,
+        unreachable: &'a BTreeSet<String>,
+        now: Instant,
+    ) -> Known<'a> {
+        let lease = std::time::Duration::ZERO;
+        let evidence = Evidence { released: &self.released, heard: &self.heard, lease };
+        Known { objects, nodes, unreachable, records: &self.records, evidence, now }
+    }
+}
