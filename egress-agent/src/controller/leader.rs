@@ -19,6 +19,7 @@ use super::decision::{Decision, NoRecords, decide};
 use super::handover::Watch;
 use super::leadership::Leadership;
 use super::numbering::Numbering;
+use super::problems::Problems;
 use super::strangers::Strangers;
 use super::verdict::{self, Notice};
 use crate::kube::events::{About, Events};
@@ -48,6 +49,7 @@ pub struct Leader {
     told: BTreeMap<String, BTreeSet<Notice>>,
     strangers: Strangers,
     complaint: Complaint,
+    problems: Problems,
     writer: StatusWriter,
     events: Events,
     leadership: Leadership,
@@ -72,6 +74,7 @@ impl Leader {
             told: BTreeMap::new(),
             strangers: Strangers::default(),
             complaint: Complaint::default(),
+            problems: Problems::default(),
             writer,
             events,
             leadership,
@@ -107,6 +110,7 @@ impl Leader {
             }
             if !led {
                 self.strangers.retain(|_| false);
+                self.problems = Problems::default();
             }
             let settled = if led { self.decide_and_write().await } else { true };
             retry_at = (!settled).then(|| Instant::now() + RETRY);
@@ -118,9 +122,6 @@ impl Leader {
             Change::Objects(update) => self.apply_objects(update),
             Change::Nodes(Update::Replaced(nodes)) => self.nodes = Some(nodes),
             Change::Nodes(Update::Changed(name, node)) => {
-                for problem in &node.problems {
-                    tracing::debug!(node = name, problem, "a node's annotation cannot be read");
-                }
                 if let Some(nodes) = &mut self.nodes {
                     nodes.insert(name, node);
                 }
@@ -163,6 +164,9 @@ impl Leader {
     /// False when something is left to do.
     async fn decide_and_write(&mut self) -> bool {
         let (Some(objects), Some(nodes)) = (&self.objects, &self.nodes) else { return true };
+        for (node, problem) in self.problems.news(nodes) {
+            warn!(node, problem, "what cannot be read of a node counts as not said");
+        }
         let now = Instant::now().into_std();
         let known = self.no_records.known(objects, nodes, &self.unreachable, now);
         let decisions = decide(&mut self.watch, &known).all;

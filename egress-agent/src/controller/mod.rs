@@ -8,6 +8,7 @@
 //! - [`verdict`]: the conditions and the events of an object, pure.
 //! - [`decision`]: these together, the whole of what the leader decides.
 //! - [`strangers`]: others who write the status, pure. `complaint`: what is said when it cannot be written, pure.
+//!   `problems`: what is said of nodes that cannot be read, pure.
 //! - [`leader`]: takes changes, decides, writes what differs.
 
 pub mod assignment;
@@ -18,5 +19,6 @@ pub mod handover;
 pub mod leader;
 pub mod leadership;
 pub mod numbering;
+mod problems;
 pub mod strangers;
 pub mod verdict;
