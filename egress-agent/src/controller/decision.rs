@@ -66,23 +66,26 @@ pub fn decide(watch: &mut Watch, known: &Known<'_>) -> Decisions {
     let mut all = Vec::with_capacity(objects.len());
     for (name, object) in objects {
         let mut outcome = assignment.outcomes.remove(name).unwrap_or_default();
-        let items = plan.items.remove(name).unwrap_or_else(|| object.items.clone());
-        name_what_moves(&mut outcome, &items, &plan);
-        all.push(decision(object, &outcome, items, assignment.eligible));
+        let new = plan.items.remove(name);
+        name_what_moves(&mut outcome, new.as_ref().unwrap_or(&object.items), &plan);
+        all.push(decision(object, outcome, new, assignment.eligible));
     }
     Decisions { all, steps: plan.steps, look_again: plan.look_again }
 }
 
-fn decision(object: &Arc<EgressObject>, outcome: &Outcome, items: Vec<Item>, eligible: usize) -> Decision {
+/// `new` are the items where they are to be written: else what stands there is right, or has to wait.
+fn decision(object: &Arc<EgressObject>, outcome: Outcome, new: Option<Vec<Item>>, eligible: usize) -> Decision {
     // Of an object that selects nobody knows whom, nothing is published.
     let publish = outcome.no_eligible_node() && !object.is_unknown(Part::Selectors);
-    Decision {
-        object: object.clone(),
-        items,
-        conditions: verdict::conditions(object, outcome),
-        no_eligible_node: publish.then(|| object.addresses().into_iter().collect()),
-        notices: verdict::notices(object, outcome, eligible),
-    }
+    let conditions = verdict::conditions(object, &outcome);
+    let notices = verdict::notices(object, &outcome, eligible);
+    let items = match new {
+        Some(items) => items,
+        None if outcome.items == object.items => outcome.items,
+        None => object.items.clone(),
+    };
+    let no_eligible_node = publish.then(|| object.addresses().into_iter().collect());
+    Decision { object: object.clone(), items, conditions, no_eligible_node, notices }
 }
 
 /// Entries that have a node, and are not there yet.

@@ -75,13 +75,16 @@ struct Claim<'a> {
 
 impl<'a> Claim<'a> {
     fn of(object: &'a EgressObject) -> Self {
-        let (mut entries, mut seen) = (Vec::with_capacity(object.listed.len()), BTreeSet::new());
+        let mut entries = Vec::with_capacity(object.listed.len());
         for text in &object.listed {
             let address = parse_egress_ip(text);
-            let entry = address.map_or_else(|| text.clone(), |address| address.to_string());
-            if object.listed.len() == 1 || seen.insert(entry.clone()) {
-                entries.push((entry, address));
-            }
+            entries.push((address.map_or_else(|| text.clone(), |address| address.to_string()), address));
+        }
+        if entries.len() > 1 {
+            let mut seen = BTreeSet::new();
+            let first: Vec<bool> = entries.iter().map(|(entry, _)| seen.insert(entry.as_str())).collect();
+            let mut first = first.into_iter();
+            entries.retain(|_| first.next() == Some(true));
         }
         let mut addresses: Vec<IpAddr> = entries.iter().filter_map(|(_, address)| *address).collect();
         addresses.sort_unstable();
@@ -108,7 +111,7 @@ pub fn assign(facts: &Facts<'_>) -> Assignment {
         if give_up(&mut claims, &owners, &places) {
             continue;
         }
-        let outcomes = outcome::outcomes(facts.nodes, &claims, &mut hosts, &owners, &places);
+        let outcomes = outcome::outcomes(facts.nodes, claims, &mut hosts, &owners, &places);
         return Assignment { outcomes, eligible: hosts.nodes.len() };
     }
 }

@@ -62,13 +62,15 @@ impl Outcome {
 
 pub(super) fn outcomes<'a>(
     nodes: &Nodes,
-    claims: &[Claim<'a>],
+    mut claims: Vec<Claim<'a>>,
     hosts: &mut Hosts<'a>,
     owners: &Owners<'a>,
     places: &[Places],
 ) -> BTreeMap<String, Outcome> {
-    let mut judge = Judge { nodes, claims, hosts, owners, places };
-    (0..claims.len()).map(|rank| (claims[rank].object.name.clone(), judge.outcome(rank))).collect()
+    let entries: Vec<_> = claims.iter_mut().map(|claim| std::mem::take(&mut claim.entries)).collect();
+    let mut judge = Judge { nodes, claims: &claims, hosts, owners, places };
+    let outcome = |(rank, entries): (usize, _)| (claims[rank].object.name.clone(), judge.outcome(rank, entries));
+    entries.into_iter().enumerate().map(outcome).collect()
 }
 
 struct Judge<'j, 'a> {
@@ -80,13 +82,10 @@ struct Judge<'j, 'a> {
 }
 
 impl Judge<'_, '_> {
-    fn outcome(&mut self, rank: usize) -> Outcome {
-        let claim = &self.claims[rank];
-        let mut entries = Vec::with_capacity(claim.entries.len());
-        for (entry, address) in &claim.entries {
-            entries.push((entry.clone(), address.map_or(Fate::Invalid, |address| self.fate(rank, address))));
-        }
-        let items = items(&claim.object.items, &entries);
+    fn outcome(&mut self, rank: usize, entries: Vec<(String, Option<IpAddr>)>) -> Outcome {
+        let mut fate = |address: Option<IpAddr>| address.map_or(Fate::Invalid, |address| self.fate(rank, address));
+        let entries: Vec<_> = entries.into_iter().map(|(entry, address)| (entry, fate(address))).collect();
+        let items = items(&self.claims[rank].object.items, &entries);
         Outcome { entries, items }
     }
 
