@@ -34,6 +34,7 @@ mod roads;
 mod room;
 mod run;
 mod sctp;
+mod stamp;
 mod sweep;
 mod way;
 mod ways;

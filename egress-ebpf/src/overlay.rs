@@ -43,30 +43,44 @@ const TTL: u8 = 64;
 /// The two bits of congestion notification, and the value that says "experienced" (RFC 3168 section 5).
 const ECN: u8 = 3;
 
+/// In place of the uplink's index: the overlay's device puts the packet in.
+const BY_DEVICE: u32 = 0;
+
 /// Puts the packet into the overlay towards a node, from this node's tunnel endpoint: no other is accepted there. With
 /// `whole` the outer packet may not be fragmented.
 #[inline(always)]
 pub fn encapsulate(run: &Run<'_>, endpoint: &Addr, egress_id: u32, whole: bool, way: &mut Way) -> Result<i32, Verdict> {
     run.packet.strip();
-    if whole && run.config.is_overlay_in_program() && is_settled(run, endpoint, way) && make_room(run, endpoint) {
-        return sent(put(run, endpoint, egress_id, way));
+    // What becomes of the next packet is as with this one, unless the next hop has just been looked up, or it was too long.
+    way.resolve = !whole;
+    if whole && run.config.is_overlay_in_program() {
+        way.resolve = !is_settled(run, endpoint, way);
+        if !way.resolve && make_room(run, endpoint) {
+            return sent(put(run, endpoint, egress_id, way));
+        }
     }
-    // No way that a program has gone.
-    way.resolve = true;
+    way.ifindex = BY_DEVICE;
     sent(by_device(run, endpoint, egress_id, whole))
 }
 
-/// As [`encapsulate`], by a way that is settled and wide enough; the device is not asked where the kernel makes no room.
+/// As [`encapsulate`] has done it with a packet right before this one, which fits too.
 #[inline(always)]
-pub fn encapsulate_by(run: &Run<'_>, endpoint: &Addr, egress_id: u32, way: &Way) -> Result<i32, Verdict> {
+pub fn encapsulate_again(run: &Run<'_>, endpoint: &Addr, egress_id: u32, way: &Way) -> Result<i32, Verdict> {
     run.packet.strip();
-    if make_room(run, endpoint) { sent(put(run, endpoint, egress_id, way)) } else { Err(Verdict::EncapFailed) }
+    // The kernel makes no room in what a tunnel of the pod's own has encapsulated already.
+    if way.ifindex != BY_DEVICE && make_room(run, endpoint) {
+        return sent(put(run, endpoint, egress_id, way));
+    }
+    sent(by_device(run, endpoint, egress_id, true))
 }
 
-/// What fits into the overlay where the outer way takes `mtu`.
+/// Largest inner packet that goes by the way of [`encapsulate`].
 #[inline(always)]
-pub fn inner_mtu(endpoint: &Addr, mtu: u32) -> u32 {
-    mtu.saturating_sub(overhead(endpoint.family()) as u32)
+pub fn inner_mtu(config: &Config, endpoint: &Addr, way: &Way) -> u32 {
+    if way.ifindex == BY_DEVICE {
+        return config.overlay_mtu;
+    }
+    config.overlay_mtu.min(way.mtu.saturating_sub(overhead(endpoint.family()) as u32))
 }
 
 /// Whether the outer headers can name the length of the whole, of which segments may be cut later.

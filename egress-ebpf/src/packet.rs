@@ -194,6 +194,19 @@ impl Packet {
         self.field(|skb| skb.gso_size)
     }
 
+    /// The first bytes of the frame, to read and to write, until a helper is called that may move the packet.
+    #[inline(always)]
+    #[expect(clippy::mut_from_ref, reason = "the packet is a pointer that is copied; see below")]
+    pub fn window<const N: usize>(&self) -> Option<&mut [u8; N]> {
+        let start = self.data();
+        if start + N > self.data_end() {
+            return None;
+        }
+        // SAFETY: `start..start + N` lies within the linear area, checked on the line above; the kernel unshares the packet
+        // before a program that writes runs, and who holds this has no other reference into the packet.
+        Some(unsafe { &mut *(start as *mut [u8; N]) })
+    }
+
     /// Writes into the linear area.
     #[inline(always)]
     pub fn store<const N: usize>(&self, offset: usize, bytes: [u8; N]) -> Option<()> {

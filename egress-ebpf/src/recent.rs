@@ -23,7 +23,7 @@ use aya_ebpf::macros::btf_map;
 use egress_common::abi::{Addr, Config, Mapping, Tuple, Verdict};
 use egress_common::decide::accept::Outer;
 use egress_common::decide::{End, Rewrite, Tables};
-use egress_common::wire::{Fragment, Frame, Heads, L4, tcp};
+use egress_common::wire::{Fragment, Frame, Heads, L4, PROTO_UDP, tcp};
 
 use crate::Outcome;
 use crate::maps::{self, Maps, run_ns};
@@ -31,6 +31,7 @@ use crate::overlay;
 use crate::packet::Packet;
 use crate::roads;
 use crate::run::Run;
+use crate::stamp::{Macs, Stamp};
 use crate::way::{self, Way};
 use crate::workspace::{self, Found, Workspace};
 
@@ -52,7 +53,7 @@ pub struct Recent {
     /// Tunnel endpoint of the other node, of what came from it or goes to it.
     node: Addr,
     /// What is written: the egress IP as the source, or the pod as the destination.
-    address: Addr,
+    stamp: Stamp,
     until_ns: u64,
     numbers: Numbers,
     route_generation: u32,
@@ -60,10 +61,7 @@ pub struct Recent {
     mtu: u32,
     egress_id: u32,
     verdict: u32,
-    port: u16,
-    dmac: [u8; 6],
-    smac: [u8; 6],
-    reserved: [u8; 2],
+    macs: Macs,
 }
 
 /// What was in force before the road was walked.
@@ -87,19 +85,18 @@ impl Asked {
     }
 }
 
-/// The hook that a packet is at: another one's entry is not for it.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub enum At {
-    Steer,
-    Accept,
-    Enter,
-    Notice,
+/// The hook that a packet is at: another one's entry is not for it. Numbers, so that [`go`] is made for each.
+pub mod at {
+    pub const STEER: u8 = 0;
+    pub const ACCEPT: u8 = 1;
+    pub const ENTER: u8 = 2;
+    pub const NOTICE: u8 = 3;
 }
 
 /// Sends a plain packet of a recent flow the way that the last one went; [`Outcome::NONE`] where the road must be walked,
 /// and the packet is as it was.
 #[inline(never)]
-pub fn go(packet: Packet, config: &Config, workspace: &mut Workspace, at: At) -> Outcome {
+pub fn go<const AT: u8>(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outcome {
     let Workspace { heads, asked, way, outer, .. } = workspace;
     asked.nothing();
     if !is_plain(heads) {
@@ -124,19 +121,20 @@ pub fn go(packet: Packet, config: &Config, workspace: &mut Workspace, at: At) ->
     let is = |verdict: Verdict| recent.verdict == verdict.index();
     let fits = run.wire_length() <= recent.mtu;
     let fits_outer = || fits && overlay::is_short(run, &recent.node) && (heads.l4 == L4::Tcp || packet.gso_size() == 0);
-    match at {
-        At::Steer if is(Verdict::SnatHere) && fits => out(run, recent, way, Verdict::SnatHere),
-        At::Steer if is(Verdict::Steered) && fits_outer() => to_node(run, recent, way, Verdict::Steered),
-        At::Accept if is(Verdict::SnatForNode) && fits && is_from(recent, outer) => {
-            out(run, recent, way, Verdict::SnatForNode)
+    match AT {
+        at::STEER if is(Verdict::SnatHere) && fits => out(run, recent, Verdict::SnatHere),
+        at::STEER if is(Verdict::Steered) && fits_outer() => to_node(run, recent, way, Verdict::Steered),
+        at::ACCEPT if is(Verdict::SnatForNode) && fits && is_from(recent, outer) => {
+            out(run, recent, Verdict::SnatForNode)
         }
-        At::Enter if is(Verdict::ReplyHere) && fits => back(run, recent, way),
-        At::Enter if is(Verdict::ReplySteered) && fits_outer() => to_node(run, recent, way, Verdict::ReplySteered),
-        At::Steer if is(Verdict::NotSelected) => Outcome::done(Verdict::NotSelected),
-        At::Steer if is(Verdict::ToCluster) => Outcome::done(Verdict::ToCluster),
-        At::Steer if is(Verdict::ToOwnNode) => Outcome::done(Verdict::ToOwnNode),
-        At::Steer if is(Verdict::InboundReply) => Outcome::done(Verdict::InboundReply),
-        At::Notice if is(Verdict::NotOurs) => Outcome::done(Verdict::NotOurs),
+        at::ACCEPT if is(Verdict::ReplyDelivered) && fits && is_from(recent, outer) => deliver(run, recent),
+        at::ENTER if is(Verdict::ReplyHere) && fits => back(run, recent),
+        at::ENTER if is(Verdict::ReplySteered) && fits_outer() => to_node(run, recent, way, Verdict::ReplySteered),
+        at::STEER if is(Verdict::NotSelected) => Outcome::done(Verdict::NotSelected),
+        at::STEER if is(Verdict::ToCluster) => Outcome::done(Verdict::ToCluster),
+        at::STEER if is(Verdict::ToOwnNode) => Outcome::done(Verdict::ToOwnNode),
+        at::STEER if is(Verdict::InboundReply) => Outcome::done(Verdict::InboundReply),
+        at::NOTICE if is(Verdict::NotOurs) => Outcome::done(Verdict::NotOurs),
         _ => Outcome::NONE,
     }
 }
@@ -155,7 +153,7 @@ fn is_plain(heads: &Heads) -> bool {
     is_whole
         && match heads.l4 {
             L4::Tcp => heads.tcp_flags & (SAYS_MORE | tcp::ACK) == tcp::ACK,
-            L4::Udp => true,
+            L4::Udp => heads.tuple.protocol == PROTO_UDP,
             _ => false,
         }
 }
@@ -169,10 +167,8 @@ fn place_of(tuple: &Tuple) -> u32 {
 
 /// The gateway is this node.
 #[inline(always)]
-fn out(run: &Run<'_>, recent: &Recent, way: &mut Way, verdict: Verdict) -> Outcome {
-    let result = one_hop_less(run, verdict == Verdict::SnatHere)
-        .and_then(|()| rewrite(run, recent, End::Source))
-        .and_then(|()| way::go(run.packet, kept(recent, way)));
+fn out(run: &Run<'_>, recent: &Recent, verdict: Verdict) -> Outcome {
+    let result = send(run, recent, End::Source, takes_hop(verdict));
     if result.is_ok() {
         roads::count_egress(recent.egress_id, run.packet.len() as u32);
     }
@@ -181,56 +177,61 @@ fn out(run: &Run<'_>, recent: &Recent, way: &mut Way, verdict: Verdict) -> Outco
 
 /// The pod is on this node.
 #[inline(always)]
-fn back(run: &Run<'_>, recent: &Recent, way: &mut Way) -> Outcome {
+fn back(run: &Run<'_>, recent: &Recent) -> Outcome {
     roads::count_ingress(recent.egress_id, run.packet.len() as u32);
-    let result = one_hop_less(run, true)
-        .and_then(|()| rewrite(run, recent, End::Destination))
-        .and_then(|()| way::go(run.packet, kept(recent, way)));
-    Outcome::redirected(Verdict::ReplyHere, result)
+    Outcome::redirected(Verdict::ReplyHere, send(run, recent, End::Destination, true))
+}
+
+/// A gateway has done all but the last hop.
+#[inline(always)]
+fn deliver(run: &Run<'_>, recent: &Recent) -> Outcome {
+    run.packet.strip();
+    let (dmac, smac) = split(&recent.macs);
+    let result = run.packet.set_macs(dmac, smac).ok_or(Verdict::RewriteFailed);
+    Outcome::redirected(Verdict::ReplyDelivered, result.and_then(|()| way::redirect(recent.ifindex)))
+}
+
+#[inline(always)]
+fn send(run: &Run<'_>, recent: &Recent, end: End, counts_hop: bool) -> Result<i32, Verdict> {
+    run.packet.strip();
+    recent.stamp.put(run.packet, run.heads, end, counts_hop, Some(&recent.macs))?;
+    way::redirect(recent.ifindex)
 }
 
 /// The gateway, or the pod, is on another node.
 #[inline(always)]
 fn to_node(run: &Run<'_>, recent: &Recent, way: &mut Way, verdict: Verdict) -> Outcome {
-    let is_reply = verdict == Verdict::ReplySteered;
-    if is_reply {
+    let written = if verdict == Verdict::ReplySteered {
         roads::count_ingress(recent.egress_id, run.packet.len() as u32);
-    }
-    let result = one_hop_less(run, true)
-        .and_then(|()| if is_reply { rewrite(run, recent, End::Destination) } else { Ok(()) })
-        .and_then(|()| overlay::encapsulate_by(run, &recent.node, recent.egress_id, kept(recent, way)));
+        recent.stamp.put(run.packet, run.heads, End::Destination, true, None)
+    } else {
+        run.packet.decrement_ttl(run.heads)
+    };
+    let result = written.and_then(|()| {
+        (way.dmac, way.smac) = split(&recent.macs);
+        way.ifindex = recent.ifindex;
+        overlay::encapsulate_again(run, &recent.node, recent.egress_id, way)
+    });
     Outcome::redirected(verdict, result)
 }
 
-/// The next hop as it was.
 #[inline(always)]
-fn kept<'a>(recent: &Recent, way: &'a mut Way) -> &'a mut Way {
-    way.resolve = false;
-    way.ifindex = recent.ifindex;
-    way.dmac = recent.dmac;
-    way.smac = recent.smac;
-    way
+fn split(macs: &Macs) -> ([u8; 6], [u8; 6]) {
+    let [a, b, c, d, e, f, g, h, i, j, k, l] = *macs;
+    ([a, b, c, d, e, f], [g, h, i, j, k, l])
 }
 
 /// The node where the pod is takes one, out and back.
 #[inline(always)]
-fn one_hop_less(run: &Run<'_>, is_pods_node: bool) -> Result<(), Verdict> {
-    if is_pods_node { run.packet.decrement_ttl(run.heads) } else { Ok(()) }
+const fn takes_hop(verdict: Verdict) -> bool {
+    !matches!(verdict, Verdict::SnatForNode)
 }
 
+/// The place for what the road of this packet came to, if it is to be kept; where it lay and until when is written.
 #[inline(always)]
-fn rewrite(run: &Run<'_>, recent: &Recent, end: End) -> Result<(), Verdict> {
-    run.packet.rewrite(run.heads, &Rewrite { end, addr: recent.address, port: recent.port })
-}
-
-/// Keeps what the road of this packet came to, where there is a place for it.
-#[inline(always)]
-fn note(run: &Run<'_>, verdict: Verdict, write: impl Fn(&mut Recent)) {
-    let Some(asked) = workspace::asked() else { return };
-    if asked.place == NOWHERE {
-        return;
-    }
-    let Some(recent) = RECENT.get_ptr_mut(asked.place) else { return };
+fn begin(run: &Run<'_>, verdict: Verdict) -> Option<&'static mut Recent> {
+    let asked = workspace::asked().filter(|asked| asked.place != NOWHERE)?;
+    let recent = RECENT.get_ptr_mut(asked.place)?;
     // SAFETY: as in `go`.
     let recent = unsafe { &mut *recent };
     recent.key = run.heads.tuple;
@@ -238,26 +239,31 @@ fn note(run: &Run<'_>, verdict: Verdict, write: impl Fn(&mut Recent)) {
     recent.numbers = asked.numbers;
     recent.route_generation = run.config.route_generation;
     recent.verdict = verdict.index();
-    write(recent);
+    Some(recent)
 }
 
-/// A packet that went by a next hop that is known, with another end where `rewrite` says so. `node` is the tunnel endpoint
-/// of the other node, `mtu` what the way takes of packets like this one.
+/// Keeps a packet that went by a next hop that is known. `node` is the tunnel endpoint of the other node, `mtu` what the way
+/// takes of packets like this one.
 #[inline(always)]
-fn note_way(run: &Run<'_>, verdict: Verdict, egress_id: u32, node: &Addr, rewrite: &Rewrite, way: &Way, mtu: u32) {
+fn begin_way(
+    run: &Run<'_>,
+    verdict: Verdict,
+    egress_id: u32,
+    node: &Addr,
+    way: &Way,
+    mtu: u32,
+) -> Option<&'static mut Recent> {
     if way.resolve {
-        return;
+        return None;
     }
-    note(run, verdict, |recent| {
-        recent.node = *node;
-        recent.egress_id = egress_id;
-        recent.address = rewrite.addr;
-        recent.port = rewrite.port;
-        recent.ifindex = way.ifindex;
-        recent.mtu = mtu;
-        recent.dmac = way.dmac;
-        recent.smac = way.smac;
-    });
+    let recent = begin(run, verdict)?;
+    recent.node = *node;
+    recent.egress_id = egress_id;
+    recent.ifindex = way.ifindex;
+    recent.mtu = mtu;
+    recent.macs[..6].copy_from_slice(&way.dmac);
+    recent.macs[6..].copy_from_slice(&way.smac);
+    Some(recent)
 }
 
 /// A packet of a flow whose gateway is this node, or an answer to a pod of this node: the mapping lies in the workspace.
@@ -273,23 +279,34 @@ pub fn note_mapped(run: &Run<'_>, outcome: Outcome, way: &Way) {
     } else {
         return;
     };
-    note_way(run, verdict, mapping.egress_id, &mapping.source_node, &rewrite, way, way.mtu);
+    if let Some(recent) = begin_way(run, verdict, mapping.egress_id, &mapping.source_node, way, way.mtu) {
+        recent.stamp.set(run.heads, &rewrite, takes_hop(verdict));
+    }
 }
 
 /// A packet of a pod of this node that went to its gateway.
 #[inline(never)]
 pub fn note_steered(run: &Run<'_>, egress_id: u32, gateway: &Addr, way: &Way) {
-    let rewrite = Rewrite { end: End::Source, addr: Addr::UNSPECIFIED, port: 0 };
-    let mtu = overlay::inner_mtu(gateway, way.mtu).min(run.config.overlay_mtu);
-    note_way(run, Verdict::Steered, egress_id, gateway, &rewrite, way, mtu);
+    let mtu = overlay::inner_mtu(run.config, gateway, way);
+    begin_way(run, Verdict::Steered, egress_id, gateway, way, mtu);
 }
 
 /// An answer that went to the node of its pod.
 #[inline(never)]
 pub fn note_reply_steered(run: &Run<'_>, mapping: &Mapping, way: &Way) {
     let node = &mapping.source_node;
-    let mtu = overlay::inner_mtu(node, way.mtu).min(run.config.overlay_mtu).min(run.config.pod_mtu);
-    note_way(run, Verdict::ReplySteered, mapping.egress_id, node, &Rewrite::reverse(mapping), way, mtu);
+    let mtu = overlay::inner_mtu(run.config, node, way).min(run.config.pod_mtu);
+    if let Some(recent) = begin_way(run, Verdict::ReplySteered, mapping.egress_id, node, way, mtu) {
+        recent.stamp.set(run.heads, &Rewrite::reverse(mapping), true);
+    }
+}
+
+/// An answer from a gateway that went to its pod.
+#[inline(never)]
+pub fn note_delivered(run: &Run<'_>, outcome: Outcome, outer: &Outer, way: &Way) {
+    if outcome.is(Verdict::ReplyDelivered) {
+        begin_way(run, Verdict::ReplyDelivered, outer.egress_id, &outer.source, way, way.mtu);
+    }
 }
 
 /// A packet that was left alone, whatever its length.
@@ -299,6 +316,6 @@ pub fn note_left_alone(run: &Run<'_>, verdict: Verdict) {
         verdict,
         Verdict::NotSelected | Verdict::ToOwnNode | Verdict::ToCluster | Verdict::InboundReply | Verdict::NotOurs
     ) {
-        note(run, verdict, |_| {});
+        begin(run, verdict);
     }
 }

@@ -17,7 +17,7 @@ use crate::packet::{OFFSET_MASK, Packet};
 use crate::sctp;
 
 /// BPF_F_IPV6 (Linux 6.16): the address change of an IPv6 packet leaves a complete checksum as it is.
-const BPF_F_IPV6: u64 = 1 << 7;
+pub const BPF_F_IPV6: u64 = 1 << 7;
 
 impl Packet {
     /// Gives the packet another end. A failure may leave it half written: the caller drops it.

@@ -18,7 +18,7 @@ use crate::hold;
 use crate::maps::Maps;
 use crate::overlay;
 use crate::packet::Packet;
-use crate::recent::{self, At};
+use crate::recent::{self, at};
 use crate::run::{Run, parse, quoted, restore, rewrite};
 use crate::way::{self, Journey, Way};
 use crate::ways;
@@ -38,7 +38,7 @@ fn from_pod(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outco
     if !parse(packet, &mut workspace.heads, Direction::Egress) {
         return Outcome::done(Verdict::NotIp);
     }
-    let outcome = recent::go(packet, config, workspace, At::Steer);
+    let outcome = recent::go::<{ at::STEER }>(packet, config, workspace);
     if !outcome.is_none() {
         return outcome;
     }
@@ -184,7 +184,7 @@ fn from_overlay(packet: Packet, config: &Config, workspace: &mut Workspace) -> O
     if packet.is_tagged() || !parse(packet, &mut workspace.heads, Direction::Egress) {
         return Outcome::done(Verdict::Malformed);
     }
-    let outcome = recent::go(packet, config, workspace, At::Accept);
+    let outcome = recent::go::<{ at::ACCEPT }>(packet, config, workspace);
     if !outcome.is_none() {
         return outcome;
     }
@@ -195,7 +195,11 @@ fn from_overlay(packet: Packet, config: &Config, workspace: &mut Workspace) -> O
     let run = &Run { packet, config, heads };
     let source_node = match decision {
         Accept::Done(verdict) => return Outcome::done(verdict),
-        Accept::Deliver => return deliver(run, way, rest),
+        Accept::Deliver => {
+            let outcome = deliver(run, way, rest);
+            recent::note_delivered(run, outcome, outer, way);
+            return outcome;
+        }
         // The address lies in the workspace.
         Accept::Translate { owned: _, source_node } => source_node,
     };
@@ -259,8 +263,11 @@ pub fn enter(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outc
     if overlay::is_for_us(heads, config) && overlay::decapsulate(packet, heads, outer) {
         return never_passed(from_overlay(packet, config, workspace));
     }
+    if decide::enter::is_left_alone(heads, config) {
+        return Outcome::done(Verdict::NotOurs);
+    }
     // Here, because its frame does not fit upon the road's.
-    let outcome = recent::go(packet, config, workspace, At::Enter);
+    let outcome = recent::go::<{ at::ENTER }>(packet, config, workspace);
     if !outcome.is_none() {
         return outcome;
     }
@@ -385,7 +392,7 @@ pub fn notice(packet: Packet, config: &Config, workspace: &mut Workspace) -> Out
     if !parse(packet, &mut workspace.heads, Direction::Ingress) {
         return Outcome::done(Verdict::NotIp);
     }
-    let outcome = recent::go(packet, config, workspace, At::Notice);
+    let outcome = recent::go::<{ at::NOTICE }>(packet, config, workspace);
     if !outcome.is_none() {
         return outcome;
     }

@@ -5,7 +5,7 @@ use std::io;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use egress_common::abi::{Addr, Config, Cover, Family, NodeEntry, OnUnknownPod, PortRange, inbound_shared};
+use egress_common::abi::{Addr, Config, Cover, Family, NodeEntry, OnUnknownPod, PortRange, Sieve, inbound_shared};
 use ipnet::IpNet;
 use tracing::{info, warn};
 
@@ -103,6 +103,7 @@ impl State {
         config.overlay_secret = config::overlay_secret(&config, settings.overlay_in_program)
             .map_err(|error| StartError::kernel("read random bytes", error))?;
         config = covered(config, others).map_err(|error| StartError::kernel("read the maps of pods", error))?;
+        config.owned = sieve(&self.tables).map_err(|error| StartError::kernel("read the owned addresses", error))?;
         // Whatever an earlier run left undone: its flows are asked about anew.
         config.decisions = config::next_generation(config.decisions);
         // Routes may have changed while no agent was looking.
@@ -242,6 +243,7 @@ impl State {
         let (owned, owned_addr) = convert::owned_pair(id, address, uplink.index, uplink.mac);
         let key = owned.address;
         let before = self.tables.owned_addr.get(&key)?;
+        self.sift(self.config.owned.with(&key))?;
         self.tables.owned_addr.put(&key, &owned_addr)?;
         let written = self.tables.owned.put(&id.0, &owned);
         if written.is_err() {
@@ -274,6 +276,18 @@ impl State {
     pub(super) fn cover(&mut self, net: &IpNet) -> io::Result<()> {
         let config = config::covering(self.config, net);
         if config == self.config { Ok(()) } else { self.write_config(config) }
+    }
+
+    /// The programs look for these addresses in `owned_addr`, and for no others.
+    fn sift(&mut self, owned: Sieve) -> io::Result<()> {
+        let mut config = self.config;
+        config.owned = owned;
+        if config == self.config { Ok(()) } else { self.write_config(config) }
+    }
+
+    /// Likewise for what is owned now, behind a removal.
+    pub(super) fn sift_anew(&mut self) -> io::Result<()> {
+        self.sift(sieve(&self.tables)?)
     }
 
     /// Flows are asked about anew.
@@ -340,6 +354,14 @@ fn covered(config: Config, tables: &Tables) -> io::Result<Config> {
         }
     })?;
     Ok(config)
+}
+
+/// What is owned, and what is answered for: a claim is two entries, and either may be left of a former run.
+fn sieve(tables: &NodeTables) -> io::Result<Sieve> {
+    let mut sieve = Sieve::NONE;
+    tables.owned_addr.for_each(|address, _| sieve = sieve.with(address))?;
+    tables.owned.for_each(|_, owned| sieve = sieve.with(&owned.address))?;
+    Ok(sieve)
 }
 
 fn family(address: IpAddr) -> Family {

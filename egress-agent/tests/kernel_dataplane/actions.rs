@@ -10,7 +10,8 @@ use egress_agent::model::state::{
     PrefixKind, Slot, TunnelEndpoint, WhenEmpty,
 };
 use egress_common::abi::{
-    Addr, Datagram, Direction, Flow, Inbound, MAX_SLOTS, Mapping, Origin, Owned, OwnedAddr, PodEntry, Timeouts, Tuple,
+    Addr, Datagram, Direction, Flow, Inbound, MAX_SLOTS, Mapping, Origin, Owned, OwnedAddr, PodEntry, Sieve, Timeouts,
+    Tuple,
 };
 use egress_common::wire::{PROTO_TCP, PROTO_UDP};
 
@@ -234,6 +235,26 @@ fn half_a_claim_is_healed_at_start() {
         eventually("the group of what is gone is left", || !filter().contains("33:33:ff:01:01:01")).await;
         // Nobody answers for it any more, so the probe finds it free.
         next.apply(&Action::Own(EgressId(2), answered)).await.expect("own it again");
+    });
+}
+
+/// The programs look for no other addresses in the map.
+#[test]
+fn what_is_owned_is_looked_for() {
+    on_node(|node| async move {
+        let sieve = || node.config().owned;
+        let [first, second] = ["172.18.0.100", "fd00:172:18::1:101"].map(addr);
+        let of = |addresses: &[IpAddr]| addresses.iter().fold(Sieve::NONE, |sieve, at| sieve.with(&Addr::from(*at)));
+        let mut dataplane = node.start().await;
+        assert_eq!(sieve(), Sieve::NONE);
+        dataplane.apply(&Action::Own(EgressId(1), first)).await.expect("own");
+        dataplane.apply(&Action::Own(EgressId(2), second)).await.expect("own");
+        assert_eq!(sieve(), of(&[first, second]));
+        drop(dataplane);
+        let mut next = node.start().await;
+        assert_eq!(sieve(), of(&[first, second]), "as the maps say");
+        next.apply(&Action::Disown(EgressId(1), first)).await.expect("disown");
+        assert_eq!(sieve(), of(&[second]));
     });
 }
 

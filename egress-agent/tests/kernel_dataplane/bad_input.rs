@@ -22,11 +22,21 @@ fn nothing_is_attached() {
     }
 }
 
+// One refusal a node: a process that is just being started by another test's thread holds a copy of the lock's socket until
+// its program runs.
+
 #[test]
-fn a_missing_interface() {
+fn a_missing_uplink() {
     on_node(|node: Node| async move {
         let error = refusal(Settings { uplink: "br-ex".to_owned(), ..node.settings() }).await;
         assert_eq!(error.to_string(), "no interface br-ex: name the uplink with --uplink");
+        nothing_is_attached();
+    });
+}
+
+#[test]
+fn a_missing_management_port() {
+    on_node(|node: Node| async move {
         let error = refusal(Settings { mgmt_port: "cni0".to_owned(), ..node.settings() }).await;
         assert_eq!(error.to_string(), "no interface cni0: name the management port with --mgmt-port");
         nothing_is_attached();
@@ -47,6 +57,12 @@ fn no_object() {
     on_node(|node: Node| async move {
         let error = refusal(Settings { object: Vec::new().into(), ..node.settings() }).await;
         assert!(matches!(error, StartError::NoObject), "{error}");
+    });
+}
+
+#[test]
+fn an_object_that_is_none() {
+    on_node(|node: Node| async move {
         let error = refusal(Settings { object: b"no ELF file".to_vec().into(), ..node.settings() }).await;
         assert!(matches!(error, StartError::Object(_)), "{error}");
     });

@@ -31,7 +31,7 @@ const FIELDS: [(&str, &[&str], &[&str]); 22] = [
     ("counters", &[], &["packets", "bytes"]),
     ("eip_counters", &[], &["egress_packets", "ingress_bytes", "mappings", "refusals"]),
     ("ways", &[], &["to", "hop"]),
-    ("recent", &[], &["key", "address", "verdict"]),
+    ("recent", &[], &["key", "stamp", "verdict"]),
     ("answers", &[], &[]),
     ("workspace", &[], &["heads", "way"]),
 ];

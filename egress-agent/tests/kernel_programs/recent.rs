@@ -11,7 +11,7 @@ use egress_common::decide::phase;
 use crate::cast::{Cast, V4, addr};
 use crate::devices::{OWNED_MAC, ROUTER_MAC, UPLINK};
 use crate::encapsulation::ground::{arrived, configure, everywhere_taken_out, from_remote, put, sent};
-use crate::frames::{ACK, Body, FIN, Packet, RST, SYN, packet};
+use crate::frames::{ACK, Body, FIN, Packet, RST, SYN, ip, packet};
 use crate::races::{CPUS, pin};
 use crate::stage::{ENTER, NOTICE, REDIRECT, STEER, Stage, UPLINK_MAC, both, test_run};
 
@@ -348,5 +348,55 @@ fn who_is_left_alone_is_until_something_is_decided() {
         let begun = packet(cast.known_pod, cast.world, 5000, 80).body(Body::Udp);
         stage.forwards(&STEER, &begun, Verdict::SnatHere, &begun.snat(cast.egress, 5000).hop());
         stage.fill(cast);
+    });
+}
+
+#[test]
+fn ports_and_checksums_are_as_on_the_road() {
+    on_one_cpu(|stage, cast| {
+        let entry = stage.pods.get(&addr(cast.pod), 0).expect("a pod");
+        stage.pods.insert(addr(cast.known_pod), entry, 0).expect("a second pod");
+        decide(stage, 2);
+        for (place, body) in (0..).zip([Body::Tcp(ACK), Body::Udp, Body::UdpUnsummed]) {
+            let of = |pod| packet(pod, cast.world, 6000 + place, 80).body(body);
+            let begins = if body == Body::Tcp(ACK) { Body::Tcp(SYN) } else { body };
+            for pod in [cast.pod, cast.known_pod] {
+                stage.run_frame(&STEER, &of(pod).body(begins).frame(), Verdict::SnatHere);
+            }
+            // The one that came second has a port of the search.
+            let ran = stage.run_frame(&STEER, &of(cast.known_pod).frame(), Verdict::SnatHere);
+            let at = if ip(cast.pod).is_ipv4() { 34 } else { 54 };
+            let port = u16::from_be_bytes([ran.frame[at], ran.frame[at + 1]]);
+            for (pod, port) in [(cast.pod, 6000 + place), (cast.known_pod, port)] {
+                let reply =
+                    packet(cast.world, cast.egress, 80, port).body(body).with(|packet| packet.dmac = UPLINK_MAC);
+                // Of every length, so that checksums differ.
+                for length in 0..40 {
+                    let sized = |packet: Packet| packet.with(|packet| packet.data = length);
+                    let out = sized(of(pod));
+                    stage.forwards(&STEER, &out, Verdict::SnatHere, &out.snat(cast.egress, port).hop());
+                    let back = sized(reply.clone());
+                    stage.forwards(&ENTER, &back, Verdict::ReplyHere, &back.dnat(pod, 6000 + place).hop());
+                }
+            }
+        }
+        stage.fill(cast);
+    });
+}
+
+#[test]
+fn an_answer_from_a_gateway_is_its_objects_only() {
+    everywhere_taken_out(|stage, cast, underlay| {
+        configure(stage, underlay);
+        let inner = packet(cast.world, cast.away_pod, 80, 4000);
+        let around = arrived(underlay, cast.away);
+        for _ in 0..4 {
+            let ran = stage.run_frame(&ENTER, &around.frame(&inner), Verdict::ReplyDelivered);
+            assert_eq!((ran.action, &ran.frame[12..]), (REDIRECT, &inner.frame()[12..]));
+        }
+        let mut stranger = around;
+        stranger.from = underlay.router;
+        stage.run_frame(&ENTER, &stranger.frame(&inner), Verdict::ForgedOuter);
+        stage.run_frame(&ENTER, &arrived(underlay, cast.here).frame(&inner), Verdict::NotItsPod);
     });
 }

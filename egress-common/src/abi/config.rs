@@ -97,8 +97,48 @@ pub struct Config {
     /// Prefixes that hold every pod's address and every pod subnet in the maps, so that others need no look.
     pub pods_v4: Cover<4>,
     pub pods_v6: Cover<8>,
+    /// Addresses that may be in the map `owned_addr`, so that others need no look.
+    pub owned: Sieve,
 }
-abi!(Config, 44 + 48 + 16 + 24 + 4 + 8 + 4 + 8 + 16);
+abi!(Config, 44 + 48 + 16 + 24 + 4 + 8 + 4 + 8 + 16 + 32);
+
+/// A set of addresses that may hold more than was put into it: a Bloom filter of 256 bits, one for each address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct Sieve {
+    bits: [u32; 8],
+}
+abi!(Sieve, 32);
+
+impl Sieve {
+    /// Every address.
+    pub const ALL: Self = Self { bits: [u32::MAX; 8] };
+    /// No address.
+    pub const NONE: Self = Self { bits: [0; 8] };
+
+    /// The same with this address.
+    #[must_use]
+    pub const fn with(mut self, addr: &Addr) -> Self {
+        let (word, bit) = Self::place(addr);
+        self.bits[word] |= bit;
+        self
+    }
+
+    /// False where the address has not been put in.
+    #[inline(always)]
+    pub const fn may_have(&self, addr: &Addr) -> bool {
+        let (word, bit) = Self::place(addr);
+        self.bits[word] & bit != 0
+    }
+
+    #[inline(always)]
+    const fn place(addr: &Addr) -> (usize, u32) {
+        let [_, _, c, d] = addr.words();
+        // The upper bits of a product depend on all of its factor's.
+        let mixed = (c ^ d).wrapping_mul(0x9e37_79b1) >> 24;
+        ((mixed >> 5) as usize & 7, 1 << (mixed & 31))
+    }
+}
 
 /// A prefix of addresses as far as they are looked at: all four bytes of IPv4, the first eight of IPv6.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -159,6 +199,7 @@ impl Config {
         decisions: 0,
         pods_v4: Cover::ALL,
         pods_v6: Cover::ALL,
+        owned: Sieve::ALL,
     };
 
     /// Whether the programs put packets into the overlay, and take them out, themselves.
@@ -197,5 +238,21 @@ impl Config {
     #[inline(always)]
     pub const fn on_unknown_pod(&self) -> OnUnknownPod {
         if self.on_unknown_pod == OnUnknownPod::Pass as u32 { OnUnknownPod::Pass } else { OnUnknownPod::Drop }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sieve_has_what_was_put_in_and_little_else() {
+        let owned: [Addr; 20] = core::array::from_fn(|last| Addr::v4([172, 18, 0, 100 + last as u8]));
+        let sieve = owned.iter().fold(Sieve::NONE, |sieve, addr| sieve.with(addr));
+        assert!(owned.iter().all(|addr| sieve.may_have(addr)));
+        let others = (0..10_000_u32).map(|number| Addr::v4((0x0a00_0000 + number * 7).to_be_bytes()));
+        let let_through = others.filter(|addr| sieve.may_have(addr)).count();
+        assert!((400..1200).contains(&let_through), "20 bits of 256 are 781 of 10,000: {let_through}");
+        assert!(owned.iter().all(|addr| Sieve::ALL.may_have(addr) && !Sieve::NONE.may_have(addr)));
     }
 }

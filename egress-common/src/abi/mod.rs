@@ -21,7 +21,7 @@ mod verdict;
 
 pub use addr::{Addr, Family};
 pub use cluster::{ClusterKey, ClusterPrefix, NodeEntry, NodePlace, PrefixKind};
-pub use config::{Config, Cover, DEFAULT_INBOUND, OnUnknownPod, PortRange, Timeouts, inbound_shared};
+pub use config::{Config, Cover, DEFAULT_INBOUND, OnUnknownPod, PortRange, Sieve, Timeouts, inbound_shared};
 pub use counters::{Count, DropEvent, EipCount};
 pub use flows::{Datagram, Flow, FragKey, FragPorts, Inbound, Usage};
 pub use nat::{Direction, Hop, Mapping, Origin, Tuple};
@@ -30,7 +30,7 @@ pub use rig::{RIG_FRAME, Rig};
 pub use verdict::{Class, Verdict};
 
 /// Version of the layout of all pinned maps; the pin directory is named after it.
-pub const ABI_VERSION: u32 = 2;
+pub const ABI_VERSION: u32 = 3;
 
 /// The only mark: a selected pod's packet to another node's address (OVN-Kubernetes' 1008).
 pub const NODE_MARK: u32 = 0x3f0;

@@ -26,6 +26,17 @@ pub enum Enter<'t> {
     },
 }
 
+/// Whether the heads alone say that [`enter`] has nothing to do with the packet: nearly all that is for the node itself.
+///
+/// Out of line: its comparisons would crowd the frame on which those of all roads lie.
+#[inline(never)]
+pub fn is_left_alone(heads: &Heads, config: &Config) -> bool {
+    let is_whole = heads.fragment == Fragment::Whole && matches!(heads.l4, L4::Tcp | L4::Udp);
+    let may_be_nodes =
+        heads.tuple.daddr == node_address(config, heads.family) && is_node_port(heads.tuple.dport(), config);
+    is_whole && !may_be_nodes && !config.owned.may_have(&heads.tuple.daddr)
+}
+
 #[inline(always)]
 pub fn enter<'t, T: Tables>(heads: &mut Heads, quote: &Quote, tables: &'t T, config: &Config) -> Enter<'t> {
     if tables.owned_addr(&heads.tuple.daddr).is_some() {

@@ -1,5 +1,5 @@
 use super::*;
-use crate::abi::{Direction, Tuple};
+use crate::abi::{Direction, Sieve, Tuple};
 use crate::decide::cast::{Cast, ID, OTHER_NODE, both};
 use crate::decide::packets::{Packet, packet};
 use crate::decide::snat::{self, EGRESS_PORTS, Face};
@@ -296,5 +296,44 @@ fn an_error_is_no_sign_of_life_and_quotes_no_answer() {
         assert_eq!(seen(world), before);
         let answer = told(packet(cast.egress, cast.world, 0, 0).echo_reply(4009));
         assert_eq!(answer, Enter::Done(Verdict::IcmpUnmatched), "an egress IP answers no query");
+    });
+}
+
+/// What is owned is looked for, whatever the sieve lets through beside it; what a glance at the heads leaves alone, the
+/// questions leave alone too.
+#[test]
+fn what_is_left_alone_by_its_heads_is_nobodys() {
+    both(|cast, world| {
+        let mut config = with_node_ports(world.config.get(), 61000, 65535);
+        config.owned = Sieve::NONE.with(&addr(cast.egress));
+        world.config.set(config);
+        begin(cast, world, Origin::Here, &packet(cast.pod, cast.world, 4000, 80));
+        let mut left_alone = 0;
+        for to in [cast.egress, cast.foreign_egress, cast.node, cast.pod, cast.world, cast.other_node] {
+            for port in [22, 4000, config.node_ports.first, config.node_ports.last] {
+                let whole = packet(cast.world, to, 80, port);
+                for packet in [
+                    whole.clone(),
+                    whole.clone().tcp(tcp::ACK),
+                    whole.clone().fragment(0, true),
+                    whole.clone().fragment(100, false),
+                    whole.clone().protocol(47),
+                    whole.clone().echo(port),
+                    whole.cut(4),
+                ] {
+                    if is_left_alone(&packet.arriving(), &config) {
+                        assert_eq!(verdict(world, &packet), Verdict::NotOurs, "{packet:?}");
+                        assert_ne!(to, cast.egress);
+                        left_alone += 1;
+                    }
+                }
+            }
+        }
+        let answer = |port| packet(cast.world, cast.node, 80, port).arriving();
+        assert!(
+            [config.node_ports.first, config.node_ports.last].iter().all(|at| !is_left_alone(&answer(*at), &config))
+        );
+        // Whole TCP and UDP packets for five addresses: all but those to the node's ports for NAT, and to what shares a bit.
+        assert!((20..=40).contains(&left_alone), "{left_alone}");
     });
 }

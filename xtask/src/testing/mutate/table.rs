@@ -206,6 +206,10 @@ mutations! {
     "hop-unsealed", WAY, ["races::"], "half a next hop that another CPU is just writing is taken for one":
         "|| hop.is_of(journey.seal)" => "|| hop.is_of(journey.seal) || hop.mtu < 1500";
     // With a pause between finding and reading: without one it takes hours to meet.
+    "sieve-forgets", ENTER, ["replies::"], "answers to an egress IP are taken for the host's, which resets them":
+        "is_whole && !may_be_nodes && !config.owned.may_have(&heads.tuple.daddr)" => "is_whole && !may_be_nodes";
+    "sieve-takes-the-nodes-ports", ENTER, ["replies::"], "answers to packets with the mark are taken for the host's":
+        "is_whole && !may_be_nodes && !config.owned" => "is_whole && !config.owned";
     "recent-outlives-decisions", RECENT, ["recent::"], "packets go the old way after the agent has decided otherwise":
         "&& recent.numbers == numbers" => "&& recent.numbers.turns == numbers.turns";
     "recent-outlives-removals", RECENT, ["recent::"], "packets go on with a port that is another flow's by now":
