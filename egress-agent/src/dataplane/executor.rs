@@ -17,7 +17,7 @@ use tokio::task::spawn_blocking;
 use tracing::{info, warn};
 
 use super::frames::Mac;
-use super::state::State;
+use super::state::{State, own_names};
 use super::tables::Hash;
 use super::{Dataplane, Interface, Shared, claim, contest, convert, cut};
 use crate::model::executor::{DataplaneError, Executor};
@@ -135,7 +135,17 @@ fn write_maps(shared: &Shared, action: &Action) -> Result<(), DataplaneError> {
             drop(guard);
             if node.own { shared.state().set_underlay(node.node.0).map_err(kernel("write map config")) } else { Ok(()) }
         }
-        Action::RemoveNode(address) => remove("remove from map nodes", &mut tables.nodes, &Addr::from(*address)),
+        Action::RemoveNode(address) => {
+            let key = Addr::from(*address);
+            let known = tables.nodes.get(&key).map_err(kernel("read map nodes"))?;
+            remove("remove from map nodes", &mut tables.nodes, &key)?;
+            if !known.is_some_and(|entry| convert::node(&entry).own) {
+                return Ok(());
+            }
+            let named = own_names(tables).map_err(kernel("read map nodes"))?;
+            drop(guard);
+            shared.state().follow_names(&named).map_err(kernel("write map config"))
+        }
         Action::PutPrefix(net, prefix) => {
             let map = &mut tables.cluster;
             map.put(&convert::cluster_key(net), &convert::prefix_value(*prefix))

@@ -5,7 +5,7 @@ use std::io;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use egress_common::abi::{Addr, Config, Cover, Family, NodeEntry, OnUnknownPod, PortRange, Sieve, inbound_shared};
+use egress_common::abi::{Addr, Config, Cover, Family, OnUnknownPod, PortRange, Sieve, inbound_shared};
 use ipnet::IpNet;
 use tracing::{info, warn};
 
@@ -52,16 +52,15 @@ impl State {
     pub(super) fn new(programs: Programs, tables: NodeTables, others: &Tables) -> Result<Self, StartError> {
         let wrap = |error| StartError::kernel("read map config", map_io(error));
         let mut config = tables.config.get(&0, 0).map_err(wrap)?;
-        let mut underlay = Family::V4;
-        let see = |_: &Addr, entry: &NodeEntry| {
-            let seen = convert::node(entry);
-            if seen.own {
-                underlay = family(seen.node.0);
-                // A former agent may have been killed between the two writes.
-                config.self_node = Addr::from(seen.node.0);
+        let named = own_names(others).map_err(|error| StartError::kernel("read map nodes", error))?;
+        // A former agent may have been killed between the two writes.
+        let underlay = match name_among(&named, &config) {
+            Some(name) => {
+                config.self_node = Addr::from(name);
+                family(name)
             }
+            None => Family::V4,
         };
-        others.nodes.for_each(see).map_err(|error| StartError::kernel("read map nodes", error))?;
         Ok(Self {
             programs,
             tables,
@@ -318,6 +317,12 @@ impl State {
         if config == self.config { Ok(()) } else { self.write_config(config) }
     }
 
+    /// An address of this node has gone, and these are the names that the others give it: where the one in use is none of
+    /// them it went with that address.
+    pub(super) fn follow_names(&mut self, named: &BTreeSet<IpAddr>) -> io::Result<()> {
+        name_among(named, &self.config).map_or(Ok(()), |name| self.set_underlay(name))
+    }
+
     fn write_config(&mut self, config: Config) -> io::Result<()> {
         self.tables.config.set(0, config, 0).map_err(map_io)?;
         self.config = config;
@@ -354,6 +359,23 @@ fn covered(config: Config, tables: &Tables) -> io::Result<Config> {
         }
     })?;
     Ok(config)
+}
+
+/// The tunnel endpoints that entries of this node's own addresses name: while it changes, two of them.
+pub(super) fn own_names(tables: &Tables) -> io::Result<BTreeSet<IpAddr>> {
+    let mut named = BTreeSet::new();
+    tables.nodes.for_each(|_, entry| {
+        let seen = convert::node(entry);
+        if seen.own {
+            named.insert(seen.node.0);
+        }
+    })?;
+    Ok(named)
+}
+
+/// The one in use as long as any entry names it: of two, nobody can say here which is the newer.
+fn name_among(named: &BTreeSet<IpAddr>, config: &Config) -> Option<IpAddr> {
+    named.iter().find(|name| Addr::from(**name) == config.self_node).or(named.first()).copied()
 }
 
 /// What is owned, and what is answered for: a claim is two entries, and either may be left of a former run.

@@ -166,3 +166,32 @@ fn a_node_that_was_written_in_part_is_known_at_start() {
         assert_eq!(nodes, BTreeMap::from([(addr("172.18.0.2"), known)]), "so that nothing is left to do");
     });
 }
+
+#[test]
+fn a_node_that_was_getting_another_address_goes_by_the_new_one() {
+    on_node(|node| async move {
+        let (old, new) = (endpoint("172.18.0.2"), endpoint("172.18.0.9"));
+        let own = |name| NodeAddress { own: true, node: name };
+        let more: Vec<IpAddr> = (1..=30).map(|last| [192, 168, 7, last].into()).collect();
+        let mut dataplane = node.start().await;
+        let put = |address, name| Action::PutNode(address, own(name));
+        let before = more.iter().map(|address| put(*address, old)).chain([put(old.0, old), put(new.0, new)]);
+        for action in before {
+            dataplane.apply(&action).await.expect("apply");
+        }
+        drop(dataplane);
+        // Killed before the old addresses went. Whatever the order in which the entries are met:
+        let mut dataplane = node.start().await;
+        assert_eq!(node.config().self_node, Addr::from(new.0));
+        for address in more.iter().copied().chain([old.0]) {
+            dataplane.apply(&Action::RemoveNode(address)).await.expect("apply");
+        }
+        assert_eq!(node.config().self_node, Addr::from(new.0));
+
+        // Half a node, as above, and the address whose name is in use goes: nothing else will say the other name.
+        let entry = NodeEntry::new(NodePlace::Own, Addr::from(old.0));
+        node.map::<Addr, NodeEntry>("nodes").insert(Addr::from(old.0), entry, 0).expect("half a node");
+        dataplane.apply(&Action::RemoveNode(new.0)).await.expect("apply");
+        assert_eq!(node.config().self_node, Addr::from(old.0));
+    });
+}
