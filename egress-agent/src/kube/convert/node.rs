@@ -98,6 +98,9 @@ fn cloud(meta: &ObjectMeta, problems: &mut Vec<String>) -> Option<CloudConfig> {
     let first = interfaces.into_iter().next().unwrap_or_default();
     match serde_json::from_value::<CloudInterface>(first) {
         Ok(CloudInterface { ifaddr, capacity: CloudCapacity { ip, ipv4, ipv6 } }) => {
+            if ifaddr.ipv4.is_empty() && ifaddr.ipv6.is_empty() {
+                problems.push(format!("annotation {}: the first interface has no network", keys::CLOUD_CONFIG));
+            }
             let limit = |n: Option<i64>| n.map(|n| usize::try_from(n).unwrap_or(0));
             let capacity = Capacity { total: limit(ip), v4: limit(ipv4), v6: limit(ipv6) };
             Some(CloudConfig { networks: networks(keys::CLOUD_CONFIG, &ifaddr, problems), capacity })
@@ -196,7 +199,9 @@ mod tests {
         assert_eq!(cloud.networks, nets(&["10.0.128.0/18", "2600:1f::/64"]));
         assert_eq!(cloud.capacity, Capacity { total: Some(14), v4: Some(0), v6: None });
         assert!(node.networks_known && node.problems.is_empty());
-        for broken in ["[]", "nonsense", r#"[{"ifaddr":7}]"#, r#"[{"ifaddr":{"ipv4":"10.0.128.0/99"}}]"#] {
+        for broken in
+            ["[]", "nonsense", r#"[{"ifaddr":7}]"#, r#"[{"ifaddr":{}}]"#, r#"[{"ifaddr":{"ipv4":"10.0.128.0/99"}}]"#]
+        {
             let node = with(broken);
             assert!(!node.networks_known && !node.problems.is_empty(), "{broken}");
             assert_eq!(node.cloud, Some(CloudConfig::default()), "{broken}");
