@@ -3,7 +3,7 @@
 //! A feature that the programs cannot do without is an error that names all that are missing, in one line. TCX is a
 //! choice: links where the kernel has them, clsact filters elsewhere, or as the user wishes.
 
-use std::io;
+use std::{fs, io};
 
 use aya::maps::MapType;
 use aya::programs::{ProgramError, ProgramType, SchedClassifier, TcAttachType};
@@ -60,6 +60,7 @@ pub fn probe() -> Result<Features, StartError> {
         ("per-CPU hash maps (Linux 4.6)", has_map(MapType::PerCpuHash)),
         ("BTF (Linux 4.18)", Ok(aya::features().btf().is_some())),
         ("a source address in the tunnel metadata (Linux 5.19)", has_tunnel_source()),
+        ("packets that are not interrupted by others on their CPU (not with PREEMPT_RT)", has_whole_runs()),
     ];
     let mut missing = Vec::new();
     for (name, outcome) in checks {
@@ -114,6 +115,34 @@ fn has_tunnel_source() -> Result<bool, String> {
     }
 }
 
+/// What the programs know of a packet lies in an element of its CPU, which is theirs until they end because bottom halves do
+/// not interrupt one another. With PREEMPT_RT they may (since Linux 6.18, and 6.12.57, unless the kernel was built with
+/// PREEMPT_RT_NEEDS_BH_LOCK, which it does not say): a packet would go on with what was found for another one.
+fn has_whole_runs() -> Result<bool, String> {
+    let version = fs::read_to_string("/proc/sys/kernel/version").map_err(|error| error.to_string())?;
+    Ok(!is_realtime(&version))
+}
+
+fn is_realtime(version: &str) -> bool {
+    version.split_whitespace().any(|word| word == "PREEMPT_RT")
+}
+
 fn has_map(map: MapType) -> Result<bool, String> {
     is_map_supported(map).map_err(|error| error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_preemptible_kernel_says_so() {
+        for version in ["#1 SMP PREEMPT_RT Debian 6.12.57-1 (2025-11-05)\n", "#1 SMP PREEMPT_RT @0"] {
+            assert!(is_realtime(version), "{version}");
+        }
+        for version in ["#1 SMP PREEMPT_DYNAMIC Debian 6.12.57-1 (2025-11-05)\n", "#1 SMP PREEMPT @0", "#1 SMP @0", ""]
+        {
+            assert!(!is_realtime(version), "{version}");
+        }
+    }
 }
