@@ -136,14 +136,16 @@ fn of_error<'t, T: Tables>(heads: &Heads, quote: &Quote, tables: &'t T) -> Optio
     tables.nat_peek(quote.flow())
 }
 
-/// Whether a mapping is what the flow is to show now. The ports of the node's own address may have changed: answers to
-/// one that is not among them any more are the host's.
+/// Whether a mapping is what the flow is to show now, and leads its answers to where the pod is: its node may have another
+/// tunnel endpoint by now, or the subnet another node. The ports of the node's own address may have changed: answers to one
+/// that is not among them any more are the host's.
 #[inline(always)]
 fn shows(mapping: &Mapping, face: &Face, owner: &Owner) -> bool {
     let port = mapping.other.dport();
     let is_listed = port >= face.ports.first && port <= face.ports.last;
     mapping.other.daddr == face.address
         && mapping.egress_id == owner.egress_id
+        && mapping.source_node == owner.source_node
         && (is_listed || owner.origin != Origin::Stack)
 }
 

@@ -122,6 +122,28 @@ fn another_address_makes_another_mapping() {
     assert_eq!(world.nat_len(), 2, "the old keys are gone together");
 }
 
+/// The pod's node has another tunnel endpoint, or a new node has the subnet of one that is gone.
+#[test]
+fn answers_follow_the_node_that_sends() {
+    let world = World::new();
+    for protocol_flags in [None, Some(tcp::SYN), Some(tcp::ACK)] {
+        let flow = packet("10.244.2.10", "198.51.100.10", 4000, 80);
+        let heads = match protocol_flags {
+            None => flow.heads(),
+            Some(flags) => flow.tcp(flags).heads(),
+        };
+        for node in [Addr::v4([172, 18, 0, 3]), Addr::v4([172, 18, 0, 9])] {
+            let owner = Owner { origin: Origin::Remote, source_node: node, egress_id: 7 };
+            let mapping = translate(&heads, &Quote::NONE, &world, &FACE, &owner).expect("its own port is free");
+            assert_eq!((mapping.source_node, mapping.other.dport()), (node, 4000));
+            let answers = world.nat_peek(&mapping.other).expect("the reverse key");
+            assert_eq!(answers.source_node, node, "{protocol_flags:?}");
+            world.assert_paired();
+        }
+    }
+    assert_eq!(world.nat_len(), 4, "one of UDP and one of TCP");
+}
+
 #[test]
 fn echo_changes_its_identifier_in_both_places() {
     let world = World::new();

@@ -130,6 +130,8 @@ mutations! {
         "if is_whole && tables.forget_nat(&reverse) {" => "if is_whole {";
     "retire-leaves-the-forward-key", SNAT, ["life::", "pods::"], "a flow whose address has changed is dropped for ever":
         "        tables.forget_nat(forward);\n" => "";
+    "former-node-answered", SNAT, ["overlay::"], "answers go to a node that the flow no longer comes from":
+        "        && mapping.source_node == owner.source_node\n" => "";
     "stride-shares-a-factor", SNAT, ["limits::"], "half of the ports are never tried":
         "stride = prime;" => "stride = 2;";
     "system-ports-kept", SNAT, ["replies::"], "NAT gives ports below 1024":
