@@ -13,6 +13,7 @@
 
 mod alive;
 mod answer;
+mod counters;
 mod found;
 mod fragment;
 mod glance;
@@ -46,7 +47,6 @@ use aya_ebpf::programs::TcContext;
 use egress_common::abi::{Class, Config, SWEEP_PRESSED, Verdict};
 use egress_common::wire::Heads;
 
-use crate::maps::Maps;
 use crate::packet::Packet;
 use crate::workspace::Workspace;
 
@@ -112,7 +112,7 @@ impl Outcome {
     #[inline(always)]
     fn finish(self, packet: Packet, heads: &Heads, length: u32) -> i32 {
         let verdict = self.verdict();
-        Maps.count(verdict, length);
+        counters::verdict(verdict, length);
         #[cfg(feature = "log")]
         log::verdict(packet, heads, verdict, length);
         match verdict.class() {
@@ -139,12 +139,12 @@ fn run(
     let length = ctx.len();
     let packet = Packet::new(ctx);
     let (Some(config), Some(workspace)) = (maps::config(), workspace::workspace()) else {
-        Maps.count(unready, length);
+        counters::verdict(unready, length);
         return if unready.class() == Class::Drop { TC_ACT_SHOT } else { TC_ACT_UNSPEC };
     };
     // A build that logs tells the heads of these too.
     if !cfg!(feature = "log") && is_alone(packet, config) {
-        Maps.count(Verdict::NotOurs, length);
+        counters::verdict(Verdict::NotOurs, length);
         return TC_ACT_UNSPEC;
     }
     workspace.now_ns = 0;

@@ -19,12 +19,12 @@ use core::ptr;
 
 use aya_ebpf::bindings::{BPF_EXIST, BPF_F_NO_PREALLOC, BPF_NOEXIST};
 use aya_ebpf::btf_maps::lpm_trie::Key;
-use aya_ebpf::btf_maps::{Array, HashMap, LpmTrie, LruHashMap, PerCpuArray, PerCpuHashMap, RingBuf};
+use aya_ebpf::btf_maps::{Array, HashMap, LpmTrie, LruHashMap, RingBuf};
 use aya_ebpf::helpers::generated::{bpf_get_prandom_u32, bpf_ktime_get_coarse_ns};
 use aya_ebpf::macros::btf_map;
 use egress_common::abi::{
-    Addr, ClusterPrefix, Config, Count, Datagram, DropEvent, EipCount, Flow, FragKey, FragPorts, Hop, Inbound, Mapping,
-    NodeEntry, Owned, OwnedAddr, PodEntry, Policy, PolicyKey, Slot, Tuple, Usage, Verdict,
+    Addr, ClusterPrefix, Config, Datagram, DropEvent, Flow, FragKey, FragPorts, Hop, Inbound, Mapping, NodeEntry,
+    Owned, OwnedAddr, PodEntry, Policy, PolicyKey, Slot, Tuple, Usage,
 };
 use egress_common::decide::snat::{EXHAUSTED_NS, PortSearch};
 use egress_common::decide::{Claim, Owner, PortClaim, Tables, phase};
@@ -33,7 +33,7 @@ use egress_common::wire::{PROTO_TCP, tcp};
 use crate::alive::{Touched, change, count_up, touch};
 use crate::hidden::hidden;
 use crate::workspace::WORKSPACE;
-use crate::{found, hold, ports};
+use crate::{counters, found, hold, ports};
 
 /// Elements come and go by the thousand and most nodes hold few: allocate as needed.
 const ON_DEMAND: usize = BPF_F_NO_PREALLOC as usize;
@@ -70,10 +70,6 @@ pub static NAT: HashMap<Tuple, Mapping, 524288, ON_DEMAND> = HashMap::new();
 static EXHAUSTED: LruHashMap<Tuple, Datagram, 1024> = LruHashMap::new();
 #[btf_map(name = "frags")]
 pub static FRAGS: LruHashMap<FragKey, FragPorts, 16384> = LruHashMap::new();
-#[btf_map(name = "counters")]
-pub static COUNTERS: PerCpuArray<Count, { Verdict::SLOTS }> = PerCpuArray::new();
-#[btf_map(name = "eip_counters")]
-pub static EIP_COUNTERS: PerCpuHashMap<u32, EipCount, 16384, ON_DEMAND> = PerCpuHashMap::new();
 #[btf_map(name = "events")]
 pub static EVENTS: RingBuf<DropEvent, 262144> = RingBuf::new();
 /// What a map that takes no more answers (beside ENOMEM, which we treat alike).
@@ -109,31 +105,6 @@ impl Maps {
             // SAFETY: see the module header.
             unsafe { (*mapping).hop = *hop };
         }
-    }
-
-    #[inline(always)]
-    pub fn count(&self, verdict: Verdict, bytes: u32) {
-        if let Some(count) = COUNTERS.get_ptr_mut(verdict.index()) {
-            // SAFETY: see the module header; the element is this CPU's own.
-            unsafe {
-                (*count).packets += 1;
-                (*count).bytes += u64::from(bytes);
-            }
-        }
-    }
-
-    /// Changes the counters of an egress IP, which begin with the first packet.
-    #[inline(always)]
-    pub fn count_egress_ip(&self, egress_id: u32, change: impl Fn(&mut EipCount)) {
-        if let Some(count) = EIP_COUNTERS.get_ptr_mut(egress_id) {
-            // SAFETY: see the module header; the element is this CPU's own.
-            change(unsafe { &mut *count });
-            return;
-        }
-        let mut first = EipCount::default();
-        change(&mut first);
-        // A full map loses a count, never a packet.
-        let _full = EIP_COUNTERS.insert(egress_id, first, BPF_NOEXIST.into());
     }
 }
 
@@ -378,7 +349,7 @@ impl Tables for Maps {
     fn count_mapping(&self, egress_id: u32) {
         // Mappings of mark 1008 belong to no object.
         if egress_id != 0 {
-            self.count_egress_ip(egress_id, |count| count.mappings += 1);
+            counters::egress_ip(egress_id, |count| count.mappings += 1);
         }
     }
 

@@ -26,10 +26,10 @@ use egress_common::decide::{End, Rewrite, Tables};
 use egress_common::wire::{Fragment, Frame, Heads, L4, PROTO_UDP, tcp};
 
 use crate::Outcome;
+use crate::counters;
 use crate::maps::{self, Maps, run_ns};
 use crate::overlay;
 use crate::packet::Packet;
-use crate::roads;
 use crate::run::Run;
 use crate::stamp::{Macs, Stamp};
 use crate::way::{self, Way};
@@ -46,10 +46,15 @@ const NOWHERE: u32 = u32::MAX;
 #[btf_map(name = "recent")]
 static RECENT: PerCpuArray<Recent, { PLACES as usize }> = PerCpuArray::new();
 
-/// Value of `recent`. All zero is nobody's: there is no decision of the number zero.
+/// Value of `recent`. All zero is nobody's: there is no decision of the number zero. What tells that a packet is of another
+/// flow stands first, in one line of the cache.
 #[repr(C)]
 pub struct Recent {
     key: Tuple,
+    verdict: u16,
+    /// Of the last packet that found another flow here.
+    missed: u16,
+    egress_id: u32,
     /// Tunnel endpoint of the other node, of what came from it or goes to it.
     node: Addr,
     /// What is written: the egress IP as the source, or the pod as the destination.
@@ -59,8 +64,6 @@ pub struct Recent {
     route_generation: u32,
     ifindex: u32,
     mtu: u32,
-    egress_id: u32,
-    verdict: u32,
     macs: Macs,
 }
 
@@ -103,22 +106,31 @@ pub fn go<const AT: u8>(packet: Packet, config: &Config, workspace: &mut Workspa
         return Outcome::NONE;
     }
     let numbers = Numbers { decisions: Maps.decisions(), turns: maps::turns() };
-    let place = place_of(&heads.tuple);
+    let mixed = mix(&heads.tuple);
+    let place = mixed >> (u32::BITS - PLACES.ilog2());
     let Some(recent) = RECENT.get_ptr_mut(place) else { return Outcome::NONE };
     // SAFETY: the element is this CPU's own, and TC programs do not interrupt one another.
-    let recent = unsafe { &*recent };
+    let recent = unsafe { &mut *recent };
     let run = &Run { packet, config, heads };
+    if recent.key != heads.tuple {
+        // Kept from its second packet on: of flows that send now and then, each would write a whole entry in vain.
+        if recent.missed == mixed as u16 {
+            asked.place = place;
+            asked.numbers = numbers;
+        }
+        recent.missed = mixed as u16;
+        return Outcome::NONE;
+    }
     let is_current = numbers.decisions != 0
         && recent.numbers == numbers
         && recent.route_generation == config.route_generation
-        && recent.key == heads.tuple
         && run_ns() < recent.until_ns;
     if !is_current {
         asked.place = place;
         asked.numbers = numbers;
         return Outcome::NONE;
     }
-    let is = |verdict: Verdict| recent.verdict == verdict.index();
+    let is = |verdict: Verdict| u32::from(recent.verdict) == verdict.index();
     let fits = run.wire_length() <= recent.mtu;
     let fits_outer = || fits && overlay::is_short(run, &recent.node) && (heads.l4 == L4::Tcp || packet.gso_size() == 0);
     match AT {
@@ -158,11 +170,11 @@ fn is_plain(heads: &Heads) -> bool {
         }
 }
 
+/// The upper bits are those of the place.
 #[inline(always)]
-fn place_of(tuple: &Tuple) -> u32 {
+fn mix(tuple: &Tuple) -> u32 {
     let ports = u32::from(tuple.sport()) << 16 | u32::from(tuple.dport());
-    let mixed = (tuple.saddr.words()[3] ^ tuple.daddr.words()[3].rotate_left(7) ^ ports).wrapping_mul(0x9e37_79b1);
-    mixed >> (u32::BITS - PLACES.ilog2())
+    (tuple.saddr.words()[3] ^ tuple.daddr.words()[3].rotate_left(7) ^ ports).wrapping_mul(0x9e37_79b1)
 }
 
 /// The gateway is this node.
@@ -170,7 +182,7 @@ fn place_of(tuple: &Tuple) -> u32 {
 fn out(run: &Run<'_>, recent: &Recent, verdict: Verdict) -> Outcome {
     let result = send(run, recent, End::Source, takes_hop(verdict));
     if result.is_ok() {
-        roads::count_egress(recent.egress_id, run.packet.len() as u32);
+        counters::out(recent.egress_id, run.packet.len() as u32);
     }
     Outcome::redirected(verdict, result)
 }
@@ -178,7 +190,7 @@ fn out(run: &Run<'_>, recent: &Recent, verdict: Verdict) -> Outcome {
 /// The pod is on this node.
 #[inline(always)]
 fn back(run: &Run<'_>, recent: &Recent) -> Outcome {
-    roads::count_ingress(recent.egress_id, run.packet.len() as u32);
+    counters::back(recent.egress_id, run.packet.len() as u32);
     Outcome::redirected(Verdict::ReplyHere, send(run, recent, End::Destination, true))
 }
 
@@ -202,7 +214,7 @@ fn send(run: &Run<'_>, recent: &Recent, end: End, counts_hop: bool) -> Result<i3
 #[inline(always)]
 fn to_node(run: &Run<'_>, recent: &Recent, way: &mut Way, verdict: Verdict) -> Outcome {
     let written = if verdict == Verdict::ReplySteered {
-        roads::count_ingress(recent.egress_id, run.packet.len() as u32);
+        counters::back(recent.egress_id, run.packet.len() as u32);
         recent.stamp.put(run.packet, run.heads, End::Destination, true, None)
     } else {
         run.packet.decrement_ttl(run.heads)
@@ -238,7 +250,7 @@ fn begin(run: &Run<'_>, verdict: Verdict) -> Option<&'static mut Recent> {
     recent.until_ns = run_ns() + LIFE_NS;
     recent.numbers = asked.numbers;
     recent.route_generation = run.config.route_generation;
-    recent.verdict = verdict.index();
+    recent.verdict = verdict.index() as u16;
     Some(recent)
 }
 

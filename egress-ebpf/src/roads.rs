@@ -11,18 +11,14 @@ use egress_common::decide::{self, Owner, Rewrite, Tables};
 use egress_common::wire::icmp::Answer;
 use egress_common::wire::{Frame, Heads, PROTO_ICMPV6, Quote, ethertype};
 
-use crate::Outcome;
-use crate::answer;
 use crate::fragment::{self, Rest};
-use crate::hold;
 use crate::maps::Maps;
-use crate::overlay;
 use crate::packet::Packet;
 use crate::recent::{self, at};
 use crate::run::{Run, parse, quoted, restore, rewrite};
 use crate::way::{self, Journey, Way};
-use crate::ways;
 use crate::workspace::{Found, Workspace, found};
+use crate::{Outcome, answer, counters, hold, overlay, ways};
 
 pub fn steer(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outcome {
     let outcome = from_pod(packet, config, workspace);
@@ -60,12 +56,8 @@ fn from_pod(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outco
         Steer::Send { egress_id, slot } => {
             let outcome = match slot.place() {
                 SlotPlace::Here => match snat_here(run, quote, egress_id, slot) {
-                    None => {
-                        let outcome = out_by_uplink(run, quote, way);
-                        recent::note_mapped(run, outcome, way);
-                        outcome
-                    }
-                    Some(verdict) => refuse(egress_id, verdict),
+                    None => out_kept(run, quote, way),
+                    Some(verdict) => counters::refused(egress_id, verdict),
                 },
                 SlotPlace::Remote => steer_to(run, way, egress_id, slot),
             };
@@ -123,6 +115,14 @@ fn way_out(run: &Run<'_>, way: &mut Way) -> Option<Verdict> {
     way::settle(run, &journey, way)
 }
 
+/// As [`out_by_uplink`], and kept for the next packets.
+#[inline(always)]
+fn out_kept(run: &Run<'_>, quote: &Quote, way: &mut Way) -> Outcome {
+    let outcome = out_by_uplink(run, quote, way);
+    recent::note_mapped(run, outcome, way);
+    outcome
+}
+
 /// Settles the way, checks the length, rewrites, goes. The TTL is taken down by the node where the pod is. Out of line, so
 /// that its frame lies beside those of the search for a mapping.
 #[inline(never)]
@@ -147,7 +147,7 @@ fn out_by_uplink(run: &Run<'_>, quote: &Quote, way: &mut Way) -> Outcome {
     let verdict = if here { Verdict::SnatHere } else { Verdict::SnatForNode };
     let result = way::go(packet, way);
     if result.is_ok() {
-        count_egress(mapping.egress_id, packet.len() as u32);
+        counters::out(mapping.egress_id, packet.len() as u32);
     }
     Outcome::redirected(verdict, result)
 }
@@ -204,12 +204,8 @@ fn from_overlay(packet: Packet, config: &Config, workspace: &mut Workspace) -> O
         Accept::Translate { owned: _, source_node } => source_node,
     };
     let outcome = match snat_for_node(run, quote, outer, source_node) {
-        None => {
-            let outcome = out_by_uplink(run, quote, way);
-            recent::note_mapped(run, outcome, way);
-            outcome
-        }
-        Some(verdict) => refuse(outer.egress_id, verdict),
+        None => out_kept(run, quote, way),
+        Some(verdict) => counters::refused(outer.egress_id, verdict),
     };
     match outcome.mtu_exceeded() {
         Some(mtu) => answer::to_remote_pod(run, buffer, outer, mtu),
@@ -311,7 +307,7 @@ fn never_passed(outcome: Outcome) -> Outcome {
 #[inline(always)]
 fn reply_here(run: &Run<'_>, quote: &Quote, way: &mut Way, rest: &mut Rest, mapping: &Mapping) -> Outcome {
     let Run { packet, heads, .. } = *run;
-    count_ingress(mapping.egress_id, packet.len() as u32);
+    counters::back(mapping.egress_id, packet.len() as u32);
     let journey = to_pod(run, &mapping.other.saddr, &mapping.hop, Some(mapping.seal));
     if let Some(verdict) = way::settle(run, &journey, way) {
         return Outcome::done(verdict);
@@ -332,7 +328,7 @@ fn reply_here(run: &Run<'_>, quote: &Quote, way: &mut Way, rest: &mut Rest, mapp
 #[inline(always)]
 fn reply_remote(run: &Run<'_>, quote: &Quote, way: &mut Way, mapping: &Mapping) -> Outcome {
     let Run { packet, config, heads } = *run;
-    count_ingress(mapping.egress_id, packet.len() as u32);
+    counters::back(mapping.egress_id, packet.len() as u32);
     let length = run.wire_length();
     // What may be fragmented is: outside on the way through the overlay, and by the pod's node.
     let whole = match mtu::fit(length, config.overlay_mtu, heads, &mapping.source_node) {
@@ -400,27 +396,4 @@ pub fn notice(packet: Packet, config: &Config, workspace: &mut Workspace) -> Out
     let verdict = decide::notice::notice(run.heads, &Maps, config);
     recent::note_left_alone(run, verdict);
     Outcome::done(verdict)
-}
-
-/// A new flow that gets no mapping is counted for its egress IP too.
-#[inline(always)]
-fn refuse(egress_id: u32, verdict: Verdict) -> Outcome {
-    Maps.count_egress_ip(egress_id, |count| count.refusals += 1);
-    Outcome::done(verdict)
-}
-
-#[inline(always)]
-pub fn count_egress(egress_id: u32, bytes: u32) {
-    Maps.count_egress_ip(egress_id, |count| {
-        count.egress_packets += 1;
-        count.egress_bytes += u64::from(bytes);
-    });
-}
-
-#[inline(always)]
-pub fn count_ingress(egress_id: u32, bytes: u32) {
-    Maps.count_egress_ip(egress_id, |count| {
-        count.ingress_packets += 1;
-        count.ingress_bytes += u64::from(bytes);
-    });
 }

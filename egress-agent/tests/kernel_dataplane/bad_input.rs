@@ -5,12 +5,12 @@ use std::net::UdpSocket;
 
 use aya::maps::{HashMap, MapData};
 use egress_agent::dataplane::names::{DEFAULT_TUNNEL_PORT, Hook};
-use egress_agent::dataplane::{Attachment, Dataplane, Settings, StartError};
+use egress_agent::dataplane::{Attachment, Settings, StartError};
 
-use crate::node::{Node, clean, is_attached, on_node, output, programs, start};
+use crate::node::{Node, clean, is_attached, on_node, output, programs, refused, start};
 
 async fn refusal(settings: Settings) -> StartError {
-    let error = Dataplane::start(settings).await.map(drop).expect_err("must not start");
+    let error = refused(settings).await;
     let line = error.to_string();
     assert_eq!(line.lines().count(), 1, "{line}");
     error
@@ -21,9 +21,6 @@ fn nothing_is_attached() {
         assert_eq!(programs(hook), []);
     }
 }
-
-// One refusal a node: a process that is just being started by another test's thread holds a copy of the lock's socket until
-// its program runs.
 
 #[test]
 fn a_missing_uplink() {

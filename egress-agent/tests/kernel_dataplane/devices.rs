@@ -92,8 +92,8 @@ fn another_tunnel_port_that_is_taken_moves_nothing() {
         for taken in ["0.0.0.0:4795", "[::]:4795", "172.18.0.2:4795"] {
             let socket = std::net::UdpSocket::bind(taken).expect("take the port");
             let settings = Settings { tunnel_port: 4795, ..node.settings() };
-            let refused = egress_agent::dataplane::Dataplane::start(settings).await.map(drop);
-            let Err(StartError::TunnelPortTaken { port: 4795 }) = refused else { panic!("{taken}: {refused:?}") };
+            let refused = node::refused(settings).await;
+            assert!(matches!(refused, StartError::TunnelPortTaken { port: 4795 }), "{taken}: {refused:?}");
             assert_eq!((device(OVERLAY_DEVICE).0, Hook::ALL.map(node::programs)), before);
             assert!(is_overlay_up());
             assert!(output(&["ip", "-d", "link", "show", OVERLAY_DEVICE]).contains("dstport 4794"));
@@ -177,8 +177,8 @@ fn the_overlay_device_is_not_up_before_its_program_is_there() {
         let map: aya::maps::HashMap<aya::maps::MapData, u32, u32> =
             aya::maps::HashMap::create(1, 0).expect("make a map");
         map.pin(node.pin("links/overlay_ingress")).expect("pin a map");
-        let refused = egress_agent::dataplane::Dataplane::start(node.settings()).await.map(drop);
-        assert!(refused.is_err(), "the program cannot be attached");
+        let refused = node::refused(node.settings()).await;
+        assert!(matches!(refused, StartError::Attach { .. }), "the program cannot be attached: {refused:?}");
         assert!(!is_overlay_up(), "it waits for its program");
         let seen = monitor.until_marked();
         let made_last = seen.iter().rev().take_while(|line| !line.contains("Deleted"));

@@ -159,6 +159,12 @@ pub(crate) async fn start(settings: Settings) -> Dataplane {
     patiently(async || Dataplane::start(settings.clone()).await).await.expect("start the data plane")
 }
 
+/// Starts the data plane in vain.
+pub(crate) async fn refused(settings: Settings) -> StartError {
+    let started = patiently(async || Dataplane::start(settings.clone()).await).await;
+    started.map(drop).expect_err("must not start")
+}
+
 /// Cleans up and lists what could not be removed.
 pub(crate) async fn clean(settings: &Settings) -> Vec<String> {
     patiently(async || cleanup(settings).await).await.expect("clean up").problems

@@ -16,7 +16,7 @@ use aya::programs::{SchedClassifier, TestRun as _, TestRunOptions};
 use aya::{Ebpf, EbpfLoader, Pod};
 use egress_common::abi::{
     Addr, ClusterPrefix, Config, Count, Cover, Family, NodeEntry, NodePlace, Owned, OwnedAddr, PodEntry, Policy,
-    PolicyKey, PortRange, PrefixKind, RIG_FRAME, Rig, Slot, Verdict, WhenEmpty,
+    PolicyKey, PortRange, PrefixKind, RIG_FRAME, Rig, Sieve, Slot, Verdict, WhenEmpty,
 };
 
 pub(super) const UPLINK: u32 = 11;
@@ -227,6 +227,8 @@ fn config() -> Config {
     config.self_node = addr(NODE);
     config.overlay_secret = SECRET;
     config.decisions = 1;
+    // As the agent writes it.
+    config.owned = [LOCAL, FOREIGN].iter().fold(Sieve::NONE, |owned, object| owned.with(&addr(object.1)));
     config.pods_v4 = Cover { net: [10, 128, 0, 0], mask: [255, 128, 0, 0] };
     config.pods_v6 = Cover::NONE;
     config

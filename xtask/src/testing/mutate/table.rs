@@ -217,7 +217,7 @@ mutations! {
     "recent-outlives-removals", RECENT, ["recent::"], "packets go on with a port that is another flow's by now":
         "&& recent.numbers == numbers" => "&& recent.numbers.decisions == numbers.decisions";
     "recent-of-any-flow", RECENT, ["recent::"], "a packet gets the address and port of another flow":
-        "&& recent.key == heads.tuple" => "&& recent.key.protocol == heads.tuple.protocol";
+        "if recent.key != heads.tuple {" => "if recent.key.protocol != heads.tuple.protocol {";
     "recent-of-any-node", RECENT, ["recent::"], "another node's packets get an egress IP without being asked who they are":
         "recent.node == outer.source && recent.egress_id == outer.egress_id" => "recent.egress_id == outer.egress_id";
     "recent-of-any-object", RECENT, ["recent::"], "packets of another object get this one's address":
