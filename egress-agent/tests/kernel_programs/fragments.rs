@@ -241,10 +241,13 @@ fn of_two_cpus_neither_keeps_what_the_other_would_release() {
             };
             (0..rounds).map(one).collect::<Vec<_>>()
         };
+        let before = stage.packets_of(Verdict::FragmentUnknown);
         let actions = std::thread::scope(|scope| {
             let sides = CPUS.map(|cpu| scope.spawn(move || side(cpu)));
             sides.map(|side| side.join().expect("one side"))
         });
+        // Dropped by name and not kept: the table of what is awaited is full of earlier rounds by then, and may refuse.
+        let refused = usize::try_from(stage.packets_of(Verdict::FragmentUnknown) - before).expect("a count");
         let held: Vec<Vec<u8>> = CPUS
             .iter()
             .flat_map(|cpu| {
@@ -255,10 +258,12 @@ fn of_two_cpus_neither_keeps_what_the_other_would_release() {
             .collect();
         let mut heard = BTreeSet::new();
         let begun = Instant::now();
-        while heard.len() < held.len() && begun.elapsed() < Duration::from_secs(2) {
+        while heard.len() + refused < held.len() && begun.elapsed() < Duration::from_secs(2) {
             heard.extend(ear.heard(&STEER, &small));
         }
         println!("{} of {} began anew", heard.len(), 2 * usize::from(rounds));
-        assert!(held.iter().all(|frame| heard.contains(frame)), "{} kept, {} heard", held.len(), heard.len());
+        let missing = held.iter().filter(|frame| !heard.contains(*frame)).count();
+        assert_eq!(missing, refused, "{} dropped here, {} of them came again", held.len(), heard.len());
+        assert!(refused * 20 < held.len(), "few are: {refused}");
     });
 }
