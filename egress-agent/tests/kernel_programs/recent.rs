@@ -178,8 +178,8 @@ fn a_reset_is_followed_as_on_the_road() {
             phase::of_mapping(state(forward(cast)), state(reverse(cast)))
         };
         assert_eq!(phase(stage), phase::Phase::Established);
-        for _ in 0..3 {
-            stage.run_frame(&ENTER, &back(cast).tcp(RST).frame(), Verdict::ReplyHere);
+        for flags in [RST, RST | ACK, RST | ACK] {
+            stage.run_frame(&ENTER, &back(cast).tcp(flags).frame(), Verdict::ReplyHere);
             assert_eq!(phase(stage), phase::Phase::Closing);
             // A stranger's, then: the connection goes on.
             stage.run_frame(&STEER, &out(cast).frame(), Verdict::SnatHere);
