@@ -11,8 +11,8 @@
 //! - [`Config::route_generation`], for the next hop.
 //!
 //! An entry ends after [`LIFE_NS`]: then the road is walked again, which notes that flow and mapping are alive. What notes
-//! more than that (SYN, FIN, RST), is not plain (fragments, options, a last hop, what is too long), or belongs to no flow
-//! always walks the road.
+//! more than that (SYN, FIN, RST), is not plain (fragments, source routes, a last hop, what is too long), or is neither TCP
+//! nor UDP always walks the road.
 //!
 //! Entries are the CPU's own: nobody else writes them, and none is removed while it is read. Two flows that fall on one
 //! place take turns.

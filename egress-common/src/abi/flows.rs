@@ -137,8 +137,8 @@ pub struct Usage {
     pub nat: u32,
     pub flows: u32,
     pub inbound: u32,
-    /// Raised by the programs behind each flow or mapping that they remove, and each connection that is reset or opened
-    /// anew: whatever they keep beside the maps ends.
+    /// Raised by the programs behind each flow, mapping or connection from outside that they remove, and each that a reset
+    /// or, where both directions are kept here, an opening changes: whatever they keep beside the maps ends.
     pub turns: u32,
 }
 abi!(Usage, 16);
