@@ -16,6 +16,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::controller::leader::Leader;
 use crate::controller::leadership::{campaign, leadership};
+use crate::controller::reach::Reach;
 use crate::dataplane::host::Host;
 use crate::health;
 use crate::kube::events;
@@ -57,7 +58,7 @@ pub async fn run<E: Executor + Send>(client: Client, settings: AgentSettings, ex
     let incoming = changes(&client, &node_name, &model.service_cidrs, &outages);
     let halves = Halves { node: to_node, leader: to_leader, own_node, node_name: node_name.clone() };
     let reconciler = Reconciler::new(model, executor, Some(events.clone()), ready);
-    let leader = Leader::new(StatusWriter::new(client.clone()), events, leads);
+    let leader = Leader::new(StatusWriter::new(client.clone()), events, leads, Reach::nobody_probes());
     let health = async {
         if health_port != 0 {
             health::serve(health_port, is_ready, stop.clone()).await;

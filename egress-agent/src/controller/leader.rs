@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::StreamExt;
+use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
@@ -20,6 +21,7 @@ use super::handover::Watch;
 use super::leadership::Leadership;
 use super::numbering::Numbering;
 use super::problems::Problems;
+use super::reach::Reach;
 use super::strangers::Strangers;
 use super::verdict::{self, Notice};
 use crate::kube::events::{About, Events};
@@ -40,8 +42,8 @@ const FOREIGN_STATUS: &str = "somebody else than egress-agent writes status.item
 pub struct Leader {
     objects: Option<Objects>,
     nodes: Option<Nodes>,
-    /// Nodes that do not answer. Nobody asks them yet.
-    unreachable: BTreeSet<String>,
+    /// Which nodes answer.
+    reach: watch::Receiver<Reach>,
     /// Agents do not say yet that they have let go, and hold no leases: there is nothing to record or to wait for.
     no_records: NoRecords,
     watch: Watch,
@@ -63,11 +65,11 @@ struct Wish {
 }
 
 impl Leader {
-    pub fn new(writer: StatusWriter, events: Events, leadership: Leadership) -> Self {
+    pub fn new(writer: StatusWriter, events: Events, leadership: Leadership, reach: watch::Receiver<Reach>) -> Self {
         Self {
             objects: None,
             nodes: None,
-            unreachable: BTreeSet::new(),
+            reach,
             no_records: NoRecords::default(),
             watch: Watch::default(),
             numbering: Numbering::default(),
@@ -102,6 +104,7 @@ impl Leader {
                         continue;
                     }
                 }
+                Ok(()) = self.reach.changed() => {}
                 () = retry, if retry_at.is_some() => {}
             }
             led = self.leadership.leads();
@@ -168,7 +171,9 @@ impl Leader {
             warn!(node, problem, "what cannot be read of a node counts as not said");
         }
         let now = Instant::now().into_std();
-        let known = self.no_records.known(objects, nodes, &self.unreachable, now);
+        // A copy: whoever probes must not wait for a decision.
+        let unreachable = self.reach.borrow_and_update().unreachable.clone();
+        let known = self.no_records.known(objects, nodes, &unreachable, now);
         let decisions = decide(&mut self.watch, &known).all;
         let numbers = self.numbering.number(objects);
         let decisions: Vec<Wish> = decisions

@@ -7,6 +7,7 @@
 //!   keeps no records yet: agents must say that they have let go, and hold leases, before there is anything to wait for.
 //! - [`verdict`]: the conditions and the events of an object, pure.
 //! - [`decision`]: these together, the whole of what the leader decides.
+//! - [`reach`]: which nodes answer.
 //! - [`strangers`]: others who write the status, pure. `complaint`: what is said when it cannot be written, pure.
 //!   `problems`: what is said of nodes that cannot be read, pure.
 //! - [`leader`]: takes changes, decides, writes what differs.
@@ -20,5 +21,6 @@ pub mod leader;
 pub mod leadership;
 pub mod numbering;
 mod problems;
+pub mod reach;
 pub mod strangers;
 pub mod verdict;

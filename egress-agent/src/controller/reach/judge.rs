@@ -1,0 +1,280 @@
+//! All nodes that are probed, and which of them are to be treated as gone. Pure: every time is an argument.
+//!
+//! What one node's [`Pulse`] says is not enough:
+//!
+//! - **Who is cut off?** Where nobody has been heard since a node fell silent, it is not the node that is alone but whoever
+//!   asks. Nothing moves then. Nodes that really fail together are found by their condition Ready.
+//! - **Next hop.** Nodes of one network notice within moments of each other that it is gone. So a node that reports it is
+//!   gone only when another of its network still says otherwise a little later.
+//! - **Somewhere to go.** Where no node of a network serves, nothing moves: nobody could take the addresses.
+//! - **Coming back.** A node that was gone serves for a while before it counts again, longer each time, unless no other is
+//!   left. A node that stays up is forgiven one failure after the other.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+use ipnet::IpNet;
+
+use super::pulse::{Answer, Pulse, Rules, Sign, Standing};
+
+/// How long the others of a network have to report its next hop too: each looks and is asked four times a second.
+const TOGETHER: Duration = Duration::from_millis(700);
+/// How long a node that was gone once must serve before it counts again; twice as long each further time.
+const FIRST_HOLD_DOWN: Duration = Duration::from_secs(2);
+const LONGEST_HOLD_DOWN: Duration = Duration::from_secs(300);
+/// After so long without a failure one is forgiven.
+const FORGIVEN_AFTER: Duration = Duration::from_secs(300);
+
+/// What matters of a node here.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Traits {
+    /// The node of whoever asks. That it answers says nothing of the roads to the others.
+    pub own: bool,
+    /// The network of its egress IPs: nodes of one can stand in for each other.
+    pub network: Option<IpNet>,
+}
+
+/// How a node is treated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Treated {
+    AsReachable,
+    /// Like gone, since then.
+    AsGone,
+    /// Like gone, though it serves: when that ends.
+    UntilProven(Instant),
+}
+
+/// Something about a node that a person wants to know.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct News {
+    pub node: String,
+    pub standing: Standing,
+    pub treated: Treated,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Judgement {
+    pub unreachable: BTreeSet<String>,
+    pub suspects: BTreeSet<String>,
+    pub news: Vec<News>,
+    /// Nobody answers: whoever asks is cut off, or all nodes are gone.
+    pub cut_off: bool,
+}
+
+#[derive(Debug)]
+struct Member {
+    traits: Traits,
+    pulse: Pulse,
+    gone: bool,
+    /// Since when one that is gone serves without interruption.
+    serves_since: Option<Instant>,
+    failures: u32,
+    /// The latest failure, or when one was forgiven.
+    calm_since: Instant,
+    said: (Standing, bool, bool),
+}
+
+impl Member {
+    fn hold_down(&self) -> Duration {
+        let times = 1_u32 << self.failures.saturating_sub(1).min(16);
+        FIRST_HOLD_DOWN.saturating_mul(times).min(LONGEST_HOLD_DOWN)
+    }
+
+    fn declare(&mut self, now: Instant) {
+        self.gone = true;
+        self.serves_since = None;
+        self.failures = self.failures.saturating_add(1);
+        self.calm_since = now;
+    }
+
+    fn take_back(&mut self, now: Instant) {
+        self.gone = false;
+        self.serves_since = None;
+        self.calm_since = now;
+    }
+
+    fn forgive(&mut self, now: Instant) {
+        while !self.gone && self.failures > 0 && now >= self.calm_since + FORGIVEN_AFTER {
+            self.failures -= 1;
+            self.calm_since += FORGIVEN_AFTER;
+        }
+    }
+
+    /// Of one that is gone: notes whether it serves, and says whether it has for long enough.
+    fn has_proven(&mut self, standing: Standing, now: Instant) -> bool {
+        if standing != Standing::Answers(Answer::Serving) {
+            self.serves_since = None;
+            return false;
+        }
+        let since = *self.serves_since.get_or_insert(now);
+        now >= since + self.hold_down()
+    }
+}
+
+/// Everybody who is probed.
+#[derive(Debug)]
+pub struct Judge {
+    rules: Rules,
+    members: BTreeMap<String, Member>,
+    cut_off: bool,
+    /// Since when not all nodes of a network report its next hop.
+    next_hops: BTreeMap<Option<IpNet>, Instant>,
+}
+
+impl Judge {
+    pub fn new(rules: Rules) -> Self {
+        Self { rules, members: BTreeMap::new(), cut_off: false, next_hops: BTreeMap::new() }
+    }
+
+    /// A node that is probed from now on, or has other traits than before.
+    pub fn enter(&mut self, node: &str, traits: Traits, now: Instant) {
+        if let Some(member) = self.members.get_mut(node) {
+            member.traits = traits;
+            return;
+        }
+        let member = Member {
+            traits,
+            pulse: Pulse::begin(now),
+            gone: false,
+            serves_since: None,
+            failures: 0,
+            calm_since: now,
+            said: (Standing::Unknown, false, false),
+        };
+        self.members.insert(node.to_owned(), member);
+    }
+
+    pub fn leave(&mut self, node: &str) {
+        self.members.remove(node);
+    }
+
+    pub fn note(&mut self, node: &str, sign: Sign, at: Instant) {
+        if let Some(member) = self.members.get_mut(node) {
+            member.pulse.note(sign, at);
+        }
+    }
+
+    pub fn judge(&mut self, now: Instant) -> Judgement {
+        let heard = self.look_around(now);
+        let networks: BTreeSet<_> = self.members.values().map(|member| member.traits.network).collect();
+        self.next_hops.retain(|network, _| networks.contains(network));
+        let mut judgement = Judgement { cut_off: heard == Heard::Nobody, ..Judgement::default() };
+        for network in networks {
+            self.judge_network(network, heard, now, &mut judgement.suspects);
+        }
+        for (name, member) in &mut self.members {
+            member.forgive(now);
+            if member.gone {
+                judgement.unreachable.insert(name.clone());
+            }
+            let standing = member.pulse.standing(&self.rules, now);
+            let saying = (standing, member.gone, member.serves_since.is_some());
+            if std::mem::replace(&mut member.said, saying) == saying {
+                continue;
+            }
+            let treated = match member.serves_since {
+                Some(since) => Treated::UntilProven(since + member.hold_down()),
+                None if member.gone => Treated::AsGone,
+                None => Treated::AsReachable,
+            };
+            judgement.news.push(News { node: name.clone(), standing, treated });
+        }
+        judgement
+    }
+
+    /// Whom one hears. When somebody is heard again after nobody was, all have their time anew.
+    fn look_around(&mut self, now: Instant) -> Heard {
+        let others = || self.members.values().filter(|member| !member.traits.own && !member.gone);
+        let latest = others().map(|member| member.pulse.alive()).max();
+        let heard = match latest {
+            Some(latest) if others().count() > 1 && now >= latest + self.rules.total / 2 => Heard::Nobody,
+            Some(latest) if others().count() > 1 => Heard::Some(latest),
+            _ => Heard::NothingToCompare,
+        };
+        let was_cut_off = std::mem::replace(&mut self.cut_off, heard == Heard::Nobody);
+        if was_cut_off && heard != Heard::Nobody {
+            self.members.values_mut().filter(|member| !member.gone).for_each(|member| member.pulse.excuse(now));
+        }
+        heard
+    }
+
+    fn judge_network(&mut self, network: Option<IpNet>, heard: Heard, now: Instant, suspects: &mut BTreeSet<String>) {
+        let rules = self.rules;
+        let mut members: Vec<(&String, &mut Member, Standing)> = (self.members.iter_mut())
+            .filter(|(_, member)| member.traits.network == network)
+            .map(|(name, member)| {
+                let standing = member.pulse.standing(&rules, now);
+                (name, member, standing)
+            })
+            .collect();
+        for (_, member, standing) in &mut members {
+            if member.gone && member.has_proven(*standing, now) {
+                member.take_back(now);
+            }
+        }
+
+        let is_otherwise =
+            |standing: Standing| matches!(standing, Standing::Answers(answer) if answer != Answer::NextHopLost);
+        let next_hop_since = if members.iter().any(|(_, _, standing)| is_otherwise(*standing)) {
+            Some(*self.next_hops.entry(network).or_insert(now))
+        } else {
+            self.next_hops.remove(&network);
+            None
+        };
+        let is_alone = |member: &Member| member.traits.own || heard.since(member.pulse.alive(), &rules);
+        let fails = |member: &Member, standing: Standing| match standing {
+            Standing::Silent => is_alone(member),
+            Standing::AgentGone | Standing::Answers(Answer::NotServing) => true,
+            Standing::Answers(Answer::NextHopLost) => {
+                next_hop_since.is_some_and(|since| now >= since.max(member.pulse.since()) + TOGETHER)
+            }
+            Standing::Unknown | Standing::AgentSilent | Standing::Answers(Answer::Serving) => false,
+        };
+        let is_suspect = |member: &Member, standing: Standing| {
+            standing == Standing::AgentGone || (member.pulse.is_suspect(&rules, now) && is_alone(member))
+        };
+        let serves = |member: &Member, standing: Standing| {
+            standing == Standing::Answers(Answer::Serving) && !is_suspect(member, standing)
+        };
+
+        if !members.iter().any(|(_, member, standing)| !member.gone && serves(member, *standing)) {
+            for (_, member, _) in members.iter_mut().filter(|(_, member, standing)| serves(member, *standing)) {
+                member.take_back(now);
+            }
+        }
+        let somewhere_to_go = members.iter().any(|(_, member, standing)| !member.gone && serves(member, *standing));
+        for (name, member, standing) in members {
+            let may_be_alive = matches!(standing, Standing::Answers(_));
+            if (member.gone && !may_be_alive) || (!member.gone && somewhere_to_go && is_suspect(member, standing)) {
+                suspects.insert(name.clone());
+            }
+            if !member.gone && somewhere_to_go && fails(member, standing) {
+                member.declare(now);
+            }
+        }
+    }
+}
+
+/// Whom one hears of the other nodes that do not count as gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Heard {
+    Nobody,
+    /// There is at most one.
+    NothingToCompare,
+    /// Somebody, last then.
+    Some(Instant),
+}
+
+impl Heard {
+    /// Was anybody heard after a node whose latest sign is this old? Those that answer take turns within one interval.
+    fn since(self, alive: Instant, rules: &Rules) -> bool {
+        match self {
+            Self::Nobody => false,
+            Self::NothingToCompare => true,
+            Self::Some(latest) => latest >= alive + rules.interval * 3 / 2,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

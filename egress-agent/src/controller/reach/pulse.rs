@@ -1,0 +1,176 @@
+//! One node's signs of life, and where it stands by them. Pure: every time is an argument.
+//!
+//! There are two kinds of signs. An *answer* is the agent's word. A connection that is accepted or refused is the word of
+//! the node's *kernel* alone: its agent is killed, stopped or being replaced, and its programs go on without it. Such a
+//! node is given a grace period. Only a node that gives no sign at all for the total timeout is gone.
+//!
+//! It does not matter by which address a sign came: one road that works is enough.
+
+use std::time::{Duration, Instant};
+
+/// How long things take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rules {
+    /// A node without a sign of life for that long is gone.
+    pub total: Duration,
+    /// Between two probes of one address.
+    pub interval: Duration,
+    /// How long a node keeps its addresses while its kernel answers and its agent does not.
+    pub grace: Duration,
+}
+
+/// What came back. Silence is no sign.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sign {
+    Answer(Answer),
+    /// A connection was accepted or refused.
+    Kernel,
+}
+
+/// What an agent says of its node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Answer {
+    Serving,
+    /// It could serve, but its next hop is silent.
+    NextHopLost,
+    NotServing,
+}
+
+/// Where a node stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// There was no time yet to answer.
+    Unknown,
+    Answers(Answer),
+    /// The kernel answers, the agent does not: in its grace period.
+    AgentSilent,
+    /// The same for longer than that.
+    AgentGone,
+    Silent,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct Pulse {
+    /// The latest sign of any kind, or since when it is asked.
+    alive: Instant,
+    answered: Option<(Instant, Answer)>,
+    /// Since when the answer is what it is; before the first, since when it is asked.
+    since: Instant,
+}
+
+impl Pulse {
+    pub fn begin(now: Instant) -> Self {
+        Self { alive: now, answered: None, since: now }
+    }
+
+    /// Signs need not come in their order.
+    pub fn note(&mut self, sign: Sign, at: Instant) {
+        self.alive = self.alive.max(at);
+        let Sign::Answer(answer) = sign else { return };
+        if self.answered.is_some_and(|(latest, _)| at < latest) {
+            return;
+        }
+        if self.answered.is_none_or(|(_, known)| known != answer) {
+            self.since = at;
+        }
+        self.answered = Some((at, answer));
+    }
+
+    /// Its silence up to now was not its own: what it said last still stands.
+    pub fn excuse(&mut self, now: Instant) {
+        self.alive = self.alive.max(now);
+        match &mut self.answered {
+            Some((at, _)) => *at = now.max(*at),
+            None => self.since = now,
+        }
+    }
+
+    pub fn alive(&self) -> Instant {
+        self.alive
+    }
+
+    /// Since when its answer is what it is.
+    pub fn since(&self) -> Instant {
+        self.since
+    }
+
+    pub fn is_suspect(&self, rules: &Rules, now: Instant) -> bool {
+        now >= self.alive + rules.total / 2
+    }
+
+    pub fn standing(&self, rules: &Rules, now: Instant) -> Standing {
+        if now >= self.alive + rules.total {
+            return Standing::Silent;
+        }
+        match self.answered {
+            Some((at, answer)) if now < at + rules.total => Standing::Answers(answer),
+            Some((at, _)) if now < at + rules.grace => Standing::AgentSilent,
+            None if now < self.since + rules.total => Standing::Unknown,
+            None if now < self.since + rules.grace => Standing::AgentSilent,
+            _ => Standing::AgentGone,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RULES: Rules =
+        Rules { total: Duration::from_secs(1), interval: Duration::from_millis(250), grace: Duration::from_secs(30) };
+    const OK: Sign = Sign::Answer(Answer::Serving);
+    const BAD: Sign = Sign::Answer(Answer::NotServing);
+
+    /// Signs by milliseconds, then where the node stands at which.
+    fn story(name: &str, signs: &[(u64, Sign)], stands: &[(u64, Standing)]) {
+        let start = Instant::now();
+        let at = |millis| start + Duration::from_millis(millis);
+        for (time, standing) in stands {
+            let mut pulse = Pulse::begin(start);
+            signs.iter().filter(|(when, _)| when <= time).for_each(|(when, sign)| pulse.note(*sign, at(*when)));
+            assert_eq!(pulse.standing(&RULES, at(*time)), *standing, "{name}, after {time} ms");
+        }
+    }
+
+    /// The kernel's word every quarter of a second.
+    fn kernel(from: u64, to: u64) -> Vec<(u64, Sign)> {
+        (from..=to).step_by(250).map(|time| (time, Sign::Kernel)).collect()
+    }
+
+    #[test]
+    fn where_a_node_stands() {
+        use Standing::{AgentGone, AgentSilent, Answers, Silent, Unknown};
+        let (serves, refuses) = (Answers(Answer::Serving), Answers(Answer::NotServing));
+        story("never anything", &[], &[(0, Unknown), (999, Unknown), (1000, Silent)]);
+        story("one answer", &[(200, OK)], &[(199, Unknown), (200, serves), (1199, serves), (1200, Silent)]);
+        story("a slow answer is one", &[(0, OK), (900, OK)], &[(950, serves), (1899, serves), (1900, Silent)]);
+        story("it says no", &[(0, OK), (250, BAD)], &[(249, serves), (250, refuses), (1250, Silent)]);
+        story("it says yes again", &[(0, BAD), (250, OK)], &[(250, serves)]);
+        story("an older answer comes late", &[(300, BAD), (250, OK)], &[(300, refuses)]);
+
+        let bounce = [vec![(0, OK)], kernel(250, 60_000)].concat();
+        let stands = [(999, serves), (1000, AgentSilent), (29_999, AgentSilent), (30_000, AgentGone)];
+        story("the agent is killed or stopped", &bounce, &stands);
+        let powered_off = [vec![(0, OK)], kernel(250, 5000)].concat();
+        story("then the node dies", &powered_off, &[(5999, AgentSilent), (6000, Silent)]);
+        let restarted = [vec![(0, OK)], kernel(250, 5000), vec![(5100, OK)]].concat();
+        story("a new agent comes", &restarted, &[(5000, AgentSilent), (5100, serves)]);
+        let no_agent = kernel(0, 60_000);
+        let stands = [(999, Unknown), (1000, AgentSilent), (30_000, AgentGone)];
+        story("there has never been an agent", &no_agent, &stands);
+    }
+
+    #[test]
+    fn the_age_of_an_answer_is_that_of_the_first_of_its_kind() {
+        let start = Instant::now();
+        let mut pulse = Pulse::begin(start);
+        for millis in [0, 250, 500] {
+            pulse.note(BAD, start + Duration::from_millis(millis));
+        }
+        assert_eq!(pulse.since(), start);
+        pulse.note(OK, start + Duration::from_millis(750));
+        assert_eq!(pulse.since(), start + Duration::from_millis(750));
+        assert!(!pulse.is_suspect(&RULES, start + Duration::from_millis(1249)));
+        assert!(pulse.is_suspect(&RULES, start + Duration::from_millis(1250)));
+    }
+}
