@@ -40,12 +40,11 @@ const FOREIGN_STATUS: &str = "somebody else than egress-agent writes status.item
 
 /// The controller's half of the world and what it has said so far.
 pub struct Leader {
-    objects: Option<Objects>,
-    nodes: Option<Nodes>,
+    /// Shared with the thread that decides, while it does.
+    objects: Option<Arc<Objects>>,
+    nodes: Option<Arc<Nodes>>,
     /// Which nodes answer.
     reach: watch::Receiver<Reach>,
-    /// Agents do not say yet that they have let go, and hold no leases: there is nothing to record or to wait for.
-    no_records: NoRecords,
     watch: Watch,
     numbering: Numbering,
     told: BTreeMap<String, BTreeSet<Notice>>,
@@ -70,7 +69,6 @@ impl Leader {
             objects: None,
             nodes: None,
             reach,
-            no_records: NoRecords::default(),
             watch: Watch::default(),
             numbering: Numbering::default(),
             told: BTreeMap::new(),
@@ -123,15 +121,15 @@ impl Leader {
     fn apply(&mut self, change: Change) {
         match change {
             Change::Objects(update) => self.apply_objects(update),
-            Change::Nodes(Update::Replaced(nodes)) => self.nodes = Some(nodes),
+            Change::Nodes(Update::Replaced(nodes)) => self.nodes = Some(Arc::new(nodes)),
             Change::Nodes(Update::Changed(name, node)) => {
                 if let Some(nodes) = &mut self.nodes {
-                    nodes.insert(name, node);
+                    Arc::make_mut(nodes).insert(name, node);
                 }
             }
             Change::Nodes(Update::Removed(name)) => {
                 if let Some(nodes) = &mut self.nodes {
-                    nodes.remove(&name);
+                    Arc::make_mut(nodes).remove(&name);
                 }
             }
             Change::Namespaces(_) | Change::Pods(_) | Change::Services(_) => {}
@@ -141,12 +139,12 @@ impl Leader {
     fn apply_objects(&mut self, update: Update<String, Arc<EgressObject>>) {
         let update = filled(update, |name| self.objects.as_ref()?.get(name).cloned());
         match update {
-            Update::Replaced(objects) => self.objects = Some(objects),
+            Update::Replaced(objects) => self.objects = Some(Arc::new(objects)),
             Update::Changed(_, object) => self.enter(object),
             Update::Removed(name) => {
                 self.told.remove(&name);
                 if let Some(objects) = &mut self.objects {
-                    objects.remove(&name);
+                    Arc::make_mut(objects).remove(&name);
                 }
             }
         }
@@ -160,23 +158,21 @@ impl Leader {
             known.uid == object.uid && version(known).zip(version(&object)).is_some_and(|(known, new)| new < known)
         });
         if !older {
-            objects.insert(object.name.clone(), object);
+            Arc::make_mut(objects).insert(object.name.clone(), object);
         }
     }
 
     /// False when something is left to do.
     async fn decide_and_write(&mut self) -> bool {
-        let (Some(objects), Some(nodes)) = (&self.objects, &self.nodes) else { return true };
-        for (node, problem) in self.problems.news(nodes) {
+        let (Some(objects), Some(nodes)) = (self.objects.clone(), self.nodes.clone()) else { return true };
+        for (node, problem) in self.problems.news(&nodes) {
             warn!(node, problem, "what cannot be read of a node counts as not said");
         }
+        let numbers = self.numbering.number(&objects);
         let now = Instant::now().into_std();
-        // A copy: whoever probes must not wait for a decision.
-        let unreachable = self.reach.borrow_and_update().unreachable.clone();
-        let known = self.no_records.known(objects, nodes, &unreachable, now);
-        let decisions = decide(&mut self.watch, &known).all;
-        let numbers = self.numbering.number(objects);
-        let decisions: Vec<Wish> = decisions
+        let decisions: Vec<Wish> = self
+            .decide(objects, nodes, now)
+            .await
             .into_iter()
             .filter_map(|decision| {
                 let Decision { object, items, conditions, no_eligible_node, notices } = decision;
@@ -193,6 +189,31 @@ impl Leader {
         let settled = self.write(losing).await;
         // What could not be taken must not be given.
         settled && self.write(others).await && held.is_empty()
+    }
+
+    /// On a thread that may be busy for a while: whoever else is to run on this one, this agent's half of the kernel and
+    /// the renewal of the Lease among them, need not wait.
+    async fn decide(&mut self, objects: Arc<Objects>, nodes: Arc<Nodes>, now: std::time::Instant) -> Vec<Decision> {
+        let mut watch = std::mem::take(&mut self.watch);
+        // A copy: whoever probes must not wait for a decision.
+        let unreachable = self.reach.borrow_and_update().unreachable.clone();
+        let deciding = tokio::task::spawn_blocking(move || {
+            // Agents do not say yet that they have let go, and hold no leases: there is nothing to record or to wait for.
+            let no_records = NoRecords::default();
+            let decisions = decide(&mut watch, &no_records.known(&objects, &nodes, &unreachable, now)).all;
+            (watch, decisions)
+        });
+        match deciding.await {
+            Ok((watch, decisions)) => {
+                self.watch = watch;
+                decisions
+            }
+            Err(error) => match error.try_into_panic() {
+                Ok(panic) => std::panic::resume_unwind(panic),
+                // The process is about to end.
+                Err(_) => Vec::new(),
+            },
+        }
     }
 
     fn look_for_strangers(&mut self) {

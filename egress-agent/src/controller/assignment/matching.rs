@@ -13,6 +13,7 @@
 //! Exact with one exception: where an object has addresses of both families and a cloud limits each family by itself the
 //! limits are kept, but the number may not be the largest.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
@@ -44,11 +45,19 @@ pub(super) struct Holding {
     load_v4: usize,
     /// What was placed in this run and may still move.
     pub(super) fresh: Vec<UnitIndex>,
+    /// How many of these each class has.
+    fresh_of_class: BTreeMap<ClassIndex, usize>,
 }
 
 impl Holding {
     pub(super) fn new(name: &str, capacity: Capacity) -> Self {
-        Self { tie: tie::hash(name.as_bytes()), capacity, load: 0, load_v4: 0, fresh: Vec::new() }
+        let tie = tie::hash(name.as_bytes());
+        Self { tie, capacity, load: 0, load_v4: 0, fresh: Vec::new(), fresh_of_class: BTreeMap::new() }
+    }
+
+    /// The classes of what may still move.
+    pub(super) fn classes(&self) -> impl Iterator<Item = ClassIndex> {
+        self.fresh_of_class.keys().copied()
     }
 
     /// How many more of this family it takes.
@@ -106,13 +115,16 @@ pub(super) struct Matching<'a> {
     groups: Vec<Vec<NodeIndex>>,
     group: Vec<Option<usize>>,
     pub(super) dead: search::Dead,
+    /// Objects that had their turn and have addresses waiting which could still stand in for others.
+    unsettled: BTreeSet<usize>,
 }
 
 impl<'a> Matching<'a> {
     pub(super) fn new(nodes: Vec<Holding>, objects: usize, classes: &'a [Class]) -> Self {
         let (group, groups) = groups(nodes.len(), classes);
         let objects = (0..objects).map(|_| Owner::default()).collect();
-        Self { classes, nodes, objects, units: Vec::new(), groups, group, dead: search::Dead::default() }
+        let (units, dead, unsettled) = (Vec::new(), search::Dead::default(), BTreeSet::new());
+        Self { classes, nodes, objects, units, groups, group, dead, unsettled }
     }
 
     /// The object keeps an address of this family on the node.
@@ -136,7 +148,16 @@ impl<'a> Matching<'a> {
             let units = &self.units;
             self.objects[object].waiting.sort_by_key(|unit| (units[*unit].last.is_none(), units[*unit].address));
             while !self.objects[object].waiting.is_empty() && self.place_one(object) {}
+            self.unsettled.insert(object);
         }
+    }
+
+    /// Nodes with an address of an object that has others waiting, `object` or one that had its turn before.
+    pub(super) fn nodes_with_stand_ins(&mut self, object: usize) -> BTreeSet<NodeIndex> {
+        let (objects, dead) = (&self.objects, &self.dead);
+        self.unsettled.retain(|object| objects[*object].waiting.iter().any(|unit| !dead.has_unit(*unit)));
+        let slots = self.unsettled.iter().chain([&object]).flat_map(|object| &objects[*object].slots);
+        slots.filter(|(_, slot)| matches!(slot, Slot::Fresh(_))).map(|(node, _)| *node).collect()
     }
 
     fn place_one(&mut self, object: usize) -> bool {
@@ -189,24 +210,31 @@ impl<'a> Matching<'a> {
     }
 
     fn put(&mut self, unit: UnitIndex, node: NodeIndex) {
-        let Unit { object, address, .. } = self.units[unit];
+        let Unit { object, address, class, .. } = self.units[unit];
         self.units[unit].node = Some(node);
         self.objects[object].waiting.retain(|other| *other != unit);
         self.objects[object].slots.insert(node, Slot::Fresh(unit));
         let holding = &mut self.nodes[node];
         holding.fresh.push(unit);
+        *holding.fresh_of_class.entry(class).or_default() += 1;
         holding.load += 1;
         holding.load_v4 += usize::from(address.is_ipv4());
     }
 
     fn take(&mut self, unit: UnitIndex) {
-        let Unit { object, address, node, .. } = self.units[unit];
+        let Unit { object, address, class, node, .. } = self.units[unit];
         let Some(node) = node else { return };
         self.units[unit].node = None;
         self.objects[object].waiting.push(unit);
         self.objects[object].slots.remove(&node);
         let holding = &mut self.nodes[node];
         holding.fresh.retain(|other| *other != unit);
+        if let Entry::Occupied(mut count) = holding.fresh_of_class.entry(class) {
+            *count.get_mut() -= 1;
+            if *count.get() == 0 {
+                count.remove();
+            }
+        }
         holding.load -= 1;
         holding.load_v4 -= usize::from(address.is_ipv4());
     }
