@@ -1,16 +1,19 @@
-//! What users type. Every flag has an environment variable; a flag beats it.
+//! What users type. Every flag has an environment variable; a flag beats it, and both beat `--config-file`.
 
 mod cleanup;
 mod codegen;
+mod config_file;
 mod interfaces;
 mod logging;
 mod run;
 mod timeouts;
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
+use config_file::{ConfigFile, ConfigFileError};
 
 use crate::dataplane::names::DEFAULT_BPFFS;
 use crate::dataplane::{self, StartError};
@@ -63,6 +66,8 @@ impl NodeArgs {
 /// Why a command ended badly: one line that says what to do.
 #[derive(Debug, thiserror::Error)]
 enum CliError {
+    #[error(transparent)]
+    Usage(#[from] clap::Error),
     #[error("no interface breth0 or br-ex and no default route: name the interface towards the outside with --uplink")]
     NoUplink,
     #[error(transparent)]
@@ -71,6 +76,8 @@ enum CliError {
     Start(#[from] StartError),
     #[error("--log-level {level:?} is not understood: {source}; try info, debug, or egress_agent=debug,warn")]
     LogLevel { level: String, source: tracing_subscriber::filter::ParseError },
+    #[error(transparent)]
+    ConfigFile(#[from] ConfigFileError),
     #[error("cannot print the CRD: {0}")]
     Manifest(#[from] serde_yaml::Error),
     #[error("cannot start: {0}")]
@@ -81,13 +88,14 @@ enum CliError {
 
 /// Runs what the command line says. Wrong usage ends the process with code 2, everything else that fails with 1.
 pub fn main() -> ExitCode {
-    let outcome = match Cli::parse().command {
-        Command::Run(args) => run::run(&args),
+    let outcome = read(std::env::args_os().collect()).and_then(|(command, ignored)| match command {
+        Command::Run(args) => run::run(&args, &ignored),
         Command::Cleanup(args) => cleanup::run(&args),
         Command::Codegen(args) => codegen::run(&args),
-    };
+    });
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
+        Err(CliError::Usage(error)) => error.exit(),
         Err(error) => {
             eprintln!("error: {error}");
             ExitCode::FAILURE
@@ -95,10 +103,28 @@ pub fn main() -> ExitCode {
     }
 }
 
+/// What the line asks for, with what the configuration file adds, and what of the file is ignored.
+fn read(mut line: Vec<OsString>) -> Result<(Command, Vec<String>), CliError> {
+    let (command, matches) = matched(&line)?;
+    let Command::Run(args) = &command else { return Ok((command, Vec::new())) };
+    let Some(path) = args.config_file() else { return Ok((command, Vec::new())) };
+    let file = ConfigFile::read(path)?;
+    let definition = Cli::command();
+    if let Some((name, given)) = matches.subcommand()
+        && let Some(definition) = definition.find_subcommand(name)
+    {
+        line.extend(file.arguments(definition, given)?.into_iter().map(OsString::from));
+    }
+    Ok((matched(&line)?.0, file.warnings))
+}
+
+fn matched(line: &[OsString]) -> Result<(Command, ArgMatches), CliError> {
+    let matches = Cli::command().try_get_matches_from(line)?;
+    Ok((Cli::from_arg_matches(&matches)?.command, matches))
+}
+
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
-
     use super::*;
 
     #[test]
@@ -111,5 +137,17 @@ mod tests {
                 assert!(argument.get_help().is_some(), "{} has no description", argument.get_id());
             }
         }
+    }
+    #[test]
+    fn the_file_adds_to_the_line() {
+        let file = std::env::temp_dir().join(format!("egress-agent-{}.conf", std::process::id()));
+        std::fs::write(&file, "[ovnkubernetesfeature]\negressip-node-healthcheck-port=9107\n[other]\n")
+            .expect("a file");
+        let line = ["egress-agent", "run", "--node-name=a", &format!("--config-file={}", file.display())];
+        let outcome = read(line.map(OsString::from).to_vec());
+        std::fs::remove_file(&file).expect("it was there");
+        let (Command::Run(args), ignored) = outcome.expect("a line and a file") else { panic!("another command") };
+        assert!(format!("{args:?}").contains("egressip_node_healthcheck_port: 9107"), "{args:?}");
+        assert_eq!(ignored.len(), 1);
     }
 }

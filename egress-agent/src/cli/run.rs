@@ -1,6 +1,6 @@
 //! `egress-agent run`: flags to settings, then the agent.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 use ipnet::IpNet;
@@ -22,6 +22,9 @@ pub(super) struct RunArgs {
     /// Name of this node's Node object
     #[arg(long, env = "EGRESS_AGENT_NODE_NAME")]
     node_name: String,
+    /// File of settings as OVN-Kubernetes has it; flags and their variables beat it
+    #[arg(long, env = "EGRESS_AGENT_CONFIG_FILE")]
+    config_file: Option<PathBuf>,
     /// How to reach the API server [default: as a pod of the cluster]
     #[arg(long, env = "EGRESS_AGENT_KUBECONFIG")]
     kubeconfig: Option<PathBuf>,
@@ -119,6 +122,10 @@ enum OnUnassigned {
 }
 
 impl RunArgs {
+    pub(super) fn config_file(&self) -> Option<&Path> {
+        self.config_file.as_deref()
+    }
+
     fn agent(&self, host: Host, server: String) -> AgentSettings {
         AgentSettings {
             model: desired::Settings {
@@ -144,8 +151,10 @@ impl RunArgs {
     }
 }
 
-pub(super) fn run(args: &RunArgs) -> Result<(), CliError> {
+/// `ignored` is what the configuration file says that is none of ours.
+pub(super) fn run(args: &RunArgs, ignored: &[String]) -> Result<(), CliError> {
     logging::start(&args.log)?;
+    ignored.iter().for_each(|line| warn!("{line}"));
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(run_async(args))
 }
