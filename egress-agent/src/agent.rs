@@ -8,6 +8,7 @@
 //! Generic over the executor, so that everything but the kernel runs in a test.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures::{Stream, StreamExt};
 use kube::Client;
@@ -18,7 +19,7 @@ use crate::controller::leader::Leader;
 use crate::controller::leadership::{campaign, leadership};
 use crate::controller::reach::Reach;
 use crate::dataplane::host::Host;
-use crate::health;
+use crate::health::{self, fitness::Uplink};
 use crate::kube::events;
 use crate::kube::outage::Outages;
 use crate::kube::own_node;
@@ -54,6 +55,8 @@ pub async fn run<E: Executor + Send>(client: Client, settings: AgentSettings, ex
     let (to_node, for_node) = inbox::inbox();
     let (to_leader, for_leader) = inbox::inbox();
     let (own_node, is_own_node) = watch::channel(None);
+    // Nobody watches the uplink yet, and nobody minds when the leader heard this agent.
+    let ((_road, uplink), (heard, _surely_heard)) = (watch::channel(Uplink::Works), watch::channel(None));
 
     let incoming = changes(&client, &node_name, &model.service_cidrs, &outages);
     let halves = Halves { node: to_node, leader: to_leader, own_node, node_name: node_name.clone() };
@@ -61,7 +64,8 @@ pub async fn run<E: Executor + Send>(client: Client, settings: AgentSettings, ex
     let leader = Leader::new(StatusWriter::new(client.clone()), events, leads, Reach::nobody_probes());
     let health = async {
         if health_port != 0 {
-            health::serve(health_port, is_ready, stop.clone()).await;
+            let settings = health::Settings { port: health_port, total_timeout: Duration::from_secs(1) };
+            health::serve(settings, health::Facts { ready: is_ready, uplink }, heard, stop.clone()).await;
         }
     };
     let publish = async {

@@ -1,60 +1,117 @@
 //! `grpc.health.v1` on this node's management addresses: is this node fit to carry egress traffic?
 //!
-//! Service names `""` and `Service_Egress_IP`, the one that OVN-Kubernetes' probes ask for. NOT_SERVING until every watch
-//! has synced and the kernel does what the cluster wants. The server moves when the management addresses change.
+//! Service names `""` and `Service_Egress_IP`, the one that OVN-Kubernetes' probes ask for. Nobody is answered before every
+//! watch has synced and the kernel does what the cluster wants: to whoever probes, an agent that starts is an agent that
+//! starts again. From then on
+//!
+//! - [`fitness`] says whether the node can carry egress traffic. It changes the answers; who watches is told, and no
+//!   connection ends by it.
+//! - [`touch`] notes what probes of the leader confirm: until when it has surely heard this agent.
+//!
+//! A server for each management address; they come and go with these.
 
-use std::net::SocketAddr;
+pub mod fitness;
+mod service;
+pub mod touch;
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
-use tokio::task::JoinSet;
-use tokio_util::sync::CancellationToken;
+use tokio_util::sync::{CancellationToken, DropGuard};
 use tonic::transport::Server;
-use tonic_health::ServingStatus;
-use tonic_health::server::HealthReporter;
+use tonic::transport::server::TcpIncoming;
 use tracing::{info, warn};
 
 use crate::reconcile::Ready;
+use fitness::{Obstacle, Uplink};
+use service::HealthService;
 
 /// What OVN-Kubernetes calls it.
 pub const SERVICE: &str = "Service_Egress_IP";
-const RETRY: std::time::Duration = std::time::Duration::from_secs(2);
+/// Of an answer: why the node does not serve.
+pub const REASON: &str = "egress-agent-reason";
+const RETRY: Duration = Duration::from_secs(2);
+/// How long connections have to end with the server.
+const FAREWELL: Duration = Duration::from_millis(100);
 
-/// Serves until told to stop.
-pub async fn serve(port: u16, mut ready: watch::Receiver<Ready>, stop: CancellationToken) {
-    loop {
-        let now = ready.borrow_and_update().clone();
-        let mut servers = JoinSet::new();
-        for address in &now.management {
-            servers.spawn(serve_on(SocketAddr::new(*address, port), now.serving, stop.clone()));
-        }
-        tokio::select! {
-            () = stop.cancelled() => return,
-            changed = ready.changed() => {
-                if changed.is_err() {
-                    return;
-                }
-            }
-        }
-        servers.shutdown().await;
-    }
+/// How to serve.
+#[derive(Clone, Copy, Debug)]
+pub struct Settings {
+    pub port: u16,
+    /// The total timeout of this agent, which should be the leader's too.
+    pub total_timeout: Duration,
 }
 
-async fn serve_on(address: SocketAddr, serving: bool, stop: CancellationToken) {
-    let (reporter, service) = tonic_health::server::health_reporter();
-    report(&reporter, serving).await;
+/// What the answers are made from.
+pub struct Facts {
+    pub ready: watch::Receiver<Ready>,
+    pub uplink: watch::Receiver<Uplink>,
+}
+
+/// Serves until told to stop. Publishes as of when the leader has surely heard this agent.
+pub async fn serve(settings: Settings, facts: Facts, heard: watch::Sender<Option<Instant>>, stop: CancellationToken) {
+    let Facts { mut ready, mut uplink } = facts;
+    let service = HealthService::new(settings.total_timeout, heard).await;
+    let mut servers: BTreeMap<IpAddr, DropGuard> = BTreeMap::new();
+    let mut said = None;
+    loop {
+        let now = ready.borrow_and_update().clone();
+        let obstacle = Obstacle::of(now.serving, &uplink.borrow_and_update());
+        if said.as_ref() != Some(&obstacle) && !now.management.is_empty() {
+            match &obstacle {
+                Some(obstacle) => warn!("this node cannot carry egress traffic: {obstacle}"),
+                None => info!("this node can carry egress traffic"),
+            }
+            said = Some(obstacle.clone());
+        }
+        service.set(obstacle).await;
+        servers.retain(|address, _| now.management.contains(address));
+        for address in &now.management {
+            servers.entry(*address).or_insert_with(|| {
+                let token = stop.child_token();
+                tokio::spawn(serve_on(SocketAddr::new(*address, settings.port), service.clone(), token.clone()));
+                token.drop_guard()
+            });
+        }
+        tokio::select! {
+            () = stop.cancelled() => break,
+            changed = ready.changed() => if changed.is_err() { break },
+            Ok(()) = uplink.changed() => {}
+        }
+    }
+    drop(servers);
+}
+
+async fn serve_on(address: SocketAddr, service: HealthService, stop: CancellationToken) {
     let mut failing = false;
     loop {
-        let server = Server::builder().add_service(service.clone());
-        if !failing {
-            info!(%address, "answering health checks");
-        }
-        match server.serve_with_shutdown(address, stop.clone().cancelled_owned()).await {
-            Ok(()) => return,
+        match TcpIncoming::bind(address) {
+            Ok(incoming) => {
+                info!(%address, "answering health checks");
+                let ended = stop.clone().cancelled_owned();
+                let served = Server::builder()
+                    .add_service(service.clone().into_server())
+                    .serve_with_incoming_shutdown(incoming.with_nodelay(Some(true)), ended);
+                tokio::select! {
+                    served = served => {
+                        if let Err(error) = served {
+                            warn!(%address, %error, "health checks are not answered any more; trying again");
+                        }
+                    }
+                    // Whoever watches stays connected for ever.
+                    () = async { stop.cancelled().await; tokio::time::sleep(FAREWELL).await } => {}
+                }
+                failing = false;
+            }
             // The address may not be on the management port yet.
-            Err(error) if !failing => warn!(%address, %error, "cannot answer health checks; trying again"),
+            Err(error) if !failing => {
+                warn!(%address, %error, "cannot answer health checks; trying again");
+                failing = true;
+            }
             Err(_) => {}
         }
-        failing = true;
         tokio::select! {
             () = stop.cancelled() => return,
             () = tokio::time::sleep(RETRY) => {}
@@ -62,44 +119,5 @@ async fn serve_on(address: SocketAddr, serving: bool, stop: CancellationToken) {
     }
 }
 
-async fn report(reporter: &HealthReporter, serving: bool) {
-    let status = if serving { ServingStatus::Serving } else { ServingStatus::NotServing };
-    for service in ["", SERVICE] {
-        reporter.set_service_status(service, status).await;
-    }
-}
-
 #[cfg(test)]
-mod tests {
-    use std::net::IpAddr;
-
-    use tonic_health::pb::HealthCheckRequest;
-    use tonic_health::pb::health_check_response::ServingStatus as Answer;
-    use tonic_health::pb::health_client::HealthClient;
-
-    use super::*;
-
-    #[tokio::test]
-    async fn both_services_are_answered_for_on_the_management_address() {
-        let free = std::net::TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).expect("a free port").port();
-        let ready = Ready { serving: true, management: vec![IpAddr::from([127, 0, 0, 1])] };
-        let (_keep, receiver) = watch::channel(ready);
-        let stop = CancellationToken::new();
-        let server = tokio::spawn(serve(free, receiver, stop.clone()));
-        let endpoint = tonic::transport::Endpoint::try_from(format!("http://127.0.0.1:{free}")).expect("an address");
-        let mut client = loop {
-            match endpoint.connect().await {
-                Ok(channel) => break HealthClient::new(channel),
-                Err(_) => tokio::time::sleep(std::time::Duration::from_millis(10)).await,
-            }
-        };
-        for service in ["", SERVICE] {
-            let request = HealthCheckRequest { service: service.into() };
-            let answer = client.check(request).await.expect("a known service").into_inner();
-            assert_eq!(answer.status, i32::from(Answer::Serving));
-        }
-        assert!(client.check(HealthCheckRequest { service: "other".into() }).await.is_err());
-        stop.cancel();
-        server.await.expect("it ends");
-    }
-}
+mod tests;

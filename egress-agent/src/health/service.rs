@@ -1,0 +1,117 @@
+//! The health service itself.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use tokio::sync::watch;
+use tonic::metadata::MetadataValue;
+use tonic::{Request, Response, Status};
+use tonic_health::ServingStatus;
+use tonic_health::pb::health_check_response::ServingStatus as Answer;
+use tonic_health::pb::health_server::{Health, HealthServer};
+use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse};
+use tonic_health::server::{HealthReporter, HealthService as Reported, WatchStream};
+use tracing::warn;
+
+use super::fitness::Obstacle;
+use super::touch::{self, Probe, Touch};
+use super::{REASON, SERVICE};
+
+/// Answers on all addresses alike.
+#[derive(Clone)]
+pub(super) struct HealthService(Arc<Shared>);
+
+struct Shared {
+    /// What is answered now. `None` inside: the node serves.
+    obstacle: watch::Sender<Option<Obstacle>>,
+    /// The same for those who watch.
+    reporter: HealthReporter,
+    total_timeout: Duration,
+    probes: Mutex<Probes>,
+}
+
+struct Probes {
+    touch: Touch,
+    heard: watch::Sender<Option<Instant>>,
+    /// The leader's total timeout where it is not ours, once said.
+    other_timeout: Option<Duration>,
+}
+
+impl HealthService {
+    pub(super) async fn new(total_timeout: Duration, heard: watch::Sender<Option<Instant>>) -> Self {
+        let reporter = HealthReporter::new();
+        report(&reporter, false).await;
+        let probes = Mutex::new(Probes { touch: Touch::default(), heard, other_timeout: None });
+        let obstacle = watch::Sender::new(Some(Obstacle::NotInStep));
+        Self(Arc::new(Shared { obstacle, reporter, total_timeout, probes }))
+    }
+
+    pub(super) fn into_server(self) -> HealthServer<Self> {
+        HealthServer::new(self)
+    }
+
+    /// What is answered from now on.
+    pub(super) async fn set(&self, obstacle: Option<Obstacle>) {
+        let serves = obstacle.is_none();
+        let served = self.0.obstacle.send_replace(obstacle).is_none();
+        // Who watches is told of changes only.
+        if serves != served {
+            report(&self.0.reporter, serves).await;
+        }
+    }
+
+    /// Notes what the probe confirms, and what the answer to it bears.
+    fn note(&self, request: &Request<HealthCheckRequest>, at: Instant) -> Option<u64> {
+        let probe = Probe::read(request.metadata())?;
+        let mut probes = self.0.probes.lock().unwrap_or_else(PoisonError::into_inner);
+        probes.touch.probed(probe, at);
+        let heard = probes.touch.heard();
+        probes.heard.send_if_modified(|known| std::mem::replace(known, heard) != heard);
+        let other = touch::timeout(request.metadata()).filter(|timeout| *timeout != self.0.total_timeout);
+        if std::mem::replace(&mut probes.other_timeout, other) != other
+            && let Some(other) = other
+        {
+            warn!(
+                leader = ?other, own = ?self.0.total_timeout,
+                "the leader goes by another --egressip-reachability-total-timeout than this agent: set the same on all nodes"
+            );
+        }
+        Some(probes.touch.term())
+    }
+}
+
+async fn report(reporter: &HealthReporter, serves: bool) {
+    let status = if serves { ServingStatus::Serving } else { ServingStatus::NotServing };
+    for service in ["", SERVICE] {
+        reporter.set_service_status(service, status).await;
+    }
+}
+
+#[tonic::async_trait]
+impl Health for HealthService {
+    async fn check(&self, request: Request<HealthCheckRequest>) -> Result<Response<HealthCheckResponse>, Status> {
+        let at = Instant::now();
+        if !["", SERVICE].contains(&request.get_ref().service.as_str()) {
+            return Err(Status::not_found("service not registered"));
+        }
+        let term = self.note(&request, at);
+        let obstacle = self.0.obstacle.borrow().clone();
+        let status = if obstacle.is_none() { Answer::Serving } else { Answer::NotServing };
+        let mut answer = Response::new(HealthCheckResponse { status: status.into() });
+        let metadata = answer.metadata_mut();
+        if let Some(obstacle) = obstacle {
+            metadata.insert(REASON, MetadataValue::from_static(obstacle.code()));
+        }
+        if let Some(term) = term {
+            touch::set_term(metadata, term);
+            touch::set_timeout(metadata, self.0.total_timeout);
+        }
+        Ok(answer)
+    }
+
+    type WatchStream = WatchStream;
+
+    async fn watch(&self, request: Request<HealthCheckRequest>) -> Result<Response<WatchStream>, Status> {
+        Reported::from_health_reporter(self.0.reporter.clone()).watch(request).await
+    }
+}
