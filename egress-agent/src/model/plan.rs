@@ -6,12 +6,13 @@
 //! 1. new pods that nothing selects are known, and unknown pods are dropped, where that is desired;
 //! 2. node addresses and prefixes come, the longest prefix first, so that no lookup sees a value of neither side;
 //! 3. addresses come that nobody has to give up before (gateway side before steering);
-//! 4. addresses go that stand in the way of another claim: steering first, then its flows, then the claim;
+//! 4. addresses go that stand in the way of another claim: steering first, then the claim, then its flows;
 //! 5. the addresses that waited for them come;
 //! 6. pods that leave an object whose policy grows are parked, then policies change, those that lose an address first,
 //!    and what they lost is cut;
 //! 7. pods change, their old flows are cut;
-//! 8. policies go, then the remaining addresses (steering before gateway side);
+//! 8. policies go, then the remaining addresses (steering before gateway side), and what other nodes have sent by these
+//!    until then is cut;
 //! 9. prefixes go, the shortest first, then node addresses;
 //! 10. unknown pods pass, where that is desired.
 //!
@@ -185,12 +186,19 @@ impl Planner<'_> {
                 continue;
             }
             self.shrink(*id, family_of(*address), Some(*address));
-            self.push(Action::Disown(*id, *address));
+            self.disown(*id, *address);
         }
     }
 
-    /// Reduces a policy to the addresses that the object keeps, where they are served by now, and cuts what it lost. New
-    /// addresses wait until pods that leave the object are parked.
+    /// Other nodes may go on sending until the claim has ended, so the cut comes behind it, also where there has been one.
+    fn disown(&mut self, id: EgressId, address: IpAddr) {
+        self.push(Action::Disown(id, address));
+        self.cut.remove(&(id, family_of(address)));
+        self.cut_lost(id, family_of(address));
+    }
+
+    /// Reduces a policy to the addresses that the object keeps, where they are served by now. New addresses wait until pods
+    /// that leave the object are parked.
     fn shrink(&mut self, id: EgressId, family: Family, without: Option<IpAddr>) {
         let Some(policy) = self.state.policy.get(&(id, family)) else { return };
         let owned = self.state.owned.get(&id).filter(|owned| Some(**owned) != without);
@@ -209,7 +217,6 @@ impl Planner<'_> {
         if slots != policy.slots || leaks || forgets {
             self.push(Action::PutPolicy(id, family, Policy { slots, pending, when_empty: WhenEmpty::Drop }));
         }
-        self.cut_lost(id, family);
     }
 
     /// Pods that leave an object must not see what the object gets now: its ID may mean another object by now.
@@ -241,6 +248,7 @@ impl Planner<'_> {
             let goes = !desired.policy.contains_key(&(*id, *family)) && joined.contains(&PodState::Selected(*id));
             if goes || !self.lost(*id, *family).is_disjoint(&wanted) {
                 self.shrink(*id, *family, None);
+                self.cut_lost(*id, *family);
             }
         }
         for ((id, family), policy) in &desired.policy {
@@ -269,7 +277,7 @@ impl Planner<'_> {
     fn disown_rest(&mut self) {
         for (id, address) in &self.actual.owned {
             if !self.desired.owned.contains_key(id) && self.state.owned.contains_key(id) {
-                self.push(Action::Disown(*id, *address));
+                self.disown(*id, *address);
             }
         }
     }
@@ -282,10 +290,13 @@ impl Planner<'_> {
         }
     }
 
-    /// The addresses that the object has in the actual state and no longer in the desired one.
+    /// The addresses that the object has in the actual state and no longer in the desired one. A claim counts, whose policy
+    /// a former plan may not have come to, or have removed.
     fn lost(&self, id: EgressId, family: Family) -> BTreeSet<IpAddr> {
         let of = |state: &KernelState| -> BTreeSet<IpAddr> {
-            state.policy.get(&(id, family)).into_iter().flat_map(Policy::addresses).collect()
+            let listed = state.policy.get(&(id, family)).into_iter().flat_map(Policy::addresses);
+            let claimed = state.owned.get(&id).copied().filter(|address| family_of(*address) == family);
+            listed.chain(claimed).collect()
         };
         of(self.actual).difference(&of(self.desired)).copied().collect()
     }

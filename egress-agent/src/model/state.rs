@@ -110,11 +110,15 @@ impl Policy {
 
 impl KernelState {
     /// Whether a flow of this object may go on with this address. Which object selects a pod of another node (`None`) is
-    /// that node's to know.
+    /// that node's to know; and since it may send before this node's own policy is written, or after that is gone, the claim
+    /// is enough.
     pub fn permits(&self, pod: Option<IpAddr>, id: EgressId, address: IpAddr) -> bool {
-        let is_selected = pod.is_none_or(|pod| self.pods.get(&pod) == Some(&PodState::Selected(id)));
         let policy = self.policy.get(&(id, super::desired::family_of(address)));
-        is_selected && policy.is_some_and(|policy| policy.addresses().any(|one| one == address))
+        let is_listed = policy.is_some_and(|policy| policy.addresses().any(|one| one == address));
+        match pod {
+            Some(pod) => is_listed && self.pods.get(&pod) == Some(&PodState::Selected(id)),
+            None => is_listed || self.owned.get(&id) == Some(&address),
+        }
     }
 }
 

@@ -151,6 +151,34 @@ fn whoever_is_killed_at_any_step_leaves_no_cut_undone() {
 }
 
 #[test]
+fn whoever_is_killed_between_a_claim_and_its_policy_cuts_no_other_nodes_flows() {
+    on_node(|node| async move {
+        let (id, address) = (EgressId(1), addr("172.18.0.100"));
+        let (pod, server) = (Addr::v4([10, 244, 2, 10]), Addr::v4([198, 51, 100, 10]));
+        let out = Tuple::new(Direction::Egress, pod, server, 1000, 80, PROTO_UDP);
+        let mut dataplane = node.start().await;
+        dataplane.apply(&Action::Own(id, address)).await.expect("own");
+        make_mapping(&node, Origin::Remote, out, id.0, address.into());
+        drop(dataplane);
+        let mut dataplane = node.start().await;
+        let mut desired = state(&[(1, &[])], &[]);
+        desired.policy.insert((id, Family::V4), policy(&[("172.18.0.100", Place::Here)], WhenEmpty::Drop));
+        desired.owned.insert(id, address);
+        begin_anew(&mut dataplane, &desired).await;
+        assert_eq!(left(&node).1, [1000; 2], "the other node was ahead of this one");
+
+        // And on the way out: the policy has gone, the claim has not.
+        dataplane.apply(&Action::RemovePolicy(id, Family::V4)).await.expect("apply");
+        drop(dataplane);
+        let mut dataplane = node.start().await;
+        dataplane.apply(&Action::CutOrphans).await.expect("cut");
+        assert_eq!(left(&node).1, [1000; 2], "it is served here still");
+        begin_anew(&mut dataplane, &KernelState::default()).await;
+        assert_eq!(left(&node), (vec![], vec![]), "nothing permits it any more");
+    });
+}
+
+#[test]
 fn a_node_that_was_written_in_part_is_known_at_start() {
     on_node(|node| async move {
         drop(node.start().await);

@@ -225,6 +225,11 @@ fn every_prefix_of_every_plan_is_safe() {
 /// A flow of a pod of this node, or, where that is `None`, of another's: with this object, and this address.
 type Flow = (Option<IpAddr>, EgressId, IpAddr);
 
+/// What a pod of another node may have begun here by now: that node's policy may be ahead of this one's, or behind it.
+fn begun_from_elsewhere(state: &KernelState) -> BTreeSet<Flow> {
+    state.owned.iter().map(|(id, address)| (None, *id, *address)).collect()
+}
+
 /// Everything that goes on in this state.
 fn running(state: &KernelState) -> BTreeSet<Flow> {
     let slots = || state.policy.iter().flat_map(|((id, _), policy)| policy.addresses().map(|address| (*id, address)));
@@ -264,17 +269,39 @@ fn an_agent_that_is_killed_at_any_step_leaves_no_cut_undone() {
         actions.iter().for_each(|action| perform(&mut now, &mut flows, action));
         let expected = flows;
         assert!(expected.is_subset(&running(&new)), "seed {seed}: by a plan that nobody interrupts");
+        let (mut now, mut flows) = (old.clone(), running(&old));
+        for action in &actions {
+            flows.extend(begun_from_elsewhere(&now));
+            perform(&mut now, &mut flows, action);
+        }
+        assert!(flows.is_subset(&running(&new)), "seed {seed}: and while other nodes go on sending");
         for steps in 0..=actions.len() {
             let (mut now, mut flows) = (old.clone(), running(&old));
             actions.iter().take(steps).for_each(|action| perform(&mut now, &mut flows, action));
+            let begun = begun_from_elsewhere(&now);
+            flows.extend(&begun);
             let (mut other, mut others) = (now.clone(), flows.clone());
             begin_anew(&mut now, &mut flows, &new);
+            let mut expected = expected.clone();
+            expected.extend(begun.intersection(&running(&new)));
             assert_eq!(flows, expected, "seed {seed}, killed after {steps} of {actions:#?}");
             // The cluster may have changed meanwhile.
             begin_anew(&mut other, &mut others, &newer);
             assert!(others.is_subset(&running(&newer)), "seed {seed}, killed after {steps}, then another change");
         }
     }
+}
+
+#[test]
+fn a_claim_permits_what_other_nodes_send_by_it() {
+    let (id, address, pod) = (EgressId(1), ip("172.18.0.100"), ip("10.244.1.10"));
+    let pods = BTreeMap::from([(pod, PodState::Selected(id))]);
+    let claimed = KernelState { pods, owned: BTreeMap::from([(id, address)]), ..KernelState::default() };
+    assert!(claimed.permits(None, id, address), "whose policy lists it");
+    assert!(!claimed.permits(Some(pod), id, address), "this node's does not");
+    assert!(!claimed.permits(None, EgressId(2), address) && !claimed.permits(None, id, ip("172.18.0.101")));
+    let released = KernelState { owned: BTreeMap::new(), ..claimed };
+    assert!(!released.permits(None, id, address), "neither stands");
 }
 
 #[test]
@@ -294,8 +321,8 @@ fn an_address_that_moves_between_objects_here_is_given_up_first() {
     let full = Policy { slots: vec![Slot { address, place: here }], pending: Vec::new(), when_empty: WhenEmpty::Drop };
     let expected = [
         Action::PutPolicy(EgressId(1), Family::V4, empty),
-        Action::CutFlows(EgressId(1), BTreeSet::from([address])),
         Action::Disown(EgressId(1), address),
+        Action::CutFlows(EgressId(1), BTreeSet::from([address])),
         Action::Own(EgressId(2), address),
         Action::PutPolicy(EgressId(2), Family::V4, full),
     ];
