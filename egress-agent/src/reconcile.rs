@@ -290,6 +290,9 @@ fn without(desired: &KernelState, refused: &BTreeMap<EgressId, IpAddr>) -> Kerne
         desired.owned.remove(id);
         if let Some(policy) = desired.policy.get_mut(&(*id, family_of(*address))) {
             policy.slots.retain(|slot| slot.place != Place::Here);
+            // Its connections wait for it: it may be on its way here.
+            policy.pending.push(*address);
+            policy.pending.sort_unstable();
         }
     }
     desired

@@ -4,7 +4,7 @@ use kube::core::Selector;
 
 use super::*;
 use crate::model::samples::{ip, net, settings};
-use crate::model::state::{OnUnknownPod, PodOwner, PodState, Prefix, PrefixKind};
+use crate::model::state::{Family, OnUnknownPod, PodOwner, PodState, Prefix, PrefixKind, WhenEmpty};
 use crate::model::view::{Conditions, Item, Labels, Part, Pod, PodKey, Selects, ServiceKey};
 
 /// Remembers what it was asked to do; refuses to claim what somebody else has.
@@ -222,6 +222,19 @@ async fn an_address_in_use_elsewhere_keeps_nothing_else_from_being_done() {
     let slots = &state.policy[&(EgressId(1), family_of(ip("172.18.0.101")))].slots;
     assert_eq!(slots.iter().map(|slot| slot.address).collect::<Vec<_>>(), [ip("172.18.0.101")]);
     assert_eq!(state.pods.len(), 1);
+}
+
+#[tokio::test]
+async fn connections_wait_for_an_address_that_cannot_be_claimed_yet() {
+    let recorder = Recorder { in_use: Some(ip("172.18.0.100")), ..Recorder::default() };
+    let mut changes = world(&[("n2", "172.18.0.100")]);
+    changes.push(Change::Pods(Update::Replaced([(key("p"), pod("10.244.1.10", "web"))].into())));
+    let (name, moved) = object("a", 1, 1, &[("n1", "172.18.0.100")]);
+    changes.push(Change::Objects(Update::Changed(name, moved)));
+    let done = play(&recorder, changes).await;
+    let pending = ["172.18.0.100", "172.18.0.101"].map(ip).to_vec();
+    let waits = Policy { slots: Vec::new(), pending, when_empty: WhenEmpty::Drop };
+    assert_eq!(done[5], [Action::PutPolicy(EgressId(1), Family::V4, waits)], "nothing is cut");
 }
 
 #[tokio::test]
