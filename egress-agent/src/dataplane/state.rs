@@ -1,16 +1,18 @@
 //! What the agent knows of its kernel side, and how it follows the node: one value behind one lock.
 
+mod owned;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use egress_common::abi::{Addr, Config, Cover, Family, OnUnknownPod, PortRange, Sieve, inbound_shared};
+use egress_common::abi::{Addr, Config, Cover, Family, OnUnknownPod, PortRange, inbound_shared};
 use ipnet::IpNet;
 use tracing::{info, warn};
 
 use super::Settings;
-use super::claim::{self, Claims};
+use super::claim::Claims;
 use super::config;
 use super::contest::Contests;
 use super::convert;
@@ -21,7 +23,6 @@ use super::names::{Device, Hook};
 use super::node_ports::{HostPorts, Seen};
 use super::programs::{AttachError, Programs};
 use super::tables::{NodeTables, Tables};
-use crate::model::state::EgressId;
 
 pub(super) struct State {
     programs: Programs,
@@ -29,6 +30,8 @@ pub(super) struct State {
     pub(super) claims: Claims,
     pub(super) contests: Contests,
     facts: NodeFacts,
+    /// What is owned may not have been written for this uplink yet.
+    owned_elsewhere: bool,
     /// As last written.
     config: Config,
     /// Which ports the host takes for itself.
@@ -67,6 +70,7 @@ impl State {
             claims: Claims::default(),
             contests: Contests::default(),
             facts: NodeFacts::default(),
+            owned_elsewhere: false,
             config,
             host_ports: HostPorts::new(),
             underlay,
@@ -102,16 +106,14 @@ impl State {
         config.overlay_secret = config::overlay_secret(&config, settings.overlay_in_program)
             .map_err(|error| StartError::kernel("read random bytes", error))?;
         config = covered(config, others).map_err(|error| StartError::kernel("read the maps of pods", error))?;
-        config.owned = sieve(&self.tables).map_err(|error| StartError::kernel("read the owned addresses", error))?;
-        // Whatever an earlier run left undone: its flows are asked about anew.
-        config.decisions = config::next_generation(config.decisions);
+        config.owned =
+            owned::sieve(&self.tables).map_err(|error| StartError::kernel("read the owned addresses", error))?;
         // Routes may have changed while no agent was looking.
         config.route_generation = config::next_generation(config.route_generation);
         self.facts = facts;
         self.write_config(config).map_err(|error| StartError::kernel("write map config", error))?;
-        let owned_failed = |error| StartError::kernel("write the owned addresses", error);
-        self.heal_owned(settings).map_err(owned_failed)?;
-        self.reclaim(settings).map_err(owned_failed)?;
+        // Flows are asked about anew behind it, whatever an earlier run left undone.
+        self.adopt_owned(settings).map_err(|error| StartError::kernel("write the owned addresses", error))?;
         for hook in Hook::ALL {
             let Some(device) = self.facts.device(hook.device()) else { continue };
             self.programs
@@ -131,15 +133,16 @@ impl State {
     /// The node looks like this now. `verify` also asks the kernel whether the programs are still on their hooks.
     pub(super) fn follow(&mut self, settings: &Settings, facts: NodeFacts, verify: bool) -> io::Result<()> {
         let mut config = config::with_facts(self.config, &facts, self.underlay);
-        let uplink_changed = facts.uplink != self.facts.uplink;
+        self.owned_elsewhere |= facts.uplink != self.facts.uplink;
         let carrier_back = facts.carrier && !self.facts.carrier;
         self.facts = facts;
         if config != self.config {
             config.route_generation = config::next_generation(config.route_generation);
             self.write_config(config)?;
         }
-        if uplink_changed {
-            self.reclaim(settings)?;
+        if self.owned_elsewhere {
+            self.move_owned(settings)?;
+            self.owned_elsewhere = false;
         }
         if let (true, Some(uplink)) = (carrier_back, self.facts.uplink) {
             self.claims.announce_all(uplink);
@@ -194,66 +197,6 @@ impl State {
         }
     }
 
-    /// A claim is two entries, and a former agent may have been killed between the two: what answers for an address that is
-    /// owned by nobody goes, and what is owned and not answered for is written again.
-    fn heal_owned(&mut self, settings: &Settings) -> io::Result<()> {
-        let (mut owned, mut answered) = (Vec::new(), Vec::new());
-        self.tables.owned.for_each(|id, entry| owned.push((*id, *entry)))?;
-        self.tables.owned_addr.for_each(|address, entry| answered.push((*address, *entry)))?;
-        for (address, entry) in &answered {
-            if owned.iter().any(|(id, owned)| *id == entry.egress_id && owned.address == *address) {
-                continue;
-            }
-            warn!(address = %address.to_ip(), id = entry.egress_id, "half a claim of a former run removed");
-            self.tables.owned_addr.remove(address)?;
-            self.claims.leave(&settings.uplink, address.to_ip());
-            claim::remove_filter_at(entry.ifindex, address.to_ip());
-        }
-        for (id, entry) in owned {
-            if !answered.iter().any(|(address, there)| *address == entry.address && there.egress_id == id) {
-                let (_, answer) = convert::owned_pair(EgressId(id), entry.address.to_ip(), entry.ifindex, entry.mac);
-                self.tables.owned_addr.put(&entry.address, &answer)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Joins and, where the uplink is another than the entries say, rewrites and announces what this node owns.
-    fn reclaim(&mut self, settings: &Settings) -> io::Result<()> {
-        let Some(uplink) = self.facts.uplink else { return Ok(()) };
-        let mut owned = Vec::new();
-        self.tables.owned.for_each(|id, entry| owned.push((*id, *entry)))?;
-        for (id, entry) in owned {
-            let address = entry.address.to_ip();
-            self.claims.join(&settings.uplink, uplink, address);
-            if entry.ifindex != uplink.index {
-                claim::remove_filter_at(entry.ifindex, address);
-            }
-            if entry.ifindex != uplink.index || entry.mac != uplink.mac {
-                self.write_owned(EgressId(id), address, uplink)?;
-                self.claims.announce(uplink, address);
-            }
-        }
-        Ok(())
-    }
-
-    /// Both entries or neither: replies and answers first, translation second.
-    pub(super) fn write_owned(&mut self, id: EgressId, address: IpAddr, uplink: Interface) -> io::Result<()> {
-        let (owned, owned_addr) = convert::owned_pair(id, address, uplink.index, uplink.mac);
-        let key = owned.address;
-        let before = self.tables.owned_addr.get(&key)?;
-        self.sift(self.config.owned.with(&key))?;
-        self.tables.owned_addr.put(&key, &owned_addr)?;
-        let written = self.tables.owned.put(&id.0, &owned);
-        if written.is_err() {
-            match before {
-                Some(before) => self.tables.owned_addr.put(&key, &before)?,
-                None => drop(self.tables.owned_addr.remove(&key)?),
-            }
-        }
-        written
-    }
-
     /// The overlay device, where it is down although its program is there.
     pub(super) fn overlay_to_bring_up(&self) -> Option<u32> {
         let index = self.facts.overlay?.index;
@@ -275,18 +218,6 @@ impl State {
     pub(super) fn cover(&mut self, net: &IpNet) -> io::Result<()> {
         let config = config::covering(self.config, net);
         if config == self.config { Ok(()) } else { self.write_config(config) }
-    }
-
-    /// The programs look for these addresses in `owned_addr`, and for no others.
-    fn sift(&mut self, owned: Sieve) -> io::Result<()> {
-        let mut config = self.config;
-        config.owned = owned;
-        if config == self.config { Ok(()) } else { self.write_config(config) }
-    }
-
-    /// Likewise for what is owned now, behind a removal.
-    pub(super) fn sift_anew(&mut self) -> io::Result<()> {
-        self.sift(sieve(&self.tables)?)
     }
 
     /// Flows are asked about anew.
@@ -376,14 +307,6 @@ pub(super) fn own_names(tables: &Tables) -> io::Result<BTreeSet<IpAddr>> {
 /// The one in use as long as any entry names it: of two, nobody can say here which is the newer.
 fn name_among(named: &BTreeSet<IpAddr>, config: &Config) -> Option<IpAddr> {
     named.iter().find(|name| Addr::from(**name) == config.self_node).or(named.first()).copied()
-}
-
-/// What is owned, and what is answered for: a claim is two entries, and either may be left of a former run.
-fn sieve(tables: &NodeTables) -> io::Result<Sieve> {
-    let mut sieve = Sieve::NONE;
-    tables.owned_addr.for_each(|address, _| sieve = sieve.with(address))?;
-    tables.owned.for_each(|_, owned| sieve = sieve.with(&owned.address))?;
-    Ok(sieve)
 }
 
 fn family(address: IpAddr) -> Family {

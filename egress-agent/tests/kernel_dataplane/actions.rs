@@ -10,12 +10,11 @@ use egress_agent::model::state::{
     PrefixKind, Slot, TunnelEndpoint, WhenEmpty,
 };
 use egress_common::abi::{
-    Addr, Datagram, Direction, Flow, Inbound, MAX_SLOTS, Mapping, Origin, Owned, OwnedAddr, PodEntry, Sieve, Timeouts,
-    Tuple,
+    Addr, Datagram, Direction, Flow, Inbound, MAX_SLOTS, Mapping, Origin, PodEntry, Timeouts, Tuple,
 };
 use egress_common::wire::{PROTO_TCP, PROTO_UDP};
 
-use crate::node::{Node, UPLINK, eventually, ip, on_node, output};
+use crate::node::{Node, on_node};
 
 pub(crate) fn addr(text: &str) -> IpAddr {
     text.parse().expect("a literal")
@@ -205,76 +204,6 @@ fn a_deselected_pod_is_told_for_as_long_as_the_other_ends_may_live() {
         // Whole seconds.
         let after = now_ns() + 1_000_000_000;
         assert!((before + patience..after + patience).contains(&until), "{until}");
-    });
-}
-
-/// An agent may be killed between the two writes of a claim, or of its end.
-#[test]
-fn half_a_claim_is_healed_at_start() {
-    on_node(|node| async move {
-        let mut dataplane = node.start().await;
-        let [whole, answered, translated] = ["172.18.0.100", "fd00:172:18::1:101", "172.18.0.102"].map(addr);
-        for (id, address) in (1..).zip([whole, answered, translated]) {
-            dataplane.apply(&Action::Own(EgressId(id), address)).await.expect("own");
-        }
-        drop(dataplane);
-        let owned_addr = || node.map::<Addr, OwnedAddr>("owned_addr");
-        let entry = |address: IpAddr| owned_addr().get(&address.into(), 0).ok().map(|entry| entry.egress_id);
-        let answer = owned_addr().get(&translated.into(), 0).expect("its entry");
-        node.map::<u32, Owned>("owned").remove(&2).expect("half of the second");
-        owned_addr().remove(&translated.into()).expect("half of the third");
-        let filter = || output(&["ip", "maddr", "show", "dev", UPLINK]);
-        assert!(filter().contains("33:33:ff:01:01:01"));
-
-        let mut next = node.start().await;
-        assert_eq!([entry(whole), entry(answered), entry(translated)], [Some(1), None, Some(3)]);
-        let healed = owned_addr().get(&translated.into(), 0).expect("its entry");
-        assert_eq!((healed.ifindex, healed.mac), (answer.ifindex, answer.mac));
-        let owned = next.observe().await.expect("observe").owned;
-        assert_eq!(owned, [(EgressId(1), whole), (EgressId(3), translated)].into());
-        eventually("the group of what is gone is left", || !filter().contains("33:33:ff:01:01:01")).await;
-        // Nobody answers for it any more, so the probe finds it free.
-        next.apply(&Action::Own(EgressId(2), answered)).await.expect("own it again");
-    });
-}
-
-/// The programs look for no other addresses in the map.
-#[test]
-fn what_is_owned_is_looked_for() {
-    on_node(|node| async move {
-        let sieve = || node.config().owned;
-        let [first, second] = ["172.18.0.100", "fd00:172:18::1:101"].map(addr);
-        let of = |addresses: &[IpAddr]| addresses.iter().fold(Sieve::NONE, |sieve, at| sieve.with(&Addr::from(*at)));
-        let mut dataplane = node.start().await;
-        assert_eq!(sieve(), Sieve::NONE);
-        dataplane.apply(&Action::Own(EgressId(1), first)).await.expect("own");
-        dataplane.apply(&Action::Own(EgressId(2), second)).await.expect("own");
-        assert_eq!(sieve(), of(&[first, second]));
-        drop(dataplane);
-        let mut next = node.start().await;
-        assert_eq!(sieve(), of(&[first, second]), "as the maps say");
-        next.apply(&Action::Disown(EgressId(1), first)).await.expect("disown");
-        assert_eq!(sieve(), of(&[second]));
-    });
-}
-
-/// The old address goes when the new one is there, and not before.
-#[test]
-fn a_refused_address_costs_no_other() {
-    on_node(|node| async move {
-        let mut dataplane = node.start().await;
-        let [old, new] = ["172.18.0.100", "172.18.0.101"].map(addr);
-        dataplane.apply(&Action::Own(EgressId(1), old)).await.expect("own");
-        node.outside(|| ip("addr add 172.18.0.101/16 dev out0\n"));
-        let refused = dataplane.apply(&Action::Own(EgressId(1), new)).await;
-        assert!(matches!(refused, Err(DataplaneError::AddressInUse { .. })), "{refused:?}");
-        assert_eq!(dataplane.observe().await.expect("observe").owned, [(EgressId(1), old)].into());
-        assert!(node.map::<Addr, OwnedAddr>("owned_addr").get(&old.into(), 0).is_ok());
-
-        node.outside(|| ip("addr del 172.18.0.101/16 dev out0\n"));
-        dataplane.apply(&Action::Own(EgressId(1), new)).await.expect("free now");
-        assert_eq!(dataplane.observe().await.expect("observe").owned, [(EgressId(1), new)].into());
-        assert!(node.map::<Addr, OwnedAddr>("owned_addr").get(&old.into(), 0).is_err(), "one object, one address");
     });
 }
 

@@ -296,10 +296,12 @@ fn owned_addresses_follow_the_uplink() {
         })
         .await;
 
-        // A new link address alone is followed too.
+        // A new link address alone is followed too, and flows are asked about anew behind it.
         let mac = [0x02, 0, 0, 0, 0, 0x77];
+        let decisions = node.config().decisions;
         ip(&format!("link set {UPLINK} address {}\n", mac_text(mac)));
-        eventually("the entry follows the link address", || entry().mac == mac).await;
+        eventually("decisions are new", || node.config().decisions != decisions).await;
+        assert_eq!(entry().mac, mac, "the entry has followed the link address by then");
         eventually("the programs know it", || node.config().uplink_mac == mac).await;
     });
 }

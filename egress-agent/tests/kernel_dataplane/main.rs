@@ -11,5 +11,6 @@ mod devices;
 mod killed;
 mod lifecycle;
 mod node;
+mod owned;
 mod ports;
 mod told;

@@ -129,10 +129,13 @@ impl Node {
         HashMap::try_from(Map::HashMap(data)).expect("a hash map of these types")
     }
 
-    pub(crate) fn config(&self) -> Config {
+    pub(crate) fn config_map(&self) -> Array<MapData, Config> {
         let data = MapData::from_pin(self.pin("maps/config")).expect("open the pinned config");
-        let map: Array<MapData, Config> = Array::try_from(Map::Array(data)).expect("an array of config");
-        map.get(&0, 0).expect("read the config")
+        Array::try_from(Map::Array(data)).expect("an array of config")
+    }
+
+    pub(crate) fn config(&self) -> Config {
+        self.config_map().get(&0, 0).expect("read the config")
     }
 }
 
