@@ -310,9 +310,10 @@ fn disown(shared: &Shared, state: &mut State, id: EgressId, address: IpAddr) -> 
     let answers = tables.owned_addr.get(&key).map_err(kernel("read map owned_addr"))?;
     if answers.is_some_and(|entry| entry.egress_id == id.0) {
         remove("remove from map owned_addr", &mut tables.owned_addr, &key)?;
-        state.sift_anew().map_err(kernel("write map config"))?;
+        // Whatever fails from here on: another attempt finds no entry that would have it done.
         state.claims.leave(&shared.settings.uplink, address);
         info!(%address, id = id.0, "egress IP is no longer served here");
+        state.sift_anew().map_err(kernel("write map config"))?;
     }
     Ok(())
 }

@@ -1,6 +1,7 @@
 //! What this node owns: two maps, the programs' sieve, and what an agent that was killed, or that fails, leaves of them.
 
 use std::net::IpAddr;
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -109,5 +110,26 @@ fn a_refused_address_costs_no_other() {
         dataplane.apply(&Action::Own(EgressId(1), new)).await.expect("free now");
         assert_eq!(dataplane.observe().await.expect("observe").owned, [(EgressId(1), new)].into());
         assert!(node.map::<Addr, OwnedAddr>("owned_addr").get(&old.into(), 0).is_err(), "one object, one address");
+    });
+}
+
+/// What cannot be finished is reported, and leaves no more behind than it must.
+#[test]
+fn the_group_of_an_address_is_left_also_where_the_programs_cannot_be_told() {
+    on_node(|node| async move {
+        let address = addr("fd00:172:18::1:100");
+        let mut dataplane = node.start().await;
+        dataplane.apply(&Action::Own(EgressId(1), address)).await.expect("own");
+        let joined = || output(&["ip", "maddr", "show", "dev", UPLINK]).contains("33:33:ff:01:01:00");
+        assert!(joined());
+        // From now on the kernel refuses every write to the configuration.
+        let config = node.pin("maps/config");
+        let Ok(frozen) = Command::new("bpftool").args(["map", "freeze", "pinned"]).arg(&config).status() else {
+            return println!("skipped: bpftool is not installed");
+        };
+        assert!(frozen.success(), "freeze the map");
+        let refused = dataplane.apply(&Action::Disown(EgressId(1), address)).await;
+        assert!(matches!(refused, Err(DataplaneError::Kernel { what: "write map config", .. })), "{refused:?}");
+        eventually("the group is left", || !joined()).await;
     });
 }
