@@ -20,8 +20,8 @@ use egress_common::wire::PROTO_TCP;
 use super::tables::{Hash, Tables};
 use crate::model::state::{EgressId, KernelState};
 
-/// Connections whose pods are to be told, as the pods send them.
-pub(super) type Cut = Vec<Tuple>;
+/// Connections whose pods are to be told, as the pods send them, and the objects whose addresses they show.
+pub(super) type Cut = Vec<(Tuple, EgressId)>;
 
 /// Flows and mappings of the object that show one of these addresses.
 pub(super) fn flows_of_addresses(tables: &mut Tables, id: EgressId, addresses: &BTreeSet<IpAddr>) -> io::Result<Cut> {
@@ -81,8 +81,11 @@ fn cut(
     let (mut connections, mut others) = (Cut::new(), Vec::new());
     tables.flows.for_each(|tuple: &Tuple, flow| {
         if flow_goes(tuple, flow) {
-            let kind = if tuple.protocol == PROTO_TCP { &mut connections } else { &mut others };
-            kind.push(*tuple);
+            if tuple.protocol == PROTO_TCP {
+                connections.push((*tuple, EgressId(flow.egress_id)));
+            } else {
+                others.push(*tuple);
+            }
         }
     })?;
     // The flow first: as long as it is there, the pod's next packet would make the mapping again.

@@ -111,6 +111,9 @@ fn write(shared: &Shared, action: &Action) -> Result<(), DataplaneError> {
         _ => {}
     }
     let written = write_maps(shared, action);
+    if written.is_ok() {
+        shared.told().follow(action);
+    }
     shared.state().raise_decisions().map_err(kernel("write map config"))?;
     written
 }
@@ -182,7 +185,7 @@ fn cut_orphans(shared: &Shared) -> Result<(), DataplaneError> {
     let seen = observe(shared)?;
     let (cut, forgotten) =
         cut::orphans(&mut shared.tables(), &seen).map_err(kernel("cut what a former plan has left"))?;
-    // Connections whose pods were told already stay until they have aged.
+    // Connections stay until they have aged, also those whose pods were told.
     if forgotten > 0 {
         info!(entries = forgotten, connections = cut.len(), "flows cut: a former plan ended before it came to that");
     }

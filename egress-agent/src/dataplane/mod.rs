@@ -20,7 +20,7 @@
 //! | `interfaces`, `overlay`, `notrack` | the node's devices; the overlay's own, untracked |
 //! | `state`, `watch`, `config`, `node_ports` | following the node; the programs' configuration |
 //! | `tables`, `map_access`, `convert` | maps: typed handles, whole-map reads, model <-> ABI |
-//! | `executor`, `cut`, `nudge`, `trouble` | actions; cutting flows; telling idle pods of it, or that it fails |
+//! | `executor`, `cut`, `told`, `nudge`, `trouble` | actions; cutting flows; telling idle pods of it once, or that it fails |
 //! | `claim`, `contest`, `frames`, `packet` | holding an address on the network; what is held by a node that does not let go |
 //! | `counters`, `events`, `packet_log` | reading counters, drops, and a line per packet where the object writes one |
 //! | `sweep`, `cleanup` | expiry; removing every trace |
@@ -57,6 +57,7 @@ mod programs;
 mod state;
 mod sweep;
 mod tables;
+mod told;
 mod trouble;
 mod watch;
 
@@ -67,7 +68,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use aya::programs::SchedClassifier;
-use egress_common::abi::Timeouts;
+use egress_common::abi::{Timeouts, Tuple};
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 use tokio::task::JoinSet;
 use tracing::{info, warn};
@@ -83,6 +84,7 @@ use names::{Device, Pins, SWEEP_PROGRAM};
 use programs::Programs;
 use state::State;
 use tables::{NodeTables, Tables};
+use told::Told;
 
 /// What the data plane must be told.
 #[derive(Clone, Debug)]
@@ -167,7 +169,8 @@ struct Shared {
     tables: Mutex<Tables>,
     sweep: Mutex<Option<SchedClassifier>>,
     /// Connections that were cut, to `nudge`.
-    cut: UnboundedSender<cut::Cut>,
+    cut: UnboundedSender<Vec<Tuple>>,
+    told: Mutex<Told>,
 }
 
 impl Shared {
@@ -183,10 +186,14 @@ impl Shared {
         self.tables.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Has the pods of these connections told that they were cut, as time permits.
+    /// Has the pods of these connections told that they were cut, as time permits; each once, until something changes.
     fn tell(&self, cut: cut::Cut) {
         // Refused only when the data plane is being dropped.
-        let _ends = self.cut.send(cut);
+        let _ends = self.cut.send(self.told().news(cut));
+    }
+
+    fn told(&self) -> MutexGuard<'_, Told> {
+        self.told.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -237,6 +244,7 @@ impl Dataplane {
             tables: Mutex::new(tables),
             sweep: Mutex::new(sweep),
             cut,
+            told: Mutex::new(Told::default()),
         });
         tasks.spawn(watch::run(Arc::clone(&shared), changes));
         tasks.spawn(events::run(events));

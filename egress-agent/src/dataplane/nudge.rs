@@ -30,11 +30,11 @@ use tokio::time::{Instant, sleep, sleep_until};
 use tracing::{debug, info, warn};
 
 use self::ways::{Ways, look};
+use super::Shared;
 use super::executor::now_ns;
 use super::frames;
 use super::packet::PacketSocket;
 use super::trouble::Trouble;
-use super::{Shared, cut};
 
 /// How often a pod is asked at most, and how long it has to answer.
 const ROUNDS: u32 = 4;
@@ -109,7 +109,7 @@ impl Due {
 }
 
 /// Tells, for as long as the data plane lives.
-pub(super) async fn run(shared: Arc<Shared>, mut told: UnboundedReceiver<cut::Cut>) {
+pub(super) async fn run(shared: Arc<Shared>, mut told: UnboundedReceiver<Vec<Tuple>>) {
     let (mut due, mut ways, mut trouble) = (Due::default(), None, Trouble::default());
     loop {
         let next = due.next();

@@ -31,17 +31,29 @@ fn listen(node: &Node) -> OwnedFd {
     })
 }
 
-/// Ports of the pods that TCP segments have come to since last asked.
-fn heard(socket: &OwnedFd) -> BTreeSet<u16> {
-    let mut ports = BTreeSet::new();
+/// Ports of the pods that TCP segments have come to since last asked, one for each.
+fn heard(socket: &OwnedFd) -> Vec<u16> {
+    let mut ports = Vec::new();
     let mut frame = [0; 2048];
     while let Ok(length) = recv(socket.as_raw_fd(), &mut frame, MsgFlags::empty()) {
         let is_tcp = frame[12..14] == [8, 0] && frame[23] == PROTO_TCP && frame[30..33] == [10, 244, 1];
         if is_tcp && length >= 54 {
-            ports.insert(u16::from_be_bytes([frame[36], frame[37]]));
+            ports.push(u16::from_be_bytes([frame[36], frame[37]]));
         }
     }
     ports
+}
+
+/// An established connection of the pod.
+fn connect(node: &Node, port: u16) {
+    let out = Tuple::new(Direction::Egress, Addr::v4(pod(port)), Addr::v4([198, 51, 100, 10]), port, 80, PROTO_TCP);
+    let flow = Flow::new(Addr::v4([172, 18, 0, 100]), OBJECT.0, 0, phase::SPOKE, now_ns()).sealed(&out);
+    node.map::<Tuple, Flow>("flows").insert(out, flow, 0).expect("a flow");
+}
+
+/// The host knows the way to the pod.
+fn find(pod: &IpAddr) {
+    ip(&format!("neigh replace {pod} lladdr 02:00:00:00:00:10 dev {MGMT} nud permanent\n"));
 }
 
 /// How many packets the queue has refused.
@@ -56,18 +68,12 @@ fn a_pod_that_cannot_be_reached_at_first_is_told_later() {
     on_node(|node| async move {
         let mut dataplane = node.start().await;
         let socket = listen(&node);
-        let mut flows = node.map::<Tuple, Flow>("flows");
         for port in PORTS {
-            let address = IpAddr::from(pod(port));
-            let out = Tuple::new(Direction::Egress, address.into(), Addr::v4([198, 51, 100, 10]), port, 80, PROTO_TCP);
-            let flow = Flow::new(Addr::v4([172, 18, 0, 100]), OBJECT.0, 0, phase::SPOKE, now_ns()).sealed(&out);
-            flows.insert(out, flow, 0).expect("a flow");
-            dataplane.apply(&Action::PutPod(address, PodState::Selected(OBJECT))).await.expect("apply");
+            connect(&node, port);
+            dataplane.apply(&Action::PutPod(pod(port).into(), PodState::Selected(OBJECT))).await.expect("apply");
         }
         let pods: BTreeSet<IpAddr> = PORTS.map(|port| pod(port).into()).collect();
-        for pod in &pods {
-            ip(&format!("neigh replace {pod} lladdr 02:00:00:00:00:10 dev {MGMT} nud permanent\n"));
-        }
+        pods.iter().for_each(find);
         // A queue that takes nothing: whoever sends is told so.
         output(&["tc", "qdisc", "add", "dev", MGMT, "root", "pfifo", "limit", "0"]);
         for pod in &pods {
@@ -76,7 +82,7 @@ fn a_pod_that_cannot_be_reached_at_first_is_told_later() {
         }
         // Most of the first round; of the node's own there are fewer.
         eventually("segments are refused", || refused() >= 20).await;
-        assert_eq!(heard(&socket), BTreeSet::new());
+        assert_eq!(heard(&socket), [0_u16; 0]);
         output(&["tc", "qdisc", "del", "dev", MGMT, "root"]);
         let mut told = BTreeSet::new();
         eventually("all are told", || {
@@ -84,5 +90,47 @@ fn a_pod_that_cannot_be_reached_at_first_is_told_later() {
             told.iter().copied().eq(PORTS)
         })
         .await;
+    });
+}
+
+/// A plan that fails is tried again and again, and each attempt begins with the same cut.
+#[test]
+fn a_pod_is_told_once_however_often_the_same_cut_is_made() {
+    on_node(|node| async move {
+        let mut dataplane = node.start().await;
+        let socket = listen(&node);
+        let [first, second] = [1000, 1001];
+        for port in [first, second] {
+            find(&pod(port).into());
+            connect(&node, port);
+            dataplane.apply(&Action::PutPod(pod(port).into(), PodState::Selected(OBJECT))).await.expect("apply");
+        }
+        let deselect = |port| Action::PutPod(pod(port).into(), PodState::Known);
+        let cut_of = |port| Action::CutPodFlows(pod(port).into(), OBJECT);
+        for action in [deselect(first), cut_of(first)] {
+            dataplane.apply(&action).await.expect("apply");
+        }
+        let mut told = Vec::new();
+        eventually("all rounds are over", || {
+            told.extend(heard(&socket));
+            told == [first; 4]
+        })
+        .await;
+        for action in [Action::CutOrphans, Action::CutOrphans, deselect(second), cut_of(second)] {
+            dataplane.apply(&action).await.expect("apply");
+        }
+        let mut told = Vec::new();
+        eventually("the second pod is told", || {
+            told.extend(heard(&socket));
+            told.contains(&second)
+        })
+        .await;
+        assert!(!told.contains(&first), "nothing has changed for it");
+        for action in
+            [Action::PutPod(pod(first).into(), PodState::Selected(OBJECT)), deselect(first), Action::CutOrphans]
+        {
+            dataplane.apply(&action).await.expect("apply");
+        }
+        eventually("something has", || heard(&socket).contains(&first)).await;
     });
 }
