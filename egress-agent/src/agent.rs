@@ -19,7 +19,7 @@ use crate::controller::leader::Leader;
 use crate::controller::leadership::{campaign, leadership};
 use crate::controller::reach::Reach;
 use crate::dataplane::host::Host;
-use crate::health::{self, fitness::Uplink};
+use crate::health::{self, fitness::Uplink, tls::Tls};
 use crate::kube::events;
 use crate::kube::outage::Outages;
 use crate::kube::own_node;
@@ -37,6 +37,8 @@ pub struct AgentSettings {
     pub namespace: String,
     /// Zero for no health server.
     pub health_port: u16,
+    /// Of health checks, on both ends; plaintext without it.
+    pub tls: Option<Tls>,
     /// Where to ask for this node's networks, to publish them where no CNI does.
     pub host: Option<Host>,
     /// The API server's address, for log lines.
@@ -45,7 +47,7 @@ pub struct AgentSettings {
 
 /// Runs until told to stop. What the executor did stays done.
 pub async fn run<E: Executor + Send>(client: Client, settings: AgentSettings, executor: E, stop: CancellationToken) {
-    let AgentSettings { model, namespace, health_port, host, server } = settings;
+    let AgentSettings { model, namespace, health_port, tls, host, server } = settings;
     let node_name = model.node_name.clone();
     let own_networks: Vec<_> = model.cluster_subnets.iter().chain(&model.service_cidrs).copied().collect();
     let (events, delivery) = events::queue(client.clone(), &node_name);
@@ -64,7 +66,7 @@ pub async fn run<E: Executor + Send>(client: Client, settings: AgentSettings, ex
     let leader = Leader::new(StatusWriter::new(client.clone()), events, leads, Reach::nobody_probes());
     let health = async {
         if health_port != 0 {
-            let settings = health::Settings { port: health_port, total_timeout: Duration::from_secs(1) };
+            let settings = health::Settings { port: health_port, tls, total_timeout: Duration::from_secs(1) };
             health::serve(settings, health::Facts { ready: is_ready, uplink }, heard, stop.clone()).await;
         }
     };

@@ -94,6 +94,7 @@ impl Cluster {
                 },
                 namespace: "kube-system".into(),
                 health_port: 0,
+                tls: None,
                 host: None,
                 server: String::new(),
             };

@@ -16,8 +16,14 @@ use clap::parser::ValueSource;
 use clap::{ArgMatches, Command};
 
 /// What we read: section, key, and the flag that it stands for.
-const KEYS: [(&str, &str, &str); 1] =
-    [("ovnkubernetesfeature", "egressip-node-healthcheck-port", "egressip-node-healthcheck-port")];
+const KEYS: [(&str, &str, &str); 6] = [
+    ("ovnkubernetesfeature", "egressip-node-healthcheck-port", "egressip-node-healthcheck-port"),
+    ("egressip-healthcheck-tls", "client-cert", "egressip-healthcheck-client-cert"),
+    ("egressip-healthcheck-tls", "client-privkey", "egressip-healthcheck-client-privkey"),
+    ("egressip-healthcheck-tls", "client-cacert", "egressip-healthcheck-client-cacert"),
+    ("egressip-healthcheck-tls", "cert-common-name", "egressip-healthcheck-cert-common-name"),
+    ("egressip-healthcheck-tls", "client-auth", "egressip-healthcheck-client-auth"),
+];
 
 /// A line of the file where it says more than which section begins.
 #[derive(Clone, Debug, PartialEq, Eq)]

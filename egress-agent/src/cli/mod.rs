@@ -7,6 +7,7 @@ mod interfaces;
 mod logging;
 mod run;
 mod timeouts;
+mod tls;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -17,6 +18,7 @@ use config_file::{ConfigFile, ConfigFileError};
 
 use crate::dataplane::names::DEFAULT_BPFFS;
 use crate::dataplane::{self, StartError};
+use crate::health::tls::TlsError;
 use crate::kube::client::ClientError;
 
 #[derive(Parser)]
@@ -76,6 +78,10 @@ enum CliError {
     Start(#[from] StartError),
     #[error("--log-level {level:?} is not understood: {source}; try info, debug, or egress_agent=debug,warn")]
     LogLevel { level: String, source: tracing_subscriber::filter::ParseError },
+    #[error(transparent)]
+    HalfTls(#[from] tls::HalfTls),
+    #[error("TLS of health checks: {0}")]
+    Tls(#[from] TlsError),
     #[error(transparent)]
     ConfigFile(#[from] ConfigFileError),
     #[error("cannot print the CRD: {0}")]

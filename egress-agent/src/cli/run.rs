@@ -9,11 +9,13 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use super::timeouts::TimeoutArgs;
+use super::tls::TlsArgs;
 use super::{CliError, NodeArgs, logging};
 use crate::agent::{self, AgentSettings};
 use crate::dataplane::host::Host;
 use crate::dataplane::names::{DEFAULT_INBOUND_ENTRIES, DEFAULT_NAT_ENTRIES, DEFAULT_TUNNEL_PORT};
 use crate::dataplane::{Attachment, Dataplane};
+use crate::health::tls::{self, Tls};
 use crate::kube::client;
 use crate::model::desired;
 
@@ -69,6 +71,8 @@ pub(super) struct RunArgs {
     /// Port of the gRPC health server on the node's management addresses; 0 for none
     #[arg(long, env = "OVN_EGRESSIP_HEALTHCHECK_PORT", default_value_t = 0)]
     egressip_node_healthcheck_port: u16,
+    #[command(flatten)]
+    tls: TlsArgs,
     #[command(flatten)]
     timeouts: TimeoutArgs,
     #[command(flatten)]
@@ -126,7 +130,7 @@ impl RunArgs {
         self.config_file.as_deref()
     }
 
-    fn agent(&self, host: Host, server: String) -> AgentSettings {
+    fn agent(&self, host: Host, tls: Option<Tls>, server: String) -> AgentSettings {
         AgentSettings {
             model: desired::Settings {
                 node_name: self.node_name.clone(),
@@ -145,6 +149,7 @@ impl RunArgs {
             },
             namespace: self.namespace.clone(),
             health_port: self.egressip_node_healthcheck_port,
+            tls,
             host: Some(host),
             server,
         }
@@ -160,7 +165,8 @@ pub(super) fn run(args: &RunArgs, ignored: &[String]) -> Result<(), CliError> {
 }
 
 async fn run_async(args: &RunArgs) -> Result<(), CliError> {
-    // What needs no kernel comes first: a wrong kubeconfig must leave everything alone.
+    // What needs no kernel comes first: a wrong certificate or kubeconfig must leave everything alone.
+    let tls = args.tls.files()?.map(tls::read).transpose()?;
     let (client, server) = client::connect(args.kubeconfig.as_deref()).await?;
     let mut settings = args.node.settings()?;
     settings.tunnel_port = args.tunnel_port;
@@ -178,7 +184,11 @@ async fn run_async(args: &RunArgs) -> Result<(), CliError> {
              that is newer than this node knows is taken for traffic to the world"
         );
     }
-    agent::run(client, args.agent(host, server), dataplane, stop).await;
+    let tls = tls.map(|(tls, keeper)| {
+        tokio::spawn(keeper.run(tls::INTERVAL, stop.clone()));
+        tls
+    });
+    agent::run(client, args.agent(host, tls, server), dataplane, stop).await;
     info!("stopped; programs and maps stay in place");
     Ok(())
 }

@@ -6,18 +6,21 @@
 //!
 //! - [`fitness`] says whether the node can carry egress traffic. It changes the answers; who watches is told, and no
 //!   connection ends by it.
+//! - [`tls`], where it is given certificates.
 //! - [`touch`] notes what probes of the leader confirm: until when it has surely heard this agent.
 //!
 //! A server for each management address; they come and go with these.
 
 pub mod fitness;
 mod service;
+pub mod tls;
 pub mod touch;
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
+use futures::future::Either;
 use tokio::sync::watch;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tonic::transport::Server;
@@ -27,6 +30,7 @@ use tracing::{info, warn};
 use crate::reconcile::Ready;
 use fitness::{Obstacle, Uplink};
 use service::HealthService;
+use tls::Tls;
 
 /// What OVN-Kubernetes calls it.
 pub const SERVICE: &str = "Service_Egress_IP";
@@ -37,9 +41,11 @@ const RETRY: Duration = Duration::from_secs(2);
 const FAREWELL: Duration = Duration::from_millis(100);
 
 /// How to serve.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Settings {
     pub port: u16,
+    /// Plaintext without it.
+    pub tls: Option<Tls>,
     /// The total timeout of this agent, which should be the leader's too.
     pub total_timeout: Duration,
 }
@@ -71,7 +77,8 @@ pub async fn serve(settings: Settings, facts: Facts, heard: watch::Sender<Option
         for address in &now.management {
             servers.entry(*address).or_insert_with(|| {
                 let token = stop.child_token();
-                tokio::spawn(serve_on(SocketAddr::new(*address, settings.port), service.clone(), token.clone()));
+                let address = SocketAddr::new(*address, settings.port);
+                tokio::spawn(serve_on(address, settings.tls.clone(), service.clone(), token.clone()));
                 token.drop_guard()
             });
         }
@@ -84,16 +91,19 @@ pub async fn serve(settings: Settings, facts: Facts, heard: watch::Sender<Option
     drop(servers);
 }
 
-async fn serve_on(address: SocketAddr, service: HealthService, stop: CancellationToken) {
+async fn serve_on(address: SocketAddr, tls: Option<Tls>, service: HealthService, stop: CancellationToken) {
     let mut failing = false;
     loop {
         match TcpIncoming::bind(address) {
             Ok(incoming) => {
-                info!(%address, "answering health checks");
+                info!(%address, tls = tls.is_some(), "answering health checks");
                 let ended = stop.clone().cancelled_owned();
-                let served = Server::builder()
-                    .add_service(service.clone().into_server())
-                    .serve_with_incoming_shutdown(incoming.with_nodelay(Some(true)), ended);
+                let server = Server::builder().add_service(service.clone().into_server());
+                let plain = incoming.with_nodelay(Some(true));
+                let served = match &tls {
+                    Some(tls) => Either::Left(server.serve_with_incoming_shutdown(tls.incoming(plain), ended)),
+                    None => Either::Right(server.serve_with_incoming_shutdown(plain, ended)),
+                };
                 tokio::select! {
                     served = served => {
                         if let Err(error) = served {

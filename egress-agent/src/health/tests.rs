@@ -32,7 +32,7 @@ impl Ground {
         let (uplink, is_uplink) = watch::channel(Uplink::Works);
         let (heard, is_heard) = watch::channel(None);
         let stop = CancellationToken::new();
-        let settings = Settings { port, total_timeout: Duration::from_secs(1) };
+        let settings = Settings { port, tls: None, total_timeout: Duration::from_secs(1) };
         let facts = Facts { ready: is_ready, uplink: is_uplink };
         let server = tokio::spawn(serve(settings, facts, heard, stop.clone()));
         Self { port, ready, uplink, heard: is_heard, stop, server }

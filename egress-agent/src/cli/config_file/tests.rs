@@ -78,6 +78,18 @@ fn a_bad_value_is_one_line_with_file_line_and_key_also_where_a_flag_beats_it() {
 }
 
 #[test]
+fn tls_has_a_section_of_its_own() {
+    let text =
+        "[egressip-healthcheck-tls]\nclient-privkey=/k\nclient-cert=/c\nclient-cacert=/ca\ncert-common-name=ovn\n";
+    let expected = ["client-privkey=/k", "client-cert=/c", "client-cacert=/ca", "cert-common-name=ovn"];
+    assert_eq!(arguments(text, &[]), Ok(expected.map(|rest| format!("--egressip-healthcheck-{rest}")).to_vec()));
+    let bad = arguments("[egressip-healthcheck-tls]\nclient-auth=perhaps\n", &[]);
+    assert_eq!(bad, Err(format!("{FILE}:2: client-auth = \"perhaps\": it is one of required, off")));
+    let bad = arguments("[egressip-healthcheck-tls]\ncert-common-name=a b\n", &[]);
+    assert_eq!(bad, Err(format!("{FILE}:2: cert-common-name = \"a b\": neither a DNS name nor an address")));
+}
+
+#[test]
 fn what_cannot_be_read_is_one_line_with_file_and_line() {
     let section = "[ovnkubernetesfeature]\n";
     for (text, line) in [

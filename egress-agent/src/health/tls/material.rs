@@ -1,0 +1,130 @@
+//! What is in the files, and what is made of it.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::rustls::client::WebPkiServerVerifier;
+use tokio_rustls::rustls::client::danger::ServerCertVerifier;
+use tokio_rustls::rustls::crypto::aws_lc_rs;
+use tokio_rustls::rustls::pki_types::pem::PemObject;
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use tokio_rustls::rustls::server::WebPkiClientVerifier;
+use tokio_rustls::rustls::server::danger::ClientCertVerifier;
+use tokio_rustls::rustls::{self, RootCertStore, ServerConfig};
+use tonic::transport::{Certificate, ClientTlsConfig, Identity};
+
+use super::Files;
+use super::cause;
+
+/// HTTP/2, which gRPC speaks.
+const ALPN: &[u8] = b"h2";
+
+/// Why files cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum TlsError {
+    #[error("cannot read {}: {source}", path.display())]
+    Read { path: PathBuf, source: std::io::Error },
+    #[error("{} holds no certificate in PEM form", .0.display())]
+    NoCertificate(PathBuf),
+    #[error("{} holds no private key in PEM form", .0.display())]
+    NoKey(PathBuf),
+    #[error("{} cannot be used as a CA: {why}", path.display())]
+    Ca { path: PathBuf, why: String },
+    #[error("the key in {} does not fit the certificate in {}: {why}", key.display(), certificate.display())]
+    Pair { certificate: PathBuf, key: PathBuf, why: String },
+}
+
+/// The files as they are.
+#[derive(PartialEq, Eq)]
+pub(super) struct Pem {
+    certificate: Vec<u8>,
+    key: Vec<u8>,
+    ca: Vec<u8>,
+}
+
+impl Pem {
+    pub(super) fn read(files: &Files) -> Result<Self, TlsError> {
+        let read = |path: &Path| std::fs::read(path).map_err(|source| TlsError::Read { path: path.to_owned(), source });
+        Ok(Self { certificate: read(&files.certificate)?, key: read(&files.key)?, ca: read(&files.ca)? })
+    }
+}
+
+/// What connections are made with.
+pub(super) struct Material {
+    files: Files,
+    pem: Pem,
+    server: Arc<ServerConfig>,
+    /// The node's own certificates, and how the other ends will look at them.
+    chain: Vec<CertificateDer<'static>>,
+    of_servers: Arc<dyn ServerCertVerifier>,
+    of_clients: Arc<dyn ClientCertVerifier>,
+}
+
+impl Material {
+    pub(super) fn new(files: &Files, pem: Pem) -> Result<Self, TlsError> {
+        let chain = certificates(&files.certificate, &pem.certificate)?;
+        let key = PrivateKeyDer::from_pem_slice(&pem.key).map_err(|_| TlsError::NoKey(files.key.clone()))?;
+        let unusable = |why: String| TlsError::Ca { path: files.ca.clone(), why };
+        let mut roots = RootCertStore::empty();
+        for certificate in certificates(&files.ca, &pem.ca)? {
+            roots.add(certificate).map_err(|error| unusable(error.to_string()))?;
+        }
+        let (roots, provider) = (Arc::new(roots), Arc::new(aws_lc_rs::default_provider()));
+        let of_servers = WebPkiServerVerifier::builder_with_provider(roots.clone(), provider.clone())
+            .build()
+            .map_err(|error| unusable(error.to_string()))?;
+        let of_clients = WebPkiClientVerifier::builder_with_provider(roots, provider.clone())
+            .build()
+            .map_err(|error| unusable(error.to_string()))?;
+        let mismatch = |error: rustls::Error| TlsError::Pair {
+            certificate: files.certificate.clone(),
+            key: files.key.clone(),
+            why: error.to_string(),
+        };
+        let server =
+            ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions().map_err(mismatch)?;
+        let server = match files.client_certificate {
+            true => server.with_client_cert_verifier(of_clients.clone()),
+            false => server.with_no_client_auth(),
+        };
+        let mut server = server.with_single_cert(chain.clone(), key).map_err(mismatch)?;
+        server.alpn_protocols.push(ALPN.to_vec());
+        Ok(Self { files: files.clone(), pem, server: Arc::new(server), chain, of_servers, of_clients })
+    }
+
+    pub(super) fn pem(&self) -> &Pem {
+        &self.pem
+    }
+
+    pub(super) fn acceptor(&self) -> TlsAcceptor {
+        TlsAcceptor::from(self.server.clone())
+    }
+
+    pub(super) fn client(&self) -> ClientTlsConfig {
+        ClientTlsConfig::new()
+            .ca_certificate(Certificate::from_pem(&self.pem.ca))
+            .identity(Identity::from_pem(&self.pem.certificate, &self.pem.key))
+            .domain_name(self.files.name.to_str())
+    }
+
+    /// Why other agents, who go by the same name and CA, would refuse this node's certificate now.
+    pub(super) fn fault(&self) -> Option<String> {
+        let (own, others) = self.chain.split_first()?;
+        let now = UnixTime::now();
+        let name: &ServerName<'_> = &self.files.name;
+        let as_server = self.of_servers.verify_server_cert(own, others, name, &[], now).err();
+        let as_client = || match self.files.client_certificate {
+            true => self.of_clients.verify_client_cert(own, others, now).err(),
+            false => None,
+        };
+        let error = as_server.or_else(as_client)?;
+        Some(format!("the certificate in {} {}", self.files.certificate.display(), cause::of_certificate(&error)))
+    }
+}
+
+fn certificates(path: &Path, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    let none = || TlsError::NoCertificate(path.to_owned());
+    let all: Vec<_> = CertificateDer::pem_slice_iter(pem).collect::<Result<_, _>>().map_err(|_| none())?;
+    if all.is_empty() { Err(none()) } else { Ok(all) }
+}
