@@ -3,7 +3,7 @@
 //! `EGRESS_TEST_KUBECONFIG` names the server (`cargo xtask apiserver --kubeconfig FILE` starts one); without it there is
 //! nothing to talk to and the test says so. It installs the CRD and leaves nothing but that behind.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -15,6 +15,7 @@ use egress_agent::model::desired::{OnUnassigned, Settings, UnknownPods};
 use egress_agent::model::executor::{DataplaneError, Executor};
 use egress_agent::model::state::{Action, KernelState, PodState};
 use egress_agent::model::step::step;
+use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Namespace, Node, Pod, ServiceAccount};
 use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
@@ -222,6 +223,9 @@ async fn three_agents_assign_number_select_and_move() {
         let mut cluster = Cluster { client: client.clone(), kernels: BTreeMap::new(), stop: CancellationToken::new() };
         let agents = cluster.start();
         story(&cluster, full).await;
+        if full {
+            stolen(&cluster).await;
+        }
         cluster.stop.cancel();
         agents.join_all().await;
         tear_down(&client).await;
@@ -305,4 +309,28 @@ async fn story(cluster: &Cluster, full: bool) {
     let before = version().await;
     tokio::time::sleep(Duration::from_millis(1500)).await;
     assert_eq!(version().await, before);
+}
+
+/// Somebody who is no agent takes the Lease, with a clock of his own, and is not seen again: agents wait for him as for one
+/// of theirs, and then one of them leads.
+async fn stolen(cluster: &Cluster) {
+    let leases: Api<Lease> = Api::namespaced(cluster.client.clone(), "kube-system");
+    let thief = json!({"spec": {
+        "holderIdentity": "thief", "leaseDurationSeconds": 1, "renewTime": "1970-01-01T00:00:00.000000Z",
+    }});
+    leases.patch("egress-agent-leader", &PatchParams::default(), &Patch::Merge(thief)).await.expect("a Lease");
+    // The next leader has something to do.
+    cluster.label("t-node2", true).await;
+    cluster.label("t-node3", false).await;
+    until("an agent leads again", || async {
+        let lease = leases.get("egress-agent-leader").await.expect("the Lease");
+        let holder = lease.spec.and_then(|spec| spec.holder_identity).unwrap_or_default();
+        holder.starts_with("t-node")
+    })
+    .await;
+    until("both addresses are on nodes that may have them", || async {
+        let items = cluster.items("t-other").await;
+        items.values().map(String::as_str).collect::<BTreeSet<_>>() == BTreeSet::from(["t-node1", "t-node2"])
+    })
+    .await;
 }

@@ -24,6 +24,22 @@ impl Default for Timing {
     }
 }
 
+/// However long a Lease says that others wait: nobody can be kept from leading by a number, after its last renewal.
+const LONGEST_WAIT: Duration = Duration::from_secs(60);
+
+/// Who an agent is as a candidate: this process, not only its node, since a restarted agent is another one.
+pub fn identity(node_name: &str, process: u32, started_ns: u128) -> String {
+    format!("{node_name}_{process}_{started_ns:x}")
+}
+
+/// Is this the name of an agent?
+pub fn is_identity(text: &str) -> bool {
+    let mut parts = text.rsplitn(3, '_');
+    let is_time = parts.next().is_some_and(|time| u128::from_str_radix(time, 16).is_ok());
+    let is_process = parts.next().is_some_and(|process| process.parse::<u32>().is_ok());
+    is_time && is_process && parts.next().is_some_and(|node| !node.is_empty())
+}
+
 /// What the rule reads and writes of a Lease.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Record {
@@ -91,7 +107,9 @@ impl Election {
         if !mine {
             self.renewed = None;
         }
-        let (transitions, duration) = (lease.transitions, lease.duration);
+        // A stranger may have written anything; less than ours would be no rule among agents.
+        let duration = lease.duration.clamp(self.timing.duration, LONGEST_WAIT);
+        let transitions = lease.transitions;
         if self.observed.as_ref().is_none_or(|(record, _)| *record != lease) {
             self.observed = Some((lease, now));
         }
@@ -150,6 +168,41 @@ mod tests {
         }
         assert!(!me.leads(now) && !me.leads(start + timing.renew_deadline));
         assert!(me.leads(start + timing.renew_deadline - Duration::from_millis(1)));
+    }
+
+    #[test]
+    fn a_wall_clock_that_jumps_changes_nothing() {
+        let start = Instant::now();
+        let mut me = Election::new("me".into(), Timing::default());
+        // The holder renews each second; its wall clock goes to and fro, and once says what it said before.
+        let times = ["2026", "1970", "2099", "2026", "0001", "9999"];
+        for (second, renewed) in (0..).zip(times.iter().cycle().take(60)) {
+            assert_eq!(me.step(Some(record("other", renewed)), start + Duration::from_secs(second)), Step::Wait);
+        }
+        let end = |seconds: u64| start + Duration::from_secs(59 + seconds);
+        assert_eq!(me.step(Some(record("other", "9999")), end(4)), Step::Wait);
+        assert_eq!(me.step(Some(record("other", "9999")), end(5)), Step::TakeOver { transitions: 1 });
+    }
+
+    #[test]
+    fn a_strangers_lease_is_waited_for_as_one_of_ours_and_a_minute_at_most() {
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let with = |seconds| Record { duration: Duration::from_secs(seconds), ..record("thief", "1") };
+        for (said, waits) in [(0, 5), (5, 5), (30, 30), (u64::MAX, 60)] {
+            let mut me = Election::new("me".into(), Timing::default());
+            assert_eq!(me.step(Some(with(said)), at(0)), Step::Wait, "{said}");
+            assert_eq!(me.step(Some(with(said)), at(waits - 1)), Step::Wait, "{said}");
+            assert_eq!(me.step(Some(with(said)), at(waits)), Step::TakeOver { transitions: 1 }, "{said}");
+        }
+    }
+
+    #[test]
+    fn agents_are_told_from_strangers_by_their_names() {
+        assert!(is_identity(&identity("node-1.example", 4711, 0x18f3)) && is_identity(&identity("a_b", 1, 0)));
+        for stranger in ["", "thief", "ovnkube-control-plane-7d8f", "node_x_1f", "node_1_", "_1_1", "node_1_xyz"] {
+            assert!(!is_identity(stranger), "{stranger}");
+        }
     }
 
     #[test]

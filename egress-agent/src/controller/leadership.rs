@@ -7,8 +7,8 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use super::election::{Election, Step, Timing};
-use crate::kube::lease::LeaderLease;
+use super::election::{Election, Step, Timing, identity, is_identity};
+use crate::kube::lease::{LEASE_NAME, LeaderLease};
 use crate::kube::outage::Outages;
 
 /// Until when this agent leads, if nothing else happens. Whoever acts as the leader asks right before each write.
@@ -41,7 +41,8 @@ pub async fn campaign(
     stop: CancellationToken,
 ) {
     let mut lease = LeaderLease::new(client, namespace);
-    let mut election = Election::new(identity(node_name), Timing::default());
+    let started = std::time::SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_nanos());
+    let mut election = Election::new(identity(node_name, std::process::id(), started), Timing::default());
     let mut holder = String::new();
     loop {
         let led = published.borrow().is_some();
@@ -51,7 +52,14 @@ pub async fn campaign(
             Ok(Ok(seen)) => {
                 outages.works("the Lease");
                 if seen != holder {
-                    info!(leader = seen, "there is a new leader");
+                    match is_identity(&seen) || seen.is_empty() {
+                        true => info!(leader = seen, "there is a new leader"),
+                        false => warn!(
+                            holder = seen,
+                            "the Lease {namespace}/{LEASE_NAME} is held by somebody who is no egress-agent: while it is \
+                             renewed nobody assigns egress IPs; find who writes it"
+                        ),
+                    }
                     holder = seen;
                 }
             }
@@ -92,12 +100,6 @@ async fn attempt(lease: &mut LeaderLease, election: &mut Election) -> Result<Str
         // Somebody else was faster: whatever they wrote is read in the next round.
         None => Ok(holder),
     }
-}
-
-/// Names this process, not only its node: a restarted agent is another candidate.
-fn identity(node_name: &str) -> String {
-    let nanos = std::time::SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_nanos());
-    format!("{node_name}_{}_{nanos:x}", std::process::id())
 }
 
 /// The interval, up to a fifth longer by the name: agents that started together need not ask together.

@@ -1,6 +1,8 @@
 //! What is said about an object: the conditions in its status and the events that users see. Pure.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+
+use egress_common::abi::MAX_SLOTS;
 
 use super::assignment::{Fate, Outcome};
 use crate::kube::keys;
@@ -46,6 +48,11 @@ impl Reason {
         }
     }
 }
+
+/// Causes that a condition names.
+const MOST_NAMED: usize = 64;
+/// Entries of one object with one trouble that have an event each.
+const MOST_EVENTS: usize = 8;
 
 /// The types of our conditions.
 pub const ASSIGNED: &str = "Assigned";
@@ -105,6 +112,7 @@ fn assigned(object: &EgressObject, outcome: &Outcome) -> Statement {
     if outcome.entries.is_empty() {
         causes.push("spec.egressIPs is empty".to_owned());
     }
+    shorten(&mut causes);
     let message = if causes.is_empty() { "every egress IP has a node".to_owned() } else { causes.join("; ") };
     Statement { kind: ASSIGNED, status: reason == Reason::Assigned, reason: reason.as_str(), message }
 }
@@ -124,8 +132,19 @@ fn degraded(object: &EgressObject, outcome: &Outcome) -> Statement {
         Some((_, first)) if causes.iter().all(|(_, reason)| reason == first) => *first,
         Some(_) => "SeveralReasons",
     };
-    let message = causes.iter().map(|(what, reason)| format!("{what}: {reason}")).collect::<Vec<_>>().join("; ");
-    statement(true, reason, message)
+    let mut causes = causes.iter().map(|(what, reason)| format!("{what}: {reason}")).collect();
+    shorten(&mut causes);
+    statement(true, reason, causes.join("; "))
+}
+
+/// As many as an object may list where our own CRD is installed. Others let through any number, and the API server
+/// refuses a message of more than 32 kilobytes.
+fn shorten(causes: &mut Vec<String>) {
+    let more = causes.len().saturating_sub(MOST_NAMED);
+    if more > 0 {
+        causes.truncate(MOST_NAMED);
+        causes.push(format!("and {more} more"));
+    }
 }
 
 /// Why an entry has no node, in a word.
@@ -140,6 +159,7 @@ fn reason_of(fate: &Fate) -> Option<&'static str> {
         Fate::NotReady { .. } => "NoReadyNode",
         Fate::NoRoom => "NoRoom",
         Fate::NoCapacity => "NoCapacity",
+        Fate::Surplus => "TooManyAddresses",
     })
 }
 
@@ -171,18 +191,19 @@ fn cause(entry: &str, fate: &Fate) -> Option<String> {
         Fate::NotReady { node } => format!("{entry}: node {node}, which could host it, is not ready"),
         Fate::NoCapacity => format!("{entry}: nodes for it have as many egress IPs as their cloud allows"),
         Fate::NoRoom => format!("{entry}: every node for it has another address of this object"),
+        Fate::Surplus => format!("{entry}: this object has {MAX_SLOTS} others of the family, and may have no more"),
     })
 }
 
 /// The original's events with the original's texts; `eligible` is the number of eligible nodes in the cluster.
 pub fn notices(object: &EgressObject, outcome: &Outcome, eligible: usize) -> BTreeSet<Notice> {
     let name = &object.name;
-    let mut notices: BTreeSet<Notice> =
-        outcome.entries.iter().filter_map(|(entry, fate)| entry_notice(name, entry, fate)).collect();
+    let mut notices = entry_notices(name, outcome);
     notices.extend(complaints(object).map(|(reason, message)| Notice { reason: reason.as_str(), message }));
     let items = &outcome.items;
     // As in the original, whatever the cause; only an entry that is no address is no request.
-    let is_waiting = |fate: &Fate| !matches!(fate, Fate::Assigned { .. } | Fate::Moving { .. } | Fate::Invalid);
+    let is_waiting =
+        |fate: &Fate| !matches!(fate, Fate::Assigned { .. } | Fate::Moving { .. } | Fate::Invalid | Fate::Surplus);
     let waiting = outcome.entries.iter().any(|(_, fate)| is_waiting(fate));
     if items.is_empty() && eligible == 0 {
         let label = keys::ASSIGNABLE;
@@ -198,6 +219,33 @@ pub fn notices(object: &EgressObject, outcome: &Outcome, eligible: usize) -> BTr
     } else if waiting {
         let message = format!("Not all egress IPs for EgressIP: {name} could be assigned, please tag more nodes");
         notices.insert(Notice { reason: "UnassignedRequest", message });
+    }
+    notices
+}
+
+/// One for each entry with a trouble of its own; where they are many, for the first ones, and one for all others.
+fn entry_notices(name: &str, outcome: &Outcome) -> BTreeSet<Notice> {
+    let mut by_reason: BTreeMap<&'static str, Vec<Notice>> = BTreeMap::new();
+    for notice in outcome.entries.iter().filter_map(|(entry, fate)| entry_notice(name, entry, fate)) {
+        by_reason.entry(notice.reason).or_default().push(notice);
+    }
+    let mut notices = BTreeSet::new();
+    for (reason, mut of_reason) in by_reason {
+        let more = of_reason.len().saturating_sub(MOST_EVENTS);
+        of_reason.truncate(MOST_EVENTS);
+        notices.extend(of_reason);
+        if more > 0 {
+            let message = format!("EgressIP: {name} has {more} more entries of which the same is to be said");
+            notices.insert(Notice { reason, message });
+        }
+    }
+    let surplus = outcome.entries.iter().filter(|(_, fate)| *fate == Fate::Surplus).count();
+    if surplus > 0 {
+        let message = format!(
+            "EgressIP: {name} may have {MAX_SLOTS} addresses of a family; {surplus} that it lists beyond are not served, \
+             another object could have them"
+        );
+        notices.insert(Notice { reason: "TooManyAddresses", message });
     }
     notices
 }
@@ -221,7 +269,7 @@ fn entry_notice(name: &str, entry: &str, fate: &Fate) -> Option<Notice> {
             ),
         ),
         Fate::Assigned { .. } | Fate::Moving { .. } => return None,
-        Fate::NoNode | Fate::NotReady { .. } | Fate::NoRoom | Fate::NoCapacity => return None,
+        Fate::NoNode | Fate::NotReady { .. } | Fate::NoRoom | Fate::NoCapacity | Fate::Surplus => return None,
     };
     Some(Notice { reason, message })
 }
@@ -263,6 +311,23 @@ mod tests {
         let (_, a) = object("a", 1, &[], &[]);
         let messages = conditions(&a, &outcome(&[("1", here), ("2", Fate::NoRoom), ("x", Fate::Invalid)]));
         assert_eq!(messages[1].message, "2: NoRoom; x: InvalidEgressIP");
+    }
+
+    #[test]
+    fn a_thousand_entries_are_a_few_lines() {
+        let (_, a) = object("a", 1, &[], &[]);
+        let mut fates: Vec<(String, Fate)> = (0..500).map(|i| (format!("10.0.0.{i}"), Fate::Invalid)).collect();
+        fates.extend((0..500).map(|i| (format!("10.0.1.{i}"), Fate::Surplus)));
+        let fates: Vec<(&str, Fate)> = fates.iter().map(|(entry, fate)| (entry.as_str(), fate.clone())).collect();
+        let here = [("10.0.2.1", Fate::Assigned { node: "n1".into() })];
+        let outcome = outcome(&[&fates[..], &here].concat());
+        for statement in conditions(&a, &outcome) {
+            assert!(statement.message.len() < 8192 && statement.message.ends_with("; and 936 more"), "{statement:?}");
+        }
+        let notices: Vec<String> = notices(&a, &outcome, 1).into_iter().map(|notice| notice.message).collect();
+        assert_eq!(notices.len(), MOST_EVENTS + 2, "{notices:?}");
+        assert!(notices.contains(&"EgressIP: a has 492 more entries of which the same is to be said".to_owned()));
+        assert!(notices.iter().any(|message| message.contains("500 that it lists beyond are not served")));
     }
 
     #[test]

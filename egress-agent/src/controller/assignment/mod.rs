@@ -21,6 +21,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use egress_common::abi::MAX_SLOTS;
 use hosts::{Hosts, NodeIndex};
 use matching::{Holding, Matching};
 pub use outcome::{Fate, Outcome};
@@ -67,7 +68,7 @@ struct Claim<'a> {
     object: &'a EgressObject,
     /// What it lists: canonical where it can be read, each once.
     entries: Vec<(String, Option<IpAddr>)>,
-    /// The addresses among them, sorted.
+    /// The addresses among them that it may have, sorted.
     addresses: Vec<IpAddr>,
     /// What its status says, as far as it can be read, sorted.
     items: Vec<(IpAddr, &'a str)>,
@@ -87,16 +88,30 @@ impl<'a> Claim<'a> {
             entries.retain(|_| first.next() == Some(true));
         }
         let mut addresses: Vec<IpAddr> = entries.iter().filter_map(|(_, address)| *address).collect();
-        addresses.sort_unstable();
         let readable = |item: &'a Item| Some((parse_egress_ip(&item.egress_ip)?, item.node.as_str()));
         let mut items: Vec<_> = object.items.iter().filter_map(readable).collect();
         items.sort_unstable();
+        if addresses.len() > MAX_SLOTS {
+            leave_out_surplus(&mut addresses, &items);
+        }
+        addresses.sort_unstable();
         Self { object, entries, addresses, items }
     }
 
     fn lists(&self, address: &IpAddr) -> bool {
         self.addresses.binary_search(address).is_ok()
     }
+}
+
+/// As many of each family as programs can choose from: those that are in the status, then in the order of the spec.
+fn leave_out_surplus(addresses: &mut Vec<IpAddr>, items: &[(IpAddr, &str)]) {
+    addresses.sort_by_key(|address| !items.iter().any(|(assigned, _)| assigned == address));
+    let (mut v4, mut v6) = (0, 0);
+    addresses.retain(|address| {
+        let count = if address.is_ipv4() { &mut v4 } else { &mut v6 };
+        *count += 1;
+        *count <= MAX_SLOTS
+    });
 }
 
 pub fn assign(facts: &Facts<'_>) -> Assignment {

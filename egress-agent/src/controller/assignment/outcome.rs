@@ -40,6 +40,8 @@ pub enum Fate {
     NoRoom,
     /// Nodes that could take it have as many addresses as their cloud allows.
     NoCapacity,
+    /// The object has as many addresses of the family as it may, without this one.
+    Surplus,
 }
 
 /// What became of one object.
@@ -102,6 +104,9 @@ impl Judge<'_, '_> {
         let class = self.hosts.class(address);
         let used: BTreeSet<_> = self.places[rank].values().collect();
         let candidates = &self.hosts.classes[class].nodes;
+        if !candidates.is_empty() && !self.claims[rank].lists(&address) {
+            return Fate::Surplus;
+        }
         if candidates.iter().any(|node| !used.contains(node)) {
             return Fate::NoCapacity;
         }

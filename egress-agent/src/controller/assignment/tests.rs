@@ -274,6 +274,21 @@ fn an_object_may_list_a_thousand_and_a_node_have_a_hundred() {
 }
 
 #[test]
+fn an_object_has_no_more_addresses_of_a_family_than_programs_can_choose_from() {
+    let listed: Vec<String> = (0..70).map(|i| format!("172.18.4.{i}")).collect();
+    let listed: Vec<&str> = listed.iter().map(String::as_str).collect();
+    // The last one is served already, and stays.
+    let objects = Objects::from([object("a", 1, &listed, &[("n1", listed[69])]), object("b", 2, &listed[64..66], &[])]);
+    let outcomes = assign(&objects, &nodes(80));
+    assert_eq!(outcomes["a"].items.len(), 64);
+    assert!(outcomes["a"].items.iter().any(|item| item.egress_ip == listed[69]));
+    let surplus = outcomes["a"].entries.iter().filter(|(_, fate)| *fate == Fate::Surplus);
+    let surplus: Vec<&str> = surplus.map(|(entry, _)| entry.as_str()).collect();
+    assert_eq!(surplus, ["172.18.4.63", "172.18.4.66", "172.18.4.67", "172.18.4.68"]);
+    assert_eq!(outcomes["b"].items.len(), 2, "what it may not have is free for others");
+}
+
+#[test]
 fn what_is_on_its_way_stays_so_and_goes_back_only_to_its_last_node() {
     let address = "172.18.0.101";
     for to in ["n2", "n3", "n4"] {

@@ -81,6 +81,23 @@ fn v4_policy(state: &KernelState) -> &Policy {
 }
 
 #[test]
+fn a_thousand_addresses_of_an_object_and_a_hundred_of_a_node_fit() {
+    let listed: Vec<String> = (0..1000).map(|i| format!("172.18.{}.{}", 4 + i / 250, 1 + i % 250)).collect();
+    let listed: Vec<&str> = listed.iter().map(String::as_str).collect();
+    let mut view = view(vec![object("a", &listed, &[("n1", listed[999]), ("n2", listed[0])])], vec![]);
+    let own = (0..100).map(|i| net(&format!("172.18.9.{i}/16"))).chain([net(&format!("{}/16", listed[1]))]);
+    let second = Node { host_cidrs: own.collect(), ..node(2) };
+    view.nodes.insert("n2".to_owned(), Arc::new(second));
+    let state = compiled(&view);
+    let policy = v4_policy(&state);
+    assert_eq!((policy.slots.len(), policy.pending.len()), (2, MAX_SLOTS - 2));
+    assert_eq!(state.owned, BTreeMap::from([(EgressId(1), ip(listed[999]))]));
+    let of_second = state.nodes.values().filter(|entry| entry.node == node(2).endpoint().expect("it has one"));
+    assert_eq!(of_second.count(), 102, "its hundred, the one that is listed, and its endpoint");
+    assert!(!policy.pending.contains(&ip(listed[1])), "a node's own address is nobody's egress IP");
+}
+
+#[test]
 fn slots_are_here_or_at_the_nodes_endpoint_and_this_nodes_are_owned() {
     let listed = ["172.18.0.100", "172.18.0.101", "172.18.0.102"];
     let items = [("n1", listed[0]), ("n2", listed[1]), ("unknown", listed[2])];
