@@ -17,7 +17,7 @@ use tokio::task::JoinSet;
 use super::clsact::{self, OurSet};
 use super::error::{StartError, map_io};
 use super::lock::InstanceLock;
-use super::names::{CLSACT_MARKS, Hook, NFT_TABLE, OVERLAY_DEVICE, Pins};
+use super::names::{Hook, NFT_TABLE, OVERLAY_DEVICE, Pins};
 use super::tables::Hash;
 use super::{Settings, claim, connect, filters, notrack, overlay};
 
@@ -96,9 +96,6 @@ fn remove_pins(pins: &Pins, was_there: bool, report: &mut CleanupReport) {
             let link = version.join("links").join(hook.name());
             report.note(&format!("link {}", link.display()), absent_is_false(fs::remove_file(&link)));
         }
-        for (what, outcome) in clsact::retire(&version.join(CLSACT_MARKS), &[]) {
-            report.note(&what, outcome);
-        }
         remove_tree(&version, report);
     }
     let removed = absent_is_false(fs::remove_dir(pins.root())).map(|removed| removed && was_there);
@@ -129,16 +126,31 @@ fn absent_is_false(outcome: io::Result<()>) -> io::Result<bool> {
     }
 }
 
-/// Our filters, wherever they are. Where nothing is pinned any more that could tell whose they are, those on this node's
-/// devices that are named as ours.
+/// Our filters, wherever they are, and the disciplines that were made for them. Where nothing is pinned any more that could
+/// tell whose they are, those on this node's devices that are named as ours.
 fn remove_filters(settings: &Settings, pins: &Pins, report: &mut CleanupReport) {
-    let set = OurSet::of(pins);
-    for (what, outcome) in clsact::take_off_elsewhere(set, &[]) {
-        report.note(&what, outcome);
+    let versions = children(pins.root()).unwrap_or_default();
+    let mut is_told = false;
+    for version in versions.iter().filter(|version| version.is_dir()) {
+        match OurSet::of(version) {
+            Ok(set) => {
+                is_told |= set.is_known();
+                for (what, outcome) in clsact::take_off_elsewhere(&set, &[]) {
+                    report.note(&what, outcome);
+                }
+            }
+            Err(error) => {
+                is_told = true;
+                report.problems.push(format!("filters of {}: {error}", version.display()));
+            }
+        }
     }
-    if set.is_known() {
-        return;
+    if !is_told {
+        remove_named(settings, report);
     }
+}
+
+fn remove_named(settings: &Settings, report: &mut CleanupReport) {
     for hook in Hook::ALL.into_iter().rev() {
         let device = settings.device(hook.device());
         let Ok(ifindex) = if_nametoindex(device) else { continue };

@@ -44,6 +44,11 @@ impl Filter {
     pub(super) const fn priority(&self) -> u16 {
         (self.info >> 16) as u16
     }
+
+    /// Whether this is the other, or the entry without a handle that the kernel lists before all filters of its priority.
+    pub(super) fn comes_with(&self, other: &Self) -> bool {
+        self == other || (self.handle == 0 && self.info == other.info)
+    }
 }
 
 /// All filters there; none where the device, or its discipline, is away.

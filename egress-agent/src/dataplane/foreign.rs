@@ -25,13 +25,14 @@ const DEPTH: u32 = 4;
 
 /// An error where a hook of ours has a program of another set.
 pub(super) fn refuse(settings: &Settings, pins: &Pins) -> Result<(), StartError> {
-    let ours = OurSet::of(pins);
+    let cannot_tell = |error| StartError::kernel("look for programs of another set", error);
+    let ours = OurSet::of(&pins.version()).map_err(cannot_tell)?;
     for hook in Hook::ALL {
         let device = settings.device(hook.device());
-        let is_other = |program: &ProgramInfo| !ours.has_maps(&program.map_ids().ok().flatten().unwrap_or_default());
-        let has_filter = has_other_filter(ours, hook, device)
+        let has_link = has_other_link(&ours, hook, device).map_err(cannot_tell)?;
+        let has_filter = has_other_filter(&ours, hook, device)
             .map_err(|error| StartError::kernel(format!("look for filters on {device}"), error))?;
-        if has_filter || links(hook, device).iter().any(is_other) {
+        if has_filter || has_link {
             let device = device.to_owned();
             let directory = elsewhere(pins).map_or("its directory".to_owned(), |path| path.display().to_string());
             return Err(StartError::ForeignPrograms { program: hook.name(), device, directory });
@@ -46,6 +47,15 @@ fn links(hook: Hook, device: &str) -> Vec<ProgramInfo> {
     programs.into_iter().filter(|program| is_named(program.name(), hook)).collect()
 }
 
+fn has_other_link(ours: &OurSet, hook: Hook, device: &str) -> io::Result<bool> {
+    for program in links(hook, device) {
+        if !ours.has_program(&program).map_err(io::Error::other)? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
 /// The kernel cuts a program's name to 15 bytes.
 fn is_named(name: &[u8], hook: Hook) -> bool {
     let whole = hook.name().as_bytes();
@@ -53,10 +63,14 @@ fn is_named(name: &[u8], hook: Hook) -> bool {
 }
 
 /// Likewise by filters, whose names are not cut.
-fn has_other_filter(ours: OurSet, hook: Hook, device: &str) -> io::Result<bool> {
+fn has_other_filter(ours: &OurSet, hook: Hook, device: &str) -> io::Result<bool> {
     let Ok(ifindex) = if_nametoindex(device) else { return Ok(false) };
-    let named = filters::on(ifindex, hook.direction())?.into_iter().filter(|filter| filter.name == hook.name());
-    Ok(named.filter(|filter| filter.program.is_some()).any(|filter| !ours.has(hook, &filter)))
+    for filter in filters::on(ifindex, hook.direction())? {
+        if filter.name == hook.name() && filter.program.is_some() && !ours.has(hook, &filter)? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// Another directory of pins on the same BPF file system, for the user's sake; `None` where none is in sight.

@@ -187,12 +187,4 @@ impl Pins {
     pub(super) fn link(&self, hook: Hook) -> PathBuf {
         self.links().join(hook.name())
     }
-
-    pub(super) fn marks(&self) -> PathBuf {
-        self.version().join(CLSACT_MARKS)
-    }
-
-    pub(super) fn clsact(&self, ifindex: u32) -> PathBuf {
-        self.marks().join(ifindex.to_string())
-    }
 }

@@ -130,8 +130,9 @@ impl Programs {
     }
 
     fn attach_filter(&mut self, hook: Hook, device: &str, ifindex: u32) -> Result<bool, AttachError> {
-        clsact::ensure(&self.pins, device, ifindex)?;
-        let seat = clsact::seat(self.set(), hook, ifindex).map_err(TcError::IoError)?;
+        let set = self.set().map_err(TcError::IoError)?;
+        clsact::ensure(&set, device, ifindex)?;
+        let seat = clsact::seat(&set, hook, ifindex).map_err(TcError::IoError)?;
         let program = self.program(hook)?;
         let (id, is_new) = match seat {
             Seat::Ours(handle) => {
@@ -158,20 +159,25 @@ impl Programs {
             Attachment::Clsact => self.attached.iter().map(|(hook, attached)| (*hook, attached.ifindex)).collect(),
         };
         let devices: Vec<u32> = filters.iter().map(|(_, ifindex)| *ifindex).collect();
-        let mut outcomes = clsact::take_off_elsewhere(self.set(), &filters);
-        outcomes.extend(clsact::retire(&self.pins.marks(), &devices));
+        let set = match self.set() {
+            Ok(set) => set,
+            Err(error) => return vec![("clsact filters".to_owned(), Err(error))],
+        };
+        let mut outcomes = clsact::take_off_elsewhere(&set, &filters);
+        outcomes.extend(clsact::forget_elsewhere(&set, &devices));
         outcomes
     }
 
-    fn set(&self) -> OurSet {
-        OurSet::of(&self.pins)
+    fn set(&self) -> io::Result<OurSet> {
+        OurSet::of(&self.pins.version())
     }
 
     /// Takes off what an earlier run attached the other way.
     fn retire_other(&self, hook: Hook, ifindex: u32) -> Result<(), AttachError> {
         match self.attachment {
             Attachment::Tcx => {
-                clsact::take_off(self.set(), hook, ifindex).map_err(TcError::IoError)?;
+                let set = self.set().map_err(TcError::IoError)?;
+                clsact::take_off(&set, hook, ifindex).map_err(TcError::IoError)?;
                 Ok(())
             }
             // Nobody has the link open, since one agent runs at a time: it ends with its pin.

@@ -1,5 +1,6 @@
 //! Filters beside those of others: ours come and go, theirs stay, and so do the queueing disciplines that we did not make.
 
+use std::process::Command;
 use std::time::Duration;
 
 use aya::Ebpf;
@@ -122,5 +123,77 @@ fn a_filter_is_put_back_that_another_hand_took_off_and_else_left_in_peace() {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
         assert_eq!(Hook::ALL.map(filters), before, "the same programs");
+    });
+}
+
+/// What was noted of a discipline outlives it.
+#[test]
+fn a_discipline_that_another_hand_made_where_ours_was_stays() {
+    on_node(|node| async move {
+        let settings = by(&node, Attachment::Clsact);
+        drop(start(settings.clone()).await);
+        // On a device that got the number of a former one.
+        let (index, _) = node::device(UPLINK);
+        ip(&format!("link del {UPLINK}\nlink add name other0 index {index} type veth peer name other1\n"));
+        output(&["tc", "qdisc", "add", "dev", "other0", "clsact"]);
+        node.make_uplink();
+        // On the very device, which gets our filters again.
+        output(&["tc", "qdisc", "del", "dev", MGMT, "clsact"]);
+        output(&["tc", "qdisc", "add", "dev", MGMT, "clsact"]);
+        drop(start(settings.clone()).await);
+        assert_eq!([MGMT, UPLINK, "other0"].map(has_clsact), [true; 3]);
+        assert_eq!(clean(&settings).await, [] as [&str; 0]);
+        assert_eq!([MGMT, UPLINK, "other0"].map(has_clsact), [true, false, true]);
+        assert_eq!(names(Hook::MgmtIngress), [""; 0], "our filters do not");
+    });
+}
+
+/// Also where no agent has run since, and nothing of ours is there.
+#[test]
+fn a_note_alone_removes_no_discipline() {
+    on_node(|node| async move {
+        let settings = by(&node, Attachment::Clsact);
+        drop(start(settings.clone()).await);
+        output(&["tc", "qdisc", "del", "dev", MGMT, "clsact"]);
+        output(&["tc", "qdisc", "add", "dev", MGMT, "clsact"]);
+        assert_eq!(clean(&settings).await, [] as [&str; 0]);
+        assert_eq!([MGMT, UPLINK].map(has_clsact), [true, false]);
+    });
+}
+
+/// Not a test: cleans up for `what_cannot_be_told_of_filters_is_reported`, with fewer rights.
+#[test]
+fn cleanup_process() {
+    let Some(bpffs) = std::env::var_os(CLEANUP) else { return };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("make a runtime");
+    let problems = runtime.block_on(clean(&node::settings(bpffs.into())));
+    problems.iter().for_each(|problem| println!("\n{PROBLEM}{problem}"));
+}
+
+/// Tells the test binary to clean up here.
+const CLEANUP: &str = "EGRESS_TEST_CLEANUP_BPFFS";
+const PROBLEM: &str = "problem: ";
+
+/// Whoever may not look at programs cannot tell whose a filter is: that is not to say that it is another hand's.
+#[test]
+fn what_cannot_be_told_of_filters_is_reported() {
+    on_node(|node| async move {
+        drop(start(by(&node, Attachment::Clsact)).await);
+        let me = std::env::current_exe().expect("this binary's path");
+        let cleanup = Command::new("setpriv")
+            .args(["--bounding-set", "-sys_admin", "--inh-caps", "-sys_admin"])
+            .arg(me)
+            .args(["--exact", "clsact::cleanup_process", "--nocapture"])
+            .env(CLEANUP, &node.bpffs)
+            .output();
+        let Ok(cleanup) = cleanup else { return println!("skipped: setpriv is not installed") };
+        let shown = String::from_utf8_lossy(&cleanup.stdout);
+        let problems: Vec<_> = shown.lines().filter_map(|line| line.strip_prefix(PROBLEM)).collect();
+        for hook in Hook::ALL {
+            let (device, _) = node::place(hook);
+            let filter = format!("filter {} on {device}: cannot tell whose program", hook.name());
+            assert!(problems.iter().any(|problem| problem.starts_with(&filter)), "{filter}: {shown}");
+        }
+        assert_eq!(names(Hook::MgmtIngress), ["mgmt_ingress"]);
     });
 }
