@@ -7,28 +7,33 @@
 //!
 //! Generic over the executor, so that everything but the kernel runs in a test.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::{Stream, StreamExt};
+use futures::{FutureExt, Stream, StreamExt};
 use kube::Client;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::controller::leader::Leader;
-use crate::controller::leadership::{campaign, leadership};
+use crate::controller::leadership::{campaign, leadership, own_identity};
 use crate::controller::reach::Reach;
 use crate::dataplane::host::Host;
 use crate::health::{self, fitness::Uplink, tls::Tls};
+use crate::kube::anew::still_given;
 use crate::kube::events;
+use crate::kube::ledger::LedgerStore;
 use crate::kube::outage::Outages;
 use crate::kube::own_node;
 use crate::kube::status::StatusWriter;
 use crate::kube::watch::changes;
+use crate::kube::words;
 use crate::model::desired::Settings;
 use crate::model::executor::Executor;
 use crate::model::inbox::{self, Giver};
 use crate::model::view::{Change, Node, Update};
+use crate::reconcile::ties::{Ask, Stake, Standing, Ties};
 use crate::reconcile::{Ready, Reconciler};
 
 pub struct AgentSettings {
@@ -59,11 +64,16 @@ pub async fn run<E: Executor + Send>(client: Client, settings: AgentSettings, ex
     let (own_node, is_own_node) = watch::channel(None);
     // Nobody watches the uplink yet, and nobody minds when the leader heard this agent.
     let ((_road, uplink), (heard, _surely_heard)) = (watch::channel(Uplink::Works), watch::channel(None));
+    let (released, words) = watch::channel(words::Words::new());
 
-    let incoming = changes(&client, &node_name, &model.service_cidrs, &outages);
+    let incoming = changes(&client, (&namespace, &node_name), &model.service_cidrs, &outages);
     let halves = Halves { node: to_node, leader: to_leader, own_node, node_name: node_name.clone() };
-    let reconciler = Reconciler::new(model, executor, Some(events.clone()), ready);
-    let leader = Leader::new(StatusWriter::new(client.clone()), events, leads, Reach::nobody_probes());
+    let ties = ties(&client, &node_name, released);
+    let reconciler = Reconciler::new(model, executor, Some(events.clone()), ready).tied(ties);
+    let identity = own_identity(&node_name);
+    let writers = (StatusWriter::new(client.clone()), LedgerStore::new(client.clone(), &namespace));
+    let leader = Leader::new(writers, events, leads, (Reach::nobody_probes(), false), identity.clone());
+    let of_own_node = is_own_node.clone();
     let health = async {
         if health_port != 0 {
             let settings = health::Settings { port: health_port, tls, total_timeout: Duration::from_secs(1) };
@@ -82,9 +92,18 @@ pub async fn run<E: Executor + Send>(client: Client, settings: AgentSettings, ex
         delivery.run(stop.clone()),
         reconciler.run(for_node, stop.clone()),
         leader.run(for_leader, stop.clone()),
-        campaign(client.clone(), (&namespace, &node_name), published, &outages, stop.clone()),
+        campaign(client.clone(), (&namespace, identity), published, &outages, stop.clone()),
+        words::publish((client.clone(), &node_name), words, of_own_node, &outages, stop.clone()),
         health,
     );
+}
+
+/// What the node's half obeys and says beside what is desired.
+fn ties(client: &Client, node_name: &str, released: watch::Sender<words::Words>) -> Ties {
+    let (asker, name) = (client.clone(), node_name.to_owned());
+    let ask: Ask = Box::new(move |questions| still_given(asker.clone(), name.clone(), questions).boxed());
+    let (standing, stake) = (watch::channel(Standing::Holds).1, watch::channel(Stake::default()).0);
+    Ties::new(node_name, standing, stake, released, ask)
 }
 
 /// Who is told of changes.
@@ -107,7 +126,22 @@ impl Halves {
             self.own_node.send_if_modified(|known| known.replace(own.clone()).as_ref() != Some(own));
         }
         self.leader.put(change.clone());
-        self.node.put(change);
+        self.node.put(without_words(change));
+    }
+}
+
+/// What nodes have let go of is for the leader: the node's half would compute everything anew for each word.
+fn without_words(change: Change) -> Change {
+    let without = |node: Arc<Node>| match node.released.is_empty() {
+        true => node,
+        false => Arc::new(Node { released: BTreeMap::new(), ..Arc::unwrap_or_clone(node) }),
+    };
+    match change {
+        Change::Nodes(Update::Changed(name, node)) => Change::Nodes(Update::Changed(name, without(node))),
+        Change::Nodes(Update::Replaced(nodes)) => {
+            Change::Nodes(Update::Replaced(nodes.into_iter().map(|(name, node)| (name, without(node))).collect()))
+        }
+        other => other,
     }
 }
 

@@ -4,6 +4,14 @@
 //! The kernel is observed once, then again after an error; in between the agent remembers what it did. An address that
 //! cannot be claimed keeps nothing else from being done: it is left out, with its slot, and tried again, soon at first,
 //! since the usual cause is that its former node has not let go yet.
+//!
+//! What this node may not hold, because it is on its way to another or because this node is out of touch, goes first,
+//! before anything that takes time ([`ties`], [`crate::model::tenure`]).
+
+mod log;
+#[cfg(test)]
+mod tests;
+pub mod ties;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -14,19 +22,26 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
+use log::log;
+use ties::Ties;
+
 use crate::kube::events::{About, Events};
 use crate::model::compile::{Compiler, plan_touched};
-use crate::model::desired::{Settings, family_of};
+use crate::model::desired::Settings;
 use crate::model::executor::{DataplaneError, Executor};
 use crate::model::inbox::Taker;
+use crate::model::plan::plan;
 use crate::model::selection::Standby;
-use crate::model::state::{Action, EgressId, KernelState, Place, Policy};
+use crate::model::state::{Action, EgressId, KernelState};
 use crate::model::step::step;
+use crate::model::tenure::{Barred, withhold};
 use crate::model::view::{Change, EgressObject, Node, Touched, Unreadable, Update};
 
 /// After a failed action, then doubled up to the longest.
 const FIRST_RETRY: Duration = Duration::from_millis(200);
 const LONGEST_RETRY: Duration = Duration::from_secs(30);
+/// Likewise where an address only waits for the object to be read anew.
+const LONGEST_DOUBT: Duration = Duration::from_secs(1);
 /// A claim that fails for this long is told to the object's owners; a shorter one is a hand-over.
 const TELL_AFTER: Duration = Duration::from_secs(5);
 /// Likewise where another node does not let go: said before the address is taken over.
@@ -41,6 +56,8 @@ pub struct Reconciler<E> {
     actual: Option<KernelState>,
     /// Something that was desired has been left out: the next plan is a whole one.
     incomplete: bool,
+    /// Addresses wait for their objects to be read anew.
+    doubtful: bool,
     /// Claims that failed in this round.
     refused: BTreeMap<EgressId, IpAddr>,
     /// Since when claims have been failing, and whether their owners know.
@@ -48,6 +65,7 @@ pub struct Reconciler<E> {
     standby: BTreeSet<Standby>,
     events: Option<Events>,
     ready: watch::Sender<Ready>,
+    ties: Ties,
 }
 
 /// Whether this node does what the cluster wants, and where it can be asked.
@@ -66,6 +84,7 @@ struct Synced {
     pods: bool,
     nodes: bool,
     services: bool,
+    ledger: bool,
 }
 
 impl Synced {
@@ -76,29 +95,39 @@ impl Synced {
             Change::Pods(Update::Replaced(_)) => self.pods = true,
             Change::Nodes(Update::Replaced(_)) => self.nodes = true,
             Change::Services(Update::Replaced(_)) => self.services = true,
+            Change::Ledger(_) => self.ledger = true,
             Change::Objects(_) | Change::Namespaces(_) | Change::Pods(_) | Change::Nodes(_) | Change::Services(_) => {}
         }
     }
 
     fn all(&self) -> bool {
-        self.objects && self.namespaces && self.pods && self.nodes && self.services
+        self.objects && self.namespaces && self.pods && self.nodes && self.services && self.ledger
     }
 }
 
 impl<E: Executor> Reconciler<E> {
     pub fn new(settings: Settings, executor: E, events: Option<Events>, ready: watch::Sender<Ready>) -> Self {
+        let ties = Ties::none(&settings.node_name);
         Self {
             executor,
             compiler: Compiler::new(settings),
             synced: Synced::default(),
             actual: None,
             incomplete: false,
+            doubtful: false,
             refused: BTreeMap::new(),
             failing: BTreeMap::new(),
             standby: BTreeSet::new(),
             events,
             ready,
+            ties,
         }
+    }
+
+    /// Obeys leases and hand-overs.
+    #[must_use]
+    pub fn tied(self, ties: Ties) -> Self {
+        Self { ties, ..self }
     }
 
     /// Runs until told to stop, or until the changes end. What the kernel does then goes on.
@@ -113,11 +142,22 @@ impl<E: Executor> Reconciler<E> {
                     None => return self.executor,
                 },
                 () = tokio::time::sleep_until(retry_at.unwrap_or_else(Instant::now)), if retry_at.is_some() => {}
+                () = self.ties.changed() => self.incomplete = true,
             }
-            if !self.synced.all() {
+            if !self.synced.all() || self.ties.undecided() {
                 continue;
             }
-            let outcome = self.reconcile().await;
+            let fenced = self.ties.fenced();
+            let outcome = tokio::select! {
+                biased;
+                // Whatever takes its time can be begun anew; leases cannot.
+                () = fenced => {
+                    self.actual = None;
+                    retry_at = Some(Instant::now());
+                    continue;
+                }
+                outcome = self.reconcile() => outcome,
+            };
             if let Err(error) = &outcome {
                 warn!(%error, "cannot bring the kernel to what the cluster wants; trying again");
                 self.actual = None;
@@ -127,7 +167,7 @@ impl<E: Executor> Reconciler<E> {
                 None
             } else {
                 let at = Instant::now() + patience;
-                patience = (patience * 2).min(LONGEST_RETRY);
+                patience = (patience * 2).min(if self.doubtful { LONGEST_DOUBT } else { LONGEST_RETRY });
                 Some(at)
             };
         }
@@ -136,6 +176,10 @@ impl<E: Executor> Reconciler<E> {
     fn apply(&mut self, change: Change) {
         self.synced.note(&change);
         self.complain(&change);
+        if let Change::Ledger(ledger) = &change {
+            self.ties.follow(ledger);
+            self.incomplete = true;
+        }
         self.compiler.apply(change);
     }
 
@@ -162,7 +206,12 @@ impl<E: Executor> Reconciler<E> {
             Change::Nodes(Update::Replaced(nodes)) => nodes.iter().for_each(|(name, value)| node(name, value)),
             Change::Objects(Update::Changed(_, value)) => object(value),
             Change::Objects(Update::Replaced(objects)) => objects.values().for_each(|value| object(value)),
-            Change::Nodes(_) | Change::Objects(_) | Change::Namespaces(_) | Change::Pods(_) | Change::Services(_) => {}
+            Change::Nodes(_)
+            | Change::Objects(_)
+            | Change::Namespaces(_)
+            | Change::Pods(_)
+            | Change::Services(_)
+            | Change::Ledger(_) => {}
         }
     }
 
@@ -172,15 +221,16 @@ impl<E: Executor> Reconciler<E> {
         let mut whole = std::mem::take(&mut self.incomplete) || observed;
         let mut actual = match self.actual.take() {
             Some(actual) => actual,
-            None => {
-                let actual = self.executor.observe().await?;
-                // Whoever brought the kernel to this state, we ourselves before an error or an agent that was killed, may
-                // not have come to the cuts that belong to it.
-                self.executor.apply(&Action::CutOrphans).await?;
-                actual
-            }
+            None => self.executor.observe().await?,
         };
+        self.give_up(&mut actual).await?;
+        if observed {
+            // Whoever brought the kernel to this state, we ourselves before an error or an agent that was killed, may not
+            // have come to the cuts that belong to it.
+            self.executor.apply(&Action::CutOrphans).await?;
+        }
         self.compiler.remember(&actual.pods);
+        let mut asked = false;
         loop {
             let Some((desired, touched)) = self.compiler.compile() else {
                 debug!("waiting for this node's own Node object, and for its networks on it");
@@ -188,18 +238,37 @@ impl<E: Executor> Reconciler<E> {
                 self.incomplete = whole;
                 return Ok(());
             };
+            let mut barred = Barred::default();
             let plan = if whole || touched == Touched::Everything {
-                plan_touched(&actual, &without(desired, &self.refused), &Touched::Everything)
+                self.ties.wants(!desired.owned.is_empty());
+                barred = self.ties.tenure.barred(&desired.owned, &actual.owned);
+                let mut desired = desired.clone();
+                withhold(&mut desired, &barred.all);
+                withhold(&mut desired, &self.refused);
+                plan(&actual, &desired)
             } else {
                 plan_touched(&actual, desired, &touched)
             };
-            let Some((id, address, error)) = self.perform(&mut actual, &plan).await? else { break };
-            self.refused.insert(id, address);
-            self.note_failure(id, address, &error);
-            whole = true;
+            if let Some((id, address, error)) = self.perform(&mut actual, &plan).await? {
+                self.refused.insert(id, address);
+                self.note_failure(id, address, &error);
+                whole = true;
+                continue;
+            }
+            self.ties.say(&actual.owned);
+            self.doubtful = !barred.doubtful.is_empty();
+            // Others do not wait for the answer.
+            if self.doubtful && !std::mem::replace(&mut asked, true) {
+                whole = self.ties.ask(self.compiler.view(), &barred.doubtful).await;
+                if whole {
+                    continue;
+                }
+            }
+            break;
         }
+        self.ties.tenure.settle(&actual.owned);
         self.actual = Some(actual);
-        self.incomplete = !self.refused.is_empty();
+        self.incomplete = self.doubtful || !self.refused.is_empty();
         let refused = &self.refused;
         self.failing.retain(|(id, address), _| refused.get(id) == Some(address));
         if observed {
@@ -210,6 +279,19 @@ impl<E: Executor> Reconciler<E> {
         Ok(())
     }
 
+    /// What the kernel holds and this node may not goes first, also while it is not known what the node should hold.
+    async fn give_up(&mut self, actual: &mut KernelState) -> Result<(), DataplaneError> {
+        let barred = self.ties.barred(&actual.owned);
+        if !barred.is_empty() {
+            let mut desired = actual.clone();
+            withhold(&mut desired, &barred);
+            let plan = plan(actual, &desired);
+            self.perform(actual, &plan).await?;
+        }
+        self.ties.say(&actual.owned);
+        Ok(())
+    }
+
     /// Performs the plan up to a claim that fails, which is returned.
     async fn perform(
         &mut self,
@@ -217,6 +299,7 @@ impl<E: Executor> Reconciler<E> {
         plan: &[Action],
     ) -> Result<Option<(EgressId, IpAddr, DataplaneError)>, DataplaneError> {
         if plan.iter().any(|action| matches!(action, Action::Own(..))) {
+            self.executor.expect(&self.ties.tenure.arriving());
             self.executor.prepare(plan).await;
         }
         for action in plan {
@@ -279,58 +362,3 @@ impl<E: Executor> Reconciler<E> {
         self.standby = standby;
     }
 }
-
-/// The state without the claims that were refused: neither owned nor steered here.
-fn without(desired: &KernelState, refused: &BTreeMap<EgressId, IpAddr>) -> KernelState {
-    let mut desired = desired.clone();
-    for (id, address) in refused {
-        if desired.owned.get(id) != Some(address) {
-            continue;
-        }
-        desired.owned.remove(id);
-        if let Some(policy) = desired.policy.get_mut(&(*id, family_of(*address))) {
-            policy.slots.retain(|slot| slot.place != Place::Here);
-            // Its connections wait for it: it may be on its way here.
-            policy.pending.push(*address);
-            policy.pending.sort_unstable();
-        }
-    }
-    desired
-}
-
-/// One line per change of the world; facts about nodes and prefixes are details.
-fn log(action: &Action) {
-    match action {
-        Action::Disown(id, address) => info!(id = id.0, %address, "this node has given up an egress IP"),
-        Action::PutPolicy(id, family, policy) => {
-            info!(id = id.0, ?family, slots = shown(policy), when_empty = ?policy.when_empty, "policy");
-        }
-        Action::RemovePolicy(id, family) => info!(id = id.0, ?family, "policy removed"),
-        Action::PutPod(address, state) => info!(%address, ?state, "pod"),
-        Action::RemovePod(address) => info!(%address, "pod removed"),
-        Action::SetUnknownPods(on) => info!(?on, "unknown pods"),
-        Action::CutFlows(id, addresses) => info!(id = id.0, ?addresses, "flows cut: their address was taken away"),
-        Action::CutPodFlows(pod, id) => info!(id = id.0, %pod, "flows cut: another object serves the pod, or none"),
-        // The executor says it, with what the network answered, or with what was found.
-        Action::Own(..) | Action::CutOrphans => {}
-        Action::CutPod(address) => info!(%address, "everything of the pod that had this address is forgotten"),
-        Action::PutOwner(..)
-        | Action::PutNode(..)
-        | Action::RemoveNode(_)
-        | Action::PutPrefix(..)
-        | Action::RemovePrefix(_) => {
-            debug!(?action, "fact");
-        }
-    }
-}
-
-fn shown(policy: &Policy) -> String {
-    let slots = policy.slots.iter().map(|slot| match slot.place {
-        Place::Here => format!("{} here", slot.address),
-        Place::Remote(node) => format!("{} at {}", slot.address, node.0),
-    });
-    slots.collect::<Vec<_>>().join(", ")
-}
-
-#[cfg(test)]
-mod tests;

@@ -15,8 +15,12 @@ use egress_agent::model::desired::{OnUnassigned, Settings, UnknownPods};
 use egress_agent::model::executor::{DataplaneError, Executor};
 use egress_agent::model::state::{Action, KernelState, PodState};
 use egress_agent::model::step::step;
+<<<<<<< HEAD
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Namespace, Node, Pod, ServiceAccount};
+=======
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Node, Pod, ServiceAccount};
+>>>>>>> d6b9c48 (Hand an address over by a record that both nodes and any leader obey)
 use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
@@ -29,7 +33,37 @@ use tokio_util::sync::CancellationToken;
 
 /// The kernel of one node, as far as the model speaks of it.
 #[derive(Clone, Default)]
-struct Recorder(Arc<Mutex<KernelState>>);
+struct Recorder {
+    node: &'static str,
+    state: Arc<Mutex<KernelState>>,
+    lan: Lan,
+}
+
+/// Who holds which address. No two may, at any moment.
+#[derive(Clone, Default)]
+struct Lan {
+    holders: Arc<Mutex<BTreeMap<IpAddr, &'static str>>>,
+    clashes: Arc<Mutex<Vec<String>>>,
+}
+
+impl Lan {
+    fn note(&self, node: &'static str, action: &Action) {
+        let mut holders = self.holders.lock().expect("not poisoned");
+        match action {
+            Action::Own(_, address) => {
+                let other = holders.insert(*address, node).filter(|other| *other != node);
+                let clash = other.map(|other| format!("{address} at {node} while {other} holds it"));
+                self.clashes.lock().expect("not poisoned").extend(clash);
+            }
+            Action::Disown(_, address) if holders.get(address) == Some(&node) => drop(holders.remove(address)),
+            _ => {}
+        }
+    }
+
+    fn clashes(&self) -> Vec<String> {
+        self.clashes.lock().expect("not poisoned").clone()
+    }
+}
 
 impl Executor for Recorder {
     async fn observe(&mut self) -> Result<KernelState, DataplaneError> {
@@ -37,14 +71,15 @@ impl Executor for Recorder {
     }
 
     async fn apply(&mut self, action: &Action) -> Result<(), DataplaneError> {
-        step(&mut self.0.lock().expect("not poisoned"), action);
+        self.lan.note(self.node, action);
+        step(&mut self.state.lock().expect("not poisoned"), action);
         Ok(())
     }
 }
 
 impl Recorder {
     fn now(&self) -> KernelState {
-        self.0.lock().expect("not poisoned").clone()
+        self.state.lock().expect("not poisoned").clone()
     }
 }
 
@@ -53,6 +88,7 @@ const NODES: [&str; 3] = ["t-node1", "t-node2", "t-node3"];
 struct Cluster {
     client: Client,
     kernels: BTreeMap<&'static str, Recorder>,
+    lan: Lan,
     stop: CancellationToken,
 }
 
@@ -72,6 +108,24 @@ impl Cluster {
         let items = object["status"]["items"].as_array().cloned().unwrap_or_default();
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         items.iter().map(|item| (text(&item["egressIP"]), text(&item["node"]))).collect()
+    }
+
+    /// The open hand-overs, as they are written, and the number of the last one.
+    async fn ledger(&self) -> (String, u64) {
+        let ledgers: Api<ConfigMap> = Api::namespaced(self.client.clone(), "kube-system");
+        let ledger = ledgers.get_opt("egress-agent-hand-overs").await.expect("the server answers");
+        let data = ledger.and_then(|ledger| ledger.data).unwrap_or_default();
+        (
+            data.get("records").cloned().unwrap_or_default(),
+            data.get("last").map_or(0, |text| text.parse().expect("a number")),
+        )
+    }
+
+    /// What a node says that it has let go of.
+    async fn word(&self, node: &str) -> Option<String> {
+        let nodes: Api<Node> = Api::all(self.client.clone());
+        let annotations = nodes.get(node).await.expect("a node").metadata.annotations.unwrap_or_default();
+        annotations.get("k8s.ovn.org/egress-agent-released").cloned()
     }
 
     async fn label(&self, node: &str, on: bool) {
@@ -99,7 +153,8 @@ impl Cluster {
                 host: None,
                 server: String::new(),
             };
-            let kernel = self.kernels.entry(name).or_default().clone();
+            let new = || Recorder { node: name, lan: self.lan.clone(), ..Recorder::default() };
+            let kernel = self.kernels.entry(name).or_insert_with(new).clone();
             agents.spawn(agent::run(self.client.clone(), settings, kernel, self.stop.clone()));
         }
         agents
@@ -220,7 +275,8 @@ async fn three_agents_assign_number_select_and_move() {
         install_crd(&client, full).await;
         tear_down(&client).await;
         set_up(&client).await;
-        let mut cluster = Cluster { client: client.clone(), kernels: BTreeMap::new(), stop: CancellationToken::new() };
+        let (kernels, lan) = (BTreeMap::new(), Lan::default());
+        let mut cluster = Cluster { client: client.clone(), kernels, lan, stop: CancellationToken::new() };
         let agents = cluster.start();
         story(&cluster, full).await;
         if full {
@@ -228,6 +284,7 @@ async fn three_agents_assign_number_select_and_move() {
         }
         cluster.stop.cancel();
         agents.join_all().await;
+        assert_eq!(cluster.lan.clashes(), Vec::<String>::new(), "two nodes held one address");
         tear_down(&client).await;
     }
     install_crd(&client, true).await;
@@ -290,17 +347,35 @@ async fn story(cluster: &Cluster, full: bool) {
     .await;
 
     // The label goes: the address moves, its number stays.
+    let (_, before) = cluster.ledger().await;
     cluster.label("t-node2", false).await;
+    until("the old node has said that it has let go", || async {
+        let word = cluster.word("t-node2").await.unwrap_or_default();
+        let word: BTreeMap<String, u64> = serde_json::from_str(&word).unwrap_or_default();
+        word.get(one).is_some_and(|number| *number > before)
+    })
+    .await;
     until("the address has moved", || async {
         cluster.items("t-eip").await.get(one).map(String::as_str) == Some("t-node3")
     })
     .await;
-    until("the old owner has let go", || async { cluster.kernels["t-node2"].now().owned.is_empty() }).await;
+    assert!(cluster.kernels["t-node2"].now().owned.is_empty());
+    until("the new owner has it", || async {
+        cluster.kernels["t-node3"].now().owned.values().any(|owned| *owned == address)
+    })
+    .await;
+    until("the hand-over is forgotten", || async {
+        cluster.ledger().await.0 == "{}" && cluster.word("t-node2").await.is_none()
+    })
+    .await;
+    let (_, before) = cluster.ledger().await;
 
     // The other object has an address on that node: the freed one needs a node of its own.
     cluster.label("t-node1", true).await;
     cluster.objects().delete("t-eip", &DeleteParams::default()).await.expect("deleted");
     until("the waiting object has the address", || async { cluster.items("t-other").await.contains_key(one) }).await;
+    until("that hand-over is forgotten too", || async { cluster.ledger().await == ("{}".to_owned(), before + 1) })
+        .await;
 
     // Nothing is written when nothing changes.
     let version =

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::assignment::{Facts, Fate, Nodes, Objects, Outcome, assign};
-use super::handover::{Evidence, Plan, Records, Step, Watch};
+use super::handover::{Evidence, Leases, Plan, Records, Step, Watch};
 use super::verdict::{self, Notice, Statement};
 use crate::model::view::{EgressObject, Item, Part, parse_egress_ip};
 
@@ -107,7 +107,7 @@ fn name_what_moves(outcome: &mut Outcome, items: &[Item], plan: &Plan) {
 pub struct NoRecords {
     records: Records,
     released: BTreeSet<(IpAddr, u64)>,
-    heard: BTreeMap<String, Instant>,
+    departed: BTreeMap<IpAddr, String>,
 }
 
 impl NoRecords {
@@ -118,8 +118,8 @@ impl NoRecords {
         unreachable: &'a BTreeSet<String>,
         now: Instant,
     ) -> Known<'a> {
-        let lease = std::time::Duration::ZERO;
-        let evidence = Evidence { released: &self.released, heard: &self.heard, lease };
+        let leases = Leases::None(std::time::Duration::ZERO);
+        let evidence = Evidence { released: &self.released, leases, departed: &self.departed };
         Known { objects, nodes, unreachable, records: &self.records, evidence, now }
     }
 }

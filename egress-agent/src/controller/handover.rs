@@ -10,44 +10,39 @@
 //! is one round of writes, in this order: records, then items, then records that are to be forgotten. A leader that fails
 //! in between leaves more records than needed, never fewer; whoever follows goes on from them.
 //!
-//! Time is this leader's own, monotonic. A record has none: a new leader counts from its first look.
+//! Time is this leader's own, monotonic. A record has none: a new leader counts from its first look. When leases run out
+//! is worked out in [`super::suspicion`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use super::assignment::{Assignment, Objects};
+pub use crate::model::ledger::{HandOver, Records};
 use crate::model::selection::by_rank;
 use crate::model::view::{Item, parse_egress_ip};
 
-/// An address on its way.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct HandOver {
-    /// No other hand-over ever had it, so that a node's word is known to be about this one.
-    pub number: u64,
-    /// The node that holds the address until it has let go.
-    pub from: String,
-    /// The node that gets it then. `None` while no node can take it, or nobody lists it.
-    pub to: Option<String>,
-}
-
-/// What is recorded.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Records {
-    /// The greatest number so far.
-    pub last: u64,
-    pub open: BTreeMap<IpAddr, HandOver>,
-}
+/// So many hand-overs are open at once that the ledger stays far below what an API server takes, a mebibyte, with the
+/// longest names. The others wait.
+pub const MOST_OPEN: usize = 1_000;
 
 /// What is known of letting go.
 #[derive(Clone, Copy, Debug)]
 pub struct Evidence<'a> {
     /// The addresses that nodes say they have let go of, with the number of the hand-over.
     pub released: &'a BTreeSet<(IpAddr, u64)>,
-    /// When each node was last in touch with anybody who keeps its leases alive.
-    pub heard: &'a BTreeMap<String, Instant>,
-    /// How long a node serves without being in touch.
-    pub lease: Duration,
+    pub leases: Leases<'a>,
+    /// Who held the addresses of objects that are gone: no status says it any more.
+    pub departed: &'a BTreeMap<IpAddr, String>,
+}
+
+/// When a node that says nothing holds an address no more.
+#[derive(Clone, Copy, Debug)]
+pub enum Leases<'a> {
+    /// Nobody knows: agents hold no leases. So long after its hand-over is first seen an address is given away.
+    None(Duration),
+    /// When all that a node holds has run out. Of one that is not listed it does not.
+    End(&'a BTreeMap<String, Instant>),
 }
 
 /// A change of the records.
@@ -71,18 +66,22 @@ pub struct Plan {
     pub look_again: Option<Instant>,
 }
 
-/// When each open hand-over was first seen.
+/// When each open hand-over was first seen, and when done.
 #[derive(Debug, Default)]
 pub struct Watch {
     seen: BTreeMap<u64, Instant>,
+    done: BTreeMap<u64, Instant>,
+    linger: Duration,
 }
 
 /// How it goes on with an address.
 enum Course {
     /// Nobody else holds it.
     Clear,
-    /// Its hand-over is over.
+    /// Its hand-over is called off, or nobody wants it any more.
     Forget,
+    /// The hand-over with this number is done.
+    Done(u64),
     /// That node is to let go of it.
     Begin(String),
     GoOn(HandOver),
@@ -98,7 +97,7 @@ fn course(known: Option<(&HandOver, bool)>, holders: &[&str], target: Option<&st
     // Only the node of the record was ever given it: what else stands in a status is a stranger's word.
     let given = record.to.as_ref().filter(|to| **to != record.from && holders.contains(&to.as_str()));
     match given {
-        Some(_) if is_there => Course::Forget,
+        Some(_) if is_there => Course::Done(record.number),
         Some(holder) => Course::Begin(holder.clone()),
         None if target == Some(record.from.as_str()) || (target.is_none() && is_free) => Course::Forget,
         None => Course::GoOn(record.clone()),
@@ -106,6 +105,11 @@ fn course(known: Option<(&HandOver, bool)>, holders: &[&str], target: Option<&st
 }
 
 impl Watch {
+    /// Leaves the records of what is done for a while: the new node is to see them beside its status.
+    pub fn lingering(linger: Duration) -> Self {
+        Self { linger, ..Self::default() }
+    }
+
     pub fn plan(
         &mut self,
         objects: &Objects,
@@ -115,8 +119,12 @@ impl Watch {
         now: Instant,
     ) -> Plan {
         let concerned = concerned(objects, wanted, records);
-        let (holders, targets) = (holders(objects, &concerned), targets(wanted, &concerned));
+        let (mut holders, targets) = (holders(objects, &concerned), targets(wanted, &concerned));
+        for (address, node) in evidence.departed.iter().filter(|(address, _)| targets.contains_key(*address)) {
+            holders.entry(*address).or_insert_with(|| vec![node]);
+        }
         let (mut plan, mut last) = (Plan::default(), records.last);
+        let mut room = MOST_OPEN.saturating_sub(records.open.len());
         for address in concerned {
             let holders = holders.get(&address).map(Vec::as_slice).unwrap_or_default();
             let target = targets.get(&address).copied();
@@ -129,7 +137,21 @@ impl Watch {
                     plan.steps.push(Step::Forget(address));
                     continue;
                 }
+                Course::Done(number) => {
+                    let end = *self.done.entry(number).or_insert(now) + self.linger;
+                    if now >= end {
+                        plan.steps.push(Step::Forget(address));
+                    } else {
+                        plan.look_again_at(end);
+                    }
+                    continue;
+                }
+                Course::Begin(from) if known.is_none() && room == 0 => {
+                    plan.holders.insert(address, from);
+                    continue;
+                }
                 Course::Begin(from) => {
+                    room -= usize::from(known.is_none());
                     last += 1;
                     HandOver { number: last, from, to }
                 }
@@ -139,8 +161,9 @@ impl Watch {
                 plan.steps.push(Step::Record(address, record.clone()));
             }
             if !self.is_free(address, &record, evidence, now) {
-                let end = self.end(&record, evidence, now);
-                plan.look_again = Some(plan.look_again.map_or(end, |other| other.min(end)));
+                if let Some(end) = self.end(&record, evidence, now) {
+                    plan.look_again_at(end);
+                }
                 plan.holders.insert(address, record.from);
             }
         }
@@ -148,18 +171,28 @@ impl Watch {
         plan.steps.sort_by_key(|step| matches!(step, Step::Forget(_)));
         let open: BTreeSet<u64> = records.open.values().map(|record| record.number).collect();
         self.seen.retain(|number, _| *number > records.last || open.contains(number));
+        self.done.retain(|number, _| open.contains(number));
         plan
     }
 
     fn is_free(&mut self, address: IpAddr, record: &HandOver, evidence: &Evidence<'_>, now: Instant) -> bool {
         self.seen.entry(record.number).or_insert(now);
-        evidence.released.contains(&(address, record.number)) || now >= self.end(record, evidence, now)
+        evidence.released.contains(&(address, record.number))
+            || self.end(record, evidence, now).is_some_and(|end| now >= end)
     }
 
     /// When the lease of the old node runs out.
-    fn end(&self, record: &HandOver, evidence: &Evidence<'_>, now: Instant) -> Instant {
-        let seen = self.seen.get(&record.number).copied().unwrap_or(now);
-        evidence.heard.get(&record.from).map_or(seen, |heard| seen.max(*heard)) + evidence.lease
+    fn end(&self, record: &HandOver, evidence: &Evidence<'_>, now: Instant) -> Option<Instant> {
+        match evidence.leases {
+            Leases::None(pause) => Some(self.seen.get(&record.number).copied().unwrap_or(now) + pause),
+            Leases::End(ends) => ends.get(&record.from).copied(),
+        }
+    }
+}
+
+impl Plan {
+    fn look_again_at(&mut self, time: Instant) {
+        self.look_again = Some(self.look_again.map_or(time, |other| other.min(time)));
     }
 }
 

@@ -1,8 +1,9 @@
 //! Takes the changes of objects and nodes, and where this agent leads: decides, and writes what differs.
 //!
 //! Writes go in two rounds: first objects that lose an address, then the others, so that an address which moves between
-//! objects is free before it is given. An address that moves between nodes is one write. A write that somebody else's
-//! made stale is not an error: the newer object is on its way by the watch, and is decided on then.
+//! objects is free before it is given. Before them the hand-overs that begin are recorded, behind them those that are over
+//! are forgotten ([`super::handover`]). A write that somebody else's made stale is not an error: the newer object is on its
+//! way by the watch, and is decided on then.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -15,8 +16,9 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use super::assignment::{Nodes, Objects};
+use super::books::{Books, Extract};
 use super::complaint::Complaint;
-use super::decision::{Decision, NoRecords, decide};
+use super::decision::{Decision, Decisions, Known, decide};
 use super::handover::Watch;
 use super::leadership::Leadership;
 use super::numbering::Numbering;
@@ -25,6 +27,7 @@ use super::reach::Reach;
 use super::strangers::Strangers;
 use super::verdict::{self, Notice};
 use crate::kube::events::{About, Events};
+use crate::kube::ledger::LedgerStore;
 use crate::kube::status::{StatusWriter, Wanted, WriteError};
 use crate::model::inbox::Taker;
 use crate::model::view::{Change, Condition, EgressObject, Update, filled};
@@ -33,6 +36,8 @@ use crate::model::view::{Change, Condition, EgressObject, Update, filled};
 const PARALLEL: usize = 16;
 /// How long a failed or stale write waits when no change comes.
 const RETRY: Duration = Duration::from_secs(1);
+/// How long the record of a hand-over that is done stays: the new node sees it then, however its watches lag.
+const LINGER: Duration = Duration::from_secs(2);
 /// How long one write may take.
 const PATIENCE: Duration = Duration::from_secs(10);
 const FOREIGN_STATUS: &str = "somebody else than egress-agent writes status.items; if OVN-Kubernetes' own EgressIP is enabled \
@@ -45,7 +50,11 @@ pub struct Leader {
     nodes: Option<Arc<Nodes>>,
     /// Which nodes answer.
     reach: watch::Receiver<Reach>,
+    books: Books,
     watch: Watch,
+    leads: bool,
+    /// Since when this agent leads.
+    since: Instant,
     numbering: Numbering,
     told: BTreeMap<String, BTreeSet<Notice>>,
     strangers: Strangers,
@@ -64,12 +73,21 @@ struct Wish {
 }
 
 impl Leader {
-    pub fn new(writer: StatusWriter, events: Events, leadership: Leadership, reach: watch::Receiver<Reach>) -> Self {
+    pub fn new(
+        (writer, ledger): (StatusWriter, LedgerStore),
+        events: Events,
+        leadership: Leadership,
+        (reach, leases): (watch::Receiver<Reach>, bool),
+        signature: String,
+    ) -> Self {
         Self {
             objects: None,
             nodes: None,
             reach,
-            watch: Watch::default(),
+            books: Books::new(ledger, leadership.clone(), signature, leases),
+            watch: Watch::lingering(LINGER),
+            leads: false,
+            since: Instant::now(),
             numbering: Numbering::default(),
             told: BTreeMap::new(),
             strangers: Strangers::default(),
@@ -105,7 +123,10 @@ impl Leader {
                 Ok(()) = self.reach.changed() => {}
                 () = retry, if retry_at.is_some() => {}
             }
-            led = self.leadership.leads();
+            if !std::mem::replace(&mut self.leads, self.leadership.leads()) {
+                self.since = Instant::now();
+            }
+            led = self.leads;
             if let Some(objects) = &self.objects {
                 self.numbering.observe(objects);
             }
@@ -113,8 +134,7 @@ impl Leader {
                 self.strangers.retain(|_| false);
                 self.problems = Problems::default();
             }
-            let settled = if led { self.decide_and_write().await } else { true };
-            retry_at = (!settled).then(|| Instant::now() + RETRY);
+            retry_at = if led { self.decide_and_write().await } else { None };
         }
     }
 
@@ -132,19 +152,26 @@ impl Leader {
                     Arc::make_mut(nodes).remove(&name);
                 }
             }
+            Change::Ledger(ledger) => self.books.follow(ledger, Instant::now().into_std()),
             Change::Namespaces(_) | Change::Pods(_) | Change::Services(_) => {}
         }
     }
 
     fn apply_objects(&mut self, update: Update<String, Arc<EgressObject>>) {
         let update = filled(update, |name| self.objects.as_ref()?.get(name).cloned());
+        let now = Instant::now().into_std();
         match update {
-            Update::Replaced(objects) => self.objects = Some(Arc::new(objects)),
+            Update::Replaced(objects) => {
+                let gone = self.objects.iter().flat_map(|known| known.iter());
+                let gone = gone.filter(|(name, _)| !objects.contains_key(*name));
+                gone.for_each(|(_, object)| self.books.depart(object, now));
+                self.objects = Some(Arc::new(objects));
+            }
             Update::Changed(_, object) => self.enter(object),
             Update::Removed(name) => {
                 self.told.remove(&name);
-                if let Some(objects) = &mut self.objects {
-                    Arc::make_mut(objects).remove(&name);
+                if let Some(object) = self.objects.as_mut().and_then(|objects| Arc::make_mut(objects).remove(&name)) {
+                    self.books.depart(&object, now);
                 }
             }
         }
@@ -162,17 +189,22 @@ impl Leader {
         }
     }
 
-    /// False when something is left to do.
-    async fn decide_and_write(&mut self) -> bool {
-        let (Some(objects), Some(nodes)) = (self.objects.clone(), self.nodes.clone()) else { return true };
+    /// When to do so again, if nothing else happens.
+    async fn decide_and_write(&mut self) -> Option<Instant> {
+        let (Some(objects), Some(nodes)) = (self.objects.clone(), self.nodes.clone()) else { return None };
         for (node, problem) in self.problems.news(&nodes) {
             warn!(node, problem, "what cannot be read of a node counts as not said");
         }
         let numbers = self.numbering.number(&objects);
         let now = Instant::now().into_std();
-        let decisions: Vec<Wish> = self
-            .decide(objects, nodes, now)
-            .await
+        // A copy: whoever probes must not wait for a decision.
+        let reach = self.reach.borrow_and_update().clone();
+        let extract = self.books.extract(&objects, &nodes, &reach, (self.since.into_std(), now))?;
+        let (draft, again) = (extract.draft.clone(), extract.look_again);
+        let Decisions { all, steps, look_again } =
+            self.decide((objects, nodes), reach.unreachable, extract, now).await?;
+        let again = again.into_iter().chain(look_again).min().map(Instant::from_std);
+        let wishes: Vec<Wish> = all
             .into_iter()
             .filter_map(|decision| {
                 let Decision { object, items, conditions, no_eligible_node, notices } = decision;
@@ -180,12 +212,20 @@ impl Leader {
                 Some(Wish { object, wanted: Wanted { id, no_eligible_node, items, conditions }, notices })
             })
             .collect();
-        self.tell(&decisions);
+        self.tell(&wishes);
         self.look_for_strangers();
-        let differs = |decision: &Wish| !self.writer.is_right(&decision.object, &decision.wanted);
-        let (decisions, held): (Vec<_>, Vec<_>) =
-            decisions.into_iter().filter(differs).partition(|decision| self.strangers.may_write(&decision.object, now));
-        let (losing, others): (Vec<_>, Vec<_>) = decisions.into_iter().partition(loses_an_address);
+        let settled =
+            self.books.open(draft, &steps).await && self.write_all(wishes, now).await && self.books.close(&steps).await;
+        let retry = (!settled).then(|| Instant::now() + RETRY);
+        retry.into_iter().chain(again).min()
+    }
+
+    /// False when something is left to do.
+    async fn write_all(&mut self, wishes: Vec<Wish>, now: std::time::Instant) -> bool {
+        let differs = |wish: &Wish| !self.writer.is_right(&wish.object, &wish.wanted);
+        let (wishes, held): (Vec<_>, Vec<_>) =
+            wishes.into_iter().filter(differs).partition(|wish| self.strangers.may_write(&wish.object, now));
+        let (losing, others): (Vec<_>, Vec<_>) = wishes.into_iter().partition(loses_an_address);
         let settled = self.write(losing).await;
         // What could not be taken must not be given.
         settled && self.write(others).await && held.is_empty()
@@ -193,25 +233,29 @@ impl Leader {
 
     /// On a thread that may be busy for a while: whoever else is to run on this one, this agent's half of the kernel and
     /// the renewal of the Lease among them, need not wait.
-    async fn decide(&mut self, objects: Arc<Objects>, nodes: Arc<Nodes>, now: std::time::Instant) -> Vec<Decision> {
+    async fn decide(
+        &mut self,
+        (objects, nodes): (Arc<Objects>, Arc<Nodes>),
+        unreachable: BTreeSet<String>,
+        extract: Extract,
+        now: std::time::Instant,
+    ) -> Option<Decisions> {
         let mut watch = std::mem::take(&mut self.watch);
-        // A copy: whoever probes must not wait for a decision.
-        let unreachable = self.reach.borrow_and_update().unreachable.clone();
         let deciding = tokio::task::spawn_blocking(move || {
-            // Agents do not say yet that they have let go, and hold no leases: there is nothing to record or to wait for.
-            let no_records = NoRecords::default();
-            let decisions = decide(&mut watch, &no_records.known(&objects, &nodes, &unreachable, now)).all;
+            let (records, evidence) = (&extract.draft.records, extract.evidence());
+            let known = Known { objects: &objects, nodes: &nodes, unreachable: &unreachable, records, evidence, now };
+            let decisions = decide(&mut watch, &known);
             (watch, decisions)
         });
         match deciding.await {
             Ok((watch, decisions)) => {
                 self.watch = watch;
-                decisions
+                Some(decisions)
             }
             Err(error) => match error.try_into_panic() {
                 Ok(panic) => std::panic::resume_unwind(panic),
                 // The process is about to end.
-                Err(_) => Vec::new(),
+                Err(_) => None,
             },
         }
     }

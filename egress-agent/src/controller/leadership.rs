@@ -35,14 +35,13 @@ pub fn leadership() -> (watch::Sender<Option<Instant>>, Leadership) {
 /// Stands for leader until told to stop, and lets go then.
 pub async fn campaign(
     client: Client,
-    (namespace, node_name): (&str, &str),
+    (namespace, identity): (&str, String),
     published: watch::Sender<Option<Instant>>,
     outages: &Outages,
     stop: CancellationToken,
 ) {
     let mut lease = LeaderLease::new(client, namespace);
-    let started = std::time::SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_nanos());
-    let mut election = Election::new(identity(node_name, std::process::id(), started), Timing::default());
+    let mut election = Election::new(identity, Timing::default());
     let mut holder = String::new();
     loop {
         let led = published.borrow().is_some();
@@ -100,6 +99,12 @@ async fn attempt(lease: &mut LeaderLease, election: &mut Election) -> Result<Str
         // Somebody else was faster: whatever they wrote is read in the next round.
         None => Ok(holder),
     }
+}
+
+/// Names this process, not only its node: a restarted agent is another candidate.
+pub fn own_identity(node_name: &str) -> String {
+    let started = std::time::SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_nanos());
+    identity(node_name, std::process::id(), started)
 }
 
 /// The interval, up to a fifth longer by the name: agents that started together need not ask together.

@@ -3,8 +3,9 @@
 //! Every agent runs it and keeps its view warm; only the leader writes.
 //! - [`election`]: the rule of leadership, pure; [`leadership`]: the loop around it and the Lease.
 //! - [`assignment`]: objects and nodes -> who serves what, pure. [`numbering`]: egress IDs, pure.
-//! - [`handover`]: when an address that changes its node may be given to the new one, pure but for its memory. The leader
-//!   keeps no records yet: agents must say that they have let go, and hold leases, before there is anything to wait for.
+//! - [`handover`]: when an address that changes its node may be given to the new one; [`suspicion`]: when a node that says
+//!   nothing holds it no more. Pure but for their memory.
+//!   `books`: the ledger in which that is recorded.
 //! - [`verdict`]: the conditions and the events of an object, pure.
 //! - [`decision`]: these together, the whole of what the leader decides.
 //! - [`reach`]: which nodes answer.
@@ -13,6 +14,7 @@
 //! - [`leader`]: takes changes, decides, writes what differs.
 
 pub mod assignment;
+mod books;
 mod complaint;
 pub mod decision;
 pub mod election;
@@ -23,4 +25,5 @@ pub mod numbering;
 mod problems;
 pub mod reach;
 pub mod strangers;
+pub mod suspicion;
 pub mod verdict;

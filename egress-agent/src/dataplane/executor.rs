@@ -28,6 +28,13 @@ impl Executor for Dataplane {
         observe(&self.shared)
     }
 
+    /// Who answers for one of them can only be the node that it comes from: a dead agent's programs, and the claim is
+    /// defended against them.
+    fn expect(&mut self, addresses: &BTreeSet<IpAddr>) {
+        let mut state = self.shared.state();
+        addresses.iter().for_each(|address| state.note_probed(*address));
+    }
+
     async fn prepare(&mut self, plan: &[Action]) {
         self.probe_ahead(plan).await;
     }
@@ -289,7 +296,8 @@ impl Dataplane {
                 Action::Own(_, address) => Some(*address),
                 _ => None,
             });
-            (state.facts().uplink, owns.filter(|address| !held(address)).collect::<Vec<_>>())
+            let unknown = owns.filter(|address| !held(address) && !state.is_probed(*address));
+            (state.facts().uplink, unknown.collect::<Vec<_>>())
         };
         let Some(uplink) = uplink else { return };
         let probes = wanted.into_iter().map(|address| async move { (address, claim::probe(uplink, address).await) });

@@ -203,10 +203,14 @@ impl State {
         (!self.facts.overlay_up && self.programs.ifindex(Hook::OverlayIngress) == Some(index)).then_some(index)
     }
 
-    /// Nobody answered for the address just now.
+    /// Nobody answered for the address just now, or nobody need be asked.
     pub(super) fn note_probed(&mut self, address: IpAddr) {
         self.probed.retain(|_, when| when.elapsed() < PROBE_HOLDS);
         self.probed.insert(address, Instant::now());
+    }
+
+    pub(super) fn is_probed(&self, address: IpAddr) -> bool {
+        self.probed.get(&address).is_some_and(|when| when.elapsed() < PROBE_HOLDS)
     }
 
     /// Whether the address was probed for just now; believed once.

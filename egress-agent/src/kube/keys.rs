@@ -22,6 +22,9 @@ pub const EGRESS_IPS_ON_INTERFACES: [&str; 2] =
     ["k8s.ovn.org/secondary-host-egress-ips", "k8s.ovn.org/bridge-egress-ips"];
 /// Node: which of the keys above this project wrote, with the values, so that another's are known from ours.
 pub const PUBLISHED: &str = "k8s.ovn.org/egress-agent-published";
+/// Node: the egress IPs of open hand-overs that the node's kernel holds no more, with the number of the hand-over,
+/// `{"172.18.0.100":7}`. Written by the node's own agent.
+pub const RELEASED: &str = "k8s.ovn.org/egress-agent-released";
 /// Pod: `{"default":{"ip_addresses":["10.244.0.5/24"],"ip_address":"10.244.0.5/24",..}}`.
 pub const POD_NETWORKS: &str = "k8s.ovn.org/pod-networks";
 /// Service (label): another proxy than kube-proxy takes care of it.

@@ -1,11 +1,13 @@
 //! The Kubernetes edge: kube types end here.
 //!
-//! In: [`watch`] follows four kinds and turns every object into a value of `model::view` by [`convert`].
-//! Out: [`status`] patches EgressIP objects, [`lease`] reads and writes the leader's Lease, [`events`] tells users,
+//! In: [`watch`] follows six kinds and turns every object into a value of `model::view` by [`convert`].
+//! Out: [`status`] patches EgressIP objects, [`lease`] reads and writes the leader's Lease, [`ledger`] what is recorded for
+//! all agents, [`words`] says what this node has let go of, [`events`] tells users,
 //! [`own_node`] says what this node's networks are where no CNI does.
-//! [`causes`] says why something failed, [`outage`] when the API server is away,
+//! [`anew`] reads objects past the watches, [`causes`] says why something failed, [`outage`] when the API server is away,
 //! [`crd`] holds the type of the API, [`keys`] every label and annotation by name.
 
+pub mod anew;
 pub mod causes;
 pub mod client;
 pub mod convert;
@@ -13,10 +15,12 @@ pub mod crd;
 pub mod events;
 pub mod keys;
 pub mod lease;
+pub mod ledger;
 pub mod outage;
 pub mod own_node;
 pub mod status;
 pub mod watch;
+pub mod words;
 
 use kube::api::PostParams;
 

@@ -1,4 +1,4 @@
-//! Five watches, one stream of changes.
+//! Six watches, one stream of changes.
 //!
 //! kube's watcher lists, watches and lists again when it must; its errors are retried with backoff and told to `outage`. A list arrives as a whole (`Replaced`), so that what went away while nobody watched is known to be gone. Objects
 //! are converted as they arrive and nothing else of them is kept.
@@ -9,19 +9,19 @@ use std::sync::Arc;
 
 use futures::{Stream, StreamExt, stream};
 use ipnet::IpNet;
-use k8s_openapi::api::core::v1::{Namespace, Node, Pod, Service};
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Node, Pod, Service};
 use kube::api::{Api, ApiResource, DynamicObject};
 use kube::core::PartialObjectMeta;
 use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Client, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
-use tracing::debug;
+use tracing::{debug, warn};
 
-use super::{convert, crd};
+use super::{convert, crd, ledger};
 use crate::kube::causes::Causes;
 use crate::kube::outage::Outages;
-use crate::model::view::{Change, Update};
+use crate::model::view::{Change, Ledger, Update};
 
 /// Seconds until a watch is begun anew where it was: also what it takes to notice that the server is silently gone.
 const WATCH_SECONDS: u32 = 60;
@@ -34,7 +34,7 @@ pub fn egressip_resource() -> ApiResource {
 /// All that this node's agent must know of the cluster, for ever.
 pub fn changes(
     client: &Client,
-    node_name: &str,
+    (namespace, node_name): (&str, &str),
     service_networks: &[IpNet],
     outages: &Outages,
 ) -> impl Stream<Item = Change> + Send + use<> {
@@ -45,6 +45,8 @@ pub fn changes(
     let services: Api<Service> = Api::all(client.clone());
     let service_networks = service_networks.to_vec();
     let config = watcher::Config::default().timeout(WATCH_SECONDS);
+    let ledgers: Api<ConfigMap> = Api::namespaced(client.clone(), namespace);
+    let ledger = config.clone().fields(&format!("metadata.name={}", ledger::LEDGER_NAME));
     let own_pods = config.clone().fields(&format!("spec.nodeName={node_name}"));
 
     stream::select_all([
@@ -66,8 +68,32 @@ pub fn changes(
         updates(("nodes", outages.clone()), nodes, config, ResourceExt::name_any, |node| Arc::new(convert::node(node)))
             .map(Change::Nodes)
             .boxed(),
+        updates(("the hand-overs", outages.clone()), ledgers, ledger, ResourceExt::name_any, ledger::read)
+            .scan(Arc::default(), |last, update| {
+                *last = Arc::new(ledger_after(last, update));
+                std::future::ready(Some(Change::Ledger(Arc::clone(last))))
+            })
+            .boxed(),
         updates(("pods", outages.clone()), pods, own_pods, convert::pod_key, convert::pod).map(Change::Pods).boxed(),
     ])
+}
+
+/// The ledger with what one watch tells of it. What cannot be read, or was deleted, stays as it was: an agent must not take
+/// up what it has let go of.
+fn ledger_after(last: &Ledger, update: Update<String, Result<Ledger, String>>) -> Ledger {
+    let read = match update {
+        Update::Replaced(all) => all.into_values().next(),
+        Update::Changed(_, read) => Some(read),
+        Update::Removed(_) => None,
+    };
+    match read {
+        Some(Ok(ledger)) => ledger,
+        Some(Err(why)) => {
+            warn!(why, "the ConfigMap {} cannot be read; what was read last holds", ledger::LEDGER_NAME);
+            last.clone()
+        }
+        None => Ledger { version: String::new(), ..last.clone() },
+    }
 }
 
 fn updates<T, K, V>(

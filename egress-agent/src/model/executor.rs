@@ -3,7 +3,9 @@
 //! A plan is a list of [`Action`]s; one executor performs them, in order, and stops at the first that fails. What then
 //! holds is a prefix of the plan, and every prefix is safe (see `plan`).
 
+use std::collections::BTreeSet;
 use std::future::Future;
+use std::net::IpAddr;
 
 use super::state::{Action, KernelState};
 
@@ -11,6 +13,10 @@ use super::state::{Action, KernelState};
 pub trait Executor {
     /// What the kernel holds now.
     fn observe(&mut self) -> impl Future<Output = Result<KernelState, DataplaneError>> + Send;
+
+    /// These addresses come from other nodes of ours, which have let go of them or are out of touch: who answers for one
+    /// is no stranger, and its claim need not wait.
+    fn expect(&mut self, _addresses: &BTreeSet<IpAddr>) {}
 
     /// The plan that is about to be performed, for what is better done for all of it at once. It changes nothing.
     fn prepare(&mut self, _plan: &[Action]) -> impl Future<Output = ()> + Send {

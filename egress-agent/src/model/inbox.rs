@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::Notify;
 
-use super::view::{Change, EgressObject, Labels, Node, Pod, PodKey, ServiceKey, Update, filled};
+use super::view::{Change, EgressObject, Labels, Ledger, Node, Pod, PodKey, ServiceKey, Update, filled};
 
 /// What waits of one kind.
 #[derive(Debug)]
@@ -69,6 +69,7 @@ struct Inbox {
     pods: Pending<PodKey, Pod>,
     nodes: Pending<String, Arc<Node>>,
     services: Pending<ServiceKey, std::collections::BTreeSet<IpAddr>>,
+    ledger: Option<Arc<Ledger>>,
     closed: bool,
 }
 
@@ -83,11 +84,12 @@ impl Inbox {
             Change::Pods(update) => self.pods.put(update),
             Change::Nodes(update) => self.nodes.put(update),
             Change::Services(update) => self.services.put(update),
+            Change::Ledger(ledger) => self.ledger = Some(ledger),
         }
     }
 
     fn take(&mut self) -> Vec<Change> {
-        let mut changes = Vec::new();
+        let mut changes: Vec<Change> = self.ledger.take().map(Change::Ledger).into_iter().collect();
         self.nodes.take(&mut changes, Change::Nodes);
         self.namespaces.take(&mut changes, Change::Namespaces);
         self.objects.take(&mut changes, Change::Objects);

@@ -6,6 +6,7 @@
 //! - [`selection`]: which object serves which pod of this node.
 //! - [`services`]: addresses of Services outside the service networks.
 //! - [`desired`]: what the maps of this node should hold for that view.
+//! - [`ledger`]: what the leader has recorded for everybody; [`tenure`]: which addresses this node may hold by it.
 //! - [`inbox`]: changes that wait for a half that is busy.
 //! - [`compile`]: keeps the last desired state and recomputes only what a change concerns.
 //! - [`mod@plan`]: the ordered actions from the actual to the desired state, safe after every prefix.
@@ -16,6 +17,7 @@ pub mod compile;
 pub mod desired;
 pub mod executor;
 pub mod inbox;
+pub mod ledger;
 pub mod node;
 pub mod object;
 pub mod plan;
@@ -25,4 +27,5 @@ pub mod selection;
 pub mod services;
 pub mod state;
 pub mod step;
+pub mod tenure;
 pub mod view;

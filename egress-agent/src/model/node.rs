@@ -1,6 +1,6 @@
 //! A node of the cluster as the model knows it, and which addresses it can carry.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::IpNet;
@@ -30,6 +30,8 @@ pub struct Node {
     pub cloud: Option<CloudConfig>,
     /// The agent there can carry egress IPs on other interfaces than the primary one.
     pub serves_secondary: bool,
+    /// What its agent has let go of, with the number of the hand-over.
+    pub released: BTreeMap<IpAddr, u64>,
     /// OVN-Kubernetes runs here: it announces a pod's address before the pod starts.
     pub announces_pods: bool,
     /// Annotations that could not be read, one line each.

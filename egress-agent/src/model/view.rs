@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
+pub use super::ledger::Ledger;
 pub use super::node::{Capacity, CloudConfig, Node};
 pub use super::object::{Condition, Conditions, EgressObject, Item, Part, Selects, Unreadable, parse_egress_ip};
 pub use super::services::{ServiceKey, Services};
@@ -61,6 +62,8 @@ pub enum Change {
     Nodes(Update<String, Arc<Node>>),
     /// The addresses of a Service that the service proxy takes care of and that are not in a service network.
     Services(Update<ServiceKey, BTreeSet<IpAddr>>),
+    /// What the leader has recorded.
+    Ledger(Arc<Ledger>),
 }
 
 /// What must be computed anew after a change.
@@ -167,6 +170,8 @@ impl ClusterView {
                 let services = self.services.apply(update);
                 Touched::Addresses(Addresses { services, ..Addresses::default() })
             }
+            // It says what may be held of what is desired, not what is desired.
+            Change::Ledger(_) => Touched::NOTHING,
         }
     }
 }

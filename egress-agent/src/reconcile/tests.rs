@@ -3,9 +3,10 @@ use std::sync::{Arc, Mutex};
 use kube::core::Selector;
 
 use super::*;
+use crate::model::desired::family_of;
 use crate::model::samples::{ip, net, settings};
-use crate::model::state::{Family, OnUnknownPod, PodOwner, PodState, Prefix, PrefixKind, WhenEmpty};
-use crate::model::view::{Conditions, Item, Labels, Part, Pod, PodKey, Selects, ServiceKey};
+use crate::model::state::{Family, OnUnknownPod, PodOwner, PodState, Policy, Prefix, PrefixKind, WhenEmpty};
+use crate::model::view::{Conditions, Item, Labels, Ledger, Part, Pod, PodKey, Selects, ServiceKey};
 
 /// Remembers what it was asked to do; refuses to claim what somebody else has.
 #[derive(Clone, Default)]
@@ -98,6 +99,7 @@ fn world(items: &[(&str, &str)]) -> Vec<Change> {
         Change::Namespaces(Update::Replaced([("default".to_owned(), Labels::new())].into())),
         Change::Objects(Update::Replaced([object("a", 1, 1, items)].into())),
         Change::Services(Update::Replaced(BTreeMap::new())),
+        Change::Ledger(Arc::default()),
     ]
 }
 
@@ -121,7 +123,7 @@ async fn nothing_is_written_before_every_watch_has_synced() {
     let mut changes = world(&[("n1", "172.18.0.100"), ("n2", "172.18.0.101")]);
     changes.push(Change::Pods(Update::Replaced([(key("p"), pod("10.244.1.10", "web"))].into())));
     let done = play(&recorder, changes).await;
-    assert!(done[..4].iter().all(Vec::is_empty));
+    assert!(done[..5].iter().all(Vec::is_empty));
     let state = recorder.state.lock().expect("not poisoned").clone();
     assert_eq!(state.owned[&EgressId(1)], ip("172.18.0.100"));
     assert_eq!(state.pods[&ip("10.244.1.10")], PodState::Selected(EgressId(1)));
@@ -140,9 +142,9 @@ async fn a_pod_event_is_the_pods_writes_and_the_kernel_is_observed_once() {
     let done = play(&recorder, changes).await;
     let address = ip("10.244.1.10");
     let owner = PodOwner::of("10.244.1.10");
-    assert_eq!(done[5], [Action::PutPod(address, PodState::Selected(EgressId(1))), Action::PutOwner(address, owner)]);
-    assert_eq!(done[6], [Action::PutPod(address, PodState::Known), Action::CutPodFlows(address, EgressId(1))]);
-    assert_eq!(done[7], [Action::CutPod(address), Action::RemovePod(address)]);
+    assert_eq!(done[6], [Action::PutPod(address, PodState::Selected(EgressId(1))), Action::PutOwner(address, owner)]);
+    assert_eq!(done[7], [Action::PutPod(address, PodState::Known), Action::CutPodFlows(address, EgressId(1))]);
+    assert_eq!(done[8], [Action::CutPod(address), Action::RemovePod(address)]);
     assert_eq!(*recorder.observed.lock().expect("not poisoned"), 1);
 }
 
@@ -204,11 +206,11 @@ async fn a_service_with_an_address_of_its_own_is_one_write() {
     changes.push(put("odd", &["172.18.0.100", "172.18.0.1", "172.18.0.2", "10.244.2.9", "10.96.0.1", "198.51.100.1"]));
     let done = play(&recorder, changes).await;
     let prefix = Prefix { kind: PrefixKind::Service, node: None };
-    assert_eq!(done[5], []);
-    assert_eq!(done[6], [Action::PutPrefix(net("192.0.2.7/32"), prefix)]);
-    assert_eq!((&done[7], &done[8]), (&vec![], &vec![]));
-    assert_eq!(done[9], [Action::RemovePrefix(net("192.0.2.7/32"))]);
-    assert_eq!(done[10], []);
+    assert_eq!(done[6], []);
+    assert_eq!(done[7], [Action::PutPrefix(net("192.0.2.7/32"), prefix)]);
+    assert_eq!((&done[8], &done[9]), (&vec![], &vec![]));
+    assert_eq!(done[10], [Action::RemovePrefix(net("192.0.2.7/32"))]);
+    assert_eq!(done[11], []);
 }
 
 #[tokio::test]
@@ -234,7 +236,7 @@ async fn connections_wait_for_an_address_that_cannot_be_claimed_yet() {
     let done = play(&recorder, changes).await;
     let pending = ["172.18.0.100", "172.18.0.101"].map(ip).to_vec();
     let waits = Policy { slots: Vec::new(), pending, when_empty: WhenEmpty::Drop };
-    assert_eq!(done[5], [Action::PutPolicy(EgressId(1), Family::V4, waits)], "nothing is cut");
+    assert_eq!(done[6], [Action::PutPolicy(EgressId(1), Family::V4, waits)], "nothing is cut");
 }
 
 #[tokio::test]
@@ -247,6 +249,92 @@ async fn the_oldest_object_serves_and_the_other_takes_over_when_it_is_gone() {
     changes.push(Change::Objects(Update::Removed(name)));
     let done = play(&recorder, changes).await;
     let selected = |id| Action::PutPod(ip("10.244.1.10"), PodState::Selected(EgressId(id)));
-    assert!(done[5].contains(&selected(2)), "{:?}", done[5]);
-    assert!(done[6].contains(&selected(1)), "{:?}", done[6]);
+    assert!(done[6].contains(&selected(2)), "{:?}", done[6]);
+    assert!(done[7].contains(&selected(1)), "{:?}", done[7]);
+}
+
+/// With one object that has both of its addresses on this node's word, and a pod.
+fn held() -> Vec<Change> {
+    let mut changes = world(&[("n1", "172.18.0.100")]);
+    changes.push(Change::Pods(Update::Replaced([(key("p"), pod("10.244.1.10", "web"))].into())));
+    changes
+}
+
+fn hand_over(number: u64, from: &str, to: &str) -> Change {
+    let record = crate::model::ledger::HandOver { number, from: from.into(), to: Some(to.into()) };
+    let mut ledger = Ledger::default();
+    ledger.records.open.insert(ip("172.18.0.100"), record);
+    Change::Ledger(Arc::new(ledger))
+}
+
+#[tokio::test]
+async fn what_another_node_is_to_have_goes_first_and_is_said_and_comes_back_when_it_was_read_anew() {
+    let recorder = Recorder::default();
+    let (released, words) = watch::channel(BTreeMap::new());
+    let is_ours = Arc::new(Mutex::new(false));
+    let answer = is_ours.clone();
+    let ask: ties::Ask = Box::new(move |questions| {
+        let yes = *answer.lock().expect("not poisoned");
+        Box::pin(async move { questions.into_iter().filter(|_| yes).map(|(_, address)| address).collect() })
+    });
+    let ties =
+        Ties::new("n1", watch::channel(Default::default()).1, watch::channel(Default::default()).0, released, ask);
+    let ready = watch::channel(Ready::default()).0;
+    let mut reconciler = Reconciler::new(settings(), recorder.clone(), None, ready).tied(ties);
+    held().into_iter().for_each(|change| reconciler.apply(change));
+    reconciler.reconcile().await.expect("a recorder does not fail");
+    let done = || std::mem::take(&mut *recorder.log.lock().expect("not poisoned"));
+    assert!(done().contains(&Action::Own(EgressId(1), ip("172.18.0.100"))));
+
+    reconciler.apply(hand_over(7, "n1", "n2"));
+    reconciler.reconcile().await.expect("a recorder does not fail");
+    let done_now = done();
+    let waits = |action: &Action| matches!(action, Action::PutPolicy(_, _, policy) if policy.slots.is_empty() && policy.pending == [ip("172.18.0.100"), ip("172.18.0.101")]);
+    assert!(waits(&done_now[0]), "{done_now:?}");
+    assert_eq!(done_now[1..], [Action::Disown(EgressId(1), ip("172.18.0.100"))], "nothing is cut: it comes elsewhere");
+    assert_eq!(*words.borrow(), BTreeMap::from([(ip("172.18.0.100"), 7)]));
+
+    // The record goes. The status that this node knows says that the address is its own.
+    reconciler.apply(Change::Ledger(Arc::default()));
+    reconciler.reconcile().await.expect("a recorder does not fail");
+    assert_eq!(done(), []);
+    assert!(words.borrow().is_empty() && reconciler.incomplete);
+    *is_ours.lock().expect("not poisoned") = true;
+    reconciler.reconcile().await.expect("a recorder does not fail");
+    assert!(done().contains(&Action::Own(EgressId(1), ip("172.18.0.100"))));
+    assert!(!reconciler.incomplete);
+}
+
+#[tokio::test]
+async fn a_fence_ends_what_takes_its_time_and_takes_everything_also_without_a_node_object() {
+    let recorder = Recorder::default();
+    let (standing, is_standing) = watch::channel(ties::Standing::Holds);
+    let nobody: ties::Ask = Box::new(|_| Box::pin(std::future::pending()));
+    let ties =
+        Ties::new("n1", is_standing, watch::channel(Default::default()).0, watch::channel(BTreeMap::new()).0, nobody);
+    let ready = watch::channel(Ready::default());
+    let reconciler = Reconciler::new(settings(), recorder.clone(), None, ready.0).tied(ties);
+    let (giver, taker) = crate::model::inbox::inbox();
+    held().into_iter().for_each(|change| giver.put(change));
+    let stop = CancellationToken::new();
+    let running = tokio::spawn(reconciler.run(taker, stop.clone()));
+    let owned = || recorder.state.lock().expect("not poisoned").owned.len();
+    let until = async |count: usize| {
+        while owned() != count {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    until(1).await;
+    giver.put(Change::Nodes(Update::Replaced([node(2)].into())));
+    standing.send_replace(ties::Standing::Fenced);
+    until(0).await;
+    // In touch again. The question whose the address is has no answer; a fence does not wait for one.
+    giver.put(Change::Nodes(Update::Replaced([node(1), node(2)].into())));
+    standing.send_replace(ties::Standing::Holds);
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    assert_eq!(owned(), 0);
+    standing.send_replace(ties::Standing::Fenced);
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    stop.cancel();
+    tokio::time::timeout(Duration::from_secs(5), running).await.expect("nothing hangs").expect("no panic");
 }

@@ -155,7 +155,7 @@ fn accepts_json(accept: &str) -> bool {
 }
 
 /// A request in the words of RBAC.
-fn attempt<'a>(request: &Request<'_>, target: &'a Target) -> Attempt<'a> {
+fn attempt<'a>(request: &'a Request<'_>, target: &'a Target) -> Attempt<'a> {
     let watches = request.query.iter().any(|(key, value)| key == "watch" && matches!(value.as_str(), "true" | "1"));
     let verb = match (request.method, &target.name) {
         (&Method::GET, _) if watches => "watch",
@@ -169,7 +169,14 @@ fn attempt<'a>(request: &Request<'_>, target: &'a Target) -> Attempt<'a> {
     };
     let (plural, subresource) = (&target.kind.plural, target.subresource.as_str());
     let resource = if subresource.is_empty() { plural.clone() } else { format!("{plural}/{subresource}") };
-    Attempt { verb, kind: &target.kind, resource, namespace: target.namespace.as_deref(), name: target.name.as_deref() }
+    let name = target.name.as_deref().or_else(|| only_name(request));
+    Attempt { verb, kind: &target.kind, resource, namespace: target.namespace.as_deref(), name }
+}
+
+/// A list or a watch that asks for one object by its name is a request for that object.
+fn only_name<'a>(request: &'a Request<'_>) -> Option<&'a str> {
+    let (_, selector) = request.query.iter().find(|(key, _)| key == "fieldSelector")?;
+    selector.strip_prefix("metadata.name=").filter(|name| !name.contains(','))
 }
 
 fn resource(store: &Arc<Store>, request: &Request<'_>, target: &Target) -> Result<Answer, ApiError> {

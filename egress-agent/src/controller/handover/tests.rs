@@ -15,30 +15,39 @@ struct Stage {
     unreachable: BTreeSet<String>,
     released: BTreeSet<(IpAddr, u64)>,
     heard: BTreeMap<String, Instant>,
+    departed: BTreeMap<IpAddr, String>,
     records: Records,
     watch: Watch,
     start: Instant,
+    /// Since when this leader leads.
+    since: Instant,
 }
 
 impl Stage {
     fn new(objects: Objects) -> Self {
         let nodes = (1..=3).map(|i| node(&format!("n{i}"), &format!("172.18.0.{i}/16"))).collect();
+        let start = Instant::now();
         Self {
             nodes,
             objects,
             unreachable: BTreeSet::new(),
             released: BTreeSet::new(),
             heard: BTreeMap::new(),
+            departed: BTreeMap::new(),
             records: Records::default(),
             watch: Watch::default(),
-            start: Instant::now(),
+            start,
+            since: start,
         }
     }
 
     fn plan(&mut self, now: Instant) -> Plan {
         let (objects, nodes, unreachable) = (&self.objects, &self.nodes, &self.unreachable);
         let wanted = assign(&Facts { objects, nodes, unreachable, hand_overs: &self.records.open });
-        let evidence = Evidence { released: &self.released, heard: &self.heard, lease: LEASE };
+        let end =
+            |node: &String| (node.clone(), self.heard.get(node).copied().unwrap_or(self.since).max(self.since) + LEASE);
+        let ends = self.unreachable.iter().map(end).collect();
+        let evidence = Evidence { released: &self.released, leases: Leases::End(&ends), departed: &self.departed };
         self.watch.plan(objects, &wanted, &self.records, &evidence, now)
     }
 
@@ -87,10 +96,10 @@ fn a_silent_node_keeps_its_address_until_its_lease_runs_out() {
     let mut stage = on("n1");
     stage.nodes.remove("n3");
     assert_eq!(stage.pass(0), at("n1", false));
-    stage.lose("n1", 8);
+    stage.lose("n1", 10);
     assert_eq!(stage.pass(10), at("n1", true));
     let plan = stage.plan(stage.start + Duration::from_secs(11));
-    assert_eq!(plan.look_again, Some(stage.start + Duration::from_secs(15)), "five seconds from the first look");
+    assert_eq!(plan.look_again, Some(stage.start + Duration::from_secs(15)), "when its lease runs out");
     assert!(plan.steps.is_empty());
     assert_eq!(stage.pass(14), at("n1", true));
     assert_eq!(stage.pass(15), at("n2", true));
@@ -129,6 +138,7 @@ fn a_new_leader_goes_on_with_the_record_and_counts_from_its_first_look() {
     assert_eq!(stage.pass(0), at("n1", true));
     let to = stage.records.open[&A.parse().expect("a literal")].to.clone().expect("a node");
     stage.watch = Watch::default();
+    stage.since = stage.start + Duration::from_secs(4);
     assert_eq!(stage.pass(4), at("n1", true));
     assert_eq!(stage.pass(8), at("n1", true));
     assert_eq!(stage.pass(9), at(&to, true));
@@ -166,6 +176,53 @@ fn a_strangers_word_ends_no_hand_over() {
     stage.write("a", vec![Item { node: other.into(), egress_ip: A.into() }]);
     assert_eq!(stage.pass(1), (None, true), "the first node holds it still");
     assert!(matches!(stage.pass(5), (Some(node), true) if node != "n1"));
+}
+
+#[test]
+fn the_node_of_a_deleted_object_is_waited_for() {
+    let mut stage = on("n1");
+    stage.objects.remove("a");
+    stage.objects.extend([object("b", 2, &[A], &[])]);
+    let address: IpAddr = A.parse().expect("a literal");
+    stage.departed.insert(address, "n1".into());
+    stage.unreachable.insert("n1".into());
+    assert_eq!(stage.pass(0), (None, true));
+    assert_eq!(stage.pass(4), (None, true));
+    assert!(matches!(stage.pass(5), (Some(node), true) if node != "n1"));
+    // It is not asked for twice, nor where nobody wants the address.
+    assert!(matches!(stage.pass(5), (Some(node), false) if node != "n1"));
+    stage.objects.clear();
+    assert_eq!(stage.pass(6), (None, false));
+}
+
+#[test]
+fn what_is_done_is_to_be_seen_for_a_while() {
+    let mut stage = on("n1");
+    stage.watch = Watch::lingering(Duration::from_secs(2));
+    stage.unreachable.insert("n1".into());
+    assert_eq!(stage.pass(0), at("n1", true));
+    let to = stage.records.open[&A.parse().expect("a literal")].to.clone().expect("a node");
+    assert_eq!(stage.pass(5), at(&to, true));
+    assert_eq!(stage.pass(6), at(&to, true));
+    assert_eq!(stage.plan(stage.start + Duration::from_secs(7)).look_again, Some(stage.start + Duration::from_secs(8)));
+    assert_eq!(stage.pass(8), at(&to, false));
+}
+
+#[test]
+fn a_ledger_that_is_full_makes_the_others_wait_where_they_are() {
+    let many = MOST_OPEN + 10;
+    let address = |i: usize| format!("172.18.{}.{}", 1 + i / 200, 1 + i % 200);
+    let objects = (0..many).map(|i| object(&format!("o{i}"), 1, &[&address(i)], &[("n1", &address(i))]));
+    let mut stage = Stage::new(objects.collect());
+    stage.unreachable.insert("n1".into());
+    let plan = stage.plan(stage.start);
+    assert_eq!((plan.steps.len(), plan.items.len(), plan.holders.len()), (MOST_OPEN, 0, many));
+    let everywhere = |stage: &Stage| stage.objects.values().filter(|object| object.items[0].node != "n1").count();
+    stage.pass(5);
+    assert_eq!(everywhere(&stage), MOST_OPEN, "only what is recorded moves");
+    stage.pass(5);
+    stage.pass(5);
+    assert_eq!(everywhere(&stage), many);
 }
 
 #[test]
@@ -270,6 +327,7 @@ mod story {
             for (done, write) in writes.enumerate() {
                 if crash == u64::try_from(done).ok() {
                     self.stage.watch = Watch::default();
+                    self.stage.since = self.now();
                     break;
                 }
                 match write {

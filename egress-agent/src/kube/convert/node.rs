@@ -75,6 +75,7 @@ pub fn node(node: &KubeNode) -> Node {
         pod_subnets,
         cloud,
         serves_secondary: annotation(meta, keys::SERVES_SECONDARY).is_some_and(|value| value == "true"),
+        released: read(meta, keys::RELEASED, &mut problems).unwrap_or_default(),
         announces_pods: annotation(meta, keys::CHASSIS_ID).is_some(),
         problems,
     }

@@ -1,0 +1,186 @@
+//! The leader's books: the ledger, what is to be read from it and from nodes' words, and how it is written.
+//!
+//! Deputies keep them too, so that a new leader knows what it has seen itself: since when nodes are suspected, and who had
+//! the addresses of objects that were deleted a moment ago.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tracing::{info, warn};
+
+use super::assignment::{Nodes, Objects};
+use super::complaint::Complaint;
+use super::handover::{Evidence, HandOver, Leases, Step};
+use super::leadership::Leadership;
+use super::reach::Reach;
+use super::suspicion::{Suspicions, suspects};
+use crate::kube::ledger::{LEDGER_NAME, LedgerStore};
+use crate::kube::status::WriteError;
+use crate::model::ledger::Ledger;
+use crate::model::view::{EgressObject, parse_egress_ip};
+
+/// How long an agent has to let go of an address where agents hold no leases. One that is alive needs much less; where one
+/// is not, the claim meets its programs (docs/adr/0011-hand-over-from-a-dead-agent.md).
+const TIME_TO_LET_GO: Duration = Duration::from_secs(1);
+/// Whoever had the address of a deleted object has heard of it by then, or of nothing for long.
+const DEPARTED: Duration = Duration::from_secs(60);
+/// How long one write may take.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+pub(super) struct Books {
+    store: LedgerStore,
+    leadership: Leadership,
+    complaint: Complaint,
+    /// How this leader signs.
+    leader: String,
+    leases: bool,
+    ledger: Option<Arc<Ledger>>,
+    suspicions: Suspicions,
+    departed: BTreeMap<IpAddr, (String, Instant)>,
+}
+
+/// What is known for one decision.
+#[derive(Debug)]
+pub(super) struct Extract {
+    /// The ledger as it should be before anything else is written.
+    pub(super) draft: Ledger,
+    released: BTreeSet<(IpAddr, u64)>,
+    departed: BTreeMap<IpAddr, String>,
+    ends: Option<BTreeMap<String, Instant>>,
+    /// When the next node is to be suspected.
+    pub(super) look_again: Option<Instant>,
+}
+
+impl Extract {
+    pub(super) fn evidence(&self) -> Evidence<'_> {
+        let leases = self.ends.as_ref().map_or(Leases::None(TIME_TO_LET_GO), Leases::End);
+        Evidence { released: &self.released, leases, departed: &self.departed }
+    }
+}
+
+impl Books {
+    /// `leases`: whether nodes are probed, so that agents hold leases.
+    pub(super) fn new(store: LedgerStore, leadership: Leadership, leader: String, leases: bool) -> Self {
+        Self {
+            store,
+            leadership,
+            complaint: Complaint::default(),
+            leader,
+            leases,
+            ledger: None,
+            suspicions: Suspicions::default(),
+            departed: BTreeMap::new(),
+        }
+    }
+
+    /// The answer to a write is known before the watch brings older versions.
+    pub(super) fn follow(&mut self, ledger: Arc<Ledger>, now: Instant) {
+        let version = |ledger: &Ledger| ledger.version.parse::<u64>().ok();
+        let known = self.ledger.as_ref().and_then(|known| version(known));
+        if known.zip(version(&ledger)).is_some_and(|(known, new)| new < known) {
+            return;
+        }
+        self.suspicions.note(&ledger, now);
+        self.ledger = Some(ledger);
+    }
+
+    /// An object is gone, and with it what its status said.
+    pub(super) fn depart(&mut self, object: &EgressObject, now: Instant) {
+        self.departed.retain(|_, (_, since)| now < *since + DEPARTED);
+        let items = object.items.iter().filter_map(|item| Some((parse_egress_ip(&item.egress_ip)?, item)));
+        self.departed.extend(items.map(|(address, item)| (address, (item.node.clone(), now))));
+    }
+
+    /// `None` while the ledger is not known. `since` is when this leader began to lead.
+    pub(super) fn extract(
+        &mut self,
+        objects: &Objects,
+        nodes: &Nodes,
+        reach: &Reach,
+        (since, now): (Instant, Instant),
+    ) -> Option<Extract> {
+        let ledger = self.ledger.as_ref()?;
+        let mut draft = Ledger { leader: self.leader.clone(), leases: self.leases, ..(**ledger).clone() };
+        let (suspected, look_again) =
+            if self.leases { suspects(reach, ledger, since, now) } else { (BTreeSet::new(), None) };
+        draft.suspects.retain(|node, _| suspected.contains(node));
+        for node in suspected {
+            if !draft.suspects.contains_key(&node) {
+                draft.records.last += 1;
+                draft.suspects.insert(node, draft.records.last);
+            }
+        }
+        let word = |(address, record): (&IpAddr, &super::handover::HandOver)| {
+            let said = nodes.get(&record.from).and_then(|node| node.released.get(address));
+            (said == Some(&record.number)).then_some((*address, record.number))
+        };
+        let released = ledger.records.open.iter().filter_map(word).collect();
+        let open = &ledger.records.open;
+        let shown: BTreeSet<IpAddr> = match self.departed.is_empty() {
+            true => BTreeSet::new(),
+            false => objects.values().flat_map(|o| &o.items).filter_map(|i| parse_egress_ip(&i.egress_ip)).collect(),
+        };
+        self.departed.retain(|address, (_, since)| {
+            now < *since + DEPARTED && !open.contains_key(address) && !shown.contains(address)
+        });
+        let departed = self.departed.iter().map(|(address, (node, _))| (*address, node.clone())).collect();
+        let ends = self.leases.then(|| self.suspicions.ends(reach, since));
+        Some(Extract { draft, released, departed, ends, look_again })
+    }
+
+    /// Writes the draft with the hand-overs that begin or change, if anything in it is new. Before any status says it.
+    pub(super) async fn open(&mut self, mut draft: Ledger, steps: &[Step]) -> bool {
+        for step in steps {
+            if let Step::Record(address, hand_over) = step {
+                let HandOver { number, from, to } = hand_over;
+                let to = to.as_deref().unwrap_or("nobody yet");
+                info!(%address, number, from, to, "an egress IP is to change its node");
+                draft.records.last = draft.records.last.max(*number);
+                draft.records.open.insert(*address, hand_over.clone());
+            }
+        }
+        self.write(draft).await
+    }
+
+    /// Takes out what is over. Behind all that it was waited for with.
+    pub(super) async fn close(&mut self, steps: &[Step]) -> bool {
+        let Some(ledger) = &self.ledger else { return true };
+        let mut draft = Ledger::clone(ledger);
+        for step in steps {
+            if let Step::Forget(address) = step {
+                draft.records.open.remove(address);
+            }
+        }
+        self.write(draft).await
+    }
+
+    /// False when it could not be written.
+    async fn write(&mut self, draft: Ledger) -> bool {
+        if self.ledger.as_deref() == Some(&draft) {
+            return true;
+        }
+        if !self.leadership.leads() {
+            return false;
+        }
+        let written = tokio::time::timeout(PATIENCE, self.store.write(&draft)).await;
+        match written.unwrap_or(Err(WriteError::Silence)) {
+            Ok(ledger) => {
+                self.follow(Arc::new(ledger), Instant::now());
+                if self.complaint.ends() {
+                    info!("hand-overs are written again");
+                }
+                true
+            }
+            // Whoever wrote meanwhile, it comes by the watch.
+            Err(WriteError::Stale) => false,
+            Err(error) => {
+                if self.complaint.is_due(error.code(), Instant::now()) {
+                    warn!(%error, "cannot write the ConfigMap {LEDGER_NAME}: no egress IP changes its node; trying again");
+                }
+                false
+            }
+        }
+    }
+}

@@ -1,0 +1,136 @@
+//! Which nodes are suspected in the ledger, and when the leases of such a node have run out. Pure but for its memory.
+//!
+//! An agent holds addresses while it knows that a leader has heard it within the total timeout, or while a ledger that it
+//! has just read does not suspect it (`crate::fence`). So before the leader gives an address away from a node that says
+//! nothing, it suspects the node in the ledger, and waits until whoever had read the ledger before that, or had been heard
+//! before, has lost what it held:
+//!
+//! ```text
+//! last answer --- total timeout + MARGIN ---------------> |
+//!              suspicion written --- 3/4 of the timeout -> | given away
+//! ```
+//!
+//! The agent counts from earlier points in time, and for shorter: from when it received the probe that the leader has an
+//! answer to, for the total timeout; from before it asked for the ledger, for 6/10 of it.
+//!
+//! A leader counts what it did not see itself from when it could have: answers from when it began to lead, suspicions
+//! from when it first saw them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+use super::reach::Reach;
+use crate::model::ledger::Ledger;
+
+/// What an agent may take to fall silent once its lease has run out.
+const MARGIN: Duration = Duration::from_millis(250);
+
+/// When the suspicions of the ledger were first seen.
+#[derive(Debug, Default)]
+pub struct Suspicions {
+    seen: BTreeMap<(String, u64), Instant>,
+}
+
+impl Suspicions {
+    /// The ledger as it stands. Also told to those who do not lead.
+    pub fn note(&mut self, ledger: &Ledger, now: Instant) {
+        self.seen.retain(|(node, number), _| ledger.suspects.get(node) == Some(number));
+        for (node, number) in &ledger.suspects {
+            self.seen.entry((node.clone(), *number)).or_insert(now);
+        }
+    }
+
+    /// When all that nodes hold has run out. Only of those that stand as suspected in the ledger.
+    pub fn ends(&self, reach: &Reach, since: Instant) -> BTreeMap<String, Instant> {
+        let end = |((node, _), seen): (&(String, u64), &Instant)| {
+            let heard = reach.heard.get(node).map_or(since, |heard| since.max(*heard));
+            let end = (heard + reach.lease + MARGIN).max(*seen + reach.lease * 3 / 4);
+            (node.clone(), end)
+        };
+        self.seen.iter().map(end).collect()
+    }
+}
+
+/// Who is to be suspected: whom the prober suspects, and who has an address to let go of and has not been heard for half the
+/// total timeout, because its agent is silent or because nobody probes the node (any more). And when somebody is next.
+pub fn suspects(reach: &Reach, ledger: &Ledger, since: Instant, now: Instant) -> (BTreeSet<String>, Option<Instant>) {
+    if reach.lease.is_zero() {
+        return (BTreeSet::new(), None);
+    }
+    let (mut suspects, mut next) = (reach.suspects.clone(), None::<Instant>);
+    for record in ledger.records.open.values() {
+        let heard = reach.heard.get(&record.from).map_or(since, |heard| since.max(*heard));
+        let time = heard + reach.lease / 2;
+        if now >= time {
+            suspects.insert(record.from.clone());
+        } else {
+            next = Some(next.map_or(time, |next| next.min(time)));
+        }
+    }
+    (suspects, next)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::ledger::HandOver;
+
+    const TOTAL: Duration = Duration::from_secs(4);
+
+    fn ledger(suspects: &[(&str, u64)]) -> Ledger {
+        let suspects = suspects.iter().map(|(node, number)| ((*node).to_owned(), *number)).collect();
+        Ledger { leases: true, suspects, ..Ledger::default() }
+    }
+
+    #[test]
+    fn leases_run_out_of_those_who_are_suspected_only() {
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let mut reach = Reach { lease: TOTAL, ..Reach::default() };
+        for node in ["a", "b"] {
+            reach.heard.insert(node.into(), at(10));
+        }
+        let mut suspicions = Suspicions::default();
+        suspicions.note(&ledger(&[]), at(11));
+        assert!(suspicions.ends(&reach, at(0)).is_empty());
+        suspicions.note(&ledger(&[("a", 1)]), at(11));
+        assert_eq!(suspicions.ends(&reach, at(0)), BTreeMap::from([("a".to_owned(), at(14) + MARGIN)]));
+        let mut suspicions = Suspicions::default();
+        suspicions.note(&ledger(&[("a", 1)]), at(12));
+        assert_eq!(suspicions.ends(&reach, at(0)), BTreeMap::from([("a".to_owned(), at(15))]), "written late");
+        assert_eq!(suspicions.ends(&reach, at(20))["a"], at(24) + MARGIN, "who leads since then only");
+        // Withdrawn and written again is another.
+        suspicions.note(&ledger(&[("a", 1), ("b", 2)]), at(13));
+        assert_eq!(suspicions.ends(&reach, at(0))["b"], at(16));
+        suspicions.note(&ledger(&[("a", 3), ("b", 2)]), at(15));
+        assert_eq!(
+            suspicions.ends(&reach, at(0)),
+            BTreeMap::from([("a".to_owned(), at(18)), ("b".to_owned(), at(16))])
+        );
+    }
+
+    #[test]
+    fn who_has_something_to_let_go_of_is_suspected_when_it_is_not_heard() {
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let mut ledger = ledger(&[]);
+        for (number, node) in (1..).zip(["heard", "silent", "never"]) {
+            let record = HandOver { number, from: node.into(), to: None };
+            ledger
+                .records
+                .open
+                .insert(std::net::IpAddr::from([172, 18, 0, u8::try_from(number).expect("few")]), record);
+        }
+        let heard = BTreeMap::from([("heard".to_owned(), at(9)), ("silent".to_owned(), at(7))]);
+        let reach = Reach { lease: TOTAL, heard, suspects: BTreeSet::from(["other".to_owned()]), ..Reach::default() };
+        let set = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<BTreeSet<_>>();
+        assert_eq!(
+            suspects(&reach, &ledger, at(9), at(10)),
+            (set(&["other"]), Some(at(11))),
+            "it leads since a second"
+        );
+        assert_eq!(suspects(&reach, &ledger, at(0), at(10)), (set(&["never", "other", "silent"]), Some(at(11))));
+        let nobody_probes = Reach::default();
+        assert_eq!(suspects(&nobody_probes, &ledger, at(0), at(10)), (set(&[]), None));
+    }
+}

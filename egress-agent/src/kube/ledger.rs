@@ -1,0 +1,116 @@
+//! The ledger as a ConfigMap: one object of the agents' namespace, so that one watch tells an agent all of it.
+//!
+//! Every write is conditional on the version that was read: whoever wrote in between, a new leader above all, makes it
+//! fail. Entries that people look at (`kubectl get configmap egress-agent-hand-overs -o yaml`) are compact JSON.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::api::{Api, ObjectMeta};
+use kube::{Client, Error, ResourceExt};
+use serde::de::DeserializeOwned;
+use serde_json::json;
+
+use super::post_params;
+use super::status::WriteError;
+use crate::model::ledger::{HandOver, Ledger, Records};
+
+pub const LEDGER_NAME: &str = "egress-agent-hand-overs";
+
+const LEADER: &str = "leader";
+const LEASES: &str = "leases";
+const LAST: &str = "last";
+const RECORDS: &str = "records";
+const SUSPECTS: &str = "suspects";
+
+/// What stands in the ConfigMap, or which of its entries cannot be read.
+pub fn read(object: &ConfigMap) -> Result<Ledger, String> {
+    let text = |key: &str| object.data.as_ref().and_then(|data| data.get(key)).map(String::as_str);
+    let open: BTreeMap<IpAddr, (u64, String, Option<String>)> = entry(RECORDS, text(RECORDS))?;
+    let record = |(address, (number, from, to))| (address, HandOver { number, from, to });
+    Ok(Ledger {
+        version: object.resource_version().unwrap_or_default(),
+        leader: text(LEADER).unwrap_or_default().to_owned(),
+        leases: text(LEASES) == Some("true"),
+        records: Records { last: entry(LAST, text(LAST))?, open: open.into_iter().map(record).collect() },
+        suspects: entry(SUSPECTS, text(SUSPECTS))?,
+    })
+}
+
+fn entry<T: DeserializeOwned + Default>(key: &str, text: Option<&str>) -> Result<T, String> {
+    text.map_or_else(|| Ok(T::default()), serde_json::from_str).map_err(|error| format!("{key}: {error}"))
+}
+
+fn data(ledger: &Ledger) -> BTreeMap<String, String> {
+    let records = ledger.records.open.iter();
+    let records: BTreeMap<_, _> = records.map(|(address, one)| (address, (one.number, &one.from, &one.to))).collect();
+    BTreeMap::from([
+        (LEADER.to_owned(), ledger.leader.clone()),
+        (LEASES.to_owned(), ledger.leases.to_string()),
+        (LAST.to_owned(), ledger.records.last.to_string()),
+        (RECORDS.to_owned(), json!(records).to_string()),
+        (SUSPECTS.to_owned(), json!(ledger.suspects).to_string()),
+    ])
+}
+
+/// Writes the ledger, and reads it anew.
+#[derive(Clone)]
+pub struct LedgerStore {
+    api: Api<ConfigMap>,
+}
+
+impl LedgerStore {
+    pub fn new(client: Client, namespace: &str) -> Self {
+        Self { api: Api::namespaced(client, namespace) }
+    }
+
+    /// Writes it in the place of the version that it names. Returns it with its new version.
+    pub async fn write(&self, ledger: &Ledger) -> Result<Ledger, WriteError> {
+        let version = (!ledger.version.is_empty()).then(|| ledger.version.clone());
+        let metadata =
+            ObjectMeta { name: Some(LEDGER_NAME.to_owned()), resource_version: version, ..ObjectMeta::default() };
+        let object = ConfigMap { metadata, data: Some(data(ledger)), ..ConfigMap::default() };
+        let answer = if ledger.version.is_empty() {
+            self.api.create(&post_params(), &object).await
+        } else {
+            self.api.replace(LEDGER_NAME, &post_params(), &object).await
+        };
+        match answer {
+            Ok(answer) => Ok(Ledger { version: answer.resource_version().unwrap_or_default(), ..ledger.clone() }),
+            Err(Error::Api(status)) if matches!(status.code, 404 | 409) => Err(WriteError::Stale),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// What the API server has now: no cache answers. `None` where there is none.
+    pub async fn read(&self) -> Result<Option<ConfigMap>, Error> {
+        self.api.get_opt(LEDGER_NAME).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_is_read() {
+        let hand_over = |number, to: Option<&str>| HandOver { number, from: "a".into(), to: to.map(str::to_owned) };
+        let open = [("172.18.0.100", hand_over(6, Some("b"))), ("fd00::1", hand_over(7, None))];
+        let open = open.into_iter().map(|(address, record)| (address.parse().expect("a literal"), record)).collect();
+        let ledger = Ledger {
+            version: String::new(),
+            leader: "a_1".into(),
+            leases: true,
+            records: Records { last: 9, open },
+            suspects: BTreeMap::from([("c".to_owned(), 8)]),
+        };
+        let written = data(&ledger);
+        assert_eq!(written[RECORDS], r#"{"172.18.0.100":[6,"a","b"],"fd00::1":[7,"a",null]}"#);
+        let object = |data| ConfigMap { data: Some(data), ..ConfigMap::default() };
+        assert_eq!(read(&object(written.clone())), Ok(ledger));
+        assert_eq!(read(&ConfigMap::default()), Ok(Ledger::default()));
+        let broken = BTreeMap::from([(RECORDS.to_owned(), "{".to_owned())]);
+        assert!(read(&object(broken)).is_err_and(|why| why.starts_with("records: ")));
+    }
+}

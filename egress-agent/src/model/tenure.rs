@@ -1,0 +1,138 @@
+//! Which addresses this node may hold of those that a status gives it. Pure.
+//!
+//! The status says who serves an address, and it comes by another watch than the [`Ledger`] and than what the fence says
+//! (`crate::fence`); nothing orders them. So the status alone is believed only by a node that has nothing to unlearn:
+//!
+//! - While a hand-over of an address is open nobody but its new node may hold it.
+//! - Behind the fence, out of touch for as long as the lease lasts, this node holds nothing.
+//! - What it has given up in one of these ways it takes up again only when the object has been read anew since: the
+//!   status that it knows may be from before. The same is true of whatever is new to a node that has been behind the
+//!   fence, whose watches may still tell it of the time before.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use egress_common::abi::MAX_SLOTS;
+
+use super::desired::family_of;
+use super::ledger::Ledger;
+use super::state::{EgressId, KernelState, Place};
+
+/// Addresses by the object that they serve, as in [`KernelState::owned`].
+type Owned = BTreeMap<EgressId, IpAddr>;
+
+#[derive(Debug)]
+pub struct Tenure {
+    node: String,
+    ledger: Arc<Ledger>,
+    fenced: bool,
+    was_fenced: bool,
+    /// Given up, and not read anew since.
+    given_up: BTreeSet<IpAddr>,
+    /// Read anew just now.
+    confirmed: BTreeSet<IpAddr>,
+}
+
+/// What this node may not hold, of what it is to hold.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Barred {
+    pub all: Owned,
+    /// Those of them that only wait for being read anew.
+    pub doubtful: Owned,
+}
+
+impl Tenure {
+    pub fn new(node: String) -> Self {
+        Self {
+            node,
+            ledger: Arc::default(),
+            fenced: false,
+            was_fenced: false,
+            given_up: BTreeSet::new(),
+            confirmed: BTreeSet::new(),
+        }
+    }
+
+    pub fn follow(&mut self, ledger: Arc<Ledger>) {
+        self.ledger = ledger;
+        let ours = self.ledger.records.open.iter().filter(|(_, record)| record.from == self.node);
+        self.given_up.extend(ours.map(|(address, _)| *address));
+    }
+
+    /// Whether this node is behind the fence; `held` is what the kernel holds. True when that is news.
+    pub fn set_fenced(&mut self, fenced: bool, held: &Owned) -> bool {
+        if fenced {
+            self.was_fenced = true;
+            self.confirmed.clear();
+            self.given_up.extend(held.values());
+        }
+        std::mem::replace(&mut self.fenced, fenced) != fenced
+    }
+
+    /// What of this must not be held, where the kernel holds these.
+    pub fn barred(&self, owned: &Owned, held: &Owned) -> Barred {
+        let mut barred = Barred::default();
+        for (id, address) in owned {
+            let record = self.ledger.records.open.get(address);
+            let is_new = held.get(id) != Some(address);
+            let is_anothers = record.is_some_and(|record| record.to.as_deref() != Some(self.node.as_str()));
+            let is_doubtful = self.given_up.contains(address) || (self.was_fenced && is_new);
+            if self.fenced || is_anothers {
+                barred.all.insert(*id, *address);
+            } else if is_doubtful && !self.confirmed.contains(address) {
+                barred.all.insert(*id, *address);
+                barred.doubtful.insert(*id, *address);
+            }
+        }
+        barred
+    }
+
+    /// These were read anew just now, and they are this node's.
+    pub fn confirm(&mut self, addresses: &BTreeSet<IpAddr>) {
+        self.confirmed.extend(addresses);
+    }
+
+    /// The kernel has been brought to what is desired, or as near as could be. What was read anew is old from now on.
+    pub fn settle(&mut self, held: &Owned) {
+        for address in std::mem::take(&mut self.confirmed) {
+            if held.values().any(|other| *other == address) {
+                self.given_up.remove(&address);
+            }
+        }
+    }
+
+    /// Addresses that come from another node of ours, which has let go of them, or whose lease has run out.
+    pub fn arriving(&self) -> BTreeSet<IpAddr> {
+        let records = self.ledger.records.open.iter().filter(|_| self.ledger.leases);
+        records.filter(|(_, record)| record.to.as_ref() == Some(&self.node)).map(|(address, _)| *address).collect()
+    }
+
+    /// This node's word for each open hand-over from it: the kernel holds the address no more.
+    pub fn released(&self, held: &Owned) -> BTreeMap<IpAddr, u64> {
+        let is_held = |address: &IpAddr| held.values().any(|other| other == address);
+        let ours = self.ledger.records.open.iter().filter(|(_, record)| record.from == self.node);
+        ours.filter(|(address, _)| !is_held(address)).map(|(address, record)| (*address, record.number)).collect()
+    }
+}
+
+/// The state without these: not owned here, and waited for by their flows.
+pub fn withhold(state: &mut KernelState, barred: &Owned) {
+    for (id, address) in barred {
+        if state.owned.get(id) != Some(address) {
+            continue;
+        }
+        state.owned.remove(id);
+        if let Some(policy) = state.policy.get_mut(&(*id, family_of(*address))) {
+            policy.slots.retain(|slot| slot.place != Place::Here);
+            if policy.slots.len() + policy.pending.len() < MAX_SLOTS {
+                policy.pending.push(*address);
+                policy.pending.sort_unstable();
+                policy.pending.dedup();
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,145 @@
+//! What ties this node's half to the rest of the cluster beside what is desired: the ledger, the fence, this node's word,
+//! and a way to read objects anew.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use futures::future::BoxFuture;
+use tokio::sync::watch;
+use tracing::{info, warn};
+
+use crate::model::ledger::Ledger;
+use crate::model::state::EgressId;
+use crate::model::tenure::Tenure;
+use crate::model::view::{ClusterView, parse_egress_ip};
+
+type Owned = BTreeMap<EgressId, IpAddr>;
+
+/// Whether this node may hold addresses.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Standing {
+    /// Not known yet after the start: the kernel is left as it is.
+    Undecided,
+    #[default]
+    Holds,
+    Fenced,
+}
+
+/// What the fence must know of this node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stake {
+    /// There are addresses to hold.
+    pub wants: bool,
+    /// Agents hold leases, the leader says.
+    pub leases: bool,
+}
+
+impl Default for Stake {
+    /// Before anything is known.
+    fn default() -> Self {
+        Self { wants: true, leases: false }
+    }
+}
+
+/// Reads objects anew, by name, and says which of the addresses are this node's then.
+pub type Ask = Box<dyn Fn(BTreeSet<(String, IpAddr)>) -> BoxFuture<'static, BTreeSet<IpAddr>> + Send + Sync>;
+
+pub struct Ties {
+    pub(super) tenure: Tenure,
+    standing: watch::Receiver<Standing>,
+    stake: watch::Sender<Stake>,
+    released: watch::Sender<BTreeMap<IpAddr, u64>>,
+    ask: Ask,
+}
+
+impl Ties {
+    pub fn new(
+        node_name: &str,
+        standing: watch::Receiver<Standing>,
+        stake: watch::Sender<Stake>,
+        released: watch::Sender<BTreeMap<IpAddr, u64>>,
+        ask: Ask,
+    ) -> Self {
+        Self { tenure: Tenure::new(node_name.to_owned()), standing, stake, released, ask }
+    }
+
+    /// No fence, and nobody who could be asked.
+    pub(super) fn none(node_name: &str) -> Self {
+        let (standing, stake) = (watch::channel(Standing::Holds).1, watch::channel(Stake::default()).0);
+        let nobody: Ask = Box::new(|_| Box::pin(std::future::ready(BTreeSet::new())));
+        Self::new(node_name, standing, stake, watch::channel(BTreeMap::new()).0, nobody)
+    }
+
+    pub(super) fn follow(&mut self, ledger: &Arc<Ledger>) {
+        self.tenure.follow(Arc::clone(ledger));
+        let leases = ledger.leases;
+        self.stake.send_if_modified(|stake| std::mem::replace(&mut stake.leases, leases) != leases);
+    }
+
+    pub(super) fn wants(&self, wants: bool) {
+        self.stake.send_if_modified(|stake| std::mem::replace(&mut stake.wants, wants) != wants);
+    }
+
+    /// Waits for the fence to go up or down; for ever where there is none.
+    pub(super) async fn changed(&mut self) {
+        if self.standing.changed().await.is_err() {
+            std::future::pending().await
+        }
+    }
+
+    pub(super) fn undecided(&self) -> bool {
+        *self.standing.borrow() == Standing::Undecided
+    }
+
+    /// Waits until this node is fenced, if it is not now.
+    pub(super) fn fenced(&self) -> impl Future<Output = ()> + use<> {
+        let mut standing = self.standing.clone();
+        async move {
+            let is_fenced = *standing.borrow_and_update() == Standing::Fenced;
+            if is_fenced || standing.wait_for(|standing| *standing == Standing::Fenced).await.is_err() {
+                std::future::pending().await
+            }
+        }
+    }
+
+    /// What of this the kernel must give up now.
+    pub(super) fn barred(&mut self, held: &Owned) -> Owned {
+        let fenced = *self.standing.borrow_and_update() == Standing::Fenced;
+        if self.tenure.set_fenced(fenced, held) {
+            if fenced {
+                warn!(
+                    addresses = held.len(),
+                    "out of touch with leader and API server: egress IPs are not served here"
+                );
+            } else {
+                info!("in touch again: egress IPs that are still this node's are served again");
+            }
+        }
+        self.tenure.barred(held, held).all
+    }
+
+    /// Says what the kernel holds no more.
+    pub(super) fn say(&self, held: &Owned) {
+        let released = self.tenure.released(held);
+        self.released.send_if_modified(|said| {
+            *said != released && {
+                *said = released;
+                true
+            }
+        });
+    }
+
+    /// Reads the objects of these addresses anew; whether any of them may be held by that.
+    pub(super) async fn ask(&mut self, view: &ClusterView, doubtful: &Owned) -> bool {
+        let mut questions = BTreeSet::new();
+        for object in view.objects.values() {
+            let items = object.items.iter().filter_map(|item| parse_egress_ip(&item.egress_ip));
+            let doubted = items.filter(|address| doubtful.values().any(|other| other == address));
+            questions.extend(doubted.map(|address| (object.name.clone(), address)));
+        }
+        let confirmed = (self.ask)(questions).await;
+        self.tenure.confirm(&confirmed);
+        !confirmed.is_empty()
+    }
+}
