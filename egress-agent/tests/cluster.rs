@@ -15,12 +15,8 @@ use egress_agent::model::desired::{OnUnassigned, Settings, UnknownPods};
 use egress_agent::model::executor::{DataplaneError, Executor};
 use egress_agent::model::state::{Action, KernelState, PodState};
 use egress_agent::model::step::step;
-<<<<<<< HEAD
 use k8s_openapi::api::coordination::v1::Lease;
-use k8s_openapi::api::core::v1::{Namespace, Node, Pod, ServiceAccount};
-=======
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Node, Pod, ServiceAccount};
->>>>>>> d6b9c48 (Hand an address over by a record that both nodes and any leader obey)
 use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
