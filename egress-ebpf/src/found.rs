@@ -1,4 +1,4 @@
-//! Looking into the maps that say what a packet becomes: `nat`, `flows` and `owned`.
+//! Looking into the maps that say what a packet becomes: `pods`, `nat`, `flows` and `owned`.
 //!
 //! An element that is removed may be another key's at once, while a program still reads it. So each is copied into this
 //! CPU's workspace first, and what is lent is the copy, where its seal says that it was written for this key as a whole
@@ -10,12 +10,12 @@
 use core::arch::asm;
 use core::ptr;
 
-use egress_common::abi::{Direction, Flow, Mapping, Owned, Tuple};
+use egress_common::abi::{Addr, Direction, Flow, Mapping, Owned, PodEntry, Tuple};
 use egress_common::decide::{Tables, phase};
-use egress_common::wire::PROTO_TCP;
+use egress_common::wire::{PROTO_TCP, tcp};
 
 use crate::alive::{Touched, change, touch};
-use crate::maps::{FLOWS, Maps, NAT, OWNED, count_turn, run_ns};
+use crate::maps::{FLOWS, Maps, NAT, OWNED, PODS, count_turn, run_ns};
 use crate::workspace::found;
 
 /// The datagrams of a flow are noted once in each step of this length, half a minute: that map is a costly one, and what
@@ -44,6 +44,21 @@ pub fn copy_of<V: Copy>(element: &V) -> V {
 fn changed() {
     // SAFETY: nothing is done.
     unsafe { asm!("", options(nostack, preserves_flags)) };
+}
+
+/// A pod whose entry is written anew just now is looked up once more. One that is not there may be let pass, so whoever is
+/// met in between a second time is taken for a pod of an object that has nothing, which drops its packet.
+#[inline(never)]
+pub fn pod(addr: &Addr) -> Option<&'static PodEntry> {
+    let space = &mut found()?.pod;
+    for _ in 0..2 {
+        let pod = PODS.get_ptr_mut(addr)?;
+        if copied(pod, space).is_of(addr) {
+            return Some(space);
+        }
+    }
+    *space = PodEntry::selected(0, 0);
+    Some(space)
 }
 
 #[inline(never)]
@@ -80,7 +95,9 @@ pub fn flow(tuple: &Tuple, tcp_flags: u8) -> Option<&'static Flow> {
         }
         Touched::Noted | Touched::Fresh => {}
     }
-    change(&mut flow.state, |state| phase::own(state, tcp_flags, Direction::Egress));
+    if change(&mut flow.state, |state| phase::own(state, tcp_flags, Direction::Egress)) {
+        opened(tcp_flags);
+    }
     Some(copy)
 }
 
@@ -115,8 +132,19 @@ fn keep(mapping: *mut Mapping, direction: Direction, tcp_flags: u8) -> bool {
     if touch(&raw mut mapping.last_seen_ns, run_ns()) == Touched::Gone {
         return false;
     }
-    change(&mut mapping.state, |state| phase::own(state, tcp_flags, direction));
+    if change(&mut mapping.state, |state| phase::own(state, tcp_flags, direction)) {
+        opened(tcp_flags);
+    }
     true
+}
+
+/// A connection that begins anew on a known tuple has to be seen to be answered, and to go on: what is kept of the former
+/// one must not hide it.
+#[inline(always)]
+fn opened(tcp_flags: u8) {
+    if tcp_flags & tcp::SYN != 0 {
+        count_turn();
+    }
 }
 
 /// Tells the other direction of a reset, or of an opening.

@@ -6,7 +6,7 @@
 //!   program that may hold it has ended (RCU). It may *not* be the same element's until then: once removed, it may be another
 //!   key's at once. See `abi::seal` for what follows.
 //! - Every field is an integer, for which any bytes are a value, so a racing write on another CPU shows old or new words.
-//! - `nat`, `flows` and `owned` say what a packet becomes. They are copied into this CPU's workspace first (`found`), and
+//! - `pods`, `nat`, `flows` and `owned` say what a packet becomes. They are copied into this CPU's workspace first (`found`), and
 //!   what is lent is the copy, if its seal says that it was written for this key as a whole; otherwise the element is not
 //!   there any more. A copy is good until the next look into the same map.
 //! - What is written to an element (times, the state of a connection, the next hop, what a flow came to) may hit the next
@@ -30,7 +30,7 @@ use egress_common::decide::snat::{EXHAUSTED_NS, PortSearch};
 use egress_common::decide::{Claim, Owner, PortClaim, Tables, phase};
 use egress_common::wire::{PROTO_TCP, tcp};
 
-use crate::alive::{Touched, change, count_up, touch};
+use crate::alive::{Touched, change, count_up, fence, touch};
 use crate::hidden::hidden;
 use crate::workspace::WORKSPACE;
 use crate::{counters, found, hold, ports};
@@ -128,13 +128,23 @@ pub fn run_ns() -> u64 {
     *now
 }
 
-/// Says that a flow or a mapping is gone, or has been reset, behind that.
+/// Says that a flow or a mapping is gone, has been reset, or begins anew, behind that.
 #[inline(always)]
 pub fn count_turn() {
     if let Some(usage) = USAGE.get_ptr_mut(0) {
+        // Not before what it tells of is written: see `fence`.
+        fence();
         // SAFETY: see the module header.
         count_up(unsafe { &raw mut (*usage).turns });
     }
+}
+
+/// [`Config::decisions`].
+#[inline(always)]
+pub fn decisions() -> u32 {
+    // Volatile: read here and nowhere else, whatever the compiler would rather do.
+    // SAFETY: see the module header.
+    CONFIG.get_ptr(0).map_or(0, |config| unsafe { ptr::read_volatile(&raw const (*config).decisions) })
 }
 
 /// [`egress_common::abi::Usage::turns`].
@@ -143,6 +153,13 @@ pub fn turns() -> u32 {
     // Volatile, as for `decisions`.
     // SAFETY: see the module header.
     USAGE.get_ptr(0).map_or(0, |usage| unsafe { ptr::read_volatile(&raw const (*usage).turns) })
+}
+
+/// [`Config::route_generation`], read here and now.
+#[inline(always)]
+pub fn route_generation(config: &Config) -> u32 {
+    // SAFETY: a reference is aligned and valid; the agent writes the number meanwhile.
+    unsafe { ptr::read_volatile(&raw const config.route_generation) }
 }
 
 /// The configuration, once the agent has written it.
@@ -165,7 +182,7 @@ impl Tables for Maps {
 
     #[inline(always)]
     fn pod(&self, addr: &Addr) -> Option<&PodEntry> {
-        lent(PODS.get_ptr_mut(addr))
+        found::pod(addr)
     }
 
     #[inline(always)]
@@ -212,7 +229,7 @@ impl Tables for Maps {
         let Some(inbound) = INBOUND.get_ptr_mut(tuple) else { return false };
         // SAFETY (both): see the module header.
         let state = unsafe { &mut (*inbound).state };
-        if change(state, |state| phase::heard(state, tcp_flags)) && tcp_flags & tcp::RST != 0 {
+        if change(state, |state| phase::heard(state, tcp_flags)) && tcp_flags & (tcp::SYN | tcp::RST) != 0 {
             count_turn();
         }
         touch(unsafe { &raw mut (*inbound).last_seen_ns }, self.now_ns()) != Touched::Gone
@@ -292,9 +309,10 @@ impl Tables for Maps {
 
     #[inline(always)]
     fn decisions(&self) -> u32 {
-        // Volatile: read here and nowhere else, whatever the compiler would rather do.
-        // SAFETY: see the module header.
-        CONFIG.get_ptr(0).map_or(0, |config| unsafe { ptr::read_volatile(&raw const (*config).decisions) })
+        let decisions = decisions();
+        // What is asked under this number is not read before it.
+        fence();
+        decisions
     }
 
     #[inline(always)]

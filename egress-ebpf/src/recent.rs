@@ -7,7 +7,8 @@
 //!
 //! - [`Config::decisions`], which the agent raises behind each of its changes (pods, policies, owned addresses, nodes,
 //!   prefixes, connections that are cut);
-//! - `Usage::turns`, which the programs raise behind each flow or mapping that they remove, and behind each reset;
+//! - `Usage::turns`, which the programs raise behind each flow or mapping that they remove, behind each reset, and where a
+//!   connection begins anew on a tuple that is known;
 //! - [`Config::route_generation`], for the next hop.
 //!
 //! An entry ends after [`LIFE_NS`]: then the road is walked again, which notes that flow and mapping are alive. What notes
@@ -22,12 +23,13 @@ use aya_ebpf::btf_maps::PerCpuArray;
 use aya_ebpf::macros::btf_map;
 use egress_common::abi::{Addr, Config, Mapping, Tuple, Verdict};
 use egress_common::decide::accept::Outer;
-use egress_common::decide::{End, Rewrite, Tables};
+use egress_common::decide::{End, Rewrite};
 use egress_common::wire::{Fragment, Frame, Heads, L4, PROTO_UDP, tcp};
 
 use crate::Outcome;
+use crate::alive::fence;
 use crate::counters;
-use crate::maps::{self, Maps, run_ns};
+use crate::maps::{self, run_ns};
 use crate::overlay;
 use crate::packet::Packet;
 use crate::run::Run;
@@ -61,7 +63,6 @@ pub struct Recent {
     stamp: Stamp,
     until_ns: u64,
     numbers: Numbers,
-    route_generation: u32,
     ifindex: u32,
     mtu: u32,
     macs: Macs,
@@ -73,6 +74,7 @@ pub struct Recent {
 pub struct Numbers {
     decisions: u32,
     turns: u32,
+    route_generation: u32,
 }
 
 /// Where to keep what the road of this packet comes to, and under which numbers it is walked.
@@ -82,9 +84,24 @@ pub struct Asked {
     numbers: Numbers,
 }
 
+impl Numbers {
+    #[inline(always)]
+    fn read(config: &Config) -> Self {
+        Self { decisions: maps::decisions(), turns: maps::turns(), route_generation: maps::route_generation(config) }
+    }
+}
+
 impl Asked {
     const fn nothing(&mut self) {
         self.place = NOWHERE;
+    }
+
+    /// The road is to be walked under the numbers that were read; none of the maps is read before them.
+    #[inline(always)]
+    fn ask(&mut self, place: u32, numbers: Numbers) {
+        fence();
+        self.place = place;
+        self.numbers = numbers;
     }
 }
 
@@ -105,7 +122,7 @@ pub fn go<const AT: u8>(packet: Packet, config: &Config, workspace: &mut Workspa
     if !is_plain(heads) {
         return Outcome::NONE;
     }
-    let numbers = Numbers { decisions: Maps.decisions(), turns: maps::turns() };
+    let numbers = Numbers::read(config);
     let mixed = mix(&heads.tuple);
     let place = mixed >> (u32::BITS - PLACES.ilog2());
     let Some(recent) = RECENT.get_ptr_mut(place) else { return Outcome::NONE };
@@ -115,19 +132,14 @@ pub fn go<const AT: u8>(packet: Packet, config: &Config, workspace: &mut Workspa
     if recent.key != heads.tuple {
         // Kept from its second packet on: of flows that send now and then, each would write a whole entry in vain.
         if recent.missed == mixed as u16 {
-            asked.place = place;
-            asked.numbers = numbers;
+            asked.ask(place, numbers);
         }
         recent.missed = mixed as u16;
         return Outcome::NONE;
     }
-    let is_current = numbers.decisions != 0
-        && recent.numbers == numbers
-        && recent.route_generation == config.route_generation
-        && run_ns() < recent.until_ns;
+    let is_current = numbers.decisions != 0 && recent.numbers == numbers && run_ns() < recent.until_ns;
     if !is_current {
-        asked.place = place;
-        asked.numbers = numbers;
+        asked.ask(place, numbers);
         return Outcome::NONE;
     }
     let is = |verdict: Verdict| u32::from(recent.verdict) == verdict.index();
@@ -249,7 +261,6 @@ fn begin(run: &Run<'_>, verdict: Verdict) -> Option<&'static mut Recent> {
     recent.key = run.heads.tuple;
     recent.until_ns = run_ns() + LIFE_NS;
     recent.numbers = asked.numbers;
-    recent.route_generation = run.config.route_generation;
     recent.verdict = verdict.index() as u16;
     Some(recent)
 }

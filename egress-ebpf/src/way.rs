@@ -12,9 +12,9 @@ use aya_ebpf::bindings::{
     bpf_redir_neigh as Neighbour,
 };
 use aya_ebpf::helpers::generated::{bpf_fib_lookup, bpf_redirect, bpf_redirect_neigh};
-use egress_common::abi::{Addr, Config, Family, Hop, Verdict};
+use egress_common::abi::{Addr, Family, Hop, Verdict};
 
-use crate::maps::{Maps, run_ns};
+use crate::maps::{Maps, route_generation, run_ns};
 use crate::packet::Packet;
 use crate::run::Run;
 use crate::ways;
@@ -52,10 +52,10 @@ pub struct Way {
 impl Way {
     /// As it is kept from now on; built in place, since the stack has little room.
     #[inline(always)]
-    fn kept(&mut self, config: &Config, until: u64, seal: u32) -> &Hop {
+    fn kept(&mut self, generation: u32, until: u64, seal: u32) -> &Hop {
         let hop = &mut self.made;
         hop.ifindex = self.ifindex;
-        hop.generation = config.route_generation;
+        hop.generation = generation;
         hop.valid_until_ns = until;
         hop.mtu = self.mtu;
         hop.dmac = self.dmac;
@@ -86,9 +86,10 @@ pub struct Journey<'a> {
 /// Settles the way; `None` when it is settled, else why there is none.
 #[inline(never)]
 pub fn settle(run: &Run<'_>, journey: &Journey<'_>, way: &mut Way) -> Option<Verdict> {
-    let (config, now) = (run.config, run_ns());
+    // Before the routes are asked: they may change behind that.
+    let (generation, now) = (route_generation(run.config), run_ns());
     let hop = journey.kept;
-    let is_known = hop.generation == config.route_generation && hop.ifindex == journey.ifindex;
+    let is_known = hop.generation == generation && hop.ifindex == journey.ifindex;
     // Another CPU may just be writing the one of a mapping; this CPU's own is whole.
     if is_known && now < hop.valid_until_ns && (!journey.by_mapping || hop.is_of(journey.seal)) {
         way.resolve = false;
@@ -112,7 +113,7 @@ pub fn settle(run: &Run<'_>, journey: &Journey<'_>, way: &mut Way) -> Option<Ver
     set_neighbour(way);
     if settled {
         let life = if journey.by_mapping { MAPPING_HOP_LIFE_NS } else { CPU_HOP_LIFE_NS };
-        let hop = way.kept(config, now + life, journey.seal);
+        let hop = way.kept(generation, now + life, journey.seal);
         if journey.by_mapping {
             Maps.set_hop(&run.heads.tuple, hop);
         } else {

@@ -211,7 +211,7 @@ fn put_pod(
     let now = now_ns().map_err(kernel("read the clock"))?;
     // The other ends of its connections may live for so long, and the pod may speak at any time until then.
     let cut_until = now + u64::from(timeouts.tcp_established) * 1_000_000_000;
-    put("pods", pods, &key, &convert::pod_entry(pod, before.as_ref(), now, cut_until))
+    put("pods", pods, &key, &convert::pod_entry(pod, before.as_ref(), now, cut_until).sealed(&key))
 }
 
 /// A pod that has gone meanwhile has no owner to be noted.

@@ -72,7 +72,7 @@ fn open(stage: &mut Stage, cast: &Cast) {
 
 fn deselect(stage: &mut Stage, cast: &Cast) {
     let entry = PodEntry::known().with_cut_until(now_ns() + 60_000_000_000);
-    stage.pods.insert(addr(cast.pod), entry, 0).expect("a pod");
+    stage.put_pod(cast.pod, entry);
 }
 
 fn put_slots(stage: &mut Stage, cast: &Cast, slots: &[Slot]) {

@@ -97,7 +97,7 @@ fn the_last_port_is_found_from_two_cpus_at_once() {
             return eprintln!("skipped: needs two CPUs");
         }
         let entry = stage.pods.get(&addr(V4.pod), 0).expect("a pod");
-        stage.pods.insert(addr(V4.known_pod), entry, 0).expect("a second pod");
+        stage.put_pod(V4.known_pod, entry);
         let sent = |pod, port| packet(pod, V4.world, port, 80).with(|packet| packet.data = 0).frame();
         stage.run_frame(&STEER, &sent(V4.pod, 1024), Verdict::SnatHere);
         let program = stage.loaded(STEER.program);

@@ -3,7 +3,7 @@
 
 use egress_common::abi::{PodEntry, Verdict};
 
-use crate::cast::{V4, addr};
+use crate::cast::V4;
 use crate::frames::{L3, Packet, checksum, ip, octets, packet};
 use crate::stage::{ENTER, MGMT_MAC, POD_MAC, REDIRECT, STEER, Stage, UPLINK_MAC, batch, on_stage};
 
@@ -40,7 +40,7 @@ fn the_rest_follows_as_a_fragment_of_its_own() {
 #[test]
 fn a_pod_that_is_not_resolved_gets_neither_piece() {
     on_stage(|stage| {
-        stage.pods.insert(addr(V4.early_pod), PodEntry::selected(V4.here, 0), 0).expect("a pod");
+        stage.put_pod(V4.early_pod, PodEntry::selected(V4.here, 0));
         let answer = begin(stage, V4.early_pod, 4000);
         stage.drops(&ENTER, &answer, Verdict::NoNeighbour);
         batch(&format!("neigh replace {} lladdr 02:00:00:00:02:10 dev ovn-k8s-mp0 nud permanent\n", V4.early_pod));

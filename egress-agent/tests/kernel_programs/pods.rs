@@ -40,10 +40,7 @@ fn another_port_is_found_where_the_own_is_taken() {
         for body in [Body::Udp, Body::Tcp(SYN), Body::EchoRequest] {
             let first = packet(cast.pod, cast.world, 5000, 80).body(body);
             stage.redirects(&STEER, &first, Verdict::SnatHere, &first.snat(cast.egress, 5000).hop());
-            stage
-                .pods
-                .insert(addr(cast.known_pod), stage.pods.get(&addr(cast.pod), 0).expect("a pod"), 0)
-                .expect("a pod");
+            stage.select_as(cast.known_pod, cast.pod);
             let second = packet(cast.known_pod, cast.world, 5000, 80).body(body);
             let ran = stage.run_frame(&STEER, &second.frame(), Verdict::SnatHere);
             let (_, made) = stage
@@ -183,7 +180,7 @@ fn a_flow_that_lost_its_address_is_cut() {
 #[test]
 fn a_flow_whose_port_another_took_meanwhile_is_cut() {
     both(|stage, cast| {
-        stage.pods.insert(addr(cast.known_pod), stage.pods.get(&addr(cast.pod), 0).expect("a pod"), 0).expect("a pod");
+        stage.select_as(cast.known_pod, cast.pod);
         stage.run_frame(&STEER, &to_world(cast).tcp(SYN).frame(), Verdict::SnatHere);
         let running = packet(cast.known_pod, cast.world, 4000, 80).tcp(ACK);
         stage.run_frame(&STEER, &running.frame(), Verdict::CutAnswered);

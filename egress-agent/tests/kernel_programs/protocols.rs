@@ -2,7 +2,7 @@
 
 use egress_common::abi::{Family, NODE_MARK, Verdict};
 
-use crate::cast::{Cast, addr};
+use crate::cast::Cast;
 use crate::frames::{Body, L3, Packet, packet};
 use crate::stage::{ENTER, LEAVE, NEXT, Run, STEER, UPLINK_MAC, both};
 
@@ -42,7 +42,7 @@ fn segments_that_the_sender_has_cut_go_as_they_are() {
 #[test]
 fn a_port_that_is_taken_is_changed() {
     both(|stage, cast| {
-        stage.pods.insert(addr(cast.known_pod), stage.pods.get(&addr(cast.pod), 0).expect("a pod"), 0).expect("a pod");
+        stage.select_as(cast.known_pod, cast.pod);
         for body in [Body::Lite(8), Body::Dccp, SCTP] {
             stage.run_frame(&STEER, &packet(cast.pod, cast.world, 4000, 80).body(body).frame(), Verdict::SnatHere);
             let second = packet(cast.known_pod, cast.world, 4000, 80).body(body);
@@ -58,7 +58,7 @@ fn a_port_that_is_taken_is_changed() {
 #[test]
 fn a_protocol_without_ports_serves_one_pod() {
     both(|stage, cast| {
-        stage.pods.insert(addr(cast.known_pod), stage.pods.get(&addr(cast.pod), 0).expect("a pod"), 0).expect("a pod");
+        stage.select_as(cast.known_pod, cast.pod);
         // Among them the other family's ICMP, which means nothing here.
         let strange = Body::Other(if cast.family == Family::V4 { 58 } else { 1 });
         for body in [GRE, Body::Other(50), Body::Other(4), Body::Other(254), strange] {

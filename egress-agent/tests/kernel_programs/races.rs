@@ -116,7 +116,7 @@ fn one_mapping_where_both_search() {
             return eprintln!("skipped: needs two CPUs");
         }
         let entry = stage.pods.get(&addr(cast.pod), 0).expect("a pod");
-        stage.pods.insert(addr(cast.known_pod), entry, 0).expect("a second pod");
+        stage.put_pod(cast.known_pod, entry);
         let before = stage.mappings().len();
         begin(stage, cast, cast.known_pod);
         race(stage, &STEER, |round| of_round(cast.pod, cast, Body::Udp, round));
@@ -179,7 +179,7 @@ fn one_mapping_where_the_address_has_moved_and_both_search() {
         begin(stage, cast, cast.pod);
         move_address(stage, cast);
         let entry = stage.pods.get(&addr(cast.pod), 0).expect("a pod");
-        stage.pods.insert(addr(cast.known_pod), entry, 0).expect("a second pod");
+        stage.put_pod(cast.known_pod, entry);
         begin(stage, cast, cast.known_pod);
         let keys = stage.mappings().len();
         race_moved(stage, cast, keys);

@@ -3,14 +3,11 @@
 //! An entry serves for an eighth of a second only. So the test that it serves at all tries more than once; those of what
 //! must end it cannot fail for lack of time.
 
-use egress_common::abi::{
-    Direction, NodeEntry, NodePlace, Owned, PodEntry, Policy, PolicyKey, Slot, Tuple, Verdict, WhenEmpty,
-};
+use egress_common::abi::{Direction, Owned, PodEntry, Policy, PolicyKey, Slot, Tuple, Verdict, WhenEmpty};
 use egress_common::decide::phase;
 
 use crate::cast::{Cast, V4, addr};
-use crate::devices::{OWNED_MAC, ROUTER_MAC, UPLINK};
-use crate::encapsulation::ground::{arrived, configure, everywhere_taken_out, from_remote, put, sent};
+use crate::devices::{OWNED_MAC, UPLINK};
 use crate::frames::{ACK, Body, FIN, Packet, RST, SYN, ip, packet};
 use crate::races::{CPUS, pin};
 use crate::stage::{ENTER, NOTICE, REDIRECT, STEER, Stage, UPLINK_MAC, both, test_run};
@@ -112,7 +109,7 @@ fn what_the_agent_changes_counts_at_once() {
         stage.fill(cast);
         decide(stage, 3);
         warm(stage, cast);
-        stage.pods.insert(addr(cast.pod), PodEntry::known(), 0).expect("a pod");
+        stage.put_pod(cast.pod, PodEntry::known());
         decide(stage, 4);
         stage.passes(&STEER, &out(cast), Verdict::NotSelected);
         stage.fill(cast);
@@ -127,6 +124,27 @@ fn what_the_agent_changes_counts_at_once() {
 }
 
 #[test]
+fn what_the_routes_say_counts_at_once() {
+    on_one_cpu(|stage, cast| {
+        warm(stage, cast);
+        // A router that is none any more.
+        let former = [2, 0, 0, 0, 9, 9];
+        let mut mapping = stage.nat.get(&forward(cast), 0).expect("a mapping");
+        mapping.hop.dmac = former;
+        mapping.hop.seal(mapping.seal);
+        stage.nat.insert(forward(cast), mapping, 0).expect("a mapping");
+        decide(stage, 2);
+        for _ in 0..3 {
+            let ran = stage.run_frame(&STEER, &out(cast).frame(), Verdict::SnatHere);
+            assert_eq!(ran.frame[..6], former);
+        }
+        stage.configure(|config| (config.decisions, config.route_generation) = (2, config.route_generation + 1));
+        let ran = stage.run_frame(&STEER, &out(cast).frame(), Verdict::SnatHere);
+        assert_ne!(ran.frame[..6], former);
+    });
+}
+
+#[test]
 fn an_entry_of_no_decision_serves_nobody() {
     on_one_cpu(|stage, cast| {
         decide(stage, 0);
@@ -134,6 +152,25 @@ fn an_entry_of_no_decision_serves_nobody() {
         remove_all(stage, cast);
         stage.forwards(&STEER, &out(cast), Verdict::SnatHere, &out(cast).snat(cast.egress, 4000).hop());
         assert_eq!(stage.entries(), [2, 1, 0]);
+    });
+}
+
+/// Its packets are looked at until it is seen to be answered, though those of the former one were served a moment ago.
+#[test]
+fn a_connection_that_begins_anew_is_followed() {
+    on_one_cpu(|stage, cast| {
+        warm(stage, cast);
+        let state = |stage: &mut Stage, cast| {
+            let of = |key: &Tuple| stage.nat.get(key, 0).expect("a mapping").state;
+            [of(&forward(cast)), of(&reverse(cast)), stage.flows.get(&forward(cast), 0).expect("a flow").state]
+        };
+        assert_eq!(state(stage, cast), [phase::SPOKE; 3]);
+        let (syn, answer) = (out(cast).tcp(SYN), back(cast).tcp(SYN | ACK));
+        stage.forwards(&STEER, &syn, Verdict::SnatHere, &syn.clone().snat(cast.egress, 4000).hop());
+        assert_eq!(state(stage, cast), [0; 3]);
+        stage.forwards(&ENTER, &answer, Verdict::ReplyHere, &answer.clone().dnat(cast.pod, 4000).hop());
+        stage.forwards(&STEER, &out(cast), Verdict::SnatHere, &out(cast).snat(cast.egress, 4000).hop());
+        assert_eq!(state(stage, cast), [phase::SPOKE; 3]);
     });
 }
 
@@ -203,7 +240,7 @@ fn flows_that_fall_on_one_place_do_not_mix() {
     on_one_cpu(|stage, cast| {
         // Another pod has each flow's port, so that each gets one of its own, which its packets must keep.
         let entry = stage.pods.get(&addr(cast.pod), 0).expect("a pod");
-        stage.pods.insert(addr(cast.known_pod), entry, 0).expect("a second pod");
+        stage.put_pod(cast.known_pod, entry);
         let of = |pod, port| packet(pod, cast.world, port, 80).tcp(ACK);
         let mut shown = std::collections::BTreeMap::new();
         // Looked at once: the counters are most of the time that a packet takes.
@@ -258,63 +295,6 @@ fn another_address_of_the_object_is_another_decision() {
 }
 
 #[test]
-fn a_flow_of_another_node_is_that_nodes_only() {
-    everywhere_taken_out(|stage, cast, underlay| {
-        configure(stage, underlay);
-        let inner = from_remote(cast);
-        let around = arrived(underlay, cast.here);
-        for _ in 0..3 {
-            let ran = stage.run_frame(&ENTER, &around.frame(&inner), Verdict::SnatForNode);
-            assert_eq!(ran.action, REDIRECT);
-        }
-        // Who says that it is that node, but is no node; a node whose pod it is not; and another object of the same pod.
-        let mut stranger = around;
-        stranger.from = underlay.router;
-        stage.run_frame(&ENTER, &stranger.frame(&inner), Verdict::ForgedOuter);
-        stage
-            .nodes
-            .insert(addr(underlay.router), NodeEntry::new(NodePlace::Other, addr(underlay.router)), 0)
-            .expect("a node");
-        stage.run_frame(&ENTER, &around.frame(&inner), Verdict::SnatForNode);
-        stage.run_frame(&ENTER, &stranger.frame(&inner), Verdict::ForgedInner);
-        stage.run_frame(&ENTER, &arrived(underlay, cast.away).frame(&inner), Verdict::NotGateway);
-        stage.nodes.remove(&addr(underlay.router)).expect("no node");
-    });
-}
-
-#[test]
-fn an_entry_is_for_its_own_hook() {
-    everywhere_taken_out(|stage, cast, underlay| {
-        configure(stage, underlay);
-        // A pod of another node, and then its flow from this node's management port.
-        for _ in 0..3 {
-            stage.run_frame(&ENTER, &arrived(underlay, cast.here).frame(&from_remote(cast)), Verdict::SnatForNode);
-        }
-        stage.passes(&STEER, &from_remote(cast), Verdict::NotPod);
-    });
-}
-
-#[test]
-fn what_goes_into_the_overlay_is_served_likewise() {
-    everywhere_taken_out(|stage, cast, underlay| {
-        configure(stage, underlay);
-        let out = packet(cast.away_pod, cast.world, 4000, 80);
-        for _ in 0..4 {
-            let ran = put(stage, &STEER, &out.frame(), Verdict::Steered);
-            let expected = sent(underlay, cast.away, &out.clone().hop(), &ran.frame);
-            assert!(ran.frame == expected && ran.action == REDIRECT, "{ran:02x?}\n{expected:02x?}");
-        }
-        stage.run_frame(&ENTER, &arrived(underlay, cast.here).frame(&from_remote(cast)), Verdict::SnatForNode);
-        let reply = packet(cast.world, cast.egress, 80, 4000).macs(UPLINK_MAC, ROUTER_MAC);
-        for _ in 0..4 {
-            let ran = put(stage, &ENTER, &reply.frame(), Verdict::ReplySteered);
-            let expected = sent(underlay, cast.here, &reply.dnat(cast.remote_pod, 4000).hop(), &ran.frame);
-            assert!(ran.frame == expected && ran.action == REDIRECT, "{ran:02x?}\n{expected:02x?}");
-        }
-    });
-}
-
-#[test]
 fn a_connection_from_outside_that_the_pod_takes_for_its_own_gets_its_address() {
     on_one_cpu(|stage, cast| {
         let syn = packet(cast.world, cast.pod, 80, 4000).tcp(SYN);
@@ -343,7 +323,7 @@ fn who_is_left_alone_is_until_something_is_decided() {
                 }
             }
         }
-        stage.pods.insert(addr(cast.known_pod), PodEntry::selected(cast.here, 0), 0).expect("a pod");
+        stage.put_pod(cast.known_pod, PodEntry::selected(cast.here, 0));
         decide(stage, 2);
         let begun = packet(cast.known_pod, cast.world, 5000, 80).body(Body::Udp);
         stage.forwards(&STEER, &begun, Verdict::SnatHere, &begun.snat(cast.egress, 5000).hop());
@@ -355,7 +335,7 @@ fn who_is_left_alone_is_until_something_is_decided() {
 fn ports_and_checksums_are_as_on_the_road() {
     on_one_cpu(|stage, cast| {
         let entry = stage.pods.get(&addr(cast.pod), 0).expect("a pod");
-        stage.pods.insert(addr(cast.known_pod), entry, 0).expect("a second pod");
+        stage.put_pod(cast.known_pod, entry);
         decide(stage, 2);
         for (place, body) in (0..).zip([Body::Tcp(ACK), Body::Udp, Body::UdpUnsummed]) {
             let of = |pod| packet(pod, cast.world, 6000 + place, 80).body(body);
@@ -384,19 +364,4 @@ fn ports_and_checksums_are_as_on_the_road() {
     });
 }
 
-#[test]
-fn an_answer_from_a_gateway_is_its_objects_only() {
-    everywhere_taken_out(|stage, cast, underlay| {
-        configure(stage, underlay);
-        let inner = packet(cast.world, cast.away_pod, 80, 4000);
-        let around = arrived(underlay, cast.away);
-        for _ in 0..4 {
-            let ran = stage.run_frame(&ENTER, &around.frame(&inner), Verdict::ReplyDelivered);
-            assert_eq!((ran.action, &ran.frame[12..]), (REDIRECT, &inner.frame()[12..]));
-        }
-        let mut stranger = around;
-        stranger.from = underlay.router;
-        stage.run_frame(&ENTER, &stranger.frame(&inner), Verdict::ForgedOuter);
-        stage.run_frame(&ENTER, &arrived(underlay, cast.here).frame(&inner), Verdict::NotItsPod);
-    });
-}
+mod overlay;

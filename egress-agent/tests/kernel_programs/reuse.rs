@@ -5,14 +5,15 @@
 //! they show the port of one of their own mappings: the one that is put back, or one that they make themselves when there
 //! is none. The moment between finding and reading is a few nanoseconds, and a minute of this does not meet it; with a pause
 //! put there (`cargo xtask mutate`, mapping-unsealed) a program that does not ask for the seal shows the other flow's port
-//! within a second, and one that asks does not.
+//! within a second, and one that asks does not. The same goes for pods, each of whose entries is replaced by a new one when it
+//! changes.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use aya::maps::{HashMap, Map, MapData};
 use aya::programs::SchedClassifier;
-use egress_common::abi::{Addr, Direction, Family, Mapping, Origin, Tuple};
+use egress_common::abi::{Addr, Direction, Family, Mapping, Origin, PodEntry, Tuple};
 
 use crate::cast::{Cast, addr};
 use crate::frames::{Body, packet};
@@ -118,5 +119,57 @@ fn a_mapping_whose_memory_changes_hands_gives_nobody_anothers_port() {
             return eprintln!("skipped: needs two CPUs");
         }
         race(stage, cast);
+    });
+}
+
+/// Writes the pod's entry anew, and then another pod's, which nothing selects, in the memory of the former one.
+fn replace_pods(pods: &mut HashMap<MapData, Addr, PodEntry>, cast: &Cast, stop: &AtomicBool) -> u64 {
+    let (pod, other) = (addr(cast.pod), addr(cast.unknown_pod));
+    let mut rounds = 0;
+    while !stop.load(Ordering::Relaxed) {
+        pods.insert(pod, PodEntry::selected(cast.here, rounds).sealed(&pod), 0).expect("a pod");
+        pods.insert(other, PodEntry::known().sealed(&other), 0).expect("another pod");
+        // Time to be met.
+        std::thread::yield_now();
+        drop(pods.remove(&other));
+        rounds += 1;
+    }
+    rounds
+}
+
+#[test]
+fn a_pod_whose_entry_is_written_anew_is_taken_for_no_other_pod() {
+    both(|stage, cast| {
+        if !has_both_cpus() {
+            return eprintln!("skipped: needs two CPUs");
+        }
+        stage.program(STEER.program);
+        let map = Map::HashMap(MapData::from_id(stage.ids["pods"]).expect("the map pods"));
+        let mut pods = HashMap::try_from(map).expect("a hash map of these types");
+        let (program, stop) = (stage.loaded(STEER.program), AtomicBool::new(false));
+        let (rounds, sent) = std::thread::scope(|scope| {
+            let changing = scope.spawn(|| {
+                pin(1);
+                replace_pods(&mut pods, cast, &stop)
+            });
+            let sending = scope.spawn(|| {
+                pin(0);
+                let (start, mut sent) = (Instant::now(), 0u32);
+                let mut actions = std::collections::BTreeSet::new();
+                while start.elapsed() < TIME {
+                    // A flow of its own each time, so that no other question is spared.
+                    let frame = packet(cast.pod, cast.world, 1024 + (sent % 60_000) as u16, 80).body(Body::Udp).frame();
+                    actions.insert(test_run(program, &STEER, &frame).action);
+                    sent += 1;
+                }
+                stop.store(true, Ordering::Relaxed);
+                assert_eq!(actions.into_iter().collect::<Vec<_>>(), [REDIRECT], "it is selected all the time");
+                sent
+            });
+            let rounds = changing.join().expect("the one that changes");
+            sending.join().map(|sent| (rounds, sent)).unwrap_or_else(|failed| std::panic::resume_unwind(failed))
+        });
+        assert!(rounds > 1000 && sent > 1000, "{rounds} {sent}");
+        drop(stage.pods.remove(&addr(cast.unknown_pod)));
     });
 }

@@ -2,7 +2,7 @@
 
 use egress_common::abi::{Family, NODE_MARK, Verdict};
 
-use crate::cast::{Cast, addr};
+use crate::cast::Cast;
 use crate::frames::{Body, L3, Packet, packet};
 use crate::stage::{ENTER, LEAVE, NEXT, Run, STEER, Stage, UPLINK_MAC, both};
 
@@ -20,7 +20,7 @@ fn sport(cast: &Cast, frame: &[u8]) -> u16 {
 
 /// Two pods begin an association from one port; the one that the second of them got.
 fn begin(stage: &mut Stage, cast: &Cast) -> u16 {
-    stage.pods.insert(addr(cast.known_pod), stage.pods.get(&addr(cast.pod), 0).expect("a pod"), 0).expect("a pod");
+    stage.select_as(cast.known_pod, cast.pod);
     let first = packet(cast.pod, cast.world, PORT, 80).body(INIT);
     stage.forwards(&STEER, &first, Verdict::SnatHere, &first.snat(cast.egress, PORT).hop());
     let ran = stage.run_frame(&STEER, &sent(cast, INIT).frame(), Verdict::SnatHere);
@@ -140,7 +140,7 @@ fn an_association_under_way_has_its_own_port_or_none() {
 fn a_header_without_a_chunk_is_cut_short() {
     both(|stage, cast| {
         let mut frame = sent(cast, INIT).with(|packet| packet.data = 0).frame();
-        stage.pods.insert(addr(cast.known_pod), stage.pods.get(&addr(cast.pod), 0).expect("a pod"), 0).expect("a pod");
+        stage.select_as(cast.known_pod, cast.pod);
         for left in (1..=16).rev() {
             frame.pop();
             assert_eq!(stage.run_frame(&STEER, &frame, Verdict::Malformed).frame, frame, "{left}");

@@ -168,6 +168,17 @@ impl Stage {
         self.config.set(0, config, 0).expect("write the configuration");
     }
 
+    pub(crate) fn put_pod(&mut self, pod: &str, entry: PodEntry) {
+        let pod = addr(pod);
+        self.pods.insert(pod, entry.sealed(&pod), 0).expect("a pod");
+    }
+
+    /// The pod is another one's peer.
+    pub(crate) fn select_as(&mut self, pod: &str, peer: &str) {
+        let entry = self.pods.get(&addr(peer), 0).expect("a pod");
+        self.put_pod(pod, entry);
+    }
+
     /// What the agent writes for a cast; entries that are there are overwritten.
     pub(crate) fn fill(&mut self, cast: &Cast) {
         let (node, other) = (addr(V4.node), addr(V4.other_node));
@@ -178,7 +189,7 @@ impl Stage {
             (cast.early_pod, PodEntry::selected(99, 0)),
             (cast.known_pod, PodEntry::known()),
         ] {
-            self.pods.insert(addr(pod), entry, 0).expect("a pod");
+            self.put_pod(pod, entry);
         }
         for (id, slots) in [
             (cast.here, vec![Slot::here(addr(cast.egress))]),

@@ -138,7 +138,7 @@ pub struct Usage {
     pub flows: u32,
     pub inbound: u32,
     /// Raised by the programs behind each flow, mapping or connection from outside that they remove, and each that a reset
-    /// or, where both directions are kept here, an opening changes: whatever they keep beside the maps ends.
+    /// or an opening changes: whatever they keep beside the maps ends.
     pub turns: u32,
 }
 abi!(Usage, 16);

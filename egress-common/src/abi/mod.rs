@@ -30,7 +30,7 @@ pub use rig::{RIG_FRAME, Rig};
 pub use verdict::{Class, Verdict};
 
 /// Version of the layout of all pinned maps; the pin directory is named after it.
-pub const ABI_VERSION: u32 = 3;
+pub const ABI_VERSION: u32 = 4;
 
 /// The only mark: a selected pod's packet to another node's address (OVN-Kubernetes' 1008).
 pub const NODE_MARK: u32 = 0x3f0;

@@ -26,16 +26,49 @@ pub struct PodEntry {
     /// CLOCK_MONOTONIC (ns) until when connections of the time when the pod was selected are told that they ended. Zero
     /// where it never was, and while it is.
     pub cut_until_ns: u64,
+    /// Of the key and of what the programs read.
+    pub seal: u32,
+    pub reserved: u32,
 }
-abi!(PodEntry, 32);
+abi!(PodEntry, 40);
 
 impl PodEntry {
-    pub const fn known() -> Self {
-        Self { selection: Selection::Known as u32, egress_id: 0, selected_since_ns: 0, owner: 0, cut_until_ns: 0 }
+    const fn new(selection: Selection, egress_id: u32, selected_since_ns: u64) -> Self {
+        let selection = selection as u32;
+        Self { selection, egress_id, selected_since_ns, owner: 0, cut_until_ns: 0, seal: 0, reserved: 0 }
     }
 
+    /// Before it is sealed, as [`Self::selected`] is.
+    pub const fn known() -> Self {
+        Self::new(Selection::Known, 0, 0)
+    }
+
+    #[inline(always)]
     pub const fn selected(egress_id: u32, selected_since_ns: u64) -> Self {
-        Self { selection: Selection::Selected as u32, egress_id, selected_since_ns, owner: 0, cut_until_ns: 0 }
+        Self::new(Selection::Selected, egress_id, selected_since_ns)
+    }
+
+    /// As it is written at `pod`.
+    #[must_use]
+    pub const fn sealed(self, pod: &Addr) -> Self {
+        Self { seal: self.seal_at(pod), ..self }
+    }
+
+    /// Whether this was written, as a whole, at `pod`. Asked of a copy; see `abi::seal`.
+    #[inline(always)]
+    pub const fn is_of(&self, pod: &Addr) -> bool {
+        self.seal == self.seal_at(pod)
+    }
+
+    /// Out of line, as the sum over a tuple is.
+    #[inline(never)]
+    const fn seal_at(&self, pod: &Addr) -> u32 {
+        Seal::of_number(self.selection)
+            .addr(1, pod)
+            .word(5, self.egress_id)
+            .word(6, self.cut_until_ns as u32)
+            .word(7, (self.cut_until_ns >> 32) as u32)
+            .done()
     }
 
     #[must_use]

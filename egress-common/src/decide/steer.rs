@@ -6,7 +6,7 @@
 
 use super::{Tables, fragments, notice, slots};
 use crate::abi::{Config, NodePlace, OnUnknownPod, Origin, PrefixKind, Slot, Verdict};
-use crate::wire::{Fragment, Heads, L4, Quote, tcp};
+use crate::wire::{Fragment, Heads, L4, PROTO_TCP, Quote, tcp};
 
 /// What to do with the packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,6 +86,7 @@ pub fn judge<'t, T: Tables>(
         match left_over(heads, tables, node.is_some()) {
             LeftOver::NotKnown => {}
             LeftOver::Nothing => return Steer::Done(Verdict::NotSelected),
+            LeftOver::Unknown => return Steer::Done(Verdict::FragmentUnknown),
             LeftOver::Cut => return Steer::Reset(Verdict::FlowCut),
             LeftOver::Marked => return Steer::Mark,
         }
@@ -151,6 +152,8 @@ enum LeftOver {
     /// There was none that we know of.
     NotKnown,
     Nothing,
+    /// A piece without ports, whose first one will tell.
+    Unknown,
     /// Of a connection that had an egress IP, and must show no other address.
     Cut,
     /// Of a flow to another node that shows the node's address: that is no object's, so it goes on.
@@ -164,8 +167,11 @@ enum LeftOver {
 fn left_over<T: Tables>(heads: &Heads, tables: &T, to_node: bool) -> LeftOver {
     // Looked up again, since the caller has no room to keep it.
     let Some(pod) = tables.pod(&heads.tuple.saddr) else { return LeftOver::NotKnown };
-    let is_told = heads.l4 == L4::Tcp && tables.now_ns() < pod.cut_until_ns;
-    if is_told && tables.flow_seen(&heads.tuple, 0).is_some() {
+    let is_told = heads.tuple.protocol == PROTO_TCP && tables.now_ns() < pod.cut_until_ns;
+    if is_told && heads.l4 == L4::Later {
+        return LeftOver::Unknown;
+    }
+    if is_told && heads.l4 == L4::Tcp && tables.flow_seen(&heads.tuple, 0).is_some() {
         // Also a later fragment, by the ports of its first one.
         if slots::is_mid_stream(heads) {
             return LeftOver::Cut;

@@ -188,7 +188,8 @@ fn fill(product: &mut Ebpf, pods: u32) -> Result<()> {
     let mut map: Array<MapData, Config> = Array::try_from(take(product, "config")?)?;
     map.set(0, config(), 0)?;
     let block = |first: Ipv4Addr, id: u32| {
-        (0..pods / 2).map(move |place| (addr(Ipv4Addr::from_bits(first.to_bits() + place)), PodEntry::selected(id, 0)))
+        let pods = (0..pods / 2).map(move |place| addr(Ipv4Addr::from_bits(first.to_bits() + place)));
+        pods.map(move |pod| (pod, PodEntry::selected(id, 0).sealed(&pod)))
     };
     put(product, "pods", block(LOCAL_PODS, LOCAL.0).chain(block(REMOTE_PODS, AWAY.0)))?;
     let policy = |id: u32, slot: Slot| -> Result<_> {

@@ -179,7 +179,7 @@ impl<'a> Rig<'a> {
             let at = addr(pod.of(&cast(v6)));
             match entry {
                 Some(entry) => {
-                    stage.pods.insert(at, entry, 0).expect("a pod");
+                    stage.pods.insert(at, entry.sealed(&at), 0).expect("a pod");
                     world.pods.borrow_mut().insert(at, entry);
                 }
                 None => {
@@ -330,7 +330,7 @@ fn begin(stage: &mut Stage, decisions: u32) -> Node {
         // Perhaps it is not there.
         let _gone = stage.pods.remove(&addr(cast.unknown_pod));
         stage.fill(&cast);
-        stage.pods.insert(addr(cast.pending_pod), PodEntry::selected(cast.here, 0), 0).expect("a pod");
+        stage.put_pod(cast.pending_pod, PodEntry::selected(cast.here, 0));
     }
     let world = World::empty(stage.config.get(&0, 0).expect("the configuration"));
     world.pods.borrow_mut().extend(all(&stage.pods));

@@ -2,7 +2,7 @@
 
 use std::vec::Vec;
 
-use crate::abi::{Addr, Direction, Flow, Hop, Mapping, Origin, Owned, Slot, Tuple};
+use crate::abi::{Addr, Direction, Flow, Hop, Mapping, Origin, Owned, PodEntry, Slot, Tuple};
 
 /// xorshift64*.
 struct Numbers(u64);
@@ -202,4 +202,27 @@ fn what_is_owned_is_its_objects_own() {
     ] {
         assert!(!mixed.is_of(7), "{mixed:?}");
     }
+}
+
+#[test]
+fn what_is_known_of_a_pod_is_its_own() {
+    let entry = PodEntry::selected(7, 1).sealed(&POD);
+    assert!(entry.is_of(&POD) && !entry.is_of(&OTHER_POD));
+    let deselected = PodEntry::known().with_cut_until(1 << 40).sealed(&POD);
+    assert!(deselected.is_of(&POD));
+    let with_seal = |mut mixed: PodEntry, seal| {
+        mixed.seal = seal;
+        mixed
+    };
+    for mixed in [
+        with_seal(PodEntry::selected(8, 1), entry.seal),
+        with_seal(PodEntry::known(), entry.seal),
+        deselected.with_cut_until(0),
+        deselected.with_cut_until(1 << 40 | 1),
+        with_seal(entry, deselected.seal),
+    ] {
+        assert!(!mixed.is_of(&POD), "{mixed:?}");
+    }
+    // For people and the agent only.
+    assert!(with_seal(PodEntry::selected(7, 2).with_owner(9), entry.seal).is_of(&POD));
 }

@@ -137,6 +137,22 @@ fn no_piece_of_a_cut_connection_leaves() {
 }
 
 #[test]
+fn a_piece_whose_first_one_has_not_come_waits_while_connections_are_told() {
+    both(|cast, world| {
+        deselect(cast, world);
+        let (first, later) = (out(cast, DATA).fragment(0, true), out(cast, DATA).fragment(100, false));
+        assert_eq!(asked(world, &later), Steer::Done(Verdict::FragmentUnknown));
+        let datagram = packet(cast.pod, cast.world, 4000, 53).fragment(100, false);
+        assert_eq!(asked(world, &datagram), Steer::Done(Verdict::NotSelected), "datagrams are not told");
+        for piece in [first, later.clone()] {
+            assert_eq!(asked(world, &piece), Steer::Done(Verdict::NotSelected), "of no connection of ours: {piece:?}");
+        }
+        world.now.set(world.now.get() + TOLD_NS);
+        assert_eq!(asked(world, &later), Steer::Done(Verdict::NotSelected));
+    });
+}
+
+#[test]
 fn a_connection_from_outside_on_the_tuple_of_a_cut_one_is_another_one() {
     both(|cast, world| {
         begun(cast, world);

@@ -216,6 +216,9 @@ mutations! {
         "&& recent.numbers == numbers" => "&& recent.numbers.turns == numbers.turns";
     "recent-outlives-removals", RECENT, ["recent::"], "packets go on with a port that is another flow's by now":
         "&& recent.numbers == numbers" => "&& recent.numbers.decisions == numbers.decisions";
+    "recent-outlives-routes", RECENT, ["recent::"], "packets go to a router that is none any more":
+        "&& recent.numbers == numbers" =>
+        "&& recent.numbers.turns == numbers.turns && recent.numbers.decisions == numbers.decisions";
     "recent-of-any-flow", RECENT, ["recent::"], "a packet gets the address and port of another flow":
         "if recent.key != heads.tuple {" => "if recent.key.protocol != heads.tuple.protocol {";
     "recent-of-any-node", RECENT, ["recent::"], "another node's packets get an egress IP without being asked who they are":
@@ -228,13 +231,20 @@ mutations! {
         "&& heads.ttl > 1 && !heads.source_routed;" => "&& !heads.source_routed;";
     "reset-is-no-turn", FOUND, ["recent::"], "a stranger's reset ends the mapping of a connection that goes on":
         "unwrap_or(state)) {\n        count_turn();\n    }" => "unwrap_or(state)) {}";
+    "opening-is-no-turn", FOUND, ["recent::"], "a connection that has begun anew is taken for one that nobody has answered":
+        "if tcp_flags & tcp::SYN != 0 {\n        count_turn();\n    }" => "let _ = tcp_flags;";
     "inbound-forgotten-is-no-turn", MAPS, ["recent::"], "a pod's connection leaves with the pod's address":
         "if INBOUND.remove(tuple).is_ok() {\n            count_turn();\n        }" => "if INBOUND.remove(tuple).is_ok() {}";
     "mapping-unsealed", FOUND, ["reuse::"], "what another flow has in the memory of a removed mapping is written into a packet":
         "let copy = copied(mapping, &mut found()?.mapping);\n    if !copy.is_of(key) || !keep(" =>
         "unsafe extern \"C\" fn pause(_: u64, _: *mut core::ffi::c_void) -> u64 {\n        0\n    }\n    unsafe { aya_ebpf::helpers::generated::bpf_loop(4000, pause as *mut core::ffi::c_void, ptr::null_mut(), 0) };\n    let copy = copied(mapping, &mut found()?.mapping);\n    if !keep(";
+    "pod-unsealed", FOUND, ["reuse::"], "packets of a selected pod leave as those of a pod that nothing selects":
+        "if copied(pod, space).is_of(addr) {" =>
+        "unsafe extern \"C\" fn pause(_: u64, _: *mut core::ffi::c_void) -> u64 {\n        0\n    }\n        unsafe { aya_ebpf::helpers::generated::bpf_loop(4000, pause as *mut core::ffi::c_void, ptr::null_mut(), 0) };\n        if copied(pod, space).seal != 0 {";
 
     // Connections that were cut.
+    "piece-of-a-cut-connection", STEER, ["cut::"], "what is left of a cut connection leaves with another source":
+        "if is_told && heads.l4 == L4::Later {" => "if false {";
     "cut-connection-goes-on", STEER, ["cut::"], "a deselected pod's connection goes on with another source":
         "LeftOver::Cut => return Steer::Reset(Verdict::FlowCut)," => "LeftOver::Cut => return Steer::Done(Verdict::NotSelected),";
     "port-lost-in-silence", ROADS, ["guard::"], "a pod's connection with the node's address hangs until the pod gives up":

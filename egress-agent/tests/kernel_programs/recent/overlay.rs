@@ -1,0 +1,102 @@
+//! Recent flows that come out of the overlay or go into it.
+
+use egress_common::abi::{Direction, NodeEntry, NodePlace, Tuple, Verdict};
+use egress_common::decide::phase;
+
+use crate::cast::addr;
+use crate::devices::ROUTER_MAC;
+use crate::encapsulation::ground::{arrived, configure, everywhere_taken_out, from_remote, put, sent};
+use crate::frames::{ACK, SYN, packet};
+use crate::stage::{ENTER, REDIRECT, STEER, Stage, UPLINK_MAC};
+
+#[test]
+fn a_flow_of_another_node_is_that_nodes_only() {
+    everywhere_taken_out(|stage, cast, underlay| {
+        configure(stage, underlay);
+        let inner = from_remote(cast);
+        let around = arrived(underlay, cast.here);
+        for _ in 0..3 {
+            let ran = stage.run_frame(&ENTER, &around.frame(&inner), Verdict::SnatForNode);
+            assert_eq!(ran.action, REDIRECT);
+        }
+        // Who says that it is that node, but is no node; a node whose pod it is not; and another object of the same pod.
+        let mut stranger = around;
+        stranger.from = underlay.router;
+        stage.run_frame(&ENTER, &stranger.frame(&inner), Verdict::ForgedOuter);
+        stage
+            .nodes
+            .insert(addr(underlay.router), NodeEntry::new(NodePlace::Other, addr(underlay.router)), 0)
+            .expect("a node");
+        stage.run_frame(&ENTER, &around.frame(&inner), Verdict::SnatForNode);
+        stage.run_frame(&ENTER, &stranger.frame(&inner), Verdict::ForgedInner);
+        stage.run_frame(&ENTER, &arrived(underlay, cast.away).frame(&inner), Verdict::NotGateway);
+        stage.nodes.remove(&addr(underlay.router)).expect("no node");
+    });
+}
+
+#[test]
+fn an_entry_is_for_its_own_hook() {
+    everywhere_taken_out(|stage, cast, underlay| {
+        configure(stage, underlay);
+        // A pod of another node, and then its flow from this node's management port.
+        for _ in 0..3 {
+            stage.run_frame(&ENTER, &arrived(underlay, cast.here).frame(&from_remote(cast)), Verdict::SnatForNode);
+        }
+        stage.passes(&STEER, &from_remote(cast), Verdict::NotPod);
+    });
+}
+
+#[test]
+fn what_goes_into_the_overlay_is_served_likewise() {
+    everywhere_taken_out(|stage, cast, underlay| {
+        configure(stage, underlay);
+        let out = packet(cast.away_pod, cast.world, 4000, 80);
+        for _ in 0..4 {
+            let ran = put(stage, &STEER, &out.frame(), Verdict::Steered);
+            let expected = sent(underlay, cast.away, &out.clone().hop(), &ran.frame);
+            assert!(ran.frame == expected && ran.action == REDIRECT, "{ran:02x?}\n{expected:02x?}");
+        }
+        stage.run_frame(&ENTER, &arrived(underlay, cast.here).frame(&from_remote(cast)), Verdict::SnatForNode);
+        let reply = packet(cast.world, cast.egress, 80, 4000).macs(UPLINK_MAC, ROUTER_MAC);
+        for _ in 0..4 {
+            let ran = put(stage, &ENTER, &reply.frame(), Verdict::ReplySteered);
+            let expected = sent(underlay, cast.here, &reply.dnat(cast.remote_pod, 4000).hop(), &ran.frame);
+            assert!(ran.frame == expected && ran.action == REDIRECT, "{ran:02x?}\n{expected:02x?}");
+        }
+    });
+}
+
+#[test]
+fn an_answer_from_a_gateway_is_its_objects_only() {
+    everywhere_taken_out(|stage, cast, underlay| {
+        configure(stage, underlay);
+        let inner = packet(cast.world, cast.away_pod, 80, 4000);
+        let around = arrived(underlay, cast.away);
+        for _ in 0..4 {
+            let ran = stage.run_frame(&ENTER, &around.frame(&inner), Verdict::ReplyDelivered);
+            assert_eq!((ran.action, &ran.frame[12..]), (REDIRECT, &inner.frame()[12..]));
+        }
+        let mut stranger = around;
+        stranger.from = underlay.router;
+        stage.run_frame(&ENTER, &stranger.frame(&inner), Verdict::ForgedOuter);
+        stage.run_frame(&ENTER, &arrived(underlay, cast.here).frame(&inner), Verdict::NotItsPod);
+    });
+}
+
+/// As beside a mapping, where the other direction is told.
+#[test]
+fn a_connection_that_begins_anew_is_followed_where_its_gateway_is_elsewhere() {
+    everywhere_taken_out(|stage, cast, underlay| {
+        configure(stage, underlay);
+        let out = |flags| packet(cast.away_pod, cast.world, 4001, 80).tcp(flags);
+        let key = Tuple::new(Direction::Egress, addr(cast.away_pod), addr(cast.world), 4001, 80, 6);
+        let state = |stage: &Stage| stage.flows.get(&key, 0).expect("a flow").state;
+        for flags in [SYN, ACK, ACK, ACK] {
+            stage.run_frame(&STEER, &out(flags).frame(), Verdict::Steered);
+        }
+        for (flags, expected) in [(SYN, 0), (ACK, phase::SPOKE)] {
+            stage.run_frame(&STEER, &out(flags).frame(), Verdict::Steered);
+            assert_eq!(state(stage), expected);
+        }
+    });
+}
