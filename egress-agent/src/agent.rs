@@ -20,6 +20,7 @@ use crate::controller::leader::Leader;
 use crate::controller::leadership::{campaign, leadership, own_identity};
 use crate::controller::reach::Reach;
 use crate::dataplane::host::Host;
+use crate::dataplane::next_hop::watch_uplink;
 use crate::health::{self, fitness::Uplink, tls::Tls};
 use crate::kube::anew::still_given;
 use crate::kube::events;
@@ -62,8 +63,9 @@ pub async fn run<E: Executor + Send>(client: Client, settings: AgentSettings, ex
     let (to_node, for_node) = inbox::inbox();
     let (to_leader, for_leader) = inbox::inbox();
     let (own_node, is_own_node) = watch::channel(None);
-    // Nobody watches the uplink yet, and nobody minds when the leader heard this agent.
-    let ((_road, uplink), (heard, _surely_heard)) = (watch::channel(Uplink::Works), watch::channel(None));
+    let (road, uplink) = watch::channel(Uplink::Works);
+    // As of when the leader has surely heard this agent: nobody minds yet.
+    let (heard, _surely_heard) = watch::channel(None);
     let (released, words) = watch::channel(words::Words::new());
 
     let incoming = changes(&client, (&namespace, &node_name), &model.service_cidrs, &outages);
@@ -78,6 +80,12 @@ pub async fn run<E: Executor + Send>(client: Client, settings: AgentSettings, ex
         if health_port != 0 {
             let settings = health::Settings { port: health_port, tls, total_timeout: Duration::from_secs(1) };
             health::serve(settings, health::Facts { ready: is_ready, uplink }, heard, stop.clone()).await;
+        }
+    };
+    let is_own = is_own_node.clone();
+    let look = async {
+        if let Some(host) = &host {
+            watch_uplink(host, is_own, road, stop.clone()).await;
         }
     };
     let publish = async {
@@ -95,6 +103,7 @@ pub async fn run<E: Executor + Send>(client: Client, settings: AgentSettings, ex
         campaign(client.clone(), (&namespace, identity), published, &outages, stop.clone()),
         words::publish((client.clone(), &node_name), words, of_own_node, &outages, stop.clone()),
         health,
+        look,
     );
 }
 

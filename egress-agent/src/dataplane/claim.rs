@@ -70,7 +70,7 @@ pub(super) async fn probe_for(
     Ok(None)
 }
 
-async fn receive(socket: &tokio::io::unix::AsyncFd<PacketSocket>) -> io::Result<([u8; FRAME], usize)> {
+pub(super) async fn receive(socket: &tokio::io::unix::AsyncFd<PacketSocket>) -> io::Result<([u8; FRAME], usize)> {
     loop {
         let mut ready = socket.readable().await?;
         let mut buffer = [0; FRAME];

@@ -27,6 +27,7 @@ pub(super) const NEIGHBOUR_ADVERTISEMENT: u8 = 136;
 const BROADCAST: Mac = [0xff; 6];
 const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
 const ARP_REQUEST: u16 = 1;
+const OPTION_SOURCE_LINK_ADDRESS: u8 = 1;
 const OPTION_TARGET_LINK_ADDRESS: u8 = 2;
 /// Override flag of an advertisement (RFC 4861 section 4.4).
 const OVERRIDE: u32 = 1 << 29;
@@ -54,6 +55,26 @@ pub(super) fn probe(mac: Mac, address: IpAddr) -> Bytes {
             // No source link address option: the source is unspecified.
             neighbour(mac, Ipv6Addr::UNSPECIFIED, group, NEIGHBOUR_SOLICITATION, 0, address, None)
         }
+    }
+}
+
+/// Asks a neighbour for its link address, as one that has an address itself: by a unicast where that is known to whom.
+pub(super) fn solicitation(mac: Mac, own: IpAddr, neighbour_address: IpAddr, to: Option<Mac>) -> Bytes {
+    match (own, neighbour_address) {
+        (IpAddr::V4(own), IpAddr::V4(target)) => {
+            let mut frame = BytesMut::from(arp_request(mac, own, target));
+            frame[..6].copy_from_slice(&to.unwrap_or(BROADCAST));
+            frame.freeze()
+        }
+        (own, IpAddr::V6(target)) => {
+            let own = match own {
+                IpAddr::V4(_) => Ipv6Addr::UNSPECIFIED,
+                IpAddr::V6(own) => own,
+            };
+            let group = solicited_node(target);
+            neighbour(mac, own, group, NEIGHBOUR_SOLICITATION, 0, target, Some(mac))
+        }
+        (IpAddr::V6(_), IpAddr::V4(target)) => arp_request(mac, Ipv4Addr::UNSPECIFIED, target),
     }
 }
 
@@ -115,7 +136,8 @@ fn neighbour(
     message.put_slice(&target.octets());
     if let Some(link_address) = link_address {
         // Length in units of eight bytes.
-        message.put_slice(&[OPTION_TARGET_LINK_ADDRESS, 1]);
+        let advertises = kind == NEIGHBOUR_ADVERTISEMENT;
+        message.put_slice(&[if advertises { OPTION_TARGET_LINK_ADDRESS } else { OPTION_SOURCE_LINK_ADDRESS }, 1]);
         message.put_slice(&link_address);
     }
     let sum = checksum(source, destination, &message);
@@ -269,8 +291,17 @@ mod tests {
     }
 
     #[test]
+    fn a_neighbour_that_is_known_is_asked_by_a_unicast() {
+        let own: IpAddr = "172.18.0.2".parse().expect("a literal");
+        let [known, unknown] = [Some(THEIRS), None].map(|to| solicitation(OURS, own, v4(), to));
+        assert_eq!((&known[..6], &unknown[..6]), (&THEIRS[..], &BROADCAST[..]));
+        assert_eq!((&known[6..], &known[28..32]), (&unknown[6..], &[172, 18, 0, 2][..]), "it names who asks");
+    }
+
+    #[test]
     fn neighbour_messages_sum_to_zero() {
-        for frame in [probe(OURS, v6()), announcement(OURS, v6())] {
+        let own: IpAddr = "fd00:172:18::2".parse().expect("a literal");
+        for frame in [probe(OURS, v6()), announcement(OURS, v6()), solicitation(OURS, own, v6(), None)] {
             let source = Ipv6Addr::from(bytes_at::<16>(&frame, 22).expect("long enough"));
             let destination = Ipv6Addr::from(bytes_at::<16>(&frame, 38).expect("long enough"));
             assert_eq!(checksum(source, destination, &frame[54..]), 0);

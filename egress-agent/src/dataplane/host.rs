@@ -29,8 +29,8 @@ pub struct HostNetworks {
 
 /// Where to ask.
 pub struct Host {
-    netlink: Handle,
-    uplink: String,
+    pub(super) netlink: Handle,
+    pub(super) uplink: String,
     mgmt_port: String,
     _connection: JoinSet<()>,
 }

@@ -22,6 +22,7 @@
 //! | `tables`, `map_access`, `convert` | maps: typed handles, whole-map reads, model <-> ABI |
 //! | `executor`, `cut`, `told`, `nudge`, `trouble` | actions; cutting flows; telling idle pods of it once, or that it fails |
 //! | `claim`, `contest`, `frames`, `packet` | holding an address on the network; what is held by a node that does not let go |
+//! | `next_hop` | whether the road to the outside works |
 //! | `counters`, `events`, `packet_log` | reading counters, drops, and a line per packet where the object writes one |
 //! | `sweep`, `cleanup` | expiry; removing every trace |
 
@@ -46,6 +47,7 @@ mod kernel_types;
 mod lock;
 mod map_access;
 pub mod names;
+pub mod next_hop;
 mod node_ports;
 mod notrack;
 mod nudge;
