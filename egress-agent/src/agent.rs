@@ -2,14 +2,14 @@
 //!
 //! ```text
 //! kube::watch ─┬─> reconcile: compiler -> plan -> executor ──> ready ──> health
-//!              └─> controller::leader (writes while controller::leadership says so)
+//!              ├─> controller::leader (writes while controller::leadership says so)
+//!              └─> controller::reach (probes other nodes' health while it is its duty) ──> leader
 //! ```
 //!
 //! Generic over the executor, so that everything but the kernel runs in a test.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
 
 use futures::{FutureExt, Stream, StreamExt};
 use kube::Client;
@@ -18,10 +18,11 @@ use tokio_util::sync::CancellationToken;
 
 use crate::controller::leader::Leader;
 use crate::controller::leadership::{campaign, leadership, own_identity};
-use crate::controller::reach::Reach;
+use crate::controller::reach::session::Manner;
+use crate::controller::reach::{Reach, prober};
 use crate::dataplane::host::Host;
 use crate::dataplane::next_hop::watch_uplink;
-use crate::health::{self, fitness::Uplink, tls::Tls};
+use crate::health::{self, fitness::Uplink};
 use crate::kube::anew::still_given;
 use crate::kube::events;
 use crate::kube::ledger::LedgerStore;
@@ -41,10 +42,10 @@ pub struct AgentSettings {
     pub model: Settings,
     /// Where the leader's Lease is.
     pub namespace: String,
-    /// Zero for no health server.
-    pub health_port: u16,
-    /// Of health checks, on both ends; plaintext without it.
-    pub tls: Option<Tls>,
+    /// A port of zero for no health server.
+    pub health: health::Settings,
+    /// How other nodes are probed when it is this agent's duty; `None` for never.
+    pub probing: Option<Manner>,
     /// Where to ask for this node's networks, to publish them where no CNI does.
     pub host: Option<Host>,
     /// The API server's address, for log lines.
@@ -53,15 +54,18 @@ pub struct AgentSettings {
 
 /// Runs until told to stop. What the executor did stays done.
 pub async fn run<E: Executor + Send>(client: Client, settings: AgentSettings, executor: E, stop: CancellationToken) {
-    let AgentSettings { model, namespace, health_port, tls, host, server } = settings;
+    let AgentSettings { model, namespace, health, probing, host, server } = settings;
     let node_name = model.node_name.clone();
     let own_networks: Vec<_> = model.cluster_subnets.iter().chain(&model.service_cidrs).copied().collect();
     let (events, delivery) = events::queue(client.clone(), &node_name);
     let outages = Outages::new(&server);
     let (ready, is_ready) = watch::channel(Ready::default());
-    let (published, leads) = leadership();
+    let (published, leads, duty) = leadership();
     let (to_node, for_node) = inbox::inbox();
     let (to_leader, for_leader) = inbox::inbox();
+    let (to_prober, for_prober) = inbox::inbox();
+    let lease = probing.as_ref().map(Manner::lease).unwrap_or_default();
+    let (found, reach) = watch::channel(Reach::by(lease));
     let (own_node, is_own_node) = watch::channel(None);
     let (road, uplink) = watch::channel(Uplink::Works);
     // As of when the leader has surely heard this agent: nobody minds yet.
@@ -69,17 +73,21 @@ pub async fn run<E: Executor + Send>(client: Client, settings: AgentSettings, ex
     let (released, words) = watch::channel(words::Words::new());
 
     let incoming = changes(&client, (&namespace, &node_name), &model.service_cidrs, &outages);
-    let halves = Halves { node: to_node, leader: to_leader, own_node, node_name: node_name.clone() };
+    let halves = Halves { node: to_node, leader: to_leader, own_node, prober: to_prober, node_name: node_name.clone() };
     let ties = ties(&client, &node_name, released);
     let reconciler = Reconciler::new(model, executor, Some(events.clone()), ready).tied(ties);
     let identity = own_identity(&node_name);
     let writers = (StatusWriter::new(client.clone()), LedgerStore::new(client.clone(), &namespace));
-    let leader = Leader::new(writers, events, leads, (Reach::nobody_probes(), false), identity.clone());
+    let leader = Leader::new(writers, events, leads, (reach, !lease.is_zero()), identity.clone());
     let of_own_node = is_own_node.clone();
-    let health = async {
-        if health_port != 0 {
-            let settings = health::Settings { port: health_port, tls, total_timeout: Duration::from_secs(1) };
-            health::serve(settings, health::Facts { ready: is_ready, uplink }, heard, stop.clone()).await;
+    let healthy = async {
+        if health.port != 0 {
+            health::serve(health, health::Facts { ready: is_ready, uplink }, heard, stop.clone()).await;
+        }
+    };
+    let probe = async {
+        if let Some(manner) = probing {
+            prober::run(manner, &node_name, for_prober, duty, found, stop.clone()).await;
         }
     };
     let is_own = is_own_node.clone();
@@ -102,8 +110,9 @@ pub async fn run<E: Executor + Send>(client: Client, settings: AgentSettings, ex
         leader.run(for_leader, stop.clone()),
         campaign(client.clone(), (&namespace, identity), published, &outages, stop.clone()),
         words::publish((client.clone(), &node_name), words, of_own_node, &outages, stop.clone()),
-        health,
+        healthy,
         look,
+        probe,
     );
 }
 
@@ -119,6 +128,7 @@ fn ties(client: &Client, node_name: &str, released: watch::Sender<words::Words>)
 struct Halves {
     node: Giver,
     leader: Giver,
+    prober: Giver,
     /// This node's own Node object, for the one who publishes on it.
     own_node: watch::Sender<Option<Arc<Node>>>,
     node_name: String,
@@ -133,6 +143,9 @@ impl Halves {
         };
         if let Some(own) = own {
             self.own_node.send_if_modified(|known| known.replace(own.clone()).as_ref() != Some(own));
+        }
+        if matches!(change, Change::Nodes(_)) {
+            self.prober.put(change.clone());
         }
         self.leader.put(change.clone());
         self.node.put(without_words(change));

@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use egress_agent::agent::{self, AgentSettings};
+use egress_agent::health;
 use egress_agent::kube::client::connect;
 use egress_agent::kube::crd::EgressIP;
 use egress_agent::model::desired::{OnUnassigned, Settings, UnknownPods};
@@ -144,8 +145,8 @@ impl Cluster {
                     on_unassigned: OnUnassigned::NodeAddress,
                 },
                 namespace: "kube-system".into(),
-                health_port: 0,
-                tls: None,
+                health: health::Settings { port: 0, tls: None, total_timeout: Duration::ZERO },
+                probing: None,
                 host: None,
                 server: String::new(),
             };

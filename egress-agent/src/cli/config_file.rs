@@ -16,8 +16,9 @@ use clap::parser::ValueSource;
 use clap::{ArgMatches, Command};
 
 /// What we read: section, key, and the flag that it stands for.
-const KEYS: [(&str, &str, &str); 6] = [
+const KEYS: [(&str, &str, &str); 7] = [
     ("ovnkubernetesfeature", "egressip-node-healthcheck-port", "egressip-node-healthcheck-port"),
+    ("ovnkubernetesfeature", "egressip-reachability-total-timeout", "egressip-reachability-total-timeout"),
     ("egressip-healthcheck-tls", "client-cert", "egressip-healthcheck-client-cert"),
     ("egressip-healthcheck-tls", "client-privkey", "egressip-healthcheck-client-privkey"),
     ("egressip-healthcheck-tls", "client-cacert", "egressip-healthcheck-client-cacert"),

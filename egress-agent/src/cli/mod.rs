@@ -5,6 +5,7 @@ mod codegen;
 mod config_file;
 mod interfaces;
 mod logging;
+mod reachability;
 mod run;
 mod timeouts;
 mod tls;

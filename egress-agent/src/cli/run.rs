@@ -8,6 +8,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
+use super::reachability::ReachabilityArgs;
 use super::timeouts::TimeoutArgs;
 use super::tls::TlsArgs;
 use super::{CliError, NodeArgs, logging};
@@ -15,6 +16,7 @@ use crate::agent::{self, AgentSettings};
 use crate::dataplane::host::Host;
 use crate::dataplane::names::{DEFAULT_INBOUND_ENTRIES, DEFAULT_NAT_ENTRIES, DEFAULT_TUNNEL_PORT};
 use crate::dataplane::{Attachment, Dataplane};
+use crate::health;
 use crate::health::tls::{self, Tls};
 use crate::kube::client;
 use crate::model::desired;
@@ -68,9 +70,8 @@ pub(super) struct RunArgs {
     /// Namespace of the leader's Lease
     #[arg(long, env = "EGRESS_AGENT_NAMESPACE", default_value = "kube-system")]
     namespace: String,
-    /// Port of the gRPC health server on the node's management addresses; 0 for none
-    #[arg(long, env = "OVN_EGRESSIP_HEALTHCHECK_PORT", default_value_t = 0)]
-    egressip_node_healthcheck_port: u16,
+    #[command(flatten)]
+    reachability: ReachabilityArgs,
     #[command(flatten)]
     tls: TlsArgs,
     #[command(flatten)]
@@ -148,8 +149,12 @@ impl RunArgs {
                 },
             },
             namespace: self.namespace.clone(),
-            health_port: self.egressip_node_healthcheck_port,
-            tls,
+            health: health::Settings {
+                port: self.reachability.port(),
+                tls: tls.clone(),
+                total_timeout: self.reachability.total_timeout(),
+            },
+            probing: self.reachability.manner(tls),
             host: Some(host),
             server,
         }

@@ -7,7 +7,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use super::election::{Election, Step, Timing, identity, is_identity};
+use super::election::{Election, Record, Step, Timing, identity, is_identity};
 use crate::kube::lease::{LEASE_NAME, LeaderLease};
 use crate::kube::outage::Outages;
 
@@ -26,17 +26,63 @@ impl Leadership {
     }
 }
 
+/// Whether this agent is to keep in touch with all others. That begins with leading, and does not end with the Lease but
+/// when another leads.
+#[derive(Clone, Debug)]
+pub struct Duty(watch::Receiver<Option<u64>>);
+
+impl Duty {
+    /// Of the leadership that it comes from: greater for each that takes over. `None` where it is not this agent's duty.
+    pub fn term(&self) -> Option<u64> {
+        *self.0.borrow()
+    }
+
+    /// Waits until it may be another. False when it will not.
+    pub async fn changed(&mut self) -> bool {
+        self.0.changed().await.is_ok()
+    }
+}
+
+/// What [`campaign`] publishes.
+pub struct Published {
+    until: watch::Sender<Option<Instant>>,
+    term: watch::Sender<Option<u64>>,
+}
+
 /// A channel for [`campaign`].
-pub fn leadership() -> (watch::Sender<Option<Instant>>, Leadership) {
-    let (sender, receiver) = watch::channel(None);
-    (sender, Leadership(receiver))
+pub fn leadership() -> (Published, Leadership, Duty) {
+    let ((until, leads), (term, duty)) = (watch::channel(None), watch::channel(None));
+    (Published { until, term }, Leadership(leads), Duty(duty))
+}
+
+impl Published {
+    /// Of the duty.
+    #[cfg(test)]
+    pub(super) fn set_term(&self, term: Option<u64>) {
+        self.term.send_replace(term);
+    }
+
+    /// Who holds the Lease, as it was just read or written.
+    fn held(&self, record: &Record, identity: &str) {
+        let term = match record.holder.as_str() {
+            holder if holder == identity => u64::try_from(record.transitions).ok().or(Some(0)),
+            // Whoever has let go has no follower yet, and a stranger asks nobody.
+            holder if holder.is_empty() || !is_identity(holder) => return,
+            _ => None,
+        };
+        self.term.send_if_modified(|known| {
+            // A Lease that is made anew counts from zero, its holder does not.
+            let term = term.map(|term| known.map_or(term, |known| known.max(term)));
+            std::mem::replace(known, term) != term
+        });
+    }
 }
 
 /// Stands for leader until told to stop, and lets go then.
 pub async fn campaign(
     client: Client,
     (namespace, identity): (&str, String),
-    published: watch::Sender<Option<Instant>>,
+    published: Published,
     outages: &Outages,
     stop: CancellationToken,
 ) {
@@ -44,12 +90,14 @@ pub async fn campaign(
     let mut election = Election::new(identity, Timing::default());
     let mut holder = String::new();
     loop {
-        let led = published.borrow().is_some();
+        let led = published.until.borrow().is_some();
         let patience = election.timing().renew_deadline / 2;
         let outcome = tokio::time::timeout(patience, attempt(&mut lease, &mut election)).await;
         match outcome {
-            Ok(Ok(seen)) => {
+            Ok(Ok(record)) => {
                 outages.works("the Lease");
+                published.held(&record, election.identity());
+                let seen = record.holder;
                 if seen != holder {
                     match is_identity(&seen) || seen.is_empty() {
                         true => info!(leader = seen, "there is a new leader"),
@@ -69,35 +117,35 @@ pub async fn campaign(
         if led && until.is_none() {
             warn!("this agent does not lead any more");
         }
-        published.send_replace(until);
+        published.until.send_replace(until);
         tokio::select! {
             () = stop.cancelled() => break,
             () = tokio::time::sleep(spread(election.timing().retry, election.identity())) => {}
         }
     }
-    let led = published.send_replace(None).is_some();
+    let led = published.until.send_replace(None).is_some();
     if led {
         let released = tokio::time::timeout(election.timing().renew_deadline, lease.release()).await;
         info!(released = matches!(released, Ok(Ok(()))), "stopped leading");
     }
 }
 
-/// One round; returns who holds the Lease.
-async fn attempt(lease: &mut LeaderLease, election: &mut Election) -> Result<String, kube::Error> {
+/// One round; returns what the Lease says.
+async fn attempt(lease: &mut LeaderLease, election: &mut Election) -> Result<Record, kube::Error> {
     let read = lease.read().await?;
-    let holder = read.as_ref().map(|record| record.holder.clone()).unwrap_or_default();
+    let found = read.clone().unwrap_or_default();
     let asked = Instant::now();
     let step = election.step(read, asked);
     if step == Step::Wait {
-        return Ok(holder);
+        return Ok(found);
     }
     match lease.write(&step, election.identity(), election.timing()).await? {
         Some(record) => {
-            election.written(record, asked);
-            Ok(election.identity().to_owned())
+            election.written(record.clone(), asked);
+            Ok(record)
         }
         // Somebody else was faster: whatever they wrote is read in the next round.
-        None => Ok(holder),
+        None => Ok(found),
     }
 }
 
@@ -111,4 +159,24 @@ pub fn own_identity(node_name: &str) -> String {
 fn spread(interval: Duration, identity: &str) -> Duration {
     let hash = identity.bytes().fold(0_u32, |hash, byte| hash.wrapping_mul(31).wrapping_add(byte.into()));
     interval + interval / 5 * (hash % 100) / 100
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_duty_ends_when_another_leads_and_not_before() {
+        let (published, _leads, duty) = leadership();
+        let held = |holder: &str, transitions| {
+            published.held(&Record { holder: holder.into(), transitions, ..Record::default() }, "me");
+            duty.term()
+        };
+        assert_eq!(held("node2_77_1f", 4), None);
+        assert_eq!(held("me", 5), Some(5));
+        assert_eq!(held("", 5), Some(5), "nobody leads");
+        assert_eq!(held("me", 0), Some(5), "the Lease was deleted");
+        assert_eq!(held("somebody", 6), Some(5), "no agent has that name");
+        assert_eq!(held("node2_77_1f", 6), None);
+    }
 }

@@ -83,6 +83,7 @@ impl Agent {
             ("--cluster-subnets", format!("{},{}", plan::CLUSTER_V4, plan::CLUSTER_V6)),
             ("--service-cidrs", format!("{},{}", plan::SERVICES_V4, plan::SERVICES_V6)),
             ("--bpffs", self.node.bpffs.display().to_string()),
+            ("--egressip-node-healthcheck-port", "9107".to_owned()),
         ];
         let options = pairs.into_iter().flat_map(|(option, value)| [option.to_owned(), value]);
         std::iter::once("run".to_owned()).chain(options).collect()

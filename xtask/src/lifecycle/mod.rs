@@ -5,6 +5,7 @@
 //! | `story` | the walkthrough of `cargo xtask run`, and that nothing of it is left |
 //! | `restart`, `leader` | agents killed and restarted under traffic: nothing lost, nothing reset, nothing flushed |
 //! | `dead_agent` | an address leaves a gateway whose agent is dead and whose programs answer for it |
+//! | `reachability` | nodes that are cut off lose their addresses; those whose agent alone is silent do not |
 //! | `selection`, `changing` | who is selected, and that each change takes effect within seconds |
 //! | `leak` | no wrong source address while everything changes; and that the judge can say no |
 //! | `kubectl` | what people type |
@@ -24,6 +25,7 @@ mod leak;
 mod objects;
 mod objects_refused;
 mod pins;
+mod reachability;
 mod refusals;
 mod restart;
 mod selection;
@@ -53,6 +55,12 @@ pub(crate) fn tests() -> Vec<LabTest> {
         test("cleanup_leaves_nothing", cleanup::leaves_nothing),
         test("restarts_of_agents_lose_no_packet", restart::under_traffic),
         test("dead_agent_does_not_keep_its_addresses", dead_agent::does_not_keep_its_addresses),
+        test("cut_off_nodes_lose_their_addresses", reachability::cut_off_nodes_lose_their_addresses),
+        test(
+            "next_hops_count_where_one_node_alone_has_lost_its_own",
+            reachability::next_hops_count_where_one_node_alone_has_lost_its_own,
+        ),
+        test("what_leaves_the_road_whole_moves_nothing", reachability::what_leaves_the_road_whole_moves_nothing),
         test("selectors_of_every_kind_select", selection::selectors_select),
         test("only_endpoints_are_selected", selection::only_endpoints_count),
         test("oldest_object_serves", selection::oldest_object_serves),

@@ -1,0 +1,75 @@
+//! Flags of how the leader finds out which nodes are there.
+
+use std::time::Duration;
+
+use clap::Args;
+
+use crate::controller::reach::pulse::Rules;
+use crate::controller::reach::session::{Manner, encrypted, plaintext};
+use crate::health::tls::Tls;
+
+/// Between two probes of a node. A longer total timeout needs no more probes than this.
+const INTERVALS: std::ops::RangeInclusive<Duration> = Duration::from_millis(250)..=Duration::from_secs(1);
+
+#[derive(Args, Debug)]
+pub(super) struct ReachabilityArgs {
+    /// Seconds without a sign of life after which an egress node is unreachable, the same on all nodes; 0: never
+    #[arg(long, env = "EGRESS_AGENT_EGRESSIP_REACHABILITY_TOTAL_TIMEOUT", default_value_t = 1,
+          value_parser = clap::value_parser!(u16).range(..=3600))]
+    egressip_reachability_total_timeout: u16,
+    /// Seconds that an egress node keeps its addresses while it is there and its agent does not answer
+    #[arg(long, env = "EGRESS_AGENT_EGRESSIP_REACHABILITY_GRACE", default_value_t = 30,
+          value_parser = clap::value_parser!(u32).range(..=86400))]
+    egressip_reachability_grace: u32,
+    /// Port of the gRPC health server on the nodes' management addresses, the same on all nodes; 0: none, and whether a
+    /// node is there is told by its TCP port 9
+    #[arg(long, env = "OVN_EGRESSIP_HEALTHCHECK_PORT", default_value_t = 0)]
+    egressip_node_healthcheck_port: u16,
+}
+
+impl ReachabilityArgs {
+    pub(super) fn port(&self) -> u16 {
+        self.egressip_node_healthcheck_port
+    }
+
+    pub(super) fn total_timeout(&self) -> Duration {
+        Duration::from_secs(self.egressip_reachability_total_timeout.into())
+    }
+
+    /// `None` where nobody is to be probed. In plaintext without TLS.
+    pub(super) fn manner(&self, tls: Option<Tls>) -> Option<Manner> {
+        let total = self.total_timeout();
+        let interval = (total / 4).clamp(*INTERVALS.start(), *INTERVALS.end());
+        let grace = Duration::from_secs(self.egressip_reachability_grace.into());
+        let rules = Rules { total, interval, grace };
+        (!total.is_zero()).then(|| Manner { rules, port: self.port(), dial: tls.map_or_else(plaintext, encrypted) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        reachability: ReachabilityArgs,
+    }
+
+    fn manner(arguments: &[&str]) -> Option<Manner> {
+        Line::try_parse_from([&["agent"], arguments].concat()).expect("flags").reachability.manner(None)
+    }
+
+    #[test]
+    fn the_interval_goes_with_the_timeout_and_zero_is_never() {
+        let interval = |seconds: &str| {
+            manner(&["--egressip-reachability-total-timeout", seconds]).map(|manner| manner.rules.interval.as_millis())
+        };
+        let given = ["0", "1", "2", "4", "60"].map(interval);
+        assert_eq!(given, [None, Some(250), Some(500), Some(1000), Some(1000)]);
+        let rules = manner(&[]).expect("on by default").rules;
+        assert_eq!((rules.total, rules.grace), (Duration::from_secs(1), Duration::from_secs(30)));
+    }
+}

@@ -1,0 +1,356 @@
+//! Probing all egress nodes while it is this agent's duty: a task for each node, one [`Judge`] over all that they find.
+//!
+//! A leader probes, and goes on when it cannot renew its Lease any more, until another leads: the agents' right to hold
+//! addresses hangs on it, and an API server that is away is no reason to end it. Where an agent has heard of a newer leader
+//! it says so, and that ends it too.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use futures::future::join_all;
+use ipnet::IpNet;
+use tokio::sync::{mpsc, watch};
+use tokio::task::{AbortHandle, JoinSet};
+use tokio::time::MissedTickBehavior;
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, info, warn};
+
+use super::Reach;
+use super::judge::{Judge, News, Traits, Treated};
+use super::pulse::{Answer, Standing};
+use super::session::{Asker, Finding, Manner, Road, ask};
+use crate::controller::leadership::Duty;
+use crate::model::inbox::Taker;
+use crate::model::view::{Change, Node, Update};
+
+/// How often is looked who is gone.
+const LOOK: Duration = Duration::from_millis(50);
+/// A node that is no egress node any more is asked on for so long: it may not have let go of its addresses yet.
+const LINGER: Duration = Duration::from_secs(60);
+/// When a node that does not exist any more was heard is forgotten then.
+const FORGOTTEN_AFTER: Duration = Duration::from_secs(600);
+/// Findings that wait.
+const QUEUE: usize = 4096;
+
+/// Probes while it is this agent's duty, until told to stop.
+pub async fn run(
+    manner: Manner,
+    own_node: &str,
+    mut nodes: Taker,
+    mut duty: Duty,
+    reach: watch::Sender<Reach>,
+    stop: CancellationToken,
+) {
+    let mut known: BTreeMap<String, Arc<Node>> = BTreeMap::new();
+    let mut round: Option<Round> = None;
+    let mut look = tokio::time::interval(LOOK);
+    look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            () = stop.cancelled() => return,
+            changes = nodes.take() => {
+                let Some(changes) = changes else { return };
+                changes.into_iter().for_each(|change| apply(&mut known, change));
+                if let Some(round) = &mut round {
+                    round.follow(&known);
+                }
+            }
+            alive = duty.changed() => {
+                if !alive {
+                    return;
+                }
+                let term = duty.term();
+                if term == round.as_ref().map(|round| round.term) {
+                    continue;
+                }
+                round = term.map(|term| {
+                    let mut round = Round::new(manner.clone(), own_node, term, reach.clone());
+                    round.follow(&known);
+                    round
+                });
+                if round.is_none() {
+                    end(&reach);
+                }
+            }
+            finding = next(&mut round) => {
+                let Some(current) = &mut round else { continue };
+                if !current.note(finding) {
+                    info!("another leads by now: probing ends here");
+                    round = None;
+                    end(&reach);
+                }
+            }
+            _ = look.tick(), if round.is_some() => {
+                if let Some(round) = &mut round {
+                    round.look();
+                }
+            }
+        }
+    }
+}
+
+/// Nobody is known to be gone any more. When agents were heard stays known: it is no less true.
+fn end(reach: &watch::Sender<Reach>) {
+    reach.send_modify(|reach| {
+        reach.unreachable.clear();
+        reach.suspects.clear();
+    });
+}
+
+fn apply(known: &mut BTreeMap<String, Arc<Node>>, change: Change) {
+    match change {
+        Change::Nodes(Update::Replaced(nodes)) => *known = nodes,
+        Change::Nodes(Update::Changed(name, node)) => drop(known.insert(name, node)),
+        Change::Nodes(Update::Removed(name)) => drop(known.remove(&name)),
+        Change::Objects(_) | Change::Namespaces(_) | Change::Pods(_) | Change::Services(_) | Change::Ledger(_) => {}
+    }
+}
+
+type Found = (Arc<str>, Finding);
+
+/// Never, where nobody is asked.
+async fn next(round: &mut Option<Round>) -> Found {
+    match round {
+        Some(Round { findings, .. }) => match findings.recv().await {
+            Some(found) => found,
+            None => std::future::pending().await,
+        },
+        None => std::future::pending().await,
+    }
+}
+
+/// Probing from the beginning of a duty to its end, which ends the tasks too.
+struct Round {
+    manner: Manner,
+    own_node: String,
+    term: u64,
+    reach: watch::Sender<Reach>,
+    judge: Judge,
+    asked: BTreeMap<String, Asked>,
+    tasks: JoinSet<()>,
+    found: mpsc::Sender<Found>,
+    findings: mpsc::Receiver<Found>,
+    cut_off: bool,
+}
+
+/// Hands on what is found of a node.
+struct Teller {
+    node: Arc<str>,
+    reach: watch::Sender<Reach>,
+    found: mpsc::Sender<Found>,
+}
+
+impl Teller {
+    fn tell(&self, finding: Finding) {
+        // Not by the queue: the agent will count on it that this is known.
+        if let Finding::Heard(at) = finding {
+            self.reach.send_if_modified(|reach| {
+                match reach.heard.get_mut(&*self.node) {
+                    Some(heard) => *heard = at.max(*heard),
+                    None => drop(reach.heard.insert(self.node.to_string(), at)),
+                }
+                false
+            });
+            return;
+        }
+        // Where findings pile up one is missed, and a newer one comes soon.
+        let _missed = self.found.try_send((self.node.clone(), finding));
+    }
+}
+
+struct Asked {
+    roads: Vec<Road>,
+    task: AbortHandle,
+    confirms: Arc<AtomicBool>,
+    /// Of one that is no egress node any more.
+    until: Option<Instant>,
+    trouble: Option<String>,
+    /// It goes by another total timeout, which has been said.
+    differs: bool,
+}
+
+impl Round {
+    fn new(manner: Manner, own_node: &str, term: u64, reach: watch::Sender<Reach>) -> Self {
+        let (found, findings) = mpsc::channel(QUEUE);
+        let judge = Judge::new(manner.rules);
+        let (own_node, tasks) = (own_node.to_owned(), JoinSet::new());
+        let asked = BTreeMap::new();
+        Self { manner, own_node, term, reach, judge, asked, tasks, found, findings, cut_off: false }
+    }
+
+    /// Asks who is to be asked, and nobody else.
+    fn follow(&mut self, nodes: &BTreeMap<String, Arc<Node>>) {
+        let now = Instant::now();
+        let gone: Vec<String> = self.asked.keys().filter(|name| !nodes.contains_key(*name)).cloned().collect();
+        gone.iter().for_each(|name| self.leave(name));
+        self.reach.send_if_modified(|reach| {
+            reach.heard.retain(|name, heard| nodes.contains_key(name) || now < *heard + FORGOTTEN_AFTER);
+            false
+        });
+        for (name, node) in nodes {
+            let known = self.asked.get_mut(name);
+            if !node.assignable {
+                if let Some(asked) = known {
+                    asked.until.get_or_insert(now + LINGER);
+                }
+                continue;
+            }
+            let roads = roads(node);
+            if let Some(asked) = known {
+                asked.until = None;
+                // Where its addresses cannot be read just now, it is asked where it was before.
+                if roads.is_empty() || asked.roads == roads {
+                    continue;
+                }
+            }
+            if !roads.is_empty() {
+                self.enter(name, roads, node, now);
+            }
+        }
+    }
+
+    fn enter(&mut self, name: &str, roads: Vec<Road>, node: &Node, now: Instant) {
+        let traits = Traits { own: *name == self.own_node, network: network(node) };
+        self.judge.enter(name, traits, now);
+        let former = self.asked.remove(name);
+        if let Some(former) = &former {
+            former.task.abort();
+        }
+        // Spread over the interval.
+        let place = u32::try_from(self.asked.len() % 64).unwrap_or_default();
+        let offset = self.manner.rules.interval * place / 64;
+        let confirms = former.map_or_else(|| Arc::new(AtomicBool::new(true)), |former| former.confirms);
+        let asker = Asker { term: self.term, offset, confirms: confirms.clone() };
+        let (manner, all) = (self.manner.clone(), roads.clone());
+        let teller = Teller { node: name.into(), reach: self.reach.clone(), found: self.found.clone() };
+        let task = self.tasks.spawn(async move {
+            join_all(all.iter().map(|road| ask(&manner, road, &asker, |finding| teller.tell(finding)))).await;
+        });
+        let asked = Asked { roads, task, confirms, until: None, trouble: None, differs: false };
+        self.asked.insert(name.to_owned(), asked);
+    }
+
+    fn leave(&mut self, name: &str) {
+        self.judge.leave(name);
+        if let Some(asked) = self.asked.remove(name) {
+            asked.task.abort();
+        }
+    }
+
+    /// False when another leads by now.
+    fn note(&mut self, (node, finding): Found) -> bool {
+        let Some(asked) = self.asked.get_mut(&*node) else { return true };
+        match finding {
+            Finding::Sign(sign, at) => self.judge.note(&node, sign, at),
+            // That is entered already.
+            Finding::Heard(_) => {}
+            Finding::Trouble(why) => asked.trouble = Some(why),
+            Finding::Said { term, .. } if term.is_some_and(|term| term > self.term) => return false,
+            Finding::Said { timeout, .. } => {
+                let total = self.manner.rules.total;
+                let differs = timeout.is_some_and(|timeout| timeout != total);
+                if differs && !asked.differs {
+                    warn!(
+                        %node, there = ?timeout.unwrap_or_default(), here = ?total,
+                        "a node goes by another --egressip-reachability-total-timeout than the leader: set the same on all"
+                    );
+                }
+                asked.differs = differs;
+            }
+        }
+        true
+    }
+
+    fn look(&mut self) {
+        let now = Instant::now();
+        let over = |asked: &Asked| asked.until.is_some_and(|until| now >= until);
+        let leave: Vec<String> = self.asked.iter().filter(|(_, a)| over(a)).map(|(name, _)| name.clone()).collect();
+        leave.iter().for_each(|name| self.leave(name));
+        let judgement = self.judge.judge(now);
+        for news in &judgement.news {
+            self.say(news, now);
+        }
+        if std::mem::replace(&mut self.cut_off, judgement.cut_off) != judgement.cut_off {
+            match judgement.cut_off {
+                true => {
+                    warn!("no other egress node answers any more: this node may be cut off, so no address is moved")
+                }
+                false => info!("egress nodes answer again"),
+            }
+        }
+        for (name, asked) in &self.asked {
+            asked.confirms.store(!judgement.unreachable.contains(name), Ordering::Release);
+        }
+        let (unreachable, suspects) = (judgement.unreachable, judgement.suspects);
+        self.reach.send_if_modified(|reach| {
+            let is_news = reach.unreachable != unreachable || reach.suspects != suspects;
+            (reach.unreachable, reach.suspects) = (unreachable, suspects);
+            is_news
+        });
+    }
+
+    /// One line for each change.
+    fn say(&self, News { node, standing, treated }: &News, now: Instant) {
+        let grace = self.manner.rules.grace.as_secs();
+        let asked = self.asked.get(node);
+        let why = asked.and_then(|asked| asked.trouble.as_deref()).unwrap_or("no answer");
+        let seconds = |until: Instant| until.saturating_duration_since(now).as_secs_f32().ceil();
+        match (standing, treated) {
+            (Standing::Unknown, _) => {}
+            (_, Treated::UntilProven(until)) => {
+                info!(node, "the node serves again; it counts as reachable in {} s if it goes on", seconds(*until));
+            }
+            (Standing::Answers(Answer::Serving), _) => info!(node, "the node serves"),
+            (Standing::Answers(Answer::NextHopLost), Treated::AsReachable) => {
+                debug!(node, "the node's next hop does not answer");
+            }
+            (Standing::Answers(_), Treated::AsReachable) => {
+                warn!(node, "the node says that it cannot carry egress traffic, but no other could");
+            }
+            (Standing::Answers(_), Treated::AsGone) => {
+                warn!(node, "the node says that it cannot carry egress traffic; its log says why");
+            }
+            (Standing::AgentSilent | Standing::AgentGone, Treated::AsReachable) => warn!(
+                node,
+                port = self.manner.port,
+                why,
+                "the node is there, but its agent does not answer health checks; it keeps its addresses for {grace} s"
+            ),
+            (Standing::AgentSilent | Standing::AgentGone, Treated::AsGone) => {
+                warn!(
+                    node,
+                    port = self.manner.port,
+                    why,
+                    "the node's agent does not answer health checks: unreachable"
+                );
+            }
+            (Standing::Silent, Treated::AsReachable) => {
+                warn!(node, "the node is silent, but nothing can be moved from it");
+            }
+            (Standing::Silent, Treated::AsGone) => warn!(node, "the node is silent: unreachable"),
+        }
+    }
+}
+
+/// By which addresses a node is asked.
+fn roads(node: &Node) -> Vec<Road> {
+    let own: BTreeSet<IpAddr> = node.primary.iter().map(IpNet::addr).chain(node.internal.iter().copied()).collect();
+    let road = |address: IpAddr| {
+        let knock_at = own.iter().copied().filter(|own| own.is_ipv4() == address.is_ipv4()).collect();
+        Road { address, knock_at }
+    };
+    node.management().into_iter().map(road).collect()
+}
+
+/// What makes nodes stand in for each other: IPv4 first, as where overlay packets are sent to.
+fn network(node: &Node) -> Option<IpNet> {
+    let networks = node.primary_networks();
+    let first = networks.iter().find(|network| network.addr().is_ipv4()).or(networks.first());
+    first.map(IpNet::trunc)
+}
+
+#[cfg(test)]
+mod tests;

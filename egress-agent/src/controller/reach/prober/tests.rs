@@ -1,0 +1,132 @@
+//! Nodes whose management addresses are on loopback, with real health servers.
+
+use tokio_util::sync::DropGuard;
+
+use super::*;
+use crate::controller::leadership::leadership;
+use crate::controller::reach::pulse::Rules;
+use crate::controller::reach::session::plaintext;
+use crate::health::{self, fitness::Uplink};
+use crate::model::inbox::{Giver, inbox};
+use crate::reconcile::Ready;
+
+const RULES: Rules =
+    Rules { total: Duration::from_secs(1), interval: Duration::from_millis(250), grace: Duration::from_secs(30) };
+
+/// Of a node on loopback.
+fn node(number: u8) -> (String, Arc<Node>) {
+    let name = format!("node{number}");
+    let pod_subnets = vec![format!("127.1.{number}.0/24").parse().expect("a literal")];
+    (name.clone(), Arc::new(Node { name, assignable: true, pod_subnets, ..Node::default() }))
+}
+
+struct Server {
+    uplink: watch::Sender<Uplink>,
+    heard: watch::Receiver<Option<Instant>>,
+    _ready: watch::Sender<Ready>,
+    _stop: DropGuard,
+}
+
+fn serve(number: u8, port: u16) -> Server {
+    let management = node(number).1.management();
+    let (ready, is_ready) = watch::channel(Ready { serving: true, management });
+    let ((uplink, is_uplink), (heard, is_heard)) = (watch::channel(Uplink::Works), watch::channel(None));
+    let (facts, stop) = (health::Facts { ready: is_ready, uplink: is_uplink }, CancellationToken::new());
+    let settings = health::Settings { port, tls: None, total_timeout: RULES.total };
+    tokio::spawn(health::serve(settings, facts, heard, stop.clone()));
+    Server { uplink, heard: is_heard, _ready: ready, _stop: stop.drop_guard() }
+}
+
+fn prober(port: u16, duty: Duty) -> (Giver, watch::Receiver<Reach>, DropGuard) {
+    let (manner, stop) = (Manner { rules: RULES, port, dial: plaintext() }, CancellationToken::new());
+    let ((giver, taker), (reach, is_reach)) = (inbox(), watch::channel(Reach::by(manner.lease())));
+    let stopped = stop.clone();
+    tokio::spawn(async move { run(manner, "node9", taker, duty, reach, stopped).await });
+    (giver, is_reach, stop.drop_guard())
+}
+
+async fn free_port() -> u16 {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    listener.local_addr().expect("an address").port()
+}
+
+async fn until(what: &str, reach: &mut watch::Receiver<Reach>, is: impl Fn(&Reach) -> bool) {
+    // What is heard moves on silently.
+    let seen = async {
+        while !is(&reach.borrow_and_update()) {
+            let _changed = tokio::time::timeout(Duration::from_millis(20), reach.changed()).await;
+        }
+    };
+    let seen = tokio::time::timeout(Duration::from_secs(10), seen).await;
+    assert!(seen.is_ok(), "not within ten seconds: {what}");
+}
+
+#[tokio::test]
+async fn duty_begins_with_leading_and_ends_when_another_leads() {
+    let port = free_port().await;
+    let servers = [serve(1, port), serve(2, port), serve(3, port)];
+    let (published, _leads, duty) = leadership();
+    let (nodes, mut reach, _stop) = prober(port, duty);
+    nodes.put(Change::Nodes(Update::Replaced((1..=3).map(node).collect())));
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert_eq!(*reach.borrow(), Reach::by(RULES.total), "nobody leads");
+
+    published.set_term(Some(5));
+    until("all are heard", &mut reach, |reach| reach.heard.len() == 3).await;
+    let mut heard = servers[0].heard.clone();
+    tokio::time::timeout(Duration::from_secs(5), heard.changed()).await.expect("in time").expect("it lives");
+    // The agent never counts from a later time than the leader.
+    let (at_agent, at_leader) = (heard.borrow().expect("heard"), reach.borrow().heard["node1"]);
+    assert!(at_agent <= at_leader);
+
+    servers[1].uplink.send_replace(Uplink::NoCarrier("eth0".into()));
+    let gone = |names: &[&str]| BTreeSet::from_iter(names.iter().map(|name| (*name).to_owned()));
+    until("node2 says no", &mut reach, |reach| reach.unreachable == gone(&["node2"])).await;
+    nodes.put(Change::Nodes(Update::Removed("node2".into())));
+    until("node2 is removed", &mut reach, |reach| reach.unreachable.is_empty()).await;
+    servers[0].uplink.send_replace(Uplink::NoCarrier("eth0".into()));
+    until("node1 says no", &mut reach, |reach| reach.unreachable == gone(&["node1"])).await;
+
+    published.set_term(None);
+    until("another leads", &mut reach, |reach| reach.unreachable.is_empty()).await;
+    let last = reach.borrow().clone();
+    tokio::time::sleep(RULES.interval * 2).await;
+    assert_eq!((&last, last.heard.len()), (&*reach.borrow(), 3), "nobody is asked, and what was heard was heard");
+}
+
+#[tokio::test]
+async fn a_former_leader_ends_when_an_agent_tells_it_of_a_newer_one() {
+    let port = free_port().await;
+    let _servers = [serve(4, port), serve(5, port)];
+    let ((older, _leads, duty), (newer, _too, new_duty)) = (leadership(), leadership());
+    let (nodes, mut reach, _stop) = prober(port, duty);
+    nodes.put(Change::Nodes(Update::Replaced([node(4), node(5)].into())));
+    older.set_term(Some(5));
+    until("both are heard", &mut reach, |reach| reach.heard.len() == 2).await;
+    let (nodes, mut new_reach, _new_stop) = prober(port, new_duty);
+    nodes.put(Change::Nodes(Update::Replaced([node(4)].into())));
+    newer.set_term(Some(6));
+    until("the newer hears one", &mut new_reach, |reach| reach.heard.len() == 1).await;
+    until("the older has ended", &mut reach, |reach| {
+        reach.heard.values().all(|heard| heard.elapsed() > RULES.interval * 3)
+    })
+    .await;
+    assert!(new_reach.borrow_and_update().heard["node4"].elapsed() < RULES.interval * 3);
+}
+
+#[tokio::test]
+async fn an_agent_that_ends_is_no_suspect() {
+    let port = free_port().await;
+    let mut servers = vec![serve(6, port), serve(7, port), serve(8, port)];
+    let (published, _leads, duty) = leadership();
+    let (nodes, mut reach, _stop) = prober(port, duty);
+    nodes.put(Change::Nodes(Update::Replaced((6..=8).map(node).collect())));
+    published.set_term(Some(1));
+    until("all are heard", &mut reach, |reach| reach.heard.len() == 3).await;
+    servers.pop();
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    let last = reach.borrow().heard["node8"];
+    tokio::time::sleep(Duration::from_millis(2000)).await;
+    let now = reach.borrow().clone();
+    assert_eq!((now.heard["node8"], now.unreachable.len(), now.suspects.len()), (last, 0, 0));
+}

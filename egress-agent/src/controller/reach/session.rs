@@ -1,0 +1,282 @@
+//! Asking one node by one of its addresses, on and on: probes over a session that is kept, and knocks where no answer comes.
+//!
+//! A probe is a health check with a number ([`touch`]). Several may be on their way: a slow answer is an answer, until the
+//! total timeout; then the session counts as broken and another is begun. Where the latest answer is late, knocks tell
+//! whether the node is there: connections that are closed as soon as they are accepted or refused. They go to the management
+//! address, and to the node's own addresses too: these are reached by the roads that the overlay takes, whatever becomes of
+//! the CNI's.
+//!
+//! Where agents serve no health checks, a knock at the discard port is all there is, and a node that is there counts as
+//! serving.
+
+use std::io::ErrorKind;
+use std::net::{IpAddr, SocketAddr};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use futures::StreamExt;
+use futures::stream::FuturesUnordered;
+use tokio::net::TcpStream;
+use tokio::time::{MissedTickBehavior, interval_at, timeout};
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Code, Request, Response, Status};
+use tonic_health::pb::health_check_response::ServingStatus;
+use tonic_health::pb::health_client::HealthClient;
+use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse};
+
+use super::pulse::{Answer, Rules, Sign};
+use crate::health::fitness::refusal;
+use crate::health::tls::{Tls, cause};
+use crate::health::touch::{self, Probe};
+use crate::health::{REASON, SERVICE};
+use crate::kube::causes::Causes;
+
+/// Probes on their way at a time.
+const MOST_PENDING: usize = 8;
+/// RFC 863. Nobody listens there, which is an answer.
+const DISCARD: u16 = 9;
+
+/// How to reach an agent's health service; asked anew for each session. An error is one line for people.
+pub type Dial = Arc<dyn Fn(SocketAddr) -> Result<Endpoint, String> + Send + Sync>;
+
+/// Without encryption.
+pub fn plaintext() -> Dial {
+    Arc::new(|address| Endpoint::try_from(format!("http://{address}")).map_err(|error| Causes(&error).to_string()))
+}
+
+/// By TLS. Each session has the certificates that are in use when it begins.
+pub fn encrypted(tls: Tls) -> Dial {
+    Arc::new(move |address| {
+        let endpoint = Endpoint::try_from(format!("https://{address}")).and_then(|all| all.tls_config(tls.client()));
+        endpoint.map_err(|error| Causes(&error).to_string())
+    })
+}
+
+/// How nodes are asked.
+#[derive(Clone)]
+pub struct Manner {
+    pub rules: Rules,
+    /// Of the agents' health service; zero for the discard port.
+    pub port: u16,
+    pub dial: Dial,
+}
+
+impl Manner {
+    /// How long after its latest answer an agent may hold addresses. None does by lease where there is but the discard port:
+    /// who answers there is not the agent.
+    pub fn lease(&self) -> Duration {
+        if self.port == 0 { Duration::ZERO } else { self.rules.total }
+    }
+}
+
+/// Where a node is asked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Road {
+    /// Of its management port.
+    pub(super) address: IpAddr,
+    /// The node's own addresses of the same family.
+    pub(super) knock_at: Vec<IpAddr>,
+}
+
+/// What came of asking.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Finding {
+    Sign(Sign, Instant),
+    /// The agent will be told that its answer was received then.
+    Heard(Instant),
+    /// Beside an answer: the total timeout that the agent goes by, and the greatest term that it has heard of.
+    Said {
+        timeout: Option<Duration>,
+        term: Option<u64>,
+    },
+    /// Why there is no answer.
+    Trouble(String),
+}
+
+/// Something that was waited for.
+enum Came {
+    Answer { connection: usize, number: u64, outcome: Result<Response<HealthCheckResponse>, Failure> },
+    Knock(bool),
+}
+
+enum Failure {
+    Late,
+    Status(Box<Status>),
+    NoDial(String),
+}
+
+type Pending = FuturesUnordered<Pin<Box<dyn Future<Output = Came> + Send>>>;
+
+/// For whom one asks.
+#[derive(Clone, Debug)]
+pub(super) struct Asker {
+    /// Of the leader.
+    pub(super) term: u64,
+    /// Until the first probe, so that not all nodes are asked in one moment.
+    pub(super) offset: Duration,
+    /// Whether agents are told which answers were received. One whose node counts as gone is not: it must not take that for
+    /// the right to hold addresses which others are about to get.
+    pub(super) confirms: Arc<AtomicBool>,
+}
+
+/// Asks until it is dropped. `tell` is told of everything, and before the agent is.
+pub(super) async fn ask(manner: &Manner, road: &Road, asker: &Asker, tell: impl Fn(Finding)) {
+    let rules = manner.rules;
+    let begin = tokio::time::Instant::now() + asker.offset;
+    let mut beat = interval_at(begin, rules.interval);
+    beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    if manner.port == 0 {
+        return discard(road, rules, beat, tell).await;
+    }
+    let mut line = Line::new(manner, road, asker.term);
+    let mut pending = Pending::new();
+    let mut answered = Instant::now();
+    loop {
+        tokio::select! {
+            _ = beat.tick() => {
+                if answered.elapsed() > rules.interval * 3 / 2 {
+                    knock(&pending, road, manner.port, rules);
+                }
+                // Knocks are as many at most.
+                if pending.len() < MOST_PENDING * 2 {
+                    pending.push(line.probe());
+                }
+            }
+            Some(came) = pending.next() => match came {
+                Came::Answer { number, outcome: Ok(answer), .. } => {
+                    answered = Instant::now();
+                    if asker.confirms.load(Ordering::Acquire) {
+                        tell(Finding::Heard(answered));
+                        line.confirmed = line.confirmed.max(number);
+                    }
+                    let metadata = answer.metadata();
+                    tell(Finding::Said { timeout: touch::timeout(metadata), term: touch::term(metadata) });
+                    let serves = answer.get_ref().status == i32::from(ServingStatus::Serving);
+                    let reason = metadata.get(REASON).and_then(|reason| reason.to_str().ok());
+                    let said = if serves { Answer::Serving } else { refusal(reason) };
+                    tell(Finding::Sign(Sign::Answer(said), answered));
+                }
+                // One of those that were on their way when the connection broke.
+                Came::Answer { connection, .. } if connection != line.connection => {}
+                Came::Answer { outcome: Err(failure), .. } => {
+                    line.hang_up();
+                    let trouble = match failure {
+                        Failure::Late => format!("no answer within {} ms", rules.total.as_millis()),
+                        Failure::NoDial(trouble) => trouble,
+                        Failure::Status(status) => {
+                            if is_the_servers(status.code()) {
+                                tell(Finding::Sign(Sign::Answer(Answer::NotServing), Instant::now()));
+                            }
+                            cause::find(&*status).unwrap_or_else(|| Causes(&*status).to_string())
+                        }
+                    };
+                    tell(Finding::Trouble(trouble));
+                }
+                Came::Knock(true) => tell(Finding::Sign(Sign::Kernel, Instant::now())),
+                Came::Knock(false) => {}
+            }
+        }
+    }
+}
+
+/// Codes by which a server says that it is not one of ours; the others are made up on this side too.
+fn is_the_servers(code: Code) -> bool {
+    matches!(code, Code::NotFound | Code::Unimplemented | Code::PermissionDenied | Code::Unauthenticated)
+}
+
+async fn discard(road: &Road, rules: Rules, mut beat: tokio::time::Interval, tell: impl Fn(Finding)) {
+    let mut pending = FuturesUnordered::new();
+    loop {
+        tokio::select! {
+            _ = beat.tick() => {
+                for (address, sign) in std::iter::once((road.address, Sign::Answer(Answer::Serving)))
+                    .chain(road.knock_at.iter().map(|address| (*address, Sign::Kernel)))
+                {
+                    pending.push(async move { (is_there(SocketAddr::new(address, DISCARD), rules.total).await, sign) });
+                }
+            }
+            Some((is_there, sign)) = pending.next() => if is_there {
+                tell(Finding::Sign(sign, Instant::now()));
+            }
+        }
+    }
+}
+
+fn knock(pending: &Pending, road: &Road, port: u16, rules: Rules) {
+    for address in std::iter::once(road.address).chain(road.knock_at.iter().copied()) {
+        let address = SocketAddr::new(address, port);
+        pending.push(Box::pin(async move { Came::Knock(is_there(address, rules.interval * 2).await) }));
+    }
+}
+
+/// Does the node's kernel accept or refuse a connection?
+async fn is_there(address: SocketAddr, patience: Duration) -> bool {
+    match timeout(patience, TcpStream::connect(address)).await {
+        Ok(Ok(_)) => true,
+        // All other errors are those of this node, or of a router that cannot find the other.
+        Ok(Err(error)) => matches!(error.kind(), ErrorKind::ConnectionRefused | ErrorKind::ConnectionReset),
+        Err(_) => false,
+    }
+}
+
+/// The probes of one session with their numbers, and the connections that they take.
+struct Line<'a> {
+    manner: &'a Manner,
+    address: SocketAddr,
+    client: Option<HealthClient<Channel>>,
+    /// Counts connections.
+    connection: usize,
+    session: u64,
+    number: u64,
+    confirmed: u64,
+    term: u64,
+}
+
+impl<'a> Line<'a> {
+    fn new(manner: &'a Manner, road: &Road, term: u64) -> Self {
+        let address = SocketAddr::new(road.address, manner.port);
+        // Random: whatever another prober numbers is not mixed up with this.
+        let session = std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), address);
+        Self { manner, address, client: None, connection: 0, session, number: 0, confirmed: 0, term }
+    }
+
+    /// The connection is good for nothing.
+    fn hang_up(&mut self) {
+        self.client = None;
+        self.connection += 1;
+    }
+
+    fn client(&mut self) -> Result<HealthClient<Channel>, String> {
+        if let Some(client) = &self.client {
+            return Ok(client.clone());
+        }
+        let endpoint = (self.manner.dial)(self.address)?.connect_timeout(self.manner.rules.total).tcp_nodelay(true);
+        Ok(self.client.insert(HealthClient::new(endpoint.connect_lazy())).clone())
+    }
+
+    /// The next probe.
+    fn probe(&mut self) -> Pin<Box<dyn Future<Output = Came> + Send>> {
+        self.number += 1;
+        let (connection, number, patience) = (self.connection, self.number, self.manner.rules.total);
+        let mut request = Request::new(HealthCheckRequest { service: SERVICE.to_owned() });
+        let probe = Probe { session: self.session, number, confirmed: self.confirmed, term: self.term };
+        probe.write(request.metadata_mut());
+        touch::set_timeout(request.metadata_mut(), patience);
+        let client = self.client();
+        Box::pin(async move {
+            let outcome = match client {
+                Ok(mut client) => match timeout(patience, client.check(request)).await {
+                    Ok(answer) => answer.map_err(|status| Failure::Status(Box::new(status))),
+                    Err(_) => Err(Failure::Late),
+                },
+                Err(trouble) => Err(Failure::NoDial(trouble)),
+            };
+            Came::Answer { connection, number, outcome }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,202 @@
+//! Against real sockets on loopback.
+
+use std::sync::Mutex;
+
+use tokio::net::{TcpListener, TcpSocket};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+use tonic::transport::Server;
+use tonic_health::pb::health_server::{Health, HealthServer};
+use tonic_health::server::WatchStream;
+
+use super::*;
+use crate::health::{self, fitness::Uplink};
+use crate::reconcile::Ready;
+
+const RULES: Rules =
+    Rules { total: Duration::from_secs(1), interval: Duration::from_millis(250), grace: Duration::from_secs(30) };
+const LOOPBACK: IpAddr = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
+
+/// What asking brings within this time, beginning then, without times.
+async fn found(port: u16, within: Duration) -> Vec<Finding> {
+    found_by(port, within, true).await
+}
+
+async fn found_by(port: u16, within: Duration, confirms: bool) -> Vec<Finding> {
+    let asker = Asker { term: 3, offset: Duration::ZERO, confirms: Arc::new(confirms.into()) };
+    let road = Road { address: LOOPBACK, knock_at: vec![] };
+    let manner = Manner { rules: RULES, port, dial: plaintext() };
+    let begin = Instant::now();
+    let findings = Mutex::new(Vec::new());
+    let tell = |finding| {
+        let finding = match finding {
+            Finding::Sign(sign, _) => Finding::Sign(sign, begin),
+            Finding::Heard(_) => Finding::Heard(begin),
+            other => other,
+        };
+        let mut findings = findings.lock().expect("not poisoned");
+        if findings.last() != Some(&finding) {
+            findings.push(finding);
+        }
+    };
+    let _ends = timeout(within, ask(&manner, &road, &asker, tell)).await;
+    findings.into_inner().expect("not poisoned")
+}
+
+fn signs(findings: &[Finding]) -> Vec<Sign> {
+    let signs = findings.iter().filter_map(|finding| match finding {
+        Finding::Sign(sign, _) => Some(*sign),
+        _ => None,
+    });
+    let mut signs: Vec<Sign> = signs.collect();
+    signs.dedup();
+    signs
+}
+
+async fn listener() -> (TcpListener, u16) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let port = listener.local_addr().expect("an address").port();
+    (listener, port)
+}
+
+struct Agent {
+    port: u16,
+    uplink: watch::Sender<Uplink>,
+    heard: watch::Receiver<Option<Instant>>,
+    stop: CancellationToken,
+    _ready: watch::Sender<Ready>,
+}
+
+/// The health server of an agent.
+async fn agent() -> Agent {
+    let (free, port) = listener().await;
+    drop(free);
+    let (ready, is_ready) = watch::channel(Ready { serving: true, management: vec![LOOPBACK] });
+    let ((uplink, is_uplink), (heard, is_heard)) = (watch::channel(Uplink::Works), watch::channel(None));
+    let stop = CancellationToken::new();
+    let facts = health::Facts { ready: is_ready, uplink: is_uplink };
+    let settings = health::Settings { port, tls: None, total_timeout: Duration::from_secs(5) };
+    tokio::spawn(health::serve(settings, facts, heard, stop.clone()));
+    while TcpStream::connect((LOOPBACK, port)).await.is_err() {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    Agent { port, uplink, heard: is_heard, stop, _ready: ready }
+}
+
+#[tokio::test]
+async fn an_agent_answers_and_learns_that_it_was_heard() {
+    let agent = agent().await;
+    let begin = Instant::now();
+    let findings = found(agent.port, Duration::from_millis(600)).await;
+    assert_eq!(signs(&findings), [Sign::Answer(Answer::Serving)]);
+    let said = Finding::Said { timeout: Some(Duration::from_secs(5)), term: Some(3) };
+    assert!(findings.contains(&said), "{findings:?}");
+    let heard = agent.heard.borrow().expect("the third probe confirms the second");
+    assert!(heard >= begin + RULES.interval);
+
+    let before = *agent.heard.borrow();
+    let unconfirmed = found_by(agent.port, Duration::from_millis(600), false).await;
+    assert_eq!(signs(&unconfirmed), [Sign::Answer(Answer::Serving)]);
+    assert!(!unconfirmed.iter().any(|finding| matches!(finding, Finding::Heard(_))));
+    assert_eq!(*agent.heard.borrow(), before, "it is not told");
+
+    agent.uplink.send_replace(Uplink::NextHopLost(vec![LOOPBACK]));
+    let lost = found(agent.port, Duration::from_millis(400)).await;
+    assert_eq!(signs(&lost), [Sign::Answer(Answer::NextHopLost)]);
+    agent.uplink.send_replace(Uplink::NoCarrier("eth0".into()));
+    assert_eq!(signs(&found(agent.port, Duration::from_millis(400)).await), [Sign::Answer(Answer::NotServing)]);
+}
+
+#[tokio::test]
+async fn a_session_that_is_closed_is_begun_anew() {
+    let agent = agent().await;
+    let (port, stop) = (agent.port, agent.stop.clone());
+    let asked = tokio::spawn(async move { found(port, Duration::from_secs(3)).await });
+    tokio::time::sleep(Duration::from_millis(600)).await;
+    stop.cancel();
+    // Where it is refused, its kernel answers.
+    tokio::time::sleep(Duration::from_millis(900)).await;
+    let (ready, is_ready) = watch::channel(Ready { serving: true, management: vec![LOOPBACK] });
+    let (_uplink, is_uplink) = watch::channel(Uplink::Works);
+    let settings = health::Settings { port, tls: None, total_timeout: Duration::from_secs(1) };
+    let facts = health::Facts { ready: is_ready, uplink: is_uplink };
+    tokio::spawn(health::serve(settings, facts, watch::channel(None).0, CancellationToken::new()));
+    let findings = asked.await.expect("it ends");
+    let serving = Sign::Answer(Answer::Serving);
+    assert_eq!(signs(&findings), [serving, Sign::Kernel, serving]);
+    drop(ready);
+}
+
+#[tokio::test]
+async fn who_refuses_or_accepts_and_says_nothing_is_there() {
+    let (refusing, refused) = listener().await;
+    drop(refusing);
+    let findings = found(refused, Duration::from_millis(900)).await;
+    assert_eq!(signs(&findings), [Sign::Kernel]);
+    let named = |finding: &Finding| matches!(finding, Finding::Trouble(why) if why.contains("refused"));
+    assert!(findings.iter().any(named), "{findings:?}");
+
+    // As of a process that is stopped.
+    let (_never_accepts, stopped) = listener().await;
+    let findings = found(stopped, Duration::from_millis(1900)).await;
+    assert_eq!(signs(&findings), [Sign::Kernel]);
+    assert!(findings.contains(&Finding::Trouble("no answer within 1000 ms".into())), "{findings:?}");
+}
+
+#[tokio::test]
+async fn who_says_nothing_at_all_is_silent() {
+    // Its queue is full, so that it drops what asks for a connection.
+    let socket = TcpSocket::new_v4().expect("a socket");
+    socket.bind("127.0.0.1:0".parse().expect("a literal")).expect("a port");
+    let full = socket.listen(0).expect("listens");
+    let address = full.local_addr().expect("an address");
+    let mut queue = Vec::new();
+    while let Ok(Ok(connection)) = timeout(Duration::from_millis(200), TcpStream::connect(address)).await {
+        queue.push(connection);
+    }
+    assert_eq!(signs(&found(address.port(), Duration::from_millis(1500)).await), []);
+    assert!(!is_there(address, Duration::from_millis(300)).await);
+}
+
+/// Answers after this time.
+struct Slow(Duration);
+
+#[tonic::async_trait]
+impl Health for Slow {
+    async fn check(&self, _: Request<HealthCheckRequest>) -> Result<Response<HealthCheckResponse>, Status> {
+        tokio::time::sleep(self.0).await;
+        Ok(Response::new(HealthCheckResponse { status: ServingStatus::Serving.into() }))
+    }
+
+    type WatchStream = WatchStream;
+
+    async fn watch(&self, _: Request<HealthCheckRequest>) -> Result<Response<WatchStream>, Status> {
+        Err(Status::unimplemented("nobody watches"))
+    }
+}
+
+#[tokio::test]
+async fn a_slow_answer_is_an_answer_until_the_timeout() {
+    for (delay, expected) in [(700, vec![Sign::Kernel, Sign::Answer(Answer::Serving)]), (1200, vec![Sign::Kernel])] {
+        let (listener, port) = listener().await;
+        let incoming = tonic::transport::server::TcpIncoming::from(listener);
+        let service = HealthServer::new(Slow(Duration::from_millis(delay)));
+        let server = tokio::spawn(Server::builder().add_service(service).serve_with_incoming(incoming));
+        let mut seen = signs(&found(port, Duration::from_millis(1600)).await);
+        // Once an answer is there, knocks may fall between two.
+        seen.truncate(expected.len());
+        assert_eq!(seen, expected, "after {delay} ms");
+        server.abort();
+    }
+}
+
+#[tokio::test]
+async fn another_server_is_no_agent() {
+    let (listener, port) = listener().await;
+    let incoming = tonic::transport::server::TcpIncoming::from(listener);
+    let (_reporter, service) = tonic_health::server::health_reporter();
+    let server = tokio::spawn(Server::builder().add_service(service).serve_with_incoming(incoming));
+    let findings = found(port, Duration::from_millis(400)).await;
+    assert_eq!(signs(&findings), [Sign::Answer(Answer::NotServing)]);
+    server.abort();
+}

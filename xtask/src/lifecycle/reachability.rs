@@ -1,0 +1,164 @@
+//! What the leader makes of nodes and agents that do not answer: a node that is cut off, or that has lost its uplink, loses
+//! its addresses within moments; one whose agent alone is silent, or that only the CNI's network has lost, keeps them.
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+
+use super::ground::{Ground, node, pod};
+use super::leader::leader;
+use super::objects::{EGRESS_IPS, all, assigned, egress_ip, labels};
+use super::wait::until;
+use crate::lab::addresses as plan;
+use crate::lab::client;
+use crate::lab::server::HTTP_PORT;
+use crate::testing::lab::LabContext;
+
+const ADDRESS: &str = "172.18.0.110";
+const NAMES: [&str; 3] = ["one", "two", "three"];
+/// Several times what a silent node has.
+const PROOF: Duration = Duration::from_secs(4);
+/// More than a fail-over takes on a slow machine; how long it takes is printed.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// A request that takes longer has failed.
+const MOMENT: Duration = Duration::from_millis(100);
+
+/// The lab, and its nodes by what they do: one that leads and hosts nothing, one with the address, one that could take it.
+struct Stage {
+    ground: Ground,
+    leader: usize,
+    gateway: usize,
+    heir: usize,
+    /// The pod on the leader's node.
+    source: &'static str,
+}
+
+fn start(context: &LabContext) -> Result<Stage> {
+    let pods = NAMES.iter().zip(1..).map(|(name, number)| pod(name, "red", number, &[])).collect();
+    let ground = Ground::start(context, pods)?;
+    let leader = leader(&ground)?;
+    let (gateway, heir) = (leader % 3 + 1, (leader + 1) % 3 + 1);
+    ground.assignable(gateway, true)?;
+    ground.assign(&egress_ip("held", &[ADDRESS], &labels("house", "red"), &all()))?;
+    ground.assignable(heir, true)?;
+    for name in NAMES {
+        ground.is_seen_as(name, Some(ADDRESS), None)?;
+    }
+    println!("node{leader} leads, node{gateway} has the address");
+    Ok(Stage { ground, leader, gateway, heir, source: NAMES[leader - 1] })
+}
+
+fn holder(ground: &Ground) -> Result<String> {
+    let object = ground.cluster.get(&format!("{EGRESS_IPS}/held"))?.context("the object is gone")?;
+    let pairs = assigned(&object);
+    Ok(pairs.first().map(|(_, node)| node.clone()).unwrap_or_default())
+}
+
+fn is_seen(ground: &Ground, name: &str) -> Result<bool> {
+    let to = SocketAddr::new(plan::SERVER.v4.into(), HTTP_PORT);
+    let reply = client::get_within(&ground.pod(name)?.netns, to, "/", "reachability", MOMENT)?;
+    let address: IpAddr = ADDRESS.parse()?;
+    Ok(match reply {
+        Ok(reply) => reply.seen_as()? == address,
+        Err(_) => false,
+    })
+}
+
+/// Until requests of this pod are answered again, from the moment of the cut.
+fn moves(ground: &Ground, name: &str, (gateway, cut): (usize, Instant)) -> Result<()> {
+    let old = format!("node{gateway}");
+    let mut lost = false;
+    let back = loop {
+        let begin = Instant::now();
+        let seen = is_seen(ground, name)?;
+        lost |= !seen;
+        if seen && lost {
+            break begin;
+        }
+        ensure!(cut.elapsed() < PATIENCE, "{name} has not come back within {} s", PATIENCE.as_secs());
+        std::thread::sleep(Duration::from_millis(10));
+    };
+    println!("{name} is served again {} ms after the cut", back.duration_since(cut).as_millis());
+    ensure!(holder(ground)? != old, "the address is still on {old}");
+    Ok(())
+}
+
+fn stays(ground: &Ground, gateway: usize, name: &str) -> Result<()> {
+    let end = Instant::now() + PROOF;
+    let (mut asked, mut failed) = (0, 0);
+    while Instant::now() < end {
+        asked += 1;
+        failed += u32::from(!is_seen(ground, name)?);
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    println!("{name}: {asked} requests, {failed} failed");
+    ensure!(failed == 0, "{failed} of {asked} requests of {name} have failed");
+    let holder = holder(ground)?;
+    ensure!(holder == format!("node{gateway}"), "the address has gone to {holder}");
+    Ok(())
+}
+
+/// A node without any cable, then one whose uplink alone is cut.
+pub(super) fn cut_off_nodes_lose_their_addresses(context: &LabContext) -> Result<()> {
+    let Stage { ground, gateway, heir, source, .. } = start(context)?;
+    println!("node{gateway} is cut off");
+    let cut = Instant::now();
+    ground.lab.set_power(ground.lab.node(node(gateway)?), false)?;
+    moves(&ground, source, (gateway, cut))?;
+    ground.lab.set_power(ground.lab.node(node(gateway)?), true)?;
+    println!("it is back, and nothing moves");
+    // Until it has heard what it lost it answers for it too, so no more is asked here than where the address is.
+    std::thread::sleep(PROOF);
+    ensure!(holder(&ground)? == format!("node{heir}"), "the address has gone to {}", holder(&ground)?);
+    ground.is_seen_as(source, Some(ADDRESS), None)?;
+
+    println!("the uplink of node{heir} is cut");
+    let cut = Instant::now();
+    ground.lab.lan().exec("ip", &["link", "set", &format!("node{heir}"), "down"])?;
+    moves(&ground, source, (heir, cut))
+}
+
+/// The agent killed, stopped; the CNI's network cut; the next hop of all silent.
+pub(super) fn what_leaves_the_road_whole_moves_nothing(context: &LabContext) -> Result<()> {
+    let Stage { mut ground, leader, gateway, source, .. } = start(context)?;
+    println!("its agent is stopped");
+    ground.agent(gateway)?.pause()?;
+    stays(&ground, gateway, source)?;
+    ground.agent(gateway)?.resume()?;
+    println!("it is killed");
+    ground.agent(gateway)?.kill()?;
+    stays(&ground, gateway, source)?;
+    ground.agent(gateway)?.restart()?;
+    ground.serves(gateway)?;
+    let log = ground.agent(leader)?.log().to_owned();
+    until("the leader hears it again", PATIENCE, || {
+        let text = std::fs::read_to_string(&log)?;
+        let line = |line: &&str| line.contains("the node serves") && line.contains(&format!("node{gateway}"));
+        Ok((text.lines().filter(line).count() > 1).then_some(()))
+    })?;
+    println!("the CNI's network is cut on it");
+    let router = &ground.lab.node(node(gateway)?).router;
+    router.exec("ip", &["link", "set", "ovl0", "down"])?;
+    stays(&ground, gateway, source)
+}
+
+/// The next hop is lost by one node, then by all.
+pub(super) fn next_hops_count_where_one_node_alone_has_lost_its_own(context: &LabContext) -> Result<()> {
+    let Stage { ground, gateway, heir, source, .. } = start(context)?;
+    // Ports that are isolated do not reach each other.
+    let isolate = |port: &str, on: &str| {
+        ground.lab.lan().exec("ip", &["link", "set", port, "type", "bridge_slave", "isolated", on]).map(drop)
+    };
+    isolate("ext", "on")?;
+    println!("node{gateway} loses its next hop");
+    let cut = Instant::now();
+    isolate(&format!("node{gateway}"), "on")?;
+    moves(&ground, source, (gateway, cut))?;
+    println!("so does node{heir}: nowhere to go");
+    isolate(&format!("node{heir}"), "on")?;
+    std::thread::sleep(PROOF);
+    ensure!(holder(&ground)? == format!("node{heir}"), "the address has gone to {}", holder(&ground)?);
+    isolate(&format!("node{heir}"), "off")?;
+    ground.is_seen_as(source, Some(ADDRESS), None)
+}
