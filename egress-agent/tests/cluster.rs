@@ -127,9 +127,13 @@ impl Cluster {
 
     async fn label(&self, node: &str, on: bool) {
         let value = if on { json!("") } else { Value::Null };
-        let patch = json!({"metadata": {"labels": {"k8s.ovn.org/egress-assignable": value}}});
+        self.patch(node, json!({"labels": {"k8s.ovn.org/egress-assignable": value}})).await;
+    }
+
+    async fn patch(&self, node: &str, metadata: Value) {
         let nodes: Api<Node> = Api::all(self.client.clone());
-        nodes.patch(node, &PatchParams::default(), &Patch::Merge(patch)).await.expect("a label");
+        let patch = Patch::Merge(json!({"metadata": metadata}));
+        nodes.patch(node, &PatchParams::default(), &patch).await.expect("a patched node");
     }
 
     fn start(&mut self) -> JoinSet<()> {
@@ -237,7 +241,7 @@ async fn tear_down(client: &Client) {
     }
     drop(Api::<Namespace>::all(client.clone()).delete("t-prod", &now).await);
     end_namespace(client, "t-prod").await;
-    for name in ["t-eip", "t-other"] {
+    for name in ["t-eip", "t-other", "t-third"] {
         drop(Api::<EgressIP>::all(client.clone()).delete(name, &now).await);
     }
 }
@@ -278,6 +282,7 @@ async fn three_agents_assign_number_select_and_move() {
         story(&cluster, full).await;
         if full {
             stolen(&cluster).await;
+            misread(&cluster).await;
         }
         cluster.stop.cancel();
         agents.join_all().await;
@@ -405,4 +410,18 @@ async fn stolen(cluster: &Cluster) {
         items.values().map(String::as_str).collect::<BTreeSet<_>>() == BTreeSet::from(["t-node1", "t-node2"])
     })
     .await;
+}
+
+/// A node whose annotation cannot be read any more keeps its addresses, and gets new ones, by what was read last.
+async fn misread(cluster: &Cluster) {
+    let before = cluster.items("t-other").await;
+    let nonsense = json!({"k8s.ovn.org/node-primary-ifaddr": "nonsense", "k8s.ovn.org/node-subnets": "nonsense"});
+    cluster.patch("t-node1", json!({"annotations": nonsense})).await;
+    cluster.label("t-node3", true).await;
+    put(&cluster.objects(), eip("t-third", &["172.18.0.102", "172.18.0.103", "172.18.0.104"])).await;
+    until("an object with three addresses has all three nodes", || async {
+        cluster.items("t-third").await.len() == NODES.len()
+    })
+    .await;
+    assert_eq!(cluster.items("t-other").await, before, "nothing has moved");
 }

@@ -30,7 +30,7 @@ use crate::kube::events::{About, Events};
 use crate::kube::ledger::LedgerStore;
 use crate::kube::status::{StatusWriter, Wanted, WriteError};
 use crate::model::inbox::Taker;
-use crate::model::view::{Change, Condition, EgressObject, Update, filled};
+use crate::model::view::{Change, Condition, EgressObject, Node, Update, filled};
 
 /// Writes at a time.
 const PARALLEL: usize = 16;
@@ -141,19 +141,19 @@ impl Leader {
     fn apply(&mut self, change: Change) {
         match change {
             Change::Objects(update) => self.apply_objects(update),
-            Change::Nodes(Update::Replaced(nodes)) => self.nodes = Some(Arc::new(nodes)),
-            Change::Nodes(Update::Changed(name, node)) => {
-                if let Some(nodes) = &mut self.nodes {
-                    Arc::make_mut(nodes).insert(name, node);
-                }
-            }
-            Change::Nodes(Update::Removed(name)) => {
-                if let Some(nodes) = &mut self.nodes {
-                    Arc::make_mut(nodes).remove(&name);
-                }
-            }
+            Change::Nodes(update) => self.apply_nodes(update),
             Change::Ledger(ledger) => self.books.follow(ledger, Instant::now().into_std()),
             Change::Namespaces(_) | Change::Pods(_) | Change::Services(_) => {}
+        }
+    }
+
+    fn apply_nodes(&mut self, update: Update<String, Arc<Node>>) {
+        let update = filled(update, |name| self.nodes.as_ref()?.get(name).cloned());
+        match (update, &mut self.nodes) {
+            (Update::Replaced(new), nodes) => *nodes = Some(Arc::new(new)),
+            (Update::Changed(name, node), Some(nodes)) => drop(Arc::make_mut(nodes).insert(name, node)),
+            (Update::Removed(name), Some(nodes)) => drop(Arc::make_mut(nodes).remove(&name)),
+            (Update::Changed(..) | Update::Removed(_), None) => {}
         }
     }
 
@@ -193,7 +193,7 @@ impl Leader {
     async fn decide_and_write(&mut self) -> Option<Instant> {
         let (Some(objects), Some(nodes)) = (self.objects.clone(), self.nodes.clone()) else { return None };
         for (node, problem) in self.problems.news(&nodes) {
-            warn!(node, problem, "what cannot be read of a node counts as not said");
+            warn!(node, problem, "what cannot be read of a node is as it was last read");
         }
         let numbers = self.numbering.number(&objects);
         let now = Instant::now().into_std();

@@ -5,7 +5,7 @@
 //! half is busy. Here a newer state of an object takes the place of the older one, so what waits is bounded by what
 //! exists. Nothing is lost that anybody decides by: each half decides on the state of the world, not on how it came to
 //! be, and the order between kinds is not given by the watches either. The one thing that depends on the past, what was
-//! last read of an object ([`super::object`]), is carried over.
+//! last read of an object or a node ([`super::object`]), is carried over.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -82,7 +82,10 @@ impl Inbox {
             }
             Change::Namespaces(update) => self.namespaces.put(update),
             Change::Pods(update) => self.pods.put(update),
-            Change::Nodes(update) => self.nodes.put(update),
+            Change::Nodes(update) => {
+                let update = filled(update, |name| self.nodes.latest(name).cloned());
+                self.nodes.put(update);
+            }
             Change::Services(update) => self.services.put(update),
             Change::Ledger(ledger) => self.ledger = Some(ledger),
         }
@@ -161,7 +164,7 @@ impl Taker {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::view::ClusterView;
+    use crate::model::view::{ClusterView, NodePart};
 
     fn namespace(i: u64) -> String {
         format!("n{i}")
@@ -204,5 +207,23 @@ mod tests {
         drop(giver);
         assert_eq!(taker.take().await.map(|changes| changes.len()), Some(1));
         assert!(taker.take().await.is_none());
+    }
+
+    #[tokio::test]
+    async fn what_was_last_read_of_a_node_is_carried_over() {
+        let read = Node { primary: vec!["172.18.0.2/16".parse().expect("a literal")], ..Node::default() };
+        let unreadable = Node { unreadable: [NodePart::Primary].into(), ..Node::default() };
+        let changed = |node: &Node| Change::Nodes(Update::Changed("n1".into(), Arc::new(node.clone())));
+        for is_taken in [false, true] {
+            let (giver, mut taker) = inbox();
+            let mut view = ClusterView::default();
+            giver.put(changed(&read));
+            if is_taken {
+                taker.take().await.into_iter().flatten().for_each(|change| drop(view.apply(change)));
+            }
+            giver.put(changed(&unreadable));
+            taker.take().await.into_iter().flatten().for_each(|change| drop(view.apply(change)));
+            assert_eq!(view.nodes["n1"].primary, read.primary, "taken in between: {is_taken}");
+        }
     }
 }

@@ -1,4 +1,8 @@
 //! A node of the cluster as the model knows it, and which addresses it can carry.
+//!
+//! **What cannot be read stays as it was**, as for objects ([`super::object`]): taken for unsaid, one bad annotation would
+//! take all its addresses from a node at once. Only the judgement that a node can *not* host an address asks for what can be
+//! read now (`networks_known`), since pods would leave by their node's address upon it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -6,18 +10,21 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use ipnet::IpNet;
 
 use super::state::TunnelEndpoint;
+use super::view::Reading;
 
 /// A node of the cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Node {
     pub name: String,
+    pub uid: String,
     /// Label `k8s.ovn.org/egress-assignable`, whatever its value.
     pub assignable: bool,
     /// Condition Ready is True.
     pub ready: bool,
     /// The node's own address with the prefix length of its network, per family.
     pub primary: Vec<IpNet>,
-    /// The node has said its primary networks and where its pods are, all of it readable.
+    /// The node has said where its pods are and its networks, those of other interfaces too where egress IPs may be there,
+    /// all of it readable.
     pub networks_known: bool,
     /// Every address of the node with its prefix length.
     pub host_cidrs: Vec<IpNet>,
@@ -36,6 +43,17 @@ pub struct Node {
     pub announces_pods: bool,
     /// Annotations that could not be read, one line each.
     pub problems: Vec<String>,
+    /// What these would have said.
+    pub unreadable: BTreeSet<NodePart>,
+}
+
+/// A part of a node that can be unreadable by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum NodePart {
+    Primary,
+    HostCidrs,
+    PodSubnets,
+    Cloud,
 }
 
 /// What a cloud lets a node carry.
@@ -52,6 +70,27 @@ pub struct Capacity {
     pub total: Option<usize>,
     pub v4: Option<usize>,
     pub v6: Option<usize>,
+}
+
+impl Reading for Node {
+    fn is_whole(&self) -> bool {
+        self.unreadable.is_empty()
+    }
+
+    fn filled_from(mut self, known: &Self) -> Self {
+        if known.uid != self.uid {
+            return self;
+        }
+        for part in &self.unreadable {
+            match part {
+                NodePart::Primary => self.primary.clone_from(&known.primary),
+                NodePart::HostCidrs => self.host_cidrs.clone_from(&known.host_cidrs),
+                NodePart::PodSubnets => self.pod_subnets.clone_from(&known.pod_subnets),
+                NodePart::Cloud => self.cloud.clone_from(&known.cloud),
+            }
+        }
+        self
+    }
 }
 
 impl Node {
@@ -134,6 +173,29 @@ mod tests {
         let node = Node { pod_subnets, ..Node::default() };
         let management: Vec<String> = node.management().iter().map(IpAddr::to_string).collect();
         assert_eq!(management, ["10.244.1.2", "fd00:10:244:1::2"]);
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_as_it_was_last_read_of_the_same_node() {
+        let cloud = |network: &str| Some(CloudConfig { networks: nets(&[network]), ..CloudConfig::default() });
+        let known = Node {
+            uid: "a".into(),
+            networks_known: true,
+            primary: nets(&["172.18.0.2/16"]),
+            host_cidrs: nets(&["172.18.0.2/16"]),
+            pod_subnets: nets(&["10.244.1.0/24"]),
+            cloud: cloud("172.18.0.0/16"),
+            ..Node::default()
+        };
+        use NodePart::{Cloud, HostCidrs, PodSubnets, Primary};
+        let unreadable = BTreeSet::from([Primary, HostCidrs, PodSubnets, Cloud]);
+        let bare = Node { uid: "a".into(), ready: true, unreadable: unreadable.clone(), ..Node::default() };
+        let expected = Node { ready: true, networks_known: false, unreadable, ..known.clone() };
+        assert_eq!(bare.clone().filled_from(&known), expected, "and nobody says that it can not host an address");
+        let other = Node { uid: "b".into(), ..bare };
+        assert_eq!(other.clone().filled_from(&known), other);
+        let moved = Node { uid: "a".into(), primary: nets(&["172.19.0.2/16"]), ..Node::default() };
+        assert_eq!(moved.clone().filled_from(&known), moved, "what can be read counts");
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //!
 //! **What cannot be read stays as it was.** Nobody can say what an unreadable selector, list of addresses or status
 //! means, and each guess would be somebody's wrong source address: taken for empty it deselects pods, which then leave
-//! with their node's address. So such a part is taken from the last reading ([`EgressObject::filled_from`]), whether
+//! with their node's address. So such a part is taken from the last reading ([`Reading::filled_from`]), whether
 //! the object came alone or in a list. Where there is no last reading, the object selects nothing but the pods that the
 //! kernel knew as its own (`selection`), lists the addresses that it was assigned, and drops what has none.
 
@@ -12,7 +12,7 @@ use std::net::IpAddr;
 use kube::core::Selector;
 
 use super::state::EgressId;
-use super::view::Created;
+use super::view::{Created, Reading};
 
 /// One entry of `status.items`, as written.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -95,11 +95,12 @@ pub struct Unreadable {
     pub is_known: bool,
 }
 
-impl EgressObject {
-    /// The object, with the parts that cannot be read as they were when they were last read. Another object of the same
-    /// name lends nothing.
-    #[must_use]
-    pub fn filled_from(mut self, known: &Self) -> Self {
+impl Reading for EgressObject {
+    fn is_whole(&self) -> bool {
+        self.unreadable.is_empty()
+    }
+
+    fn filled_from(mut self, known: &Self) -> Self {
         if known.uid != self.uid {
             return self;
         }
@@ -113,7 +114,9 @@ impl EgressObject {
         }
         self
     }
+}
 
+impl EgressObject {
     /// Cannot be read now, and was never read before.
     pub fn is_unknown(&self, part: Part) -> bool {
         self.unreadable.iter().any(|unreadable| unreadable.part == part && !unreadable.is_known)

@@ -8,7 +8,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 pub use super::ledger::Ledger;
-pub use super::node::{Capacity, CloudConfig, Node};
+pub use super::node::{Capacity, CloudConfig, Node, NodePart};
 pub use super::object::{Condition, Conditions, EgressObject, Item, Part, Selects, Unreadable, parse_egress_ip};
 pub use super::services::{ServiceKey, Services};
 use super::state::{EgressId, PodState};
@@ -103,16 +103,27 @@ impl Default for Touched {
     }
 }
 
-/// The update with objects whose unreadable parts are as they were last read.
-pub fn filled(
-    update: Update<String, Arc<EgressObject>>,
-    known: impl Fn(&String) -> Option<Arc<EgressObject>>,
-) -> Update<String, Arc<EgressObject>> {
-    let fill = |(name, object): (String, Arc<EgressObject>)| {
-        let known = if object.unreadable.is_empty() { None } else { known(&name) };
+/// Something of which a part may be unreadable at a time.
+pub trait Reading: Clone {
+    /// Whether all of it could be read.
+    fn is_whole(&self) -> bool;
+
+    /// With the parts that cannot be read as they were when they were last read. Another one of the same name lends
+    /// nothing.
+    #[must_use]
+    fn filled_from(self, known: &Self) -> Self;
+}
+
+/// The update with everything that is unreadable as it was last read.
+pub fn filled<T: Reading>(
+    update: Update<String, Arc<T>>,
+    known: impl Fn(&String) -> Option<Arc<T>>,
+) -> Update<String, Arc<T>> {
+    let fill = |(name, one): (String, Arc<T>)| {
+        let known = if one.is_whole() { None } else { known(&name) };
         match known {
-            Some(known) => (name, Arc::new(Arc::unwrap_or_clone(object).filled_from(&known))),
-            None => (name, object),
+            Some(known) => (name, Arc::new(Arc::unwrap_or_clone(one).filled_from(&known))),
+            None => (name, one),
         }
     };
     match update {
@@ -160,7 +171,10 @@ impl ClusterView {
                 everything_if(apply(&mut self.objects, update, |_| ()))
             }
             Change::Namespaces(update) => everything_if(apply(&mut self.namespaces, update, |_| ())),
-            Change::Nodes(update) => everything_if(apply(&mut self.nodes, update, |_| ())),
+            Change::Nodes(update) => {
+                let update = filled(update, |name| self.nodes.get(name).cloned());
+                everything_if(apply(&mut self.nodes, update, |_| ()))
+            }
             Change::Pods(update) => {
                 let mut pods = BTreeSet::new();
                 apply(&mut self.pods, update, |pod| pods.extend(&pod.addresses));

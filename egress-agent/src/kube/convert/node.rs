@@ -1,6 +1,6 @@
 //! Nodes: who they are, where their pods are, which addresses are theirs.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use ipnet::IpNet;
@@ -11,7 +11,7 @@ use serde::de::DeserializeOwned;
 
 use super::annotation;
 use crate::kube::keys;
-use crate::model::view::{Capacity, CloudConfig, Node};
+use crate::model::view::{Capacity, CloudConfig, Node, NodePart};
 
 #[derive(Deserialize)]
 struct PrimaryIfaddr {
@@ -56,28 +56,56 @@ pub fn node(node: &KubeNode) -> Node {
         .into_iter()
         .flat_map(|s| s.conditions.iter().flatten())
         .any(|condition| condition.type_ == "Ready" && condition.status == "True");
-    let mut problems = Vec::new();
-    let primary = read(meta, keys::PRIMARY_IFADDR, &mut problems)
-        .map(|pair| networks(keys::PRIMARY_IFADDR, &pair, &mut problems))
-        .unwrap_or_default();
-    let cloud = cloud(meta, &mut problems);
-    let pod_subnets = pod_subnets(node, &mut problems);
-    let networks_known = !primary.is_empty() && !pod_subnets.is_empty() && problems.is_empty();
+    let mut unreadable = Unreadable::default();
+    let primary = unreadable.part(NodePart::Primary, |problems| {
+        let pair = read(meta, keys::PRIMARY_IFADDR, problems);
+        pair.map(|pair| networks(keys::PRIMARY_IFADDR, &pair, problems)).unwrap_or_default()
+    });
+    let cloud = unreadable.part(NodePart::Cloud, |problems| cloud(meta, problems));
+    let pod_subnets = unreadable.part(NodePart::PodSubnets, |problems| pod_subnets(node, problems));
+    let host_cidrs =
+        unreadable.part(NodePart::HostCidrs, |problems| read(meta, keys::HOST_CIDRS, problems).unwrap_or_default());
+    let serves_secondary = annotation(meta, keys::SERVES_SECONDARY).is_some_and(|value| value == "true");
+    let Unreadable { parts: unreadable, mut problems } = unreadable;
+    let has_networks_elsewhere = serves_secondary && cloud.is_none();
+    let is_missed = |part: &NodePart| *part != NodePart::HostCidrs || has_networks_elsewhere;
+    let networks_known = !primary.is_empty() && !pod_subnets.is_empty() && !unreadable.iter().any(is_missed);
     Node {
         name: meta.name.clone().unwrap_or_default(),
+        uid: meta.uid.clone().unwrap_or_default(),
         assignable: meta.labels.iter().flatten().any(|(key, _)| key == keys::ASSIGNABLE),
         ready,
         networks_known,
         primary,
-        host_cidrs: read(meta, keys::HOST_CIDRS, &mut problems).unwrap_or_default(),
+        host_cidrs,
         internal: addresses("InternalIP"),
         external: addresses("ExternalIP"),
         pod_subnets,
         cloud,
-        serves_secondary: annotation(meta, keys::SERVES_SECONDARY).is_some_and(|value| value == "true"),
+        serves_secondary,
         released: read(meta, keys::RELEASED, &mut problems).unwrap_or_default(),
         announces_pods: annotation(meta, keys::CHASSIS_ID).is_some(),
         problems,
+        unreadable,
+    }
+}
+
+/// What cannot be read, and a line for each problem.
+#[derive(Default)]
+struct Unreadable {
+    parts: BTreeSet<NodePart>,
+    problems: Vec<String>,
+}
+
+impl Unreadable {
+    /// Reads a part, which counts as unreadable if there is any problem with it.
+    fn part<T>(&mut self, part: NodePart, read: impl FnOnce(&mut Vec<String>) -> T) -> T {
+        let before = self.problems.len();
+        let value = read(&mut self.problems);
+        if self.problems.len() > before {
+            self.parts.insert(part);
+        }
+        value
     }
 }
 
@@ -182,6 +210,27 @@ mod tests {
         assert_eq!(node.primary, nets(&["172.18.0.2/16"]));
         assert_eq!(node.internal.len(), 1);
         assert_eq!(node.problems.len(), 1);
+    }
+
+    #[test]
+    fn networks_that_cannot_be_read_are_not_known_where_egress_ips_may_be_there() {
+        let with = |more: serde_json::Value| {
+            let mut annotations = json!({
+                "k8s.ovn.org/node-primary-ifaddr": r#"{"ipv4":"172.18.0.2/16"}"#,
+                "k8s.ovn.org/node-subnets": r#"{"default":["10.244.1.0/24"]}"#,
+                keys::HOST_CIDRS: "nonsense"});
+            let more = more.as_object().expect("an object").clone();
+            annotations.as_object_mut().expect("an object").extend(more);
+            convert(json!({"metadata": {"name": "a", "uid": "u", "annotations": annotations}}))
+        };
+        let plain = with(json!({}));
+        assert_eq!((plain.uid.as_str(), plain.networks_known), ("u", true), "those of other interfaces do not count");
+        assert_eq!(plain.unreadable, [NodePart::HostCidrs].into());
+        let serving = json!({keys::SERVES_SECONDARY: "true"});
+        assert!(!with(serving.clone()).networks_known, "one of those might host an address");
+        assert!(with(json!({keys::SERVES_SECONDARY: "true", keys::HOST_CIDRS: "[]"})).networks_known);
+        let cloud = r#"[{"ifaddr":{"ipv4":"172.18.0.0/16"}}]"#;
+        assert!(with(json!({keys::SERVES_SECONDARY: "true", keys::CLOUD_CONFIG: cloud})).networks_known);
     }
 
     #[test]
