@@ -21,6 +21,8 @@ pub struct Known<'a> {
     pub nodes: &'a Nodes,
     /// Nodes that do not answer.
     pub unreachable: &'a BTreeSet<String>,
+    /// Nodes that keep what they have and get nothing more.
+    pub absent: &'a BTreeSet<String>,
     pub records: &'a Records,
     pub evidence: Evidence<'a>,
     pub now: Instant,
@@ -60,8 +62,8 @@ pub struct Decisions {
 }
 
 pub fn decide(watch: &mut Watch, known: &Known<'_>) -> Decisions {
-    let Known { objects, nodes, unreachable, records, evidence, now } = *known;
-    let mut assignment = assign(&Facts { objects, nodes, unreachable, hand_overs: &records.open });
+    let Known { objects, nodes, unreachable, absent, records, evidence, now } = *known;
+    let mut assignment = assign(&Facts { objects, nodes, unreachable, absent, hand_overs: &records.open });
     let mut plan = watch.plan(objects, &assignment, records, &evidence, now);
     let mut all = Vec::with_capacity(objects.len());
     for (name, object) in objects {
@@ -108,6 +110,7 @@ pub struct NoRecords {
     records: Records,
     released: BTreeSet<(IpAddr, u64)>,
     departed: BTreeMap<IpAddr, String>,
+    absent: BTreeSet<String>,
 }
 
 impl NoRecords {
@@ -120,6 +123,6 @@ impl NoRecords {
     ) -> Known<'a> {
         let leases = Leases::None(std::time::Duration::ZERO);
         let evidence = Evidence { released: &self.released, leases, departed: &self.departed };
-        Known { objects, nodes, unreachable, records: &self.records, evidence, now }
+        Known { objects, nodes, unreachable, absent: &self.absent, records: &self.records, evidence, now }
     }
 }

@@ -201,8 +201,7 @@ impl Leader {
         let reach = self.reach.borrow_and_update().clone();
         let extract = self.books.extract(&objects, &nodes, &reach, (self.since.into_std(), now))?;
         let (draft, again) = (extract.draft.clone(), extract.look_again);
-        let Decisions { all, steps, look_again } =
-            self.decide((objects, nodes), reach.unreachable, extract, now).await?;
+        let Decisions { all, steps, look_again } = self.decide((objects, nodes), reach, extract, now).await?;
         let again = again.into_iter().chain(look_again).min().map(Instant::from_std);
         let wishes: Vec<Wish> = all
             .into_iter()
@@ -236,14 +235,15 @@ impl Leader {
     async fn decide(
         &mut self,
         (objects, nodes): (Arc<Objects>, Arc<Nodes>),
-        unreachable: BTreeSet<String>,
+        reach: Reach,
         extract: Extract,
         now: std::time::Instant,
     ) -> Option<Decisions> {
         let mut watch = std::mem::take(&mut self.watch);
         let deciding = tokio::task::spawn_blocking(move || {
             let (records, evidence) = (&extract.draft.records, extract.evidence());
-            let known = Known { objects: &objects, nodes: &nodes, unreachable: &unreachable, records, evidence, now };
+            let (unreachable, absent) = (&reach.unreachable, &reach.absent);
+            let known = Known { objects: &objects, nodes: &nodes, unreachable, absent, records, evidence, now };
             let decisions = decide(&mut watch, &known);
             (watch, decisions)
         });

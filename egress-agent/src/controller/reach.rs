@@ -1,6 +1,6 @@
 //! Which nodes answer: what the leader knows by probing them.
 //!
-//! Whoever probes publishes a [`Reach`] and goes on changing it. Receivers are told when `unreachable` or `suspects` change;
+//! Whoever probes publishes a [`Reach`] and goes on changing it. Receivers are told when the other sets change;
 //! `heard` moves on silently, several times a second for each node, and is right whenever it is looked at.
 //!
 //! - [`pulse`]: one node's signs of life, pure. [`judge`]: which nodes are gone by them, and which only seem so, pure.
@@ -19,6 +19,8 @@ use std::time::{Duration, Instant};
 pub struct Reach {
     /// To be treated as gone.
     pub unreachable: BTreeSet<String>,
+    /// Their agents are away: they keep what they have, and nothing more is given to them.
+    pub absent: BTreeSet<String>,
     /// Without any sign of life for half the total timeout. Not those whose agent alone is silent.
     pub suspects: BTreeSet<String>,
     /// When the latest answer of each node's agent was received that the agent is told of, or will be. No answer of a node

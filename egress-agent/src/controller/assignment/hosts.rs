@@ -4,6 +4,8 @@
 //! primary network holds the address could take it; but where the address lies in a network of another interface of some
 //! node, only such nodes do, as users of the original know it.
 //!
+//! One whose agent is away keeps what it has, and could take nothing more.
+//!
 //! Addresses with the same answer share a [`Class`]: there are few of them, however many addresses and nodes.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -30,6 +32,8 @@ pub(super) struct Class {
 pub(super) struct Hosts<'a> {
     /// The nodes that take part, by name.
     pub(super) nodes: Vec<(&'a str, &'a Node)>,
+    /// Those of them that take nothing more.
+    absent: BTreeSet<NodeIndex>,
     primary: Networks,
     secondary: Networks,
     pub(super) classes: Vec<Class>,
@@ -51,7 +55,9 @@ impl<'a> Hosts<'a> {
             node.primary_networks().iter().for_each(|network| primary.add(*network, index));
             node.secondary_networks().for_each(|network| secondary.add(network, index));
         }
-        Self { nodes, primary, secondary, classes: Vec::new(), known: BTreeMap::new() }
+        let absent = nodes.iter().enumerate().filter(|(_, (name, _))| facts.absent.contains(*name));
+        let absent = absent.map(|(index, _)| index).collect();
+        Self { nodes, absent, primary, secondary, classes: Vec::new(), known: BTreeMap::new() }
     }
 
     pub(super) fn index(&self, name: &str) -> Option<NodeIndex> {
@@ -72,7 +78,7 @@ impl<'a> Hosts<'a> {
         let primary = self.primary.nodes(&key.0);
         let secondary: BTreeSet<NodeIndex> = &self.secondary.nodes(&key.1) - &primary;
         let nodes = if secondary.is_empty() { primary } else { secondary };
-        self.classes.push(Class { nodes: nodes.into_iter().collect() });
+        self.classes.push(Class { nodes: nodes.difference(&self.absent).copied().collect() });
         let class = self.classes.len() - 1;
         self.known.insert(key, class);
         class

@@ -41,6 +41,8 @@ pub struct Facts<'a> {
     pub nodes: &'a Nodes,
     /// Nodes that do not answer.
     pub unreachable: &'a BTreeSet<String>,
+    /// Nodes that keep what they have, and get nothing more: nobody there would take it.
+    pub absent: &'a BTreeSet<String>,
     /// Addresses on their way to another node: that is where they stay.
     pub hand_overs: &'a BTreeMap<IpAddr, HandOver>,
 }

@@ -37,7 +37,13 @@ struct Cluster {
 impl Cluster {
     fn assign(&self) -> Assignment {
         let hand_overs = &BTreeMap::new();
-        assign(&Facts { objects: &self.objects, nodes: &self.nodes, unreachable: &self.unreachable, hand_overs })
+        assign(&Facts {
+            objects: &self.objects,
+            nodes: &self.nodes,
+            unreachable: &self.unreachable,
+            absent: &BTreeSet::new(),
+            hand_overs,
+        })
     }
 
     /// The cluster after the status was written.

@@ -8,7 +8,7 @@ fn assign(objects: &Objects, nodes: &Nodes) -> Outcomes {
 }
 
 fn assign_without(objects: &Objects, nodes: &Nodes, unreachable: &BTreeSet<String>) -> Assignment {
-    super::assign(&Facts { objects, nodes, unreachable, hand_overs: &BTreeMap::new() })
+    super::assign(&Facts { objects, nodes, unreachable, absent: &BTreeSet::new(), hand_overs: &BTreeMap::new() })
 }
 
 pub(crate) fn node(name: &str, network: &str) -> (String, Arc<Node>) {
@@ -204,6 +204,29 @@ fn a_node_that_does_not_answer_is_given_nothing() {
 }
 
 #[test]
+fn a_node_whose_agent_is_away_keeps_what_it_has_and_gets_nothing_more() {
+    let (kept, new) = ("172.18.0.101", "172.18.0.102");
+    let objects = Objects::from([object("a", 1, &[kept], &[("n1", kept)]), object("b", 2, &[new], &[])]);
+    let with = |n: u8| {
+        let (unreachable, absent) = (BTreeSet::new(), BTreeSet::from(["n1".to_owned()]));
+        let hand_overs = BTreeMap::new();
+        super::assign(&Facts {
+            objects: &objects,
+            nodes: &nodes(n),
+            unreachable: &unreachable,
+            absent: &absent,
+            hand_overs: &hand_overs,
+        })
+        .outcomes
+    };
+    let outcomes = with(2);
+    assert_eq!((node_of(&outcomes, "a", kept), node_of(&outcomes, "b", new)), (Some("n1"), Some("n2")));
+    let outcomes = with(1);
+    assert_eq!(node_of(&outcomes, "a", kept), Some("n1"));
+    assert_eq!(*fate(&outcomes, "b"), Fate::NotReady { node: "n1".into() });
+}
+
+#[test]
 fn an_address_prefers_its_last_node_among_equals() {
     let nodes = nodes(5);
     for last in nodes.keys() {
@@ -297,8 +320,13 @@ fn what_is_on_its_way_stays_so_and_goes_back_only_to_its_last_node() {
         let with = |items: &[(&str, &str)], unreachable: &[&str]| {
             let objects = Objects::from([object("a", 1, &[address], items)]);
             let unreachable = unreachable.iter().map(|name| (*name).to_owned()).collect();
-            let facts =
-                Facts { objects: &objects, nodes: &nodes(5), unreachable: &unreachable, hand_overs: &hand_overs };
+            let facts = Facts {
+                objects: &objects,
+                nodes: &nodes(5),
+                unreachable: &unreachable,
+                absent: &BTreeSet::new(),
+                hand_overs: &hand_overs,
+            };
             node_of(&super::assign(&facts).outcomes, "a", address).map(str::to_owned)
         };
         assert_eq!(with(&[("n1", address)], &["n1"]).as_deref(), Some(to));

@@ -43,7 +43,8 @@ impl Stage {
 
     fn plan(&mut self, now: Instant) -> Plan {
         let (objects, nodes, unreachable) = (&self.objects, &self.nodes, &self.unreachable);
-        let wanted = assign(&Facts { objects, nodes, unreachable, hand_overs: &self.records.open });
+        let wanted =
+            assign(&Facts { objects, nodes, unreachable, absent: &BTreeSet::new(), hand_overs: &self.records.open });
         let end =
             |node: &String| (node.clone(), self.heard.get(node).copied().unwrap_or(self.since).max(self.since) + LEASE);
         let ends = self.unreachable.iter().map(end).collect();

@@ -56,6 +56,8 @@ pub struct News {
 pub struct Judgement {
     pub unreachable: BTreeSet<String>,
     pub suspects: BTreeSet<String>,
+    /// Those that are not gone, and would not take what is given to them.
+    pub absent: BTreeSet<String>,
     pub news: Vec<News>,
     /// Nobody answers: whoever asks is cut off, or all nodes are gone.
     pub cut_off: bool,
@@ -168,6 +170,14 @@ impl Judge {
                 judgement.unreachable.insert(name.clone());
             }
             let standing = member.pulse.standing(&self.rules, now);
+            let is_absent = match standing {
+                Standing::AgentSilent | Standing::AgentGone | Standing::Answers(Answer::NotServing) => true,
+                Standing::Silent => !self.cut_off,
+                Standing::Unknown | Standing::Answers(Answer::Serving | Answer::NextHopLost) => false,
+            };
+            if is_absent && !member.gone {
+                judgement.absent.insert(name.clone());
+            }
             let saying = (standing, member.gone, member.serves_since.is_some());
             if std::mem::replace(&mut member.said, saying) == saying {
                 continue;

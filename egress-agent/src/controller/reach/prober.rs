@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
 use super::Reach;
-use super::judge::{Judge, News, Traits, Treated};
+use super::judge::{Judge, Judgement, News, Traits, Treated};
 use super::pulse::{Answer, Standing};
 use super::session::{Asker, Finding, Manner, Road, ask};
 use crate::controller::leadership::Duty;
@@ -97,6 +97,7 @@ fn end(reach: &watch::Sender<Reach>) {
     reach.send_modify(|reach| {
         reach.unreachable.clear();
         reach.suspects.clear();
+        reach.absent.clear();
     });
 }
 
@@ -284,10 +285,11 @@ impl Round {
         for (name, asked) in &self.asked {
             asked.confirms.store(!judgement.unreachable.contains(name), Ordering::Release);
         }
-        let (unreachable, suspects) = (judgement.unreachable, judgement.suspects);
+        let Judgement { unreachable, suspects, absent, .. } = judgement;
         self.reach.send_if_modified(|reach| {
-            let is_news = reach.unreachable != unreachable || reach.suspects != suspects;
-            (reach.unreachable, reach.suspects) = (unreachable, suspects);
+            let known = (&reach.unreachable, &reach.suspects, &reach.absent);
+            let is_news = known != (&unreachable, &suspects, &absent);
+            (reach.unreachable, reach.suspects, reach.absent) = (unreachable, suspects, absent);
             is_news
         });
     }
@@ -317,7 +319,7 @@ impl Round {
                 node,
                 port = self.manner.port,
                 why,
-                "the node is there, but its agent does not answer health checks; it keeps its addresses for {grace} s"
+                "the node is there, but its agent does not answer health checks: does it run, with this port? It keeps its addresses for {grace} s"
             ),
             (Standing::AgentSilent | Standing::AgentGone, Treated::AsGone) => {
                 warn!(

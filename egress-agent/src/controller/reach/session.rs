@@ -169,7 +169,7 @@ pub(super) async fn ask(manner: &Manner, road: &Road, asker: &Asker, tell: impl 
                             if is_the_servers(status.code()) {
                                 tell(Finding::Sign(Sign::Answer(Answer::NotServing), Instant::now()));
                             }
-                            cause::find(&*status).unwrap_or_else(|| Causes(&*status).to_string())
+                            cause::find(&*status).unwrap_or_else(|| last_cause(&status))
                         }
                     };
                     tell(Finding::Trouble(trouble));
@@ -179,6 +179,15 @@ pub(super) async fn ask(manner: &Manner, road: &Road, asker: &Asker, tell: impl 
             }
         }
     }
+}
+
+/// The end of the chain: what stands before it names libraries.
+fn last_cause(status: &Status) -> String {
+    let mut last = std::error::Error::source(status);
+    while let Some(next) = last.and_then(std::error::Error::source) {
+        last = Some(next);
+    }
+    last.map_or_else(|| format!("{}: {}", status.code(), status.message()), ToString::to_string)
 }
 
 /// Codes by which a server says that it is not one of ours; the others are made up on this side too.

@@ -15,6 +15,7 @@ struct Play {
     /// Every change of who is gone.
     changes: Vec<(u64, Vec<String>)>,
     suspects: BTreeSet<String>,
+    absent: BTreeSet<String>,
     cut_off: bool,
 }
 
@@ -27,7 +28,16 @@ impl Play {
             judge.enter(node, Traits { own: *node == "own", network: None }, start);
         }
         let signs = nodes.iter().map(|node| (*node, Some(OK))).collect();
-        Self { judge, start, now: 0, signs, changes: Vec::new(), suspects: BTreeSet::new(), cut_off: false }
+        Self {
+            judge,
+            start,
+            now: 0,
+            signs,
+            changes: Vec::new(),
+            suspects: BTreeSet::new(),
+            absent: BTreeSet::new(),
+            cut_off: false,
+        }
     }
 
     fn all(&mut self, sign: Option<Sign>) {
@@ -64,6 +74,7 @@ impl Play {
                 self.changes.push((self.now, gone));
             }
             self.suspects = judgement.suspects;
+            self.absent = judgement.absent;
             self.cut_off = judgement.cut_off;
         }
     }
@@ -179,6 +190,7 @@ fn a_dead_agent_has_its_grace_and_is_no_suspect_meanwhile() {
     play.set("a", Some(Sign::Kernel));
     play.until(34_500);
     assert_eq!((play.changes.len(), play.suspects.len()), (0, 0));
+    assert_eq!(play.absent, BTreeSet::from(["a".to_owned()]), "it gets nothing more");
     play.until(35_500);
     assert_eq!((play.gone(), play.suspects.len()), (vec!["a".to_owned()], 1));
     // All agents at once: nobody could take anything.

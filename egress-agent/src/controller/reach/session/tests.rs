@@ -133,7 +133,7 @@ async fn who_refuses_or_accepts_and_says_nothing_is_there() {
     drop(refusing);
     let findings = found(refused, Duration::from_millis(900)).await;
     assert_eq!(signs(&findings), [Sign::Kernel]);
-    let named = |finding: &Finding| matches!(finding, Finding::Trouble(why) if why.contains("refused"));
+    let named = |finding: &Finding| matches!(finding, Finding::Trouble(why) if why.starts_with("Connection refused"));
     assert!(findings.iter().any(named), "{findings:?}");
 
     // As of a process that is stopped.
