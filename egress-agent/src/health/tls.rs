@@ -114,4 +114,4 @@ impl Keeper {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -25,13 +25,13 @@ fn next() -> u32 {
 }
 
 /// A CA.
-struct Authority {
+pub(crate) struct Authority {
     issuer: Issuer<'static, KeyPair>,
-    pem: String,
+    pub(crate) pem: String,
 }
 
 impl Authority {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let key = KeyPair::generate().expect("a key");
         let mut params = CertificateParams::new(Vec::new()).expect("no names");
         params.distinguished_name.push(DnType::CommonName, format!("CA {}", next()));
@@ -42,7 +42,7 @@ impl Authority {
 }
 
 /// A folder with the files of one node, gone with the value.
-struct Node(PathBuf);
+pub(crate) struct Node(PathBuf);
 
 impl Drop for Node {
     fn drop(&mut self) {
@@ -52,7 +52,7 @@ impl Drop for Node {
 
 impl Node {
     /// With a certificate of the CA, for the usual name and all uses.
-    fn new(ca: &Authority) -> Self {
+    pub(crate) fn new(ca: &Authority) -> Self {
         let name = format!("egress-agent-tls-{}-{}", std::process::id(), next());
         let node = Self(std::env::temp_dir().join(name));
         std::fs::create_dir(&node.0).expect("a folder");
@@ -61,7 +61,7 @@ impl Node {
         node
     }
 
-    fn put(&self, file: &str, text: &str) {
+    pub(crate) fn put(&self, file: &str, text: &str) {
         std::fs::write(self.0.join(file), text).expect("written");
     }
 
@@ -85,7 +85,7 @@ impl Node {
         }
     }
 
-    fn read(&self) -> (Tls, Keeper) {
+    pub(crate) fn read(&self) -> (Tls, Keeper) {
         read(self.files()).expect("files")
     }
 }

@@ -10,6 +10,7 @@ use tonic_health::pb::health_server::{Health, HealthServer};
 use tonic_health::server::WatchStream;
 
 use super::*;
+use crate::health::tls::tests::{Authority, Node};
 use crate::health::{self, fitness::Uplink};
 use crate::reconcile::Ready;
 
@@ -23,9 +24,13 @@ async fn found(port: u16, within: Duration) -> Vec<Finding> {
 }
 
 async fn found_by(port: u16, within: Duration, confirms: bool) -> Vec<Finding> {
+    found_with(plaintext(), port, within, confirms).await
+}
+
+async fn found_with(dial: Dial, port: u16, within: Duration, confirms: bool) -> Vec<Finding> {
     let asker = Asker { term: 3, offset: Duration::ZERO, confirms: Arc::new(confirms.into()) };
     let road = Road { address: LOOPBACK, knock_at: vec![] };
-    let manner = Manner { rules: RULES, port, dial: plaintext() };
+    let manner = Manner { rules: RULES, port, dial };
     let begin = Instant::now();
     let findings = Mutex::new(Vec::new());
     let tell = |finding| {
@@ -69,13 +74,17 @@ struct Agent {
 
 /// The health server of an agent.
 async fn agent() -> Agent {
+    agent_with(None).await
+}
+
+async fn agent_with(tls: Option<Tls>) -> Agent {
     let (free, port) = listener().await;
     drop(free);
     let (ready, is_ready) = watch::channel(Ready { serving: true, management: vec![LOOPBACK] });
     let ((uplink, is_uplink), (heard, is_heard)) = (watch::channel(Uplink::Works), watch::channel(None));
     let stop = CancellationToken::new();
     let facts = health::Facts { ready: is_ready, uplink: is_uplink };
-    let settings = health::Settings { port, tls: None, total_timeout: Duration::from_secs(5) };
+    let settings = health::Settings { port, tls, total_timeout: Duration::from_secs(5) };
     tokio::spawn(health::serve(settings, facts, heard, stop.clone()));
     while TcpStream::connect((LOOPBACK, port)).await.is_err() {
         tokio::time::sleep(Duration::from_millis(10)).await;
@@ -105,6 +114,33 @@ async fn an_agent_answers_and_learns_that_it_was_heard() {
     assert_eq!(signs(&lost), [Sign::Answer(Answer::NextHopLost)]);
     agent.uplink.send_replace(Uplink::NoCarrier("eth0".into()));
     assert_eq!(signs(&found(agent.port, Duration::from_millis(400)).await), [Sign::Answer(Answer::NotServing)]);
+}
+
+#[tokio::test]
+async fn by_tls_it_is_the_same_and_what_is_wrong_with_a_certificate_is_told() {
+    let (ca, another) = (Authority::new(), Authority::new());
+    let (server, leader, stranger) = (Node::new(&ca), Node::new(&ca), Node::new(&another));
+    let agent = agent_with(Some(server.read().0)).await;
+    let within = Duration::from_millis(900);
+    let findings = found_with(encrypted(leader.read().0), agent.port, within, true).await;
+    assert_eq!(signs(&findings), [Sign::Answer(Answer::Serving)]);
+    let heard = *agent.heard.borrow();
+    assert!(heard.is_some(), "it learns that it was heard");
+
+    let trouble = |findings: &[Finding], words: &str| {
+        findings.iter().any(|finding| matches!(finding, Finding::Trouble(why) if why.contains(words)))
+    };
+    let findings = found_with(encrypted(stranger.read().0), agent.port, within, true).await;
+    assert_eq!(signs(&findings), [Sign::Kernel], "its node is there");
+    assert!(trouble(&findings, "the other side's certificate was not signed by the CA"), "{findings:?}");
+    // It knows the CA; the agent does not know its own.
+    stranger.put("ca", &ca.pem);
+    let findings = found_with(encrypted(stranger.read().0), agent.port, within, true).await;
+    assert_eq!(signs(&findings), [Sign::Kernel]);
+    assert!(trouble(&findings, "UnknownCA: the log of the other side says why"), "{findings:?}");
+    let findings = found_with(plaintext(), agent.port, within, true).await;
+    assert_eq!(signs(&findings), [Sign::Kernel]);
+    assert_eq!(*agent.heard.borrow(), heard, "no stranger keeps its leases alive");
 }
 
 #[tokio::test]
