@@ -63,11 +63,15 @@ pub struct Decisions {
 
 pub fn decide(watch: &mut Watch, known: &Known<'_>) -> Decisions {
     let Known { objects, nodes, unreachable, absent, records, evidence, now } = *known;
-    let mut assignment = assign(&Facts { objects, nodes, unreachable, absent, hand_overs: &records.open });
+    let assignment = assign(&Facts { objects, nodes, unreachable, absent, hand_overs: &records.open });
     let mut plan = watch.plan(objects, &assignment, records, &evidence, now);
     let mut all = Vec::with_capacity(objects.len());
+    // Both in the order of names.
+    let mut outcomes = assignment.outcomes.into_iter().peekable();
     for (name, object) in objects {
-        let mut outcome = assignment.outcomes.remove(name).unwrap_or_default();
+        while outcomes.next_if(|(other, _)| other < name).is_some() {}
+        let outcome = outcomes.next_if(|(other, _)| other == name);
+        let mut outcome = outcome.map(|(_, outcome)| outcome).unwrap_or_default();
         let new = plan.items.remove(name);
         name_what_moves(&mut outcome, new.as_ref().unwrap_or(&object.items), &plan);
         all.push(decision(object, outcome, new, assignment.eligible));

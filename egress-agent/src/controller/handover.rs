@@ -199,9 +199,9 @@ impl Plan {
 /// The addresses of which something changes: all others are where they should be.
 fn concerned(objects: &Objects, wanted: &Assignment, records: &Records) -> BTreeSet<IpAddr> {
     let mut concerned: BTreeSet<IpAddr> = records.open.keys().copied().collect();
-    for (name, outcome) in wanted.changed(objects) {
-        let shown = objects.get(name).map(|object| object.items.as_slice()).unwrap_or_default();
-        concerned.extend(shown.iter().chain(&outcome.items).filter_map(|item| parse_egress_ip(&item.egress_ip)));
+    for (object, outcome) in wanted.beside(objects).filter(|(object, outcome)| object.items != outcome.items) {
+        let shown = object.items.iter();
+        concerned.extend(shown.chain(&outcome.items).filter_map(|item| parse_egress_ip(&item.egress_ip)));
     }
     concerned
 }
@@ -209,9 +209,10 @@ fn concerned(objects: &Objects, wanted: &Assignment, records: &Records) -> BTree
 /// The nodes that a status names for an address, those of older objects first: the first is who serves it.
 fn holders<'a>(objects: &'a Objects, concerned: &BTreeSet<IpAddr>) -> BTreeMap<IpAddr, Vec<&'a str>> {
     let mut holders: BTreeMap<IpAddr, Vec<&str>> = BTreeMap::new();
-    for object in by_rank(objects.values()) {
-        let items = object.items.iter().filter_map(|item| Some((parse_egress_ip(&item.egress_ip)?, item)));
-        let items = items.filter(|(address, _)| concerned.contains(address));
+    let is_concerned = |item: &Item| parse_egress_ip(&item.egress_ip).filter(|address| concerned.contains(address));
+    let naming = objects.values().filter(|object| object.items.iter().any(|item| is_concerned(item).is_some()));
+    for object in by_rank(naming) {
+        let items = object.items.iter().filter_map(|item| Some((is_concerned(item)?, item)));
         items.for_each(|(address, item)| holders.entry(address).or_default().push(&item.node));
     }
     holders
@@ -227,8 +228,8 @@ fn targets<'a>(wanted: &'a Assignment, concerned: &BTreeSet<IpAddr>) -> BTreeMap
 fn items(objects: &Objects, wanted: &Assignment, holders: &BTreeMap<IpAddr, String>) -> BTreeMap<String, Vec<Item>> {
     let held = |item: &Item| parse_egress_ip(&item.egress_ip).and_then(|address| holders.get(&address));
     let mut all = BTreeMap::new();
-    for (name, outcome) in &wanted.outcomes {
-        let shown = objects.get(name).map(|object| object.items.as_slice()).unwrap_or_default();
+    for (object, outcome) in wanted.beside(objects) {
+        let shown = object.items.as_slice();
         // What stands there already may have been put there by a stranger.
         if *shown == *outcome.items && (holders.is_empty() || outcome.items.iter().all(|item| held(item).is_none())) {
             continue;
@@ -248,7 +249,7 @@ fn items(objects: &Objects, wanted: &Assignment, holders: &BTreeMap<IpAddr, Stri
         new.retain(|item| items.iter().all(|stays| stays.node != item.node));
         items.extend(new);
         if *items != *shown {
-            all.insert(name.clone(), items);
+            all.insert(object.name.clone(), items);
         }
     }
     all

@@ -135,7 +135,9 @@ impl EgressObject {
 
 /// The only reading of an egress IP: an address without prefix length; `::ffff:a.b.c.d` is IPv4.
 pub fn parse_egress_ip(text: &str) -> Option<IpAddr> {
-    text.trim().parse::<IpAddr>().ok().map(|address| address.to_canonical())
+    // Most are written without spaces, and this is asked of every address of the cluster.
+    let read = text.parse::<IpAddr>().or_else(|_| text.trim().parse());
+    read.ok().map(|address| address.to_canonical())
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@
 //!
 //! Addresses with the same answer share a [`Class`]: there are few of them, however many addresses and nodes.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 
 use ipnet::IpNet;
@@ -32,6 +32,8 @@ pub(super) struct Class {
 pub(super) struct Hosts<'a> {
     /// The nodes that take part, by name.
     pub(super) nodes: Vec<(&'a str, &'a Node)>,
+    /// Their places: asked for every address that has one.
+    places: HashMap<&'a str, NodeIndex>,
     /// Those of them that take nothing more.
     absent: BTreeSet<NodeIndex>,
     primary: Networks,
@@ -57,11 +59,12 @@ impl<'a> Hosts<'a> {
         }
         let absent = nodes.iter().enumerate().filter(|(_, (name, _))| facts.absent.contains(*name));
         let absent = absent.map(|(index, _)| index).collect();
-        Self { nodes, absent, primary, secondary, classes: Vec::new(), known: BTreeMap::new() }
+        let places = nodes.iter().enumerate().map(|(index, (name, _))| (*name, index)).collect();
+        Self { nodes, places, absent, primary, secondary, classes: Vec::new(), known: BTreeMap::new() }
     }
 
     pub(super) fn index(&self, name: &str) -> Option<NodeIndex> {
-        self.nodes.binary_search_by(|(other, _)| (*other).cmp(name)).ok()
+        self.places.get(name).copied()
     }
 
     /// Can this node carry the address? Whether others would be preferred is another question.

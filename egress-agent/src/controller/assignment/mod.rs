@@ -57,11 +57,19 @@ pub struct Assignment {
 }
 
 impl Assignment {
+    /// The objects with what becomes of each. Both are in the order of names: one walk, no look for each.
+    pub fn beside<'a>(&'a self, objects: &'a Objects) -> impl Iterator<Item = (&'a Arc<EgressObject>, &'a Outcome)> {
+        let mut outcomes = self.outcomes.iter().peekable();
+        objects.iter().filter_map(move |(name, object)| {
+            while outcomes.next_if(|(other, _)| *other < name).is_some() {}
+            outcomes.next_if(|(other, _)| *other == name).map(|(_, outcome)| (object, outcome))
+        })
+    }
+
     /// The objects whose status should say something else than it does.
     pub fn changed<'a>(&'a self, objects: &'a Objects) -> impl Iterator<Item = (&'a str, &'a Outcome)> {
-        let says =
-            |name: &str, outcome: &Outcome| objects.get(name).is_some_and(|object| object.items == outcome.items);
-        self.outcomes.iter().filter(move |(name, outcome)| !says(name, outcome)).map(|(name, o)| (name.as_str(), o))
+        let changed = self.beside(objects).filter(|(object, outcome)| object.items != outcome.items);
+        changed.map(|(object, outcome)| (object.name.as_str(), outcome))
     }
 }
 
