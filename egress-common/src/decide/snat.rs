@@ -7,7 +7,12 @@
 //! 1. The reverse key is claimed by insert-if-absent. If it is there with *our* forward tuple, it is adopted.
 //! 2. The forward key likewise. Who loses it takes back the reverse key that it claimed itself and reads the winner's.
 //!
-//! So two CPUs that see the first two packets of one flow end with one mapping, whichever is first at either key.
+//! 3. A reverse key that was adopted may have been taken back by the one that claimed it, who cannot look at the forward key
+//!    and remove the other one in one step. So who has adopted one and then has claimed the forward key claims the reverse
+//!    key too; and who has taken one back looks at the forward key once more, and claims it again if it is named there.
+//!
+//! So two CPUs that see the first two packets of one flow end with one mapping, whichever is first at either key. That the
+//! second claim meets the removal on one side or the other needs no more order than that of the key's lock.
 //!
 //! A protocol without ports is one mapping for its address and destination, and refuses who comes second, by name. On an
 //! address that is the node's own there is none at all, because what arrives there may be the host's; the others are
@@ -123,7 +128,9 @@ pub fn translate<'t, T: Tables>(
             PortClaim::Full => return Err(Verdict::MapFull),
         },
     };
-    claim_forward(heads, tables, face, owner, port)?;
+    if claim_forward(heads, tables, face, owner, port)? == Forward::NeedsReverse {
+        hold_reverse(heads, tables, face, owner, port)?;
+    }
     let mapping = tables.nat_seen(forward, heads.tcp_flags).ok_or(Verdict::ClaimLost)?;
     if mapping.other.daddr == face.address { Ok(mapping) } else { Err(Verdict::ClaimLost) }
 }
@@ -200,14 +207,18 @@ fn claim_own_port<T: Tables>(heads: &Heads, tables: &T, face: &Face, owner: &Own
     }
     let forward = &heads.tuple;
     let reverse = reverse_key(forward, &face.address, port);
-    match tables.claim_nat(&reverse, forward, owner) {
-        Claim::Claimed => OwnPort::Claimed,
-        Claim::Full => OwnPort::Full,
-        Claim::Taken => match tables.nat_seen(&reverse, 0) {
-            Some(there) if there.other == *forward => OwnPort::Adopted,
-            _ => OwnPort::Taken,
-        },
+    // Once more where it was taken back in between.
+    for _ in 0..2 {
+        match tables.claim_nat(&reverse, forward, owner) {
+            Claim::Claimed => return OwnPort::Claimed,
+            Claim::Full => return OwnPort::Full,
+            Claim::Taken => {}
+        }
+        if let Some(there) = tables.nat_seen(&reverse, 0) {
+            return if there.other == *forward { OwnPort::Adopted } else { OwnPort::Taken };
+        }
     }
+    OwnPort::Taken
 }
 
 /// A search that found nothing holds for so long for every new flow of the same kind: it has cost a step for each port.
@@ -232,23 +243,62 @@ fn find_port<T: Tables>(heads: &Heads, tables: &T, face: &Face, owner: &Owner) -
     tables.claim_any_port(forward, &face.address, owner, &search)
 }
 
+/// What stands once the forward key has been claimed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Forward {
+    Stands,
+    /// It stands, and names a reverse key that somebody may have taken back.
+    NeedsReverse,
+}
+
 /// Claims the forward key; a loser takes back the reverse key that it claimed itself. Where a mapping of the flow stands by
 /// then that names this very reverse key, another CPU has adopted it: then it is not the loser's to take back. A mapping
 /// that is just being swept stands no more.
 #[inline(never)]
-fn claim_forward<T: Tables>(heads: &Heads, tables: &T, face: &Face, owner: &Owner, port: Port) -> Result<(), Verdict> {
+fn claim_forward<T: Tables>(
+    heads: &Heads,
+    tables: &T,
+    face: &Face,
+    owner: &Owner,
+    port: Port,
+) -> Result<Forward, Verdict> {
     let forward = &heads.tuple;
     let reverse = reverse_key(forward, &face.address, port.number);
     let claim = tables.claim_nat(forward, &reverse, owner);
     if claim == Claim::Claimed {
         tables.count_mapping(owner.egress_id);
-        return Ok(());
+        return Ok(if port.ours { Forward::Stands } else { Forward::NeedsReverse });
     }
-    if port.ours && tables.nat_seen(forward, 0).is_none_or(|winner| winner.other != reverse) {
+    let is_named = || tables.nat_seen(forward, 0).is_some_and(|winner| winner.other == reverse);
+    if port.ours && !is_named() {
         tables.forget_nat(&reverse);
+        if is_named() {
+            return Ok(Forward::NeedsReverse);
+        }
     }
-    if claim == Claim::Full { Err(Verdict::MapFull) } else { Ok(()) }
+    if claim == Claim::Full { Err(Verdict::MapFull) } else { Ok(Forward::Stands) }
 }
 
+/// Claims the reverse key of a mapping whose forward key stands. One that is there and then is not has just been taken back,
+/// by a CPU that looks at the forward key next. Where another flow has got it meanwhile, the mapping goes, and the next
+/// packet makes another one.
+#[inline(never)]
+fn hold_reverse<T: Tables>(heads: &Heads, tables: &T, face: &Face, owner: &Owner, port: Port) -> Result<(), Verdict> {
+    let forward = &heads.tuple;
+    let reverse = reverse_key(forward, &face.address, port.number);
+    let is_held = match tables.claim_nat(&reverse, forward, owner) {
+        Claim::Claimed => true,
+        Claim::Taken => tables.nat_peek(&reverse).is_none_or(|there| there.other == *forward),
+        Claim::Full => false,
+    };
+    if is_held {
+        return Ok(());
+    }
+    tables.forget_nat(forward);
+    Err(Verdict::ClaimLost)
+}
+
+#[cfg(test)]
+mod interleaved;
 #[cfg(test)]
 mod tests;

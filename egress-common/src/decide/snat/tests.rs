@@ -11,7 +11,7 @@ use crate::wire::{sctp, tcp};
 const DATA: u8 = 0;
 const EGRESS: Addr = Addr::v4([172, 18, 0, 100]);
 const FACE: Face = Face { address: EGRESS, ports: EGRESS_PORTS };
-const OWNER: Owner = Owner { origin: Origin::Here, source_node: Addr::UNSPECIFIED, egress_id: 7 };
+pub(super) const OWNER: Owner = Owner { origin: Origin::Here, source_node: Addr::UNSPECIFIED, egress_id: 7 };
 
 #[test]
 fn the_walk_covers_every_port_once() {

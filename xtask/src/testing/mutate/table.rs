@@ -242,6 +242,13 @@ mutations! {
         "if copied(pod, space).is_of(addr) {" =>
         "unsafe extern \"C\" fn pause(_: u64, _: *mut core::ffi::c_void) -> u64 {\n        0\n    }\n        unsafe { aya_ebpf::helpers::generated::bpf_loop(4000, pause as *mut core::ffi::c_void, ptr::null_mut(), 0) };\n        if copied(pod, space).seal != 0 {";
 
+    "adopted-key-believed", SNAT, ["races::"], "a flow's answers find no mapping, or those of another flow reach its pod":
+        "if port.ours { Forward::Stands } else { Forward::NeedsReverse }" => "Forward::Stands";
+    "key-taken-back-for-good", SNAT, ["races::"], "a flow's answers find no mapping, or those of another flow reach its pod":
+        "        if is_named() {\n            return Ok(Forward::NeedsReverse);\n        }\n" => "";
+    "own-port-asked-for-once", SNAT, ["races::"], "a connection is reset although its port is free":
+        "for _ in 0..2 {\n        match tables.claim_nat" => "for _ in 0..1 {\n        match tables.claim_nat";
+
     // Connections that were cut.
     "piece-of-a-cut-connection", STEER, ["cut::"], "what is left of a cut connection leaves with another source":
         "if is_told && heads.l4 == L4::Later {" => "if false {";

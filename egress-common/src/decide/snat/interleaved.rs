@@ -1,0 +1,277 @@
+//! Two CPUs that make the mapping of one flow at the same time, in every order of their steps.
+//!
+//! A step is one look into `nat`, or one change of it. A CPU is run again from its beginning for each of its steps: what its
+//! former ones came to is on record, the next one is taken, and behind that it stops.
+
+use std::cell::{Cell, RefCell};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::vec::Vec;
+
+use super::tests::OWNER;
+use super::*;
+use crate::abi::{
+    ClusterPrefix, Flow, FragKey, FragPorts, NodeEntry, Owned, OwnedAddr, PodEntry, Policy, PolicyKey, Slot,
+};
+use crate::decide::cast::V4;
+use crate::decide::packets::packet;
+use crate::decide::world::{World, addr};
+
+/// What a step came to.
+#[derive(Clone, Copy)]
+enum Answer<'w> {
+    Mapping(Option<&'w Mapping>),
+    Claim(Claim),
+    Port(PortClaim),
+    Forgotten(bool),
+}
+
+/// A CPU has taken its step.
+struct Pause;
+
+struct Cpu<'w> {
+    world: &'w World,
+    number: u32,
+    record: RefCell<Vec<Answer<'w>>>,
+    /// How many steps of the record have been told.
+    told: Cell<usize>,
+    ended: Cell<Option<bool>>,
+}
+
+impl<'w> Cpu<'w> {
+    fn new(world: &'w World, number: u32) -> Self {
+        Self { world, number, record: RefCell::default(), told: Cell::new(0), ended: Cell::new(None) }
+    }
+
+    fn step(&self, take: impl FnOnce() -> Answer<'w>) -> Answer<'w> {
+        let at = self.told.replace(self.told.get() + 1);
+        let known = self.record.borrow().get(at).copied();
+        if let Some(answer) = known {
+            return answer;
+        }
+        let answer = take();
+        self.record.borrow_mut().push(answer);
+        resume_unwind(std::boxed::Box::new(Pause))
+    }
+
+    /// The last step, for people.
+    fn last(&self) -> std::string::String {
+        let came_to = match self.record.borrow().last() {
+            Some(Answer::Mapping(Some(mapping))) => std::format!("saw {:?}", mapping.other.daddr),
+            Some(Answer::Mapping(None)) => "saw nothing".into(),
+            Some(Answer::Claim(claim)) => std::format!("{claim:?}"),
+            Some(Answer::Port(claim)) => std::format!("searched: {claim:?}"),
+            Some(Answer::Forgotten(was_there)) => std::format!("removed: {was_there}"),
+            None => "nothing".into(),
+        };
+        std::format!("CPU {}: {came_to}, ended: {:?}", self.number, self.ended.get())
+    }
+
+    /// Takes the next step of the packet, or ends.
+    fn go_on(&self, heads: &Heads, face: &Face) {
+        self.told.set(0);
+        let ran = catch_unwind(AssertUnwindSafe(|| translate(heads, &Quote::NONE, self, face, &OWNER).is_ok()));
+        match ran {
+            Ok(done) => self.ended.set(Some(done)),
+            Err(payload) if payload.is::<Pause>() => {}
+            Err(payload) => resume_unwind(payload),
+        }
+    }
+}
+
+impl Tables for Cpu<'_> {
+    fn nat_seen(&self, key: &Tuple, tcp_flags: u8) -> Option<&Mapping> {
+        match self.step(|| Answer::Mapping(self.world.nat_seen(key, tcp_flags))) {
+            Answer::Mapping(mapping) => mapping,
+            _ => unreachable!("the same steps each time"),
+        }
+    }
+    fn nat_peek(&self, key: &Tuple) -> Option<&Mapping> {
+        match self.step(|| Answer::Mapping(self.world.nat_peek(key))) {
+            Answer::Mapping(mapping) => mapping,
+            _ => unreachable!("the same steps each time"),
+        }
+    }
+    fn claim_nat(&self, key: &Tuple, other: &Tuple, owner: &Owner) -> Claim {
+        match self.step(|| Answer::Claim(self.world.claim_nat(key, other, owner))) {
+            Answer::Claim(claim) => claim,
+            _ => unreachable!("the same steps each time"),
+        }
+    }
+    fn claim_any_port(&self, forward: &Tuple, address: &Addr, owner: &Owner, search: &PortSearch) -> PortClaim {
+        match self.step(|| Answer::Port(self.world.claim_any_port(forward, address, owner, search))) {
+            Answer::Port(claim) => claim,
+            _ => unreachable!("the same steps each time"),
+        }
+    }
+    fn forget_nat(&self, key: &Tuple) -> bool {
+        match self.step(|| Answer::Forgotten(self.world.forget_nat(key))) {
+            Answer::Forgotten(was_there) => was_there,
+            _ => unreachable!("the same steps each time"),
+        }
+    }
+    fn count_mapping(&self, _egress_id: u32) {}
+    fn is_exhausted(&self, _destination: &Tuple) -> bool {
+        false
+    }
+    fn note_exhausted(&self, _destination: &Tuple) {}
+    fn now_ns(&self) -> u64 {
+        self.world.now_ns()
+    }
+    /// The search of each CPU begins elsewhere.
+    fn random(&self) -> u32 {
+        self.number * 1_000
+    }
+
+    // Nobody who makes a mapping asks any of these.
+    fn pod(&self, _: &Addr) -> Option<&PodEntry> {
+        unreachable!()
+    }
+    fn node(&self, _: &Addr) -> Option<&NodeEntry> {
+        unreachable!()
+    }
+    fn prefix(&self, _: &Addr) -> Option<&ClusterPrefix> {
+        unreachable!()
+    }
+    fn policy(&self, _: &PolicyKey) -> Option<&Policy> {
+        unreachable!()
+    }
+    fn owned(&self, _: u32) -> Option<&Owned> {
+        unreachable!()
+    }
+    fn owned_addr(&self, _: &Addr) -> Option<&OwnedAddr> {
+        unreachable!()
+    }
+    fn inbound_answered(&self, _: &Tuple, _: u8) -> bool {
+        unreachable!()
+    }
+    fn inbound_heard(&self, _: &Tuple, _: u8) -> bool {
+        unreachable!()
+    }
+    fn inbound_known(&self, _: &Tuple) -> bool {
+        unreachable!()
+    }
+    fn inbound_in_use(&self) -> u32 {
+        unreachable!()
+    }
+    fn claim_inbound(&self, _: &Tuple) -> Claim {
+        unreachable!()
+    }
+    fn forget_inbound(&self, _: &Tuple) {
+        unreachable!()
+    }
+    fn datagram_seen(&self, _: &Tuple) -> bool {
+        unreachable!()
+    }
+    fn note_datagram(&self, _: &Tuple) {
+        unreachable!()
+    }
+    fn flow_seen(&self, _: &Tuple, _: u8) -> Option<&Flow> {
+        unreachable!()
+    }
+    fn flow_peek(&self, _: &Tuple) -> Option<&Flow> {
+        unreachable!()
+    }
+    fn flow_answered(&self, _: &Tuple, _: u8) -> bool {
+        unreachable!()
+    }
+    fn claim_flow(&self, _: &Tuple, _: &Flow) -> Claim {
+        unreachable!()
+    }
+    fn decisions(&self) -> u32 {
+        unreachable!()
+    }
+    fn settle_flow(&self, _: &Tuple, _: u32, _: &Slot, _: u32) {
+        unreachable!()
+    }
+    fn set_flow_slot(&self, _: &Tuple, _: u32) {
+        unreachable!()
+    }
+    fn forget_flow(&self, _: &Tuple) {
+        unreachable!()
+    }
+    fn put_flow(&self, _: &Tuple, _: &Flow) -> bool {
+        unreachable!()
+    }
+    fn fragment(&self, _: &FragKey) -> Option<&FragPorts> {
+        unreachable!()
+    }
+    fn put_fragment(&self, _: &FragKey, _: &FragPorts) {
+        unreachable!()
+    }
+    fn is_awaited(&self, _: &FragKey) -> bool {
+        unreachable!()
+    }
+}
+
+/// Who takes each step, in every order: those that begin like one that has been tried go on with the other CPU.
+fn every_order(mut run: impl FnMut(&mut dyn FnMut([bool; 2]) -> usize)) -> usize {
+    let (mut order, mut count): (Vec<usize>, _) = (Vec::new(), 0);
+    loop {
+        let mut at = 0;
+        let mut taken: Vec<(usize, bool)> = Vec::new();
+        run(&mut |may: [bool; 2]| {
+            let wanted = order.get(at).copied().unwrap_or(0);
+            at += 1;
+            let who = if may[wanted] { wanted } else { 1 - wanted };
+            taken.push((who, who == 0 && may[1]));
+            who
+        });
+        count += 1;
+        let Some(last) = taken.iter().rposition(|(_, may_differ)| *may_differ) else { return count };
+        order = taken[..last].iter().map(|(who, _)| *who).collect();
+        order.push(1);
+    }
+}
+
+/// Plays both CPUs in every order; `begin` is what there was before. The flow gets its own port, where that is free.
+fn play(is_free: bool, begin: impl Fn(&World, &Heads)) -> usize {
+    let heads = packet(V4.pod, V4.world, 4000, 80).heads();
+    let face = Face { address: addr(V4.egress), ports: EGRESS_PORTS };
+    every_order(|next| {
+        let world = World::new();
+        begin(&world, &heads);
+        let mut story = Vec::new();
+        let cpus = [Cpu::new(&world, 0), Cpu::new(&world, 1)];
+        loop {
+            let may = [0, 1].map(|cpu: usize| cpus[cpu].ended.get().is_none());
+            if may == [false; 2] {
+                break;
+            }
+            let who = next(may);
+            cpus[who].go_on(&heads, &face);
+            story.push(cpus[who].last());
+        }
+        world.assert_paired();
+        let done = cpus.iter().filter(|cpu| cpu.ended.get() == Some(true)).count();
+        assert!(done > 0, "one of the two packets goes at least: {story:#?}");
+        let mapping = world.nat_peek(&heads.tuple).expect("a mapping");
+        assert_eq!(mapping.other.daddr, face.address);
+        assert_eq!(mapping.other.dport() == 4000, is_free, "{story:#?}");
+    })
+}
+
+#[test]
+fn a_new_flow_gets_one_mapping() {
+    assert!(play(true, |_, _| ()) > 50);
+}
+
+#[test]
+fn a_flow_whose_address_has_moved_gets_one_mapping() {
+    let orders = play(true, |world, heads| {
+        let old = Face { address: addr(V4.foreign_egress), ports: EGRESS_PORTS };
+        translate(heads, &Quote::NONE, world, &old, &OWNER).expect("a free port");
+    });
+    assert!(orders > 1000, "{orders}");
+}
+
+#[test]
+fn a_flow_whose_own_port_is_taken_gets_one_mapping() {
+    let orders = play(false, |world, heads| {
+        let other =
+            Tuple::new(Direction::Egress, addr(V4.known_pod), heads.tuple.daddr, 4000, 80, heads.tuple.protocol);
+        let reverse = reverse_key(&other, &addr(V4.egress), 4000);
+        assert_eq!(world.claim_nat(&reverse, &other, &OWNER), Claim::Claimed);
+        assert_eq!(world.claim_nat(&other, &reverse, &OWNER), Claim::Claimed);
+    });
+    assert!(orders > 50, "{orders}");
+}
