@@ -22,6 +22,7 @@ use crate::controller::reach::session::Manner;
 use crate::controller::reach::{Reach, prober};
 use crate::dataplane::host::Host;
 use crate::dataplane::next_hop::watch_uplink;
+use crate::fence;
 use crate::health::{self, fitness::Uplink};
 use crate::kube::anew::still_given;
 use crate::kube::events;
@@ -68,16 +69,19 @@ pub async fn run<E: Executor + Send>(client: Client, settings: AgentSettings, ex
     let (found, reach) = watch::channel(Reach::by(lease));
     let (own_node, is_own_node) = watch::channel(None);
     let (road, uplink) = watch::channel(Uplink::Works);
-    // As of when the leader has surely heard this agent: nobody minds yet.
-    let (heard, _surely_heard) = watch::channel(None);
+    // As of when the leader has surely heard this agent.
+    let (heard, surely_heard) = watch::channel(None);
     let (released, words) = watch::channel(words::Words::new());
 
     let incoming = changes(&client, (&namespace, &node_name), &model.service_cidrs, &outages);
     let halves = Halves { node: to_node, leader: to_leader, own_node, prober: to_prober, node_name: node_name.clone() };
-    let ties = ties(&client, &node_name, released);
+    let store = LedgerStore::new(client.clone(), &namespace);
+    let (stake, is_stake) = watch::channel(Stake::default());
+    let (standing, stands) = watch::channel(Standing::Undecided);
+    let ties = ties(&client, &node_name, stands, (stake, released));
     let reconciler = Reconciler::new(model, executor, Some(events.clone()), ready).tied(ties);
     let identity = own_identity(&node_name);
-    let writers = (StatusWriter::new(client.clone()), LedgerStore::new(client.clone(), &namespace));
+    let writers = (StatusWriter::new(client.clone()), store.clone());
     let leader = Leader::new(writers, events, leads, (reach, !lease.is_zero()), identity.clone());
     let of_own_node = is_own_node.clone();
     let healthy = async {
@@ -102,6 +106,9 @@ pub async fn run<E: Executor + Send>(client: Client, settings: AgentSettings, ex
             own_node::publish(place, host, is_own_node, &outages, stop.clone()).await;
         }
     };
+    // A task of its own: leases run out while others are at work.
+    let fence = fence::keep((node_name.clone(), lease), store, (surely_heard, is_stake), standing, stop.clone());
+    let fence = tokio::spawn(fence);
     tokio::join!(
         fan_out(incoming, halves, stop.clone()),
         publish,
@@ -114,13 +121,18 @@ pub async fn run<E: Executor + Send>(client: Client, settings: AgentSettings, ex
         look,
         probe,
     );
+    fence.abort();
 }
 
 /// What the node's half obeys and says beside what is desired.
-fn ties(client: &Client, node_name: &str, released: watch::Sender<words::Words>) -> Ties {
+fn ties(
+    client: &Client,
+    node_name: &str,
+    standing: watch::Receiver<Standing>,
+    (stake, released): (watch::Sender<Stake>, watch::Sender<words::Words>),
+) -> Ties {
     let (asker, name) = (client.clone(), node_name.to_owned());
     let ask: Ask = Box::new(move |questions| still_given(asker.clone(), name.clone(), questions).boxed());
-    let (standing, stake) = (watch::channel(Standing::Holds).1, watch::channel(Stake::default()).0);
     Ties::new(node_name, standing, stake, released, ask)
 }
 

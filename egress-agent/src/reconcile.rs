@@ -135,13 +135,16 @@ impl<E: Executor> Reconciler<E> {
         let mut retry_at: Option<Instant> = None;
         let mut patience = FIRST_RETRY;
         loop {
+            let mut is_retry = false;
             tokio::select! {
                 () = stop.cancelled() => return self.executor,
                 changes = changes.take() => match changes {
                     Some(changes) => changes.into_iter().for_each(|change| self.apply(change)),
                     None => return self.executor,
                 },
-                () = tokio::time::sleep_until(retry_at.unwrap_or_else(Instant::now)), if retry_at.is_some() => {}
+                () = tokio::time::sleep_until(retry_at.unwrap_or_else(Instant::now)), if retry_at.is_some() => {
+                    is_retry = true;
+                }
                 () = self.ties.changed() => self.incomplete = true,
             }
             if !self.synced.all() || self.ties.undecided() {
@@ -167,7 +170,9 @@ impl<E: Executor> Reconciler<E> {
                 None
             } else {
                 let at = Instant::now() + patience;
-                patience = (patience * 2).min(if self.doubtful { LONGEST_DOUBT } else { LONGEST_RETRY });
+                // What was tried because of a change says nothing of how long it will take.
+                let longer = if is_retry { patience * 2 } else { patience };
+                patience = longer.min(if self.doubtful { LONGEST_DOUBT } else { LONGEST_RETRY });
                 Some(at)
             };
         }

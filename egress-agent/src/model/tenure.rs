@@ -54,6 +54,10 @@ impl Tenure {
         }
     }
 
+    pub fn node_name(&self) -> &str {
+        &self.node
+    }
+
     pub fn follow(&mut self, ledger: Arc<Ledger>) {
         self.ledger = ledger;
         let ours = self.ledger.records.open.iter().filter(|(_, record)| record.from == self.node);
@@ -102,10 +106,15 @@ impl Tenure {
         }
     }
 
-    /// Addresses that come from another node of ours, which has let go of them, or whose lease has run out.
+    /// Addresses that come from another node of ours, which has let go of them, or whose lease has run out; and those that
+    /// this node had itself until just now.
     pub fn arriving(&self) -> BTreeSet<IpAddr> {
-        let records = self.ledger.records.open.iter().filter(|_| self.ledger.leases);
-        records.filter(|(_, record)| record.to.as_ref() == Some(&self.node)).map(|(address, _)| *address).collect()
+        if !self.ledger.leases {
+            return BTreeSet::new();
+        }
+        let records = self.ledger.records.open.iter().filter(|(_, record)| record.to.as_ref() == Some(&self.node));
+        let back = self.given_up.intersection(&self.confirmed);
+        records.map(|(address, _)| address).chain(back).copied().collect()
     }
 
     /// This node's word for each open hand-over from it: the kernel holds the address no more.

@@ -31,14 +31,14 @@ pub enum Standing {
 pub struct Stake {
     /// There are addresses to hold.
     pub wants: bool,
-    /// Agents hold leases, the leader says.
-    pub leases: bool,
+    /// Whether agents hold leases, as the ledger says.
+    pub leases: Option<bool>,
 }
 
 impl Default for Stake {
     /// Before anything is known.
     fn default() -> Self {
-        Self { wants: true, leases: false }
+        Self { wants: true, leases: None }
     }
 }
 
@@ -73,7 +73,7 @@ impl Ties {
 
     pub(super) fn follow(&mut self, ledger: &Arc<Ledger>) {
         self.tenure.follow(Arc::clone(ledger));
-        let leases = ledger.leases;
+        let leases = Some(ledger.leases);
         self.stake.send_if_modified(|stake| std::mem::replace(&mut stake.leases, leases) != leases);
     }
 

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `story` | the walkthrough of `cargo xtask run`, and that nothing of it is left |
 //! | `restart`, `leader` | agents killed and restarted under traffic: nothing lost, nothing reset, nothing flushed |
+//! | `handover` | an address changes its node: the old one lets go first, also where it is cut off or the leader dies |
 //! | `dead_agent` | an address leaves a gateway whose agent is dead and whose programs answer for it |
 //! | `reachability` | nodes that are cut off lose their addresses; those whose agent alone is silent do not |
 //! | `selection`, `changing` | who is selected, and that each change takes effect within seconds |
@@ -19,6 +20,7 @@ mod changing;
 mod cleanup;
 mod dead_agent;
 mod ground;
+mod handover;
 mod kubectl;
 mod leader;
 mod leak;
@@ -55,12 +57,16 @@ pub(crate) fn tests() -> Vec<LabTest> {
         test("cleanup_leaves_nothing", cleanup::leaves_nothing),
         test("restarts_of_agents_lose_no_packet", restart::under_traffic),
         test("dead_agent_does_not_keep_its_addresses", dead_agent::does_not_keep_its_addresses),
+        test("dead_agent_is_given_time_where_nobody_is_probed", dead_agent::is_given_time_where_nobody_is_probed),
         test("cut_off_nodes_lose_their_addresses", reachability::cut_off_nodes_lose_their_addresses),
         test(
             "next_hops_count_where_one_node_alone_has_lost_its_own",
             reachability::next_hops_count_where_one_node_alone_has_lost_its_own,
         ),
         test("what_leaves_the_road_whole_moves_nothing", reachability::what_leaves_the_road_whole_moves_nothing),
+        test("hand_over_old_node_lets_go_first", handover::old_node_lets_go_first),
+        test("hand_over_next_leader_goes_on", handover::next_leader_goes_on),
+        test("hand_over_cut_off_node_gives_up_first", handover::cut_off_node_gives_up_first),
         test("selectors_of_every_kind_select", selection::selectors_select),
         test("only_endpoints_are_selected", selection::only_endpoints_count),
         test("oldest_object_serves", selection::oldest_object_serves),

@@ -1,0 +1,79 @@
+//! The loop around the fence: what was heard, readings of the ledger, and time.
+
+use std::time::{Duration, Instant};
+
+use futures::StreamExt;
+use futures::stream::FuturesUnordered;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+use tracing::debug;
+
+use super::Fence;
+use crate::kube::ledger::{self, LedgerStore};
+use crate::reconcile::ties::{Stake, Standing};
+
+/// Between two looks at least.
+const IDLE: Duration = Duration::from_secs(1);
+
+/// Publishes whether this node may hold addresses, until told to stop.
+pub async fn keep(
+    (node_name, total): (String, Duration),
+    store: LedgerStore,
+    (mut heard, mut stake): (watch::Receiver<Option<Instant>>, watch::Receiver<Stake>),
+    standing: watch::Sender<Standing>,
+    stop: CancellationToken,
+) {
+    let mut fence = Fence::new(total);
+    let mut readings = FuturesUnordered::new();
+    let (mut is_probed, mut has_stake) = (true, true);
+    let mut due = Instant::now();
+    loop {
+        let now = Instant::now();
+        // Its programs went on meanwhile, and a moment more does no harm; to end them for nothing would.
+        if now > due + fence.longest_pause() {
+            readings.clear();
+            fence.wake(now);
+        }
+        fence.set_stake(*stake.borrow_and_update(), now);
+        if let Some(as_of) = *heard.borrow_and_update() {
+            fence.note_heard(as_of);
+        }
+        let is = fence.standing(now);
+        standing.send_if_modified(|said| std::mem::replace(said, is) != is);
+        if fence.ask_at().is_some_and(|time| time <= now) {
+            fence.note_asked(now);
+            readings.push(read(&store, &node_name, now, fence.patience()));
+        }
+        let next = fence.next(now);
+        // Looked at now and then even where nothing is to be done, to know that it runs.
+        due = next.unwrap_or(now + IDLE).min(now + IDLE);
+        tokio::select! {
+            () = stop.cancelled() => return,
+            outcome = heard.changed(), if is_probed => is_probed = outcome.is_ok(),
+            outcome = stake.changed(), if has_stake => has_stake = outcome.is_ok(),
+            Some(answer) = readings.next(), if !readings.is_empty() => {
+                if let Some((began, suspected)) = answer {
+                    fence.note_read(began, suspected);
+                }
+            }
+            () = tokio::time::sleep_until(due.into()) => {}
+        }
+    }
+}
+
+/// One reading: when it began, and whether this node is suspected. A ledger that cannot be read is no reason to hold.
+async fn read(store: &LedgerStore, node_name: &str, began: Instant, patience: Duration) -> Option<(Instant, bool)> {
+    match tokio::time::timeout(patience, store.read()).await {
+        Ok(Ok(Some(object))) => {
+            let trusted = ledger::read(&object).is_ok_and(|ledger| !ledger.suspects.contains_key(node_name));
+            Some((began, !trusted))
+        }
+        // Before anybody is suspected there is a ledger.
+        Ok(Ok(None)) => Some((began, false)),
+        Ok(Err(error)) => {
+            debug!(%error, "cannot read the ledger");
+            None
+        }
+        Err(_) => None,
+    }
+}

@@ -1,0 +1,137 @@
+//! Whether this node may hold addresses: its leases. [`Fence`] is pure, [`keep`] is the loop around it.
+//!
+//! A gateway that is cut off cannot be told that its addresses are given to another. So it gives them up by itself, before
+//! the leader may give them away. It may hold addresses while
+//!
+//! - **it has surely been heard** within the total timeout: a leader has the answer to a probe that came in here then
+//!   (`crate::health::touch`); or
+//! - **it has read the ledger** of late, asked for less than 6/10 of the timeout ago, and is not suspected there.
+//!
+//! The leader's side, and why this is before, is in `controller::suspicion` and docs/adr/0012-ledger-and-leases.md. The
+//! ledger is read only by nodes that want to hold something, and only while what was heard is about to run out: between two
+//! leaders, or where only the management network is cut.
+//!
+//! A node whose leader gives nothing away for silence holds no lease, and nor does one that was never probed while the
+//! ledger speaks of none.
+
+mod keep;
+
+use std::time::{Duration, Instant};
+
+pub use keep::keep;
+
+use crate::reconcile::ties::{Stake, Standing};
+
+/// The pure rule, on this node's own monotonic clock.
+#[derive(Debug)]
+pub struct Fence {
+    total: Duration,
+    stake: Stake,
+    /// As of when a leader has surely heard this node.
+    heard: Option<Instant>,
+    /// When the latest reading of the ledger that does not suspect this node began.
+    read: Option<Instant>,
+    /// When the latest reading began, whatever came of it.
+    asked: Option<Instant>,
+    /// Since when this node holds leases, or has run again.
+    began: Option<Instant>,
+    /// It was suspected when it asked, before anything else was known.
+    denied: bool,
+}
+
+impl Fence {
+    /// `total` is the total timeout of the probes; zero where nobody probes.
+    pub fn new(total: Duration) -> Self {
+        Self { total, stake: Stake::default(), heard: None, read: None, asked: None, began: None, denied: false }
+    }
+
+    pub fn set_stake(&mut self, stake: Stake, now: Instant) {
+        self.stake = stake;
+        self.begin(now);
+    }
+
+    pub fn note_heard(&mut self, as_of: Instant) {
+        // What was before a pause is nothing any more.
+        if self.began.is_none_or(|began| as_of >= began) {
+            self.heard = self.heard.max(Some(as_of));
+            self.begin(as_of);
+        }
+    }
+
+    /// A reading that began then has been answered.
+    pub fn note_read(&mut self, began: Instant, suspected: bool) {
+        if !suspected {
+            self.read = self.read.max(Some(began));
+        } else if self.began.is_some_and(|since| began >= since) {
+            self.denied = true;
+        }
+    }
+
+    /// This process has not run for long, and has just begun to: all is as after a start.
+    pub fn wake(&mut self, now: Instant) {
+        (self.heard, self.read, self.asked, self.denied) = (None, None, None, false);
+        self.began = self.began.and(Some(now));
+    }
+
+    /// For how long a process that lives may be kept from running. Beyond that it was stopped.
+    pub fn longest_pause(&self) -> Duration {
+        self.total * 2
+    }
+
+    /// A reading begins.
+    pub fn note_asked(&mut self, now: Instant) {
+        self.asked = Some(now);
+    }
+
+    fn begin(&mut self, now: Instant) {
+        let is_probed = self.heard.is_some() || self.began.is_some();
+        let holds_leases = !self.total.is_zero() && (is_probed || self.stake.leases == Some(true));
+        self.began = if holds_leases { self.began.or(Some(now)) } else { None };
+    }
+
+    pub fn standing(&self, now: Instant) -> Standing {
+        let Some(began) = self.began else {
+            let unknown = self.stake.leases.is_none() && !self.total.is_zero();
+            return if unknown { Standing::Undecided } else { Standing::Holds };
+        };
+        match self.until() {
+            Some(until) if now < until => Standing::Holds,
+            // The programs run on, whoever ran before: a restart is no reason to stop them.
+            None if now < began + self.total && !self.denied => Standing::Undecided,
+            _ => Standing::Fenced,
+        }
+    }
+
+    /// When the leases run out. `None` where nothing was ever heard or read.
+    fn until(&self) -> Option<Instant> {
+        let heard = self.heard.map(|heard| heard + self.total);
+        heard.max(self.read.map(|read| read + self.total * 6 / 10))
+    }
+
+    /// When to read the ledger next. `None` while there is no need.
+    pub fn ask_at(&self) -> Option<Instant> {
+        let began = self.began.filter(|_| self.stake.wants)?;
+        // As long before the end as an answer may take, and twice.
+        let due = self.heard.map_or(began, |heard| heard + self.total * 6 / 10);
+        let since_end = self.asked.zip(self.until()).map(|(asked, until)| asked.saturating_duration_since(until));
+        // Whoever has been cut off for long is no better off by asking often.
+        let pause = if since_end.is_some_and(|since| since > self.total * 5) { self.total } else { self.total / 5 };
+        Some(self.asked.map_or(due, |asked| due.max(asked + pause)))
+    }
+
+    /// When something changes by itself next.
+    pub fn next(&self, now: Instant) -> Option<Instant> {
+        let ends = self.until().or(self.began.map(|began| began + self.total)).filter(|end| *end > now);
+        ends.into_iter().chain(self.ask_at()).min()
+    }
+
+    /// How long a reading is worth waiting for.
+    pub fn patience(&self) -> Duration {
+        self.total * 6 / 10
+    }
+}
+
+#[cfg(test)]
+mod schedule;
+#[cfg(test)]
+mod tests;

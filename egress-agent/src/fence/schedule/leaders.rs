@@ -1,0 +1,109 @@
+//! What a leader does: it probes, and makes its passes with one request after the other.
+
+use super::*;
+
+impl World {
+    pub(super) fn lead(&mut self) {
+        let (now, api) = (self.now, self.api.ledgers.len() - 1);
+        for (leader, name) in self.leaders.iter_mut().zip(LEADERS) {
+            if !self.cut.contains(&(API, name)) && self.random.below(6) == 0 {
+                leader.ledger_seen = api;
+                leader.suspicions.note(&self.api.ledgers[api], now);
+            }
+        }
+        let Some(index) = self.leads else { return };
+        if self.leaders[index].probes_at.is_none_or(|time| now >= time) {
+            self.leaders[index].probes_at = Some(now + PROBE);
+            self.leaders[index].number += 1;
+            for (node, name) in NODES.iter().enumerate() {
+                let leader = &self.leaders[index];
+                let confirmed = leader.confirmed.get(&node).copied().unwrap_or_default();
+                let probe = Message::Probe { leader: index, node, number: leader.number, confirmed, term: self.term };
+                self.send(LEADERS[index], name, probe);
+            }
+        }
+        if self.leaders[index].waits_until.is_some_and(|until| now < until) {
+            return;
+        }
+        if self.leaders[index].waits_until.take().is_some() {
+            self.leaders[index].queue.clear();
+        }
+        if self.leaders[index].queue.is_empty() {
+            self.leaders[index].pass += 1;
+            if self.leaders[index].pass.is_multiple_of(5) {
+                self.plan(index);
+            }
+        }
+        let leader = &mut self.leaders[index];
+        if leader.queue.is_empty() {
+            return;
+        }
+        leader.waits_until = Some(now + Duration::from_secs(1));
+        let message = match leader.queue.remove(0) {
+            Work::Ledger(ledger) => Message::WriteLedger { leader: index, base: leader.ledger_seen, ledger },
+            Work::Object(base, object) => Message::WriteObject { leader: index, base, object },
+        };
+        self.send(LEADERS[index], API, message);
+    }
+
+    /// One pass, as the leader makes it.
+    fn plan(&mut self, index: usize) {
+        let (now, since) = (self.now, self.since);
+        // Objects are seen as they are: a stale one is refused.
+        let objects = self.objects();
+        let leader = &mut self.leaders[index];
+        let ledger = Arc::clone(&self.api.ledgers[leader.ledger_seen]);
+        let silent = |most: Duration| -> BTreeSet<String> {
+            let heard = |name: &str| leader.heard.get(name).map_or(since, |heard| since.max(*heard));
+            NODES.iter().filter(|name| now >= heard(name) + most).map(|name| (*name).to_owned()).collect()
+        };
+        let (unreachable, suspected) = (silent(TOTAL), silent(TOTAL / 2));
+        let (absent, heard) = (BTreeSet::new(), leader.heard.clone());
+        let reach =
+            Reach { unreachable: unreachable.clone(), suspects: suspected, heard, lease: TOTAL, ..Reach::default() };
+        let mut draft = Ledger { leader: LEADERS[index].to_owned(), ..Ledger::clone(&ledger) };
+        let (wanted, _) = suspects(&reach, &ledger, since, now);
+        draft.suspects.retain(|node, _| wanted.contains(node));
+        for node in wanted {
+            if !draft.suspects.contains_key(&node) {
+                draft.records.last += 1;
+                draft.suspects.insert(node, draft.records.last);
+            }
+        }
+        let said = |(address, number): (&IpAddr, &u64)| (*address, *number);
+        let released: BTreeSet<_> = self.api.words.values().flatten().map(said).collect();
+        let ends = leader.suspicions.ends(&reach, since);
+        let (departed, records) = (BTreeMap::new(), draft.records.clone());
+        let evidence = Evidence { released: &released, leases: Leases::End(&ends), departed: &departed };
+        let (nodes, hand_overs) = (&self.labels, &records.open);
+        let facts = Facts { objects: &objects, nodes, unreachable: &unreachable, absent: &absent, hand_overs };
+        let plan = leader.watch.plan(&objects, &assign(&facts), &records, &evidence, now);
+        for step in &plan.steps {
+            if let Step::Record(address, hand_over) = step {
+                draft.records.last = draft.records.last.max(hand_over.number);
+                draft.records.open.insert(*address, hand_over.clone());
+            }
+        }
+        if draft != *ledger {
+            leader.queue.push(Work::Ledger(draft.clone()));
+        }
+        let mut items: Vec<_> = plan.items.into_iter().collect();
+        items.sort_by_key(|(name, items)| {
+            let kept = |address: &str| items.iter().any(|item| item.egress_ip == address);
+            objects[name].items.iter().all(|item| kept(&item.egress_ip))
+        });
+        for (name, items) in items {
+            let base = Arc::clone(&objects[&name]);
+            leader.queue.push(Work::Object(Arc::clone(&base), EgressObject { items, ..EgressObject::clone(&base) }));
+        }
+        let mut closed = draft;
+        for step in &plan.steps {
+            if let Step::Forget(address) = step {
+                closed.records.open.remove(address);
+            }
+        }
+        if plan.steps.iter().any(|step| matches!(step, Step::Forget(_))) {
+            leader.queue.push(Work::Ledger(closed));
+        }
+    }
+}

@@ -1,0 +1,357 @@
+//! Agents, leaders and an API server that cannot always reach each other: at no moment do two nodes hold one address.
+//!
+//! The rules are the real ones: the fence, the tenure, suspicions, assignment and hand-overs. Messages take their time or
+//! are lost, watches of ledger and objects lag by different amounts, nodes act late, leaders follow each other as the Lease
+//! lets them, and nodes lose and get back their label. Agents that die are not played: what their programs do is not theirs
+//! to say.
+
+mod leaders;
+mod nodes;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use nodes::{given, objects_of};
+
+use super::*;
+use crate::controller::assignment::tests::{node, object};
+use crate::controller::assignment::{Facts, Nodes, Objects, assign};
+use crate::controller::handover::{Evidence, Leases, Step, Watch};
+use crate::controller::reach::Reach;
+use crate::controller::suspicion::{Suspicions, suspects};
+use crate::model::ledger::Ledger;
+use crate::model::state::EgressId;
+use crate::model::tenure::Tenure;
+use crate::model::view::{EgressObject, parse_egress_ip};
+
+const TOTAL: Duration = Duration::from_millis(1000);
+const TICK: Duration = Duration::from_millis(10);
+const PROBE: Duration = Duration::from_millis(250);
+/// Between the end of one leader and the next: of the renew deadline and the lease's duration.
+const NOBODY_LEADS: Duration = Duration::from_secs(2);
+const NODES: [&str; 3] = ["n1", "n2", "n3"];
+const LEADERS: [&str; 2] = ["l1", "l2"];
+const API: &str = "api";
+type Owned = BTreeMap<EgressId, IpAddr>;
+type Words = BTreeMap<IpAddr, u64>;
+
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: usize) -> usize {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        let number = self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33;
+        usize::try_from(number).expect("31 bits") % bound
+    }
+
+    fn milliseconds(&mut self, below: usize) -> Duration {
+        TICK * u32::try_from(self.below(below)).expect("few") / 10
+    }
+
+    fn delay(&mut self, quiet: bool) -> Duration {
+        let most = if !quiet && self.below(20) == 0 { 400 } else { 40 };
+        self.milliseconds(most) + TICK / 10
+    }
+}
+
+/// What the API server holds, and all that it ever held.
+struct Api {
+    ledgers: Vec<Arc<Ledger>>,
+    objects: Vec<Arc<Objects>>,
+    words: BTreeMap<&'static str, Words>,
+}
+
+enum Message {
+    Probe { leader: usize, node: usize, number: u64, confirmed: u64, term: u64 },
+    Answer { leader: usize, node: usize, number: u64, term: u64 },
+    ReadLedger { node: usize, began: Instant },
+    HasRead { node: usize, began: Instant, suspected: bool },
+    ReadObjects { node: usize, ask: u64 },
+    HasObjects { node: usize, ask: u64, objects: Arc<Objects> },
+    Word { node: usize, words: Words },
+    WriteLedger { leader: usize, base: usize, ledger: Ledger },
+    WriteObject { leader: usize, base: Arc<EgressObject>, object: EgressObject },
+    Written { leader: usize, done: bool },
+}
+
+struct Node {
+    fence: Fence,
+    tenure: Tenure,
+    ledger_seen: usize,
+    objects_seen: usize,
+    /// When each probe came in, of one leader's term.
+    probes: BTreeMap<(usize, u64, u64), Instant>,
+    held: Owned,
+    said: Words,
+    acts_at: Instant,
+    /// Waits for objects to be read anew: nothing else is looked at meanwhile.
+    asking: Option<(u64, Instant)>,
+}
+
+/// What a leader does next, one request at a time.
+enum Work {
+    Ledger(Ledger),
+    Object(Arc<EgressObject>, EgressObject),
+}
+
+#[derive(Default)]
+struct Leader {
+    watch: Watch,
+    suspicions: Suspicions,
+    heard: BTreeMap<String, Instant>,
+    confirmed: BTreeMap<usize, u64>,
+    number: u64,
+    ledger_seen: usize,
+    queue: Vec<Work>,
+    waits_until: Option<Instant>,
+    probes_at: Option<Instant>,
+    pass: u64,
+}
+
+struct World {
+    random: Random,
+    start: Instant,
+    now: Instant,
+    api: Api,
+    nodes: Vec<Node>,
+    labels: Nodes,
+    leaders: Vec<Leader>,
+    leads: Option<usize>,
+    term: u64,
+    since: Instant,
+    changes_at: Instant,
+    cut: BTreeSet<(&'static str, &'static str)>,
+    mail: BTreeMap<(Instant, u64), Message>,
+    sent: u64,
+    quiet: bool,
+    moves: u64,
+}
+
+#[test]
+fn no_two_nodes_hold_one_address_whatever_is_cut_and_lost() {
+    let mut moves = 0;
+    for seed in 0..24 {
+        moves += World::new(seed).play(seed);
+    }
+    assert!(moves > 100, "little happened: {moves} changes of nodes");
+}
+
+impl World {
+    fn new(seed: u64) -> Self {
+        let start = Instant::now();
+        let objects = Objects::from([
+            object("a", 1, &["172.18.0.101"], &[]),
+            object("b", 2, &["172.18.0.102", "172.18.0.101"], &[]),
+            object("c", 3, &["172.18.0.103"], &[]),
+        ]);
+        let named = |name: &&'static str| Node {
+            fence: Fence::new(TOTAL),
+            tenure: Tenure::new((*name).to_owned()),
+            ledger_seen: 0,
+            objects_seen: 0,
+            probes: BTreeMap::new(),
+            held: Owned::new(),
+            said: Words::new(),
+            acts_at: start,
+            asking: None,
+        };
+        Self {
+            random: Random((seed + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15)),
+            start,
+            now: start,
+            api: Api {
+                ledgers: vec![Arc::new(Ledger { leases: true, ..Ledger::default() })],
+                objects: vec![Arc::new(objects)],
+                words: BTreeMap::new(),
+            },
+            nodes: NODES.iter().map(named).collect(),
+            labels: (1..=3).map(|i| node(&format!("n{i}"), &format!("172.18.0.{i}/16"))).collect(),
+            leaders: LEADERS.iter().map(|_| Leader::default()).collect(),
+            leads: Some(0),
+            term: 1,
+            since: start,
+            changes_at: start + Duration::from_secs(20),
+            cut: BTreeSet::new(),
+            mail: BTreeMap::new(),
+            sent: 0,
+            quiet: false,
+            moves: 0,
+        }
+    }
+
+    fn play(mut self, seed: u64) -> u64 {
+        while self.now < self.start + Duration::from_secs(90) {
+            self.quiet = self.now > self.start + Duration::from_secs(60);
+            self.now += TICK;
+            self.disturb();
+            while let Some(entry) = self.mail.first_entry().filter(|entry| entry.key().0 <= self.now) {
+                let message = entry.remove();
+                self.receive(message);
+            }
+            self.lead();
+            (0..self.nodes.len()).for_each(|node| self.act(node));
+            self.check(seed);
+        }
+        let held: usize = self.nodes.iter().map(|node| node.held.len()).sum();
+        assert_eq!(held, 3, "seed {seed}: all is served when all is quiet");
+        let ledger = self.ledger();
+        assert!(ledger.records.open.is_empty() && ledger.suspects.is_empty(), "seed {seed}: {ledger:?}");
+        self.moves
+    }
+
+    fn check(&self, seed: u64) {
+        let mut holders = BTreeMap::new();
+        for (node, name) in self.nodes.iter().zip(NODES) {
+            for address in node.held.values() {
+                if let Some(other) = holders.insert(address, name) {
+                    panic!("seed {seed}, {:?}: {address} is held by {name} and {other}", self.now - self.start);
+                }
+            }
+        }
+    }
+
+    fn ledger(&self) -> Arc<Ledger> {
+        Arc::clone(&self.api.ledgers[self.api.ledgers.len() - 1])
+    }
+
+    fn objects(&self) -> Arc<Objects> {
+        Arc::clone(&self.api.objects[self.api.objects.len() - 1])
+    }
+
+    /// Cuts and mends roads, takes and gives labels, changes the leader.
+    fn disturb(&mut self) {
+        if self.quiet {
+            self.cut.clear();
+            for name in NODES {
+                self.label(name, true);
+            }
+        } else if self.random.below(60) == 0 {
+            let ends = [NODES[0], NODES[1], NODES[2], LEADERS[0], LEADERS[1]];
+            let one = ends[self.random.below(5)];
+            let to = [API, LEADERS[0], LEADERS[1]];
+            // Often a whole node is cut off, sometimes one road, in one direction.
+            let whole = self.random.below(2) == 0;
+            let roads: Vec<_> = to.into_iter().flat_map(|other| [(one, other), (other, one)]).collect();
+            let roads = if whole { roads } else { vec![roads[self.random.below(6)]] };
+            let mend = self.random.below(2) == 0;
+            for road in roads {
+                self.cut.insert(road);
+                if mend {
+                    self.cut.remove(&road);
+                }
+            }
+        } else if self.random.below(400) == 0 {
+            let name = NODES[self.random.below(3)];
+            let on = self.random.below(2) == 0;
+            self.label(name, on);
+        }
+        if self.now >= self.changes_at {
+            match self.leads.take() {
+                Some(_) => self.changes_at = self.now + NOBODY_LEADS,
+                None => {
+                    let next = self.random.below(2);
+                    self.term += 1;
+                    (self.leads, self.since) = (Some(next), self.now);
+                    let old = std::mem::take(&mut self.leaders[next]);
+                    // It may have led before, or have followed as a deputy.
+                    self.leaders[next] = Leader {
+                        heard: old.heard,
+                        suspicions: old.suspicions,
+                        ledger_seen: old.ledger_seen,
+                        ..Leader::default()
+                    };
+                    self.changes_at = self.now + Duration::from_millis(500) + self.random.milliseconds(20_000);
+                }
+            }
+        }
+    }
+
+    fn label(&mut self, name: &str, on: bool) {
+        let node = self.labels.get_mut(name).expect("a node");
+        Arc::make_mut(node).assignable = on;
+    }
+
+    fn send(&mut self, from: &'static str, to: &'static str, message: Message) {
+        if self.cut.contains(&(from, to)) {
+            return;
+        }
+        self.sent += 1;
+        let at = self.now + self.random.delay(self.quiet);
+        self.mail.insert((at, self.sent), message);
+    }
+
+    fn receive(&mut self, message: Message) {
+        match message {
+            Message::Probe { leader, node, number, confirmed, term } => {
+                let probes = &mut self.nodes[node].probes;
+                probes.insert((leader, term, number), self.now);
+                if let Some(as_of) = probes.get(&(leader, term, confirmed)).copied() {
+                    self.nodes[node].fence.note_heard(as_of);
+                }
+                self.send(NODES[node], LEADERS[leader], Message::Answer { leader, node, number, term });
+            }
+            Message::Answer { leader, node, number, term } => {
+                if term == self.term {
+                    let leader = &mut self.leaders[leader];
+                    leader.heard.insert(NODES[node].to_owned(), self.now);
+                    let confirmed = leader.confirmed.entry(node).or_default();
+                    *confirmed = number.max(*confirmed);
+                }
+            }
+            Message::ReadLedger { node, began } => {
+                let suspected = self.ledger().suspects.contains_key(NODES[node]);
+                self.send(API, NODES[node], Message::HasRead { node, began, suspected });
+            }
+            Message::HasRead { node, began, suspected } => self.nodes[node].fence.note_read(began, suspected),
+            Message::ReadObjects { node, ask } => {
+                let objects = self.objects();
+                self.send(API, NODES[node], Message::HasObjects { node, ask, objects });
+            }
+            Message::HasObjects { node, ask, objects } => {
+                let node = &mut self.nodes[node];
+                if node.asking.is_some_and(|(open, _)| open == ask) {
+                    node.asking = None;
+                    let name = node.tenure_name();
+                    node.tenure.confirm(&given(&objects, name).into_values().collect());
+                    node.apply(&objects_of(&self.api, node.objects_seen));
+                    node.tenure.settle(&node.held);
+                }
+            }
+            Message::Word { node, words } => drop(self.api.words.insert(NODES[node], words)),
+            Message::WriteLedger { leader, base, ledger } => {
+                let done = base + 1 == self.api.ledgers.len();
+                if done {
+                    self.api.ledgers.push(Arc::new(ledger));
+                }
+                self.send(API, LEADERS[leader], Message::Written { leader, done });
+            }
+            Message::WriteObject { leader, base, object } => {
+                let objects = self.objects();
+                let done = objects.get(&object.name) == Some(&base);
+                if done {
+                    let nodes =
+                        |object: &EgressObject| object.items.iter().map(|item| item.node.clone()).collect::<Vec<_>>();
+                    self.moves += u64::from(!nodes(&base).is_empty() && nodes(&base) != nodes(&object));
+                    let mut objects = Objects::clone(&objects);
+                    objects.insert(object.name.clone(), Arc::new(object));
+                    self.api.objects.push(Arc::new(objects));
+                }
+                self.send(API, LEADERS[leader], Message::Written { leader, done });
+            }
+            Message::Written { leader, done } => {
+                let leader = &mut self.leaders[leader];
+                leader.waits_until = None;
+                if done {
+                    // The answer shows what stands now.
+                    leader.ledger_seen = leader.ledger_seen.max(self.api.ledgers.len() - 1);
+                    leader.suspicions.note(&self.api.ledgers[leader.ledger_seen], self.now);
+                } else {
+                    leader.queue.clear();
+                }
+            }
+        }
+    }
+}

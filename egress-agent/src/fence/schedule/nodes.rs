@@ -1,0 +1,92 @@
+//! What a node does: it sees what its watches have told it so far, obeys, speaks, and asks.
+
+use super::*;
+
+impl World {
+    pub(super) fn act(&mut self, index: usize) {
+        let (now, name) = (self.now, NODES[index]);
+        let reaches = !self.cut.contains(&(API, name));
+        let (ledgers, objects) = (self.api.ledgers.len() - 1, self.api.objects.len() - 1);
+        let lag = |seen: usize, all: usize, random: &mut Random| match reaches && random.below(6) == 0 {
+            true => seen + random.below(1 + all - seen),
+            false => seen,
+        };
+        let node = &mut self.nodes[index];
+        if node.asking.is_none() {
+            node.ledger_seen = lag(node.ledger_seen, ledgers, &mut self.random);
+            node.objects_seen = lag(node.objects_seen, objects, &mut self.random);
+        }
+        if now < node.acts_at {
+            return;
+        }
+        node.acts_at = now + self.random.milliseconds(120);
+        let ledger = Arc::clone(&self.api.ledgers[node.ledger_seen]);
+        let view = objects_of(&self.api, node.objects_seen);
+        let wants = !given(&view, name).is_empty();
+        node.fence.set_stake(Stake { wants, leases: Some(ledger.leases) }, now);
+        let asks = node.fence.ask_at().is_some_and(|time| time <= now);
+        if asks {
+            node.fence.note_asked(now);
+        }
+        let fenced = node.fence.standing(now) == Standing::Fenced;
+        node.tenure.set_fenced(fenced, &node.held);
+        let mut ask = None;
+        if fenced {
+            node.held.clear();
+            node.asking = None;
+        } else if node.asking.is_none_or(|(_, until)| now > until) {
+            node.tenure.follow(ledger);
+            let doubtful = node.apply(&view);
+            node.tenure.settle(&node.held);
+            if !doubtful.is_empty() {
+                self.sent += 1;
+                ask = Some(self.sent);
+                node.asking = Some((self.sent, now + Duration::from_secs(1)));
+            }
+        }
+        let words = node.tenure.released(&node.held);
+        let says = words != node.said || self.random.below(50) == 0;
+        node.said.clone_from(&words);
+        if asks {
+            self.send(name, API, Message::ReadLedger { node: index, began: now });
+        }
+        if let Some(ask) = ask {
+            self.send(name, API, Message::ReadObjects { node: index, ask });
+        }
+        if says {
+            self.send(name, API, Message::Word { node: index, words });
+        }
+    }
+}
+
+impl Node {
+    pub(super) fn tenure_name(&self) -> &str {
+        self.tenure.node_name()
+    }
+
+    /// Holds what it may of what the status gives it. What waits for being read anew.
+    pub(super) fn apply(&mut self, objects: &Objects) -> Owned {
+        let desired = given(objects, self.tenure.node_name());
+        let barred = self.tenure.barred(&desired, &self.held);
+        self.held = desired.into_iter().filter(|(id, _)| !barred.all.contains_key(id)).collect();
+        barred.doubtful
+    }
+}
+
+pub(super) fn objects_of(api: &Api, seen: usize) -> Arc<Objects> {
+    Arc::clone(&api.objects[seen])
+}
+
+/// What a status gives to a node, the older object's first.
+pub(super) fn given(objects: &Objects, node: &str) -> Owned {
+    let mut all = BTreeMap::new();
+    let mut ids = (1..).map(EgressId);
+    for object in objects.values() {
+        let id = ids.next().expect("numbers do not end");
+        for item in &object.items {
+            let address = parse_egress_ip(&item.egress_ip).expect("an address");
+            all.entry(address).or_insert((id, item.node.clone()));
+        }
+    }
+    all.into_iter().filter(|(_, (_, at))| at == node).map(|(address, (id, _))| (id, address)).collect()
+}

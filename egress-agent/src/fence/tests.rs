@@ -1,0 +1,88 @@
+use super::*;
+
+const TOTAL: Duration = Duration::from_secs(10);
+
+fn at(start: Instant, tenths: u32) -> Instant {
+    start + TOTAL * tenths / 100
+}
+
+fn stake(wants: bool, leases: bool) -> Stake {
+    Stake { wants, leases: Some(leases) }
+}
+
+#[test]
+fn who_holds_no_leases_is_not_fenced() {
+    let now = Instant::now();
+    let mut fence = Fence::new(TOTAL);
+    assert_eq!(fence.standing(now), Standing::Undecided, "the ledger is not known");
+    fence.set_stake(stake(true, false), now);
+    assert_eq!(fence.standing(now + TOTAL * 99), Standing::Holds);
+    assert_eq!((fence.ask_at(), fence.next(now)), (None, None));
+    let mut off = Fence::new(Duration::ZERO);
+    assert_eq!(off.standing(now), Standing::Holds);
+    off.set_stake(stake(true, true), now);
+    assert_eq!(off.standing(now), Standing::Holds);
+}
+
+#[test]
+fn what_was_heard_holds_for_the_whole_timeout_and_what_was_read_for_less() {
+    let start = Instant::now();
+    let at = |percent| at(start, percent);
+    let mut fence = Fence::new(TOTAL);
+    fence.set_stake(stake(true, true), at(0));
+    fence.note_heard(at(0));
+    fence.note_heard(at(50));
+    fence.note_heard(at(40));
+    assert_eq!((fence.standing(at(149)), fence.standing(at(150))), (Standing::Holds, Standing::Fenced));
+    assert_eq!(fence.ask_at(), Some(at(110)), "before it runs out");
+    fence.note_asked(at(110));
+    assert_eq!(fence.ask_at(), Some(at(130)));
+    fence.note_read(at(110), false);
+    assert_eq!((fence.standing(at(169)), fence.standing(at(170))), (Standing::Holds, Standing::Fenced));
+    fence.note_read(at(130), true);
+    assert_eq!(fence.standing(at(170)), Standing::Fenced, "suspected");
+    fence.note_heard(at(160));
+    assert_eq!(fence.standing(at(172)), Standing::Holds);
+    fence.set_stake(stake(false, true), at(172));
+    assert_eq!(fence.ask_at(), None, "there is nothing to hold");
+}
+
+#[test]
+fn a_restart_is_decided_by_the_first_answer_or_when_none_comes() {
+    let start = Instant::now();
+    let at = |percent| at(start, percent);
+    let mut fence = Fence::new(TOTAL);
+    fence.set_stake(stake(true, true), at(0));
+    assert_eq!((fence.standing(at(0)), fence.ask_at()), (Standing::Undecided, Some(at(0))));
+    fence.note_asked(at(0));
+    assert_eq!((fence.standing(at(99)), fence.standing(at(100))), (Standing::Undecided, Standing::Fenced));
+    assert_eq!(fence.next(at(1)), Some(at(20)));
+    fence.note_read(at(0), false);
+    assert_eq!((fence.standing(at(59)), fence.standing(at(60))), (Standing::Holds, Standing::Fenced));
+    // Cut off for long: it asks less often.
+    fence.note_asked(at(600));
+    assert_eq!(fence.ask_at(), Some(at(700)));
+}
+
+#[test]
+fn a_process_that_was_stopped_asks_before_it_gives_up() {
+    let start = Instant::now();
+    let at = |percent| at(start, percent);
+    let mut fence = Fence::new(TOTAL);
+    fence.set_stake(stake(true, true), at(0));
+    fence.note_heard(at(0));
+    fence.wake(at(900));
+    assert_eq!((fence.standing(at(900)), fence.ask_at()), (Standing::Undecided, Some(at(900))));
+    fence.note_asked(at(900));
+    fence.note_read(at(899), true);
+    assert_eq!(fence.standing(at(901)), Standing::Undecided, "asked before");
+    fence.note_read(at(900), true);
+    assert_eq!(fence.standing(at(902)), Standing::Fenced, "suspected by now");
+    fence.note_heard(at(905));
+    assert_eq!(fence.standing(at(930)), Standing::Holds);
+    // One that holds no leases has none to lose.
+    let mut other = Fence::new(TOTAL);
+    other.set_stake(stake(true, false), at(0));
+    other.wake(at(900));
+    assert_eq!(other.standing(at(999)), Standing::Holds);
+}

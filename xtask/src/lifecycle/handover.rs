@@ -1,0 +1,156 @@
+//! An address changes its node: the old one has let go before the new one answers, whatever the cause and whoever leads.
+//!
+//! Who answers when is in the agents' logs, to the microsecond and by one clock.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+
+use super::ground::{Ground, node, pod};
+use super::leader::leader;
+use super::objects::{EGRESS_IPS, all, assigned, egress_ip, labels};
+use super::pins::Pins;
+use super::wait::{EFFECT, until};
+use crate::testing::lab::LabContext;
+
+const ADDRESS: &str = "172.18.0.110";
+const NAMES: [&str; 3] = ["one", "two", "three"];
+const LEDGER: &str = "/api/v1/namespaces/kube-system/configmaps/egress-agent-hand-overs";
+/// The Lease runs out, another leads and goes on.
+const NEXT_LEADER: Duration = Duration::from_secs(20);
+
+/// A lab with one object, and its nodes: one leads, one has the address, one could have it.
+struct Stage {
+    ground: Ground,
+    leader: usize,
+    old: usize,
+    heir: usize,
+}
+
+fn start(context: &LabContext) -> Result<Stage> {
+    let pods = NAMES.iter().zip(1..).map(|(name, number)| pod(name, "red", number, &[])).collect();
+    let ground = Ground::start(context, pods)?;
+    let leader = leader(&ground)?;
+    let (old, heir) = (leader % 3 + 1, (leader + 1) % 3 + 1);
+    ground.assignable(old, true)?;
+    ground.assign(&egress_ip("held", &[ADDRESS], &labels("house", "red"), &all()))?;
+    ground.is_seen_as(NAMES[leader - 1], Some(ADDRESS), None)?;
+    ground.assignable(heir, true)?;
+    println!("node{leader} leads, node{old} has the address, node{heir} could have it");
+    Ok(Stage { ground, leader, old, heir })
+}
+
+/// The open hand-overs as they are written.
+fn records(ground: &Ground) -> Result<String> {
+    let ledger = ground.cluster.get(LEDGER)?.context("there is no ledger")?;
+    Ok(ledger["data"]["records"].as_str().unwrap_or_default().to_owned())
+}
+
+fn holder(ground: &Ground, object: &str) -> Result<String> {
+    let object = ground.cluster.get(&format!("{EGRESS_IPS}/{object}"))?.unwrap_or_default();
+    Ok(assigned(&object).first().map(|(_, node)| node.clone()).unwrap_or_default())
+}
+
+/// When the agent of a node said this of the address.
+fn times(ground: &mut Ground, number: usize, what: &str) -> Result<Vec<String>> {
+    let log = std::fs::read_to_string(ground.agent(number)?.log())?;
+    let lines = log.lines().filter(|line| line.contains(what) && line.contains(&format!("address={ADDRESS} ")));
+    Ok(lines.filter_map(|line| line.split_whitespace().next()).map(str::to_owned).collect())
+}
+
+fn owns(ground: &Ground, number: usize) -> Result<bool> {
+    Ok(!Pins::of(ground.lab.node(node(number)?)).keys("owned_addr")?.is_empty())
+}
+
+const TAKEN: &str = "egress IP is served here";
+const GIVEN_UP: &str = "egress IP is no longer served here";
+
+/// Waits until the heir has the address, and compares the times.
+fn in_turn(ground: &mut Ground, (old, heir): (usize, usize), patience: Duration) -> Result<()> {
+    let taken = until(&format!("node{heir} has the address"), patience, || Ok(times(ground, heir, TAKEN)?.pop()))?;
+    let given_up = times(ground, old, GIVEN_UP)?.pop().with_context(|| format!("node{old} has not given it up"))?;
+    println!("node{old} gave it up at {given_up}, node{heir} took it at {taken}");
+    ensure!(given_up <= taken, "two nodes had the address");
+    Ok(())
+}
+
+/// By plan, then because the object is deleted and another waits for the address.
+pub(super) fn old_node_lets_go_first(context: &LabContext) -> Result<()> {
+    let Stage { mut ground, leader, old, heir } = start(context)?;
+    let source = NAMES[leader - 1];
+    println!("the label is taken from node{old}");
+    ground.assignable(old, false)?;
+    until("the hand-over is recorded", EFFECT, || {
+        let text = records(&ground)?;
+        Ok((text.contains(ADDRESS) && text.contains(&format!("node{old}"))).then_some(()))
+    })?;
+    in_turn(&mut ground, (old, heir), EFFECT)?;
+    ground.is_seen_as(source, Some(ADDRESS), None)?;
+    until("the record is gone", EFFECT, || Ok((records(&ground)? == "{}").then_some(())))?;
+    let node = ground.cluster.get(&format!("/api/v1/nodes/node{old}"))?.context("a node")?;
+    let word = &node["metadata"]["annotations"]["k8s.ovn.org/egress-agent-released"];
+    until("the word is gone", EFFECT, || Ok(word.is_null().then_some(())))?;
+    ensure!(!owns(&ground, old)?, "node{old} has it still");
+
+    // Its other address is where the duplicate could go already: the shared one has to come to the other node.
+    println!("the object is deleted; another has waited for its address");
+    ground.assignable(old, true)?;
+    ground.put(&egress_ip("waits", &[ADDRESS, "172.18.0.111"], &labels("house", "red"), &all()))?;
+    until("the duplicate has its own address", EFFECT, || Ok((!holder(&ground, "waits")?.is_empty()).then_some(())))?;
+    ground.remove("held")?;
+    let holder = until("the duplicate has the address", EFFECT, || {
+        let object = ground.cluster.get(&format!("{EGRESS_IPS}/waits"))?.unwrap_or_default();
+        let pairs = assigned(&object);
+        Ok(pairs.into_iter().find(|(address, _)| address == ADDRESS).map(|(_, node)| node))
+    })?;
+    ground
+        .is_seen_as(source, Some(ADDRESS), None)
+        .or_else(|_| ground.is_seen_as(source, Some("172.18.0.111"), None))?;
+    if holder == format!("node{old}") {
+        let last =
+            |ground: &mut Ground, number, what| -> Result<Option<String>> { Ok(times(ground, number, what)?.pop()) };
+        let (given_up, taken) = (last(&mut ground, heir, GIVEN_UP)?, last(&mut ground, old, TAKEN)?);
+        println!("node{heir} gave it up at {given_up:?}, node{old} took it at {taken:?}");
+        ensure!(given_up.is_some() && given_up <= taken, "two nodes had the address");
+    }
+    Ok(())
+}
+
+/// The old node's agent does not answer, and the leader dies before the hand-over is done.
+pub(super) fn next_leader_goes_on(context: &LabContext) -> Result<()> {
+    let Stage { mut ground, leader: first, old, heir } = start(context)?;
+    let begin = times(&mut ground, old, TAKEN)?.len();
+    ground.agent(old)?.pause()?;
+    ground.assignable(old, false)?;
+    until("the hand-over is recorded", EFFECT, || Ok(records(&ground)?.contains(ADDRESS).then_some(())))?;
+    println!("node{first} leads and is killed");
+    ground.agent(first)?.kill()?;
+    until(&format!("node{heir} has the address"), NEXT_LEADER, || Ok(owns(&ground, heir)?.then_some(())))?;
+    until("the status says so", EFFECT, || Ok((holder(&ground, "held")? == format!("node{heir}")).then_some(())))?;
+    println!("the agent of node{old} goes on");
+    ground.agent(old)?.resume()?;
+    until(&format!("node{old} has given it up"), EFFECT, || Ok((!owns(&ground, old)?).then_some(())))?;
+    ensure!(times(&mut ground, old, TAKEN)?.len() == begin, "node{old} has taken it up again");
+    ground.is_seen_as(NAMES[heir - 1], Some(ADDRESS), None)
+}
+
+/// Without any cable: nobody tells it, so it gives the address up by itself, before it is given away.
+pub(super) fn cut_off_node_gives_up_first(context: &LabContext) -> Result<()> {
+    let Stage { mut ground, leader, old, heir } = start(context)?;
+    ground.is_seen_as(NAMES[heir - 1], Some(ADDRESS), None)?;
+    let begin = times(&mut ground, old, TAKEN)?.len();
+    println!("node{old} is cut off");
+    ground.lab.set_power(ground.lab.node(node(old)?), false)?;
+    in_turn(&mut ground, (old, heir), EFFECT)?;
+    ground.is_seen_as(NAMES[leader - 1], Some(ADDRESS), None)?;
+    println!("it is back");
+    ground.lab.set_power(ground.lab.node(node(old)?), true)?;
+    let log = ground.agent(old)?.log().to_owned();
+    until(&format!("node{old} is in touch again"), NEXT_LEADER, || {
+        Ok(std::fs::read_to_string(&log)?.contains("in touch again").then_some(()))
+    })?;
+    ground.serves(old)?;
+    ensure!(!owns(&ground, old)?, "node{old} has the address again");
+    ensure!(times(&mut ground, old, TAKEN)?.len() == begin, "node{old} has announced what it has lost");
+    ground.is_seen_as(NAMES[leader - 1], Some(ADDRESS), None)
+}
