@@ -7,6 +7,7 @@
 //! | `handover` | an address changes its node: the old one lets go first, also where it is cut off or the leader dies |
 //! | `dead_agent` | an address leaves a gateway whose agent is dead and whose programs answer for it |
 //! | `reachability` | nodes that are cut off lose their addresses; those whose agent alone is silent do not |
+//! | `tls` | health checks by TLS, and certificates that change |
 //! | `selection`, `changing` | who is selected, and that each change takes effect within seconds |
 //! | `leak` | no wrong source address while everything changes; and that the judge can say no |
 //! | `kubectl` | what people type |
@@ -32,6 +33,7 @@ mod refusals;
 mod restart;
 mod selection;
 mod story;
+mod tls;
 mod wait;
 
 use std::time::Duration;
@@ -67,6 +69,7 @@ pub(crate) fn tests() -> Vec<LabTest> {
         test("hand_over_old_node_lets_go_first", handover::old_node_lets_go_first),
         test("hand_over_next_leader_goes_on", handover::next_leader_goes_on),
         test("hand_over_cut_off_node_gives_up_first", handover::cut_off_node_gives_up_first),
+        test("health_checks_by_tls", tls::health_checks_by_tls),
         test("selectors_of_every_kind_select", selection::selectors_select),
         test("only_endpoints_are_selected", selection::only_endpoints_count),
         test("oldest_object_serves", selection::oldest_object_serves),

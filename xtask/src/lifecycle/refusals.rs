@@ -83,10 +83,12 @@ impl Trial {
             ("--bpffs", self.node.bpffs.clone()),
         ];
         let mut arguments = vec!["run".to_owned()];
-        for (option, value) in usual {
-            let value = changed.iter().find(|(name, _)| *name == option).map_or(value.as_path(), |(_, value)| value);
-            arguments.extend([option.to_owned(), value.display().to_string()]);
+        for (option, value) in &usual {
+            let value = changed.iter().find(|(name, _)| name == option).map_or(value.as_path(), |(_, value)| value);
+            arguments.extend([(*option).to_owned(), value.display().to_string()]);
         }
+        let more = changed.iter().filter(|(name, _)| usual.iter().all(|(option, _)| option != name));
+        arguments.extend(more.flat_map(|(name, value)| [(*name).to_owned(), value.display().to_string()]));
         arguments
     }
 
@@ -117,6 +119,11 @@ fn beside_an_agent(trial: &Trial, context: &LabContext) -> Result<()> {
     let garbage = context.logs.join("garbage-kubeconfig");
     std::fs::write(&garbage, "clusters: {this is: [no kubeconfig\n")?;
     trial.refuses(&[], &[("--kubeconfig", &garbage)], &["garbage-kubeconfig", "--kubeconfig"])?;
+    let config = context.logs.join("bad.conf");
+    std::fs::write(&config, "[ovnkubernetesfeature]\negressip-node-healthcheck-port=91o7\n")?;
+    trial.refuses(&[], &[("--config-file", &config)], &["bad.conf:2:", "egressip-node-healthcheck-port", "91o7"])?;
+    let certificate = ("--egressip-healthcheck-client-cert", config.as_path());
+    trial.refuses(&[], &[certificate], &["lacks --egressip-healthcheck-client-privkey", "or none of them"])?;
     trial.refuses(&[], &[], &["another egress-agent runs", "stop it"])?;
     // Other pins do not make it another node.
     trial.refuses(&[], &[("--bpffs", &trial.bpffs.join("second"))], &["another egress-agent runs on this node"])?;
