@@ -47,6 +47,9 @@ const TELL_AFTER: Duration = Duration::from_secs(5);
 /// Likewise where another node does not let go: said before the address is taken over.
 const TELL_OF_NODE_AFTER: Duration = Duration::from_secs(2);
 
+/// An executor that has failed for so long is one that cannot.
+const OUT_OF_STEP_AFTER: Duration = Duration::from_secs(5);
+
 /// What brings this node's kernel to what the cluster wants.
 pub struct Reconciler<E> {
     executor: E,
@@ -63,6 +66,8 @@ pub struct Reconciler<E> {
     /// Since when claims have been failing, and whether their owners know.
     failing: BTreeMap<(EgressId, IpAddr), (Instant, bool)>,
     standby: BTreeSet<Standby>,
+    /// Since when every try has failed.
+    out_of_step: Option<Instant>,
     events: Option<Events>,
     ready: watch::Sender<Ready>,
     ties: Ties,
@@ -118,6 +123,7 @@ impl<E: Executor> Reconciler<E> {
             refused: BTreeMap::new(),
             failing: BTreeMap::new(),
             standby: BTreeSet::new(),
+            out_of_step: None,
             events,
             ready,
             ties,
@@ -165,6 +171,7 @@ impl<E: Executor> Reconciler<E> {
                 warn!(%error, "cannot bring the kernel to what the cluster wants; trying again");
                 self.actual = None;
             }
+            self.note_step(outcome.is_ok());
             retry_at = if outcome.is_ok() && !self.incomplete {
                 patience = FIRST_RETRY;
                 None
@@ -186,6 +193,18 @@ impl<E: Executor> Reconciler<E> {
             self.incomplete = true;
         }
         self.compiler.apply(change);
+    }
+
+    /// A node that fails for long at what the cluster wants of it does not serve. One failure is none: the next try may do.
+    fn note_step(&mut self, in_step: bool) {
+        if in_step {
+            self.out_of_step = None;
+            return;
+        }
+        let since = *self.out_of_step.get_or_insert_with(Instant::now);
+        if since.elapsed() >= OUT_OF_STEP_AFTER {
+            self.ready.send_if_modified(|ready| std::mem::replace(&mut ready.serving, false));
+        }
     }
 
     /// One line for each thing that cannot be read, when it is new.

@@ -56,7 +56,7 @@ impl fmt::Display for Obstacle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NotInStep | Self::Uplink(Uplink::Works) => {
-                f.write_str("the kernel does not do yet what the cluster wants")
+                f.write_str("the kernel does not do what the cluster wants")
             }
             Self::Uplink(Uplink::Missing(name)) => write!(f, "there is no interface {name}"),
             Self::Uplink(Uplink::NoCarrier(name)) => write!(f, "{name} is down or has no carrier"),

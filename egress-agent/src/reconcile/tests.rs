@@ -338,3 +338,24 @@ async fn a_fence_ends_what_takes_its_time_and_takes_everything_also_without_a_no
     stop.cancel();
     tokio::time::timeout(Duration::from_secs(5), running).await.expect("nothing hangs").expect("no panic");
 }
+
+#[tokio::test]
+async fn a_node_that_fails_for_long_does_not_serve_until_it_succeeds() {
+    let (ready, is_ready) = watch::channel(Ready::default());
+    let mut reconciler = Reconciler::new(settings(), Recorder::default(), None, ready);
+    let mut changes = world(&[]);
+    changes.push(Change::Pods(Update::Replaced(BTreeMap::new())));
+    changes.into_iter().for_each(|change| reconciler.apply(change));
+    let outcome = async |reconciler: &mut Reconciler<Recorder>| {
+        reconciler.reconcile().await.expect("nothing fails");
+        reconciler.note_step(true);
+        is_ready.borrow().serving
+    };
+    assert!(outcome(&mut reconciler).await);
+    reconciler.note_step(false);
+    assert!(is_ready.borrow().serving, "it has just begun");
+    reconciler.out_of_step = Instant::now().checked_sub(OUT_OF_STEP_AFTER);
+    reconciler.note_step(false);
+    assert!(!is_ready.borrow().serving);
+    assert!(outcome(&mut reconciler).await);
+}
