@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 use ipnet::IpNet;
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
@@ -165,8 +166,18 @@ impl RunArgs {
 pub(super) fn run(args: &RunArgs, ignored: &[String]) -> Result<(), CliError> {
     logging::start(&args.log)?;
     ignored.iter().for_each(|line| warn!("{line}"));
+    raise_open_files();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(run_async(args))
+}
+
+/// A leader holds a session for each address of an egress node. The usual 1,024 are for those who use `select`.
+fn raise_open_files() {
+    let raised =
+        getrlimit(Resource::RLIMIT_NOFILE).and_then(|(_, most)| setrlimit(Resource::RLIMIT_NOFILE, most, most));
+    if let Err(error) = raised {
+        warn!(%error, "cannot raise the limit of open files: a leader may not reach all of many egress nodes");
+    }
 }
 
 async fn run_async(args: &RunArgs) -> Result<(), CliError> {

@@ -1,14 +1,15 @@
 //! Asking one node by one of its addresses, on and on: probes over a session that is kept, and knocks where no answer comes.
 //!
 //! A probe is a health check with a number ([`touch`]). Several may be on their way: a slow answer is an answer, until the
-//! total timeout; then the session counts as broken and another is begun. Where the latest answer is late, knocks tell
-//! whether the node is there: connections that are closed as soon as they are accepted or refused. They go to the management
-//! address, and to the node's own addresses too: these are reached by the roads that the overlay takes, whatever becomes of
-//! the CNI's.
+//! total timeout; then the session counts as broken and another is begun. Where an answer is late, knocks tell whether the
+//! node is there: connections that are closed as soon as they are accepted or refused. They go to the management address,
+//! and to the node's own addresses too: these are reached by the roads that the overlay takes, whatever becomes of the
+//! CNI's.
 //!
 //! Where agents serve no health checks, a knock at the discard port is all there is, and a node that is there counts as
 //! serving.
 
+use std::collections::BTreeSet;
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
@@ -98,7 +99,7 @@ pub(super) enum Finding {
 /// Something that was waited for.
 enum Came {
     Answer { connection: usize, number: u64, outcome: Result<Response<HealthCheckResponse>, Failure> },
-    Knock(bool),
+    Knock { at: IpAddr, is_there: bool },
 }
 
 enum Failure {
@@ -107,7 +108,8 @@ enum Failure {
     NoDial(String),
 }
 
-type Pending = FuturesUnordered<Pin<Box<dyn Future<Output = Came> + Send>>>;
+type Coming = Pin<Box<dyn Future<Output = Came> + Send>>;
+type Pending = FuturesUnordered<Coming>;
 
 /// For whom one asks.
 #[derive(Clone, Debug)]
@@ -125,30 +127,36 @@ pub(super) struct Asker {
 pub(super) async fn ask(manner: &Manner, road: &Road, asker: &Asker, tell: impl Fn(Finding)) {
     let rules = manner.rules;
     let begin = tokio::time::Instant::now() + asker.offset;
-    let mut beat = interval_at(begin, rules.interval);
-    beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
     if manner.port == 0 {
-        return discard(road, rules, beat, tell).await;
+        return discard(road, rules, interval_at(begin, rules.interval), tell).await;
     }
+    // Probes and, half-way between two, a look whether there is an answer.
+    let mut beat = interval_at(begin, rules.interval / 2);
+    beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut line = Line::new(manner, road, asker.term);
-    let mut pending = Pending::new();
-    let mut answered = Instant::now();
+    let (mut pending, mut knocks) = (Pending::new(), BTreeSet::new());
+    let (mut is_probe, mut answered) = (false, 0);
     loop {
         tokio::select! {
             _ = beat.tick() => {
-                if answered.elapsed() > rules.interval * 3 / 2 {
-                    knock(&pending, road, manner.port, rules);
-                }
-                // Knocks are as many at most.
-                if pending.len() < MOST_PENDING * 2 {
+                is_probe = !is_probe;
+                if !is_probe && answered < line.number {
+                    // One that is busy is not asked the more for it: where a knock is on its way there is no other.
+                    for address in std::iter::once(road.address).chain(road.knock_at.iter().copied()) {
+                        if knocks.insert(address) {
+                            pending.push(knock(SocketAddr::new(address, manner.port), rules.interval * 2));
+                        }
+                    }
+                } else if is_probe && pending.len() < MOST_PENDING + knocks.len() {
                     pending.push(line.probe());
                 }
             }
             Some(came) = pending.next() => match came {
                 Came::Answer { number, outcome: Ok(answer), .. } => {
-                    answered = Instant::now();
+                    let now = Instant::now();
+                    answered = answered.max(number);
                     if asker.confirms.load(Ordering::Acquire) {
-                        tell(Finding::Heard(answered));
+                        tell(Finding::Heard(now));
                         line.confirmed = line.confirmed.max(number);
                     }
                     let metadata = answer.metadata();
@@ -156,17 +164,18 @@ pub(super) async fn ask(manner: &Manner, road: &Road, asker: &Asker, tell: impl 
                     let serves = answer.get_ref().status == i32::from(ServingStatus::Serving);
                     let reason = metadata.get(REASON).and_then(|reason| reason.to_str().ok());
                     let said = if serves { Answer::Serving } else { refusal(reason) };
-                    tell(Finding::Sign(Sign::Answer(said), answered));
+                    tell(Finding::Sign(Sign::Answer(said), now));
                 }
                 // One of those that were on their way when the connection broke.
                 Came::Answer { connection, .. } if connection != line.connection => {}
-                Came::Answer { outcome: Err(failure), .. } => {
+                Came::Answer { number, outcome: Err(failure), .. } => {
                     line.hang_up();
                     let trouble = match failure {
                         Failure::Late => format!("no answer within {} ms", rules.total.as_millis()),
                         Failure::NoDial(trouble) => trouble,
                         Failure::Status(status) => {
                             if is_the_servers(status.code()) {
+                                answered = answered.max(number);
                                 tell(Finding::Sign(Sign::Answer(Answer::NotServing), Instant::now()));
                             }
                             cause::find(&*status).unwrap_or_else(|| last_cause(&status))
@@ -174,8 +183,12 @@ pub(super) async fn ask(manner: &Manner, road: &Road, asker: &Asker, tell: impl 
                     };
                     tell(Finding::Trouble(trouble));
                 }
-                Came::Knock(true) => tell(Finding::Sign(Sign::Kernel, Instant::now())),
-                Came::Knock(false) => {}
+                Came::Knock { at, is_there } => {
+                    knocks.remove(&at);
+                    if is_there {
+                        tell(Finding::Sign(Sign::Kernel, Instant::now()));
+                    }
+                }
             }
         }
     }
@@ -196,6 +209,7 @@ fn is_the_servers(code: Code) -> bool {
 }
 
 async fn discard(road: &Road, rules: Rules, mut beat: tokio::time::Interval, tell: impl Fn(Finding)) {
+    beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut pending = FuturesUnordered::new();
     loop {
         tokio::select! {
@@ -213,11 +227,8 @@ async fn discard(road: &Road, rules: Rules, mut beat: tokio::time::Interval, tel
     }
 }
 
-fn knock(pending: &Pending, road: &Road, port: u16, rules: Rules) {
-    for address in std::iter::once(road.address).chain(road.knock_at.iter().copied()) {
-        let address = SocketAddr::new(address, port);
-        pending.push(Box::pin(async move { Came::Knock(is_there(address, rules.interval * 2).await) }));
-    }
+fn knock(address: SocketAddr, patience: Duration) -> Coming {
+    Box::pin(async move { Came::Knock { at: address.ip(), is_there: is_there(address, patience).await } })
 }
 
 /// Does the node's kernel accept or refuse a connection?
@@ -266,7 +277,7 @@ impl<'a> Line<'a> {
     }
 
     /// The next probe.
-    fn probe(&mut self) -> Pin<Box<dyn Future<Output = Came> + Send>> {
+    fn probe(&mut self) -> Coming {
         self.number += 1;
         let (connection, number, patience) = (self.connection, self.number, self.manner.rules.total);
         let mut request = Request::new(HealthCheckRequest { service: SERVICE.to_owned() });

@@ -130,3 +130,40 @@ async fn an_agent_that_ends_is_no_suspect() {
     let now = reach.borrow().clone();
     assert_eq!((now.heard["node8"], now.unreachable.len(), now.suspects.len()), (last, 0, 0));
 }
+
+/// Both ends are in this process: an agent that leads has half of it. Run it with optimized code:
+/// `cargo test --release -p egress-agent --lib -- --ignored --nocapture what_a_thousand_nodes_cost`
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "figures of optimized code, a command of its own"]
+async fn what_a_thousand_nodes_cost() {
+    let listener = tokio::net::TcpListener::bind("0.0.0.0:0").await.expect("a port");
+    let port = listener.local_addr().expect("an address").port();
+    let incoming = tonic::transport::server::TcpIncoming::from(listener);
+    let (reporter, service) = tonic_health::server::health_reporter();
+    reporter.set_service_status(crate::health::SERVICE, tonic_health::ServingStatus::Serving).await;
+    tokio::spawn(tonic::transport::Server::builder().add_service(service).serve_with_incoming(incoming));
+    let (published, _leads, duty) = leadership();
+    let (nodes, mut reach, _stop) = prober(port, duty);
+    let thousand = (0..1000_u16).map(|number| {
+        let name = format!("node{number}");
+        let pod_subnets = vec![format!("127.{}.{}.0/24", 2 + number / 250, number % 250).parse().expect("a literal")];
+        (name.clone(), Arc::new(Node { name, assignable: true, pod_subnets, ..Node::default() }))
+    });
+    nodes.put(Change::Nodes(Update::Replaced(thousand.collect())));
+    published.set_term(Some(1));
+    until("all are heard", &mut reach, |reach| reach.heard.len() == 1000).await;
+    // Of this process, all its threads, in hundredths of a second: fields 14 and 15 of proc(5), the name is the second.
+    let spent = || {
+        let stat = std::fs::read_to_string("/proc/self/stat").expect("procfs");
+        let behind_name = stat.rsplit(')').next().unwrap_or_default();
+        let fields: Vec<u32> = behind_name.split(' ').map(|field| field.parse().unwrap_or_default()).collect();
+        fields[12] + fields[13]
+    };
+    for _ in 0..5 {
+        let (before, begin) = (spent(), Instant::now());
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        let percent = f64::from(spent() - before) / begin.elapsed().as_secs_f64();
+        println!("1,000 nodes, 4 probes a second each, both ends: {percent:.0} % of a core");
+        assert!(reach.borrow().unreachable.is_empty());
+    }
+}
