@@ -158,7 +158,8 @@ impl Books {
 
     /// False when it could not be written.
     async fn write(&mut self, draft: Ledger) -> bool {
-        if self.ledger.as_deref() == Some(&draft) {
+        // One that was deleted is written again.
+        if self.ledger.as_deref() == Some(&draft) && !draft.version.is_empty() {
             return true;
         }
         if !self.leadership.leads() {

@@ -64,14 +64,14 @@ impl Tenure {
         self.given_up.extend(ours.map(|(address, _)| *address));
     }
 
-    /// Whether this node is behind the fence; `held` is what the kernel holds. True when that is news.
-    pub fn set_fenced(&mut self, fenced: bool, held: &Owned) -> bool {
+    /// Whether this node is behind the fence; `held` is what the kernel holds.
+    pub fn set_fenced(&mut self, fenced: bool, held: &Owned) {
+        self.fenced = fenced;
         if fenced {
             self.was_fenced = true;
             self.confirmed.clear();
             self.given_up.extend(held.values());
         }
-        std::mem::replace(&mut self.fenced, fenced) != fenced
     }
 
     /// What of this must not be held, where the kernel holds these.

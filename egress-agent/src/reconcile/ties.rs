@@ -51,6 +51,8 @@ pub struct Ties {
     stake: watch::Sender<Stake>,
     released: watch::Sender<BTreeMap<IpAddr, u64>>,
     ask: Ask,
+    /// Out of touch. It is said only where there was something to lose.
+    has_given_up: bool,
 }
 
 impl Ties {
@@ -61,7 +63,7 @@ impl Ties {
         released: watch::Sender<BTreeMap<IpAddr, u64>>,
         ask: Ask,
     ) -> Self {
-        Self { tenure: Tenure::new(node_name.to_owned()), standing, stake, released, ask }
+        Self { tenure: Tenure::new(node_name.to_owned()), standing, stake, released, ask, has_given_up: false }
     }
 
     /// No fence, and nobody who could be asked.
@@ -106,15 +108,13 @@ impl Ties {
     /// What of this the kernel must give up now.
     pub(super) fn barred(&mut self, held: &Owned) -> Owned {
         let fenced = *self.standing.borrow_and_update() == Standing::Fenced;
-        if self.tenure.set_fenced(fenced, held) {
-            if fenced {
-                warn!(
-                    addresses = held.len(),
-                    "out of touch with leader and API server: egress IPs are not served here"
-                );
-            } else {
-                info!("in touch again: egress IPs that are still this node's are served again");
-            }
+        self.tenure.set_fenced(fenced, held);
+        if fenced && !held.is_empty() && !self.has_given_up {
+            warn!(addresses = held.len(), "out of touch with leader and API server: egress IPs are not served here");
+            self.has_given_up = true;
+        } else if !fenced && self.has_given_up {
+            info!("in touch again: egress IPs that are still this node's are served again");
+            self.has_given_up = false;
         }
         self.tenure.barred(held, held).all
     }

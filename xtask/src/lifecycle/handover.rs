@@ -2,15 +2,16 @@
 //!
 //! Who answers when is in the agents' logs, to the microsecond and by one clock.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 
-use super::ground::{Ground, node, pod};
+use super::ground::{Ground, Sight, look, node, pod};
 use super::leader::leader;
 use super::objects::{EGRESS_IPS, all, assigned, egress_ip, labels};
 use super::pins::Pins;
 use super::wait::{EFFECT, until};
+use crate::lab::addresses as plan;
 use crate::testing::lab::LabContext;
 
 const ADDRESS: &str = "172.18.0.110";
@@ -18,6 +19,8 @@ const NAMES: [&str; 3] = ["one", "two", "three"];
 const LEDGER: &str = "/api/v1/namespaces/kube-system/configmaps/egress-agent-hand-overs";
 /// The Lease runs out, another leads and goes on.
 const NEXT_LEADER: Duration = Duration::from_secs(20);
+/// Longer than a leader leads without the API server, and than any lease lasts.
+const OUTAGE: Duration = Duration::from_secs(8);
 
 /// A lab with one object, and its nodes: one leads, one has the address, one could have it.
 struct Stage {
@@ -153,4 +156,37 @@ pub(super) fn cut_off_node_gives_up_first(context: &LabContext) -> Result<()> {
     ensure!(!owns(&ground, old)?, "node{old} has the address again");
     ensure!(times(&mut ground, old, TAKEN)?.len() == begin, "node{old} has announced what it has lost");
     ground.is_seen_as(NAMES[leader - 1], Some(ADDRESS), None)
+}
+
+/// Nobody can be told anything, and nobody is given anything: the leases go on, and so does what is served.
+pub(super) fn away_api_server_ends_nothing(context: &LabContext) -> Result<()> {
+    let Stage { mut ground, old, .. } = start(context)?;
+    let pods = NAMES.map(|name| ground.pod(name).map(|pod| pod.netns.clone()));
+    let Some(server) = ground.cluster.in_memory() else {
+        println!("only the lab's own API server can be made to go away");
+        return Ok(());
+    };
+    println!("the API server goes away");
+    server.set_outage(true);
+    let address = Sight::As(ADDRESS.parse()?);
+    let end = Instant::now() + OUTAGE;
+    let mut asked = 0;
+    while Instant::now() < end {
+        for pod in &pods {
+            let pod = pod.as_ref().map_err(|error| anyhow!("{error:#}"))?;
+            let seen = look(pod, plan::SERVER.v4.into())?;
+            asked += 1;
+            ensure!(seen == address, "request {asked} of {} is {seen}", pod.name());
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    server.set_outage(false);
+    println!("it is back; {asked} requests, none failed");
+    ground.serves(old)?;
+    for number in 1..=NAMES.len() {
+        let log = std::fs::read_to_string(ground.agent(number)?.log())?;
+        ensure!(!log.contains("out of touch"), "node{number} has given up its addresses");
+    }
+    ensure!(holder(&ground, "held")? == format!("node{old}"), "the address has moved");
+    Ok(())
 }

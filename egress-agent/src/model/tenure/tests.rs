@@ -72,10 +72,10 @@ fn what_was_given_up_is_taken_up_only_when_it_was_read_anew() {
 fn behind_the_fence_nothing_is_held_and_after_it_everything_is_asked_for() {
     let mut tenure = me();
     let both = owned(&[(1, A), (2, B)]);
-    assert!(tenure.set_fenced(true, &owned(&[(1, A)])));
-    assert!(!tenure.set_fenced(true, &Owned::new()));
+    tenure.set_fenced(true, &owned(&[(1, A)]));
+    tenure.set_fenced(true, &Owned::new());
     assert_eq!(tenure.barred(&both, &Owned::new()), Barred { all: both.clone(), doubtful: Owned::new() });
-    assert!(tenure.set_fenced(false, &Owned::new()));
+    tenure.set_fenced(false, &Owned::new());
     let barred = tenure.barred(&both, &Owned::new());
     assert_eq!((&barred.all, &barred.doubtful), (&both, &both), "also what is new: the news may be old");
     tenure.confirm(&BTreeSet::from([ip(B)]));
