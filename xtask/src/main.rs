@@ -6,6 +6,7 @@
 //! - `lab`: a cluster of network namespaces with real agents, started and torn down.
 //! - `lifecycle`: the product's life on the lab: restarts, selection, leaks, kubectl, bad input, cleanup.
 //! - `roads`: what must hold on the lab with real agents, as tests.
+//! - `soak`: faults by the dice on the lab, what they cost, and that they break no promise.
 //! - `story`: the walkthrough that `cargo xtask run` plays on the lab.
 //! - `testing`: `cargo xtask test` and its parts.
 
@@ -14,6 +15,7 @@ mod bench;
 mod lab;
 mod lifecycle;
 mod roads;
+mod soak;
 mod story;
 mod testing;
 mod toolchain;
@@ -50,6 +52,8 @@ enum Command {
     Guest,
     /// Measure the data plane beside plain forwarding and netfilter
     Bench(bench::BenchArgs),
+    /// Break nodes, agents and the API server of a lab by the dice, and measure what that does to traffic
+    Soak(soak::SoakArgs),
     /// Serve the lab's in-memory Kubernetes API
     Apiserver(apiserver::ApiserverArgs),
     /// Write the files that are generated from code (CRD, tables in docs), or check them with --check
@@ -75,6 +79,7 @@ fn main() -> ExitCode {
         Command::Mutate(args) => testing::mutate(&args),
         Command::Fuzz(args) => done(testing::fuzz(&args)),
         Command::Guest => done(testing::run_guest()),
+        Command::Soak(args) => done(soak::run(&args)),
         Command::Apiserver(args) => done(apiserver::run(&args)),
         Command::Codegen(args) => done(toolchain::codegen(&args)),
         Command::Lint(args) => done(toolchain::lint(&args)),

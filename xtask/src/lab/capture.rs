@@ -23,7 +23,7 @@ use nix::sys::socket::{
 use nix::sys::time::{TimeVal, TimeValLike};
 
 use super::Lab;
-use super::addresses::{self as plan, Dual};
+use super::addresses::{self as plan, Dual, NodeNumber};
 use super::dissect::{Checksum, Frame, Packet, dissect};
 use super::netns::Netns;
 
@@ -57,11 +57,16 @@ pub(crate) struct Tally {
     pub(crate) wrong: u64,
 }
 
-/// One packet to a watched destination.
+/// Stands for ARP among the protocols of sightings; no IP packet has it.
+pub(crate) const ARP: u8 = 255;
+
+/// One packet to a watched destination, or of a watched source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Sighting {
     /// The kernel's time, not the reader's.
     pub(crate) at: SystemTime,
+    /// Whose port it came in by.
+    pub(crate) node: NodeNumber,
     pub(crate) source: IpAddr,
     pub(crate) destination: IpAddr,
     pub(crate) protocol: u8,
@@ -92,6 +97,8 @@ pub(crate) struct Seen {
     /// Every packet to one of the watched destinations, in the order in which the kernel saw them.
     pub(crate) sightings: Vec<Sighting>,
     watched: BTreeSet<IpAddr>,
+    /// Whether all that egress IPs emit is watched too, ARP answers and announcements included.
+    watches_owners: bool,
     nodes: Vec<Dual>,
     /// Ports where a checksum must be complete.
     strict: BTreeSet<String>,
@@ -112,9 +119,18 @@ impl Capture {
 
     /// The same, and each packet to these destinations is noted with its time.
     pub(crate) fn watching(lab: &Lab, watched: BTreeSet<IpAddr>) -> Result<Self> {
+        Self::begin(lab, watched, false)
+    }
+
+    /// The same, and so is whatever bears an egress IP as its source, and who claims one by ARP ([`ARP`]).
+    pub(crate) fn watching_owners(lab: &Lab, watched: BTreeSet<IpAddr>) -> Result<Self> {
+        Self::begin(lab, watched, true)
+    }
+
+    fn begin(lab: &Lab, watched: BTreeSet<IpAddr>, watches_owners: bool) -> Result<Self> {
         let strict = lab.nodes().iter().filter(|node| !node.quirks.checksum_offload).map(super::Node::name);
         let nodes = lab.nodes().iter().map(|node| node.number.address()).collect();
-        let seen = Seen { nodes, watched, strict: strict.collect(), ..Seen::default() };
+        let seen = Seen { nodes, watched, watches_owners, strict: strict.collect(), ..Seen::default() };
         let seen = Arc::new(Mutex::new(seen));
         let stop = Arc::new(AtomicBool::new(false));
         let socket = lab.lan().run(open)?;
@@ -127,6 +143,12 @@ impl Capture {
     /// A copy of the count so far.
     pub(crate) fn seen(&self) -> Seen {
         lock(&self.seen).clone()
+    }
+
+    /// What was sighted since the last call, and how many frames were missed so far: for a capture that runs long.
+    pub(crate) fn take_sightings(&self) -> (Vec<Sighting>, u32) {
+        let mut seen = lock(&self.seen);
+        (std::mem::take(&mut seen.sightings), seen.missed)
     }
 
     /// Ends the capture and hands over the count.
@@ -183,17 +205,35 @@ impl Seen {
         match frame {
             Frame::Ip(packet) => {
                 let Packet { source, destination, protocol, source_port, destination_port, .. } = *packet;
-                if self.watched.contains(&destination) {
-                    let ports = (source_port, destination_port);
-                    self.sightings.push(Sighting { at, source, destination, protocol, ports });
+                let owner = self.watches_owners && self.class(source) == Class::Egress;
+                if owner || self.watched.contains(&destination) {
+                    self.sight(port, at, (source, destination), protocol, (source_port, destination_port));
                 }
                 self.note_packet(port, packet);
             }
             Frame::Arp { request, sender, target, .. } if !request || sender == target => {
+                let (source, destination) = (IpAddr::V4(*sender), IpAddr::V4(*target));
+                if self.watches_owners && self.class(source) == Class::Egress {
+                    self.sight(port, at, (source, destination), ARP, (0, 0));
+                }
                 *self.claims.entry((port.to_owned(), IpAddr::V4(*sender))).or_default() += 1;
             }
             Frame::Arp { .. } | Frame::Other => {}
         }
+    }
+
+    fn sight(
+        &mut self,
+        port: &str,
+        at: SystemTime,
+        (source, destination): (IpAddr, IpAddr),
+        protocol: u8,
+        ports: (u16, u16),
+    ) {
+        // Only nodes' ports are noted, and those are called like their nodes.
+        let number = port.strip_prefix("node").and_then(|number| number.parse().ok());
+        let Some(Ok(node)) = number.map(NodeNumber::new) else { return };
+        self.sightings.push(Sighting { at, node, source, destination, protocol, ports });
     }
 
     fn note_packet(&mut self, port: &str, packet: &Packet) {

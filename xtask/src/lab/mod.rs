@@ -169,6 +169,32 @@ impl Lab {
         Ok(())
     }
 
+    /// Takes the node's port off the switch, or puts it on again: nothing from and to the node is forwarded, and its
+    /// carrier stays. What it sends is still seen by a capture.
+    pub(crate) fn set_lan(&self, node: &Node, on: bool) -> Result<()> {
+        set_port(&self.world.lan, node.number, on)
+    }
+
+    /// The same for its pods' overlay.
+    pub(crate) fn set_overlay(&self, node: &Node, on: bool) -> Result<()> {
+        set_port(&self.overlay, node.number, on)
+    }
+
+    /// Unplugs the node's pods from their router, or plugs them in again.
+    pub(crate) fn set_pods(&self, node: &Node, on: bool) -> Result<()> {
+        let state = if on { "up" } else { "down" };
+        for place in 0..self.pods_on(node.number).count() {
+            node.router.exec("ip", &["link", "set", &topology::pod_port(place), state])?;
+        }
+        Ok(())
+    }
+
+    /// Takes the carrier of the node's uplink, or gives it back.
+    pub(crate) fn set_carrier(&self, node: &Node, on: bool) -> Result<()> {
+        let state = if on { "up" } else { "down" };
+        self.world.lan.exec("ip", &["link", "set", &topology::port_of(node.number), state]).map(drop)
+    }
+
     /// Deletes the node's `breth0` and makes it anew, as a restart of the external bridge does.
     pub(crate) fn remake_uplink(&self, node: &Node) -> Result<()> {
         let plan = self.node_plan(node);
@@ -196,6 +222,11 @@ impl Lab {
     pub(crate) fn tear_down(self) -> Result<()> {
         self.ledger.tear_down()
     }
+}
+
+fn set_port(hub: &Netns, node: NodeNumber, on: bool) -> Result<()> {
+    let master: &[&str] = if on { &["master", "br0"] } else { &["nomaster"] };
+    hub.exec("ip", &[&["link", "set", topology::port_of(node).as_str()], master].concat()).map(drop)
 }
 
 impl Drop for Lab {

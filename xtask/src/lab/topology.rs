@@ -251,7 +251,8 @@ pub(crate) fn router(node: &NodePlan, overlay: &Netns, others: &[NodeNumber]) ->
     script
 }
 
-fn pod_port(place: usize) -> String {
+/// The name of a pod's port on its router's bridge.
+pub(super) fn pod_port(place: usize) -> String {
     format!("pod{place}")
 }
 

@@ -41,6 +41,7 @@ pub(crate) fn lab_tests() -> Vec<LabTest> {
     let mut tests = crate::lab::baseline::tests();
     tests.extend(crate::lifecycle::tests());
     tests.extend(crate::roads::tests());
+    tests.extend(crate::soak::tests());
     tests.extend(crate::bench::tests());
     tests
 }

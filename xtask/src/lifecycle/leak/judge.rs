@@ -104,6 +104,7 @@ impl Open<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::lab::addresses::NodeNumber;
 
     const NODE: &str = "172.18.0.2";
     const EGRESS: &str = "172.18.0.110";
@@ -121,6 +122,7 @@ mod tests {
     fn wrong(history: &[State], packets: &[(u64, &str)]) -> Vec<usize> {
         let sighting = |(millis, source): &(u64, &str)| Sighting {
             at: at(*millis),
+            node: NodeNumber::new(1).expect("one is a node"),
             source: source.parse().expect("address"),
             destination: "198.51.100.100".parse().expect("address"),
             protocol: 17,

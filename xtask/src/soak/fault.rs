@@ -1,0 +1,187 @@
+//! What can befall the cluster, and which of it befalls it in which round. Pure: a seed and a number in, a plan out, so
+//! that any round can be played alone.
+
+use std::time::Duration;
+
+use clap::ValueEnum;
+
+/// What befalls the cluster in one round.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, ValueEnum)]
+pub(super) enum Fault {
+    /// No network carries anything of a gateway any more; its links stay up
+    Cut,
+    /// A gateway without links and without agent
+    PowerOff,
+    /// The uplink of a gateway has no carrier
+    Uplink,
+    /// The CNI's network is cut on a gateway
+    Management,
+    /// The agent of a gateway is killed
+    Kill,
+    /// The agent of a gateway is stopped (SIGSTOP)
+    Stop,
+    /// The API server answers nobody
+    ApiServer,
+    /// A gateway loses its label
+    Label,
+    /// An object gets another address
+    Edit,
+    /// An object is deleted and made anew
+    Recreate,
+    /// The leader's agent is killed
+    Leader,
+    /// All agents are killed and started at once
+    Restart,
+}
+
+/// What a fault is expected to do to traffic.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Effect {
+    /// The address goes to another gateway, and until then connections fail.
+    FailsOver,
+    /// The address goes to another gateway by a hand-over.
+    HandsOver,
+    /// Nothing moves and nothing is lost.
+    Nothing,
+    /// The object itself changes: what it served ends.
+    Changes,
+}
+
+impl Fault {
+    pub(super) const ALL: [Self; 12] = [
+        Self::Cut,
+        Self::PowerOff,
+        Self::Uplink,
+        Self::Management,
+        Self::Kill,
+        Self::Stop,
+        Self::ApiServer,
+        Self::Label,
+        Self::Edit,
+        Self::Recreate,
+        Self::Leader,
+        Self::Restart,
+    ];
+
+    /// As it is typed.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Cut => "cut",
+            Self::PowerOff => "power-off",
+            Self::Uplink => "uplink",
+            Self::Management => "management",
+            Self::Kill => "kill",
+            Self::Stop => "stop",
+            Self::ApiServer => "api-server",
+            Self::Label => "label",
+            Self::Edit => "edit",
+            Self::Recreate => "recreate",
+            Self::Leader => "leader",
+            Self::Restart => "restart",
+        }
+    }
+
+    pub(super) fn effect(self) -> Effect {
+        match self {
+            Self::Cut | Self::PowerOff | Self::Uplink => Effect::FailsOver,
+            Self::Label => Effect::HandsOver,
+            Self::Edit | Self::Recreate => Effect::Changes,
+            Self::Management | Self::Kill | Self::Stop | Self::ApiServer | Self::Leader | Self::Restart => {
+                Effect::Nothing
+            }
+        }
+    }
+
+    /// Seconds that it may last: long enough to move what moves, and less than the grace of a silent agent.
+    fn lasts(self) -> (u64, u64) {
+        match self {
+            Self::Cut | Self::PowerOff | Self::Uplink => (7, 9),
+            Self::Stop | Self::Kill | Self::Management => (2, 9),
+            Self::ApiServer => (3, 12),
+            Self::Label | Self::Edit | Self::Recreate => (1, 3),
+            Self::Leader => (1, 9),
+            Self::Restart => (0, 1),
+        }
+    }
+}
+
+/// What one round does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Plan {
+    pub(super) round: usize,
+    pub(super) fault: Fault,
+    /// Which of the addresses the fault is about: the first, or the second.
+    pub(super) subject: usize,
+    pub(super) lasts: Duration,
+}
+
+impl Plan {
+    /// The plan of a round (from 1). `only` are the faults to choose from, all where there are none.
+    pub(super) fn of(seed: u64, round: usize, only: &[Fault]) -> Self {
+        let mut dice = Dice(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(round as u64));
+        let faults: &[Fault] = if only.is_empty() { &Fault::ALL } else { only };
+        // Fail-overs are what is measured: half of the rounds, where there is a choice.
+        let moving: Vec<Fault> = faults.iter().copied().filter(|fault| fault.effect() == Effect::FailsOver).collect();
+        let moves = dice.below(2) == 0 && !moving.is_empty();
+        let choice = if moves { moving.as_slice() } else { faults };
+        let fault = choice[usize::try_from(dice.below(choice.len() as u64)).unwrap_or(0)];
+        let subject = usize::from(dice.below(2) == 1);
+        let (least, most) = fault.lasts();
+        let lasts = Duration::from_millis(least * 1000 + dice.below((most - least) * 1000));
+        Self { round, fault, subject, lasts }
+    }
+}
+
+/// Numbers by a seed (splitmix64).
+struct Dice(u64);
+
+impl Dice {
+    fn below(&mut self, sides: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (z ^ (z >> 31)) % sides.max(1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn a_round_is_the_same_whenever_it_is_played() {
+        for round in 1..50 {
+            assert_eq!(Plan::of(7, round, &[]), Plan::of(7, round, &[]));
+        }
+        assert_ne!(
+            (1..50).map(|n| Plan::of(7, n, &[])).collect::<Vec<_>>(),
+            (1..50).map(|n| Plan::of(8, n, &[])).collect::<Vec<_>>()
+        );
+    }
+
+    #[test]
+    fn every_fault_comes_and_fail_overs_come_most() {
+        let plans: Vec<Plan> = (1..=200).map(|round| Plan::of(7, round, &[])).collect();
+        let names: BTreeSet<&str> = plans.iter().map(|plan| plan.fault.name()).collect();
+        assert_eq!(names.len(), Fault::ALL.len());
+        let moving = plans.iter().filter(|plan| plan.fault.effect() == Effect::FailsOver).count();
+        assert!((90..=160).contains(&moving), "{moving} of 200");
+        assert!(plans.iter().any(|plan| plan.subject == 0) && plans.iter().any(|plan| plan.subject == 1));
+    }
+
+    #[test]
+    fn one_can_choose() {
+        let only = [Fault::Kill, Fault::Label];
+        assert!((1..50).all(|round| only.contains(&Plan::of(1, round, &only).fault)));
+    }
+
+    #[test]
+    fn names_are_as_typed() {
+        for fault in Fault::ALL {
+            assert_eq!(Fault::from_str(fault.name(), false), Ok(fault));
+        }
+    }
+}

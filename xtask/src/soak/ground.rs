@@ -1,0 +1,264 @@
+//! What the soak stands on: a lab of three nodes that may all host egress IPs, agents on each, an API server, two objects
+//! with one address each (IPv4, IPv6), and on each node a pod of either object that never stops calling.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::{Value, json};
+
+use super::echo::{self, Echo};
+use super::sampler::Sampler;
+use super::streams::Streams;
+use crate::lab::addresses::{self as plan, NodeNumber};
+use crate::lab::agents::{Agent, AgentOptions};
+use crate::lab::capture::Capture;
+use crate::lab::cluster::{ApiChoice, Cluster};
+use crate::lab::server::{ECHO_PORT, Server};
+use crate::lab::{Lab, LabBuilder, PodSpec};
+use crate::toolchain::{Built, Paths};
+
+pub(super) const NODES: usize = 3;
+const NAMESPACE: &str = "soak";
+const EGRESS_IPS: &str = "/apis/k8s.ovn.org/v1/egressips";
+const LEASE: &str = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases/egress-agent-leader";
+const ASSIGNABLE: &str = "k8s.ovn.org/egress-assignable";
+const HEALTH_PORT: u16 = 9107;
+/// How long the cluster may take until it serves for the first time.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// An object, and the addresses that it has in turns.
+pub(super) struct Subject {
+    pub(super) name: &'static str,
+    addresses: [&'static str; 2],
+    /// Which of them it has now.
+    turn: usize,
+}
+
+impl Subject {
+    /// The address that the object has.
+    pub(super) fn address(&self) -> Result<IpAddr> {
+        Ok(self.addresses[self.turn].parse()?)
+    }
+
+    fn object(&self) -> Value {
+        json!({
+            "apiVersion": "k8s.ovn.org/v1",
+            "kind": "EgressIP",
+            "metadata": {"name": self.name},
+            "spec": {
+                "egressIPs": [self.addresses[self.turn]],
+                "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": NAMESPACE}},
+                "podSelector": {"matchLabels": {"object": self.name}},
+            },
+        })
+    }
+}
+
+/// A pod that calls without end, at a door of its own.
+pub(super) struct Caller {
+    pub(super) node: NodeNumber,
+    pub(super) subject: usize,
+    pub(super) door: IpAddr,
+    /// What it may bear while no object selects it.
+    pub(super) own: BTreeSet<IpAddr>,
+    pub(super) sampler: Sampler,
+    pub(super) streams: Streams,
+}
+
+/// Fields are dropped in this order: who calls first, the ground last.
+pub(super) struct Ground {
+    pub(super) callers: Vec<Caller>,
+    pub(super) capture: Capture,
+    pub(super) agents: Vec<Agent>,
+    pub(super) subjects: [Subject; 2],
+    _echo: Echo,
+    _server: Server,
+    pub(super) cluster: Cluster,
+    pub(super) lab: Lab,
+}
+
+fn pods() -> impl Iterator<Item = PodSpec> {
+    (0..NODES).flat_map(|node| {
+        ["four", "six"].map(|object| PodSpec {
+            name: format!("{object}{}", node + 1),
+            namespace: NAMESPACE.to_owned(),
+            labels: [("object".to_owned(), object.to_owned())].into(),
+            node,
+        })
+    })
+}
+
+impl Ground {
+    pub(super) fn start(built: &Built, prefix: Option<&str>, logs: PathBuf) -> Result<Self> {
+        let mut builder = pods().fold(LabBuilder::new().nodes(NODES).keep_logs(logs), LabBuilder::pod);
+        if let Some(prefix) = prefix {
+            builder = builder.readable_prefix(prefix);
+        }
+        let lab = builder.start().context("bring up the lab")?;
+        let doors = u8::try_from(lab.pods().len())?;
+        let server = Server::outside_with_doors(&lab, doors)?;
+        let addresses: Vec<IpAddr> = (0..doors).flat_map(|number| plan::door(number).both()).collect();
+        let echo = Echo::start(lab.outside(), &addresses)?;
+        let cluster = Cluster::start(&lab, &ApiChoice::InMemory)?;
+        cluster.install_crd(&Paths::find()?.root.join("deploy/crd.yaml"))?;
+        cluster.publish(&lab)?;
+        // A socket for each sample: flows that are forgotten soon leave ports for those that come.
+        let extra = vec!["--udp-timeout=20".to_owned()];
+        let kubeconfig = cluster.node_kubeconfig().to_owned();
+        let agents = Agent::start_all(&lab, &AgentOptions { binary: built.agent.clone(), kubeconfig, extra })?;
+        let subjects = [
+            Subject { name: "four", addresses: ["172.18.0.110", "172.18.0.111"], turn: 0 },
+            Subject { name: "six", addresses: ["fd00:172:18::110", "fd00:172:18::111"], turn: 0 },
+        ];
+        let capture = Capture::watching_owners(&lab, addresses.into_iter().collect())?;
+        let callers = Vec::new();
+        let mut ground = Self { callers, capture, agents, subjects, _echo: echo, _server: server, cluster, lab };
+        ground.serve()?;
+        ground.callers = ground.call()?;
+        Ok(ground)
+    }
+
+    /// Nodes host addresses, objects have them, and agents are ready.
+    fn serve(&mut self) -> Result<()> {
+        for node in self.nodes() {
+            self.assignable(node, true)?;
+        }
+        for subject in 0..self.subjects.len() {
+            self.create(subject)?;
+        }
+        let end = Instant::now() + PATIENCE;
+        while self.holders()?.iter().any(Option::is_none) || !self.agents_serve()? {
+            ensure!(Instant::now() < end, "the cluster does not serve after {} s", PATIENCE.as_secs());
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        // Agents learn of pods and addresses within moments; who is not selected yet bears its node's address.
+        std::thread::sleep(Duration::from_secs(2));
+        Ok(())
+    }
+
+    fn call(&self) -> Result<Vec<Caller>> {
+        let call = |(pod, number): (&crate::lab::Pod, u8)| {
+            let subject = usize::from(pod.name.starts_with("six"));
+            let door = plan::door(number).towards(self.subjects[subject].address()?);
+            let own = pod.node.address().both().into_iter().chain(pod.addresses.both()).collect();
+            Ok(Caller {
+                node: pod.node,
+                subject,
+                door,
+                own,
+                sampler: Sampler::start(&pod.netns, SocketAddr::new(door, echo::PORT))?,
+                streams: Streams::start(&pod.netns, SocketAddr::new(door, ECHO_PORT))?,
+            })
+        };
+        self.lab.pods().iter().zip(0..).map(call).collect()
+    }
+
+    pub(super) fn nodes(&self) -> Vec<NodeNumber> {
+        self.lab.nodes().iter().map(|node| node.number).collect()
+    }
+
+    pub(super) fn agent(&mut self, node: NodeNumber) -> &mut Agent {
+        &mut self.agents[node.index()]
+    }
+
+    pub(super) fn assignable(&self, node: NodeNumber, on: bool) -> Result<()> {
+        let label = if on { json!("") } else { Value::Null };
+        let path = format!("/api/v1/nodes/{}", node.name());
+        self.cluster.merge(&path, &json!({"metadata": {"labels": {ASSIGNABLE: label}}}))
+    }
+
+    pub(super) fn create(&self, subject: usize) -> Result<()> {
+        self.cluster.create(EGRESS_IPS, &self.subjects[subject].object()).map(drop)
+    }
+
+    pub(super) fn delete(&self, subject: usize) -> Result<()> {
+        self.cluster.delete(&format!("{EGRESS_IPS}/{}", self.subjects[subject].name))
+    }
+
+    /// The object gets its other address.
+    pub(super) fn turn(&mut self, subject: usize) -> Result<()> {
+        self.subjects[subject].turn = 1 - self.subjects[subject].turn;
+        let object = self.subjects[subject].object();
+        self.cluster.replace(&format!("{EGRESS_IPS}/{}", self.subjects[subject].name), &object)
+    }
+
+    /// The node of each object's address, as its status says.
+    pub(super) fn holders(&self) -> Result<Vec<Option<NodeNumber>>> {
+        let holder = |subject: &Subject| {
+            let object = self.cluster.get(&format!("{EGRESS_IPS}/{}", subject.name))?.unwrap_or_default();
+            let items = object.pointer("/status/items").and_then(Value::as_array).cloned().unwrap_or_default();
+            let [item] = items.as_slice() else { return Ok(None) };
+            let address: IpAddr = item["egressIP"].as_str().context("an item without an address")?.parse()?;
+            if address != subject.address()? {
+                return Ok(None);
+            }
+            number_of(item["node"].as_str().unwrap_or_default()).map(Some)
+        };
+        self.subjects.iter().map(holder).collect()
+    }
+
+    /// Who leads, and when it has said so last.
+    pub(super) fn leader(&self) -> Result<Option<(NodeNumber, String)>> {
+        let Some(lease) = self.cluster.get(LEASE)? else { return Ok(None) };
+        let holder = lease["spec"]["holderIdentity"].as_str().unwrap_or_default();
+        let Some((node, _)) = holder.split_once('_') else { return Ok(None) };
+        Ok(Some((number_of(node)?, lease["spec"]["renewTime"].to_string())))
+    }
+
+    /// Whether every agent runs and has brought its kernel in step since it started: then it accepts health checks.
+    pub(super) fn agents_serve(&mut self) -> Result<bool> {
+        for agent in &mut self.agents {
+            agent.ensure_alive()?;
+        }
+        for node in self.lab.nodes() {
+            let to = SocketAddr::new(node.number.management().v4.into(), HEALTH_PORT);
+            let there = node.host.run(|| Ok(TcpStream::connect_timeout(&to, Duration::from_millis(500)).is_ok()))?;
+            if !there {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    pub(super) fn wait_for_agents(&mut self) -> Result<()> {
+        let end = Instant::now() + PATIENCE;
+        while !self.agents_serve()? {
+            ensure!(Instant::now() < end, "an agent does not serve after {} s", PATIENCE.as_secs());
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        Ok(())
+    }
+
+    /// What is right for each object's pods when the cluster is at rest.
+    pub(super) fn egress(&self) -> Result<BTreeMap<usize, IpAddr>> {
+        self.subjects.iter().enumerate().map(|(place, subject)| Ok((place, subject.address()?))).collect()
+    }
+
+    /// The address that an object has after its next turn.
+    pub(super) fn other_address(&self, subject: usize) -> Result<Option<IpAddr>> {
+        let subject = &self.subjects[subject];
+        Ok(subject.addresses.get(1 - subject.turn).map(|text| text.parse()).transpose()?)
+    }
+
+    /// Ends what calls, and takes the lab down.
+    pub(super) fn finish(self) -> Result<()> {
+        let Self { callers, capture, agents, lab, cluster, _server, _echo, .. } = self;
+        for caller in callers {
+            caller.sampler.finish()?;
+            caller.streams.finish()?;
+        }
+        capture.finish()?;
+        drop((agents, _echo, _server, cluster));
+        lab.tear_down()
+    }
+}
+
+fn number_of(node: &str) -> Result<NodeNumber> {
+    match node.strip_prefix("node").and_then(|number| number.parse().ok()) {
+        Some(number) => NodeNumber::new(number),
+        None => bail!("{node:?} is no node of the lab"),
+    }
+}

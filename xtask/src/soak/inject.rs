@@ -1,0 +1,94 @@
+//! Faults put on the lab, and taken off again.
+
+use anyhow::{Context, Result};
+
+use super::fault::Fault;
+use super::ground::Ground;
+use crate::lab::addresses::NodeNumber;
+use crate::lab::agents;
+
+/// Who is hit: the gateway of the address that the round is about, and the agent that leads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Target {
+    pub(super) gateway: NodeNumber,
+    pub(super) leader: NodeNumber,
+    pub(super) subject: usize,
+}
+
+impl Target {
+    /// The node that the fault is on, if it is on one.
+    pub(super) fn node(&self, fault: Fault) -> Option<NodeNumber> {
+        match fault {
+            Fault::ApiServer | Fault::Edit | Fault::Recreate | Fault::Restart => None,
+            Fault::Leader => Some(self.leader),
+            Fault::Cut
+            | Fault::PowerOff
+            | Fault::Uplink
+            | Fault::Management
+            | Fault::Kill
+            | Fault::Stop
+            | Fault::Label => Some(self.gateway),
+        }
+    }
+}
+
+/// Begins a fault.
+pub(super) fn begin(ground: &mut Ground, fault: Fault, target: Target) -> Result<()> {
+    let node = ground.lab.node(target.gateway).clone();
+    match fault {
+        Fault::Cut => {
+            ground.lab.set_lan(&node, false)?;
+            ground.lab.set_overlay(&node, false)
+        }
+        Fault::PowerOff => {
+            agents::power(&ground.lab, &mut ground.agents[target.gateway.index()], false)?;
+            ground.lab.set_pods(&node, false)?;
+            // A node that boots has no programs of its former life.
+            ground.agent(target.gateway).clean_up().map(drop)
+        }
+        Fault::Uplink => ground.lab.set_carrier(&node, false),
+        Fault::Management => ground.lab.set_overlay(&node, false),
+        Fault::Kill => ground.agent(target.gateway).kill(),
+        Fault::Leader => ground.agent(target.leader).kill(),
+        Fault::Stop => ground.agent(target.gateway).pause(),
+        Fault::ApiServer => outage(ground, true),
+        Fault::Label => ground.assignable(target.gateway, false),
+        Fault::Edit => ground.turn(target.subject),
+        Fault::Recreate => ground.delete(target.subject),
+        // One after the other would leave time for each to come back before the next goes.
+        Fault::Restart => ground.agents.iter_mut().try_for_each(agents::Agent::kill),
+    }
+}
+
+/// Ends it.
+pub(super) fn end(ground: &mut Ground, fault: Fault, target: Target) -> Result<()> {
+    let node = ground.lab.node(target.gateway).clone();
+    match fault {
+        Fault::Cut => {
+            ground.lab.set_lan(&node, true)?;
+            ground.lab.set_overlay(&node, true)
+        }
+        Fault::PowerOff => {
+            agents::power(&ground.lab, &mut ground.agents[target.gateway.index()], true)?;
+            // Its pods come behind its agent, as they do where the node is not ready before.
+            ground.wait_for_agents()?;
+            ground.lab.set_pods(&node, true)
+        }
+        Fault::Uplink => ground.lab.set_carrier(&node, true),
+        Fault::Management => ground.lab.set_overlay(&node, true),
+        Fault::Kill => ground.agent(target.gateway).restart(),
+        Fault::Leader => ground.agent(target.leader).restart(),
+        Fault::Stop => ground.agent(target.gateway).resume(),
+        Fault::ApiServer => outage(ground, false),
+        Fault::Label => ground.assignable(target.gateway, true),
+        Fault::Edit => Ok(()),
+        Fault::Recreate => ground.create(target.subject),
+        Fault::Restart => ground.agents.iter_mut().try_for_each(agents::Agent::restart),
+    }
+}
+
+fn outage(ground: &Ground, is_out: bool) -> Result<()> {
+    let server = ground.cluster.in_memory().context("only the lab's own API server can be stopped")?;
+    server.set_outage(is_out);
+    Ok(())
+}

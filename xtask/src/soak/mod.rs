@@ -1,0 +1,196 @@
+//! `cargo xtask soak`: round after round a fault, by a seed; what it costs in new and established connections, and that it
+//! breaks no promise.
+//!
+//! ```text
+//! a cluster at rest --fault--> what fails over, fails over --the fault ends--> a cluster at rest
+//!        pods on all nodes call without end, a capture sees each packet that leaves a node, and a server outside
+//!        says whom it sees
+//! ```
+//!
+//! Promises, kept all the time: no packet with a wrong source; no address emitted from two nodes at once; after five
+//! seconds of quiet the status says what the nodes do. One that is broken is told with the command that plays its round
+//! again: a round is the same for the same seed and number, as far as chance on the machine lets it. How long anything
+//! took is a figure and no promise.
+//!
+//! | file | what |
+//! |---|---|
+//! | `fault` | the faults, and which comes in which round |
+//! | `ground`, `inject` | the lab with everything on it; faults put on it and taken off |
+//! | `sampler`, `streams`, `echo` | new connections, established ones, and the server outside |
+//! | `wire` | the judge of what leaves the nodes |
+//! | `round` | one round, and when the cluster is at rest |
+//! | `figures`, `report`, `chart` | what it came to; table and `results.json`; SVG |
+
+mod chart;
+mod echo;
+mod fault;
+mod figures;
+mod ground;
+mod inject;
+mod report;
+mod round;
+mod sampler;
+mod streams;
+mod wire;
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use clap::Args;
+
+use crate::lab::agents::last_lines;
+use crate::testing::lab::{LabContext, LabTest};
+use crate::toolchain::packages::{self, Purpose};
+use crate::toolchain::{BuildArgs, Paths, Progress, ensure_built};
+use fault::{Fault, Plan};
+use ground::Ground;
+use report::Report;
+use round::Soak;
+
+#[derive(Args)]
+pub(crate) struct SoakArgs {
+    /// How many rounds
+    #[arg(long, default_value_t = 200)]
+    rounds: usize,
+    /// The number that all chance comes from
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Only this fault; may be given several times
+    #[arg(long, value_enum)]
+    only: Vec<Fault>,
+    /// Only this round of all
+    #[arg(long, value_name = "NUMBER")]
+    round: Option<usize>,
+    /// What the namespaces' names begin with
+    #[arg(long, default_value = "soak")]
+    prefix: String,
+    #[command(flatten)]
+    build: BuildArgs,
+}
+
+impl SoakArgs {
+    fn plans(&self) -> Vec<Plan> {
+        let rounds = match self.round {
+            Some(round) => round..=round,
+            None => 1..=self.rounds,
+        };
+        rounds.map(|round| Plan::of(self.seed, round, &self.only)).collect()
+    }
+
+    fn again(&self, round: usize) -> String {
+        let only: Vec<String> = self.only.iter().map(|fault| format!(" --only {}", fault.name())).collect();
+        format!("cargo xtask soak --seed {} --round {round}{}", self.seed, only.concat())
+    }
+}
+
+pub(crate) fn run(args: &SoakArgs) -> Result<()> {
+    let progress = Progress::start();
+    let paths = Paths::find()?;
+    for purpose in [Purpose::Lab, Purpose::Programs] {
+        packages::ensure(purpose, !args.build.no_install)?;
+    }
+    let built = ensure_built(&args.build, &progress)?;
+    let folder = paths.target.join("soak");
+    let plans = args.plans();
+    let first = plans.first().copied().context("no rounds")?;
+    progress.step(&format!("lab: {} nodes; seed {}, {} rounds", ground::NODES, args.seed, plans.len()));
+    let logs = folder.join("logs");
+    if logs.exists() {
+        std::fs::remove_dir_all(&logs).with_context(|| format!("remove {}", logs.display()))?;
+    }
+    let mut soak = Soak::new(Ground::start(&built, Some(&args.prefix), logs)?)?;
+    let mut played = 0;
+    let mut outcome = soak.begin(&first);
+    for plan in &plans {
+        if outcome.is_err() {
+            break;
+        }
+        outcome = soak.play(plan).map(|line| progress.step(&line)).with_context(|| {
+            format!("round {} ({}); again: {}", plan.round, plan.fault.name(), args.again(plan.round))
+        });
+        played += usize::from(outcome.is_ok());
+    }
+    // What was seen before something went wrong is worth having.
+    let again = |round: usize| args.again(round);
+    let report = Report {
+        seed: args.seed,
+        rounds: played,
+        table: &soak.table,
+        violations: &soak.violations,
+        missed: soak.missed,
+        stalls_ms: &soak.stalls_ms,
+        again: &again,
+    };
+    report.write(&folder).with_context(|| format!("write to {}", folder.display()))?;
+    print!("{}", report.text());
+    progress.step(&format!("{0}/results.json, {0}/results.svg, {0}/logs", folder.display()));
+    let violations = soak.violations.len();
+    outcome?;
+    soak.ground.finish()?;
+    ensure!(violations == 0, "{violations} promises were broken");
+    Ok(())
+}
+
+/// A share of the rounds that a test run has time for.
+pub(crate) fn tests() -> Vec<LabTest> {
+    vec![LabTest { name: "soak_breaks_no_promise", timeout: Duration::from_secs(180), run: short }]
+}
+
+const SEED: u64 = 7;
+const SEED_VARIABLE: &str = "EGRESS_SOAK_SEED";
+/// No round begins later than this after the first.
+const SHARE: Duration = Duration::from_secs(28);
+/// What the share is of. Not of `cut`: a leader that is cut off hears itself, and its node holds on to its addresses.
+const SHARED: [Fault; 11] = [
+    Fault::PowerOff,
+    Fault::Uplink,
+    Fault::Management,
+    Fault::Kill,
+    Fault::Stop,
+    Fault::ApiServer,
+    Fault::Label,
+    Fault::Edit,
+    Fault::Recreate,
+    Fault::Leader,
+    Fault::Restart,
+];
+
+fn short(context: &LabContext) -> Result<()> {
+    let seed = std::env::var(SEED_VARIABLE).ok().and_then(|text| text.parse().ok()).unwrap_or(SEED);
+    println!("seed {seed} ({SEED_VARIABLE} names another)");
+    let mut soak = Soak::new(Ground::start(&context.built, None, context.logs.clone())?)?;
+    let played = play_share(&mut soak, seed);
+    let again =
+        |round: usize| format!("round {round} of {SEED_VARIABLE}={seed} cargo xtask test --only lab --filter soak");
+    let report = Report {
+        seed,
+        rounds: *played.as_ref().unwrap_or(&0),
+        table: &soak.table,
+        violations: &soak.violations,
+        missed: soak.missed,
+        stalls_ms: &soak.stalls_ms,
+        again: &again,
+    };
+    print!("{}", report.text());
+    let violations = soak.violations.len();
+    if played.is_err() || violations > 0 {
+        for agent in &soak.ground.agents {
+            println!("-- {}\n{}", agent.node().name(), last_lines(agent.log(), 12));
+        }
+    }
+    played?;
+    soak.ground.finish()?;
+    ensure!(violations == 0, "{violations} promises were broken");
+    Ok(())
+}
+
+fn play_share(soak: &mut Soak, seed: u64) -> Result<usize> {
+    soak.begin(&Plan::of(seed, 1, &SHARED))?;
+    let begin = Instant::now();
+    let mut played = 0;
+    while begin.elapsed() < SHARE {
+        println!("{}", soak.play(&Plan::of(seed, played + 1, &SHARED))?);
+        played += 1;
+    }
+    Ok(played)
+}

@@ -1,0 +1,160 @@
+//! What was measured, as a table for the terminal, as JSON and as a chart.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::path::Path;
+
+use anyhow::Result;
+use serde_json::{Value, json};
+
+use super::chart;
+use super::figures::{Row, Table, quantile};
+use super::round::Told;
+
+/// A whole run.
+pub(super) struct Report<'a> {
+    pub(super) seed: u64,
+    pub(super) rounds: usize,
+    pub(super) table: &'a Table,
+    pub(super) violations: &'a [Told],
+    pub(super) missed: u32,
+    pub(super) stalls_ms: &'a [f64],
+    /// The command that plays a round of this run again.
+    pub(super) again: &'a dyn Fn(usize) -> String,
+}
+
+impl Report<'_> {
+    pub(super) fn write(&self, folder: &Path) -> Result<()> {
+        fs::create_dir_all(folder)?;
+        fs::write(folder.join("results.json"), serde_json::to_string_pretty(&self.json())? + "\n")?;
+        fs::write(folder.join("results.svg"), chart::svg(self.table))?;
+        Ok(())
+    }
+
+    fn json(&self) -> Value {
+        let faults: Vec<Value> = self.table.iter().map(|(name, row)| row_json(name, row)).collect();
+        let violations: Vec<Value> = self
+            .violations
+            .iter()
+            .map(|told| {
+                json!({
+                    "round": told.plan.round,
+                    "fault": told.plan.fault.name(),
+                    "what": told.words,
+                    "again": (self.again)(told.plan.round),
+                })
+            })
+            .collect();
+        json!({
+            "seed": self.seed,
+            "rounds": self.rounds,
+            "faults": faults,
+            "violations": violations,
+            "frames_missed": self.missed,
+            "longest_time_between_samples_ms": {
+                "p50": quantile(self.stalls_ms, 0.5), "worst": quantile(self.stalls_ms, 1.0),
+            },
+        })
+    }
+
+    pub(super) fn text(&self) -> String {
+        let heads = [
+            "fault", "rounds", "moved", "p50 ms", "p99 ms", "worst", "lost", "of", "most", "later", "others",
+            "streams", "live", "back ms", "rest ms",
+        ];
+        let mut rows = vec![heads.map(str::to_owned)];
+        rows.extend(self.table.iter().map(|(name, row)| cells(name, row)));
+        let mut text = aligned(&rows);
+        let worst = quantile(self.stalls_ms, 1.0).unwrap_or(0.0);
+        let usual = quantile(self.stalls_ms, 0.5).unwrap_or(0.0);
+        // Writing to a String cannot fail.
+        let _ = writeln!(
+            text,
+            "{} rounds, seed {}; the longest time between two samples of a pod (10 ms are meant) was {usual:.0} ms in \
+             the median of rounds and {worst:.0} ms in the worst; {} frames missed by the capture",
+            self.rounds, self.seed, self.missed
+        );
+        for told in self.violations {
+            let again = (self.again)(told.plan.round);
+            let _ =
+                writeln!(text, "VIOLATION in round {} ({}): {}", told.plan.round, told.plan.fault.name(), told.words);
+            let _ = writeln!(text, "  again: {again}");
+        }
+        let _ = writeln!(text, "{} violations", self.violations.len());
+        text
+    }
+}
+
+fn row_json(name: &str, row: &Row) -> Value {
+    json!({
+        "fault": name,
+        "rounds": row.rounds,
+        "moved": row.moved,
+        "again_ms": {
+            "p50": row.quantile(0.5), "p99": row.quantile(0.99), "worst": row.quantile(1.0), "all": row.again_ms,
+        },
+        "samples": row.asked,
+        "lost": row.lost,
+        "most_lost_by_one_pod": row.most_lost,
+        "lost_later": row.lost_later,
+        "lost_by_others": row.others_lost,
+        "streams": row.streams,
+        "streams_survived": row.survived,
+        "back_ms": row.back_ms,
+        "rest_ms": row.rest_ms,
+    })
+}
+
+fn cells(name: &str, row: &Row) -> [String; 15] {
+    let time = |part: f64| row.quantile(part).map_or("-".to_owned(), |time| format!("{time:.0}"));
+    [
+        name.to_owned(),
+        row.rounds.to_string(),
+        row.moved.to_string(),
+        time(0.5),
+        time(0.99),
+        time(1.0),
+        row.lost.to_string(),
+        row.asked.to_string(),
+        row.most_lost.to_string(),
+        row.lost_later.to_string(),
+        row.others_lost.to_string(),
+        row.streams.to_string(),
+        row.survival().map_or("-".to_owned(), |share| format!("{:.0} %", share * 100.0)),
+        quantile(&row.back_ms, 1.0).map_or("-".to_owned(), |time| format!("{time:.0}")),
+        format!("{:.0}", row.rest_ms),
+    ]
+}
+
+/// Names begin, numbers end where their column does.
+fn aligned<const N: usize>(rows: &[[String; N]]) -> String {
+    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
+    let widths: Vec<usize> = (0..N).map(width).collect();
+    let mut text = String::new();
+    for row in rows {
+        for (column, (word, width)) in row.iter().zip(&widths).enumerate() {
+            // Writing to a String cannot fail.
+            let _ = if column == 0 { write!(text, "{word:<width$}") } else { write!(text, "  {word:>width$}") };
+        }
+        text.push('\n');
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_table_has_a_line_for_each_fault() {
+        let row = Row { rounds: 3, again_ms: vec![900.0, 1100.0], streams: 4, survived: 3, ..Row::default() };
+        let table: Table = [("cut".to_owned(), row)].into();
+        let again = |round: usize| format!("cargo xtask soak --seed 7 --round {round}");
+        let report =
+            Report { seed: 7, rounds: 3, table: &table, violations: &[], missed: 0, stalls_ms: &[12.0], again: &again };
+        let text = report.text();
+        assert!(text.lines().any(|line| line.starts_with("cut") && line.contains("1100") && line.contains("75 %")));
+        assert_eq!(report.json()["faults"][0]["again_ms"]["p50"], json!(900.0));
+        assert!(chart::svg(&table).contains("cut"));
+    }
+}
