@@ -58,6 +58,14 @@ fn signs(findings: &[Finding]) -> Vec<Sign> {
     signs
 }
 
+/// Without knocks: one may fall between two answers where the machine is busy.
+fn answers(findings: &[Finding]) -> Vec<Sign> {
+    let mut answers = signs(findings);
+    answers.retain(|sign| matches!(sign, Sign::Answer(_)));
+    answers.dedup();
+    answers
+}
+
 async fn listener() -> (TcpListener, u16) {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let port = listener.local_addr().expect("an address").port();
@@ -96,24 +104,24 @@ async fn agent_with(tls: Option<Tls>) -> Agent {
 async fn an_agent_answers_and_learns_that_it_was_heard() {
     let agent = agent().await;
     let begin = Instant::now();
-    let findings = found(agent.port, Duration::from_millis(600)).await;
-    assert_eq!(signs(&findings), [Sign::Answer(Answer::Serving)]);
+    let findings = found(agent.port, Duration::from_millis(1200)).await;
+    assert_eq!(answers(&findings), [Sign::Answer(Answer::Serving)]);
     let said = Finding::Said { timeout: Some(Duration::from_secs(5)), term: Some(3) };
     assert!(findings.contains(&said), "{findings:?}");
     let heard = agent.heard.borrow().expect("the third probe confirms the second");
     assert!(heard >= begin + RULES.interval);
 
     let before = *agent.heard.borrow();
-    let unconfirmed = found_by(agent.port, Duration::from_millis(600), false).await;
-    assert_eq!(signs(&unconfirmed), [Sign::Answer(Answer::Serving)]);
+    let unconfirmed = found_by(agent.port, Duration::from_millis(1200), false).await;
+    assert_eq!(answers(&unconfirmed), [Sign::Answer(Answer::Serving)]);
     assert!(!unconfirmed.iter().any(|finding| matches!(finding, Finding::Heard(_))));
     assert_eq!(*agent.heard.borrow(), before, "it is not told");
 
     agent.uplink.send_replace(Uplink::NextHopLost(vec![LOOPBACK]));
-    let lost = found(agent.port, Duration::from_millis(400)).await;
-    assert_eq!(signs(&lost), [Sign::Answer(Answer::NextHopLost)]);
+    let lost = found(agent.port, Duration::from_millis(800)).await;
+    assert_eq!(answers(&lost), [Sign::Answer(Answer::NextHopLost)]);
     agent.uplink.send_replace(Uplink::NoCarrier("eth0".into()));
-    assert_eq!(signs(&found(agent.port, Duration::from_millis(400)).await), [Sign::Answer(Answer::NotServing)]);
+    assert_eq!(answers(&found(agent.port, Duration::from_millis(800)).await), [Sign::Answer(Answer::NotServing)]);
 }
 
 #[tokio::test]
@@ -159,7 +167,10 @@ async fn a_session_that_is_closed_is_begun_anew() {
     tokio::spawn(health::serve(settings, facts, watch::channel(None).0, CancellationToken::new()));
     let findings = asked.await.expect("it ends");
     let serving = Sign::Answer(Answer::Serving);
-    assert_eq!(signs(&findings), [serving, Sign::Kernel, serving]);
+    assert_eq!(answers(&findings), [serving]);
+    let all = signs(&findings);
+    let between = all.iter().position(|sign| *sign == Sign::Kernel);
+    assert!(between.is_some_and(|at| all[at..].contains(&serving)), "{all:?}");
     drop(ready);
 }
 
@@ -232,7 +243,7 @@ async fn another_server_is_no_agent() {
     let incoming = tonic::transport::server::TcpIncoming::from(listener);
     let (_reporter, service) = tonic_health::server::health_reporter();
     let server = tokio::spawn(Server::builder().add_service(service).serve_with_incoming(incoming));
-    let findings = found(port, Duration::from_millis(400)).await;
-    assert_eq!(signs(&findings), [Sign::Answer(Answer::NotServing)]);
+    let findings = found(port, Duration::from_millis(800)).await;
+    assert_eq!(answers(&findings), [Sign::Answer(Answer::NotServing)]);
     server.abort();
 }
