@@ -134,7 +134,14 @@ impl Leader {
                 self.strangers.retain(|_| false);
                 self.problems = Problems::default();
             }
-            retry_at = if led { self.decide_and_write().await } else { None };
+            retry_at = None;
+            if led {
+                tokio::select! {
+                    // Whatever was under way is the next leader's to find, as after a crash.
+                    () = stop.cancelled() => return,
+                    again = self.decide_and_write() => retry_at = again,
+                }
+            }
         }
     }
 

@@ -42,7 +42,11 @@ pub async fn publish(
         let said = own.borrow_and_update().as_ref().map(|node| node.released.clone());
         let mut failed = false;
         if said.is_some_and(|said| said != wanted) {
-            let written = tokio::time::timeout(PATIENCE, write(&api, node_name, &wanted)).await;
+            let write = tokio::time::timeout(PATIENCE, write(&api, node_name, &wanted));
+            let written = tokio::select! {
+                () = stop.cancelled() => return,
+                written = write => written,
+            };
             failed = !matches!(written, Ok(Ok(())));
             match written {
                 Ok(Ok(())) => {
