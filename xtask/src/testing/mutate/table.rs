@@ -167,7 +167,7 @@ mutations! {
     "guard-waits-for-fragments", LEAVE, ["guard::"], "a first fragment is dropped at the uplink, where nothing lets it begin anew":
         "steer::judge(heads, quote, tables, config, false)" => "steer::judge(heads, quote, tables, config, true)";
     "kept-hop-outlives-routes", WAY, ["ways::"], "packets go to the old router after a change of routes":
-        "hop.generation == config.route_generation && hop" => "hop";
+        "hop.generation == generation && hop" => "hop";
 
     // Who may.
     "outer-source-any-address", ACCEPT, ["encapsulation::"], "what a pod sends to a node's port passes for a node's packet":
