@@ -95,6 +95,11 @@ impl ApiServer {
         self.store.compact();
     }
 
+    /// How many watches clients have; those of clients that are cut off count until their connections end.
+    pub(crate) fn watches(&self) -> usize {
+        self.store.watches()
+    }
+
     /// An outage: every connection is cut and new ones are closed at once, until it is called with `false`.
     pub(crate) fn set_outage(&self, is_out: bool) {
         self.switch.set_outage(is_out);

@@ -89,6 +89,11 @@ impl Store {
         self.latest.subscribe()
     }
 
+    /// How many watches there are.
+    pub(crate) fn watches(&self) -> usize {
+        self.latest.receiver_count()
+    }
+
     /// Forget all history: every watch and list from an earlier version is now too old.
     pub(crate) fn compact(&self) {
         self.write(|state| {

@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 use super::echo::{self, Echo};
 use super::sampler::Sampler;
 use super::streams::Streams;
+use crate::apiserver::ApiServer;
 use crate::lab::addresses::{self as plan, NodeNumber};
 use crate::lab::agents::{Agent, AgentOptions};
 use crate::lab::capture::Capture;
@@ -221,6 +222,11 @@ impl Ground {
             }
         }
         Ok(true)
+    }
+
+    /// How many watches the API server has.
+    pub(super) fn watches(&self) -> usize {
+        self.cluster.in_memory().map_or(0, ApiServer::watches)
     }
 
     pub(super) fn wait_for_agents(&mut self) -> Result<()> {

@@ -99,6 +99,7 @@ pub(crate) fn run(args: &SoakArgs) -> Result<()> {
         std::fs::remove_dir_all(&logs).with_context(|| format!("remove {}", logs.display()))?;
     }
     let mut soak = Soak::new(Ground::start(&built, Some(&args.prefix), logs)?)?;
+    let again = |round: usize| args.again(round);
     let mut played = 0;
     let mut outcome = soak.begin(&first);
     for plan in &plans {
@@ -109,19 +110,11 @@ pub(crate) fn run(args: &SoakArgs) -> Result<()> {
             format!("round {} ({}); again: {}", plan.round, plan.fault.name(), args.again(plan.round))
         });
         played += usize::from(outcome.is_ok());
+        // What was seen before something goes wrong is worth having.
+        let written = Report::of(&soak, args.seed, played, &again).write(&folder);
+        written.with_context(|| format!("write to {}", folder.display()))?;
     }
-    // What was seen before something went wrong is worth having.
-    let again = |round: usize| args.again(round);
-    let report = Report {
-        seed: args.seed,
-        rounds: played,
-        table: &soak.table,
-        violations: &soak.violations,
-        missed: soak.missed,
-        stalls_ms: &soak.stalls_ms,
-        again: &again,
-    };
-    report.write(&folder).with_context(|| format!("write to {}", folder.display()))?;
+    let report = Report::of(&soak, args.seed, played, &again);
     print!("{}", report.text());
     progress.step(&format!("{0}/results.json, {0}/results.svg, {0}/logs", folder.display()));
     let violations = soak.violations.len();
@@ -162,15 +155,7 @@ fn short(context: &LabContext) -> Result<()> {
     let played = play_share(&mut soak, seed);
     let again =
         |round: usize| format!("round {round} of {SEED_VARIABLE}={seed} cargo xtask test --only lab --filter soak");
-    let report = Report {
-        seed,
-        rounds: *played.as_ref().unwrap_or(&0),
-        table: &soak.table,
-        violations: &soak.violations,
-        missed: soak.missed,
-        stalls_ms: &soak.stalls_ms,
-        again: &again,
-    };
+    let report = Report::of(&soak, seed, *played.as_ref().unwrap_or(&0), &again);
     print!("{}", report.text());
     let violations = soak.violations.len();
     if played.is_err() || violations > 0 {

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::chart;
 use super::figures::{Row, Table, quantile};
-use super::round::Told;
+use super::round::{Soak, Told};
 
 /// A whole run.
 pub(super) struct Report<'a> {
@@ -23,7 +23,12 @@ pub(super) struct Report<'a> {
     pub(super) again: &'a dyn Fn(usize) -> String,
 }
 
-impl Report<'_> {
+impl<'a> Report<'a> {
+    pub(super) fn of(soak: &'a Soak, seed: u64, rounds: usize, again: &'a dyn Fn(usize) -> String) -> Self {
+        let Soak { table, violations, missed, stalls_ms, .. } = soak;
+        Self { seed, rounds, table, violations, missed: *missed, stalls_ms, again }
+    }
+
     pub(super) fn write(&self, folder: &Path) -> Result<()> {
         fs::create_dir_all(folder)?;
         fs::write(folder.join("results.json"), serde_json::to_string_pretty(&self.json())? + "\n")?;
@@ -41,6 +46,7 @@ impl Report<'_> {
                     "round": told.plan.round,
                     "fault": told.plan.fault.name(),
                     "what": told.words,
+                    "extent": told.extent(),
                     "again": (self.again)(told.plan.round),
                 })
             })
@@ -78,7 +84,7 @@ impl Report<'_> {
             let again = (self.again)(told.plan.round);
             let _ =
                 writeln!(text, "VIOLATION in round {} ({}): {}", told.plan.round, told.plan.fault.name(), told.words);
-            let _ = writeln!(text, "  again: {again}");
+            let _ = writeln!(text, "  {}; again: {again}", told.extent());
         }
         let _ = writeln!(text, "{} violations", self.violations.len());
         text

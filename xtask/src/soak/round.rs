@@ -33,6 +33,18 @@ const PAUSE: Duration = Duration::from_millis(100);
 pub(super) struct Told {
     pub(super) plan: Plan,
     pub(super) words: String,
+    kind: String,
+    /// How often it was seen in this round, first and last.
+    count: u64,
+    first: SystemTime,
+    last: SystemTime,
+}
+
+impl Told {
+    pub(super) fn extent(&self) -> String {
+        let time = self.last.duration_since(self.first).unwrap_or_default();
+        format!("{} times within {} ms", self.count, time.as_millis())
+    }
 }
 
 /// The run so far.
@@ -42,11 +54,12 @@ pub(super) struct Soak {
     /// Of this round, by caller.
     samples: Vec<Vec<Sample>>,
     last_loss: Instant,
-    kinds: BTreeSet<String>,
     pub(super) violations: Vec<Told>,
     pub(super) table: Table,
     /// Frames that the capture could not read in time.
     pub(super) missed: u32,
+    /// How many watches agents have together at rest.
+    watches: usize,
     /// What the cluster has been waited for last.
     last_unrest: String,
     /// The longest times between two samples of a pod, in milliseconds, one for each round: the machine's pace.
@@ -62,10 +75,10 @@ impl Soak {
             wire: Wire::new(hosts),
             samples,
             last_loss: Instant::now(),
-            kinds: BTreeSet::new(),
             violations: Vec::new(),
             table: Table::new(),
             missed: 0,
+            watches: 0,
             last_unrest: String::new(),
             stalls_ms: Vec::new(),
         };
@@ -75,12 +88,13 @@ impl Soak {
 
     /// The cluster comes to rest before the first round.
     pub(super) fn begin(&mut self, plan: &Plan) -> Result<()> {
-        self.settle(plan, Instant::now()).map(drop)
+        self.settle(plan, Instant::now())?;
+        self.watches = self.ground.watches();
+        Ok(())
     }
 
     /// Plays a round; one line about it.
     pub(super) fn play(&mut self, plan: &Plan) -> Result<String> {
-        self.kinds.clear();
         let before = self.ground.holders()?;
         let gateway = before.get(plan.subject).copied().flatten().context("the address has no node")?;
         let (leader, _) = self.ground.leader()?.context("nobody leads")?;
@@ -122,10 +136,15 @@ impl Soak {
     }
 
     fn tell(&mut self, plan: &Plan, violation: Violation) {
-        if self.kinds.insert(violation.kind) {
-            println!("VIOLATION in round {} ({}): {}", plan.round, plan.fault.name(), violation.words);
-            self.violations.push(Told { plan: *plan, words: violation.words });
+        let Violation { kind, words, at } = violation;
+        let known = self.violations.iter_mut().find(|told| told.plan.round == plan.round && told.kind == kind);
+        if let Some(told) = known {
+            told.count += 1;
+            told.last = told.last.max(at);
+            return;
         }
+        println!("VIOLATION in round {} ({}): {words}", plan.round, plan.fault.name());
+        self.violations.push(Told { plan: *plan, words, kind, count: 1, first: at, last: at });
     }
 
     /// What is right at the doors of callers when nothing changes.
@@ -191,14 +210,15 @@ impl Soak {
             let long = |since: Option<Instant>| since.is_some_and(|since| since.elapsed() > QUIET);
             if let Some(words) = disagreement.filter(|_| long(quiet_since) && long(differs_since)) {
                 let words = format!("{} s of quiet, and {words}", QUIET.as_secs());
-                self.tell(plan, Violation { kind: "disagreement".to_owned(), words });
+                let kind = "disagreement".to_owned();
+                self.tell(plan, Violation { kind, words, at: SystemTime::now() });
             }
             if let Some(rested) = rested.filter(|_| ended.elapsed() >= REST) {
                 return Ok(rested);
             }
             if let Some(words) = unrest.filter(|_| ended.elapsed() > PATIENCE) {
                 let words = format!("no rest after {} s: {words}", PATIENCE.as_secs());
-                self.tell(plan, Violation { kind: "no rest".to_owned(), words });
+                self.tell(plan, Violation { kind: "no rest".to_owned(), words, at: SystemTime::now() });
                 return Ok(ended.elapsed());
             }
             std::thread::sleep(PAUSE);
@@ -227,6 +247,10 @@ impl Soak {
         }
         if !leads {
             return Some("nobody has renewed the lease".to_owned());
+        }
+        let watches = self.ground.watches();
+        if watches < self.watches {
+            return Some(format!("{watches} of {} watches are there", self.watches));
         }
         (self.last_loss.elapsed() < NO_LOSS).then(|| "connections fail".to_owned())
     }

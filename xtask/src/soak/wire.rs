@@ -22,6 +22,7 @@ pub(super) struct Violation {
     /// What it is, without figures, so that each kind is told once.
     pub(super) kind: String,
     pub(super) words: String,
+    pub(super) at: SystemTime,
 }
 
 /// All that has been seen, as far as it matters for what comes.
@@ -75,7 +76,7 @@ impl Wire {
             "{} sent a packet with the wrong source {source} to {destination}, protocol {protocol}, ports {ports:?}",
             node.name()
         );
-        Some(Violation { kind: format!("wrong source {source} at {destination}"), words })
+        Some(Violation { kind: format!("wrong source {source} at {destination}"), words, at: sighting.at })
     }
 
     fn second_emitter(&mut self, sighting: &Sighting) -> Option<Violation> {
@@ -105,7 +106,7 @@ impl Wire {
                     silent.as_millis()
                 );
                 let kind = format!("{source} from {} and {}", current.node.name(), node.name());
-                return Some(Violation { kind, words });
+                return Some(Violation { kind, words, at });
             }
         }
         emitters.push(Emitter { node, since: at, last: at });
