@@ -78,7 +78,7 @@ pub async fn run<E: Executor + Send>(client: Client, settings: AgentSettings, ex
     let store = LedgerStore::new(client.clone(), &namespace);
     let (stake, is_stake) = watch::channel(Stake::default());
     let (standing, stands) = watch::channel(Standing::Undecided);
-    let ties = ties(&client, &node_name, stands, (stake, released));
+    let ties = ties((&client, &store), &node_name, stands, (stake, released));
     let reconciler = Reconciler::new(model, executor, Some(events.clone()), ready).tied(ties);
     let identity = own_identity(&node_name);
     let writers = (StatusWriter::new(client.clone()), store.clone());
@@ -126,13 +126,13 @@ pub async fn run<E: Executor + Send>(client: Client, settings: AgentSettings, ex
 
 /// What the node's half obeys and says beside what is desired.
 fn ties(
-    client: &Client,
+    (client, store): (&Client, &LedgerStore),
     node_name: &str,
     standing: watch::Receiver<Standing>,
     (stake, released): (watch::Sender<Stake>, watch::Sender<words::Words>),
 ) -> Ties {
-    let (asker, name) = (client.clone(), node_name.to_owned());
-    let ask: Ask = Box::new(move |questions| still_given(asker.clone(), name.clone(), questions).boxed());
+    let (askers, name) = ((client.clone(), store.clone()), node_name.to_owned());
+    let ask: Ask = Box::new(move |questions| still_given(askers.clone(), name.clone(), questions).boxed());
     Ties::new(node_name, standing, stake, released, ask)
 }
 

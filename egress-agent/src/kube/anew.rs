@@ -1,4 +1,4 @@
-//! Reading an EgressIP object anew: what the API server has now, whatever the watches have told so far.
+//! Reading the ledger and EgressIP objects anew: what the API server has now, whatever the watches have told so far.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -7,8 +7,11 @@ use std::time::Duration;
 use futures::StreamExt;
 use kube::Client;
 use kube::api::{Api, DynamicObject};
+use tokio::time::Instant;
 
+use super::ledger::{self, LedgerStore};
 use super::{convert, watch};
+use crate::model::ledger::Ledger;
 use crate::model::view::parse_egress_ip;
 
 /// How long all of it may take. Who gets no answer asks again.
@@ -16,9 +19,19 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// Requests at a time.
 const PARALLEL: usize = 16;
 
-/// Those of the addresses that their objects' status gives to this node. A read without a version is answered from what
-/// has been written, not from a cache.
-pub async fn still_given(client: Client, node_name: String, questions: BTreeSet<(String, IpAddr)>) -> BTreeSet<IpAddr> {
+/// Those of the addresses that their objects' status gives to this node, and that are not on their way to another. A read
+/// without a version is answered from what has been written, not from a cache.
+///
+/// The ledger is read first: the leader may be about to write a status that it has decided on while this node was out of
+/// touch. Then the hand-over is open still, and it is open until the status shows what came of it.
+pub async fn still_given(
+    (client, store): (Client, LedgerStore),
+    node_name: String,
+    mut questions: BTreeSet<(String, IpAddr)>,
+) -> BTreeSet<IpAddr> {
+    let end = Instant::now() + PATIENCE;
+    let Ok(Some(ledger)) = tokio::time::timeout_at(end, read_ledger(&store)).await else { return BTreeSet::new() };
+    questions.retain(|(_, address)| ledger.lets_hold(&node_name, address));
     let api: Api<DynamicObject> = Api::all_with(client, &watch::egressip_resource());
     let (api, node_name) = (&api, node_name.as_str());
     let read = |(name, address): (String, IpAddr)| async move {
@@ -29,6 +42,14 @@ pub async fn still_given(client: Client, node_name: String, questions: BTreeSet<
         object.items.iter().any(is_it).then_some(address)
     };
     let answers = futures::stream::iter(questions).map(read).buffer_unordered(PARALLEL);
-    let in_time = answers.take_until(tokio::time::sleep(PATIENCE));
+    let in_time = answers.take_until(tokio::time::sleep_until(end));
     in_time.filter_map(std::future::ready).collect().await
+}
+
+/// `None` where it cannot be read. One that was deleted has nothing open; the leader is about to write it anew.
+async fn read_ledger(store: &LedgerStore) -> Option<Ledger> {
+    match store.read().await.ok()? {
+        Some(object) => ledger::read(&object).ok(),
+        None => Some(Ledger::default()),
+    }
 }

@@ -40,6 +40,11 @@ pub struct Ledger {
 }
 
 impl Ledger {
+    /// While a hand-over of an address is open nobody but its new node may hold it.
+    pub fn lets_hold(&self, node: &str, address: &IpAddr) -> bool {
+        self.records.open.get(address).is_none_or(|record| record.to.as_deref() == Some(node))
+    }
+
     /// A number that nothing in the ledger has had.
     pub fn next_number(&self) -> u64 {
         self.suspects.values().copied().max().unwrap_or_default().max(self.records.last) + 1

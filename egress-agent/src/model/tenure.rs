@@ -5,8 +5,8 @@
 //!
 //! - While a hand-over of an address is open nobody but its new node may hold it.
 //! - Behind the fence, out of touch for as long as the lease lasts, this node holds nothing.
-//! - What it has given up in one of these ways it takes up again only when the object has been read anew since: the
-//!   status that it knows may be from before. The same is true of whatever is new to a node that has been behind the
+//! - What it has given up in one of these ways it takes up again only when ledger and object have been read anew since: what
+//!   it knows of them may be from before. The same is true of whatever is new to a node that has been behind the
 //!   fence, whose watches may still tell it of the time before.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -78,9 +78,8 @@ impl Tenure {
     pub fn barred(&self, owned: &Owned, held: &Owned) -> Barred {
         let mut barred = Barred::default();
         for (id, address) in owned {
-            let record = self.ledger.records.open.get(address);
             let is_new = held.get(id) != Some(address);
-            let is_anothers = record.is_some_and(|record| record.to.as_deref() != Some(self.node.as_str()));
+            let is_anothers = !self.ledger.lets_hold(&self.node, address);
             let is_doubtful = self.given_up.contains(address) || (self.was_fenced && is_new);
             if self.fenced || is_anothers {
                 barred.all.insert(*id, *address);

@@ -70,7 +70,7 @@ enum Message {
     ReadLedger { node: usize, began: Instant },
     HasRead { node: usize, began: Instant, suspected: bool },
     ReadObjects { node: usize, ask: u64 },
-    HasObjects { node: usize, ask: u64, objects: Arc<Objects> },
+    HasObjects { node: usize, ask: u64, ledger: Arc<Ledger>, objects: Arc<Objects> },
     Word { node: usize, words: Words },
     WriteLedger { leader: usize, base: usize, ledger: Ledger },
     WriteObject { leader: usize, base: Arc<EgressObject>, object: EgressObject },
@@ -279,7 +279,12 @@ impl World {
             return;
         }
         self.sent += 1;
-        let at = self.now + self.random.delay(self.quiet);
+        let delay = match &message {
+            // Much may happen between a decision and its status.
+            Message::WriteObject { .. } if !self.quiet => self.random.milliseconds(900),
+            _ => self.random.delay(self.quiet),
+        };
+        let at = self.now + delay + TICK / 10;
         self.mail.insert((at, self.sent), message);
     }
 
@@ -307,15 +312,16 @@ impl World {
             }
             Message::HasRead { node, began, suspected } => self.nodes[node].fence.note_read(began, suspected),
             Message::ReadObjects { node, ask } => {
-                let objects = self.objects();
-                self.send(API, NODES[node], Message::HasObjects { node, ask, objects });
+                let (ledger, objects) = (self.ledger(), self.objects());
+                self.send(API, NODES[node], Message::HasObjects { node, ask, ledger, objects });
             }
-            Message::HasObjects { node, ask, objects } => {
+            Message::HasObjects { node, ask, ledger, objects } => {
                 let node = &mut self.nodes[node];
                 if node.asking.is_some_and(|(open, _)| open == ask) {
                     node.asking = None;
                     let name = node.tenure_name();
-                    node.tenure.confirm(&given(&objects, name).into_values().collect());
+                    let given = given(&objects, name).into_values();
+                    node.tenure.confirm(&given.filter(|address| ledger.lets_hold(name, address)).collect());
                     node.apply(&objects_of(&self.api, node.objects_seen));
                     node.tenure.settle(&node.held);
                 }

@@ -7,7 +7,7 @@ impl World {
         let (now, name) = (self.now, NODES[index]);
         let reaches = !self.cut.contains(&(API, name));
         let (ledgers, objects) = (self.api.ledgers.len() - 1, self.api.objects.len() - 1);
-        let lag = |seen: usize, all: usize, random: &mut Random| match reaches && random.below(6) == 0 {
+        let lag = |seen: usize, all: usize, random: &mut Random| match reaches && random.below(50) == 0 {
             true => seen + random.below(1 + all - seen),
             false => seen,
         };
