@@ -29,12 +29,17 @@ impl Leadership {
 /// Whether this agent is to keep in touch with all others. That begins with leading, and does not end with the Lease but
 /// when another leads.
 #[derive(Clone, Debug)]
-pub struct Duty(watch::Receiver<Option<u64>>);
+pub struct Duty(watch::Receiver<Option<u64>>, Leadership);
 
 impl Duty {
     /// Of the leadership that it comes from: greater for each that takes over. `None` where it is not this agent's duty.
     pub fn term(&self) -> Option<u64> {
         *self.0.borrow()
+    }
+
+    /// Whether the Lease says so at this moment: then there is no other leader, whatever anybody has heard.
+    pub fn leads(&self) -> bool {
+        self.1.leads()
     }
 
     /// Waits until it may be another. False when it will not.
@@ -52,7 +57,8 @@ pub struct Published {
 /// A channel for [`campaign`].
 pub fn leadership() -> (Published, Leadership, Duty) {
     let ((until, leads), (term, duty)) = (watch::channel(None), watch::channel(None));
-    (Published { until, term }, Leadership(leads), Duty(duty))
+    let leads = Leadership(leads);
+    (Published { until, term }, leads.clone(), Duty(duty, leads))
 }
 
 impl Published {
@@ -60,6 +66,12 @@ impl Published {
     #[cfg(test)]
     pub(super) fn set_term(&self, term: Option<u64>) {
         self.term.send_replace(term);
+    }
+
+    /// Of the Lease.
+    #[cfg(test)]
+    pub(super) fn set_leads_until(&self, until: Option<Instant>) {
+        self.until.send_replace(until);
     }
 
     /// Who holds the Lease, as it was just read or written.

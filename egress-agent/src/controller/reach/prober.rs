@@ -2,7 +2,8 @@
 //!
 //! A leader probes, and goes on when it cannot renew its Lease any more, until another leads: the agents' right to hold
 //! addresses hangs on it, and an API server that is away is no reason to end it. Where an agent has heard of a newer leader
-//! it says so, and that ends it too.
+//! it says so, and that ends it too. While the Lease is this agent's there is no newer one: terms begin anew where the Lease
+//! was deleted, and whoever reaches an agent without TLS can name any.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -77,10 +78,12 @@ pub async fn run(
             }
             finding = next(&mut round) => {
                 let Some(current) = &mut round else { continue };
-                if !current.note(finding) {
+                if current.is_of_newer_leader(&finding) && !duty.leads() {
                     info!("another leads by now: probing ends here");
                     round = None;
                     end(&reach);
+                } else {
+                    current.note(finding);
                 }
             }
             _ = look.tick(), if round.is_some() => {
@@ -241,15 +244,19 @@ impl Round {
         }
     }
 
-    /// False when another leads by now.
-    fn note(&mut self, (node, finding): Found) -> bool {
-        let Some(asked) = self.asked.get_mut(&*node) else { return true };
+    /// An agent has heard of one.
+    fn is_of_newer_leader(&self, (node, finding): &Found) -> bool {
+        let Finding::Said { term: Some(term), .. } = finding else { return false };
+        *term > self.term && self.asked.contains_key(&**node)
+    }
+
+    fn note(&mut self, (node, finding): Found) {
+        let Some(asked) = self.asked.get_mut(&*node) else { return };
         match finding {
             Finding::Sign(sign, at) => self.judge.note(&node, sign, at),
             // That is entered already.
             Finding::Heard(_) => {}
             Finding::Trouble(why) => asked.trouble = Some(why),
-            Finding::Said { term, .. } if term.is_some_and(|term| term > self.term) => return false,
             Finding::Said { timeout, .. } => {
                 let total = self.manner.rules.total;
                 let differs = timeout.is_some_and(|timeout| timeout != total);
@@ -262,7 +269,6 @@ impl Round {
                 asked.differs = differs;
             }
         }
-        true
     }
 
     fn look(&mut self) {

@@ -95,7 +95,7 @@ async fn duty_begins_with_leading_and_ends_when_another_leads() {
 }
 
 #[tokio::test]
-async fn a_former_leader_ends_when_an_agent_tells_it_of_a_newer_one() {
+async fn a_former_leader_ends_when_an_agent_tells_it_of_a_newer_one_and_a_leader_does_not() {
     let port = free_port().await;
     let _servers = [serve(4, port), serve(5, port)];
     let ((older, _leads, duty), (newer, _too, new_duty)) = (leadership(), leadership());
@@ -103,10 +103,15 @@ async fn a_former_leader_ends_when_an_agent_tells_it_of_a_newer_one() {
     nodes.put(Change::Nodes(Update::Replaced([node(4), node(5)].into())));
     older.set_term(Some(5));
     until("both are heard", &mut reach, |reach| reach.heard.len() == 2).await;
-    let (nodes, mut new_reach, _new_stop) = prober(port, new_duty);
-    nodes.put(Change::Nodes(Update::Replaced([node(4)].into())));
+    let (new_nodes, mut new_reach, _new_stop) = prober(port, new_duty);
+    new_nodes.put(Change::Nodes(Update::Replaced([node(4)].into())));
+    older.set_leads_until(Some(Instant::now() + Duration::from_secs(60)));
     newer.set_term(Some(6));
     until("the newer hears one", &mut new_reach, |reach| reach.heard.len() == 1).await;
+    tokio::time::sleep(RULES.interval * 4).await;
+    let latest = reach.borrow().heard["node4"];
+    assert!(latest.elapsed() < RULES.interval * 3, "while it leads by the Lease, a word is no reason to end");
+    older.set_leads_until(None);
     until("the older has ended", &mut reach, |reach| {
         reach.heard.values().all(|heard| heard.elapsed() > RULES.interval * 3)
     })
