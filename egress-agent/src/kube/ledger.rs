@@ -24,8 +24,21 @@ const LAST: &str = "last";
 const RECORDS: &str = "records";
 const SUSPECTS: &str = "suspects";
 
-/// What stands in the ConfigMap, or which of its entries cannot be read.
-pub fn read(object: &ConfigMap) -> Result<Ledger, String> {
+/// A ledger that cannot be read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Broken {
+    /// The version to write over.
+    pub version: String,
+    /// The entry, and what is wrong with it.
+    pub why: String,
+}
+
+/// What stands in the ConfigMap.
+pub fn read(object: &ConfigMap) -> Result<Ledger, Broken> {
+    entries(object).map_err(|why| Broken { version: object.resource_version().unwrap_or_default(), why })
+}
+
+fn entries(object: &ConfigMap) -> Result<Ledger, String> {
     let text = |key: &str| object.data.as_ref().and_then(|data| data.get(key)).map(String::as_str);
     let open: BTreeMap<IpAddr, (u64, String, Option<String>)> = entry(RECORDS, text(RECORDS))?;
     let record = |(address, (number, from, to))| (address, HandOver { number, from, to });
@@ -111,6 +124,6 @@ mod tests {
         assert_eq!(read(&object(written.clone())), Ok(ledger));
         assert_eq!(read(&ConfigMap::default()), Ok(Ledger::default()));
         let broken = BTreeMap::from([(RECORDS.to_owned(), "{".to_owned())]);
-        assert!(read(&object(broken)).is_err_and(|why| why.starts_with("records: ")));
+        assert!(read(&object(broken)).is_err_and(|broken| broken.why.starts_with("records: ")));
     }
 }

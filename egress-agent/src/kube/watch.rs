@@ -18,7 +18,8 @@ use kube::{Client, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
 use tracing::{debug, warn};
 
-use super::{convert, crd, ledger};
+use super::ledger::{self, Broken};
+use super::{convert, crd};
 use crate::kube::causes::Causes;
 use crate::kube::outage::Outages;
 use crate::model::view::{Change, Ledger, Update};
@@ -79,8 +80,8 @@ pub fn changes(
 }
 
 /// The ledger with what one watch tells of it. What cannot be read, or was deleted, stays as it was: an agent must not take
-/// up what it has let go of.
-fn ledger_after(last: &Ledger, update: Update<String, Result<Ledger, String>>) -> Ledger {
+/// up what it has let go of. It has nobody's signature then, so the leader writes it anew.
+fn ledger_after(last: &Ledger, update: Update<String, Result<Ledger, Broken>>) -> Ledger {
     let read = match update {
         Update::Replaced(all) => all.into_values().next(),
         Update::Changed(_, read) => Some(read),
@@ -88,11 +89,11 @@ fn ledger_after(last: &Ledger, update: Update<String, Result<Ledger, String>>) -
     };
     match read {
         Some(Ok(ledger)) => ledger,
-        Some(Err(why)) => {
+        Some(Err(Broken { version, why })) => {
             warn!(why, "the ConfigMap {} cannot be read; what was read last holds", ledger::LEDGER_NAME);
-            last.clone()
+            Ledger { version, leader: String::new(), ..last.clone() }
         }
-        None => Ledger { version: String::new(), ..last.clone() },
+        None => Ledger { version: String::new(), leader: String::new(), ..last.clone() },
     }
 }
 
@@ -158,5 +159,21 @@ fn enter<T, K: Ord, V>(
         Event::InitDone => Some(Update::Replaced(std::mem::take(listed))),
         Event::Apply(object) => Some(Update::Changed(key(&object), value(&object))),
         Event::Delete(object) => Some(Update::Removed(key(&object))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_ledger_that_is_broken_or_gone_holds_and_is_to_be_written_anew() {
+        let known = Ledger { version: "7".into(), leader: "a".into(), leases: true, ..Ledger::default() };
+        let unsigned = |version: &str| Ledger { version: version.into(), leader: String::new(), ..known.clone() };
+        let broken = Broken { version: "8".into(), why: "records: ...".into() };
+        assert_eq!(ledger_after(&known, Update::Changed("x".into(), Err(broken))), unsigned("8"));
+        assert_eq!(ledger_after(&known, Update::Removed("x".into())), unsigned(""));
+        assert_eq!(ledger_after(&known, Update::Replaced(BTreeMap::new())), unsigned(""));
+        assert_eq!(ledger_after(&Ledger::default(), Update::Changed("x".into(), Ok(known.clone()))), known);
     }
 }
