@@ -169,9 +169,9 @@ impl Leader {
         let now = Instant::now().into_std();
         match update {
             Update::Replaced(objects) => {
-                let gone = self.objects.iter().flat_map(|known| known.iter());
-                let gone = gone.filter(|(name, _)| !objects.contains_key(*name));
-                gone.for_each(|(_, object)| self.books.depart(object, now));
+                let known = self.objects.iter().flat_map(|known| known.values());
+                let gone = known.filter(|known| objects.get(&known.name).is_none_or(|new| new.uid != known.uid));
+                gone.for_each(|object| self.books.depart(object, now));
                 self.objects = Some(Arc::new(objects));
             }
             Update::Changed(_, object) => self.enter(object),
@@ -187,6 +187,10 @@ impl Leader {
     /// The answer to a write is known before the watch brings older versions of the object.
     fn enter(&mut self, object: Arc<EgressObject>) {
         let Some(objects) = &mut self.objects else { return };
+        // Deleted and made anew between two looks.
+        if let Some(former) = objects.get(&object.name).filter(|known| known.uid != object.uid) {
+            self.books.depart(former, Instant::now().into_std());
+        }
         let version = |object: &EgressObject| object.resource_version.parse::<u64>().ok();
         let older = objects.get(&object.name).is_some_and(|known| {
             known.uid == object.uid && version(known).zip(version(&object)).is_some_and(|(known, new)| new < known)
