@@ -154,6 +154,8 @@ impl<E: Executor> Reconciler<E> {
                 () = self.ties.changed() => self.incomplete = true,
             }
             if !self.synced.all() || self.ties.undecided() {
+                // What ends it is a change.
+                retry_at = None;
                 continue;
             }
             let fenced = self.ties.fenced();

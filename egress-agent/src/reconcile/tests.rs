@@ -340,6 +340,20 @@ async fn a_fence_ends_what_takes_its_time_and_takes_everything_also_without_a_no
 }
 
 #[tokio::test]
+async fn a_fence_that_falls_in_the_middle_of_a_round_is_told_behind_it() {
+    use futures::FutureExt;
+    let (standing, is_standing) = watch::channel(ties::Standing::Fenced);
+    let nobody: ties::Ask = Box::new(|_| Box::pin(std::future::pending()));
+    let (stake, released) = (watch::channel(Default::default()).0, watch::channel(BTreeMap::new()).0);
+    let mut ties = Ties::new("n1", is_standing, stake, released, nobody);
+    let held = BTreeMap::from([(EgressId(1), ip("172.18.0.100"))]);
+    assert_eq!(ties.barred(&held), held);
+    standing.send_replace(ties::Standing::Holds);
+    assert_eq!(ties.barred(&held), held, "to be read anew");
+    assert!(ties.changed().now_or_never().is_some(), "what the round did is not all");
+}
+
+#[tokio::test]
 async fn a_node_that_fails_for_long_does_not_serve_until_it_succeeds() {
     let (ready, is_ready) = watch::channel(Ready::default());
     let mut reconciler = Reconciler::new(settings(), Recorder::default(), None, ready);

@@ -107,7 +107,8 @@ impl Ties {
 
     /// What of this the kernel must give up now.
     pub(super) fn barred(&mut self, held: &Owned) -> Owned {
-        let fenced = *self.standing.borrow_and_update() == Standing::Fenced;
+        // Not taken for seen: who waits for it plans the whole anew.
+        let fenced = *self.standing.borrow() == Standing::Fenced;
         self.tenure.set_fenced(fenced, held);
         if fenced && !held.is_empty() && !self.has_given_up {
             warn!(addresses = held.len(), "out of touch with leader and API server: egress IPs are not served here");
