@@ -43,7 +43,7 @@ fn histogram(body: &mut String, y: f64, axis: f64, name: &str, row: &Row) {
     let note = format!("{name}: {} times, p50 {p50:.0}, p99 {p99:.0}, worst {worst:.0} ms", row.again_ms.len());
     // Writing to a String cannot fail.
     let _ = writeln!(body, r#"<text x="{LEFT}" y="{}" font-size="12">{note}</text>"#, y - 8.0);
-    for (count, place) in bars.iter().zip(0_u32..) {
+    for (count, place) in bars.iter().zip(0_u32..).filter(|(count, _)| **count > 0) {
         let (count, highest) = (u32::try_from(*count).unwrap_or(u32::MAX), u32::try_from(highest).unwrap_or(u32::MAX));
         let height = HEIGHT * f64::from(count) / f64::from(highest.max(1));
         let (x, width) = (LEFT + f64::from(place) * BAR * scale, BAR * scale - 1.0);

@@ -15,6 +15,7 @@ use super::sampler::Sample;
 use super::streams::Census;
 use super::wire::{Violation, Wire};
 use crate::lab::addresses::NodeNumber;
+use crate::lab::yield_to_signal;
 
 /// After this time of quiet, status and data path say the same.
 const QUIET: Duration = Duration::from_secs(5);
@@ -136,6 +137,8 @@ impl Soak {
     }
 
     fn tell(&mut self, plan: &Plan, violation: Violation) {
+        // A lab that is being taken down keeps no promise.
+        yield_to_signal();
         let Violation { kind, words, at } = violation;
         let known = self.violations.iter_mut().find(|told| told.plan.round == plan.round && told.kind == kind);
         if let Some(told) = known {
