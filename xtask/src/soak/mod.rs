@@ -133,8 +133,9 @@ const SEED: u64 = 7;
 const SEED_VARIABLE: &str = "EGRESS_SOAK_SEED";
 /// No round begins later than this after the first.
 const SHARE: Duration = Duration::from_secs(28);
-/// What the share is of. Not of `cut`: a leader that is cut off hears itself, and its node holds on to its addresses.
-const SHARED: [Fault; 11] = [
+/// What the share is of.
+const SHARED: [Fault; 12] = [
+    Fault::Cut,
     Fault::PowerOff,
     Fault::Uplink,
     Fault::Management,

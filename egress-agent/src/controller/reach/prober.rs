@@ -289,7 +289,9 @@ impl Round {
             }
         }
         for (name, asked) in &self.asked {
-            asked.confirms.store(!judgement.unreachable.contains(name), Ordering::Release);
+            // A leader that is cut off with its node must not keep its own lease alive; with the API server the agent does.
+            let is_heard = !(judgement.alone && *name == self.own_node);
+            asked.confirms.store(is_heard && !judgement.unreachable.contains(name), Ordering::Release);
         }
         let Judgement { unreachable, suspects, absent, .. } = judgement;
         self.reach.send_if_modified(|reach| {
