@@ -111,6 +111,14 @@ pub(crate) struct Capture {
     thread: Option<JoinHandle<Result<()>>>,
 }
 
+/// No router forwards what goes there (RFC 4291 2.5.6 and 2.7, RFC 5771 4).
+fn is_of_the_link(address: IpAddr) -> bool {
+    match address {
+        IpAddr::V4(v4) => v4.is_link_local() || v4.octets()[..3] == [224, 0, 0],
+        IpAddr::V6(v6) => v6.is_unicast_link_local() || v6.segments()[0] == 0xff02,
+    }
+}
+
 impl Capture {
     /// Captures on the switch of the nodes' network. When this returns, the capture runs.
     pub(crate) fn start(lab: &Lab) -> Result<Self> {
@@ -186,7 +194,13 @@ impl Seen {
 
     /// Packets whose source is of this class, to addresses outside the nodes' network.
     pub(crate) fn to_the_world(&self, class: Class) -> u64 {
-        self.packets(|key| !plan::is_lan(key.destination) && self.class(key.source) == class)
+        self.packets(|key| self.is_to_the_world(key, class))
+    }
+
+    /// What a node asks of its neighbours, as its agent does of the next hop, stays on the link.
+    pub(crate) fn is_to_the_world(&self, key: &Key, class: Class) -> bool {
+        let to_neighbours = class == Class::Node && is_of_the_link(key.destination);
+        !plan::is_lan(key.destination) && !to_neighbours && self.class(key.source) == class
     }
 
     /// Fails when the capture has lost frames or has seen a checksum that is not right.

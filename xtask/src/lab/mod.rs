@@ -27,7 +27,7 @@ mod builder;
 pub(crate) mod capture;
 pub(crate) mod client;
 pub(crate) mod cluster;
-mod dissect;
+pub(crate) mod dissect;
 mod firewall;
 pub(crate) mod flows;
 mod hold;

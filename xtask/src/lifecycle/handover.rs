@@ -90,9 +90,11 @@ pub(super) fn old_node_lets_go_first(context: &LabContext) -> Result<()> {
     in_turn(&mut ground, (old, heir), EFFECT)?;
     ground.is_seen_as(source, Some(ADDRESS), None)?;
     until("the record is gone", EFFECT, || Ok((records(&ground)? == "{}").then_some(())))?;
-    let node = ground.cluster.get(&format!("/api/v1/nodes/node{old}"))?.context("a node")?;
-    let word = &node["metadata"]["annotations"]["k8s.ovn.org/egress-agent-released"];
-    until("the word is gone", EFFECT, || Ok(word.is_null().then_some(())))?;
+    until("the word is gone", EFFECT, || {
+        let node = ground.cluster.get(&format!("/api/v1/nodes/node{old}"))?.context("a node")?;
+        let word = &node["metadata"]["annotations"]["k8s.ovn.org/egress-agent-released"];
+        Ok(word.is_null().then_some(()))
+    })?;
     ensure!(!owns(&ground, old)?, "node{old} has it still");
 
     // Its other address is where the duplicate could go already: the shared one has to come to the other node.
