@@ -132,7 +132,11 @@ impl Talk<'_> {
         const HEAD: usize = 8;
         allow_echo_sockets(&self.pod.netns)?;
         let pod = self.pod.netns.run(|| {
-            let socket = echo_socket(self.to)?;
+            // The kernel gives identifiers one after the other; system ports among them are not kept.
+            let mut socket = echo_socket(self.to)?;
+            while socket.local_addr()?.port() < 1024 {
+                socket = echo_socket(self.to)?;
+            }
             socket.set_read_timeout(Some(PATIENCE))?;
             Ok(socket)
         })?;
