@@ -80,11 +80,13 @@ fn remade(context: &LabContext) -> Result<()> {
 }
 
 /// A node that has no uplink for a while does not serve, and its addresses go elsewhere: who still sends to it is told where
-/// to by its stack. And where mp0 is gone, what the node sends to its own address there has the default route.
+/// to by its stack. And where mp0 is gone, what the node has under way from its own address there (the leader asks all
+/// nodes) takes the default route.
 fn is_the_hosts_own(key: &Key) -> bool {
     // Unreachable, and redirect.
     let tells = matches!((key.protocol, key.to_port), (dissect::ICMP, 3 | 5) | (dissect::ICMPV6, 1 | 137));
-    (tells && !plan::is_pod_network(key.source)) || key.source == key.destination
+    let mut nodes = (1..=3).filter_map(|number| plan::NodeNumber::new(number).ok());
+    (tells && !plan::is_pod_network(key.source)) || nodes.any(|node| node.management().is(key.source))
 }
 
 /// The node's pod reaches the world with its egress IPs again; says how long that took after the interface was back.
