@@ -193,7 +193,13 @@ async fn run_async(args: &RunArgs) -> Result<(), CliError> {
     settings.overlay_in_program = args.encapsulation == Encapsulation::Program;
     let stop = stop_on_signal()?;
     let host = Host::new(settings.uplink.clone(), settings.mgmt_port.clone())?;
-    let dataplane = Dataplane::start(settings).await?;
+    let dataplane = tokio::select! {
+        () = stop.cancelled() => {
+            info!("stopped before the programs were loaded; the node is as it was");
+            return Ok(());
+        }
+        started = Dataplane::start(settings) => started?,
+    };
     if args.service_cidrs.is_empty() {
         warn!(
             "no --service-cidrs: each Service's cluster IP gets an entry of its own, and what a selected pod sends to one \

@@ -200,7 +200,8 @@ impl Shared {
 }
 
 impl Dataplane {
-    /// Loads or adopts everything. On an error nothing that carries traffic has changed.
+    /// Loads or adopts everything. On an error nothing that carries traffic has changed, and nor has it where this is
+    /// dropped while the programs are being loaded, which is what takes time.
     pub async fn start(settings: Settings) -> Result<Self, StartError> {
         if settings.object.is_empty() {
             return Err(StartError::NoObject);
@@ -225,7 +226,7 @@ impl Dataplane {
             warn!(%error, "connection tracking will track the overlay: this kernel takes no nftables rules");
         }
 
-        let mut programs = Programs::load(&settings, &pins, features.attachment)?;
+        let mut programs = Programs::load(&settings, &pins, features.attachment).await?;
         packet_log::start(programs.ebpf_mut(), &mut tasks);
         let events = tables::events(programs.ebpf_mut())?;
         let tables = Tables::take(programs.ebpf_mut())?;

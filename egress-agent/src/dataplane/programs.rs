@@ -8,20 +8,27 @@
 //! - **Another device than last time** (`--uplink` changed): the link is alive but elsewhere; the hook's own list of
 //!   programs tells. It is taken off there and made anew here.
 //!
+//! The verifier takes seconds for all programs together. Each is loaded by a thread of its own, and nobody waits for them
+//! who has been told to stop ([`Programs::load`] may be dropped at any time).
+//!
 //! Without TCX, or where the user prefers it, a clsact filter takes the place of link and pin (`clsact`); replacing it is
 //! atomic too. What an earlier run attached the other way is taken off after the new program is at work:
 //! for a moment a packet meets both, and the second finds nothing left to do. So are filters on a former uplink.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fs;
 use std::io;
+use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
+use std::thread::ScopedJoinHandle;
 
 use aya::programs::links::{FdLink, LinkError, LinkOrder, PinnedLink};
 use aya::programs::tc::{NlOptions, SchedClassifierLink, TcAttachOptions, TcError};
-use aya::programs::{ProgramError, SchedClassifier};
+use aya::programs::{Program, ProgramError, SchedClassifier};
 use aya::sys::SyscallError;
 use aya::{Ebpf, EbpfLoader};
+use nix::sys::signal::SigSet;
+use tokio::sync::oneshot;
 use tracing::{debug, error};
 
 use super::Settings;
@@ -61,19 +68,13 @@ pub(super) enum AttachError {
 }
 
 impl Programs {
-    /// Loads maps (from their pins, where there are any) and programs; attaches nothing.
-    pub(super) fn load(settings: &Settings, pins: &Pins, attachment: Attachment) -> Result<Self, StartError> {
-        let new: BTreeSet<_> = PINNED_MAPS.into_iter().filter(|name| !pins.map(name).exists()).collect();
-        let loaded = load(settings, pins);
-        if loaded.is_err() {
-            // What this attempt made would only be in the way of the next, whose maps may look different.
-            for path in new.iter().map(|name| pins.map(name)).filter(|path| path.exists()) {
-                if let Err(error) = fs::remove_file(&path) {
-                    error!(%error, path = %path.display(), "cannot remove the pin of a failed start");
-                }
-            }
-        }
-        Ok(Self { ebpf: loaded?, pins: pins.clone(), attachment, attached: BTreeMap::new() })
+    /// Loads maps (from their pins, where there are any) and programs; attaches nothing. Dropped before it is done it leaves
+    /// no new pins; threads that are with the verifier go on until the process ends.
+    pub(super) async fn load(settings: &Settings, pins: &Pins, attachment: Attachment) -> Result<Self, StartError> {
+        let new = NewPins::of(pins);
+        let ebpf = verified(open(settings, pins)?).await?;
+        new.keep();
+        Ok(Self { ebpf, pins: pins.clone(), attachment, attached: BTreeMap::new() })
     }
 
     pub(super) fn ebpf_mut(&mut self) -> &mut Ebpf {
@@ -203,7 +204,32 @@ impl Programs {
     }
 }
 
-fn load(settings: &Settings, pins: &Pins) -> Result<Ebpf, StartError> {
+/// The pins of maps that an attempt makes. Where it fails they would only be in the way of the next, whose maps may look
+/// different: they go with this value, unless they are kept.
+struct NewPins(Vec<PathBuf>);
+
+impl NewPins {
+    fn of(pins: &Pins) -> Self {
+        Self(PINNED_MAPS.into_iter().map(|name| pins.map(name)).filter(|path| !path.exists()).collect())
+    }
+
+    fn keep(mut self) {
+        self.0.clear();
+    }
+}
+
+impl Drop for NewPins {
+    fn drop(&mut self) {
+        for path in self.0.iter().filter(|path| path.exists()) {
+            if let Err(error) = fs::remove_file(path) {
+                error!(%error, path = %path.display(), "cannot remove the pin of a failed start");
+            }
+        }
+    }
+}
+
+/// The object with its maps, made or adopted.
+fn open(settings: &Settings, pins: &Pins) -> Result<Ebpf, StartError> {
     let paths: Vec<_> = PINNED_MAPS.iter().map(|name| (*name, pins.map(name))).collect();
     let mut loader = EbpfLoader::new();
     for (name, path) in &paths {
@@ -212,22 +238,45 @@ fn load(settings: &Settings, pins: &Pins) -> Result<Ebpf, StartError> {
             loader.map_max_entries(name, size);
         }
     }
-    let mut ebpf = loader.load(&settings.object).map_err(|error| StartError::Object(chain(&error)))?;
-    for hook in Hook::ALL {
-        let name = hook.name();
-        let program = ebpf.program_mut(name).ok_or(StartError::NotInObject { what: "program", name })?;
-        load_classifier(program, name)?;
+    loader.load(&settings.object).map_err(|error| StartError::Object(chain(&error)))
+}
+
+/// Has the verifier see all programs, in a thread that this one does not depend on.
+async fn verified(mut ebpf: Ebpf) -> Result<Ebpf, StartError> {
+    let (done, outcome) = oneshot::channel();
+    let load = move || {
+        // The verifier gives up when a signal arrives for the thread that it works for.
+        let blocked = SigSet::all().thread_block().map_err(|error| StartError::kernel("block signals", error.into()));
+        // Refused where nobody waits any more.
+        let _stopped = done.send(blocked.and_then(|()| load_programs(&mut ebpf)).map(|()| ebpf));
+    };
+    let thread = std::thread::Builder::new().name("verifier".to_owned()).spawn(load);
+    thread.map_err(|error| StartError::kernel("start a thread", error))?;
+    outcome.await.unwrap_or_else(|_| Err(StartError::Object("a thread that loads the programs has ended".to_owned())))
+}
+
+/// All at the same time; of those that are refused the first is told.
+fn load_programs(ebpf: &mut Ebpf) -> Result<(), StartError> {
+    let mut found: BTreeMap<String, &mut Program> =
+        ebpf.programs_mut().map(|(name, program)| (name.to_owned(), program)).collect();
+    let mut wanted = Vec::new();
+    for name in Hook::ALL.map(Hook::name) {
+        let program = found.remove(name).ok_or(StartError::NotInObject { what: "program", name })?;
+        wanted.push((name, program));
     }
-    if let Some(program) = ebpf.program_mut(SWEEP_PROGRAM) {
-        load_classifier(program, SWEEP_PROGRAM)?;
-    }
-    Ok(ebpf)
+    wanted.extend(found.remove(SWEEP_PROGRAM).map(|program| (SWEEP_PROGRAM, program)));
+    std::thread::scope(|scope| {
+        let load = |(name, program)| scope.spawn(move || load_classifier(program, name));
+        let loading: Vec<_> = wanted.into_iter().map(load).collect();
+        let outcome = |thread: ScopedJoinHandle<'_, _>| thread.join().unwrap_or_else(|panic| resume_unwind(panic));
+        loading.into_iter().try_for_each(outcome)
+    })
 }
 
 /// The verifier gives up with EAGAIN when a signal arrives meanwhile, be it one that ends nothing.
 const LOAD_ATTEMPTS: usize = 5;
 
-fn load_classifier(program: &mut aya::programs::Program, name: &'static str) -> Result<(), StartError> {
+fn load_classifier(program: &mut Program, name: &'static str) -> Result<(), StartError> {
     let classifier: &mut SchedClassifier =
         program.try_into().map_err(|_| StartError::NotInObject { what: "classifier", name })?;
     let mut loaded = classifier.load();

@@ -58,6 +58,7 @@ pub(crate) fn tests() -> Vec<LabTest> {
         test("bad_objects_are_named_and_hurt_nobody", objects_refused::are_named_and_hurt_nobody),
         test("cleanup_leaves_nothing", cleanup::leaves_nothing),
         test("restarts_of_agents_lose_no_packet", restart::under_traffic),
+        test("start_is_stopped_at_once", restart::stopped_while_it_starts),
         test("dead_agent_does_not_keep_its_addresses", dead_agent::does_not_keep_its_addresses),
         test("dead_agent_is_given_time_where_nobody_is_probed", dead_agent::is_given_time_where_nobody_is_probed),
         test("cut_off_nodes_lose_their_addresses", reachability::cut_off_nodes_lose_their_addresses),

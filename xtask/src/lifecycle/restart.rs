@@ -6,7 +6,7 @@
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
@@ -15,6 +15,7 @@ use super::objects::{all, egress_ip, labels};
 use super::pins::{Link, Pins};
 use super::wait::{EFFECT, until};
 use crate::lab::addresses as plan;
+use crate::lab::agents::Agent;
 use crate::lab::capture::{Capture, Class};
 use crate::lab::client;
 use crate::lab::flows::Flow;
@@ -25,6 +26,8 @@ const V4: &str = "172.18.0.110";
 const V6: &str = "fd00:172:18::110";
 /// Of datagrams and pings: what can be lost shows at this resolution.
 const TICK: Duration = Duration::from_millis(10);
+/// More than a busy machine takes to end a process, and less than the programs take.
+const AT_ONCE: Duration = Duration::from_millis(500);
 const SELECTED: [&str; 3] = ["source", "gateway4", "gateway6"];
 
 pub(super) fn under_traffic(context: &LabContext) -> Result<()> {
@@ -85,6 +88,26 @@ fn endings(ground: &mut Ground) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// A start takes seconds, nearly all of them the verifier's. A stop does not wait for it, and leaves nothing behind.
+pub(super) fn stopped_while_it_starts(context: &LabContext) -> Result<()> {
+    let mut ground = Ground::without_agents(context, Vec::new(), 0, |_| {})?;
+    let options = ground.options(context);
+    let node = ground.lab.node(super::ground::node(1)?).clone();
+    let pins = Pins::of(&node);
+    let pinned = || pins.layout().map_or(0, |folder| std::fs::read_dir(folder.join("maps")).map_or(0, Iterator::count));
+    ground.agents = vec![Agent::start(&ground.lab, &node, &options)?];
+    until("the maps are there, and the programs on their way", EFFECT, || Ok((pinned() > 0).then_some(())))?;
+    let begin = Instant::now();
+    let agent = ground.agent(1)?;
+    agent.terminate(AT_ONCE)?;
+    println!("it ended after {} ms", begin.elapsed().as_millis());
+    let log = std::fs::read_to_string(agent.log())?;
+    ensure!(log.contains("stopped before the programs were loaded"), "it had started: {log}");
+    ensure!(pinned() == 0, "{} maps are still pinned", pinned());
+    agent.restart()?;
+    ground.serves(1)
 }
 
 /// What must outlive an agent.
