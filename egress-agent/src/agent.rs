@@ -16,6 +16,7 @@ use kube::Client;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+use crate::controller::deputies::Deputies;
 use crate::controller::leader::Leader;
 use crate::controller::leadership::{campaign, leadership, own_identity};
 use crate::controller::reach::session::Manner;
@@ -68,13 +69,16 @@ pub async fn run<E: Executor + Send>(client: Client, settings: AgentSettings, ex
     let lease = probing.as_ref().map(Manner::lease).unwrap_or_default();
     let (found, reach) = watch::channel(Reach::by(lease));
     let (own_node, is_own_node) = watch::channel(None);
+    let (deputy, is_deputy) = watch::channel(false);
     let (road, uplink) = watch::channel(Uplink::Works);
     // As of when the leader has surely heard this agent.
     let (heard, surely_heard) = watch::channel(None);
     let (released, words) = watch::channel(words::Words::new());
 
     let incoming = changes(&client, (&namespace, &node_name), &model.service_cidrs, &outages);
-    let halves = Halves { node: to_node, leader: to_leader, own_node, prober: to_prober, node_name: node_name.clone() };
+    let (name, deputies) = (node_name.clone(), Deputies::default());
+    let halves =
+        Halves { node: to_node, leader: to_leader, own_node, prober: to_prober, node_name: name, deputies, deputy };
     let store = LedgerStore::new(client.clone(), &namespace);
     let (stake, is_stake) = watch::channel(Stake::default());
     let (standing, stands) = watch::channel(Standing::Undecided);
@@ -115,7 +119,7 @@ pub async fn run<E: Executor + Send>(client: Client, settings: AgentSettings, ex
         delivery.run(stop.clone()),
         reconciler.run(for_node, stop.clone()),
         leader.run(for_leader, stop.clone()),
-        campaign(client.clone(), (&namespace, identity), published, &outages, stop.clone()),
+        campaign(client.clone(), (&namespace, identity), published, is_deputy, &outages, stop.clone()),
         words::publish((client.clone(), &node_name), words, of_own_node, &outages, stop.clone()),
         healthy,
         look,
@@ -144,10 +148,13 @@ struct Halves {
     /// This node's own Node object, for the one who publishes on it.
     own_node: watch::Sender<Option<Arc<Node>>>,
     node_name: String,
+    deputies: Deputies,
+    /// Whether this node's agent is one of them.
+    deputy: watch::Sender<bool>,
 }
 
 impl Halves {
-    fn tell(&self, change: Change) {
+    fn tell(&mut self, change: Change) {
         let own = match &change {
             Change::Nodes(Update::Changed(name, node)) if *name == self.node_name => Some(node),
             Change::Nodes(Update::Replaced(nodes)) => nodes.get(&self.node_name),
@@ -156,7 +163,10 @@ impl Halves {
         if let Some(own) = own {
             self.own_node.send_if_modified(|known| known.replace(own.clone()).as_ref() != Some(own));
         }
-        if matches!(change, Change::Nodes(_)) {
+        if let Change::Nodes(update) = &change {
+            self.deputies.apply(update);
+            let is_deputy = self.deputies.has(&self.node_name);
+            self.deputy.send_if_modified(|known| std::mem::replace(known, is_deputy) != is_deputy);
             self.prober.put(change.clone());
         }
         self.leader.put(change.clone());
@@ -180,7 +190,7 @@ fn without_words(change: Change) -> Change {
 }
 
 /// Every change goes to both halves. Neither waits for the other: a slow API server must not hold up the kernel.
-async fn fan_out(changes: impl Stream<Item = Change>, halves: Halves, stop: CancellationToken) {
+async fn fan_out(changes: impl Stream<Item = Change>, mut halves: Halves, stop: CancellationToken) {
     let mut changes = std::pin::pin!(changes.take_until(stop.cancelled_owned()));
     while let Some(change) = changes.next().await {
         halves.tell(change);

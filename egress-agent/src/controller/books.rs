@@ -32,6 +32,8 @@ const PATIENCE: Duration = Duration::from_secs(5);
 pub(super) struct Books {
     store: LedgerStore,
     leadership: Leadership,
+    /// Of the pass that is under way: what it writes is refused where another may have led since.
+    since: Option<Instant>,
     complaint: Complaint,
     /// How this leader signs.
     leader: String,
@@ -66,6 +68,7 @@ impl Books {
         Self {
             store,
             leadership,
+            since: None,
             complaint: Complaint::default(),
             leader,
             leases,
@@ -101,6 +104,7 @@ impl Books {
         reach: &Reach,
         (since, now): (Instant, Instant),
     ) -> Option<Extract> {
+        self.since = Some(since);
         let ledger = self.ledger.as_ref()?;
         let mut draft = Ledger { leader: self.leader.clone(), leases: self.leases, ..(**ledger).clone() };
         let (suspected, look_again) =
@@ -162,7 +166,7 @@ impl Books {
         if self.ledger.as_deref() == Some(&draft) && !draft.version.is_empty() {
             return true;
         }
-        if !self.leadership.leads() {
+        if self.since.is_none() || self.leadership.since() != self.since {
             return false;
         }
         let written = tokio::time::timeout(PATIENCE, self.store.write(&draft)).await;

@@ -14,13 +14,30 @@ pub struct Timing {
     pub duration: Duration,
     /// How long the holder leads without a successful renewal.
     pub renew_deadline: Duration,
-    /// Between two attempts.
+    /// Between two renewals.
     pub retry: Duration,
+    /// Between two looks of a deputy ([`super::deputies`]). The later a renewal is seen the longer it is waited for.
+    pub look: Duration,
+    /// Between two looks of anybody else.
+    pub glance: Duration,
 }
 
 impl Default for Timing {
     fn default() -> Self {
-        Self { duration: Duration::from_secs(5), renew_deadline: Duration::from_secs(3), retry: Duration::from_secs(1) }
+        Self {
+            duration: Duration::from_secs(2),
+            renew_deadline: Duration::from_millis(1500),
+            retry: Duration::from_millis(400),
+            look: Duration::from_millis(250),
+            glance: Duration::from_secs(10),
+        }
+    }
+}
+
+impl Timing {
+    /// Between the end of one leader and the beginning of the next, at least.
+    pub fn nobody_leads(&self) -> Duration {
+        self.duration - self.renew_deadline
     }
 }
 
@@ -72,11 +89,21 @@ pub struct Election {
     observed: Option<(Record, Instant)>,
     /// Start of the last request that renewed the Lease for us.
     renewed: Option<Instant>,
+    /// Since when we lead without a gap.
+    since: Option<Instant>,
+}
+
+/// Leading without a gap: whoever led, or could have, before `since` is another matter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reign {
+    pub since: Instant,
+    /// When it ends without another renewal.
+    pub until: Instant,
 }
 
 impl Election {
     pub fn new(identity: String, timing: Timing) -> Self {
-        Self { identity, timing, observed: None, renewed: None }
+        Self { identity, timing, observed: None, renewed: None, since: None }
     }
 
     pub fn identity(&self) -> &str {
@@ -87,14 +114,34 @@ impl Election {
         self.timing
     }
 
-    /// Do we lead at this moment?
-    pub fn leads(&self, now: Instant) -> bool {
-        self.leads_until().is_some_and(|until| now < until)
+    /// `None` where we do not lead at this moment.
+    pub fn reign(&self, now: Instant) -> Option<Reign> {
+        let until = self.renewed? + self.timing.renew_deadline;
+        (now < until).then_some(Reign { since: self.since?, until })
     }
 
-    /// When leading ends without another renewal.
-    pub fn leads_until(&self) -> Option<Instant> {
-        self.renewed.map(|renewed| renewed + self.timing.renew_deadline)
+    /// The Lease was ours when we saw it last: there is nothing to read before it is renewed.
+    pub fn holds(&self) -> bool {
+        self.renewed.is_some()
+    }
+
+    /// When to look at the Lease next, where the latest look was at `now`.
+    pub fn look_again(&self, is_deputy: bool, now: Instant) -> Instant {
+        let Timing { retry, look, glance, .. } = self.timing;
+        if self.holds() {
+            return now + retry;
+        }
+        if !is_deputy {
+            return now + glance;
+        }
+        // It takes over as soon as it may.
+        let expiry = self.observed.as_ref().map(|(record, since)| *since + self.patience_with(record));
+        expiry.filter(|expiry| *expiry > now).map_or(now + look, |expiry| expiry.min(now + look))
+    }
+
+    /// A stranger may have written anything; less than ours would be no rule among agents.
+    fn patience_with(&self, record: &Record) -> Duration {
+        record.duration.clamp(self.timing.duration, LONGEST_WAIT)
     }
 
     /// Decides on the Lease as it was just read.
@@ -107,8 +154,7 @@ impl Election {
         if !mine {
             self.renewed = None;
         }
-        // A stranger may have written anything; less than ours would be no rule among agents.
-        let duration = lease.duration.clamp(self.timing.duration, LONGEST_WAIT);
+        let duration = self.patience_with(&lease);
         let transitions = lease.transitions;
         if self.observed.as_ref().is_none_or(|(record, _)| *record != lease) {
             self.observed = Some((lease, now));
@@ -123,8 +169,12 @@ impl Election {
         }
     }
 
-    /// The Lease was written with us as its holder by a request that began then.
-    pub fn written(&mut self, record: Record, asked: Instant) {
+    /// The Lease was written with us as its holder by a request that began at `asked`, and was answered just now.
+    pub fn written(&mut self, record: Record, asked: Instant, now: Instant) {
+        // Whoever takes it over begins anew, and so does whoever has not led for a moment.
+        if self.reign(now).is_none() {
+            self.since = Some(now);
+        }
         self.observed = Some((record, asked));
         self.renewed = Some(asked);
     }
@@ -139,17 +189,29 @@ mod tests {
         Record { holder: holder.into(), duration, renewed: renewed.into(), ..Record::default() }
     }
 
+    /// When this agent takes over whom it sees like that first at `start`, looking every ten milliseconds.
+    fn waits(me: &mut Election, lease: &Record, start: Instant) -> Instant {
+        let mut now = start;
+        while me.step(Some(lease.clone()), now) == Step::Wait {
+            now += Duration::from_millis(10);
+        }
+        now
+    }
+
     #[test]
     fn a_silent_holder_is_replaced_only_after_the_duration_on_our_own_clock() {
-        let start = Instant::now();
-        let at = |seconds| start + Duration::from_secs(seconds);
-        let mut me = Election::new("me".into(), Timing::default());
+        let (start, timing) = (Instant::now(), Timing::default());
+        let mut me = Election::new("me".into(), timing);
         // However old the renewal claims to be, the wait begins when it is first seen.
-        assert_eq!(me.step(Some(record("other", "1970")), at(0)), Step::Wait);
-        assert_eq!(me.step(Some(record("other", "1970")), at(4)), Step::Wait);
-        assert_eq!(me.step(Some(record("other", "2099")), at(4)), Step::Wait);
-        assert_eq!(me.step(Some(record("other", "2099")), at(8)), Step::Wait);
-        assert_eq!(me.step(Some(record("other", "2099")), at(9)), Step::TakeOver { transitions: 1 });
+        assert_eq!(waits(&mut me, &record("other", "1970"), start), start + timing.duration);
+        let seen = start + timing.duration / 2;
+        let mut me = Election::new("me".into(), timing);
+        assert_eq!(me.step(Some(record("other", "1970")), start), Step::Wait);
+        assert_eq!(waits(&mut me, &record("other", "2099"), seen), seen + timing.duration);
+        assert_eq!(
+            me.step(Some(record("other", "2099")), seen + timing.duration),
+            Step::TakeOver { transitions: 1 }
+        );
     }
 
     #[test]
@@ -159,15 +221,48 @@ mod tests {
         let (mut me, mut other) = (Election::new("me".into(), timing), Election::new("other".into(), timing));
         assert_eq!(me.step(None, start), Step::Create);
         let lease = record("me", "1");
-        me.written(lease.clone(), start);
         // The answer to the renewal was slow; the other saw it at once.
-        assert_eq!(other.step(Some(lease.clone()), start), Step::Wait);
-        let mut now = start;
-        while other.step(Some(lease.clone()), now) == Step::Wait {
-            now += Duration::from_millis(10);
-        }
-        assert!(!me.leads(now) && !me.leads(start + timing.renew_deadline));
-        assert!(me.leads(start + timing.renew_deadline - Duration::from_millis(1)));
+        me.written(lease.clone(), start, start + timing.renew_deadline / 2);
+        let now = waits(&mut other, &lease, start);
+        assert_eq!((me.reign(now), me.reign(start + timing.renew_deadline)), (None, None));
+        assert!(me.reign(start + timing.renew_deadline - Duration::from_millis(1)).is_some());
+        assert!(now >= start + timing.renew_deadline + timing.nobody_leads());
+        assert!(timing.nobody_leads() >= Duration::from_millis(500), "for what is on its way");
+    }
+
+    #[test]
+    fn a_reign_has_no_gap() {
+        let (start, timing) = (Instant::now(), Timing::default());
+        let at = |tenths: u32| start + timing.renew_deadline * tenths / 10;
+        let mut me = Election::new("me".into(), timing);
+        me.written(record("me", "1"), at(0), at(1));
+        me.written(record("me", "2"), at(9), at(9));
+        assert_eq!(me.reign(at(10)).map(|reign| reign.since), Some(at(1)));
+        // Too late: somebody else could have led.
+        me.written(record("me", "3"), at(30), at(31));
+        assert_eq!(me.reign(at(32)).map(|reign| reign.since), Some(at(31)));
+        // Somebody else has, and all of it within a moment.
+        assert_eq!(me.step(Some(record("other", "4")), at(33)), Step::Wait);
+        assert_eq!(me.reign(at(33)), None);
+        assert_eq!(me.step(Some(record("", "5")), at(34)), Step::TakeOver { transitions: 1 });
+        me.written(record("me", "6"), at(34), at(35));
+        assert_eq!(me.reign(at(35)).map(|reign| reign.since), Some(at(35)));
+    }
+
+    #[test]
+    fn a_deputy_looks_when_it_may_take_over_and_others_now_and_then() {
+        let (start, timing) = (Instant::now(), Timing::default());
+        let mut me = Election::new("me".into(), timing);
+        assert_eq!(me.look_again(false, start), start + timing.glance, "nothing is known");
+        me.step(Some(record("other", "1")), start);
+        assert_eq!(me.look_again(true, start), start + timing.look);
+        let late = start + timing.duration - timing.look / 5;
+        assert_eq!(me.look_again(true, late), start + timing.duration);
+        assert_eq!(me.look_again(false, late), late + timing.glance);
+        let over = start + timing.duration;
+        assert_eq!(me.look_again(true, over), over + timing.look, "another was faster: it is not asked without end");
+        me.written(record("me", "2"), over, over);
+        assert_eq!((me.holds(), me.look_again(false, over)), (true, over + timing.retry));
     }
 
     #[test]
@@ -179,17 +274,18 @@ mod tests {
         for (second, renewed) in (0..).zip(times.iter().cycle().take(60)) {
             assert_eq!(me.step(Some(record("other", renewed)), start + Duration::from_secs(second)), Step::Wait);
         }
-        let end = |seconds: u64| start + Duration::from_secs(59 + seconds);
-        assert_eq!(me.step(Some(record("other", "9999")), end(4)), Step::Wait);
-        assert_eq!(me.step(Some(record("other", "9999")), end(5)), Step::TakeOver { transitions: 1 });
+        let latest = start + Duration::from_secs(59);
+        let next = waits(&mut me, &record("other", "9999"), latest + Duration::from_millis(10));
+        assert_eq!(next, latest + Timing::default().duration);
     }
 
     #[test]
     fn a_strangers_lease_is_waited_for_as_one_of_ours_and_a_minute_at_most() {
-        let start = Instant::now();
+        let (start, ours) = (Instant::now(), Timing::default().duration.as_secs());
         let at = |seconds| start + Duration::from_secs(seconds);
         let with = |seconds| Record { duration: Duration::from_secs(seconds), ..record("thief", "1") };
-        for (said, waits) in [(0, 5), (5, 5), (30, 30), (u64::MAX, 60)] {
+        // A former version's lease lasts longer than ours.
+        for (said, waits) in [(0, ours), (ours, ours), (5, 5), (30, 30), (u64::MAX, 60)] {
             let mut me = Election::new("me".into(), Timing::default());
             assert_eq!(me.step(Some(with(said)), at(0)), Step::Wait, "{said}");
             assert_eq!(me.step(Some(with(said)), at(waits - 1)), Step::Wait, "{said}");
@@ -210,9 +306,10 @@ mod tests {
         let now = Instant::now();
         let mut me = Election::new("me".into(), Timing::default());
         assert_eq!(me.step(Some(record("", "1")), now), Step::TakeOver { transitions: 1 });
-        me.written(record("me", "2"), now);
+        me.written(record("me", "2"), now, now);
         assert_eq!(me.step(Some(record("me", "2")), now), Step::Renew);
+        assert!(me.reign(now).is_some());
         assert_eq!(me.step(Some(record("thief", "3")), now), Step::Wait);
-        assert!(!me.leads(now));
+        assert_eq!((me.reign(now), me.holds()), (None, false));
     }
 }

@@ -52,9 +52,8 @@ pub struct Leader {
     reach: watch::Receiver<Reach>,
     books: Books,
     watch: Watch,
-    leads: bool,
-    /// Since when this agent leads.
-    since: Instant,
+    /// Since when this agent leads without a gap, as of the pass that it is in.
+    since: Option<std::time::Instant>,
     numbering: Numbering,
     told: BTreeMap<String, BTreeSet<Notice>>,
     strangers: Strangers,
@@ -86,8 +85,7 @@ impl Leader {
             reach,
             books: Books::new(ledger, leadership.clone(), signature, leases),
             watch: Watch::lingering(LINGER),
-            leads: false,
-            since: Instant::now(),
+            since: None,
             numbering: Numbering::default(),
             told: BTreeMap::new(),
             strangers: Strangers::default(),
@@ -102,7 +100,6 @@ impl Leader {
     /// Runs until told to stop, or until the changes end.
     pub async fn run(mut self, mut changes: Taker, stop: CancellationToken) {
         let mut retry_at: Option<Instant> = None;
-        let mut led = false;
         loop {
             let retry = tokio::time::sleep_until(retry_at.unwrap_or_else(|| Instant::now() + RETRY));
             tokio::select! {
@@ -116,31 +113,27 @@ impl Leader {
                         return;
                     }
                     // A renewal is no news.
-                    if std::mem::replace(&mut led, self.leadership.leads()) == led {
+                    if self.leadership.since() == self.since {
                         continue;
                     }
                 }
                 Ok(()) = self.reach.changed() => {}
                 () = retry, if retry_at.is_some() => {}
             }
-            if !std::mem::replace(&mut self.leads, self.leadership.leads()) {
-                self.since = Instant::now();
-            }
-            led = self.leads;
+            self.since = self.leadership.since();
             if let Some(objects) = &self.objects {
                 self.numbering.observe(objects);
             }
-            if !led {
+            retry_at = None;
+            let Some(since) = self.since else {
                 self.strangers.retain(|_| false);
                 self.problems = Problems::default();
-            }
-            retry_at = None;
-            if led {
-                tokio::select! {
-                    // Whatever was under way is the next leader's to find, as after a crash.
-                    () = stop.cancelled() => return,
-                    again = self.decide_and_write() => retry_at = again,
-                }
+                continue;
+            };
+            tokio::select! {
+                // Whatever was under way is the next leader's to find, as after a crash.
+                () = stop.cancelled() => return,
+                again = self.decide_and_write(since) => retry_at = again,
             }
         }
     }
@@ -201,7 +194,7 @@ impl Leader {
     }
 
     /// When to do so again, if nothing else happens.
-    async fn decide_and_write(&mut self) -> Option<Instant> {
+    async fn decide_and_write(&mut self, since: std::time::Instant) -> Option<Instant> {
         let (Some(objects), Some(nodes)) = (self.objects.clone(), self.nodes.clone()) else { return None };
         for (node, problem) in self.problems.news(&nodes) {
             warn!(node, problem, "what cannot be read of a node is as it was last read");
@@ -210,7 +203,7 @@ impl Leader {
         let now = Instant::now().into_std();
         // A copy: whoever probes must not wait for a decision.
         let reach = self.reach.borrow_and_update().clone();
-        let extract = self.books.extract(&objects, &nodes, &reach, (self.since.into_std(), now))?;
+        let extract = self.books.extract(&objects, &nodes, &reach, (since, now))?;
         let (draft, again) = (extract.draft.clone(), extract.look_again);
         let Decisions { all, steps, look_again } = self.decide((objects, nodes), reach, extract, now).await?;
         let again = again.into_iter().chain(look_again).min().map(Instant::from_std);
@@ -286,10 +279,11 @@ impl Leader {
     }
 
     async fn write(&mut self, decisions: Vec<Wish>) -> bool {
-        let (writer, leadership) = (&self.writer, &self.leadership);
+        let (writer, leadership, since) = (&self.writer, &self.leadership, self.since);
         let written: Vec<_> = futures::stream::iter(decisions)
             .map(|decision| async move {
-                let outcome = match leadership.leads() {
+                // Another may have led in between: then this decision is of its time.
+                let outcome = match leadership.since() == since {
                     true => tokio::time::timeout(PATIENCE, writer.write(&decision.object, &decision.wanted))
                         .await
                         .unwrap_or(Err(WriteError::Silence)),

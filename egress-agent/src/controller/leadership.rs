@@ -7,17 +7,25 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use super::election::{Election, Record, Step, Timing, identity, is_identity};
+use super::election::{Election, Record, Reign, Step, Timing, identity, is_identity};
 use crate::kube::lease::{LEASE_NAME, LeaderLease};
 use crate::kube::outage::Outages;
 
-/// Until when this agent leads, if nothing else happens. Whoever acts as the leader asks right before each write.
+/// For so long an attempt at the Lease that has shown no leader counts: until behind the next.
+const UNKNOWN: Duration = Duration::from_millis(2500);
+
+/// Since and until when this agent leads, if nothing else happens. Whoever acts as the leader asks right before each write.
 #[derive(Clone, Debug)]
-pub struct Leadership(watch::Receiver<Option<Instant>>);
+pub struct Leadership(watch::Receiver<Option<Reign>>);
 
 impl Leadership {
     pub fn leads(&self) -> bool {
-        self.0.borrow().is_some_and(|until| Instant::now() < until)
+        self.since().is_some()
+    }
+
+    /// Since when this agent leads without a gap, where it does at this moment.
+    pub fn since(&self) -> Option<Instant> {
+        self.0.borrow().filter(|reign| Instant::now() < reign.until).map(|reign| reign.since)
     }
 
     /// Waits for the next renewal or loss. False when there will be none.
@@ -29,36 +37,50 @@ impl Leadership {
 /// Whether this agent is to keep in touch with all others. That begins with leading, and does not end with the Lease but
 /// when another leads.
 #[derive(Clone, Debug)]
-pub struct Duty(watch::Receiver<Option<u64>>, Leadership);
+pub struct Duty {
+    term: watch::Receiver<Option<u64>>,
+    leadership: Leadership,
+    /// When the latest attempt at the Lease showed no leader, if it did: the API server is away, or no agent holds it.
+    unknown: watch::Receiver<Option<Instant>>,
+}
 
 impl Duty {
     /// Of the leadership that it comes from: greater for each that takes over. `None` where it is not this agent's duty.
     pub fn term(&self) -> Option<u64> {
-        *self.0.borrow()
+        *self.term.borrow()
     }
 
     /// Whether the Lease says so at this moment: then there is no other leader, whatever anybody has heard.
     pub fn leads(&self) -> bool {
-        self.1.leads()
+        self.leadership.leads()
+    }
+
+    /// Whether agents may be told that they were heard. They hold addresses by that, so who does not lead any more tells them
+    /// only while it has just tried in vain to know who does: else another may lead by now, and this agent has only not run,
+    /// or not looked yet.
+    pub fn vouches(&self) -> bool {
+        self.leads() || self.unknown.borrow().is_some_and(|at| at.elapsed() < UNKNOWN)
     }
 
     /// Waits until it may be another. False when it will not.
     pub async fn changed(&mut self) -> bool {
-        self.0.changed().await.is_ok()
+        self.term.changed().await.is_ok()
     }
 }
 
 /// What [`campaign`] publishes.
 pub struct Published {
-    until: watch::Sender<Option<Instant>>,
+    reign: watch::Sender<Option<Reign>>,
     term: watch::Sender<Option<u64>>,
+    unknown: watch::Sender<Option<Instant>>,
 }
 
 /// A channel for [`campaign`].
 pub fn leadership() -> (Published, Leadership, Duty) {
-    let ((until, leads), (term, duty)) = (watch::channel(None), watch::channel(None));
-    let leads = Leadership(leads);
-    (Published { until, term }, leads.clone(), Duty(duty, leads))
+    let ((reign, leads), (term, duty)) = (watch::channel(None), watch::channel(None));
+    let ((unknown, is_unknown), leadership) = (watch::channel(None), Leadership(leads));
+    let duty = Duty { term: duty, leadership: leadership.clone(), unknown: is_unknown };
+    (Published { reign, term, unknown }, leadership, duty)
 }
 
 impl Published {
@@ -71,10 +93,16 @@ impl Published {
     /// Of the Lease.
     #[cfg(test)]
     pub(super) fn set_leads_until(&self, until: Option<Instant>) {
-        self.until.send_replace(until);
+        self.reign.send_replace(until.map(|until| Reign { since: Instant::now(), until }));
     }
 
-    /// Who holds the Lease, as it was just read or written.
+    /// Of an attempt at the Lease that showed no leader.
+    #[cfg(test)]
+    pub(super) fn set_unknown(&self, at: Option<Instant>) {
+        self.unknown.send_replace(at);
+    }
+
+/// Who holds the Lease, as it was just read or written.
     fn held(&self, record: &Record, identity: &str) {
         let term = match record.holder.as_str() {
             holder if holder == identity => u64::try_from(record.transitions).ok().or(Some(0)),
@@ -95,55 +123,90 @@ pub async fn campaign(
     client: Client,
     (namespace, identity): (&str, String),
     published: Published,
+    mut is_deputy: watch::Receiver<bool>,
     outages: &Outages,
     stop: CancellationToken,
 ) {
     let mut lease = LeaderLease::new(client, namespace);
     let mut election = Election::new(identity, Timing::default());
     let mut holder = String::new();
+    let mut knows_deputies = true;
     loop {
-        let led = published.until.borrow().is_some();
+        let led = published.reign.borrow().is_some();
         let patience = election.timing().renew_deadline / 2;
         let outcome = tokio::time::timeout(patience, attempt(&mut lease, &mut election)).await;
+        let is_known = matches!(&outcome, Ok(Ok(record)) if is_identity(&record.holder));
         match outcome {
             Ok(Ok(record)) => {
                 outages.works("the Lease");
                 published.held(&record, election.identity());
-                let seen = record.holder;
-                if seen != holder {
-                    match is_identity(&seen) || seen.is_empty() {
-                        true => info!(leader = seen, "there is a new leader"),
-                        false => warn!(
-                            holder = seen,
-                            "the Lease {namespace}/{LEASE_NAME} is held by somebody who is no egress-agent: while it is \
-                             renewed nobody assigns egress IPs; find who writes it"
-                        ),
-                    }
-                    holder = seen;
+                if record.holder != holder {
+                    say(&record.holder, namespace);
+                    holder = record.holder;
                 }
             }
             Ok(Err(error)) => outages.failed("the Lease", &error),
             Err(_) => outages.unanswered("the Lease", "a request took too long"),
         }
-        let until = election.leads_until().filter(|until| Instant::now() < *until);
-        if led && until.is_none() {
+        let now = Instant::now();
+        let reign = election.reign(now);
+        if led && reign.is_none() {
             warn!("this agent does not lead any more");
         }
-        published.until.send_replace(until);
+        published.unknown.send_replace((!is_known).then_some(now));
+        published.reign.send_replace(reign);
         tokio::select! {
             () = stop.cancelled() => break,
-            () = tokio::time::sleep(spread(election.timing().retry, election.identity())) => {}
+            () = next_look(&election, &mut is_deputy, &mut knows_deputies, now) => {}
         }
     }
-    let led = published.until.send_replace(None).is_some();
+    let led = published.reign.send_replace(None).is_some();
     if led {
         let released = tokio::time::timeout(election.timing().renew_deadline, lease.release()).await;
         info!(released = matches!(released, Ok(Ok(()))), "stopped leading");
     }
 }
 
+/// Waits for the time of the next look, which comes sooner for whoever becomes a deputy meanwhile.
+async fn next_look(
+    election: &Election,
+    is_deputy: &mut watch::Receiver<bool>,
+    knows_deputies: &mut bool,
+    latest: Instant,
+) {
+    loop {
+        let at = election.look_again(*is_deputy.borrow_and_update(), latest);
+        let pause = spread(at.saturating_duration_since(latest), election.identity());
+        tokio::select! {
+            changed = is_deputy.changed(), if *knows_deputies => *knows_deputies = changed.is_ok(),
+            () = tokio::time::sleep_until((latest + pause).into()) => return,
+        }
+    }
+}
+
+/// One line for each that holds the Lease.
+fn say(holder: &str, namespace: &str) {
+    if is_identity(holder) || holder.is_empty() {
+        info!(leader = holder, "there is a new leader");
+    } else {
+        warn!(
+            holder,
+            "the Lease {namespace}/{LEASE_NAME} is held by somebody who is no egress-agent: while it is renewed nobody \
+             assigns egress IPs; find who writes it"
+        );
+    }
+}
+
 /// One round; returns what the Lease says.
 async fn attempt(lease: &mut LeaderLease, election: &mut Election) -> Result<Record, kube::Error> {
+    if election.holds() {
+        let asked = Instant::now();
+        if let Some(record) = lease.write(&Step::Renew, election.identity(), election.timing()).await? {
+            election.written(record.clone(), asked, Instant::now());
+            return Ok(record);
+        }
+        // Somebody else wrote it, or an answer to this agent was lost.
+    }
     let read = lease.read().await?;
     let found = read.clone().unwrap_or_default();
     let asked = Instant::now();
@@ -153,7 +216,7 @@ async fn attempt(lease: &mut LeaderLease, election: &mut Election) -> Result<Rec
     }
     match lease.write(&step, election.identity(), election.timing()).await? {
         Some(record) => {
-            election.written(record.clone(), asked);
+            election.written(record.clone(), asked, Instant::now());
             Ok(record)
         }
         // Somebody else was faster: whatever they wrote is read in the next round.
@@ -190,5 +253,21 @@ mod tests {
         assert_eq!(held("me", 0), Some(5), "the Lease was deleted");
         assert_eq!(held("somebody", 6), Some(5), "no agent has that name");
         assert_eq!(held("node2_77_1f", 6), None);
+    }
+
+    #[test]
+    fn a_former_leader_vouches_for_nobody_unless_it_cannot_know_who_leads() {
+        let (published, leads, duty) = leadership();
+        let now = Instant::now();
+        assert!(!duty.vouches());
+        published.set_leads_until(Some(now + Duration::from_secs(60)));
+        assert!(duty.vouches() && leads.leads());
+        // It has not run, or not looked, for longer than it leads.
+        published.set_leads_until(Some(now));
+        assert!(!duty.vouches() && leads.since().is_none());
+        published.set_unknown(Some(Instant::now()));
+        assert!(duty.vouches());
+        published.set_unknown(now.checked_sub(UNKNOWN));
+        assert!(!duty.vouches(), "long ago");
     }
 }

@@ -1,7 +1,8 @@
 //! The cluster's one decision maker: assigns egress IPs to nodes, numbers objects, writes their status.
 //!
 //! Every agent runs it and keeps its view warm; only the leader writes.
-//! - [`election`]: the rule of leadership, pure; [`leadership`]: the loop around it and the Lease.
+//! - [`election`]: the rule of leadership, pure; [`leadership`]: the loop around it and the Lease; [`deputies`]: who looks
+//!   at it often, pure.
 //! - [`assignment`]: objects and nodes -> who serves what, pure. [`numbering`]: egress IDs, pure.
 //! - [`handover`]: when an address that changes its node may be given to the new one; [`suspicion`]: when a node that says
 //!   nothing holds it no more. Pure but for their memory.
@@ -17,6 +18,7 @@ pub mod assignment;
 mod books;
 mod complaint;
 pub mod decision;
+pub mod deputies;
 pub mod election;
 pub mod handover;
 pub mod leader;

@@ -27,7 +27,7 @@ impl LeaderLease {
         Ok(self.lease.as_ref().map(record))
     }
 
-    /// Writes what the step says; `None` when somebody else wrote in the meantime.
+    /// Writes what the step says over what was seen last; `None` when somebody else wrote in the meantime.
     pub async fn write(&mut self, step: &Step, identity: &str, timing: Timing) -> Result<Option<Record>, Error> {
         let now = MicroTime(Timestamp::now());
         let known = self.lease.clone().and_then(|lease| lease.spec).unwrap_or_default();
@@ -62,7 +62,7 @@ impl LeaderLease {
 
     async fn put(&mut self, spec: LeaseSpec) -> Result<Option<Record>, Error> {
         let written = match &self.lease {
-            // With the version that was read: a conflict is another writer.
+            // With the version that was seen last: a conflict is another writer, and so is a Lease that is gone.
             Some(lease) => {
                 let lease = Lease { spec: Some(spec), ..lease.clone() };
                 self.api.replace(LEASE_NAME, &post_params(), &lease).await
@@ -78,7 +78,7 @@ impl LeaderLease {
                 self.lease = Some(lease);
                 Ok(Some(record))
             }
-            Err(Error::Api(status)) if status.code == 409 => Ok(None),
+            Err(Error::Api(status)) if status.code == 409 || (status.code == 404 && self.lease.is_some()) => Ok(None),
             Err(error) => Err(error),
         }
     }

@@ -26,6 +26,7 @@ use hosts::{Hosts, NodeIndex};
 use matching::{Holding, Matching};
 pub use outcome::{Fate, Outcome};
 use owners::Owners;
+pub(super) use tie::hash;
 
 use super::handover::HandOver;
 use crate::model::selection::by_rank;

@@ -17,6 +17,7 @@ use nodes::{given, objects_of};
 use super::*;
 use crate::controller::assignment::tests::{node, object};
 use crate::controller::assignment::{Facts, Nodes, Objects, assign};
+use crate::controller::election::Timing;
 use crate::controller::handover::{Evidence, Leases, Step, Watch};
 use crate::controller::reach::Reach;
 use crate::controller::suspicion::{Suspicions, suspects};
@@ -28,8 +29,6 @@ use crate::model::view::{EgressObject, parse_egress_ip};
 const TOTAL: Duration = Duration::from_millis(1000);
 const TICK: Duration = Duration::from_millis(10);
 const PROBE: Duration = Duration::from_millis(250);
-/// Between the end of one leader and the next: of the renew deadline and the lease's duration.
-const NOBODY_LEADS: Duration = Duration::from_secs(2);
 const NODES: [&str; 3] = ["n1", "n2", "n3"];
 const LEADERS: [&str; 2] = ["l1", "l2"];
 const API: &str = "api";
@@ -250,7 +249,7 @@ impl World {
         }
         if self.now >= self.changes_at {
             match self.leads.take() {
-                Some(_) => self.changes_at = self.now + NOBODY_LEADS,
+                Some(_) => self.changes_at = self.now + Timing::default().nobody_leads(),
                 None => {
                     let next = self.random.below(2);
                     self.term += 1;
