@@ -17,9 +17,6 @@ use ipnet::IpNet;
 
 use super::pulse::{Answer, Pulse, Rules, Sign, Standing};
 
-/// For how long at most whoever asks hears itself when it hears no other. Shorter than a Lease: whoever leads next waits for
-/// what was heard until then.
-const ALONE: Duration = Duration::from_secs(2);
 /// How long the others of a network have to report its next hop too: each looks and is asked four times a second.
 const TOGETHER: Duration = Duration::from_millis(700);
 /// How long a node that was gone once must serve before it counts again; twice as long each further time.
@@ -64,9 +61,6 @@ pub struct Judgement {
     pub news: Vec<News>,
     /// Nobody answers: whoever asks is cut off, or all nodes are gone.
     pub cut_off: bool,
-    /// Of the other nodes, gone or not, none has been heard of late: that whoever asks hears itself says nothing to anybody
-    /// who may lead by now.
-    pub alone: bool,
 }
 
 #[derive(Debug)]
@@ -166,8 +160,7 @@ impl Judge {
         let heard = self.look_around(now);
         let networks: BTreeSet<_> = self.members.values().map(|member| member.traits.network).collect();
         self.next_hops.retain(|network, _| networks.contains(network));
-        let alone = self.is_alone(now);
-        let mut judgement = Judgement { cut_off: heard == Heard::Nobody, alone, ..Judgement::default() };
+        let mut judgement = Judgement { cut_off: heard == Heard::Nobody, ..Judgement::default() };
         for network in networks {
             self.judge_network(network, heard, now, &mut judgement.suspects);
         }
@@ -197,12 +190,6 @@ impl Judge {
             judgement.news.push(News { node: name.clone(), standing, treated });
         }
         judgement
-    }
-
-    fn is_alone(&self, now: Instant) -> bool {
-        let patience = self.rules.total.min(ALONE);
-        let mut others = self.members.values().filter(|member| !member.traits.own).peekable();
-        others.peek().is_some() && others.all(|member| now >= member.pulse.alive() + patience)
     }
 
     /// Whom one hears. When somebody is heard again after nobody was, all have their time anew.

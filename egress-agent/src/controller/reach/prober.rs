@@ -8,7 +8,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use futures::future::join_all;
@@ -23,6 +22,7 @@ use super::Reach;
 use super::judge::{Judge, Judgement, News, Traits, Treated};
 use super::pulse::{Answer, Standing};
 use super::session::{Asker, Finding, Manner, Road, ask};
+use super::vouch::{Others, Vouch};
 use crate::controller::leadership::Duty;
 use crate::model::inbox::Taker;
 use crate::model::view::{Change, Node, Update};
@@ -68,7 +68,7 @@ pub async fn run(
                     continue;
                 }
                 round = term.map(|term| {
-                    let mut round = Round::new(manner.clone(), own_node, term, reach.clone());
+                    let mut round = Round::new(manner.clone(), own_node, (term, duty.clone()), reach.clone());
                     round.follow(&known);
                     round
                 });
@@ -131,8 +131,10 @@ struct Round {
     manner: Manner,
     own_node: String,
     term: u64,
+    duty: Duty,
     reach: watch::Sender<Reach>,
     judge: Judge,
+    others: Arc<Others>,
     asked: BTreeMap<String, Asked>,
     tasks: JoinSet<()>,
     found: mpsc::Sender<Found>,
@@ -145,10 +147,15 @@ struct Teller {
     node: Arc<str>,
     reach: watch::Sender<Reach>,
     found: mpsc::Sender<Found>,
+    /// Where this is one of them.
+    others: Option<Arc<Others>>,
 }
 
 impl Teller {
     fn tell(&self, finding: Finding) {
+        if let (Finding::Sign(_, at), Some(others)) = (&finding, &self.others) {
+            others.note(*at);
+        }
         // Not by the queue: the agent will count on it that this is known.
         if let Finding::Heard(at) = finding {
             self.reach.send_if_modified(|reach| {
@@ -168,7 +175,7 @@ impl Teller {
 struct Asked {
     roads: Vec<Road>,
     task: AbortHandle,
-    confirms: Arc<AtomicBool>,
+    vouch: Vouch,
     /// Of one that is no egress node any more.
     until: Option<Instant>,
     trouble: Option<String>,
@@ -177,12 +184,12 @@ struct Asked {
 }
 
 impl Round {
-    fn new(manner: Manner, own_node: &str, term: u64, reach: watch::Sender<Reach>) -> Self {
+    fn new(manner: Manner, own_node: &str, (term, duty): (u64, Duty), reach: watch::Sender<Reach>) -> Self {
         let (found, findings) = mpsc::channel(QUEUE);
         let judge = Judge::new(manner.rules);
         let (own_node, tasks) = (own_node.to_owned(), JoinSet::new());
-        let asked = BTreeMap::new();
-        Self { manner, own_node, term, reach, judge, asked, tasks, found, findings, cut_off: false }
+        let (asked, others) = (BTreeMap::new(), Arc::new(Others::new(Instant::now())));
+        Self { manner, own_node, term, duty, reach, judge, others, asked, tasks, found, findings, cut_off: false }
     }
 
     /// Asks who is to be asked, and nobody else.
@@ -214,6 +221,11 @@ impl Round {
                 self.enter(name, roads, node, now);
             }
         }
+        self.count_others();
+    }
+
+    fn count_others(&self) {
+        self.others.set(self.asked.keys().any(|name| *name != self.own_node));
     }
 
     fn enter(&mut self, name: &str, roads: Vec<Road>, node: &Node, now: Instant) {
@@ -226,14 +238,16 @@ impl Round {
         // Spread over the interval.
         let place = u32::try_from(self.asked.len() % 64).unwrap_or_default();
         let offset = self.manner.rules.interval * place / 64;
-        let confirms = former.map_or_else(|| Arc::new(AtomicBool::new(true)), |former| former.confirms);
-        let asker = Asker { term: self.term, offset, confirms: confirms.clone() };
+        let others = (*name != self.own_node).then(|| self.others.clone());
+        let anew = || others.as_ref().map_or_else(|| Vouch::for_own(self.others.clone()), |_| Vouch::for_other());
+        let vouch = former.map_or_else(anew, |former| former.vouch);
+        let asker = Asker { term: self.term, offset, vouch: vouch.clone() };
         let (manner, all) = (self.manner.clone(), roads.clone());
-        let teller = Teller { node: name.into(), reach: self.reach.clone(), found: self.found.clone() };
+        let teller = Teller { node: name.into(), reach: self.reach.clone(), found: self.found.clone(), others };
         let task = self.tasks.spawn(async move {
             join_all(all.iter().map(|road| ask(&manner, road, &asker, |finding| teller.tell(finding)))).await;
         });
-        let asked = Asked { roads, task, confirms, until: None, trouble: None, differs: false };
+        let asked = Asked { roads, task, vouch, until: None, trouble: None, differs: false };
         self.asked.insert(name.to_owned(), asked);
     }
 
@@ -276,6 +290,7 @@ impl Round {
         let over = |asked: &Asked| asked.until.is_some_and(|until| now >= until);
         let leave: Vec<String> = self.asked.iter().filter(|(_, a)| over(a)).map(|(name, _)| name.clone()).collect();
         leave.iter().for_each(|name| self.leave(name));
+        self.count_others();
         let judgement = self.judge.judge(now);
         for news in &judgement.news {
             self.say(news, now);
@@ -288,10 +303,9 @@ impl Round {
                 false => info!("egress nodes answer again"),
             }
         }
+        let vouches = self.duty.vouches();
         for (name, asked) in &self.asked {
-            // A leader that is cut off with its node must not keep its own lease alive; with the API server the agent does.
-            let is_heard = !(judgement.alone && *name == self.own_node);
-            asked.confirms.store(is_heard && !judgement.unreachable.contains(name), Ordering::Release);
+            asked.vouch.set(vouches && !judgement.unreachable.contains(name));
         }
         let Judgement { unreachable, suspects, absent, .. } = judgement;
         self.reach.send_if_modified(|reach| {

@@ -14,7 +14,6 @@ use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use futures::StreamExt;
@@ -28,6 +27,7 @@ use tonic_health::pb::health_client::HealthClient;
 use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse};
 
 use super::pulse::{Answer, Rules, Sign};
+use super::vouch::Vouch;
 use crate::health::fitness::refusal;
 use crate::health::tls::{Tls, cause};
 use crate::health::touch::{self, Probe};
@@ -118,9 +118,8 @@ pub(super) struct Asker {
     pub(super) term: u64,
     /// Until the first probe, so that not all nodes are asked in one moment.
     pub(super) offset: Duration,
-    /// Whether agents are told which answers were received. One whose node counts as gone is not: it must not take that for
-    /// the right to hold addresses which others are about to get.
-    pub(super) confirms: Arc<AtomicBool>,
+    /// Which answers the agent is told of.
+    pub(super) vouch: Vouch,
 }
 
 /// Asks until it is dropped. `tell` is told of everything, and before the agent is.
@@ -148,6 +147,7 @@ pub(super) async fn ask(manner: &Manner, road: &Road, asker: &Asker, tell: impl 
                         }
                     }
                 } else if is_probe && pending.len() < MOST_PENDING + knocks.len() {
+                    line.confirm(asker, &tell);
                     pending.push(line.probe());
                 }
             }
@@ -155,10 +155,8 @@ pub(super) async fn ask(manner: &Manner, road: &Road, asker: &Asker, tell: impl 
                 Came::Answer { number, outcome: Ok(answer), .. } => {
                     let now = Instant::now();
                     answered = answered.max(number);
-                    if asker.confirms.load(Ordering::Acquire) {
-                        tell(Finding::Heard(now));
-                        line.confirmed = line.confirmed.max(number);
-                    }
+                    line.received.push((number, now));
+                    line.confirm(asker, &tell);
                     let metadata = answer.metadata();
                     tell(Finding::Said { timeout: touch::timeout(metadata), term: touch::term(metadata) });
                     let serves = answer.get_ref().status == i32::from(ServingStatus::Serving);
@@ -250,6 +248,8 @@ struct Line<'a> {
     connection: usize,
     session: u64,
     number: u64,
+    /// Answers that the agent is not told of yet: the number of the probe, and when its answer came in.
+    received: Vec<(u64, Instant)>,
     confirmed: u64,
     term: u64,
 }
@@ -259,7 +259,20 @@ impl<'a> Line<'a> {
         let address = SocketAddr::new(road.address, manner.port);
         // Random: whatever another prober numbers is not mixed up with this.
         let session = std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), address);
-        Self { manner, address, client: None, connection: 0, session, number: 0, confirmed: 0, term }
+        Self { manner, address, client: None, connection: 0, session, number: 0, received: Vec::new(), confirmed: 0, term }
+    }
+
+    /// Settles which answer the next probe confirms, and tells of it first.
+    fn confirm(&mut self, asker: &Asker, tell: &impl Fn(Finding)) {
+        let limit = asker.vouch.limit(Instant::now());
+        let Some(limit) = limit else { return self.received.clear() };
+        let told = self.received.extract_if(.., |(_, at)| *at <= limit);
+        for (number, at) in told {
+            tell(Finding::Heard(at));
+            self.confirmed = self.confirmed.max(number);
+        }
+        // Of one that waits for long only the latest matter.
+        self.received.drain(..self.received.len().saturating_sub(MOST_PENDING));
     }
 
     /// The connection is good for nothing.

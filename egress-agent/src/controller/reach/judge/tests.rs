@@ -17,7 +17,6 @@ struct Play {
     suspects: BTreeSet<String>,
     absent: BTreeSet<String>,
     cut_off: bool,
-    alone: bool,
 }
 
 impl Play {
@@ -38,7 +37,6 @@ impl Play {
             suspects: BTreeSet::new(),
             absent: BTreeSet::new(),
             cut_off: false,
-            alone: false,
         }
     }
 
@@ -78,7 +76,6 @@ impl Play {
             self.suspects = judgement.suspects;
             self.absent = judgement.absent;
             self.cut_off = judgement.cut_off;
-            self.alone = judgement.alone;
         }
     }
 }
@@ -155,26 +152,6 @@ fn where_nobody_is_heard_any_more_nothing_moves() {
         play.until(72_000);
         assert_eq!(play.gone(), ["c"]);
     }
-}
-
-#[test]
-fn whoever_hears_no_other_node_is_alone() {
-    for nodes in [&["a", "own"] as &[&'static str], &["a", "b", "c", "own"]] {
-        let mut play = Play::new(nodes);
-        play.until(5000);
-        nodes.iter().filter(|node| **node != "own").for_each(|node| play.set(node, None));
-        play.until(5700);
-        assert!(!play.alone);
-        play.until(6300);
-        assert!(play.alone, "{nodes:?}: within the total timeout, whoever counts as gone by then");
-        // A kernel's word will do, and it does not matter that the node counts as gone.
-        play.set("a", Some(Sign::Kernel));
-        play.until(6600);
-        assert!(!play.alone);
-    }
-    let mut play = Play::new(&["own"]);
-    play.until(5000);
-    assert!(!play.alone, "there is nobody to take anything");
 }
 
 #[test]

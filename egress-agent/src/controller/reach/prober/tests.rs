@@ -45,6 +45,12 @@ fn prober(port: u16, duty: Duty) -> (Giver, watch::Receiver<Reach>, DropGuard) {
     (giver, is_reach, stop.drop_guard())
 }
 
+/// Its Lease lasts for the whole test.
+fn lead(published: &crate::controller::leadership::Published, term: u64) {
+    published.set_leads_until(Some(Instant::now() + Duration::from_secs(60)));
+    published.set_term(Some(term));
+}
+
 async fn free_port() -> u16 {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
     listener.local_addr().expect("an address").port()
@@ -71,7 +77,7 @@ async fn duty_begins_with_leading_and_ends_when_another_leads() {
     tokio::time::sleep(Duration::from_millis(300)).await;
     assert_eq!(*reach.borrow(), Reach::by(RULES.total), "nobody leads");
 
-    published.set_term(Some(5));
+    lead(&published, 5);
     until("all are heard", &mut reach, |reach| reach.heard.len() == 3).await;
     let mut heard = servers[0].heard.clone();
     tokio::time::timeout(Duration::from_secs(5), heard.changed()).await.expect("in time").expect("it lives");
@@ -101,12 +107,11 @@ async fn a_former_leader_ends_when_an_agent_tells_it_of_a_newer_one_and_a_leader
     let ((older, _leads, duty), (newer, _too, new_duty)) = (leadership(), leadership());
     let (nodes, mut reach, _stop) = prober(port, duty);
     nodes.put(Change::Nodes(Update::Replaced([node(4), node(5)].into())));
-    older.set_term(Some(5));
+    lead(&older, 5);
     until("both are heard", &mut reach, |reach| reach.heard.len() == 2).await;
     let (new_nodes, mut new_reach, _new_stop) = prober(port, new_duty);
     new_nodes.put(Change::Nodes(Update::Replaced([node(4)].into())));
-    older.set_leads_until(Some(Instant::now() + Duration::from_secs(60)));
-    newer.set_term(Some(6));
+    lead(&newer, 6);
     until("the newer hears one", &mut new_reach, |reach| reach.heard.len() == 1).await;
     tokio::time::sleep(RULES.interval * 4).await;
     let latest = reach.borrow().heard["node4"];
@@ -120,13 +125,32 @@ async fn a_former_leader_ends_when_an_agent_tells_it_of_a_newer_one_and_a_leader
 }
 
 #[tokio::test]
+async fn a_former_leader_tells_agents_that_they_are_heard_only_while_it_cannot_know_who_leads() {
+    let port = free_port().await;
+    let servers = [serve(12, port), serve(13, port)];
+    let (published, _leads, duty) = leadership();
+    let (nodes, mut reach, _stop) = prober(port, duty);
+    nodes.put(Change::Nodes(Update::Replaced([node(12), node(13)].into())));
+    lead(&published, 5);
+    until("both are heard", &mut reach, |reach| reach.heard.len() == 2).await;
+    published.set_leads_until(None);
+    tokio::time::sleep(RULES.interval * 4).await;
+    let heard = || servers.iter().map(|server| server.heard.borrow().expect("heard")).max().expect("two");
+    assert!(heard().elapsed() > RULES.interval * 2, "it has looked at nothing");
+    assert!(reach.borrow().unreachable.is_empty(), "they are asked all the same");
+    published.set_unknown(Some(Instant::now()));
+    tokio::time::sleep(RULES.interval * 4).await;
+    assert!(heard().elapsed() < RULES.interval * 3, "the API server is away");
+}
+
+#[tokio::test]
 async fn an_agent_that_ends_is_no_suspect() {
     let port = free_port().await;
     let mut servers = vec![serve(6, port), serve(7, port), serve(8, port)];
     let (published, _leads, duty) = leadership();
     let (nodes, mut reach, _stop) = prober(port, duty);
     nodes.put(Change::Nodes(Update::Replaced((6..=8).map(node).collect())));
-    published.set_term(Some(1));
+    lead(&published, 1);
     until("all are heard", &mut reach, |reach| reach.heard.len() == 3).await;
     servers.pop();
     tokio::time::sleep(Duration::from_millis(500)).await;
@@ -155,7 +179,7 @@ async fn what_a_thousand_nodes_cost() {
         (name.clone(), Arc::new(Node { name, assignable: true, pod_subnets, ..Node::default() }))
     });
     nodes.put(Change::Nodes(Update::Replaced(thousand.collect())));
-    published.set_term(Some(1));
+    lead(&published, 1);
     until("all are heard", &mut reach, |reach| reach.heard.len() == 1000).await;
     // Of this process, all its threads, in hundredths of a second: fields 14 and 15 of proc(5), the name is the second.
     let spent = || {

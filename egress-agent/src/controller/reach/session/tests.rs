@@ -9,6 +9,7 @@ use tonic::transport::Server;
 use tonic_health::pb::health_server::{Health, HealthServer};
 use tonic_health::server::WatchStream;
 
+use super::super::vouch::Others;
 use super::*;
 use crate::health::tls::tests::{Authority, Node};
 use crate::health::{self, fitness::Uplink};
@@ -28,7 +29,13 @@ async fn found_by(port: u16, within: Duration, confirms: bool) -> Vec<Finding> {
 }
 
 async fn found_with(dial: Dial, port: u16, within: Duration, confirms: bool) -> Vec<Finding> {
-    let asker = Asker { term: 3, offset: Duration::ZERO, confirms: Arc::new(confirms.into()) };
+    let vouch = Vouch::for_other();
+    vouch.set(confirms);
+    found_vouching(dial, port, within, vouch).await
+}
+
+async fn found_vouching(dial: Dial, port: u16, within: Duration, vouch: Vouch) -> Vec<Finding> {
+    let asker = Asker { term: 3, offset: Duration::ZERO, vouch };
     let road = Road { address: LOOPBACK, knock_at: vec![] };
     let manner = Manner { rules: RULES, port, dial };
     let begin = Instant::now();
@@ -98,6 +105,23 @@ async fn agent_with(tls: Option<Tls>) -> Agent {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     Agent { port, uplink, heard: is_heard, stop, _ready: ready }
+}
+
+#[tokio::test]
+async fn the_agent_of_the_leaders_own_node_is_heard_as_long_as_others_are() {
+    let agent = agent().await;
+    let others = Arc::new(Others::new(Instant::now()));
+    others.set(true);
+    let heard_others = async {
+        tokio::time::sleep(RULES.interval * 4).await;
+        others.note(Instant::now());
+        Instant::now()
+    };
+    let asked = found_vouching(plaintext(), agent.port, RULES.interval * 10, Vouch::for_own(others.clone()));
+    let (findings, last) = tokio::join!(asked, heard_others);
+    assert_eq!(answers(&findings), [Sign::Answer(Answer::Serving)], "it is asked all the while");
+    let heard = agent.heard.borrow().expect("what came before another was heard counts");
+    assert!(heard <= last && heard > last - RULES.interval * 2, "{:?}", last - heard);
 }
 
 #[tokio::test]
