@@ -71,6 +71,7 @@ pub async fn run<E: Executor + Send>(client: Client, settings: AgentSettings, ex
     let (own_node, is_own_node) = watch::channel(None);
     let (deputy, is_deputy) = watch::channel(false);
     let (road, uplink) = watch::channel(Uplink::Works);
+    let (answers, next_hop) = watch::channel(None);
     // As of when the leader has surely heard this agent.
     let (heard, surely_heard) = watch::channel(None);
     let (released, words) = watch::channel(words::Words::new());
@@ -95,13 +96,13 @@ pub async fn run<E: Executor + Send>(client: Client, settings: AgentSettings, ex
     };
     let probe = async {
         if let Some(manner) = probing {
-            prober::run(manner, &node_name, for_prober, duty, found, stop.clone()).await;
+            prober::run(manner, &node_name, for_prober, (duty, next_hop), found, stop.clone()).await;
         }
     };
     let is_own = is_own_node.clone();
     let look = async {
         if let Some(host) = &host {
-            watch_uplink(host, is_own, road, stop.clone()).await;
+            watch_uplink(host, is_own, (road, answers), stop.clone()).await;
         }
     };
     let publish = async {

@@ -208,10 +208,7 @@ mod tests {
         let mut me = Election::new("me".into(), timing);
         assert_eq!(me.step(Some(record("other", "1970")), start), Step::Wait);
         assert_eq!(waits(&mut me, &record("other", "2099"), seen), seen + timing.duration);
-        assert_eq!(
-            me.step(Some(record("other", "2099")), seen + timing.duration),
-            Step::TakeOver { transitions: 1 }
-        );
+        assert_eq!(me.step(Some(record("other", "2099")), seen + timing.duration), Step::TakeOver { transitions: 1 });
     }
 
     #[test]

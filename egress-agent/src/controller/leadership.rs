@@ -102,7 +102,7 @@ impl Published {
         self.unknown.send_replace(at);
     }
 
-/// Who holds the Lease, as it was just read or written.
+    /// Who holds the Lease, as it was just read or written.
     fn held(&self, record: &Record, identity: &str) {
         let term = match record.holder.as_str() {
             holder if holder == identity => u64::try_from(record.transitions).ok().or(Some(0)),

@@ -36,11 +36,11 @@ const ROUTES_EVERY: u32 = 4;
 const NOWHERE: [IpAddr; 2] =
     [IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)), IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1))];
 
-/// Looks until told to stop, and publishes what it sees.
+/// Looks until told to stop, and publishes what it sees, and when a next hop has answered last.
 pub async fn watch_uplink(
     host: &Host,
     own_node: watch::Receiver<Option<Arc<Node>>>,
-    seen: watch::Sender<Uplink>,
+    (seen, answered): (watch::Sender<Uplink>, watch::Sender<Option<std::time::Instant>>),
     stop: CancellationToken,
 ) {
     let mut hops = Hops::default();
@@ -57,6 +57,8 @@ pub async fn watch_uplink(
             debug!(%error, "cannot look at the uplink");
             Uplink::Works
         });
+        let latest = hops.hops.iter().filter_map(|hop| hop.answered).max();
+        answered.send_if_modified(|known| std::mem::replace(known, latest) != latest);
         seen.send_if_modified(|known| {
             let is_news = *known != now;
             *known = now;
@@ -86,6 +88,7 @@ struct Hop {
     mac: Option<Mac>,
     socket: AsyncFd<PacketSocket>,
     unanswered: u32,
+    answered: Option<std::time::Instant>,
 }
 
 impl Hops {
@@ -124,7 +127,7 @@ impl Hops {
                 Some(place) => self.hops.swap_remove(place),
                 None => {
                     let socket = PacketSocket::listener(interface.index, address)?;
-                    Hop { address, own, mac: None, socket, unanswered: 0 }
+                    Hop { address, own, mac: None, socket, unanswered: 0, answered: None }
                 }
             });
         }
@@ -145,6 +148,7 @@ impl Hop {
             let answer = frames::claimant(frame.get(..length).unwrap_or_default(), self.address, mac);
             if answer.is_some() {
                 (self.mac, self.unanswered) = (answer, 0);
+                self.answered = Some(std::time::Instant::now());
             }
         }
     }

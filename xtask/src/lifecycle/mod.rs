@@ -63,6 +63,10 @@ pub(crate) fn tests() -> Vec<LabTest> {
         test("dead_agent_is_given_time_where_nobody_is_probed", dead_agent::is_given_time_where_nobody_is_probed),
         test("cut_off_nodes_lose_their_addresses", reachability::cut_off_nodes_lose_their_addresses),
         test(
+            "nodes_that_die_together_lose_their_addresses",
+            reachability::nodes_that_die_together_lose_their_addresses,
+        ),
+        test(
             "next_hops_count_where_one_node_alone_has_lost_its_own",
             reachability::next_hops_count_where_one_node_alone_has_lost_its_own,
         ),

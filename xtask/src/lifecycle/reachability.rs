@@ -117,6 +117,27 @@ pub(super) fn cut_off_nodes_lose_their_addresses(context: &LabContext) -> Result
     moves(&ground, source, (heir, cut))
 }
 
+/// Both others at once, seen by a leader that could be what is cut off, and is not.
+pub(super) fn nodes_that_die_together_lose_their_addresses(context: &LabContext) -> Result<()> {
+    let Stage { mut ground, leader, gateway, heir, source } = start(context)?;
+    ground.assignable(leader, true)?;
+    ground.serves(leader)?;
+    // The leader has to know the road on which it would miss them.
+    std::thread::sleep(PROOF);
+    println!("node{gateway} and node{heir} lose power");
+    let cut = Instant::now();
+    for number in [gateway, heir] {
+        ground.lab.set_power(ground.lab.node(node(number)?), false)?;
+    }
+    moves(&ground, source, (gateway, cut))?;
+    ensure!(holder(&ground)? == format!("node{leader}"), "the address is on {}", holder(&ground)?);
+    println!("they are back, and nothing moves");
+    for number in [gateway, heir] {
+        ground.lab.set_power(ground.lab.node(node(number)?), true)?;
+    }
+    stays(&ground, leader, source)
+}
+
 /// The agent killed, stopped; the CNI's network cut; the next hop of all silent.
 pub(super) fn what_leaves_the_road_whole_moves_nothing(context: &LabContext) -> Result<()> {
     let Stage { mut ground, leader, gateway, source, .. } = start(context)?;

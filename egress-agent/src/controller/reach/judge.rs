@@ -3,7 +3,9 @@
 //! What one node's [`Pulse`] says is not enough:
 //!
 //! - **Who is cut off?** Where nobody has been heard since a node fell silent, it is not the node that is alone but whoever
-//!   asks. Nothing moves then. Nodes that really fail together are found by their condition Ready.
+//!   asks. Nothing moves then, unless there is another witness: the next hop of the own node, which has answered since. It
+//!   stands on the road that packets take, not on the CNI's; so it counts only where all that are silent have been reached
+//!   by that road of late. Otherwise nodes that really fail together are found by their condition Ready.
 //! - **Next hop.** Nodes of one network notice within moments of each other that it is gone. So a node that reports it is
 //!   gone only when another of its network still says otherwise a little later.
 //! - **Somewhere to go.** Where no node of a network serves, nothing moves: nobody could take the addresses.
@@ -24,6 +26,8 @@ const FIRST_HOLD_DOWN: Duration = Duration::from_secs(2);
 const LONGEST_HOLD_DOWN: Duration = Duration::from_secs(300);
 /// After so long without a failure one is forgiven.
 const FORGIVEN_AFTER: Duration = Duration::from_secs(300);
+/// A node that was reached at its own address no longer ago than that, before its last sign, could have been reached there.
+const DIRECT: Duration = Duration::from_secs(90);
 
 /// What matters of a node here.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -67,6 +71,8 @@ pub struct Judgement {
 struct Member {
     traits: Traits,
     pulse: Pulse,
+    /// When it was reached at its own address last.
+    direct: Option<Instant>,
     gone: bool,
     /// Since when one that is gone serves without interruption.
     serves_since: Option<Instant>,
@@ -77,6 +83,11 @@ struct Member {
 }
 
 impl Member {
+    /// Its silence is that of the node's own address too.
+    fn is_direct(&self) -> bool {
+        self.direct.is_some_and(|direct| self.pulse.alive() <= direct + DIRECT)
+    }
+
     fn hold_down(&self) -> Duration {
         let times = 1_u32 << self.failures.saturating_sub(1).min(16);
         FIRST_HOLD_DOWN.saturating_mul(times).min(LONGEST_HOLD_DOWN)
@@ -119,13 +130,15 @@ pub struct Judge {
     rules: Rules,
     members: BTreeMap<String, Member>,
     cut_off: bool,
+    /// When the next hop of the own node answered last.
+    next_hop: Option<Instant>,
     /// Since when not all nodes of a network report its next hop.
     next_hops: BTreeMap<Option<IpNet>, Instant>,
 }
 
 impl Judge {
     pub fn new(rules: Rules) -> Self {
-        Self { rules, members: BTreeMap::new(), cut_off: false, next_hops: BTreeMap::new() }
+        Self { rules, members: BTreeMap::new(), cut_off: false, next_hop: None, next_hops: BTreeMap::new() }
     }
 
     /// A node that is probed from now on, or has other traits than before.
@@ -137,6 +150,7 @@ impl Judge {
         let member = Member {
             traits,
             pulse: Pulse::begin(now),
+            direct: None,
             gone: false,
             serves_since: None,
             failures: 0,
@@ -154,6 +168,18 @@ impl Judge {
         if let Some(member) = self.members.get_mut(node) {
             member.pulse.note(sign, at);
         }
+    }
+
+    /// It was reached at its own address, whatever its management address says.
+    pub fn note_direct(&mut self, node: &str, at: Instant) {
+        if let Some(member) = self.members.get_mut(node) {
+            member.direct = member.direct.max(Some(at));
+        }
+    }
+
+    /// The next hop of the own node has answered.
+    pub fn note_next_hop(&mut self, at: Instant) {
+        self.next_hop = self.next_hop.max(Some(at));
     }
 
     pub fn judge(&mut self, now: Instant) -> Judgement {
@@ -196,8 +222,15 @@ impl Judge {
     fn look_around(&mut self, now: Instant) -> Heard {
         let others = || self.members.values().filter(|member| !member.traits.own && !member.gone);
         let latest = others().map(|member| member.pulse.alive()).max();
+        let half = self.rules.total / 2;
+        // One that has fallen silent as well was on the same road.
+        let next_hop = self.next_hop.filter(|hop| now < *hop + half && others().all(Member::is_direct));
         let heard = match latest {
-            Some(latest) if others().count() > 1 && now >= latest + self.rules.total / 2 => Heard::Nobody,
+            Some(latest) if others().count() > 1 && now >= latest + half => match next_hop {
+                Some(hop) if hop >= latest + half => Heard::NextHop(hop),
+                Some(_) => Heard::Some(latest),
+                None => Heard::Nobody,
+            },
             Some(latest) if others().count() > 1 => Heard::Some(latest),
             _ => Heard::NothingToCompare,
         };
@@ -273,6 +306,8 @@ enum Heard {
     NothingToCompare,
     /// Somebody, last then.
     Some(Instant),
+    /// None of them, but the next hop of the own node, last then.
+    NextHop(Instant),
 }
 
 impl Heard {
@@ -281,7 +316,7 @@ impl Heard {
         match self {
             Self::Nobody => false,
             Self::NothingToCompare => true,
-            Self::Some(latest) => latest >= alive + rules.interval * 3 / 2,
+            Self::Some(latest) | Self::NextHop(latest) => latest >= alive + rules.interval * 3 / 2,
         }
     }
 }

@@ -36,12 +36,12 @@ const FORGOTTEN_AFTER: Duration = Duration::from_secs(600);
 /// Findings that wait.
 const QUEUE: usize = 4096;
 
-/// Probes while it is this agent's duty, until told to stop.
+/// Probes while it is this agent's duty, until told to stop. `next_hop` is when the own node's next hop answered last.
 pub async fn run(
     manner: Manner,
     own_node: &str,
     mut nodes: Taker,
-    mut duty: Duty,
+    (mut duty, next_hop): (Duty, watch::Receiver<Option<Instant>>),
     reach: watch::Sender<Reach>,
     stop: CancellationToken,
 ) {
@@ -88,6 +88,8 @@ pub async fn run(
             }
             _ = look.tick(), if round.is_some() => {
                 if let Some(round) = &mut round {
+                    let answered = *next_hop.borrow();
+                    answered.into_iter().for_each(|at| round.judge.note_next_hop(at));
                     round.look();
                 }
             }
@@ -268,6 +270,7 @@ impl Round {
         let Some(asked) = self.asked.get_mut(&*node) else { return };
         match finding {
             Finding::Sign(sign, at) => self.judge.note(&node, sign, at),
+            Finding::Direct(at) => self.judge.note_direct(&node, at),
             // That is entered already.
             Finding::Heard(_) => {}
             Finding::Trouble(why) => asked.trouble = Some(why),

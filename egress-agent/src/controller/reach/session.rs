@@ -4,7 +4,7 @@
 //! total timeout; then the session counts as broken and another is begun. Where an answer is late, knocks tell whether the
 //! node is there: connections that are closed as soon as they are accepted or refused. They go to the management address,
 //! and to the node's own addresses too: these are reached by the roads that the overlay takes, whatever becomes of the
-//! CNI's.
+//! CNI's. There they also go now and then where all is well, to know that somebody answers.
 //!
 //! Where agents serve no health checks, a knock at the discard port is all there is, and a node that is there counts as
 //! serving.
@@ -36,6 +36,9 @@ use crate::kube::causes::Causes;
 
 /// Probes on their way at a time.
 const MOST_PENDING: usize = 8;
+/// Between two knocks at the own addresses of a node that answers: whether it can be reached there must be known before it
+/// falls silent.
+const TRY: Duration = Duration::from_secs(30);
 /// RFC 863. Nobody listens there, which is an answer.
 const DISCARD: u16 = 9;
 
@@ -85,6 +88,8 @@ pub(super) struct Road {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Finding {
     Sign(Sign, Instant),
+    /// The node was reached at its own address then.
+    Direct(Instant),
     /// The agent will be told that its answer was received then.
     Heard(Instant),
     /// Beside an answer: the total timeout that the agent goes by, and the greatest term that it has heard of.
@@ -134,14 +139,16 @@ pub(super) async fn ask(manner: &Manner, road: &Road, asker: &Asker, tell: impl 
     beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut line = Line::new(manner, road, asker.term);
     let (mut pending, mut knocks) = (Pending::new(), BTreeSet::new());
-    let (mut is_probe, mut answered) = (false, 0);
+    let (mut is_probe, mut answered, mut tried) = (false, 0, None::<Instant>);
     loop {
         tokio::select! {
             _ = beat.tick() => {
                 is_probe = !is_probe;
-                if !is_probe && answered < line.number {
+                let is_late = answered < line.number;
+                if !is_probe && (is_late || tried.is_none_or(|tried| tried.elapsed() >= TRY)) {
+                    tried = Some(Instant::now());
                     // One that is busy is not asked the more for it: where a knock is on its way there is no other.
-                    for address in std::iter::once(road.address).chain(road.knock_at.iter().copied()) {
+                    for address in road.knock_at.iter().copied().chain(is_late.then_some(road.address)) {
                         if knocks.insert(address) {
                             pending.push(knock(SocketAddr::new(address, manner.port), rules.interval * 2));
                         }
@@ -184,7 +191,11 @@ pub(super) async fn ask(manner: &Manner, road: &Road, asker: &Asker, tell: impl 
                 Came::Knock { at, is_there } => {
                     knocks.remove(&at);
                     if is_there {
-                        tell(Finding::Sign(Sign::Kernel, Instant::now()));
+                        let now = Instant::now();
+                        tell(Finding::Sign(Sign::Kernel, now));
+                        if at != road.address {
+                            tell(Finding::Direct(now));
+                        }
                     }
                 }
             }
@@ -219,7 +230,11 @@ async fn discard(road: &Road, rules: Rules, mut beat: tokio::time::Interval, tel
                 }
             }
             Some((is_there, sign)) = pending.next() => if is_there {
-                tell(Finding::Sign(sign, Instant::now()));
+                let now = Instant::now();
+                tell(Finding::Sign(sign, now));
+                if sign == Sign::Kernel {
+                    tell(Finding::Direct(now));
+                }
             }
         }
     }
@@ -259,7 +274,17 @@ impl<'a> Line<'a> {
         let address = SocketAddr::new(road.address, manner.port);
         // Random: whatever another prober numbers is not mixed up with this.
         let session = std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), address);
-        Self { manner, address, client: None, connection: 0, session, number: 0, received: Vec::new(), confirmed: 0, term }
+        Self {
+            manner,
+            address,
+            client: None,
+            connection: 0,
+            session,
+            number: 0,
+            received: Vec::new(),
+            confirmed: 0,
+            term,
+        }
     }
 
     /// Settles which answer the next probe confirms, and tells of it first.

@@ -12,6 +12,8 @@ struct Play {
     start: Instant,
     now: u64,
     signs: BTreeMap<&'static str, Option<Sign>>,
+    /// Whether the own next hop answers.
+    next_hop: bool,
     /// Every change of who is gone.
     changes: Vec<(u64, Vec<String>)>,
     suspects: BTreeSet<String>,
@@ -33,6 +35,7 @@ impl Play {
             start,
             now: 0,
             signs,
+            next_hop: false,
             changes: Vec::new(),
             suspects: BTreeSet::new(),
             absent: BTreeSet::new(),
@@ -46,6 +49,12 @@ impl Play {
 
     fn set(&mut self, node: &'static str, sign: Option<Sign>) {
         self.signs.insert(node, sign);
+    }
+
+    /// These have been reached at their own addresses.
+    fn direct(&mut self, nodes: &[&str]) {
+        let now = self.start + Duration::from_millis(self.now);
+        nodes.iter().for_each(|node| self.judge.note_direct(node, now));
     }
 
     fn gone(&self) -> Vec<String> {
@@ -64,6 +73,9 @@ impl Play {
                 {
                     self.judge.note(node, *sign, now);
                 }
+            }
+            if self.next_hop && self.now % 250 == 110 {
+                self.judge.note_next_hop(now);
             }
             if !self.now.is_multiple_of(50) {
                 continue;
@@ -152,6 +164,72 @@ fn where_nobody_is_heard_any_more_nothing_moves() {
         play.until(72_000);
         assert_eq!(play.gone(), ["c"]);
     }
+}
+
+#[test]
+fn nodes_that_die_together_are_gone_where_somebody_else_is_heard() {
+    let names: [&'static str; 8] = ["a", "b", "c", "d", "e", "f", "g", "own"];
+    for dead in 1..7 {
+        let mut play = Play::new(&names);
+        play.until(5000);
+        names[..dead].iter().for_each(|node| play.set(node, None));
+        play.until(6300);
+        assert_eq!(play.gone(), names[..dead], "{dead} of eight");
+    }
+}
+
+#[test]
+fn all_others_that_die_together_are_gone_where_the_own_next_hop_answers() {
+    for names in [&["a", "b", "own"] as &[&'static str], &["a", "b", "c", "d", "e", "own"]] {
+        let others = &names[..names.len() - 1];
+        let mut play = Play::new(names);
+        play.next_hop = true;
+        play.direct(others);
+        play.until(5000);
+        others.iter().for_each(|node| play.set(node, None));
+        play.until(5800);
+        assert_eq!(play.suspects.len(), others.len(), "in time for their leases");
+        play.until(6400);
+        assert_eq!(play.gone(), others);
+        assert!(!play.cut_off);
+    }
+}
+
+#[test]
+fn a_next_hop_is_no_witness_of_a_road_that_was_never_taken() {
+    let together = |next_hop: bool, direct: &[&str], since: u64| {
+        let mut play = Play::new(&["a", "b", "own"]);
+        play.next_hop = next_hop;
+        play.direct(direct);
+        play.until(since);
+        play.set("a", None);
+        play.set("b", None);
+        play.until(since + 30_000);
+        (play.gone().len(), play.suspects.len(), play.cut_off)
+    };
+    assert_eq!(together(true, &["a", "b"], 5000), (2, 2, false));
+    assert_eq!(together(false, &["a", "b"], 5000), (0, 0, true), "nobody says that the own road works");
+    assert_eq!(together(true, &["a"], 5000), (0, 0, true), "b may be there, behind a firewall");
+    assert_eq!(together(true, &["a", "b"], 120_000), (0, 0, true), "long ago");
+    // A leader that loses all its roads at once: its next hop may be heard a moment longer.
+    let mut play = Play::new(&["a", "b", "own"]);
+    play.next_hop = true;
+    play.direct(&["a", "b"]);
+    play.until(5000);
+    play.set("a", None);
+    play.set("b", None);
+    play.until(5300);
+    play.next_hop = false;
+    play.until(30_000);
+    assert_eq!((play.changes.len(), play.suspects.len(), play.cut_off), (0, 0, true));
+    // Its roads come back, and the next hop is heard first.
+    play.direct(&["a", "b"]);
+    play.next_hop = true;
+    play.until(30_700);
+    play.set("a", Some(OK));
+    play.set("b", Some(OK));
+    play.until(40_000);
+    assert_eq!((play.changes.len(), play.cut_off), (0, false));
 }
 
 #[test]

@@ -41,7 +41,7 @@ fn prober(port: u16, duty: Duty) -> (Giver, watch::Receiver<Reach>, DropGuard) {
     let (manner, stop) = (Manner { rules: RULES, port, dial: plaintext() }, CancellationToken::new());
     let ((giver, taker), (reach, is_reach)) = (inbox(), watch::channel(Reach::by(manner.lease())));
     let stopped = stop.clone();
-    tokio::spawn(async move { run(manner, "node9", taker, duty, reach, stopped).await });
+    tokio::spawn(async move { run(manner, "node9", taker, (duty, watch::channel(None).1), reach, stopped).await });
     (giver, is_reach, stop.drop_guard())
 }
 
