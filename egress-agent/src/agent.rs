@@ -50,17 +50,16 @@ pub struct AgentSettings {
     pub probing: Option<Manner>,
     /// Where to ask for this node's networks, to publish them where no CNI does.
     pub host: Option<Host>,
-    /// The API server's address, for log lines.
-    pub server: String,
+    /// Of the client's API server.
+    pub outages: Outages,
 }
 
 /// Runs until told to stop. What the executor did stays done.
 pub async fn run<E: Executor + Send>(client: Client, settings: AgentSettings, executor: E, stop: CancellationToken) {
-    let AgentSettings { model, namespace, health, probing, host, server } = settings;
+    let AgentSettings { model, namespace, health, probing, host, outages } = settings;
     let node_name = model.node_name.clone();
     let own_networks: Vec<_> = model.cluster_subnets.iter().chain(&model.service_cidrs).copied().collect();
-    let (events, delivery) = events::queue(client.clone(), &node_name);
-    let outages = Outages::new(&server);
+    let (events, delivery) = events::queue(client.clone(), &node_name, &outages);
     let (ready, is_ready) = watch::channel(Ready::default());
     let (published, leads, duty) = leadership();
     let (to_node, for_node) = inbox::inbox();

@@ -12,6 +12,7 @@ use egress_agent::agent::{self, AgentSettings};
 use egress_agent::health;
 use egress_agent::kube::client::connect;
 use egress_agent::kube::crd::EgressIP;
+use egress_agent::kube::outage::Outages;
 use egress_agent::model::desired::{OnUnassigned, Settings, UnknownPods};
 use egress_agent::model::executor::{DataplaneError, Executor};
 use egress_agent::model::state::{Action, KernelState, PodState};
@@ -84,6 +85,7 @@ const NODES: [&str; 3] = ["t-node1", "t-node2", "t-node3"];
 
 struct Cluster {
     client: Client,
+    outages: Outages,
     kernels: BTreeMap<&'static str, Recorder>,
     lan: Lan,
     stop: CancellationToken,
@@ -152,7 +154,7 @@ impl Cluster {
                 health: health::Settings { port: 0, tls: None, total_timeout: Duration::ZERO },
                 probing: None,
                 host: None,
-                server: String::new(),
+                outages: self.outages.clone(),
             };
             let new = || Recorder { node: name, lan: self.lan.clone(), ..Recorder::default() };
             let kernel = self.kernels.entry(name).or_insert_with(new).clone();
@@ -271,13 +273,14 @@ async fn three_agents_assign_number_select_and_move() {
         eprintln!("skipped: EGRESS_TEST_KUBECONFIG names no API server");
         return;
     };
-    let (client, _) = connect(Some(kubeconfig.as_ref())).await.expect("a kubeconfig");
+    let (client, outages) = connect(Some(kubeconfig.as_ref())).await.expect("a kubeconfig");
     for full in [true, false] {
         install_crd(&client, full).await;
         tear_down(&client).await;
         set_up(&client).await;
         let (kernels, lan) = (BTreeMap::new(), Lan::default());
-        let mut cluster = Cluster { client: client.clone(), kernels, lan, stop: CancellationToken::new() };
+        let (client, outages, stop) = (client.clone(), outages.clone(), CancellationToken::new());
+        let mut cluster = Cluster { client: client.clone(), outages, kernels, lan, stop };
         let agents = cluster.start();
         story(&cluster, full).await;
         if full {

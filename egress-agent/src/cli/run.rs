@@ -20,6 +20,7 @@ use crate::dataplane::{Attachment, Dataplane};
 use crate::health;
 use crate::health::tls::{self, Tls};
 use crate::kube::client;
+use crate::kube::outage::Outages;
 use crate::model::desired;
 
 #[derive(Args, Debug)]
@@ -132,7 +133,7 @@ impl RunArgs {
         self.config_file.as_deref()
     }
 
-    fn agent(&self, host: Host, tls: Option<Tls>, server: String) -> AgentSettings {
+    fn agent(&self, host: Host, tls: Option<Tls>, outages: Outages) -> AgentSettings {
         AgentSettings {
             model: desired::Settings {
                 node_name: self.node_name.clone(),
@@ -157,7 +158,7 @@ impl RunArgs {
             },
             probing: self.reachability.manner(tls),
             host: Some(host),
-            server,
+            outages,
         }
     }
 }
@@ -183,7 +184,7 @@ fn raise_open_files() {
 async fn run_async(args: &RunArgs) -> Result<(), CliError> {
     // What needs no kernel comes first: a wrong certificate or kubeconfig must leave everything alone.
     let tls = args.tls.files()?.map(tls::read).transpose()?;
-    let (client, server) = client::connect(args.kubeconfig.as_deref()).await?;
+    let (client, outages) = client::connect(args.kubeconfig.as_deref()).await?;
     let mut settings = args.node.settings()?;
     settings.tunnel_port = args.tunnel_port;
     settings.timeouts = args.timeouts.checked();
@@ -210,7 +211,7 @@ async fn run_async(args: &RunArgs) -> Result<(), CliError> {
         tokio::spawn(keeper.run(tls::INTERVAL, stop.clone()));
         tls
     });
-    agent::run(client, args.agent(host, tls, server), dataplane, stop).await;
+    agent::run(client, args.agent(host, tls, outages), dataplane, stop).await;
     info!("stopped; programs and maps stay in place");
     Ok(())
 }

@@ -1,9 +1,17 @@
 //! A client for the cluster that the agent belongs to.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
+use kube::client::ClientBuilder;
 use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError};
 use kube::{Client, Config};
+
+use super::outage::Outages;
+use super::revive::Revive;
+
+/// Longer than any handshake takes, and short enough that a server that has moved is found.
+const CONNECT: Duration = Duration::from_secs(5);
 
 /// Why there is no client. One line each, with what to do.
 #[derive(Debug, thiserror::Error)]
@@ -21,16 +29,24 @@ fn first_line(error: &KubeconfigError) -> String {
     error.to_string().lines().next().unwrap_or_default().to_owned()
 }
 
-/// From the file, else from the pod's service account; with the server's address, for people.
-pub async fn connect(kubeconfig: Option<&Path>) -> Result<(Client, String), ClientError> {
+/// From the file, else from the pod's service account; with who tells of the server's outages.
+pub async fn connect(kubeconfig: Option<&Path>) -> Result<(Client, Outages), ClientError> {
     let config = match kubeconfig {
         Some(path) => {
             from_file(path).await.map_err(|source| ClientError::Kubeconfig { path: path.to_owned(), source })?
         }
         None => Config::incluster().map_err(ClientError::NotInCluster)?,
     };
-    let server = config.cluster_url.to_string();
-    Ok((Client::try_from(config).map_err(ClientError::Setup)?, server))
+    client(config).map_err(ClientError::Setup)
+}
+
+/// The library asks again by itself where a server, or the load balancer before it, cannot answer now, and waits for minutes
+/// in between. Here whoever asks knows better when to ask again, and is to know that it was in vain.
+pub(super) fn client(mut config: Config) -> kube::Result<(Client, Outages)> {
+    (config.default_retry, config.connect_timeout) = (false, Some(CONNECT));
+    let outages = Outages::new(&config.cluster_url.to_string());
+    let client = ClientBuilder::try_from(config)?.with_layer(&Revive(outages.clone())).build();
+    Ok((client, outages))
 }
 
 async fn from_file(path: &Path) -> Result<Config, KubeconfigError> {

@@ -4,8 +4,9 @@
 //! counts events of one reason as one and would drop the differing texts, and callers here publish once per change.
 //!
 //! Nobody waits for them: neither the kernel's half nor the leader may be held up by an API server that answers slowly.
-//! They stand in a queue of their own, from which one task writes them. Where it is full, an event is a line in the log
-//! instead: what it says is in the object's condition or in the log of the node as well.
+//! They stand in a queue of their own, from which one task writes them, and wait there while the API server is away. Where
+//! it is full, or nobody takes it for a quarter of an hour, an event is a line in the log instead: what it says is in the
+//! object's condition or in the log of the node as well.
 
 use std::time::Duration;
 
@@ -14,14 +15,17 @@ use k8s_openapi::api::events::v1::Event;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{Api, ObjectMeta};
-use kube::{Client, Resource};
+use kube::{Client, Error, Resource};
 use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TrySendError;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
 use super::causes::Causes;
 use super::crd::EgressIP;
+use super::outage::Outages;
+use super::pace::{Failure, Pace};
 use super::post_params;
 use crate::model::view::PodKey;
 
@@ -36,6 +40,10 @@ const MAX_NAME: usize = 253;
 const QUEUE: usize = 256;
 /// How long one write may take.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// How long an event is worth being written.
+const KEPT: Duration = Duration::from_secs(15 * 60);
+const TOO_MANY_REQUESTS: u16 = 429;
+const CONFLICT: u16 = 409;
 
 /// Takes events; never waits.
 #[derive(Clone)]
@@ -48,28 +56,60 @@ pub struct Events {
 pub struct Delivery {
     api: Api<Event>,
     queue: mpsc::Receiver<Event>,
+    outages: Outages,
 }
 
 /// The two ends of a queue of events.
-pub fn queue(client: Client, node_name: &str) -> (Events, Delivery) {
+pub fn queue(client: Client, node_name: &str, outages: &Outages) -> (Events, Delivery) {
     let (sender, receiver) = mpsc::channel(QUEUE);
     let events = Events { queue: sender, node_name: node_name.to_owned() };
-    (events, Delivery { api: Api::namespaced(client, NAMESPACE), queue: receiver })
+    (events, Delivery { api: Api::namespaced(client, NAMESPACE), queue: receiver, outages: outages.clone() })
 }
 
 impl Delivery {
     /// Runs until told to stop.
     pub async fn run(mut self, stop: CancellationToken) {
-        let params = post_params();
+        let mut pace = Pace::new(&self.outages);
         while let Some(Some(event)) = stop.run_until_cancelled(self.queue.recv()).await {
-            let write = tokio::time::timeout(PATIENCE, self.api.create(&params, &event));
-            match stop.run_until_cancelled(write).await {
-                Some(Ok(Ok(_))) => {}
-                Some(Ok(Err(error))) => lost(&event, &Causes(&error).to_string()),
-                Some(Err(_)) => lost(&event, "the API server does not answer"),
+            match stop.run_until_cancelled(self.write(&event, &mut pace)).await {
+                Some(Ok(())) => pace.succeed(),
+                Some(Err(cause)) => lost(&event, &cause),
                 None => lost(&event, "the agent stops"),
             }
         }
+    }
+
+    /// Tries until it is written, refused, or old; why it is not.
+    async fn write(&self, event: &Event, pace: &mut Pace) -> Result<(), String> {
+        const WHAT: &str = "events";
+        let (params, begun) = (post_params(), Instant::now());
+        loop {
+            pace.begin();
+            let (failure, cause) = match tokio::time::timeout(PATIENCE, self.api.create(&params, event)).await {
+                Ok(Ok(_)) => break,
+                // A former try has arrived, and its answer has not.
+                Ok(Err(Error::Api(status))) if status.code == CONFLICT => break,
+                Ok(Err(error)) => {
+                    let cause = Causes(&error).to_string();
+                    match (&error, Failure::of(&error)) {
+                        (Error::Api(status), Failure::Refusal) if status.code != TOO_MANY_REQUESTS => {
+                            return Err(cause);
+                        }
+                        (_, failure) => (failure, cause),
+                    }
+                }
+                Err(_) => (Failure::Absence, "a request took too long".to_owned()),
+            };
+            if begun.elapsed() > KEPT {
+                return Err(cause);
+            }
+            if matches!(failure, Failure::Absence) {
+                self.outages.unanswered(WHAT, &cause);
+            }
+            pace.rest(failure).await;
+        }
+        self.outages.works(WHAT);
+        Ok(())
     }
 }
 
@@ -149,7 +189,25 @@ fn cut(text: &str, bytes: usize) -> &str {
 
 #[cfg(test)]
 mod tests {
+    use super::super::stub::{Server, until};
     use super::*;
+
+    #[tokio::test]
+    async fn an_event_waits_for_a_server_that_hangs_up() {
+        let server = Server::start().await;
+        let (client, outages) = server.client();
+        let (events, delivery) = queue(client, "a", &outages);
+        let stop = CancellationToken::new();
+        let writing = tokio::spawn(delivery.run(stop.clone()));
+        server.hang_up(2);
+        let about = |name| About { name, uid: "u", pod: None };
+        events.warn(about("one"), "EgressIPConflict", "first");
+        events.warn(about("two"), "EgressIPConflict", "second");
+        // Two tries in vain, then one for each.
+        until("both are written", || server.asked("POST") == 4).await;
+        stop.cancel();
+        writing.await.expect("no panic");
+    }
 
     #[test]
     fn long_names_are_cut_where_the_api_refuses_them() {

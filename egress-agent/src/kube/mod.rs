@@ -4,7 +4,8 @@
 //! Out: [`status`] patches EgressIP objects, [`lease`] reads and writes the leader's Lease, [`ledger`] what is recorded for
 //! all agents, [`words`] says what this node has let go of, [`events`] tells users,
 //! [`own_node`] says what this node's networks are where no CNI does.
-//! [`anew`] reads objects past the watches, [`causes`] says why something failed, [`outage`] when the API server is away,
+//! [`anew`] reads objects past the watches, [`causes`] says why something failed, [`outage`] when the API server is away;
+//! `pace` and `revive` have everything go on as soon as it is back;
 //! [`crd`] holds the type of the API, [`keys`] every label and annotation by name.
 
 pub mod anew;
@@ -18,7 +19,11 @@ pub mod lease;
 pub mod ledger;
 pub mod outage;
 pub mod own_node;
+mod pace;
+mod revive;
 pub mod status;
+#[cfg(test)]
+mod stub;
 pub mod watch;
 pub mod words;
 

@@ -1,20 +1,25 @@
-//! What is said when the API server cannot be used: one line for all who ask it, and one when it is back.
+//! The API server's absence: said once when it goes and once when it is back, and told to all who wait for it.
 //!
-//! Five watches, the Lease and what is published all fail when the server is away, and go on trying. Each on its own
-//! would say so; together they say it once, with the server's address and the cause, and again every minute while it
-//! lasts. A request that the server answers with a refusal (a right that is missing) is another matter, which concerns
-//! one of them: it is said for that one.
+//! Six watches, the Lease and what is published all fail when the server is away, and go on trying. Each on its own would
+//! say so; together they say it once, with the server's address and the cause. A request that the server answers with a
+//! refusal (a right that is missing) is another matter, which concerns one of them: it is said for that one. That it
+//! cannot answer at the moment (5xx, from itself or from a load balancer before it) is an absence.
+//!
+//! The first of those who have failed that is answered ends the absence for all ([`Outages::ends`]): they look again at once
+//! instead of waiting for their own turn. Whoever has not failed himself proves nothing: a list that is too large to be
+//! answered is no reason to ask for it each second.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use kube::Error;
+use tokio::sync::watch;
 use tracing::{debug, info, warn};
 
 use super::causes::Causes;
 
-/// Between two lines about one outage.
+/// An outage that begins sooner behind the last is not said, unless it lasts until then.
 const AGAIN: Duration = Duration::from_secs(60);
 
 /// Shared by all who use one API server.
@@ -22,6 +27,7 @@ const AGAIN: Duration = Duration::from_secs(60);
 pub struct Outages {
     server: Arc<str>,
     state: Arc<Mutex<State>>,
+    ends: watch::Sender<Option<Instant>>,
 }
 
 /// Who cannot do what it does, by its name.
@@ -29,46 +35,85 @@ pub struct Outages {
 struct State {
     unanswered: BTreeSet<&'static str>,
     refused: BTreeSet<&'static str>,
+    /// Since when the server has been away; until one who has failed is answered.
+    since: Option<Instant>,
+    /// When the line about this outage was written, with its begin.
     said: Option<Instant>,
+    /// When the last line about any was.
+    last_said: Option<Instant>,
+    /// Who watches where, by the path of the request.
+    watches: BTreeMap<String, &'static str>,
+}
+
+/// What an answer ends.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Ended {
+    /// An outage that began then.
+    outage: Option<Instant>,
+    /// One that was said, which began then.
+    said: Option<Instant>,
+    refusal: bool,
 }
 
 impl State {
     /// Is it to be said that the server does not answer?
     fn unanswered(&mut self, what: &'static str, now: Instant) -> bool {
         self.unanswered.insert(what);
-        let due = self.said.is_none_or(|said| now.duration_since(said) >= AGAIN);
-        if due {
-            self.said = Some(now);
+        let since = *self.since.get_or_insert(now);
+        let is_due = self.last_said.is_none_or(|last| now.duration_since(last) >= AGAIN);
+        if self.said.is_some() || !is_due {
+            return false;
         }
-        due
+        (self.said, self.last_said) = (Some(since), Some(now));
+        true
     }
 
     /// Is it news that the server refuses this? It answers, at least.
-    fn refused(&mut self, what: &'static str) -> bool {
-        self.unanswered.remove(what);
-        self.refused.insert(what)
+    fn refused(&mut self, what: &'static str, now: Instant) -> (bool, Ended) {
+        let ended = self.works(what, now);
+        (self.refused.insert(what) && !ended.refusal, Ended { refusal: false, ..ended })
     }
 
-    /// Does the server answer everybody again, and does it refuse this no longer?
-    fn works(&mut self, what: &'static str) -> (bool, bool) {
-        let was_away = self.unanswered.remove(what) && self.unanswered.is_empty();
-        if was_away {
-            self.said = None;
+    fn works(&mut self, what: &'static str, now: Instant) -> Ended {
+        let mut ended = Ended { refusal: self.refused.remove(what), ..Ended::default() };
+        if self.unanswered.remove(what) {
+            ended.outage = self.since.take();
+            ended.said = self.said.take();
+            if ended.said.is_some() {
+                self.last_said = Some(now);
+            }
         }
-        (was_away, self.refused.remove(what))
+        ended
     }
+}
+
+/// Whether an error says that the server is not there, or cannot answer anybody now.
+pub(super) fn is_absence(error: &Error) -> bool {
+    match error {
+        Error::Api(status) => is_absence_code(status.code),
+        _ => true,
+    }
+}
+
+pub(super) fn is_absence_code(code: u16) -> bool {
+    code >= 500
 }
 
 impl Outages {
     pub fn new(server: &str) -> Self {
-        Self { server: server.into(), state: Arc::default() }
+        Self { server: server.into(), state: Arc::default(), ends: watch::Sender::new(None) }
+    }
+
+    /// Changes at the end of each outage, to when it began.
+    pub fn ends(&self) -> watch::Receiver<Option<Instant>> {
+        self.ends.subscribe()
     }
 
     /// A request failed; it will be tried again.
     pub fn failed(&self, what: &'static str, error: &Error) {
-        match error {
-            Error::Api(_) => self.refused(what, &Causes(error).to_string()),
-            _ => self.unanswered(what, &Causes(error).to_string()),
+        match is_absence(error) {
+            false => self.refused(what, &Causes(error).to_string()),
+            true => self.unanswered(what, &Causes(error).to_string()),
         }
     }
 
@@ -81,18 +126,40 @@ impl Outages {
     }
 
     pub fn refused(&self, what: &'static str, cause: &str) {
-        if self.state().refused(what) {
+        let (is_news, ended) = self.state().refused(what, Instant::now());
+        self.tell(what, &ended);
+        if is_news {
             warn!(server = %self.server, what, cause, "the API server refuses a request; trying again");
         }
     }
 
     /// A request was answered as it should be.
     pub fn works(&self, what: &'static str) {
-        let (was_away, was_refused) = self.state().works(what);
-        if was_away {
-            info!(server = %self.server, "the API server answers again");
+        let ended = self.state().works(what, Instant::now());
+        self.tell(what, &ended);
+    }
+
+    /// From now on a watch that begins on this path is one of these.
+    pub(super) fn watches(&self, path: &str, what: &'static str) {
+        self.state().watches.insert(path.to_owned(), what);
+    }
+
+    /// A watch has begun on this path. It may be long until it tells of something.
+    pub(super) fn watch_begins(&self, path: &str) {
+        let what = self.state().watches.get(path).copied();
+        if let Some(what) = what {
+            self.works(what);
         }
-        if was_refused {
+    }
+
+    fn tell(&self, what: &'static str, ended: &Ended) {
+        if let Some(began) = ended.said {
+            info!(server = %self.server, away_s = began.elapsed().as_secs(), "the API server answers again");
+        }
+        if ended.outage.is_some() {
+            self.ends.send_replace(ended.outage);
+        }
+        if ended.refusal {
             info!(what, "the API server does not refuse it any more");
         }
     }
@@ -108,28 +175,49 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_outage_is_said_once_a_minute_and_its_end_once() {
+    fn an_outage_is_said_once_and_ends_with_the_first_who_is_answered() {
         let (mut state, start) = (State::default(), Instant::now());
         let at = |seconds| start + Duration::from_secs(seconds);
-        let said = [("pods", 0), ("nodes", 0), ("pods", 30), ("nodes", 59), ("nodes", 60), ("pods", 61)];
-        assert_eq!(
-            said.map(|(what, second)| state.unanswered(what, at(second))),
-            [true, false, false, false, true, false]
-        );
-        assert_eq!(state.works("objects"), (false, false), "it never failed");
-        assert_eq!(state.works("pods"), (false, false), "one is still waiting");
-        assert_eq!(state.works("nodes"), (true, false));
-        assert!(state.unanswered("pods", at(62)), "another outage");
+        let tries = [("pods", 0), ("nodes", 0), ("pods", 30), ("nodes", 59), ("nodes", 60), ("pods", 600)];
+        let said = tries.map(|(what, second)| state.unanswered(what, at(second)));
+        assert_eq!(said, [true, false, false, false, false, false], "ten minutes, one line");
+        assert_eq!(state.works("objects", at(601)), Ended::default(), "it never failed");
+        let ended = Ended { outage: Some(at(0)), said: Some(at(0)), refusal: false };
+        assert_eq!(state.works("pods", at(602)), ended);
+        assert_eq!(state.works("nodes", at(602)), Ended::default(), "the others are told of it");
+    }
+
+    #[test]
+    fn who_was_late_to_fail_says_nothing_and_ends_it_again() {
+        let (mut state, start) = (State::default(), Instant::now());
+        let at = |seconds| start + Duration::from_secs(seconds);
+        assert!(state.unanswered("pods", at(0)));
+        state.works("pods", at(100));
+        assert!(!state.unanswered("nodes", at(101)), "a request from before");
+        assert_eq!(state.works("nodes", at(102)), Ended { outage: Some(at(101)), ..Ended::default() });
+        assert!(!state.unanswered("nodes", at(110)), "another, soon behind the first");
+        assert!(state.unanswered("nodes", at(160)), "and it lasts");
+        assert_eq!(state.works("nodes", at(161)).said, Some(at(110)));
     }
 
     #[test]
     fn a_refusal_is_said_for_each_and_ends_for_each() {
-        let mut state = State::default();
-        assert_eq!(["services", "services", "pods"].map(|what| state.refused(what)), [true, false, true]);
-        assert_eq!(state.works("services"), (false, true));
-        assert_eq!(state.works("services"), (false, false));
-        assert!(state.unanswered("pods", Instant::now()));
-        assert!(!state.refused("pods"), "said before");
-        assert_eq!(state.works("pods"), (false, true), "a refusal was an answer already");
+        let (mut state, now) = (State::default(), Instant::now());
+        let refused = |state: &mut State, what| state.refused(what, now).0;
+        assert_eq!(["services", "services", "pods"].map(|what| refused(&mut state, what)), [true, false, true]);
+        assert!(state.works("services", now).refusal);
+        assert_eq!(state.works("services", now), Ended::default());
+        assert!(state.unanswered("pods", now));
+        let (is_news, ended) = state.refused("pods", now);
+        assert!(!is_news, "said before");
+        assert_eq!(ended.said, Some(now), "a refusal is an answer");
+        assert_eq!(state.works("pods", now), Ended { refusal: true, ..Ended::default() });
+    }
+
+    #[test]
+    fn what_a_server_or_a_balancer_cannot_answer_is_an_absence() {
+        let error = |code| Error::Api(kube::core::Status::failure("no", "No").with_code(code).boxed());
+        assert_eq!([403, 404, 409, 410, 429].map(|code| is_absence(&error(code))), [false; 5]);
+        assert_eq!([500, 502, 503, 504].map(|code| is_absence(&error(code))), [true; 4]);
     }
 }

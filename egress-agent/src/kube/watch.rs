@@ -1,7 +1,8 @@
 //! Six watches, one stream of changes.
 //!
-//! kube's watcher lists, watches and lists again when it must; its errors are retried with backoff and told to `outage`. A list arrives as a whole (`Replaced`), so that what went away while nobody watched is known to be gone. Objects
-//! are converted as they arrive and nothing else of them is kept.
+//! kube's watcher lists, watches and lists again when it must; its errors are told to `outage`, and it is tried again at the
+//! pace of `pace`. A list arrives as a whole (`Replaced`), so that what went away while nobody watched is known to be gone.
+//! Objects are converted as they arrive and nothing else of them is kept.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -12,16 +13,16 @@ use ipnet::IpNet;
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Node, Pod, Service};
 use kube::api::{Api, ApiResource, DynamicObject};
 use kube::core::PartialObjectMeta;
-use kube::runtime::WatchStreamExt;
 use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Client, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
 use tracing::{debug, warn};
 
 use super::ledger::{self, Broken};
+use super::outage::{Outages, is_absence_code};
+use super::pace::paced;
 use super::{convert, crd};
 use crate::kube::causes::Causes;
-use crate::kube::outage::Outages;
 use crate::model::view::{Change, Ledger, Update};
 
 /// Seconds until a watch is begun anew where it was: also what it takes to notice that the server is silently gone.
@@ -110,7 +111,8 @@ where
     V: Send,
 {
     let mut listed = BTreeMap::new();
-    watcher(api, config).default_backoff().filter_map(move |event| {
+    outages.watches(api.resource_url(), what);
+    paced(watcher(api, config).boxed(), &outages).filter_map(move |event| {
         std::future::ready(match event {
             Ok(event) => {
                 // A list that begins may still fail.
@@ -134,6 +136,9 @@ fn report(what: &'static str, outages: &Outages, error: &watcher::Error) {
         | watcher::Error::WatchFailed(error) => outages.failed(what, error),
         // The server has forgotten so old a version: the list begins anew, as it should.
         watcher::Error::WatchError(status) if status.code == 410 => debug!(what, "listing again"),
+        watcher::Error::WatchError(status) if is_absence_code(status.code) => {
+            outages.unanswered(what, &Causes(error).to_string());
+        }
         watcher::Error::WatchError(_) | watcher::Error::NoResourceVersion => {
             outages.refused(what, &Causes(error).to_string());
         }

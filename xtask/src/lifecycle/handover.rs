@@ -19,8 +19,12 @@ const NAMES: [&str; 3] = ["one", "two", "three"];
 const LEDGER: &str = "/api/v1/namespaces/kube-system/configmaps/egress-agent-hand-overs";
 /// The Lease runs out, another leads and goes on.
 const NEXT_LEADER: Duration = Duration::from_secs(20);
-/// Longer than a leader leads without the API server, and than any lease lasts.
-const OUTAGE: Duration = Duration::from_secs(8);
+/// Longer than a leader leads without the API server, and than any lease lasts; and long enough that a watch which goes by
+/// its own ever longer pauses is late.
+const OUTAGE: Duration = Duration::from_secs(11);
+/// Agents notice within a second and a half that it is back, and their watches follow within another; the rest is for the
+/// machine.
+const BACK: Duration = Duration::from_secs(5);
 
 /// A lab with one object, and its nodes: one leads, one has the address, one could have it.
 struct Stage {
@@ -160,16 +164,18 @@ pub(super) fn cut_off_node_gives_up_first(context: &LabContext) -> Result<()> {
     ground.is_seen_as(NAMES[leader - 1], Some(ADDRESS), None)
 }
 
-/// Nobody can be told anything, and nobody is given anything: the leases go on, and so does what is served.
+/// Nobody can be told anything, and nobody is given anything: the leases go on, and so does what is served. When it is back
+/// all go on at once.
 pub(super) fn away_api_server_ends_nothing(context: &LabContext) -> Result<()> {
     let Stage { mut ground, old, .. } = start(context)?;
     let pods = NAMES.map(|name| ground.pod(name).map(|pod| pod.netns.clone()));
-    let Some(server) = ground.cluster.in_memory() else {
+    if ground.cluster.in_memory().is_none() {
         println!("only the lab's own API server can be made to go away");
         return Ok(());
-    };
+    }
+    let before = logs(&mut ground)?;
     println!("the API server goes away");
-    server.set_outage(true);
+    set_outage(&ground, true);
     let address = Sight::As(ADDRESS.parse()?);
     let end = Instant::now() + OUTAGE;
     let mut asked = 0;
@@ -182,13 +188,39 @@ pub(super) fn away_api_server_ends_nothing(context: &LabContext) -> Result<()> {
         }
         std::thread::sleep(Duration::from_millis(10));
     }
-    server.set_outage(false);
+    let away = logs(&mut ground)?;
+    set_outage(&ground, false);
     println!("it is back; {asked} requests, none failed");
-    ground.serves(old)?;
-    for number in 1..=NAMES.len() {
-        let log = std::fs::read_to_string(ground.agent(number)?.log())?;
-        ensure!(!log.contains("out of touch"), "node{number} has given up its addresses");
+    let begin = Instant::now();
+    ground.agents_serve()?;
+    let took = begin.elapsed();
+    ensure!(took < BACK, "agents serve again only after {} ms", took.as_millis());
+    ground.assign(&egress_ip("later", &["172.18.0.111"], &labels("house", "blue"), &all()))?;
+    let took = begin.elapsed();
+    ensure!(took < BACK, "what is new is assigned only after {} ms", took.as_millis());
+    for (number, (before, after)) in (1..).zip(before.iter().zip(logs(&mut ground)?)) {
+        let new = &after[before.len()..];
+        ensure!(!after.contains("out of touch"), "node{number} has given up its addresses");
+        for line in ["the API server does not answer", "the API server answers again"] {
+            ensure!(new.matches(line).count() == 1, "node{number} does not say once that {line}: {new}");
+        }
+    }
+    for (number, (before, away)) in (1..).zip(before.iter().zip(&away)) {
+        let warnings = away[before.len()..].lines().filter(|line| line.contains(" WARN ")).count();
+        ensure!(warnings <= WARNINGS_OF_AN_OUTAGE, "node{number} warns {warnings} times: {}", &away[before.len()..]);
     }
     ensure!(holder(&ground, "held")? == format!("node{old}"), "the address has moved");
     Ok(())
+}
+
+/// That it is gone, and of the former leader that it is none any more.
+const WARNINGS_OF_AN_OUTAGE: usize = 2;
+
+fn set_outage(ground: &Ground, is_out: bool) {
+    ground.cluster.in_memory().into_iter().for_each(|server| server.set_outage(is_out));
+}
+
+/// What the agents have said so far.
+fn logs(ground: &mut Ground) -> Result<Vec<String>> {
+    (1..=NAMES.len()).map(|number| Ok(std::fs::read_to_string(ground.agent(number)?.log())?)).collect()
 }

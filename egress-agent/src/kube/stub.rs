@@ -1,0 +1,93 @@
+//! An API server of few words, for tests of what is done when it does not answer.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use kube::{Client, Config};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+
+use super::client::client;
+use super::outage::Outages;
+
+/// Answers lists and writes, holds watches open for ever, says nothing at all to whoever asks for something named
+/// `silence`, is `busy`, and hangs up on as many as it has been told to.
+pub(super) struct Server {
+    address: SocketAddr,
+    state: Arc<Mutex<State>>,
+}
+
+#[derive(Default)]
+struct State {
+    asked: Vec<String>,
+    hang_up: usize,
+}
+
+const LIST: &str = r#"{"kind":"ConfigMapList","apiVersion":"v1","metadata":{"resourceVersion":"7"},"items":[]}"#;
+
+impl Server {
+    pub(super) async fn start() -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("loopback has ports");
+        let (address, state) = (listener.local_addr().expect("bound"), Arc::default());
+        let server = Self { address, state: Arc::clone(&state) };
+        tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                tokio::spawn(answer(stream, Arc::clone(&state)));
+            }
+        });
+        server
+    }
+
+    pub(super) fn client(&self) -> (Client, Outages) {
+        client(Config::new(format!("http://{}", self.address).parse().expect("an address"))).expect("a client")
+    }
+
+    /// How often something was asked.
+    pub(super) fn asked(&self, what: &str) -> usize {
+        self.state.lock().expect("not poisoned").asked.iter().filter(|line| line.contains(what)).count()
+    }
+
+    /// As many requests from now on get no answer but the end of their connection.
+    pub(super) fn hang_up(&self, times: usize) {
+        self.state.lock().expect("not poisoned").hang_up = times;
+    }
+}
+
+async fn answer(mut stream: TcpStream, state: Arc<Mutex<State>>) {
+    let mut buffer = [0; 4096];
+    while let Ok(length @ 1..) = stream.read(&mut buffer).await {
+        let line = String::from_utf8_lossy(&buffer[..length]).lines().next().unwrap_or_default().to_owned();
+        let text = if line.contains("watch=true") {
+            "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n".to_owned()
+        } else if line.contains("silence") {
+            String::new()
+        } else if line.contains("busy") {
+            "HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n".to_owned()
+        } else {
+            let body = if line.starts_with("POST") { "{}" } else { LIST };
+            format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{body}", body.len())
+        };
+        {
+            let mut state = state.lock().expect("not poisoned");
+            state.asked.push(line);
+            if state.hang_up > 0 {
+                state.hang_up -= 1;
+                return;
+            }
+        }
+        if stream.write_all(text.as_bytes()).await.is_err() {
+            return;
+        }
+    }
+}
+
+pub(super) async fn until(what: &str, is_so: impl Fn() -> bool) {
+    for _ in 0..500 {
+        if is_so() {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    panic!("{what}: not within 5 s");
+}
