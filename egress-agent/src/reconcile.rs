@@ -8,6 +8,7 @@
 //! What this node may not hold, because it is on its way to another or because this node is out of touch, goes first,
 //! before anything that takes time ([`ties`], [`crate::model::tenure`]).
 
+mod failing;
 mod log;
 #[cfg(test)]
 mod tests;
@@ -22,6 +23,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
+use failing::Failing;
 use log::log;
 use ties::Ties;
 
@@ -42,10 +44,6 @@ const FIRST_RETRY: Duration = Duration::from_millis(200);
 const LONGEST_RETRY: Duration = Duration::from_secs(30);
 /// Likewise where an address only waits for the object to be read anew.
 const LONGEST_DOUBT: Duration = Duration::from_secs(1);
-/// A claim that fails for this long is told to the object's owners; a shorter one is a hand-over.
-const TELL_AFTER: Duration = Duration::from_secs(5);
-/// Likewise where another node does not let go: said before the address is taken over.
-const TELL_OF_NODE_AFTER: Duration = Duration::from_secs(2);
 
 /// An executor that has failed for so long is one that cannot.
 const OUT_OF_STEP_AFTER: Duration = Duration::from_secs(5);
@@ -63,8 +61,7 @@ pub struct Reconciler<E> {
     doubtful: bool,
     /// Claims that failed in this round.
     refused: BTreeMap<EgressId, IpAddr>,
-    /// Since when claims have been failing, and whether their owners know.
-    failing: BTreeMap<(EgressId, IpAddr), (Instant, bool)>,
+    failing: Failing,
     standby: BTreeSet<Standby>,
     /// Since when every try has failed.
     out_of_step: Option<Instant>,
@@ -121,7 +118,7 @@ impl<E: Executor> Reconciler<E> {
             incomplete: false,
             doubtful: false,
             refused: BTreeMap::new(),
-            failing: BTreeMap::new(),
+            failing: Failing::default(),
             standby: BTreeSet::new(),
             out_of_step: None,
             events,
@@ -178,11 +175,14 @@ impl<E: Executor> Reconciler<E> {
                 patience = FIRST_RETRY;
                 None
             } else {
-                let at = Instant::now() + patience;
+                let now = Instant::now();
+                // What is to be told is not left to a chance that comes later.
+                let due = self.failing.due().filter(|due| *due > now);
+                let at = due.into_iter().chain([now + patience]).min();
                 // What was tried because of a change says nothing of how long it will take.
                 let longer = if is_retry { patience * 2 } else { patience };
                 patience = longer.min(if self.doubtful { LONGEST_DOUBT } else { LONGEST_RETRY });
-                Some(at)
+                at
             };
         }
     }
@@ -293,10 +293,11 @@ impl<E: Executor> Reconciler<E> {
             break;
         }
         self.ties.tenure.settle(&actual.owned);
+        for ((id, address), cause) in self.failing.settle(&self.refused, &actual, Instant::now()) {
+            self.tell(id, address, &cause);
+        }
         self.actual = Some(actual);
         self.incomplete = self.doubtful || !self.refused.is_empty();
-        let refused = &self.refused;
-        self.failing.retain(|(id, address), _| refused.get(id) == Some(address));
         if observed {
             self.executor.confirm();
         }
@@ -343,23 +344,20 @@ impl<E: Executor> Reconciler<E> {
 
     /// One line when a claim begins to fail, one event when it goes on.
     fn note_failure(&mut self, id: EgressId, address: IpAddr, error: &DataplaneError) {
-        let begun = Instant::now();
-        let (since, told) = *self.failing.entry((id, address)).or_insert_with(|| {
+        let (is_new, told) = self.failing.note((id, address), error, Instant::now());
+        if is_new {
             warn!(id = id.0, %address, %error, "cannot claim an egress IP yet; trying again");
-            (begun, false)
-        });
-        let patience = match error {
-            DataplaneError::HeldByNode { .. } => TELL_OF_NODE_AFTER,
-            _ => TELL_AFTER,
-        };
-        if told || since.elapsed() < patience {
-            return;
         }
-        self.failing.insert((id, address), (since, true));
-        let object = self.compiler.view().objects.values().find(|object| object.id == Some(id)).cloned();
+        if let Some(cause) = told {
+            self.tell(id, address, &cause);
+        }
+    }
+
+    fn tell(&self, id: EgressId, address: IpAddr, cause: &str) {
+        let object = self.compiler.view().objects.values().find(|object| object.id == Some(id));
         if let (Some(events), Some(object)) = (&self.events, object) {
             let about = About { name: &object.name, uid: &object.uid, pod: None };
-            events.warn(about, "EgressIPConflict", &format!("cannot claim egress IP {address}: {error}"));
+            events.warn(about, "EgressIPConflict", &format!("cannot claim egress IP {address}: {cause}"));
         }
     }
 

@@ -1,0 +1,153 @@
+//! Claims that fail, and when their owners are to know. Pure.
+//!
+//! A short failure is a hand-over. One that lasts is told, once; that another node does not let go sooner, since the address
+//! is taken over from there and the owner is to know why. A claim that succeeds late, between two tries, is told too: nobody
+//! would know otherwise that a node still answers for what is another's.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::model::executor::DataplaneError;
+use crate::model::state::{EgressId, KernelState};
+
+type Claim = (EgressId, IpAddr);
+
+/// A claim that fails for this long is told.
+const TELL_AFTER: Duration = Duration::from_secs(5);
+/// Likewise where another node does not let go: said before the address is taken over.
+const TELL_OF_NODE_AFTER: Duration = Duration::from_secs(2);
+
+#[derive(Debug, Default)]
+pub(super) struct Failing {
+    claims: BTreeMap<Claim, Failure>,
+}
+
+#[derive(Debug)]
+struct Failure {
+    since: Instant,
+    /// `None` when it has been told.
+    untold: Option<Untold>,
+}
+
+#[derive(Debug)]
+struct Untold {
+    due: Instant,
+    cause: String,
+}
+
+impl Failure {
+    /// What is to be told now, if anything is.
+    fn take_due(&mut self, now: Instant) -> Option<String> {
+        self.untold.take_if(|untold| now >= untold.due).map(|untold| untold.cause)
+    }
+}
+
+impl Failing {
+    /// It fails now: whether it has only begun to, and what is to be told of it.
+    pub(super) fn note(&mut self, claim: Claim, error: &DataplaneError, now: Instant) -> (bool, Option<String>) {
+        let is_new = !self.claims.contains_key(&claim);
+        let untold = |since| Untold { due: since + patience(error), cause: error.to_string() };
+        let failure = self.claims.entry(claim).or_insert_with(|| Failure { since: now, untold: Some(untold(now)) });
+        if failure.untold.is_some() {
+            failure.untold = Some(untold(failure.since));
+        }
+        (is_new, failure.take_due(now))
+    }
+
+    /// Forgets those that are not refused any more. What is to be told of those among them that the kernel holds by now.
+    pub(super) fn settle(
+        &mut self,
+        refused: &BTreeMap<EgressId, IpAddr>,
+        held: &KernelState,
+        now: Instant,
+    ) -> Vec<(Claim, String)> {
+        let is_refused = |(id, address): &Claim| refused.get(id) == Some(address);
+        let ended = self.claims.extract_if(.., |claim, _| !is_refused(claim));
+        let claimed = ended.filter(|((id, address), _)| held.owned.get(id) == Some(address));
+        claimed.filter_map(|(claim, mut failure)| Some((claim, failure.take_due(now)?))).collect()
+    }
+
+    /// When the next is to be told, if it fails until then.
+    pub(super) fn due(&self) -> Option<Instant> {
+        self.claims.values().filter_map(|failure| failure.untold.as_ref()).map(|untold| untold.due).min()
+    }
+}
+
+fn patience(error: &DataplaneError) -> Duration {
+    match error {
+        DataplaneError::HeldByNode { .. } => TELL_OF_NODE_AFTER,
+        DataplaneError::Kernel { .. } | DataplaneError::Full { .. } | DataplaneError::AddressInUse { .. } => TELL_AFTER,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ID: EgressId = EgressId(3);
+
+    fn claim() -> Claim {
+        (ID, [172, 18, 0, 100].into())
+    }
+
+    fn by_node() -> DataplaneError {
+        DataplaneError::HeldByNode { address: claim().1, node: [172, 18, 0, 3].into(), mac: "m".into() }
+    }
+
+    fn by_stranger() -> DataplaneError {
+        DataplaneError::AddressInUse { address: claim().1, mac: "m".into() }
+    }
+
+    fn refused() -> BTreeMap<EgressId, IpAddr> {
+        BTreeMap::from([claim()])
+    }
+
+    fn held() -> KernelState {
+        KernelState { owned: BTreeMap::from([claim()]), ..KernelState::default() }
+    }
+
+    #[test]
+    fn what_lasts_is_told_once_and_when_it_is_due() {
+        let start = Instant::now();
+        let at = |millis| start + Duration::from_millis(millis);
+        for (error, due) in [(by_node(), 2000), (by_stranger(), 5000)] {
+            let mut failing = Failing::default();
+            assert_eq!(failing.note(claim(), &error, at(0)), (true, None));
+            assert_eq!(failing.due(), Some(at(due)));
+            assert_eq!(failing.note(claim(), &error, at(due - 1)), (false, None));
+            assert_eq!(failing.note(claim(), &error, at(due)), (false, Some(error.to_string())));
+            assert_eq!((failing.due(), failing.note(claim(), &error, at(due + 1))), (None, (false, None)));
+            assert!(failing.settle(&refused(), &KernelState::default(), at(due + 2)).is_empty());
+            assert!(failing.settle(&BTreeMap::new(), &held(), at(due + 3)).is_empty(), "it has been told");
+            assert_eq!(failing.note(claim(), &error, at(due + 4)), (true, None), "and begins anew");
+        }
+    }
+
+    #[test]
+    fn what_succeeds_between_two_tries_is_told_where_it_was_due() {
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        for (after, told) in [(1, false), (2, true), (9, true)] {
+            let mut failing = Failing::default();
+            failing.note(claim(), &by_node(), at(0));
+            let expected = if told { vec![(claim(), by_node().to_string())] } else { Vec::new() };
+            assert_eq!(failing.settle(&BTreeMap::new(), &held(), at(after)), expected, "after {after} s");
+        }
+        let mut failing = Failing::default();
+        failing.note(claim(), &by_node(), at(0));
+        let nobody_wants_it = failing.settle(&BTreeMap::new(), &KernelState::default(), at(9));
+        assert!(nobody_wants_it.is_empty());
+    }
+
+    #[test]
+    fn a_stranger_that_turns_out_to_be_a_node_is_told_as_a_node() {
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let mut failing = Failing::default();
+        failing.note(claim(), &by_stranger(), at(0));
+        assert_eq!(failing.note(claim(), &by_node(), at(3)), (false, Some(by_node().to_string())));
+    }
+}
