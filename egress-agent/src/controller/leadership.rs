@@ -118,6 +118,9 @@ impl Published {
     }
 }
 
+/// A look in vain is repeated after this time at most, and so is one that others' failures put in doubt.
+const DOUBT: Duration = Duration::from_secs(1);
+
 /// Stands for leader until told to stop, and lets go then.
 pub async fn campaign(
     client: Client,
@@ -131,10 +134,13 @@ pub async fn campaign(
     let mut election = Election::new(identity, Timing::default());
     let mut holder = String::new();
     let mut knows_deputies = true;
+    let mut failures = outages.failures();
     loop {
+        failures.mark_unchanged();
         let led = published.reign.borrow().is_some();
         let patience = election.timing().renew_deadline / 2;
         let outcome = tokio::time::timeout(patience, attempt(&mut lease, &mut election)).await;
+        let is_answered = matches!(&outcome, Ok(Ok(_)));
         let is_known = matches!(&outcome, Ok(Ok(record)) if is_identity(&record.holder));
         match outcome {
             Ok(Ok(record)) => {
@@ -158,6 +164,8 @@ pub async fn campaign(
         tokio::select! {
             () = stop.cancelled() => break,
             () = next_look(&election, &mut is_deputy, &mut knows_deputies, now) => {}
+            // Whether the server is there is found out here for all who ask it (`kube::outage`).
+            () = in_doubt(&mut failures, is_answered, spread(DOUBT, election.identity())) => {}
         }
     }
     let led = published.reign.send_replace(None).is_some();
@@ -165,6 +173,14 @@ pub async fn campaign(
         let released = tokio::time::timeout(election.timing().renew_deadline, lease.release()).await;
         info!(released = matches!(released, Ok(Ok(()))), "stopped leading");
     }
+}
+
+/// Waits for the time of a look that is due because the latest, or a request of somebody else since, was in vain.
+async fn in_doubt(failures: &mut watch::Receiver<()>, is_answered: bool, pause: Duration) {
+    if is_answered && failures.changed().await.is_err() {
+        std::future::pending::<()>().await;
+    }
+    tokio::time::sleep(pause).await;
 }
 
 /// Waits for the time of the next look, which comes sooner for whoever becomes a deputy meanwhile.
@@ -239,6 +255,20 @@ fn spread(interval: Duration, identity: &str) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn a_look_in_vain_and_a_failure_of_others_bring_the_next_look_forward() {
+        let outages = Outages::new("here");
+        let mut failures = outages.failures();
+        let pause = Duration::from_millis(20);
+        let soon = Duration::from_millis(500);
+        assert!(tokio::time::timeout(soon, in_doubt(&mut failures, false, pause)).await.is_ok());
+        assert!(tokio::time::timeout(soon, in_doubt(&mut failures, true, pause)).await.is_err(), "all is well");
+        outages.unanswered("nodes", "refused");
+        assert!(tokio::time::timeout(soon, in_doubt(&mut failures, true, pause)).await.is_ok());
+        failures.mark_unchanged();
+        assert!(tokio::time::timeout(soon, in_doubt(&mut failures, true, pause)).await.is_err(), "one look for each");
+    }
 
     #[test]
     fn the_duty_ends_when_another_leads_and_not_before() {

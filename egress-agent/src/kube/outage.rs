@@ -28,6 +28,7 @@ pub struct Outages {
     server: Arc<str>,
     state: Arc<Mutex<State>>,
     ends: watch::Sender<Option<Instant>>,
+    failures: watch::Sender<()>,
 }
 
 /// Who cannot do what it does, by its name.
@@ -101,7 +102,13 @@ pub(super) fn is_absence_code(code: u16) -> bool {
 
 impl Outages {
     pub fn new(server: &str) -> Self {
-        Self { server: server.into(), state: Arc::default(), ends: watch::Sender::new(None) }
+        let (ends, failures) = (watch::Sender::new(None), watch::Sender::new(()));
+        Self { server: server.into(), state: Arc::default(), ends, failures }
+    }
+
+    /// Changes when a request was not answered: whoever looks seldom is to find out whether the server is there.
+    pub fn failures(&self) -> watch::Receiver<()> {
+        self.failures.subscribe()
     }
 
     /// Changes at the end of each outage, to when it began.
@@ -123,6 +130,7 @@ impl Outages {
         } else {
             debug!(what, cause, "the API server does not answer");
         }
+        self.failures.send_replace(());
     }
 
     pub fn refused(&self, what: &'static str, cause: &str) {
