@@ -92,17 +92,30 @@ impl Fault {
         }
     }
 
-    /// Seconds that it may last: long enough to move what moves, and less than the grace of a silent agent.
-    fn lasts(self) -> (u64, u64) {
-        match self {
-            Self::Cut | Self::PowerOff | Self::Uplink => (7, 9),
-            Self::Stop | Self::Kill | Self::Management => (2, 9),
-            Self::ApiServer => (3, 12),
-            Self::Label | Self::Edit | Self::Recreate => (1, 3),
-            Self::Leader => (1, 9),
-            Self::Restart => (0, 1),
+    /// Seconds that it may last: long enough to move what moves, and less than the grace of a silent agent, in which an
+    /// agent that was killed starts, and one that could not be reached is found, too.
+    fn lasts(self, extent: Extent) -> (u64, u64) {
+        match (self, extent) {
+            (Self::Cut | Self::PowerOff | Self::Uplink, _) => (7, 9),
+            (Self::Stop | Self::Kill | Self::Management, Extent::Share) => (2, 6),
+            (Self::Stop, Extent::Whole { .. }) => (2, 30),
+            (Self::Kill | Self::Management, Extent::Whole { .. }) => (2, 20),
+            (Self::ApiServer, Extent::Share) => (3, 7),
+            (Self::ApiServer, Extent::Whole { longest_outage }) => (3, longest_outage),
+            (Self::Label | Self::Edit | Self::Recreate, _) => (1, 3),
+            (Self::Leader, _) => (1, 9),
+            (Self::Restart, _) => (0, 1),
         }
     }
+}
+
+/// How much time there is for a round.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Extent {
+    /// As little as shows what a fault does.
+    Share,
+    /// All that is promised; seconds for the API server.
+    Whole { longest_outage: u64 },
 }
 
 /// What one round does.
@@ -117,7 +130,7 @@ pub(super) struct Plan {
 
 impl Plan {
     /// The plan of a round (from 1). `only` are the faults to choose from, all where there are none.
-    pub(super) fn of(seed: u64, round: usize, only: &[Fault]) -> Self {
+    pub(super) fn of(seed: u64, round: usize, only: &[Fault], extent: Extent) -> Self {
         let mut dice = Dice(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(round as u64));
         let faults: &[Fault] = if only.is_empty() { &Fault::ALL } else { only };
         // Fail-overs are what is measured: half of the rounds, where there is a choice.
@@ -126,8 +139,8 @@ impl Plan {
         let choice = if moves { moving.as_slice() } else { faults };
         let fault = choice[usize::try_from(dice.below(choice.len() as u64)).unwrap_or(0)];
         let subject = usize::from(dice.below(2) == 1);
-        let (least, most) = fault.lasts();
-        let lasts = Duration::from_millis(least * 1000 + dice.below((most - least) * 1000));
+        let (least, most) = fault.lasts(extent);
+        let lasts = Duration::from_millis(least * 1000 + dice.below(most.saturating_sub(least) * 1000));
         Self { round, fault, subject, lasts }
     }
 }
@@ -151,20 +164,22 @@ mod tests {
 
     use super::*;
 
+    const WHOLE: Extent = Extent::Whole { longest_outage: 12 };
+
     #[test]
     fn a_round_is_the_same_whenever_it_is_played() {
         for round in 1..50 {
-            assert_eq!(Plan::of(7, round, &[]), Plan::of(7, round, &[]));
+            assert_eq!(Plan::of(7, round, &[], WHOLE), Plan::of(7, round, &[], WHOLE));
         }
         assert_ne!(
-            (1..50).map(|n| Plan::of(7, n, &[])).collect::<Vec<_>>(),
-            (1..50).map(|n| Plan::of(8, n, &[])).collect::<Vec<_>>()
+            (1..50).map(|n| Plan::of(7, n, &[], WHOLE)).collect::<Vec<_>>(),
+            (1..50).map(|n| Plan::of(8, n, &[], WHOLE)).collect::<Vec<_>>()
         );
     }
 
     #[test]
     fn every_fault_comes_and_fail_overs_come_most() {
-        let plans: Vec<Plan> = (1..=200).map(|round| Plan::of(7, round, &[])).collect();
+        let plans: Vec<Plan> = (1..=200).map(|round| Plan::of(7, round, &[], WHOLE)).collect();
         let names: BTreeSet<&str> = plans.iter().map(|plan| plan.fault.name()).collect();
         assert_eq!(names.len(), Fault::ALL.len());
         let moving = plans.iter().filter(|plan| plan.fault.effect() == Effect::FailsOver).count();
@@ -173,9 +188,19 @@ mod tests {
     }
 
     #[test]
+    fn a_share_is_short_and_the_whole_has_what_is_promised() {
+        let longest = |fault, extent| {
+            (1..200).map(|round| Plan::of(7, round, &[fault], extent).lasts.as_secs()).max().unwrap_or_default()
+        };
+        assert!(Fault::ALL.iter().all(|fault| longest(*fault, Extent::Share) < 10));
+        assert_eq!(longest(Fault::Stop, WHOLE), 29);
+        assert!((590..600).contains(&longest(Fault::ApiServer, Extent::Whole { longest_outage: 600 })));
+    }
+
+    #[test]
     fn one_can_choose() {
         let only = [Fault::Kill, Fault::Label];
-        assert!((1..50).all(|round| only.contains(&Plan::of(1, round, &only).fault)));
+        assert!((1..50).all(|round| only.contains(&Plan::of(1, round, &only, WHOLE).fault)));
     }
 
     #[test]

@@ -8,7 +8,8 @@
 //! ```
 //!
 //! Promises, kept all the time: no packet with a wrong source; no address emitted from two nodes at once; after five
-//! seconds of quiet the status says what the nodes do. One that is broken is told with the command that plays its round
+//! seconds of quiet the status says what the nodes do; a fault that leaves the road whole moves nothing and loses nothing;
+//! an API server that is gone fills neither logs nor memory. One that is broken is told with the command that plays its round
 //! again: a round is the same for the same seed and number, as far as chance on the machine lets it. How long anything
 //! took is a figure and no promise.
 //!
@@ -17,6 +18,7 @@
 //! | `fault` | the faults, and which comes in which round |
 //! | `ground`, `inject` | the lab with everything on it; faults put on it and taken off |
 //! | `sampler`, `streams`, `echo` | new connections, established ones, and the server outside |
+//! | `toll` | what an outage of the API server costs an agent |
 //! | `wire` | the judge of what leaves the nodes |
 //! | `round` | one round, and when the cluster is at rest |
 //! | `figures`, `report`, `chart` | what it came to; table and `results.json`; SVG |
@@ -31,6 +33,7 @@ mod report;
 mod round;
 mod sampler;
 mod streams;
+mod toll;
 mod wire;
 
 use std::time::{Duration, Instant};
@@ -42,7 +45,7 @@ use crate::lab::agents::last_lines;
 use crate::testing::lab::{LabContext, LabTest};
 use crate::toolchain::packages::{self, Purpose};
 use crate::toolchain::{BuildArgs, Paths, Progress, ensure_built};
-use fault::{Fault, Plan};
+use fault::{Extent, Fault, Plan};
 use ground::Ground;
 use report::Report;
 use round::Soak;
@@ -61,6 +64,9 @@ pub(crate) struct SoakArgs {
     /// Only this round of all
     #[arg(long, value_name = "NUMBER")]
     round: Option<usize>,
+    /// Seconds that the API server may be gone; rounds then take up to as long
+    #[arg(long, value_name = "SECONDS", default_value_t = 12, value_parser = clap::value_parser!(u64).range(3..=600))]
+    longest_outage: u64,
     /// What the namespaces' names begin with
     #[arg(long, default_value = "soak")]
     prefix: String,
@@ -74,12 +80,14 @@ impl SoakArgs {
             Some(round) => round..=round,
             None => 1..=self.rounds,
         };
-        rounds.map(|round| Plan::of(self.seed, round, &self.only)).collect()
+        let extent = Extent::Whole { longest_outage: self.longest_outage };
+        rounds.map(|round| Plan::of(self.seed, round, &self.only, extent)).collect()
     }
 
     fn again(&self, round: usize) -> String {
         let only: Vec<String> = self.only.iter().map(|fault| format!(" --only {}", fault.name())).collect();
-        format!("cargo xtask soak --seed {} --round {round}{}", self.seed, only.concat())
+        let (seed, outage) = (self.seed, self.longest_outage);
+        format!("cargo xtask soak --seed {seed} --round {round} --longest-outage {outage}{}", only.concat())
     }
 }
 
@@ -171,11 +179,11 @@ fn short(context: &LabContext) -> Result<()> {
 }
 
 fn play_share(soak: &mut Soak, seed: u64) -> Result<usize> {
-    soak.begin(&Plan::of(seed, 1, &SHARED))?;
+    soak.begin(&Plan::of(seed, 1, &SHARED, Extent::Share))?;
     let begin = Instant::now();
     let mut played = 0;
     while begin.elapsed() < SHARE {
-        println!("{}", soak.play(&Plan::of(seed, played + 1, &SHARED))?);
+        println!("{}", soak.play(&Plan::of(seed, played + 1, &SHARED, Extent::Share))?);
         played += 1;
     }
     Ok(played)

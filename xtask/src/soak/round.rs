@@ -13,6 +13,7 @@ use super::ground::Ground;
 use super::inject::{self, Target};
 use super::sampler::Sample;
 use super::streams::Census;
+use super::toll::Toll;
 use super::wire::{Violation, Wire};
 use crate::lab::addresses::NodeNumber;
 use crate::lab::yield_to_signal;
@@ -28,6 +29,8 @@ const NOW: Duration = Duration::from_millis(500);
 /// No loss has become known for so long: longer than a sample waits.
 const NO_LOSS: Duration = Duration::from_millis(1300);
 const PAUSE: Duration = Duration::from_millis(100);
+/// A machine that lets a pod wait for so long between two samples may keep a node from answering for a second, too.
+const STALL_MS: f64 = 400.0;
 
 /// A violation and the round in which it was seen.
 #[derive(Debug, Clone)]
@@ -105,11 +108,15 @@ impl Soak {
         let censuses: Vec<Census> = self.ground.callers.iter().map(|caller| caller.streams.census()).collect();
         self.be_lenient(plan)?;
 
+        let toll = (plan.fault == Fault::ApiServer).then(|| Toll::of(&mut self.ground.agents)).transpose()?;
         let begun = Instant::now();
         inject::begin(&mut self.ground, plan.fault, target)?;
         while begun.elapsed() < plan.lasts {
             std::thread::sleep(PAUSE.min(plan.lasts.saturating_sub(begun.elapsed())));
             self.pump(plan);
+        }
+        if let Some(before) = toll {
+            self.charge(plan, &before)?;
         }
         inject::end(&mut self.ground, plan.fault, target)?;
         let ended = Instant::now();
@@ -117,6 +124,26 @@ impl Soak {
         self.be_strict()?;
         let after = self.ground.holders()?;
         Ok(self.account(plan, target, (&before, &after), &censuses, (begun, ended, rest)))
+    }
+
+    /// Agents have paid this before: what has the fault cost them?
+    fn charge(&mut self, plan: &Plan, before: &Toll) -> Result<()> {
+        let now = Toll::of(&mut self.ground.agents)?;
+        println!("the API server was gone for {} s: {}", plan.lasts.as_secs(), now.since(before));
+        if let Some(words) = now.excess(before) {
+            self.tell(plan, Violation { kind: "toll".to_owned(), words, at: SystemTime::now() });
+        }
+        Ok(())
+    }
+
+    /// A fault that leaves the road whole moves nothing, and nothing is lost. A machine that stood still proves nothing.
+    fn judge_whole(&mut self, plan: &Plan, row: &Row, stall_ms: f64) {
+        if plan.fault.effect() != Effect::Nothing || stall_ms >= STALL_MS || (row.moved, row.lost) == (0, 0) {
+            return;
+        }
+        let moved = if row.moved > 0 { "an address has moved, and " } else { "" };
+        let words = format!("{moved}{} of {} samples are lost", row.lost, row.asked);
+        self.tell(plan, Violation { kind: "not whole".to_owned(), words, at: SystemTime::now() });
     }
 
     /// Takes what has been seen, and judges it.
@@ -296,6 +323,7 @@ impl Soak {
             row.survived += live;
         }
         self.stalls_ms.push(stall);
+        self.judge_whole(plan, &row, stall);
         let line = format!("{} ({})", line(plan, target, &row), self.last_unrest);
         self.table.entry(name).or_default().merge(row);
         line
