@@ -44,6 +44,9 @@ impl Timing {
 /// However long a Lease says that others wait: nobody can be kept from leading by a number, after its last renewal.
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
 
+/// More leaders than there ever are, a new one each second for thirty years.
+const MOST_TRANSITIONS: i32 = 1 << 30;
+
 /// Who an agent is as a candidate: this process, not only its node, since a restarted agent is another one.
 pub fn identity(node_name: &str, process: u32, started_ns: u128) -> String {
     format!("{node_name}_{process}_{started_ns:x}")
@@ -74,8 +77,8 @@ pub struct Record {
 pub enum Step {
     /// Somebody else holds it.
     Wait,
-    /// There is none: create it with us as its holder.
-    Create,
+    /// There is none: create it with us as its holder, and with a number that no leader has had.
+    Create { transitions: i32 },
     /// Take it over: one more transition.
     TakeOver { transitions: i32 },
     /// It is ours: renew.
@@ -91,6 +94,10 @@ pub struct Election {
     renewed: Option<Instant>,
     /// Since when we lead without a gap.
     since: Option<Instant>,
+    /// Since when there is no Lease, although an agent held it when it was seen last.
+    gone: Option<Instant>,
+    /// The greatest number of transitions seen.
+    greatest: Option<i32>,
 }
 
 /// Leading without a gap: whoever led, or could have, before `since` is another matter.
@@ -103,7 +110,7 @@ pub struct Reign {
 
 impl Election {
     pub fn new(identity: String, timing: Timing) -> Self {
-        Self { identity, timing, observed: None, renewed: None, since: None }
+        Self { identity, timing, observed: None, renewed: None, since: None, gone: None, greatest: None }
     }
 
     pub fn identity(&self) -> &str {
@@ -148,14 +155,15 @@ impl Election {
     pub fn step(&mut self, lease: Option<Record>, now: Instant) -> Step {
         let Some(lease) = lease else {
             self.renewed = None;
-            return Step::Create;
+            return self.step_without(now);
         };
+        self.gone = None;
+        self.note(lease.transitions);
         let (mine, free) = (lease.holder == self.identity, lease.holder.is_empty());
         if !mine {
             self.renewed = None;
         }
         let duration = self.patience_with(&lease);
-        let transitions = lease.transitions;
         if self.observed.as_ref().is_none_or(|(record, _)| *record != lease) {
             self.observed = Some((lease, now));
         }
@@ -163,10 +171,35 @@ impl Election {
         if mine {
             Step::Renew
         } else if free || now >= since + duration {
-            Step::TakeOver { transitions: transitions.saturating_add(1) }
+            Step::TakeOver { transitions: self.next_transitions() }
         } else {
             Step::Wait
         }
+    }
+
+    /// Somebody has deleted it. Who held it leads until it has tried to renew it, and makes it anew then: others wait as for
+    /// any holder. Whoever never saw one does not: that is how the first comes to be.
+    fn step_without(&mut self, now: Instant) -> Step {
+        let holder = self.observed.as_ref().map(|(record, _)| record.holder.as_str());
+        if holder.is_some_and(|holder| holder != self.identity && is_identity(holder)) {
+            let since = *self.gone.get_or_insert(now);
+            if now < since + self.timing.duration {
+                return Step::Wait;
+            }
+        }
+        Step::Create { transitions: self.next_transitions() }
+    }
+
+    /// Terms of leaders are told apart by it (`crate::health::touch`), so it only grows. What a stranger wrote there is no
+    /// reason to run out of numbers.
+    fn note(&mut self, transitions: i32) {
+        if (0..=MOST_TRANSITIONS).contains(&transitions) {
+            self.greatest = self.greatest.max(Some(transitions));
+        }
+    }
+
+    fn next_transitions(&self) -> i32 {
+        self.greatest.map_or(0, |greatest| greatest.saturating_add(1))
     }
 
     /// The Lease was written with us as its holder by a request that began at `asked`, and was answered just now.
@@ -175,8 +208,10 @@ impl Election {
         if self.reign(now).is_none() {
             self.since = Some(now);
         }
+        self.note(record.transitions);
         self.observed = Some((record, asked));
         self.renewed = Some(asked);
+        self.gone = None;
     }
 }
 
@@ -216,7 +251,7 @@ mod tests {
         let timing = Timing::default();
         let start = Instant::now();
         let (mut me, mut other) = (Election::new("me".into(), timing), Election::new("other".into(), timing));
-        assert_eq!(me.step(None, start), Step::Create);
+        assert_eq!(me.step(None, start), Step::Create { transitions: 0 });
         let lease = record("me", "1");
         // The answer to the renewal was slow; the other saw it at once.
         me.written(lease.clone(), start, start + timing.renew_deadline / 2);
@@ -308,5 +343,36 @@ mod tests {
         assert!(me.reign(now).is_some());
         assert_eq!(me.step(Some(record("thief", "3")), now), Step::Wait);
         assert_eq!((me.reign(now), me.holds()), (None, false));
+    }
+
+    #[test]
+    fn a_lease_that_was_deleted_is_made_anew_by_its_holder_first_and_counts_on() {
+        let start = Instant::now();
+        let at = |millis| start + Duration::from_millis(millis);
+        let holder = identity("a", 1, 1);
+        let lease = Record { transitions: 7, ..record(&holder, "1") };
+        let (mut it, mut other) =
+            (Election::new(holder.clone(), Timing::default()), Election::new("b".into(), Timing::default()));
+        assert_eq!(other.step(Some(lease.clone()), at(0)), Step::Wait);
+        it.written(lease, at(0), at(0));
+        assert_eq!(it.step(None, at(9000)), Step::Create { transitions: 8 });
+        // However long ago it was seen last: who held it may have renewed it just before.
+        assert_eq!(other.step(None, at(9000)), Step::Wait);
+        assert_eq!(other.step(None, at(10_999)), Step::Wait);
+        assert_eq!(other.step(None, at(11_000)), Step::Create { transitions: 8 });
+    }
+
+    #[test]
+    fn numbers_of_strangers_are_not_counted_on_from_and_their_leases_not_missed() {
+        let start = Instant::now();
+        let mut me = Election::new("me".into(), Timing::default());
+        me.step(Some(Record { transitions: 5, ..record(&identity("a", 1, 1), "1") }), start);
+        for transitions in [0, -3, i32::MAX] {
+            let thief = Record { transitions, ..record("thief", "1") };
+            assert_eq!(me.step(Some(thief), start), Step::Wait);
+        }
+        assert_eq!(me.step(None, start), Step::Create { transitions: 6 });
+        let free = Record { transitions: 2, ..record("", "2") };
+        assert_eq!(me.step(Some(free), start), Step::TakeOver { transitions: 6 });
     }
 }

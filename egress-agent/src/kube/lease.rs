@@ -40,8 +40,7 @@ impl LeaderLease {
         match step {
             Step::Wait => return Ok(None),
             Step::Renew => {}
-            Step::Create => (spec.acquire_time, spec.lease_transitions) = (Some(now), Some(0)),
-            Step::TakeOver { transitions } => {
+            Step::Create { transitions } | Step::TakeOver { transitions } => {
                 (spec.acquire_time, spec.lease_transitions) = (Some(now), Some(*transitions));
             }
         }
