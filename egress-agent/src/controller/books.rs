@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use tracing::{info, warn};
 
@@ -107,6 +107,9 @@ impl Books {
         self.since = Some(since);
         let ledger = self.ledger.as_ref()?;
         let mut draft = Ledger { leader: self.leader.clone(), leases: self.leases, ..(**ledger).clone() };
+        // A clock before 1970 counts from the beginning.
+        let unix_ms = UNIX_EPOCH.elapsed().map_or(0, |time| u64::try_from(time.as_millis()).unwrap_or(0));
+        draft.count_on(nodes.values().flat_map(|node| node.released.values().copied()), unix_ms);
         let (suspected, look_again) =
             if self.leases { suspects(reach, ledger, since, now) } else { (BTreeSet::new(), None) };
         draft.suspects.retain(|node, _| suspected.contains(node));

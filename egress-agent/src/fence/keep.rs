@@ -61,19 +61,38 @@ pub async fn keep(
     }
 }
 
-/// One reading: when it began, and whether this node is suspected. A ledger that cannot be read is no reason to hold.
+/// One reading: when it began, and whether this node is suspected. A ledger that is not there, or cannot be read, is no
+/// reason to hold.
 async fn read(store: &LedgerStore, node_name: &str, began: Instant, patience: Duration) -> Option<(Instant, bool)> {
     match tokio::time::timeout(patience, store.read()).await {
         Ok(Ok(Some(object))) => {
             let trusted = ledger::read(&object).is_ok_and(|ledger| !ledger.suspects.contains_key(node_name));
             Some((began, !trusted))
         }
-        // Before anybody is suspected there is a ledger.
-        Ok(Ok(None)) => Some((began, false)),
+        // Before anybody is suspected there is a ledger. One that is gone may have suspected this node, until the leader has
+        // written it anew.
+        Ok(Ok(None)) => None,
         Ok(Err(error)) => {
             debug!(%error, "cannot read the ledger");
             None
         }
         Err(_) => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kube::stub::Server;
+
+    #[tokio::test]
+    async fn a_ledger_that_is_not_there_is_no_reason_to_hold() {
+        let server = Server::start().await;
+        let store = |namespace| LedgerStore::new(server.client().0, namespace);
+        let (began, patience) = (Instant::now(), Duration::from_secs(5));
+        assert_eq!(read(&store("there"), "a", began, patience).await, Some((began, false)), "it suspects nobody");
+        for namespace in ["absent", "busy"] {
+            assert_eq!(read(&store(namespace), "a", began, patience).await, None, "{namespace}");
+        }
     }
 }

@@ -46,10 +46,22 @@ pub async fn still_given(
     in_time.filter_map(std::future::ready).collect().await
 }
 
-/// `None` where it cannot be read. One that was deleted has nothing open; the leader is about to write it anew.
+/// `None` where it cannot be read, or is not there: what was open in it is still on its way, and the leader is about to
+/// write it anew.
 async fn read_ledger(store: &LedgerStore) -> Option<Ledger> {
-    match store.read().await.ok()? {
-        Some(object) => ledger::read(&object).ok(),
-        None => Some(Ledger::default()),
+    ledger::read(&store.read().await.ok()??).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::stub::Server;
+    use super::*;
+
+    #[tokio::test]
+    async fn a_ledger_that_is_not_there_is_waited_for() {
+        let server = Server::start().await;
+        let store = |namespace| LedgerStore::new(server.client().0, namespace);
+        assert!(read_ledger(&store("there")).await.is_some());
+        assert_eq!(read_ledger(&store("absent")).await, None);
     }
 }

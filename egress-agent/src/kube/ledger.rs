@@ -105,6 +105,7 @@ impl LedgerStore {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::controller::handover::MOST_OPEN;
 
     #[test]
     fn what_is_written_is_read() {
@@ -125,5 +126,25 @@ mod tests {
         assert_eq!(read(&ConfigMap::default()), Ok(Ledger::default()));
         let broken = BTreeMap::from([(RECORDS.to_owned(), "{".to_owned())]);
         assert!(read(&object(broken)).is_err_and(|broken| broken.why.starts_with("records: ")));
+    }
+
+    /// What every agent is sent with each write while all hand-overs that may be open are (docs/adr/0012-ledger-and-leases.md).
+    #[test]
+    fn a_full_ledger_is_small_and_fits_with_the_longest_names() {
+        let full = |node: &str, address: fn(u16) -> IpAddr| {
+            let record = |number| HandOver { number, from: node.to_owned(), to: Some(node.to_owned()) };
+            let most = u16::try_from(MOST_OPEN).expect("a few");
+            let open = (0..most).map(|place| (address(place), record(1_795_321_234_567 + u64::from(place)))).collect();
+            let ledger = Ledger { records: Records { last: 1_795_321_299_999, open }, ..Ledger::default() };
+            // As it stands in the object: quotes within a string take two bytes.
+            json!(data(&ledger)).to_string().len()
+        };
+        let v4 = full("ip-10-0-131-217.ec2.internal", |place| {
+            std::net::Ipv4Addr::from(0xac12_0000 + u32::from(place)).into()
+        });
+        assert!(v4 < 110_000, "{v4} bytes");
+        let v6 = full(&"n".repeat(253), |place| [0xfd00, 0x1234, 0x5678, 0x9abc, 0xdef0, 0x1234, 0x5678, place].into());
+        assert!(v6 < 700_000, "{v6} bytes");
+        println!("{v4} bytes with usual names, {v6} with the longest");
     }
 }

@@ -23,7 +23,7 @@ mod pace;
 mod revive;
 pub mod status;
 #[cfg(test)]
-mod stub;
+pub(crate) mod stub;
 pub mod watch;
 pub mod words;
 

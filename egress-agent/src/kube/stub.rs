@@ -12,8 +12,8 @@ use super::client::client;
 use super::outage::Outages;
 
 /// Answers lists and writes, holds watches open for ever, says nothing at all to whoever asks for something named
-/// `silence`, is `busy`, and hangs up on as many as it has been told to.
-pub(super) struct Server {
+/// `silence`, is `busy`, has nothing that is `absent`, and hangs up on as many as it has been told to.
+pub(crate) struct Server {
     address: SocketAddr,
     state: Arc<Mutex<State>>,
 }
@@ -24,10 +24,11 @@ struct State {
     hang_up: usize,
 }
 
+const OBJECT: &str = r#"{"kind":"ConfigMap","apiVersion":"v1","metadata":{"resourceVersion":"7"}}"#;
 const LIST: &str = r#"{"kind":"ConfigMapList","apiVersion":"v1","metadata":{"resourceVersion":"7"},"items":[]}"#;
 
 impl Server {
-    pub(super) async fn start() -> Self {
+    pub(crate) async fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("loopback has ports");
         let (address, state) = (listener.local_addr().expect("bound"), Arc::default());
         let server = Self { address, state: Arc::clone(&state) };
@@ -39,17 +40,17 @@ impl Server {
         server
     }
 
-    pub(super) fn client(&self) -> (Client, Outages) {
+    pub(crate) fn client(&self) -> (Client, Outages) {
         client(Config::new(format!("http://{}", self.address).parse().expect("an address"))).expect("a client")
     }
 
     /// How often something was asked.
-    pub(super) fn asked(&self, what: &str) -> usize {
+    pub(crate) fn asked(&self, what: &str) -> usize {
         self.state.lock().expect("not poisoned").asked.iter().filter(|line| line.contains(what)).count()
     }
 
     /// As many requests from now on get no answer but the end of their connection.
-    pub(super) fn hang_up(&self, times: usize) {
+    pub(crate) fn hang_up(&self, times: usize) {
         self.state.lock().expect("not poisoned").hang_up = times;
     }
 }
@@ -64,8 +65,14 @@ async fn answer(mut stream: TcpStream, state: Arc<Mutex<State>>) {
             String::new()
         } else if line.contains("busy") {
             "HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n".to_owned()
+        } else if line.contains("absent") {
+            "HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n".to_owned()
         } else {
-            let body = if line.starts_with("POST") { "{}" } else { LIST };
+            let body = match &line {
+                line if line.starts_with("POST") => "{}",
+                line if line.contains("configmaps/") => OBJECT,
+                _ => LIST,
+            };
             format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{body}", body.len())
         };
         {
@@ -82,7 +89,7 @@ async fn answer(mut stream: TcpStream, state: Arc<Mutex<State>>) {
     }
 }
 
-pub(super) async fn until(what: &str, is_so: impl Fn() -> bool) {
+pub(crate) async fn until(what: &str, is_so: impl Fn() -> bool) {
     for _ in 0..500 {
         if is_so() {
             return;

@@ -17,6 +17,9 @@ pub struct HandOver {
     pub to: Option<String>,
 }
 
+/// No number is greater, whatever somebody writes into an annotation: there is room behind it for all that ever come.
+const GREATEST: u64 = 1 << 60;
+
 /// The hand-overs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Records {
@@ -48,5 +51,35 @@ impl Ledger {
     /// A number that nothing in the ledger has had.
     pub fn next_number(&self) -> u64 {
         self.suspects.values().copied().max().unwrap_or_default().max(self.records.last) + 1
+    }
+
+    /// Goes on behind all numbers that may be about still, where this ledger knows of none: what stood there before was lost.
+    /// `words` are those of nodes' words. Others remember numbers, too, so it begins at the time in milliseconds: no cluster
+    /// has a thousand hand-overs a second.
+    pub fn count_on(&mut self, words: impl Iterator<Item = u64>, unix_ms: u64) {
+        let is_sane = |number: &u64| *number <= GREATEST;
+        let last = Some(self.records.last).filter(|last| *last > 0 && is_sane(last)).unwrap_or(unix_ms);
+        self.records.last = words.filter(is_sane).fold(last, u64::max);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lost_ledger_repeats_no_number() {
+        let counted = |last, words: &[u64], unix_ms| {
+            let records = Records { last, ..Records::default() };
+            let mut ledger = Ledger { records, ..Ledger::default() };
+            ledger.count_on(words.iter().copied(), unix_ms);
+            ledger.next_number()
+        };
+        assert_eq!(counted(0, &[], 5_000), 5_001);
+        assert_eq!(counted(0, &[7_000], 5_000), 7_001, "a wall clock that has gone back");
+        assert_eq!(counted(9, &[3], 5_000), 10, "it was not lost");
+        assert_eq!(counted(9, &[12], 5_000), 13, "an older copy of it was put back");
+        assert_eq!(counted(9, &[u64::MAX], 5_000), 10, "no agent has said that");
+        assert_eq!(counted(u64::MAX, &[], 5_000), 5_001);
     }
 }

@@ -27,6 +27,8 @@ pub struct Tenure {
     node: String,
     ledger: Arc<Ledger>,
     fenced: bool,
+    /// For good: there is no time from which a watch is known to have told all of what was before. It costs two reads for
+    /// each address that comes later.
     was_fenced: bool,
     /// Given up, and not read anew since.
     given_up: BTreeSet<IpAddr>,
