@@ -30,7 +30,7 @@ use ties::Ties;
 use crate::kube::events::{About, Events};
 use crate::model::compile::{Compiler, plan_touched};
 use crate::model::desired::Settings;
-use crate::model::executor::{DataplaneError, Executor};
+use crate::model::executor::{Conflict, DataplaneError, Executor};
 use crate::model::inbox::Taker;
 use crate::model::plan::plan;
 use crate::model::selection::Standby;
@@ -149,6 +149,7 @@ impl<E: Executor> Reconciler<E> {
                     is_retry = true;
                 }
                 () = self.ties.changed() => self.incomplete = true,
+                conflict = self.executor.conflict() => { self.note_conflict(&conflict); continue; }
             }
             if !self.synced.all() || self.ties.undecided() {
                 // What ends it is a change.
@@ -293,8 +294,8 @@ impl<E: Executor> Reconciler<E> {
             break;
         }
         self.ties.tenure.settle(&actual.owned);
-        for ((id, address), cause) in self.failing.settle(&self.refused, &actual, Instant::now()) {
-            self.tell(id, address, &cause);
+        for (id, message) in self.failing.settle(&self.refused, &actual, Instant::now()) {
+            self.tell(id, &message);
         }
         self.actual = Some(actual);
         self.incomplete = self.doubtful || !self.refused.is_empty();
@@ -348,16 +349,26 @@ impl<E: Executor> Reconciler<E> {
         if is_new {
             warn!(id = id.0, %address, %error, "cannot claim an egress IP yet; trying again");
         }
-        if let Some(cause) = told {
-            self.tell(id, address, &cause);
+        if let Some(message) = told {
+            self.tell(id, &message);
         }
     }
 
-    fn tell(&self, id: EgressId, address: IpAddr, cause: &str) {
+    /// Likewise for somebody who answers for what this node holds.
+    fn note_conflict(&mut self, conflict: &Conflict) {
+        let mut held = self.actual.iter().flat_map(|actual| &actual.owned);
+        let Some((&id, _)) = held.find(|(_, address)| **address == conflict.address) else { return };
+        if self.failing.hear(conflict.address) {
+            warn!(%conflict, "somebody else answers for an egress IP of this node");
+            self.tell(id, &conflict.to_string());
+        }
+    }
+
+    fn tell(&self, id: EgressId, message: &str) {
         let object = self.compiler.view().objects.values().find(|object| object.id == Some(id));
         if let (Some(events), Some(object)) = (&self.events, object) {
             let about = About { name: &object.name, uid: &object.uid, pod: None };
-            events.warn(about, "EgressIPConflict", &format!("cannot claim egress IP {address}: {cause}"));
+            events.warn(about, "EgressIPConflict", message);
         }
     }
 

@@ -11,7 +11,7 @@
 //! 3. The map entries, by the executor.
 //! 4. **Announce**: at once and after 1, 2, 4 and 8 seconds, so that one lost frame does not leave a neighbour behind.
 //! 5. **Defend**: somebody who answers for the address after that, such as a node whose agent is dead (see `contest`), is
-//!    met by another announcement every ten seconds (RFC 5227 2.4), until it is silent.
+//!    told of, and met by another announcement every ten seconds (RFC 5227 2.4), until it is silent.
 //!
 //! Giving up goes the other way round.
 
@@ -21,6 +21,7 @@ use std::net::{IpAddr, Ipv6Addr, UdpSocket};
 use std::time::Duration;
 
 use nix::net::if_::if_indextoname;
+use tokio::sync::mpsc::UnboundedSender;
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep, timeout_at};
 use tracing::{debug, warn};
@@ -85,7 +86,11 @@ pub(super) async fn receive(socket: &tokio::io::unix::AsyncFd<PacketSocket>) -> 
 #[derive(Debug, Default)]
 pub(super) struct Claims {
     held: BTreeMap<IpAddr, Held>,
+    heard: Option<UnboundedSender<Claimant>>,
 }
+
+/// Somebody else who answers for an address that is held.
+pub(super) type Claimant = (IpAddr, Mac);
 
 #[derive(Debug, Default)]
 struct Held {
@@ -102,6 +107,11 @@ impl Drop for Held {
 }
 
 impl Claims {
+    /// Who is told of others that answer.
+    pub(super) fn report_to(&mut self, heard: UnboundedSender<Claimant>) {
+        self.heard = Some(heard);
+    }
+
     /// Hears solicitations for the address from now on. Again for an address that is held: on a device made anew.
     pub(super) fn join(&mut self, uplink_name: &str, uplink: Interface, address: IpAddr) {
         let held = self.held.entry(address).or_default();
@@ -132,7 +142,7 @@ impl Claims {
         if let Some(task) = held.announcing.take() {
             task.abort();
         }
-        held.announcing = Some(tokio::spawn(announce(uplink, address)).abort_handle());
+        held.announcing = Some(tokio::spawn(announce(uplink, address, self.heard.clone())).abort_handle());
     }
 
     pub(super) fn leave(&mut self, uplink_name: &str, address: IpAddr) {
@@ -168,7 +178,7 @@ pub(super) fn remove_filter_at(ifindex: u32, address: IpAddr) {
     }
 }
 
-async fn announce(uplink: Interface, address: IpAddr) {
+async fn announce(uplink: Interface, address: IpAddr, heard: Option<UnboundedSender<Claimant>>) {
     let frame = frames::announcement(uplink.mac, address);
     // A new socket each time: the device may have been away.
     let send = || {
@@ -183,6 +193,8 @@ async fn announce(uplink: Interface, address: IpAddr) {
     }
     while let Ok(Some(mac)) = probe(uplink, address).await {
         debug!(%address, mac = ?mac, "somebody else answers for an egress IP of this node: announced again");
+        // Refused only when the data plane is being dropped.
+        let _ends = heard.as_ref().map(|heard| heard.send((address, mac)));
         send();
         sleep(DEFEND_INTERVAL).await;
     }

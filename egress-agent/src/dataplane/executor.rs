@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use aya::Pod;
-use egress_common::abi::{Addr, MAX_SLOTS, NodeEntry, Owned, PodEntry, PolicyKey, Timeouts};
+use egress_common::abi::{Addr, MAX_SLOTS, Owned, PodEntry, PolicyKey, Timeouts};
 use ipnet::IpNet;
 use nix::time::{ClockId, clock_gettime};
 use tokio::task::spawn_blocking;
@@ -20,7 +20,7 @@ use super::frames::Mac;
 use super::state::{State, own_names};
 use super::tables::Hash;
 use super::{Dataplane, Interface, Shared, claim, contest, convert, cut};
-use crate::model::executor::{DataplaneError, Executor};
+use crate::model::executor::{Conflict, DataplaneError, Executor};
 use crate::model::state::{Action, EgressId, KernelState, PodOwner, PodState, Policy};
 
 impl Executor for Dataplane {
@@ -44,6 +44,13 @@ impl Executor for Dataplane {
         let mut state = self.shared.state();
         if let Some(uplink) = state.facts().uplink {
             state.claims.announce_all(uplink);
+        }
+    }
+
+    async fn conflict(&mut self) -> Conflict {
+        match self.conflicts.recv().await {
+            Some(conflict) => conflict,
+            None => std::future::pending().await,
         }
     }
 
@@ -262,17 +269,10 @@ async fn own(shared: &Shared, id: EgressId, address: IpAddr) -> Result<(), Datap
 
 /// Somebody answers for the address: an error, but where it is a node of ours that has had its time to let go.
 async fn meet_holder(shared: &Shared, uplink: Interface, address: IpAddr, mac: Mac) -> Result<(), DataplaneError> {
-    let mut nodes = BTreeSet::new();
-    let see = |_: &Addr, entry: &NodeEntry| {
-        let node = convert::node(entry);
-        if !node.own {
-            nodes.insert(node.node.0);
-        }
-    };
-    shared.tables().nodes.for_each(see).map_err(kernel("read map nodes"))?;
+    let nodes = contest::other_nodes(shared).map_err(kernel("read map nodes"))?;
     let holder = contest::node_with(uplink, nodes, mac).await;
     let mut state = shared.state();
-    let mac = mac_text(mac);
+    let mac = contest::mac_text(mac);
     let Some(node) = holder else {
         state.contests.end(address);
         return Err(DataplaneError::AddressInUse { address, mac });
@@ -361,8 +361,4 @@ fn refused(map: &'static str, limit: u32, source: io::Error) -> DataplaneError {
 /// Not there is as good as removed.
 fn remove<K: Pod, V: Pod>(what: &'static str, map: &mut Hash<K, V>, key: &K) -> Result<(), DataplaneError> {
     map.remove(key).map(drop).map_err(kernel(what))
-}
-
-fn mac_text(mac: [u8; 6]) -> String {
-    mac.map(|byte| format!("{byte:02x}")).join(":")
 }

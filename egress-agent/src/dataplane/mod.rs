@@ -71,7 +71,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use aya::programs::SchedClassifier;
 use egress_common::abi::{Timeouts, Tuple};
-use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::task::JoinSet;
 use tracing::{info, warn};
 
@@ -81,6 +81,7 @@ pub use error::StartError;
 pub use features::{Attachment, Features, probe};
 pub use interfaces::Interface;
 
+use crate::model::executor::Conflict;
 use lock::InstanceLock;
 use names::{Device, Pins, SWEEP_PROGRAM};
 use programs::Programs;
@@ -158,6 +159,8 @@ impl Settings {
 pub struct Dataplane {
     shared: Arc<Shared>,
     features: Features,
+    /// Others that answer for what this node holds.
+    conflicts: UnboundedReceiver<Conflict>,
     /// Connection, watch and events; they end with us.
     _tasks: JoinSet<()>,
     _lock: InstanceLock,
@@ -240,6 +243,8 @@ impl Dataplane {
         overlay::bring_up(&netlink, overlay.index, settings.tunnel_port).await?;
 
         let (cut, told) = unbounded_channel();
+        let ((heard, claimants), (conflict, conflicts)) = (unbounded_channel(), unbounded_channel());
+        state.claims.report_to(heard);
         let shared = Arc::new(Shared {
             settings,
             netlink,
@@ -251,10 +256,11 @@ impl Dataplane {
         });
         tasks.spawn(watch::run(Arc::clone(&shared), changes));
         tasks.spawn(events::run(events));
+        tasks.spawn(contest::name(Arc::clone(&shared), claimants, conflict));
         tasks.spawn(sweep::run(Arc::clone(&shared)));
         tasks.spawn(nudge::run(Arc::clone(&shared), told));
         info!(attachment = ?features.attachment, "data plane is up");
-        Ok(Self { shared, features, _tasks: tasks, _lock: lock })
+        Ok(Self { shared, features, conflicts, _tasks: tasks, _lock: lock })
     }
 
     /// What the kernel can do.

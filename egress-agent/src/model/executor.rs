@@ -4,6 +4,7 @@
 //! holds is a prefix of the plan, and every prefix is safe (see `plan`).
 
 use std::collections::BTreeSet;
+use std::fmt;
 use std::future::Future;
 use std::net::IpAddr;
 
@@ -27,8 +28,38 @@ pub trait Executor {
     /// before it had told the network what it had claimed.
     fn confirm(&mut self) {}
 
+    /// Waits until somebody else is heard to answer for an address that is held here. May be dropped and asked again.
+    fn conflict(&mut self) -> impl Future<Output = Conflict> + Send {
+        std::future::pending()
+    }
+
     /// One action; an error leaves the state as it was before the action.
     fn apply(&mut self, action: &Action) -> impl Future<Output = Result<(), DataplaneError>> + Send;
+}
+
+/// Somebody else answers for an address that this node holds, and goes on to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Conflict {
+    pub address: IpAddr,
+    /// Where it is a node of the cluster.
+    pub node: Option<IpAddr>,
+    pub mac: String,
+}
+
+impl fmt::Display for Conflict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { address, node, mac } = self;
+        match node {
+            Some(node) => write!(
+                f,
+                "node {node} ({mac}) goes on answering for egress IP {address}, which another node serves: is its \
+                 egress-agent running? Start it, or run `egress-agent cleanup` there"
+            ),
+            None => {
+                write!(f, "{mac} answers for egress IP {address}, which a node of the cluster serves: free it there")
+            }
+        }
+    }
 }
 
 /// Why the data plane could not do what it was asked.

@@ -4,7 +4,7 @@
 //! is taken over from there and the owner is to know why. A claim that succeeds late, between two tries, is told too: nobody
 //! would know otherwise that a node still answers for what is another's.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -23,6 +23,8 @@ const TELL_OF_NODE_AFTER: Duration = Duration::from_secs(2);
 #[derive(Debug, Default)]
 pub(super) struct Failing {
     claims: BTreeMap<Claim, Failure>,
+    /// Addresses that are held, and that somebody else was heard answering for.
+    contested: BTreeSet<IpAddr>,
 }
 
 #[derive(Debug)]
@@ -35,13 +37,13 @@ struct Failure {
 #[derive(Debug)]
 struct Untold {
     due: Instant,
-    cause: String,
+    message: String,
 }
 
 impl Failure {
     /// What is to be told now, if anything is.
     fn take_due(&mut self, now: Instant) -> Option<String> {
-        self.untold.take_if(|untold| now >= untold.due).map(|untold| untold.cause)
+        self.untold.take_if(|untold| now >= untold.due).map(|untold| untold.message)
     }
 }
 
@@ -49,12 +51,18 @@ impl Failing {
     /// It fails now: whether it has only begun to, and what is to be told of it.
     pub(super) fn note(&mut self, claim: Claim, error: &DataplaneError, now: Instant) -> (bool, Option<String>) {
         let is_new = !self.claims.contains_key(&claim);
-        let untold = |since| Untold { due: since + patience(error), cause: error.to_string() };
+        let message = || format!("cannot claim egress IP {}: {error}", claim.1);
+        let untold = |since| Untold { due: since + patience(error), message: message() };
         let failure = self.claims.entry(claim).or_insert_with(|| Failure { since: now, untold: Some(untold(now)) });
         if failure.untold.is_some() {
             failure.untold = Some(untold(failure.since));
         }
         (is_new, failure.take_due(now))
+    }
+
+    /// Somebody else answers for an address that is held: whether that is news.
+    pub(super) fn hear(&mut self, address: IpAddr) -> bool {
+        self.contested.insert(address)
     }
 
     /// Forgets those that are not refused any more. What is to be told of those among them that the kernel holds by now.
@@ -63,11 +71,12 @@ impl Failing {
         refused: &BTreeMap<EgressId, IpAddr>,
         held: &KernelState,
         now: Instant,
-    ) -> Vec<(Claim, String)> {
+    ) -> Vec<(EgressId, String)> {
+        self.contested.retain(|address| held.owned.values().any(|other| other == address));
         let is_refused = |(id, address): &Claim| refused.get(id) == Some(address);
         let ended = self.claims.extract_if(.., |claim, _| !is_refused(claim));
         let claimed = ended.filter(|((id, address), _)| held.owned.get(id) == Some(address));
-        claimed.filter_map(|(claim, mut failure)| Some((claim, failure.take_due(now)?))).collect()
+        claimed.filter_map(|((id, _), mut failure)| Some((id, failure.take_due(now)?))).collect()
     }
 
     /// When the next is to be told, if it fails until then.
@@ -101,6 +110,10 @@ mod tests {
         DataplaneError::AddressInUse { address: claim().1, mac: "m".into() }
     }
 
+    fn message(error: &DataplaneError) -> String {
+        format!("cannot claim egress IP 172.18.0.100: {error}")
+    }
+
     fn refused() -> BTreeMap<EgressId, IpAddr> {
         BTreeMap::from([claim()])
     }
@@ -118,7 +131,7 @@ mod tests {
             assert_eq!(failing.note(claim(), &error, at(0)), (true, None));
             assert_eq!(failing.due(), Some(at(due)));
             assert_eq!(failing.note(claim(), &error, at(due - 1)), (false, None));
-            assert_eq!(failing.note(claim(), &error, at(due)), (false, Some(error.to_string())));
+            assert_eq!(failing.note(claim(), &error, at(due)), (false, Some(message(&error))));
             assert_eq!((failing.due(), failing.note(claim(), &error, at(due + 1))), (None, (false, None)));
             assert!(failing.settle(&refused(), &KernelState::default(), at(due + 2)).is_empty());
             assert!(failing.settle(&BTreeMap::new(), &held(), at(due + 3)).is_empty(), "it has been told");
@@ -133,7 +146,7 @@ mod tests {
         for (after, told) in [(1, false), (2, true), (9, true)] {
             let mut failing = Failing::default();
             failing.note(claim(), &by_node(), at(0));
-            let expected = if told { vec![(claim(), by_node().to_string())] } else { Vec::new() };
+            let expected = if told { vec![(ID, message(&by_node()))] } else { Vec::new() };
             assert_eq!(failing.settle(&BTreeMap::new(), &held(), at(after)), expected, "after {after} s");
         }
         let mut failing = Failing::default();
@@ -143,11 +156,21 @@ mod tests {
     }
 
     #[test]
+    fn who_answers_for_what_is_held_is_news_once_for_each_time_that_it_is_held() {
+        let (mut failing, now) = (Failing::default(), Instant::now());
+        assert!(failing.hear(claim().1));
+        failing.settle(&BTreeMap::new(), &held(), now);
+        assert!(!failing.hear(claim().1));
+        failing.settle(&BTreeMap::new(), &KernelState::default(), now);
+        assert!(failing.hear(claim().1));
+    }
+
+    #[test]
     fn a_stranger_that_turns_out_to_be_a_node_is_told_as_a_node() {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
         let mut failing = Failing::default();
         failing.note(claim(), &by_stranger(), at(0));
-        assert_eq!(failing.note(claim(), &by_node(), at(3)), (false, Some(by_node().to_string())));
+        assert_eq!(failing.note(claim(), &by_node(), at(3)), (false, Some(message(&by_node()))));
     }
 }

@@ -67,6 +67,13 @@ fn play(context: &LabContext, leases: bool) -> Result<()> {
         ground.is_seen_as(name, Some(ADDRESS), None)?;
     }
     std::thread::sleep(CONTESTED);
+    if leases {
+        // Nobody has probed before the claim: who answers is heard when it has been announced.
+        let told = ground.event("held", "EgressIPConflict")?;
+        let holder = node(old)?.address().v4.to_string();
+        ensure!(told.contains(&format!("node {holder}")), "the event does not name the holder {holder}: {told}");
+        println!("event: {told}");
+    }
     for name in [source, other] {
         ground.is_seen_as(name, Some(ADDRESS), None)?;
     }
