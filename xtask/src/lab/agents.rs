@@ -29,13 +29,15 @@ pub(crate) struct Agent {
     node: Node,
     options: AgentOptions,
     log: PathBuf,
+    /// Where the present run's part of the log begins.
+    log_from: usize,
     child: Option<Child>,
 }
 
 impl Agent {
     pub(crate) fn start(lab: &Lab, node: &Node, options: &AgentOptions) -> Result<Self> {
         let log = lab.logs().join(format!("agent-{}.log", node.name()));
-        let mut agent = Self { node: node.clone(), options: options.clone(), log, child: None };
+        let mut agent = Self { node: node.clone(), options: options.clone(), log, log_from: 0, child: None };
         agent.restart()?;
         Ok(agent)
     }
@@ -57,6 +59,7 @@ impl Agent {
     pub(crate) fn restart(&mut self) -> Result<()> {
         self.kill()?;
         let log = OpenOptions::new().create(true).append(true).open(&self.log)?;
+        self.log_from = usize::try_from(log.metadata()?.len())?;
         self.child = Some(self.spawn(log)?);
         Ok(())
     }
@@ -87,6 +90,14 @@ impl Agent {
         ];
         let options = pairs.into_iter().flat_map(|(option, value)| [option.to_owned(), value]);
         std::iter::once("run".to_owned()).chain(options).collect()
+    }
+
+    /// Whether its programs are loaded and attached in this run. Until then it is the verifier's turn, which takes as long as
+    /// the machine lets it.
+    pub(crate) fn has_loaded(&self) -> Result<bool> {
+        let log = std::fs::read(&self.log)?;
+        let present = String::from_utf8_lossy(log.get(self.log_from..).unwrap_or_default());
+        Ok(present.contains("data plane is up"))
     }
 
     /// The process, if it still runs.

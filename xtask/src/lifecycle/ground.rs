@@ -60,6 +60,9 @@ impl fmt::Display for Sight {
     }
 }
 
+/// How long the verifier may take for the programs of three agents: a second on an idle machine, and no promise of anybody.
+const LOADED: Duration = Duration::from_secs(40);
+
 /// The place of a pod that exists for the API server only.
 const MARKER: usize = 90;
 
@@ -122,7 +125,7 @@ impl Ground {
     /// Waits until this agent, in its present run, has brought its kernel to the state of the cluster: a pod that is
     /// made now is in its map, and out of it when it is deleted.
     pub(super) fn serves(&mut self, number: usize) -> Result<()> {
-        self.agent(number)?.ensure_alive()?;
+        self.loaded(number)?;
         let node = self.lab.node(node(number)?);
         let pins = Pins::of(node);
         let pod = Pod {
@@ -142,6 +145,15 @@ impl Ground {
         self.cluster.delete(&format!("/api/v1/namespaces/default/pods/{}", pod.name))?;
         there?;
         until(&format!("and forgets on node{number}"), EFFECT, || Ok((known()? == 0).then_some(())))
+    }
+
+    /// Waits until this agent's programs are at work.
+    pub(super) fn loaded(&mut self, number: usize) -> Result<()> {
+        until(&format!("the agent of node{number} has loaded its programs"), LOADED, || {
+            let agent = self.agent(number)?;
+            agent.ensure_alive()?;
+            Ok(agent.has_loaded()?.then_some(()))
+        })
     }
 
     pub(super) fn agent(&mut self, node: usize) -> Result<&mut Agent> {

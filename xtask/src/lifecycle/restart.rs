@@ -154,6 +154,7 @@ fn restart(ground: &mut Ground, nodes: &[usize], kill: bool) -> Result<()> {
 
 /// Waits until the new agent's programs run on the old links, and compares what was kept.
 fn adopted(ground: &mut Ground, node: usize, before: &Kept) -> Result<()> {
+    ground.loaded(node)?;
     let pins = pins(ground, node)?;
     let links = until(&format!("the new programs of node{node} run"), EFFECT, || {
         let links = pins.links()?;
