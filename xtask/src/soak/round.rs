@@ -115,25 +115,27 @@ impl Soak {
             std::thread::sleep(PAUSE.min(plan.lasts.saturating_sub(begun.elapsed())));
             self.pump(plan);
         }
-        if let Some(before) = toll {
-            self.charge(plan, &before)?;
-        }
+        let paid =
+            toll.map(|before| Ok::<_, anyhow::Error>((Toll::of(&mut self.ground.agents)?, before))).transpose()?;
         inject::end(&mut self.ground, plan.fault, target)?;
         let ended = Instant::now();
         let rest = self.settle(plan, ended)?;
         self.be_strict()?;
         let after = self.ground.holders()?;
-        Ok(self.account(plan, target, (&before, &after), &censuses, (begun, ended, rest)))
+        let line = self.account(plan, target, (&before, &after), &censuses, (begun, ended, rest));
+        Ok(match paid {
+            Some((now, before)) => format!("{line}; {}", self.charge(plan, &now, &before)),
+            None => line,
+        })
     }
 
-    /// Agents have paid this before: what has the fault cost them?
-    fn charge(&mut self, plan: &Plan, before: &Toll) -> Result<()> {
-        let now = Toll::of(&mut self.ground.agents)?;
-        println!("the API server was gone for {} s: {}", plan.lasts.as_secs(), now.since(before));
-        if let Some(words) = now.excess(before) {
+    /// What agents have paid for a fault, in words. A machine that stood still has them warn of each other.
+    fn charge(&mut self, plan: &Plan, now: &Toll, before: &Toll) -> String {
+        let stood_still = self.stalls_ms.last().is_some_and(|stall| *stall >= STALL_MS);
+        if let Some(words) = now.excess(before).filter(|_| !stood_still) {
             self.tell(plan, Violation { kind: "toll".to_owned(), words, at: SystemTime::now() });
         }
-        Ok(())
+        now.since(before)
     }
 
     /// A fault that leaves the road whole moves nothing, and nothing is lost. A machine that stood still proves nothing.
