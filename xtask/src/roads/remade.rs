@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use std::thread;
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 
 use super::findings::Findings;
 use super::ground::{FIRST_V4, FIRST_V6, Ground, PATIENCE, seen_as, until};
@@ -16,7 +16,7 @@ use crate::lab::addresses as plan;
 use crate::lab::capture::{Capture, Class, Key};
 use crate::lab::dissect;
 use crate::lab::flows::Flow;
-use crate::lab::server::ECHO_PORT;
+use crate::lab::server::{ECHO_PORT, HTTP_PORT};
 use crate::lab::{Node, Quirks};
 use crate::testing::lab::{LabContext, LabTest};
 
@@ -31,6 +31,7 @@ const ROUNDS: usize = 3;
 fn remade(context: &LabContext) -> Result<()> {
     let ground = Ground::start(context, Quirks::mixed)?;
     ground.place(&[(FIRST_V4, 1), (FIRST_V6, 2)])?;
+    end_earlier_connections(&ground)?;
     let mut findings = Findings::default();
     let capture = Capture::start(&ground.lab)?;
     let begun: Vec<Counts> = ground.lab.nodes().iter().map(Counts::of).collect::<Result<_>>()?;
@@ -79,14 +80,33 @@ fn remade(context: &LabContext) -> Result<()> {
     findings.conclude()
 }
 
+/// What a pod has begun before the object was its own bears the node's address. What the server still sends there when the
+/// node's masquerade has forgotten it, with the uplink, the node refuses by a reset of its own, which nobody could tell
+/// from a pod's.
+fn end_earlier_connections(ground: &Ground) -> Result<()> {
+    let port = format!(":{HTTP_PORT}");
+    for address in nodes().flat_map(|node| node.address().both()) {
+        let address = if address.is_ipv6() { format!("[{address}]") } else { address.to_string() };
+        let of_the_server = ["dst", address.as_str(), "sport", "=", port.as_str()];
+        ground.lab.ext().exec("ss", &[&["-K"][..], &of_the_server].concat())?;
+        let left = ground.lab.ext().exec("ss", &[&["-Htn", "state", "connected"][..], &of_the_server].concat())?;
+        ensure!(left.is_empty(), "the server still has connections with {address}: {left}");
+    }
+    Ok(())
+}
+
 /// A node that has no uplink for a while does not serve, and its addresses go elsewhere: who still sends to it is told where
-/// to by its stack. And where mp0 is gone, what the node has under way from its own address there (the leader asks all
-/// nodes) takes the default route.
+/// to by its stack. And where mp0 is gone, what the node has under way with another node's address there, or from its own
+/// (the leader asks all nodes), takes the default route.
 fn is_the_hosts_own(key: &Key) -> bool {
     // Unreachable, and redirect.
     let tells = matches!((key.protocol, key.to_port), (dissect::ICMP, 3 | 5) | (dissect::ICMPV6, 1 | 137));
-    let mut nodes = (1..=3).filter_map(|number| plan::NodeNumber::new(number).ok());
-    (tells && !plan::is_pod_network(key.source)) || nodes.any(|node| node.management().is(key.source))
+    (tells && !plan::is_pod_network(key.source))
+        || nodes().any(|node| node.management().is(key.source) || node.management().is(key.destination))
+}
+
+fn nodes() -> impl Iterator<Item = plan::NodeNumber> {
+    (1..=3).filter_map(|number| plan::NodeNumber::new(number).ok())
 }
 
 /// The node's pod reaches the world with its egress IPs again; says how long that took after the interface was back.
