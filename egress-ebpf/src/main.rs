@@ -154,7 +154,14 @@ fn run(
 /// Management port, TC ingress: what pods of this node send into the host.
 #[classifier]
 pub fn mgmt_ingress(ctx: TcContext) -> i32 {
-    run(&ctx, Verdict::NotConfigured, |_, _| false, roads::steer)
+    let action = run(&ctx, Verdict::NotConfigured, |_, _| false, roads::steer);
+    // The host's second line asks for it; see `dataplane/nft.rs` of the agent.
+    if action == TC_ACT_UNSPEC
+        && let Some(seen) = maps::config().and_then(Config::seen_priority)
+    {
+        Packet::new(&ctx).set_priority(seen);
+    }
+    action
 }
 
 /// Management port, TC egress: what the host sends to pods of this node.

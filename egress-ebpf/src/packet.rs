@@ -130,15 +130,26 @@ impl Packet {
 
     #[inline(always)]
     pub fn set_mark(&self, mark: u32) {
+        self.set_field::<{ offset_of!(__sk_buff, mark) }>(mark);
+    }
+
+    #[inline(always)]
+    pub fn set_priority(&self, priority: u32) {
+        self.set_field::<{ offset_of!(__sk_buff, priority) }>(priority);
+    }
+
+    /// Of `mark` and `priority`, which programs may write.
+    #[inline(always)]
+    fn set_field<const PLACE: usize>(&self, value: u32) {
         // By hand: the compiler likes to keep the field's address for later, and the verifier wants the context's own
         // address with the field's place in the instruction.
-        // SAFETY: the context is valid for the whole run, and the field is one that programs may write.
+        // SAFETY: the context is valid for the whole run, and the field is one of those above.
         unsafe {
             asm!(
-                "*(u32 *)({skb} + {place}) = {mark}",
+                "*(u32 *)({skb} + {place}) = {value}",
                 skb = in(reg) self.skb,
-                place = const offset_of!(__sk_buff, mark),
-                mark = in(reg) u64::from(mark),
+                place = const PLACE,
+                value = in(reg) u64::from(value),
                 options(nostack, preserves_flags),
             );
         }

@@ -19,7 +19,7 @@ use super::error::{StartError, map_io};
 use super::lock::InstanceLock;
 use super::names::{Hook, NFT_TABLE, OVERLAY_DEVICE, Pins};
 use super::tables::Hash;
-use super::{Settings, claim, connect, filters, notrack, overlay};
+use super::{Settings, claim, connect, filters, nft, overlay};
 
 /// What was removed and what could not be, one line each.
 #[derive(Debug, Default)]
@@ -69,7 +69,7 @@ pub async fn cleanup(settings: &Settings) -> Result<CleanupReport, StartError> {
         claim::remove_filter_at(ifindex, address);
     }
     report.note(&format!("device {OVERLAY_DEVICE}"), overlay::remove(&netlink).await);
-    report.note(&format!("nftables table {NFT_TABLE}"), notrack::remove());
+    report.note(&format!("nftables table {NFT_TABLE}"), nft::remove());
     Ok(report)
 }
 

@@ -72,10 +72,27 @@ pub(super) fn overlay_secret(config: &Config, in_program: bool) -> io::Result<[u
         return Ok(config.overlay_secret);
     }
     let mut secret = [0; 6];
-    fs::File::open("/dev/urandom")?.read_exact(&mut secret)?;
+    random(&mut secret)?;
     // It stands where a link address does: one host's, given by hand.
     secret[0] = secret[0] & 0xfc | 0x02;
     Ok(secret)
+}
+
+/// The same configuration where the second line is there. An earlier run's word stays, since its packets may be on their
+/// way.
+pub(super) fn with_second_line(config: Config) -> io::Result<Config> {
+    if config.seen != 0 {
+        return Ok(config);
+    }
+    let mut word = [0; 2];
+    random(&mut word)?;
+    let mut config = config;
+    config.seen = u16::from_ne_bytes(word).max(1);
+    Ok(config)
+}
+
+fn random(bytes: &mut [u8]) -> io::Result<()> {
+    fs::File::open("/dev/urandom")?.read_exact(bytes)
 }
 
 /// The same configuration with covers that hold this prefix too, whose addresses pods may have.

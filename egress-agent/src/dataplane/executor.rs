@@ -144,6 +144,7 @@ fn write_maps(shared: &Shared, action: &Action) -> Result<(), DataplaneError> {
     }
     let mut guard = shared.tables();
     let tables = &mut *guard;
+    shared.second_line.ahead_of(action);
     match action {
         // Its probe waits for the network, so it does not run under a lock.
         Action::Own(..) | Action::SetUnknownPods(_) | Action::Disown(..) | Action::CutOrphans => Ok(()),
@@ -177,8 +178,16 @@ fn write_maps(shared: &Shared, action: &Action) -> Result<(), DataplaneError> {
         Action::RemovePolicy(id, family) => {
             remove("remove from map policy", &mut tables.policy, &PolicyKey::new(id.0, *family))
         }
-        Action::PutPod(address, pod) => put_pod(&mut tables.pods, *address, *pod, &shared.settings.timeouts),
-        Action::RemovePod(address) => remove("remove from map pods", &mut tables.pods, &Addr::from(*address)),
+        Action::PutPod(address, pod) => {
+            put_pod(&mut tables.pods, *address, *pod, &shared.settings.timeouts)?;
+            shared.second_line.behind(action);
+            Ok(())
+        }
+        Action::RemovePod(address) => {
+            remove("remove from map pods", &mut tables.pods, &Addr::from(*address))?;
+            shared.second_line.behind(action);
+            Ok(())
+        }
         Action::PutOwner(address, owner) => put_owner(&mut tables.pods, *address, *owner),
         Action::CutPod(address) => cut::pod(tables, *address).map_err(kernel("cut what a pod leaves behind")),
         Action::CutFlows(id, addresses) => {

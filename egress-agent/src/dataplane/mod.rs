@@ -17,7 +17,8 @@
 //! | `features`, `kernel_types` | what the kernel can do |
 //! | `pins`, `foreign`, `programs` | shape of pinned maps; other sets of programs; load, attach, adopt |
 //! | `clsact`, `filters` | our filters among those of others; what the kernel has of them |
-//! | `interfaces`, `overlay`, `notrack` | the node's devices; the overlay's own, untracked |
+//! | `interfaces`, `overlay` | the node's devices; the overlay's own |
+//! | `nft`, `second_line` | our nftables table: the overlay untracked, and what stands behind `steer` |
 //! | `state`, `watch`, `config`, `node_ports` | following the node; the programs' configuration |
 //! | `tables`, `map_access`, `convert` | maps: typed handles, whole-map reads, model <-> ABI |
 //! | `executor`, `cut`, `told`, `nudge`, `trouble` | actions; cutting flows; telling idle pods of it once, or that it fails |
@@ -48,14 +49,15 @@ mod lock;
 mod map_access;
 pub mod names;
 pub mod next_hop;
+mod nft;
 mod node_ports;
-mod notrack;
 mod nudge;
 mod overlay;
 mod packet;
 mod packet_log;
 mod pins;
 mod programs;
+mod second_line;
 mod state;
 mod sweep;
 mod tables;
@@ -73,7 +75,7 @@ use aya::programs::SchedClassifier;
 use egress_common::abi::{Timeouts, Tuple};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::task::JoinSet;
-use tracing::{info, warn};
+use tracing::info;
 
 pub use cleanup::{CleanupReport, cleanup};
 pub use counters::{EgressIpCount, Reader};
@@ -85,6 +87,7 @@ use crate::model::executor::Conflict;
 use lock::InstanceLock;
 use names::{Device, Pins, SWEEP_PROGRAM};
 use programs::Programs;
+use second_line::SecondLine;
 use state::State;
 use tables::{NodeTables, Tables};
 use told::Told;
@@ -176,6 +179,7 @@ struct Shared {
     /// Connections that were cut, to `nudge`.
     cut: UnboundedSender<Vec<Tuple>>,
     told: Mutex<Told>,
+    second_line: SecondLine,
 }
 
 impl Shared {
@@ -225,9 +229,6 @@ impl Dataplane {
         foreign::refuse(&settings, &pins)?;
         pins::make(&pins)?;
         let overlay = overlay::ensure(&netlink, settings.tunnel_port).await?;
-        if let Err(error) = notrack::install(settings.tunnel_port, &settings.mgmt_port) {
-            warn!(%error, "connection tracking will track the overlay: this kernel takes no nftables rules");
-        }
 
         let mut programs = Programs::load(&settings, &pins, features.attachment).await?;
         packet_log::start(programs.ebpf_mut(), &mut tasks);
@@ -240,8 +241,6 @@ impl Dataplane {
             .await
             .map_err(|error| StartError::kernel("look at the node's interfaces", error))?;
         state.begin(&settings, facts, &tables)?;
-        overlay::bring_up(&netlink, overlay.index, settings.tunnel_port).await?;
-
         let (cut, told) = unbounded_channel();
         let ((heard, claimants), (conflict, conflicts)) = (unbounded_channel(), unbounded_channel());
         state.claims.report_to(heard);
@@ -253,7 +252,11 @@ impl Dataplane {
             sweep: Mutex::new(sweep),
             cut,
             told: Mutex::new(Told::default()),
+            second_line: SecondLine::default(),
         });
+        // Before the overlay carries anything that connection tracking would follow.
+        shared.second_line.install(&shared);
+        overlay::bring_up(&shared.netlink, overlay.index, shared.settings.tunnel_port).await?;
         tasks.spawn(watch::run(Arc::clone(&shared), changes));
         tasks.spawn(events::run(events));
         tasks.spawn(contest::name(Arc::clone(&shared), claimants, conflict));

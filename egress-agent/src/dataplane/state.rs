@@ -153,6 +153,22 @@ impl State {
         Ok(())
     }
 
+    /// Nobody asks for the word by which `steer` says that it has seen a packet.
+    pub(super) fn forgo_second_line(&mut self) -> io::Result<()> {
+        let mut config = self.config;
+        config.seen = 0;
+        self.write_config(config)
+    }
+
+    /// Somebody is going to ask for it: the priority that bears it.
+    pub(super) fn want_second_line(&mut self) -> io::Result<u32> {
+        let config = config::with_second_line(self.config)?;
+        if config != self.config {
+            self.write_config(config)?;
+        }
+        config.seen_priority().ok_or_else(|| io::Error::other("a random number is zero"))
+    }
+
     /// The host's settings say this of its ports now. Those of NAT on the node's own address, where they are others than
     /// before.
     pub(super) fn follow_ports(&mut self, settings: &Settings, seen: Seen) -> io::Result<Option<PortRange>> {

@@ -21,14 +21,13 @@ use rtnetlink::packet_route::link::{LinkAttribute, LinkMessage};
 use rtnetlink::packet_route::neighbour::{NeighbourAddress, NeighbourAttribute, NeighbourMessage, NeighbourState};
 use rtnetlink::sys::SocketAddr;
 use rtnetlink::{Handle, MulticastGroup};
-use tokio::task::JoinSet;
+use tokio::task::{JoinSet, spawn_blocking};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
-use tracing::{debug, warn};
+use tracing::warn;
 
 use super::error::StartError;
 use super::interfaces::{self, NodeFacts};
 use super::names::OVERLAY_DEVICE;
-use super::notrack;
 use super::overlay;
 use super::{Settings, Shared};
 
@@ -112,7 +111,7 @@ pub(super) async fn run(shared: Arc<Shared>, mut changes: Changes) {
             look(&shared, verify).await;
         }
         if verify {
-            check_notrack(&shared);
+            check_second_line(&shared).await;
         }
         routes_due |= need.routes;
         if routes_due && Instant::now() >= routes_from {
@@ -125,23 +124,19 @@ pub(super) async fn run(shared: Arc<Shared>, mut changes: Changes) {
     }
 }
 
-async fn check_only(shared: &Shared) {
+async fn check_only(shared: &Arc<Shared>) {
     loop {
         tokio::time::sleep(CHECK_INTERVAL).await;
         look(shared, true).await;
-        check_notrack(shared);
+        check_second_line(shared).await;
     }
 }
 
-/// Puts the rules back that keep connection tracking off the overlay, where another hand has flushed them.
-fn check_notrack(shared: &Shared) {
-    let restored = match notrack::is_installed() {
-        Ok(false) => notrack::install(shared.settings.tunnel_port, &shared.settings.mgmt_port),
-        other => other.map(drop),
-    };
-    if let Err(error) = restored {
-        // Said as a warning at start.
-        debug!(%error, "connection tracking may track the overlay");
+/// Waits for the tables, which may be walked.
+async fn check_second_line(shared: &Arc<Shared>) {
+    let shared = Arc::clone(shared);
+    if let Err(error) = spawn_blocking(move || shared.second_line.check(&shared)).await {
+        warn!(%error, "cannot look after the nftables table");
     }
 }
 

@@ -13,4 +13,5 @@ mod lifecycle;
 mod node;
 mod owned;
 mod ports;
+mod second_line;
 mod told;

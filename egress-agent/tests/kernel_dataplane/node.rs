@@ -292,10 +292,15 @@ fn slowness() -> u32 {
 }
 
 /// Waits for something that should happen soon; how long it took.
-pub(crate) async fn eventually(what: &str, mut happened: impl FnMut() -> bool) -> Duration {
+pub(crate) async fn eventually(what: &str, happened: impl FnMut() -> bool) -> Duration {
+    within(Duration::from_secs(5), what, happened).await
+}
+
+/// The same for what takes longer.
+pub(crate) async fn within(limit: Duration, what: &str, mut happened: impl FnMut() -> bool) -> Duration {
     let start = Instant::now();
     while !happened() {
-        assert!(start.elapsed() < patience(Duration::from_secs(5)), "{what}: not in time");
+        assert!(start.elapsed() < patience(limit), "{what}: not in time");
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     start.elapsed()

@@ -75,7 +75,7 @@ pub(crate) fn is_answered(stage: &mut Stage, cast: &Cast, run: &Run, packet: &Pa
         quote[at..at + 2].copy_from_slice(&ran.frame[quote_at + at..quote_at + at + 2]);
     }
     let expected = error(cast, packet, from, head, &quote);
-    assert_eq!(ran, Ran { action: REDIRECT, frame: expected, mark: 0 }, "{packet:?}");
+    assert_eq!(ran, Ran::plain(REDIRECT, expected, 0), "{packet:?}");
 }
 
 const BODIES: [Body; 4] = [Body::Udp, Body::UdpUnsummed, Body::Tcp(ACK), Body::EchoRequest];

@@ -61,7 +61,7 @@ fn out(cast: &Cast, flags: u8) -> Packet {
 /// The pod is told, and nothing else happens.
 fn is_reset(stage: &mut Stage, run: &Run, packet: &Packet) {
     let ran = stage.run_frame(run, &packet.frame(), Verdict::CutAnswered);
-    assert_eq!(ran, Ran { action: REDIRECT, frame: reset_of(packet), mark: 0 }, "{packet:?}");
+    assert_eq!(ran, Ran::plain(REDIRECT, reset_of(packet), 0), "{packet:?}");
 }
 
 fn open(stage: &mut Stage, cast: &Cast) {

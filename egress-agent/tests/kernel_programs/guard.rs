@@ -142,6 +142,33 @@ fn what_the_stack_has_translated_loses_its_mark() {
     both(|stage, cast| {
         let sent = packet(cast.node, cast.other_node, 4000, 80);
         let ran = stage.run_frame(&MARKED, &sent.frame(), Verdict::NodeSnatDone);
-        assert_eq!(ran, Ran { action: NEXT, frame: sent.frame(), mark: 0 });
+        assert_eq!(ran, Ran::plain(NEXT, sent.frame(), 0));
+    });
+}
+
+/// The table behind `steer` asks for the word, so exactly what goes on into the stack bears it.
+#[test]
+fn what_steering_leaves_to_the_stack_says_that_it_was_seen() {
+    both(|stage, cast| {
+        let to_world = |from| packet(from, cast.world, 1, 2);
+        stage.configure(|config| config.seen = 0x1234);
+        for (sent, verdict) in [
+            (to_world(cast.known_pod), Verdict::NotSelected),
+            (packet(cast.pod, cast.remote_pod, 1, 2), Verdict::ToCluster),
+            (packet(cast.pod, cast.other_node, 1, 2), Verdict::MarkedNode),
+            (to_world(cast.pod).with(|packet| packet.ttl = 1), Verdict::TtlExpired),
+        ] {
+            // Asked once, and kept.
+            for _ in 0..2 {
+                let ran = stage.run_frame(&STEER, &sent.frame(), verdict);
+                assert_eq!((ran.action, ran.priority), (NEXT, 0xe67e_1234), "{verdict:?}");
+            }
+        }
+        let snat = stage.run_frame(&STEER, &to_world(cast.pod).frame(), Verdict::SnatHere);
+        assert_eq!((snat.action, snat.priority), (REDIRECT, 0));
+        stage.passes(&LEAVE, &to_world(cast.known_pod), Verdict::NotSelected);
+        stage.configure(|config| config.seen = 0);
+        stage.passes(&STEER, &to_world(cast.known_pod), Verdict::NotSelected);
+        stage.configure(|_| ());
     });
 }

@@ -29,7 +29,7 @@ fn arp_requests_for_an_owned_address_are_answered() {
                 let request = arp(dmac, REQUEST, (ASKER_MAC, sender), ([0; 6], V4.egress));
                 let answer = arp(ASKER_MAC, REPLY, (OWNED_MAC, V4.egress), (ASKER_MAC, sender));
                 let ran = stage.run_frame(&ENTER, &request, Verdict::ArpAnswered);
-                assert_eq!(ran, Ran { action: REDIRECT, frame: answer, mark: 0 });
+                assert_eq!(ran, Ran::plain(REDIRECT, answer, 0));
             }
         }
     });
@@ -45,7 +45,7 @@ fn other_arp_is_left_alone() {
         short.truncate(40);
         for frame in [reply, other, node, short] {
             let ran = stage.run_frame(&ENTER, &frame, Verdict::NotOurs);
-            assert_eq!(ran, Ran { action: NEXT, frame, mark: 0 });
+            assert_eq!(ran, Ran::plain(NEXT, frame, 0));
         }
     });
 }
@@ -89,7 +89,7 @@ fn solicitations_for_an_owned_address_are_answered() {
                 let body = advertisement(V6.egress, 0x60);
                 let answer = discovery([ASKER_MAC, OWNED_MAC], V6.egress, ROUTER, 255, &body);
                 let ran = stage.run_frame(&ENTER, &request, Verdict::NeighbourAnswered);
-                assert_eq!(ran, Ran { action: REDIRECT, frame: answer, mark: 0 });
+                assert_eq!(ran, Ran::plain(REDIRECT, answer, 0));
             }
         }
     });
@@ -102,7 +102,7 @@ fn duplicate_address_detection_is_answered_to_all() {
         let macs = [[0x33, 0x33, 0, 0, 0, 1], OWNED_MAC];
         let answer = discovery(macs, V6.egress, "ff02::1", 255, &advertisement(V6.egress, 0x20));
         let ran = stage.run_frame(&ENTER, &request, Verdict::NeighbourAnswered);
-        assert_eq!(ran, Ran { action: REDIRECT, frame: answer, mark: 0 });
+        assert_eq!(ran, Ran::plain(REDIRECT, answer, 0));
     });
 }
 
@@ -115,7 +115,7 @@ fn other_neighbour_discovery_is_left_alone() {
         let advert = discovery(macs, ROUTER, "ff02::1", 255, &advertisement(V6.egress, 0x20));
         for frame in [from_afar, other, advert] {
             let ran = stage.run_frame(&ENTER, &frame, Verdict::NotOurs);
-            assert_eq!(ran, Ran { action: NEXT, frame, mark: 0 });
+            assert_eq!(ran, Ran::plain(NEXT, frame, 0));
         }
     });
 }

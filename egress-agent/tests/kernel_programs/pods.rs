@@ -154,7 +154,7 @@ fn a_packet_to_another_node_is_marked() {
     both(|stage, cast| {
         let sent = packet(cast.pod, cast.other_node, 4000, 80);
         let ran = stage.run_frame(&STEER, &sent.frame(), Verdict::MarkedNode);
-        assert_eq!(ran, Ran { action: NEXT, frame: sent.frame(), mark: NODE_MARK });
+        assert_eq!(ran, Ran::plain(NEXT, sent.frame(), NODE_MARK));
     });
 }
 
@@ -255,7 +255,7 @@ fn other_networks_and_protocols_pass() {
         let tagged = [&frame[..12], &[0x81, 0, 0, 5], &frame[12..]].concat();
         for frame in [tagged, [&frame[..12], &[0x88, 0xb5], &frame[14..]].concat()] {
             let ran = stage.run_frame(&STEER, &frame, Verdict::NotIp);
-            assert_eq!(ran, Ran { action: NEXT, frame, mark: 0 });
+            assert_eq!(ran, Ran::plain(NEXT, frame, 0));
         }
     });
 }

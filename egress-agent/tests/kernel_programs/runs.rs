@@ -35,6 +35,14 @@ pub(crate) struct Ran {
     pub(crate) action: i32,
     pub(crate) frame: Vec<u8>,
     pub(crate) mark: u32,
+    pub(crate) priority: u32,
+}
+
+impl Ran {
+    /// With the priority that no packet has had.
+    pub(crate) fn plain(action: i32, frame: Vec<u8>, mark: u32) -> Self {
+        Self { action, frame, mark, priority: 0 }
+    }
 }
 
 /// One run, without looking at counters.
@@ -51,13 +59,15 @@ pub(crate) fn test_run(program: &SchedClassifier, run: &Run, frame: &[u8]) -> Ra
         })
         .unwrap_or_else(|error| panic!("{run:?}: {error:?}"));
     let length = usize::try_from(result.data_size_out).expect("a length");
-    let mark = context_out[MARK..MARK + 4].try_into().map(u32::from_ne_bytes).expect("four bytes");
-    Ran { action: result.return_value.cast_signed(), frame: out[..length].to_vec(), mark }
+    let field = |at: usize| context_out[at..at + 4].try_into().map(u32::from_ne_bytes).expect("four bytes");
+    let (mark, priority) = (field(MARK), field(PRIORITY));
+    Ran { action: result.return_value.cast_signed(), frame: out[..length].to_vec(), mark, priority }
 }
 
 /// Size of `struct __sk_buff` (linux/bpf.h) and where its fields lie.
 const CONTEXT: usize = 192;
 const MARK: usize = 8;
+const PRIORITY: usize = 32;
 const INGRESS_IFINDEX: usize = 36;
 const IFINDEX: usize = 40;
 const GSO_SIZE: usize = 176;

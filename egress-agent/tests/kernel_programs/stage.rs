@@ -264,7 +264,7 @@ impl Stage {
     /// Runs a packet that goes on as it is.
     pub(crate) fn passes(&mut self, run: &Run, packet: &Packet, verdict: Verdict) {
         let ran = self.run_frame(run, &packet.frame(), verdict);
-        assert_eq!(ran, Ran { action: NEXT, frame: packet.frame(), mark: run.mark }, "{packet:?}");
+        assert_eq!(ran, Ran::plain(NEXT, packet.frame(), run.mark), "{packet:?}");
     }
 
     /// Runs packets that end alike; counters are looked at once, which is most of the time that a packet takes.
@@ -285,14 +285,14 @@ impl Stage {
     /// Runs a packet that leaves by another device, as `expected`.
     pub(crate) fn redirects(&mut self, run: &Run, packet: &Packet, verdict: Verdict, expected: &Packet) {
         let ran = self.run_frame(run, &packet.frame(), verdict);
-        assert_eq!(ran, Ran { action: REDIRECT, frame: expected.frame(), mark: 0 }, "{packet:?}");
+        assert_eq!(ran, Ran::plain(REDIRECT, expected.frame(), 0), "{packet:?}");
     }
 
     /// Likewise, whatever its link addresses are: those that are kept with the flow are written from the second packet on.
     pub(crate) fn forwards(&mut self, run: &Run, packet: &Packet, verdict: Verdict, expected: &Packet) {
         let mut ran = self.run_frame(run, &packet.frame(), verdict);
         ran.frame.splice(..12, [expected.dmac, expected.smac].concat());
-        assert_eq!(ran, Ran { action: REDIRECT, frame: expected.frame(), mark: 0 }, "{packet:?}");
+        assert_eq!(ran, Ran::plain(REDIRECT, expected.frame(), 0), "{packet:?}");
     }
 
     /// Packets counted for a verdict.

@@ -20,7 +20,7 @@ fn a_kept_next_hop_ends_with_a_change_of_routes() {
         assert!(is_kept, "never kept");
         stage.configure(|config| config.route_generation = 2);
         let ran = stage.run_frame(&STEER, &sent.frame(), Verdict::SnatHere);
-        assert_eq!(ran, Ran { action: REDIRECT, frame: looked_up.frame(), mark: 0 }, "looked up anew");
+        assert_eq!(ran, Ran::plain(REDIRECT, looked_up.frame(), 0), "looked up anew");
     });
 }
 

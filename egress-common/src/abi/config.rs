@@ -90,7 +90,9 @@ pub struct Config {
     /// Link address that overlay packets made by the programs of this node bear inside: random, and known to no pod, so
     /// that the uplink's guard knows them for our own. Zero: the programs leave the overlay to its device.
     pub overlay_secret: [u8; 6],
-    pub reserved: [u8; 2],
+    /// Lower half of what `steer` writes into the priority of packets that it leaves to the stack, where a rule in
+    /// nftables drops what selected pods send without it. Random, so that no pod can write it. Zero: there is no such rule.
+    pub seen: u16,
     /// Raised by the agent after every change of what `steer` asks (pods, policy, nodes, cluster, owned): a flow keeps
     /// what its questions came to for as long as this stays. Zero: nothing is kept.
     pub decisions: u32,
@@ -195,7 +197,7 @@ impl Config {
         timeouts: Timeouts::DEFAULT,
         inbound_shared: inbound_shared(DEFAULT_INBOUND),
         overlay_secret: [0; 6],
-        reserved: [0; 2],
+        seen: 0,
         decisions: 0,
         pods_v4: Cover::ALL,
         pods_v6: Cover::ALL,
@@ -207,6 +209,13 @@ impl Config {
     pub const fn is_overlay_in_program(&self) -> bool {
         let s = &self.overlay_secret;
         s[0] | s[1] | s[2] | s[3] | s[4] | s[5] != 0
+    }
+
+    /// The priority that says that `steer` has seen a packet; `None` where nobody asks for it.
+    #[inline(always)]
+    pub const fn seen_priority(&self) -> Option<u32> {
+        // The upper half is no traffic class that anybody has.
+        if self.seen == 0 { None } else { Some(0xe67e_0000 | self.seen as u32) }
     }
 
     /// False where no pod has this address and no pod subnet holds it.

@@ -37,6 +37,8 @@ pub(in crate::lifecycle) fn made_anew(context: &LabContext) -> Result<()> {
             let span = span(&leaked);
             println!("node{number}, {device} made anew: {} packets of selected pods leaked in {span:?}", leaked.len());
             ensure!(span < WINDOW, "the programs were not back for {span:?}");
+            // Behind steering stands a second line.
+            ensure!(!management || leaked.is_empty(), "leaked while the management port was made anew: {leaked:?}");
             let right = SystemTime::now();
             until("a second without a leak", EFFECT, || {
                 Ok(right.elapsed().is_ok_and(|past| past > WATCHED).then_some(()))

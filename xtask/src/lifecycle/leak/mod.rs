@@ -1,7 +1,7 @@
 //! No wrong source address, whatever happens: callers of every fate call all the while, the cluster changes by the dice,
 //! and a capture at the nodes' ports of the switch sees every packet that leaves them. And since a check that cannot
-//! fail proves nothing: the same judge on the same capture says no when the programs are taken off, and when one
-//! caller's packets are taken for another's.
+//! fail proves nothing: the same judge on the same capture says no when the programs and what stands behind them are taken
+//! off, and when one caller's packets are taken for another's.
 //!
 //! `cast`: who calls. `chaos`: what happens. `chatter`: how they call. `judge`: who may show which address when.
 //! `devices`: what leaves while devices are made anew.
@@ -21,6 +21,7 @@ use anyhow::{Result, ensure};
 use super::ground::{Ground, node};
 use super::pins::{Pins, bpftool};
 use super::wait::{EFFECT, until};
+use crate::lab::Node;
 use crate::lab::addresses as plan;
 use crate::lab::capture::{Capture, Class, Key, Seen};
 use crate::lab::flows::Flow;
@@ -127,18 +128,32 @@ pub(super) fn judge_can_say_no(context: &LabContext) -> Result<()> {
             "the judge takes one for another"
         );
     }
-    // Its agent would put the program back.
+    // Its agent would put the program and the table back.
     chaos.ground.agent(1)?.pause()?;
-    let link = Pins::of(chaos.ground.lab.node(node(1)?)).link_path("mgmt_ingress")?;
+    let first = chaos.ground.lab.node(node(1)?);
+    let link = Pins::of(first).link_path("mgmt_ingress")?;
     bpftool(&["link", "detach", "pinned", &link.to_string_lossy()])?;
+    until("the second line drops what nobody steers", EFFECT, || Ok((held(first)? > 20).then_some(())))?;
+    ensure!(always.judge(&capture.seen()).wrong.is_empty(), "the second line lets packets pass");
+    first.host.exec("nft", &["delete", "table", "inet", "egress-agent"])?;
     let wrong = until("the judge sees the leak", EFFECT, || {
         let ruling = always.judge(&capture.seen());
         Ok((ruling.wrong.len() > 20).then_some(ruling.wrong))
     })?;
     let of_the_node = wrong.iter().filter(|sighting| always.node.is(sighting.source)).count();
-    println!("steering taken off: {} packets wrong, {of_the_node} with the node's address", wrong.len());
+    println!(
+        "steering and second line taken off: {} packets wrong, {of_the_node} with the node's address",
+        wrong.len()
+    );
     ensure!(of_the_node == wrong.len(), "what leaks has another address than the node's");
     ensure!(never.judge(&capture.seen()).wrong.is_empty(), "a caller that is not selected is judged to leak");
     chaos.ground.agent(1)?.resume()?;
     chatter.into_iter().try_for_each(Chatter::finish)
+}
+
+/// Packets that the table behind the programs has dropped.
+fn held(node: &Node) -> Result<u64> {
+    let rules = node.host.exec("nft", &["list", "table", "inet", "egress-agent"])?;
+    let counts = rules.split("counter packets ").skip(1).filter_map(|rest| rest.split(' ').next());
+    Ok(counts.map(str::parse::<u64>).sum::<Result<_, _>>()?)
 }

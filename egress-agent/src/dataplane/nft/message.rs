@@ -1,18 +1,4 @@
-//! Keeping the host's connection tracking off the overlay: an entry per flow of every other node would fill its table.
-//!
-//! One nftables table of ours, replaced as a whole in one transaction, as `nft` would show it:
-//!
-//! ```text
-//! table inet egress-agent {
-//!     chain prerouting { type filter hook prerouting priority raw; iifname != MGMT udp dport PORT notrack }
-//!     chain output     { type filter hook output     priority raw; udp dport PORT notrack }
-//! }
-//! ```
-//!
-//! What pods send to that port of the world stays tracked, or the CNI's masquerade would not see it.
-//!
-//! It lives in the kernel like links and pins do, and `cleanup` deletes it. A kernel without nf_tables tracks the port;
-//! that costs memory, not correctness, so it is a warning. The messages are those of linux/netfilter/nf_tables.h.
+//! The messages of linux/netfilter/nf_tables.h, as far as the table of `nft` needs them, and one socket to send them by.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -20,21 +6,24 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use bytes::{BufMut, BytesMut};
 use nix::sys::socket::{AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, recv, sendto, socket};
 
-use super::names::NFT_TABLE;
+use super::super::names::NFT_TABLE;
 
 const FAMILY_INET: u8 = 1;
 const SUBSYSTEM: u16 = 10;
-const NEW_TABLE: u16 = 0;
-const GET_TABLE: u16 = 1;
-const DELETE_TABLE: u16 = 2;
+pub(super) const NEW_TABLE: u16 = 0;
+pub(super) const GET_TABLE: u16 = 1;
+pub(super) const DELETE_TABLE: u16 = 2;
 const NEW_CHAIN: u16 = 3;
 const NEW_RULE: u16 = 6;
+const NEW_SET: u16 = 9;
+pub(super) const NEW_ELEMENT: u16 = 12;
+pub(super) const DELETE_ELEMENT: u16 = 14;
 const BATCH_BEGIN: u16 = 0x10;
 const BATCH_END: u16 = 0x11;
 
 const REQUEST: u16 = 0x1;
 const ACK: u16 = 0x4;
-const CREATE: u16 = 0x400;
+pub(super) const CREATE: u16 = 0x400;
 const APPEND: u16 = 0x800;
 
 const NESTED: u16 = 0x8000;
@@ -42,60 +31,59 @@ const HEADER: usize = 16;
 /// `NLMSG_ERROR`: also the form of an acknowledgement, with error zero.
 const ERROR: u16 = 2;
 
-const PREROUTING: u32 = 0;
-const OUTPUT: u32 = 3;
 /// Before connection tracking.
 const PRIORITY_RAW: i32 = -300;
+const VERDICT_REGISTER: u32 = 0;
 const REGISTER: u32 = 1;
-const META_IIFNAME: u32 = 6;
-const META_L4PROTO: u32 = 16;
 /// `IFNAMSIZ`: names are compared with their padding.
 const INTERFACE_NAME: usize = 16;
-const EQUAL: u32 = 0;
-const NOT_EQUAL: u32 = 1;
-const TRANSPORT_HEADER: u32 = 2;
-const UDP: u8 = 17;
 
-/// Puts the rules there, in place of those that may be there.
-pub(super) fn install(port: u16, mgmt_port: &str) -> io::Result<()> {
-    let mut batch = Batch::begin();
-    // Deleting wants a table to delete.
-    batch.table(NEW_TABLE, CREATE);
-    batch.table(DELETE_TABLE, 0);
-    batch.table(NEW_TABLE, CREATE);
-    for (name, hook, not_from) in [("prerouting", PREROUTING, Some(mgmt_port)), ("output", OUTPUT, None)] {
-        batch.chain(name, hook);
-        batch.rule(name, port, not_from);
-    }
-    talk(&batch.end())
+/// Where a chain hangs.
+#[derive(Clone, Copy)]
+pub(super) enum ChainHook {
+    Prerouting = 0,
+    Output = 3,
 }
 
-/// Whether our table is there; another hand may have flushed the whole rule set.
-pub(super) fn is_installed() -> io::Result<bool> {
-    let mut message = Batch { bytes: BytesMut::new(), sequence: 0 };
-    message.table(GET_TABLE, 0);
-    absent_is_false(talk(&message.bytes))
+/// Properties of a packet that `meta` loads.
+#[derive(Clone, Copy)]
+pub(super) enum Meta {
+    /// `skb->priority`.
+    Priority = 2,
+    InterfaceName = 6,
+    NetworkProtocol = 15,
+    TransportProtocol = 16,
 }
 
-/// Whether it was there.
-pub(super) fn remove() -> io::Result<bool> {
-    let mut batch = Batch::begin();
-    batch.table(DELETE_TABLE, 0);
-    absent_is_false(talk(&batch.end()))
+/// From where `payload` counts.
+#[derive(Clone, Copy)]
+pub(super) enum Base {
+    Network = 1,
+    Transport = 2,
 }
 
-fn absent_is_false(outcome: io::Result<()>) -> io::Result<bool> {
-    match outcome {
-        Ok(()) => Ok(true),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
-        // A kernel without nf_tables has no table either.
-        Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => Ok(false),
-        Err(error) => Err(error),
-    }
+#[derive(Clone, Copy)]
+pub(super) enum Is {
+    Equal = 0,
+    NotEqual = 1,
+}
+
+/// What a rule says of a packet.
+#[derive(Clone, Copy)]
+pub(super) enum Say {
+    Drop = 0,
+    Accept = 1,
+}
+
+/// A set of addresses: how `nft` shows its keys, and how long they are.
+#[derive(Clone, Copy)]
+pub(super) struct SetType {
+    pub(super) shown_as: u32,
+    pub(super) length: u32,
 }
 
 /// Sends and reads every answer; the first error is ours. The kernel has answered before the send returns.
-fn talk(messages: &[u8]) -> io::Result<()> {
+pub(super) fn talk(messages: &[u8]) -> io::Result<()> {
     let socket = open()?;
     sendto(socket.as_raw_fd(), messages, &NetlinkAddr::new(0, 0), MsgFlags::empty())?;
     let mut answer = vec![0; 8192];
@@ -129,65 +117,81 @@ fn errors(mut messages: &[u8]) -> io::Result<()> {
 }
 
 /// Messages of one transaction.
-struct Batch {
+pub(super) struct Batch {
     bytes: BytesMut,
     sequence: u32,
 }
 
 impl Batch {
-    fn begin() -> Self {
-        let mut batch = Self { bytes: BytesMut::new(), sequence: 0 };
+    pub(super) fn begin() -> Self {
+        let mut batch = Self::outside();
         batch.message(BATCH_BEGIN, 0, 0, SUBSYSTEM, |_| {});
         batch
     }
 
-    fn end(mut self) -> BytesMut {
-        self.message(BATCH_END, 0, 0, SUBSYSTEM, |_| {});
-        self.bytes
+    /// For questions, which stand in no transaction.
+    pub(super) fn outside() -> Self {
+        Self { bytes: BytesMut::new(), sequence: 0 }
     }
 
-    fn table(&mut self, kind: u16, flags: u16) {
+    pub(super) fn end(mut self) -> io::Result<()> {
+        self.message(BATCH_END, 0, 0, SUBSYSTEM, |_| {});
+        self.ask()
+    }
+
+    /// Sends what is there.
+    pub(super) fn ask(&self) -> io::Result<()> {
+        talk(&self.bytes)
+    }
+
+    pub(super) fn table(&mut self, kind: u16, flags: u16) {
         self.nft(kind, flags, |bytes| text(bytes, 1, NFT_TABLE));
     }
 
-    fn chain(&mut self, name: &str, hook: u32) {
+    pub(super) fn chain(&mut self, name: &str, hook: ChainHook) {
         self.nft(NEW_CHAIN, CREATE, |bytes| {
             text(bytes, 1, NFT_TABLE);
             text(bytes, 3, name);
             nest(bytes, 4, |bytes| {
-                number(bytes, 1, hook);
+                number(bytes, 1, hook as u32);
                 attribute(bytes, 2, &PRIORITY_RAW.to_be_bytes());
             });
             text(bytes, 7, "filter");
         });
     }
 
-    /// `[iifname != NAME] udp dport PORT notrack`
-    fn rule(&mut self, chain: &str, port: u16, not_from: Option<&str>) {
+    /// A set, known in this transaction by its number too.
+    pub(super) fn set(&mut self, name: &str, number_here: u32, kind: SetType) {
+        self.nft(NEW_SET, CREATE, |bytes| {
+            text(bytes, 1, NFT_TABLE);
+            text(bytes, 2, name);
+            number(bytes, 3, 0);
+            number(bytes, 4, kind.shown_as);
+            number(bytes, 5, kind.length);
+            number(bytes, 10, number_here);
+        });
+    }
+
+    /// Puts keys into a set, or takes them out.
+    pub(super) fn elements<'a>(&mut self, kind: u16, set: &str, keys: impl Iterator<Item = &'a [u8]>) {
+        let flags = if kind == NEW_ELEMENT { CREATE } else { 0 };
+        self.nft(kind, flags, |bytes| {
+            text(bytes, 1, NFT_TABLE);
+            text(bytes, 2, set);
+            nest(bytes, 3, |bytes| {
+                for key in keys {
+                    nest(bytes, 1, |bytes| nest(bytes, 1, |bytes| attribute(bytes, 1, key)));
+                }
+            });
+        });
+    }
+
+    /// A rule at the end of the chain; its expressions are written by `content`.
+    pub(super) fn rule(&mut self, chain: &str, content: impl FnOnce(&mut Rule<'_>)) {
         self.nft(NEW_RULE, CREATE | APPEND, |bytes| {
             text(bytes, 1, NFT_TABLE);
             text(bytes, 2, chain);
-            nest(bytes, 4, |bytes| {
-                if let Some(name) = not_from {
-                    meta(bytes, META_IIFNAME);
-                    let mut padded = [0; INTERFACE_NAME];
-                    for (to, from) in padded.iter_mut().zip(name.bytes()) {
-                        *to = from;
-                    }
-                    compare(bytes, NOT_EQUAL, &padded);
-                }
-                meta(bytes, META_L4PROTO);
-                compare(bytes, EQUAL, &[UDP]);
-                expression(bytes, "payload", |bytes| {
-                    number(bytes, 1, REGISTER);
-                    number(bytes, 2, TRANSPORT_HEADER);
-                    // The destination port.
-                    number(bytes, 3, 2);
-                    number(bytes, 4, 2);
-                });
-                compare(bytes, EQUAL, &port.to_be_bytes());
-                expression(bytes, "notrack", |_| {});
-            });
+            nest(bytes, 4, |bytes| content(&mut Rule(bytes)));
         });
     }
 
@@ -212,28 +216,88 @@ impl Batch {
     }
 }
 
-/// `meta`: loads a property of the packet.
-fn meta(bytes: &mut BytesMut, key: u32) {
-    expression(bytes, "meta", |bytes| {
-        number(bytes, 1, REGISTER);
-        number(bytes, 2, key);
-    });
-}
+/// The expressions of one rule, in order. What is loaded is compared or looked up by the one behind it.
+pub(super) struct Rule<'a>(&'a mut BytesMut);
 
-/// `cmp`: the register equals these bytes, or does not.
-fn compare(bytes: &mut BytesMut, operator: u32, value: &[u8]) {
-    expression(bytes, "cmp", |bytes| {
-        number(bytes, 1, REGISTER);
-        number(bytes, 2, operator);
-        nest(bytes, 3, |bytes| attribute(bytes, 1, value));
-    });
-}
+impl Rule<'_> {
+    /// A property of the packet is this, or is not.
+    pub(super) fn meta(&mut self, key: Meta, is: Is, value: &[u8]) {
+        self.load_meta(key);
+        self.compare(is, value);
+    }
 
-fn expression(bytes: &mut BytesMut, name: &str, data: impl FnOnce(&mut BytesMut)) {
-    nest(bytes, 1, |bytes| {
-        text(bytes, 1, name);
-        nest(bytes, 2, data);
-    });
+    pub(super) fn interface(&mut self, is: Is, name: &str) {
+        let mut padded = [0; INTERFACE_NAME];
+        for (to, from) in padded.iter_mut().zip(name.bytes()) {
+            *to = from;
+        }
+        self.meta(Meta::InterfaceName, is, &padded);
+    }
+
+    /// Sets the property to this.
+    pub(super) fn set_meta(&mut self, key: Meta, value: &[u8]) {
+        self.expression("immediate", |bytes| {
+            number(bytes, 1, REGISTER);
+            nest(bytes, 2, |bytes| attribute(bytes, 1, value));
+        });
+        self.expression("meta", |bytes| {
+            number(bytes, 2, key as u32);
+            number(bytes, 3, REGISTER);
+        });
+    }
+
+    /// Loads bytes of the packet.
+    pub(super) fn load(&mut self, base: Base, offset: u32, length: u32) {
+        self.expression("payload", |bytes| {
+            number(bytes, 1, REGISTER);
+            number(bytes, 2, base as u32);
+            number(bytes, 3, offset);
+            number(bytes, 4, length);
+        });
+    }
+
+    pub(super) fn compare(&mut self, is: Is, value: &[u8]) {
+        self.expression("cmp", |bytes| {
+            number(bytes, 1, REGISTER);
+            number(bytes, 2, is as u32);
+            nest(bytes, 3, |bytes| attribute(bytes, 1, value));
+        });
+    }
+
+    /// What was loaded is in the set, which this transaction made under that number.
+    pub(super) fn is_in(&mut self, set: &str, number_here: u32) {
+        self.expression("lookup", |bytes| {
+            text(bytes, 1, set);
+            number(bytes, 2, REGISTER);
+            number(bytes, 4, number_here);
+        });
+    }
+
+    /// `counter`, `notrack`: what takes no arguments.
+    pub(super) fn plain(&mut self, name: &str) {
+        self.expression(name, |_| {});
+    }
+
+    pub(super) fn say(&mut self, what: Say) {
+        self.expression("immediate", |bytes| {
+            number(bytes, 1, VERDICT_REGISTER);
+            nest(bytes, 2, |bytes| nest(bytes, 2, |bytes| number(bytes, 1, what as u32)));
+        });
+    }
+
+    fn load_meta(&mut self, key: Meta) {
+        self.expression("meta", |bytes| {
+            number(bytes, 1, REGISTER);
+            number(bytes, 2, key as u32);
+        });
+    }
+
+    fn expression(&mut self, name: &str, data: impl FnOnce(&mut BytesMut)) {
+        nest(self.0, 1, |bytes| {
+            text(bytes, 1, name);
+            nest(bytes, 2, data);
+        });
+    }
 }
 
 fn number(bytes: &mut BytesMut, kind: u16, value: u32) {
@@ -273,7 +337,8 @@ mod tests {
     fn messages_and_attributes_have_their_lengths() {
         let mut batch = Batch::begin();
         batch.table(NEW_TABLE, CREATE);
-        let bytes = batch.end();
+        batch.message(BATCH_END, 0, 0, SUBSYSTEM, |_| {});
+        let bytes = batch.bytes;
         let lengths: Vec<u32> = {
             let mut rest = &bytes[..];
             let mut lengths = Vec::new();

@@ -1,0 +1,95 @@
+//! Keeping the nftables table (`nft`) in step with the map `pods`.
+//!
+//! Everything here is done while the tables are held, so that a table made anew misses no pod. A failure is never one of
+//! the action that it belongs to: programs and maps are the first line and go on; the next check makes the table anew.
+
+use std::io;
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use egress_common::abi::PodEntry;
+use tracing::{debug, info, warn};
+
+use super::nft::{self, Rules};
+use super::tables::Tables;
+use super::{Settings, Shared};
+use crate::model::state::{Action, PodState};
+
+/// What is known of the table.
+#[derive(Default)]
+pub(super) struct SecondLine {
+    /// It lacks something that it should have.
+    is_stale: AtomicBool,
+    /// That it cannot be made has been said.
+    said: AtomicBool,
+}
+
+impl SecondLine {
+    /// Makes the table, or makes it anew.
+    pub(super) fn install(&self, shared: &Shared) {
+        let made = make(shared);
+        let is_there = made.is_ok() || nft::is_installed().unwrap_or(false);
+        self.is_stale.store(made.is_err(), Ordering::Relaxed);
+        // Without the table nobody takes the word off again.
+        let forgone = if is_there { Ok(()) } else { shared.state().forgo_second_line() };
+        match made.and(forgone) {
+            Ok(()) => self.said.store(false, Ordering::Relaxed),
+            Err(error) if self.said.swap(true, Ordering::Relaxed) => debug!(%error, "still no nftables table"),
+            Err(error) => warn!(
+                %error,
+                "cannot make the nftables table: connection tracking tracks the overlay, and selected pods have no second \
+                 line while the management port is made anew"
+            ),
+        }
+    }
+
+    /// Makes it anew where another hand has taken it, or a change did not reach it.
+    pub(super) fn check(&self, shared: &Shared) {
+        let is_missing = match nft::is_installed() {
+            Ok(is_there) => !is_there,
+            Err(error) => return debug!(%error, "cannot look for the nftables table"),
+        };
+        if is_missing || self.is_stale.load(Ordering::Relaxed) {
+            self.install(shared);
+            if !self.is_stale.load(Ordering::Relaxed) {
+                info!("the nftables table was made anew");
+            }
+        }
+    }
+
+    /// Ahead of the map's write.
+    pub(super) fn ahead_of(&self, action: &Action) {
+        if let Action::PutPod(pod, PodState::Selected(_)) = action {
+            self.note(*pod, nft::guard_pod(*pod));
+        }
+    }
+
+    /// Behind it.
+    pub(super) fn behind(&self, action: &Action) {
+        if let Action::PutPod(pod, PodState::Known) | Action::RemovePod(pod) = action {
+            self.note(*pod, nft::leave_pod(*pod));
+        }
+    }
+
+    fn note(&self, pod: IpAddr, done: io::Result<()>) {
+        if let Err(error) = done {
+            self.is_stale.store(true, Ordering::Relaxed);
+            debug!(%error, %pod, "the nftables table did not take a change; it will be made anew");
+        }
+    }
+}
+
+fn make(shared: &Shared) -> io::Result<()> {
+    // The word first: a table that asks for what nobody writes would hold up what is left to the stack.
+    let seen = shared.state().want_second_line()?;
+    let tables = shared.tables();
+    let pods = selected(&tables)?;
+    let Settings { tunnel_port, mgmt_port, .. } = &shared.settings;
+    nft::install(&Rules { tunnel_port: *tunnel_port, mgmt_port, seen, pods: &pods })
+}
+
+fn selected(tables: &Tables) -> io::Result<Vec<IpAddr>> {
+    let mut pods = Vec::new();
+    tables.pods.for_each(|pod, entry: &PodEntry| pods.extend(entry.egress_id().map(|_| pod.to_ip())))?;
+    Ok(pods)
+}
