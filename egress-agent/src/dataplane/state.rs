@@ -136,19 +136,23 @@ impl State {
         self.owned_elsewhere |= facts.uplink != self.facts.uplink;
         let carrier_back = facts.carrier && !self.facts.carrier;
         self.facts = facts;
-        if config != self.config {
+        let written = if config == self.config {
+            Ok(())
+        } else {
             config.route_generation = config::next_generation(config.route_generation);
-            self.write_config(config)?;
+            self.write_config(config)
+        };
+        // Whatever else fails, and before anything that takes time: a device without its program is open.
+        for hook in Hook::RETURN_ORDER {
+            self.follow_hook(settings, hook, verify);
         }
+        written?;
         if self.owned_elsewhere {
             self.move_owned(settings)?;
             self.owned_elsewhere = false;
         }
         if let (true, Some(uplink)) = (carrier_back, self.facts.uplink) {
             self.claims.announce_all(uplink);
-        }
-        for hook in Hook::RETURN_ORDER {
-            self.follow_hook(settings, hook, verify);
         }
         Ok(())
     }

@@ -5,12 +5,13 @@ use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use egress_agent::dataplane::names::Hook;
 use egress_agent::model::executor::{DataplaneError, Executor};
 use egress_agent::model::state::{Action, EgressId};
 use egress_common::abi::{Addr, Owned, OwnedAddr, Sieve};
 
 use crate::actions::addr;
-use crate::node::{UPLINK, eventually, ip, on_node, output};
+use crate::node::{MGMT, Node, UPLINK, eventually, ip, is_attached, on_node, output, place};
 
 /// An agent may be killed between the two writes of a claim, or of its end.
 #[test]
@@ -122,14 +123,43 @@ fn the_group_of_an_address_is_left_also_where_the_programs_cannot_be_told() {
         dataplane.apply(&Action::Own(EgressId(1), address)).await.expect("own");
         let joined = || output(&["ip", "maddr", "show", "dev", UPLINK]).contains("33:33:ff:01:01:00");
         assert!(joined());
-        // From now on the kernel refuses every write to the configuration.
-        let config = node.pin("maps/config");
-        let Ok(frozen) = Command::new("bpftool").args(["map", "freeze", "pinned"]).arg(&config).status() else {
+        if !freeze(&node, "config") {
             return println!("skipped: bpftool is not installed");
-        };
-        assert!(frozen.success(), "freeze the map");
+        }
         let refused = dataplane.apply(&Action::Disown(EgressId(1), address)).await;
         assert!(matches!(refused, Err(DataplaneError::Kernel { what: "write map config", .. })), "{refused:?}");
         eventually("the group is left", || !joined()).await;
     });
+}
+
+/// Without its program a device is open, whatever else the kernel refuses.
+#[test]
+fn programs_are_put_back_also_where_maps_cannot_be_written() {
+    on_node(|node| async move {
+        let mut dataplane = node.start().await;
+        dataplane.apply(&Action::Own(EgressId(1), addr("172.18.0.100"))).await.expect("own");
+        for (map, device, again) in
+            [("owned_addr", UPLINK, Node::make_uplink as fn(&Node)), ("config", MGMT, Node::make_mgmt)]
+        {
+            if !freeze(&node, map) {
+                return println!("skipped: bpftool is not installed");
+            }
+            ip(&format!("link del {device}\n"));
+            again(&node);
+            let hooks = Hook::ALL.into_iter().filter(|hook| place(*hook).0 == device);
+            for hook in hooks {
+                eventually("the program is back", || is_attached(hook)).await;
+            }
+        }
+    });
+}
+
+/// From now on the kernel refuses every write of ours to the map. False where there is nobody to ask it.
+fn freeze(node: &Node, map: &str) -> bool {
+    let pin = node.pin("maps").join(map);
+    let Ok(frozen) = Command::new("bpftool").args(["map", "freeze", "pinned"]).arg(&pin).status() else {
+        return false;
+    };
+    assert!(frozen.success(), "freeze the map");
+    true
 }
