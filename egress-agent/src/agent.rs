@@ -36,6 +36,7 @@ use crate::kube::words;
 use crate::model::desired::Settings;
 use crate::model::executor::Executor;
 use crate::model::inbox::{self, Giver};
+use crate::model::ledger::{Ledger, Words};
 use crate::model::view::{Change, Node, Update};
 use crate::reconcile::ties::{Ask, Stake, Standing, Ties};
 use crate::reconcile::{Ready, Reconciler};
@@ -73,24 +74,29 @@ pub async fn run<E: Executor + Send>(client: Client, settings: AgentSettings, ex
     let (answers, next_hop) = watch::channel(None);
     // As of when the leader has surely heard this agent.
     let (heard, surely_heard) = watch::channel(None);
-    let (released, words) = watch::channel(words::Words::new());
+    let (released, words) = watch::channel(Words::new());
+    // What the leader's probes tell it to let go of, and what of that is obeyed.
+    let ((orders, ordered), (obeyed, to_obey)) = (watch::channel(Words::new()), watch::channel(Words::new()));
+    let (ledger, is_ledger) = watch::channel(Arc::<Ledger>::default());
 
     let incoming = changes(&client, (&namespace, &node_name), &model.service_cidrs, &outages);
     let (name, deputies) = (node_name.clone(), Deputies::default());
     let halves =
-        Halves { node: to_node, leader: to_leader, own_node, prober: to_prober, node_name: name, deputies, deputy };
+        Halves { node: to_node, leader: to_leader, own_node, prober: to_prober, node_name: name, deputies, deputy, ledger };
     let store = LedgerStore::new(client.clone(), &namespace);
     let (stake, is_stake) = watch::channel(Stake::default());
     let (standing, stands) = watch::channel(Standing::Undecided);
-    let ties = ties((&client, &store), &node_name, stands, (stake, released));
+    let ties = ties((&client, &store), &node_name, (stands, to_obey), (stake, released));
     let reconciler = Reconciler::new(model, executor, Some(events.clone()), ready).tied(ties);
     let identity = own_identity(&node_name);
     let writers = (StatusWriter::new(client.clone()), store.clone());
     let leader = Leader::new(writers, events, leads, (reach, !lease.is_zero()), identity.clone());
     let of_own_node = is_own_node.clone();
+    let obey = fence::obey((node_name.clone(), store.clone()), ordered, is_ledger, obeyed, stop.clone());
     let healthy = async {
         if health.port != 0 {
-            health::serve(health, health::Facts { ready: is_ready, uplink }, heard, stop.clone()).await;
+            let facts = health::Facts { ready: is_ready, uplink, released: words.clone() };
+            tokio::join!(health::serve(health, facts, health::Told { heard, orders }, stop.clone()), obey);
         }
     };
     let probe = async {
@@ -120,7 +126,7 @@ pub async fn run<E: Executor + Send>(client: Client, settings: AgentSettings, ex
         reconciler.run(for_node, stop.clone()),
         leader.run(for_leader, stop.clone()),
         campaign(client.clone(), (&namespace, identity), published, is_deputy, &outages, stop.clone()),
-        words::publish((client.clone(), &node_name), words, of_own_node, &outages, stop.clone()),
+        words::publish((client.clone(), &node_name), words.clone(), of_own_node, &outages, stop.clone()),
         healthy,
         look,
         probe,
@@ -132,12 +138,12 @@ pub async fn run<E: Executor + Send>(client: Client, settings: AgentSettings, ex
 fn ties(
     (client, store): (&Client, &LedgerStore),
     node_name: &str,
-    standing: watch::Receiver<Standing>,
-    (stake, released): (watch::Sender<Stake>, watch::Sender<words::Words>),
+    told: (watch::Receiver<Standing>, watch::Receiver<Words>),
+    tells: (watch::Sender<Stake>, watch::Sender<Words>),
 ) -> Ties {
     let (askers, name) = ((client.clone(), store.clone()), node_name.to_owned());
     let ask: Ask = Box::new(move |questions| still_given(askers.clone(), name.clone(), questions).boxed());
-    Ties::new(node_name, standing, stake, released, ask)
+    Ties::new(node_name, told, tells, ask)
 }
 
 /// Who is told of changes.
@@ -151,6 +157,8 @@ struct Halves {
     deputies: Deputies,
     /// Whether this node's agent is one of them.
     deputy: watch::Sender<bool>,
+    /// The ledger as it was last heard of.
+    ledger: watch::Sender<Arc<Ledger>>,
 }
 
 impl Halves {
@@ -167,6 +175,10 @@ impl Halves {
             self.deputies.apply(update);
             let is_deputy = self.deputies.has(&self.node_name);
             self.deputy.send_if_modified(|known| std::mem::replace(known, is_deputy) != is_deputy);
+            self.prober.put(change.clone());
+        }
+        if let Change::Ledger(ledger) = &change {
+            self.ledger.send_replace(ledger.clone());
             self.prober.put(change.clone());
         }
         self.leader.put(change.clone());

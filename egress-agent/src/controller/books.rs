@@ -120,8 +120,10 @@ impl Books {
             }
         }
         let word = |(address, record): (&IpAddr, &super::handover::HandOver)| {
-            let said = nodes.get(&record.from).and_then(|node| node.released.get(address));
-            (said == Some(&record.number)).then_some((*address, record.number))
+            // By the way of the API server, or by that of probes.
+            let words = [nodes.get(&record.from).map(|node| &node.released), reach.released.get(&record.from)];
+            let is_said = words.into_iter().flatten().any(|words| words.get(address) == Some(&record.number));
+            is_said.then_some((*address, record.number))
         };
         let released = ledger.records.open.iter().filter_map(word).collect();
         let open = &ledger.records.open;

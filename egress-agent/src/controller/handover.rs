@@ -118,9 +118,11 @@ impl Watch {
         evidence: &Evidence<'_>,
         now: Instant,
     ) -> Plan {
-        let concerned = concerned(objects, wanted, records);
+        let mut concerned = concerned(objects, wanted, records);
+        // Recorded though nobody may want them yet: whoever wants one later, and whoever leads then, is to know who had it.
+        concerned.extend(evidence.departed.keys());
         let (mut holders, targets) = (holders(objects, &concerned), targets(wanted, &concerned));
-        for (address, node) in evidence.departed.iter().filter(|(address, _)| targets.contains_key(*address)) {
+        for (address, node) in evidence.departed {
             holders.entry(*address).or_insert_with(|| vec![node]);
         }
         let (mut plan, mut last) = (Plan::default(), records.last);

@@ -16,6 +16,8 @@ mod vouch;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
+use crate::model::ledger::Words;
+
 /// What is known of nodes that are probed. Where nobody probes, it is empty: all nodes count as reachable.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Reach {
@@ -28,6 +30,8 @@ pub struct Reach {
     /// When the latest answer of each node's agent was received that the agent is told of, or will be. No answer of a node
     /// that counts as gone is. Also of nodes that are not probed any more.
     pub heard: BTreeMap<String, Instant>,
+    /// What nodes have let go of, by their answers.
+    pub released: BTreeMap<String, Words>,
     /// How long after its latest answer an agent may still hold addresses; it never changes. Zero where agents hold no
     /// leases: nobody probes, or only asks whether the node is there.
     pub lease: Duration,

@@ -1,4 +1,5 @@
-//! Whether this node may hold addresses: its leases. [`Fence`] is pure, [`keep`] is the loop around it.
+//! Whether this node may hold addresses: its leases. [`Fence`] is pure, [`keep`] is the loop around it. [`obey`]: single
+//! addresses that it is told to let go of by the way of probes.
 //!
 //! A gateway that is cut off cannot be told that its addresses are given to another. So it gives them up by itself, before
 //! the leader may give them away. It may hold addresses while
@@ -15,10 +16,12 @@
 //! ledger speaks of none.
 
 mod keep;
+mod orders;
 
 use std::time::{Duration, Instant};
 
 pub use keep::keep;
+pub use orders::obey;
 
 use crate::reconcile::ties::{Stake, Standing};
 

@@ -7,11 +7,13 @@
 //! - [`fitness`] says whether the node can carry egress traffic. It changes the answers; who watches is told, and no
 //!   connection ends by it.
 //! - [`tls`], where it is given certificates.
+//! - [`release`]: what the leader wants to be let go of, and what has been.
 //! - [`touch`] notes what probes of the leader confirm: until when it has surely heard this agent.
 //!
 //! A server for each management address; they come and go with these.
 
 pub mod fitness;
+pub mod release;
 mod service;
 pub mod tls;
 pub mod touch;
@@ -27,6 +29,7 @@ use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
 use tracing::{info, warn};
 
+use crate::model::ledger::Words;
 use crate::reconcile::Ready;
 use fitness::{Obstacle, Uplink};
 use service::HealthService;
@@ -54,12 +57,22 @@ pub struct Settings {
 pub struct Facts {
     pub ready: watch::Receiver<Ready>,
     pub uplink: watch::Receiver<Uplink>,
+    /// The hand-overs that this node has obeyed.
+    pub released: watch::Receiver<Words>,
 }
 
-/// Serves until told to stop. Publishes as of when the leader has surely heard this agent.
-pub async fn serve(settings: Settings, facts: Facts, heard: watch::Sender<Option<Instant>>, stop: CancellationToken) {
-    let Facts { mut ready, mut uplink } = facts;
-    let service = HealthService::new(settings.total_timeout, heard).await;
+/// What probes tell.
+pub struct Told {
+    /// As of when the leader has surely heard this agent.
+    pub heard: watch::Sender<Option<Instant>>,
+    /// The hand-overs that this node is to obey.
+    pub orders: watch::Sender<Words>,
+}
+
+/// Serves until told to stop.
+pub async fn serve(settings: Settings, facts: Facts, told: Told, stop: CancellationToken) {
+    let Facts { mut ready, mut uplink, released } = facts;
+    let service = HealthService::new(settings.total_timeout, released, told).await;
     let mut servers: BTreeMap<IpAddr, DropGuard> = BTreeMap::new();
     let mut said = None;
     loop {

@@ -15,7 +15,8 @@ use tracing::warn;
 
 use super::fitness::Obstacle;
 use super::touch::{self, Probe, Touch};
-use super::{REASON, SERVICE};
+use super::{REASON, SERVICE, Told, release};
+use crate::model::ledger::Words;
 
 /// Answers on all addresses alike.
 #[derive(Clone)]
@@ -27,23 +28,24 @@ struct Shared {
     /// The same for those who watch.
     reporter: HealthReporter,
     total_timeout: Duration,
+    released: watch::Receiver<Words>,
     probes: Mutex<Probes>,
 }
 
 struct Probes {
     touch: Touch,
-    heard: watch::Sender<Option<Instant>>,
+    told: Told,
     /// The leader's total timeout where it is not ours, once said.
     other_timeout: Option<Duration>,
 }
 
 impl HealthService {
-    pub(super) async fn new(total_timeout: Duration, heard: watch::Sender<Option<Instant>>) -> Self {
+    pub(super) async fn new(total_timeout: Duration, released: watch::Receiver<Words>, told: Told) -> Self {
         let reporter = HealthReporter::new();
         report(&reporter, false).await;
-        let probes = Mutex::new(Probes { touch: Touch::default(), heard, other_timeout: None });
+        let probes = Mutex::new(Probes { touch: Touch::default(), told, other_timeout: None });
         let obstacle = watch::Sender::new(Some(Obstacle::NotInStep));
-        Self(Arc::new(Shared { obstacle, reporter, total_timeout, probes }))
+        Self(Arc::new(Shared { obstacle, reporter, total_timeout, released, probes }))
     }
 
     pub(super) fn into_server(self) -> HealthServer<Self> {
@@ -66,7 +68,16 @@ impl HealthService {
         let mut probes = self.0.probes.lock().unwrap_or_else(PoisonError::into_inner);
         probes.touch.probed(probe, at);
         let heard = probes.touch.heard();
-        probes.heard.send_if_modified(|known| std::mem::replace(known, heard) != heard);
+        probes.told.heard.send_if_modified(|known| std::mem::replace(known, heard) != heard);
+        // A former leader's ledger is a former one.
+        if probe.term >= probes.touch.term() {
+            let orders = release::orders(request.metadata());
+            probes.told.orders.send_if_modified(|known| {
+                let is_news = *known != orders;
+                *known = orders;
+                is_news
+            });
+        }
         let other = touch::timeout(request.metadata()).filter(|timeout| *timeout != self.0.total_timeout);
         if std::mem::replace(&mut probes.other_timeout, other) != other
             && let Some(other) = other
@@ -105,6 +116,7 @@ impl Health for HealthService {
         if let Some(term) = term {
             touch::set_term(metadata, term);
             touch::set_timeout(metadata, self.0.total_timeout);
+            release::set_released(metadata, &self.0.released.borrow());
         }
         Ok(answer)
     }

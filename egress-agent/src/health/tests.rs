@@ -14,6 +14,7 @@ struct Ground {
     ready: watch::Sender<Ready>,
     uplink: watch::Sender<Uplink>,
     heard: watch::Receiver<Option<Instant>>,
+    orders: watch::Receiver<Words>,
     stop: CancellationToken,
     server: tokio::task::JoinHandle<()>,
 }
@@ -33,9 +34,11 @@ impl Ground {
         let (heard, is_heard) = watch::channel(None);
         let stop = CancellationToken::new();
         let settings = Settings { port, tls: None, total_timeout: Duration::from_secs(1) };
-        let facts = Facts { ready: is_ready, uplink: is_uplink };
-        let server = tokio::spawn(serve(settings, facts, heard, stop.clone()));
-        Self { port, ready, uplink, heard: is_heard, stop, server }
+        let (orders, is_ordered) = watch::channel(Words::new());
+        let (told, released) = (Told { heard, orders }, watch::channel(Words::new()).1);
+        let facts = Facts { ready: is_ready, uplink: is_uplink, released };
+        let server = tokio::spawn(serve(settings, facts, told, stop.clone()));
+        Self { port, ready, uplink, heard: is_heard, orders: is_ordered, stop, server }
     }
 
     async fn client(&self, address: [u8; 4]) -> HealthClient<Channel> {
@@ -117,5 +120,23 @@ async fn the_agent_knows_when_the_leader_has_heard_it() {
     probe(2, 1).await;
     let heard = ground.heard.borrow_and_update().expect("confirmed");
     assert!((before..between).contains(&heard));
+    ground.stop.cancel();
+}
+
+#[tokio::test]
+async fn a_former_leaders_orders_are_nothing_to_who_knows_of_a_newer() {
+    let ground = Ground::start();
+    let mut client = ground.client(FIRST).await;
+    let words = |number| Words::from([([172, 18, 0, 100].into(), number)]);
+    let mut order = async |term, number| {
+        let mut request = Request::new(ask(SERVICE));
+        Probe { session: term, number: 1, confirmed: 0, term }.write(request.metadata_mut());
+        release::set_orders(request.metadata_mut(), &words(number));
+        client.check(request).await.expect("an answer");
+        ground.orders.borrow().clone()
+    };
+    assert_eq!(order(3, 7).await, words(7));
+    assert_eq!(order(4, 8).await, words(8));
+    assert_eq!(order(3, 9).await, words(8));
     ground.stop.cancel();
 }

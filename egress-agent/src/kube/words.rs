@@ -3,8 +3,6 @@
 //! It names hand-overs by number, so that it is never taken for a word about a later one, and only those that are open:
 //! it goes with the last of them.
 
-use std::collections::BTreeMap;
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,14 +16,13 @@ use tracing::info;
 
 use super::keys;
 use super::outage::Outages;
+use crate::model::ledger::Words;
 use crate::model::view::Node;
 
 /// How long one write may take.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// After a failed write.
 const RETRY: Duration = Duration::from_millis(500);
-
-pub type Words = BTreeMap<IpAddr, u64>;
 
 /// Keeps the annotation as it should be, until told to stop. `own` is this node's own Node object.
 pub async fn publish(

@@ -20,6 +20,9 @@ pub struct HandOver {
 /// No number is greater, whatever somebody writes into an annotation: there is room behind it for all that ever come.
 const GREATEST: u64 = 1 << 60;
 
+/// Addresses with the numbers of their hand-overs: what a node is to let go of, or says that it has.
+pub type Words = BTreeMap<IpAddr, u64>;
+
 /// The hand-overs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Records {
@@ -46,6 +49,12 @@ impl Ledger {
     /// While a hand-over of an address is open nobody but its new node may hold it.
     pub fn lets_hold(&self, node: &str, address: &IpAddr) -> bool {
         self.records.open.get(address).is_none_or(|record| record.to.as_deref() == Some(node))
+    }
+
+    /// What this node is to let go of.
+    pub fn leaving(&self, node: &str) -> Words {
+        let records = self.records.open.iter().filter(|(_, record)| record.from == node);
+        records.map(|(address, record)| (*address, record.number)).collect()
     }
 
     /// A number that nothing in the ledger has had.

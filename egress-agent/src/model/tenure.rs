@@ -8,6 +8,9 @@
 //! - What it has given up in one of these ways it takes up again only when ledger and object have been read anew since: what
 //!   it knows of them may be from before. The same is true of whatever is new to a node that has been behind the
 //!   fence, whose watches may still tell it of the time before.
+//!
+//! Where the ledger cannot be heard, the leader's probes tell of single hand-overs ([`Tenure::order`]): to give up is all that
+//! follows from that.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -16,7 +19,7 @@ use std::sync::Arc;
 use egress_common::abi::MAX_SLOTS;
 
 use super::desired::family_of;
-use super::ledger::Ledger;
+use super::ledger::{Ledger, Words};
 use super::state::{EgressId, KernelState, Place};
 
 /// Addresses by the object that they serve, as in [`KernelState::owned`].
@@ -26,6 +29,8 @@ type Owned = BTreeMap<EgressId, IpAddr>;
 pub struct Tenure {
     node: String,
     ledger: Arc<Ledger>,
+    /// Hand-overs from this node that the ledger has not told of yet.
+    orders: Words,
     fenced: bool,
     /// For good: there is no time from which a watch is known to have told all of what was before. It costs two reads for
     /// each address that comes later.
@@ -49,6 +54,7 @@ impl Tenure {
         Self {
             node,
             ledger: Arc::default(),
+            orders: Words::new(),
             fenced: false,
             was_fenced: false,
             given_up: BTreeSet::new(),
@@ -62,8 +68,22 @@ impl Tenure {
 
     pub fn follow(&mut self, ledger: Arc<Ledger>) {
         self.ledger = ledger;
-        let ours = self.ledger.records.open.iter().filter(|(_, record)| record.from == self.node);
-        self.given_up.extend(ours.map(|(address, _)| *address));
+        let leaving = self.ledger.leaving(&self.node);
+        self.give_up(&leaving);
+    }
+
+    /// Hand-overs from this node that it has heard of by another way than the ledger: all that there are.
+    pub fn order(&mut self, orders: &Words) {
+        if self.orders != *orders {
+            self.orders.clone_from(orders);
+            self.give_up(orders);
+        }
+    }
+
+    fn give_up(&mut self, leaving: &Words) {
+        self.given_up.extend(leaving.keys());
+        // What was read anew before is old.
+        self.confirmed.retain(|address| !leaving.contains_key(address));
     }
 
     /// Whether this node is behind the fence; `held` is what the kernel holds.
@@ -119,10 +139,11 @@ impl Tenure {
     }
 
     /// This node's word for each open hand-over from it: the kernel holds the address no more.
-    pub fn released(&self, held: &Owned) -> BTreeMap<IpAddr, u64> {
-        let is_held = |address: &IpAddr| held.values().any(|other| other == address);
-        let ours = self.ledger.records.open.iter().filter(|(_, record)| record.from == self.node);
-        ours.filter(|(address, _)| !is_held(address)).map(|(address, record)| (*address, record.number)).collect()
+    pub fn released(&self, held: &Owned) -> Words {
+        let mut words = self.orders.clone();
+        words.extend(self.ledger.leaving(&self.node));
+        words.retain(|address, _| held.values().all(|other| other != address));
+        words
     }
 }
 

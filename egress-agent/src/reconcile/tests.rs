@@ -277,8 +277,9 @@ async fn what_another_node_is_to_have_goes_first_and_is_said_and_comes_back_when
         let yes = *answer.lock().expect("not poisoned");
         Box::pin(async move { questions.into_iter().filter(|_| yes).map(|(_, address)| address).collect() })
     });
-    let ties =
-        Ties::new("n1", watch::channel(Default::default()).1, watch::channel(Default::default()).0, released, ask);
+    let (orders, is_ordered) = watch::channel(BTreeMap::new());
+    let told = (watch::channel(Default::default()).1, is_ordered);
+    let ties = Ties::new("n1", told, (watch::channel(Default::default()).0, released), ask);
     let ready = watch::channel(Ready::default()).0;
     let mut reconciler = Reconciler::new(settings(), recorder.clone(), None, ready).tied(ties);
     held().into_iter().for_each(|change| reconciler.apply(change));
@@ -303,6 +304,24 @@ async fn what_another_node_is_to_have_goes_first_and_is_said_and_comes_back_when
     reconciler.reconcile().await.expect("a recorder does not fail");
     assert!(done().contains(&Action::Own(EgressId(1), ip("172.18.0.100"))));
     assert!(!reconciler.incomplete);
+
+    // The same by the way of probes: nothing but the order tells it.
+    *is_ours.lock().expect("not poisoned") = false;
+    orders.send_replace(BTreeMap::from([(ip("172.18.0.100"), 8)]));
+    reconciler.ties.changed().await;
+    reconciler.reconcile().await.expect("a recorder does not fail");
+    assert!(done().contains(&Action::Disown(EgressId(1), ip("172.18.0.100"))));
+    assert_eq!(*words.borrow(), BTreeMap::from([(ip("172.18.0.100"), 8)]));
+    // There is no order any more, and the API server does not answer.
+    orders.send_replace(BTreeMap::new());
+    reconciler.ties.changed().await;
+    reconciler.incomplete = true;
+    reconciler.reconcile().await.expect("a recorder does not fail");
+    assert_eq!((done(), words.borrow().len()), (vec![], 0));
+    *is_ours.lock().expect("not poisoned") = true;
+    reconciler.incomplete = true;
+    reconciler.reconcile().await.expect("a recorder does not fail");
+    assert!(done().contains(&Action::Own(EgressId(1), ip("172.18.0.100"))));
 }
 
 #[tokio::test]
@@ -310,8 +329,10 @@ async fn a_fence_ends_what_takes_its_time_and_takes_everything_also_without_a_no
     let recorder = Recorder::default();
     let (standing, is_standing) = watch::channel(ties::Standing::Holds);
     let nobody: ties::Ask = Box::new(|_| Box::pin(std::future::pending()));
-    let ties =
-        Ties::new("n1", is_standing, watch::channel(Default::default()).0, watch::channel(BTreeMap::new()).0, nobody);
+    let (orders, is_ordered) = watch::channel(BTreeMap::new());
+    let (released, mut is_said) = watch::channel(BTreeMap::new());
+    let tells = (watch::channel(Default::default()).0, released);
+    let ties = Ties::new("n1", (is_standing, is_ordered), tells, nobody);
     let ready = watch::channel(Ready::default());
     let reconciler = Reconciler::new(settings(), recorder.clone(), None, ready.0).tied(ties);
     let (giver, taker) = crate::model::inbox::inbox();
@@ -325,6 +346,13 @@ async fn a_fence_ends_what_takes_its_time_and_takes_everything_also_without_a_no
         }
     };
     until(1).await;
+    // One address by an order. It stays away: the question whose it is has no answer, and nor does any later one.
+    orders.send_replace(BTreeMap::from([(ip("172.18.0.100"), 7)]));
+    until(0).await;
+    orders.send_replace(BTreeMap::from([(ip("172.18.0.100"), 7), (ip("172.18.0.101"), 8)]));
+    let said = async { is_said.wait_for(|words| words.len() == 2).await.map(drop) };
+    let said = tokio::time::timeout(Duration::from_secs(5), said).await;
+    assert!(matches!(said, Ok(Ok(()))), "an order does not wait for an answer");
     giver.put(Change::Nodes(Update::Replaced([node(2)].into())));
     standing.send_replace(ties::Standing::Fenced);
     until(0).await;
@@ -344,8 +372,8 @@ async fn a_fence_that_falls_in_the_middle_of_a_round_is_told_behind_it() {
     use futures::FutureExt;
     let (standing, is_standing) = watch::channel(ties::Standing::Fenced);
     let nobody: ties::Ask = Box::new(|_| Box::pin(std::future::pending()));
-    let (stake, released) = (watch::channel(Default::default()).0, watch::channel(BTreeMap::new()).0);
-    let mut ties = Ties::new("n1", is_standing, stake, released, nobody);
+    let tells = (watch::channel(Default::default()).0, watch::channel(BTreeMap::new()).0);
+    let mut ties = Ties::new("n1", (is_standing, watch::channel(BTreeMap::new()).1), tells, nobody);
     let held = BTreeMap::from([(EgressId(1), ip("172.18.0.100"))]);
     assert_eq!(ties.barred(&held), held);
     standing.send_replace(ties::Standing::Holds);

@@ -9,7 +9,7 @@ use futures::future::BoxFuture;
 use tokio::sync::watch;
 use tracing::{info, warn};
 
-use crate::model::ledger::Ledger;
+use crate::model::ledger::{Ledger, Words};
 use crate::model::state::EgressId;
 use crate::model::tenure::Tenure;
 use crate::model::view::{ClusterView, parse_egress_ip};
@@ -48,8 +48,9 @@ pub type Ask = Box<dyn Fn(BTreeSet<(String, IpAddr)>) -> BoxFuture<'static, BTre
 pub struct Ties {
     pub(super) tenure: Tenure,
     standing: watch::Receiver<Standing>,
+    orders: watch::Receiver<Words>,
     stake: watch::Sender<Stake>,
-    released: watch::Sender<BTreeMap<IpAddr, u64>>,
+    released: watch::Sender<Words>,
     ask: Ask,
     /// Out of touch. It is said only where there was something to lose.
     has_given_up: bool,
@@ -58,19 +59,20 @@ pub struct Ties {
 impl Ties {
     pub fn new(
         node_name: &str,
-        standing: watch::Receiver<Standing>,
-        stake: watch::Sender<Stake>,
-        released: watch::Sender<BTreeMap<IpAddr, u64>>,
+        (standing, orders): (watch::Receiver<Standing>, watch::Receiver<Words>),
+        (stake, released): (watch::Sender<Stake>, watch::Sender<Words>),
         ask: Ask,
     ) -> Self {
-        Self { tenure: Tenure::new(node_name.to_owned()), standing, stake, released, ask, has_given_up: false }
+        let tenure = Tenure::new(node_name.to_owned());
+        Self { tenure, standing, orders, stake, released, ask, has_given_up: false }
     }
 
     /// No fence, and nobody who could be asked.
     pub(super) fn none(node_name: &str) -> Self {
         let (standing, stake) = (watch::channel(Standing::Holds).1, watch::channel(Stake::default()).0);
         let nobody: Ask = Box::new(|_| Box::pin(std::future::ready(BTreeSet::new())));
-        Self::new(node_name, standing, stake, watch::channel(BTreeMap::new()).0, nobody)
+        let (orders, released) = (watch::channel(Words::new()).1, watch::channel(Words::new()).0);
+        Self::new(node_name, (standing, orders), (stake, released), nobody)
     }
 
     pub(super) fn follow(&mut self, ledger: &Arc<Ledger>) {
@@ -83,10 +85,12 @@ impl Ties {
         self.stake.send_if_modified(|stake| std::mem::replace(&mut stake.wants, wants) != wants);
     }
 
-    /// Waits for the fence to go up or down; for ever where there is none.
+    /// Waits for the fence to go up or down, or for another order; for ever where nobody is left to tell.
     pub(super) async fn changed(&mut self) {
-        if self.standing.changed().await.is_err() {
-            std::future::pending().await
+        tokio::select! {
+            Ok(()) = self.standing.changed() => {}
+            Ok(()) = self.orders.changed() => {}
+            else => std::future::pending().await,
         }
     }
 
@@ -110,6 +114,7 @@ impl Ties {
         // Not taken for seen: who waits for it plans the whole anew.
         let fenced = *self.standing.borrow() == Standing::Fenced;
         self.tenure.set_fenced(fenced, held);
+        self.tenure.order(&self.orders.borrow());
         if fenced && !held.is_empty() && !self.has_given_up {
             warn!(addresses = held.len(), "out of touch with leader and API server: egress IPs are not served here");
             self.has_given_up = true;
@@ -139,7 +144,12 @@ impl Ties {
             let doubted = items.filter(|address| doubtful.values().any(|other| other == address));
             questions.extend(doubted.map(|address| (object.name.clone(), address)));
         }
-        let confirmed = (self.ask)(questions).await;
+        // An order does not wait for the answer, which may be long in coming. It is not taken for seen here.
+        let mut orders = self.orders.clone();
+        let confirmed = tokio::select! {
+            confirmed = (self.ask)(questions) => confirmed,
+            Ok(()) = orders.changed() => return false,
+        };
         self.tenure.confirm(&confirmed);
         !confirmed.is_empty()
     }

@@ -12,6 +12,7 @@ use super::objects::{EGRESS_IPS, all, assigned, egress_ip, labels};
 use super::pins::Pins;
 use super::wait::{EFFECT, until};
 use crate::lab::addresses as plan;
+use crate::lab::cluster::API_PORT;
 use crate::testing::lab::LabContext;
 
 const ADDRESS: &str = "172.18.0.110";
@@ -162,6 +163,36 @@ pub(super) fn cut_off_node_gives_up_first(context: &LabContext) -> Result<()> {
     ensure!(!owns(&ground, old)?, "node{old} has the address again");
     ensure!(times(&mut ground, old, TAKEN)?.len() == begin, "node{old} has announced what it has lost");
     ground.is_seen_as(NAMES[leader - 1], Some(ADDRESS), None)
+}
+
+/// The leader hears it, so its leases go on, and its watches tell it nothing.
+pub(super) fn node_without_api_server_is_told_by_probes(context: &LabContext) -> Result<()> {
+    let Stage { mut ground, leader, old, heir } = start(context)?;
+    println!("node{old} does not reach the API server any more, and its object is deleted");
+    let host = ground.lab.node(node(old)?).host.clone();
+    // What the API server sends would still be heard otherwise.
+    let chain = |hook: &str, end: &str| {
+        format!("chain {hook} {{ type filter hook {hook} priority filter; tcp {end} {API_PORT} drop; }}; ")
+    };
+    let rules = format!("table inet no-api {{ {}{}}}", chain("output", "dport"), chain("input", "sport"));
+    host.feed("nft", &["-f", "-"], &rules)?;
+    ground.remove("held")?;
+    until(&format!("node{old} has let go of it"), EFFECT, || Ok((!owns(&ground, old)?).then_some(())))?;
+    until("the record is gone", EFFECT, || Ok((records(&ground)? == "{}").then_some(())))?;
+    let log = ground.agent(old)?.log().to_owned();
+    let log = std::fs::read_to_string(log)?;
+    ensure!(log.contains("the leader's probes tell of hand-overs from this node"), "it was told otherwise");
+    ensure!(!log.contains("out of touch"), "its leases have run out");
+
+    println!("another has the address, and the node is back");
+    ground.assignable(old, false)?;
+    ground.assign(&egress_ip("next", &[ADDRESS], &labels("house", "red"), &all()))?;
+    ground.is_seen_as(NAMES[leader - 1], Some(ADDRESS), None)?;
+    ensure!(owns(&ground, heir)? && !owns(&ground, old)?, "node{heir} has not the address alone");
+    host.exec("nft", &["delete", "table", "inet", "no-api"])?;
+    ground.is_seen_as(NAMES[old - 1], Some(ADDRESS), None)?;
+    ensure!(!owns(&ground, old)?, "node{old} has it again");
+    Ok(())
 }
 
 /// Nobody can be told anything, and nobody is given anything: the leases go on, and so does what is served. When it is back

@@ -190,10 +190,36 @@ fn the_node_of_a_deleted_object_is_waited_for() {
     assert_eq!(stage.pass(0), (None, true));
     assert_eq!(stage.pass(4), (None, true));
     assert!(matches!(stage.pass(5), (Some(node), true) if node != "n1"));
-    // It is not asked for twice, nor where nobody wants the address.
+    // It is not asked for twice.
     assert!(matches!(stage.pass(5), (Some(node), false) if node != "n1"));
+}
+
+#[test]
+fn what_the_node_of_a_deleted_object_had_is_recorded_though_nobody_wants_it_yet() {
+    let mut stage = on("n1");
+    stage.objects.remove("a");
+    let address: IpAddr = A.parse().expect("a literal");
+    stage.departed.insert(address, "n1".into());
+    assert_eq!(stage.pass(0), (None, true));
+    let record = stage.records.open[&address].clone();
+    assert_eq!((record.from.as_str(), &record.to), ("n1", &None));
+    // Another leads, who has not seen the object, and somebody wants the address.
+    stage.departed.clear();
+    stage.watch = Watch::default();
+    assert_eq!(stage.pass(3600), (None, true), "its node says nothing, and is in touch");
+    stage.objects.extend([object("b", 2, &[A], &[])]);
+    Arc::make_mut(stage.nodes.get_mut("n1").expect("a node")).assignable = false;
+    assert_eq!(stage.pass(3601), (None, true));
+    stage.released.insert((address, record.number));
+    assert!(matches!(stage.pass(3602), (Some(node), true) if node != "n1"));
+    // And where nobody does it is over with the node's word.
+    let mut stage = on("n1");
     stage.objects.clear();
-    assert_eq!(stage.pass(6), (None, false));
+    stage.departed.insert(address, "n1".into());
+    stage.pass(0);
+    stage.departed.clear();
+    stage.released.insert((address, stage.records.open[&address].number));
+    assert_eq!(stage.pass(1), (None, false));
 }
 
 #[test]

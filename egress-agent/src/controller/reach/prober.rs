@@ -25,6 +25,7 @@ use super::session::{Asker, Finding, Manner, Road, ask};
 use super::vouch::{Others, Vouch};
 use crate::controller::leadership::Duty;
 use crate::model::inbox::Taker;
+use crate::model::ledger::{Ledger, Words};
 use crate::model::view::{Change, Node, Update};
 
 /// How often is looked who is gone.
@@ -45,7 +46,7 @@ pub async fn run(
     reach: watch::Sender<Reach>,
     stop: CancellationToken,
 ) {
-    let mut known: BTreeMap<String, Arc<Node>> = BTreeMap::new();
+    let (mut known, mut ledger) = (BTreeMap::new(), Arc::<Ledger>::default());
     let mut round: Option<Round> = None;
     let mut look = tokio::time::interval(LOOK);
     look.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -54,9 +55,10 @@ pub async fn run(
             () = stop.cancelled() => return,
             changes = nodes.take() => {
                 let Some(changes) = changes else { return };
-                changes.into_iter().for_each(|change| apply(&mut known, change));
+                changes.into_iter().for_each(|change| apply(&mut known, &mut ledger, change));
                 if let Some(round) = &mut round {
                     round.follow(&known);
+                    round.order(&ledger);
                 }
             }
             alive = duty.changed() => {
@@ -70,6 +72,7 @@ pub async fn run(
                 round = term.map(|term| {
                     let mut round = Round::new(manner.clone(), own_node, (term, duty.clone()), reach.clone());
                     round.follow(&known);
+                    round.order(&ledger);
                     round
                 });
                 if round.is_none() {
@@ -103,15 +106,17 @@ fn end(reach: &watch::Sender<Reach>) {
         reach.unreachable.clear();
         reach.suspects.clear();
         reach.absent.clear();
+        reach.released.clear();
     });
 }
 
-fn apply(known: &mut BTreeMap<String, Arc<Node>>, change: Change) {
+fn apply(known: &mut BTreeMap<String, Arc<Node>>, ledger: &mut Arc<Ledger>, change: Change) {
     match change {
+        Change::Ledger(new) => *ledger = new,
         Change::Nodes(Update::Replaced(nodes)) => *known = nodes,
         Change::Nodes(Update::Changed(name, node)) => drop(known.insert(name, node)),
         Change::Nodes(Update::Removed(name)) => drop(known.remove(&name)),
-        Change::Objects(_) | Change::Namespaces(_) | Change::Pods(_) | Change::Services(_) | Change::Ledger(_) => {}
+        Change::Objects(_) | Change::Namespaces(_) | Change::Pods(_) | Change::Services(_) => {}
     }
 }
 
@@ -178,6 +183,7 @@ struct Asked {
     roads: Vec<Road>,
     task: AbortHandle,
     vouch: Vouch,
+    orders: watch::Sender<Words>,
     /// Of one that is no egress node any more.
     until: Option<Instant>,
     trouble: Option<String>,
@@ -226,6 +232,22 @@ impl Round {
         self.count_others();
     }
 
+    /// Tells each node of the hand-overs from it.
+    fn order(&self, ledger: &Ledger) {
+        let mut leaving: BTreeMap<&str, Words> = BTreeMap::new();
+        for (address, record) in &ledger.records.open {
+            leaving.entry(&record.from).or_default().insert(*address, record.number);
+        }
+        for (name, asked) in &self.asked {
+            let orders = leaving.remove(name.as_str()).unwrap_or_default();
+            asked.orders.send_if_modified(|known| {
+                let is_news = *known != orders;
+                *known = orders;
+                is_news
+            });
+        }
+    }
+
     fn count_others(&self) {
         self.others.set(self.asked.keys().any(|name| *name != self.own_node));
     }
@@ -243,18 +265,23 @@ impl Round {
         let others = (*name != self.own_node).then(|| self.others.clone());
         let anew = || others.as_ref().map_or_else(|| Vouch::for_own(self.others.clone()), |_| Vouch::for_other());
         let vouch = former.map_or_else(anew, |former| former.vouch);
-        let asker = Asker { term: self.term, offset, vouch: vouch.clone() };
+        let orders = watch::Sender::new(Words::new());
+        let asker = Asker { term: self.term, offset, vouch: vouch.clone(), orders: orders.subscribe() };
         let (manner, all) = (self.manner.clone(), roads.clone());
         let teller = Teller { node: name.into(), reach: self.reach.clone(), found: self.found.clone(), others };
         let task = self.tasks.spawn(async move {
             join_all(all.iter().map(|road| ask(&manner, road, &asker, |finding| teller.tell(finding)))).await;
         });
-        let asked = Asked { roads, task, vouch, until: None, trouble: None, differs: false };
+        let asked = Asked { roads, task, vouch, orders, until: None, trouble: None, differs: false };
         self.asked.insert(name.to_owned(), asked);
     }
 
     fn leave(&mut self, name: &str) {
         self.judge.leave(name);
+        self.reach.send_if_modified(|reach| {
+            reach.released.remove(name);
+            false
+        });
         if let Some(asked) = self.asked.remove(name) {
             asked.task.abort();
         }
@@ -273,6 +300,9 @@ impl Round {
             Finding::Direct(at) => self.judge.note_direct(&node, at),
             // That is entered already.
             Finding::Heard(_) => {}
+            Finding::Released(words) => {
+                self.reach.send_modify(|reach| drop(reach.released.insert(node.to_string(), words)));
+            }
             Finding::Trouble(why) => asked.trouble = Some(why),
             Finding::Said { timeout, .. } => {
                 let total = self.manner.rules.total;

@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
 use tokio::net::TcpStream;
+use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval_at, timeout};
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Request, Response, Status};
@@ -31,8 +32,9 @@ use super::vouch::Vouch;
 use crate::health::fitness::refusal;
 use crate::health::tls::{Tls, cause};
 use crate::health::touch::{self, Probe};
-use crate::health::{REASON, SERVICE};
+use crate::health::{REASON, SERVICE, release};
 use crate::kube::causes::Causes;
+use crate::model::ledger::Words;
 
 /// Probes on their way at a time.
 const MOST_PENDING: usize = 8;
@@ -97,6 +99,8 @@ pub(super) enum Finding {
         timeout: Option<Duration>,
         term: Option<u64>,
     },
+    /// Beside an answer: what the agent has let go of. Not said again while it stays the same.
+    Released(Words),
     /// Why there is no answer.
     Trouble(String),
 }
@@ -125,6 +129,8 @@ pub(super) struct Asker {
     pub(super) offset: Duration,
     /// Which answers the agent is told of.
     pub(super) vouch: Vouch,
+    /// What the agent is to let go of.
+    pub(super) orders: watch::Receiver<Words>,
 }
 
 /// Asks until it is dropped. `tell` is told of everything, and before the agent is.
@@ -137,6 +143,7 @@ pub(super) async fn ask(manner: &Manner, road: &Road, asker: &Asker, tell: impl 
     // Probes and, half-way between two, a look whether there is an answer.
     let mut beat = interval_at(begin, rules.interval / 2);
     beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut orders = asker.orders.clone();
     let mut line = Line::new(manner, road, asker.term);
     let (mut pending, mut knocks) = (Pending::new(), BTreeSet::new());
     let (mut is_probe, mut answered, mut tried) = (false, 0, None::<Instant>);
@@ -155,7 +162,13 @@ pub(super) async fn ask(manner: &Manner, road: &Road, asker: &Asker, tell: impl 
                     }
                 } else if is_probe && pending.len() < MOST_PENDING + knocks.len() {
                     line.confirm(asker, &tell);
-                    pending.push(line.probe());
+                    pending.push(line.probe(&orders.borrow()));
+                }
+            }
+            // What the agent has to do begins sooner.
+            Ok(()) = orders.changed() => {
+                if pending.len() < MOST_PENDING + knocks.len() {
+                    pending.push(line.probe(&orders.borrow()));
                 }
             }
             Some(came) = pending.next() => match came {
@@ -166,6 +179,11 @@ pub(super) async fn ask(manner: &Manner, road: &Road, asker: &Asker, tell: impl 
                     line.confirm(asker, &tell);
                     let metadata = answer.metadata();
                     tell(Finding::Said { timeout: touch::timeout(metadata), term: touch::term(metadata) });
+                    let released = release::released(metadata);
+                    if number == answered && line.released != released {
+                        line.released.clone_from(&released);
+                        tell(Finding::Released(released));
+                    }
                     let serves = answer.get_ref().status == i32::from(ServingStatus::Serving);
                     let reason = metadata.get(REASON).and_then(|reason| reason.to_str().ok());
                     let said = if serves { Answer::Serving } else { refusal(reason) };
@@ -266,6 +284,8 @@ struct Line<'a> {
     /// Answers that the agent is not told of yet: the number of the probe, and when its answer came in.
     received: Vec<(u64, Instant)>,
     confirmed: u64,
+    /// What the agent said last that it has let go of.
+    released: Words,
     term: u64,
 }
 
@@ -283,6 +303,7 @@ impl<'a> Line<'a> {
             number: 0,
             received: Vec::new(),
             confirmed: 0,
+            released: Words::new(),
             term,
         }
     }
@@ -315,13 +336,14 @@ impl<'a> Line<'a> {
     }
 
     /// The next probe.
-    fn probe(&mut self) -> Coming {
+    fn probe(&mut self, orders: &Words) -> Coming {
         self.number += 1;
         let (connection, number, patience) = (self.connection, self.number, self.manner.rules.total);
         let mut request = Request::new(HealthCheckRequest { service: SERVICE.to_owned() });
         let probe = Probe { session: self.session, number, confirmed: self.confirmed, term: self.term };
         probe.write(request.metadata_mut());
         touch::set_timeout(request.metadata_mut(), patience);
+        release::set_orders(request.metadata_mut(), orders);
         let client = self.client();
         Box::pin(async move {
             let outcome = match client {

@@ -18,7 +18,9 @@ impl World {
             for (node, name) in NODES.iter().enumerate() {
                 let leader = &self.leaders[index];
                 let confirmed = leader.confirmed.get(&node).copied().unwrap_or_default();
-                let probe = Message::Probe { leader: index, node, number: leader.number, confirmed, term: self.term };
+                let (number, term) = (leader.number, self.term);
+                let orders = self.api.ledgers[leader.ledger_seen].leaving(name);
+                let probe = Message::Probe { leader: index, node, number, confirmed, term, orders };
                 self.send(LEADERS[index], name, probe);
             }
         }
@@ -71,7 +73,8 @@ impl World {
             }
         }
         let said = |(address, number): (&IpAddr, &u64)| (*address, *number);
-        let released: BTreeSet<_> = self.api.words.values().flatten().map(said).collect();
+        let words = self.api.words.values().chain(leader.released.values());
+        let released: BTreeSet<_> = words.flatten().map(said).collect();
         let ends = leader.suspicions.ends(&reach, since);
         let (departed, records) = (BTreeMap::new(), draft.records.clone());
         let evidence = Evidence { released: &released, leases: Leases::End(&ends), departed: &departed };

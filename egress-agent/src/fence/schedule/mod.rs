@@ -2,7 +2,7 @@
 //!
 //! The rules are the real ones: the fence, the tenure, suspicions, assignment and hand-overs. Messages take their time or
 //! are lost, watches of ledger and objects lag by different amounts, nodes act late, leaders follow each other as the Lease
-//! lets them, and nodes lose and get back their label. Agents that die are not played: what their programs do is not theirs
+//! lets them, nodes lose and get back their label, and probes tell of hand-overs too. Agents that die are not played: what their programs do is not theirs
 //! to say.
 
 mod leaders;
@@ -21,7 +21,7 @@ use crate::controller::election::Timing;
 use crate::controller::handover::{Evidence, Leases, Step, Watch};
 use crate::controller::reach::Reach;
 use crate::controller::suspicion::{Suspicions, suspects};
-use crate::model::ledger::Ledger;
+use crate::model::ledger::{Ledger, Words};
 use crate::model::state::EgressId;
 use crate::model::tenure::Tenure;
 use crate::model::view::{EgressObject, parse_egress_ip};
@@ -33,7 +33,6 @@ const NODES: [&str; 3] = ["n1", "n2", "n3"];
 const LEADERS: [&str; 2] = ["l1", "l2"];
 const API: &str = "api";
 type Owned = BTreeMap<EgressId, IpAddr>;
-type Words = BTreeMap<IpAddr, u64>;
 
 struct Random(u64);
 
@@ -64,8 +63,8 @@ struct Api {
 }
 
 enum Message {
-    Probe { leader: usize, node: usize, number: u64, confirmed: u64, term: u64 },
-    Answer { leader: usize, node: usize, number: u64, term: u64 },
+    Probe { leader: usize, node: usize, number: u64, confirmed: u64, term: u64, orders: Words },
+    Answer { leader: usize, node: usize, number: u64, term: u64, released: Words },
     ReadLedger { node: usize, began: Instant },
     HasRead { node: usize, began: Instant, suspected: bool },
     ReadObjects { node: usize, ask: u64 },
@@ -85,6 +84,8 @@ struct Node {
     probes: BTreeMap<(usize, u64, u64), Instant>,
     held: Owned,
     said: Words,
+    /// What the latest probe has told it to let go of.
+    orders: Words,
     acts_at: Instant,
     /// Waits for objects to be read anew: nothing else is looked at meanwhile.
     asking: Option<(u64, Instant)>,
@@ -102,6 +103,8 @@ struct Leader {
     suspicions: Suspicions,
     heard: BTreeMap<String, Instant>,
     confirmed: BTreeMap<usize, u64>,
+    /// What nodes have said in their answers.
+    released: BTreeMap<usize, Words>,
     number: u64,
     ledger_seen: usize,
     queue: Vec<Work>,
@@ -154,6 +157,7 @@ impl World {
             probes: BTreeMap::new(),
             held: Owned::new(),
             said: Words::new(),
+            orders: Words::new(),
             acts_at: start,
             asking: None,
         };
@@ -289,20 +293,23 @@ impl World {
 
     fn receive(&mut self, message: Message) {
         match message {
-            Message::Probe { leader, node, number, confirmed, term } => {
+            Message::Probe { leader, node, number, confirmed, term, orders } => {
+                self.nodes[node].orders = orders;
                 let probes = &mut self.nodes[node].probes;
                 probes.insert((leader, term, number), self.now);
                 if let Some(as_of) = probes.get(&(leader, term, confirmed)).copied() {
                     self.nodes[node].fence.note_heard(as_of);
                 }
-                self.send(NODES[node], LEADERS[leader], Message::Answer { leader, node, number, term });
+                let released = self.nodes[node].said.clone();
+                self.send(NODES[node], LEADERS[leader], Message::Answer { leader, node, number, term, released });
             }
-            Message::Answer { leader, node, number, term } => {
+            Message::Answer { leader, node, number, term, released } => {
                 if term == self.term {
                     let leader = &mut self.leaders[leader];
                     leader.heard.insert(NODES[node].to_owned(), self.now);
                     let confirmed = leader.confirmed.entry(node).or_default();
                     *confirmed = number.max(*confirmed);
+                    leader.released.insert(node, released);
                 }
             }
             Message::ReadLedger { node, began } => {

@@ -30,6 +30,9 @@ impl World {
         }
         let fenced = node.fence.standing(now) == Standing::Fenced;
         node.tenure.set_fenced(fenced, &node.held);
+        // Whoever has heard of it in the ledger goes by that.
+        let unheard = node.orders.iter().filter(|(_, number)| **number > ledger.records.last);
+        node.tenure.order(&unheard.map(|(address, number)| (*address, *number)).collect());
         let mut ask = None;
         if fenced {
             node.held.clear();

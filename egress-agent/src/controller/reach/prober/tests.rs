@@ -23,6 +23,8 @@ fn node(number: u8) -> (String, Arc<Node>) {
 struct Server {
     uplink: watch::Sender<Uplink>,
     heard: watch::Receiver<Option<Instant>>,
+    orders: watch::Receiver<Words>,
+    released: watch::Sender<Words>,
     _ready: watch::Sender<Ready>,
     _stop: DropGuard,
 }
@@ -31,10 +33,12 @@ fn serve(number: u8, port: u16) -> Server {
     let management = node(number).1.management();
     let (ready, is_ready) = watch::channel(Ready { serving: true, management });
     let ((uplink, is_uplink), (heard, is_heard)) = (watch::channel(Uplink::Works), watch::channel(None));
-    let (facts, stop) = (health::Facts { ready: is_ready, uplink: is_uplink }, CancellationToken::new());
+    let ((released, is_released), (orders, is_ordered)) = (watch::channel(Words::new()), watch::channel(Words::new()));
+    let facts = health::Facts { ready: is_ready, uplink: is_uplink, released: is_released };
+    let (told, stop) = (health::Told { heard, orders }, CancellationToken::new());
     let settings = health::Settings { port, tls: None, total_timeout: RULES.total };
-    tokio::spawn(health::serve(settings, facts, heard, stop.clone()));
-    Server { uplink, heard: is_heard, _ready: ready, _stop: stop.drop_guard() }
+    tokio::spawn(health::serve(settings, facts, told, stop.clone()));
+    Server { uplink, heard: is_heard, orders: is_ordered, released, _ready: ready, _stop: stop.drop_guard() }
 }
 
 fn prober(port: u16, duty: Duty) -> (Giver, watch::Receiver<Reach>, DropGuard) {
@@ -141,6 +145,34 @@ async fn a_former_leader_tells_agents_that_they_are_heard_only_while_it_cannot_k
     published.set_unknown(Some(Instant::now()));
     tokio::time::sleep(RULES.interval * 4).await;
     assert!(heard().elapsed() < RULES.interval * 3, "the API server is away");
+}
+
+#[tokio::test]
+async fn a_node_is_told_of_hand_overs_and_says_that_it_has_obeyed() {
+    let port = free_port().await;
+    let mut servers = [serve(14, port), serve(15, port)];
+    let (published, _leads, duty) = leadership();
+    let (nodes, mut reach, _stop) = prober(port, duty);
+    nodes.put(Change::Nodes(Update::Replaced([node(14), node(15)].into())));
+    lead(&published, 5);
+    until("both are heard", &mut reach, |reach| reach.heard.len() == 2).await;
+    let address: IpAddr = [172, 18, 0, 100].into();
+    let words = Words::from([(address, 7)]);
+    let mut ledger = Ledger::default();
+    let record = crate::model::ledger::HandOver { number: 7, from: "node14".into(), to: Some("node15".into()) };
+    ledger.records.open.insert(address, record);
+    nodes.put(Change::Ledger(Arc::new(ledger)));
+    let ordered = servers[0].orders.wait_for(|orders| *orders == words);
+    let ordered = tokio::time::timeout(Duration::from_secs(5), ordered).await.map(|ordered| ordered.is_ok());
+    assert_eq!(ordered, Ok(true));
+    assert!(servers[1].orders.borrow().is_empty() && reach.borrow().released.is_empty());
+    servers[0].released.send_replace(words.clone());
+    until("it has obeyed", &mut reach, |reach| reach.released.get("node14") == Some(&words)).await;
+    // It is over.
+    nodes.put(Change::Ledger(Arc::default()));
+    let ordered = servers[0].orders.wait_for(Words::is_empty);
+    let ordered = tokio::time::timeout(Duration::from_secs(5), ordered).await.map(|ordered| ordered.is_ok());
+    assert_eq!(ordered, Ok(true));
 }
 
 #[tokio::test]

@@ -35,7 +35,8 @@ async fn found_with(dial: Dial, port: u16, within: Duration, confirms: bool) -> 
 }
 
 async fn found_vouching(dial: Dial, port: u16, within: Duration, vouch: Vouch) -> Vec<Finding> {
-    let asker = Asker { term: 3, offset: Duration::ZERO, vouch };
+    let orders = watch::channel(Words::new()).1;
+    let asker = Asker { term: 3, offset: Duration::ZERO, vouch, orders };
     let road = Road { address: LOOPBACK, knock_at: vec![] };
     let manner = Manner { rules: RULES, port, dial };
     let begin = Instant::now();
@@ -98,9 +99,11 @@ async fn agent_with(tls: Option<Tls>) -> Agent {
     let (ready, is_ready) = watch::channel(Ready { serving: true, management: vec![LOOPBACK] });
     let ((uplink, is_uplink), (heard, is_heard)) = (watch::channel(Uplink::Works), watch::channel(None));
     let stop = CancellationToken::new();
-    let facts = health::Facts { ready: is_ready, uplink: is_uplink };
+    let released = watch::channel(Words::new()).1;
+    let facts = health::Facts { ready: is_ready, uplink: is_uplink, released };
+    let told = health::Told { heard, orders: watch::channel(Words::new()).0 };
     let settings = health::Settings { port, tls, total_timeout: Duration::from_secs(5) };
-    tokio::spawn(health::serve(settings, facts, heard, stop.clone()));
+    tokio::spawn(health::serve(settings, facts, told, stop.clone()));
     while TcpStream::connect((LOOPBACK, port)).await.is_err() {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
@@ -187,8 +190,10 @@ async fn a_session_that_is_closed_is_begun_anew() {
     let (ready, is_ready) = watch::channel(Ready { serving: true, management: vec![LOOPBACK] });
     let (_uplink, is_uplink) = watch::channel(Uplink::Works);
     let settings = health::Settings { port, tls: None, total_timeout: Duration::from_secs(1) };
-    let facts = health::Facts { ready: is_ready, uplink: is_uplink };
-    tokio::spawn(health::serve(settings, facts, watch::channel(None).0, CancellationToken::new()));
+    let released = watch::channel(Words::new()).1;
+    let facts = health::Facts { ready: is_ready, uplink: is_uplink, released };
+    let told = health::Told { heard: watch::channel(None).0, orders: watch::channel(Words::new()).0 };
+    tokio::spawn(health::serve(settings, facts, told, CancellationToken::new()));
     let findings = asked.await.expect("it ends");
     let serving = Sign::Answer(Answer::Serving);
     assert_eq!(answers(&findings), [serving]);
