@@ -73,7 +73,7 @@ pub async fn run<E: Executor + Send>(client: Client, settings: AgentSettings, ex
     let (road, uplink) = watch::channel(Uplink::Works);
     let (answers, next_hop) = watch::channel(None);
     // As of when the leader has surely heard this agent.
-    let (heard, surely_heard) = watch::channel(None);
+    let ((heard, surely_heard), (total, is_total)) = (watch::channel(None), watch::channel(None));
     let (released, words) = watch::channel(Words::new());
     // What the leader's probes tell it to let go of, and what of that is obeyed.
     let ((orders, ordered), (obeyed, to_obey)) = (watch::channel(Words::new()), watch::channel(Words::new()));
@@ -81,8 +81,16 @@ pub async fn run<E: Executor + Send>(client: Client, settings: AgentSettings, ex
 
     let incoming = changes(&client, (&namespace, &node_name), &model.service_cidrs, &outages);
     let (name, deputies) = (node_name.clone(), Deputies::default());
-    let halves =
-        Halves { node: to_node, leader: to_leader, own_node, prober: to_prober, node_name: name, deputies, deputy, ledger };
+    let halves = Halves {
+        node: to_node,
+        leader: to_leader,
+        own_node,
+        prober: to_prober,
+        node_name: name,
+        deputies,
+        deputy,
+        ledger,
+    };
     let store = LedgerStore::new(client.clone(), &namespace);
     let (stake, is_stake) = watch::channel(Stake::default());
     let (standing, stands) = watch::channel(Standing::Undecided);
@@ -90,13 +98,13 @@ pub async fn run<E: Executor + Send>(client: Client, settings: AgentSettings, ex
     let reconciler = Reconciler::new(model, executor, Some(events.clone()), ready).tied(ties);
     let identity = own_identity(&node_name);
     let writers = (StatusWriter::new(client.clone()), store.clone());
-    let leader = Leader::new(writers, events, leads, (reach, !lease.is_zero()), identity.clone());
+    let leader = Leader::new(writers, events, leads, (reach, lease), identity.clone());
     let of_own_node = is_own_node.clone();
     let obey = fence::obey((node_name.clone(), store.clone()), ordered, is_ledger, obeyed, stop.clone());
     let healthy = async {
         if health.port != 0 {
             let facts = health::Facts { ready: is_ready, uplink, released: words.clone() };
-            tokio::join!(health::serve(health, facts, health::Told { heard, orders }, stop.clone()), obey);
+            tokio::join!(health::serve(health, facts, health::Told { heard, total, orders }, stop.clone()), obey);
         }
     };
     let probe = async {
@@ -117,7 +125,8 @@ pub async fn run<E: Executor + Send>(client: Client, settings: AgentSettings, ex
         }
     };
     // A task of its own: leases run out while others are at work.
-    let fence = fence::keep((node_name.clone(), lease), store, (surely_heard, is_stake), standing, stop.clone());
+    let fence =
+        fence::keep((node_name.clone(), lease), store, (surely_heard, is_total, is_stake), standing, stop.clone());
     let fence = tokio::spawn(fence);
     tokio::join!(
         fan_out(incoming, halves, stop.clone()),

@@ -15,7 +15,7 @@ use super::complaint::Complaint;
 use super::handover::{Evidence, HandOver, Leases, Step};
 use super::leadership::Leadership;
 use super::reach::Reach;
-use super::suspicion::{Suspicions, suspects};
+use super::suspicion::{Longest, Suspicions, suspects};
 use crate::kube::ledger::{LEDGER_NAME, LedgerStore};
 use crate::kube::status::WriteError;
 use crate::model::ledger::Ledger;
@@ -37,7 +37,9 @@ pub(super) struct Books {
     complaint: Complaint,
     /// How this leader signs.
     leader: String,
-    leases: bool,
+    /// The total timeout; zero where nobody is probed, so that agents hold no leases.
+    total: Duration,
+    longest: Longest,
     ledger: Option<Arc<Ledger>>,
     suspicions: Suspicions,
     departed: BTreeMap<IpAddr, (String, Instant)>,
@@ -63,15 +65,16 @@ impl Extract {
 }
 
 impl Books {
-    /// `leases`: whether nodes are probed, so that agents hold leases.
-    pub(super) fn new(store: LedgerStore, leadership: Leadership, leader: String, leases: bool) -> Self {
+    /// `total` is how long agents' leases last; zero where they hold none.
+    pub(super) fn new(store: LedgerStore, leadership: Leadership, leader: String, total: Duration) -> Self {
         Self {
             store,
             leadership,
             since: None,
             complaint: Complaint::default(),
             leader,
-            leases,
+            total,
+            longest: Longest::default(),
             ledger: None,
             suspicions: Suspicions::default(),
             departed: BTreeMap::new(),
@@ -86,6 +89,7 @@ impl Books {
             return;
         }
         self.suspicions.note(&ledger, now);
+        self.longest.note(&ledger, self.total, now);
         self.ledger = Some(ledger);
     }
 
@@ -106,12 +110,15 @@ impl Books {
     ) -> Option<Extract> {
         self.since = Some(since);
         let ledger = self.ledger.as_ref()?;
-        let mut draft = Ledger { leader: self.leader.clone(), leases: self.leases, ..(**ledger).clone() };
+        let leases = !self.total.is_zero();
+        let total = leases.then_some(self.total);
+        let mut draft = Ledger { leader: self.leader.clone(), leases, total, ..(**ledger).clone() };
         // A clock before 1970 counts from the beginning.
         let unix_ms = UNIX_EPOCH.elapsed().map_or(0, |time| u64::try_from(time.as_millis()).unwrap_or(0));
-        draft.count_on(nodes.values().flat_map(|node| node.released.values().copied()), unix_ms);
+        let words = nodes.values().map(|node| &node.released).chain(reach.released.values());
+        draft.count_on(words.flat_map(|words| words.values().copied()), unix_ms);
         let (suspected, look_again) =
-            if self.leases { suspects(reach, ledger, since, now) } else { (BTreeSet::new(), None) };
+            if leases { suspects(reach, ledger, since, now) } else { (BTreeSet::new(), None) };
         draft.suspects.retain(|node, _| suspected.contains(node));
         for node in suspected {
             if !draft.suspects.contains_key(&node) {
@@ -135,7 +142,8 @@ impl Books {
             now < *since + DEPARTED && !open.contains_key(address) && !shown.contains(address)
         });
         let departed = self.departed.iter().map(|(address, (node, _))| (*address, node.clone())).collect();
-        let ends = self.leases.then(|| self.suspicions.ends(reach, since));
+        let lease = self.longest.of(self.total, now);
+        let ends = leases.then(|| self.suspicions.ends(reach, lease, since));
         Some(Extract { draft, released, departed, ends, look_again })
     }
 

@@ -76,14 +76,14 @@ impl Leader {
         (writer, ledger): (StatusWriter, LedgerStore),
         events: Events,
         leadership: Leadership,
-        (reach, leases): (watch::Receiver<Reach>, bool),
+        (reach, total): (watch::Receiver<Reach>, Duration),
         signature: String,
     ) -> Self {
         Self {
             objects: None,
             nodes: None,
             reach,
-            books: Books::new(ledger, leadership.clone(), signature, leases),
+            books: Books::new(ledger, leadership.clone(), signature, total),
             watch: Watch::lingering(LINGER),
             since: None,
             numbering: Numbering::default(),

@@ -40,14 +40,42 @@ impl Suspicions {
         }
     }
 
-    /// When all that nodes hold has run out. Only of those that stand as suspected in the ledger.
-    pub fn ends(&self, reach: &Reach, since: Instant) -> BTreeMap<String, Instant> {
+    /// When all that nodes hold has run out, where leases last that long. Only of those that stand as suspected in the ledger.
+    pub fn ends(&self, reach: &Reach, lease: Duration, since: Instant) -> BTreeMap<String, Instant> {
         let end = |((node, _), seen): (&(String, u64), &Instant)| {
             let heard = reach.heard.get(node).map_or(since, |heard| since.max(*heard));
-            let end = (heard + reach.lease + MARGIN).max(*seen + reach.lease * 3 / 4);
+            let end = (heard + lease + MARGIN).max(*seen + lease * 3 / 4);
             (node.clone(), end)
         };
         self.seen.iter().map(end).collect()
+    }
+}
+
+/// The longest lease that an agent may still have. Agents go by the total timeout that stands in the ledger; where a former
+/// leader had another, one that has not heard of the change holds by that one until it has run out.
+#[derive(Debug, Default)]
+pub struct Longest {
+    former: Option<Duration>,
+    /// When it has run out; not known while it stands in the ledger.
+    until: Option<Instant>,
+}
+
+impl Longest {
+    /// The ledger as it stands, and the total timeout of this agent. Also told to those who do not lead.
+    pub fn note(&mut self, ledger: &Ledger, own: Duration, now: Instant) {
+        if self.until.is_some_and(|until| now >= until) {
+            *self = Self::default();
+        }
+        match ledger.total {
+            Some(total) if total != own => (self.former, self.until) = (self.former.max(Some(total)), None),
+            Some(_) if self.until.is_none() => self.until = self.former.map(|former| now + former + MARGIN),
+            _ => {}
+        }
+    }
+
+    pub fn of(&self, own: Duration, now: Instant) -> Duration {
+        let former = self.former.filter(|_| self.until.is_none_or(|until| now < until));
+        former.map_or(own, |former| former.max(own))
     }
 }
 
@@ -92,21 +120,39 @@ mod tests {
         }
         let mut suspicions = Suspicions::default();
         suspicions.note(&ledger(&[]), at(11));
-        assert!(suspicions.ends(&reach, at(0)).is_empty());
+        assert!(suspicions.ends(&reach, TOTAL, at(0)).is_empty());
         suspicions.note(&ledger(&[("a", 1)]), at(11));
-        assert_eq!(suspicions.ends(&reach, at(0)), BTreeMap::from([("a".to_owned(), at(14) + MARGIN)]));
+        assert_eq!(suspicions.ends(&reach, TOTAL, at(0)), BTreeMap::from([("a".to_owned(), at(14) + MARGIN)]));
         let mut suspicions = Suspicions::default();
         suspicions.note(&ledger(&[("a", 1)]), at(12));
-        assert_eq!(suspicions.ends(&reach, at(0)), BTreeMap::from([("a".to_owned(), at(15))]), "written late");
-        assert_eq!(suspicions.ends(&reach, at(20))["a"], at(24) + MARGIN, "who leads since then only");
+        assert_eq!(suspicions.ends(&reach, TOTAL, at(0)), BTreeMap::from([("a".to_owned(), at(15))]), "written late");
+        assert_eq!(suspicions.ends(&reach, TOTAL, at(20))["a"], at(24) + MARGIN, "who leads since then only");
         // Withdrawn and written again is another.
         suspicions.note(&ledger(&[("a", 1), ("b", 2)]), at(13));
-        assert_eq!(suspicions.ends(&reach, at(0))["b"], at(16));
+        assert_eq!(suspicions.ends(&reach, TOTAL, at(0))["b"], at(16));
         suspicions.note(&ledger(&[("a", 3), ("b", 2)]), at(15));
         assert_eq!(
-            suspicions.ends(&reach, at(0)),
+            suspicions.ends(&reach, TOTAL, at(0)),
             BTreeMap::from([("a".to_owned(), at(18)), ("b".to_owned(), at(16))])
         );
+    }
+
+    #[test]
+    fn a_longer_timeout_of_a_former_leader_counts_until_it_has_run_out() {
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let ledger = |total| Ledger { total, ..ledger(&[]) };
+        let (ten, own) = (Duration::from_secs(10), TOTAL);
+        let mut longest = Longest::default();
+        longest.note(&ledger(None), own, at(0));
+        assert_eq!(longest.of(own, at(0)), own, "a former version says nothing");
+        longest.note(&ledger(Some(ten)), own, at(0));
+        assert_eq!(longest.of(own, at(100)), ten, "it stands there still");
+        longest.note(&ledger(Some(own)), own, at(100));
+        longest.note(&ledger(Some(own)), own, at(105));
+        assert_eq!((longest.of(own, at(110)), longest.of(own, at(110) + MARGIN)), (ten, own));
+        longest.note(&ledger(Some(TOTAL / 2)), own, at(120));
+        assert_eq!(longest.of(own, at(120)), own, "a shorter one is no matter");
     }
 
     #[test]

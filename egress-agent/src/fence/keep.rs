@@ -19,7 +19,11 @@ const IDLE: Duration = Duration::from_secs(1);
 pub async fn keep(
     (node_name, total): (String, Duration),
     store: LedgerStore,
-    (mut heard, mut stake): (watch::Receiver<Option<Instant>>, watch::Receiver<Stake>),
+    (mut heard, probed, mut stake): (
+        watch::Receiver<Option<Instant>>,
+        watch::Receiver<Option<Duration>>,
+        watch::Receiver<Stake>,
+    ),
     standing: watch::Sender<Standing>,
     stop: CancellationToken,
 ) {
@@ -35,6 +39,8 @@ pub async fn keep(
             fence.wake(now);
         }
         fence.set_stake(*stake.borrow_and_update(), now);
+        // Before what such a probe has confirmed counts.
+        fence.note_probed(*probed.borrow());
         if let Some(as_of) = *heard.borrow_and_update() {
             fence.note_heard(as_of);
         }
@@ -52,8 +58,8 @@ pub async fn keep(
             outcome = heard.changed(), if is_probed => is_probed = outcome.is_ok(),
             outcome = stake.changed(), if has_stake => has_stake = outcome.is_ok(),
             Some(answer) = readings.next(), if !readings.is_empty() => {
-                if let Some((began, suspected)) = answer {
-                    fence.note_read(began, suspected);
+                if let Some((began, suspected, total)) = answer {
+                    fence.note_read(began, suspected, total);
                 }
             }
             () = tokio::time::sleep_until(due.into()) => {}
@@ -61,14 +67,16 @@ pub async fn keep(
     }
 }
 
-/// One reading: when it began, and whether this node is suspected. A ledger that is not there, or cannot be read, is no
-/// reason to hold.
-async fn read(store: &LedgerStore, node_name: &str, began: Instant, patience: Duration) -> Option<(Instant, bool)> {
+/// When a reading began, whether this node is suspected, and the leader's total timeout.
+type Reading = (Instant, bool, Option<Duration>);
+
+/// One reading. A ledger that is not there, or cannot be read, is no reason to hold.
+async fn read(store: &LedgerStore, node_name: &str, began: Instant, patience: Duration) -> Option<Reading> {
     match tokio::time::timeout(patience, store.read()).await {
-        Ok(Ok(Some(object))) => {
-            let trusted = ledger::read(&object).is_ok_and(|ledger| !ledger.suspects.contains_key(node_name));
-            Some((began, !trusted))
-        }
+        Ok(Ok(Some(object))) => Some(match ledger::read(&object) {
+            Ok(ledger) => (began, ledger.suspects.contains_key(node_name), ledger.total),
+            Err(_) => (began, true, None),
+        }),
         // Before anybody is suspected there is a ledger. One that is gone may have suspected this node, until the leader has
         // written it anew.
         Ok(Ok(None)) => None,
@@ -90,7 +98,7 @@ mod tests {
         let server = Server::start().await;
         let store = |namespace| LedgerStore::new(server.client().0, namespace);
         let (began, patience) = (Instant::now(), Duration::from_secs(5));
-        assert_eq!(read(&store("there"), "a", began, patience).await, Some((began, false)), "it suspects nobody");
+        assert_eq!(read(&store("there"), "a", began, patience).await, Some((began, false, None)), "it suspects nobody");
         for namespace in ["absent", "busy"] {
             assert_eq!(read(&store(namespace), "a", began, patience).await, None, "{namespace}");
         }

@@ -12,6 +12,9 @@
 //! ledger is read only by nodes that want to hold something, and only while what was heard is about to run out: between two
 //! leaders, or where only the management network is cut.
 //!
+//! The timeout is the leader's, as the ledger and its probes say; the shorter one where they differ, for it has just changed.
+//! This node's own flag counts where neither says anything.
+//!
 //! A node whose leader gives nothing away for silence holds no lease, and nor does one that was never probed while the
 //! ledger speaks of none.
 
@@ -28,6 +31,13 @@ use crate::reconcile::ties::{Stake, Standing};
 /// The pure rule, on this node's own monotonic clock.
 #[derive(Debug)]
 pub struct Fence {
+    /// This node's own total timeout.
+    own: Duration,
+    /// The leader's, as its probes say.
+    probed: Option<Duration>,
+    /// The same as it was read of late, before the watch has told it.
+    read_total: Option<Duration>,
+    /// That by which leases last.
     total: Duration,
     stake: Stake,
     /// As of when a leader has surely heard this node.
@@ -43,14 +53,39 @@ pub struct Fence {
 }
 
 impl Fence {
-    /// `total` is the total timeout of the probes; zero where nobody probes.
-    pub fn new(total: Duration) -> Self {
-        Self { total, stake: Stake::default(), heard: None, read: None, asked: None, began: None, denied: false }
+    /// `own` is the total timeout of this node's flag; zero where it would not probe anybody.
+    pub fn new(own: Duration) -> Self {
+        Self {
+            own,
+            probed: None,
+            read_total: None,
+            total: own,
+            stake: Stake::default(),
+            heard: None,
+            read: None,
+            asked: None,
+            began: None,
+            denied: false,
+        }
     }
 
     pub fn set_stake(&mut self, stake: Stake, now: Instant) {
-        self.stake = stake;
+        if std::mem::replace(&mut self.stake, stake).total != stake.total {
+            self.read_total = None;
+        }
+        self.set_total();
         self.begin(now);
+    }
+
+    /// What a probe says of the leader's total timeout.
+    pub fn note_probed(&mut self, total: Option<Duration>) {
+        self.probed = total;
+        self.set_total();
+    }
+
+    fn set_total(&mut self) {
+        let leaders = [self.stake.total, self.read_total, self.probed].into_iter().flatten();
+        self.total = leaders.filter(|total| !total.is_zero()).min().unwrap_or(self.own);
     }
 
     pub fn note_heard(&mut self, as_of: Instant) {
@@ -61,8 +96,10 @@ impl Fence {
         }
     }
 
-    /// A reading that began then has been answered.
-    pub fn note_read(&mut self, began: Instant, suspected: bool) {
+    /// A reading that began then has been answered. `total` is the leader's timeout as it stands there.
+    pub fn note_read(&mut self, began: Instant, suspected: bool, total: Option<Duration>) {
+        self.read_total = total;
+        self.set_total();
         if !suspected {
             self.read = self.read.max(Some(began));
         } else if self.began.is_some_and(|since| began >= since) {

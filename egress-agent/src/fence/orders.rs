@@ -57,7 +57,11 @@ pub async fn obey(
 
 /// Those that this agent cannot know of: the ledger that it has heard of is older.
 fn unheard(orders: &Words, known: &Ledger) -> Words {
-    orders.iter().filter(|(_, number)| **number > known.records.last).map(|(address, number)| (*address, *number)).collect()
+    orders
+        .iter()
+        .filter(|(_, number)| **number > known.records.last)
+        .map(|(address, number)| (*address, *number))
+        .collect()
 }
 
 async fn held_against(store: &LedgerStore, node_name: &str, mut orders: Words) -> Words {

@@ -7,7 +7,7 @@ fn at(start: Instant, tenths: u32) -> Instant {
 }
 
 fn stake(wants: bool, leases: bool) -> Stake {
-    Stake { wants, leases: Some(leases) }
+    Stake { wants, leases: Some(leases), total: None }
 }
 
 #[test]
@@ -37,9 +37,9 @@ fn what_was_heard_holds_for_the_whole_timeout_and_what_was_read_for_less() {
     assert_eq!(fence.ask_at(), Some(at(110)), "before it runs out");
     fence.note_asked(at(110));
     assert_eq!(fence.ask_at(), Some(at(130)));
-    fence.note_read(at(110), false);
+    fence.note_read(at(110), false, None);
     assert_eq!((fence.standing(at(169)), fence.standing(at(170))), (Standing::Holds, Standing::Fenced));
-    fence.note_read(at(130), true);
+    fence.note_read(at(130), true, None);
     assert_eq!(fence.standing(at(170)), Standing::Fenced, "suspected");
     fence.note_heard(at(160));
     assert_eq!(fence.standing(at(172)), Standing::Holds);
@@ -57,7 +57,7 @@ fn a_restart_is_decided_by_the_first_answer_or_when_none_comes() {
     fence.note_asked(at(0));
     assert_eq!((fence.standing(at(99)), fence.standing(at(100))), (Standing::Undecided, Standing::Fenced));
     assert_eq!(fence.next(at(1)), Some(at(20)));
-    fence.note_read(at(0), false);
+    fence.note_read(at(0), false, None);
     assert_eq!((fence.standing(at(59)), fence.standing(at(60))), (Standing::Holds, Standing::Fenced));
     // Cut off for long: it asks less often.
     fence.note_asked(at(600));
@@ -74,9 +74,9 @@ fn a_process_that_was_stopped_asks_before_it_gives_up() {
     fence.wake(at(900));
     assert_eq!((fence.standing(at(900)), fence.ask_at()), (Standing::Undecided, Some(at(900))));
     fence.note_asked(at(900));
-    fence.note_read(at(899), true);
+    fence.note_read(at(899), true, None);
     assert_eq!(fence.standing(at(901)), Standing::Undecided, "asked before");
-    fence.note_read(at(900), true);
+    fence.note_read(at(900), true, None);
     assert_eq!(fence.standing(at(902)), Standing::Fenced, "suspected by now");
     fence.note_heard(at(905));
     assert_eq!(fence.standing(at(930)), Standing::Holds);
@@ -85,4 +85,40 @@ fn a_process_that_was_stopped_asks_before_it_gives_up() {
     other.set_stake(stake(true, false), at(0));
     other.wake(at(900));
     assert_eq!(other.standing(at(999)), Standing::Holds);
+}
+
+#[test]
+fn leases_last_as_long_as_the_leader_says() {
+    let start = Instant::now();
+    let at = |percent| at(start, percent);
+    let says = |total| Stake { total, ..stake(true, true) };
+    // This node's flag says ten seconds, or zero; the leader goes by one, or by forty.
+    for own in [TOTAL, Duration::ZERO] {
+        let mut fence = Fence::new(own);
+        fence.set_stake(says(Some(TOTAL / 10)), at(0));
+        fence.note_heard(at(0));
+        assert_eq!((fence.standing(at(9)), fence.standing(at(10))), (Standing::Holds, Standing::Fenced), "{own:?}");
+        fence.note_read(at(20), false, Some(TOTAL / 10));
+        assert_eq!((fence.standing(at(25)), fence.standing(at(26))), (Standing::Holds, Standing::Fenced), "{own:?}");
+        let mut fence = Fence::new(own);
+        fence.set_stake(says(Some(TOTAL * 4)), at(0));
+        fence.note_heard(at(0));
+        assert_eq!((fence.standing(at(399)), fence.standing(at(400))), (Standing::Holds, Standing::Fenced), "{own:?}");
+    }
+    // The next leader goes by less, and the ledger has not told it yet: a probe or a reading does.
+    let mut fence = Fence::new(TOTAL);
+    fence.set_stake(says(Some(TOTAL)), at(0));
+    fence.note_probed(Some(TOTAL / 10));
+    fence.note_heard(at(0));
+    assert_eq!(fence.standing(at(10)), Standing::Fenced);
+    let mut fence = Fence::new(TOTAL);
+    fence.set_stake(says(Some(TOTAL)), at(0));
+    fence.note_read(at(0), false, Some(TOTAL / 10));
+    assert_eq!(fence.standing(at(6)), Standing::Fenced);
+    // By more, and only its probes say so.
+    let mut fence = Fence::new(TOTAL);
+    fence.set_stake(says(Some(TOTAL)), at(0));
+    fence.note_probed(Some(TOTAL * 4));
+    fence.note_heard(at(0));
+    assert_eq!(fence.standing(at(100)), Standing::Fenced, "the shorter one is safe");
 }

@@ -65,6 +65,8 @@ pub struct Facts {
 pub struct Told {
     /// As of when the leader has surely heard this agent.
     pub heard: watch::Sender<Option<Instant>>,
+    /// The leader's total timeout.
+    pub total: watch::Sender<Option<Duration>>,
     /// The hand-overs that this node is to obey.
     pub orders: watch::Sender<Words>,
 }

@@ -67,10 +67,10 @@ impl HealthService {
         let probe = Probe::read(request.metadata())?;
         let mut probes = self.0.probes.lock().unwrap_or_else(PoisonError::into_inner);
         probes.touch.probed(probe, at);
-        let heard = probes.touch.heard();
-        probes.told.heard.send_if_modified(|known| std::mem::replace(known, heard) != heard);
         // A former leader's ledger is a former one.
         if probe.term >= probes.touch.term() {
+            let total = touch::timeout(request.metadata());
+            probes.told.total.send_if_modified(|known| std::mem::replace(known, total) != total);
             let orders = release::orders(request.metadata());
             probes.told.orders.send_if_modified(|known| {
                 let is_news = *known != orders;
@@ -78,6 +78,9 @@ impl HealthService {
                 is_news
             });
         }
+        // Behind the timeout: whoever sees the one sees the other.
+        let heard = probes.touch.heard();
+        probes.told.heard.send_if_modified(|known| std::mem::replace(known, heard) != heard);
         let other = touch::timeout(request.metadata()).filter(|timeout| *timeout != self.0.total_timeout);
         if std::mem::replace(&mut probes.other_timeout, other) != other
             && let Some(other) = other

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::time::Duration;
 
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::api::{Api, ObjectMeta};
@@ -20,6 +21,7 @@ pub const LEDGER_NAME: &str = "egress-agent-hand-overs";
 
 const LEADER: &str = "leader";
 const LEASES: &str = "leases";
+const TOTAL: &str = "total-timeout-ms";
 const LAST: &str = "last";
 const RECORDS: &str = "records";
 const SUSPECTS: &str = "suspects";
@@ -46,6 +48,7 @@ fn entries(object: &ConfigMap) -> Result<Ledger, String> {
         version: object.resource_version().unwrap_or_default(),
         leader: text(LEADER).unwrap_or_default().to_owned(),
         leases: text(LEASES) == Some("true"),
+        total: entry::<Option<u64>>(TOTAL, text(TOTAL))?.map(Duration::from_millis),
         records: Records { last: entry(LAST, text(LAST))?, open: open.into_iter().map(record).collect() },
         suspects: entry(SUSPECTS, text(SUSPECTS))?,
     })
@@ -58,13 +61,15 @@ fn entry<T: DeserializeOwned + Default>(key: &str, text: Option<&str>) -> Result
 fn data(ledger: &Ledger) -> BTreeMap<String, String> {
     let records = ledger.records.open.iter();
     let records: BTreeMap<_, _> = records.map(|(address, one)| (address, (one.number, &one.from, &one.to))).collect();
-    BTreeMap::from([
+    let mut data = BTreeMap::from([
         (LEADER.to_owned(), ledger.leader.clone()),
         (LEASES.to_owned(), ledger.leases.to_string()),
         (LAST.to_owned(), ledger.records.last.to_string()),
         (RECORDS.to_owned(), json!(records).to_string()),
         (SUSPECTS.to_owned(), json!(ledger.suspects).to_string()),
-    ])
+    ]);
+    data.extend(ledger.total.map(|total| (TOTAL.to_owned(), total.as_millis().to_string())));
+    data
 }
 
 /// Writes the ledger, and reads it anew.
@@ -116,6 +121,7 @@ mod tests {
             version: String::new(),
             leader: "a_1".into(),
             leases: true,
+            total: Some(Duration::from_millis(1500)),
             records: Records { last: 9, open },
             suspects: BTreeMap::from([("c".to_owned(), 8)]),
         };

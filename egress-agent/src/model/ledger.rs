@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::time::Duration;
 
 /// An address on its way.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,6 +41,9 @@ pub struct Ledger {
     pub leader: String,
     /// Whether nodes are probed, so that agents hold leases: an address may leave a node that says nothing.
     pub leases: bool,
+    /// The total timeout that the leader goes by: leases last that long, whatever an agent's own flag says. `None` where a
+    /// leader of a former version wrote it.
+    pub total: Option<Duration>,
     pub records: Records,
     /// Nodes that have not been heard for a while, with a number for each time that this began.
     pub suspects: BTreeMap<String, u64>,

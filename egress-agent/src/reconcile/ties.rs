@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures::future::BoxFuture;
 use tokio::sync::watch;
@@ -33,12 +34,14 @@ pub struct Stake {
     pub wants: bool,
     /// Whether agents hold leases, as the ledger says.
     pub leases: Option<bool>,
+    /// How long they last, as the ledger says.
+    pub total: Option<Duration>,
 }
 
 impl Default for Stake {
     /// Before anything is known.
     fn default() -> Self {
-        Self { wants: true, leases: None }
+        Self { wants: true, leases: None, total: None }
     }
 }
 
@@ -77,8 +80,12 @@ impl Ties {
 
     pub(super) fn follow(&mut self, ledger: &Arc<Ledger>) {
         self.tenure.follow(Arc::clone(ledger));
-        let leases = Some(ledger.leases);
-        self.stake.send_if_modified(|stake| std::mem::replace(&mut stake.leases, leases) != leases);
+        let said = (Some(ledger.leases), ledger.total);
+        self.stake.send_if_modified(|stake| {
+            let is_news = (stake.leases, stake.total) != said;
+            (stake.leases, stake.total) = said;
+            is_news
+        });
     }
 
     pub(super) fn wants(&self, wants: bool) {

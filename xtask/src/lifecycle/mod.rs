@@ -73,7 +73,10 @@ pub(crate) fn tests() -> Vec<LabTest> {
         test("what_leaves_the_road_whole_moves_nothing", reachability::what_leaves_the_road_whole_moves_nothing),
         test("hand_over_old_node_lets_go_first", handover::old_node_lets_go_first),
         test("hand_over_next_leader_goes_on", handover::next_leader_goes_on),
-        test("hand_over_node_without_api_server_is_told_by_probes", handover::node_without_api_server_is_told_by_probes),
+        test(
+            "hand_over_node_without_api_server_is_told_by_probes",
+            handover::node_without_api_server_is_told_by_probes,
+        ),
         test("leases_outlive_the_api_server", handover::away_api_server_ends_nothing),
         test("hand_over_cut_off_node_gives_up_first", handover::cut_off_node_gives_up_first),
         test("health_checks_by_tls", tls::health_checks_by_tls),

@@ -5,10 +5,11 @@ use super::*;
 impl World {
     pub(super) fn lead(&mut self) {
         let (now, api) = (self.now, self.api.ledgers.len() - 1);
-        for (leader, name) in self.leaders.iter_mut().zip(LEADERS) {
+        for ((leader, name), own) in self.leaders.iter_mut().zip(LEADERS).zip(TOTALS) {
             if !self.cut.contains(&(API, name)) && self.random.below(6) == 0 {
                 leader.ledger_seen = api;
                 leader.suspicions.note(&self.api.ledgers[api], now);
+                leader.longest.note(&self.api.ledgers[api], own, now);
             }
         }
         let Some(index) = self.leads else { return };
@@ -50,7 +51,7 @@ impl World {
 
     /// One pass, as the leader makes it.
     fn plan(&mut self, index: usize) {
-        let (now, since) = (self.now, self.since);
+        let (now, since, own) = (self.now, self.since, TOTALS[index]);
         // Objects are seen as they are: a stale one is refused.
         let objects = self.objects();
         let leader = &mut self.leaders[index];
@@ -59,11 +60,11 @@ impl World {
             let heard = |name: &str| leader.heard.get(name).map_or(since, |heard| since.max(*heard));
             NODES.iter().filter(|name| now >= heard(name) + most).map(|name| (*name).to_owned()).collect()
         };
-        let (unreachable, suspected) = (silent(TOTAL), silent(TOTAL / 2));
+        let (unreachable, suspected) = (silent(own), silent(own / 2));
         let (absent, heard) = (BTreeSet::new(), leader.heard.clone());
         let reach =
-            Reach { unreachable: unreachable.clone(), suspects: suspected, heard, lease: TOTAL, ..Reach::default() };
-        let mut draft = Ledger { leader: LEADERS[index].to_owned(), ..Ledger::clone(&ledger) };
+            Reach { unreachable: unreachable.clone(), suspects: suspected, heard, lease: own, ..Reach::default() };
+        let mut draft = Ledger { leader: LEADERS[index].to_owned(), total: Some(own), ..Ledger::clone(&ledger) };
         let (wanted, _) = suspects(&reach, &ledger, since, now);
         draft.suspects.retain(|node, _| wanted.contains(node));
         for node in wanted {
@@ -75,7 +76,7 @@ impl World {
         let said = |(address, number): (&IpAddr, &u64)| (*address, *number);
         let words = self.api.words.values().chain(leader.released.values());
         let released: BTreeSet<_> = words.flatten().map(said).collect();
-        let ends = leader.suspicions.ends(&reach, since);
+        let ends = leader.suspicions.ends(&reach, leader.longest.of(own, now), since);
         let (departed, records) = (BTreeMap::new(), draft.records.clone());
         let evidence = Evidence { released: &released, leases: Leases::End(&ends), departed: &departed };
         let (nodes, hand_overs) = (&self.labels, &records.open);

@@ -20,13 +20,14 @@ use crate::controller::assignment::{Facts, Nodes, Objects, assign};
 use crate::controller::election::Timing;
 use crate::controller::handover::{Evidence, Leases, Step, Watch};
 use crate::controller::reach::Reach;
-use crate::controller::suspicion::{Suspicions, suspects};
+use crate::controller::suspicion::{Longest, Suspicions, suspects};
 use crate::model::ledger::{Ledger, Words};
 use crate::model::state::EgressId;
 use crate::model::tenure::Tenure;
 use crate::model::view::{EgressObject, parse_egress_ip};
 
-const TOTAL: Duration = Duration::from_millis(1000);
+/// The flags of the leaders' agents, which differ. Nodes go by what stands in the ledger.
+const TOTALS: [Duration; 2] = [Duration::from_millis(1000), Duration::from_millis(4000)];
 const TICK: Duration = Duration::from_millis(10);
 const PROBE: Duration = Duration::from_millis(250);
 const NODES: [&str; 3] = ["n1", "n2", "n3"];
@@ -66,7 +67,7 @@ enum Message {
     Probe { leader: usize, node: usize, number: u64, confirmed: u64, term: u64, orders: Words },
     Answer { leader: usize, node: usize, number: u64, term: u64, released: Words },
     ReadLedger { node: usize, began: Instant },
-    HasRead { node: usize, began: Instant, suspected: bool },
+    HasRead { node: usize, began: Instant, suspected: bool, total: Option<Duration> },
     ReadObjects { node: usize, ask: u64 },
     HasObjects { node: usize, ask: u64, ledger: Arc<Ledger>, objects: Arc<Objects> },
     Word { node: usize, words: Words },
@@ -101,6 +102,7 @@ enum Work {
 struct Leader {
     watch: Watch,
     suspicions: Suspicions,
+    longest: Longest,
     heard: BTreeMap<String, Instant>,
     confirmed: BTreeMap<usize, u64>,
     /// What nodes have said in their answers.
@@ -150,7 +152,7 @@ impl World {
             object("c", 3, &["172.18.0.103"], &[]),
         ]);
         let named = |name: &&'static str| Node {
-            fence: Fence::new(TOTAL),
+            fence: Fence::new(Duration::from_secs(5)),
             tenure: Tenure::new((*name).to_owned()),
             ledger_seen: 0,
             objects_seen: 0,
@@ -166,7 +168,7 @@ impl World {
             start,
             now: start,
             api: Api {
-                ledgers: vec![Arc::new(Ledger { leases: true, ..Ledger::default() })],
+                ledgers: vec![Arc::new(Ledger { leases: true, total: Some(TOTALS[0]), ..Ledger::default() })],
                 objects: vec![Arc::new(objects)],
                 words: BTreeMap::new(),
             },
@@ -263,6 +265,7 @@ impl World {
                     self.leaders[next] = Leader {
                         heard: old.heard,
                         suspicions: old.suspicions,
+                        longest: old.longest,
                         ledger_seen: old.ledger_seen,
                         ..Leader::default()
                     };
@@ -295,6 +298,7 @@ impl World {
         match message {
             Message::Probe { leader, node, number, confirmed, term, orders } => {
                 self.nodes[node].orders = orders;
+                self.nodes[node].fence.note_probed(Some(TOTALS[leader]));
                 let probes = &mut self.nodes[node].probes;
                 probes.insert((leader, term, number), self.now);
                 if let Some(as_of) = probes.get(&(leader, term, confirmed)).copied() {
@@ -313,10 +317,13 @@ impl World {
                 }
             }
             Message::ReadLedger { node, began } => {
-                let suspected = self.ledger().suspects.contains_key(NODES[node]);
-                self.send(API, NODES[node], Message::HasRead { node, began, suspected });
+                let (ledger, name) = (self.ledger(), NODES[node]);
+                let (suspected, total) = (ledger.suspects.contains_key(name), ledger.total);
+                self.send(API, name, Message::HasRead { node, began, suspected, total });
             }
-            Message::HasRead { node, began, suspected } => self.nodes[node].fence.note_read(began, suspected),
+            Message::HasRead { node, began, suspected, total } => {
+                self.nodes[node].fence.note_read(began, suspected, total);
+            }
             Message::ReadObjects { node, ask } => {
                 let (ledger, objects) = (self.ledger(), self.objects());
                 self.send(API, NODES[node], Message::HasObjects { node, ask, ledger, objects });
@@ -354,12 +361,14 @@ impl World {
                 self.send(API, LEADERS[leader], Message::Written { leader, done });
             }
             Message::Written { leader, done } => {
+                let own = TOTALS[leader];
                 let leader = &mut self.leaders[leader];
                 leader.waits_until = None;
                 if done {
                     // The answer shows what stands now.
                     leader.ledger_seen = leader.ledger_seen.max(self.api.ledgers.len() - 1);
                     leader.suspicions.note(&self.api.ledgers[leader.ledger_seen], self.now);
+                    leader.longest.note(&self.api.ledgers[leader.ledger_seen], own, self.now);
                 } else {
                     leader.queue.clear();
                 }

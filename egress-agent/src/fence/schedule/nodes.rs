@@ -23,7 +23,7 @@ impl World {
         let ledger = Arc::clone(&self.api.ledgers[node.ledger_seen]);
         let view = objects_of(&self.api, node.objects_seen);
         let wants = !given(&view, name).is_empty();
-        node.fence.set_stake(Stake { wants, leases: Some(ledger.leases) }, now);
+        node.fence.set_stake(Stake { wants, leases: Some(ledger.leases), total: ledger.total }, now);
         let asks = node.fence.ask_at().is_some_and(|time| time <= now);
         if asks {
             node.fence.note_asked(now);

@@ -35,7 +35,7 @@ fn serve(number: u8, port: u16) -> Server {
     let ((uplink, is_uplink), (heard, is_heard)) = (watch::channel(Uplink::Works), watch::channel(None));
     let ((released, is_released), (orders, is_ordered)) = (watch::channel(Words::new()), watch::channel(Words::new()));
     let facts = health::Facts { ready: is_ready, uplink: is_uplink, released: is_released };
-    let (told, stop) = (health::Told { heard, orders }, CancellationToken::new());
+    let (told, stop) = (health::Told { heard, total: watch::channel(None).0, orders }, CancellationToken::new());
     let settings = health::Settings { port, tls: None, total_timeout: RULES.total };
     tokio::spawn(health::serve(settings, facts, told, stop.clone()));
     Server { uplink, heard: is_heard, orders: is_ordered, released, _ready: ready, _stop: stop.drop_guard() }

@@ -101,7 +101,7 @@ async fn agent_with(tls: Option<Tls>) -> Agent {
     let stop = CancellationToken::new();
     let released = watch::channel(Words::new()).1;
     let facts = health::Facts { ready: is_ready, uplink: is_uplink, released };
-    let told = health::Told { heard, orders: watch::channel(Words::new()).0 };
+    let told = health::Told { heard, total: watch::channel(None).0, orders: watch::channel(Words::new()).0 };
     let settings = health::Settings { port, tls, total_timeout: Duration::from_secs(5) };
     tokio::spawn(health::serve(settings, facts, told, stop.clone()));
     while TcpStream::connect((LOOPBACK, port)).await.is_err() {
@@ -192,7 +192,11 @@ async fn a_session_that_is_closed_is_begun_anew() {
     let settings = health::Settings { port, tls: None, total_timeout: Duration::from_secs(1) };
     let released = watch::channel(Words::new()).1;
     let facts = health::Facts { ready: is_ready, uplink: is_uplink, released };
-    let told = health::Told { heard: watch::channel(None).0, orders: watch::channel(Words::new()).0 };
+    let told = health::Told {
+        heard: watch::channel(None).0,
+        total: watch::channel(None).0,
+        orders: watch::channel(Words::new()).0,
+    };
     tokio::spawn(health::serve(settings, facts, told, CancellationToken::new()));
     let findings = asked.await.expect("it ends");
     let serving = Sign::Answer(Answer::Serving);
