@@ -19,6 +19,14 @@ pub struct Rules {
     pub grace: Duration,
 }
 
+impl Rules {
+    /// How long no answer is no answer in time. The grace begins when a silence is known to be one, and whoever comes back at
+    /// its end has as long as anybody to say so.
+    fn patience(&self) -> Duration {
+        self.total + self.grace + self.total
+    }
+}
+
 /// What came back. Silence is no sign.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sign {
@@ -104,9 +112,9 @@ impl Pulse {
         }
         match self.answered {
             Some((at, answer)) if now < at + rules.total => Standing::Answers(answer),
-            Some((at, _)) if now < at + rules.grace => Standing::AgentSilent,
+            Some((at, _)) if now < at + rules.patience() => Standing::AgentSilent,
             None if now < self.since + rules.total => Standing::Unknown,
-            None if now < self.since + rules.grace => Standing::AgentSilent,
+            None if now < self.since + rules.patience() => Standing::AgentSilent,
             _ => Standing::AgentGone,
         }
     }
@@ -149,14 +157,14 @@ mod tests {
         story("an older answer comes late", &[(300, BAD), (250, OK)], &[(300, refuses)]);
 
         let bounce = [vec![(0, OK)], kernel(250, 60_000)].concat();
-        let stands = [(999, serves), (1000, AgentSilent), (29_999, AgentSilent), (30_000, AgentGone)];
+        let stands = [(999, serves), (1000, AgentSilent), (31_999, AgentSilent), (32_000, AgentGone)];
         story("the agent is killed or stopped", &bounce, &stands);
         let powered_off = [vec![(0, OK)], kernel(250, 5000)].concat();
         story("then the node dies", &powered_off, &[(5999, AgentSilent), (6000, Silent)]);
         let restarted = [vec![(0, OK)], kernel(250, 5000), vec![(5100, OK)]].concat();
         story("a new agent comes", &restarted, &[(5000, AgentSilent), (5100, serves)]);
         let no_agent = kernel(0, 60_000);
-        let stands = [(999, Unknown), (1000, AgentSilent), (30_000, AgentGone)];
+        let stands = [(999, Unknown), (1000, AgentSilent), (32_000, AgentGone)];
         story("there has never been an agent", &no_agent, &stands);
     }
 

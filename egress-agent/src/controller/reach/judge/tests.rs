@@ -266,10 +266,11 @@ fn a_dead_agent_has_its_grace_and_is_no_suspect_meanwhile() {
     let mut play = Play::new(&["a", "b", "c"]);
     play.until(5000);
     play.set("a", Some(Sign::Kernel));
-    play.until(34_500);
+    // Stopped for thirty seconds, and then it must come to answer.
+    play.until(36_500);
     assert_eq!((play.changes.len(), play.suspects.len()), (0, 0));
     assert_eq!(play.absent, BTreeSet::from(["a".to_owned()]), "it gets nothing more");
-    play.until(35_500);
+    play.until(37_500);
     assert_eq!((play.gone(), play.suspects.len()), (vec!["a".to_owned()], 1));
     // All agents at once: nobody could take anything.
     play.all(Some(Sign::Kernel));
