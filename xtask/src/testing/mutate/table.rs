@@ -26,6 +26,7 @@ impl Mutation {
 }
 
 const MAIN: &str = "egress-ebpf/src/main.rs";
+const CONFIG: &str = "egress-common/src/abi/config.rs";
 const FLOWS: &str = "egress-common/src/abi/flows.rs";
 const FOUND: &str = "egress-ebpf/src/found.rs";
 const MAPS: &str = "egress-ebpf/src/maps.rs";
@@ -191,6 +192,10 @@ mutations! {
         "Leave::NodeSnat => {\n            packet.set_mark(0);" => "Leave::NodeSnat => {";
     "mark-left-on-what-the-stack-translated", ROADS, ["guard::", "replies::"], "mark 1008 goes on to devices behind":
         "Leave::Unmark => {\n            packet.set_mark(0);" => "Leave::Unmark => {";
+    "seen-not-said", MAIN, ["guard::"], "what steering leaves to the stack is dropped there":
+        "Packet::new(&ctx).set_priority(seen);" => "Packet::new(&ctx).set_priority(seen & 1);";
+    "seen-said-to-nobody", CONFIG, ["guard::"], "packets go through the stack with a priority that nobody takes off":
+        "if self.seen == 0 { None }" => "if self.seen == 1 { None }";
     "no-policy-passes", SLOTS, ["pods::"], "a selected pod leaves with the node's address until its policy is there":
         ".ok_or(Verdict::NoPolicy)" => ".ok_or(Verdict::NotSelected)";
     "unasked-packets-pass", ENTER, ["replies::"], "what the world sends to an egress IP reaches the host":
