@@ -3,7 +3,7 @@
 //! One action is one map write, but for claims (see `claim`, `contest`) and cuts (see `cut`). An error leaves the state as it
 //! was.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -26,6 +26,11 @@ use crate::model::state::{Action, EgressId, KernelState, PodOwner, PodState, Pol
 impl Executor for Dataplane {
     async fn observe(&mut self) -> Result<KernelState, DataplaneError> {
         observe(&self.shared)
+    }
+
+    /// Not behind the tables, which a walk of a whole map may hold.
+    async fn held(&mut self) -> Result<BTreeMap<EgressId, IpAddr>, DataplaneError> {
+        held(&self.shared.state())
     }
 
     /// Who answers for one of them can only be the node that it comes from: a dead agent's programs, and the claim is
@@ -73,13 +78,7 @@ fn observe(shared: &Shared) -> Result<KernelState, DataplaneError> {
     {
         let state = shared.state();
         seen.on_unknown_pod = state.on_unknown_pod();
-        state
-            .tables
-            .owned
-            .for_each(|id: &u32, entry: &Owned| {
-                seen.owned.insert(EgressId(*id), entry.address.to_ip());
-            })
-            .map_err(kernel("read map owned"))?;
+        seen.owned = held(&state)?;
     }
     let tables = shared.tables();
     tables
@@ -110,6 +109,15 @@ fn observe(shared: &Shared) -> Result<KernelState, DataplaneError> {
     };
     tables.cluster.for_each(see).map_err(kernel("read map cluster"))?;
     Ok(seen)
+}
+
+fn held(state: &State) -> Result<BTreeMap<EgressId, IpAddr>, DataplaneError> {
+    let mut held = BTreeMap::new();
+    let see = |id: &u32, entry: &Owned| {
+        held.insert(EgressId(*id), entry.address.to_ip());
+    };
+    state.tables.owned.for_each(see).map_err(kernel("read map owned"))?;
+    Ok(held)
 }
 
 /// Every action but `Own`. Flows keep what the programs' questions came to until the number of the decisions is raised,
