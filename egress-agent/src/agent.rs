@@ -8,7 +8,8 @@
 //!
 //! Generic over the executor, so that everything but the kernel runs in a test.
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use futures::{FutureExt, Stream, StreamExt};
@@ -37,6 +38,7 @@ use crate::model::desired::Settings;
 use crate::model::executor::Executor;
 use crate::model::inbox::{self, Giver};
 use crate::model::ledger::{Ledger, Words};
+use crate::model::node::{Prepared, Readiness};
 use crate::model::view::{Change, Node, Update};
 use crate::reconcile::ties::{Ask, Stake, Standing, Ties};
 use crate::reconcile::{Ready, Reconciler};
@@ -75,6 +77,7 @@ pub async fn run<E: Executor + Send>(client: Client, settings: AgentSettings, ex
     // As of when the leader has surely heard this agent.
     let ((heard, surely_heard), (total, is_total)) = (watch::channel(None), watch::channel(None));
     let (released, words) = watch::channel(Words::new());
+    let (ready_for, readiness) = watch::channel(Readiness::new());
     // What the leader's probes tell it to let go of, and what of that is obeyed.
     let ((orders, ordered), (obeyed, to_obey)) = (watch::channel(Words::new()), watch::channel(Words::new()));
     let (ledger, is_ledger) = watch::channel(Arc::<Ledger>::default());
@@ -85,6 +88,7 @@ pub async fn run<E: Executor + Send>(client: Client, settings: AgentSettings, ex
         node: to_node,
         leader: to_leader,
         own_node,
+        readiness: readiness.clone(),
         prober: to_prober,
         node_name: name,
         deputies,
@@ -94,7 +98,7 @@ pub async fn run<E: Executor + Send>(client: Client, settings: AgentSettings, ex
     let store = LedgerStore::new(client.clone(), &namespace);
     let (stake, is_stake) = watch::channel(Stake::default());
     let (standing, stands) = watch::channel(Standing::Undecided);
-    let ties = ties((&client, &store), &node_name, (stands, to_obey), (stake, released));
+    let ties = ties((&client, &store), &node_name, (stands, to_obey), (stake, released)).preparing(ready_for);
     let reconciler = Reconciler::new(model, executor, Some(events.clone()), ready).tied(ties);
     let identity = own_identity(&node_name);
     let writers = (StatusWriter::new(client.clone()), store.clone());
@@ -135,7 +139,7 @@ pub async fn run<E: Executor + Send>(client: Client, settings: AgentSettings, ex
         reconciler.run(for_node, stop.clone()),
         leader.run(for_leader, stop.clone()),
         campaign(client.clone(), (&namespace, identity), published, is_deputy, &outages, stop.clone()),
-        words::publish((client.clone(), &node_name), words.clone(), of_own_node, &outages, stop.clone()),
+        words::publish((client.clone(), &node_name), (words.clone(), readiness), of_own_node, &outages, stop.clone()),
         healthy,
         look,
         probe,
@@ -162,6 +166,8 @@ struct Halves {
     prober: Giver,
     /// This node's own Node object, for the one who publishes on it.
     own_node: watch::Sender<Option<Arc<Node>>>,
+    /// What it is ready for.
+    readiness: watch::Receiver<Readiness>,
     node_name: String,
     deputies: Deputies,
     /// Whether this node's agent is one of them.
@@ -191,15 +197,31 @@ impl Halves {
             self.prober.put(change.clone());
         }
         self.leader.put(change.clone());
-        self.node.put(without_words(change));
+        // Words are for the leader, and for the other node of a hand-over: others would compute everything anew for each.
+        let ready_for = self.ready_for();
+        self.node.put(hearing(change, &|node| {
+            node.released.retain(|address, _| ready_for.contains(address));
+            node.prepared.retain(|_, Prepared(_, from, _)| *from == self.node_name);
+        }));
+    }
+
+    /// What this node has said that it is ready for, in this run or before.
+    fn ready_for(&self) -> BTreeSet<IpAddr> {
+        let mut ready: BTreeSet<IpAddr> = self.readiness.borrow().keys().copied().collect();
+        ready.extend(self.own_node.borrow().iter().flat_map(|own| own.prepared.keys()));
+        ready
     }
 }
 
-/// What nodes have let go of is for the leader: the node's half would compute everything anew for each word.
-fn without_words(change: Change) -> Change {
-    let without = |node: Arc<Node>| match node.released.is_empty() {
+/// The change where somebody listens to some of the nodes' words only.
+fn hearing(change: Change, cut: &dyn Fn(&mut Node)) -> Change {
+    let without = |node: Arc<Node>| match node.released.is_empty() && node.prepared.is_empty() {
         true => node,
-        false => Arc::new(Node { released: BTreeMap::new(), ..Arc::unwrap_or_clone(node) }),
+        false => {
+            let mut node = Arc::unwrap_or_clone(node);
+            cut(&mut node);
+            Arc::new(node)
+        }
     };
     match change {
         Change::Nodes(Update::Changed(name, node)) => Change::Nodes(Update::Changed(name, without(node))),

@@ -32,6 +32,7 @@ use crate::model::compile::{Compiler, plan_touched};
 use crate::model::desired::Settings;
 use crate::model::executor::{Conflict, DataplaneError, Executor};
 use crate::model::inbox::Taker;
+use crate::model::moving::moving;
 use crate::model::plan::plan;
 use crate::model::selection::Standby;
 use crate::model::state::{Action, EgressId, KernelState};
@@ -253,6 +254,7 @@ impl<E: Executor> Reconciler<E> {
                 self.executor.observe().await?
             }
         };
+        let waits = self.ties.wait_for_heirs(self.compiler.view(), &actual.owned);
         self.give_up(&mut actual).await?;
         if observed {
             // Whoever brought the kernel to this state, we ourselves before an error or an agent that was killed, may not
@@ -273,6 +275,7 @@ impl<E: Executor> Reconciler<E> {
                 self.ties.wants(!desired.owned.is_empty());
                 barred = self.ties.tenure.barred(&desired.owned, &actual.owned);
                 let mut desired = desired.clone();
+                desired.moving = moving(&self.ties.tenure, self.compiler.view(), &desired, &actual);
                 withhold(&mut desired, &barred.all);
                 withhold(&mut desired, &self.refused);
                 plan(&actual, &desired)
@@ -285,7 +288,7 @@ impl<E: Executor> Reconciler<E> {
                 whole = true;
                 continue;
             }
-            self.ties.say(&actual.owned);
+            self.ties.say(&actual);
             self.doubtful = !barred.doubtful.is_empty();
             // Others do not wait for the answer.
             if self.doubtful && !std::mem::replace(&mut asked, true) {
@@ -301,7 +304,7 @@ impl<E: Executor> Reconciler<E> {
             self.tell(id, &message);
         }
         self.actual = Some(actual);
-        self.incomplete = self.doubtful || !self.refused.is_empty();
+        self.incomplete = self.doubtful || waits || !self.refused.is_empty();
         if observed {
             self.executor.confirm();
         }
@@ -327,13 +330,14 @@ impl<E: Executor> Reconciler<E> {
         let barred = self.ties.barred(&actual.owned);
         if !barred.is_empty() {
             let mut desired = actual.clone();
+            desired.moving = moving(&self.ties.tenure, self.compiler.view(), actual, actual);
             withhold(&mut desired, &barred);
             let mut plan = plan(actual, &desired);
             // Policies wait for a walk of the maps, where there is one.
             plan.sort_by_key(|action| !matches!(action, Action::Disown(..)));
             self.perform(actual, &plan).await?;
         }
-        self.ties.say(&actual.owned);
+        self.ties.say(actual);
         Ok(())
     }
 

@@ -1,7 +1,7 @@
 //! What the programs say themselves: ARP and neighbour advertisements for owned egress IPs, ICMP errors and resets, drop
 //! events.
 
-use egress_common::abi::{Addr, DropEvent, Verdict};
+use egress_common::abi::{Addr, DropEvent, OwnedAddr, Verdict};
 use egress_common::decide::accept::Outer;
 use egress_common::decide::{Tables, enter, limit};
 use egress_common::wire::icmp::Answer;
@@ -23,7 +23,7 @@ pub fn arp(packet: Packet) -> Outcome {
     let Some(request) = wire_arp::Request::parse(&packet) else {
         return Outcome::done(Verdict::NotOurs);
     };
-    let Some(owned) = Maps.owned_addr(&request.target()) else {
+    let Some(owned) = Maps.owned_addr(&request.target()).filter(|owned| is_held(owned)) else {
         return Outcome::done(Verdict::NotOurs);
     };
     if packet.store(0, request.answer(owned.mac)).is_none() {
@@ -32,11 +32,17 @@ pub fn arp(packet: Packet) -> Outcome {
     Outcome::redirected(Verdict::ArpAnswered, way::turn_round(packet))
 }
 
+/// An address that has been handed over is answered for by its new node, though replies for it are still taken here.
+#[inline(always)]
+fn is_held(owned: &OwnedAddr) -> bool {
+    Maps.owned(owned.egress_id).is_some()
+}
+
 /// Neighbour solicitation on the uplink, likewise; `None` where it is anything else.
 #[inline(never)]
 pub fn neighbour(packet: Packet, heads: &Heads, frame: &mut Buffer) -> Option<Outcome> {
     let solicitation = Solicitation::parse(&packet, &heads.tuple.saddr)?;
-    let owned = Maps.owned_addr(&solicitation.target)?;
+    let owned = Maps.owned_addr(&solicitation.target).filter(|owned| is_held(owned))?;
     solicitation.answer(owned.mac, frame);
     let result = packet
         .resize(ADVERTISEMENT_LEN as u32)

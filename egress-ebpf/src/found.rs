@@ -1,4 +1,4 @@
-//! Looking into the maps that say what a packet becomes: `pods`, `nat`, `flows` and `owned`.
+//! Looking into the maps that say what a packet becomes: `pods`, `nat`, `flows`, `owned` and `moving`.
 //!
 //! An element that is removed may be another key's at once, while a program still reads it. So each is copied into this
 //! CPU's workspace first, and what is lent is the copy, where its seal says that it was written for this key as a whole
@@ -10,12 +10,12 @@
 use core::arch::asm;
 use core::ptr;
 
-use egress_common::abi::{Addr, Direction, Flow, Mapping, Owned, PodEntry, Tuple};
+use egress_common::abi::{Addr, Direction, Flow, Mapping, Moving, Owned, PodEntry, Tuple};
 use egress_common::decide::{Tables, phase};
 use egress_common::wire::{PROTO_TCP, tcp};
 
 use crate::alive::{Touched, change, touch};
-use crate::maps::{FLOWS, Maps, NAT, OWNED, PODS, count_turn, run_ns};
+use crate::maps::{FLOWS, MOVING, Maps, NAT, OWNED, PODS, count_turn, run_ns};
 use crate::workspace::found;
 
 /// The datagrams of a flow are noted once in each step of this length, half a minute: that map is a costly one, and what
@@ -66,6 +66,19 @@ pub fn owned(egress_id: u32) -> Option<&'static Owned> {
     let owned = OWNED.get_ptr_mut(egress_id)?;
     let copy = copied(owned, &mut found()?.owned);
     copy.is_of(egress_id).then_some(copy)
+}
+
+/// Whoever translates for the address finds it where that of `owned` lies.
+#[inline(never)]
+pub fn moving(egress_id: u32) -> Option<&'static Moving> {
+    let moving = MOVING.get_ptr_mut(egress_id)?;
+    let found = found()?;
+    let copy = copied(moving, &mut found.moving);
+    if !copy.is_of(egress_id) {
+        return None;
+    }
+    found.owned = copy.owned;
+    Some(copy)
 }
 
 /// A flow, without noting anything.

@@ -26,6 +26,7 @@ mod maps;
 mod overlay;
 mod packet;
 mod partial;
+mod passing;
 mod ports;
 mod quoted;
 mod recent;

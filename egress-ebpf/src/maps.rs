@@ -6,7 +6,7 @@
 //!   program that may hold it has ended (RCU). It may *not* be the same element's until then: once removed, it may be another
 //!   key's at once. See `abi::seal` for what follows.
 //! - Every field is an integer, for which any bytes are a value, so a racing write on another CPU shows old or new words.
-//! - `pods`, `nat`, `flows` and `owned` say what a packet becomes. They are copied into this CPU's workspace first (`found`), and
+//! - `pods`, `nat`, `flows`, `owned` and `moving` say what a packet becomes. They are copied into this CPU's workspace first (`found`), and
 //!   what is lent is the copy, if its seal says that it was written for this key as a whole; otherwise the element is not
 //!   there any more. A copy is good until the next look into the same map.
 //! - What is written to an element (times, the state of a connection, the next hop, what a flow came to) may hit the next
@@ -23,8 +23,8 @@ use aya_ebpf::btf_maps::{Array, HashMap, LpmTrie, LruHashMap, RingBuf};
 use aya_ebpf::helpers::generated::{bpf_get_prandom_u32, bpf_ktime_get_coarse_ns};
 use aya_ebpf::macros::btf_map;
 use egress_common::abi::{
-    Addr, ClusterPrefix, Config, Datagram, DropEvent, Flow, FragKey, FragPorts, Hop, Inbound, Mapping, NodeEntry,
-    Owned, OwnedAddr, PodEntry, Policy, PolicyKey, Slot, Tuple, Usage,
+    Addr, ClusterPrefix, Config, Datagram, DropEvent, Flow, FragKey, FragPorts, Hop, Inbound, Mapping, Moving,
+    NodeEntry, Owned, OwnedAddr, PodEntry, Policy, PolicyKey, Slot, Tuple, Usage,
 };
 use egress_common::decide::snat::{EXHAUSTED_NS, PortSearch};
 use egress_common::decide::{Claim, Owner, PortClaim, Tables, phase};
@@ -48,6 +48,8 @@ pub static POLICY: HashMap<PolicyKey, Policy, 32768, ON_DEMAND> = HashMap::new()
 pub static OWNED: HashMap<u32, Owned, 16384, ON_DEMAND> = HashMap::new();
 #[btf_map(name = "owned_addr")]
 pub static OWNED_ADDR: HashMap<Addr, OwnedAddr, 16384, ON_DEMAND> = HashMap::new();
+#[btf_map(name = "moving")]
+pub static MOVING: HashMap<u32, Moving, 16384, ON_DEMAND> = HashMap::new();
 #[btf_map(name = "cluster")]
 pub static CLUSTER: LpmTrie<Addr, ClusterPrefix, 65536> = LpmTrie::new();
 #[btf_map(name = "nodes")]
@@ -208,6 +210,11 @@ impl Tables for Maps {
     #[inline(always)]
     fn owned_addr(&self, addr: &Addr) -> Option<&OwnedAddr> {
         lent(OWNED_ADDR.get_ptr_mut(addr))
+    }
+
+    #[inline(always)]
+    fn moving(&self, egress_id: u32) -> Option<&Moving> {
+        found::moving(egress_id)
     }
 
     #[inline(always)]

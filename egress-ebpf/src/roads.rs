@@ -1,8 +1,8 @@
-//! The roads: for each hook, the decision and what it asks of the packet.
+//! The roads: for each hook, the decision and what it asks of the packet. One file, so that a road can be read to its end.
 
-use egress_common::abi::{Addr, Class, Config, Direction, Hop, Mapping, NODE_MARK, Origin, Slot, SlotPlace, Verdict};
+use egress_common::abi::{Addr, Config, Direction, Hop, Mapping, NODE_MARK, Origin, Slot, SlotPlace, Verdict};
 use egress_common::decide::accept::{Accept, Outer};
-use egress_common::decide::enter::Enter;
+use egress_common::decide::enter::{self, Enter};
 use egress_common::decide::leave::{Leave, Meta};
 use egress_common::decide::mtu::{self, Fit};
 use egress_common::decide::snat::{self, Face};
@@ -14,6 +14,7 @@ use egress_common::wire::{Frame, Heads, PROTO_ICMPV6, Quote, ethertype};
 use crate::fragment::{self, Rest};
 use crate::maps::Maps;
 use crate::packet::Packet;
+use crate::passing::{by_overlay, handed_over, never_passed, pass_on};
 use crate::recent::{self, at};
 use crate::run::{Run, parse, quoted, restore, rewrite};
 use crate::way::{self, Journey, Way};
@@ -57,6 +58,7 @@ fn from_pod(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outco
             let outcome = match slot.place() {
                 SlotPlace::Here => match snat_here(run, quote, egress_id, slot) {
                     None => out_kept(run, quote, way),
+                    Some(Verdict::NotGateway) => handed_over(run, way, egress_id),
                     Some(verdict) => counters::refused(egress_id, verdict),
                 },
                 SlotPlace::Remote => steer_to(run, way, egress_id, slot),
@@ -89,7 +91,8 @@ fn snat_here(run: &Run<'_>, quote: &Quote, egress_id: u32, slot: &Slot) -> Optio
 #[inline(never)]
 fn snat_for_node(run: &Run<'_>, quote: &Quote, outer: &Outer, source_node: &Addr) -> Option<Verdict> {
     let Some(found) = found() else { return Some(Verdict::BadState) };
-    decide::accept::translate(run.heads, quote, &Maps, &found.owned, outer.egress_id, source_node).err()
+    let owned = &found.owned;
+    decide::accept::translate(run.heads, quote, &Maps, owned, outer.egress_id, source_node, run.config).err()
 }
 
 /// As [`snat_here`], on the node's own address.
@@ -175,12 +178,12 @@ pub fn accept(packet: Packet, config: &Config, workspace: &mut Workspace) -> Out
     if !overlay::read_outer(packet, &mut workspace.outer) {
         return Outcome::done(Verdict::ForgedOuter);
     }
-    from_overlay(packet, config, workspace)
+    by_overlay(packet, config, workspace)
 }
 
-/// A packet out of the overlay, whoever has taken its outer headers off.
+/// [`Outcome::NONE`] where it is for `passing::passed_on`; see `passing::by_overlay`.
 #[inline(never)]
-fn from_overlay(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outcome {
+pub fn from_overlay(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outcome {
     if packet.is_tagged() || !parse(packet, &mut workspace.heads, Direction::Egress) {
         return Outcome::done(Verdict::Malformed);
     }
@@ -200,6 +203,8 @@ fn from_overlay(packet: Packet, config: &Config, workspace: &mut Workspace) -> O
             recent::note_delivered(run, outcome, outer, way);
             return outcome;
         }
+        Accept::PassOn => return pass_on(run, way, outer.egress_id),
+        Accept::Answer => return Outcome::NONE,
         // The address lies in the workspace.
         Accept::Translate { owned: _, source_node } => source_node,
     };
@@ -257,9 +262,9 @@ pub fn enter(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outc
         return Outcome::done(Verdict::NotIp);
     }
     if overlay::is_for_us(heads, config) && overlay::decapsulate(packet, heads, outer) {
-        return never_passed(from_overlay(packet, config, workspace));
+        return never_passed(by_overlay(packet, config, workspace));
     }
-    if decide::enter::is_left_alone(heads, config) {
+    if enter::is_left_alone(heads, config) {
         return Outcome::done(Verdict::NotOurs);
     }
     // Here, because its frame does not fit upon the road's.
@@ -274,16 +279,30 @@ pub fn enter(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outc
 /// Any other packet; out of line, as [`from_overlay`] is, so that neither's frame lies on top of the other's.
 #[inline(never)]
 fn from_world(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outcome {
-    let Workspace { heads, quote, way, rest, buffer, .. } = workspace;
+    let Workspace { heads, quote, buffer, .. } = workspace;
     if heads.tuple.protocol == PROTO_ICMPV6
         && let Some(outcome) = answer::neighbour(packet, heads, buffer)
     {
         return outcome;
     }
     let quote = quoted(packet, heads, quote);
-    let decision = decide::enter::enter(heads, quote, &Maps, config);
+    let decision = enter::enter(heads, quote, &Maps, config);
+    let outcome = back(packet, config, workspace, decision);
+    match outcome.mtu_exceeded() {
+        Some(mtu) => {
+            let Workspace { heads, buffer, .. } = workspace;
+            answer::to_world(&Run { packet, config, heads }, buffer, mtu)
+        }
+        None => outcome,
+    }
+}
+
+/// What becomes of a packet for an address of this node.
+#[inline(always)]
+pub fn back(packet: Packet, config: &Config, workspace: &mut Workspace, decision: Enter<'_>) -> Outcome {
+    let Workspace { heads, quote, way, rest, .. } = workspace;
     let run = &Run { packet, config, heads };
-    let outcome = match decision {
+    match decision {
         Enter::Done(verdict) => Outcome::done(verdict),
         Enter::ReplyHere { mapping } => reply_here(run, quote, way, rest, mapping),
         Enter::ReplyRemote { mapping } => reply_remote(run, quote, way, mapping),
@@ -291,17 +310,8 @@ fn from_world(packet: Packet, config: &Config, workspace: &mut Workspace) -> Out
             Ok(()) => Outcome::done(Verdict::NodeReply),
             Err(verdict) => Outcome::done(verdict),
         },
-    };
-    match outcome.mtu_exceeded() {
-        Some(mtu) => answer::to_world(run, buffer, mtu),
-        None => outcome,
+        Enter::PassOn { egress_id } => pass_on(run, way, egress_id),
     }
-}
-
-/// What was taken out of the overlay here bears a pod's address: the stack must not see it.
-#[inline(always)]
-fn never_passed(outcome: Outcome) -> Outcome {
-    if outcome.verdict().class() == Class::Pass { Outcome::done(Verdict::BadState) } else { outcome }
 }
 
 #[inline(always)]

@@ -3,7 +3,7 @@
 
 use aya_ebpf::btf_maps::PerCpuArray;
 use aya_ebpf::macros::btf_map;
-use egress_common::abi::{Flow, Mapping, Owned, PodEntry, Tuple};
+use egress_common::abi::{Flow, Mapping, Moving, Owned, PodEntry, Tuple};
 use egress_common::decide::accept::Outer;
 use egress_common::wire::{Heads, Quote};
 
@@ -57,6 +57,7 @@ pub struct Found {
     pub mapping: Mapping,
     pub flow: Flow,
     pub owned: Owned,
+    pub moving: Moving,
     pub pod: PodEntry,
 }
 

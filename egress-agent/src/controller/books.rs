@@ -18,7 +18,8 @@ use super::reach::Reach;
 use super::suspicion::{Longest, Suspicions, suspects};
 use crate::kube::ledger::{LEDGER_NAME, LedgerStore};
 use crate::kube::status::WriteError;
-use crate::model::ledger::Ledger;
+use crate::model::ledger::{Ledger, Words};
+use crate::model::node::Prepared;
 use crate::model::view::{EgressObject, parse_egress_ip};
 
 /// How long an agent has to let go of an address where agents hold no leases. One that is alive needs much less; where one
@@ -128,9 +129,14 @@ impl Books {
         }
         let word = |(address, record): (&IpAddr, &super::handover::HandOver)| {
             // By the way of the API server, or by that of probes.
-            let words = [nodes.get(&record.from).map(|node| &node.released), reach.released.get(&record.from)];
-            let is_said = words.into_iter().flatten().any(|words| words.get(address) == Some(&record.number));
-            is_said.then_some((*address, record.number))
+            let says = |words: Option<&Words>| words.is_some_and(|words| words.get(address) == Some(&record.number));
+            let is_said = says(nodes.get(&record.from).map(|node| &node.released));
+            // What comes before a new node that is getting ready is there goes by the old one. Who speaks by probes alone
+            // has heard of no other node, and passes nothing on.
+            let heir = record.to.as_ref().and_then(|to| nodes.get(to)?.prepared.get(address));
+            let is_awaited = heir.is_some_and(|Prepared(number, _, is_open)| *number == record.number && !is_open);
+            let is_over = if is_said { !is_awaited } else { says(reach.released.get(&record.from)) };
+            is_over.then_some((*address, record.number))
         };
         let released = ledger.records.open.iter().filter_map(word).collect();
         let open = &ledger.records.open;

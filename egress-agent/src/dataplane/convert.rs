@@ -10,7 +10,7 @@ use egress_common::abi;
 use ipnet::IpNet;
 
 use crate::model::state::{
-    EgressId, NodeAddress, Place, PodOwner, PodState, Policy, Prefix, Slot, TunnelEndpoint, WhenEmpty,
+    EgressId, Moving, NodeAddress, Place, PodOwner, PodState, Policy, Prefix, Slot, TunnelEndpoint, WhenEmpty,
 };
 
 /// Bits before an IPv4 address in a v4-mapped one.
@@ -129,6 +129,12 @@ pub(super) fn owned_pair(id: EgressId, address: IpAddr, ifindex: u32, mac: [u8; 
         abi::Owned::new(id.0, address.into(), ifindex, mac),
         abi::OwnedAddr { egress_id: id.0, ifindex, mac, reserved: [0; 2] },
     )
+}
+
+/// `None` for a course that this version does not know.
+pub(super) fn moving(entry: &abi::Moving) -> Option<Moving> {
+    let peer = TunnelEndpoint(entry.peer.to_ip());
+    Some(Moving { course: entry.course()?, address: entry.owned.address.to_ip(), peer })
 }
 
 #[cfg(test)]

@@ -3,6 +3,8 @@
 //! One action is one map write, but for claims (see `claim`, `contest`) and cuts (see `cut`). An error leaves the state as it
 //! was.
 
+mod moving;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::IpAddr;
@@ -10,7 +12,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use aya::Pod;
-use egress_common::abi::{Addr, MAX_SLOTS, Owned, PodEntry, PolicyKey, Timeouts};
+use egress_common::abi::{self, Addr, MAX_SLOTS, Owned, PodEntry, PolicyKey, Timeouts};
 use ipnet::IpNet;
 use nix::time::{ClockId, clock_gettime};
 use tokio::task::spawn_blocking;
@@ -79,6 +81,10 @@ fn observe(shared: &Shared) -> Result<KernelState, DataplaneError> {
         let state = shared.state();
         seen.on_unknown_pod = state.on_unknown_pod();
         seen.owned = held(&state)?;
+        let see = |id: &u32, entry: &abi::Moving| {
+            seen.moving.extend(convert::moving(entry).map(|moving| (EgressId(*id), moving)));
+        };
+        state.tables.moving.for_each(see).map_err(kernel("read map moving"))?;
     }
     let tables = shared.tables();
     tables
@@ -147,6 +153,8 @@ fn write_maps(shared: &Shared, action: &Action) -> Result<(), DataplaneError> {
             return shared.state().set_on_unknown_pod(*on).map_err(kernel("write map config"));
         }
         Action::Disown(id, address) => return disown(shared, &mut shared.state(), *id, *address),
+        Action::PutMoving(id, moving) => return moving::put(shared, &mut shared.state(), *id, *moving),
+        Action::EndMoving(id, address) => return moving::end(&mut shared.state(), *id, *address),
         Action::CutOrphans => return cut_orphans(shared),
         _ => {}
     }
@@ -155,7 +163,8 @@ fn write_maps(shared: &Shared, action: &Action) -> Result<(), DataplaneError> {
     shared.second_line.ahead_of(action);
     match action {
         // Its probe waits for the network, so it does not run under a lock.
-        Action::Own(..) | Action::SetUnknownPods(_) | Action::Disown(..) | Action::CutOrphans => Ok(()),
+        Action::Own(..) | Action::SetUnknownPods(_) | Action::CutOrphans => Ok(()),
+        Action::Disown(..) | Action::PutMoving(..) | Action::EndMoving(..) => Ok(()),
         Action::PutNode(address, node) => {
             put("nodes", &mut tables.nodes, &Addr::from(*address), &convert::node_entry(*node))?;
             drop(guard);

@@ -57,11 +57,12 @@ pub(super) const CLSACT_MARKS: &str = "clsact";
 pub(super) const INSTANCE_SOCKET: &str = "egress-agent";
 
 /// Maps that outlive the agent. Others in the object (scratch space) live as long as the programs.
-pub(super) const PINNED_MAPS: [&str; 16] = [
+pub(super) const PINNED_MAPS: [&str; 17] = [
     "pods",
     "policy",
     "owned",
     "owned_addr",
+    "moving",
     "cluster",
     "nodes",
     "flows",

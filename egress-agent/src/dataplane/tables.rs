@@ -9,8 +9,8 @@ use aya::maps::lpm_trie::Key;
 use aya::maps::{Array, HashMap, LpmTrie, Map, MapData, MapError, PerCpuArray, PerCpuHashMap, RingBuf};
 use aya::{Ebpf, Pod};
 use egress_common::abi::{
-    Addr, ClusterPrefix, Config, Count, Datagram, EipCount, Flow, Inbound, Mapping, NodeEntry, Owned, OwnedAddr,
-    PodEntry, Policy, PolicyKey, Tuple, Usage,
+    Addr, ClusterPrefix, Config, Count, Datagram, EipCount, Flow, Inbound, Mapping, Moving, NodeEntry, Owned,
+    OwnedAddr, PodEntry, Policy, PolicyKey, Tuple, Usage,
 };
 
 use super::error::{StartError, map_io};
@@ -20,12 +20,18 @@ use super::map_access;
 pub(super) struct NodeTables {
     pub(super) owned: Hash<u32, Owned>,
     pub(super) owned_addr: Hash<Addr, OwnedAddr>,
+    pub(super) moving: Hash<u32, Moving>,
     pub(super) config: Array<MapData, Config>,
 }
 
 impl NodeTables {
     pub(super) fn take(ebpf: &mut Ebpf) -> Result<Self, StartError> {
-        Ok(Self { owned: hash(ebpf, "owned")?, owned_addr: hash(ebpf, "owned_addr")?, config: typed(ebpf, "config")? })
+        Ok(Self {
+            owned: hash(ebpf, "owned")?,
+            owned_addr: hash(ebpf, "owned_addr")?,
+            moving: hash(ebpf, "moving")?,
+            config: typed(ebpf, "config")?,
+        })
     }
 }
 

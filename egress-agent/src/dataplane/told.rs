@@ -40,6 +40,8 @@ impl Told {
             | Action::RemovePrefix(_)
             | Action::Own(..)
             | Action::Disown(..)
+            | Action::PutMoving(..)
+            | Action::EndMoving(..)
             | Action::PutOwner(..)
             | Action::CutPod(_)
             | Action::CutFlows(..)

@@ -25,6 +25,10 @@ pub const PUBLISHED: &str = "k8s.ovn.org/egress-agent-published";
 /// Node: the egress IPs of open hand-overs that the node's kernel holds no more, with the number of the hand-over,
 /// `{"172.18.0.100":7}`. Written by the node's own agent.
 pub const RELEASED: &str = "k8s.ovn.org/egress-agent-released";
+/// Node: the egress IPs of open hand-overs that the node is ready to take over, with the number of the hand-over, the node
+/// that has or had the address, and whether every node may send here by now, `{"172.18.0.100":[7,"node1",false]}`. Written
+/// by the node's own agent.
+pub const PREPARED: &str = "k8s.ovn.org/egress-agent-prepared";
 /// Pod: `{"default":{"ip_addresses":["10.244.0.5/24"],"ip_address":"10.244.0.5/24",..}}`.
 pub const POD_NETWORKS: &str = "k8s.ovn.org/pod-networks";
 /// Service (label): another proxy than kube-proxy takes care of it.

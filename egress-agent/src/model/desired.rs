@@ -58,7 +58,8 @@ pub fn desired(view: &ClusterView, settings: &Settings, selection: &mut Selectio
     view.services.all().for_each(|address| put_service(view, settings, &nodes, &mut cluster, address));
     let (policy, owned) = policies(view, settings, selection, &nodes);
     let on_unknown_pod = Some(on_unknown_pod(view, settings, own));
-    Some(KernelState { pods, owners, policy, owned, cluster, nodes, on_unknown_pod })
+    let moving = BTreeMap::new();
+    Some(KernelState { pods, owners, policy, owned, moving, cluster, nodes, on_unknown_pod })
 }
 
 fn on_unknown_pod(view: &ClusterView, settings: &Settings, own: &Node) -> OnUnknownPod {

@@ -18,6 +18,7 @@ pub mod desired;
 pub mod executor;
 pub mod inbox;
 pub mod ledger;
+pub mod moving;
 pub mod node;
 pub mod object;
 pub mod plan;

@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::IpNet;
+use serde::{Deserialize, Serialize};
 
 use super::state::TunnelEndpoint;
 use super::view::Reading;
@@ -39,6 +40,8 @@ pub struct Node {
     pub serves_secondary: bool,
     /// What its agent has let go of, with the number of the hand-over.
     pub released: BTreeMap<IpAddr, u64>,
+    /// What its agent is ready to take over.
+    pub prepared: BTreeMap<IpAddr, Prepared>,
     /// OVN-Kubernetes runs here: it announces a pod's address before the pod starts.
     pub announces_pods: bool,
     /// Annotations that could not be read, one line each.
@@ -46,6 +49,14 @@ pub struct Node {
     /// What these would have said.
     pub unreadable: BTreeSet<NodePart>,
 }
+
+/// A node's word that it is ready for an address: the number of the hand-over, the node that has the address, and whether
+/// every node may send here by now.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Prepared(pub u64, pub String, pub bool);
+
+/// What a node is ready for.
+pub type Readiness = BTreeMap<IpAddr, Prepared>;
 
 /// A part of a node that can be unreadable by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

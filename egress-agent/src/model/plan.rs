@@ -5,16 +5,19 @@
 //!
 //! 1. new pods that nothing selects are known, and unknown pods are dropped, where that is desired;
 //! 2. node addresses and prefixes come, the longest prefix first, so that no lookup sees a value of neither side;
-//! 3. addresses come that nobody has to give up before (gateway side before steering);
-//! 4. addresses go that stand in the way of another claim: steering first, then the claim, then its flows;
-//! 5. the addresses that waited for them come;
-//! 6. pods that leave an object whose policy grows are parked, then policies change, those that lose an address first,
+//! 3. what is ready to be taken over by another node is handed over, and this node is made ready for what comes from
+//!    another;
+//! 4. addresses come that nobody has to give up before (gateway side before steering);
+//! 5. addresses go that stand in the way of another claim: steering first, then the claim, then its flows;
+//! 6. the addresses that waited for them come;
+//! 7. pods that leave an object whose policy grows are parked, then policies change, those that lose an address first,
 //!    and what they lost is cut;
-//! 7. pods change, their old flows are cut;
-//! 8. policies go, then the remaining addresses (steering before gateway side), and what other nodes have sent by these
+//! 8. pods change, their old flows are cut;
+//! 9. policies go, then the remaining addresses (steering before gateway side), and what other nodes have sent by these
 //!    until then is cut;
-//! 9. prefixes go, the shortest first, then node addresses;
-//! 10. unknown pods pass, where that is desired.
+//! 10. hand-overs end that are over;
+//! 11. prefixes go, the shortest first, then node addresses;
+//! 12. unknown pods pass, where that is desired.
 //!
 //! A cut comes behind the change that makes it due. A plan that ends between the two is made up for by who observes the
 //! state next and cuts what that state does not permit (`Action::CutOrphans`), before it plans anew.
@@ -30,7 +33,9 @@ use ipnet::IpNet;
 
 use super::desired::family_of;
 use super::selection::NOT_NUMBERED;
-use super::state::{Action, EgressId, Family, KernelState, OnUnknownPod, Place, PodState, Policy, Slot, WhenEmpty};
+use super::state::{
+    Action, Course, EgressId, Family, KernelState, OnUnknownPod, Place, PodState, Policy, Slot, WhenEmpty,
+};
 use super::step::step;
 use super::view::Addresses;
 
@@ -40,6 +45,7 @@ pub fn plan(actual: &KernelState, desired: &KernelState) -> Vec<Action> {
     plan.introduce_pods();
     plan.unknown_pods(OnUnknownPod::Drop);
     plan.add_places();
+    plan.hand_over();
     plan.own_free();
     plan.disown_blocking();
     plan.own_rest();
@@ -48,6 +54,7 @@ pub fn plan(actual: &KernelState, desired: &KernelState) -> Vec<Action> {
     plan.change_pods(actual.pods.keys().chain(desired.pods.keys()).copied().collect::<BTreeSet<_>>());
     plan.remove_policies();
     plan.disown_rest();
+    plan.end_moving();
     plan.remove_places();
     plan.unknown_pods(OnUnknownPod::Pass);
     plan.actions
@@ -156,6 +163,23 @@ impl Planner<'_> {
         }
         for address in self.actual.nodes.keys().filter(|a| !self.desired.nodes.contains_key(*a)) {
             self.push(Action::RemoveNode(*address));
+        }
+    }
+
+    fn hand_over(&mut self) {
+        for (id, moving) in &self.desired.moving {
+            let is_held = moving.course == Course::Leaving && self.state.owned.get(id) == Some(&moving.address);
+            if is_held || self.state.moving.get(id) != Some(moving) {
+                self.push(Action::PutMoving(*id, *moving));
+            }
+        }
+    }
+
+    fn end_moving(&mut self) {
+        for (id, moving) in &self.actual.moving {
+            if !self.desired.moving.contains_key(id) {
+                self.push(Action::EndMoving(*id, moving.address));
+            }
         }
     }
 

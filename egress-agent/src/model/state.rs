@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-pub use egress_common::abi::{Family, OnUnknownPod, PrefixKind};
+pub use egress_common::abi::{Course, Family, OnUnknownPod, PrefixKind};
 use ipnet::IpNet;
 
 /// Cluster-unique number of an EgressIP object, 1..=`egress_common::abi::MAX_EGRESS_ID`.
@@ -37,6 +37,15 @@ impl PodOwner {
         });
         Self(hash.max(1))
     }
+}
+
+/// An address that is being handed over between this node and another one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Moving {
+    pub course: Course,
+    pub address: IpAddr,
+    /// The other node.
+    pub peer: TunnelEndpoint,
 }
 
 /// Where an assigned address is served, seen from this node.
@@ -95,6 +104,8 @@ pub struct KernelState {
     pub policy: BTreeMap<(EgressId, Family), Policy>,
     /// Addresses that this node owns as a gateway: never two of one object.
     pub owned: BTreeMap<EgressId, IpAddr>,
+    /// Hand-overs that concern this node.
+    pub moving: BTreeMap<EgressId, Moving>,
     pub cluster: BTreeMap<IpNet, Prefix>,
     pub nodes: BTreeMap<IpAddr, NodeAddress>,
     /// `None` before the first write.
@@ -134,6 +145,11 @@ pub enum Action {
     Own(EgressId, IpAddr),
     /// Stop answering and translating for the address of this object.
     Disown(EgressId, IpAddr),
+    /// Be ready to take the address over, or hand it over: from then on what comes for it is passed on. One step, behind
+    /// which this node gives the address to nothing any more.
+    PutMoving(EgressId, Moving),
+    /// The hand-over is over: nothing is passed on, and replies for what was handed over are none of ours.
+    EndMoving(EgressId, IpAddr),
     PutPolicy(EgressId, Family, Policy),
     RemovePolicy(EgressId, Family),
     PutPod(IpAddr, PodState),

@@ -1,7 +1,7 @@
 //! What one action does to a state: the reference for plans, and how the agent remembers what the kernel holds without
 //! reading it again.
 
-use super::state::{Action, KernelState};
+use super::state::{Action, Course, KernelState};
 
 /// The state after the action. Cutting flows changes no map that the model speaks of.
 pub fn step(state: &mut KernelState, action: &Action) {
@@ -24,6 +24,15 @@ pub fn step(state: &mut KernelState, action: &Action) {
         }
         Action::Disown(id, _) => {
             state.owned.remove(id);
+        }
+        Action::PutMoving(id, moving) => {
+            state.moving.insert(*id, *moving);
+            if moving.course == Course::Leaving {
+                state.owned.remove(id);
+            }
+        }
+        Action::EndMoving(id, _) => {
+            state.moving.remove(id);
         }
         Action::PutPolicy(id, family, policy) => {
             state.policy.insert((*id, *family), policy.clone());

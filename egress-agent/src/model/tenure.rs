@@ -20,7 +20,7 @@ use egress_common::abi::MAX_SLOTS;
 
 use super::desired::family_of;
 use super::ledger::{Ledger, Words};
-use super::state::{EgressId, KernelState, Place};
+use super::state::{EgressId, KernelState, Moving, Place};
 
 /// Addresses by the object that they serve, as in [`KernelState::owned`].
 type Owned = BTreeMap<EgressId, IpAddr>;
@@ -35,6 +35,8 @@ pub struct Tenure {
     /// For good: there is no time from which a watch is known to have told all of what was before. It costs two reads for
     /// each address that comes later.
     was_fenced: bool,
+    /// On their way from here, and held until their new node is ready.
+    waiting: BTreeSet<IpAddr>,
     /// Given up, and not read anew since.
     given_up: BTreeSet<IpAddr>,
     /// Read anew just now.
@@ -57,6 +59,7 @@ impl Tenure {
             orders: Words::new(),
             fenced: false,
             was_fenced: false,
+            waiting: BTreeSet::new(),
             given_up: BTreeSet::new(),
             confirmed: BTreeSet::new(),
         }
@@ -96,13 +99,27 @@ impl Tenure {
         }
     }
 
+    /// The hand-overs from here whose new node is not ready yet. These addresses are held on.
+    pub fn set_waiting(&mut self, waiting: BTreeSet<IpAddr>) {
+        self.waiting = waiting;
+    }
+
+    pub fn ledger(&self) -> &Ledger {
+        &self.ledger
+    }
+
+    pub fn is_fenced(&self) -> bool {
+        self.fenced
+    }
+
     /// What of this must not be held, where the kernel holds these.
     pub fn barred(&self, owned: &Owned, held: &Owned) -> Barred {
         let mut barred = Barred::default();
         for (id, address) in owned {
             let is_new = held.get(id) != Some(address);
-            let is_anothers = !self.ledger.lets_hold(&self.node, address);
-            let is_doubtful = self.given_up.contains(address) || (self.was_fenced && is_new);
+            let waits = self.waiting.contains(address) && !is_new;
+            let is_anothers = !waits && !self.ledger.lets_hold(&self.node, address);
+            let is_doubtful = (!waits && self.given_up.contains(address)) || (self.was_fenced && is_new);
             if self.fenced || is_anothers {
                 barred.all.insert(*id, *address);
             } else if is_doubtful && !self.confirmed.contains(address) {
@@ -147,14 +164,21 @@ impl Tenure {
     }
 }
 
-/// The state without these: not owned here, and waited for by their flows.
+/// The state without these: not owned here, and waited for by their flows. Those that are being handed over go on by the
+/// other node, which has them or passes them on.
 pub fn withhold(state: &mut KernelState, barred: &Owned) {
     for (id, address) in barred {
         if state.owned.get(id) != Some(address) {
             continue;
         }
         state.owned.remove(id);
+        let other = state.moving.get(id).filter(|moving| moving.address == *address);
         if let Some(policy) = state.policy.get_mut(&(*id, family_of(*address))) {
+            if let Some(Moving { peer, .. }) = other {
+                let slots = policy.slots.iter_mut().filter(|slot| slot.place == Place::Here);
+                slots.for_each(|slot| slot.place = Place::Remote(*peer));
+                continue;
+            }
             policy.slots.retain(|slot| slot.place != Place::Here);
             if policy.slots.len() + policy.pending.len() < MAX_SLOTS {
                 policy.pending.push(*address);

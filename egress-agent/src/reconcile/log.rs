@@ -2,12 +2,22 @@
 
 use tracing::{debug, info};
 
-use crate::model::state::{Action, Place, Policy};
+use crate::model::state::{Action, Course, Moving, Place, Policy};
 
 /// One line per change of the world; facts about nodes and prefixes are details.
 pub(super) fn log(action: &Action) {
     match action {
         Action::Disown(id, address) => info!(id = id.0, %address, "this node has given up an egress IP"),
+        Action::PutMoving(id, Moving { course: Course::Leaving, address, peer }) => {
+            info!(id = id.0, %address, to = %peer.0, "an egress IP is handed over: what comes for it is passed on");
+        }
+        Action::PutMoving(id, Moving { course: Course::Arriving, address, peer }) => {
+            info!(id = id.0, %address, from = %peer.0, "this node is ready to take an egress IP over");
+        }
+        Action::PutMoving(id, Moving { course: Course::Open, address, peer }) => {
+            info!(id = id.0, %address, from = %peer.0, "this node takes an egress IP over");
+        }
+        Action::EndMoving(id, address) => info!(id = id.0, %address, "the hand-over of an egress IP is over"),
         Action::PutPolicy(id, family, policy) => {
             info!(id = id.0, ?family, slots = shown(policy), when_empty = ?policy.when_empty, "policy");
         }

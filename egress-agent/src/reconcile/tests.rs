@@ -8,6 +8,8 @@ use crate::model::samples::{ip, net, settings};
 use crate::model::state::{Family, OnUnknownPod, PodOwner, PodState, Policy, Prefix, PrefixKind, WhenEmpty};
 use crate::model::view::{Conditions, Item, Labels, Ledger, Part, Pod, PodKey, Selects, ServiceKey};
 
+mod handing;
+
 /// Remembers what it was asked to do; refuses to claim what somebody else has.
 #[derive(Clone, Default)]
 struct Recorder {

@@ -8,14 +8,20 @@ use std::time::Duration;
 
 use futures::future::BoxFuture;
 use tokio::sync::watch;
+use tokio::time::Instant;
 use tracing::{info, warn};
 
 use crate::model::ledger::{Ledger, Words};
-use crate::model::state::EgressId;
+use crate::model::moving;
+use crate::model::node::Readiness;
+use crate::model::state::{EgressId, KernelState};
 use crate::model::tenure::Tenure;
 use crate::model::view::{ClusterView, parse_egress_ip};
 
 type Owned = BTreeMap<EgressId, IpAddr>;
+
+/// How long an address is served on while its new node gets ready. One that takes longer does without.
+const HEIRS_TIME: Duration = Duration::from_secs(1);
 
 /// Whether this node may hold addresses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -54,7 +60,10 @@ pub struct Ties {
     orders: watch::Receiver<Words>,
     stake: watch::Sender<Stake>,
     released: watch::Sender<Words>,
+    ready: watch::Sender<Readiness>,
     ask: Ask,
+    /// Since when the hand-overs from here, by number, are known.
+    known: BTreeMap<u64, Instant>,
     /// Out of touch. It is said only where there was something to lose.
     has_given_up: bool,
 }
@@ -66,8 +75,15 @@ impl Ties {
         (stake, released): (watch::Sender<Stake>, watch::Sender<Words>),
         ask: Ask,
     ) -> Self {
-        let tenure = Tenure::new(node_name.to_owned());
-        Self { tenure, standing, orders, stake, released, ask, has_given_up: false }
+        let (tenure, known) = (Tenure::new(node_name.to_owned()), BTreeMap::new());
+        let ready = watch::channel(Readiness::new()).0;
+        Self { tenure, standing, orders, stake, released, ready, ask, known, has_given_up: false }
+    }
+
+    /// Says there what this node is ready to take over.
+    #[must_use]
+    pub fn preparing(self, ready: watch::Sender<Readiness>) -> Self {
+        Self { ready, ..self }
     }
 
     /// No fence, and nobody who could be asked.
@@ -116,6 +132,24 @@ impl Ties {
         }
     }
 
+    /// Which hand-overs from here wait for their new node to be ready; whether there are any. As long as the fence is
+    /// down and the new node may still come, it is waited for: meanwhile the address is served here.
+    pub(super) fn wait_for_heirs(&mut self, view: &ClusterView, held: &Owned) -> bool {
+        let now = Instant::now();
+        let Self { tenure, known, .. } = self;
+        let open: BTreeSet<u64> = moving::leaving(tenure).map(|(_, record)| record.number).collect();
+        known.retain(|number, _| open.contains(number));
+        let waiting = moving::leaving(tenure).filter(|(address, record)| {
+            let since = *known.entry(record.number).or_insert(now);
+            let is_held = held.values().any(|held| held == *address);
+            is_held && now < since + HEIRS_TIME && !moving::is_ready(view, address, record)
+        });
+        let waiting: BTreeSet<IpAddr> = waiting.map(|(address, _)| *address).collect();
+        let waits = !waiting.is_empty();
+        self.tenure.set_waiting(waiting);
+        waits
+    }
+
     /// What of this the kernel must give up now.
     pub(super) fn barred(&mut self, held: &Owned) -> Owned {
         // Not taken for seen: who waits for it plans the whole anew.
@@ -132,15 +166,10 @@ impl Ties {
         self.tenure.barred(held, held).all
     }
 
-    /// Says what the kernel holds no more.
-    pub(super) fn say(&self, held: &Owned) {
-        let released = self.tenure.released(held);
-        self.released.send_if_modified(|said| {
-            *said != released && {
-                *said = released;
-                true
-            }
-        });
+    /// Says what the kernel holds no more, and what it is ready for.
+    pub(super) fn say(&self, actual: &KernelState) {
+        say(&self.released, self.tenure.released(&actual.owned));
+        say(&self.ready, moving::prepared(&self.tenure, actual));
     }
 
     /// Reads the objects of these addresses anew; whether any of them may be held by that.
@@ -160,4 +189,12 @@ impl Ties {
         self.tenure.confirm(&confirmed);
         !confirmed.is_empty()
     }
+}
+
+fn say<T: PartialEq>(to: &watch::Sender<T>, words: T) {
+    to.send_if_modified(|said| {
+        let is_news = *said != words;
+        *said = words;
+        is_news
+    });
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::process::Command;
 
-use egress_common::abi::NODE_MARK;
+use egress_common::abi::{Course, NODE_MARK};
 use serde_json::Value;
 
 use crate::cast::V4;
@@ -11,12 +11,13 @@ use crate::frames::{SYN, packet};
 use crate::stage::{ENTER, LEAVE, NOTICE, Run, STEER, Stage, on_stage, test_run};
 
 /// What an entry of each map shows of its key and its value; empty for plain numbers.
-const FIELDS: [(&str, &[&str], &[&str]); 22] = [
+const FIELDS: [(&str, &[&str], &[&str]); 23] = [
     ("config", &[], &["generation", "tunnel_port", "overlay_mtu", "node_v4", "uplink_mac"]),
     ("pods", &["bytes"], &["selection", "egress_id", "selected_since_ns", "cut_until_ns"]),
     ("policy", &["egress_id", "family"], &["when_empty", "count", "pending", "slots"]),
     ("owned", &[], &["address", "ifindex", "mac"]),
     ("owned_addr", &["bytes"], &["egress_id", "ifindex", "mac"]),
+    ("moving", &[], &["course", "peer", "owned"]),
     ("cluster", &["prefix_len", "data"], &["kind", "node"]),
     ("nodes", &["bytes"], &["place", "node"]),
     ("flows", &["saddr", "daddr", "sport", "dport", "protocol"], &["address", "egress_id", "slot", "last_seen_ns"]),
@@ -52,6 +53,7 @@ fn names(value: &Value) -> BTreeSet<&str> {
 
 /// Packets that leave an entry in every map.
 pub(crate) fn use_every_map(stage: &mut Stage) {
+    stage.hand_over(&V4, Course::Arriving);
     let fragment = packet(V4.pod, V4.world, 4000, 80).with(|packet| packet.fragment = (0, true));
     let from_outside = packet(V4.world, V4.pod, 80, 5000).tcp(SYN);
     let datagram = packet(V4.known_pod, V4.world, 4000, 80);

@@ -158,6 +158,7 @@ impl Stage {
             ("policy", Box::new(&mut self.policy)),
             ("owned", Box::new(&mut self.owned)),
             ("owned_addr", Box::new(&mut self.owned_addr)),
+            ("moving", Box::new(&mut self.moving)),
             ("cluster", Box::new(&mut self.cluster)),
             ("nodes", Box::new(&mut self.nodes)),
             ("flows", Box::new(&mut self.flows)),

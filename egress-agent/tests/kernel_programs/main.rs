@@ -23,6 +23,7 @@ mod hairpin;
 mod kept;
 mod life;
 mod limits;
+mod moving;
 mod mutants;
 mod neighbours;
 mod object;

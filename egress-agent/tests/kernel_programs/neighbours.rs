@@ -35,6 +35,17 @@ fn arp_requests_for_an_owned_address_are_answered() {
     });
 }
 
+/// A half of a claim, or an address that has been handed over: replies for it are taken, and nobody is told that it is here.
+#[test]
+fn what_is_not_owned_is_not_answered_for() {
+    on_stage(|stage| {
+        stage.owned.remove(&V4.here).expect("it is owned");
+        let request = arp([0xff; 6], REQUEST, (ASKER_MAC, "172.18.0.1"), ([0; 6], V4.egress));
+        let ran = stage.run_frame(&ENTER, &request, Verdict::NotOurs);
+        assert_eq!(ran, Ran::plain(NEXT, request, 0));
+    });
+}
+
 #[test]
 fn other_arp_is_left_alone() {
     on_stage(|stage| {

@@ -63,7 +63,7 @@ impl Wire {
 }
 
 /// The inner packet in an overlay packet from an address of our choice.
-fn wrapped(from: &str, egress_id: u32, inner: &Packet) -> Vec<u8> {
+pub(crate) fn wrapped(from: &str, egress_id: u32, inner: &Packet) -> Vec<u8> {
     let mut outer = packet(from, V4.node, 50_000, 4794).with(|packet| (packet.data, packet.dmac) = (0, UPLINK_MAC));
     outer.body = Body::UdpUnsummed;
     let inner = inner.frame();
@@ -77,7 +77,7 @@ fn wrapped(from: &str, egress_id: u32, inner: &Packet) -> Vec<u8> {
 }
 
 /// Sends it and waits for the one counter that moves.
-fn arrives(stage: &Stage, wire: &Wire, frame: &[u8]) -> BTreeMap<&'static str, u64> {
+pub(crate) fn arrives(stage: &Stage, wire: &Wire, frame: &[u8]) -> BTreeMap<&'static str, u64> {
     let (before, start) = (stage.counts(), Instant::now());
     wire.send(frame);
     loop {
@@ -89,7 +89,7 @@ fn arrives(stage: &Stage, wire: &Wire, frame: &[u8]) -> BTreeMap<&'static str, u
     }
 }
 
-fn is(verdict: Verdict) -> BTreeMap<&'static str, u64> {
+pub(crate) fn is(verdict: Verdict) -> BTreeMap<&'static str, u64> {
     BTreeMap::from([(verdict.label(), 1)])
 }
 

@@ -9,9 +9,9 @@ use aya::programs::SchedClassifier;
 use aya::util::nr_cpus;
 use aya::{EbpfLoader, Pod};
 use egress_common::abi::{
-    Addr, ClusterPrefix, Config, Count, Datagram, EipCount, Family, Flow, FragKey, FragPorts, Inbound, Mapping,
-    NodeEntry, NodePlace, Owned, OwnedAddr, PodEntry, Policy, PolicyKey, PortRange, PrefixKind, Slot, Tuple, Usage,
-    Verdict, WhenEmpty,
+    Addr, ClusterPrefix, Config, Count, Course, Datagram, EipCount, Family, Flow, FragKey, FragPorts, Inbound, Mapping,
+    Moving, NodeEntry, NodePlace, Owned, OwnedAddr, PodEntry, Policy, PolicyKey, PortRange, PrefixKind, Slot, Tuple,
+    Usage, Verdict, WhenEmpty,
 };
 use egress_common::decide::notice::SETTLE_NS;
 use nix::sched::{CloneFlags, unshare};
@@ -36,6 +36,7 @@ pub(crate) struct Stage {
     pub(crate) policy: HashMap<MapData, PolicyKey, Policy>,
     pub(crate) owned: HashMap<MapData, u32, Owned>,
     pub(crate) owned_addr: HashMap<MapData, Addr, OwnedAddr>,
+    pub(crate) moving: HashMap<MapData, u32, Moving>,
     pub(crate) cluster: LpmTrie<MapData, Addr, ClusterPrefix>,
     pub(crate) nodes: HashMap<MapData, Addr, NodeEntry>,
     pub(crate) flows: HashMap<MapData, Tuple, Flow>,
@@ -126,6 +127,7 @@ impl Stage {
             policy: hash(take("policy")),
             owned: hash(take("owned")),
             owned_addr: hash(take("owned_addr")),
+            moving: hash(take("moving")),
             cluster: LpmTrie::try_from(take("cluster")).expect("a trie"),
             nodes: hash(take("nodes")),
             flows: hash(take("flows")),
@@ -219,6 +221,12 @@ impl Stage {
         }
     }
 
+    /// One more node of the underlay, whose neighbour entry is known.
+    pub(crate) fn add_node(&mut self, at: &str) {
+        self.nodes.insert(addr(at), NodeEntry::new(NodePlace::Other, addr(at)), 0).expect("a node");
+        batch(&format!("neigh replace {at} lladdr 02:00:00:00:01:04 dev breth0 nud permanent\n"));
+    }
+
     /// Names the nodes of the pod subnets anew.
     pub(crate) fn move_subnets(&mut self, cast: &Cast, own: Addr, other: Addr) {
         let length = if cast.family == Family::V4 { 120 } else { 64 };
@@ -234,6 +242,13 @@ impl Stage {
         self.owned.insert(egress_id, owned, 0).expect("own");
         let entry = OwnedAddr { egress_id, ifindex: UPLINK, mac: OWNED_MAC, reserved: [0; 2] };
         self.owned_addr.insert(addr(address), entry, 0).expect("own");
+    }
+
+    /// The address of `here` comes from the other node, or goes there; what is owned stays.
+    pub(crate) fn hand_over(&mut self, cast: &Cast, course: Course) {
+        let owned = self.owned.get(&cast.here, 0).expect("owned");
+        let moving = Moving::new(cast.here, course, now_ns() - 1_000_000_000, addr(V4.other_node), owned);
+        self.moving.insert(cast.here, moving, 0).expect("a hand-over");
     }
 
     /// The program, loaded at its first use.

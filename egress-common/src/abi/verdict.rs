@@ -99,6 +99,8 @@ verdicts! {
     ReplySteered = 24, Redirect, "reply_steered";
     /// Reply from a gateway, to a pod of this node.
     ReplyDelivered = 25, Redirect, "reply_delivered";
+    /// Of an egress IP that is being handed over: sent on to the other node of the hand-over through the overlay.
+    PassedOn = 26, Redirect, "passed_on";
 
     /// ARP request for an owned egress IP.
     ArpAnswered = 30, Answer, "arp_answered";

@@ -3,10 +3,14 @@
 //!
 //! Nodes are trusted, their overlay packets are not taken on faith: the outer source must be another node's tunnel
 //! endpoint, the inner source of a flow a pod of that very node, and the pod that a reply is for selected by its object.
+//!
+//! While an address is handed over (`abi::Moving`) the old node passes on what comes for it, and the heir takes from the
+//! old node, and from nobody else, what pods of other nodes have sent. What was passed on is never passed on again.
+//! Before the heir knows that the old node emits nothing any more it takes nothing else for the address.
 
 use super::snat::{self, Face};
 use super::{Owner, Tables, fragments, slots};
-use crate::abi::{Addr, Config, Mapping, NodePlace, Origin, Owned, PrefixKind, Verdict};
+use crate::abi::{Addr, Config, Course, Mapping, NodePlace, Origin, Owned, PrefixKind, Verdict};
 use crate::wire::{Heads, L4, Quote};
 
 /// Where the packet came from, read from the tunnel header.
@@ -26,6 +30,10 @@ pub enum Accept<'t> {
         owned: &'t Owned,
         source_node: &'t Addr,
     },
+    /// The address has been handed over to another node ([`Moving::peer`](crate::abi::Moving::peer)).
+    PassOn,
+    /// Passed on by the other node of a hand-over: for the egress IP, by a mapping of this node if there is one.
+    Answer,
 }
 
 #[inline(always)]
@@ -47,20 +55,69 @@ pub fn accept<'t, T: Tables>(heads: &mut Heads, outer: &Outer, tables: &'t T, co
     let of_sender = tables
         .prefix(&heads.tuple.saddr)
         .is_some_and(|prefix| prefix.kind() == Some(PrefixKind::PodSubnet) && prefix.node == sender.node);
-    if !of_sender {
-        return Accept::Done(Verdict::ForgedInner);
-    }
-    let Some(owned) = tables.owned(outer.egress_id).filter(|owned| owned.address.family() == heads.family) else {
-        return Accept::Done(Verdict::NotGateway);
+    let owned = match of_sender {
+        true => tables.owned(outer.egress_id).filter(|owned| owned.address.family() == heads.family),
+        false => None,
+    };
+    let (owned, source_node) = match owned {
+        Some(owned) => (owned, &sender.node),
+        None => match of_hand_over(heads, outer, tables, of_sender) {
+            HandOver::None if of_sender => return Accept::Done(Verdict::NotGateway),
+            HandOver::None => return Accept::Done(Verdict::ForgedInner),
+            HandOver::Answer => return Accept::Answer,
+            HandOver::PassOn => return Accept::PassOn,
+            HandOver::Take => {
+                let Some(moving) = tables.moving(outer.egress_id) else { return Accept::Done(Verdict::NotGateway) };
+                let Some(prefix) = tables.prefix(&heads.tuple.saddr) else {
+                    return Accept::Done(Verdict::ForgedInner);
+                };
+                (&moving.owned, &prefix.node)
+            }
+        },
     };
     if heads.l4 == L4::IcmpError && !heads.source_routed {
         // By the mapping of what it quotes.
-        return Accept::Translate { owned, source_node: &sender.node };
+        return Accept::Translate { owned, source_node };
     }
     fragments::resolve(heads, tables);
     match slots::translatable(heads) {
-        Ok(()) => Accept::Translate { owned, source_node: &sender.node },
+        Ok(()) => Accept::Translate { owned, source_node },
         Err(verdict) => Accept::Done(verdict),
+    }
+}
+
+/// What a packet has to do with a hand-over of the address that it is for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum HandOver {
+    None,
+    /// See [`Accept::Answer`].
+    Answer,
+    /// See [`Accept::PassOn`].
+    PassOn,
+    /// Ours to translate, though the address is not owned here yet, or a pod of another node than the sender's has sent it.
+    Take,
+}
+
+/// For an address that this node does not own, or from a pod that is not of the node that sent it. Out of line: hardly
+/// ever asked.
+#[inline(never)]
+fn of_hand_over<T: Tables>(heads: &Heads, outer: &Outer, tables: &T, of_sender: bool) -> HandOver {
+    let Some(moving) = tables.moving(outer.egress_id) else { return HandOver::None };
+    let is_from_peer = moving.peer == outer.source;
+    if is_from_peer && heads.tuple.daddr == moving.owned.address {
+        return HandOver::Answer;
+    }
+    if moving.owned.address.family() != heads.family {
+        return HandOver::None;
+    }
+    match moving.course() {
+        Some(Course::Leaving) if of_sender => HandOver::PassOn,
+        Some(Course::Open) if of_sender => HandOver::Take,
+        Some(Course::Arriving | Course::Open) if is_from_peer => match tables.prefix(&heads.tuple.saddr) {
+            Some(prefix) if prefix.kind() == Some(PrefixKind::PodSubnet) => HandOver::Take,
+            _ => HandOver::None,
+        },
+        _ => HandOver::None,
     }
 }
 
@@ -81,15 +138,20 @@ pub fn translate<'t, T: Tables>(
     owned: &Owned,
     egress_id: u32,
     source_node: &Addr,
+    config: &Config,
 ) -> Result<&'t Mapping, Verdict> {
-    let owner = Owner { origin: Origin::Remote, source_node: *source_node, egress_id };
+    // A pod of this node may have sent it to the old node of a hand-over, which has passed it on.
+    let owner = match *source_node == config.self_node {
+        true => Owner { origin: Origin::Here, source_node: Addr::UNSPECIFIED, egress_id },
+        false => Owner { origin: Origin::Remote, source_node: *source_node, egress_id },
+    };
     snat::translate(heads, quote, tables, &Face { address: owned.address, ports: snat::EGRESS_PORTS }, &owner)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::abi::{Direction, NodeEntry, PodEntry};
+    use crate::abi::{Direction, Moving, NodeEntry, PodEntry};
     use crate::decide::cast::{Cast, ID, NODE, OTHER_NODE, both};
     use crate::decide::packets::{Packet, packet};
     use crate::decide::world::{World, addr};
@@ -112,7 +174,8 @@ mod tests {
             };
             assert_eq!((owned.address, *source_node), (addr(cast.egress), addr(OTHER_NODE)));
             let heads = from_remote(cast).heads();
-            let mapping = translate(&heads, &Quote::NONE, world, owned, ID, source_node).expect("a free port");
+            let mapping = translate(&heads, &Quote::NONE, world, owned, ID, source_node, &world.config.get())
+                .expect("a free port");
             assert_eq!(mapping.origin(), Some(Origin::Remote));
             assert_eq!((mapping.source_node, mapping.egress_id), (addr(OTHER_NODE), ID));
             // What a pod sends to a node's port and the CNI masquerades has another address of that node.
@@ -190,12 +253,13 @@ mod tests {
             let (node, own) = (addr(OTHER_NODE), *world.owned(ID).expect("owned"));
             let told = |from: &str, quoted: &Packet, owned: &Owned| {
                 let error = packet(from, cast.world, 0, 0).unreachable().heads();
-                translate(&error, &quoted.quoted(Direction::Ingress), world, owned, ID, &node).map(|found| found.other)
+                translate(&error, &quoted.quoted(Direction::Ingress), world, owned, ID, &node, &world.config.get())
+                    .map(|found| found.other)
             };
             let got = packet(cast.world, cast.remote_pod, 80, 4000);
             assert_eq!(told(cast.remote_pod, &got, &own), Err(Verdict::IcmpUnmatched));
-            let made =
-                translate(&from_remote(cast).heads(), &Quote::NONE, world, &own, ID, &node).map(|made| made.other);
+            let made = translate(&from_remote(cast).heads(), &Quote::NONE, world, &own, ID, &node, &world.config.get())
+                .map(|made| made.other);
             assert!(made.is_ok());
             assert_eq!(told(cast.remote_pod, &got, &own), made);
             let others = Owned::new(ID, addr(cast.foreign_egress), own.ifindex, own.mac);
@@ -237,6 +301,90 @@ mod tests {
             world.put_node(cast.other_node, NodeEntry::new(NodePlace::Own, addr(OTHER_NODE)).of_another_version());
             assert!(matches!(asked(world, OTHER_NODE, ID, &from_remote(cast)), Accept::Translate { .. }));
             assert_eq!(world.node(&addr(cast.node)).map(|node| node.node), Some(addr(NODE)));
+        });
+    }
+
+    /// The hand-over of [`ID`]'s address to or from the other node.
+    fn hand_over(cast: &Cast, world: &World, course: Course) {
+        let owned = *world.owned(ID).expect("owned");
+        world.moving.borrow_mut().insert(ID, Moving::new(ID, course, 0, addr(OTHER_NODE), owned));
+        world.owned.borrow_mut().remove(&ID);
+        assert!(world.owned_addr(&addr(cast.egress)).is_some(), "answers are still taken");
+    }
+
+    #[test]
+    fn what_has_been_handed_over_is_passed_on_once() {
+        both(|cast, world| {
+            const THIRD: &str = "172.18.0.4";
+            let (pod, narrow) = if cast.world.contains(':') { ("fd00:10:244:3::10", 64) } else { ("10.244.3.10", 24) };
+            world.add_node(THIRD, NodePlace::Other, THIRD);
+            world.add_prefix(pod, narrow, PrefixKind::PodSubnet, Some(THIRD));
+            let late = packet(pod, cast.world, 4000, 80);
+            hand_over(cast, world, Course::Leaving);
+            assert_eq!(asked(world, THIRD, ID, &late), Accept::PassOn);
+            // By another hand-over, before this one.
+            let passed = asked(world, OTHER_NODE, ID, &late);
+            assert_eq!(passed, Accept::Done(Verdict::ForgedInner), "never passed on twice");
+            assert_eq!(asked(world, THIRD, ID + 1, &late), Accept::Done(Verdict::NotGateway));
+            let forged = packet(cast.world, cast.world, 1, 2);
+            assert_eq!(asked(world, THIRD, ID, &forged), Accept::Done(Verdict::ForgedInner));
+        });
+    }
+
+    #[test]
+    fn an_heir_takes_from_the_old_node_what_any_pod_has_sent() {
+        both(|cast, world| {
+            hand_over(cast, world, Course::Arriving);
+            for (pod, node, origin) in
+                [(cast.remote_pod, addr(OTHER_NODE), Origin::Remote), (cast.pod, addr(NODE), Origin::Here)]
+            {
+                let passed = packet(pod, cast.world, 4000, 80);
+                let Accept::Translate { owned, source_node } = asked(world, OTHER_NODE, ID, &passed) else {
+                    panic!("{pod} is not translated");
+                };
+                assert_eq!((owned.address, *source_node), (addr(cast.egress), node));
+                let config = world.config.get();
+                let made = translate(&passed.heads(), &Quote::NONE, world, owned, ID, source_node, &config);
+                assert_eq!(made.map(|made| made.origin()), Ok(Some(origin)));
+            }
+            for nobody in [cast.lost_pod, cast.world, cast.service, cast.egress] {
+                let forged = asked(world, OTHER_NODE, ID, &packet(nobody, cast.world, 4000, 80));
+                assert_eq!(forged, Accept::Done(Verdict::ForgedInner), "{nobody}");
+            }
+        });
+    }
+
+    /// Some node may not have heard of a hand-over before this one: the other node has the address still.
+    #[test]
+    fn before_its_time_an_heir_takes_nothing_from_others() {
+        both(|cast, world| {
+            const THIRD: &str = "172.18.0.4";
+            hand_over(cast, world, Course::Arriving);
+            let moving = world.moving.borrow()[&ID];
+            world.moving.borrow_mut().insert(ID, Moving::new(ID, Course::Arriving, 0, addr(THIRD), moving.owned));
+            assert_eq!(asked(world, OTHER_NODE, ID, &from_remote(cast)), Accept::Done(Verdict::NotGateway));
+            let open = Moving::new(ID, Course::Open, 0, addr(THIRD), moving.owned);
+            world.moving.borrow_mut().insert(ID, open);
+            assert!(matches!(asked(world, OTHER_NODE, ID, &from_remote(cast)), Accept::Translate { .. }));
+        });
+    }
+
+    #[test]
+    fn answers_are_taken_from_the_other_node_alone() {
+        both(|cast, world| {
+            for course in [Course::Leaving, Course::Arriving, Course::Open] {
+                world.own(ID, cast.egress);
+                hand_over(cast, world, course);
+                let answer = packet(cast.world, cast.egress, 80, 4000);
+                assert_eq!(asked(world, OTHER_NODE, ID, &answer), Accept::Answer);
+                assert_eq!(asked(world, OTHER_NODE, ID + 1, &answer), Accept::Done(Verdict::ForgedInner));
+                let other = packet(cast.world, cast.foreign_egress, 80, 4000);
+                assert_eq!(asked(world, OTHER_NODE, ID, &other), Accept::Done(Verdict::ForgedInner));
+                let moving = world.moving.borrow()[&ID];
+                let third = Moving::new(ID, course, 0, addr("172.18.0.4"), moving.owned);
+                world.moving.borrow_mut().insert(ID, third);
+                assert_eq!(asked(world, OTHER_NODE, ID, &answer), Accept::Done(Verdict::ForgedInner));
+            }
         });
     }
 }

@@ -6,7 +6,7 @@
 //! left alone.
 
 use super::{Tables, fragments, slots};
-use crate::abi::{Addr, Config, Family, Mapping, Origin, Verdict};
+use crate::abi::{Addr, Config, Course, Family, Mapping, Origin, Verdict};
 use crate::wire::{Fragment, Heads, L4, Quote};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,6 +24,11 @@ pub enum Enter<'t> {
     NodeReply {
         mapping: &'t Mapping,
     },
+    /// For an address that is being handed over: the mapping may be the other node's
+    /// ([`Moving::peer`](crate::abi::Moving::peer)).
+    PassOn {
+        egress_id: u32,
+    },
 }
 
 /// Whether the heads alone say that [`enter`] has nothing to do with the packet: nearly all that is for the node itself.
@@ -39,10 +44,11 @@ pub fn is_left_alone(heads: &Heads, config: &Config) -> bool {
 
 #[inline(always)]
 pub fn enter<'t, T: Tables>(heads: &mut Heads, quote: &Quote, tables: &'t T, config: &Config) -> Enter<'t> {
-    if tables.owned_addr(&heads.tuple.daddr).is_some() {
-        return match heads.l4 {
-            L4::IcmpError => error_for_egress_ip(heads, quote, tables),
-            _ => for_egress_ip(heads, tables),
+    if let Some(owned) = tables.owned_addr(&heads.tuple.daddr) {
+        let egress_id = owned.egress_id;
+        return match is_elsewhere(heads, egress_id, tables, false) {
+            true => Enter::PassOn { egress_id },
+            false => answer(heads, quote, tables),
         };
     }
     if heads.tuple.daddr == node_address(config, heads.family)
@@ -53,6 +59,50 @@ pub fn enter<'t, T: Tables>(heads: &mut Heads, quote: &Quote, tables: &'t T, con
         return Enter::NodeReply { mapping };
     }
     Enter::Done(Verdict::NotOurs)
+}
+
+/// What the other node of a hand-over has got for the egress IP, and passed on.
+#[inline(always)]
+pub fn passed<'t, T: Tables>(heads: &mut Heads, quote: &Quote, tables: &'t T, egress_id: u32) -> Enter<'t> {
+    match is_elsewhere(heads, egress_id, tables, true) {
+        true => Enter::PassOn { egress_id },
+        false => answer(heads, quote, tables),
+    }
+}
+
+/// For an egress IP, by the mappings of this node.
+#[inline(always)]
+fn answer<'t, T: Tables>(heads: &mut Heads, quote: &Quote, tables: &'t T) -> Enter<'t> {
+    match heads.l4 {
+        L4::IcmpError => error_for_egress_ip(heads, quote, tables),
+        _ => for_egress_ip(heads, tables),
+    }
+}
+
+/// Whether an answer is first of all the other node's of a hand-over: the old node asks the heir about each, and the heir
+/// leaves to the old node what it has not sent itself. What the heir has passed on is the old node's own.
+///
+/// Out of line: nearly always there is no hand-over.
+#[inline(never)]
+fn is_elsewhere<T: Tables>(heads: &Heads, egress_id: u32, tables: &T, passed: bool) -> bool {
+    let Some(moving) = tables.moving(egress_id) else { return false };
+    let is_plain = heads.fragment == Fragment::Whole && heads.l4 != L4::IcmpError;
+    if !is_plain || moving.owned.address != heads.tuple.daddr {
+        return false;
+    }
+    let since_ns = moving.since_ns;
+    match moving.course() {
+        Some(Course::Leaving) => !passed,
+        Some(Course::Arriving | Course::Open) => !is_sent_since(heads, since_ns, tables),
+        None => false,
+    }
+}
+
+/// Whether this node has sent a packet of the flow that this answers since then.
+#[inline(always)]
+fn is_sent_since<T: Tables>(heads: &Heads, since_ns: u64, tables: &T) -> bool {
+    let Some(forward) = tables.nat_peek(&heads.tuple).map(|mapping| mapping.other) else { return false };
+    tables.nat_peek(&forward).is_some_and(|mapping| mapping.last_seen_ns >= since_ns)
 }
 
 /// For the node's address: the mapping of a packet marked 1008 that this answers, or is an error about. Everything else

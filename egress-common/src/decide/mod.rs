@@ -29,8 +29,8 @@ pub(crate) mod packets;
 pub mod world;
 
 use crate::abi::{
-    Addr, ClusterPrefix, Flow, FragKey, FragPorts, Mapping, NodeEntry, Origin, Owned, OwnedAddr, PodEntry, Policy,
-    PolicyKey, Slot, Tuple, Verdict,
+    Addr, ClusterPrefix, Flow, FragKey, FragPorts, Mapping, Moving, NodeEntry, Origin, Owned, OwnedAddr, PodEntry,
+    Policy, PolicyKey, Slot, Tuple, Verdict,
 };
 use crate::wire::{Fragment, Heads, L4};
 use snat::PortSearch;
@@ -77,6 +77,8 @@ pub trait Tables {
     fn policy(&self, key: &PolicyKey) -> Option<&Policy>;
     fn owned(&self, egress_id: u32) -> Option<&Owned>;
     fn owned_addr(&self, addr: &Addr) -> Option<&OwnedAddr>;
+    /// The hand-over of the object's address that concerns this node.
+    fn moving(&self, egress_id: u32) -> Option<&Moving>;
 
     /// A packet of the pod: does it answer a connection that came in from outside? Of datagrams this does not keep the
     /// entry alive, since a pod that goes on sending answers nobody some day.

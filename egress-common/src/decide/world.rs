@@ -40,6 +40,7 @@ pub struct World {
     pub policies: RefCell<HashMap<PolicyKey, Policy>>,
     pub owned: RefCell<HashMap<u32, Owned>>,
     pub owned_addr: RefCell<HashMap<Addr, OwnedAddr>>,
+    pub moving: RefCell<HashMap<u32, Moving>>,
     pub inbound: Table<Inbound>,
     pub datagrams: RefCell<HashSet<Tuple>>,
     pub flows: Table<Flow>,
@@ -62,6 +63,7 @@ struct LentValues {
     policies: Lent<Policy>,
     owned: Lent<Owned>,
     owned_addr: Lent<OwnedAddr>,
+    moving: Lent<Moving>,
     flows: Lent<Flow>,
     mappings: Lent<Mapping>,
     frags: Lent<FragPorts>,
@@ -81,6 +83,7 @@ impl World {
             policies: RefCell::default(),
             owned: RefCell::default(),
             owned_addr: RefCell::default(),
+            moving: RefCell::default(),
             inbound: Table::new(),
             datagrams: RefCell::default(),
             flows: Table::new(),
@@ -98,6 +101,7 @@ impl World {
                 policies: Lent::new(),
                 owned: Lent::new(),
                 owned_addr: Lent::new(),
+                moving: Lent::new(),
                 flows: Lent::new(),
                 mappings: Lent::new(),
                 frags: Lent::new(),
@@ -114,6 +118,7 @@ impl World {
         lent.policies.take_back();
         lent.owned.take_back();
         lent.owned_addr.take_back();
+        lent.moving.take_back();
         lent.flows.take_back();
         lent.mappings.take_back();
         lent.frags.take_back();
@@ -223,6 +228,9 @@ impl Tables for World {
     }
     fn owned_addr(&self, addr: &Addr) -> Option<&OwnedAddr> {
         self.owned_addr.borrow().get(addr).map(|owned| self.lent.owned_addr.lend(*owned))
+    }
+    fn moving(&self, egress_id: u32) -> Option<&Moving> {
+        self.moving.borrow().get(&egress_id).map(|moving| self.lent.moving.lend(*moving))
     }
     fn inbound_answered(&self, tuple: &Tuple, tcp_flags: u8) -> bool {
         let seen = self.inbound.change(tuple, |inbound| {

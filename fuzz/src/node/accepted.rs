@@ -24,6 +24,9 @@ impl Node {
                 true => self.split(Verdict::ReplyDelivered, skb.frame, config.pod_mtu),
                 false => Outcome::Sent(Verdict::ReplyDelivered, skb.frame.to_vec()),
             },
+            Accept::PassOn => Outcome::Sent(Verdict::PassedOn, skb.frame.to_vec()),
+            // No story hands an address over: what a heir is passed on is for the programs' own tests.
+            Accept::Answer => Outcome::Dropped(Verdict::NoMapping),
             Accept::Translate { owned, source_node } => {
                 assert_eq!(*source_node, outer.source, "answers go back to who sent it");
                 let inner = self.world.prefix(&heads.tuple.saddr).map(|prefix| (prefix.kind(), prefix.node));

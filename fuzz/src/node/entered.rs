@@ -1,6 +1,6 @@
 //! From outside, by the uplink.
 
-use egress_common::abi::{Class, Direction, Verdict};
+use egress_common::abi::{Addr, Class, Direction, OwnedAddr, Verdict};
 use egress_common::decide::enter::{self, Enter};
 use egress_common::decide::mtu::Fit;
 use egress_common::decide::{Rewrite, Tables as _, mtu};
@@ -40,7 +40,7 @@ impl Node {
     fn asked_for_address(&self, frame: &[u8]) -> Outcome {
         let request = arp::Request::parse(frame);
         let Some((request, owned)) =
-            request.and_then(|request| self.world.owned_addr(&request.target()).map(|owned| (request, owned)))
+            request.and_then(|request| self.held(&request.target()).map(|owned| (request, owned)))
         else {
             return Outcome::done(Verdict::NotOurs, frame, 0);
         };
@@ -49,9 +49,14 @@ impl Node {
         Outcome::Answered(Verdict::ArpAnswered, [answer.as_slice(), rest].concat())
     }
 
+    /// What has been handed over is answered for by its new node.
+    fn held(&self, address: &Addr) -> Option<&OwnedAddr> {
+        self.world.owned_addr(address).filter(|owned| self.world.owned(owned.egress_id).is_some())
+    }
+
     fn solicited(&self, frame: &[u8], heads: &Heads) -> Option<Outcome> {
         let solicitation = Solicitation::parse(frame, &heads.tuple.saddr)?;
-        let owned = self.world.owned_addr(&solicitation.target)?;
+        let owned = self.held(&solicitation.target)?;
         let mut answer = [0; ADVERTISEMENT_LEN];
         solicitation.answer(owned.mac, &mut answer);
         Some(Outcome::Answered(Verdict::NeighbourAnswered, answer.to_vec()))
@@ -74,6 +79,7 @@ impl Node {
             Enter::ReplyHere { mapping } => (Verdict::ReplyHere, *mapping),
             Enter::ReplyRemote { mapping } => (Verdict::ReplySteered, *mapping),
             Enter::NodeReply { mapping } => (Verdict::NodeReply, *mapping),
+            Enter::PassOn { .. } => return Outcome::Sent(Verdict::PassedOn, frame.to_vec()),
         };
         self.judge_answer(heads, &quote, &mapping);
         let (length, mut in_two) = (Self::wire_length(skb, heads), false);

@@ -5,6 +5,7 @@
 //! | `story` | the walkthrough of `cargo xtask run`, and that nothing of it is left |
 //! | `restart`, `leader` | agents killed and restarted under traffic: nothing lost, nothing reset, nothing flushed |
 //! | `handover` | an address changes its node: the old one lets go first, also where it is cut off or the leader dies |
+//! | `planned` | an address that is moved by plan: no request is lost, no connection ends |
 //! | `dead_agent` | an address leaves a gateway whose agent is dead and whose programs answer for it |
 //! | `reachability` | nodes that are cut off lose their addresses; those whose agent alone is silent do not |
 //! | `tls` | health checks by TLS, and certificates that change |
@@ -28,6 +29,7 @@ mod leak;
 mod objects;
 mod objects_refused;
 mod pins;
+mod planned;
 mod reachability;
 mod refusals;
 mod restart;
@@ -79,6 +81,7 @@ pub(crate) fn tests() -> Vec<LabTest> {
         ),
         test("leases_outlive_the_api_server", handover::away_api_server_ends_nothing),
         test("hand_over_cut_off_node_gives_up_first", handover::cut_off_node_gives_up_first),
+        test("planned_moves_lose_nothing", planned::moves_lose_nothing),
         test("health_checks_by_tls", tls::health_checks_by_tls),
         test("selectors_of_every_kind_select", selection::selectors_select),
         test("only_endpoints_are_selected", selection::only_endpoints_count),

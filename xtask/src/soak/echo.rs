@@ -10,16 +10,16 @@ use anyhow::{Context, Result};
 
 use crate::lab::Netns;
 
-pub(super) const PORT: u16 = 8090;
+pub(crate) const PORT: u16 = 8090;
 
 /// Serves until it is dropped.
-pub(super) struct Echo {
+pub(crate) struct Echo {
     stop: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
 }
 
 impl Echo {
-    pub(super) fn start(netns: &Netns, addresses: &[IpAddr]) -> Result<Self> {
+    pub(crate) fn start(netns: &Netns, addresses: &[IpAddr]) -> Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
         let mut echo = Self { stop, threads: Vec::new() };
         for address in addresses {

@@ -24,15 +24,15 @@
 //! | `figures`, `report`, `chart` | what it came to; table and `results.json`; SVG |
 
 mod chart;
-mod echo;
+pub(crate) mod echo;
 mod fault;
 mod figures;
 mod ground;
 mod inject;
 mod report;
 mod round;
-mod sampler;
-mod streams;
+pub(crate) mod sampler;
+pub(crate) mod streams;
 mod toll;
 mod wire;
 

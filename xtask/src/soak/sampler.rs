@@ -13,27 +13,27 @@ use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use crate::lab::Netns;
 
-pub(super) const EVERY: Duration = Duration::from_millis(10);
+pub(crate) const EVERY: Duration = Duration::from_millis(10);
 /// What has not been answered by then is lost.
-pub(super) const PATIENCE: Duration = Duration::from_secs(1);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(1);
 
 /// One new connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Sample {
-    pub(super) sent: Instant,
+pub(crate) struct Sample {
+    pub(crate) sent: Instant,
     /// When the answer came, and the address that the world saw.
-    pub(super) answered: Option<(Instant, IpAddr)>,
+    pub(crate) answered: Option<(Instant, IpAddr)>,
 }
 
 /// A pod that samples until it is finished.
-pub(super) struct Sampler {
+pub(crate) struct Sampler {
     samples: Arc<Mutex<Vec<Sample>>>,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<Result<()>>>,
 }
 
 impl Sampler {
-    pub(super) fn start(from: &Netns, to: SocketAddr) -> Result<Self> {
+    pub(crate) fn start(from: &Netns, to: SocketAddr) -> Result<Self> {
         let samples = Arc::new(Mutex::new(Vec::new()));
         let stop = Arc::new(AtomicBool::new(false));
         let (into, until) = (Arc::clone(&samples), Arc::clone(&stop));
@@ -47,11 +47,11 @@ impl Sampler {
     }
 
     /// What is known so far and was not taken before, in the order in which it became known.
-    pub(super) fn take(&self) -> Vec<Sample> {
+    pub(crate) fn take(&self) -> Vec<Sample> {
         std::mem::take(&mut *lock(&self.samples))
     }
 
-    pub(super) fn finish(mut self) -> Result<()> {
+    pub(crate) fn finish(mut self) -> Result<()> {
         self.stop.store(true, Ordering::Relaxed);
         let thread = self.thread.take().ok_or_else(|| anyhow!("a sampler was finished before"))?;
         thread.join().map_err(|_panic| anyhow!("a sampler panicked"))?

@@ -15,7 +15,7 @@ use crate::lab::Netns;
 
 const EVERY: Duration = Duration::from_millis(100);
 /// How many of them a pod keeps.
-pub(super) const COUNT: usize = 2;
+pub(crate) const COUNT: usize = 2;
 
 /// How one connection is.
 #[derive(Debug, Clone, Copy, Default)]
@@ -27,7 +27,7 @@ struct Health {
 }
 
 /// A pod's connections.
-pub(super) struct Streams {
+pub(crate) struct Streams {
     health: Arc<Mutex<[Health; COUNT]>>,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<Result<()>>>,
@@ -35,13 +35,13 @@ pub(super) struct Streams {
 
 /// The connections at some moment.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Census {
+pub(crate) struct Census {
     health: [Health; COUNT],
     at: Instant,
 }
 
 impl Streams {
-    pub(super) fn start(from: &Netns, to: SocketAddr) -> Result<Self> {
+    pub(crate) fn start(from: &Netns, to: SocketAddr) -> Result<Self> {
         let health = Arc::new(Mutex::new([Health::default(); COUNT]));
         let stop = Arc::new(AtomicBool::new(false));
         let (all, until) = (Arc::clone(&health), Arc::clone(&stop));
@@ -60,12 +60,12 @@ impl Streams {
         Ok(Self { health, stop, thread: Some(thread) })
     }
 
-    pub(super) fn census(&self) -> Census {
+    pub(crate) fn census(&self) -> Census {
         Census { health: *lock(&self.health), at: Instant::now() }
     }
 
     /// Of those that were well at the census, how many there were and how many have been heard since `since`.
-    pub(super) fn survivors(&self, census: &Census, since: Instant) -> (u64, u64) {
+    pub(crate) fn survivors(&self, census: &Census, since: Instant) -> (u64, u64) {
         let now = *lock(&self.health);
         let (mut asked, mut well) = (0, 0);
         for (before, now) in census.health.iter().zip(&now) {
@@ -77,7 +77,7 @@ impl Streams {
         (asked, well)
     }
 
-    pub(super) fn finish(mut self) -> Result<()> {
+    pub(crate) fn finish(mut self) -> Result<()> {
         self.stop.store(true, Ordering::Relaxed);
         let thread = self.thread.take().ok_or_else(|| anyhow!("streams were finished before"))?;
         thread.join().map_err(|_panic| anyhow!("a stream panicked"))?

@@ -11,7 +11,7 @@ use tracing::warn;
 
 use super::super::interfaces::Interface;
 use super::super::tables::NodeTables;
-use super::super::{Settings, claim, convert};
+use super::super::{Settings, claim, config, convert};
 use super::State;
 use crate::model::state::EgressId;
 
@@ -19,6 +19,7 @@ impl State {
     /// What a former run has left, as the uplink is now.
     pub(super) fn adopt_owned(&mut self, settings: &Settings) -> io::Result<()> {
         let adopted = self.heal_owned(settings).and_then(|()| self.reclaim(settings));
+        self.number_anew()?;
         self.decided(adopted)
     }
 
@@ -26,6 +27,33 @@ impl State {
     pub(super) fn move_owned(&mut self, settings: &Settings) -> io::Result<()> {
         let moved = self.reclaim(settings);
         self.decided(moved)
+    }
+
+    /// A change that holds for every packet from one moment on: meanwhile no flow keeps what was decided.
+    pub(in super::super) fn undecided<T>(
+        &mut self,
+        change: impl FnOnce(&mut NodeTables) -> io::Result<T>,
+    ) -> io::Result<T> {
+        let number = self.config.decisions;
+        self.number_decisions(0)?;
+        let changed = change(&mut self.tables);
+        self.number_decisions(config::next_generation(number))?;
+        changed
+    }
+
+    fn number_decisions(&mut self, decisions: u32) -> io::Result<()> {
+        let mut config = self.config;
+        config.decisions = decisions;
+        self.write_config(config)
+    }
+
+    /// What an agent has left that ended before a change was over: no number that a flow may have kept.
+    fn number_anew(&mut self) -> io::Result<()> {
+        if self.config.decisions != 0 {
+            return Ok(());
+        }
+        let seconds = super::super::executor::now_ns()? / 1_000_000_000;
+        self.number_decisions(u32::try_from(seconds).unwrap_or(u32::MAX).rotate_left(12).max(1))
     }
 
     /// Raised also behind what was done in part.

@@ -84,6 +84,7 @@ pub fn node(node: &KubeNode) -> Node {
         cloud,
         serves_secondary,
         released: read(meta, keys::RELEASED, &mut problems).unwrap_or_default(),
+        prepared: read(meta, keys::PREPARED, &mut problems).unwrap_or_default(),
         announces_pods: annotation(meta, keys::CHASSIS_ID).is_some(),
         problems,
         unreadable,

@@ -10,7 +10,7 @@ use std::vec::Vec;
 use super::tests::OWNER;
 use super::*;
 use crate::abi::{
-    ClusterPrefix, Flow, FragKey, FragPorts, NodeEntry, Owned, OwnedAddr, PodEntry, Policy, PolicyKey, Slot,
+    ClusterPrefix, Flow, FragKey, FragPorts, Moving, NodeEntry, Owned, OwnedAddr, PodEntry, Policy, PolicyKey, Slot,
 };
 use crate::decide::cast::V4;
 use crate::decide::packets::packet;
@@ -139,6 +139,9 @@ impl Tables for Cpu<'_> {
         unreachable!()
     }
     fn owned_addr(&self, _: &Addr) -> Option<&OwnedAddr> {
+        unreachable!()
+    }
+    fn moving(&self, _: u32) -> Option<&Moving> {
         unreachable!()
     }
     fn inbound_answered(&self, _: &Tuple, _: u8) -> bool {

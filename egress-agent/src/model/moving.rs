@@ -1,0 +1,109 @@
+//! Hand-overs that lose nothing: what of the open ones this node's kernel is to know of. Pure.
+//!
+//! A hand-over of an address whose two nodes both have living agents goes in these steps. Each is seen by the one who does
+//! the next, so they come in this order:
+//!
+//! 1. the leader records it (`controller::handover`);
+//! 2. the new node is made ready ([`Course::Arriving`]) and says so (`kube::words`): it translates what the old node passes
+//!    on, and as long as that one passes nothing on it emits nothing;
+//! 3. the old node, which has served the address until now, hands over ([`Course::Leaving`]): in one step it emits nothing
+//!    any more and passes on what comes; it says that it has let go;
+//! 4. the new node translates for every node from now on ([`Course::Open`]), and says so;
+//! 5. the leader writes the status; the new node answers for the address and announces it, the others send to it;
+//! 6. the record is forgotten some seconds later, and both end the passing on.
+//!
+//! An old node that finds no heir ready in time, and one whose agents hold no leases, lets go as before: what comes
+//! between is dropped. So is it where the address moves between objects: what comes late is no longer the object's.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use super::desired::family_of;
+use super::ledger::{HandOver, Ledger};
+use super::node::Prepared;
+use super::state::{Course, EgressId, KernelState, Moving, Place, TunnelEndpoint};
+use super::tenure::Tenure;
+use super::view::ClusterView;
+
+fn open(ledger: &Ledger) -> impl Iterator<Item = (&IpAddr, &HandOver)> {
+    // Without leases the new node may have the address before the old one is asked.
+    let leases = ledger.leases;
+    ledger
+        .records
+        .open
+        .iter()
+        .filter(move |(_, record)| leases && record.to.as_ref().is_some_and(|to| *to != record.from))
+}
+
+/// From this node to another one.
+pub fn leaving(tenure: &Tenure) -> impl Iterator<Item = (&IpAddr, &HandOver)> {
+    open(tenure.ledger()).filter(|(_, record)| !tenure.is_fenced() && record.from == tenure.node_name())
+}
+
+fn arriving(tenure: &Tenure) -> impl Iterator<Item = (&IpAddr, &HandOver)> {
+    let is_ours = |record: &HandOver| record.to.as_deref() == Some(tenure.node_name());
+    open(tenure.ledger()).filter(move |(_, record)| !tenure.is_fenced() && is_ours(record))
+}
+
+/// Whether the new node has said that it is ready.
+pub fn is_ready(view: &ClusterView, address: &IpAddr, record: &HandOver) -> bool {
+    let heir = record.to.as_ref().and_then(|to| view.nodes.get(to));
+    let said = heir.and_then(|heir| heir.prepared.get(address));
+    said.is_some_and(|Prepared(number, from, _)| *number == record.number && *from == record.from)
+}
+
+/// This node's word that it is ready.
+pub fn prepared(tenure: &Tenure, actual: &KernelState) -> BTreeMap<IpAddr, Prepared> {
+    let course = |address: &IpAddr| {
+        let mut courses =
+            actual.moving.values().filter(|moving| moving.address == *address).map(|moving| moving.course);
+        courses.find(|course| *course != Course::Leaving)
+    };
+    let word = |(address, record): (&IpAddr, &HandOver)| {
+        let is_open = course(address)? == Course::Open;
+        Some((*address, Prepared(record.number, record.from.clone(), is_open)))
+    };
+    arriving(tenure).filter_map(word).collect()
+}
+
+/// What the kernel should know of hand-overs, where all else should be as in `desired`, before anything is withheld.
+pub fn moving(
+    tenure: &Tenure,
+    view: &ClusterView,
+    desired: &KernelState,
+    actual: &KernelState,
+) -> BTreeMap<EgressId, Moving> {
+    let mut all = BTreeMap::new();
+    let endpoint = |node: &str| view.nodes.get(node).and_then(|node| node.endpoint());
+    for (address, record) in leaving(tenure).filter(|(address, record)| is_ready(view, address, record)) {
+        let Some(peer) = record.to.as_deref().and_then(endpoint) else { continue };
+        let Some(id) = served_for(desired, *address, peer) else { continue };
+        let is_held = actual.owned.get(&id) == Some(address);
+        let is_handed_over = |moving: &Moving| moving.course == Course::Leaving && moving.address == *address;
+        // What this node has let go of without passing anything on it does not take up again.
+        if is_held || actual.moving.get(&id).is_some_and(is_handed_over) {
+            all.insert(id, Moving { course: Course::Leaving, address: *address, peer });
+        }
+    }
+    for (address, record) in arriving(tenure) {
+        let Some(peer) = endpoint(&record.from) else { continue };
+        let Some(id) = served_for(desired, *address, peer) else { continue };
+        // A node has one address of an object at a time.
+        let is_free = |state: &KernelState| state.owned.get(&id).is_none_or(|owned| owned == address);
+        if is_free(desired) && is_free(actual) {
+            let said = view.nodes.get(&record.from).and_then(|from| from.released.get(address));
+            let course = if said == Some(&record.number) { Course::Open } else { Course::Arriving };
+            all.insert(id, Moving { course, address: *address, peer });
+        }
+    }
+    all
+}
+
+/// The object that the address serves, by this node or by the other one.
+fn served_for(desired: &KernelState, address: IpAddr, peer: TunnelEndpoint) -> Option<EgressId> {
+    let is_between = |place: Place| place == Place::Here || place == Place::Remote(peer);
+    let of_family = desired.policy.iter().filter(|((_, family), _)| *family == family_of(address));
+    let mut serving = of_family
+        .filter(|(_, policy)| policy.slots.iter().any(|slot| slot.address == address && is_between(slot.place)));
+    serving.next().map(|((id, _), _)| *id)
+}

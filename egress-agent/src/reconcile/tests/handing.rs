@@ -1,0 +1,185 @@
+//! Hand-overs between two nodes that are both well: nothing is let go of before it is taken over.
+
+use super::*;
+use crate::model::ledger::Words;
+use crate::model::node::{Prepared, Readiness};
+use crate::model::state::{Course, Moving, Place, Slot, TunnelEndpoint};
+
+const A: &str = "172.18.0.100";
+const ID: EgressId = EgressId(1);
+
+fn open(number: u64, from: &str, to: &str) -> Change {
+    let Change::Ledger(ledger) = hand_over(number, from, to) else { unreachable!("a ledger") };
+    Change::Ledger(Arc::new(Ledger { leases: true, ..Arc::unwrap_or_clone(ledger) }))
+}
+
+/// This node's word about another one.
+fn ready(i: u8, number: u64) -> Change {
+    let (name, node) = node(i);
+    let prepared = BTreeMap::from([(ip(A), Prepared(number, "n1".into(), false))]);
+    Change::Nodes(Update::Changed(name, Arc::new(Node { prepared, ..Arc::unwrap_or_clone(node) })))
+}
+
+/// Another node's word that it has let go.
+fn released(i: u8, number: u64) -> Change {
+    let (name, node) = node(i);
+    let released = BTreeMap::from([(ip(A), number)]);
+    Change::Nodes(Update::Changed(name, Arc::new(Node { released, ..Arc::unwrap_or_clone(node) })))
+}
+
+fn assigned_to(node: &str) -> Change {
+    let (name, object) = object("a", 1, 1, &[(node, A)]);
+    Change::Objects(Update::Changed(name, object))
+}
+
+struct Stage {
+    reconciler: Reconciler<Recorder>,
+    recorder: Recorder,
+    released: watch::Receiver<Words>,
+    ready: watch::Receiver<Readiness>,
+    _orders: watch::Sender<Words>,
+}
+
+impl Stage {
+    async fn begin(changes: Vec<Change>) -> Self {
+        let recorder = Recorder::default();
+        let ((said, released), (ready_for, readiness)) =
+            (watch::channel(Words::new()), watch::channel(Readiness::new()));
+        let (orders, is_ordered) = watch::channel(Words::new());
+        let nobody: ties::Ask = Box::new(|_| Box::pin(std::future::ready(BTreeSet::new())));
+        let standing = watch::channel(ties::Standing::Holds).1;
+        let tells = (watch::channel(ties::Stake::default()).0, said);
+        let ties = Ties::new("n1", (standing, is_ordered), tells, nobody).preparing(ready_for);
+        let ready = watch::channel(Ready::default()).0;
+        let mut reconciler = Reconciler::new(settings(), recorder.clone(), None, ready).tied(ties);
+        changes.into_iter().for_each(|change| reconciler.apply(change));
+        let mut stage = Self { reconciler, recorder, released, ready: readiness, _orders: orders };
+        stage.go_on().await;
+        stage
+    }
+
+    async fn go_on(&mut self) -> Vec<Action> {
+        self.reconciler.reconcile().await.expect("a recorder does not fail");
+        std::mem::take(&mut *self.recorder.log.lock().expect("not poisoned"))
+    }
+
+    async fn hear(&mut self, change: Change) -> Vec<Action> {
+        self.reconciler.apply(change);
+        self.go_on().await
+    }
+
+    fn released(&self) -> bool {
+        !self.released.borrow().is_empty()
+    }
+}
+
+fn peer() -> TunnelEndpoint {
+    TunnelEndpoint(ip("172.18.0.2"))
+}
+
+fn moving(course: Course) -> Moving {
+    Moving { course, address: ip(A), peer: peer() }
+}
+
+#[tokio::test]
+async fn an_address_is_served_until_its_heir_is_ready_and_is_handed_over_in_one_step() {
+    let mut stage = Stage::begin(held()).await;
+    assert_eq!(stage.hear(open(7, "n1", "n2")).await, []);
+    assert_eq!(stage.hear(ready(2, 6)).await, [], "a word about another hand-over");
+    assert!(!stage.released() && stage.reconciler.incomplete, "it is not waited for without end");
+
+    let done = stage.hear(ready(2, 7)).await;
+    assert_eq!(done[0], Action::PutMoving(ID, moving(Course::Leaving)));
+    let there = [Slot { address: ip(A), place: Place::Remote(peer()) }];
+    assert!(matches!(&done[1..], [Action::PutPolicy(_, _, policy)] if policy.slots == there), "{done:?}");
+    assert_eq!(*stage.released.borrow(), BTreeMap::from([(ip(A), 7)]));
+
+    assert_eq!(stage.hear(assigned_to("n2")).await, [], "it is as it should be already");
+    assert_eq!(stage.hear(Change::Ledger(Arc::default())).await, [Action::EndMoving(ID, ip(A))]);
+    assert!(!stage.released());
+}
+
+#[tokio::test]
+async fn an_heir_that_is_not_ready_in_time_is_not_waited_for() {
+    let mut stage = Stage::begin(held()).await;
+    assert_eq!(stage.hear(open(7, "n1", "n2")).await, []);
+    // Longer than an heir has time.
+    tokio::time::sleep(Duration::from_millis(1_010)).await;
+    let done = stage.go_on().await;
+    assert!(done.contains(&Action::Disown(ID, ip(A))), "{done:?}");
+    assert!(stage.released());
+    assert_eq!(stage.hear(ready(2, 7)).await, [], "what was let go of is not passed on");
+}
+
+#[tokio::test]
+async fn nobody_is_waited_for_where_agents_hold_no_leases_or_nobody_is_to_have_it() {
+    let Change::Ledger(none) = hand_over(7, "n1", "n2") else { unreachable!("a ledger") };
+    let Change::Ledger(nobody) = open(7, "n1", "n2") else { unreachable!("a ledger") };
+    let mut nobody = Arc::unwrap_or_clone(nobody);
+    nobody.records.open.values_mut().for_each(|record| record.to = None);
+    for ledger in [none, Arc::new(nobody)] {
+        let mut stage = Stage::begin(held()).await;
+        let done = stage.hear(Change::Ledger(ledger)).await;
+        assert!(done.contains(&Action::Disown(ID, ip(A))), "{done:?}");
+    }
+}
+
+#[tokio::test]
+async fn an_heir_is_ready_before_it_answers_for_the_address() {
+    let mut changes = held();
+    changes.push(assigned_to("n2"));
+    let mut stage = Stage::begin(changes).await;
+    assert_eq!(stage.hear(open(7, "n2", "n1")).await, [Action::PutMoving(ID, moving(Course::Arriving))]);
+    let says = |open| BTreeMap::from([(ip(A), Prepared(7, "n2".into(), open))]);
+    assert_eq!(*stage.ready.borrow(), says(false));
+    assert_eq!(stage.hear(released(2, 6)).await, [], "a word about another hand-over");
+    assert_eq!(stage.hear(released(2, 7)).await, [Action::PutMoving(ID, moving(Course::Open))]);
+    assert_eq!(*stage.ready.borrow(), says(true));
+    let done = stage.hear(assigned_to("n1")).await;
+    assert_eq!(done[0], Action::Own(ID, ip(A)), "{done:?}");
+    assert!(!done.contains(&Action::EndMoving(ID, ip(A))), "late ones are taken still");
+    assert_eq!(stage.hear(Change::Ledger(Arc::default())).await, [Action::EndMoving(ID, ip(A))]);
+    assert!(stage.ready.borrow().is_empty());
+}
+
+/// It has had the address before, so it asks whether that is its own, and meanwhile its pods' packets go by the old node.
+#[tokio::test]
+async fn pods_of_an_heir_that_still_asks_go_by_the_old_node() {
+    let mut stage = Stage::begin(held()).await;
+    stage.hear(open(6, "n1", "n2")).await;
+    stage.hear(ready(2, 6)).await;
+    stage.hear(assigned_to("n2")).await;
+    stage.hear(Change::Ledger(Arc::default())).await;
+    stage.hear(open(7, "n2", "n1")).await;
+    stage.hear(released(2, 7)).await;
+    assert_eq!(stage.hear(assigned_to("n1")).await, [], "nobody answers here");
+    assert!(stage.reconciler.incomplete);
+}
+
+#[tokio::test]
+async fn a_node_with_another_address_of_the_object_gets_not_ready() {
+    let both = |first, second| {
+        let (name, object) = object("a", 1, 1, &[(first, A), (second, "172.18.0.101")]);
+        Change::Objects(Update::Changed(name, object))
+    };
+    let mut changes = held();
+    changes.push(both("n2", "n1"));
+    let mut stage = Stage::begin(changes).await;
+    assert_eq!(stage.hear(open(7, "n2", "n1")).await, []);
+    assert!(stage.ready.borrow().is_empty());
+}
+
+#[tokio::test]
+async fn a_hand_over_that_goes_to_another_node_is_passed_on_to_that_one() {
+    let mut changes = held();
+    changes.push(Change::Nodes(Update::Changed(node(3).0, node(3).1)));
+    let mut stage = Stage::begin(changes).await;
+    stage.hear(open(7, "n1", "n2")).await;
+    stage.hear(ready(2, 7)).await;
+    assert_eq!(
+        stage.hear(open(7, "n1", "n3")).await.last(),
+        Some(&Action::EndMoving(ID, ip(A))),
+        "the second node takes nothing any more"
+    );
+    assert!(stage.released());
+}

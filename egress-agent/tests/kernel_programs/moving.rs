@@ -1,0 +1,157 @@
+//! An address that is handed over between this node and another one.
+
+use aya::programs::TcAttachType;
+use egress_common::abi::{Course, Moving, Verdict};
+
+use crate::cast::{Cast, V4, addr};
+use crate::frames::{ACK, Body, Packet, ip, octets, packet};
+use crate::overlay::{Wire, arrives, is, on_devices, wrapped};
+use crate::stage::{ENTER, NEXT, REDIRECT, STEER, Stage, UPLINK_MAC, both, now_ns, test_run};
+
+/// As the agent does it: the address is none of this node's before, or behind it.
+fn hand_over(stage: &mut Stage, cast: &Cast, course: Course) {
+    stage.hand_over(cast, course);
+    stage.owned.remove(&cast.here).expect("it is owned");
+}
+
+fn answer(cast: &Cast, port: u16) -> Packet {
+    packet(cast.world, cast.egress, 80, port).with(|packet| packet.dmac = UPLINK_MAC)
+}
+
+/// The node of a third pod subnet, and a pod there.
+const THIRD: &str = "172.18.0.4";
+
+#[test]
+fn a_pod_of_the_old_node_is_passed_on() {
+    both(|stage, cast| {
+        let sent = packet(cast.pod, cast.world, 4000, 80);
+        stage.run_frame(&STEER, &sent.frame(), Verdict::SnatHere);
+        hand_over(stage, cast, Course::Leaving);
+        let ran = stage.run_frame(&STEER, &sent.frame(), Verdict::PassedOn);
+        assert_eq!(ran.action, REDIRECT);
+        hand_over_again(stage, cast, Course::Arriving);
+        stage.drops(&STEER, &sent, Verdict::NotGateway);
+        stage.moving.remove(&cast.here).expect("it is there");
+        stage.drops(&STEER, &sent, Verdict::NotGateway);
+    });
+}
+
+fn hand_over_again(stage: &mut Stage, cast: &Cast, course: Course) {
+    stage.own(cast.here, cast.egress);
+    hand_over(stage, cast, course);
+}
+
+/// A port may be in the mappings of both.
+#[test]
+fn the_heir_is_asked_first_about_answers() {
+    both(|stage, cast| {
+        let sent = packet(cast.pod, cast.world, 4000, 80);
+        stage.run_frame(&STEER, &sent.frame(), Verdict::SnatHere);
+        hand_over(stage, cast, Course::Leaving);
+        stage.run_frame(&ENTER, &answer(cast, 4000).frame(), Verdict::PassedOn);
+        let ran = stage.run_frame(&ENTER, &answer(cast, 4001).frame(), Verdict::PassedOn);
+        assert_eq!(ran.action, REDIRECT);
+        let pong = answer(cast, 4001).body(Body::EchoReply);
+        stage.run_frame(&ENTER, &pong.frame(), Verdict::PassedOn);
+        let fragment = answer(cast, 4000).with(|packet| packet.fragment = (0, true));
+        assert_ne!(test_run(stage.program("uplink_ingress"), &ENTER, &fragment.frame()).action, NEXT);
+        stage.moving.remove(&cast.here).expect("it is there");
+        stage.run_frame(&ENTER, &answer(cast, 4000).frame(), Verdict::ReplyHere);
+        stage.drops(&ENTER, &answer(cast, 4001), Verdict::NoMapping);
+    });
+}
+
+/// A mapping that was left of an earlier time with the address is none of the flow that is answered now.
+#[test]
+fn an_heir_leaves_to_the_old_node_what_it_has_not_sent() {
+    both(|stage, cast| {
+        let sent = packet(cast.pod, cast.world, 4000, 80);
+        stage.run_frame(&STEER, &sent.frame(), Verdict::SnatHere);
+        let since = |stage: &mut Stage, since_ns| {
+            let owned = stage.owned.get(&cast.here, 0).expect("owned");
+            let moving = Moving::new(cast.here, Course::Open, since_ns, addr(V4.other_node), owned);
+            stage.moving.insert(cast.here, moving, 0).expect("a hand-over");
+        };
+        since(stage, now_ns() + 1_000_000_000);
+        stage.run_frame(&ENTER, &answer(cast, 4000).frame(), Verdict::PassedOn);
+        since(stage, now_ns() - 1_000_000_000);
+        stage.run_frame(&ENTER, &answer(cast, 4000).frame(), Verdict::ReplyHere);
+        stage.run_frame(&ENTER, &answer(cast, 4001).frame(), Verdict::PassedOn);
+    });
+}
+
+/// What the heir has not sent comes back to the old node, which passes nothing on then.
+#[test]
+fn the_old_node_takes_what_the_heir_passes_back() {
+    on_the_device(|stage, cast| {
+        let (wire, pods) = (Wire::of("out0"), Wire::of("pods0"));
+        stage.run_frame(&STEER, &packet(cast.pod, cast.world, 4000, 80).frame(), Verdict::SnatHere);
+        hand_over(stage, cast, Course::Leaving);
+        let back = |port| packet(cast.world, cast.egress, 80, port);
+        let arrived = arrives(stage, &wire, &wrapped(V4.other_node, cast.here, &back(4000)));
+        assert_eq!(arrived, is(Verdict::ReplyHere));
+        pods.next_from(cast.world).expect("it went to the pod");
+        let arrived = arrives(stage, &wire, &wrapped(V4.other_node, cast.here, &back(4001)));
+        assert_eq!(arrived, is(Verdict::NoMapping));
+    });
+}
+
+fn on_the_device(test: impl Fn(&mut Stage, &Cast) + Send + 'static) {
+    on_devices(&[("overlay_ingress", "egress0", TcAttachType::Ingress)], test);
+}
+
+#[test]
+fn late_packets_are_passed_on_as_they_are() {
+    on_the_device(|stage, cast| {
+        let wire = Wire::of("out0");
+        hand_over(stage, cast, Course::Leaving);
+        stage.add_node(THIRD);
+        let inner = packet(cast.remote_pod, cast.world, 4000, 80);
+        stage.move_subnets(cast, addr(V4.node), addr(THIRD));
+        let arrived = arrives(stage, &wire, &wrapped(THIRD, cast.here, &inner));
+        assert_eq!(arrived, is(Verdict::PassedOn));
+        let passed = wire.next_from(V4.node).expect("it left by the overlay");
+        assert_eq!(passed[30..34], octets(ip(V4.other_node)));
+        assert_eq!(passed[46..49], cast.here.to_be_bytes()[1..]);
+        // Behind the outer headers, and the link header.
+        assert_eq!(passed[50 + 14..], inner.frame()[14..]);
+        // The heir sends nothing back.
+        let arrived = arrives(stage, &wire, &wrapped(V4.other_node, cast.here, &inner));
+        assert_eq!(arrived, is(Verdict::ForgedInner));
+    });
+}
+
+#[test]
+fn an_heir_translates_what_the_old_node_passes_on() {
+    on_the_device(|stage, cast| {
+        let (wire, pods) = (Wire::of("out0"), Wire::of("pods0"));
+        hand_over(stage, cast, Course::Arriving);
+        stage.add_node(THIRD);
+        stage.move_subnets(cast, addr(V4.node), addr(THIRD));
+        let own = packet(cast.pod, cast.world, 4001, 80);
+        let late = packet(cast.remote_pod, cast.world, 4000, 80);
+        for (inner, verdict) in [(&late, Verdict::SnatForNode), (&own, Verdict::SnatHere)] {
+            let arrived = arrives(stage, &wire, &wrapped(V4.other_node, cast.here, inner));
+            assert_eq!(arrived, is(verdict));
+            wire.next_from(cast.egress).expect("it left by the uplink");
+        }
+        let direct = arrives(stage, &wire, &wrapped(THIRD, cast.here, &late));
+        assert_eq!(direct, is(Verdict::NotGateway), "before its time");
+        stage.own(cast.here, cast.egress);
+        hand_over(stage, cast, Course::Open);
+        let direct = arrives(stage, &wire, &wrapped(THIRD, cast.here, &late));
+        assert_eq!(direct, is(Verdict::SnatForNode), "the old node emits nothing any more");
+        // Answers that the old node got: of a pod elsewhere, of a pod here, and of none.
+        let back = |port| packet(cast.world, cast.egress, 80, port);
+        let arrived = arrives(stage, &wire, &wrapped(V4.other_node, cast.here, &back(4000)));
+        assert_eq!(arrived, is(Verdict::ReplySteered));
+        assert_eq!(wire.next_from(V4.node).expect("it left by the overlay")[30..34], octets(ip(THIRD)));
+        let arrived = arrives(stage, &wire, &wrapped(V4.other_node, cast.here, &back(4001)));
+        assert_eq!(arrived, is(Verdict::ReplyHere));
+        pods.next_from(cast.world).expect("it went to the pod");
+        let arrived = arrives(stage, &wire, &wrapped(V4.other_node, cast.here, &back(4002).tcp(ACK)));
+        assert_eq!(arrived, is(Verdict::PassedOn), "the old node may have sent it");
+        let arrived = arrives(stage, &wire, &wrapped(THIRD, cast.here, &back(4001)));
+        assert_eq!(arrived, is(Verdict::ForgedInner), "from the old node alone");
+    });
+}

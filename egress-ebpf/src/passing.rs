@@ -1,0 +1,66 @@
+//! What is passed on between the two nodes of a hand-over; see `egress_common::abi::Moving`.
+
+use egress_common::abi::{Class, Config, Course, Direction, Verdict};
+use egress_common::decide::mtu::{self, Fit};
+use egress_common::decide::{Tables, enter};
+
+use crate::maps::Maps;
+use crate::packet::Packet;
+use crate::roads::{back, from_overlay};
+use crate::run::{Run, parse, quoted};
+use crate::way::Way;
+use crate::workspace::Workspace;
+use crate::{Outcome, counters, overlay};
+
+/// A packet out of the overlay, whoever has taken its outer headers off.
+#[inline(always)]
+pub fn by_overlay(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outcome {
+    let outcome = from_overlay(packet, config, workspace);
+    // Here, so that the frames of the two lie beside each other.
+    if outcome.is_none() { passed_on(packet, config, workspace) } else { outcome }
+}
+
+/// A packet of a pod of this node, whose policy does not know yet that its gateway is another node now.
+#[inline(never)]
+pub fn handed_over(run: &Run<'_>, way: &mut Way, egress_id: u32) -> Outcome {
+    let is_leaving = Maps.moving(egress_id).is_some_and(|moving| moving.course() == Some(Course::Leaving));
+    if !is_leaving {
+        return counters::refused(egress_id, Verdict::NotGateway);
+    }
+    match run.packet.decrement_ttl(run.heads) {
+        Ok(()) => pass_on(run, way, egress_id),
+        Err(verdict) => Outcome::done(verdict),
+    }
+}
+
+/// To the other node of a hand-over, as it is.
+#[inline(never)]
+pub fn pass_on(run: &Run<'_>, way: &mut Way, egress_id: u32) -> Outcome {
+    let Some(moving) = Maps.moving(egress_id) else { return Outcome::done(Verdict::NotGateway) };
+    let to = &moving.peer;
+    let whole = match mtu::fit(run.wire_length(), run.config.overlay_mtu, run.heads, to) {
+        // What came by the overlay fits; an answer that does not is sent again, and finds the address where it is then.
+        Fit::Tell(_) | Fit::Lost => return Outcome::done(Verdict::OverlayTooNarrow),
+        Fit::Cut => false,
+        Fit::Whole => true,
+    };
+    Outcome::redirected(Verdict::PassedOn, overlay::encapsulate(run, to, egress_id, whole, way))
+}
+
+/// What came for an egress IP to the other node of its hand-over: nobody is told anything, and the stack sees none of it.
+#[inline(never)]
+pub fn passed_on(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outcome {
+    if !parse(packet, &mut workspace.heads, Direction::Ingress) {
+        return Outcome::done(Verdict::Malformed);
+    }
+    let Workspace { heads, quote, outer, .. } = workspace;
+    let quote = quoted(packet, heads, quote);
+    let decision = enter::passed(heads, quote, &Maps, outer.egress_id);
+    never_passed(back(packet, config, workspace, decision))
+}
+
+/// What was taken out of the overlay here bears a pod's address: the stack must not see it.
+#[inline(always)]
+pub fn never_passed(outcome: Outcome) -> Outcome {
+    if outcome.verdict().class() == Class::Pass { Outcome::done(Verdict::BadState) } else { outcome }
+}
