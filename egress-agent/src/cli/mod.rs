@@ -3,6 +3,7 @@
 mod cleanup;
 mod codegen;
 mod config_file;
+mod drain;
 mod interfaces;
 mod logging;
 mod reachability;
@@ -33,6 +34,8 @@ struct Cli {
 enum Command {
     /// Serve this node, and lead the cluster's assignment when elected
     Run(Box<run::RunArgs>),
+    /// Move a node's egress IPs to other nodes, and give it no others
+    Drain(drain::DrainArgs),
     /// Remove every trace of the agent from this node's kernel
     Cleanup(cleanup::CleanupArgs),
     /// Print a file that is generated from code
@@ -80,6 +83,8 @@ enum CliError {
     #[error("--log-level {level:?} is not understood: {source}; try info, debug, or egress_agent=debug,warn")]
     LogLevel { level: String, source: tracing_subscriber::filter::ParseError },
     #[error(transparent)]
+    Drain(#[from] drain::DrainError),
+    #[error(transparent)]
     HalfTls(#[from] tls::HalfTls),
     #[error("TLS of health checks: {0}")]
     Tls(#[from] TlsError),
@@ -97,6 +102,7 @@ enum CliError {
 pub fn main() -> ExitCode {
     let outcome = read(std::env::args_os().collect()).and_then(|(command, ignored)| match command {
         Command::Run(args) => run::run(&args, &ignored),
+        Command::Drain(args) => drain::run(&args),
         Command::Cleanup(args) => cleanup::run(&args),
         Command::Codegen(args) => codegen::run(&args),
     });

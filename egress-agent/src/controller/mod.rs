@@ -8,6 +8,7 @@
 //!   nothing holds it no more. Pure but for their memory.
 //!   `books`: the ledger in which that is recorded.
 //! - [`verdict`]: the conditions and the events of an object, pure.
+//! - [`draining`]: what stays on a node that is drained, and why, pure.
 //! - [`decision`]: these together, the whole of what the leader decides.
 //! - [`reach`]: which nodes answer.
 //! - [`strangers`]: others who write the status, pure. `complaint`: what is said when it cannot be written, pure.
@@ -19,6 +20,7 @@ mod books;
 mod complaint;
 pub mod decision;
 pub mod deputies;
+pub mod draining;
 pub mod election;
 pub mod handover;
 pub mod leader;

@@ -188,7 +188,7 @@ fn cause(entry: &str, fate: &Fate) -> Option<String> {
         Fate::Conflict { node } => format!("{entry} is an address of node {node}"),
         Fate::Taken { object, .. } => format!("{entry} belongs to EgressIP {object}"),
         Fate::NoNode => format!("{entry}: no node with label {} has a network for it", keys::ASSIGNABLE),
-        Fate::NotReady { node } => format!("{entry}: node {node}, which could host it, is not ready"),
+        Fate::NotReady { node } => format!("{entry}: node {node}, which could host it, is not ready, or is drained"),
         Fate::NoCapacity => format!("{entry}: nodes for it have as many egress IPs as their cloud allows"),
         Fate::NoRoom => format!("{entry}: every node for it has another address of this object"),
         Fate::Surplus => format!("{entry}: this object has {MAX_SLOTS} others of the family, and may have no more"),

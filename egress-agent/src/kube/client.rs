@@ -20,6 +20,8 @@ pub enum ClientError {
     Kubeconfig { path: PathBuf, source: KubeconfigError },
     #[error("not in a pod of a cluster ({0}); give --kubeconfig")]
     NotInCluster(#[source] kube::config::InClusterError),
+    #[error("no way to an API server is known ({0}); give --kubeconfig")]
+    NoWay(#[source] kube::config::InferConfigError),
     #[error("cannot set up the connection to the API server: {0}")]
     Setup(#[source] kube::Error),
 }
@@ -38,6 +40,15 @@ pub async fn connect(kubeconfig: Option<&Path>) -> Result<(Client, Outages), Cli
         None => Config::incluster().map_err(ClientError::NotInCluster)?,
     };
     client(config).map_err(ClientError::Setup)
+}
+
+/// For a command of an administrator: from the file, else as kubectl finds its way, else from the pod's service account.
+pub async fn connect_as_user(kubeconfig: Option<&Path>) -> Result<Client, ClientError> {
+    let (client, _) = match kubeconfig {
+        Some(path) => connect(Some(path)).await?,
+        None => client(Config::infer().await.map_err(ClientError::NoWay)?).map_err(ClientError::Setup)?,
+    };
+    Ok(client)
 }
 
 /// The library asks again by itself where a server, or the load balancer before it, cannot answer now, and waits for minutes

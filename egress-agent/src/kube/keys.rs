@@ -13,6 +13,9 @@ pub const NODE_SUBNETS: &str = "k8s.ovn.org/node-subnets";
 pub const CLOUD_CONFIG: &str = "cloud.network.openshift.io/egress-ipconfig";
 /// Node: `true` where the agent can carry egress IPs on other interfaces than the primary one.
 pub const SERVES_SECONDARY: &str = "k8s.ovn.org/egress-agent-serves-secondary";
+/// Node: its egress IPs go to other nodes where these can take them, and it gets no others; whatever the value, but for
+/// `false`. Written by `egress-agent drain`, or by users.
+pub const DRAIN: &str = "k8s.ovn.org/egress-drain";
 /// Node: written by OVN-Kubernetes on every node where it runs, and by nobody else.
 pub const CHASSIS_ID: &str = "k8s.ovn.org/node-chassis-id";
 /// Node: written by OVN-Kubernetes on every node where it runs, and by nobody else; either will do.

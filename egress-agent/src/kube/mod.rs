@@ -8,6 +8,7 @@
 //! `pace` and `revive` have everything go on as soon as it is back;
 //! [`crd`] holds the type of the API, [`keys`] every label and annotation by name.
 
+pub mod administration;
 pub mod anew;
 pub mod causes;
 pub mod client;

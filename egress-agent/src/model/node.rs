@@ -20,6 +20,8 @@ pub struct Node {
     pub uid: String,
     /// Label `k8s.ovn.org/egress-assignable`, whatever its value.
     pub assignable: bool,
+    /// To have no egress IPs, where others can take them (annotation `k8s.ovn.org/egress-drain`).
+    pub drained: bool,
     /// Condition Ready is True.
     pub ready: bool,
     /// The node's own address with the prefix length of its network, per family.

@@ -82,6 +82,7 @@ pub(crate) fn tests() -> Vec<LabTest> {
         test("leases_outlive_the_api_server", handover::away_api_server_ends_nothing),
         test("hand_over_cut_off_node_gives_up_first", handover::cut_off_node_gives_up_first),
         test("planned_moves_lose_nothing", planned::moves_lose_nothing),
+        test("planned_drain_moves_what_can_go", planned::drain_moves_what_can_go),
         test("health_checks_by_tls", tls::health_checks_by_tls),
         test("selectors_of_every_kind_select", selection::selectors_select),
         test("only_endpoints_are_selected", selection::only_endpoints_count),

@@ -124,3 +124,70 @@ pub(super) fn moves_lose_nothing(context: &LabContext) -> Result<()> {
     }
     callers.into_iter().try_for_each(|caller| caller.sampler.finish().and_then(|()| caller.streams.finish()))
 }
+
+/// What `egress-agent drain` has said, and whether it ended well.
+struct Said {
+    well: bool,
+    text: String,
+}
+
+impl Said {
+    fn has(&self, words: &[&str]) -> Result<()> {
+        words.iter().try_for_each(|words| {
+            ensure!(self.text.contains(words), "{words:?} is not in what it said:\n{}", self.text);
+            Ok(())
+        })
+    }
+}
+
+/// With an agent's rights, as in an agent's pod.
+fn drain(context: &LabContext, ground: &Ground, arguments: &[&str]) -> Result<Said> {
+    let kubeconfig = ground.cluster.node_kubeconfig().display().to_string();
+    let binary = context.built.agent.display().to_string();
+    let arguments: Vec<&str> = [&["drain", "--kubeconfig", &kubeconfig], arguments].concat();
+    let output = ground.lab.node(super::ground::node(1)?).host.output(&binary, &arguments)?;
+    let text = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat();
+    println!("drain {}: {}\n{text}", arguments[3..].join(" "), output.status);
+    Ok(Said { well: output.status.success(), text })
+}
+
+/// `egress-agent drain`: where nobody can take an address it stays and is served; where somebody can nothing is lost.
+pub(super) fn drain_moves_what_can_go(context: &LabContext) -> Result<()> {
+    let (ground, _echo) = start(context)?;
+    let callers = call(&ground)?;
+    let refused = |arguments: &[&str], words: &[&str]| {
+        let said = drain(context, &ground, arguments)?;
+        ensure!(!said.well, "it ended well");
+        said.has(words)
+    };
+    refused(&["node9"], &["there is no node node9"])?;
+    loses_nothing(&ground, &callers, "node1 has nobody to give to", |_| {
+        let nobody = "no other node with the label k8s.ovn.org/egress-assignable has a network for it";
+        refused(&["node1"], &[ADDRESSES[0], ADDRESSES[1], nobody, "2 egress IPs stay, and served"])
+    })?;
+    ground.assignable(2, true)?;
+    are_on(&ground, 2)?;
+    sleep(QUIET);
+    let said = drain(context, &ground, &["node1", "--undo"])?;
+    ensure!(said.well, "it is taken back");
+    for (old, heir) in [(2, 1), (1, 2)] {
+        let (old_name, heir_name) = (format!("node{old}"), format!("moved to node{heir}"));
+        loses_nothing(&ground, &callers, &format!("node{old} is drained"), |ground| {
+            let said = drain(context, ground, &[&old_name])?;
+            ensure!(said.well, "it is drained");
+            said.has(&[ADDRESSES[0], ADDRESSES[1], &heir_name, "is drained"])?;
+            are_on(ground, heir)
+        })?;
+        if heir == 1 {
+            refused(&["node1"], &["node2 is drained too"])?;
+            // In this order: node1 would give what it has to a node that may have it.
+            for node in ["node1", "node2"] {
+                ensure!(drain(context, &ground, &[node, "--undo"])?.well, "it is taken back");
+            }
+            // Nothing comes back by itself.
+            sleep(QUIET);
+            are_on(&ground, 1)?;
+        }
+    }
+    callers.into_iter().try_for_each(|caller| caller.sampler.finish().and_then(|()| caller.streams.finish()))
+}

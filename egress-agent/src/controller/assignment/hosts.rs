@@ -4,7 +4,8 @@
 //! primary network holds the address could take it; but where the address lies in a network of another interface of some
 //! node, only such nodes do, as users of the original know it.
 //!
-//! One whose agent is away keeps what it has, and could take nothing more.
+//! One whose agent is away keeps what it has, and could take nothing more. Nor could one that is drained, and what that has
+//! goes to others as far as they can take it.
 //!
 //! Addresses with the same answer share a [`Class`]: there are few of them, however many addresses and nodes.
 
@@ -36,6 +37,8 @@ pub(super) struct Hosts<'a> {
     places: HashMap<&'a str, NodeIndex>,
     /// Those of them that take nothing more.
     absent: BTreeSet<NodeIndex>,
+    /// Those that others are to take over from.
+    drained: BTreeSet<NodeIndex>,
     primary: Networks,
     secondary: Networks,
     pub(super) classes: Vec<Class>,
@@ -57,10 +60,14 @@ impl<'a> Hosts<'a> {
             node.primary_networks().iter().for_each(|network| primary.add(*network, index));
             node.secondary_networks().for_each(|network| secondary.add(network, index));
         }
-        let absent = nodes.iter().enumerate().filter(|(_, (name, _))| facts.absent.contains(*name));
-        let absent = absent.map(|(index, _)| index).collect();
+        let those = |is: &dyn Fn(&str, &Node) -> bool| -> BTreeSet<NodeIndex> {
+            let found = nodes.iter().enumerate().filter(|(_, (name, node))| is(name, node));
+            found.map(|(index, _)| index).collect()
+        };
+        let drained = those(&|_, node| node.drained);
+        let absent = those(&|name, node| node.drained || facts.absent.contains(name));
         let places = nodes.iter().enumerate().map(|(index, (name, _))| (*name, index)).collect();
-        Self { nodes, places, absent, primary, secondary, classes: Vec::new(), known: BTreeMap::new() }
+        Self { nodes, places, absent, drained, primary, secondary, classes: Vec::new(), known: BTreeMap::new() }
     }
 
     pub(super) fn index(&self, name: &str) -> Option<NodeIndex> {
@@ -70,6 +77,14 @@ impl<'a> Hosts<'a> {
     /// Can this node carry the address? Whether others would be preferred is another question.
     pub(super) fn can(&self, node: NodeIndex, address: IpAddr) -> bool {
         self.nodes[node].1.hosts(address)
+    }
+
+    pub(super) fn is_drained(&self, node: NodeIndex) -> bool {
+        self.drained.contains(&node)
+    }
+
+    pub(super) fn any_drained(&self) -> bool {
+        !self.drained.is_empty()
     }
 
     /// The class of an address.

@@ -5,7 +5,8 @@
 //! 2. What is assigned and still right stays where it is.
 //! 3. [`hosts`]: which nodes could take each of the others; [`matching`], with [`search`]: as many as possible are
 //!    placed, older objects first, as evenly as possible. A node never holds two addresses of one object.
-//! 4. [`outcome`]: what became of each entry, and what the status should say.
+//! 4. What drained nodes have goes to others, as far as these can take it behind all that.
+//! 5. [`outcome`]: what became of each entry, and what the status should say.
 //!
 //! The order of the input does not matter: objects are taken by age and name, ties between nodes are broken by a hash of
 //! address and node.
@@ -134,6 +135,9 @@ pub fn assign(facts: &Facts<'_>) -> Assignment {
         let kept = |(rank, claim)| kept((rank, claim), facts.hand_overs, &hosts, &owners);
         let mut places: Vec<Places> = claims.iter().enumerate().map(kept).collect();
         place_others(facts, &claims, (&mut hosts, &owners), &mut places);
+        if hosts.any_drained() {
+            empty_drained(facts, &claims, (&mut hosts, &owners), &mut places);
+        }
         if give_up(&mut claims, &owners, &places) {
             continue;
         }
@@ -169,7 +173,14 @@ fn kept(
     let (mut places, mut used) = (Places::new(), BTreeSet::new());
     let to = |address: &IpAddr| Some((*address, hand_overs.get(address)?.to.as_deref()?));
     let on_the_way = claim.addresses.iter().filter_map(to);
-    for (address, node) in claim.items.iter().copied().chain(on_the_way) {
+    // What a drained node is giving away stays given.
+    let is_given_away = |(address, node): &(IpAddr, &str)| {
+        let to = hand_overs.get(address).and_then(|hand_over| hosts.index(hand_over.to.as_deref()?));
+        let is_drained = |node| hosts.is_drained(node);
+        hosts.index(node).is_some_and(is_drained) && to.is_some_and(|to| !is_drained(to) && hosts.can(to, *address))
+    };
+    let shown = claim.items.iter().copied().filter(|item| !is_given_away(item));
+    for (address, node) in shown.chain(on_the_way) {
         let is_its = claim.lists(&address) && owners.object(address) == Some(rank);
         let node = hosts.index(node).filter(|node| is_its && hosts.can(*node, address));
         if let Some(node) = node.filter(|node| !places.contains_key(&address) && !used.contains(node)) {
@@ -206,6 +217,25 @@ fn place_others(
     for unit in &matching.units {
         if let Some(node) = unit.node {
             places[unit.object].insert(unit.address, node);
+        }
+    }
+}
+
+/// What no other node can take stays: a node that is drained serves better than none.
+fn empty_drained(
+    facts: &Facts<'_>,
+    claims: &[Claim<'_>],
+    (hosts, owners): (&mut Hosts<'_>, &Owners<'_>),
+    places: &mut [Places],
+) {
+    let mut leaving: Vec<Places> = Vec::with_capacity(places.len());
+    for kept in &mut *places {
+        leaving.push(kept.extract_if(.., |_, node| hosts.is_drained(*node)).collect());
+    }
+    place_others(facts, claims, (hosts, owners), places);
+    for (kept, leaving) in places.iter_mut().zip(leaving) {
+        for (address, node) in leaving {
+            kept.entry(address).or_insert(node);
         }
     }
 }

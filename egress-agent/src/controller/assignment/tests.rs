@@ -1,6 +1,8 @@
 use super::*;
 use crate::model::view::Item;
 
+mod drained;
+
 type Outcomes = BTreeMap<String, Outcome>;
 
 fn assign(objects: &Objects, nodes: &Nodes) -> Outcomes {

@@ -75,6 +75,7 @@ pub fn node(node: &KubeNode) -> Node {
         uid: meta.uid.clone().unwrap_or_default(),
         assignable: meta.labels.iter().flatten().any(|(key, _)| key == keys::ASSIGNABLE),
         ready,
+        drained: annotation(meta, keys::DRAIN).is_some_and(|value| value != "false"),
         networks_known,
         primary,
         host_cidrs,
