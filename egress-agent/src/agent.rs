@@ -10,11 +10,13 @@
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Instant;
 
 use futures::{FutureExt, Stream, StreamExt};
 use kube::Client;
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::controller::deputies::Deputies;
@@ -26,6 +28,7 @@ use crate::dataplane::host::Host;
 use crate::dataplane::next_hop::watch_uplink;
 use crate::fence;
 use crate::health::{self, fitness::Uplink};
+use crate::inspect::{self, Notes, Sources};
 use crate::kube::anew::still_given;
 use crate::kube::events;
 use crate::kube::ledger::LedgerStore;
@@ -55,11 +58,16 @@ pub struct AgentSettings {
     pub host: Option<Host>,
     /// Of the client's API server.
     pub outages: Outages,
+    /// Where `egress-agent status` asks, and what it is told beside all else; `None` for nowhere.
+    pub questions: Option<(PathBuf, Notes)>,
 }
+
+/// Questions of `egress-agent status` that may wait.
+const QUESTIONS: usize = 16;
 
 /// Runs until told to stop. What the executor did stays done.
 pub async fn run<E: Executor + Send>(client: Client, settings: AgentSettings, executor: E, stop: CancellationToken) {
-    let AgentSettings { model, namespace, health, probing, host, outages } = settings;
+    let AgentSettings { model, namespace, health, probing, host, outages, questions } = settings;
     let node_name = model.node_name.clone();
     let own_networks: Vec<_> = model.cluster_subnets.iter().chain(&model.service_cidrs).copied().collect();
     let (events, delivery) = events::queue(client.clone(), &node_name, &outages);
@@ -98,7 +106,10 @@ pub async fn run<E: Executor + Send>(client: Client, settings: AgentSettings, ex
     let store = LedgerStore::new(client.clone(), &namespace);
     let (stake, is_stake) = watch::channel(Stake::default());
     let (standing, stands) = watch::channel(Standing::Undecided);
-    let ties = ties((&client, &store), &node_name, (stands, to_obey), (stake, released)).preparing(ready_for);
+    let (to_node_half, asks) = mpsc::channel(QUESTIONS);
+    let told = (is_ready.clone(), uplink.clone(), stands.clone(), leads.clone());
+    let ties = ties((&client, &store), &node_name, (stands, to_obey), (stake, released));
+    let ties = ties.preparing(ready_for).asked(asks);
     let reconciler = Reconciler::new(model, executor, Some(events.clone()), ready).tied(ties);
     let identity = own_identity(&node_name);
     let writers = (StatusWriter::new(client.clone()), store.clone());
@@ -128,6 +139,14 @@ pub async fn run<E: Executor + Send>(client: Client, settings: AgentSettings, ex
             own_node::publish(place, host, is_own_node, &outages, stop.clone()).await;
         }
     };
+    let answer = async {
+        if let Some((path, notes)) = questions {
+            let (ready, uplink, standing, leadership) = told;
+            let since = Instant::now();
+            let sources = Sources { node: to_node_half, ready, uplink, standing, leadership, notes, since };
+            inspect::socket::serve(&path, sources, stop.clone()).await;
+        }
+    };
     // A task of its own: leases run out while others are at work.
     let fence =
         fence::keep((node_name.clone(), lease), store, (surely_heard, is_total, is_stake), standing, stop.clone());
@@ -143,6 +162,7 @@ pub async fn run<E: Executor + Send>(client: Client, settings: AgentSettings, ex
         healthy,
         look,
         probe,
+        answer,
     );
     fence.abort();
 }

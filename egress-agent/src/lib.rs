@@ -6,6 +6,7 @@ pub mod controller;
 pub mod dataplane;
 pub mod fence;
 pub mod health;
+pub mod inspect;
 pub mod kube;
 pub mod model;
 pub mod object;

@@ -10,6 +10,8 @@
 
 mod failing;
 mod log;
+mod report;
+mod synced;
 #[cfg(test)]
 mod tests;
 pub mod ties;
@@ -25,7 +27,8 @@ use tracing::{debug, info, warn};
 
 use failing::Failing;
 use log::log;
-use ties::Ties;
+use synced::Synced;
+use ties::{Ties, Turn};
 
 use crate::kube::events::{About, Events};
 use crate::model::compile::{Compiler, plan_touched};
@@ -79,35 +82,6 @@ pub struct Ready {
     pub management: Vec<IpAddr>,
 }
 
-/// Which watches have delivered their first list.
-#[derive(Debug, Default)]
-struct Synced {
-    objects: bool,
-    namespaces: bool,
-    pods: bool,
-    nodes: bool,
-    services: bool,
-    ledger: bool,
-}
-
-impl Synced {
-    fn note(&mut self, change: &Change) {
-        match change {
-            Change::Objects(Update::Replaced(_)) => self.objects = true,
-            Change::Namespaces(Update::Replaced(_)) => self.namespaces = true,
-            Change::Pods(Update::Replaced(_)) => self.pods = true,
-            Change::Nodes(Update::Replaced(_)) => self.nodes = true,
-            Change::Services(Update::Replaced(_)) => self.services = true,
-            Change::Ledger(_) => self.ledger = true,
-            Change::Objects(_) | Change::Namespaces(_) | Change::Pods(_) | Change::Nodes(_) | Change::Services(_) => {}
-        }
-    }
-
-    fn all(&self) -> bool {
-        self.objects && self.namespaces && self.pods && self.nodes && self.services && self.ledger
-    }
-}
-
 impl<E: Executor> Reconciler<E> {
     pub fn new(settings: Settings, executor: E, events: Option<Events>, ready: watch::Sender<Ready>) -> Self {
         let ties = Ties::none(&settings.node_name);
@@ -149,7 +123,10 @@ impl<E: Executor> Reconciler<E> {
                 () = tokio::time::sleep_until(retry_at.unwrap_or_else(Instant::now)), if retry_at.is_some() => {
                     is_retry = true;
                 }
-                () = self.ties.changed() => self.incomplete = true,
+                turn = self.ties.next() => match turn {
+                    Turn::Changed => self.incomplete = true,
+                    Turn::Asked(part) => { drop(part.send(self.report())); continue; }
+                },
                 conflict = self.executor.conflict() => { self.note_conflict(&conflict); continue; }
             }
             if !self.synced.all() || self.ties.undecided() {

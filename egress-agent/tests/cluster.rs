@@ -158,6 +158,7 @@ impl Cluster {
                 health: health::Settings { port: 0, tls: None, total_timeout: Duration::ZERO },
                 probing: None,
                 host: None,
+                questions: None,
                 outages: self.outages.clone(),
             };
             let new = || Recorder { node: name, lan: self.lan.clone(), ..Recorder::default() };

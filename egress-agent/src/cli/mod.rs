@@ -8,6 +8,7 @@ mod interfaces;
 mod logging;
 mod reachability;
 mod run;
+mod status;
 mod timeouts;
 mod tls;
 
@@ -34,6 +35,8 @@ struct Cli {
 enum Command {
     /// Serve this node, and lead the cluster's assignment when elected
     Run(Box<run::RunArgs>),
+    /// Say what the agent of this node does, and why
+    Status(status::StatusArgs),
     /// Move a node's egress IPs to other nodes, and give it no others
     Drain(drain::DrainArgs),
     /// Remove every trace of the agent from this node's kernel
@@ -83,6 +86,8 @@ enum CliError {
     #[error("--log-level {level:?} is not understood: {source}; try info, debug, or egress_agent=debug,warn")]
     LogLevel { level: String, source: tracing_subscriber::filter::ParseError },
     #[error(transparent)]
+    NothingHere(#[from] status::NothingHere),
+    #[error(transparent)]
     Drain(#[from] drain::DrainError),
     #[error(transparent)]
     HalfTls(#[from] tls::HalfTls),
@@ -102,6 +107,7 @@ enum CliError {
 pub fn main() -> ExitCode {
     let outcome = read(std::env::args_os().collect()).and_then(|(command, ignored)| match command {
         Command::Run(args) => run::run(&args, &ignored),
+        Command::Status(args) => status::run(&args),
         Command::Drain(args) => drain::run(&args),
         Command::Cleanup(args) => cleanup::run(&args),
         Command::Codegen(args) => codegen::run(&args),

@@ -10,6 +10,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use super::reachability::ReachabilityArgs;
+use super::status::DEFAULT_SOCKET;
 use super::timeouts::TimeoutArgs;
 use super::tls::TlsArgs;
 use super::{CliError, NodeArgs, logging};
@@ -19,6 +20,7 @@ use crate::dataplane::names::{DEFAULT_INBOUND_ENTRIES, DEFAULT_NAT_ENTRIES, DEFA
 use crate::dataplane::{Attachment, Dataplane};
 use crate::health;
 use crate::health::tls::{self, Tls};
+use crate::inspect::Notes;
 use crate::kube::client;
 use crate::kube::outage::Outages;
 use crate::model::desired;
@@ -36,6 +38,9 @@ pub(super) struct RunArgs {
     kubeconfig: Option<PathBuf>,
     #[command(flatten)]
     node: NodeArgs,
+    /// Socket on which `egress-agent status` asks this agent, for root alone
+    #[arg(long, env = "EGRESS_AGENT_SOCKET", default_value = DEFAULT_SOCKET)]
+    socket: PathBuf,
     /// The cluster's pod networks
     #[arg(long, env = "EGRESS_AGENT_CLUSTER_SUBNETS", value_delimiter = ',')]
     cluster_subnets: Vec<IpNet>,
@@ -133,7 +138,7 @@ impl RunArgs {
         self.config_file.as_deref()
     }
 
-    fn agent(&self, host: Host, tls: Option<Tls>, outages: Outages) -> AgentSettings {
+    fn agent(&self, host: Host, tls: Option<Tls>, outages: Outages, notes: Notes) -> AgentSettings {
         AgentSettings {
             model: desired::Settings {
                 node_name: self.node_name.clone(),
@@ -159,6 +164,7 @@ impl RunArgs {
             probing: self.reachability.manner(tls),
             host: Some(host),
             outages,
+            questions: Some((self.socket.clone(), notes)),
         }
     }
 }
@@ -167,9 +173,11 @@ impl RunArgs {
 pub(super) fn run(args: &RunArgs, ignored: &[String]) -> Result<(), CliError> {
     logging::start(&args.log)?;
     ignored.iter().for_each(|line| warn!("{line}"));
+    let notes = Notes::default();
+    notes.set("--config-file", ignored.to_vec());
     raise_open_files();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    runtime.block_on(run_async(args))
+    runtime.block_on(run_async(args, notes))
 }
 
 /// A leader holds a session for each address of an egress node. The usual 1,024 are for those who use `select`.
@@ -181,7 +189,7 @@ fn raise_open_files() {
     }
 }
 
-async fn run_async(args: &RunArgs) -> Result<(), CliError> {
+async fn run_async(args: &RunArgs, notes: Notes) -> Result<(), CliError> {
     // What needs no kernel comes first: a wrong certificate or kubeconfig must leave everything alone.
     let tls = args.tls.files()?.map(tls::read).transpose()?;
     let (client, outages) = client::connect(args.kubeconfig.as_deref()).await?;
@@ -208,10 +216,10 @@ async fn run_async(args: &RunArgs) -> Result<(), CliError> {
         );
     }
     let tls = tls.map(|(tls, keeper)| {
-        tokio::spawn(keeper.run(tls::INTERVAL, stop.clone()));
+        tokio::spawn(keeper.telling(notes.clone()).run(tls::INTERVAL, stop.clone()));
         tls
     });
-    agent::run(client, args.agent(host, tls, outages), dataplane, stop).await;
+    agent::run(client, args.agent(host, tls, outages, notes), dataplane, stop).await;
     info!("stopped; programs and maps stay in place");
     Ok(())
 }

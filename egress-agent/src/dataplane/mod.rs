@@ -55,6 +55,7 @@ mod nudge;
 mod overlay;
 mod packet;
 mod packet_log;
+pub mod pinned;
 mod pins;
 mod programs;
 mod second_line;

@@ -22,11 +22,14 @@ use tokio_util::sync::CancellationToken;
 use tonic::transport::ClientTlsConfig;
 use tracing::{info, warn};
 
+use crate::inspect::Notes;
 pub use material::TlsError;
 use material::{Material, Pem};
 
 /// How often the files are looked at. A projected secret of a pod takes up to a minute to change.
 pub const INTERVAL: Duration = Duration::from_secs(10);
+
+const ABOUT: &str = "TLS of health checks";
 
 /// Where everything is, and what is asked of the other side.
 #[derive(Clone, Debug)]
@@ -68,13 +71,14 @@ pub struct Keeper {
     publish: watch::Sender<Arc<Material>>,
     /// What was said last of files that are not used, or of what is used and will be refused.
     said: Option<String>,
+    notes: Notes,
 }
 
 /// Reads the files for the first time. What cannot be used is an error; what the other side will refuse is a warning.
 pub fn read(files: Files) -> Result<(Tls, Keeper), TlsError> {
     let material = Material::new(&files, Pem::read(&files)?)?;
     let (publish, receiver) = watch::channel(Arc::new(material));
-    let mut keeper = Keeper { files, publish, said: None };
+    let mut keeper = Keeper { files, publish, said: None, notes: Notes::default() };
     keeper.look();
     Ok((Tls(receiver), keeper))
 }
@@ -86,6 +90,14 @@ impl Keeper {
             // A few kilobytes from a file system in memory, as a rule.
             self.look();
         }
+    }
+
+    /// Says there too what is wrong.
+    #[must_use]
+    pub fn telling(mut self, notes: Notes) -> Self {
+        self.notes = notes;
+        self.notes.set(ABOUT, self.said.iter().cloned().collect());
+        self
     }
 
     fn look(&mut self) {
@@ -107,8 +119,9 @@ impl Keeper {
         };
         let line = trouble.map(|(trouble, so)| format!("{trouble}; {so}"));
         if let Some(line) = line.as_ref().filter(|line| self.said.as_ref() != Some(line)) {
-            warn!("TLS of health checks: {line}");
+            warn!("{ABOUT}: {line}");
         }
+        self.notes.set(ABOUT, line.iter().cloned().collect());
         self.said = line;
     }
 }

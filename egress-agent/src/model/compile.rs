@@ -37,6 +37,11 @@ impl Compiler {
         self.view.nodes.get(&self.settings.node_name).map(Arc::as_ref)
     }
 
+    /// What was desired last.
+    pub fn desired(&self) -> Option<&KernelState> {
+        self.desired.as_ref()
+    }
+
     /// What the kernel held when it was first observed; later calls change nothing.
     pub fn remember(&mut self, pods: &BTreeMap<IpAddr, PodState>) {
         if self.desired.is_none() {

@@ -79,6 +79,16 @@ impl Failing {
         claimed.filter_map(|((id, _), mut failure)| Some((id, failure.take_due(now)?))).collect()
     }
 
+    /// What fails now, and since when.
+    pub(super) fn lines(&self) -> impl Iterator<Item = String> {
+        self.claims.iter().map(|((_, address), failure)| {
+            format!(
+                "{address} cannot be claimed, for {} s by now; see the events of its object",
+                failure.since.elapsed().as_secs()
+            )
+        })
+    }
+
     /// When the next is to be told, if it fails until then.
     pub(super) fn due(&self) -> Option<Instant> {
         self.claims.values().filter_map(|failure| failure.untold.as_ref()).map(|untold| untold.due).min()

@@ -319,13 +319,13 @@ async fn what_another_node_is_to_have_goes_first_and_is_said_and_comes_back_when
     // The same by the way of probes: nothing but the order tells it.
     *is_ours.lock().expect("not poisoned") = false;
     orders.send_replace(BTreeMap::from([(ip("172.18.0.100"), 8)]));
-    reconciler.ties.changed().await;
+    reconciler.ties.next().await;
     reconciler.reconcile().await.expect("a recorder does not fail");
     assert!(done().contains(&Action::Disown(EgressId(1), ip("172.18.0.100"))));
     assert_eq!(*words.borrow(), BTreeMap::from([(ip("172.18.0.100"), 8)]));
     // There is no order any more, and the API server does not answer.
     orders.send_replace(BTreeMap::new());
-    reconciler.ties.changed().await;
+    reconciler.ties.next().await;
     reconciler.incomplete = true;
     reconciler.reconcile().await.expect("a recorder does not fail");
     assert_eq!((done(), words.borrow().len()), (vec![], 0));
@@ -415,7 +415,7 @@ async fn a_fence_that_falls_in_the_middle_of_a_round_is_told_behind_it() {
     assert_eq!(ties.barred(&held), held);
     standing.send_replace(ties::Standing::Holds);
     assert_eq!(ties.barred(&held), held, "to be read anew");
-    assert!(ties.changed().now_or_never().is_some(), "what the round did is not all");
+    assert!(ties.next().now_or_never().is_some(), "what the round did is not all");
 }
 
 #[tokio::test]

@@ -7,10 +7,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::BoxFuture;
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 use tracing::{info, warn};
 
+use crate::inspect::NodesPart;
 use crate::model::ledger::{Ledger, Words};
 use crate::model::moving;
 use crate::model::node::Readiness;
@@ -54,6 +55,13 @@ impl Default for Stake {
 /// Reads objects anew, by name, and says which of the addresses are this node's then.
 pub type Ask = Box<dyn Fn(BTreeSet<(String, IpAddr)>) -> BoxFuture<'static, BTreeSet<IpAddr>> + Send + Sync>;
 
+/// What comes by the ties.
+pub(super) enum Turn {
+    /// The fence goes up or down, or there is another order.
+    Changed,
+    Asked(NodesPart),
+}
+
 pub struct Ties {
     pub(super) tenure: Tenure,
     standing: watch::Receiver<Standing>,
@@ -62,6 +70,7 @@ pub struct Ties {
     released: watch::Sender<Words>,
     ready: watch::Sender<Readiness>,
     ask: Ask,
+    asks: Option<mpsc::Receiver<NodesPart>>,
     /// Since when the hand-overs from here, by number, are known.
     known: BTreeMap<u64, Instant>,
     /// Out of touch. It is said only where there was something to lose.
@@ -77,7 +86,7 @@ impl Ties {
     ) -> Self {
         let (tenure, known) = (Tenure::new(node_name.to_owned()), BTreeMap::new());
         let ready = watch::channel(Readiness::new()).0;
-        Self { tenure, standing, orders, stake, released, ready, ask, known, has_given_up: false }
+        Self { tenure, standing, orders, stake, released, ready, ask, asks: None, known, has_given_up: false }
     }
 
     /// Says there what this node is ready to take over.
@@ -108,13 +117,27 @@ impl Ties {
         self.stake.send_if_modified(|stake| std::mem::replace(&mut stake.wants, wants) != wants);
     }
 
-    /// Waits for the fence to go up or down, or for another order; for ever where nobody is left to tell.
-    pub(super) async fn changed(&mut self) {
+    /// Waits for the fence to go up or down, for another order, or for a question; for ever where nobody is left to tell.
+    pub(super) async fn next(&mut self) -> Turn {
+        let Self { standing, orders, asks, .. } = self;
+        let asked = async {
+            match asks {
+                Some(asks) => asks.recv().await,
+                None => None,
+            }
+        };
         tokio::select! {
-            Ok(()) = self.standing.changed() => {}
-            Ok(()) = self.orders.changed() => {}
+            Ok(()) = standing.changed() => Turn::Changed,
+            Ok(()) = orders.changed() => Turn::Changed,
+            Some(part) = asked => Turn::Asked(part),
             else => std::future::pending().await,
         }
+    }
+
+    /// Answers for `egress-agent status` what is asked there.
+    #[must_use]
+    pub fn asked(self, asks: mpsc::Receiver<NodesPart>) -> Self {
+        Self { asks: Some(asks), ..self }
     }
 
     pub(super) fn undecided(&self) -> bool {

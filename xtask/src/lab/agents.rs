@@ -4,7 +4,7 @@
 use std::fs::{File, OpenOptions};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Stdio};
+use std::process::{Child, Output, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -87,6 +87,7 @@ impl Agent {
             ("--service-cidrs", format!("{},{}", plan::SERVICES_V4, plan::SERVICES_V6)),
             ("--bpffs", self.node.bpffs.display().to_string()),
             ("--egressip-node-healthcheck-port", "9107".to_owned()),
+            ("--socket", self.node.socket.display().to_string()),
         ];
         let options = pairs.into_iter().flat_map(|(option, value)| [option.to_owned(), value]);
         std::iter::once("run".to_owned()).chain(options).collect()
@@ -149,6 +150,13 @@ impl Agent {
         let alive = self.pid()?.is_some();
         ensure!(alive, "the agent of {} has ended; its last words:\n{}", self.node.name(), last_lines(&self.log, 15));
         Ok(())
+    }
+
+    /// `egress-agent status` on the node, with these arguments beside its own.
+    pub(crate) fn status(&self, arguments: &[&str]) -> Result<Output> {
+        let (socket, bpffs) = (self.node.socket.display().to_string(), self.node.bpffs.display().to_string());
+        let arguments = [&["status", "--socket", &socket, "--bpffs", &bpffs], arguments].concat();
+        self.node.host.output(&self.options.binary.to_string_lossy(), &arguments)
     }
 
     /// Runs `egress-agent cleanup` on the node.

@@ -124,7 +124,8 @@ impl LabBuilder {
             let host = netns(&number.name());
             let router = netns(&format!("r{}", number.index() + 1));
             let bpffs = ledger.folder().join("bpf").join(number.name());
-            Node { number: *number, host, router, quirks: (self.quirks)(number.index()), bpffs }
+            let socket = ledger.folder().join(format!("{}.sock", number.name()));
+            Node { number: *number, host, router, quirks: (self.quirks)(number.index()), bpffs, socket }
         };
         let nodes: Vec<Node> = numbers.iter().map(node).collect();
         let pods = plan_pods(&self.pods, &numbers, &netns)?;

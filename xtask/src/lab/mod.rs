@@ -83,6 +83,8 @@ pub(crate) struct Node {
     pub(crate) quirks: Quirks,
     /// The folder of the lab's bpffs that this node's agent pins in.
     pub(crate) bpffs: PathBuf,
+    /// Where this node's agent answers.
+    pub(crate) socket: PathBuf,
 }
 
 /// A pod: one namespace on its node's pod network.

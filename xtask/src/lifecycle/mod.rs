@@ -5,6 +5,7 @@
 //! | `story` | the walkthrough of `cargo xtask run`, and that nothing of it is left |
 //! | `restart`, `leader` | agents killed and restarted under traffic: nothing lost, nothing reset, nothing flushed |
 //! | `handover` | an address changes its node: the old one lets go first, also where it is cut off or the leader dies |
+//! | `inspect` | `egress-agent status` beside an agent and without one |
 //! | `planned` | an address that is moved by plan: no request is lost, no connection ends |
 //! | `dead_agent` | an address leaves a gateway whose agent is dead and whose programs answer for it |
 //! | `reachability` | nodes that are cut off lose their addresses; those whose agent alone is silent do not |
@@ -23,6 +24,7 @@ mod cleanup;
 mod dead_agent;
 mod ground;
 mod handover;
+mod inspect;
 mod kubectl;
 mod leader;
 mod leak;
@@ -81,6 +83,7 @@ pub(crate) fn tests() -> Vec<LabTest> {
         ),
         test("leases_outlive_the_api_server", handover::away_api_server_ends_nothing),
         test("hand_over_cut_off_node_gives_up_first", handover::cut_off_node_gives_up_first),
+        test("status_with_and_without_an_agent", inspect::status_with_and_without_an_agent),
         test("planned_moves_lose_nothing", planned::moves_lose_nothing),
         test("planned_drain_moves_what_can_go", planned::drain_moves_what_can_go),
         test("health_checks_by_tls", tls::health_checks_by_tls),

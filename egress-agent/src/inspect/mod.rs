@@ -1,0 +1,184 @@
+//! What an agent does and why, for whoever asks on its node: `egress-agent status`.
+//!
+//! A running agent answers on a socket of its own ([`socket`]), one request and one answer in JSON for each connection, so
+//! that other questions can be added beside [`Request::Status`]. Where none answers, what its programs do can still be read
+//! from the pins ([`pins`]), and nothing else is known. The answer is made when it is asked for: nobody pays for it else.
+//!
+//! A socket in the file system, mode 0600: whoever may open it is root on the node, or in the agent's container. An answer
+//! in a file would be as old as the last write, and would outlive the agent.
+
+pub mod pins;
+pub mod socket;
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use serde::{Deserialize, Serialize};
+use tokio::sync::{mpsc, oneshot, watch};
+
+use crate::controller::leadership::Leadership;
+use crate::health::fitness::{Obstacle, Uplink};
+use crate::reconcile::Ready;
+use crate::reconcile::ties::Standing;
+
+/// What can be asked.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[serde(tag = "want", rename_all = "snake_case")]
+pub enum Request {
+    Status,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Answer {
+    Status(Box<Status>),
+    /// The question was not understood, or cannot be answered now.
+    Error(String),
+}
+
+/// What one agent does. Of an agent that does not answer only what the pins say is there.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Status {
+    pub agent: AgentState,
+    /// What is known of the cluster; `None` where no agent answers.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cluster: Option<ClusterState>,
+    pub addresses: Vec<Address>,
+    /// Addresses of pods of this node that the programs know, and how many of them an object selects.
+    pub pod_addresses: usize,
+    pub selected_pod_addresses: usize,
+    /// What somebody should look at, one line each.
+    pub problems: Vec<String>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AgentState {
+    pub running: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub version: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub uptime_seconds: Option<u64>,
+    /// Whether this node can carry egress traffic, as its health server says.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub serves: Option<bool>,
+    /// Why not: the reason of health checks.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// `holds`, `fenced` or `undecided`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub leases: Option<String>,
+    /// Whether this agent leads.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub leads: Option<bool>,
+}
+
+/// The cluster as this node's agent sees it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ClusterState {
+    pub node: String,
+    /// Label and annotation of this node.
+    pub egress_node: bool,
+    pub drained: bool,
+    /// The leader that has written the hand-overs last.
+    pub leader: String,
+    /// Whether agents hold addresses by leases.
+    pub leases: bool,
+    pub hand_overs: Vec<OpenHandOver>,
+    /// Nodes that the leader has not heard for a while.
+    pub suspects: Vec<String>,
+    /// Objects that select a pod of this node which an older object serves.
+    pub standby: Vec<StandbyPod>,
+}
+
+/// An egress IP that this node has, or is to have.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Address {
+    pub address: IpAddr,
+    pub egress_id: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub object: Option<String>,
+    /// The programs translate for it.
+    pub owned: bool,
+    /// The cluster wants it here; unknown where no agent answers.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub wanted: Option<bool>,
+    /// One word or two for people: `served`, `not claimed yet`, `goes to NODE`, ...
+    pub state: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OpenHandOver {
+    pub address: IpAddr,
+    pub number: u64,
+    pub from: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub to: Option<String>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StandbyPod {
+    pub object: String,
+    pub pod: String,
+    pub served_by: String,
+}
+
+/// What is wrong for longer than one line of the log: by what it is about, so that it goes when it is mended.
+#[derive(Clone, Debug, Default)]
+pub struct Notes(Arc<Mutex<BTreeMap<&'static str, Vec<String>>>>);
+
+impl Notes {
+    pub fn set(&self, about: &'static str, lines: Vec<String>) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(about, lines);
+    }
+
+    fn lines(&self) -> Vec<String> {
+        let notes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let lines = notes.iter().flat_map(|(about, lines)| lines.iter().map(move |line| format!("{about}: {line}")));
+        lines.collect()
+    }
+}
+
+/// What the node's half is asked for.
+pub type NodesPart = oneshot::Sender<Status>;
+
+/// Where the parts of a status come from.
+#[derive(Clone)]
+pub struct Sources {
+    pub node: mpsc::Sender<NodesPart>,
+    pub ready: watch::Receiver<Ready>,
+    pub uplink: watch::Receiver<Uplink>,
+    pub standing: watch::Receiver<Standing>,
+    pub leadership: Leadership,
+    pub notes: Notes,
+    pub since: Instant,
+}
+
+impl Sources {
+    /// `None` where the node's half is going.
+    pub async fn status(&self) -> Option<Status> {
+        let (answer, node) = oneshot::channel();
+        self.node.send(answer).await.ok()?;
+        let mut status = node.await.ok()?;
+        let ready = self.ready.borrow().clone();
+        let obstacle = Obstacle::of(ready.serving, &self.uplink.borrow());
+        let leases = match *self.standing.borrow() {
+            Standing::Undecided => "undecided",
+            Standing::Holds => "holds",
+            Standing::Fenced => "fenced",
+        };
+        status.agent = AgentState {
+            running: true,
+            version: Some(env!("CARGO_PKG_VERSION").to_owned()),
+            uptime_seconds: Some(self.since.elapsed().as_secs()),
+            serves: Some(obstacle.is_none()),
+            reason: obstacle.as_ref().map(|obstacle| obstacle.code().to_owned()),
+            leases: Some(leases.to_owned()),
+            leads: Some(self.leadership.leads()),
+        };
+        status.problems.extend(obstacle.map(|obstacle| format!("this node cannot carry egress traffic: {obstacle}")));
+        status.problems.extend(self.notes.lines());
+        Some(status)
+    }
+}

@@ -1,0 +1,94 @@
+//! What this node's half can say of itself, for `egress-agent status`.
+
+use std::collections::BTreeSet;
+
+use super::Reconciler;
+use crate::inspect::{Address, ClusterState, OpenHandOver, StandbyPod, Status};
+use crate::model::executor::Executor;
+use crate::model::selection::Standby;
+use crate::model::state::{Course, EgressId, KernelState, PodState, TunnelEndpoint};
+use crate::model::view::ClusterView;
+
+impl<E: Executor> Reconciler<E> {
+    pub(super) fn report(&self) -> Status {
+        let view = self.compiler.view();
+        let nothing = KernelState::default();
+        let actual = self.actual.as_ref().unwrap_or(&nothing);
+        let desired = self.compiler.desired().unwrap_or(&nothing);
+        let selected = |pod: &&PodState| matches!(pod, PodState::Selected(_));
+        let mut problems = Vec::new();
+        if let Some(waiting) = self.synced.waiting_for() {
+            problems.push(format!("nothing is done before the API server has said all: {waiting} are missing"));
+        } else if self.actual.is_none() {
+            problems.push("the kernel could not be brought to what the cluster wants; see the log".to_owned());
+        }
+        problems.extend(self.failing.lines());
+        for object in view.objects.values() {
+            problems.extend(object.unreadable.iter().map(|one| format!("EgressIP {}: {}", object.name, one.why)));
+        }
+        Status {
+            cluster: Some(self.cluster(view)),
+            addresses: self.addresses(view, actual, desired),
+            pod_addresses: actual.pods.len(),
+            selected_pod_addresses: actual.pods.values().filter(selected).count(),
+            problems,
+            ..Status::default()
+        }
+    }
+
+    fn cluster(&self, view: &ClusterView) -> ClusterState {
+        let (tenure, own) = (&self.ties.tenure, self.compiler.own_node());
+        let ledger = tenure.ledger();
+        let open = ledger.records.open.iter().map(|(address, record)| OpenHandOver {
+            address: *address,
+            number: record.number,
+            from: record.from.clone(),
+            to: record.to.clone(),
+        });
+        let standby = self.standby.iter().map(|Standby { object, pod, served_by }| StandbyPod {
+            object: object.clone(),
+            pod: format!("{}/{}", pod.namespace, pod.name),
+            served_by: served_by.clone(),
+        });
+        ClusterState {
+            node: tenure.node_name().to_owned(),
+            egress_node: own.is_some_and(|own| own.assignable),
+            drained: own.is_some_and(|own| own.drained),
+            leader: ledger.leader.clone(),
+            leases: ledger.leases,
+            hand_overs: open.collect(),
+            suspects: ledger.suspects.keys().filter(|name| view.nodes.contains_key(*name)).cloned().collect(),
+            standby: standby.collect(),
+        }
+    }
+
+    fn addresses(&self, view: &ClusterView, actual: &KernelState, desired: &KernelState) -> Vec<Address> {
+        let ids: BTreeSet<EgressId> =
+            actual.owned.keys().chain(desired.owned.keys()).chain(actual.moving.keys()).copied().collect();
+        let mut addresses = Vec::new();
+        for id in ids {
+            let (owned, wanted, moving) = (actual.owned.get(&id), desired.owned.get(&id), actual.moving.get(&id));
+            let Some(address) = owned.or(wanted).or(moving.map(|moving| &moving.address)) else { continue };
+            let object = view.objects.values().find(|object| object.id == Some(id)).map(|object| object.name.clone());
+            let peer = moving.map(|moving| (moving.course, name_of(view, moving.peer)));
+            let state = match peer {
+                Some((Course::Leaving, peer)) if owned.is_none() => format!("passed on to {peer}"),
+                Some((Course::Arriving | Course::Open, peer)) if owned.is_none() => format!("comes from {peer}"),
+                _ if owned.is_some() && owned == wanted => "served".to_owned(),
+                _ if owned.is_some() => "to be given up".to_owned(),
+                _ if self.ties.tenure.is_fenced() => "not served: out of touch".to_owned(),
+                _ if self.refused.contains_key(&id) => "not claimed yet".to_owned(),
+                _ => "not served yet".to_owned(),
+            };
+            let (owned, wanted) = (owned.is_some(), Some(wanted.is_some()));
+            addresses.push(Address { address: *address, egress_id: id.0, object, owned, wanted, state });
+        }
+        addresses.sort_by_key(|one| one.address);
+        addresses
+    }
+}
+
+fn name_of(view: &ClusterView, endpoint: TunnelEndpoint) -> String {
+    let node = view.nodes.iter().find(|(_, node)| node.endpoint() == Some(endpoint));
+    node.map_or_else(|| endpoint.0.to_string(), |(name, _)| name.clone())
+}
