@@ -90,7 +90,7 @@ fn every_program_is_attached_first_and_pinned() {
             assert!(is_attached(hook), "{hook:?}: {:?}", node::programs(hook));
         }
         let links = if node::attachment() == Attachment::Tcx { Hook::ALL.len() } else { 0 };
-        assert_eq!(pinned_ids(&node).len(), 16 + links);
+        assert_eq!(pinned_ids(&node).len(), 17 + links);
         let counters = dataplane.counters().expect("read the counters");
         assert_eq!(counters.len(), Verdict::ALL.len());
         assert!(dataplane.egress_ip_counters().expect("read the counters").is_empty());
