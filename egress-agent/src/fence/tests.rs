@@ -122,3 +122,30 @@ fn leases_last_as_long_as_the_leader_says() {
     fence.note_heard(at(0));
     assert_eq!(fence.standing(at(100)), Standing::Fenced, "the shorter one is safe");
 }
+
+/// Both sides of a change that the schedule's chance hardly ever meets: the node falls silent just before it.
+#[test]
+fn a_leader_with_a_shorter_timeout_waits_for_the_leases_of_its_former() {
+    use crate::controller::reach::Reach;
+    use crate::controller::suspicion::{Longest, Suspicions};
+    use crate::model::ledger::Ledger;
+    let start = Instant::now();
+    let (at, own) = (|percent| at(start, percent), TOTAL / 4);
+    let mut fence = Fence::new(own);
+    fence.set_stake(Stake { total: Some(TOTAL), ..stake(true, true) }, at(0));
+    fence.note_heard(at(0));
+    let ledger = |total, suspects: &[(&str, u64)]| {
+        let suspects = suspects.iter().map(|(node, number)| ((*node).to_owned(), *number)).collect();
+        Ledger { leases: true, total: Some(total), suspects, ..Ledger::default() }
+    };
+    let (mut longest, mut suspicions) = (Longest::default(), Suspicions::default());
+    let reach = Reach::by(own);
+    for (ledger, now) in [(ledger(TOTAL, &[]), at(5)), (ledger(own, &[("n", 1)]), at(15))] {
+        longest.note(&ledger, own, now);
+        suspicions.note(&ledger, now);
+    }
+    let end = |lease| suspicions.ends(&reach, lease, at(5))["n"];
+    assert_eq!(fence.standing(end(own)), Standing::Holds, "its own timeout would be too short");
+    assert_eq!(fence.standing(end(longest.of(own, at(15)))), Standing::Fenced);
+    assert_eq!(longest.of(own, end(longest.of(own, at(15)))), TOTAL, "not before that");
+}
