@@ -5,6 +5,8 @@
 //! it says so, and that ends it too. While the Lease is this agent's there is no newer one: terms begin anew where the Lease
 //! was deleted, and whoever reaches an agent without TLS can name any.
 
+mod news;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -347,48 +349,6 @@ impl Round {
             (reach.unreachable, reach.suspects, reach.absent) = (unreachable, suspects, absent);
             is_news
         });
-    }
-
-    /// One line for each change.
-    fn say(&self, News { node, standing, treated }: &News, now: Instant) {
-        let grace = self.manner.rules.grace.as_secs();
-        let asked = self.asked.get(node);
-        let why = asked.and_then(|asked| asked.trouble.as_deref()).unwrap_or("no answer");
-        let seconds = |until: Instant| until.saturating_duration_since(now).as_secs_f32().ceil();
-        match (standing, treated) {
-            (Standing::Unknown, _) => {}
-            (_, Treated::UntilProven(until)) => {
-                info!(node, "the node serves again; it counts as reachable in {} s if it goes on", seconds(*until));
-            }
-            (Standing::Answers(Answer::Serving), _) => info!(node, "the node serves"),
-            (Standing::Answers(Answer::NextHopLost), Treated::AsReachable) => {
-                debug!(node, "the node's next hop does not answer");
-            }
-            (Standing::Answers(_), Treated::AsReachable) => {
-                warn!(node, "the node says that it cannot carry egress traffic, but no other could");
-            }
-            (Standing::Answers(_), Treated::AsGone) => {
-                warn!(node, "the node says that it cannot carry egress traffic; its log says why");
-            }
-            (Standing::AgentSilent | Standing::AgentGone, Treated::AsReachable) => warn!(
-                node,
-                port = self.manner.port,
-                why,
-                "the node is there, but its agent does not answer health checks: does it run, with this port? It keeps its addresses for {grace} s"
-            ),
-            (Standing::AgentSilent | Standing::AgentGone, Treated::AsGone) => {
-                warn!(
-                    node,
-                    port = self.manner.port,
-                    why,
-                    "the node's agent does not answer health checks: unreachable"
-                );
-            }
-            (Standing::Silent, Treated::AsReachable) => {
-                warn!(node, "the node is silent, but nothing can be moved from it");
-            }
-            (Standing::Silent, Treated::AsGone) => warn!(node, "the node is silent: unreachable"),
-        }
     }
 }
 
