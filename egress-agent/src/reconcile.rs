@@ -9,6 +9,7 @@
 //! before anything that takes time ([`ties`], [`crate::model::tenure`]).
 
 mod failing;
+mod give_up;
 mod log;
 mod report;
 mod synced;
@@ -287,34 +288,6 @@ impl<E: Executor> Reconciler<E> {
         }
         self.publish();
         self.announce_standby();
-        Ok(())
-    }
-
-    /// Gives up what this node may not hold before anything is looked at that a walk of the maps may be keeping: leases do
-    /// not wait. What steers to it here finds nobody who holds it, and drops.
-    async fn let_go(&mut self) -> Result<(), DataplaneError> {
-        let held = self.executor.held().await?;
-        for (id, address) in self.ties.barred(&held) {
-            let action = Action::Disown(id, address);
-            self.executor.apply(&action).await?;
-            log(&action);
-        }
-        Ok(())
-    }
-
-    /// What the kernel holds and this node may not goes first, also while it is not known what the node should hold.
-    async fn give_up(&mut self, actual: &mut KernelState) -> Result<(), DataplaneError> {
-        let barred = self.ties.barred(&actual.owned);
-        if !barred.is_empty() {
-            let mut desired = actual.clone();
-            desired.moving = moving(&self.ties.tenure, self.compiler.view(), actual, actual);
-            withhold(&mut desired, &barred);
-            let mut plan = plan(actual, &desired);
-            // Policies wait for a walk of the maps, where there is one.
-            plan.sort_by_key(|action| !matches!(action, Action::Disown(..)));
-            self.perform(actual, &plan).await?;
-        }
-        self.ties.say(actual);
         Ok(())
     }
 

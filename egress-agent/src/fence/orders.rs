@@ -33,7 +33,7 @@ pub async fn obey(
         let open = unheard(&orders.borrow_and_update(), &known.borrow_and_update());
         if open != judged {
             judged.clone_from(&open);
-            let real = if open.is_empty() { open } else { held_against(&store, &node_name, open).await };
+            let real = if open.is_empty() { open } else { held_against(&store, &node_name, open, &mut known).await };
             obeyed.send_if_modified(|obeyed| {
                 let is_news = *obeyed != real;
                 if is_news && !real.is_empty() {
@@ -64,14 +64,27 @@ fn unheard(orders: &Words, known: &Ledger) -> Words {
         .collect()
 }
 
-async fn held_against(store: &LedgerStore, node_name: &str, mut orders: Words) -> Words {
+async fn held_against(
+    store: &LedgerStore,
+    node_name: &str,
+    mut orders: Words,
+    known: &mut watch::Receiver<Arc<Ledger>>,
+) -> Words {
     // One that is gone, or broken, says nothing.
     let Ok(Ok(Some(read))) = tokio::time::timeout(PATIENCE, store.read()).await else { return orders };
     if let Ok(ledger) = ledger::read(&read) {
         let open = ledger.leaving(node_name);
         orders.retain(|address, number| open.get(address) == Some(number));
     }
-    orders
+    still_unheard(orders, known).await
+}
+
+/// Those of which the watch does not tell a moment later. The API server is there, and a probe may only have been faster; a
+/// hand-over that the ledger tells of is obeyed without a loss.
+async fn still_unheard(orders: Words, known: &mut watch::Receiver<Arc<Ledger>>) -> Words {
+    let is_told =
+        tokio::time::timeout(PATIENCE, known.wait_for(|known| unheard(&orders, known).is_empty())).await.is_ok();
+    if is_told { Words::new() } else { unheard(&orders, &known.borrow()) }
 }
 
 #[cfg(test)]
@@ -86,5 +99,17 @@ mod tests {
         assert_eq!(unheard(&orders, &ledger(6)), orders);
         assert_eq!(unheard(&orders, &ledger(7)), Words::from([([10, 0, 0, 2].into(), 9)]));
         assert_eq!(unheard(&orders, &ledger(9)), Words::new());
+    }
+
+    #[tokio::test]
+    async fn a_probe_that_was_faster_than_the_watch_is_no_order() {
+        let orders = Words::from([([10, 0, 0, 1].into(), 7)]);
+        let (tell, mut known) = watch::channel(Arc::<Ledger>::default());
+        assert_eq!(still_unheard(orders.clone(), &mut known).await, orders, "the watch tells nothing");
+        let told = async {
+            tokio::time::sleep(PATIENCE / 10).await;
+            tell.send_modify(|ledger| Arc::make_mut(ledger).records.last = 7);
+        };
+        assert_eq!(tokio::join!(still_unheard(orders, &mut known), told).0, Words::new());
     }
 }

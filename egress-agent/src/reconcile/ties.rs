@@ -144,6 +144,10 @@ impl Ties {
         *self.standing.borrow() == Standing::Undecided
     }
 
+    pub(super) fn is_fenced(&self) -> bool {
+        *self.standing.borrow() == Standing::Fenced
+    }
+
     /// Waits until this node is fenced, if it is not now.
     pub(super) fn fenced(&self) -> impl Future<Output = ()> + use<> {
         let mut standing = self.standing.clone();

@@ -1,0 +1,41 @@
+//! What the kernel holds and this node may not, because its leases have run out or another is to have it.
+
+use super::log::log;
+use super::{Reconciler, withhold};
+use crate::model::executor::{DataplaneError, Executor};
+use crate::model::moving::moving;
+use crate::model::plan::plan;
+use crate::model::state::{Action, KernelState};
+
+impl<E: Executor> Reconciler<E> {
+    /// Gives up what this node may not hold before anything is looked at that a walk of the maps may be keeping: leases do
+    /// not wait, and hand-overs have an order of their own. What steers to it here finds nobody who holds it, and drops.
+    pub(super) async fn let_go(&mut self) -> Result<(), DataplaneError> {
+        if !self.ties.is_fenced() {
+            return Ok(());
+        }
+        let held = self.executor.held().await?;
+        for (id, address) in self.ties.barred(&held) {
+            let action = Action::Disown(id, address);
+            self.executor.apply(&action).await?;
+            log(&action);
+        }
+        Ok(())
+    }
+
+    /// What the kernel holds and this node may not goes first, also while it is not known what the node should hold.
+    pub(super) async fn give_up(&mut self, actual: &mut KernelState) -> Result<(), DataplaneError> {
+        let barred = self.ties.barred(&actual.owned);
+        if !barred.is_empty() {
+            let mut desired = actual.clone();
+            desired.moving = moving(&self.ties.tenure, self.compiler.view(), actual, actual);
+            withhold(&mut desired, &barred);
+            let mut plan = plan(actual, &desired);
+            // Policies wait for a walk of the maps, where there is one.
+            plan.sort_by_key(|action| !matches!(action, Action::Disown(..)));
+            self.perform(actual, &plan).await?;
+        }
+        self.ties.say(actual);
+        Ok(())
+    }
+}
