@@ -6,9 +6,9 @@
 //!   program that may hold it has ended (RCU). It may *not* be the same element's until then: once removed, it may be another
 //!   key's at once. See `abi::seal` for what follows.
 //! - Every field is an integer, for which any bytes are a value, so a racing write on another CPU shows old or new words.
-//! - `pods`, `nat`, `flows`, `owned` and `moving` say what a packet becomes. They are copied into this CPU's workspace first (`found`), and
-//!   what is lent is the copy, if its seal says that it was written for this key as a whole; otherwise the element is not
-//!   there any more. A copy is good until the next look into the same map.
+//! - `pods`, `nat`, `flows`, `owned` and `moving` say what a packet becomes. They are copied into this CPU's workspace
+//!   first (`found`), and what is lent is the copy, if its seal says that it was written for this key as a whole; otherwise
+//!   the element is not there any more. A copy is good until the next look into the same map.
 //! - What is written to an element (times, the state of a connection, the next hop, what a flow came to) may hit the next
 //!   owner of the memory. A time or a state of another flow lets that one live as long as its protocol's timeouts say at
 //!   most; what a flow came to is sealed with its own key; a next hop has a seal of its own.

@@ -27,15 +27,19 @@ pub fn handed_over(run: &Run<'_>, way: &mut Way, egress_id: u32) -> Outcome {
     if !is_leaving {
         return counters::refused(egress_id, Verdict::NotGateway);
     }
-    match run.packet.decrement_ttl(run.heads) {
-        Ok(()) => pass_on(run, way, egress_id),
-        Err(verdict) => Outcome::done(verdict),
-    }
+    pass_on(run, way, egress_id)
 }
 
-/// To the other node of a hand-over, as it is.
+/// To the other node of a hand-over, as a router would send it: two nodes that each take the other for the old one, since
+/// one has heard of a new hand-over and the other has not, send an answer to and fro until its hops are used up.
 #[inline(never)]
 pub fn pass_on(run: &Run<'_>, way: &mut Way, egress_id: u32) -> Outcome {
+    if run.heads.ttl <= 1 {
+        return Outcome::done(Verdict::NotGateway);
+    }
+    if let Err(verdict) = run.packet.decrement_ttl(run.heads) {
+        return Outcome::done(verdict);
+    }
     let Some(moving) = Maps.moving(egress_id) else { return Outcome::done(Verdict::NotGateway) };
     let to = &moving.peer;
     let whole = match mtu::fit(run.wire_length(), run.config.overlay_mtu, run.heads, to) {

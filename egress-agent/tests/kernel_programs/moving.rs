@@ -80,6 +80,24 @@ fn an_heir_leaves_to_the_old_node_what_it_has_not_sent() {
     });
 }
 
+/// Each of two nodes may take the other for the old one for a while, and what neither has sent must not go round for ever.
+#[test]
+fn what_is_passed_on_has_one_hop_less() {
+    on_the_device(|stage, cast| {
+        let wire = Wire::of("out0");
+        hand_over(stage, cast, Course::Arriving);
+        let mut back = packet(cast.world, cast.egress, 80, 4000).with(|packet| packet.ttl = 3);
+        for _ in 0..2 {
+            let arrived = arrives(stage, &wire, &wrapped(V4.other_node, cast.here, &back));
+            assert_eq!(arrived, is(Verdict::PassedOn));
+            back = back.hop();
+            assert_eq!(wire.next_from(V4.node).expect("it left by the overlay")[50 + 14..], back.frame()[14..]);
+        }
+        let arrived = arrives(stage, &wire, &wrapped(V4.other_node, cast.here, &back));
+        assert_eq!(arrived, is(Verdict::NotGateway));
+    });
+}
+
 /// What the heir has not sent comes back to the old node, which passes nothing on then.
 #[test]
 fn the_old_node_takes_what_the_heir_passes_back() {
@@ -101,7 +119,7 @@ fn on_the_device(test: impl Fn(&mut Stage, &Cast) + Send + 'static) {
 }
 
 #[test]
-fn late_packets_are_passed_on_as_they_are() {
+fn late_packets_are_passed_on_as_a_router_does() {
     on_the_device(|stage, cast| {
         let wire = Wire::of("out0");
         hand_over(stage, cast, Course::Leaving);
@@ -114,7 +132,7 @@ fn late_packets_are_passed_on_as_they_are() {
         assert_eq!(passed[30..34], octets(ip(V4.other_node)));
         assert_eq!(passed[46..49], cast.here.to_be_bytes()[1..]);
         // Behind the outer headers, and the link header.
-        assert_eq!(passed[50 + 14..], inner.frame()[14..]);
+        assert_eq!(passed[50 + 14..], inner.clone().hop().frame()[14..]);
         // The heir sends nothing back.
         let arrived = arrives(stage, &wire, &wrapped(V4.other_node, cast.here, &inner));
         assert_eq!(arrived, is(Verdict::ForgedInner));

@@ -1,10 +1,10 @@
 //! Handing an address over between two nodes: see `egress_common::abi::Moving`.
 //!
 //! The old node writes its entry first and takes the address out of `owned` then, so that no packet is translated here
-//! behind the step, and none is lost for want of an entry. Nor do flows keep then what was decided before. `owned_addr` stays until the end: replies to what was sent from
-//! here, and those that neighbours send here before they have heard of the new node, are still taken, but nobody is told
-//! any more that the address is here. An agent that ends between the two steps leaves an address that is owned, which is
-//! what counts.
+//! behind the step, and none is lost for want of an entry. Nor do flows keep then what was decided before. `owned_addr`
+//! stays until the end: replies to what was sent from here, and those that neighbours send here before they have heard of
+//! the new node, are still taken, but nobody is told any more that the address is here. An agent that ends between the two
+//! steps leaves an address that is owned, which is what counts.
 
 use std::io;
 use std::net::IpAddr;
