@@ -177,7 +177,7 @@ mutations! {
         "sender.filter(|node| node.place() == NodePlace::Other && node.node == outer.source)" =>
         "sender.or(tables.node(&config.self_node))";
     "inner-source-unchecked", ACCEPT, ["encapsulation::"], "a node can send with any source":
-        "if !of_sender {" => "if !of_sender && outer.egress_id == 0 {";
+        "let owned = match of_sender {" => "let owned = match of_sender || outer.egress_id != 0 {";
     "reply-to-any-pod", ACCEPT, ["encapsulation::", "overlay::"], "what the world sends to a former pod reaches who has its address now":
         "pod.egress_id() == Some(outer.egress_id)" => "pod.egress_id() != Some(0)";
     "own-pod-guard-skipped", LEAVE, ["guard::"], "a selected pod's packet leaves with the pod's address":
