@@ -155,16 +155,23 @@ impl Books {
 
     /// Writes the draft with the hand-overs that begin or change, if anything in it is new. Before any status says it.
     pub(super) async fn open(&mut self, mut draft: Ledger, steps: &[Step]) -> bool {
-        for step in steps {
-            if let Step::Record(address, hand_over) = step {
-                let HandOver { number, from, to } = hand_over;
-                let to = to.as_deref().unwrap_or("nobody yet");
-                info!(%address, number, from, to, "an egress IP is to change its node");
-                draft.records.last = draft.records.last.max(*number);
-                draft.records.open.insert(*address, hand_over.clone());
-            }
+        let recorded = || {
+            steps.iter().filter_map(|step| match step {
+                Step::Record(address, hand_over) => Some((address, hand_over)),
+                _ => None,
+            })
+        };
+        for (address, hand_over) in recorded() {
+            draft.records.last = draft.records.last.max(hand_over.number);
+            draft.records.open.insert(*address, hand_over.clone());
         }
-        self.write(draft).await
+        let is_written = self.write(draft).await;
+        // What is not written is begun anew each second.
+        for (address, HandOver { number, from, to }) in recorded().filter(|_| is_written) {
+            let to = to.as_deref().unwrap_or("nobody yet");
+            info!(%address, number, from, to, "an egress IP is to change its node");
+        }
+        is_written
     }
 
     /// Takes out what is over. Behind all that it was waited for with.

@@ -127,6 +127,12 @@ impl Election {
         (now < until).then_some(Reign { since: self.since?, until })
     }
 
+    /// Until when nobody else can have begun to lead: others wait for that long behind the renewal, which they saw later than
+    /// we asked for it.
+    pub fn unchallenged(&self) -> Option<Instant> {
+        Some(self.renewed? + self.timing.duration)
+    }
+
     /// The Lease was ours when we saw it last: there is nothing to read before it is renewed.
     pub fn holds(&self) -> bool {
         self.renewed.is_some()

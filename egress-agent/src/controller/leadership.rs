@@ -42,6 +42,8 @@ pub struct Duty {
     leadership: Leadership,
     /// When the latest attempt at the Lease showed no leader, if it did: the API server is away, or no agent holds it.
     unknown: watch::Receiver<Option<Instant>>,
+    /// Until when nobody else can lead, behind this agent.
+    unchallenged: watch::Receiver<Option<Instant>>,
 }
 
 impl Duty {
@@ -56,10 +58,11 @@ impl Duty {
     }
 
     /// Whether agents may be told that they were heard. They hold addresses by that, so who does not lead any more tells them
-    /// only while it has just tried in vain to know who does: else another may lead by now, and this agent has only not run,
-    /// or not looked yet.
+    /// only while nobody else can, or while it has just tried in vain to know who does: else another may lead by now, and this
+    /// agent has only not run, or not looked yet.
     pub fn vouches(&self) -> bool {
-        self.leads() || self.unknown.borrow().is_some_and(|at| at.elapsed() < UNKNOWN)
+        let is_unchallenged = || self.unchallenged.borrow().is_some_and(|until| Instant::now() < until);
+        self.leads() || is_unchallenged() || self.unknown.borrow().is_some_and(|at| at.elapsed() < UNKNOWN)
     }
 
     /// Waits until it may be another. False when it will not.
@@ -73,14 +76,16 @@ pub struct Published {
     reign: watch::Sender<Option<Reign>>,
     term: watch::Sender<Option<u64>>,
     unknown: watch::Sender<Option<Instant>>,
+    unchallenged: watch::Sender<Option<Instant>>,
 }
 
 /// A channel for [`campaign`].
 pub fn leadership() -> (Published, Leadership, Duty) {
     let ((reign, leads), (term, duty)) = (watch::channel(None), watch::channel(None));
     let ((unknown, is_unknown), leadership) = (watch::channel(None), Leadership(leads));
-    let duty = Duty { term: duty, leadership: leadership.clone(), unknown: is_unknown };
-    (Published { reign, term, unknown }, leadership, duty)
+    let (unchallenged, is_unchallenged) = watch::channel(None);
+    let duty = Duty { term: duty, leadership: leadership.clone(), unknown: is_unknown, unchallenged: is_unchallenged };
+    (Published { reign, term, unknown, unchallenged }, leadership, duty)
 }
 
 impl Published {
@@ -138,12 +143,12 @@ pub async fn campaign(
     loop {
         failures.mark_unchanged();
         let led = published.reign.borrow().is_some();
-        let patience = election.timing().renew_deadline / 2;
-        let outcome = tokio::time::timeout(patience, attempt(&mut lease, &mut election)).await;
-        let is_answered = matches!(&outcome, Ok(Ok(_)));
-        let is_known = matches!(&outcome, Ok(Ok(record)) if is_identity(&record.holder));
+        let begun = Instant::now();
+        let outcome = attempt(&mut lease, &mut election).await;
+        let is_answered = outcome.is_ok();
+        let is_known = matches!(&outcome, Ok(record) if is_identity(&record.holder));
         match outcome {
-            Ok(Ok(record)) => {
+            Ok(record) => {
                 outages.works("the Lease");
                 published.held(&record, election.identity());
                 if record.holder != holder {
@@ -151,8 +156,8 @@ pub async fn campaign(
                     holder = record.holder;
                 }
             }
-            Ok(Err(error)) => outages.failed("the Lease", &error),
-            Err(_) => outages.unanswered("the Lease", "a request took too long"),
+            Err(Failed::Refused(error)) => outages.failed("the Lease", &error),
+            Err(Failed::Late) => outages.unanswered("the Lease", "a request took too long"),
         }
         let now = Instant::now();
         let reign = election.reign(now);
@@ -161,13 +166,17 @@ pub async fn campaign(
         }
         published.unknown.send_replace((!is_known).then_some(now));
         published.reign.send_replace(reign);
+        published.unchallenged.send_replace(election.unchallenged());
+        // A holder counts from the beginning of a renewal, as the Lease does: a slow answer leaves no gap.
+        let latest = if election.holds() { begun } else { now };
         tokio::select! {
             () = stop.cancelled() => break,
-            () = next_look(&election, &mut is_deputy, &mut knows_deputies, now) => {}
+            () = next_look(&election, &mut is_deputy, &mut knows_deputies, latest) => {}
             // Whether the server is there is found out here for all who ask it (`kube::outage`).
             () = in_doubt(&mut failures, is_answered, spread(DOUBT, election.identity())) => {}
         }
     }
+    published.unchallenged.send_replace(None);
     let led = published.reign.send_replace(None).is_some();
     if led {
         let released = tokio::time::timeout(election.timing().renew_deadline, lease.release()).await;
@@ -213,24 +222,38 @@ fn say(holder: &str, namespace: &str) {
     }
 }
 
+/// Why an attempt at the Lease came to nothing.
+enum Failed {
+    Refused(kube::Error),
+    Late,
+}
+
+/// Each request has its time, not all of them together: a slow server would let a renewal through and cut off the look behind
+/// it, again and again, and nobody would lead.
+async fn within<T>(patience: Duration, request: impl Future<Output = Result<T, kube::Error>>) -> Result<T, Failed> {
+    tokio::time::timeout(patience, request).await.map_err(|_| Failed::Late)?.map_err(Failed::Refused)
+}
+
 /// One round; returns what the Lease says.
-async fn attempt(lease: &mut LeaderLease, election: &mut Election) -> Result<Record, kube::Error> {
+async fn attempt(lease: &mut LeaderLease, election: &mut Election) -> Result<Record, Failed> {
+    let timing = election.timing();
+    let patience = timing.renew_deadline / 2;
     if election.holds() {
         let asked = Instant::now();
-        if let Some(record) = lease.write(&Step::Renew, election.identity(), election.timing()).await? {
+        if let Some(record) = within(patience, lease.write(&Step::Renew, election.identity(), timing)).await? {
             election.written(record.clone(), asked, Instant::now());
             return Ok(record);
         }
         // Somebody else wrote it, or an answer to this agent was lost.
     }
-    let read = lease.read().await?;
+    let read = within(patience, lease.read()).await?;
     let found = read.clone().unwrap_or_default();
     let asked = Instant::now();
     let step = election.step(read, asked);
     if step == Step::Wait {
         return Ok(found);
     }
-    match lease.write(&step, election.identity(), election.timing()).await? {
+    match within(patience, lease.write(&step, election.identity(), timing)).await? {
         Some(record) => {
             election.written(record.clone(), asked, Instant::now());
             Ok(record)
@@ -299,5 +322,10 @@ mod tests {
         assert!(duty.vouches());
         published.set_unknown(now.checked_sub(UNKNOWN));
         assert!(!duty.vouches(), "long ago");
+        // A renewal was answered late: the Lease is its own still.
+        published.unchallenged.send_replace(Some(Instant::now() + Duration::from_secs(60)));
+        assert!(duty.vouches() && !duty.leads());
+        published.unchallenged.send_replace(Some(now));
+        assert!(!duty.vouches(), "another may lead");
     }
 }

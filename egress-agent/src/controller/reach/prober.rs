@@ -38,6 +38,8 @@ const LINGER: Duration = Duration::from_secs(60);
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(600);
 /// Findings that wait.
 const QUEUE: usize = 4096;
+/// How soon a leader that has stopped probing looks whether it should.
+const AGAIN: Duration = Duration::from_secs(1);
 
 /// Probes while it is this agent's duty, until told to stop. `next_hop` is when the own node's next hop answered last.
 pub async fn run(
@@ -52,6 +54,8 @@ pub async fn run(
     let mut round: Option<Round> = None;
     let mut look = tokio::time::interval(LOOK);
     look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut again = tokio::time::interval(AGAIN);
+    again.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         tokio::select! {
             () = stop.cancelled() => return,
@@ -71,12 +75,7 @@ pub async fn run(
                 if term == round.as_ref().map(|round| round.term) {
                     continue;
                 }
-                round = term.map(|term| {
-                    let mut round = Round::new(manner.clone(), own_node, (term, duty.clone()), reach.clone());
-                    round.follow(&known);
-                    round.order(&ledger);
-                    round
-                });
+                round = term.map(|term| begin(&manner, own_node, (term, &duty), &reach, (&known, &ledger)));
                 if round.is_none() {
                     end(&reach);
                 }
@@ -91,6 +90,10 @@ pub async fn run(
                     current.note(finding);
                 }
             }
+            // What another's term has ended is this agent's duty all the same where the Lease says so.
+            _ = again.tick(), if round.is_none() && duty.leads() => {
+                round = duty.term().map(|term| begin(&manner, own_node, (term, &duty), &reach, (&known, &ledger)));
+            }
             _ = look.tick(), if round.is_some() => {
                 if let Some(round) = &mut round {
                     let answered = *next_hop.borrow();
@@ -100,6 +103,19 @@ pub async fn run(
             }
         }
     }
+}
+
+fn begin(
+    manner: &Manner,
+    own_node: &str,
+    (term, duty): (u64, &Duty),
+    reach: &watch::Sender<Reach>,
+    (known, ledger): (&BTreeMap<String, Arc<Node>>, &Arc<Ledger>),
+) -> Round {
+    let mut round = Round::new(manner.clone(), own_node, (term, duty.clone()), reach.clone());
+    round.follow(known);
+    round.order(ledger);
+    round
 }
 
 /// Nobody is known to be gone any more. When agents were heard stays known: it is no less true.
