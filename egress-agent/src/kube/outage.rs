@@ -34,7 +34,7 @@ pub struct Outages {
 /// Who cannot do what it does, by its name.
 #[derive(Debug, Default)]
 struct State {
-    unanswered: BTreeSet<&'static str>,
+    unanswered: BTreeMap<&'static str, Instant>,
     refused: BTreeSet<&'static str>,
     /// Since when the server has been away; until one who has failed is answered.
     since: Option<Instant>,
@@ -59,7 +59,7 @@ struct Ended {
 impl State {
     /// Is it to be said that the server does not answer?
     fn unanswered(&mut self, what: &'static str, now: Instant) -> bool {
-        self.unanswered.insert(what);
+        self.unanswered.entry(what).or_insert(now);
         let since = *self.since.get_or_insert(now);
         let is_due = self.last_said.is_none_or(|last| now.duration_since(last) >= AGAIN);
         if self.said.is_some() || !is_due {
@@ -77,8 +77,9 @@ impl State {
 
     fn works(&mut self, what: &'static str, now: Instant) -> Ended {
         let mut ended = Ended { refusal: self.refused.remove(what), ..Ended::default() };
-        if self.unanswered.remove(what) {
-            ended.outage = self.since.take();
+        if let Some(begun) = self.unanswered.remove(what) {
+            // Its own: what somebody else has failed at for long, for reasons of its own, was no outage.
+            ended.outage = self.since.take().map(|_| begun);
             ended.said = self.said.take();
             if ended.said.is_some() {
                 self.last_said = Some(now);
@@ -193,6 +194,17 @@ mod tests {
         let ended = Ended { outage: Some(at(0)), said: Some(at(0)), refusal: false };
         assert_eq!(state.works("pods", at(602)), ended);
         assert_eq!(state.works("nodes", at(602)), Ended::default(), "the others are told of it");
+    }
+
+    #[test]
+    fn what_one_has_failed_at_for_long_is_no_outage_of_others() {
+        let (mut state, start) = (State::default(), Instant::now());
+        let at = |seconds| start + Duration::from_secs(seconds);
+        state.unanswered("events", at(0));
+        state.unanswered("the Lease", at(7_200));
+        assert_eq!(state.works("the Lease", at(7_215)).outage, Some(at(7_200)));
+        state.unanswered("the Lease", at(7_300));
+        assert_eq!(state.works("the Lease", at(7_310)).outage, Some(at(7_300)), "and the next one");
     }
 
     #[test]

@@ -26,6 +26,8 @@ use super::pace::spread;
 
 /// What was asked no longer ago than this may still be answered.
 const YOUNG: Duration = Duration::from_secs(1);
+/// Shorter outages end no request: what hangs by them is tried again by itself, and a slow server has many of them.
+const SERIOUS: Duration = Duration::from_secs(3);
 
 #[derive(Debug, thiserror::Error)]
 #[error("the API server was away meanwhile")]
@@ -90,16 +92,21 @@ where
 /// Waits for the end of an outage at which the request is not young any more.
 async fn grows_old(ends: &mut watch::Receiver<Option<Instant>>, begun: Instant) {
     while ends.changed().await.is_ok() {
-        if begun.elapsed() > YOUNG {
+        if begun.elapsed() > YOUNG && is_serious(*ends.borrow_and_update()) {
             return;
         }
     }
     std::future::pending().await
 }
 
+/// A server that was late once or twice is there, and asking all it was asked once more makes it no faster.
+fn is_serious(began: Option<Instant>) -> bool {
+    began.is_some_and(|began| began.elapsed() >= SERIOUS)
+}
+
 /// Waits for the end of an outage that has begun since.
 async fn outlives_outage(ends: &mut watch::Receiver<Option<Instant>>, begun: Instant) {
-    if ends.wait_for(|began| began.is_some_and(|began| began > begun)).await.is_err() {
+    if ends.wait_for(|began| is_serious(*began) && began.is_some_and(|began| began > begun)).await.is_err() {
         std::future::pending::<()>().await;
     }
 }
