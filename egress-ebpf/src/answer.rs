@@ -23,7 +23,7 @@ pub fn arp(packet: Packet) -> Outcome {
     let Some(request) = wire_arp::Request::parse(&packet) else {
         return Outcome::done(Verdict::NotOurs);
     };
-    let Some(owned) = Maps.owned_addr(&request.target()).filter(|owned| is_held(owned)) else {
+    let Some(owned) = held(&request.target()) else {
         return Outcome::done(Verdict::NotOurs);
     };
     if packet.store(0, request.answer(owned.mac)).is_none() {
@@ -32,17 +32,20 @@ pub fn arp(packet: Packet) -> Outcome {
     Outcome::redirected(Verdict::ArpAnswered, way::turn_round(packet))
 }
 
-/// An address that has been handed over is answered for by its new node, though replies for it are still taken here.
-#[inline(always)]
-fn is_held(owned: &OwnedAddr) -> bool {
-    Maps.owned(owned.egress_id).is_some()
+/// An address that has been handed over is answered for by its new node, though replies for it are still taken here. Its
+/// object may have another address on this node by then.
+#[inline(never)]
+fn held(target: &Addr) -> Option<&'static OwnedAddr> {
+    let owned = Maps.owned_addr(target)?;
+    let held = Maps.owned(owned.egress_id)?;
+    (held.address == *target).then_some(owned)
 }
 
 /// Neighbour solicitation on the uplink, likewise; `None` where it is anything else.
 #[inline(never)]
 pub fn neighbour(packet: Packet, heads: &Heads, frame: &mut Buffer) -> Option<Outcome> {
     let solicitation = Solicitation::parse(&packet, &heads.tuple.saddr)?;
-    let owned = Maps.owned_addr(&solicitation.target).filter(|owned| is_held(owned))?;
+    let owned = held(&solicitation.target)?;
     solicitation.answer(owned.mac, frame);
     let result = packet
         .resize(ADVERTISEMENT_LEN as u32)

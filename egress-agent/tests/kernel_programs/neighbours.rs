@@ -42,6 +42,10 @@ fn what_is_not_owned_is_not_answered_for() {
         stage.owned.remove(&V4.here).expect("it is owned");
         let request = arp([0xff; 6], REQUEST, (ASKER_MAC, "172.18.0.1"), ([0; 6], V4.egress));
         let ran = stage.run_frame(&ENTER, &request, Verdict::NotOurs);
+        assert_eq!(ran, Ran::plain(NEXT, request.clone(), 0));
+        // Its object has another address here by now.
+        stage.own(V4.here, "172.18.0.177");
+        let ran = stage.run_frame(&ENTER, &request, Verdict::NotOurs);
         assert_eq!(ran, Ran::plain(NEXT, request, 0));
     });
 }

@@ -28,6 +28,10 @@ pub(super) fn put(shared: &Shared, state: &mut State, id: EgressId, moving: Movi
     let uplink = state.facts().uplink.ok_or_else(no_uplink)?;
     let (owned, _) = convert::owned_pair(id, address, uplink.index, uplink.mac);
     let before = state.tables.moving.get(&id.0).map_err(kernel("read map moving"))?;
+    // What was handed over before, of the same object: nobody else would end it.
+    if let Some(other) = before.filter(|before| before.owned.address != owned.address) {
+        end(state, id, other.owned.address.to_ip())?;
+    }
     let goes_on = before.filter(|before| before.peer == peer.0.into() && before.owned.address == owned.address);
     let since_ns = match goes_on {
         Some(before) => before.since_ns,
