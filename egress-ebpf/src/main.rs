@@ -158,7 +158,7 @@ pub fn mgmt_ingress(ctx: TcContext) -> i32 {
     let action = run(&ctx, Verdict::NotConfigured, |_, _| false, roads::steer);
     // The host's second line asks for it; see `dataplane/nft.rs` of the agent.
     if action == TC_ACT_UNSPEC
-        && let Some(seen) = maps::config().and_then(Config::seen_priority)
+        && let Some(seen) = maps::seen_priority()
     {
         Packet::new(&ctx).set_priority(seen);
     }

@@ -170,6 +170,12 @@ pub fn config() -> Option<&'static Config> {
     CONFIG.get(0).filter(|config| config.generation != 0)
 }
 
+/// What is left to the stack says that it was seen also before the configuration is written: the table may be there already.
+#[inline(always)]
+pub fn seen_priority() -> Option<u32> {
+    CONFIG.get(0).and_then(Config::seen_priority)
+}
+
 impl Tables for Maps {
     #[inline(always)]
     fn now_ns(&self) -> u64 {

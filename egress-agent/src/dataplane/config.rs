@@ -162,6 +162,7 @@ mod tests {
         NodeFacts {
             uplink: Some(Interface { index: 2, mac: [2; 6], mtu: 1500 }),
             mgmt: Some(Interface { index: 3, mac: [3; 6], mtu: 1400 }),
+            mgmt_filters_ports: false,
             overlay: Some(Interface { index: 4, mac: [4; 6], mtu: 65535 }),
             overlay_up: true,
             carrier: true,

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use futures::TryStreamExt;
 use rtnetlink::Handle;
 use rtnetlink::packet_route::address::{AddressAttribute, AddressFlags, AddressMessage, AddressScope};
-use rtnetlink::packet_route::link::{LinkAttribute, LinkFlags, LinkMessage};
+use rtnetlink::packet_route::link::{InfoBridge, InfoData, InfoKind, LinkAttribute, LinkFlags, LinkInfo, LinkMessage};
 
 use super::error::netlink_io;
 
@@ -22,6 +22,8 @@ pub struct Interface {
 pub(super) struct NodeFacts {
     pub(super) uplink: Option<Interface>,
     pub(super) mgmt: Option<Interface>,
+    /// See [`filters_ports`].
+    pub(super) mgmt_filters_ports: bool,
     pub(super) overlay: Option<Interface>,
     /// It is made down, and brought up when its program is there.
     pub(super) overlay_up: bool,
@@ -53,6 +55,27 @@ pub(super) fn is_up(message: &LinkMessage) -> bool {
 /// Up, and with a carrier.
 pub(super) fn has_carrier(message: &LinkMessage) -> bool {
     message.header.flags.contains(LinkFlags::Up | LinkFlags::LowerUp)
+}
+
+/// A bridge whose packets meet netfilter when they come in by a port, before they are the bridge's own: by its own setting or
+/// by the namespace's (br_netfilter, `net.bridge.bridge-nf-call-iptables`, which Kubernetes' installers switch on).
+pub(super) fn filters_ports(message: &LinkMessage) -> bool {
+    let mut kinds = message.attributes.iter().filter_map(|attribute| match attribute {
+        LinkAttribute::LinkInfo(info) => Some(info),
+        _ => None,
+    });
+    let Some(info) = kinds.find(|info| info.contains(&LinkInfo::Kind(InfoKind::Bridge))) else { return false };
+    let own = info.iter().any(|info| match info {
+        LinkInfo::Data(InfoData::Bridge(settings)) => settings
+            .iter()
+            .any(|setting| matches!(setting, InfoBridge::NfCallIpTables(true) | InfoBridge::NfCallIp6Tables(true))),
+        _ => false,
+    });
+    let is_on = |name| {
+        std::fs::read_to_string(format!("/proc/sys/net/bridge/bridge-nf-call-{name}"))
+            .is_ok_and(|text| text.trim() != "0")
+    };
+    own || is_on("iptables") || is_on("ip6tables")
 }
 
 pub(super) fn from_message(message: &LinkMessage) -> Interface {

@@ -23,6 +23,9 @@
 //!   what it leaves to the stack, and what comes by the management port from a selected pod without it is dropped. The
 //!   priority is zero again behind that, as it is behind every virtual link.
 //!
+//! Not where the management port is a bridge and netfilter sees what comes in by its ports: there these rules would be asked
+//! before the bridge's own program, and not again behind it.
+//!
 //! The sets hold the node's selected pods. One too many costs nothing while `steer` is at work, so an address is put in
 //! before the map `pods` says it and taken out behind. The table lives in the kernel like links and pins do, is replaced
 //! as a whole in one transaction, and `cleanup` deletes it. A kernel without nf_tables does without: a warning.
@@ -61,8 +64,8 @@ struct Guarded {
 pub(super) struct Rules<'a> {
     pub(super) tunnel_port: u16,
     pub(super) mgmt_port: &'a str,
-    /// What `steer` writes into the priority of packets that it leaves to the stack.
-    pub(super) seen: u32,
+    /// What `steer` writes into the priority of packets that it leaves to the stack; `None` for no second line.
+    pub(super) seen: Option<u32>,
     /// Selected pods of this node.
     pub(super) pods: &'a [IpAddr],
 }
@@ -83,7 +86,9 @@ pub(super) fn install(rules: &Rules<'_>) -> io::Result<()> {
     }
     batch.chain("prerouting", ChainHook::Prerouting);
     untracked(&mut batch, "prerouting", rules.tunnel_port, Some(rules.mgmt_port));
-    guard(&mut batch, "prerouting", rules);
+    if let Some(seen) = rules.seen {
+        guard(&mut batch, "prerouting", rules.mgmt_port, seen);
+    }
     batch.chain("output", ChainHook::Output);
     untracked(&mut batch, "output", rules.tunnel_port, None);
     batch.end()
@@ -103,13 +108,13 @@ fn untracked(batch: &mut Batch, chain: &str, port: u16, not_from: Option<&str>) 
     });
 }
 
-fn guard(batch: &mut Batch, chain: &str, rules: &Rules<'_>) {
+fn guard(batch: &mut Batch, chain: &str, mgmt_port: &str, seen: u32) {
     batch.rule(chain, |rule| {
-        rule.interface(Is::NotEqual, rules.mgmt_port);
+        rule.interface(Is::NotEqual, mgmt_port);
         rule.say(Say::Accept);
     });
     batch.rule(chain, |rule| {
-        rule.meta(Meta::Priority, Is::Equal, &rules.seen.to_ne_bytes());
+        rule.meta(Meta::Priority, Is::Equal, &seen.to_ne_bytes());
         rule.set_meta(Meta::Priority, &0_u32.to_ne_bytes());
         rule.say(Say::Accept);
     });

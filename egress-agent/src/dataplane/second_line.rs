@@ -20,6 +20,8 @@ use crate::model::state::{Action, PodState};
 pub(super) struct SecondLine {
     /// It lacks something that it should have.
     is_stale: AtomicBool,
+    /// It was made without the second line.
+    is_forgone: AtomicBool,
     /// That it cannot be made has been said.
     said: AtomicBool,
 }
@@ -27,12 +29,23 @@ pub(super) struct SecondLine {
 impl SecondLine {
     /// Makes the table, or makes it anew.
     pub(super) fn install(&self, shared: &Shared) {
-        let made = make(shared);
-        let is_there = made.is_ok() || nft::is_installed().unwrap_or(false);
+        let forgone = shared.state().facts().mgmt_filters_ports;
+        if forgone && !self.is_forgone.swap(forgone, Ordering::Relaxed) {
+            warn!(
+                interface = shared.settings.mgmt_port,
+                "the management port is a bridge and netfilter is called for what comes in by its ports \
+                 (net.bridge.bridge-nf-call-iptables): selected pods have no second line while it is made anew"
+            );
+        }
+        self.is_forgone.store(forgone, Ordering::Relaxed);
+        let made = make(shared, forgone);
+        // One that cannot be looked for may be there.
+        let is_there = made.is_ok() || nft::is_installed().unwrap_or(true);
         self.is_stale.store(made.is_err(), Ordering::Relaxed);
-        // Without the table nobody takes the word off again.
-        let forgone = if is_there { Ok(()) } else { shared.state().forgo_second_line() };
-        match made.and(forgone) {
+        // Without the rules nobody takes the word off again.
+        let nobody_asks = !is_there || (forgone && made.is_ok());
+        let silenced = if nobody_asks { shared.state().forgo_second_line() } else { Ok(()) };
+        match made.and(silenced) {
             Ok(()) => self.said.store(false, Ordering::Relaxed),
             Err(error) if self.said.swap(true, Ordering::Relaxed) => debug!(%error, "still no nftables table"),
             Err(error) => warn!(
@@ -43,13 +56,15 @@ impl SecondLine {
         }
     }
 
-    /// Makes it anew where another hand has taken it, or a change did not reach it.
+    /// Makes it anew where another hand has taken it, a change did not reach it, or the management port is another kind of
+    /// device.
     pub(super) fn check(&self, shared: &Shared) {
         let is_missing = match nft::is_installed() {
             Ok(is_there) => !is_there,
             Err(error) => return debug!(%error, "cannot look for the nftables table"),
         };
-        if is_missing || self.is_stale.load(Ordering::Relaxed) {
+        let is_other = shared.state().facts().mgmt_filters_ports != self.is_forgone.load(Ordering::Relaxed);
+        if is_missing || is_other || self.is_stale.load(Ordering::Relaxed) {
             self.install(shared);
             if !self.is_stale.load(Ordering::Relaxed) {
                 info!("the nftables table was made anew");
@@ -79,9 +94,9 @@ impl SecondLine {
     }
 }
 
-fn make(shared: &Shared) -> io::Result<()> {
+fn make(shared: &Shared, forgone: bool) -> io::Result<()> {
     // The word first: a table that asks for what nobody writes would hold up what is left to the stack.
-    let seen = shared.state().want_second_line()?;
+    let seen = if forgone { None } else { Some(shared.state().want_second_line()?) };
     let tables = shared.tables();
     let pods = selected(&tables)?;
     let Settings { tunnel_port, mgmt_port, .. } = &shared.settings;

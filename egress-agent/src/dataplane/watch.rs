@@ -69,10 +69,12 @@ pub(super) async fn gather(netlink: &Handle, settings: &Settings) -> io::Result<
         Some(uplink) => interfaces::primary_addresses(netlink, uplink.index).await?,
         None => (None, None),
     };
+    let mgmt = interfaces::link(netlink, &settings.mgmt_port).await?;
     let overlay = interfaces::link(netlink, OVERLAY_DEVICE).await?;
     Ok(NodeFacts {
         uplink,
-        mgmt: interfaces::interface(netlink, &settings.mgmt_port).await?,
+        mgmt: mgmt.as_ref().map(interfaces::from_message),
+        mgmt_filters_ports: mgmt.as_ref().is_some_and(interfaces::filters_ports),
         overlay: overlay.as_ref().map(interfaces::from_message),
         overlay_up: overlay.as_ref().is_some_and(interfaces::is_up),
         carrier: link.as_ref().is_some_and(interfaces::has_carrier),

@@ -4,12 +4,12 @@ use std::net::UdpSocket;
 use std::time::Duration;
 
 use egress_agent::dataplane::names::{Hook, NFT_TABLE};
-use egress_agent::dataplane::{Attachment, Dataplane};
+use egress_agent::dataplane::{Attachment, Dataplane, Settings};
 use egress_agent::model::executor::Executor;
 use egress_agent::model::state::{Action, EgressId, OnUnknownPod, PodState, Prefix, PrefixKind};
 
 use crate::actions::addr;
-use crate::node::{MGMT, Node, attachment, eventually, ip, is_attached, on_node, output, within};
+use crate::node::{MGMT, Node, attachment, eventually, ip, is_attached, on_node, output, start, within};
 
 const SELECTED: &str = "10.244.1.10";
 const PLAIN: &str = "10.244.1.11";
@@ -112,6 +112,30 @@ fn nothing_of_a_selected_pod_passes_while_its_program_is_away() {
         .await;
         assert!(held() <= dropped, "of the new table: none");
         apply(&mut dataplane, Action::PutPod(addr(SELECTED), PodState::Known)).await;
+    });
+}
+
+/// Its packets meet the table before they meet the program, when they come in by a port.
+#[test]
+fn a_bridge_whose_ports_are_filtered_has_no_second_line() {
+    on_node(|node| async move {
+        ip("link add br0 type bridge nf_call_iptables 1\nlink set br0 up\n");
+        let settings = Settings { mgmt_port: "br0".to_owned(), ..node.settings() };
+        let mut dataplane = start(settings).await;
+        apply(&mut dataplane, Action::PutPod(addr(SELECTED), PodState::Selected(EgressId(1)))).await;
+        let drops = || table().matches(" drop").count();
+        assert_eq!((drops(), node.config().seen), (0, 0), "{}", table());
+        // The namespace's own setting is on from the beginning, where the kernel has it.
+        for setting in ["iptables", "ip6tables"].map(|name| format!("/proc/sys/net/bridge/bridge-nf-call-{name}")) {
+            if std::fs::exists(&setting).expect("look for it") {
+                std::fs::write(&setting, "0").expect("switch it off");
+            }
+        }
+        ip("link set br0 type bridge nf_call_iptables 0\n");
+        within(Duration::from_secs(25), "the second line is there", || drops() == 2).await;
+        assert!(node.config().seen != 0 && table().contains(SELECTED));
+        ip("link set br0 type bridge nf_call_iptables 1\n");
+        within(Duration::from_secs(25), "it is gone", || drops() == 0 && node.config().seen == 0).await;
     });
 }
 
