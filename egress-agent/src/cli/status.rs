@@ -66,7 +66,7 @@ fn table(status: &Status) -> String {
     let Status { agent, cluster, addresses, pod_addresses, selected_pod_addresses, problems } = status;
     let mut line = |name: &str, value: String| {
         // Writing to a string does not fail.
-        let _written = writeln!(text, "{name:<10}{value}");
+        let _written = writeln!(text, "{name:<13}{value}");
     };
     if let Some(cluster) = cluster {
         line("node", node(cluster));
@@ -85,8 +85,8 @@ fn table(status: &Status) -> String {
     }
     if let Some(cluster) = cluster {
         let own = if agent.leads == Some(true) { " (this agent)" } else { "" };
-        let leader = if cluster.leader.is_empty() { "not known" } else { &cluster.leader };
-        line("leader", format!("{leader}{own}"));
+        let leader = if cluster.last_leader.is_empty() { "not known" } else { &cluster.last_leader };
+        line("last leader", format!("{leader}{own}"));
         if !cluster.suspects.is_empty() {
             line("suspects", cluster.suspects.join(", "));
         }
@@ -190,7 +190,7 @@ mod tests {
             node: "node1".into(),
             egress_node: true,
             drained: true,
-            leader: "node2_1".into(),
+            last_leader: "node2_1".into(),
             leases: true,
             hand_overs: vec![OpenHandOver { address, number: 7, from, to }],
             suspects: vec!["node3".into()],
@@ -215,13 +215,13 @@ mod tests {
             problems,
         };
         let expected = "\
-node      node1 (egress node, drained)
-agent     runs since 2 h, version 1
-serves    no: no-carrier
-leases    holds
-leader    node2_1
-suspects  node3
-pods      5 addresses known, 2 selected
+node         node1 (egress node, drained)
+agent        runs since 2 h, version 1
+serves       no: no-carrier
+leases       holds
+last leader  node2_1
+suspects     node3
+pods         5 addresses known, 2 selected
 
 EGRESS IP     ID  OBJECT   STATE
 172.18.0.100  3   simpson  served
@@ -237,6 +237,6 @@ late            a/b  simpson
         let json = serde_json::to_string(&status).expect("JSON");
         assert_eq!(serde_json::from_str::<Status>(&json).expect("as it was"), status);
         (status.cluster, status.agent) = (None, AgentState::default());
-        assert!(table(&status).starts_with("agent     does not answer\npods      5"), "{}", table(&status));
+        assert!(table(&status).starts_with("agent        does not answer\npods         5"), "{}", table(&status));
     }
 }

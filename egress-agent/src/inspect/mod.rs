@@ -81,8 +81,8 @@ pub struct ClusterState {
     /// Label and annotation of this node.
     pub egress_node: bool,
     pub drained: bool,
-    /// The leader that has written the hand-overs last.
-    pub leader: String,
+    /// Who has written the hand-overs last, as leader: who leads now may have had nothing to write yet.
+    pub last_leader: String,
     /// Whether agents hold addresses by leases.
     pub leases: bool,
     pub hand_overs: Vec<OpenHandOver>,

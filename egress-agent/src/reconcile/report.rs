@@ -54,7 +54,7 @@ impl<E: Executor> Reconciler<E> {
             node: tenure.node_name().to_owned(),
             egress_node: own.is_some_and(|own| own.assignable),
             drained: own.is_some_and(|own| own.drained),
-            leader: ledger.leader.clone(),
+            last_leader: ledger.leader.clone(),
             leases: ledger.leases,
             hand_overs: open.collect(),
             suspects: ledger.suspects.keys().filter(|name| view.nodes.contains_key(*name)).cloned().collect(),

@@ -45,9 +45,17 @@ pub(super) fn status_with_and_without_an_agent(context: &LabContext) -> Result<(
     println!("{text}");
     has(
         &text,
-        &["node1 (egress node)", "serves    yes", "leases    holds", ADDRESS, "first", "STANDBY OBJECT", "red/one"],
+        &[
+            "node1 (egress node)",
+            "serves       yes",
+            "leases       holds",
+            ADDRESS,
+            "first",
+            "STANDBY OBJECT",
+            "red/one",
+        ],
     )?;
-    ensure!(!text.contains("leader    not known"), "a leader is known");
+    ensure!(!text.contains("leader  not known"), "a leader is known");
     has(&table(&mut ground, 2)?, &["node2 (no egress node)", "no egress IPs here"])?;
 
     let json = |ground: &mut Ground| -> Result<Value> {
@@ -71,7 +79,10 @@ pub(super) fn status_with_and_without_an_agent(context: &LabContext) -> Result<(
 
     println!("the agent is stopped");
     ground.agent(1)?.pause()?;
-    has(&table(&mut ground, 1)?, &["does not answer: it is stopped, or hangs", "agent     does not answer", ADDRESS])?;
+    has(
+        &table(&mut ground, 1)?,
+        &["does not answer: it is stopped, or hangs", "agent        does not answer", ADDRESS],
+    )?;
     ground.agent(1)?.resume()?;
     println!("the agent is killed");
     ground.agent(1)?.kill()?;
