@@ -18,7 +18,7 @@ pub enum Reason {
     Moving,
     /// No node can host any address: pods leave with their node's address where that is not turned off.
     NoEligibleNode,
-    /// A node could host an address, and is not ready, does not answer or has not said its networks.
+    /// A node could host an address, and is not ready, does not answer, has not said its networks or is drained.
     NoReadyNode,
     /// Nodes that could take an address have as many as their cloud allows.
     NoCapacity,
@@ -101,7 +101,7 @@ fn assigned(object: &EgressObject, outcome: &Outcome) -> Statement {
         () if fates().any(assigned) => Reason::PartiallyAssigned,
         () if fates().any(|fate| matches!(fate, Fate::Moving { .. })) => Reason::Moving,
         () if outcome.no_eligible_node() => Reason::NoEligibleNode,
-        () if fates().any(|fate| matches!(fate, Fate::NotReady { .. })) => Reason::NoReadyNode,
+        () if fates().any(|fate| matches!(fate, Fate::NotReady { .. } | Fate::Drained { .. })) => Reason::NoReadyNode,
         () if fates().any(|fate| matches!(fate, Fate::NoCapacity)) => Reason::NoCapacity,
         () if fates().any(|fate| matches!(fate, Fate::Taken { .. })) => Reason::UnsupportedRequest,
         () if fates().any(|fate| matches!(fate, Fate::Conflict { .. })) => Reason::EgressIPConflict,
@@ -156,7 +156,7 @@ fn reason_of(fate: &Fate) -> Option<&'static str> {
         Fate::Conflict { .. } => "EgressIPConflict",
         Fate::Taken { .. } => "UnsupportedRequest",
         Fate::NoNode => "NoEligibleNode",
-        Fate::NotReady { .. } => "NoReadyNode",
+        Fate::NotReady { .. } | Fate::Drained { .. } => "NoReadyNode",
         Fate::NoRoom => "NoRoom",
         Fate::NoCapacity => "NoCapacity",
         Fate::Surplus => "TooManyAddresses",
@@ -188,7 +188,8 @@ fn cause(entry: &str, fate: &Fate) -> Option<String> {
         Fate::Conflict { node } => format!("{entry} is an address of node {node}"),
         Fate::Taken { object, .. } => format!("{entry} belongs to EgressIP {object}"),
         Fate::NoNode => format!("{entry}: no node with label {} has a network for it", keys::ASSIGNABLE),
-        Fate::NotReady { node } => format!("{entry}: node {node}, which could host it, is not ready, or is drained"),
+        Fate::NotReady { node } => format!("{entry}: node {node}, which could host it, is not ready"),
+        Fate::Drained { node } => format!("{entry}: node {node}, which could host it, is drained"),
         Fate::NoCapacity => format!("{entry}: nodes for it have as many egress IPs as their cloud allows"),
         Fate::NoRoom => format!("{entry}: every node for it has another address of this object"),
         Fate::Surplus => format!("{entry}: this object has {MAX_SLOTS} others of the family, and may have no more"),
@@ -269,7 +270,8 @@ fn entry_notice(name: &str, entry: &str, fate: &Fate) -> Option<Notice> {
             ),
         ),
         Fate::Assigned { .. } | Fate::Moving { .. } => return None,
-        Fate::NoNode | Fate::NotReady { .. } | Fate::NoRoom | Fate::NoCapacity | Fate::Surplus => return None,
+        Fate::NoNode | Fate::NotReady { .. } | Fate::Drained { .. } => return None,
+        Fate::NoRoom | Fate::NoCapacity | Fate::Surplus => return None,
     };
     Some(Notice { reason, message })
 }

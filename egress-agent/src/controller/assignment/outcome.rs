@@ -36,6 +36,10 @@ pub enum Fate {
     NotReady {
         node: String,
     },
+    /// This node could hold it, and is drained, as are all others that could.
+    Drained {
+        node: String,
+    },
     /// Every node that could take it has another address of the object.
     NoRoom,
     /// Nodes that could take it have as many addresses as their cloud allows.
@@ -113,8 +117,12 @@ impl Judge<'_, '_> {
         if !candidates.is_empty() {
             return Fate::NoRoom;
         }
-        let waiting = self.nodes.iter().find(|(_, node)| node.assignable && node.may_host(address));
-        waiting.map_or(Fate::NoNode, |(node, _)| Fate::NotReady { node: node.clone() })
+        let waiting = || self.nodes.iter().filter(|(_, node)| node.assignable && node.may_host(address));
+        match waiting().find(|(_, node)| !node.drained).or_else(|| waiting().next()) {
+            None => Fate::NoNode,
+            Some((name, node)) if node.drained => Fate::Drained { node: name.clone() },
+            Some((name, _)) => Fate::NotReady { node: name.clone() },
+        }
     }
 
     fn node(&self, rank: usize, address: IpAddr) -> Option<String> {

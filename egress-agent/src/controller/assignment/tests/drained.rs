@@ -39,8 +39,13 @@ fn where_all_are_drained_all_stays_and_nothing_comes() {
     let objects: Objects = [object("a", 1, &["172.18.0.100"], &items), object("b", 2, &["172.18.0.101"], &[])].into();
     let outcomes = assign(&objects, &nodes);
     assert_eq!(node_of(&outcomes, "a", "172.18.0.100"), Some("n1"));
-    assert_eq!(fate(&outcomes, "b"), &Fate::NotReady { node: "n1".into() });
+    assert_eq!(fate(&outcomes, "b"), &Fate::Drained { node: "n1".into() });
     assert!(!outcomes["b"].no_eligible_node(), "the pods' own addresses are no way out");
+    let (name, mut other) = node("n3", "172.18.0.3/16");
+    Arc::make_mut(&mut other).ready = false;
+    nodes.insert(name, other);
+    let outcomes = assign(&objects, &nodes);
+    assert_eq!(fate(&outcomes, "b"), &Fate::NotReady { node: "n3".into() }, "what comes back by itself is named first");
 }
 
 /// Nobody loses the node that it has, or could have, to what a drained node gives away.
