@@ -1,28 +1,32 @@
 //! `egress-agent drain`: a node's egress IPs go to other nodes, by plan, and it gets no others until that is taken back.
 //!
-//! It writes one annotation on the Node, which the leader obeys, and then watches what becomes of the addresses. It needs
-//! no agent on the machine where it is typed: an administrator's kubeconfig will do, or an agent's pod.
+//! It writes one annotation on the Node, which the leader obeys, and then watches what becomes of the addresses ([`watch`]).
+//! It needs no agent on the machine where it is typed: an administrator's kubeconfig will do, or an agent's pod.
+//!
+//! Nothing is written before all has been read that is read later: who may not read learns it while nothing has changed.
+//! Behind the write a request that fails is said and repeated, since the draining goes on.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
+mod watch;
+
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use clap::Args;
 use kube::Client;
 
+use self::watch::{Look, Seen, Watch};
 use super::CliError;
-use crate::controller::draining::{held, stays};
-use crate::kube::administration::{Administration, Cluster, Refused};
+use crate::kube::administration::{Administration, Patience, Refused};
 use crate::kube::client;
-use crate::model::view::parse_egress_ip;
+use crate::kube::keys::DRAIN;
 
 /// Between two looks.
-const PACE: Duration = Duration::from_millis(300);
-/// What nobody else can take is said to stay when it has stayed for so long: the leader may know of a node since a moment.
-const SETTLE: Duration = Duration::from_secs(2);
-/// How long a node that has nothing more may go on passing on what comes late.
-const FAREWELL: Duration = Duration::from_secs(6);
+const PACE: Duration = Duration::from_secs(1);
+/// All nodes are listed with every so manieth look: there may be thousands.
+const NODES_EVERY: usize = 2;
+/// For each request before anything is written, and later.
+const FIRST: Duration = Duration::from_secs(10);
+const LATER: Duration = Duration::from_secs(5);
 
 #[derive(Args, Debug)]
 pub(super) struct DrainArgs {
@@ -47,14 +51,31 @@ pub(super) enum DrainError {
     UnknownNode(String),
     #[error(transparent)]
     Refused(#[from] Refused),
+    #[error("{source}; it may be marked all the same (annotation {DRAIN}): kubectl describe node {node}")]
+    Unsure { node: String, source: Refused },
+    #[error("{0} has been deleted meanwhile, and the mark with it; a node that comes with that name is not drained")]
+    Deleted(String),
+    #[error(
+        "somebody has taken the draining of {0} back meanwhile: it may get egress IPs; what has gone stays where it is"
+    )]
+    TakenBack(String),
     #[error("{node} is drained as far as can be; {}, and served", stay(*left))]
     Stays { node: String, left: usize },
     #[error(
-        "{node} is not drained within {seconds} s: {} there so far; it goes on behind this command. Does an agent lead (kubectl get \
+        "{node} has no egress IPs any more, but its agent was not heard to let go of {addresses}: its programs may still answer. \
+         Where the agent does not run, power the node off or run `egress-agent cleanup` there"
+    )]
+    Unsaid { node: String, addresses: String },
+    #[error(
+        "{node} is not drained within {seconds} s: {} not moved yet; it goes on behind this command. Does an agent lead (kubectl get \
          lease -A), and does the one of {node} run?",
-        stay(*left)
+        count(*left)
     )]
     Late { node: String, seconds: u64, left: usize },
+    #[error(
+        "{node} has no egress IPs, but {seconds} s were too short to see that it is done with its hand-overs: type it again"
+    )]
+    Short { node: String, seconds: u64 },
 }
 
 fn count(some: usize) -> String {
@@ -76,106 +97,69 @@ pub(super) fn run(args: &DrainArgs) -> Result<(), CliError> {
 async fn drain(client: Client, args: &DrainArgs) -> Result<(), DrainError> {
     let DrainArgs { node, undo, timeout, .. } = args;
     let cluster = Administration::new(client);
-    if !cluster.set_drained(node, !undo).await? {
-        return Err(DrainError::UnknownNode(node.clone()));
-    }
+    // What lies beyond the clock is for ever, too.
+    let until = if *timeout == 0 { None } else { Instant::now().checked_add(Duration::from_secs(*timeout)) };
+    let (first, later) = (Patience { each: FIRST, until }, Patience { each: LATER, until });
     if *undo {
+        mark(&cluster, node, false, first).await?;
         println!("{node} may have egress IPs again; none of them comes back by itself");
         return Ok(());
     }
-    let begin = Instant::now();
-    let mut watch = Watch::begin(node, &cluster.look().await?);
-    loop {
-        if watch.is_done(&cluster.look().await?, begin) {
-            println!(
-                "{node} is drained: no egress IP is served there, and none comes until `egress-agent drain --undo {node}`"
-            );
-            return Ok(());
-        }
-        if let Some(left) = watch.all_stay() {
-            return Err(DrainError::Stays { node: node.clone(), left });
-        }
-        if *timeout != 0 && begin.elapsed() >= Duration::from_secs(*timeout) {
-            watch.name_the_rest();
-            return Err(DrainError::Late { node: node.clone(), seconds: *timeout, left: watch.held.len() });
-        }
-        tokio::time::sleep(PACE).await;
+    let before = look(&cluster, node, true, first).await?;
+    if before.node.is_none() {
+        return Err(DrainError::UnknownNode(node.clone()));
     }
-}
-
-/// What has been seen, and said.
-struct Watch<'a> {
-    node: &'a str,
-    held: BTreeMap<IpAddr, String>,
-    /// What cannot go, why, and since when that is so.
-    stays: BTreeMap<IpAddr, String>,
-    since: Instant,
-    /// Since when nothing is held.
-    empty: Option<Instant>,
-}
-
-impl<'a> Watch<'a> {
-    fn begin(node: &'a str, cluster: &Cluster) -> Self {
-        let held = held(&cluster.objects, node);
-        match held.len() {
-            0 => println!("{node} has no egress IPs"),
-            some => println!("{node} has {}", count(some)),
-        }
-        Self { node, held, stays: BTreeMap::new(), since: Instant::now(), empty: None }
-    }
-
-    /// Takes a look in, and says what is new.
-    fn is_done(&mut self, cluster: &Cluster, begin: Instant) -> bool {
-        let now = held(&cluster.objects, self.node);
-        for (address, object) in &self.held {
-            if !now.contains_key(address) {
-                println!(
-                    "{address} ({object}): {}, after {:.1} s",
-                    whereto(cluster, *address),
-                    begin.elapsed().as_secs_f64()
-                );
+    mark(&cluster, node, true, later).await?;
+    let (mut watch, said) = Watch::begin(node, &before.objects, Instant::now());
+    println!("{said}");
+    println!(
+        "it is marked: it gives away what it has, behind this command too, until `egress-agent drain --undo {node}`"
+    );
+    let mut fails = false;
+    for number in 0_usize.. {
+        let lists = watch.has_any() && number.is_multiple_of(NODES_EVERY);
+        let looked = look(&cluster, node, lists, later).await;
+        let left = until.map_or(PACE, |until| until.saturating_duration_since(Instant::now()));
+        match looked {
+            Ok(look) => {
+                fails = false;
+                let Seen { said, end } = watch.see(&look, Instant::now());
+                said.iter().for_each(|line| println!("{line}"));
+                if let Some(end) = end {
+                    return end.map(|drained| println!("{drained}"));
+                }
             }
+            Err(error) if !fails => {
+                fails = true;
+                eprintln!("{error}{}", if left.is_zero() { "" } else { "; it is asked again" });
+            }
+            Err(_) => {}
         }
-        for (address, object) in now.iter().filter(|(address, _)| !self.held.contains_key(address)) {
-            println!("{address} ({object}) has come to {}", self.node);
+        if left.is_zero() {
+            break;
         }
-        self.held = now;
-        let stays = stays(&cluster.objects, &cluster.nodes, self.node);
-        if stays != self.stays {
-            (self.stays, self.since) = (stays, Instant::now());
-        }
-        if !self.held.is_empty() {
-            self.empty = None;
-            return false;
-        }
-        let since = *self.empty.get_or_insert_with(Instant::now);
-        // Its agent passes on what comes late for as long as it has something to say.
-        let says_nothing = cluster.nodes.get(self.node).is_none_or(|node| node.released.is_empty());
-        says_nothing || since.elapsed() > FAREWELL
+        tokio::time::sleep(PACE.min(left)).await;
     }
+    let (said, error) = watch.late(*timeout);
+    said.iter().for_each(|line| println!("{line}"));
+    Err(error)
+}
 
-    /// How many are left, where none of them can go.
-    fn all_stay(&self) -> Option<usize> {
-        let (held, stay): (BTreeSet<_>, BTreeSet<_>) = (self.held.keys().collect(), self.stays.keys().collect());
-        let settled = !held.is_empty() && held.is_subset(&stay) && self.since.elapsed() >= SETTLE;
-        if settled {
-            self.name_the_rest();
-        }
-        settled.then_some(held.len())
-    }
-
-    fn name_the_rest(&self) {
-        for (address, object) in &self.held {
-            let why = self.stays.get(address).map_or("another node could take it", String::as_str);
-            println!("{address} ({object}) stays: {why}");
-        }
+async fn mark(cluster: &Administration, node: &str, drained: bool, patience: Patience) -> Result<(), DrainError> {
+    match cluster.set_drained(node, drained, patience).await {
+        Ok(true) => Ok(()),
+        Ok(false) => Err(DrainError::UnknownNode(node.to_owned())),
+        Err(source @ Refused::Unanswered { .. }) => Err(DrainError::Unsure { node: node.to_owned(), source }),
+        Err(source) => Err(source.into()),
     }
 }
 
-fn whereto(cluster: &Cluster, address: IpAddr) -> String {
-    let items = cluster.objects.values().flat_map(|object| &object.items);
-    let mut there = items.filter(|item| parse_egress_ip(&item.egress_ip) == Some(address));
-    there
-        .next()
-        .map_or_else(|| "no object has it assigned any more".to_owned(), |item| format!("moved to {}", item.node))
+/// The node before the objects: what it says it has let go of may be gone a moment after the status is written.
+async fn look(cluster: &Administration, node: &str, lists: bool, patience: Patience) -> Result<Look, Refused> {
+    let own = cluster.node(node, patience).await?;
+    let nodes = if lists { Some(cluster.nodes(patience).await?) } else { None };
+    Ok(Look { node: own, nodes, objects: cluster.objects(patience).await? })
 }
+
+#[cfg(test)]
+mod tests;

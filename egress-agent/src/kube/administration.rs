@@ -1,34 +1,51 @@
-//! What commands of an administrator ask of the API server: once each, with an error that says what was refused.
+//! What commands of an administrator ask of the API server: once each and for a limited time, with an error that says what
+//! was refused.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::Node as KubeNode;
 use kube::api::{Api, DynamicObject, ListParams, Patch, PatchParams};
 use kube::{Client, Error, ResourceExt};
+use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use super::causes::Causes;
 use super::{convert, keys, watch};
-use crate::model::view::{EgressObject, Node};
+use crate::controller::assignment::{Nodes, Objects};
+use crate::model::view::Node;
+
+/// So many things are listed with one request.
+const PAGE: u32 = 500;
 
 /// A request that was not answered as hoped.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot {what}: {}", Causes(source))]
-pub struct Refused {
-    what: &'static str,
-    source: Error,
+pub enum Refused {
+    #[error("cannot {what}: {}", Causes(source))]
+    Answered { what: &'static str, source: Error },
+    /// A write may have been done all the same.
+    #[error("cannot {what}: the API server does not answer in time")]
+    Unanswered { what: &'static str },
 }
 
-fn refused(what: &'static str) -> impl Fn(Error) -> Refused {
-    move |source| Refused { what, source }
+/// How long an answer is waited for.
+#[derive(Clone, Copy, Debug)]
+pub struct Patience {
+    /// For each request.
+    pub each: Duration,
+    /// For all of them.
+    pub until: Option<Instant>,
 }
 
-/// All nodes and objects.
-#[derive(Debug)]
-pub struct Cluster {
-    pub nodes: BTreeMap<String, Arc<Node>>,
-    pub objects: BTreeMap<String, Arc<EgressObject>>,
+impl Patience {
+    async fn wait<T>(self, what: &'static str, request: impl Future<Output = kube::Result<T>>) -> Result<T, Refused> {
+        let left = self.until.map(|until| until.saturating_duration_since(Instant::now()));
+        let limit = left.map_or(self.each, |left| left.min(self.each));
+        match tokio::time::timeout(limit, request).await {
+            Ok(answer) => answer.map_err(|source| Refused::Answered { what, source }),
+            Err(_) => Err(Refused::Unanswered { what }),
+        }
+    }
 }
 
 pub struct Administration {
@@ -43,23 +60,69 @@ impl Administration {
     }
 
     /// Whether there is such a node.
-    pub async fn set_drained(&self, node: &str, drained: bool) -> Result<bool, Refused> {
+    pub async fn set_drained(&self, node: &str, drained: bool, patience: Patience) -> Result<bool, Refused> {
         let value = if drained { Value::from("true") } else { Value::Null };
         let patch = json!({"metadata": {"annotations": {keys::DRAIN: value}}});
-        match self.nodes.patch(node, &PatchParams::default(), &Patch::Merge(patch)).await {
+        let (how, patch) = (PatchParams::default(), Patch::Merge(patch));
+        match patience.wait("annotate the node", self.nodes.patch(node, &how, &patch)).await {
             Ok(_) => Ok(true),
-            Err(Error::Api(status)) if status.code == 404 => Ok(false),
-            Err(error) => Err(refused("annotate the node")(error)),
+            Err(Refused::Answered { source: Error::Api(status), .. }) if status.code == 404 => Ok(false),
+            Err(error) => Err(error),
         }
     }
 
-    pub async fn look(&self) -> Result<Cluster, Refused> {
-        let everything = ListParams::default();
-        let nodes = self.nodes.list(&everything).await.map_err(refused("list nodes"))?;
-        let objects = self.objects.list(&everything).await.map_err(refused("list EgressIP objects"))?;
-        Ok(Cluster {
-            nodes: nodes.iter().map(|node| (node.name_any(), Arc::new(convert::node(node)))).collect(),
-            objects: objects.iter().map(|object| (object.name_any(), Arc::new(convert::object(object)))).collect(),
-        })
+    /// The node of that name, if there is one.
+    pub async fn node(&self, name: &str, patience: Patience) -> Result<Option<Node>, Refused> {
+        let found = patience.wait("get the node", self.nodes.get_opt(name)).await?;
+        Ok(found.as_ref().map(convert::node))
+    }
+
+    pub async fn nodes(&self, patience: Patience) -> Result<Nodes, Refused> {
+        let nodes = all("list nodes", &self.nodes, patience).await?;
+        Ok(nodes.iter().map(|node| (node.name_any(), Arc::new(convert::node(node)))).collect())
+    }
+
+    pub async fn objects(&self, patience: Patience) -> Result<Objects, Refused> {
+        let objects = all("list EgressIP objects", &self.objects, patience).await?;
+        Ok(objects.iter().map(|object| (object.name_any(), Arc::new(convert::object(object)))).collect())
+    }
+}
+
+/// Page by page: one with all of a large cluster might not come in time.
+async fn all<K>(what: &'static str, api: &Api<K>, patience: Patience) -> Result<Vec<K>, Refused>
+where
+    K: Clone + std::fmt::Debug + DeserializeOwned,
+{
+    let (mut found, mut page) = (Vec::new(), ListParams::default().limit(PAGE));
+    loop {
+        let list = patience.wait(what, api.list(&page)).await?;
+        found.extend(list.items);
+        match list.metadata.continue_.filter(|token| !token.is_empty()) {
+            Some(token) => page = page.continue_token(&token),
+            None => return Ok(found),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_request_that_hangs_ends_with_its_own_time_or_with_that_of_all() {
+        let (short, long) = (Duration::from_millis(20), Duration::from_secs(600));
+        let begin = Instant::now();
+        for patience in [
+            Patience { each: short, until: None },
+            Patience { each: short, until: begin.checked_add(long) },
+            Patience { each: long, until: Some(begin + short) },
+            Patience { each: long, until: Some(begin) },
+        ] {
+            let answer = patience.wait("do it", std::future::pending::<kube::Result<()>>()).await;
+            assert!(matches!(answer, Err(Refused::Unanswered { .. })), "{answer:?}");
+        }
+        assert!(begin.elapsed() < long / 2, "{:?}", begin.elapsed());
+        let answer = Patience { each: long, until: Some(begin) }.wait("do it", std::future::ready(Ok(7))).await;
+        assert_eq!(answer.expect("what is there is taken"), 7);
     }
 }

@@ -151,9 +151,10 @@ fn drain(context: &LabContext, ground: &Ground, arguments: &[&str]) -> Result<Sa
     Ok(Said { well: output.status.success(), text })
 }
 
-/// `egress-agent drain`: where nobody can take an address it stays and is served; where somebody can nothing is lost.
+/// `egress-agent drain`: where nobody can take an address it stays and is served; where somebody can nothing is lost. Of an
+/// agent that is dead nobody says that its programs have let go.
 pub(super) fn drain_moves_what_can_go(context: &LabContext) -> Result<()> {
-    let (ground, _echo) = start(context)?;
+    let (mut ground, _echo) = start(context)?;
     let callers = call(&ground)?;
     let refused = |arguments: &[&str], words: &[&str]| {
         let said = drain(context, &ground, arguments)?;
@@ -189,5 +190,10 @@ pub(super) fn drain_moves_what_can_go(context: &LabContext) -> Result<()> {
             are_on(&ground, 1)?;
         }
     }
-    callers.into_iter().try_for_each(|caller| caller.sampler.finish().and_then(|()| caller.streams.finish()))
+    callers.into_iter().try_for_each(|caller| caller.sampler.finish().and_then(|()| caller.streams.finish()))?;
+    ensure!(drain(context, &ground, &["node1", "--undo"])?.well, "it is taken back");
+    ground.agent(2)?.kill()?;
+    let said = drain(context, &ground, &["node2"])?;
+    ensure!(!said.well, "it ended well");
+    said.has(&["moved to node1", "was not heard to let go of 172.18.0.110, fd00:172:18::110"])
 }
