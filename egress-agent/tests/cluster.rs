@@ -15,7 +15,7 @@ use egress_agent::kube::crd::EgressIP;
 use egress_agent::kube::outage::Outages;
 use egress_agent::model::desired::{OnUnassigned, Settings, UnknownPods};
 use egress_agent::model::executor::{DataplaneError, Executor};
-use egress_agent::model::state::{Action, EgressId, KernelState, PodState};
+use egress_agent::model::state::{Action, KernelState, PodState};
 use egress_agent::model::step::step;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Node, Pod, ServiceAccount};
@@ -64,8 +64,9 @@ impl Lan {
 }
 
 impl Executor for Recorder {
-    async fn held(&mut self) -> Result<BTreeMap<EgressId, IpAddr>, DataplaneError> {
-        Ok(self.now().owned)
+    async fn held(&mut self) -> Result<KernelState, DataplaneError> {
+        let KernelState { owned, moving, .. } = self.now();
+        Ok(KernelState { owned, moving, ..KernelState::default() })
     }
 
     async fn observe(&mut self) -> Result<KernelState, DataplaneError> {

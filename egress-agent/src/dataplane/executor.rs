@@ -5,7 +5,7 @@
 
 mod moving;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::io;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -31,7 +31,7 @@ impl Executor for Dataplane {
     }
 
     /// Not behind the tables, which a walk of a whole map may hold.
-    async fn held(&mut self) -> Result<BTreeMap<EgressId, IpAddr>, DataplaneError> {
+    async fn held(&mut self) -> Result<KernelState, DataplaneError> {
         held(&self.shared.state())
     }
 
@@ -76,16 +76,10 @@ impl Executor for Dataplane {
 }
 
 fn observe(shared: &Shared) -> Result<KernelState, DataplaneError> {
-    let mut seen = KernelState::default();
-    {
+    let mut seen = {
         let state = shared.state();
-        seen.on_unknown_pod = state.on_unknown_pod();
-        seen.owned = held(&state)?;
-        let see = |id: &u32, entry: &abi::Moving| {
-            seen.moving.extend(convert::moving(entry).map(|moving| (EgressId(*id), moving)));
-        };
-        state.tables.moving.for_each(see).map_err(kernel("read map moving"))?;
-    }
+        KernelState { on_unknown_pod: state.on_unknown_pod(), ..held(&state)? }
+    };
     let tables = shared.tables();
     tables
         .pods
@@ -117,12 +111,16 @@ fn observe(shared: &Shared) -> Result<KernelState, DataplaneError> {
     Ok(seen)
 }
 
-fn held(state: &State) -> Result<BTreeMap<EgressId, IpAddr>, DataplaneError> {
-    let mut held = BTreeMap::new();
+fn held(state: &State) -> Result<KernelState, DataplaneError> {
+    let mut held = KernelState::default();
     let see = |id: &u32, entry: &Owned| {
-        held.insert(EgressId(*id), entry.address.to_ip());
+        held.owned.insert(EgressId(*id), entry.address.to_ip());
     };
     state.tables.owned.for_each(see).map_err(kernel("read map owned"))?;
+    let see = |id: &u32, entry: &abi::Moving| {
+        held.moving.extend(convert::moving(entry).map(|moving| (EgressId(*id), moving)));
+    };
+    state.tables.moving.for_each(see).map_err(kernel("read map moving"))?;
     Ok(held)
 }
 
@@ -335,10 +333,14 @@ impl Dataplane {
     }
 }
 
-/// Translation ends first, answers second, membership last.
+/// Translation ends first, also what was begun by a hand-over, answers second, membership last.
 fn disown(shared: &Shared, state: &mut State, id: EgressId, address: IpAddr) -> Result<(), DataplaneError> {
     let tables = &mut state.tables;
     let key = Addr::from(address);
+    let moving = tables.moving.get(&id.0).map_err(kernel("read map moving"))?;
+    if moving.is_some_and(|entry| entry.owned.address == key && entry.course() != Some(abi::Course::Leaving)) {
+        remove("remove from map moving", &mut tables.moving, &id.0)?;
+    }
     let owned = tables.owned.get(&id.0).map_err(kernel("read map owned"))?;
     if owned.is_some_and(|entry| entry.address == key) {
         remove("remove from map owned", &mut tables.owned, &id.0)?;

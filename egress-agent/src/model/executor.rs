@@ -3,20 +3,20 @@
 //! A plan is a list of [`Action`]s; one executor performs them, in order, and stops at the first that fails. What then
 //! holds is a prefix of the plan, and every prefix is safe (see `plan`).
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fmt;
 use std::future::Future;
 use std::net::IpAddr;
 
-use super::state::{Action, EgressId, KernelState};
+use super::state::{Action, KernelState};
 
 /// The one that performs plans. Implemented by `dataplane::Dataplane` on the kernel and by a recorder in tests.
 pub trait Executor {
     /// What the kernel holds now.
     fn observe(&mut self) -> impl Future<Output = Result<KernelState, DataplaneError>> + Send;
 
-    /// The addresses of it alone, whatever else is being done with the kernel's state.
-    fn held(&mut self) -> impl Future<Output = Result<BTreeMap<EgressId, IpAddr>, DataplaneError>> + Send;
+    /// What it owns and what is handed over alone, whatever else is being done with the kernel's state.
+    fn held(&mut self) -> impl Future<Output = Result<KernelState, DataplaneError>> + Send;
 
     /// These addresses come from other nodes of ours, which have let go of them or are out of touch: who answers for one
     /// is no stranger, and its claim need not wait.

@@ -42,7 +42,7 @@ pub fn leaving(tenure: &Tenure) -> impl Iterator<Item = (&IpAddr, &HandOver)> {
 
 fn arriving(tenure: &Tenure) -> impl Iterator<Item = (&IpAddr, &HandOver)> {
     let is_ours = |record: &HandOver| record.to.as_deref() == Some(tenure.node_name());
-    open(tenure.ledger()).filter(move |(_, record)| !tenure.is_fenced() && is_ours(record))
+    open(tenure.ledger()).filter(move |(address, record)| is_ours(record) && tenure.may_take(address, record.number))
 }
 
 /// Whether the new node has said that it is ready.
@@ -55,9 +55,8 @@ pub fn is_ready(view: &ClusterView, address: &IpAddr, record: &HandOver) -> bool
 /// This node's word that it is ready.
 pub fn prepared(tenure: &Tenure, actual: &KernelState) -> BTreeMap<IpAddr, Prepared> {
     let course = |address: &IpAddr| {
-        let mut courses =
-            actual.moving.values().filter(|moving| moving.address == *address).map(|moving| moving.course);
-        courses.find(|course| *course != Course::Leaving)
+        let mut courses = actual.moving.values().filter(|moving| moving.is_taken() && moving.address == *address);
+        courses.next().map(|moving| moving.course)
     };
     let word = |(address, record): (&IpAddr, &HandOver)| {
         let is_open = course(address)? == Course::Open;

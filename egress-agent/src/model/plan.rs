@@ -5,8 +5,8 @@
 //!
 //! 1. new pods that nothing selects are known, and unknown pods are dropped, where that is desired;
 //! 2. node addresses and prefixes come, the longest prefix first, so that no lookup sees a value of neither side;
-//! 3. what is ready to be taken over by another node is handed over, and this node is made ready for what comes from
-//!    another;
+//! 3. what this node was to take over and is not any more it takes no more; what is ready to be taken over by another node
+//!    is handed over, and this node is made ready for what comes from another;
 //! 4. addresses come that nobody has to give up before (gateway side before steering);
 //! 5. addresses go that stand in the way of another claim: steering first, then the claim, then its flows;
 //! 6. the addresses that waited for them come;
@@ -45,6 +45,7 @@ pub fn plan(actual: &KernelState, desired: &KernelState) -> Vec<Action> {
     plan.introduce_pods();
     plan.unknown_pods(OnUnknownPod::Drop);
     plan.add_places();
+    plan.end_taking();
     plan.hand_over();
     plan.own_free();
     plan.disown_blocking();
@@ -175,9 +176,20 @@ impl Planner<'_> {
         }
     }
 
+    /// Addresses that this node neither owns nor is to own: nothing is to be given them any more.
+    fn end_taking(&mut self) {
+        for (id, moving) in &self.actual.moving {
+            let has = |state: &KernelState| state.owned.get(id) == Some(&moving.address);
+            let goes = !self.desired.moving.contains_key(id) && !has(self.actual) && !has(self.desired);
+            if moving.is_taken() && goes {
+                self.push(Action::EndMoving(*id, moving.address));
+            }
+        }
+    }
+
     fn end_moving(&mut self) {
         for (id, moving) in &self.actual.moving {
-            if !self.desired.moving.contains_key(id) {
+            if !self.desired.moving.contains_key(id) && self.state.moving.contains_key(id) {
                 self.push(Action::EndMoving(*id, moving.address));
             }
         }
@@ -217,6 +229,10 @@ impl Planner<'_> {
     /// Other nodes may go on sending until the claim has ended, so the cut comes behind it, also where there has been one.
     fn disown(&mut self, id: EgressId, address: IpAddr) {
         self.push(Action::Disown(id, address));
+        // What is on its way back here is taken on from the node that has it.
+        if let Some(moving) = self.desired.moving.get(&id).filter(|moving| self.state.moving.get(&id) != Some(moving)) {
+            self.push(Action::PutMoving(id, *moving));
+        }
         self.cut.remove(&(id, family_of(address)));
         self.cut_lost(id, family_of(address));
     }

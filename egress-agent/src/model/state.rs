@@ -119,6 +119,13 @@ impl Policy {
     }
 }
 
+impl Moving {
+    /// Whether this node gives the address to packets by this entry: the other node's, or all.
+    pub fn is_taken(&self) -> bool {
+        self.course != Course::Leaving
+    }
+}
+
 impl KernelState {
     /// Whether a flow of this object may go on with this address. Which object selects a pod of another node (`None`) is
     /// that node's to know; and since it may send before this node's own policy is written, or after that is gone, the claim
@@ -143,7 +150,7 @@ pub enum Action {
     RemovePrefix(IpNet),
     /// Claim (probe first), answer for and announce the address; NAT for it.
     Own(EgressId, IpAddr),
-    /// Stop answering and translating for the address of this object.
+    /// Stop answering and translating for the address of this object, also by a hand-over.
     Disown(EgressId, IpAddr),
     /// Be ready to take the address over, or hand it over: from then on what comes for it is passed on. One step, behind
     /// which this node gives the address to nothing any more.

@@ -22,8 +22,11 @@ pub fn step(state: &mut KernelState, action: &Action) {
         Action::Own(id, address) => {
             state.owned.insert(*id, *address);
         }
-        Action::Disown(id, _) => {
+        Action::Disown(id, address) => {
             state.owned.remove(id);
+            if state.moving.get(id).is_some_and(|moving| moving.is_taken() && moving.address == *address) {
+                state.moving.remove(id);
+            }
         }
         Action::PutMoving(id, moving) => {
             state.moving.insert(*id, *moving);

@@ -35,6 +35,9 @@ pub struct Tenure {
     /// For good: there is no time from which a watch is known to have told all of what was before. It costs two reads for
     /// each address that comes later.
     was_fenced: bool,
+    /// The last number that the ledger had when the fence ended what was taken by hand-overs. Those up to it begin nothing
+    /// anew: a node that has nothing may be behind the fence at any time, and what it hears of then is new.
+    outlived: u64,
     /// On their way from here, and held until their new node is ready.
     waiting: BTreeSet<IpAddr>,
     /// Given up, and not read anew since.
@@ -59,6 +62,7 @@ impl Tenure {
             orders: Words::new(),
             fenced: false,
             was_fenced: false,
+            outlived: 0,
             waiting: BTreeSet::new(),
             given_up: BTreeSet::new(),
             confirmed: BTreeSet::new(),
@@ -112,6 +116,29 @@ impl Tenure {
         self.fenced
     }
 
+    /// Whether this node may go on with the hand-over of this number that gives it the address.
+    pub fn may_take(&self, address: &IpAddr, number: u64) -> bool {
+        // What it was told by another way is newer than the ledger that it knows.
+        let is_ordered_away = self.orders.get(address).is_some_and(|order| *order > number);
+        !self.fenced && !is_ordered_away && number > self.outlived
+    }
+
+    /// What of this, which the node takes by hand-overs, it may take no more.
+    pub fn overtaken(&mut self, actual: &KernelState) -> Owned {
+        let may_take = |address: &IpAddr| {
+            let record = self.ledger.records.open.get(address);
+            record.map_or(!self.fenced && !self.orders.contains_key(address), |record| {
+                record.to.as_ref() == Some(&self.node) && self.may_take(address, record.number)
+            })
+        };
+        let taken = actual.moving.iter().filter(|(_, moving)| moving.is_taken() && !may_take(&moving.address));
+        let overtaken: Owned = taken.map(|(id, moving)| (*id, moving.address)).collect();
+        if self.fenced && !overtaken.is_empty() {
+            self.outlived = self.ledger.records.last;
+        }
+        overtaken
+    }
+
     /// What of this must not be held, where the kernel holds these.
     pub fn barred(&self, owned: &Owned, held: &Owned) -> Barred {
         let mut barred = Barred::default();
@@ -155,11 +182,13 @@ impl Tenure {
         records.map(|(address, _)| address).chain(back).copied().collect()
     }
 
-    /// This node's word for each open hand-over from it: the kernel holds the address no more.
-    pub fn released(&self, held: &Owned) -> Words {
+    /// This node's word for each open hand-over from it: the kernel holds the address no more, nor takes it by another.
+    pub fn released(&self, held: &Owned, moving: &BTreeMap<EgressId, Moving>) -> Words {
         let mut words = self.orders.clone();
         words.extend(self.ledger.leaving(&self.node));
-        words.retain(|address, _| held.values().all(|other| other != address));
+        let taken = moving.values().filter(|moving| moving.is_taken()).map(|moving| moving.address);
+        let all: BTreeSet<IpAddr> = held.values().copied().chain(taken).collect();
+        words.retain(|address, _| !all.contains(address));
         words
     }
 }

@@ -15,17 +15,26 @@ impl<E: Executor> Reconciler<E> {
             return Ok(());
         }
         let held = self.executor.held().await?;
-        for (id, address) in self.ties.barred(&held) {
-            let action = Action::Disown(id, address);
+        let owned = self.ties.barred(&held.owned).into_iter().map(|(id, address)| Action::Disown(id, address));
+        for action in owned.chain(self.overtaken(&held)).collect::<Vec<_>>() {
             self.executor.apply(&action).await?;
             log(&action);
         }
         Ok(())
     }
 
+    /// Ends what this node has begun to take over and may not any more. What it owns too goes with that, or is handed over.
+    fn overtaken(&mut self, actual: &KernelState) -> Vec<Action> {
+        let overtaken = self.ties.tenure.overtaken(actual).into_iter();
+        let alone = overtaken.filter(|(id, address)| actual.owned.get(id) != Some(address));
+        alone.map(|(id, address)| Action::EndMoving(id, address)).collect()
+    }
+
     /// What the kernel holds and this node may not goes first, also while it is not known what the node should hold.
     pub(super) async fn give_up(&mut self, actual: &mut KernelState) -> Result<(), DataplaneError> {
         let barred = self.ties.barred(&actual.owned);
+        let overtaken = self.overtaken(actual);
+        self.perform(actual, &overtaken).await?;
         if !barred.is_empty() {
             let mut desired = actual.clone();
             desired.moving = moving(&self.ties.tenure, self.compiler.view(), actual, actual);

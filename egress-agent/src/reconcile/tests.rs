@@ -24,8 +24,9 @@ struct Recorder {
 }
 
 impl Executor for Recorder {
-    async fn held(&mut self) -> Result<BTreeMap<EgressId, IpAddr>, DataplaneError> {
-        Ok(self.state.lock().expect("not poisoned").owned.clone())
+    async fn held(&mut self) -> Result<KernelState, DataplaneError> {
+        let KernelState { owned, moving, .. } = self.state.lock().expect("not poisoned").clone();
+        Ok(KernelState { owned, moving, ..KernelState::default() })
     }
 
     async fn observe(&mut self) -> Result<KernelState, DataplaneError> {

@@ -195,7 +195,7 @@ impl Ties {
 
     /// Says what the kernel holds no more, and what it is ready for.
     pub(super) fn say(&self, actual: &KernelState) {
-        say(&self.released, self.tenure.released(&actual.owned));
+        say(&self.released, self.tenure.released(&actual.owned, &actual.moving));
         say(&self.ready, moving::prepared(&self.tenure, actual));
     }
 

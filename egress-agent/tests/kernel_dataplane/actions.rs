@@ -43,7 +43,7 @@ impl Ledger {
         self.dataplane.apply(&action).await.unwrap_or_else(|error| panic!("{action:?}: {error}"));
         change(&mut self.wanted);
         assert_eq!(self.dataplane.observe().await.expect("observe"), self.wanted, "after {action:?}");
-        assert_eq!(self.dataplane.held().await.expect("observe"), self.wanted.owned, "after {action:?}");
+        assert_eq!(self.dataplane.held().await.expect("observe").owned, self.wanted.owned, "after {action:?}");
     }
 }
 

@@ -47,7 +47,7 @@ impl World {
                 node.asking = Some((self.sent, now + Duration::from_secs(1)));
             }
         }
-        let words = node.tenure.released(&node.held);
+        let words = node.tenure.released(&node.held, &BTreeMap::new());
         let says = words != node.said || self.random.below(50) == 0;
         node.said.clone_from(&words);
         if asks {

@@ -30,8 +30,8 @@ fn only_the_new_node_may_hold_what_is_on_its_way() {
     tenure.follow(ledger(&[(A, 3, "me", Some("other"))]));
     assert_eq!(tenure.barred(&both, &both).all, owned(&[(1, A)]));
     assert!(tenure.barred(&both, &both).doubtful.is_empty(), "there is nothing to ask");
-    assert!(tenure.released(&both).is_empty(), "it is held still");
-    assert_eq!(tenure.released(&owned(&[(2, B)])), BTreeMap::from([(ip(A), 3)]));
+    assert!(tenure.released(&both, &BTreeMap::new()).is_empty(), "it is held still");
+    assert_eq!(tenure.released(&owned(&[(2, B)]), &BTreeMap::new()), BTreeMap::from([(ip(A), 3)]));
 
     // A status that is late, or a stranger's.
     let mut tenure = me();
@@ -56,7 +56,7 @@ fn what_was_given_up_is_taken_up_only_when_it_was_read_anew() {
     // The status that this node knows may be from before.
     let barred = tenure.barred(&one, &Owned::new());
     assert_eq!((&barred.all, &barred.doubtful), (&one, &one));
-    assert!(tenure.released(&Owned::new()).is_empty(), "there is nothing open to speak of");
+    assert!(tenure.released(&Owned::new(), &BTreeMap::new()).is_empty(), "there is nothing open to speak of");
 
     tenure.confirm(&BTreeSet::from([ip(A)]));
     assert_eq!(tenure.barred(&one, &Owned::new()), Barred::default());

@@ -10,7 +10,9 @@ const ID: EgressId = EgressId(1);
 
 fn open(number: u64, from: &str, to: &str) -> Change {
     let Change::Ledger(ledger) = hand_over(number, from, to) else { unreachable!("a ledger") };
-    Change::Ledger(Arc::new(Ledger { leases: true, ..Arc::unwrap_or_clone(ledger) }))
+    let mut ledger = Ledger { leases: true, ..Arc::unwrap_or_clone(ledger) };
+    ledger.records.last = number;
+    Change::Ledger(Arc::new(ledger))
 }
 
 /// This node's word about another one.
@@ -37,7 +39,8 @@ struct Stage {
     recorder: Recorder,
     released: watch::Receiver<Words>,
     ready: watch::Receiver<Readiness>,
-    _orders: watch::Sender<Words>,
+    orders: watch::Sender<Words>,
+    standing: watch::Sender<ties::Standing>,
 }
 
 impl Stage {
@@ -47,13 +50,13 @@ impl Stage {
             (watch::channel(Words::new()), watch::channel(Readiness::new()));
         let (orders, is_ordered) = watch::channel(Words::new());
         let nobody: ties::Ask = Box::new(|_| Box::pin(std::future::ready(BTreeSet::new())));
-        let standing = watch::channel(ties::Standing::Holds).1;
+        let (standing, is_standing) = watch::channel(ties::Standing::Holds);
         let tells = (watch::channel(ties::Stake::default()).0, said);
-        let ties = Ties::new("n1", (standing, is_ordered), tells, nobody).preparing(ready_for);
+        let ties = Ties::new("n1", (is_standing, is_ordered), tells, nobody).preparing(ready_for);
         let ready = watch::channel(Ready::default()).0;
         let mut reconciler = Reconciler::new(settings(), recorder.clone(), None, ready).tied(ties);
         changes.into_iter().for_each(|change| reconciler.apply(change));
-        let mut stage = Self { reconciler, recorder, released, ready: readiness, _orders: orders };
+        let mut stage = Self { reconciler, recorder, released, ready: readiness, orders, standing };
         stage.go_on().await;
         stage
     }
@@ -66,6 +69,12 @@ impl Stage {
     async fn hear(&mut self, change: Change) -> Vec<Action> {
         self.reconciler.apply(change);
         self.go_on().await
+    }
+
+    /// Whether the kernel owns the address, and what it takes by a hand-over.
+    fn held(&self) -> (bool, Option<Course>) {
+        let state = self.recorder.state.lock().expect("not poisoned");
+        (state.owned.contains_key(&ID), state.moving.get(&ID).map(|moving| moving.course))
     }
 
     fn released(&self) -> bool {
@@ -182,4 +191,79 @@ async fn a_hand_over_that_goes_to_another_node_is_passed_on_to_that_one() {
         "the second node takes nothing any more"
     );
     assert!(stage.released());
+}
+
+/// This node has the address by hand-over 6 and still takes what comes late; its ledger tells it of nothing newer.
+async fn taken_over(answers: bool) -> Stage {
+    let mut changes = held();
+    changes.push(assigned_to("n2"));
+    let mut stage = Stage::begin(changes).await;
+    stage.hear(open(6, "n2", "n1")).await;
+    stage.hear(released(2, 6)).await;
+    if answers {
+        stage.hear(assigned_to("n1")).await;
+    }
+    assert_eq!(stage.held(), (answers, Some(Course::Open)));
+    stage
+}
+
+#[tokio::test]
+async fn an_order_that_is_newer_than_the_ledger_ends_what_was_taken_over_before_it_is_said() {
+    for (answers, first) in [(true, Action::Disown(ID, ip(A))), (false, Action::EndMoving(ID, ip(A)))] {
+        let mut stage = taken_over(answers).await;
+        stage.orders.send_replace(BTreeMap::from([(ip(A), 8)]));
+        assert_eq!(stage.go_on().await[0], first);
+        assert_eq!(stage.held(), (false, None));
+        assert_eq!(*stage.released.borrow(), BTreeMap::from([(ip(A), 8)]));
+        assert_eq!(stage.go_on().await, [], "nor is it begun anew");
+        assert!(stage.ready.borrow().is_empty());
+    }
+}
+
+#[tokio::test]
+async fn what_was_taken_over_and_never_answered_for_is_held_until_that_is_ended() {
+    let mut stage = taken_over(false).await;
+    *stage.recorder.fails.lock().expect("not poisoned") = Some(Action::EndMoving(ID, ip(A)));
+    stage.reconciler.apply(open(7, "n1", "n2"));
+    stage.reconciler.reconcile().await.expect_err("it cannot be ended");
+    assert!(!stage.released());
+    assert_eq!(stage.go_on().await[0], Action::EndMoving(ID, ip(A)));
+    assert_eq!(*stage.released.borrow(), BTreeMap::from([(ip(A), 7)]));
+}
+
+#[tokio::test]
+async fn behind_the_fence_nothing_is_taken_over_and_the_ledger_of_before_begins_nothing_anew() {
+    for observed in [false, true] {
+        let mut stage = taken_over(false).await;
+        if observed {
+            // What it was at was ended, and somebody walks the maps.
+            stage.reconciler.actual = None;
+            stage.recorder.is_walked.store(true, std::sync::atomic::Ordering::Relaxed);
+        }
+        stage.standing.send_replace(ties::Standing::Fenced);
+        let round = tokio::time::timeout(Duration::from_millis(20), stage.reconciler.reconcile()).await;
+        assert_eq!(round.is_err(), observed);
+        assert_eq!(stage.held(), (false, None));
+        stage.recorder.is_walked.store(false, std::sync::atomic::Ordering::Relaxed);
+        stage.go_on().await;
+        stage.standing.send_replace(ties::Standing::Holds);
+        stage.reconciler.incomplete = true;
+        stage.go_on().await;
+        assert_eq!(stage.held(), (false, None));
+        let taken = Action::PutMoving(ID, moving(Course::Arriving));
+        assert_eq!(stage.hear(open(9, "n2", "n1")).await, [taken], "a hand-over of after that");
+    }
+}
+
+/// Who has nothing asks nobody whether it may.
+#[tokio::test]
+async fn a_node_that_had_nothing_to_lose_behind_the_fence_takes_what_it_has_heard_of_there() {
+    let mut changes = held();
+    changes.push(assigned_to("n2"));
+    let mut stage = Stage::begin(changes).await;
+    stage.standing.send_replace(ties::Standing::Fenced);
+    assert_eq!(stage.hear(open(7, "n2", "n1")).await, []);
+    stage.standing.send_replace(ties::Standing::Holds);
+    stage.reconciler.incomplete = true;
+    assert_eq!(stage.go_on().await, [Action::PutMoving(ID, moving(Course::Arriving))]);
 }
