@@ -39,7 +39,7 @@ use crate::model::inbox::Taker;
 use crate::model::moving::moving;
 use crate::model::plan::plan;
 use crate::model::selection::Standby;
-use crate::model::state::{Action, EgressId, KernelState};
+use crate::model::state::{Action, Course, EgressId, KernelState, Moving};
 use crate::model::step::step;
 use crate::model::tenure::{Barred, withhold};
 use crate::model::view::{Change, EgressObject, Node, Touched, Unreadable, Update};
@@ -66,6 +66,8 @@ pub struct Reconciler<E> {
     doubtful: bool,
     /// Claims that failed in this round.
     refused: BTreeMap<EgressId, IpAddr>,
+    /// A hand-over of this round was done without.
+    unprepared: bool,
     failing: Failing,
     standby: BTreeSet<Standby>,
     /// Since when every try has failed.
@@ -94,6 +96,7 @@ impl<E: Executor> Reconciler<E> {
             incomplete: false,
             doubtful: false,
             refused: BTreeMap::new(),
+            unprepared: false,
             failing: Failing::default(),
             standby: BTreeSet::new(),
             out_of_step: None,
@@ -223,6 +226,7 @@ impl<E: Executor> Reconciler<E> {
 
     async fn reconcile(&mut self) -> Result<(), DataplaneError> {
         self.refused.clear();
+        self.unprepared = false;
         let observed = self.actual.is_none();
         let mut whole = std::mem::take(&mut self.incomplete) || observed;
         let mut actual = match self.actual.take() {
@@ -282,7 +286,7 @@ impl<E: Executor> Reconciler<E> {
             self.tell(id, &message);
         }
         self.actual = Some(actual);
-        self.incomplete = self.doubtful || waits || !self.refused.is_empty();
+        self.incomplete = self.doubtful || waits || self.unprepared || !self.refused.is_empty();
         if observed {
             self.executor.confirm();
         }
@@ -308,10 +312,32 @@ impl<E: Executor> Reconciler<E> {
                     step(actual, action);
                 }
                 (Err(error), Action::Own(id, address)) => return Ok(Some((*id, *address, error))),
+                (Err(error), Action::PutMoving(id, moving)) => self.do_without(actual, (*id, *moving), &error).await?,
                 (Err(error), _) => return Err(error),
             }
         }
         Ok(None)
+    }
+
+    /// A hand-over that cannot be begun is done without: what comes between is dropped, but all else goes on.
+    async fn do_without(
+        &mut self,
+        actual: &mut KernelState,
+        (id, moving): (EgressId, Moving),
+        error: &DataplaneError,
+    ) -> Result<(), DataplaneError> {
+        let Moving { course, address, .. } = moving;
+        warn!(id = id.0, %address, %error, "cannot prepare the hand-over of an egress IP: going on without");
+        self.unprepared = true;
+        if course == Course::Leaving {
+            // Half of it may be done.
+            for action in [Action::Disown(id, address), Action::EndMoving(id, address)] {
+                self.executor.apply(&action).await?;
+                log(&action);
+                step(actual, &action);
+            }
+        }
+        Ok(())
     }
 
     /// One line when a claim begins to fail, one event when it goes on.

@@ -8,6 +8,7 @@ mod announce;
 mod bad_input;
 mod clsact;
 mod devices;
+mod handing;
 mod killed;
 mod lifecycle;
 mod node;

@@ -9,7 +9,7 @@
 use std::io;
 use std::net::IpAddr;
 
-use egress_common::abi;
+use egress_common::abi::{self, Owned};
 use tracing::info;
 
 use super::super::Shared;
@@ -24,9 +24,7 @@ const NOTED_NS: u64 = 500_000_000;
 
 pub(super) fn put(shared: &Shared, state: &mut State, id: EgressId, moving: Moving) -> Result<(), DataplaneError> {
     let Moving { course, address, peer } = moving;
-    let no_uplink = || kernel("hand an egress IP over")(io::Error::from_raw_os_error(libc::ENETDOWN));
-    let uplink = state.facts().uplink.ok_or_else(no_uplink)?;
-    let (owned, _) = convert::owned_pair(id, address, uplink.index, uplink.mac);
+    let owned = entry(state, id, &moving)?;
     let before = state.tables.moving.get(&id.0).map_err(kernel("read map moving"))?;
     // What was handed over before, of the same object: nobody else would end it.
     if let Some(other) = before.filter(|before| before.owned.address != owned.address) {
@@ -47,6 +45,20 @@ pub(super) fn put(shared: &Shared, state: &mut State, id: EgressId, moving: Movi
         info!(%address, id = id.0, "egress IP is no longer served here");
     }
     Ok(())
+}
+
+/// The address as it is owned here, or is to be.
+fn entry(state: &State, id: EgressId, moving: &Moving) -> Result<Owned, DataplaneError> {
+    if moving.course == Course::Leaving {
+        // Whatever has become of the uplink: who cannot send lets go too.
+        let owned = state.tables.owned.get(&id.0).map_err(kernel("read map owned"))?;
+        if let Some(owned) = owned.filter(|owned| owned.address == moving.address.into()) {
+            return Ok(owned);
+        }
+    }
+    let no_uplink = || kernel("hand an egress IP over")(io::Error::from_raw_os_error(libc::ENETDOWN));
+    let uplink = state.facts().uplink.ok_or_else(no_uplink)?;
+    Ok(convert::owned_pair(id, moving.address, uplink.index, uplink.mac).0)
 }
 
 pub(super) fn end(state: &mut State, id: EgressId, address: IpAddr) -> Result<(), DataplaneError> {

@@ -6,7 +6,7 @@
 use std::io;
 use std::net::IpAddr;
 
-use egress_common::abi::Sieve;
+use egress_common::abi::{Moving, Sieve};
 use tracing::warn;
 
 use super::super::interfaces::Interface;
@@ -100,6 +100,22 @@ impl State {
             if entry.ifindex != uplink.index || entry.mac != uplink.mac {
                 self.write_owned(EgressId(id), address, uplink)?;
                 self.claims.announce(uplink, address);
+            }
+        }
+        self.remake_moving(uplink)
+    }
+
+    /// What is being handed over leaves by the uplink as it is now, too.
+    fn remake_moving(&mut self, uplink: Interface) -> io::Result<()> {
+        let mut all = Vec::new();
+        self.tables.moving.for_each(|id, entry| all.push((*id, *entry)))?;
+        for (id, entry) in all {
+            // Of another version: its end comes with the next plan.
+            let Some(course) = entry.course() else { continue };
+            let (owned, _) = convert::owned_pair(EgressId(id), entry.owned.address.to_ip(), uplink.index, uplink.mac);
+            if entry.owned != owned {
+                let entry = Moving::new(id, course, entry.since_ns, entry.peer, owned);
+                self.tables.moving.put(&id, &entry)?;
             }
         }
         Ok(())

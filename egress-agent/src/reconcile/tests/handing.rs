@@ -267,3 +267,22 @@ async fn a_node_that_had_nothing_to_lose_behind_the_fence_takes_what_it_has_hear
     stage.reconciler.incomplete = true;
     assert_eq!(stage.go_on().await, [Action::PutMoving(ID, moving(Course::Arriving))]);
 }
+
+#[tokio::test]
+async fn a_hand_over_that_cannot_be_prepared_costs_nothing_else() {
+    let mut stage = Stage::begin(held()).await;
+    stage.hear(open(7, "n1", "n2")).await;
+    *stage.recorder.fails.lock().expect("not poisoned") = Some(Action::PutMoving(ID, moving(Course::Leaving)));
+    let done = stage.hear(ready(2, 7)).await;
+    assert_eq!(done[..2], [Action::Disown(ID, ip(A)), Action::EndMoving(ID, ip(A))]);
+    assert!(matches!(done[2..], [Action::PutPolicy(..), ..]), "the rest goes on: {done:?}");
+    assert!(stage.released());
+
+    let mut changes = held();
+    changes.push(assigned_to("n2"));
+    let mut stage = Stage::begin(changes).await;
+    *stage.recorder.fails.lock().expect("not poisoned") = Some(Action::PutMoving(ID, moving(Course::Arriving)));
+    assert_eq!(stage.hear(open(7, "n2", "n1")).await, []);
+    assert!(stage.ready.borrow().is_empty() && stage.reconciler.incomplete);
+    assert_eq!(stage.go_on().await, [Action::PutMoving(ID, moving(Course::Arriving))], "it is tried again");
+}

@@ -1,0 +1,85 @@
+//! Entries of hand-overs: what ends them, and how they follow the uplink.
+
+use egress_agent::dataplane::Dataplane;
+use egress_agent::model::executor::Executor;
+use egress_agent::model::state::{Action, Course, EgressId, KernelState, Moving};
+use egress_common::abi;
+
+use crate::actions::{addr, endpoint};
+use crate::node::{Node, UPLINK, device, eventually, ip, on_node};
+
+const ID: EgressId = EgressId(9);
+const A: &str = "172.18.0.100";
+
+fn moving(course: Course, address: &str) -> Moving {
+    Moving { course, address: addr(address), peer: endpoint("172.18.0.3") }
+}
+
+async fn apply(dataplane: &mut Dataplane, action: Action) {
+    dataplane.apply(&action).await.unwrap_or_else(|error| panic!("{action:?}: {error}"));
+}
+
+/// Whether it is owned, and what is being handed over.
+async fn held(dataplane: &mut Dataplane) -> (bool, Option<Course>) {
+    let KernelState { owned, moving, .. } = dataplane.held().await.expect("held");
+    (owned.contains_key(&ID), moving.get(&ID).map(|moving| moving.course))
+}
+
+#[test]
+fn what_is_given_up_is_not_taken_by_a_hand_over_either() {
+    on_node(|node| async move {
+        let mut dataplane = node.start().await;
+        for course in [Course::Arriving, Course::Open] {
+            for answers in [true, false] {
+                apply(&mut dataplane, Action::PutMoving(ID, moving(course, A))).await;
+                if answers {
+                    apply(&mut dataplane, Action::Own(ID, addr(A))).await;
+                }
+                assert_eq!(held(&mut dataplane).await, (answers, Some(course)));
+                apply(&mut dataplane, Action::Disown(ID, addr("172.18.0.101"))).await;
+                assert_eq!(held(&mut dataplane).await, (answers, Some(course)), "another address");
+                apply(&mut dataplane, Action::Disown(ID, addr(A))).await;
+                assert_eq!(held(&mut dataplane).await, (false, None));
+            }
+        }
+        // What was handed over is passed on still.
+        apply(&mut dataplane, Action::Own(ID, addr(A))).await;
+        apply(&mut dataplane, Action::PutMoving(ID, moving(Course::Leaving, A))).await;
+        apply(&mut dataplane, Action::Disown(ID, addr(A))).await;
+        assert_eq!(held(&mut dataplane).await, (false, Some(Course::Leaving)));
+    });
+}
+
+fn written(node: &Node) -> (u32, [u8; 6]) {
+    let entry = node.map::<u32, abi::Moving>("moving").get(&ID.0, 0).expect("its entry");
+    (entry.owned.ifindex, entry.owned.mac)
+}
+
+#[test]
+fn a_hand_over_follows_the_uplink_and_begins_without_one() {
+    on_node(|node| async move {
+        let mut dataplane = node.start().await;
+        apply(&mut dataplane, Action::PutMoving(ID, moving(Course::Open, A))).await;
+        let before = device(UPLINK);
+        assert_eq!(written(&node), before);
+        ip(&format!("link del {UPLINK}\n"));
+        node.make_uplink();
+        eventually("the entry follows", || written(&node) == device(UPLINK)).await;
+        assert_ne!(device(UPLINK), before);
+
+        apply(&mut dataplane, Action::Own(ID, addr(A))).await;
+        ip(&format!("link del {UPLINK}\n"));
+        let gone = Action::PutMoving(EgressId(10), moving(Course::Arriving, "172.18.0.101"));
+        let mut refused = false;
+        for _ in 0..500 {
+            refused = dataplane.apply(&gone).await.is_err();
+            if refused {
+                break;
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+        }
+        assert!(refused, "the agent knows that there is no uplink");
+        apply(&mut dataplane, Action::PutMoving(ID, moving(Course::Leaving, A))).await;
+        assert_eq!(held(&mut dataplane).await, (false, Some(Course::Leaving)));
+    });
+}
