@@ -218,9 +218,14 @@ impl Halves {
         }
         self.leader.put(change.clone());
         // Words are for the leader, and for the other node of a hand-over: others would compute everything anew for each.
-        let ready_for = self.ready_for();
+        let (ready_for, ledger) = (self.ready_for(), self.ledger.borrow().clone());
+        let is_awaited = |address: &IpAddr, from: &str| {
+            let record = ledger.records.open.get(address);
+            record.is_some_and(|record| record.from == from && record.to.as_ref() == Some(&self.node_name))
+        };
         self.node.put(hearing(change, &|node| {
-            node.released.retain(|address, _| ready_for.contains(address));
+            let Node { name, released, .. } = node;
+            released.retain(|address, _| ready_for.contains(address) || is_awaited(address, name));
             node.prepared.retain(|_, Prepared(_, from, _)| *from == self.node_name);
         }));
     }
@@ -257,5 +262,49 @@ async fn fan_out(changes: impl Stream<Item = Change>, mut halves: Halves, stop: 
     let mut changes = std::pin::pin!(changes.take_until(stop.cancelled_owned()));
     while let Some(change) = changes.next().await {
         halves.tell(change);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::ledger::HandOver;
+    use crate::model::samples::ip;
+
+    #[tokio::test]
+    async fn a_node_hears_the_words_of_whoever_hands_over_to_it_and_no_others() {
+        let ((node, mut taker), (leader, _leads)) = (inbox::inbox(), inbox::inbox());
+        let (prober, _probes) = inbox::inbox();
+        let mut halves = Halves {
+            node,
+            leader,
+            prober,
+            own_node: watch::channel(None).0,
+            readiness: watch::channel(Readiness::new()).1,
+            node_name: "n1".into(),
+            deputies: Deputies::default(),
+            deputy: watch::channel(false).0,
+            ledger: watch::channel(Arc::<Ledger>::default()).0,
+        };
+        let (ours, others) = (ip("172.18.0.100"), ip("172.18.0.101"));
+        let word = |name: &str| {
+            let released = Words::from([(ours, 7), (others, 8)]);
+            let node = Node { name: name.into(), released, ..Node::default() };
+            Change::Nodes(Update::Changed(name.into(), Arc::new(node)))
+        };
+        let mut ledger = Ledger::default();
+        for (address, to) in [(ours, "n1"), (others, "n3")] {
+            let record = HandOver { number: 7, from: "n2".into(), to: Some(to.into()) };
+            ledger.records.open.insert(address, record);
+        }
+        halves.tell(Change::Ledger(Arc::new(ledger)));
+        halves.tell(word("n2"));
+        halves.tell(word("n3"));
+        let heard = taker.take().await.expect("changes").into_iter().filter_map(|change| match change {
+            Change::Nodes(Update::Changed(name, node)) => Some((name, node.released.clone())),
+            _ => None,
+        });
+        let heard: Vec<_> = heard.collect();
+        assert_eq!(heard, [("n2".to_owned(), Words::from([(ours, 7)])), ("n3".to_owned(), Words::new())]);
     }
 }

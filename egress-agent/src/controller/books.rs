@@ -16,10 +16,10 @@ use super::handover::{Evidence, HandOver, Leases, Step};
 use super::leadership::Leadership;
 use super::reach::Reach;
 use super::suspicion::{Longest, Suspicions, suspects};
+use super::words::{Heard, Said};
 use crate::kube::ledger::{LEDGER_NAME, LedgerStore};
 use crate::kube::status::WriteError;
-use crate::model::ledger::{Ledger, Words};
-use crate::model::node::Prepared;
+use crate::model::ledger::Ledger;
 use crate::model::view::{EgressObject, parse_egress_ip};
 
 /// How long an agent has to let go of an address where agents hold no leases. One that is alive needs much less; where one
@@ -44,6 +44,7 @@ pub(super) struct Books {
     ledger: Option<Arc<Ledger>>,
     suspicions: Suspicions,
     departed: BTreeMap<IpAddr, (String, Instant)>,
+    heard: Heard,
 }
 
 /// What is known for one decision.
@@ -51,17 +52,18 @@ pub(super) struct Books {
 pub(super) struct Extract {
     /// The ledger as it should be before anything else is written.
     pub(super) draft: Ledger,
-    released: BTreeSet<(IpAddr, u64)>,
+    said: Said,
     departed: BTreeMap<IpAddr, String>,
     ends: Option<BTreeMap<String, Instant>>,
-    /// When the next node is to be suspected.
+    /// When the next node is to be suspected, or is waited for no longer.
     pub(super) look_again: Option<Instant>,
 }
 
 impl Extract {
     pub(super) fn evidence(&self) -> Evidence<'_> {
         let leases = self.ends.as_ref().map_or(Leases::None(TIME_TO_LET_GO), Leases::End);
-        Evidence { released: &self.released, leases, departed: &self.departed }
+        let Said { released, prepared, .. } = &self.said;
+        Evidence { released, prepared, leases, departed: &self.departed }
     }
 }
 
@@ -79,6 +81,7 @@ impl Books {
             ledger: None,
             suspicions: Suspicions::default(),
             departed: BTreeMap::new(),
+            heard: Heard::default(),
         }
     }
 
@@ -127,18 +130,7 @@ impl Books {
                 draft.suspects.insert(node, draft.records.last);
             }
         }
-        let word = |(address, record): (&IpAddr, &super::handover::HandOver)| {
-            // By the way of the API server, or by that of probes.
-            let says = |words: Option<&Words>| words.is_some_and(|words| words.get(address) == Some(&record.number));
-            let is_said = says(nodes.get(&record.from).map(|node| &node.released));
-            // What comes before a new node that is getting ready is there goes by the old one. Who speaks by probes alone
-            // has heard of no other node, and passes nothing on.
-            let heir = record.to.as_ref().and_then(|to| nodes.get(to)?.prepared.get(address));
-            let is_awaited = heir.is_some_and(|Prepared(number, _, is_open)| *number == record.number && !is_open);
-            let is_over = if is_said { !is_awaited } else { says(reach.released.get(&record.from)) };
-            is_over.then_some((*address, record.number))
-        };
-        let released = ledger.records.open.iter().filter_map(word).collect();
+        let said = self.heard.listen(ledger, nodes, reach, now);
         let open = &ledger.records.open;
         let shown: BTreeSet<IpAddr> = match self.departed.is_empty() {
             true => BTreeSet::new(),
@@ -150,7 +142,8 @@ impl Books {
         let departed = self.departed.iter().map(|(address, (node, _))| (*address, node.clone())).collect();
         let lease = self.longest.of(self.total, now);
         let ends = leases.then(|| self.suspicions.ends(reach, lease, since));
-        Some(Extract { draft, released, departed, ends, look_again })
+        let look_again = look_again.into_iter().chain(said.look_again).min();
+        Some(Extract { draft, said, departed, ends, look_again })
     }
 
     /// Writes the draft with the hand-overs that begin or change, if anything in it is new. Before any status says it.

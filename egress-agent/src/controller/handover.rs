@@ -31,6 +31,8 @@ pub const MOST_OPEN: usize = 1_000;
 pub struct Evidence<'a> {
     /// The addresses that nodes say they have let go of, with the number of the hand-over.
     pub released: &'a BTreeSet<(IpAddr, u64)>,
+    /// The nodes that say they are ready for them. Each may emit what the old node has passed on to it.
+    pub prepared: &'a BTreeMap<(IpAddr, u64), BTreeSet<String>>,
     pub leases: Leases<'a>,
     /// Who held the addresses of objects that are gone: no status says it any more.
     pub departed: &'a BTreeMap<IpAddr, String>,
@@ -87,10 +89,17 @@ enum Course {
     GoOn(HandOver),
 }
 
+/// What is known of an open hand-over.
+struct Judged<'a> {
+    record: &'a HandOver,
+    is_free: bool,
+    prepared: Option<&'a BTreeSet<String>>,
+}
+
 /// `holders` are the nodes that a status names, the one that serves first.
-fn course(known: Option<(&HandOver, bool)>, holders: &[&str], target: Option<&str>) -> Course {
+fn course(known: Option<&Judged<'_>>, holders: &[&str], target: Option<&str>) -> Course {
     let is_there = target.is_some_and(|target| holders.contains(&target));
-    let Some((record, is_free)) = known else {
+    let Some(Judged { record, is_free, prepared }) = known else {
         let holder = holders.first().filter(|_| !is_there);
         return holder.map_or(Course::Clear, |holder| Course::Begin((*holder).to_owned()));
     };
@@ -99,8 +108,14 @@ fn course(known: Option<(&HandOver, bool)>, holders: &[&str], target: Option<&st
     match given {
         Some(_) if is_there => Course::Done(record.number),
         Some(holder) => Course::Begin(holder.clone()),
-        None if target == Some(record.from.as_str()) || (target.is_none() && is_free) => Course::Forget,
-        None => Course::GoOn(record.clone()),
+        None if target == Some(record.from.as_str()) => Course::Forget,
+        // A node that was to have it, and is not any more, goes on with what has been passed on to it until it hears of that.
+        // Its word is older than the old node's, which has waited for it.
+        None => match prepared.iter().flat_map(|all| all.iter()).find(|node| target != Some(node.as_str())) {
+            Some(heir) if *is_free => Course::Begin(heir.clone()),
+            _ if target.is_none() && *is_free => Course::Forget,
+            _ => Course::GoOn((*record).clone()),
+        },
     }
 }
 
@@ -131,9 +146,13 @@ impl Watch {
             let holders = holders.get(&address).map(Vec::as_slice).unwrap_or_default();
             let target = targets.get(&address).copied();
             let known = records.open.get(&address);
-            let judged = known.map(|record| (record, self.is_free(address, record, evidence, now)));
+            let judged = known.map(|record| Judged {
+                record,
+                is_free: self.is_free(address, record, evidence, now),
+                prepared: evidence.prepared.get(&(address, record.number)),
+            });
             let to = target.map(str::to_owned);
-            let record = match course(judged, holders, target) {
+            let record = match course(judged.as_ref(), holders, target) {
                 Course::Clear => continue,
                 Course::Forget => {
                     plan.steps.push(Step::Forget(address));

@@ -6,7 +6,7 @@
 //! - [`assignment`]: objects and nodes -> who serves what, pure. [`numbering`]: egress IDs, pure.
 //! - [`handover`]: when an address that changes its node may be given to the new one; [`suspicion`]: when a node that says
 //!   nothing holds it no more. Pure but for their memory.
-//!   `books`: the ledger in which that is recorded.
+//!   `books`: the ledger in which that is recorded. `words`: what nodes say of it.
 //! - [`verdict`]: the conditions and the events of an object, pure.
 //! - [`draining`]: what stays on a node that is drained, and why, pure.
 //! - [`decision`]: these together, the whole of what the leader decides.
@@ -31,3 +31,4 @@ pub mod reach;
 pub mod strangers;
 pub mod suspicion;
 pub mod verdict;
+mod words;

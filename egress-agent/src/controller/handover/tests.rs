@@ -14,6 +14,7 @@ struct Stage {
     objects: Objects,
     unreachable: BTreeSet<String>,
     released: BTreeSet<(IpAddr, u64)>,
+    prepared: BTreeMap<(IpAddr, u64), BTreeSet<String>>,
     heard: BTreeMap<String, Instant>,
     departed: BTreeMap<IpAddr, String>,
     records: Records,
@@ -32,6 +33,7 @@ impl Stage {
             objects,
             unreachable: BTreeSet::new(),
             released: BTreeSet::new(),
+            prepared: BTreeMap::new(),
             heard: BTreeMap::new(),
             departed: BTreeMap::new(),
             records: Records::default(),
@@ -48,7 +50,8 @@ impl Stage {
         let end =
             |node: &String| (node.clone(), self.heard.get(node).copied().unwrap_or(self.since).max(self.since) + LEASE);
         let ends = self.unreachable.iter().map(end).collect();
-        let evidence = Evidence { released: &self.released, leases: Leases::End(&ends), departed: &self.departed };
+        let (released, prepared, departed) = (&self.released, &self.prepared, &self.departed);
+        let evidence = Evidence { released, prepared, leases: Leases::End(&ends), departed };
         self.watch.plan(objects, &wanted, &self.records, &evidence, now)
     }
 
@@ -233,6 +236,30 @@ fn what_is_done_is_to_be_seen_for_a_while() {
     assert_eq!(stage.pass(6), at(&to, true));
     assert_eq!(stage.plan(stage.start + Duration::from_secs(7)).look_again, Some(stage.start + Duration::from_secs(8)));
     assert_eq!(stage.pass(8), at(&to, false));
+}
+
+#[test]
+fn a_node_that_was_ready_and_is_not_to_have_it_any_more_lets_go_first() {
+    let address: IpAddr = A.parse().expect("a literal");
+    for others in [true, false] {
+        let mut stage = on("n1");
+        stage.unreachable.insert("n1".into());
+        assert_eq!(stage.pass(0), at("n1", true));
+        let HandOver { number, to, .. } = stage.records.open[&address].clone();
+        let heir = to.expect("a node");
+        stage.prepared.insert((address, number), BTreeSet::from([heir.clone()]));
+        // Another one is to have it, or nobody.
+        stage.nodes.retain(|name, _| *name != heir && (others || name == "n1"));
+        stage.pass(1);
+        assert_eq!(stage.records.open[&address].from, "n1", "nothing was passed on yet");
+        stage.released.insert((address, number));
+        assert_eq!(stage.pass(1), (None, true), "nobody is given it");
+        let record = stage.records.open[&address].clone();
+        assert_eq!((&record.from, record.number > number, record.to.is_some()), (&heir, true, others));
+        assert_eq!(stage.pass(2), (None, true));
+        stage.released.insert((address, record.number));
+        assert_eq!(stage.pass(2), (record.to, others));
+    }
 }
 
 #[test]

@@ -78,7 +78,9 @@ impl World {
         let released: BTreeSet<_> = words.flatten().map(said).collect();
         let ends = leader.suspicions.ends(&reach, leader.longest.of(own, now), since);
         let (departed, records) = (BTreeMap::new(), draft.records.clone());
-        let evidence = Evidence { released: &released, leases: Leases::End(&ends), departed: &departed };
+        let prepared = BTreeMap::new();
+        let evidence =
+            Evidence { released: &released, prepared: &prepared, leases: Leases::End(&ends), departed: &departed };
         let (nodes, hand_overs) = (&self.labels, &records.open);
         let facts = Facts { objects: &objects, nodes, unreachable: &unreachable, absent: &absent, hand_overs };
         let plan = leader.watch.plan(&objects, &assign(&facts), &records, &evidence, now);
