@@ -92,6 +92,9 @@ pub(crate) struct Cluster {
     runtime: Runtime,
 }
 
+/// More than anybody writes an object in a row.
+const REPLACE_TRIES: usize = 20;
+
 impl Cluster {
     /// Starts or finds the API server and makes it known to the nodes. It has no objects of the lab yet.
     pub(crate) fn start(lab: &Lab, choice: &ApiChoice) -> Result<Self> {
@@ -239,16 +242,23 @@ impl Cluster {
         patched.map(drop).with_context(|| format!("cannot patch {path}"))
     }
 
-    /// Writes an object as it is given over the one that is there: what is not in it goes.
+    /// Writes an object as it is given over the one that is there: what is not in it goes. As often as others, who write its
+    /// status at the same time, are faster.
     pub(crate) fn replace(&self, path: &str, object: &Value) -> Result<()> {
-        let now = self.get(path)?.with_context(|| format!("there is no {path}"))?;
         let mut object = object.clone();
-        object["metadata"]["resourceVersion"] = now["metadata"]["resourceVersion"].clone();
-        if object["metadata"]["annotations"].is_null() {
-            object["metadata"]["annotations"] = now["metadata"]["annotations"].clone();
+        let has_annotations = !object["metadata"]["annotations"].is_null();
+        for tries_left in (0..REPLACE_TRIES).rev() {
+            let now = self.get(path)?.with_context(|| format!("there is no {path}"))?;
+            object["metadata"]["resourceVersion"] = now["metadata"]["resourceVersion"].clone();
+            if !has_annotations {
+                object["metadata"]["annotations"] = now["metadata"]["annotations"].clone();
+            }
+            match self.request(&Method::PUT, path, "application/json", &object) {
+                Err(error) if status_code(&error) == Some(409) && tries_left > 0 => {}
+                replaced => return replaced.map(drop).with_context(|| format!("cannot replace {path}")),
+            }
         }
-        let replaced = self.request(&Method::PUT, path, "application/json", &object);
-        replaced.map(drop).with_context(|| format!("cannot replace {path}"))
+        Ok(())
     }
 
     pub(crate) fn patch_status(&self, path: &str, status: &Value) -> Result<()> {
