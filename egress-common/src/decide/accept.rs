@@ -5,7 +5,8 @@
 //! endpoint, the inner source of a flow a pod of that very node, and the pod that a reply is for selected by its object.
 //!
 //! While an address is handed over (`abi::Moving`) the old node passes on what comes for it, and the heir takes from the
-//! old node, and from nobody else, what pods of other nodes have sent. What was passed on is never passed on again.
+//! old node, and from nobody else, what pods of other nodes have sent. What a pod has sent is passed on once; an answer may
+//! come back from the heir to the old node, with a hop less each time.
 //! Before the heir knows that the old node emits nothing any more it takes nothing else for the address.
 
 use super::snat::{self, Face};
