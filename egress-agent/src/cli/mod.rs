@@ -6,6 +6,8 @@ mod config_file;
 mod drain;
 mod interfaces;
 mod logging;
+#[cfg(test)]
+mod manifests;
 mod reachability;
 mod run;
 mod status;

@@ -22,6 +22,8 @@ pub mod outage;
 pub mod own_node;
 mod pace;
 mod revive;
+#[cfg(test)]
+mod rights;
 pub mod status;
 #[cfg(test)]
 pub(crate) mod stub;

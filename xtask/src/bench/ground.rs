@@ -67,7 +67,7 @@ impl Ground {
         }
         let lab = builder.start().context("bring up the lab")?;
         let cluster = Cluster::start(&lab, &ApiChoice::InMemory)?;
-        cluster.install_crd(&Paths::find()?.root.join("deploy/crd.yaml"))?;
+        cluster.install_crd(&Paths::find()?.root.join("deploy/crd/crd.yaml"))?;
         cluster.publish(&lab)?;
         let mut ground = Self { agents: Vec::new(), cluster, lab, core };
         for peer in [Peer::Plain, Peer::Netfilter] {

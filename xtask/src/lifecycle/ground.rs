@@ -99,7 +99,7 @@ impl Ground {
         let lab = pods.into_iter().fold(builder, LabBuilder::pod).start()?;
         let server = Server::outside_with_doors(&lab, doors)?;
         let cluster = Cluster::start(&lab, &ApiChoice::new(None))?;
-        let text = std::fs::read_to_string(Paths::find()?.root.join("deploy/crd.yaml"))?;
+        let text = std::fs::read_to_string(Paths::find()?.root.join("deploy/crd/crd.yaml"))?;
         let mut crd: Value = serde_yaml::from_str(&text)?;
         change_crd(&mut crd);
         let file = lab.folder().join("crd.yaml");

@@ -84,7 +84,7 @@ impl Ground {
         let lab = builder.start()?;
         let server = Server::outside(&lab)?;
         let cluster = Cluster::start(&lab, &ApiChoice::new(None))?;
-        cluster.install_crd(&Paths::find()?.root.join("deploy/crd.yaml"))?;
+        cluster.install_crd(&Paths::find()?.root.join("deploy/crd/crd.yaml"))?;
         cluster.publish(&lab)?;
         last(&lab, &cluster)?;
         let options = AgentOptions {

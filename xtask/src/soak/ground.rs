@@ -104,7 +104,7 @@ impl Ground {
         let addresses: Vec<IpAddr> = (0..doors).flat_map(|number| plan::door(number).both()).collect();
         let echo = Echo::start(lab.outside(), &addresses)?;
         let cluster = Cluster::start(&lab, &ApiChoice::InMemory)?;
-        cluster.install_crd(&Paths::find()?.root.join("deploy/crd.yaml"))?;
+        cluster.install_crd(&Paths::find()?.root.join("deploy/crd/crd.yaml"))?;
         cluster.publish(&lab)?;
         // A socket for each sample: flows that are forgotten soon leave ports for those that come.
         let extra = vec!["--udp-timeout=20".to_owned()];

@@ -95,7 +95,7 @@ fn set(args: &RunArgs, agent: PathBuf, paths: &Paths, progress: &Progress) -> Re
     progress.step(&format!("lab {}: network up", lab.prefix()));
     let server = Server::outside(&lab)?;
     let cluster = Cluster::start(&lab, &ApiChoice::new(args.kubeconfig.clone()))?;
-    cluster.install_crd(&paths.root.join("deploy/crd.yaml"))?;
+    cluster.install_crd(&paths.root.join("deploy/crd/crd.yaml"))?;
     // Of a story that was broken off on the same server.
     acts::withdraw(&cluster)?;
     cluster.publish(&lab)?;

@@ -37,7 +37,7 @@ struct Generated {
 /// Every generated file.
 fn files() -> Vec<Generated> {
     vec![
-        Generated { path: "deploy/crd.yaml", place: Place::Whole, text: |built| from_agent(built, "crd") },
+        Generated { path: "deploy/crd/crd.yaml", place: Place::Whole, text: |built| from_agent(built, "crd") },
         Generated { path: "docs/datapath.md", place: Place::Between("verdicts"), text: |_| Ok(verdict_table()) },
         Generated {
             path: "docs/operations.md",

@@ -5,6 +5,8 @@
 //! the tests say of the double was seen to be true of the real thing that way.
 
 mod access;
+mod admission;
+mod install;
 mod kubectl;
 mod objects;
 mod outage;

@@ -161,6 +161,15 @@ pub(crate) fn is_double(test: &str) -> bool {
     assets().is_none()
 }
 
+/// Is this the real thing? The double has not all that the manifests are made of, and the test says that it was skipped.
+pub(crate) fn is_real(test: &str) -> bool {
+    if assets().is_none() {
+        writeln!(io::stderr(), "SKIPPED {test}: KUBEBUILDER_ASSETS names no folder with a real API server")
+            .unwrap_or_default();
+    }
+    assets().is_some()
+}
+
 /// Does somebody end namespaces, as the double does? A bare API server has no controllers, and the test says so.
 pub(crate) fn has_controllers(what: &str) -> bool {
     if assets().is_some() {

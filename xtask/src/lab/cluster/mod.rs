@@ -136,12 +136,13 @@ impl Cluster {
 
     /// Agents get the rights that they are shipped with.
     fn introduce_agents(&mut self, choice: &ApiChoice) -> Result<()> {
-        let manifest = Paths::find()?.root.join("deploy/rbac.yaml");
+        let manifest = Paths::find()?.root.join("deploy/base/rbac.yaml");
         match self.restrict_agents(&manifest) {
-            Ok(()) => self.description.push_str("; agents have the rights of deploy/rbac.yaml and no others"),
+            Ok(()) => self.description.push_str("; agents have the rights of deploy/base/rbac.yaml and no others"),
             // A server of somebody else's may be set up without accounts; the story can be told all the same.
             Err(error) if matches!(choice, ApiChoice::Kubeconfig(_)) => {
-                let words = format!("; agents use its own credentials, NOT the rights of deploy/rbac.yaml: {error:#}");
+                let words =
+                    format!("; agents use its own credentials, NOT the rights of deploy/base/rbac.yaml: {error:#}");
                 self.description.push_str(&words);
             }
             Err(error) => return Err(error.context("the agents cannot be given their rights")),

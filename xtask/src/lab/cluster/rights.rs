@@ -1,5 +1,6 @@
-//! The agents' account, with the rights of `deploy/rbac.yaml` as it is shipped: what an agent may not do shows in the
-//! lab before it shows in somebody's cluster.
+//! The agents' account, with the rights of `deploy/base/rbac.yaml` as it is shipped: what an agent may not do shows in the
+//! lab before it shows in somebody's cluster. Only the namespace is another, one that every cluster has: a namespace that
+//! the lab made could not be removed again from a server without controllers.
 //!
 //! ```text
 //! rbac.yaml --create--> account, roles, bindings --TokenRequest--> token --> the nodes' kubeconfig
@@ -15,7 +16,10 @@ use serde_json::{Value, json};
 
 use super::{Cluster, kubeconfig};
 
-/// The namespace of the account; an API server makes it some moments after it is ready.
+/// The namespace of the account as it is shipped, and in the lab.
+const SHIPPED: &str = "namespace: egress-agent\n";
+const HERE: &str = "namespace: kube-system\n";
+/// An API server makes it some moments after it is ready.
 const NAMESPACE: &str = "/api/v1/namespaces/kube-system";
 const ACCOUNT: &str = "/api/v1/namespaces/kube-system/serviceaccounts/egress-agent";
 /// Longer than a lab is held. A server may grant less and says so in nothing but the token.
@@ -28,6 +32,7 @@ impl Cluster {
     pub(super) fn restrict_agents(&self, manifest: &Path) -> Result<()> {
         self.wait_for(NAMESPACE, PATIENCE, |_| true)?;
         let text = std::fs::read_to_string(manifest).with_context(|| format!("cannot read {}", manifest.display()))?;
+        let text = text.replace(SHIPPED, HERE);
         for document in serde_yaml::Deserializer::from_str(&text) {
             let object = Value::deserialize(document)?;
             let collection = collection(&object).with_context(|| format!("no path for {object}"))?;

@@ -1,0 +1,145 @@
+//! What the manifests in `deploy/` tell the agent, it must understand: arguments, variables, the configuration file.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use clap::{ArgMatches, CommandFactory, FromArgMatches};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::{Cli, Command, ConfigFile};
+
+fn deploy(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy").join(path)
+}
+
+fn documents(path: &str) -> Vec<Value> {
+    let text = std::fs::read_to_string(deploy(path)).expect("a manifest");
+    serde_yaml::Deserializer::from_str(&text).map(|one| Value::deserialize(one).expect("YAML")).collect()
+}
+
+/// Name, arguments and variables of each container. A value that only a cluster knows is `node`.
+fn containers(path: &str) -> Vec<(String, Vec<String>, BTreeMap<String, String>)> {
+    let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
+    let text = |value: &Value| value.as_str().unwrap_or("node").to_owned();
+    let mut found = Vec::new();
+    for document in documents(path) {
+        let pod = &document["spec"]["template"]["spec"];
+        for container in [list(&pod["initContainers"]), list(&pod["containers"])].concat() {
+            let variables =
+                list(&container["env"]).iter().map(|one| (text(&one["name"]), text(&one["value"]))).collect();
+            found.push((text(&container["name"]), list(&container["args"]).iter().map(text).collect(), variables));
+        }
+    }
+    found
+}
+
+/// What an overlay's ConfigMap adds.
+fn settings(overlay: &str) -> BTreeMap<String, String> {
+    let kustomization = documents(&format!("{overlay}/kustomization.yaml")).remove(0);
+    let generators = kustomization["configMapGenerator"].as_array().cloned().unwrap_or_default();
+    let ours = generators.iter().filter(|one| one["name"] == "egress-agent-settings");
+    let literals = ours.flat_map(|one| one["literals"].as_array().cloned().unwrap_or_default());
+    let pairs = literals.map(|one| {
+        let (name, value) = one.as_str().and_then(|one| one.split_once('=')).expect("NAME=value");
+        (name.to_owned(), value.to_owned())
+    });
+    pairs.collect()
+}
+
+/// Parses a line with these variables, each as the flag that it stands for: those of this process stay as they are.
+fn parse(line: &[String], variables: &BTreeMap<String, String>) -> Result<(Command, ArgMatches), String> {
+    let definition = Cli::command();
+    let command = line.first().and_then(|name| definition.find_subcommand(name)).ok_or("no such command")?;
+    let mut words = vec!["egress-agent".to_owned()];
+    words.extend_from_slice(line);
+    for (name, value) in variables {
+        let argument = command.get_arguments().find(|one| one.get_env().is_some_and(|env| env == name.as_str()));
+        let long = argument.and_then(|one| one.get_long()).ok_or_else(|| format!("no flag has the variable {name}"))?;
+        words.push(format!("--{long}={value}"));
+    }
+    let matches = Cli::command().try_get_matches_from(words).map_err(|error| error.to_string())?;
+    Ok((Cli::from_arg_matches(&matches).map_err(|error| error.to_string())?.command, matches))
+}
+
+const OVERLAYS: [&str; 3] =
+    ["overlays/ovn-kubernetes-kind", "overlays/ovn-kubernetes-openshift", "overlays/bridge-cni"];
+
+#[test]
+fn the_agent_understands_its_daemonset_in_every_overlay() {
+    for overlay in OVERLAYS {
+        let added = settings(overlay);
+        assert!(added.len() > 2, "{overlay} says nothing of its cluster");
+        let [(name, line, variables)] = &containers("base/daemonset.yaml")[..] else { panic!("one container") };
+        let mut variables = variables.clone();
+        variables.extend(settings("base"));
+        variables.extend(added);
+        let parsed = parse(line, &variables);
+        assert!(matches!(parsed, Ok((Command::Run(_), _))), "{overlay}, {name}: {:?}", parsed.err());
+    }
+}
+
+#[test]
+fn cleanup_finds_what_the_agent_has_pinned() {
+    let [(_, _, agents)] = &containers("base/daemonset.yaml")[..] else { panic!("one container") };
+    let cleaning = containers("cleanup/daemonset.yaml");
+    assert_eq!(cleaning.len(), 2);
+    for (name, line, variables) in cleaning {
+        let parsed = parse(&line, &variables);
+        assert!(matches!(parsed, Ok((Command::Cleanup(_), _))), "{name}: {:?}", parsed.err());
+        assert_eq!(variables["EGRESS_AGENT_BPFFS"], agents["EGRESS_AGENT_BPFFS"]);
+    }
+    // Both see it by the same mount of the same directory of the host, and with the same rights.
+    let part = |path: &str, pointers: &[&str]| -> Vec<Value> {
+        let document = documents(path).remove(0);
+        pointers.iter().map(|one| document.pointer(one).cloned().unwrap_or_else(|| panic!("{path}: {one}"))).collect()
+    };
+    let pod = "/spec/template/spec";
+    let agent = part("base/daemonset.yaml", &[&format!("{pod}/containers/0/securityContext")]);
+    let cleanup = "cleanup/daemonset.yaml";
+    let init = part(cleanup, &[&format!("{pod}/initContainers/0/securityContext")]);
+    let stay = part(cleanup, &[&format!("{pod}/containers/0/securityContext")]);
+    assert_eq!((&agent, &agent), (&init, &stay));
+    for path in ["base/daemonset.yaml", cleanup] {
+        let found = part(path, &[&format!("{pod}/containers/0/volumeMounts/0"), &format!("{pod}/volumes/0")]);
+        let mount = json!({"name": "bpffs", "mountPath": "/bpf"});
+        let volume = json!({"name": "bpffs", "hostPath": {"path": "/sys/fs/bpf", "type": "Directory"}});
+        assert_eq!(found, [mount, volume], "{path}");
+    }
+}
+
+#[test]
+fn nothing_of_the_configuration_file_is_ignored() {
+    let file = ConfigFile::read(&deploy("base/agent.conf")).expect("a file that can be read");
+    assert_eq!(file.warnings, Vec::<String>::new());
+    let (_, matches) = parse(&["run".to_owned(), "--node-name=a".to_owned()], &BTreeMap::new()).expect("a line");
+    let definition = Cli::command();
+    let (definition, given) =
+        (definition.find_subcommand("run").expect("run"), matches.subcommand().expect("a command").1);
+    let mut arguments = file.arguments(definition, given).expect("values that the flags take");
+    arguments.sort_unstable();
+    assert_eq!(arguments, ["--egressip-node-healthcheck-port=9107", "--egressip-reachability-total-timeout=1"]);
+}
+
+#[test]
+fn pods_are_not_privileged() {
+    for path in ["base/daemonset.yaml", "cleanup/daemonset.yaml"] {
+        let pod = documents(path).remove(0)["spec"]["template"]["spec"].clone();
+        for list in ["initContainers", "containers"] {
+            for container in pod[list].as_array().into_iter().flatten() {
+                let security = &container["securityContext"];
+                let is = |field: &str, value: bool| security[field] == json!(value);
+                assert!(is("privileged", false) && is("allowPrivilegeEscalation", false), "{path}: {security}");
+                assert!(is("readOnlyRootFilesystem", true), "{path}: {security}");
+                assert_eq!(security["capabilities"]["drop"], json!(["ALL"]), "{path}");
+                assert_eq!(container["resources"].get("limits"), None, "{path}");
+            }
+        }
+        assert_eq!((pod.get("hostPID"), pod.get("hostIPC")), (None, None), "{path}");
+    }
+    let granted = documents("base/daemonset.yaml").remove(0);
+    let granted =
+        granted["spec"]["template"]["spec"]["containers"][0]["securityContext"]["capabilities"]["add"].clone();
+    let scc = documents("overlays/ovn-kubernetes-openshift/scc.yaml").remove(0);
+    assert_eq!(granted, scc["allowedCapabilities"], "OpenShift grants what is asked for");
+}

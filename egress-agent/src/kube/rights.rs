@@ -1,0 +1,224 @@
+//! The rights in `deploy/base/rbac.yaml` against the requests of this folder: none is missing, and none is there for nothing.
+//!
+//! Each request is found by the text that makes it. That the server calls it what is said here (`get_opt` is a `get`) shows in
+//! the lab, where agents have these rights and no others.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::{FIELD_MANAGER, keys};
+
+const CLUSTER: &str = "";
+const OWN: &str = "egress-agent";
+const EVENTS: &str = "default";
+
+/// A file of this folder, the text in it, how often it is there, and what is asked for by it: group and resource, namespace,
+/// name (empty where any), verbs.
+type Request = (&'static str, &'static str, usize, &'static [(&'static str, &'static str, &'static str, &'static str)]);
+
+const LEDGER: &str = super::ledger::LEDGER_NAME;
+const LEASE: &str = super::lease::LEASE_NAME;
+
+const REQUESTS: &[Request] = &[
+    (
+        "watch.rs",
+        "watcher(api, config)",
+        1,
+        &[
+            ("nodes", CLUSTER, "", "list"),
+            ("nodes", CLUSTER, "", "watch"),
+            ("namespaces", CLUSTER, "", "list"),
+            ("namespaces", CLUSTER, "", "watch"),
+            ("services", CLUSTER, "", "list"),
+            ("services", CLUSTER, "", "watch"),
+            ("pods", CLUSTER, "", "list"),
+            ("pods", CLUSTER, "", "watch"),
+            ("egressips.k8s.ovn.org", CLUSTER, "", "list"),
+            ("egressips.k8s.ovn.org", CLUSTER, "", "watch"),
+            ("configmaps", OWN, LEDGER, "list"),
+            ("configmaps", OWN, LEDGER, "watch"),
+        ],
+    ),
+    ("own_node.rs", "api.get_opt(name)", 1, &[("nodes", CLUSTER, "", "get")]),
+    ("own_node.rs", "api.patch(name,", 1, &[("nodes", CLUSTER, "", "patch")]),
+    ("words.rs", "api.patch(node_name,", 1, &[("nodes", CLUSTER, "", "patch")]),
+    ("administration.rs", "self.nodes.patch(node,", 1, &[("nodes", CLUSTER, "", "patch")]),
+    ("administration.rs", "self.nodes.get_opt(name)", 1, &[("nodes", CLUSTER, "", "get")]),
+    (
+        "administration.rs",
+        "api.list(&page)",
+        1,
+        &[("nodes", CLUSTER, "", "list"), ("egressips.k8s.ovn.org", CLUSTER, "", "list")],
+    ),
+    ("anew.rs", "api.get(&name)", 1, &[("egressips.k8s.ovn.org", CLUSTER, "", "get")]),
+    ("status.rs", "self.api.patch(&object.name,", 1, &[("egressips.k8s.ovn.org", CLUSTER, "", "patch")]),
+    ("status.rs", "self.api.patch_status(&object.name,", 1, &[("egressips.k8s.ovn.org/status", CLUSTER, "", "patch")]),
+    ("lease.rs", "self.api.get_opt(LEASE_NAME)", 1, &[("leases.coordination.k8s.io", OWN, LEASE, "get")]),
+    ("lease.rs", "self.api.replace(LEASE_NAME,", 1, &[("leases.coordination.k8s.io", OWN, LEASE, "update")]),
+    ("lease.rs", "self.api.create(&post_params(),", 1, &[("leases.coordination.k8s.io", OWN, "", "create")]),
+    ("ledger.rs", "self.api.get_opt(LEDGER_NAME)", 1, &[("configmaps", OWN, LEDGER, "get")]),
+    ("ledger.rs", "self.api.replace(LEDGER_NAME,", 1, &[("configmaps", OWN, LEDGER, "update")]),
+    ("ledger.rs", "self.api.create(&post_params(),", 1, &[("configmaps", OWN, "", "create")]),
+    ("events.rs", "self.api.create(&params,", 1, &[("events.events.k8s.io", EVENTS, "", "create")]),
+];
+
+/// Whatever of kube's API makes a request, behind the name of a handle.
+const VERBS: &str = "get|get_opt|get_metadata|get_status|get_scale|list|list_metadata|watch|watch_metadata|create|patch\
+                     |patch_status|patch_metadata|patch_subresource|replace|replace_status|replace_subresource|delete\
+                     |delete_collection|create_subresource|evict|exec|logs";
+
+fn source(file: &str) -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/kube").join(file);
+    let text = fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    // What tests ask for needs no rights.
+    text.split("#[cfg(test)]\nmod tests").next().unwrap_or_default().to_owned()
+}
+
+/// The agent's sources without tests and this file.
+fn sources() -> Vec<String> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let (mut found, mut folders) = (Vec::new(), vec![root.clone()]);
+    while let Some(folder) = folders.pop() {
+        let entries = fs::read_dir(&folder).expect("a folder").map(|entry| entry.expect("an entry").path());
+        let (below, files): (Vec<PathBuf>, Vec<PathBuf>) = entries.partition(|path| path.is_dir());
+        folders.extend(below);
+        let is_test = |path: &PathBuf| path.ends_with("kube/rights.rs") || path.ends_with("tests.rs");
+        found.extend(files.into_iter().filter(|path| !is_test(path)));
+    }
+    let relative = |path: PathBuf| path.strip_prefix(&root).expect("below it").display().to_string();
+    found.into_iter().map(relative).collect()
+}
+
+/// (group and resource, namespace, name, verb), as the manifest grants them; and the comment above each rule.
+fn granted() -> BTreeSet<(String, String, String, String)> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/base/rbac.yaml");
+    let text = fs::read_to_string(path).expect("the manifest");
+    let list = |value: &Value| -> Vec<String> {
+        let items = value.as_array().into_iter().flatten();
+        items.map(|item| item.as_str().expect("a string").to_owned()).collect()
+    };
+    let mut granted = BTreeSet::new();
+    for document in serde_yaml::Deserializer::from_str(&text) {
+        let object = Value::deserialize(document).expect("YAML");
+        let namespace = object["metadata"]["namespace"].as_str().unwrap_or(CLUSTER);
+        for rule in object["rules"].as_array().into_iter().flatten() {
+            let mut names = list(&rule["resourceNames"]);
+            if names.is_empty() {
+                names.push(String::new());
+            }
+            for group in list(&rule["apiGroups"]) {
+                for resource in list(&rule["resources"]) {
+                    let what = match (group.as_str(), resource.split_once('/')) {
+                        ("", _) => resource.clone(),
+                        (_, None) => format!("{resource}.{group}"),
+                        (_, Some((kind, below))) => format!("{kind}.{group}/{below}"),
+                    };
+                    for name in &names {
+                        for verb in list(&rule["verbs"]) {
+                            granted.insert((what.clone(), namespace.to_owned(), name.clone(), verb));
+                        }
+                    }
+                }
+            }
+        }
+    }
+    granted
+}
+
+#[test]
+fn the_manifest_grants_what_is_asked_for_and_nothing_else() {
+    let asked = REQUESTS.iter().flat_map(|(_, _, _, rights)| rights.iter());
+    let asked: BTreeSet<_> = asked
+        .map(|(what, namespace, name, verb)| {
+            ((*what).to_owned(), (*namespace).to_owned(), (*name).to_owned(), (*verb).to_owned())
+        })
+        .collect();
+    let granted = granted();
+    let missing: Vec<_> = asked.difference(&granted).collect();
+    let needless: Vec<_> = granted.difference(&asked).collect();
+    assert!(missing.is_empty() && needless.is_empty(), "missing: {missing:?}, for nothing: {needless:?}");
+}
+
+#[test]
+fn every_request_of_the_sources_is_known() {
+    let mut by_file: BTreeMap<&str, usize> = BTreeMap::new();
+    for (file, text, times, _) in REQUESTS {
+        assert_eq!(source(file).matches(text).count(), *times, "{file}: {text}");
+        *by_file.entry(file).or_default() += times;
+    }
+    let handles = ["api", "nodes", "objects"];
+    let calls: Vec<String> =
+        handles.iter().flat_map(|handle| VERBS.split('|').map(move |verb| format!("{handle}.{verb}("))).collect();
+    let others = ["watcher(api", "metadata_watcher(", "reflector(", "client.request"];
+    for file in sources().iter().filter(|file| file.starts_with("kube/")) {
+        let text = source(&file["kube/".len()..]);
+        let found =
+            calls.iter().map(String::as_str).chain(others).map(|call| text.matches(call).count()).sum::<usize>();
+        let known = by_file.get(&file["kube/".len()..]).copied().unwrap_or_default();
+        assert_eq!(found, known, "{file} makes requests that stand in no rule");
+    }
+}
+
+#[test]
+fn requests_are_made_in_this_folder_alone() {
+    for file in sources().iter().filter(|file| !file.starts_with("kube/")) {
+        let text = source(&format!("../{file}"));
+        for name in ["Api::all", "Api::namespaced", "Api::default_namespaced", "watcher("] {
+            assert!(!text.contains(name), "{file}: {name}");
+        }
+    }
+}
+
+#[test]
+fn each_rule_names_the_code_that_needs_it() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/base/rbac.yaml");
+    let text = fs::read_to_string(path).expect("the manifest");
+    let (mut comment, mut rules) = (String::new(), 0);
+    let mut named = BTreeSet::new();
+    for line in text.lines() {
+        if let Some(words) = line.strip_prefix('#') {
+            comment += words;
+        } else {
+            if line.starts_with("- apiGroups") {
+                let files =
+                    REQUESTS.iter().map(|(file, ..)| *file).filter(|file| comment.contains(&format!("kube/{file}")));
+                let files: Vec<&str> = files.collect();
+                assert!(!files.is_empty(), "rule {rules} names no code: {comment}");
+                named.extend(files);
+                rules += 1;
+            }
+            comment.clear();
+        }
+    }
+    let all: BTreeSet<&str> = REQUESTS.iter().map(|(file, ..)| *file).collect();
+    assert_eq!(named, all);
+}
+
+#[test]
+fn the_policies_name_the_keys_and_objects_that_are_written() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/base/admission.yaml");
+    let text = fs::read_to_string(path).expect("the manifest");
+    let lines = || text.lines().filter(|line| !line.trim_start().starts_with('#'));
+    let quoted: BTreeSet<&str> = lines().flat_map(|line| line.split('\'').skip(1).step_by(2)).collect();
+    let keys: BTreeSet<&str> = quoted.iter().copied().filter(|word| word.starts_with("k8s.ovn.org/")).collect();
+    let networks = [keys::PRIMARY_IFADDR, keys::HOST_CIDRS, keys::NODE_SUBNETS, keys::PUBLISHED];
+    let nodes = [keys::RELEASED, keys::PREPARED, keys::DRAIN];
+    let objects = [keys::EGRESS_ID, keys::NO_ELIGIBLE_NODE];
+    let written = networks.into_iter().chain(nodes).chain(objects).chain(keys::OF_OVN_KUBERNETES);
+    assert_eq!(keys, written.collect());
+    for word in [LEASE, LEDGER, FIELD_MANAGER, "EgressIP"] {
+        assert!(quoted.contains(word), "{word} is not among {quoted:?}");
+    }
+    let account = format!("system:serviceaccount:{OWN}:egress-agent");
+    let conditions = lines().filter(|line| line.contains("request.userInfo.username")).count();
+    assert_eq!(text.matches(&format!("request.userInfo.username == '{account}'")).count(), conditions);
+    assert_eq!(
+        text.matches("kind: ValidatingAdmissionPolicy\n").count(),
+        conditions,
+        "each policy is for agents alone"
+    );
+}

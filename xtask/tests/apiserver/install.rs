@@ -1,0 +1,128 @@
+//! The manifests in `deploy/`: that they render, that a real API server takes them, and what its admission makes of the
+//! agents' requests (`admission`). The double knows few of their kinds, so that all of it but the rendering needs the real thing.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::server::{Server, has_kubectl, is_real};
+
+pub(crate) const BRIDGE: &str = "overlays/bridge-cni";
+const OVERLAYS: [&str; 5] = [
+    BRIDGE,
+    "overlays/ovn-kubernetes-kind",
+    "overlays/ovn-kubernetes-openshift",
+    "overlays/cleanup-openshift",
+    "cleanup",
+];
+
+fn deploy() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy")
+}
+
+/// What kubectl makes of a folder.
+pub(crate) fn rendered(folder: &str) -> Result<String> {
+    let output = std::process::Command::new("kubectl").arg("kustomize").arg(deploy().join(folder)).output()?;
+    ensure!(output.status.success(), "{folder}: {}", String::from_utf8_lossy(&output.stderr));
+    Ok(String::from_utf8(output.stdout)?)
+}
+
+/// Without the kinds that Kubernetes itself has not.
+pub(crate) fn of_kubernetes(text: &str) -> String {
+    let documents = text.split("---\n").filter(|one| !one.contains("kind: SecurityContextConstraints"));
+    documents.collect::<Vec<_>>().join("---\n")
+}
+
+fn documents(text: &str) -> Result<Vec<Value>> {
+    let documents = serde_yaml::Deserializer::from_str(text).map(Value::deserialize);
+    documents.collect::<Result<_, _>>().context("YAML")
+}
+
+#[test]
+fn every_overlay_renders() -> Result<()> {
+    if !has_kubectl("every_overlay_renders") {
+        return Ok(());
+    }
+    for folder in OVERLAYS {
+        let all = documents(&rendered(folder)?)?;
+        let set =
+            all.iter().find(|one| one["kind"] == "DaemonSet").with_context(|| format!("{folder}: no DaemonSet"))?;
+        let pod = &set["spec"]["template"]["spec"];
+        for container in pod["containers"].as_array().into_iter().chain(pod["initContainers"].as_array()).flatten() {
+            let image = container["image"].as_str().unwrap_or_default();
+            ensure!(image.starts_with("localhost/egress-agent:"), "{folder}: the image {image} is nobody's to set");
+            let wants = folder.contains("openshift");
+            let has = container.pointer("/securityContext/seLinuxOptions/type").is_some_and(|one| one == "spc_t");
+            ensure!(has == wants, "{folder}: SELinux of {}", container["name"]);
+        }
+        ensure!(set["spec"]["selector"]["matchLabels"] == selected(set), "{folder}: the set does not select its pods");
+        let maps: Vec<&str> = all
+            .iter()
+            .filter(|one| one["kind"] == "ConfigMap")
+            .filter_map(|one| one["metadata"]["name"].as_str())
+            .collect();
+        for source in pod["containers"][0]["envFrom"].as_array().into_iter().flatten() {
+            let name = source["configMapRef"]["name"].as_str().unwrap_or_default();
+            ensure!(maps.contains(&name) && name != "egress-agent-settings", "{folder}: {name} among {maps:?}");
+        }
+        let definitions = all.iter().filter(|one| one["kind"] == "CustomResourceDefinition").count();
+        ensure!(definitions == usize::from(folder == BRIDGE), "{folder}: OVN-Kubernetes brings its own definition");
+    }
+    Ok(())
+}
+
+/// The pods' labels, as far as the selector names them.
+fn selected(set: &Value) -> Value {
+    let mut labels = set["spec"]["template"]["metadata"]["labels"].clone();
+    if let (Some(labels), Some(wanted)) = (labels.as_object_mut(), set["spec"]["selector"]["matchLabels"].as_object()) {
+        labels.retain(|key, _| wanted.contains_key(key));
+    }
+    labels
+}
+
+/// Two sets in one namespace must not take each other's pods.
+#[test]
+fn cleanup_is_another_set() -> Result<()> {
+    let selector = |path: &str| -> Result<Value> {
+        let text = fs::read_to_string(deploy().join(path))?;
+        Ok(documents(&text)?.remove(0)["spec"]["selector"]["matchLabels"].clone())
+    };
+    let (agents, cleanup) = (selector("base/daemonset.yaml")?, selector("cleanup/daemonset.yaml")?);
+    let component = "app.kubernetes.io/component";
+    ensure!(agents[component] == "agent" && cleanup[component] == "cleanup", "{agents} and {cleanup}");
+    Ok(())
+}
+
+#[test]
+fn a_real_server_takes_every_overlay() -> Result<()> {
+    const NAME: &str = "a_real_server_takes_every_overlay";
+    if !has_kubectl(NAME) || !is_real(NAME) {
+        return Ok(());
+    }
+    let server = Server::start()?;
+    // A dry run makes no namespace for what is in it.
+    server.kubectl_with("apply -f -", &fs::read_to_string(deploy().join("base/namespace.yaml"))?)?;
+    for folder in OVERLAYS {
+        let objects = of_kubernetes(&rendered(folder)?);
+        let taken = server.kubectl_with("apply --dry-run=server --validate=strict -f -", &objects)?;
+        ensure!(taken.lines().count() == documents(&objects)?.len(), "{folder}: {taken}");
+    }
+    let objects = rendered(BRIDGE)?;
+    server.kubectl_with("apply -f -", &objects)?;
+    let again = server.kubectl_with("apply -f -", &objects)?;
+    let changed: Vec<&str> = again.lines().filter(|line| !line.ends_with(" unchanged")).collect();
+    // The server completes what is not said in these, and kubectl compares with what it sent.
+    ensure!(changed.is_empty(), "applying it again changes {changed:?}");
+    server.kubectl_with("diff -f -", &objects)?;
+    for policy in ["nodes", "egressips", "own-objects", "events"] {
+        let path = format!("get validatingadmissionpolicy egress-agent-{policy} -o jsonpath={{.status.typeChecking}}");
+        let warnings = server.kubectl(&path)?;
+        ensure!(!warnings.contains("expressionWarnings"), "{policy}: {warnings}");
+    }
+    server.kubectl_with("apply -f -", &rendered("cleanup")?)?;
+    server.kubectl_with("delete --wait=false -f -", &objects)?;
+    Ok(())
+}
