@@ -86,6 +86,8 @@ pub async fn run<E: Executor + Send>(client: Client, settings: AgentSettings, ex
     let ((heard, surely_heard), (total, is_total)) = (watch::channel(None), watch::channel(None));
     let (released, words) = watch::channel(Words::new());
     let (ready_for, readiness) = watch::channel(Readiness::new());
+    // What it would have back, and may have.
+    let (regain, (back, is_back)) = (fence::regain::Regain::default(), watch::channel(BTreeSet::new()));
     // What the leader's probes tell it to let go of, and what of that is obeyed.
     let ((orders, ordered), (obeyed, to_obey)) = (watch::channel(Words::new()), watch::channel(Words::new()));
     let (ledger, is_ledger) = watch::channel(Arc::<Ledger>::default());
@@ -109,7 +111,8 @@ pub async fn run<E: Executor + Send>(client: Client, settings: AgentSettings, ex
     let (to_node_half, asks) = mpsc::channel(QUESTIONS);
     let told = (is_ready.clone(), uplink.clone(), stands.clone(), leads.clone());
     let ties = ties((&client, &store), &node_name, (stands, to_obey), (stake, released));
-    let ties = ties.preparing(ready_for).asked(asks);
+    let ties = ties.preparing(ready_for).asked(asks).regaining(regain.clone(), is_back);
+    let given = regain.given();
     let reconciler = Reconciler::new(model, executor, Some(events.clone()), ready).tied(ties);
     let identity = own_identity(&node_name);
     let writers = (StatusWriter::new(client.clone()), store.clone());
@@ -119,7 +122,8 @@ pub async fn run<E: Executor + Send>(client: Client, settings: AgentSettings, ex
     let healthy = async {
         if health.port != 0 {
             let facts = health::Facts { ready: is_ready, uplink, released: words.clone() };
-            tokio::join!(health::serve(health, facts, health::Told { heard, total, orders }, stop.clone()), obey);
+            let told = health::Told { heard, total, orders, regain };
+            tokio::join!(health::serve(health, facts, told, stop.clone()), obey);
         }
     };
     let probe = async {
@@ -148,8 +152,8 @@ pub async fn run<E: Executor + Send>(client: Client, settings: AgentSettings, ex
         }
     };
     // A task of its own: leases run out while others are at work.
-    let fence =
-        fence::keep((node_name.clone(), lease), store, (surely_heard, is_total, is_stake), standing, stop.clone());
+    let heard = fence::Heard { heard: surely_heard, probed: is_total, given, stake: is_stake };
+    let fence = fence::keep((node_name.clone(), lease), store, heard, (standing, back), stop.clone());
     let fence = tokio::spawn(fence);
     tokio::join!(
         fan_out(incoming, halves, stop.clone()),

@@ -68,6 +68,8 @@ pub struct Reconciler<E> {
     refused: BTreeMap<EgressId, IpAddr>,
     /// A hand-over of this round was done without.
     unprepared: bool,
+    /// Something must wait for what this node has promised to others.
+    promised: bool,
     failing: Failing,
     standby: BTreeSet<Standby>,
     /// Since when every try has failed.
@@ -97,6 +99,7 @@ impl<E: Executor> Reconciler<E> {
             doubtful: false,
             refused: BTreeMap::new(),
             unprepared: false,
+            promised: false,
             failing: Failing::default(),
             standby: BTreeSet::new(),
             out_of_step: None,
@@ -164,7 +167,7 @@ impl<E: Executor> Reconciler<E> {
                 let at = due.into_iter().chain([now + patience]).min();
                 // What was tried because of a change says nothing of how long it will take.
                 let longer = if is_retry { patience * 2 } else { patience };
-                patience = longer.min(if self.doubtful { LONGEST_DOUBT } else { LONGEST_RETRY });
+                patience = longer.min(if self.doubtful || self.promised { LONGEST_DOUBT } else { LONGEST_RETRY });
                 at
             };
         }
@@ -226,7 +229,7 @@ impl<E: Executor> Reconciler<E> {
 
     async fn reconcile(&mut self) -> Result<(), DataplaneError> {
         self.refused.clear();
-        self.unprepared = false;
+        (self.unprepared, self.promised) = (false, false);
         let observed = self.actual.is_none();
         let mut whole = std::mem::take(&mut self.incomplete) || observed;
         let mut actual = match self.actual.take() {
@@ -256,10 +259,12 @@ impl<E: Executor> Reconciler<E> {
             let plan = if whole || touched == Touched::Everything {
                 self.ties.wants(!desired.owned.is_empty());
                 barred = self.ties.tenure.barred(&desired.owned, &actual.owned);
+                self.ties.ask_back(&desired.owned);
                 let mut desired = desired.clone();
                 desired.moving = moving(&self.ties.tenure, self.compiler.view(), &desired, &actual);
                 withhold(&mut desired, &barred.all);
                 withhold(&mut desired, &self.refused);
+                self.promised = self.ties.keep_promises(&mut desired, &actual);
                 plan(&actual, &desired)
             } else {
                 plan_touched(&actual, desired, &touched)
@@ -286,7 +291,10 @@ impl<E: Executor> Reconciler<E> {
             self.tell(id, &message);
         }
         self.actual = Some(actual);
-        self.incomplete = self.doubtful || waits || self.unprepared || !self.refused.is_empty();
+        if let Some(desired) = self.compiler.desired() {
+            self.ties.ask_back(&desired.owned);
+        }
+        self.incomplete = self.doubtful || self.promised || waits || self.unprepared || !self.refused.is_empty();
         if observed {
             self.executor.confirm();
         }

@@ -8,28 +8,35 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
-use super::Fence;
+use super::regain::Given;
+use super::{Addresses, Fence};
 use crate::kube::ledger::{self, LedgerStore};
 use crate::reconcile::ties::{Stake, Standing};
 
 /// Between two looks at least.
 const IDLE: Duration = Duration::from_secs(1);
 
-/// Publishes whether this node may hold addresses, until told to stop.
+/// What the loop goes by.
+pub struct Heard {
+    /// As of when a leader has surely heard this node.
+    pub heard: watch::Receiver<Option<Instant>>,
+    /// The leader's total timeout.
+    pub probed: watch::Receiver<Option<Duration>>,
+    pub given: watch::Receiver<Given>,
+    pub stake: watch::Receiver<Stake>,
+}
+
+/// Publishes whether this node may hold addresses, and what it may hold even if not, until told to stop.
 pub async fn keep(
     (node_name, total): (String, Duration),
     store: LedgerStore,
-    (mut heard, probed, mut stake): (
-        watch::Receiver<Option<Instant>>,
-        watch::Receiver<Option<Duration>>,
-        watch::Receiver<Stake>,
-    ),
-    standing: watch::Sender<Standing>,
+    Heard { mut heard, probed, mut given, mut stake }: Heard,
+    (standing, regained): (watch::Sender<Standing>, watch::Sender<Addresses>),
     stop: CancellationToken,
 ) {
     let mut fence = Fence::new(total);
     let mut readings = FuturesUnordered::new();
-    let (mut is_probed, mut has_stake) = (true, true);
+    let (mut is_probed, mut is_given, mut has_stake) = (true, true, true);
     let mut due = Instant::now();
     loop {
         let now = Instant::now();
@@ -44,8 +51,15 @@ pub async fn keep(
         if let Some(as_of) = *heard.borrow_and_update() {
             fence.note_heard(as_of);
         }
+        fence.note_given(given.borrow_and_update().clone());
         let is = fence.standing(now);
         standing.send_if_modified(|said| std::mem::replace(said, is) != is);
+        let back = fence.regained(now).map(|(addresses, _)| addresses.clone()).unwrap_or_default();
+        regained.send_if_modified(|said| {
+            let is_news = *said != back;
+            *said = back;
+            is_news
+        });
         if fence.ask_at().is_some_and(|time| time <= now) {
             fence.note_asked(now);
             readings.push(read(&store, &node_name, now, fence.patience()));
@@ -56,6 +70,7 @@ pub async fn keep(
         tokio::select! {
             () = stop.cancelled() => return,
             outcome = heard.changed(), if is_probed => is_probed = outcome.is_ok(),
+            outcome = given.changed(), if is_given => is_given = outcome.is_ok(),
             outcome = stake.changed(), if has_stake => has_stake = outcome.is_ok(),
             Some(answer) = readings.next(), if !readings.is_empty() => {
                 if let Some((began, suspected, total)) = answer {

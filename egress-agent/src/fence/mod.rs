@@ -1,5 +1,5 @@
 //! Whether this node may hold addresses: its leases. [`Fence`] is pure, [`keep`] is the loop around it. [`obey`]: single
-//! addresses that it is told to let go of by the way of probes.
+//! addresses that it is told to let go of by the way of probes. [`regain`]: what it may have back by them.
 //!
 //! A gateway that is cut off cannot be told that its addresses are given to another. So it gives them up by itself, before
 //! the leader may give them away. It may hold addresses while
@@ -20,11 +20,14 @@
 
 mod keep;
 mod orders;
+pub mod regain;
 
 use std::time::{Duration, Instant};
 
-pub use keep::keep;
+pub use keep::{Heard, keep};
 pub use orders::obey;
+
+use regain::{Addresses, Given};
 
 use crate::reconcile::ties::{Stake, Standing};
 
@@ -50,6 +53,8 @@ pub struct Fence {
     began: Option<Instant>,
     /// It was suspected when it asked, before anything else was known.
     denied: bool,
+    /// What it holds whatever its leases are.
+    given: Given,
 }
 
 impl Fence {
@@ -66,6 +71,7 @@ impl Fence {
             asked: None,
             began: None,
             denied: false,
+            given: Given::default(),
         }
     }
 
@@ -105,6 +111,16 @@ impl Fence {
         } else if self.began.is_some_and(|since| began >= since) {
             self.denied = true;
         }
+    }
+
+    pub fn note_given(&mut self, given: Given) {
+        self.given = given;
+    }
+
+    /// What this node may hold for having been given it back, and until when.
+    pub fn regained(&self, now: Instant) -> Option<(&Addresses, Instant)> {
+        let until = self.given.until?;
+        (now < until).then_some((&self.given.addresses, until))
     }
 
     /// This process has not run for long, and has just begun to: all is as after a start.
@@ -162,7 +178,8 @@ impl Fence {
     /// When something changes by itself next.
     pub fn next(&self, now: Instant) -> Option<Instant> {
         let ends = self.until().or(self.began.map(|began| began + self.total)).filter(|end| *end > now);
-        ends.into_iter().chain(self.ask_at()).min()
+        let regained = self.regained(now).map(|(_, until)| until);
+        ends.into_iter().chain(self.ask_at()).chain(regained).min()
     }
 
     /// How long a reading is worth waiting for.

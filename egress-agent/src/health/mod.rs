@@ -7,12 +7,13 @@
 //! - [`fitness`] says whether the node can carry egress traffic. It changes the answers; who watches is told, and no
 //!   connection ends by it.
 //! - [`tls`], where it is given certificates.
-//! - [`release`]: what the leader wants to be let go of, and what has been.
+//! - [`release`]: what the leader wants to be let go of, and what has been. [`regain`]: what a node would have back.
 //! - [`touch`] notes what probes of the leader confirm: until when it has surely heard this agent.
 //!
 //! A server for each management address; they come and go with these.
 
 pub mod fitness;
+pub mod regain;
 pub mod release;
 mod service;
 pub mod tls;
@@ -29,6 +30,7 @@ use tonic::transport::Server;
 use tonic::transport::server::TcpIncoming;
 use tracing::{info, warn};
 
+use crate::fence::regain::Regain;
 use crate::model::ledger::Words;
 use crate::reconcile::Ready;
 use fitness::{Obstacle, Uplink};
@@ -69,6 +71,8 @@ pub struct Told {
     pub total: watch::Sender<Option<Duration>>,
     /// The hand-overs that this node is to obey.
     pub orders: watch::Sender<Words>,
+    /// What it would have back, and what others would.
+    pub regain: Regain,
 }
 
 /// Serves until told to stop.

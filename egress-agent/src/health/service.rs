@@ -15,7 +15,8 @@ use tracing::warn;
 
 use super::fitness::Obstacle;
 use super::touch::{self, Probe, Touch};
-use super::{REASON, SERVICE, Told, release};
+use super::{REASON, SERVICE, Told, regain, release};
+use crate::fence::regain::Addresses;
 use crate::model::ledger::Words;
 
 /// Answers on all addresses alike.
@@ -62,9 +63,10 @@ impl HealthService {
         }
     }
 
-    /// Notes what the probe confirms, and what the answer to it bears.
-    fn note(&self, request: &Request<HealthCheckRequest>, at: Instant) -> Option<u64> {
+    /// Notes what the probe confirms. What the answer to it bears: the greatest term, and what is promised.
+    fn note(&self, request: &Request<HealthCheckRequest>, at: Instant) -> Option<(u64, Addresses)> {
         let probe = Probe::read(request.metadata())?;
+        let mut promised = Addresses::new();
         let mut probes = self.0.probes.lock().unwrap_or_else(PoisonError::into_inner);
         probes.touch.probed(probe, at);
         // A former leader's ledger is a former one.
@@ -77,6 +79,14 @@ impl HealthService {
                 *known = orders;
                 is_news
             });
+            if let Some(total) = total {
+                if let Some((number, addresses)) = regain::given(request.metadata())
+                    && let Some(as_of) = probes.touch.arrival(probe.session, number)
+                {
+                    probes.told.regain.give(addresses, as_of, total);
+                }
+                promised = probes.told.regain.promise(&regain::to_promise(request.metadata()), total, at);
+            }
         }
         // Behind the timeout: whoever sees the one sees the other.
         let heard = probes.touch.heard();
@@ -90,7 +100,13 @@ impl HealthService {
                 "the leader goes by another --egressip-reachability-total-timeout than this agent: set the same on all nodes"
             );
         }
-        Some(probes.touch.term())
+        Some((probes.touch.term(), promised))
+    }
+}
+
+impl Shared {
+    fn wanted(&self) -> Addresses {
+        self.probes.lock().unwrap_or_else(PoisonError::into_inner).told.regain.wanted()
     }
 }
 
@@ -108,7 +124,7 @@ impl Health for HealthService {
         if !["", SERVICE].contains(&request.get_ref().service.as_str()) {
             return Err(Status::not_found("service not registered"));
         }
-        let term = self.note(&request, at);
+        let noted = self.note(&request, at);
         let obstacle = self.0.obstacle.borrow().clone();
         let status = if obstacle.is_none() { Answer::Serving } else { Answer::NotServing };
         let mut answer = Response::new(HealthCheckResponse { status: status.into() });
@@ -116,8 +132,10 @@ impl Health for HealthService {
         if let Some(obstacle) = obstacle {
             metadata.insert(REASON, MetadataValue::from_static(obstacle.code()));
         }
-        if let Some(term) = term {
+        if let Some((term, promised)) = noted {
             touch::set_term(metadata, term);
+            regain::set_promised(metadata, &promised);
+            regain::set_wanted(metadata, &self.0.wanted());
             touch::set_timeout(metadata, self.0.total_timeout);
             release::set_released(metadata, &self.0.released.borrow());
         }

@@ -35,7 +35,10 @@ impl Ground {
         let stop = CancellationToken::new();
         let settings = Settings { port, tls: None, total_timeout: Duration::from_secs(1) };
         let (orders, is_ordered) = watch::channel(Words::new());
-        let (told, released) = (Told { heard, total: watch::channel(None).0, orders }, watch::channel(Words::new()).1);
+        let (told, released) = (
+            Told { heard, total: watch::channel(None).0, orders, regain: Regain::default() },
+            watch::channel(Words::new()).1,
+        );
         let facts = Facts { ready: is_ready, uplink: is_uplink, released };
         let server = tokio::spawn(serve(settings, facts, told, stop.clone()));
         Self { port, ready, uplink, heard: is_heard, orders: is_ordered, stop, server }

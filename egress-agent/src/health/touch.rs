@@ -26,7 +26,7 @@ const TERM: &str = "egress-agent-term";
 
 /// Probers that are remembered at a time: a leader and a former one, by each address.
 const SESSIONS: usize = 16;
-/// Probes of a session whose answers may be on their way.
+/// Probes of a session that are remembered: their answers may be on their way.
 const PROBES: usize = 64;
 /// A term that nobody has named for so long counts no more: the Lease may have been made anew.
 const TERM_FORGOTTEN_AFTER: Duration = Duration::from_secs(30);
@@ -119,12 +119,17 @@ impl Touch {
         let confirmed = session.probes.iter().find(|(number, _)| *number == probe.confirmed);
         if let Some((_, arrived)) = confirmed {
             self.heard = self.heard.max(Some(*arrived));
-            session.probes.retain(|(number, _)| *number > probe.confirmed);
         }
         if session.probes.len() == PROBES {
             session.probes.pop_front();
         }
         session.probes.push_back((probe.number, at));
+    }
+
+    /// When a probe came in, if it is remembered.
+    pub fn arrival(&self, session: u64, number: u64) -> Option<Instant> {
+        let probes = &self.sessions.get(&session)?.probes;
+        probes.iter().find(|(other, _)| *other == number).map(|(_, arrived)| *arrived)
     }
 
     /// The leader has surely heard this agent then, or later.
@@ -178,6 +183,9 @@ mod tests {
         assert_eq!(play.probe(1000, 7, 5, 4, 1), Some(750));
         assert_eq!(play.probe(1010, 7, 6, 3, 1), Some(750), "it never goes back");
         assert_eq!(play.probe(1020, 7, 7, 99, 1), Some(750), "a number that never came");
+        let at = |number| play.touch.arrival(7, number);
+        assert_eq!((at(2), at(99)), (Some(play.start + Duration::from_millis(250)), None));
+        assert_eq!(play.touch.arrival(8, 2), None);
     }
 
     #[test]

@@ -11,7 +11,7 @@ impl<E: Executor> Reconciler<E> {
     /// Gives up what this node may not hold before anything is looked at that a walk of the maps may be keeping: leases do
     /// not wait, and hand-overs have an order of their own. What steers to it here finds nobody who holds it, and drops.
     pub(super) async fn let_go(&mut self) -> Result<(), DataplaneError> {
-        if !self.ties.is_fenced() {
+        if !self.ties.may_have_lost() {
             return Ok(());
         }
         let held = self.executor.held().await?;

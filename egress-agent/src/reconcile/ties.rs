@@ -11,12 +11,13 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 use tracing::{info, warn};
 
+use crate::fence::regain::{Addresses, Regain};
 use crate::inspect::NodesPart;
 use crate::model::ledger::{Ledger, Words};
 use crate::model::moving;
 use crate::model::node::Readiness;
 use crate::model::state::{EgressId, KernelState};
-use crate::model::tenure::Tenure;
+use crate::model::tenure::{Tenure, withhold};
 use crate::model::view::{ClusterView, parse_egress_ip};
 
 type Owned = BTreeMap<EgressId, IpAddr>;
@@ -57,7 +58,7 @@ pub type Ask = Box<dyn Fn(BTreeSet<(String, IpAddr)>) -> BoxFuture<'static, BTre
 
 /// What comes by the ties.
 pub(super) enum Turn {
-    /// The fence goes up or down, or there is another order.
+    /// The fence goes up or down, there is another order, or something is had back or lost again.
     Changed,
     Asked(NodesPart),
 }
@@ -66,6 +67,9 @@ pub struct Ties {
     pub(super) tenure: Tenure,
     standing: watch::Receiver<Standing>,
     orders: watch::Receiver<Words>,
+    /// What this node may hold by the promises of others, and what it has promised to them.
+    regained: watch::Receiver<Addresses>,
+    regain: Regain,
     stake: watch::Sender<Stake>,
     released: watch::Sender<Words>,
     ready: watch::Sender<Readiness>,
@@ -75,6 +79,8 @@ pub struct Ties {
     known: BTreeMap<u64, Instant>,
     /// Out of touch. It is said only where there was something to lose.
     has_given_up: bool,
+    /// It has some of that back.
+    has_back: bool,
 }
 
 impl Ties {
@@ -85,8 +91,30 @@ impl Ties {
         ask: Ask,
     ) -> Self {
         let (tenure, known) = (Tenure::new(node_name.to_owned()), BTreeMap::new());
-        let ready = watch::channel(Readiness::new()).0;
-        Self { tenure, standing, orders, stake, released, ready, ask, asks: None, known, has_given_up: false }
+        let (ready, regained) = (watch::channel(Readiness::new()).0, watch::channel(Addresses::new()).1);
+        let (regain, asks) = (Regain::default(), None);
+        let (has_given_up, has_back) = (false, false);
+        Self {
+            tenure,
+            standing,
+            orders,
+            regained,
+            regain,
+            stake,
+            released,
+            ready,
+            ask,
+            asks,
+            known,
+            has_given_up,
+            has_back,
+        }
+    }
+
+    /// Has back what others promise not to take, and promises likewise.
+    #[must_use]
+    pub fn regaining(self, regain: Regain, regained: watch::Receiver<Addresses>) -> Self {
+        Self { regain, regained, ..self }
     }
 
     /// Says there what this node is ready to take over.
@@ -119,7 +147,7 @@ impl Ties {
 
     /// Waits for the fence to go up or down, for another order, or for a question; for ever where nobody is left to tell.
     pub(super) async fn next(&mut self) -> Turn {
-        let Self { standing, orders, asks, .. } = self;
+        let Self { standing, orders, regained, asks, .. } = self;
         let asked = async {
             match asks {
                 Some(asks) => asks.recv().await,
@@ -129,6 +157,7 @@ impl Ties {
         tokio::select! {
             Ok(()) = standing.changed() => Turn::Changed,
             Ok(()) = orders.changed() => Turn::Changed,
+            Ok(()) = regained.changed() => Turn::Changed,
             Some(part) = asked => Turn::Asked(part),
             else => std::future::pending().await,
         }
@@ -144,17 +173,35 @@ impl Ties {
         *self.standing.borrow() == Standing::Undecided
     }
 
-    pub(super) fn is_fenced(&self) -> bool {
-        *self.standing.borrow() == Standing::Fenced
+    /// Whether the kernel may hold something that this node has lost, or is about to lose again.
+    pub(super) fn may_have_lost(&self) -> bool {
+        *self.standing.borrow() == Standing::Fenced || self.tenure.is_regaining()
     }
 
-    /// Waits until this node is fenced, if it is not now.
+    /// Waits until this node is fenced, if it is not now, or loses again what it has back.
     pub(super) fn fenced(&self) -> impl Future<Output = ()> + use<> {
-        let mut standing = self.standing.clone();
+        let (mut standing, mut regained) = (self.standing.clone(), self.regained.clone());
         async move {
             let is_fenced = *standing.borrow_and_update() == Standing::Fenced;
-            if is_fenced || standing.wait_for(|standing| *standing == Standing::Fenced).await.is_err() {
-                std::future::pending().await
+            let falls = async {
+                if is_fenced || standing.wait_for(|standing| *standing == Standing::Fenced).await.is_err() {
+                    std::future::pending().await
+                }
+            };
+            let loses = async {
+                loop {
+                    let back = regained.borrow_and_update().clone();
+                    if regained.changed().await.is_err() {
+                        return std::future::pending().await;
+                    }
+                    if !back.is_subset(&regained.borrow()) {
+                        return;
+                    }
+                }
+            };
+            tokio::select! {
+                () = falls => {}
+                () = loses => {}
             }
         }
     }
@@ -183,6 +230,8 @@ impl Ties {
         let fenced = *self.standing.borrow() == Standing::Fenced;
         self.tenure.set_fenced(fenced, held);
         self.tenure.order(&self.orders.borrow());
+        self.tenure.set_regained(self.regained.borrow().clone());
+        self.say_regained();
         if fenced && !held.is_empty() && !self.has_given_up {
             warn!(addresses = held.len(), "out of touch with leader and API server: egress IPs are not served here");
             self.has_given_up = true;
@@ -193,8 +242,38 @@ impl Ties {
         self.tenure.barred(held, held).all
     }
 
-    /// Says what the kernel holds no more, and what it is ready for.
+    fn say_regained(&mut self) {
+        let back = self.tenure.regained().count();
+        let had = std::mem::replace(&mut self.has_back, back > 0);
+        match (had, back) {
+            (false, 1..) => info!(
+                addresses = back,
+                "all other egress nodes have promised not to take what was given up here: it is served again while they do"
+            ),
+            (true, 0) => info!("egress IPs are not served by the promises of other nodes any more"),
+            _ => {}
+        }
+    }
+
+    /// Leaves out what has been promised to others; whether there is any. The rest is about to be taken.
+    pub(super) fn keep_promises(&self, desired: &mut KernelState, actual: &KernelState) -> bool {
+        let had: BTreeSet<_> = taken(actual).collect();
+        let new: Vec<_> = taken(desired).filter(|one| !had.contains(one)).collect();
+        let promised = self.regain.take(new.iter().map(|(_, address)| *address), Instant::now().into_std());
+        let left_out: Owned = new.into_iter().filter(|(_, address)| promised.contains(address)).collect();
+        desired.moving.retain(|id, moving| !moving.is_taken() || left_out.get(id) != Some(&moving.address));
+        withhold(desired, &left_out);
+        !left_out.is_empty()
+    }
+
+    /// What of this it would have back is asked for by the answers to probes.
+    pub(super) fn ask_back(&self, desired: &Owned) {
+        self.regain.want(self.tenure.wanted_back(desired));
+    }
+
+    /// Says what the kernel holds and what not, when nothing is under way, and what it is ready for.
     pub(super) fn say(&self, actual: &KernelState) {
+        self.regain.settle(taken(actual).map(|(_, address)| address).collect());
         say(&self.released, self.tenure.released(&actual.owned, &actual.moving));
         say(&self.ready, moving::prepared(&self.tenure, actual));
     }
@@ -207,15 +286,24 @@ impl Ties {
             let doubted = items.filter(|address| doubtful.values().any(|other| other == address));
             questions.extend(doubted.map(|address| (object.name.clone(), address)));
         }
-        // An order does not wait for the answer, which may be long in coming. It is not taken for seen here.
-        let mut orders = self.orders.clone();
+        // An order, and what others promise, do not wait for the answer, which may be long in coming. They are not taken for
+        // seen here.
+        let (mut orders, mut regained) = (self.orders.clone(), self.regained.clone());
         let confirmed = tokio::select! {
             confirmed = (self.ask)(questions) => confirmed,
             Ok(()) = orders.changed() => return false,
+            Ok(()) = regained.changed() => return false,
         };
         self.tenure.confirm(&confirmed);
         !confirmed.is_empty()
     }
+}
+
+/// What the node emits, or may.
+fn taken(state: &KernelState) -> impl Iterator<Item = (EgressId, IpAddr)> {
+    let moving = state.moving.iter().filter(|(_, moving)| moving.is_taken());
+    let moving = moving.map(|(id, moving)| (*id, moving.address));
+    state.owned.iter().map(|(id, address)| (*id, *address)).chain(moving)
 }
 
 fn say<T: PartialEq>(to: &watch::Sender<T>, words: T) {

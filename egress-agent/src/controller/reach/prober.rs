@@ -23,6 +23,7 @@ use tracing::{debug, info, warn};
 use super::Reach;
 use super::judge::{Judge, Judgement, News, Traits, Treated};
 use super::pulse::{Answer, Standing};
+use super::recall::Recall;
 use super::session::{Asker, Finding, Manner, Road, ask};
 use super::vouch::{Others, Vouch};
 use crate::controller::leadership::Duty;
@@ -38,6 +39,8 @@ const LINGER: Duration = Duration::from_secs(60);
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(600);
 /// Findings that wait.
 const QUEUE: usize = 4096;
+/// For so long behind an outage of the API server what agents have back they have by probes: they read it anew meanwhile.
+const READ_ANEW: Duration = Duration::from_secs(5);
 /// How soon a leader that has stopped probing looks whether it should.
 const AGAIN: Duration = Duration::from_secs(1);
 
@@ -160,6 +163,9 @@ struct Round {
     reach: watch::Sender<Reach>,
     judge: Judge,
     others: Arc<Others>,
+    recall: Arc<Recall>,
+    /// When this agent, which asks as a leader, was last seen not to lead: it does not reach the API server.
+    away: Option<Instant>,
     asked: BTreeMap<String, Asked>,
     tasks: JoinSet<()>,
     found: mpsc::Sender<Found>,
@@ -215,7 +221,22 @@ impl Round {
         let judge = Judge::new(manner.rules);
         let (own_node, tasks) = (own_node.to_owned(), JoinSet::new());
         let (asked, others) = (BTreeMap::new(), Arc::new(Others::new(Instant::now())));
-        Self { manner, own_node, term, duty, reach, judge, others, asked, tasks, found, findings, cut_off: false }
+        Self {
+            manner,
+            own_node,
+            term,
+            duty,
+            reach,
+            judge,
+            others,
+            recall: Arc::default(),
+            away: None,
+            asked,
+            tasks,
+            found,
+            findings,
+            cut_off: false,
+        }
     }
 
     /// Asks who is to be asked, and nobody else.
@@ -252,6 +273,7 @@ impl Round {
 
     /// Tells each node of the hand-overs from it.
     fn order(&self, ledger: &Ledger) {
+        self.recall.set_moving(ledger.records.open.keys().copied().collect());
         let mut leaving: BTreeMap<&str, Words> = BTreeMap::new();
         for (address, record) in &ledger.records.open {
             leaving.entry(&record.from).or_default().insert(*address, record.number);
@@ -268,6 +290,7 @@ impl Round {
 
     fn count_others(&self) {
         self.others.set(self.asked.keys().any(|name| *name != self.own_node));
+        self.recall.set_nodes(self.asked.keys());
     }
 
     fn enter(&mut self, name: &str, roads: Vec<Road>, node: &Node, now: Instant) {
@@ -284,7 +307,8 @@ impl Round {
         let anew = || others.as_ref().map_or_else(|| Vouch::for_own(self.others.clone()), |_| Vouch::for_other());
         let vouch = former.map_or_else(anew, |former| former.vouch);
         let orders = watch::Sender::new(Words::new());
-        let asker = Asker { term: self.term, offset, vouch: vouch.clone(), orders: orders.subscribe() };
+        let recall = (Arc::from(name), self.recall.clone());
+        let asker = Asker { term: self.term, offset, vouch: vouch.clone(), orders: orders.subscribe(), recall };
         let (manner, all) = (self.manner.clone(), roads.clone());
         let teller = Teller { node: name.into(), reach: self.reach.clone(), found: self.found.clone(), others };
         let task = self.tasks.spawn(async move {
@@ -355,6 +379,10 @@ impl Round {
             }
         }
         let vouches = self.duty.vouches();
+        if !self.duty.leads() {
+            self.away = Some(now);
+        }
+        self.recall.set(vouches && self.away.is_some_and(|away| now < away + READ_ANEW));
         for (name, asked) in &self.asked {
             asked.vouch.set(vouches && !judgement.unreachable.contains(name));
         }

@@ -28,16 +28,19 @@ use tonic_health::pb::health_client::HealthClient;
 use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse};
 
 use super::pulse::{Answer, Rules, Sign};
+use super::recall::{Answered, Recall};
 use super::vouch::Vouch;
 use crate::health::fitness::refusal;
 use crate::health::tls::{Tls, cause};
 use crate::health::touch::{self, Probe};
-use crate::health::{REASON, SERVICE, release};
+use crate::health::{REASON, SERVICE, regain, release};
 use crate::kube::causes::Causes;
 use crate::model::ledger::Words;
 
 /// Probes on their way at a time.
 const MOST_PENDING: usize = 8;
+/// Answers that are remembered: those that came in while all others were asked once.
+const MOST_ANSWERED: usize = 16;
 /// Between two knocks at the own addresses of a node that answers: whether it can be reached there must be known before it
 /// falls silent.
 const TRY: Duration = Duration::from_secs(30);
@@ -107,7 +110,7 @@ pub(super) enum Finding {
 
 /// Something that was waited for.
 enum Came {
-    Answer { connection: usize, number: u64, outcome: Result<Response<HealthCheckResponse>, Failure> },
+    Answer { connection: usize, number: u64, sent: Instant, outcome: Result<Response<HealthCheckResponse>, Failure> },
     Knock { at: IpAddr, is_there: bool },
 }
 
@@ -131,6 +134,8 @@ pub(super) struct Asker {
     pub(super) vouch: Vouch,
     /// What the agent is to let go of.
     pub(super) orders: watch::Receiver<Words>,
+    /// What it may have back, under its node's name.
+    pub(super) recall: (Arc<str>, Arc<Recall>),
 }
 
 /// Asks until it is dropped. `tell` is told of everything, and before the agent is.
@@ -144,7 +149,7 @@ pub(super) async fn ask(manner: &Manner, road: &Road, asker: &Asker, tell: impl 
     let mut beat = interval_at(begin, rules.interval / 2);
     beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut orders = asker.orders.clone();
-    let mut line = Line::new(manner, road, asker.term);
+    let mut line = Line::new(manner, road, asker);
     let (mut pending, mut knocks) = (Pending::new(), BTreeSet::new());
     let (mut is_probe, mut answered, mut tried) = (false, 0, None::<Instant>);
     loop {
@@ -172,12 +177,15 @@ pub(super) async fn ask(manner: &Manner, road: &Road, asker: &Asker, tell: impl 
                 }
             }
             Some(came) = pending.next() => match came {
-                Came::Answer { number, outcome: Ok(answer), .. } => {
+                Came::Answer { number, sent, outcome: Ok(answer), .. } => {
                     let now = Instant::now();
                     answered = answered.max(number);
                     line.received.push((number, now));
                     line.confirm(asker, &tell);
                     let metadata = answer.metadata();
+                    line.note_answered(number, now);
+                    let (node, recall) = &asker.recall;
+                    recall.note(node, regain::wanted(metadata), regain::promised(metadata), sent);
                     tell(Finding::Said { timeout: touch::timeout(metadata), term: touch::term(metadata) });
                     let released = release::released(metadata);
                     if number == answered && line.released != released {
@@ -284,13 +292,16 @@ struct Line<'a> {
     /// Answers that the agent is not told of yet: the number of the probe, and when its answer came in.
     received: Vec<(u64, Instant)>,
     confirmed: u64,
+    /// All of late.
+    answered: Answered,
+    recall: (Arc<str>, Arc<Recall>),
     /// What the agent said last that it has let go of.
     released: Words,
     term: u64,
 }
 
 impl<'a> Line<'a> {
-    fn new(manner: &'a Manner, road: &Road, term: u64) -> Self {
+    fn new(manner: &'a Manner, road: &Road, asker: &Asker) -> Self {
         let address = SocketAddr::new(road.address, manner.port);
         // Random: whatever another prober numbers is not mixed up with this.
         let session = std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), address);
@@ -303,9 +314,18 @@ impl<'a> Line<'a> {
             number: 0,
             received: Vec::new(),
             confirmed: 0,
+            answered: Answered::new(),
+            recall: asker.recall.clone(),
             released: Words::new(),
-            term,
+            term: asker.term,
         }
+    }
+
+    fn note_answered(&mut self, number: u64, at: Instant) {
+        if self.answered.len() == MOST_ANSWERED {
+            self.answered.pop_front();
+        }
+        self.answered.push_back((number, at));
     }
 
     /// Settles which answer the next probe confirms, and tells of it first.
@@ -344,6 +364,13 @@ impl<'a> Line<'a> {
         probe.write(request.metadata_mut());
         touch::set_timeout(request.metadata_mut(), patience);
         release::set_orders(request.metadata_mut(), orders);
+        let (node, recall) = &self.recall;
+        let sent = Instant::now();
+        let saying = recall.say(node, &self.answered, patience, sent);
+        regain::set_to_promise(request.metadata_mut(), &saying.to_promise);
+        if let Some((number, addresses)) = &saying.given {
+            regain::set_given(request.metadata_mut(), *number, addresses);
+        }
         let client = self.client();
         Box::pin(async move {
             let outcome = match client {
@@ -353,7 +380,7 @@ impl<'a> Line<'a> {
                 },
                 Err(trouble) => Err(Failure::NoDial(trouble)),
             };
-            Came::Answer { connection, number, outcome }
+            Came::Answer { connection, number, sent, outcome }
         })
     }
 }

@@ -6,25 +6,15 @@ impl World {
     pub(super) fn lead(&mut self) {
         let (now, api) = (self.now, self.api.ledgers.len() - 1);
         for ((leader, name), own) in self.leaders.iter_mut().zip(LEADERS).zip(TOTALS) {
-            if !self.cut.contains(&(API, name)) && self.random.below(6) == 0 {
+            let is_there = self.quiet || now >= self.away_until;
+            if is_there && !self.cut.contains(&(API, name)) && self.random.below(6) == 0 {
                 leader.ledger_seen = api;
                 leader.suspicions.note(&self.api.ledgers[api], now);
                 leader.longest.note(&self.api.ledgers[api], own, now);
             }
         }
+        (0..self.leaders.len()).for_each(|index| self.probe(index));
         let Some(index) = self.leads else { return };
-        if self.leaders[index].probes_at.is_none_or(|time| now >= time) {
-            self.leaders[index].probes_at = Some(now + PROBE);
-            self.leaders[index].number += 1;
-            for (node, name) in NODES.iter().enumerate() {
-                let leader = &self.leaders[index];
-                let confirmed = leader.confirmed.get(&node).copied().unwrap_or_default();
-                let (number, term) = (leader.number, self.term);
-                let orders = self.api.ledgers[leader.ledger_seen].leaving(name);
-                let probe = Message::Probe { leader: index, node, number, confirmed, term, orders };
-                self.send(LEADERS[index], name, probe);
-            }
-        }
         if self.leaders[index].waits_until.is_some_and(|until| now < until) {
             return;
         }
@@ -47,6 +37,29 @@ impl World {
             Work::Object(base, object) => Message::WriteObject { leader: index, base, object },
         };
         self.send(LEADERS[index], API, message);
+    }
+
+    /// Also of one that leads no more.
+    fn probe(&mut self, index: usize) {
+        let (now, is_leader) = (self.now, self.leads == Some(index));
+        if self.leaders[index].probes_at.is_some_and(|time| now < time) {
+            return;
+        }
+        self.leaders[index].probes_at = Some(now + PROBE);
+        self.leaders[index].number += 1;
+        self.leaders[index].recall.set(true);
+        self.leaders[index].recall.set_nodes(NODES.map(str::to_owned).iter());
+        for (node, name) in NODES.iter().enumerate() {
+            let leader = &self.leaders[index];
+            let confirmed = leader.confirmed.get(&node).copied().filter(|_| is_leader).unwrap_or_default();
+            let (number, term) = (leader.number, leader.term);
+            let orders = self.api.ledgers[leader.ledger_seen].leaving(name);
+            let none = Answered::new();
+            let answered = leader.answered.get(&node).unwrap_or(&none);
+            let saying = leader.recall.say(name, answered, TOTALS[index], now);
+            let probe = Message::Probe { leader: index, node, sent: now, number, confirmed, term, orders, saying };
+            self.send(LEADERS[index], name, probe);
+        }
     }
 
     /// One pass, as the leader makes it.

@@ -2,8 +2,9 @@
 //!
 //! The rules are the real ones: the fence, the tenure, suspicions, assignment and hand-overs. Messages take their time or
 //! are lost, watches of ledger and objects lag by different amounts, nodes act late, leaders follow each other as the Lease
-//! lets them, nodes lose and get back their label, and probes tell of hand-overs too. Agents that die are not played: what their programs do is not theirs
-//! to say.
+//! lets them, nodes lose and get back their label, and probes tell of hand-overs too. The API server goes away for a while,
+//! and nodes have back what they have lost by the word of all others, whom leaders and former ones ask, whatever they know.
+//! Agents that die are not played: what their programs do is not theirs to say.
 
 mod leaders;
 mod nodes;
@@ -14,12 +15,14 @@ use std::sync::Arc;
 
 use nodes::{given, objects_of};
 
+use super::regain::Regain;
 use super::*;
 use crate::controller::assignment::tests::{node, object};
 use crate::controller::assignment::{Facts, Nodes, Objects, assign};
 use crate::controller::election::Timing;
 use crate::controller::handover::{Evidence, Leases, Step, Watch};
 use crate::controller::reach::Reach;
+use crate::controller::reach::recall::{Answered, Recall, Saying};
 use crate::controller::suspicion::{Longest, Suspicions, suspects};
 use crate::model::ledger::{Ledger, Words};
 use crate::model::state::EgressId;
@@ -64,26 +67,78 @@ struct Api {
 }
 
 enum Message {
-    Probe { leader: usize, node: usize, number: u64, confirmed: u64, term: u64, orders: Words },
-    Answer { leader: usize, node: usize, number: u64, term: u64, released: Words },
-    ReadLedger { node: usize, began: Instant },
-    HasRead { node: usize, began: Instant, suspected: bool, total: Option<Duration> },
-    ReadObjects { node: usize, ask: u64 },
-    HasObjects { node: usize, ask: u64, ledger: Arc<Ledger>, objects: Arc<Objects> },
-    Word { node: usize, words: Words },
-    WriteLedger { leader: usize, base: usize, ledger: Ledger },
-    WriteObject { leader: usize, base: Arc<EgressObject>, object: EgressObject },
-    Written { leader: usize, done: bool },
+    Probe {
+        leader: usize,
+        node: usize,
+        sent: Instant,
+        number: u64,
+        confirmed: u64,
+        term: u64,
+        orders: Words,
+        saying: Saying,
+    },
+    Answer {
+        leader: usize,
+        node: usize,
+        sent: Instant,
+        number: u64,
+        term: u64,
+        released: Words,
+        back: [Addresses; 2],
+    },
+    ReadLedger {
+        node: usize,
+        began: Instant,
+    },
+    HasRead {
+        node: usize,
+        began: Instant,
+        suspected: bool,
+        total: Option<Duration>,
+    },
+    ReadObjects {
+        node: usize,
+        ask: u64,
+    },
+    HasObjects {
+        node: usize,
+        ask: u64,
+        ledger: Arc<Ledger>,
+        objects: Arc<Objects>,
+    },
+    Word {
+        node: usize,
+        words: Words,
+    },
+    WriteLedger {
+        leader: usize,
+        base: usize,
+        ledger: Ledger,
+    },
+    WriteObject {
+        leader: usize,
+        base: Arc<EgressObject>,
+        object: EgressObject,
+    },
+    Written {
+        leader: usize,
+        done: bool,
+    },
 }
 
 struct Node {
     fence: Fence,
+    regain: Regain,
+    /// The greatest term that it has heard of.
+    term: u64,
     tenure: Tenure,
     ledger_seen: usize,
     objects_seen: usize,
     /// When each probe came in, of one leader's term.
     probes: BTreeMap<(usize, u64, u64), Instant>,
     held: Owned,
+    /// What it might hold for having it back.
+    back: Addresses,
     said: Words,
     /// What the latest probe has told it to let go of.
     orders: Words,
@@ -107,6 +162,10 @@ struct Leader {
     confirmed: BTreeMap<usize, u64>,
     /// What nodes have said in their answers.
     released: BTreeMap<usize, Words>,
+    /// One that leads no more probes all the same, and vouches for nobody.
+    term: u64,
+    recall: Recall,
+    answered: BTreeMap<usize, Answered>,
     number: u64,
     ledger_seen: usize,
     queue: Vec<Work>,
@@ -131,16 +190,24 @@ struct World {
     mail: BTreeMap<(Instant, u64), Message>,
     sent: u64,
     quiet: bool,
+    /// Until when the API server is away from everybody.
+    away_until: Instant,
+    /// Which node is then cut off from the leaders too, and until when.
+    mute: (&'static str, Instant),
     moves: u64,
+    /// How often a node has had something back by the word of the others.
+    regained: u64,
 }
 
 #[test]
 fn no_two_nodes_hold_one_address_whatever_is_cut_and_lost() {
-    let mut moves = 0;
-    for seed in 0..24 {
-        moves += World::new(seed).play(seed);
+    let (mut moves, mut regained) = (0, 0);
+    for seed in 0..32 {
+        let (moved, had_back) = World::new(seed).play(seed);
+        (moves, regained) = (moves + moved, regained + had_back);
     }
     assert!(moves > 100, "little happened: {moves} changes of nodes");
+    assert!(regained > 50, "little was had back: {regained} addresses");
 }
 
 impl World {
@@ -153,11 +220,14 @@ impl World {
         ]);
         let named = |name: &&'static str| Node {
             fence: Fence::new(Duration::from_secs(5)),
+            regain: Regain::default(),
+            term: 0,
             tenure: Tenure::new((*name).to_owned()),
             ledger_seen: 0,
             objects_seen: 0,
             probes: BTreeMap::new(),
             held: Owned::new(),
+            back: Addresses::new(),
             said: Words::new(),
             orders: Words::new(),
             acts_at: start,
@@ -174,7 +244,7 @@ impl World {
             },
             nodes: NODES.iter().map(named).collect(),
             labels: (1..=3).map(|i| node(&format!("n{i}"), &format!("172.18.0.{i}/16"))).collect(),
-            leaders: LEADERS.iter().map(|_| Leader::default()).collect(),
+            leaders: (1..).zip(LEADERS).map(|(place, _)| Leader { term: 2 - place, ..Leader::default() }).collect(),
             leads: Some(0),
             term: 1,
             since: start,
@@ -183,11 +253,14 @@ impl World {
             mail: BTreeMap::new(),
             sent: 0,
             quiet: false,
+            away_until: start,
+            mute: (NODES[0], start),
             moves: 0,
+            regained: 0,
         }
     }
 
-    fn play(mut self, seed: u64) -> u64 {
+    fn play(mut self, seed: u64) -> (u64, u64) {
         while self.now < self.start + Duration::from_secs(90) {
             self.quiet = self.now > self.start + Duration::from_secs(60);
             self.now += TICK;
@@ -204,7 +277,7 @@ impl World {
         assert_eq!(held, 3, "seed {seed}: all is served when all is quiet");
         let ledger = self.ledger();
         assert!(ledger.records.open.is_empty() && ledger.suspects.is_empty(), "seed {seed}: {ledger:?}");
-        self.moves
+        (self.moves, self.regained)
     }
 
     fn check(&self, seed: u64) {
@@ -239,6 +312,13 @@ impl World {
             let to = [API, LEADERS[0], LEADERS[1]];
             // Often a whole node is cut off, sometimes one road, in one direction.
             let whole = self.random.below(2) == 0;
+            // Or the API server, from all, and one node for some of that time.
+            if self.random.below(15) == 0 {
+                self.cut.clear();
+                self.away_until = self.now + self.random.milliseconds(8_000);
+                let node = NODES[self.random.below(3)];
+                self.mute = (node, self.now + self.random.milliseconds(4_000));
+            }
             let roads: Vec<_> = to.into_iter().flat_map(|other| [(one, other), (other, one)]).collect();
             let roads = if whole { roads } else { vec![roads[self.random.below(6)]] };
             let mend = self.random.below(2) == 0;
@@ -267,6 +347,7 @@ impl World {
                         suspicions: old.suspicions,
                         longest: old.longest,
                         ledger_seen: old.ledger_seen,
+                        term: self.term,
                         ..Leader::default()
                     };
                     self.changes_at = self.now + Duration::from_millis(500) + self.random.milliseconds(20_000);
@@ -281,7 +362,9 @@ impl World {
     }
 
     fn send(&mut self, from: &'static str, to: &'static str, message: Message) {
-        if self.cut.contains(&(from, to)) {
+        let is_away = !self.quiet && self.now < self.away_until && [from, to].contains(&API);
+        let is_mute = self.now < self.mute.1 && [from, to].contains(&self.mute.0);
+        if is_away || is_mute || self.cut.contains(&(from, to)) {
             return;
         }
         self.sent += 1;
@@ -296,18 +379,34 @@ impl World {
 
     fn receive(&mut self, message: Message) {
         match message {
-            Message::Probe { leader, node, number, confirmed, term, orders } => {
-                self.nodes[node].orders = orders;
-                self.nodes[node].fence.note_probed(Some(TOTALS[leader]));
-                let probes = &mut self.nodes[node].probes;
-                probes.insert((leader, term, number), self.now);
-                if let Some(as_of) = probes.get(&(leader, term, confirmed)).copied() {
-                    self.nodes[node].fence.note_heard(as_of);
+            Message::Probe { leader, node, sent, number, confirmed, term, orders, saying } => {
+                let (name, at) = (NODES[node], self.now);
+                let node_of = &mut self.nodes[node];
+                let mut promised = Addresses::new();
+                if term >= node_of.term {
+                    node_of.term = term;
+                    node_of.orders = orders;
+                    node_of.fence.note_probed(Some(TOTALS[leader]));
+                    node_of.probes.insert((leader, term, number), at);
+                    if let Some(as_of) = node_of.probes.get(&(leader, term, confirmed)).copied() {
+                        node_of.fence.note_heard(as_of);
+                    }
+                    if let Some((number, addresses)) = saying.given
+                        && let Some(as_of) = node_of.probes.get(&(leader, term, number)).copied()
+                    {
+                        node_of.regain.give(addresses, as_of, TOTALS[leader]);
+                    }
+                    promised = node_of.regain.promise(&saying.to_promise, TOTALS[leader], at);
                 }
-                let released = self.nodes[node].said.clone();
-                self.send(NODES[node], LEADERS[leader], Message::Answer { leader, node, number, term, released });
+                let (released, back) = (node_of.said.clone(), [node_of.regain.wanted(), promised]);
+                self.send(name, LEADERS[leader], Message::Answer { leader, node, sent, number, term, released, back });
             }
-            Message::Answer { leader, node, number, term, released } => {
+            Message::Answer { leader, node, sent, number, term, released, back: [wanted, promised] } => {
+                if term == self.leaders[leader].term {
+                    let leader = &mut self.leaders[leader];
+                    leader.recall.note(NODES[node], wanted, promised, sent);
+                    leader.answered.entry(node).or_default().push_back((number, self.now));
+                }
                 if term == self.term {
                     let leader = &mut self.leaders[leader];
                     leader.heard.insert(NODES[node].to_owned(), self.now);
@@ -335,8 +434,7 @@ impl World {
                     let name = node.tenure_name();
                     let given = given(&objects, name).into_values();
                     node.tenure.confirm(&given.filter(|address| ledger.lets_hold(name, address)).collect());
-                    node.apply(&objects_of(&self.api, node.objects_seen));
-                    node.tenure.settle(&node.held);
+                    node.apply(&objects_of(&self.api, node.objects_seen), self.now);
                 }
             }
             Message::Word { node, words } => drop(self.api.words.insert(NODES[node], words)),

@@ -5,7 +5,8 @@ use super::*;
 impl World {
     pub(super) fn act(&mut self, index: usize) {
         let (now, name) = (self.now, NODES[index]);
-        let reaches = !self.cut.contains(&(API, name));
+        let is_there = self.quiet || now >= self.away_until;
+        let reaches = is_there && !self.cut.contains(&(API, name));
         let (ledgers, objects) = (self.api.ledgers.len() - 1, self.api.objects.len() - 1);
         let lag = |seen: usize, all: usize, random: &mut Random| match reaches && random.below(50) == 0 {
             true => seen + random.below(1 + all - seen),
@@ -33,20 +34,31 @@ impl World {
         // Whoever has heard of it in the ledger goes by that.
         let unheard = node.orders.iter().filter(|(_, number)| **number > ledger.records.last);
         node.tenure.order(&unheard.map(|(address, number)| (*address, *number)).collect());
-        let mut ask = None;
-        if fenced {
-            node.held.clear();
+        node.fence.note_given(node.regain.given().borrow().clone());
+        let back = node.fence.regained(now).map(|(addresses, _)| addresses.clone()).unwrap_or_default();
+        // Nothing of that waits for an answer.
+        if back != node.back {
             node.asking = None;
+        }
+        node.back.clone_from(&back);
+        node.tenure.set_regained(back);
+        let (mut ask, before) = (None, node.held.clone());
+        if fenced {
+            node.asking = None;
+            node.tenure.follow(ledger);
+            node.apply(&view, now);
         } else if node.asking.is_none_or(|(_, until)| now > until) {
             node.tenure.follow(ledger);
-            let doubtful = node.apply(&view);
-            node.tenure.settle(&node.held);
+            let doubtful = node.apply(&view, now);
             if !doubtful.is_empty() {
                 self.sent += 1;
                 ask = Some(self.sent);
                 node.asking = Some((self.sent, now + Duration::from_secs(1)));
             }
         }
+        let had_back =
+            node.held.values().filter(|one| node.back.contains(*one) && !before.values().any(|had| had == *one));
+        self.regained += u64::try_from(had_back.count()).expect("few");
         let words = node.tenure.released(&node.held, &BTreeMap::new());
         let says = words != node.said || self.random.below(50) == 0;
         node.said.clone_from(&words);
@@ -68,10 +80,19 @@ impl Node {
     }
 
     /// Holds what it may of what the status gives it. What waits for being read anew.
-    pub(super) fn apply(&mut self, objects: &Objects) -> Owned {
+    pub(super) fn apply(&mut self, objects: &Objects, now: Instant) -> Owned {
         let desired = given(objects, self.tenure.node_name());
         let barred = self.tenure.barred(&desired, &self.held);
-        self.held = desired.into_iter().filter(|(id, _)| !barred.all.contains_key(id)).collect();
+        let mut held: Owned =
+            desired.iter().filter(|(id, _)| !barred.all.contains_key(id)).map(|(id, one)| (*id, *one)).collect();
+        let is_new = |id: &EgressId, one: &IpAddr| self.held.get(id) != Some(one);
+        let new: Vec<IpAddr> = held.iter().filter(|(id, one)| is_new(id, one)).map(|(_, one)| *one).collect();
+        let promised = self.regain.take(new.into_iter(), now);
+        held.retain(|id, one| !(is_new(id, one) && promised.contains(one)));
+        self.held = held;
+        self.tenure.settle(&self.held);
+        self.regain.settle(self.held.values().copied().collect());
+        self.regain.want(self.tenure.wanted_back(&desired));
         barred.doubtful
     }
 }

@@ -6,6 +6,7 @@ use super::*;
 use crate::controller::leadership::leadership;
 use crate::controller::reach::pulse::Rules;
 use crate::controller::reach::session::plaintext;
+use crate::fence::regain::Regain;
 use crate::health::{self, fitness::Uplink};
 use crate::model::inbox::{Giver, inbox};
 use crate::reconcile::Ready;
@@ -25,6 +26,7 @@ struct Server {
     heard: watch::Receiver<Option<Instant>>,
     orders: watch::Receiver<Words>,
     released: watch::Sender<Words>,
+    regain: Regain,
     _ready: watch::Sender<Ready>,
     _stop: DropGuard,
 }
@@ -35,10 +37,11 @@ fn serve(number: u8, port: u16) -> Server {
     let ((uplink, is_uplink), (heard, is_heard)) = (watch::channel(Uplink::Works), watch::channel(None));
     let ((released, is_released), (orders, is_ordered)) = (watch::channel(Words::new()), watch::channel(Words::new()));
     let facts = health::Facts { ready: is_ready, uplink: is_uplink, released: is_released };
-    let (told, stop) = (health::Told { heard, total: watch::channel(None).0, orders }, CancellationToken::new());
+    let (regain, stop) = (Regain::default(), CancellationToken::new());
+    let told = health::Told { heard, total: watch::channel(None).0, orders, regain: regain.clone() };
     let settings = health::Settings { port, tls: None, total_timeout: RULES.total };
     tokio::spawn(health::serve(settings, facts, told, stop.clone()));
-    Server { uplink, heard: is_heard, orders: is_ordered, released, _ready: ready, _stop: stop.drop_guard() }
+    Server { uplink, heard: is_heard, orders: is_ordered, released, regain, _ready: ready, _stop: stop.drop_guard() }
 }
 
 fn prober(port: u16, duty: Duty) -> (Giver, watch::Receiver<Reach>, DropGuard) {
@@ -173,6 +176,44 @@ async fn a_node_is_told_of_hand_overs_and_says_that_it_has_obeyed() {
     let ordered = servers[0].orders.wait_for(Words::is_empty);
     let ordered = tokio::time::timeout(Duration::from_secs(5), ordered).await.map(|ordered| ordered.is_ok());
     assert_eq!(ordered, Ok(true));
+}
+
+#[tokio::test]
+async fn a_node_has_back_what_it_lost_when_all_others_promise_and_the_api_server_is_away() {
+    let port = free_port().await;
+    let servers = [serve(16, port), serve(17, port), serve(18, port)];
+    let (published, _leads, duty) = leadership();
+    let (nodes, mut reach, _stop) = prober(port, duty);
+    nodes.put(Change::Nodes(Update::Replaced((16..=18).map(node).collect())));
+    lead(&published, 5);
+    until("all are heard", &mut reach, |reach| reach.heard.len() == 3).await;
+    let address: IpAddr = [172, 18, 0, 100].into();
+    let one = BTreeSet::from([address]);
+    servers[0].regain.settle(BTreeSet::new());
+    servers[0].regain.want(one.clone());
+    servers[1].regain.settle(BTreeSet::new());
+    servers[2].regain.settle(one.clone());
+    let mut given = servers[0].regain.given();
+    let some = RULES.interval * 4;
+    tokio::time::sleep(some).await;
+    let take = |server: &Server| server.regain.take(one.iter().copied(), Instant::now());
+    assert_eq!(take(&servers[1]), BTreeSet::new(), "the leader leads: nobody is asked");
+    servers[1].regain.settle(BTreeSet::new());
+
+    published.set_leads_until(None);
+    published.set_unknown(Some(Instant::now()));
+    tokio::time::sleep(some).await;
+    assert_eq!(take(&servers[1]), one, "it has promised");
+    assert_eq!(given.borrow().until, None, "one has the address");
+    servers[2].regain.settle(BTreeSet::new());
+    published.set_unknown(Some(Instant::now()));
+    let back = tokio::time::timeout(some, given.wait_for(|given| given.addresses == one)).await;
+    let until = back.expect("in time").expect("it lives").until.expect("given");
+    assert!(until < Instant::now() + RULES.total, "as of a probe of before");
+    // Who is back leads on for as long as it takes to read things anew.
+    published.set_leads_until(Some(Instant::now() + Duration::from_secs(60)));
+    tokio::time::sleep(some).await;
+    assert!(given.borrow().until > Some(Instant::now()));
 }
 
 #[tokio::test]

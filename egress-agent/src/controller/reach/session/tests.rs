@@ -11,6 +11,7 @@ use tonic_health::server::WatchStream;
 
 use super::super::vouch::Others;
 use super::*;
+use crate::fence::regain::Regain;
 use crate::health::tls::tests::{Authority, Node};
 use crate::health::{self, fitness::Uplink};
 use crate::reconcile::Ready;
@@ -36,7 +37,8 @@ async fn found_with(dial: Dial, port: u16, within: Duration, confirms: bool) -> 
 
 async fn found_vouching(dial: Dial, port: u16, within: Duration, vouch: Vouch) -> Vec<Finding> {
     let orders = watch::channel(Words::new()).1;
-    let asker = Asker { term: 3, offset: Duration::ZERO, vouch, orders };
+    let recall = ("n".into(), Arc::default());
+    let asker = Asker { term: 3, offset: Duration::ZERO, vouch, orders, recall };
     let road = Road { address: LOOPBACK, knock_at: vec![] };
     let manner = Manner { rules: RULES, port, dial };
     let begin = Instant::now();
@@ -101,7 +103,12 @@ async fn agent_with(tls: Option<Tls>) -> Agent {
     let stop = CancellationToken::new();
     let released = watch::channel(Words::new()).1;
     let facts = health::Facts { ready: is_ready, uplink: is_uplink, released };
-    let told = health::Told { heard, total: watch::channel(None).0, orders: watch::channel(Words::new()).0 };
+    let told = health::Told {
+        heard,
+        total: watch::channel(None).0,
+        orders: watch::channel(Words::new()).0,
+        regain: Regain::default(),
+    };
     let settings = health::Settings { port, tls, total_timeout: Duration::from_secs(5) };
     tokio::spawn(health::serve(settings, facts, told, stop.clone()));
     while TcpStream::connect((LOOPBACK, port)).await.is_err() {
@@ -196,6 +203,7 @@ async fn a_session_that_is_closed_is_begun_anew() {
         heard: watch::channel(None).0,
         total: watch::channel(None).0,
         orders: watch::channel(Words::new()).0,
+        regain: Regain::default(),
     };
     tokio::spawn(health::serve(settings, facts, told, CancellationToken::new()));
     let findings = asked.await.expect("it ends");
