@@ -15,7 +15,8 @@ use egress_common::decide::{Tables, phase};
 use egress_common::wire::{PROTO_TCP, tcp};
 
 use crate::alive::{Touched, change, touch};
-use crate::maps::{FLOWS, MOVING, Maps, NAT, OWNED, PODS, count_turn, run_ns};
+use crate::maps::{FLOWS, MOVING, Maps, NAT, OWNED, PODS, run_ns};
+use crate::numbers::count_turn;
 use crate::workspace::found;
 
 /// The datagrams of a flow are noted once in each step of this length, half a minute: that map is a costly one, and what

@@ -23,6 +23,7 @@ mod icmp;
 #[cfg(feature = "log")]
 mod log;
 mod maps;
+mod numbers;
 mod overlay;
 mod packet;
 mod partial;
@@ -139,7 +140,7 @@ fn run(
 ) -> i32 {
     let length = ctx.len();
     let packet = Packet::new(ctx);
-    let (Some(config), Some(workspace)) = (maps::config(), workspace::workspace()) else {
+    let (Some(config), Some(workspace)) = (numbers::config(), workspace::workspace()) else {
         counters::verdict(unready, length);
         return if unready.class() == Class::Drop { TC_ACT_SHOT } else { TC_ACT_UNSPEC };
     };
@@ -158,7 +159,7 @@ pub fn mgmt_ingress(ctx: TcContext) -> i32 {
     let action = run(&ctx, Verdict::NotConfigured, |_, _| false, roads::steer);
     // The host's second line asks for it; see `dataplane/nft.rs` of the agent.
     if action == TC_ACT_UNSPEC
-        && let Some(seen) = maps::seen_priority()
+        && let Some(seen) = numbers::seen_priority()
     {
         Packet::new(&ctx).set_priority(seen);
     }

@@ -32,8 +32,9 @@ use egress_common::wire::{PROTO_TCP, tcp};
 
 use crate::alive::{Touched, change, count_up, fence, touch};
 use crate::hidden::hidden;
+use crate::numbers::count_turn;
 use crate::workspace::WORKSPACE;
-use crate::{counters, found, hold, ports};
+use crate::{counters, found, hold, numbers, ports};
 
 /// Elements come and go by the thousand and most nodes hold few: allocate as needed.
 const ON_DEMAND: usize = BPF_F_NO_PREALLOC as usize;
@@ -128,52 +129,6 @@ pub fn run_ns() -> u64 {
         *now = clock_ns();
     }
     *now
-}
-
-/// Says that a flow or a mapping is gone, has been reset, or begins anew, behind that.
-#[inline(always)]
-pub fn count_turn() {
-    if let Some(usage) = USAGE.get_ptr_mut(0) {
-        // Not before what it tells of is written: see `fence`.
-        fence();
-        // SAFETY: see the module header.
-        count_up(unsafe { &raw mut (*usage).turns });
-    }
-}
-
-/// [`Config::decisions`].
-#[inline(always)]
-pub fn decisions() -> u32 {
-    // Volatile: read here and nowhere else, whatever the compiler would rather do.
-    // SAFETY: see the module header.
-    CONFIG.get_ptr(0).map_or(0, |config| unsafe { ptr::read_volatile(&raw const (*config).decisions) })
-}
-
-/// [`egress_common::abi::Usage::turns`].
-#[inline(always)]
-pub fn turns() -> u32 {
-    // Volatile, as for `decisions`.
-    // SAFETY: see the module header.
-    USAGE.get_ptr(0).map_or(0, |usage| unsafe { ptr::read_volatile(&raw const (*usage).turns) })
-}
-
-/// [`Config::route_generation`], read here and now.
-#[inline(always)]
-pub fn route_generation(config: &Config) -> u32 {
-    // SAFETY: a reference is aligned and valid; the agent writes the number meanwhile.
-    unsafe { ptr::read_volatile(&raw const config.route_generation) }
-}
-
-/// The configuration, once the agent has written it.
-#[inline(always)]
-pub fn config() -> Option<&'static Config> {
-    CONFIG.get(0).filter(|config| config.generation != 0)
-}
-
-/// What is left to the stack says that it was seen also before the configuration is written: the table may be there already.
-#[inline(always)]
-pub fn seen_priority() -> Option<u32> {
-    CONFIG.get(0).and_then(Config::seen_priority)
 }
 
 impl Tables for Maps {
@@ -322,7 +277,7 @@ impl Tables for Maps {
 
     #[inline(always)]
     fn decisions(&self) -> u32 {
-        let decisions = decisions();
+        let decisions = numbers::decisions();
         // What is asked under this number is not read before it.
         fence();
         decisions

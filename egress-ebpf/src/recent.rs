@@ -29,7 +29,8 @@ use egress_common::wire::{Fragment, Frame, Heads, L4, PROTO_UDP, tcp};
 use crate::Outcome;
 use crate::alive::fence;
 use crate::counters;
-use crate::maps::{self, run_ns};
+use crate::maps::run_ns;
+use crate::numbers;
 use crate::overlay;
 use crate::packet::Packet;
 use crate::run::Run;
@@ -87,7 +88,11 @@ pub struct Asked {
 impl Numbers {
     #[inline(always)]
     fn read(config: &Config) -> Self {
-        Self { decisions: maps::decisions(), turns: maps::turns(), route_generation: maps::route_generation(config) }
+        Self {
+            decisions: numbers::decisions(),
+            turns: numbers::turns(),
+            route_generation: numbers::route_generation(config),
+        }
     }
 }
 

@@ -19,7 +19,8 @@ use aya_ebpf::helpers::generated::bpf_for_each_map_elem;
 use egress_common::abi::{Direction, Flow, Inbound, Mapping, Timeouts, Tuple};
 use egress_common::decide::{Tables, expiry};
 
-use crate::maps::{self, FLOWS, INBOUND, Maps, NAT, USAGE, clock_ns};
+use crate::maps::{FLOWS, INBOUND, Maps, NAT, USAGE, clock_ns};
+use crate::numbers;
 use crate::{alive, found};
 
 /// What the callbacks share.
@@ -35,7 +36,7 @@ struct Sweep {
 type Callback<V> = unsafe extern "C" fn(*mut c_void, *const Tuple, *mut V, *mut Sweep) -> i64;
 
 pub fn sweep(is_pressed: bool) -> i32 {
-    let timeouts = maps::config().map_or(Timeouts::DEFAULT, |config| config.timeouts);
+    let timeouts = numbers::config().map_or(Timeouts::DEFAULT, |config| config.timeouts);
     let timeouts = if is_pressed { expiry::pressed(timeouts) } else { timeouts };
     let mut sweep = Sweep { now_ns: clock_ns(), timeouts, removed: 0, kept: 0 };
     let (nat, flows) = (walk(&NAT, mapping, &mut sweep), walk(&FLOWS, flow, &mut sweep));

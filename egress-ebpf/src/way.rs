@@ -14,7 +14,8 @@ use aya_ebpf::bindings::{
 use aya_ebpf::helpers::generated::{bpf_fib_lookup, bpf_redirect, bpf_redirect_neigh};
 use egress_common::abi::{Addr, Family, Hop, Verdict};
 
-use crate::maps::{Maps, route_generation, run_ns};
+use crate::maps::{Maps, run_ns};
+use crate::numbers::route_generation;
 use crate::packet::Packet;
 use crate::run::Run;
 use crate::ways;
