@@ -14,7 +14,7 @@ use crate::maps::{EVENTS, Maps};
 use crate::packet::Packet;
 use crate::run::Run;
 use crate::way::{self, Journey, Way};
-use crate::workspace::{ANSWERS, WORKSPACE};
+use crate::workspace::{ANSWERS, WORKSPACE, Workspace, workspace};
 use crate::{overlay, reset, ways};
 
 /// ARP on the uplink: answered where the target is an owned egress IP.
@@ -178,9 +178,11 @@ fn may_report(now: u64) -> bool {
 
 /// Reports a drop to user space, at most every few milliseconds per CPU.
 #[inline(never)]
-pub fn report(packet: Packet, heads: &Heads, verdict: Verdict, length: u32) {
+pub fn report(packet: Packet, verdict: Verdict, length: u32) {
     let now = Maps.now_ns();
-    if may_report(now) {
+    if may_report(now)
+        && let Some(Workspace { heads, .. }) = workspace()
+    {
         let event = DropEvent {
             time_ns: now,
             verdict: verdict.index(),

@@ -32,17 +32,17 @@ use aya_ebpf::bindings::BPF_NOEXIST;
 use aya_ebpf::btf_maps::{Array, LruHashMap};
 use aya_ebpf::helpers::generated::{bpf_get_smp_processor_id, bpf_loop};
 use aya_ebpf::macros::btf_map;
-use egress_common::abi::{FragKey, Verdict};
+use egress_common::abi::{Config, FragKey, Verdict};
 use egress_common::decide::expiry::FRAGMENT_NS;
 use egress_common::decide::{Tables, fragments};
 use egress_common::wire::Frame;
 
-use crate::Outcome;
 use crate::alive::{self, swap};
 use crate::hidden::hidden;
 use crate::maps::Maps;
 use crate::packet::Packet;
 use crate::workspace::Workspace;
+use crate::{Outcome, apart};
 
 /// Fragments of one datagram that are kept: 64 KB in pieces of 1,280 bytes, as IPv6 senders may cut them, are 54.
 const MOST: u32 = 64;
@@ -107,17 +107,17 @@ pub fn is_awaited(key: &FragKey) -> bool {
 /// What becomes of a fragment that has met this end of a decision. Behind the decision and not inside of it: one frame upon
 /// the other they are too large for Linux 6.1.
 #[inline(always)]
-pub fn judge(outcome: Outcome, packet: Packet, workspace: &mut Workspace) -> Outcome {
+pub fn judge(outcome: Outcome, packet: Packet) -> Outcome {
     match outcome.verdict() {
-        Verdict::FragmentUnknown => hold(packet, workspace),
-        Verdict::FragmentsReleased => release(packet, workspace),
+        Verdict::FragmentUnknown => apart::hold(packet),
+        Verdict::FragmentsReleased => apart::release(packet),
         _ => outcome,
     }
 }
 
 /// Keeps a later fragment whose ports are not known.
-#[inline(never)]
-fn hold(packet: Packet, workspace: &mut Workspace) -> Outcome {
+#[inline(always)]
+pub fn hold(packet: Packet, _: &Config, workspace: &mut Workspace) -> Outcome {
     let Workspace { heads, hold: space, .. } = workspace;
     space.key = fragments::key(heads);
     let Some(awaited) = keep(packet, space) else {
@@ -131,8 +131,8 @@ fn hold(packet: Packet, workspace: &mut Workspace) -> Outcome {
 }
 
 /// Lets the first fragment begin anew, and those that wait for it behind it.
-#[inline(never)]
-fn release(packet: Packet, workspace: &mut Workspace) -> Outcome {
+#[inline(always)]
+pub fn release(packet: Packet, _: &Config, workspace: &mut Workspace) -> Outcome {
     let Workspace { heads, hold: space, .. } = workspace;
     space.key = fragments::key(heads);
     let awaited = AWAITED.get_ptr_mut(&space.key);

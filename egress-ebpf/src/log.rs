@@ -5,15 +5,16 @@
 use aya_ebpf::programs::TcContext;
 use aya_log_ebpf::trace;
 use egress_common::abi::Verdict;
-use egress_common::wire::Heads;
 
 use crate::packet::Packet;
+use crate::workspace::workspace;
 
 /// Addresses are those that the packet came with, IPv4 as v4-mapped; all zero where it is not IP.
 #[inline(never)]
-pub fn verdict(packet: Packet, heads: &Heads, verdict: Verdict, length: u32) {
+pub fn verdict(packet: Packet, verdict: Verdict, length: u32) {
+    let Some(workspace) = workspace() else { return };
     let ctx = TcContext::new(packet.skb());
-    let tuple = &heads.tuple;
+    let tuple = &workspace.heads.tuple;
     trace!(
         &ctx,
         "verdict {} on interface {}: {:i} port {} to {:i} port {}, protocol {}, {} bytes",

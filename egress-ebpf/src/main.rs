@@ -13,6 +13,7 @@
 
 mod alive;
 mod answer;
+mod apart;
 mod counters;
 mod found;
 mod fragment;
@@ -47,7 +48,6 @@ use aya_ebpf::bindings::{TC_ACT_SHOT, TC_ACT_UNSPEC};
 use aya_ebpf::macros::classifier;
 use aya_ebpf::programs::TcContext;
 use egress_common::abi::{Class, Config, SWEEP_PRESSED, Verdict};
-use egress_common::wire::Heads;
 
 use crate::packet::Packet;
 use crate::workspace::Workspace;
@@ -61,10 +61,23 @@ pub struct Outcome(u64);
 impl Outcome {
     /// None yet.
     const NONE: Self = Self(u64::MAX);
+    /// None yet, of a packet that was taken out of the overlay.
+    const BY_OVERLAY: Self = Self(u64::MAX - 1);
 
     #[inline(always)]
     fn is_none(self) -> bool {
-        self.0 == u64::MAX
+        self.0 == Self::NONE.0
+    }
+
+    #[inline(always)]
+    fn is_by_overlay(self) -> bool {
+        self.0 == Self::BY_OVERLAY.0
+    }
+
+    /// What a global function returns; see `apart`.
+    #[inline(always)]
+    const fn word(self) -> u64 {
+        self.0
     }
 
     #[inline(always)]
@@ -112,17 +125,17 @@ impl Outcome {
     /// Counts and turns into the TC action. Leaving alone is TC_ACT_UNSPEC (TCX_NEXT), never TC_ACT_OK, which would hide
     /// the packet from programs behind us.
     #[inline(always)]
-    fn finish(self, packet: Packet, heads: &Heads, length: u32) -> i32 {
+    fn finish(self, packet: Packet, length: u32) -> i32 {
         let verdict = self.verdict();
         counters::verdict(verdict, length);
         #[cfg(feature = "log")]
-        log::verdict(packet, heads, verdict, length);
+        log::verdict(packet, verdict, length);
         match verdict.class() {
             Class::Pass => TC_ACT_UNSPEC,
             Class::Redirect | Class::Answer => self.0 as i32,
             Class::Hold => TC_ACT_SHOT,
             Class::Drop => {
-                answer::report(packet, heads, verdict, length);
+                answer::report(packet, verdict, length);
                 TC_ACT_SHOT
             }
         }
@@ -130,13 +143,15 @@ impl Outcome {
 }
 
 /// Runs one road. Before the agent has written the configuration, nothing is decided and everything is `unready`. What
-/// `is_alone` sees at a glance to be none of ours needs no road.
+/// `is_alone` sees at a glance to be none of ours needs no road. Where the road leaves a packet without an outcome, `rest`
+/// goes on with it: with no reference into the workspace, which it looks up itself.
 #[inline(always)]
 fn run(
     ctx: &TcContext,
     unready: Verdict,
     is_alone: impl Fn(Packet, &Config) -> bool,
     road: impl Fn(Packet, &Config, &mut Workspace) -> Outcome,
+    rest: impl Fn(Packet, Outcome) -> Outcome,
 ) -> i32 {
     let length = ctx.len();
     let packet = Packet::new(ctx);
@@ -150,13 +165,14 @@ fn run(
         return TC_ACT_UNSPEC;
     }
     workspace.now_ns = 0;
-    road(packet, config, workspace).finish(packet, &workspace.heads, length)
+    let outcome = road(packet, config, workspace);
+    rest(packet, outcome).finish(packet, length)
 }
 
 /// Management port, TC ingress: what pods of this node send into the host.
 #[classifier]
 pub fn mgmt_ingress(ctx: TcContext) -> i32 {
-    let action = run(&ctx, Verdict::NotConfigured, |_, _| false, roads::steer);
+    let action = run(&ctx, Verdict::NotConfigured, |_, _| false, roads::steer, roads::steer_on);
     // The host's second line asks for it; see `dataplane/nft.rs` of the agent.
     if action == TC_ACT_UNSPEC
         && let Some(seen) = numbers::seen_priority()
@@ -169,26 +185,26 @@ pub fn mgmt_ingress(ctx: TcContext) -> i32 {
 /// Management port, TC egress: what the host sends to pods of this node.
 #[classifier]
 pub fn mgmt_egress(ctx: TcContext) -> i32 {
-    run(&ctx, Verdict::NotConfigured, |_, _| false, roads::notice)
+    run(&ctx, Verdict::NotConfigured, |_, _| false, roads::notice, roads::walked)
 }
 
 /// Overlay device, TC ingress: what other nodes send.
 #[classifier]
 pub fn overlay_ingress(ctx: TcContext) -> i32 {
     // The stack would forward such a packet with the pod's address.
-    run(&ctx, Verdict::NotReady, |_, _| false, roads::accept)
+    run(&ctx, Verdict::NotReady, |_, _| false, roads::accept, roads::accept_on)
 }
 
 /// Uplink, TC ingress: what the world sends to this node.
 #[classifier]
 pub fn uplink_ingress(ctx: TcContext) -> i32 {
-    run(&ctx, Verdict::NotConfigured, |_, _| false, roads::enter)
+    run(&ctx, Verdict::NotConfigured, |_, _| false, roads::enter, roads::enter_on)
 }
 
 /// Uplink, TC egress: what this node sends to the world.
 #[classifier]
 pub fn uplink_egress(ctx: TcContext) -> i32 {
-    run(&ctx, Verdict::NotConfigured, glance::leaves_alone, roads::leave)
+    run(&ctx, Verdict::NotConfigured, glance::leaves_alone, roads::leave, roads::walked)
 }
 
 /// Never attached: the agent runs it by BPF_PROG_TEST_RUN to remove what is idle. Returns how many entries went.

@@ -71,6 +71,12 @@ impl Packet {
         packet
     }
 
+    /// The packet of this run once more, as it is by now.
+    #[inline(always)]
+    pub fn again(ctx: &TcContext) -> Self {
+        Self { skb: ctx.skb.skb }
+    }
+
     /// Brings the heads into the linear area, as far as the packet is that long.
     #[inline(always)]
     pub fn pull_heads(&self) {

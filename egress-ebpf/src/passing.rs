@@ -6,18 +6,18 @@ use egress_common::decide::{Tables, enter};
 
 use crate::maps::Maps;
 use crate::packet::Packet;
-use crate::roads::{back, from_overlay};
+use crate::roads::back;
 use crate::run::{Run, parse, quoted};
 use crate::way::Way;
 use crate::workspace::Workspace;
-use crate::{Outcome, counters, overlay};
+use crate::{Outcome, apart, counters, overlay};
 
-/// A packet out of the overlay, whoever has taken its outer headers off.
+/// A packet out of the overlay, of no recent flow.
 #[inline(always)]
-pub fn by_overlay(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outcome {
-    let outcome = from_overlay(packet, config, workspace);
+pub fn by_overlay(packet: Packet) -> Outcome {
+    let outcome = apart::from_overlay(packet);
     // Here, so that the frames of the two lie beside each other.
-    if outcome.is_none() { passed_on(packet, config, workspace) } else { outcome }
+    if outcome.is_none() { apart::passed_on(packet) } else { outcome }
 }
 
 /// A packet of a pod of this node, whose policy does not know yet that its gateway is another node now.
@@ -52,7 +52,7 @@ pub fn pass_on(run: &Run<'_>, way: &mut Way, egress_id: u32) -> Outcome {
 }
 
 /// What came for an egress IP to the other node of its hand-over: nobody is told anything, and the stack sees none of it.
-#[inline(never)]
+#[inline(always)]
 pub fn passed_on(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outcome {
     if !parse(packet, &mut workspace.heads, Direction::Ingress) {
         return Outcome::done(Verdict::Malformed);

@@ -19,15 +19,15 @@ use crate::recent::{self, at};
 use crate::run::{Run, parse, quoted, restore, rewrite};
 use crate::way::{self, Journey, Way};
 use crate::workspace::{Found, Workspace, found};
-use crate::{Outcome, answer, counters, hold, overlay, ways};
+use crate::{Outcome, answer, apart, counters, hold, overlay, ways};
 
-pub fn steer(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outcome {
-    let outcome = from_pod(packet, config, workspace);
-    hold::judge(outcome, packet, workspace)
+/// A road that has been walked to its end.
+#[inline(always)]
+pub fn walked(_packet: Packet, outcome: Outcome) -> Outcome {
+    outcome
 }
 
-#[inline(always)]
-fn from_pod(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outcome {
+pub fn steer(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outcome {
     if packet.is_foreign() {
         // The stack will not forward it.
         return Outcome::done(Verdict::NotPod);
@@ -35,10 +35,17 @@ fn from_pod(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outco
     if !parse(packet, &mut workspace.heads, Direction::Egress) {
         return Outcome::done(Verdict::NotIp);
     }
-    let outcome = recent::go::<{ at::STEER }>(packet, config, workspace);
-    if !outcome.is_none() {
-        return outcome;
-    }
+    recent::go::<{ at::STEER }>(packet, config, workspace)
+}
+
+#[inline(always)]
+pub fn steer_on(packet: Packet, outcome: Outcome) -> Outcome {
+    if outcome.is_none() { hold::judge(apart::from_pod(packet), packet) } else { outcome }
+}
+
+/// A packet of a pod of this node, of no recent flow.
+#[inline(always)]
+pub fn from_pod(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outcome {
     let Workspace { heads, quote, way, buffer, .. } = workspace;
     let quote = quoted(packet, heads, quote);
     let decision = decide::steer::steer(heads, quote, &Maps, config);
@@ -178,19 +185,26 @@ pub fn accept(packet: Packet, config: &Config, workspace: &mut Workspace) -> Out
     if !overlay::read_outer(packet, &mut workspace.outer) {
         return Outcome::done(Verdict::ForgedOuter);
     }
-    by_overlay(packet, config, workspace)
+    begin_accept(packet, config, workspace)
 }
 
-/// [`Outcome::NONE`] where it is for `passing::passed_on`; see `passing::by_overlay`.
+#[inline(always)]
+pub fn accept_on(packet: Packet, outcome: Outcome) -> Outcome {
+    if outcome.is_none() { by_overlay(packet) } else { outcome }
+}
+
+/// A packet out of the overlay, whoever has taken its outer headers off.
 #[inline(never)]
-pub fn from_overlay(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outcome {
+fn begin_accept(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outcome {
     if packet.is_tagged() || !parse(packet, &mut workspace.heads, Direction::Egress) {
         return Outcome::done(Verdict::Malformed);
     }
-    let outcome = recent::go::<{ at::ACCEPT }>(packet, config, workspace);
-    if !outcome.is_none() {
-        return outcome;
-    }
+    recent::go::<{ at::ACCEPT }>(packet, config, workspace)
+}
+
+/// Likewise, of no recent flow. [`Outcome::NONE`] where it is for `passing::passed_on`.
+#[inline(always)]
+pub fn from_overlay(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outcome {
     let Workspace { heads, quote, way, rest, buffer, outer, .. } = workspace;
     let outer = &*outer;
     let quote = quoted(packet, heads, quote);
@@ -262,23 +276,29 @@ pub fn enter(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outc
         return Outcome::done(Verdict::NotIp);
     }
     if overlay::is_for_us(heads, config) && overlay::decapsulate(packet, heads, outer) {
-        return never_passed(by_overlay(packet, config, workspace));
+        let outcome = begin_accept(packet, config, workspace);
+        return if outcome.is_none() { Outcome::BY_OVERLAY } else { never_passed(outcome) };
     }
     if enter::is_left_alone(heads, config) {
         return Outcome::done(Verdict::NotOurs);
     }
-    // Here, because its frame does not fit upon the road's.
-    let outcome = recent::go::<{ at::ENTER }>(packet, config, workspace);
-    if !outcome.is_none() {
-        return outcome;
-    }
-    let outcome = from_world(packet, config, workspace);
-    hold::judge(outcome, packet, workspace)
+    recent::go::<{ at::ENTER }>(packet, config, workspace)
 }
 
-/// Any other packet; out of line, as [`from_overlay`] is, so that neither's frame lies on top of the other's.
-#[inline(never)]
-fn from_world(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outcome {
+#[inline(always)]
+pub fn enter_on(packet: Packet, outcome: Outcome) -> Outcome {
+    if outcome.is_none() {
+        hold::judge(apart::from_world(packet), packet)
+    } else if outcome.is_by_overlay() {
+        never_passed(by_overlay(packet))
+    } else {
+        outcome
+    }
+}
+
+/// A packet of the world, of no recent flow.
+#[inline(always)]
+pub fn from_world(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outcome {
     let Workspace { heads, quote, buffer, .. } = workspace;
     if heads.tuple.protocol == PROTO_ICMPV6
         && let Some(outcome) = answer::neighbour(packet, heads, buffer)

@@ -69,10 +69,9 @@ mutations! {
     "pass-ends-the-chain", MAIN, ["guard::"], "TC_ACT_OK hides packets from programs behind ours":
         "Class::Pass => TC_ACT_UNSPEC," => "Class::Pass => 0,";
     "verdict-dropped", MAIN, ["guard::"], "whatever was decided, the stack gets the packet":
-        "road(packet, config, workspace).finish(packet, &workspace.heads, length)" =>
-        "road(packet, config, workspace).finish(packet, &workspace.heads, length);\n    TC_ACT_UNSPEC";
+        "rest(packet, outcome).finish(packet, length)" => "rest(packet, outcome).finish(packet, length);\n    TC_ACT_UNSPEC";
     "unready-overlay-passes", MAIN, ["overlay::"], "before the configuration is there, the stack forwards overlay packets with pods' addresses":
-        "run(&ctx, Verdict::NotReady, |_, _| false, roads::accept)" => "run(&ctx, Verdict::NotConfigured, |_, _| false, roads::accept)";
+        "run(&ctx, Verdict::NotReady, |_, _| false, roads::accept" => "run(&ctx, Verdict::NotConfigured, |_, _| false, roads::accept";
 
     // Where things stand in a packet.
     "ipv4-addresses-swapped", WIRE, ["replies::"], "the wrong end is rewritten":

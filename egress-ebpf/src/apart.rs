@@ -1,0 +1,55 @@
+//! What the verifier goes through apart: global functions, as it calls them, each of them gone through once for a program.
+//!
+//! A function that is not global is gone through again for each way that leads to it and in everything that its caller may
+//! know by then, and Linux 6.1 finds few of these ways to be the same: the rest of a road behind what all its packets have in
+//! common would be too much (a million instructions). A global one begins with nothing known, and nothing is known of what
+//! it returns.
+//!
+//! So it takes the packet alone, and looks up what belongs to the run. For that the caller has no reference into the
+//! workspace while it calls: see `run` of `main`. Plain packets of recent flows come through none of these.
+#![expect(unsafe_code, reason = "functions with names that the kernel sees")]
+
+use aya_ebpf::bindings::__sk_buff;
+use aya_ebpf::programs::TcContext;
+use egress_common::abi::{Config, Verdict};
+
+use crate::hidden::hidden;
+use crate::packet::Packet;
+use crate::workspace::{Workspace, workspace};
+use crate::{Outcome, hold, numbers, passing, roads};
+
+/// For each name: a global function that does what the inner function does, and what calls it.
+macro_rules! apart {
+    ($($name:ident => $symbol:ident: $inner:path;)*) => {$(
+        #[inline(always)]
+        pub fn $name(packet: Packet) -> Outcome {
+            // What the compiler knows of the function, the verifier does not.
+            Outcome(hidden($symbol(packet.skb())))
+        }
+
+        // SAFETY: no other function of the object has this name.
+        #[unsafe(no_mangle)]
+        #[inline(never)]
+        extern "C" fn $symbol(skb: *mut __sk_buff) -> u64 {
+            walk(skb, $inner).word()
+        }
+    )*};
+}
+
+apart! {
+    from_pod => road_from_pod: roads::from_pod;
+    from_overlay => road_from_overlay: roads::from_overlay;
+    passed_on => road_passed_on: passing::passed_on;
+    from_world => road_from_world: roads::from_world;
+    hold => fragment_hold: hold::hold;
+    release => fragment_release: hold::release;
+}
+
+#[inline(always)]
+fn walk(skb: *mut __sk_buff, road: impl Fn(Packet, &Config, &mut Workspace) -> Outcome) -> Outcome {
+    // Both are there, or the run would have ended before.
+    let (Some(config), Some(workspace)) = (numbers::config(), workspace()) else {
+        return Outcome::done(Verdict::NotReady);
+    };
+    road(Packet::again(&TcContext::new(skb)), config, workspace)
+}
