@@ -40,7 +40,7 @@ fn error(from: &str, to: &str, kind: Body, quoted: &Packet, l4: usize) -> Packet
 }
 
 /// The same, as the router sends it to this node.
-fn arriving(from: &str, to: &str, kind: Body, quoted: &Packet, l4: usize) -> Packet {
+pub(crate) fn arriving(from: &str, to: &str, kind: Body, quoted: &Packet, l4: usize) -> Packet {
     error(from, to, kind, quoted, l4).with(|packet| packet.dmac = UPLINK_MAC)
 }
 

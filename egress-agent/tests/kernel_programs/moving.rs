@@ -4,9 +4,10 @@ use aya::programs::TcAttachType;
 use egress_common::abi::{Course, Moving, Verdict};
 
 use crate::cast::{Cast, V4, addr};
+use crate::errors::arriving;
 use crate::frames::{ACK, Body, Packet, ip, octets, packet};
 use crate::overlay::{Wire, arrives, is, on_devices, wrapped};
-use crate::stage::{ENTER, NEXT, REDIRECT, STEER, Stage, UPLINK_MAC, both, now_ns, test_run};
+use crate::stage::{ENTER, REDIRECT, STEER, Stage, UPLINK_MAC, both, now_ns};
 
 /// As the agent does it: the address is none of this node's before, or behind it.
 fn hand_over(stage: &mut Stage, cast: &Cast, course: Course) {
@@ -53,11 +54,38 @@ fn the_heir_is_asked_first_about_answers() {
         assert_eq!(ran.action, REDIRECT);
         let pong = answer(cast, 4001).body(Body::EchoReply);
         stage.run_frame(&ENTER, &pong.frame(), Verdict::PassedOn);
-        let fragment = answer(cast, 4000).with(|packet| packet.fragment = (0, true));
-        assert_ne!(test_run(stage.program("uplink_ingress"), &ENTER, &fragment.frame()).action, NEXT);
         stage.moving.remove(&cast.here).expect("it is there");
         stage.run_frame(&ENTER, &answer(cast, 4000).frame(), Verdict::ReplyHere);
         stage.drops(&ENTER, &answer(cast, 4001), Verdict::NoMapping);
+    });
+}
+
+/// Of the flow with this port: a datagram in two pieces, the first one first, and an error about what it has sent.
+fn all_kinds(cast: &Cast, port: u16) -> [Packet; 3] {
+    let piece =
+        |fragment| answer(cast, port).with(|packet| (packet.fragment, packet.dont_fragment) = (fragment, false));
+    let kind = if cast.egress.contains(':') { [1, 4] } else { [3, 3] };
+    let sent = packet(cast.egress, cast.world, port, 80);
+    [piece((0, true)), piece((16, false)), arriving(cast.router, cast.egress, Body::Icmp(kind, [0; 4]), &sent, 8)]
+}
+
+/// A fragment goes where its first one has gone, and an error where the flow is that it quotes.
+#[test]
+fn fragments_and_errors_go_the_way_of_their_flow() {
+    both(|stage, cast| {
+        stage.run_frame(&STEER, &packet(cast.pod, cast.world, 4000, 80).frame(), Verdict::SnatHere);
+        hand_over(stage, cast, Course::Leaving);
+        for late in all_kinds(cast, 4000).iter().chain(&all_kinds(cast, 4001)) {
+            stage.run_frame(&ENTER, &late.frame(), Verdict::PassedOn);
+        }
+        // The heir has sent the one flow and not the other.
+        hand_over_again(stage, cast, Course::Open);
+        for late in all_kinds(cast, 4000) {
+            stage.run_frame(&ENTER, &late.frame(), Verdict::ReplyHere);
+        }
+        for late in all_kinds(cast, 4001).map(|late| late.with(|packet| packet.number = 9)) {
+            stage.run_frame(&ENTER, &late.frame(), Verdict::PassedOn);
+        }
     });
 }
 
@@ -113,6 +141,27 @@ fn the_old_node_takes_what_the_heir_passes_back() {
         pods.next_from(cast.world).expect("it went to the pod");
         let arrived = arrives(stage, &wire, &wrapped(V4.other_node, cast.here, &back(4001)));
         assert_eq!(arrived, is(Verdict::NoMapping));
+    });
+}
+
+/// What the heir has not sent, of every kind; and where nobody has, each ends by its own name.
+#[test]
+fn the_old_node_takes_back_fragments_and_errors_too() {
+    on_the_device(|stage, cast| {
+        let (wire, pods) = (Wire::of("out0"), Wire::of("pods0"));
+        stage.run_frame(&STEER, &packet(cast.pod, cast.world, 4000, 80).frame(), Verdict::SnatHere);
+        hand_over(stage, cast, Course::Leaving);
+        for back in all_kinds(cast, 4000) {
+            let arrived = arrives(stage, &wire, &wrapped(V4.other_node, cast.here, &back));
+            assert_eq!(arrived, is(Verdict::ReplyHere), "{back:?}");
+            pods.next_from(&back.from.to_string()).expect("it went to the pod");
+        }
+        let verdicts = [Verdict::NoMapping, Verdict::FragmentUnknown, Verdict::IcmpUnmatched];
+        for (back, verdict) in all_kinds(cast, 4001).into_iter().zip(verdicts) {
+            let back = back.with(|packet| packet.number = 9);
+            let arrived = arrives(stage, &wire, &wrapped(V4.other_node, cast.here, &back));
+            assert_eq!(arrived, is(verdict), "{back:?}");
+        }
     });
 }
 

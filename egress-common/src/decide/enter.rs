@@ -46,9 +46,9 @@ pub fn is_left_alone(heads: &Heads, config: &Config) -> bool {
 pub fn enter<'t, T: Tables>(heads: &mut Heads, quote: &Quote, tables: &'t T, config: &Config) -> Enter<'t> {
     if let Some(owned) = tables.owned_addr(&heads.tuple.daddr) {
         let egress_id = owned.egress_id;
-        return match is_elsewhere(heads, egress_id, tables, false) {
+        return match is_elsewhere(heads, quote, egress_id, tables, false) {
             true => Enter::PassOn { egress_id },
-            false => answer(heads, quote, tables),
+            false => answer(heads, quote, tables, true),
         };
     }
     if heads.tuple.daddr == node_address(config, heads.family)
@@ -64,44 +64,56 @@ pub fn enter<'t, T: Tables>(heads: &mut Heads, quote: &Quote, tables: &'t T, con
 /// What the other node of a hand-over has got for the egress IP, and passed on.
 #[inline(always)]
 pub fn passed<'t, T: Tables>(heads: &mut Heads, quote: &Quote, tables: &'t T, egress_id: u32) -> Enter<'t> {
-    match is_elsewhere(heads, egress_id, tables, true) {
+    match is_elsewhere(heads, quote, egress_id, tables, true) {
         true => Enter::PassOn { egress_id },
-        false => answer(heads, quote, tables),
+        // Nothing waits for what comes by the overlay: it would begin anew where its outer headers are missed.
+        false => answer(heads, quote, tables, false),
     }
 }
 
-/// For an egress IP, by the mappings of this node.
+/// For an egress IP, by the mappings of this node. `keeps`: whether fragments that wait for their first one begin anew
+/// behind it.
 #[inline(always)]
-fn answer<'t, T: Tables>(heads: &mut Heads, quote: &Quote, tables: &'t T) -> Enter<'t> {
+fn answer<'t, T: Tables>(heads: &mut Heads, quote: &Quote, tables: &'t T, keeps: bool) -> Enter<'t> {
     match heads.l4 {
         L4::IcmpError => error_for_egress_ip(heads, quote, tables),
-        _ => for_egress_ip(heads, tables),
+        _ => for_egress_ip(heads, tables, keeps),
     }
 }
 
 /// Whether an answer is first of all the other node's of a hand-over: the old node asks the heir about each, and the heir
 /// leaves to the old node what it has not sent itself. What the heir has passed on is the old node's own.
 ///
+/// A fragment goes the way of its first one, which alone shows the ports: the old node asks about all of them, and the heir
+/// keeps those whose first one it has kept. An ICMP error goes the way of the flow that it quotes.
+///
 /// Out of line: nearly always there is no hand-over.
 #[inline(never)]
-fn is_elsewhere<T: Tables>(heads: &Heads, egress_id: u32, tables: &T, passed: bool) -> bool {
+fn is_elsewhere<T: Tables>(heads: &mut Heads, quote: &Quote, egress_id: u32, tables: &T, passed: bool) -> bool {
     let Some(moving) = tables.moving(egress_id) else { return false };
-    let is_plain = heads.fragment == Fragment::Whole && heads.l4 != L4::IcmpError;
-    if !is_plain || moving.owned.address != heads.tuple.daddr {
+    if moving.owned.address != heads.tuple.daddr {
         return false;
     }
-    let since_ns = moving.since_ns;
     match moving.course() {
         Some(Course::Leaving) => !passed,
-        Some(Course::Arriving | Course::Open) => !is_sent_since(heads, since_ns, tables),
+        Some(Course::Arriving | Course::Open) => !is_sent_since(heads, quote, moving.since_ns, tables),
         None => false,
     }
 }
 
-/// Whether this node has sent a packet of the flow that this answers since then.
+/// Whether this node has sent a packet of the flow that this answers, or is an error about, since then.
 #[inline(always)]
-fn is_sent_since<T: Tables>(heads: &Heads, since_ns: u64, tables: &T) -> bool {
-    let Some(forward) = tables.nat_peek(&heads.tuple).map(|mapping| mapping.other) else { return false };
+fn is_sent_since<T: Tables>(heads: &mut Heads, quote: &Quote, since_ns: u64, tables: &T) -> bool {
+    let reverse = match heads.l4 {
+        L4::IcmpError => quote.flow(),
+        _ => {
+            if heads.fragment == Fragment::Later {
+                fragments::resolve(heads, tables);
+            }
+            &heads.tuple
+        }
+    };
+    let Some(forward) = tables.nat_peek(reverse).map(|mapping| mapping.other) else { return false };
     tables.nat_peek(&forward).is_some_and(|mapping| mapping.last_seen_ns >= since_ns)
 }
 
@@ -147,7 +159,7 @@ fn sent_to_learn<'q>(heads: &Heads, quote: &'q Quote) -> Option<&'q Quote> {
 }
 
 #[inline(always)]
-fn for_egress_ip<'t, T: Tables>(heads: &mut Heads, tables: &'t T) -> Enter<'t> {
+fn for_egress_ip<'t, T: Tables>(heads: &mut Heads, tables: &'t T, keeps: bool) -> Enter<'t> {
     if heads.l4 == L4::Later {
         fragments::resolve_kept(heads, tables);
     }
@@ -163,7 +175,7 @@ fn for_egress_ip<'t, T: Tables>(heads: &mut Heads, tables: &'t T) -> Enter<'t> {
         fragments::supersede(heads, tables);
         return Enter::Done(Verdict::NoMapping);
     };
-    if heads.fragment == Fragment::First && fragments::resolve_kept(heads, tables) {
+    if heads.fragment == Fragment::First && fragments::resolve_kept(heads, tables) && keeps {
         return Enter::Done(Verdict::FragmentsReleased);
     }
     reply(heads, mapping)

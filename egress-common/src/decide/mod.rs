@@ -24,6 +24,8 @@ pub mod steer;
 #[cfg(test)]
 pub(crate) mod cast;
 #[cfg(test)]
+mod handing;
+#[cfg(test)]
 pub(crate) mod packets;
 #[cfg(any(test, feature = "model"))]
 pub mod world;

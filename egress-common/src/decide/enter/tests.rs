@@ -1,5 +1,5 @@
 use super::*;
-use crate::abi::{Direction, Sieve, Tuple};
+use crate::abi::{Direction, Moving, Owned, Sieve, Tuple};
 use crate::decide::cast::{Cast, ID, OTHER_NODE, both};
 use crate::decide::packets::{Packet, packet};
 use crate::decide::snat::{self, EGRESS_PORTS, Face};
@@ -335,5 +335,85 @@ fn what_is_left_alone_by_its_heads_is_nobodys() {
         );
         // Whole TCP and UDP packets for five addresses: all but those to the node's ports for NAT, and to what shares a bit.
         assert!((20..=40).contains(&left_alone), "{left_alone}");
+    });
+}
+
+/// The hand-over of [`ID`]'s address, with the other node as the other one.
+fn hand_over(cast: &Cast, world: &World, course: Course, since_ns: u64) {
+    let owned = Owned::new(ID, addr(cast.egress), 2, [2, 0, 0, 0, 0, 1]);
+    world.moving.borrow_mut().insert(ID, Moving::new(ID, course, since_ns, addr(OTHER_NODE), owned));
+}
+
+/// Of the flow with this port: whole, the first fragment and a later one, and an error about what was sent.
+fn answers(cast: &Cast, port: u16) -> [(Packet, Quote); 4] {
+    let whole = packet(cast.world, cast.egress, 80, port);
+    let error = packet(cast.world, cast.egress, 0, 0).unreachable();
+    let sent = packet(cast.egress, cast.world, port, 80).quoted(Direction::Egress);
+    [
+        (whole.clone(), Quote::NONE),
+        (whole.clone().fragment(0, true), Quote::NONE),
+        (whole.fragment(100, false), Quote::NONE),
+        (error, sent),
+    ]
+}
+
+#[test]
+fn the_old_node_asks_the_heir_about_all_that_comes() {
+    both(|cast, world| {
+        begin(cast, world, Origin::Here, &packet(cast.pod, cast.world, 4000, 80));
+        hand_over(cast, world, Course::Leaving, 0);
+        world.owned.borrow_mut().remove(&ID);
+        for (answer, quote) in answers(cast, 4000) {
+            let asked = enter(&mut answer.arriving(), &quote, world, &world.config.get());
+            assert_eq!(asked, Enter::PassOn { egress_id: ID }, "{answer:?}");
+        }
+        // What the heir has not sent comes back.
+        for (answer, quote) in answers(cast, 4000) {
+            let back = passed(&mut answer.arriving(), &quote, world, ID);
+            assert!(matches!(back, Enter::ReplyHere { .. }), "{answer:?}: {back:?}");
+        }
+        let [_, (first, _), ..] = answers(cast, 4000);
+        world.await_first(&first.arriving());
+        let back = passed(&mut first.arriving(), &Quote::NONE, world, ID);
+        assert!(matches!(back, Enter::ReplyHere { .. }), "what waits here would not begin anew: {back:?}");
+        world.frags.borrow_mut().clear();
+        let [_, (first, _), (later, _), (error, quote)] = answers(cast, 4001);
+        for (answer, quote, verdict) in [
+            (&first, &Quote::NONE, Verdict::NoMapping),
+            (&later, &Quote::NONE, Verdict::FragmentUnknown),
+            (&error, &quote, Verdict::IcmpUnmatched),
+        ] {
+            assert_eq!(passed(&mut answer.arriving(), quote, world, ID), Enter::Done(verdict), "never passed on twice");
+        }
+    });
+}
+
+#[test]
+fn an_heir_keeps_what_belongs_to_what_it_has_sent() {
+    both(|cast, world| {
+        begin(cast, world, Origin::Here, &packet(cast.pod, cast.world, 4000, 80));
+        for course in [Course::Arriving, Course::Open] {
+            hand_over(cast, world, course, world.now.get());
+            for is_passed in [false, true] {
+                let asked = |answer: &Packet, quote: &Quote| match is_passed {
+                    true => passed(&mut answer.arriving(), quote, world, ID),
+                    false => enter(&mut answer.arriving(), quote, world, &world.config.get()),
+                };
+                for (answer, quote) in answers(cast, 4000) {
+                    let kept = asked(&answer, &quote);
+                    assert!(matches!(kept, Enter::ReplyHere { .. }), "{answer:?}: {kept:?}");
+                }
+                world.frags.borrow_mut().clear();
+                // Also of a flow that was sent before.
+                hand_over(cast, world, course, world.now.get() + 1);
+                for port in [4000, 4001] {
+                    for (answer, quote) in answers(cast, port) {
+                        assert_eq!(asked(&answer, &quote), Enter::PassOn { egress_id: ID }, "{answer:?}");
+                    }
+                }
+                assert!(world.frags.borrow().is_empty(), "the old node's");
+                hand_over(cast, world, course, world.now.get());
+            }
+        }
     });
 }

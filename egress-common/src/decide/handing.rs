@@ -1,0 +1,293 @@
+//! A hand-over between two nodes, write by write: whatever either has come to, and whoever is killed there, the address
+//! leaves from one node at most, and nothing is lost that one of the two could still serve.
+//!
+//! The writes of a node come in its agent's order (egress-agent: `model::plan`, `dataplane::executor::moving`). How far one
+//! node may be ahead of the other is said by [`can_be`]: a word that is not given yet is not acted upon.
+
+use std::vec::Vec;
+
+use super::accept::{self, Accept, Outer};
+use super::cast::{Cast, ID, NODE, OTHER_NODE, V4, V6, staged};
+use super::enter::{self, Enter};
+use super::packets::{Packet, packet};
+use super::snat::{self, EGRESS_PORTS, Face};
+use super::steer::{self, Steer};
+use super::world::{World, addr};
+use super::{Owner, Tables};
+use crate::abi::*;
+use crate::wire::Quote;
+
+/// A third node.
+const THIRD: &str = "172.18.0.4";
+/// Flows: of the old node's time, and of the heir's.
+const OLD_PORT: u16 = 4000;
+const NEW_PORT: u16 = 4001;
+
+/// The writes of the old node, in order: the decisions' number, its entry, the address taken out of `owned`, its policy, and
+/// when the record is forgotten the entry, and the address out of `owned_addr`.
+const LEAVING: usize = 2;
+const GIVEN_UP: usize = 3;
+const POINTED_AWAY: usize = 4;
+const OLD_WRITES: usize = 6;
+/// Those of the heir: its entry, twice, `owned_addr`, `owned`, its policy, and when the record is forgotten the entry.
+const READY: usize = 1;
+const OPEN: usize = 2;
+const OWNED: usize = 4;
+const POINTED_HERE: usize = 5;
+const NEW_WRITES: usize = 6;
+
+struct Pair {
+    cast: Cast,
+    old: World,
+    heir: World,
+}
+
+/// What became of a packet of a pod.
+#[derive(Debug, PartialEq, Eq)]
+enum End {
+    Emitted(&'static str),
+    Dropped(Verdict),
+}
+
+/// Whether the writes can have come so far together. Each node acts upon words of the other, and upon the status, which the
+/// leader writes when it has both words; the record is forgotten seconds behind that.
+fn can_be(old: usize, heir: usize) -> bool {
+    let old_was_told = old < LEAVING || heir >= READY;
+    let heir_was_told = heir < OPEN || old >= GIVEN_UP;
+    let has_status = old < POINTED_AWAY || heir >= OPEN;
+    let is_forgotten = (old <= POINTED_AWAY || heir >= POINTED_HERE) && (heir < NEW_WRITES || old >= POINTED_AWAY);
+    old_was_told && heir_was_told && has_status && is_forgotten
+}
+
+impl Pair {
+    /// The old node has the address.
+    fn new(cast: Cast) -> Self {
+        let pair = Self { cast, old: staged(&cast), heir: staged(&cast) };
+        pair.settle(&pair.old, NODE);
+        pair.settle(&pair.heir, OTHER_NODE);
+        pair.heir.disown(ID);
+        pair.heir.pods.borrow_mut().clear();
+        pair.heir.add_pod(cast.remote_pod, PodEntry::selected(ID, 0));
+        pair.point(&pair.heir, Slot::remote(addr(cast.egress), addr(NODE)));
+        pair
+    }
+
+    /// The places of the cluster, as this node sees them.
+    fn settle(&self, world: &World, own: &str) {
+        world.configure(|config| config.self_node = addr(own));
+        for node in [NODE, OTHER_NODE, THIRD] {
+            let place = if node == own { NodePlace::Own } else { NodePlace::Other };
+            world.add_node(node, place, node);
+        }
+        let narrow = if self.cast.family == Family::V4 { 24 } else { 64 };
+        world.add_prefix(self.third_pod(), narrow, PrefixKind::PodSubnet, Some(THIRD));
+    }
+
+    fn third_pod(&self) -> &'static str {
+        if self.cast.family == Family::V4 { "10.244.3.10" } else { "fd00:10:244:3::10" }
+    }
+
+    fn point(&self, world: &World, slot: Slot) {
+        world.set_policy(ID, WhenEmpty::Drop, &[slot]);
+        world.configure(|config| config.decisions += 1);
+    }
+
+    fn move_entry(&self, world: &World, course: Course, peer: &str) {
+        let owned = Owned::new(ID, addr(self.cast.egress), 2, [2, 0, 0, 0, 0, 1]);
+        world.moving.borrow_mut().insert(ID, Moving::new(ID, course, world.now.get(), addr(peer), owned));
+    }
+
+    fn write_old(&self, number: usize) {
+        let (world, egress) = (&self.old, addr(self.cast.egress));
+        match number {
+            0 => {}
+            1 => world.configure(|config| config.decisions += 1),
+            LEAVING => self.move_entry(world, Course::Leaving, OTHER_NODE),
+            GIVEN_UP => drop(world.owned.borrow_mut().remove(&ID)),
+            POINTED_AWAY => self.point(world, Slot::remote(egress, addr(OTHER_NODE))),
+            5 => drop(world.moving.borrow_mut().remove(&ID)),
+            OLD_WRITES => drop(world.owned_addr.borrow_mut().remove(&egress)),
+            other => panic!("there is no write {other}"),
+        }
+    }
+
+    fn write_heir(&self, number: usize) {
+        let (world, egress) = (&self.heir, addr(self.cast.egress));
+        let owned = Owned::new(ID, egress, 2, [2, 0, 0, 0, 0, 1]);
+        match number {
+            0 => {}
+            READY => self.move_entry(world, Course::Arriving, NODE),
+            OPEN => self.move_entry(world, Course::Open, NODE),
+            3 => {
+                let entry = OwnedAddr { egress_id: ID, ifindex: 2, mac: owned.mac, reserved: [0; 2] };
+                world.owned_addr.borrow_mut().insert(egress, entry);
+            }
+            OWNED => drop(world.owned.borrow_mut().insert(ID, owned)),
+            POINTED_HERE => self.point(world, Slot::here(egress)),
+            NEW_WRITES => drop(world.moving.borrow_mut().remove(&ID)),
+            other => panic!("there is no write {other}"),
+        }
+    }
+
+    fn world(&self, node: &str) -> &World {
+        if node == NODE { &self.old } else { &self.heir }
+    }
+
+    fn name(node: &Addr) -> &'static str {
+        if *node == addr(NODE) { NODE } else { OTHER_NODE }
+    }
+
+    /// A pod of one of the two sends.
+    fn sends(&self, node: &'static str, sent: &Packet) -> End {
+        let world = self.world(node);
+        let heads = &mut sent.heads();
+        match steer::steer(heads, &Quote::NONE, world, &world.config.get()) {
+            Steer::Send { slot, .. } if slot.place() == SlotPlace::Here => match world.owned(ID) {
+                Some(owned) if owned.address == slot.address => {
+                    let owner = Owner { origin: Origin::Here, source_node: Addr::UNSPECIFIED, egress_id: ID };
+                    self.emitted(world, node, sent, &owner)
+                }
+                _ => match world.moving(ID).filter(|moving| moving.course() == Some(Course::Leaving)) {
+                    Some(moving) => self.arrives(Self::name(&moving.peer), node, sent),
+                    None => End::Dropped(Verdict::NotGateway),
+                },
+            },
+            Steer::Send { slot, .. } => self.arrives(Self::name(&slot.endpoint), node, sent),
+            other => panic!("not steered: {other:?}"),
+        }
+    }
+
+    fn emitted(&self, world: &World, node: &'static str, sent: &Packet, owner: &Owner) -> End {
+        let face = Face { address: addr(self.cast.egress), ports: EGRESS_PORTS };
+        match snat::translate(&sent.heads(), &Quote::NONE, world, &face, owner) {
+            Ok(_) => End::Emitted(node),
+            Err(verdict) => End::Dropped(verdict),
+        }
+    }
+
+    /// A pod's packet by the overlay.
+    fn arrives(&self, node: &'static str, from: &str, sent: &Packet) -> End {
+        let world = self.world(node);
+        let outer = Outer { source: addr(from), egress_id: ID };
+        match accept::accept(&mut sent.heads(), &outer, world, &world.config.get()) {
+            Accept::Translate { source_node, .. } => {
+                let owner = Owner { origin: Origin::Remote, source_node: *source_node, egress_id: ID };
+                self.emitted(world, node, sent, &owner)
+            }
+            Accept::PassOn => self.arrives(Self::name(&world.moving(ID).expect("a hand-over").peer), node, sent),
+            Accept::Done(verdict) => End::Dropped(verdict),
+            other => panic!("no packet of a pod: {other:?}"),
+        }
+    }
+
+    /// Something comes from outside for the egress IP: which node gives it to the pod.
+    fn answered(&self, node: &'static str, answer: &(Packet, Quote)) -> End {
+        let world = self.world(node);
+        let entered = enter::enter(&mut answer.0.arriving(), &answer.1, world, &world.config.get());
+        self.goes(node, &entered, answer)
+    }
+
+    fn goes(&self, node: &'static str, entered: &Enter<'_>, answer: &(Packet, Quote)) -> End {
+        match entered {
+            Enter::ReplyHere { .. } | Enter::ReplyRemote { .. } => End::Emitted(node),
+            Enter::PassOn { .. } => {
+                let peer = Self::name(&self.world(node).moving(ID).expect("a hand-over").peer);
+                let (world, outer) = (self.world(peer), Outer { source: addr(node), egress_id: ID });
+                match accept::accept(&mut answer.0.heads(), &outer, world, &world.config.get()) {
+                    Accept::Answer => {
+                        let passed = enter::passed(&mut answer.0.arriving(), &answer.1, world, ID);
+                        self.goes(peer, &passed, answer)
+                    }
+                    Accept::Done(verdict) => End::Dropped(verdict),
+                    other => panic!("no answer: {other:?}"),
+                }
+            }
+            Enter::Done(verdict) => End::Dropped(*verdict),
+            Enter::NodeReply { .. } => panic!("not the node's"),
+        }
+    }
+
+    /// Both flows have sent: each by the node that had the address then.
+    fn begin_flows(&self) {
+        for (world, port) in [(&self.old, OLD_PORT), (&self.heir, NEW_PORT)] {
+            let owner = Owner { origin: Origin::Remote, source_node: addr(THIRD), egress_id: ID };
+            let face = Face { address: addr(self.cast.egress), ports: EGRESS_PORTS };
+            let sent = packet(self.third_pod(), self.cast.world, port, 80).heads();
+            snat::translate(&sent, &Quote::NONE, world, &face, &owner).expect("a free port");
+        }
+    }
+
+    /// Of the flow with this port: whole, a datagram in two fragments, and an error about what was sent.
+    fn answers(&self, port: u16) -> Vec<(Packet, Quote)> {
+        // Another datagram, though it has the same number.
+        [&self.old, &self.heir].iter().for_each(|world| world.frags.borrow_mut().clear());
+        let whole = packet(self.cast.world, self.cast.egress, 80, port);
+        let error = packet(self.cast.world, self.cast.egress, 0, 0).unreachable();
+        let sent = packet(self.cast.egress, self.cast.world, port, 80).quoted(Direction::Egress);
+        let fragments = [whole.clone().fragment(0, true), whole.clone().fragment(100, false)];
+        let plain = [whole].into_iter().chain(fragments).map(|packet| (packet, Quote::NONE));
+        plain.chain([(error, sent)]).collect()
+    }
+}
+
+/// Every state that the two can be in, made anew.
+fn every_state(test: impl Fn(&Pair, usize, usize)) {
+    for cast in [V4, V6] {
+        for (old, heir) in (0..=OLD_WRITES).flat_map(|old| (0..=NEW_WRITES).map(move |heir| (old, heir))) {
+            if can_be(old, heir) {
+                let pair = Pair::new(cast);
+                (0..=old).for_each(|number| pair.write_old(number));
+                (0..=heir).for_each(|number| pair.write_heir(number));
+                test(&pair, old, heir);
+            }
+        }
+    }
+}
+
+#[test]
+fn the_address_leaves_from_one_node_and_no_packet_of_a_pod_is_lost() {
+    every_state(|pair, old, heir| {
+        let expected = End::Emitted(if old < GIVEN_UP { NODE } else { OTHER_NODE });
+        let Cast { pod, remote_pod, world, .. } = pair.cast;
+        let at = std::format!("the old node at {old}, the heir at {heir}");
+        assert_eq!(pair.sends(NODE, &packet(pod, world, 5000, 80)), expected, "{at}: a pod of the old node");
+        // Its own node knows of itself at last.
+        assert_eq!(pair.sends(OTHER_NODE, &packet(remote_pod, world, 5001, 80)), expected, "{at}: a pod of the heir");
+        let third = packet(pair.third_pod(), world, 5002, 80);
+        // Others go by the status, which names the old node until the heir has said that it is open; and late.
+        let late = pair.arrives(NODE, THIRD, &third);
+        match old <= POINTED_AWAY && heir < NEW_WRITES {
+            true => assert_eq!(late, expected, "{at}: a pod of a third node"),
+            false => assert!(matches!(late, End::Dropped(_)), "{at}: seconds late, {late:?}"),
+        }
+        let by_status = pair.arrives(OTHER_NODE, THIRD, &third);
+        match heir >= OPEN {
+            true => assert_eq!(by_status, expected, "{at}: a pod of a third node"),
+            false => assert_eq!(by_status, End::Dropped(Verdict::NotGateway), "{at}: by an older hand-over"),
+        }
+    });
+}
+
+#[test]
+fn what_comes_back_finds_the_node_that_has_sent() {
+    every_state(|pair, old, heir| {
+        pair.begin_flows();
+        let at = std::format!("the old node at {old}, the heir at {heir}");
+        // Neighbours send to the old node until they have heard of the new one.
+        let hears = [(NODE, old < OLD_WRITES), (OTHER_NODE, heir > OPEN)];
+        for (node, _) in hears.into_iter().filter(|(_, hears)| *hears) {
+            // The old node's mappings serve as long as both know of the hand-over, and on the old node alone before it.
+            let knows_both = old < OLD_WRITES - 1 && (READY..NEW_WRITES).contains(&heir);
+            if node == NODE && old < GIVEN_UP || knows_both {
+                for answer in pair.answers(OLD_PORT) {
+                    assert_eq!(pair.answered(node, &answer), End::Emitted(NODE), "{at}, at {node}: {answer:?}");
+                }
+            }
+            if node == OTHER_NODE || (knows_both && old >= GIVEN_UP) {
+                for answer in pair.answers(NEW_PORT) {
+                    assert_eq!(pair.answered(node, &answer), End::Emitted(OTHER_NODE), "{at}, at {node}: {answer:?}");
+                }
+            }
+        }
+    });
+}
