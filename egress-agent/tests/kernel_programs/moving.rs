@@ -60,6 +60,35 @@ fn the_heir_is_asked_first_about_answers() {
     });
 }
 
+/// The writes of the step, one by one: the agent may be killed behind each of them.
+#[test]
+fn who_is_killed_in_the_middle_of_the_step_has_let_go_of_nothing() {
+    both(|stage, cast| {
+        let sent = packet(cast.pod, cast.world, 4000, 80);
+        stage.run_frame(&STEER, &sent.frame(), Verdict::SnatHere);
+        let decisions = stage.config.get(&0, 0).expect("the configuration").decisions;
+        let number = |stage: &mut Stage, decisions| stage.configure(|config| config.decisions = decisions);
+        let writes: [&dyn Fn(&mut Stage); 4] = [
+            &|stage| stage.hand_over(cast, Course::Leaving),
+            &|stage| number(stage, 0),
+            &|stage| stage.owned.remove(&cast.here).expect("it is owned"),
+            &|stage| number(stage, decisions + 1),
+        ];
+        for (done, write) in writes.iter().enumerate() {
+            write(stage);
+            let (out, back) = match done {
+                0 | 1 => (Verdict::SnatHere, Verdict::ReplyHere),
+                _ => (Verdict::PassedOn, Verdict::PassedOn),
+            };
+            stage.run_frame(&STEER, &sent.frame(), out);
+            stage.run_frame(&ENTER, &answer(cast, 4000).frame(), back);
+            for late in all_kinds(cast, 4000) {
+                stage.run_frame(&ENTER, &late.frame(), back);
+            }
+        }
+    });
+}
+
 /// Of the flow with this port: a datagram in two pieces, the first one first, and an error about what it has sent.
 fn all_kinds(cast: &Cast, port: u16) -> [Packet; 3] {
     let piece =

@@ -95,10 +95,17 @@ fn is_elsewhere<T: Tables>(heads: &mut Heads, quote: &Quote, egress_id: u32, tab
         return false;
     }
     match moving.course() {
-        Some(Course::Leaving) => !passed,
+        // An agent that has ended in the middle of the step has let go of nothing.
+        Some(Course::Leaving) => !passed && !is_held(egress_id, &heads.tuple.daddr, tables),
         Some(Course::Arriving | Course::Open) => !is_sent_since(heads, quote, moving.since_ns, tables),
         None => false,
     }
+}
+
+/// Whether this node owns the address.
+#[inline(always)]
+fn is_held<T: Tables>(egress_id: u32, address: &Addr, tables: &T) -> bool {
+    tables.owned(egress_id).is_some_and(|owned| owned.address == *address)
 }
 
 /// Whether this node has sent a packet of the flow that this answers, or is an error about, since then.

@@ -291,3 +291,20 @@ fn what_comes_back_finds_the_node_that_has_sent() {
         }
     });
 }
+
+/// The old node is killed between two writes, and the hand-over is called off: it serves on, with nobody there to ask.
+#[test]
+fn who_is_killed_before_it_has_let_go_serves_on_alone() {
+    for cast in [V4, V6] {
+        for old in 0..GIVEN_UP {
+            let pair = Pair::new(cast);
+            (0..=old).for_each(|number| pair.write_old(number));
+            pair.begin_flows();
+            for answer in pair.answers(OLD_PORT) {
+                assert_eq!(pair.answered(NODE, &answer), End::Emitted(NODE), "at {old}: {answer:?}");
+            }
+            let sent = packet(cast.pod, cast.world, 5000, 80);
+            assert_eq!(pair.sends(NODE, &sent), End::Emitted(NODE), "at {old}");
+        }
+    }
+}

@@ -358,6 +358,24 @@ fn answers(cast: &Cast, port: u16) -> [(Packet, Quote); 4] {
 }
 
 #[test]
+fn an_agent_that_ends_in_the_middle_of_the_step_has_let_go_of_nothing() {
+    both(|cast, world| {
+        begin(cast, world, Origin::Here, &packet(cast.pod, cast.world, 4000, 80));
+        hand_over(cast, world, Course::Leaving, 0);
+        for (answer, quote) in answers(cast, 4000) {
+            let asked = enter(&mut answer.arriving(), &quote, world, &world.config.get());
+            assert!(matches!(asked, Enter::ReplyHere { .. }), "{answer:?}: {asked:?}");
+        }
+        world.owned.borrow_mut().remove(&ID);
+        let passed = Enter::PassOn { egress_id: ID };
+        assert_eq!(asked(world, &packet(cast.world, cast.egress, 80, 4000)), passed);
+        // The object may have another address here by then.
+        world.owned.borrow_mut().insert(ID, Owned::new(ID, addr(cast.foreign_egress), 2, [2, 0, 0, 0, 0, 1]));
+        assert_eq!(asked(world, &packet(cast.world, cast.egress, 80, 4000)), passed);
+    });
+}
+
+#[test]
 fn the_old_node_asks_the_heir_about_all_that_comes() {
     both(|cast, world| {
         begin(cast, world, Origin::Here, &packet(cast.pod, cast.world, 4000, 80));

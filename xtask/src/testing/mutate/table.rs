@@ -200,6 +200,8 @@ mutations! {
     "unasked-packets-pass", ENTER, ["replies::"], "what the world sends to an egress IP reaches the host":
         "heads, tables);\n        return Enter::Done(Verdict::NoMapping);" =>
         "heads, tables);\n        return Enter::Done(Verdict::NotOurs);";
+    "half-a-hand-over-passes-on", ENTER, ["moving::"], "a node whose agent is killed in the middle of letting go sends its answers away":
+        "!passed && !is_held(egress_id, &heads.tuple.daddr, tables)" => "!passed";
     "error-goes-by-its-own-ends", ENTER, ["moving::"], "an ICMP error about what an heir has sent goes to the old node":
         "L4::IcmpError => quote.flow()," => "L4::IcmpError => &heads.tuple,";
     "quote-of-another-address", ENTER, ["errors::"], "an ICMP error about one egress IP comes in by another":
