@@ -1,8 +1,10 @@
 //! The target `decision`: any packets, any state, through all hooks; what must hold is asserted by [`crate::node`].
 
-use egress_common::abi::{Direction, Family, OnUnknownPod, PodEntry, Policy, Slot, WhenEmpty};
+use egress_common::abi::{Course, Direction, Family, Moving, OnUnknownPod, PodEntry, Policy, Slot, WhenEmpty};
+use egress_common::decide::Tables as _;
 use egress_common::decide::accept::Outer;
 use egress_common::decide::leave::Meta;
+use egress_common::decide::world::World;
 use egress_common::wire::{Heads, PROTO_ICMP, PROTO_ICMPV6, PROTO_TCP, PROTO_UDP};
 
 use crate::frame::{self, Packet};
@@ -37,6 +39,7 @@ fn change(input: &mut Input<'_>, node: &mut Node) {
         2 => drop(pods.borrow_mut().insert(pod, PodEntry::known())),
         3 => drop(pods.borrow_mut().remove(&pod)),
         4 => places::own(world, id, places::egress(family, u8::from(input.flag()))),
+        5 if input.flag() => hand_over(input, world, id, family),
         5 => world.disown(id),
         6 => {
             let when_empty = input.pick(&[WhenEmpty::Drop, WhenEmpty::NodeAddress, WhenEmpty::NotListed]);
@@ -58,6 +61,25 @@ fn change(input: &mut Input<'_>, node: &mut Node) {
         }
     }
     node.decide_anew();
+}
+
+/// The object's address comes, or goes, or has done so; as far as the agent of the node has come with it.
+fn hand_over(input: &mut Input<'_>, world: &World, id: u32, family: Family) {
+    let address = places::egress(family, u8::from(input.flag()));
+    let course = input.pick(&[Some(Course::Leaving), Some(Course::Arriving), Some(Course::Open), None]);
+    places::own(world, id, address);
+    let owned = *world.owned(id).expect("just now");
+    match course {
+        Some(course) => {
+            let since = world.now.get() - u64::from(input.byte()) * 10_000_000;
+            let moving = Moving::new(id, course, since, places::OTHER, owned);
+            world.moving.borrow_mut().insert(id, moving);
+        }
+        None => drop(world.moving.borrow_mut().remove(&id)),
+    }
+    if !input.flag() {
+        world.owned.borrow_mut().remove(&id);
+    }
 }
 
 /// Frames that errors can be about: so many of the last ones.

@@ -2,7 +2,7 @@
 //! time passes, entries expire and addresses change. What must hold is asserted by [`crate::node`]; and here: what went
 //! out is answered.
 
-use egress_common::abi::{Addr, Direction, Family, PodEntry, Policy, Slot, Verdict, WhenEmpty};
+use egress_common::abi::{Addr, Course, Direction, Family, Moving, PodEntry, Policy, Slot, Verdict, WhenEmpty};
 use egress_common::decide::accept::Outer;
 use egress_common::decide::leave::Meta;
 use egress_common::wire::{Heads, PROTO_ICMP, PROTO_ICMPV6, PROTO_TCP, PROTO_UDP, tcp};
@@ -57,6 +57,7 @@ impl Story<'_> {
         let world = &self.node.world;
         for index in 0..2 {
             world.disown(id(family, index));
+            world.moving.borrow_mut().remove(&id(family, index));
         }
         for index in 0..2 {
             let address = places::egress(family, index ^ u8::from(crosswise));
@@ -64,6 +65,23 @@ impl Story<'_> {
             if let Some(policy) = Policy::with_slots(WhenEmpty::Drop, &[Slot::here(address)]) {
                 world.put_policy(policy_key(id(family, index), family), policy);
             }
+        }
+        self.node.decide_anew();
+    }
+
+    /// One of the addresses goes to the other node, or comes from there, and the agent has come so far with it, or has been
+    /// killed there.
+    fn hand_over(&mut self) {
+        let (family, index) = (self.input.pick(&FAMILIES), u8::from(self.input.flag()));
+        let (id, world) = (id(family, index), &self.node.world);
+        let Some(policy) = world.policies.borrow().get(&policy_key(id, family)).copied() else { return };
+        places::own(world, id, policy.slots[0].address);
+        let owned = world.owned.borrow()[&id];
+        let course = self.input.pick(&[Course::Leaving, Course::Arriving, Course::Open]);
+        let moving = Moving::new(id, course, world.now.get(), places::OTHER, owned);
+        world.moving.borrow_mut().insert(id, moving);
+        if !self.input.flag() {
+            world.owned.borrow_mut().remove(&id);
         }
         self.node.decide_anew();
     }
@@ -80,6 +98,7 @@ impl Story<'_> {
                 self.node.world.now.set(self.node.world.now.get() + later);
             }
             12 => drop(self.node.world.sweep(self.input.flag())),
+            13 if self.input.flag() => self.hand_over(),
             13 => {
                 let (family, crosswise) = (self.input.pick(&FAMILIES), self.input.flag());
                 self.give(family, crosswise);
@@ -145,6 +164,8 @@ impl Story<'_> {
     /// Keeps what left, and has it answered at once: the answer must be the pod's, byte for byte as it would look there.
     fn went(&mut self, packet: &Packet, outcome: Outcome, by: Verdict) {
         let out = match outcome {
+            // The other node's to answer.
+            Outcome::Sent(Verdict::PassedOn, _) => return,
             Outcome::Sent(_, out) => out,
             Outcome::Dropped(_) => return,
             // Its port is another flow's by now, and the pod is told.
@@ -180,10 +201,16 @@ impl Story<'_> {
         self.sent.get(index).cloned()
     }
 
-    /// Late, perhaps when nobody waits for it any more.
+    /// Late, perhaps when nobody waits for it any more; by the other node of a hand-over too, whether there is one or not.
     fn world_answers(&mut self) {
-        if let Some(sent) = self.old() {
-            self.node.enter(&answer_to(&sent));
+        let Some(sent) = self.old() else { return };
+        let answer = answer_to(&sent);
+        match self.input.below(4) {
+            0 => {
+                let outer = Outer { source: places::OTHER, egress_id: 1 + u32::from(self.input.byte() % 4) };
+                self.node.accept(&outer, &answer);
+            }
+            _ => drop(self.node.enter(&answer)),
         }
     }
 

@@ -7,6 +7,7 @@ mod accepted;
 mod entered;
 mod judge;
 mod left;
+mod passed;
 mod steered;
 
 use std::collections::HashMap;

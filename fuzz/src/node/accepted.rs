@@ -1,10 +1,10 @@
 //! Out of the overlay, and out to the world with an egress IP, which pods of this node take too.
 
-use egress_common::abi::{Class, Direction, Origin, Owned, PrefixKind, Verdict};
+use egress_common::abi::{Addr, Class, Direction, Origin, Owned, Verdict};
 use egress_common::decide::accept::{self, Accept, Outer};
 use egress_common::decide::enter;
 use egress_common::decide::snat::{self, Face};
-use egress_common::decide::{Owner, Rewrite, Tables as _};
+use egress_common::decide::{Owner, Rewrite};
 use egress_common::wire::icmp::Answer;
 use egress_common::wire::{Heads, L4, Quote};
 
@@ -24,14 +24,14 @@ impl Node {
                 true => self.split(Verdict::ReplyDelivered, skb.frame, config.pod_mtu),
                 false => Outcome::Sent(Verdict::ReplyDelivered, skb.frame.to_vec()),
             },
-            Accept::PassOn => Outcome::Sent(Verdict::PassedOn, skb.frame.to_vec()),
-            // No story hands an address over: what a heir is passed on is for the programs' own tests.
-            Accept::Answer => Outcome::Dropped(Verdict::NoMapping),
+            Accept::PassOn => self.pass_on(skb, &heads, outer.egress_id),
+            Accept::Answer => self.came_back(skb, outer.egress_id),
             Accept::Translate { owned, source_node } => {
-                assert_eq!(*source_node, outer.source, "answers go back to who sent it");
-                let inner = self.world.prefix(&heads.tuple.saddr).map(|prefix| (prefix.kind(), prefix.node));
-                assert_eq!(inner, Some((Some(PrefixKind::PodSubnet), outer.source)), "a pod of the sender");
-                let owner = Owner { origin: Origin::Remote, source_node: *source_node, egress_id: outer.egress_id };
+                self.judge_sender(&heads, outer, source_node);
+                let owner = match *source_node == config.self_node {
+                    true => Owner { origin: Origin::Here, source_node: Addr::UNSPECIFIED, egress_id: outer.egress_id },
+                    false => Owner { origin: Origin::Remote, source_node: *source_node, egress_id: outer.egress_id },
+                };
                 let owned = *owned;
                 match self.out_by_uplink(skb, &heads, &quote, &owned, &owner) {
                     Ok(Outcome::Dropped(Verdict::PortTaken)) => {

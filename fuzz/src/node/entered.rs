@@ -1,15 +1,34 @@
 //! From outside, by the uplink.
 
-use egress_common::abi::{Addr, Class, Direction, OwnedAddr, Verdict};
+use egress_common::abi::{Addr, Class, Direction, Mapping, OwnedAddr, Verdict};
 use egress_common::decide::enter::{self, Enter};
 use egress_common::decide::mtu::Fit;
 use egress_common::decide::{Rewrite, Tables as _, mtu};
 use egress_common::wire::icmp::Answer;
 use egress_common::wire::nd::{ADVERTISEMENT_LEN, Solicitation};
-use egress_common::wire::{ETH_LEN, Frame as _, Heads, L4, PROTO_ICMPV6, arp, ethertype, ipv4};
+use egress_common::wire::{ETH_LEN, Frame as _, Heads, L4, PROTO_ICMPV6, Quote, arp, ethertype, ipv4};
 
-use super::{Node, Outcome, Skb, fits_in_two, quoted, rewritten};
+use super::{Node, Outcome, Skb, TooBig, fits_in_two, quoted, rewritten};
 use crate::edge;
+
+/// What a decision about an answer comes to, with the mapping taken out of the maps.
+pub(super) enum Back {
+    Done(Verdict),
+    To(Verdict, Mapping),
+    PassOn(u32),
+}
+
+impl Back {
+    pub(super) const fn of(decision: &Enter<'_>) -> Self {
+        match decision {
+            Enter::Done(verdict) => Self::Done(*verdict),
+            Enter::ReplyHere { mapping } => Self::To(Verdict::ReplyHere, **mapping),
+            Enter::ReplyRemote { mapping } => Self::To(Verdict::ReplySteered, **mapping),
+            Enter::NodeReply { mapping } => Self::To(Verdict::NodeReply, **mapping),
+            Enter::PassOn { egress_id } => Self::PassOn(*egress_id),
+        }
+    }
+}
 
 impl Node {
     pub(super) fn entered(&mut self, skb: &Skb<'_>) -> Outcome {
@@ -51,7 +70,9 @@ impl Node {
 
     /// What has been handed over is answered for by its new node.
     fn held(&self, address: &Addr) -> Option<&OwnedAddr> {
-        self.world.owned_addr(address).filter(|owned| self.world.owned(owned.egress_id).is_some())
+        let is_held =
+            |owned: &&OwnedAddr| self.world.owned(owned.egress_id).is_some_and(|held| held.address == *address);
+        self.world.owned_addr(address).filter(is_held)
     }
 
     fn solicited(&self, frame: &[u8], heads: &Heads) -> Option<Outcome> {
@@ -66,22 +87,39 @@ impl Node {
         let (frame, config) = (skb.frame, self.config());
         let quote = quoted(frame, heads);
         let is_for_egress_ip = self.world.owned_addr.borrow().contains_key(&heads.tuple.daddr);
-        let (verdict, mapping) = match enter::enter(heads, &quote, &self.world, &config) {
-            Enter::Done(verdict) => {
-                assert!(
-                    !is_for_egress_ip
-                        || matches!(verdict.class(), Class::Drop | Class::Hold)
-                        || verdict == Verdict::TtlExpired,
-                    "unasked, and left to the host: {verdict:?} {heads:?}"
-                );
-                return Outcome::done(verdict, frame, 0);
+        let decision = Back::of(&enter::enter(heads, &quote, &self.world, &config));
+        if let Back::Done(verdict) = decision {
+            assert!(
+                !is_for_egress_ip
+                    || matches!(verdict.class(), Class::Drop | Class::Hold)
+                    || verdict == Verdict::TtlExpired,
+                "unasked, and left to the host: {verdict:?} {heads:?}"
+            );
+        }
+        match self.back(skb, heads, &quote, &decision) {
+            Ok(outcome) => outcome,
+            Err(TooBig(mtu)) => {
+                let answer = edge::error(frame, heads, Answer::TooBig(mtu).head(heads.family), &heads.tuple.daddr);
+                Outcome::told(Verdict::MtuAnswered, answer, Verdict::MtuExceeded)
             }
-            Enter::ReplyHere { mapping } => (Verdict::ReplyHere, *mapping),
-            Enter::ReplyRemote { mapping } => (Verdict::ReplySteered, *mapping),
-            Enter::NodeReply { mapping } => (Verdict::NodeReply, *mapping),
-            Enter::PassOn { .. } => return Outcome::Sent(Verdict::PassedOn, frame.to_vec()),
+        }
+    }
+
+    /// What becomes of a packet for an address of this node.
+    pub(super) fn back(
+        &mut self,
+        skb: &Skb<'_>,
+        heads: &Heads,
+        quote: &Quote,
+        decision: &Back,
+    ) -> Result<Outcome, TooBig> {
+        let (frame, config) = (skb.frame, self.config());
+        let (verdict, mapping) = match decision {
+            Back::Done(verdict) => return Ok(Outcome::done(*verdict, frame, 0)),
+            Back::PassOn(egress_id) => return Ok(self.pass_on(skb, heads, *egress_id)),
+            Back::To(verdict, mapping) => (*verdict, *mapping),
         };
-        self.judge_answer(heads, &quote, &mapping);
+        self.judge_answer(heads, quote, &mapping);
         let (length, mut in_two) = (Self::wire_length(skb, heads), false);
         let too_big = match verdict {
             Verdict::ReplyHere if length > config.pod_mtu => {
@@ -90,34 +128,33 @@ impl Node {
             }
             Verdict::ReplySteered => match mtu::fit(length, config.overlay_mtu, heads, &mapping.source_node) {
                 Fit::Tell(limit) => Some(limit.min(config.pod_mtu)),
-                Fit::Lost => return Outcome::Dropped(Verdict::OverlayTooNarrow),
+                Fit::Lost => return Ok(Outcome::Dropped(Verdict::OverlayTooNarrow)),
                 Fit::Whole | Fit::Cut => (length > config.pod_mtu && heads.dont_fragment).then_some(config.pod_mtu),
             },
             _ => None,
         };
         if let Some(mtu) = too_big {
-            let answer = edge::error(frame, heads, Answer::TooBig(mtu).head(heads.family), &heads.tuple.daddr);
-            return Outcome::told(Verdict::MtuAnswered, answer, Verdict::MtuExceeded);
+            return Err(TooBig(mtu));
         }
         let mut out = frame.to_vec();
         let by_stack = verdict == Verdict::NodeReply;
         let less = if by_stack { Some(()) } else { edge::decrement_ttl(&mut out, heads.family) };
         let sender = if heads.l4 == L4::IcmpError { quote.tuple().daddr } else { heads.tuple.saddr };
         if mapping.other.daddr != sender {
-            return Outcome::Dropped(Verdict::ClaimLost);
+            return Ok(Outcome::Dropped(Verdict::ClaimLost));
         }
         let less = less.ok_or(Verdict::RewriteFailed);
-        let out = match less.and_then(|()| rewritten(heads, &quote, out, &Rewrite::reverse(&mapping))) {
+        let out = match less.and_then(|()| rewritten(heads, quote, out, &Rewrite::reverse(&mapping))) {
             Ok(out) => out,
-            Err(verdict) => return Outcome::Dropped(verdict),
+            Err(verdict) => return Ok(Outcome::Dropped(verdict)),
         };
         let after = Self::heads(&out, Direction::Ingress).expect("still IP");
         assert_eq!(after.tuple.daddr, mapping.other.saddr, "for the pod");
-        match verdict {
+        Ok(match verdict {
             Verdict::NodeReply => Outcome::Passed(verdict, out, 0),
             _ if in_two => self.split(verdict, &out, config.pod_mtu),
             _ => Outcome::Sent(verdict, out),
-        }
+        })
     }
 
     /// For a pod in two fragments, if the length that the packet says of itself is one that it has.

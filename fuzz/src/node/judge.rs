@@ -1,7 +1,10 @@
 //! What must hold after each packet.
 
-use egress_common::abi::{Addr, Direction, Mapping, OnUnknownPod, PolicyKey, PrefixKind, Slot, Verdict};
+use egress_common::abi::{
+    Addr, Course, Direction, Mapping, Moving, OnUnknownPod, PolicyKey, PrefixKind, Slot, Verdict,
+};
 use egress_common::decide::Tables as _;
+use egress_common::decide::accept::Outer;
 use egress_common::decide::leave::Meta;
 use egress_common::wire::{Heads, L4, Quote};
 
@@ -15,6 +18,25 @@ impl Node {
         let policies = self.world.policies.borrow();
         let policy = policies.get(&PolicyKey::new(egress_id, heads.family)).expect("asked");
         assert!(policy.slots.iter().take(policy.count() as usize).any(|now| now == slot), "a slot of old");
+    }
+
+    /// What is translated is of a pod of the node that sent it, or was passed on by the other node of a hand-over; and goes
+    /// back to the node of the pod.
+    pub(super) fn judge_sender(&self, heads: &Heads, outer: &Outer, source_node: &Addr) {
+        let inner = self.world.prefix(&heads.tuple.saddr).map(|prefix| (prefix.kind(), prefix.node));
+        assert_eq!(inner, Some((Some(PrefixKind::PodSubnet), *source_node)), "of a pod, and back to its node");
+        let moving = self.world.moving.borrow().get(&outer.egress_id).copied();
+        let is_passed = moving.is_some_and(|moving| {
+            moving.peer == outer.source && matches!(moving.course(), Some(Course::Arriving | Course::Open))
+        });
+        assert!(is_passed || *source_node == outer.source, "a pod of the sender: {heads:?}");
+    }
+
+    /// What is passed on is of an address that this node does not have, to the other node of its hand-over.
+    pub(super) fn judge_passed(&self, heads: &Heads, egress_id: u32, moving: &Moving) {
+        let held = self.world.owned.borrow().get(&egress_id).map(|owned| owned.address);
+        let is_leaving = moving.course() == Some(Course::Leaving);
+        assert!(!is_leaving || held != Some(moving.owned.address), "passed on, and held: {heads:?}");
     }
 
     pub(super) fn judge_answer(&self, heads: &Heads, quote: &Quote, mapping: &Mapping) {

@@ -70,7 +70,7 @@ impl Node {
                 let owned = self.world.owned(egress_id).filter(|owned| owned.address == slot.address).copied();
                 match owned {
                     Some(owned) => self.out_by_uplink(skb, heads, quote, &owned, &owner),
-                    None => Ok(Outcome::Dropped(Verdict::NotGateway)),
+                    None => Ok(self.handed_over(skb, heads, egress_id)),
                 }
             }
             SlotPlace::Remote => {

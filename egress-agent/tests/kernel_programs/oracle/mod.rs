@@ -8,6 +8,7 @@
 //! so long, with stories that no run before had (`cargo xtask fuzz kernel`).
 
 mod craft;
+mod ground;
 mod rig;
 mod same;
 mod story;
@@ -30,7 +31,7 @@ const SHORTENING: Duration = Duration::from_secs(60);
 const SAY_EVERY: Duration = Duration::from_secs(10);
 
 /// Without these the stories would be about nothing.
-const REACHED: [Verdict; 20] = [
+const REACHED: [Verdict; 21] = [
     Verdict::SnatHere,
     Verdict::Steered,
     Verdict::SnatForNode,
@@ -51,6 +52,7 @@ const REACHED: [Verdict; 20] = [
     Verdict::PortsExhausted,
     Verdict::SctpFragment,
     Verdict::ProtocolTaken,
+    Verdict::PassedOn,
 ];
 
 #[test]

@@ -5,29 +5,21 @@ use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Once;
 
-use aya::Pod;
-use aya::maps::{HashMap as KernelMap, Map, MapData};
 use egress_common::abi::{
-    Addr, Direction, Family, NODE_MARK, OnUnknownPod, PodEntry, Policy, PolicyKey, PortRange, Slot, Tuple, Verdict,
-    WhenEmpty,
+    Direction, Moving, NODE_MARK, OnUnknownPod, PodEntry, Policy, PolicyKey, Slot, Verdict, WhenEmpty,
 };
 use egress_common::decide::leave::Meta;
-use egress_common::decide::world::World;
 use egress_common::wire::{Fragment, Heads};
 use egress_fuzz::node::{Hook, Node, Skb};
 
-use super::craft::{SECRET, bend, enveloped, error_about, frame_of, mirrored};
-use super::same;
+use super::craft::{bend, enveloped, error_about, frame_of, mirrored};
 use super::story::{Bent, By, Step, Who, cast};
+use super::{ground, same};
 use crate::cast::{V4, V6, addr};
-use crate::emptied::Memory as _;
 use crate::encapsulation::ground::takes_out_other_families;
 use crate::stage::{
     ENTER, LEAVE, MGMT, MGMT_MAC, NOTICE, Run, STEER, Stage, UPLINK, UPLINK_MAC, batch, now_ns, test_run,
 };
-
-/// One, so that stories run out of them.
-const NODE_PORTS: PortRange = PortRange { first: 61_000, last: 61_000 };
 
 /// What a step sent, and what became of it.
 struct Sent {
@@ -60,14 +52,14 @@ impl<'a> Rig<'a> {
                 .map(|pod| format!("neigh replace {pod} lladdr 02:00:00:00:02:10 dev ovn-k8s-mp0 nud permanent\n"))
         });
         batch(&pods.concat().concat());
-        let node = begin(stage, 1);
+        let node = ground::begin(stage, 1);
         Self { stage, node, sent: HashMap::new(), counted: Vec::new(), decisions: 1, packets: 0 }
     }
 
     /// Tells a story from the beginning; what differs, if anything does.
     pub(super) fn tell(&mut self, steps: &[(usize, Step)]) -> Result<(), String> {
         self.decisions = 1;
-        self.node = begin(self.stage, self.decisions);
+        self.node = ground::begin(self.stage, self.decisions);
         self.sent.clear();
         self.counted = self.stage.packets();
         for (id, step) in steps {
@@ -92,8 +84,9 @@ impl<'a> Rig<'a> {
                 let frame = frame_of(step);
                 self.send(id, *v6, *by, frame, bent)
             }
-            Step::Answer { of, flags, bent } => {
+            Step::Answer { of, flags, passed, bent } => {
                 let Some((v6, by, out)) = self.left(*of, true) else { return Ok(()) };
+                let by = if *passed { by.passed(&cast(v6)) } else { by };
                 match mirrored(&out, *flags) {
                     Some(frame) => self.send(id, v6, by, frame, bent),
                     None => Ok(()),
@@ -109,9 +102,10 @@ impl<'a> Rig<'a> {
                     _ => Ok(()),
                 }
             }
-            Step::Complain { of, kind, quoted, by_receiver, bent } => {
+            Step::Complain { of, kind, quoted, by_receiver, passed, bent } => {
                 let Some((v6, by, out)) = self.left(*of, false) else { return Ok(()) };
                 let cast = cast(v6);
+                let by = if *passed { by.passed(&cast) } else { by };
                 let from_pod = by == By::Steer;
                 let router = match (from_pod, by_receiver) {
                     (true, _) => cast.pod,
@@ -226,6 +220,30 @@ impl<'a> Rig<'a> {
                     world.put_owned(cast.here, owned);
                 }
             }
+            Step::HandOver { v6, course, sent, held } => {
+                let cast = cast(*v6);
+                stage.own(cast.here, cast.egress);
+                let owned = stage.owned.get(&cast.here, 0).expect("just now");
+                world.put_owned(cast.here, owned);
+                // Times of programs and model differ by less than it takes to tell them apart from these.
+                let since = if *sent { 1 } else { u64::MAX };
+                match course {
+                    Some(course) => {
+                        let moving = Moving::new(cast.here, *course, since, addr(V4.other_node), owned);
+                        stage.moving.insert(cast.here, moving, 0).expect("a hand-over");
+                        world.moving.borrow_mut().insert(cast.here, moving);
+                    }
+                    None => {
+                        // Perhaps there is none.
+                        let _gone = stage.moving.remove(&cast.here);
+                        world.moving.borrow_mut().remove(&cast.here);
+                    }
+                }
+                if !held {
+                    stage.owned.remove(&cast.here).expect("just now");
+                    world.owned.borrow_mut().remove(&cast.here);
+                }
+            }
             Step::PassUnknown(pass) => {
                 let on = if *pass { OnUnknownPod::Pass } else { OnUnknownPod::Drop };
                 world.configure(|config| *config = config.with_on_unknown_pod(on));
@@ -308,70 +326,5 @@ impl<'a> Rig<'a> {
         })?;
         self.sent.insert(id, Sent { v6, by, frame, verdict, out });
         Ok(())
-    }
-}
-
-/// Clears what the programs remember, fills the rest as it is at the beginning, and makes the model likewise.
-fn begin(stage: &mut Stage, decisions: u32) -> Node {
-    stage.nat.empty();
-    stage.flows.empty();
-    stage.inbound.empty();
-    stage.frags.empty();
-    stage.awaited.empty();
-    stage.datagrams.empty();
-    stage.exhausted.empty();
-    stage.set_answers(0);
-    stage.configure(|config| {
-        config.decisions = decisions;
-        config.overlay_secret = SECRET;
-        config.node_ports = NODE_PORTS;
-    });
-    for cast in [V4, V6] {
-        // Perhaps it is not there.
-        let _gone = stage.pods.remove(&addr(cast.unknown_pod));
-        stage.fill(&cast);
-        stage.put_pod(cast.pending_pod, PodEntry::selected(cast.here, 0));
-    }
-    let world = World::empty(stage.config.get(&0, 0).expect("the configuration"));
-    world.pods.borrow_mut().extend(all(&stage.pods));
-    world.nodes.borrow_mut().extend(all(&stage.nodes));
-    world.policies.borrow_mut().extend(all(&stage.policy));
-    world.owned.borrow_mut().extend(all(&stage.owned));
-    world.owned_addr.borrow_mut().extend(all(&stage.owned_addr));
-    let prefixes = stage.cluster.iter().map(|entry| entry.expect("a prefix"));
-    world.prefixes.borrow_mut().extend(prefixes.map(|(key, prefix)| (key.data(), key.prefix_len(), prefix)));
-    let limit = |name: &str| usize::try_from(stage.sizes[name]).expect("a size");
-    world.nat.limit(limit("nat"));
-    world.flows.limit(limit("flows"));
-    world.inbound.limit(limit("inbound"));
-    let nat = MapData::from_id(stage.ids["nat"]).expect("the map nat again");
-    let nat = KernelMap::<_, Tuple, egress_common::abi::Mapping>::try_from(Map::HashMap(nat)).expect("its shape");
-    world
-        .adopt
-        .replace(Some(Box::new(move |forward: &Tuple| nat.get(forward, 0).ok().map(|mapping| mapping.other.dport()))));
-    let mut node = Node::new(world);
-    (node.routed, node.resolved) = (is_routed, is_resolved);
-    node
-}
-
-fn all<K: Pod, V: Pod>(map: &KernelMap<MapData, K, V>) -> Vec<(K, V)> {
-    map.iter().map(|entry| entry.expect("an entry")).collect()
-}
-
-fn is_resolved(pod: &Addr) -> bool {
-    [V4, V6].iter().any(|cast| {
-        let known = [cast.pod, cast.away_pod, cast.pending_pod, cast.early_pod, cast.known_pod, cast.unknown_pod];
-        known.iter().any(|known| addr(known) == *pod)
-    })
-}
-
-/// By the uplink of the stage.
-fn is_routed(to: &Addr) -> bool {
-    let octets = to.octets();
-    match to.family() {
-        Family::V4 => octets[12..15] == [198, 51, 100] || octets[12..14] == [172, 18],
-        Family::V6 => {
-            octets[..8] == [0x20, 1, 0xd, 0xb8, 0, 0, 0, 0] || octets[..8] == [0xfd, 0, 1, 0x72, 0, 0x18, 0, 0]
-        }
     }
 }

@@ -1,6 +1,8 @@
 //! What a story is made of. Steps are in words, so that a story can be told without some of them: what answers or quotes a
 //! packet says whose, and is left out where that packet never left.
 
+use egress_common::abi::Course;
+
 use crate::cast::{Cast, V4, V6};
 use crate::frames::{ACK, Body, FIN, RST, SYN};
 use crate::mutants::Numbers;
@@ -69,6 +71,16 @@ pub(super) enum By {
     },
 }
 
+impl By {
+    /// What comes to the uplink of the other node of a hand-over, as that passes it on.
+    pub(super) fn passed(self, cast: &Cast) -> Self {
+        match self {
+            Self::Enter => Self::Overlay { from: Who::OtherNode, egress_id: cast.here },
+            other => other,
+        }
+    }
+}
+
 /// How a frame is bent before it is sent.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Bent {
@@ -99,10 +111,11 @@ pub(super) enum Step {
         dont_fragment: bool,
         bent: Bent,
     },
-    /// The receiver of what a step sent answers.
+    /// The receiver of what a step sent answers; `passed`: to the other node of a hand-over, which passes it on.
     Answer {
         of: usize,
         flags: u8,
+        passed: bool,
         bent: Bent,
     },
     /// What a step left to the stack goes on by the uplink.
@@ -116,6 +129,7 @@ pub(super) enum Step {
         kind: [u8; 2],
         quoted: usize,
         by_receiver: bool,
+        passed: bool,
         bent: Bent,
     },
     /// The same frame to the same program again.
@@ -146,6 +160,14 @@ pub(super) enum Step {
     Own {
         v6: bool,
         own: bool,
+    },
+    /// The address goes to the other node, or comes from there, or is not handed over. `sent`: all that there is was sent
+    /// since that began, or none of it. `held`: whether it is owned here meanwhile.
+    HandOver {
+        v6: bool,
+        course: Option<Course>,
+        sent: bool,
+        held: bool,
     },
     PassUnknown(bool),
 }
@@ -233,7 +255,11 @@ impl Maker {
                 let egress_id = self.pick(&[7, 7, 17, 17, 8, 99]);
                 let from = if self.one_in(8) { World } else { OtherNode };
                 let inner = if self.one_in(8) { Pod } else { RemotePod };
-                (By::Overlay { from, egress_id }, inner, self.pick(&[World, World, World, World2, Pod]))
+                let (inner, to) = match self.one_in(6) {
+                    true => (World, Egress),
+                    false => (inner, self.pick(&[World, World, World, World2, Pod])),
+                };
+                (By::Overlay { from, egress_id }, inner, to)
             }
         };
         let fragment = match self.0.below(10) {
@@ -267,12 +293,12 @@ impl Maker {
         let (of, bent, v6) = (self.earlier(id), self.bent(), self.one_in(2));
         match self.0.below(40) {
             0..=16 => self.send(),
-            17..=25 => Step::Answer { of, flags: self.flags(), bent },
+            17..=25 => Step::Answer { of, flags: self.flags(), passed: self.one_in(4), bent },
             26 | 27 => Step::GoOn { of, bent },
             28..=31 => {
                 let kind = [self.pick(&[3, 3, 11, 12, 4, 1, 2]), self.pick(&[0, 1, 4])];
                 let quoted = self.pick(&[28, 28, 36, 40, 48, 60, 1500, 1500]);
-                Step::Complain { of, kind, quoted, by_receiver: self.one_in(2), bent }
+                Step::Complain { of, kind, quoted, by_receiver: self.one_in(2), passed: self.one_in(4), bent }
             }
             32 | 33 => Step::Again { of, bent },
             34 => Step::Age(self.pick(&[5, 40, 100, 270, 500, 1000, 8000])),
@@ -282,7 +308,11 @@ impl Maker {
                 Step::Select { v6, pod: self.pick(&[Who::Pod, Who::SecondPod, Who::KnownPod]), object }
             }
             37 => Step::Slots { v6, here: !self.one_in(3), away: self.one_in(2) },
-            38 => Step::Own { v6, own: self.one_in(2) },
+            38 if self.one_in(2) => Step::Own { v6, own: self.one_in(2) },
+            38 => {
+                let course = self.pick(&[Some(Course::Leaving), Some(Course::Arriving), Some(Course::Open), None]);
+                Step::HandOver { v6, course, sent: self.one_in(2), held: self.one_in(3) }
+            }
             _ if self.one_in(2) => Step::Forget { v6, pod: Who::KnownPod },
             _ => Step::PassUnknown(self.one_in(2)),
         }

@@ -1,0 +1,81 @@
+//! What stories begin with: the maps of the programs, and the same for the model.
+
+use aya::Pod;
+use aya::maps::{HashMap as KernelMap, Map, MapData};
+use egress_common::abi::{Addr, Family, PodEntry, PortRange, Tuple};
+use egress_common::decide::world::World;
+use egress_fuzz::node::Node;
+
+use super::craft::SECRET;
+use crate::cast::{V4, V6, addr};
+use crate::emptied::Memory as _;
+use crate::stage::Stage;
+
+/// One, so that stories run out of them.
+const NODE_PORTS: PortRange = PortRange { first: 61_000, last: 61_000 };
+
+/// Clears what the programs remember, fills the rest as it is at the beginning, and makes the model likewise.
+pub(super) fn begin(stage: &mut Stage, decisions: u32) -> Node {
+    stage.nat.empty();
+    stage.flows.empty();
+    stage.inbound.empty();
+    stage.frags.empty();
+    stage.awaited.empty();
+    stage.datagrams.empty();
+    stage.exhausted.empty();
+    stage.moving.empty();
+    stage.set_answers(0);
+    stage.configure(|config| {
+        config.decisions = decisions;
+        config.overlay_secret = SECRET;
+        config.node_ports = NODE_PORTS;
+    });
+    for cast in [V4, V6] {
+        // Perhaps it is not there.
+        let _gone = stage.pods.remove(&addr(cast.unknown_pod));
+        stage.fill(&cast);
+        stage.put_pod(cast.pending_pod, PodEntry::selected(cast.here, 0));
+    }
+    let world = World::empty(stage.config.get(&0, 0).expect("the configuration"));
+    world.pods.borrow_mut().extend(all(&stage.pods));
+    world.nodes.borrow_mut().extend(all(&stage.nodes));
+    world.policies.borrow_mut().extend(all(&stage.policy));
+    world.owned.borrow_mut().extend(all(&stage.owned));
+    world.owned_addr.borrow_mut().extend(all(&stage.owned_addr));
+    let prefixes = stage.cluster.iter().map(|entry| entry.expect("a prefix"));
+    world.prefixes.borrow_mut().extend(prefixes.map(|(key, prefix)| (key.data(), key.prefix_len(), prefix)));
+    let limit = |name: &str| usize::try_from(stage.sizes[name]).expect("a size");
+    world.nat.limit(limit("nat"));
+    world.flows.limit(limit("flows"));
+    world.inbound.limit(limit("inbound"));
+    let nat = MapData::from_id(stage.ids["nat"]).expect("the map nat again");
+    let nat = KernelMap::<_, Tuple, egress_common::abi::Mapping>::try_from(Map::HashMap(nat)).expect("its shape");
+    world
+        .adopt
+        .replace(Some(Box::new(move |forward: &Tuple| nat.get(forward, 0).ok().map(|mapping| mapping.other.dport()))));
+    let mut node = Node::new(world);
+    (node.routed, node.resolved) = (is_routed, is_resolved);
+    node
+}
+
+fn all<K: Pod, V: Pod>(map: &KernelMap<MapData, K, V>) -> Vec<(K, V)> {
+    map.iter().map(|entry| entry.expect("an entry")).collect()
+}
+
+fn is_resolved(pod: &Addr) -> bool {
+    [V4, V6].iter().any(|cast| {
+        let known = [cast.pod, cast.away_pod, cast.pending_pod, cast.early_pod, cast.known_pod, cast.unknown_pod];
+        known.iter().any(|known| addr(known) == *pod)
+    })
+}
+
+/// By the uplink of the stage.
+fn is_routed(to: &Addr) -> bool {
+    let octets = to.octets();
+    match to.family() {
+        Family::V4 => octets[12..15] == [198, 51, 100] || octets[12..14] == [172, 18],
+        Family::V6 => {
+            octets[..8] == [0x20, 1, 0xd, 0xb8, 0, 0, 0, 0] || octets[..8] == [0xfd, 0, 1, 0x72, 0, 0x18, 0, 0]
+        }
+    }
+}

@@ -1,0 +1,52 @@
+//! Between the two nodes of a hand-over (egress-ebpf/src/passing.rs).
+
+use egress_common::abi::{Class, Course, Direction, Verdict};
+use egress_common::decide::mtu::{self, Fit};
+use egress_common::decide::{Tables as _, enter};
+use egress_common::wire::Heads;
+
+use super::{Node, Outcome, Skb, TooBig, quoted};
+use crate::edge;
+
+impl Node {
+    /// A pod's packet for an address that this node does not have.
+    pub(super) fn handed_over(&self, skb: &Skb<'_>, heads: &Heads, egress_id: u32) -> Outcome {
+        let moving = self.world.moving(egress_id).filter(|moving| moving.course() == Some(Course::Leaving));
+        match moving {
+            Some(_) => self.pass_on(skb, heads, egress_id),
+            None => Outcome::Dropped(Verdict::NotGateway),
+        }
+    }
+
+    pub(super) fn pass_on(&self, skb: &Skb<'_>, heads: &Heads, egress_id: u32) -> Outcome {
+        let mut frame = skb.frame.to_vec();
+        if heads.ttl <= 1 {
+            return Outcome::Dropped(Verdict::NotGateway);
+        }
+        if edge::decrement_ttl(&mut frame, heads.family).is_none() {
+            return Outcome::Dropped(Verdict::RewriteFailed);
+        }
+        let Some(moving) = self.world.moving(egress_id) else { return Outcome::Dropped(Verdict::NotGateway) };
+        self.judge_passed(heads, egress_id, moving);
+        match mtu::fit(Self::wire_length(skb, heads), self.config().overlay_mtu, heads, &moving.peer) {
+            Fit::Tell(_) | Fit::Lost => Outcome::Dropped(Verdict::OverlayTooNarrow),
+            Fit::Whole | Fit::Cut => Outcome::Sent(Verdict::PassedOn, frame),
+        }
+    }
+
+    /// What came for the egress IP to the other node.
+    pub(super) fn came_back(&mut self, skb: &Skb<'_>, egress_id: u32) -> Outcome {
+        let Some(mut heads) = Self::heads(skb.frame, Direction::Ingress) else {
+            return Outcome::Dropped(Verdict::Malformed);
+        };
+        let quote = quoted(skb.frame, &heads);
+        let decision = enter::passed(&mut heads, &quote, &self.world, egress_id);
+        let decision = super::entered::Back::of(&decision);
+        match self.back(skb, &heads, &quote, &decision) {
+            // Nobody is told, and the stack sees none of it.
+            Ok(outcome) if outcome.verdict().class() == Class::Pass => Outcome::Dropped(Verdict::BadState),
+            Ok(outcome) => outcome,
+            Err(TooBig(_)) => Outcome::Dropped(Verdict::MtuExceeded),
+        }
+    }
+}
