@@ -37,6 +37,9 @@ use crate::kube::own_node;
 use crate::kube::status::StatusWriter;
 use crate::kube::watch::changes;
 use crate::kube::words;
+use crate::metrics::Station;
+use crate::metrics::life::Beat;
+use crate::metrics::station::Running;
 use crate::model::desired::Settings;
 use crate::model::executor::Executor;
 use crate::model::inbox::{self, Giver};
@@ -60,6 +63,8 @@ pub struct AgentSettings {
     pub outages: Outages,
     /// Where `egress-agent status` asks, and what it is told beside all else; `None` for nowhere.
     pub questions: Option<(PathBuf, Notes)>,
+    /// What is counted, and where scrapes and health pages ask; `None` for nowhere.
+    pub station: Option<Arc<Station>>,
 }
 
 /// Questions of `egress-agent status` that may wait.
@@ -67,7 +72,11 @@ const QUESTIONS: usize = 16;
 
 /// Runs until told to stop. What the executor did stays done.
 pub async fn run<E: Executor + Send>(client: Client, settings: AgentSettings, executor: E, stop: CancellationToken) {
-    let AgentSettings { model, namespace, health, probing, host, outages, questions } = settings;
+    let AgentSettings { model, namespace, health, mut probing, host, outages, questions, station } = settings;
+    let meters = station.as_ref().map(|station| station.meters()).unwrap_or_default();
+    if let Some(manner) = &mut probing {
+        manner.meters = meters.clone();
+    }
     let node_name = model.node_name.clone();
     let own_networks: Vec<_> = model.cluster_subnets.iter().chain(&model.service_cidrs).copied().collect();
     let (events, delivery) = events::queue(client.clone(), &node_name, &outages);
@@ -113,10 +122,10 @@ pub async fn run<E: Executor + Send>(client: Client, settings: AgentSettings, ex
     let ties = ties((&client, &store), &node_name, (stands, to_obey), (stake, released));
     let ties = ties.preparing(ready_for).asked(asks).regaining(regain.clone(), is_back);
     let given = regain.given();
-    let reconciler = Reconciler::new(model, executor, Some(events.clone()), ready).tied(ties);
+    let reconciler = Reconciler::new(model, executor, Some(events.clone()), ready).tied(ties).metered(meters.clone());
     let identity = own_identity(&node_name);
     let writers = (StatusWriter::new(client.clone()), store.clone());
-    let leader = Leader::new(writers, events, leads, (reach, lease), identity.clone());
+    let leader = Leader::new(writers, events, leads, (reach, lease), identity.clone()).metered(meters);
     let of_own_node = is_own_node.clone();
     let obey = fence::obey((node_name.clone(), store.clone()), ordered, is_ledger, obeyed, stop.clone());
     let healthy = async {
@@ -143,6 +152,12 @@ pub async fn run<E: Executor + Send>(client: Client, settings: AgentSettings, ex
             own_node::publish(place, host, is_own_node, &outages, stop.clone()).await;
         }
     };
+    let beat = Beat::default();
+    if let Some(station) = &station {
+        let (ready, uplink, standing, leadership) = told.clone();
+        let (node, fence) = (to_node_half.clone(), beat.clone());
+        station.runs(Running { node, ready, uplink, standing, leadership, fence });
+    }
     let answer = async {
         if let Some((path, notes)) = questions {
             let (ready, uplink, standing, leadership) = told;
@@ -153,7 +168,7 @@ pub async fn run<E: Executor + Send>(client: Client, settings: AgentSettings, ex
     };
     // A task of its own: leases run out while others are at work.
     let heard = fence::Heard { heard: surely_heard, probed: is_total, given, stake: is_stake };
-    let fence = fence::keep((node_name.clone(), lease), store, heard, (standing, back), stop.clone());
+    let fence = fence::keep((node_name.clone(), lease), store, heard, (standing, back, beat), stop.clone());
     let fence = tokio::spawn(fence);
     tokio::join!(
         fan_out(incoming, halves, stop.clone()),

@@ -8,6 +8,7 @@ pub mod fence;
 pub mod health;
 pub mod inspect;
 pub mod kube;
+pub mod metrics;
 pub mod model;
 pub mod object;
 pub mod reconcile;

@@ -32,6 +32,7 @@ use synced::Synced;
 use ties::{Ties, Turn};
 
 use crate::kube::events::{About, Events};
+use crate::metrics::Meters;
 use crate::model::compile::{Compiler, plan_touched};
 use crate::model::desired::Settings;
 use crate::model::executor::{Conflict, DataplaneError, Executor};
@@ -77,6 +78,9 @@ pub struct Reconciler<E> {
     events: Option<Events>,
     ready: watch::Sender<Ready>,
     ties: Ties,
+    meters: Meters,
+    /// When the first of the changes arrived that are not in the kernel yet.
+    waiting_since: Option<Instant>,
 }
 
 /// Whether this node does what the cluster wants, and where it can be asked.
@@ -106,7 +110,15 @@ impl<E: Executor> Reconciler<E> {
             events,
             ready,
             ties,
+            meters: Meters::default(),
+            waiting_since: None,
         }
+    }
+
+    /// Counts there.
+    #[must_use]
+    pub fn metered(self, meters: Meters) -> Self {
+        Self { meters, ..self }
     }
 
     /// Obeys leases and hand-overs.
@@ -123,8 +135,11 @@ impl<E: Executor> Reconciler<E> {
             let mut is_retry = false;
             tokio::select! {
                 () = stop.cancelled() => return self.executor,
-                changes = changes.take() => match changes {
-                    Some(changes) => changes.into_iter().for_each(|change| self.apply(change)),
+                taken = changes.take() => match taken {
+                    Some(taken) => {
+                        self.waiting_since = self.waiting_since.or(changes.since());
+                        taken.into_iter().for_each(|change| self.apply(change));
+                    }
                     None => return self.executor,
                 },
                 () = tokio::time::sleep_until(retry_at.unwrap_or_else(Instant::now)), if retry_at.is_some() => {
@@ -132,13 +147,13 @@ impl<E: Executor> Reconciler<E> {
                 }
                 turn = self.ties.next() => match turn {
                     Turn::Changed => self.incomplete = true,
-                    Turn::Asked(part) => { drop(part.send(self.report())); continue; }
+                    Turn::Asked(question) => { self.answer(question); continue; }
                 },
                 conflict = self.executor.conflict() => { self.note_conflict(&conflict); continue; }
             }
             if !self.synced.all() || self.ties.undecided() {
                 // What ends it is a change.
-                retry_at = None;
+                (retry_at, self.waiting_since) = (None, None);
                 continue;
             }
             let fenced = self.ties.fenced();
@@ -155,6 +170,9 @@ impl<E: Executor> Reconciler<E> {
             if let Err(error) = &outcome {
                 warn!(%error, "cannot bring the kernel to what the cluster wants; trying again");
                 self.actual = None;
+                self.meters.reconcile_failed();
+            } else if let Some(since) = self.waiting_since.take() {
+                self.meters.reconciled(since.elapsed());
             }
             self.note_step(outcome.is_ok());
             retry_at = if outcome.is_ok() && !self.incomplete {

@@ -160,6 +160,7 @@ impl Cluster {
                 probing: None,
                 host: None,
                 questions: None,
+                station: None,
                 outages: self.outages.clone(),
             };
             let new = || Recorder { node: name, lan: self.lan.clone(), ..Recorder::default() };

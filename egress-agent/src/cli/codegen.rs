@@ -4,6 +4,7 @@ use clap::{Arg, Args, CommandFactory, ValueEnum};
 
 use super::{Cli, CliError};
 use crate::kube::crd;
+use crate::metrics::page;
 
 #[derive(Args, Debug)]
 pub(super) struct CodegenArgs {
@@ -16,12 +17,15 @@ enum What {
     Crd,
     /// The table of the flags of `run`
     Flags,
+    /// The tables of metrics
+    Metrics,
 }
 
 pub(super) fn run(args: &CodegenArgs) -> Result<(), CliError> {
     match args.what {
         What::Crd => print!("{}", crd::manifest()?),
         What::Flags => print!("{}", flags()),
+        What::Metrics => print!("{}", page::tables()),
     }
     Ok(())
 }

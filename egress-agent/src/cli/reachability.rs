@@ -7,6 +7,7 @@ use clap::Args;
 use crate::controller::reach::pulse::Rules;
 use crate::controller::reach::session::{Manner, encrypted, plaintext};
 use crate::health::tls::Tls;
+use crate::metrics::Meters;
 
 /// Between two probes of a node. A longer total timeout needs no more probes than this.
 const INTERVALS: std::ops::RangeInclusive<Duration> = Duration::from_millis(250)..=Duration::from_secs(1);
@@ -42,7 +43,12 @@ impl ReachabilityArgs {
         let interval = (total / 4).clamp(*INTERVALS.start(), *INTERVALS.end());
         let grace = Duration::from_secs(self.egressip_reachability_grace.into());
         let rules = Rules { total, interval, grace };
-        (!total.is_zero()).then(|| Manner { rules, port: self.port(), dial: tls.map_or_else(plaintext, encrypted) })
+        (!total.is_zero()).then(|| Manner {
+            rules,
+            port: self.port(),
+            dial: tls.map_or_else(plaintext, encrypted),
+            meters: Meters::default(),
+        })
     }
 }
 

@@ -1,6 +1,7 @@
 //! `egress-agent run`: flags to settings, then the agent.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use clap::{Args, ValueEnum};
 use ipnet::IpNet;
@@ -23,6 +24,7 @@ use crate::health::tls::{self, Tls};
 use crate::inspect::Notes;
 use crate::kube::client;
 use crate::kube::outage::Outages;
+use crate::metrics::{self, Listen, Station};
 use crate::model::desired;
 
 #[derive(Args, Debug)]
@@ -41,6 +43,9 @@ pub(super) struct RunArgs {
     /// Socket on which `egress-agent status` asks this agent, for root alone
     #[arg(long, env = "EGRESS_AGENT_SOCKET", default_value = DEFAULT_SOCKET)]
     socket: PathBuf,
+    /// Where `/metrics`, `/healthz` and `/readyz` are served: ADDRESS:PORT, or :PORT for all addresses [default: nowhere]
+    #[arg(long, env = "EGRESS_AGENT_METRICS_BIND_ADDRESS")]
+    metrics_bind_address: Option<Listen>,
     /// The cluster's pod networks
     #[arg(long, env = "EGRESS_AGENT_CLUSTER_SUBNETS", value_delimiter = ',')]
     cluster_subnets: Vec<IpNet>,
@@ -138,7 +143,13 @@ impl RunArgs {
         self.config_file.as_deref()
     }
 
-    fn agent(&self, host: Host, tls: Option<Tls>, outages: Outages, notes: Notes) -> AgentSettings {
+    fn agent(
+        &self,
+        host: Host,
+        tls: Option<Tls>,
+        (outages, station): (Outages, Arc<Station>),
+        notes: Notes,
+    ) -> AgentSettings {
         AgentSettings {
             model: desired::Settings {
                 node_name: self.node_name.clone(),
@@ -165,6 +176,7 @@ impl RunArgs {
             host: Some(host),
             outages,
             questions: Some((self.socket.clone(), notes)),
+            station: Some(station),
         }
     }
 }
@@ -201,6 +213,11 @@ async fn run_async(args: &RunArgs, notes: Notes) -> Result<(), CliError> {
     settings.attachment = args.attach.wish();
     settings.overlay_in_program = args.encapsulation == Encapsulation::Program;
     let stop = stop_on_signal()?;
+    // Before the programs are loaded, which takes time: whoever asks is told so.
+    let station = Arc::new(Station::new(outages.clone()));
+    if let Some(listen) = args.metrics_bind_address {
+        tokio::spawn(metrics::serve(listen, Arc::clone(&station), stop.clone()));
+    }
     let host = Host::new(settings.uplink.clone(), settings.mgmt_port.clone())?;
     let dataplane = tokio::select! {
         () = stop.cancelled() => {
@@ -209,6 +226,9 @@ async fn run_async(args: &RunArgs, notes: Notes) -> Result<(), CliError> {
         }
         started = Dataplane::start(settings) => started?,
     };
+    let meter = dataplane.meter()?;
+    tokio::spawn(meter.clone().follow_ports());
+    station.has_kernel(meter);
     if args.service_cidrs.is_empty() {
         warn!(
             "no --service-cidrs: each Service's cluster IP gets an entry of its own, and what a selected pod sends to one \
@@ -219,7 +239,7 @@ async fn run_async(args: &RunArgs, notes: Notes) -> Result<(), CliError> {
         tokio::spawn(keeper.telling(notes.clone()).run(tls::INTERVAL, stop.clone()));
         tls
     });
-    agent::run(client, args.agent(host, tls, outages, notes), dataplane, stop).await;
+    agent::run(client, args.agent(host, tls, (outages, station), notes), dataplane, stop).await;
     info!("stopped; programs and maps stay in place");
     Ok(())
 }

@@ -19,18 +19,21 @@ use super::assignment::{Nodes, Objects};
 use super::books::{Books, Extract};
 use super::complaint::Complaint;
 use super::decision::{Decision, Decisions, Known, decide};
+use super::failovers::Failovers;
 use super::handover::Watch;
 use super::leadership::Leadership;
 use super::numbering::Numbering;
 use super::problems::Problems;
 use super::reach::Reach;
 use super::strangers::Strangers;
+use super::summary;
 use super::verdict::{self, Notice};
 use crate::kube::events::{About, Events};
 use crate::kube::ledger::LedgerStore;
 use crate::kube::status::{StatusWriter, Wanted, WriteError};
+use crate::metrics::Meters;
 use crate::model::inbox::Taker;
-use crate::model::view::{Change, Condition, EgressObject, Node, Update, filled};
+use crate::model::view::{Change, Condition, EgressObject, Item, Node, Update, filled};
 
 /// Writes at a time.
 const PARALLEL: usize = 16;
@@ -62,6 +65,8 @@ pub struct Leader {
     writer: StatusWriter,
     events: Events,
     leadership: Leadership,
+    meters: Meters,
+    failovers: Failovers,
 }
 
 /// One object and what is to be written to it.
@@ -94,7 +99,15 @@ impl Leader {
             writer,
             events,
             leadership,
+            meters: Meters::default(),
+            failovers: Failovers::default(),
         }
+    }
+
+    /// Counts there.
+    #[must_use]
+    pub fn metered(self, meters: Meters) -> Self {
+        Self { meters, ..self }
     }
 
     /// Runs until told to stop, or until the changes end.
@@ -128,6 +141,8 @@ impl Leader {
             let Some(since) = self.since else {
                 self.strangers.retain(|_| false);
                 self.problems = Problems::default();
+                self.failovers.forget(|_| true);
+                self.meters.set_cluster(None);
                 continue;
             };
             tokio::select! {
@@ -171,6 +186,7 @@ impl Leader {
             Update::Removed(name) => {
                 self.told.remove(&name);
                 if let Some(object) = self.objects.as_mut().and_then(|objects| Arc::make_mut(objects).remove(&name)) {
+                    self.failovers.forget(|address| object.listed.iter().any(|listed| listed == address));
                     self.books.depart(&object, now);
                 }
             }
@@ -205,7 +221,9 @@ impl Leader {
         let reach = self.reach.borrow_and_update().clone();
         let extract = self.books.extract(&objects, &nodes, &reach, (since, now))?;
         let (draft, again) = (extract.draft.clone(), extract.look_again);
+        let nodes_seen = summary::nodes(&nodes, &reach);
         let Decisions { all, steps, look_again } = self.decide((objects, nodes), reach, extract, now).await?;
+        self.meters.set_cluster(Some(summary::cluster(&all, nodes_seen)));
         let again = again.into_iter().chain(look_again).min().map(Instant::from_std);
         let wishes: Vec<Wish> = all
             .into_iter()
@@ -302,6 +320,7 @@ impl Leader {
                     let reason = wanted.conditions.first().map_or("", |condition| condition.reason);
                     info!(egressip = object.name, id = wanted.id.0, items = %shown(&wanted), reason, "status written");
                     self.strangers.wrote(&answer);
+                    self.time_failovers((&object.items, &wanted.items));
                     self.apply_objects(Update::Changed(object.name.clone(), Arc::new(answer)));
                 }
                 Err(WriteError::Stale) => settled = false,
@@ -323,6 +342,11 @@ impl Leader {
             None => {}
         }
         settled
+    }
+
+    fn time_failovers(&mut self, items: (&[Item], &[Item])) {
+        let took = self.failovers.note(items, &self.reach.borrow().lost, Instant::now().into_std());
+        took.into_iter().for_each(|took| self.meters.failed_over(took));
     }
 
     /// Publishes what has not been said yet. A new leader takes what the condition says as said.

@@ -12,7 +12,7 @@
 //! - [`decision`]: these together, the whole of what the leader decides.
 //! - [`reach`]: which nodes answer.
 //! - [`strangers`]: others who write the status, pure. `complaint`: what is said when it cannot be written, pure.
-//!   `problems`: what is said of nodes that cannot be read, pure.
+//!   `problems`: what is said of nodes that cannot be read, pure. `summary`, `failovers`: what scrapes show, pure.
 //! - [`leader`]: takes changes, decides, writes what differs.
 
 pub mod assignment;
@@ -22,6 +22,7 @@ pub mod decision;
 pub mod deputies;
 pub mod draining;
 pub mod election;
+mod failovers;
 pub mod handover;
 pub mod leader;
 pub mod leadership;
@@ -29,6 +30,7 @@ pub mod numbering;
 mod problems;
 pub mod reach;
 pub mod strangers;
+mod summary;
 pub mod suspicion;
 pub mod verdict;
 mod words;

@@ -24,6 +24,8 @@ use crate::model::ledger::Words;
 pub struct Reach {
     /// To be treated as gone.
     pub unreachable: BTreeSet<String>,
+    /// When those were well last.
+    pub lost: BTreeMap<String, Instant>,
     /// Their agents are away: they keep what they have, and nothing more is given to them.
     pub absent: BTreeSet<String>,
     /// Without any sign of life for half the total timeout. Not those whose agent alone is silent.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use egress_common::abi::{Count, EipCount, Mapping, Tuple, Verdict};
 
 use super::error::map_io;
-use super::{Dataplane, Shared};
+use super::{Dataplane, Shared, meter};
 use crate::model::state::EgressId;
 
 /// Traffic of one egress ID on this node as its gateway.
@@ -21,11 +21,7 @@ impl Dataplane {
             .iter()
             .map(|verdict| {
                 let per_cpu = tables.counters.get(&verdict.index(), 0).map_err(map_io)?;
-                let sum = per_cpu.iter().fold(Count::default(), |sum, count| Count {
-                    packets: sum.packets + count.packets,
-                    bytes: sum.bytes + count.bytes,
-                });
-                Ok((*verdict, sum))
+                Ok((*verdict, meter::sum(&per_cpu)))
             })
             .collect()
     }
@@ -37,15 +33,7 @@ impl Dataplane {
         entries
             .map(|entry| {
                 let (id, per_cpu) = entry.map_err(map_io)?;
-                let sum = per_cpu.iter().fold(EipCount::default(), |sum, count| EipCount {
-                    egress_packets: sum.egress_packets + count.egress_packets,
-                    egress_bytes: sum.egress_bytes + count.egress_bytes,
-                    ingress_packets: sum.ingress_packets + count.ingress_packets,
-                    ingress_bytes: sum.ingress_bytes + count.ingress_bytes,
-                    mappings: sum.mappings + count.mappings,
-                    refusals: sum.refusals + count.refusals,
-                });
-                Ok((EgressId(id), sum))
+                Ok((EgressId(id), meter::sum_of_egress_ip(&per_cpu)))
             })
             .collect()
     }

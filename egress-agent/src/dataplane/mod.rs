@@ -25,6 +25,7 @@
 //! | `claim`, `contest`, `frames`, `packet` | holding an address on the network; what is held by a node that does not let go |
 //! | `next_hop` | whether the road to the outside works |
 //! | `counters`, `events`, `packet_log` | reading counters, drops, and a line per packet where the object writes one |
+//! | `meter`, `port_use` | reading for scrapes beside all else; ports in use |
 //! | `sweep`, `cleanup` | expiry; removing every trace |
 
 mod claim;
@@ -47,6 +48,7 @@ mod interfaces;
 mod kernel_types;
 mod lock;
 mod map_access;
+pub mod meter;
 pub mod names;
 pub mod next_hop;
 mod nft;
@@ -57,6 +59,7 @@ mod packet;
 mod packet_log;
 pub mod pinned;
 mod pins;
+mod port_use;
 mod programs;
 mod second_line;
 mod state;

@@ -21,6 +21,7 @@ use std::io;
 use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
 use std::thread::ScopedJoinHandle;
+use std::time::Duration;
 
 use aya::programs::links::{FdLink, LinkError, LinkOrder, PinnedLink};
 use aya::programs::tc::{NlOptions, SchedClassifierLink, TcAttachOptions, TcError};
@@ -84,6 +85,12 @@ impl Programs {
     /// Device that the hook's program was last seen on.
     pub(super) fn ifindex(&self, hook: Hook) -> Option<u32> {
         self.attached.get(&hook).map(|attached| attached.ifindex)
+    }
+
+    /// How often the hook's program has run, and for how long, where the kernel keeps count.
+    pub(super) fn runs(&mut self, hook: Hook) -> Option<(u64, Duration)> {
+        let info = self.program(hook).ok()?.info().ok()?;
+        Some((info.run_count(), info.run_time()))
     }
 
     /// The device is gone: the next device of that name is attached to.

@@ -23,6 +23,7 @@ use super::names::{Device, Hook};
 use super::node_ports::{HostPorts, Seen};
 use super::programs::{AttachError, Programs};
 use super::tables::{NodeTables, Tables};
+use crate::metrics::facts::HookFacts;
 
 pub(super) struct State {
     programs: Programs,
@@ -215,6 +216,12 @@ impl State {
             // The device may be gone again; its next event, or the next check, tries anew.
             Err(error) => warn_attach(name, hook, &error),
         }
+    }
+
+    /// Of the hook's program, and of its statistics where the kernel keeps them.
+    pub(super) fn hook_facts(&mut self, hook: Hook, has_statistics: bool) -> HookFacts {
+        let attached = self.programs.ifindex(hook).is_some();
+        HookFacts { attached, runs: has_statistics.then(|| self.programs.runs(hook)).flatten() }
     }
 
     /// The overlay device, where it is down although its program is there.

@@ -11,6 +11,7 @@ use tracing::debug;
 use super::regain::Given;
 use super::{Addresses, Fence};
 use crate::kube::ledger::{self, LedgerStore};
+use crate::metrics::life::Beat;
 use crate::reconcile::ties::{Stake, Standing};
 
 /// Between two looks at least.
@@ -31,7 +32,7 @@ pub async fn keep(
     (node_name, total): (String, Duration),
     store: LedgerStore,
     Heard { mut heard, probed, mut given, mut stake }: Heard,
-    (standing, regained): (watch::Sender<Standing>, watch::Sender<Addresses>),
+    (standing, regained, beat): (watch::Sender<Standing>, watch::Sender<Addresses>, Beat),
     stop: CancellationToken,
 ) {
     let mut fence = Fence::new(total);
@@ -40,6 +41,7 @@ pub async fn keep(
     let mut due = Instant::now();
     loop {
         let now = Instant::now();
+        beat.note();
         // Its programs went on meanwhile, and a moment more does no harm; to end them for nothing would.
         if now > due + fence.longest_pause() {
             readings.clear();

@@ -20,6 +20,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::controller::leadership::Leadership;
 use crate::health::fitness::{Obstacle, Uplink};
+use crate::metrics::facts::NodeFacts;
 use crate::reconcile::Ready;
 use crate::reconcile::ties::Standing;
 
@@ -141,12 +142,18 @@ impl Notes {
 }
 
 /// What the node's half is asked for.
-pub type NodesPart = oneshot::Sender<Status>;
+#[derive(Debug)]
+pub enum Question {
+    /// Its part of a status.
+    Status(oneshot::Sender<Status>),
+    /// Its part of a scrape.
+    Facts(oneshot::Sender<NodeFacts>),
+}
 
 /// Where the parts of a status come from.
 #[derive(Clone)]
 pub struct Sources {
-    pub node: mpsc::Sender<NodesPart>,
+    pub node: mpsc::Sender<Question>,
     pub ready: watch::Receiver<Ready>,
     pub uplink: watch::Receiver<Uplink>,
     pub standing: watch::Receiver<Standing>,
@@ -159,7 +166,7 @@ impl Sources {
     /// `None` where the node's half is going.
     pub async fn status(&self) -> Option<Status> {
         let (answer, node) = oneshot::channel();
-        self.node.send(answer).await.ok()?;
+        self.node.send(Question::Status(answer)).await.ok()?;
         let mut status = node.await.ok()?;
         let ready = self.ready.borrow().clone();
         let obstacle = Obstacle::of(ready.serving, &self.uplink.borrow());

@@ -42,8 +42,19 @@ struct State {
     said: Option<Instant>,
     /// When the last line about any was.
     last_said: Option<Instant>,
+    /// How many there have been.
+    outages: u64,
     /// Who watches where, by the path of the request.
     watches: BTreeMap<String, &'static str>,
+}
+
+/// What there is to know of outages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Seen {
+    /// How many there have been, with one that lasts.
+    pub outages: u64,
+    /// For how long the server has not answered, where it does not.
+    pub away: Option<Duration>,
 }
 
 /// What an answer ends.
@@ -60,6 +71,7 @@ impl State {
     /// Is it to be said that the server does not answer?
     fn unanswered(&mut self, what: &'static str, now: Instant) -> bool {
         self.unanswered.entry(what).or_insert(now);
+        self.outages += u64::from(self.since.is_none());
         let since = *self.since.get_or_insert(now);
         let is_due = self.last_said.is_none_or(|last| now.duration_since(last) >= AGAIN);
         if self.said.is_some() || !is_due {
@@ -115,6 +127,11 @@ impl Outages {
     /// Changes at the end of each outage, to when it began.
     pub fn ends(&self) -> watch::Receiver<Option<Instant>> {
         self.ends.subscribe()
+    }
+
+    pub fn seen(&self) -> Seen {
+        let state = self.state();
+        Seen { outages: state.outages, away: state.since.map(|since| since.elapsed()) }
     }
 
     /// A request failed; it will be tried again.
@@ -190,6 +207,7 @@ mod tests {
         let tries = [("pods", 0), ("nodes", 0), ("pods", 30), ("nodes", 59), ("nodes", 60), ("pods", 600)];
         let said = tries.map(|(what, second)| state.unanswered(what, at(second)));
         assert_eq!(said, [true, false, false, false, false, false], "ten minutes, one line");
+        assert_eq!(state.outages, 1);
         assert_eq!(state.works("objects", at(601)), Ended::default(), "it never failed");
         let ended = Ended { outage: Some(at(0)), said: Some(at(0)), refusal: false };
         assert_eq!(state.works("pods", at(602)), ended);
@@ -205,6 +223,7 @@ mod tests {
         assert_eq!(state.works("the Lease", at(7_215)).outage, Some(at(7_200)));
         state.unanswered("the Lease", at(7_300));
         assert_eq!(state.works("the Lease", at(7_310)).outage, Some(at(7_300)), "and the next one");
+        assert_eq!(state.outages, 2);
     }
 
     #[test]

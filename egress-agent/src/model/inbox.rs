@@ -12,6 +12,7 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::Notify;
+use tokio::time::Instant;
 
 use super::view::{Change, EgressObject, Labels, Ledger, Node, Pod, PodKey, ServiceKey, Update, filled};
 
@@ -70,11 +71,14 @@ struct Inbox {
     nodes: Pending<String, Arc<Node>>,
     services: Pending<ServiceKey, std::collections::BTreeSet<IpAddr>>,
     ledger: Option<Arc<Ledger>>,
+    /// When the first of what waits came.
+    since: Option<Instant>,
     closed: bool,
 }
 
 impl Inbox {
     fn put(&mut self, change: Change) {
+        self.since.get_or_insert_with(Instant::now);
         match change {
             Change::Objects(update) => {
                 let update = filled(update, |name| self.objects.latest(name).cloned());
@@ -121,11 +125,15 @@ pub struct Giver(Arc<Shared>);
 
 /// Takes them out.
 #[derive(Debug)]
-pub struct Taker(Arc<Shared>);
+pub struct Taker {
+    shared: Arc<Shared>,
+    /// When the first of what was taken last had come.
+    since: Option<Instant>,
+}
 
 pub fn inbox() -> (Giver, Taker) {
     let shared = Arc::new(Shared::default());
-    (Giver(shared.clone()), Taker(shared))
+    (Giver(shared.clone()), Taker { shared, since: None })
 }
 
 impl Giver {
@@ -146,18 +154,24 @@ impl Taker {
     /// Waits for changes and takes all that there are; `None` when there will be no more. Dropping the future loses none.
     pub async fn take(&mut self) -> Option<Vec<Change>> {
         loop {
-            let (changes, closed) = {
-                let mut inbox = self.0.inbox();
-                (inbox.take(), inbox.closed)
+            let (changes, since, closed) = {
+                let mut inbox = self.shared.inbox();
+                (inbox.take(), inbox.since.take(), inbox.closed)
             };
             if !changes.is_empty() {
+                self.since = since;
                 return Some(changes);
             }
             if closed {
                 return None;
             }
-            self.0.news.notified().await;
+            self.shared.news.notified().await;
         }
+    }
+
+    /// When the first of what was taken last had come.
+    pub fn since(&self) -> Option<Instant> {
+        self.since
     }
 }
 

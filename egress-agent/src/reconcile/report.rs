@@ -1,15 +1,58 @@
-//! What this node's half can say of itself, for `egress-agent status`.
+//! What this node's half can say of itself, for `egress-agent status` and for scrapes.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::Reconciler;
-use crate::inspect::{Address, ClusterState, OpenHandOver, StandbyPod, Status};
+use crate::inspect::{Address, ClusterState, OpenHandOver, Question, StandbyPod, Status};
+use crate::metrics::facts::NodeFacts;
 use crate::model::executor::Executor;
 use crate::model::selection::Standby;
 use crate::model::state::{Course, EgressId, KernelState, PodState, TunnelEndpoint};
 use crate::model::view::ClusterView;
 
 impl<E: Executor> Reconciler<E> {
+    /// Whoever does not wait any more gets no answer.
+    pub(super) fn answer(&self, question: Question) {
+        match question {
+            Question::Status(asker) => drop(asker.send(self.report())),
+            Question::Facts(asker) => drop(asker.send(self.facts())),
+        }
+    }
+
+    fn facts(&self) -> NodeFacts {
+        let (view, nothing) = (self.compiler.view(), KernelState::default());
+        let actual = self.actual.as_ref().unwrap_or(&nothing);
+        let desired = self.compiler.desired().unwrap_or(&nothing);
+        let KernelState { pods, policy, owned, moving, cluster, nodes, .. } = actual;
+        let entries = [
+            ("pods", pods.len()),
+            ("policy", policy.len()),
+            ("owned", owned.len()),
+            ("moving", moving.len()),
+            ("cluster", cluster.len()),
+            ("nodes", nodes.len()),
+        ];
+        let ids = view.objects.values().filter(|object| object.id.is_some_and(|id| owned.contains_key(&id)));
+        let names: BTreeMap<EgressId, &str> =
+            ids.filter_map(|object| Some((object.id?, object.name.as_str()))).collect();
+        let served = owned.iter().map(|(id, address)| {
+            // Of one that is being deleted nobody knows the name any more.
+            let name = names.get(id).copied().unwrap_or_default();
+            (*id, (*address, name.to_owned()))
+        });
+        let own = self.ties.tenure.node_name();
+        let open = || self.ties.tenure.ledger().records.open.values();
+        NodeFacts {
+            entries: BTreeMap::from(entries),
+            served: served.collect(),
+            unclaimed: desired.owned.iter().filter(|(id, address)| owned.get(id) != Some(address)).count(),
+            standby: self.standby.len(),
+            missing: self.synced.waiting_for().map(|lists| format!("waiting for the API server to say: {lists}")),
+            from: open().filter(|record| record.from == own).count(),
+            to: open().filter(|record| record.to.as_deref() == Some(own)).count(),
+        }
+    }
+
     pub(super) fn report(&self) -> Status {
         let view = self.compiler.view();
         let nothing = KernelState::default();

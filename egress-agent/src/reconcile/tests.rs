@@ -9,6 +9,7 @@ use crate::model::state::{Family, OnUnknownPod, PodOwner, PodState, Policy, Pref
 use crate::model::view::{Conditions, Item, Labels, Ledger, Part, Pod, PodKey, Selects, ServiceKey};
 
 mod handing;
+mod metered;
 mod regaining;
 
 /// Remembers what it was asked to do; refuses to claim what somebody else has.

@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use tracing::{info, warn};
 
 use crate::fence::regain::{Addresses, Regain};
-use crate::inspect::NodesPart;
+use crate::inspect::Question;
 use crate::model::ledger::{Ledger, Words};
 use crate::model::moving;
 use crate::model::node::Readiness;
@@ -60,7 +60,7 @@ pub type Ask = Box<dyn Fn(BTreeSet<(String, IpAddr)>) -> BoxFuture<'static, BTre
 pub(super) enum Turn {
     /// The fence goes up or down, there is another order, or something is had back or lost again.
     Changed,
-    Asked(NodesPart),
+    Asked(Question),
 }
 
 pub struct Ties {
@@ -74,7 +74,7 @@ pub struct Ties {
     released: watch::Sender<Words>,
     ready: watch::Sender<Readiness>,
     ask: Ask,
-    asks: Option<mpsc::Receiver<NodesPart>>,
+    asks: Option<mpsc::Receiver<Question>>,
     /// Since when the hand-overs from here, by number, are known.
     known: BTreeMap<u64, Instant>,
     /// Out of touch. It is said only where there was something to lose.
@@ -165,7 +165,7 @@ impl Ties {
 
     /// Answers for `egress-agent status` what is asked there.
     #[must_use]
-    pub fn asked(self, asks: mpsc::Receiver<NodesPart>) -> Self {
+    pub fn asked(self, asks: mpsc::Receiver<Question>) -> Self {
         Self { asks: Some(asks), ..self }
     }
 

@@ -11,6 +11,7 @@ mod devices;
 mod handing;
 mod killed;
 mod lifecycle;
+mod metering;
 mod node;
 mod owned;
 mod ports;

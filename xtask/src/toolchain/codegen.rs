@@ -40,6 +40,11 @@ fn files() -> Vec<Generated> {
         Generated { path: "deploy/crd/crd.yaml", place: Place::Whole, text: |built| from_agent(built, "crd") },
         Generated { path: "docs/datapath.md", place: Place::Between("verdicts"), text: |_| Ok(verdict_table()) },
         Generated {
+            path: "docs/metrics.md",
+            place: Place::Between("metrics"),
+            text: |built| from_agent(built, "metrics"),
+        },
+        Generated {
             path: "docs/operations.md",
             place: Place::Between("flags"),
             text: |built| from_agent(built, "flags"),

@@ -59,6 +59,8 @@ pub struct News {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Judgement {
     pub unreachable: BTreeSet<String>,
+    /// When these were well last.
+    pub lost: BTreeMap<String, Instant>,
     pub suspects: BTreeSet<String>,
     /// Those that are not gone, and would not take what is given to them.
     pub absent: BTreeSet<String>,
@@ -74,6 +76,8 @@ struct Member {
     /// When it was reached at its own address last.
     direct: Option<Instant>,
     gone: bool,
+    /// When one that is gone was well last.
+    lost: Instant,
     /// Since when one that is gone serves without interruption.
     serves_since: Option<Instant>,
     failures: u32,
@@ -95,6 +99,7 @@ impl Member {
 
     fn declare(&mut self, now: Instant) {
         self.gone = true;
+        self.lost = self.pulse.well();
         self.serves_since = None;
         self.failures = self.failures.saturating_add(1);
         self.calm_since = now;
@@ -152,6 +157,7 @@ impl Judge {
             pulse: Pulse::begin(now),
             direct: None,
             gone: false,
+            lost: now,
             serves_since: None,
             failures: 0,
             calm_since: now,
@@ -194,6 +200,7 @@ impl Judge {
             member.forgive(now);
             if member.gone {
                 judgement.unreachable.insert(name.clone());
+                judgement.lost.insert(name.clone(), member.lost);
             }
             let standing = member.pulse.standing(&self.rules, now);
             let is_absent = match standing {

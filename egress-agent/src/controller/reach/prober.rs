@@ -125,6 +125,7 @@ fn begin(
 fn end(reach: &watch::Sender<Reach>) {
     reach.send_modify(|reach| {
         reach.unreachable.clear();
+        reach.lost.clear();
         reach.suspects.clear();
         reach.absent.clear();
         reach.released.clear();
@@ -386,11 +387,12 @@ impl Round {
         for (name, asked) in &self.asked {
             asked.vouch.set(vouches && !judgement.unreachable.contains(name));
         }
-        let Judgement { unreachable, suspects, absent, .. } = judgement;
+        let Judgement { unreachable, lost, suspects, absent, .. } = judgement;
         self.reach.send_if_modified(|reach| {
             let known = (&reach.unreachable, &reach.suspects, &reach.absent);
             let is_news = known != (&unreachable, &suspects, &absent);
             (reach.unreachable, reach.suspects, reach.absent) = (unreachable, suspects, absent);
+            reach.lost = lost;
             is_news
         });
     }

@@ -97,6 +97,14 @@ impl Pulse {
         self.alive
     }
 
+    /// When it was known to serve last; before it ever did, since when it is asked.
+    pub fn well(&self) -> Instant {
+        match self.answered {
+            Some((at, Answer::Serving)) => at,
+            _ => self.since,
+        }
+    }
+
     /// Since when its answer is what it is.
     pub fn since(&self) -> Instant {
         self.since

@@ -35,6 +35,8 @@ use crate::health::tls::{Tls, cause};
 use crate::health::touch::{self, Probe};
 use crate::health::{REASON, SERVICE, regain, release};
 use crate::kube::causes::Causes;
+use crate::metrics::Meters;
+use crate::metrics::meters::Probed;
 use crate::model::ledger::Words;
 
 /// Probes on their way at a time.
@@ -70,6 +72,8 @@ pub struct Manner {
     /// Of the agents' health service; zero for the discard port.
     pub port: u16,
     pub dial: Dial,
+    /// Where answers are counted.
+    pub meters: Meters,
 }
 
 impl Manner {
@@ -120,6 +124,27 @@ enum Failure {
     NoDial(String),
 }
 
+impl Failure {
+    /// As it is counted.
+    fn kind(&self) -> Probed {
+        match self {
+            Self::Late => Probed::Late,
+            Self::Status(status) if is_the_servers(status.code()) => Probed::Refused,
+            Self::Status(_) | Self::NoDial(_) => Probed::Unreachable,
+        }
+    }
+}
+
+impl From<Answer> for Probed {
+    fn from(answer: Answer) -> Self {
+        match answer {
+            Answer::Serving => Self::Serving,
+            Answer::NextHopLost => Self::NextHopLost,
+            Answer::NotServing => Self::NotServing,
+        }
+    }
+}
+
 type Coming = Pin<Box<dyn Future<Output = Came> + Send>>;
 type Pending = FuturesUnordered<Coming>;
 
@@ -143,7 +168,7 @@ pub(super) async fn ask(manner: &Manner, road: &Road, asker: &Asker, tell: impl 
     let rules = manner.rules;
     let begin = tokio::time::Instant::now() + asker.offset;
     if manner.port == 0 {
-        return discard(road, rules, interval_at(begin, rules.interval), tell).await;
+        return discard(manner, road, interval_at(begin, rules.interval), tell).await;
     }
     // Probes and, half-way between two, a look whether there is an answer.
     let mut beat = interval_at(begin, rules.interval / 2);
@@ -195,12 +220,14 @@ pub(super) async fn ask(manner: &Manner, road: &Road, asker: &Asker, tell: impl 
                     let serves = answer.get_ref().status == i32::from(ServingStatus::Serving);
                     let reason = metadata.get(REASON).and_then(|reason| reason.to_str().ok());
                     let said = if serves { Answer::Serving } else { refusal(reason) };
+                    manner.meters.probed(said.into(), Some(now.duration_since(sent)));
                     tell(Finding::Sign(Sign::Answer(said), now));
                 }
                 // One of those that were on their way when the connection broke.
                 Came::Answer { connection, .. } if connection != line.connection => {}
                 Came::Answer { number, outcome: Err(failure), .. } => {
                     line.hang_up();
+                    manner.meters.probed(failure.kind(), None);
                     let trouble = match failure {
                         Failure::Late => format!("no answer within {} ms", rules.total.as_millis()),
                         Failure::NoDial(trouble) => trouble,
@@ -243,7 +270,8 @@ fn is_the_servers(code: Code) -> bool {
     matches!(code, Code::NotFound | Code::Unimplemented | Code::PermissionDenied | Code::Unauthenticated)
 }
 
-async fn discard(road: &Road, rules: Rules, mut beat: tokio::time::Interval, tell: impl Fn(Finding)) {
+async fn discard(manner: &Manner, road: &Road, mut beat: tokio::time::Interval, tell: impl Fn(Finding)) {
+    let rules = manner.rules;
     beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut pending = FuturesUnordered::new();
     loop {
@@ -252,14 +280,24 @@ async fn discard(road: &Road, rules: Rules, mut beat: tokio::time::Interval, tel
                 for (address, sign) in std::iter::once((road.address, Sign::Answer(Answer::Serving)))
                     .chain(road.knock_at.iter().map(|address| (*address, Sign::Kernel)))
                 {
-                    pending.push(async move { (is_there(SocketAddr::new(address, DISCARD), rules.total).await, sign) });
+                    pending.push(async move {
+                        let begun = Instant::now();
+                        (is_there(SocketAddr::new(address, DISCARD), rules.total).await, sign, begun.elapsed())
+                    });
                 }
             }
-            Some((is_there, sign)) = pending.next() => if is_there {
-                let now = Instant::now();
-                tell(Finding::Sign(sign, now));
-                if sign == Sign::Kernel {
-                    tell(Finding::Direct(now));
+            Some((is_there, sign, took)) = pending.next() => {
+                // The others only say by which road the node is there.
+                if let Sign::Answer(answer) = sign {
+                    let (what, took) = if is_there { (answer.into(), Some(took)) } else { (Probed::Late, None) };
+                    manner.meters.probed(what, took);
+                }
+                if is_there {
+                    let now = Instant::now();
+                    tell(Finding::Sign(sign, now));
+                    if sign == Sign::Kernel {
+                        tell(Finding::Direct(now));
+                    }
                 }
             }
         }

@@ -18,6 +18,8 @@ struct Play {
     changes: Vec<(u64, Vec<String>)>,
     suspects: BTreeSet<String>,
     absent: BTreeSet<String>,
+    /// When those that are gone were well last.
+    lost: BTreeMap<String, Instant>,
     cut_off: bool,
 }
 
@@ -39,6 +41,7 @@ impl Play {
             changes: Vec::new(),
             suspects: BTreeSet::new(),
             absent: BTreeSet::new(),
+            lost: BTreeMap::new(),
             cut_off: false,
         }
     }
@@ -87,6 +90,7 @@ impl Play {
             }
             self.suspects = judgement.suspects;
             self.absent = judgement.absent;
+            self.lost = judgement.lost;
             self.cut_off = judgement.cut_off;
         }
     }
@@ -106,6 +110,8 @@ fn a_silent_node_is_gone_within_the_time_and_comes_back_after_its_hold_down() {
     let [(when, gone)] = &play.changes[..] else { panic!("{:?}", play.changes) };
     assert_eq!(gone, &["a"]);
     assert!((10_750..=11_250).contains(when), "{when}");
+    let well = play.lost["a"].duration_since(play.start);
+    assert!((9_750..=10_000).contains(&well.as_millis()), "it goes on from the last good sign: {well:?}");
     play.set("a", Some(OK));
     play.until(21_900);
     assert_eq!((play.gone(), play.suspects.len()), (vec!["a".to_owned()], 0), "the hold-down is not over");

@@ -8,6 +8,7 @@ use crate::controller::reach::pulse::Rules;
 use crate::controller::reach::session::plaintext;
 use crate::fence::regain::Regain;
 use crate::health::{self, fitness::Uplink};
+use crate::metrics::Meters;
 use crate::model::inbox::{Giver, inbox};
 use crate::reconcile::Ready;
 
@@ -44,8 +45,12 @@ fn serve(number: u8, port: u16) -> Server {
     Server { uplink, heard: is_heard, orders: is_ordered, released, regain, _ready: ready, _stop: stop.drop_guard() }
 }
 
+fn manner(port: u16) -> Manner {
+    Manner { rules: RULES, port, dial: plaintext(), meters: Meters::default() }
+}
+
 fn prober(port: u16, duty: Duty) -> (Giver, watch::Receiver<Reach>, DropGuard) {
-    let (manner, stop) = (Manner { rules: RULES, port, dial: plaintext() }, CancellationToken::new());
+    let (manner, stop) = (manner(port), CancellationToken::new());
     let ((giver, taker), (reach, is_reach)) = (inbox(), watch::channel(Reach::by(manner.lease())));
     let stopped = stop.clone();
     tokio::spawn(async move { run(manner, "node9", taker, (duty, watch::channel(None).1), reach, stopped).await });

@@ -14,6 +14,7 @@ use super::*;
 use crate::fence::regain::Regain;
 use crate::health::tls::tests::{Authority, Node};
 use crate::health::{self, fitness::Uplink};
+use crate::metrics::meters::count_and_sum;
 use crate::reconcile::Ready;
 
 const RULES: Rules =
@@ -36,11 +37,15 @@ async fn found_with(dial: Dial, port: u16, within: Duration, confirms: bool) -> 
 }
 
 async fn found_vouching(dial: Dial, port: u16, within: Duration, vouch: Vouch) -> Vec<Finding> {
+    found_metered((dial, Meters::default()), port, within, vouch).await
+}
+
+async fn found_metered((dial, meters): (Dial, Meters), port: u16, within: Duration, vouch: Vouch) -> Vec<Finding> {
     let orders = watch::channel(Words::new()).1;
     let recall = ("n".into(), Arc::default());
     let asker = Asker { term: 3, offset: Duration::ZERO, vouch, orders, recall };
     let road = Road { address: LOOPBACK, knock_at: vec![] };
-    let manner = Manner { rules: RULES, port, dial };
+    let manner = Manner { rules: RULES, port, dial, meters };
     let begin = Instant::now();
     let findings = Mutex::new(Vec::new());
     let tell = |finding| {
@@ -132,6 +137,26 @@ async fn the_agent_of_the_leaders_own_node_is_heard_as_long_as_others_are() {
     assert_eq!(answers(&findings), [Sign::Answer(Answer::Serving)], "it is asked all the while");
     let heard = agent.heard.borrow().expect("what came before another was heard counts");
     assert!(heard <= last && heard > last - RULES.interval * 2, "{:?}", last - heard);
+}
+
+#[tokio::test]
+async fn answers_are_counted_by_what_they_say_and_timed() {
+    let agent = agent().await;
+    let meters = Meters::default();
+    let ask = |port| found_metered((plaintext(), meters.clone()), port, RULES.interval * 2, Vouch::for_other());
+    ask(agent.port).await;
+    let [serving, others @ ..] = meters.probes();
+    assert!(serving > 0 && others == [0; 5], "{serving} {others:?}");
+    assert_eq!(count_and_sum(&meters.probe()).0, serving);
+    agent.uplink.send_replace(Uplink::NextHopLost(vec![LOOPBACK]));
+    ask(agent.port).await;
+    let (free, nobody) = listener().await;
+    drop(free);
+    ask(nobody).await;
+    let [_, not_serving, next_hop_lost, late, refused, unreachable] = meters.probes();
+    assert_eq!((not_serving, late, refused), (0, 0, 0));
+    assert!(next_hop_lost > 0 && unreachable > 0, "{:?}", meters.probes());
+    assert_eq!(count_and_sum(&meters.probe()).0, meters.probes()[0] + next_hop_lost, "what has no answer took no time");
 }
 
 #[tokio::test]

@@ -1,0 +1,76 @@
+//! The cluster in numbers, for scrapes. Pure.
+
+use std::collections::BTreeMap;
+
+use super::assignment::Nodes;
+use super::decision::Decision;
+use super::reach::Reach;
+use super::verdict::ASSIGNED;
+use crate::metrics::meters::{Cluster, NodeState};
+
+/// How the egress nodes are treated.
+pub(super) fn nodes(nodes: &Nodes, reach: &Reach) -> BTreeMap<String, NodeState> {
+    let state = |name: &String| match () {
+        () if reach.unreachable.contains(name) => NodeState::Unreachable,
+        () if reach.absent.contains(name) => NodeState::AgentAway,
+        () => NodeState::Answers,
+    };
+    nodes.values().filter(|node| node.assignable).map(|node| (node.name.clone(), state(&node.name))).collect()
+}
+
+/// What was decided of all objects.
+pub(super) fn cluster(all: &[Decision], nodes: BTreeMap<String, NodeState>) -> Cluster {
+    let mut cluster = Cluster { nodes, ..Cluster::default() };
+    for Decision { object, items, conditions, .. } in all {
+        cluster.assigned += items.len();
+        cluster.unassigned += object.listed.len().saturating_sub(items.len());
+        let reasons = conditions.iter().filter(|condition| condition.kind == ASSIGNED);
+        reasons.for_each(|condition| *cluster.objects.entry(condition.reason).or_default() += 1);
+    }
+    cluster
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::controller::assignment::tests::object;
+    use crate::controller::verdict::Statement;
+    use crate::model::view::{EgressObject, Item, Node};
+
+    fn decision(listed: &[&str], given: usize, reason: &'static str) -> Decision {
+        let listed: Vec<String> = listed.iter().map(|one| (*one).to_owned()).collect();
+        let items = listed.iter().take(given).map(|one| Item { node: "n1".into(), egress_ip: one.clone() }).collect();
+        let said = |kind, reason| Statement { kind, status: true, reason, message: String::new() };
+        Decision {
+            object: Arc::new(EgressObject { listed, ..(*object("a", 1, &[], &[]).1).clone() }),
+            items,
+            conditions: vec![said(ASSIGNED, reason), said("Degraded", "AllAssigned")],
+            no_eligible_node: None,
+            notices: BTreeSet::new(),
+        }
+    }
+
+    #[test]
+    fn addresses_objects_and_nodes_are_counted_by_what_was_decided() {
+        let all = [
+            decision(&["1", "2"], 2, "Assigned"),
+            decision(&["3", "nonsense"], 1, "PartiallyAssigned"),
+            decision(&["4"], 0, "NoCapacity"),
+        ];
+        let node = |name: &str, assignable| {
+            let node = Node { name: name.into(), assignable, ..Node::default() };
+            (name.to_owned(), Arc::new(node))
+        };
+        let known: Nodes = [node("n1", true), node("n2", true), node("n3", true), node("n4", false)].into();
+        let set = |name: &str| BTreeSet::from([name.to_owned()]);
+        let reach = Reach { unreachable: set("n2"), absent: set("n3"), ..Reach::default() };
+        let cluster = cluster(&all, nodes(&known, &reach));
+        assert_eq!((cluster.assigned, cluster.unassigned), (3, 2));
+        assert_eq!(cluster.objects, BTreeMap::from([("Assigned", 1), ("NoCapacity", 1), ("PartiallyAssigned", 1)]));
+        let states = [("n1", NodeState::Answers), ("n2", NodeState::Unreachable), ("n3", NodeState::AgentAway)];
+        assert_eq!(cluster.nodes, states.map(|(name, state)| (name.to_owned(), state)).into());
+    }
+}

@@ -1,0 +1,97 @@
+//! What a scrape is made from: values, read before anything is written.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use egress_common::abi::{Count, EipCount, Verdict};
+
+use super::meters::Meters;
+use crate::model::state::EgressId;
+
+/// All of it. What could not be had in time is left out of the scrape.
+#[derive(Clone, Debug, Default)]
+pub struct Facts {
+    pub version: &'static str,
+    /// Since 1970.
+    pub started: Duration,
+    pub ready: bool,
+    /// `None` before the agent runs.
+    pub agent: Option<AgentFacts>,
+    /// `None` until the node's half has answered once.
+    pub node: Option<NodeFacts>,
+    /// `None` until the programs are loaded.
+    pub kernel: Option<KernelFacts>,
+    pub outages: u64,
+    pub unanswered: Duration,
+    pub meters: Meters,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+pub struct AgentFacts {
+    pub serving: bool,
+    pub fenced: bool,
+    pub leads: bool,
+}
+
+/// What the node's half knows without asking the kernel.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NodeFacts {
+    /// Entries of the maps that it alone writes.
+    pub entries: BTreeMap<&'static str, usize>,
+    /// What it serves: address, and name of the object where that is known.
+    pub served: BTreeMap<EgressId, (IpAddr, String)>,
+    /// What is to be served here and is not.
+    pub unclaimed: usize,
+    pub standby: usize,
+    /// What the API server has not said yet, in words.
+    pub missing: Option<String>,
+    /// Hand-overs from this node, and to it.
+    pub from: usize,
+    pub to: usize,
+}
+
+/// What the kernel keeps.
+#[derive(Clone, Debug, Default)]
+pub struct KernelFacts {
+    pub verdicts: BTreeMap<Verdict, Count>,
+    pub egress_ips: BTreeMap<EgressId, EipCount>,
+    /// Of the maps that fill with traffic, as last counted.
+    pub entries: BTreeMap<&'static str, u32>,
+    /// Of all maps.
+    pub limits: BTreeMap<&'static str, u32>,
+    pub hooks: BTreeMap<&'static str, HookFacts>,
+    /// `None` before the first count, and where `nat` cannot be read.
+    pub ports: Option<PortUse>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+pub struct HookFacts {
+    pub attached: bool,
+    /// How often it has run and for how long; `None` where the kernel keeps no statistics.
+    pub runs: Option<(u64, Duration)>,
+}
+
+/// NAT mappings and ports, as one walk of `nat` has counted them.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct PortUse {
+    pub egress_ips: BTreeMap<EgressId, Use>,
+    /// Of the node's own address, towards other nodes.
+    pub node: Use,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Use {
+    pub mappings: u32,
+    /// Towards the destination that has most.
+    pub busiest: u32,
+    /// Ports that there are towards one destination.
+    pub ports: u32,
+}
+
+impl Use {
+    /// 1 and more where no port is free.
+    pub fn ratio(&self) -> f64 {
+        if self.ports == 0 { 0.0 } else { f64::from(self.busiest) / f64::from(self.ports) }
+    }
+}

@@ -1,0 +1,173 @@
+//! What the agent counts of itself between two scrapes: durations, failures, and what the leader knows of the cluster.
+//!
+//! Cheap to clone, and the same for all clones. Whoever was not given one counts into one of its own, which nobody reads.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
+
+/// What came of a probe.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Probed {
+    Serving,
+    NotServing,
+    NextHopLost,
+    /// No answer within the total timeout.
+    Late,
+    /// The other end answers, and not as an agent.
+    Refused,
+    /// No connection, or one that broke.
+    Unreachable,
+}
+
+impl Probed {
+    pub const ALL: [Self; 6] =
+        [Self::Serving, Self::NotServing, Self::NextHopLost, Self::Late, Self::Refused, Self::Unreachable];
+
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::Serving => "serving",
+            Self::NotServing => "not_serving",
+            Self::NextHopLost => "next_hop_lost",
+            Self::Late => "late",
+            Self::Refused => "refused",
+            Self::Unreachable => "unreachable",
+        }
+    }
+}
+
+/// How the leader treats an egress node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NodeState {
+    Answers,
+    AgentAway,
+    Unreachable,
+}
+
+impl NodeState {
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::Answers => "answers",
+            Self::AgentAway => "agent_away",
+            Self::Unreachable => "unreachable",
+        }
+    }
+}
+
+/// The cluster as its leader has decided last.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Cluster {
+    pub assigned: usize,
+    pub unassigned: usize,
+    /// Objects by the reason of their condition.
+    pub objects: BTreeMap<&'static str, usize>,
+    pub nodes: BTreeMap<String, NodeState>,
+}
+
+#[derive(Clone, Default)]
+pub struct Meters(Arc<Inner>);
+
+struct Inner {
+    reconcile: Histogram,
+    failures: AtomicU64,
+    probes: [AtomicU64; Probed::ALL.len()],
+    probe: Histogram,
+    failover: Histogram,
+    cluster: Mutex<Option<Cluster>>,
+}
+
+impl Default for Inner {
+    fn default() -> Self {
+        Self {
+            // 0.5 ms to 16 s.
+            reconcile: Histogram::new(exponential_buckets(0.0005, 2.0, 16)),
+            failures: AtomicU64::default(),
+            probes: Default::default(),
+            // 0.1 ms to 3.3 s.
+            probe: Histogram::new(exponential_buckets(0.0001, 2.0, 16)),
+            failover: Histogram::new([0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 7.5, 10.0, 15.0, 30.0, 60.0, 120.0]),
+            cluster: Mutex::new(None),
+        }
+    }
+}
+
+impl fmt::Debug for Meters {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Meters")
+    }
+}
+
+impl Meters {
+    /// A batch of changes is in the kernel.
+    pub fn reconciled(&self, took: Duration) {
+        self.0.reconcile.observe(took.as_secs_f64());
+    }
+
+    pub fn reconcile_failed(&self) {
+        self.0.failures.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// `took` where there was an answer.
+    pub fn probed(&self, what: Probed, took: Option<Duration>) {
+        if let Some(count) = self.0.probes.get(what as usize) {
+            count.fetch_add(1, Ordering::Relaxed);
+        }
+        if let Some(took) = took {
+            self.0.probe.observe(took.as_secs_f64());
+        }
+    }
+
+    /// An egress IP has another node than one that is gone.
+    pub fn failed_over(&self, took: Duration) {
+        self.0.failover.observe(took.as_secs_f64());
+    }
+
+    /// As the leader sees it; `None` from one that does not lead any more.
+    pub fn set_cluster(&self, cluster: Option<Cluster>) {
+        *self.cluster_mut() = cluster;
+    }
+
+    pub fn cluster(&self) -> Option<Cluster> {
+        self.cluster_mut().clone()
+    }
+
+    pub(crate) fn reconcile(&self) -> Histogram {
+        self.0.reconcile.clone()
+    }
+
+    pub(crate) fn failures(&self) -> u64 {
+        self.0.failures.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn probes(&self) -> [u64; Probed::ALL.len()] {
+        Probed::ALL.map(|what| self.0.probes.get(what as usize).map_or(0, |count| count.load(Ordering::Relaxed)))
+    }
+
+    pub(crate) fn probe(&self) -> Histogram {
+        self.0.probe.clone()
+    }
+
+    pub(crate) fn failover(&self) -> Histogram {
+        self.0.failover.clone()
+    }
+
+    /// Replaced as a whole, so what a panic leaves is in order.
+    fn cluster_mut(&self) -> MutexGuard<'_, Option<Cluster>> {
+        self.0.cluster.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// How many values a histogram has seen, and their sum, by what it shows.
+#[cfg(test)]
+pub(crate) fn count_and_sum(histogram: &Histogram) -> (u64, f64) {
+    let (mut registry, mut text) = (prometheus_client::registry::Registry::default(), String::new());
+    registry.register("h", "a histogram", histogram.clone());
+    prometheus_client::encoding::text::encode(&mut text, &registry).expect("text");
+    let value = |name: &str| text.lines().find_map(|line| line.strip_prefix(name)).map(str::to_owned);
+    let (count, sum) = (value("h_count ").expect("a count"), value("h_sum ").expect("a sum"));
+    (count.parse().expect("a number"), sum.parse().expect("a number"))
+}

@@ -1,0 +1,24 @@
+//! What the agent tells of itself by HTTP, on `--metrics-bind-address`: `/metrics`, `/healthz` and `/readyz`.
+//!
+//! ```text
+//! kernel maps ──> dataplane::meter ─┐
+//! node's half ──> NodeFacts ────────┼─> Station::facts ─> expose::page ─> http
+//! meters (counted on the way) ──────┘
+//! ```
+//!
+//! A scrape reads the kernel's counters then and there, by handles of its own, so that it waits for nobody and nobody for
+//! it. What would take a walk of a large map is counted in the background ([`crate::dataplane::port_use`]), and by the
+//! sweep. Definitions are in [`catalogue`], once; a scrape and the documentation are made from them.
+
+pub mod catalogue;
+mod expose;
+pub mod facts;
+mod http;
+pub mod life;
+pub mod meters;
+pub mod page;
+pub mod station;
+
+pub use http::{Listen, serve};
+pub use meters::Meters;
+pub use station::Station;

@@ -1,0 +1,176 @@
+//! Where a scrape and the two health pages get their facts from, from the first moment of the process on: what is not there
+//! yet is put in when it is.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, OnceLock, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::task::spawn_blocking;
+use tokio::time::{Instant, timeout};
+use tracing::debug;
+
+use super::facts::{AgentFacts, Facts, HookFacts, NodeFacts};
+use super::life::{self, Beat, LIMITS, Limits, Waiting};
+use super::meters::Meters;
+use crate::controller::leadership::Leadership;
+use crate::dataplane::meter::Meter;
+use crate::health::fitness::{Obstacle, Uplink};
+use crate::inspect::Question;
+use crate::kube::outage::Outages;
+use crate::reconcile::Ready;
+use crate::reconcile::ties::Standing;
+
+/// How long an answer of the node's half is waited for; then what it said before serves.
+const PATIENCE: Duration = Duration::from_millis(500);
+
+/// What an agent that runs is asked.
+pub struct Running {
+    pub node: mpsc::Sender<Question>,
+    pub ready: watch::Receiver<Ready>,
+    pub uplink: watch::Receiver<Uplink>,
+    pub standing: watch::Receiver<Standing>,
+    pub leadership: Leadership,
+    pub fence: Beat,
+}
+
+pub struct Station {
+    began: Instant,
+    started: Duration,
+    outages: Outages,
+    meters: Meters,
+    running: OnceLock<Running>,
+    kernel: OnceLock<Meter>,
+    /// What the node's half said last.
+    known: Mutex<Option<NodeFacts>>,
+    waiting: Waiting,
+    limits: Limits,
+}
+
+impl Station {
+    pub fn new(outages: Outages) -> Self {
+        Self {
+            began: Instant::now(),
+            // A clock before 1970 counts from the beginning.
+            started: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default(),
+            outages,
+            meters: Meters::default(),
+            running: OnceLock::new(),
+            kernel: OnceLock::new(),
+            known: Mutex::new(None),
+            waiting: Waiting::default(),
+            limits: LIMITS,
+        }
+    }
+
+    /// What the agent counts.
+    pub fn meters(&self) -> Meters {
+        self.meters.clone()
+    }
+
+    /// The programs are loaded. Once.
+    pub fn has_kernel(&self, meter: Meter) {
+        let _twice = self.kernel.set(meter);
+    }
+
+    /// The agent runs. Once.
+    pub fn runs(&self, running: Running) {
+        let _twice = self.running.set(running);
+    }
+
+    /// All that can be had now.
+    pub async fn facts(&self) -> Facts {
+        let node = self.ask().await;
+        let served: Vec<_> = node.iter().flat_map(|node| node.served.keys()).copied().collect();
+        let kernel = match self.kernel.get().cloned() {
+            Some(meter) => {
+                let read = spawn_blocking(move || meter.read(served.into_iter())).await;
+                read.map_err(std::io::Error::other)
+                    .flatten()
+                    .inspect_err(|error| debug!(%error, "cannot read the maps"))
+                    .ok()
+            }
+            None => None,
+        };
+        let seen = self.outages.seen();
+        Facts {
+            version: env!("CARGO_PKG_VERSION"),
+            started: self.started,
+            ready: self.is_ready(kernel.as_ref().map(|kernel| &kernel.hooks), node.as_ref()).is_ok(),
+            agent: self.running.get().map(agent),
+            node,
+            kernel,
+            outages: seen.outages,
+            unanswered: seen.away.unwrap_or_default(),
+            meters: self.meters.clone(),
+        }
+    }
+
+    /// Whether the process does its work; if not, what does not live.
+    pub async fn live(&self) -> Result<(), String> {
+        match self.running.get() {
+            Some(running) => {
+                self.ask().await;
+                life::judge(&self.limits, self.waiting.age(), running.fence.age())
+            }
+            None if self.began.elapsed() >= self.limits.starts => {
+                Err(format!("the programs are not loaded after {} s", self.began.elapsed().as_secs()))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Whether this node does what the cluster wants; if not, what is missing.
+    pub async fn ready(&self) -> Result<(), String> {
+        let node = self.ask().await;
+        let hooks = match self.kernel.get().cloned() {
+            Some(meter) => spawn_blocking(move || meter.hooks()).await.ok(),
+            None => None,
+        };
+        self.is_ready(hooks.as_ref(), node.as_ref())
+    }
+
+    fn is_ready(
+        &self,
+        hooks: Option<&BTreeMap<&'static str, HookFacts>>,
+        node: Option<&NodeFacts>,
+    ) -> Result<(), String> {
+        let Some(running) = self.running.get() else { return Err("the programs are being loaded".to_owned()) };
+        if !running.ready.borrow().serving {
+            let missing = node.and_then(|node| node.missing.clone());
+            return Err(missing.unwrap_or_else(|| "the kernel does not do what the cluster wants yet".to_owned()));
+        }
+        let off: Vec<&str> =
+            hooks.into_iter().flatten().filter(|(_, hook)| !hook.attached).map(|(name, _)| *name).collect();
+        if off.is_empty() { Ok(()) } else { Err(format!("not attached: {}", off.join(", "))) }
+    }
+
+    /// What the node's half says now, or has said last.
+    async fn ask(&self) -> Option<NodeFacts> {
+        let running = self.running.get()?;
+        let (answer, question) = oneshot::channel();
+        self.waiting.asked();
+        let asked = async {
+            running.node.send(Question::Facts(answer)).await.ok()?;
+            question.await.ok()
+        };
+        let fresh = timeout(PATIENCE, asked).await.ok().flatten();
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if fresh.is_some() {
+            self.waiting.answered();
+            known.clone_from(&fresh);
+        }
+        known.clone()
+    }
+}
+
+fn agent(running: &Running) -> AgentFacts {
+    AgentFacts {
+        serving: Obstacle::of(running.ready.borrow().serving, &running.uplink.borrow()).is_none(),
+        fenced: *running.standing.borrow() == Standing::Fenced,
+        leads: running.leadership.leads(),
+    }
+}
+
+#[cfg(test)]
+mod tests;

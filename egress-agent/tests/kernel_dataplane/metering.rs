@@ -1,0 +1,93 @@
+//! What scrapes read: counters of the kernel, ports in use, where the programs are.
+
+use std::net::UdpSocket;
+
+use aya::maps::{Map, MapData, PerCpuHashMap};
+use aya::util::nr_cpus;
+use egress_agent::dataplane::names::{DEFAULT_INBOUND_ENTRIES, DEFAULT_NAT_ENTRIES};
+use egress_agent::metrics::facts::Use;
+use egress_agent::model::executor::Executor;
+use egress_agent::model::state::{Action, EgressId, OnUnknownPod};
+use egress_common::abi::{Addr, Direction, EipCount, Mapping, Origin, Tuple, Verdict};
+use egress_common::wire::PROTO_TCP;
+
+use crate::actions::now_ns;
+use crate::node::{MGMT, Node, eventually, on_node, output};
+
+const OBJECT: EgressId = EgressId(7);
+
+/// A mapping of a pod here, from its own port.
+fn map(node: &Node, port: u16, destination: [u8; 4]) {
+    let (to, egress) = (Addr::v4(destination), Addr::v4([172, 18, 0, 100]));
+    let out = Tuple::new(Direction::Egress, Addr::v4([10, 244, 1, 10]), to, port, 443, PROTO_TCP);
+    let back = Tuple::new(Direction::Ingress, to, egress, 443, port, PROTO_TCP);
+    let mut nat = node.map::<Tuple, Mapping>("nat");
+    for (key, other) in [(out, back), (back, out)] {
+        let mapping = Mapping::new(other, Origin::Here, Addr::UNSPECIFIED, OBJECT.0, now_ns()).sealed(&key);
+        nat.insert(key, mapping, 0).expect("a key of a mapping");
+    }
+}
+
+/// As much on each CPU.
+fn count(node: &Node, count: EipCount) {
+    let data = MapData::from_pin(node.pin("maps/eip_counters")).expect("a pinned map");
+    let mut map = PerCpuHashMap::<_, u32, EipCount>::try_from(Map::PerCpuHashMap(data)).expect("of these types");
+    let values = vec![count; nr_cpus().expect("CPUs")];
+    map.insert(OBJECT.0, values.try_into().expect("one for each"), 0).expect("an entry");
+}
+
+#[test]
+fn a_scrape_reads_what_the_programs_keep() {
+    on_node(|node| async move {
+        let mut dataplane = node.start().await;
+        let meter = dataplane.meter().expect("the pins are there");
+        let before = meter.read(std::iter::once(OBJECT)).expect("readable");
+        assert_eq!(before.verdicts, dataplane.counters().expect("readable"));
+        assert_eq!(before.verdicts.len(), Verdict::ALL.len());
+        assert!(before.egress_ips.is_empty() && before.ports.is_none(), "nothing has passed, nothing was counted");
+        assert_eq!(
+            (before.limits["nat"], before.limits["inbound"]),
+            (2 * DEFAULT_NAT_ENTRIES, DEFAULT_INBOUND_ENTRIES)
+        );
+        assert_eq!(before.hooks.len(), 5);
+        assert!(before.hooks.values().all(|hook| hook.attached), "{:?}", before.hooks);
+
+        // An ARP request for an owned address is answered by a program, and counted.
+        for action in [Action::SetUnknownPods(OnUnknownPod::Drop), Action::Own(OBJECT, [172, 18, 0, 100].into())] {
+            dataplane.apply(&action).await.expect("applied");
+        }
+        node.outside(|| {
+            let socket = UdpSocket::bind("0.0.0.0:0").expect("a socket");
+            socket.send_to(b"who has it?", "172.18.0.100:9").expect("a neighbour to ask for");
+        });
+        let answered = || meter.read(std::iter::empty()).expect("readable").verdicts[&Verdict::ArpAnswered];
+        eventually("the answer is counted", || answered().packets > before.verdicts[&Verdict::ArpAnswered].packets)
+            .await;
+        assert!(answered().bytes >= 28, "{:?}", answered());
+
+        count(&node, EipCount { egress_packets: 3, egress_bytes: 300, mappings: 1, ..EipCount::default() });
+        let seen = meter.read(std::iter::once(OBJECT)).expect("readable").egress_ips[&OBJECT];
+        let cpus = u64::try_from(nr_cpus().expect("CPUs")).expect("not that many");
+        assert_eq!((seen.egress_packets, seen.egress_bytes, seen.mappings), (3 * cpus, 300 * cpus, cpus));
+
+        for port in 2000..2040 {
+            map(&node, port, [198, 51, 100, 10]);
+        }
+        map(&node, 2000, [198, 51, 100, 11]);
+        let pause = meter.count_ports().expect("a walk");
+        assert!(pause >= std::time::Duration::from_secs(10));
+        let ports = meter.read(std::iter::once(OBJECT)).expect("readable").ports.expect("it was counted");
+        assert_eq!(ports.egress_ips[&OBJECT], Use { mappings: 41, busiest: 40, ports: 64_512 });
+        assert!(ports.node.ports > 1_000, "{ports:?}");
+        dataplane.sweep().expect("a sweep");
+        assert_eq!(meter.read(std::iter::empty()).expect("readable").entries["nat"], 82);
+        assert_eq!(meter.read(std::iter::empty()).expect("readable").egress_ips, Default::default());
+
+        output(&["ip", "link", "del", MGMT]);
+        eventually("its programs are missed", || {
+            let hooks = meter.hooks();
+            !hooks["mgmt_ingress"].attached && !hooks["mgmt_egress"].attached && hooks["uplink_egress"].attached
+        })
+        .await;
+    });
+}
