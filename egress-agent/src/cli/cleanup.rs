@@ -18,7 +18,19 @@ pub(super) struct CleanupArgs {
 pub(super) fn run(args: &CleanupArgs) -> Result<(), CliError> {
     let settings = args.node.settings()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let report = runtime.block_on(dataplane::cleanup(&settings))?;
+    runtime.block_on(async {
+        // Before anything is said: the first process of a container does not end by a signal that it does not wait for.
+        let stopped = args.stay.then(stopped).transpose()?;
+        clean_up(&settings).await?;
+        if let Some(stopped) = stopped {
+            stopped.await;
+        }
+        Ok(())
+    })
+}
+
+async fn clean_up(settings: &dataplane::Settings) -> Result<(), CliError> {
+    let report = dataplane::cleanup(settings).await?;
     for line in &report.removed {
         println!("removed {line}");
     }
@@ -28,21 +40,15 @@ pub(super) fn run(args: &CleanupArgs) -> Result<(), CliError> {
     if report.removed.is_empty() && report.problems.is_empty() {
         println!("nothing to remove");
     }
-    if !report.problems.is_empty() {
-        return Err(CliError::NotClean(report.problems.len()));
-    }
-    if args.stay {
-        runtime.block_on(stopped())?;
-    }
-    Ok(())
+    if report.problems.is_empty() { Ok(()) } else { Err(CliError::NotClean(report.problems.len())) }
 }
 
-/// As the first process of a container it would not end by a signal that it does not wait for.
-async fn stopped() -> std::io::Result<()> {
+fn stopped() -> std::io::Result<impl Future<Output = ()>> {
     let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
-    tokio::select! {
-        _ = terminate.recv() => {}
-        _ = interrupt.recv() => {}
-    }
-    Ok(())
+    Ok(async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+    })
 }

@@ -1,7 +1,9 @@
 //! Our filters among those of others, and the queueing disciplines that they need.
 //!
-//! - A filter is **ours** when it has the hook's name and its program counts in our map `counters`. Any other one stays
-//!   what it is and where it is; where it has our handle, ours takes another.
+//! - A filter is **ours** when it has the hook's name and its program is pinned among ours. A program is pinned before it
+//!   becomes a filter and until no filter has it any more. The kernel lists filters with their programs' numbers; to look at
+//!   a program by its number takes `CAP_SYS_ADMIN`, which an agent does not have, and a pin keeps the number from becoming
+//!   another's. Any other filter stays what it is and where it is; where it has our handle, ours takes another.
 //! - A discipline is ours when we had to make it and a filter of ours is on it: filters end with their discipline. That we
 //!   made it is noted by a directory below the pins, since the kernel does not; the note alone says nothing, since the
 //!   discipline that it was about may have gone, with its device or without, and another hand may have made the next one
@@ -10,27 +12,32 @@
 //! - What we leave (`--attach=tcx`, another `--uplink`) is taken off. A discipline of ours goes in one step with the last of
 //!   its filters; where others use it by then it is theirs.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
 use aya::maps::MapInfo;
 use aya::programs::tc::{self, TcError, TcHandle};
-use aya::programs::{ProgramError, ProgramInfo, TcAttachType, loaded_programs};
-use aya::sys::SyscallError;
+use aya::programs::{ProgramError, ProgramInfo, SchedClassifier, TcAttachType};
 use nix::net::if_::if_indextoname;
 
 use super::error::map_io;
 use super::filters::{self, Filter};
-use super::names::{CLSACT_HANDLE, CLSACT_MARKS, CLSACT_PRIORITY, Hook};
+use super::names::{CLSACT_HANDLE, CLSACT_MARKS, CLSACT_PRIORITY, CLSACT_PROGRAMS, Hook};
 
 /// Every program counts here, so it is a map of each.
 pub(super) const COMMON_MAP: &str = "counters";
 
-/// The programs that work on the maps of one version below one directory, by the number of the map that all of them have.
+/// The programs that work on the maps of one version below one directory.
 #[derive(Clone, Debug)]
 pub(super) struct OurSet {
+    /// The map that all of them have.
     counters: Option<u32>,
+    /// Those that are, or were, filters.
+    filters: BTreeSet<u32>,
+    /// Directory of their pins.
+    pins: PathBuf,
     /// Directory of the notes of disciplines.
     marks: PathBuf,
 }
@@ -52,7 +59,26 @@ impl OurSet {
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
             Err(error) => return Err(error),
         };
-        Ok(Self { counters, marks: version.join(CLSACT_MARKS) })
+        let pins = version.join(CLSACT_PROGRAMS);
+        Ok(Self { counters, filters: numbers_in(&pins)?, pins, marks: version.join(CLSACT_MARKS) })
+    }
+
+    /// Pins a program that is about to become a filter. Others may be pinned as long as they are filters somewhere.
+    pub(super) fn take_in(&self, program: &mut SchedClassifier) -> Result<(), ProgramError> {
+        let path = self.pins.join(program.info()?.id().to_string());
+        fs::create_dir_all(&self.pins)?;
+        if path.try_exists()? { Ok(()) } else { program.pin(path).map_err(|error| io::Error::other(error).into()) }
+    }
+
+    /// Lets go of the programs that are no filters any more.
+    pub(super) fn let_go(&self) -> io::Result<()> {
+        let mut used = BTreeSet::new();
+        for ifindex in filters::devices()? {
+            for direction in [TcAttachType::Ingress, TcAttachType::Egress] {
+                used.extend(filters::on(ifindex, direction)?.iter().filter_map(|filter| filter.program));
+            }
+        }
+        self.filters.difference(&used).try_for_each(|number| fs::remove_file(self.pins.join(number.to_string())))
     }
 
     pub(super) fn is_known(&self) -> bool {
@@ -66,20 +92,14 @@ impl OurSet {
     }
 
     /// Whether the filter is of this hook, and one of ours.
-    pub(super) fn has(&self, hook: Hook, filter: &Filter) -> io::Result<bool> {
-        let Some(number) = filter.program.filter(|_| self.is_known() && filter.name == hook.name()) else {
-            return Ok(false);
-        };
-        let found = program(number).and_then(|program| program.map_or(Ok(false), |program| self.has_program(&program)));
-        found.map_err(|error| io::Error::other(format!("cannot tell whose program {number} is: {error}")))
+    pub(super) fn has(&self, hook: Hook, filter: &Filter) -> bool {
+        filter.name == hook.name() && filter.program.is_some_and(|number| self.filters.contains(&number))
     }
 
     /// The filters of this hook that are ours.
     fn ours(&self, hook: Hook, ifindex: u32) -> io::Result<Vec<Filter>> {
         let there = filters::on(ifindex, hook.direction())?;
-        let judged = there.into_iter().map(|filter| Ok((self.has(hook, &filter)?, filter)));
-        let judged: io::Result<Vec<_>> = judged.collect();
-        Ok(judged?.into_iter().filter_map(|(is_ours, filter)| is_ours.then_some(filter)).collect())
+        Ok(there.into_iter().filter(|filter| self.has(hook, filter)).collect())
     }
 
     /// Whether any filter of ours is on the device.
@@ -109,18 +129,16 @@ impl OurSet {
     }
 }
 
-/// `None` where it has ended meanwhile.
-fn program(number: u32) -> Result<Option<ProgramInfo>, ProgramError> {
-    for program in loaded_programs() {
-        match program {
-            Ok(program) if program.id() == number => return Ok(Some(program)),
-            Ok(_) => {}
-            Err(ProgramError::SyscallError(SyscallError { io_error, .. }))
-                if io_error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => return Err(error),
+/// The names that are numbers; none where there is no such directory.
+fn numbers_in(directory: &Path) -> io::Result<BTreeSet<u32>> {
+    match fs::read_dir(directory) {
+        Ok(entries) => {
+            let names = entries.map(|entry| Ok(entry?.file_name())).collect::<io::Result<Vec<_>>>()?;
+            Ok(names.iter().filter_map(|name| name.to_str()?.parse().ok()).collect())
         }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(BTreeSet::new()),
+        Err(error) => Err(error),
     }
-    Ok(None)
 }
 
 /// Where our filter is, or may go.
@@ -205,13 +223,11 @@ pub(super) fn take_off_elsewhere(set: &OurSet, used: &[(Hook, u32)]) -> Vec<(Str
 
 /// Forgets the disciplines that are not ours any more, but for those on devices in use. One line for each.
 pub(super) fn forget_elsewhere(set: &OurSet, used: &[u32]) -> Vec<(String, io::Result<bool>)> {
-    let noted = match fs::read_dir(&set.marks) {
-        Ok(entries) => entries,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Vec::new(),
+    let noted = match numbers_in(&set.marks) {
+        Ok(noted) => noted,
         Err(error) => return vec![(set.marks.display().to_string(), Err(error))],
     };
-    let names = noted.filter_map(|entry| Some(entry.ok()?.file_name().to_str()?.to_owned()));
-    let indices = names.filter_map(|name| name.parse().ok()).filter(|ifindex| !used.contains(ifindex));
+    let indices = noted.into_iter().filter(|ifindex| !used.contains(ifindex));
     let checked = |ifindex| (format!("clsact on {}", name_of(ifindex)), set.check_mark(ifindex).map(|()| false));
     indices.map(checked).collect()
 }

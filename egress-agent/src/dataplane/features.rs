@@ -6,12 +6,13 @@
 use std::{fs, io};
 
 use aya::maps::MapType;
-use aya::programs::{ProgramError, ProgramType, SchedClassifier, TcAttachType};
+use aya::programs::{ProgramError, ProgramType, TcAttachType};
 use aya::sys::{BpfHelper, SyscallError, is_helper_supported, is_map_supported, is_program_supported};
 use tracing::debug;
 
 use super::error::StartError;
 use super::kernel_types;
+use super::map_access::tcx_programs;
 
 /// How programs are put on their hooks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,8 +23,8 @@ pub enum Attachment {
     Clsact,
 }
 
-/// The loopback device is in every network namespace.
-const ANY_DEVICE: &str = "lo";
+/// The loopback device, which has this number in every network namespace.
+const ANY_DEVICE: u32 = 1;
 
 /// What differs between kernels and matters to us.
 #[derive(Clone, Copy, Debug)]
@@ -74,7 +75,7 @@ pub fn probe() -> Result<Features, StartError> {
         return Err(StartError::MissingFeatures { missing: missing.join(", ") });
     }
     // A question that changes nothing: which TCX programs are on the loopback device?
-    let attachment = match SchedClassifier::query_tcx(ANY_DEVICE, TcAttachType::Ingress) {
+    let attachment = match tcx_programs(ANY_DEVICE, TcAttachType::Ingress) {
         Ok(_) => Attachment::Tcx,
         Err(error) => {
             debug!(%error, "no TCX links (Linux 6.6): using clsact filters");

@@ -1,8 +1,10 @@
 //! A second set of programs: ours by name, with maps that are not pinned below this `--bpffs`.
 //!
 //! Programs outlive their agent. An agent that was then given another directory would load maps of its own and put its
-//! programs beside those of the first, which go on translating by a state that nobody keeps. What tells the two apart is
-//! the programs' maps: all of them count in `counters`, and theirs is not the one that is pinned here.
+//! programs beside those of the first, which go on translating by a state that nobody keeps. Filters have our hooks' names
+//! and are not pinned here. Of links the kernel tells the programs' numbers alone. Who has `CAP_SYS_ADMIN` may look at such a
+//! program: all of ours count in a map `counters`, and theirs is not the one that is pinned here. Who has not, as an agent in
+//! its DaemonSet, sees a set of links whose directory is on the same BPF file system.
 //!
 //! Looked for on the devices that this agent is going to use, as TCX links and as clsact filters, whichever of the two
 //! this agent uses itself.
@@ -10,7 +12,9 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use aya::programs::{ProgramInfo, SchedClassifier};
+use aya::programs::links::{FdLink, PinnedLink};
+use aya::programs::{ProgramError, ProgramInfo, SchedClassifier};
+use aya::sys::SyscallError;
 use nix::net::if_::if_nametoindex;
 use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
 
@@ -18,7 +22,8 @@ use super::Settings;
 use super::clsact::{self, OurSet};
 use super::error::StartError;
 use super::filters;
-use super::names::{Hook, Pins};
+use super::map_access::tcx_programs;
+use super::names::{Hook, LINKS, Pins};
 
 /// How deep below a BPF file system's root another agent's directory is looked for.
 const DEPTH: u32 = 4;
@@ -29,7 +34,7 @@ pub(super) fn refuse(settings: &Settings, pins: &Pins) -> Result<(), StartError>
     let ours = OurSet::of(&pins.version()).map_err(cannot_tell)?;
     for hook in Hook::ALL {
         let device = settings.device(hook.device());
-        let has_link = has_other_link(&ours, hook, device).map_err(cannot_tell)?;
+        let has_link = has_other_link(&ours, pins, hook, device).map_err(cannot_tell)?;
         let has_filter = has_other_filter(&ours, hook, device)
             .map_err(|error| StartError::kernel(format!("look for filters on {device}"), error))?;
         if has_filter || has_link {
@@ -41,19 +46,35 @@ pub(super) fn refuse(settings: &Settings, pins: &Pins) -> Result<(), StartError>
     Ok(())
 }
 
-/// Programs of the hook's name that run there by TCX. A kernel without TCX, or a device that is away, has none.
-fn links(hook: Hook, device: &str) -> Vec<ProgramInfo> {
-    let Ok((_, programs)) = SchedClassifier::query_tcx(device, hook.direction()) else { return Vec::new() };
-    programs.into_iter().filter(|program| is_named(program.name(), hook)).collect()
+/// A kernel without TCX, or a device that is away, has none.
+fn has_other_link(ours: &OurSet, pins: &Pins, hook: Hook, device: &str) -> io::Result<bool> {
+    match SchedClassifier::query_tcx(device, hook.direction()) {
+        Ok((_, programs)) => has_other_program(ours, hook, &programs),
+        Err(ProgramError::SyscallError(SyscallError { io_error, .. }))
+            if io_error.kind() == io::ErrorKind::PermissionDenied =>
+        {
+            let there = tcx_programs(if_nametoindex(device)?, hook.direction())?;
+            Ok(directories(pins).iter().flat_map(|other| linked(other, hook)).any(|one| there.contains(&one)))
+        }
+        Err(_) => Ok(false),
+    }
 }
 
-fn has_other_link(ours: &OurSet, hook: Hook, device: &str) -> io::Result<bool> {
-    for program in links(hook, device) {
-        if !ours.has_program(&program).map_err(io::Error::other)? {
+fn has_other_program(ours: &OurSet, hook: Hook, programs: &[ProgramInfo]) -> io::Result<bool> {
+    for program in programs.iter().filter(|program| is_named(program.name(), hook)) {
+        if !ours.has_program(program).map_err(io::Error::other)? {
             return Ok(true);
         }
     }
     Ok(false)
+}
+
+/// The programs of this hook's links that are pinned below that directory, by number.
+fn linked(directory: &Path, hook: Hook) -> Vec<u32> {
+    let versions = std::fs::read_dir(directory).into_iter().flatten().flatten();
+    let links = versions.map(|version| version.path().join(LINKS).join(hook.name()));
+    let opened = links.filter_map(|link| Some(FdLink::from(PinnedLink::from_pin(link).ok()?)));
+    opened.filter_map(|link| Some(link.info().ok()?.program_id())).collect()
 }
 
 /// The kernel cuts a program's name to 15 bytes.
@@ -66,7 +87,7 @@ fn is_named(name: &[u8], hook: Hook) -> bool {
 fn has_other_filter(ours: &OurSet, hook: Hook, device: &str) -> io::Result<bool> {
     let Ok(ifindex) = if_nametoindex(device) else { return Ok(false) };
     for filter in filters::on(ifindex, hook.direction())? {
-        if filter.name == hook.name() && filter.program.is_some() && !ours.has(hook, &filter)? {
+        if filter.name == hook.name() && filter.program.is_some() && !ours.has(hook, &filter) {
             return Ok(true);
         }
     }
@@ -75,18 +96,26 @@ fn has_other_filter(ours: &OurSet, hook: Hook, device: &str) -> io::Result<bool>
 
 /// Another directory of pins on the same BPF file system, for the user's sake; `None` where none is in sight.
 fn elsewhere(pins: &Pins) -> Option<PathBuf> {
-    let is_bpffs = |path: &Path| statfs(path).is_ok_and(|status| status.filesystem_type() == BPF_FS_MAGIC);
-    let top = pins.root().ancestors().take_while(|path| is_bpffs(path)).last()?;
-    find(top, pins.root(), DEPTH)
+    directories(pins).into_iter().next()
 }
 
-/// A directory with pinned maps of ours: `<directory>/v<N>/maps/<map>`.
-fn find(directory: &Path, except: &Path, depth: u32) -> Option<PathBuf> {
-    let below: Vec<PathBuf> = std::fs::read_dir(directory).ok()?.filter_map(|entry| Some(entry.ok()?.path())).collect();
+fn directories(pins: &Pins) -> Vec<PathBuf> {
+    let is_bpffs = |path: &Path| statfs(path).is_ok_and(|status| status.filesystem_type() == BPF_FS_MAGIC);
+    let mut found = Vec::new();
+    if let Some(top) = pins.root().ancestors().take_while(|path| is_bpffs(path)).last() {
+        find(top, pins.root(), DEPTH, &mut found);
+    }
+    found
+}
+
+/// Directories with pinned maps of ours: `<directory>/v<N>/maps/<map>`.
+fn find(directory: &Path, except: &Path, depth: u32, found: &mut Vec<PathBuf>) {
+    let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
+    let below: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
     let has_pins = |version: &PathBuf| version.join("maps").join(clsact::COMMON_MAP).exists();
     if directory != except && below.iter().any(has_pins) {
-        return Some(directory.to_path_buf());
+        found.push(directory.to_path_buf());
+    } else if let Some(depth) = depth.checked_sub(1) {
+        below.iter().filter(|path| path.is_dir()).for_each(|path| find(path, except, depth, found));
     }
-    let depth = depth.checked_sub(1)?;
-    below.iter().filter(|path| path.is_dir()).find_map(|path| find(path, except, depth))
 }

@@ -1,5 +1,7 @@
 //! What the loader's library lacks or leaves to its user: reading a whole hash map in few system calls
-//! (`BPF_MAP_LOOKUP_BATCH`, Linux 5.6), and waiting for a ring buffer.
+//! (`BPF_MAP_LOOKUP_BATCH`, Linux 5.6), waiting for a ring buffer, and asking for the numbers of the programs on a hook
+//! (`BPF_PROG_QUERY`). The library answers the last with each program, which it opens by its number; that takes
+//! `CAP_SYS_ADMIN`, and the numbers alone do not.
 //!
 //! A batch: the kernel copies whole buckets, so a call returns `ENOSPC` when the buffer is smaller than one bucket; the buffer
 //! then doubles. Entries that come and go meanwhile may be missed or seen twice, as with any walk of a live map.
@@ -11,12 +13,19 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 
 use aya::Pod;
 use aya::maps::{MapData, RingBuf};
+use aya::programs::TcAttachType;
 use tokio::io::unix::AsyncFd;
 
 use super::error::map_io;
 
 const BPF_MAP_LOOKUP_BATCH: libc::c_long = 24;
 const FIRST_CHUNK: u32 = 1024;
+
+const BPF_PROG_QUERY: libc::c_long = 16;
+/// `BPF_TCX_INGRESS` and `BPF_TCX_EGRESS`.
+const TCX: [u32; 2] = [46, 47];
+/// The kernel takes no more programs on one hook (`BPF_MPROG_MAX`).
+const MOST_PROGRAMS: u32 = 64;
 
 /// The part of `union bpf_attr` that batch commands use (linux/bpf.h).
 #[repr(C, align(8))]
@@ -29,6 +38,50 @@ struct BatchAttr {
     map_fd: u32,
     elem_flags: u64,
     flags: u64,
+}
+
+/// The part of `union bpf_attr` that `BPF_PROG_QUERY` uses (linux/bpf.h).
+#[repr(C, align(8))]
+struct QueryAttr {
+    target_ifindex: u32,
+    attach_type: u32,
+    query_flags: u32,
+    attach_flags: u32,
+    prog_ids: u64,
+    count: u32,
+    reserved: u32,
+    prog_attach_flags: u64,
+    link_ids: u64,
+    link_attach_flags: u64,
+    revision: u64,
+}
+
+/// The numbers of the programs that run there by TCX, first to last. An error where the kernel has no TCX (`EINVAL`), or no
+/// such device.
+pub(super) fn tcx_programs(ifindex: u32, direction: TcAttachType) -> io::Result<Vec<u32>> {
+    let [ingress, egress] = TCX;
+    let mut numbers = [0_u32; MOST_PROGRAMS as usize];
+    let mut attr = QueryAttr {
+        target_ifindex: ifindex,
+        attach_type: if direction == TcAttachType::Egress { egress } else { ingress },
+        query_flags: 0,
+        attach_flags: 0,
+        prog_ids: numbers.as_mut_ptr() as u64,
+        count: MOST_PROGRAMS,
+        reserved: 0,
+        prog_attach_flags: 0,
+        link_ids: 0,
+        link_attach_flags: 0,
+        revision: 0,
+    };
+    // SAFETY: `attr` is the kernel's layout for this command and its size is given. The one pointer in it that is not null
+    // is to a live array of `count` numbers, and the kernel writes at most as many.
+    let result =
+        unsafe { libc::syscall(libc::SYS_bpf, BPF_PROG_QUERY, &raw mut attr, size_of::<QueryAttr>() as libc::c_ulong) };
+    if result < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(numbers.into_iter().take(attr.count as usize).collect())
 }
 
 /// Calls `visit` with every entry of a hash map (not a per-CPU one).

@@ -7,6 +7,8 @@
 //! <bpffs>/v<ABI_VERSION>/maps/<map>      one per map that outlives the agent
 //! <bpffs>/v<ABI_VERSION>/links/<hook>    TCX link; its program name is the hook's name
 //! <bpffs>/v<ABI_VERSION>/clsact/<index>  an empty directory for each interface whose clsact discipline we have made
+//! <bpffs>/v<ABI_VERSION>/filters/<number>  a program that is, or is about to be, a filter of ours, by its number
+//! <bpffs>/v<ABI_VERSION>/sweep           the program `sweep`, for the moment in which a second handle to it is opened
 //! ```
 //!
 //! Where the kernel has no TCX links, a hook is a clsact filter with our priority, named like the program.
@@ -52,6 +54,12 @@ pub(super) const CLSACT_HANDLE: TcHandle = TcHandle::new(0, 0xe67e);
 
 /// Directory of the marks of clsact disciplines, below that of the layout's version.
 pub(super) const CLSACT_MARKS: &str = "clsact";
+
+/// Directory of links, below that of the layout's version.
+pub(super) const LINKS: &str = "links";
+
+/// Directory of the programs that are filters, below that of the layout's version.
+pub(super) const CLSACT_PROGRAMS: &str = "filters";
 
 /// Abstract socket that one agent per network namespace holds: it vanishes with the process.
 pub(super) const INSTANCE_SOCKET: &str = "egress-agent";
@@ -178,7 +186,7 @@ impl Pins {
     }
 
     pub(super) fn links(&self) -> PathBuf {
-        self.version().join("links")
+        self.version().join(LINKS)
     }
 
     pub(super) fn map(&self, name: &str) -> PathBuf {
@@ -187,5 +195,9 @@ impl Pins {
 
     pub(super) fn link(&self, hook: Hook) -> PathBuf {
         self.links().join(hook.name())
+    }
+
+    pub(super) fn sweep(&self) -> PathBuf {
+        self.version().join(SWEEP_PROGRAM)
     }
 }

@@ -14,6 +14,7 @@ use std::fs;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 
+use rtnetlink::packet_core::{DefaultNla, Emitable};
 use rtnetlink::packet_route::link::{
     AfSpecInet6, AfSpecUnspec, In6AddrGenMode, InfoData, InfoKind, InfoVxlan, LinkAttribute, LinkInfo, LinkMessage,
 };
@@ -113,18 +114,37 @@ async fn configure(netlink: &Handle, index: u32) -> io::Result<()> {
         // A kernel without IPv6 makes no address either.
         warn!(%error, device = OVERLAY_DEVICE, "cannot keep the kernel from giving it a link-local address");
     }
-    loosen_source_check();
+    if let Err(error) = loosen_source_check(netlink, index).await {
+        warn!(%error, device = OVERLAY_DEVICE, "cannot relax rp_filter");
+    }
     let sized = LinkUnspec::new_with_index(index).mtu(MTU).build();
     netlink.link().set(sized).execute().await.map_err(netlink_io)
 }
 
-/// The kernel takes the larger of the device's value and that of `all`; 1 is strict, 2 is loose, 0 is off.
-fn loosen_source_check() {
+/// The kernel takes the larger of the device's value and that of `all`; 1 is strict, 2 is loose, 0 is off. By netlink: a
+/// container has `/proc/sys` for reading.
+async fn loosen_source_check(netlink: &Handle, index: u32) -> io::Result<()> {
     let all = fs::read_to_string("/proc/sys/net/ipv4/conf/all/rp_filter").unwrap_or_default();
-    let value = if all.trim() == "0" { "0" } else { "2" };
-    if let Err(error) = fs::write(format!("/proc/sys/net/ipv4/conf/{OVERLAY_DEVICE}/rp_filter"), value) {
-        warn!(%error, device = OVERLAY_DEVICE, "cannot relax rp_filter");
-    }
+    let value: u32 = if all.trim() == "0" { 0 } else { 2 };
+    let setting = DefaultNla::new(RP_FILTER, value.to_ne_bytes().to_vec());
+    let settings = DefaultNla::new(INET_CONF, emitted(&setting));
+    let inet = DefaultNla::new(AF_INET, emitted(&settings));
+    let attribute = LinkAttribute::Other(DefaultNla::new(AF_SPEC, emitted(&inet)));
+    let message = LinkUnspec::new_with_index(index).append_extra_attribute(attribute).build();
+    netlink.link().set(message).execute().await.map_err(netlink_io)
+}
+
+/// `IFLA_AF_SPEC` of `AF_INET` with one of `IFLA_INET_CONF`. The library knows these as the kernel tells them, all settings in
+/// one table; it takes them one by one (linux/if_link.h, linux/ip.h).
+const AF_SPEC: u16 = 26;
+const AF_INET: u16 = 2;
+const INET_CONF: u16 = 1;
+const RP_FILTER: u16 = 8;
+
+fn emitted(attribute: &DefaultNla) -> Vec<u8> {
+    let mut bytes = vec![0; attribute.buffer_len()];
+    attribute.emit(&mut bytes);
+    bytes
 }
 
 fn vxlan_info(link: &LinkMessage) -> Option<&[InfoVxlan]> {

@@ -135,16 +135,20 @@ pub(super) fn join(group: Ipv6Addr, ifindex: u32) -> io::Result<UdpSocket> {
 /// Adds a multicast link address to the device's filter. It stays until it is removed or the device goes, also when this
 /// process ends. Adding it twice is once.
 pub(super) fn add_filter(device: &str, mac: Mac) -> io::Result<()> {
-    multicast_filter(device, mac, libc::SIOCADDMULTI)
+    multicast_filter(device, mac, ADD_MULTICAST)
 }
 
 /// Removes it; not there is fine.
 pub(super) fn remove_filter(device: &str, mac: Mac) -> io::Result<()> {
-    match multicast_filter(device, mac, libc::SIOCDELMULTI) {
+    match multicast_filter(device, mac, REMOVE_MULTICAST) {
         Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENODEV)) => Ok(()),
         other => other,
     }
 }
+
+/// `SIOCADDMULTI` and `SIOCDELMULTI` (linux/sockios.h): C libraries differ in the type of such numbers.
+const ADD_MULTICAST: libc::Ioctl = 0x8931;
+const REMOVE_MULTICAST: libc::Ioctl = 0x8932;
 
 fn multicast_filter(device: &str, mac: Mac, request: libc::Ioctl) -> io::Result<()> {
     let fd = socket(AddressFamily::Inet, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None)?;

@@ -28,6 +28,7 @@ use aya::programs::tc::{NlOptions, SchedClassifierLink, TcAttachOptions, TcError
 use aya::programs::{Program, ProgramError, SchedClassifier};
 use aya::sys::SyscallError;
 use aya::{Ebpf, EbpfLoader};
+use nix::net::if_::if_nametoindex;
 use nix::sys::signal::SigSet;
 use tokio::sync::oneshot;
 use tracing::{debug, error};
@@ -37,6 +38,7 @@ use super::clsact::{self, OurSet, Seat};
 use super::error::StartError;
 use super::features::Attachment;
 use super::filters;
+use super::map_access::tcx_programs;
 use super::names::{CLSACT_PRIORITY, Hook, PINNED_MAPS, Pins, SWEEP_PROGRAM};
 
 /// The loaded programs and where they run.
@@ -142,6 +144,7 @@ impl Programs {
         clsact::ensure(&set, device, ifindex)?;
         let seat = clsact::seat(&set, hook, ifindex).map_err(TcError::IoError)?;
         let program = self.program(hook)?;
+        set.take_in(program)?;
         let (id, is_new) = match seat {
             Seat::Ours(handle) => {
                 let ours = SchedClassifierLink::attached(device, hook.direction(), CLSACT_PRIORITY, handle, None)
@@ -173,6 +176,7 @@ impl Programs {
         };
         let mut outcomes = clsact::take_off_elsewhere(&set, &filters);
         outcomes.extend(clsact::forget_elsewhere(&set, &devices));
+        outcomes.push(("programs of filters".to_owned(), set.let_go().map(|()| false)));
         outcomes
     }
 
@@ -204,10 +208,21 @@ impl Programs {
         Ok(program.try_into()?)
     }
 
-    /// A handle of its own to the sweep program; `None` where the object has none.
+    /// A handle of its own to the sweep program; `None` where the object has none. By a pin that is there for as long as it
+    /// takes: the kernel opens no program by its number for who has no more rights than an agent needs.
     pub(super) fn sweep(&mut self) -> Result<Option<SchedClassifier>, ProgramError> {
+        let path = self.pins.sweep();
         let Some(program) = self.ebpf.program_mut(SWEEP_PROGRAM) else { return Ok(None) };
-        SchedClassifier::from_program_info(program.info()?, SWEEP_PROGRAM.into()).map(Some)
+        match fs::remove_file(&path) {
+            // Of an agent that was killed here.
+            Ok(()) => {}
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error.into()),
+        }
+        program.pin(&path).map_err(io::Error::other)?;
+        let opened = SchedClassifier::from_pin(&path);
+        fs::remove_file(&path)?;
+        opened.map(Some)
     }
 }
 
@@ -339,8 +354,9 @@ fn adopt(
 
 fn runs_on(program: &SchedClassifier, hook: Hook, device: &str) -> Result<bool, AttachError> {
     let ours = program.info()?.id();
-    let (_, programs) = SchedClassifier::query_tcx(device, hook.direction())?;
-    Ok(programs.iter().any(|program| program.id() == ours))
+    let ifindex = if_nametoindex(device).map_err(|error| TcError::IoError(error.into()))?;
+    let programs = tcx_programs(ifindex, hook.direction()).map_err(TcError::IoError)?;
+    Ok(programs.contains(&ours))
 }
 
 fn is_filter(program: &SchedClassifier, hook: Hook, ifindex: u32) -> Result<bool, AttachError> {

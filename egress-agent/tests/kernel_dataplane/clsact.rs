@@ -1,6 +1,5 @@
 //! Filters beside those of others: ours come and go, theirs stay, and so do the queueing disciplines that we did not make.
 
-use std::process::Command;
 use std::time::Duration;
 
 use aya::Ebpf;
@@ -33,6 +32,11 @@ impl Other {
         let number = program.info().expect("its information").id();
         Self { _ebpf: ebpf, seen: ("sweep".to_owned(), number) }
     }
+}
+
+/// The programs that are pinned because they are filters.
+fn pinned(node: &Node) -> usize {
+    std::fs::read_dir(node.pin("filters")).map_or(0, Iterator::count)
 }
 
 /// The filters of a hook by name, sorted.
@@ -75,6 +79,7 @@ fn a_discipline_goes_with_the_filters_that_needed_it_unless_it_is_another_hands(
         assert_eq!([MGMT, UPLINK, "egress0"].map(has_clsact), [true; 3]);
         drop(start(by(&node, Attachment::Tcx)).await);
         assert_eq!([MGMT, UPLINK, "egress0"].map(has_clsact), [true, false, false], "one was there before us");
+        assert_eq!(pinned(&node), 0, "links hold their programs");
 
         // One that others have begun to use is theirs.
         drop(start(by(&node, Attachment::Clsact)).await);
@@ -96,6 +101,7 @@ fn another_uplink_takes_the_filters_along() {
         ip("link add eth7 type veth peer name eth8\nlink set eth7 up\n");
         let moved = Settings { uplink: "eth7".to_owned(), ..by(&node, Attachment::Clsact) };
         drop(start(moved.clone()).await);
+        assert_eq!(pinned(&node), Hook::ALL.len(), "those of the former run have gone with their filters");
         assert!(names(Hook::UplinkIngress).is_empty() && names(Hook::UplinkEgress).is_empty());
         assert_eq!([has_clsact(UPLINK), has_clsact("eth7")], [false, true]);
 
@@ -123,6 +129,7 @@ fn a_filter_is_put_back_that_another_hand_took_off_and_else_left_in_peace() {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
         assert_eq!(Hook::ALL.map(filters), before, "the same programs");
+        assert_eq!(pinned(&node), Hook::ALL.len(), "each once");
     });
 }
 
@@ -158,42 +165,5 @@ fn a_note_alone_removes_no_discipline() {
         output(&["tc", "qdisc", "add", "dev", MGMT, "clsact"]);
         assert_eq!(clean(&settings).await, [] as [&str; 0]);
         assert_eq!([MGMT, UPLINK].map(has_clsact), [true, false]);
-    });
-}
-
-/// Not a test: cleans up for `what_cannot_be_told_of_filters_is_reported`, with fewer rights.
-#[test]
-fn cleanup_process() {
-    let Some(bpffs) = std::env::var_os(CLEANUP) else { return };
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("make a runtime");
-    let problems = runtime.block_on(clean(&node::settings(bpffs.into())));
-    problems.iter().for_each(|problem| println!("\n{PROBLEM}{problem}"));
-}
-
-/// Tells the test binary to clean up here.
-const CLEANUP: &str = "EGRESS_TEST_CLEANUP_BPFFS";
-const PROBLEM: &str = "problem: ";
-
-/// Whoever may not look at programs cannot tell whose a filter is: that is not to say that it is another hand's.
-#[test]
-fn what_cannot_be_told_of_filters_is_reported() {
-    on_node(|node| async move {
-        drop(start(by(&node, Attachment::Clsact)).await);
-        let me = std::env::current_exe().expect("this binary's path");
-        let cleanup = Command::new("setpriv")
-            .args(["--bounding-set", "-sys_admin", "--inh-caps", "-sys_admin"])
-            .arg(me)
-            .args(["--exact", "clsact::cleanup_process", "--nocapture"])
-            .env(CLEANUP, &node.bpffs)
-            .output();
-        let Ok(cleanup) = cleanup else { return println!("skipped: setpriv is not installed") };
-        let shown = String::from_utf8_lossy(&cleanup.stdout);
-        let problems: Vec<_> = shown.lines().filter_map(|line| line.strip_prefix(PROBLEM)).collect();
-        for hook in Hook::ALL {
-            let (device, _) = node::place(hook);
-            let filter = format!("filter {} on {device}: cannot tell whose program", hook.name());
-            assert!(problems.iter().any(|problem| problem.starts_with(&filter)), "{filter}: {shown}");
-        }
-        assert_eq!(names(Hook::MgmtIngress), ["mgmt_ingress"]);
     });
 }

@@ -15,5 +15,6 @@ mod metering;
 mod node;
 mod owned;
 mod ports;
+mod rights;
 mod second_line;
 mod told;

@@ -1,5 +1,5 @@
 //! The product's processes: one `egress-agent` per node, started in the node's network namespace and nothing else of
-//! it, each with a log of its own. They can be killed, stopped, continued and restarted, as real ones are.
+//! it, confined as in their DaemonSet (`confinement`), each with a log of its own. They can be killed, stopped, continued and restarted, as real ones are.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::process::CommandExt;
@@ -13,6 +13,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use super::addresses as plan;
+use super::confinement::confined;
 use super::{Lab, MANAGEMENT, Node, UPLINK};
 
 /// What all agents of a lab are started with.
@@ -68,8 +69,9 @@ impl Agent {
         let errors = log.try_clone()?;
         self.node.host.run(|| {
             let binary = self.options.binary.to_string_lossy();
-            let mut command = self.node.host.command(&binary);
-            command.args(self.arguments()).args(&self.options.extra);
+            let confined = confined(&binary)?;
+            let mut command = self.node.host.command(&confined[0]);
+            command.args(&confined[1..]).args(self.arguments()).args(&self.options.extra);
             command.stdin(Stdio::null()).stdout(log).stderr(errors);
             // A Ctrl-C at the terminal is for the lab, which then ends its agents.
             command.process_group(0);
@@ -161,8 +163,25 @@ impl Agent {
 
     /// Runs `egress-agent cleanup` on the node.
     pub(crate) fn clean_up(&self) -> Result<String> {
-        let bpffs = self.node.bpffs.display().to_string();
-        self.node.host.exec(&self.options.binary.to_string_lossy(), &["cleanup", "--bpffs", &bpffs])
+        let line = self.cleanup()?;
+        let arguments: Vec<&str> = line[1..].iter().map(String::as_str).collect();
+        self.node.host.exec(&line[0], &arguments)
+    }
+
+    /// Likewise with `--stay`: it goes on when it is done. Its output is to be read.
+    pub(crate) fn clean_up_and_stay(&self) -> Result<Child> {
+        let line = self.cleanup()?;
+        self.node.host.run(|| {
+            let mut command = self.node.host.command(&line[0]);
+            command.args(&line[1..]).arg("--stay").stdin(Stdio::null()).stdout(Stdio::piped());
+            command.spawn().context("cannot start cleanup")
+        })
+    }
+
+    fn cleanup(&self) -> Result<Vec<String>> {
+        let mut line = confined(&self.options.binary.to_string_lossy())?;
+        line.extend(["cleanup".to_owned(), "--bpffs".to_owned(), self.node.bpffs.display().to_string()]);
+        Ok(line)
     }
 }
 

@@ -27,6 +27,7 @@ mod builder;
 pub(crate) mod capture;
 pub(crate) mod client;
 pub(crate) mod cluster;
+pub(crate) mod confinement;
 pub(crate) mod dissect;
 mod firewall;
 pub(crate) mod flows;

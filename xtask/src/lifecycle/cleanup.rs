@@ -1,10 +1,14 @@
 //! `egress-agent cleanup` leaves a node as it was before the first agent: devices, addresses, routes, rules, multicast
-//! filters, traffic control, links, nftables, kernel settings and pins. Beside a running agent it refuses.
+//! filters, traffic control, links, nftables, kernel settings and pins. Beside a running agent it refuses. Agents and cleanup
+//! run with the rights of their DaemonSets.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 
 use super::ground::{Ground, Sight, look, pod};
 use super::objects::{all, egress_ip};
@@ -48,12 +52,26 @@ pub(super) fn leaves_nothing(context: &LabContext) -> Result<()> {
         let again = agent.clean_up()?;
         ensure!(again.trim() == "nothing to remove", "a second cleanup finds {again}");
     }
+    stays_until_it_is_told(ground.agent(1)?)?;
     for pod in ground.lab.pods() {
         for to in plan::SERVER.both() {
             let seen = look(&pod.netns, to)?;
             ensure!(seen == Sight::As(pod.node.address().towards(to)), "after cleanup {} is {seen}", pod.name);
         }
     }
+    Ok(())
+}
+
+/// As the DaemonSet in `deploy/cleanup` has it: its pods must not end by themselves, and must end when they are told.
+fn stays_until_it_is_told(agent: &Agent) -> Result<()> {
+    let mut staying = agent.clean_up_and_stay()?;
+    let mut said = String::new();
+    BufReader::new(staying.stdout.take().context("no output")?).read_line(&mut said)?;
+    ensure!(said.trim() == "nothing to remove", "it says {said:?}");
+    ensure!(staying.try_wait()?.is_none(), "it does not stay");
+    kill(Pid::from_raw(i32::try_from(staying.id())?), Signal::SIGTERM)?;
+    let ended = staying.wait()?;
+    ensure!(ended.success(), "it ends with {ended}");
     Ok(())
 }
 
@@ -81,7 +99,7 @@ fn differences(before: &BTreeMap<String, BTreeSet<String>>, after: &BTreeMap<Str
 /// What an agent could leave, line by line.
 fn snapshot(node: &Node) -> Result<BTreeMap<String, BTreeSet<String>>> {
     let questions: [(&str, &[&str]); 10] = [
-        ("ip", &["-o", "link", "show"]),
+        ("ip", &["-details", "-o", "link", "show"]),
         ("ip", &["-o", "addr", "show"]),
         ("ip", &["route", "show", "table", "all"]),
         ("ip", &["-6", "route", "show", "table", "all"]),

@@ -46,6 +46,7 @@ const TOOLS: &[Tool] = &[
     tool("tc", "iproute2", &[Lab, Programs, Guest]),
     tool("ss", "iproute2", &[Programs, Guest]),
     tool("nft", "nftables", &[Lab, Programs, Guest]),
+    tool("setpriv", "util-linux", &[Lab, Programs]),
     tool("xz", "xz-utils", &[Guest]),
     tool("c++", "g++", &[Fuzz]),
     tool("ethtool", "ethtool", &[Lab]),
@@ -190,8 +191,9 @@ mod tests {
     #[test]
     fn packages_are_named_once_and_by_distribution() {
         let tools: Vec<&Tool> = TOOLS.iter().filter(|tool| tool.purposes.contains(&Programs)).collect();
-        assert_eq!(packages(&tools, false), ["iproute2", "nftables", "bpftool"]);
-        assert_eq!(packages(&tools, true), ["iproute2", "nftables", "linux-tools-common", "linux-tools-generic"]);
+        assert_eq!(packages(&tools, false), ["iproute2", "nftables", "util-linux", "bpftool"]);
+        let ubuntu = ["iproute2", "nftables", "util-linux", "linux-tools-common", "linux-tools-generic"];
+        assert_eq!(packages(&tools, true), ubuntu);
     }
 
     #[test]

@@ -1,0 +1,190 @@
+//! The rights that the DaemonSet gives, as its manifest says them, are enough for everything that the data plane does: with
+//! exactly these capabilities in every set, `/proc/sys` for reading, and nothing to be gained by another program.
+//!
+//! A process of its own for each step: what a process has given up it does not get back.
+
+use std::collections::BTreeSet;
+use std::process::{Command, Output};
+
+use egress_agent::dataplane::names::Hook;
+use egress_agent::dataplane::{Attachment, Settings, StartError};
+use nix::mount::{MsFlags, mount};
+
+use crate::node::{self, Node, clean, filters, is_attached, links, on_node, output, programs, refused, start};
+
+/// In the binary: it runs where the sources are not, too.
+const MANIFEST: &str = include_str!("../../../deploy/base/daemonset.yaml");
+
+const STEP: &str = "EGRESS_TEST_STEP";
+const BPFFS: &str = "EGRESS_TEST_BPFFS";
+const SEEN: &str = "seen: ";
+
+/// As setpriv and the kernel's headers have them, in lower case and without the prefix.
+fn granted() -> BTreeSet<String> {
+    let manifest: serde_json::Value = serde_yaml::from_str(MANIFEST).expect("YAML");
+    let container = &manifest["spec"]["template"]["spec"]["containers"][0]["securityContext"];
+    let added = container["capabilities"]["add"].as_array().expect("a list");
+    added.iter().map(|name| name.as_str().expect("a name").to_lowercase()).collect()
+}
+
+/// The step in a process with these rights; `None` without setpriv.
+fn with_granted(node: &Node, step: &str) -> Option<Output> {
+    with(&granted(), node, step)
+}
+
+fn with(rights: &BTreeSet<String>, node: &Node, step: &str) -> Option<Output> {
+    let set = rights.iter().fold("-all".to_owned(), |set, name| format!("{set},+{name}"));
+    let me = std::env::current_exe().expect("this binary's path");
+    let mut command = Command::new("setpriv");
+    command.args(["--no-new-privs", "--inh-caps=-all", "--ambient-caps=-all"]).arg(format!("--bounding-set={set}"));
+    command.arg(me).args(["--exact", "rights::restricted_process", "--nocapture"]);
+    command.env(STEP, step).env(BPFFS, &node.bpffs);
+    match command.output() {
+        Ok(output) => Some(output),
+        Err(_) => {
+            println!("skipped: setpriv is not installed");
+            None
+        }
+    }
+}
+
+fn seen(output: &Output) -> Vec<String> {
+    let text = String::from_utf8_lossy(&output.stdout);
+    let lines: Vec<_> = text.lines().filter_map(|line| Some(line.split_once(SEEN)?.1.to_owned())).collect();
+    assert!(output.status.success() && !lines.is_empty(), "{text}{}", String::from_utf8_lossy(&output.stderr));
+    lines
+}
+
+/// Not a test: one step with fewer rights, for those below.
+#[test]
+fn restricted_process() {
+    let (Some(step), Some(bpffs)) = (std::env::var_os(STEP), std::env::var_os(BPFFS)) else { return };
+    let settings = node::settings(bpffs.into());
+    let by = |attachment| Settings { attachment: Some(attachment), ..settings.clone() };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("make a runtime");
+    let seen = runtime.block_on(async {
+        match step.to_str().expect("a step") {
+            "rights" => status(),
+            "links" => run(by(Attachment::Tcx)).await,
+            "filters" => run(by(Attachment::Clsact)).await,
+            "elsewhere" => {
+                let elsewhere = Settings { bpffs: "/run/bpf/deep/other".into(), ..settings.clone() };
+                match refused(elsewhere).await {
+                    error @ StartError::ForeignPrograms { .. } => error.to_string(),
+                    other => panic!("{other}"),
+                }
+            }
+            "cleanup" => format!("{:?}", clean(&settings).await),
+            other => panic!("no step {other}"),
+        }
+    });
+    println!("\n{SEEN}{seen}");
+}
+
+/// The sets of capabilities of this process, and whether it can gain others.
+fn status() -> String {
+    let status = std::fs::read_to_string("/proc/self/status").expect("procfs");
+    let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim).unwrap_or_default();
+    ["CapInh:", "CapPrm:", "CapEff:", "CapBnd:", "CapAmb:", "NoNewPrivs:"].map(field).join(" ")
+}
+
+async fn run(settings: Settings) -> String {
+    let dataplane = start(settings).await;
+    dataplane.sweep().expect("a sweep");
+    format!("{:?}", dataplane.features().attachment)
+}
+
+/// As containers have it.
+fn make_settings_read_only() {
+    let (path, none) = ("/proc/sys", None::<&str>);
+    mount(Some(path), path, none, MsFlags::MS_BIND | MsFlags::MS_REC, none).expect("mount it over itself");
+    mount(none, path, none, MsFlags::MS_BIND | MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY, none).expect("for reading");
+    assert!(std::fs::write("/proc/sys/net/ipv4/conf/all/rp_filter", "1").is_err(), "it can still be written");
+}
+
+fn source_check(device: &str) -> String {
+    std::fs::read_to_string(format!("/proc/sys/net/ipv4/conf/{device}/rp_filter")).expect("procfs").trim().to_owned()
+}
+
+fn nothing_is_left(node: &Node) {
+    assert!(!node.bpffs.exists(), "pins are left");
+    assert!(!output(&["ip", "-o", "link"]).contains("egress0"));
+    assert!(!output(&["nft", "list", "ruleset"]).contains("egress-agent"));
+    for hook in Hook::ALL {
+        assert_eq!((programs(hook), filters(hook)), (vec![], vec![]));
+    }
+    assert!(!output(&["tc", "qdisc"]).contains("clsact"));
+}
+
+#[test]
+fn what_is_granted_is_all_that_there_is() {
+    on_node(|node| async move {
+        let Some(output) = with_granted(&node, "rights") else { return };
+        // linux/capability.h
+        let numbers = [("net_admin", 12), ("net_raw", 13), ("perfmon", 38), ("bpf", 39)];
+        let names: BTreeSet<String> = numbers.iter().map(|(name, _)| (*name).to_owned()).collect();
+        assert_eq!(granted(), names);
+        let set = format!("{:016x}", numbers.iter().fold(0_u64, |set, (_, number)| set | 1 << number));
+        let none = "0".repeat(16);
+        assert_eq!(seen(&output), [format!("{none} {set} {set} {set} {none} 1")]);
+    });
+}
+
+#[test]
+fn granted_rights_suffice_with_links() {
+    on_node(|node| async move {
+        if links(Hook::MgmtIngress).is_none() {
+            return println!("skipped: this kernel has no links");
+        }
+        std::fs::write("/proc/sys/net/ipv4/conf/all/rp_filter", "1").expect("a strict host");
+        make_settings_read_only();
+        let Some(first) = with_granted(&node, "links") else { return };
+        assert_eq!(seen(&first), ["Tcx"]);
+        assert_eq!(source_check("egress0"), "2", "loose");
+        let before = Hook::ALL.map(|hook| links(hook).unwrap_or_default());
+        assert!(before.iter().all(|programs| programs.len() == 1), "{before:?}");
+        // Adopted: in the same place, by new programs.
+        seen(&with_granted(&node, "links").expect("as before"));
+        let after = Hook::ALL.map(|hook| links(hook).unwrap_or_default());
+        assert!(before.iter().zip(&after).all(|(old, new)| old.len() == new.len() && old != new), "{after:?}");
+        let refusal = seen(&with_granted(&node, "elsewhere").expect("as before"));
+        assert!(refusal[0].contains("egress-agent cleanup --bpffs /run/bpf/egress-agent"), "{refusal:?}");
+        assert_eq!(seen(&with_granted(&node, "cleanup").expect("as before")), ["[]"]);
+        nothing_is_left(&node);
+    });
+}
+
+#[test]
+fn granted_rights_suffice_with_filters() {
+    on_node(|node| async move {
+        make_settings_read_only();
+        // What an agent with all rights has left is taken over, and known from another's.
+        drop(start(Settings { attachment: Some(Attachment::Clsact), ..node.settings() }).await);
+        let before = Hook::ALL.map(filters);
+        let Some(taken_over) = with_granted(&node, "filters") else { return };
+        assert_eq!(seen(&taken_over), ["Clsact"]);
+        let after = Hook::ALL.map(filters);
+        assert!(
+            before.iter().zip(&after).all(|(old, new)| old.len() == 1 && new.len() == 1 && old != new),
+            "{after:?}"
+        );
+        let refusal = seen(&with_granted(&node, "elsewhere").expect("as before"));
+        assert!(refusal[0].contains("egress-agent cleanup --bpffs /run/bpf/egress-agent"), "{refusal:?}");
+        assert_eq!(seen(&with_granted(&node, "cleanup").expect("as before")), ["[]"]);
+        nothing_is_left(&node);
+    });
+}
+
+/// Each of them is needed: without it there is no data plane, but for the packets that NET_RAW is for.
+#[test]
+fn none_is_granted_for_nothing() {
+    on_node(|node| async move {
+        let all = granted();
+        for one in all.iter().filter(|one| *one != "net_raw") {
+            let rest = all.iter().filter(|other| *other != one).cloned().collect();
+            let Some(output) = with(&rest, &node, "filters") else { return };
+            assert!(!output.status.success(), "the data plane starts without {one}");
+            assert!(!is_attached(Hook::MgmtIngress));
+        }
+    });
+}
