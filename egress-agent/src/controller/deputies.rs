@@ -1,7 +1,7 @@
 //! Who looks at the Lease often enough to lead at once when the leader is lost. Pure.
 //!
 //! Every agent may lead, but in a large cluster not all of them need to watch for it: a few do, the same ones by everybody's
-//! reckoning, chosen among nodes that are ready. The others look now and then, so that somebody leads even where leader and
+//! reckoning, chosen among nodes that are ready, and have had an agent. The others look now and then, so that somebody leads even where leader and
 //! deputies are lost together.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,8 +20,9 @@ pub struct Deputies {
     places: BTreeMap<String, Place>,
 }
 
-/// Those that are not ready come last, the others in an order that has nothing to do with their names.
-type Place = (bool, u64);
+/// Those that are not ready come last, and before them those whose networks nobody has published: no agent may run there.
+/// The others in an order that has nothing to do with their names.
+type Place = (bool, bool, u64);
 
 impl Deputies {
     pub fn apply(&mut self, update: &Update<String, Arc<Node>>) {
@@ -40,7 +41,7 @@ impl Deputies {
     }
 
     fn enter(&mut self, name: &str, node: &Node) {
-        let place = (!node.ready, hash(name.as_bytes()));
+        let place = (!node.ready, !node.networks_known, hash(name.as_bytes()));
         if self.places.get(name) != Some(&place) {
             self.leave(name);
             self.places.insert(name.to_owned(), place);
@@ -60,7 +61,7 @@ mod tests {
     use super::*;
 
     fn node(name: &str, ready: bool) -> (String, Arc<Node>) {
-        (name.to_owned(), Arc::new(Node { name: name.to_owned(), ready, ..Node::default() }))
+        (name.to_owned(), Arc::new(Node { name: name.to_owned(), ready, networks_known: true, ..Node::default() }))
     }
 
     #[test]
@@ -82,6 +83,24 @@ mod tests {
         let (name, ready) = node(lost, true);
         deputies.apply(&Update::Changed(name, ready));
         assert!(deputies.has(lost));
+    }
+
+    #[test]
+    fn nodes_where_no_agent_has_run_are_no_deputies_while_there_are_others() {
+        let mut deputies = Deputies::default();
+        let without = |name: &str| {
+            let (name, node) = node(name, true);
+            (name, Arc::new(Node { networks_known: false, ..Arc::unwrap_or_clone(node) }))
+        };
+        let all = (0..20).map(|i| without(&format!("new{i}"))).chain((0..3).map(|i| node(&format!("old{i}"), true)));
+        deputies.apply(&Update::Replaced(all.chain([node("gone", false)]).collect()));
+        assert!((0..3).all(|i| deputies.has(&format!("old{i}"))));
+        assert_eq!(
+            (0..20).filter(|i| deputies.has(&format!("new{i}"))).count(),
+            DEPUTIES - 3,
+            "they come before nobody"
+        );
+        assert!(!deputies.has("gone"));
     }
 
     #[test]

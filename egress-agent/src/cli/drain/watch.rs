@@ -44,8 +44,8 @@ pub(super) struct Watch<'a> {
     begin: Instant,
     looks: usize,
     held: BTreeMap<IpAddr, String>,
-    /// What was held, and is no more.
-    gone: BTreeSet<IpAddr>,
+    /// What was held, and is no more, by the object that it was held for.
+    gone: BTreeMap<IpAddr, String>,
     /// What the node's agent has said that it has let go of.
     released: BTreeSet<IpAddr>,
     /// What the node's agent is ready to take over.
@@ -99,9 +99,15 @@ impl<'a> Watch<'a> {
         let before = std::mem::replace(&mut self.held, held(objects, node));
         let mut said = Vec::new();
         for (address, object) in before.iter().filter(|(address, _)| !self.held.contains_key(address)) {
-            said.push(format!("{address} ({object}): {}, after {after:.1} s", whereto(objects, *address)));
-            self.gone.insert(*address);
+            let what = whereto(objects, *address).unwrap_or_else(|| match objects.contains_key(object) {
+                true => "no object has it assigned any more".to_owned(),
+                false => "the object has been deleted".to_owned(),
+            });
+            said.push(format!("{address} ({object}): {what}, after {after:.1} s"));
+            self.gone.insert(*address, object.clone());
         }
+        // Who has deleted the object wants nobody to have the address, and nobody gets it: no word is owed for that.
+        self.gone.retain(|address, object| objects.contains_key(object) || whereto(objects, *address).is_some());
         for (address, object) in self.held.iter().filter(|(address, _)| !before.contains_key(address)) {
             said.push(format!("{address} ({object}) has come to {node}"));
             // What was said of it was about an earlier hand-over.
@@ -143,7 +149,8 @@ impl<'a> Watch<'a> {
 
     /// What the node may still answer for.
     fn unsaid(&self) -> Option<DrainError> {
-        let owed: BTreeSet<IpAddr> = self.gone.difference(&self.released).chain(&self.prepared).copied().collect();
+        let gone = self.gone.keys().filter(|address| !self.released.contains(address));
+        let owed: BTreeSet<IpAddr> = gone.chain(&self.prepared).copied().collect();
         let addresses: Vec<String> = owed.iter().map(IpAddr::to_string).collect();
         let unsaid = || DrainError::Unsaid { node: self.node.to_owned(), addresses: addresses.join(", ") };
         (!addresses.is_empty()).then(unsaid)
@@ -168,10 +175,10 @@ impl<'a> Watch<'a> {
     }
 }
 
-fn whereto(objects: &Objects, address: IpAddr) -> String {
+fn whereto(objects: &Objects, address: IpAddr) -> Option<String> {
     let mut items = objects.values().flat_map(|object| &object.items);
     let there = items.find(|item| parse_egress_ip(&item.egress_ip) == Some(address));
-    there.map_or_else(|| "no object has it assigned any more".to_owned(), |item| format!("moved to {}", item.node))
+    there.map(|item| format!("moved to {}", item.node))
 }
 
 #[cfg(test)]

@@ -90,6 +90,22 @@ fn where_the_agent_has_not_said_that_it_let_go_the_addresses_are_named() {
     assert!(error.contains("not heard to let go of 172.18.0.100"), "{error}");
 }
 
+#[test]
+fn an_address_whose_object_was_deleted_is_not_waited_for() {
+    let deleted = || Look { objects: Objects::new(), ..at("n1") };
+    let (said, end, _) = see(&at("n1"), [at("n1"), deleted()]);
+    assert_eq!(said[1], "172.18.0.100 (a): the object has been deleted, after 1.4 s");
+    assert!(matches!(end, Some(Ok(_))), "{end:?}");
+    let nine = || (0..9).map(|_| at("n2"));
+    let (_, end, _) = see(&at("n1"), nine().chain([deleted()]));
+    assert!(matches!(end, Some(Ok(_))), "nor one that had moved: {end:?}");
+    // Another object has the address by now: two might serve it.
+    let taken = || Look { objects: [object("b", 2, &[A], &[("n2", A)])].into(), ..at("n1") };
+    let (_, end, watch) = see(&at("n1"), [at("n1"), taken(), taken()]);
+    assert_eq!(end, None);
+    assert!(matches!(watch.late(3).1, DrainError::Unsaid { .. }));
+}
+
 /// What was said of an earlier hand-over does not count for the next one.
 #[test]
 fn a_word_counts_for_one_hand_over() {
