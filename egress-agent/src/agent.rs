@@ -118,14 +118,15 @@ pub async fn run<E: Executor + Send>(client: Client, settings: AgentSettings, ex
     let (stake, is_stake) = watch::channel(Stake::default());
     let (standing, stands) = watch::channel(Standing::Undecided);
     let (to_node_half, asks) = mpsc::channel(QUESTIONS);
-    let told = (is_ready.clone(), uplink.clone(), stands.clone(), leads.clone());
+    let told = (is_ready.clone(), uplink.clone(), stands.clone(), leads.clone(), outages.clone());
     let ties = ties((&client, &store), &node_name, (stands, to_obey), (stake, released));
     let ties = ties.preparing(ready_for).asked(asks).regaining(regain.clone(), is_back);
     let given = regain.given();
     let reconciler = Reconciler::new(model, executor, Some(events.clone()), ready).tied(ties).metered(meters.clone());
     let identity = own_identity(&node_name);
     let writers = (StatusWriter::new(client.clone()), store.clone());
-    let leader = Leader::new(writers, events, leads, (reach, lease), identity.clone()).metered(meters);
+    let returns = outages.returns();
+    let leader = Leader::new(writers, events, leads, (reach, lease, returns), identity.clone()).metered(meters);
     let of_own_node = is_own_node.clone();
     let obey = fence::obey((node_name.clone(), store.clone()), ordered, is_ledger, obeyed, stop.clone());
     let healthy = async {
@@ -154,15 +155,15 @@ pub async fn run<E: Executor + Send>(client: Client, settings: AgentSettings, ex
     };
     let beat = Beat::default();
     if let Some(station) = &station {
-        let (ready, uplink, standing, leadership) = told.clone();
+        let (ready, uplink, standing, leadership, _) = told.clone();
         let (node, fence) = (to_node_half.clone(), beat.clone());
         station.runs(Running { node, ready, uplink, standing, leadership, fence });
     }
     let answer = async {
         if let Some((path, notes)) = questions {
-            let (ready, uplink, standing, leadership) = told;
+            let (ready, uplink, standing, leadership, outages) = told;
             let since = Instant::now();
-            let sources = Sources { node: to_node_half, ready, uplink, standing, leadership, notes, since };
+            let sources = Sources { node: to_node_half, ready, uplink, standing, leadership, outages, notes, since };
             inspect::socket::serve(&path, sources, stop.clone()).await;
         }
     };

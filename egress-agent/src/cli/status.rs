@@ -76,6 +76,14 @@ fn table(status: &Status) -> String {
         let reason = agent.reason.as_deref().unwrap_or("not known");
         line("serves", if serves { "yes".to_owned() } else { format!("no: {reason}") });
     }
+    if let Some(seconds) = agent.api_server_away_seconds {
+        let goes_on = match agent.leases.as_deref() {
+            Some("fenced") => "egress IPs that were given up wait for it",
+            _ => "traffic, connections and egress IPs go on",
+        };
+        let waits = "new pods, edits and moves wait for it";
+        line("API server", format!("does not answer since {}: {goes_on}; {waits}", lasting(seconds)));
+    }
     // Who has and gets none holds none.
     if let (Some(leases), Some(cluster)) = (&agent.leases, cluster)
         && (cluster.egress_node || !addresses.is_empty())
@@ -116,14 +124,17 @@ fn running(agent: &AgentState) -> String {
     if !agent.running {
         return "does not answer".to_owned();
     }
-    let seconds = agent.uptime_seconds.unwrap_or_default();
-    let up = match seconds {
+    let up = lasting(agent.uptime_seconds.unwrap_or_default());
+    format!("runs since {up}, version {}", agent.version.as_deref().unwrap_or("not known"))
+}
+
+fn lasting(seconds: u64) -> String {
+    match seconds {
         0..120 => format!("{seconds} s"),
         120..7_200 => format!("{} min", seconds / 60),
         7_200..172_800 => format!("{} h", seconds / 3_600),
         _ => format!("{} d", seconds / 86_400),
-    };
-    format!("runs since {up}, version {}", agent.version.as_deref().unwrap_or("not known"))
+    }
 }
 
 fn egress_ips(addresses: &[Address]) -> String {
@@ -204,6 +215,7 @@ mod tests {
             reason: Some("no-carrier".into()),
             leases: Some("holds".into()),
             leads: Some(false),
+            api_server_away_seconds: Some(240),
         };
         let problems = vec!["look".to_owned()];
         let mut status = Status {
@@ -218,6 +230,7 @@ mod tests {
 node         node1 (egress node, drained)
 agent        runs since 2 h, version 1
 serves       no: no-carrier
+API server   does not answer since 4 min: traffic, connections and egress IPs go on; new pods, edits and moves wait for it
 leases       holds
 last leader  node2_1
 suspects     node3

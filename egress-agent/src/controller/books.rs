@@ -17,7 +17,7 @@ use super::leadership::Leadership;
 use super::reach::Reach;
 use super::suspicion::{Longest, Suspicions, suspects};
 use super::words::{Heard, Said};
-use crate::kube::ledger::{LEDGER_NAME, LedgerStore};
+use crate::kube::ledger::{self, LEDGER_NAME, LedgerStore};
 use crate::kube::status::WriteError;
 use crate::model::ledger::Ledger;
 use crate::model::view::{EgressObject, parse_egress_ip};
@@ -116,7 +116,8 @@ impl Books {
         let ledger = self.ledger.as_ref()?;
         let leases = !self.total.is_zero();
         let total = leases.then_some(self.total);
-        let mut draft = Ledger { leader: self.leader.clone(), leases, total, ..(**ledger).clone() };
+        let former_total = self.longest.to_tell(self.total, now).filter(|_| leases);
+        let mut draft = Ledger { leader: self.leader.clone(), leases, total, former_total, ..(**ledger).clone() };
         // A clock before 1970 counts from the beginning.
         let unix_ms = UNIX_EPOCH.elapsed().map_or(0, |time| u64::try_from(time.as_millis()).unwrap_or(0));
         let words = nodes.values().map(|node| &node.released).chain(reach.released.values());
@@ -142,7 +143,7 @@ impl Books {
         let departed = self.departed.iter().map(|(address, (node, _))| (*address, node.clone())).collect();
         let lease = self.longest.of(self.total, now);
         let ends = leases.then(|| self.suspicions.ends(reach, lease, since));
-        let look_again = look_again.into_iter().chain(said.look_again).min();
+        let look_again = look_again.into_iter().chain(said.look_again).chain(self.longest.next(now)).min();
         Some(Extract { draft, said, departed, ends, look_again })
     }
 
@@ -179,6 +180,21 @@ impl Books {
         self.write(draft).await
     }
 
+    /// Where the API server has gone back to an older ledger nothing could be written behind the one that is known here. A
+    /// read is answered by what it has, so an older version is no late one. It is gone on from as by a new leader; but
+    /// numbers are not given twice.
+    async fn look_back(&mut self) {
+        let version = |ledger: &Ledger| ledger.version.parse::<u64>().ok();
+        let Some(known) = self.ledger.clone() else { return };
+        let Ok(Ok(Some(read))) = tokio::time::timeout(PATIENCE, self.store.read()).await else { return };
+        let Ok(mut older) = ledger::read(&read) else { return };
+        let Some((old, new)) = version(&older).zip(version(&known)).filter(|(old, new)| old < new) else { return };
+        warn!(version = old, before = new, "the ConfigMap {LEDGER_NAME} is an older one than before: going on from it");
+        older.records.last = older.records.last.max(known.records.last);
+        self.ledger = None;
+        self.follow(Arc::new(older), Instant::now());
+    }
+
     /// False when it could not be written.
     async fn write(&mut self, draft: Ledger) -> bool {
         // One that was deleted is written again.
@@ -198,13 +214,44 @@ impl Books {
                 true
             }
             // Whoever wrote meanwhile, it comes by the watch.
-            Err(WriteError::Stale) => false,
+            Err(WriteError::Stale) => {
+                self.look_back().await;
+                false
+            }
             Err(error) => {
                 if self.complaint.is_due(error.code(), Instant::now()) {
                     warn!(%error, "cannot write the ConfigMap {LEDGER_NAME}: no egress IP changes its node; trying again");
                 }
                 false
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::controller::leadership::leadership;
+    use crate::kube::stub::Server;
+    use crate::model::ledger::Records;
+
+    /// The server has version 7, and refuses whoever writes in the place of another one.
+    #[tokio::test]
+    async fn an_older_ledger_of_the_server_is_gone_on_from_and_a_newer_one_waited_for() {
+        let server = Server::start().await;
+        let (published, leads, _duty) = leadership();
+        published.set_leads_until(Some(Instant::now() + Duration::from_secs(60)));
+        let store = LedgerStore::new(server.client().0, "past");
+        let mut books = Books::new(store, leads.clone(), "me".into(), Duration::from_secs(1));
+        books.since = leads.since();
+        for (known, expected) in [("6", "6"), ("9", "7")] {
+            books.ledger = None;
+            let records = Records { last: 40, ..Records::default() };
+            let ledger = Ledger { version: known.into(), records, ..Ledger::default() };
+            books.follow(Arc::new(ledger.clone()), Instant::now());
+            assert!(!books.write(Ledger { leader: "me".into(), ..ledger }).await);
+            let now = books.ledger.as_ref().expect("known");
+            assert_eq!((now.version.as_str(), now.records.last), (expected, 40));
         }
     }
 }

@@ -46,6 +46,9 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const FOREIGN_STATUS: &str = "somebody else than egress-agent writes status.items; if OVN-Kubernetes' own EgressIP is enabled \
                               turn it off (--enable-egress-ip=false): two would answer for the addresses";
 
+const WENT_BACK: &str = "the API server knows less than it did: if a backup has been restored, look whether each egress IP is \
+                         where its object's status says";
+
 /// The controller's half of the world and what it has said so far.
 pub struct Leader {
     /// Shared with the thread that decides, while it does.
@@ -67,6 +70,8 @@ pub struct Leader {
     leadership: Leadership,
     meters: Meters,
     failovers: Failovers,
+    /// Changes when the API server has gone back.
+    returns: watch::Receiver<()>,
 }
 
 /// One object and what is to be written to it.
@@ -81,7 +86,7 @@ impl Leader {
         (writer, ledger): (StatusWriter, LedgerStore),
         events: Events,
         leadership: Leadership,
-        (reach, total): (watch::Receiver<Reach>, Duration),
+        (reach, total, returns): (watch::Receiver<Reach>, Duration, watch::Receiver<()>),
         signature: String,
     ) -> Self {
         Self {
@@ -101,6 +106,7 @@ impl Leader {
             leadership,
             meters: Meters::default(),
             failovers: Failovers::default(),
+            returns,
         }
     }
 
@@ -131,6 +137,7 @@ impl Leader {
                     }
                 }
                 Ok(()) = self.reach.changed() => {}
+                Ok(()) = self.returns.changed() => self.tell_of_return(),
                 () = retry, if retry_at.is_some() => {}
             }
             self.since = self.leadership.since();
@@ -150,6 +157,15 @@ impl Leader {
                 () = stop.cancelled() => return,
                 again = self.decide_and_write(since) => retry_at = again,
             }
+        }
+    }
+
+    /// The log of each agent has it; here it is for whoever looks at objects. It concerns all of them, and one event is enough.
+    fn tell_of_return(&self) {
+        let oldest = self.objects.iter().flat_map(|all| all.values()).min_by_key(|one| (one.created, &one.name));
+        if let (true, Some(object)) = (self.leadership.leads(), oldest) {
+            let about = About { name: &object.name, uid: &object.uid, pod: None };
+            self.events.warn(about, "APIServerWentBack", WENT_BACK);
         }
     }
 

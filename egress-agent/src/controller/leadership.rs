@@ -145,6 +145,9 @@ pub async fn campaign(
         let led = published.reign.borrow().is_some();
         let begun = Instant::now();
         let outcome = attempt(&mut lease, &mut election).await;
+        if let Some((latest, before)) = lease.went_back() {
+            outages.went_back(latest, before);
+        }
         let is_answered = outcome.is_ok();
         let is_known = matches!(&outcome, Ok(record) if is_identity(&record.holder));
         match outcome {

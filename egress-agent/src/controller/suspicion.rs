@@ -52,25 +52,42 @@ impl Suspicions {
 }
 
 /// The longest lease that an agent may still have. Agents go by the total timeout that stands in the ledger; where a former
-/// leader had another, one that has not heard of the change holds by that one until it has run out.
+/// leader had another, one that has not heard of the change holds by that one until it has run out. Until then that stands
+/// in the ledger too: another leader may come behind the change.
 #[derive(Debug, Default)]
 pub struct Longest {
     former: Option<Duration>,
-    /// When it has run out; not known while it stands in the ledger.
+    /// When it has run out; not known while it is the one to go by.
     until: Option<Instant>,
 }
 
 impl Longest {
     /// The ledger as it stands, and the total timeout of this agent. Also told to those who do not lead.
     pub fn note(&mut self, ledger: &Ledger, own: Duration, now: Instant) {
-        if self.until.is_some_and(|until| now >= until) {
+        let told = ledger.former_total;
+        if self.until.is_some_and(|until| now >= until) && told.is_none_or(|told| Some(told) > self.former) {
             *self = Self::default();
         }
         match ledger.total {
-            Some(total) if total != own => (self.former, self.until) = (self.former.max(Some(total)), None),
-            Some(_) if self.until.is_none() => self.until = self.former.map(|former| now + former + MARGIN),
+            Some(total) if total != own => {
+                (self.former, self.until) = (self.former.max(Some(total)).max(told), None);
+            }
+            Some(_) if self.until.is_none() || told > self.former => {
+                self.former = self.former.max(told);
+                self.until = self.former.map(|former| now + former + MARGIN);
+            }
             _ => {}
         }
+    }
+
+    /// What a leader with this total timeout is to write of it.
+    pub fn to_tell(&self, own: Duration, now: Instant) -> Option<Duration> {
+        Some(self.of(own, now)).filter(|longest| *longest > own)
+    }
+
+    /// When there is something else to tell.
+    pub fn next(&self, now: Instant) -> Option<Instant> {
+        self.until.filter(|until| *until > now)
     }
 
     pub fn of(&self, own: Duration, now: Instant) -> Duration {
@@ -153,6 +170,20 @@ mod tests {
         assert_eq!((longest.of(own, at(110)), longest.of(own, at(110) + MARGIN)), (ten, own));
         longest.note(&ledger(Some(TOTAL / 2)), own, at(120));
         assert_eq!(longest.of(own, at(120)), own, "a shorter one is no matter");
+        // Who comes behind the change reads of it.
+        let behind = |told| Ledger { former_total: told, ..ledger(Some(own)) };
+        let mut fresh = Longest::default();
+        fresh.note(&behind(Some(ten)), own, at(200));
+        assert_eq!((fresh.to_tell(own, at(200)), fresh.next(at(200))), (Some(ten), Some(at(210) + MARGIN)));
+        fresh.note(&behind(Some(ten)), own, at(205));
+        let end = at(210) + MARGIN;
+        assert_eq!((fresh.of(own, at(210)), fresh.of(own, end), fresh.to_tell(own, end)), (ten, own, None));
+        // It stands there until somebody writes, and does not begin anew.
+        fresh.note(&behind(Some(ten)), own, at(220));
+        assert_eq!((fresh.of(own, at(220)), fresh.next(at(220))), (own, None));
+        fresh.note(&behind(None), own, at(230));
+        fresh.note(&behind(Some(ten)), own, at(240));
+        assert_eq!(fresh.of(own, at(240)), ten, "another change");
     }
 
     #[test]

@@ -148,4 +148,9 @@ fn a_leader_with_a_shorter_timeout_waits_for_the_leases_of_its_former() {
     assert_eq!(fence.standing(end(own)), Standing::Holds, "its own timeout would be too short");
     assert_eq!(fence.standing(end(longest.of(own, at(15)))), Standing::Fenced);
     assert_eq!(longest.of(own, end(longest.of(own, at(15)))), TOTAL, "not before that");
+    // It dies behind its write. The next one has never seen the longer timeout.
+    let told = Ledger { former_total: longest.to_tell(own, at(15)), ..ledger(own, &[("n", 1)]) };
+    let mut fresh = Longest::default();
+    fresh.note(&told, own, at(20));
+    assert_eq!(fence.standing(end(fresh.of(own, at(20)))), Standing::Fenced);
 }

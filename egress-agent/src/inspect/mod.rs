@@ -20,6 +20,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::controller::leadership::Leadership;
 use crate::health::fitness::{Obstacle, Uplink};
+use crate::kube::outage::Outages;
 use crate::metrics::facts::NodeFacts;
 use crate::reconcile::Ready;
 use crate::reconcile::ties::Standing;
@@ -73,6 +74,9 @@ pub struct AgentState {
     /// Whether this agent leads.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub leads: Option<bool>,
+    /// For how long the API server has not answered, where it does not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub api_server_away_seconds: Option<u64>,
 }
 
 /// The cluster as this node's agent sees it.
@@ -158,6 +162,7 @@ pub struct Sources {
     pub uplink: watch::Receiver<Uplink>,
     pub standing: watch::Receiver<Standing>,
     pub leadership: Leadership,
+    pub outages: Outages,
     pub notes: Notes,
     pub since: Instant,
 }
@@ -183,6 +188,7 @@ impl Sources {
             reason: obstacle.as_ref().map(|obstacle| obstacle.code().to_owned()),
             leases: Some(leases.to_owned()),
             leads: Some(self.leadership.leads()),
+            api_server_away_seconds: self.outages.away().map(|away| away.as_secs()),
         };
         status.problems.extend(obstacle.map(|obstacle| format!("this node cannot carry egress traffic: {obstacle}")));
         status.problems.extend(self.notes.lines());

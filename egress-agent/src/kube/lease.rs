@@ -15,16 +15,36 @@ pub const LEASE_NAME: &str = "egress-agent-leader";
 pub struct LeaderLease {
     api: Api<Lease>,
     lease: Option<Lease>,
+    /// The greatest version of it so far, and of the one before where that was greater.
+    version: u64,
+    went_back: Option<(u64, u64)>,
 }
 
 impl LeaderLease {
     pub fn new(client: Client, namespace: &str) -> Self {
-        Self { api: Api::namespaced(client, namespace), lease: None }
+        Self { api: Api::namespaced(client, namespace), lease: None, version: 0, went_back: None }
     }
 
     pub async fn read(&mut self) -> Result<Option<Record>, Error> {
         self.lease = self.api.get_opt(LEASE_NAME).await?;
+        self.note_version();
         Ok(self.lease.as_ref().map(record))
+    }
+
+    /// Versions of one kind only grow, also where an object is made anew, and no cache answers here. A smaller one is that of
+    /// a server whose data have been replaced by older ones.
+    fn note_version(&mut self) {
+        let version = self.lease.as_ref().and_then(|lease| lease.metadata.resource_version.as_ref()?.parse().ok());
+        let Some(version) = version else { return };
+        if version < self.version {
+            self.went_back = Some((version, self.version));
+        }
+        self.version = version;
+    }
+
+    /// The latest version, and the greater one of before, where the server has gone back since this was asked last.
+    pub fn went_back(&mut self) -> Option<(u64, u64)> {
+        self.went_back.take()
     }
 
     /// Writes what the step says over what was seen last; `None` when somebody else wrote in the meantime.
@@ -75,6 +95,7 @@ impl LeaderLease {
             Ok(lease) => {
                 let record = record(&lease);
                 self.lease = Some(lease);
+                self.note_version();
                 Ok(Some(record))
             }
             Err(Error::Api(status)) if status.code == 409 || (status.code == 404 && self.lease.is_some()) => Ok(None),
@@ -93,5 +114,25 @@ fn record(lease: &Lease) -> Record {
         renewed: text(spec.renew_time),
         acquired: text(spec.acquire_time),
         transitions: spec.lease_transitions.unwrap_or(0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::stub::Server;
+    use super::*;
+
+    #[tokio::test]
+    async fn a_server_that_goes_back_is_noticed_once() {
+        let mut lease = LeaderLease::new(Server::start().await.client().0, "there");
+        let mut seen = |version: Option<&str>| {
+            let metadata = ObjectMeta { resource_version: version.map(str::to_owned), ..ObjectMeta::default() };
+            lease.lease = version.map(|_| Lease { metadata, spec: None });
+            lease.note_version();
+            lease.went_back()
+        };
+        let versions = [Some("7"), Some("99"), None, Some("100"), Some("98"), Some("98"), Some("101"), Some("x")];
+        let expected = [None, None, None, None, Some((98, 100)), None, None, None];
+        assert_eq!(versions.map(&mut seen), expected);
     }
 }

@@ -22,6 +22,7 @@ pub const LEDGER_NAME: &str = "egress-agent-hand-overs";
 const LEADER: &str = "leader";
 const LEASES: &str = "leases";
 const TOTAL: &str = "total-timeout-ms";
+const FORMER: &str = "former-total-timeout-ms";
 const LAST: &str = "last";
 const RECORDS: &str = "records";
 const SUSPECTS: &str = "suspects";
@@ -49,6 +50,7 @@ fn entries(object: &ConfigMap) -> Result<Ledger, String> {
         leader: text(LEADER).unwrap_or_default().to_owned(),
         leases: text(LEASES) == Some("true"),
         total: entry::<Option<u64>>(TOTAL, text(TOTAL))?.map(Duration::from_millis),
+        former_total: entry::<Option<u64>>(FORMER, text(FORMER))?.map(Duration::from_millis),
         records: Records { last: entry(LAST, text(LAST))?, open: open.into_iter().map(record).collect() },
         suspects: entry(SUSPECTS, text(SUSPECTS))?,
     })
@@ -68,7 +70,8 @@ fn data(ledger: &Ledger) -> BTreeMap<String, String> {
         (RECORDS.to_owned(), json!(records).to_string()),
         (SUSPECTS.to_owned(), json!(ledger.suspects).to_string()),
     ]);
-    data.extend(ledger.total.map(|total| (TOTAL.to_owned(), total.as_millis().to_string())));
+    let totals = [(TOTAL, ledger.total), (FORMER, ledger.former_total)];
+    data.extend(totals.into_iter().filter_map(|(key, total)| Some((key.to_owned(), total?.as_millis().to_string()))));
     data
 }
 
@@ -122,6 +125,7 @@ mod tests {
             leader: "a_1".into(),
             leases: true,
             total: Some(Duration::from_millis(1500)),
+            former_total: Some(Duration::from_millis(2500)),
             records: Records { last: 9, open },
             suspects: BTreeMap::from([("c".to_owned(), 8)]),
         };

@@ -22,6 +22,9 @@ use super::causes::Causes;
 /// An outage that begins sooner behind the last is not said, unless it lasts until then.
 const AGAIN: Duration = Duration::from_secs(60);
 
+/// One that is late once or twice is there.
+const WORTH_A_WORD: Duration = Duration::from_secs(2);
+
 /// Shared by all who use one API server.
 #[derive(Clone, Debug)]
 pub struct Outages {
@@ -29,6 +32,7 @@ pub struct Outages {
     state: Arc<Mutex<State>>,
     ends: watch::Sender<Option<Instant>>,
     failures: watch::Sender<()>,
+    returns: watch::Sender<()>,
 }
 
 /// Who cannot do what it does, by its name.
@@ -115,8 +119,8 @@ pub(super) fn is_absence_code(code: u16) -> bool {
 
 impl Outages {
     pub fn new(server: &str) -> Self {
-        let (ends, failures) = (watch::Sender::new(None), watch::Sender::new(()));
-        Self { server: server.into(), state: Arc::default(), ends, failures }
+        let (ends, failures, returns) = (watch::Sender::new(None), watch::Sender::new(()), watch::Sender::new(()));
+        Self { server: server.into(), state: Arc::default(), ends, failures, returns }
     }
 
     /// Changes when a request was not answered: whoever looks seldom is to find out whether the server is there.
@@ -132,6 +136,27 @@ impl Outages {
     pub fn seen(&self) -> Seen {
         let state = self.state();
         Seen { outages: state.outages, away: state.since.map(|since| since.elapsed()) }
+    }
+
+    /// Changes when the server is found to know less than it did: a watch that goes on where it was hears nothing then, until
+    /// as much has happened again.
+    pub fn returns(&self) -> watch::Receiver<()> {
+        self.returns.subscribe()
+    }
+
+    /// The server's latest version of something is this, and was that before.
+    pub fn went_back(&self, latest: u64, before: u64) {
+        warn!(
+            server = %self.server, latest, before,
+            "the API server knows less than it did: has a backup been restored? All is listed anew; look whether egress IPs are \
+             where they should be"
+        );
+        self.returns.send_replace(());
+    }
+
+    /// For how long the server has not answered, where that is longer than a request may take.
+    pub fn away(&self) -> Option<Duration> {
+        self.seen().away.filter(|away| *away >= WORTH_A_WORD)
     }
 
     /// A request failed; it will be tried again.

@@ -12,7 +12,7 @@ use super::client::client;
 use super::outage::Outages;
 
 /// Answers lists and writes, holds watches open for ever, says nothing at all to whoever asks for something named
-/// `silence`, is `busy`, has nothing that is `absent`, and hangs up on as many as it has been told to.
+/// `silence`, is `busy`, has nothing that is `absent`, has a newer version than whoever writes in the `past`, and hangs up on as many as it has been told to.
 pub(crate) struct Server {
     address: SocketAddr,
     state: Arc<Mutex<State>>,
@@ -65,6 +65,8 @@ async fn answer(mut stream: TcpStream, state: Arc<Mutex<State>>) {
             String::new()
         } else if line.contains("busy") {
             "HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n".to_owned()
+        } else if line.contains("past") && line.starts_with("PUT") {
+            "HTTP/1.1 409 Conflict\r\nContent-Length: 0\r\n\r\n".to_owned()
         } else if line.contains("absent") {
             "HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n".to_owned()
         } else {

@@ -16,11 +16,12 @@ use kube::core::PartialObjectMeta;
 use kube::runtime::watcher::{self, Event, watcher};
 use kube::{Client, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
+use tokio::sync::watch;
 use tracing::{debug, warn};
 
 use super::ledger::{self, Broken};
 use super::outage::{Outages, is_absence_code};
-use super::pace::paced;
+use super::pace::{paced, spread};
 use super::{convert, crd};
 use crate::kube::causes::Causes;
 use crate::model::view::{Change, Ledger, Update};
@@ -112,7 +113,12 @@ where
 {
     let mut listed = BTreeMap::new();
     outages.watches(api.resource_url(), what);
-    paced(watcher(api, config).boxed(), &outages).filter_map(move |event| {
+    let returns = outages.returns();
+    let begin = move || {
+        let (api, config) = (api.clone(), config.clone());
+        watcher(api, config)
+    };
+    paced(anew(begin, returns).boxed(), &outages).filter_map(move |event| {
         std::future::ready(match event {
             Ok(event) => {
                 // A list that begins may still fail.
@@ -126,6 +132,26 @@ where
                 None
             }
         })
+    })
+}
+
+/// A watch that begins anew with a list where the server has gone back: its place in what happens there means nothing then.
+fn anew<S>(begin: impl Fn() -> S + Send, returns: watch::Receiver<()>) -> impl Stream<Item = S::Item> + Send
+where
+    S: Stream + Send,
+    S::Item: Send,
+{
+    let first = Box::pin(begin());
+    stream::unfold((first, begin, returns), |(mut watch, begin, mut returns)| async move {
+        loop {
+            tokio::select! {
+                event = watch.next() => return Some((event?, (watch, begin, returns))),
+                Ok(()) = returns.changed() => {
+                    tokio::time::sleep(spread()).await;
+                    watch = Box::pin(begin());
+                }
+            }
+        }
     })
 }
 
@@ -180,5 +206,24 @@ mod tests {
         assert_eq!(ledger_after(&known, Update::Removed("x".into())), unsigned(""));
         assert_eq!(ledger_after(&known, Update::Replaced(BTreeMap::new())), unsigned(""));
         assert_eq!(ledger_after(&Ledger::default(), Update::Changed("x".into(), Ok(known.clone()))), known);
+    }
+
+    #[tokio::test]
+    async fn a_server_that_has_gone_back_is_listed_anew() {
+        let outages = Outages::new("here");
+        let mut begun = 0;
+        let begin = || {
+            begun += 1;
+            stream::iter([begun]).chain(stream::pending())
+        };
+        let begin = std::sync::Mutex::new(begin);
+        let watch = anew(move || (begin.lock().expect("not poisoned"))(), outages.returns());
+        let mut watch = std::pin::pin!(watch);
+        assert_eq!(watch.next().await, Some(1));
+        let soon = std::time::Duration::from_millis(50);
+        assert!(tokio::time::timeout(soon, watch.next()).await.is_err(), "nothing happens");
+        outages.went_back(7, 9);
+        let again = tokio::time::timeout(std::time::Duration::from_secs(5), watch.next()).await;
+        assert_eq!(again, Ok(Some(2)));
     }
 }

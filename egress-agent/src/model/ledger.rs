@@ -44,6 +44,8 @@ pub struct Ledger {
     /// The total timeout that the leader goes by: leases last that long, whatever an agent's own flag says. `None` where a
     /// leader of a former version wrote it.
     pub total: Option<Duration>,
+    /// A longer one of former leaders, while agents may hold by it that have not heard of the change.
+    pub former_total: Option<Duration>,
     pub records: Records,
     /// Nodes that have not been heard for a while, with a number for each time that this began.
     pub suspects: BTreeMap<String, u64>,

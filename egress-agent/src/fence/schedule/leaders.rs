@@ -77,7 +77,9 @@ impl World {
         let (absent, heard) = (BTreeSet::new(), leader.heard.clone());
         let reach =
             Reach { unreachable: unreachable.clone(), suspects: suspected, heard, lease: own, ..Reach::default() };
-        let mut draft = Ledger { leader: LEADERS[index].to_owned(), total: Some(own), ..Ledger::clone(&ledger) };
+        let former_total = leader.longest.to_tell(own, now);
+        let mut draft =
+            Ledger { leader: LEADERS[index].to_owned(), total: Some(own), former_total, ..Ledger::clone(&ledger) };
         let (wanted, _) = suspects(&reach, &ledger, since, now);
         draft.suspects.retain(|node, _| wanted.contains(node));
         for node in wanted {

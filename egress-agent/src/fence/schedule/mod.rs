@@ -341,14 +341,22 @@ impl World {
                     self.term += 1;
                     (self.leads, self.since) = (Some(next), self.now);
                     let old = std::mem::take(&mut self.leaders[next]);
-                    // It may have led before, or have followed as a deputy.
-                    self.leaders[next] = Leader {
-                        heard: old.heard,
-                        suspicions: old.suspicions,
-                        longest: old.longest,
-                        ledger_seen: old.ledger_seen,
-                        term: self.term,
-                        ..Leader::default()
+                    // It may have led before, or have followed as a deputy; or its agent has just started.
+                    self.leaders[next] = if self.random.below(3) == 0 {
+                        let ledger = &self.api.ledgers[old.ledger_seen];
+                        let mut new = Leader { ledger_seen: old.ledger_seen, term: self.term, ..Leader::default() };
+                        new.suspicions.note(ledger, self.now);
+                        new.longest.note(ledger, TOTALS[next], self.now);
+                        new
+                    } else {
+                        Leader {
+                            heard: old.heard,
+                            suspicions: old.suspicions,
+                            longest: old.longest,
+                            ledger_seen: old.ledger_seen,
+                            term: self.term,
+                            ..Leader::default()
+                        }
                     };
                     self.changes_at = self.now + Duration::from_millis(500) + self.random.milliseconds(20_000);
                 }
