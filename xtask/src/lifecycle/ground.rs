@@ -61,7 +61,7 @@ impl fmt::Display for Sight {
 }
 
 /// How long the verifier may take for the programs of three agents: a second on an idle machine, and no promise of anybody.
-const LOADED: Duration = Duration::from_secs(40);
+pub(super) const LOADED: Duration = Duration::from_secs(40);
 
 /// The place of a pod that exists for the API server only.
 const MARKER: usize = 90;

@@ -1,4 +1,5 @@
-//! `egress-agent status`: what it says beside a running agent, a stopped one, a killed one, and where nothing is.
+//! `egress-agent status`: what it says beside a running agent, a stopped one, a killed one, and where nothing is. On the same
+//! lab: the pages for scrapers (`metrics`).
 
 use std::process::Output;
 
@@ -6,6 +7,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
 use super::ground::{Ground, pod};
+use super::metrics;
 use super::objects::{all, egress_ip, labels};
 use super::wait::{EFFECT, until};
 use crate::testing::lab::LabContext;
@@ -32,7 +34,7 @@ fn has(text: &str, words: &[&str]) -> Result<()> {
 }
 
 pub(super) fn status_with_and_without_an_agent(context: &LabContext) -> Result<()> {
-    let mut ground = Ground::start(context, vec![pod("one", "red", 1, &[]), pod("two", "red", 2, &[])])?;
+    let mut ground = metrics::start(context, vec![pod("one", "red", 1, &[]), pod("two", "red", 2, &[])])?;
     ground.assignable(1, true)?;
     ground.assign(&egress_ip("first", &[ADDRESS], &labels("house", "red"), &all()))?;
     ground.assign(&egress_ip("late", &["172.18.0.111"], &labels("house", "red"), &all()))?;
@@ -65,6 +67,8 @@ pub(super) fn status_with_and_without_an_agent(context: &LabContext) -> Result<(
     ensure!(status["agent"]["running"] == true && status["cluster"]["node"] == "node1", "{status:#}");
     ensure!(status["addresses"][0]["address"] == ADDRESS, "{status:#}");
     ensure!(status["cluster"]["standby"][0]["served_by"] == "first", "{status:#}");
+
+    metrics::are_seen(&ground, ADDRESS)?;
 
     println!("wrong input");
     let output = ground.agent(1)?.status(&["-o", "xml"])?;

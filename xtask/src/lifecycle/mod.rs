@@ -6,6 +6,7 @@
 //! | `restart`, `leader` | agents killed and restarted under traffic: nothing lost, nothing reset, nothing flushed |
 //! | `handover` | an address changes its node: the old one lets go first, also where it is cut off or the leader dies |
 //! | `inspect` | `egress-agent status` beside an agent and without one |
+//! | `metrics` | the pages for scrapers and kubelets |
 //! | `planned` | an address that is moved by plan: no request is lost, no connection ends |
 //! | `dead_agent` | an address leaves a gateway whose agent is dead and whose programs answer for it |
 //! | `reachability` | nodes that are cut off lose their addresses; those whose agent alone is silent do not |
@@ -28,6 +29,7 @@ mod inspect;
 mod kubectl;
 mod leader;
 mod leak;
+mod metrics;
 mod objects;
 mod objects_refused;
 mod pins;
