@@ -60,6 +60,8 @@ enum Command {
     Codegen(toolchain::CodegenArgs),
     /// Check format and clippy of all workspaces
     Lint(toolchain::LintArgs),
+    /// Play made series to the alert rules, with Prometheus' promtool
+    Alerts,
     /// Check the dependencies: lock files, sources, licences
     Deps,
 }
@@ -83,6 +85,7 @@ fn main() -> ExitCode {
         Command::Apiserver(args) => done(apiserver::run(&args)),
         Command::Codegen(args) => done(toolchain::codegen(&args)),
         Command::Lint(args) => done(toolchain::lint(&args)),
+        Command::Alerts => testing::alerts(),
         Command::Deps => done(toolchain::deps()),
     };
     match outcome {

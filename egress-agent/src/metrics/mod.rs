@@ -16,6 +16,8 @@ pub mod facts;
 mod http;
 pub mod life;
 pub mod meters;
+#[cfg(test)]
+mod monitoring;
 pub mod page;
 pub mod station;
 

@@ -12,6 +12,7 @@
 //! A part that this machine cannot run is skipped with the reason, and the run fails unless `--allow-skips` says that
 //! this is fine. The last line of the output is always `N passed, N failed, N skipped`.
 
+mod alerts;
 mod api;
 mod cargo_tests;
 mod fuzz;
@@ -31,6 +32,7 @@ use clap::Args;
 
 use crate::toolchain::packages::{self, Purpose};
 use crate::toolchain::{BuildArgs, Built, Paths, Progress, check_generated, ensure_built};
+pub(crate) use alerts::alerts;
 pub(crate) use fuzz::{FuzzArgs, fuzz};
 use kernels::Request;
 pub(crate) use kernels::run_guest;

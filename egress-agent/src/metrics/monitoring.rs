@@ -1,0 +1,180 @@
+//! What deploy/monitoring asks for exists: names, labels, and the values of those labels whose values are a closed list.
+
+use std::collections::BTreeSet;
+
+use egress_common::abi::Verdict;
+use serde::Deserialize;
+
+use super::catalogue::{ALL, Kind, Metric};
+use super::meters::{NodeState, Probed};
+
+const ALERTS: &str = include_str!("../../../deploy/monitoring/alerts.yaml");
+const ALERTS_TEST: &str = include_str!("../../../deploy/monitoring/alerts_test.yaml");
+const DASHBOARD: &str = include_str!("../../../deploy/monitoring/dashboard.json");
+
+/// Labels that Prometheus adds.
+const SCRAPED: [&str; 2] = ["instance", "job"];
+
+#[derive(Deserialize)]
+struct Rules {
+    groups: Vec<Group>,
+}
+
+#[derive(Deserialize)]
+struct Group {
+    rules: Vec<Rule>,
+}
+
+#[derive(Deserialize)]
+struct Rule {
+    alert: String,
+    expr: String,
+    labels: std::collections::BTreeMap<String, String>,
+    annotations: std::collections::BTreeMap<String, String>,
+}
+
+fn rules() -> Vec<Rule> {
+    let rules: Rules = serde_yaml::from_str(ALERTS).expect("a rule file");
+    rules.groups.into_iter().flat_map(|group| group.rules).collect()
+}
+
+/// Every expression of the dashboard, wherever it stands.
+fn expressions(value: &serde_json::Value, into: &mut Vec<String>) {
+    match value {
+        serde_json::Value::Object(fields) => {
+            for (name, value) in fields {
+                match value.as_str().filter(|text| matches!(name.as_str(), "expr" | "query") && text.contains('_')) {
+                    Some(text) => into.push(text.to_owned()),
+                    None => expressions(value, into),
+                }
+            }
+        }
+        serde_json::Value::Array(values) => values.iter().for_each(|value| expressions(value, into)),
+        _ => {}
+    }
+}
+
+fn dashboard() -> Vec<String> {
+    let mut all = Vec::new();
+    expressions(&serde_json::from_str(DASHBOARD).expect("JSON"), &mut all);
+    all
+}
+
+/// Names that an expression may use of a metric.
+fn names(metric: &Metric) -> Vec<String> {
+    match metric.kind {
+        Kind::Histogram => ["_bucket", "_sum", "_count"].map(|part| format!("{}{part}", metric.name)).into(),
+        Kind::Counter | Kind::Gauge => vec![metric.series()],
+    }
+}
+
+/// The names of ours in an expression, each with the matchers behind it.
+fn selectors(expression: &str) -> Vec<(String, String)> {
+    let is_name = |c: char| c.is_ascii_lowercase() || c == '_';
+    let mut found = Vec::new();
+    let mut rest = expression;
+    while let Some(at) = rest.find("egress_agent_") {
+        let from_name = rest.get(at..).unwrap_or_default();
+        let length = from_name.find(|c| !is_name(c)).unwrap_or(from_name.len());
+        let (name, behind) = from_name.split_at(length);
+        let matchers =
+            behind.strip_prefix('{').and_then(|behind| behind.split_once('}')).map_or("", |(inner, _)| inner);
+        found.push((name.to_owned(), matchers.to_owned()));
+        rest = behind;
+    }
+    found
+}
+
+/// What is wrong with an expression.
+fn faults(expression: &str) -> Vec<String> {
+    let mut faults = Vec::new();
+    let selectors = selectors(expression);
+    if selectors.is_empty() {
+        faults.push("it asks for nothing of ours".to_owned());
+    }
+    let mut labels: BTreeSet<&str> = SCRAPED.into();
+    for (name, matchers) in &selectors {
+        let Some(metric) = ALL.iter().find(|metric| names(metric).contains(name)) else {
+            faults.push(format!("there is no {name}"));
+            continue;
+        };
+        let own = metric.labels.names();
+        labels.extend(own);
+        for matcher in matchers.split(',').filter(|matcher| !matcher.is_empty()) {
+            let (label, value) = matcher.split_once('=').unwrap_or((matcher, ""));
+            if !own.contains(&label) && !SCRAPED.contains(&label) {
+                faults.push(format!("{name} has no label {label}"));
+            }
+            for value in value.trim_start_matches('~').trim_matches('"').split('|') {
+                if !is_value(label, value) {
+                    faults.push(format!("{label} is never {value}"));
+                }
+            }
+        }
+    }
+    if selectors.iter().any(|(name, _)| name.ends_with("_bucket")) {
+        labels.insert("le");
+    }
+    for group in expression.split("by (").skip(1) {
+        let group = group.split(')').next().unwrap_or_default();
+        faults.extend(
+            group
+                .split(", ")
+                .filter(|label| !labels.contains(label))
+                .map(|label| format!("nothing has the label {label}")),
+        );
+    }
+    faults
+}
+
+fn is_value(label: &str, value: &str) -> bool {
+    match label {
+        "verdict" => Verdict::ALL.iter().any(|verdict| verdict.label() == value),
+        "class" => Verdict::ALL.iter().any(|verdict| super::expose::class(verdict.class()) == value),
+        "answer" => Probed::ALL.iter().any(|probed| probed.label() == value),
+        "role" => ["from", "to"].contains(&value),
+        "direction" => ["egress", "ingress"].contains(&value),
+        "state" => {
+            let nodes = [NodeState::Answers, NodeState::AgentAway, NodeState::Unreachable].map(NodeState::label);
+            nodes.contains(&value) || ["assigned", "unassigned"].contains(&value)
+        }
+        _ => true,
+    }
+}
+
+#[test]
+fn every_expression_asks_for_what_exists() {
+    let rules = rules();
+    let alerts: Vec<String> = rules.iter().map(|rule| rule.expr.clone()).collect();
+    let dashboard = dashboard();
+    assert!(alerts.len() >= 10 && dashboard.len() >= 20, "{} and {}", alerts.len(), dashboard.len());
+    for expression in alerts.iter().chain(&dashboard) {
+        assert_eq!(faults(expression), Vec::<String>::new(), "{expression}");
+    }
+}
+
+#[test]
+fn what_does_not_exist_is_noticed() {
+    for (expression, fault) in [
+        ("sum(egress_agent_leaders)", "there is no egress_agent_leaders"),
+        ("egress_agent_packets", "there is no egress_agent_packets"),
+        ("rate(egress_agent_probe_duration_seconds[5m])", "there is no egress_agent_probe_duration_seconds"),
+        ("egress_agent_packets_total{reason=\"x\"}", "egress_agent_packets_total has no label reason"),
+        ("egress_agent_packets_total{class=\"drop\",verdict=~\"no_gateway|no_way\"}", "verdict is never no_way"),
+        ("sum by (instance, pod) (egress_agent_ready)", "nothing has the label pod"),
+        ("up == 0", "it asks for nothing of ours"),
+    ] {
+        assert_eq!(faults(expression), [fault], "{expression}");
+    }
+}
+
+#[test]
+fn every_alert_has_words_a_severity_and_a_test_that_brings_it() {
+    for Rule { alert, labels, annotations, .. } in rules() {
+        assert!(["warning", "critical"].contains(&labels["severity"].as_str()), "{alert}");
+        assert!(!annotations["summary"].is_empty() && !annotations["description"].is_empty(), "{alert}");
+        let is_brought = ALERTS_TEST.contains(&format!("alertname: {alert}\n"));
+        let is_kept_away = ALERTS_TEST.contains(&format!("{{alertname: {alert}, eval_time: 60m}}"));
+        assert!(is_brought && is_kept_away, "{alert} is not tested");
+    }
+}
