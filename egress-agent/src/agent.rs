@@ -22,8 +22,11 @@ use tokio_util::sync::CancellationToken;
 use crate::controller::deputies::Deputies;
 use crate::controller::leader::Leader;
 use crate::controller::leadership::{campaign, leadership, own_identity};
+use crate::controller::reach::Reach;
+use crate::controller::reach::endpoints::Endpoints;
+use crate::controller::reach::prober::{self, Overlay};
 use crate::controller::reach::session::Manner;
-use crate::controller::reach::{Reach, prober};
+use crate::dataplane::echo;
 use crate::dataplane::host::Host;
 use crate::dataplane::next_hop::watch_uplink;
 use crate::fence;
@@ -57,6 +60,8 @@ pub struct AgentSettings {
     pub health: health::Settings,
     /// How other nodes are probed when it is this agent's duty; `None` for never.
     pub probing: Option<Manner>,
+    /// The UDP port of the overlay, where questions that come through it are to be answered.
+    pub overlay: Option<u16>,
     /// Where to ask for this node's networks, to publish them where no CNI does.
     pub host: Option<Host>,
     /// Of the client's API server.
@@ -67,12 +72,14 @@ pub struct AgentSettings {
     pub station: Option<Arc<Station>>,
 }
 
+/// Questions and answers through the overlay that may wait.
+const ECHOES: usize = 4096;
 /// Questions of `egress-agent status` that may wait.
 const QUESTIONS: usize = 16;
 
 /// Runs until told to stop. What the executor did stays done.
 pub async fn run<E: Executor + Send>(client: Client, settings: AgentSettings, executor: E, stop: CancellationToken) {
-    let AgentSettings { model, namespace, health, mut probing, host, outages, questions, station } = settings;
+    let AgentSettings { model, namespace, health, mut probing, overlay, host, outages, questions, station } = settings;
     let meters = station.as_ref().map(|station| station.meters()).unwrap_or_default();
     if let Some(manner) = &mut probing {
         manner.meters = meters.clone();
@@ -101,6 +108,19 @@ pub async fn run<E: Executor + Send>(client: Client, settings: AgentSettings, ex
     let ((orders, ordered), (obeyed, to_obey)) = (watch::channel(Words::new()), watch::channel(Words::new()));
     let (ledger, is_ledger) = watch::channel(Arc::<Ledger>::default());
 
+    let (endpoints, (own, nodes)) = Endpoints::new(&node_name);
+    let ((ask, questions_through), (echoed, echoes)) = (mpsc::channel(ECHOES), mpsc::channel(ECHOES));
+    let (answers_through, overlay_port) = watch::channel(None);
+    let through = overlay.map(|port| Overlay { port, ask, echoes });
+    let echo = overlay.map(|port| echo::Ends {
+        port,
+        own,
+        nodes,
+        questions: questions_through,
+        echoes: echoed,
+        answers: answers_through,
+    });
+
     let incoming = changes(&client, (&namespace, &node_name), &model.service_cidrs, &outages);
     let (name, deputies) = (node_name.clone(), Deputies::default());
     let halves = Halves {
@@ -113,6 +133,7 @@ pub async fn run<E: Executor + Send>(client: Client, settings: AgentSettings, ex
         deputies,
         deputy,
         ledger,
+        endpoints,
     };
     let store = LedgerStore::new(client.clone(), &namespace);
     let (stake, is_stake) = watch::channel(Stake::default());
@@ -131,20 +152,25 @@ pub async fn run<E: Executor + Send>(client: Client, settings: AgentSettings, ex
     let obey = fence::obey((node_name.clone(), store.clone()), ordered, is_ledger, obeyed, stop.clone());
     let healthy = async {
         if health.port != 0 {
-            let facts = health::Facts { ready: is_ready, uplink, released: words.clone() };
+            let facts = health::Facts { ready: is_ready, uplink, released: words.clone(), overlay: overlay_port };
             let told = health::Told { heard, total, orders, regain };
             tokio::join!(health::serve(health, facts, told, stop.clone()), obey);
         }
     };
     let probe = async {
         if let Some(manner) = probing {
-            prober::run(manner, &node_name, for_prober, (duty, next_hop), found, stop.clone()).await;
+            prober::run(manner, &node_name, for_prober, (duty, next_hop), (found, through), stop.clone()).await;
         }
     };
     let is_own = is_own_node.clone();
     let look = async {
         if let Some(host) = &host {
             watch_uplink(host, is_own, (road, answers), stop.clone()).await;
+        }
+    };
+    let echo = async {
+        if let Some(ends) = echo {
+            echo::serve(ends, stop.clone()).await;
         }
     };
     let publish = async {
@@ -182,6 +208,7 @@ pub async fn run<E: Executor + Send>(client: Client, settings: AgentSettings, ex
         healthy,
         look,
         probe,
+        echo,
         answer,
     );
     fence.abort();
@@ -212,6 +239,7 @@ struct Halves {
     deputies: Deputies,
     /// Whether this node's agent is one of them.
     deputy: watch::Sender<bool>,
+    endpoints: Endpoints,
     /// The ledger as it was last heard of.
     ledger: watch::Sender<Arc<Ledger>>,
 }
@@ -228,6 +256,7 @@ impl Halves {
         }
         if let Change::Nodes(update) = &change {
             self.deputies.apply(update);
+            self.endpoints.apply(update);
             let is_deputy = self.deputies.has(&self.node_name);
             self.deputy.send_if_modified(|known| std::mem::replace(known, is_deputy) != is_deputy);
             self.prober.put(change.clone());
@@ -305,6 +334,7 @@ mod tests {
             deputies: Deputies::default(),
             deputy: watch::channel(false).0,
             ledger: watch::channel(Arc::<Ledger>::default()).0,
+            endpoints: Endpoints::new("n1").0,
         };
         let (ours, others) = (ip("172.18.0.100"), ip("172.18.0.101"));
         let word = |name: &str| {

@@ -9,7 +9,7 @@ use egress_common::decide::snat::{self, Face};
 use egress_common::decide::steer::Steer;
 use egress_common::decide::{self, Owner, Rewrite, Tables};
 use egress_common::wire::icmp::Answer;
-use egress_common::wire::{Frame, Heads, PROTO_ICMPV6, Quote, ethertype};
+use egress_common::wire::{ETH_LEN, Frame, Heads, PROTO_ICMPV6, Quote, ethertype};
 
 use crate::fragment::{self, Rest};
 use crate::maps::Maps;
@@ -184,6 +184,10 @@ fn steer_to(run: &Run<'_>, way: &mut Way, egress_id: u32, slot: &Slot) -> Outcom
 pub fn accept(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outcome {
     if !overlay::read_outer(packet, &mut workspace.outer) {
         return Outcome::done(Verdict::ForgedOuter);
+    }
+    // Agents ask each other whether the overlay carries anything. The stack has nobody for this either.
+    if workspace.outer.egress_id == 0 && packet.load(ETH_LEN - 2) == Some(ethertype::ECHO.to_be_bytes()) {
+        return Outcome::done(Verdict::NotIp);
     }
     begin_accept(packet, config, workspace)
 }

@@ -173,6 +173,7 @@ impl RunArgs {
                 total_timeout: self.reachability.total_timeout(),
             },
             probing: self.reachability.manner(tls),
+            overlay: Some(self.tunnel_port),
             host: Some(host),
             outages,
             questions: Some((self.socket.clone(), notes)),

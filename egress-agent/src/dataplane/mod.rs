@@ -36,6 +36,7 @@ mod contest;
 mod convert;
 mod counters;
 mod cut;
+pub mod echo;
 mod error;
 mod events;
 mod executor;

@@ -38,9 +38,20 @@ impl PacketSocket {
             ETHERTYPE_IPV6
         };
         bind(&fd, ifindex, ethertype)?;
+        Self { fd }.registered()
+    }
+
+    /// Hears one EtherType that no filter is needed for. Must be called in a runtime.
+    pub(super) fn hearing(ifindex: u32, ethertype: u16) -> io::Result<AsyncFd<Self>> {
+        let fd = raw_socket()?;
+        bind(&fd, ifindex, ethertype)?;
+        Self { fd }.registered()
+    }
+
+    fn registered(self) -> io::Result<AsyncFd<Self>> {
         // SAFETY: the socket owns its descriptor, gives out that one only, and closes it when it is dropped, which `AsyncFd`
         // does after it has taken the descriptor out of the reactor.
-        unsafe { AsyncFd::register(Self { fd }) }.map_err(io::Error::from)
+        unsafe { AsyncFd::register(self) }.map_err(io::Error::from)
     }
 
     pub(super) fn send(&self, frame: &[u8]) -> io::Result<()> {

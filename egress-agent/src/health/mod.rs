@@ -61,6 +61,8 @@ pub struct Facts {
     pub uplink: watch::Receiver<Uplink>,
     /// The hand-overs that this node has obeyed.
     pub released: watch::Receiver<Words>,
+    /// The overlay's port, while questions that come through it are answered.
+    pub overlay: watch::Receiver<Option<u16>>,
 }
 
 /// What probes tell.
@@ -77,8 +79,8 @@ pub struct Told {
 
 /// Serves until told to stop.
 pub async fn serve(settings: Settings, facts: Facts, told: Told, stop: CancellationToken) {
-    let Facts { mut ready, mut uplink, released } = facts;
-    let service = HealthService::new(settings.total_timeout, released, told).await;
+    let Facts { mut ready, mut uplink, released, overlay } = facts;
+    let service = HealthService::new(settings.total_timeout, (released, overlay), told).await;
     let mut servers: BTreeMap<IpAddr, DropGuard> = BTreeMap::new();
     let mut said = None;
     loop {

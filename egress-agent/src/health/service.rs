@@ -30,6 +30,8 @@ struct Shared {
     reporter: HealthReporter,
     total_timeout: Duration,
     released: watch::Receiver<Words>,
+    /// The overlay's port, while questions that come through it are answered.
+    overlay: watch::Receiver<Option<u16>>,
     probes: Mutex<Probes>,
 }
 
@@ -41,12 +43,16 @@ struct Probes {
 }
 
 impl HealthService {
-    pub(super) async fn new(total_timeout: Duration, released: watch::Receiver<Words>, told: Told) -> Self {
+    pub(super) async fn new(
+        total_timeout: Duration,
+        (released, overlay): (watch::Receiver<Words>, watch::Receiver<Option<u16>>),
+        told: Told,
+    ) -> Self {
         let reporter = HealthReporter::new();
         report(&reporter, false).await;
         let probes = Mutex::new(Probes { touch: Touch::default(), told, other_timeout: None });
         let obstacle = watch::Sender::new(Some(Obstacle::NotInStep));
-        Self(Arc::new(Shared { obstacle, reporter, total_timeout, released, probes }))
+        Self(Arc::new(Shared { obstacle, reporter, total_timeout, released, overlay, probes }))
     }
 
     pub(super) fn into_server(self) -> HealthServer<Self> {
@@ -138,6 +144,8 @@ impl Health for HealthService {
             regain::set_wanted(metadata, &self.0.wanted());
             touch::set_timeout(metadata, self.0.total_timeout);
             release::set_released(metadata, &self.0.released.borrow());
+            let overlay = *self.0.overlay.borrow();
+            overlay.into_iter().for_each(|port| touch::set_overlay_port(metadata, port));
         }
         Ok(answer)
     }

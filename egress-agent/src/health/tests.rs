@@ -39,7 +39,7 @@ impl Ground {
             Told { heard, total: watch::channel(None).0, orders, regain: Regain::default() },
             watch::channel(Words::new()).1,
         );
-        let facts = Facts { ready: is_ready, uplink: is_uplink, released };
+        let facts = Facts { ready: is_ready, uplink: is_uplink, released, overlay: watch::channel(None).1 };
         let server = tokio::spawn(serve(settings, facts, told, stop.clone()));
         Self { port, ready, uplink, heard: is_heard, orders: is_ordered, stop, server }
     }

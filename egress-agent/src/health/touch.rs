@@ -21,6 +21,8 @@ use tonic::metadata::{AsciiMetadataValue, MetadataMap};
 const PROBE: &str = "egress-agent-probe";
 /// Of probe and answer: the total timeout in milliseconds that the sender goes by.
 const TIMEOUT: &str = "egress-agent-total-timeout";
+/// Of an answer: the port of the overlay, where the agent answers questions that come through it.
+const OVERLAY: &str = "egress-agent-overlay-port";
 /// Of an answer: the greatest term that has been heard of.
 const TERM: &str = "egress-agent-term";
 
@@ -72,6 +74,15 @@ pub fn term(metadata: &MetadataMap) -> Option<u64> {
 
 pub fn set_term(metadata: &mut MetadataMap, term: u64) {
     put(metadata, TERM, &term.to_string());
+}
+
+/// The port of the overlay, where the agent answers there.
+pub fn overlay_port(metadata: &MetadataMap) -> Option<u16> {
+    number(metadata, OVERLAY).and_then(|port| u16::try_from(port).ok())
+}
+
+pub fn set_overlay_port(metadata: &mut MetadataMap, port: u16) {
+    put(metadata, OVERLAY, &port.to_string());
 }
 
 fn number(metadata: &MetadataMap, key: &'static str) -> Option<u64> {

@@ -158,6 +158,7 @@ impl Cluster {
                 namespace: "kube-system".into(),
                 health: health::Settings { port: 0, tls: None, total_timeout: Duration::ZERO },
                 probing: None,
+                overlay: None,
                 host: None,
                 questions: None,
                 station: None,

@@ -184,10 +184,13 @@ fn forged_packets_are_dropped_by_name() {
         let mut no_ip = inner;
         no_ip.from = IpAddr::from([0, 0, 0, 0]);
         no_ip.to = no_ip.from;
-        let mut frame = wrapped(V4.other_node, cast.here, &no_ip);
-        let at = frame.len() - no_ip.frame().len() + 12;
-        frame[at..at + 2].copy_from_slice(&[0x88, 0xb5]);
-        assert_eq!(arrives(stage, &wire, &frame), is(Verdict::Malformed));
+        // Agents ask each other so, by the network that is no object's.
+        for (id, verdict) in [(cast.here, Verdict::Malformed), (0, Verdict::NotIp)] {
+            let mut frame = wrapped(V4.other_node, id, &no_ip);
+            let at = frame.len() - no_ip.frame().len() + 12;
+            frame[at..at + 2].copy_from_slice(&[0x88, 0xb5]);
+            assert_eq!(arrives(stage, &wire, &frame), is(verdict), "{id}");
+        }
     });
 }
 

@@ -41,6 +41,8 @@ pub mod ethertype {
     pub const IPV4: u16 = 0x0800;
     pub const ARP: u16 = 0x0806;
     pub const IPV6: u16 = 0x86dd;
+    /// Questions of agents through the overlay: Local Experimental EtherType 1 (IEEE Std 802-2014 section 9.2.3).
+    pub const ECHO: u16 = 0x88b5;
 }
 
 /// Byte offsets within the network header.

@@ -69,6 +69,10 @@ pub(crate) fn tests() -> Vec<LabTest> {
         test("dead_agent_is_given_time_where_nobody_is_probed", dead_agent::is_given_time_where_nobody_is_probed),
         test("cut_off_nodes_lose_their_addresses", reachability::cut_off_nodes_lose_their_addresses),
         test(
+            "nodes_that_the_overlay_does_not_reach_lose_their_addresses",
+            reachability::nodes_that_the_overlay_does_not_reach_lose_their_addresses,
+        ),
+        test(
             "nodes_that_die_together_lose_their_addresses",
             reachability::nodes_that_die_together_lose_their_addresses,
         ),

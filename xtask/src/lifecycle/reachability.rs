@@ -16,6 +16,7 @@ use crate::lab::server::HTTP_PORT;
 use crate::testing::lab::LabContext;
 
 const ADDRESS: &str = "172.18.0.110";
+const TUNNEL_PORT: u16 = 4794;
 const NAMES: [&str; 3] = ["one", "two", "three"];
 /// Several times what a silent node has.
 const PROOF: Duration = Duration::from_secs(4);
@@ -160,6 +161,37 @@ pub(super) fn what_leaves_the_road_whole_moves_nothing(context: &LabContext) -> 
     let router = &ground.lab.node(node(gateway)?).router;
     router.exec("ip", &["link", "set", "ovl0", "down"])?;
     stays(&ground, gateway, source)
+}
+
+/// A firewall between nodes closes the overlay's port to one of them; all else goes on.
+pub(super) fn nodes_that_the_overlay_does_not_reach_lose_their_addresses(context: &LabContext) -> Result<()> {
+    let Stage { mut ground, leader, gateway, heir, source } = start(context)?;
+    let closed = |node: &str, to: usize| -> Result<String> {
+        let address = ground.lab.node(super::ground::node(to)?).number.address().v4;
+        Ok(format!(
+            "add table bridge {node}
+             add chain bridge {node} forward {{ type filter hook forward priority 0; }}
+             add rule bridge {node} forward ip daddr {address} udp dport {TUNNEL_PORT} counter drop
+"
+        ))
+    };
+    let (first, second) = (closed("first", gateway)?, closed("second", heir)?);
+    println!("the overlay does not reach node{gateway} any more");
+    let cut = Instant::now();
+    ground.lab.lan().feed("nft", &["-f", "-"], &first)?;
+    moves(&ground, source, (gateway, cut))?;
+    println!("nor does it reach node{heir}: nowhere to go");
+    ground.lab.lan().feed("nft", &["-f", "-"], &second)?;
+    let log = ground.agent(leader)?.log().to_owned();
+    until("the leader says why", PATIENCE, || {
+        let text = std::fs::read_to_string(&log)?;
+        let line =
+            |line: &str| line.contains("is that UDP port open between nodes?") && line.contains(&format!("node{heir}"));
+        Ok(text.lines().any(line).then_some(()))
+    })?;
+    ensure!(holder(&ground)? == format!("node{heir}"), "the address has gone to {}", holder(&ground)?);
+    ground.lab.lan().exec("nft", &["delete", "table", "bridge", "second"])?;
+    ground.is_seen_as(source, Some(ADDRESS), None)
 }
 
 /// The next hop is lost by one node, then by all.

@@ -8,6 +8,9 @@
 //!   by that road of late. Otherwise nodes that really fail together are found by their condition Ready.
 //! - **Next hop.** Nodes of one network notice within moments of each other that it is gone. So a node that reports it is
 //!   gone only when another of its network still says otherwise a little later.
+//! - **Overlay.** A node that serves and says that it answers questions through the overlay, and does not for twice the
+//!   total timeout, has lost the road between nodes. It is gone if another node has answered by that road just now: else
+//!   it is whoever asks, or a firewall everywhere.
 //! - **Somewhere to go.** Where no node of a network serves, nothing moves: nobody could take the addresses.
 //! - **Coming back.** A node that was gone serves for a while before it counts again, longer each time, unless no other is
 //!   left. A node that stays up is forgiven one failure after the other.
@@ -75,6 +78,12 @@ struct Member {
     pulse: Pulse,
     /// When it was reached at its own address last.
     direct: Option<Instant>,
+    /// It says that it answers through the overlay.
+    has_overlay: bool,
+    /// When it did last.
+    echoed: Option<Instant>,
+    /// Since when its agent says without interruption that it serves.
+    says_since: Option<Instant>,
     gone: bool,
     /// When one that is gone was well last.
     lost: Instant,
@@ -90,6 +99,21 @@ impl Member {
     /// Its silence is that of the node's own address too.
     fn is_direct(&self) -> bool {
         self.direct.is_some_and(|direct| self.pulse.alive() <= direct + DIRECT)
+    }
+
+    fn standing(&self, rules: &Rules, now: Instant) -> Standing {
+        match self.pulse.standing(rules, now) {
+            Standing::Answers(Answer::Serving) if self.has_lost_overlay(rules, now) => {
+                Standing::Answers(Answer::OverlayLost)
+            }
+            standing => standing,
+        }
+    }
+
+    /// An agent that has just started has as much time as any.
+    fn has_lost_overlay(&self, rules: &Rules, now: Instant) -> bool {
+        let Some(says_since) = self.says_since else { return false };
+        self.has_overlay && now >= self.echoed.unwrap_or(says_since).max(says_since) + rules.total * 2
     }
 
     fn hold_down(&self) -> Duration {
@@ -156,6 +180,9 @@ impl Judge {
             traits,
             pulse: Pulse::begin(now),
             direct: None,
+            has_overlay: false,
+            echoed: None,
+            says_since: None,
             gone: false,
             lost: now,
             serves_since: None,
@@ -183,12 +210,30 @@ impl Judge {
         }
     }
 
+    /// Whether it says that it answers through the overlay. One's own node is not asked by that road.
+    pub fn note_overlay(&mut self, node: &str, answers: bool) {
+        if let Some(member) = self.members.get_mut(node) {
+            member.has_overlay = answers && !member.traits.own;
+        }
+    }
+
+    /// It has answered through the overlay.
+    pub fn note_echo(&mut self, node: &str, at: Instant) {
+        if let Some(member) = self.members.get_mut(node) {
+            member.echoed = member.echoed.max(Some(at));
+        }
+    }
+
     /// The next hop of the own node has answered.
     pub fn note_next_hop(&mut self, at: Instant) {
         self.next_hop = self.next_hop.max(Some(at));
     }
 
     pub fn judge(&mut self, now: Instant) -> Judgement {
+        for member in self.members.values_mut() {
+            let says = member.pulse.standing(&self.rules, now) == Standing::Answers(Answer::Serving);
+            member.says_since = says.then(|| member.says_since.unwrap_or(now));
+        }
         let heard = self.look_around(now);
         let networks: BTreeSet<_> = self.members.values().map(|member| member.traits.network).collect();
         self.next_hops.retain(|network, _| networks.contains(network));
@@ -202,11 +247,13 @@ impl Judge {
                 judgement.unreachable.insert(name.clone());
                 judgement.lost.insert(name.clone(), member.lost);
             }
-            let standing = member.pulse.standing(&self.rules, now);
+            let standing = member.standing(&self.rules, now);
             let is_absent = match standing {
                 Standing::AgentSilent | Standing::AgentGone | Standing::Answers(Answer::NotServing) => true,
                 Standing::Silent => !self.cut_off,
-                Standing::Unknown | Standing::Answers(Answer::Serving | Answer::NextHopLost) => false,
+                Standing::Unknown | Standing::Answers(Answer::Serving | Answer::NextHopLost | Answer::OverlayLost) => {
+                    false
+                }
             };
             if is_absent && !member.gone {
                 judgement.absent.insert(name.clone());
@@ -250,10 +297,15 @@ impl Judge {
 
     fn judge_network(&mut self, network: Option<IpNet>, heard: Heard, now: Instant, suspects: &mut BTreeSet<String>) {
         let rules = self.rules;
+        // Whoever asks is not cut off from the overlay itself.
+        let overlay_works = self
+            .members
+            .values()
+            .any(|member| member.has_overlay && member.echoed.is_some_and(|echoed| now < echoed + rules.total));
         let mut members: Vec<(&String, &mut Member, Standing)> = (self.members.iter_mut())
             .filter(|(_, member)| member.traits.network == network)
             .map(|(name, member)| {
-                let standing = member.pulse.standing(&rules, now);
+                let standing = member.standing(&rules, now);
                 (name, member, standing)
             })
             .collect();
@@ -278,6 +330,7 @@ impl Judge {
             Standing::Answers(Answer::NextHopLost) => {
                 next_hop_since.is_some_and(|since| now >= since.max(member.pulse.since()) + TOGETHER)
             }
+            Standing::Answers(Answer::OverlayLost) => overlay_works,
             Standing::Unknown | Standing::AgentSilent | Standing::Answers(Answer::Serving) => false,
         };
         let is_suspect = |member: &Member, standing: Standing| {

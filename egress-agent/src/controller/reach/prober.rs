@@ -6,6 +6,7 @@
 //! was deleted, and whoever reaches an agent without TLS can name any.
 
 mod news;
+mod through;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -21,6 +22,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
 use super::Reach;
+use super::endpoints::endpoint;
 use super::judge::{Judge, Judgement, News, Traits, Treated};
 use super::pulse::{Answer, Standing};
 use super::recall::Recall;
@@ -30,6 +32,8 @@ use crate::controller::leadership::Duty;
 use crate::model::inbox::Taker;
 use crate::model::ledger::{Ledger, Words};
 use crate::model::view::{Change, Node, Update};
+pub use through::Overlay;
+use through::echo;
 
 /// How often is looked who is gone.
 const LOOK: Duration = Duration::from_millis(50);
@@ -50,7 +54,7 @@ pub async fn run(
     own_node: &str,
     mut nodes: Taker,
     (mut duty, next_hop): (Duty, watch::Receiver<Option<Instant>>),
-    reach: watch::Sender<Reach>,
+    (reach, mut overlay): (watch::Sender<Reach>, Option<Overlay>),
     stop: CancellationToken,
 ) {
     let (mut known, mut ledger) = (BTreeMap::new(), Arc::<Ledger>::default());
@@ -93,6 +97,9 @@ pub async fn run(
                     current.note(finding);
                 }
             }
+            Some((node, at)) = echo(&mut overlay) => {
+                round.iter_mut().for_each(|round| round.judge.note_echo(&node, at));
+            }
             // What another's term has ended is this agent's duty all the same where the Lease says so.
             _ = again.tick(), if round.is_none() && duty.leads() => {
                 round = duty.term().map(|term| begin(&manner, own_node, (term, &duty), &reach, (&known, &ledger)));
@@ -102,6 +109,7 @@ pub async fn run(
                     let answered = *next_hop.borrow();
                     answered.into_iter().for_each(|at| round.judge.note_next_hop(at));
                     round.look();
+                    overlay.iter().for_each(|overlay| round.ask_through(overlay));
                 }
             }
         }
@@ -171,6 +179,8 @@ struct Round {
     tasks: JoinSet<()>,
     found: mpsc::Sender<Found>,
     findings: mpsc::Receiver<Found>,
+    /// When nodes were asked through the overlay last.
+    asked_through: Option<Instant>,
     cut_off: bool,
 }
 
@@ -206,6 +216,10 @@ impl Teller {
 
 struct Asked {
     roads: Vec<Road>,
+    /// Where overlay packets to it go.
+    endpoint: Option<IpAddr>,
+    /// The port of its overlay, where it answers there.
+    overlay: Option<u16>,
     task: AbortHandle,
     vouch: Vouch,
     orders: watch::Sender<Words>,
@@ -236,6 +250,7 @@ impl Round {
             tasks,
             found,
             findings,
+            asked_through: None,
             cut_off: false,
         }
     }
@@ -260,6 +275,7 @@ impl Round {
             let roads = roads(node);
             if let Some(asked) = known {
                 asked.until = None;
+                asked.endpoint = endpoint(node).or(asked.endpoint);
                 // Where its addresses cannot be read just now, it is asked where it was before.
                 if roads.is_empty() || asked.roads == roads {
                     continue;
@@ -315,7 +331,8 @@ impl Round {
         let task = self.tasks.spawn(async move {
             join_all(all.iter().map(|road| ask(&manner, road, &asker, |finding| teller.tell(finding)))).await;
         });
-        let asked = Asked { roads, task, vouch, orders, until: None, trouble: None, differs: false };
+        let (endpoint, overlay) = (endpoint(node), None);
+        let asked = Asked { roads, endpoint, overlay, task, vouch, orders, until: None, trouble: None, differs: false };
         self.asked.insert(name.to_owned(), asked);
     }
 
@@ -347,7 +364,9 @@ impl Round {
                 self.reach.send_modify(|reach| drop(reach.released.insert(node.to_string(), words)));
             }
             Finding::Trouble(why) => asked.trouble = Some(why),
-            Finding::Said { timeout, .. } => {
+            Finding::Said { timeout, overlay, .. } => {
+                asked.overlay = overlay;
+                self.judge.note_overlay(&node, overlay.is_some());
                 let total = self.manner.rules.total;
                 let differs = timeout.is_some_and(|timeout| timeout != total);
                 if differs && !asked.differs {

@@ -41,6 +41,8 @@ pub enum Answer {
     Serving,
     /// It could serve, but its next hop is silent.
     NextHopLost,
+    /// It could serve, but does not answer through the overlay.
+    OverlayLost,
     NotServing,
 }
 

@@ -105,6 +105,8 @@ pub(super) enum Finding {
     Said {
         timeout: Option<Duration>,
         term: Option<u64>,
+        /// The overlay's port, where it answers questions through it.
+        overlay: Option<u16>,
     },
     /// Beside an answer: what the agent has let go of. Not said again while it stays the same.
     Released(Words),
@@ -138,7 +140,8 @@ impl Failure {
 impl From<Answer> for Probed {
     fn from(answer: Answer) -> Self {
         match answer {
-            Answer::Serving => Self::Serving,
+            // The judge's word of one that says so.
+            Answer::Serving | Answer::OverlayLost => Self::Serving,
             Answer::NextHopLost => Self::NextHopLost,
             Answer::NotServing => Self::NotServing,
         }
@@ -211,7 +214,8 @@ pub(super) async fn ask(manner: &Manner, road: &Road, asker: &Asker, tell: impl 
                     line.note_answered(number, now);
                     let (node, recall) = &asker.recall;
                     recall.note(node, regain::wanted(metadata), regain::promised(metadata), sent);
-                    tell(Finding::Said { timeout: touch::timeout(metadata), term: touch::term(metadata) });
+                    let (timeout, term) = (touch::timeout(metadata), touch::term(metadata));
+                    tell(Finding::Said { timeout, term, overlay: touch::overlay_port(metadata) });
                     let released = release::released(metadata);
                     if number == answered && line.released != released {
                         line.released.clone_from(&released);

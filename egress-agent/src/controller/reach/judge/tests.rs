@@ -1,5 +1,7 @@
 use super::*;
 
+mod overlay;
+
 const RULES: Rules =
     Rules { total: Duration::from_secs(1), interval: Duration::from_millis(250), grace: Duration::from_secs(30) };
 const OK: Sign = Sign::Answer(Answer::Serving);
@@ -12,6 +14,8 @@ struct Play {
     start: Instant,
     now: u64,
     signs: BTreeMap<&'static str, Option<Sign>>,
+    /// Who says that it answers through the overlay, and whether it does.
+    overlay: BTreeMap<&'static str, bool>,
     /// Whether the own next hop answers.
     next_hop: bool,
     /// Every change of who is gone.
@@ -37,6 +41,7 @@ impl Play {
             start,
             now: 0,
             signs,
+            overlay: BTreeMap::new(),
             next_hop: false,
             changes: Vec::new(),
             suspects: BTreeSet::new(),
@@ -52,6 +57,14 @@ impl Play {
 
     fn set(&mut self, node: &'static str, sign: Option<Sign>) {
         self.signs.insert(node, sign);
+    }
+
+    /// These say that they answer through the overlay, and do or do not.
+    fn overlay(&mut self, nodes: &[&'static str], answers: bool) {
+        for node in nodes {
+            self.overlay.insert(node, answers);
+            self.judge.note_overlay(node, true);
+        }
     }
 
     /// These have been reached at their own addresses.
@@ -75,6 +88,11 @@ impl Play {
                     && let Some(sign) = sign
                 {
                     self.judge.note(node, *sign, now);
+                }
+            }
+            if self.now.is_multiple_of(250) {
+                for (node, _) in self.overlay.iter().filter(|(_, answers)| **answers) {
+                    self.judge.note_echo(node, now);
                 }
             }
             if self.next_hop && self.now % 250 == 110 {

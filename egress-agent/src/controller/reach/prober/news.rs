@@ -18,6 +18,16 @@ impl Round {
             (Standing::Answers(Answer::NextHopLost), Treated::AsReachable) => {
                 debug!(node, "the node's next hop does not answer");
             }
+            (Standing::Answers(Answer::OverlayLost), Treated::AsReachable) => warn!(
+                node,
+                port = asked.and_then(|asked| asked.overlay),
+                "the node answers health checks, but nothing through the overlay, and nothing can be moved from it: is that UDP port open between nodes?"
+            ),
+            (Standing::Answers(Answer::OverlayLost), Treated::AsGone) => warn!(
+                node,
+                port = asked.and_then(|asked| asked.overlay),
+                "the node answers health checks, but nothing through the overlay, by which others answer: unreachable"
+            ),
             (Standing::Answers(_), Treated::AsReachable) => {
                 warn!(node, "the node says that it cannot carry egress traffic, but no other could");
             }

@@ -37,7 +37,8 @@ fn serve(number: u8, port: u16) -> Server {
     let (ready, is_ready) = watch::channel(Ready { serving: true, management });
     let ((uplink, is_uplink), (heard, is_heard)) = (watch::channel(Uplink::Works), watch::channel(None));
     let ((released, is_released), (orders, is_ordered)) = (watch::channel(Words::new()), watch::channel(Words::new()));
-    let facts = health::Facts { ready: is_ready, uplink: is_uplink, released: is_released };
+    let facts =
+        health::Facts { ready: is_ready, uplink: is_uplink, released: is_released, overlay: watch::channel(None).1 };
     let (regain, stop) = (Regain::default(), CancellationToken::new());
     let told = health::Told { heard, total: watch::channel(None).0, orders, regain: regain.clone() };
     let settings = health::Settings { port, tls: None, total_timeout: RULES.total };
@@ -53,7 +54,9 @@ fn prober(port: u16, duty: Duty) -> (Giver, watch::Receiver<Reach>, DropGuard) {
     let (manner, stop) = (manner(port), CancellationToken::new());
     let ((giver, taker), (reach, is_reach)) = (inbox(), watch::channel(Reach::by(manner.lease())));
     let stopped = stop.clone();
-    tokio::spawn(async move { run(manner, "node9", taker, (duty, watch::channel(None).1), reach, stopped).await });
+    tokio::spawn(
+        async move { run(manner, "node9", taker, (duty, watch::channel(None).1), (reach, None), stopped).await },
+    );
     (giver, is_reach, stop.drop_guard())
 }
 

@@ -107,7 +107,7 @@ async fn agent_with(tls: Option<Tls>) -> Agent {
     let ((uplink, is_uplink), (heard, is_heard)) = (watch::channel(Uplink::Works), watch::channel(None));
     let stop = CancellationToken::new();
     let released = watch::channel(Words::new()).1;
-    let facts = health::Facts { ready: is_ready, uplink: is_uplink, released };
+    let facts = health::Facts { ready: is_ready, uplink: is_uplink, released, overlay: watch::channel(None).1 };
     let told = health::Told {
         heard,
         total: watch::channel(None).0,
@@ -165,7 +165,7 @@ async fn an_agent_answers_and_learns_that_it_was_heard() {
     let begin = Instant::now();
     let findings = found(agent.port, Duration::from_millis(1200)).await;
     assert_eq!(answers(&findings), [Sign::Answer(Answer::Serving)]);
-    let said = Finding::Said { timeout: Some(Duration::from_secs(5)), term: Some(3) };
+    let said = Finding::Said { timeout: Some(Duration::from_secs(5)), term: Some(3), overlay: None };
     assert!(findings.contains(&said), "{findings:?}");
     let heard = agent.heard.borrow().expect("the third probe confirms the second");
     assert!(heard >= begin + RULES.interval);
@@ -223,7 +223,7 @@ async fn a_session_that_is_closed_is_begun_anew() {
     let (_uplink, is_uplink) = watch::channel(Uplink::Works);
     let settings = health::Settings { port, tls: None, total_timeout: Duration::from_secs(1) };
     let released = watch::channel(Words::new()).1;
-    let facts = health::Facts { ready: is_ready, uplink: is_uplink, released };
+    let facts = health::Facts { ready: is_ready, uplink: is_uplink, released, overlay: watch::channel(None).1 };
     let told = health::Told {
         heard: watch::channel(None).0,
         total: watch::channel(None).0,

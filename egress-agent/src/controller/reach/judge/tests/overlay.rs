@@ -1,0 +1,58 @@
+//! Nodes that answer health checks, and nothing through the overlay.
+
+use super::*;
+
+#[test]
+fn a_node_that_has_lost_the_overlay_alone_is_gone_though_it_answers() {
+    let mut play = Play::new(&["a", "b", "c", "own"]);
+    play.overlay(&["a", "b", "own"], true);
+    // One of another version, which is not asked.
+    play.until(10_000);
+    assert_eq!(play.changes, []);
+    play.overlay(&["a"], false);
+    play.until(11_900);
+    assert_eq!(play.changes, [], "datagrams may be lost");
+    play.until(12_100);
+    assert_eq!(play.gone(), ["a"]);
+    play.overlay(&["a"], true);
+    play.until(13_900);
+    assert_eq!(play.gone(), ["a"], "the hold-down is not over");
+    play.until(14_500);
+    assert_eq!(play.gone(), Vec::<String>::new());
+}
+
+#[test]
+fn an_overlay_that_nobody_answers_by_is_not_the_nodes() {
+    let mut play = Play::new(&["a", "b", "own"]);
+    play.overlay(&["a", "b", "own"], true);
+    play.until(10_000);
+    play.overlay(&["a", "b"], false);
+    play.until(60_000);
+    assert_eq!((play.changes.len(), play.absent.len()), (0, 0), "it is whoever asks");
+    play.overlay(&["b"], true);
+    play.until(60_300);
+    assert_eq!(play.gone(), ["a"], "now another answers");
+}
+
+#[test]
+fn an_overlay_that_was_never_there_is_seen_and_one_of_an_agent_that_starts_is_waited_for() {
+    let mut play = Play::new(&["a", "b"]);
+    play.overlay(&["a"], false);
+    play.overlay(&["b"], true);
+    play.until(1900);
+    assert_eq!(play.changes, []);
+    play.until(2300);
+    assert_eq!(play.gone(), ["a"]);
+    let mut play = Play::new(&["a", "b"]);
+    play.overlay(&["a", "b"], true);
+    play.until(10_000);
+    // Its agent is stopped: its kernel answers, and nothing through the overlay.
+    play.set("a", Some(Sign::Kernel));
+    play.overlay(&["a"], false);
+    play.until(30_000);
+    play.set("a", Some(OK));
+    play.until(31_800);
+    play.overlay(&["a"], true);
+    play.until(60_000);
+    assert_eq!(play.changes, []);
+}
