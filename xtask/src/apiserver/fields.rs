@@ -115,7 +115,7 @@ fn extended(path: &Path, step: String) -> Path {
     longer
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Operation {
     Apply,
     Update,
@@ -219,8 +219,10 @@ pub(crate) fn managers(object: &Value) -> Vec<Manager> {
 }
 
 pub(crate) fn set_managers(object: &mut Value, managers: &[Manager]) {
-    let entries: Vec<Value> =
-        managers.iter().filter(|manager| !manager.fields.is_empty()).map(Manager::to_json).collect();
+    let mut managers: Vec<&Manager> = managers.iter().filter(|manager| !manager.fields.is_empty()).collect();
+    // So that who applies what he has applied before changes nothing.
+    managers.sort_by_key(|manager| (manager.operation, &manager.time, &manager.name));
+    let entries: Vec<Value> = managers.into_iter().map(Manager::to_json).collect();
     let entries = (!entries.is_empty()).then_some(Value::Array(entries));
     meta::set_or_remove(meta::metadata_mut(object), "managedFields", entries);
 }

@@ -6,6 +6,7 @@
 
 mod access;
 mod admission;
+mod definition;
 mod install;
 mod kubectl;
 mod objects;
