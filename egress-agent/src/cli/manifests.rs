@@ -122,6 +122,17 @@ fn nothing_of_the_configuration_file_is_ignored() {
 }
 
 #[test]
+fn probes_ask_where_the_agent_answers() {
+    let address: std::net::SocketAddr =
+        settings("base")["EGRESS_AGENT_METRICS_BIND_ADDRESS"].parse().expect("an address");
+    let container = &documents("base/daemonset.yaml").remove(0)["spec"]["template"]["spec"]["containers"][0];
+    for (probe, path) in [("readinessProbe", "/readyz"), ("livenessProbe", "/healthz")] {
+        let asked = json!({"host": address.ip().to_string(), "port": address.port(), "path": path});
+        assert_eq!(container[probe]["httpGet"], asked, "{probe}");
+    }
+}
+
+#[test]
 fn pods_are_not_privileged() {
     for path in ["base/daemonset.yaml", "cleanup/daemonset.yaml"] {
         let pod = documents(path).remove(0)["spec"]["template"]["spec"].clone();
