@@ -35,6 +35,8 @@ struct Cli {
 enum Command {
     /// Set up the eBPF toolchain and build the eBPF object and the agent
     Build(toolchain::BuildArgs),
+    /// Make a container image of egress-agent: one static binary on an empty base
+    Image(toolchain::ImageArgs),
     /// Bring up the lab with real agents and play the story of an egress IP on it
     Run(story::RunArgs),
     /// Bring up the lab's network alone, without agents and without an API server
@@ -73,6 +75,7 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     let outcome = match cli.command {
         Command::Build(args) => done(toolchain::build(&args)),
+        Command::Image(args) => done(toolchain::image(&args)),
         Command::Run(args) => done(story::run(&args)),
         Command::Lab(args) => done(lab::run(&args)),
         Command::Bench(args) => done(bench::run(&args)),

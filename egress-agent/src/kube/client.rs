@@ -55,6 +55,10 @@ pub async fn connect_as_user(kubeconfig: Option<&Path>) -> Result<Client, Client
 /// in between. Here whoever asks knows better when to ask again, and is to know that it was in vain.
 pub(super) fn client(mut config: Config) -> kube::Result<(Client, Outages)> {
     (config.default_retry, config.connect_timeout) = (false, Some(CONNECT));
+    // Without TLS nobody's word is needed; else the library would look for the system's, and an image has none.
+    if config.cluster_url.scheme_str() == Some("http") {
+        config.root_cert.get_or_insert_default();
+    }
     let outages = Outages::new(&config.cluster_url.to_string());
     let client = ClientBuilder::try_from(config)?.with_layer(&Revive(outages.clone())).build();
     Ok((client, outages))

@@ -2,8 +2,6 @@
 //! and no others, in every set, and nothing to be gained by another program. What an agent cannot do with them shows in the
 //! lab before it shows in somebody's cluster.
 
-use std::path::Path;
-
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
@@ -11,7 +9,7 @@ use crate::toolchain::{Paths, packages};
 
 /// The command that starts a program confined: it replaces itself by that program.
 pub(crate) fn confined(program: &str) -> Result<Vec<String>> {
-    let granted = granted(&Paths::find()?.root.join("deploy/base/daemonset.yaml"))?;
+    let granted = granted()?;
     let setpriv = packages::find("setpriv").context("setpriv is missing: it comes with util-linux")?;
     let set = granted.iter().fold("-all".to_owned(), |set, name| format!("{set},+{name}"));
     Ok(vec![
@@ -25,8 +23,9 @@ pub(crate) fn confined(program: &str) -> Result<Vec<String>> {
 }
 
 /// As setpriv names them.
-fn granted(manifest: &Path) -> Result<Vec<String>> {
-    let text = std::fs::read_to_string(manifest).with_context(|| format!("read {}", manifest.display()))?;
+pub(crate) fn granted() -> Result<Vec<String>> {
+    let manifest = Paths::find()?.root.join("deploy/base/daemonset.yaml");
+    let text = std::fs::read_to_string(&manifest).with_context(|| format!("read {}", manifest.display()))?;
     let object: Value = serde_yaml::from_str(&text)?;
     let security = &object["spec"]["template"]["spec"]["containers"][0]["securityContext"];
     let dropped = security.pointer("/capabilities/drop/0").and_then(Value::as_str);

@@ -33,7 +33,7 @@ mod firewall;
 pub(crate) mod flows;
 mod hold;
 pub(crate) mod ledger;
-mod netns;
+pub(crate) mod netns;
 pub(crate) mod packet;
 mod quirks;
 mod script;

@@ -76,6 +76,11 @@ impl Netns {
         Ok(thread)
     }
 
+    /// The lab's.
+    pub(crate) fn prefix(&self) -> &str {
+        &self.prefix
+    }
+
     /// A command with the lab's mark; start it inside [`Netns::run`], or use [`Netns::output`].
     pub(crate) fn command(&self, program: &str) -> Command {
         marked(&self.prefix, program)

@@ -16,6 +16,7 @@
 //! | `kubectl` | what people type |
 //! | `refusals`, `objects_refused` | bad input: one clear line, running traffic unharmed |
 //! | `cleanup` | `egress-agent cleanup` leaves nothing |
+//! | `image` | the agent in a container, from its image |
 //!
 //! `ground` is the lab with everything on it, `objects` writes EgressIP objects, `pins` reads a node's kernel, `wait`
 //! waits for conditions and says how long they took.
@@ -25,6 +26,7 @@ mod cleanup;
 mod dead_agent;
 mod ground;
 mod handover;
+mod image;
 mod inspect;
 mod kubectl;
 mod leader;
@@ -63,6 +65,7 @@ pub(crate) fn tests() -> Vec<LabTest> {
         test("bad_start_is_refused_in_one_line", refusals::one_clear_line),
         test("bad_objects_are_named_and_hurt_nobody", objects_refused::are_named_and_hurt_nobody),
         test("cleanup_leaves_nothing", cleanup::leaves_nothing),
+        test("image_agent_from_it_serves", image::agent_from_the_image_serves),
         test("restarts_of_agents_lose_no_packet", restart::under_traffic),
         test("start_is_stopped_at_once", restart::stopped_while_it_starts),
         test("dead_agent_does_not_keep_its_addresses", dead_agent::does_not_keep_its_addresses),

@@ -7,6 +7,7 @@
 //! 3. `object` builds `egress-ebpf` and copies the object to `<target>/bpf/egress-ebpf.o`, where egress-agent/build.rs
 //!    finds it.
 //! 4. `agent` builds egress-agent, which embeds the object.
+//! 5. `image`, when asked, builds it once more, static, and makes an image of it.
 //!
 //! Each step looks first whether there is something to do, so that a build with nothing to do takes well under a second.
 //! `packages` is about distribution packages at run time (nft, tcpdump, ...) and is used by the lab, the story and the
@@ -19,6 +20,7 @@ mod compiler;
 mod debian;
 pub(crate) mod debs;
 mod deps;
+mod image;
 mod linker;
 mod lint;
 mod object;
@@ -35,6 +37,7 @@ use clap::Args;
 pub(crate) use codegen::{CodegenArgs, check_generated, codegen, generated_paths};
 pub(crate) use command::{Progress, cargo, is_root, output, run};
 pub(crate) use deps::deps;
+pub(crate) use image::{BINARY, Image, ImageArgs, image};
 pub(crate) use lint::{LintArgs, lint};
 pub(crate) use paths::Paths;
 

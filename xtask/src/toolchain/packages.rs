@@ -24,6 +24,8 @@ pub(crate) enum Purpose {
     Guest,
     /// Building libFuzzer.
     Fuzz,
+    /// The container image, and starting it.
+    Image,
 }
 
 /// One program, and the packages that bring it.
@@ -39,7 +41,7 @@ const fn tool(program: &'static str, package: &'static str, purposes: &'static [
     Tool { program, debian: package, ubuntu: package, purposes }
 }
 
-use Purpose::{Fuzz, Guest, Lab, Programs, Traffic};
+use Purpose::{Fuzz, Guest, Image, Lab, Programs, Traffic};
 
 const TOOLS: &[Tool] = &[
     tool("ip", "iproute2", &[Lab, Traffic, Programs, Guest]),
@@ -49,6 +51,9 @@ const TOOLS: &[Tool] = &[
     tool("setpriv", "util-linux", &[Lab, Programs]),
     tool("xz", "xz-utils", &[Guest]),
     tool("c++", "g++", &[Fuzz]),
+    tool("musl-gcc", "musl-tools", &[Image]),
+    tool("umoci", "umoci", &[Image]),
+    tool("runc", "runc", &[Image]),
     tool("ethtool", "ethtool", &[Lab]),
     tool("ping", "iputils-ping", &[Traffic]),
     tool("curl", "curl", &[Traffic]),

@@ -1,0 +1,186 @@
+//! `cargo xtask image`: one static binary on an empty base, as an OCI image.
+//!
+//! The binary is built for musl, of the architecture of this machine: nothing here names one. `umoci`, from the distribution's
+//! packages, makes the image; no engine runs and no registry is asked. There are two forms of it below `target/image`: an OCI
+//! layout (`oci`, for `skopeo copy`), and the same in one file (for `ctr images import`, `podman load` and
+//! `kind load image-archive`).
+//!
+//! There are no certificates in it: the API server's authority comes with the service account or the kubeconfig, that of
+//! health checks with a flag.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+
+use super::command::{Progress, cargo, output, run};
+use super::packages::{self, Purpose};
+use super::{BuildArgs, Paths, ensure_object};
+
+#[derive(Args, Clone, Debug)]
+pub(crate) struct ImageArgs {
+    /// Build egress-agent without optimisations: quicker, for trying the image
+    #[arg(long)]
+    dev: bool,
+    /// Never install a distribution package or a toolchain component: name what is missing and stop
+    #[arg(long)]
+    no_install: bool,
+}
+
+/// The name that people give it; a registry goes before it.
+const NAME: &str = "egress-agent";
+/// Also the tag.
+const VERSION: &str = env!("CARGO_PKG_VERSION");
+/// Where the binary is in the image.
+pub(crate) const BINARY: &str = "/usr/bin/egress-agent";
+/// Mount points of the DaemonSet, and what every runtime mounts: the root is read-only.
+const FOLDERS: [&str; 7] = ["bpf", "dev", "etc/egress-agent", "proc", "run/egress-agent", "sys", "usr/bin"];
+
+/// What `cargo xtask image` leaves behind.
+pub(crate) struct Image {
+    folder: PathBuf,
+}
+
+impl Image {
+    pub(crate) fn expected(paths: &Paths) -> Self {
+        Self { folder: paths.target.join("image") }
+    }
+
+    pub(crate) fn exists(&self) -> bool {
+        self.layout().join("index.json").exists()
+    }
+
+    fn layout(&self) -> PathBuf {
+        self.folder.join("oci")
+    }
+
+    fn archive(&self) -> PathBuf {
+        self.folder.join(format!("{NAME}-{VERSION}-{}.tar", std::env::consts::ARCH))
+    }
+
+    /// As umoci names it.
+    fn reference(&self) -> String {
+        format!("{}:{VERSION}", self.layout().display())
+    }
+
+    /// A bundle for a container runtime: the root file system, and a configuration made from the image's.
+    pub(crate) fn unpack(&self, bundle: &Path) -> Result<()> {
+        umoci(&["unpack", "--image", &self.reference(), &bundle.display().to_string()])
+    }
+}
+
+pub(crate) fn image(args: &ImageArgs) -> Result<()> {
+    let progress = Progress::start();
+    let paths = Paths::find()?;
+    packages::ensure(Purpose::Image, !args.no_install)?;
+    ensure_object(&paths, &BuildArgs { no_install: args.no_install, ..BuildArgs::default() }, &progress)?;
+    let binary = static_binary(&paths, args, &progress)?;
+    let image = Image::expected(&paths);
+    if image.folder.exists() {
+        fs::remove_dir_all(&image.folder).with_context(|| format!("remove {}", image.folder.display()))?;
+    }
+    let root = image.folder.join("root");
+    lay_out(&root, &binary)?;
+    assemble(&image, &root)?;
+    fs::remove_dir_all(&root)?;
+    run(Command::new("tar").arg("-C").arg(image.layout()).arg("-cf").arg(image.archive()).arg("."))?;
+    progress.step(&format!("ready: {}, {}", image.layout().display(), image.archive().display()));
+    Ok(())
+}
+
+/// Linked with everything that it needs, so that it runs on nothing.
+fn static_binary(paths: &Paths, args: &ImageArgs, progress: &Progress) -> Result<PathBuf> {
+    let target = format!("{}-unknown-linux-musl", std::env::consts::ARCH);
+    ensure_target(&target, !args.no_install)?;
+    progress.step(&format!("building egress-agent for {target}; the first time takes some minutes"));
+    let mut command = cargo();
+    command.args(["build", "--package", NAME, "--bin", NAME, "--target", &target]);
+    if !args.dev {
+        command.arg("--release");
+    }
+    run(command.current_dir(&paths.root)).context("build egress-agent for the image")?;
+    let profile = if args.dev { "debug" } else { "release" };
+    let binary = paths.target.join(&target).join(profile).join(NAME);
+    let bytes = fs::read(&binary).with_context(|| format!("read {}", binary.display()))?;
+    if names_an_interpreter(&bytes)? {
+        bail!("{} wants a dynamic linker, which the image does not have", binary.display());
+    }
+    Ok(binary)
+}
+
+fn ensure_target(target: &str, install: bool) -> Result<()> {
+    let installed = output(Command::new("rustup").args(["target", "list", "--installed"]));
+    let installed = installed.context("targets come by rustup")?;
+    if installed.lines().any(|line| line == target) {
+        return Ok(());
+    }
+    if !install {
+        bail!("missing: the target {target}; `rustup target add {target}`, or leave out --no-install");
+    }
+    println!("installing a toolchain component: the target {target}");
+    run(Command::new("rustup").args(["target", "add", target]))
+}
+
+/// Whether an ELF file has a program header of the type `PT_INTERP`.
+fn names_an_interpreter(file: &[u8]) -> Result<bool> {
+    const INTERP: u32 = 3;
+    let field = |at: usize, size: usize| -> Option<u64> {
+        let bytes = file.get(at..at + size)?;
+        Some(bytes.iter().rev().fold(0, |number, byte| number << 8 | u64::from(*byte)))
+    };
+    let read = || -> Option<bool> {
+        // 64 bits, little endian.
+        if file.get(..6)? != [0x7f, b'E', b'L', b'F', 2, 1] {
+            return None;
+        }
+        let (begin, size, count) = (field(32, 8)?, field(54, 2)?, field(56, 2)?);
+        let headers = (0..count).map(|number| field(usize::try_from(begin + number * size).ok()?, 4));
+        let kinds: Option<Vec<u64>> = headers.collect();
+        Some(kinds?.contains(&u64::from(INTERP)))
+    };
+    read().context("this is no ELF file of 64 bits")
+}
+
+fn lay_out(root: &Path, binary: &Path) -> Result<()> {
+    for folder in FOLDERS {
+        fs::create_dir_all(root.join(folder))?;
+    }
+    let place = root.join(BINARY.trim_start_matches('/'));
+    fs::copy(binary, &place)?;
+    Ok(fs::set_permissions(&place, fs::Permissions::from_mode(0o755))?)
+}
+
+fn assemble(image: &Image, root: &Path) -> Result<()> {
+    let (layout, reference) = (image.layout().display().to_string(), image.reference());
+    umoci(&["init", "--layout", &layout])?;
+    umoci(&["new", "--image", &reference])?;
+    umoci(&["insert", "--image", &reference, &root.display().to_string(), "/"])?;
+    let labels = ["title=egress-agent".to_owned(), format!("version={VERSION}"), "licenses=Apache-2.0".to_owned()];
+    let labels = labels.map(|label| format!("--config.label=org.opencontainers.image.{label}"));
+    // The path is for `kubectl exec POD -- egress-agent status`.
+    let path = "--config.env=PATH=/usr/bin";
+    let entry = format!("--config.entrypoint={BINARY}");
+    umoci(&["config", "--image", &reference, &entry, path, &labels[0], &labels[1], &labels[2]])?;
+    umoci(&["gc", "--layout", &layout])
+}
+
+fn umoci(arguments: &[&str]) -> Result<()> {
+    output(Command::new("umoci").args(arguments)).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_that_wants_a_dynamic_linker_is_known() {
+        // This test is such a program wherever the project is built; its text is no program at all.
+        let me = fs::read("/proc/self/exe").expect("this program");
+        assert!(names_an_interpreter(&me).expect("an ELF file"));
+        assert!(names_an_interpreter(b"#!/bin/sh\n").is_err());
+        assert!(names_an_interpreter(&me[..40]).is_err());
+    }
+}
