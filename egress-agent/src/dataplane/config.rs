@@ -117,6 +117,25 @@ pub(super) const fn next_generation(generation: u32) -> u32 {
     }
 }
 
+/// Numbers of the decisions that flows keep. None comes twice: a change that could not be told of may have been seen.
+pub(super) struct Decisions(u32);
+
+impl Decisions {
+    /// Zero stands there before the first start, and where a change was not over when its agent ended, or when it failed.
+    pub(super) const fn behind(decisions: u32) -> Self {
+        Self(decisions)
+    }
+
+    pub(super) fn next(&mut self, now_ns: u64) -> u32 {
+        self.0 = match self.0 {
+            // Nobody knows which one was the last: one that no flow may have kept.
+            0 => u32::try_from(now_ns / 1_000_000_000).unwrap_or(u32::MAX).rotate_left(12).max(1),
+            last => next_generation(last),
+        };
+        self.0
+    }
+}
+
 /// What the host's settings say now of the ports that it takes for itself.
 pub(super) fn host_ports() -> Seen {
     let read = |name| fs::read_to_string(format!("/proc/sys/net/ipv4/{name}")).ok();
@@ -157,6 +176,20 @@ pub(super) fn warn_of_few(range: PortRange) {
 mod tests {
     use super::*;
     use crate::dataplane::interfaces::Interface;
+
+    /// The program keeps a flow's decision under the number that stands in the configuration; zero keeps none.
+    #[test]
+    fn a_number_that_could_not_be_written_is_not_given_again_and_none_begins_at_one() {
+        // Flows keep 2. A change: zero is written, and the number behind it, 3, is not.
+        let mut decisions = Decisions::behind(1);
+        assert_eq!((decisions.next(0), decisions.next(0), decisions.next(0)), (2, 3, 4));
+        // The agent ends there. Its successor knows nothing of what flows have kept.
+        let mut successor = Decisions::behind(0);
+        let first = successor.next(7_000_000_000);
+        assert_eq!((first, successor.next(7_000_000_000)), (7 << 12, (7 << 12) + 1));
+        assert_eq!(Decisions::behind(0).next(0), 1, "zero is none");
+        assert_eq!(Decisions(u32::MAX).next(0), 1);
+    }
 
     fn facts() -> NodeFacts {
         NodeFacts {

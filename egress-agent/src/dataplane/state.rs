@@ -35,6 +35,7 @@ pub(super) struct State {
     owned_elsewhere: bool,
     /// As last written.
     config: Config,
+    decisions: config::Decisions,
     /// Which ports the host takes for itself.
     host_ports: HostPorts,
     /// Family of the overlay's outer packets.
@@ -72,6 +73,7 @@ impl State {
             contests: Contests::default(),
             facts: NodeFacts::default(),
             owned_elsewhere: false,
+            decisions: config::Decisions::behind(config.decisions),
             config,
             host_ports: HostPorts::new(),
             underlay,
@@ -254,7 +256,7 @@ impl State {
     /// Flows are asked about anew.
     pub(super) fn raise_decisions(&mut self) -> io::Result<()> {
         let mut config = self.config;
-        config.decisions = config::next_generation(config.decisions);
+        config.decisions = self.decisions.next(now_ns()?);
         self.write_config(config)
     }
 

@@ -9,9 +9,10 @@ use std::net::IpAddr;
 use egress_common::abi::{Moving, Sieve};
 use tracing::warn;
 
+use super::super::executor::now_ns;
 use super::super::interfaces::Interface;
 use super::super::tables::NodeTables;
-use super::super::{Settings, claim, config, convert};
+use super::super::{Settings, claim, convert};
 use super::State;
 use crate::model::state::EgressId;
 
@@ -19,7 +20,6 @@ impl State {
     /// What a former run has left, as the uplink is now.
     pub(super) fn adopt_owned(&mut self, settings: &Settings) -> io::Result<()> {
         let adopted = self.heal_owned(settings).and_then(|()| self.reclaim(settings));
-        self.number_anew()?;
         self.decided(adopted)
     }
 
@@ -34,10 +34,11 @@ impl State {
         &mut self,
         change: impl FnOnce(&mut NodeTables) -> io::Result<T>,
     ) -> io::Result<T> {
-        let number = self.config.decisions;
+        let number = self.decisions.next(now_ns()?);
         self.number_decisions(0)?;
         let changed = change(&mut self.tables);
-        self.number_decisions(config::next_generation(number))?;
+        // Where this fails it stays zero until somebody raises it.
+        self.number_decisions(number)?;
         changed
     }
 
@@ -45,15 +46,6 @@ impl State {
         let mut config = self.config;
         config.decisions = decisions;
         self.write_config(config)
-    }
-
-    /// What an agent has left that ended before a change was over: no number that a flow may have kept.
-    fn number_anew(&mut self) -> io::Result<()> {
-        if self.config.decisions != 0 {
-            return Ok(());
-        }
-        let seconds = super::super::executor::now_ns()? / 1_000_000_000;
-        self.number_decisions(u32::try_from(seconds).unwrap_or(u32::MAX).rotate_left(12).max(1))
     }
 
     /// Raised also behind what was done in part.
