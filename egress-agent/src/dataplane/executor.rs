@@ -19,6 +19,7 @@ use tokio::task::spawn_blocking;
 use tracing::{info, warn};
 
 use super::frames::Mac;
+use super::free::free;
 use super::state::{State, own_names};
 use super::tables::Hash;
 use super::{Dataplane, Interface, Shared, claim, contest, convert, cut};
@@ -27,6 +28,7 @@ use crate::model::state::{Action, EgressId, KernelState, PodOwner, PodState, Pol
 
 impl Executor for Dataplane {
     async fn observe(&mut self) -> Result<KernelState, DataplaneError> {
+        free(&self.shared.tables).await;
         observe(&self.shared)
     }
 
@@ -70,7 +72,13 @@ impl Executor for Dataplane {
                 let done = spawn_blocking(move || write(&shared, &action)).await;
                 done.unwrap_or_else(|error| Err(kernel("cut flows")(io::Error::other(error))))
             }
-            other => write(&self.shared, other),
+            Action::SetUnknownPods(_) | Action::Disown(..) | Action::PutMoving(..) | Action::EndMoving(..) => {
+                write(&self.shared, action)
+            }
+            other => {
+                free(&self.shared.tables).await;
+                write(&self.shared, other)
+            }
         }
     }
 }

@@ -44,6 +44,7 @@ mod features;
 mod filters;
 mod foreign;
 mod frames;
+mod free;
 pub mod host;
 mod interfaces;
 mod kernel_types;
