@@ -14,7 +14,7 @@ use super::sampler::Sampler;
 use super::streams::Streams;
 use crate::apiserver::ApiServer;
 use crate::lab::addresses::{self as plan, NodeNumber};
-use crate::lab::agents::{Agent, AgentOptions};
+use crate::lab::agents::{Agent, AgentOptions, last_lines};
 use crate::lab::capture::Capture;
 use crate::lab::cluster::{ApiChoice, Cluster};
 use crate::lab::server::{ECHO_PORT, Server};
@@ -131,8 +131,16 @@ impl Ground {
             self.create(subject)?;
         }
         let end = Instant::now() + PATIENCE;
-        while self.holders()?.iter().any(Option::is_none) || !self.agents_serve()? {
-            ensure!(Instant::now() < end, "the cluster does not serve after {} s", PATIENCE.as_secs());
+        loop {
+            // First: one that has ended is named at once, whatever else is missing for it.
+            let agents = self.silent_agent()?;
+            let unassigned = self.unassigned()?;
+            if agents.is_none() && unassigned.is_none() {
+                break;
+            }
+            let missing: Vec<String> = agents.into_iter().chain(unassigned).collect();
+            let seconds = PATIENCE.as_secs();
+            ensure!(Instant::now() < end, "the cluster does not serve after {seconds} s: {}", missing.join("; "));
             std::thread::sleep(Duration::from_millis(100));
         }
         // Agents learn of pods and addresses within moments; who is not selected yet bears its node's address.
@@ -211,17 +219,27 @@ impl Ground {
 
     /// Whether every agent runs and has brought its kernel in step since it started: then it accepts health checks.
     pub(super) fn agents_serve(&mut self) -> Result<bool> {
-        for agent in &mut self.agents {
-            agent.ensure_alive()?;
-        }
-        for node in self.lab.nodes() {
+        Ok(self.silent_agent()?.is_none())
+    }
+
+    /// One that does not, with its last words. One that has ended is an error.
+    fn silent_agent(&mut self) -> Result<Option<String>> {
+        self.agents.iter_mut().try_for_each(Agent::ensure_alive)?;
+        for (node, agent) in self.lab.nodes().iter().zip(&self.agents) {
             let to = SocketAddr::new(node.number.management().v4.into(), HEALTH_PORT);
             let there = node.host.run(|| Ok(TcpStream::connect_timeout(&to, Duration::from_millis(500)).is_ok()))?;
             if !there {
-                return Ok(false);
+                let (name, said) = (node.name(), last_lines(agent.log(), 3));
+                return Ok(Some(format!("the agent of {name} takes no health checks; its last words:\n{said}")));
             }
         }
-        Ok(true)
+        Ok(None)
+    }
+
+    fn unassigned(&self) -> Result<Option<String>> {
+        let holders = self.holders()?;
+        let mut without = self.subjects.iter().zip(&holders).filter(|(_, holder)| holder.is_none());
+        Ok(without.next().map(|(subject, _)| format!("EgressIP {} has no node for its address", subject.name)))
     }
 
     /// How many watches the API server has.
@@ -232,7 +250,8 @@ impl Ground {
     pub(super) fn wait_for_agents(&mut self) -> Result<()> {
         let end = Instant::now() + PATIENCE;
         while !self.agents_serve()? {
-            ensure!(Instant::now() < end, "an agent does not serve after {} s", PATIENCE.as_secs());
+            let silent = self.silent_agent()?.unwrap_or_default();
+            ensure!(Instant::now() < end, "an agent does not serve after {} s: {silent}", PATIENCE.as_secs());
             std::thread::sleep(Duration::from_millis(100));
         }
         Ok(())

@@ -36,15 +36,16 @@ pub(crate) mod streams;
 mod toll;
 mod wire;
 
+use std::os::unix::fs::PermissionsExt;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 
 use crate::lab::agents::last_lines;
 use crate::testing::lab::{LabContext, LabTest};
 use crate::toolchain::packages::{self, Purpose};
-use crate::toolchain::{BuildArgs, Paths, Progress, ensure_built};
+use crate::toolchain::{BuildArgs, Built, Paths, Progress, ensure_built};
 use fault::{Extent, Fault, Plan};
 use ground::Ground;
 use report::Report;
@@ -134,7 +135,25 @@ pub(crate) fn run(args: &SoakArgs) -> Result<()> {
 
 /// A share of the rounds that a test run has time for.
 pub(crate) fn tests() -> Vec<LabTest> {
-    vec![LabTest { name: "soak_breaks_no_promise", timeout: Duration::from_secs(180), run: short }]
+    vec![
+        LabTest { name: "soak_breaks_no_promise", timeout: Duration::from_secs(180), run: short },
+        LabTest { name: "an_agent_that_ends_is_named_at_once", timeout: Duration::from_secs(60), run: ends },
+    ]
+}
+
+/// In the place of the agent is a program that says why it cannot work, and ends.
+fn ends(context: &LabContext) -> Result<()> {
+    let agent = context.logs.join("agent-that-ends");
+    std::fs::write(&agent, "#!/bin/sh\necho 'error: nothing to load'\nexit 1\n")?;
+    std::fs::set_permissions(&agent, PermissionsExt::from_mode(0o700))?;
+    let built = Built { agent, ..context.built.clone() };
+    let begin = Instant::now();
+    let Err(error) = Ground::start(&built, None, context.logs.clone()) else { bail!("nobody misses the agents") };
+    let (text, took) = (format!("{error:#}"), begin.elapsed());
+    let is_named = text.contains("the agent of node1 has ended") && text.contains("error: nothing to load");
+    ensure!(is_named, "it is not named: {text}");
+    ensure!(took < Duration::from_secs(30), "it took {} s", took.as_secs());
+    Ok(())
 }
 
 const SEED: u64 = 7;
