@@ -241,8 +241,43 @@ pub(super) fn away_api_server_ends_nothing(context: &LabContext) -> Result<()> {
         ensure!(warnings <= WARNINGS_OF_AN_OUTAGE, "node{number} warns {warnings} times: {}", &away[before.len()..]);
     }
     ensure!(holder(&ground, "held")? == format!("node{old}"), "the address has moved");
-    Ok(())
+    paused_meanwhile(&mut ground, old)
 }
+
+/// A node that does not run for longer than its leases last has its address back before the API server is.
+fn paused_meanwhile(ground: &mut Ground, old: usize) -> Result<()> {
+    println!("it goes away again, and the agent of node{old} does not run for a while");
+    set_outage(ground, true);
+    std::thread::sleep(REIGN);
+    let log = ground.agent(old)?.log().to_owned();
+    let before = std::fs::read_to_string(&log)?.len();
+    let said = |what: &str| Ok::<_, anyhow::Error>(std::fs::read_to_string(&log)?[before..].matches(what).count());
+    ground.agent(old)?.pause()?;
+    std::thread::sleep(PAUSE);
+    ground.agent(old)?.resume()?;
+    let begin = Instant::now();
+    until("it gives up what it had", EFFECT, || Ok((said("out of touch with leader")? == 1).then_some(())))?;
+    until("and has it back", EFFECT, || {
+        Ok((said("all other egress nodes have promised")? == 1 && owns(ground, old)?).then_some(()))
+    })?;
+    println!("after {} ms", begin.elapsed().as_millis());
+    for name in NAMES {
+        ground.is_seen_as(name, Some(ADDRESS), None)?;
+    }
+    set_outage(ground, false);
+    ground.agents_serve()?;
+    until("the promises are needed no more", EFFECT, || {
+        Ok((said("are not served by the promises of other nodes any more")? == 1).then_some(()))
+    })?;
+    ensure!(owns(ground, old)?, "it has given the address up again");
+    ensure!(said("out of touch with leader")? == 1, "its leases have run out again");
+    ground.is_seen_as(NAMES[old - 1], Some(ADDRESS), None)
+}
+
+/// Behind that nobody leads any more.
+const REIGN: Duration = Duration::from_secs(3);
+/// Longer than the total timeout, and shorter than twice that: who was away for longer is as one that starts.
+const PAUSE: Duration = Duration::from_millis(1500);
 
 /// That it is gone, and of the former leader that it is none any more.
 const WARNINGS_OF_AN_OUTAGE: usize = 2;
