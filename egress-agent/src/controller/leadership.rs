@@ -8,6 +8,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use super::election::{Election, Record, Reign, Step, Timing, identity, is_identity};
+use super::gaps::Gaps;
 use crate::kube::lease::{LEASE_NAME, LeaderLease};
 use crate::kube::outage::Outages;
 
@@ -137,7 +138,7 @@ pub async fn campaign(
 ) {
     let mut lease = LeaderLease::new(client, namespace);
     let mut election = Election::new(identity, Timing::default());
-    let mut holder = String::new();
+    let (mut holder, mut gaps) = (String::new(), Gaps::default());
     let mut knows_deputies = true;
     let mut failures = outages.failures();
     loop {
@@ -166,6 +167,14 @@ pub async fn campaign(
         let reign = election.reign(now);
         if led && reign.is_none() {
             warn!("this agent does not lead any more");
+        }
+        if let Some(gaps) = gaps.note(reign.map(|reign| reign.since), election.holds(), now) {
+            let deadline_ms = election.timing().renew_deadline.as_millis();
+            warn!(
+                gaps,
+                deadline_ms,
+                "the API server is too slow to lead by: this agent has led with gaps for a minute, and what it decides takes long"
+            );
         }
         published.unknown.send_replace((!is_known).then_some(now));
         published.reign.send_replace(reign);

@@ -3,6 +3,7 @@
 //! Every agent runs it and keeps its view warm; only the leader writes.
 //! - [`election`]: the rule of leadership, pure; [`leadership`]: the loop around it and the Lease; [`deputies`]: who looks
 //!   at it often, pure.
+//! - [`gaps`]: when an API server is too slow to lead by, pure.
 //! - [`assignment`]: objects and nodes -> who serves what, pure. [`numbering`]: egress IDs, pure.
 //! - [`handover`]: when an address that changes its node may be given to the new one; [`suspicion`]: when a node that says
 //!   nothing holds it no more. Pure but for their memory.
@@ -23,6 +24,7 @@ pub mod deputies;
 pub mod draining;
 pub mod election;
 mod failovers;
+pub mod gaps;
 pub mod handover;
 pub mod leader;
 pub mod leadership;

@@ -7,15 +7,15 @@ use std::time::Duration;
 use futures::StreamExt;
 use kube::Client;
 use kube::api::{Api, DynamicObject};
-use tokio::time::Instant;
 
 use super::ledger::{self, LedgerStore};
 use super::{convert, watch};
 use crate::model::ledger::Ledger;
 use crate::model::view::parse_egress_ip;
 
-/// How long all of it may take. Who gets no answer asks again.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// How long each of the two may take, the ledger and then the objects. Who gets no answer asks again, so it is no less than a
+/// slow server takes: whoever cuts it off gets no answer at all.
+const PATIENCE: Duration = Duration::from_secs(2);
 /// Requests at a time.
 const PARALLEL: usize = 16;
 
@@ -29,8 +29,7 @@ pub async fn still_given(
     node_name: String,
     mut questions: BTreeSet<(String, IpAddr)>,
 ) -> BTreeSet<IpAddr> {
-    let end = Instant::now() + PATIENCE;
-    let Ok(Some(ledger)) = tokio::time::timeout_at(end, read_ledger(&store)).await else { return BTreeSet::new() };
+    let Ok(Some(ledger)) = tokio::time::timeout(PATIENCE, read_ledger(&store)).await else { return BTreeSet::new() };
     questions.retain(|(_, address)| ledger.lets_hold(&node_name, address));
     let api: Api<DynamicObject> = Api::all_with(client, &watch::egressip_resource());
     let (api, node_name) = (&api, node_name.as_str());
@@ -42,7 +41,7 @@ pub async fn still_given(
         object.items.iter().any(is_it).then_some(address)
     };
     let answers = futures::stream::iter(questions).map(read).buffer_unordered(PARALLEL);
-    let in_time = answers.take_until(tokio::time::sleep_until(end));
+    let in_time = answers.take_until(tokio::time::sleep(PATIENCE));
     in_time.filter_map(std::future::ready).collect().await
 }
 
@@ -56,6 +55,19 @@ async fn read_ledger(store: &LedgerStore) -> Option<Ledger> {
 mod tests {
     use super::super::stub::Server;
     use super::*;
+
+    #[tokio::test]
+    async fn a_server_that_takes_a_second_and_a_half_for_each_answer_is_waited_for() {
+        let server = Server::start().await;
+        let (client, address) = (server.client().0, IpAddr::from([10, 0, 0, 1]));
+        let store = LedgerStore::new(client.clone(), "slow");
+        let ask = |node: &str| {
+            let questions = BTreeSet::from([("slow".to_owned(), address)]);
+            still_given((client.clone(), store.clone()), node.to_owned(), questions)
+        };
+        let answers = tokio::join!(ask("a"), ask("b"));
+        assert_eq!(answers, (BTreeSet::from([address]), BTreeSet::new()));
+    }
 
     #[tokio::test]
     async fn a_ledger_that_is_not_there_is_waited_for() {

@@ -24,7 +24,11 @@ struct State {
     hang_up: usize,
 }
 
+/// What is `slow` is answered behind this time.
+const SLOW: Duration = Duration::from_millis(1500);
 const OBJECT: &str = r#"{"kind":"ConfigMap","apiVersion":"v1","metadata":{"resourceVersion":"7"}}"#;
+const EGRESS_IP: &str = r#"{"kind":"EgressIP","apiVersion":"k8s.ovn.org/v1","metadata":{"name":"slow"},
+"status":{"items":[{"node":"a","egressIP":"10.0.0.1"}]}}"#;
 const LIST: &str = r#"{"kind":"ConfigMapList","apiVersion":"v1","metadata":{"resourceVersion":"7"},"items":[]}"#;
 
 impl Server {
@@ -59,6 +63,7 @@ async fn answer(mut stream: TcpStream, state: Arc<Mutex<State>>) {
     let mut buffer = [0; 4096];
     while let Ok(length @ 1..) = stream.read(&mut buffer).await {
         let line = String::from_utf8_lossy(&buffer[..length]).lines().next().unwrap_or_default().to_owned();
+        let is_slow = line.contains("slow");
         let text = if line.contains("watch=true") {
             "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n".to_owned()
         } else if line.contains("silence") {
@@ -73,6 +78,7 @@ async fn answer(mut stream: TcpStream, state: Arc<Mutex<State>>) {
             let body = match &line {
                 line if line.starts_with("POST") => "{}",
                 line if line.contains("configmaps/") => OBJECT,
+                line if line.contains("egressips/") => EGRESS_IP,
                 _ => LIST,
             };
             format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{body}", body.len())
@@ -84,6 +90,9 @@ async fn answer(mut stream: TcpStream, state: Arc<Mutex<State>>) {
                 state.hang_up -= 1;
                 return;
             }
+        }
+        if is_slow {
+            tokio::time::sleep(SLOW).await;
         }
         if stream.write_all(text.as_bytes()).await.is_err() {
             return;

@@ -3,6 +3,8 @@
 //! `EGRESS_TEST_KUBECONFIG` names the server (`cargo xtask apiserver --kubeconfig FILE` starts one); without it there is
 //! nothing to talk to and the test says so. It installs the CRD and leaves nothing but that behind.
 
+mod slow;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex};

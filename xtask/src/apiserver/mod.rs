@@ -67,6 +67,9 @@ pub(crate) struct ApiserverArgs {
     /// Write a kubeconfig for this server here
     #[arg(long)]
     kubeconfig: Option<PathBuf>,
+    /// Answer late: by 300 to 700 ms, and each sixteenth by 1.5 s
+    #[arg(long, conflicts_with = "assets")]
+    slow: bool,
     /// Start etcd and kube-apiserver from this folder instead, on free ports, with their data and logs in --folder
     #[arg(long, value_name = "DIR", requires = "folder")]
     assets: Option<PathBuf>,
@@ -85,6 +88,9 @@ pub(crate) fn run(args: &ApiserverArgs) -> Result<()> {
         if let Some(path) = &args.kubeconfig {
             std::fs::write(path, kubeconfig(&server.url()))
                 .with_context(|| format!("cannot write the kubeconfig {}", path.display()))?;
+        }
+        if args.slow {
+            server.be_slow();
         }
         println!("{}", server.url());
         obey_signals(&server).await?;

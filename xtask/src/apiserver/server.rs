@@ -2,11 +2,15 @@
 
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use axum::Router;
-use axum::extract::DefaultBodyLimit;
+use axum::extract::{DefaultBodyLimit, State};
 use axum::http::Method;
+use axum::middleware::{Next, from_fn_with_state};
+use axum::response::Response;
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 
@@ -22,7 +26,26 @@ pub(crate) struct ApiServer {
     address: SocketAddr,
     store: Arc<Store>,
     switch: Switch,
+    delay: Delay,
     task: JoinHandle<()>,
+}
+
+/// How late answers are.
+#[derive(Clone, Default)]
+struct Delay {
+    is_on: Arc<AtomicBool>,
+    answered: Arc<AtomicU64>,
+}
+
+/// Hands on an answer when its time has come.
+async fn late(State(delay): State<Delay>, request: axum::extract::Request, next: Next) -> Response {
+    let answer = next.run(request).await;
+    if delay.is_on.load(Ordering::Relaxed) {
+        let number = delay.answered.fetch_add(1, Ordering::Relaxed);
+        let milliseconds = if number % 16 == 15 { 1500 } else { 300 + number.wrapping_mul(137) % 401 };
+        tokio::time::sleep(Duration::from_millis(milliseconds)).await;
+    }
+    answer
 }
 
 impl ApiServer {
@@ -39,15 +62,19 @@ impl ApiServer {
         let listener = tokio::net::TcpListener::from_std(listener).context("the API server needs a tokio runtime")?;
         let store = Arc::new(Store::new());
         let switch = Switch::default();
-        let routes =
-            Router::new().fallback(http::serve).layer(DefaultBodyLimit::max(MAX_BODY)).with_state(store.clone());
+        let delay = Delay::default();
+        let routes = Router::new()
+            .fallback(http::serve)
+            .layer(from_fn_with_state(delay.clone(), late))
+            .layer(DefaultBodyLimit::max(MAX_BODY))
+            .with_state(store.clone());
         let door = Door { listener, switch: switch.clone() };
         let task = tokio::spawn(async move {
             if let Err(error) = axum::serve(door, routes).await {
                 tracing::error!(%error, "the API server ended");
             }
         });
-        let server = Self { address, store, switch, task };
+        let server = Self { address, store, switch, delay, task };
         for namespace in ["default", "kube-system", "kube-public", "kube-node-lease"] {
             server.create("/api/v1/namespaces", &json!({"metadata": {"name": namespace}}))?;
         }
@@ -103,6 +130,11 @@ impl ApiServer {
     /// An outage: every connection is cut and new ones are closed at once, until it is called with `false`.
     pub(crate) fn set_outage(&self, is_out: bool) {
         self.switch.set_outage(is_out);
+    }
+
+    /// From now on answers are late: by 300 to 700 ms, and each sixteenth by 1.5 s. What was asked for is done before.
+    pub(crate) fn be_slow(&self) {
+        self.delay.is_on.store(true, Ordering::Relaxed);
     }
 
     /// Stop: cut the connections and close the listener.

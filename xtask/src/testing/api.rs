@@ -9,28 +9,39 @@ use tokio::runtime::{Builder, Runtime};
 use crate::apiserver::{ApiServer, kubeconfig};
 use crate::toolchain::Paths;
 
-/// Read by `egress-agent/tests/cluster.rs`.
+/// Read by `egress-agent/tests/cluster`.
 pub(super) const VARIABLE: &str = "EGRESS_TEST_KUBECONFIG";
+/// Likewise: that of a server whose answers are late.
+pub(super) const SLOW: &str = "EGRESS_TEST_SLOW_KUBECONFIG";
 
-/// The lab's API server, for as long as it is held; none of its own where the variable names another server.
+/// The lab's API servers, for as long as they are held: one, where the variable names none, and a slow one.
 pub(super) struct TestCluster {
     pub(super) kubeconfig: OsString,
-    _own: Option<(ApiServer, Runtime)>,
+    pub(super) slow: OsString,
+    _own: (Vec<ApiServer>, Runtime),
 }
 
 impl TestCluster {
     pub(super) fn start(paths: &Paths) -> Result<Self> {
-        if let Some(kubeconfig) = std::env::var_os(VARIABLE) {
-            return Ok(Self { kubeconfig, _own: None });
-        }
         let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().context("start tokio")?;
-        let server = {
-            let _entered = runtime.enter();
-            ApiServer::bind(([127, 0, 0, 1], 0).into())?
+        let mut own = Vec::new();
+        let mut start = |name: &str| {
+            let server = {
+                let _entered = runtime.enter();
+                ApiServer::bind(([127, 0, 0, 1], 0).into())?
+            };
+            let path = paths.test_logs().join(name);
+            fs::create_dir_all(paths.test_logs()).with_context(|| format!("create {}", paths.test_logs().display()))?;
+            fs::write(&path, kubeconfig(&server.url())).with_context(|| format!("write {}", path.display()))?;
+            own.push(server);
+            Ok::<_, anyhow::Error>(path.into())
         };
-        let path = paths.test_logs().join("cluster.kubeconfig");
-        fs::create_dir_all(paths.test_logs()).with_context(|| format!("create {}", paths.test_logs().display()))?;
-        fs::write(&path, kubeconfig(&server.url())).with_context(|| format!("write {}", path.display()))?;
-        Ok(Self { kubeconfig: path.into(), _own: Some((server, runtime)) })
+        let slow = start("slow-cluster.kubeconfig")?;
+        let kubeconfig = match std::env::var_os(VARIABLE) {
+            Some(kubeconfig) => kubeconfig,
+            None => start("cluster.kubeconfig")?,
+        };
+        own[0].be_slow();
+        Ok(Self { kubeconfig, slow, _own: (own, runtime) })
     }
 }

@@ -120,7 +120,8 @@ pub(super) fn run_with(
 ) -> Result<()> {
     let cluster = TestCluster::start(paths)?;
     let mut command = cargo_test(targets, paths);
-    command.env(api::VARIABLE, &cluster.kubeconfig).arg("--").args(arguments);
+    command.env(api::VARIABLE, &cluster.kubeconfig).env(api::SLOW, &cluster.slow);
+    command.arg("--").args(arguments);
     follow(command, outcome, seen)
 }
 
