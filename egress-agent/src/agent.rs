@@ -101,7 +101,7 @@ pub async fn run<E: Executor + Send>(client: Client, settings: AgentSettings, ex
     // As of when the leader has surely heard this agent.
     let ((heard, surely_heard), (total, is_total)) = (watch::channel(None), watch::channel(None));
     let (released, words) = watch::channel(Words::new());
-    let (ready_for, readiness) = watch::channel(Readiness::new());
+    let (ready_for, readiness) = watch::channel(Readiness::default());
     // What it would have back, and may have.
     let (regain, (back, is_back)) = (fence::regain::Regain::default(), watch::channel(BTreeSet::new()));
     // What the leader's probes tell it to let go of, and what of that is obeyed.
@@ -273,15 +273,16 @@ impl Halves {
             record.is_some_and(|record| record.from == from && record.to.as_ref() == Some(&self.node_name))
         };
         self.node.put(hearing(change, &|node| {
-            let Node { name, released, .. } = node;
+            let Node { name, released, given, .. } = node;
             released.retain(|address, _| ready_for.contains(address) || is_awaited(address, name));
+            given.retain(|address, _| released.contains_key(address));
             node.prepared.retain(|_, Prepared(_, from, _)| *from == self.node_name);
         }));
     }
 
     /// What this node has said that it is ready for, in this run or before.
     fn ready_for(&self) -> BTreeSet<IpAddr> {
-        let mut ready: BTreeSet<IpAddr> = self.readiness.borrow().keys().copied().collect();
+        let mut ready: BTreeSet<IpAddr> = self.readiness.borrow().prepared.keys().copied().collect();
         ready.extend(self.own_node.borrow().iter().flat_map(|own| own.prepared.keys()));
         ready
     }
@@ -329,7 +330,7 @@ mod tests {
             leader,
             prober,
             own_node: watch::channel(None).0,
-            readiness: watch::channel(Readiness::new()).1,
+            readiness: watch::channel(Readiness::default()).1,
             node_name: "n1".into(),
             deputies: Deputies::default(),
             deputy: watch::channel(false).0,

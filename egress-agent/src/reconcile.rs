@@ -293,7 +293,7 @@ impl<E: Executor> Reconciler<E> {
                 whole = true;
                 continue;
             }
-            self.ties.say(&actual);
+            self.ties.say(self.compiler.view(), &actual);
             self.doubtful = !barred.doubtful.is_empty();
             // Others do not wait for the answer.
             if self.doubtful && !std::mem::replace(&mut asked, true) {

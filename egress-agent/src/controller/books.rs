@@ -62,8 +62,8 @@ pub(super) struct Extract {
 impl Extract {
     pub(super) fn evidence(&self) -> Evidence<'_> {
         let leases = self.ends.as_ref().map_or(Leases::None(TIME_TO_LET_GO), Leases::End);
-        let Said { released, prepared, .. } = &self.said;
-        Evidence { released, prepared, leases, departed: &self.departed }
+        let Said { released, given, prepared, .. } = &self.said;
+        Evidence { released, given, prepared, leases, departed: &self.departed }
     }
 }
 

@@ -113,6 +113,7 @@ fn name_what_moves(outcome: &mut Outcome, items: &[Item], plan: &Plan) {
 pub struct NoRecords {
     records: Records,
     released: BTreeSet<(IpAddr, u64)>,
+    given: BTreeMap<(IpAddr, u64), Option<String>>,
     prepared: BTreeMap<(IpAddr, u64), BTreeSet<String>>,
     departed: BTreeMap<IpAddr, String>,
     absent: BTreeSet<String>,
@@ -127,8 +128,8 @@ impl NoRecords {
         now: Instant,
     ) -> Known<'a> {
         let leases = Leases::None(std::time::Duration::ZERO);
-        let Self { released, prepared, departed, .. } = self;
-        let evidence = Evidence { released, prepared, leases, departed };
+        let Self { released, given, prepared, departed, .. } = self;
+        let evidence = Evidence { released, given, prepared, leases, departed };
         Known { objects, nodes, unreachable, absent: &self.absent, records: &self.records, evidence, now }
     }
 }

@@ -31,7 +31,9 @@ pub const MOST_OPEN: usize = 1_000;
 pub struct Evidence<'a> {
     /// The addresses that nodes say they have let go of, with the number of the hand-over.
     pub released: &'a BTreeSet<(IpAddr, u64)>,
-    /// The nodes that say they are ready for them. Each may emit what the old node has passed on to it.
+    /// The nodes that these say they have handed them over to, or nobody; they may not have said it yet.
+    pub given: &'a BTreeMap<(IpAddr, u64), Option<String>>,
+    /// The nodes that say they are ready for them. The old node hands over to one of these, and says so then.
     pub prepared: &'a BTreeMap<(IpAddr, u64), BTreeSet<String>>,
     pub leases: Leases<'a>,
     /// Who held the addresses of objects that are gone: no status says it any more.
@@ -87,35 +89,61 @@ enum Course {
     /// That node is to let go of it.
     Begin(String),
     GoOn(HandOver),
+    /// As it is recorded, whatever is wanted by now.
+    Finish(HandOver),
 }
 
 /// What is known of an open hand-over.
 struct Judged<'a> {
     record: &'a HandOver,
     is_free: bool,
+    /// The old node has said that it has let go, and which node it has handed it over to.
+    said: Option<Option<&'a String>>,
     prepared: Option<&'a BTreeSet<String>>,
+}
+
+impl Judged<'_> {
+    /// A node that has been handed the address over to, and is not to have it; where the old node has said nothing, one that
+    /// may have been.
+    fn taken_by(&self, target: Option<&str>) -> Option<&String> {
+        let is_another = |node: &&String| target != Some(node.as_str());
+        match self.said {
+            Some(given) => given.filter(is_another),
+            None => self.prepared.iter().flat_map(|all| all.iter()).find(is_another),
+        }
+    }
 }
 
 /// `holders` are the nodes that a status names, the one that serves first.
 fn course(known: Option<&Judged<'_>>, holders: &[&str], target: Option<&str>) -> Course {
     let is_there = target.is_some_and(|target| holders.contains(&target));
-    let Some(Judged { record, is_free, prepared }) = known else {
+    let Some(judged) = known else {
         let holder = holders.first().filter(|_| !is_there);
         return holder.map_or(Course::Clear, |holder| Course::Begin((*holder).to_owned()));
     };
+    let Judged { record, is_free, .. } = judged;
     // Only the node of the record was ever given it: what else stands in a status is a stranger's word.
     let given = record.to.as_ref().filter(|to| **to != record.from && holders.contains(&to.as_str()));
     match given {
         Some(_) if is_there => Course::Done(record.number),
         Some(holder) => Course::Begin(holder.clone()),
-        None if target == Some(record.from.as_str()) => Course::Forget,
-        // A node that was to have it, and is not any more, goes on with what has been passed on to it until it hears of that.
-        // Its word is older than the old node's, which has waited for it.
-        None => match prepared.iter().flat_map(|all| all.iter()).find(|node| target != Some(node.as_str())) {
+        // A node that was to have it, and is not any more, goes on with what has been passed on to it until it hears of that:
+        // it lets go first, of whoever is to have it now, the old node too. Where that one has not said yet who has it, it is
+        // about to hand over to the node that is ready, and there is nothing to be called off any more.
+        None => match judged.taken_by(target) {
             Some(heir) if *is_free => Course::Begin(heir.clone()),
+            Some(heir) if record.to.as_ref() == Some(heir) => Course::Finish((*record).clone()),
+            _ if target == Some(record.from.as_str()) => Course::Forget,
             _ if target.is_none() && *is_free => Course::Forget,
             _ => Course::GoOn((*record).clone()),
         },
+    }
+}
+
+impl Evidence<'_> {
+    /// The old node's own word about whom it has handed the address over to.
+    fn said(&self, address: IpAddr, record: &HandOver) -> Option<Option<&String>> {
+        self.given.get(&(address, record.number)).map(Option::as_ref)
     }
 }
 
@@ -149,9 +177,13 @@ impl Watch {
             let judged = known.map(|record| Judged {
                 record,
                 is_free: self.is_free(address, record, evidence, now),
+                said: evidence.said(address, record),
                 prepared: evidence.prepared.get(&(address, record.number)),
             });
+            // Who stands in the status already would take it for given, before it is let go of.
+            let is_free = judged.as_ref().is_some_and(|judged| judged.is_free);
             let to = target.map(str::to_owned);
+            let waits = target.filter(|target| holders.contains(target));
             let record = match course(judged.as_ref(), holders, target) {
                 Course::Clear => continue,
                 Course::Forget => {
@@ -174,9 +206,10 @@ impl Watch {
                 Course::Begin(from) => {
                     room -= usize::from(known.is_none());
                     last += 1;
-                    HandOver { number: last, from, to }
+                    HandOver { number: last, from, to: to.filter(|_| waits.is_none()) }
                 }
-                Course::GoOn(record) => HandOver { to, ..record },
+                Course::GoOn(record) => HandOver { to: to.filter(|_| is_free || waits.is_none()), ..record },
+                Course::Finish(record) => record,
             };
             if known != Some(&record) {
                 plan.steps.push(Step::Record(address, record.clone()));

@@ -7,11 +7,14 @@ use std::time::{Duration, Instant};
 
 use super::assignment::Nodes;
 use super::reach::Reach;
-use crate::model::ledger::{HandOver, Ledger, Words};
+use crate::model::ledger::{Ledger, Words};
 use crate::model::node::Prepared;
 
 /// How long the status waits for a new node that is ready to hear the old node's word, which the leader has heard.
 const HEIRS_TIME: Duration = Duration::from_secs(1);
+
+/// How much faster a word may come by a probe than by the API server, if that is there.
+const PROBES_LEAD: Duration = Duration::from_millis(150);
 
 /// Since when old nodes' words about hand-overs, by number, wait for the new node.
 #[derive(Debug, Default)]
@@ -22,6 +25,8 @@ pub(super) struct Heard(BTreeMap<u64, Instant>);
 pub(super) struct Said {
     /// Old nodes that have let go, and need not be waited for.
     pub(super) released: BTreeSet<(IpAddr, u64)>,
+    /// Whom old nodes have handed them over to, as far as they say so on their Nodes.
+    pub(super) given: BTreeMap<(IpAddr, u64), Option<String>>,
     /// The nodes that are ready for them.
     pub(super) prepared: BTreeMap<(IpAddr, u64), BTreeSet<String>>,
     /// When the next new node is waited for no longer.
@@ -38,22 +43,29 @@ impl Heard {
         }
         let mut waiting = BTreeMap::new();
         for (address, record) in &ledger.records.open {
-            // By the way of the API server, or by that of probes.
             let says = |words: Option<&Words>| words.is_some_and(|words| words.get(address) == Some(&record.number));
-            if !says(nodes.get(&record.from).map(|node| &node.released)) {
-                // Who speaks by probes alone has heard of no other node, and passes nothing on.
-                if says(reach.released.get(&record.from)) {
-                    said.released.insert((*address, record.number));
-                }
+            let old = nodes.get(&record.from).filter(|old| says(Some(&old.released)));
+            if old.is_none() && !says(reach.released.get(&record.from)) {
                 continue;
             }
-            // What comes before a new node that is getting ready is there goes by the old one, so that one is waited for; not
-            // without end, since it may never hear it.
             let since = self.0.get(&record.number).copied().unwrap_or(now);
             // Also once it is over, or it would be waited for anew.
             waiting.insert(record.number, since);
-            let end = since + HEIRS_TIME;
-            if awaits(nodes, address, record) && now < end {
+            let heir = record.to.as_ref().and_then(|to| nodes.get(to)?.prepared.get(address));
+            let heir = heir.filter(|Prepared(number, ..)| *number == record.number);
+            let (waits, end) = match old.map(|old| old.given.get(address)) {
+                // What comes before a new node that is getting ready is there goes by the old one, so that one is waited for;
+                // not without end, since it may never hear it.
+                Some(given) => {
+                    said.given.insert((*address, record.number), given.cloned());
+                    let is_given = given.is_some() && given == record.to.as_ref();
+                    (is_given && heir.is_some_and(|Prepared(.., is_open)| !is_open), since + HEIRS_TIME)
+                }
+                // By probes alone, which may only have been faster: the word that the new node waits for comes, or the old
+                // node has heard of no other, and passes nothing on.
+                None => (heir.is_some(), since + PROBES_LEAD),
+            };
+            if waits && now < end {
                 said.look_again = Some(said.look_again.map_or(end, |other| other.min(end)));
             } else {
                 said.released.insert((*address, record.number));
@@ -64,24 +76,24 @@ impl Heard {
     }
 }
 
-/// Whether the new node is ready and does not take other nodes' packets yet.
-fn awaits(nodes: &Nodes, address: &IpAddr, record: &HandOver) -> bool {
-    let heir = record.to.as_ref().and_then(|to| nodes.get(to)?.prepared.get(address));
-    heir.is_some_and(|Prepared(number, _, is_open)| *number == record.number && !is_open)
-}
-
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
 
     use super::*;
+    use crate::model::ledger::HandOver;
     use crate::model::samples::ip;
     use crate::model::view::Node;
 
     const A: &str = "172.18.0.100";
 
     fn nodes(released: u64, prepared: Option<Prepared>) -> Nodes {
-        let old = Node { released: BTreeMap::from([(ip(A), released)]), ..Node::default() };
+        given_to(released, Some("n2"), prepared)
+    }
+
+    fn given_to(released: u64, to: Option<&str>, prepared: Option<Prepared>) -> Nodes {
+        let given = to.map(|to| (ip(A), to.to_owned())).into_iter().collect();
+        let old = Node { released: BTreeMap::from([(ip(A), released)]), given, ..Node::default() };
         let new = Node { prepared: prepared.map(|word| (ip(A), word)).into_iter().collect(), ..Node::default() };
         [("n1".to_owned(), Arc::new(old)), ("n2".to_owned(), Arc::new(new))].into()
     }
@@ -116,12 +128,39 @@ mod tests {
     }
 
     #[test]
-    fn a_word_by_probes_waits_for_nobody_and_who_is_ready_is_known_by_name() {
+    fn nobody_is_waited_for_who_has_not_been_handed_the_address() {
+        let ready = Some(Prepared(7, "n1".into(), false));
+        for to in [None, Some("n3")] {
+            let nodes = given_to(7, to, ready.clone());
+            let said = Heard::default().listen(&ledger(), &nodes, &Reach::default(), Instant::now());
+            assert_eq!((said.released, said.look_again), (BTreeSet::from([(ip(A), 7)]), None));
+            assert_eq!(said.given, BTreeMap::from([((ip(A), 7), to.map(str::to_owned))]));
+        }
+    }
+
+    /// Else the status would be written before the new node takes other nodes' packets.
+    #[test]
+    fn a_word_that_was_faster_by_probes_waits_a_moment_for_the_one_that_says_more() {
         let reach =
             Reach { released: BTreeMap::from([("n1".to_owned(), BTreeMap::from([(ip(A), 7)]))]), ..Reach::default() };
-        let all = nodes(6, Some(Prepared(7, "n1".into(), false)));
-        let said = Heard::default().listen(&ledger(), &all, &reach, Instant::now());
-        assert_eq!(said.released, BTreeSet::from([(ip(A), 7)]));
-        assert_eq!(said.prepared, BTreeMap::from([((ip(A), 7), BTreeSet::from(["n2".to_owned()]))]));
+        let (ledger, start, mut heard) = (ledger(), Instant::now(), Heard::default());
+        let ready = Some(Prepared(7, "n1".into(), false));
+        let mut at = |nodes: Nodes, ms| {
+            let said = heard.listen(&ledger, &nodes, &reach, start + Duration::from_millis(ms));
+            assert_eq!(said.prepared, BTreeMap::from([((ip(A), 7), BTreeSet::from(["n2".to_owned()]))]));
+            (said.released.len(), said.given.len(), said.look_again)
+        };
+        let until = |ms| Some(start + Duration::from_millis(ms));
+        assert_eq!(at(given_to(6, None, ready.clone()), 0), (0, 0, until(150)));
+        assert_eq!(
+            at(nodes(7, ready.clone()), 20),
+            (0, 1, until(1_000)),
+            "it has come, and the new node is not there yet"
+        );
+        assert_eq!(at(given_to(6, None, ready.clone()), 149), (0, 0, until(150)));
+        assert_eq!(at(given_to(6, None, ready), 150), (1, 0, None), "who speaks by probes alone");
+        // Where nobody is ready there is nobody to wait for.
+        let said = Heard::default().listen(&ledger, &given_to(6, None, None), &reach, start);
+        assert_eq!((said.released.len(), said.look_again), (1, None));
     }
 }

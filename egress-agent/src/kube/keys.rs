@@ -25,8 +25,9 @@ pub const EGRESS_IPS_ON_INTERFACES: [&str; 2] =
     ["k8s.ovn.org/secondary-host-egress-ips", "k8s.ovn.org/bridge-egress-ips"];
 /// Node: which of the keys above this project wrote, with the values, so that another's are known from ours.
 pub const PUBLISHED: &str = "k8s.ovn.org/egress-agent-published";
-/// Node: the egress IPs of open hand-overs that the node's kernel holds no more, with the number of the hand-over,
-/// `{"172.18.0.100":7}`. Written by the node's own agent.
+/// Node: the egress IPs of open hand-overs that the node's kernel holds no more, with the number of the hand-over, and the
+/// node that it passes on to what comes for them, if it does, `{"172.18.0.100":7,"172.18.0.101":[8,"node2"]}`. Written by
+/// the node's own agent.
 pub const RELEASED: &str = "k8s.ovn.org/egress-agent-released";
 /// Node: the egress IPs of open hand-overs that the node is ready to take over, with the number of the hand-over, the node
 /// that has or had the address, and whether every node may send here by now, `{"172.18.0.100":[7,"node1",false]}`. Written

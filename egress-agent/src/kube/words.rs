@@ -4,12 +4,15 @@
 //! They name hand-overs by number, so that they are never taken for words about a later one, and only those that are open:
 //! they go with the last of them.
 
+use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Node as KubeNode;
 use kube::api::{Api, Patch, PatchParams};
 use kube::{Client, Error};
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -18,13 +21,48 @@ use tracing::info;
 use super::keys;
 use super::outage::Outages;
 use crate::model::ledger::Words;
-use crate::model::node::Readiness;
+use crate::model::node::{Given, Readiness};
 use crate::model::view::Node;
 
 /// How long one write may take.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// After a failed write.
 const RETRY: Duration = Duration::from_millis(500);
+
+/// A node's word that it has let go of an address: the number of the hand-over, and the node that it has handed it over to,
+/// if it has.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub(super) enum Released {
+    Alone(u64),
+    To(u64, String),
+}
+
+impl Released {
+    fn all(released: &Words, given: &Given) -> BTreeMap<IpAddr, Self> {
+        let word = |(address, number): (&IpAddr, &u64)| match given.get(address) {
+            Some(to) => (*address, Self::To(*number, to.clone())),
+            None => (*address, Self::Alone(*number)),
+        };
+        released.iter().map(word).collect()
+    }
+
+    /// As it stands on a Node.
+    pub(super) fn apart(all: BTreeMap<IpAddr, Self>) -> (Words, Given) {
+        let (mut released, mut given) = (Words::new(), Given::new());
+        for (address, word) in all {
+            let number = match word {
+                Self::Alone(number) => number,
+                Self::To(number, to) => {
+                    given.insert(address, to);
+                    number
+                }
+            };
+            released.insert(address, number);
+        }
+        (released, given)
+    }
+}
 
 /// Keeps the annotations as they should be, until told to stop. `own` is this node's own Node object.
 pub async fn publish(
@@ -38,7 +76,10 @@ pub async fn publish(
     let api: Api<KubeNode> = Api::all(client);
     loop {
         let wanted = (released.borrow_and_update().clone(), ready.borrow_and_update().clone());
-        let said = own.borrow_and_update().as_ref().map(|node| (node.released.clone(), node.prepared.clone()));
+        let said = own.borrow_and_update().as_ref().map(|node| {
+            let Node { given, prepared, released, .. } = &**node;
+            (released.clone(), Readiness { given: given.clone(), prepared: prepared.clone() })
+        });
         let mut failed = false;
         if said.is_some_and(|said| said != wanted) {
             let write = tokio::time::timeout(PATIENCE, write(&api, node_name, &wanted));
@@ -72,7 +113,23 @@ pub async fn publish(
 /// Nobody else writes these keys, so there is nothing to be careful of.
 async fn write(api: &Api<KubeNode>, node_name: &str, (released, ready): &(Words, Readiness)) -> Result<(), Error> {
     let text = |value: Value| if value == json!({}) { Value::Null } else { value.to_string().into() };
-    let (released, ready) = (text(json!(released)), text(json!(ready)));
+    let (released, ready) = (text(json!(Released::all(released, &ready.given))), text(json!(ready.prepared)));
     let patch = json!({"metadata": {"annotations": {keys::RELEASED: released, keys::PREPARED: ready}}});
     api.patch(node_name, &PatchParams::default(), &Patch::Merge(patch)).await.map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::samples::ip;
+
+    #[test]
+    fn a_word_says_whom_an_address_has_been_handed_over_to() {
+        let (one, other) = (ip("172.18.0.100"), ip("fd00::1"));
+        let (released, given) = (Words::from([(one, 7), (other, 8)]), Given::from([(other, "node2".to_owned())]));
+        let all = Released::all(&released, &given);
+        let text = serde_json::to_string(&all).expect("text");
+        assert_eq!(text, r#"{"172.18.0.100":7,"fd00::1":[8,"node2"]}"#);
+        assert_eq!(Released::apart(serde_json::from_str(&text).expect("the same")), (released, given));
+    }
 }

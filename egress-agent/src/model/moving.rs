@@ -7,20 +7,35 @@
 //! 2. the new node is made ready ([`Course::Arriving`]) and says so (`kube::words`): it translates what the old node passes
 //!    on, and as long as that one passes nothing on it emits nothing;
 //! 3. the old node, which has served the address until now, hands over ([`Course::Leaving`]): in one step it emits nothing
-//!    any more and passes on what comes; it says that it has let go;
-//! 4. the new node translates for every node from now on ([`Course::Open`]), and says so;
+//!    any more and passes on what comes; it says that it has let go, and who has it now;
+//! 4. the new node that is named by that translates for every node from now on ([`Course::Open`]), and says so;
 //! 5. the leader writes the status; the new node answers for the address and announces it, the others send to it;
 //! 6. the record is forgotten some seconds later, and both end the passing on.
+//!
+//! **One heir for a number.** The leader may change its mind meanwhile, more than once, and its word and those of nodes come
+//! by watches that nothing orders. So who has the address is what the old node says, and it says it once: it hands over to
+//! one node under a number, and goes on passing on to that one for as long as the record is open, whoever is named there by
+//! then ([`handed_over`]). A node is open only by that word, with its own name. So under one number at most one node is ever
+//! open, and what others are that were ready for it, and were called off, comes to nothing: they take packets from the old
+//! node alone, which sends them none. The leader takes who is named for the holder (`controller::handover`): it lets go
+//! before anybody is given the address, the old node too, and that is a hand-over with a number of its own.
+//!
+//! One order of things is left. The leader forgets a record before it has heard that its new node is ready, because the old
+//! one is to keep the address, which has handed it over just then. It takes the address up again when it has read ledger and
+//! object anew; the new one ends what it has begun when it hears of the forgotten record. If its watch is later than that
+//! reading, both may emit for that long: the new one only what a third node sends it that has not heard of an older
+//! hand-over either, since the old one passes nothing on any more.
 //!
 //! An old node that finds no heir ready in time, and one whose agents hold no leases, lets go as before: what comes
 //! between is dropped. So is it where the address moves between objects: what comes late is no longer the object's.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use super::desired::family_of;
 use super::ledger::{HandOver, Ledger};
-use super::node::Prepared;
+use super::node::{Given, Node, Prepared};
 use super::state::{Course, EgressId, KernelState, Moving, Place, TunnelEndpoint};
 use super::tenure::Tenure;
 use super::view::ClusterView;
@@ -33,6 +48,29 @@ fn open(ledger: &Ledger) -> impl Iterator<Item = (&IpAddr, &HandOver)> {
         .open
         .iter()
         .filter(move |(_, record)| leases && record.to.as_ref().is_some_and(|to| *to != record.from))
+}
+
+/// What this node has handed over, as long as the record of that is open, whoever is named there by now.
+fn handed_over<'a>(tenure: &'a Tenure, actual: &'a KernelState) -> impl Iterator<Item = (IpAddr, EgressId, Moving)> {
+    let ledger = tenure.ledger();
+    let is_ours = |address: &IpAddr| {
+        let record = ledger.records.open.get(address);
+        ledger.leases && !tenure.is_fenced() && record.is_some_and(|record| record.from == tenure.node_name())
+    };
+    let gone = actual.moving.iter().filter(move |(id, moving)| {
+        let is_held = actual.owned.get(id) == Some(&moving.address);
+        moving.course == Course::Leaving && !is_held && is_ours(&moving.address)
+    });
+    gone.map(|(id, moving)| (moving.address, *id, *moving))
+}
+
+/// This node's word about whom it has handed over to.
+pub fn given(tenure: &Tenure, view: &ClusterView, actual: &KernelState) -> Given {
+    let name = |peer: TunnelEndpoint| {
+        let mut nodes = view.nodes.iter().filter(|(_, node)| node.endpoint() == Some(peer));
+        nodes.next().map(|(name, _)| name.clone())
+    };
+    handed_over(tenure, actual).filter_map(|(address, _, moving)| Some((address, name(moving.peer)?))).collect()
 }
 
 /// From this node to another one.
@@ -77,11 +115,14 @@ pub fn moving(
     for (address, record) in leaving(tenure).filter(|(address, record)| is_ready(view, address, record)) {
         let Some(peer) = record.to.as_deref().and_then(endpoint) else { continue };
         let Some(id) = served_for(desired, *address, peer) else { continue };
-        let is_held = actual.owned.get(&id) == Some(address);
-        let is_handed_over = |moving: &Moving| moving.course == Course::Leaving && moving.address == *address;
-        // What this node has let go of without passing anything on it does not take up again.
-        if is_held || actual.moving.get(&id).is_some_and(is_handed_over) {
+        // What this node has let go of it does not take up again, to pass it on.
+        if actual.owned.get(&id) == Some(address) {
             all.insert(id, Moving { course: Course::Leaving, address: *address, peer });
+        }
+    }
+    for (address, id, moving) in handed_over(tenure, actual) {
+        if served_for(desired, address, moving.peer) == Some(id) {
+            all.insert(id, moving);
         }
     }
     for (address, record) in arriving(tenure) {
@@ -90,8 +131,12 @@ pub fn moving(
         // A node has one address of an object at a time.
         let is_free = |state: &KernelState| state.owned.get(&id).is_none_or(|owned| owned == address);
         if is_free(desired) && is_free(actual) {
-            let said = view.nodes.get(&record.from).and_then(|from| from.released.get(address));
-            let course = if said == Some(&record.number) { Course::Open } else { Course::Arriving };
+            let is_given = |from: &Arc<Node>| {
+                let to = from.given.get(address).map(String::as_str);
+                from.released.get(address) == Some(&record.number) && to == Some(tenure.node_name())
+            };
+            let is_open = view.nodes.get(&record.from).is_some_and(is_given);
+            let course = if is_open { Course::Open } else { Course::Arriving };
             all.insert(id, Moving { course, address: *address, peer });
         }
     }

@@ -42,6 +42,8 @@ pub struct Node {
     pub serves_secondary: bool,
     /// What its agent has let go of, with the number of the hand-over.
     pub released: BTreeMap<IpAddr, u64>,
+    /// The nodes that it has handed these over to, of what it has let go of.
+    pub given: Given,
     /// What its agent is ready to take over.
     pub prepared: BTreeMap<IpAddr, Prepared>,
     /// OVN-Kubernetes runs here: it announces a pod's address before the pod starts.
@@ -57,8 +59,15 @@ pub struct Node {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Prepared(pub u64, pub String, pub bool);
 
-/// What a node is ready for.
-pub type Readiness = BTreeMap<IpAddr, Prepared>;
+/// The nodes that a node has handed addresses over to.
+pub type Given = BTreeMap<IpAddr, String>;
+
+/// What a node says of hand-overs beside what it has let go of.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Readiness {
+    pub given: Given,
+    pub prepared: BTreeMap<IpAddr, Prepared>,
+}
 
 /// A part of a node that can be unreadable by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

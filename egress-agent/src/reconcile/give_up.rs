@@ -44,7 +44,7 @@ impl<E: Executor> Reconciler<E> {
             plan.sort_by_key(|action| !matches!(action, Action::Disown(..)));
             self.perform(actual, &plan).await?;
         }
-        self.ties.say(actual);
+        self.ties.say(self.compiler.view(), actual);
         Ok(())
     }
 }

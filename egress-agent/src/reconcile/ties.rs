@@ -15,7 +15,7 @@ use crate::fence::regain::{Addresses, Regain};
 use crate::inspect::Question;
 use crate::model::ledger::{Ledger, Words};
 use crate::model::moving;
-use crate::model::node::Readiness;
+use crate::model::node::{Given, Readiness};
 use crate::model::state::{EgressId, KernelState};
 use crate::model::tenure::{Tenure, withhold};
 use crate::model::view::{ClusterView, parse_egress_ip};
@@ -77,6 +77,8 @@ pub struct Ties {
     asks: Option<mpsc::Receiver<Question>>,
     /// Since when the hand-overs from here, by number, are known.
     known: BTreeMap<u64, Instant>,
+    /// What this node has handed over under a number, and to whom.
+    gave: BTreeMap<IpAddr, (u64, String)>,
     /// Out of touch. It is said only where there was something to lose.
     has_given_up: bool,
     /// It has some of that back.
@@ -91,7 +93,7 @@ impl Ties {
         ask: Ask,
     ) -> Self {
         let (tenure, known) = (Tenure::new(node_name.to_owned()), BTreeMap::new());
-        let (ready, regained) = (watch::channel(Readiness::new()).0, watch::channel(Addresses::new()).1);
+        let (ready, regained) = (watch::channel(Readiness::default()).0, watch::channel(Addresses::new()).1);
         let (regain, asks) = (Regain::default(), None);
         let (has_given_up, has_back) = (false, false);
         Self {
@@ -106,6 +108,7 @@ impl Ties {
             ask,
             asks,
             known,
+            gave: BTreeMap::new(),
             has_given_up,
             has_back,
         }
@@ -271,11 +274,26 @@ impl Ties {
         self.regain.want(self.tenure.wanted_back(desired));
     }
 
-    /// Says what the kernel holds and what not, when nothing is under way, and what it is ready for.
-    pub(super) fn say(&self, actual: &KernelState) {
+    /// Says what the kernel holds and what not, when nothing is under way, and what it is ready for. Whom it has been handed
+    /// over to first: without that it would be said to have gone to nobody.
+    pub(super) fn say(&mut self, view: &ClusterView, actual: &KernelState) {
         self.regain.settle(taken(actual).map(|(_, address)| address).collect());
+        let (given, prepared) = (self.given(view, actual), moving::prepared(&self.tenure, actual));
+        say(&self.ready, Readiness { given, prepared });
         say(&self.released, self.tenure.released(&actual.owned, &actual.moving));
-        say(&self.ready, moving::prepared(&self.tenure, actual));
+    }
+
+    /// Whom this node has handed over to, as long as the record is open: that does not become untrue where the fence ends the
+    /// passing on.
+    fn given(&mut self, view: &ClusterView, actual: &KernelState) -> Given {
+        let leaving = self.tenure.ledger().leaving(self.tenure.node_name());
+        self.gave.retain(|address, (number, _)| leaving.get(address) == Some(number));
+        for (address, to) in moving::given(&self.tenure, view, actual) {
+            if let Some(number) = leaving.get(&address) {
+                self.gave.insert(address, (*number, to));
+            }
+        }
+        self.gave.iter().map(|(address, (_, to))| (*address, to.clone())).collect()
     }
 
     /// Reads the objects of these addresses anew; whether any of them may be held by that.

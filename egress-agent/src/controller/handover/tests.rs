@@ -14,6 +14,7 @@ struct Stage {
     objects: Objects,
     unreachable: BTreeSet<String>,
     released: BTreeSet<(IpAddr, u64)>,
+    given: BTreeMap<(IpAddr, u64), Option<String>>,
     prepared: BTreeMap<(IpAddr, u64), BTreeSet<String>>,
     heard: BTreeMap<String, Instant>,
     departed: BTreeMap<IpAddr, String>,
@@ -33,6 +34,7 @@ impl Stage {
             objects,
             unreachable: BTreeSet::new(),
             released: BTreeSet::new(),
+            given: BTreeMap::new(),
             prepared: BTreeMap::new(),
             heard: BTreeMap::new(),
             departed: BTreeMap::new(),
@@ -50,8 +52,8 @@ impl Stage {
         let end =
             |node: &String| (node.clone(), self.heard.get(node).copied().unwrap_or(self.since).max(self.since) + LEASE);
         let ends = self.unreachable.iter().map(end).collect();
-        let (released, prepared, departed) = (&self.released, &self.prepared, &self.departed);
-        let evidence = Evidence { released, prepared, leases: Leases::End(&ends), departed };
+        let Self { released, given, prepared, departed, .. } = self;
+        let evidence = Evidence { released, given, prepared, leases: Leases::End(&ends), departed };
         self.watch.plan(objects, &wanted, &self.records, &evidence, now)
     }
 
@@ -262,6 +264,72 @@ fn a_node_that_was_ready_and_is_not_to_have_it_any_more_lets_go_first() {
     }
 }
 
+/// A record to a node that has said that it is ready; nobody has let go yet.
+fn on_its_way() -> (Stage, IpAddr, u64, String) {
+    let address: IpAddr = A.parse().expect("a literal");
+    let mut stage = on("n1");
+    Arc::make_mut(stage.nodes.get_mut("n1").expect("a node")).assignable = false;
+    assert_eq!(stage.pass(0), at("n1", true));
+    let HandOver { number, to, .. } = stage.records.open[&address].clone();
+    let heir = to.expect("a node");
+    stage.prepared.insert((address, number), BTreeSet::from([heir.clone()]));
+    (stage, address, number, heir)
+}
+
+#[test]
+fn a_hand_over_to_a_node_that_is_ready_is_finished_whoever_is_wanted_by_now() {
+    for back in [true, false] {
+        let (mut stage, address, number, heir) = on_its_way();
+        // The old node may have the address again, or the new one may not have it any more.
+        Arc::make_mut(stage.nodes.get_mut("n1").expect("a node")).assignable = back;
+        Arc::make_mut(stage.nodes.get_mut(&heir).expect("a node")).assignable = false;
+        assert_eq!(stage.pass(1), at("n1", true));
+        let record = stage.records.open[&address].clone();
+        assert_eq!((record.number, record.to.as_ref()), (number, Some(&heir)), "it may be handed over just now");
+        stage.released.insert((address, number));
+        stage.given.insert((address, number), Some(heir.clone()));
+        stage.pass(2);
+        let record = stage.records.open[&address].clone();
+        assert_eq!((record.from.as_str(), record.number > number), (heir.as_str(), true), "who has it lets go first");
+        // The status names the old node still, which is not to take that for leave to take it up.
+        assert!(record.to.is_none() || !back, "{record:?}");
+        for second in 3..6 {
+            assert_eq!(stage.pass(second), (None, true), "nobody is given it");
+            assert_eq!(stage.records.open[&address].number, record.number);
+        }
+        stage.released.insert((address, record.number));
+        stage.given.insert((address, record.number), None);
+        let (to, is_open) = stage.pass(6);
+        assert!(is_open && to.is_some() && to != Some(heir), "{to:?}");
+        assert_eq!(stage.records.open[&address].to, to);
+        assert_eq!(stage.pass(6), (to, false));
+    }
+}
+
+#[test]
+fn who_was_ready_and_was_handed_nothing_is_not_waited_for() {
+    let (mut stage, address, number, heir) = on_its_way();
+    stage.released.insert((address, number));
+    stage.given.insert((address, number), None);
+    Arc::make_mut(stage.nodes.get_mut(&heir).expect("a node")).assignable = false;
+    let third = if heir == "n2" { "n3" } else { "n2" };
+    assert_eq!(stage.pass(1), at(third, true));
+    assert_eq!(stage.records.open[&address].number, number);
+}
+
+/// Of several that were ready under one number, only the one that is named has anything.
+#[test]
+fn of_two_that_were_ready_the_one_that_is_named_lets_go() {
+    let (mut stage, address, number, heir) = on_its_way();
+    let other = if heir == "n2" { "n3" } else { "n2" };
+    stage.prepared.get_mut(&(address, number)).expect("words").insert(other.into());
+    stage.released.insert((address, number));
+    stage.given.insert((address, number), Some(other.into()));
+    stage.pass(1);
+    let record = stage.records.open[&address].clone();
+    assert_eq!((record.from.as_str(), record.to.as_deref()), (other, Some(heir.as_str())));
+}
+
 #[test]
 fn a_ledger_that_is_full_makes_the_others_wait_where_they_are() {
     let many = MOST_OPEN + 10;
@@ -282,7 +350,15 @@ fn a_ledger_that_is_full_makes_the_others_wait_where_they_are() {
 #[test]
 fn an_address_never_has_two_holders() {
     for seed in 0..300 {
-        story::tell(seed);
+        story::tell(seed, false);
+    }
+}
+
+/// Nodes get ready, and hand over to one another; the one that is to have the address changes all the time.
+#[test]
+fn an_address_never_has_two_holders_where_nodes_hand_it_over_to_one_another() {
+    for seed in 0..300 {
+        story::tell(seed, true);
     }
 }
 
@@ -311,6 +387,10 @@ mod story {
         cut: bool,
         in_touch: Duration,
         holds: BTreeSet<IpAddr>,
+        /// Ready to take over, by the number of the hand-over.
+        taken: BTreeMap<IpAddr, u64>,
+        /// Handed over, by number, and to whom.
+        gave: BTreeMap<IpAddr, (u64, String)>,
     }
 
     struct Story {
@@ -318,16 +398,20 @@ mod story {
         agents: BTreeMap<String, Agent>,
         time: Duration,
         numbers: Numbers,
+        /// Whether nodes wait for one another, and hand over.
+        heirs: bool,
     }
 
     const ADDRESSES: [&str; 3] = [A, "172.18.0.102", "172.18.0.103"];
 
-    pub(super) fn tell(seed: u64) {
+    pub(super) fn tell(seed: u64, heirs: bool) {
         let numbers = Numbers((seed + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
-        let objects = Objects::from([object("a", 1, &[A, ADDRESSES[1]], &[]), object("b", 2, &[A, ADDRESSES[2]], &[])]);
+        let two = [object("a", 1, &[A, ADDRESSES[1]], &[]), object("b", 2, &[A, ADDRESSES[2]], &[])];
+        // What moves between objects is not handed over.
+        let objects = if heirs { Objects::from([object("a", 1, &ADDRESSES, &[])]) } else { Objects::from(two) };
         let stage = Stage::new(objects);
         let agents = stage.nodes.keys().map(|name| (name.clone(), Agent::default())).collect();
-        let mut story = Story { stage, agents, time: Duration::ZERO, numbers };
+        let mut story = Story { stage, agents, time: Duration::ZERO, numbers, heirs };
         for _ in 0..120 {
             story.second(seed, true);
         }
@@ -357,6 +441,8 @@ mod story {
                 if agent.cut {
                     if self.time >= agent.in_touch + LEASE {
                         agent.holds.clear();
+                        agent.taken.clear();
+                        agent.gave.clear();
                     }
                 } else {
                     agent.in_touch = self.time;
@@ -388,10 +474,10 @@ mod story {
                     Ok(step) => self.stage.record(&step),
                     Err((name, items)) => self.stage.write(&name, items),
                 }
-                self.act(eventful);
+                self.act(eventful, false);
                 self.check(seed);
             }
-            self.act(eventful);
+            self.act(eventful, true);
             self.check(seed);
         }
 
@@ -403,7 +489,7 @@ mod story {
                     agent.cut = !agent.cut;
                 }
                 1 => {
-                    let name = ["a", "b"][usize::from(self.numbers.one_in(2))];
+                    let name = if self.heirs { "a" } else { ["a", "b"][usize::from(self.numbers.one_in(2))] };
                     let listed = ADDRESSES.iter().filter(|_| self.numbers.one_in(2));
                     let listed = listed.map(|text| (*text).to_owned()).collect();
                     let object = self.stage.objects.get_mut(name).expect("the object");
@@ -413,18 +499,62 @@ mod story {
             }
         }
 
-        /// Some nodes look at what is written; in quiet times all do.
-        fn act(&mut self, eventful: bool) {
-            let stage = &mut self.stage;
+        /// Some nodes look at what is written; in quiet times all do. Between two writes of the leader nobody hands over: what
+        /// is left of that is told in `model::moving`.
+        fn act(&mut self, eventful: bool, hands_over: bool) {
+            let (stage, heirs) = (&mut self.stage, self.heirs);
             for (name, agent) in self.agents.iter_mut().filter(|(_, agent)| !agent.cut) {
                 if eventful && self.numbers.one_in(2) {
                     continue;
                 }
+                let open = &stage.records.open;
+                let is_ours = |address: &IpAddr, number: u64| {
+                    open.get(address).is_some_and(|r| r.number == number && r.to.as_ref() == Some(name))
+                };
+                agent.taken.retain(|address, number| is_ours(address, *number));
+                agent.gave.retain(|address, (number, _)| {
+                    open.get(address).is_some_and(|record| record.number == *number && record.from == *name)
+                });
+                for ((address, number), all) in &mut stage.prepared {
+                    if agent.taken.get(address) != Some(number) {
+                        all.remove(name);
+                    }
+                }
                 let shown = stage.objects.values().flat_map(|object| &object.items).filter(|item| item.node == *name);
-                let mut holds: BTreeSet<IpAddr> = shown.filter_map(|item| item.egress_ip.parse().ok()).collect();
-                for (address, record) in stage.records.open.iter().filter(|(_, record)| record.from == *name) {
-                    holds.remove(address);
-                    stage.released.insert((*address, record.number));
+                let shown: BTreeSet<IpAddr> = shown.filter_map(|item| item.egress_ip.parse().ok()).collect();
+                let mut holds: BTreeSet<IpAddr> = shown
+                    .into_iter()
+                    .filter(|address| open.get(address).is_none_or(|record| record.to.as_ref() == Some(name)))
+                    .collect();
+                for (address, record) in open {
+                    let word = (*address, record.number);
+                    let arrives = heirs && record.to.as_ref() == Some(name) && record.from != *name;
+                    if arrives && !agent.taken.contains_key(address) {
+                        agent.taken.insert(*address, record.number);
+                        stage.prepared.entry(word).or_default().insert(name.clone());
+                    }
+                    if record.from != *name {
+                        continue;
+                    }
+                    if heirs && agent.holds.contains(address) {
+                        let ready = |to: &&String| stage.prepared.get(&word).is_some_and(|all| all.contains(*to));
+                        match record.to.as_ref().filter(ready) {
+                            Some(to) if hands_over => {
+                                agent.gave.insert(*address, (record.number, to.clone()));
+                            }
+                            // It may be ready yet.
+                            _ if !hands_over || (eventful && self.numbers.one_in(2)) => {
+                                holds.insert(*address);
+                                continue;
+                            }
+                            _ => {}
+                        }
+                    }
+                    stage.released.insert(word);
+                    let to = agent.gave.get(address).map(|(_, to)| to.clone());
+                    // What has been said once is not taken back.
+                    let said = stage.given.entry(word).or_default();
+                    *said = to.or(said.take());
                 }
                 agent.holds = holds;
             }
@@ -433,7 +563,13 @@ mod story {
         fn check(&self, seed: u64) {
             let mut holders = BTreeMap::new();
             for (name, agent) in &self.agents {
-                for address in &agent.holds {
+                let is_open = |(address, number): &(&IpAddr, &u64)| {
+                    let given = self.stage.given.get(&(**address, **number)).and_then(Option::as_ref);
+                    let passed = self.agents.values().filter_map(|other| other.gave.get(*address));
+                    given == Some(name) || passed.into_iter().any(|(of, to)| of == *number && to == name)
+                };
+                let open = agent.taken.iter().filter(is_open).map(|(address, _)| address);
+                for address in agent.holds.iter().chain(open).collect::<BTreeSet<_>>() {
                     if let Some(other) = holders.insert(address, name) {
                         panic!("seed {seed}, second {}: {address} is held by {name} and {other}", self.time.as_secs());
                     }

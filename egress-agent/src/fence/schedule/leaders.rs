@@ -93,9 +93,10 @@ impl World {
         let released: BTreeSet<_> = words.flatten().map(said).collect();
         let ends = leader.suspicions.ends(&reach, leader.longest.of(own, now), since);
         let (departed, records) = (BTreeMap::new(), draft.records.clone());
-        let prepared = BTreeMap::new();
+        let (given, prepared) = (BTreeMap::new(), BTreeMap::new());
+        let leases = Leases::End(&ends);
         let evidence =
-            Evidence { released: &released, prepared: &prepared, leases: Leases::End(&ends), departed: &departed };
+            Evidence { released: &released, given: &given, prepared: &prepared, leases, departed: &departed };
         let (nodes, hand_overs) = (&self.labels, &records.open);
         let facts = Facts { objects: &objects, nodes, unreachable: &unreachable, absent: &absent, hand_overs };
         let plan = leader.watch.plan(&objects, &assign(&facts), &records, &evidence, now);

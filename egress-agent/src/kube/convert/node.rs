@@ -11,6 +11,7 @@ use serde::de::DeserializeOwned;
 
 use super::annotation;
 use crate::kube::keys;
+use crate::kube::words::Released;
 use crate::model::view::{Capacity, CloudConfig, Node, NodePart};
 
 #[derive(Deserialize)]
@@ -70,6 +71,7 @@ pub fn node(node: &KubeNode) -> Node {
     let has_networks_elsewhere = serves_secondary && cloud.is_none();
     let is_missed = |part: &NodePart| *part != NodePart::HostCidrs || has_networks_elsewhere;
     let networks_known = !primary.is_empty() && !pod_subnets.is_empty() && !unreadable.iter().any(is_missed);
+    let (released, given) = Released::apart(read(meta, keys::RELEASED, &mut problems).unwrap_or_default());
     Node {
         name: meta.name.clone().unwrap_or_default(),
         uid: meta.uid.clone().unwrap_or_default(),
@@ -84,7 +86,8 @@ pub fn node(node: &KubeNode) -> Node {
         pod_subnets,
         cloud,
         serves_secondary,
-        released: read(meta, keys::RELEASED, &mut problems).unwrap_or_default(),
+        released,
+        given,
         prepared: read(meta, keys::PREPARED, &mut problems).unwrap_or_default(),
         announces_pods: annotation(meta, keys::CHASSIS_ID).is_some(),
         problems,

@@ -22,11 +22,16 @@ fn ready(i: u8, number: u64) -> Change {
     Change::Nodes(Update::Changed(name, Arc::new(Node { prepared, ..Arc::unwrap_or_clone(node) })))
 }
 
-/// Another node's word that it has let go.
+/// Another node's word that it has let go, and handed over to this one.
 fn released(i: u8, number: u64) -> Change {
+    given(i, number, Some("n1"))
+}
+
+fn given(i: u8, number: u64, to: Option<&str>) -> Change {
     let (name, node) = node(i);
     let released = BTreeMap::from([(ip(A), number)]);
-    Change::Nodes(Update::Changed(name, Arc::new(Node { released, ..Arc::unwrap_or_clone(node) })))
+    let given = to.map(|to| (ip(A), to.to_owned())).into_iter().collect();
+    Change::Nodes(Update::Changed(name, Arc::new(Node { released, given, ..Arc::unwrap_or_clone(node) })))
 }
 
 fn assigned_to(node: &str) -> Change {
@@ -47,7 +52,7 @@ impl Stage {
     async fn begin(changes: Vec<Change>) -> Self {
         let recorder = Recorder::default();
         let ((said, released), (ready_for, readiness)) =
-            (watch::channel(Words::new()), watch::channel(Readiness::new()));
+            (watch::channel(Words::new()), watch::channel(Readiness::default()));
         let (orders, is_ordered) = watch::channel(Words::new());
         let nobody: ties::Ask = Box::new(|_| Box::pin(std::future::ready(BTreeSet::new())));
         let (standing, is_standing) = watch::channel(ties::Standing::Holds);
@@ -140,15 +145,15 @@ async fn an_heir_is_ready_before_it_answers_for_the_address() {
     let mut stage = Stage::begin(changes).await;
     assert_eq!(stage.hear(open(7, "n2", "n1")).await, [Action::PutMoving(ID, moving(Course::Arriving))]);
     let says = |open| BTreeMap::from([(ip(A), Prepared(7, "n2".into(), open))]);
-    assert_eq!(*stage.ready.borrow(), says(false));
+    assert_eq!(stage.ready.borrow().prepared, says(false));
     assert_eq!(stage.hear(released(2, 6)).await, [], "a word about another hand-over");
     assert_eq!(stage.hear(released(2, 7)).await, [Action::PutMoving(ID, moving(Course::Open))]);
-    assert_eq!(*stage.ready.borrow(), says(true));
+    assert_eq!(stage.ready.borrow().prepared, says(true));
     let done = stage.hear(assigned_to("n1")).await;
     assert_eq!(done[0], Action::Own(ID, ip(A)), "{done:?}");
     assert!(!done.contains(&Action::EndMoving(ID, ip(A))), "late ones are taken still");
     assert_eq!(stage.hear(Change::Ledger(Arc::default())).await, [Action::EndMoving(ID, ip(A))]);
-    assert!(stage.ready.borrow().is_empty());
+    assert!(stage.ready.borrow().prepared.is_empty());
 }
 
 /// It has had the address before, so it asks whether that is its own, and meanwhile its pods' packets go by the old node.
@@ -175,22 +180,46 @@ async fn a_node_with_another_address_of_the_object_gets_not_ready() {
     changes.push(both("n2", "n1"));
     let mut stage = Stage::begin(changes).await;
     assert_eq!(stage.hear(open(7, "n2", "n1")).await, []);
-    assert!(stage.ready.borrow().is_empty());
+    assert!(stage.ready.borrow().prepared.is_empty());
 }
 
+/// The node that has been handed the address over to may have begun to send by it, whoever is to have it by now.
 #[tokio::test]
-async fn a_hand_over_that_goes_to_another_node_is_passed_on_to_that_one() {
+async fn what_has_been_handed_over_is_handed_over_to_nobody_else_under_the_same_number() {
     let mut changes = held();
     changes.push(Change::Nodes(Update::Changed(node(3).0, node(3).1)));
     let mut stage = Stage::begin(changes).await;
     stage.hear(open(7, "n1", "n2")).await;
     stage.hear(ready(2, 7)).await;
-    assert_eq!(
-        stage.hear(open(7, "n1", "n3")).await.last(),
-        Some(&Action::EndMoving(ID, ip(A))),
-        "the second node takes nothing any more"
-    );
-    assert!(stage.released());
+    let says = |stage: &Stage| stage.ready.borrow().given.clone();
+    let to_n2 = BTreeMap::from([(ip(A), "n2".to_owned())]);
+    assert_eq!(says(&stage), to_n2);
+    stage.hear(open(7, "n1", "n3")).await;
+    stage.hear(ready(3, 7)).await;
+    let Change::Ledger(nobody) = open(7, "n1", "n3") else { unreachable!("a ledger") };
+    let mut nobody = Arc::unwrap_or_clone(nobody);
+    nobody.records.open.values_mut().for_each(|record| record.to = None);
+    stage.hear(Change::Ledger(Arc::new(nobody))).await;
+    stage.hear(open(7, "n1", "n3")).await;
+    assert_eq!(stage.recorder.state.lock().expect("not poisoned").moving[&ID], moving(Course::Leaving));
+    assert_eq!((says(&stage), stage.released()), (to_n2, true));
+    // Another number, from the node that has it: nothing is passed on to anybody.
+    assert_eq!(stage.hear(open(8, "n2", "n3")).await.last(), Some(&Action::EndMoving(ID, ip(A))));
+    assert!(says(&stage).is_empty() && !stage.released());
+}
+
+#[tokio::test]
+async fn only_the_heir_that_the_old_node_names_takes_what_others_send() {
+    let mut changes = held();
+    changes.push(assigned_to("n2"));
+    let mut stage = Stage::begin(changes).await;
+    stage.hear(open(7, "n2", "n1")).await;
+    for to in [None, Some("n3")] {
+        assert_eq!(stage.hear(given(2, 7, to)).await, []);
+        assert_eq!(stage.held(), (false, Some(Course::Arriving)));
+    }
+    stage.hear(given(2, 7, Some("n1"))).await;
+    assert_eq!(stage.held(), (false, Some(Course::Open)));
 }
 
 /// This node has the address by hand-over 6 and still takes what comes late; its ledger tells it of nothing newer.
@@ -216,7 +245,7 @@ async fn an_order_that_is_newer_than_the_ledger_ends_what_was_taken_over_before_
         assert_eq!(stage.held(), (false, None));
         assert_eq!(*stage.released.borrow(), BTreeMap::from([(ip(A), 8)]));
         assert_eq!(stage.go_on().await, [], "nor is it begun anew");
-        assert!(stage.ready.borrow().is_empty());
+        assert!(stage.ready.borrow().prepared.is_empty());
     }
 }
 
@@ -283,6 +312,6 @@ async fn a_hand_over_that_cannot_be_prepared_costs_nothing_else() {
     let mut stage = Stage::begin(changes).await;
     *stage.recorder.fails.lock().expect("not poisoned") = Some(Action::PutMoving(ID, moving(Course::Arriving)));
     assert_eq!(stage.hear(open(7, "n2", "n1")).await, []);
-    assert!(stage.ready.borrow().is_empty() && stage.reconciler.incomplete);
+    assert!(stage.ready.borrow().prepared.is_empty() && stage.reconciler.incomplete);
     assert_eq!(stage.go_on().await, [Action::PutMoving(ID, moving(Course::Arriving))], "it is tried again");
 }
