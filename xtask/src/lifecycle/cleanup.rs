@@ -107,7 +107,8 @@ fn snapshot(node: &Node) -> Result<BTreeMap<String, BTreeSet<String>>> {
         ("ip", &["-6", "rule", "show"]),
         ("ip", &["-o", "maddr", "show"]),
         ("tc", &["qdisc", "show"]),
-        ("nft", &["list", "ruleset"]),
+        // Counters of the host's own rules go on.
+        ("nft", &["--stateless", "list", "ruleset"]),
         ("bridge", &["fdb", "show"]),
     ];
     let mut snapshot = BTreeMap::new();
