@@ -10,7 +10,6 @@
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -31,7 +30,7 @@ use crate::dataplane::host::Host;
 use crate::dataplane::next_hop::watch_uplink;
 use crate::fence;
 use crate::health::{self, fitness::Uplink};
-use crate::inspect::{self, Notes, Sources};
+use crate::inspect::{self, Questions, Sources};
 use crate::kube::anew::still_given;
 use crate::kube::events;
 use crate::kube::ledger::LedgerStore;
@@ -66,8 +65,8 @@ pub struct AgentSettings {
     pub host: Option<Host>,
     /// Of the client's API server.
     pub outages: Outages,
-    /// Where `egress-agent status` asks, and what it is told beside all else; `None` for nowhere.
-    pub questions: Option<(PathBuf, Notes)>,
+    /// Where `egress-agent status` and others ask, and what they are told beside all else; `None` for nowhere.
+    pub questions: Option<Questions>,
     /// What is counted, and where scrapes and health pages ask; `None` for nowhere.
     pub station: Option<Arc<Station>>,
 }
@@ -140,6 +139,7 @@ pub async fn run<E: Executor + Send>(client: Client, settings: AgentSettings, ex
     let (standing, stands) = watch::channel(Standing::Undecided);
     let (to_node_half, asks) = mpsc::channel(QUESTIONS);
     let told = (is_ready.clone(), uplink.clone(), stands.clone(), leads.clone(), outages.clone());
+    let reached = reach.clone();
     let ties = ties((&client, &store), &node_name, (stands, to_obey), (stake, released));
     let ties = ties.preparing(ready_for).asked(asks).regaining(regain.clone(), is_back);
     let given = regain.given();
@@ -186,11 +186,11 @@ pub async fn run<E: Executor + Send>(client: Client, settings: AgentSettings, ex
         station.runs(Running { node, ready, uplink, standing, leadership, fence });
     }
     let answer = async {
-        if let Some((path, notes)) = questions {
+        if let Some(questions) = questions {
             let (ready, uplink, standing, leadership, outages) = told;
-            let since = Instant::now();
-            let sources = Sources { node: to_node_half, ready, uplink, standing, leadership, outages, notes, since };
-            inspect::socket::serve(&path, sources, stop.clone()).await;
+            let (node, reach, since) = (to_node_half, reached, Instant::now());
+            let sources = Sources { node, ready, uplink, standing, leadership, outages, reach, questions, since };
+            inspect::socket::serve(sources, stop.clone()).await;
         }
     };
     // A task of its own: leases run out while others are at work.

@@ -4,6 +4,7 @@ pub mod agent;
 pub mod cli;
 pub mod controller;
 pub mod dataplane;
+pub mod explain;
 pub mod fence;
 pub mod health;
 pub mod inspect;

@@ -4,15 +4,20 @@ mod cleanup;
 mod codegen;
 mod config_file;
 mod drain;
+mod drops;
 mod interfaces;
+mod log_level;
 mod logging;
 #[cfg(test)]
 mod manifests;
+mod nat;
 mod reachability;
 mod run;
 mod status;
 mod timeouts;
 mod tls;
+mod trace;
+mod values;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -24,6 +29,7 @@ use config_file::{ConfigFile, ConfigFileError};
 use crate::dataplane::names::DEFAULT_BPFFS;
 use crate::dataplane::{self, StartError};
 use crate::health::tls::TlsError;
+use crate::inspect::socket::AskError;
 use crate::kube::client::ClientError;
 
 #[derive(Parser)]
@@ -39,6 +45,14 @@ enum Command {
     Run(Box<run::RunArgs>),
     /// Say what the agent of this node does, and why
     Status(status::StatusArgs),
+    /// Say what becomes of a packet of a pod of this node, and why, without sending one
+    Trace(Box<trace::TraceArgs>),
+    /// List or count the NAT mappings of this node
+    Nat(Box<nat::NatArgs>),
+    /// Show packets that were dropped on this node, a sample of them
+    Drops(drops::DropsArgs),
+    /// Say or change how much the agent of this node logs
+    LogLevel(log_level::LogLevelArgs),
     /// Move a node's egress IPs to other nodes, and give it no others
     Drain(drain::DrainArgs),
     /// Remove every trace of the agent from this node's kernel
@@ -90,6 +104,14 @@ enum CliError {
     #[error(transparent)]
     NothingHere(#[from] status::NothingHere),
     #[error(transparent)]
+    NoTrace(#[from] trace::NoTrace),
+    #[error(transparent)]
+    Ask(#[from] AskError),
+    #[error(transparent)]
+    NoMappings(#[from] nat::NoMappings),
+    #[error("the programs and the decision differ, see above")]
+    Disagree,
+    #[error(transparent)]
     Drain(#[from] drain::DrainError),
     #[error(transparent)]
     HalfTls(#[from] tls::HalfTls),
@@ -110,6 +132,10 @@ pub fn main() -> ExitCode {
     let outcome = read(std::env::args_os().collect()).and_then(|(command, ignored)| match command {
         Command::Run(args) => run::run(&args, &ignored),
         Command::Status(args) => status::run(&args),
+        Command::Trace(args) => trace::run(&args),
+        Command::Nat(args) => nat::run(&args),
+        Command::Drops(args) => drops::run(&args),
+        Command::LogLevel(args) => log_level::run(&args),
         Command::Drain(args) => drain::run(&args),
         Command::Cleanup(args) => cleanup::run(&args),
         Command::Codegen(args) => codegen::run(&args),

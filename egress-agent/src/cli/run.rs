@@ -21,7 +21,8 @@ use crate::dataplane::names::{DEFAULT_INBOUND_ENTRIES, DEFAULT_NAT_ENTRIES, DEFA
 use crate::dataplane::{Attachment, Dataplane};
 use crate::health;
 use crate::health::tls::{self, Tls};
-use crate::inspect::Notes;
+use crate::inspect::log::{LogLevel, Troubles};
+use crate::inspect::{Notes, Questions};
 use crate::kube::client;
 use crate::kube::outage::Outages;
 use crate::metrics::{self, Listen, Station};
@@ -148,7 +149,7 @@ impl RunArgs {
         host: Host,
         tls: Option<Tls>,
         (outages, station): (Outages, Arc<Station>),
-        notes: Notes,
+        questions: Questions,
     ) -> AgentSettings {
         AgentSettings {
             model: desired::Settings {
@@ -176,7 +177,7 @@ impl RunArgs {
             overlay: Some(self.tunnel_port),
             host: Some(host),
             outages,
-            questions: Some((self.socket.clone(), notes)),
+            questions: Some(questions),
             station: Some(station),
         }
     }
@@ -184,13 +185,13 @@ impl RunArgs {
 
 /// `ignored` is what the configuration file says that is none of ours.
 pub(super) fn run(args: &RunArgs, ignored: &[String]) -> Result<(), CliError> {
-    logging::start(&args.log)?;
+    let log = logging::start(&args.log)?;
     ignored.iter().for_each(|line| warn!("{line}"));
     let notes = Notes::default();
     notes.set("--config-file", ignored.to_vec());
     raise_open_files();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    runtime.block_on(run_async(args, notes))
+    runtime.block_on(run_async(args, notes, log))
 }
 
 /// A leader holds a session for each address of an egress node. The usual 1,024 are for those who use `select`.
@@ -202,7 +203,7 @@ fn raise_open_files() {
     }
 }
 
-async fn run_async(args: &RunArgs, notes: Notes) -> Result<(), CliError> {
+async fn run_async(args: &RunArgs, notes: Notes, (log, troubles): (LogLevel, Troubles)) -> Result<(), CliError> {
     // What needs no kernel comes first: a wrong certificate or kubeconfig must leave everything alone.
     let tls = args.tls.files()?.map(tls::read).transpose()?;
     let (client, outages) = client::connect(args.kubeconfig.as_deref()).await?;
@@ -240,7 +241,9 @@ async fn run_async(args: &RunArgs, notes: Notes) -> Result<(), CliError> {
         tokio::spawn(keeper.telling(notes.clone()).run(tls::INTERVAL, stop.clone()));
         tls
     });
-    agent::run(client, args.agent(host, tls, (outages, station), notes), dataplane, stop).await;
+    let (socket, bpffs, drops) = (args.socket.clone(), args.node.bpffs.clone(), dataplane.drops());
+    let questions = Questions { socket, notes, drops, log, troubles, bpffs };
+    agent::run(client, args.agent(host, tls, (outages, station), questions), dataplane, stop).await;
     info!("stopped; programs and maps stay in place");
     Ok(())
 }

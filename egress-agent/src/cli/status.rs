@@ -1,5 +1,7 @@
 //! `egress-agent status`: what the agent of this node does and why, as a table or as JSON.
 
+mod kernel;
+
 use std::fmt::Write as _;
 use std::path::PathBuf;
 
@@ -28,7 +30,7 @@ pub(super) struct StatusArgs {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Output {
+pub(super) enum Output {
     /// For people
     Table,
     /// For programs: everything
@@ -48,6 +50,7 @@ pub(super) fn run(args: &StatusArgs) -> Result<(), CliError> {
     let status = match runtime.block_on(ask(&args.socket, Request::Status)) {
         Ok(Answer::Status(status)) => *status,
         Ok(Answer::Error(text)) => from_pins(args, AskError::Answered(text))?,
+        Ok(_) => from_pins(args, AskError::Answered("the agent answers something else".to_owned()))?,
         Err(error) => from_pins(args, error)?,
     };
     match args.output {
@@ -63,7 +66,7 @@ fn from_pins(args: &StatusArgs, ask: AskError) -> Result<Status, NothingHere> {
 
 fn table(status: &Status) -> String {
     let mut text = String::new();
-    let Status { agent, cluster, addresses, pod_addresses, selected_pod_addresses, problems } = status;
+    let Status { agent, cluster, addresses, pod_addresses, selected_pod_addresses, problems, .. } = status;
     let mut line = |name: &str, value: String| {
         // Writing to a string does not fail.
         let _written = writeln!(text, "{name:<13}{value}");
@@ -105,6 +108,7 @@ fn table(status: &Status) -> String {
     if let Some(cluster) = cluster {
         text.push_str(&of_cluster(cluster));
     }
+    text.push_str(&kernel::tables(status));
     for problem in problems {
         let _written = writeln!(text, "! {problem}");
     }
@@ -225,6 +229,7 @@ mod tests {
             pod_addresses: 5,
             selected_pod_addresses: 2,
             problems,
+            ..Status::default()
         };
         let expected = "\
 node         node1 (egress node, drained)

@@ -1,13 +1,17 @@
-//! Sampled drops from the ring buffer into the log, at debug level and at most ten a second.
+//! Sampled drops from the ring buffer, which has one reader: to whoever follows them (`inspect::drops`), and into the log, at
+//! debug level and at most ten a second.
 
-use std::time::Duration;
+use std::io;
+use std::time::{Duration, SystemTime};
 
 use aya::maps::{MapData, RingBuf};
 use egress_common::abi::{DropEvent, Tuple, Verdict};
 use tokio::time::Instant;
 use tracing::{debug, warn};
 
+use super::executor::now_ns;
 use super::map_access;
+use crate::inspect::drops::{Drops, Sample};
 
 const WINDOW: Duration = Duration::from_secs(1);
 const LINES_PER_WINDOW: u32 = 10;
@@ -21,7 +25,7 @@ const LENGTH: usize = 20;
 const TUPLE: usize = 24;
 
 /// Runs until it is dropped.
-pub(super) async fn run(ring: RingBuf<MapData>) {
+pub(super) async fn run(ring: RingBuf<MapData>, drops: Drops) {
     let mut ring = match map_access::await_ring(ring) {
         Ok(ring) => ring,
         Err(error) => return warn!(%error, "cannot wait for drop events: none will be logged"),
@@ -30,13 +34,41 @@ pub(super) async fn run(ring: RingBuf<MapData>) {
     loop {
         match ring.readable_mut().await {
             Ok(mut ready) => {
+                let now = Now::read();
                 while let Some(item) = ready.get_inner_mut().next() {
-                    budget.log(&item);
+                    match decode(&item, &now) {
+                        Some(sample) => {
+                            budget.log(&sample);
+                            drops.publish(sample);
+                        }
+                        None => debug!(bytes = item.len(), "a drop event of another version"),
+                    }
                 }
                 ready.clear_ready();
             }
             Err(error) => return warn!(%error, "drop events have ended"),
         }
+    }
+}
+
+/// The programs' clock beside the wall's.
+struct Now {
+    monotonic_ns: u64,
+    wall: SystemTime,
+}
+
+impl Now {
+    fn read() -> Self {
+        let monotonic_ns = now_ns().unwrap_or_else(|error: io::Error| {
+            debug!(%error, "no clock for drop events");
+            0
+        });
+        Self { monotonic_ns, wall: SystemTime::now() }
+    }
+
+    fn wall_of(&self, then_ns: u64) -> SystemTime {
+        let ago = Duration::from_nanos(self.monotonic_ns.saturating_sub(then_ns));
+        self.wall.checked_sub(ago).unwrap_or(self.wall)
     }
 }
 
@@ -48,7 +80,7 @@ struct Budget {
 }
 
 impl Budget {
-    fn log(&mut self, item: &[u8]) {
+    fn log(&mut self, sample: &Sample) {
         if self.since.elapsed() >= WINDOW {
             if self.held_back > 0 {
                 debug!(count = self.held_back, "more drops were sampled");
@@ -60,35 +92,23 @@ impl Budget {
             return;
         }
         self.lines += 1;
-        match decode(item) {
-            Some(Sample { verdict, ifindex, egress_id, length, source, destination, protocol }) => {
-                debug!(%source, %destination, protocol, reason = verdict, egress_id, ifindex, length, "packet dropped");
-            }
-            None => debug!(bytes = item.len(), "a drop event of another version"),
-        }
+        let Sample { reason, ifindex, egress_id, length, source, destination, protocol, .. } = sample;
+        let reason: &str = reason;
+        debug!(%source, %destination, protocol, reason, egress_id, ifindex, length, "packet dropped");
     }
 }
 
-#[derive(Debug, PartialEq, Eq)]
-struct Sample {
-    verdict: &'static str,
-    ifindex: u32,
-    egress_id: u32,
-    length: u32,
-    source: std::net::SocketAddr,
-    destination: std::net::SocketAddr,
-    protocol: u8,
-}
-
-fn decode(item: &[u8]) -> Option<Sample> {
+fn decode(item: &[u8], now: &Now) -> Option<Sample> {
     if item.len() != size_of::<DropEvent>() {
         return None;
     }
     let word = |at: usize| Some(u32::from_ne_bytes(item.get(at..at + 4)?.try_into().ok()?));
     let address = |at: usize| Some(egress_common::abi::Addr::v6(item.get(at..at + 16)?.try_into().ok()?).to_ip());
     let port = |at: usize| Some(u16::from_be_bytes(item.get(at..at + 2)?.try_into().ok()?));
+    let time_ns = u64::from_ne_bytes(item.get(TIME..TIME + 8)?.try_into().ok()?);
     Some(Sample {
-        verdict: Verdict::from_index(word(VERDICT)?)?.label(),
+        at: now.wall_of(time_ns),
+        reason: Verdict::from_index(word(VERDICT)?)?.label().into(),
         ifindex: word(IFINDEX)?,
         egress_id: word(EGRESS_ID)?,
         length: word(LENGTH)?,
@@ -123,11 +143,14 @@ mod tests {
         item[40..56].copy_from_slice(&egress_common::abi::Addr::v4([198, 51, 100, 10]).octets());
         item[56..60].copy_from_slice(&[0x30, 0x39, 0, 80]);
         item[60] = 6;
-        let sample = decode(&item).expect("of the right size");
-        assert_eq!(sample.verdict, "no_gateway");
+        item[..8].copy_from_slice(&9_000_000_000_u64.to_ne_bytes());
+        let now = Now { monotonic_ns: 10_000_000_000, wall: SystemTime::UNIX_EPOCH + Duration::from_secs(100) };
+        let sample = decode(&item, &now).expect("of the right size");
+        assert_eq!(sample.at, SystemTime::UNIX_EPOCH + Duration::from_secs(99));
+        assert_eq!(sample.reason, "no_gateway");
         assert_eq!((sample.ifindex, sample.egress_id, sample.length, sample.protocol), (7, 9, 60, 6));
         assert_eq!(sample.source, "10.244.1.10:12345".parse().expect("a literal"));
         assert_eq!(sample.destination, "198.51.100.10:80".parse().expect("a literal"));
-        assert_eq!(decode(&item[..63]), None);
+        assert_eq!(decode(&item[..63], &now), None);
     }
 }

@@ -27,6 +27,7 @@ const EGRESS: u32 = 0xffff_fff3;
 const KIND: u16 = 1;
 const OPTIONS: u16 = 2;
 const BPF_NAME: u16 = 7;
+const BPF_TAG: u16 = 10;
 const BPF_ID: u16 = 11;
 
 /// A filter on one side of a device.
@@ -38,6 +39,8 @@ pub(super) struct Filter {
     /// As it was given when a BPF program was attached, and the program's number.
     pub(super) name: String,
     pub(super) program: Option<u32>,
+    /// The kernel's hash of its instructions.
+    pub(super) tag: Option<u64>,
 }
 
 impl Filter {
@@ -108,6 +111,7 @@ fn filter(message: &[u8]) -> Filter {
         info: word(message, 16),
         name: attribute(&options, 0, BPF_NAME).map(|name| text(&name)).unwrap_or_default(),
         program: attribute(&options, 0, BPF_ID).map(|id| word(&id, 0)),
+        tag: attribute(&options, 0, BPF_TAG).and_then(|tag| tag.try_into().ok()).map(u64::from_be_bytes),
     }
 }
 
@@ -121,7 +125,7 @@ fn word(message: &[u8], at: usize) -> u32 {
 }
 
 /// The first attribute of this kind behind a header.
-fn attribute(message: &[u8], header: usize, kind: u16) -> Option<Vec<u8>> {
+pub(super) fn attribute(message: &[u8], header: usize, kind: u16) -> Option<Vec<u8>> {
     let attributes = NlasIterator::new(message.get(header..)?);
     attributes.filter_map(Result::ok).find(|attribute| attribute.kind() == kind).map(|found| found.value().to_vec())
 }
@@ -139,7 +143,7 @@ fn message(kind: u16, flags: i32, ifindex: u32, handle: u32, parent: u32, info: 
 }
 
 /// Sends, and reads all of the answer: the messages of a dump without their headers, or none.
-fn talk(request: &[u8]) -> io::Result<Vec<Vec<u8>>> {
+pub(super) fn talk(request: &[u8]) -> io::Result<Vec<Vec<u8>>> {
     let socket: OwnedFd =
         socket(AddressFamily::Netlink, SockType::Raw, SockFlag::SOCK_CLOEXEC, SockProtocol::NetlinkRoute)?;
     sendto(socket.as_raw_fd(), request, &NetlinkAddr::new(0, 0), MsgFlags::empty())?;
@@ -199,6 +203,6 @@ mod tests {
 
     #[test]
     fn a_filter_that_says_nothing_of_itself_has_no_name() {
-        assert_eq!(filter(&[]), Filter { handle: 0, info: 0, name: String::new(), program: None });
+        assert_eq!(filter(&[]), Filter { handle: 0, info: 0, name: String::new(), program: None, tag: None });
     }
 }

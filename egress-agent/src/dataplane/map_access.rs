@@ -1,15 +1,18 @@
 //! What the loader's library lacks or leaves to its user: reading a whole hash map in few system calls
-//! (`BPF_MAP_LOOKUP_BATCH`, Linux 5.6), waiting for a ring buffer, and asking for the numbers of the programs on a hook
-//! (`BPF_PROG_QUERY`). The library answers the last with each program, which it opens by its number; that takes
-//! `CAP_SYS_ADMIN`, and the numbers alone do not.
+//! (`BPF_MAP_LOOKUP_BATCH`, Linux 5.6), waiting for a ring buffer, the descriptor behind a pin (`BPF_OBJ_GET`), and asking
+//! for the numbers of the programs on a hook (`BPF_PROG_QUERY`). The library answers the last with each program, which it
+//! opens by its number; that takes `CAP_SYS_ADMIN`, and the numbers alone do not.
 //!
 //! A batch: the kernel copies whole buckets, so a call returns `ENOSPC` when the buffer is smaller than one bucket; the buffer
 //! then doubles. Entries that come and go meanwhile may be missed or seen twice, as with any walk of a live map.
 #![expect(unsafe_code, reason = "map access is one of the three places for it")]
 
+use std::ffi::CString;
 use std::io;
 use std::mem::{MaybeUninit, size_of};
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 
 use aya::Pod;
 use aya::maps::{MapData, RingBuf};
@@ -161,6 +164,31 @@ fn lookup<K, V>(
     }
     *cursor = Some(after);
     Ok((attr.count.min(chunk), last))
+}
+
+const BPF_OBJ_GET: libc::c_long = 7;
+
+/// The part of `union bpf_attr` that `BPF_OBJ_GET` uses.
+#[repr(C, align(8))]
+struct ObjectAttr {
+    pathname: u64,
+    fd: u32,
+    flags: u32,
+}
+
+/// What is pinned there, whatever it is.
+pub(super) fn open_pin(path: &Path) -> io::Result<OwnedFd> {
+    let path = CString::new(path.as_os_str().as_bytes())?;
+    let mut attr = ObjectAttr { pathname: path.as_ptr() as u64, fd: 0, flags: 0 };
+    // SAFETY: `attr` is the kernel's layout for this command and its size is given; the path lives until the call is over.
+    let result =
+        unsafe { libc::syscall(libc::SYS_bpf, BPF_OBJ_GET, &raw mut attr, size_of::<ObjectAttr>() as libc::c_ulong) };
+    if result < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let fd = i32::try_from(result).map_err(io::Error::other)?;
+    // SAFETY: the kernel has just made this descriptor for us, and nobody else knows it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
 /// Waits for the ring buffer as for a socket. Must be called in a runtime.

@@ -6,7 +6,7 @@
 //! - the **executor** (`Executor`) turns the model's actions into map writes and claims of addresses;
 //! - the **watch** follows the node's devices, addresses, routes and neighbours, and puts programs back on a device that
 //!   was made anew;
-//! - the **events** reader writes sampled drops to the log.
+//! - the **events** reader gives sampled drops to whoever follows them, and to the log.
 //!
 //! The process may end at any time: programs, links and maps are pinned, and the next start adopts them. [`cleanup()`]
 //! removes them. Every name of all this is in [`names`].
@@ -27,7 +27,9 @@
 //! | `counters`, `events`, `packet_log` | reading counters, drops, and a line per packet where the object writes one |
 //! | `meter`, `port_use` | reading for scrapes beside all else; ports in use |
 //! | `sweep`, `cleanup` | expiry; removing every trace |
+//! | `pinned`, `attached`, `mappings`, `neighbours`, `survey`, `trace` | what is there, for who looks from outside; a made packet through the programs |
 
+pub mod attached;
 mod claim;
 mod cleanup;
 mod clsact;
@@ -50,8 +52,10 @@ mod interfaces;
 mod kernel_types;
 mod lock;
 mod map_access;
+pub mod mappings;
 pub mod meter;
 pub mod names;
+mod neighbours;
 pub mod next_hop;
 mod nft;
 mod node_ports;
@@ -65,9 +69,11 @@ mod port_use;
 mod programs;
 mod second_line;
 mod state;
+pub mod survey;
 mod sweep;
 mod tables;
 mod told;
+pub mod trace;
 mod trouble;
 mod watch;
 
@@ -89,6 +95,7 @@ pub use error::StartError;
 pub use features::{Attachment, Features, probe};
 pub use interfaces::Interface;
 
+use crate::inspect::drops::Drops;
 use crate::model::executor::Conflict;
 use lock::InstanceLock;
 use names::{Device, Pins, SWEEP_PROGRAM};
@@ -170,6 +177,7 @@ pub struct Dataplane {
     features: Features,
     /// Others that answer for what this node holds.
     conflicts: UnboundedReceiver<Conflict>,
+    drops: Drops,
     /// Connection, watch and events; they end with us.
     _tasks: JoinSet<()>,
     _lock: InstanceLock,
@@ -264,17 +272,23 @@ impl Dataplane {
         shared.second_line.install(&shared);
         overlay::bring_up(&shared.netlink, overlay.index, shared.settings.tunnel_port).await?;
         tasks.spawn(watch::run(Arc::clone(&shared), changes));
-        tasks.spawn(events::run(events));
+        let drops = Drops::default();
+        tasks.spawn(events::run(events, drops.clone()));
         tasks.spawn(contest::name(Arc::clone(&shared), claimants, conflict));
         tasks.spawn(sweep::run(Arc::clone(&shared)));
         tasks.spawn(nudge::run(Arc::clone(&shared), told));
         info!(attachment = ?features.attachment, "data plane is up");
-        Ok(Self { shared, features, conflicts, _tasks: tasks, _lock: lock })
+        Ok(Self { shared, features, conflicts, drops, _tasks: tasks, _lock: lock })
     }
 
     /// What the kernel can do.
     pub fn features(&self) -> Features {
         self.features
+    }
+
+    /// Sampled drops, as they come.
+    pub fn drops(&self) -> Drops {
+        self.drops.clone()
     }
 
     /// The uplink as it is now; `None` while it is away.

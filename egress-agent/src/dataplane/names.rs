@@ -85,6 +85,15 @@ pub(super) const PINNED_MAPS: [&str; 17] = [
     "config",
 ];
 
+/// Of these the ones that programs only read: a trace shares them with the programs on their hooks.
+pub(super) const READ_MAPS: [&str; 8] =
+    ["pods", "policy", "owned", "owned_addr", "moving", "cluster", "nodes", "config"];
+
+/// And the ones that they write: a trace has its own.
+#[cfg(test)]
+const WRITTEN_MAPS: [&str; 9] =
+    ["flows", "inbound", "datagrams", "nat", "usage", "frags", "counters", "eip_counters", "events"];
+
 /// Classifier that expires flows; run on demand, never attached.
 pub(super) const SWEEP_PROGRAM: &str = "sweep";
 
@@ -199,5 +208,19 @@ impl Pins {
 
     pub(super) fn sweep(&self) -> PathBuf {
         self.version().join(SWEEP_PROGRAM)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn a_new_map_must_say_whether_programs_write_it() {
+        let both: BTreeSet<_> = READ_MAPS.into_iter().chain(WRITTEN_MAPS).collect();
+        assert_eq!(both, BTreeSet::from(PINNED_MAPS), "a trace must change none that programs write");
+        assert_eq!(READ_MAPS.len() + WRITTEN_MAPS.len(), PINNED_MAPS.len());
     }
 }

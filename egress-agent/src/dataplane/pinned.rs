@@ -7,19 +7,20 @@ use std::path::Path;
 
 use aya::Pod;
 use aya::maps::MapData;
-use egress_common::abi::{self, Addr, Owned, PodEntry};
+use egress_common::abi::{self, Addr, Owned, PodEntry, PolicyKey};
 
 use super::convert;
 use super::error::map_io;
 use super::names::Pins;
 use super::tables::Hash;
-use crate::model::state::{EgressId, Moving, PodState};
+use crate::model::state::{EgressId, Family, Moving, PodState, Policy};
 
 #[derive(Debug, Default)]
 pub struct Pinned {
     pub owned: BTreeMap<EgressId, IpAddr>,
     pub moving: BTreeMap<EgressId, Moving>,
     pub pods: Vec<PodState>,
+    pub policies: BTreeMap<(EgressId, Family), Policy>,
 }
 
 /// `None` where no programs are.
@@ -36,6 +37,10 @@ pub fn read(bpffs: &Path) -> io::Result<Option<Pinned>> {
         pinned.moving.extend(convert::moving(entry).map(|moving| (EgressId(*id), moving)));
     })?;
     map(&pins, "pods", |_: &Addr, entry: &PodEntry| pinned.pods.push(convert::pod_state(entry)))?;
+    map(&pins, "policy", |key: &PolicyKey, entry: &abi::Policy| {
+        let key = key.family().map(|family| (EgressId(key.egress_id), family));
+        pinned.policies.extend(key.map(|key| (key, convert::policy(entry))));
+    })?;
     Ok(Some(pinned))
 }
 

@@ -10,10 +10,11 @@ use std::path::Path;
 
 use aya::maps::MapInfo;
 use aya::sys::SyscallError;
+use aya_obj::Object;
 
 use super::Settings;
 use super::error::StartError;
-use super::names::{PINNED_MAPS, Pins};
+use super::names::{PINNED_MAPS, Pins, READ_MAPS};
 
 /// What two maps must share so that one can stand in for the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,23 +46,45 @@ pub(super) fn make(pins: &Pins) -> Result<(), StartError> {
 /// Compares what is pinned with what the object defines and the settings ask for.
 pub(super) fn check(pins: &Pins, settings: &Settings) -> Result<(), StartError> {
     refuse_other_versions(pins.root())?;
-    let object = aya_obj::Object::parse(&settings.object).map_err(|error| StartError::Object(error.to_string()))?;
+    let object = parse(&settings.object)?;
     for name in PINNED_MAPS {
-        let map = object.maps.get(name).ok_or(StartError::NotInObject { what: "map", name })?;
-        let wanted = Shape {
-            kind: map.map_type(),
-            key_size: map.key_size(),
-            value_size: map.value_size(),
-            max_entries: settings.map_size(name).unwrap_or_else(|| map.max_entries()),
-            flags: map.map_flags(),
-        };
-        let path = pins.map(name);
-        let Some(found) = pinned_shape(&path)? else { continue };
-        if found != wanted {
-            return Err(StartError::ForeignMap { path, found: found.to_string(), wanted: wanted.to_string() });
+        compare(pins, &object, name, settings.map_size(name))?;
+    }
+    Ok(())
+}
+
+/// Likewise for maps that are only read, all of which must be there: the loader would make those that are not.
+pub(super) fn check_read(pins: &Pins, object: &[u8]) -> Result<(), StartError> {
+    let object = parse(object)?;
+    for name in READ_MAPS {
+        if !compare(pins, &object, name, None)? {
+            let (path, found) = (pins.map(name), "nothing".to_owned());
+            return Err(StartError::ForeignMap { path, found, wanted: "a map".to_owned() });
         }
     }
     Ok(())
+}
+
+fn parse(object: &[u8]) -> Result<Object, StartError> {
+    Object::parse(object).map_err(|error| StartError::Object(error.to_string()))
+}
+
+/// Whether there is such a pin. `size` where that is not what the object says.
+fn compare(pins: &Pins, object: &Object, name: &'static str, size: Option<u32>) -> Result<bool, StartError> {
+    let map = object.maps.get(name).ok_or(StartError::NotInObject { what: "map", name })?;
+    let wanted = Shape {
+        kind: map.map_type(),
+        key_size: map.key_size(),
+        value_size: map.value_size(),
+        max_entries: size.unwrap_or_else(|| map.max_entries()),
+        flags: map.map_flags(),
+    };
+    let path = pins.map(name);
+    match pinned_shape(&path)? {
+        None => Ok(false),
+        Some(found) if found == wanted => Ok(true),
+        Some(found) => Err(StartError::ForeignMap { path, found: found.to_string(), wanted: wanted.to_string() }),
+    }
 }
 
 /// `None` where nothing is pinned.

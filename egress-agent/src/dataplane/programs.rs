@@ -298,7 +298,7 @@ fn load_programs(ebpf: &mut Ebpf) -> Result<(), StartError> {
 /// The verifier gives up with EAGAIN when a signal arrives meanwhile, be it one that ends nothing.
 const LOAD_ATTEMPTS: usize = 5;
 
-fn load_classifier(program: &mut Program, name: &'static str) -> Result<(), StartError> {
+pub(super) fn load_classifier(program: &mut Program, name: &'static str) -> Result<(), StartError> {
     let classifier: &mut SchedClassifier =
         program.try_into().map_err(|_| StartError::NotInObject { what: "classifier", name })?;
     let mut loaded = classifier.load();
@@ -366,7 +366,7 @@ fn is_filter(program: &SchedClassifier, hook: Hook, ifindex: u32) -> Result<bool
 }
 
 /// An error and its causes in one line.
-fn chain(error: &dyn std::error::Error) -> String {
+pub(super) fn chain(error: &dyn std::error::Error) -> String {
     let mut line = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {

@@ -101,6 +101,11 @@ impl<K: Pod, V: Pod> Hash<K, V> {
         Ok(absent_is_none(self.map.remove(key))?.is_some())
     }
 
+    pub(super) fn clear(&mut self) -> io::Result<()> {
+        let keys: Vec<K> = self.map.keys().collect::<Result<_, _>>().map_err(map_io)?;
+        keys.iter().try_for_each(|key| self.remove(key).map(|_was_there| ()))
+    }
+
     /// Every entry once, in no order.
     pub(super) fn for_each(&self, visit: impl FnMut(&K, &V)) -> io::Result<()> {
         map_access::for_each(self.fd.as_fd(), visit)
@@ -118,9 +123,17 @@ impl<K: Pod, V: Pod> Trie<K, V> {
         let Map::LpmTrie(data) = take(ebpf, name)? else {
             return Err(StartError::Object(format!("map {name} is no map of prefixes")));
         };
-        let limit = data.info().map_err(|error| wrong_type(name, &error))?.max_entries();
-        let map = LpmTrie::try_from(Map::LpmTrie(data)).map_err(|error| wrong_type(name, &error))?;
-        Ok(Self { map, limit })
+        Self::new(data).map_err(|error| wrong_type(name, &error))
+    }
+
+    pub(super) fn new(data: MapData) -> Result<Self, MapError> {
+        let limit = data.info()?.max_entries();
+        Ok(Self { map: LpmTrie::try_from(Map::LpmTrie(data))?, limit })
+    }
+
+    /// The value of the longest prefix that holds the key's.
+    pub(super) fn get(&self, key: &Key<K>) -> io::Result<Option<V>> {
+        absent_is_none(self.map.get(key, 0))
     }
 
     pub(super) fn limit(&self) -> u32 {
@@ -158,14 +171,14 @@ pub(super) fn events(ebpf: &mut Ebpf) -> Result<RingBuf<MapData>, StartError> {
     typed(ebpf, "events")
 }
 
-fn hash<K: Pod, V: Pod>(ebpf: &mut Ebpf, name: &'static str) -> Result<Hash<K, V>, StartError> {
+pub(super) fn hash<K: Pod, V: Pod>(ebpf: &mut Ebpf, name: &'static str) -> Result<Hash<K, V>, StartError> {
     match take(ebpf, name)? {
         Map::HashMap(data) | Map::LruHashMap(data) => Hash::new(data).map_err(|error| wrong_type(name, &error)),
         other => Err(StartError::Object(format!("map {name} is no hash map: {other:?}"))),
     }
 }
 
-fn typed<T: TryFrom<Map, Error = MapError>>(ebpf: &mut Ebpf, name: &'static str) -> Result<T, StartError> {
+pub(super) fn typed<T: TryFrom<Map, Error = MapError>>(ebpf: &mut Ebpf, name: &'static str) -> Result<T, StartError> {
     T::try_from(take(ebpf, name)?).map_err(|error| wrong_type(name, &error))
 }
 

@@ -1,41 +1,65 @@
-//! What an agent does and why, for whoever asks on its node: `egress-agent status`.
+//! What an agent does and why, for whoever asks on its node: `egress-agent status`, `drops`, `log-level`; and the names that
+//! other commands give to what they find in the pins.
 //!
-//! A running agent answers on a socket of its own ([`socket`]), one request and one answer in JSON for each connection, so
-//! that other questions can be added beside [`Request::Status`]. Where none answers, what its programs do can still be read
+//! A running agent answers on a socket of its own ([`socket`]), one request and one answer in JSON for each connection, or a
+//! line for each of many. Where none answers, what its programs do can still be read
 //! from the pins ([`pins`]), and nothing else is known. The answer is made when it is asked for: nobody pays for it else.
 //!
 //! A socket in the file system, mode 0600: whoever may open it is root on the node, or in the agent's container. An answer
 //! in a file would be as old as the last write, and would outlive the agent.
 
+pub mod drops;
+pub mod kernel;
+pub mod log;
+pub mod names;
 pub mod pins;
 pub mod socket;
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, oneshot, watch};
+use tokio::task::spawn_blocking;
 
 use crate::controller::leadership::Leadership;
+use crate::controller::reach::Reach;
 use crate::health::fitness::{Obstacle, Uplink};
 use crate::kube::outage::Outages;
 use crate::metrics::facts::NodeFacts;
 use crate::reconcile::Ready;
 use crate::reconcile::ties::Standing;
+use drops::Drops;
+use kernel::{Gateway, Kernel, Object};
+use log::{LogLevel, Trouble, Troubles};
+use names::Names;
 
 /// What can be asked.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(tag = "want", rename_all = "snake_case")]
 pub enum Request {
     Status,
+    /// What pods, objects and nodes are called.
+    Names,
+    /// Sampled drops, one line each (`drops::Line`): the recent ones, and with `follow` those to come.
+    Drops {
+        follow: bool,
+    },
+    /// How much is logged, after a change to `set` where that is there.
+    LogLevel {
+        set: Option<String>,
+    },
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Answer {
     Status(Box<Status>),
+    Names(Box<Names>),
+    LogLevel(String),
     /// The question was not understood, or cannot be answered now.
     Error(String),
 }
@@ -48,11 +72,23 @@ pub struct Status {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cluster: Option<ClusterState>,
     pub addresses: Vec<Address>,
+    /// Objects that select pods of this node, or have an address here.
+    #[serde(default)]
+    pub objects: Vec<Object>,
+    /// Nodes that pods of this one are sent to.
+    #[serde(default)]
+    pub gateways: Vec<Gateway>,
     /// Addresses of pods of this node that the programs know, and how many of them an object selects.
     pub pod_addresses: usize,
     pub selected_pod_addresses: usize,
+    /// Devices, programs and maps; nothing where they cannot be read.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kernel: Option<Kernel>,
     /// What somebody should look at, one line each.
     pub problems: Vec<String>,
+    /// The last warnings and errors of the agent's log.
+    #[serde(default)]
+    pub troubles: Vec<Trouble>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -152,6 +188,20 @@ pub enum Question {
     Status(oneshot::Sender<Status>),
     /// Its part of a scrape.
     Facts(oneshot::Sender<NodeFacts>),
+    /// What it calls pods, objects and nodes.
+    Names(oneshot::Sender<Names>),
+}
+
+/// What is asked of an agent, and where, beside what its parts know of one another.
+#[derive(Clone)]
+pub struct Questions {
+    pub socket: PathBuf,
+    pub notes: Notes,
+    pub drops: Drops,
+    pub log: LogLevel,
+    pub troubles: Troubles,
+    /// Where the pins are.
+    pub bpffs: PathBuf,
 }
 
 /// Where the parts of a status come from.
@@ -163,12 +213,39 @@ pub struct Sources {
     pub standing: watch::Receiver<Standing>,
     pub leadership: Leadership,
     pub outages: Outages,
-    pub notes: Notes,
+    pub reach: watch::Receiver<Reach>,
+    pub questions: Questions,
     pub since: Instant,
 }
 
 impl Sources {
+    /// What the leader has found out, where that is this agent.
+    fn judge(&self, gateways: &mut [Gateway]) {
+        if !self.leadership.leads() {
+            return;
+        }
+        let reach = self.reach.borrow();
+        for gateway in gateways {
+            let Some(node) = &gateway.node else { continue };
+            let says = match node {
+                node if reach.unreachable.contains(node) => "unreachable",
+                node if reach.absent.contains(node) => "its agent is away",
+                node if reach.suspects.contains(node) => "silent",
+                node if reach.heard.contains_key(node) => "answers",
+                _ => continue,
+            };
+            gateway.leader_says = Some(says.to_owned());
+        }
+    }
+
     /// `None` where the node's half is going.
+    pub async fn names(&self) -> Option<Names> {
+        let (answer, names) = oneshot::channel();
+        self.node.send(Question::Names(answer)).await.ok()?;
+        names.await.ok()
+    }
+
+    /// Likewise.
     pub async fn status(&self) -> Option<Status> {
         let (answer, node) = oneshot::channel();
         self.node.send(Question::Status(answer)).await.ok()?;
@@ -191,7 +268,17 @@ impl Sources {
             api_server_away_seconds: self.outages.away().map(|away| away.as_secs()),
         };
         status.problems.extend(obstacle.map(|obstacle| format!("this node cannot carry egress traffic: {obstacle}")));
-        status.problems.extend(self.notes.lines());
+        status.problems.extend(self.questions.notes.lines());
+        self.judge(&mut status.gateways);
+        let bpffs = self.questions.bpffs.clone();
+        let (mut gateways, mut problems) = (std::mem::take(&mut status.gateways), std::mem::take(&mut status.problems));
+        // Walks of maps.
+        let looked = spawn_blocking(move || {
+            let kernel = pins::look(&bpffs, true, &mut gateways, &mut problems);
+            (kernel, gateways, problems)
+        });
+        (status.kernel, status.gateways, status.problems) = looked.await.ok()?;
+        status.troubles = self.questions.troubles.list();
         Some(status)
     }
 }

@@ -3,8 +3,11 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use super::kernel::{Gateway, Kernel, concerning};
+use super::names::Names;
 use super::{Address, AgentState, Status};
 use crate::dataplane::pinned::{self, Pinned};
+use crate::dataplane::survey;
 use crate::model::state::{Course, PodState};
 
 #[derive(Debug, thiserror::Error)]
@@ -18,7 +21,7 @@ pub enum PinsError {
 /// `why` is why no agent has answered.
 pub fn status(bpffs: &Path, why: String) -> Result<Status, PinsError> {
     let unreadable = |source| PinsError::Unreadable { bpffs: bpffs.to_owned(), source };
-    let Pinned { owned, moving, pods } =
+    let Pinned { owned, moving, pods, policies } =
         pinned::read(bpffs).map_err(unreadable)?.ok_or_else(|| PinsError::Nothing(bpffs.to_owned()))?;
     let mut addresses: Vec<Address> = Vec::new();
     for (id, address) in owned {
@@ -37,7 +40,37 @@ pub fn status(bpffs: &Path, why: String) -> Result<Status, PinsError> {
         addresses.push(Address { address, egress_id: id.0, object: None, owned: false, wanted: None, state });
     }
     let selected_pod_addresses = pods.iter().filter(|pod| matches!(pod, PodState::Selected(_))).count();
-    let problems = vec![format!("{why}; what follows is what its programs go on to do")];
+    let mut problems = vec![format!("{why}; what follows is what its programs go on to do")];
     let agent = AgentState { running: false, ..AgentState::default() };
-    Ok(Status { agent, cluster: None, addresses, pod_addresses: pods.len(), selected_pod_addresses, problems })
+    let pod_addresses = pods.len();
+    let (objects, mut gateways) = concerning(pods, &policies, &Names::default());
+    let kernel = look(bpffs, false, &mut gateways, &mut problems);
+    Ok(Status {
+        agent,
+        addresses,
+        objects,
+        gateways,
+        pod_addresses,
+        selected_pod_addresses,
+        kernel,
+        problems,
+        ..Status::default()
+    })
+}
+
+/// What the kernel has, and what it thinks of gateways. What cannot be read is a problem, and no more.
+pub fn look(bpffs: &Path, is_swept: bool, gateways: &mut [Gateway], problems: &mut Vec<String>) -> Option<Kernel> {
+    match survey::known_neighbours() {
+        Ok(known) => gateways
+            .iter_mut()
+            .for_each(|gateway| gateway.neighbour = known.get(&gateway.endpoint).map(|state| (*state).to_owned())),
+        Err(error) => problems.push(format!("the kernel does not tell of its neighbours: {error}")),
+    }
+    match survey::survey(bpffs, is_swept) {
+        Ok(kernel) => kernel,
+        Err(error) => {
+            problems.push(format!("devices, programs and maps cannot be read: {error}"));
+            None
+        }
+    }
 }

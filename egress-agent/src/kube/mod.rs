@@ -4,7 +4,7 @@
 //! Out: [`status`] patches EgressIP objects, [`lease`] reads and writes the leader's Lease, [`ledger`] what is recorded for
 //! all agents, [`words`] says what this node has let go of, [`events`] tells users,
 //! [`own_node`] says what this node's networks are where no CNI does.
-//! [`anew`] reads objects past the watches, [`causes`] says why something failed, [`outage`] when the API server is away;
+//! [`anew`] and [`pods`] read objects past the watches, [`causes`] says why something failed, [`outage`] when the API server is away;
 //! `pace` and `revive` have everything go on as soon as it is back;
 //! [`crd`] holds the type of the API, [`keys`] every label and annotation by name.
 
@@ -21,6 +21,7 @@ pub mod ledger;
 pub mod outage;
 pub mod own_node;
 mod pace;
+pub mod pods;
 mod revive;
 #[cfg(test)]
 mod rights;

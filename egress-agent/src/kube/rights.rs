@@ -54,6 +54,7 @@ const REQUESTS: &[Request] = &[
         1,
         &[("nodes", CLUSTER, "", "list"), ("egressips.k8s.ovn.org", CLUSTER, "", "list")],
     ),
+    ("pods.rs", "api.list(&one)", 1, &[("pods", CLUSTER, "", "list")]),
     ("anew.rs", "api.get(&name)", 1, &[("egressips.k8s.ovn.org", CLUSTER, "", "get")]),
     ("status.rs", "self.api.patch(&object.name,", 1, &[("egressips.k8s.ovn.org", CLUSTER, "", "patch")]),
     ("status.rs", "self.api.patch_status(&object.name,", 1, &[("egressips.k8s.ovn.org/status", CLUSTER, "", "patch")]),

@@ -3,6 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::Reconciler;
+use crate::inspect::kernel::{Gateway, concerning};
+use crate::inspect::names::Names;
 use crate::inspect::{Address, ClusterState, OpenHandOver, Question, StandbyPod, Status};
 use crate::metrics::facts::NodeFacts;
 use crate::model::executor::Executor;
@@ -16,6 +18,7 @@ impl<E: Executor> Reconciler<E> {
         match question {
             Question::Status(asker) => drop(asker.send(self.report())),
             Question::Facts(asker) => drop(asker.send(self.facts())),
+            Question::Names(asker) => drop(asker.send(self.names())),
         }
     }
 
@@ -53,7 +56,24 @@ impl<E: Executor> Reconciler<E> {
         }
     }
 
-    pub(super) fn report(&self) -> Status {
+    fn names(&self) -> Names {
+        let view = self.compiler.view();
+        let pods = view.pods.iter().filter(|(_, pod)| pod.is_endpoint());
+        let pods = pods.flat_map(|(key, pod)| {
+            let name = format!("{}/{}", key.namespace, key.name);
+            pod.addresses.iter().map(move |address| (*address, name.clone()))
+        });
+        let objects = view.objects.values().filter_map(|object| Some((object.id?.0, object.name.clone())));
+        let nodes = view.nodes.iter().filter_map(|(name, node)| Some((node.endpoint()?.0, name.clone())));
+        Names {
+            node: Some(self.ties.tenure.node_name().to_owned()),
+            pods: pods.collect(),
+            objects: objects.collect(),
+            nodes: nodes.collect(),
+        }
+    }
+
+    fn report(&self) -> Status {
         let view = self.compiler.view();
         let nothing = KernelState::default();
         let actual = self.actual.as_ref().unwrap_or(&nothing);
@@ -69,14 +89,27 @@ impl<E: Executor> Reconciler<E> {
         for object in view.objects.values() {
             problems.extend(object.unreadable.iter().map(|one| format!("EgressIP {}: {}", object.name, one.why)));
         }
+        let (objects, mut gateways) = concerning(actual.pods.values().copied(), &actual.policy, &self.names());
+        gateways.iter_mut().for_each(|gateway| self.judge(view, gateway));
         Status {
             cluster: Some(self.cluster(view)),
             addresses: self.addresses(view, actual, desired),
+            objects,
+            gateways,
             pod_addresses: actual.pods.len(),
             selected_pod_addresses: actual.pods.values().filter(selected).count(),
             problems,
             ..Status::default()
         }
+    }
+
+    /// What Kubernetes and the leader's ledger say of a gateway.
+    fn judge(&self, view: &ClusterView, gateway: &mut Gateway) {
+        let Some(node) = gateway.node.as_ref().and_then(|name| view.nodes.get(name)) else { return };
+        gateway.ready = Some(node.ready);
+        let is_suspect = self.ties.tenure.ledger().suspects.contains_key(&node.name);
+        let says = if is_suspect { Some("silent") } else { node.drained.then_some("drained") };
+        gateway.leader_says = says.map(str::to_owned);
     }
 
     fn cluster(&self, view: &ClusterView) -> ClusterState {

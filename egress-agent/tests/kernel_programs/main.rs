@@ -40,4 +40,5 @@ mod reuse;
 mod runs;
 mod sctp;
 mod stage;
+mod traces;
 mod ways;

@@ -31,7 +31,7 @@ pub const fn pressed(timeouts: Timeouts) -> Timeouts {
 
 /// How long an entry may be idle.
 #[inline(always)]
-const fn timeout_ns(timeouts: &Timeouts, protocol: u8, phase: Phase) -> u64 {
+pub const fn timeout_ns(timeouts: &Timeouts, protocol: u8, phase: Phase) -> u64 {
     let seconds = match (protocol, phase) {
         (PROTO_TCP, Phase::Opening) => timeouts.tcp_opening,
         (PROTO_TCP, Phase::Established) => timeouts.tcp_established,

@@ -156,9 +156,24 @@ impl Agent {
 
     /// `egress-agent status` on the node, with these arguments beside its own.
     pub(crate) fn status(&self, arguments: &[&str]) -> Result<Output> {
-        let (socket, bpffs) = (self.node.socket.display().to_string(), self.node.bpffs.display().to_string());
-        let arguments = [&["status", "--socket", &socket, "--bpffs", &bpffs], arguments].concat();
-        self.node.host.output(&self.options.binary.to_string_lossy(), &arguments)
+        self.ask(&[&["status"], arguments].concat())
+    }
+
+    /// Any command that asks the agent, or looks at its pins, on the node.
+    pub(crate) fn ask(&self, arguments: &[&str]) -> Result<Output> {
+        let child = self.follow(arguments)?;
+        child.wait_with_output().context("wait for a command")
+    }
+
+    /// Likewise, while it runs; what it says is kept.
+    pub(crate) fn follow(&self, arguments: &[&str]) -> Result<Child> {
+        let (program, node) = (self.options.binary.to_string_lossy(), &self.node);
+        node.host.run(|| {
+            let mut command = node.host.command(&program);
+            command.args(arguments).env("EGRESS_AGENT_SOCKET", &node.socket).env("EGRESS_AGENT_BPFFS", &node.bpffs);
+            command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+            command.spawn().with_context(|| format!("cannot start {program}"))
+        })
     }
 
     /// Runs `egress-agent cleanup` on the node.

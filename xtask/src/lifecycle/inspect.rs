@@ -6,6 +6,7 @@ use std::process::Output;
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
+use super::explain;
 use super::ground::{Ground, pod};
 use super::metrics;
 use super::objects::{all, egress_ip, labels};
@@ -14,7 +15,7 @@ use crate::testing::lab::LabContext;
 
 const ADDRESS: &str = "172.18.0.110";
 
-fn said(output: Output) -> String {
+pub(super) fn said(output: Output) -> String {
     [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat()
 }
 
@@ -26,7 +27,7 @@ fn table(ground: &mut Ground, node: usize) -> Result<String> {
     Ok(text)
 }
 
-fn has(text: &str, words: &[&str]) -> Result<()> {
+pub(super) fn has(text: &str, words: &[&str]) -> Result<()> {
     words.iter().try_for_each(|words| {
         ensure!(text.contains(words), "{words:?} is not in what it said:\n{text}");
         Ok(())
@@ -55,10 +56,17 @@ pub(super) fn status_with_and_without_an_agent(context: &LabContext) -> Result<(
             "first",
             "STANDBY OBJECT",
             "red/one",
+            "OBJECT  ID  PODS HERE  EGRESS IPS",
+            "172.18.0.110 here",
+            "mgmt_ingress     ovn-k8s-mp0",
+            "management port  ovn-k8s-mp0  up     1400",
+            "nat ",
         ],
     )?;
+    ensure!(!text.contains("NOT ATTACHED"), "all programs are on their hooks");
     ensure!(!text.contains("leader  not known"), "a leader is known");
-    has(&table(&mut ground, 2)?, &["node2 (no egress node)", "no egress IPs here"])?;
+    let text = table(&mut ground, 2)?;
+    has(&text, &["node2 (no egress node)", "no egress IPs here", "172.18.0.110 node1", "GATEWAY  ADDRESS"])?;
 
     let json = |ground: &mut Ground| -> Result<Value> {
         Ok(serde_json::from_slice(&ground.agent(1)?.status(&["-o", "json"])?.stdout)?)
@@ -69,6 +77,7 @@ pub(super) fn status_with_and_without_an_agent(context: &LabContext) -> Result<(
     ensure!(status["cluster"]["standby"][0]["served_by"] == "first", "{status:#}");
 
     metrics::are_seen(&ground, ADDRESS)?;
+    explain::beside_an_agent(&mut ground, ADDRESS)?;
 
     println!("wrong input");
     let output = ground.agent(1)?.status(&["-o", "xml"])?;
@@ -89,11 +98,19 @@ pub(super) fn status_with_and_without_an_agent(context: &LabContext) -> Result<(
     )?;
     ground.agent(1)?.resume()?;
     println!("the agent is killed");
+    let (follower, _) = explain::follower(&mut ground)?;
     ground.agent(1)?.kill()?;
     has(
         &table(&mut ground, 1)?,
-        &["no agent runs here", ADDRESS, "served, by the programs alone", "2 addresses known, 2 selected"],
+        &[
+            "no agent runs here",
+            ADDRESS,
+            "served, by the programs alone",
+            "2 addresses known, 2 selected",
+            "mgmt_ingress",
+        ],
     )?;
+    explain::beside_none(&mut ground, ADDRESS, follower)?;
     let status = json(&mut ground)?;
     ensure!(status["agent"]["running"] == false && status.get("cluster").is_none(), "{status:#}");
     println!("it runs again");

@@ -5,7 +5,7 @@
 //! | `story` | the walkthrough of `cargo xtask run`, and that nothing of it is left |
 //! | `restart`, `leader` | agents killed and restarted under traffic: nothing lost, nothing reset, nothing flushed |
 //! | `handover` | an address changes its node: the old one lets go first, also where it is cut off or the leader dies |
-//! | `inspect` | `egress-agent status` beside an agent and without one |
+//! | `inspect`, `explain` | `egress-agent status`, `trace`, `nat`, `drops`, `log-level` beside an agent and without one |
 //! | `metrics` | the pages for scrapers and kubelets |
 //! | `planned` | an address that is moved by plan: no request is lost, no connection ends |
 //! | `dead_agent` | an address leaves a gateway whose agent is dead and whose programs answer for it |
@@ -24,6 +24,7 @@
 mod changing;
 mod cleanup;
 mod dead_agent;
+mod explain;
 mod ground;
 mod handover;
 mod image;

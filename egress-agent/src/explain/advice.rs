@@ -1,0 +1,124 @@
+//! What to do about what became of a packet.
+
+use egress_common::abi::Verdict;
+
+/// `None` where nothing is wrong. One sentence or two for people; what the verdict means it says itself.
+pub const fn advice(verdict: Verdict) -> Option<&'static str> {
+    Some(match verdict {
+        Verdict::NotIp
+        | Verdict::ToOwnNode
+        | Verdict::InboundReply
+        | Verdict::FamilyNotListed
+        | Verdict::TtlExpired
+        | Verdict::MarkedNode
+        | Verdict::NodeSnat
+        | Verdict::NodeSnatDone
+        | Verdict::NodeReply
+        | Verdict::NotOurs
+        | Verdict::InboundRemembered
+        | Verdict::SnatHere
+        | Verdict::Steered
+        | Verdict::SnatForNode
+        | Verdict::ReplyHere
+        | Verdict::ReplySteered
+        | Verdict::ReplyDelivered
+        | Verdict::PassedOn
+        | Verdict::ArpAnswered
+        | Verdict::NeighbourAnswered
+        | Verdict::MtuAnswered
+        | Verdict::FragmentHeld
+        | Verdict::FragmentsReleased => return None,
+
+        Verdict::NotConfigured | Verdict::NotReady => {
+            "The agent has not written its configuration: look at its log, and at `egress-agent status`."
+        }
+        Verdict::NotPod => "Was the address right? A pod of another node is traced on that node.",
+        Verdict::ToCluster => {
+            "Egress IPs are for the world. Where this address is outside of the cluster, look at --cluster-subnets, \
+             --service-cidrs and --excluded-cidrs, and at Services that list it."
+        }
+        Verdict::NotSelected => {
+            "Should an object select it: compare the object's namespaceSelector and podSelector with the labels of the \
+             namespace and the pod (`kubectl get pod --show-labels`)."
+        }
+        Verdict::UnknownPodPassed | Verdict::UnknownPod => {
+            "The agent knows no pod with this address: is it one of this node, and does `egress-agent status` say that all \
+             lists have come from the API server? --unknown-pods says what becomes of such packets."
+        }
+        Verdict::NodeAddress => {
+            "No node can host any address of the object: label a node with k8s.ovn.org/egress-assignable whose network holds \
+             one. `kubectl describe egressip` says why each was not assigned."
+        }
+        Verdict::InboundRefused => "The map is full: --inbound-entries.",
+        Verdict::HairpinAnswered | Verdict::Hairpin => {
+            "Egress IPs are source addresses, and nothing listens there: call the service that was meant."
+        }
+        Verdict::CutAnswered | Verdict::AddressGone | Verdict::FlowCut => {
+            "The connection had an address that its object, or its pod, no longer has. A new connection gets another one."
+        }
+        Verdict::NoPolicy => {
+            "The agent has yet to write the object's addresses: look at `egress-agent status` and the agent's log."
+        }
+        Verdict::NoGateway => {
+            "No node serves an address of the object now: `kubectl describe egressip` says why, for each address."
+        }
+        Verdict::NotGateway => {
+            "This node is to serve the address and does not hold it yet: `egress-agent status` says what it waits for."
+        }
+        Verdict::ForeignPod | Verdict::NotSteered => {
+            "The packet came past the management port's program: is it attached (`egress-agent status`), and is --mgmt-port \
+             the interface by which pods' packets enter the host?"
+        }
+        Verdict::ForgedTunnel | Verdict::ForgedOuter | Verdict::ForgedInner => {
+            "Only nodes send overlay packets. Where a node is not taken for one, compare its addresses and pod subnets with its \
+             annotations."
+        }
+        Verdict::NoMapping => "Nothing has been sent from there: egress IPs take no connections.",
+        Verdict::PortsExhausted => {
+            "Every port of the address towards this destination is in use (`egress-agent nat count --to`): give the object \
+             another address, or the clients fewer connections."
+        }
+        Verdict::MapFull => "Raise --nat-entries, or find who opens so many connections (`egress-agent nat list`).",
+        Verdict::NoRoute => {
+            "The node has no route to the destination by its uplink: `ip route get` says where it would go."
+        }
+        Verdict::NoNeighbour => "The next hop does not answer: `ip neigh` on the uplink.",
+        Verdict::MtuExceeded | Verdict::OverlayTooNarrow => {
+            "Compare the MTU of the pods with those of uplink and overlay (`egress-agent status`)."
+        }
+        Verdict::Malformed | Verdict::ChainTooLong | Verdict::SourceRouted => {
+            "The sender makes packets that are refused."
+        }
+        Verdict::UnsupportedProtocol => "This cannot be translated: exclude the destination, or the pod.",
+        Verdict::FragmentUnknown | Verdict::SctpFragment => "Send smaller packets.",
+        Verdict::IcmpUnmatched => "It is about a flow that is not known here (any more).",
+        Verdict::RewriteFailed | Verdict::EncapFailed | Verdict::BadState | Verdict::ClaimLost => {
+            "Report it, with the output of `egress-agent status -o json`."
+        }
+        Verdict::NoNodeAddress => {
+            "The uplink has no address of this family, or no port is left for NAT on it: see the agent's log."
+        }
+        Verdict::PortTaken => {
+            "Another flow has the port by now, and the other end knows this one by no other: connect anew."
+        }
+        Verdict::ProtocolTaken => {
+            "Such a protocol serves one pod towards each destination: give the object more addresses."
+        }
+        Verdict::NotItsPod => "The pod was deselected, or its address is another pod's now: the connection has ended.",
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use egress_common::abi::Class;
+
+    use super::*;
+
+    #[test]
+    fn every_drop_has_advice() {
+        for verdict in Verdict::ALL.iter().filter(|verdict| verdict.class() == Class::Drop) {
+            let advice = advice(*verdict).unwrap_or_else(|| panic!("{verdict:?}"));
+            assert!(advice.ends_with(['.', '?', ')']) && !advice.contains("  "), "{verdict:?}");
+        }
+    }
+}

@@ -1,0 +1,251 @@
+//! Sampled drops, for whoever asks: `egress-agent drops`.
+//!
+//! The programs sample (at most one drop in ten milliseconds and CPU), the agent is the one reader of their ring buffer, and
+//! everybody who follows gets a copy, at most [`LINES_PER_SECOND`]. Who reads too slowly is told how many he has missed; nobody
+//! is waited for. How many packets were dropped in truth, the counters know.
+
+use std::borrow::Cow;
+use std::collections::VecDeque;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use serde::{Deserialize, Serialize};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::sync::broadcast::error::RecvError;
+use tokio::sync::broadcast::{self, Receiver, Sender};
+use tokio::time::Instant;
+
+/// Remembered for who comes later.
+const RECENT: usize = 256;
+/// That one who follows may be behind.
+const BEHIND: usize = 1024;
+/// For each who follows.
+pub const LINES_PER_SECOND: u32 = 50;
+
+/// A packet that was dropped.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Sample {
+    pub at: SystemTime,
+    /// Label of the verdict.
+    pub reason: Cow<'static, str>,
+    pub ifindex: u32,
+    /// Zero where the source is no selected pod of this node.
+    pub egress_id: u32,
+    pub length: u32,
+    pub source: SocketAddr,
+    pub destination: SocketAddr,
+    pub protocol: u8,
+}
+
+/// A line to one who follows.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Line {
+    Drop(Sample),
+    /// So many more were sampled than are told.
+    LeftOut(u64),
+}
+
+/// The recent ones, and those to come.
+#[derive(Clone, Debug)]
+pub struct Drops {
+    recent: Arc<Mutex<VecDeque<Sample>>>,
+    coming: Sender<Sample>,
+}
+
+impl Default for Drops {
+    fn default() -> Self {
+        Self { recent: Arc::default(), coming: broadcast::channel(BEHIND).0 }
+    }
+}
+
+impl Drops {
+    pub fn publish(&self, sample: Sample) {
+        let mut recent = self.recent();
+        if recent.len() == RECENT {
+            recent.pop_front();
+        }
+        recent.push_back(sample.clone());
+        // Under the lock, so that each is among the recent ones or comes, for everybody. Nobody may listen.
+        let _listeners = self.coming.send(sample);
+    }
+
+    /// Those that are remembered, and those that come behind them.
+    fn follow(&self) -> (Vec<Sample>, Receiver<Sample>) {
+        let recent = self.recent();
+        (recent.iter().cloned().collect(), self.coming.subscribe())
+    }
+
+    fn recent(&self) -> MutexGuard<'_, VecDeque<Sample>> {
+        self.recent.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Writes a line for each, and goes on with those to come until the other end closes.
+    pub async fn tell(
+        &self,
+        follow: bool,
+        mut reader: impl AsyncRead + Unpin,
+        mut writer: impl AsyncWrite + Unpin,
+    ) -> io::Result<()> {
+        let (recent, mut coming) = self.follow();
+        for sample in recent {
+            write(&mut writer, &Line::Drop(sample)).await?;
+        }
+        if !follow {
+            return Ok(());
+        }
+        let (mut pace, mut byte) = (Pace::since(Instant::now()), [0]);
+        loop {
+            let next = tokio::select! {
+                next = coming.recv() => next,
+                // Nobody says anything more: it is the end.
+                _end = reader.read(&mut byte) => return Ok(()),
+                () = pace.is_over() => {
+                    let left_out = pace.begin(Instant::now());
+                    write(&mut writer, &Line::LeftOut(left_out)).await?;
+                    continue;
+                }
+            };
+            match next {
+                Ok(sample) if pace.takes(Instant::now()) => write(&mut writer, &Line::Drop(sample)).await?,
+                Ok(_) => pace.left_out += 1,
+                Err(RecvError::Lagged(missed)) => pace.left_out += missed,
+                Err(RecvError::Closed) => return Ok(()),
+            }
+        }
+    }
+}
+
+async fn write(writer: &mut (impl AsyncWrite + Unpin), line: &Line) -> io::Result<()> {
+    let mut text = serde_json::to_vec(line)?;
+    text.push(b'\n');
+    writer.write_all(&text).await
+}
+
+/// What may be told in this second.
+struct Pace {
+    since: Instant,
+    lines: u32,
+    left_out: u64,
+}
+
+impl Pace {
+    const WINDOW: Duration = Duration::from_secs(1);
+
+    const fn since(since: Instant) -> Self {
+        Self { since, lines: 0, left_out: 0 }
+    }
+
+    fn takes(&mut self, now: Instant) -> bool {
+        // A window in which some were left out ends with saying so.
+        if self.left_out == 0 && now.duration_since(self.since) >= Self::WINDOW {
+            *self = Self::since(now);
+        }
+        let takes = self.left_out == 0 && self.lines < LINES_PER_SECOND;
+        self.lines += u32::from(takes);
+        takes
+    }
+
+    /// Waits for the end of a window in which some were left out.
+    async fn is_over(&self) {
+        match self.left_out {
+            0 => std::future::pending().await,
+            _ => tokio::time::sleep_until(self.since + Self::WINDOW).await,
+        }
+    }
+
+    /// The next window; how many were left out in this one.
+    fn begin(&mut self, now: Instant) -> u64 {
+        std::mem::replace(self, Self::since(now)).left_out
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncBufReadExt, BufReader, duplex};
+
+    use super::*;
+
+    fn sample(number: u32) -> Sample {
+        Sample {
+            at: SystemTime::UNIX_EPOCH,
+            reason: "no_gateway".into(),
+            ifindex: 12,
+            egress_id: 3,
+            length: number,
+            source: "10.244.1.10:4000".parse().expect("a literal"),
+            destination: "198.51.100.10:80".parse().expect("a literal"),
+            protocol: 6,
+        }
+    }
+
+    fn lines(text: &[u8]) -> Vec<Line> {
+        let lines = text.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
+        lines.map(|line| serde_json::from_slice(line).expect("a line")).collect()
+    }
+
+    #[tokio::test]
+    async fn the_recent_ones_are_told_and_no_more_than_are_remembered() {
+        let drops = Drops::default();
+        for number in 0..300 {
+            drops.publish(sample(number));
+        }
+        let mut out = Vec::new();
+        drops.tell(false, tokio::io::empty(), &mut out).await.expect("written");
+        let told = lines(&out);
+        assert_eq!((told.len(), &told[0]), (RECENT, &Line::Drop(sample(300 - 256))));
+    }
+
+    #[tokio::test]
+    async fn who_follows_gets_those_before_and_those_to_come() {
+        let drops = Drops::default();
+        drops.publish(sample(0));
+        let (client, server) = duplex(1 << 20);
+        let (reader, writer) = tokio::io::split(server);
+        let followed = drops.clone();
+        let task = tokio::spawn(async move { followed.tell(true, reader, writer).await });
+        let mut client = BufReader::new(client).lines();
+        for number in 0..3 {
+            let line = client.next_line().await.expect("no error").expect("not the end");
+            assert_eq!(serde_json::from_str::<Line>(&line).expect("a line"), Line::Drop(sample(number)));
+            drops.publish(sample(number + 1));
+        }
+        drop(client);
+        // By a broken pipe, or by the end that it reads: whichever is seen first.
+        let _ended = task.await.expect("no panic");
+    }
+
+    #[test]
+    fn some_are_told_each_second_and_how_many_were_left_out() {
+        let begun = Instant::now();
+        let mut pace = Pace::since(begun);
+        assert!((0..LINES_PER_SECOND).all(|_| pace.takes(begun)));
+        assert!(!pace.takes(begun), "one too many");
+        pace.left_out += 1;
+        assert!(!pace.takes(begun + Pace::WINDOW), "not before it is said");
+        assert_eq!(pace.begin(begun + Pace::WINDOW), 1);
+        assert!(pace.takes(begun + Pace::WINDOW));
+        let mut quiet = Pace::since(begun);
+        assert!((0..LINES_PER_SECOND).all(|_| quiet.takes(begun)));
+        assert!(quiet.takes(begun + Pace::WINDOW), "another second");
+    }
+
+    #[tokio::test]
+    async fn who_does_not_read_is_not_waited_for() {
+        let drops = Drops::default();
+        let (client, server) = duplex(64);
+        let (reader, writer) = tokio::io::split(server);
+        let followed = drops.clone();
+        let task = tokio::spawn(async move { followed.tell(true, reader, writer).await });
+        tokio::task::yield_now().await;
+        for number in 0..5000 {
+            drops.publish(sample(number));
+        }
+        assert_eq!(drops.recent().len(), RECENT, "bounded, whoever hangs");
+        drop(client);
+        // By a broken pipe, or by the end that it reads: whichever is seen first.
+        let _ended = task.await.expect("no panic");
+    }
+}

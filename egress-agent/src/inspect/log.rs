@@ -1,0 +1,146 @@
+//! The log of a running agent: how much is written, and what was worst of late.
+
+use std::collections::VecDeque;
+use std::fmt::Write as _;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::SystemTime;
+
+use serde::{Deserialize, Serialize};
+use tracing::field::{Field, Visit};
+use tracing::{Event, Level, Subscriber};
+use tracing_subscriber::Layer;
+use tracing_subscriber::layer::Context;
+
+/// A warning or an error.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Trouble {
+    /// When it was written last.
+    pub at: SystemTime,
+    pub level: String,
+    pub line: String,
+    /// How often, one after the other.
+    pub times: u64,
+}
+
+/// The last of them.
+#[derive(Clone, Debug, Default)]
+pub struct Troubles(Arc<Mutex<VecDeque<Trouble>>>);
+
+impl Troubles {
+    const KEPT: usize = 16;
+
+    pub fn list(&self) -> Vec<Trouble> {
+        self.kept().iter().cloned().collect()
+    }
+
+    fn kept(&self) -> MutexGuard<'_, VecDeque<Trouble>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn note(&self, at: SystemTime, level: Level, line: String) {
+        let mut kept = self.kept();
+        let level = level.to_string();
+        if let Some(last) = kept.back_mut().filter(|last| last.line == line && last.level == level) {
+            (last.at, last.times) = (at, last.times + 1);
+            return;
+        }
+        if kept.len() == Self::KEPT {
+            kept.pop_front();
+        }
+        kept.push_back(Trouble { at, level, line, times: 1 });
+    }
+}
+
+impl<S: Subscriber> Layer<S> for Troubles {
+    fn on_event(&self, event: &Event<'_>, _context: Context<'_, S>) {
+        let level = *event.metadata().level();
+        if level <= Level::WARN {
+            let mut line = Line::default();
+            event.record(&mut line);
+            self.note(SystemTime::now(), level, line.0);
+        }
+    }
+}
+
+/// Message first, as it comes first.
+#[derive(Default)]
+struct Line(String);
+
+impl Visit for Line {
+    fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
+        // Writing to a string does not fail.
+        let _written = match field.name() {
+            "message" => write!(self.0, "{value:?}"),
+            name => write!(self.0, " {name}={value:?}"),
+        };
+    }
+}
+
+type Set = dyn Fn(&str) -> Result<(), String> + Send + Sync;
+
+/// How much is written, while it is written.
+#[derive(Clone)]
+pub struct LogLevel {
+    now: Arc<Mutex<String>>,
+    set: Arc<Set>,
+}
+
+impl LogLevel {
+    /// `set` has the log go by another filter, or says why that cannot be.
+    pub fn new(now: String, set: impl Fn(&str) -> Result<(), String> + Send + Sync + 'static) -> Self {
+        Self { now: Arc::new(Mutex::new(now)), set: Arc::new(set) }
+    }
+
+    pub fn now(&self) -> String {
+        self.now.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub fn change(&self, filter: &str) -> Result<(), String> {
+        let mut now = self.now.lock().unwrap_or_else(PoisonError::into_inner);
+        (self.set)(filter)?;
+        filter.clone_into(&mut now);
+        Ok(())
+    }
+}
+
+impl std::fmt::Debug for LogLevel {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("LogLevel").field(&self.now()).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tracing_subscriber::layer::SubscriberExt;
+
+    use super::*;
+
+    #[test]
+    fn warnings_are_kept_with_their_fields_and_repeats_are_counted() {
+        let troubles = Troubles::default();
+        tracing::subscriber::with_default(tracing_subscriber::registry().with(troubles.clone()), || {
+            tracing::info!("all is well");
+            tracing::warn!(address = %"172.18.0.100", "not claimed");
+            for _ in 0..3 {
+                tracing::error!(number = 7, "worse");
+            }
+        });
+        let list: Vec<_> = troubles.list().into_iter().map(|one| (one.level, one.line, one.times)).collect();
+        let expected = [("WARN", "not claimed address=172.18.0.100", 1), ("ERROR", "worse number=7", 3)];
+        assert_eq!(list, expected.map(|(level, line, times)| (level.to_owned(), line.to_owned(), times)));
+        for number in 0..100 {
+            troubles.note(SystemTime::now(), Level::WARN, number.to_string());
+        }
+        assert_eq!(troubles.list().len(), Troubles::KEPT);
+    }
+
+    #[test]
+    fn a_filter_that_is_refused_changes_nothing() {
+        let level = LogLevel::new("info".to_owned(), |filter| match filter {
+            "bad" => Err("no".to_owned()),
+            _ => Ok(()),
+        });
+        assert_eq!((level.change("bad"), level.now()), (Err("no".to_owned()), "info".to_owned()));
+        assert_eq!((level.change("debug"), level.now()), (Ok(()), "debug".to_owned()));
+    }
+}

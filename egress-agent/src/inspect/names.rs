@@ -1,0 +1,63 @@
+//! What people call what the maps know by numbers and addresses.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use serde::{Deserialize, Serialize};
+
+/// As the agent of this node knows them; empty where none answers.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Names {
+    pub node: Option<String>,
+    /// `namespace/name` of this node's pods, by address.
+    pub pods: BTreeMap<IpAddr, String>,
+    /// EgressIP objects by egress ID.
+    pub objects: BTreeMap<u32, String>,
+    /// Nodes by their tunnel endpoint.
+    pub nodes: BTreeMap<IpAddr, String>,
+}
+
+impl Names {
+    /// Addresses of a pod of this node.
+    pub fn addresses_of(&self, pod: &str) -> Vec<IpAddr> {
+        self.pods.iter().filter(|(_, name)| *name == pod).map(|(address, _)| *address).collect()
+    }
+
+    /// `name (10.244.1.10)`, or the address alone.
+    pub fn pod(&self, address: IpAddr) -> String {
+        named(self.pods.get(&address), &address)
+    }
+
+    /// `name (3)`, or the number alone.
+    pub fn object(&self, egress_id: u32) -> String {
+        named(self.objects.get(&egress_id), &format!("egress ID {egress_id}"))
+    }
+
+    /// `name (172.18.0.3)`, or the address alone.
+    pub fn node(&self, endpoint: IpAddr) -> String {
+        named(self.nodes.get(&endpoint), &endpoint)
+    }
+}
+
+fn named(name: Option<&String>, number: &dyn std::fmt::Display) -> String {
+    name.map_or_else(|| number.to_string(), |name| format!("{name} ({number})"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_has_no_name_is_called_by_its_number() {
+        let ip: IpAddr = "10.244.1.10".parse().expect("a literal");
+        let none = Names::default();
+        assert_eq!([none.pod(ip), none.object(3), none.node(ip)], ["10.244.1.10", "egress ID 3", "10.244.1.10"]);
+        let names = Names {
+            pods: [(ip, "red/one".to_owned())].into(),
+            objects: [(3, "first".to_owned())].into(),
+            ..Names::default()
+        };
+        assert_eq!([names.pod(ip), names.object(3)], ["red/one (10.244.1.10)", "first (egress ID 3)"]);
+        assert_eq!((names.addresses_of("red/one"), names.addresses_of("red/two")), (vec![ip], vec![]));
+    }
+}

@@ -1,0 +1,362 @@
+//! `egress-agent trace` beside the programs: what it says of a packet is what the same packet then comes to, its questions
+//! come to the same, and nothing that is there has changed.
+
+use std::path::PathBuf;
+
+use aya::Pod;
+use aya::maps::{HashMap, MapData};
+use egress_agent::dataplane::trace::{Traced, Tracer};
+use egress_agent::explain::probe::Probe;
+use egress_common::abi::{
+    ABI_VERSION, Course, Direction, Mapping, OnUnknownPod, Origin, PodEntry, Policy, PolicyKey, Slot, Tuple, Verdict,
+    WhenEmpty,
+};
+use nix::mount::{MsFlags, mount};
+use nix::sched::{CloneFlags, unshare};
+
+use crate::cast::{Cast, V4, V6, addr};
+use crate::emptied::Memory;
+use crate::frames::{SYN, ip, packet};
+use crate::object::bytes;
+use crate::stage::{MGMT_MAC, NOTICE, STEER, Stage, now_ns, on_stage, on_stage_with};
+
+const PINNED: [&str; 17] = [
+    "pods",
+    "policy",
+    "owned",
+    "owned_addr",
+    "moving",
+    "cluster",
+    "nodes",
+    "config",
+    "flows",
+    "inbound",
+    "datagrams",
+    "nat",
+    "usage",
+    "frags",
+    "counters",
+    "eip_counters",
+    "events",
+];
+
+/// Pins the stage's maps as an agent does, on a BPF file system of this thread's own.
+fn tracer(stage: &Stage) -> Tracer<'static> {
+    unshare(CloneFlags::CLONE_NEWNS).expect("make a mount namespace");
+    let none: Option<&str> = None;
+    mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).expect("make mounts private");
+    mount(Some("bpf"), "/run", Some("bpf"), MsFlags::empty(), none).expect("mount a BPF file system");
+    let root = PathBuf::from("/run/egress");
+    let maps = root.join(format!("v{ABI_VERSION}/maps"));
+    std::fs::create_dir_all(&maps).expect("folders");
+    std::fs::create_dir_all(root.join(format!("v{ABI_VERSION}/links"))).expect("folders");
+    for name in PINNED {
+        MapData::from_id(stage.ids[name]).expect("a map of the stage").pin(maps.join(name)).expect("pin it");
+    }
+    Tracer::new(&root, bytes()).expect("what an agent has left")
+}
+
+/// All that is in the maps, for equality alone; what the ring buffer would get, the counters show.
+fn contents(stage: &Stage) -> Vec<String> {
+    fn all<K: Pod, V: Pod>(map: &HashMap<MapData, K, V>) -> Vec<(K, V)> {
+        map.iter().map(|entry| entry.expect("an entry")).collect()
+    }
+    let eip: Vec<_> = stage.eip_counters.iter().map(|entry| entry.expect("a count")).collect();
+    let eip: Vec<_> = eip.iter().map(|(id, counts)| (id, counts.iter().collect::<Vec<_>>())).collect();
+    let cluster: Vec<_> = stage.cluster.iter().map(|entry| entry.expect("a prefix")).collect();
+    let cluster: Vec<_> = cluster.iter().map(|(key, value)| (key.prefix_len(), key.data(), *value)).collect();
+    vec![
+        format!("{:?}", all(&stage.pods)),
+        format!("{:?}", all(&stage.policy)),
+        format!("{:?} {:?} {:?}", all(&stage.owned), all(&stage.owned_addr), all(&stage.moving)),
+        format!("{:?} {cluster:?}", all(&stage.nodes)),
+        format!("{:?}", stage.config.get(&0, 0).expect("the configuration")),
+        format!("{:?}", all(&stage.flows)),
+        format!("{:?}", all(&stage.inbound)),
+        format!("{:?}", all(&stage.datagrams)),
+        format!("{:?}", all(&stage.nat)),
+        format!("{:?}", all(&stage.frags)),
+        format!("{:?}", stage.usage.get(&0, 0).expect("the usage")),
+        format!("{:?} {eip:?}", stage.counts()),
+    ]
+}
+
+fn probe(from: &str, to: &str, dport: u16) -> Probe {
+    Probe { from: ip(from), to: ip(to), protocol: 17, sport: 40_000, dport, under_way: false, ttl: 64, length: 0 }
+}
+
+fn policy(stage: &mut Stage, cast: &Cast, when: WhenEmpty, slots: &[Slot]) {
+    let policy = Policy::with_slots(when, slots).expect("few slots");
+    stage.policy.insert(PolicyKey::new(cast.here, cast.family), policy, 0).expect("a policy");
+}
+
+/// Another flow has this port of the egress IP towards the world.
+fn occupy(stage: &mut Stage, cast: &Cast, protocol: u8, ports: impl IntoIterator<Item = u16>, dport: u16) {
+    let (world, egress, other) = (addr(cast.world), addr(cast.egress), addr(cast.remote_pod));
+    for port in ports {
+        let forward = Tuple::new(Direction::Egress, other, world, port, dport, protocol);
+        let reverse = Tuple::new(Direction::Ingress, world, egress, dport, port, protocol);
+        let mapping = |other| Mapping::new(other, Origin::Remote, addr(V4.other_node), cast.here, now_ns());
+        stage.nat.insert(reverse, mapping(forward).sealed(&reverse), 0).expect("a mapping");
+        stage.nat.insert(forward, mapping(reverse).sealed(&forward), 0).expect("a mapping");
+    }
+}
+
+/// What is there before the packet, whose verdict it is, and the packet.
+type Case = (Verdict, fn(&mut Stage, &Cast), fn(&Cast) -> Probe);
+
+fn nothing(_: &mut Stage, _: &Cast) {}
+
+/// The flow of the traced packet has begun.
+fn begun(stage: &mut Stage, cast: &Cast) {
+    let first = Probe { protocol: 6, ..probe(cast.pod, cast.world, 443) };
+    stage.run_frame(&STEER, &first.frame(MGMT_MAC), Verdict::SnatHere);
+}
+
+const CASES: &[Case] = &[
+    (
+        Verdict::NotConfigured,
+        |stage, _| stage.configure(|config| config.generation = 0),
+        |cast| probe(cast.pod, cast.world, 80),
+    ),
+    (Verdict::NotPod, nothing, |cast| probe(cast.remote_pod, cast.world, 80)),
+    (Verdict::ToOwnNode, nothing, |cast| probe(cast.pod, cast.node, 80)),
+    (Verdict::ToCluster, nothing, |cast| probe(cast.pod, cast.service, 80)),
+    (
+        Verdict::InboundReply,
+        |stage, cast| {
+            let syn = packet(cast.world, cast.pod, 443, 40_000).tcp(SYN);
+            stage.run_frame(&NOTICE, &syn.frame(), Verdict::InboundRemembered);
+        },
+        |cast| Probe { protocol: 6, under_way: true, ..probe(cast.pod, cast.world, 443) },
+    ),
+    (Verdict::NotSelected, nothing, |cast| probe(cast.known_pod, cast.world, 80)),
+    (Verdict::UnknownPod, nothing, |cast| probe(cast.unknown_pod, cast.world, 80)),
+    (
+        Verdict::UnknownPodPassed,
+        |stage, _| stage.configure(|config| *config = config.with_on_unknown_pod(OnUnknownPod::Pass)),
+        |cast| probe(cast.unknown_pod, cast.world, 80),
+    ),
+    (
+        Verdict::FamilyNotListed,
+        |stage, cast| policy(stage, cast, WhenEmpty::NotListed, &[]),
+        |cast| probe(cast.pod, cast.world, 80),
+    ),
+    (
+        Verdict::NodeAddress,
+        |stage, cast| policy(stage, cast, WhenEmpty::NodeAddress, &[]),
+        |cast| probe(cast.pod, cast.world, 80),
+    ),
+    (Verdict::TtlExpired, nothing, |cast| Probe { ttl: 1, ..probe(cast.pod, cast.world, 80) }),
+    (Verdict::MarkedNode, nothing, |cast| probe(cast.pod, cast.other_node, 80)),
+    (Verdict::SnatHere, nothing, |cast| Probe { protocol: 6, ..probe(cast.pod, cast.world, 80) }),
+    (Verdict::SnatHere, nothing, |cast| Probe { protocol: 132, ..probe(cast.pod, cast.world, 80) }),
+    // A flow that there is, whose port is not its own.
+    (
+        Verdict::SnatHere,
+        |stage, cast| {
+            occupy(stage, cast, 6, [40_000], 443);
+            begun(stage, cast);
+        },
+        |cast| Probe { protocol: 6, under_way: true, ..probe(cast.pod, cast.world, 443) },
+    ),
+    (Verdict::Steered, nothing, |cast| probe(cast.away_pod, cast.world, 80)),
+    (
+        Verdict::PassedOn,
+        |stage, cast| {
+            stage.hand_over(cast, Course::Leaving);
+            stage.owned.remove(&cast.here).expect("it is owned");
+        },
+        |cast| probe(cast.pod, cast.world, 80),
+    ),
+    (Verdict::MtuAnswered, nothing, |cast| Probe { length: 1501, ..probe(cast.pod, cast.world, 80) }),
+    (Verdict::MtuAnswered, nothing, |cast| Probe { length: 1451, ..probe(cast.away_pod, cast.world, 80) }),
+    (Verdict::HairpinAnswered, nothing, |cast| probe(cast.pod, cast.away_egress, 80)),
+    (
+        Verdict::CutAnswered,
+        |stage, cast| {
+            begun(stage, cast);
+            policy(stage, cast, WhenEmpty::Drop, &[Slot::remote(addr(cast.away_egress), addr(V4.other_node))]);
+        },
+        |cast| Probe { protocol: 6, under_way: true, ..probe(cast.pod, cast.world, 443) },
+    ),
+    (
+        Verdict::CutAnswered,
+        |stage, cast| {
+            begun(stage, cast);
+            stage.put_pod(cast.pod, PodEntry::known().with_cut_until(now_ns() + 240_000_000_000));
+        },
+        |cast| Probe { protocol: 6, under_way: true, ..probe(cast.pod, cast.world, 443) },
+    ),
+    (Verdict::ForgedTunnel, nothing, |cast| probe(cast.pod, cast.other_node, 4794)),
+    (Verdict::NoPolicy, nothing, |cast| probe(cast.early_pod, cast.world, 80)),
+    (Verdict::NoGateway, nothing, |cast| probe(cast.pending_pod, cast.world, 80)),
+    (
+        Verdict::NotGateway,
+        |stage, cast| stage.owned.remove(&cast.here).expect("it is owned"),
+        |cast| probe(cast.pod, cast.world, 80),
+    ),
+    (
+        Verdict::PortsExhausted,
+        |stage, cast| occupy(stage, cast, 17, 1024..=u16::MAX, 53),
+        |cast| probe(cast.pod, cast.world, 53),
+    ),
+    (Verdict::NoRoute, nothing, |cast| probe(cast.pod, cast.nowhere, 80)),
+    (Verdict::UnsupportedProtocol, nothing, |cast| Probe { protocol: 51, ..probe(cast.pod, cast.world, 0) }),
+    (
+        Verdict::PortTaken,
+        |stage, cast| occupy(stage, cast, 132, [40_000], 443),
+        |cast| Probe { protocol: 132, under_way: true, ..probe(cast.pod, cast.world, 443) },
+    ),
+    (
+        Verdict::ProtocolTaken,
+        |stage, cast| occupy(stage, cast, 47, [0], 0),
+        |cast| Probe { protocol: 47, ..probe(cast.pod, cast.world, 0) },
+    ),
+];
+
+/// Where the families differ.
+const CASES_V6: &[Case] = &[
+    (Verdict::SnatHere, nothing, |cast| Probe { protocol: 58, ..probe(cast.pod, cast.world, 0) }),
+    (
+        Verdict::OverlayTooNarrow,
+        |stage, cast| {
+            stage.configure(|config| config.overlay_mtu = 1200);
+            let far = Slot::remote(addr(cast.away_egress), addr(cast.other_node));
+            policy(stage, cast, WhenEmpty::Drop, &[far]);
+        },
+        |cast| Probe { length: 1280, ..probe(cast.pod, cast.world, 80) },
+    ),
+];
+
+/// What no whole packet of a pod comes to at the management port, and why.
+const ELSEWHERE: &[(Verdict, &str)] = &[
+    (Verdict::MapFull, "a test of its own"),
+    (Verdict::NotIp, "a probe is IP"),
+    (Verdict::Malformed, "a probe is whole"),
+    (Verdict::ChainTooLong, "a probe has no extension headers"),
+    (Verdict::SourceRouted, "nor options"),
+    (Verdict::FragmentUnknown, "nor pieces"),
+    (Verdict::FragmentHeld, "nor pieces"),
+    (Verdict::FragmentsReleased, "nor pieces"),
+    (Verdict::SctpFragment, "nor pieces"),
+    (Verdict::IcmpUnmatched, "it is no error"),
+    (Verdict::Hairpin, "where no answer is left, which a trace does not know"),
+    (Verdict::AddressGone, "likewise"),
+    (Verdict::FlowCut, "likewise"),
+    (Verdict::MtuExceeded, "likewise"),
+    (Verdict::NoNeighbour, "the kernel refuses a redirect; no test brings it to that here"),
+    (Verdict::RewriteFailed, "the kernel refuses to write"),
+    (Verdict::EncapFailed, "likewise"),
+    (Verdict::ClaimLost, "two CPUs"),
+    (Verdict::BadState, "another version"),
+    (Verdict::NodeSnat, "the uplink's"),
+    (Verdict::NodeSnatDone, "the uplink's"),
+    (Verdict::NodeReply, "the uplink's"),
+    (Verdict::NotOurs, "the uplink's"),
+    (Verdict::NoNodeAddress, "the uplink's"),
+    (Verdict::ForeignPod, "the uplink's"),
+    (Verdict::NotSteered, "the uplink's"),
+    (Verdict::NoMapping, "the uplink's"),
+    (Verdict::ReplyHere, "the uplink's"),
+    (Verdict::ReplySteered, "the uplink's"),
+    (Verdict::ArpAnswered, "the uplink's"),
+    (Verdict::NeighbourAnswered, "the uplink's"),
+    (Verdict::InboundRemembered, "the way to the pod"),
+    (Verdict::InboundRefused, "the way to the pod"),
+    (Verdict::SnatForNode, "the overlay's"),
+    (Verdict::ReplyDelivered, "the overlay's"),
+    (Verdict::ForgedOuter, "the overlay's"),
+    (Verdict::ForgedInner, "the overlay's"),
+    (Verdict::NotReady, "the overlay's"),
+    (Verdict::NotItsPod, "the overlay's"),
+];
+
+#[test]
+fn every_verdict_of_the_road_is_traced_or_excused() {
+    for verdict in Verdict::ALL {
+        let traced = CASES.iter().chain(CASES_V6).any(|(of, ..)| of == verdict);
+        let excused = ELSEWHERE.iter().any(|(of, _)| of == verdict);
+        assert!(traced != excused, "{verdict:?}: traced {traced}, excused {excused}");
+    }
+}
+
+fn traced(tracer: &mut Tracer<'_>, probe: &Probe) -> Traced {
+    let traced = tracer.trace(probe).unwrap_or_else(|error| panic!("{probe:?}: {error}"));
+    assert!(traced.agrees(), "{probe:?}: {:?}, foreseen {:?}", traced.verdict, traced.foreseen);
+    traced
+}
+
+fn play(stage: &mut Stage, cast: &Cast, tracer: &mut Tracer<'_>, (verdict, prepare, make): &Case) {
+    stage.flows.empty();
+    stage.nat.empty();
+    stage.inbound.empty();
+    stage.moving.empty();
+    stage.begin();
+    prepare(stage, cast);
+    let probe = make(cast);
+    let before = contents(stage);
+    let traced = traced(tracer, &probe);
+    assert_eq!(contents(stage), before, "{probe:?}: a trace leaves no trace");
+    assert_eq!(traced.verdict, *verdict, "{probe:?}");
+    stage.turn();
+    let tuple = traced.heads.tuple;
+    stage.run_frame(&STEER, &probe.frame(MGMT_MAC), *verdict);
+    // And by the same address and port, but for one that is chosen by chance.
+    let shown = |mapping: Option<Mapping>| mapping.map(|mapping| mapping.other);
+    assert_eq!(shown(stage.nat.get(&tuple, 0).ok()), shown(traced.mapping), "{probe:?}");
+    let flow = stage.flows.get(&tuple, 0).ok().map(|flow| flow.address);
+    assert_eq!(flow, traced.flow.map(|flow| flow.address), "{probe:?}");
+}
+
+#[test]
+fn a_trace_and_a_packet_come_to_the_same() {
+    on_stage(|stage| {
+        let mut tracer = tracer(stage);
+        for case in CASES {
+            play(stage, &V4, &mut tracer, case);
+        }
+        let both = [Verdict::SnatHere, Verdict::Steered, Verdict::CutAnswered, Verdict::MtuAnswered];
+        let of_both = CASES.iter().filter(|(verdict, ..)| both.contains(verdict));
+        for case in of_both.chain(CASES_V6) {
+            play(stage, &V6, &mut tracer, case);
+        }
+    });
+}
+
+#[test]
+fn a_port_by_chance_is_one_that_is_free() {
+    on_stage(|stage| {
+        let mut tracer = tracer(stage);
+        occupy(stage, &V4, 17, (1024..=u16::MAX).filter(|port| *port != 5_000), 53);
+        let traced = traced(&mut tracer, &probe(V4.pod, V4.world, 53));
+        assert_eq!(traced.verdict, Verdict::SnatHere);
+        assert_eq!(traced.mapping.map(|mapping| mapping.other.dport()), Some(5_000));
+    });
+}
+
+#[test]
+fn a_trace_knows_of_full_maps() {
+    on_stage_with(&[("nat", 4), ("flows", 2)], |stage| {
+        let mut tracer = tracer(stage);
+        let known = |port| Probe { sport: port, ..probe(V4.pod, V4.world, 80) };
+        let far = |port| Probe { sport: port, ..probe(V4.away_pod, V4.world, 80) };
+        assert_eq!(traced(&mut tracer, &known(1)).verdict, Verdict::SnatHere);
+        for port in [40_000, 40_001] {
+            stage.run_frame(&STEER, &known(port).frame(MGMT_MAC), Verdict::SnatHere);
+        }
+        // No room for a flow, nor for a mapping; what is there goes on.
+        for (probe, verdict) in
+            [(known(40_002), Verdict::MapFull), (far(40_003), Verdict::MapFull), (known(40_001), Verdict::SnatHere)]
+        {
+            assert_eq!(traced(&mut tracer, &probe).verdict, verdict, "{probe:?}");
+            stage.run_frame(&STEER, &probe.frame(MGMT_MAC), verdict);
+        }
+        // A flow that is there, whose mapping has no room.
+        stage.nat.empty();
+        occupy(stage, &V4, 17, [1, 2], 81);
+        assert_eq!(traced(&mut tracer, &known(40_001)).verdict, Verdict::MapFull);
+        stage.turn();
+        stage.run_frame(&STEER, &known(40_001).frame(MGMT_MAC), Verdict::MapFull);
+    });
+}
