@@ -42,6 +42,7 @@ use crate::kube::words;
 use crate::metrics::Station;
 use crate::metrics::life::Beat;
 use crate::metrics::station::Running;
+use crate::metrics::watchman;
 use crate::model::desired::Settings;
 use crate::model::executor::Executor;
 use crate::model::inbox::{self, Giver};
@@ -143,6 +144,7 @@ pub async fn run<E: Executor + Send>(client: Client, settings: AgentSettings, ex
     let ties = ties((&client, &store), &node_name, (stands, to_obey), (stake, released));
     let ties = ties.preparing(ready_for).asked(asks).regaining(regain.clone(), is_back);
     let given = regain.given();
+    let (told_events, of_this_node) = (events.clone(), is_own_node.clone());
     let reconciler = Reconciler::new(model, executor, Some(events.clone()), ready).tied(ties).metered(meters.clone());
     let identity = own_identity(&node_name);
     let writers = (StatusWriter::new(client.clone()), store.clone());
@@ -185,6 +187,12 @@ pub async fn run<E: Executor + Send>(client: Client, settings: AgentSettings, ex
         let (node, fence) = (to_node_half.clone(), beat.clone());
         station.runs(Running { node, ready, uplink, standing, leadership, fence });
     }
+    let notes = questions.as_ref().map(|questions| questions.notes.clone());
+    let watchman = async {
+        if let Some(station) = &station {
+            watchman::follow(station, of_this_node, (told_events, notes), stop.clone()).await;
+        }
+    };
     let answer = async {
         if let Some(questions) = questions {
             let (ready, uplink, standing, leadership, outages) = told;
@@ -210,6 +218,7 @@ pub async fn run<E: Executor + Send>(client: Client, settings: AgentSettings, ex
         probe,
         echo,
         answer,
+        watchman,
     );
     fence.abort();
 }

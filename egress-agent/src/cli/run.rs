@@ -23,8 +23,8 @@ use crate::health;
 use crate::health::tls::{self, Tls};
 use crate::inspect::log::{LogLevel, Troubles};
 use crate::inspect::{Notes, Questions};
-use crate::kube::client;
 use crate::kube::outage::Outages;
+use crate::kube::{client, events};
 use crate::metrics::{self, Listen, Station};
 use crate::model::desired;
 
@@ -226,7 +226,16 @@ async fn run_async(args: &RunArgs, notes: Notes, (log, troubles): (LogLevel, Tro
             info!("stopped before the programs were loaded; the node is as it was");
             return Ok(());
         }
-        started = Dataplane::start(settings) => started?,
+        started = Dataplane::start(settings) => match started {
+            Ok(dataplane) => dataplane,
+            Err(error) => {
+                if let Some(reason) = error.told_of_node() {
+                    let why = error.to_string();
+                    events::tell_of_node(client, &args.node_name, &outages, (reason, &why)).await;
+                }
+                return Err(error.into());
+            }
+        },
     };
     let meter = dataplane.meter()?;
     tokio::spawn(meter.clone().follow_ports());

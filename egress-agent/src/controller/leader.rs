@@ -32,6 +32,7 @@ use crate::kube::events::{About, Events};
 use crate::kube::ledger::LedgerStore;
 use crate::kube::status::{StatusWriter, Wanted, WriteError};
 use crate::metrics::Meters;
+use crate::metrics::meters::Cluster;
 use crate::model::inbox::Taker;
 use crate::model::view::{Change, Condition, EgressObject, Item, Node, Update, filled};
 
@@ -239,7 +240,8 @@ impl Leader {
         let (draft, again) = (extract.draft.clone(), extract.look_again);
         let nodes_seen = summary::nodes(&nodes, &reach);
         let Decisions { all, steps, look_again } = self.decide((objects, nodes), reach, extract, now).await?;
-        self.meters.set_cluster(Some(summary::cluster(&all, nodes_seen)));
+        let has_strangers = self.strangers.are_seen();
+        self.meters.set_cluster(Some(Cluster { has_strangers, ..summary::cluster(&all, nodes_seen) }));
         let again = again.into_iter().chain(look_again).min().map(Instant::from_std);
         let wishes: Vec<Wish> = all
             .into_iter()

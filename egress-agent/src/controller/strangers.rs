@@ -47,6 +47,11 @@ impl Strangers {
         self.written.retain(|uid, _| alive(uid));
     }
 
+    /// Whether any has been seen.
+    pub fn are_seen(&self) -> bool {
+        self.written.values().any(|written| written.pause.is_some())
+    }
+
     /// Looks at the object as it is now; true when a stranger is seen for the first time.
     pub fn look(&mut self, object: &EgressObject, now: Instant) -> bool {
         let Some(written) = self.written.get_mut(&object.uid) else { return false };

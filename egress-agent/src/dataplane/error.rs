@@ -57,6 +57,27 @@ impl StartError {
     pub(super) fn kernel(what: impl Into<String>, source: io::Error) -> Self {
         Self::Kernel { what: what.into(), source }
     }
+
+    /// The reason of the event by which an administrator hears of it, where what is wrong is not the agent's own
+    /// installation, which whoever installs it sees.
+    pub fn told_of_node(&self) -> Option<&'static str> {
+        match self {
+            Self::Busy { .. } | Self::ForeignPrograms { .. } => Some("SecondAgent"),
+            Self::TunnelPortTaken { .. } => Some("TunnelPortTaken"),
+            Self::NoObject
+            | Self::MissingFeatures { .. }
+            | Self::NoRights
+            | Self::SameInterface { .. }
+            | Self::NoInterface { .. }
+            | Self::NotBpffs { .. }
+            | Self::ForeignMap { .. }
+            | Self::ForeignVersion { .. }
+            | Self::NotInObject { .. }
+            | Self::Object(_)
+            | Self::Attach { .. }
+            | Self::Kernel { .. } => None,
+        }
+    }
 }
 
 /// The error number below one of rtnetlink's errors, where there is one.

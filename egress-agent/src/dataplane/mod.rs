@@ -15,6 +15,7 @@
 //! |---|---|
 //! | `names`, `error`, `lock` | names, start errors, one agent per node |
 //! | `features`, `kernel_types` | what the kernel can do |
+//! | `forward` | whether the CNI enforces policy where redirected packets do not pass |
 //! | `pins`, `foreign`, `programs` | shape of pinned maps; other sets of programs; load, attach, adopt |
 //! | `clsact`, `filters` | our filters among those of others; what the kernel has of them |
 //! | `interfaces`, `overlay` | the node's devices; the overlay's own |
@@ -45,6 +46,7 @@ mod executor;
 mod features;
 mod filters;
 mod foreign;
+pub mod forward;
 mod frames;
 mod free;
 pub mod host;

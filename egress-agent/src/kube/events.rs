@@ -1,4 +1,4 @@
-//! Events on EgressIP objects.
+//! Events on EgressIP objects, and on this agent's own Node.
 //!
 //! Each carries the object's UID, so that `kubectl describe` shows it. They are created one by one: kube's recorder
 //! counts events of one reason as one and would drop the differing texts, and callers here publish once per change.
@@ -40,6 +40,8 @@ const MAX_NAME: usize = 253;
 const QUEUE: usize = 256;
 /// How long one write may take.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// The same for an agent that ends.
+const LAST_WORD: Duration = Duration::from_secs(3);
 /// How long an event is worth being written.
 const KEPT: Duration = Duration::from_secs(15 * 60);
 const TOO_MANY_REQUESTS: u16 = 429;
@@ -132,7 +134,15 @@ pub struct About<'a> {
 impl Events {
     /// A warning.
     pub fn warn(&self, about: About<'_>, reason: &str, message: &str) {
-        let event = self.event(about, reason, message, Timestamp::now());
+        self.queue(self.event(about, reason, message, Timestamp::now()));
+    }
+
+    /// A warning about this agent's own node.
+    pub fn warn_of_node(&self, reason: &str, message: &str) {
+        self.queue(of_node(&self.node_name, reason, message, Timestamp::now()));
+    }
+
+    fn queue(&self, event: Event) {
         match self.queue.try_send(event) {
             Ok(()) => {}
             Err(TrySendError::Full(event)) => lost(&event, "too many events are waiting"),
@@ -148,29 +158,62 @@ impl Events {
             namespace: Some(pod.namespace.clone()),
             ..ObjectReference::default()
         });
-        Event {
-            metadata: ObjectMeta {
-                name: Some(name(about.name, now)),
-                namespace: Some(NAMESPACE.to_owned()),
-                ..ObjectMeta::default()
-            },
-            action: Some("Assign".to_owned()),
-            event_time: Some(MicroTime(now)),
-            note: Some(cut(message, MAX_NOTE).to_owned()),
-            reason: Some(reason.to_owned()),
-            regarding: Some(ObjectReference {
-                api_version: Some(EgressIP::api_version(&()).into_owned()),
-                kind: Some(EgressIP::kind(&()).into_owned()),
-                name: Some(about.name.to_owned()),
-                uid: Some(about.uid.to_owned()),
-                ..ObjectReference::default()
-            }),
-            related: pod,
-            reporting_controller: Some("egress-agent".to_owned()),
-            reporting_instance: Some(cut(&self.node_name, MAX_INSTANCE).to_owned()),
-            type_: Some("Warning".to_owned()),
-            ..Event::default()
-        }
+        let regarding = ObjectReference {
+            api_version: Some(EgressIP::api_version(&()).into_owned()),
+            kind: Some(EgressIP::kind(&()).into_owned()),
+            name: Some(about.name.to_owned()),
+            uid: Some(about.uid.to_owned()),
+            ..ObjectReference::default()
+        };
+        let event = warning((&self.node_name, regarding), "Assign", (reason, message), now);
+        Event { related: pod, ..event }
+    }
+}
+
+/// As the kubelet does it, with the name for the UID: `kubectl describe node` looks for that.
+fn of_node(node_name: &str, reason: &str, message: &str, now: Timestamp) -> Event {
+    let regarding = ObjectReference {
+        api_version: Some("v1".to_owned()),
+        kind: Some("Node".to_owned()),
+        name: Some(node_name.to_owned()),
+        uid: Some(node_name.to_owned()),
+        ..ObjectReference::default()
+    };
+    warning((node_name, regarding), "Serve", (reason, message), now)
+}
+
+fn warning(
+    (node_name, regarding): (&str, ObjectReference),
+    action: &str,
+    (reason, message): (&str, &str),
+    now: Timestamp,
+) -> Event {
+    Event {
+        metadata: ObjectMeta {
+            name: Some(name(regarding.name.as_deref().unwrap_or_default(), now)),
+            namespace: Some(NAMESPACE.to_owned()),
+            ..ObjectMeta::default()
+        },
+        action: Some(action.to_owned()),
+        event_time: Some(MicroTime(now)),
+        note: Some(cut(message, MAX_NOTE).to_owned()),
+        reason: Some(reason.to_owned()),
+        regarding: Some(regarding),
+        reporting_controller: Some("egress-agent".to_owned()),
+        reporting_instance: Some(cut(node_name, MAX_INSTANCE).to_owned()),
+        type_: Some("Warning".to_owned()),
+        ..Event::default()
+    }
+}
+
+/// Writes one about the node, before there is an agent that could: waits for it no longer than it is worth.
+pub async fn tell_of_node(client: Client, node_name: &str, outages: &Outages, (reason, message): (&str, &str)) {
+    let (events, delivery) = queue(client, node_name, outages);
+    events.warn_of_node(reason, message);
+    // Without its sender the queue ends behind the event.
+    drop(events);
+    if tokio::time::timeout(LAST_WORD, delivery.run(CancellationToken::new())).await.is_err() {
+        warn!(reason, "an event could not be written before the agent ends");
     }
 }
 
@@ -207,6 +250,26 @@ mod tests {
         until("both are written", || server.asked("POST") == 4).await;
         stop.cancel();
         writing.await.expect("no panic");
+    }
+
+    #[tokio::test]
+    async fn who_ends_writes_its_event_first() {
+        let server = Server::start().await;
+        let (client, outages) = server.client();
+        tell_of_node(client, "a", &outages, ("SecondAgent", "another one runs here")).await;
+        assert_eq!(server.asked("POST"), 1);
+    }
+
+    #[test]
+    fn an_event_of_a_node_is_where_describe_looks_for_it() {
+        let event = of_node("node1", "MapNearlyFull", "nat", Timestamp::UNIX_EPOCH);
+        let regarding = event.regarding.expect("whom it is about");
+        assert_eq!((regarding.kind.as_deref(), regarding.uid.as_deref()), (Some("Node"), Some("node1")));
+        assert_eq!(
+            (event.reporting_instance.as_deref(), event.reason.as_deref()),
+            (Some("node1"), Some("MapNearlyFull"))
+        );
+        assert!(event.metadata.name.is_some_and(|name| name.starts_with("node1.")));
     }
 
     #[test]

@@ -18,8 +18,10 @@ pub const SERVES_SECONDARY: &str = "k8s.ovn.org/egress-agent-serves-secondary";
 pub const DRAIN: &str = "k8s.ovn.org/egress-drain";
 /// Node: written by OVN-Kubernetes on every node where it runs, and by nobody else.
 pub const CHASSIS_ID: &str = "k8s.ovn.org/node-chassis-id";
+/// Node: `{"default":{"mode":"local",..}}`, or `shared`.
+pub const GATEWAY_CONFIG: &str = "k8s.ovn.org/l3-gateway-config";
 /// Node: written by OVN-Kubernetes on every node where it runs, and by nobody else; either will do.
-pub const OF_OVN_KUBERNETES: [&str; 2] = [CHASSIS_ID, "k8s.ovn.org/l3-gateway-config"];
+pub const OF_OVN_KUBERNETES: [&str; 2] = [CHASSIS_ID, GATEWAY_CONFIG];
 /// Node: egress IPs that OVN-Kubernetes has put on interfaces, `["10.10.10.100"]`.
 pub const EGRESS_IPS_ON_INTERFACES: [&str; 2] =
     ["k8s.ovn.org/secondary-host-egress-ips", "k8s.ovn.org/bridge-egress-ips"];

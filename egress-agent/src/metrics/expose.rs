@@ -176,8 +176,8 @@ fn verdicts(facts: &Facts, of: fn(&egress_common::abi::Count) -> u64) -> Vec<Ser
 /// Those that are shown.
 fn egress_ips(facts: &Facts, value: impl Fn(&EgressId) -> Option<Value>) -> Vec<Series> {
     let served = facts.node.iter().flat_map(|node| &node.served).take(MOST_EGRESS_IPS);
-    let series = served.filter_map(|(id, (address, object))| {
-        value(id).map(|value| (vec![address.to_string(), object.clone()], value))
+    let series = served.filter_map(|(id, served)| {
+        value(id).map(|value| (vec![served.address.to_string(), served.object.clone()], value))
     });
     series.collect()
 }

@@ -39,8 +39,8 @@ pub struct AgentFacts {
 pub struct NodeFacts {
     /// Entries of the maps that it alone writes.
     pub entries: BTreeMap<&'static str, usize>,
-    /// What it serves: address, and name of the object where that is known.
-    pub served: BTreeMap<EgressId, (IpAddr, String)>,
+    /// What it serves.
+    pub served: BTreeMap<EgressId, Served>,
     /// What is to be served here and is not.
     pub unclaimed: usize,
     pub standby: usize,
@@ -49,6 +49,14 @@ pub struct NodeFacts {
     /// Hand-overs from this node, and to it.
     pub from: usize,
     pub to: usize,
+}
+
+/// An egress IP of this node, and its object where that is known.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Served {
+    pub address: IpAddr,
+    pub object: String,
+    pub uid: String,
 }
 
 /// What the kernel keeps.

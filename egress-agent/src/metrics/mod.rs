@@ -20,6 +20,8 @@ pub mod meters;
 mod monitoring;
 pub mod page;
 pub mod station;
+pub mod troubles;
+pub mod watchman;
 
 pub use http::{Listen, serve};
 pub use meters::Meters;

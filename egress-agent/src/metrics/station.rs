@@ -73,6 +73,11 @@ impl Station {
         let _twice = self.kernel.set(meter);
     }
 
+    /// Whether they are.
+    pub fn is_attached(&self) -> bool {
+        self.kernel.get().is_some()
+    }
+
     /// The agent runs. Once.
     pub fn runs(&self, running: Running) {
         let _twice = self.running.set(running);

@@ -48,6 +48,10 @@ pub struct Node {
     pub prepared: BTreeMap<IpAddr, Prepared>,
     /// OVN-Kubernetes runs here: it announces a pod's address before the pod starts.
     pub announces_pods: bool,
+    /// It says of itself that pods' traffic does not pass the host.
+    pub shared_gateway: bool,
+    /// It has put egress IPs of its own on interfaces of the node.
+    pub foreign_egress_ips: bool,
     /// Annotations that could not be read, one line each.
     pub problems: Vec<String>,
     /// What these would have said.

@@ -81,12 +81,16 @@ impl Failing {
 
     /// What fails now, and since when.
     pub(super) fn lines(&self) -> impl Iterator<Item = String> {
-        self.claims.iter().map(|((_, address), failure)| {
+        let contested = self.contested.iter().map(|address| {
+            format!("somebody else answers for {address}, which this node holds; see the events of its object")
+        });
+        let claims = self.claims.iter().map(|((_, address), failure)| {
             format!(
                 "{address} cannot be claimed, for {} s by now; see the events of its object",
                 failure.since.elapsed().as_secs()
             )
-        })
+        });
+        claims.chain(contested)
     }
 
     /// When the next is to be told, if it fails until then.

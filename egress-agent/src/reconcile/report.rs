@@ -6,7 +6,7 @@ use super::Reconciler;
 use crate::inspect::kernel::{Gateway, concerning};
 use crate::inspect::names::Names;
 use crate::inspect::{Address, ClusterState, OpenHandOver, Question, StandbyPod, Status};
-use crate::metrics::facts::NodeFacts;
+use crate::metrics::facts::{NodeFacts, Served};
 use crate::model::executor::Executor;
 use crate::model::selection::Standby;
 use crate::model::state::{Course, EgressId, KernelState, PodState, TunnelEndpoint};
@@ -36,12 +36,12 @@ impl<E: Executor> Reconciler<E> {
             ("nodes", nodes.len()),
         ];
         let ids = view.objects.values().filter(|object| object.id.is_some_and(|id| owned.contains_key(&id)));
-        let names: BTreeMap<EgressId, &str> =
-            ids.filter_map(|object| Some((object.id?, object.name.as_str()))).collect();
+        let objects: BTreeMap<EgressId, _> = ids.filter_map(|object| Some((object.id?, object))).collect();
         let served = owned.iter().map(|(id, address)| {
             // Of one that is being deleted nobody knows the name any more.
-            let name = names.get(id).copied().unwrap_or_default();
-            (*id, (*address, name.to_owned()))
+            let named = objects.get(id).map(|object| (object.name.clone(), object.uid.clone()));
+            let (object, uid) = named.unwrap_or_default();
+            (*id, Served { address: *address, object, uid })
         });
         let own = self.ties.tenure.node_name();
         let open = || self.ties.tenure.ledger().records.open.values();

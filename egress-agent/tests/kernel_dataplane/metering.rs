@@ -4,6 +4,7 @@ use std::net::UdpSocket;
 
 use aya::maps::{Map, MapData, PerCpuHashMap};
 use aya::util::nr_cpus;
+use egress_agent::dataplane::forward;
 use egress_agent::dataplane::names::{DEFAULT_INBOUND_ENTRIES, DEFAULT_NAT_ENTRIES};
 use egress_agent::metrics::facts::Use;
 use egress_agent::model::executor::Executor;
@@ -34,6 +35,18 @@ fn count(node: &Node, count: EipCount) {
     let mut map = PerCpuHashMap::<_, u32, EipCount>::try_from(Map::PerCpuHashMap(data)).expect("of these types");
     let values = vec![count; nr_cpus().expect("CPUs")];
     map.insert(OBJECT.0, values.try_into().expect("one for each"), 0).expect("an entry");
+}
+
+#[test]
+fn policy_in_forward_is_recognised_by_its_chain() {
+    on_node(|_node| async move {
+        assert_eq!(forward::policy().expect("chains are listed"), None);
+        output(&["nft", "add table ip filter"]);
+        output(&["nft", "add chain ip filter FORWARD { type filter hook forward priority 0; }"]);
+        assert_eq!(forward::policy().expect("chains are listed"), None);
+        output(&["nft", "add chain ip filter cali-FORWARD"]);
+        assert_eq!(forward::policy().expect("chains are listed"), Some("Calico"));
+    });
 }
 
 #[test]

@@ -5,6 +5,7 @@ use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 
 use anyhow::{Context, Result, ensure};
+use serde_json::json;
 
 use super::ground::{Ground, node};
 use super::wait::{EFFECT, until};
@@ -16,6 +17,9 @@ use crate::testing::lab::LabContext;
 
 /// In each node's own network namespace.
 const AT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9477);
+
+/// What OVN-Kubernetes says of a node.
+const GATEWAY: &str = "k8s.ovn.org/l3-gateway-config";
 
 /// Series with their labels, and their values.
 type Scrape = BTreeMap<String, f64>;
@@ -142,4 +146,21 @@ pub(super) fn are_seen(ground: &Ground, address: &str) -> Result<()> {
     let status = |path| Ok::<_, anyhow::Error>(page(ground, 1, path)?.map(|page| page.status));
     ensure!((status("/healthz")?, status("/readyz")?, status("/nothing")?) == (Some(200), Some(200), Some(404)));
     Ok(())
+}
+
+/// OVN-Kubernetes says of node 2 that pods' traffic does not pass the host: one event on the Node, and a line of its status.
+pub(super) fn shared_gateway_is_told(ground: &mut Ground) -> Result<()> {
+    println!("a node in shared gateway mode");
+    let annotate = |value: Option<&str>| json!({"metadata": {"annotations": {GATEWAY: value}}});
+    let words = "OVN-Kubernetes runs in shared gateway mode";
+    ground.cluster.merge("/api/v1/nodes/node2", &annotate(Some(r#"{"default":{"mode":"shared"}}"#)))?;
+    let message = ground.event("node2", "SharedGatewayMode")?;
+    ensure!(message.starts_with(words), "{message}");
+    let has_line = |ground: &mut Ground| -> Result<bool> {
+        let output = ground.agent(2)?.status(&[])?;
+        Ok(String::from_utf8_lossy(&output.stdout).contains(words))
+    };
+    until("its status says so", EFFECT, || Ok(has_line(ground)?.then_some(())))?;
+    ground.cluster.merge("/api/v1/nodes/node2", &annotate(None))?;
+    until("its status says so no more", EFFECT, || Ok((!has_line(ground)?).then_some(())))
 }

@@ -8,6 +8,7 @@ use k8s_openapi::api::core::v1::Node as KubeNode;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 
 use super::annotation;
 use crate::kube::keys;
@@ -90,9 +91,22 @@ pub fn node(node: &KubeNode) -> Node {
         given,
         prepared: read(meta, keys::PREPARED, &mut problems).unwrap_or_default(),
         announces_pods: annotation(meta, keys::CHASSIS_ID).is_some(),
+        shared_gateway: is_shared_gateway(meta),
+        foreign_egress_ips: keys::EGRESS_IPS_ON_INTERFACES.iter().any(|key| lists_any(meta, key)),
         problems,
         unreadable,
     }
+}
+
+/// Only one that says so: what cannot be read is OVN-Kubernetes' own affair.
+fn is_shared_gateway(meta: &ObjectMeta) -> bool {
+    let config = annotation(meta, keys::GATEWAY_CONFIG).and_then(|text| serde_json::from_str::<Value>(text).ok());
+    config.is_some_and(|config| config["default"]["mode"] == "shared")
+}
+
+fn lists_any(meta: &ObjectMeta, key: &str) -> bool {
+    let list = annotation(meta, key).and_then(|text| serde_json::from_str::<Vec<String>>(text).ok());
+    list.is_some_and(|list| !list.is_empty())
 }
 
 /// What cannot be read, and a line for each problem.
@@ -200,6 +214,23 @@ mod tests {
         let broken = with("10.244.1.0/24");
         assert_eq!(broken.pod_subnets, nets(&["10.1.0.0/24", "fd01::/64"]));
         assert_eq!(broken.problems.len(), 1);
+    }
+
+    #[test]
+    fn what_ovn_kubernetes_does_beside_us_is_read() {
+        let with = |annotations| {
+            let node = convert(json!({"metadata": {"name": "n1", "annotations": annotations}}));
+            (node.shared_gateway, node.foreign_egress_ips)
+        };
+        let gateway = |mode: &str| format!(r#"{{"default":{{"mode":"{mode}","interface-id":"breth0_n1"}}}}"#);
+        assert_eq!(with(json!({})), (false, false));
+        assert_eq!(with(json!({"k8s.ovn.org/l3-gateway-config": gateway("local")})), (false, false));
+        assert_eq!(with(json!({"k8s.ovn.org/l3-gateway-config": gateway("shared")})), (true, false));
+        assert_eq!(with(json!({"k8s.ovn.org/l3-gateway-config": "nonsense"})), (false, false));
+        for key in keys::EGRESS_IPS_ON_INTERFACES {
+            assert_eq!(with(json!({key: "[]"})), (false, false));
+            assert_eq!(with(json!({key: r#"["10.10.10.100"]"#})), (false, true));
+        }
     }
 
     #[test]

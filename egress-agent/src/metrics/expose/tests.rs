@@ -3,9 +3,13 @@ use std::time::Duration;
 
 use egress_common::abi::Count;
 
-use super::super::facts::{AgentFacts, HookFacts, KernelFacts, NodeFacts, PortUse};
+use super::super::facts::{AgentFacts, HookFacts, KernelFacts, NodeFacts, PortUse, Served};
 use super::super::meters::{Cluster, Meters, NodeState};
 use super::*;
+
+fn served(address: [u8; 4], object: &str) -> Served {
+    Served { address: address.into(), object: object.into(), uid: "u".into() }
+}
 
 /// With a value for everything.
 fn everything() -> Facts {
@@ -20,6 +24,7 @@ fn everything() -> Facts {
         unassigned: 1,
         objects: BTreeMap::from([("Assigned", 2), ("NoCapacity", 1)]),
         nodes: BTreeMap::from([("n1".into(), NodeState::Answers), ("n2".into(), NodeState::Unreachable)]),
+        has_strangers: false,
     }));
     let (id, quiet) = (EgressId(7), EgressId(8));
     let one = EipCount {
@@ -40,8 +45,8 @@ fn everything() -> Facts {
         node: Some(NodeFacts {
             entries: BTreeMap::from([("pods", 12)]),
             served: BTreeMap::from([
-                (id, (std::net::IpAddr::from([172, 18, 0, 100]), "one\"\\\ntwo".into())),
-                (quiet, (std::net::IpAddr::from([172, 18, 0, 101]), "quiet".into())),
+                (id, served([172, 18, 0, 100], "one\"\\\ntwo")),
+                (quiet, served([172, 18, 0, 101], "quiet")),
             ]),
             unclaimed: 1,
             missing: None,
@@ -133,7 +138,7 @@ fn what_is_not_known_is_left_out_and_who_does_not_lead_speaks_for_nobody() {
 
 #[test]
 fn very_many_egress_ips_are_a_bounded_number_of_series() {
-    let address = |n: u32| (EgressId(n), (std::net::Ipv4Addr::from(0x0a00_0000 + n).into(), format!("o{n}")));
+    let address = |n: u32| (EgressId(n), served((0x0a00_0000 + n).to_be_bytes(), &format!("o{n}")));
     let mut facts = everything();
     if let Some(node) = &mut facts.node {
         node.served = (1..=1_200).map(address).collect();

@@ -4,7 +4,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use super::*;
 use crate::inspect::Question;
-use crate::metrics::facts::NodeFacts;
+use crate::metrics::facts::{NodeFacts, Served};
 use crate::metrics::meters::count_and_sum;
 use crate::model::inbox::{Giver, inbox};
 
@@ -60,7 +60,10 @@ async fn each_batch_is_timed_from_its_arrival_and_only_when_all_is_known() {
     assert_eq!(running.count(), 0);
     running.giver.put(Change::Pods(Update::Replaced([(key("p"), pod("10.244.1.10", "web"))].into())));
     let facts = running.until("it is served", |facts| !facts.served.is_empty()).await;
-    assert_eq!(facts.served, BTreeMap::from([(EgressId(1), (ip("172.18.0.100"), "a".to_owned()))]));
+    assert_eq!(
+        facts.served,
+        BTreeMap::from([(EgressId(1), Served { address: ip("172.18.0.100"), object: "a".into(), uid: "a".into() })])
+    );
     assert_eq!((facts.entries["pods"], facts.entries["owned"], facts.unclaimed), (1, 1, 0));
     assert_eq!(running.count(), 1, "what was waited for before is not the kernel's");
     running.giver.put(Change::Pods(Update::Changed(key("q"), pod("10.244.1.11", "web"))));
