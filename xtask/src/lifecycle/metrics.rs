@@ -156,9 +156,11 @@ pub(super) fn shared_gateway_is_told(ground: &mut Ground) -> Result<()> {
     ground.cluster.merge("/api/v1/nodes/node2", &annotate(Some(r#"{"default":{"mode":"shared"}}"#)))?;
     let message = ground.event("node2", "SharedGatewayMode")?;
     ensure!(message.starts_with(words), "{message}");
+    // As what lasts; what was logged stays among the last errors.
+    let line = format!("! node: {words}");
     let has_line = |ground: &mut Ground| -> Result<bool> {
         let output = ground.agent(2)?.status(&[])?;
-        Ok(String::from_utf8_lossy(&output.stdout).contains(words))
+        Ok(String::from_utf8_lossy(&output.stdout).lines().any(|said| said.starts_with(&line)))
     };
     until("its status says so", EFFECT, || Ok(has_line(ground)?.then_some(())))?;
     ground.cluster.merge("/api/v1/nodes/node2", &annotate(None))?;
