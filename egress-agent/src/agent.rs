@@ -16,6 +16,7 @@ use std::time::Instant;
 use futures::{FutureExt, Stream, StreamExt};
 use kube::Client;
 use tokio::sync::{mpsc, watch};
+use tokio::task::{JoinError, JoinSet};
 use tokio_util::sync::CancellationToken;
 
 use crate::controller::deputies::Deputies;
@@ -78,7 +79,12 @@ const ECHOES: usize = 4096;
 const QUESTIONS: usize = 16;
 
 /// Runs until told to stop. What the executor did stays done.
-pub async fn run<E: Executor + Send>(client: Client, settings: AgentSettings, executor: E, stop: CancellationToken) {
+pub async fn run<E: Executor + Send + 'static>(
+    client: Client,
+    settings: AgentSettings,
+    executor: E,
+    stop: CancellationToken,
+) {
     let AgentSettings { model, namespace, health, mut probing, overlay, host, outages, questions, station } = settings;
     let meters = station.as_ref().map(|station| station.meters()).unwrap_or_default();
     if let Some(manner) = &mut probing {
@@ -159,11 +165,13 @@ pub async fn run<E: Executor + Send>(client: Client, settings: AgentSettings, ex
             tokio::join!(health::serve(health, facts, told, stop.clone()), obey);
         }
     };
-    let probe = async {
-        if let Some(manner) = probing {
-            prober::run(manner, &node_name, for_prober, (duty, next_hop), (found, through), stop.clone()).await;
-        }
-    };
+    let mut tasks = Tasks::default();
+    if let Some(manner) = probing {
+        let (own_node, stop) = (node_name.clone(), stop.clone());
+        tasks.spawn(async move {
+            prober::run(manner, &own_node, for_prober, (duty, next_hop), (found, through), stop).await;
+        });
+    }
     let is_own = is_own_node.clone();
     let look = async {
         if let Some(host) = &host {
@@ -205,22 +213,44 @@ pub async fn run<E: Executor + Send>(client: Client, settings: AgentSettings, ex
     let heard = fence::Heard { heard: surely_heard, probed: is_total, given, stake: is_stake };
     let fence = fence::keep((node_name.clone(), lease), store, heard, (standing, back, beat), stop.clone());
     let fence = tokio::spawn(fence);
+    let (for_reconciler, for_controller) = (stop.clone(), stop.clone());
+    tasks.spawn(async move { drop(reconciler.run(for_node, for_reconciler).await) });
+    tasks.spawn(leader.run(for_leader, for_controller));
+    let (candidate, of, until, place) = (client.clone(), outages.clone(), stop.clone(), namespace.clone());
+    tasks.spawn(async move { campaign(candidate, (&place, identity), published, is_deputy, &of, until).await });
     tokio::join!(
         fan_out(incoming, halves, stop.clone()),
         publish,
         delivery.run(stop.clone()),
-        reconciler.run(for_node, stop.clone()),
-        leader.run(for_leader, stop.clone()),
-        campaign(client.clone(), (&namespace, identity), published, is_deputy, &outages, stop.clone()),
+        tasks.ended(),
         words::publish((client.clone(), &node_name), (words.clone(), readiness), of_own_node, &outages, stop.clone()),
         healthy,
         look,
-        probe,
         echo,
         answer,
         watchman,
     );
     fence.abort();
+}
+
+/// What must not wait for each other's computing: in a large cluster a decision, or a new plan, takes longer than a Lease or
+/// a node's silence may. They end with whoever holds them.
+#[derive(Default)]
+struct Tasks(JoinSet<()>);
+
+impl Tasks {
+    fn spawn(&mut self, task: impl Future<Output = ()> + Send + 'static) {
+        self.0.spawn(task);
+    }
+
+    /// Waits for all; the panic of one is everybody's.
+    async fn ended(mut self) {
+        while let Some(ended) = self.0.join_next().await {
+            if let Err(Ok(panic)) = ended.map_err(JoinError::try_into_panic) {
+                std::panic::resume_unwind(panic);
+            }
+        }
+    }
 }
 
 /// What the node's half obeys and says beside what is desired.

@@ -38,17 +38,19 @@ impl Numbering {
     pub fn number(&mut self, objects: &Objects) -> BTreeMap<String, EgressId> {
         self.observe(objects);
         let mut numbers = egress_ids(objects);
-        let mut used: BTreeSet<EgressId> = numbers.values().copied().collect();
+        let mut given: BTreeSet<EgressId> = numbers.values().copied().collect();
+        let mut used = given.clone();
         used.extend(self.remembered.values());
         for object in by_rank(objects.values()) {
             if numbers.contains_key(&object.name) {
                 continue;
             }
             let own = self.remembered.get(&object.uid).copied();
-            let Some(id) = own.filter(|id| !numbers.values().any(|n| n == id)).or_else(|| self.next(&used)) else {
+            let Some(id) = own.filter(|id| !given.contains(id)).or_else(|| self.next(&used)) else {
                 continue;
             };
             used.insert(id);
+            given.insert(id);
             self.remembered.insert(object.uid.clone(), id);
             numbers.insert(object.name.clone(), id);
         }
