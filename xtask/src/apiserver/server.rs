@@ -122,6 +122,24 @@ impl ApiServer {
         self.store.compact();
     }
 
+    /// What `look` makes of each of these objects, without an answer being made of them.
+    pub(crate) fn survey<T>(&self, storage: &str, look: impl Fn(&Value) -> T) -> Vec<T> {
+        self.store.lock().list(storage).values().map(|object| look(object)).collect()
+    }
+
+    /// Stores objects as they are given, as a restored backup would: nothing is checked, and nothing is added.
+    pub(crate) fn restore(&self, storage: &str, objects: impl IntoIterator<Item = Value>) {
+        let storage: Arc<str> = Arc::from(storage);
+        for object in objects {
+            self.store.write(|state| state.put(&storage, object));
+        }
+    }
+
+    /// How many changes of these objects were stored so far; those that changed nothing do not count.
+    pub(crate) fn written(&self, storage: &str) -> u64 {
+        self.store.lock().written(storage)
+    }
+
     /// How many watches clients have; those of clients that are cut off count until their connections end.
     pub(crate) fn watches(&self) -> usize {
         self.store.watches()

@@ -55,6 +55,8 @@ pub(crate) struct State {
     forgotten: u64,
     tables: BTreeMap<Arc<str>, Table>,
     log: VecDeque<Arc<Change>>,
+    /// How often each table was written to.
+    written: BTreeMap<Arc<str>, u64>,
     pub(crate) registry: Registry,
 }
 
@@ -65,6 +67,7 @@ impl Store {
             forgotten: 1,
             tables: BTreeMap::new(),
             log: VecDeque::new(),
+            written: BTreeMap::new(),
             registry: Registry::new(),
         };
         Self { state: Mutex::new(state), latest: watch::Sender::new(1) }
@@ -140,6 +143,7 @@ impl State {
     fn record(&mut self, storage: &Arc<str>, key: Key, before: Option<Arc<Value>>, after: Option<Arc<Value>>) {
         let change = Change { version: self.version, storage: storage.clone(), key, before, after };
         self.log.push_back(Arc::new(change));
+        *self.written.entry(storage.clone()).or_default() += 1;
         if self.log.len() > HISTORY
             && let Some(oldest) = self.log.pop_front()
         {
@@ -149,6 +153,11 @@ impl State {
             let definitions = self.tables.get(kind::CRDS).map(Table::values);
             self.registry.rebuild(definitions.into_iter().flatten().map(|object| &**object));
         }
+    }
+
+    /// How often a table was written to so far.
+    pub(crate) fn written(&self, storage: &str) -> u64 {
+        self.written.get(storage).copied().unwrap_or_default()
     }
 
     /// Everything in a table, in the order of its keys.

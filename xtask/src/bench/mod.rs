@@ -12,11 +12,13 @@
 //! | `ground`, `peers` | the lab, its agents and objects; what the other peers' nodes are made of |
 //! | `requests`, `flood` | the works: requests and streams over sockets; frames injected and counted |
 //! | `programs`, `rig` | nanoseconds per packet of single programs, by `BPF_PROG_TEST_RUN` |
+//! | `control_plane` | instead of all that: one agent, and the leader, in a large cluster |
 //! | `numbers`, `report`, `chart` | medians and ratios; table and `results.json`; SVG |
 //!
 //! No figure is a condition of anything: a benchmark reports.
 
 mod chart;
+mod control_plane;
 mod core;
 mod flood;
 mod ground;
@@ -42,6 +44,9 @@ use plan::{Peer, Work};
 
 #[derive(Args)]
 pub(crate) struct BenchArgs {
+    /// Measure one agent and the leader in a large cluster instead, with an optimised agent
+    #[arg(long, conflicts_with_all = ["only", "rounds", "seconds"])]
+    control_plane: bool,
     /// Short cells and two rounds: to see that it works, not to compare
     #[arg(long)]
     quick: bool,
@@ -85,12 +90,22 @@ pub(crate) fn run(args: &BenchArgs) -> Result<()> {
     for purpose in [Purpose::Lab, Purpose::Programs] {
         packages::ensure(purpose, !args.build.no_install)?;
     }
+    let folder = paths.target.join("bench");
+    let say = |line: &str| progress.step(line);
+    if args.control_plane {
+        // Time and memory of a build that nobody runs are of no use.
+        let built = ensure_built(&BuildArgs { release: true, ..args.build.clone() }, &progress)?;
+        let effort = control_plane::Effort::new(args.quick);
+        let figures = control_plane::measure(&built, &args.prefix, &effort, &say)?;
+        control_plane::write(&figures, &folder).with_context(|| format!("write to {}", folder.display()))?;
+        print!("{}", control_plane::table(&figures));
+        progress.step(&format!("{}/control-plane.json", folder.display()));
+        return Ok(());
+    }
     let built = ensure_built(&args.build, &progress)?;
     let mut results = Results::default();
-    let say = |line: &str| progress.step(line);
     let measured = measure(&built, &paths, &args.prefix, &args.effort(), &say, &mut results);
     // What was measured before something went wrong is worth having.
-    let folder = paths.target.join("bench");
     report::write(&results, &folder).with_context(|| format!("write to {}", folder.display()))?;
     print!("{}", report::table(&results));
     progress.step(&format!("{0}/results.json, {0}/results.svg", folder.display()));

@@ -1,0 +1,250 @@
+//! `cargo xtask bench --control-plane`: what one agent costs in a large cluster, and how fast it follows.
+//!
+//! The lab's in-memory API server holds the cluster; one node of it is real, with a real agent and real maps, all others
+//! are objects and nothing else. Nobody probes (`--egressip-reachability-total-timeout=0`): there is nothing to answer.
+//!
+//! | phase | what is measured |
+//! |---|---|
+//! | the agent leads | all objects assigned: time, writes; then a node's loss: time, writes |
+//! | another leads | start to synchronised, bytes received; memory; CPU at rest; pod events, each until it is in the map |
+//!
+//! - **Synchronised** is the moment when the agent answers health checks: it does so when every watch has been read and the
+//!   kernel's maps are as they shall be. It is asked every few milliseconds.
+//! - **An event** is a change of a pod's labels in the API server's store. It has arrived when the pinned map `pods` says
+//!   so; the map is read every fifth of a millisecond, in a process that is not the agent.
+//! - **Bytes** are those that the node's uplink has received, headers included.
+//!
+//! | file | what |
+//! |---|---|
+//! | `world` | the cluster's objects |
+//! | `process` | what the kernel says of the agent's process |
+//! | `events` | pod events, and when they are in the map |
+//! | `leading` | what the leader does |
+//! | `figures` | names, goals, the table and `control-plane.json` |
+
+mod events;
+mod figures;
+mod leading;
+mod process;
+mod world;
+
+use std::net::{SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+
+use crate::apiserver::ApiServer;
+use crate::lab::agents::{Agent, AgentOptions};
+use crate::lab::cluster::{ApiChoice, Cluster};
+use crate::lab::{Lab, LabBuilder, MANAGEMENT, Node, Quirks};
+use crate::toolchain::{Built, Paths};
+use figures::{Figure, Figures};
+use process::Process;
+use world::Scale;
+
+pub(super) use figures::{table, write};
+
+const HEALTH_PORT: u16 = 9107;
+const LEASE: &str = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases/egress-agent-leader";
+/// How often an agent is asked whether it is synchronised.
+const LOOK: Duration = Duration::from_millis(5);
+/// How long a phase may take before it is given up.
+const PATIENCE: Duration = Duration::from_secs(600);
+
+/// How much of it.
+pub(super) struct Effort {
+    scale: Scale,
+    /// How often the agent is started and synchronises.
+    starts: usize,
+    rest: Duration,
+    events: usize,
+}
+
+impl Effort {
+    pub(super) fn new(quick: bool) -> Self {
+        match quick {
+            true => {
+                let scale = Scale { nodes: 20, pods: 500, own_pods: 50, objects: 50 };
+                Self { scale, starts: 2, rest: Duration::from_secs(2), events: 100 }
+            }
+            false => {
+                let scale = Scale { nodes: 1_000, pods: 100_000, own_pods: 500, objects: 10_000 };
+                Self { scale, starts: 5, rest: Duration::from_secs(30), events: 3_000 }
+            }
+        }
+    }
+}
+
+/// The lab with its one real node. Fields are dropped in this order.
+struct Ground {
+    agent: Option<Agent>,
+    cluster: Cluster,
+    lab: Lab,
+    options: AgentOptions,
+}
+
+pub(super) fn measure(built: &Built, prefix: &str, effort: &Effort, say: &dyn Fn(&str)) -> Result<Figures> {
+    let scale = &effort.scale;
+    say(&format!(
+        "{} nodes, {} pods, {} of them on the real node, {} objects",
+        scale.nodes, scale.pods, scale.own_pods, scale.objects
+    ));
+    let mut ground = Ground::start(built, prefix, scale)?;
+    let mut figures = Figures::default();
+    ground.lead(scale, say, &mut figures)?;
+    ground.follow(effort, say, &mut figures)?;
+    ground.finish()?;
+    Ok(figures)
+}
+
+impl Ground {
+    fn start(built: &Built, prefix: &str, scale: &Scale) -> Result<Self> {
+        let bare = |_| Quirks::default();
+        let lab =
+            LabBuilder::new().readable_prefix(prefix).nodes(1).quirks(bare).start().context("bring up the lab")?;
+        let cluster = Cluster::start(&lab, &ApiChoice::InMemory)?;
+        cluster.install_crd(&Paths::find()?.root.join("deploy/crd/crd.yaml"))?;
+        cluster.publish(&lab)?;
+        // More pods than the lab's usual subnet of a node holds.
+        for node in lab.nodes() {
+            let management = format!("{}/22", world::management()?);
+            node.host.exec("ip", &["address", "add", &management, "dev", MANAGEMENT])?;
+        }
+        let extra =
+            ["--egressip-reachability-total-timeout=0".to_owned(), format!("--cluster-subnets={}", world::PODS)];
+        let kubeconfig = cluster.node_kubeconfig().to_owned();
+        let options = AgentOptions { binary: built.agent.clone(), kubeconfig, extra: extra.into() };
+        let ground = Self { agent: None, cluster, lab, options };
+        world::fill(ground.server()?, scale)?;
+        Ok(ground)
+    }
+
+    fn server(&self) -> Result<&ApiServer> {
+        self.cluster.in_memory().context("the in-memory API server is not there")
+    }
+
+    fn node(&self) -> Result<&Node> {
+        self.lab.nodes().first().context("a lab without nodes")
+    }
+
+    /// Starts the agent, after ending the one that runs; returns how long it took until it was synchronised.
+    fn start_agent(&mut self) -> Result<Duration> {
+        let start = Instant::now();
+        match &mut self.agent {
+            Some(agent) => agent.restart()?,
+            None => self.agent = Some(Agent::start(&self.lab, self.node()?, &self.options)?),
+        }
+        while !self.is_synchronised()? {
+            self.agent()?.ensure_alive()?;
+            ensure!(start.elapsed() < PATIENCE, "the agent is not synchronised after {} s", PATIENCE.as_secs());
+            std::thread::sleep(LOOK);
+        }
+        Ok(start.elapsed())
+    }
+
+    fn agent(&mut self) -> Result<&mut Agent> {
+        self.agent.as_mut().context("no agent runs")
+    }
+
+    fn process(&mut self) -> Result<Process> {
+        let pid = self.agent()?.pid()?.context("the agent does not run")?;
+        Ok(Process::of(pid))
+    }
+
+    fn is_synchronised(&self) -> Result<bool> {
+        let node = self.node()?;
+        let to = SocketAddr::new(world::management()?.into(), HEALTH_PORT);
+        node.host.run(|| Ok(TcpStream::connect_timeout(&to, Duration::from_millis(200)).is_ok()))
+    }
+
+    /// One agent of many: the Lease is somebody else's.
+    fn follow(&mut self, effort: &Effort, say: &dyn Fn(&str), figures: &mut Figures) -> Result<()> {
+        say("another leads: start to synchronised");
+        self.take_lease()?;
+        let (mut starts, mut bytes) = (Vec::new(), Vec::new());
+        for _ in 0..effort.starts {
+            // Of the one that has the programs loaded already: so it is after each but the first start on a node.
+            let before = process::received(self.node()?)?;
+            starts.push(self.start_agent()?.as_secs_f64());
+            bytes.push((process::received(self.node()?)? - before) as f64 / 1e6);
+            self.take_lease()?;
+        }
+        figures.add(Figure::Synchronised, &starts);
+        figures.add(Figure::BytesToSynchronise, &bytes);
+        let process = self.process()?;
+        figures.add(Figure::PeakMemory, &[process.memory()?.peak_mib]);
+        say("another leads: at rest");
+        let mut lease = Renewals::start(self)?;
+        let cost = process.cost_of(|| lease.sleep(effort.rest))?;
+        figures.add(Figure::CpuAtRest, &[cost.percent_of_a_core]);
+        figures.add(Figure::Memory, &[process.memory()?.resident_mib]);
+        say(&format!("another leads: {} pod events", effort.events));
+        let before = process::received(self.node()?)?;
+        let mut arrivals = Vec::new();
+        let cost = process.cost_of(|| {
+            arrivals = events::play(&mut lease, effort)?;
+            Ok(())
+        })?;
+        let received = process::received(self.node()?)? - before;
+        figures.add(Figure::CpuAtEvents, &[cost.percent_of_a_core]);
+        figures.add(Figure::BytesPerEvent, &[received as f64 / arrivals.len() as f64]);
+        figures.add_percentiles(&arrivals);
+        figures.add(Figure::MemoryAtEnd, &[process.memory()?.resident_mib]);
+        Ok(())
+    }
+
+    /// The Lease is another's, as of now.
+    fn take_lease(&self) -> Result<()> {
+        let now = jiff::Timestamp::now();
+        let now = format!("{}", now.strftime("%Y-%m-%dT%H:%M:%S.%6fZ"));
+        let spec = json!({"spec": {
+            "holderIdentity": "node2_elsewhere", "leaseDurationSeconds": 60, "renewTime": now, "acquireTime": now,
+        }});
+        self.cluster.merge(LEASE, &spec)
+    }
+
+    fn finish(self) -> Result<()> {
+        let Self { agent, cluster, lab, .. } = self;
+        drop((agent, cluster));
+        lab.tear_down()
+    }
+}
+
+/// Keeps the Lease another's while time passes.
+struct Renewals<'a> {
+    ground: &'a Ground,
+    last: Instant,
+}
+
+impl<'a> Renewals<'a> {
+    const EVERY: Duration = Duration::from_secs(1);
+
+    fn start(ground: &'a Ground) -> Result<Self> {
+        ground.take_lease()?;
+        Ok(Self { ground, last: Instant::now() })
+    }
+
+    /// To be called often.
+    fn keep(&mut self) -> Result<()> {
+        if self.last.elapsed() >= Self::EVERY {
+            self.ground.take_lease()?;
+            self.last = Instant::now();
+        }
+        Ok(())
+    }
+
+    fn sleep(&mut self, time: Duration) -> Result<()> {
+        let end = Instant::now() + time;
+        while Instant::now() < end {
+            self.keep()?;
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        Ok(())
+    }
+}
+
+/// What an object of the API server says at a path within it.
+fn text<'a>(object: &'a Value, path: &str) -> &'a str {
+    object.pointer(path).and_then(Value::as_str).unwrap_or_default()
+}
