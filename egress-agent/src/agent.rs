@@ -157,10 +157,12 @@ pub async fn run<E: Executor + Send + 'static>(
     let returns = outages.returns();
     let leader = Leader::new(writers, events, leads, (reach, lease, returns), identity.clone()).metered(meters);
     let of_own_node = is_own_node.clone();
+    let known_ledger = is_ledger.clone();
     let obey = fence::obey((node_name.clone(), store.clone()), ordered, is_ledger, obeyed, stop.clone());
     let healthy = async {
         if health.port != 0 {
-            let facts = health::Facts { ready: is_ready, uplink, released: words.clone(), overlay: overlay_port };
+            let (overlay, ledger, released) = (overlay_port, known_ledger, words.clone());
+            let facts = health::Facts { ready: is_ready, uplink, released, overlay, ledger };
             let told = health::Told { heard, total, orders, regain };
             tokio::join!(health::serve(health, facts, told, stop.clone()), obey);
         }

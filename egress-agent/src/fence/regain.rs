@@ -43,6 +43,8 @@ use tokio::sync::watch;
 
 /// What the other node may take to fall silent once what was given back to it has run out.
 const MARGIN: Duration = Duration::from_millis(250);
+/// Promised at a time: several times what one probe can ask for. Whoever asks may name any address.
+const MOST_PROMISED: usize = 1024;
 
 pub type Addresses = BTreeSet<IpAddr>;
 
@@ -83,15 +85,19 @@ impl Regain {
     /// total timeout that it names.
     pub fn promise(&self, addresses: &Addresses, total: Duration, at: Instant) -> Addresses {
         let mut state = self.state();
-        let State { held: Some(held), taking, .. } = &*state else { return Addresses::new() };
-        let here = |address: &IpAddr| held.contains(address) || taking.contains(address);
-        let promised: Addresses = addresses.iter().filter(|address| !here(address)).copied().collect();
+        let State { held: Some(held), taking, promised, .. } = &mut *state else { return Addresses::new() };
+        promised.retain(|_, until| at < *until);
         let until = at + total + MARGIN;
-        for address in &promised {
-            let end = state.promised.entry(*address).or_insert(until);
+        let mut said = Addresses::new();
+        for address in addresses.iter().filter(|address| !held.contains(address) && !taking.contains(address)) {
+            if promised.len() == MOST_PROMISED && !promised.contains_key(address) {
+                continue;
+            }
+            let end = promised.entry(*address).or_insert(until);
             *end = until.max(*end);
+            said.insert(*address);
         }
-        promised
+        said
     }
 
     /// These are about to be taken. Those that must not be, because that was promised, are returned, and are not.
@@ -164,6 +170,21 @@ mod tests {
         let end = now + total + MARGIN;
         assert_eq!(regain.take(all(&[1, 3, 4]).into_iter(), end - MARGIN / 2), all(&[3]), "the longest counts");
         assert_eq!(regain.take(all(&[3]).into_iter(), end), all(&[]), "promises end");
+    }
+
+    #[test]
+    fn promises_are_as_many_as_fit_and_make_room_when_they_end() {
+        let (regain, total, now) = (Regain::default(), Duration::from_secs(1), Instant::now());
+        regain.settle(all(&[]));
+        let random = |i: u128| Addresses::from([IpAddr::from(i.to_be_bytes())]);
+        for i in 0..MOST_PROMISED as u128 {
+            assert_eq!(regain.promise(&random(i), total, now), random(i));
+        }
+        assert_eq!(regain.promise(&all(&[1]), total, now), all(&[]), "there is no room");
+        assert_eq!(regain.promise(&random(7), total, now), random(7), "what is promised already is again");
+        let end = now + total + MARGIN;
+        assert_eq!(regain.promise(&all(&[1]), total, end), all(&[1]));
+        assert_eq!(regain.state().promised.len(), 1, "what has ended is forgotten");
     }
 
     #[test]

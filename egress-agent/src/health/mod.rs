@@ -21,6 +21,7 @@ pub mod touch;
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures::future::Either;
@@ -31,7 +32,7 @@ use tonic::transport::server::TcpIncoming;
 use tracing::{info, warn};
 
 use crate::fence::regain::Regain;
-use crate::model::ledger::Words;
+use crate::model::ledger::{Ledger, Words};
 use crate::reconcile::Ready;
 use fitness::{Obstacle, Uplink};
 use service::HealthService;
@@ -63,6 +64,8 @@ pub struct Facts {
     pub released: watch::Receiver<Words>,
     /// The overlay's port, while questions that come through it are answered.
     pub overlay: watch::Receiver<Option<u16>>,
+    /// As it was last heard of.
+    pub ledger: watch::Receiver<Arc<Ledger>>,
 }
 
 /// What probes tell.
@@ -79,8 +82,8 @@ pub struct Told {
 
 /// Serves until told to stop.
 pub async fn serve(settings: Settings, facts: Facts, told: Told, stop: CancellationToken) {
-    let Facts { mut ready, mut uplink, released, overlay } = facts;
-    let service = HealthService::new(settings.total_timeout, (released, overlay), told).await;
+    let Facts { mut ready, mut uplink, released, overlay, ledger } = facts;
+    let service = HealthService::new(settings.total_timeout, (released, overlay), ledger, told).await;
     let mut servers: BTreeMap<IpAddr, DropGuard> = BTreeMap::new();
     let mut said = None;
     loop {

@@ -17,7 +17,7 @@ use super::fitness::Obstacle;
 use super::touch::{self, Probe, Touch};
 use super::{REASON, SERVICE, Told, regain, release};
 use crate::fence::regain::Addresses;
-use crate::model::ledger::Words;
+use crate::model::ledger::{Ledger, Words};
 
 /// Answers on all addresses alike.
 #[derive(Clone)]
@@ -32,6 +32,7 @@ struct Shared {
     released: watch::Receiver<Words>,
     /// The overlay's port, while questions that come through it are answered.
     overlay: watch::Receiver<Option<u16>>,
+    ledger: watch::Receiver<Arc<Ledger>>,
     probes: Mutex<Probes>,
 }
 
@@ -46,13 +47,14 @@ impl HealthService {
     pub(super) async fn new(
         total_timeout: Duration,
         (released, overlay): (watch::Receiver<Words>, watch::Receiver<Option<u16>>),
+        ledger: watch::Receiver<Arc<Ledger>>,
         told: Told,
     ) -> Self {
         let reporter = HealthReporter::new();
         report(&reporter, false).await;
         let probes = Mutex::new(Probes { touch: Touch::default(), told, other_timeout: None });
         let obstacle = watch::Sender::new(Some(Obstacle::NotInStep));
-        Self(Arc::new(Shared { obstacle, reporter, total_timeout, released, overlay, probes }))
+        Self(Arc::new(Shared { obstacle, reporter, total_timeout, released, overlay, ledger, probes }))
     }
 
     pub(super) fn into_server(self) -> HealthServer<Self> {
@@ -85,7 +87,7 @@ impl HealthService {
                 *known = orders;
                 is_news
             });
-            if let Some(total) = total {
+            if let Some(total) = total.filter(|total| !total.is_zero() && *total <= self.0.longest_timeout()) {
                 if let Some((number, addresses)) = regain::given(request.metadata())
                     && let Some(as_of) = probes.touch.arrival(probe.session, number)
                 {
@@ -111,6 +113,13 @@ impl HealthService {
 }
 
 impl Shared {
+    /// What is given back and promised lasts as long as the probe says. Whoever reaches this service can say anything, so
+    /// it is no longer than by this node's own flag or the ledger.
+    fn longest_timeout(&self) -> Duration {
+        let ledger = self.ledger.borrow();
+        [ledger.total, ledger.former_total].into_iter().flatten().fold(self.total_timeout, Duration::max)
+    }
+
     fn wanted(&self) -> Addresses {
         self.probes.lock().unwrap_or_else(PoisonError::into_inner).told.regain.wanted()
     }

@@ -15,6 +15,8 @@ struct Ground {
     uplink: watch::Sender<Uplink>,
     heard: watch::Receiver<Option<Instant>>,
     orders: watch::Receiver<Words>,
+    regain: Regain,
+    ledger: watch::Sender<Arc<Ledger>>,
     stop: CancellationToken,
     server: tokio::task::JoinHandle<()>,
 }
@@ -35,13 +37,15 @@ impl Ground {
         let stop = CancellationToken::new();
         let settings = Settings { port, tls: None, total_timeout: Duration::from_secs(1) };
         let (orders, is_ordered) = watch::channel(Words::new());
+        let (regain, (ledger, is_ledger)) = (Regain::default(), watch::channel(Arc::<Ledger>::default()));
         let (told, released) = (
-            Told { heard, total: watch::channel(None).0, orders, regain: Regain::default() },
+            Told { heard, total: watch::channel(None).0, orders, regain: regain.clone() },
             watch::channel(Words::new()).1,
         );
-        let facts = Facts { ready: is_ready, uplink: is_uplink, released, overlay: watch::channel(None).1 };
+        let overlay = watch::channel(None).1;
+        let facts = Facts { ready: is_ready, uplink: is_uplink, released, overlay, ledger: is_ledger };
         let server = tokio::spawn(serve(settings, facts, told, stop.clone()));
-        Self { port, ready, uplink, heard: is_heard, orders: is_ordered, stop, server }
+        Self { port, ready, uplink, heard: is_heard, orders: is_ordered, regain, ledger, stop, server }
     }
 
     async fn client(&self, address: [u8; 4]) -> HealthClient<Channel> {
@@ -141,5 +145,37 @@ async fn a_former_leaders_orders_are_nothing_to_who_knows_of_a_newer() {
     assert_eq!(order(3, 7).await, words(7));
     assert_eq!(order(4, 8).await, words(8));
     assert_eq!(order(3, 9).await, words(8));
+    ground.stop.cancel();
+}
+
+/// Nobody needs to be a leader to send a probe.
+#[tokio::test]
+async fn nothing_is_given_back_or_promised_for_longer_than_flag_and_ledger_know() {
+    let ground = Ground::start();
+    let mut client = ground.client(FIRST).await;
+    let (back, promised) = ([IpAddr::from([172, 18, 0, 100])].into(), [IpAddr::from([172, 18, 0, 101])].into());
+    ground.regain.settle([].into());
+    let mut number = 0;
+    let mut ask_for = async |milliseconds: u64| {
+        number += 1;
+        let mut request = Request::new(ask(SERVICE));
+        let metadata = request.metadata_mut();
+        Probe { session: 7, number, confirmed: 0, term: 3 }.write(metadata);
+        touch::set_timeout(metadata, Duration::from_millis(milliseconds));
+        regain::set_given(metadata, number, &back);
+        regain::set_to_promise(metadata, &promised);
+        let answer = client.check(request).await.expect("an answer");
+        let given = ground.regain.given().borrow().clone();
+        (given.until.is_some(), regain::promised(answer.metadata()) == promised)
+    };
+    for milliseconds in [0, 999, 1001, 3_600_000, 3_600_001, u64::MAX] {
+        assert_eq!(ask_for(milliseconds).await, (false, false), "{milliseconds}");
+    }
+    assert_eq!(ask_for(1000).await, (true, true), "this node's own");
+    for (total, former, longest) in [(Some(2), None, 2000), (Some(2), Some(4), 4000), (None, None, 1000)] {
+        let [total, former_total] = [total, former].map(|seconds| seconds.map(Duration::from_secs));
+        ground.ledger.send_replace(Arc::new(Ledger { total, former_total, ..Ledger::default() }));
+        assert_eq!((ask_for(longest).await.1, ask_for(longest + 1).await.1), (true, false), "{longest}");
+    }
     ground.stop.cancel();
 }

@@ -13,6 +13,7 @@
 //! an older one proves nothing any more, and the answers tell it so.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::ops::RangeInclusive;
 use std::time::{Duration, Instant};
 
 use tonic::metadata::{AsciiMetadataValue, MetadataMap};
@@ -26,6 +27,8 @@ const OVERLAY: &str = "egress-agent-overlay-port";
 /// Of an answer: the greatest term that has been heard of.
 const TERM: &str = "egress-agent-term";
 
+/// What the flag takes beside zero.
+const TIMEOUTS: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(3600);
 /// Probers that are remembered at a time: a leader and a former one, by each address.
 const SESSIONS: usize = 16;
 /// Probes of a session that are remembered: their answers may be on their way.
@@ -58,9 +61,10 @@ impl Probe {
     }
 }
 
-/// The total timeout that the other side goes by, where it says so.
+/// The total timeout that the other side goes by, where it says so. What no flag can say is nothing.
 pub fn timeout(metadata: &MetadataMap) -> Option<Duration> {
-    number(metadata, TIMEOUT).map(Duration::from_millis)
+    let is_one = |timeout: &Duration| timeout.is_zero() || TIMEOUTS.contains(timeout);
+    number(metadata, TIMEOUT).map(Duration::from_millis).filter(is_one)
 }
 
 pub fn set_timeout(metadata: &mut MetadataMap, timeout: Duration) {
@@ -243,6 +247,14 @@ mod tests {
         for nonsense in ["", "1", "1 2 3", "1 2 -3 4", "1 2 3 x"] {
             put(&mut metadata, PROBE, nonsense);
             assert_eq!(Probe::read(&metadata), None, "{nonsense:?}");
+        }
+        for (milliseconds, is_one) in [("0", true), ("1", false), ("999", false), ("1000", true), ("3600000", true)] {
+            put(&mut metadata, TIMEOUT, milliseconds);
+            assert_eq!(timeout(&metadata).is_some(), is_one, "{milliseconds}");
+        }
+        for too_long in ["3600001", "18446744073709551615"] {
+            put(&mut metadata, TIMEOUT, too_long);
+            assert_eq!(timeout(&metadata), None, "{too_long}");
         }
     }
 }

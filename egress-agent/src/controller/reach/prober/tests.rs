@@ -37,8 +37,8 @@ fn serve(number: u8, port: u16) -> Server {
     let (ready, is_ready) = watch::channel(Ready { serving: true, management });
     let ((uplink, is_uplink), (heard, is_heard)) = (watch::channel(Uplink::Works), watch::channel(None));
     let ((released, is_released), (orders, is_ordered)) = (watch::channel(Words::new()), watch::channel(Words::new()));
-    let facts =
-        health::Facts { ready: is_ready, uplink: is_uplink, released: is_released, overlay: watch::channel(None).1 };
+    let (overlay, ledger) = (watch::channel(None).1, watch::channel(Arc::default()).1);
+    let facts = health::Facts { ready: is_ready, uplink: is_uplink, released: is_released, overlay, ledger };
     let (regain, stop) = (Regain::default(), CancellationToken::new());
     let told = health::Told { heard, total: watch::channel(None).0, orders, regain: regain.clone() };
     let settings = health::Settings { port, tls: None, total_timeout: RULES.total };

@@ -107,7 +107,8 @@ async fn agent_with(tls: Option<Tls>) -> Agent {
     let ((uplink, is_uplink), (heard, is_heard)) = (watch::channel(Uplink::Works), watch::channel(None));
     let stop = CancellationToken::new();
     let released = watch::channel(Words::new()).1;
-    let facts = health::Facts { ready: is_ready, uplink: is_uplink, released, overlay: watch::channel(None).1 };
+    let (overlay, ledger) = (watch::channel(None).1, watch::channel(Arc::default()).1);
+    let facts = health::Facts { ready: is_ready, uplink: is_uplink, released, overlay, ledger };
     let told = health::Told {
         heard,
         total: watch::channel(None).0,
@@ -223,7 +224,8 @@ async fn a_session_that_is_closed_is_begun_anew() {
     let (_uplink, is_uplink) = watch::channel(Uplink::Works);
     let settings = health::Settings { port, tls: None, total_timeout: Duration::from_secs(1) };
     let released = watch::channel(Words::new()).1;
-    let facts = health::Facts { ready: is_ready, uplink: is_uplink, released, overlay: watch::channel(None).1 };
+    let (overlay, ledger) = (watch::channel(None).1, watch::channel(Arc::default()).1);
+    let facts = health::Facts { ready: is_ready, uplink: is_uplink, released, overlay, ledger };
     let told = health::Told {
         heard: watch::channel(None).0,
         total: watch::channel(None).0,
