@@ -180,11 +180,10 @@ pub async fn run<E: Executor + Send + 'static>(
             watch_uplink(host, is_own, (road, answers), stop.clone()).await;
         }
     };
-    let echo = async {
-        if let Some(ends) = echo {
-            echo::serve(ends, stop.clone()).await;
-        }
-    };
+    if let Some(ends) = echo {
+        // Whoever reaches the tunnel's port can have it busy.
+        tasks.spawn(echo::serve(ends, stop.clone()));
+    }
     let publish = async {
         if let Some(host) = &host {
             let place = own_node::Place { client: client.clone(), node_name: &node_name, leave_out: &own_networks };
@@ -228,7 +227,6 @@ pub async fn run<E: Executor + Send + 'static>(
         words::publish((client.clone(), &node_name), (words.clone(), readiness), of_own_node, &outages, stop.clone()),
         healthy,
         look,
-        echo,
         answer,
         watchman,
     );

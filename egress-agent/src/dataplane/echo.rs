@@ -10,7 +10,7 @@
 //!
 //! and the answer comes back in the same way. The datagram has a checksum, as sockets send it, so the uplink's program
 //! leaves it to the overlay's device (see `overlay.rs` of the programs), and the device's program leaves it alone. Network
-//! 0 is no object's.
+//! 0 is no object's. It is sent from the tunnel endpoint, as what the programs send.
 //!
 //! Who may send to the tunnel's port is trusted with the overlay as a whole. What is answered here is no longer than what
 //! asked, and answers go to tunnel endpoints of nodes only. An answer counts where it bears the number of a question that
@@ -19,7 +19,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{BuildHasher, RandomState};
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -30,7 +30,7 @@ use tokio::io::unix::AsyncFd;
 use tokio::sync::{mpsc, watch};
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
-use tracing::{debug, warn};
+use tracing::debug;
 
 use super::frames::ETHERNET_LEN;
 use super::names::{OVERLAY_DEVICE, OVERLAY_MAC};
@@ -76,13 +76,12 @@ pub struct Ends {
 }
 
 /// Asks and answers until told to stop.
-pub async fn serve(mut ends: Ends, stop: CancellationToken) {
-    let mouths = match Mouths::open() {
-        Ok(mouths) => mouths,
-        Err(error) => {
-            return warn!(%error, "the road through the overlay is not watched: no socket for it");
-        }
-    };
+pub async fn serve(ends: Ends, stop: CancellationToken) {
+    listen(ends, stop, Ear::follow).await;
+}
+
+async fn listen(mut ends: Ends, stop: CancellationToken, follow: impl Fn(Option<Ear>) -> Option<Ear>) {
+    let mut mouth = Mouth::default();
     let (secret, mut number, mut waiting) = (RandomState::new(), 0_u64, BTreeMap::<u64, Echo>::new());
     let mut ear: Option<Ear> = None;
     let mut look = tokio::time::interval(LOOK);
@@ -91,7 +90,8 @@ pub async fn serve(mut ends: Ends, stop: CancellationToken) {
         tokio::select! {
             () = stop.cancelled() => return,
             _ = look.tick() => {
-                ear = Ear::follow(ear);
+                ear = follow(ear);
+                mouth.follow(*ends.own.borrow());
                 let answers = ear.as_ref().map(|_| ends.port);
                 ends.answers.send_if_modified(|known| std::mem::replace(known, answers) != answers);
                 waiting.retain(|_, (_, asked)| asked.elapsed() < FORGOTTEN_AFTER);
@@ -101,51 +101,57 @@ pub async fn serve(mut ends: Ends, stop: CancellationToken) {
                 number += 1;
                 let nonce = secret.hash_one(number);
                 waiting.insert(nonce, (node, Instant::now()));
-                mouths.send(SocketAddr::new(to, ends.port), &Word { kind: QUESTION, nonce, from }.datagram());
+                mouth.send(SocketAddr::new(to, ends.port), &Word { kind: QUESTION, nonce, from }.datagram());
             }
-            heard = hear(&ear) => match heard {
-                Ok(Some(word)) if word.kind == QUESTION => {
-                    if ends.nodes.borrow().contains(&word.from) {
-                        let answer = Word { kind: ANSWER, ..word };
-                        mouths.send(SocketAddr::new(word.from, ends.port), &answer.datagram());
+            heard = hear(&ear) => {
+                match heard {
+                    Ok(Some(word)) if word.kind == QUESTION => {
+                        if ends.nodes.borrow().contains(&word.from) {
+                            let answer = Word { kind: ANSWER, ..word };
+                            mouth.send(SocketAddr::new(word.from, ends.port), &answer.datagram());
+                        }
+                    }
+                    Ok(Some(word)) => {
+                        if let Some((node, _)) = waiting.remove(&word.nonce) {
+                            // Where echoes pile up one is missed, and a newer one comes soon.
+                            let _missed = ends.echoes.try_send((node, Instant::now()));
+                        }
+                    }
+                    Ok(None) => {}
+                    // The device is gone or down; it is looked for again.
+                    Err(error) => {
+                        debug!(%error, "cannot hear the overlay");
+                        ear = None;
                     }
                 }
-                Ok(Some(word)) => {
-                    if let Some((node, _)) = waiting.remove(&word.nonce) {
-                        // Where echoes pile up one is missed, and a newer one comes soon.
-                        let _missed = ends.echoes.try_send((node, Instant::now()));
-                    }
-                }
-                Ok(None) => {}
-                // The device is gone or down; it is looked for again.
-                Err(error) => {
-                    debug!(%error, "cannot hear the overlay");
-                    ear = None;
-                }
-            },
+                // A socket that always has something to read never has anybody else run on this thread.
+                tokio::task::consume_budget().await;
+            }
         }
     }
 }
 
-/// Sockets to send by, one for each family of the underlay. What cannot be sent is a question without an answer.
-struct Mouths {
-    v4: UdpSocket,
-    /// None where the kernel has no IPv6.
-    v6: Option<UdpSocket>,
-}
+/// Sends from this node's tunnel endpoint, as nodes do. What cannot be sent is a question without an answer.
+#[derive(Default)]
+struct Mouth(Option<(IpAddr, UdpSocket)>);
 
-impl Mouths {
-    fn open() -> io::Result<Self> {
-        let v4 = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
-        v4.set_nonblocking(true)?;
-        let v6 = UdpSocket::bind((Ipv6Addr::UNSPECIFIED, 0)).ok();
-        v6.iter().try_for_each(|v6| v6.set_nonblocking(true))?;
-        Ok(Self { v4, v6 })
+impl Mouth {
+    /// The endpoint may be another by now, or be on no device yet.
+    fn follow(&mut self, own: Option<IpAddr>) {
+        if self.0.as_ref().map(|(from, _)| *from) == own {
+            return;
+        }
+        let open = |from| {
+            let socket = UdpSocket::bind((from, 0))?;
+            socket.set_nonblocking(true)?;
+            Ok::<_, io::Error>((from, socket))
+        };
+        self.0 =
+            own.and_then(|from| open(from).inspect_err(|error| debug!(%error, %from, "cannot ask from here")).ok());
     }
 
     fn send(&self, to: SocketAddr, datagram: &[u8]) {
-        let socket = if to.is_ipv4() { Some(&self.v4) } else { self.v6.as_ref() };
-        if let Some(Err(error)) = socket.map(|socket| socket.send_to(datagram, to)) {
+        if let Some(Err(error)) = self.0.as_ref().map(|(_, socket)| socket.send_to(datagram, to)) {
             debug!(%error, %to, "cannot send through the overlay");
         }
     }
@@ -228,6 +234,12 @@ impl Word {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::RefCell;
+    use std::os::fd::AsRawFd;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use nix::sys::socket::{MsgFlags, send};
+
     use super::*;
 
     #[test]
@@ -244,9 +256,37 @@ mod tests {
         }
     }
 
+    /// With others in one task, and on one thread: neither may keep them from running.
+    #[tokio::test]
+    async fn who_is_asked_without_end_leaves_others_their_turn() {
+        let (socket, far) = PacketSocket::pair().expect("sockets");
+        let word = [0; ETHERNET_LEN + BODY];
+        let ear = RefCell::new(Some(Ear { ifindex: 1, socket }));
+        let ((_ask, questions), (echoes, _echoed)) = (mpsc::channel(1), mpsc::channel(1));
+        let (own, nodes) = (watch::channel(None).1, watch::channel(Arc::default()).1);
+        let ends = Ends { port: 1, own, nodes, questions, echoes, answers: watch::channel(None).0 };
+        let (stop, over) = (CancellationToken::new(), Arc::new(AtomicBool::new(false)));
+        let is_over = over.clone();
+        // For a time that ends, or a loop that never yields would hang the test instead of failing it.
+        let flood = std::thread::spawn(move || {
+            let start = Instant::now();
+            while start.elapsed() < Duration::from_secs(3) && !is_over.load(Ordering::Relaxed) {
+                let _sent = send(far.as_raw_fd(), &word, MsgFlags::empty());
+            }
+            start.elapsed()
+        });
+        let other = async {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            over.store(true, Ordering::Relaxed);
+            stop.cancel();
+        };
+        tokio::join!(listen(ends, stop.clone(), |now| ear.take().or(now)), other);
+        assert!(flood.join().expect("it ends") < Duration::from_secs(2), "the other got its turn");
+    }
+
     #[test]
     fn what_is_cut_or_another_protocols_is_none_of_ours() {
-        let word = Word { kind: ANSWER, nonce: 7, from: IpAddr::V4(Ipv4Addr::LOCALHOST) };
+        let word = Word { kind: ANSWER, nonce: 7, from: IpAddr::from([127, 0, 0, 1]) };
         let datagram = word.datagram();
         let frame = &datagram[VXLAN.len()..];
         for length in 0..frame.len() {
