@@ -9,8 +9,8 @@
 //! - **Next hop.** Nodes of one network notice within moments of each other that it is gone. So a node that reports it is
 //!   gone only when another of its network still says otherwise a little later.
 //! - **Overlay.** A node that serves and says that it answers questions through the overlay, and does not for twice the
-//!   total timeout, has lost the road between nodes. It is gone if another node has answered by that road just now: else
-//!   it is whoever asks, or a firewall everywhere.
+//!   total timeout, has lost the road between nodes. It is gone if at least as many nodes have answered by that road just
+//!   now as have not: else it is whoever asks, with some others perhaps, or a firewall everywhere.
 //! - **Somewhere to go.** Where no node of a network serves, nothing moves: nobody could take the addresses.
 //! - **Coming back.** A node that was gone serves for a while before it counts again, longer each time, unless no other is
 //!   left. A node that stays up is forgiven one failure after the other.
@@ -112,8 +112,12 @@ impl Member {
 
     /// An agent that has just started has as much time as any.
     fn has_lost_overlay(&self, rules: &Rules, now: Instant) -> bool {
+        self.has_missed_echoes(rules.total * 2, now)
+    }
+
+    fn has_missed_echoes(&self, long: Duration, now: Instant) -> bool {
         let Some(says_since) = self.says_since else { return false };
-        self.has_overlay && now >= self.echoed.unwrap_or(says_since).max(says_since) + rules.total * 2
+        self.has_overlay && now >= self.echoed.unwrap_or(says_since).max(says_since) + long
     }
 
     fn hold_down(&self) -> Duration {
@@ -295,13 +299,18 @@ impl Judge {
         heard
     }
 
+    /// The smaller part of a cluster is the one that is cut off, and whoever asks may be in it. Those that have been cut off
+    /// together are not found lost in the same moment: who has just missed echoes counts with those that have lost them.
+    fn overlay_works(&self, now: Instant) -> bool {
+        let total = self.rules.total;
+        let echoes = |member: &&Member| member.has_overlay && member.echoed.is_some_and(|echoed| now < echoed + total);
+        let echoing = self.members.values().filter(echoes).count();
+        echoing > 0 && echoing >= self.members.values().filter(|member| member.has_missed_echoes(total, now)).count()
+    }
+
     fn judge_network(&mut self, network: Option<IpNet>, heard: Heard, now: Instant, suspects: &mut BTreeSet<String>) {
         let rules = self.rules;
-        // Whoever asks is not cut off from the overlay itself.
-        let overlay_works = self
-            .members
-            .values()
-            .any(|member| member.has_overlay && member.echoed.is_some_and(|echoed| now < echoed + rules.total));
+        let overlay_works = self.overlay_works(now);
         let mut members: Vec<(&String, &mut Member, Standing)> = (self.members.iter_mut())
             .filter(|(_, member)| member.traits.network == network)
             .map(|(name, member)| {

@@ -56,3 +56,19 @@ fn an_overlay_that_was_never_there_is_seen_and_one_of_an_agent_that_starts_is_wa
     play.until(60_000);
     assert_eq!(play.changes, []);
 }
+
+#[test]
+fn where_fewer_answer_through_the_overlay_than_have_lost_it_nothing_moves() {
+    let mut play = Play::new(&["a", "b", "c", "d", "own"]);
+    play.overlay(&["a", "b", "c", "d"], true);
+    play.until(10_000);
+    // Their last answers do not come in the same moment.
+    play.overlay(&["a"], false);
+    play.until(10_300);
+    play.overlay(&["b", "c"], false);
+    play.until(60_000);
+    assert_eq!(play.changes, [], "the asker is in the smaller part");
+    play.overlay(&["c"], true);
+    play.until(60_300);
+    assert_eq!(play.gone(), ["a", "b"], "as many as have not");
+}
