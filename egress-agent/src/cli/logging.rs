@@ -1,6 +1,8 @@
 //! Structured logs on standard error.
 
 use clap::{Args, ValueEnum};
+use tracing::Subscriber;
+use tracing::level_filters::LevelFilter;
 use tracing_subscriber::filter::ParseError;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
@@ -25,8 +27,29 @@ enum LogFormat {
     Json,
 }
 
+/// What is off for everybody: the API client reports each failed request on its own; we say it once, with the cause and what
+/// we do.
+const QUIET: &str = "kube_client=off,kube_runtime=off";
+
+/// Why a filter is none.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum LevelError {
+    /// It would be taken for a module of which everything is written, and of all others nothing.
+    #[error("{0:?} is neither a level (off, error, warn, info, debug, trace) nor MODULE=LEVEL")]
+    NoLevel(String),
+    #[error(transparent)]
+    Filter(#[from] ParseError),
+}
+
 /// The log begins; what comes back changes how much is written, and remembers what was worst.
 pub(super) fn start(args: &LogArgs) -> Result<(LogLevel, Troubles), CliError> {
+    let (subscriber, level, troubles) = subscriber(args)?;
+    subscriber.init();
+    Ok((level, troubles))
+}
+
+/// Lines go by the filter. What was worst is remembered whatever is written.
+fn subscriber(args: &LogArgs) -> Result<(impl Subscriber + Send + Sync, LogLevel, Troubles), CliError> {
     let filter =
         filter(&args.log_level).map_err(|source| CliError::LogLevel { level: args.log_level.clone(), source })?;
     let (filter, handle) = reload::Layer::new(filter);
@@ -36,15 +59,69 @@ pub(super) fn start(args: &LogArgs) -> Result<(LogLevel, Troubles), CliError> {
         LogFormat::Json => lines.json().boxed(),
     };
     let troubles = Troubles::default();
-    tracing_subscriber::registry().with(filter).with(lines).with(troubles.clone()).init();
+    let worst = self::filter("warn").map_err(|source| CliError::LogLevel { level: "warn".to_owned(), source })?;
+    let subscriber =
+        tracing_subscriber::registry().with(lines.with_filter(filter)).with(troubles.clone().with_filter(worst));
     let change = move |level: &str| {
         let filter = self::filter(level).map_err(|error| CliError::LogLevel { level: level.to_owned(), source: error });
         filter.map_err(|error| error.to_string()).and_then(|filter| handle.reload(filter).map_err(|e| e.to_string()))
     };
-    Ok((LogLevel::new(args.log_level.clone(), change), troubles))
+    Ok((subscriber, LogLevel::new(args.log_level.clone(), change), troubles))
 }
 
-/// The API client reports each failed request on its own; we say it once, with the cause and what we do.
-fn filter(level: &str) -> Result<EnvFilter, ParseError> {
-    EnvFilter::try_new(format!("kube_client=off,kube_runtime=off,{level}"))
+fn filter(level: &str) -> Result<EnvFilter, LevelError> {
+    for directive in level.split(',') {
+        let severity = directive.rsplit_once('=').map_or(directive, |(_, severity)| severity);
+        if severity.is_empty() || severity.parse::<LevelFilter>().is_err() {
+            return Err(LevelError::NoLevel(directive.to_owned()));
+        }
+    }
+    Ok(EnvFilter::try_new(format!("{QUIET},{level}"))?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn args(level: &str) -> LogArgs {
+        LogArgs { log_level: level.to_owned(), log_format: LogFormat::Text }
+    }
+
+    #[test]
+    fn a_word_that_is_no_level_is_refused() {
+        for level in ["info", "WARN", "off", "debug", "egress_agent=debug,warn", "info,egress_agent::dataplane=debug"] {
+            assert!(filter(level).is_ok(), "{level}");
+        }
+        for level in [
+            "",
+            "warning",
+            "verbose",
+            "inf",
+            "info,",
+            "info, warn",
+            "egress_agent",
+            "egress_agent=loud",
+            "egress_agent=",
+        ] {
+            let error = filter(level).map(|_| ()).expect_err(level).to_string();
+            assert!(error.contains("is neither a level"), "{level}: {error}");
+        }
+        assert!(subscriber(&args("warning")).is_err(), "an agent that says nothing is not started");
+    }
+
+    #[test]
+    fn what_was_worst_is_remembered_whatever_is_written() {
+        let (subscriber, level, troubles) = subscriber(&args("off")).expect("a level");
+        tracing::subscriber::with_default(subscriber, || {
+            tracing::warn!("first");
+            assert_eq!(level.change("error"), Ok(()));
+            tracing::info!("nothing to remember");
+            tracing::warn!("second");
+            tracing::error!(target: "kube_client", "said by us, once");
+        });
+        assert_eq!(troubles.list().into_iter().map(|one| one.line).collect::<Vec<_>>(), ["first", "second"]);
+        let refused = level.change("warning").expect_err("no level");
+        assert!(refused.contains("\"warning\" is neither a level"), "{refused}");
+        assert_eq!(level.now(), "error");
+    }
 }

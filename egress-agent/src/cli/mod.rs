@@ -100,7 +100,7 @@ enum CliError {
     #[error(transparent)]
     Start(#[from] StartError),
     #[error("--log-level {level:?} is not understood: {source}; try info, debug, or egress_agent=debug,warn")]
-    LogLevel { level: String, source: tracing_subscriber::filter::ParseError },
+    LogLevel { level: String, source: logging::LevelError },
     #[error(transparent)]
     NothingHere(#[from] status::NothingHere),
     #[error(transparent)]
