@@ -123,12 +123,19 @@ fn nothing_of_the_configuration_file_is_ignored() {
 
 #[test]
 fn probes_ask_where_the_agent_answers() {
-    let address: std::net::SocketAddr =
-        settings("base")["EGRESS_AGENT_METRICS_BIND_ADDRESS"].parse().expect("an address");
     let container = &documents("base/daemonset.yaml").remove(0)["spec"]["template"]["spec"]["containers"][0];
-    for (probe, path) in [("readinessProbe", "/readyz"), ("livenessProbe", "/healthz")] {
-        let asked = json!({"host": address.ip().to_string(), "port": address.port(), "path": path});
-        assert_eq!(container[probe]["httpGet"], asked, "{probe}");
+    let base = settings("base");
+    for overlay in OVERLAYS {
+        let address = "EGRESS_AGENT_METRICS_BIND_ADDRESS";
+        let address = settings(overlay).get(address).unwrap_or(&base[address]).clone();
+        // Whichever address it is, loopback is served on the same port.
+        let port: u16 = address.rsplit(':').next().and_then(|port| port.parse().ok()).expect("a port");
+        for (probe, path) in [("readinessProbe", "/readyz"), ("livenessProbe", "/healthz")] {
+            let asked = json!({"host": "127.0.0.1", "port": port, "path": path});
+            assert_eq!(container[probe]["httpGet"], asked, "{overlay}, {probe}");
+        }
+        let declared = json!([{"name": "metrics", "containerPort": port, "hostPort": port, "protocol": "TCP"}]);
+        assert_eq!(container["ports"], declared, "{overlay}: the scheduler is told");
     }
 }
 

@@ -2,6 +2,10 @@
 //!
 //! It is for a scraper and a kubelet, so everything is bounded: connections at a time, the time that a request may take to
 //! come, the time that a connection may last. Scrapes are made one after another.
+//!
+//! An agent whose kubelet gets no answer is ended. So nobody from outside can take the kubelet's place: connections by
+//! loopback, which is where it comes from, have places of their own, and loopback is listened on whatever other address is
+//! asked for.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -20,7 +24,7 @@ use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Mutex, Semaphore};
+use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
@@ -28,12 +32,14 @@ use tracing::{debug, info, warn};
 use super::expose;
 use super::station::Station;
 
-/// At a time. Others wait in the kernel's queue.
+/// At a time, of other hosts, and as many of this one. Who comes when there is no place is hung up on.
 const CONNECTIONS: usize = 32;
 /// Until the whole request is there.
 const REQUEST: Duration = Duration::from_secs(2);
 /// From the first byte to the last.
 const CONNECTION: Duration = Duration::from_secs(10);
+/// Until a scrape's turn comes.
+const TURN: Duration = Duration::from_secs(2);
 const RETRY: Duration = Duration::from_secs(2);
 const PLAIN: &str = "text/plain; charset=utf-8";
 
@@ -82,10 +88,30 @@ impl Listen {
             },
         }
     }
+
+    /// Loopback on the same port, where probes ask, unless it is covered already.
+    fn for_probes(self) -> Option<Self> {
+        match self {
+            Self::At(address) if !address.ip().is_unspecified() && address.ip() != Ipv4Addr::LOCALHOST => {
+                Some(Self::At((Ipv4Addr::LOCALHOST, address.port()).into()))
+            }
+            Self::At(_) | Self::Everywhere(_) => None,
+        }
+    }
 }
 
-/// Serves until told to stop. Without its address the agent goes on, and tries again.
+/// Serves until told to stop. Without an address the agent goes on, and tries again.
 pub async fn serve(listen: Listen, station: Arc<Station>, stop: CancellationToken) {
+    let door = Arc::new(Door::new(station, is_of_this_host));
+    let for_probes = async {
+        if let Some(listen) = listen.for_probes() {
+            serve_at(listen, Arc::clone(&door), &stop).await;
+        }
+    };
+    tokio::join!(serve_at(listen, Arc::clone(&door), &stop), for_probes);
+}
+
+async fn serve_at(listen: Listen, door: Arc<Door>, stop: &CancellationToken) {
     let mut failing = false;
     let listener = loop {
         match listen.bind().await {
@@ -101,25 +127,27 @@ pub async fn serve(listen: Listen, station: Arc<Station>, stop: CancellationToke
         }
     };
     info!(address = %listen, "serving /metrics, /healthz and /readyz");
-    serve_on(listener, station, stop).await;
+    serve_on(listener, door, stop).await;
 }
 
 /// The same where the address is taken already.
-pub(super) async fn serve_on(listener: TcpListener, station: Arc<Station>, stop: CancellationToken) {
-    let (places, scrapes) = (Arc::new(Semaphore::new(CONNECTIONS)), Arc::new(Mutex::new(())));
+async fn serve_on(listener: TcpListener, door: Arc<Door>, stop: &CancellationToken) {
     loop {
-        let Ok(place) = places.clone().acquire_owned().await else { return };
-        let stream = tokio::select! {
+        let accepted = tokio::select! {
             () = stop.cancelled() => return,
             accepted = listener.accept() => accepted,
         };
-        match stream {
-            Ok((stream, _)) => {
-                let (station, scrapes) = (Arc::clone(&station), Arc::clone(&scrapes));
+        match accepted {
+            Ok((stream, peer)) => {
+                let Some(place) = door.place(peer.ip()) else {
+                    debug!(%peer, "too many connections for metrics and health");
+                    continue;
+                };
+                let door = Arc::clone(&door);
                 tokio::spawn(async move {
                     // Whoever is too slow is hung up on.
-                    if timeout(CONNECTION, answer(stream, station, scrapes)).await.is_err() {
-                        debug!("a request for metrics or health took too long");
+                    if timeout(CONNECTION, answer(stream, &door)).await.is_err() {
+                        debug!(%peer, "a request for metrics or health took too long");
                     }
                     drop(place);
                 });
@@ -133,11 +161,35 @@ pub(super) async fn serve_on(listener: TcpListener, station: Arc<Station>, stop:
     }
 }
 
-async fn answer(stream: TcpStream, station: Arc<Station>, scrapes: Arc<Mutex<()>>) {
-    let service = service_fn(|request: Request<Incoming>| {
-        let (station, scrapes) = (Arc::clone(&station), Arc::clone(&scrapes));
-        async move { Ok::<_, Infallible>(page(&request, &station, &scrapes).await) }
-    });
+/// By loopback: the kernel takes no such packet from another host.
+fn is_of_this_host(peer: IpAddr) -> bool {
+    peer.to_canonical().is_loopback()
+}
+
+/// What all connections share.
+struct Door {
+    station: Arc<Station>,
+    is_of_this_host: fn(IpAddr) -> bool,
+    own: Arc<Semaphore>,
+    others: Arc<Semaphore>,
+    scrapes: Mutex<()>,
+}
+
+impl Door {
+    fn new(station: Arc<Station>, is_of_this_host: fn(IpAddr) -> bool) -> Self {
+        let [own, others] = [(); 2].map(|()| Arc::new(Semaphore::new(CONNECTIONS)));
+        Self { station, is_of_this_host, own, others, scrapes: Mutex::new(()) }
+    }
+
+    fn place(&self, peer: IpAddr) -> Option<OwnedSemaphorePermit> {
+        let places = if (self.is_of_this_host)(peer) { &self.own } else { &self.others };
+        Arc::clone(places).try_acquire_owned().ok()
+    }
+}
+
+async fn answer(stream: TcpStream, door: &Door) {
+    let service =
+        service_fn(|request: Request<Incoming>| async move { Ok::<_, Infallible>(page(&request, door).await) });
     let mut server = http1::Builder::new();
     server.timer(TokioTimer::new()).header_read_timeout(REQUEST).keep_alive(false).max_headers(64);
     if let Err(error) = server.serve_connection(TokioIo::new(stream), service).await {
@@ -145,7 +197,8 @@ async fn answer(stream: TcpStream, station: Arc<Station>, scrapes: Arc<Mutex<()>
     }
 }
 
-async fn page(request: &Request<Incoming>, station: &Station, scrapes: &Mutex<()>) -> Response<Full<Bytes>> {
+async fn page(request: &Request<Incoming>, door: &Door) -> Response<Full<Bytes>> {
+    let station = &door.station;
     let path = request.uri().path();
     if !["/metrics", "/healthz", "/readyz"].contains(&path) {
         return text(StatusCode::NOT_FOUND, "there are /metrics, /healthz and /readyz\n".to_owned());
@@ -159,7 +212,9 @@ async fn page(request: &Request<Incoming>, station: &Station, scrapes: &Mutex<()
         "/healthz" => said(station.live().await),
         "/readyz" => said(station.ready().await),
         _ => {
-            let _one_at_a_time = scrapes.lock().await;
+            let Ok(_one_at_a_time) = timeout(TURN, door.scrapes.lock()).await else {
+                return text(StatusCode::SERVICE_UNAVAILABLE, "others are scraping\n".to_owned());
+            };
             match expose::page(station.facts().await) {
                 Ok(page) => typed(StatusCode::OK, expose::CONTENT_TYPE, page),
                 Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")),

@@ -1,15 +1,32 @@
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpSocket;
 use tokio_util::sync::DropGuard;
 
 use super::*;
 use crate::kube::outage::Outages;
 
-async fn server() -> (SocketAddr, DropGuard) {
+fn door() -> Arc<Door> {
+    // One address of loopback is this host, the others stand for other hosts.
+    Arc::new(Door::new(Arc::new(Station::new(Outages::new("http://nowhere"))), |peer| peer == Ipv4Addr::LOCALHOST))
+}
+
+async fn serving(door: Arc<Door>) -> (SocketAddr, DropGuard) {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("loopback has ports");
     let (address, stop) = (listener.local_addr().expect("bound"), CancellationToken::new());
-    let station = Arc::new(Station::new(Outages::new("http://nowhere")));
-    tokio::spawn(serve_on(listener, station, stop.clone()));
+    let stopped = stop.clone();
+    tokio::spawn(async move { serve_on(listener, door, &stopped).await });
     (address, stop.drop_guard())
+}
+
+async fn server() -> (SocketAddr, DropGuard) {
+    serving(door()).await
+}
+
+/// From another host.
+async fn stranger(address: SocketAddr) -> TcpStream {
+    let socket = TcpSocket::new_v4().expect("a socket");
+    socket.bind("127.0.0.2:0".parse().expect("a literal")).expect("loopback has more addresses");
+    socket.connect(address).await.expect("the kernel takes it")
 }
 
 /// What comes back for these bytes, up to the end of the connection.
@@ -47,17 +64,93 @@ async fn three_pages_are_served_and_no_other() {
 }
 
 #[tokio::test]
-async fn who_is_slow_is_hung_up_on_and_others_have_their_turn() {
+async fn strangers_do_not_take_the_places_of_this_host() {
     let (address, _stop) = server().await;
-    // More than there are places, and none of them says a word.
     let mut silent = Vec::new();
-    for _ in 0..CONNECTIONS + 4 {
-        silent.push(TcpStream::connect(address).await.expect("the kernel takes it"));
+    for _ in 0..CONNECTIONS {
+        silent.push(stranger(address).await);
     }
     let begun = std::time::Instant::now();
     assert!(get(address, "/healthz").await.starts_with("HTTP/1.1 200 "));
-    assert!(begun.elapsed() < REQUEST * 2 + Duration::from_secs(4), "{:?}", begun.elapsed());
-    assert!(begun.elapsed() > REQUEST / 2, "there were places, so nothing was shown: {:?}", begun.elapsed());
+    assert!(begun.elapsed() < REQUEST / 2, "it waited for them: {:?}", begun.elapsed());
+    let mut one_more = stranger(address).await;
+    let ended = timeout(REQUEST / 2, one_more.read(&mut [0])).await.expect("not kept waiting");
+    assert!(matches!(ended, Ok(0) | Err(_)), "there was a place, so nothing was shown: {ended:?}");
+}
+
+#[tokio::test]
+async fn who_is_slow_is_hung_up_on_and_others_have_their_turn() {
+    let (address, _stop) = server().await;
+    let mut silent = Vec::new();
+    for _ in 0..CONNECTIONS {
+        silent.push(TcpStream::connect(address).await.expect("the kernel takes it"));
+    }
+    // All places are taken until they are hung up on.
+    let mut refused = TcpStream::connect(address).await.expect("the kernel takes it");
+    assert!(matches!(refused.read(&mut [0]).await, Ok(0) | Err(_)));
+    for mut stream in silent {
+        let mut answer = Vec::new();
+        let read = timeout(REQUEST + Duration::from_secs(4), stream.read_to_end(&mut answer)).await;
+        drop(read.expect("it was kept"));
+    }
+    assert!(get(address, "/healthz").await.starts_with("HTTP/1.1 200 "));
+}
+
+#[tokio::test]
+async fn a_scrape_that_gets_no_turn_ends_and_health_waits_for_none() {
+    let door = door();
+    let (address, _stop) = serving(Arc::clone(&door)).await;
+    let busy = door.scrapes.lock().await;
+    let scrape = tokio::spawn(get(address, "/metrics"));
+    let begun = std::time::Instant::now();
+    assert!(get(address, "/healthz").await.starts_with("HTTP/1.1 200 "));
+    assert!(begun.elapsed() < TURN / 2, "it waited for a scrape: {:?}", begun.elapsed());
+    let scrape = scrape.await.expect("no panic");
+    assert!(scrape.starts_with("HTTP/1.1 503 ") && scrape.ends_with("others are scraping\n"), "{scrape}");
+    drop(busy);
+    assert!(get(address, "/metrics").await.starts_with("HTTP/1.1 200 "));
+}
+
+#[tokio::test]
+async fn probes_are_answered_whatever_address_is_asked_for() {
+    for (listen, own) in [
+        (":9477", None),
+        ("0.0.0.0:9477", None),
+        ("[::]:9477", None),
+        ("127.0.0.1:9477", None),
+        ("192.0.2.1:9477", Some("127.0.0.1:9477")),
+        ("[::1]:9477", Some("127.0.0.1:9477")),
+    ] {
+        let listen: Listen = listen.parse().expect("an address");
+        assert_eq!(listen.for_probes().map(|own| own.to_string()).as_deref(), own, "{listen}");
+    }
+    // An address that no host has cannot be bound: probes are answered all the same.
+    let free = TcpListener::bind("127.0.0.1:0").await.and_then(|one| one.local_addr()).expect("a port");
+    let (listen, stop) = (Listen::At((Ipv4Addr::new(192, 0, 2, 1), free.port()).into()), CancellationToken::new());
+    let station = Arc::new(Station::new(Outages::new("http://nowhere")));
+    let serving = tokio::spawn(serve(listen, station, stop.clone()));
+    let answered = timeout(RETRY, async {
+        while TcpStream::connect(free).await.is_err() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        get(free, "/healthz").await
+    });
+    assert!(answered.await.expect("it listens").starts_with("HTTP/1.1 200 "));
+    stop.cancel();
+    serving.await.expect("no panic");
+}
+
+#[test]
+fn this_host_is_known_by_loopback() {
+    for (peer, is) in [
+        ("127.0.0.1", true),
+        ("::1", true),
+        ("::ffff:127.0.0.1", true),
+        ("172.18.0.2", false),
+        ("::ffff:172.18.0.2", false),
+    ] {
+        assert_eq!(is_of_this_host(peer.parse().expect("a literal")), is, "{peer}");
+    }
 }
 
 #[test]
