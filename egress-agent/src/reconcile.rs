@@ -10,6 +10,7 @@
 
 mod failing;
 mod give_up;
+mod last;
 mod log;
 mod report;
 mod synced;
@@ -27,6 +28,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
 use failing::Failing;
+use last::Last;
 use log::log;
 use synced::Synced;
 use ties::{Ties, Turn};
@@ -61,6 +63,8 @@ pub struct Reconciler<E> {
     synced: Synced,
     /// What the kernel holds; `None` when it must be observed.
     actual: Option<KernelState>,
+    /// What it held then, for whoever asks meanwhile.
+    last: Last,
     /// Something that was desired has been left out: the next plan is a whole one.
     incomplete: bool,
     /// Addresses wait for their objects to be read anew.
@@ -99,6 +103,7 @@ impl<E: Executor> Reconciler<E> {
             compiler: Compiler::new(settings),
             synced: Synced::default(),
             actual: None,
+            last: Last::default(),
             incomplete: false,
             doubtful: false,
             refused: BTreeMap::new(),
@@ -250,13 +255,14 @@ impl<E: Executor> Reconciler<E> {
         (self.unprepared, self.promised) = (false, false);
         let observed = self.actual.is_none();
         let mut whole = std::mem::take(&mut self.incomplete) || observed;
-        let mut actual = match self.actual.take() {
+        let actual = match self.actual.take() {
             Some(actual) => actual,
             None => {
                 self.let_go().await?;
                 self.executor.observe().await?
             }
         };
+        let mut actual = self.last.hold(actual);
         let waits = self.ties.wait_for_heirs(self.compiler.view(), &actual.owned);
         self.give_up(&mut actual).await?;
         if observed {
@@ -269,7 +275,7 @@ impl<E: Executor> Reconciler<E> {
         loop {
             let Some((desired, touched)) = self.compiler.compile() else {
                 debug!("waiting for this node's own Node object, and for its networks on it");
-                self.actual = Some(actual);
+                self.actual = Some(actual.done());
                 self.incomplete = whole;
                 return Ok(());
             };
@@ -308,7 +314,7 @@ impl<E: Executor> Reconciler<E> {
         for (id, message) in self.failing.settle(&self.refused, &actual, Instant::now()) {
             self.tell(id, &message);
         }
-        self.actual = Some(actual);
+        self.actual = Some(actual.done());
         if let Some(desired) = self.compiler.desired() {
             self.ties.ask_back(&desired.owned);
         }

@@ -27,6 +27,7 @@ use tokio::task::spawn_blocking;
 
 use crate::controller::leadership::Leadership;
 use crate::controller::reach::Reach;
+use crate::dataplane::pinned;
 use crate::health::fitness::{Obstacle, Uplink};
 use crate::kube::outage::Outages;
 use crate::metrics::facts::NodeFacts;
@@ -181,11 +182,20 @@ impl Notes {
     }
 }
 
+/// The part of a status that the node's half knows.
+#[derive(Debug)]
+pub struct Report {
+    pub status: Status,
+    /// It has not looked at the kernel yet, where programs of a former run may serve: that is read from the pins then, with
+    /// these names.
+    pub blind: Option<Names>,
+}
+
 /// What the node's half is asked for.
 #[derive(Debug)]
 pub enum Question {
     /// Its part of a status.
-    Status(oneshot::Sender<Status>),
+    Status(oneshot::Sender<Report>),
     /// Its part of a scrape.
     Facts(oneshot::Sender<NodeFacts>),
     /// What it calls pods, objects and nodes.
@@ -249,7 +259,15 @@ impl Sources {
     pub async fn status(&self) -> Option<Status> {
         let (answer, node) = oneshot::channel();
         self.node.send(Question::Status(answer)).await.ok()?;
-        let mut status = node.await.ok()?;
+        let Report { mut status, blind } = node.await.ok()?;
+        if let Some(names) = blind {
+            let bpffs = self.questions.bpffs.clone();
+            let read = spawn_blocking(move || pinned::read(&bpffs)).await.map_err(std::io::Error::other).flatten();
+            match read {
+                Ok(pinned) => pins::fill(&mut status, pinned.unwrap_or_default(), &names),
+                Err(error) => status.problems.push(format!("what the programs serve cannot be read: {error}")),
+            }
+        }
         let ready = self.ready.borrow().clone();
         let obstacle = Obstacle::of(ready.serving, &self.uplink.borrow());
         let leases = match *self.standing.borrow() {

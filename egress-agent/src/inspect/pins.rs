@@ -8,7 +8,7 @@ use super::names::Names;
 use super::{Address, AgentState, Status};
 use crate::dataplane::pinned::{self, Pinned};
 use crate::dataplane::survey;
-use crate::model::state::{Course, PodState};
+use crate::model::state::{Course, EgressId, PodState, TunnelEndpoint};
 
 #[derive(Debug, thiserror::Error)]
 pub enum PinsError {
@@ -21,41 +21,37 @@ pub enum PinsError {
 /// `why` is why no agent has answered.
 pub fn status(bpffs: &Path, why: String) -> Result<Status, PinsError> {
     let unreadable = |source| PinsError::Unreadable { bpffs: bpffs.to_owned(), source };
-    let Pinned { owned, moving, pods, policies } =
-        pinned::read(bpffs).map_err(unreadable)?.ok_or_else(|| PinsError::Nothing(bpffs.to_owned()))?;
-    let mut addresses: Vec<Address> = Vec::new();
-    for (id, address) in owned {
-        let state = "served, by the programs alone".to_owned();
-        addresses.push(Address { address, egress_id: id.0, object: None, owned: true, wanted: None, state });
-    }
-    for (id, moving) in moving {
-        if addresses.iter().any(|known| known.egress_id == id.0) {
-            continue;
-        }
-        let state = match moving.course {
-            Course::Leaving => format!("passed on to {}", moving.peer.0),
-            Course::Arriving | Course::Open => format!("comes from {}", moving.peer.0),
-        };
-        let address = moving.address;
-        addresses.push(Address { address, egress_id: id.0, object: None, owned: false, wanted: None, state });
-    }
-    let selected_pod_addresses = pods.iter().filter(|pod| matches!(pod, PodState::Selected(_))).count();
+    let pinned = pinned::read(bpffs).map_err(unreadable)?.ok_or_else(|| PinsError::Nothing(bpffs.to_owned()))?;
     let mut problems = vec![format!("{why}; what follows is what its programs go on to do")];
-    let agent = AgentState { running: false, ..AgentState::default() };
-    let pod_addresses = pods.len();
-    let (objects, mut gateways) = concerning(pods, &policies, &Names::default());
-    let kernel = look(bpffs, false, &mut gateways, &mut problems);
-    Ok(Status {
-        agent,
-        addresses,
-        objects,
-        gateways,
-        pod_addresses,
-        selected_pod_addresses,
-        kernel,
-        problems,
-        ..Status::default()
-    })
+    let mut status = Status { agent: AgentState { running: false, ..AgentState::default() }, ..Status::default() };
+    fill(&mut status, pinned, &Names::default());
+    status.kernel = look(bpffs, false, &mut status.gateways, &mut problems);
+    status.problems = problems;
+    Ok(status)
+}
+
+/// Puts in what the programs do, whatever an agent wants of them.
+pub fn fill(status: &mut Status, Pinned { owned, moving, pods, policies }: Pinned, names: &Names) {
+    let one = |id: EgressId, address, owned, state| {
+        let object = names.objects.get(&id.0).cloned();
+        Address { address, egress_id: id.0, object, owned, wanted: None, state }
+    };
+    let moving = moving.into_iter().filter(|(id, _)| !owned.contains_key(id)).map(|(id, moving)| {
+        let TunnelEndpoint(peer) = moving.peer;
+        let peer = names.nodes.get(&peer).cloned().unwrap_or_else(|| peer.to_string());
+        let state = match moving.course {
+            Course::Leaving => format!("passed on to {peer}"),
+            Course::Arriving | Course::Open => format!("comes from {peer}"),
+        };
+        one(id, moving.address, false, state)
+    });
+    let moving: Vec<Address> = moving.collect();
+    let served =
+        owned.into_iter().map(|(id, address)| one(id, address, true, "served, by the programs alone".to_owned()));
+    status.addresses = served.chain(moving).collect();
+    status.selected_pod_addresses = pods.iter().filter(|pod| matches!(pod, PodState::Selected(_))).count();
+    status.pod_addresses = pods.len();
+    (status.objects, status.gateways) = concerning(pods, &policies, names);
 }
 
 /// What the kernel has, and what it thinks of gateways. What cannot be read is a problem, and no more.
@@ -72,5 +68,29 @@ pub fn look(bpffs: &Path, is_swept: bool, gateways: &mut [Gateway], problems: &m
             problems.push(format!("devices, programs and maps cannot be read: {error}"));
             None
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::samples::ip;
+    use crate::model::state::{Course, Moving};
+
+    #[test]
+    fn what_programs_serve_is_called_by_what_names_there_are() {
+        let owned = [(EgressId(1), ip("172.18.0.100"))].into();
+        let peer = TunnelEndpoint(ip("172.18.0.2"));
+        let moving = |address| Moving { address: ip(address), peer, course: Course::Leaving };
+        let moving = [(EgressId(1), moving("172.18.0.100")), (EgressId(2), moving("172.18.0.101"))].into();
+        let pods = vec![PodState::Selected(EgressId(1)), PodState::Known];
+        let pinned = Pinned { owned, moving, pods, ..Pinned::default() };
+        let names =
+            Names { objects: [(1, "a".into())].into(), nodes: [(peer.0, "n2".into())].into(), ..Names::default() };
+        let mut status = Status::default();
+        fill(&mut status, pinned, &names);
+        let said: Vec<_> = status.addresses.iter().map(|one| (one.object.as_deref(), one.state.as_str())).collect();
+        assert_eq!(said, [(Some("a"), "served, by the programs alone"), (None, "passed on to n2")]);
+        assert_eq!((status.pod_addresses, status.selected_pod_addresses), (2, 1));
     }
 }

@@ -93,6 +93,9 @@ fn series(metric: Id, facts: &Facts) -> Vec<Series> {
     let node = |count: fn(&super::facts::NodeFacts) -> usize| {
         facts.node.iter().map(|node| (Vec::new(), Value::Count(wide(count(node))))).collect()
     };
+    let held = |count: fn(&super::facts::Held) -> usize| {
+        facts.held().map(|held| (Vec::new(), Value::Count(wide(count(held))))).into_iter().collect()
+    };
     let cluster = || facts.meters.cluster();
     match metric {
         Id::BuildInfo => vec![(vec![facts.version.to_owned()], Value::Count(1))],
@@ -109,7 +112,7 @@ fn series(metric: Id, facts: &Facts) -> Vec<Series> {
         Id::EipRefusals => egress_ips(facts, |id| Some(Value::Count(count_of(facts, id)?.refusals))),
         Id::EipMappings => egress_ips(facts, |id| Some(Value::Count(use_of(facts, id)?.mappings.into()))),
         Id::EipPortUse => egress_ips(facts, |id| Some(Value::Real(use_of(facts, id)?.ratio()))),
-        Id::EgressIpsUnshown => node(|node| node.served.len().saturating_sub(MOST_EGRESS_IPS)),
+        Id::EgressIpsUnshown => held(|held| held.served.len().saturating_sub(MOST_EGRESS_IPS)),
         Id::NodePortUse => {
             let ports = facts.kernel.as_ref().and_then(|kernel| kernel.ports.as_ref());
             ports.map(|ports| (Vec::new(), Value::Real(ports.node.ratio()))).into_iter().collect()
@@ -131,7 +134,7 @@ fn series(metric: Id, facts: &Facts) -> Vec<Series> {
             roles.map(|(role, count)| (vec![role.to_owned()], Value::Count(wide(count)))).collect()
         }
         Id::Standby => node(|node| node.standby),
-        Id::Unclaimed => node(|node| node.unclaimed),
+        Id::Unclaimed => held(|held| held.unclaimed),
         Id::EgressIps => {
             let states =
                 cluster().into_iter().flat_map(|of| [("assigned", of.assigned), ("unassigned", of.unassigned)]);
@@ -175,7 +178,7 @@ fn verdicts(facts: &Facts, of: fn(&egress_common::abi::Count) -> u64) -> Vec<Ser
 
 /// Those that are shown.
 fn egress_ips(facts: &Facts, value: impl Fn(&EgressId) -> Option<Value>) -> Vec<Series> {
-    let served = facts.node.iter().flat_map(|node| &node.served).take(MOST_EGRESS_IPS);
+    let served = facts.held().into_iter().flat_map(|held| &held.served).take(MOST_EGRESS_IPS);
     let series = served.filter_map(|(id, served)| {
         value(id).map(|value| (vec![served.address.to_string(), served.object.clone()], value))
     });
@@ -205,7 +208,7 @@ fn use_of(facts: &Facts, id: &EgressId) -> Option<Use> {
 }
 
 fn entries(facts: &Facts) -> Vec<Series> {
-    let written = facts.node.iter().flat_map(|node| &node.entries).map(|(map, count)| (*map, wide(*count)));
+    let written = facts.held().into_iter().flat_map(|held| &held.entries).map(|(map, count)| (*map, wide(*count)));
     let counted = facts.kernel.iter().flat_map(|kernel| &kernel.entries).map(|(map, count)| (*map, (*count).into()));
     written.chain(counted).map(|(map, count)| (vec![map.to_owned()], Value::Count(count))).collect()
 }

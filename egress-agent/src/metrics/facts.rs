@@ -27,6 +27,12 @@ pub struct Facts {
     pub meters: Meters,
 }
 
+impl Facts {
+    pub fn held(&self) -> Option<&Held> {
+        self.node.as_ref()?.held.as_ref()
+    }
+}
+
 #[derive(Clone, Copy, Debug, Default)]
 pub struct AgentFacts {
     pub serving: bool,
@@ -37,18 +43,25 @@ pub struct AgentFacts {
 /// What the node's half knows without asking the kernel.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeFacts {
-    /// Entries of the maps that it alone writes.
-    pub entries: BTreeMap<&'static str, usize>,
-    /// What it serves.
-    pub served: BTreeMap<EgressId, Served>,
-    /// What is to be served here and is not.
-    pub unclaimed: usize,
+    /// As it was known last; `None` before the first look at the kernel, where its programs may serve all the same.
+    pub held: Option<Held>,
     pub standby: usize,
     /// What the API server has not said yet, in words.
     pub missing: Option<String>,
     /// Hand-overs from this node, and to it.
     pub from: usize,
     pub to: usize,
+}
+
+/// What the kernel holds by the node's half.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Held {
+    /// Entries of the maps that it alone writes.
+    pub entries: BTreeMap<&'static str, usize>,
+    /// What it serves.
+    pub served: BTreeMap<EgressId, Served>,
+    /// What is to be served here and is not.
+    pub unclaimed: usize,
 }
 
 /// An egress IP of this node, and its object where that is known.

@@ -86,7 +86,8 @@ impl Station {
     /// All that can be had now.
     pub async fn facts(&self) -> Facts {
         let node = self.ask().await;
-        let served: Vec<_> = node.iter().flat_map(|node| node.served.keys()).copied().collect();
+        let held = node.as_ref().and_then(|node| node.held.as_ref());
+        let served: Vec<_> = held.into_iter().flat_map(|held| held.served.keys()).copied().collect();
         let kernel = match self.kernel.get().cloned() {
             Some(meter) => {
                 let read = spawn_blocking(move || meter.read(served.into_iter())).await;

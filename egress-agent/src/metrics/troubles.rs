@@ -10,12 +10,12 @@
 //! | `SharedGatewayMode` | the node | OVN-Kubernetes says so of it | it says so no more |
 //! | `OVNKubernetesEgressIP` | the node | OVN-Kubernetes has egress IPs on its interfaces | none is left |
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use egress_common::abi::Verdict;
 
-use super::facts::{Facts, Served};
+use super::facts::{Facts, Held, Served};
 use crate::model::state::EgressId;
 use crate::model::view::Node;
 
@@ -74,9 +74,10 @@ impl Troubles {
     ) -> Vec<Trouble> {
         let mut news = Vec::new();
         self.has_strangers = facts.meters.cluster().is_some_and(|cluster| cluster.has_strangers);
-        if let (Some(of_node), Some(kernel)) = (&facts.node, &facts.kernel) {
+        // What is not known now has not ended.
+        if let (Some(held), Some(kernel)) = (facts.held(), &facts.kernel) {
             self.note_refusals(facts, now);
-            for (id, served) in &of_node.served {
+            for (id, served) in &held.served {
                 let ratio =
                     kernel.ports.as_ref().and_then(|ports| ports.egress_ips.get(id)).map_or(0.0, |of| of.ratio());
                 let high = self.is_over(("PortsNearlyExhausted", served), ratio, (PORTS_HIGH, PORTS_LOW));
@@ -95,7 +96,7 @@ impl Troubles {
             }
             for (map, limit) in &kernel.limits {
                 let counted = kernel.entries.get(map).copied().map(f64::from);
-                let written = of_node.entries.get(map).and_then(|count| u32::try_from(*count).ok()).map(f64::from);
+                let written = held.entries.get(map).and_then(|count| u32::try_from(*count).ok()).map(f64::from);
                 let Some(entries) = counted.or(written).filter(|_| *limit > 0) else { continue };
                 let fill = entries / f64::from(*limit);
                 let is_open = self.open.contains_key(&("MapNearlyFull", (*map).to_owned()));
@@ -106,7 +107,7 @@ impl Troubles {
                 );
                 self.of_node("MapNearlyFull", map, full, message, &mut news);
             }
-            self.forget_others(facts);
+            self.forget_others(held);
         }
         let message = format!(
             "{} enforces network policy in the host's FORWARD chain, which traffic to the world with an egress IP does not \
@@ -170,9 +171,8 @@ impl Troubles {
     }
 
     /// An address that this node serves no more troubles it no more.
-    fn forget_others(&mut self, facts: &Facts) {
-        let served: Vec<String> =
-            facts.node.iter().flat_map(|node| node.served.values()).map(|served| served.address.to_string()).collect();
+    fn forget_others(&mut self, held: &Held) {
+        let served: BTreeSet<String> = held.served.values().map(|served| served.address.to_string()).collect();
         self.open.retain(|(_, what), trouble| trouble.subject == Subject::Node || served.contains(what));
     }
 }

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::Reconciler;
 use crate::inspect::kernel::{Gateway, concerning};
 use crate::inspect::names::Names;
-use crate::inspect::{Address, ClusterState, OpenHandOver, Question, StandbyPod, Status};
-use crate::metrics::facts::{NodeFacts, Served};
+use crate::inspect::{Address, ClusterState, OpenHandOver, Question, Report, StandbyPod, Status};
+use crate::metrics::facts::{Held, NodeFacts, Served};
 use crate::model::executor::Executor;
 use crate::model::selection::Standby;
 use crate::model::state::{Course, EgressId, KernelState, PodState, TunnelEndpoint};
@@ -23,8 +23,20 @@ impl<E: Executor> Reconciler<E> {
     }
 
     fn facts(&self) -> NodeFacts {
+        let last = self.last.get();
+        let own = self.ties.tenure.node_name();
+        let open = || self.ties.tenure.ledger().records.open.values();
+        NodeFacts {
+            held: self.actual.as_ref().or(last.as_ref()).map(|actual| self.held(actual)),
+            standby: self.standby.len(),
+            missing: self.missing(),
+            from: open().filter(|record| record.from == own).count(),
+            to: open().filter(|record| record.to.as_deref() == Some(own)).count(),
+        }
+    }
+
+    fn held(&self, actual: &KernelState) -> Held {
         let (view, nothing) = (self.compiler.view(), KernelState::default());
-        let actual = self.actual.as_ref().unwrap_or(&nothing);
         let desired = self.compiler.desired().unwrap_or(&nothing);
         let KernelState { pods, policy, owned, moving, cluster, nodes, .. } = actual;
         let entries = [
@@ -43,17 +55,16 @@ impl<E: Executor> Reconciler<E> {
             let (object, uid) = named.unwrap_or_default();
             (*id, Served { address: *address, object, uid })
         });
-        let own = self.ties.tenure.node_name();
-        let open = || self.ties.tenure.ledger().records.open.values();
-        NodeFacts {
+        Held {
             entries: BTreeMap::from(entries),
             served: served.collect(),
             unclaimed: desired.owned.iter().filter(|(id, address)| owned.get(id) != Some(address)).count(),
-            standby: self.standby.len(),
-            missing: self.synced.waiting_for().map(|lists| format!("waiting for the API server to say: {lists}")),
-            from: open().filter(|record| record.from == own).count(),
-            to: open().filter(|record| record.to.as_deref() == Some(own)).count(),
         }
+    }
+
+    /// What is waited for before anything is done.
+    fn missing(&self) -> Option<String> {
+        self.synced.waiting_for().map(|lists| format!("waiting for the API server to say: {lists}"))
     }
 
     fn names(&self) -> Names {
@@ -73,11 +84,8 @@ impl<E: Executor> Reconciler<E> {
         }
     }
 
-    fn report(&self) -> Status {
+    fn report(&self) -> Report {
         let view = self.compiler.view();
-        let nothing = KernelState::default();
-        let actual = self.actual.as_ref().unwrap_or(&nothing);
-        let desired = self.compiler.desired().unwrap_or(&nothing);
         let selected = |pod: &&PodState| matches!(pod, PodState::Selected(_));
         let mut problems = Vec::new();
         if let Some(waiting) = self.synced.waiting_for() {
@@ -89,18 +97,16 @@ impl<E: Executor> Reconciler<E> {
         for object in view.objects.values() {
             problems.extend(object.unreadable.iter().map(|one| format!("EgressIP {}: {}", object.name, one.why)));
         }
-        let (objects, mut gateways) = concerning(actual.pods.values().copied(), &actual.policy, &self.names());
+        let mut status = Status { cluster: Some(self.cluster(view)), problems, ..Status::default() };
+        let (names, last) = (self.names(), self.last.get());
+        let Some(actual) = self.actual.as_ref().or(last.as_ref()) else { return Report { status, blind: Some(names) } };
+        let (objects, mut gateways) = concerning(actual.pods.values().copied(), &actual.policy, &names);
         gateways.iter_mut().for_each(|gateway| self.judge(view, gateway));
-        Status {
-            cluster: Some(self.cluster(view)),
-            addresses: self.addresses(view, actual, desired),
-            objects,
-            gateways,
-            pod_addresses: actual.pods.len(),
-            selected_pod_addresses: actual.pods.values().filter(selected).count(),
-            problems,
-            ..Status::default()
-        }
+        (status.objects, status.gateways) = (objects, gateways);
+        status.addresses = self.addresses(actual, &names);
+        status.pod_addresses = actual.pods.len();
+        status.selected_pod_addresses = actual.pods.values().filter(selected).count();
+        Report { status, blind: None }
     }
 
     /// What Kubernetes and the leader's ledger say of a gateway.
@@ -138,33 +144,34 @@ impl<E: Executor> Reconciler<E> {
         }
     }
 
-    fn addresses(&self, view: &ClusterView, actual: &KernelState, desired: &KernelState) -> Vec<Address> {
-        let ids: BTreeSet<EgressId> =
-            actual.owned.keys().chain(desired.owned.keys()).chain(actual.moving.keys()).copied().collect();
+    fn addresses(&self, actual: &KernelState, names: &Names) -> Vec<Address> {
+        // Not known before the node's own networks are.
+        let desired = self.compiler.desired().map(|desired| &desired.owned);
+        let wanted = desired.into_iter().flatten().map(|(id, _)| id);
+        let ids: BTreeSet<EgressId> = actual.owned.keys().chain(wanted).chain(actual.moving.keys()).copied().collect();
         let mut addresses = Vec::new();
         for id in ids {
-            let (owned, wanted, moving) = (actual.owned.get(&id), desired.owned.get(&id), actual.moving.get(&id));
+            let (owned, moving) = (actual.owned.get(&id), actual.moving.get(&id));
+            let wanted = desired.and_then(|desired| desired.get(&id));
             let Some(address) = owned.or(wanted).or(moving.map(|moving| &moving.address)) else { continue };
-            let object = view.objects.values().find(|object| object.id == Some(id)).map(|object| object.name.clone());
-            let peer = moving.map(|moving| (moving.course, name_of(view, moving.peer)));
+            let object = names.objects.get(&id.0).cloned();
+            let peer = moving.map(|moving| {
+                let TunnelEndpoint(peer) = moving.peer;
+                (moving.course, names.nodes.get(&peer).cloned().unwrap_or_else(|| peer.to_string()))
+            });
             let state = match peer {
                 Some((Course::Leaving, peer)) if owned.is_none() => format!("passed on to {peer}"),
                 Some((Course::Arriving | Course::Open, peer)) if owned.is_none() => format!("comes from {peer}"),
-                _ if owned.is_some() && owned == wanted => "served".to_owned(),
+                _ if owned.is_some() && (desired.is_none() || owned == wanted) => "served".to_owned(),
                 _ if owned.is_some() => "to be given up".to_owned(),
                 _ if self.ties.tenure.is_fenced() => "not served: out of touch".to_owned(),
                 _ if self.refused.contains_key(&id) => "not claimed yet".to_owned(),
                 _ => "not served yet".to_owned(),
             };
-            let (owned, wanted) = (owned.is_some(), Some(wanted.is_some()));
+            let (owned, wanted) = (owned.is_some(), desired.map(|_| wanted.is_some()));
             addresses.push(Address { address: *address, egress_id: id.0, object, owned, wanted, state });
         }
         addresses.sort_by_key(|one| one.address);
         addresses
     }
-}
-
-fn name_of(view: &ClusterView, endpoint: TunnelEndpoint) -> String {
-    let node = view.nodes.iter().find(|(_, node)| node.endpoint() == Some(endpoint));
-    node.map_or_else(|| endpoint.0.to_string(), |(name, _)| name.clone())
 }

@@ -23,6 +23,8 @@ struct Recorder {
     in_use: Option<IpAddr>,
     /// Fails once.
     fails: Arc<Mutex<Option<Action>>>,
+    /// Fails always.
+    refuses: Option<Action>,
 }
 
 impl Executor for Recorder {
@@ -46,6 +48,9 @@ impl Executor for Recorder {
             return Err(DataplaneError::AddressInUse { address: *address, mac: "02:00:00:00:00:01".into() });
         }
         if self.fails.lock().expect("not poisoned").take_if(|fails| fails == action).is_some() {
+            return Err(DataplaneError::Full { map: "of a test", limit: 0 });
+        }
+        if self.refuses.as_ref() == Some(action) {
             return Err(DataplaneError::Full { map: "of a test", limit: 0 });
         }
         step(&mut self.state.lock().expect("not poisoned"), action);

@@ -3,7 +3,7 @@ use std::time::Duration;
 
 use egress_common::abi::Count;
 
-use super::super::facts::{AgentFacts, HookFacts, KernelFacts, NodeFacts, PortUse, Served};
+use super::super::facts::{AgentFacts, Held, HookFacts, KernelFacts, NodeFacts, PortUse, Served};
 use super::super::meters::{Cluster, Meters, NodeState};
 use super::*;
 
@@ -43,12 +43,14 @@ fn everything() -> Facts {
         ready: true,
         agent: Some(AgentFacts { serving: true, fenced: false, leads: true }),
         node: Some(NodeFacts {
-            entries: BTreeMap::from([("pods", 12)]),
-            served: BTreeMap::from([
-                (id, served([172, 18, 0, 100], "one\"\\\ntwo")),
-                (quiet, served([172, 18, 0, 101], "quiet")),
-            ]),
-            unclaimed: 1,
+            held: Some(Held {
+                entries: BTreeMap::from([("pods", 12)]),
+                served: BTreeMap::from([
+                    (id, served([172, 18, 0, 100], "one\"\\\ntwo")),
+                    (quiet, served([172, 18, 0, 101], "quiet")),
+                ]),
+                unclaimed: 1,
+            }),
             missing: None,
             standby: 2,
             from: 1,
@@ -140,8 +142,8 @@ fn what_is_not_known_is_left_out_and_who_does_not_lead_speaks_for_nobody() {
 fn very_many_egress_ips_are_a_bounded_number_of_series() {
     let address = |n: u32| (EgressId(n), served((0x0a00_0000 + n).to_be_bytes(), &format!("o{n}")));
     let mut facts = everything();
-    if let Some(node) = &mut facts.node {
-        node.served = (1..=1_200).map(address).collect();
+    if let Some(held) = facts.node.as_mut().and_then(|node| node.held.as_mut()) {
+        held.served = (1..=1_200).map(address).collect();
     }
     let text = text(facts);
     let series = |name: &str| text.lines().filter(|line| line.starts_with(&format!("{name}{{"))).count();

@@ -10,11 +10,8 @@ const ID: EgressId = EgressId(7);
 /// One egress IP with so many ports of a thousand in use, so many refusals, and so many entries of a hundred in `nat`.
 fn facts(busiest: u32, refusals: u64, nat: u32) -> Facts {
     let served = Served { address: [172, 18, 0, 100].into(), object: "web".into(), uid: "u".into() };
-    let node = NodeFacts {
-        served: BTreeMap::from([(ID, served)]),
-        entries: BTreeMap::from([("pods", 5)]),
-        ..NodeFacts::default()
-    };
+    let (served, entries) = (BTreeMap::from([(ID, served)]), BTreeMap::from([("pods", 5)]));
+    let node = NodeFacts { held: Some(Held { served, entries, unclaimed: 0 }), ..NodeFacts::default() };
     let used = Use { mappings: busiest, busiest, ports: 1_000 };
     let kernel = KernelFacts {
         verdicts: BTreeMap::from([(Verdict::PortsExhausted, Count { packets: refusals, bytes: 0 })]),
@@ -67,11 +64,22 @@ fn refusals_for_want_of_a_port_are_told_once_and_others_are_not_taken_for_them()
     assert!(troubles.look(&full, (None, None), at(130)).is_empty(), "refused for another reason");
     assert_eq!(reasons(&troubles.look(&facts(0, 21, 0), (None, None), at(140))), ["PortsExhausted"]);
     let mut moved = facts(0, 21, 0);
-    moved.node.iter_mut().for_each(|node| node.served.clear());
+    moved.node.iter_mut().flat_map(|node| &mut node.held).for_each(|held| held.served.clear());
     assert!(
         troubles.look(&moved, (None, None), at(141)).is_empty() && troubles.lines().is_empty(),
         "it is another node's now"
     );
+}
+
+#[test]
+fn what_cannot_be_looked_at_for_a_while_is_not_told_again() {
+    let (mut troubles, now) = (Troubles::default(), Instant::now());
+    assert_eq!(reasons(&troubles.look(&facts(900, 0, 0), (None, None), now)), ["PortsNearlyExhausted"]);
+    let mut blind = facts(900, 0, 0);
+    blind.node = Some(NodeFacts::default());
+    assert!(troubles.look(&blind, (None, None), now).is_empty());
+    assert_eq!(troubles.lines().len(), 1, "it lasts");
+    assert!(troubles.look(&facts(900, 0, 0), (None, None), now).is_empty(), "it is known");
 }
 
 #[test]

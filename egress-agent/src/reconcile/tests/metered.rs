@@ -3,8 +3,8 @@
 use tokio::sync::{mpsc, oneshot, watch};
 
 use super::*;
-use crate::inspect::Question;
-use crate::metrics::facts::{NodeFacts, Served};
+use crate::inspect::{Question, Report};
+use crate::metrics::facts::{Held, NodeFacts, Served};
 use crate::metrics::meters::count_and_sum;
 use crate::model::inbox::{Giver, inbox};
 
@@ -36,6 +36,12 @@ impl Running {
         answer.await.expect("it answers")
     }
 
+    async fn report(&self) -> Report {
+        let (asker, answer) = oneshot::channel();
+        self.asks.send(Question::Status(asker)).await.expect("it runs");
+        answer.await.expect("it answers")
+    }
+
     async fn until(&self, what: &str, is_so: impl Fn(&NodeFacts) -> bool) -> NodeFacts {
         for _ in 0..500 {
             let facts = self.facts().await;
@@ -46,6 +52,14 @@ impl Running {
         }
         panic!("not within five seconds: {what}");
     }
+}
+
+fn held(facts: &NodeFacts) -> Option<&Held> {
+    facts.held.as_ref()
+}
+
+fn entries(facts: &NodeFacts, map: &str) -> usize {
+    held(facts).map_or(0, |held| held.entries[map])
 }
 
 #[tokio::test]
@@ -59,15 +73,16 @@ async fn each_batch_is_timed_from_its_arrival_and_only_when_all_is_known() {
     assert_eq!(facts.await.missing.as_deref(), Some("waiting for the API server to say: pods"));
     assert_eq!(running.count(), 0);
     running.giver.put(Change::Pods(Update::Replaced([(key("p"), pod("10.244.1.10", "web"))].into())));
-    let facts = running.until("it is served", |facts| !facts.served.is_empty()).await;
+    let facts = running.until("it is served", |facts| held(facts).is_some_and(|held| !held.served.is_empty())).await;
+    let now = held(&facts).expect("the kernel is known");
     assert_eq!(
-        facts.served,
+        now.served,
         BTreeMap::from([(EgressId(1), Served { address: ip("172.18.0.100"), object: "a".into(), uid: "a".into() })])
     );
-    assert_eq!((facts.entries["pods"], facts.entries["owned"], facts.unclaimed), (1, 1, 0));
+    assert_eq!((now.entries["pods"], now.entries["owned"], now.unclaimed), (1, 1, 0));
     assert_eq!(running.count(), 1, "what was waited for before is not the kernel's");
     running.giver.put(Change::Pods(Update::Changed(key("q"), pod("10.244.1.11", "web"))));
-    running.until("the other pod is known", |facts| facts.entries["pods"] == 2).await;
+    running.until("the other pod is known", |facts| entries(facts, "pods") == 2).await;
     assert_eq!((running.count(), running.meters.failures()), (2, 0));
 }
 
@@ -79,11 +94,35 @@ async fn what_fails_is_counted_and_timed_when_it_is_done() {
     let running = start(&recorder);
     world(&[("n1", "172.18.0.100")]).into_iter().for_each(|change| running.giver.put(change));
     running.giver.put(Change::Pods(Update::Replaced([(key("p"), pod("10.244.1.10", "web"))].into())));
-    let facts = running.until("the pod is known at last", |facts| facts.entries["pods"] == 1).await;
+    let facts = running.until("the pod is known at last", |facts| entries(facts, "pods") == 1).await;
     assert_eq!((running.count(), running.meters.failures()), (1, 1));
     assert!(
         count_and_sum(&running.meters.reconcile()).1 >= FIRST_RETRY.as_secs_f64(),
         "with the time until the next attempt"
     );
-    assert_eq!((facts.unclaimed, facts.served.len()), (1, 0), "somebody else has the address");
+    let now = held(&facts).expect("the kernel is known");
+    assert_eq!((now.unclaimed, now.served.len()), (1, 0), "somebody else has the address");
+}
+
+#[tokio::test]
+async fn what_is_not_known_yet_is_not_said_to_be_nothing_and_what_was_known_is_said_until_it_is_known_anew() {
+    let always = Action::PutPod(ip("10.244.1.10"), PodState::Selected(EgressId(1)));
+    let recorder = Recorder { refuses: Some(always), ..Recorder::default() };
+    let running = start(&recorder);
+    assert_eq!(running.facts().await.held, None, "nobody has looked");
+    assert!(running.report().await.blind.is_some(), "the pins tell");
+    world(&[("n1", "172.18.0.100")]).into_iter().for_each(|change| running.giver.put(change));
+    assert_eq!(running.facts().await.held, None, "and does not before all is known");
+    running.giver.put(Change::Pods(Update::Replaced(BTreeMap::new())));
+    running.until("it is served", |facts| entries(facts, "owned") == 1).await;
+    assert!(running.report().await.blind.is_none());
+    running.giver.put(Change::Pods(Update::Changed(key("p"), pod("10.244.1.10", "web"))));
+    running.until("an action is refused for good", |_| running.meters.failures() >= 1).await;
+    let facts = running.facts().await;
+    let now = held(&facts).expect("it was known");
+    assert_eq!((now.entries["owned"], now.served.len(), now.unclaimed), (1, 1, 0), "it is served as before");
+    let status = running.report().await.status;
+    let states: Vec<_> = status.addresses.iter().map(|one| (one.state.as_str(), one.object.as_deref())).collect();
+    assert_eq!(states, [("served", Some("a"))]);
+    assert!(status.problems.iter().any(|line| line.contains("could not be brought")), "{:?}", status.problems);
 }
