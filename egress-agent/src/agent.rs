@@ -151,7 +151,9 @@ pub async fn run<E: Executor + Send + 'static>(
     let ties = ties.preparing(ready_for).asked(asks).regaining(regain.clone(), is_back);
     let given = regain.given();
     let (told_events, of_this_node) = (events.clone(), is_own_node.clone());
-    let reconciler = Reconciler::new(model, executor, Some(events.clone()), ready).tied(ties).metered(meters.clone());
+    let (moves, beat) = (Beat::default(), Beat::default());
+    let reconciler = Reconciler::new(model, executor, Some(events.clone()), ready).tied(ties);
+    let reconciler = reconciler.metered(meters.clone()).beating(moves.clone());
     let identity = own_identity(&node_name);
     let writers = (StatusWriter::new(client.clone()), store.clone());
     let returns = outages.returns();
@@ -190,11 +192,10 @@ pub async fn run<E: Executor + Send + 'static>(
             own_node::publish(place, host, is_own_node, &outages, stop.clone()).await;
         }
     };
-    let beat = Beat::default();
     if let Some(station) = &station {
         let (ready, uplink, standing, leadership, _) = told.clone();
-        let (node, fence) = (to_node_half.clone(), beat.clone());
-        station.runs(Running { node, ready, uplink, standing, leadership, fence });
+        let (node, beats) = (to_node_half.clone(), (moves, beat.clone()));
+        station.runs(Running { node, ready, uplink, standing, leadership, beats });
     }
     let notes = questions.as_ref().map(|questions| questions.notes.clone());
     let watchman = async {

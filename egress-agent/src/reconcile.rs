@@ -35,6 +35,7 @@ use ties::{Ties, Turn};
 
 use crate::kube::events::{About, Events};
 use crate::metrics::Meters;
+use crate::metrics::life::Beat;
 use crate::model::compile::{Compiler, plan_touched};
 use crate::model::desired::Settings;
 use crate::model::executor::{Conflict, DataplaneError, Executor};
@@ -55,6 +56,9 @@ const LONGEST_DOUBT: Duration = Duration::from_secs(1);
 
 /// An executor that has failed for so long is one that cannot.
 const OUT_OF_STEP_AFTER: Duration = Duration::from_secs(5);
+
+/// It turns this often also where nothing happens.
+const TURN: Duration = Duration::from_secs(5);
 
 /// What brings this node's kernel to what the cluster wants.
 pub struct Reconciler<E> {
@@ -83,6 +87,8 @@ pub struct Reconciler<E> {
     ready: watch::Sender<Ready>,
     ties: Ties,
     meters: Meters,
+    beat: Beat,
+    turn: Duration,
     /// When the first of the changes arrived that are not in the kernel yet.
     waiting_since: Option<Instant>,
 }
@@ -116,6 +122,8 @@ impl<E: Executor> Reconciler<E> {
             ready,
             ties,
             meters: Meters::default(),
+            beat: Beat::default(),
+            turn: TURN,
             waiting_since: None,
         }
     }
@@ -124,6 +132,12 @@ impl<E: Executor> Reconciler<E> {
     #[must_use]
     pub fn metered(self, meters: Meters) -> Self {
         Self { meters, ..self }
+    }
+
+    /// Notes there that it moves.
+    #[must_use]
+    pub fn beating(self, beat: Beat) -> Self {
+        Self { beat, ..self }
     }
 
     /// Obeys leases and hand-overs.
@@ -138,6 +152,7 @@ impl<E: Executor> Reconciler<E> {
         let mut patience = FIRST_RETRY;
         loop {
             let mut is_retry = false;
+            self.beat.note();
             tokio::select! {
                 () = stop.cancelled() => return self.executor,
                 taken = changes.take() => match taken {
@@ -154,6 +169,7 @@ impl<E: Executor> Reconciler<E> {
                     Turn::Changed => self.incomplete = true,
                     Turn::Asked(question) => { self.answer(question); continue; }
                 },
+                () = tokio::time::sleep(self.turn) => continue,
                 conflict = self.executor.conflict() => { self.note_conflict(&conflict); continue; }
             }
             if !self.synced.all() || self.ties.undecided() {
@@ -263,12 +279,13 @@ impl<E: Executor> Reconciler<E> {
             }
         };
         let mut actual = self.last.hold(actual);
+        self.beat.note();
         let waits = self.ties.wait_for_heirs(self.compiler.view(), &actual.owned);
         self.give_up(&mut actual).await?;
         if observed {
             // Whoever brought the kernel to this state, we ourselves before an error or an agent that was killed, may not
             // have come to the cuts that belong to it.
-            self.executor.apply(&Action::CutOrphans).await?;
+            self.act(&Action::CutOrphans).await?;
         }
         self.compiler.remember(&actual.pods);
         let mut asked = false;
@@ -338,7 +355,7 @@ impl<E: Executor> Reconciler<E> {
             self.executor.prepare(plan).await;
         }
         for action in plan {
-            match (self.executor.apply(action).await, action) {
+            match (self.act(action).await, action) {
                 (Ok(()), _) => {
                     log(action);
                     step(actual, action);
@@ -349,6 +366,12 @@ impl<E: Executor> Reconciler<E> {
             }
         }
         Ok(None)
+    }
+
+    async fn act(&mut self, action: &Action) -> Result<(), DataplaneError> {
+        let outcome = self.executor.apply(action).await;
+        self.beat.note();
+        outcome
     }
 
     /// A hand-over that cannot be begun is done without: what comes between is dropped, but all else goes on.
@@ -364,7 +387,7 @@ impl<E: Executor> Reconciler<E> {
         if course == Course::Leaving {
             // Half of it may be done.
             for action in [Action::Disown(id, address), Action::EndMoving(id, address)] {
-                self.executor.apply(&action).await?;
+                self.act(&action).await?;
                 log(&action);
                 step(actual, &action);
             }

@@ -209,7 +209,7 @@ async fn page(request: &Request<Incoming>, door: &Door) -> Response<Full<Bytes>>
         return refused;
     }
     match path {
-        "/healthz" => said(station.live().await),
+        "/healthz" => said(station.live()),
         "/readyz" => said(station.ready().await),
         _ => {
             let Ok(_one_at_a_time) = timeout(TURN, door.scrapes.lock()).await else {

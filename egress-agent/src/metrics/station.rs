@@ -2,7 +2,8 @@
 //! yet is put in when it is.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use tokio::sync::{mpsc, oneshot, watch};
@@ -11,7 +12,7 @@ use tokio::time::{Instant, timeout};
 use tracing::debug;
 
 use super::facts::{AgentFacts, Facts, HookFacts, NodeFacts};
-use super::life::{self, Beat, LIMITS, Limits, Waiting};
+use super::life::{self, Beat, LIMITS, Limits};
 use super::meters::Meters;
 use crate::controller::leadership::Leadership;
 use crate::dataplane::meter::Meter;
@@ -31,7 +32,8 @@ pub struct Running {
     pub uplink: watch::Receiver<Uplink>,
     pub standing: watch::Receiver<Standing>,
     pub leadership: Leadership,
-    pub fence: Beat,
+    /// Of the node's half, and of the fence.
+    pub beats: (Beat, Beat),
 }
 
 pub struct Station {
@@ -42,8 +44,9 @@ pub struct Station {
     running: OnceLock<Running>,
     kernel: OnceLock<Meter>,
     /// What the node's half said last.
-    known: Mutex<Option<NodeFacts>>,
-    waiting: Waiting,
+    known: Arc<watch::Sender<Option<NodeFacts>>>,
+    /// It has not answered yet: whoever comes meanwhile waits for the same answer.
+    is_asked: Arc<AtomicBool>,
     limits: Limits,
 }
 
@@ -57,8 +60,8 @@ impl Station {
             meters: Meters::default(),
             running: OnceLock::new(),
             kernel: OnceLock::new(),
-            known: Mutex::new(None),
-            waiting: Waiting::default(),
+            known: Arc::new(watch::channel(None).0),
+            is_asked: Arc::default(),
             limits: LIMITS,
         }
     }
@@ -113,11 +116,11 @@ impl Station {
     }
 
     /// Whether the process does its work; if not, what does not live.
-    pub async fn live(&self) -> Result<(), String> {
+    pub fn live(&self) -> Result<(), String> {
         match self.running.get() {
             Some(running) => {
-                self.ask().await;
-                life::judge(&self.limits, self.waiting.age(), running.fence.age())
+                let (node, fence) = &running.beats;
+                life::judge(&self.limits, node.age(), fence.age())
             }
             None if self.began.elapsed() >= self.limits.starts => {
                 Err(format!("the programs are not loaded after {} s", self.began.elapsed().as_secs()))
@@ -151,22 +154,25 @@ impl Station {
         if off.is_empty() { Ok(()) } else { Err(format!("not attached: {}", off.join(", "))) }
     }
 
-    /// What the node's half says now, or has said last.
+    /// What the node's half says now, or has said last. An answer that nobody waits for any more serves the next.
     async fn ask(&self) -> Option<NodeFacts> {
-        let running = self.running.get()?;
-        let (answer, question) = oneshot::channel();
-        self.waiting.asked();
-        let asked = async {
-            running.node.send(Question::Facts(answer)).await.ok()?;
-            question.await.ok()
-        };
-        let fresh = timeout(PATIENCE, asked).await.ok().flatten();
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        if fresh.is_some() {
-            self.waiting.answered();
-            known.clone_from(&fresh);
+        let node = self.running.get()?.node.clone();
+        let mut news = self.known.subscribe();
+        if !self.is_asked.swap(true, Ordering::AcqRel) {
+            let (known, is_asked) = (Arc::clone(&self.known), Arc::clone(&self.is_asked));
+            tokio::spawn(async move {
+                let (answer, question) = oneshot::channel();
+                let asked = node.send(Question::Facts(answer)).await.is_ok();
+                let fresh = if asked { question.await.ok() } else { None };
+                is_asked.store(false, Ordering::Release);
+                if fresh.is_some() {
+                    known.send_replace(fresh);
+                }
+            });
         }
-        known.clone()
+        // No news in time: what is known serves.
+        let _late = timeout(PATIENCE, news.changed()).await;
+        self.known.borrow().clone()
     }
 }
 

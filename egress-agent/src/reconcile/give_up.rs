@@ -17,7 +17,7 @@ impl<E: Executor> Reconciler<E> {
         let held = self.executor.held().await?;
         let owned = self.ties.barred(&held.owned).into_iter().map(|(id, address)| Action::Disown(id, address));
         for action in owned.chain(self.overtaken(&held)).collect::<Vec<_>>() {
-            self.executor.apply(&action).await?;
+            self.act(&action).await?;
             log(&action);
         }
         Ok(())

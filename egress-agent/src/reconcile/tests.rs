@@ -25,6 +25,9 @@ struct Recorder {
     fails: Arc<Mutex<Option<Action>>>,
     /// Fails always.
     refuses: Option<Action>,
+    /// As of each action: when the node's half has last moved.
+    moved: Arc<Mutex<Vec<Instant>>>,
+    beat: Beat,
 }
 
 impl Executor for Recorder {
@@ -42,6 +45,7 @@ impl Executor for Recorder {
     }
 
     async fn apply(&mut self, action: &Action) -> Result<(), DataplaneError> {
+        self.moved.lock().expect("not poisoned").push(self.beat.at());
         if let Action::Own(_, address) = action
             && Some(*address) == self.in_use
         {

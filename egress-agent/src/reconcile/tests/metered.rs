@@ -126,3 +126,35 @@ async fn what_is_not_known_yet_is_not_said_to_be_nothing_and_what_was_known_is_s
     assert_eq!(states, [("served", Some("a"))]);
     assert!(status.problems.iter().any(|line| line.contains("could not be brought")), "{:?}", status.problems);
 }
+
+#[tokio::test]
+async fn who_is_busy_moves_with_each_action_and_so_does_who_has_nothing_to_do() {
+    let recorder = Recorder { in_use: Some(ip("172.18.0.101")), ..Recorder::default() };
+    let ((giver, taker), beat) = (inbox(), recorder.beat.clone());
+    let ready = watch::channel(Ready::default()).0;
+    let mut reconciler = Reconciler::new(settings(), recorder.clone(), None, ready).beating(beat.clone());
+    reconciler.turn = Duration::from_millis(10);
+    let stop = CancellationToken::new();
+    let running = tokio::spawn(reconciler.run(taker, stop.clone()));
+    for _ in 0..3 {
+        let before = beat.at();
+        let moves = async {
+            while beat.at() == before {
+                tokio::time::sleep(Duration::from_millis(1)).await
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(5), moves).await.expect("it turns with nothing to do");
+    }
+    world(&[("n1", "172.18.0.100"), ("n1", "172.18.0.101")]).into_iter().for_each(|change| giver.put(change));
+    giver.put(Change::Pods(Update::Replaced([(key("p"), pod("10.244.1.10", "web"))].into())));
+    let owns = async {
+        while recorder.state.lock().expect("not poisoned").pods.is_empty() {
+            tokio::task::yield_now().await
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(5), owns).await.expect("it works");
+    stop.cancel();
+    drop(running.await.expect("no panic"));
+    let moved = recorder.moved.lock().expect("not poisoned").clone();
+    assert!(moved.len() > 4 && moved.is_sorted_by(|one, next| one < next), "once between any two: {moved:?}");
+}
