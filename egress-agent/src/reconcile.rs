@@ -433,6 +433,10 @@ impl<E: Executor> Reconciler<E> {
     /// Tells the owners of objects that do not serve a pod although they select it.
     fn announce_standby(&mut self) {
         let standby = self.compiler.standby();
+        if *standby == self.standby {
+            return;
+        }
+        let standby = standby.clone();
         for Standby { object, pod, served_by } in standby.difference(&self.standby) {
             let message = format!(
                 "EgressIP object {object} will not be configured for pod {}/{} since another egressIP object {served_by} \

@@ -9,7 +9,7 @@ use super::desired::{Settings, desired, put_service};
 use super::plan::{plan, plan_addresses};
 use super::selection::{Selection, Standby};
 use super::state::{Action, KernelState, PodState};
-use super::view::{Addresses, Change, ClusterView, Node, Touched};
+use super::view::{Addresses, Change, ClusterView, Node, PodKey, Touched, Update};
 
 /// The view, what it means, and what has been touched since the last plan.
 #[derive(Debug)]
@@ -19,13 +19,23 @@ pub struct Compiler {
     selection: Selection,
     desired: Option<KernelState>,
     touched: Touched,
+    standby: BTreeSet<Standby>,
+    unsaid: Unsaid,
+}
+
+/// Whose standby objects are to be found anew: with hundreds of pods that is more work than all else a pod's event asks for.
+#[derive(Debug)]
+enum Unsaid {
+    All,
+    Of(BTreeSet<PodKey>),
 }
 
 impl Compiler {
     pub fn new(settings: Settings) -> Self {
         let view = ClusterView::default();
         let selection = Selection::new(&view);
-        Self { settings, view, selection, desired: None, touched: Touched::Everything }
+        let (standby, unsaid) = (BTreeSet::new(), Unsaid::All);
+        Self { settings, view, selection, desired: None, touched: Touched::Everything, standby, unsaid }
     }
 
     pub fn view(&self) -> &ClusterView {
@@ -51,7 +61,18 @@ impl Compiler {
 
     /// Enters a change; several may be entered before one compilation.
     pub fn apply(&mut self, change: Change) {
+        let pod = match &change {
+            Change::Pods(Update::Changed(key, _) | Update::Removed(key)) => Some(key.clone()),
+            _ => None,
+        };
         let touched = self.view.apply(change);
+        match (pod, &touched, &mut self.unsaid) {
+            (_, Touched::Everything, unsaid) => *unsaid = Unsaid::All,
+            (Some(pod), _, Unsaid::Of(pods)) => drop(pods.insert(pod)),
+            // All pods at once, or something that selects nobody.
+            (None, Touched::Addresses(addresses), unsaid) if !addresses.pods.is_empty() => *unsaid = Unsaid::All,
+            _ => {}
+        }
         self.touched = std::mem::take(&mut self.touched).and(touched);
     }
 
@@ -88,8 +109,17 @@ impl Compiler {
         self.desired.as_ref().map(|desired| (desired, touched))
     }
 
-    pub fn standby(&mut self) -> BTreeSet<Standby> {
-        self.selection.standby(&self.view)
+    /// Everybody who must be told that another object serves, as of the last compilation.
+    pub fn standby(&mut self) -> &BTreeSet<Standby> {
+        match std::mem::replace(&mut self.unsaid, Unsaid::Of(BTreeSet::new())) {
+            Unsaid::All => self.standby = self.selection.standby(&self.view, self.view.pods.keys()),
+            Unsaid::Of(pods) if !pods.is_empty() => {
+                self.standby.retain(|standby| !pods.contains(&standby.pod));
+                self.standby.extend(self.selection.standby(&self.view, &pods));
+            }
+            Unsaid::Of(_) => {}
+        }
+        &self.standby
     }
 }
 

@@ -75,10 +75,11 @@ impl Selection {
         })
     }
 
-    /// Everybody who must be told that another object serves.
-    pub fn standby(&mut self, view: &ClusterView) -> BTreeSet<Standby> {
+    /// Everybody who must be told that another object serves, as far as these pods go.
+    pub fn standby<'a>(&mut self, view: &ClusterView, pods: impl IntoIterator<Item = &'a PodKey>) -> BTreeSet<Standby> {
         let mut standby = BTreeSet::new();
-        for (key, pod) in view.pods.iter().filter(|(_, pod)| pod.is_endpoint() && !pod.addresses.is_empty()) {
+        let pods = pods.into_iter().filter_map(|key| view.pods.get_key_value(key));
+        for (key, pod) in pods.filter(|(_, pod)| pod.is_endpoint() && !pod.addresses.is_empty()) {
             let selecting = self.selecting(view, key, pod).unwrap_or_default();
             let Some((serving, others)) = selecting.split_first() else { continue };
             standby.extend(others.iter().map(|other| Standby {

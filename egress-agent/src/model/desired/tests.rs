@@ -302,7 +302,7 @@ fn compiling_by_and_by_equals_compiling_at_once() {
         seed ^= seed << 17;
         u8::try_from(seed % n).expect("a small number")
     };
-    let mut compiler = Compiler::new(settings());
+    let (mut compiler, mut told) = (Compiler::new(settings()), 0);
     compiler.apply(Change::Nodes(Update::Changed("n1".into(), Arc::new(node(1)))));
     for round in 0..2_000 {
         let name = format!("p{}", below(4));
@@ -341,6 +341,10 @@ fn compiling_by_and_by_equals_compiling_at_once() {
             let view = compiler.view().clone();
             let (state, _) = compiler.compile().expect("the own node is known");
             assert_eq!(*state, compiled(&view), "round {round}");
+            let whole = Selection::new(&view).standby(&view, view.pods.keys());
+            told += whole.len();
+            assert_eq!(*compiler.standby(), whole, "round {round}");
         }
     }
+    assert!(told > 100, "pods of several objects have been played");
 }
