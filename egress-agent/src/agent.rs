@@ -305,7 +305,10 @@ impl Halves {
             self.ledger.send_replace(ledger.clone());
             self.prober.put(change.clone());
         }
-        self.leader.put(change.clone());
+        // Whose pods come and go is nothing to who assigns addresses.
+        if matches!(change, Change::Objects(_) | Change::Nodes(_) | Change::Ledger(_)) {
+            self.leader.put(change.clone());
+        }
         // Words are for the leader, and for the other node of a hand-over: others would compute everything anew for each.
         let (ready_for, ledger) = (self.ready_for(), self.ledger.borrow().clone());
         let is_awaited = |address: &IpAddr, from: &str| {

@@ -62,6 +62,8 @@ pub struct Leader {
     /// Since when this agent leads without a gap, as of the pass that it is in.
     since: Option<std::time::Instant>,
     numbering: Numbering,
+    /// Objects have changed since their numbers were noted.
+    unobserved: bool,
     told: BTreeMap<String, BTreeSet<Notice>>,
     strangers: Strangers,
     complaint: Complaint,
@@ -98,6 +100,7 @@ impl Leader {
             watch: Watch::lingering(LINGER),
             since: None,
             numbering: Numbering::default(),
+            unobserved: false,
             told: BTreeMap::new(),
             strangers: Strangers::default(),
             complaint: Complaint::default(),
@@ -142,7 +145,7 @@ impl Leader {
                 () = retry, if retry_at.is_some() => {}
             }
             self.since = self.leadership.since();
-            if let Some(objects) = &self.objects {
+            if let (true, Some(objects)) = (std::mem::take(&mut self.unobserved), &self.objects) {
                 self.numbering.observe(objects);
             }
             retry_at = None;
@@ -172,7 +175,10 @@ impl Leader {
 
     fn apply(&mut self, change: Change) {
         match change {
-            Change::Objects(update) => self.apply_objects(update),
+            Change::Objects(update) => {
+                self.unobserved = true;
+                self.apply_objects(update);
+            }
             Change::Nodes(update) => self.apply_nodes(update),
             Change::Ledger(ledger) => self.books.follow(ledger, Instant::now().into_std()),
             Change::Namespaces(_) | Change::Pods(_) | Change::Services(_) => {}
