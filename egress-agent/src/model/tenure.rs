@@ -126,6 +126,11 @@ impl Tenure {
         self.lost.intersection(&self.regained)
     }
 
+    /// Whether the fence took it, and it has not been read anew since.
+    pub fn has_lost(&self, address: &IpAddr) -> bool {
+        self.lost.contains(address)
+    }
+
     /// What of this it would have back.
     pub fn wanted_back(&self, owned: &Owned) -> BTreeSet<IpAddr> {
         let is_lost = |address: &&IpAddr| self.lost.contains(*address) && self.ledger.lets_hold(&self.node, address);
@@ -210,14 +215,14 @@ impl Tenure {
     }
 
     /// Addresses that come from another node of ours, which has let go of them, or whose lease has run out; and those that
-    /// this node had itself until just now.
+    /// this node had itself, and has read anew. What it only has back by promises it probes for: not everybody who could
+    /// have it was asked.
     pub fn arriving(&self) -> BTreeSet<IpAddr> {
         if !self.ledger.leases {
             return BTreeSet::new();
         }
         let records = self.ledger.records.open.iter().filter(|(_, record)| record.to.as_ref() == Some(&self.node));
-        let is_back = |address: &&IpAddr| self.confirmed.contains(*address) || self.regained.contains(*address);
-        let back = self.given_up.iter().filter(is_back);
+        let back = self.given_up.iter().filter(|address| self.confirmed.contains(*address));
         records.map(|(address, _)| address).chain(back).copied().collect()
     }
 

@@ -116,6 +116,7 @@ fn what_the_fence_took_may_be_had_back_for_a_while_and_nothing_else() {
     let more = owned(&[(1, A), (2, B), (3, "172.18.0.102")]);
     assert_eq!(tenure.barred(&more, &none).all, owned(&[(2, B), (3, "172.18.0.102")]));
     assert!(tenure.barred(&more, &none).doubtful.is_empty(), "nothing is read behind the fence");
+    assert!(!tenure.arriving().contains(&ip(A)), "who was not asked may have it: it is probed for");
     // In touch, but it cannot read anything.
     tenure.set_fenced(false, &owned(&[(1, A)]));
     assert_eq!(
