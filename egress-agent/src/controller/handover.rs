@@ -109,7 +109,11 @@ impl Judged<'_> {
         let is_another = |node: &&String| target != Some(node.as_str());
         match self.said {
             Some(given) => given.filter(is_another),
-            None => self.prepared.iter().flat_map(|all| all.iter()).find(is_another),
+            // Of several it is the one that is recorded now.
+            None => {
+                let all = || self.prepared.iter().flat_map(|all| all.iter()).filter(is_another);
+                all().find(|node| self.record.to.as_ref() == Some(*node)).or_else(|| all().next())
+            }
         }
     }
 }

@@ -16,9 +16,13 @@ const HEIRS_TIME: Duration = Duration::from_secs(1);
 /// How much faster a word may come by a probe than by the API server, if that is there.
 const PROBES_LEAD: Duration = Duration::from_millis(150);
 
-/// Since when old nodes' words about hand-overs, by number, wait for the new node.
+/// Since when old nodes' words about hand-overs, by number, wait for the new node; and the first new node that was seen
+/// under each number.
 #[derive(Debug, Default)]
-pub(super) struct Heard(BTreeMap<u64, Instant>);
+pub(super) struct Heard {
+    since: BTreeMap<u64, Instant>,
+    first: BTreeMap<u64, Option<String>>,
+}
 
 /// The words at one time, about hand-overs by address and number.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -41,14 +45,17 @@ impl Heard {
                 said.prepared.entry((*address, *number)).or_default().insert(name.clone());
             }
         }
+        let open: BTreeSet<u64> = ledger.records.open.values().map(|record| record.number).collect();
+        self.first.retain(|number, _| open.contains(number));
         let mut waiting = BTreeMap::new();
         for (address, record) in &ledger.records.open {
+            let has_changed = *self.first.entry(record.number).or_insert_with(|| record.to.clone()) != record.to;
             let says = |words: Option<&Words>| words.is_some_and(|words| words.get(address) == Some(&record.number));
             let old = nodes.get(&record.from).filter(|old| says(Some(&old.released)));
             if old.is_none() && !says(reach.released.get(&record.from)) {
                 continue;
             }
-            let since = self.0.get(&record.number).copied().unwrap_or(now);
+            let since = self.since.get(&record.number).copied().unwrap_or(now);
             // Also once it is over, or it would be waited for anew.
             waiting.insert(record.number, since);
             let heir = record.to.as_ref().and_then(|to| nodes.get(to)?.prepared.get(address));
@@ -62,8 +69,9 @@ impl Heard {
                     (is_given && heir.is_some_and(|Prepared(.., is_open)| !is_open), since + HEIRS_TIME)
                 }
                 // By probes alone, which may only have been faster: the word that the new node waits for comes, or the old
-                // node has heard of no other, and passes nothing on.
-                None => (heir.is_some(), since + PROBES_LEAD),
+                // node has heard of no other, and passes nothing on. It may have handed over to another than the one that is
+                // named by now.
+                None => (heir.is_some() || has_changed, since + PROBES_LEAD),
             };
             if waits && now < end {
                 said.look_again = Some(said.look_again.map_or(end, |other| other.min(end)));
@@ -71,7 +79,7 @@ impl Heard {
                 said.released.insert((*address, record.number));
             }
         }
-        self.0 = waiting;
+        self.since = waiting;
         said
     }
 }
@@ -159,6 +167,13 @@ mod tests {
         );
         assert_eq!(at(given_to(6, None, ready.clone()), 149), (0, 0, until(150)));
         assert_eq!(at(given_to(6, None, ready), 150), (1, 0, None), "who speaks by probes alone");
+        // Another was named before, and may have been handed the address.
+        let mut heard = Heard::default();
+        let mut changed = ledger.clone();
+        changed.records.open.get_mut(&ip(A)).expect("a record").to = Some("n3".into());
+        heard.listen(&ledger, &given_to(6, None, None), &Reach::default(), start);
+        let said = heard.listen(&changed, &given_to(6, None, None), &reach, start);
+        assert_eq!((said.released.len(), said.look_again), (0, until(150)));
         // Where nobody is ready there is nobody to wait for.
         let said = Heard::default().listen(&ledger, &given_to(6, None, None), &reach, start);
         assert_eq!((said.released.len(), said.look_again), (1, None));

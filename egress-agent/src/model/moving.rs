@@ -66,11 +66,14 @@ fn handed_over<'a>(tenure: &'a Tenure, actual: &'a KernelState) -> impl Iterator
 
 /// This node's word about whom it has handed over to.
 pub fn given(tenure: &Tenure, view: &ClusterView, actual: &KernelState) -> Given {
-    let name = |peer: TunnelEndpoint| {
-        let mut nodes = view.nodes.iter().filter(|(_, node)| node.endpoint() == Some(peer));
-        nodes.next().map(|(name, _)| name.clone())
+    // Of two Node objects with one endpoint, while a node gets another name, it is the one that is recorded.
+    let name = |address: &IpAddr, peer: TunnelEndpoint| {
+        let is_there = |name: &&String| view.nodes.get(*name).and_then(|node| node.endpoint()) == Some(peer);
+        let recorded = tenure.ledger().records.open.get(address).and_then(|record| record.to.as_ref());
+        recorded.filter(is_there).or_else(|| view.nodes.keys().find(is_there)).cloned()
     };
-    handed_over(tenure, actual).filter_map(|(address, _, moving)| Some((address, name(moving.peer)?))).collect()
+    let gone = handed_over(tenure, actual);
+    gone.filter_map(|(address, _, moving)| Some((address, name(&address, moving.peer)?))).collect()
 }
 
 /// From this node to another one.

@@ -330,6 +330,24 @@ fn of_two_that_were_ready_the_one_that_is_named_lets_go() {
     assert_eq!((record.from.as_str(), record.to.as_deref()), (other, Some(heir.as_str())));
 }
 
+/// Whichever name comes first.
+#[test]
+fn of_two_that_are_ready_the_one_that_is_recorded_goes_on() {
+    for (recorded, former) in [("n2", "n3"), ("n3", "n2")] {
+        let (mut stage, address, number, _) = on_its_way();
+        stage.records.open.get_mut(&address).expect("a record").to = Some(recorded.into());
+        stage.prepared.insert((address, number), [recorded, former].map(str::to_owned).into());
+        // The old node is to have it again.
+        Arc::make_mut(stage.nodes.get_mut("n1").expect("a node")).assignable = true;
+        for node in [recorded, former] {
+            Arc::make_mut(stage.nodes.get_mut(node).expect("a node")).assignable = false;
+        }
+        stage.pass(1);
+        let record = &stage.records.open[&address];
+        assert_eq!((record.number, record.to.as_deref()), (number, Some(recorded)));
+    }
+}
+
 #[test]
 fn a_ledger_that_is_full_makes_the_others_wait_where_they_are() {
     let many = MOST_OPEN + 10;
