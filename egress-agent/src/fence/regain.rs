@@ -13,7 +13,10 @@
 //! ```
 //!
 //! - Whoever promises has not got the address, is not about to take it, and takes it in no way for the total timeout that
-//!   the probe names and [`MARGIN`]; whoever has it, or does not know yet what its kernel has, does not promise.
+//!   the probe names and [`MARGIN`]; whoever has it, or does not know yet what its kernel has, does not promise. Nor does
+//!   whoever waits to take it: what the API server has given a node goes before what another has lost.
+//! - Promises end with the process. So one that has just begun takes nothing new for as long as one of its former could
+//!   last, once a probe has asked it to promise anything.
 //! - The leader gives an address back as of the latest of the node's answers behind whose coming in it has *sent* each
 //!   other node a probe that was answered by the promise (`crate::controller::reach`, `recall`).
 //! - The node holds the address by that for the total timeout from when the probe came in here that this was the answer
@@ -71,6 +74,11 @@ struct State {
     taking: Addresses,
     /// Until when.
     promised: BTreeMap<IpAddr, Instant>,
+    /// These were to be taken, and are not for a promise's sake.
+    awaited: Addresses,
+    /// When the process began, where that is known, and until when it is bound by what its former may have promised.
+    began: Option<Instant>,
+    bound: Option<Instant>,
     wanted: Addresses,
 }
 
@@ -81,15 +89,26 @@ impl Default for Regain {
 }
 
 impl Regain {
+    /// Of a process that has begun then: another may have run here just before.
+    pub fn beginning(now: Instant) -> Self {
+        let regain = Self::default();
+        regain.state().began = Some(now);
+        regain
+    }
+
     /// Promises not to take these, as far as they are not here. `at` is when the probe came in that asks for it, `total` the
     /// total timeout that it names.
     pub fn promise(&self, addresses: &Addresses, total: Duration, at: Instant) -> Addresses {
         let mut state = self.state();
-        let State { held: Some(held), taking, promised, .. } = &mut *state else { return Addresses::new() };
+        if !addresses.is_empty() {
+            state.bound = state.bound.max(state.began.map(|began| began + total + MARGIN));
+        }
+        let State { held: Some(held), taking, promised, awaited, .. } = &mut *state else { return Addresses::new() };
         promised.retain(|_, until| at < *until);
         let until = at + total + MARGIN;
         let mut said = Addresses::new();
-        for address in addresses.iter().filter(|address| !held.contains(address) && !taking.contains(address)) {
+        let is_free = |one: &&IpAddr| ![&*held, &*taking, &*awaited].iter().any(|all| all.contains(*one));
+        for address in addresses.iter().filter(is_free) {
             if promised.len() == MOST_PROMISED && !promised.contains_key(address) {
                 continue;
             }
@@ -104,9 +123,11 @@ impl Regain {
     pub fn take(&self, addresses: impl Iterator<Item = IpAddr>, now: Instant) -> Addresses {
         let mut state = self.state();
         state.promised.retain(|_, until| now < *until);
+        let is_bound = state.bound.is_some_and(|bound| now < bound);
         let (promised, free): (Addresses, Addresses) =
-            addresses.partition(|address| state.promised.contains_key(address));
+            addresses.partition(|address| is_bound || state.promised.contains_key(address));
         state.taking.extend(free);
+        state.awaited.clone_from(&promised);
         promised
     }
 
@@ -166,10 +187,22 @@ mod tests {
         assert_eq!(regain.take(all(&[2, 3, 4]).into_iter(), now), all(&[3]));
         regain.settle(all(&[2]));
         assert_eq!(regain.promise(&all(&[1, 2, 4]), total / 2, now), all(&[1, 4]), "what it had it may promise");
-        regain.promise(&all(&[3]), total / 2, now);
+        assert_eq!(regain.promise(&all(&[3]), total * 2, now), all(&[]), "what waits is not promised for longer");
         let end = now + total + MARGIN;
-        assert_eq!(regain.take(all(&[1, 3, 4]).into_iter(), end - MARGIN / 2), all(&[3]), "the longest counts");
+        assert_eq!(regain.take(all(&[1, 3, 4]).into_iter(), end - MARGIN / 2), all(&[3]), "it does not end sooner");
         assert_eq!(regain.take(all(&[3]).into_iter(), end), all(&[]), "promises end");
+    }
+
+    #[test]
+    fn a_promise_outlives_the_process_where_anybody_asks_for_promises() {
+        let (total, now) = (Duration::from_secs(1), Instant::now());
+        let regain = Regain::beginning(now);
+        regain.settle(all(&[]));
+        assert_eq!(regain.take(all(&[1]).into_iter(), now), all(&[]), "nobody asks");
+        regain.promise(&all(&[9]), total, now + total / 2);
+        let end = now + total + MARGIN;
+        assert_eq!(regain.take(all(&[2, 3]).into_iter(), end - MARGIN / 2), all(&[2, 3]));
+        assert_eq!(regain.take(all(&[2, 3]).into_iter(), end), all(&[]));
     }
 
     #[test]
