@@ -8,7 +8,7 @@
 //!
 //! Generic over the executor, so that everything but the kernel runs in a test.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
@@ -109,7 +109,7 @@ pub async fn run<E: Executor + Send + 'static>(
     let (released, words) = watch::channel(Words::new());
     let (ready_for, readiness) = watch::channel(Readiness::default());
     // What it would have back, and may have.
-    let (regain, (back, is_back)) = (fence::regain::Regain::default(), watch::channel(BTreeSet::new()));
+    let (regain, (back, is_back)) = (fence::regain::Regain::beginning(Instant::now()), watch::channel(BTreeSet::new()));
     // What the leader's probes tell it to let go of, and what of that is obeyed.
     let ((orders, ordered), (obeyed, to_obey)) = (watch::channel(Words::new()), watch::channel(Words::new()));
     let (ledger, is_ledger) = watch::channel(Arc::<Ledger>::default());
@@ -137,6 +137,7 @@ pub async fn run<E: Executor + Send + 'static>(
         prober: to_prober,
         node_name: name,
         deputies,
+        speakers: BTreeMap::new(),
         deputy,
         ledger,
         endpoints,
@@ -277,6 +278,8 @@ struct Halves {
     readiness: watch::Receiver<Readiness>,
     node_name: String,
     deputies: Deputies,
+    /// Nodes with words, as they were heard last: what is left out of them may be for this node later.
+    speakers: BTreeMap<String, Arc<Node>>,
     /// Whether this node's agent is one of them.
     deputy: watch::Sender<bool>,
     endpoints: Endpoints,
@@ -297,6 +300,7 @@ impl Halves {
         if let Change::Nodes(update) = &change {
             self.deputies.apply(update);
             self.endpoints.apply(update);
+            self.note_speakers(update);
             let is_deputy = self.deputies.has(&self.node_name);
             self.deputy.send_if_modified(|known| std::mem::replace(known, is_deputy) != is_deputy);
             self.prober.put(change.clone());
@@ -309,7 +313,31 @@ impl Halves {
         if matches!(change, Change::Objects(_) | Change::Nodes(_) | Change::Ledger(_)) {
             self.leader.put(change.clone());
         }
-        // Words are for the leader, and for the other node of a hand-over: others would compute everything anew for each.
+        self.put(change.clone());
+        // A record may name this node when its old node has spoken already.
+        if let Change::Ledger(ledger) = change {
+            let records = ledger.records.open.values().filter(|record| record.to.as_ref() == Some(&self.node_name));
+            let from: BTreeSet<&String> = records.map(|record| &record.from).collect();
+            for (name, node) in from.into_iter().filter_map(|from| self.speakers.get_key_value(from)) {
+                self.put(Change::Nodes(Update::Changed(name.clone(), node.clone())));
+            }
+        }
+    }
+
+    fn note_speakers(&mut self, update: &Update<String, Arc<Node>>) {
+        let speaks = |node: &Node| !node.released.is_empty();
+        match update {
+            Update::Replaced(nodes) => {
+                let speakers = nodes.iter().filter(|(_, node)| speaks(node));
+                self.speakers = speakers.map(|(name, node)| (name.clone(), node.clone())).collect();
+            }
+            Update::Changed(name, node) if speaks(node) => drop(self.speakers.insert(name.clone(), node.clone())),
+            Update::Changed(name, _) | Update::Removed(name) => drop(self.speakers.remove(name)),
+        }
+    }
+
+    /// Words are for the leader, and for the other node of a hand-over: others would compute everything anew for each.
+    fn put(&self, change: Change) {
         let (ready_for, ledger) = (self.ready_for(), self.ledger.borrow().clone());
         let is_awaited = |address: &IpAddr, from: &str| {
             let record = ledger.records.open.get(address);
@@ -376,6 +404,7 @@ mod tests {
             readiness: watch::channel(Readiness::default()).1,
             node_name: "n1".into(),
             deputies: Deputies::default(),
+            speakers: BTreeMap::new(),
             deputy: watch::channel(false).0,
             ledger: watch::channel(Arc::<Ledger>::default()).0,
             endpoints: Endpoints::new("n1").0,
@@ -391,14 +420,21 @@ mod tests {
             let record = HandOver { number: 7, from: "n2".into(), to: Some(to.into()) };
             ledger.records.open.insert(address, record);
         }
-        halves.tell(Change::Ledger(Arc::new(ledger)));
+        halves.tell(Change::Ledger(Arc::new(ledger.clone())));
         halves.tell(word("n2"));
         halves.tell(word("n3"));
-        let heard = taker.take().await.expect("changes").into_iter().filter_map(|change| match change {
-            Change::Nodes(Update::Changed(name, node)) => Some((name, node.released.clone())),
-            _ => None,
-        });
-        let heard: Vec<_> = heard.collect();
-        assert_eq!(heard, [("n2".to_owned(), Words::from([(ours, 7)])), ("n3".to_owned(), Words::new())]);
+        let mut heard = async || -> Vec<_> {
+            let changes = taker.take().await.expect("changes").into_iter();
+            let words = changes.filter_map(|change| match change {
+                Change::Nodes(Update::Changed(name, node)) => Some((name, node.released.clone())),
+                _ => None,
+            });
+            words.collect()
+        };
+        assert_eq!(heard().await, [("n2".to_owned(), Words::from([(ours, 7)])), ("n3".to_owned(), Words::new())]);
+        // The other is for this node by now, and its old node has spoken before.
+        ledger.records.open.insert(others, HandOver { number: 8, from: "n2".into(), to: Some("n1".into()) });
+        halves.tell(Change::Ledger(Arc::new(ledger)));
+        assert_eq!(heard().await, [("n2".to_owned(), Words::from([(ours, 7), (others, 8)]))]);
     }
 }
