@@ -173,8 +173,12 @@ impl<E: Executor> Reconciler<E> {
                 conflict = self.executor.conflict() => { self.note_conflict(&conflict); continue; }
             }
             if !self.synced.all() || self.ties.undecided() {
-                // What ends it is a change.
+                // What ends it is a change. Leases run out all the same.
                 (retry_at, self.waiting_since) = (None, None);
+                if let Err(error) = self.let_go_unsynced().await {
+                    warn!(%error, "cannot give up what this node may not hold; trying again");
+                    retry_at = Some(Instant::now() + FIRST_RETRY);
+                }
                 continue;
             }
             let fenced = self.ties.fenced();

@@ -23,6 +23,15 @@ impl<E: Executor> Reconciler<E> {
         Ok(())
     }
 
+    /// Likewise where the cluster is not known yet, and may not be for long: what is seen of the kernel is old then.
+    pub(super) async fn let_go_unsynced(&mut self) -> Result<(), DataplaneError> {
+        if self.ties.is_fenced() {
+            self.actual = None;
+            self.let_go().await?;
+        }
+        Ok(())
+    }
+
     /// Ends what this node has begun to take over and may not any more. What it owns too goes with that, or is handed over.
     fn overtaken(&mut self, actual: &KernelState) -> Vec<Action> {
         let overtaken = self.ties.tenure.overtaken(actual).into_iter();

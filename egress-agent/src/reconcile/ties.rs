@@ -81,8 +81,8 @@ pub struct Ties {
     gave: BTreeMap<IpAddr, (u64, String)>,
     /// Out of touch. It is said only where there was something to lose.
     has_given_up: bool,
-    /// It has some of that back.
-    has_back: bool,
+    /// What of that it has back.
+    back: Addresses,
 }
 
 impl Ties {
@@ -95,7 +95,7 @@ impl Ties {
         let (tenure, known) = (Tenure::new(node_name.to_owned()), BTreeMap::new());
         let (ready, regained) = (watch::channel(Readiness::default()).0, watch::channel(Addresses::new()).1);
         let (regain, asks) = (Regain::default(), None);
-        let (has_given_up, has_back) = (false, false);
+        let (has_given_up, back) = (false, Addresses::new());
         Self {
             tenure,
             standing,
@@ -110,7 +110,7 @@ impl Ties {
             known,
             gave: BTreeMap::new(),
             has_given_up,
-            has_back,
+            back,
         }
     }
 
@@ -176,9 +176,13 @@ impl Ties {
         *self.standing.borrow() == Standing::Undecided
     }
 
+    pub(super) fn is_fenced(&self) -> bool {
+        *self.standing.borrow() == Standing::Fenced
+    }
+
     /// Whether the kernel may hold something that this node has lost, or is about to lose again.
     pub(super) fn may_have_lost(&self) -> bool {
-        *self.standing.borrow() == Standing::Fenced || self.tenure.is_regaining()
+        self.is_fenced() || self.tenure.is_regaining()
     }
 
     /// Waits until this node is fenced, if it is not now, or loses again what it has back.
@@ -230,7 +234,7 @@ impl Ties {
     /// What of this the kernel must give up now.
     pub(super) fn barred(&mut self, held: &Owned) -> Owned {
         // Not taken for seen: who waits for it plans the whole anew.
-        let fenced = *self.standing.borrow() == Standing::Fenced;
+        let fenced = self.is_fenced();
         self.tenure.set_fenced(fenced, held);
         self.tenure.order(&self.orders.borrow());
         self.tenure.set_regained(self.regained.borrow().clone());
@@ -238,23 +242,26 @@ impl Ties {
         if fenced && !held.is_empty() && !self.has_given_up {
             warn!(addresses = held.len(), "out of touch with leader and API server: egress IPs are not served here");
             self.has_given_up = true;
-        } else if !fenced && self.has_given_up {
-            info!("in touch again: egress IPs that are still this node's are served again");
-            self.has_given_up = false;
         }
         self.tenure.barred(held, held).all
     }
 
     fn say_regained(&mut self) {
-        let back = self.tenure.regained().count();
-        let had = std::mem::replace(&mut self.has_back, back > 0);
-        match (had, back) {
-            (false, 1..) => info!(
-                addresses = back,
+        let back: Addresses = self.tenure.regained().copied().collect();
+        let had = std::mem::replace(&mut self.back, back);
+        let ended = had.difference(&self.back).filter(|address| self.tenure.has_lost(address)).count();
+        if had.is_empty() && !self.back.is_empty() {
+            info!(
+                addresses = self.back.len(),
                 "all other egress nodes have promised not to take what was given up here: it is served again while they do"
-            ),
-            (true, 0) => info!("egress IPs are not served by the promises of other nodes any more"),
-            _ => {}
+            );
+        } else if ended > 0 {
+            warn!(
+                addresses = ended,
+                "other egress nodes do not promise any more: what they did for is not served here"
+            );
+        } else if !had.is_empty() && self.back.is_empty() {
+            info!("what was served here by the promises of other nodes needs none any more");
         }
     }
 
@@ -270,8 +277,14 @@ impl Ties {
     }
 
     /// What of this it would have back is asked for by the answers to probes.
-    pub(super) fn ask_back(&self, desired: &Owned) {
-        self.regain.want(self.tenure.wanted_back(desired));
+    pub(super) fn ask_back(&mut self, desired: &Owned) {
+        let wanted = self.tenure.wanted_back(desired);
+        // Not before it is so: where the API server is out of reach for this node alone, nothing has been read anew.
+        if self.has_given_up && wanted.is_empty() && !self.is_fenced() {
+            info!("in touch again: egress IPs that are still this node's are served again");
+            self.has_given_up = false;
+        }
+        self.regain.want(wanted);
     }
 
     /// Says what the kernel holds and what not, when nothing is under way, and what it is ready for. Whom it has been handed

@@ -25,7 +25,7 @@ use super::Reach;
 use super::endpoints::endpoint;
 use super::judge::{Judge, Judgement, News, Traits, Treated};
 use super::pulse::{Answer, Standing};
-use super::recall::Recall;
+use super::recall::{READ_ANEW, Recall, Whom};
 use super::session::{Asker, Finding, Manner, Road, ask};
 use super::vouch::{Others, Vouch};
 use crate::controller::leadership::Duty;
@@ -43,8 +43,6 @@ const LINGER: Duration = Duration::from_secs(60);
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(600);
 /// Findings that wait.
 const QUEUE: usize = 4096;
-/// For so long behind an outage of the API server what agents have back they have by probes: they read it anew meanwhile.
-const READ_ANEW: Duration = Duration::from_secs(5);
 /// How soon a leader that has stopped probing looks whether it should.
 const AGAIN: Duration = Duration::from_secs(1);
 
@@ -176,6 +174,8 @@ struct Round {
     /// When this agent, which asks as a leader, was last seen not to lead: it does not reach the API server.
     away: Option<Instant>,
     asked: BTreeMap<String, Asked>,
+    /// These should be, and nobody knows where: nothing of them can be read. They may hold addresses all the same.
+    unasked: BTreeSet<String>,
     tasks: JoinSet<()>,
     found: mpsc::Sender<Found>,
     findings: mpsc::Receiver<Found>,
@@ -247,6 +247,7 @@ impl Round {
             recall: Arc::default(),
             away: None,
             asked,
+            unasked: BTreeSet::new(),
             tasks,
             found,
             findings,
@@ -264,6 +265,7 @@ impl Round {
             reach.heard.retain(|name, heard| nodes.contains_key(name) || now < *heard + FORGOTTEN_AFTER);
             false
         });
+        self.unasked.clear();
         for (name, node) in nodes {
             let known = self.asked.get_mut(name);
             if !node.assignable {
@@ -281,7 +283,9 @@ impl Round {
                     continue;
                 }
             }
-            if !roads.is_empty() {
+            if roads.is_empty() {
+                self.unasked.insert(name.clone());
+            } else {
                 self.enter(name, roads, node, now);
             }
         }
@@ -307,7 +311,7 @@ impl Round {
 
     fn count_others(&self) {
         self.others.set(self.asked.keys().any(|name| *name != self.own_node));
-        self.recall.set_nodes(self.asked.keys());
+        self.recall.set_nodes(self.asked.keys().chain(&self.unasked));
     }
 
     fn enter(&mut self, name: &str, roads: Vec<Road>, node: &Node, now: Instant) {
@@ -402,7 +406,11 @@ impl Round {
         if !self.duty.leads() {
             self.away = Some(now);
         }
-        self.recall.set(vouches && self.away.is_some_and(|away| now < away + READ_ANEW));
+        self.recall.set(match self.away {
+            _ if !vouches => Whom::Nobody,
+            Some(away) if now < away + READ_ANEW => Whom::Everybody,
+            _ => Whom::Stranded,
+        });
         for (name, asked) in &self.asked {
             asked.vouch.set(vouches && !judgement.unreachable.contains(name));
         }

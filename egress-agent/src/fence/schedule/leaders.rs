@@ -47,7 +47,7 @@ impl World {
         }
         self.leaders[index].probes_at = Some(now + PROBE);
         self.leaders[index].number += 1;
-        self.leaders[index].recall.set(true);
+        self.leaders[index].recall.set(Whom::Everybody);
         self.leaders[index].recall.set_nodes(NODES.map(str::to_owned).iter());
         for (node, name) in NODES.iter().enumerate() {
             let leader = &self.leaders[index];

@@ -22,7 +22,7 @@ use crate::controller::assignment::{Facts, Nodes, Objects, assign};
 use crate::controller::election::Timing;
 use crate::controller::handover::{Evidence, Leases, Step, Watch};
 use crate::controller::reach::Reach;
-use crate::controller::reach::recall::{Answered, Recall, Saying};
+use crate::controller::reach::recall::{Answered, Recall, Saying, Whom};
 use crate::controller::suspicion::{Longest, Suspicions, suspects};
 use crate::model::ledger::{Ledger, Words};
 use crate::model::state::EgressId;

@@ -91,3 +91,30 @@ async fn what_was_promised_is_not_taken_until_that_has_run_out() {
     reconciler.reconcile().await.expect("a recorder does not fail");
     assert_eq!(recorder.state.lock().expect("not poisoned").owned.len(), 1);
 }
+
+/// It began when nobody could be asked: some lists never come.
+#[tokio::test]
+async fn a_node_whose_leases_run_out_before_it_knows_the_cluster_lets_go() {
+    let recorder = Recorder::default();
+    recorder.state.lock().expect("not poisoned").owned.insert(EgressId(1), ip(A));
+    let (standing, is_standing) = watch::channel(ties::Standing::Undecided);
+    let nobody: ties::Ask = Box::new(|_| Box::pin(std::future::pending()));
+    let tells = (watch::channel(Default::default()).0, watch::channel(BTreeMap::new()).0);
+    let ties = Ties::new("n1", (is_standing, watch::channel(BTreeMap::new()).1), tells, nobody);
+    let reconciler = Reconciler::new(settings(), recorder.clone(), None, watch::channel(Ready::default()).0).tied(ties);
+    let (giver, taker) = crate::model::inbox::inbox();
+    let stop = CancellationToken::new();
+    tokio::spawn(reconciler.run(taker, stop.clone()));
+    giver.put(Change::Ledger(Arc::default()));
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    let owned = || recorder.state.lock().expect("not poisoned").owned.len();
+    assert_eq!(owned(), 1, "that is not known yet");
+    standing.send_replace(ties::Standing::Fenced);
+    let gone = async {
+        while owned() > 0 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(5), gone).await.expect("in time");
+    stop.cancel();
+}
