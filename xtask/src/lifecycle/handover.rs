@@ -267,7 +267,7 @@ fn paused_meanwhile(ground: &mut Ground, old: usize) -> Result<()> {
     set_outage(ground, false);
     ground.agents_serve()?;
     until("the promises are needed no more", EFFECT, || {
-        Ok((said("are not served by the promises of other nodes any more")? == 1).then_some(()))
+        Ok((said("by the promises of other nodes needs none any more")? == 1).then_some(()))
     })?;
     ensure!(owns(ground, old)?, "it has given the address up again");
     ensure!(said("out of touch with leader")? == 1, "its leases have run out again");
