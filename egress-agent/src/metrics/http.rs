@@ -29,6 +29,7 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
+use super::catalogue::MOST_EGRESS_IPS;
 use super::expose;
 use super::station::Station;
 
@@ -215,7 +216,7 @@ async fn page(request: &Request<Incoming>, door: &Door) -> Response<Full<Bytes>>
             let Ok(_one_at_a_time) = timeout(TURN, door.scrapes.lock()).await else {
                 return text(StatusCode::SERVICE_UNAVAILABLE, "others are scraping\n".to_owned());
             };
-            match expose::page(station.facts().await) {
+            match expose::page(station.facts(MOST_EGRESS_IPS).await) {
                 Ok(page) => typed(StatusCode::OK, expose::CONTENT_TYPE, page),
                 Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")),
             }

@@ -11,7 +11,7 @@ use tokio::task::spawn_blocking;
 use tokio::time::{Instant, timeout};
 use tracing::debug;
 
-use super::facts::{AgentFacts, Facts, HookFacts, NodeFacts};
+use super::facts::{AgentFacts, Facts, Held, HookFacts, NodeFacts};
 use super::life::{self, Beat, LIMITS, Limits};
 use super::meters::Meters;
 use crate::controller::leadership::Leadership;
@@ -19,6 +19,7 @@ use crate::dataplane::meter::Meter;
 use crate::health::fitness::{Obstacle, Uplink};
 use crate::inspect::Question;
 use crate::kube::outage::Outages;
+use crate::model::state::EgressId;
 use crate::reconcile::Ready;
 use crate::reconcile::ties::Standing;
 
@@ -86,11 +87,11 @@ impl Station {
         let _twice = self.running.set(running);
     }
 
-    /// All that can be had now.
-    pub async fn facts(&self) -> Facts {
+    /// All that can be had now, with what the programs count of so many egress IPs.
+    pub async fn facts(&self, most: usize) -> Facts {
         let node = self.ask().await;
         let held = node.as_ref().and_then(|node| node.held.as_ref());
-        let served: Vec<_> = held.into_iter().flat_map(|held| held.served.keys()).copied().collect();
+        let served: Vec<_> = held.map(|held| asked_of(held, most)).unwrap_or_default();
         let kernel = match self.kernel.get().cloned() {
             Some(meter) => {
                 let read = spawn_blocking(move || meter.read(served.into_iter())).await;
@@ -131,7 +132,9 @@ impl Station {
 
     /// Whether this node does what the cluster wants; if not, what is missing.
     pub async fn ready(&self) -> Result<(), String> {
-        let node = self.ask().await;
+        // Only whoever does not serve has to say what is missing: probes come often.
+        let serves = self.running.get().is_some_and(|running| running.ready.borrow().serving);
+        let node = if serves { None } else { self.ask().await };
         let hooks = match self.kernel.get().cloned() {
             Some(meter) => spawn_blocking(move || meter.hooks()).await.ok(),
             None => None,
@@ -174,6 +177,11 @@ impl Station {
         let _late = timeout(PATIENCE, news.changed()).await;
         self.known.borrow().clone()
     }
+}
+
+/// The first, as a page shows them: each costs a system call.
+fn asked_of(held: &Held, most: usize) -> Vec<EgressId> {
+    held.served.keys().take(most).copied().collect()
 }
 
 fn agent(running: &Running) -> AgentFacts {

@@ -37,7 +37,7 @@ pub async fn follow(
             look_at_chains = Instant::now() + CHAINS_INTERVAL;
             policy = whose_policy().await;
         }
-        for trouble in troubles.look(&station.facts().await, (node.as_deref(), policy), Instant::now()) {
+        for trouble in troubles.look(&station.facts(usize::MAX).await, (node.as_deref(), policy), Instant::now()) {
             tell(&events, &trouble);
         }
         let lines = troubles.lines();

@@ -64,7 +64,16 @@ impl<E: Executor> Reconciler<E> {
 
     /// What is waited for before anything is done.
     fn missing(&self) -> Option<String> {
-        self.synced.waiting_for().map(|lists| format!("waiting for the API server to say: {lists}"))
+        if let Some(lists) = self.synced.waiting_for() {
+            return Some(format!("waiting for the API server to say: {lists}"));
+        }
+        if self.ties.undecided() {
+            return Some(
+                "waiting to know whether this node may hold egress IPs, from the leader or the API server".into(),
+            );
+        }
+        let knows_itself = self.compiler.own_node().is_some_and(|own| !own.primary.is_empty());
+        (!knows_itself).then(|| "waiting for this node's own Node object, and for its networks on it".into())
     }
 
     fn names(&self) -> Names {
@@ -88,8 +97,8 @@ impl<E: Executor> Reconciler<E> {
         let view = self.compiler.view();
         let selected = |pod: &&PodState| matches!(pod, PodState::Selected(_));
         let mut problems = Vec::new();
-        if let Some(waiting) = self.synced.waiting_for() {
-            problems.push(format!("nothing is done before the API server has said all: {waiting} are missing"));
+        if let Some(missing) = self.missing() {
+            problems.push(format!("what the cluster wants is not done here, {missing}"));
         } else if self.actual.is_none() {
             problems.push("the kernel could not be brought to what the cluster wants; see the log".to_owned());
         }

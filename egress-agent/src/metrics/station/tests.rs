@@ -2,6 +2,7 @@ use tokio::sync::watch;
 
 use super::*;
 use crate::controller::leadership::leadership;
+use crate::metrics::facts::Served;
 
 struct Agent {
     station: Station,
@@ -54,10 +55,10 @@ async fn it_is_ready_when_the_kernel_is_in_step_and_says_what_is_missing_before(
     let Agent { station, questions, ready, beats: _beats } = agent();
     let half = answering(questions, Some("waiting for pods"));
     assert_eq!(station.ready().await, Err("waiting for pods".to_owned()));
-    assert!(!station.facts().await.ready);
+    assert!(!station.facts(usize::MAX).await.ready);
     ready.send_replace(Ready { serving: true, management: Vec::new() });
     assert_eq!(station.ready().await, Ok(()));
-    assert!(station.facts().await.ready);
+    assert!(station.facts(usize::MAX).await.ready);
     ready.send_replace(Ready { serving: false, management: Vec::new() });
     assert!(station.ready().await.is_err(), "out of step again");
     half.abort();
@@ -66,7 +67,7 @@ async fn it_is_ready_when_the_kernel_is_in_step_and_says_what_is_missing_before(
 #[tokio::test]
 async fn a_nodes_half_that_does_not_move_is_dead_and_one_that_answers_late_lives() {
     let Agent { station, mut questions, ready: _ready, beats: (node, _fence) } = agent();
-    assert_eq!(station.facts().await.node, None, "it is busy");
+    assert_eq!(station.facts(usize::MAX).await.node, None, "it is busy");
     assert!(questions.len() <= 1, "and is not asked again and again");
     let station = Station { limits: Limits { moves: Duration::from_millis(200), ..LIMITS }, ..station };
     let dead = station.live().expect_err("it hangs");
@@ -77,7 +78,7 @@ async fn a_nodes_half_that_does_not_move_is_dead_and_one_that_answers_late_lives
     drop(asker.send(NodeFacts { standby: 7, ..NodeFacts::default() }));
     // Nobody waited for that any more.
     tokio::time::sleep(Duration::from_millis(20)).await;
-    assert_eq!(station.facts().await.node.map(|node| node.standby), Some(7));
+    assert_eq!(station.facts(usize::MAX).await.node.map(|node| node.standby), Some(7));
 }
 
 #[tokio::test]
@@ -95,9 +96,26 @@ async fn a_fence_that_does_not_look_is_dead_however_well_the_rest_is() {
 async fn a_scrape_does_not_wait_for_a_busy_half_and_shows_what_it_said_before() {
     let Agent { station, questions, ready: _ready, beats: _beats } = agent();
     let half = answering(questions, None);
-    assert_eq!(station.facts().await.node.map(|node| node.standby), Some(3));
+    assert_eq!(station.facts(usize::MAX).await.node.map(|node| node.standby), Some(3));
     half.abort();
     let begun = Instant::now();
-    assert_eq!(station.facts().await.node.map(|node| node.standby), Some(3));
+    assert_eq!(station.facts(usize::MAX).await.node.map(|node| node.standby), Some(3));
     assert!(begun.elapsed() < PATIENCE * 4, "{:?}", begun.elapsed());
+}
+
+#[tokio::test]
+async fn a_readiness_probe_of_a_node_that_serves_asks_nothing_of_it() {
+    let Agent { station, mut questions, ready, beats: _beats } = agent();
+    ready.send_replace(Ready { serving: true, management: Vec::new() });
+    assert_eq!(station.ready().await, Ok(()));
+    assert!(questions.try_recv().is_err(), "it is busy enough");
+}
+
+#[test]
+fn a_page_that_shows_a_thousand_reads_no_more() {
+    let of = |n: u8| Served { address: [172, 18, 0, n].into(), object: "a".into(), uid: "u".into() };
+    let served = (1..=9).map(|n| (EgressId(n.into()), of(n))).collect();
+    let held = Held { served, ..Held::default() };
+    assert_eq!(asked_of(&held, 2), [EgressId(1), EgressId(2)]);
+    assert_eq!(asked_of(&held, usize::MAX).len(), 9);
 }

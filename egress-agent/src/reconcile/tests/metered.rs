@@ -158,3 +158,34 @@ async fn who_is_busy_moves_with_each_action_and_so_does_who_has_nothing_to_do() 
     let moved = recorder.moved.lock().expect("not poisoned").clone();
     assert!(moved.len() > 4 && moved.is_sorted_by(|one, next| one < next), "once between any two: {moved:?}");
 }
+
+#[tokio::test]
+async fn who_waits_says_for_what() {
+    let nobody: ties::Ask = Box::new(|_| Box::pin(std::future::pending()));
+    let (standing, is_standing) = watch::channel(ties::Standing::Undecided);
+    let tells = (watch::channel(ties::Stake::default()).0, watch::channel(BTreeMap::new()).0);
+    let ties = Ties::new("n1", (is_standing, watch::channel(BTreeMap::new()).1), tells, nobody);
+    let ready = watch::channel(Ready::default()).0;
+    let mut reconciler = Reconciler::new(settings(), Recorder::default(), None, ready).tied(ties);
+    let said = async |reconciler: &Reconciler<Recorder>, what: &str| {
+        let (asker, answer) = oneshot::channel();
+        reconciler.answer(Question::Facts(asker));
+        let missing = answer.await.expect("it answers").missing;
+        assert!(missing.as_ref().is_some_and(|missing| missing.contains(what)), "{what}: {missing:?}");
+    };
+    world(&[]).into_iter().for_each(|change| reconciler.apply(change));
+    said(&reconciler, "pods").await;
+    reconciler.apply(Change::Pods(Update::Replaced(BTreeMap::new())));
+    said(&reconciler, "whether this node may hold egress IPs").await;
+    standing.send_replace(ties::Standing::Holds);
+    let (name, of_none) = (node(1).0, Node { name: "n1".into(), ..Node::default() });
+    reconciler.apply(Change::Nodes(Update::Changed(name, Arc::new(of_none))));
+    said(&reconciler, "its networks").await;
+    reconciler.apply(Change::Nodes(Update::Removed("n1".into())));
+    said(&reconciler, "own Node object").await;
+    let (name, known) = node(1);
+    reconciler.apply(Change::Nodes(Update::Changed(name, known)));
+    let (asker, answer) = oneshot::channel();
+    reconciler.answer(Question::Facts(asker));
+    assert_eq!(answer.await.expect("it answers").missing, None);
+}
