@@ -199,7 +199,8 @@ fn write_maps(shared: &Shared, action: &Action) -> Result<(), DataplaneError> {
             put("policy", &mut tables.policy, &PolicyKey::new(id.0, *family), &policy_value(policy)?)
         }
         Action::RemovePolicy(id, family) => {
-            remove("remove from map policy", &mut tables.policy, &PolicyKey::new(id.0, *family))
+            remove("remove from map policy", &mut tables.policy, &PolicyKey::new(id.0, *family))?;
+            tables.forget_counts(id.0).map_err(kernel("remove from map eip_counters"))
         }
         Action::PutPod(address, pod) => {
             put_pod(&mut tables.pods, *address, *pod, &shared.settings.timeouts)?;
@@ -231,6 +232,7 @@ fn cut_orphans(shared: &Shared) -> Result<(), DataplaneError> {
     let seen = observe(shared)?;
     let (cut, forgotten) =
         cut::orphans(&mut shared.tables(), &seen).map_err(kernel("cut what a former plan has left"))?;
+    shared.tables().forget_all_counts().map_err(kernel("remove from map eip_counters"))?;
     // Connections stay until they have aged, also those whose pods were told.
     if forgotten > 0 {
         info!(entries = forgotten, connections = cut.len(), "flows cut: a former plan ended before it came to that");

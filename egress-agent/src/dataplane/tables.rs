@@ -9,7 +9,7 @@ use aya::maps::lpm_trie::Key;
 use aya::maps::{Array, HashMap, LpmTrie, Map, MapData, MapError, PerCpuArray, PerCpuHashMap, RingBuf};
 use aya::{Ebpf, Pod};
 use egress_common::abi::{
-    Addr, ClusterPrefix, Config, Count, Datagram, EipCount, Flow, Inbound, Mapping, Moving, NodeEntry, Owned,
+    Addr, ClusterPrefix, Config, Count, Datagram, EipCount, Family, Flow, Inbound, Mapping, Moving, NodeEntry, Owned,
     OwnedAddr, PodEntry, Policy, PolicyKey, Tuple, Usage,
 };
 
@@ -65,6 +65,25 @@ impl Tables {
             counters: typed(ebpf, "counters")?,
             eip_counters: typed(ebpf, "eip_counters")?,
         })
+    }
+}
+
+impl Tables {
+    /// Drops what was counted of an egress ID that has no policy any more: the numbers are given out again, and the map would
+    /// fill.
+    pub(super) fn forget_counts(&mut self, id: u32) -> io::Result<()> {
+        for family in [Family::V4, Family::V6] {
+            if self.policy.get(&PolicyKey::new(id, family))?.is_some() {
+                return Ok(());
+            }
+        }
+        absent_is_none(self.eip_counters.remove(&id)).map(drop)
+    }
+
+    /// Of all of them: a packet that was under way when an object went has counted for it anew.
+    pub(super) fn forget_all_counts(&mut self) -> io::Result<()> {
+        let counted: Vec<u32> = self.eip_counters.keys().collect::<Result<_, _>>().map_err(map_io)?;
+        counted.into_iter().try_for_each(|id| self.forget_counts(id))
     }
 }
 

@@ -4,11 +4,11 @@ use std::net::UdpSocket;
 
 use aya::maps::{Map, MapData, PerCpuHashMap};
 use aya::util::nr_cpus;
-use egress_agent::dataplane::forward;
 use egress_agent::dataplane::names::{DEFAULT_INBOUND_ENTRIES, DEFAULT_NAT_ENTRIES};
+use egress_agent::dataplane::{Dataplane, forward};
 use egress_agent::metrics::facts::Use;
 use egress_agent::model::executor::Executor;
-use egress_agent::model::state::{Action, EgressId, OnUnknownPod};
+use egress_agent::model::state::{Action, EgressId, Family, OnUnknownPod, Policy, WhenEmpty};
 use egress_common::abi::{Addr, Direction, EipCount, Mapping, Origin, Tuple, Verdict};
 use egress_common::wire::PROTO_TCP;
 
@@ -102,5 +102,26 @@ fn a_scrape_reads_what_the_programs_keep() {
             !hooks["mgmt_ingress"].attached && !hooks["mgmt_egress"].attached && hooks["uplink_egress"].attached
         })
         .await;
+    });
+}
+
+#[test]
+fn what_an_object_has_counted_goes_with_its_last_policy() {
+    on_node(|node| async move {
+        let mut dataplane = node.start().await;
+        let none = || Policy { slots: Vec::new(), pending: Vec::new(), when_empty: WhenEmpty::Drop };
+        for family in [Family::V4, Family::V6] {
+            dataplane.apply(&Action::PutPolicy(OBJECT, family, none())).await.expect("applied");
+        }
+        count(&node, EipCount { egress_packets: 3, ..EipCount::default() });
+        let counted = |dataplane: &Dataplane| dataplane.egress_ip_counters().expect("readable").contains_key(&OBJECT);
+        dataplane.apply(&Action::RemovePolicy(OBJECT, Family::V4)).await.expect("applied");
+        assert!(counted(&dataplane), "it has addresses still");
+        dataplane.apply(&Action::RemovePolicy(OBJECT, Family::V6)).await.expect("applied");
+        assert!(!counted(&dataplane));
+        // One of its packets was under way.
+        count(&node, EipCount { egress_packets: 1, ..EipCount::default() });
+        dataplane.apply(&Action::CutOrphans).await.expect("applied");
+        assert!(!counted(&dataplane));
     });
 }
