@@ -83,7 +83,6 @@ impl Delivery {
 
     /// Tries until it is written, refused, or old; why it is not.
     async fn write(&self, event: &Event, pace: &mut Pace) -> Result<(), String> {
-        const WHAT: &str = "events";
         let (params, begun) = (post_params(), Instant::now());
         loop {
             pace.begin();
@@ -106,11 +105,11 @@ impl Delivery {
                 return Err(cause);
             }
             if matches!(failure, Failure::Absence) {
-                self.outages.unanswered(WHAT, &cause);
+                // No outage of its own: where events alone cannot be written, all else is answered.
+                self.outages.suspected("events", &cause);
             }
             pace.rest(failure).await;
         }
-        self.outages.works(WHAT);
         Ok(())
     }
 }
@@ -232,6 +231,7 @@ fn cut(text: &str, bytes: usize) -> &str {
 
 #[cfg(test)]
 mod tests {
+    use super::super::outage::Seen;
     use super::super::stub::{Server, until};
     use super::*;
 
@@ -250,6 +250,7 @@ mod tests {
         until("both are written", || server.asked("POST") == 4).await;
         stop.cancel();
         writing.await.expect("no panic");
+        assert_eq!(outages.seen(), Seen::default(), "what fails at events alone is no outage");
     }
 
     #[tokio::test]

@@ -176,6 +176,13 @@ impl Outages {
         self.failures.send_replace(());
     }
 
+    /// A request that may be given up was not answered. Whether the server is away is for those to say who go on asking, and
+    /// who are told to look.
+    pub(super) fn suspected(&self, what: &'static str, cause: &str) {
+        debug!(what, cause, "a request is not answered");
+        self.failures.send_replace(());
+    }
+
     pub fn refused(&self, what: &'static str, cause: &str) {
         let (is_news, ended) = self.state().refused(what, Instant::now());
         self.tell(what, &ended);
@@ -243,7 +250,7 @@ mod tests {
     fn what_one_has_failed_at_for_long_is_no_outage_of_others() {
         let (mut state, start) = (State::default(), Instant::now());
         let at = |seconds| start + Duration::from_secs(seconds);
-        state.unanswered("events", at(0));
+        state.unanswered("nodes", at(0));
         state.unanswered("the Lease", at(7_200));
         assert_eq!(state.works("the Lease", at(7_215)).outage, Some(at(7_200)));
         state.unanswered("the Lease", at(7_300));
