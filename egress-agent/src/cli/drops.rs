@@ -129,9 +129,6 @@ impl Show<'_> {
             Line::LeftOut(count) => return writeln!(out, "... and {count} more"),
             Line::Drop(sample) => sample,
         };
-        if self.args.reason.as_ref().is_some_and(|reason| *reason != sample.reason) {
-            return Ok(());
-        }
         let knows = |end: &std::net::SocketAddr| self.names.pods.contains_key(&end.ip());
         if !knows(&sample.source) && !knows(&sample.destination) && self.named.elapsed() >= NAMES {
             drop(out);
@@ -156,7 +153,7 @@ pub(super) fn run(args: &DropsArgs) -> Result<(), CliError> {
         let mut show = Show { args, names: Names::default(), named: Instant::now() };
         show.look(&args.socket).await;
         let ended = tokio::select! {
-            ended = drops(&args.socket, args.follow, async |line| show.line(line).await) => ended,
+            ended = drops(&args.socket, (args.follow, args.reason.clone()), async |line| show.line(line).await) => ended,
             interrupted = tokio::signal::ctrl_c() => return interrupted.map_err(CliError::from),
         };
         match ended {

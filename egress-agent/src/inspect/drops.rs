@@ -3,9 +3,13 @@
 //! The programs sample (at most one drop in ten milliseconds and CPU), the agent is the one reader of their ring buffer, and
 //! everybody who follows gets a copy, at most [`LINES_PER_SECOND`]. Who reads too slowly is told how many he has missed; nobody
 //! is waited for. How many packets were dropped in truth, the counters know.
+//!
+//! What strangers send to an egress IP is dropped by the thousand (`no_mapping`). So that it does not hide what somebody looks
+//! for, the remembered ones are shared among the reasons, and who asks for one reason gets that one alone, before it is
+//! counted what may be told in a second.
 
 use std::borrow::Cow;
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,7 +21,7 @@ use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::broadcast::{self, Receiver, Sender};
 use tokio::time::Instant;
 
-/// Remembered for who comes later.
+/// Remembered for who comes later. Where there are more, one of the reason that has most makes room.
 const RECENT: usize = 256;
 /// That one who follows may be behind.
 const BEHIND: usize = 1024;
@@ -65,7 +69,7 @@ impl Drops {
     pub fn publish(&self, sample: Sample) {
         let mut recent = self.recent();
         if recent.len() == RECENT {
-            recent.pop_front();
+            make_room(&mut recent);
         }
         recent.push_back(sample.clone());
         // Under the lock, so that each is among the recent ones or comes, for everybody. Nobody may listen.
@@ -85,12 +89,13 @@ impl Drops {
     /// Writes a line for each, and goes on with those to come until the other end closes.
     pub async fn tell(
         &self,
-        follow: bool,
+        (follow, reason): (bool, Option<&str>),
         mut reader: impl AsyncRead + Unpin,
         mut writer: impl AsyncWrite + Unpin,
     ) -> io::Result<()> {
+        let is_asked_for = |sample: &Sample| reason.is_none_or(|reason| sample.reason == reason);
         let (recent, mut coming) = self.follow();
-        for sample in recent {
+        for sample in recent.into_iter().filter(is_asked_for) {
             write(&mut writer, &Line::Drop(sample)).await?;
         }
         if !follow {
@@ -109,13 +114,24 @@ impl Drops {
                 }
             };
             match next {
+                Ok(sample) if !is_asked_for(&sample) => {}
                 Ok(sample) if pace.takes(Instant::now()) => write(&mut writer, &Line::Drop(sample)).await?,
                 Ok(_) => pace.left_out += 1,
+                // Of whichever reason.
                 Err(RecvError::Lagged(missed)) => pace.left_out += missed,
                 Err(RecvError::Closed) => return Ok(()),
             }
         }
     }
+}
+
+/// The oldest of those that there are most of goes.
+fn make_room(recent: &mut VecDeque<Sample>) {
+    let mut counts = BTreeMap::<&str, usize>::new();
+    recent.iter().for_each(|sample| *counts.entry(&sample.reason).or_default() += 1);
+    let most = counts.into_iter().max_by_key(|(_, count)| *count).map(|(reason, _)| reason);
+    let oldest = recent.iter().position(|sample| Some(&*sample.reason) == most);
+    recent.remove(oldest.unwrap_or_default());
 }
 
 async fn write(writer: &mut (impl AsyncWrite + Unpin), line: &Line) -> io::Result<()> {
@@ -193,9 +209,47 @@ mod tests {
             drops.publish(sample(number));
         }
         let mut out = Vec::new();
-        drops.tell(false, tokio::io::empty(), &mut out).await.expect("written");
+        drops.tell((false, None), tokio::io::empty(), &mut out).await.expect("written");
         let told = lines(&out);
         assert_eq!((told.len(), &told[0]), (RECENT, &Line::Drop(sample(300 - 256))));
+    }
+
+    fn of(reason: &'static str, number: u32) -> Sample {
+        Sample { reason: reason.into(), ..sample(number) }
+    }
+
+    #[tokio::test]
+    async fn what_is_rare_is_found_behind_what_is_frequent() {
+        let drops = Drops::default();
+        drops.publish(of("no_gateway", 1));
+        for number in 0..5000 {
+            drops.publish(of("no_mapping", number));
+        }
+        drops.publish(of("map_full", 2));
+        let recent: Vec<_> = drops.recent().iter().cloned().collect();
+        assert_eq!((recent.len(), &recent[0], &recent[1]), (RECENT, &of("no_gateway", 1), &of("no_mapping", 4746)));
+        let mut out = Vec::new();
+        drops.tell((false, Some("no_gateway")), tokio::io::empty(), &mut out).await.expect("written");
+        assert_eq!(lines(&out), [Line::Drop(of("no_gateway", 1))]);
+    }
+
+    #[tokio::test]
+    async fn who_follows_one_reason_misses_none_for_the_sake_of_others() {
+        let drops = Drops::default();
+        let (client, server) = duplex(1 << 20);
+        let (reader, writer) = tokio::io::split(server);
+        let followed = drops.clone();
+        let task = tokio::spawn(async move { followed.tell((true, Some("no_gateway")), reader, writer).await });
+        while drops.coming.receiver_count() == 0 {
+            tokio::task::yield_now().await;
+        }
+        for number in 0..500 {
+            drops.publish(of("no_mapping", number));
+        }
+        drops.publish(of("no_gateway", 7));
+        let line = BufReader::new(client).lines().next_line().await.expect("no error").expect("not the end");
+        assert_eq!(serde_json::from_str::<Line>(&line).expect("a line"), Line::Drop(of("no_gateway", 7)));
+        let _ended = task.await.expect("no panic");
     }
 
     #[tokio::test]
@@ -205,7 +259,7 @@ mod tests {
         let (client, server) = duplex(1 << 20);
         let (reader, writer) = tokio::io::split(server);
         let followed = drops.clone();
-        let task = tokio::spawn(async move { followed.tell(true, reader, writer).await });
+        let task = tokio::spawn(async move { followed.tell((true, None), reader, writer).await });
         let mut client = BufReader::new(client).lines();
         for number in 0..3 {
             let line = client.next_line().await.expect("no error").expect("not the end");
@@ -238,7 +292,7 @@ mod tests {
         let (client, server) = duplex(64);
         let (reader, writer) = tokio::io::split(server);
         let followed = drops.clone();
-        let task = tokio::spawn(async move { followed.tell(true, reader, writer).await });
+        let task = tokio::spawn(async move { followed.tell((true, None), reader, writer).await });
         tokio::task::yield_now().await;
         for number in 0..5000 {
             drops.publish(sample(number));

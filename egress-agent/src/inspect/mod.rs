@@ -45,9 +45,12 @@ pub enum Request {
     Status,
     /// What pods, objects and nodes are called.
     Names,
-    /// Sampled drops, one line each (`drops::Line`): the recent ones, and with `follow` those to come.
+    /// Sampled drops, one line each (`drops::Line`): the recent ones, and with `follow` those to come; of one reason alone where
+    /// that is named.
     Drops {
         follow: bool,
+        #[serde(default)]
+        reason: Option<String>,
     },
     /// How much is logged, after a change to `set` where that is there.
     LogLevel {

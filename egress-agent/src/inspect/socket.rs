@@ -83,7 +83,9 @@ async fn answer(mut stream: UnixStream, sources: &Sources) -> io::Result<()> {
     timeout(PATIENCE, BufReader::new((&mut reader).take(QUESTION)).read_line(&mut question)).await??;
     let answer = match serde_json::from_str(&question) {
         Ok(Request::Status) => in_time(sources.status(), |status| Answer::Status(Box::new(status))).await,
-        Ok(Request::Drops { follow }) => return sources.questions.drops.tell(follow, reader, writer).await,
+        Ok(Request::Drops { follow, reason }) => {
+            return sources.questions.drops.tell((follow, reason.as_deref()), reader, writer).await;
+        }
         Ok(Request::LogLevel { set }) => log_level(&sources.questions.log, set),
         Ok(Request::Names) => in_time(sources.names(), |names| Answer::Names(Box::new(names))).await,
         Err(error) => Answer::Error(format!("this is no question for an agent: {error}")),
@@ -138,13 +140,13 @@ impl AskError {
 /// Sampled drops, until the agent ends, or has told those that it remembers. An error of `show` ends it too.
 pub async fn drops(
     path: &Path,
-    follow: bool,
+    (follow, reason): (bool, Option<String>),
     mut show: impl AsyncFnMut(Line) -> io::Result<()>,
 ) -> Result<(), AskError> {
     let refused = |error| AskError::of(path, error);
     let mut stream = UnixStream::connect(path).await.map_err(refused)?;
     let (reader, mut writer) = stream.split();
-    writer.write_all(&question(&Request::Drops { follow }).map_err(refused)?).await.map_err(refused)?;
+    writer.write_all(&question(&Request::Drops { follow, reason }).map_err(refused)?).await.map_err(refused)?;
     let mut lines = BufReader::new(reader).lines();
     // One that is stopped says nothing at all, one that has nothing to say closes: only of the first line one can tell.
     let mut patience = (!follow).then_some(PATIENCE);
