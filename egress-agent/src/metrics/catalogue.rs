@@ -61,7 +61,7 @@ pub enum Labels {
 
 /// Egress IPs of one node with metrics of their own; how many others there are is counted.
 pub const MOST_EGRESS_IPS: usize = 1_000;
-/// Egress nodes with a series of their own.
+/// Egress nodes with a series of their own. Where there are more, those that answer are left out.
 pub const MOST_NODES: usize = 2_000;
 
 impl Labels {
@@ -94,7 +94,7 @@ impl Labels {
             Self::Answer => "six",
             Self::State => "two",
             Self::Reason => "one for each reason of the condition `Assigned`",
-            Self::Node => "one for each egress node, 2000 at most",
+            Self::Node => "one for each egress node, 2000 at most, those that do not answer first",
             Self::Role => "two",
             Self::Version => "one",
         }
@@ -162,7 +162,7 @@ metrics! {
 
     Packets = "egress_agent_packets", Counter, Verdict, Everybody,
         "Packets by what became of them; the class `drop` has one verdict for each reason",
-        "Of the class `drop`: the table of verdicts in [datapath.md](datapath.md) says what each means; the log at debug level samples the packets.";
+        "Of the class `drop`: the table of verdicts in [datapath.md](datapath.md) says what each means; `egress-agent drops --reason REASON` on the node shows a sample of them.";
     Bytes = "egress_agent_bytes", Counter, Verdict, Everybody,
         "Bytes by what became of their packets",
         "As for packets.";

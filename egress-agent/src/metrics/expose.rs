@@ -15,7 +15,7 @@ use prometheus_client::registry::Registry;
 
 use super::catalogue::{ALL, Id, Kind, MOST_EGRESS_IPS, MOST_NODES, Metric};
 use super::facts::{Facts, Use};
-use super::meters::Probed;
+use super::meters::{NodeState, Probed};
 use crate::model::state::EgressId;
 
 /// Content type of what [`page`] writes.
@@ -145,8 +145,14 @@ fn series(metric: Id, facts: &Facts) -> Vec<Series> {
             reasons.map(|(reason, count)| (vec![reason.to_owned()], Value::Count(wide(count)))).collect()
         }
         Id::NodeState => {
-            let nodes = cluster().into_iter().flat_map(|cluster| cluster.nodes).take(MOST_NODES);
-            nodes.map(|(node, state)| (vec![node, state.label().to_owned()], Value::Count(1))).collect()
+            let mut nodes: Vec<_> = cluster().into_iter().flat_map(|cluster| cluster.nodes).collect();
+            // What is left out is not what somebody looks for.
+            nodes.sort_by_key(|(_, state)| *state == NodeState::Answers);
+            nodes
+                .into_iter()
+                .take(MOST_NODES)
+                .map(|(node, state)| (vec![node, state.label().to_owned()], Value::Count(1)))
+                .collect()
         }
         // What it has counted as the leader stays for as long as the process lives.
         Id::Probes => {

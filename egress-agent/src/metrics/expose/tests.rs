@@ -151,3 +151,19 @@ fn very_many_egress_ips_are_a_bounded_number_of_series() {
     assert_eq!(series("egress_agent_egress_ip_packets_total"), 2 * MOST_EGRESS_IPS);
     assert!(text.contains("egress_agent_egress_ips_unshown 200\n"));
 }
+
+#[test]
+fn of_very_many_nodes_those_that_do_not_answer_are_shown() {
+    let facts = everything();
+    let mut nodes: BTreeMap<String, NodeState> =
+        (0..MOST_NODES + 9).map(|number| (format!("a{number}"), NodeState::Answers)).collect();
+    nodes.extend([("y".to_owned(), NodeState::AgentAway), ("z".to_owned(), NodeState::Unreachable)]);
+    facts.meters.set_cluster(Some(Cluster { nodes, ..Cluster::default() }));
+    let text = text(facts);
+    let shown: Vec<_> = text.lines().filter(|line| line.starts_with("egress_agent_egress_node_state{")).collect();
+    assert_eq!(shown.len(), MOST_NODES);
+    for (node, state) in [("y", "agent_away"), ("z", "unreachable")] {
+        let line = format!("egress_agent_egress_node_state{{node=\"{node}\",state=\"{state}\"}} 1");
+        assert!(shown.contains(&line.as_str()), "{line}");
+    }
+}
