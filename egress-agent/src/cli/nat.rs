@@ -102,6 +102,8 @@ pub(super) enum NoMappings {
     NoPrograms(PathBuf),
     #[error("the pins below {} cannot be read: {source}; it takes root", .bpffs.display())]
     Unreadable { bpffs: PathBuf, source: io::Error },
+    #[error("cannot write the list: {0}")]
+    Unwritten(#[source] io::Error),
     #[error(
         "{0} is not known here: the agent of this node does not answer, or it is a pod of another node; give --pod-ip"
     )]
@@ -254,44 +256,72 @@ pub(super) fn run(args: &NatArgs) -> Result<(), CliError> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let names = runtime.block_on(names(&filters.socket));
     let wanted = Wanted::new(filters, &names)?;
-    let out = BufWriter::new(io::stdout().lock());
+    let mut out = Out { to: BufWriter::new(io::stdout().lock()), has_failed: false };
+    let walked = |visit: &mut Visit<'_>| walk(&filters.bpffs, |key, mapping| wanted.takes(key, mapping), visit);
     let done = match &args.what {
-        What::List(_) => list(&wanted, &names, out),
-        What::Count(_) => count(&wanted, &names, out),
+        What::List(_) => list(&wanted, &names, &mut out, walked),
+        What::Count(_) => count(&wanted, &names, &mut out, walked),
     };
     match done {
         Ok(Some(())) => Ok(()),
         Ok(None) => Err(NoMappings::NoPrograms(filters.bpffs.clone()).into()),
         // Whoever reads has had enough.
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        Err(error) if out.has_failed && error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        Err(error) if out.has_failed => Err(NoMappings::Unwritten(error).into()),
         Err(source) => Err(NoMappings::Unreadable { bpffs: filters.bpffs.clone(), source }.into()),
     }
 }
 
-fn list(wanted: &Wanted<'_>, names: &Names, mut out: impl Write) -> io::Result<Option<()>> {
+/// Where the list goes: what cannot be written is told from what cannot be read.
+struct Out<W> {
+    to: W,
+    has_failed: bool,
+}
+
+impl<W: Write> Write for Out<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = self.to.write(bytes);
+        // Of nothing `write_all` makes an error.
+        self.has_failed |= !matches!(written, Ok(1..));
+        written
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.to.flush().inspect_err(|_| self.has_failed = true)
+    }
+}
+
+type Visit<'v> = dyn FnMut(&Entry) -> io::Result<()> + 'v;
+
+fn list(
+    wanted: &Wanted<'_>,
+    names: &Names,
+    out: &mut Out<impl Write>,
+    walk: impl FnOnce(&mut Visit<'_>) -> io::Result<Option<u32>>,
+) -> io::Result<Option<()>> {
     let is_json = wanted.filters.output == Output::Json;
-    let (mut shown, mut begun) = (0_usize, false);
-    let walked = walk(
-        &wanted.filters.bpffs,
-        |key, mapping| wanted.takes(key, mapping),
-        |entry| {
-            if !wanted.is_so_far(entry) {
-                return Ok(());
-            }
-            let row = Row::of(entry, names);
-            let first = !std::mem::replace(&mut begun, true);
-            shown += 1;
-            if is_json {
-                out.write_all(if first { b"[\n" } else { b",\n" })?;
-                return out.write_all(&serde_json::to_vec(&row)?);
-            }
-            if first {
-                writeln!(out, "{}", headline())?;
-            }
-            writeln!(out, "{}", row.line())
-        },
-    )?;
-    if walked.is_none() {
+    let mut begun = false;
+    let walked = walk(&mut |entry| {
+        if !wanted.is_so_far(entry) {
+            return Ok(());
+        }
+        let row = Row::of(entry, names);
+        let first = !std::mem::replace(&mut begun, true);
+        if is_json {
+            out.write_all(if first { b"[\n" } else { b",\n" })?;
+            return out.write_all(&serde_json::to_vec(&row)?);
+        }
+        if first {
+            writeln!(out, "{}", headline())?;
+        }
+        writeln!(out, "{}", row.line())
+    });
+    // What was shown can be read, whatever happened then: that it is not all is for the exit code to say.
+    if is_json && begun && walked.is_err() && !out.has_failed {
+        out.write_all(b"\n]\n")?;
+        out.flush()?;
+    }
+    if walked?.is_none() {
         return Ok(None);
     }
     match (is_json, begun) {
@@ -313,20 +343,21 @@ struct Counted {
     egress_ips: BTreeMap<IpAddr, usize>,
 }
 
-fn count(wanted: &Wanted<'_>, names: &Names, mut out: impl Write) -> io::Result<Option<()>> {
+fn count(
+    wanted: &Wanted<'_>,
+    names: &Names,
+    out: &mut Out<impl Write>,
+    walk: impl FnOnce(&mut Visit<'_>) -> io::Result<Option<u32>>,
+) -> io::Result<Option<()>> {
     let (mut egress_ips, mut objects) = (BTreeMap::<IpAddr, usize>::new(), BTreeMap::new());
-    let walked = walk(
-        &wanted.filters.bpffs,
-        |key, mapping| wanted.takes(key, mapping),
-        |entry| {
-            if wanted.is_so_far(entry) {
-                let address = entry.ingress.daddr.to_ip();
-                *egress_ips.entry(address).or_default() += 1;
-                objects.insert(address, entry.egress_id);
-            }
-            Ok(())
-        },
-    )?;
+    let walked = walk(&mut |entry| {
+        if wanted.is_so_far(entry) {
+            let address = entry.ingress.daddr.to_ip();
+            *egress_ips.entry(address).or_default() += 1;
+            objects.insert(address, entry.egress_id);
+        }
+        Ok(())
+    })?;
     let Some(limit) = walked else { return Ok(None) };
     let counted = Counted { mappings: egress_ips.values().sum(), limit, egress_ips };
     if wanted.filters.output == Output::Json {
@@ -408,11 +439,10 @@ mod tests {
         }
     }
 
-    #[test]
-    fn a_row_names_what_it_can() {
+    fn entry() -> Entry {
         let (egress, mapping) = mapping();
         let second = std::time::Duration::from_secs(1);
-        let entry = Entry {
+        Entry {
             egress,
             ingress: mapping.other,
             origin: mapping.origin(),
@@ -423,7 +453,33 @@ mod tests {
             egress_idle: second * 10,
             ingress_idle: second * 20,
             timeout: second * 7440,
-        };
+        }
+    }
+
+    #[test]
+    fn a_list_that_breaks_off_can_be_read_and_is_an_error() {
+        let filters = filters("-o json");
+        let wanted = Wanted::new(&filters, &names()).expect("known");
+        let mut out = Out { to: Vec::new(), has_failed: false };
+        let listed = list(&wanted, &names(), &mut out, |visit| {
+            visit(&entry())?;
+            visit(&entry())?;
+            Err(io::Error::from_raw_os_error(libc::EPERM))
+        });
+        assert_eq!(listed.map_err(|error| error.raw_os_error()), Err(Some(libc::EPERM)));
+        assert!(!out.has_failed, "the pins cannot be read");
+        let rows: serde_json::Value = serde_json::from_slice(&out.to).expect("whole JSON");
+        assert_eq!(rows.as_array().map(Vec::len), Some(2));
+        // A list that nobody takes is no fault of the pins.
+        let mut room = [0; 8];
+        let mut out = Out { to: &mut room[..], has_failed: false };
+        let listed = list(&wanted, &names(), &mut out, |visit| visit(&entry()).map(|()| Some(1)));
+        assert!(listed.is_err() && out.has_failed);
+    }
+
+    #[test]
+    fn a_row_names_what_it_can() {
+        let entry = entry();
         let row = Row::of(&entry, &names());
         assert_eq!((row.node.as_str(), row.object.as_deref(), row.expires_in_seconds), ("node2", Some("first"), 7430));
         let line = row.line();

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::net::IpAddr;
 
-use egress_common::abi::{Class, Mapping, SlotPlace, Verdict};
+use egress_common::abi::{Addr, Class, Mapping, SlotPlace, Verdict};
 use serde::Serialize;
 
 use super::advice::advice;
@@ -62,6 +62,10 @@ pub struct Source {
 impl Report {
     pub fn of(traced: &Traced, names: &Names) -> Self {
         let Traced { verdict, foreseen, heads, .. } = traced;
+        let node = match heads.tuple.saddr.to_ip() {
+            IpAddr::V4(_) => traced.config.node_v4,
+            IpAddr::V6(_) => traced.config.node_v6,
+        };
         let mut warnings = Vec::new();
         if !traced.agrees() {
             let foreseen = labels(&foreseen.verdicts).join(" or ");
@@ -91,7 +95,7 @@ impl Report {
             class: class(*verdict),
             meaning: verdict.describe().trim(),
             gateway: gateway(traced, names),
-            source: source(traced),
+            source: source(*verdict, traced.mapping.as_ref(), traced.foreseen.slot.map(|(_, slot)| slot.address), node),
             advice: advice(*verdict),
             agrees: traced.agrees(),
             foreseen: labels(&foreseen.verdicts),
@@ -182,26 +186,50 @@ fn here(traced: &Traced) -> String {
     }
 }
 
-fn source(traced: &Traced) -> Option<Source> {
+/// Whether it holds the address is not known here.
+const GATEWAYS: &str = "the egress IP, if the gateway holds it: `egress-agent status` there says so";
+/// The CNI's doing, not ours.
+const NODES: &str =
+    "the node's address, if the host or the CNI masquerades as usual; egress-agent leaves the packet alone";
+
+fn source(verdict: Verdict, mapping: Option<&Mapping>, gateways: Option<Addr>, node: Addr) -> Option<Source> {
     let egress = |mapping: &Mapping| Source {
         address: mapping.other.daddr.to_ip(),
         port: Some(mapping.other.dport()).filter(|port| *port != 0),
         whose: "the egress IP",
     };
-    let config = &traced.config;
-    let node = match traced.heads.tuple.saddr.to_ip() {
-        IpAddr::V4(_) => config.node_v4,
-        IpAddr::V6(_) => config.node_v6,
-    };
-    match traced.verdict {
-        Verdict::SnatHere => traced.mapping.as_ref().map(egress),
+    match verdict {
+        Verdict::SnatHere => mapping.map(egress),
         Verdict::Steered | Verdict::PassedOn => {
-            let (_, slot) = traced.foreseen.slot?;
-            Some(Source { address: slot.address.to_ip(), port: None, whose: "the egress IP, given by the gateway" })
+            gateways.map(|address| Source { address: address.to_ip(), port: None, whose: GATEWAYS })
         }
         Verdict::MarkedNode | Verdict::NodeAddress => {
             Some(Source { address: node.to_ip(), port: None, whose: "the node's address, given at the uplink" })
         }
+        Verdict::NotSelected | Verdict::UnknownPodPassed if node != Addr::UNSPECIFIED => {
+            Some(Source { address: node.to_ip(), port: None, whose: NODES })
+        }
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_world_sees_is_said_with_what_it_depends_on() {
+        let (node, egress) = (Addr::v4([172, 18, 0, 2]), Addr::v4([172, 18, 0, 100]));
+        let seen = |verdict, node| source(verdict, None, Some(egress), node).map(|of| (of.address, of.whose));
+        for verdict in [Verdict::NotSelected, Verdict::UnknownPodPassed] {
+            let (address, whose) = seen(verdict, node).expect("it leaves");
+            assert_eq!(address, node.to_ip());
+            assert!(whose.contains("masquerades"), "{whose}");
+            assert_eq!(seen(verdict, Addr::UNSPECIFIED), None, "a family that the node has not");
+        }
+        let (address, whose) = seen(Verdict::Steered, node).expect("it is sent on");
+        assert_eq!(address, egress.to_ip());
+        assert!(whose.contains("if the gateway holds it"), "{whose}");
+        assert_eq!(seen(Verdict::NoGateway, node), None);
     }
 }

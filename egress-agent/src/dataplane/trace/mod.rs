@@ -77,6 +77,10 @@ pub enum TraceError {
     TwoFamilies,
     #[error("the management port (interface {0}) is not there: is this the node's network namespace?")]
     NoDevice(u32),
+    #[error("this kernel runs no made packet of {0} bytes: give a smaller --length, {SHORTER} is taken by all")]
+    TooLong(usize),
+    #[error("the kernel did not run the packet: {0}")]
+    Refused(#[source] io::Error),
     #[error("the run moved {0} counters, not one: report it")]
     NoVerdict(usize),
     #[error(transparent)]
@@ -212,11 +216,19 @@ fn run(program: &SchedClassifier, frame: &[u8], ifindex: u32) -> Result<(), Trac
     };
     match program.test_run(options) {
         Ok(_) => Ok(()),
-        Err(ProgramError::SyscallError(SyscallError { io_error, .. })) => match io_error.raw_os_error() {
-            Some(libc::ENODEV | libc::EINVAL) => Err(TraceError::NoDevice(ifindex)),
-            _ => Err(io_error.into()),
-        },
+        Err(ProgramError::SyscallError(SyscallError { io_error, .. })) => Err(why(io_error, ifindex, frame.len())),
         Err(error) => Err(refused(&error).into()),
+    }
+}
+
+/// Packets that fit into a page of memory beside what the kernel adds to them: longer ones most kernels refuse.
+const SHORTER: usize = 3500;
+
+fn why(error: io::Error, ifindex: u32, frame: usize) -> TraceError {
+    match error.raw_os_error() {
+        Some(libc::ENODEV) => TraceError::NoDevice(ifindex),
+        Some(libc::EINVAL | libc::EMSGSIZE) if frame > SHORTER => TraceError::TooLong(frame),
+        _ => TraceError::Refused(error),
     }
 }
 
@@ -289,5 +301,19 @@ impl Private {
             Ok((*verdict, values.iter().map(|count| count.packets).sum()))
         };
         Verdict::ALL.iter().map(packets).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_kernel_refuses_is_told_by_what_it_says() {
+        let said = |errno, frame| why(io::Error::from_raw_os_error(errno), 7, frame).to_string();
+        assert!(said(libc::ENODEV, 60).starts_with("the management port (interface 7) is not there"));
+        let long = said(libc::EINVAL, 3964);
+        assert!(long.contains("no made packet of 3964 bytes") && long.contains("--length, 3500"), "{long}");
+        assert!(said(libc::EINVAL, 60).starts_with("the kernel did not run the packet: "));
     }
 }
