@@ -221,12 +221,13 @@ async fn run_async(args: &RunArgs, notes: Notes, (log, troubles): (LogLevel, Tro
         tokio::spawn(metrics::serve(listen, Arc::clone(&station), stop.clone()));
     }
     let host = Host::new(settings.uplink.clone(), settings.mgmt_port.clone())?;
+    let awaited = station.awaited();
     let dataplane = tokio::select! {
         () = stop.cancelled() => {
             info!("stopped before the programs were loaded; the node is as it was");
             return Ok(());
         }
-        started = Dataplane::start(settings) => match started {
+        started = Dataplane::start(settings, &awaited) => match started {
             Ok(dataplane) => dataplane,
             Err(error) => {
                 if let Some(reason) = error.told_of_node() {

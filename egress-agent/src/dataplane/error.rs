@@ -19,8 +19,8 @@ pub enum StartError {
     NoRights,
     #[error("{name} is named as uplink and as management port: they are two interfaces")]
     SameInterface { name: String },
-    #[error("no interface {name}: name the {device} with {flag}")]
-    NoInterface { device: Device, name: String, flag: &'static str },
+    #[error("no interface can have the name {name:?}: name the {device} with {flag}")]
+    NoSuchName { device: Device, name: String, flag: &'static str },
     #[error(
         "{path} is not on a BPF file system: mount one with `mount -t bpf bpf {mount}`, or name another with --bpffs"
     )]
@@ -68,7 +68,7 @@ impl StartError {
             | Self::MissingFeatures { .. }
             | Self::NoRights
             | Self::SameInterface { .. }
-            | Self::NoInterface { .. }
+            | Self::NoSuchName { .. }
             | Self::NotBpffs { .. }
             | Self::ForeignMap { .. }
             | Self::ForeignVersion { .. }

@@ -18,7 +18,7 @@
 //! | `forward` | whether the CNI enforces policy where redirected packets do not pass |
 //! | `pins`, `foreign`, `programs` | shape of pinned maps; other sets of programs; load, attach, adopt |
 //! | `clsact`, `filters` | our filters among those of others; what the kernel has of them |
-//! | `interfaces`, `overlay` | the node's devices; the overlay's own |
+//! | `interfaces`, `arrival`, `overlay` | the node's devices; waiting for them; the overlay's own |
 //! | `nft`, `second_line` | our nftables table: the overlay untracked, and what stands behind `steer` |
 //! | `state`, `watch`, `config`, `node_ports` | following the node; the programs' configuration |
 //! | `tables`, `map_access`, `convert` | maps: typed handles, whole-map reads, model <-> ABI |
@@ -30,6 +30,7 @@
 //! | `sweep`, `cleanup` | expiry; removing every trace |
 //! | `pinned`, `attached`, `mappings`, `neighbours`, `survey`, `trace` | what is there, for who looks from outside; a made packet through the programs |
 
+mod arrival;
 pub mod attached;
 mod claim;
 mod cleanup;
@@ -91,6 +92,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::task::JoinSet;
 use tracing::info;
 
+pub use arrival::Awaited;
 pub use cleanup::{CleanupReport, cleanup};
 pub use counters::{EgressIpCount, Reader};
 pub use error::StartError;
@@ -225,7 +227,9 @@ impl Shared {
 impl Dataplane {
     /// Loads or adopts everything. On an error nothing that carries traffic has changed, and nor has it where this is
     /// dropped while the programs are being loaded, which is what takes time.
-    pub async fn start(settings: Settings) -> Result<Self, StartError> {
+    ///
+    /// Where a device is not there yet it waits for it, for as long as it takes, and says so by `awaited`.
+    pub async fn start(settings: Settings, awaited: &Awaited) -> Result<Self, StartError> {
         if settings.object.is_empty() {
             return Err(StartError::NoObject);
         }
@@ -238,10 +242,11 @@ impl Dataplane {
         let mut tasks = JoinSet::new();
         let netlink = connect(&mut tasks).map_err(|error| StartError::kernel("open a netlink socket", error))?;
         // Listens before it looks, so that no change falls in between.
-        let changes = watch::listen(&mut tasks).map_err(|error| StartError::kernel("listen to netlink", error))?;
-        require_interfaces(&netlink, &settings).await?;
-        // What is wrong with these pins is said before what is wrong with others, and a refusal makes no directory.
+        let mut changes = watch::listen(&mut tasks).map_err(|error| StartError::kernel("listen to netlink", error))?;
+        // What is wrong with these pins is said before what is wrong with others, and a refusal makes no directory. It needs no
+        // device.
         pins::check(&pins, &settings)?;
+        arrival::of_devices(&netlink, &settings, &mut changes, awaited).await?;
         foreign::refuse(&settings, &pins)?;
         pins::make(&pins)?;
         let overlay = overlay::ensure(&netlink, settings.tunnel_port).await?;
@@ -303,17 +308,4 @@ fn connect(tasks: &mut JoinSet<()>) -> io::Result<rtnetlink::Handle> {
     let (connection, handle, _) = rtnetlink::new_connection()?;
     tasks.spawn(connection);
     Ok(handle)
-}
-
-async fn require_interfaces(netlink: &rtnetlink::Handle, settings: &Settings) -> Result<(), StartError> {
-    for (device, flag) in [(Device::Uplink, "--uplink"), (Device::Mgmt, "--mgmt-port")] {
-        let name = settings.device(device);
-        let found = interfaces::interface(netlink, name)
-            .await
-            .map_err(|error| StartError::kernel(format!("look for interface {name}"), error))?;
-        if found.is_none() {
-            return Err(StartError::NoInterface { device, name: name.to_owned(), flag });
-        }
-    }
-    Ok(())
 }

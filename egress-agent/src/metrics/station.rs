@@ -15,6 +15,7 @@ use super::facts::{AgentFacts, Facts, Held, HookFacts, NodeFacts};
 use super::life::{self, Beat, LIMITS, Limits};
 use super::meters::Meters;
 use crate::controller::leadership::Leadership;
+use crate::dataplane::Awaited;
 use crate::dataplane::meter::Meter;
 use crate::health::fitness::{Obstacle, Uplink};
 use crate::inspect::Question;
@@ -43,6 +44,7 @@ pub struct Station {
     outages: Outages,
     meters: Meters,
     running: OnceLock<Running>,
+    awaited: Awaited,
     kernel: OnceLock<Meter>,
     /// What the node's half said last.
     known: Arc<watch::Sender<Option<NodeFacts>>>,
@@ -60,6 +62,7 @@ impl Station {
             outages,
             meters: Meters::default(),
             running: OnceLock::new(),
+            awaited: Awaited::default(),
             kernel: OnceLock::new(),
             known: Arc::new(watch::channel(None).0),
             is_asked: Arc::default(),
@@ -70,6 +73,11 @@ impl Station {
     /// What the agent counts.
     pub fn meters(&self) -> Meters {
         self.meters.clone()
+    }
+
+    /// Where the data plane says what its start waits for.
+    pub fn awaited(&self) -> Awaited {
+        self.awaited.clone()
     }
 
     /// The programs are loaded. Once.
@@ -123,11 +131,17 @@ impl Station {
                 let (node, fence) = &running.beats;
                 life::judge(&self.limits, node.age(), fence.age())
             }
-            None if self.began.elapsed() >= self.limits.starts => {
-                Err(format!("the programs are not loaded after {} s", self.began.elapsed().as_secs()))
-            }
-            None => Ok(()),
+            None => self.starts(),
         }
+    }
+
+    /// A device that is awaited would not come any sooner by a new start; the time that loading may take begins behind it.
+    fn starts(&self) -> Result<(), String> {
+        let loading = self.awaited.ended().unwrap_or(self.began).elapsed();
+        if self.awaited.what().is_some() || loading < self.limits.starts {
+            return Ok(());
+        }
+        Err(format!("the programs are not loaded after {} s", loading.as_secs()))
     }
 
     /// Whether this node does what the cluster wants; if not, what is missing.
@@ -147,7 +161,9 @@ impl Station {
         hooks: Option<&BTreeMap<&'static str, HookFacts>>,
         node: Option<&NodeFacts>,
     ) -> Result<(), String> {
-        let Some(running) = self.running.get() else { return Err("the programs are being loaded".to_owned()) };
+        let Some(running) = self.running.get() else {
+            return Err(self.awaited.what().unwrap_or_else(|| "the programs are being loaded".to_owned()));
+        };
         if !running.ready.borrow().serving {
             let missing = node.and_then(|node| node.missing.clone());
             return Err(missing.unwrap_or_else(|| "the kernel does not do what the cluster wants yet".to_owned()));

@@ -2,12 +2,13 @@
 
 use std::fs;
 use std::net::UdpSocket;
+use std::time::Duration;
 
 use aya::maps::{HashMap, MapData};
 use egress_agent::dataplane::names::{DEFAULT_TUNNEL_PORT, Hook};
-use egress_agent::dataplane::{Attachment, Settings, StartError};
+use egress_agent::dataplane::{Attachment, Awaited, Dataplane, Settings, StartError};
 
-use crate::node::{Node, clean, is_attached, on_node, output, programs, refused, start};
+use crate::node::{MGMT, Node, clean, ip, is_attached, on_node, output, patiently, programs, refused, start};
 
 async fn refusal(settings: Settings) -> StartError {
     let error = refused(settings).await;
@@ -23,20 +24,44 @@ fn nothing_is_attached() {
 }
 
 #[test]
-fn a_missing_uplink() {
+fn a_name_that_no_device_can_have() {
     on_node(|node: Node| async move {
-        let error = refusal(Settings { uplink: "br-ex".to_owned(), ..node.settings() }).await;
-        assert_eq!(error.to_string(), "no interface br-ex: name the uplink with --uplink");
+        let error = refusal(Settings { uplink: "a-bridge-with-a-name".to_owned(), ..node.settings() }).await;
+        let wanted = "no interface can have the name \"a-bridge-with-a-name\": name the uplink with --uplink";
+        assert_eq!(error.to_string(), wanted);
+        let error = refusal(Settings { mgmt_port: String::new(), ..node.settings() }).await;
+        let wanted = "no interface can have the name \"\": name the management port with --mgmt-port";
+        assert_eq!(error.to_string(), wanted);
         nothing_is_attached();
     });
 }
 
+/// The wait can be ended at any time.
 #[test]
-fn a_missing_management_port() {
+fn a_device_that_is_not_there_yet_is_waited_for() {
     on_node(|node: Node| async move {
-        let error = refusal(Settings { mgmt_port: "cni0".to_owned(), ..node.settings() }).await;
-        assert_eq!(error.to_string(), "no interface cni0: name the management port with --mgmt-port");
-        nothing_is_attached();
+        ip(&format!("link del {MGMT}\n"));
+        let awaited = Awaited::default();
+        let wanted =
+            format!("waiting for interface {MGMT}, the management port (--mgmt-port): there is none of that name yet");
+        let waits = async || {
+            while awaited.what().as_ref() != Some(&wanted) {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        };
+        tokio::select! {
+            started = Dataplane::start(node.settings(), &awaited) => panic!("not without it: {:?}", started.map(drop)),
+            () = waits() => assert_eq!(programs(Hook::UplinkEgress), []),
+        }
+        awaited.set(None);
+        let makes = async {
+            waits().await;
+            node.make_mgmt();
+        };
+        let (started, ()) = tokio::join!(patiently(async || Dataplane::start(node.settings(), &awaited).await), makes);
+        let _dataplane = started.expect("it is there now");
+        assert_eq!(awaited.what(), None);
+        assert!(Hook::ALL.into_iter().all(is_attached));
     });
 }
 

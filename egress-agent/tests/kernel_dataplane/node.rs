@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 use aya::maps::{Array, HashMap, Map, MapData};
 use aya::programs::{SchedClassifier, TcAttachType};
 use egress_agent::dataplane::names::Hook;
-use egress_agent::dataplane::{Attachment, Dataplane, Settings, StartError, cleanup, probe};
+use egress_agent::dataplane::{Attachment, Awaited, Dataplane, Settings, StartError, cleanup, probe};
 use egress_common::abi::{ABI_VERSION, Config};
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, setns, unshare};
@@ -159,12 +159,14 @@ pub(crate) fn attachment() -> Attachment {
 
 /// Starts the data plane.
 pub(crate) async fn start(settings: Settings) -> Dataplane {
-    patiently(async || Dataplane::start(settings.clone()).await).await.expect("start the data plane")
+    patiently(async || Dataplane::start(settings.clone(), &Awaited::default()).await)
+        .await
+        .expect("start the data plane")
 }
 
 /// Starts the data plane in vain.
 pub(crate) async fn refused(settings: Settings) -> StartError {
-    let started = patiently(async || Dataplane::start(settings.clone()).await).await;
+    let started = patiently(async || Dataplane::start(settings.clone(), &Awaited::default()).await).await;
     started.map(drop).expect_err("must not start")
 }
 
@@ -174,7 +176,7 @@ pub(crate) async fn clean(settings: &Settings) -> Vec<String> {
 }
 
 /// A process that another test is just starting holds copies of this one's locks until it runs its program.
-async fn patiently<T>(mut attempt: impl AsyncFnMut() -> Result<T, StartError>) -> Result<T, StartError> {
+pub(crate) async fn patiently<T>(mut attempt: impl AsyncFnMut() -> Result<T, StartError>) -> Result<T, StartError> {
     for _ in 0..100 {
         match attempt().await {
             Err(StartError::Busy { .. }) => tokio::time::sleep(Duration::from_millis(10)).await,
