@@ -15,6 +15,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
+use serde_json::{Value, json};
 
 use super::command::{Progress, cargo, output, run};
 use super::packages::{self, Purpose};
@@ -32,6 +33,8 @@ pub(crate) struct ImageArgs {
 
 /// The name that people give it; a registry goes before it.
 const NAME: &str = "egress-agent";
+/// How the manifests name the image where no registry goes before it.
+const LOCAL: &str = "localhost";
 /// Also the tag.
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 /// Where the binary is in the image.
@@ -66,6 +69,19 @@ impl Image {
         format!("{}:{VERSION}", self.layout().display())
     }
 
+    /// The layout in one file, by the name that the kubelet will ask for. `umoci` notes the tag alone, which is right for a
+    /// layout; containerd makes a name of its own of such an archive, and then nothing finds the image.
+    fn pack(&self) -> Result<()> {
+        let index = fs::read_to_string(self.layout().join("index.json"))?;
+        let named = self.folder.join("named");
+        fs::create_dir_all(&named)?;
+        fs::write(named.join("index.json"), with_name(&index, &format!("{LOCAL}/{NAME}:{VERSION}"))?)?;
+        let mut tar = Command::new("tar");
+        tar.arg("-cf").arg(self.archive()).arg("-C").arg(self.layout()).args(["oci-layout", "blobs"]);
+        run(tar.arg("-C").arg(&named).arg("index.json"))?;
+        Ok(fs::remove_dir_all(&named)?)
+    }
+
     /// A bundle for a container runtime: the root file system, and a configuration made from the image's.
     pub(crate) fn unpack(&self, bundle: &Path) -> Result<()> {
         umoci(&["unpack", "--image", &self.reference(), &bundle.display().to_string()])
@@ -86,7 +102,7 @@ pub(crate) fn image(args: &ImageArgs) -> Result<()> {
     lay_out(&root, &binary)?;
     assemble(&image, &root)?;
     fs::remove_dir_all(&root)?;
-    run(Command::new("tar").arg("-C").arg(image.layout()).arg("-cf").arg(image.archive()).arg("."))?;
+    image.pack()?;
     progress.step(&format!("ready: {}, {}", image.layout().display(), image.archive().display()));
     Ok(())
 }
@@ -167,6 +183,18 @@ fn assemble(image: &Image, root: &Path) -> Result<()> {
     umoci(&["gc", "--layout", &layout])
 }
 
+/// An index whose one image has this name, as containerd reads it and as the OCI image specification has it.
+fn with_name(index: &str, name: &str) -> Result<String> {
+    let mut index: Value = serde_json::from_str(index)?;
+    let [manifest] = index["manifests"].as_array_mut().map(Vec::as_mut_slice).unwrap_or_default() else {
+        bail!("the layout has not one image: {index}");
+    };
+    for key in ["io.containerd.image.name", "org.opencontainers.image.ref.name"] {
+        manifest["annotations"][key] = json!(name);
+    }
+    Ok(index.to_string())
+}
+
 fn umoci(arguments: &[&str]) -> Result<()> {
     output(Command::new("umoci").args(arguments)).map(drop)
 }
@@ -174,6 +202,46 @@ fn umoci(arguments: &[&str]) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// What `ctr images import` and `kind load image-archive` make of the file is what the overlays ask for.
+    #[test]
+    fn the_archive_has_the_name_that_the_manifests_ask_for() {
+        let image = Image { folder: std::env::temp_dir().join(format!("egress-image-{}", std::process::id())) };
+        fs::create_dir_all(image.layout().join("blobs/sha256")).expect("a folder");
+        fs::write(image.layout().join("blobs/sha256/ab"), "{}").expect("a blob");
+        fs::write(image.layout().join("oci-layout"), r#"{"imageLayoutVersion":"1.0.0"}"#).expect("a file");
+        let by_umoci = json!({"schemaVersion": 2, "manifests": [{
+            "mediaType": "application/vnd.oci.image.manifest.v1+json", "digest": "sha256:ab", "size": 2,
+            "annotations": {"org.opencontainers.image.ref.name": VERSION},
+        }]});
+        fs::write(image.layout().join("index.json"), by_umoci.to_string()).expect("a file");
+        image.pack().expect("an archive");
+        let tar = |line: &[&str]| output(Command::new("tar").args(line).arg(image.archive())).expect("tar");
+        let mut entries: Vec<String> = tar(&["-tf"]).lines().map(str::to_owned).collect();
+        entries.sort();
+        let index = output(Command::new("tar").arg("-xOf").arg(image.archive()).arg("index.json")).expect("tar");
+        let layout = fs::read_to_string(image.layout().join("index.json")).expect("it stays");
+        fs::remove_dir_all(&image.folder).expect("it was there");
+        assert_eq!(entries, ["blobs/", "blobs/sha256/", "blobs/sha256/ab", "index.json", "oci-layout"]);
+        assert_eq!(layout, by_umoci.to_string(), "the layout has its tag, for skopeo");
+
+        let overlay = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/overlays/ovn-kubernetes-kind");
+        let overlay = fs::read_to_string(overlay.join("kustomization.yaml")).expect("an overlay");
+        let value =
+            |key: &str| overlay.lines().find_map(|line| line.trim().strip_prefix(key)).expect("an image").trim();
+        let wanted = format!("{}:{}", value("newName:"), value("newTag:"));
+        let index: Value = serde_json::from_str(&index).expect("JSON");
+        let annotations = json!({"io.containerd.image.name": wanted, "org.opencontainers.image.ref.name": wanted});
+        assert_eq!(index["manifests"][0]["annotations"], annotations);
+        assert_eq!(index["manifests"][0]["digest"], "sha256:ab");
+    }
+
+    #[test]
+    fn a_layout_with_another_number_of_images_is_refused() {
+        for manifests in [json!([]), json!([{}, {}]), Value::Null] {
+            assert!(with_name(&json!({ "manifests": manifests }).to_string(), "a").is_err(), "{manifests}");
+        }
+    }
 
     #[test]
     fn a_program_that_wants_a_dynamic_linker_is_known() {
