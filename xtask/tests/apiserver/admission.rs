@@ -29,19 +29,31 @@ kind: Pod
 metadata: {name: agent-2, namespace: egress-agent}
 spec: {nodeName: node2, serviceAccountName: egress-agent, containers: [{name: c, image: i}]}
 ---
+apiVersion: v1
+kind: Pod
+metadata: {name: agent-3, namespace: egress-agent}
+spec: {nodeName: nnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnn.nnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnn.nnnnnnnnnnnnnnnnnnnn, serviceAccountName: egress-agent, containers: [{name: c, image: i}]}
+---
+apiVersion: v1
+kind: Node
+metadata: {name: nnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnn.nnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnn.nnnnnnnnnnnnnnnnnnnn}
+---
 apiVersion: k8s.ovn.org/v1
 kind: EgressIP
 metadata: {name: eip, annotations: {theirs: x}, labels: {team: a}}
 spec: {egressIPs: [172.18.0.100], namespaceSelector: {}}
 "#;
 
+/// Of a node; more than an event's instance may have.
+const LONG_NAME: &str = "nnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnn.nnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnn.nnnnnnnnnnnnnnnnnnnn";
+
 /// How long a server may take until it goes by a policy that it was given.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 struct Agents {
     server: Server,
-    /// Of an agent on node1, one on node2, and one that is bound to no pod.
-    tokens: [String; 3],
+    /// Of an agent on node1, one on node2, one that is bound to no pod, and one on the node with the long name.
+    tokens: [String; 4],
 }
 
 impl Agents {
@@ -56,6 +68,7 @@ impl Agents {
             token(" --bound-object-kind Pod --bound-object-name agent-1")?,
             token(" --bound-object-kind Pod --bound-object-name agent-2")?,
             token("")?,
+            token(" --bound-object-kind Pod --bound-object-name agent-3")?,
         ];
         let agents = Self { server, tokens };
         agents.wait_for_policies()?;
@@ -245,7 +258,14 @@ fn its_own_objects(agents: &Agents) -> Result<()> {
     elsewhere["metadata"]["namespace"] = json!("kube-system");
     says(agents.create(0, &elsewhere), "cannot create resource \"leases\"")?;
     agents.may_create(0, &event("EgressIP", "node1"))?;
-    says(agents.create(0, &event("Pod", "node1")), "an agent may tell of EgressIP objects in its own name")?;
+    let in_its_name = "an agent may tell of EgressIP objects and of its own Node in its own name, and of nothing else";
+    says(agents.create(0, &event("Pod", "node1")), in_its_name)?;
     let own_node = "an agent may tell events as of its own node: this one runs on node1";
-    says(agents.create(0, &event("EgressIP", "node2")), own_node)
+    says(agents.create(0, &event("EgressIP", "node2")), own_node)?;
+    // The name of another node may be how this one's begins.
+    says(agents.create(0, &event("EgressIP", "node")), own_node)?;
+    // As the agent cuts a name that is too long.
+    let own_node = format!("an agent may tell events as of its own node: this one runs on {LONG_NAME}");
+    agents.may_create(3, &event("EgressIP", &LONG_NAME[..128]))?;
+    says(agents.create(3, &event("EgressIP", &LONG_NAME[..127])), &own_node)
 }
