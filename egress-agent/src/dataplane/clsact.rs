@@ -70,9 +70,10 @@ impl OurSet {
         if path.try_exists()? { Ok(()) } else { program.pin(path).map_err(|error| io::Error::other(error).into()) }
     }
 
-    /// Lets go of the programs that are no filters any more.
-    pub(super) fn let_go(&self) -> io::Result<()> {
-        let mut used = BTreeSet::new();
+    /// Lets go of the programs that are no filters any more. Those that this process has attached stay, whatever the kernel
+    /// lists: without its pin a filter would be nobody's.
+    pub(super) fn let_go(&self, attached: BTreeSet<u32>) -> io::Result<()> {
+        let mut used = attached;
         for ifindex in filters::devices()? {
             for direction in [TcAttachType::Ingress, TcAttachType::Egress] {
                 used.extend(filters::on(ifindex, direction)?.iter().filter_map(|filter| filter.program));
@@ -235,4 +236,27 @@ pub(super) fn forget_elsewhere(set: &OurSet, used: &[u32]) -> Vec<(String, io::R
 /// For messages.
 fn name_of(ifindex: u32) -> String {
     if_indextoname(ifindex).map_or_else(|_| format!("interface {ifindex}"), |name| name.to_string_lossy().into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_this_process_has_attached_stays_pinned_whatever_the_kernel_lists() {
+        // Numbers that no program of this machine has come to.
+        let (attached, left) = (u32::MAX, u32::MAX - 1);
+        let pins = std::env::temp_dir().join(format!("egress-filters-{}", std::process::id()));
+        fs::create_dir_all(&pins).expect("a folder");
+        for number in [attached, left] {
+            fs::write(pins.join(number.to_string()), "").expect("a file");
+        }
+        let filters = numbers_in(&pins).expect("numbers");
+        let set = OurSet { counters: None, filters, pins: pins.clone(), marks: pins.join("none") };
+        let outcome = set.let_go(BTreeSet::from([attached]));
+        let stay = numbers_in(&pins);
+        fs::remove_dir_all(&pins).expect("it was there");
+        outcome.expect("files that can be removed");
+        assert_eq!(stay.expect("numbers"), BTreeSet::from([attached]));
+    }
 }

@@ -19,6 +19,9 @@ const TC_HEADER: usize = 20;
 const ERROR: u16 = 2;
 const DONE: u16 = 3;
 
+/// How often an answer is asked for that was interrupted by a change.
+const ATTEMPTS: u32 = 10;
+
 const CLSACT: u32 = 0xffff_fff1;
 const CLSACT_HANDLE: u32 = 0xffff_0000;
 const INGRESS: u32 = 0xffff_fff2;
@@ -142,8 +145,21 @@ fn message(kind: u16, flags: i32, ifindex: u32, handle: u32, parent: u32, info: 
     Ok(message)
 }
 
-/// Sends, and reads all of the answer: the messages of a dump without their headers, or none.
+/// Sends, and reads all of the answer: the messages of a dump without their headers, or none. What changes while the kernel
+/// lists it may be missing or be there twice; the kernel says so, and is asked again.
 pub(super) fn talk(request: &[u8]) -> io::Result<Vec<Vec<u8>>> {
+    let mut last = ask(request);
+    for _ in 1..ATTEMPTS {
+        match &last {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => last = ask(request),
+            _ => break,
+        }
+    }
+    last
+}
+
+/// As [`talk`], once; `Interrupted` where the answer may not be whole.
+fn ask(request: &[u8]) -> io::Result<Vec<Vec<u8>>> {
     let socket: OwnedFd =
         socket(AddressFamily::Netlink, SockType::Raw, SockFlag::SOCK_CLOEXEC, SockProtocol::NetlinkRoute)?;
     sendto(socket.as_raw_fd(), request, &NetlinkAddr::new(0, 0), MsgFlags::empty())?;
@@ -162,7 +178,10 @@ pub(super) fn talk(request: &[u8]) -> io::Result<Vec<Vec<u8>>> {
 fn take(mut messages: &[u8], found: &mut Vec<Vec<u8>>) -> io::Result<bool> {
     while let Some(header) = messages.first_chunk::<HEADER>() {
         let length = word(header, 0) as usize;
-        let [_, _, _, _, t0, t1, ..] = *header;
+        let [_, _, _, _, t0, t1, f0, f1, ..] = *header;
+        if i32::from(u16::from_ne_bytes([f0, f1])) & libc::NLM_F_DUMP_INTR != 0 {
+            return Err(io::ErrorKind::Interrupted.into());
+        }
         let content = messages.get(HEADER..length).unwrap_or_default();
         match u16::from_ne_bytes([t0, t1]) {
             ERROR => {
@@ -199,6 +218,18 @@ mod tests {
         let refused = take(&answer(ERROR, &(-libc::EPERM).to_ne_bytes()), &mut found);
         assert_eq!(refused.map_err(|error| error.raw_os_error()), Err(Some(libc::EPERM)));
         assert!(take(&two[..7], &mut found).expect("cut short"));
+    }
+
+    #[test]
+    fn a_list_that_was_changed_while_it_was_made_is_no_answer() {
+        for kind in [44, DONE] {
+            let mut message = answer(kind, &[1; 20]);
+            message[6..8].copy_from_slice(
+                &u16::try_from(libc::NLM_F_MULTI | libc::NLM_F_DUMP_INTR).expect("16 bits").to_ne_bytes(),
+            );
+            let taken = take(&[answer(44, &[2; 20]), message].concat(), &mut Vec::new());
+            assert_eq!(taken.map_err(|error| error.kind()), Err(io::ErrorKind::Interrupted), "{kind}");
+        }
     }
 
     #[test]

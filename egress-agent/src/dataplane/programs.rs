@@ -15,7 +15,7 @@
 //! atomic too. What an earlier run attached the other way is taken off after the new program is at work:
 //! for a moment a packet meets both, and the second finds nothing left to do. So are filters on a former uplink.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
 use std::panic::resume_unwind;
@@ -176,8 +176,18 @@ impl Programs {
         };
         let mut outcomes = clsact::take_off_elsewhere(&set, &filters);
         outcomes.extend(clsact::forget_elsewhere(&set, &devices));
-        outcomes.push(("programs of filters".to_owned(), set.let_go().map(|()| false)));
+        let let_go = self.filter_numbers().and_then(|attached| set.let_go(attached));
+        outcomes.push(("programs of filters".to_owned(), let_go.map(|()| false)));
         outcomes
+    }
+
+    /// Of the programs that this process has made filters.
+    fn filter_numbers(&self) -> io::Result<BTreeSet<u32>> {
+        if self.attachment != Attachment::Clsact {
+            return Ok(BTreeSet::new());
+        }
+        let programs = self.attached.keys().filter_map(|hook| self.ebpf.program(hook.name()));
+        programs.map(|program| program.info().map(|info| info.id()).map_err(io::Error::other)).collect()
     }
 
     fn set(&self) -> io::Result<OurSet> {
