@@ -3,6 +3,7 @@
 use clap::Args;
 use tokio::signal::unix::{SignalKind, signal};
 
+use super::interfaces::detect_uplink;
 use super::{CliError, NodeArgs};
 use crate::dataplane;
 
@@ -16,7 +17,7 @@ pub(super) struct CleanupArgs {
 }
 
 pub(super) fn run(args: &CleanupArgs) -> Result<(), CliError> {
-    let settings = args.node.settings()?;
+    let settings = args.node.settings_for_removal(detect_uplink());
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         // Before anything is said: the first process of a container does not end by a signal that it does not wait for.

@@ -78,13 +78,19 @@ struct NodeArgs {
 
 impl NodeArgs {
     fn settings(&self) -> Result<dataplane::Settings, CliError> {
-        let uplink = match &self.uplink {
-            Some(uplink) => uplink.clone(),
-            None => interfaces::detect_uplink().ok_or(CliError::NoUplink)?,
-        };
+        let uplink = self.uplink.clone().or_else(interfaces::detect_uplink);
+        uplink.map(|uplink| self.settings_for(uplink)).ok_or(CliError::NoUplink)
+    }
+
+    /// To remove what is there, whether or not this node has an uplink now: its name is for filters that no pin tells of.
+    fn settings_for_removal(&self, detected: Option<String>) -> dataplane::Settings {
+        self.settings_for(self.uplink.clone().or(detected).unwrap_or_default())
+    }
+
+    fn settings_for(&self, uplink: String) -> dataplane::Settings {
         let mut settings = dataplane::Settings::new(uplink, self.mgmt_port.clone());
         settings.bpffs.clone_from(&self.bpffs);
-        Ok(settings)
+        settings
     }
 }
 
@@ -185,6 +191,15 @@ mod tests {
             }
         }
     }
+
+    #[test]
+    fn what_is_there_can_be_removed_without_an_uplink() {
+        let node = NodeArgs { uplink: None, mgmt_port: "cni0".to_owned(), bpffs: "/bpf/a".into() };
+        let removal = node.settings_for_removal(None);
+        assert_eq!(removal.uplink, "");
+        assert_eq!((removal.mgmt_port.as_str(), removal.bpffs), ("cni0", PathBuf::from("/bpf/a")));
+    }
+
     #[test]
     fn the_file_adds_to_the_line() {
         let file = std::env::temp_dir().join(format!("egress-agent-{}.conf", std::process::id()));

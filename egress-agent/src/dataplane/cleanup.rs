@@ -3,11 +3,13 @@
 //! It refuses to run beside an agent, which would only put things back. Everything else is collected: one thing that
 //! cannot be removed does not keep the rest. Steering goes first, the guard of the uplink last, so that no selected pod's
 //! packet leaves as a pod's in between.
+//!
+//! Whose a filter is the pins beside it say. Where one could not be taken off they stay, for the next try.
 
 use std::fs;
 use std::io;
 use std::net::IpAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use aya::maps::MapData;
 use egress_common::abi::{Addr, OwnedAddr};
@@ -17,7 +19,7 @@ use tokio::task::JoinSet;
 use super::clsact::{self, OurSet};
 use super::error::{StartError, map_io};
 use super::lock::InstanceLock;
-use super::names::{Hook, NFT_TABLE, OVERLAY_DEVICE, Pins};
+use super::names::{CLSACT_PROGRAMS, Hook, LINKS, NFT_TABLE, OVERLAY_DEVICE, Pins};
 use super::tables::Hash;
 use super::{Settings, claim, connect, filters, nft, overlay};
 
@@ -61,9 +63,9 @@ pub async fn cleanup(settings: &Settings) -> Result<CleanupReport, StartError> {
     });
     let mut tasks = JoinSet::new();
     let netlink = connect(&mut tasks).map_err(|error| StartError::kernel("open a netlink socket", error))?;
-    remove_filters(settings, &pins, &mut report);
+    let needed = remove_filters(settings, &pins, &mut report);
     if lock.is_some() {
-        remove_pins(&pins, was_there, &mut report);
+        remove_pins(&pins, was_there, &needed, &mut report);
     }
     for (ifindex, address) in owned {
         claim::remove_filter_at(ifindex, address);
@@ -85,21 +87,26 @@ fn owned_addresses(pins: &Pins) -> io::Result<Vec<(u32, IpAddr)>> {
     Ok(addresses)
 }
 
-/// Links of every layout version, then everything else below the directory, then the directory.
-fn remove_pins(pins: &Pins, was_there: bool, report: &mut CleanupReport) {
+/// Links of every layout version, then everything else below the directory but for the versions that are still needed,
+/// then the directory.
+fn remove_pins(pins: &Pins, was_there: bool, needed: &[PathBuf], report: &mut CleanupReport) {
     let versions = match children(pins.root()) {
         Ok(versions) => versions,
         Err(error) => return report.problems.push(format!("{}: {error}", pins.root().display())),
     };
     for version in versions {
         for hook in Hook::ALL.into_iter().rev() {
-            let link = version.join("links").join(hook.name());
+            let link = version.join(LINKS).join(hook.name());
             report.note(&format!("link {}", link.display()), absent_is_false(fs::remove_file(&link)));
         }
-        remove_tree(&version, report);
+        if !needed.contains(&version) {
+            remove_tree(&version, report);
+        }
     }
-    let removed = absent_is_false(fs::remove_dir(pins.root())).map(|removed| removed && was_there);
-    report.note(&format!("directory {}", pins.root().display()), removed);
+    if needed.is_empty() {
+        let removed = absent_is_false(fs::remove_dir(pins.root())).map(|removed| removed && was_there);
+        report.note(&format!("directory {}", pins.root().display()), removed);
+    }
 }
 
 fn remove_tree(path: &Path, report: &mut CleanupReport) {
@@ -114,7 +121,7 @@ fn remove_tree(path: &Path, report: &mut CleanupReport) {
     report.note(&format!("directory {shown}"), absent_is_false(fs::remove_dir(path)));
 }
 
-fn children(path: &Path) -> io::Result<Vec<std::path::PathBuf>> {
+fn children(path: &Path) -> io::Result<Vec<PathBuf>> {
     fs::read_dir(path)?.map(|entry| Ok(entry?.path())).collect()
 }
 
@@ -126,28 +133,42 @@ fn absent_is_false(outcome: io::Result<()>) -> io::Result<bool> {
     }
 }
 
-/// Our filters, wherever they are, and the disciplines that were made for them. Where nothing is pinned any more that could
-/// tell whose they are, those on this node's devices that are named as ours.
-fn remove_filters(settings: &Settings, pins: &Pins, report: &mut CleanupReport) {
+/// Our filters, wherever they are, and the disciplines that were made for them; the versions that are needed to know what
+/// could not be removed. Where no pin tells what is ours, those on this node's devices that are named as ours.
+fn remove_filters(settings: &Settings, pins: &Pins, report: &mut CleanupReport) -> Vec<PathBuf> {
     let versions = children(pins.root()).unwrap_or_default();
+    let mut needed = Vec::new();
     let mut is_told = false;
-    for version in versions.iter().filter(|version| version.is_dir()) {
-        match OurSet::of(version) {
+    for version in versions.into_iter().filter(|version| version.is_dir()) {
+        let before = report.problems.len();
+        is_told |= tells(&version);
+        match OurSet::of(&version) {
             Ok(set) => {
-                is_told |= set.is_known();
                 for (what, outcome) in clsact::take_off_elsewhere(&set, &[]) {
                     report.note(&what, outcome);
                 }
             }
-            Err(error) => {
-                is_told = true;
-                report.problems.push(format!("filters of {}: {error}", version.display()));
-            }
+            Err(error) => report.problems.push(format!("filters of {}: {error}", version.display())),
+        }
+        if report.problems.len() > before {
+            needed.push(version);
         }
     }
     if !is_told {
         remove_named(settings, report);
     }
+    needed
+}
+
+/// Whether a version has something on hooks that it knows. One with maps and neither filters nor links is of an agent that
+/// did not pin its filters' programs, as the first ones, or attached nothing.
+fn tells(version: &Path) -> bool {
+    // What cannot be read may tell something.
+    let is_empty = |name: &str| match fs::read_dir(version.join(name)) {
+        Ok(mut entries) => entries.next().is_none(),
+        Err(error) => error.kind() == io::ErrorKind::NotFound,
+    };
+    !is_empty(CLSACT_PROGRAMS) || !is_empty(LINKS)
 }
 
 fn remove_named(settings: &Settings, report: &mut CleanupReport) {
@@ -162,5 +183,46 @@ fn remove_named(settings: &Settings, report: &mut CleanupReport) {
             named.iter().try_fold(false, |any, filter| Ok(filters::remove(ifindex, hook.direction(), filter)? || any))
         });
         report.note(&format!("filter {} on {device}", hook.name()), removed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A directory with the layout of pins, on any file system.
+    fn laid_out(name: &str, files: &[&str]) -> PathBuf {
+        let root = std::env::temp_dir().join(format!("egress-cleanup-{name}-{}", std::process::id()));
+        for file in files.iter().map(|file| root.join(file)) {
+            fs::create_dir_all(file.parent().expect("a folder")).expect("a folder");
+            fs::write(file, "").expect("a file");
+        }
+        root
+    }
+
+    #[test]
+    fn what_tells_whose_a_filter_is_stays_as_long_as_the_filter() {
+        let root =
+            laid_out("needed", &["v4/maps/counters", "v4/filters/7", "v4/links/mgmt_ingress", "v3/maps/counters"]);
+        let (pins, mut report) = (Pins::new(&root), CleanupReport::default());
+        remove_pins(&pins, true, &[root.join("v4")], &mut report);
+        assert_eq!(report.problems, Vec::<String>::new(), "what is kept is no problem of its own");
+        for (file, stays) in
+            [("v4/maps/counters", true), ("v4/filters/7", true), ("v4/links/mgmt_ingress", false), ("v3", false)]
+        {
+            assert_eq!(root.join(file).exists(), stays, "{file}");
+        }
+        remove_pins(&pins, true, &[], &mut report);
+        assert!(report.problems.is_empty() && !root.exists(), "{report:?}");
+    }
+
+    #[test]
+    fn maps_alone_do_not_tell_whose_filters_are() {
+        for (file, wanted) in [("maps/counters", false), ("filters/7", true), ("links/mgmt_ingress", true)] {
+            let root = laid_out("tells", &[file]);
+            let told = tells(&root);
+            fs::remove_dir_all(&root).expect("it was there");
+            assert_eq!(told, wanted, "{file}");
+        }
     }
 }

@@ -82,10 +82,6 @@ impl OurSet {
         self.filters.difference(&used).try_for_each(|number| fs::remove_file(self.pins.join(number.to_string())))
     }
 
-    pub(super) fn is_known(&self) -> bool {
-        self.counters.is_some()
-    }
-
     /// Whether the program works on the maps of this set.
     pub(super) fn has_program(&self, program: &ProgramInfo) -> Result<bool, ProgramError> {
         let maps = program.map_ids()?.unwrap_or_default();
