@@ -36,9 +36,13 @@ fn containers(path: &str) -> Vec<(String, Vec<String>, BTreeMap<String, String>)
 
 /// What an overlay's ConfigMap adds.
 fn settings(overlay: &str) -> BTreeMap<String, String> {
+    generated(overlay, "egress-agent-settings")
+}
+
+fn generated(overlay: &str, map: &str) -> BTreeMap<String, String> {
     let kustomization = documents(&format!("{overlay}/kustomization.yaml")).remove(0);
     let generators = kustomization["configMapGenerator"].as_array().cloned().unwrap_or_default();
-    let ours = generators.iter().filter(|one| one["name"] == "egress-agent-settings");
+    let ours = generators.iter().filter(|one| one["name"] == map);
     let literals = ours.flat_map(|one| one["literals"].as_array().cloned().unwrap_or_default());
     let pairs = literals.map(|one| {
         let (name, value) = one.as_str().and_then(|one| one.split_once('=')).expect("NAME=value");
@@ -64,6 +68,9 @@ fn parse(line: &[String], variables: &BTreeMap<String, String>) -> Result<(Comma
 
 const OVERLAYS: [&str; 3] =
     ["overlays/ovn-kubernetes-kind", "overlays/ovn-kubernetes-openshift", "overlays/bridge-cni"];
+/// For the same clusters.
+const CLEANUPS: [&str; 3] =
+    ["overlays/cleanup-ovn-kubernetes-kind", "overlays/cleanup-openshift", "overlays/cleanup-bridge-cni"];
 
 #[test]
 fn the_agent_understands_its_daemonset_in_every_overlay() {
@@ -105,6 +112,27 @@ fn cleanup_finds_what_the_agent_has_pinned() {
         let mount = json!({"name": "bpffs", "mountPath": "/bpf"});
         let volume = json!({"name": "bpffs", "hostPath": {"path": "/sys/fs/bpf", "type": "Directory"}});
         assert_eq!(found, [mount, volume], "{path}");
+    }
+}
+
+#[test]
+fn cleanup_looks_at_the_interfaces_that_the_agents_had() {
+    let map = "egress-agent-cleanup-settings";
+    for (agents, cleanup) in OVERLAYS.into_iter().zip(CLEANUPS) {
+        let mut given = generated("cleanup", map);
+        given.extend(generated(cleanup, map));
+        let mut wanted = settings(agents);
+        wanted.retain(|name, _| ["EGRESS_AGENT_UPLINK", "EGRESS_AGENT_MGMT_PORT"].contains(&name.as_str()));
+        assert_eq!(given, wanted, "{cleanup}");
+        for (name, line, mut variables) in containers("cleanup/daemonset.yaml") {
+            variables.extend(given.clone());
+            let parsed = parse(&line, &variables);
+            assert!(matches!(parsed, Ok((Command::Cleanup(_), _))), "{cleanup}, {name}: {:?}", parsed.err());
+        }
+    }
+    let pod = documents("cleanup/daemonset.yaml").remove(0)["spec"]["template"]["spec"].clone();
+    for container in [&pod["initContainers"][0], &pod["containers"][0]] {
+        assert_eq!(container["envFrom"], json!([{"configMapRef": {"name": map}}]));
     }
 }
 

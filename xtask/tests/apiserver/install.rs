@@ -11,11 +11,13 @@ use serde_json::Value;
 use crate::server::{Server, has_kubectl, is_real};
 
 pub(crate) const BRIDGE: &str = "overlays/bridge-cni";
-const OVERLAYS: [&str; 5] = [
+const OVERLAYS: [&str; 7] = [
     BRIDGE,
     "overlays/ovn-kubernetes-kind",
     "overlays/ovn-kubernetes-openshift",
     "overlays/cleanup-openshift",
+    "overlays/cleanup-ovn-kubernetes-kind",
+    "overlays/cleanup-bridge-cni",
     "cleanup",
 ];
 
