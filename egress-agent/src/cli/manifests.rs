@@ -167,6 +167,40 @@ fn probes_ask_where_the_agent_answers() {
     }
 }
 
+/// Each group, resource and verb of these rules.
+fn spread(rules: &Value) -> Vec<[String; 3]> {
+    let list = |value: &Value| -> Vec<String> {
+        value.as_array().into_iter().flatten().filter_map(|one| one.as_str().map(str::to_owned)).collect()
+    };
+    let mut found = Vec::new();
+    for rule in rules.as_array().into_iter().flatten() {
+        for group in list(&rule["apiGroups"]) {
+            for resource in list(&rule["resources"]) {
+                found.extend(list(&rule["verbs"]).into_iter().map(|verb| [group.clone(), resource.clone(), verb]));
+            }
+        }
+    }
+    found
+}
+
+#[test]
+fn what_an_agent_writes_does_not_queue_behind_other_accounts() {
+    let schema = documents("base/flowcontrol.yaml").into_iter().find(|one| one["kind"] == "FlowSchema");
+    let rules = schema.expect("a schema")["spec"]["rules"][0]["resourceRules"].clone();
+    let preferred = spread(&rules);
+    let granted: Vec<_> = documents("base/rbac.yaml").iter().flat_map(|one| spread(&one["rules"])).collect();
+    let writes = granted
+        .iter()
+        .filter(|[_, resource, verb]| ["create", "update", "patch"].contains(&verb.as_str()) && resource != "events");
+    let missing: Vec<_> = writes.filter(|one| !preferred.contains(one)).collect();
+    assert_eq!(missing, Vec::<&[String; 3]>::new());
+    assert!(preferred.iter().all(|one| granted.contains(one)), "a request that agents may not make");
+    for rule in rules.as_array().into_iter().flatten() {
+        let wanted = if rule["clusterScope"] == json!(true) { "*" } else { "egress-agent" };
+        assert_eq!(rule["namespaces"], json!([wanted]), "{rule}");
+    }
+}
+
 #[test]
 fn pods_are_not_privileged() {
     for path in ["base/daemonset.yaml", "cleanup/daemonset.yaml"] {
