@@ -70,6 +70,11 @@ fn every_overlay_renders() -> Result<()> {
             let name = source["configMapRef"]["name"].as_str().unwrap_or_default();
             ensure!(maps.contains(&name) && name != "egress-agent-settings", "{folder}: {name} among {maps:?}");
         }
+        let namespace = all.iter().find(|one| one["kind"] == "Namespace");
+        let selector =
+            namespace.and_then(|one| one.pointer("/metadata/annotations/openshift.io~1node-selector")?.as_str());
+        let wanted = (folder == "overlays/ovn-kubernetes-openshift").then_some("");
+        ensure!(selector == wanted, "{folder}: the node selector of the namespace is {selector:?}");
         let definitions = all.iter().filter(|one| one["kind"] == "CustomResourceDefinition").count();
         ensure!(definitions == usize::from(folder == BRIDGE), "{folder}: OVN-Kubernetes brings its own definition");
     }
