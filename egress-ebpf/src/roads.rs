@@ -185,9 +185,10 @@ pub fn accept(packet: Packet, config: &Config, workspace: &mut Workspace) -> Out
     if !overlay::read_outer(packet, &mut workspace.outer) {
         return Outcome::done(Verdict::ForgedOuter);
     }
-    // Agents ask each other whether the overlay carries anything. The stack has nobody for this either.
+    // Agents ask each other whether the overlay carries anything; only nodes get through to them.
     if workspace.outer.egress_id == 0 && packet.load(ETH_LEN - 2) == Some(ethertype::ECHO.to_be_bytes()) {
-        return Outcome::done(Verdict::NotIp);
+        let is_from_node = decide::accept::sender(&workspace.outer, &Maps).is_some();
+        return Outcome::done(if is_from_node { Verdict::NotIp } else { Verdict::ForgedOuter });
     }
     begin_accept(packet, config, workspace)
 }

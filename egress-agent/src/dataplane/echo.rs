@@ -9,8 +9,8 @@
 //! ```
 //!
 //! and the answer comes back in the same way. The datagram has a checksum, as sockets send it, so the uplink's program
-//! leaves it to the overlay's device (see `overlay.rs` of the programs), and the device's program leaves it alone. Network
-//! 0 is no object's. It is sent from the tunnel endpoint, as what the programs send.
+//! leaves it to the overlay's device (see `overlay.rs` of the programs), and the device's program leaves it alone where it
+//! comes from the tunnel endpoint of a node, from which it is sent. Network 0 is no object's.
 //!
 //! Who may send to the tunnel's port is trusted with the overlay as a whole. What is answered here is no longer than what
 //! asked, and answers go to tunnel endpoints of nodes only. An answer counts where it bears the number of a question that
@@ -131,7 +131,8 @@ async fn listen(mut ends: Ends, stop: CancellationToken, follow: impl Fn(Option<
     }
 }
 
-/// Sends from this node's tunnel endpoint, as nodes do. What cannot be sent is a question without an answer.
+/// Sends from this node's tunnel endpoint: nobody is heard from another address. What cannot be sent is a question without
+/// an answer.
 #[derive(Default)]
 struct Mouth(Option<(IpAddr, UdpSocket)>);
 

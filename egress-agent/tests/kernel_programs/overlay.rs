@@ -185,11 +185,15 @@ fn forged_packets_are_dropped_by_name() {
         no_ip.from = IpAddr::from([0, 0, 0, 0]);
         no_ip.to = no_ip.from;
         // Agents ask each other so, by the network that is no object's.
-        for (id, verdict) in [(cast.here, Verdict::Malformed), (0, Verdict::NotIp)] {
-            let mut frame = wrapped(V4.other_node, id, &no_ip);
+        for (from, id, verdict) in [
+            (V4.other_node, cast.here, Verdict::Malformed),
+            (V4.other_node, 0, Verdict::NotIp),
+            ("172.18.0.77", 0, Verdict::ForgedOuter),
+        ] {
+            let mut frame = wrapped(from, id, &no_ip);
             let at = frame.len() - no_ip.frame().len() + 12;
             frame[at..at + 2].copy_from_slice(&[0x88, 0xb5]);
-            assert_eq!(arrives(stage, &wire, &frame), is(verdict), "{id}");
+            assert_eq!(arrives(stage, &wire, &frame), is(verdict), "{from} {id}");
         }
     });
 }

@@ -11,7 +11,7 @@
 
 use super::snat::{self, Face};
 use super::{Owner, Tables, fragments, slots};
-use crate::abi::{Addr, Config, Course, Mapping, NodePlace, Origin, Owned, PrefixKind, Verdict};
+use crate::abi::{Addr, Config, Course, Mapping, NodeEntry, NodePlace, Origin, Owned, PrefixKind, Verdict};
 use crate::wire::{Heads, L4, Quote};
 
 /// Where the packet came from, read from the tunnel header.
@@ -37,13 +37,16 @@ pub enum Accept<'t> {
     Answer,
 }
 
+/// The node that sent it. Nodes send from their tunnel endpoint: another address of theirs is what a masqueraded packet of a
+/// pod would show.
+#[inline(always)]
+pub fn sender<'t, T: Tables>(outer: &Outer, tables: &'t T) -> Option<&'t NodeEntry> {
+    tables.node(&outer.source).filter(|node| node.place() == NodePlace::Other && node.node == outer.source)
+}
+
 #[inline(always)]
 pub fn accept<'t, T: Tables>(heads: &mut Heads, outer: &Outer, tables: &'t T, config: &Config) -> Accept<'t> {
-    let sender = tables.node(&outer.source);
-    // Nodes send from their tunnel endpoint. Another address of theirs is what a masqueraded packet of a pod would show.
-    let Some(sender) = sender.filter(|node| node.place() == NodePlace::Other && node.node == outer.source) else {
-        return Accept::Done(Verdict::ForgedOuter);
-    };
+    let Some(sender) = sender(outer, tables) else { return Accept::Done(Verdict::ForgedOuter) };
     if let Some(pod) = tables.pod(&heads.tuple.daddr) {
         // A gateway knows no pods: its mappings outlive the pod's selection, and the pod. The network identifier says whose
         // reply it is.
@@ -152,7 +155,7 @@ pub fn translate<'t, T: Tables>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::abi::{Direction, Moving, NodeEntry, PodEntry};
+    use crate::abi::{Direction, Moving, PodEntry};
     use crate::decide::cast::{Cast, ID, NODE, OTHER_NODE, both};
     use crate::decide::packets::{Packet, packet};
     use crate::decide::world::{World, addr};

@@ -173,8 +173,7 @@ mutations! {
     "outer-source-any-address", ACCEPT, ["encapsulation::"], "what a pod sends to a node's port passes for a node's packet":
         "node.place() == NodePlace::Other && node.node == outer.source" => "node.place() == NodePlace::Other";
     "outer-source-unchecked", ACCEPT, ["encapsulation::"], "anybody who knows a node's address there is a node":
-        "sender.filter(|node| node.place() == NodePlace::Other && node.node == outer.source)" =>
-        "sender.or(tables.node(&config.self_node))";
+        "sender(outer, tables) else" => "sender(outer, tables).or(tables.node(&config.self_node)) else";
     "inner-source-unchecked", ACCEPT, ["encapsulation::"], "a node can send with any source":
         "let owned = match of_sender {" => "let owned = match of_sender || outer.egress_id != 0 {";
     "reply-to-any-pod", ACCEPT, ["encapsulation::", "overlay::"], "what the world sends to a former pod reaches who has its address now":
