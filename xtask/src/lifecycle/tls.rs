@@ -77,7 +77,9 @@ pub(super) fn health_checks_by_tls(context: &LabContext) -> Result<()> {
     for number in 1..=3 {
         says(&mut ground, number, &["health checks are read anew"], 1)?;
     }
-    // A new session.
+    // A new session. The leader notices an agent that is away for longer than the total timeout alone, and one starts sooner.
+    ground.agent(other)?.kill()?;
+    says(&mut ground, leader, &["its agent does not answer health checks", &serves], 1)?;
     ground.agent(other)?.restart()?;
     ground.serves(other)?;
     says(&mut ground, leader, &["the node serves", &serves], 2)?;
