@@ -11,7 +11,7 @@ use crate::dataplane;
 pub(super) struct CleanupArgs {
     #[command(flatten)]
     node: NodeArgs,
-    /// Stay when all is removed, until told to stop: the pods of a DaemonSet must not end
+    /// Stay when all is removed, until told to stop by a signal: the pods of a DaemonSet must not end
     #[arg(long, env = "EGRESS_AGENT_STAY")]
     stay: bool,
 }

@@ -16,7 +16,7 @@ use clap::parser::ValueSource;
 use clap::{ArgMatches, Command};
 
 /// What we read: section, key, and the flag that it stands for.
-const KEYS: [(&str, &str, &str); 7] = [
+pub(super) const KEYS: [(&str, &str, &str); 7] = [
     ("ovnkubernetesfeature", "egressip-node-healthcheck-port", "egressip-node-healthcheck-port"),
     ("ovnkubernetesfeature", "egressip-reachability-total-timeout", "egressip-reachability-total-timeout"),
     ("egressip-healthcheck-tls", "client-cert", "egressip-healthcheck-client-cert"),

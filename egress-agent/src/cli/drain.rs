@@ -30,17 +30,17 @@ const LATER: Duration = Duration::from_secs(5);
 
 #[derive(Args, Debug)]
 pub(super) struct DrainArgs {
-    /// Node whose egress IPs are to go to others; in an agent's pod its own
+    /// Node whose egress IPs are to go to others [default: in an agent's pod its own]
     #[arg(value_name = "NODE", env = "EGRESS_AGENT_NODE_NAME")]
     node: String,
     /// Take it back: the node may get egress IPs again; what has gone stays where it is
     #[arg(long, env = "EGRESS_AGENT_DRAIN_UNDO")]
     undo: bool,
-    /// Seconds to wait for all of them to be elsewhere; 0: for ever
+    /// Seconds to wait for all of them to be elsewhere, while the draining itself goes on; 0: for ever
     #[arg(long, env = "EGRESS_AGENT_DRAIN_TIMEOUT", default_value_t = 60, value_name = "SECONDS")]
     timeout: u64,
-    /// How to reach the API server [default: as kubectl does, else as a pod of the cluster]
-    #[arg(long, env = "EGRESS_AGENT_KUBECONFIG")]
+    /// Kubeconfig by which the API server is reached [default: as kubectl does, else as a pod of the cluster]
+    #[arg(long, env = "EGRESS_AGENT_KUBECONFIG", value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
 }
 

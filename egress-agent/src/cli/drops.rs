@@ -21,14 +21,14 @@ pub(super) struct DropsArgs {
     /// Go on with those to come, until Ctrl-C or the agent's end
     #[arg(short, long, env = "EGRESS_AGENT_DROPS_FOLLOW")]
     follow: bool,
-    /// Dropped for this reason, by its label
+    /// Only those that were dropped for this reason, by its label
     #[arg(long, env = "EGRESS_AGENT_DROPS_REASON", value_name = "REASON", value_parser = reason)]
     reason: Option<String>,
     /// Socket on which the agent answers
-    #[arg(long, env = "EGRESS_AGENT_SOCKET", default_value = DEFAULT_SOCKET)]
+    #[arg(long, env = "EGRESS_AGENT_SOCKET", value_name = "PATH", default_value = DEFAULT_SOCKET)]
     socket: PathBuf,
     /// Form of the answer; of JSON one object in each line
-    #[arg(short, long, env = "EGRESS_AGENT_OUTPUT", default_value = "table")]
+    #[arg(short, long, env = "EGRESS_AGENT_OUTPUT", value_name = "FORM", default_value = "table")]
     output: Output,
 }
 

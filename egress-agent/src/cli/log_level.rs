@@ -15,7 +15,7 @@ pub(super) struct LogLevelArgs {
     #[arg(value_name = "FILTER", env = "EGRESS_AGENT_LOG_FILTER")]
     filter: Option<String>,
     /// Socket on which the agent answers
-    #[arg(long, env = "EGRESS_AGENT_SOCKET", default_value = DEFAULT_SOCKET)]
+    #[arg(long, env = "EGRESS_AGENT_SOCKET", value_name = "PATH", default_value = DEFAULT_SOCKET)]
     socket: PathBuf,
 }
 

@@ -12,18 +12,28 @@ use super::CliError;
 use crate::inspect::log::{LogLevel, Troubles};
 
 #[derive(Args, Debug)]
+#[command(next_help_heading = "The log")]
 pub(super) struct LogArgs {
-    /// Least severity of log lines, in general or by module (info, debug, egress_agent=debug,warn)
-    #[arg(long, env = "EGRESS_AGENT_LOG_LEVEL", default_value = "info")]
+    /// Least severity of log lines, in general or by module (info, debug, egress_agent=debug,warn); `egress-agent log-level`
+    /// changes it while the agent runs
+    #[arg(long, env = "EGRESS_AGENT_LOG_LEVEL", value_name = "FILTER", default_value = "info")]
     log_level: String,
-    /// Shape of log lines
-    #[arg(long, env = "EGRESS_AGENT_LOG_FORMAT", value_enum, default_value_t = LogFormat::Text)]
+    /// Shape of log lines, which go to standard error
+    #[arg(
+        long,
+        env = "EGRESS_AGENT_LOG_FORMAT",
+        value_name = "SHAPE",
+        value_enum,
+        default_value_t = LogFormat::Text
+    )]
     log_format: LogFormat,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum LogFormat {
+    /// For people
     Text,
+    /// For programs: one object in each line
     Json,
 }
 

@@ -64,15 +64,18 @@ enum Command {
 
 /// Where on this node.
 #[derive(Args, Debug)]
+#[command(next_help_heading = "On this node")]
 struct NodeArgs {
-    /// Interface towards the outside [default: breth0, else br-ex, else that of the default route]
-    #[arg(long, env = "EGRESS_AGENT_UPLINK")]
+    /// Interface towards the outside, where egress IPs are answered for and packets leave with them [default: breth0, else
+    /// br-ex, else that of the default route]
+    #[arg(long, env = "EGRESS_AGENT_UPLINK", value_name = "INTERFACE")]
     uplink: Option<String>,
-    /// Interface by which pod traffic enters the host
-    #[arg(long, env = "EGRESS_AGENT_MGMT_PORT", default_value = "ovn-k8s-mp0")]
+    /// Interface by which pods' traffic enters the host: OVN-Kubernetes' management port, or the bridge of the CNI, like cni0
+    #[arg(long, env = "EGRESS_AGENT_MGMT_PORT", value_name = "INTERFACE", default_value = "ovn-k8s-mp0")]
     mgmt_port: String,
-    /// Directory of pinned programs and maps, on a BPF file system
-    #[arg(long, env = "EGRESS_AGENT_BPFFS", default_value = DEFAULT_BPFFS)]
+    /// Directory of pinned programs and maps, on a BPF file system; before a change run `egress-agent cleanup` with the
+    /// former one
+    #[arg(long, env = "EGRESS_AGENT_BPFFS", value_name = "DIRECTORY", default_value = DEFAULT_BPFFS)]
     bpffs: PathBuf,
 }
 

@@ -35,35 +35,35 @@ enum What {
 
 #[derive(Args, Debug)]
 struct Filters {
-    /// Of this egress IP, or address of this node
+    /// Only mappings on this egress IP, or on this address of this node
     #[arg(long, env = "EGRESS_AGENT_NAT_EGRESS_IP", value_name = "ADDRESS")]
     egress_ip: Option<IpAddr>,
-    /// Of the pod with this address
+    /// Only those of the pod with this address
     #[arg(long, env = "EGRESS_AGENT_NAT_POD_IP", value_name = "ADDRESS")]
     pod_ip: Option<IpAddr>,
-    /// Of this pod, on this node, while its agent answers
+    /// Only those of this pod, which is on this node, while the agent answers
     #[arg(long, env = "EGRESS_AGENT_NAT_POD", value_name = "NAMESPACE/NAME", conflicts_with = "pod_ip")]
     pod: Option<PodName>,
-    /// To this destination
+    /// Only those to this destination; of IPv6 with a port [ADDRESS]:PORT
     #[arg(long, env = "EGRESS_AGENT_NAT_TO", value_name = "ADDRESS[:PORT]")]
     to: Option<Destination>,
-    /// tcp, udp, icmp, sctp or a protocol's number
+    /// Only those of tcp, udp, icmp, sctp or a protocol by its number
     #[arg(long, env = "EGRESS_AGENT_NAT_PROTO", value_name = "PROTOCOL")]
     proto: Option<Protocol>,
-    /// Of pods of this node, by its name while the agent answers, or by its address; `here` for this one
+    /// Only those of pods of this node, by its name while the agent answers, or by its address; `here` for this one
     #[arg(long, env = "EGRESS_AGENT_NAT_NODE", value_name = "NODE")]
     node: Option<String>,
-    /// TCP connections that are so far
-    #[arg(long, env = "EGRESS_AGENT_NAT_STATE")]
+    /// Only TCP connections that are so far
+    #[arg(long, env = "EGRESS_AGENT_NAT_STATE", value_name = "STATE")]
     state: Option<State>,
     /// Socket on which the agent answers, which knows names
-    #[arg(long, env = "EGRESS_AGENT_SOCKET", default_value = DEFAULT_SOCKET)]
+    #[arg(long, env = "EGRESS_AGENT_SOCKET", value_name = "PATH", default_value = DEFAULT_SOCKET)]
     socket: PathBuf,
     /// Directory of pinned programs and maps
-    #[arg(long, env = "EGRESS_AGENT_BPFFS", default_value = DEFAULT_BPFFS)]
+    #[arg(long, env = "EGRESS_AGENT_BPFFS", value_name = "DIRECTORY", default_value = DEFAULT_BPFFS)]
     bpffs: PathBuf,
     /// Form of the answer
-    #[arg(short, long, env = "EGRESS_AGENT_OUTPUT", default_value = "table")]
+    #[arg(short, long, env = "EGRESS_AGENT_OUTPUT", value_name = "FORM", default_value = "table")]
     output: Output,
 }
 
@@ -72,6 +72,7 @@ struct Filters {
 enum State {
     /// Both sides have yet to speak
     Opening,
+    /// Both sides have spoken
     Established,
     /// Both sides have finished, or one has reset
     Closing,

@@ -13,18 +13,21 @@ use crate::metrics::Meters;
 const INTERVALS: std::ops::RangeInclusive<Duration> = Duration::from_millis(250)..=Duration::from_secs(1);
 
 #[derive(Args, Debug)]
+#[command(next_help_heading = "Reachability of nodes")]
 pub(super) struct ReachabilityArgs {
-    /// Seconds without a sign of life after which an egress node is unreachable, the same on all nodes; 0: never
-    #[arg(long, env = "EGRESS_AGENT_EGRESSIP_REACHABILITY_TOTAL_TIMEOUT", default_value_t = 1,
+    /// Seconds without a sign of life after which an egress node is unreachable and its egress IPs move, the same on all
+    /// nodes (0 to 3600); 0: nobody is probed, and nodes count as gone when Kubernetes says that they are not Ready
+    #[arg(long, env = "EGRESS_AGENT_EGRESSIP_REACHABILITY_TOTAL_TIMEOUT", value_name = "SECONDS", default_value_t = 1,
           value_parser = clap::value_parser!(u16).range(..=3600))]
     egressip_reachability_total_timeout: u16,
-    /// Seconds that an egress node keeps its addresses while it is there and its agent does not answer
-    #[arg(long, env = "EGRESS_AGENT_EGRESSIP_REACHABILITY_GRACE", default_value_t = 30,
+    /// Seconds that an egress node keeps its egress IPs while it is there and its agent does not answer (0 to 86400): as long
+    /// as an update or a restart of the agent may take
+    #[arg(long, env = "EGRESS_AGENT_EGRESSIP_REACHABILITY_GRACE", value_name = "SECONDS", default_value_t = 30,
           value_parser = clap::value_parser!(u32).range(..=86400))]
     egressip_reachability_grace: u32,
-    /// Port of the gRPC health server on the nodes' management addresses, the same on all nodes; 0: none, and whether a
-    /// node is there is told by its TCP port 9
-    #[arg(long, env = "OVN_EGRESSIP_HEALTHCHECK_PORT", default_value_t = 0)]
+    /// TCP port of the gRPC health server on the nodes' management addresses, the same on all nodes (0 to 65535); 0: there is
+    /// none, whether a node is there is told by its TCP port 9, and its uplink is not looked at
+    #[arg(long, env = "OVN_EGRESSIP_HEALTHCHECK_PORT", value_name = "PORT", default_value_t = 0)]
     egressip_node_healthcheck_port: u16,
 }
 

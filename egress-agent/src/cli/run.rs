@@ -30,59 +30,122 @@ use crate::model::desired;
 
 #[derive(Args, Debug)]
 pub(super) struct RunArgs {
-    /// Name of this node's Node object
-    #[arg(long, env = "EGRESS_AGENT_NODE_NAME")]
+    /// Name of this node's Node object, as `kubectl get nodes` shows it
+    #[arg(long, env = "EGRESS_AGENT_NODE_NAME", value_name = "NAME", help_heading = "Kubernetes")]
     node_name: String,
-    /// File of settings as OVN-Kubernetes has it; flags and their variables beat it
-    #[arg(long, env = "EGRESS_AGENT_CONFIG_FILE")]
+    /// File of settings as OVN-Kubernetes has it, read at start; flags and their variables beat it
+    #[arg(long, env = "EGRESS_AGENT_CONFIG_FILE", value_name = "FILE", help_heading = "Kubernetes")]
     config_file: Option<PathBuf>,
-    /// How to reach the API server [default: as a pod of the cluster]
-    #[arg(long, env = "EGRESS_AGENT_KUBECONFIG")]
+    /// Kubeconfig by which the API server is reached [default: as a pod of the cluster]
+    #[arg(long, env = "EGRESS_AGENT_KUBECONFIG", value_name = "FILE", help_heading = "Kubernetes")]
     kubeconfig: Option<PathBuf>,
+    /// Namespace of the leader's Lease and of the ConfigMap of hand-overs, the same on all nodes: agents of another one do
+    /// not know this leader
+    #[arg(
+        long,
+        env = "EGRESS_AGENT_NAMESPACE",
+        value_name = "NAMESPACE",
+        default_value = "kube-system",
+        help_heading = "Kubernetes"
+    )]
+    namespace: String,
     #[command(flatten)]
     node: NodeArgs,
-    /// Socket on which `egress-agent status` asks this agent, for root alone
-    #[arg(long, env = "EGRESS_AGENT_SOCKET", default_value = DEFAULT_SOCKET)]
+    /// Socket on which this agent answers `egress-agent status` and other commands, for root alone
+    #[arg(
+        long,
+        env = "EGRESS_AGENT_SOCKET",
+        value_name = "PATH",
+        default_value = DEFAULT_SOCKET,
+        help_heading = "On this node"
+    )]
     socket: PathBuf,
-    /// Where `/metrics`, `/healthz` and `/readyz` are served: ADDRESS:PORT, or :PORT for all addresses [default: nowhere]
-    #[arg(long, env = "EGRESS_AGENT_METRICS_BIND_ADDRESS")]
+    /// Where /metrics, /healthz and /readyz are served, in plaintext: ADDRESS:PORT, or :PORT for all addresses of the node
+    /// [default: nowhere]
+    #[arg(long, env = "EGRESS_AGENT_METRICS_BIND_ADDRESS", value_name = "ADDRESS:PORT", help_heading = "On this node")]
     metrics_bind_address: Option<Listen>,
-    /// The cluster's pod networks
-    #[arg(long, env = "EGRESS_AGENT_CLUSTER_SUBNETS", value_delimiter = ',')]
-    cluster_subnets: Vec<IpNet>,
-    /// The cluster's service networks
-    #[arg(long, env = "EGRESS_AGENT_SERVICE_CIDRS", value_delimiter = ',')]
-    service_cidrs: Vec<IpNet>,
-    /// Destinations that pods reach without their egress IP
-    #[arg(long, env = "EGRESS_AGENT_EXCLUDED_CIDRS", value_delimiter = ',')]
-    excluded_cidrs: Vec<IpNet>,
-    /// UDP port of the overlay, the same on all nodes
-    #[arg(long, env = "EGRESS_AGENT_TUNNEL_PORT", default_value_t = DEFAULT_TUNNEL_PORT,
-          value_parser = clap::value_parser!(u16).range(1..))]
-    tunnel_port: u16,
-    /// Who puts packets into the overlay and takes them out
-    #[arg(long, env = "EGRESS_AGENT_ENCAPSULATION", value_enum, default_value_t = Encapsulation::Program)]
-    encapsulation: Encapsulation,
     /// How the programs are put on their hooks; a change takes the former ones off
-    #[arg(long, env = "EGRESS_AGENT_ATTACH", value_enum, default_value_t = Attach::Auto)]
+    #[arg(
+        long,
+        env = "EGRESS_AGENT_ATTACH",
+        value_name = "WAY",
+        value_enum,
+        default_value_t = Attach::Auto,
+        help_heading = "On this node"
+    )]
     attach: Attach,
-    /// How many NAT mappings this node may have at once, 512 bytes each; a change needs `egress-agent cleanup` first
-    #[arg(long, env = "EGRESS_AGENT_NAT_ENTRIES", default_value_t = DEFAULT_NAT_ENTRIES,
-          value_parser = clap::value_parser!(u32).range(1024..=MOST_ENTRIES))]
+    /// How many NAT mappings this node may have at once, 512 bytes of memory each (1024 to 268435456); where the map is full
+    /// new flows are dropped (map_full). A change needs `egress-agent cleanup` first
+    #[arg(long, env = "EGRESS_AGENT_NAT_ENTRIES", value_name = "ENTRIES", default_value_t = DEFAULT_NAT_ENTRIES,
+          value_parser = clap::value_parser!(u32).range(1024..=MOST_ENTRIES), help_heading = "On this node")]
     nat_entries: u32,
-    /// How many connections from outside this node remembers, 128 bytes each; a change needs `egress-agent cleanup` first
-    #[arg(long, env = "EGRESS_AGENT_INBOUND_ENTRIES", default_value_t = DEFAULT_INBOUND_ENTRIES,
-          value_parser = clap::value_parser!(u32).range(1024..=MOST_ENTRIES))]
+    /// How many connections from outside this node remembers, 128 bytes of memory each (1024 to 268435456); of others a
+    /// selected pod's answers may leave with its egress IP (inbound_refused). A change needs `egress-agent cleanup` first
+    #[arg(long, env = "EGRESS_AGENT_INBOUND_ENTRIES", value_name = "ENTRIES", default_value_t = DEFAULT_INBOUND_ENTRIES,
+          value_parser = clap::value_parser!(u32).range(1024..=MOST_ENTRIES), help_heading = "On this node")]
     inbound_entries: u32,
-    /// What happens to packets of pods that this node does not know yet
-    #[arg(long, env = "EGRESS_AGENT_UNKNOWN_PODS", value_enum, default_value_t = UnknownPods::Auto)]
+    /// The cluster's pod networks: what selected pods send there keeps their own addresses [default: those that nodes say]
+    #[arg(
+        long,
+        env = "EGRESS_AGENT_CLUSTER_SUBNETS",
+        value_name = "CIDR,...",
+        value_delimiter = ',',
+        help_heading = "The cluster's networks"
+    )]
+    cluster_subnets: Vec<IpNet>,
+    /// The cluster's service networks, left to the service proxy [default: the addresses of the Services that are known]
+    #[arg(
+        long,
+        env = "EGRESS_AGENT_SERVICE_CIDRS",
+        value_name = "CIDR,...",
+        value_delimiter = ',',
+        help_heading = "The cluster's networks"
+    )]
+    service_cidrs: Vec<IpNet>,
+    /// Destinations outside that selected pods reach without their egress IP: their packets to there are left to the CNI
+    #[arg(
+        long,
+        env = "EGRESS_AGENT_EXCLUDED_CIDRS",
+        value_name = "CIDR,...",
+        value_delimiter = ',',
+        help_heading = "The cluster's networks"
+    )]
+    excluded_cidrs: Vec<IpNet>,
+    /// UDP port of the overlay between nodes, the same on all nodes and open between them (1 to 65535)
+    #[arg(long, env = "EGRESS_AGENT_TUNNEL_PORT", value_name = "PORT", default_value_t = DEFAULT_TUNNEL_PORT,
+          value_parser = clap::value_parser!(u16).range(1..), help_heading = "The overlay")]
+    tunnel_port: u16,
+    /// Who puts packets into the overlay and takes them out; `device` where IPsec policies encrypt between nodes
+    #[arg(
+        long,
+        env = "EGRESS_AGENT_ENCAPSULATION",
+        value_name = "WAY",
+        value_enum,
+        default_value_t = Encapsulation::Program,
+        help_heading = "The overlay"
+    )]
+    encapsulation: Encapsulation,
+    /// What becomes of packets of pods that this node does not know yet
+    #[arg(
+        long,
+        env = "EGRESS_AGENT_UNKNOWN_PODS",
+        value_name = "WHAT",
+        value_enum,
+        default_value_t = UnknownPods::Auto,
+        help_heading = "When there is no egress IP"
+    )]
     unknown_pods: UnknownPods,
-    /// What happens to selected pods' packets when no node can host any address of their object
-    #[arg(long, env = "EGRESS_AGENT_ON_UNASSIGNED", value_enum, default_value_t = OnUnassigned::NodeAddress)]
+    /// What becomes of selected pods' packets when no node can host any address of their object; an object may say `drop` of
+    /// its own by an annotation
+    #[arg(
+        long,
+        env = "EGRESS_AGENT_ON_UNASSIGNED",
+        value_name = "WHAT",
+        value_enum,
+        default_value_t = OnUnassigned::NodeAddress,
+        help_heading = "When there is no egress IP"
+    )]
     on_unassigned: OnUnassigned,
-    /// Namespace of the leader's Lease
-    #[arg(long, env = "EGRESS_AGENT_NAMESPACE", default_value = "kube-system")]
-    namespace: String,
     #[command(flatten)]
     reachability: ReachabilityArgs,
     #[command(flatten)]
@@ -128,14 +191,17 @@ impl Attach {
 enum UnknownPods {
     /// Drop where the CNI announces addresses before a pod starts; elsewhere only while an EgressIP object selects a namespace
     Auto,
+    /// Always drop: none leaves with a wrong address, and pods that no object selects wait for the agent too
     Drop,
+    /// Always let pass: a pod's first packets may leave with its node's address
     Pass,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum OnUnassigned {
-    /// They leave with their node's address
+    /// They leave with their node's address, as in OVN-Kubernetes
     NodeAddress,
+    /// They do not leave
     Drop,
 }
 

@@ -19,13 +19,13 @@ pub(super) const DEFAULT_SOCKET: &str = "/run/egress-agent/agent.sock";
 #[derive(Args, Debug)]
 pub(super) struct StatusArgs {
     /// Socket on which the agent answers
-    #[arg(long, env = "EGRESS_AGENT_SOCKET", default_value = DEFAULT_SOCKET)]
+    #[arg(long, env = "EGRESS_AGENT_SOCKET", value_name = "PATH", default_value = DEFAULT_SOCKET)]
     socket: PathBuf,
     /// Directory of pinned programs and maps, for when no agent answers
-    #[arg(long, env = "EGRESS_AGENT_BPFFS", default_value = DEFAULT_BPFFS)]
+    #[arg(long, env = "EGRESS_AGENT_BPFFS", value_name = "DIRECTORY", default_value = DEFAULT_BPFFS)]
     bpffs: PathBuf,
     /// Form of the answer
-    #[arg(short, long, env = "EGRESS_AGENT_OUTPUT", default_value = "table")]
+    #[arg(short, long, env = "EGRESS_AGENT_OUTPUT", value_name = "FORM", default_value = "table")]
     output: Output,
 }
 

@@ -14,27 +14,32 @@ fn seconds() -> RangedU64ValueParser<u32> {
 }
 
 #[derive(Args, Debug)]
+#[command(next_help_heading = "How long what is idle is remembered")]
 pub(super) struct TimeoutArgs {
-    /// Seconds that an established TCP connection may be idle (RFC 5382: 7440 or more)
-    #[arg(long, env = "EGRESS_AGENT_TCP_ESTABLISHED_TIMEOUT", default_value_t = DEFAULT.tcp_established,
-          value_parser = seconds())]
+    /// Seconds that an established TCP connection may be idle (1 to 2592000); RFC 5382 asks for 7440 or more
+    #[arg(long, env = "EGRESS_AGENT_TCP_ESTABLISHED_TIMEOUT", value_name = "SECONDS",
+          default_value_t = DEFAULT.tcp_established, value_parser = seconds())]
     tcp_established_timeout: u32,
-    /// Seconds for a TCP connection that has not been answered (RFC 5382: 240 or more)
-    #[arg(long, env = "EGRESS_AGENT_TCP_OPENING_TIMEOUT", default_value_t = DEFAULT.tcp_opening,
+    /// Seconds that a TCP connection may wait to be answered (1 to 2592000); RFC 5382 asks for 240 or more
+    #[arg(long, env = "EGRESS_AGENT_TCP_OPENING_TIMEOUT", value_name = "SECONDS", default_value_t = DEFAULT.tcp_opening,
           value_parser = seconds())]
     tcp_opening_timeout: u32,
-    /// Seconds for a TCP connection that both sides have finished, or one has reset (RFC 5382: 240 or more)
-    #[arg(long, env = "EGRESS_AGENT_TCP_CLOSING_TIMEOUT", default_value_t = DEFAULT.tcp_closing,
+    /// Seconds that a TCP connection is remembered which both sides have finished, or one has reset (1 to 2592000); RFC 5382
+    /// asks for 240 or more
+    #[arg(long, env = "EGRESS_AGENT_TCP_CLOSING_TIMEOUT", value_name = "SECONDS", default_value_t = DEFAULT.tcp_closing,
           value_parser = seconds())]
     tcp_closing_timeout: u32,
-    /// Seconds between datagrams of UDP (RFC 4787: 120 or more)
-    #[arg(long, env = "EGRESS_AGENT_UDP_TIMEOUT", default_value_t = DEFAULT.udp, value_parser = seconds())]
+    /// Seconds between two datagrams of UDP (1 to 2592000); RFC 4787 asks for 120 or more
+    #[arg(long, env = "EGRESS_AGENT_UDP_TIMEOUT", value_name = "SECONDS", default_value_t = DEFAULT.udp,
+          value_parser = seconds())]
     udp_timeout: u32,
-    /// Seconds between echo requests (RFC 5508: 60 or more)
-    #[arg(long, env = "EGRESS_AGENT_ICMP_TIMEOUT", default_value_t = DEFAULT.icmp, value_parser = seconds())]
+    /// Seconds between two pings (1 to 2592000); RFC 5508 asks for 60 or more
+    #[arg(long, env = "EGRESS_AGENT_ICMP_TIMEOUT", value_name = "SECONDS", default_value_t = DEFAULT.icmp,
+          value_parser = seconds())]
     icmp_timeout: u32,
-    /// Seconds between packets of any other protocol
-    #[arg(long, env = "EGRESS_AGENT_OTHER_TIMEOUT", default_value_t = DEFAULT.other, value_parser = seconds())]
+    /// Seconds between two packets of any other protocol, such as SCTP (1 to 2592000)
+    #[arg(long, env = "EGRESS_AGENT_OTHER_TIMEOUT", value_name = "SECONDS", default_value_t = DEFAULT.other,
+          value_parser = seconds())]
     other_timeout: u32,
 }
 

@@ -9,21 +9,29 @@ use tokio_rustls::rustls::pki_types::ServerName;
 use crate::health::tls::Files;
 
 #[derive(Args, Debug)]
+#[command(next_help_heading = "TLS of health checks")]
 pub(super) struct TlsArgs {
-    /// Certificate of this node's health server and of its probes; with key, CA and name, health checks use TLS
-    #[arg(long, env = "EGRESS_AGENT_HEALTHCHECK_CLIENT_CERT")]
+    /// Certificate of this node's health server and of its probes, PEM; with key, CA and name health checks use TLS, with none
+    /// of the four plaintext [default: plaintext]
+    #[arg(long, env = "EGRESS_AGENT_HEALTHCHECK_CLIENT_CERT", value_name = "FILE")]
     egressip_healthcheck_client_cert: Option<PathBuf>,
-    /// The certificate's private key
-    #[arg(long, env = "EGRESS_AGENT_HEALTHCHECK_CLIENT_PRIVKEY")]
+    /// The certificate's private key, PEM
+    #[arg(long, env = "EGRESS_AGENT_HEALTHCHECK_CLIENT_PRIVKEY", value_name = "FILE")]
     egressip_healthcheck_client_privkey: Option<PathBuf>,
-    /// CA that signs the certificates of all agents
-    #[arg(long, env = "EGRESS_AGENT_HEALTHCHECK_CLIENT_CACERT")]
+    /// CA that signs the certificates of all agents, PEM; while it is exchanged the file has both
+    #[arg(long, env = "EGRESS_AGENT_HEALTHCHECK_CLIENT_CACERT", value_name = "FILE")]
     egressip_healthcheck_client_cacert: Option<PathBuf>,
-    /// Name that each agent's certificate bears among its subject alternative names
-    #[arg(long, env = "EGRESS_AGENT_HEALTHCHECK_CERT_COMMON_NAME", value_parser = server_name)]
+    /// Name that each agent's certificate bears among its subject alternative names (its common name does not count)
+    #[arg(long, env = "EGRESS_AGENT_HEALTHCHECK_CERT_COMMON_NAME", value_name = "NAME", value_parser = server_name)]
     egressip_healthcheck_cert_common_name: Option<ServerName<'static>>,
     /// Whether the health server wants a certificate of whoever probes
-    #[arg(long, env = "EGRESS_AGENT_HEALTHCHECK_CLIENT_AUTH", value_enum, default_value_t = ClientAuth::Required)]
+    #[arg(
+        long,
+        env = "EGRESS_AGENT_HEALTHCHECK_CLIENT_AUTH",
+        value_name = "WHETHER",
+        value_enum,
+        default_value_t = ClientAuth::Required
+    )]
     egressip_healthcheck_client_auth: ClientAuth,
 }
 

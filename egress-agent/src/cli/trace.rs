@@ -23,10 +23,10 @@ pub(super) struct TraceArgs {
     /// Pod of this node that sends the packet
     #[arg(long, env = "EGRESS_AGENT_TRACE_POD", value_name = "NAMESPACE/NAME", required_unless_present = "pod_ip")]
     pod: Option<PodName>,
-    /// Its address, where neither the agent nor the API server can be asked
+    /// Address of the pod, where neither the agent nor the API server can be asked for it
     #[arg(long, env = "EGRESS_AGENT_TRACE_POD_IP", value_name = "ADDRESS", conflicts_with = "pod")]
     pod_ip: Option<IpAddr>,
-    /// Where the packet goes
+    /// Where the packet goes; of IPv6 with a port [ADDRESS]:PORT
     #[arg(long, env = "EGRESS_AGENT_TRACE_TO", value_name = "ADDRESS[:PORT]")]
     to: Destination,
     /// tcp, udp, icmp, sctp or a protocol's number [default: tcp with a port, else icmp]
@@ -47,20 +47,20 @@ pub(super) struct TraceArgs {
         hide_default_value = true
     )]
     length: u16,
-    /// TTL or hop limit
+    /// TTL or hop limit of the packet
     #[arg(long, env = "EGRESS_AGENT_TRACE_TTL", value_name = "HOPS", default_value_t = 64)]
     ttl: u8,
     /// Socket on which the agent answers
-    #[arg(long, env = "EGRESS_AGENT_SOCKET", default_value = DEFAULT_SOCKET)]
+    #[arg(long, env = "EGRESS_AGENT_SOCKET", value_name = "PATH", default_value = DEFAULT_SOCKET)]
     socket: PathBuf,
     /// Directory of pinned programs and maps
-    #[arg(long, env = "EGRESS_AGENT_BPFFS", default_value = DEFAULT_BPFFS)]
+    #[arg(long, env = "EGRESS_AGENT_BPFFS", value_name = "DIRECTORY", default_value = DEFAULT_BPFFS)]
     bpffs: PathBuf,
-    /// How to reach the API server where no agent answers [default: as kubectl does, else as a pod of the cluster]
-    #[arg(long, env = "EGRESS_AGENT_KUBECONFIG")]
+    /// Kubeconfig by which the API server is reached, where no agent answers [default: as kubectl does, else as a pod of the cluster]
+    #[arg(long, env = "EGRESS_AGENT_KUBECONFIG", value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
     /// Form of the answer
-    #[arg(short, long, env = "EGRESS_AGENT_OUTPUT", default_value = "table")]
+    #[arg(short, long, env = "EGRESS_AGENT_OUTPUT", value_name = "FORM", default_value = "table")]
     output: Output,
 }
 

@@ -45,9 +45,9 @@ fn files() -> Vec<Generated> {
             text: |built| from_agent(built, "metrics"),
         },
         Generated {
-            path: "docs/operations.md",
-            place: Place::Between("flags"),
-            text: |built| from_agent(built, "flags"),
+            path: "docs/configuration.md",
+            place: Place::Between("configuration"),
+            text: |built| from_agent(built, "configuration"),
         },
     ]
 }
