@@ -1,6 +1,7 @@
 //! `egress-agent codegen`: what `cargo xtask codegen` writes into the repository.
 
 mod configuration;
+mod reasons;
 
 use clap::{Args, CommandFactory, ValueEnum};
 
@@ -21,6 +22,8 @@ enum What {
     Configuration,
     /// The tables of metrics
     Metrics,
+    /// The tables of verdicts that somebody may have to do something about
+    Reasons,
 }
 
 pub(super) fn run(args: &CodegenArgs) -> Result<(), CliError> {
@@ -28,6 +31,7 @@ pub(super) fn run(args: &CodegenArgs) -> Result<(), CliError> {
         What::Crd => print!("{}", crd::manifest()?),
         What::Configuration => print!("{}", configuration::sections(&Cli::command())),
         What::Metrics => print!("{}", page::tables()),
+        What::Reasons => print!("{}", reasons::tables()),
     }
     Ok(())
 }

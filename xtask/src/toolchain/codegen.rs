@@ -49,6 +49,11 @@ fn files() -> Vec<Generated> {
             place: Place::Between("configuration"),
             text: |built| from_agent(built, "configuration"),
         },
+        Generated {
+            path: "docs/troubleshooting.md",
+            place: Place::Between("reasons"),
+            text: |built| from_agent(built, "reasons"),
+        },
     ]
 }
 
