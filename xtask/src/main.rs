@@ -3,6 +3,7 @@
 //! - `toolchain`: what the eBPF build needs and how the object and the agent are built.
 //! - `bench`: how fast the data plane is beside its peers, on a lab.
 //! - `apiserver`: the lab's in-memory Kubernetes API server, a test double.
+//! - `documents`: that commands and links of the documents hold.
 //! - `lab`: a cluster of network namespaces with real agents, started and torn down.
 //! - `lifecycle`: the product's life on the lab: restarts, selection, leaks, kubectl, bad input, cleanup.
 //! - `roads`: what must hold on the lab with real agents, as tests.
@@ -12,6 +13,7 @@
 
 mod apiserver;
 mod bench;
+mod documents;
 mod lab;
 mod lifecycle;
 mod roads;

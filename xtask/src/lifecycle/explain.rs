@@ -20,7 +20,7 @@ use crate::lab::server::HTTP_PORT;
 const TUNNEL_PORT: u16 = 4794;
 
 /// A pod's packet to the tunnel port of node 2, which its own node drops.
-fn forge(ground: &Ground) -> Result<()> {
+pub(super) fn forge(ground: &Ground) -> Result<()> {
     let to = SocketAddr::new(ground.lab.node(node(2)?).number.address().v4.into(), TUNNEL_PORT);
     ground.pod("one")?.netns.run(|| {
         UdpSocket::bind("0.0.0.0:0")?.send_to(&[0; 20], to)?;

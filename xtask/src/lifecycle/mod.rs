@@ -13,7 +13,7 @@
 //! | `tls` | health checks by TLS, and certificates that change |
 //! | `selection`, `changing` | who is selected, and that each change takes effect within seconds |
 //! | `leak` | no wrong source address while everything changes; and that the judge can say no |
-//! | `kubectl` | what people type |
+//! | `kubectl`, `documents` | what people type, and what the documents have them type |
 //! | `refusals`, `objects_refused` | bad input: one clear line, running traffic unharmed |
 //! | `cleanup` | `egress-agent cleanup` leaves nothing |
 //! | `image` | the agent in a container, from its image |
@@ -24,6 +24,7 @@
 mod changing;
 mod cleanup;
 mod dead_agent;
+mod documents;
 mod explain;
 mod ground;
 mod handover;
@@ -63,6 +64,7 @@ pub(crate) fn tests() -> Vec<LabTest> {
             run: leak::nothing_leaks,
         },
         test("kubectl_drives_everything", kubectl::drives_everything),
+        test("documents_commands_do_what_they_show", documents::commands_of_all_pages),
         test("bad_start_is_refused_in_one_line", refusals::one_clear_line),
         test("bad_objects_are_named_and_hurt_nobody", objects_refused::are_named_and_hurt_nobody),
         test("cleanup_leaves_nothing", cleanup::leaves_nothing),

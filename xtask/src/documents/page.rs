@@ -1,0 +1,281 @@
+//! The fenced blocks of a page. Pure.
+
+use std::path::{Path, PathBuf};
+
+use super::typed::{Runner, words};
+
+/// What a reader sees where a command was not run.
+const NOT_RUN: &str = "not run here";
+
+/// Blocks that are no commands.
+const OTHERS: [&str; 6] = ["json", "mermaid", "nft", "text", "toml", "yaml"];
+
+/// What the lab looks like when a block is run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Scene {
+    /// Three nodes with the label, objects that are all assigned.
+    #[default]
+    Usual,
+    NoLabel,
+    /// As `Usual`, and node1 is drained.
+    Node1Drained,
+}
+
+impl Scene {
+    fn named(name: &str) -> Option<Self> {
+        match name {
+            "no node has the label" => Some(Self::NoLabel),
+            "node1 is drained" => Some(Self::Node1Drained),
+            _ => None,
+        }
+    }
+}
+
+/// A block of commands.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Block {
+    pub(crate) scene: Scene,
+    pub(crate) commands: Vec<Shown>,
+}
+
+/// A command as a page shows it, and what it prints there.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Shown {
+    /// Page and line.
+    pub(crate) place: String,
+    pub(crate) line: String,
+    /// It says that it was not run, or its block does.
+    pub(crate) not_run: bool,
+    pub(crate) prints: Vec<String>,
+}
+
+/// What is wrong with a page.
+pub(crate) type Wrong = String;
+
+/// The commands of a page. Each is marked as not run, or can be run.
+pub(crate) fn blocks(page: &Path, text: &str) -> Result<Vec<Block>, Wrong> {
+    let mut blocks = Vec::new();
+    let mut lines = text.lines().enumerate();
+    let mut before = Before::default();
+    while let Some((number, line)) = lines.next() {
+        let Some(info) = line.trim_start().strip_prefix("```") else {
+            before.note(line);
+            continue;
+        };
+        let indent = line.len() - line.trim_start().len();
+        let place = Place { page: page.to_owned(), line: number + 1 };
+        let inside: Vec<(usize, String)> = lines
+            .by_ref()
+            .take_while(|(_, line)| line.trim_start() != "```")
+            .map(|(number, line)| (number, line.get(indent..).unwrap_or_default().to_owned()))
+            .collect();
+        let before = std::mem::take(&mut before);
+        let is_prompted = match info.trim() {
+            "sh" => false,
+            "console" => true,
+            other if OTHERS.contains(&other) => continue,
+            other => {
+                let known = OTHERS.join(", ");
+                return Err(place.says(&format!("a fence with {other:?}: sh, console, or one of {known}")));
+            }
+        };
+        let scene = match &before.scene {
+            None => Scene::Usual,
+            Some(name) => Scene::named(name).ok_or_else(|| place.says(&format!("the lab knows no {name:?}")))?,
+        };
+        let commands = if is_prompted { prompted(&place, inside)? } else { listed(&place, inside) };
+        if commands.is_empty() {
+            return Err(place.says("no command in a block of commands"));
+        }
+        let mut block = Block { scene, commands };
+        for command in &mut block.commands {
+            command.not_run |= before.says_not_run();
+            command.check()?;
+        }
+        blocks.push(block);
+    }
+    Ok(blocks)
+}
+
+struct Place {
+    page: PathBuf,
+    line: usize,
+}
+
+impl Place {
+    fn says(&self, what: &str) -> Wrong {
+        format!("{}:{}: {what}", self.page.display(), self.line)
+    }
+}
+
+/// What stands right before a fence.
+#[derive(Default)]
+struct Before {
+    /// The last paragraph, or the last item of a list.
+    words: String,
+    scene: Option<String>,
+    has_ended: bool,
+}
+
+impl Before {
+    fn note(&mut self, line: &str) {
+        let line = line.trim();
+        if let Some(scene) = line.strip_prefix("<!-- lab: ").and_then(|line| line.strip_suffix(" -->")) {
+            self.scene = Some(scene.to_owned());
+        } else if line.is_empty() {
+            self.has_ended = true;
+        } else {
+            if std::mem::take(&mut self.has_ended) {
+                self.words.clear();
+                self.scene = None;
+            }
+            self.words.push_str(line);
+            self.words.push(' ');
+        }
+    }
+
+    fn says_not_run(&self) -> bool {
+        says_not_run(&self.words)
+    }
+}
+
+fn says_not_run(text: &str) -> bool {
+    text.to_lowercase().contains(NOT_RUN)
+}
+
+/// One command in each line. A command that goes on in the next line is not run anyway: quotes are closed where they began.
+fn listed(place: &Place, inside: Vec<(usize, String)>) -> Vec<Shown> {
+    let commands = inside.into_iter().filter(|(_, line)| !line.trim().is_empty() && !line.starts_with([' ', '#']));
+    commands.map(|(number, line)| shown(place, number, line)).collect()
+}
+
+/// Commands behind a prompt, each with what it prints.
+fn prompted(place: &Place, inside: Vec<(usize, String)>) -> Result<Vec<Shown>, Wrong> {
+    let mut commands: Vec<Shown> = Vec::new();
+    for (number, line) in inside {
+        match (line.strip_prefix("$ "), commands.last_mut()) {
+            (Some(line), _) => commands.push(shown(place, number, line.to_owned())),
+            (None, Some(command)) => command.prints.push(line),
+            (None, None) => return Err(place.says("a console begins with `$ ` and a command")),
+        }
+    }
+    Ok(commands)
+}
+
+fn shown(place: &Place, number: usize, line: String) -> Shown {
+    let place = format!("{}:{}", place.page.display(), number + 1);
+    let not_run = line.split_once(" #").is_some_and(|(_, comment)| says_not_run(comment));
+    Shown { place, line, not_run, prints: Vec::new() }
+}
+
+impl Shown {
+    /// By what it is run; `None` where it is not.
+    pub(crate) fn runner(&self) -> Result<Option<Runner>, Wrong> {
+        if self.not_run {
+            return Ok(None);
+        }
+        let runner = words(&self.line).and_then(|words| Runner::of(&words));
+        runner.map(Some).map_err(|why| {
+            format!("{}: {:?} is neither run in the lab ({why}) nor marked as {NOT_RUN:?}", self.place, self.line)
+        })
+    }
+
+    fn check(&self) -> Result<(), Wrong> {
+        self.runner().map(drop)
+    }
+
+    /// What it prints says that it ends badly.
+    pub(crate) fn fails(&self) -> bool {
+        self.prints.iter().any(|line| line.starts_with("error: "))
+    }
+
+    /// The words that it prints in every lab, whatever its addresses and times: the first word of each line, and all of a
+    /// table's heading.
+    pub(crate) fn fixed_words(&self) -> Vec<&str> {
+        let mut fixed = Vec::new();
+        for line in &self.prints {
+            let plain =
+                |word: &&str| word.len() > 1 && word.chars().all(|c| c.is_ascii_alphabetic() || c == '_' || c == '-');
+            let words: Vec<&str> =
+                line.split_whitespace().map(|word| word.trim_matches(|c: char| !c.is_ascii_alphanumeric())).collect();
+            let is_heading = words.len() > 1 && words.iter().all(|word| plain(word) && word.to_uppercase() == **word);
+            let shown = words.iter().copied().take(if is_heading { words.len() } else { 1 });
+            fixed.extend(shown.filter(plain));
+        }
+        fixed
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{pages, read};
+    use super::*;
+
+    fn of(text: &str) -> Result<Vec<Block>, Wrong> {
+        blocks(Path::new("page.md"), text)
+    }
+
+    fn runs(text: &str) -> Vec<String> {
+        let blocks = of(text).expect("a page");
+        let commands = blocks.into_iter().flat_map(|block| block.commands);
+        commands.filter(|command| !command.not_run).map(|command| command.line).collect()
+    }
+
+    /// The test that this file is for.
+    #[test]
+    fn every_command_of_every_page_is_run_or_says_that_it_was_not() {
+        let (mut wrong, mut run) = (Vec::new(), 0);
+        for page in pages().expect("pages") {
+            match blocks(&page, &read(&page).expect("a page")) {
+                Ok(blocks) => {
+                    run += blocks.iter().flat_map(|block| &block.commands).filter(|command| !command.not_run).count();
+                }
+                Err(why) => wrong.push(why),
+            }
+        }
+        assert_eq!(wrong, Vec::<String>::new());
+        assert!(run > 30, "only {run} commands are run");
+    }
+
+    #[test]
+    fn what_is_said_before_a_block_is_said_of_it_and_of_no_other() {
+        let page = "Look.\n\n```sh\nkubectl get egressip   # both\n```\n\nNot run here: no kubelet.\n\n```sh\nkind x\n```\n\nMore.\n";
+        assert_eq!(runs(page), ["kubectl get egressip   # both"]);
+        let page = "Not run here.\n\nBut this:\n\n```sh\nkind x\n```\n";
+        let wrong = of(page).expect_err("not marked");
+        assert!(wrong.contains("page.md:6") && wrong.contains("kind x") && wrong.contains("not run here"), "{wrong}");
+        assert_eq!(runs("```sh\nkubectl get eip\nkind x     # not run here\n\n# said\n```\n"), ["kubectl get eip"]);
+    }
+
+    #[test]
+    fn a_fence_says_what_it_is() {
+        assert!(of("```\nkubectl get eip\n```\n").expect_err("no word").contains("a fence with \"\""));
+        assert!(of("```yaml\nkind: x\n```\n").expect("no commands").is_empty());
+        assert!(of("```console\nNAME\n```\n").expect_err("no prompt").contains("begins with"));
+        assert!(of("```sh\n# nothing\n```\n").is_err());
+        let indented = "1. So:\n\n   ```sh\n   kubectl get eip\n   ```\n";
+        assert_eq!(runs(indented), ["kubectl get eip"]);
+    }
+
+    #[test]
+    fn a_scene_is_one_that_the_lab_knows() {
+        let page =
+            |scene: &str| format!("So it is.\n\n<!-- lab: {scene} -->\n```console\n$ kubectl get eip\nNAME\n```\n");
+        assert_eq!(of(&page("no node has the label")).expect("known")[0].scene, Scene::NoLabel);
+        assert!(of(&page("rain")).expect_err("unknown").contains("rain"));
+        let both = format!("{}\nNext.\n\n```sh\nkubectl get eip\n```\n", page("node1 is drained"));
+        assert_eq!(
+            of(&both).expect("two").iter().map(|block| block.scene).collect::<Vec<_>>(),
+            [Scene::Node1Drained, Scene::Usual]
+        );
+    }
+
+    #[test]
+    fn what_a_command_prints_everywhere_is_kept_to() {
+        let page = "```console\n$ egress-agent status\nnode         node1 (egress node)\nEGRESS IP     ID  OBJECT\n172.18.0.110  1   first\n  \"values\": [{\nerror: no\n```\n";
+        let blocks = of(page).expect("a page");
+        let command = &blocks[0].commands[0];
+        assert_eq!(command.fixed_words(), ["node", "EGRESS", "IP", "ID", "OBJECT", "values", "error"]);
+        assert!(command.fails());
+    }
+}
