@@ -10,7 +10,7 @@ use nix::net::if_::if_indextoname;
 use serde::Serialize;
 
 use super::CliError;
-use super::status::{DEFAULT_SOCKET, Output};
+use super::page::{DEFAULT_SOCKET, Output};
 use crate::explain::questions::protocol;
 use crate::inspect::drops::{Line, Sample};
 use crate::inspect::names::Names;

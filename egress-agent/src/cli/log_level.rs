@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 
 use super::CliError;
-use super::status::DEFAULT_SOCKET;
+use super::page::DEFAULT_SOCKET;
 use crate::inspect::socket::{AskError, ask};
 use crate::inspect::{Answer, Request};
 

@@ -11,6 +11,7 @@ mod logging;
 #[cfg(test)]
 mod manifests;
 mod nat;
+mod page;
 mod reachability;
 mod run;
 mod status;

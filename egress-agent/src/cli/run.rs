@@ -10,8 +10,8 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
+use super::page::DEFAULT_SOCKET;
 use super::reachability::ReachabilityArgs;
-use super::status::DEFAULT_SOCKET;
 use super::timeouts::TimeoutArgs;
 use super::tls::TlsArgs;
 use super::{CliError, NodeArgs, logging};

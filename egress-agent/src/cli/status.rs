@@ -3,38 +3,19 @@
 mod kernel;
 
 use std::fmt::Write as _;
-use std::path::PathBuf;
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 
 use super::CliError;
-use crate::dataplane::names::DEFAULT_BPFFS;
+use super::page::{Output, PageArgs};
 use crate::inspect::pins::{self, PinsError};
 use crate::inspect::socket::{AskError, ask};
 use crate::inspect::{Address, AgentState, Answer, ClusterState, Request, Status};
 
-/// Where an agent answers.
-pub(super) const DEFAULT_SOCKET: &str = "/run/egress-agent/agent.sock";
-
 #[derive(Args, Debug)]
 pub(super) struct StatusArgs {
-    /// Socket on which the agent answers
-    #[arg(long, env = "EGRESS_AGENT_SOCKET", value_name = "PATH", default_value = DEFAULT_SOCKET)]
-    socket: PathBuf,
-    /// Directory of pinned programs and maps, for when no agent answers
-    #[arg(long, env = "EGRESS_AGENT_BPFFS", value_name = "DIRECTORY", default_value = DEFAULT_BPFFS)]
-    bpffs: PathBuf,
-    /// Form of the answer
-    #[arg(short, long, env = "EGRESS_AGENT_OUTPUT", value_name = "FORM", default_value = "table")]
-    output: Output,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(super) enum Output {
-    /// For people
-    Table,
-    /// For programs: everything
-    Json,
+    #[command(flatten)]
+    page: PageArgs,
 }
 
 /// Neither an agent nor pins.
@@ -47,13 +28,13 @@ pub(super) struct NothingHere {
 
 pub(super) fn run(args: &StatusArgs) -> Result<(), CliError> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let status = match runtime.block_on(ask(&args.socket, Request::Status)) {
+    let status = match runtime.block_on(ask(&args.page.socket, Request::Status)) {
         Ok(Answer::Status(status)) => *status,
         Ok(Answer::Error(text)) => from_pins(args, AskError::Answered(text))?,
         Ok(_) => from_pins(args, AskError::Answered("the agent answers something else".to_owned()))?,
         Err(error) => from_pins(args, error)?,
     };
-    match args.output {
+    match args.page.output {
         Output::Table => print!("{}", table(&status)),
         Output::Json => println!("{}", serde_json::to_string_pretty(&status).map_err(std::io::Error::other)?),
     }
@@ -61,7 +42,7 @@ pub(super) fn run(args: &StatusArgs) -> Result<(), CliError> {
 }
 
 fn from_pins(args: &StatusArgs, ask: AskError) -> Result<Status, NothingHere> {
-    pins::status(&args.bpffs, ask.to_string()).map_err(|pins| NothingHere { ask, pins })
+    pins::status(&args.page.bpffs, ask.to_string()).map_err(|pins| NothingHere { ask, pins })
 }
 
 fn table(status: &Status) -> String {

@@ -7,9 +7,8 @@ use clap::Args;
 use egress_common::wire::{PROTO_ICMP, PROTO_ICMPV6, PROTO_TCP};
 
 use super::CliError;
-use super::status::{DEFAULT_SOCKET, Output};
+use super::page::{Output, PageArgs};
 use super::values::{Destination, PodName, Protocol};
-use crate::dataplane::names::DEFAULT_BPFFS;
 use crate::dataplane::trace::{TraceError, Tracer};
 use crate::explain::probe::Probe;
 use crate::explain::report::Report;
@@ -50,18 +49,11 @@ pub(super) struct TraceArgs {
     /// TTL or hop limit of the packet
     #[arg(long, env = "EGRESS_AGENT_TRACE_TTL", value_name = "HOPS", default_value_t = 64)]
     ttl: u8,
-    /// Socket on which the agent answers
-    #[arg(long, env = "EGRESS_AGENT_SOCKET", value_name = "PATH", default_value = DEFAULT_SOCKET)]
-    socket: PathBuf,
-    /// Directory of pinned programs and maps
-    #[arg(long, env = "EGRESS_AGENT_BPFFS", value_name = "DIRECTORY", default_value = DEFAULT_BPFFS)]
-    bpffs: PathBuf,
     /// Kubeconfig by which the API server is reached, where no agent answers [default: as kubectl does, else as a pod of the cluster]
     #[arg(long, env = "EGRESS_AGENT_KUBECONFIG", value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
-    /// Form of the answer
-    #[arg(short, long, env = "EGRESS_AGENT_OUTPUT", value_name = "FORM", default_value = "table")]
-    output: Output,
+    #[command(flatten)]
+    page: PageArgs,
 }
 
 /// Why there is no trace.
@@ -88,14 +80,14 @@ pub(super) enum NoTrace {
 
 pub(super) fn run(args: &TraceArgs) -> Result<(), CliError> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let names = runtime.block_on(names(&args.socket));
+    let names = runtime.block_on(names(&args.page.socket));
     let from = runtime.block_on(sender(args, &names))?;
     let probe = args.probe(from)?;
     let object = crate::object::embedded().unwrap_or_default();
-    let mut tracer = Tracer::new(&args.bpffs, object).map_err(NoTrace::from)?;
+    let mut tracer = Tracer::new(&args.page.bpffs, object).map_err(NoTrace::from)?;
     let traced = tracer.trace(&probe).map_err(NoTrace::from)?;
     let report = Report::of(&traced, &names);
-    match args.output {
+    match args.page.output {
         Output::Table => print!("{}", report.text()),
         Output::Json => println!("{}", serde_json::to_string_pretty(&report).map_err(std::io::Error::other)?),
     }
@@ -121,7 +113,7 @@ async fn sender(args: &TraceArgs, names: &Names) -> Result<IpAddr, NoTrace> {
         Some(_) => return Err(NoTrace::NoAddress { pod: pod.clone(), to }),
         None => {}
     }
-    let socket = args.socket.clone();
+    let socket = args.page.socket.clone();
     let client = match connect_as_user(args.kubeconfig.as_deref()).await {
         Ok(client) => client,
         Err(error) => return Err(NoTrace::NoServer { socket, source: Box::new(error) }),

@@ -76,11 +76,7 @@ pub struct Ends {
 }
 
 /// Asks and answers until told to stop.
-pub async fn serve(ends: Ends, stop: CancellationToken) {
-    listen(ends, stop, Ear::follow).await;
-}
-
-async fn listen(mut ends: Ends, stop: CancellationToken, follow: impl Fn(Option<Ear>) -> Option<Ear>) {
+pub async fn serve(mut ends: Ends, stop: CancellationToken) {
     let mut mouth = Mouth::default();
     let (secret, mut number, mut waiting) = (RandomState::new(), 0_u64, BTreeMap::<u64, Echo>::new());
     let mut ear: Option<Ear> = None;
@@ -90,7 +86,7 @@ async fn listen(mut ends: Ends, stop: CancellationToken, follow: impl Fn(Option<
         tokio::select! {
             () = stop.cancelled() => return,
             _ = look.tick() => {
-                ear = follow(ear);
+                ear = Ear::follow(ear);
                 mouth.follow(*ends.own.borrow());
                 let answers = ear.as_ref().map(|_| ends.port);
                 ends.answers.send_if_modified(|known| std::mem::replace(known, answers) != answers);
@@ -235,12 +231,6 @@ impl Word {
 
 #[cfg(test)]
 mod tests {
-    use std::cell::RefCell;
-    use std::os::fd::AsRawFd;
-    use std::sync::atomic::{AtomicBool, Ordering};
-
-    use nix::sys::socket::{MsgFlags, send};
-
     use super::*;
 
     #[test]
@@ -255,34 +245,6 @@ mod tests {
             // A device may have padded it.
             assert_eq!(Word::read(&[frame, &[0; 20]].concat()), Some(word));
         }
-    }
-
-    /// With others in one task, and on one thread: neither may keep them from running.
-    #[tokio::test]
-    async fn who_is_asked_without_end_leaves_others_their_turn() {
-        let (socket, far) = PacketSocket::pair().expect("sockets");
-        let word = [0; ETHERNET_LEN + BODY];
-        let ear = RefCell::new(Some(Ear { ifindex: 1, socket }));
-        let ((_ask, questions), (echoes, _echoed)) = (mpsc::channel(1), mpsc::channel(1));
-        let (own, nodes) = (watch::channel(None).1, watch::channel(Arc::default()).1);
-        let ends = Ends { port: 1, own, nodes, questions, echoes, answers: watch::channel(None).0 };
-        let (stop, over) = (CancellationToken::new(), Arc::new(AtomicBool::new(false)));
-        let is_over = over.clone();
-        // For a time that ends, or a loop that never yields would hang the test instead of failing it.
-        let flood = std::thread::spawn(move || {
-            let start = Instant::now();
-            while start.elapsed() < Duration::from_secs(3) && !is_over.load(Ordering::Relaxed) {
-                let _sent = send(far.as_raw_fd(), &word, MsgFlags::empty());
-            }
-            start.elapsed()
-        });
-        let other = async {
-            tokio::time::sleep(Duration::from_millis(100)).await;
-            over.store(true, Ordering::Relaxed);
-            stop.cancel();
-        };
-        tokio::join!(listen(ends, stop.clone(), |now| ear.take().or(now)), other);
-        assert!(flood.join().expect("it ends") < Duration::from_secs(2), "the other got its turn");
     }
 
     #[test]

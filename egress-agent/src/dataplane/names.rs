@@ -65,7 +65,7 @@ pub(super) const CLSACT_PROGRAMS: &str = "filters";
 pub(super) const INSTANCE_SOCKET: &str = "egress-agent";
 
 /// Maps that outlive the agent. Others in the object (scratch space) live as long as the programs.
-pub(super) const PINNED_MAPS: [&str; 17] = [
+pub const PINNED_MAPS: [&str; 17] = [
     "pods",
     "policy",
     "owned",

@@ -48,14 +48,6 @@ impl PacketSocket {
         Self { fd }.registered()
     }
 
-    /// One that hears whatever is written to the other end.
-    #[cfg(test)]
-    pub(super) fn pair() -> io::Result<(AsyncFd<Self>, OwnedFd)> {
-        let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
-        let (fd, far) = nix::sys::socket::socketpair(AddressFamily::Unix, SockType::Datagram, None, flags)?;
-        Ok((Self { fd }.registered()?, far))
-    }
-
     fn registered(self) -> io::Result<AsyncFd<Self>> {
         // SAFETY: the socket owns its descriptor, gives out that one only, and closes it when it is dropped, which `AsyncFd`
         // does after it has taken the descriptor out of the reactor.

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use aya::Pod;
 use aya::maps::{HashMap, MapData};
+use egress_agent::dataplane::names::PINNED_MAPS;
 use egress_agent::dataplane::trace::{Traced, Tracer};
 use egress_agent::explain::probe::Probe;
 use egress_common::abi::{
@@ -20,26 +21,6 @@ use crate::frames::{SYN, ip, packet};
 use crate::object::bytes;
 use crate::stage::{MGMT_MAC, NOTICE, STEER, Stage, now_ns, on_stage, on_stage_with};
 
-const PINNED: [&str; 17] = [
-    "pods",
-    "policy",
-    "owned",
-    "owned_addr",
-    "moving",
-    "cluster",
-    "nodes",
-    "config",
-    "flows",
-    "inbound",
-    "datagrams",
-    "nat",
-    "usage",
-    "frags",
-    "counters",
-    "eip_counters",
-    "events",
-];
-
 /// Pins the stage's maps as an agent does, on a BPF file system of this thread's own.
 fn tracer(stage: &Stage) -> Tracer<'static> {
     unshare(CloneFlags::CLONE_NEWNS).expect("make a mount namespace");
@@ -50,7 +31,7 @@ fn tracer(stage: &Stage) -> Tracer<'static> {
     let maps = root.join(format!("v{ABI_VERSION}/maps"));
     std::fs::create_dir_all(&maps).expect("folders");
     std::fs::create_dir_all(root.join(format!("v{ABI_VERSION}/links"))).expect("folders");
-    for name in PINNED {
+    for name in PINNED_MAPS {
         MapData::from_id(stage.ids[name]).expect("a map of the stage").pin(maps.join(name)).expect("pin it");
     }
     Tracer::new(&root, bytes()).expect("what an agent has left")
