@@ -2,7 +2,7 @@
 //! capabilities, its mounts and its variables. It takes over from an agent outside, serves, answers `status`, ends when it is
 //! told, and cleans up. What a kubelet adds, above all the runtime's profile for seccomp, is not there.
 //!
-//! Where nobody has built an image (`cargo xtask image`), or runc is not installed, there is nothing to show.
+//! Where nobody has built an image (`cargo xtask image`), or runc is not installed, it is skipped by that name.
 
 use std::fs::{self, File};
 use std::path::PathBuf;
@@ -17,7 +17,7 @@ use super::wait::{EFFECT, until};
 use crate::lab::agents::last_lines;
 use crate::lab::netns::MARK;
 use crate::lab::{Lab, MANAGEMENT, Node, UPLINK, addresses as plan, confinement};
-use crate::testing::lab::LabContext;
+use crate::testing::lab::{LabContext, Skip};
 use crate::toolchain::{BINARY, Image, Paths, packages};
 
 const BEFORE: &str = "172.18.0.110";
@@ -26,8 +26,9 @@ const FRESH: &str = "172.18.0.111";
 pub(super) fn agent_from_the_image_serves(context: &LabContext) -> Result<()> {
     let image = Image::expected(&Paths::find()?);
     if !image.exists() || packages::find("runc").is_none() || packages::find("umoci").is_none() {
-        println!("skipped: needs an image (`cargo xtask image`), runc and umoci");
-        return Ok(());
+        return Err(
+            Skip("nobody has built an image here (`cargo xtask image`), or runc or umoci is not installed").into()
+        );
     }
     let pods = vec![pod("one", "red", 1, &[]), pod("two", "red", 2, &[])];
     let mut ground = Ground::start(context, pods)?;

@@ -12,7 +12,7 @@ use super::ground::{Ground, pod};
 use super::objects::ASSIGNABLE;
 use super::wait::{EFFECT, until};
 use crate::lab::cluster::Cluster;
-use crate::testing::lab::LabContext;
+use crate::testing::lab::{LabContext, Skip};
 use crate::toolchain::{Paths, packages};
 
 const OBJECT: &str = "egressip-simpson";
@@ -21,8 +21,7 @@ const COLUMNS: &str = "NAME EGRESSIPS ASSIGNED NODE ASSIGNED EGRESSIPS";
 
 pub(super) fn drives_everything(context: &LabContext) -> Result<()> {
     if !Cluster::has_kubectl() {
-        println!("skipped: kubectl is not installed");
-        return Ok(());
+        return Err(Skip("kubectl is not installed").into());
     }
     let pods = vec![pod("homer", "simpson", 1, &[]), pod("patty", "bouvier", 2, &[])];
     let ground = Ground::start(context, pods)?;

@@ -1,13 +1,15 @@
 //! Bad input at the start of an agent: it ends with one clear line that says what to do, and an exit code that is not
-//! zero. Where nothing can be decided (the API server does not answer) it waits, and says so once. Traffic of the node,
+//! zero. Where nothing can be decided (the API server does not answer, a device is not there yet) it waits, and says so once. Traffic of the node,
 //! which an earlier agent has set up, never notices.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::process::{Child, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 
 use super::ground::{Ground, node, pod};
 use super::objects::{all, egress_ip};
@@ -19,7 +21,6 @@ use crate::lab::flows::Flow;
 use crate::lab::server::ECHO_PORT;
 use crate::lab::{MANAGEMENT, Node, UPLINK};
 use crate::testing::lab::LabContext;
-use crate::toolchain::packages;
 
 const V4: &str = "172.18.0.110";
 const V6: &str = "fd00:172:18::110";
@@ -41,7 +42,7 @@ pub(super) fn one_clear_line(context: &LabContext) -> Result<()> {
     let trial = Trial::new(&ground, context)?;
     beside_an_agent(&trial, context)?;
     ground.agent(1)?.kill()?;
-    interfaces(&trial)?;
+    interfaces(&trial, context)?;
     pins_of_others(&trial)?;
     without_rights(&trial)?;
     dead_server(&trial, context)?;
@@ -92,6 +93,16 @@ impl Trial {
         arguments
     }
 
+    /// Starts one that may go on; everything that it says is in the log.
+    fn start(&self, changed: &[(&str, &Path)], log: &Path) -> Result<Child> {
+        let output = std::fs::File::create(log)?;
+        self.node.host.run(|| {
+            let mut command = self.node.host.command(&self.binary.to_string_lossy());
+            command.args(self.arguments(changed)).stdin(Stdio::null());
+            Ok(command.stdout(output.try_clone()?).stderr(output).spawn()?)
+        })
+    }
+
     /// The agent refuses to start, in one line with these words.
     fn refuses(&self, wrapper: &[&str], changed: &[(&str, &Path)], words: &[&str]) -> Result<()> {
         let binary = self.binary.display().to_string();
@@ -130,11 +141,38 @@ fn beside_an_agent(trial: &Trial, context: &LabContext) -> Result<()> {
     std::fs::remove_dir(trial.bpffs.join("second")).context("the refused agent's folder")
 }
 
-fn interfaces(trial: &Trial) -> Result<()> {
-    trial.refuses(&[], &[("--uplink", Path::new("nosuch0"))], &["nosuch0", "uplink", "--uplink"])?;
-    trial.refuses(&[], &[("--mgmt-port", Path::new("nosuch1"))], &["nosuch1", "management port", "--mgmt-port"])?;
+fn interfaces(trial: &Trial, context: &LabContext) -> Result<()> {
+    for (flag, name) in [("--uplink", "nosuch0"), ("--mgmt-port", "nosuch1")] {
+        devices_are_waited_for(trial, context, flag, name)?;
+    }
     trial.refuses(&[], &[("--mgmt-port", Path::new(UPLINK))], &[UPLINK, "two interfaces"])?;
     trial.refuses(&[], &[("--bpffs", Path::new("/run/no-bpffs"))], &["BPF file system", "mount", "--bpffs"])
+}
+
+/// It may be that the CNI has not made them yet. It says so once, and touches nothing.
+fn devices_are_waited_for(trial: &Trial, context: &LabContext, flag: &str, name: &str) -> Result<()> {
+    let pins = Pins::of(&trial.node);
+    let (pods, programs) = (pins.keys("pods")?, pins.links()?);
+    let log = context.logs.join(format!("agent-waits-for-{name}.log"));
+    let mut child = trial.start(&[(flag, Path::new(name))], &log)?;
+    let complaints = || -> Result<usize> {
+        let said = std::fs::read_to_string(&log)?;
+        Ok(said
+            .lines()
+            .filter(|line| [name, flag, "WARN", "waiting for"].iter().all(|word| line.contains(word)))
+            .count())
+    };
+    let heard = until("the agent says what it waits for", EFFECT, || Ok((complaints()? > 0).then_some(())));
+    kill(Pid::from_raw(i32::try_from(child.id())?), Signal::SIGTERM)?;
+    let ended = until("and ends when it is told", EFFECT, || Ok(child.try_wait()?));
+    child.kill()?;
+    child.wait()?;
+    println!("{}", std::fs::read_to_string(&log)?);
+    heard?;
+    ensure!(ended?.success(), "an agent that waited has not ended well");
+    ensure!(complaints()? == 1, "said {} times", complaints()?);
+    ensure!(pins.keys("pods")? == pods && pins.links()? == programs, "an agent that waits has changed something");
+    Ok(())
 }
 
 /// Pins of another layout, and a map of another shape in this layout's place.
@@ -169,10 +207,6 @@ fn remove_folders(folder: &Path) -> Result<()> {
 
 /// A kernel that lacks what the agent needs cannot be had here; one that denies it can: the rights are taken away.
 fn without_rights(trial: &Trial) -> Result<()> {
-    if packages::find("setpriv").is_none() {
-        println!("skipped: setpriv is not installed, so no agent can be started without rights");
-        return Ok(());
-    }
     trial.refuses(&["setpriv", "--bounding-set", "-all"], &[], &["CAP_"])
 }
 
@@ -185,12 +219,7 @@ fn dead_server(trial: &Trial, context: &LabContext) -> Result<()> {
     std::fs::write(&dead, nobody)?;
     let pods = Pins::of(&trial.node).keys("pods")?;
     let log = context.logs.join("agent-dead-server.log");
-    let output = std::fs::File::create(&log)?;
-    let mut child = trial.node.host.run(|| {
-        let mut command = trial.node.host.command(&trial.binary.to_string_lossy());
-        command.args(trial.arguments(&[("--kubeconfig", &dead)])).stdin(Stdio::null());
-        Ok(command.stdout(output.try_clone()?).stderr(output).spawn()?)
-    })?;
+    let mut child = trial.start(&[("--kubeconfig", &dead)], &log)?;
     let complaints = || -> Result<usize> {
         let said = std::fs::read_to_string(&log)?;
         Ok(said.lines().filter(|line| line.contains("WARN") && line.contains("refused")).count())

@@ -1,7 +1,7 @@
 //! `cargo xtask alerts`: the alert rules of deploy/monitoring before made series, by Prometheus' own `promtool`.
 //!
 //! Where it is not installed, the distribution's package is unpacked below the target folder. It is large, and says nothing
-//! of the code, so the tests do not run it; that the rules name metrics which exist is a test of the agent's.
+//! of the code, so the tests leave it to `.ci/run`; that the rules name metrics which exist is a test of the agent's.
 
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};

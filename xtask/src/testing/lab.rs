@@ -7,7 +7,7 @@
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus};
+use std::process::{Child, Command, ExitCode, ExitStatus};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
@@ -35,6 +35,21 @@ pub(crate) struct LabContext {
     /// An empty folder for logs and captures.
     pub(crate) logs: PathBuf,
 }
+
+/// Why a test has nothing to show here; what it takes is nothing that the test run brings. It ends the test as an error does.
+#[derive(Debug)]
+pub(crate) struct Skip(pub(crate) &'static str);
+
+impl std::fmt::Display for Skip {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "skipped: {}", self.0)
+    }
+}
+
+impl std::error::Error for Skip {}
+
+/// How the process of a skipped test ends, as automake's do.
+const SKIPPED: u8 = 77;
 
 /// Every test on the lab, in the order in which they run.
 pub(crate) fn lab_tests() -> Vec<LabTest> {
@@ -71,6 +86,10 @@ pub(super) fn run_all(filter: &str, paths: &Paths) -> Result<Outcome> {
             Ended::With(status) if status.success() => {
                 println!("test {} ... ok ({seconds:.1} s)", test.name);
                 outcome.passed += 1;
+            }
+            Ended::With(status) if status.code() == Some(SKIPPED.into()) => {
+                println!("test {} ... {}", test.name, last_line(&logs.join(OUTPUT)));
+                outcome.skipped += 1;
             }
             ended => {
                 println!("test {} ... FAILED ({seconds:.1} s, {ended})", test.name);
@@ -171,15 +190,29 @@ fn show_end(file: &Path) {
     }
 }
 
+fn last_line(file: &Path) -> String {
+    let text = fs::read_to_string(file).unwrap_or_default();
+    text.lines().last().unwrap_or("skipped").to_owned()
+}
+
 /// Runs one test in this process.
-pub(super) fn run_here(name: &str) -> Result<()> {
+pub(super) fn run_here(name: &str) -> Result<ExitCode> {
     let test = lab_tests()
         .into_iter()
         .find(|test| test.name == name)
         .with_context(|| format!("there is no lab test {name}"))?;
     let paths = Paths::find()?;
     let logs = logs_of(name, &paths);
-    (test.run)(&LabContext { built: Built::expected(&paths, false), logs })
+    match (test.run)(&LabContext { built: Built::expected(&paths, false), logs }) {
+        Ok(()) => Ok(ExitCode::SUCCESS),
+        Err(error) => match error.downcast_ref::<Skip>() {
+            Some(skip) => {
+                println!("{skip}");
+                Ok(SKIPPED.into())
+            }
+            None => Err(error),
+        },
+    }
 }
 
 #[cfg(test)]

@@ -80,7 +80,7 @@ impl TestArgs {
 
 pub(crate) fn test(args: &TestArgs) -> Result<ExitCode> {
     if let Some(name) = &args.lab_one {
-        return lab::run_here(name).map(|()| ExitCode::SUCCESS);
+        return lab::run_here(name);
     }
     if args.list {
         return list(args).map(|()| ExitCode::SUCCESS);

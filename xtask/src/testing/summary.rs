@@ -96,7 +96,7 @@ impl Summary {
                 (Some(_), _, _) => "  skipped".to_owned(),
                 (None, 0, 0) => "  no tests".to_owned(),
                 (None, _, 0) => String::new(),
-                (None, _, ignored) => format!("  {ignored} ignored"),
+                (None, _, skipped) => format!("  {skipped} skipped by name"),
             };
             lines.push(format!(
                 "{:<8} {run:>5} {:>7} {:>7} {:>8.1}{note}",
