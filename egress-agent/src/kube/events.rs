@@ -3,11 +3,16 @@
 //! Each carries the object's UID, so that `kubectl describe` shows it. They are created one by one: kube's recorder
 //! counts events of one reason as one and would drop the differing texts, and callers here publish once per change.
 //!
+//! An agent that starts finds what an earlier one may have told of already. So an event has a name that follows from what it
+//! says, and where the API server has one of that name (it keeps events for an hour, unless told otherwise) a young agent
+//! leaves it at that. Later it is a change, which has been there before, and the event gets a name with its time.
+//!
 //! Nobody waits for them: neither the kernel's half nor the leader may be held up by an API server that answers slowly.
 //! They stand in a queue of their own, from which one task writes them, and wait there while the API server is away. Where
 //! it is full, or nobody takes it for a quarter of an hour, an event is a line in the log instead: what it says is in the
 //! object's condition or in the log of the node as well.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::ObjectReference;
@@ -44,27 +49,37 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const LAST_WORD: Duration = Duration::from_secs(3);
 /// How long an event is worth being written.
 const KEPT: Duration = Duration::from_secs(15 * 60);
+/// For so long an agent looks about: what it tells of may be older than it is.
+const YOUNG: Duration = Duration::from_secs(120);
 const TOO_MANY_REQUESTS: u16 = 429;
 const CONFLICT: u16 = 409;
 
 /// Takes events; never waits.
 #[derive(Clone)]
 pub struct Events {
-    queue: mpsc::Sender<Event>,
+    queue: mpsc::Sender<Told>,
     node_name: String,
+    /// Since when there are events of this agent.
+    since: Instant,
+}
+
+struct Told {
+    event: Event,
+    /// An earlier agent of this node may have said it.
+    maybe_again: bool,
 }
 
 /// Writes them.
 pub struct Delivery {
     api: Api<Event>,
-    queue: mpsc::Receiver<Event>,
+    queue: mpsc::Receiver<Told>,
     outages: Outages,
 }
 
 /// The two ends of a queue of events.
 pub fn queue(client: Client, node_name: &str, outages: &Outages) -> (Events, Delivery) {
     let (sender, receiver) = mpsc::channel(QUEUE);
-    let events = Events { queue: sender, node_name: node_name.to_owned() };
+    let events = Events { queue: sender, node_name: node_name.to_owned(), since: Instant::now() };
     (events, Delivery { api: Api::namespaced(client, NAMESPACE), queue: receiver, outages: outages.clone() })
 }
 
@@ -72,24 +87,32 @@ impl Delivery {
     /// Runs until told to stop.
     pub async fn run(mut self, stop: CancellationToken) {
         let mut pace = Pace::new(&self.outages);
-        while let Some(Some(event)) = stop.run_until_cancelled(self.queue.recv()).await {
-            match stop.run_until_cancelled(self.write(&event, &mut pace)).await {
+        while let Some(Some(mut told)) = stop.run_until_cancelled(self.queue.recv()).await {
+            match stop.run_until_cancelled(self.write(&mut told, &mut pace)).await {
                 Some(Ok(())) => pace.succeed(),
-                Some(Err(cause)) => lost(&event, &cause),
-                None => lost(&event, "the agent stops"),
+                Some(Err(cause)) => lost(&told.event, &cause),
+                None => lost(&told.event, "the agent stops"),
             }
         }
     }
 
     /// Tries until it is written, refused, or old; why it is not.
-    async fn write(&self, event: &Event, pace: &mut Pace) -> Result<(), String> {
+    async fn write(&self, Told { event, maybe_again }: &mut Told, pace: &mut Pace) -> Result<(), String> {
         let (params, begun) = (post_params(), Instant::now());
+        // A try may have arrived although its answer has not.
+        let mut may_be_ours = false;
         loop {
             pace.begin();
             let (failure, cause) = match tokio::time::timeout(PATIENCE, self.api.create(&params, event)).await {
                 Ok(Ok(_)) => break,
-                // A former try has arrived, and its answer has not.
-                Ok(Err(Error::Api(status))) if status.code == CONFLICT => break,
+                Ok(Err(Error::Api(status))) if status.code == CONFLICT => {
+                    if *maybe_again || may_be_ours {
+                        break;
+                    }
+                    event.metadata.name = Some(name_by_time(event));
+                    may_be_ours = true;
+                    continue;
+                }
                 Ok(Err(error)) => {
                     let cause = Causes(&error).to_string();
                     match (&error, Failure::of(&error)) {
@@ -101,6 +124,7 @@ impl Delivery {
                 }
                 Err(_) => (Failure::Absence, "a request took too long".to_owned()),
             };
+            may_be_ours = true;
             if begun.elapsed() > KEPT {
                 return Err(cause);
             }
@@ -141,11 +165,13 @@ impl Events {
         self.queue(of_node(&self.node_name, reason, message, Timestamp::now()));
     }
 
-    fn queue(&self, event: Event) {
-        match self.queue.try_send(event) {
+    fn queue(&self, mut event: Event) {
+        event.metadata.name = Some(name_by_content(&event));
+        let maybe_again = self.since.elapsed() < YOUNG;
+        match self.queue.try_send(Told { event, maybe_again }) {
             Ok(()) => {}
-            Err(TrySendError::Full(event)) => lost(&event, "too many events are waiting"),
-            Err(TrySendError::Closed(event)) => lost(&event, "the agent stops"),
+            Err(TrySendError::Full(told)) => lost(&told.event, "too many events are waiting"),
+            Err(TrySendError::Closed(told)) => lost(&told.event, "the agent stops"),
         }
     }
 
@@ -188,11 +214,7 @@ fn warning(
     now: Timestamp,
 ) -> Event {
     Event {
-        metadata: ObjectMeta {
-            name: Some(name(regarding.name.as_deref().unwrap_or_default(), now)),
-            namespace: Some(NAMESPACE.to_owned()),
-            ..ObjectMeta::default()
-        },
+        metadata: ObjectMeta { namespace: Some(NAMESPACE.to_owned()), ..ObjectMeta::default() },
         action: Some(action.to_owned()),
         event_time: Some(MicroTime(now)),
         note: Some(cut(message, MAX_NOTE).to_owned()),
@@ -216,12 +238,30 @@ pub async fn tell_of_node(client: Client, node_name: &str, outages: &Outages, (r
     }
 }
 
-/// The object's name and the time, as every writer of events does it; a long name leaves room for the time.
-fn name(object: &str, now: Timestamp) -> String {
-    let time = format!(".{:x}", now.as_nanosecond());
+/// The same for whatever says the same of the same: who, of whom, what.
+fn name_by_content(event: &Event) -> String {
+    let Event { regarding, related, reason, note, reporting_instance, .. } = event;
+    let of = |object: &Option<ObjectReference>| {
+        object.as_ref().map(|object| (object.namespace.clone(), object.name.clone(), object.uid.clone()))
+    };
+    // Its keys are fixed. Another version of it, in another agent, has what lasts told once more.
+    let mut hasher = DefaultHasher::new();
+    (of(regarding), of(related), reason, note, reporting_instance).hash(&mut hasher);
+    name(event, &format!("{:016x}", hasher.finish()))
+}
+
+/// As every writer of events does it.
+fn name_by_time(event: &Event) -> String {
+    let time = event.event_time.as_ref().map(|MicroTime(time)| time.as_nanosecond()).unwrap_or_default();
+    name(event, &format!("{time:x}"))
+}
+
+/// The object's name and more; a long name leaves room for that.
+fn name(event: &Event, more: &str) -> String {
+    let object = event.regarding.as_ref().and_then(|object| object.name.as_deref()).unwrap_or_default();
     // A part that ends in a dot or a dash would make no name.
-    let object = cut(object, MAX_NAME - time.len()).trim_end_matches(['.', '-']);
-    format!("{object}{time}")
+    let object = cut(object, MAX_NAME - more.len() - 1).trim_end_matches(['.', '-']);
+    format!("{object}.{more}")
 }
 
 /// As much of the text as fits, in whole characters.
@@ -254,6 +294,22 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn what_is_there_is_not_told_again_by_an_agent_that_starts_and_is_by_one_that_runs() {
+        for (age, posts) in [(Duration::ZERO, 2), (YOUNG, 3)] {
+            let server = Server::start().await;
+            let (client, outages) = server.client();
+            let (mut events, delivery) = queue(client, "a", &outages);
+            events.since = events.since.checked_sub(age).expect("a machine that is up for longer");
+            server.exists(1);
+            events.warn_of_node("MapNearlyFull", "nat");
+            events.warn_of_node("MapNearlyFull", "flows");
+            drop(events);
+            delivery.run(CancellationToken::new()).await;
+            assert_eq!(server.asked("POST"), posts, "at the age of {age:?}");
+        }
+    }
+
+    #[tokio::test]
     async fn who_ends_writes_its_event_first() {
         let server = Server::start().await;
         let (client, outages) = server.client();
@@ -264,23 +320,40 @@ mod tests {
     #[test]
     fn an_event_of_a_node_is_where_describe_looks_for_it() {
         let event = of_node("node1", "MapNearlyFull", "nat", Timestamp::UNIX_EPOCH);
-        let regarding = event.regarding.expect("whom it is about");
+        let regarding = event.regarding.as_ref().expect("whom it is about");
         assert_eq!((regarding.kind.as_deref(), regarding.uid.as_deref()), (Some("Node"), Some("node1")));
         assert_eq!(
             (event.reporting_instance.as_deref(), event.reason.as_deref()),
             (Some("node1"), Some("MapNearlyFull"))
         );
-        assert!(event.metadata.name.is_some_and(|name| name.starts_with("node1.")));
+        assert!(name_by_content(&event).starts_with("node1."));
     }
 
     #[test]
     fn long_names_are_cut_where_the_api_refuses_them() {
         let now = Timestamp::UNIX_EPOCH + std::time::Duration::from_secs(1_700_000_000);
-        assert_eq!(name("eip", now), "eip.17979cfe362a0000");
-        let long = name(&format!("{}.b", "a".repeat(251)), now);
-        assert_eq!(long.len(), MAX_NAME);
-        assert!(name(&format!("{}.{}", "a".repeat(235), "b".repeat(17)), now).starts_with(&"a".repeat(235)));
-        assert!(!name(&format!("{}.{}", "a".repeat(235), "b".repeat(17)), now).contains(".."));
+        let of = |object: &str| of_node(object, "MapNearlyFull", "nat", now);
+        assert_eq!(name_by_time(&of("eip")), "eip.17979cfe362a0000");
+        for name in [name_by_time, name_by_content] {
+            assert_eq!(name(&of(&format!("{}.b", "a".repeat(251)))).len(), MAX_NAME);
+            let dotted = name(&of(&format!("{}.{}", "a".repeat(235), "b".repeat(17))));
+            assert!(dotted.starts_with(&"a".repeat(235)) && !dotted.contains(".."), "{dotted}");
+        }
+    }
+
+    #[test]
+    fn what_says_the_same_has_the_same_name() {
+        let later = Timestamp::UNIX_EPOCH + Duration::from_secs(1);
+        let one = name_by_content(&of_node("node1", "MapNearlyFull", "nat", Timestamp::UNIX_EPOCH));
+        assert_eq!(one, name_by_content(&of_node("node1", "MapNearlyFull", "nat", later)));
+        let others = [
+            ("node2", "MapNearlyFull", "nat"),
+            ("node1", "PolicyInForward", "nat"),
+            ("node1", "MapNearlyFull", "flows"),
+        ];
+        for (node, reason, note) in others {
+            assert_ne!(one, name_by_content(&of_node(node, reason, note, later)), "{node} {reason} {note}");
+        }
     }
 
     #[test]

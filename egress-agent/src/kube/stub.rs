@@ -12,7 +12,8 @@ use super::client::client;
 use super::outage::Outages;
 
 /// Answers lists and writes, holds watches open for ever, says nothing at all to whoever asks for something named
-/// `silence`, is `busy`, has nothing that is `absent`, has a newer version than whoever writes in the `past`, and hangs up on as many as it has been told to.
+/// `silence`, is `busy`, has nothing that is `absent`, has a newer version than whoever writes in the `past`, hangs up on as
+/// many as it has been told to, and has already what as many others want to create.
 pub(crate) struct Server {
     address: SocketAddr,
     state: Arc<Mutex<State>>,
@@ -22,6 +23,7 @@ pub(crate) struct Server {
 struct State {
     asked: Vec<String>,
     hang_up: usize,
+    exists: usize,
 }
 
 /// What is `slow` is answered behind this time.
@@ -57,6 +59,11 @@ impl Server {
     pub(crate) fn hang_up(&self, times: usize) {
         self.state.lock().expect("not poisoned").hang_up = times;
     }
+
+    /// As many that are created from now on are there already.
+    pub(crate) fn exists(&self, times: usize) {
+        self.state.lock().expect("not poisoned").exists = times;
+    }
 }
 
 async fn answer(mut stream: TcpStream, state: Arc<Mutex<State>>) {
@@ -64,7 +71,15 @@ async fn answer(mut stream: TcpStream, state: Arc<Mutex<State>>) {
     while let Ok(length @ 1..) = stream.read(&mut buffer).await {
         let line = String::from_utf8_lossy(&buffer[..length]).lines().next().unwrap_or_default().to_owned();
         let is_slow = line.contains("slow");
-        let text = if line.contains("watch=true") {
+        let exists = line.starts_with("POST") && {
+            let mut state = state.lock().expect("not poisoned");
+            let exists = state.exists > 0;
+            state.exists -= usize::from(exists);
+            exists
+        };
+        let text = if exists {
+            "HTTP/1.1 409 Conflict\r\nContent-Length: 0\r\n\r\n".to_owned()
+        } else if line.contains("watch=true") {
             "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n".to_owned()
         } else if line.contains("silence") {
             String::new()

@@ -40,7 +40,9 @@ fn ports_and_maps_are_told_once_until_they_are_well_again() {
     assert_eq!(look(690, 74), [""; 0]);
     assert_eq!(look(800, 88), ["PortsNearlyExhausted", "MapNearlyFull"], "and begins anew");
     let [ports, map] = &troubles.lines()[..] else { panic!("{:?}", troubles.lines()) };
-    assert!(map.contains("egress IP 172.18.0.100 uses 80 %") && ports.contains("nat") && ports.contains("88 %"));
+    assert!(
+        map.contains("egress IP 172.18.0.100 uses 80 %") && ports.contains("nat") && ports.contains("seven eighths")
+    );
 }
 
 #[test]
