@@ -7,12 +7,14 @@
 //! Agents that die are not played: what their programs do is not theirs to say.
 
 mod leaders;
+mod messages;
 mod nodes;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use messages::{Message, Random};
 use nodes::{given, objects_of};
 
 use super::regain::Regain;
@@ -38,92 +40,11 @@ const LEADERS: [&str; 2] = ["l1", "l2"];
 const API: &str = "api";
 type Owned = BTreeMap<EgressId, IpAddr>;
 
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, bound: usize) -> usize {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        let number = self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33;
-        usize::try_from(number).expect("31 bits") % bound
-    }
-
-    fn milliseconds(&mut self, below: usize) -> Duration {
-        TICK * u32::try_from(self.below(below)).expect("few") / 10
-    }
-
-    fn delay(&mut self, quiet: bool) -> Duration {
-        let most = if !quiet && self.below(20) == 0 { 400 } else { 40 };
-        self.milliseconds(most) + TICK / 10
-    }
-}
-
 /// What the API server holds, and all that it ever held.
 struct Api {
     ledgers: Vec<Arc<Ledger>>,
     objects: Vec<Arc<Objects>>,
     words: BTreeMap<&'static str, Words>,
-}
-
-enum Message {
-    Probe {
-        leader: usize,
-        node: usize,
-        sent: Instant,
-        number: u64,
-        confirmed: u64,
-        term: u64,
-        orders: Words,
-        saying: Saying,
-    },
-    Answer {
-        leader: usize,
-        node: usize,
-        sent: Instant,
-        number: u64,
-        term: u64,
-        released: Words,
-        back: [Addresses; 2],
-    },
-    ReadLedger {
-        node: usize,
-        began: Instant,
-    },
-    HasRead {
-        node: usize,
-        began: Instant,
-        suspected: bool,
-        total: Option<Duration>,
-    },
-    ReadObjects {
-        node: usize,
-        ask: u64,
-    },
-    HasObjects {
-        node: usize,
-        ask: u64,
-        ledger: Arc<Ledger>,
-        objects: Arc<Objects>,
-    },
-    Word {
-        node: usize,
-        words: Words,
-    },
-    WriteLedger {
-        leader: usize,
-        base: usize,
-        ledger: Ledger,
-    },
-    WriteObject {
-        leader: usize,
-        base: Arc<EgressObject>,
-        object: EgressObject,
-    },
-    Written {
-        leader: usize,
-        done: bool,
-    },
 }
 
 struct Node {

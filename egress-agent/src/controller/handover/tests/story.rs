@@ -1,0 +1,215 @@
+//! Nodes that are cut off and return, objects that are edited, leaders that die between two writes, nodes that are slow.
+
+use super::*;
+
+struct Numbers(u64);
+
+impl Numbers {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33) % bound
+    }
+
+    fn one_in(&mut self, n: u64) -> bool {
+        self.below(n) == 0
+    }
+}
+
+/// What the agent of a node does.
+#[derive(Default)]
+struct Agent {
+    cut: bool,
+    in_touch: Duration,
+    holds: BTreeSet<IpAddr>,
+    /// Ready to take over, by the number of the hand-over.
+    taken: BTreeMap<IpAddr, u64>,
+    /// Handed over, by number, and to whom.
+    gave: BTreeMap<IpAddr, (u64, String)>,
+}
+
+struct Story {
+    stage: Stage,
+    agents: BTreeMap<String, Agent>,
+    time: Duration,
+    numbers: Numbers,
+    /// Whether nodes wait for one another, and hand over.
+    heirs: bool,
+}
+
+const ADDRESSES: [&str; 3] = [A, "172.18.0.102", "172.18.0.103"];
+
+pub(super) fn tell(seed: u64, heirs: bool) {
+    let numbers = Numbers((seed + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    let two = [object("a", 1, &[A, ADDRESSES[1]], &[]), object("b", 2, &[A, ADDRESSES[2]], &[])];
+    // What moves between objects is not handed over.
+    let objects = if heirs { Objects::from([object("a", 1, &ADDRESSES, &[])]) } else { Objects::from(two) };
+    let stage = Stage::new(objects);
+    let agents = stage.nodes.keys().map(|name| (name.clone(), Agent::default())).collect();
+    let mut story = Story { stage, agents, time: Duration::ZERO, numbers, heirs };
+    for _ in 0..120 {
+        story.second(seed, true);
+    }
+    story.agents.values_mut().for_each(|agent| agent.cut = false);
+    for _ in 0..10 {
+        story.second(seed, false);
+    }
+    assert_eq!(story.stage.records.open, BTreeMap::new(), "seed {seed}: all is done when all is quiet");
+    let again = story.stage.plan(story.now());
+    assert_eq!(again, Plan::default(), "seed {seed}");
+    let placed: usize = story.stage.objects.values().map(|object| object.items.len()).sum();
+    let held: usize = story.agents.values().map(|agent| agent.holds.len()).sum();
+    assert_eq!(placed, held, "seed {seed}");
+}
+
+impl Story {
+    fn now(&self) -> Instant {
+        self.stage.start + self.time
+    }
+
+    fn second(&mut self, seed: u64, eventful: bool) {
+        self.time += Duration::from_secs(1);
+        if eventful {
+            self.happen();
+        }
+        for (name, agent) in &mut self.agents {
+            if agent.cut {
+                if self.time >= agent.in_touch + LEASE {
+                    agent.holds.clear();
+                    agent.taken.clear();
+                    agent.gave.clear();
+                }
+            } else {
+                agent.in_touch = self.time;
+                self.stage.heard.insert(name.clone(), self.stage.start + self.time);
+            }
+        }
+        self.stage.unreachable =
+            self.agents.iter().filter(|(_, agent)| agent.cut).map(|(name, _)| name.clone()).collect();
+        let plan = self.stage.plan(self.now());
+        let writes = plan.steps.len() + plan.items.len();
+        let writes = u64::try_from(writes).expect("few");
+        let crash = (eventful && self.numbers.one_in(6)).then(|| self.numbers.below(1 + writes));
+        let (before, after): (Vec<_>, Vec<_>) =
+            plan.steps.iter().cloned().partition(|step| matches!(step, Step::Record(..)));
+        let losing_first = |items: &(String, Vec<Item>)| {
+            let old = &self.stage.objects[&items.0].items;
+            old.iter().all(|item| items.1.iter().any(|new| new.egress_ip == item.egress_ip))
+        };
+        let mut items: Vec<_> = plan.items.into_iter().collect();
+        items.sort_by_key(losing_first);
+        let writes = before.into_iter().map(Ok).chain(items.into_iter().map(Err)).chain(after.into_iter().map(Ok));
+        for (done, write) in writes.enumerate() {
+            if crash == u64::try_from(done).ok() {
+                self.stage.watch = Watch::default();
+                self.stage.since = self.now();
+                break;
+            }
+            match write {
+                Ok(step) => self.stage.record(&step),
+                Err((name, items)) => self.stage.write(&name, items),
+            }
+            self.act(eventful, false);
+            self.check(seed);
+        }
+        self.act(eventful, true);
+        self.check(seed);
+    }
+
+    fn happen(&mut self) {
+        match self.numbers.below(6) {
+            0 => {
+                let name = format!("n{}", 1 + self.numbers.below(3));
+                let agent = self.agents.get_mut(&name).expect("an agent");
+                agent.cut = !agent.cut;
+            }
+            1 => {
+                let name = if self.heirs { "a" } else { ["a", "b"][usize::from(self.numbers.one_in(2))] };
+                let listed = ADDRESSES.iter().filter(|_| self.numbers.one_in(2));
+                let listed = listed.map(|text| (*text).to_owned()).collect();
+                let object = self.stage.objects.get_mut(name).expect("the object");
+                *object = Arc::new(EgressObject { listed, ..(**object).clone() });
+            }
+            _ => {}
+        }
+    }
+
+    /// Some nodes look at what is written; in quiet times all do. Between two writes of the leader nobody hands over: what
+    /// is left of that is told in `model::moving`.
+    fn act(&mut self, eventful: bool, hands_over: bool) {
+        let (stage, heirs) = (&mut self.stage, self.heirs);
+        for (name, agent) in self.agents.iter_mut().filter(|(_, agent)| !agent.cut) {
+            if eventful && self.numbers.one_in(2) {
+                continue;
+            }
+            let open = &stage.records.open;
+            let is_ours = |address: &IpAddr, number: u64| {
+                open.get(address).is_some_and(|r| r.number == number && r.to.as_ref() == Some(name))
+            };
+            agent.taken.retain(|address, number| is_ours(address, *number));
+            agent.gave.retain(|address, (number, _)| {
+                open.get(address).is_some_and(|record| record.number == *number && record.from == *name)
+            });
+            for ((address, number), all) in &mut stage.prepared {
+                if agent.taken.get(address) != Some(number) {
+                    all.remove(name);
+                }
+            }
+            let shown = stage.objects.values().flat_map(|object| &object.items).filter(|item| item.node == *name);
+            let shown: BTreeSet<IpAddr> = shown.filter_map(|item| item.egress_ip.parse().ok()).collect();
+            let mut holds: BTreeSet<IpAddr> = shown
+                .into_iter()
+                .filter(|address| open.get(address).is_none_or(|record| record.to.as_ref() == Some(name)))
+                .collect();
+            for (address, record) in open {
+                let word = (*address, record.number);
+                let arrives = heirs && record.to.as_ref() == Some(name) && record.from != *name;
+                if arrives && !agent.taken.contains_key(address) {
+                    agent.taken.insert(*address, record.number);
+                    stage.prepared.entry(word).or_default().insert(name.clone());
+                }
+                if record.from != *name {
+                    continue;
+                }
+                if heirs && agent.holds.contains(address) {
+                    let ready = |to: &&String| stage.prepared.get(&word).is_some_and(|all| all.contains(*to));
+                    match record.to.as_ref().filter(ready) {
+                        Some(to) if hands_over => {
+                            agent.gave.insert(*address, (record.number, to.clone()));
+                        }
+                        // It may be ready yet.
+                        _ if !hands_over || (eventful && self.numbers.one_in(2)) => {
+                            holds.insert(*address);
+                            continue;
+                        }
+                        _ => {}
+                    }
+                }
+                stage.released.insert(word);
+                let to = agent.gave.get(address).map(|(_, to)| to.clone());
+                // What has been said once is not taken back.
+                let said = stage.given.entry(word).or_default();
+                *said = to.or(said.take());
+            }
+            agent.holds = holds;
+        }
+    }
+
+    fn check(&self, seed: u64) {
+        let mut holders = BTreeMap::new();
+        for (name, agent) in &self.agents {
+            let is_open = |(address, number): &(&IpAddr, &u64)| {
+                let given = self.stage.given.get(&(**address, **number)).and_then(Option::as_ref);
+                let passed = self.agents.values().filter_map(|other| other.gave.get(*address));
+                given == Some(name) || passed.into_iter().any(|(of, to)| of == *number && to == name)
+            };
+            let open = agent.taken.iter().filter(is_open).map(|(address, _)| address);
+            for address in agent.holds.iter().chain(open).collect::<BTreeSet<_>>() {
+                if let Some(other) = holders.insert(address, name) {
+                    panic!("seed {seed}, second {}: {address} is held by {name} and {other}", self.time.as_secs());
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,86 @@
+//! What the parts of the world say to one another, and the dice.
+
+use super::*;
+
+/// By which all is decided: when messages come, and what goes wrong.
+pub(super) struct Random(pub(super) u64);
+
+impl Random {
+    pub(super) fn below(&mut self, bound: usize) -> usize {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        let number = self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33;
+        usize::try_from(number).expect("31 bits") % bound
+    }
+
+    pub(super) fn milliseconds(&mut self, below: usize) -> Duration {
+        TICK * u32::try_from(self.below(below)).expect("few") / 10
+    }
+
+    pub(super) fn delay(&mut self, quiet: bool) -> Duration {
+        let most = if !quiet && self.below(20) == 0 { 400 } else { 40 };
+        self.milliseconds(most) + TICK / 10
+    }
+}
+
+/// What goes between leaders, nodes and the API server; any of it may be late or lost.
+pub(super) enum Message {
+    Probe {
+        leader: usize,
+        node: usize,
+        sent: Instant,
+        number: u64,
+        confirmed: u64,
+        term: u64,
+        orders: Words,
+        saying: Saying,
+    },
+    Answer {
+        leader: usize,
+        node: usize,
+        sent: Instant,
+        number: u64,
+        term: u64,
+        released: Words,
+        back: [Addresses; 2],
+    },
+    ReadLedger {
+        node: usize,
+        began: Instant,
+    },
+    HasRead {
+        node: usize,
+        began: Instant,
+        suspected: bool,
+        total: Option<Duration>,
+    },
+    ReadObjects {
+        node: usize,
+        ask: u64,
+    },
+    HasObjects {
+        node: usize,
+        ask: u64,
+        ledger: Arc<Ledger>,
+        objects: Arc<Objects>,
+    },
+    Word {
+        node: usize,
+        words: Words,
+    },
+    WriteLedger {
+        leader: usize,
+        base: usize,
+        ledger: Ledger,
+    },
+    WriteObject {
+        leader: usize,
+        base: Arc<EgressObject>,
+        object: EgressObject,
+    },
+    Written {
+        leader: usize,
+        done: bool,
+    },
+}
