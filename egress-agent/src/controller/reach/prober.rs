@@ -5,18 +5,17 @@
 //! it says so, and that ends it too. While the Lease is this agent's there is no newer one: terms begin anew where the Lease
 //! was deleted, and whoever reaches an agent without TLS can name any.
 
+mod asked;
 mod news;
 mod through;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures::future::join_all;
-use ipnet::IpNet;
 use tokio::sync::{mpsc, watch};
-use tokio::task::{AbortHandle, JoinSet};
+use tokio::task::JoinSet;
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
@@ -32,6 +31,7 @@ use crate::controller::leadership::Duty;
 use crate::model::inbox::Taker;
 use crate::model::ledger::{Ledger, Words};
 use crate::model::view::{Change, Node, Update};
+use asked::{Asked, Teller, network, roads};
 pub use through::Overlay;
 use through::echo;
 
@@ -182,52 +182,6 @@ struct Round {
     /// When nodes were asked through the overlay last.
     asked_through: Option<Instant>,
     cut_off: bool,
-}
-
-/// Hands on what is found of a node.
-struct Teller {
-    node: Arc<str>,
-    reach: watch::Sender<Reach>,
-    found: mpsc::Sender<Found>,
-    /// Where this is one of them.
-    others: Option<Arc<Others>>,
-}
-
-impl Teller {
-    fn tell(&self, finding: Finding) {
-        if let (Finding::Sign(_, at), Some(others)) = (&finding, &self.others) {
-            others.note(*at);
-        }
-        // Not by the queue: the agent will count on it that this is known.
-        if let Finding::Heard(at) = finding {
-            self.reach.send_if_modified(|reach| {
-                match reach.heard.get_mut(&*self.node) {
-                    Some(heard) => *heard = at.max(*heard),
-                    None => drop(reach.heard.insert(self.node.to_string(), at)),
-                }
-                false
-            });
-            return;
-        }
-        // Where findings pile up one is missed, and a newer one comes soon.
-        let _missed = self.found.try_send((self.node.clone(), finding));
-    }
-}
-
-struct Asked {
-    roads: Vec<Road>,
-    /// Where overlay packets to it go.
-    endpoint: Option<IpAddr>,
-    /// The port of its overlay, where it answers there.
-    overlay: Option<u16>,
-    task: AbortHandle,
-    vouch: Vouch,
-    orders: watch::Sender<Words>,
-    /// Of one that is no egress node any more.
-    until: Option<Instant>,
-    trouble: Option<String>,
-    /// It goes by another total timeout, which has been said.
-    differs: bool,
 }
 
 impl Round {
@@ -423,23 +377,6 @@ impl Round {
             is_news
         });
     }
-}
-
-/// By which addresses a node is asked.
-fn roads(node: &Node) -> Vec<Road> {
-    let own: BTreeSet<IpAddr> = node.primary.iter().map(IpNet::addr).chain(node.internal.iter().copied()).collect();
-    let road = |address: IpAddr| {
-        let knock_at = own.iter().copied().filter(|own| own.is_ipv4() == address.is_ipv4()).collect();
-        Road { address, knock_at }
-    };
-    node.management().into_iter().map(road).collect()
-}
-
-/// What makes nodes stand in for each other: IPv4 first, as where overlay packets are sent to.
-fn network(node: &Node) -> Option<IpNet> {
-    let networks = node.primary_networks();
-    let first = networks.iter().find(|network| network.addr().is_ipv4()).or(networks.first());
-    first.map(IpNet::trunc)
 }
 
 #[cfg(test)]

@@ -1,5 +1,7 @@
 //! Nodes whose management addresses are on loopback, with real health servers.
 
+use std::net::IpAddr;
+
 use tokio_util::sync::DropGuard;
 
 use super::*;

@@ -1,0 +1,80 @@
+//! A node that is asked, and how what is found of it is handed on.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Instant;
+
+use ipnet::IpNet;
+use tokio::sync::{mpsc, watch};
+use tokio::task::AbortHandle;
+
+use super::Found;
+use crate::controller::reach::Reach;
+use crate::controller::reach::session::{Finding, Road};
+use crate::controller::reach::vouch::{Others, Vouch};
+use crate::model::ledger::Words;
+use crate::model::view::Node;
+
+/// Hands on what is found of a node.
+pub(super) struct Teller {
+    pub(super) node: Arc<str>,
+    pub(super) reach: watch::Sender<Reach>,
+    pub(super) found: mpsc::Sender<Found>,
+    /// Where this is one of them.
+    pub(super) others: Option<Arc<Others>>,
+}
+
+impl Teller {
+    pub(super) fn tell(&self, finding: Finding) {
+        if let (Finding::Sign(_, at), Some(others)) = (&finding, &self.others) {
+            others.note(*at);
+        }
+        // Not by the queue: the agent will count on it that this is known.
+        if let Finding::Heard(at) = finding {
+            self.reach.send_if_modified(|reach| {
+                match reach.heard.get_mut(&*self.node) {
+                    Some(heard) => *heard = at.max(*heard),
+                    None => drop(reach.heard.insert(self.node.to_string(), at)),
+                }
+                false
+            });
+            return;
+        }
+        // Where findings pile up one is missed, and a newer one comes soon.
+        let _missed = self.found.try_send((self.node.clone(), finding));
+    }
+}
+
+pub(super) struct Asked {
+    pub(super) roads: Vec<Road>,
+    /// Where overlay packets to it go.
+    pub(super) endpoint: Option<IpAddr>,
+    /// The port of its overlay, where it answers there.
+    pub(super) overlay: Option<u16>,
+    pub(super) task: AbortHandle,
+    pub(super) vouch: Vouch,
+    pub(super) orders: watch::Sender<Words>,
+    /// Of one that is no egress node any more.
+    pub(super) until: Option<Instant>,
+    pub(super) trouble: Option<String>,
+    /// It goes by another total timeout, which has been said.
+    pub(super) differs: bool,
+}
+
+/// By which addresses a node is asked.
+pub(super) fn roads(node: &Node) -> Vec<Road> {
+    let own: BTreeSet<IpAddr> = node.primary.iter().map(IpNet::addr).chain(node.internal.iter().copied()).collect();
+    let road = |address: IpAddr| {
+        let knock_at = own.iter().copied().filter(|own| own.is_ipv4() == address.is_ipv4()).collect();
+        Road { address, knock_at }
+    };
+    node.management().into_iter().map(road).collect()
+}
+
+/// What makes nodes stand in for each other: IPv4 first, as where overlay packets are sent to.
+pub(super) fn network(node: &Node) -> Option<IpNet> {
+    let networks = node.primary_networks();
+    let first = networks.iter().find(|network| network.addr().is_ipv4()).or(networks.first());
+    first.map(IpNet::trunc)
+}
