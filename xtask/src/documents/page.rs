@@ -143,9 +143,11 @@ fn says_not_run(text: &str) -> bool {
     text.to_lowercase().contains(NOT_RUN)
 }
 
-/// One command in each line. A command that goes on in the next line is not run anyway: quotes are closed where they began.
+/// One command in each line. A block that is not run may go on in the next line; in any other that is an error, since the
+/// line is no command.
 fn listed(place: &Place, inside: Vec<(usize, String)>) -> Vec<Shown> {
-    let commands = inside.into_iter().filter(|(_, line)| !line.trim().is_empty() && !line.starts_with([' ', '#']));
+    let commands =
+        inside.into_iter().filter(|(_, line)| !line.trim().is_empty() && !line.trim_start().starts_with('#'));
     commands.map(|(number, line)| shown(place, number, line)).collect()
 }
 
@@ -245,6 +247,8 @@ mod tests {
         let wrong = of(page).expect_err("not marked");
         assert!(wrong.contains("page.md:6") && wrong.contains("kind x") && wrong.contains("not run here"), "{wrong}");
         assert_eq!(runs("```sh\nkubectl get eip\nkind x     # not run here\n\n# said\n```\n"), ["kubectl get eip"]);
+        assert!(of("```sh\nkubectl get eip\n  and more\n```\n").is_err(), "a line of its own");
+        assert!(of("Not run here.\n\n```sh\nkubectl get 'a\n  b'\n```\n").is_ok(), "it goes on");
     }
 
     #[test]
