@@ -3,6 +3,8 @@
 mod cleanup;
 mod codegen;
 mod config_file;
+#[cfg(test)]
+mod documents;
 mod drain;
 mod drops;
 mod interfaces;

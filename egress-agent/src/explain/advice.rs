@@ -75,7 +75,7 @@ pub const fn advice(verdict: Verdict) -> Option<&'static str> {
         }
         Verdict::NoMapping => "Nothing has been sent from there: egress IPs take no connections.",
         Verdict::PortsExhausted => {
-            "Every port of the address towards this destination is in use (`egress-agent nat count --to`): give the object \
+            "Every port of the address towards this destination is in use (`egress-agent nat count --to ADDRESS:PORT`): give the object \
              another address, or the clients fewer connections."
         }
         Verdict::MapFull => "Raise --nat-entries, or find who opens so many connections (`egress-agent nat list`).",
