@@ -165,14 +165,16 @@ impl Agent {
         child.wait_with_output().context("wait for a command")
     }
 
-    /// Likewise, while it runs; what it says is kept.
+    /// Likewise, while it runs; what it says is kept. It has the rights of the agent's container and no others, as one that is
+    /// typed there has.
     pub(crate) fn follow(&self, arguments: &[&str]) -> Result<Child> {
-        let (program, node) = (self.options.binary.to_string_lossy(), &self.node);
+        let (line, node) = (confined(&self.options.binary.to_string_lossy())?, &self.node);
         node.host.run(|| {
-            let mut command = node.host.command(&program);
-            command.args(arguments).env("EGRESS_AGENT_SOCKET", &node.socket).env("EGRESS_AGENT_BPFFS", &node.bpffs);
+            let mut command = node.host.command(&line[0]);
+            command.args(&line[1..]).args(arguments);
+            command.env("EGRESS_AGENT_SOCKET", &node.socket).env("EGRESS_AGENT_BPFFS", &node.bpffs);
             command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-            command.spawn().with_context(|| format!("cannot start {program}"))
+            command.spawn().with_context(|| format!("cannot start {}", line.join(" ")))
         })
     }
 

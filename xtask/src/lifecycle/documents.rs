@@ -169,7 +169,7 @@ impl Stage {
             ground.is_seen_as("one", Some("172.18.0.110"), None)?;
         }
         // Something to tell for who asks for drops.
-        forge(ground)?;
+        forge(ground, "one")?;
         self.agent(&["log-level", "info"].map(str::to_owned))?;
         self.scene = Some(scene);
         Ok(())

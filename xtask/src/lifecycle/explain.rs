@@ -1,5 +1,5 @@
 //! What an administrator asks a node: `egress-agent trace`, `nat`, `drops`, `log-level`. Played on the lab of `inspect`, with an
-//! agent and without one.
+//! agent and without one, and where programs are filters; always with the rights of the agent's container and no others.
 
 use std::io::{BufRead, BufReader};
 use std::net::{SocketAddr, UdpSocket};
@@ -12,6 +12,7 @@ use serde_json::Value;
 
 use super::ground::{Ground, node};
 use super::inspect::{has, said};
+use super::pins::HOOKS;
 use super::wait::{EFFECT, until};
 use crate::lab::addresses as plan;
 use crate::lab::server::HTTP_PORT;
@@ -19,18 +20,22 @@ use crate::lab::server::HTTP_PORT;
 /// The overlay's.
 const TUNNEL_PORT: u16 = 4794;
 
-/// A pod's packet to the tunnel port of node 2, which its own node drops.
-pub(super) fn forge(ground: &Ground) -> Result<()> {
-    let to = SocketAddr::new(ground.lab.node(node(2)?).number.address().v4.into(), TUNNEL_PORT);
-    ground.pod("one")?.netns.run(|| {
+/// A pod's packet to the tunnel port of node 3, which its own node drops.
+pub(super) fn forge(ground: &Ground, pod: &str) -> Result<()> {
+    let to = SocketAddr::new(ground.lab.node(node(3)?).number.address().v4.into(), TUNNEL_PORT);
+    ground.pod(pod)?.netns.run(|| {
         UdpSocket::bind("0.0.0.0:0")?.send_to(&[0; 20], to)?;
         Ok(())
     })
 }
 
 fn asked(ground: &mut Ground, line: &str) -> Result<String> {
+    asked_on(ground, 1, line)
+}
+
+fn asked_on(ground: &mut Ground, node: usize, line: &str) -> Result<String> {
     let words: Vec<&str> = line.split(' ').collect();
-    let output = ground.agent(1)?.ask(&words)?;
+    let output = ground.agent(node)?.ask(&words)?;
     let status = output.status;
     let text = said(output);
     ensure!(status.success(), "{line}: {status}\n{text}");
@@ -38,7 +43,11 @@ fn asked(ground: &mut Ground, line: &str) -> Result<String> {
 }
 
 fn json(ground: &mut Ground, line: &str) -> Result<Value> {
-    let text = asked(ground, &format!("{line} -o json"))?;
+    json_on(ground, 1, line)
+}
+
+fn json_on(ground: &mut Ground, node: usize, line: &str) -> Result<Value> {
+    let text = asked_on(ground, node, &format!("{line} -o json"))?;
     serde_json::from_str(&text).with_context(|| format!("{line}: {text}"))
 }
 
@@ -89,7 +98,7 @@ pub(super) fn beside_an_agent(ground: &mut Ground, egress: &str) -> Result<()> {
 fn dropped(ground: &mut Ground) -> Result<()> {
     println!("drops");
     let text = until("a drop is told", EFFECT, || {
-        forge(ground)?;
+        forge(ground, "one")?;
         let text = asked(ground, "drops --reason forged_tunnel")?;
         Ok((!text.is_empty()).then_some(text))
     })?;
@@ -111,7 +120,7 @@ fn log_level(ground: &mut Ground) -> Result<()> {
     has(&asked(ground, "log-level info,egress_agent::dataplane=debug")?, &["egress_agent::dataplane=debug"])?;
     let log = ground.agent(1)?.log().to_owned();
     until("drops are in the log", EFFECT, || {
-        forge(ground)?;
+        forge(ground, "one")?;
         Ok(std::fs::read_to_string(&log)?.contains("packet dropped").then_some(()))
     })?;
     let refused = ground.agent(1)?.ask(&["log-level", "==="])?;
@@ -119,6 +128,36 @@ fn log_level(ground: &mut Ground) -> Result<()> {
     has(&said(refused), &["is not understood"])?;
     asked(ground, "log-level info")?;
     Ok(())
+}
+
+/// On node 2, whose programs are filters and whose pod red/two goes by the gateway of node 1: beside its agent, and without.
+pub(super) fn by_filters(ground: &mut Ground, egress: &str) -> Result<()> {
+    println!("where the programs are filters");
+    let server = plan::SERVER.v4;
+    let pod = ground.pod("two")?.addresses.v4;
+    for runs in [true, false] {
+        if !runs {
+            ground.agent(2)?.kill()?;
+        }
+        let status = asked_on(ground, 2, "status")?;
+        for line in status.lines().filter(|line| HOOKS.iter().any(|hook| line.starts_with(hook))) {
+            has(line, &["clsact"])?;
+        }
+        has(&status, &HOOKS)?;
+        ground.is_seen_as("two", Some(egress), None)?;
+        let traced = json_on(ground, 2, &format!("trace --pod-ip {pod} --to {server}:{HTTP_PORT}"))?;
+        ensure!(traced["verdict"] == "steered" && traced["agrees"] == true, "{traced:#}");
+        ensure!(traced["warnings"].as_array().is_some_and(Vec::is_empty), "the filter is this program: {traced:#}");
+        for line in ["nat list", "nat count"] {
+            asked_on(ground, 2, line)?;
+        }
+    }
+    ground.agent(2)?.restart()?;
+    ground.serves(2)?;
+    until("a drop is told", EFFECT, || {
+        forge(ground, "two")?;
+        Ok(asked_on(ground, 2, "drops")?.contains("forged_tunnel").then_some(()))
+    })
 }
 
 /// Follows drops; the first that it tells is one of before.

@@ -78,6 +78,7 @@ pub(super) fn status_with_and_without_an_agent(context: &LabContext) -> Result<(
 
     metrics::are_seen(&ground, ADDRESS)?;
     explain::beside_an_agent(&mut ground, ADDRESS)?;
+    explain::by_filters(&mut ground, ADDRESS)?;
     metrics::shared_gateway_is_told(&mut ground)?;
 
     println!("wrong input");

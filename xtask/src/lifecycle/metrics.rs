@@ -12,7 +12,7 @@ use super::wait::{EFFECT, until};
 use crate::lab::addresses as plan;
 use crate::lab::agents::Agent;
 use crate::lab::client::{self, Reply};
-use crate::lab::{Netns, PodSpec};
+use crate::lab::{Netns, Node, PodSpec};
 use crate::testing::lab::LabContext;
 
 /// In each node's own network namespace.
@@ -24,12 +24,17 @@ const GATEWAY: &str = "k8s.ovn.org/l3-gateway-config";
 /// Series with their labels, and their values.
 type Scrape = BTreeMap<String, f64>;
 
-/// Three nodes whose agents serve their pages, which say that they are not ready until they are.
+/// Three nodes whose agents serve their pages, which say that they are not ready until they are. The programs of node 2 are
+/// filters.
 pub(super) fn start(context: &LabContext, pods: Vec<PodSpec>) -> Result<Ground> {
     let mut ground = Ground::without_agents(context, pods, 0, |_| {})?;
     let mut options = ground.options(context);
     options.extra = vec![format!("--metrics-bind-address={AT}")];
-    ground.agents = Agent::start_all(&ground.lab, &options)?;
+    let mut by_filters = options.clone();
+    by_filters.extra.push("--attach=clsact".to_owned());
+    let start =
+        |node: &Node| Agent::start(&ground.lab, node, if node.number.index() == 1 { &by_filters } else { &options });
+    ground.agents = ground.lab.nodes().iter().map(start).collect::<Result<_>>()?;
     gets_ready(&ground, 1)?;
     ground.agents_serve()?;
     Ok(ground)
