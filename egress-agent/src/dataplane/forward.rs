@@ -1,8 +1,8 @@
 //! Does the CNI enforce network policy in the host's FORWARD chain? What the programs redirect does not pass it, so that such
 //! policy does not hold for traffic to egress IPs' destinations: that is to be said (docs/security.md).
 //!
-//! Recognised by the names of the chains that such CNIs make, as nf_tables lists them, which iptables fills too on a host of
-//! today. Those of the older iptables (`iptables-legacy`) are not listed there, and not recognised.
+//! Recognised by the names of the chains that such CNIs make: as nf_tables lists them, which iptables fills too on a host of
+//! today, and in the tables of the older iptables (`iptables-legacy`, see `xtables`).
 
 use std::io;
 use std::os::fd::AsRawFd;
@@ -11,6 +11,8 @@ use nix::sys::socket::{
     AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, recv, sendto, setsockopt, socket, sockopt,
 };
 use nix::sys::time::{TimeVal, TimeValLike};
+
+use super::xtables;
 
 /// Chains by which a CNI enforces policy on what is forwarded, and whose they are.
 const CHAINS: [(&str, &str); 4] = [
@@ -35,6 +37,18 @@ const NAME: u16 = 3;
 
 /// Whose policy in FORWARD the host of this thread has; `None` where none is known.
 pub fn policy() -> io::Result<Option<&'static str>> {
+    match in_nf_tables()? {
+        None => xtables::find(whose),
+        found => Ok(found),
+    }
+}
+
+/// Whose chain has this name.
+fn whose(chain: &[u8]) -> Option<&'static str> {
+    CHAINS.into_iter().find(|(name, _)| chain == name.as_bytes()).map(|(_, whose)| whose)
+}
+
+fn in_nf_tables() -> io::Result<Option<&'static str>> {
     let socket = socket(AddressFamily::Netlink, SockType::Raw, SockFlag::SOCK_CLOEXEC, SockProtocol::NetlinkNetFilter)?;
     // The kernel answers at once; nobody waits for ever for one that does not.
     setsockopt(&socket, sockopt::ReceiveTimeout, &TimeVal::seconds(2))?;
@@ -81,8 +95,7 @@ fn read(mut messages: &[u8]) -> io::Result<Read> {
             }
             NEW_CHAIN => {
                 let name = name(body.get(GENERIC..).unwrap_or_default());
-                let known = CHAINS.into_iter().find(|(chain, _)| name == Some(chain.as_bytes()));
-                read.whose = read.whose.or(known.map(|(_, whose)| whose));
+                read.whose = read.whose.or(name.and_then(whose));
             }
             _ => {}
         }

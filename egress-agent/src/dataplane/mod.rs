@@ -15,7 +15,7 @@
 //! |---|---|
 //! | `names`, `error`, `lock` | names, start errors, one agent per node |
 //! | `features`, `kernel_types` | what the kernel can do |
-//! | `forward` | whether the CNI enforces policy where redirected packets do not pass |
+//! | `forward`, `xtables` | whether the CNI enforces policy where redirected packets do not pass |
 //! | `pins`, `foreign`, `programs` | shape of pinned maps; other sets of programs; load, attach, adopt |
 //! | `clsact`, `filters` | our filters among those of others; what the kernel has of them |
 //! | `interfaces`, `arrival`, `overlay` | the node's devices; waiting for them; the overlay's own |
@@ -79,6 +79,7 @@ mod told;
 pub mod trace;
 mod trouble;
 mod watch;
+mod xtables;
 
 use std::borrow::Cow;
 use std::io;

@@ -1,4 +1,5 @@
-//! Sockets at the link layer: sending frames, hearing ARP and neighbour discovery, and multicast filters of a device.
+//! Sockets at the link layer: sending frames, hearing ARP and neighbour discovery, and multicast filters of a device; and the
+//! options of sockets that only the kernel's tables know.
 #![expect(unsafe_code, reason = "packet access is one of the three places for it: these calls have no safe wrapper")]
 
 use std::io;
@@ -132,6 +133,20 @@ fn filter(fd: &OwnedFd, program: &[libc::sock_filter]) -> io::Result<()> {
         libc::setsockopt(fd.as_raw_fd(), libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, (&raw const program).cast(), length)
     };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Has the kernel fill `value`, which may begin with what it is to be asked; all of it or an error.
+pub(super) fn option(fd: &OwnedFd, level: i32, option: i32, value: &mut [u8]) -> io::Result<()> {
+    let wanted = libc::socklen_t::try_from(value.len()).map_err(io::Error::other)?;
+    let mut length = wanted;
+    // SAFETY: the value is a live, initialised and exclusive slice, of which the kernel writes no more bytes than the length
+    // that is given says, and any bytes are a value of it; the length is live and exclusive too; the descriptor is open.
+    let result = unsafe { libc::getsockopt(fd.as_raw_fd(), level, option, value.as_mut_ptr().cast(), &raw mut length) };
+    match result {
+        0 if length == wanted => Ok(()),
+        0 => Err(io::ErrorKind::InvalidData.into()),
+        _ => Err(io::Error::last_os_error()),
+    }
 }
 
 /// Membership of a multicast group on a device, as long as the socket lives: switches that snoop learn of it.

@@ -1,6 +1,7 @@
 //! What scrapes read: counters of the kernel, ports in use, where the programs are.
 
 use std::net::UdpSocket;
+use std::path::Path;
 
 use aya::maps::{Map, MapData, PerCpuHashMap};
 use aya::util::nr_cpus;
@@ -47,6 +48,48 @@ fn policy_in_forward_is_recognised_by_its_chain() {
         output(&["nft", "add chain ip filter cali-FORWARD"]);
         assert_eq!(forward::policy().expect("chains are listed"), Some("Calico"));
     });
+}
+
+/// `iptables-legacy`, whose chains nf_tables does not list. A table that nobody has made must not come to be by our looking.
+#[test]
+fn policy_in_forward_is_recognised_in_the_older_tables_too() {
+    if !["/usr/sbin", "/sbin"].iter().any(|folder| Path::new(folder).join("iptables-legacy").exists()) {
+        return println!("skipped: iptables-legacy is not installed");
+    }
+    for (program, names) in [("iptables-legacy", "ip_tables_names"), ("ip6tables-legacy", "ip6_tables_names")] {
+        on_node(move |_node| async move {
+            let names = Path::new("/proc/thread-self/net").join(names);
+            let Ok(before) = std::fs::read_to_string(&names) else {
+                return println!("skipped: this kernel has no such tables");
+            };
+            assert_eq!(forward::policy().expect("tables are read"), None);
+            assert_eq!(std::fs::read_to_string(&names).expect("a list"), before, "looking has made a table");
+            for chain in ["KUBE-FORWARD", "cali-FORWARD-not"] {
+                output(&[program, "-N", chain]);
+            }
+            output(&[
+                program,
+                "-A",
+                "FORWARD",
+                "-p",
+                "tcp",
+                "-m",
+                "comment",
+                "--comment",
+                "cali-FORWARD",
+                "-j",
+                "ACCEPT",
+            ]);
+            assert!(std::fs::read_to_string(&names).expect("a list").contains("filter"), "it is the older one");
+            assert_eq!(forward::policy().expect("tables are read"), None);
+            output(&[program, "-N", "cali-FORWARD"]);
+            output(&[program, "-A", "FORWARD", "-j", "cali-FORWARD"]);
+            assert_eq!(forward::policy().expect("tables are read"), Some("Calico"));
+            output(&[program, "-F"]);
+            output(&[program, "-X"]);
+            assert_eq!(forward::policy().expect("tables are read"), None);
+        });
+    }
 }
 
 #[test]

@@ -48,6 +48,7 @@ const TOOLS: &[Tool] = &[
     tool("tc", "iproute2", &[Lab, Programs, Guest]),
     tool("ss", "iproute2", &[Programs, Guest]),
     tool("nft", "nftables", &[Lab, Programs, Guest]),
+    tool("iptables-legacy", "iptables", &[Programs]),
     tool("setpriv", "util-linux", &[Lab, Programs]),
     tool("xz", "xz-utils", &[Guest]),
     tool("c++", "g++", &[Fuzz]),
@@ -196,8 +197,8 @@ mod tests {
     #[test]
     fn packages_are_named_once_and_by_distribution() {
         let tools: Vec<&Tool> = TOOLS.iter().filter(|tool| tool.purposes.contains(&Programs)).collect();
-        assert_eq!(packages(&tools, false), ["iproute2", "nftables", "util-linux", "bpftool"]);
-        let ubuntu = ["iproute2", "nftables", "util-linux", "linux-tools-common", "linux-tools-generic"];
+        assert_eq!(packages(&tools, false), ["iproute2", "nftables", "iptables", "util-linux", "bpftool"]);
+        let ubuntu = ["iproute2", "nftables", "iptables", "util-linux", "linux-tools-common", "linux-tools-generic"];
         assert_eq!(packages(&tools, true), ubuntu);
     }
 
