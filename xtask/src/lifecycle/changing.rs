@@ -1,5 +1,6 @@
 //! Changes while connections run: labels of pods and namespaces come and go, pods are deleted and made again. What an
-//! object took from a pod is cut, so that no connection goes on with a wrong address; nobody else's connection notices.
+//! object took from a pod is cut, so that no connection goes on with a wrong address; nobody else's connection notices. On the
+//! same lab: an object that a repository keeps (`repository`).
 
 use std::io::ErrorKind;
 use std::net::SocketAddr;
@@ -9,6 +10,7 @@ use anyhow::{Context, Result, ensure};
 
 use super::ground::{Ground, Sight, pod};
 use super::objects::{all, egress_ip, labels};
+use super::repository;
 use crate::lab::addresses as plan;
 use crate::lab::client;
 use crate::lab::flows::{Flow, FlowReport};
@@ -46,7 +48,10 @@ pub(super) fn labels_and_pods(context: &LabContext) -> Result<()> {
             println!("{name}: {} sent, none lost, while another pod changed", report.sent);
         }
     }
-    namespace_label(&ground)
+    namespace_label(&ground)?;
+    ground.remove("changes")?;
+    ground.is_seen_as("spare", None, None)?;
+    repository::and_agents_do_not_fight(&ground, "spare")
 }
 
 fn flows(from: &Netns) -> Result<Vec<Flow>> {

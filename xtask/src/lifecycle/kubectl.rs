@@ -6,7 +6,6 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
-use serde_json::{Value, json};
 
 use super::ground::{Ground, pod};
 use super::objects::ASSIGNABLE;
@@ -37,7 +36,7 @@ pub(super) fn drives_everything(context: &LabContext) -> Result<()> {
     drop(watch);
     explained(&ground)?;
     refused(&ground, context)?;
-    kept_by_two_hands(&ground, context)?;
+    shows_no_difference(&ground)?;
     type_in(&ground, &["delete", "egressip", OBJECT])?;
     ground.is_seen_as("homer", None, None)?;
     let rows = type_in(&ground, &["get", "eip"])?;
@@ -123,63 +122,14 @@ fn refused(ground: &Ground, context: &LabContext) -> Result<()> {
     ground.is_seen_as("homer", Some("172.18.0.105"), None)
 }
 
-/// A tool that keeps objects as a repository has them: it applies by the server, as a manager of its own, again and again.
-/// What the agent writes stays, and is no difference to the tool; what the tool deletes is gone and comes anew.
-fn kept_by_two_hands(ground: &Ground, context: &LabContext) -> Result<()> {
-    const ADDRESS: &str = "172.18.0.107";
-    let file = context.logs.join("kept.yaml");
-    let object = |label: &str| {
-        format!(
-            "apiVersion: k8s.ovn.org/v1\nkind: EgressIP\nmetadata: {{name: kept, labels: {{team: {label}}}}}\nspec:\n  \
-             egressIPs: [{ADDRESS}]\n  namespaceSelector: {{matchLabels: {{kubernetes.io/metadata.name: bouvier}}}}\n"
-        )
-    };
-    let path = file.to_string_lossy().into_owned();
-    let apply = || type_in(ground, &["apply", "--server-side", "--field-manager=repository", "-f", &path]).map(drop);
-    let read = || {
-        let text = ground.cluster.kubectl(&["get", "egressip", "kept", "-o", "json", "--show-managed-fields"])?;
-        Ok::<Value, anyhow::Error>(serde_json::from_str(&text)?)
-    };
-    let assigned = || {
-        until("the agent has written its part", EFFECT, || {
-            let object = read()?;
-            let condition = object.pointer("/status/conditions/0/observedGeneration");
-            let items = object.pointer("/status/items/0/egressIP").is_some_and(|one| one == ADDRESS);
-            let number = object.pointer("/metadata/annotations/k8s.ovn.org~1egressip-tunnel-id");
-            let done = items && number.is_some() && condition == object.pointer("/metadata/generation");
-            Ok(done.then_some(object))
-        })
-    };
-    std::fs::write(&file, object("a"))?;
-    apply()?;
-    let written = assigned()?;
-    ground.is_seen_as("patty", Some(ADDRESS), None)?;
-    for _ in 0..3 {
-        apply()?;
-        type_in(ground, &["diff", "--server-side", "--field-manager=repository", "-f", &path])?;
-        ensure!(read()? == written, "the two write over each other: {}, it was {written}", read()?);
-    }
-    std::fs::write(&file, object("b"))?;
-    apply()?;
-    let (now, mut expected) = (read()?, written);
-    expected["metadata"]["labels"]["team"] = json!("b");
-    for field in ["spec", "status"] {
-        ensure!(now[field] == expected[field], "{field} has become {}", now[field]);
-    }
-    ensure!(now["metadata"]["annotations"] == expected["metadata"]["annotations"], "{}", now["metadata"]);
-    let managers = now.pointer("/metadata/managedFields").and_then(Value::as_array).context("no managers")?;
-    for manager in managers {
-        let (name, fields) = (manager["manager"].as_str().unwrap_or_default(), manager["fieldsV1"].to_string());
-        let (ours, theirs) =
-            (fields.contains("egressip-tunnel-id") || fields.contains("f:status"), fields.contains("f:spec"));
-        ensure!((name == "egress-agent" && !theirs) || (name == "repository" && !ours), "{name} has {fields}");
-    }
-    type_in(ground, &["delete", "egressip", "kept"])?;
-    ground.is_seen_as("patty", None, None)?;
-    apply()?;
-    assigned()?;
-    ground.is_seen_as("patty", Some(ADDRESS), None)?;
-    type_in(ground, &["delete", "egressip", "kept"]).map(drop)
+/// What the agent writes into an object is no difference to who keeps it as a file; `repository` has the rest of this.
+fn shows_no_difference(ground: &Ground) -> Result<()> {
+    let example = Paths::find()?.root.join("deploy/examples/egressip-simpson.yaml");
+    let path = example.to_string_lossy();
+    let as_repository = |verb| [verb, "--server-side", "--force-conflicts", "--field-manager=repository", "-f", &*path];
+    type_in(ground, &as_repository("apply"))?;
+    becomes(ground, "172.18.0.100")?;
+    type_in(ground, &as_repository("diff")).map(drop)
 }
 
 /// `kubectl get egressip -w` until it is dropped.

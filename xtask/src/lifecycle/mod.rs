@@ -12,6 +12,7 @@
 //! | `reachability` | nodes that are cut off lose their addresses; those whose agent alone is silent do not |
 //! | `tls` | health checks by TLS, and certificates that change |
 //! | `selection`, `changing` | who is selected, and that each change takes effect within seconds |
+//! | `repository` | an object that is applied by the server again and again, pruned and applied anew |
 //! | `leak` | no wrong source address while everything changes; and that the judge can say no |
 //! | `kubectl`, `documents` | what people type, and what the documents have them type |
 //! | `refusals`, `objects_refused` | bad input: one clear line, running traffic unharmed |
@@ -40,6 +41,7 @@ mod pins;
 mod planned;
 mod reachability;
 mod refusals;
+mod repository;
 mod restart;
 mod selection;
 mod story;

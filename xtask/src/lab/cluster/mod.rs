@@ -243,6 +243,14 @@ impl Cluster {
         patched.map(drop).with_context(|| format!("cannot patch {path}"))
     }
 
+    /// Server-side apply by this manager; the object as it then is.
+    pub(crate) fn apply(&self, path: &str, manager: &str, object: &Value) -> Result<Value> {
+        let to = format!("{path}?fieldManager={manager}");
+        let applied = self.request(&Method::PATCH, &to, "application/apply-patch+yaml", object);
+        self.remember(path.to_owned());
+        applied.with_context(|| format!("cannot apply {path}"))
+    }
+
     /// Writes an object as it is given over the one that is there: what is not in it goes. As often as others, who write its
     /// status at the same time, are faster.
     pub(crate) fn replace(&self, path: &str, object: &Value) -> Result<()> {
