@@ -37,7 +37,7 @@ use clap::Args;
 
 use crate::testing::lab::{LabContext, LabTest};
 use crate::toolchain::packages::{self, Purpose};
-use crate::toolchain::{BuildArgs, Built, Paths, Progress, ensure_built};
+use crate::toolchain::{BuildArgs, Built, Paths, Progress, ensure_built, ensure_built_static};
 use ground::Ground;
 use numbers::Results;
 use plan::{Peer, Work};
@@ -47,6 +47,9 @@ pub(crate) struct BenchArgs {
     /// Measure one agent and the leader in a large cluster instead, with an optimised agent
     #[arg(long, conflicts_with_all = ["only", "rounds", "seconds"])]
     control_plane: bool,
+    /// With --control-plane: the agent as the image has it, linked with musl
+    #[arg(long, requires = "control_plane")]
+    of_image: bool,
     /// Short cells and two rounds: to see that it works, not to compare
     #[arg(long)]
     quick: bool,
@@ -94,7 +97,11 @@ pub(crate) fn run(args: &BenchArgs) -> Result<()> {
     let say = |line: &str| progress.step(line);
     if args.control_plane {
         // Time and memory of a build that nobody runs are of no use.
-        let built = ensure_built(&BuildArgs { release: true, ..args.build.clone() }, &progress)?;
+        let build = BuildArgs { release: true, ..args.build.clone() };
+        let built = match args.of_image {
+            true => ensure_built_static(&build, &progress)?,
+            false => ensure_built(&build, &progress)?,
+        };
         let effort = control_plane::Effort::new(args.quick);
         let figures = control_plane::measure(&built, &args.prefix, &effort, &say)?;
         control_plane::write(&figures, &folder).with_context(|| format!("write to {}", folder.display()))?;

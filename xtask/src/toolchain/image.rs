@@ -93,7 +93,7 @@ pub(crate) fn image(args: &ImageArgs) -> Result<()> {
     let paths = Paths::find()?;
     packages::ensure(Purpose::Image, !args.no_install)?;
     ensure_object(&paths, &BuildArgs { no_install: args.no_install, ..BuildArgs::default() }, &progress)?;
-    let binary = static_binary(&paths, args, &progress)?;
+    let binary = static_binary(&paths, args.dev, args.no_install, &progress)?;
     let image = Image::expected(&paths);
     if image.folder.exists() {
         fs::remove_dir_all(&image.folder).with_context(|| format!("remove {}", image.folder.display()))?;
@@ -108,17 +108,17 @@ pub(crate) fn image(args: &ImageArgs) -> Result<()> {
 }
 
 /// Linked with everything that it needs, so that it runs on nothing.
-fn static_binary(paths: &Paths, args: &ImageArgs, progress: &Progress) -> Result<PathBuf> {
+pub(crate) fn static_binary(paths: &Paths, dev: bool, no_install: bool, progress: &Progress) -> Result<PathBuf> {
     let target = format!("{}-unknown-linux-musl", std::env::consts::ARCH);
-    ensure_target(&target, !args.no_install)?;
+    ensure_target(&target, !no_install)?;
     progress.step(&format!("building egress-agent for {target}; the first time takes some minutes"));
     let mut command = cargo();
     command.args(["build", "--package", NAME, "--bin", NAME, "--target", &target]);
-    if !args.dev {
+    if !dev {
         command.arg("--release");
     }
     run(command.current_dir(&paths.root)).context("build egress-agent for the image")?;
-    let profile = if args.dev { "debug" } else { "release" };
+    let profile = if dev { "debug" } else { "release" };
     let binary = paths.target.join(&target).join(profile).join(NAME);
     let bytes = fs::read(&binary).with_context(|| format!("read {}", binary.display()))?;
     if names_an_interpreter(&bytes)? {

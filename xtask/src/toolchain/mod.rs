@@ -37,6 +37,7 @@ use clap::Args;
 pub(crate) use codegen::{CodegenArgs, check_generated, codegen, generated_paths};
 pub(crate) use command::{Progress, cargo, is_root, output, run};
 pub(crate) use deps::deps;
+use image::static_binary;
 pub(crate) use image::{BINARY, Image, ImageArgs, image};
 pub(crate) use lint::{LintArgs, lint};
 pub(crate) use paths::Paths;
@@ -82,6 +83,14 @@ pub(crate) fn ensure_built(args: &BuildArgs, progress: &Progress) -> Result<Buil
     let paths = Paths::find()?;
     let object = ensure_object(&paths, args, progress)?;
     let agent = agent::build(&paths, args.release, progress)?;
+    Ok(Built { agent, object })
+}
+
+/// The same, with the agent as the image has it: optimised, and linked with musl.
+pub(crate) fn ensure_built_static(args: &BuildArgs, progress: &Progress) -> Result<Built> {
+    let paths = Paths::find()?;
+    let object = ensure_object(&paths, args, progress)?;
+    let agent = static_binary(&paths, false, args.no_install, progress)?;
     Ok(Built { agent, object })
 }
 

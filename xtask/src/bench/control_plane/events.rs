@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use axum::http::Method;
+use aya::Pod;
 use aya::maps::{HashMap, Map, MapData};
 use egress_common::abi::{Addr, PodEntry};
 use serde_json::json;
@@ -30,15 +31,15 @@ struct Sent {
 }
 
 /// Milliseconds from each event to the map.
-pub(super) fn play(lease: &mut Renewals<'_>, effort: &Effort) -> Result<Vec<f64>> {
-    let pods: HashMap<MapData, Addr, PodEntry> = open(lease.ground.node()?)?;
+pub(super) fn play(lease: &mut Renewals<'_>, effort: &Effort, events: usize) -> Result<Vec<f64>> {
+    let pods = open::<Addr, PodEntry>(lease.ground.node()?, "pods")?;
     let mut under_way: Vec<Sent> = Vec::new();
-    let mut arrivals = Vec::with_capacity(effort.events);
+    let mut arrivals = Vec::with_capacity(events);
     let start = Instant::now();
     let mut next = 0;
-    while next < effort.events || !under_way.is_empty() {
+    while next < events || !under_way.is_empty() {
         lease.keep()?;
-        if next < effort.events && start.elapsed() >= PACE * u32::try_from(next)? {
+        if next < events && start.elapsed() >= PACE * u32::try_from(next)? {
             under_way.push(send(lease, &effort.scale, next)?);
             next += 1;
         }
@@ -75,9 +76,10 @@ fn send(lease: &Renewals<'_>, scale: &Scale, number: usize) -> Result<Sent> {
 }
 
 /// The agent's own map, by its pin.
-fn open(node: &Node) -> Result<HashMap<MapData, Addr, PodEntry>> {
+pub(super) fn open<K: Pod, V: Pod>(node: &Node, name: &str) -> Result<HashMap<MapData, K, V>> {
     let mut folders = std::fs::read_dir(&node.bpffs)?.collect::<std::io::Result<Vec<_>>>()?;
     let layout: PathBuf = folders.pop().context("nothing is pinned")?.path();
-    let data = MapData::from_pin(layout.join("maps/pods")).context("open the pinned map pods")?;
+    let data =
+        MapData::from_pin(layout.join("maps").join(name)).with_context(|| format!("open the pinned map {name}"))?;
     Ok(HashMap::try_from(Map::HashMap(data))?)
 }

@@ -22,6 +22,12 @@ pub(super) enum Figure {
     EventMedian,
     EventTail,
     EventWorst,
+    Scrape,
+    FullCpuAtRest,
+    FullScrape,
+    FullEventMedian,
+    FullEventTail,
+    FullEventWorst,
     AllAssigned,
     AllAssignedWrites,
     LossAddresses,
@@ -45,6 +51,12 @@ impl Figure {
             Self::EventMedian => "pod event to map, median",
             Self::EventTail => "pod event to map, 99th percentile",
             Self::EventWorst => "pod event to map, worst",
+            Self::Scrape => "one agent: a scrape of /metrics",
+            Self::FullCpuAtRest => "a million entries in nat: CPU at rest",
+            Self::FullScrape => "a million entries in nat: a scrape of /metrics",
+            Self::FullEventMedian => "a million entries in nat: pod event to map, median",
+            Self::FullEventTail => "a million entries in nat: pod event to map, 99th percentile",
+            Self::FullEventWorst => "a million entries in nat: pod event to map, worst",
             Self::AllAssigned => "leader: start to all objects assigned",
             Self::AllAssignedWrites => "leader: writes of objects for that",
             Self::LossAddresses => "a node's loss: its addresses",
@@ -60,9 +72,11 @@ impl Figure {
             Self::Synchronised | Self::AllAssigned | Self::Loss | Self::LossCpu => "s",
             Self::BytesToSynchronise => "MB",
             Self::PeakMemory | Self::Memory | Self::MemoryAtEnd | Self::LeaderMemory => "MiB",
-            Self::CpuAtRest | Self::CpuAtEvents => "% of a core",
+            Self::CpuAtRest | Self::CpuAtEvents | Self::FullCpuAtRest => "% of a core",
             Self::BytesPerEvent => "bytes",
             Self::EventMedian | Self::EventTail | Self::EventWorst => "ms",
+            Self::Scrape | Self::FullScrape => "ms",
+            Self::FullEventMedian | Self::FullEventTail | Self::FullEventWorst => "ms",
             Self::AllAssignedWrites | Self::LossAddresses | Self::LossWrites => "",
         }
     }
@@ -87,12 +101,12 @@ impl Figures {
         self.0.push((figure, samples.to_vec()));
     }
 
-    /// Of milliseconds from an event to the map.
-    pub(super) fn add_percentiles(&mut self, arrivals: &[f64]) {
+    /// Of milliseconds from an event to the map: the median, the 99th percentile, the worst.
+    pub(super) fn add_percentiles(&mut self, figures: [Figure; 3], arrivals: &[f64]) {
         let mut sorted = arrivals.to_vec();
         sorted.sort_by(f64::total_cmp);
         let at = |percent: usize| sorted.get((sorted.len() * percent / 100).min(sorted.len().saturating_sub(1)));
-        for (figure, percent) in [(Figure::EventMedian, 50), (Figure::EventTail, 99), (Figure::EventWorst, 100)] {
+        for (figure, percent) in figures.into_iter().zip([50, 99, 100]) {
             self.add(figure, at(percent).map(std::slice::from_ref).unwrap_or_default());
         }
     }

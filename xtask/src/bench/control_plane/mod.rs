@@ -7,6 +7,7 @@
 //! |---|---|
 //! | the agent leads | all objects assigned: time, writes; then a node's loss: time, writes |
 //! | another leads | start to synchronised, bytes received; memory; CPU at rest; pod events, each until it is in the map |
+//! | another leads, a million entries in `nat` | a scrape, CPU at rest, pod events again |
 //!
 //! - **Synchronised** is the moment when the agent answers health checks: it does so when every watch has been read and the
 //!   kernel's maps are as they shall be. It is asked every few milliseconds.
@@ -20,10 +21,12 @@
 //! | `process` | what the kernel says of the agent's process |
 //! | `events` | pod events, and when they are in the map |
 //! | `leading` | what the leader does |
+//! | `full` | a million entries in `nat` |
 //! | `figures` | names, goals, the table and `control-plane.json` |
 
 mod events;
 mod figures;
+mod full;
 mod leading;
 mod process;
 mod world;
@@ -59,6 +62,8 @@ pub(super) struct Effort {
     starts: usize,
     rest: Duration,
     events: usize,
+    /// Of the last phase.
+    mappings: u32,
 }
 
 impl Effort {
@@ -66,11 +71,11 @@ impl Effort {
         match quick {
             true => {
                 let scale = Scale { nodes: 20, pods: 500, own_pods: 50, objects: 50 };
-                Self { scale, starts: 2, rest: Duration::from_secs(2), events: 100 }
+                Self { scale, starts: 2, rest: Duration::from_secs(2), events: 100, mappings: 5_000 }
             }
             false => {
                 let scale = Scale { nodes: 1_000, pods: 100_000, own_pods: 500, objects: 10_000 };
-                Self { scale, starts: 5, rest: Duration::from_secs(30), events: 3_000 }
+                Self { scale, starts: 5, rest: Duration::from_secs(30), events: 3_000, mappings: 500_000 }
             }
         }
     }
@@ -94,6 +99,7 @@ pub(super) fn measure(built: &Built, prefix: &str, effort: &Effort, say: &dyn Fn
     let mut figures = Figures::default();
     ground.lead(scale, say, &mut figures)?;
     ground.follow(effort, say, &mut figures)?;
+    ground.bear(effort, say, &mut figures)?;
     ground.finish()?;
     Ok(figures)
 }
@@ -111,8 +117,12 @@ impl Ground {
             let management = format!("{}/22", world::management()?);
             node.host.exec("ip", &["address", "add", &management, "dev", MANAGEMENT])?;
         }
-        let extra =
-            ["--egressip-reachability-total-timeout=0".to_owned(), format!("--cluster-subnets={}", world::PODS)];
+        let extra = [
+            "--egressip-reachability-total-timeout=0".to_owned(),
+            format!("--cluster-subnets={}", world::PODS),
+            format!("--metrics-bind-address={}", full::METRICS),
+            format!("--nat-entries={}", full::ROOM),
+        ];
         let kubeconfig = cluster.node_kubeconfig().to_owned();
         let options = AgentOptions { binary: built.agent.clone(), kubeconfig, extra: extra.into() };
         let ground = Self { agent: None, cluster, lab, options };
@@ -183,13 +193,13 @@ impl Ground {
         let before = process::received(self.node()?)?;
         let mut arrivals = Vec::new();
         let cost = process.cost_of(|| {
-            arrivals = events::play(&mut lease, effort)?;
+            arrivals = events::play(&mut lease, effort, effort.events)?;
             Ok(())
         })?;
         let received = process::received(self.node()?)? - before;
         figures.add(Figure::CpuAtEvents, &[cost.percent_of_a_core]);
         figures.add(Figure::BytesPerEvent, &[received as f64 / arrivals.len() as f64]);
-        figures.add_percentiles(&arrivals);
+        figures.add_percentiles([Figure::EventMedian, Figure::EventTail, Figure::EventWorst], &arrivals);
         figures.add(Figure::MemoryAtEnd, &[process.memory()?.resident_mib]);
         Ok(())
     }
