@@ -376,7 +376,7 @@ impl Leader {
     /// Publishes what has not been said yet. A new leader takes what the condition says as said.
     fn tell(&mut self, decisions: &[Wish]) {
         for Wish { object, wanted, notices } in decisions {
-            let found = &object.conditions.found;
+            let found = &object.conditions;
             let said_by_another =
                 wanted.conditions.iter().filter(|wanted| wanted.kind == verdict::ASSIGNED).all(|wanted| {
                     let is_same = |found: &Condition| found.reason == wanted.reason && found.message == wanted.message;

@@ -70,7 +70,7 @@ pub struct Statement {
 impl Statement {
     /// Does the object say so, of the generation that it has?
     pub fn is_said(&self, object: &EgressObject) -> bool {
-        object.conditions.found.get(self.kind).is_some_and(|(_, found)| {
+        object.conditions.get(self.kind).is_some_and(|(_, found)| {
             found.status == self.status
                 && found.reason == self.reason
                 && found.message == self.message

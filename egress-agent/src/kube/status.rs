@@ -103,7 +103,7 @@ impl StatusWriter {
             }
             answer => {
                 let answer = answer?;
-                self.conditions.store(answer.conditions.found.contains_key(ASSIGNED), Ordering::Relaxed);
+                self.conditions.store(answer.conditions.get(ASSIGNED).is_some(), Ordering::Relaxed);
                 Ok(answer)
             }
         }
@@ -217,7 +217,7 @@ fn status_ops(object: &EgressObject, wanted: &Wanted, now: &Timestamp) -> Vec<Va
     let mut conditions = Vec::new();
     for statement in wanted.conditions.iter().filter(|statement| !statement.is_said(object)) {
         let value = value(statement);
-        conditions.push(match object.conditions.found.get(statement.kind) {
+        conditions.push(match object.conditions.get(statement.kind) {
             Some((index, _)) => json!({"op": "replace", "path": format!("/status/conditions/{index}"), "value": value}),
             None => json!({"op": "add", "path": "/status/conditions/-", "value": value}),
         });
@@ -235,7 +235,7 @@ fn status_ops(object: &EgressObject, wanted: &Wanted, now: &Timestamp) -> Vec<Va
 
 fn condition(object: &EgressObject, wanted: &Statement, now: &Timestamp) -> Value {
     // The time of the last change of the status, not of the last write.
-    let since = match object.conditions.found.get(wanted.kind) {
+    let since = match object.conditions.get(wanted.kind) {
         Some((_, found)) if found.status == wanted.status && !found.last_transition.is_empty() => {
             found.last_transition.clone()
         }

@@ -6,7 +6,7 @@
 //! the object came alone or in a list. Where there is no last reading, the object selects nothing but the pods that the
 //! kernel knew as its own (`selection`), lists the addresses that it was assigned, and drops what has none.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use kube::core::Selector;
@@ -36,8 +36,27 @@ pub struct Condition {
 pub struct Conditions {
     /// The status has a list of conditions.
     pub listed: bool,
-    /// By type, the first of each.
-    pub found: BTreeMap<String, (usize, Condition)>,
+    /// The first of each type, by its type and with its place. Few, and all objects of a large cluster have them: a tree would
+    /// take ten times the room.
+    found: Box<[(String, usize, Condition)]>,
+}
+
+impl Conditions {
+    /// A list, as it stands in the status.
+    pub fn of(list: impl IntoIterator<Item = (String, Condition)>) -> Self {
+        let mut found: Vec<(String, usize, Condition)> = Vec::new();
+        for (place, (kind, condition)) in list.into_iter().enumerate() {
+            if !found.iter().any(|(known, ..)| *known == kind) {
+                found.push((kind, place, condition));
+            }
+        }
+        Self { listed: true, found: found.into() }
+    }
+
+    /// The first of the type, and its place in the list.
+    pub fn get(&self, kind: &str) -> Option<(usize, &Condition)> {
+        self.found.iter().find(|(known, ..)| known == kind).map(|(_, place, condition)| (*place, condition))
+    }
 }
 
 /// Whom an object selects.

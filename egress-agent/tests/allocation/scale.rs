@@ -158,7 +158,7 @@ fn processor_time() -> Duration {
 
 /// The object as it is once all of it is written.
 fn written(decision: &Decision) -> EgressObject {
-    let found = |(index, one): (usize, &Statement)| {
+    let found = |one: &Statement| {
         let read = Condition {
             status: one.status,
             reason: one.reason.to_owned(),
@@ -166,9 +166,8 @@ fn written(decision: &Decision) -> EgressObject {
             observed_generation: decision.object.generation,
             last_transition: String::new(),
         };
-        (one.kind.to_owned(), (index, read))
+        (one.kind.to_owned(), read)
     };
-    let found = decision.conditions.iter().enumerate().map(found).collect();
-    let conditions = Conditions { listed: true, found };
+    let conditions = Conditions::of(decision.conditions.iter().map(found));
     EgressObject { items: decision.items.clone(), has_items: true, conditions, ..(*decision.object).clone() }
 }

@@ -1,6 +1,6 @@
 //! EgressIP objects, from their untyped form.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use kube::core::{DynamicObject, Selector};
@@ -83,7 +83,16 @@ fn selector(field: &str, value: &Value) -> Result<Selector, String> {
             _ => return Err(format!("{field}: {key}: unknown operator {operator:?}")),
         }
     }
-    Selector::try_from(selector).map_err(|error| format!("{field}: {error}"))
+    Selector::try_from(selector).map(snug).map_err(|error| format!("{field}: {error}"))
+}
+
+/// Most have one expression, and the library makes room for four.
+fn snug(selector: Selector) -> Selector {
+    let mut expressions = selector.into_iter();
+    match (expressions.next(), expressions.len()) {
+        (Some(one), 0) => Selector::from(one),
+        (first, _) => first.into_iter().chain(expressions).collect(),
+    }
 }
 
 fn egress_id(text: &str) -> Option<EgressId> {
@@ -105,8 +114,7 @@ fn items(status: Option<&Value>) -> Result<Vec<Item>, String> {
 
 fn conditions(status: &Value) -> Conditions {
     let Some(list) = status.get("conditions").and_then(Value::as_array) else { return Conditions::default() };
-    let mut found = BTreeMap::new();
-    for (index, condition) in list.iter().enumerate() {
+    Conditions::of(list.iter().map(|condition| {
         let text = |field: &str| condition[field].as_str().unwrap_or_default().to_owned();
         let read = Condition {
             status: text("status") == "True",
@@ -115,9 +123,8 @@ fn conditions(status: &Value) -> Conditions {
             observed_generation: condition["observedGeneration"].as_i64(),
             last_transition: text("lastTransitionTime"),
         };
-        found.entry(text("type")).or_insert((index, read));
-    }
-    Conditions { listed: true, found }
+        (text("type"), read)
+    }))
 }
 
 #[cfg(test)]
@@ -173,8 +180,8 @@ mod tests {
         assert_eq!(object.no_eligible_node.as_ref(), Some(&object.addresses()));
         assert!(object.drop_unassigned && object.has_status);
         assert_eq!(object.items.len(), 1);
-        let (index, assigned) = &object.conditions.found["Assigned"];
-        assert_eq!((*index, assigned.status, assigned.reason.as_str()), (1, false, "PartiallyAssigned"));
+        let (index, assigned) = object.conditions.get("Assigned").expect("the condition");
+        assert_eq!((index, assigned.status, assigned.reason.as_str()), (1, false, "PartiallyAssigned"));
     }
 
     #[test]
