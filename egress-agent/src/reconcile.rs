@@ -8,10 +8,12 @@
 //! What this node may not hold, because it is on its way to another or because this node is out of touch, goes first,
 //! before anything that takes time ([`ties`], [`crate::model::tenure`]).
 
+mod behind;
 mod failing;
 mod give_up;
 mod last;
 mod log;
+mod perform;
 mod report;
 mod synced;
 #[cfg(test)]
@@ -27,24 +29,23 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
+use behind::Behind;
 use failing::Failing;
 use last::Last;
-use log::log;
 use synced::Synced;
 use ties::{Ties, Turn};
 
 use crate::kube::events::{About, Events};
 use crate::metrics::Meters;
 use crate::metrics::life::Beat;
-use crate::model::compile::{Compiler, plan_touched};
+use crate::model::compile::Compiler;
 use crate::model::desired::Settings;
 use crate::model::executor::{Conflict, DataplaneError, Executor};
 use crate::model::inbox::Taker;
 use crate::model::moving::moving;
-use crate::model::plan::plan;
+use crate::model::plan::{Parted, plan, plan_addresses};
 use crate::model::selection::Standby;
-use crate::model::state::{Action, Course, EgressId, KernelState, Moving};
-use crate::model::step::step;
+use crate::model::state::{Action, EgressId, KernelState};
 use crate::model::tenure::{Barred, withhold};
 use crate::model::view::{Change, EgressObject, Node, Touched, Unreadable, Update};
 
@@ -79,6 +80,7 @@ pub struct Reconciler<E> {
     unprepared: bool,
     /// Something must wait for what this node has promised to others.
     promised: bool,
+    behind: Behind,
     failing: Failing,
     standby: BTreeSet<Standby>,
     /// Since when every try has failed.
@@ -115,6 +117,7 @@ impl<E: Executor> Reconciler<E> {
             refused: BTreeMap::new(),
             unprepared: false,
             promised: false,
+            behind: Behind::default(),
             failing: Failing::default(),
             standby: BTreeSet::new(),
             out_of_step: None,
@@ -151,10 +154,10 @@ impl<E: Executor> Reconciler<E> {
         let mut retry_at: Option<Instant> = None;
         let mut patience = FIRST_RETRY;
         loop {
-            let mut is_retry = false;
+            let (mut is_retry, is_known) = (false, self.actual.is_some());
             self.beat.note();
             tokio::select! {
-                () = stop.cancelled() => return self.executor,
+                () = stop.cancelled() => return self.end().await,
                 taken = changes.take() => match taken {
                     Some(taken) => {
                         self.waiting_since = self.waiting_since.or(changes.since());
@@ -169,6 +172,7 @@ impl<E: Executor> Reconciler<E> {
                     Turn::Changed => self.incomplete = true,
                     Turn::Asked(question) => { self.answer(question); continue; }
                 },
+                () = self.behind.next(), if is_known => {}
                 () = tokio::time::sleep(self.turn) => continue,
                 conflict = self.executor.conflict() => { self.note_conflict(&conflict); continue; }
             }
@@ -196,7 +200,9 @@ impl<E: Executor> Reconciler<E> {
                 warn!(%error, "cannot bring the kernel to what the cluster wants; trying again");
                 self.actual = None;
                 self.meters.reconcile_failed();
-            } else if let Some(since) = self.waiting_since.take() {
+            } else if !self.behind.puts_off()
+                && let Some(since) = self.waiting_since.take()
+            {
                 self.meters.reconciled(since.elapsed());
             }
             self.note_step(outcome.is_ok());
@@ -214,6 +220,16 @@ impl<E: Executor> Reconciler<E> {
                 at
             };
         }
+    }
+
+    /// What is due is cut before the process ends, and nothing else is begun.
+    async fn end(mut self) -> E {
+        if let Some(mut actual) = self.actual.take()
+            && let Err(error) = self.finish_cuts(&mut actual).await
+        {
+            warn!(%error, "flows that were to be cut are left to the next agent");
+        }
+        self.executor
     }
 
     fn apply(&mut self, change: Change) {
@@ -279,6 +295,7 @@ impl<E: Executor> Reconciler<E> {
             Some(actual) => actual,
             None => {
                 self.let_go().await?;
+                self.behind.forget().await;
                 self.executor.observe().await?
             }
         };
@@ -291,28 +308,39 @@ impl<E: Executor> Reconciler<E> {
             // have come to the cuts that belong to it.
             self.act(&Action::CutOrphans).await?;
         }
+        self.end_cuts(&mut actual).await?;
         self.compiler.remember(&actual.pods);
         let mut asked = false;
         loop {
-            let Some((desired, touched)) = self.compiler.compile() else {
+            let touched = self.compiler.compile().map(|(_, touched)| touched);
+            if whole || touched == Some(Touched::Everything) {
+                self.finish_cuts(&mut actual).await?;
+            }
+            let (Some(desired), Some(touched)) = (self.compiler.desired(), touched) else {
                 debug!("waiting for this node's own Node object, and for its networks on it");
                 self.actual = Some(actual.done());
                 self.incomplete = whole;
                 return Ok(());
             };
             let mut barred = Barred::default();
-            let plan = if whole || touched == Touched::Everything {
-                self.ties.wants(!desired.owned.is_empty());
-                barred = self.ties.tenure.barred(&desired.owned, &actual.owned);
-                self.ties.ask_back(&desired.owned);
-                let mut desired = desired.clone();
-                desired.moving = moving(&self.ties.tenure, self.compiler.view(), &desired, &actual);
-                withhold(&mut desired, &barred.all);
-                withhold(&mut desired, &self.refused);
-                self.promised = self.ties.keep_promises(&mut desired, &actual);
-                plan(&actual, &desired)
-            } else {
-                plan_touched(&actual, desired, &touched)
+            let mut parted = Parted::default();
+            let plan = match touched {
+                Touched::Addresses(mut addresses) if !whole => {
+                    self.behind.admit(&mut addresses);
+                    parted = plan_addresses(&actual, desired, &addresses);
+                    std::mem::take(&mut parted.at_once)
+                }
+                Touched::Addresses(_) | Touched::Everything => {
+                    self.ties.wants(!desired.owned.is_empty());
+                    barred = self.ties.tenure.barred(&desired.owned, &actual.owned);
+                    self.ties.ask_back(&desired.owned);
+                    let mut desired = desired.clone();
+                    desired.moving = moving(&self.ties.tenure, self.compiler.view(), &desired, &actual);
+                    withhold(&mut desired, &barred.all);
+                    withhold(&mut desired, &self.refused);
+                    self.promised = self.ties.keep_promises(&mut desired, &actual);
+                    plan(&actual, &desired)
+                }
             };
             if let Some((id, address, error)) = self.perform(&mut actual, &plan).await? {
                 self.refused.insert(id, address);
@@ -320,6 +348,8 @@ impl<E: Executor> Reconciler<E> {
                 whole = true;
                 continue;
             }
+            self.behind.leave(parted);
+            self.begin_cuts();
             self.ties.say(self.compiler.view(), &actual);
             self.doubtful = !barred.doubtful.is_empty();
             // Others do not wait for the answer.
@@ -345,57 +375,6 @@ impl<E: Executor> Reconciler<E> {
         }
         self.publish();
         self.announce_standby();
-        Ok(())
-    }
-
-    /// Performs the plan up to a claim that fails, which is returned.
-    async fn perform(
-        &mut self,
-        actual: &mut KernelState,
-        plan: &[Action],
-    ) -> Result<Option<(EgressId, IpAddr, DataplaneError)>, DataplaneError> {
-        if plan.iter().any(|action| matches!(action, Action::Own(..))) {
-            self.executor.expect(&self.ties.tenure.arriving());
-            self.executor.prepare(plan).await;
-        }
-        for action in plan {
-            match (self.act(action).await, action) {
-                (Ok(()), _) => {
-                    log(action);
-                    step(actual, action);
-                }
-                (Err(error), Action::Own(id, address)) => return Ok(Some((*id, *address, error))),
-                (Err(error), Action::PutMoving(id, moving)) => self.do_without(actual, (*id, *moving), &error).await?,
-                (Err(error), _) => return Err(error),
-            }
-        }
-        Ok(None)
-    }
-
-    async fn act(&mut self, action: &Action) -> Result<(), DataplaneError> {
-        let outcome = self.executor.apply(action).await;
-        self.beat.note();
-        outcome
-    }
-
-    /// A hand-over that cannot be begun is done without: what comes between is dropped, but all else goes on.
-    async fn do_without(
-        &mut self,
-        actual: &mut KernelState,
-        (id, moving): (EgressId, Moving),
-        error: &DataplaneError,
-    ) -> Result<(), DataplaneError> {
-        let Moving { course, address, .. } = moving;
-        warn!(id = id.0, %address, %error, "cannot prepare the hand-over of an egress IP: going on without");
-        self.unprepared = true;
-        if course == Course::Leaving {
-            // Half of it may be done.
-            for action in [Action::Disown(id, address), Action::EndMoving(id, address)] {
-                self.act(&action).await?;
-                log(&action);
-                step(actual, &action);
-            }
-        }
         Ok(())
     }
 

@@ -20,8 +20,9 @@ use super::clsact::{self, OurSet};
 use super::error::{StartError, map_io};
 use super::lock::InstanceLock;
 use super::names::{CLSACT_PROGRAMS, Hook, LINKS, NFT_TABLE, OVERLAY_DEVICE, Pins};
+use super::nft::Nft;
 use super::tables::Hash;
-use super::{Settings, claim, connect, filters, nft, overlay};
+use super::{Settings, claim, connect, filters, overlay};
 
 /// What was removed and what could not be, one line each.
 #[derive(Debug, Default)]
@@ -71,7 +72,7 @@ pub async fn cleanup(settings: &Settings) -> Result<CleanupReport, StartError> {
         claim::remove_filter_at(ifindex, address);
     }
     report.note(&format!("device {OVERLAY_DEVICE}"), overlay::remove(&netlink).await);
-    report.note(&format!("nftables table {NFT_TABLE}"), nft::remove());
+    report.note(&format!("nftables table {NFT_TABLE}"), Nft::default().remove());
     Ok(report)
 }
 

@@ -51,9 +51,8 @@ pub struct Reader {
 }
 
 impl Reader {
-    /// Every entry of `nat` once: each mapping has two. Like a cut, which walks it too, this keeps nothing waiting but
-    /// what writes the cluster's state into the maps.
+    /// Every entry of `nat` once: each mapping has two. This keeps nothing waiting but cuts, which walk it too.
     pub fn mappings(&self, visit: impl FnMut(&Tuple, &Mapping)) -> io::Result<()> {
-        self.shared.tables().nat.for_each(visit)
+        self.shared.flow_tables().nat.for_each(visit)
     }
 }

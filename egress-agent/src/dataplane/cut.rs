@@ -1,7 +1,8 @@
 //! Cutting flows: what an edit must not let live on.
 //!
 //! A flow of a pod is an entry of `flows` on its own node; its mapping is two entries of `nat` on the gateway, which live
-//! and die together. Here they are found by walking the maps, which a cut may cost and a packet may not.
+//! and die together. Here they are found by walking the maps, which a cut may cost and a packet may not; one walk serves any
+//! number of cuts.
 //!
 //! A TCP connection keeps its entry of `flows`, by which the programs know it: the pod's next packet is answered by a
 //! reset, since the policy no longer has its address or nothing selects the pod any more (`decide::slots`, `decide::steer`).
@@ -17,43 +18,88 @@ use std::net::IpAddr;
 use egress_common::abi::{Addr, Direction, Flow, Mapping, Origin, Tuple};
 use egress_common::wire::PROTO_TCP;
 
-use super::tables::{Hash, Tables};
-use crate::model::state::{EgressId, KernelState};
+use super::tables::{FlowTables, Hash};
+use crate::model::state::{Action, EgressId, KernelState};
 
 /// Connections whose pods are to be told, as the pods send them, and the objects whose addresses they show.
 pub(super) type Cut = Vec<(Tuple, EgressId)>;
 
-/// Flows and mappings of the object that show one of these addresses.
-pub(super) fn flows_of_addresses(tables: &mut Tables, id: EgressId, addresses: &BTreeSet<IpAddr>) -> io::Result<Cut> {
-    let shows = |address: Addr| addresses.contains(&address.to_ip());
-    let done = cut(
-        tables,
-        |_, flow| flow.egress_id == id.0 && shows(flow.address),
-        // The answer is sent to the address that the flow shows.
-        |_, mapping, reverse| mapping.egress_id == id.0 && shows(reverse.daddr),
-    );
-    Ok(done?.0)
+/// What one walk is to cut.
+#[derive(Debug, Default)]
+pub(super) struct Due {
+    /// Of an object, what shows this address.
+    shown: BTreeSet<(u32, u128)>,
+    /// Of an object, what belongs to this pod.
+    of_pods: BTreeSet<(u32, u128)>,
+    /// Everything that is known of these pods' addresses: flows, mappings, connections from outside, datagrams. The pods are
+    /// gone, so there is nobody to tell.
+    gone: BTreeSet<u128>,
 }
 
-/// Flows and mappings of the pod that belong to the object.
-pub(super) fn flows_of_pod(tables: &mut Tables, pod: IpAddr, id: EgressId) -> io::Result<Cut> {
-    let pod = Addr::from(pod);
+/// Quicker to compare than octets.
+fn number(address: Addr) -> u128 {
+    u128::from_be_bytes(address.octets())
+}
+
+impl Due {
+    pub(super) fn of(cuts: &[Action]) -> Self {
+        let mut due = Self::default();
+        let of = |address: &IpAddr| number(Addr::from(*address));
+        for cut in cuts {
+            match cut {
+                Action::CutFlows(id, addresses) => {
+                    due.shown.extend(addresses.iter().map(|address| (id.0, of(address))))
+                }
+                Action::CutPodFlows(pod, id) => drop(due.of_pods.insert((id.0, of(pod)))),
+                Action::CutPod(pod) => drop(due.gone.insert(of(pod))),
+                other => debug_assert!(!other.is_cut(), "{other:?}"),
+            }
+        }
+        due
+    }
+
+    fn is_gone(&self, pod: Addr) -> bool {
+        !self.gone.is_empty() && self.gone.contains(&number(pod))
+    }
+
+    /// Whether a flow or mapping of this object's, of this pod and with this address, is to be cut.
+    fn has(&self, id: u32, pod: Addr, shown: Addr) -> bool {
+        self.of_pods.contains(&(id, number(pod))) || self.shown.contains(&(id, number(shown)))
+    }
+}
+
+/// All that is due.
+pub(super) fn all(tables: &mut FlowTables, due: &Due) -> io::Result<Cut> {
     let done = cut(
         tables,
-        |tuple, flow| flow.egress_id == id.0 && tuple.saddr == pod,
-        |forward, mapping, _| mapping.egress_id == id.0 && forward.saddr == pod,
-    );
-    Ok(done?.0)
+        |tuple, flow| match (due.is_gone(tuple.saddr), due.has(flow.egress_id, tuple.saddr, flow.address)) {
+            (true, _) => Fate::Forgotten,
+            (false, true) => Fate::Cut,
+            (false, false) => Fate::Stays,
+        },
+        // The answer is sent to the address that the flow shows.
+        |forward, mapping, reverse| {
+            due.is_gone(forward.saddr) || due.has(mapping.egress_id, forward.saddr, reverse.daddr)
+        },
+    )?;
+    if !due.gone.is_empty() {
+        remove_those(&mut tables.inbound, |tuple| due.is_gone(tuple.saddr))?;
+        remove_those(&mut tables.datagrams, |tuple| due.is_gone(tuple.saddr))?;
+    }
+    Ok(done.0)
 }
 
 /// Flows and mappings that this state does not permit, and how many entries went. Mappings towards other nodes (mark 1008)
 /// are no object's, and those of another version are the sweep's.
-pub(super) fn orphans(tables: &mut Tables, state: &KernelState) -> io::Result<(Cut, usize)> {
+pub(super) fn orphans(tables: &mut FlowTables, state: &KernelState) -> io::Result<(Cut, usize)> {
     let permits =
         |pod: Option<Addr>, id, address: Addr| state.permits(pod.map(|pod| pod.to_ip()), EgressId(id), address.to_ip());
     cut(
         tables,
-        |tuple, flow| !permits(Some(tuple.saddr), flow.egress_id, flow.address),
+        |tuple, flow| match permits(Some(tuple.saddr), flow.egress_id, flow.address) {
+            true => Fate::Stays,
+            false => Fate::Cut,
+        },
         |forward, mapping, reverse| match mapping.origin() {
             Some(Origin::Here) => !permits(Some(forward.saddr), mapping.egress_id, reverse.daddr),
             Some(Origin::Remote) => !permits(None, mapping.egress_id, reverse.daddr),
@@ -62,31 +108,25 @@ pub(super) fn orphans(tables: &mut Tables, state: &KernelState) -> io::Result<(C
     )
 }
 
-/// Everything that is known of a pod's address: flows, mappings, connections from outside, datagrams. The pod is gone, so
-/// there is nobody to tell.
-pub(super) fn pod(tables: &mut Tables, pod: IpAddr) -> io::Result<()> {
-    let pod = Addr::from(pod);
-    remove_those(&mut tables.flows, |tuple| tuple.saddr == pod)?;
-    cut_mappings(tables, |forward, _, _| forward.saddr == pod)?;
-    remove_those(&mut tables.inbound, |tuple| tuple.saddr == pod)?;
-    remove_those(&mut tables.datagrams, |tuple| tuple.saddr == pod)
+/// What becomes of a flow.
+enum Fate {
+    Stays,
+    /// A connection's pod is to be told, and keeps its entry for that; all else is forgotten.
+    Cut,
+    Forgotten,
 }
 
 /// The connections whose pods are to be told, and how many entries went.
 fn cut(
-    tables: &mut Tables,
-    flow_goes: impl Fn(&Tuple, &Flow) -> bool,
+    tables: &mut FlowTables,
+    fate: impl Fn(&Tuple, &Flow) -> Fate,
     mapping_goes: impl Fn(&Tuple, &Mapping, &Tuple) -> bool,
 ) -> io::Result<(Cut, usize)> {
     let (mut connections, mut others) = (Cut::new(), Vec::new());
-    tables.flows.for_each(|tuple: &Tuple, flow| {
-        if flow_goes(tuple, flow) {
-            if tuple.protocol == PROTO_TCP {
-                connections.push((*tuple, EgressId(flow.egress_id)));
-            } else {
-                others.push(*tuple);
-            }
-        }
+    tables.flows.for_each(|tuple: &Tuple, flow| match fate(tuple, flow) {
+        Fate::Stays => {}
+        Fate::Cut if tuple.protocol == PROTO_TCP => connections.push((*tuple, EgressId(flow.egress_id))),
+        Fate::Cut | Fate::Forgotten => others.push(*tuple),
     })?;
     // The flow first: as long as it is there, the pod's next packet would make the mapping again.
     for tuple in &others {
@@ -97,7 +137,7 @@ fn cut(
 }
 
 /// `goes` sees the forward tuple, the mapping and the reverse tuple, whichever of the two keys was found. How many went.
-fn cut_mappings(tables: &mut Tables, goes: impl Fn(&Tuple, &Mapping, &Tuple) -> bool) -> io::Result<usize> {
+fn cut_mappings(tables: &mut FlowTables, goes: impl Fn(&Tuple, &Mapping, &Tuple) -> bool) -> io::Result<usize> {
     // Each mapping is met at both of its keys; at the reverse one it is taken. A forward key that is alone has no answers,
     // and goes with the next sweep.
     let mut keys = Vec::new();

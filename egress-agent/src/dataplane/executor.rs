@@ -3,6 +3,7 @@
 //! One action is one map write, but for claims (see `claim`, `contest`) and cuts (see `cut`). An error leaves the state as it
 //! was.
 
+mod look;
 mod moving;
 
 use std::collections::BTreeSet;
@@ -12,27 +13,28 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use aya::Pod;
-use egress_common::abi::{self, Addr, MAX_SLOTS, Owned, PodEntry, PolicyKey, Timeouts};
+use egress_common::abi::{self, Addr, MAX_SLOTS, PodEntry, PolicyKey, Timeouts};
+use futures::FutureExt;
+use futures::future::BoxFuture;
 use ipnet::IpNet;
 use nix::time::{ClockId, clock_gettime};
 use tokio::task::spawn_blocking;
 use tracing::{info, warn};
 
+use self::look::{held, observe};
+use super::cut::{self, Due};
 use super::frames::Mac;
-use super::free::free;
 use super::state::{State, own_names};
 use super::tables::Hash;
-use super::{Dataplane, Interface, Shared, claim, contest, convert, cut};
+use super::{Dataplane, Interface, Shared, claim, contest, convert};
 use crate::model::executor::{Conflict, DataplaneError, Executor};
 use crate::model::state::{Action, EgressId, KernelState, PodOwner, PodState, Policy};
 
 impl Executor for Dataplane {
     async fn observe(&mut self) -> Result<KernelState, DataplaneError> {
-        free(&self.shared.tables).await;
         observe(&self.shared)
     }
 
-    /// Not behind the tables, which a walk of a whole map may hold.
     async fn held(&mut self) -> Result<KernelState, DataplaneError> {
         held(&self.shared.state())
     }
@@ -66,73 +68,37 @@ impl Executor for Dataplane {
     async fn apply(&mut self, action: &Action) -> Result<(), DataplaneError> {
         match action {
             Action::Own(id, address) => own(&self.shared, *id, *address).await,
-            // A walk of whole maps: on a small machine it would keep this thread from following the node's devices.
-            Action::CutFlows(..) | Action::CutPodFlows(..) | Action::CutPod(_) | Action::CutOrphans => {
-                let (shared, action) = (Arc::clone(&self.shared), action.clone());
-                let done = spawn_blocking(move || write(&shared, &action)).await;
-                done.unwrap_or_else(|error| Err(kernel("cut flows")(io::Error::other(error))))
-            }
-            Action::SetUnknownPods(_) | Action::Disown(..) | Action::PutMoving(..) | Action::EndMoving(..) => {
-                write(&self.shared, action)
-            }
-            other => {
-                free(&self.shared.tables).await;
-                write(&self.shared, other)
-            }
+            Action::CutFlows(..) | Action::CutPodFlows(..) | Action::CutPod(_) => self.cut(vec![action.clone()]).await,
+            Action::CutOrphans => walk(&self.shared, cut_orphans).await,
+            other => write(&self.shared, other),
         }
+    }
+
+    fn cut(&mut self, cuts: Vec<Action>) -> BoxFuture<'static, Result<(), DataplaneError>> {
+        walk(&self.shared, move |shared| {
+            let cut = cut::all(&mut shared.flow_tables(), &Due::of(&cuts)).map_err(kernel("cut flows"))?;
+            shared.tell(cut);
+            Ok(())
+        })
     }
 }
 
-fn observe(shared: &Shared) -> Result<KernelState, DataplaneError> {
-    let mut seen = {
-        let state = shared.state();
-        KernelState { on_unknown_pod: state.on_unknown_pod(), ..held(&state)? }
-    };
-    let tables = shared.tables();
-    tables
-        .pods
-        .for_each(|key: &Addr, entry| {
-            seen.pods.insert(key.to_ip(), convert::pod_state(entry));
-            seen.owners.extend(convert::pod_owner(entry).map(|owner| (key.to_ip(), owner)));
-        })
-        .map_err(kernel("read map pods"))?;
-    tables
-        .policy
-        .for_each(|key: &PolicyKey, value| {
-            if let Some(family) = key.family() {
-                seen.policy.insert((EgressId(key.egress_id), family), convert::policy(value));
-            }
-        })
-        .map_err(kernel("read map policy"))?;
-    tables
-        .nodes
-        .for_each(|key: &Addr, entry| {
-            seen.nodes.insert(key.to_ip(), convert::node(entry));
-        })
-        .map_err(kernel("read map nodes"))?;
-    let see = |key: &_, value: &_| {
-        if let (Some(net), Some(prefix)) = (convert::cluster_net(key), convert::prefix(value)) {
-            seen.cluster.insert(net, prefix);
-        }
-    };
-    tables.cluster.for_each(see).map_err(kernel("read map cluster"))?;
-    Ok(seen)
+/// Walks whole maps, beside all else: on a small machine it would keep this thread from following the node's devices. Begun
+/// when this is called, not when somebody waits for it.
+fn walk(
+    shared: &Arc<Shared>,
+    cut: impl FnOnce(&Shared) -> Result<(), DataplaneError> + Send + 'static,
+) -> BoxFuture<'static, Result<(), DataplaneError>> {
+    let shared = Arc::clone(shared);
+    let walked = spawn_blocking(move || {
+        let cut = cut(&shared);
+        shared.state().raise_decisions().map_err(kernel("write map config"))?;
+        cut
+    });
+    walked.map(|done| done.unwrap_or_else(|error| Err(kernel("cut flows")(io::Error::other(error))))).boxed()
 }
 
-fn held(state: &State) -> Result<KernelState, DataplaneError> {
-    let mut held = KernelState::default();
-    let see = |id: &u32, entry: &Owned| {
-        held.owned.insert(EgressId(*id), entry.address.to_ip());
-    };
-    state.tables.owned.for_each(see).map_err(kernel("read map owned"))?;
-    let see = |id: &u32, entry: &abi::Moving| {
-        held.moving.extend(convert::moving(entry).map(|moving| (EgressId(*id), moving)));
-    };
-    state.tables.moving.for_each(see).map_err(kernel("read map moving"))?;
-    Ok(held)
-}
-
-/// Every action but `Own`. Flows keep what the programs' questions came to until the number of the decisions is raised,
+/// Every action but `Own` and cuts. Flows keep what the programs' questions came to until the number of the decisions is raised,
 /// which is done behind the change, also one that was done in part.
 fn write(shared: &Shared, action: &Action) -> Result<(), DataplaneError> {
     match action {
@@ -161,16 +127,17 @@ fn write_maps(shared: &Shared, action: &Action) -> Result<(), DataplaneError> {
         Action::Disown(id, address) => return disown(shared, &mut shared.state(), *id, *address),
         Action::PutMoving(id, moving) => return moving::put(shared, &mut shared.state(), *id, *moving),
         Action::EndMoving(id, address) => return moving::end(&mut shared.state(), *id, *address),
-        Action::CutOrphans => return cut_orphans(shared),
         _ => {}
     }
     let mut guard = shared.tables();
     let tables = &mut *guard;
     shared.second_line.ahead_of(action);
     match action {
-        // Its probe waits for the network, so it does not run under a lock.
-        Action::Own(..) | Action::SetUnknownPods(_) | Action::CutOrphans => Ok(()),
-        Action::Disown(..) | Action::PutMoving(..) | Action::EndMoving(..) => Ok(()),
+        // Its probe waits for the network, so it does not run under a lock. Cuts walk other maps.
+        Action::Own(..) | Action::CutPod(_) | Action::CutFlows(..) | Action::CutPodFlows(..) | Action::CutOrphans => {
+            Ok(())
+        }
+        Action::SetUnknownPods(_) | Action::Disown(..) | Action::PutMoving(..) | Action::EndMoving(..) => Ok(()),
         Action::PutNode(address, node) => {
             put("nodes", &mut tables.nodes, &Addr::from(*address), &convert::node_entry(*node))?;
             drop(guard);
@@ -203,27 +170,24 @@ fn write_maps(shared: &Shared, action: &Action) -> Result<(), DataplaneError> {
             tables.forget_counts(id.0).map_err(kernel("remove from map eip_counters"))
         }
         Action::PutPod(address, pod) => {
-            put_pod(&mut tables.pods, *address, *pod, &shared.settings.timeouts)?;
-            shared.second_line.behind(action);
-            Ok(())
+            let put = put_pod(&mut tables.pods, *address, *pod, &shared.settings.timeouts);
+            match &put {
+                Ok(true) => shared.second_line.behind(action),
+                Ok(false) => {}
+                Err(_) => shared.second_line.is_ahead(),
+            }
+            put.map(drop)
         }
         Action::RemovePod(address) => {
-            remove("remove from map pods", &mut tables.pods, &Addr::from(*address))?;
-            shared.second_line.behind(action);
+            let key = Addr::from(*address);
+            let before = tables.pods.get(&key).map_err(kernel("read map pods"))?;
+            remove("remove from map pods", &mut tables.pods, &key)?;
+            if is_selected(before.as_ref()) {
+                shared.second_line.behind(action);
+            }
             Ok(())
         }
         Action::PutOwner(address, owner) => put_owner(&mut tables.pods, *address, *owner),
-        Action::CutPod(address) => cut::pod(tables, *address).map_err(kernel("cut what a pod leaves behind")),
-        Action::CutFlows(id, addresses) => {
-            let cut = cut::flows_of_addresses(tables, *id, addresses).map_err(kernel("cut flows"))?;
-            shared.tell(cut);
-            Ok(())
-        }
-        Action::CutPodFlows(pod, id) => {
-            let cut = cut::flows_of_pod(tables, *pod, *id).map_err(kernel("cut flows"))?;
-            shared.tell(cut);
-            Ok(())
-        }
     }
 }
 
@@ -231,7 +195,7 @@ fn write_maps(shared: &Shared, action: &Action) -> Result<(), DataplaneError> {
 fn cut_orphans(shared: &Shared) -> Result<(), DataplaneError> {
     let seen = observe(shared)?;
     let (cut, forgotten) =
-        cut::orphans(&mut shared.tables(), &seen).map_err(kernel("cut what a former plan has left"))?;
+        cut::orphans(&mut shared.flow_tables(), &seen).map_err(kernel("cut what a former plan has left"))?;
     shared.tables().forget_all_counts().map_err(kernel("remove from map eip_counters"))?;
     // Connections stay until they have aged, also those whose pods were told.
     if forgotten > 0 {
@@ -241,18 +205,24 @@ fn cut_orphans(shared: &Shared) -> Result<(), DataplaneError> {
     Ok(())
 }
 
+/// Whether it was selected before.
 fn put_pod(
     pods: &mut Hash<Addr, PodEntry>,
     address: IpAddr,
     pod: PodState,
     timeouts: &Timeouts,
-) -> Result<(), DataplaneError> {
+) -> Result<bool, DataplaneError> {
     let key = Addr::from(address);
     let before = pods.get(&key).map_err(kernel("read map pods"))?;
     let now = now_ns().map_err(kernel("read the clock"))?;
     // The other ends of its connections may live for so long, and the pod may speak at any time until then.
     let cut_until = now + u64::from(timeouts.tcp_established) * 1_000_000_000;
-    put("pods", pods, &key, &convert::pod_entry(pod, before.as_ref(), now, cut_until).sealed(&key))
+    put("pods", pods, &key, &convert::pod_entry(pod, before.as_ref(), now, cut_until).sealed(&key))?;
+    Ok(is_selected(before.as_ref()))
+}
+
+fn is_selected(pod: Option<&PodEntry>) -> bool {
+    pod.is_some_and(|pod| pod.egress_id().is_some())
 }
 
 /// A pod that has gone meanwhile has no owner to be noted.

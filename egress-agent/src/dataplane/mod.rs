@@ -49,7 +49,6 @@ mod filters;
 mod foreign;
 pub mod forward;
 mod frames;
-mod free;
 pub mod host;
 mod interfaces;
 mod kernel_types;
@@ -107,7 +106,7 @@ use names::{Device, Pins, SWEEP_PROGRAM};
 use programs::Programs;
 use second_line::SecondLine;
 use state::State;
-use tables::{NodeTables, Tables};
+use tables::{FlowTables, NodeTables, Tables};
 use told::Told;
 
 /// What the data plane must be told.
@@ -194,6 +193,7 @@ struct Shared {
     netlink: rtnetlink::Handle,
     state: Mutex<State>,
     tables: Mutex<Tables>,
+    flow_tables: Mutex<FlowTables>,
     sweep: Mutex<Option<SchedClassifier>>,
     /// Connections that were cut, to `nudge`.
     cut: UnboundedSender<Vec<Tuple>>,
@@ -209,9 +209,14 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// May be held over a walk of a whole map, so nobody asks for it who holds the state.
+    /// Held for some map writes at most, or a look at all pods; nobody asks for it who holds the state.
     fn tables(&self) -> MutexGuard<'_, Tables> {
         self.tables.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Held over walks of large maps: only threads that may be kept ask for it, and nobody does who holds another lock.
+    fn flow_tables(&self) -> MutexGuard<'_, FlowTables> {
+        self.flow_tables.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Has the pods of these connections told that they were cut, as time permits; each once, until something changes.
@@ -256,9 +261,10 @@ impl Dataplane {
         packet_log::start(programs.ebpf_mut(), &mut tasks);
         let events = tables::events(programs.ebpf_mut())?;
         let tables = Tables::take(programs.ebpf_mut())?;
+        let flow_tables = FlowTables::take(programs.ebpf_mut())?;
         let node_tables = NodeTables::take(programs.ebpf_mut())?;
         let sweep = programs.sweep().map_err(|error| StartError::Object(format!("{SWEEP_PROGRAM}: {error}")))?;
-        let mut state = State::new(programs, node_tables, &tables)?;
+        let mut state = State::new(programs, node_tables, (&tables, &flow_tables))?;
         let facts = watch::gather(&netlink, &settings)
             .await
             .map_err(|error| StartError::kernel("look at the node's interfaces", error))?;
@@ -271,6 +277,7 @@ impl Dataplane {
             netlink,
             state: Mutex::new(state),
             tables: Mutex::new(tables),
+            flow_tables: Mutex::new(flow_tables),
             sweep: Mutex::new(sweep),
             cut,
             told: Mutex::new(Told::default()),

@@ -37,7 +37,7 @@ use std::net::IpAddr;
 
 use message::{
     Base, Batch, CREATE, ChainHook, DELETE_ELEMENT, DELETE_TABLE, GET_TABLE, Is, Meta, NEW_ELEMENT, NEW_TABLE, Say,
-    SetType,
+    SetType, Talk,
 };
 
 const UDP: u8 = 17;
@@ -70,8 +70,60 @@ pub(super) struct Rules<'a> {
     pub(super) pods: &'a [IpAddr],
 }
 
-/// Puts the table there, in place of one that may be there.
-pub(super) fn install(rules: &Rules<'_>) -> io::Result<()> {
+/// The way to the kernel's tables.
+#[derive(Default)]
+pub(super) struct Nft(Option<Talk>);
+
+impl Nft {
+    /// Puts the table there, in place of one that may be there.
+    pub(super) fn install(&mut self, rules: &Rules<'_>) -> io::Result<()> {
+        self.ask(&table(rules))
+    }
+
+    /// The pod's packets wait for `steer` from now on.
+    pub(super) fn guard_pod(&mut self, pod: IpAddr) -> io::Result<()> {
+        self.change(NEW_ELEMENT, pod)
+    }
+
+    /// The pod's packets need not be seen any more. One that was not there is as good, but costs the kernel some time.
+    pub(super) fn leave_pod(&mut self, pod: IpAddr) -> io::Result<()> {
+        absent_is_false(self.change(DELETE_ELEMENT, pod)).map(drop)
+    }
+
+    fn change(&mut self, kind: u16, pod: IpAddr) -> io::Result<()> {
+        let key = key(pod);
+        let Some(family) = FAMILIES.iter().find(|family| family.length() == key.len()) else { return Ok(()) };
+        let mut batch = Batch::begin();
+        batch.elements(kind, family.set, std::iter::once(key.as_slice()));
+        batch.end();
+        self.ask(&batch)
+    }
+
+    /// Whether our table is there; another hand may have flushed the whole rule set.
+    pub(super) fn is_installed(&mut self) -> io::Result<bool> {
+        let mut question = Batch::outside();
+        question.table(GET_TABLE, 0);
+        absent_is_false(self.ask(&question))
+    }
+
+    /// Whether it was there.
+    pub(super) fn remove(&mut self) -> io::Result<bool> {
+        let mut batch = Batch::begin();
+        batch.table(DELETE_TABLE, 0);
+        batch.end();
+        absent_is_false(self.ask(&batch))
+    }
+
+    fn ask(&mut self, batch: &Batch) -> io::Result<()> {
+        let talk = self.0.take().map_or_else(Talk::open, Ok)?;
+        let outcome = talk.ask(batch)?;
+        self.0 = Some(talk);
+        outcome
+    }
+}
+
+/// The table, in place of one that may be there.
+fn table(rules: &Rules<'_>) -> Batch {
     let mut batch = Batch::begin();
     // Deleting wants a table to delete.
     batch.table(NEW_TABLE, CREATE);
@@ -91,7 +143,8 @@ pub(super) fn install(rules: &Rules<'_>) -> io::Result<()> {
     }
     batch.chain("output", ChainHook::Output);
     untracked(&mut batch, "output", rules.tunnel_port, None);
-    batch.end()
+    batch.end();
+    batch
 }
 
 /// `[iifname != NAME] udp dport PORT notrack`
@@ -129,24 +182,6 @@ fn guard(batch: &mut Batch, chain: &str, mgmt_port: &str, seen: u32) {
     }
 }
 
-/// The pod's packets wait for `steer` from now on.
-pub(super) fn guard_pod(pod: IpAddr) -> io::Result<()> {
-    change(NEW_ELEMENT, pod)
-}
-
-/// The pod's packets need not be seen any more. One that was not there is as good.
-pub(super) fn leave_pod(pod: IpAddr) -> io::Result<()> {
-    absent_is_false(change(DELETE_ELEMENT, pod)).map(drop)
-}
-
-fn change(kind: u16, pod: IpAddr) -> io::Result<()> {
-    let key = key(pod);
-    let Some(family) = FAMILIES.iter().find(|family| family.length() == key.len()) else { return Ok(()) };
-    let mut batch = Batch::begin();
-    batch.elements(kind, family.set, std::iter::once(key.as_slice()));
-    batch.end()
-}
-
 fn key(pod: IpAddr) -> Vec<u8> {
     match pod {
         IpAddr::V4(ip) => ip.octets().to_vec(),
@@ -158,20 +193,6 @@ impl Guarded {
     const fn length(&self) -> usize {
         self.kind.length as usize
     }
-}
-
-/// Whether our table is there; another hand may have flushed the whole rule set.
-pub(super) fn is_installed() -> io::Result<bool> {
-    let mut question = Batch::outside();
-    question.table(GET_TABLE, 0);
-    absent_is_false(question.ask())
-}
-
-/// Whether it was there.
-pub(super) fn remove() -> io::Result<bool> {
-    let mut batch = Batch::begin();
-    batch.table(DELETE_TABLE, 0);
-    absent_is_false(batch.end())
 }
 
 fn absent_is_false(outcome: io::Result<()>) -> io::Result<bool> {

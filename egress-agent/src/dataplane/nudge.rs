@@ -200,13 +200,17 @@ async fn tell(shared: &Arc<Shared>, ways: &mut Option<Ways>, due: &Due, batch: B
 /// Those whose pods do not know yet, as far as one can tell: a reset has gone to the others, or they have begun anew.
 fn asleep(shared: &Shared, batch: Batch) -> io::Result<Batch> {
     let now = now_ns()?;
-    let tables = shared.tables();
-    let mut asleep = Vec::new();
-    for (connection, tries) in batch {
-        let pod = tables.pods.get(&connection.saddr)?;
-        if !pod.is_some_and(|pod| is_answered(&pod, now)) {
-            continue;
+    let mut answered = Batch::new();
+    {
+        let tables = shared.tables();
+        for (connection, tries) in batch {
+            let pod = tables.pods.get(&connection.saddr)?;
+            answered.extend(pod.filter(|pod| is_answered(pod, now)).map(|_| (connection, tries)));
         }
+    }
+    let tables = shared.flow_tables();
+    let mut asleep = Vec::new();
+    for (connection, tries) in answered {
         let Some(flow) = tables.flows.get(&connection)? else { continue };
         let wanted = match phase::of_flow(flow.state) {
             // The pod goes on asking, and begins anew thereby.

@@ -6,11 +6,12 @@
 use std::io;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use egress_common::abi::PodEntry;
 use tracing::{debug, info, warn};
 
-use super::nft::{self, Rules};
+use super::nft::{Nft, Rules};
 use super::tables::Tables;
 use super::{Settings, Shared};
 use crate::model::state::{Action, PodState};
@@ -24,6 +25,8 @@ pub(super) struct SecondLine {
     is_forgone: AtomicBool,
     /// That it cannot be made has been said.
     said: AtomicBool,
+    /// Held for one question; who holds it asks for nothing else.
+    nft: Mutex<Nft>,
 }
 
 impl SecondLine {
@@ -38,9 +41,9 @@ impl SecondLine {
             );
         }
         self.is_forgone.store(forgone, Ordering::Relaxed);
-        let made = make(shared, forgone);
+        let made = self.make(shared, forgone);
         // One that cannot be looked for may be there.
-        let is_there = made.is_ok() || nft::is_installed().unwrap_or(true);
+        let is_there = made.is_ok() || self.nft().is_installed().unwrap_or(true);
         self.is_stale.store(made.is_err(), Ordering::Relaxed);
         // Without the rules nobody takes the word off again.
         let nobody_asks = !is_there || (forgone && made.is_ok());
@@ -59,7 +62,7 @@ impl SecondLine {
     /// Makes it anew where another hand has taken it, a change did not reach it, or the management port is another kind of
     /// device.
     pub(super) fn check(&self, shared: &Shared) {
-        let is_missing = match nft::is_installed() {
+        let is_missing = match self.nft().is_installed() {
             Ok(is_there) => !is_there,
             Err(error) => return debug!(%error, "cannot look for the nftables table"),
         };
@@ -75,15 +78,35 @@ impl SecondLine {
     /// Ahead of the map's write.
     pub(super) fn ahead_of(&self, action: &Action) {
         if let Action::PutPod(pod, PodState::Selected(_)) = action {
-            self.note(*pod, nft::guard_pod(*pod));
+            self.note(*pod, self.nft().guard_pod(*pod));
         }
     }
 
-    /// Behind it.
+    /// Behind it, where the map had the pod as selected. Of others the table has nothing, and to be asked for that takes the
+    /// kernel as long as many changes.
     pub(super) fn behind(&self, action: &Action) {
         if let Action::PutPod(pod, PodState::Known) | Action::RemovePod(pod) = action {
-            self.note(*pod, nft::leave_pod(*pod));
+            self.note(*pod, self.nft().leave_pod(*pod));
         }
+    }
+
+    /// The map did not take what the table was told ahead of it.
+    pub(super) fn is_ahead(&self) {
+        self.is_stale.store(true, Ordering::Relaxed);
+    }
+
+    fn nft(&self) -> MutexGuard<'_, Nft> {
+        // A question is asked as a whole or not at all.
+        self.nft.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn make(&self, shared: &Shared, forgone: bool) -> io::Result<()> {
+        // The word first: a table that asks for what nobody writes would hold up what is left to the stack.
+        let seen = if forgone { None } else { Some(shared.state().want_second_line()?) };
+        let tables = shared.tables();
+        let pods = selected(&tables)?;
+        let Settings { tunnel_port, mgmt_port, .. } = &shared.settings;
+        self.nft().install(&Rules { tunnel_port: *tunnel_port, mgmt_port, seen, pods: &pods })
     }
 
     fn note(&self, pod: IpAddr, done: io::Result<()>) {
@@ -92,15 +115,6 @@ impl SecondLine {
             debug!(%error, %pod, "the nftables table did not take a change; it will be made anew");
         }
     }
-}
-
-fn make(shared: &Shared, forgone: bool) -> io::Result<()> {
-    // The word first: a table that asks for what nobody writes would hold up what is left to the stack.
-    let seen = if forgone { None } else { Some(shared.state().want_second_line()?) };
-    let tables = shared.tables();
-    let pods = selected(&tables)?;
-    let Settings { tunnel_port, mgmt_port, .. } = &shared.settings;
-    nft::install(&Rules { tunnel_port: *tunnel_port, mgmt_port, seen, pods: &pods })
 }
 
 fn selected(tables: &Tables) -> io::Result<Vec<IpAddr>> {

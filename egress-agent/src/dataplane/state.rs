@@ -22,7 +22,7 @@ use super::interfaces::{Interface, NodeFacts};
 use super::names::{Device, Hook};
 use super::node_ports::{HostPorts, Seen};
 use super::programs::{AttachError, Programs};
-use super::tables::{NodeTables, Tables};
+use super::tables::{FlowTables, NodeTables, Tables};
 use crate::metrics::facts::HookFacts;
 
 pub(super) struct State {
@@ -54,7 +54,11 @@ pub(super) struct State {
 const PROBE_HOLDS: Duration = Duration::from_secs(5);
 
 impl State {
-    pub(super) fn new(programs: Programs, tables: NodeTables, others: &Tables) -> Result<Self, StartError> {
+    pub(super) fn new(
+        programs: Programs,
+        tables: NodeTables,
+        (others, of_flows): (&Tables, &FlowTables),
+    ) -> Result<Self, StartError> {
         let wrap = |error| StartError::kernel("read map config", map_io(error));
         let mut config = tables.config.get(&0, 0).map_err(wrap)?;
         let named = own_names(others).map_err(|error| StartError::kernel("read map nodes", error))?;
@@ -77,7 +81,7 @@ impl State {
             config,
             host_ports: HostPorts::new(),
             underlay,
-            inbound_limit: others.inbound.limit(),
+            inbound_limit: of_flows.inbound.limit(),
             said_narrow: false,
             missing: BTreeSet::new(),
             probed: BTreeMap::new(),

@@ -19,7 +19,7 @@ use tracing::{debug, info, warn};
 
 use super::config;
 use super::error::map_io;
-use super::tables::Tables;
+use super::tables::FlowTables;
 use super::{Dataplane, Shared};
 
 /// A test run wants a whole Ethernet header.
@@ -82,7 +82,7 @@ impl Shared {
             return Err(io::Error::new(io::ErrorKind::NotFound, "the object has no program sweep"));
         };
         let removed = test_run(program, 0)?;
-        let full = self.tables().nearly_full()?;
+        let full = self.flow_tables().nearly_full()?;
         if full.is_empty() {
             return Ok(Swept { removed, pressed: false });
         }
@@ -106,7 +106,7 @@ fn test_run(program: &SchedClassifier, mark: u32) -> io::Result<u32> {
     }
 }
 
-impl Tables {
+impl FlowTables {
     /// Names of the maps that are seven eighths full or more, as the last sweep has counted.
     fn nearly_full(&self) -> io::Result<Vec<&'static str>> {
         let usage = self.usage.get(&0, 0).map_err(map_io)?;

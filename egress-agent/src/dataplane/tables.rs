@@ -35,17 +35,33 @@ impl NodeTables {
     }
 }
 
+/// What the programs keep of packets, for who walks it: large maps.
+pub(super) struct FlowTables {
+    pub(super) flows: Hash<Tuple, Flow>,
+    pub(super) inbound: Hash<Tuple, Inbound>,
+    pub(super) datagrams: Hash<Tuple, Datagram>,
+    pub(super) nat: Hash<Tuple, Mapping>,
+    pub(super) usage: Array<MapData, Usage>,
+}
+
+impl FlowTables {
+    pub(super) fn take(ebpf: &mut Ebpf) -> Result<Self, StartError> {
+        Ok(Self {
+            flows: hash(ebpf, "flows")?,
+            inbound: hash(ebpf, "inbound")?,
+            datagrams: hash(ebpf, "datagrams")?,
+            nat: hash(ebpf, "nat")?,
+            usage: typed(ebpf, "usage")?,
+        })
+    }
+}
+
 /// What else the agent reads and writes. `frags` is the programs' own.
 pub(super) struct Tables {
     pub(super) pods: Hash<Addr, PodEntry>,
     pub(super) policy: Hash<PolicyKey, Policy>,
     pub(super) cluster: Trie<Addr, ClusterPrefix>,
     pub(super) nodes: Hash<Addr, NodeEntry>,
-    pub(super) flows: Hash<Tuple, Flow>,
-    pub(super) inbound: Hash<Tuple, Inbound>,
-    pub(super) datagrams: Hash<Tuple, Datagram>,
-    pub(super) nat: Hash<Tuple, Mapping>,
-    pub(super) usage: Array<MapData, Usage>,
     pub(super) counters: PerCpuArray<MapData, Count>,
     pub(super) eip_counters: PerCpuHashMap<MapData, u32, EipCount>,
 }
@@ -57,11 +73,6 @@ impl Tables {
             policy: hash(ebpf, "policy")?,
             cluster: Trie::take(ebpf, "cluster")?,
             nodes: hash(ebpf, "nodes")?,
-            flows: hash(ebpf, "flows")?,
-            inbound: hash(ebpf, "inbound")?,
-            datagrams: hash(ebpf, "datagrams")?,
-            nat: hash(ebpf, "nat")?,
-            usage: typed(ebpf, "usage")?,
             counters: typed(ebpf, "counters")?,
             eip_counters: typed(ebpf, "eip_counters")?,
         })

@@ -6,9 +6,8 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use super::desired::{Settings, desired, put_service};
-use super::plan::{plan, plan_addresses};
 use super::selection::{Selection, Standby};
-use super::state::{Action, KernelState, PodState};
+use super::state::{KernelState, PodState};
 use super::view::{Addresses, Change, ClusterView, Node, PodKey, Touched, Update};
 
 /// The view, what it means, and what has been touched since the last plan.
@@ -120,13 +119,5 @@ impl Compiler {
             Unsaid::Of(_) => {}
         }
         &self.standby
-    }
-}
-
-/// The plan for what was touched.
-pub fn plan_touched(actual: &KernelState, desired: &KernelState, touched: &Touched) -> Vec<Action> {
-    match touched {
-        Touched::Addresses(addresses) => plan_addresses(actual, desired, addresses),
-        Touched::Everything => plan(actual, desired),
     }
 }

@@ -8,6 +8,8 @@ use std::fmt;
 use std::future::Future;
 use std::net::IpAddr;
 
+use futures::future::BoxFuture;
+
 use super::state::{Action, KernelState};
 
 /// The one that performs plans. Implemented by `dataplane::Dataplane` on the kernel and by a recorder in tests.
@@ -35,6 +37,10 @@ pub trait Executor {
     fn conflict(&mut self) -> impl Future<Output = Conflict> + Send {
         std::future::pending()
     }
+
+    /// Cuts, all by one walk. It begins at once, goes on beside other actions, and ends also where nobody waits for it. An error
+    /// leaves some of them done.
+    fn cut(&mut self, cuts: Vec<Action>) -> BoxFuture<'static, Result<(), DataplaneError>>;
 
     /// One action; an error leaves the state as it was before the action.
     fn apply(&mut self, action: &Action) -> impl Future<Output = Result<(), DataplaneError>> + Send;

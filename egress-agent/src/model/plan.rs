@@ -20,12 +20,14 @@
 //! 12. unknown pods pass, where that is desired.
 //!
 //! A cut comes behind the change that makes it due. A plan that ends between the two is made up for by who observes the
-//! state next and cuts what that state does not permit (`Action::CutOrphans`), before it plans anew.
+//! state next and cuts what that state does not permit (`Action::CutOrphans`), before it plans anew. A cut walks whole maps,
+//! and one walk serves any number of cuts, so those of several pods stand one behind the other, after all the writes that
+//! make them due: no pod's flows are another pod's business.
 //!
 //! The order is a matter of this node alone; that an address which moves between nodes is answered for by one of them
 //! at a time is the hand-over's business.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use egress_common::abi::MAX_SLOTS;
@@ -61,10 +63,43 @@ pub fn plan(actual: &KernelState, desired: &KernelState) -> Vec<Action> {
     plan.actions
 }
 
+/// Changes of pods: what is done at once, the cuts that are due by it, and what must find them done.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Parted {
+    pub at_once: Vec<Action>,
+    /// By the address whose they are.
+    pub cuts: BTreeMap<IpAddr, Action>,
+    pub behind: Vec<Action>,
+}
+
+impl Parted {
+    /// Enters what one address needs, in its order.
+    fn enter(&mut self, address: IpAddr, actions: Vec<Action>) {
+        let mut part = &mut self.at_once;
+        for action in actions {
+            if action.is_cut() {
+                self.cuts.insert(address, action);
+                part = &mut self.behind;
+            } else {
+                part.push(action);
+            }
+        }
+    }
+
+    /// All of it, in an order that serves.
+    pub fn into_actions(self) -> impl Iterator<Item = Action> {
+        self.at_once.into_iter().chain(self.cuts.into_values()).chain(self.behind)
+    }
+}
+
 /// The difference of these addresses only; nothing else may differ in a way that concerns them.
-pub fn plan_addresses(actual: &KernelState, desired: &KernelState, addresses: &Addresses) -> Vec<Action> {
+pub fn plan_addresses(actual: &KernelState, desired: &KernelState, addresses: &Addresses) -> Parted {
     let services = addresses.services.iter().filter_map(|address| change_host_prefix(actual, desired, *address));
-    services.chain(addresses.pods.iter().flat_map(|address| change_pod(actual, desired, *address))).collect()
+    let mut parted = Parted { at_once: services.collect(), ..Parted::default() };
+    for address in &addresses.pods {
+        parted.enter(*address, change_pod(actual, desired, *address));
+    }
+    parted
 }
 
 fn change_host_prefix(actual: &KernelState, desired: &KernelState, address: IpAddr) -> Option<Action> {
@@ -269,13 +304,15 @@ impl Planner<'_> {
             })
         };
         let growing: BTreeSet<EgressId> = self.desired.policy.keys().map(|(id, _)| *id).filter(grows).collect();
+        let mut parted = Parted::default();
         for (address, pod) in &self.actual.pods {
             let PodState::Selected(id) = pod else { continue };
             if self.desired.pods.get(address) != Some(pod) && growing.contains(id) {
-                self.push(Action::PutPod(*address, PodState::Selected(NOT_NUMBERED)));
-                self.push(Action::CutPodFlows(*address, *id));
+                let park = Action::PutPod(*address, PodState::Selected(NOT_NUMBERED));
+                parted.enter(*address, vec![park, Action::CutPodFlows(*address, *id)]);
             }
         }
+        parted.into_actions().for_each(|action| self.push(action));
     }
 
     /// Policies that have what another object gets give it up first; so does a policy that is to go although a pod joins
@@ -300,11 +337,11 @@ impl Planner<'_> {
     }
 
     fn change_pods(&mut self, addresses: BTreeSet<IpAddr>) {
+        let mut parted = Parted::default();
         for address in addresses {
-            for action in change_pod(&self.state, self.desired, address) {
-                self.push(action);
-            }
+            parted.enter(address, change_pod(&self.state, self.desired, address));
         }
+        parted.into_actions().for_each(|action| self.push(action));
     }
 
     fn remove_policies(&mut self) {

@@ -173,3 +173,27 @@ pub enum Action {
     /// have failed, before it came to the cut.
     CutOrphans,
 }
+
+impl Action {
+    /// Whether it is one of those that one walk of the maps serves together.
+    pub fn is_cut(&self) -> bool {
+        match self {
+            Self::CutPod(_) | Self::CutFlows(..) | Self::CutPodFlows(..) => true,
+            Self::SetUnknownPods(_)
+            | Self::PutNode(..)
+            | Self::RemoveNode(_)
+            | Self::PutPrefix(..)
+            | Self::RemovePrefix(_)
+            | Self::Own(..)
+            | Self::Disown(..)
+            | Self::PutMoving(..)
+            | Self::EndMoving(..)
+            | Self::PutPolicy(..)
+            | Self::RemovePolicy(..)
+            | Self::PutPod(..)
+            | Self::RemovePod(_)
+            | Self::PutOwner(..)
+            | Self::CutOrphans => false,
+        }
+    }
+}

@@ -1,13 +1,16 @@
 use std::sync::{Arc, Mutex};
 
+use futures::future::BoxFuture;
 use kube::core::Selector;
 
 use super::*;
 use crate::model::desired::family_of;
 use crate::model::samples::{ip, net, settings};
 use crate::model::state::{Family, OnUnknownPod, PodOwner, PodState, Policy, Prefix, PrefixKind, WhenEmpty};
+use crate::model::step::step;
 use crate::model::view::{Conditions, Item, Labels, Ledger, Part, Pod, PodKey, Selects, ServiceKey};
 
+mod behind;
 mod handing;
 mod metered;
 mod regaining;
@@ -28,6 +31,9 @@ struct Recorder {
     /// As of each action: when the node's half has last moved.
     moved: Arc<Mutex<Vec<Instant>>>,
     beat: Beat,
+    /// The cuts of each walk, and what a test holds to keep them from ending.
+    walks: Arc<Mutex<Vec<Vec<Action>>>>,
+    walking: Arc<tokio::sync::Mutex<()>>,
 }
 
 impl Executor for Recorder {
@@ -42,6 +48,18 @@ impl Executor for Recorder {
         }
         *self.observed.lock().expect("not poisoned") += 1;
         Ok(self.state.lock().expect("not poisoned").clone())
+    }
+
+    fn cut(&mut self, cuts: Vec<Action>) -> BoxFuture<'static, Result<(), DataplaneError>> {
+        let mut recorder = self.clone();
+        Box::pin(async move {
+            recorder.walks.lock().expect("not poisoned").push(cuts.clone());
+            let _may_walk = recorder.walking.clone().lock_owned().await;
+            for cut in &cuts {
+                recorder.apply(cut).await?;
+            }
+            Ok(())
+        })
     }
 
     async fn apply(&mut self, action: &Action) -> Result<(), DataplaneError> {
@@ -134,6 +152,7 @@ async fn play(recorder: &Recorder, changes: Vec<Change>) -> Vec<Vec<Action>> {
         reconciler.apply(change);
         if reconciler.synced.all() {
             reconciler.reconcile().await.expect("a recorder does not fail");
+            reconciler.cut_all().await.expect("a recorder does not fail");
         }
         done.push(std::mem::take(&mut *recorder.log.lock().expect("not poisoned")));
     }
@@ -184,8 +203,10 @@ async fn what_an_action_that_failed_has_left_is_cut_before_anything_else() {
     assert_eq!(done().first(), Some(&Action::CutOrphans), "who is new does not know what is due");
 
     reconciler.apply(Change::Pods(Update::Changed(key("p"), pod("10.244.1.10", "db"))));
-    reconciler.reconcile().await.expect_err("the cut fails");
+    reconciler.reconcile().await.expect("the pod's write");
     assert_eq!(done(), [Action::PutPod(address, PodState::Known)]);
+    reconciler.cut_all().await.expect_err("the cut fails");
+    reconciler.actual = None;
     reconciler.reconcile().await.expect("the next attempt");
     assert_eq!(done(), [Action::CutOrphans], "no difference shows that it is due");
 }

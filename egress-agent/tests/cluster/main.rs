@@ -19,6 +19,7 @@ use egress_agent::model::desired::{OnUnassigned, Settings, UnknownPods};
 use egress_agent::model::executor::{DataplaneError, Executor};
 use egress_agent::model::state::{Action, KernelState, PodState};
 use egress_agent::model::step::step;
+use futures::future::BoxFuture;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Node, Pod, ServiceAccount};
 use k8s_openapi::api::events::v1::Event;
@@ -73,6 +74,10 @@ impl Executor for Recorder {
 
     async fn observe(&mut self) -> Result<KernelState, DataplaneError> {
         Ok(self.now())
+    }
+
+    fn cut(&mut self, _cuts: Vec<Action>) -> BoxFuture<'static, Result<(), DataplaneError>> {
+        Box::pin(std::future::ready(Ok(())))
     }
 
     async fn apply(&mut self, action: &Action) -> Result<(), DataplaneError> {

@@ -82,23 +82,30 @@ pub(super) struct SetType {
     pub(super) length: u32,
 }
 
-/// Sends and reads every answer; the first error is ours. The kernel has answered before the send returns.
-pub(super) fn talk(messages: &[u8]) -> io::Result<()> {
-    let socket = open()?;
-    sendto(socket.as_raw_fd(), messages, &NetlinkAddr::new(0, 0), MsgFlags::empty())?;
-    let mut answer = vec![0; 8192];
-    loop {
-        let length = match recv(socket.as_raw_fd(), &mut answer, MsgFlags::MSG_DONTWAIT) {
-            Ok(length) => length,
-            Err(nix::errno::Errno::EAGAIN) => return Ok(()),
-            Err(error) => return Err(error.into()),
-        };
-        errors(answer.get(..length).unwrap_or_default())?;
-    }
-}
+/// A socket for many transactions. Closing one that has had a transaction takes until no CPU can be looking at what that has
+/// removed (an RCU grace period, some ten milliseconds), so it is kept.
+pub(super) struct Talk(OwnedFd);
 
-fn open() -> io::Result<OwnedFd> {
-    Ok(socket(AddressFamily::Netlink, SockType::Raw, SockFlag::SOCK_CLOEXEC, SockProtocol::NetlinkNetFilter)?)
+impl Talk {
+    pub(super) fn open() -> io::Result<Self> {
+        let (kind, protocol) = (SockType::Raw, SockProtocol::NetlinkNetFilter);
+        Ok(Self(socket(AddressFamily::Netlink, kind, SockFlag::SOCK_CLOEXEC, protocol)?))
+    }
+
+    /// Sends and reads every answer; the first error in them is the inner result. The kernel has answered before the send
+    /// returns, so nothing is left for the next question. The outer one says that the socket is of no use any more.
+    pub(super) fn ask(&self, batch: &Batch) -> io::Result<io::Result<()>> {
+        sendto(self.0.as_raw_fd(), &batch.bytes, &NetlinkAddr::new(0, 0), MsgFlags::empty())?;
+        let mut answer = vec![0; 8192];
+        let mut outcome = Ok(());
+        loop {
+            match recv(self.0.as_raw_fd(), &mut answer, MsgFlags::MSG_DONTWAIT) {
+                Ok(length) => outcome = outcome.and(errors(answer.get(..length).unwrap_or_default())),
+                Err(nix::errno::Errno::EAGAIN) => return Ok(outcome),
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
 }
 
 /// The first error in a datagram of messages.
@@ -134,14 +141,8 @@ impl Batch {
         Self { bytes: BytesMut::new(), sequence: 0 }
     }
 
-    pub(super) fn end(mut self) -> io::Result<()> {
+    pub(super) fn end(&mut self) {
         self.message(BATCH_END, 0, 0, SUBSYSTEM, |_| {});
-        self.ask()
-    }
-
-    /// Sends what is there.
-    pub(super) fn ask(&self) -> io::Result<()> {
-        talk(&self.bytes)
     }
 
     pub(super) fn table(&mut self, kind: u16, flags: u16) {

@@ -338,8 +338,23 @@ fn a_pod_event_is_one_write() {
     desired.pods.insert(pod, PodState::Known);
     let expected = if actual.pods.contains_key(&pod) { 2 } else { 1 };
     let one = Addresses { pods: BTreeSet::from([pod]), ..Addresses::default() };
-    assert!(plan_addresses(&actual, &desired, &one).len() <= expected);
-    assert_eq!(plan_addresses(&actual, &desired, &one), plan(&actual, &desired));
+    let parts = || plan_addresses(&actual, &desired, &one).into_actions().collect::<Vec<_>>();
+    assert!(parts().len() <= expected);
+    assert_eq!(parts(), plan(&actual, &desired));
+}
+
+/// One walk serves all cuts that stand one behind the other.
+#[test]
+fn cuts_of_many_pods_stand_together() {
+    let pods: Vec<IpAddr> = (10..60).map(|last| ip(&format!("10.244.1.{last}"))).collect();
+    let all = |state| KernelState { pods: pods.iter().map(|pod| (*pod, state)).collect(), ..KernelState::default() };
+    let selected = PodState::Selected(EgressId(1));
+    for desired in [all(PodState::Known), all(PodState::Selected(EgressId(2))), KernelState::default()] {
+        let plan = plan(&all(selected), &desired);
+        let groups = plan.chunk_by(|one, next| one.is_cut() == next.is_cut());
+        let cuts: Vec<_> = groups.filter(|group| group.iter().any(Action::is_cut)).map(<[Action]>::len).collect();
+        assert_eq!(cuts, [pods.len()], "{desired:?}");
+    }
 }
 
 #[test]

@@ -1,0 +1,162 @@
+//! Cuts that go on beside the turns.
+//!
+//! A cut walks whole maps, and most changes of a pod ask for one. Were a turn to wait for it, so would the next events of all
+//! other pods. So of what changes of pods ask for ([`Parted`]) the turn does the first part; the cuts, and what must find them
+//! done, are left here.
+//!
+//! - **For each address the order is the plan's.** A pod's address that has a cut here changes no further before the cut is
+//!   over and what waited for it is done. Other addresses have no part in its flows.
+//! - **A plan of the whole waits** for all that is here.
+//! - **One walk** serves all the cuts that wait for it, and walks take a quarter of a CPU at most. The first begins at once.
+//! - A cut that fails is an error of the turn that hears of it: the kernel is observed anew, and what is due is cut then.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use futures::future::BoxFuture;
+use tokio::time::Instant;
+
+use super::Reconciler;
+use super::log::log;
+use crate::model::executor::{DataplaneError, Executor};
+use crate::model::plan::Parted;
+use crate::model::state::{Action, KernelState};
+use crate::model::view::Addresses;
+
+/// How much longer than a walk the pause behind it is.
+const REST: u32 = 3;
+
+/// Cuts that one walk serves.
+#[derive(Debug, Default)]
+struct Batch {
+    addresses: BTreeSet<IpAddr>,
+    cuts: Vec<Action>,
+    /// What must find them done.
+    behind: Vec<Action>,
+}
+
+struct Walk {
+    of: Batch,
+    begun: Instant,
+    /// Taken when it is over.
+    ends: BoxFuture<'static, Result<(), DataplaneError>>,
+    outcome: Option<Result<(), DataplaneError>>,
+}
+
+#[derive(Default)]
+pub(super) struct Behind {
+    walk: Option<Walk>,
+    waiting: Batch,
+    rest_until: Option<Instant>,
+    /// Pods' addresses that have changed while a cut of theirs was here.
+    put_off: BTreeSet<IpAddr>,
+}
+
+impl Behind {
+    /// Takes the addresses that must wait out, and puts those in that have waited long enough.
+    pub(super) fn admit(&mut self, addresses: &mut Addresses) {
+        let mut all = std::mem::take(&mut addresses.pods);
+        all.append(&mut self.put_off);
+        (self.put_off, addresses.pods) = all.into_iter().partition(|address| self.holds(*address));
+    }
+
+    /// Whether a change that has come waits here.
+    pub(super) fn puts_off(&self) -> bool {
+        !self.put_off.is_empty()
+    }
+
+    #[cfg(test)]
+    pub(super) fn is_idle(&self) -> bool {
+        self.walk.is_none() && self.waiting.cuts.is_empty()
+    }
+
+    fn holds(&self, address: IpAddr) -> bool {
+        let walked = self.walk.as_ref().is_some_and(|walk| walk.of.addresses.contains(&address));
+        walked || self.waiting.addresses.contains(&address)
+    }
+
+    /// Leaves cuts here, and what must find them done.
+    pub(super) fn leave(&mut self, parted: Parted) {
+        let Parted { cuts, behind, at_once: _ } = parted;
+        self.waiting.addresses.extend(cuts.keys());
+        self.waiting.cuts.extend(cuts.into_values());
+        self.waiting.behind.extend(behind);
+    }
+
+    /// Waits until a walk is over, or one may begin; for ever where nothing is here. May be dropped and asked again.
+    pub(super) async fn next(&mut self) {
+        match &mut self.walk {
+            Some(Walk { outcome: Some(_), .. }) => {}
+            Some(walk) => {
+                walk.outcome = Some((&mut walk.ends).await);
+                let now = Instant::now();
+                self.rest_until = Some(now + (now - walk.begun) * REST);
+            }
+            None if self.waiting.cuts.is_empty() => std::future::pending().await,
+            None => {
+                if let Some(until) = self.rest_until {
+                    tokio::time::sleep_until(until).await;
+                }
+            }
+        }
+    }
+
+    /// The walk that is over.
+    fn take_over(&mut self) -> Option<(Batch, Result<(), DataplaneError>)> {
+        let over = self.walk.take_if(|walk| walk.outcome.is_some())?;
+        over.outcome.map(|outcome| (over.of, outcome))
+    }
+
+    fn is_resting(&self) -> bool {
+        self.rest_until.is_some_and(|until| Instant::now() < until)
+    }
+
+    /// Waits for a walk that is under way, and forgets everything: whoever observes the kernel finds what is due.
+    pub(super) async fn forget(&mut self) {
+        if self.walk.is_some() {
+            self.next().await;
+        }
+        *self = Self::default();
+    }
+}
+
+impl<E: Executor> Reconciler<E> {
+    /// Begins a walk where cuts wait for one and may have it.
+    pub(super) fn begin_cuts(&mut self) {
+        if !self.behind.is_resting() {
+            self.walk();
+        }
+    }
+
+    fn walk(&mut self) {
+        if self.behind.walk.is_some() || self.behind.waiting.cuts.is_empty() {
+            return;
+        }
+        let of = std::mem::take(&mut self.behind.waiting);
+        let ends = self.executor.cut(of.cuts.clone());
+        self.behind.walk = Some(Walk { of, begun: Instant::now(), ends, outcome: None });
+    }
+
+    /// Does what waited for a walk that is over.
+    pub(super) async fn end_cuts(&mut self, actual: &mut KernelState) -> Result<(), DataplaneError> {
+        let Some((done, outcome)) = self.behind.take_over() else { return Ok(()) };
+        outcome?;
+        done.cuts.iter().for_each(log);
+        self.perform(actual, &done.behind).await.map(drop)
+    }
+
+    /// Has everything done that is here, for a plan of the whole.
+    pub(super) async fn finish_cuts(&mut self, actual: &mut KernelState) -> Result<(), DataplaneError> {
+        loop {
+            self.end_cuts(actual).await?;
+            self.walk();
+            if self.behind.walk.is_none() {
+                break;
+            }
+            self.behind.next().await;
+            self.beat.note();
+        }
+        self.behind.put_off.clear();
+        Ok(())
+    }
+}

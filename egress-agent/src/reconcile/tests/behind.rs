@@ -1,0 +1,169 @@
+//! Cuts beside the turns: who waits for them, and who does not.
+
+use super::*;
+
+impl<E: Executor> Reconciler<E> {
+    /// Turns until no cut is left.
+    pub(super) async fn cut_all(&mut self) -> Result<(), DataplaneError> {
+        while !self.behind.is_idle() {
+            self.behind.next().await;
+            self.reconcile().await?;
+        }
+        Ok(())
+    }
+}
+
+const P: &str = "10.244.1.10";
+const Q: &str = "10.244.1.11";
+
+struct Stage {
+    recorder: Recorder,
+    reconciler: Reconciler<Recorder>,
+}
+
+fn selected() -> PodState {
+    PodState::Selected(EgressId(1))
+}
+
+fn cut(address: &str) -> Action {
+    Action::CutPodFlows(ip(address), EgressId(1))
+}
+
+impl Stage {
+    /// Two pods that an object selects.
+    async fn new() -> Self {
+        let recorder = Recorder::default();
+        let mut reconciler = Reconciler::new(settings(), recorder.clone(), None, watch::channel(Ready::default()).0);
+        let pods = [(key("p"), pod(P, "web")), (key("q"), pod(Q, "web"))];
+        let pods = Change::Pods(Update::Replaced(pods.into()));
+        world(&[("n1", "172.18.0.100")]).into_iter().chain([pods]).for_each(|change| reconciler.apply(change));
+        reconciler.reconcile().await.expect("a recorder does not fail");
+        let stage = Self { recorder, reconciler };
+        stage.done();
+        stage
+    }
+
+    async fn change(&mut self, name: &str, address: &str, app: &str) {
+        self.reconciler.apply(Change::Pods(Update::Changed(key(name), pod(address, app))));
+        self.turn().await;
+    }
+
+    async fn turn(&mut self) {
+        self.reconciler.reconcile().await.expect("a recorder does not fail");
+    }
+
+    /// What was done since the last time.
+    fn done(&self) -> Vec<Action> {
+        std::mem::take(&mut *self.recorder.log.lock().expect("not poisoned"))
+    }
+
+    fn walks(&self) -> Vec<Vec<Action>> {
+        self.recorder.walks.lock().expect("not poisoned").clone()
+    }
+}
+
+#[tokio::test]
+async fn a_cut_keeps_no_other_pod_waiting_and_its_own_pod_until_it_is_over() {
+    let mut stage = Stage::new().await;
+    let walking = stage.recorder.walking.clone().lock_owned().await;
+    stage.change("p", P, "db").await;
+    assert_eq!(stage.done(), [Action::PutPod(ip(P), PodState::Known)]);
+    stage.change("q", Q, "db").await;
+    assert_eq!(stage.done(), [Action::PutPod(ip(Q), PodState::Known)], "while the cut of the other is under way");
+    stage.change("p", P, "web").await;
+    assert_eq!(stage.done(), [], "what is begun now would be cut");
+    assert!(stage.reconciler.behind.puts_off());
+
+    drop(walking);
+    stage.reconciler.behind.next().await;
+    stage.turn().await;
+    assert_eq!(stage.done(), [cut(P), Action::PutPod(ip(P), selected())]);
+    assert!(!stage.reconciler.behind.puts_off());
+    stage.reconciler.cut_all().await.expect("a recorder does not fail");
+    assert_eq!(stage.done(), [cut(Q)]);
+}
+
+#[tokio::test]
+async fn cuts_that_wait_are_one_walk() {
+    let mut stage = Stage::new().await;
+    let walking = stage.recorder.walking.clone().lock_owned().await;
+    stage.change("r", "10.244.1.12", "db").await;
+    for (name, address) in [("r", "10.244.1.12"), ("p", P), ("q", Q)] {
+        stage.reconciler.apply(Change::Pods(Update::Removed(key(name))));
+        stage.turn().await;
+        // So that the walk is under way.
+        assert!(
+            tokio::time::timeout(Duration::from_millis(1), stage.reconciler.behind.next()).await.is_err(),
+            "{address}"
+        );
+    }
+    let parked = |address| Action::PutPod(ip(address), PodState::Selected(EgressId(0)));
+    assert_eq!(stage.done()[2..], [parked(P), parked(Q)], "known, with its owner, is the third one before");
+    drop(walking);
+    stage.reconciler.cut_all().await.expect("a recorder does not fail");
+    let gone = |address| Action::CutPod(ip(address));
+    let of = |address| [gone(address), Action::RemovePod(ip(address))];
+    assert_eq!(stage.walks(), [vec![gone("10.244.1.12")], vec![gone(P), gone(Q)]]);
+    let [[first, first_goes], [p, p_goes], [q, q_goes]] = [of("10.244.1.12"), of(P), of(Q)];
+    assert_eq!(stage.done(), [first, first_goes, p, q, p_goes, q_goes], "no entry goes before its cut");
+}
+
+#[tokio::test]
+async fn a_plan_of_the_whole_waits_for_cuts() {
+    let mut stage = Stage::new().await;
+    let walking = stage.recorder.walking.clone().lock_owned().await;
+    stage.change("p", P, "db").await;
+    stage.done();
+    stage.reconciler.apply(Change::Objects(Update::Removed("a".into())));
+    let waits = tokio::time::timeout(Duration::from_millis(20), stage.reconciler.reconcile()).await;
+    assert!(waits.is_err() && stage.done().is_empty());
+    drop(walking);
+    // Whoever is interrupted has the kernel observed anew.
+    stage.reconciler.actual = None;
+    stage.turn().await;
+    let done = stage.done();
+    assert_eq!(done[..2], [cut(P), Action::CutOrphans]);
+    assert!(done.contains(&Action::Disown(EgressId(1), ip("172.18.0.100"))), "{done:?}");
+    assert!(stage.reconciler.behind.is_idle());
+}
+
+#[tokio::test]
+async fn a_plan_of_the_whole_finds_cuts_done() {
+    let mut stage = Stage::new().await;
+    stage.change("p", P, "db").await;
+    stage.reconciler.apply(Change::Pods(Update::Removed(key("q"))));
+    stage.turn().await;
+    stage.done();
+    stage.reconciler.apply(Change::Objects(Update::Removed("a".into())));
+    stage.turn().await;
+    let gone = [Action::CutPod(ip(Q)), Action::RemovePod(ip(Q))];
+    assert_eq!(stage.done()[..3], [vec![cut(P)], gone.to_vec()].concat());
+}
+
+#[tokio::test]
+async fn what_is_due_is_cut_before_the_agent_ends() {
+    let recorder = Recorder::default();
+    let (giver, taker) = crate::model::inbox::inbox();
+    let reconciler = Reconciler::new(settings(), recorder.clone(), None, watch::channel(Ready::default()).0);
+    let pods = Change::Pods(Update::Replaced([(key("p"), pod(P, "web"))].into()));
+    world(&[("n1", "172.18.0.100")]).into_iter().chain([pods]).for_each(|change| giver.put(change));
+    let stop = CancellationToken::new();
+    let runs = tokio::spawn(reconciler.run(taker, stop.clone()));
+    let log = |action: &Action| recorder.log.lock().expect("not poisoned").contains(action);
+    let walking = recorder.walking.clone().lock_owned().await;
+    for (app, state) in [("web", selected()), ("db", PodState::Known)] {
+        giver.put(Change::Pods(Update::Changed(key("p"), pod(P, app))));
+        for _ in 0..500 {
+            if log(&Action::PutPod(ip(P), state)) {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+    stop.cancel();
+    tokio::task::yield_now().await;
+    assert!(!log(&cut(P)));
+    drop(walking);
+    runs.await.expect("no panic");
+    assert!(log(&cut(P)), "flows of whom nothing selects live on");
+}
