@@ -90,8 +90,11 @@ fn pod_label(ground: &Ground) -> Result<()> {
     ground.label_pod("changing", "app", Some("c"))?;
     ground.is_seen_as("changing", None, None)?;
     connections.into_iter().try_for_each(is_cut)?;
+    // Those that it has with its node's address do not go on either: the other end knows them by no other.
+    let connections = tcp(&ground.pod("changing")?.netns)?;
     ground.label_pod("changing", "app", Some("a"))?;
-    ground.is_seen_as("changing", Some(V4), Some(V6))
+    ground.is_seen_as("changing", Some(V4), Some(V6))?;
+    connections.into_iter().try_for_each(is_cut)
 }
 
 fn namespace_label(ground: &Ground) -> Result<()> {
