@@ -185,8 +185,10 @@ fn spread(rules: &Value) -> Vec<[String; 3]> {
 
 #[test]
 fn what_an_agent_writes_does_not_queue_behind_other_accounts() {
-    let schema = documents("base/flowcontrol.yaml").into_iter().find(|one| one["kind"] == "FlowSchema");
-    let rules = schema.expect("a schema")["spec"]["rules"][0]["resourceRules"].clone();
+    let schemas = documents("base/flowcontrol.yaml").into_iter().filter(|one| one["kind"] == "FlowSchema");
+    let rules =
+        schemas.flat_map(|one| one["spec"]["rules"][0]["resourceRules"].as_array().cloned().unwrap_or_default());
+    let rules = Value::from(rules.collect::<Vec<_>>());
     let preferred = spread(&rules);
     let granted: Vec<_> = documents("base/rbac.yaml").iter().flat_map(|one| spread(&one["rules"])).collect();
     let writes = granted
@@ -198,6 +200,50 @@ fn what_an_agent_writes_does_not_queue_behind_other_accounts() {
     for rule in rules.as_array().into_iter().flatten() {
         let wanted = if rule["clusterScope"] == json!(true) { "*" } else { "egress-agent" };
         assert_eq!(rule["namespaces"], json!([wanted]), "{rule}");
+    }
+}
+
+/// A cluster of a thousand nodes patches as many objects at once, and must not lose its leader by that.
+#[test]
+fn the_lease_does_not_queue_behind_patches() {
+    let all = documents("base/flowcontrol.yaml");
+    let level = |resource: &str| -> Value {
+        let queues =
+            |one: &&Value| spread(&one["spec"]["rules"][0]["resourceRules"]).iter().any(|[_, of, _]| of == resource);
+        let found: Vec<_> = all.iter().filter(|one| one["kind"] == "FlowSchema").filter(queues).collect();
+        let [schema] = found[..] else { panic!("{} schemas for {resource}", found.len()) };
+        let name = &schema["spec"]["priorityLevelConfiguration"]["name"];
+        let level = |one: &&Value| one["kind"] == "PriorityLevelConfiguration" && one["metadata"]["name"] == *name;
+        let level = all.iter().find(level).unwrap_or_else(|| panic!("no level {name}"));
+        let room = level.pointer("/spec/limited/limitResponse/queuing/queueLengthLimit").and_then(Value::as_u64);
+        assert!(room.is_some_and(|room| room >= 1000), "{name}: {room:?} requests may wait");
+        name.clone()
+    };
+    assert_eq!(level("leases"), level("configmaps"), "agents hold their addresses by both");
+    for patched in ["nodes", "egressips", "egressips/status"] {
+        assert_ne!(level("leases"), level(patched), "{patched}");
+    }
+}
+
+/// What an overlay says of the image holds for it alone where nothing below has named it.
+#[test]
+fn overlays_alone_say_which_image() {
+    let images = |folder: &str| documents(&format!("{folder}/kustomization.yaml")).remove(0)["images"].clone();
+    for folder in ["base", "cleanup"] {
+        assert_eq!(images(folder), Value::Null, "{folder}");
+    }
+    let ours = images(OVERLAYS[0]);
+    assert_eq!(ours[0]["name"], "egress-agent");
+    for folder in [OVERLAYS, CLEANUPS].concat() {
+        assert_eq!(images(folder), ours, "{folder}");
+    }
+    for path in ["base/daemonset.yaml", "cleanup/daemonset.yaml"] {
+        let pod = &documents(path).remove(0)["spec"]["template"]["spec"];
+        for list in ["initContainers", "containers"] {
+            for container in pod[list].as_array().into_iter().flatten() {
+                assert_eq!(container["image"], "egress-agent", "{path}");
+            }
+        }
     }
 }
 

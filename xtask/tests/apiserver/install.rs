@@ -3,22 +3,24 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::server::{Server, has_kubectl, is_real};
 
 pub(crate) const BRIDGE: &str = "overlays/bridge-cni";
-const OVERLAYS: [&str; 7] = [
+const OPENSHIFT: &str = "overlays/ovn-kubernetes-openshift";
+const CLEANUP: &str = "overlays/cleanup-bridge-cni";
+const OVERLAYS: [&str; 6] = [
     BRIDGE,
     "overlays/ovn-kubernetes-kind",
-    "overlays/ovn-kubernetes-openshift",
+    OPENSHIFT,
     "overlays/cleanup-openshift",
     "overlays/cleanup-ovn-kubernetes-kind",
-    "overlays/cleanup-bridge-cni",
-    "cleanup",
+    CLEANUP,
 ];
 
 fn deploy() -> PathBuf {
@@ -27,9 +29,50 @@ fn deploy() -> PathBuf {
 
 /// What kubectl makes of a folder.
 pub(crate) fn rendered(folder: &str) -> Result<String> {
-    let output = std::process::Command::new("kubectl").arg("kustomize").arg(deploy().join(folder)).output()?;
+    rendered_in(&deploy(), folder)
+}
+
+fn rendered_in(deploy: &Path, folder: &str) -> Result<String> {
+    let output = Command::new("kubectl").arg("kustomize").arg(deploy.join(folder)).output()?;
     ensure!(output.status.success(), "{folder}: {}", String::from_utf8_lossy(&output.stderr));
     Ok(String::from_utf8(output.stdout)?)
+}
+
+/// The manifests once more, to change them as administrators do.
+struct Copied(PathBuf);
+
+impl Copied {
+    fn new(name: &str) -> Result<Self> {
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{}", std::process::id()));
+        let copied = Command::new("cp").arg("-r").arg(deploy()).arg(&folder).status()?;
+        ensure!(copied.success(), "cp to {}", folder.display());
+        Ok(Self(folder))
+    }
+
+    /// Of a file with one document.
+    fn change(&self, path: &str, change: impl FnOnce(&mut Value)) -> Result<()> {
+        let file = self.0.join(path);
+        let mut document = documents(&fs::read_to_string(&file)?)?.remove(0);
+        change(&mut document);
+        // JSON is YAML.
+        Ok(fs::write(file, document.to_string())?)
+    }
+}
+
+impl Drop for Copied {
+    fn drop(&mut self) {
+        let _left = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// The containers of its DaemonSet.
+fn containers(set: &Value) -> impl Iterator<Item = &Value> {
+    let pod = &set["spec"]["template"]["spec"];
+    pod["containers"].as_array().into_iter().chain(pod["initContainers"].as_array()).flatten()
+}
+
+fn daemon_set(all: &[Value]) -> Result<&Value> {
+    all.iter().find(|one| one["kind"] == "DaemonSet").context("no DaemonSet")
 }
 
 /// Without the kinds that Kubernetes itself has not.
@@ -50,10 +93,9 @@ fn every_overlay_renders() -> Result<()> {
     }
     for folder in OVERLAYS {
         let all = documents(&rendered(folder)?)?;
-        let set =
-            all.iter().find(|one| one["kind"] == "DaemonSet").with_context(|| format!("{folder}: no DaemonSet"))?;
+        let set = daemon_set(&all).context(folder)?;
         let pod = &set["spec"]["template"]["spec"];
-        for container in pod["containers"].as_array().into_iter().chain(pod["initContainers"].as_array()).flatten() {
+        for container in containers(set) {
             let image = container["image"].as_str().unwrap_or_default();
             ensure!(image.starts_with("localhost/egress-agent:"), "{folder}: the image {image} is nobody's to set");
             let wants = folder.contains("openshift");
@@ -73,11 +115,45 @@ fn every_overlay_renders() -> Result<()> {
         let namespace = all.iter().find(|one| one["kind"] == "Namespace");
         let selector =
             namespace.and_then(|one| one.pointer("/metadata/annotations/openshift.io~1node-selector")?.as_str());
-        let wanted = (folder == "overlays/ovn-kubernetes-openshift").then_some("");
+        let wanted = (folder == OPENSHIFT).then_some("");
         ensure!(selector == wanted, "{folder}: the node selector of the namespace is {selector:?}");
         let definitions = all.iter().filter(|one| one["kind"] == "CustomResourceDefinition").count();
         ensure!(definitions == usize::from(folder == BRIDGE), "{folder}: OVN-Kubernetes brings its own definition");
     }
+    Ok(())
+}
+
+/// What `kustomize edit set image egress-agent=...` writes into an overlay must be the image of all its containers.
+#[test]
+fn an_overlay_sets_the_image() -> Result<()> {
+    const NAME: &str = "an_overlay_sets_the_image";
+    if !has_kubectl(NAME) {
+        return Ok(());
+    }
+    for folder in OVERLAYS {
+        let copied = Copied::new(NAME)?;
+        let image = json!([{"name": "egress-agent", "newName": "registry.example/mine", "newTag": "7"}]);
+        copied.change(&format!("{folder}/kustomization.yaml"), |overlay| overlay["images"] = image)?;
+        let all = documents(&rendered_in(&copied.0, folder)?)?;
+        for container in containers(daemon_set(&all)?) {
+            ensure!(container["image"] == "registry.example/mine:7", "{folder}: {}", container["image"]);
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn an_overlay_leaves_what_others_say_of_the_namespace() -> Result<()> {
+    const NAME: &str = "an_overlay_leaves_what_others_say_of_the_namespace";
+    if !has_kubectl(NAME) {
+        return Ok(());
+    }
+    let copied = Copied::new(NAME)?;
+    copied.change("base/namespace.yaml", |one| one["metadata"]["annotations"] = json!({"example.org/ours": "yes"}))?;
+    let all = documents(&rendered_in(&copied.0, OPENSHIFT)?)?;
+    let namespace = all.iter().find(|one| one["kind"] == "Namespace").context("no namespace")?;
+    let wanted = json!({"example.org/ours": "yes", "openshift.io/node-selector": ""});
+    ensure!(namespace["metadata"]["annotations"] == wanted, "{}", namespace["metadata"]);
     Ok(())
 }
 
@@ -129,7 +205,7 @@ fn a_real_server_takes_every_overlay() -> Result<()> {
         let warnings = server.kubectl(&path)?;
         ensure!(!warnings.contains("expressionWarnings"), "{policy}: {warnings}");
     }
-    server.kubectl_with("apply -f -", &rendered("cleanup")?)?;
+    server.kubectl_with("apply -f -", &rendered(CLEANUP)?)?;
     server.kubectl_with("delete --wait=false -f -", &objects)?;
     Ok(())
 }
