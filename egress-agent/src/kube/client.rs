@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use kube::client::ClientBuilder;
-use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError};
+use kube::config::{InClusterError, KubeConfigOptions, Kubeconfig, KubeconfigError};
 use kube::{Client, Config};
 
 use super::outage::Outages;
@@ -19,9 +19,13 @@ pub enum ClientError {
     #[error("cannot use the kubeconfig {path}: {}; check --kubeconfig", first_line(source), path = path.display())]
     Kubeconfig { path: PathBuf, source: KubeconfigError },
     #[error("not in a pod of a cluster ({0}); give --kubeconfig")]
-    NotInCluster(#[source] kube::config::InClusterError),
-    #[error("no way to an API server is known ({0}); give --kubeconfig")]
-    NoWay(#[source] kube::config::InferConfigError),
+    NotInCluster(#[source] InClusterError),
+    #[error("no way to an API server is known ({}; {pod}); give --kubeconfig", first_line(source))]
+    NoWay { source: KubeconfigError, pod: InClusterError },
+    #[error(
+        "the kubeconfig has the proxy {0} for its cluster, and none is supported; name a server that is reached without one"
+    )]
+    Proxy(String),
     #[error("cannot set up the connection to the API server: {0}")]
     Setup(#[source] kube::Error),
 }
@@ -35,7 +39,8 @@ fn first_line(error: &KubeconfigError) -> String {
 pub async fn connect(kubeconfig: Option<&Path>) -> Result<(Client, Outages), ClientError> {
     let config = match kubeconfig {
         Some(path) => {
-            from_file(path).await.map_err(|source| ClientError::Kubeconfig { path: path.to_owned(), source })?
+            let source = |source| ClientError::Kubeconfig { path: path.to_owned(), source };
+            direct(read(Kubeconfig::read_from(path)).await.map_err(source)?)?
         }
         None => Config::incluster().map_err(ClientError::NotInCluster)?,
     };
@@ -44,11 +49,14 @@ pub async fn connect(kubeconfig: Option<&Path>) -> Result<(Client, Outages), Cli
 
 /// For a command of an administrator: from the file, else as kubectl finds its way, else from the pod's service account.
 pub async fn connect_as_user(kubeconfig: Option<&Path>) -> Result<Client, ClientError> {
-    let (client, _) = match kubeconfig {
-        Some(path) => connect(Some(path)).await?,
-        None => client(Config::infer().await.map_err(ClientError::NoWay)?).map_err(ClientError::Setup)?,
+    if kubeconfig.is_some() {
+        return Ok(connect(kubeconfig).await?.0);
+    }
+    let config = match read(Kubeconfig::read()).await {
+        Ok(found) => direct(found)?,
+        Err(source) => Config::incluster().map_err(|pod| ClientError::NoWay { source, pod })?,
     };
-    Ok(client)
+    Ok(client(config).map_err(ClientError::Setup)?.0)
 }
 
 /// The library asks again by itself where a server, or the load balancer before it, cannot answer now, and waits for minutes
@@ -64,6 +72,24 @@ pub(super) fn client(mut config: Config) -> kube::Result<(Client, Outages)> {
     Ok((client, outages))
 }
 
-async fn from_file(path: &Path) -> Result<Config, KubeconfigError> {
-    Config::from_custom_kubeconfig(Kubeconfig::read_from(path)?, &KubeConfigOptions::default()).await
+/// What a kubeconfig says, and the proxy that it has for its cluster.
+async fn read(file: Result<Kubeconfig, KubeconfigError>) -> Result<(Config, Option<String>), KubeconfigError> {
+    let file = file?;
+    let proxy = proxy(&file);
+    Ok((Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await?, proxy))
+}
+
+/// Of the cluster of its context.
+fn proxy(file: &Kubeconfig) -> Option<String> {
+    let name = file.current_context.as_ref()?;
+    let context = file.contexts.iter().find(|one| one.name == *name)?.context.as_ref()?;
+    let cluster = file.clusters.iter().find(|one| one.name == context.cluster)?.cluster.as_ref()?;
+    cluster.proxy_url.clone().filter(|url| !url.is_empty())
+}
+
+/// Where the file has none the library takes that of the environment, without a look at the exceptions beside it. The API server
+/// is asked directly.
+fn direct((mut config, proxy): (Config, Option<String>)) -> Result<Config, ClientError> {
+    config.proxy_url = None;
+    proxy.map_or(Ok(config), |url| Err(ClientError::Proxy(url)))
 }
