@@ -21,7 +21,8 @@ pub(super) struct DropsArgs {
     /// Go on with those to come, until Ctrl-C or the agent's end
     #[arg(short, long, env = "EGRESS_AGENT_DROPS_FOLLOW")]
     follow: bool,
-    /// Only those that were dropped for this reason, by its label
+    /// Only those that were dropped for this reason, by its label. A sample too: of each CPU's drops, whatever their reasons, one
+    /// in ten milliseconds is seen; how many there were /metrics says
     #[arg(long, env = "EGRESS_AGENT_DROPS_REASON", value_name = "REASON", value_parser = reason)]
     reason: Option<String>,
     /// Socket on which the agent answers
@@ -30,6 +31,19 @@ pub(super) struct DropsArgs {
     /// Form of the answer; of JSON one object in each line
     #[arg(short, long, env = "EGRESS_AGENT_OUTPUT", value_name = "FORM", default_value = "table")]
     output: Output,
+}
+
+impl DropsArgs {
+    /// An older agent knows nothing of reasons and tells all.
+    fn is_asked_for(&self, sample: &Sample) -> bool {
+        self.reason.as_deref().is_none_or(|reason| reason == sample.reason)
+    }
+
+    /// Whoever reads too slowly misses drops whose reasons nobody has looked at.
+    fn left_out(&self, count: u64) -> String {
+        let of = if self.reason.is_some() { ", of any reason" } else { "" };
+        format!("... and {count} more{of}")
+    }
 }
 
 fn reason(text: &str) -> Result<String, String> {
@@ -126,7 +140,8 @@ impl Show<'_> {
             Line::LeftOut(count) if self.args.output == Output::Json => {
                 return writeln!(out, "{{\"left_out\":{count}}}");
             }
-            Line::LeftOut(count) => return writeln!(out, "... and {count} more"),
+            Line::LeftOut(count) => return writeln!(out, "{}", self.args.left_out(count)),
+            Line::Drop(sample) if !self.args.is_asked_for(&sample) => return Ok(()),
             Line::Drop(sample) => sample,
         };
         let knows = |end: &std::net::SocketAddr| self.names.pods.contains_key(&end.ip());
@@ -171,9 +186,8 @@ pub(super) fn run(args: &DropsArgs) -> Result<(), CliError> {
 mod tests {
     use super::*;
 
-    #[test]
-    fn a_line_has_the_names_that_are_known() {
-        let sample = Sample {
+    fn sample() -> Sample {
+        Sample {
             at: std::time::SystemTime::UNIX_EPOCH + Duration::from_millis(1_500),
             reason: "no_gateway".into(),
             ifindex: u32::MAX,
@@ -182,7 +196,12 @@ mod tests {
             source: "10.244.1.10:4000".parse().expect("a literal"),
             destination: "198.51.100.10:80".parse().expect("a literal"),
             protocol: 6,
-        };
+        }
+    }
+
+    #[test]
+    fn a_line_has_the_names_that_are_known() {
+        let sample = sample();
         let mut names = Names::default();
         assert_eq!(
             Row::of(&sample, &names).line(),
@@ -195,6 +214,25 @@ mod tests {
         assert!(row.line().contains("10.244.1.10:4000 (red/one) -> 198.51.100.10:80, 60 bytes, 4294967295, first"));
         let json = serde_json::to_value(&row).expect("JSON");
         assert_eq!((&json["source_pod"], &json["object"]), (&"red/one".into(), &"first".into()));
+    }
+
+    /// An agent that has been there for longer does not know what it is asked for.
+    #[test]
+    fn other_reasons_are_left_out_whatever_the_agent_tells() {
+        let asking = |reason: Option<&str>| DropsArgs {
+            follow: false,
+            reason: reason.map(str::to_owned),
+            socket: PathBuf::new(),
+            output: Output::Table,
+        };
+        let shown = |reason| asking(reason).is_asked_for(&sample());
+        assert_eq!([None, Some("no_gateway"), Some("map_full")].map(shown), [true, true, false]);
+        assert_eq!(asking(None).left_out(7), "... and 7 more");
+        assert_eq!(
+            asking(Some("map_full")).left_out(7),
+            "... and 7 more, of any reason",
+            "of those that were not looked at"
+        );
     }
 
     #[test]

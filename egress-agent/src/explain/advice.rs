@@ -49,7 +49,10 @@ pub const fn advice(verdict: Verdict) -> Option<&'static str> {
             "No node can host any address of the object: label a node with k8s.ovn.org/egress-assignable whose network holds \
              one. `kubectl describe egressip` says why each was not assigned."
         }
-        Verdict::InboundRefused => "The map is full: --inbound-entries.",
+        Verdict::InboundRefused => {
+            "The map is full: raise --inbound-entries; maps of another size need `egress-agent cleanup` on each node first \
+             (docs/install.md has the way, node by node)."
+        }
         Verdict::HairpinAnswered | Verdict::Hairpin => {
             "Egress IPs are source addresses, and nothing listens there: call the service that was meant."
         }
@@ -78,7 +81,10 @@ pub const fn advice(verdict: Verdict) -> Option<&'static str> {
             "Every port of the address towards this destination is in use (`egress-agent nat count --to ADDRESS:PORT`): give the object \
              another address, or the clients fewer connections."
         }
-        Verdict::MapFull => "Raise --nat-entries, or find who opens so many connections (`egress-agent nat list`).",
+        Verdict::MapFull => {
+            "Find who opens so many connections (`egress-agent nat list`), or raise --nat-entries: maps of another size need \
+             `egress-agent cleanup` on each node first (docs/install.md has the way, node by node)."
+        }
         Verdict::NoRoute => {
             "The node has no route to the destination by its uplink: `ip route get` says where it would go."
         }

@@ -6,7 +6,8 @@
 //!
 //! What strangers send to an egress IP is dropped by the thousand (`no_mapping`). So that it does not hide what somebody looks
 //! for, the remembered ones are shared among the reasons, and who asks for one reason gets that one alone, before it is
-//! counted what may be told in a second.
+//! counted what may be told in a second. The programs take their sample before, whatever the reason: what is rare beside
+//! thousands of others may not be in it.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, VecDeque};
