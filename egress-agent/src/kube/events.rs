@@ -4,8 +4,9 @@
 //! counts events of one reason as one and would drop the differing texts, and callers here publish once per change.
 //!
 //! An agent that starts finds what an earlier one may have told of already. So an event has a name that follows from what it
-//! says, and where the API server has one of that name (it keeps events for an hour, unless told otherwise) a young agent
-//! leaves it at that. Later it is a change, which has been there before, and the event gets a name with its time.
+//! says and from the hour, and where the API server has one of that name a young agent leaves it at that: whoever looks sees
+//! what has been said within the hour. Later it is a change, which has been there before, and the event gets a name with its
+//! time. Where it cannot be known whose a name is that is taken, an event is written twice rather than not at all.
 //!
 //! Nobody waits for them: neither the kernel's half nor the leader may be held up by an API server that answers slowly.
 //! They stand in a queue of their own, from which one task writes them, and wait there while the API server is away. Where
@@ -51,6 +52,8 @@ const LAST_WORD: Duration = Duration::from_secs(3);
 const KEPT: Duration = Duration::from_secs(15 * 60);
 /// For so long an agent looks about: what it tells of may be older than it is.
 const YOUNG: Duration = Duration::from_secs(120);
+/// What was said in an earlier one is said again.
+const HOUR_SECS: i64 = 3600;
 const TOO_MANY_REQUESTS: u16 = 429;
 const CONFLICT: u16 = 409;
 
@@ -99,20 +102,24 @@ impl Delivery {
     /// Tries until it is written, refused, or old; why it is not.
     async fn write(&self, Told { event, maybe_again }: &mut Told, pace: &mut Pace) -> Result<(), String> {
         let (params, begun) = (post_params(), Instant::now());
-        // A try may have arrived although its answer has not.
-        let mut may_be_ours = false;
+        // A try of a name with the time may have arrived although its answer has not.
+        let (mut is_by_time, mut may_be_ours) = (false, false);
         loop {
             pace.begin();
             let (failure, cause) = match tokio::time::timeout(PATIENCE, self.api.create(&params, event)).await {
                 Ok(Ok(_)) => break,
-                Ok(Err(Error::Api(status))) if status.code == CONFLICT => {
-                    if *maybe_again || may_be_ours {
-                        break;
+                Ok(Err(Error::Api(status))) if status.code == CONFLICT => match is_by_time {
+                    // An earlier agent has said it.
+                    false if *maybe_again => break,
+                    // It may be a try of ours that has arrived, and as well what was said before.
+                    false => {
+                        event.metadata.name = Some(name_by_time(event));
+                        is_by_time = true;
+                        continue;
                     }
-                    event.metadata.name = Some(name_by_time(event));
-                    may_be_ours = true;
-                    continue;
-                }
+                    true if may_be_ours => break,
+                    true => return Err("another event has its name".to_owned()),
+                },
                 Ok(Err(error)) => {
                     let cause = Causes(&error).to_string();
                     match (&error, Failure::of(&error)) {
@@ -124,7 +131,7 @@ impl Delivery {
                 }
                 Err(_) => (Failure::Absence, "a request took too long".to_owned()),
             };
-            may_be_ours = true;
+            may_be_ours = is_by_time;
             if begun.elapsed() > KEPT {
                 return Err(cause);
             }
@@ -238,15 +245,16 @@ pub async fn tell_of_node(client: Client, node_name: &str, outages: &Outages, (r
     }
 }
 
-/// The same for whatever says the same of the same: who, of whom, what.
+/// The same for whatever says the same of the same within an hour: who, of whom, what.
 fn name_by_content(event: &Event) -> String {
-    let Event { regarding, related, reason, note, reporting_instance, .. } = event;
+    let Event { regarding, related, reason, note, reporting_instance, event_time, .. } = event;
+    let hour = event_time.as_ref().map(|MicroTime(time)| time.as_second() / HOUR_SECS);
     let of = |object: &Option<ObjectReference>| {
         object.as_ref().map(|object| (object.namespace.clone(), object.name.clone(), object.uid.clone()))
     };
     // Its keys are fixed. Another version of it, in another agent, has what lasts told once more.
     let mut hasher = DefaultHasher::new();
-    (of(regarding), of(related), reason, note, reporting_instance).hash(&mut hasher);
+    (of(regarding), of(related), reason, note, reporting_instance, hour).hash(&mut hasher);
     name(event, &format!("{:016x}", hasher.finish()))
 }
 
@@ -270,96 +278,4 @@ fn cut(text: &str, bytes: usize) -> &str {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::super::outage::Seen;
-    use super::super::stub::{Server, until};
-    use super::*;
-
-    #[tokio::test]
-    async fn an_event_waits_for_a_server_that_hangs_up() {
-        let server = Server::start().await;
-        let (client, outages) = server.client();
-        let (events, delivery) = queue(client, "a", &outages);
-        let stop = CancellationToken::new();
-        let writing = tokio::spawn(delivery.run(stop.clone()));
-        server.hang_up(2);
-        let about = |name| About { name, uid: "u", pod: None };
-        events.warn(about("one"), "EgressIPConflict", "first");
-        events.warn(about("two"), "EgressIPConflict", "second");
-        // Two tries in vain, then one for each.
-        until("both are written", || server.asked("POST") == 4).await;
-        stop.cancel();
-        writing.await.expect("no panic");
-        assert_eq!(outages.seen(), Seen::default(), "what fails at events alone is no outage");
-    }
-
-    #[tokio::test]
-    async fn what_is_there_is_not_told_again_by_an_agent_that_starts_and_is_by_one_that_runs() {
-        for (age, posts) in [(Duration::ZERO, 2), (YOUNG, 3)] {
-            let server = Server::start().await;
-            let (client, outages) = server.client();
-            let (mut events, delivery) = queue(client, "a", &outages);
-            events.since = events.since.checked_sub(age).expect("a machine that is up for longer");
-            server.exists(1);
-            events.warn_of_node("MapNearlyFull", "nat");
-            events.warn_of_node("MapNearlyFull", "flows");
-            drop(events);
-            delivery.run(CancellationToken::new()).await;
-            assert_eq!(server.asked("POST"), posts, "at the age of {age:?}");
-        }
-    }
-
-    #[tokio::test]
-    async fn who_ends_writes_its_event_first() {
-        let server = Server::start().await;
-        let (client, outages) = server.client();
-        tell_of_node(client, "a", &outages, ("SecondAgent", "another one runs here")).await;
-        assert_eq!(server.asked("POST"), 1);
-    }
-
-    #[test]
-    fn an_event_of_a_node_is_where_describe_looks_for_it() {
-        let event = of_node("node1", "MapNearlyFull", "nat", Timestamp::UNIX_EPOCH);
-        let regarding = event.regarding.as_ref().expect("whom it is about");
-        assert_eq!((regarding.kind.as_deref(), regarding.uid.as_deref()), (Some("Node"), Some("node1")));
-        assert_eq!(
-            (event.reporting_instance.as_deref(), event.reason.as_deref()),
-            (Some("node1"), Some("MapNearlyFull"))
-        );
-        assert!(name_by_content(&event).starts_with("node1."));
-    }
-
-    #[test]
-    fn long_names_are_cut_where_the_api_refuses_them() {
-        let now = Timestamp::UNIX_EPOCH + std::time::Duration::from_secs(1_700_000_000);
-        let of = |object: &str| of_node(object, "MapNearlyFull", "nat", now);
-        assert_eq!(name_by_time(&of("eip")), "eip.17979cfe362a0000");
-        for name in [name_by_time, name_by_content] {
-            assert_eq!(name(&of(&format!("{}.b", "a".repeat(251)))).len(), MAX_NAME);
-            let dotted = name(&of(&format!("{}.{}", "a".repeat(235), "b".repeat(17))));
-            assert!(dotted.starts_with(&"a".repeat(235)) && !dotted.contains(".."), "{dotted}");
-        }
-    }
-
-    #[test]
-    fn what_says_the_same_has_the_same_name() {
-        let later = Timestamp::UNIX_EPOCH + Duration::from_secs(1);
-        let one = name_by_content(&of_node("node1", "MapNearlyFull", "nat", Timestamp::UNIX_EPOCH));
-        assert_eq!(one, name_by_content(&of_node("node1", "MapNearlyFull", "nat", later)));
-        let others = [
-            ("node2", "MapNearlyFull", "nat"),
-            ("node1", "PolicyInForward", "nat"),
-            ("node1", "MapNearlyFull", "flows"),
-        ];
-        for (node, reason, note) in others {
-            assert_ne!(one, name_by_content(&of_node(node, reason, note, later)), "{node} {reason} {note}");
-        }
-    }
-
-    #[test]
-    fn a_note_is_cut_between_characters() {
-        assert_eq!(cut("no\u{e9}", 3), "no");
-        assert_eq!(cut("no\u{e9}", 4), "no\u{e9}");
-        assert_eq!(cut("note", 1024), "note");
-    }
-}
+mod tests;

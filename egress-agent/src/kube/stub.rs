@@ -1,5 +1,6 @@
 //! An API server of few words, for tests of what is done when it does not answer.
 
+use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -13,7 +14,7 @@ use super::outage::Outages;
 
 /// Answers lists and writes, holds watches open for ever, says nothing at all to whoever asks for something named
 /// `silence`, is `busy`, has nothing that is `absent`, has a newer version than whoever writes in the `past`, hangs up on as
-/// many as it has been told to, and has already what as many others want to create.
+/// many as it has been told to, and deals with those who create something as it has been told to.
 pub(crate) struct Server {
     address: SocketAddr,
     state: Arc<Mutex<State>>,
@@ -23,7 +24,18 @@ pub(crate) struct Server {
 struct State {
     asked: Vec<String>,
     hang_up: usize,
-    exists: usize,
+    creates: VecDeque<Created>,
+    /// What was sent to be created.
+    created: Vec<String>,
+}
+
+/// What becomes of a request to create something.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Created {
+    /// There is one of that name.
+    Exists,
+    /// No answer but the end of the connection.
+    HangsUp,
 }
 
 /// What is `slow` is answered behind this time.
@@ -60,24 +72,30 @@ impl Server {
         self.state.lock().expect("not poisoned").hang_up = times;
     }
 
-    /// As many that are created from now on are there already.
-    pub(crate) fn exists(&self, times: usize) {
-        self.state.lock().expect("not poisoned").exists = times;
+    /// What becomes of the next requests to create something; those behind them are granted.
+    pub(crate) fn creates(&self, each: impl IntoIterator<Item = Created>) {
+        self.state.lock().expect("not poisoned").creates = each.into_iter().collect();
+    }
+
+    /// What was sent to be created, granted or not.
+    pub(crate) fn created(&self) -> Vec<String> {
+        self.state.lock().expect("not poisoned").created.clone()
     }
 }
 
 async fn answer(mut stream: TcpStream, state: Arc<Mutex<State>>) {
     let mut buffer = [0; 4096];
     while let Ok(length @ 1..) = stream.read(&mut buffer).await {
-        let line = String::from_utf8_lossy(&buffer[..length]).lines().next().unwrap_or_default().to_owned();
+        let request = String::from_utf8_lossy(&buffer[..length]).into_owned();
+        let line = request.lines().next().unwrap_or_default().to_owned();
         let is_slow = line.contains("slow");
-        let exists = line.starts_with("POST") && {
+        let end = line.starts_with("POST").then(|| {
             let mut state = state.lock().expect("not poisoned");
-            let exists = state.exists > 0;
-            state.exists -= usize::from(exists);
-            exists
-        };
-        let text = if exists {
+            state.created.push(request);
+            state.creates.pop_front()
+        });
+        let end = end.flatten();
+        let text = if end == Some(Created::Exists) {
             "HTTP/1.1 409 Conflict\r\nContent-Length: 0\r\n\r\n".to_owned()
         } else if line.contains("watch=true") {
             "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n".to_owned()
@@ -101,6 +119,9 @@ async fn answer(mut stream: TcpStream, state: Arc<Mutex<State>>) {
         {
             let mut state = state.lock().expect("not poisoned");
             state.asked.push(line);
+            if end == Some(Created::HangsUp) {
+                return;
+            }
             if state.hang_up > 0 {
                 state.hang_up -= 1;
                 return;
