@@ -81,16 +81,18 @@ impl Troubles {
                 let ratio =
                     kernel.ports.as_ref().and_then(|ports| ports.egress_ips.get(id)).map_or(0.0, |of| of.ratio());
                 let high = self.is_over(("PortsNearlyExhausted", served), ratio, (PORTS_HIGH, PORTS_LOW));
-                // Without the number, which is another each time: an agent that starts anew says the same.
+                // Without the number, which is another each time: an agent that starts anew says the same. And as what has
+                // been: it is told until the use is well below.
                 let nearly = format!(
-                    "egress IP {} uses 80 % or more of its ports towards one destination: at 100 % new connections to it are \
-                     dropped",
+                    "egress IP {} has come to use 80 % of its ports towards one destination: at 100 % new connections to it \
+                     are dropped",
                     served.address
                 );
                 self.set("PortsNearlyExhausted", served, high, nearly, &mut news);
                 let out = self.refused.get(id).is_some_and(|at| now.duration_since(*at) < REFUSED);
                 let none_left = format!(
-                    "egress IP {} has no free port towards a destination: new connections to it are dropped",
+                    "egress IP {} has run out of ports towards a destination: new connections to it are dropped while none is \
+                     free",
                     served.address
                 );
                 self.set("PortsExhausted", served, out, none_left, &mut news);
@@ -103,7 +105,7 @@ impl Troubles {
                 let is_open = self.open.contains_key(&("MapNearlyFull", (*map).to_owned()));
                 let full = fill >= if is_open { MAP_LOW } else { MAP_HIGH };
                 let message = format!(
-                    "the map {map} of this node is seven eighths full or more: what is new is refused when it is full"
+                    "the map {map} of this node has become seven eighths full: what is new is refused when it is full"
                 );
                 self.of_node("MapNearlyFull", map, full, message, &mut news);
             }

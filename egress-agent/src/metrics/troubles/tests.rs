@@ -41,7 +41,9 @@ fn ports_and_maps_are_told_once_until_they_are_well_again() {
     assert_eq!(look(800, 88), ["PortsNearlyExhausted", "MapNearlyFull"], "and begins anew");
     let [ports, map] = &troubles.lines()[..] else { panic!("{:?}", troubles.lines()) };
     assert!(
-        map.contains("egress IP 172.18.0.100 uses 80 %") && ports.contains("nat") && ports.contains("seven eighths")
+        map.contains("egress IP 172.18.0.100 has come to use 80 %")
+            && ports.contains("map nat")
+            && ports.contains("has become seven eighths full")
     );
 }
 
