@@ -57,14 +57,18 @@ fn filled(word: &str) -> String {
     known.map_or(word, |(_, value)| value).to_owned()
 }
 
-#[test]
-fn every_command_line_of_the_documents_is_understood() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+fn all_pages(root: &Path) -> Vec<PathBuf> {
     let mut all = vec![root.join("README.md")];
     pages(&root.join("docs"), &mut all);
     pages(&root.join("deploy"), &mut all);
+    all
+}
+
+#[test]
+fn every_command_line_of_the_documents_is_understood() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let (mut wrong, mut read) = (Vec::new(), 0);
-    for page in all {
+    for page in all_pages(&root) {
         let text = std::fs::read_to_string(&page).expect("a page");
         // A word in the place of a command's name stands for all of them.
         for words in lines(&text).into_iter().filter(|words| words.first().is_some_and(|one| one != "COMMAND")) {
@@ -92,4 +96,32 @@ fn every_command_line_of_the_documents_is_understood() {
 fn lines_are_found_in_text_and_in_blocks() {
     let page = "Type `egress-agent drain NODE`, not `kubectl`.\n```sh\n$ kubectl exec POD -- egress-agent status -o json # all\n```\n";
     assert_eq!(lines(page), [vec!["drain", "NODE"], vec!["status", "-o", "json"]]);
+}
+
+/// All of this crate but what stands in files of tests.
+fn sources(folder: &Path, text: &mut String) {
+    for entry in std::fs::read_dir(folder).expect("a folder") {
+        let path = entry.expect("an entry").path();
+        if path.is_dir() {
+            sources(&path, text);
+        } else if path.file_name().is_some_and(|name| name != "tests.rs" && name != "documents.rs") {
+            *text += &std::fs::read_to_string(path).expect("a source");
+        }
+    }
+}
+
+/// A selector for a reason that nobody gives finds nothing, and nobody says so.
+#[test]
+fn events_are_chosen_by_reasons_that_there_are() {
+    let (own, mut text, mut found) = (Path::new(env!("CARGO_MANIFEST_DIR")), String::new(), 0);
+    sources(&own.join("src"), &mut text);
+    for page in all_pages(&own.join("..")) {
+        let shown = std::fs::read_to_string(&page).expect("a page");
+        for behind in shown.split("reason=").skip(1) {
+            let reason: String = behind.chars().take_while(char::is_ascii_alphanumeric).collect();
+            assert!(text.contains(&format!("\"{reason}\"")), "{}: reason={reason}", page.display());
+            found += 1;
+        }
+    }
+    assert!(found > 0);
 }

@@ -191,6 +191,13 @@ impl Shown {
         self.prints.iter().any(|line| line.starts_with("error: "))
     }
 
+    /// The words that it should have printed and has not. What goes wrong on the way is said beside the output, and may be said
+    /// in the same words; so only a command that ends badly may have them there.
+    pub(crate) fn missing(&self, output: &str, errors: &str) -> Vec<&str> {
+        let errors = if self.fails() { errors } else { "" };
+        self.fixed_words().into_iter().filter(|word| !output.contains(word) && !errors.contains(word)).collect()
+    }
+
     /// The words that it prints in every lab, whatever its addresses and times: the first word of each line, and all of a
     /// table's heading.
     pub(crate) fn fixed_words(&self) -> Vec<&str> {
@@ -281,5 +288,19 @@ mod tests {
         let command = &blocks[0].commands[0];
         assert_eq!(command.fixed_words(), ["node", "EGRESS", "IP", "ID", "OBJECT", "values", "error"]);
         assert!(command.fails());
+    }
+
+    #[test]
+    fn what_a_command_prints_is_not_what_it_warns_of() {
+        let command = |prints: &str| {
+            let page = format!("```console\n$ egress-agent status\n{prints}\n```\n");
+            of(&page).expect("a page").remove(0).commands.remove(0)
+        };
+        let table = command("OBJECT  NODE\nfirst   node1");
+        assert_eq!(table.missing("OBJECT NODE\nfirst", ""), [""; 0]);
+        assert_eq!(table.missing("OBJECT", "no NODE of the first is known"), ["NODE", "first"]);
+        let error = command("waits for an address\nerror: no");
+        assert_eq!(error.missing("waits", "error: others"), [""; 0]);
+        assert_eq!(error.missing("waits", ""), ["error"]);
     }
 }
