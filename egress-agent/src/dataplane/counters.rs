@@ -13,6 +13,23 @@ use crate::model::state::EgressId;
 /// Traffic of one egress ID on this node as its gateway.
 pub type EgressIpCount = EipCount;
 
+impl Shared {
+    /// Drops what was counted of an egress ID that has neither a claim nor a policy here any more: the numbers are given out
+    /// again, and the map would fill. As long as one of them stands packets count.
+    pub(super) fn forget_counts(&self, id: u32) -> io::Result<()> {
+        // One of the two locks at a time.
+        let is_owned = self.state().tables.owned.get(&id)?.is_some();
+        if is_owned { Ok(()) } else { self.tables().forget_counts(id) }
+    }
+
+    /// Of all of them: what was under way when an object went, or comes from a node that has yet to hear of it, has counted
+    /// anew.
+    pub(super) fn forget_all_counts(&self) -> io::Result<()> {
+        let counted = self.tables().counted()?;
+        counted.into_iter().try_for_each(|id| self.forget_counts(id))
+    }
+}
+
 impl Dataplane {
     /// Packets and bytes by verdict since the maps were made; all verdicts, also those at zero.
     pub fn counters(&self) -> io::Result<BTreeMap<Verdict, Count>> {

@@ -124,7 +124,10 @@ fn write_maps(shared: &Shared, action: &Action) -> Result<(), DataplaneError> {
         Action::SetUnknownPods(on) => {
             return shared.state().set_on_unknown_pod(*on).map_err(kernel("write map config"));
         }
-        Action::Disown(id, address) => return disown(shared, &mut shared.state(), *id, *address),
+        Action::Disown(id, address) => {
+            disown(shared, &mut shared.state(), *id, *address)?;
+            return shared.forget_counts(id.0).map_err(kernel("remove from map eip_counters"));
+        }
         Action::PutMoving(id, moving) => return moving::put(shared, &mut shared.state(), *id, *moving),
         Action::EndMoving(id, address) => return moving::end(&mut shared.state(), *id, *address),
         _ => {}
@@ -167,7 +170,8 @@ fn write_maps(shared: &Shared, action: &Action) -> Result<(), DataplaneError> {
         }
         Action::RemovePolicy(id, family) => {
             remove("remove from map policy", &mut tables.policy, &PolicyKey::new(id.0, *family))?;
-            tables.forget_counts(id.0).map_err(kernel("remove from map eip_counters"))
+            drop(guard);
+            shared.forget_counts(id.0).map_err(kernel("remove from map eip_counters"))
         }
         Action::PutPod(address, pod) => {
             let put = put_pod(&mut tables.pods, *address, *pod, &shared.settings.timeouts);
@@ -196,7 +200,7 @@ fn cut_orphans(shared: &Shared) -> Result<(), DataplaneError> {
     let seen = observe(shared)?;
     let (cut, forgotten) =
         cut::orphans(&mut shared.flow_tables(), &seen).map_err(kernel("cut what a former plan has left"))?;
-    shared.tables().forget_all_counts().map_err(kernel("remove from map eip_counters"))?;
+    shared.forget_all_counts().map_err(kernel("remove from map eip_counters"))?;
     // Connections stay until they have aged, also those whose pods were told.
     if forgotten > 0 {
         info!(entries = forgotten, connections = cut.len(), "flows cut: a former plan ended before it came to that");

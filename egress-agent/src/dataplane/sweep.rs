@@ -1,7 +1,8 @@
 //! Expiry: the program `sweep` walks `nat`, `flows` and `inbound` in the kernel, where an entry's time and its two keys are
 //! judged and removed in one place; user space only says when.
 //!
-//! With each sweep the host's port ranges are looked at too, which NAT on the node's own address keeps out of.
+//! With each sweep the host's port ranges are looked at too, which NAT on the node's own address keeps out of, and what was
+//! counted of objects that have gone is dropped.
 //!
 //! It is a classifier that is never attached and is run by `BPF_PROG_TEST_RUN`. While no agent runs, nothing expires:
 //! maps may fill, and then refuse new flows by name.
@@ -82,6 +83,7 @@ impl Shared {
             return Err(io::Error::new(io::ErrorKind::NotFound, "the object has no program sweep"));
         };
         let removed = test_run(program, 0)?;
+        self.forget_all_counts()?;
         let full = self.flow_tables().nearly_full()?;
         if full.is_empty() {
             return Ok(Swept { removed, pressed: false });

@@ -80,8 +80,7 @@ impl Tables {
 }
 
 impl Tables {
-    /// Drops what was counted of an egress ID that has no policy any more: the numbers are given out again, and the map would
-    /// fill.
+    /// Drops what was counted of an egress ID that has no policy any more.
     pub(super) fn forget_counts(&mut self, id: u32) -> io::Result<()> {
         for family in [Family::V4, Family::V6] {
             if self.policy.get(&PolicyKey::new(id, family))?.is_some() {
@@ -91,10 +90,9 @@ impl Tables {
         absent_is_none(self.eip_counters.remove(&id)).map(drop)
     }
 
-    /// Of all of them: a packet that was under way when an object went has counted for it anew.
-    pub(super) fn forget_all_counts(&mut self) -> io::Result<()> {
-        let counted: Vec<u32> = self.eip_counters.keys().collect::<Result<_, _>>().map_err(map_io)?;
-        counted.into_iter().try_for_each(|id| self.forget_counts(id))
+    /// The egress IDs of which something was counted.
+    pub(super) fn counted(&self) -> io::Result<Vec<u32>> {
+        self.eip_counters.keys().collect::<Result<_, _>>().map_err(map_io)
     }
 }
 

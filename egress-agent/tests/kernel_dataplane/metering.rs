@@ -149,7 +149,7 @@ fn a_scrape_reads_what_the_programs_keep() {
 }
 
 #[test]
-fn what_an_object_has_counted_goes_with_its_last_policy() {
+fn what_an_object_has_counted_goes_with_its_last_policy_and_claim() {
     on_node(|node| async move {
         let mut dataplane = node.start().await;
         let none = || Policy { slots: Vec::new(), pending: Vec::new(), when_empty: WhenEmpty::Drop };
@@ -166,5 +166,21 @@ fn what_an_object_has_counted_goes_with_its_last_policy() {
         count(&node, EipCount { egress_packets: 1, ..EipCount::default() });
         dataplane.apply(&Action::CutOrphans).await.expect("applied");
         assert!(!counted(&dataplane));
+
+        // As a plan has it: while the claim stands, other nodes' packets count.
+        let address = [172, 18, 0, 100].into();
+        for action in [Action::PutPolicy(OBJECT, Family::V4, none()), Action::Own(OBJECT, address)] {
+            dataplane.apply(&action).await.expect("applied");
+        }
+        dataplane.apply(&Action::RemovePolicy(OBJECT, Family::V4)).await.expect("applied");
+        count(&node, EipCount { egress_packets: 1, ..EipCount::default() });
+        dataplane.sweep().expect("a sweep");
+        assert!(counted(&dataplane), "its claim stands");
+        dataplane.apply(&Action::Disown(OBJECT, address)).await.expect("applied");
+        assert!(!counted(&dataplane));
+        // From a node that has yet to hear of it.
+        count(&node, EipCount { refusals: 1, ..EipCount::default() });
+        dataplane.sweep().expect("a sweep");
+        assert!(!counted(&dataplane), "until the next start");
     });
 }
