@@ -6,7 +6,8 @@
 //! since the usual cause is that its former node has not let go yet.
 //!
 //! What this node may not hold, because it is on its way to another or because this node is out of touch, goes first,
-//! before anything that takes time ([`ties`], [`crate::model::tenure`]).
+//! before anything that takes time ([`ties`], [`crate::model::tenure`]). Cuts of pods' flows take time too, and go on beside the
+//! turns ([`behind`]).
 
 mod behind;
 mod failing;
@@ -326,7 +327,7 @@ impl<E: Executor> Reconciler<E> {
             let mut parted = Parted::default();
             let plan = match touched {
                 Touched::Addresses(mut addresses) if !whole => {
-                    self.behind.admit(&mut addresses);
+                    self.behind.admit(&mut addresses, desired);
                     parted = plan_addresses(&actual, desired, &addresses);
                     std::mem::take(&mut parted.at_once)
                 }

@@ -69,26 +69,28 @@ pub struct Parted {
     pub at_once: Vec<Action>,
     /// By the address whose they are.
     pub cuts: BTreeMap<IpAddr, Action>,
-    pub behind: Vec<Action>,
+    /// Likewise.
+    pub behind: Vec<(IpAddr, Action)>,
 }
 
 impl Parted {
     /// Enters what one address needs, in its order.
     fn enter(&mut self, address: IpAddr, actions: Vec<Action>) {
-        let mut part = &mut self.at_once;
         for action in actions {
             if action.is_cut() {
                 self.cuts.insert(address, action);
-                part = &mut self.behind;
+            } else if self.cuts.contains_key(&address) {
+                self.behind.push((address, action));
             } else {
-                part.push(action);
+                self.at_once.push(action);
             }
         }
     }
 
     /// All of it, in an order that serves.
     pub fn into_actions(self) -> impl Iterator<Item = Action> {
-        self.at_once.into_iter().chain(self.cuts.into_values()).chain(self.behind)
+        let behind = self.behind.into_iter().map(|(_, action)| action);
+        self.at_once.into_iter().chain(self.cuts.into_values()).chain(behind)
     }
 }
 

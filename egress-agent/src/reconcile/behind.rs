@@ -4,8 +4,10 @@
 //! other pods. So of what changes of pods ask for ([`Parted`]) the turn does the first part; the cuts, and what must find them
 //! done, are left here.
 //!
-//! - **For each address the order is the plan's.** A pod's address that has a cut here changes no further before the cut is
-//!   over and what waited for it is done. Other addresses have no part in its flows.
+//! - **For each address the order is the plan's.** Where a pod is gone, its address changes no further before the cut is over
+//!   and what waited for it is done. Where an object selects a pod no more, that object selects it again only behind the cut,
+//!   which would take what is begun now; a cut that has not begun is spared then, since its flows are right again. Other
+//!   objects have no part in it, and other addresses none in either.
 //! - **A plan of the whole waits** for all that is here.
 //! - **One walk** serves all the cuts that wait for it, and walks take a quarter of a CPU at most. The first begins at once.
 //! - A cut that fails is an error of the turn that hears of it: the kernel is observed anew, and what is due is cut then.
@@ -20,7 +22,7 @@ use super::Reconciler;
 use super::log::log;
 use crate::model::executor::{DataplaneError, Executor};
 use crate::model::plan::Parted;
-use crate::model::state::{Action, KernelState};
+use crate::model::state::{Action, EgressId, KernelState, PodState};
 use crate::model::view::Addresses;
 
 /// How much longer than a walk the pause behind it is.
@@ -29,10 +31,40 @@ const REST: u32 = 3;
 /// Cuts that one walk serves.
 #[derive(Debug, Default)]
 struct Batch {
-    addresses: BTreeSet<IpAddr>,
     cuts: Vec<Action>,
     /// What must find them done.
     behind: Vec<Action>,
+    /// Addresses that change no further.
+    whole: BTreeSet<IpAddr>,
+    /// Pods' addresses, and the objects that do not select them.
+    left: BTreeSet<(IpAddr, EgressId)>,
+}
+
+impl Batch {
+    fn enter(&mut self, parted: Parted) {
+        let Parted { cuts, behind, at_once: _ } = parted;
+        for (address, cut) in cuts {
+            match &cut {
+                Action::CutPodFlows(_, id) => drop(self.left.insert((address, *id))),
+                _ => drop(self.whole.insert(address)),
+            }
+            self.cuts.push(cut);
+        }
+        for (address, action) in behind {
+            self.whole.insert(address);
+            self.behind.push(action);
+        }
+    }
+
+    fn keeps(&self, address: IpAddr, wanted: Option<EgressId>) -> bool {
+        self.whole.contains(&address) || wanted.is_some_and(|id| self.left.contains(&(address, id)))
+    }
+
+    fn spare(&mut self, address: IpAddr, id: EgressId) {
+        if self.left.remove(&(address, id)) {
+            self.cuts.retain(|cut| *cut != Action::CutPodFlows(address, id));
+        }
+    }
 }
 
 struct Walk {
@@ -54,10 +86,23 @@ pub(super) struct Behind {
 
 impl Behind {
     /// Takes the addresses that must wait out, and puts those in that have waited long enough.
-    pub(super) fn admit(&mut self, addresses: &mut Addresses) {
-        let mut all = std::mem::take(&mut addresses.pods);
-        all.append(&mut self.put_off);
-        (self.put_off, addresses.pods) = all.into_iter().partition(|address| self.holds(*address));
+    pub(super) fn admit(&mut self, addresses: &mut Addresses, desired: &KernelState) {
+        let come = std::mem::take(&mut addresses.pods);
+        for address in come.into_iter().chain(std::mem::take(&mut self.put_off)) {
+            let wanted = match desired.pods.get(&address) {
+                Some(PodState::Selected(id)) => Some(*id),
+                Some(PodState::Known) | None => None,
+            };
+            let is_walked = self.walk.as_ref().is_some_and(|walk| walk.of.keeps(address, wanted));
+            if is_walked || self.waiting.whole.contains(&address) {
+                self.put_off.insert(address);
+                continue;
+            }
+            if let Some(id) = wanted {
+                self.waiting.spare(address, id);
+            }
+            addresses.pods.insert(address);
+        }
     }
 
     /// Whether a change that has come waits here.
@@ -70,17 +115,9 @@ impl Behind {
         self.walk.is_none() && self.waiting.cuts.is_empty()
     }
 
-    fn holds(&self, address: IpAddr) -> bool {
-        let walked = self.walk.as_ref().is_some_and(|walk| walk.of.addresses.contains(&address));
-        walked || self.waiting.addresses.contains(&address)
-    }
-
     /// Leaves cuts here, and what must find them done.
     pub(super) fn leave(&mut self, parted: Parted) {
-        let Parted { cuts, behind, at_once: _ } = parted;
-        self.waiting.addresses.extend(cuts.keys());
-        self.waiting.cuts.extend(cuts.into_values());
-        self.waiting.behind.extend(behind);
+        self.waiting.enter(parted);
     }
 
     /// Waits until a walk is over, or one may begin; for ever where nothing is here. May be dropped and asked again.

@@ -30,13 +30,17 @@ fn cut(address: &str) -> Action {
 }
 
 impl Stage {
-    /// Two pods that an object selects.
+    /// Two pods that an object selects; there is another one.
     async fn new() -> Self {
         let recorder = Recorder::default();
         let mut reconciler = Reconciler::new(settings(), recorder.clone(), None, watch::channel(Ready::default()).0);
         let pods = [(key("p"), pod(P, "web")), (key("q"), pod(Q, "web"))];
         let pods = Change::Pods(Update::Replaced(pods.into()));
         world(&[("n1", "172.18.0.100")]).into_iter().chain([pods]).for_each(|change| reconciler.apply(change));
+        let (name, mut other) = object("b", 2, 2, &[]);
+        Arc::make_mut(&mut other).selects.as_mut().expect("selectors").pods =
+            [("app".to_owned(), "mail".to_owned())].into_iter().collect();
+        reconciler.apply(Change::Objects(Update::Changed(name, other)));
         reconciler.reconcile().await.expect("a recorder does not fail");
         let stage = Self { recorder, reconciler };
         stage.done();
@@ -81,6 +85,23 @@ async fn a_cut_keeps_no_other_pod_waiting_and_its_own_pod_until_it_is_over() {
     assert!(!stage.reconciler.behind.puts_off());
     stage.reconciler.cut_all().await.expect("a recorder does not fail");
     assert_eq!(stage.done(), [cut(Q)]);
+}
+
+#[tokio::test]
+async fn what_is_selected_again_before_its_cut_has_begun_is_not_cut_and_another_object_waits_for_none() {
+    let mut stage = Stage::new().await;
+    let walking = stage.recorder.walking.clone().lock_owned().await;
+    stage.change("p", P, "db").await;
+    stage.change("q", Q, "db").await;
+    stage.done();
+    stage.change("q", Q, "web").await;
+    assert_eq!(stage.done(), [Action::PutPod(ip(Q), selected())], "its flows are right again");
+    stage.change("p", P, "mail").await;
+    let by_another = PodState::Selected(EgressId(2));
+    assert_eq!(stage.done(), [Action::PutPod(ip(P), by_another)], "none of its flows is cut");
+    drop(walking);
+    stage.reconciler.cut_all().await.expect("a recorder does not fail");
+    assert_eq!(stage.done(), [cut(P)]);
 }
 
 #[tokio::test]
