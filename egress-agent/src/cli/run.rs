@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use clap::{Args, ValueEnum};
 use ipnet::IpNet;
+use kube::Client;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
@@ -18,7 +19,7 @@ use super::{CliError, NodeArgs, logging};
 use crate::agent::{self, AgentSettings};
 use crate::dataplane::host::Host;
 use crate::dataplane::names::{DEFAULT_INBOUND_ENTRIES, DEFAULT_NAT_ENTRIES, DEFAULT_TUNNEL_PORT};
-use crate::dataplane::{Attachment, Dataplane};
+use crate::dataplane::{self, Attachment, Awaited, Dataplane, StartError, succession};
 use crate::health;
 use crate::health::tls::{self, Tls};
 use crate::inspect::log::{LogLevel, Troubles};
@@ -293,7 +294,7 @@ async fn run_async(args: &RunArgs, notes: Notes, (log, troubles): (LogLevel, Tro
             info!("stopped before the programs were loaded; the node is as it was");
             return Ok(());
         }
-        started = Dataplane::start(settings, &awaited) => match started {
+        started = start(&client, settings, &awaited) => match started {
             Ok(dataplane) => dataplane,
             Err(error) => {
                 if let Some(reason) = error.told_of_node() {
@@ -322,6 +323,19 @@ async fn run_async(args: &RunArgs, notes: Notes, (log, troubles): (LogLevel, Tro
     agent::run(client, args.agent(host, tls, (outages, station), questions), dataplane, stop).await;
     info!("stopped; programs and maps stay in place");
     Ok(())
+}
+
+async fn start(client: &Client, settings: dataplane::Settings, awaited: &Awaited) -> Result<Dataplane, StartError> {
+    if succession::is_due(&settings.bpffs) {
+        let waits = || {
+            let line = "waiting for the API server, to take over from the programs of another version, which go on";
+            info!("{line}");
+            awaited.set(Some(line.to_owned()));
+        };
+        client::answered(client, waits).await;
+        awaited.set(None);
+    }
+    Dataplane::start(settings, awaited).await
 }
 
 fn stop_on_signal() -> Result<CancellationToken, CliError> {

@@ -32,10 +32,8 @@ pub enum StartError {
          that made it"
     )]
     ForeignMap { path: PathBuf, found: String, wanted: String },
-    #[error(
-        "{path} holds the maps of another version: run `egress-agent cleanup` with that version, or go on using it"
-    )]
-    ForeignVersion { path: PathBuf },
+    #[error("{path} is none of egress-agent's pins: take it away, or name another directory with --bpffs")]
+    NotPins { path: PathBuf },
     #[error(
         "{program} of another set of maps runs on {device}: run `egress-agent cleanup --bpffs {directory}` first, or start \
          with that --bpffs"
@@ -71,7 +69,7 @@ impl StartError {
             | Self::NoSuchName { .. }
             | Self::NotBpffs { .. }
             | Self::ForeignMap { .. }
-            | Self::ForeignVersion { .. }
+            | Self::NotPins { .. }
             | Self::NotInObject { .. }
             | Self::Object(_)
             | Self::Attach { .. }

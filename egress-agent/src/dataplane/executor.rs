@@ -52,6 +52,7 @@ impl Executor for Dataplane {
 
     /// Not sooner: an address that has moved meanwhile must not be announced by its former node.
     fn confirm(&mut self) {
+        self.shared.second_line.succeed(&self.shared);
         let mut state = self.shared.state();
         if let Some(uplink) = state.facts().uplink {
             state.claims.announce_all(uplink);

@@ -24,14 +24,16 @@ use super::error::StartError;
 use super::filters;
 use super::map_access::tcx_programs;
 use super::names::{Hook, LINKS, Pins};
+use super::succession::Succession;
 
 /// How deep below a BPF file system's root another agent's directory is looked for.
 const DEPTH: u32 = 4;
 
 /// An error where a hook of ours has a program of another set.
-pub(super) fn refuse(settings: &Settings, pins: &Pins) -> Result<(), StartError> {
+pub(super) fn refuse(settings: &Settings, pins: &Pins, succession: &Succession) -> Result<(), StartError> {
     let cannot_tell = |error| StartError::kernel("look for programs of another set", error);
-    let ours = OurSet::of(&pins.version()).map_err(cannot_tell)?;
+    let versions = std::iter::once(pins.version()).chain(succession.others().iter().cloned());
+    let ours = versions.map(|version| OurSet::of(&version)).collect::<io::Result<Vec<_>>>().map_err(cannot_tell)?;
     for hook in Hook::ALL {
         let device = settings.device(hook.device());
         let has_link = has_other_link(&ours, pins, hook, device).map_err(cannot_tell)?;
@@ -47,7 +49,7 @@ pub(super) fn refuse(settings: &Settings, pins: &Pins) -> Result<(), StartError>
 }
 
 /// A kernel without TCX, or a device that is away, has none.
-fn has_other_link(ours: &OurSet, pins: &Pins, hook: Hook, device: &str) -> io::Result<bool> {
+fn has_other_link(ours: &[OurSet], pins: &Pins, hook: Hook, device: &str) -> io::Result<bool> {
     match SchedClassifier::query_tcx(device, hook.direction()) {
         Ok((_, programs)) => has_other_program(ours, hook, &programs),
         Err(ProgramError::SyscallError(SyscallError { io_error, .. }))
@@ -60,9 +62,10 @@ fn has_other_link(ours: &OurSet, pins: &Pins, hook: Hook, device: &str) -> io::R
     }
 }
 
-fn has_other_program(ours: &OurSet, hook: Hook, programs: &[ProgramInfo]) -> io::Result<bool> {
+fn has_other_program(ours: &[OurSet], hook: Hook, programs: &[ProgramInfo]) -> io::Result<bool> {
     for program in programs.iter().filter(|program| is_named(program.name(), hook)) {
-        if !ours.has_program(program).map_err(io::Error::other)? {
+        let known = ours.iter().map(|set| set.has_program(program)).collect::<Result<Vec<_>, _>>();
+        if !known.map_err(io::Error::other)?.contains(&true) {
             return Ok(true);
         }
     }
@@ -84,10 +87,10 @@ fn is_named(name: &[u8], hook: Hook) -> bool {
 }
 
 /// Likewise by filters, whose names are not cut.
-fn has_other_filter(ours: &OurSet, hook: Hook, device: &str) -> io::Result<bool> {
+fn has_other_filter(ours: &[OurSet], hook: Hook, device: &str) -> io::Result<bool> {
     let Ok(ifindex) = if_nametoindex(device) else { return Ok(false) };
     for filter in filters::on(ifindex, hook.direction())? {
-        if filter.name == hook.name() && filter.program.is_some() && !ours.has(hook, &filter) {
+        if filter.name == hook.name() && filter.program.is_some() && !ours.iter().any(|set| set.has(hook, &filter)) {
             return Ok(true);
         }
     }

@@ -17,6 +17,7 @@
 //! | `features`, `kernel_types` | what the kernel can do |
 //! | `forward`, `xtables` | whether the CNI enforces policy where redirected packets do not pass |
 //! | `pins`, `foreign`, `programs` | shape of pinned maps; other sets of programs; load, attach, adopt |
+//! | `succession` | pins of another layout: what is taken over from them |
 //! | `clsact`, `filters` | our filters among those of others; what the kernel has of them |
 //! | `interfaces`, `arrival`, `overlay` | the node's devices; waiting for them; the overlay's own |
 //! | `nft`, `second_line` | our nftables table: the overlay untracked, and what stands behind `steer` |
@@ -71,6 +72,7 @@ mod port_use;
 mod programs;
 mod second_line;
 mod state;
+pub mod succession;
 pub mod survey;
 mod sweep;
 mod tables;
@@ -106,6 +108,7 @@ use names::{Device, Pins, SWEEP_PROGRAM};
 use programs::Programs;
 use second_line::SecondLine;
 use state::State;
+use succession::Succession;
 use tables::{FlowTables, NodeTables, Tables};
 use told::Told;
 
@@ -199,6 +202,7 @@ struct Shared {
     cut: UnboundedSender<Vec<Tuple>>,
     told: Mutex<Told>,
     second_line: SecondLine,
+    succession: Succession,
 }
 
 impl Shared {
@@ -252,8 +256,9 @@ impl Dataplane {
         // What is wrong with these pins is said before what is wrong with others, and a refusal makes no directory. It needs no
         // device.
         pins::check(&pins, &settings)?;
+        let succession = Succession::look(&pins)?;
         arrival::of_devices(&netlink, &settings, &mut changes, awaited).await?;
-        foreign::refuse(&settings, &pins)?;
+        foreign::refuse(&settings, &pins, &succession)?;
         pins::make(&pins)?;
         let overlay = overlay::ensure(&netlink, settings.tunnel_port).await?;
 
@@ -268,7 +273,8 @@ impl Dataplane {
         let facts = watch::gather(&netlink, &settings)
             .await
             .map_err(|error| StartError::kernel("look at the node's interfaces", error))?;
-        state.begin(&settings, facts, &tables)?;
+        succession.inherit(&pins)?;
+        state.begin(&settings, facts, &tables, succession.is_open())?;
         let (cut, told) = unbounded_channel();
         let ((heard, claimants), (conflict, conflicts)) = (unbounded_channel(), unbounded_channel());
         state.claims.report_to(heard);
@@ -282,6 +288,7 @@ impl Dataplane {
             cut,
             told: Mutex::new(Told::default()),
             second_line: SecondLine::default(),
+            succession,
         });
         // Before the overlay carries anything that connection tracking would follow.
         shared.second_line.install(&shared);

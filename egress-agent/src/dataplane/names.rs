@@ -186,6 +186,11 @@ impl Pins {
         format!("v{ABI_VERSION}")
     }
 
+    /// Whether a directory of this name is that of any layout.
+    pub(super) fn is_version(name: &str) -> bool {
+        name.strip_prefix('v').is_some_and(|number| number.parse::<u32>().is_ok())
+    }
+
     pub(super) fn version(&self) -> PathBuf {
         self.root.join(Self::version_name())
     }

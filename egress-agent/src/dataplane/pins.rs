@@ -43,9 +43,8 @@ pub(super) fn make(pins: &Pins) -> Result<(), StartError> {
     Ok(())
 }
 
-/// Compares what is pinned with what the object defines and the settings ask for.
+/// Compares what is pinned with what the object defines and the settings ask for. Other layouts: see `succession`.
 pub(super) fn check(pins: &Pins, settings: &Settings) -> Result<(), StartError> {
-    refuse_other_versions(pins.root())?;
     let object = parse(&settings.object)?;
     for name in PINNED_MAPS {
         compare(pins, &object, name, settings.map_size(name))?;
@@ -108,16 +107,4 @@ fn pinned_shape(path: &Path) -> Result<Option<Shape>, StartError> {
         max_entries: info.max_entries(),
         flags: info.map_flags(),
     }))
-}
-
-/// A directory of another layout means that another version's programs are at work, or were never cleaned up.
-fn refuse_other_versions(root: &Path) -> Result<(), StartError> {
-    let wrap = |error| StartError::kernel(format!("list {}", root.display()), error);
-    for entry in fs::read_dir(root).map_err(wrap)? {
-        let entry = entry.map_err(wrap)?;
-        if entry.file_name() != Pins::version_name().as_str() {
-            return Err(StartError::ForeignVersion { path: entry.path() });
-        }
-    }
-    Ok(())
 }

@@ -30,8 +30,11 @@ pub(super) struct SecondLine {
 }
 
 impl SecondLine {
-    /// Makes the table, or makes it anew.
+    /// Makes the table, or makes it anew. Not while what is there knows more pods than the maps.
     pub(super) fn install(&self, shared: &Shared) {
+        if shared.succession.is_open() {
+            return;
+        }
         let forgone = shared.state().facts().mgmt_filters_ports;
         if forgone && !self.is_forgone.swap(forgone, Ordering::Relaxed) {
             warn!(
@@ -59,9 +62,19 @@ impl SecondLine {
         }
     }
 
+    /// The maps know the pods again: the table of the former programs has done its work.
+    pub(super) fn succeed(&self, shared: &Shared) {
+        if shared.succession.settle() {
+            self.install(shared);
+        }
+    }
+
     /// Makes it anew where another hand has taken it, a change did not reach it, or the management port is another kind of
     /// device.
     pub(super) fn check(&self, shared: &Shared) {
+        if shared.succession.is_open() {
+            return;
+        }
         let is_missing = match self.nft().is_installed() {
             Ok(is_there) => !is_there,
             Err(error) => return debug!(%error, "cannot look for the nftables table"),

@@ -97,9 +97,20 @@ impl State {
         (self.config.generation != 0).then(|| self.config.on_unknown_pod())
     }
 
-    /// First look at the node: configuration, owned addresses, links. An unattached hook is an error here.
-    pub(super) fn begin(&mut self, settings: &Settings, facts: NodeFacts, others: &Tables) -> Result<(), StartError> {
+    /// First look at the node: configuration, owned addresses, links. An unattached hook is an error here. `succeeds` where
+    /// the programs take the place of others before the model has said anything.
+    pub(super) fn begin(
+        &mut self,
+        settings: &Settings,
+        facts: NodeFacts,
+        others: &Tables,
+        succeeds: bool,
+    ) -> Result<(), StartError> {
         let mut config = config::with_facts(self.config, &facts, self.underlay);
+        if succeeds && config.generation == 0 {
+            config = config.with_on_unknown_pod(OnUnknownPod::Drop);
+            config.generation = config::next_generation(config.generation);
+        }
         config.tunnel_port = settings.tunnel_port.into();
         config.node_ports = self.node_ports(settings, config::host_ports());
         config::warn_of_few(config.node_ports);

@@ -7,13 +7,15 @@ use super::kernel::{Gateway, Kernel, concerning};
 use super::names::Names;
 use super::{Address, AgentState, Status};
 use crate::dataplane::pinned::{self, Pinned};
-use crate::dataplane::survey;
+use crate::dataplane::{succession, survey};
 use crate::model::state::{Course, EgressId, PodState, TunnelEndpoint};
 
 #[derive(Debug, thiserror::Error)]
 pub enum PinsError {
     #[error("and no programs of an agent are here (no pins below {})", .0.display())]
     Nothing(PathBuf),
+    #[error("and the programs pinned below {} are of another version: they go on, and that version can look at them", .0.display())]
+    OfAnotherVersion(PathBuf),
     #[error("and the pins below {} cannot be read: {source}; it takes root", .bpffs.display())]
     Unreadable { bpffs: PathBuf, source: io::Error },
 }
@@ -21,7 +23,11 @@ pub enum PinsError {
 /// `why` is why no agent has answered.
 pub fn status(bpffs: &Path, why: String) -> Result<Status, PinsError> {
     let unreadable = |source| PinsError::Unreadable { bpffs: bpffs.to_owned(), source };
-    let pinned = pinned::read(bpffs).map_err(unreadable)?.ok_or_else(|| PinsError::Nothing(bpffs.to_owned()))?;
+    let nothing = || match succession::is_due(bpffs) {
+        true => PinsError::OfAnotherVersion(bpffs.to_owned()),
+        false => PinsError::Nothing(bpffs.to_owned()),
+    };
+    let pinned = pinned::read(bpffs).map_err(unreadable)?.ok_or_else(nothing)?;
     let mut problems = vec![format!("{why}; what follows is what its programs go on to do")];
     let mut status = Status { agent: AgentState { running: false, ..AgentState::default() }, ..Status::default() };
     fill(&mut status, pinned, &Names::default());
@@ -76,6 +82,18 @@ mod tests {
     use super::*;
     use crate::model::samples::ip;
     use crate::model::state::{Course, Moving};
+
+    #[test]
+    fn programs_of_another_version_are_not_nothing() {
+        let bpffs = std::env::temp_dir().join(format!("egress-pins-{}", std::process::id()));
+        let said = || status(&bpffs, "no agent runs here".to_owned()).err().map(|error| error.to_string());
+        std::fs::create_dir_all(&bpffs).expect("a folder");
+        assert!(said().is_some_and(|line| line.contains("no pins below")), "{:?}", said());
+        std::fs::create_dir_all(bpffs.join("v0/maps")).expect("a folder");
+        let line = said();
+        std::fs::remove_dir_all(&bpffs).expect("it was there");
+        assert!(line.as_ref().is_some_and(|line| line.contains("of another version")), "{line:?}");
+    }
 
     #[test]
     fn what_programs_serve_is_called_by_what_names_there_are() {

@@ -6,12 +6,15 @@ use std::time::Duration;
 use kube::client::ClientBuilder;
 use kube::config::{InClusterError, KubeConfigOptions, Kubeconfig, KubeconfigError};
 use kube::{Client, Config};
+use tokio::time::{sleep, timeout};
 
 use super::outage::Outages;
 use super::revive::Revive;
 
 /// Longer than any handshake takes, and short enough that a server that has moved is found.
 const CONNECT: Duration = Duration::from_secs(5);
+/// Between two questions whether it answers, and for each answer.
+const PAUSE: Duration = Duration::from_secs(1);
 
 /// Why there is no client. One line each, with what to do.
 #[derive(Debug, thiserror::Error)]
@@ -45,6 +48,20 @@ pub async fn connect(kubeconfig: Option<&Path>) -> Result<(Client, Outages), Cli
         None => Config::incluster().map_err(ClientError::NotInCluster)?,
     };
     client(config).map_err(ClientError::Setup)
+}
+
+/// Waits until the server answers anything, be it that we may not ask. `waits` is told where it does not at once.
+pub async fn answered(client: &Client, waits: impl FnOnce()) {
+    let mut waits = Some(waits);
+    loop {
+        match timeout(PAUSE, client.apiserver_version()).await {
+            Ok(Ok(_)) => return,
+            Ok(Err(kube::Error::Api(status))) if status.code < 500 => return,
+            Ok(Err(_)) | Err(_) => {}
+        }
+        waits.take().into_iter().for_each(|tell| tell());
+        sleep(PAUSE).await;
+    }
 }
 
 /// For a command of an administrator: from the file, else as kubectl finds its way, else from the pod's service account.

@@ -142,18 +142,6 @@ fn maps_of_another_shape() {
 }
 
 #[test]
-fn maps_of_another_version() {
-    on_node(|node: Node| async move {
-        let first = node.start().await;
-        drop(first);
-        fs::create_dir_all(node.bpffs.join("v999/maps")).expect("make the directory");
-        let error = refusal(node.settings()).await;
-        assert!(matches!(error, StartError::ForeignVersion { .. }), "{error}");
-        assert!(Hook::ALL.into_iter().all(is_attached), "running traffic is left alone");
-    });
-}
-
-#[test]
 fn a_tunnel_port_in_use() {
     on_node(|node: Node| async move {
         let socket = UdpSocket::bind(("0.0.0.0", DEFAULT_TUNNEL_PORT)).expect("take the port");

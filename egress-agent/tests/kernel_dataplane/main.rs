@@ -17,4 +17,5 @@ mod owned;
 mod ports;
 mod rights;
 mod second_line;
+mod succession;
 mod told;

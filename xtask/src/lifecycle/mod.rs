@@ -3,6 +3,7 @@
 //! | file | what it shows |
 //! |---|---|
 //! | `story` | the walkthrough of `cargo xtask run`, and that nothing of it is left |
+//! | `rolling` | agents of all nodes replaced one by one under a thousand connections |
 //! | `restart`, `leader` | agents killed and restarted under traffic: nothing lost, nothing reset, nothing flushed |
 //! | `handover` | an address changes its node: the old one lets go first, also where it is cut off or the leader dies |
 //! | `inspect`, `explain` | `egress-agent status`, `trace`, `nat`, `drops`, `log-level` beside an agent and without one |
@@ -24,6 +25,7 @@
 
 mod changing;
 mod cleanup;
+mod crowd;
 mod dead_agent;
 mod documents;
 mod explain;
@@ -43,6 +45,7 @@ mod reachability;
 mod refusals;
 mod repository;
 mod restart;
+mod rolling;
 mod selection;
 mod story;
 mod tls;
@@ -72,6 +75,7 @@ pub(crate) fn tests() -> Vec<LabTest> {
         test("cleanup_leaves_nothing", cleanup::leaves_nothing),
         test("image_agent_from_it_serves", image::agent_from_the_image_serves),
         test("restarts_of_agents_lose_no_packet", restart::under_traffic),
+        test("rolling_updates_lose_no_more_than_is_said", rolling::lose_no_more_than_is_said),
         test("start_is_stopped_at_once", restart::stopped_while_it_starts),
         test("dead_agent_does_not_keep_its_addresses", dead_agent::does_not_keep_its_addresses),
         test("dead_agent_is_given_time_where_nobody_is_probed", dead_agent::is_given_time_where_nobody_is_probed),

@@ -175,11 +175,15 @@ fn devices_are_waited_for(trial: &Trial, context: &LabContext, flag: &str, name:
     Ok(())
 }
 
-/// Pins of another layout, and a map of another shape in this layout's place.
+/// What is none of ours, pins of another set, and a map of another shape in this layout's place.
 fn pins_of_others(trial: &Trial) -> Result<()> {
+    let stranger = trial.bpffs.join("stranger");
+    std::fs::create_dir_all(stranger.join("pods"))?;
+    trial.refuses(&[], &[("--bpffs", &stranger)], &["none of egress-agent's pins", "--bpffs"])?;
+    // Another layout is taken over; what runs here is pinned elsewhere.
     let older = trial.bpffs.join("older");
     std::fs::create_dir_all(older.join("v0"))?;
-    trial.refuses(&[], &[("--bpffs", &older)], &["another version", "egress-agent cleanup"])?;
+    trial.refuses(&[], &[("--bpffs", &older)], &["another set of maps runs", "egress-agent cleanup --bpffs"])?;
 
     let layout = Pins::of(&trial.node).layout()?;
     let foreign = trial.bpffs.join("foreign");
@@ -191,7 +195,7 @@ fn pins_of_others(trial: &Trial) -> Result<()> {
     let left = std::fs::read_dir(&maps)?.count();
     ensure!(left == 1, "a refused start has left {left} pins beside the foreign one");
     std::fs::remove_file(pin)?;
-    for folder in [older, foreign] {
+    for folder in [stranger, older, foreign] {
         remove_folders(&folder)?;
     }
     Ok(())

@@ -1,0 +1,160 @@
+//! Another layout of the maps: as an agent of another version leaves a node, and as this one takes it over.
+
+use std::fs;
+use std::net::UdpSocket;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use aya::programs::links::{FdLink, PinnedLink};
+use egress_agent::dataplane::names::{Hook, NFT_TABLE};
+use egress_agent::dataplane::{Dataplane, StartError};
+use egress_agent::model::executor::Executor;
+use egress_agent::model::state::{Action, EgressId, OnUnknownPod, PodState, Prefix, PrefixKind, TunnelEndpoint};
+use egress_common::abi::ABI_VERSION;
+
+use crate::actions::addr;
+use crate::node::{self, Node, clean, eventually, ip, is_attached, on_node, output};
+
+const POD: &str = "10.244.1.10";
+const WORLD: &str = "203.0.113.5";
+
+/// A selected pod whose object has no policy yet: whatever it sends to the world is dropped.
+async fn fill(dataplane: &mut Dataplane) {
+    let subnet = Prefix { kind: PrefixKind::PodSubnet, node: Some(TunnelEndpoint([172, 18, 0, 2].into())) };
+    let net = "10.244.1.0/24".parse().expect("a literal");
+    let own = Action::Own(EgressId(7), [172, 18, 0, 100].into());
+    let pod = Action::PutPod(addr(POD), PodState::Selected(EgressId(7)));
+    for action in [Action::SetUnknownPods(OnUnknownPod::Pass), Action::PutPrefix(net, subnet), pod, own] {
+        dataplane.apply(&action).await.expect("apply an action");
+    }
+}
+
+/// The node's pins become those of another layout, whose maps have nothing in common with ours.
+fn make_other(node: &Node) -> PathBuf {
+    let other = node.bpffs.join(format!("v{}", ABI_VERSION - 1));
+    fs::rename(node.pin(""), &other).expect("rename the directory");
+    for map in ["pods", "nat", "config"] {
+        fs::remove_file(other.join("maps").join(map)).expect("take a map away");
+    }
+    other
+}
+
+/// What the host forwards of the pod, by a table of somebody else's.
+fn count_forwarded() {
+    output(&["sysctl", "-qw", "net.ipv4.ip_forward=1"]);
+    output(&[
+        "nft",
+        "add table inet other; \
+         add chain inet other forward { type filter hook forward priority 0; }; \
+         add rule inet other forward ip saddr 10.244.1.10 counter",
+    ]);
+}
+
+fn forwarded() -> u64 {
+    let text = output(&["nft", "list", "table", "inet", "other"]);
+    let mut words = text.split_whitespace().skip_while(|word| *word != "packets");
+    words.nth(1).and_then(|count| count.parse().ok()).expect("a counter")
+}
+
+fn guards_the_pod() -> bool {
+    output(&["nft", "list", "table", "inet", NFT_TABLE]).contains(POD)
+}
+
+/// Sends as the pod until it is told to stop; how often.
+fn send_until(stop: &AtomicBool) -> u64 {
+    let socket = UdpSocket::bind((POD, 5000)).expect("the pod's address");
+    let mut sent = 0;
+    while !stop.load(Ordering::Relaxed) {
+        socket.send_to(b"may not leave", (WORLD, 9)).expect("send");
+        sent += 1;
+        std::thread::sleep(Duration::from_micros(500));
+    }
+    sent
+}
+
+fn links(node: &Node) -> Vec<u32> {
+    let linked = |hook: Hook| PinnedLink::from_pin(node.pin("links").join(hook.name())).ok();
+    let number = |link| FdLink::from(link).info().expect("its information").id();
+    Hook::ALL.into_iter().filter_map(linked).map(number).collect()
+}
+
+/// Nothing of a selected pod passes while the maps begin anew, also where an agent is killed in between.
+#[test]
+fn another_layout_is_taken_over_and_lets_nothing_pass() {
+    on_node(|node| async move {
+        count_forwarded();
+        node.outside(|| ip(&format!("addr add {POD}/24 dev pods0\nroute add 203.0.113.0/24 via 10.244.1.2\n")));
+        let mut first = node.start().await;
+        fill(&mut first).await;
+        let (programs, linked) = (Hook::ALL.map(node::programs), links(&node));
+        drop(first);
+        let other = make_other(&node);
+        let stop = AtomicBool::new(false);
+        let sent = std::thread::scope(|scope| {
+            let sender = scope.spawn(|| node.outside(|| send_until(&stop)));
+            let steps = scope.spawn(|| {
+                let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+                runtime.expect("make a runtime").block_on(async {
+                    for _ in 0..2 {
+                        let mut dataplane = node.start().await;
+                        let seen = dataplane.observe().await.expect("observe");
+                        assert!(seen.owned.is_empty() && seen.pods.is_empty(), "{seen:?}");
+                        assert_eq!(seen.on_unknown_pod, Some(OnUnknownPod::Drop), "the programs are configured");
+                        assert!(other.join("maps").exists() && guards_the_pod());
+                        tokio::time::sleep(Duration::from_millis(20)).await;
+                    }
+                    let mut last = node.start().await;
+                    fill(&mut last).await;
+                    last.confirm();
+                    tokio::time::sleep(Duration::from_millis(20)).await;
+                    drop(last);
+                });
+            });
+            let steps = steps.join();
+            stop.store(true, Ordering::Relaxed);
+            steps.expect("the steps");
+            sender.join().expect("the sender")
+        });
+        assert!(sent > 100, "{sent}");
+        assert_eq!(forwarded(), 0, "of {sent}");
+        assert!(!other.exists() && guards_the_pod());
+        for (hook, before) in Hook::ALL.into_iter().zip(programs) {
+            let after = node::programs(hook);
+            assert!(is_attached(hook) && after.len() == 1 && after[0].1 > before[0].1, "{hook:?}: {after:?}");
+        }
+        assert_eq!(links(&node), linked, "links are taken over, not made anew");
+        assert_eq!(clean(&node.settings()).await, [] as [&str; 0]);
+        eventually("the programs are gone", || Hook::ALL.map(node::programs).iter().all(Vec::is_empty)).await;
+        assert!(!output(&["tc", "qdisc", "show"]).contains("clsact"), "what an earlier version had made goes too");
+    });
+}
+
+#[test]
+fn cleanup_knows_other_layouts() {
+    on_node(|node| async move {
+        let mut first = node.start().await;
+        fill(&mut first).await;
+        drop(first);
+        make_other(&node);
+        assert_eq!(clean(&node.settings()).await, [] as [&str; 0]);
+        eventually("the programs are gone", || Hook::ALL.map(node::programs).iter().all(Vec::is_empty)).await;
+        assert!(!node.bpffs.exists());
+    });
+}
+
+#[test]
+fn what_is_no_layout_is_refused() {
+    on_node(|node: Node| async move {
+        drop(node.start().await);
+        for name in ["version4", "v", "v4x", "maps"] {
+            let stranger = node.bpffs.join(name);
+            fs::create_dir(&stranger).expect("make a directory");
+            let error = node::refused(node.settings()).await;
+            assert!(matches!(error, StartError::NotPins { .. }), "{error}");
+            assert!(Hook::ALL.into_iter().all(is_attached), "running traffic is left alone");
+            fs::remove_dir(stranger).expect("take it away");
+        }
+        drop(node.start().await);
+    });
+}
