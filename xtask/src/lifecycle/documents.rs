@@ -3,6 +3,7 @@
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Output, Stdio};
+use std::time::Instant;
 
 use anyhow::{Context, Result, anyhow, ensure};
 use nix::sys::signal::{Signal, kill};
@@ -82,6 +83,7 @@ impl Stage {
     }
 
     fn run(&mut self, command: &Shown, runner: &Runner) -> Result<()> {
+        let begin = Instant::now();
         let output = match runner {
             Runner::Kubectl(arguments) => self.kubectl(arguments)?,
             Runner::Agent(arguments) => self.agent(arguments)?,
@@ -89,7 +91,7 @@ impl Stage {
             Runner::Xtask => return Ok(()),
         };
         let [printed, warned] = [output.stdout, output.stderr].map(|said| String::from_utf8_lossy(&said).into_owned());
-        println!("{printed}{warned}");
+        println!("{printed}{warned}it took {} ms\n", begin.elapsed().as_millis());
         let expected = i32::from(command.fails());
         ensure!(
             output.status.code() == Some(expected),
