@@ -20,6 +20,7 @@ mod status;
 mod timeouts;
 mod tls;
 mod trace;
+mod uplink;
 mod values;
 
 use std::ffi::OsString;
@@ -83,11 +84,6 @@ struct NodeArgs {
 }
 
 impl NodeArgs {
-    fn settings(&self) -> Result<dataplane::Settings, CliError> {
-        let uplink = self.uplink.clone().or_else(interfaces::detect_uplink);
-        uplink.map(|uplink| self.settings_for(uplink)).ok_or(CliError::NoUplink)
-    }
-
     /// To remove what is there, whether or not this node has an uplink now: its name is for filters that no pin tells of.
     fn settings_for_removal(&self, detected: Option<String>) -> dataplane::Settings {
         self.settings_for(self.uplink.clone().or(detected).unwrap_or_default())
@@ -105,8 +101,10 @@ impl NodeArgs {
 enum CliError {
     #[error(transparent)]
     Usage(#[from] clap::Error),
-    #[error("no interface breth0 or br-ex and no default route: name the interface towards the outside with --uplink")]
-    NoUplink,
+    #[error(
+        "the uplink is {now} by now, and not {was} as at the start: starting again is enough; --uplink names it for good"
+    )]
+    AnotherUplink { was: String, now: String },
     #[error(transparent)]
     Client(#[from] ClientError),
     #[error(transparent)]

@@ -15,17 +15,18 @@ use super::page::DEFAULT_SOCKET;
 use super::reachability::ReachabilityArgs;
 use super::timeouts::TimeoutArgs;
 use super::tls::TlsArgs;
-use super::{CliError, NodeArgs, logging};
+use super::{CliError, NodeArgs, logging, uplink};
 use crate::agent::{self, AgentSettings};
 use crate::dataplane::host::Host;
 use crate::dataplane::names::{DEFAULT_INBOUND_ENTRIES, DEFAULT_NAT_ENTRIES, DEFAULT_TUNNEL_PORT};
-use crate::dataplane::{self, Attachment, Awaited, Dataplane, StartError, succession};
+use crate::dataplane::{self, Attachment, Dataplane, StartError, succession};
 use crate::health;
 use crate::health::tls::{self, Tls};
 use crate::inspect::log::{LogLevel, Troubles};
 use crate::inspect::{Notes, Questions};
 use crate::kube::outage::Outages;
 use crate::kube::{client, events};
+use crate::metrics::awaited::Awaited;
 use crate::metrics::{self, Listen, Station};
 use crate::model::desired;
 
@@ -274,27 +275,29 @@ async fn run_async(args: &RunArgs, notes: Notes, (log, troubles): (LogLevel, Tro
     // What needs no kernel comes first: a wrong certificate or kubeconfig must leave everything alone.
     let tls = args.tls.files()?.map(tls::read).transpose()?;
     let (client, outages) = client::connect(args.kubeconfig.as_deref()).await?;
-    let mut settings = args.node.settings()?;
-    settings.tunnel_port = args.tunnel_port;
-    settings.timeouts = args.timeouts.checked();
-    settings.nat_entries = args.nat_entries;
-    settings.inbound_entries = args.inbound_entries;
-    settings.attachment = args.attach.wish();
-    settings.overlay_in_program = args.encapsulation == Encapsulation::Program;
     let stop = stop_on_signal()?;
     // Before the programs are loaded, which takes time: whoever asks is told so.
     let station = Arc::new(Station::new(outages.clone()));
     if let Some(listen) = args.metrics_bind_address {
         tokio::spawn(metrics::serve(listen, Arc::clone(&station), stop.clone()));
     }
+    let uplink = match &args.node.uplink {
+        Some(named) => Some(named.clone()),
+        None => stop.run_until_cancelled(uplink::guess(station.awaited())).await,
+    };
+    let Some(uplink) = uplink else { return stopped_early() };
+    let mut settings = args.node.settings_for(uplink.clone());
+    settings.tunnel_port = args.tunnel_port;
+    settings.timeouts = args.timeouts.checked();
+    settings.nat_entries = args.nat_entries;
+    settings.inbound_entries = args.inbound_entries;
+    settings.attachment = args.attach.wish();
+    settings.overlay_in_program = args.encapsulation == Encapsulation::Program;
     let host = Host::new(settings.uplink.clone(), settings.mgmt_port.clone())?;
-    let awaited = station.awaited();
+    let is_early = args.node.uplink.is_none() && uplink::is_early(&args.node.mgmt_port);
     let dataplane = tokio::select! {
-        () = stop.cancelled() => {
-            info!("stopped before the programs were loaded; the node is as it was");
-            return Ok(());
-        }
-        started = start(&client, settings, &awaited) => match started {
+        () = stop.cancelled() => return stopped_early(),
+        started = start(&client, settings, station.awaited()) => match started {
             Ok(dataplane) => dataplane,
             Err(error) => {
                 if let Some(reason) = error.told_of_node() {
@@ -320,7 +323,17 @@ async fn run_async(args: &RunArgs, notes: Notes, (log, troubles): (LogLevel, Tro
     });
     let (socket, bpffs, drops) = (args.socket.clone(), args.node.bpffs.clone(), dataplane.drops());
     let questions = Questions { socket, notes, drops, log, troubles, bpffs };
-    agent::run(client, args.agent(host, tls, (outages, station), questions), dataplane, stop).await;
+    let settings = args.agent(host, tls, (outages, station), questions);
+    let mut agent = std::pin::pin!(agent::run(client, settings, dataplane, stop.clone()));
+    let another = tokio::select! {
+        () = &mut agent => None,
+        another = uplink::another_than(&uplink, &args.node.mgmt_port), if is_early => Some(another),
+    };
+    if let Some(now) = another {
+        stop.cancel();
+        agent.await;
+        return Err(CliError::AnotherUplink { was: uplink, now });
+    }
     info!("stopped; programs and maps stay in place");
     Ok(())
 }
@@ -335,7 +348,12 @@ async fn start(client: &Client, settings: dataplane::Settings, awaited: &Awaited
         client::answered(client, waits).await;
         awaited.set(None);
     }
-    Dataplane::start(settings, awaited).await
+    Dataplane::start(settings).await
+}
+
+fn stopped_early() -> Result<(), CliError> {
+    info!("stopped before the programs were loaded; the node is as it was");
+    Ok(())
 }
 
 fn stop_on_signal() -> Result<CancellationToken, CliError> {

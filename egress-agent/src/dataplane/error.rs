@@ -22,6 +22,11 @@ pub enum StartError {
     #[error("no interface can have the name {name:?}: name the {device} with {flag}")]
     NoSuchName { device: Device, name: String, flag: &'static str },
     #[error(
+        "there is no interface {name}, and the programs of a former run are on {there}: is the {device} right ({flag})? If it \
+         is, run `egress-agent cleanup` first"
+    )]
+    Elsewhere { device: Device, name: String, flag: &'static str, there: String },
+    #[error(
         "{path} is not on a BPF file system: mount one with `mount -t bpf bpf {mount}`, or name another with --bpffs"
     )]
     NotBpffs { path: PathBuf, mount: PathBuf },
@@ -67,6 +72,7 @@ impl StartError {
             | Self::NoRights
             | Self::SameInterface { .. }
             | Self::NoSuchName { .. }
+            | Self::Elsewhere { .. }
             | Self::NotBpffs { .. }
             | Self::ForeignMap { .. }
             | Self::NotPins { .. }

@@ -95,7 +95,10 @@ impl Meter {
     pub fn hooks(&self) -> BTreeMap<&'static str, HookFacts> {
         let keeps = std::fs::read_to_string(STATISTICS).is_ok_and(|text| text.trim() == "1");
         let mut state = self.0.shared.state();
-        Hook::ALL.into_iter().map(|hook| (hook.name(), state.hook_facts(hook, keeps))).collect()
+        Hook::ALL
+            .into_iter()
+            .map(|hook| (hook.name(), state.hook_facts(&self.0.shared.settings, hook, keeps)))
+            .collect()
     }
 
     /// Walks `nat` once; how long until the next walk, which takes a hundredth of the time at most.

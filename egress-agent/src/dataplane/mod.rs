@@ -94,7 +94,6 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::task::JoinSet;
 use tracing::info;
 
-pub use arrival::Awaited;
 pub use cleanup::{CleanupReport, cleanup};
 pub use counters::{EgressIpCount, Reader};
 pub use error::StartError;
@@ -238,8 +237,8 @@ impl Dataplane {
     /// Loads or adopts everything. On an error nothing that carries traffic has changed, and nor has it where this is
     /// dropped while the programs are being loaded, which is what takes time.
     ///
-    /// Where a device is not there yet it waits for it, for as long as it takes, and says so by `awaited`.
-    pub async fn start(settings: Settings, awaited: &Awaited) -> Result<Self, StartError> {
+    /// A device that is not there yet gets its programs when it comes.
+    pub async fn start(settings: Settings) -> Result<Self, StartError> {
         if settings.object.is_empty() {
             return Err(StartError::NoObject);
         }
@@ -252,12 +251,12 @@ impl Dataplane {
         let mut tasks = JoinSet::new();
         let netlink = connect(&mut tasks).map_err(|error| StartError::kernel("open a netlink socket", error))?;
         // Listens before it looks, so that no change falls in between.
-        let mut changes = watch::listen(&mut tasks).map_err(|error| StartError::kernel("listen to netlink", error))?;
+        let changes = watch::listen(&mut tasks).map_err(|error| StartError::kernel("listen to netlink", error))?;
         // What is wrong with these pins is said before what is wrong with others, and a refusal makes no directory. It needs no
         // device.
         pins::check(&pins, &settings)?;
         let succession = Succession::look(&pins)?;
-        arrival::of_devices(&netlink, &settings, &mut changes, awaited).await?;
+        arrival::names(&settings)?;
         foreign::refuse(&settings, &pins, &succession)?;
         pins::make(&pins)?;
         let overlay = overlay::ensure(&netlink, settings.tunnel_port).await?;

@@ -12,6 +12,7 @@ use ipnet::IpNet;
 use tracing::{info, warn};
 
 use super::Settings;
+use super::arrival;
 use super::claim::Claims;
 use super::config;
 use super::contest::Contests;
@@ -106,6 +107,7 @@ impl State {
         others: &Tables,
         succeeds: bool,
     ) -> Result<(), StartError> {
+        arrival::elsewhere(settings, &facts, &self.config)?;
         let mut config = config::with_facts(self.config, &facts, self.underlay);
         if succeeds && config.generation == 0 {
             config = config.with_on_unknown_pod(OnUnknownPod::Drop);
@@ -133,7 +135,10 @@ impl State {
         // Flows are asked about anew behind it, whatever an earlier run left undone.
         self.adopt_owned(settings).map_err(|error| StartError::kernel("write the owned addresses", error))?;
         for hook in Hook::ALL {
-            let Some(device) = self.facts.device(hook.device()) else { continue };
+            let Some(device) = self.facts.device(hook.device()) else {
+                self.note_missing(settings, hook.device());
+                continue;
+            };
             self.programs
                 .attach(hook, settings.device(hook.device()), device.index)
                 .map_err(|error| StartError::Attach { hook: hook.name(), reason: error.to_string() })?;
@@ -213,9 +218,7 @@ impl State {
         let name = settings.device(hook.device());
         let Some(device) = self.facts.device(hook.device()) else {
             self.programs.forget(hook);
-            if self.missing.insert(hook.device()) {
-                warn!(interface = name, "the {} is gone: waiting for it", hook.device());
-            }
+            self.note_missing(settings, hook.device());
             return;
         };
         if self.programs.ifindex(hook) == Some(device.index)
@@ -235,10 +238,17 @@ impl State {
         }
     }
 
+    fn note_missing(&mut self, settings: &Settings, device: Device) {
+        if self.missing.insert(device) {
+            warn!("{}", arrival::line(device, settings.device(device)));
+        }
+    }
+
     /// Of the hook's program, and of its statistics where the kernel keeps them.
-    pub(super) fn hook_facts(&mut self, hook: Hook, has_statistics: bool) -> HookFacts {
-        let attached = self.programs.ifindex(hook).is_some();
-        HookFacts { attached, runs: has_statistics.then(|| self.programs.runs(hook)).flatten() }
+    pub(super) fn hook_facts(&mut self, settings: &Settings, hook: Hook, has_statistics: bool) -> HookFacts {
+        let (attached, device) = (self.programs.ifindex(hook).is_some(), hook.device());
+        let awaits = self.missing.contains(&device).then(|| arrival::line(device, settings.device(device)));
+        HookFacts { attached, awaits, runs: has_statistics.then(|| self.programs.runs(hook)).flatten() }
     }
 
     /// The overlay device, where it is down although its program is there.
@@ -315,7 +325,7 @@ impl State {
 }
 
 impl NodeFacts {
-    fn device(&self, device: Device) -> Option<Interface> {
+    pub(super) fn device(&self, device: Device) -> Option<Interface> {
         match device {
             Device::Mgmt => self.mgmt,
             Device::Uplink => self.uplink,

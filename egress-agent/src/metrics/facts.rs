@@ -86,9 +86,11 @@ pub struct KernelFacts {
     pub ports: Option<PortUse>,
 }
 
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct HookFacts {
     pub attached: bool,
+    /// That its device is missing, in one line.
+    pub awaits: Option<String>,
     /// How often it has run and for how long; `None` where the kernel keeps no statistics.
     pub runs: Option<(u64, Duration)>,
 }

@@ -10,6 +10,7 @@
 //! it. What would take a walk of a large map is counted in the background ([`crate::dataplane::port_use`]), and by the
 //! sweep. Definitions are in [`catalogue`], once; a scrape and the documentation are made from them.
 
+pub mod awaited;
 pub mod catalogue;
 mod expose;
 pub mod facts;

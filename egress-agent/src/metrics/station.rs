@@ -1,7 +1,7 @@
 //! Where a scrape and the two health pages get their facts from, from the first moment of the process on: what is not there
 //! yet is put in when it is.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -11,11 +11,11 @@ use tokio::task::spawn_blocking;
 use tokio::time::{Instant, timeout};
 use tracing::debug;
 
+use super::awaited::Awaited;
 use super::facts::{AgentFacts, Facts, Held, HookFacts, NodeFacts};
 use super::life::{self, Beat, LIMITS, Limits};
 use super::meters::Meters;
 use crate::controller::leadership::Leadership;
-use crate::dataplane::Awaited;
 use crate::dataplane::meter::Meter;
 use crate::health::fitness::{Obstacle, Uplink};
 use crate::inspect::Question;
@@ -75,9 +75,9 @@ impl Station {
         self.meters.clone()
     }
 
-    /// Where the data plane says what its start waits for.
-    pub fn awaited(&self) -> Awaited {
-        self.awaited.clone()
+    /// Where a start says what it waits for.
+    pub fn awaited(&self) -> &Awaited {
+        &self.awaited
     }
 
     /// The programs are loaded. Once.
@@ -135,7 +135,7 @@ impl Station {
         }
     }
 
-    /// A device that is awaited would not come any sooner by a new start; the time that loading may take begins behind it.
+    /// What is awaited would not come any sooner by a new start; the time that loading may take begins behind it.
     fn starts(&self) -> Result<(), String> {
         let loading = self.awaited.ended().unwrap_or(self.began).elapsed();
         if self.awaited.what().is_some() || loading < self.limits.starts {
@@ -168,9 +168,13 @@ impl Station {
             let missing = node.and_then(|node| node.missing.clone());
             return Err(missing.unwrap_or_else(|| "the kernel does not do what the cluster wants yet".to_owned()));
         }
-        let off: Vec<&str> =
-            hooks.into_iter().flatten().filter(|(_, hook)| !hook.attached).map(|(name, _)| *name).collect();
-        if off.is_empty() { Ok(()) } else { Err(format!("not attached: {}", off.join(", "))) }
+        let off: BTreeMap<_, _> = hooks.into_iter().flatten().filter(|(_, hook)| !hook.attached).collect();
+        let awaits: BTreeSet<&str> = off.values().filter_map(|hook| hook.awaits.as_deref()).collect();
+        match (off.is_empty(), awaits.is_empty()) {
+            (true, _) => Ok(()),
+            (false, true) => Err(format!("not attached: {}", off.into_keys().copied().collect::<Vec<_>>().join(", "))),
+            (false, false) => Err(awaits.into_iter().collect::<Vec<_>>().join("; ")),
+        }
     }
 
     /// What the node's half says now, or has said last. An answer that nobody waits for any more serves the next.

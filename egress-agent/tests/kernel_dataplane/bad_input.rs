@@ -2,13 +2,12 @@
 
 use std::fs;
 use std::net::UdpSocket;
-use std::time::Duration;
 
 use aya::maps::{HashMap, MapData};
 use egress_agent::dataplane::names::{DEFAULT_TUNNEL_PORT, Hook};
-use egress_agent::dataplane::{Attachment, Awaited, Dataplane, Settings, StartError};
+use egress_agent::dataplane::{Attachment, Settings, StartError};
 
-use crate::node::{MGMT, Node, clean, ip, is_attached, on_node, output, patiently, programs, refused, start};
+use crate::node::{MGMT, Node, UPLINK, clean, eventually, ip, is_attached, on_node, output, programs, refused, start};
 
 async fn refusal(settings: Settings) -> StartError {
     let error = refused(settings).await;
@@ -36,32 +35,41 @@ fn a_name_that_no_device_can_have() {
     });
 }
 
-/// The wait can be ended at any time.
+/// All others have their programs meanwhile, and it gets its own when it comes.
 #[test]
 fn a_device_that_is_not_there_yet_is_waited_for() {
     on_node(|node: Node| async move {
         ip(&format!("link del {MGMT}\n"));
-        let awaited = Awaited::default();
+        let dataplane = node.start().await;
+        let is_mgmt = |hook: &Hook| matches!(hook, Hook::MgmtIngress | Hook::MgmtEgress);
+        assert!(Hook::ALL.into_iter().filter(|hook| !is_mgmt(hook)).all(is_attached));
+        let said = |hook: Hook| dataplane.meter().expect("a meter").hooks()[hook.name()].awaits.clone();
         let wanted =
-            format!("waiting for interface {MGMT}, the management port (--mgmt-port): there is none of that name yet");
-        let waits = async || {
-            while awaited.what().as_ref() != Some(&wanted) {
-                tokio::time::sleep(Duration::from_millis(1)).await;
-            }
-        };
-        tokio::select! {
-            started = Dataplane::start(node.settings(), &awaited) => panic!("not without it: {:?}", started.map(drop)),
-            () = waits() => assert_eq!(programs(Hook::UplinkEgress), []),
-        }
-        awaited.set(None);
-        let makes = async {
-            waits().await;
-            node.make_mgmt();
-        };
-        let (started, ()) = tokio::join!(patiently(async || Dataplane::start(node.settings(), &awaited).await), makes);
-        let _dataplane = started.expect("it is there now");
-        assert_eq!(awaited.what(), None);
-        assert!(Hook::ALL.into_iter().all(is_attached));
+            format!("waiting for interface {MGMT}, the management port (--mgmt-port): there is none of that name");
+        assert_eq!((said(Hook::MgmtIngress), said(Hook::UplinkIngress)), (Some(wanted), None));
+        node.make_mgmt();
+        eventually("its programs are there", || Hook::ALL.into_iter().all(is_attached)).await;
+        assert_eq!(said(Hook::MgmtIngress), None);
+    });
+}
+
+/// A wrong name, and what runs by the right one is left alone.
+#[test]
+fn a_device_that_is_missing_while_its_programs_run_elsewhere() {
+    on_node(|node: Node| async move {
+        drop(node.start().await);
+        let before = Hook::ALL.map(programs);
+        let error = refusal(Settings { uplink: "nosuch0".to_owned(), ..node.settings() }).await;
+        let wanted = format!(
+            "there is no interface nosuch0, and the programs of a former run are on {UPLINK}: is the uplink right (--uplink)? \
+             If it is, run `egress-agent cleanup` first"
+        );
+        assert_eq!(error.to_string(), wanted);
+        assert_eq!(Hook::ALL.map(programs), before);
+        // They are nowhere once their device is gone.
+        ip(&format!("link del {MGMT}\n"));
+        let _dataplane = node.start().await;
+        assert!(is_attached(Hook::UplinkIngress) && !is_attached(Hook::MgmtIngress));
     });
 }
 

@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 use aya::maps::{Array, HashMap, Map, MapData};
 use aya::programs::{SchedClassifier, TcAttachType};
 use egress_agent::dataplane::names::Hook;
-use egress_agent::dataplane::{Attachment, Awaited, Dataplane, Settings, StartError, cleanup, probe};
+use egress_agent::dataplane::{Attachment, Dataplane, Settings, StartError, cleanup, probe};
 use egress_common::abi::{ABI_VERSION, Config};
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, setns, unshare};
@@ -159,14 +159,12 @@ pub(crate) fn attachment() -> Attachment {
 
 /// Starts the data plane.
 pub(crate) async fn start(settings: Settings) -> Dataplane {
-    patiently(async || Dataplane::start(settings.clone(), &Awaited::default()).await)
-        .await
-        .expect("start the data plane")
+    patiently(async || Dataplane::start(settings.clone()).await).await.expect("start the data plane")
 }
 
 /// Starts the data plane in vain.
 pub(crate) async fn refused(settings: Settings) -> StartError {
-    let started = patiently(async || Dataplane::start(settings.clone(), &Awaited::default()).await).await;
+    let started = patiently(async || Dataplane::start(settings.clone()).await).await;
     started.map(drop).expect_err("must not start")
 }
 

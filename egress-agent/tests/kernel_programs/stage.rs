@@ -247,7 +247,8 @@ impl Stage {
     /// The address of `here` comes from the other node, or goes there; what is owned stays.
     pub(crate) fn hand_over(&mut self, cast: &Cast, course: Course) {
         let owned = self.owned.get(&cast.here, 0).expect("owned");
-        let moving = Moving::new(cast.here, course, now_ns() - 1_000_000_000, addr(V4.other_node), owned);
+        // What the stage has sent is sent since, however long a slow machine takes to load the next program.
+        let moving = Moving::new(cast.here, course, now_ns() - 60_000_000_000, addr(V4.other_node), owned);
         self.moving.insert(cast.here, moving, 0).expect("a hand-over");
     }
 

@@ -1,5 +1,5 @@
 //! Bad input at the start of an agent: it ends with one clear line that says what to do, and an exit code that is not
-//! zero. Where nothing can be decided (the API server does not answer, a device is not there yet) it waits, and says so once. Traffic of the node,
+//! zero. Where nothing can be decided (the API server does not answer) it waits, and says so once. Traffic of the node,
 //! which an earlier agent has set up, never notices.
 
 use std::net::SocketAddr;
@@ -8,8 +8,6 @@ use std::process::{Child, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
 
 use super::ground::{Ground, node, pod};
 use super::objects::{all, egress_ip};
@@ -42,7 +40,7 @@ pub(super) fn one_clear_line(context: &LabContext) -> Result<()> {
     let trial = Trial::new(&ground, context)?;
     beside_an_agent(&trial, context)?;
     ground.agent(1)?.kill()?;
-    interfaces(&trial, context)?;
+    interfaces(&trial)?;
     pins_of_others(&trial)?;
     without_rights(&trial)?;
     dead_server(&trial, context)?;
@@ -141,38 +139,15 @@ fn beside_an_agent(trial: &Trial, context: &LabContext) -> Result<()> {
     std::fs::remove_dir(trial.bpffs.join("second")).context("the refused agent's folder")
 }
 
-fn interfaces(trial: &Trial, context: &LabContext) -> Result<()> {
-    for (flag, name) in [("--uplink", "nosuch0"), ("--mgmt-port", "nosuch1")] {
-        devices_are_waited_for(trial, context, flag, name)?;
+fn interfaces(trial: &Trial) -> Result<()> {
+    // The programs of the agent that has just ended are on others.
+    for (flag, name, there, device) in
+        [("--uplink", "nosuch0", UPLINK, "uplink"), ("--mgmt-port", "nosuch1", MANAGEMENT, "management port")]
+    {
+        trial.refuses(&[], &[(flag, Path::new(name))], &[name, there, device, flag])?;
     }
     trial.refuses(&[], &[("--mgmt-port", Path::new(UPLINK))], &[UPLINK, "two interfaces"])?;
     trial.refuses(&[], &[("--bpffs", Path::new("/run/no-bpffs"))], &["BPF file system", "mount", "--bpffs"])
-}
-
-/// It may be that the CNI has not made them yet. It says so once, and touches nothing.
-fn devices_are_waited_for(trial: &Trial, context: &LabContext, flag: &str, name: &str) -> Result<()> {
-    let pins = Pins::of(&trial.node);
-    let (pods, programs) = (pins.keys("pods")?, pins.links()?);
-    let log = context.logs.join(format!("agent-waits-for-{name}.log"));
-    let mut child = trial.start(&[(flag, Path::new(name))], &log)?;
-    let complaints = || -> Result<usize> {
-        let said = std::fs::read_to_string(&log)?;
-        Ok(said
-            .lines()
-            .filter(|line| [name, flag, "WARN", "waiting for"].iter().all(|word| line.contains(word)))
-            .count())
-    };
-    let heard = until("the agent says what it waits for", EFFECT, || Ok((complaints()? > 0).then_some(())));
-    kill(Pid::from_raw(i32::try_from(child.id())?), Signal::SIGTERM)?;
-    let ended = until("and ends when it is told", EFFECT, || Ok(child.try_wait()?));
-    child.kill()?;
-    child.wait()?;
-    println!("{}", std::fs::read_to_string(&log)?);
-    heard?;
-    ensure!(ended?.success(), "an agent that waited has not ended well");
-    ensure!(complaints()? == 1, "said {} times", complaints()?);
-    ensure!(pins.keys("pods")? == pods && pins.links()? == programs, "an agent that waits has changed something");
-    Ok(())
 }
 
 /// What is none of ours, pins of another set, and a map of another shape in this layout's place.

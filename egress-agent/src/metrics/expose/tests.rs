@@ -62,7 +62,10 @@ fn everything() -> Facts {
             entries: BTreeMap::from([("nat", 8)]),
             limits: BTreeMap::from([("nat", 524_288), ("pods", 65_536)]),
             hooks: BTreeMap::from([
-                ("mgmt_ingress", HookFacts { attached: true, runs: Some((100, Duration::from_micros(25))) }),
+                (
+                    "mgmt_ingress",
+                    HookFacts { attached: true, awaits: None, runs: Some((100, Duration::from_micros(25))) },
+                ),
                 ("uplink_egress", HookFacts::default()),
             ]),
             ports: Some(PortUse { egress_ips: BTreeMap::from([(id, busy)]), node: Use::default() }),

@@ -51,13 +51,13 @@ async fn an_agent_that_starts_lives_and_is_not_ready() {
 }
 
 #[tokio::test]
-async fn an_agent_that_waits_for_a_device_lives_for_as_long_as_it_takes_and_says_what_it_waits_for() {
+async fn an_agent_that_waits_for_an_uplink_lives_for_as_long_as_it_takes_and_says_what_it_waits_for() {
     let station = Station::new(Outages::new("http://nowhere"));
     let station = Station { limits: Limits { starts: Duration::from_secs(1), ..LIMITS }, ..station };
     let awaited = station.awaited();
-    awaited.set(Some("waiting for cni0".to_owned()));
+    awaited.set(Some("waiting for an uplink".to_owned()));
     tokio::time::sleep(station.limits.starts).await;
-    assert_eq!((station.live(), station.ready().await), (Ok(()), Err("waiting for cni0".to_owned())));
+    assert_eq!((station.live(), station.ready().await), (Ok(()), Err("waiting for an uplink".to_owned())));
     awaited.set(None);
     let loads = Err("the programs are being loaded".to_owned());
     assert_eq!((station.live(), station.ready().await), (Ok(()), loads), "loading has its own time");
