@@ -212,8 +212,16 @@ impl Lab {
 
     /// Deletes the node's mp0 and makes it anew.
     pub(crate) fn remake_management(&self, node: &Node) -> Result<()> {
+        Self::remove_management(node)?;
+        self.make_management(node)
+    }
+
+    pub(crate) fn remove_management(node: &Node) -> Result<()> {
+        node.host.exec("ip", &["link", "del", MANAGEMENT]).map(drop)
+    }
+
+    pub(crate) fn make_management(&self, node: &Node) -> Result<()> {
         let plan = self.node_plan(node);
-        node.host.exec("ip", &["link", "del", MANAGEMENT])?;
         let (links, config) = topology::management_again(&plan);
         script::ip(&node.host, &links)?;
         node.router.exec("ip", &["link", "set", "mp0", "master", "br0", "up"])?;

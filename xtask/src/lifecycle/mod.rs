@@ -28,6 +28,7 @@ mod cleanup;
 mod crowd;
 mod dead_agent;
 mod documents;
+mod early;
 mod explain;
 mod ground;
 mod handover;
@@ -77,6 +78,7 @@ pub(crate) fn tests() -> Vec<LabTest> {
         test("restarts_of_agents_lose_no_packet", restart::under_traffic),
         test("rolling_updates_lose_no_more_than_is_said", rolling::lose_no_more_than_is_said),
         test("start_is_stopped_at_once", restart::stopped_while_it_starts),
+        test("no_pod_is_quicker_than_the_programs", early::no_pod_is_quicker_than_the_programs),
         test("dead_agent_does_not_keep_its_addresses", dead_agent::does_not_keep_its_addresses),
         test("dead_agent_is_given_time_where_nobody_is_probed", dead_agent::is_given_time_where_nobody_is_probed),
         test("cut_off_nodes_lose_their_addresses", reachability::cut_off_nodes_lose_their_addresses),
