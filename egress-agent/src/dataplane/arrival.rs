@@ -9,9 +9,8 @@
 //! Two names are known to be wrong: one that no device can have, and one where a former agent's programs still run on
 //! another device. These go on as they are.
 
-use nix::net::if_::if_indextoname;
-
 use egress_common::abi::Config;
+use nix::net::if_::if_indextoname;
 
 use super::Settings;
 use super::attached;

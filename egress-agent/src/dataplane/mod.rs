@@ -1,7 +1,7 @@
 //! User space's side of the kernel.
 //!
-//! [`Dataplane::start`] goes in an order in which running traffic is touched last: lock, features, devices, no other set
-//! of programs, shape of the pinned maps, overlay device, maps and programs, configuration, links. From then on
+//! [`Dataplane::start`] goes in an order in which running traffic is touched last: lock, features, shape of the pinned
+//! maps, names of devices, no other set of programs, overlay device, maps and programs, configuration, links. From then on
 //!
 //! - the **executor** (`Executor`) turns the model's actions into map writes and claims of addresses;
 //! - the **watch** follows the node's devices, addresses, routes and neighbours, and puts programs back on a device that
@@ -19,7 +19,7 @@
 //! | `pins`, `foreign`, `programs` | shape of pinned maps; other sets of programs; load, attach, adopt |
 //! | `succession` | pins of another layout: what is taken over from them |
 //! | `clsact`, `filters` | our filters among those of others; what the kernel has of them |
-//! | `interfaces`, `arrival`, `overlay` | the node's devices; waiting for them; the overlay's own |
+//! | `interfaces`, `arrival`, `overlay` | the node's devices; those that are not there yet; the overlay's own |
 //! | `nft`, `second_line` | our nftables table: the overlay untracked, and what stands behind `steer` |
 //! | `state`, `watch`, `config`, `node_ports` | following the node; the programs' configuration |
 //! | `tables`, `map_access`, `convert` | maps: typed handles, whole-map reads, model <-> ABI |
