@@ -16,9 +16,10 @@ use std::time::Instant;
 use futures::{FutureExt, Stream, StreamExt};
 use kube::Client;
 use tokio::sync::{mpsc, watch};
-use tokio::task::{JoinError, JoinSet};
+use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
+use crate::controller::census::{self, Census};
 use crate::controller::deputies::Deputies;
 use crate::controller::leader::Leader;
 use crate::controller::leadership::{campaign, leadership, own_identity};
@@ -30,13 +31,14 @@ use crate::dataplane::echo;
 use crate::dataplane::host::Host;
 use crate::dataplane::next_hop::watch_uplink;
 use crate::fence;
-use crate::health::{self, fitness::Uplink};
+use crate::health::{self, fitness::Uplink, signature::SharedKey};
 use crate::inspect::{self, Questions, Sources};
 use crate::kube::anew::still_given;
 use crate::kube::events;
 use crate::kube::ledger::LedgerStore;
 use crate::kube::outage::Outages;
 use crate::kube::own_node;
+use crate::kube::secret;
 use crate::kube::status::StatusWriter;
 use crate::kube::watch::changes;
 use crate::kube::words;
@@ -49,9 +51,11 @@ use crate::model::executor::Executor;
 use crate::model::inbox::{self, Giver};
 use crate::model::ledger::{Ledger, Words};
 use crate::model::node::{Prepared, Readiness};
+use crate::model::state::SelectedPods;
 use crate::model::view::{Change, Node, Update};
 use crate::reconcile::ties::{Ask, Stake, Standing, Ties};
 use crate::reconcile::{Ready, Reconciler};
+use crate::supervise::{self, Task};
 
 pub struct AgentSettings {
     pub model: Settings,
@@ -87,13 +91,18 @@ pub async fn run<E: Executor + Send + 'static>(
 ) {
     let AgentSettings { model, namespace, health, mut probing, overlay, host, outages, questions, station } = settings;
     let meters = station.as_ref().map(|station| station.meters()).unwrap_or_default();
-    if let Some(manner) = &mut probing {
-        manner.meters = meters.clone();
-    }
     let node_name = model.node_name.clone();
+    let (networks, on_unassigned) = (model.networks(), model.on_unassigned);
+    let (key, key_holder) = SharedKey::new();
+    let has_health = health.port != 0;
     let own_networks: Vec<_> = model.cluster_subnets.iter().chain(&model.service_cidrs).copied().collect();
     let (events, delivery) = events::queue(client.clone(), &node_name, &outages);
+    if let Some(manner) = &mut probing {
+        (manner.meters, manner.key, manner.events) = (meters.clone(), key.clone(), Some(events.clone()));
+    }
     let (ready, is_ready) = watch::channel(Ready::default());
+    let (counts, selected) = watch::channel(SelectedPods::new());
+    let ((asked, to_ask), (census, is_census)) = (watch::channel(None), watch::channel(Census::default()));
     let (published, leads, duty) = leadership();
     let (to_node, for_node) = inbox::inbox();
     let (to_leader, for_leader) = inbox::inbox();
@@ -114,7 +123,7 @@ pub async fn run<E: Executor + Send + 'static>(
     let ((orders, ordered), (obeyed, to_obey)) = (watch::channel(Words::new()), watch::channel(Words::new()));
     let (ledger, is_ledger) = watch::channel(Arc::<Ledger>::default());
 
-    let (endpoints, (own, nodes)) = Endpoints::new(&node_name);
+    let (endpoints, (own, nodes, node_addresses)) = Endpoints::new(&node_name);
     let ((ask, questions_through), (echoed, echoes)) = (mpsc::channel(ECHOES), mpsc::channel(ECHOES));
     let (answers_through, overlay_port) = watch::channel(None);
     let through = overlay.map(|port| Overlay { port, ask, echoes });
@@ -154,43 +163,56 @@ pub async fn run<E: Executor + Send + 'static>(
     let (told_events, of_this_node) = (events.clone(), is_own_node.clone());
     let (moves, beat) = (Beat::default(), Beat::default());
     let reconciler = Reconciler::new(model, executor, Some(events.clone()), ready).tied(ties);
-    let reconciler = reconciler.metered(meters.clone()).beating(moves.clone());
+    let reconciler = reconciler.metered(meters.clone()).beating(moves.clone()).counting(counts);
+    let counted = meters.clone();
     let identity = own_identity(&node_name);
     let writers = (StatusWriter::new(client.clone()), store.clone());
     let returns = outages.returns();
-    let leader = Leader::new(writers, events, leads, (reach, lease, returns), identity.clone()).metered(meters);
-    let of_own_node = is_own_node.clone();
+    let leader = Leader::new(writers, events, leads, (reach, lease, returns), identity.clone(), networks)
+        .metered(meters)
+        .counting(asked, is_census)
+        .with_unassigned(on_unassigned);
+    let (of_own_node, serves) = (is_own_node.clone(), is_ready.clone());
     let known_ledger = is_ledger.clone();
     let obey = fence::obey((node_name.clone(), store.clone()), ordered, is_ledger, obeyed, stop.clone());
     let healthy = async {
         if health.port != 0 {
             let (overlay, ledger, released) = (overlay_port, known_ledger, words.clone());
-            let facts = health::Facts { ready: is_ready, uplink, released, overlay, ledger };
-            let told = health::Told { heard, total, orders, regain };
-            tokio::join!(health::serve(health, facts, told, stop.clone()), obey);
+            let (nodes, node_name) = (node_addresses, node_name.clone());
+            let facts =
+                health::Facts { ready: is_ready, selected, uplink, released, overlay, ledger, nodes, key, node_name };
+            let told = health::Told { heard, total, orders, regain, meters: counted };
+            let serve = health::serve(health, facts, told, stop.clone());
+            let serve = supervise::until(stop.clone(), Task::HealthServer, serve);
+            tokio::join!(serve, supervise::until(stop.clone(), Task::Orders, obey));
         }
     };
-    let mut tasks = Tasks::default();
+    let mut tasks = Tasks::new(&stop);
+    if let Some(manner) = probing.clone().filter(|manner| manner.port != 0) {
+        tasks.spawn(Task::Census, census::run(manner, node_name.clone(), to_ask, census, stop.clone()));
+    }
     if let Some(manner) = probing {
         let (own_node, stop) = (node_name.clone(), stop.clone());
-        tasks.spawn(async move {
+        tasks.spawn(Task::Prober, async move {
             prober::run(manner, &own_node, for_prober, (duty, next_hop), (found, through), stop).await;
         });
     }
     let is_own = is_own_node.clone();
     let look = async {
         if let Some(host) = &host {
-            watch_uplink(host, is_own, (road, answers), stop.clone()).await;
+            let watch = watch_uplink(host, is_own, (road, answers), stop.clone());
+            supervise::until(stop.clone(), Task::NextHop, watch).await;
         }
     };
     if let Some(ends) = echo {
         // Whoever reaches the tunnel's port can have it busy.
-        tasks.spawn(echo::serve(ends, stop.clone()));
+        tasks.spawn(Task::OverlayEcho, echo::serve(ends, stop.clone()));
     }
     let publish = async {
         if let Some(host) = &host {
             let place = own_node::Place { client: client.clone(), node_name: &node_name, leave_out: &own_networks };
-            own_node::publish(place, host, is_own_node, &outages, stop.clone()).await;
+            let publish = own_node::publish(place, host, is_own_node, &outages, stop.clone());
+            supervise::until(stop.clone(), Task::NodePublisher, publish).await;
         }
     };
     if let Some(station) = &station {
@@ -199,9 +221,18 @@ pub async fn run<E: Executor + Send + 'static>(
         station.runs(Running { node, ready, uplink, standing, leadership, beats });
     }
     let notes = questions.as_ref().map(|questions| questions.notes.clone());
+    let key_notes = notes.clone();
+    let keep_key = async {
+        // Neither asks nor answers: there is nobody to sign for.
+        if has_health {
+            let keep = secret::keep((client.clone(), &namespace), key_holder, (&outages, key_notes), stop.clone());
+            supervise::until(stop.clone(), Task::KeyReader, keep).await;
+        }
+    };
     let watchman = async {
         if let Some(station) = &station {
-            watchman::follow(station, of_this_node, (told_events, notes), stop.clone()).await;
+            let follow = watchman::follow(station, of_this_node, (told_events, notes), stop.clone());
+            supervise::until(stop.clone(), Task::NodeTroubles, follow).await;
         }
     };
     let answer = async {
@@ -209,49 +240,57 @@ pub async fn run<E: Executor + Send + 'static>(
             let (ready, uplink, standing, leadership, outages) = told;
             let (node, reach, since) = (to_node_half, reached, Instant::now());
             let sources = Sources { node, ready, uplink, standing, leadership, outages, reach, questions, since };
-            inspect::socket::serve(sources, stop.clone()).await;
+            let serve = inspect::socket::serve(sources, stop.clone());
+            supervise::until(stop.clone(), Task::StatusSocket, serve).await;
         }
     };
     // A task of its own: leases run out while others are at work.
     let heard = fence::Heard { heard: surely_heard, probed: is_total, given, stake: is_stake };
     let fence = fence::keep((node_name.clone(), lease), store, heard, (standing, back, beat), stop.clone());
-    let fence = tokio::spawn(fence);
+    tasks.spawn(Task::LeaseKeeper, fence);
     let (for_reconciler, for_controller) = (stop.clone(), stop.clone());
-    tasks.spawn(async move { drop(reconciler.run(for_node, for_reconciler).await) });
-    tasks.spawn(leader.run(for_leader, for_controller));
+    tasks.spawn(Task::NodeReconciler, async move { drop(reconciler.run(for_node, for_reconciler).await) });
+    tasks.spawn(Task::Controller, leader.run(for_leader, for_controller));
     let (candidate, of, until, place) = (client.clone(), outages.clone(), stop.clone(), namespace.clone());
-    tasks.spawn(async move { campaign(candidate, (&place, identity), published, is_deputy, &of, until).await });
+    tasks.spawn(Task::LeaderElection, async move {
+        campaign(candidate, (&place, identity), published, is_deputy, &of, until).await;
+    });
+    let words = (words.clone(), readiness);
+    let of_this_node = (of_own_node, serves);
+    let acknowledge = words::publish((client.clone(), &node_name), words, of_this_node, &outages, stop.clone());
     tokio::join!(
-        fan_out(incoming, halves, stop.clone()),
+        supervise::until(stop.clone(), Task::ApiWatches, fan_out(incoming, halves, stop.clone())),
         publish,
-        delivery.run(stop.clone()),
+        supervise::until(stop.clone(), Task::EventWriter, delivery.run(stop.clone())),
         tasks.ended(),
-        words::publish((client.clone(), &node_name), (words.clone(), readiness), of_own_node, &outages, stop.clone()),
+        supervise::until(stop.clone(), Task::Acknowledgements, acknowledge),
         healthy,
         look,
         answer,
         watchman,
+        keep_key,
     );
-    fence.abort();
 }
 
 /// What must not wait for each other's computing: in a large cluster a decision, or a new plan, takes longer than a Lease or
 /// a node's silence may. They end with whoever holds them.
-#[derive(Default)]
-struct Tasks(JoinSet<()>);
+struct Tasks {
+    all: JoinSet<()>,
+    stop: CancellationToken,
+}
 
 impl Tasks {
-    fn spawn(&mut self, task: impl Future<Output = ()> + Send + 'static) {
-        self.0.spawn(task);
+    fn new(stop: &CancellationToken) -> Self {
+        Self { all: JoinSet::new(), stop: stop.clone() }
     }
 
-    /// Waits for all; the panic of one is everybody's.
+    fn spawn(&mut self, task: Task, run: impl Future<Output = ()> + Send + 'static) {
+        self.all.spawn(supervise::until(self.stop.clone(), task, run));
+    }
+
+    /// Waits for all, which end when they are told to stop.
     async fn ended(mut self) {
-        while let Some(ended) = self.0.join_next().await {
-            if let Err(Ok(panic)) = ended.map_err(JoinError::try_into_panic) {
-                std::panic::resume_unwind(panic);
-            }
-        }
+        while self.all.join_next().await.is_some() {}
     }
 }
 
@@ -310,7 +349,7 @@ impl Halves {
             self.prober.put(change.clone());
         }
         // Whose pods come and go is nothing to who assigns addresses.
-        if matches!(change, Change::Objects(_) | Change::Nodes(_) | Change::Ledger(_)) {
+        if matches!(change, Change::Objects(_) | Change::Nodes(_) | Change::Services(_) | Change::Ledger(_)) {
             self.leader.put(change.clone());
         }
         self.put(change.clone());

@@ -2,6 +2,7 @@
 
 pub mod agent;
 pub mod cli;
+pub mod cni;
 pub mod controller;
 pub mod dataplane;
 pub mod explain;
@@ -13,3 +14,5 @@ pub mod metrics;
 pub mod model;
 pub mod object;
 pub mod reconcile;
+pub mod supervise;
+pub mod text;

@@ -3,18 +3,22 @@
 //! Nothing is written before every watch has synced: a half-known cluster would look like one without pods or objects.
 //! The kernel is observed once, then again after an error; in between the agent remembers what it did. An address that
 //! cannot be claimed keeps nothing else from being done: it is left out, with its slot, and tried again, soon at first,
-//! since the usual cause is that its former node has not let go yet.
+//! since the usual cause is that its former node has not let go yet. Likewise an entry that the kernel refuses
+//! ([`left_out`], [`crate::model::refusal`]): a node that cannot write one entry serves all others.
 //!
 //! What this node may not hold, because it is on its way to another or because this node is out of touch, goes first,
 //! before anything that takes time ([`ties`], [`crate::model::tenure`]). Cuts of pods' flows take time too, and go on beside the
 //! turns ([`behind`]).
 
+mod attached;
 mod behind;
 mod failing;
 mod give_up;
 mod last;
+mod left_out;
 mod log;
 mod perform;
+mod refused_pods;
 mod report;
 mod synced;
 #[cfg(test)]
@@ -23,16 +27,21 @@ pub mod ties;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
+use ipnet::IpNet;
 use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-use tracing::{debug, info, warn};
+use tracing::{debug, warn};
 
+use attached::Attaching;
 use behind::Behind;
 use failing::Failing;
 use last::Last;
+use left_out::LeftOut;
+use refused_pods::Told;
 use synced::Synced;
 use ties::{Ties, Turn};
 
@@ -41,14 +50,20 @@ use crate::metrics::Meters;
 use crate::metrics::life::Beat;
 use crate::model::compile::Compiler;
 use crate::model::desired::Settings;
-use crate::model::executor::{Conflict, DataplaneError, Executor};
+use crate::model::executor::{Claimant, Conflict, DataplaneError, Executor};
 use crate::model::inbox::Taker;
 use crate::model::moving::moving;
+use crate::model::node::mac_text;
 use crate::model::plan::{Parted, plan, plan_addresses};
+use crate::model::refusal::Entry;
+use crate::model::room::{MOST_EGRESS_IPS, MOST_OF_SERVICE, spare_policies};
 use crate::model::selection::Standby;
-use crate::model::state::{Action, EgressId, KernelState};
+use crate::model::state::{Action, EgressId, KernelState, PodState, PrefixKind, SelectedPods};
 use crate::model::tenure::{Barred, withhold};
-use crate::model::view::{Change, EgressObject, Node, Touched, Unreadable, Update};
+use crate::model::unserved::UnservedAddresses;
+use crate::model::view::{
+    Change, EgressObject, Node, PodKey, ServiceKey, Touched, Unreadable, Update, parse_egress_ip,
+};
 
 /// After a failed action, then doubled up to the longest.
 const FIRST_RETRY: Duration = Duration::from_millis(200);
@@ -59,8 +74,19 @@ const LONGEST_DOUBT: Duration = Duration::from_secs(1);
 /// An executor that has failed for so long is one that cannot.
 const OUT_OF_STEP_AFTER: Duration = Duration::from_secs(5);
 
+/// Objects that are told in one round of entries that were refused, and entries that each of these events names.
+const MOST_TOLD: usize = 16;
+const MOST_NAMED: usize = 4;
+
 /// It turns this often also where nothing happens.
 const TURN: Duration = Duration::from_secs(5);
+/// How often the programs are told that pods are followed.
+const FOLLOWS: Duration = Duration::from_secs(1);
+
+/// Reasons of events about an address that this node does not claim, or that another host claims too.
+const CONFLICT: &str = "EgressIPConflict";
+const RESERVED: &str = "ReservedAddress";
+const REFUSED: &str = "EntryRefused";
 
 /// What brings this node's kernel to what the cluster wants.
 pub struct Reconciler<E> {
@@ -82,12 +108,21 @@ pub struct Reconciler<E> {
     /// Something must wait for what this node has promised to others.
     promised: bool,
     behind: Behind,
+    attaching: Attaching,
     failing: Failing,
+    left_out: LeftOut,
+    /// Services that have been told of addresses without room.
+    told_services: BTreeSet<ServiceKey>,
+    /// Likewise EgressIP objects, by name.
+    told_objects: BTreeSet<String>,
     standby: BTreeSet<Standby>,
+    /// What pods do not get, as far as it has been told.
+    refused_pods: Told,
     /// Since when every try has failed.
     out_of_step: Option<Instant>,
     events: Option<Events>,
     ready: watch::Sender<Ready>,
+    selected: watch::Sender<SelectedPods>,
     ties: Ties,
     meters: Meters,
     beat: Beat,
@@ -100,8 +135,10 @@ pub struct Reconciler<E> {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ready {
     pub serving: bool,
-    /// The management port's addresses.
-    pub management: Vec<IpAddr>,
+    /// Where health checks are answered.
+    pub addresses: Vec<IpAddr>,
+    /// What it has been assigned and does not serve.
+    pub unserved: UnservedAddresses,
 }
 
 impl<E: Executor> Reconciler<E> {
@@ -119,11 +156,17 @@ impl<E: Executor> Reconciler<E> {
             unprepared: false,
             promised: false,
             behind: Behind::default(),
+            attaching: Attaching::default(),
             failing: Failing::default(),
+            left_out: LeftOut::default(),
+            told_services: BTreeSet::new(),
+            told_objects: BTreeSet::new(),
             standby: BTreeSet::new(),
+            refused_pods: Told::default(),
             out_of_step: None,
             events,
             ready,
+            selected: watch::Sender::default(),
             ties,
             meters: Meters::default(),
             beat: Beat::default(),
@@ -136,6 +179,12 @@ impl<E: Executor> Reconciler<E> {
     #[must_use]
     pub fn metered(self, meters: Meters) -> Self {
         Self { meters, ..self }
+    }
+
+    /// Tells there how many pods each object serves.
+    #[must_use]
+    pub fn counting(self, selected: watch::Sender<SelectedPods>) -> Self {
+        Self { selected, ..self }
     }
 
     /// Notes there that it moves.
@@ -154,6 +203,8 @@ impl<E: Executor> Reconciler<E> {
     pub async fn run(mut self, mut changes: Taker, stop: CancellationToken) -> E {
         let mut retry_at: Option<Instant> = None;
         let mut patience = FIRST_RETRY;
+        let mut follows = tokio::time::interval(FOLLOWS);
+        follows.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
             let (mut is_retry, is_known) = (false, self.actual.is_some());
             self.beat.note();
@@ -171,11 +222,18 @@ impl<E: Executor> Reconciler<E> {
                 }
                 turn = self.ties.next() => match turn {
                     Turn::Changed => self.incomplete = true,
-                    Turn::Asked(question) => { self.answer(question); continue; }
+                    Turn::Asked(question) => if !self.answer(question) { continue; },
                 },
                 () = self.behind.next(), if is_known => {}
+                _ = follows.tick() => {
+                    // Where the kernel is not as it should be a pod may be missing there.
+                    if is_known && !self.incomplete {
+                        self.executor.follows(true);
+                    }
+                    continue;
+                }
                 () = tokio::time::sleep(self.turn) => continue,
-                conflict = self.executor.conflict() => { self.note_conflict(&conflict); continue; }
+                claimant = self.executor.conflict() => { self.note_conflict(claimant); continue; }
             }
             if !self.synced.all() || self.ties.undecided() {
                 // What ends it is a change. Leases run out all the same.
@@ -206,6 +264,7 @@ impl<E: Executor> Reconciler<E> {
             {
                 self.meters.reconciled(since.elapsed());
             }
+            self.settle_attached();
             self.note_step(outcome.is_ok());
             retry_at = if outcome.is_ok() && !self.incomplete {
                 patience = FIRST_RETRY;
@@ -213,13 +272,13 @@ impl<E: Executor> Reconciler<E> {
             } else {
                 let now = Instant::now();
                 // What is to be told is not left to a chance that comes later.
-                let due = self.failing.due().filter(|due| *due > now);
-                let at = due.into_iter().chain([now + patience]).min();
+                let at = self.failing.due(now).into_iter().chain([now + patience]).min();
                 // What was tried because of a change says nothing of how long it will take.
                 let longer = if is_retry { patience * 2 } else { patience };
                 patience = longer.min(if self.doubtful || self.promised { LONGEST_DOUBT } else { LONGEST_RETRY });
                 at
             };
+            retry_at = retry_at.into_iter().chain(self.left_out.retry_at()).min();
         }
     }
 
@@ -230,6 +289,7 @@ impl<E: Executor> Reconciler<E> {
         {
             warn!(%error, "flows that were to be cut are left to the next agent");
         }
+        self.executor.follows(false);
         self.executor
     }
 
@@ -291,7 +351,7 @@ impl<E: Executor> Reconciler<E> {
         self.refused.clear();
         (self.unprepared, self.promised) = (false, false);
         let observed = self.actual.is_none();
-        let mut whole = std::mem::take(&mut self.incomplete) || observed;
+        let mut whole = std::mem::take(&mut self.incomplete) || observed || self.left_out.is_due(Instant::now());
         let actual = match self.actual.take() {
             Some(actual) => actual,
             None => {
@@ -325,6 +385,8 @@ impl<E: Executor> Reconciler<E> {
             };
             let mut barred = Barred::default();
             let mut parted = Parted::default();
+            // Where the round is a whole one.
+            let mut planned = None;
             let plan = match touched {
                 Touched::Addresses(mut addresses) if !whole => {
                     self.behind.admit(&mut addresses, desired);
@@ -337,17 +399,27 @@ impl<E: Executor> Reconciler<E> {
                     self.ties.ask_back(&desired.owned);
                     let mut desired = desired.clone();
                     desired.moving = moving(&self.ties.tenure, self.compiler.view(), &desired, &actual);
+                    spare_policies(&mut desired, &actual);
+                    self.refuse_reserved(&mut desired);
                     withhold(&mut desired, &barred.all);
                     withhold(&mut desired, &self.refused);
                     self.promised = self.ties.keep_promises(&mut desired, &actual);
-                    plan(&actual, &desired)
+                    let plan = plan(&actual, &desired);
+                    planned = Some(desired);
+                    plan
                 }
             };
-            if let Some((id, address, error)) = self.perform(&mut actual, &plan).await? {
-                self.refused.insert(id, address);
-                self.note_failure(id, address, &error);
+            let failed = self.perform(&mut actual, &plan).await?;
+            if !failed.is_empty() {
+                for (id, address, error) in failed {
+                    self.refused.insert(id, address);
+                    self.note_failure(id, address, &error);
+                }
                 whole = true;
                 continue;
+            }
+            if let Some(desired) = planned.as_ref().or(self.compiler.desired()) {
+                self.left_out.settle(&actual, desired, planned.is_some(), Instant::now());
             }
             self.behind.leave(parted);
             self.begin_cuts();
@@ -364,8 +436,9 @@ impl<E: Executor> Reconciler<E> {
         }
         self.ties.tenure.settle(&actual.owned);
         for (id, message) in self.failing.settle(&self.refused, &actual, Instant::now()) {
-            self.tell(id, &message);
+            self.tell(id, CONFLICT, &message);
         }
+        self.tell_left_out(Instant::now());
         self.actual = Some(actual.done());
         if let Some(desired) = self.compiler.desired() {
             self.ties.ask_back(&desired.owned);
@@ -376,6 +449,8 @@ impl<E: Executor> Reconciler<E> {
         }
         self.publish();
         self.announce_standby();
+        self.announce_room();
+        self.announce_refused();
         Ok(())
     }
 
@@ -386,54 +461,191 @@ impl<E: Executor> Reconciler<E> {
             warn!(id = id.0, %address, %error, "cannot claim an egress IP yet; trying again");
         }
         if let Some(message) = told {
-            self.tell(id, &message);
+            let reason = match error {
+                DataplaneError::Reserved { .. } => RESERVED,
+                DataplaneError::AddressInUse { .. } | DataplaneError::HeldByNode { .. } => CONFLICT,
+                DataplaneError::Kernel { .. } | DataplaneError::Full { .. } | DataplaneError::Refused { .. } => REFUSED,
+            };
+            self.tell(id, reason, &message);
         }
     }
 
-    /// Likewise for somebody who answers for what this node holds.
-    fn note_conflict(&mut self, conflict: &Conflict) {
+    /// Likewise for another host that answers for what this node holds.
+    fn note_conflict(&mut self, Claimant { address, mac }: Claimant) {
         let mut held = self.actual.iter().flat_map(|actual| &actual.owned);
-        let Some((&id, _)) = held.find(|(_, address)| **address == conflict.address) else { return };
-        if self.failing.hear(conflict.address) {
-            warn!(%conflict, "somebody else answers for an egress IP of this node");
-            self.tell(id, &conflict.to_string());
+        let Some((&id, _)) = held.find(|(_, held)| **held == address) else { return };
+        let node = self.ties.node_with(self.compiler.view(), mac);
+        // The other node of a hand-over is on its way to let go, or has the address next.
+        if node.is_some_and(|node| self.ties.is_handing(address, &node.name)) {
+            return;
+        }
+        self.meters.conflict();
+        if self.failing.hear(address) {
+            let node = node.and_then(Node::endpoint).map(|endpoint| endpoint.0);
+            let conflict = Conflict { address, node, mac: mac_text(mac) };
+            warn!(%conflict, "another host answers for an egress IP of this node");
+            self.tell(id, CONFLICT, &conflict.to_string());
         }
     }
 
-    fn tell(&self, id: EgressId, message: &str) {
+    /// Leaves out of what is desired what can be no egress IP, whoever has assigned it.
+    fn refuse_reserved(&mut self, desired: &mut KernelState) {
+        if desired.owned.is_empty() && desired.moving.is_empty() {
+            return;
+        }
+        let table = self.compiler.reservations();
+        desired.moving.retain(|_, moving| !moving.is_taken() || table.of(moving.address).is_none());
+        for (id, address) in &desired.owned {
+            if let Some(reason) = table.of(*address).cloned() {
+                self.refused.insert(*id, *address);
+                self.note_failure(*id, *address, &DataplaneError::Reserved { address: *address, reason });
+            }
+        }
+    }
+
+    fn tell(&self, id: EgressId, reason: &str, message: &str) {
         let object = self.compiler.view().objects.values().find(|object| object.id == Some(id));
         if let (Some(events), Some(object)) = (&self.events, object) {
             let about = About { name: &object.name, uid: &object.uid, pod: None };
-            events.warn(about, "EgressIPConflict", message);
+            events.warn(about, reason, message);
+        }
+    }
+
+    /// Tells the objects, of what their entries have been left out of the maps for some time, and of the rest this node.
+    fn tell_left_out(&mut self, now: Instant) {
+        let mut by_object: BTreeMap<Option<String>, Vec<String>> = BTreeMap::new();
+        for (action, why) in self.left_out.take_untold(now) {
+            let Some(entry) = Entry::of(&action) else { continue };
+            by_object.entry(self.object_of(&action)).or_default().push(format!("{entry}: {why}"));
+        }
+        let Some(events) = &self.events else { return };
+        let (node, view) = (self.ties.tenure.node_name(), self.compiler.view());
+        for (object, entries) in by_object.into_iter().take(MOST_TOLD) {
+            let named = entries.iter().take(MOST_NAMED).cloned().collect::<Vec<_>>().join("; ");
+            let message = format!(
+                "the kernel of node {node} refuses {} entries, which are left out and tried again: {named}",
+                entries.len()
+            );
+            match object.and_then(|name| view.objects.get(&name)) {
+                Some(object) => {
+                    let about = About { name: &object.name, uid: &object.uid, pod: None };
+                    events.warn(about, REFUSED, &message);
+                }
+                None => events.warn_of_node(REFUSED, &message),
+            }
+        }
+    }
+
+    /// The object that an entry is there for.
+    fn object_of(&self, action: &Action) -> Option<String> {
+        let mut objects = self.compiler.view().objects.values();
+        let found = match action {
+            Action::PutPod(_, PodState::Selected(id)) | Action::PutPolicy(id, ..) | Action::PutMoving(id, _) => {
+                objects.find(|object| object.id == Some(*id))
+            }
+            Action::PutPrefix(prefix, value) if value.kind == PrefixKind::EgressIp => {
+                let has = |object: &&Arc<EgressObject>| {
+                    let mut items = object.items.iter().filter_map(|item| parse_egress_ip(&item.egress_ip));
+                    items.any(|address| IpNet::from(address) == *prefix)
+                };
+                objects.find(has)
+            }
+            _ => None,
+        };
+        found.map(|object| object.name.clone())
+    }
+
+    /// Tells Services and EgressIP objects that have addresses for which there is no room. Every node knows the same of them: the leader's tells.
+    /// By events, whose number is limited: users decide how often what they write changes, and lines of the log are not.
+    fn announce_room(&mut self) {
+        let left_out = self.compiler.left_out();
+        self.told_services.retain(|service| left_out.contains_key(service));
+        let beyond = self.compiler.beyond();
+        self.told_objects.retain(|object| beyond.contains_key(object));
+        // As `election::identity` makes it: the node, the process, its start.
+        if self.ties.tenure.ledger().leader.rsplitn(3, '_').last() != Some(self.ties.tenure.node_name()) {
+            return;
+        }
+        let new = left_out.iter().filter(|(service, _)| !self.told_services.contains(service));
+        let new: Vec<_> = new.take(MOST_TOLD).map(|(service, count)| (service.clone(), *count)).collect();
+        for (service, count) in new {
+            debug!(namespace = service.namespace, service = service.name, count, "no room for addresses of a Service");
+            let message = format!(
+                "{count} of its addresses have no entry on the nodes: one Service may have {MOST_OF_SERVICE}, and all of a \
+                 namespace have an equal share with others; pods with an egress IP call these by it, as any address of the \
+                 world"
+            );
+            let uid = self.compiler.view().services.get(&service).map(|known| known.uid.clone()).unwrap_or_default();
+            if let Some(events) = &self.events {
+                events.warn_of_service((&service, &uid), "ServiceAddressesLeftOut", &message);
+            }
+            self.told_services.insert(service);
+        }
+        let new = beyond.iter().filter(|(object, _)| !self.told_objects.contains(*object));
+        let new: Vec<_> = new.take(MOST_TOLD).map(|(object, count)| (object.clone(), *count)).collect();
+        for (object, count) in new {
+            let message = format!(
+                "{count} of its addresses have no entry on the nodes, which have {MOST_EGRESS_IPS} of the oldest objects: its \
+                 pods leave with them, and pods of other objects that call them are not refused"
+            );
+            if let (Some(events), Some(known)) = (&self.events, self.compiler.view().objects.get(&object)) {
+                events.warn(About { name: &known.name, uid: &known.uid, pod: None }, "EgressIPsLeftOut", &message);
+            }
+            self.told_objects.insert(object);
         }
     }
 
     fn publish(&mut self) {
-        let management = self.compiler.own_node().map(|node| node.management()).unwrap_or_default();
-        let ready = Ready { serving: true, management };
+        let addresses = self.compiler.own_node().map(|node| node.health_addresses()).unwrap_or_default();
+        let ready = Ready { serving: true, addresses, unserved: self.failing.unserved(Instant::now()) };
         self.ready.send_if_modified(|known| std::mem::replace(known, ready.clone()) != ready);
+        let selected = self.count_selected();
+        self.selected.send_if_modified(|known| std::mem::replace(known, selected.clone()) != selected);
     }
 
-    /// Tells the owners of objects that do not serve a pod although they select it.
+    /// Pods, not addresses: of both families one has two.
+    fn count_selected(&self) -> SelectedPods {
+        let pods = self.actual.iter().flat_map(|actual| {
+            actual.pods.iter().filter_map(|(address, state)| match state {
+                PodState::Selected(id) => Some((*id, *actual.owners.get(address)?)),
+                PodState::Known => None,
+            })
+        });
+        let mut counts = SelectedPods::new();
+        for (id, _) in pods.collect::<BTreeSet<_>>() {
+            *counts.entry(id).or_default() += 1;
+        }
+        counts
+    }
+
+    /// Tells the owners of objects that do not serve pods although they select them: once of each pair of objects, with one of
+    /// the pods. By events alone, whose number is limited.
     fn announce_standby(&mut self) {
         let standby = self.compiler.standby();
         if *standby == self.standby {
             return;
         }
-        let standby = standby.clone();
-        for Standby { object, pod, served_by } in standby.difference(&self.standby) {
+        let pairs = |all: &BTreeSet<Standby>| -> BTreeMap<(String, String), PodKey> {
+            let pair = |one: &Standby| ((one.object.clone(), one.served_by.clone()), one.pod.clone());
+            // Of several pods the first one is named.
+            all.iter().rev().map(pair).collect()
+        };
+        let (old, new) = (pairs(&self.standby), pairs(standby));
+        self.standby = standby.clone();
+        for ((object, served_by), pod) in new.into_iter().filter(|(pair, _)| !old.contains_key(pair)) {
             let message = format!(
-                "EgressIP object {object} will not be configured for pod {}/{} since another egressIP object {served_by} \
-                 is serving it, this is undefined",
-                pod.namespace, pod.name
+                "EgressIP object {object} will not be configured for pods of node {} that it selects, {}/{} among them, since \
+                 another egressIP object {served_by} is serving them, this is undefined",
+                self.ties.tenure.node_name(),
+                pod.namespace,
+                pod.name
             );
-            info!(egressip = object, pod = pod.name, namespace = pod.namespace, served_by, "standby");
-            let uid = self.compiler.view().objects.get(object).map(|object| object.uid.clone()).unwrap_or_default();
+            debug!(egressip = object, pod = pod.name, namespace = pod.namespace, served_by, "standby");
+            let uid = self.compiler.view().objects.get(&object).map(|object| object.uid.clone()).unwrap_or_default();
             if let Some(events) = &self.events {
-                let about = About { name: object, uid: &uid, pod: Some(pod) };
+                let about = About { name: &object, uid: &uid, pod: Some(&pod) };
                 events.warn(about, "UndefinedRequest", &message);
             }
         }
-        self.standby = standby;
     }
 }

@@ -1,12 +1,12 @@
 //! What the programs say themselves: ARP and neighbour advertisements for owned egress IPs, ICMP errors and resets, drop
 //! events.
 
-use egress_common::abi::{Addr, DropEvent, OwnedAddr, Verdict};
+use egress_common::abi::{Addr, Config, ConflictEvent, DropEvent, OwnedAddr, Verdict};
 use egress_common::decide::accept::Outer;
 use egress_common::decide::{Tables, enter, limit};
-use egress_common::wire::icmp::Answer;
-use egress_common::wire::nd::{ADVERTISEMENT_LEN, Solicitation};
-use egress_common::wire::{ETH_LEN, Heads, arp as wire_arp, reset as wire_reset, tcp};
+use egress_common::wire::icmp::{Answer, v6 as icmp_v6};
+use egress_common::wire::nd::{self, ADVERTISEMENT_LEN, Solicitation};
+use egress_common::wire::{ETH_LEN, Frame, Heads, Segment, arp as wire_arp, reset as wire_reset, tcp};
 
 use crate::Outcome;
 use crate::icmp::{self, Buffer};
@@ -15,21 +15,41 @@ use crate::packet::Packet;
 use crate::run::Run;
 use crate::way::{self, Journey, Way};
 use crate::workspace::{ANSWERS, WORKSPACE, Workspace, workspace};
-use crate::{overlay, reset, ways};
+use crate::{apart, overlay, reset, ways};
 
-/// ARP on the uplink: answered where the target is an owned egress IP.
+/// ARP on the uplink: answered where the target is an owned egress IP, and told of where another host says to have one.
 #[inline(never)]
-pub fn arp(packet: Packet) -> Outcome {
-    let Some(request) = wire_arp::Request::parse(&packet) else {
+pub fn arp(packet: Packet, config: &Config) -> Outcome {
+    let Some(message) = wire_arp::Message::parse(&packet) else {
         return Outcome::done(Verdict::NotOurs);
     };
-    let Some(owned) = held(&request.target()) else {
-        return Outcome::done(Verdict::NotOurs);
+    let contested = is_contested(&message.sender(), &message.sender_mac);
+    let otherwise = Outcome::done(if contested { Verdict::AddressConflict } else { Verdict::NotOurs });
+    if !message.is_request() {
+        return otherwise;
+    }
+    let Some(owned) = held(&message.target()) else {
+        return otherwise;
     };
-    if packet.store(0, request.answer(owned.mac)).is_none() {
+    if packet.store(0, message.answer(owned.mac)).is_none() {
         return Outcome::done(Verdict::RewriteFailed);
     }
-    Outcome::redirected(Verdict::ArpAnswered, way::turn_round(packet))
+    Outcome::redirected(Verdict::ArpAnswered, way::turn_round(packet, config))
+}
+
+/// Whether it is an owned egress IP that has another link address here; if so, user space hears of it.
+#[inline(never)]
+fn is_contested(address: &Addr, mac: &[u8; 6]) -> bool {
+    let is_anothers = held(address).is_some_and(|owned| owned.mac != *mac);
+    if is_anothers {
+        let now = Maps.now_ns();
+        if may_report::<CONFLICTS>(now) {
+            let event = ConflictEvent { time_ns: now, address: *address, mac: *mac, reserved: [0; 2] };
+            // A full ring buffer loses the event; the counter has it.
+            let _full = EVENTS.output_untyped::<ConflictEvent>(event, 0);
+        }
+    }
+    is_anothers
 }
 
 /// An address that has been handed over is answered for by its new node, though replies for it are still taken here. Its
@@ -41,11 +61,21 @@ fn held(target: &Addr) -> Option<&'static OwnedAddr> {
     (held.address == *target).then_some(owned)
 }
 
-/// Neighbour solicitation on the uplink, likewise; `None` where it is anything else.
+/// Neighbour discovery on the uplink, likewise; `None` where it is anything else, or may not be believed.
 #[inline(never)]
-pub fn neighbour(packet: Packet, heads: &Heads, frame: &mut Buffer) -> Option<Outcome> {
-    let solicitation = Solicitation::parse(&packet, &heads.tuple.saddr)?;
-    let owned = held(&solicitation.target)?;
+pub fn neighbour(packet: Packet, config: &Config, heads: &Heads, frame: &mut Buffer) -> Option<Outcome> {
+    let sender = &heads.tuple.saddr;
+    let (kind, target) = nd::about(&packet)?;
+    let owned = held(&target)?;
+    packet.pull_long_heads();
+    let message = apart::believed(packet)?;
+    // A host that detects duplicates is about to have the address.
+    let claims = message.overrides() || *sender == Addr::UNSPECIFIED;
+    let contested = claims && is_contested(&target, &message.link(&packet)?);
+    if kind != icmp_v6::NEIGHBOUR_SOLICITATION {
+        return contested.then_some(Outcome::done(Verdict::AddressConflict));
+    }
+    let solicitation = Solicitation { sender_mac: packet.load(6)?, sender, target };
     solicitation.answer(owned.mac, frame);
     let result = packet
         .resize(ADVERTISEMENT_LEN as u32)
@@ -54,7 +84,7 @@ pub fn neighbour(packet: Packet, heads: &Heads, frame: &mut Buffer) -> Option<Ou
     if result.is_none() {
         return Some(Outcome::done(Verdict::RewriteFailed));
     }
-    Some(Outcome::redirected(Verdict::NeighbourAnswered, way::turn_round(packet)))
+    Some(Outcome::redirected(Verdict::NeighbourAnswered, way::turn_round(packet, config)))
 }
 
 /// Tells the pod that sent the packet by the management port, from this node's address.
@@ -68,7 +98,7 @@ pub fn to_pod(run: &Run<'_>, buffer: &mut Buffer, answer: Answer, otherwise: Ver
         Answer::TooBig(_) => Verdict::MtuAnswered,
         Answer::Prohibited => Verdict::HairpinAnswered,
     };
-    Outcome::redirected(verdict, way::turn_round(run.packet))
+    Outcome::redirected(verdict, way::turn_round(run.packet, run.config))
 }
 
 /// Tells a pod of another node, through the overlay by which its packet came.
@@ -78,7 +108,7 @@ pub fn to_remote_pod(run: &Run<'_>, buffer: &mut Buffer, outer: &Outer, mtu: u32
     if !become_error(run, buffer, Answer::TooBig(mtu), &from) {
         return Outcome::done(Verdict::MtuExceeded);
     }
-    let result = overlay::sent(overlay::by_device(run, &outer.source, outer.egress_id, true));
+    let result = overlay::sent(overlay::by_device(run, &outer.source, outer.egress_id));
     Outcome::redirected(Verdict::MtuAnswered, result)
 }
 
@@ -88,7 +118,7 @@ pub fn to_world(run: &Run<'_>, buffer: &mut Buffer, mtu: u32) -> Outcome {
     if !become_error(run, buffer, Answer::TooBig(mtu), &run.heads.tuple.daddr) {
         return Outcome::done(Verdict::MtuExceeded);
     }
-    Outcome::redirected(Verdict::MtuAnswered, way::turn_round(run.packet))
+    Outcome::redirected(Verdict::MtuAnswered, way::turn_round(run.packet, run.config))
 }
 
 /// Tells the pod that sent the packet by the management port that its connection has ended.
@@ -98,8 +128,8 @@ pub fn reset_pod(run: &Run<'_>, buffer: &mut Buffer, otherwise: Verdict) -> Outc
         return Outcome::done(otherwise);
     }
     // What `notice` would note of it, for pods that are no longer selected too: the agent need not tell it again.
-    Maps.flow_answered(&run.heads.tuple, tcp::RST);
-    Outcome::redirected(Verdict::CutAnswered, way::turn_round(run.packet))
+    Maps.flow_answered(&run.heads.tuple, Segment { flags: tcp::RST, number: run.heads.tcp_ack });
+    Outcome::redirected(Verdict::CutAnswered, way::turn_round(run.packet, run.config))
 }
 
 /// Likewise a pod of this node whose packet is about to leave by the uplink: by the management port, past the stack.
@@ -121,7 +151,7 @@ pub fn reset_pod_from_uplink(run: &Run<'_>, buffer: &mut Buffer, way: &mut Way, 
     };
     match way::settle(run, &journey, way) {
         Some(verdict) => Outcome::done(verdict),
-        None => Outcome::redirected(Verdict::CutAnswered, way::go(run.packet, way)),
+        None => Outcome::redirected(Verdict::CutAnswered, way::go(run, way)),
     }
 }
 
@@ -131,7 +161,7 @@ pub fn reset_remote_pod(run: &Run<'_>, buffer: &mut Buffer, outer: &Outer, other
     if !become_reset(run, buffer) {
         return Outcome::done(otherwise);
     }
-    let result = overlay::sent(overlay::by_device(run, &outer.source, outer.egress_id, true));
+    let result = overlay::sent(overlay::by_device(run, &outer.source, outer.egress_id));
     Outcome::redirected(Verdict::CutAnswered, result)
 }
 
@@ -159,16 +189,19 @@ fn may_answer() -> bool {
     limit::take(unsafe { &mut *full_at_ns }, Maps.now_ns())
 }
 
-/// At most so many drop events: one per CPU and this time.
+/// At most so many events of a kind: one per CPU and this time.
 const REPORT_STEP_NS: u64 = 10_000_000;
+/// The kinds.
+const DROPS: usize = 0;
+const CONFLICTS: usize = 1;
 
-/// Whether this CPU may report a drop now; if so, the next one waits.
+/// Whether this CPU may report one of these now; if so, the next one waits.
 #[inline(always)]
 #[expect(unsafe_code, reason = "map access is one of the three places for it")]
-fn may_report(now: u64) -> bool {
+fn may_report<const KIND: usize>(now: u64) -> bool {
     let Some(workspace) = WORKSPACE.get_ptr_mut(0) else { return false };
     // SAFETY: the element is this CPU's own, and nothing else refers to this field.
-    let next = unsafe { &mut (*workspace).next_report_ns };
+    let next = unsafe { &mut (*workspace).next_report_ns[KIND] };
     if now < *next {
         return false;
     }
@@ -180,7 +213,7 @@ fn may_report(now: u64) -> bool {
 #[inline(never)]
 pub fn report(packet: Packet, verdict: Verdict, length: u32) {
     let now = Maps.now_ns();
-    if may_report(now)
+    if may_report::<DROPS>(now)
         && let Some(Workspace { heads, .. }) = workspace()
     {
         let event = DropEvent {

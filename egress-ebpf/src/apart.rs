@@ -12,6 +12,7 @@
 use aya_ebpf::bindings::__sk_buff;
 use aya_ebpf::programs::TcContext;
 use egress_common::abi::{Config, Verdict};
+use egress_common::wire::nd;
 
 use crate::hidden::hidden;
 use crate::packet::Packet;
@@ -40,6 +41,7 @@ apart! {
     from_pod => road_from_pod: roads::from_pod;
     from_overlay => road_from_overlay: roads::from_overlay;
     passed_on => road_passed_on: passing::passed_on;
+    neighbour => road_neighbour: roads::neighbour;
     from_world => road_from_world: roads::from_world;
     hold => fragment_hold: hold::hold;
     release => fragment_release: hold::release;
@@ -52,4 +54,18 @@ fn walk(skb: *mut __sk_buff, road: impl Fn(Packet, &Config, &mut Workspace) -> O
         return Outcome::done(Verdict::NotReady);
     };
     road(Packet::again(&TcContext::new(skb)), config, workspace)
+}
+
+/// The message of neighbour discovery that the packet is, where it may be believed. What comes of its options and of its
+/// checksum would be gone through again for each number of them.
+#[inline(always)]
+pub fn believed(packet: Packet) -> Option<nd::Message> {
+    nd::Message::from_word(hidden(neighbour_message(packet.skb())))
+}
+
+// SAFETY: no other function of the object has this name.
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn neighbour_message(skb: *mut __sk_buff) -> u64 {
+    nd::Message::parse(&Packet::again(&TcContext::new(skb))).map_or(0, nd::Message::word)
 }

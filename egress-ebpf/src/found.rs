@@ -12,7 +12,7 @@ use core::ptr;
 
 use egress_common::abi::{Addr, Direction, Flow, Mapping, Moving, Owned, PodEntry, Tuple};
 use egress_common::decide::{Tables, phase};
-use egress_common::wire::{PROTO_TCP, tcp};
+use egress_common::wire::{PROTO_TCP, Segment, tcp};
 
 use crate::alive::{Touched, change, touch};
 use crate::maps::{FLOWS, MOVING, Maps, NAT, OWNED, PODS, run_ns};
@@ -92,7 +92,7 @@ pub fn flow_only(tuple: &Tuple) -> Option<&'static Flow> {
 
 /// A flow, which a packet of the pod keeps alive.
 #[inline(never)]
-pub fn flow(tuple: &Tuple, tcp_flags: u8) -> Option<&'static Flow> {
+pub fn flow(tuple: &Tuple, segment: Segment) -> Option<&'static Flow> {
     let flow = FLOWS.get_ptr_mut(tuple)?;
     let copy = copied(flow, &mut found()?.flow);
     if !copy.is_of(tuple) {
@@ -109,10 +109,24 @@ pub fn flow(tuple: &Tuple, tcp_flags: u8) -> Option<&'static Flow> {
         }
         Touched::Noted | Touched::Fresh => {}
     }
-    if change(&mut flow.state, |state| phase::own(state, tcp_flags, Direction::Egress)) {
-        opened(tcp_flags);
+    if change(&mut flow.state, |state| phase::own(state, segment.flags, Direction::Egress)) {
+        opened(segment.flags);
     }
+    change(&mut flow.acknowledged, |known| phase::number(known, segment, Direction::Egress));
     Some(copy)
+}
+
+/// A flow that an answer keeps alive. What has just been judged goes, and its mapping a little later.
+#[inline(never)]
+pub fn answered(tuple: &Tuple, segment: Segment) {
+    let Some(flow) = FLOWS.get_ptr_mut(tuple) else { return };
+    // SAFETY: see `maps`.
+    let flow = unsafe { &mut *flow };
+    let _noted = touch(&raw mut flow.last_seen_ns, run_ns());
+    if change(&mut flow.state, |state| phase::answered(state, segment.flags, tuple.protocol)) {
+        count_turn();
+    }
+    change(&mut flow.end, |known| phase::number(known, segment, Direction::Ingress));
 }
 
 /// A mapping, without noting anything.
@@ -125,14 +139,14 @@ pub fn mapping_only(key: &Tuple) -> Option<&'static Mapping> {
 
 /// A mapping, which a packet of its direction keeps alive.
 #[inline(never)]
-pub fn mapping(key: &Tuple, tcp_flags: u8) -> Option<&'static Mapping> {
+pub fn mapping(key: &Tuple, segment: Segment) -> Option<&'static Mapping> {
     let mapping = NAT.get_ptr_mut(key)?;
     let copy = copied(mapping, &mut found()?.mapping);
-    if !copy.is_of(key) || !keep(mapping, key.direction(), tcp_flags) {
+    if !copy.is_of(key) || !keep(mapping, key.direction(), segment) {
         return None;
     }
-    if phase::tells(copy.state, tcp_flags, key.direction()) {
-        tell(copy, tcp_flags, key.direction());
+    if phase::tells(copy.state, segment.flags, key.direction()) {
+        tell(copy, segment.flags, key.direction());
     }
     Some(copy)
 }
@@ -140,15 +154,16 @@ pub fn mapping(key: &Tuple, tcp_flags: u8) -> Option<&'static Mapping> {
 /// Notes that a mapping is alive, and what the packet says of its connection; false where it is about to be removed. Out of
 /// line, as [`tell`] is, since their frames lie upon those of a search for a port.
 #[inline(never)]
-fn keep(mapping: *mut Mapping, direction: Direction, tcp_flags: u8) -> bool {
+fn keep(mapping: *mut Mapping, direction: Direction, segment: Segment) -> bool {
     // SAFETY: see `maps`.
     let mapping = unsafe { &mut *mapping };
     if touch(&raw mut mapping.last_seen_ns, run_ns()) == Touched::Gone {
         return false;
     }
-    if change(&mut mapping.state, |state| phase::own(state, tcp_flags, direction)) {
-        opened(tcp_flags);
+    if change(&mut mapping.state, |state| phase::own(state, segment.flags, direction)) {
+        opened(segment.flags);
     }
+    change(&mut mapping.number, |known| phase::number(known, segment, direction));
     true
 }
 

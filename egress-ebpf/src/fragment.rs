@@ -47,7 +47,7 @@ fn send_pieces(run: &Run<'_>, way: &Way, rest: &mut Rest) -> Result<i32, Verdict
     let payload_at = u32::from(run.heads.l4_offset);
     let header = payload_at - L3 as u32;
     let first = (way.mtu - header) & !7;
-    packet.strip();
+    packet.strip(run.config);
     cut(packet, payload_at, header, first, way, rest).ok_or(Verdict::RewriteFailed).and_then(|(length, bits)| {
         packet.send_clone(ifindex).ok_or(Verdict::NoNeighbour)?;
         put_rest(packet, payload_at, header, length, bits, rest).ok_or(Verdict::RewriteFailed)?;

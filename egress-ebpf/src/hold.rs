@@ -247,11 +247,13 @@ unsafe extern "C" fn give_back_one(number: u64, walk: *mut Walk<'_>) -> u64 {
         return 0;
     }
     if walk.now.saturating_sub(since) <= FRAGMENT_NS {
-        // A fragment that cannot be sent is lost, as on any way.
+        // A fragment that cannot be sent is lost, as on any way. A change of length, which there is in any case this way,
+        // ends a complete checksum, which is that of another fragment.
         let length = held.length;
         let _lost = walk
             .packet
-            .resize(length)
+            .resize(length.wrapping_sub(1))
+            .and_then(|()| walk.packet.resize(length))
             .and_then(|()| walk.packet.store_tail(0, length, &held.frame))
             .and_then(|()| walk.packet.begin_anew());
     }

@@ -38,6 +38,7 @@ mod roads;
 mod room;
 mod run;
 mod sctp;
+mod shares;
 mod stamp;
 mod sweep;
 mod way;
@@ -173,11 +174,13 @@ fn run(
 #[classifier]
 pub fn mgmt_ingress(ctx: TcContext) -> i32 {
     let action = run(&ctx, Verdict::NotConfigured, |_, _| false, roads::steer, roads::steer_on);
-    // The host's second line asks for it; see `dataplane/nft.rs` of the agent.
-    if action == TC_ACT_UNSPEC
-        && let Some(seen) = numbers::seen_priority()
-    {
-        Packet::new(&ctx).set_priority(seen);
+    if action == TC_ACT_UNSPEC {
+        let packet = Packet::new(&ctx);
+        packet.set_of_pod();
+        // The host's second line asks for it; see `dataplane/nft.rs` of the agent.
+        if let Some(seen) = numbers::seen_priority() {
+            packet.set_priority(seen);
+        }
     }
     action
 }
@@ -185,7 +188,13 @@ pub fn mgmt_ingress(ctx: TcContext) -> i32 {
 /// Management port, TC egress: what the host sends to pods of this node.
 #[classifier]
 pub fn mgmt_egress(ctx: TcContext) -> i32 {
-    run(&ctx, Verdict::NotConfigured, |_, _| false, roads::notice, roads::walked)
+    run(
+        &ctx,
+        Verdict::NotConfigured,
+        |packet, config| packet.takes_off_redirected(config),
+        roads::notice,
+        roads::walked,
+    )
 }
 
 /// Overlay device, TC ingress: what other nodes send.

@@ -23,18 +23,19 @@ use aya_ebpf::btf_maps::{Array, HashMap, LpmTrie, LruHashMap, RingBuf};
 use aya_ebpf::helpers::generated::{bpf_get_prandom_u32, bpf_ktime_get_coarse_ns};
 use aya_ebpf::macros::btf_map;
 use egress_common::abi::{
-    Addr, ClusterPrefix, Config, Datagram, DropEvent, Flow, FragKey, FragPorts, Hop, Inbound, Mapping, Moving,
-    NodeEntry, Owned, OwnedAddr, PodEntry, Policy, PolicyKey, Slot, Tuple, Usage,
+    Addr, ClusterPrefix, Config, Datagram, Direction, DropEvent, ExposedPort, Exposure, Flow, FragKey, FragPorts,
+    Holder, Hop, Inbound, Mapping, Moving, NodeEntry, Owned, OwnedAddr, PodEntry, Policy, PolicyKey, Share, Slot,
+    Tuple, Usage,
 };
 use egress_common::decide::snat::{EXHAUSTED_NS, PortSearch};
-use egress_common::decide::{Claim, Owner, PortClaim, Tables, phase};
-use egress_common::wire::{PROTO_TCP, tcp};
+use egress_common::decide::{Claim, Held, Owner, PortClaim, Tables, phase};
+use egress_common::wire::{PROTO_TCP, Segment, tcp};
 
 use crate::alive::{Touched, change, count_up, fence, touch};
 use crate::hidden::hidden;
 use crate::numbers::count_turn;
 use crate::workspace::WORKSPACE;
-use crate::{counters, found, hold, numbers, ports};
+use crate::{counters, found, hold, numbers, ports, shares};
 
 /// Elements come and go by the thousand and most nodes hold few: allocate as needed.
 const ON_DEMAND: usize = BPF_F_NO_PREALLOC as usize;
@@ -59,9 +60,16 @@ pub static NODES: HashMap<Addr, NodeEntry, 65536, ON_DEMAND> = HashMap::new();
 pub static FLOWS: HashMap<Tuple, Flow, 262144, ON_DEMAND> = HashMap::new();
 #[btf_map(name = "inbound")]
 pub static INBOUND: HashMap<Tuple, Inbound, 65536, ON_DEMAND> = HashMap::new();
+/// Ports by which pods of this node are reached from outside.
+#[btf_map(name = "exposed")]
+pub static EXPOSED: HashMap<ExposedPort, Exposure, 65536, ON_DEMAND> = HashMap::new();
 /// Datagrams that pods sent first; what has been silent longest is forgotten first.
 #[btf_map(name = "datagrams")]
 pub static DATAGRAMS: LruHashMap<Tuple, Datagram, 65536> = LruHashMap::new();
+/// How much of `flows` and `nat` each pod and each egress policy holds: counted by each sweep, and counted up by claims in
+/// between. Who finds no room here is not limited, but by the maps themselves.
+#[btf_map(name = "shares")]
+pub static SHARES: HashMap<Holder, Share, 65536, ON_DEMAND> = HashMap::new();
 /// How full the maps are: counted by each sweep, and counted up by claims in between.
 #[btf_map(name = "usage")]
 pub static USAGE: Array<Usage, 1> = Array::new();
@@ -179,28 +187,32 @@ impl Tables for Maps {
     }
 
     #[inline(always)]
-    fn inbound_answered(&self, tuple: &Tuple, tcp_flags: u8) -> bool {
+    fn inbound_answered(&self, tuple: &Tuple, segment: Segment) -> bool {
         let Some(inbound) = INBOUND.get_ptr_mut(tuple) else { return false };
         if tuple.protocol != PROTO_TCP {
             return true;
         }
-        // SAFETY (both): see the module header.
-        let state = unsafe { &mut (*inbound).state };
-        if change(state, |state| phase::replied(state, tcp_flags)) && tcp_flags & tcp::RST != 0 {
+        // SAFETY: see the module header.
+        let inbound = unsafe { &mut *inbound };
+        if change(&mut inbound.state, |state| phase::replied(state, segment.flags)) && segment.flags & tcp::RST != 0 {
             count_turn();
         }
-        touch(unsafe { &raw mut (*inbound).last_seen_ns }, self.now_ns()) != Touched::Gone
+        change(&mut inbound.acknowledged, |known| phase::number(known, segment, Direction::Egress));
+        touch(&raw mut inbound.last_seen_ns, self.now_ns()) != Touched::Gone
     }
 
     #[inline(always)]
-    fn inbound_heard(&self, tuple: &Tuple, tcp_flags: u8) -> bool {
+    fn inbound_heard(&self, tuple: &Tuple, segment: Segment) -> bool {
         let Some(inbound) = INBOUND.get_ptr_mut(tuple) else { return false };
-        // SAFETY (both): see the module header.
-        let state = unsafe { &mut (*inbound).state };
-        if change(state, |state| phase::heard(state, tcp_flags)) && tcp_flags & (tcp::SYN | tcp::RST) != 0 {
+        // SAFETY: see the module header.
+        let inbound = unsafe { &mut *inbound };
+        let fits = phase::fits(inbound.acknowledged, inbound.end);
+        let has_changed = change(&mut inbound.state, |state| phase::heard(state, segment.flags, fits));
+        if has_changed && segment.flags & (tcp::SYN | tcp::RST) != 0 {
             count_turn();
         }
-        touch(unsafe { &raw mut (*inbound).last_seen_ns }, self.now_ns()) != Touched::Gone
+        change(&mut inbound.end, |known| phase::number(known, segment, Direction::Ingress));
+        touch(&raw mut inbound.last_seen_ns, self.now_ns()) != Touched::Gone
     }
 
     #[inline(always)]
@@ -216,13 +228,22 @@ impl Tables for Maps {
     #[inline(always)]
     fn claim_inbound(&self, tuple: &Tuple) -> Claim {
         let claim = claimed(INBOUND.insert(tuple, Inbound::new(self.now_ns()), BPF_NOEXIST.into()));
-        if claim == Claim::Claimed
-            && let Some(usage) = USAGE.get_ptr_mut(0)
-        {
-            // SAFETY: see the module header.
+        if claim != Claim::Claimed {
+            return claim;
+        }
+        // SAFETY (both): see the module header.
+        if let Some(usage) = USAGE.get_ptr_mut(0) {
             count_up(unsafe { &raw mut (*usage).inbound });
         }
+        if let Some(exposure) = EXPOSED.get_ptr_mut(&ExposedPort::of(tuple)) {
+            count_up(unsafe { &raw mut (*exposure).inbound });
+        }
         claim
+    }
+
+    #[inline(always)]
+    fn exposure(&self, port: &ExposedPort) -> Option<u32> {
+        lent(EXPOSED.get_ptr_mut(port)).map(|exposure| exposure.inbound)
     }
 
     #[inline(always)]
@@ -250,8 +271,8 @@ impl Tables for Maps {
     }
 
     #[inline(always)]
-    fn flow_seen(&self, tuple: &Tuple, tcp_flags: u8) -> Option<&Flow> {
-        found::flow(tuple, tcp_flags)
+    fn flow_seen(&self, tuple: &Tuple, segment: Segment) -> Option<&Flow> {
+        found::flow(tuple, segment)
     }
 
     #[inline(always)]
@@ -260,19 +281,22 @@ impl Tables for Maps {
     }
 
     #[inline(always)]
-    fn flow_answered(&self, tuple: &Tuple, tcp_flags: u8) -> bool {
-        let Some(flow) = FLOWS.get_ptr_mut(tuple) else { return false };
-        // SAFETY: see the module header.
-        let state = unsafe { &mut (*flow).state };
-        if change(state, |state| phase::answered(state, tcp_flags)) {
-            count_turn();
-        }
-        true
+    fn flow_answered(&self, tuple: &Tuple, segment: Segment) {
+        found::answered(tuple, segment);
     }
 
     #[inline(always)]
     fn claim_flow(&self, tuple: &Tuple, flow: &Flow) -> Claim {
-        claimed(FLOWS.insert(tuple, flow, BPF_NOEXIST.into()))
+        let claim = claimed(FLOWS.insert(tuple, flow, BPF_NOEXIST.into()));
+        if claim == Claim::Claimed {
+            shares::count(&tuple.saddr, flow.egress_id, Held::Flows);
+        }
+        claim
+    }
+
+    #[inline(always)]
+    fn has_quota(&self, pod: &Addr, egress_id: u32, held: Held) -> bool {
+        shares::has_quota(pod, egress_id, held)
     }
 
     #[inline(always)]
@@ -317,8 +341,8 @@ impl Tables for Maps {
     }
 
     #[inline(always)]
-    fn nat_seen(&self, key: &Tuple, tcp_flags: u8) -> Option<&Mapping> {
-        found::mapping(key, tcp_flags)
+    fn nat_seen(&self, key: &Tuple, segment: Segment) -> Option<&Mapping> {
+        found::mapping(key, segment)
     }
 
     #[inline(always)]
@@ -332,7 +356,8 @@ impl Tables for Maps {
     }
 
     #[inline(always)]
-    fn count_mapping(&self, egress_id: u32) {
+    fn count_mapping(&self, pod: &Addr, egress_id: u32) {
+        shares::count(pod, egress_id, Held::Mappings);
         // Mappings of mark 1008 belong to no object.
         if egress_id != 0 {
             counters::egress_ip(egress_id, |count| count.mappings += 1);

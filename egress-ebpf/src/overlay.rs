@@ -11,13 +11,13 @@
 //!   that of a tunnelled packet). Who sent it and what is inside is asked by `accept` afterwards, as behind the device.
 //!
 //! A packet that the program has put into the overlay came in by another device, as a pod's would that some rule has sent
-//! on to a node's tunnel port. The uplink's guard tells them apart by the link address inside
-//! ([`Config::overlay_secret`]).
+//! on to a node's tunnel port. The uplink's guard tells them apart as it tells all that programs redirect from the rest
+//! (`Packet::strip`).
 #![expect(unsafe_code, reason = "helper calls on the packet's context")]
 
 use core::mem;
 
-use aya_ebpf::bindings::{BPF_F_DONT_FRAGMENT, BPF_F_TUNINFO_IPV6, BPF_F_ZERO_CSUM_TX, bpf_tunnel_key as TunnelKey};
+use aya_ebpf::bindings::{BPF_F_TUNINFO_IPV6, BPF_F_ZERO_CSUM_TX, bpf_tunnel_key as TunnelKey};
 use aya_ebpf::helpers::generated::{bpf_skb_get_tunnel_key, bpf_skb_set_tunnel_key};
 use egress_common::abi::{Addr, Config, Family, Verdict};
 use egress_common::decide::accept::Outer;
@@ -46,11 +46,11 @@ const ECN: u8 = 3;
 /// In place of the uplink's index: the overlay's device puts the packet in.
 const BY_DEVICE: u32 = 0;
 
-/// Puts the packet into the overlay towards a node, from this node's tunnel endpoint: no other is accepted there. With
-/// `whole` the outer packet may not be fragmented.
+/// Puts the packet into the overlay towards a node, from this node's tunnel endpoint: no other is accepted there. Without
+/// `whole` the outer packet is longer than the uplink takes, and the device's to fragment.
 #[inline(always)]
 pub fn encapsulate(run: &Run<'_>, endpoint: &Addr, egress_id: u32, whole: bool, way: &mut Way) -> Result<i32, Verdict> {
-    run.packet.strip();
+    run.packet.strip(run.config);
     // What becomes of the next packet is as with this one, unless the next hop has just been looked up, or it was too long.
     way.resolve = !whole;
     if whole && run.config.is_overlay_in_program() {
@@ -60,18 +60,18 @@ pub fn encapsulate(run: &Run<'_>, endpoint: &Addr, egress_id: u32, whole: bool, 
         }
     }
     way.ifindex = BY_DEVICE;
-    sent(by_device(run, endpoint, egress_id, whole))
+    sent(by_device(run, endpoint, egress_id))
 }
 
 /// As [`encapsulate`] has done it with a packet right before this one, which fits too.
 #[inline(always)]
 pub fn encapsulate_again(run: &Run<'_>, endpoint: &Addr, egress_id: u32, way: &Way) -> Result<i32, Verdict> {
-    run.packet.strip();
+    run.packet.strip(run.config);
     // The kernel makes no room in what a tunnel of the pod's own has encapsulated already.
     if way.ifindex != BY_DEVICE && make_room(run, endpoint) {
         return sent(put(run, endpoint, egress_id, way));
     }
-    sent(by_device(run, endpoint, egress_id, true))
+    sent(by_device(run, endpoint, egress_id))
 }
 
 /// Largest inner packet that goes by the way of [`encapsulate`].
@@ -101,6 +101,10 @@ pub fn sent(refused: Option<Verdict>) -> Result<i32, Verdict> {
 /// Settles the way to a node by the uplink; false where the device is to take the packet: the way is not known, or too
 /// narrow, or by another device, or has just been looked up. The stack resolves the neighbour for the device's packet and
 /// keeps it fresh.
+///
+/// Too narrow is a way that fits the uplink all the same, because some ICMP error has said so: of a router on the way, or of
+/// anybody. The device's packet over IPv4 is fragmented then. Over IPv6 nobody fragments it, so it goes as if nothing had
+/// been said.
 #[inline(always)]
 fn is_settled(run: &Run<'_>, endpoint: &Addr, way: &mut Way) -> bool {
     let journey = Journey {
@@ -113,11 +117,14 @@ fn is_settled(run: &Run<'_>, endpoint: &Addr, way: &mut Way) -> bool {
         by_mapping: false,
         seal: 0,
     };
-    if way::settle(run, &journey, way).is_some() || way.resolve {
+    if way::settle(run, &journey, way).is_some() || !is_short(run, endpoint) {
         return false;
     }
-    let added = overhead(endpoint.family()) as u32;
-    run.wire_length() + added <= way.mtu && is_short(run, endpoint)
+    let length = run.wire_length() + overhead(endpoint.family()) as u32;
+    match length <= way.mtu {
+        true => !way.resolve,
+        false => way.known && length <= run.config.uplink_mtu && endpoint.family() == Family::V6,
+    }
 }
 
 #[inline(always)]
@@ -221,16 +228,17 @@ fn entropy(heads: &Heads) -> u16 {
     0xc000 | (mixed >> 18) as u16
 }
 
-/// As [`encapsulate`], by the device.
+/// As [`encapsulate`], by the device. Its outer IPv4 packet may be fragmented: what the uplink takes the programs have
+/// compared already, and what the kernel believes of the path to a node anybody may have told it.
 #[inline(never)]
-pub fn by_device(run: &Run<'_>, endpoint: &Addr, egress_id: u32, whole: bool) -> Option<Verdict> {
+pub fn by_device(run: &Run<'_>, endpoint: &Addr, egress_id: u32) -> Option<Verdict> {
     let Run { packet, config, .. } = *run;
     // SAFETY: all fields are integers, for which zero is a value.
     let mut key: TunnelKey = unsafe { mem::zeroed() };
     key.tunnel_id = egress_id;
     key.tunnel_ttl = TTL;
     let (words, local) = (endpoint.words(), config.self_node.words());
-    let mut flags = match endpoint.family() {
+    let flags = match endpoint.family() {
         Family::V4 => {
             key.__bindgen_anon_1.remote_ipv4 = u32::from_be(words[3]);
             key.__bindgen_anon_3.local_ipv4 = u32::from_be(local[3]);
@@ -243,34 +251,32 @@ pub fn by_device(run: &Run<'_>, endpoint: &Addr, egress_id: u32, whole: bool) ->
             BPF_F_TUNINFO_IPV6
         }
     };
-    if whole {
-        flags |= BPF_F_DONT_FRAGMENT;
-    }
-    packet.strip();
+    packet.strip(config);
     // SAFETY: the context is the program's own, `key` lives on this frame and its true size is given.
     let result =
         unsafe { bpf_skb_set_tunnel_key(packet.skb(), &raw mut key, size_of::<TunnelKey>() as u32, flags.into()) };
     (result != 0 || way::redirect(config.overlay_ifindex).is_err()).then_some(Verdict::EncapFailed)
 }
 
-/// Reads the tunnel header that the overlay device has taken off; false where there was none.
+/// Reads the tunnel header that the overlay device has taken off; false where there was none, or one for another address
+/// than this node's tunnel endpoint: the device takes what is for any address of the node.
 #[inline(never)]
-pub fn read_outer(packet: Packet, outer: &mut Outer) -> bool {
+pub fn read_outer(packet: Packet, config: &Config, outer: &mut Outer) -> bool {
     // SAFETY: all fields are integers, for which zero is a value.
     let mut key: TunnelKey = unsafe { mem::zeroed() };
     let size = size_of::<TunnelKey>() as u32;
     // SAFETY (both calls): the context is the program's own, `key` lives on this frame and its true size is given.
     if unsafe { bpf_skb_get_tunnel_key(packet.skb(), &raw mut key, size, 0) } == 0 {
-        // SAFETY: without the IPv6 flag the helper writes the IPv4 member.
-        let source = unsafe { key.__bindgen_anon_1.remote_ipv4 };
+        // SAFETY: without the IPv6 flag the helper writes the IPv4 members.
+        let (source, to) = unsafe { (key.__bindgen_anon_1.remote_ipv4, key.__bindgen_anon_3.local_ipv4) };
         *outer = Outer { source: Addr::v4(source.to_be_bytes()), egress_id: key.tunnel_id };
-        return true;
+        return Addr::v4(to.to_be_bytes()) == config.self_node;
     }
     if unsafe { bpf_skb_get_tunnel_key(packet.skb(), &raw mut key, size, BPF_F_TUNINFO_IPV6.into()) } == 0 {
-        // SAFETY: with the IPv6 flag the helper writes the IPv6 member.
-        let source = unsafe { key.__bindgen_anon_1.remote_ipv6 };
+        // SAFETY: with the IPv6 flag the helper writes the IPv6 members.
+        let (source, to) = unsafe { (key.__bindgen_anon_1.remote_ipv6, key.__bindgen_anon_3.local_ipv6) };
         *outer = Outer { source: Addr::from_words(source), egress_id: key.tunnel_id };
-        return true;
+        return Addr::from_words(to) == config.self_node;
     }
     false
 }
@@ -279,27 +285,6 @@ pub fn read_outer(packet: Packet, outer: &mut Outer) -> bool {
 #[inline(always)]
 pub fn is_for_us(heads: &Heads, config: &Config) -> bool {
     heads.is_udp_to(config.tunnel_port) && heads.tuple.daddr == config.self_node && config.is_overlay_in_program()
-}
-
-/// Whether a packet that is about to leave was put into the overlay by a program of this node: only those know what
-/// stands inside.
-#[inline(always)]
-pub fn is_own(packet: Packet, heads: &Heads, config: &Config) -> bool {
-    heads.is_udp_to(config.tunnel_port) && bears_secret(packet, heads, config)
-}
-
-#[inline(never)]
-fn bears_secret(packet: Packet, heads: &Heads, config: &Config) -> bool {
-    bears_secret_at(packet, heads.l4_offset as usize & 0xff, &heads.tuple.saddr, config)
-}
-
-/// Of a UDP packet from `from` whose transport header lies at `l4_at`.
-#[inline(always)]
-pub fn bears_secret_at(packet: Packet, l4_at: usize, from: &Addr, config: &Config) -> bool {
-    let source_at = l4_at + UDP_LEN + VXLAN_LEN + 6;
-    // Not compared as an option: the bytes that are not there are undefined, and the verifier sees them read.
-    let Some(source) = packet.load::<6>(source_at) else { return false };
-    source == config.overlay_secret && config.is_overlay_in_program() && *from == config.self_node
 }
 
 /// Takes the outer headers off, where [`is_for_us`] and the packet is a plain one, and notes what they said. False where

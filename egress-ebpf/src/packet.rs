@@ -15,6 +15,7 @@ use aya_ebpf::helpers::generated::{
     bpf_skb_pull_data, bpf_skb_store_bytes, bpf_skb_vlan_pop,
 };
 use aya_ebpf::programs::TcContext;
+use egress_common::abi::Config;
 use egress_common::wire::{ETH_LEN, Frame, L3, PROTO_TCP, PROTO_UDP, csum, ethertype, ipv4, ipv6};
 
 use crate::hidden::hidden;
@@ -27,6 +28,9 @@ const LONG_HEADS: u32 = 512;
 /// `pkt_type` of a frame whose link address is this host's, and of one whose is somebody else's.
 const PACKET_HOST: u32 = 0;
 const PACKET_OTHERHOST: u32 = 3;
+/// `tc_index` of what has come in by the management port and was left to the stack. Nothing but queueing disciplines that
+/// the kernel has no more (dsmark) and filters by it (tcindex) reads that field.
+const OF_POD: u32 = 0xe67e;
 /// The number of the network in a VLAN tag; the rest is priority.
 const VLAN_NUMBER: u32 = 0x0fff;
 /// Offsets of transport headers stay below this; the mask shows it to the verifier.
@@ -144,7 +148,19 @@ impl Packet {
         self.set_field::<{ offset_of!(__sk_buff, priority) }>(priority);
     }
 
-    /// Of `mark` and `priority`, which programs may write.
+    /// Says that the packet came from a pod, wherever the stack sends it. Kept when an IP or link header is changed or taken
+    /// off; a pod cannot take it off, since this is written behind everything that it does.
+    #[inline(always)]
+    pub fn set_of_pod(&self) {
+        self.set_field::<{ offset_of!(__sk_buff, tc_index) }>(OF_POD);
+    }
+
+    #[inline(always)]
+    pub fn is_of_pod(&self) -> bool {
+        self.field(|skb| skb.tc_index) == OF_POD
+    }
+
+    /// Of `mark`, `priority` and `tc_index`, which programs may write.
     #[inline(always)]
     fn set_field<const PLACE: usize>(&self, value: u32) {
         // By hand: the compiler likes to keep the field's address for later, and the verifier wants the context's own
@@ -166,10 +182,11 @@ impl Packet {
         self.field(|skb| skb.ifindex)
     }
 
-    /// Came in by a device of this node.
+    /// Came in by a device of this node. Where the kernel cuts an IPv6 packet into fragments it forgets that device
+    /// (`ip6_copy_metadata`), but not what says that a pod has sent it.
     #[inline(always)]
     pub fn is_forwarded(&self) -> bool {
-        self.field(|skb| skb.ingress_ifindex) != 0
+        self.field(|skb| skb.ingress_ifindex) != 0 || self.is_of_pod()
     }
 
     /// Came in by the device that it is about to leave by.
@@ -178,22 +195,36 @@ impl Packet {
         self.field(|skb| skb.ingress_ifindex) == self.ifindex()
     }
 
-    /// Of another network. A tag without a number says how urgent the packet is, not whose.
+    /// Of another network: a VLAN device of the host takes it, or has sent it. A tag without a number says how urgent the
+    /// packet is, not whose.
     #[inline(always)]
     pub fn is_tagged(&self) -> bool {
         self.field(|skb| skb.vlan_present) != 0 && self.field(|skb| skb.vlan_tci) & VLAN_NUMBER != 0
     }
 
-    /// Of another network, or for another host.
+    /// By its link address.
     #[inline(always)]
-    pub fn is_foreign(&self) -> bool {
-        self.field(|skb| skb.pkt_type) == PACKET_OTHERHOST || self.is_tagged()
+    pub fn is_for_another_host(&self) -> bool {
+        self.field(|skb| skb.pkt_type) == PACKET_OTHERHOST
     }
 
-    /// Takes off what belongs to the device that the packet came by: the mark, and a tag without a number.
+    /// Whether a program of this node has redirected the packet to the device that it is about to leave by. The sign has
+    /// served then, and is taken off.
     #[inline(always)]
-    pub fn strip(&self) {
+    pub fn takes_off_redirected(&self, config: &Config) -> bool {
+        let is_ours = self.field(|skb| skb.priority) == config.redirected_priority();
+        if is_ours {
+            self.set_priority(0);
+        }
+        is_ours
+    }
+
+    /// Makes the packet ready to be redirected: takes off what belongs to the device that it came by (the mark, a tag
+    /// without a number), and puts on the sign that [`takes_off_redirected`](Self::takes_off_redirected) asks for.
+    #[inline(always)]
+    pub fn strip(&self, config: &Config) {
         self.set_mark(0);
+        self.set_priority(config.redirected_priority());
         if self.field(|skb| skb.vlan_present) != 0 {
             // SAFETY: the context is the program's own.
             let _stays_urgent = unsafe { bpf_skb_vlan_pop(self.skb) };

@@ -1,4 +1,4 @@
-//! Checksums that a sender has left to a device: whether one is, and how to complete it here.
+//! Checksums that a sender has left to a device: whether one is, where it goes, and how to complete it here.
 #![expect(unsafe_code, reason = "packet access is one of the three places for it")]
 
 use core::ffi::c_void;
@@ -7,9 +7,9 @@ use core::ptr;
 use aya_ebpf::bindings::__sk_buff;
 use aya_ebpf::bindings::bpf_adj_room_mode::BPF_ADJ_ROOM_MAC;
 use aya_ebpf::helpers::generated::{
-    bpf_csum_diff, bpf_l4_csum_replace, bpf_loop, bpf_skb_adjust_room, bpf_skb_load_bytes,
+    bpf_csum_diff, bpf_l4_csum_replace, bpf_loop, bpf_skb_adjust_room, bpf_skb_change_tail, bpf_skb_load_bytes,
 };
-use egress_common::wire::{Frame, L3};
+use egress_common::wire::{Frame, Heads, L3};
 
 use crate::fragment::Rest;
 use crate::hidden::hidden;
@@ -73,6 +73,22 @@ impl Packet {
         let is_same = self.load(at)? == before;
         self.store(at, before)?;
         Some(is_same)
+    }
+
+    /// Whether a device is to write a checksum in front of the transport's own. A pod's packet socket names the place
+    /// (`PACKET_VNET_HDR`), and a device writes behind all hooks: into an address or a port that was judged here.
+    ///
+    /// No field shows the place, but the kernel refuses to cut a packet in front of its end. Where it does not refuse, the
+    /// packet is cut, so the caller drops it. Out of line, since all packets of pods pass here.
+    #[inline(never)]
+    pub fn is_completed_elsewhere(self, heads: &Heads) -> bool {
+        const EINVAL: i64 = -22;
+        if self.is_partial(L3) != Some(true) {
+            return false;
+        }
+        // SAFETY: the context is the program's own.
+        let refused = unsafe { bpf_skb_change_tail(self.skb(), heads.checksum_end() - 1, 0) };
+        refused != EINVAL
     }
 
     /// Makes the kernel forget that a device was to complete the transport checksum. It does so where the place that the

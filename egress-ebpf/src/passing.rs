@@ -2,7 +2,7 @@
 
 use egress_common::abi::{Class, Config, Course, Direction, Verdict};
 use egress_common::decide::mtu::{self, Fit};
-use egress_common::decide::{Tables, enter};
+use egress_common::decide::{Tables, accept, enter};
 
 use crate::maps::Maps;
 use crate::packet::Packet;
@@ -54,8 +54,8 @@ pub fn pass_on(run: &Run<'_>, way: &mut Way, egress_id: u32) -> Outcome {
 /// What came for an egress IP to the other node of its hand-over: nobody is told anything, and the stack sees none of it.
 #[inline(always)]
 pub fn passed_on(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outcome {
-    if !parse(packet, &mut workspace.heads, Direction::Ingress) {
-        return Outcome::done(Verdict::Malformed);
+    if let Some(why) = parse(packet, &mut workspace.heads, Direction::Ingress) {
+        return Outcome::done(accept::unread(why));
     }
     let Workspace { heads, quote, outer, .. } = workspace;
     let quote = quoted(packet, heads, quote);

@@ -2,7 +2,7 @@
 #![expect(unsafe_code, reason = "helper calls on the packet's context")]
 
 use aya_ebpf::helpers::generated::bpf_l4_csum_replace;
-use egress_common::abi::{Addr, Family, Verdict};
+use egress_common::abi::{Family, Verdict};
 use egress_common::decide::{End, Rewrite};
 use egress_common::wire::{
     Frame, Heads, L3, L4, PROTO_DCCP, PROTO_ICMP, PROTO_ICMPV6, PROTO_TCP, PROTO_UDP, PROTO_UDP_LITE, Quote, csum,
@@ -10,7 +10,7 @@ use egress_common::wire::{
 };
 
 use crate::packet::Packet;
-use crate::rewrite::replace_l4_checksum;
+use crate::rewrite::{change_of, replace_checksum};
 use crate::sctp;
 
 impl Packet {
@@ -59,22 +59,12 @@ impl Packet {
             }
             Family::V6 => {
                 // The pseudo header.
-                replace_l4_checksum(*self, heads, &old, &rewrite.addr)?;
+                replace_checksum(*self, heads, &old, &rewrite.addr)?;
                 self.store(at + inner_at, rewrite.addr.octets())?;
                 self.store(L3 + outer_at, rewrite.addr.octets())
             }
         }
     }
-}
-
-/// What a sum over an address gains when it becomes another one. For IPv4 the upper words are the same.
-#[inline(always)]
-fn change_of(old: &Addr, new: &Addr) -> u64 {
-    let (old, new) = (old.words(), new.words());
-    csum::change_u32(old[0], new[0])
-        + csum::change_u32(old[1], new[1])
-        + csum::change_u32(old[2], new[2])
-        + csum::change_u32(old[3], new[3])
 }
 
 /// What cannot be the change of a sum: the packet could not be written to.

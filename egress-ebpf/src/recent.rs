@@ -214,7 +214,7 @@ fn back(run: &Run<'_>, recent: &Recent) -> Outcome {
 /// A gateway has done all but the last hop.
 #[inline(always)]
 fn deliver(run: &Run<'_>, recent: &Recent) -> Outcome {
-    run.packet.strip();
+    run.packet.strip(run.config);
     let (dmac, smac) = split(&recent.macs);
     let result = run.packet.set_macs(dmac, smac).ok_or(Verdict::RewriteFailed);
     Outcome::redirected(Verdict::ReplyDelivered, result.and_then(|()| way::redirect(recent.ifindex)))
@@ -222,7 +222,7 @@ fn deliver(run: &Run<'_>, recent: &Recent) -> Outcome {
 
 #[inline(always)]
 fn send(run: &Run<'_>, recent: &Recent, end: End, counts_hop: bool) -> Result<i32, Verdict> {
-    run.packet.strip();
+    run.packet.strip(run.config);
     recent.stamp.put(run.packet, run.heads, end, counts_hop, Some(&recent.macs))?;
     way::redirect(recent.ifindex)
 }

@@ -28,12 +28,18 @@ pub fn walked(_packet: Packet, outcome: Outcome) -> Outcome {
 }
 
 pub fn steer(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outcome {
-    if packet.is_foreign() {
+    if packet.is_tagged() {
+        return Outcome::done(Verdict::NotOurs);
+    }
+    if packet.is_for_another_host() {
         // The stack will not forward it.
         return Outcome::done(Verdict::NotPod);
     }
-    if !parse(packet, &mut workspace.heads, Direction::Egress) {
-        return Outcome::done(Verdict::NotIp);
+    if let Some(why) = parse(packet, &mut workspace.heads, Direction::Egress) {
+        return Outcome::done(decide::steer::unread(why, &packet));
+    }
+    if packet.is_completed_elsewhere(&workspace.heads) {
+        return Outcome::done(Verdict::Malformed);
     }
     recent::go::<{ at::STEER }>(packet, config, workspace)
 }
@@ -58,7 +64,7 @@ pub fn from_pod(packet: Packet, config: &Config, workspace: &mut Workspace) -> O
         Steer::Hairpin => answer::to_pod(run, buffer, Answer::Prohibited, Verdict::Hairpin),
         Steer::Reset(verdict) => answer::reset_pod(run, buffer, verdict),
         Steer::Mark => {
-            packet.set_mark(NODE_MARK);
+            packet.set_mark(packet.mark() | NODE_MARK);
             Outcome::done(Verdict::MarkedNode)
         }
         Steer::Send { egress_id, slot } => {
@@ -155,7 +161,7 @@ fn out_by_uplink(run: &Run<'_>, quote: &Quote, way: &mut Way) -> Outcome {
         return Outcome::done(verdict);
     }
     let verdict = if here { Verdict::SnatHere } else { Verdict::SnatForNode };
-    let result = way::go(packet, way);
+    let result = way::go(run, way);
     if result.is_ok() {
         counters::out(mapping.egress_id, packet.len() as u32);
     }
@@ -182,7 +188,11 @@ fn steer_to(run: &Run<'_>, way: &mut Way, egress_id: u32, slot: &Slot) -> Outcom
 }
 
 pub fn accept(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outcome {
-    if !overlay::read_outer(packet, &mut workspace.outer) {
+    // A service of the host has led it to this node's own tunnel port, whoever it says that it is from.
+    if packet.is_of_pod() {
+        return Outcome::done(Verdict::ForgedOuter);
+    }
+    if !overlay::read_outer(packet, config, &mut workspace.outer) {
         return Outcome::done(Verdict::ForgedOuter);
     }
     // Agents ask each other whether the overlay carries anything; only nodes get through to them.
@@ -201,8 +211,11 @@ pub fn accept_on(packet: Packet, outcome: Outcome) -> Outcome {
 /// A packet out of the overlay, whoever has taken its outer headers off.
 #[inline(never)]
 fn begin_accept(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outcome {
-    if packet.is_tagged() || !parse(packet, &mut workspace.heads, Direction::Egress) {
+    if packet.is_tagged() {
         return Outcome::done(Verdict::Malformed);
+    }
+    if let Some(why) = parse(packet, &mut workspace.heads, Direction::Egress) {
+        return Outcome::done(decide::accept::unread(why));
     }
     recent::go::<{ at::ACCEPT }>(packet, config, workspace)
 }
@@ -250,7 +263,7 @@ fn deliver(run: &Run<'_>, way: &mut Way, rest: &mut Rest) -> Outcome {
         // The gateway answers what cannot be fragmented; this one is larger than two pieces.
         return Outcome::done(Verdict::MtuExceeded);
     }
-    let result = if oversize { fragment::send_in_two(run, way, rest) } else { way::go(run.packet, way) };
+    let result = if oversize { fragment::send_in_two(run, way, rest) } else { way::go(run, way) };
     Outcome::redirected(Verdict::ReplyDelivered, result)
 }
 
@@ -269,16 +282,16 @@ fn to_pod<'a>(run: &Run<'a>, pod: &'a Addr, kept: &'a Hop, mapping: Option<u32>)
 }
 
 pub fn enter(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outcome {
-    if packet.is_foreign() {
+    if packet.is_tagged() || packet.is_for_another_host() {
         return Outcome::done(Verdict::NotOurs);
     }
     let Workspace { heads, outer, .. } = workspace;
     if packet.load(12).map(u16::from_be_bytes) == Some(ethertype::ARP) {
         *heads = Heads::NONE;
-        return answer::arp(packet);
+        return answer::arp(packet, config);
     }
-    if !parse(packet, heads, Direction::Ingress) {
-        return Outcome::done(Verdict::NotIp);
+    if let Some(verdict) = parse(packet, heads, Direction::Ingress) {
+        return Outcome::done(verdict);
     }
     if overlay::is_for_us(heads, config) && overlay::decapsulate(packet, heads, outer) {
         let outcome = begin_accept(packet, config, workspace);
@@ -293,7 +306,8 @@ pub fn enter(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outc
 #[inline(always)]
 pub fn enter_on(packet: Packet, outcome: Outcome) -> Outcome {
     if outcome.is_none() {
-        hold::judge(apart::from_world(packet), packet)
+        let outcome = apart::neighbour(packet);
+        if outcome.is_none() { hold::judge(apart::from_world(packet), packet) } else { outcome }
     } else if outcome.is_by_overlay() {
         never_passed(by_overlay(packet))
     } else {
@@ -301,15 +315,21 @@ pub fn enter_on(packet: Packet, outcome: Outcome) -> Outcome {
     }
 }
 
+/// Neighbour discovery that concerns an owned egress IP; nothing where it is anything else. Apart from the rest of the road,
+/// whose frames would leave no room on the stack.
+#[inline(always)]
+pub fn neighbour(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outcome {
+    let Workspace { heads, buffer, .. } = workspace;
+    if heads.tuple.protocol != PROTO_ICMPV6 {
+        return Outcome::NONE;
+    }
+    answer::neighbour(packet, config, heads, buffer).unwrap_or(Outcome::NONE)
+}
+
 /// A packet of the world, of no recent flow.
 #[inline(always)]
 pub fn from_world(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outcome {
-    let Workspace { heads, quote, buffer, .. } = workspace;
-    if heads.tuple.protocol == PROTO_ICMPV6
-        && let Some(outcome) = answer::neighbour(packet, heads, buffer)
-    {
-        return outcome;
-    }
+    let Workspace { heads, quote, .. } = workspace;
     let quote = quoted(packet, heads, quote);
     let decision = enter::enter(heads, quote, &Maps, config);
     let outcome = back(packet, config, workspace, decision);
@@ -354,7 +374,7 @@ fn reply_here(run: &Run<'_>, quote: &Quote, way: &mut Way, rest: &mut Rest, mapp
     let result = packet
         .decrement_ttl(heads)
         .and_then(|()| restore(run, quote, mapping))
-        .and_then(|()| if oversize { fragment::send_in_two(run, way, rest) } else { way::go(packet, way) });
+        .and_then(|()| if oversize { fragment::send_in_two(run, way, rest) } else { way::go(run, way) });
     let outcome = Outcome::redirected(Verdict::ReplyHere, result);
     recent::note_mapped(run, outcome, way);
     outcome
@@ -383,26 +403,39 @@ fn reply_remote(run: &Run<'_>, quote: &Quote, way: &mut Way, mapping: &Mapping) 
     Outcome::redirected(Verdict::ReplySteered, result)
 }
 
+/// In one word: the mark's bits, and two of ours above them. Out of line, since `leave` has no stack to spare.
+#[inline(never)]
+fn meta_word(packet: Packet) -> u64 {
+    u64::from(packet.mark()) | u64::from(packet.is_forwarded()) << 32 | u64::from(packet.is_returning()) << 33
+}
+
+#[inline(always)]
+fn meta_of(packet: Packet) -> Meta {
+    let word = meta_word(packet);
+    Meta { mark: word as u32, forwarded: word >> 32 & 1 != 0, returning: word >> 33 & 1 != 0 }
+}
+
 pub fn leave(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outcome {
-    let Workspace { heads, quote, way, buffer, .. } = workspace;
-    if !parse(packet, heads, Direction::Egress) {
-        return Outcome::done(Verdict::NotIp);
-    }
-    if overlay::is_own(packet, heads, config) {
+    // A build that logs comes here with all packets.
+    if packet.takes_off_redirected(config) || packet.is_tagged() {
         return Outcome::done(Verdict::NotOurs);
     }
+    let Workspace { heads, quote, way, buffer, .. } = workspace;
+    if let Some(verdict) = parse(packet, heads, Direction::Egress) {
+        return Outcome::done(verdict);
+    }
     let quote = quoted(packet, heads, quote);
-    let meta = Meta { mark: packet.mark(), forwarded: packet.is_forwarded(), returning: packet.is_returning() };
+    let meta = meta_of(packet);
     let decision = decide::leave::leave(heads, quote, &meta, &Maps, config);
     let run = &Run { packet, config, heads };
     match decision {
         Leave::Done(verdict) => Outcome::done(verdict),
         Leave::Unmark => {
-            packet.set_mark(0);
+            packet.set_mark(meta.mark & !NODE_MARK);
             Outcome::done(Verdict::NodeSnatDone)
         }
         Leave::NodeSnat => {
-            packet.set_mark(0);
+            packet.set_mark(meta.mark & !NODE_MARK);
             let verdict = match (snat_node(run, quote), found()) {
                 (None, Some(found)) => match rewrite(run, quote, &Rewrite::snat(&found.mapping)) {
                     Ok(()) => Verdict::NodeSnat,
@@ -420,14 +453,21 @@ pub fn leave(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outc
 }
 
 pub fn notice(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outcome {
-    if !parse(packet, &mut workspace.heads, Direction::Ingress) {
-        return Outcome::done(Verdict::NotIp);
+    // As in `leave`.
+    if packet.takes_off_redirected(config) || packet.is_tagged() {
+        return Outcome::done(Verdict::NotOurs);
+    }
+    if let Some(verdict) = parse(packet, &mut workspace.heads, Direction::Ingress) {
+        return Outcome::done(verdict);
     }
     let outcome = recent::go::<{ at::NOTICE }>(packet, config, workspace);
     if !outcome.is_none() {
         return outcome;
     }
     let run = &Run { packet, config, heads: &workspace.heads };
+    if packet.is_of_pod() && decide::notice::is_made_up(run.heads, &Maps) {
+        return Outcome::done(Verdict::NotOurs);
+    }
     let verdict = decide::notice::notice(run.heads, &Maps, config);
     recent::note_left_alone(run, verdict);
     Outcome::done(verdict)

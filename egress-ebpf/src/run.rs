@@ -22,15 +22,16 @@ impl Run<'_> {
     }
 }
 
-/// Reads the heads into the workspace; out of line, so that its frame is gone when the decision is taken.
+/// Reads the heads into the workspace, or says why not; out of line, so that its frame is gone when the decision is taken.
 #[inline(never)]
-pub fn parse(packet: Packet, heads: &mut Heads, direction: Direction) -> bool {
+pub fn parse(packet: Packet, heads: &mut Heads, direction: Direction) -> Option<Verdict> {
     packet.pull_long_heads();
     if heads.read(&packet, direction).is_none() {
+        let why = heads.why_unread();
         *heads = Heads::NONE;
-        return false;
+        return Some(why);
     }
-    true
+    None
 }
 
 /// Reads what an ICMP error quotes into the workspace.

@@ -5,13 +5,13 @@
 #![expect(unsafe_code, reason = "helper calls on the packet's context")]
 
 use aya_ebpf::bindings::{BPF_F_MARK_MANGLED_0, BPF_F_PSEUDO_HDR};
-use aya_ebpf::helpers::generated::{bpf_csum_update, bpf_l4_csum_replace};
+use aya_ebpf::helpers::generated::bpf_l4_csum_replace;
 use egress_common::abi::{Addr, Family, Verdict};
 use egress_common::decide::{End, Rewrite};
 use egress_common::wire::{Heads, IPV4_LEN, IPV6_LEN, L3, PROTO_TCP, csum, ipv4, ipv6, l4};
 
 use crate::packet::{OFFSET_MASK, Packet};
-use crate::rewrite::BPF_F_IPV6;
+use crate::rewrite::{ONE_HOP_LESS, change_of};
 
 /// One hop less, in the word of an IPv4 header where it is counted.
 const HOP: u16 = u16::from_ne_bytes([1, 0]);
@@ -20,7 +20,7 @@ const HOP: u16 = u16::from_ne_bytes([1, 0]);
 #[repr(C)]
 pub struct Stamp {
     address: Addr,
-    /// What a sum over the address gains, as the helper takes it: folded to 32 bits.
+    /// What a sum over the address gains.
     gain: u32,
     /// What the sum of an IPv4 header gains: the address, and the hop where one is counted here.
     header_gain: u16,
@@ -35,19 +35,14 @@ impl Stamp {
     #[inline(never)]
     pub fn set(&mut self, heads: &Heads, rewrite: &Rewrite, counts_hop: bool) {
         let old = match rewrite.end {
-            End::Source => heads.tuple.saddr.words(),
-            End::Destination => heads.tuple.daddr.words(),
+            End::Source => heads.tuple.saddr,
+            End::Destination => heads.tuple.daddr,
         };
-        let new = rewrite.addr.words();
         // The words that both families' addresses share gain nothing (modulo 2^16 - 1).
-        let gain: u64 = csum::change_u32(old[0], new[0])
-            + csum::change_u32(old[1], new[1])
-            + csum::change_u32(old[2], new[2])
-            + csum::change_u32(old[3], new[3]);
+        let gain = csum::fold64(change_of(&old, &rewrite.addr));
         let hop = if counts_hop { !HOP } else { 0 };
-        self.header_gain = csum::fold(u32::from(csum::fold64(gain)) + u32::from(hop));
-        let gain = (gain & 0xffff_ffff) + (gain >> 32);
-        self.gain = ((gain & 0xffff_ffff) + (gain >> 32)) as u32;
+        self.header_gain = csum::fold(u32::from(gain) + u32::from(hop));
+        self.gain = gain.into();
         self.address = rewrite.addr;
         self.port = rewrite.port;
     }
@@ -89,12 +84,13 @@ impl Stamp {
                 }
                 let at = L3 + if end == End::Source { ipv6::SADDR } else { ipv6::DADDR };
                 head[at..at + 16].copy_from_slice(&self.address.octets());
+                let mut change = u64::from(self.gain);
                 if counts_hop {
                     head[L3 + ipv6::HOP_LIMIT] -= 1;
-                    // As in `rewrite`: nothing in the packet makes up for this, so a complete checksum must hear of it.
-                    // SAFETY: the context is the program's own.
-                    let _not_complete = unsafe { bpf_csum_update(packet.skb(), !u32::from_ne_bytes([0, 1, 0, 0])) };
+                    change += ONE_HOP_LESS;
                 }
+                // As in `rewrite`: the helper takes it that something in the header makes up for the address.
+                packet.tell_sum(change);
             }
         }
         Some(())
@@ -110,14 +106,8 @@ impl Stamp {
         let offset = u32::from(heads.l4_offset);
         let at = offset + sum_at as u32;
         let flags = zero_is_none | u64::from(BPF_F_PSEUDO_HDR);
-        let (plain, gain) = (if heads.family == Family::V6 { BPF_F_IPV6 } else { 0 }, u64::from(self.gain));
-        // SAFETY (all calls): the context is the program's own.
-        let mut result = unsafe { bpf_l4_csum_replace(packet.skb(), at, 0, gain, flags | plain) };
-        if result != 0 && plain != 0 {
-            // A kernel before 6.16 refuses the flag.
-            result = unsafe { bpf_l4_csum_replace(packet.skb(), at, 0, gain, flags) };
-        }
-        if result != 0 {
+        // SAFETY: the context is the program's own.
+        if unsafe { bpf_l4_csum_replace(packet.skb(), at, 0, self.gain.into(), flags) } != 0 {
             return None;
         }
         let (old, port_at) = match end {
@@ -127,10 +117,6 @@ impl Stamp {
         if old == self.port {
             return Some(());
         }
-        let (from, to) = (u64::from(old.to_be()), u64::from(self.port.to_be()));
-        if unsafe { bpf_l4_csum_replace(packet.skb(), at, from, to, zero_is_none | 2) } != 0 {
-            return None;
-        }
-        packet.store((offset as usize & OFFSET_MASK) + port_at, self.port.to_be_bytes())
+        packet.replace_summed_port(offset as usize & OFFSET_MASK, sum_at, port_at, zero_is_none, old, self.port)
     }
 }

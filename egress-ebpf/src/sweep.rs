@@ -16,16 +16,16 @@ use core::ffi::c_void;
 
 use aya_ebpf::btf_maps::HashMap;
 use aya_ebpf::helpers::generated::bpf_for_each_map_elem;
-use egress_common::abi::{Direction, Flow, Inbound, Mapping, Timeouts, Tuple};
-use egress_common::decide::{Tables, expiry};
+use egress_common::abi::{Direction, ExposedPort, Exposure, Flow, Holder, Inbound, Mapping, Share, Timeouts, Tuple};
+use egress_common::decide::{Held, Tables, expiry};
 
-use crate::maps::{FLOWS, INBOUND, Maps, NAT, USAGE, clock_ns};
-use crate::numbers;
-use crate::{alive, found};
+use crate::maps::{EXPOSED, FLOWS, INBOUND, Maps, NAT, SHARES, USAGE, clock_ns};
+use crate::{alive, found, numbers, shares};
 
 /// What the callbacks share.
 struct Sweep {
     now_ns: u64,
+    is_pressed: bool,
     timeouts: Timeouts,
     removed: i32,
     /// Of the map at hand.
@@ -33,14 +33,19 @@ struct Sweep {
 }
 
 /// Signature of a callback of `bpf_for_each_map_elem`; zero goes on.
-type Callback<V> = unsafe extern "C" fn(*mut c_void, *const Tuple, *mut V, *mut Sweep) -> i64;
+type Callback<K, V> = unsafe extern "C" fn(*mut c_void, *const K, *mut V, *mut Sweep) -> i64;
 
 pub fn sweep(is_pressed: bool) -> i32 {
     let timeouts = numbers::config().map_or(Timeouts::DEFAULT, |config| config.timeouts);
     let timeouts = if is_pressed { expiry::pressed(timeouts) } else { timeouts };
-    let mut sweep = Sweep { now_ns: clock_ns(), timeouts, removed: 0, kept: 0 };
+    let mut sweep = Sweep { now_ns: clock_ns(), is_pressed, timeouts, removed: 0, kept: 0 };
+    // What each pod, egress policy and exposed port has is counted beside what is known of it, which serves meanwhile.
+    walk(&SHARES, begin_shares, &mut sweep);
     let (nat, flows) = (walk(&NAT, mapping, &mut sweep), walk(&FLOWS, flow, &mut sweep));
+    walk(&SHARES, end_shares, &mut sweep);
+    walk(&EXPOSED, begin_count, &mut sweep);
     let inbound = walk(&INBOUND, inbound, &mut sweep);
+    walk(&EXPOSED, end_count, &mut sweep);
     if let Some(known) = USAGE.get_ptr_mut(0) {
         // What was claimed during the walk may be missing until the next one.
         // SAFETY: a pointer from a lookup, valid until the program ends; all fields are integers.
@@ -51,7 +56,11 @@ pub fn sweep(is_pressed: bool) -> i32 {
 
 /// Returns how many entries stay.
 #[inline(always)]
-fn walk<V, const N: usize, const F: usize>(map: &HashMap<Tuple, V, N, F>, each: Callback<V>, sweep: &mut Sweep) -> u32 {
+fn walk<K, V, const N: usize, const F: usize>(
+    map: &HashMap<K, V, N, F>,
+    each: Callback<K, V>,
+    sweep: &mut Sweep,
+) -> u32 {
     sweep.kept = 0;
     // SAFETY: the map is one of ours, the callback has the signature that the helper asks for with this map's key and
     // value, and `sweep` lives on the caller's frame until the helper returns.
@@ -120,6 +129,7 @@ unsafe extern "C" fn mapping(_map: *mut c_void, key: *const Tuple, value: *mut M
                 sweep.removed += 2;
             } else {
                 sweep.kept += 2;
+                shares::recount(&key.saddr, copy.egress_id, Held::Mappings);
             }
         }
     }
@@ -157,6 +167,7 @@ unsafe extern "C" fn flow(_map: *mut c_void, key: *const Tuple, value: *mut Flow
         sweep.removed += 1;
     } else {
         sweep.kept += 1;
+        shares::recount(&key.saddr, flow.egress_id, Held::Flows);
     }
     0
 }
@@ -165,12 +176,46 @@ unsafe extern "C" fn inbound(_map: *mut c_void, key: *const Tuple, value: *mut I
     // SAFETY: as in `mapping`.
     let (key, inbound, sweep) = unsafe { (&found::copy_of(&*key), &mut *value, &mut *sweep) };
     let seen = inbound.last_seen_ns;
-    let idle = expiry::is_inbound_idle(&sweep.timeouts, inbound, key.protocol, sweep.now_ns);
+    let idle = expiry::is_inbound_idle(&sweep.timeouts, sweep.is_pressed, inbound, key.protocol, sweep.now_ns);
     if idle && take(&raw mut inbound.last_seen_ns, seen) {
         Maps.forget_inbound(key);
         sweep.removed += 1;
     } else {
         sweep.kept += 1;
+        if let Some(exposure) = EXPOSED.get_ptr_mut(&ExposedPort::of(key)) {
+            // SAFETY: a pointer from a lookup; see `maps`.
+            alive::count_up(unsafe { &raw mut (*exposure).counting });
+        }
     }
+    0
+}
+
+unsafe extern "C" fn begin_shares(_: *mut c_void, _: *const Holder, share: *mut Share, _: *mut Sweep) -> i64 {
+    // SAFETY: as in `mapping`.
+    unsafe { ((*share).counting_flows, (*share).counting_mappings) = (0, 0) };
+    0
+}
+
+/// What was claimed during the walk may be missing until the next one. Who has nothing any more is forgotten.
+unsafe extern "C" fn end_shares(_: *mut c_void, key: *const Holder, share: *mut Share, _: *mut Sweep) -> i64 {
+    // SAFETY: as in `mapping`.
+    let (key, share) = unsafe { (found::copy_of(&*key), &mut *share) };
+    (share.flows, share.mappings) = (share.counting_flows, share.counting_mappings);
+    if share.flows == 0 && share.mappings == 0 {
+        let _gone = SHARES.remove(&key);
+    }
+    0
+}
+
+unsafe extern "C" fn begin_count(_: *mut c_void, _: *const ExposedPort, value: *mut Exposure, _: *mut Sweep) -> i64 {
+    // SAFETY: as in `mapping`.
+    unsafe { (*value).counting = 0 };
+    0
+}
+
+/// What was claimed during the walk may be missing until the next one.
+unsafe extern "C" fn end_count(_: *mut c_void, _: *const ExposedPort, value: *mut Exposure, _: *mut Sweep) -> i64 {
+    // SAFETY: as in `mapping`.
+    unsafe { (*value).inbound = (*value).counting };
     0
 }

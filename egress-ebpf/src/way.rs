@@ -1,8 +1,13 @@
 //! The way out: next hops and redirects.
 //!
 //! A next hop is settled once (`bpf_fib_lookup`) and kept in the mapping, with the agent's route generation and ten seconds
-//! of life, or by the CPU, for a second: what the path to another node takes may become less without a change of routes. The packet that settles it goes by `bpf_redirect_neigh`, which resolves the neighbour if need be and keeps its
-//! entry fresh; the others get the link addresses written and go straight to the device.
+//! of life, or by the CPU, for a second: what the path to another node takes may become less without a change of routes. The
+//! packet that settles it goes by `bpf_redirect_neigh`, which resolves the neighbour if need be and keeps its entry fresh;
+//! the others get the link addresses written and go straight to the device.
+//!
+//! The lookup tells in one field the size of a route that has a locked one, and what an ICMP error has had the kernel believe
+//! of the path. Anybody can send such an error, about an echo that nobody has sent, and Linux forwards by the first alone
+//! (`ip_forward_use_pmtu`). So the field says nothing about pods, and never less than [`LEAST_MTU`] about the rest.
 #![expect(unsafe_code, reason = "helper calls on the packet's context")]
 
 use core::mem;
@@ -12,7 +17,7 @@ use aya_ebpf::bindings::{
     bpf_redir_neigh as Neighbour,
 };
 use aya_ebpf::helpers::generated::{bpf_fib_lookup, bpf_redirect, bpf_redirect_neigh};
-use egress_common::abi::{Addr, Family, Hop, Verdict};
+use egress_common::abi::{Addr, Config, Family, Hop, Verdict};
 
 use crate::maps::{Maps, run_ns};
 use crate::numbers::route_generation;
@@ -28,6 +33,8 @@ const MAPPING_HOP_LIFE_NS: u64 = 10_000_000_000;
 /// Likewise one that the CPU keeps. Many flows share it, so that it costs little; and nobody tells of a path MTU that the
 /// kernel has learned.
 const CPU_HOP_LIFE_NS: u64 = 1_000_000_000;
+/// Less than every IPv6 link takes, and than QUIC needs, is believed of no path (RFC 8200 section 5, RFC 9000 section 14).
+const LEAST_MTU: u32 = 1280;
 /// What a redirect helper returns when it will happen.
 pub const TC_ACT_REDIRECT: i32 = 7;
 
@@ -110,7 +117,8 @@ pub fn settle(run: &Run<'_>, journey: &Journey<'_>, way: &mut Way) -> Option<Ver
     way.dmac = way.params.dmac;
     way.smac = way.params.smac;
     way.ifindex = way.params.ifindex;
-    way.mtu = if settled { route_mtu(&way.params, journey.device_mtu) } else { journey.device_mtu };
+    let asks_route = settled && journey.ifindex != run.config.mgmt_ifindex;
+    way.mtu = if asks_route { route_mtu(&way.params, journey.device_mtu) } else { journey.device_mtu };
     set_neighbour(way);
     if settled {
         let life = if journey.by_mapping { MAPPING_HOP_LIFE_NS } else { CPU_HOP_LIFE_NS };
@@ -164,7 +172,7 @@ fn look_up(run: &Run<'_>, journey: &Journey<'_>, params: &mut FibParams) -> Resu
 fn route_mtu(params: &FibParams, device_mtu: u32) -> u32 {
     // SAFETY: both members of the union are u16.
     let mtu = u32::from(unsafe { params.__bindgen_anon_1.mtu_result });
-    if mtu > 1 { mtu.min(device_mtu) } else { device_mtu }
+    if mtu > 1 { mtu.max(LEAST_MTU).min(device_mtu) } else { device_mtu }
 }
 
 #[inline(always)]
@@ -180,8 +188,9 @@ fn set_neighbour(way: &mut Way) {
 
 /// Sends the packet on its way; the value is what the program returns.
 #[inline(always)]
-pub fn go(packet: Packet, way: &mut Way) -> Result<i32, Verdict> {
-    packet.strip();
+pub fn go(run: &Run<'_>, way: &mut Way) -> Result<i32, Verdict> {
+    let Run { packet, config, .. } = *run;
+    packet.strip(config);
     let result = if way.resolve {
         // SAFETY: the neighbour outlives the call and its true size is given.
         unsafe { bpf_redirect_neigh(way.ifindex, &raw mut way.neighbour, size_of::<Neighbour>() as i32, 0) }
@@ -206,7 +215,7 @@ fn redirected(result: i64) -> Result<i32, Verdict> {
 
 /// Turns the packet round on the device that it came from.
 #[inline(always)]
-pub fn turn_round(packet: Packet) -> Result<i32, Verdict> {
-    packet.strip();
+pub fn turn_round(packet: Packet, config: &Config) -> Result<i32, Verdict> {
+    packet.strip(config);
     redirect(packet.ifindex())
 }

@@ -45,8 +45,8 @@ pub struct Workspace {
     pub found: Found,
     /// CLOCK_MONOTONIC (ns) of this run, once asked for; zero before.
     pub now_ns: u64,
-    /// No drop is reported before this time.
-    pub next_report_ns: u64,
+    /// Before these times no drop is reported, and no conflict.
+    pub next_report_ns: [u64; 2],
     /// What may be kept of this run.
     pub asked: Asked,
 }

@@ -54,7 +54,7 @@ fn change(input: &mut Input<'_>, node: &mut Node) {
             }
         }
         _ => {
-            let on = input.pick(&[OnUnknownPod::Pass, OnUnknownPod::Drop]);
+            let on = input.pick(&[OnUnknownPod::Pass, OnUnknownPod::Drop, OnUnknownPod::PassWhileFollowed]);
             world.configure(|config| *config = config.with_on_unknown_pod(on));
             world.now.set(world.now.get() + u64::from(input.byte()) * 10_000_000_000);
             world.sweep(input.flag());

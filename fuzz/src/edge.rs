@@ -344,12 +344,3 @@ pub fn decapsulated(frame: &[u8], heads: &Heads, config: &Config) -> Option<(Out
     let inner = [&frame[..12], &kind, &frame[at + BEHIND_IP..]].concat();
     Some((Outer { source: heads.tuple.saddr, egress_id: vni >> 8 }, inner))
 }
-
-/// Whether the packet to the tunnel port was put into the overlay by this node's programs.
-#[must_use]
-pub fn is_own_overlay(frame: &[u8], heads: &Heads, config: &Config) -> bool {
-    heads.is_udp_to(config.tunnel_port)
-        && config.is_overlay_in_program()
-        && heads.tuple.saddr == config.self_node
-        && field(frame, usize::from(heads.l4_offset) + 8 + 8 + 6) == Some(config.overlay_secret)
-}

@@ -23,8 +23,8 @@ use egress_common::wire::{ETH_LEN, Heads, L4, Quote};
 use crate::edge;
 use crate::frame;
 
-/// Marks that a packet can come with.
-pub(crate) const MARKS: [u32; 2] = [0, NODE_MARK];
+/// Marks that a packet can come with: also where other programs have set bits of their own.
+pub(crate) const MARKS: [u32; 3] = [0, NODE_MARK, 0x0001_4000 | NODE_MARK];
 
 /// Where the packet is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -134,8 +134,13 @@ impl Node {
         self.world.config.get()
     }
 
-    fn heads(frame: &[u8], direction: Direction) -> Option<Heads> {
-        Heads::parse(frame, direction)
+    /// As the programs read it, or what becomes of what cannot be read.
+    fn heads(frame: &[u8], direction: Direction) -> Result<Heads, Verdict> {
+        let mut heads = Heads::NONE;
+        match heads.read(frame, direction) {
+            Some(()) => Ok(heads),
+            None => Err(heads.why_unread()),
+        }
     }
 
     fn wire_length(skb: &Skb<'_>, heads: &Heads) -> u32 {
@@ -199,11 +204,13 @@ impl Node {
     }
 
     fn noticed(&mut self, skb: &Skb<'_>) -> Outcome {
-        let Some(heads) = Self::heads(skb.frame, Direction::Ingress) else {
-            return Outcome::done(Verdict::NotIp, skb.frame, 0);
+        let heads = match Self::heads(skb.frame, Direction::Ingress) {
+            Ok(heads) => heads,
+            Err(verdict) => return Outcome::done(verdict, skb.frame, 0),
         };
         let verdict = notice::notice(&heads, &self.world, &self.config());
-        assert_eq!(verdict.class(), Class::Pass, "it guards nothing");
+        let is_refused = verdict == Verdict::InboundFull;
+        assert!(is_refused || verdict.class() == Class::Pass, "it guards nothing else: {verdict:?}");
         Outcome::done(verdict, skb.frame, 0)
     }
 

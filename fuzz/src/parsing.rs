@@ -1,7 +1,9 @@
 //! The target `parsing`.
 
 use egress_common::abi::{Addr, Direction, Family};
-use egress_common::wire::{ETH_LEN, Fragment, Frame, Heads, IPV4_LEN, IPV6_LEN, L3, L4, Quote, arp, ethertype, nd};
+use egress_common::wire::{
+    ETH_LEN, Fragment, Frame, Heads, IPV4_LEN, IPV6_LEN, L3, L4, Quote, arp, ethertype, icmp, nd,
+};
 
 /// Frames are cut here: nothing beyond is looked at.
 const LONGEST: usize = 2048;
@@ -76,15 +78,21 @@ fn quote_stands_where_it_was_read(frame: &[u8], heads: &Heads) {
 }
 
 fn asks_for_addresses(frame: &[u8]) {
-    if let Some(request) = arp::Request::parse(frame) {
+    if let Some(request) = arp::Message::parse(frame).filter(arp::Message::is_request) {
         let mac = [2, 0, 0, 0, 0, 7];
         let answer = request.answer(mac);
         assert_eq!((&answer[..6], &answer[6..12]), (&request.sender_mac[..], &mac[..]));
         assert_eq!((&answer[22..28], &answer[28..32]), (&mac[..], &request.target_ip[..]));
-        assert!(arp::Request::parse(answer.as_slice()).is_none(), "an answer asks nothing");
+        let read = arp::Message::parse(answer.as_slice()).expect("ARP");
+        assert_eq!((read.is_request(), read.sender()), (false, request.target()), "an answer asks nothing");
     }
     let Some(heads) = Heads::parse(frame, Direction::Ingress) else { return };
-    if let Some(solicitation) = nd::Solicitation::parse(frame, &heads.tuple.saddr) {
+    let sender = &heads.tuple.saddr;
+    if let Some((icmp::v6::NEIGHBOUR_SOLICITATION, target)) = nd::about(frame)
+        && nd::Message::parse(frame).is_some()
+    {
+        let sender_mac = frame.load(6).expect("a whole message has a frame");
+        let solicitation = nd::Solicitation { sender_mac, sender, target };
         let mut answer = [0; nd::ADVERTISEMENT_LEN];
         solicitation.answer([2, 0, 0, 0, 0, 7], &mut answer);
         let back = Heads::parse(answer.as_slice(), Direction::Egress).expect("IPv6");
@@ -93,5 +101,9 @@ fn asks_for_addresses(frame: &[u8]) {
             assert_eq!(back.tuple.daddr, heads.tuple.saddr);
         }
         assert_eq!(crate::frame::is_summed_right(&answer), Some(true));
+        assert!(nd::about(answer.as_slice()).is_some(), "neighbour discovery");
+        let believed = nd::Message::parse(answer.as_slice());
+        let is_nobodys = target == Addr::UNSPECIFIED;
+        assert!(is_nobodys || believed.is_some_and(|answer| answer.overrides()), "what we say can be believed");
     }
 }

@@ -92,6 +92,7 @@ pub(crate) fn node_of_stories() -> Node {
     (config.uplink_mtu, config.pod_mtu, config.overlay_mtu) = (1500, 1400, 1450);
     config.overlay_secret = [2, 1, 2, 3, 4, 5];
     config.decisions = 1;
+    config.inbound_size = 64;
     let world = World::empty(config);
     world.nat.limit(4096);
     for family in FAMILIES {

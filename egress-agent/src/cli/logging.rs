@@ -38,8 +38,9 @@ enum LogFormat {
 }
 
 /// What is off for everybody: the API client reports each failed request on its own; we say it once, with the cause and what
-/// we do.
-const QUIET: &str = "kube_client=off,kube_runtime=off";
+/// we do. HTTP/2 has a line for each connection that misbehaves, and netlink one each time that neighbours change faster than
+/// they are read: both are for anybody to cause, as often as he likes.
+const QUIET: &str = "kube_client=off,kube_runtime=off,h2=off,netlink_proto=off";
 
 /// Why a filter is none.
 #[derive(Debug, thiserror::Error)]
@@ -117,6 +118,19 @@ mod tests {
             assert!(error.contains("is neither a level"), "{level}: {error}");
         }
         assert!(subscriber(&args("warning")).is_err(), "an agent that says nothing is not started");
+    }
+
+    /// Some connections to the health port, or frames to the uplink, each.
+    #[test]
+    fn what_strangers_have_libraries_say_is_neither_written_nor_remembered() {
+        let (subscriber, _level, troubles) = subscriber(&args("off")).expect("a level");
+        tracing::subscriber::with_default(subscriber, || {
+            tracing::warn!(target: "h2::proto::streams::recv", "recv_reset; remotely-reset streams reached limit");
+            tracing::warn!(target: "netlink_proto::framed", "netlink socket buffer full");
+        });
+        assert!(troubles.list().is_empty());
+        let written = filter("info").expect("a level").to_string();
+        assert!(written.contains("h2=off") && written.contains("netlink_proto=off"), "{written}");
     }
 
     #[test]

@@ -121,6 +121,7 @@ fn cleanup_looks_at_the_interfaces_that_the_agents_had() {
     for (agents, cleanup) in OVERLAYS.into_iter().zip(CLEANUPS) {
         let mut given = generated("cleanup", map);
         given.extend(generated(cleanup, map));
+        given.retain(|name, _| !name.starts_with("EGRESS_AGENT_CNI_"));
         let mut wanted = settings(agents);
         wanted.retain(|name, _| ["EGRESS_AGENT_UPLINK", "EGRESS_AGENT_MGMT_PORT"].contains(&name.as_str()));
         assert_eq!(given, wanted, "{cleanup}");
@@ -134,6 +135,34 @@ fn cleanup_looks_at_the_interfaces_that_the_agents_had() {
     for container in [&pod["initContainers"][0], &pod["containers"][0]] {
         assert_eq!(container["envFrom"], json!([{"configMapRef": {"name": map}}]));
     }
+}
+
+/// What is put into the host's directories is taken out of the same ones, and the plugin finds the socket where the agent has it.
+#[test]
+fn the_plugin_goes_where_it_came_to() {
+    let (agents, cleanup) = ("overlays/bridge-cni", "overlays/cleanup-bridge-cni");
+    let [(_, line, variables)] = &containers(&format!("{agents}/cni.yaml"))[..] else { panic!("one container") };
+    let parsed = parse(line, variables);
+    assert!(matches!(parsed, Ok((Command::CniInstall(_), _))), "{:?}", parsed.err());
+    let mut removed = generated(cleanup, "egress-agent-cleanup-settings");
+    removed.retain(|name, _| name.starts_with("EGRESS_AGENT_CNI_"));
+    let mut put = variables.clone();
+    let socket = put.remove("EGRESS_AGENT_CNI_SOCKET");
+    assert_eq!(put, removed);
+    let pod = |path: &str| documents(path).remove(0)["spec"]["template"]["spec"].clone();
+    let (putting, removing) = (pod(&format!("{agents}/cni.yaml")), pod(&format!("{cleanup}/cni.yaml")));
+    let of_host = |pod: &Value| -> Vec<Value> {
+        let volumes = pod["volumes"].as_array().cloned().unwrap_or_default();
+        volumes.into_iter().filter(|one| one["name"] != "run").collect()
+    };
+    assert_eq!(of_host(&putting), of_host(&removing));
+    assert_eq!(putting["containers"][0]["volumeMounts"], removing["containers"][0]["volumeMounts"]);
+    assert_eq!(putting["containers"][0]["volumeMounts"], removing["initContainers"][0]["volumeMounts"]);
+    let run = putting["volumes"].as_array().into_iter().flatten().find(|one| one["name"] == "run").expect("a volume");
+    let base = pod("base/daemonset.yaml")["containers"][0]["volumeMounts"].clone();
+    let at = base.as_array().into_iter().flatten().find(|one| one["name"] == "run").expect("a mount");
+    assert_eq!(run["hostPath"]["path"], at["mountPath"], "the socket's path is the host's too");
+    assert_eq!(socket.as_deref(), Some(crate::cli::page::DEFAULT_SOCKET));
 }
 
 #[test]
@@ -249,7 +278,7 @@ fn overlays_alone_say_which_image() {
 
 #[test]
 fn pods_are_not_privileged() {
-    for path in ["base/daemonset.yaml", "cleanup/daemonset.yaml"] {
+    for path in ["base/daemonset.yaml", "cleanup/daemonset.yaml", "overlays/bridge-cni/cni.yaml"] {
         let pod = documents(path).remove(0)["spec"]["template"]["spec"].clone();
         for list in ["initContainers", "containers"] {
             for container in pod[list].as_array().into_iter().flatten() {

@@ -1,6 +1,7 @@
 //! What users type. Every flag has an environment variable; a flag beats it, and both beat `--config-file`.
 
 mod cleanup;
+mod cni;
 mod codegen;
 mod config_file;
 #[cfg(test)]
@@ -61,6 +62,10 @@ enum Command {
     Drain(drain::DrainArgs),
     /// Remove every trace of the agent from this node's kernel
     Cleanup(cleanup::CleanupArgs),
+    /// Tell the agent of a pod that gets its network: the plugin of a CNI's chain, which a container runtime calls
+    Cni,
+    /// Put the plugin into this node's CNI chain, and keep it there
+    CniInstall(cni::CniInstallArgs),
     /// Print a file that is generated from code
     #[command(hide = true)]
     Codegen(codegen::CodegenArgs),
@@ -139,25 +144,37 @@ enum CliError {
 
 /// Runs what the command line says. Wrong usage ends the process with code 2, everything else that fails with 1.
 pub fn main() -> ExitCode {
-    let outcome = read(std::env::args_os().collect()).and_then(|(command, ignored)| match command {
-        Command::Run(args) => run::run(&args, &ignored),
-        Command::Status(args) => status::run(&args),
-        Command::Trace(args) => trace::run(&args),
-        Command::Nat(args) => nat::run(&args),
-        Command::Drops(args) => drops::run(&args),
-        Command::LogLevel(args) => log_level::run(&args),
-        Command::Drain(args) => drain::run(&args),
-        Command::Cleanup(args) => cleanup::run(&args),
-        Command::Codegen(args) => codegen::run(&args),
-    });
-    match outcome {
-        Ok(()) => ExitCode::SUCCESS,
+    let line: Vec<OsString> = std::env::args_os().collect();
+    if cni::is_plugin(line.first().map(OsString::as_os_str)) {
+        return cni::run();
+    }
+    match perform(line) {
+        Ok(code) => code,
         Err(CliError::Usage(error)) => error.exit(),
         Err(error) => {
             eprintln!("error: {error}");
             ExitCode::FAILURE
         }
     }
+}
+
+fn perform(line: Vec<OsString>) -> Result<ExitCode, CliError> {
+    let (command, ignored) = read(line)?;
+    match command {
+        Command::Run(args) => run::run(&args, &ignored)?,
+        Command::Status(args) => status::run(&args)?,
+        Command::Trace(args) => trace::run(&args)?,
+        Command::Nat(args) => nat::run(&args)?,
+        Command::Drops(args) => drops::run(&args)?,
+        Command::LogLevel(args) => log_level::run(&args)?,
+        Command::Drain(args) => drain::run(&args)?,
+        Command::Cleanup(args) => cleanup::run(&args)?,
+        // A runtime reads what went wrong in the words of its protocol.
+        Command::Cni => return Ok(cni::run()),
+        Command::CniInstall(args) => cni::install(&args)?,
+        Command::Codegen(args) => codegen::run(&args)?,
+    }
+    Ok(ExitCode::SUCCESS)
 }
 
 /// What the line asks for, with what the configuration file adds, and what of the file is ignored.

@@ -11,12 +11,12 @@ use egress_common::abi::{Addr, Mapping, Origin, Tuple};
 use egress_common::decide::phase::Phase;
 use serde::Serialize;
 
-use show::{Out, Visit, count, list};
+use show::{Holders, Out, Visit, count, list};
 
 use super::CliError;
 use super::page::PageArgs;
 use super::values::{Destination, PodName, Protocol};
-use crate::dataplane::mappings::{Entry, walk};
+use crate::dataplane::mappings::{Entry, shares, walk};
 use crate::inspect::names::Names;
 use crate::inspect::socket::names;
 
@@ -30,7 +30,7 @@ pub(super) struct NatArgs {
 enum What {
     /// One line for each mapping
     List(Filters),
-    /// How many there are, for each egress IP
+    /// How many there are, for each egress IP; and, without a filter, which pods and objects hold most flows and mappings
     Count(Filters),
 }
 
@@ -59,6 +59,19 @@ struct Filters {
     state: Option<State>,
     #[command(flatten)]
     page: PageArgs,
+}
+
+impl Filters {
+    fn are_any(&self) -> bool {
+        let Self { egress_ip, pod_ip, pod, to, proto, node, state, page: _ } = self;
+        egress_ip.is_some()
+            || pod_ip.is_some()
+            || pod.is_some()
+            || to.is_some()
+            || proto.is_some()
+            || node.is_some()
+            || state.is_some()
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
@@ -174,9 +187,13 @@ pub(super) fn run(args: &NatArgs) -> Result<(), CliError> {
     let wanted = Wanted::new(filters, &names)?;
     let mut out = Out { to: BufWriter::new(io::stdout().lock()), has_failed: false };
     let walked = |visit: &mut Visit<'_>| walk(&filters.page.bpffs, |key, mapping| wanted.takes(key, mapping), visit);
+    let unreadable = |source| NoMappings::Unreadable { bpffs: filters.page.bpffs.clone(), source };
     let done = match &args.what {
         What::List(_) => list(&wanted, &names, &mut out, walked),
-        What::Count(_) => count(&wanted, &names, &mut out, walked),
+        What::Count(_) => {
+            let shares = if filters.are_any() { None } else { shares(&filters.page.bpffs).map_err(unreadable)? };
+            count(&wanted, &names, &mut out, walked, shares.map(|shares| Holders::of(shares, &names)))
+        }
     };
     match done {
         Ok(Some(())) => Ok(()),
@@ -184,7 +201,7 @@ pub(super) fn run(args: &NatArgs) -> Result<(), CliError> {
         // Whoever reads has had enough.
         Err(error) if out.has_failed && error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         Err(error) if out.has_failed => Err(NoMappings::Unwritten(error).into()),
-        Err(source) => Err(NoMappings::Unreadable { bpffs: filters.page.bpffs.clone(), source }.into()),
+        Err(source) => Err(unreadable(source).into()),
     }
 }
 

@@ -6,6 +6,7 @@ use clap::Args;
 
 use crate::controller::reach::pulse::Rules;
 use crate::controller::reach::session::{Manner, encrypted, plaintext};
+use crate::health::signature::SharedKey;
 use crate::health::tls::Tls;
 use crate::metrics::Meters;
 
@@ -50,7 +51,9 @@ impl ReachabilityArgs {
             rules,
             port: self.port(),
             dial: tls.map_or_else(plaintext, encrypted),
+            key: SharedKey::default(),
             meters: Meters::default(),
+            events: None,
         })
     }
 }

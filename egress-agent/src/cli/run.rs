@@ -1,5 +1,7 @@
 //! `egress-agent run`: flags to settings, then the agent.
 
+use std::collections::BTreeSet;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -17,9 +19,10 @@ use super::timeouts::TimeoutArgs;
 use super::tls::TlsArgs;
 use super::{CliError, NodeArgs, logging, uplink};
 use crate::agent::{self, AgentSettings};
+use crate::dataplane::foreknown::Foreknown;
 use crate::dataplane::host::Host;
 use crate::dataplane::names::{DEFAULT_INBOUND_ENTRIES, DEFAULT_NAT_ENTRIES, DEFAULT_TUNNEL_PORT};
-use crate::dataplane::{self, Attachment, Dataplane, StartError, succession};
+use crate::dataplane::{self, Attachment, Dataplane, Quotas, StartError, succession};
 use crate::health;
 use crate::health::tls::{self, Tls};
 use crate::inspect::log::{LogLevel, Troubles};
@@ -29,6 +32,7 @@ use crate::kube::{client, events};
 use crate::metrics::awaited::Awaited;
 use crate::metrics::{self, Listen, Station};
 use crate::model::desired;
+use crate::supervise::{self, Task};
 
 #[derive(Args, Debug)]
 pub(super) struct RunArgs {
@@ -77,12 +81,20 @@ pub(super) struct RunArgs {
     )]
     attach: Attach,
     /// How many NAT mappings this node may have at once, 512 bytes of memory each (1024 to 268435456); where the map is full
-    /// new flows are dropped (map_full). A change needs `egress-agent cleanup` first
+    /// new flows are dropped (map_full). With a change all maps begin anew, as with another layout of theirs
     #[arg(long, env = "EGRESS_AGENT_NAT_ENTRIES", value_name = "ENTRIES", default_value_t = DEFAULT_NAT_ENTRIES,
           value_parser = clap::value_parser!(u32).range(1024..=MOST_ENTRIES), help_heading = "On this node")]
     nat_entries: u32,
-    /// How many connections from outside this node remembers, 128 bytes of memory each (1024 to 268435456); of others a
-    /// selected pod's answers may leave with its egress IP (inbound_refused). A change needs `egress-agent cleanup` first
+    /// How much of that one pod address may hold, in percent (1 to 100): its further flows are dropped (quota_exceeded)
+    #[arg(long, env = "EGRESS_AGENT_POD_QUOTA", value_name = "PERCENT", default_value_t = Quotas::DEFAULT.pod,
+          value_parser = clap::value_parser!(u32).range(1..=100), help_heading = "On this node")]
+    pod_quota: u32,
+    /// How much of that all pods of one egress policy may hold together, in percent (1 to 100)
+    #[arg(long, env = "EGRESS_AGENT_POLICY_QUOTA", value_name = "PERCENT", default_value_t = Quotas::DEFAULT.policy,
+          value_parser = clap::value_parser!(u32).range(1..=100), help_heading = "On this node")]
+    policy_quota: u32,
+    /// How many connections from outside this node remembers, 128 bytes of memory each (1024 to 268435456); others to
+    /// selected pods are dropped (inbound_full). With a change all maps begin anew, as with another layout of theirs
     #[arg(long, env = "EGRESS_AGENT_INBOUND_ENTRIES", value_name = "ENTRIES", default_value_t = DEFAULT_INBOUND_ENTRIES,
           value_parser = clap::value_parser!(u32).range(1024..=MOST_ENTRIES), help_heading = "On this node")]
     inbound_entries: u32,
@@ -113,6 +125,11 @@ pub(super) struct RunArgs {
         help_heading = "The cluster's networks"
     )]
     excluded_cidrs: Vec<IpNet>,
+    /// Hosts outside the cluster reach pods by the pods' own addresses: selected pods answer them at every port, with these
+    /// addresses. Any such host can then have a pod send to it without the egress IP; elsewhere only ports of Services that
+    /// are reached from outside, and host ports, count
+    #[arg(long, env = "EGRESS_AGENT_DIRECT_ROUTING", help_heading = "The cluster's networks")]
+    direct_routing: bool,
     /// UDP port of the overlay between nodes, the same on all nodes and open between them (1 to 65535)
     #[arg(long, env = "EGRESS_AGENT_TUNNEL_PORT", value_name = "PORT", default_value_t = DEFAULT_TUNNEL_PORT,
           value_parser = clap::value_parser!(u16).range(1..), help_heading = "The overlay")]
@@ -191,7 +208,8 @@ impl Attach {
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum UnknownPods {
-    /// Drop where the CNI announces addresses before a pod starts; elsewhere only while an EgressIP object selects a namespace
+    /// Drop where the CNI announces addresses before a pod starts; elsewhere only while a pod starts here that an EgressIP object
+    /// selects, and while no agent runs
     Auto,
     /// Always drop: none leaves with a wrong address, and pods that no object selects wait for the agent too
     Drop,
@@ -212,29 +230,39 @@ impl RunArgs {
         self.config_file.as_deref()
     }
 
+    fn model(&self) -> desired::Settings {
+        desired::Settings {
+            node_name: self.node_name.clone(),
+            cluster_subnets: self.cluster_subnets.clone(),
+            service_cidrs: self.service_cidrs.clone(),
+            excluded_cidrs: self.excluded_cidrs.clone(),
+            api_servers: BTreeSet::new(),
+            unknown_pods: match self.unknown_pods {
+                UnknownPods::Auto => desired::UnknownPods::Auto,
+                UnknownPods::Drop => desired::UnknownPods::Drop,
+                UnknownPods::Pass => desired::UnknownPods::Pass,
+            },
+            on_unassigned: match self.on_unassigned {
+                OnUnassigned::NodeAddress => desired::OnUnassigned::NodeAddress,
+                OnUnassigned::Drop => desired::OnUnassigned::Drop,
+            },
+        }
+    }
+
+    /// What the programs go by before the cluster is heard of, where they are not to leave everything alone until then.
+    fn foreknown(&self) -> Option<Foreknown> {
+        matches!(self.unknown_pods, UnknownPods::Drop).then(|| self.model().foreknown())
+    }
+
     fn agent(
         &self,
-        host: Host,
+        (host, api_servers): (Host, BTreeSet<IpAddr>),
         tls: Option<Tls>,
         (outages, station): (Outages, Arc<Station>),
         questions: Questions,
     ) -> AgentSettings {
         AgentSettings {
-            model: desired::Settings {
-                node_name: self.node_name.clone(),
-                cluster_subnets: self.cluster_subnets.clone(),
-                service_cidrs: self.service_cidrs.clone(),
-                excluded_cidrs: self.excluded_cidrs.clone(),
-                unknown_pods: match self.unknown_pods {
-                    UnknownPods::Auto => desired::UnknownPods::Auto,
-                    UnknownPods::Drop => desired::UnknownPods::Drop,
-                    UnknownPods::Pass => desired::UnknownPods::Pass,
-                },
-                on_unassigned: match self.on_unassigned {
-                    OnUnassigned::NodeAddress => desired::OnUnassigned::NodeAddress,
-                    OnUnassigned::Drop => desired::OnUnassigned::Drop,
-                },
-            },
+            model: desired::Settings { api_servers, ..self.model() },
             namespace: self.namespace.clone(),
             health: health::Settings {
                 port: self.reachability.port(),
@@ -279,7 +307,8 @@ async fn run_async(args: &RunArgs, notes: Notes, (log, troubles): (LogLevel, Tro
     // Before the programs are loaded, which takes time: whoever asks is told so.
     let station = Arc::new(Station::new(outages.clone()));
     if let Some(listen) = args.metrics_bind_address {
-        tokio::spawn(metrics::serve(listen, Arc::clone(&station), stop.clone()));
+        let serve = metrics::serve(listen, Arc::clone(&station), stop.clone());
+        tokio::spawn(supervise::until(stop.clone(), Task::MetricsServer, serve));
     }
     let uplink = match &args.node.uplink {
         Some(named) => Some(named.clone()),
@@ -290,9 +319,12 @@ async fn run_async(args: &RunArgs, notes: Notes, (log, troubles): (LogLevel, Tro
     settings.tunnel_port = args.tunnel_port;
     settings.timeouts = args.timeouts.checked();
     settings.nat_entries = args.nat_entries;
+    settings.quotas = Quotas { pod: args.pod_quota, policy: args.policy_quota };
     settings.inbound_entries = args.inbound_entries;
+    settings.direct_routing = args.direct_routing;
     settings.attachment = args.attach.wish();
     settings.overlay_in_program = args.encapsulation == Encapsulation::Program;
+    settings.foreknown = args.foreknown();
     let host = Host::new(settings.uplink.clone(), settings.mgmt_port.clone())?;
     let is_early = args.node.uplink.is_none() && uplink::is_early(&args.node.mgmt_port);
     let dataplane = tokio::select! {
@@ -309,7 +341,7 @@ async fn run_async(args: &RunArgs, notes: Notes, (log, troubles): (LogLevel, Tro
         },
     };
     let meter = dataplane.meter()?;
-    tokio::spawn(meter.clone().follow_ports());
+    tokio::spawn(supervise::forever(Task::PortCounter, meter.clone().follow_ports()));
     station.has_kernel(meter);
     if args.service_cidrs.is_empty() {
         warn!(
@@ -318,12 +350,14 @@ async fn run_async(args: &RunArgs, notes: Notes, (log, troubles): (LogLevel, Tro
         );
     }
     let tls = tls.map(|(tls, keeper)| {
-        tokio::spawn(keeper.telling(notes.clone()).run(tls::INTERVAL, stop.clone()));
+        let keep = keeper.telling(notes.clone()).run(tls::INTERVAL, stop.clone());
+        tokio::spawn(supervise::until(stop.clone(), Task::Certificates, keep));
         tls
     });
     let (socket, bpffs, drops) = (args.socket.clone(), args.node.bpffs.clone(), dataplane.drops());
     let questions = Questions { socket, notes, drops, log, troubles, bpffs };
-    let settings = args.agent(host, tls, (outages, station), questions);
+    let api_servers = client::addresses(&outages).await;
+    let settings = args.agent((host, api_servers), tls, (outages, station), questions);
     let mut agent = std::pin::pin!(agent::run(client, settings, dataplane, stop.clone()));
     let another = tokio::select! {
         () = &mut agent => None,
@@ -339,7 +373,7 @@ async fn run_async(args: &RunArgs, notes: Notes, (log, troubles): (LogLevel, Tro
 }
 
 async fn start(client: &Client, settings: dataplane::Settings, awaited: &Awaited) -> Result<Dataplane, StartError> {
-    if succession::is_due(&settings.bpffs) {
+    if succession::is_due(&settings) {
         let waits = || {
             let line = "waiting for the API server, to take over from the programs of another version, which go on";
             info!("{line}");
@@ -360,13 +394,14 @@ fn stop_on_signal() -> Result<CancellationToken, CliError> {
     let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     let stop = CancellationToken::new();
     let stopping = stop.clone();
-    tokio::spawn(async move {
+    let follow = async move {
         tokio::select! {
             _ = terminate.recv() => info!("SIGTERM: stopping"),
             _ = interrupt.recv() => info!("SIGINT: stopping"),
         }
         stopping.cancel();
-    });
+    };
+    tokio::spawn(supervise::until(stop.clone(), Task::Signals, follow));
     Ok(stop)
 }
 

@@ -41,6 +41,11 @@ pub(super) struct TimeoutArgs {
     #[arg(long, env = "EGRESS_AGENT_OTHER_TIMEOUT", value_name = "SECONDS", default_value_t = DEFAULT.other,
           value_parser = seconds())]
     other_timeout: u32,
+    /// Seconds that a flow of anything but TCP waits for its first answer (1 to 2592000), where its own timeout is not shorter;
+    /// Linux has 30
+    #[arg(long, env = "EGRESS_AGENT_UNREPLIED_TIMEOUT", value_name = "SECONDS", default_value_t = DEFAULT.unreplied,
+          value_parser = seconds())]
+    unreplied_timeout: u32,
 }
 
 impl TimeoutArgs {
@@ -53,6 +58,7 @@ impl TimeoutArgs {
             udp: self.udp_timeout,
             icmp: self.icmp_timeout,
             other: self.other_timeout,
+            unreplied: self.unreplied_timeout,
         };
         for Short { flag, seconds, least, rfc } in short(&timeouts) {
             warn!("{flag}={seconds} is less than the {least} s of RFC {rfc}: connections that pause longer will break");

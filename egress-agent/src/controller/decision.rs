@@ -10,8 +10,12 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::assignment::{Facts, Fate, Nodes, Objects, Outcome, assign};
+use super::census::Census;
 use super::handover::{Evidence, Leases, Plan, Records, Step, Watch};
 use super::verdict::{self, Notice, Statement};
+use crate::model::reserved::ClusterNetworks;
+use crate::model::services::Services;
+use crate::model::unserved::UnservedAddresses;
 use crate::model::view::{EgressObject, Item, Part, parse_egress_ip};
 
 /// All that is known. The status that holds is part of the objects.
@@ -23,6 +27,14 @@ pub struct Known<'a> {
     pub unreachable: &'a BTreeSet<String>,
     /// Nodes that keep what they have and get nothing more.
     pub absent: &'a BTreeSet<String>,
+    /// What nodes have been assigned and do not serve, by their own words.
+    pub unserved: &'a BTreeMap<String, UnservedAddresses>,
+    /// How many pods each object serves, and where nobody looks after them.
+    pub census: &'a Census,
+    /// Where no node can host any address of an object, the node's address serves.
+    pub node_address_serves: bool,
+    pub networks: &'a ClusterNetworks,
+    pub services: &'a Services,
     pub records: &'a Records,
     pub evidence: Evidence<'a>,
     pub now: Instant,
@@ -36,6 +48,8 @@ pub struct Decision {
     pub conditions: Vec<Statement>,
     /// The addresses, where no node can host any of them.
     pub no_eligible_node: Option<Vec<IpAddr>>,
+    /// `None` while it is not known.
+    pub selected_pods: Option<u32>,
     pub notices: BTreeSet<Notice>,
 }
 
@@ -46,6 +60,7 @@ impl Decision {
             self.no_eligible_node.as_ref().map(|all| all.iter().copied().collect());
         self.object.items != self.items
             || self.object.no_eligible_node != published
+            || self.selected_pods.is_some_and(|count| self.object.selected_pods != Some(count))
             || !self.conditions.iter().all(|statement| statement.is_said(&self.object))
     }
 }
@@ -62,8 +77,10 @@ pub struct Decisions {
 }
 
 pub fn decide(watch: &mut Watch, known: &Known<'_>) -> Decisions {
-    let Known { objects, nodes, unreachable, absent, records, evidence, now } = *known;
-    let assignment = assign(&Facts { objects, nodes, unreachable, absent, hand_overs: &records.open });
+    let Known { objects, nodes, unreachable, absent, networks, services, records, evidence, now, .. } = *known;
+    let cluster = verdict::Cluster::new(nodes, known.node_address_serves);
+    let hand_overs = &records.open;
+    let assignment = assign(&Facts { objects, nodes, unreachable, absent, networks, services, hand_overs });
     let mut plan = watch.plan(objects, &assignment, records, &evidence, now);
     let mut all = Vec::with_capacity(objects.len());
     // Both in the order of names.
@@ -74,16 +91,24 @@ pub fn decide(watch: &mut Watch, known: &Known<'_>) -> Decisions {
         let mut outcome = outcome.map(|(_, outcome)| outcome).unwrap_or_default();
         let new = plan.items.remove(name);
         name_what_moves(&mut outcome, new.as_ref().unwrap_or(&object.items), &plan);
-        all.push(decision(object, outcome, new, assignment.eligible));
+        name_what_is_not_served(&mut outcome, known.unserved);
+        all.push(decision(object, outcome, new, (assignment.eligible, &cluster, known.census)));
     }
     Decisions { all, steps: plan.steps, look_again: plan.look_again }
 }
 
 /// `new` are the items where they are to be written: else what stands there is right, or has to wait.
-fn decision(object: &Arc<EgressObject>, outcome: Outcome, new: Option<Vec<Item>>, eligible: usize) -> Decision {
+fn decision(
+    object: &Arc<EgressObject>,
+    outcome: Outcome,
+    new: Option<Vec<Item>>,
+    (eligible, cluster, census): (usize, &verdict::Cluster, &Census),
+) -> Decision {
     // Of an object that selects nobody knows whom, nothing is published.
     let publish = outcome.no_eligible_node() && !object.is_unknown(Part::Selectors);
-    let conditions = verdict::conditions(object, &outcome);
+    let alone: Vec<(&str, u32)> = object.id.into_iter().flat_map(|id| census.left_alone(id)).collect();
+    let conditions = verdict::conditions(object, &outcome, &alone, cluster);
+    let selected_pods = object.id.and_then(|id| census.selected(id));
     let notices = verdict::notices(object, &outcome, eligible);
     let items = match new {
         Some(items) => items,
@@ -91,7 +116,7 @@ fn decision(object: &Arc<EgressObject>, outcome: Outcome, new: Option<Vec<Item>>
         None => object.items.clone(),
     };
     let no_eligible_node = publish.then(|| object.addresses().into_iter().collect());
-    Decision { object: object.clone(), items, conditions, no_eligible_node, notices }
+    Decision { object: object.clone(), items, conditions, no_eligible_node, selected_pods, notices }
 }
 
 /// Entries that have a node, and are not there yet.
@@ -108,6 +133,17 @@ fn name_what_moves(outcome: &mut Outcome, items: &[Item], plan: &Plan) {
     }
 }
 
+/// Entries whose nodes say that they do not serve them.
+fn name_what_is_not_served(outcome: &mut Outcome, unserved: &BTreeMap<String, UnservedAddresses>) {
+    for (entry, fate) in outcome.entries.iter_mut().filter(|_| !unserved.is_empty()) {
+        let Fate::Assigned { node } = fate else { continue };
+        let of_node = unserved.get(node).zip(parse_egress_ip(entry));
+        if let Some(why) = of_node.and_then(|(unserved, address)| unserved.get(&address)) {
+            *fate = Fate::NotServed { node: std::mem::take(node), why: why.clone() };
+        }
+    }
+}
+
 /// For tests and for whoever keeps no records: all is let go of at once.
 #[derive(Debug, Default)]
 pub struct NoRecords {
@@ -117,6 +153,10 @@ pub struct NoRecords {
     prepared: BTreeMap<(IpAddr, u64), BTreeSet<String>>,
     departed: BTreeMap<IpAddr, String>,
     absent: BTreeSet<String>,
+    unserved: BTreeMap<String, UnservedAddresses>,
+    census: Census,
+    networks: ClusterNetworks,
+    services: Services,
 }
 
 impl NoRecords {
@@ -130,6 +170,21 @@ impl NoRecords {
         let leases = Leases::None(std::time::Duration::ZERO);
         let Self { released, given, prepared, departed, .. } = self;
         let evidence = Evidence { released, given, prepared, leases, departed };
-        Known { objects, nodes, unreachable, absent: &self.absent, records: &self.records, evidence, now }
+        let Self { absent, unserved, census, records, networks, services, .. } = self;
+        let node_address_serves = true;
+        Known {
+            objects,
+            nodes,
+            unreachable,
+            absent,
+            unserved,
+            census,
+            node_address_serves,
+            networks,
+            services,
+            records,
+            evidence,
+            now,
+        }
     }
 }

@@ -7,6 +7,8 @@ use std::net::IpAddr;
 
 use super::assignment::{Facts, Fate, Nodes, Objects, assign};
 use crate::kube::keys;
+use crate::model::reserved::ClusterNetworks;
+use crate::model::services::Services;
 use crate::model::view::{EgressObject, Node, parse_egress_ip};
 
 /// The addresses that the node has, by the status, with the names of their objects.
@@ -22,7 +24,9 @@ pub fn held(objects: &Objects, node: &str) -> BTreeMap<IpAddr, String> {
 /// Those that no other node can take, with what keeps each of the others from it.
 pub fn stays(objects: &Objects, nodes: &Nodes, node: &str) -> BTreeMap<IpAddr, String> {
     let (none, no_hand_overs) = (BTreeSet::new(), BTreeMap::new());
-    let facts = Facts { objects, nodes, unreachable: &none, absent: &none, hand_overs: &no_hand_overs };
+    let (unreachable, absent, hand_overs) = (&none, &none, &no_hand_overs);
+    let (networks, services) = (&ClusterNetworks::default(), &Services::default());
+    let facts = Facts { objects, nodes, unreachable, absent, networks, services, hand_overs };
     let assignment = assign(&facts);
     let mut stays = BTreeMap::new();
     for (object, outcome) in assignment.beside(objects) {

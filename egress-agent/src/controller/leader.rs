@@ -17,11 +17,12 @@ use tracing::{info, warn};
 
 use super::assignment::{Nodes, Objects};
 use super::books::{Books, Extract};
+use super::census::Census;
 use super::complaint::Complaint;
 use super::decision::{Decision, Decisions, Known, decide};
-use super::failovers::Failovers;
 use super::handover::Watch;
 use super::leadership::Leadership;
+use super::moves::{Moves, Why};
 use super::numbering::Numbering;
 use super::problems::Problems;
 use super::reach::Reach;
@@ -33,7 +34,10 @@ use crate::kube::ledger::LedgerStore;
 use crate::kube::status::{StatusWriter, Wanted, WriteError};
 use crate::metrics::Meters;
 use crate::metrics::meters::Cluster;
+use crate::model::desired::OnUnassigned;
 use crate::model::inbox::Taker;
+use crate::model::reserved::ClusterNetworks;
+use crate::model::services::Services;
 use crate::model::view::{Change, Condition, EgressObject, Item, Node, Update, filled};
 
 /// Writes at a time.
@@ -55,8 +59,15 @@ pub struct Leader {
     /// Shared with the thread that decides, while it does.
     objects: Option<Arc<Objects>>,
     nodes: Option<Arc<Nodes>>,
+    networks: Arc<ClusterNetworks>,
+    /// Where no node can host any address of an object, the node's address serves.
+    node_address_serves: bool,
+    services: Arc<Services>,
     /// Which nodes answer.
     reach: watch::Receiver<Reach>,
+    /// Whose agents are to be asked, while this one leads, and what they say.
+    asked: watch::Sender<Option<Arc<Nodes>>>,
+    census: watch::Receiver<Census>,
     books: Books,
     watch: Watch,
     /// Since when this agent leads without a gap, as of the pass that it is in.
@@ -72,7 +83,7 @@ pub struct Leader {
     events: Events,
     leadership: Leadership,
     meters: Meters,
-    failovers: Failovers,
+    moves: Moves,
     /// Changes when the API server has gone back.
     returns: watch::Receiver<()>,
 }
@@ -91,11 +102,17 @@ impl Leader {
         leadership: Leadership,
         (reach, total, returns): (watch::Receiver<Reach>, Duration, watch::Receiver<()>),
         signature: String,
+        networks: ClusterNetworks,
     ) -> Self {
         Self {
             objects: None,
             nodes: None,
+            networks: Arc::new(networks),
+            node_address_serves: true,
+            services: Arc::default(),
             reach,
+            asked: watch::Sender::default(),
+            census: watch::channel(Census::default()).1,
             books: Books::new(ledger, leadership.clone(), signature, total),
             watch: Watch::lingering(LINGER),
             since: None,
@@ -109,9 +126,21 @@ impl Leader {
             events,
             leadership,
             meters: Meters::default(),
-            failovers: Failovers::default(),
+            moves: Moves::default(),
             returns,
         }
+    }
+
+    /// Says so of packets of objects whose addresses no node can host.
+    #[must_use]
+    pub fn with_unassigned(self, on_unassigned: OnUnassigned) -> Self {
+        Self { node_address_serves: on_unassigned == OnUnassigned::NodeAddress, ..self }
+    }
+
+    /// Says what agents say of their pods.
+    #[must_use]
+    pub fn counting(self, asked: watch::Sender<Option<Arc<Nodes>>>, census: watch::Receiver<Census>) -> Self {
+        Self { asked, census, ..self }
     }
 
     /// Counts there.
@@ -128,7 +157,12 @@ impl Leader {
             tokio::select! {
                 () = stop.cancelled() => return,
                 changes = changes.take() => match changes {
-                    Some(changes) => changes.into_iter().for_each(|change| self.apply(change)),
+                    Some(changes) => {
+                        let news = changes.into_iter().map(|change| self.apply(change)).filter(|is_news| *is_news);
+                        if news.count() == 0 {
+                            continue;
+                        }
+                    }
                     None => return,
                 },
                 alive = self.leadership.changed() => {
@@ -141,6 +175,7 @@ impl Leader {
                     }
                 }
                 Ok(()) = self.reach.changed() => {}
+                Ok(()) = self.census.changed() => {}
                 Ok(()) = self.returns.changed() => self.tell_of_return(),
                 () = retry, if retry_at.is_some() => {}
             }
@@ -152,7 +187,8 @@ impl Leader {
             let Some(since) = self.since else {
                 self.strangers.retain(|_| false);
                 self.problems = Problems::default();
-                self.failovers.forget(|_| true);
+                self.asked.send_if_modified(|asked| asked.take().is_some());
+                self.moves.forget(|_| true);
                 self.meters.set_cluster(None);
                 continue;
             };
@@ -173,7 +209,8 @@ impl Leader {
         }
     }
 
-    fn apply(&mut self, change: Change) {
+    /// False where nothing is to be decided because of it.
+    fn apply(&mut self, change: Change) -> bool {
         match change {
             Change::Objects(update) => {
                 self.unobserved = true;
@@ -181,8 +218,11 @@ impl Leader {
             }
             Change::Nodes(update) => self.apply_nodes(update),
             Change::Ledger(ledger) => self.books.follow(ledger, Instant::now().into_std()),
-            Change::Namespaces(_) | Change::Pods(_) | Change::Services(_) => {}
+            // Most Services have no address that could be an egress IP.
+            Change::Services(update) => return !Arc::make_mut(&mut self.services).apply(update).addresses.is_empty(),
+            Change::Namespaces(_) | Change::Pods(_) => return false,
         }
+        true
     }
 
     fn apply_nodes(&mut self, update: Update<String, Arc<Node>>) {
@@ -209,7 +249,7 @@ impl Leader {
             Update::Removed(name) => {
                 self.told.remove(&name);
                 if let Some(object) = self.objects.as_mut().and_then(|objects| Arc::make_mut(objects).remove(&name)) {
-                    self.failovers.forget(|address| object.listed.iter().any(|listed| listed == address));
+                    self.moves.forget(|address| object.listed.iter().any(|listed| listed == address));
                     self.books.depart(&object, now);
                 }
             }
@@ -235,6 +275,11 @@ impl Leader {
     /// When to do so again, if nothing else happens.
     async fn decide_and_write(&mut self, since: std::time::Instant) -> Option<Instant> {
         let (Some(objects), Some(nodes)) = (self.objects.clone(), self.nodes.clone()) else { return None };
+        self.asked.send_if_modified(|asked| {
+            let is_known = asked.as_ref().is_some_and(|known| Arc::ptr_eq(known, &nodes));
+            *asked = Some(nodes.clone());
+            !is_known
+        });
         for (node, problem) in self.problems.news(&nodes) {
             warn!(node, problem, "what cannot be read of a node is as it was last read");
         }
@@ -242,19 +287,24 @@ impl Leader {
         let now = Instant::now().into_std();
         // A copy: whoever probes must not wait for a decision.
         let reach = self.reach.borrow_and_update().clone();
+        let census = self.census.borrow_and_update().clone();
         let extract = self.books.extract(&objects, &nodes, &reach, (since, now))?;
         let (draft, again) = (extract.draft.clone(), extract.look_again);
         let nodes_seen = summary::nodes(&nodes, &reach);
-        let Decisions { all, steps, look_again } = self.decide((objects, nodes), reach, extract, now).await?;
+        let Decisions { all, steps, look_again } = self.decide((objects, nodes), (reach, census), extract, now).await?;
         let has_strangers = self.strangers.are_seen();
         self.meters.set_cluster(Some(Cluster { has_strangers, ..summary::cluster(&all, nodes_seen) }));
         let again = again.into_iter().chain(look_again).min().map(Instant::from_std);
         let wishes: Vec<Wish> = all
             .into_iter()
             .filter_map(|decision| {
-                let Decision { object, items, conditions, no_eligible_node, notices } = decision;
+                let Decision { object, items, conditions, no_eligible_node, selected_pods, notices } = decision;
                 let id = *numbers.get(&object.name)?;
-                Some(Wish { object, wanted: Wanted { id, no_eligible_node, items, conditions }, notices })
+                Some(Wish {
+                    object,
+                    wanted: Wanted { id, no_eligible_node, items, selected_pods, conditions },
+                    notices,
+                })
             })
             .collect();
         self.tell(&wishes);
@@ -281,15 +331,31 @@ impl Leader {
     async fn decide(
         &mut self,
         (objects, nodes): (Arc<Objects>, Arc<Nodes>),
-        reach: Reach,
+        (reach, census): (Reach, Census),
         extract: Extract,
         now: std::time::Instant,
     ) -> Option<Decisions> {
         let mut watch = std::mem::take(&mut self.watch);
+        let (networks, services) = (Arc::clone(&self.networks), Arc::clone(&self.services));
+        let node_address_serves = self.node_address_serves;
         let deciding = tokio::task::spawn_blocking(move || {
             let (records, evidence) = (&extract.draft.records, extract.evidence());
             let (unreachable, absent) = (&reach.unreachable, &reach.absent);
-            let known = Known { objects: &objects, nodes: &nodes, unreachable, absent, records, evidence, now };
+            let (objects, nodes, networks, services) = (&objects, &nodes, &networks, &services);
+            let known = Known {
+                objects,
+                nodes,
+                unreachable,
+                absent,
+                unserved: &reach.unserved,
+                census: &census,
+                node_address_serves,
+                networks,
+                services,
+                records,
+                evidence,
+                now,
+            };
             let decisions = decide(&mut watch, &known);
             (watch, decisions)
         });
@@ -342,9 +408,12 @@ impl Leader {
                 Ok(answer) => {
                     has_written = true;
                     let reason = wanted.conditions.first().map_or("", |condition| condition.reason);
-                    info!(egressip = object.name, id = wanted.id.0, items = %shown(&wanted), reason, "status written");
+                    // A count alone is news for whoever asks.
+                    if object.items != wanted.items || !wanted.conditions.iter().all(|one| one.is_said(&object)) {
+                        info!(egressip = object.name, id = wanted.id.0, items = %shown(&wanted), reason, "status written");
+                    }
                     self.strangers.wrote(&answer);
-                    self.time_failovers((&object.items, &wanted.items));
+                    self.note_moves(&object, &wanted.items);
                     self.apply_objects(Update::Changed(object.name.clone(), Arc::new(answer)));
                 }
                 Err(WriteError::Stale) => settled = false,
@@ -368,9 +437,19 @@ impl Leader {
         settled
     }
 
-    fn time_failovers(&mut self, items: (&[Item], &[Item])) {
-        let took = self.failovers.note(items, &self.reach.borrow().lost, Instant::now().into_std());
-        took.into_iter().for_each(|took| self.meters.failed_over(took));
+    /// Tells the object of each address that has another node now.
+    fn note_moves(&mut self, object: &EgressObject, items: &[Item]) {
+        let (nodes, reach) = (&self.nodes, self.reach.borrow());
+        let why = |name: &str| {
+            let node = nodes.as_ref().and_then(|nodes| nodes.get(name));
+            let well = reach.lost.get(name).copied();
+            (Why::of(node.map(Arc::as_ref), well.is_some()), well)
+        };
+        for moved in self.moves.note((&object.items, items), why, Instant::now().into_std()) {
+            moved.took.into_iter().for_each(|took| self.meters.failed_over(took));
+            let about = About { name: &object.name, uid: &object.uid, pod: None };
+            self.events.note(about, "EgressIPMoved", &moved.to_string());
+        }
     }
 
     /// Publishes what has not been said yet. A new leader takes what the condition says as said.

@@ -249,7 +249,9 @@ async fn within<T>(patience: Duration, request: impl Future<Output = Result<T, k
 /// One round; returns what the Lease says.
 async fn attempt(lease: &mut LeaderLease, election: &mut Election) -> Result<Record, Failed> {
     let timing = election.timing();
-    let patience = timing.renew_deadline / 2;
+    // A holder asks this long before the end of what it has: one answer that takes longer costs a gap, however long it is
+    // waited for.
+    let patience = timing.renew_deadline - timing.retry;
     if election.holds() {
         let asked = Instant::now();
         if let Some(record) = within(patience, lease.write(&Step::Renew, election.identity(), timing)).await? {

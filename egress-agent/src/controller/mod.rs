@@ -11,23 +11,25 @@
 //! - [`verdict`]: the conditions and the events of an object, pure.
 //! - [`draining`]: what stays on a node that is drained, and why, pure.
 //! - [`decision`]: these together, the whole of what the leader decides.
-//! - [`reach`]: which nodes answer.
+//! - [`reach`]: which egress nodes answer. [`census`]: how many pods each object serves, and which agents of all nodes are away.
 //! - [`strangers`]: others who write the status, pure. `complaint`: what is said when it cannot be written, pure.
-//!   `problems`: what is said of nodes that cannot be read, pure. `summary`, `failovers`: what scrapes show, pure.
+//!   `problems`: what is said of nodes that cannot be read, pure. `summary`: what scrapes show, pure.
+//!   `moves`: addresses that have another node now, pure.
 //! - [`leader`]: takes changes, decides, writes what differs.
 
 pub mod assignment;
 mod books;
+pub mod census;
 mod complaint;
 pub mod decision;
 pub mod deputies;
 pub mod draining;
 pub mod election;
-mod failovers;
 pub mod gaps;
 pub mod handover;
 pub mod leader;
 pub mod leadership;
+mod moves;
 pub mod numbering;
 mod problems;
 pub mod reach;

@@ -98,6 +98,7 @@ mod tests {
             has_annotations: false,
             has_status: false,
             has_items: false,
+            selected_pods: None,
             items: Vec::new(),
             conditions: Conditions::default(),
             unreadable: Vec::new(),

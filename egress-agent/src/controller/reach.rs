@@ -20,6 +20,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use crate::model::ledger::Words;
+use crate::model::unserved::UnservedAddresses;
 
 /// What is known of nodes that are probed. Where nobody probes, it is empty: all nodes count as reachable.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -30,6 +31,8 @@ pub struct Reach {
     pub lost: BTreeMap<String, Instant>,
     /// Their agents are away: they keep what they have, and nothing more is given to them.
     pub absent: BTreeSet<String>,
+    /// At an address of these something answers that is not their agent, or an agent with another key.
+    pub strange: BTreeSet<String>,
     /// Without any sign of life for half the total timeout. Not those whose agent alone is silent.
     pub suspects: BTreeSet<String>,
     /// When the latest answer of each node's agent was received that the agent is told of, or will be. No answer of a node
@@ -37,6 +40,8 @@ pub struct Reach {
     pub heard: BTreeMap<String, Instant>,
     /// What nodes have let go of, by their answers.
     pub released: BTreeMap<String, Words>,
+    /// What nodes have been assigned and do not serve, by their answers.
+    pub unserved: BTreeMap<String, UnservedAddresses>,
     /// How long after its latest answer an agent may still hold addresses; it never changes. Zero where agents hold no
     /// leases: nobody probes, or only asks whether the node is there.
     pub lease: Duration,

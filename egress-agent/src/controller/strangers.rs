@@ -96,6 +96,7 @@ mod tests {
             has_annotations: false,
             has_status: true,
             has_items: true,
+            selected_pods: None,
             items: vec![Item { node: node.into(), egress_ip: "172.18.0.100".into() }],
             conditions: Conditions::default(),
             unreadable: Vec::new(),

@@ -45,6 +45,7 @@ mod tests {
         let items = listed.iter().take(given).map(|one| Item { node: "n1".into(), egress_ip: one.clone() }).collect();
         let said = |kind, reason| Statement { kind, status: true, reason, message: String::new() };
         Decision {
+            selected_pods: None,
             object: Arc::new(EgressObject { listed, ..(*object("a", 1, &[], &[]).1).clone() }),
             items,
             conditions: vec![said(ASSIGNED, reason), said("Degraded", "AllAssigned")],

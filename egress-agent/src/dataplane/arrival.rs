@@ -9,14 +9,15 @@
 //! Two names are known to be wrong: one that no device can have, and one where a former agent's programs still run on
 //! another device. These go on as they are.
 
-use egress_common::abi::Config;
+use std::path::PathBuf;
+
 use nix::net::if_::if_indextoname;
 
 use super::Settings;
 use super::attached;
 use super::error::StartError;
 use super::interfaces::NodeFacts;
-use super::names::{Device, Hook, Pins};
+use super::names::{Device, Hook};
 
 /// The kernel's room for a name, with the zero at its end.
 const NAME_SIZE: usize = 16;
@@ -48,19 +49,17 @@ pub(super) fn names(settings: &Settings) -> Result<(), StartError> {
     Ok(())
 }
 
-/// An error where a device is missing whose programs run elsewhere. `config` is what a former agent has written.
-pub(super) fn elsewhere(settings: &Settings, facts: &NodeFacts, config: &Config) -> Result<(), StartError> {
-    let pins = Pins::new(&settings.bpffs);
-    for hook in Hook::ALL {
+/// An error where a device is missing whose programs run elsewhere, pinned below one of these directories of versions.
+pub(super) fn elsewhere(settings: &Settings, facts: &NodeFacts, versions: &[PathBuf]) -> Result<(), StartError> {
+    let is_missing = |hook: &Hook| NAMED.contains(&hook.device()) && facts.device(hook.device()).is_none();
+    for hook in Hook::ALL.into_iter().filter(is_missing) {
         let device = hook.device();
-        if facts.device(device).is_some() {
-            continue;
-        }
-        let found = attached::on(&pins, config, hook);
-        let found = found.map_err(|error| StartError::kernel("look for programs of a former run", error))?;
-        if let Some(found) = found {
-            let there = if_indextoname(found.ifindex)
-                .map_or_else(|_| format!("interface {}", found.ifindex), |name| name.to_string_lossy().into_owned());
+        for version in versions {
+            let found = attached::somewhere(version, hook);
+            let found = found.map_err(|error| StartError::kernel("look for programs of a former run", error))?;
+            let Some(ifindex) = found else { continue };
+            let there = if_indextoname(ifindex)
+                .map_or_else(|_| format!("interface {ifindex}"), |name| name.to_string_lossy().into_owned());
             let name = settings.device(device).to_owned();
             return Err(StartError::Elsewhere { device, name, flag: flag(device), there });
         }

@@ -4,12 +4,14 @@
 use std::fs;
 use std::io;
 use std::os::fd::AsRawFd;
+use std::path::Path;
 use std::time::SystemTime;
 
 use egress_common::abi::Config;
 
+use super::clsact::OurSet;
 use super::features::Attachment;
-use super::names::{Device, Hook, Pins};
+use super::names::{Device, Hook, LINKS, Pins};
 use super::{filters, map_access};
 
 /// A program on its hook.
@@ -26,7 +28,7 @@ pub struct Attached {
 
 /// `None` where nothing of ours runs on the hook.
 pub(super) fn on(pins: &Pins, config: &Config, hook: Hook) -> io::Result<Option<Attached>> {
-    match by_link(pins, hook)? {
+    match by_link(&pins.link(hook))? {
         None => by_filter(config, hook),
         some => Ok(some),
     }
@@ -41,13 +43,26 @@ pub(super) const fn ifindex(config: &Config, hook: Hook) -> u32 {
     }
 }
 
-fn by_link(pins: &Pins, hook: Hook) -> io::Result<Option<Attached>> {
-    let path = pins.link(hook);
+/// The device that a program of this version's directory is on, whatever its layout is.
+pub(super) fn somewhere(version: &Path, hook: Hook) -> io::Result<Option<u32>> {
+    if let Some(linked) = by_link(&version.join(LINKS).join(hook.name()))? {
+        return Ok(Some(linked.ifindex));
+    }
+    let set = OurSet::of(version)?;
+    for ifindex in filters::devices()? {
+        if filters::on(ifindex, hook.direction())?.iter().any(|filter| set.has(hook, filter)) {
+            return Ok(Some(ifindex));
+        }
+    }
+    Ok(None)
+}
+
+fn by_link(path: &Path) -> io::Result<Option<Attached>> {
     if !path.try_exists()? {
         return Ok(None);
     }
-    let since = fs::metadata(&path)?.modified().ok();
-    let link = map_access::open_pin(&path)?;
+    let since = fs::metadata(path)?.modified().ok();
+    let link = map_access::open_pin(path)?;
     let text = fs::read_to_string(format!("/proc/self/fdinfo/{}", link.as_raw_fd()))?;
     Ok(parse(&text).map(|(ifindex, program, tag)| Attached { way: Attachment::Tcx, ifindex, program, tag, since }))
 }

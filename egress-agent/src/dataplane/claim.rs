@@ -9,69 +9,129 @@
 //!    macvlan that filters multicast would otherwise never show the solicitation to the program. The membership ends
 //!    with this process, the filter does not.
 //! 3. The map entries, by the executor.
-//! 4. **Announce**: at once and after 1, 2, 4 and 8 seconds, so that one lost frame does not leave a neighbour behind.
-//! 5. **Defend**: somebody who answers for the address after that, such as a node whose agent is dead (see `contest`), is
-//!    told of, and met by another announcement every ten seconds (RFC 5227 2.4), until it is silent.
+//! 4. **Announce**: at once and after 1, 2, 4 and 8 seconds, so that one lost frame does not leave a neighbour behind. One
+//!    more probe follows, for hosts that have the address and never say so by themselves.
+//! 5. **Defend**, for as long as the address is held: the program on the uplink tells of each frame by which another host
+//!    claims it, an answer to a probe among them (see `events`). The first within ten seconds is answered by an
+//!    announcement, and followed by a probe ten seconds later, so that who goes on, such as a node whose agent is dead (see
+//!    `contest`), is heard again. RFC 5227 section 2.4 lets a host give the address up at the second conflict (b), or never
+//!    (c): an egress IP stays, or any neighbour could take it from its pods by two frames.
 //!
 //! Giving up goes the other way round.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::{IpAddr, Ipv6Addr, UdpSocket};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use nix::net::if_::if_indextoname;
+use tokio::io::unix::AsyncFd;
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep, timeout_at};
 use tracing::{debug, warn};
 
-use super::frames::{self, Mac, multicast_mac, solicited_node};
+use super::frames::{self, multicast_mac, solicited_node};
 use super::interfaces::Interface;
 use super::packet::{self, PacketSocket};
+use crate::model::executor::Claimant;
+use crate::model::node::{Mac, mac_text};
+use crate::supervise::blocking;
 
 const PROBES: u32 = 3;
 const PROBE_INTERVAL: Duration = Duration::from_millis(100);
+/// A network carries so many broadcasts at a time.
+const PROBED_AT_ONCE: usize = 256;
 /// Seconds between announcements: at 0, 1, 2, 4 and 8 seconds.
 const ANNOUNCE_PAUSES: [u64; 5] = [0, 1, 1, 2, 4];
 /// RFC 5227's `DEFEND_INTERVAL`.
 const DEFEND_INTERVAL: Duration = Duration::from_secs(10);
-/// Longer than any message that we look at.
-const FRAME: usize = 128;
+/// Until the probe behind the announcements.
+const ANSWERS_TAKE: Duration = Duration::from_secs(1);
+/// Longer than any message that is believed.
+const FRAME: usize = 256;
+/// Frames that are still read when the time is over: what a socket's buffer holds.
+const MOST_LATE: usize = 4096;
 
-/// Asks the network whether somebody has the address; the link address of one who does.
-pub(super) async fn probe(uplink: Interface, address: IpAddr) -> io::Result<Option<Mac>> {
-    probe_for(uplink, address, |_| true).await
+/// Asks the network whether other hosts have these addresses: those that do, with a link address.
+///
+/// By one socket of each family, whatever number of addresses: with one for each, every probe of any node on the network would
+/// be looked at by all of them.
+pub(super) async fn probe(uplink: Interface, addresses: &[IpAddr]) -> io::Result<BTreeMap<IpAddr, Mac>> {
+    let mut claimed = BTreeMap::new();
+    for some in addresses.chunks(PROBED_AT_ONCE) {
+        let (v4, v6) = some.iter().partition::<BTreeSet<IpAddr>, _>(|address| address.is_ipv4());
+        let (v4, v6) = futures::try_join!(probe_family(uplink, v4), probe_family(uplink, v6))?;
+        claimed.extend(v4.into_iter().chain(v6));
+    }
+    Ok(claimed)
 }
 
-/// Likewise, but listens on until one answers who is meant.
-pub(super) async fn probe_for(
-    uplink: Interface,
-    address: IpAddr,
-    is_meant: impl Fn(Mac) -> bool,
-) -> io::Result<Option<Mac>> {
-    // To hear others who probe for it too. A device without IPv6 has none of them.
-    let _membership = match address {
-        IpAddr::V6(address) => packet::join(solicited_node(address), uplink.index).ok(),
+/// Of one family.
+async fn probe_family(uplink: Interface, mut unclaimed: BTreeSet<IpAddr>) -> io::Result<BTreeMap<IpAddr, Mac>> {
+    let mut claimed = BTreeMap::new();
+    let Some(first) = unclaimed.first() else { return Ok(claimed) };
+    let is_ipv4 = first.is_ipv4();
+    // To hear others who probe for them too. A device without IPv6 has none of them.
+    let join = |address: &IpAddr| match address {
+        IpAddr::V6(address) => packet::join(solicited_node(*address), uplink.index).ok(),
         IpAddr::V4(_) => None,
     };
-    let socket = PacketSocket::listener(uplink.index, address)?;
-    let frame = frames::probe(uplink.mac, address);
+    let memberships: Vec<UdpSocket> = blocking(|| unclaimed.iter().filter_map(join).collect());
+    let socket = PacketSocket::listener(uplink.index, is_ipv4)?;
     for _ in 0..PROBES {
-        socket.get_ref().send(&frame)?;
+        for address in &unclaimed {
+            socket.get_ref().send(&frames::probe(uplink.mac, *address))?;
+        }
         let until = Instant::now() + PROBE_INTERVAL;
-        while let Ok(heard) = timeout_at(until, receive(&socket)).await {
-            let (buffer, length) = heard?;
-            let claimant = frames::claimant(buffer.get(..length).unwrap_or_default(), address, uplink.mac);
-            if claimant.is_some_and(&is_meant) {
-                return Ok(claimant);
+        let mut heard = Heard::until(until, &socket);
+        while !unclaimed.is_empty()
+            && let Some(frame) = heard.next().await
+        {
+            let (buffer, length) = frame?;
+            let claimant = frames::claimant(buffer.get(..length).unwrap_or_default(), uplink.mac);
+            if let Some(Claimant { address, mac }) = claimant
+                && unclaimed.remove(&address)
+            {
+                claimed.insert(address, mac);
             }
         }
     }
-    Ok(None)
+    blocking(|| drop((socket, memberships)));
+    Ok(claimed)
 }
 
-pub(super) async fn receive(socket: &tokio::io::unix::AsyncFd<PacketSocket>) -> io::Result<([u8; FRAME], usize)> {
+/// A frame, or its beginning, and how much of it there is.
+pub(super) type Frame = ([u8; FRAME], usize);
+
+/// Frames that come until then. A timeout alone looks at its clock only where there is nothing to read, and a socket that
+/// always has something would never have anybody else run on this thread either.
+pub(super) struct Heard<'a> {
+    socket: &'a AsyncFd<PacketSocket>,
+    until: Instant,
+    late: usize,
+}
+
+impl<'a> Heard<'a> {
+    pub(super) const fn until(until: Instant, socket: &'a AsyncFd<PacketSocket>) -> Self {
+        Self { socket, until, late: 0 }
+    }
+
+    pub(super) async fn next(&mut self) -> Option<io::Result<Frame>> {
+        // What waited by then has come in time, whenever this task gets to it.
+        if Instant::now() >= self.until {
+            self.late += 1;
+        }
+        if self.late > MOST_LATE {
+            return None;
+        }
+        tokio::task::consume_budget().await;
+        timeout_at(self.until, receive(self.socket)).await.ok()
+    }
+}
+
+async fn receive(socket: &AsyncFd<PacketSocket>) -> io::Result<Frame> {
     loop {
         let mut ready = socket.readable().await?;
         let mut buffer = [0; FRAME];
@@ -87,22 +147,28 @@ pub(super) async fn receive(socket: &tokio::io::unix::AsyncFd<PacketSocket>) -> 
 pub(super) struct Claims {
     held: BTreeMap<IpAddr, Held>,
     heard: Option<UnboundedSender<Claimant>>,
+    sender: Sender,
 }
 
-/// Somebody else who answers for an address that is held.
-pub(super) type Claimant = (IpAddr, Mac);
-
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Held {
+    /// What was heard before is of others' time.
+    since: Instant,
     _membership: Option<UdpSocket>,
     announcing: Option<AbortHandle>,
+    defended: Option<(Instant, AbortHandle)>,
+}
+
+impl Default for Held {
+    fn default() -> Self {
+        Self { since: Instant::now(), _membership: None, announcing: None, defended: None }
+    }
 }
 
 impl Drop for Held {
     fn drop(&mut self) {
-        if let Some(task) = &self.announcing {
-            task.abort();
-        }
+        let defending = self.defended.iter().map(|(_, task)| task);
+        self.announcing.iter().chain(defending).for_each(AbortHandle::abort);
     }
 }
 
@@ -142,7 +208,27 @@ impl Claims {
         if let Some(task) = held.announcing.take() {
             task.abort();
         }
-        held.announcing = Some(tokio::spawn(announce(uplink, address, self.heard.clone())).abort_handle());
+        // Short-lived: some announcements, over within seconds.
+        held.announcing = Some(tokio::spawn(announce(self.sender.clone(), uplink, address)).abort_handle());
+    }
+
+    /// Another host claimed the address so long ago. Must be called in a runtime.
+    pub(super) fn defend(&mut self, uplink: Interface, claimant: Claimant, ago: Duration) {
+        let now = Instant::now();
+        let Some(held) = self.held.get_mut(&claimant.address) else { return };
+        let is_late = now.duration_since(held.since) < ago;
+        let is_defended = held.defended.as_ref().is_some_and(|(when, _)| now.duration_since(*when) < DEFEND_INTERVAL);
+        if is_late || is_defended {
+            return;
+        }
+        debug!(address = %claimant.address, mac = mac_text(claimant.mac), "another host claims an egress IP: announced again");
+        // Short-lived: two frames, over within seconds.
+        let task = tokio::spawn(defend(self.sender.clone(), uplink, claimant.address));
+        if let Some((_, former)) = held.defended.replace((now, task.abort_handle())) {
+            former.abort();
+        }
+        // Refused only when the data plane is being dropped.
+        let _ends = self.heard.as_ref().map(|heard| heard.send(claimant));
     }
 
     pub(super) fn leave(&mut self, uplink_name: &str, address: IpAddr) {
@@ -178,24 +264,76 @@ pub(super) fn remove_filter_at(ifindex: u32, address: IpAddr) {
     }
 }
 
-async fn announce(uplink: Interface, address: IpAddr, heard: Option<UnboundedSender<Claimant>>) {
+async fn announce(sender: Sender, uplink: Interface, address: IpAddr) {
     let frame = frames::announcement(uplink.mac, address);
-    // A new socket each time: the device may have been away.
-    let send = || {
-        let sent = PacketSocket::sender(uplink.index).and_then(|socket| socket.send(&frame));
-        if let Err(error) = sent {
-            debug!(%error, %address, "cannot announce an egress IP");
-        }
-    };
     for pause in ANNOUNCE_PAUSES {
         sleep(Duration::from_secs(pause)).await;
-        send();
+        sender.send(uplink, address, &frame);
     }
-    while let Ok(Some(mac)) = probe(uplink, address).await {
-        debug!(%address, mac = ?mac, "somebody else answers for an egress IP of this node: announced again");
-        // Refused only when the data plane is being dropped.
-        let _ends = heard.as_ref().map(|heard| heard.send((address, mac)));
-        send();
-        sleep(DEFEND_INTERVAL).await;
+    sleep(ANSWERS_TAKE).await;
+    sender.send(uplink, address, &frames::probe(uplink.mac, address));
+}
+
+async fn defend(sender: Sender, uplink: Interface, address: IpAddr) {
+    sender.send(uplink, address, &frames::announcement(uplink.mac, address));
+    sleep(DEFEND_INTERVAL).await;
+    sender.send(uplink, address, &frames::probe(uplink.mac, address));
+}
+
+/// Sends from the uplink, by one socket for all. Where the device has been away, the socket says so once, and a new one takes
+/// its place; another device has another number.
+#[derive(Clone, Debug, Default)]
+struct Sender(Arc<Mutex<Option<(u32, PacketSocket)>>>);
+
+impl Sender {
+    fn send(&self, uplink: Interface, address: IpAddr, frame: &[u8]) {
+        let mut sender = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((index, socket)) = &*sender
+            && *index == uplink.index
+            && socket.send(frame).is_ok()
+        {
+            return;
+        }
+        let sent = PacketSocket::sender(uplink.index).and_then(|socket| {
+            socket.send(frame)?;
+            Ok(socket)
+        });
+        let former = match sent {
+            Ok(socket) => sender.replace((uplink.index, socket)),
+            Err(error) => {
+                debug!(%error, %address, "cannot announce an egress IP");
+                sender.take()
+            }
+        };
+        drop(sender);
+        blocking(|| drop(former));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+    use std::thread;
+
+    use super::*;
+
+    /// Who sends more quickly than he is read has the reader look at its clock all the same.
+    #[test]
+    fn who_listens_for_some_time_stops_then_however_much_there_is_to_hear() {
+        let (done, ended) = std::sync::mpsc::channel();
+        // Where the other end is closed there is always an end to read.
+        let (reads, _) = UnixStream::pair().expect("a pair");
+        thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+            runtime.block_on(async {
+                reads.set_nonblocking(true).expect("a flag");
+                let socket = PacketSocket::of(reads.into()).expect("a socket");
+                let until = Instant::now() + PROBE_INTERVAL;
+                let mut heard = Heard::until(until, &socket);
+                while heard.next().await.is_some() {}
+            });
+            done.send(()).expect("somebody waits");
+        });
+        assert_eq!(ended.recv_timeout(PROBE_INTERVAL * 20), Ok(()));
     }
 }

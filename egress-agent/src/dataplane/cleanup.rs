@@ -22,7 +22,7 @@ use super::lock::InstanceLock;
 use super::names::{CLSACT_PROGRAMS, Hook, LINKS, NFT_TABLE, OVERLAY_DEVICE, Pins};
 use super::nft::Nft;
 use super::tables::Hash;
-use super::{Settings, claim, connect, filters, overlay};
+use super::{Settings, claim, filters, overlay};
 
 /// What was removed and what could not be, one line each.
 #[derive(Debug, Default)]
@@ -63,7 +63,10 @@ pub async fn cleanup(settings: &Settings) -> Result<CleanupReport, StartError> {
         Vec::new()
     });
     let mut tasks = JoinSet::new();
-    let netlink = connect(&mut tasks).map_err(|error| StartError::kernel("open a netlink socket", error))?;
+    let connected = rtnetlink::new_connection();
+    let (connection, netlink, _) = connected.map_err(|error| StartError::kernel("open a netlink socket", error))?;
+    // Short-lived: as long as the cleanup.
+    tasks.spawn(connection);
     let needed = remove_filters(settings, &pins, &mut report);
     if lock.is_some() {
         remove_pins(&pins, was_there, &needed, &mut report);
@@ -204,12 +207,12 @@ mod tests {
     #[test]
     fn what_tells_whose_a_filter_is_stays_as_long_as_the_filter() {
         let root =
-            laid_out("needed", &["v4/maps/counters", "v4/filters/7", "v4/links/mgmt_ingress", "v3/maps/counters"]);
+            laid_out("needed", &["v5/maps/counters", "v5/filters/7", "v5/links/mgmt_ingress", "v3/maps/counters"]);
         let (pins, mut report) = (Pins::new(&root), CleanupReport::default());
-        remove_pins(&pins, true, &[root.join("v4")], &mut report);
+        remove_pins(&pins, true, &[root.join("v5")], &mut report);
         assert_eq!(report.problems, Vec::<String>::new(), "what is kept is no problem of its own");
         for (file, stays) in
-            [("v4/maps/counters", true), ("v4/filters/7", true), ("v4/links/mgmt_ingress", false), ("v3", false)]
+            [("v5/maps/counters", true), ("v5/filters/7", true), ("v5/links/mgmt_ingress", false), ("v3", false)]
         {
             assert_eq!(root.join(file).exists(), stays, "{file}");
         }

@@ -62,8 +62,13 @@ pub(super) fn warn_of_narrow(config: &Config) {
     );
 }
 
-/// What the programs put into overlay packets, and know them by as made on this node; zero where they make none. An
-/// earlier run's stays, since its packets may be on their way.
+/// What the programs know their own redirected packets by. An earlier run's word stays, since its packets may be on their
+/// way.
+pub(super) fn redirected(config: &Config) -> io::Result<u16> {
+    if config.redirected != 0 { Ok(config.redirected) } else { random_word() }
+}
+
+/// Link address that the programs put into overlay packets; zero where they make none. An earlier run's stays.
 pub(super) fn overlay_secret(config: &Config, in_program: bool) -> io::Result<[u8; 6]> {
     if !in_program {
         return Ok([0; 6]);
@@ -84,11 +89,16 @@ pub(super) fn with_second_line(config: Config) -> io::Result<Config> {
     if config.seen != 0 {
         return Ok(config);
     }
+    let mut config = config;
+    config.seen = random_word()?;
+    Ok(config)
+}
+
+/// Never zero.
+fn random_word() -> io::Result<u16> {
     let mut word = [0; 2];
     random(&mut word)?;
-    let mut config = config;
-    config.seen = u16::from_ne_bytes(word).max(1);
-    Ok(config)
+    Ok(u16::from_ne_bytes(word).max(1))
 }
 
 fn random(bytes: &mut [u8]) -> io::Result<()> {

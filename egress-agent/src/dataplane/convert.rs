@@ -10,7 +10,7 @@ use egress_common::abi;
 use ipnet::IpNet;
 
 use crate::model::state::{
-    EgressId, Moving, NodeAddress, Place, PodOwner, PodState, Policy, Prefix, Slot, TunnelEndpoint, WhenEmpty,
+    EgressId, Moving, NodeAddress, Place, PodOwner, PodState, Policy, Port, Prefix, Slot, TunnelEndpoint, WhenEmpty,
 };
 
 /// Bits before an IPv4 address in a v4-mapped one.
@@ -83,6 +83,10 @@ pub(super) fn policy(value: &abi::Policy) -> Policy {
     };
     let pending = value.slots.iter().skip(value.count() as usize).take(value.pending() as usize);
     Policy { slots: slots.collect(), pending: pending.map(|slot| slot.address.to_ip()).collect(), when_empty }
+}
+
+pub(super) fn exposed_port(address: IpAddr, port: Port) -> abi::ExposedPort {
+    abi::ExposedPort::new(address.into(), port.protocol, port.number)
 }
 
 pub(super) fn node_entry(node: NodeAddress) -> abi::NodeEntry {

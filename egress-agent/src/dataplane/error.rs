@@ -26,10 +26,8 @@ pub enum StartError {
          is, run `egress-agent cleanup` first"
     )]
     Elsewhere { device: Device, name: String, flag: &'static str, there: String },
-    #[error(
-        "{path} is not on a BPF file system: mount one with `mount -t bpf bpf {mount}`, or name another with --bpffs"
-    )]
-    NotBpffs { path: PathBuf, mount: PathBuf },
+    #[error("{path} is not on a BPF file system: {advice}", path = .path.display())]
+    NotBpffs { path: PathBuf, advice: String },
     #[error("another egress-agent runs on {what}: stop it first")]
     Busy { what: String },
     #[error(

@@ -1,17 +1,20 @@
-//! Sampled drops from the ring buffer, which has one reader: to whoever follows them (`inspect::drops`), and into the log, at
-//! debug level and at most ten a second.
+//! What the programs tell by the ring buffer, which has one reader. Sampled drops go to those who follow them
+//! (`inspect::drops`), and into the log, at debug level and at most ten a second. Claims of other hosts on addresses of this
+//! node are met (`claim`).
 
 use std::io;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use aya::maps::{MapData, RingBuf};
-use egress_common::abi::{DropEvent, Tuple, Verdict};
+use egress_common::abi::{Addr, ConflictEvent, DropEvent, Tuple, Verdict};
 use tokio::time::Instant;
 use tracing::{debug, warn};
 
 use super::executor::now_ns;
-use super::map_access;
+use super::{Shared, map_access};
 use crate::inspect::drops::{Drops, Sample};
+use crate::model::executor::Claimant;
 
 const WINDOW: Duration = Duration::from_secs(1);
 const LINES_PER_WINDOW: u32 = 10;
@@ -23,12 +26,18 @@ const IFINDEX: usize = 12;
 const EGRESS_ID: usize = 16;
 const LENGTH: usize = 20;
 const TUPLE: usize = 24;
+/// Likewise of [`ConflictEvent`].
+const CLAIMED: usize = 8;
+const CLAIMANT: usize = 24;
 
 /// Runs until it is dropped.
-pub(super) async fn run(ring: RingBuf<MapData>, drops: Drops) {
+pub(super) async fn run(ring: RingBuf<MapData>, drops: Drops, shared: Arc<Shared>) {
     let mut ring = match map_access::await_ring(ring) {
         Ok(ring) => ring,
-        Err(error) => return warn!(%error, "cannot wait for drop events: none will be logged"),
+        Err(error) => {
+            warn!(%error, "cannot wait for drop events: none will be logged");
+            return std::future::pending().await;
+        }
     };
     let mut budget = Budget { since: Instant::now(), lines: 0, held_back: 0 };
     loop {
@@ -36,12 +45,16 @@ pub(super) async fn run(ring: RingBuf<MapData>, drops: Drops) {
             Ok(mut ready) => {
                 let now = Now::read();
                 while let Some(item) = ready.get_inner_mut().next() {
+                    if let Some((claimant, ago)) = conflict(&item, &now) {
+                        meet(&shared, claimant, ago);
+                        continue;
+                    }
                     match decode(&item, &now) {
                         Some(sample) => {
                             budget.log(&sample);
                             drops.publish(sample);
                         }
-                        None => debug!(bytes = item.len(), "a drop event of another version"),
+                        None => debug!(bytes = item.len(), "an event of another version"),
                     }
                 }
                 ready.clear_ready();
@@ -49,6 +62,24 @@ pub(super) async fn run(ring: RingBuf<MapData>, drops: Drops) {
             Err(error) => return warn!(%error, "drop events have ended"),
         }
     }
+}
+
+fn meet(shared: &Shared, claimant: Claimant, ago: Duration) {
+    let mut state = shared.state();
+    if let Some(uplink) = state.facts().uplink {
+        state.claims.defend(uplink, claimant, ago);
+    }
+}
+
+/// Field by field in the layout of [`ConflictEvent`]; and how long ago it was.
+fn conflict(item: &[u8], now: &Now) -> Option<(Claimant, Duration)> {
+    if item.len() != size_of::<ConflictEvent>() {
+        return None;
+    }
+    let time_ns = u64::from_ne_bytes(item.get(TIME..TIME + 8)?.try_into().ok()?);
+    let address = Addr::v6(item.get(CLAIMED..CLAIMED + 16)?.try_into().ok()?).to_ip();
+    let mac = item.get(CLAIMANT..CLAIMANT + 6)?.try_into().ok()?;
+    Some((Claimant { address, mac }, Duration::from_nanos(now.monotonic_ns.saturating_sub(time_ns))))
 }
 
 /// The programs' clock beside the wall's.
@@ -126,6 +157,10 @@ const _: () = {
     assert!(std::mem::offset_of!(DropEvent, length) == LENGTH);
     assert!(std::mem::offset_of!(DropEvent, tuple) == TUPLE);
     assert!(size_of::<Tuple>() == 40);
+    assert!(std::mem::offset_of!(ConflictEvent, time_ns) == TIME);
+    assert!(std::mem::offset_of!(ConflictEvent, address) == CLAIMED);
+    assert!(std::mem::offset_of!(ConflictEvent, mac) == CLAIMANT);
+    assert!(size_of::<ConflictEvent>() != size_of::<DropEvent>());
 };
 
 #[cfg(test)]
@@ -152,5 +187,17 @@ mod tests {
         assert_eq!(sample.source, "10.244.1.10:12345".parse().expect("a literal"));
         assert_eq!(sample.destination, "198.51.100.10:80".parse().expect("a literal"));
         assert_eq!(decode(&item[..63], &now), None);
+    }
+
+    #[test]
+    fn a_conflict_is_told_from_a_drop_by_its_length() {
+        let mut item = [0_u8; 32];
+        item[..8].copy_from_slice(&9_000_000_000_u64.to_ne_bytes());
+        item[8..24].copy_from_slice(&Addr::v4([172, 18, 0, 100]).octets());
+        item[24..30].copy_from_slice(&[2, 0, 0, 0, 0, 9]);
+        let now = Now { monotonic_ns: 10_000_000_000, wall: SystemTime::UNIX_EPOCH };
+        let claimant = Claimant { address: [172, 18, 0, 100].into(), mac: [2, 0, 0, 0, 0, 9] };
+        assert_eq!(conflict(&item, &now), Some((claimant, Duration::from_secs(1))));
+        assert_eq!((decode(&item, &now), conflict(&[0; 64], &now)), (None, None));
     }
 }

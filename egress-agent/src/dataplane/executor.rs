@@ -6,14 +6,13 @@
 mod look;
 mod moving;
 
-use std::collections::BTreeSet;
 use std::io;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
 use aya::Pod;
-use egress_common::abi::{self, Addr, MAX_SLOTS, PodEntry, PolicyKey, Timeouts};
+use egress_common::abi::{self, Addr, Exposure, MAX_SLOTS, PodEntry, PolicyKey, Timeouts};
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use ipnet::IpNet;
@@ -23,45 +22,56 @@ use tracing::{info, warn};
 
 use self::look::{held, observe};
 use super::cut::{self, Due};
-use super::frames::Mac;
+use super::next_hop::next_hop;
 use super::state::{State, own_names};
 use super::tables::Hash;
-use super::{Dataplane, Interface, Shared, claim, contest, convert};
-use crate::model::executor::{Conflict, DataplaneError, Executor};
-use crate::model::state::{Action, EgressId, KernelState, PodOwner, PodState, Policy};
+use super::{Dataplane, Shared, claim, convert};
+use crate::model::executor::{Claimant, DataplaneError, Executor, Expected};
+use crate::model::node::{Mac, mac_text};
+use crate::model::reserved::Reserved;
+use crate::model::state::{Action, Course, EgressId, KernelState, Moving, PodOwner, PodState, Policy};
+use crate::supervise;
 
 impl Executor for Dataplane {
+    /// Walks whole maps: not on a thread that others wait for.
     async fn observe(&mut self) -> Result<KernelState, DataplaneError> {
-        observe(&self.shared)
+        let shared = Arc::clone(&self.shared);
+        let observed = spawn_blocking(move || Ok(observe(&shared))).await;
+        supervise::joined(observed).map_err(kernel("observe the kernel"))?
     }
 
     async fn held(&mut self) -> Result<KernelState, DataplaneError> {
         held(&self.shared.state())
     }
 
-    /// Who answers for one of them can only be the node that it comes from: a dead agent's programs, and the claim is
-    /// defended against them.
-    fn expect(&mut self, addresses: &BTreeSet<IpAddr>) {
+    fn expect(&mut self, expected: Expected) {
         let mut state = self.shared.state();
-        addresses.iter().for_each(|address| state.note_probed(*address));
+        expected.handed_over.iter().for_each(|address| state.note_probed(*address));
+        state.expected = expected;
     }
 
     async fn prepare(&mut self, plan: &[Action]) {
         self.probe_ahead(plan).await;
     }
 
+    fn follows(&mut self, is_so: bool) {
+        if let Err(error) = self.shared.state().follows(is_so) {
+            tracing::warn!(%error, "cannot say in the configuration that pods are followed: packets of new ones are dropped");
+        }
+    }
+
     /// Not sooner: an address that has moved meanwhile must not be announced by its former node.
     fn confirm(&mut self) {
-        self.shared.second_line.succeed(&self.shared);
+        supervise::blocking(|| self.shared.second_line.succeed(&self.shared));
         let mut state = self.shared.state();
         if let Some(uplink) = state.facts().uplink {
             state.claims.announce_all(uplink);
         }
     }
 
-    async fn conflict(&mut self) -> Conflict {
+    async fn conflict(&mut self) -> Claimant {
         match self.conflicts.recv().await {
-            Some(conflict) => conflict,
+            Some(claimant) => claimant,
             None => std::future::pending().await,
         }
     }
@@ -71,7 +81,12 @@ impl Executor for Dataplane {
             Action::Own(id, address) => own(&self.shared, *id, *address).await,
             Action::CutFlows(..) | Action::CutPodFlows(..) | Action::CutPod(_) => self.cut(vec![action.clone()]).await,
             Action::CutOrphans => walk(&self.shared, cut_orphans).await,
-            other => write(&self.shared, other),
+            Action::PutMoving(_, Moving { course: Course::Arriving, address, .. }) => {
+                probe_early(&self.shared, *address);
+                supervise::blocking(|| write(&self.shared, action))
+            }
+            // A write may come with a transaction of nftables, or with a multicast filter of the uplink.
+            other => supervise::blocking(|| write(&self.shared, other)),
         }
     }
 
@@ -96,7 +111,7 @@ fn walk(
         shared.state().raise_decisions().map_err(kernel("write map config"))?;
         cut
     });
-    walked.map(|done| done.unwrap_or_else(|error| Err(kernel("cut flows")(io::Error::other(error))))).boxed()
+    walked.map(|done| supervise::joined(done.map(Ok)).map_err(kernel("cut flows"))?).boxed()
 }
 
 /// Every action but `Own` and cuts. Flows keep what the programs' questions came to until the number of the decisions is raised,
@@ -193,6 +208,13 @@ fn write_maps(shared: &Shared, action: &Action) -> Result<(), DataplaneError> {
             Ok(())
         }
         Action::PutOwner(address, owner) => put_owner(&mut tables.pods, *address, *owner),
+        Action::Expose(address, port) => {
+            let key = convert::exposed_port(*address, *port);
+            put("exposed", &mut tables.exposed, &key, &Exposure::default())
+        }
+        Action::Conceal(address, port) => {
+            remove("remove from map exposed", &mut tables.exposed, &convert::exposed_port(*address, *port))
+        }
     }
 }
 
@@ -239,6 +261,10 @@ fn put_owner(pods: &mut Hash<Addr, PodEntry>, address: IpAddr, owner: PodOwner) 
     }
 }
 
+fn no_uplink() -> DataplaneError {
+    kernel("claim an egress IP")(io::Error::from_raw_os_error(libc::ENETDOWN))
+}
+
 /// Claims the address for the object: probe, entries, announcements. An entry that is there already (a restart) is not
 /// probed for, since the answer would be our own.
 async fn own(shared: &Shared, id: EgressId, address: IpAddr) -> Result<(), DataplaneError> {
@@ -246,26 +272,34 @@ async fn own(shared: &Shared, id: EgressId, address: IpAddr) -> Result<(), Datap
         let state = shared.state();
         (state.facts().uplink, state.tables.owned.get(&id.0).map_err(kernel("read map owned"))?)
     };
-    let no_uplink = || kernel("claim an egress IP")(io::Error::from_raw_os_error(libc::ENETDOWN));
     let uplink = uplink.ok_or_else(no_uplink)?;
     let held = held.map(|entry| entry.address.to_ip());
     if held == Some(address) {
         return Ok(());
     }
+    // In whatever way the address came here: claimed, it would cut this node off.
+    if next_hop(&shared.netlink, uplink.index, address).await == Some(address) {
+        return Err(DataplaneError::Reserved { address, reason: Reserved::NextHop(None) });
+    }
     if !shared.state().take_probed(address) {
-        let claimant = claim::probe(uplink, address).await.map_err(kernel("probe for an egress IP"))?;
-        match claimant {
-            Some(mac) => meet_holder(shared, uplink, address, mac).await?,
+        let claimed = claim::probe(uplink, &[address]).await.map_err(kernel("probe for an egress IP"))?;
+        match claimed.get(&address) {
+            Some(mac) => meet_holder(&mut shared.state(), address, *mac)?,
             None => shared.state().contests.end(address),
         }
     }
+    supervise::blocking(|| take(shared, id, address, held))
+}
+
+/// What is left to do for an address that is free.
+fn take(shared: &Shared, id: EgressId, address: IpAddr, held: Option<IpAddr>) -> Result<(), DataplaneError> {
     let mut state = shared.state();
     // The uplink may have been made anew during the probe.
     let uplink = state.facts().uplink.ok_or_else(no_uplink)?;
     state.claims.join(&shared.settings.uplink, uplink, address);
     if let Err(error) = state.write_owned(id, address, uplink) {
         state.claims.leave(&shared.settings.uplink, address);
-        return Err(kernel("write the owned address")(error));
+        return Err(refused("owned", state.tables.owned.limit(), error));
     }
     // One object has one address on a node. Its old one goes when the new one stands.
     let ended = held.map_or(Ok(()), |held| disown(shared, &mut state, id, held));
@@ -276,21 +310,37 @@ async fn own(shared: &Shared, id: EgressId, address: IpAddr) -> Result<(), Datap
     Ok(())
 }
 
-/// Somebody answers for the address: an error, but where it is a node of ours that has had its time to let go.
-async fn meet_holder(shared: &Shared, uplink: Interface, address: IpAddr, mac: Mac) -> Result<(), DataplaneError> {
-    let nodes = contest::other_nodes(shared).map_err(kernel("read map nodes"))?;
-    let holder = contest::node_with(uplink, nodes, mac).await;
-    let mut state = shared.state();
-    let mac = contest::mac_text(mac);
+/// Another host answers for the address: an error, unless it is the node that the address comes from, or one of the
+/// cluster that has had its time to let go.
+fn meet_holder(state: &mut State, address: IpAddr, mac: Mac) -> Result<(), DataplaneError> {
+    let holder = state.expected.links.get(&mac).copied();
+    let is_recorded = state.expected.is_holder(address, mac);
+    let mac = mac_text(mac);
     let Some(node) = holder else {
         state.contests.end(address);
         return Err(DataplaneError::AddressInUse { address, mac });
     };
-    if !state.contests.is_over(address, node, Instant::now()) {
+    if !is_recorded && !state.contests.is_over(address, node, Instant::now()) {
         return Err(DataplaneError::HeldByNode { address, node, mac });
     }
     warn!(%address, %node, mac, "egress IP taken over from a node that goes on answering for it");
     Ok(())
+}
+
+/// Probes beside all else for an address that this node is about to take, so that its claim, which comes within seconds where
+/// the other node is dead, need not wait.
+fn probe_early(shared: &Arc<Shared>, address: IpAddr) {
+    let Some(uplink) = shared.state().facts().uplink else { return };
+    let shared = Arc::clone(shared);
+    // Short-lived: one probe.
+    tokio::spawn(async move {
+        // A failure is met again by the claim.
+        let Ok(claimed) = claim::probe(uplink, &[address]).await else { return };
+        let mut state = shared.state();
+        if claimed.get(&address).is_none_or(|mac| state.expected.is_holder(address, *mac)) {
+            state.note_probed(address);
+        }
+    });
 }
 
 impl Dataplane {
@@ -309,12 +359,9 @@ impl Dataplane {
             (state.facts().uplink, unknown.collect::<Vec<_>>())
         };
         let Some(uplink) = uplink else { return };
-        let probes = wanted.into_iter().map(|address| async move { (address, claim::probe(uplink, address).await) });
-        for (address, outcome) in futures::future::join_all(probes).await {
-            if matches!(outcome, Ok(None)) {
-                self.shared.state().note_probed(address);
-            }
-        }
+        let Ok(claimed) = claim::probe(uplink, &wanted).await else { return };
+        let mut state = self.shared.state();
+        wanted.into_iter().filter(|address| !claimed.contains_key(address)).for_each(|free| state.note_probed(free));
     }
 }
 
@@ -363,10 +410,12 @@ fn put<K: Pod, V: Pod>(name: &'static str, map: &mut Hash<K, V>, key: &K, value:
     map.put(key, value).map_err(|error| refused(name, map.limit(), error))
 }
 
-/// Why an insertion failed; the kernel says "full" in three ways.
+/// Why an insertion failed; the kernel says "full" in three ways. What else it may have against a single entry: its key or
+/// value (`EINVAL`), and a bucket that is locked just now (`EBUSY`).
 fn refused(map: &'static str, limit: u32, source: io::Error) -> DataplaneError {
     match source.raw_os_error() {
         Some(libc::E2BIG | libc::ENOSPC | libc::ENOMEM) => DataplaneError::Full { map, limit },
+        Some(libc::EINVAL | libc::EBUSY) => DataplaneError::Refused { map, source },
         _ => DataplaneError::Kernel { what: map, source },
     }
 }

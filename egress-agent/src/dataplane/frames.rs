@@ -9,10 +9,11 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use bytes::{BufMut, Bytes, BytesMut};
-use egress_common::abi::Tuple;
-use egress_common::wire::{PROTO_TCP, csum};
+use egress_common::abi::{Addr, Tuple};
+use egress_common::wire::{Frame, PROTO_TCP, arp, csum, ipv6, nd};
 
-pub(super) type Mac = [u8; 6];
+use crate::model::executor::Claimant;
+use crate::model::node::Mac;
 
 pub(super) const ETHERTYPE_ARP: u16 = 0x0806;
 pub(super) const ETHERTYPE_IPV6: u16 = 0x86dd;
@@ -88,19 +89,14 @@ pub(super) fn announcement(mac: Mac, address: IpAddr) -> Bytes {
     }
 }
 
-/// Who else claims the address in this frame, if anybody: it answers for it, uses it, or probes for it too.
-pub(super) fn claimant(frame: &[u8], address: IpAddr, ours: Mac) -> Option<Mac> {
-    let source: Mac = bytes_at(frame, 6)?;
-    if source == ours {
-        return None;
-    }
-    let ethertype = u16::from_be_bytes(bytes_at(frame, 12)?);
-    let payload = frame.get(ETHERNET_LEN..)?;
-    match (ethertype, address) {
-        (ETHERTYPE_ARP, IpAddr::V4(address)) => arp_claimant(payload, address, ours),
-        (ETHERTYPE_IPV6, IpAddr::V6(address)) => neighbour_claims(payload, address).then_some(source),
+/// Who else claims an address in this frame, if anybody, and which one: it answers for it, uses it, or probes for it too.
+pub(super) fn claimant(frame: &[u8], ours: Mac) -> Option<Claimant> {
+    let claimant = match u16::from_be_bytes(frame.load(12)?) {
+        ETHERTYPE_ARP => arp_claimant(frame),
+        ETHERTYPE_IPV6 => neighbour_claimant(frame),
         _ => None,
-    }
+    };
+    claimant.filter(|claimant| claimant.mac != ours)
 }
 
 fn arp_request(mac: Mac, sender: Ipv4Addr, target: Ipv4Addr) -> Bytes {
@@ -221,34 +217,26 @@ fn checksum(source: Ipv6Addr, destination: Ipv6Addr, message: &[u8]) -> u16 {
     !u16::try_from(sum).unwrap_or(u16::MAX)
 }
 
-/// RFC 5227 section 2.1.1: any packet whose sender is the address, or somebody else's probe for it.
-fn arp_claimant(arp: &[u8], address: Ipv4Addr, ours: Mac) -> Option<Mac> {
-    let ethernet_and_ipv4 = [0, 1, 8, 0, 6, 4];
-    if arp.get(..6)? != ethernet_and_ipv4 {
-        return None;
-    }
-    let sender: Mac = bytes_at(arp, 8)?;
-    let sender_address = Ipv4Addr::from(bytes_at::<4>(arp, 14)?);
-    let target_address = Ipv4Addr::from(bytes_at::<4>(arp, 24)?);
-    let probing = sender_address.is_unspecified() && target_address == address;
-    (sender != ours && (sender_address == address || probing)).then_some(sender)
+/// RFC 5227 section 2.1.1: any packet whose sender is the address, or another host's probe for it.
+fn arp_claimant(frame: &[u8]) -> Option<Claimant> {
+    let message = arp::Message::parse(frame)?;
+    let (sender, target) = (Ipv4Addr::from(message.sender_ip), Ipv4Addr::from(message.target_ip));
+    let address = if sender.is_unspecified() && message.is_request() { target } else { sender };
+    Some(Claimant { address: address.into(), mac: message.sender_mac })
 }
 
-/// RFC 4862 section 5.4: an advertisement of the address, or somebody else's duplicate address detection.
-fn neighbour_claims(packet: &[u8], address: Ipv6Addr) -> bool {
-    let header = |packet: &[u8]| Some((*packet.get(6)?, bytes_at::<16>(packet, 8)?, *packet.get(IPV6_LEN)?));
-    let Some((next_header, source, kind)) = header(packet) else { return false };
-    let target = bytes_at::<16>(packet, IPV6_LEN + 8).map(Ipv6Addr::from);
-    if next_header != ICMPV6 || target != Some(address) {
-        return false;
-    }
-    match kind {
-        NEIGHBOUR_ADVERTISEMENT => true,
-        NEIGHBOUR_SOLICITATION => Ipv6Addr::from(source).is_unspecified(),
-        _ => false,
-    }
+/// RFC 4862 section 5.4: an advertisement of the address, or another host's duplicate address detection; as far as RFC 4861
+/// lets a node believe it.
+fn neighbour_claimant(frame: &[u8]) -> Option<Claimant> {
+    let (kind, target) = nd::about(frame)?;
+    let message = nd::Message::parse(frame)?;
+    let sender = frame.load_addr(ETHERNET_LEN + ipv6::SADDR)?;
+    let claims = kind == NEIGHBOUR_ADVERTISEMENT || sender == Addr::UNSPECIFIED;
+    let mac = message.link(frame)?;
+    claims.then(|| Claimant { address: target.to_ip(), mac })
 }
 
+#[cfg(test)]
 fn bytes_at<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
     bytes.get(at..at.checked_add(N)?)?.try_into().ok()
 }
@@ -334,24 +322,66 @@ mod tests {
     fn others_who_have_announce_or_probe_the_address_are_claimants() {
         for address in [v4(), v6()] {
             for frame in [probe(THEIRS, address), announcement(THEIRS, address)] {
-                assert_eq!(claimant(&frame, address, OURS), Some(THEIRS));
-                assert_eq!(claimant(&frame, address, THEIRS), None, "our own frame");
+                assert_eq!(claimant(&frame, OURS), Some(Claimant { address, mac: THEIRS }));
+                assert_eq!(claimant(&frame, THEIRS), None, "our own frame");
                 for cut in 0..frame.len().min(60) {
                     // Cut short must not panic.
-                    let _ = claimant(&frame[..cut], address, OURS);
+                    let _ = claimant(&frame[..cut], OURS);
                 }
             }
         }
     }
 
+    /// RFC 4861 sections 7.1.1 and 7.1.2: what the program on the uplink does not believe is not believed here either.
     #[test]
-    fn talk_about_other_addresses_claims_nothing() {
-        let other_v4: IpAddr = "172.18.0.101".parse().expect("a literal");
-        let other_v6: IpAddr = "fd00:172:18::1:101".parse().expect("a literal");
-        assert_eq!(claimant(&announcement(THEIRS, other_v4), v4(), OURS), None);
-        assert_eq!(claimant(&announcement(THEIRS, other_v6), v6(), OURS), None);
-        // An ordinary request *for* the address is a question, not a claim.
-        let (IpAddr::V4(asker), IpAddr::V4(asked)) = (other_v4, v4()) else { panic!("both are IPv4") };
-        assert_eq!(claimant(&arp_request(THEIRS, asker, asked), v4(), OURS), None);
+    fn malformed_neighbour_discovery_claims_nothing() {
+        let IpAddr::V6(address) = v6() else { panic!("an IPv6 address") };
+        let group = solicited_node(address);
+        let message = |source: &str, to: Ipv6Addr, kind, flags, link| {
+            let source = source.parse().expect("a literal");
+            neighbour(THEIRS, source, to, kind, flags, address, link).to_vec()
+        };
+        let detects = |link| message("::", group, NEIGHBOUR_SOLICITATION, 0, link);
+        let advertises = |source: &str, flags| message(source, ALL_NODES, NEIGHBOUR_ADVERTISEMENT, flags, Some(THEIRS));
+        // As it is changed, its checksum is right again.
+        let changed = |frame: &[u8], at: usize, byte: u8| {
+            let mut frame = frame.to_vec();
+            frame[at] = byte;
+            frame[56..58].copy_from_slice(&[0, 0]);
+            let address_at = |at| Ipv6Addr::from(bytes_at::<16>(&frame, at).expect("long enough"));
+            let sum = checksum(address_at(22), address_at(38), &frame[54..]);
+            frame[56..58].copy_from_slice(&sum.to_be_bytes());
+            frame
+        };
+        let solicited = 1 << 30 | OVERRIDE;
+        let whole = advertises("fe80::2", OVERRIDE);
+        for frame in [&detects(None), &whole, &changed(&whole, 58, 0)] {
+            assert_eq!(claimant(frame, OURS), Some(Claimant { address: v6(), mac: THEIRS }));
+        }
+        let mut summed_wrongly = whole.clone();
+        summed_wrongly[57] ^= 1;
+        for (what, frame) in [
+            ("DAD with a link address", detects(Some(THEIRS))),
+            ("DAD to all nodes", message("::", ALL_NODES, NEIGHBOUR_SOLICITATION, 0, None)),
+            ("a multicast sender", advertises("ff02::7", OVERRIDE)),
+            ("solicited, and to all", advertises("fe80::2", solicited)),
+            ("checksum", summed_wrongly),
+            ("hop limit", changed(&whole, 21, 254)),
+            ("code", changed(&whole, 55, 1)),
+            ("an option without a length", changed(&whole, 79, 0)),
+            ("an option that ends behind the message", changed(&whole, 79, 2)),
+        ] {
+            assert_eq!(claimant(&frame, OURS), None, "{what}");
+        }
+    }
+
+    /// An ordinary request *for* an address is a question, and claims the asker's own.
+    #[test]
+    fn a_question_claims_who_asks() {
+        let (asker, asked) = (Ipv4Addr::new(172, 18, 0, 101), Ipv4Addr::new(172, 18, 0, 100));
+        let claim = Claimant { address: asker.into(), mac: THEIRS };
+        assert_eq!(claimant(&arp_request(THEIRS, asker, asked), OURS), Some(claim));
+        let question = solicitation(THEIRS, "fd00:172:18::1:101".parse().expect("a literal"), v6(), None);
+        assert_eq!(claimant(&question, OURS), None);
     }
 }

@@ -14,6 +14,9 @@ use tokio::task::JoinSet;
 
 use super::error::netlink_io;
 use super::interfaces;
+use super::next_hop::next_hop;
+use crate::model::node::Uplink;
+use crate::supervise::{self, Task};
 
 /// kube-proxy in IPVS mode keeps the addresses of all services on this device.
 const SERVICE_DEVICE: &str = "kube-ipvs0";
@@ -25,21 +28,26 @@ pub struct HostNetworks {
     pub primary: Vec<IpNet>,
     /// All, those of the uplink among them, those of the management port not.
     pub all: BTreeSet<IpNet>,
+    /// Those of the management port.
+    pub management: BTreeSet<IpAddr>,
+    /// Nothing while there is no uplink.
+    pub uplink: Uplink,
 }
 
 /// Where to ask.
 pub struct Host {
+    /// Ends before the handle goes.
+    _connection: JoinSet<()>,
     pub(super) netlink: Handle,
     pub(super) uplink: String,
     mgmt_port: String,
-    _connection: JoinSet<()>,
 }
 
 impl Host {
     pub fn new(uplink: String, mgmt_port: String) -> io::Result<Self> {
         let (connection, netlink, _) = rtnetlink::new_connection()?;
         let mut tasks = JoinSet::new();
-        tasks.spawn(connection);
+        tasks.spawn(supervise::forever(Task::Netlink, connection));
         Ok(Self { netlink, uplink, mgmt_port, _connection: tasks })
     }
 
@@ -50,14 +58,22 @@ impl Host {
         let mut networks = HostNetworks::default();
         let mut messages = self.netlink.address().get().execute();
         while let Some(message) = messages.try_next().await.map_err(netlink_io)? {
-            networks.all.extend(network(&message).filter(|_| is_ours(message.header.index)));
+            let index = message.header.index;
+            let seen = network(&message);
+            if names.get(&index).is_some_and(|name| *name == self.mgmt_port) {
+                networks.management.extend(seen.map(|network| network.addr()));
+            }
+            networks.all.extend(seen.filter(|_| is_ours(index)));
         }
         let uplink = names.iter().find(|(_, name)| **name == self.uplink);
         if let Some((index, _)) = uplink {
+            networks.uplink.mac = interfaces::interface(&self.netlink, &self.uplink).await?.map(|link| link.mac);
             let (v4, v6) = interfaces::primary_addresses(&self.netlink, *index).await?;
             let own = v4.map(IpAddr::V4).into_iter().chain(v6.map(IpAddr::V6));
-            let with_length = own.filter_map(|own| networks.all.iter().find(|network| network.addr() == own));
-            networks.primary = with_length.copied().collect();
+            for own in own {
+                networks.primary.extend(networks.all.iter().find(|network| network.addr() == own));
+                networks.uplink.next_hops.extend(next_hop(&self.netlink, *index, own).await);
+            }
         }
         Ok(networks)
     }

@@ -7,14 +7,14 @@ use std::path::Path;
 use std::time::Duration;
 
 use aya::maps::{Array, Map, MapData};
-use egress_common::abi::{Config, Direction, Mapping, Origin, Timeouts, Tuple};
+use egress_common::abi::{Config, Direction, Holder, Mapping, Origin, Share, Timeouts, Tuple};
 use egress_common::decide::expiry;
 use egress_common::decide::phase::{self, Phase};
 use egress_common::wire::PROTO_TCP;
 
 use super::error::map_io;
 use super::executor::now_ns;
-use super::names::{NAT_MAP, Pins};
+use super::names::{NAT_MAP, Pins, SHARES_MAP};
 use super::tables::Hash;
 
 /// One mapping: both of its keys.
@@ -43,8 +43,7 @@ impl Entry {
     /// `there` is the value at the other key, which may be on its way.
     fn of(key: &Tuple, mapping: &Mapping, there: Option<&Mapping>, timeouts: &Timeouts, now_ns: u64) -> Self {
         let since = |then_ns: u64| Duration::from_nanos(now_ns.saturating_sub(then_ns));
-        let answered = there.map_or(0, |there| there.state);
-        let phase = phase::of_mapping(mapping.state, answered);
+        let phase = phase::mapping(mapping, there);
         let timeout = expiry::timeout_ns(timeouts, key.protocol, phase);
         let is_remote = mapping.origin() == Some(Origin::Remote);
         Self {
@@ -92,6 +91,35 @@ pub fn walk(
         }
     })?;
     outcome.map(|()| Some(nat.limit() / 2))
+}
+
+/// Who holds how much of `flows` and `nat`, as last counted by a sweep and claimed since.
+pub struct Shares {
+    /// Most entries of one pod address, and of one egress policy; `None`: as many as the maps take.
+    pub pod_quota: Option<u32>,
+    pub policy_quota: Option<u32>,
+    pub pods: Vec<(IpAddr, Share)>,
+    pub policies: Vec<(u32, Share)>,
+}
+
+/// Those who hold anything; `None` where there are no maps.
+pub fn shares(bpffs: &Path) -> io::Result<Option<Shares>> {
+    let pins = Pins::new(bpffs);
+    if !pins.map(SHARES_MAP).try_exists()? {
+        return Ok(None);
+    }
+    let config = MapData::from_pin(pins.map("config")).map_err(map_io)?;
+    let config: Array<MapData, Config> = Array::try_from(Map::Array(config)).map_err(map_io)?;
+    let config = config.get(&0, 0).map_err(map_io)?;
+    let quota = |entries| (entries != u32::MAX).then_some(entries);
+    let map = MapData::from_pin(pins.map(SHARES_MAP)).map_err(map_io)?;
+    let map = Hash::<Holder, Share>::new(map).map_err(map_io)?;
+    let (mut pods, mut policies) = (Vec::new(), Vec::new());
+    map.for_each(|holder, share| match holder.egress_id {
+        0 => pods.push((holder.pod.to_ip(), *share)),
+        id => policies.push((id, *share)),
+    })?;
+    Ok(Some(Shares { pod_quota: quota(config.pod_quota), policy_quota: quota(config.policy_quota), pods, policies }))
 }
 
 #[cfg(test)]

@@ -17,6 +17,7 @@ use super::tables::Hash;
 use super::{Dataplane, Shared};
 use crate::metrics::facts::{HookFacts, KernelFacts, PortUse};
 use crate::model::state::EgressId;
+use crate::supervise;
 
 /// The maps whose fill is shown.
 const SHOWN: [&str; 9] = ["pods", "policy", "owned", "moving", "cluster", "nodes", "nat", "flows", "inbound"];
@@ -117,7 +118,7 @@ impl Meter {
         loop {
             let meter = self.clone();
             let counted = tokio::task::spawn_blocking(move || meter.count_ports()).await;
-            let pause = match counted.unwrap_or_else(|error| Err(io::Error::other(error))) {
+            let pause = match supervise::joined(counted) {
                 Ok(pause) => {
                     failing = false;
                     pause

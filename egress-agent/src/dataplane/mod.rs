@@ -1,7 +1,8 @@
 //! User space's side of the kernel.
 //!
 //! [`Dataplane::start`] goes in an order in which running traffic is touched last: lock, features, shape of the pinned
-//! maps, names of devices, no other set of programs, overlay device, maps and programs, configuration, links. From then on
+//! maps, names of devices, no other set of programs, devices that are missing, overlay device, maps and programs, configuration,
+//! links. A refusal before the links changes no pin. From then on
 //!
 //! - the **executor** (`Executor`) turns the model's actions into map writes and claims of addresses;
 //! - the **watch** follows the node's devices, addresses, routes and neighbours, and puts programs back on a device that
@@ -20,6 +21,7 @@
 //! | `succession` | pins of another layout: what is taken over from them |
 //! | `clsact`, `filters` | our filters among those of others; what the kernel has of them |
 //! | `interfaces`, `arrival`, `overlay` | the node's devices; those that are not there yet; the overlay's own |
+//! | `foreknown` | what the programs go by before the cluster has been heard of |
 //! | `nft`, `second_line` | our nftables table: the overlay untracked, and what stands behind `steer` |
 //! | `state`, `watch`, `config`, `node_ports` | following the node; the programs' configuration |
 //! | `tables`, `map_access`, `convert` | maps: typed handles, whole-map reads, model <-> ABI |
@@ -48,6 +50,7 @@ mod executor;
 mod features;
 mod filters;
 mod foreign;
+pub mod foreknown;
 pub mod forward;
 mod frames;
 pub mod host;
@@ -83,15 +86,17 @@ mod watch;
 mod xtables;
 
 use std::borrow::Cow;
-use std::io;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use aya::programs::SchedClassifier;
 use egress_common::abi::{Timeouts, Tuple};
+use futures::FutureExt;
+use futures::future::BoxFuture;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::task::JoinSet;
+use tokio_util::sync::{CancellationToken, DropGuard};
 use tracing::info;
 
 pub use cleanup::{CleanupReport, cleanup};
@@ -101,7 +106,9 @@ pub use features::{Attachment, Features, probe};
 pub use interfaces::Interface;
 
 use crate::inspect::drops::Drops;
-use crate::model::executor::Conflict;
+use crate::model::executor::Claimant;
+use crate::supervise::{self, Task};
+use foreknown::{Foreknown, OwnAddresses};
 use lock::InstanceLock;
 use names::{Device, Pins, SWEEP_PROGRAM};
 use programs::Programs;
@@ -110,6 +117,23 @@ use state::State;
 use succession::Succession;
 use tables::{FlowTables, NodeTables, Tables};
 use told::Told;
+
+/// Which part of `flows` and `nat` one holder may have, in percent; 100 is no limit but that of the maps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Quotas {
+    pub pod: u32,
+    pub policy: u32,
+}
+
+impl Quotas {
+    pub const DEFAULT: Self = Self { pod: 25, policy: 75 };
+
+    /// In entries, of maps for so many flows.
+    fn entries(percent: u32, flows: u32) -> u32 {
+        let part = u64::from(flows) * u64::from(percent) / 100;
+        if percent >= 100 { u32::MAX } else { u32::try_from(part).unwrap_or(u32::MAX).max(1) }
+    }
+}
 
 /// What the data plane must be told.
 #[derive(Clone, Debug)]
@@ -128,13 +152,20 @@ pub struct Settings {
     pub timeouts: Timeouts,
     /// How many NAT mappings there may be at once on this node.
     pub nat_entries: u32,
+    /// Which part of them, and of `flows`, one pod address or one egress policy may hold (percent).
+    pub quotas: Quotas,
     /// How many connections from outside it remembers.
     pub inbound_entries: u32,
+    /// Whether hosts outside reach pods by the pods' own addresses.
+    pub direct_routing: bool,
     /// Whether the programs put plain packets into the overlay, and take them out, themselves. The device does it for
     /// all others, and for all where this is off.
     pub overlay_in_program: bool,
     /// How programs are attached; `None` asks the kernel.
     pub attachment: Option<Attachment>,
+    /// What is known of the cluster before it has been heard of, where pods that are not known are dropped from the first packet
+    /// on; `None` where they pass until then.
+    pub foreknown: Option<Foreknown>,
     /// The eBPF object, an ELF file.
     pub object: Cow<'static, [u8]>,
 }
@@ -150,9 +181,12 @@ impl Settings {
             node_port_range: 30000..=32767,
             timeouts: Timeouts::DEFAULT,
             nat_entries: names::DEFAULT_NAT_ENTRIES,
+            quotas: Quotas::DEFAULT,
             inbound_entries: names::DEFAULT_INBOUND_ENTRIES,
+            direct_routing: false,
             overlay_in_program: true,
             attachment: None,
+            foreknown: None,
             object: Cow::Borrowed(crate::object::embedded().unwrap_or_default()),
         }
     }
@@ -162,6 +196,7 @@ impl Settings {
         match name {
             // A mapping has two keys.
             names::NAT_MAP => Some(self.nat_entries.saturating_mul(2)),
+            names::FLOWS_MAP => Some(self.nat_entries),
             names::INBOUND_MAP => Some(self.inbound_entries),
             _ => None,
         }
@@ -179,12 +214,14 @@ impl Settings {
 
 /// The kernel's side of this node, loaded and attached. Dropping it stops the watching, not the programs.
 pub struct Dataplane {
+    /// First of all: the tasks whose ends these are must know that they are meant.
+    _ends: DropGuard,
     shared: Arc<Shared>,
     features: Features,
     /// Others that answer for what this node holds.
-    conflicts: UnboundedReceiver<Conflict>,
+    conflicts: UnboundedReceiver<Claimant>,
     drops: Drops,
-    /// Connection, watch and events; they end with us.
+    /// Connections, watch and events; they end with us.
     _tasks: JoinSet<()>,
     _lock: InstanceLock,
 }
@@ -249,37 +286,55 @@ impl Dataplane {
         let lock = InstanceLock::take(&pins)?;
         let features = features::probe()?.attaching(settings.attachment)?;
         let mut tasks = JoinSet::new();
-        let netlink = connect(&mut tasks).map_err(|error| StartError::kernel("open a netlink socket", error))?;
+        let ends = CancellationToken::new();
+        let connected = rtnetlink::new_connection();
+        let (connection, netlink, _) = connected.map_err(|error| StartError::kernel("open a netlink socket", error))?;
+        tasks.spawn(supervise::until(ends.clone(), Task::Netlink, connection));
         // Listens before it looks, so that no change falls in between.
-        let changes = watch::listen(&mut tasks).map_err(|error| StartError::kernel("listen to netlink", error))?;
+        let changes =
+            watch::listen(&mut tasks, ends.clone()).map_err(|error| StartError::kernel("listen to netlink", error))?;
+        // Behind what it is to be dropped before.
+        let guard = ends.clone().drop_guard();
         // What is wrong with these pins is said before what is wrong with others, and a refusal makes no directory. It needs no
         // device.
-        pins::check(&pins, &settings)?;
+        let fit = pins::check(&pins, &settings)?;
         let succession = Succession::look(&pins)?;
         arrival::names(&settings)?;
         foreign::refuse(&settings, &pins, &succession)?;
-        pins::make(&pins)?;
+        let look = |error| StartError::kernel("look at the node's interfaces", error);
+        let facts = watch::gather(&netlink, &settings).await.map_err(look)?;
+        let versions: Vec<_> = succession.others().iter().cloned().chain([pins.version()]).collect();
+        arrival::elsewhere(&settings, &facts, &versions)?;
+        let made = pins::make(&pins, fit)?;
+        // What was set aside is another layout by now.
+        let succession = Succession::look(&pins)?;
         let overlay = overlay::ensure(&netlink, settings.tunnel_port).await?;
 
         let mut programs = Programs::load(&settings, &pins, features.attachment).await?;
         packet_log::start(programs.ebpf_mut(), &mut tasks);
         let events = tables::events(programs.ebpf_mut())?;
-        let tables = Tables::take(programs.ebpf_mut())?;
+        let mut tables = Tables::take(programs.ebpf_mut())?;
         let flow_tables = FlowTables::take(programs.ebpf_mut())?;
         let node_tables = NodeTables::take(programs.ebpf_mut())?;
         let sweep = programs.sweep().map_err(|error| StartError::Object(format!("{SWEEP_PROGRAM}: {error}")))?;
+        let facts = watch::gather(&netlink, &settings).await.map_err(look)?;
+        if let Some(known) = settings.foreknown.as_ref().filter(|_| !node_tables.are_configured()) {
+            let own = OwnAddresses::read(&netlink, &facts).await.map_err(look)?;
+            foreknown::write(&mut tables, known, &own)
+                .map_err(|error| StartError::kernel("write what is known of this node's pods", error))?;
+        }
         let mut state = State::new(programs, node_tables, (&tables, &flow_tables))?;
-        let facts = watch::gather(&netlink, &settings)
-            .await
-            .map_err(|error| StartError::kernel("look at the node's interfaces", error))?;
-        succession.inherit(&pins)?;
         state.begin(&settings, facts, &tables, succession.is_open())?;
+        // What is refused from here on is so by a hook, with programs on others.
+        succession.inherit(&pins)?;
+        made.keep();
+        state.attach(&settings)?;
         let (cut, told) = unbounded_channel();
-        let ((heard, claimants), (conflict, conflicts)) = (unbounded_channel(), unbounded_channel());
+        let (heard, conflicts) = unbounded_channel();
         state.claims.report_to(heard);
         let shared = Arc::new(Shared {
             settings,
-            netlink,
+            netlink: netlink.clone(),
             state: Mutex::new(state),
             tables: Mutex::new(tables),
             flow_tables: Mutex::new(flow_tables),
@@ -292,14 +347,14 @@ impl Dataplane {
         // Before the overlay carries anything that connection tracking would follow.
         shared.second_line.install(&shared);
         overlay::bring_up(&shared.netlink, overlay.index, shared.settings.tunnel_port).await?;
-        tasks.spawn(watch::run(Arc::clone(&shared), changes));
+        let mut spawn = |task, run: BoxFuture<'static, ()>| tasks.spawn(supervise::until(ends.clone(), task, run));
         let drops = Drops::default();
-        tasks.spawn(events::run(events, drops.clone()));
-        tasks.spawn(contest::name(Arc::clone(&shared), claimants, conflict));
-        tasks.spawn(sweep::run(Arc::clone(&shared)));
-        tasks.spawn(nudge::run(Arc::clone(&shared), told));
+        spawn(Task::DeviceWatch, watch::run(Arc::clone(&shared), changes).boxed());
+        spawn(Task::DropEvents, events::run(events, drops.clone(), Arc::clone(&shared)).boxed());
+        spawn(Task::Sweep, sweep::run(Arc::clone(&shared)).boxed());
+        spawn(Task::IdleReset, nudge::run(Arc::clone(&shared), told).boxed());
         info!(attachment = ?features.attachment, "data plane is up");
-        Ok(Self { shared, features, conflicts, drops, _tasks: tasks, _lock: lock })
+        Ok(Self { _ends: guard, shared, features, conflicts, drops, _tasks: tasks, _lock: lock })
     }
 
     /// What the kernel can do.
@@ -316,10 +371,4 @@ impl Dataplane {
     pub fn uplink(&self) -> Option<Interface> {
         self.shared.state().facts().uplink
     }
-}
-
-fn connect(tasks: &mut JoinSet<()>) -> io::Result<rtnetlink::Handle> {
-    let (connection, handle, _) = rtnetlink::new_connection()?;
-    tasks.spawn(connection);
-    Ok(handle)
 }

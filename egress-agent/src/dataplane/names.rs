@@ -5,6 +5,7 @@
 //!
 //! ```text
 //! <bpffs>/v<ABI_VERSION>/maps/<map>      one per map that outlives the agent
+//! <bpffs>/v<ABI_VERSION>-<times>/         such a directory, set aside because its maps have other sizes than asked for
 //! <bpffs>/v<ABI_VERSION>/links/<hook>    TCX link; its program name is the hook's name
 //! <bpffs>/v<ABI_VERSION>/clsact/<index>  an empty directory for each interface whose clsact discipline we have made
 //! <bpffs>/v<ABI_VERSION>/filters/<number>  a program that is, or is about to be, a filter of ours, by its number
@@ -36,6 +37,8 @@ pub const DEFAULT_INBOUND_ENTRIES: u32 = egress_common::abi::DEFAULT_INBOUND;
 
 /// The maps whose sizes are the user's choice: NAT mappings, and connections from outside.
 pub(super) const NAT_MAP: &str = "nat";
+pub(super) const SHARES_MAP: &str = "shares";
+pub(super) const FLOWS_MAP: &str = "flows";
 pub(super) const INBOUND_MAP: &str = "inbound";
 
 /// The VXLAN device in external mode.
@@ -65,7 +68,7 @@ pub(super) const CLSACT_PROGRAMS: &str = "filters";
 pub(super) const INSTANCE_SOCKET: &str = "egress-agent";
 
 /// Maps that outlive the agent. Others in the object (scratch space) live as long as the programs.
-pub const PINNED_MAPS: [&str; 17] = [
+pub const PINNED_MAPS: [&str; 19] = [
     "pods",
     "policy",
     "owned",
@@ -75,9 +78,11 @@ pub const PINNED_MAPS: [&str; 17] = [
     "nodes",
     "flows",
     "inbound",
+    "exposed",
     "datagrams",
     "nat",
     "usage",
+    "shares",
     "frags",
     "counters",
     "eip_counters",
@@ -91,8 +96,19 @@ pub(super) const READ_MAPS: [&str; 8] =
 
 /// And the ones that they write: a trace has its own.
 #[cfg(test)]
-const WRITTEN_MAPS: [&str; 9] =
-    ["flows", "inbound", "datagrams", "nat", "usage", "frags", "counters", "eip_counters", "events"];
+const WRITTEN_MAPS: [&str; 11] = [
+    "flows",
+    "inbound",
+    "exposed",
+    "datagrams",
+    "nat",
+    "usage",
+    "shares",
+    "frags",
+    "counters",
+    "eip_counters",
+    "events",
+];
 
 /// Classifier that expires flows; run on demand, never attached.
 pub(super) const SWEEP_PROGRAM: &str = "sweep";
@@ -186,9 +202,25 @@ impl Pins {
         format!("v{ABI_VERSION}")
     }
 
-    /// Whether a directory of this name is that of any layout.
+    /// Whether a directory of this name is that of any layout, or one of such that was set aside.
     pub(super) fn is_version(name: &str) -> bool {
-        name.strip_prefix('v').is_some_and(|number| number.parse::<u32>().is_ok())
+        let is_number = |text: &str| text.parse::<u32>().is_ok();
+        name.strip_prefix('v').is_some_and(|name| {
+            name.split_once('-')
+                .map_or_else(|| is_number(name), |(number, times)| is_number(number) && is_number(times))
+        })
+    }
+
+    /// The first free name for maps of this layout that are to be taken over from.
+    pub(super) fn aside(&self) -> PathBuf {
+        let mut times = 1_u32;
+        loop {
+            let path = self.root.join(format!("{}-{times}", Self::version_name()));
+            if !path.exists() {
+                return path;
+            }
+            times += 1;
+        }
     }
 
     pub(super) fn version(&self) -> PathBuf {

@@ -15,17 +15,18 @@ use rtnetlink::packet_route::route::{RouteAddress, RouteAttribute};
 use rtnetlink::{Handle, RouteMessageBuilder};
 use tokio::io::unix::AsyncFd;
 use tokio::sync::watch;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
-use super::claim::receive;
+use super::claim::Heard;
 use super::error::netlink_io;
-use super::frames::{self, Mac};
+use super::frames;
 use super::host::Host;
 use super::interfaces::{self, Interface};
 use super::packet::PacketSocket;
 use crate::health::fitness::Uplink;
+use crate::model::node::Mac;
 use crate::model::view::Node;
 
 const INTERVAL: Duration = Duration::from_millis(250);
@@ -126,7 +127,7 @@ impl Hops {
             hops.push(match known {
                 Some(place) => self.hops.swap_remove(place),
                 None => {
-                    let socket = PacketSocket::listener(interface.index, address)?;
+                    let socket = PacketSocket::listener_of(interface.index, address)?;
                     Hop { address, own, mac: None, socket, unanswered: 0, answered: None }
                 }
             });
@@ -144,10 +145,11 @@ impl Hop {
             debug!(%error, hop = %self.address, "cannot ask the next hop");
         }
         self.unanswered = self.unanswered.saturating_add(1);
-        while let Ok(Ok((frame, length))) = timeout_at(end, receive(&self.socket)).await {
-            let answer = frames::claimant(frame.get(..length).unwrap_or_default(), self.address, mac);
-            if answer.is_some() {
-                (self.mac, self.unanswered) = (answer, 0);
+        let mut heard = Heard::until(end, &self.socket);
+        while let Some(Ok((frame, length))) = heard.next().await {
+            let answer = frames::claimant(frame.get(..length).unwrap_or_default(), mac);
+            if let Some(answer) = answer.filter(|answer| answer.address == self.address) {
+                (self.mac, self.unanswered) = (Some(answer.mac), 0);
                 self.answered = Some(std::time::Instant::now());
             }
         }
@@ -155,7 +157,7 @@ impl Hop {
 }
 
 /// The gateway of the default route of this family on the uplink.
-async fn next_hop(netlink: &Handle, index: u32, own: IpAddr) -> Option<IpAddr> {
+pub(super) async fn next_hop(netlink: &Handle, index: u32, own: IpAddr) -> Option<IpAddr> {
     let nowhere = NOWHERE.into_iter().find(|nowhere| nowhere.is_ipv4() == own.is_ipv4())?;
     let length = if nowhere.is_ipv4() { 32 } else { 128 };
     let message =

@@ -35,6 +35,7 @@ use super::executor::now_ns;
 use super::frames;
 use super::packet::PacketSocket;
 use super::trouble::Trouble;
+use crate::supervise;
 
 /// How often a pod is asked at most, and how long it has to answer.
 const ROUNDS: u32 = 4;
@@ -163,7 +164,7 @@ fn note(trouble: &mut Trouble, done: &Done) {
 /// Sends to those that need it. Where their ways must be asked for anew, so are those of all who are due by now.
 async fn tell(shared: &Arc<Shared>, ways: &mut Option<Ways>, due: &Due, batch: Batch) -> Done {
     let (looking, asked) = (Arc::clone(shared), batch.clone());
-    let asleep = spawn_blocking(move || asleep(&looking, asked)).await.unwrap_or_else(|e| Err(io::Error::other(e)));
+    let asleep = supervise::joined(spawn_blocking(move || asleep(&looking, asked)).await);
     let asleep = match asleep {
         Ok(asleep) => asleep,
         Err(error) => return Done::none_sent(batch, Some(error)),
@@ -212,7 +213,7 @@ fn asleep(shared: &Shared, batch: Batch) -> io::Result<Batch> {
     let mut asleep = Vec::new();
     for (connection, tries) in answered {
         let Some(flow) = tables.flows.get(&connection)? else { continue };
-        let wanted = match phase::of_flow(flow.state) {
+        let wanted = match phase::flow(&flow) {
             // The pod goes on asking, and begins anew thereby.
             Phase::Opening => false,
             Phase::Established => true,

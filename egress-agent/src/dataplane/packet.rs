@@ -7,14 +7,22 @@ use std::mem::size_of;
 use std::net::{IpAddr, Ipv6Addr, UdpSocket};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
-use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, recv, send, socket};
+use nix::sys::socket::sockopt::RcvBufForce;
+use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, recv, send, setsockopt, socket};
 use tokio::io::unix::AsyncFd;
 
 use super::frames::{
-    ETHERNET_LEN, ETHERTYPE_ARP, ETHERTYPE_IPV6, ICMPV6, IPV6_LEN, Mac, NEIGHBOUR_ADVERTISEMENT, NEIGHBOUR_SOLICITATION,
+    ETHERNET_LEN, ETHERTYPE_ARP, ETHERTYPE_IPV6, ICMPV6, IPV6_LEN, NEIGHBOUR_ADVERTISEMENT, NEIGHBOUR_SOLICITATION,
 };
+use crate::model::node::Mac;
+
+/// Bytes, with what the kernel keeps for each frame: some thousand frames.
+const RECEIVE_BUFFER: usize = 1 << 20;
 
 /// A link-layer socket bound to one device. It hears one EtherType, or nothing.
+///
+/// To close one waits until no CPU uses it any more (`synchronize_net`, tens of milliseconds): sockets are kept, or closed in
+/// [`blocking`](crate::supervise::blocking).
 #[derive(Debug)]
 pub(super) struct PacketSocket {
     fd: OwnedFd,
@@ -28,10 +36,12 @@ impl PacketSocket {
         Ok(Self { fd })
     }
 
-    /// Sends, and hears what could be somebody else's claim on an address of this family. Must be called in a runtime.
-    pub(super) fn listener(ifindex: u32, address: IpAddr) -> io::Result<AsyncFd<Self>> {
+    /// Sends, and hears what could be another host's claim on an address of this family. Must be called in a runtime.
+    pub(super) fn listener(ifindex: u32, is_ipv4: bool) -> io::Result<AsyncFd<Self>> {
         let fd = raw_socket()?;
-        let ethertype = if address.is_ipv4() {
+        // Whoever else claims many addresses at once must not crowd out an answer.
+        setsockopt(&fd, RcvBufForce, &RECEIVE_BUFFER)?;
+        let ethertype = if is_ipv4 {
             ETHERTYPE_ARP
         } else {
             // Before the socket is bound, so that it never hears the rest of the IPv6 traffic.
@@ -39,6 +49,22 @@ impl PacketSocket {
             ETHERTYPE_IPV6
         };
         bind(&fd, ifindex, ethertype)?;
+        Self { fd }.registered()
+    }
+
+    /// As [`listener`](Self::listener), of one address alone. What is said of others, however often, is thrown away by the
+    /// kernel: it takes no room from an answer, and the agent no time. Must be called in a runtime.
+    pub(super) fn listener_of(ifindex: u32, address: IpAddr) -> io::Result<AsyncFd<Self>> {
+        let fd = raw_socket()?;
+        // Before the socket is bound, so that it never hears anything else.
+        filter(&fd, &claims_of(address))?;
+        bind(&fd, ifindex, if address.is_ipv4() { ETHERTYPE_ARP } else { ETHERTYPE_IPV6 })?;
+        Self { fd }.registered()
+    }
+
+    /// Any socket that receives.
+    #[cfg(test)]
+    pub(super) fn of(fd: OwnedFd) -> io::Result<AsyncFd<Self>> {
         Self { fd }.registered()
     }
 
@@ -120,6 +146,28 @@ const NEIGHBOUR_DISCOVERY: [libc::sock_filter; 7] = [
     op(RETURN, 0, 0, 0),
 ];
 
+const LOAD_WORD: u32 = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
+/// Of ARP's sender in its frame, and of the target of neighbour discovery without extension headers.
+const ARP_SENDER: usize = ETHERNET_LEN + 14;
+const ND_TARGET: usize = ETHERNET_LEN + IPV6_LEN + 8;
+
+/// Passes what has this address where ARP has its sender's, or neighbour discovery its target's. What else it is the agent
+/// looks at.
+fn claims_of(address: IpAddr) -> Vec<libc::sock_filter> {
+    let (at, octets) = match address {
+        IpAddr::V4(address) => (ARP_SENDER, address.octets().to_vec()),
+        IpAddr::V6(address) => (ND_TARGET, address.octets().to_vec()),
+    };
+    let mut program = Vec::new();
+    for (place, word) in (at..).step_by(4).zip(octets.as_chunks::<4>().0) {
+        program.push(op(LOAD_WORD, 0, 0, u32::try_from(place).unwrap_or(u32::MAX)));
+        program.push(op(JUMP_EQUAL, 1, 0, u32::from_be_bytes(*word)));
+        program.push(op(RETURN, 0, 0, 0));
+    }
+    program.push(op(RETURN, 0, 0, u32::MAX));
+    program
+}
+
 fn filter(fd: &OwnedFd, program: &[libc::sock_filter]) -> io::Result<()> {
     let program = libc::sock_fprog {
         len: u16::try_from(program.len()).map_err(io::Error::other)?,
@@ -194,4 +242,33 @@ fn multicast_filter(device: &str, mac: Mac, request: libc::Ioctl) -> io::Result<
     // initialised, and the descriptor is an open socket.
     let result = unsafe { libc::ioctl(fd.as_raw_fd(), request, &raw mut ask) };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixDatagram;
+
+    use super::super::frames;
+    use super::*;
+
+    #[test]
+    fn a_listener_of_one_address_hears_nothing_of_others() {
+        let mac = [2, 0, 0, 0, 0, 9];
+        for (own, other) in [("172.18.0.1", "172.18.0.9"), ("fd00:172:18::1", "fd00:172:18::9")] {
+            let [own, other]: [IpAddr; 2] = [own, other].map(|address| address.parse().expect("a literal"));
+            let (sender, listener) = UnixDatagram::pair().expect("a pair");
+            listener.set_nonblocking(true).expect("a flag");
+            let listener = OwnedFd::from(listener);
+            filter(&listener, &claims_of(own)).expect("a filter");
+            let (claim, noise) = (frames::announcement(mac, own), frames::announcement(mac, other));
+            for frame in [&noise, &frames::solicitation(mac, other, own, None).slice(..20), &claim] {
+                // What the filter throws away is no error for who sends it.
+                let _refused = sender.send(frame);
+            }
+            let mut heard = [0; 256];
+            let length = recv(listener.as_raw_fd(), &mut heard, MsgFlags::empty()).expect("the claim");
+            assert_eq!(heard[..length], claim[..], "{own}");
+            assert!(recv(listener.as_raw_fd(), &mut heard, MsgFlags::empty()).is_err(), "and nothing else");
+        }
+    }
 }

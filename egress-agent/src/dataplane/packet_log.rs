@@ -9,6 +9,8 @@ use tokio::task::JoinSet;
 use tokio::time::interval;
 use tracing::warn;
 
+use crate::supervise::{self, Task};
+
 /// A person who watches does not notice the delay.
 const INTERVAL: Duration = Duration::from_millis(50);
 
@@ -20,11 +22,12 @@ pub(super) fn start(ebpf: &mut Ebpf, tasks: &mut JoinSet<()>) {
         Err(error) => return warn!(%error, "cannot read the packet log of the programs"),
     };
     warn!("the programs log every packet: they are for looking, not for work");
-    tasks.spawn(async move {
+    let follow = async move {
         let mut tick = interval(INTERVAL);
         loop {
             tick.tick().await;
             logger.flush();
         }
-    });
+    };
+    tasks.spawn(supervise::forever(Task::PacketLog, follow));
 }

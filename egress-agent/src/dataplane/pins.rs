@@ -1,16 +1,18 @@
-//! The pinned maps of an earlier run: reused when they have the shape that the object asks for, refused otherwise.
+//! The pinned maps of an earlier run: reused when they have the shape that the object asks for.
 //!
-//! The loader reuses whatever it finds at a pin, so the shapes are compared before it runs. Nothing is replaced: a map
-//! of another shape may carry running traffic, and its programs go on working without us.
+//! The loader reuses whatever it finds at a pin, so the shapes are compared before it runs. Where only a size differs that the
+//! user chooses, the whole directory is set aside and taken over from as another layout is (`succession`). Any other shape is
+//! refused: nobody knows whose map that is.
 
 use std::fmt;
 use std::fs;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use aya::maps::MapInfo;
 use aya::sys::SyscallError;
 use aya_obj::Object;
+use tracing::{error, info};
 
 use super::Settings;
 use super::error::StartError;
@@ -34,29 +36,79 @@ impl fmt::Display for Shape {
     }
 }
 
-/// Makes the directories of this layout.
-pub(super) fn make(pins: &Pins) -> Result<(), StartError> {
-    for directory in [pins.maps(), pins.links()] {
-        fs::create_dir_all(&directory)
-            .map_err(|error| StartError::kernel(format!("make {}", directory.display()), error))?;
+/// How the pinned maps fit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fit {
+    /// They are reused, as far as there are any.
+    Same,
+    /// Some have another size than the settings ask for.
+    Resized,
+}
+
+/// The directories of this layout, where a start has made them. Unless they are kept, they go again, and what was set aside
+/// comes back: a start that is refused, or is given up, changes no pin.
+pub(super) struct Made {
+    version: PathBuf,
+    aside: Option<PathBuf>,
+    is_new: bool,
+}
+
+impl Made {
+    pub(super) fn keep(mut self) {
+        (self.is_new, self.aside) = (false, None);
     }
-    Ok(())
+}
+
+impl Drop for Made {
+    fn drop(&mut self) {
+        let restored = match (self.is_new, self.aside.take()) {
+            (false, _) => return,
+            (true, aside) => fs::remove_dir_all(&self.version)
+                .and_then(|()| aside.map_or(Ok(()), |aside| fs::rename(aside, &self.version))),
+        };
+        if let Err(error) = restored {
+            error!(%error, path = %self.version.display(), "cannot undo what a start has made that has failed");
+        }
+    }
+}
+
+/// Makes the directories of this layout, and sets those aside whose maps have other sizes.
+pub(super) fn make(pins: &Pins, fit: Fit) -> Result<Made, StartError> {
+    let version = pins.version();
+    let wrap = |path: &Path| {
+        let what = format!("make {}", path.display());
+        move |error| StartError::kernel(what, error)
+    };
+    let mut made = Made { is_new: !version.exists(), version, aside: None };
+    if fit == Fit::Resized {
+        let aside = pins.aside();
+        fs::rename(&made.version, &aside).map_err(wrap(&aside))?;
+        info!(former = %aside.display(), "maps of other sizes are asked for: all maps begin anew");
+        (made.aside, made.is_new) = (Some(aside), true);
+    }
+    for directory in [pins.maps(), pins.links()] {
+        fs::create_dir_all(&directory).map_err(wrap(&directory))?;
+    }
+    Ok(made)
 }
 
 /// Compares what is pinned with what the object defines and the settings ask for. Other layouts: see `succession`.
-pub(super) fn check(pins: &Pins, settings: &Settings) -> Result<(), StartError> {
+pub(super) fn check(pins: &Pins, settings: &Settings) -> Result<Fit, StartError> {
     let object = parse(&settings.object)?;
+    let mut fit = Fit::Same;
     for name in PINNED_MAPS {
-        compare(pins, &object, name, settings.map_size(name))?;
+        if compare(pins, &object, name, settings.map_size(name))? == Some(Fit::Resized) {
+            fit = Fit::Resized;
+        }
     }
-    Ok(())
+    Ok(fit)
 }
 
 /// Likewise for maps that are only read, all of which must be there: the loader would make those that are not.
 pub(super) fn check_read(pins: &Pins, object: &[u8]) -> Result<(), StartError> {
     let object = parse(object)?;
     for name in READ_MAPS {
-        if !compare(pins, &object, name, None)? {
+        if compare(pins, &object, name, None)?.is_none() {
             let (path, found) = (pins.map(name), "nothing".to_owned());
             return Err(StartError::ForeignMap { path, found, wanted: "a map".to_owned() });
         }
@@ -68,8 +120,8 @@ fn parse(object: &[u8]) -> Result<Object, StartError> {
     Object::parse(object).map_err(|error| StartError::Object(error.to_string()))
 }
 
-/// Whether there is such a pin. `size` where that is not what the object says.
-fn compare(pins: &Pins, object: &Object, name: &'static str, size: Option<u32>) -> Result<bool, StartError> {
+/// `None` where there is no such pin. `size` where that is not what the object says.
+fn compare(pins: &Pins, object: &Object, name: &'static str, size: Option<u32>) -> Result<Option<Fit>, StartError> {
     let map = object.maps.get(name).ok_or(StartError::NotInObject { what: "map", name })?;
     let wanted = Shape {
         kind: map.map_type(),
@@ -80,8 +132,11 @@ fn compare(pins: &Pins, object: &Object, name: &'static str, size: Option<u32>) 
     };
     let path = pins.map(name);
     match pinned_shape(&path)? {
-        None => Ok(false),
-        Some(found) if found == wanted => Ok(true),
+        None => Ok(None),
+        Some(found) if found == wanted => Ok(Some(Fit::Same)),
+        Some(found) if size.is_some() && (Shape { max_entries: wanted.max_entries, ..found }) == wanted => {
+            Ok(Some(Fit::Resized))
+        }
         Some(found) => Err(StartError::ForeignMap { path, found: found.to_string(), wanted: wanted.to_string() }),
     }
 }

@@ -282,6 +282,7 @@ async fn verified(mut ebpf: Ebpf) -> Result<Ebpf, StartError> {
         // Refused where nobody waits any more.
         let _stopped = done.send(blocked.and_then(|()| load_programs(&mut ebpf)).map(|()| ebpf));
     };
+    // Short-lived: until the programs are loaded. Whoever waits learns how it ended.
     let thread = std::thread::Builder::new().name("verifier".to_owned()).spawn(load);
     thread.map_err(|error| StartError::kernel("start a thread", error))?;
     outcome.await.unwrap_or_else(|_| Err(StartError::Object("a thread that loads the programs has ended".to_owned())))
@@ -298,6 +299,7 @@ fn load_programs(ebpf: &mut Ebpf) -> Result<(), StartError> {
     }
     wanted.extend(found.remove(SWEEP_PROGRAM).map(|program| (SWEEP_PROGRAM, program)));
     std::thread::scope(|scope| {
+        // Short-lived: one program each.
         let load = |(name, program)| scope.spawn(move || load_classifier(program, name));
         let loading: Vec<_> = wanted.into_iter().map(load).collect();
         let outcome = |thread: ScopedJoinHandle<'_, _>| thread.join().unwrap_or_else(|panic| resume_unwind(panic));

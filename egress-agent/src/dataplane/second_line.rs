@@ -37,10 +37,11 @@ impl SecondLine {
         }
         let forgone = shared.state().facts().mgmt_filters_ports;
         if forgone && !self.is_forgone.swap(forgone, Ordering::Relaxed) {
-            warn!(
+            // As on every node with kube-proxy: nothing is wrong.
+            info!(
                 interface = shared.settings.mgmt_port,
-                "the management port is a bridge and netfilter is called for what comes in by its ports \
-                 (net.bridge.bridge-nf-call-iptables): selected pods have no second line while it is made anew"
+                "netfilter is called for what comes in by the ports of the bridge (net.bridge.bridge-nf-call-iptables): should \
+                 the bridge be made anew, nothing keeps selected pods' packets back until programs are on it again"
             );
         }
         self.is_forgone.store(forgone, Ordering::Relaxed);

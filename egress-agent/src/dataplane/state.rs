@@ -7,11 +7,10 @@ use std::io;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use egress_common::abi::{Addr, Config, Cover, Family, OnUnknownPod, PortRange, inbound_shared};
+use egress_common::abi::{Addr, Config, Cover, Family, OnUnknownPod, PortRange};
 use ipnet::IpNet;
 use tracing::{info, warn};
 
-use super::Settings;
 use super::arrival;
 use super::claim::Claims;
 use super::config;
@@ -24,13 +23,17 @@ use super::names::{Device, Hook};
 use super::node_ports::{HostPorts, Seen};
 use super::programs::{AttachError, Programs};
 use super::tables::{FlowTables, NodeTables, Tables};
+use super::{Quotas, Settings};
 use crate::metrics::facts::HookFacts;
+use crate::model::executor::Expected;
 
 pub(super) struct State {
     programs: Programs,
     pub(super) tables: NodeTables,
     pub(super) claims: Claims,
     pub(super) contests: Contests,
+    /// What the claims of the present plan may count on.
+    pub(super) expected: Expected,
     facts: NodeFacts,
     /// What is owned may not have been written for this uplink yet.
     owned_elsewhere: bool,
@@ -47,10 +50,15 @@ pub(super) struct State {
     said_narrow: bool,
     /// Devices whose absence has been reported.
     missing: BTreeSet<Device>,
+    /// The cluster has not been heard of: what stands in for it follows the node (`foreknown`).
+    foreknows: bool,
     /// Addresses that nobody answered for, and when.
     probed: BTreeMap<IpAddr, Instant>,
 }
 
+/// How long packets of pods that are not known pass after the last time that they were said to be followed: an agent that is
+/// killed leaves little time in which a selected pod could start unseen.
+const PASS_FOR_SECS: u64 = 3;
 /// How long a probe ahead of a claim is believed.
 const PROBE_HOLDS: Duration = Duration::from_secs(5);
 
@@ -76,6 +84,7 @@ impl State {
             tables,
             claims: Claims::default(),
             contests: Contests::default(),
+            expected: Expected::default(),
             facts: NodeFacts::default(),
             owned_elsewhere: false,
             decisions: config::Decisions::behind(config.decisions),
@@ -85,8 +94,18 @@ impl State {
             inbound_limit: of_flows.inbound.limit(),
             said_narrow: false,
             missing: BTreeSet::new(),
+            foreknows: false,
             probed: BTreeMap::new(),
         })
+    }
+
+    pub(super) fn foreknows(&self) -> bool {
+        self.foreknows
+    }
+
+    /// The model looks: what it finds it keeps or replaces.
+    pub(super) fn end_foreknowing(&mut self) {
+        self.foreknows = false;
     }
 
     pub(super) fn facts(&self) -> &NodeFacts {
@@ -98,8 +117,8 @@ impl State {
         (self.config.generation != 0).then(|| self.config.on_unknown_pod())
     }
 
-    /// First look at the node: configuration, owned addresses, links. An unattached hook is an error here. `succeeds` where
-    /// the programs take the place of others before the model has said anything.
+    /// First look at the node: configuration and owned addresses. `succeeds` where the programs take the place of others before
+    /// the model has said anything.
     pub(super) fn begin(
         &mut self,
         settings: &Settings,
@@ -107,9 +126,10 @@ impl State {
         others: &Tables,
         succeeds: bool,
     ) -> Result<(), StartError> {
-        arrival::elsewhere(settings, &facts, &self.config)?;
         let mut config = config::with_facts(self.config, &facts, self.underlay);
-        if succeeds && config.generation == 0 {
+        // From the first packet on: until the model says it, nobody can tell whose traffic it is.
+        self.foreknows = settings.foreknown.is_some() && config.generation == 0;
+        if settings.foreknown.is_some() || (succeeds && config.generation == 0) {
             config = config.with_on_unknown_pod(OnUnknownPod::Drop);
             config.generation = config::next_generation(config.generation);
         }
@@ -117,7 +137,10 @@ impl State {
         config.node_ports = self.node_ports(settings, config::host_ports());
         config::warn_of_few(config.node_ports);
         config.timeouts = settings.timeouts;
-        config.inbound_shared = inbound_shared(self.inbound_limit);
+        config.inbound_size = self.inbound_limit;
+        config.pod_quota = Quotas::entries(settings.quotas.pod, settings.nat_entries);
+        config.policy_quota = Quotas::entries(settings.quotas.policy, settings.nat_entries);
+        config.direct_routing = settings.direct_routing.into();
         // Kept over restarts: the maps are too, so nothing is missed in between.
         if config.following_since_secs == 0 {
             let now_ns = now_ns().map_err(|error| StartError::kernel("read the clock", error))?;
@@ -125,6 +148,8 @@ impl State {
         }
         config.overlay_secret = config::overlay_secret(&config, settings.overlay_in_program)
             .map_err(|error| StartError::kernel("read random bytes", error))?;
+        config.redirected =
+            config::redirected(&config).map_err(|error| StartError::kernel("read random bytes", error))?;
         config = covered(config, others).map_err(|error| StartError::kernel("read the maps of pods", error))?;
         config.owned =
             owned::sieve(&self.tables).map_err(|error| StartError::kernel("read the owned addresses", error))?;
@@ -133,7 +158,11 @@ impl State {
         self.facts = facts;
         self.write_config(config).map_err(|error| StartError::kernel("write map config", error))?;
         // Flows are asked about anew behind it, whatever an earlier run left undone.
-        self.adopt_owned(settings).map_err(|error| StartError::kernel("write the owned addresses", error))?;
+        self.adopt_owned(settings).map_err(|error| StartError::kernel("write the owned addresses", error))
+    }
+
+    /// Puts all programs on their hooks. What cannot be is an error here.
+    pub(super) fn attach(&mut self, settings: &Settings) -> Result<(), StartError> {
         for hook in Hook::ALL {
             let Some(device) = self.facts.device(hook.device()) else {
                 self.note_missing(settings, hook.device());
@@ -288,6 +317,19 @@ impl State {
     pub(super) fn set_on_unknown_pod(&mut self, on: OnUnknownPod) -> io::Result<()> {
         let mut config = self.config.with_on_unknown_pod(on);
         config.generation = config::next_generation(config.generation);
+        self.write_config(config)?;
+        self.follows(true)
+    }
+
+    /// Packets of pods that are not known may pass for some time from now on, or no more, where it depends on that.
+    pub(super) fn follows(&mut self, is_so: bool) -> io::Result<()> {
+        if self.config.on_unknown_pod() != OnUnknownPod::PassWhileFollowed {
+            return Ok(());
+        }
+        let until = now_ns()? / 1_000_000_000 + PASS_FOR_SECS;
+        let pass_until_secs = if is_so { u32::try_from(until).unwrap_or(u32::MAX) } else { 0 };
+        let mut config = self.config;
+        config.pass_until_secs = pass_until_secs;
         self.write_config(config)
     }
 

@@ -1,5 +1,6 @@
 //! Pins of another layout of the maps: an earlier version's, or a later one's before a rollback. Their programs work on maps
-//! that this version cannot read, and two sets on one node would translate every packet twice.
+//! that this version cannot read, and two sets on one node would translate every packet twice. Maps of this layout whose sizes
+//! are not those that are asked for are set aside (`pins`), and are another layout from then on.
 //!
 //! What does not depend on the layout is taken over: links, programs that are filters, and the notes of disciplines move below
 //! this version's directory, so that each program is replaced in one step. The maps begin anew, and the node holds nothing
@@ -22,11 +23,21 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use tracing::{info, warn};
 
+use super::Settings;
 use super::error::StartError;
 use super::names::{CLSACT_MARKS, CLSACT_PROGRAMS, Hook, LINKS, Pins};
+use super::pins::{self, Fit};
 
-/// Whether a start with these pins would take over from another layout: not to be done while nobody can tell it what to serve.
-pub fn is_due(bpffs: &Path) -> bool {
+/// Whether a start with these settings would take over from another layout, or from maps of other sizes: not to be done while
+/// nobody can tell it what to serve.
+pub fn is_due(settings: &Settings) -> bool {
+    let pins = Pins::new(&settings.bpffs);
+    let is_resized = || matches!(pins::check(&pins, settings), Ok(Fit::Resized));
+    has_others(&settings.bpffs) || is_resized()
+}
+
+/// Whether there are pins of another layout.
+pub fn has_others(bpffs: &Path) -> bool {
     Succession::look(&Pins::new(bpffs)).is_ok_and(|succession| succession.is_open())
 }
 

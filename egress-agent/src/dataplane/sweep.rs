@@ -22,6 +22,7 @@ use super::config;
 use super::error::map_io;
 use super::tables::FlowTables;
 use super::{Dataplane, Shared};
+use crate::supervise;
 
 /// A test run wants a whole Ethernet header.
 const PACKET: [u8; 64] = [0; 64];
@@ -38,13 +39,17 @@ const PRESSED_INTERVAL: Duration = Duration::from_secs(1);
 /// has answered goes before its time, and the next look comes sooner.
 pub(super) async fn run(shared: Arc<Shared>) {
     loop {
-        if let Err(error) = shared.follow_ports() {
-            warn!(%error, "cannot follow the host's port ranges");
-        }
         let mut pressed = false;
-        // A walk of the maps: on a small machine it would keep this thread from following the node's devices.
+        // Files of /proc, and a walk of the maps: on a small machine it would keep this thread from following the node's
+        // devices.
         let sweeping = Arc::clone(&shared);
-        match spawn_blocking(move || sweeping.sweep()).await.unwrap_or_else(|error| Err(io::Error::other(error))) {
+        let sweep = move || {
+            if let Err(error) = sweeping.follow_ports() {
+                warn!(%error, "cannot follow the host's port ranges");
+            }
+            sweeping.sweep()
+        };
+        match supervise::joined(spawn_blocking(sweep).await) {
             Ok(swept) => {
                 if swept.removed > 0 {
                     debug!(removed = swept.removed, "idle entries removed");

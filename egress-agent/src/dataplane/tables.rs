@@ -9,8 +9,8 @@ use aya::maps::lpm_trie::Key;
 use aya::maps::{Array, HashMap, LpmTrie, Map, MapData, MapError, PerCpuArray, PerCpuHashMap, RingBuf};
 use aya::{Ebpf, Pod};
 use egress_common::abi::{
-    Addr, ClusterPrefix, Config, Count, Datagram, EipCount, Family, Flow, Inbound, Mapping, Moving, NodeEntry, Owned,
-    OwnedAddr, PodEntry, Policy, PolicyKey, Tuple, Usage,
+    Addr, ClusterPrefix, Config, Count, Datagram, EipCount, ExposedPort, Exposure, Family, Flow, Inbound, Mapping,
+    Moving, NodeEntry, Owned, OwnedAddr, PodEntry, Policy, PolicyKey, Tuple, Usage,
 };
 
 use super::error::{StartError, map_io};
@@ -25,6 +25,11 @@ pub(super) struct NodeTables {
 }
 
 impl NodeTables {
+    /// Whether an agent has written the configuration. What cannot be read counts as written: nothing is written over it.
+    pub(super) fn are_configured(&self) -> bool {
+        self.config.get(&0, 0).map_or(true, |config| config.generation != 0)
+    }
+
     pub(super) fn take(ebpf: &mut Ebpf) -> Result<Self, StartError> {
         Ok(Self {
             owned: hash(ebpf, "owned")?,
@@ -60,6 +65,7 @@ impl FlowTables {
 pub(super) struct Tables {
     pub(super) pods: Hash<Addr, PodEntry>,
     pub(super) policy: Hash<PolicyKey, Policy>,
+    pub(super) exposed: Hash<ExposedPort, Exposure>,
     pub(super) cluster: Trie<Addr, ClusterPrefix>,
     pub(super) nodes: Hash<Addr, NodeEntry>,
     pub(super) counters: PerCpuArray<MapData, Count>,
@@ -71,6 +77,7 @@ impl Tables {
         Ok(Self {
             pods: hash(ebpf, "pods")?,
             policy: hash(ebpf, "policy")?,
+            exposed: hash(ebpf, "exposed")?,
             cluster: Trie::take(ebpf, "cluster")?,
             nodes: hash(ebpf, "nodes")?,
             counters: typed(ebpf, "counters")?,

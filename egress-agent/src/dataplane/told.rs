@@ -43,6 +43,8 @@ impl Told {
             | Action::PutMoving(..)
             | Action::EndMoving(..)
             | Action::PutOwner(..)
+            | Action::Expose(..)
+            | Action::Conceal(..)
             | Action::CutPod(_)
             | Action::CutFlows(..)
             | Action::CutPodFlows(..)

@@ -23,13 +23,16 @@ use rtnetlink::sys::SocketAddr;
 use rtnetlink::{Handle, MulticastGroup};
 use tokio::task::{JoinSet, spawn_blocking};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
+use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
 use super::error::StartError;
+use super::foreknown::{self, OwnAddresses};
 use super::interfaces::{self, NodeFacts};
 use super::names::OVERLAY_DEVICE;
 use super::overlay;
 use super::{Settings, Shared};
+use crate::supervise::{self, Task};
 
 const CHECK_INTERVAL: Duration = Duration::from_secs(10);
 const ROUTE_PAUSE: Duration = Duration::from_millis(50);
@@ -47,8 +50,8 @@ struct Need {
 /// Link addresses of neighbours as last seen.
 type Neighbours = HashMap<(u32, IpAddr), Vec<u8>>;
 
-/// Subscribes.
-pub(super) fn listen(tasks: &mut JoinSet<()>) -> io::Result<Changes> {
+/// Subscribes. `ends` before the changes are dropped.
+pub(super) fn listen(tasks: &mut JoinSet<()>, ends: CancellationToken) -> io::Result<Changes> {
     let (connection, _handle, changes) = rtnetlink::new_multicast_connection(&[
         MulticastGroup::Link,
         MulticastGroup::Neigh,
@@ -57,7 +60,7 @@ pub(super) fn listen(tasks: &mut JoinSet<()>) -> io::Result<Changes> {
         MulticastGroup::Ipv4Route,
         MulticastGroup::Ipv6Route,
     ])?;
-    tasks.spawn(connection);
+    tasks.spawn(supervise::until(ends, Task::Netlink, connection));
     Ok(changes)
 }
 
@@ -96,10 +99,8 @@ pub(super) async fn run(shared: Arc<Shared>, mut changes: Changes) {
         tokio::select! {
             change = changes.next() => match change {
                 Some((change, _)) => need = judge(&shared.settings, &mut neighbours, &change),
-                None => {
-                    warn!("netlink events have ended: looking every ten seconds only");
-                    return check_only(&shared).await;
-                }
+                // With its connection, whose end is that of the process.
+                None => return,
             },
             _ = check.tick() => verify = true,
             () = sleep_until(routes_from), if routes_due => {}
@@ -126,14 +127,6 @@ pub(super) async fn run(shared: Arc<Shared>, mut changes: Changes) {
     }
 }
 
-async fn check_only(shared: &Arc<Shared>) {
-    loop {
-        tokio::time::sleep(CHECK_INTERVAL).await;
-        look(shared, true).await;
-        check_second_line(shared).await;
-    }
-}
-
 /// Waits for the tables, which may be walked.
 async fn check_second_line(shared: &Arc<Shared>) {
     let shared = Arc::clone(shared);
@@ -143,7 +136,7 @@ async fn check_second_line(shared: &Arc<Shared>) {
 }
 
 /// Looks at the node and follows it. A failure is tried again with the next event or check.
-async fn look(shared: &Shared, verify: bool) {
+async fn look(shared: &Arc<Shared>, verify: bool) {
     let mut facts = gather(&shared.netlink, &shared.settings).await;
     if matches!(&facts, Ok(facts) if facts.overlay.is_none()) {
         match overlay::ensure(&shared.netlink, shared.settings.tunnel_port).await {
@@ -152,7 +145,18 @@ async fn look(shared: &Shared, verify: bool) {
             Err(error) => warn!(%error, "cannot make the overlay device again"),
         }
     }
-    let followed = facts.and_then(|facts| shared.state().follow(&shared.settings, facts, verify));
+    if let Ok(facts) = &facts {
+        foreknow(shared, facts).await;
+    }
+    let followed = match facts {
+        // Hooks, filters and memberships are asked for by calls that wait for the kernel.
+        Ok(facts) => {
+            let following = Arc::clone(shared);
+            let follow = move || following.state().follow(&following.settings, facts, verify);
+            supervise::joined(spawn_blocking(follow).await)
+        }
+        Err(error) => Err(error),
+    };
     if let Err(error) = followed {
         warn!(%error, "cannot follow a change of the node's interfaces; trying again");
     }
@@ -161,6 +165,23 @@ async fn look(shared: &Shared, verify: bool) {
         && let Err(error) = overlay::bring_up(&shared.netlink, index, shared.settings.tunnel_port).await
     {
         warn!(%error, "cannot bring up the overlay device; trying again");
+    }
+}
+
+/// Before the programs are on a device that has come: what they go by as long as the cluster has not been heard of.
+async fn foreknow(shared: &Shared, facts: &NodeFacts) {
+    let Some(known) = shared.settings.foreknown.as_ref().filter(|_| shared.state().foreknows()) else { return };
+    let own = OwnAddresses::read(&shared.netlink, facts).await;
+    let written = own.and_then(|own| {
+        // The model may have looked meanwhile.
+        if !shared.state().foreknows() {
+            return Ok(());
+        }
+        let nets = foreknown::write(&mut shared.tables(), known, &own)?;
+        nets.iter().try_for_each(|net| shared.state().cover(net))
+    });
+    if let Err(error) = written {
+        warn!(%error, "cannot write what is known of this node's pods; trying again");
     }
 }
 

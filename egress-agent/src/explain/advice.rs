@@ -50,8 +50,12 @@ pub const fn advice(verdict: Verdict) -> Option<&'static str> {
              one. `kubectl describe egressip` says why each was not assigned."
         }
         Verdict::InboundRefused => {
-            "The map is full: raise --inbound-entries; maps of another size need `egress-agent cleanup` on each node first \
-             (docs/install.md has the way, node by node)."
+            "The map is full: raise --inbound-entries; with a change all maps of the node begin anew \
+             (docs/install.md says what is lost)."
+        }
+        Verdict::AddressConflict => {
+            "Another host of the network says that it has the egress IP: the event `EgressIPConflict` on its object names the \
+             link address. Free the address there."
         }
         Verdict::HairpinAnswered | Verdict::Hairpin => {
             "Egress IPs are source addresses, and nothing listens there: call the service that was meant."
@@ -81,9 +85,13 @@ pub const fn advice(verdict: Verdict) -> Option<&'static str> {
             "Every port of the address towards this destination is in use (`egress-agent nat count --to ADDRESS:PORT`): give the object \
              another address, or the clients fewer connections."
         }
+        Verdict::QuotaExceeded => {
+            "`egress-agent nat count` on this node names the pods that hold most. Where that many flows are wanted, raise \
+             --pod-quota, --policy-quota or --nat-entries."
+        }
         Verdict::MapFull => {
-            "Find who opens so many connections (`egress-agent nat list`), or raise --nat-entries: maps of another size need \
-             `egress-agent cleanup` on each node first (docs/install.md has the way, node by node)."
+            "Find who opens so many connections (`egress-agent nat list`), or raise --nat-entries: with a change all \
+             maps of the node begin anew (docs/install.md says what is lost)."
         }
         Verdict::NoRoute => {
             "The node has no route to the destination by its uplink: `ip route get` says where it would go."
@@ -109,6 +117,18 @@ pub const fn advice(verdict: Verdict) -> Option<&'static str> {
         }
         Verdict::ProtocolTaken => {
             "Such a protocol serves one pod towards each destination: give the object more addresses."
+        }
+        Verdict::InboundFull => {
+            "Many connections from outside at once, perhaps a flood at one port. Where they are real: raise \
+             --inbound-entries; with a change all maps of the node begin anew (docs/install.md says what is lost)."
+        }
+        Verdict::SpoofedEgressIp => {
+            "A pod, or a rule of the host, has written an egress IP into a packet as its source. A CNI with anti-spoofing \
+             stops the pod; the rule is the administrator's."
+        }
+        Verdict::V4Mapped => {
+            "An application writes addresses such as `::ffff:192.0.2.1` into IPv6 packets by a raw socket: these are for programming \
+             interfaces only (RFC 4291 section 2.5.5.2)."
         }
         Verdict::NotItsPod => "The pod was deselected, or its address is another pod's now: the connection has ended.",
     })

@@ -3,7 +3,7 @@
 use egress_common::abi::{
     Addr, ClusterPrefix, Flow, Mapping, NodeEntry, NodePlace, Policy, PrefixKind, Slot, SlotPlace, Tuple, WhenEmpty,
 };
-use egress_common::decide::{Claim, PortClaim};
+use egress_common::decide::{Claim, Held, PortClaim};
 use ipnet::IpNet;
 use serde::Serialize;
 
@@ -113,6 +113,13 @@ fn question(asked: &Asked, packet: &Tuple, names: &Names) -> Question {
                 false => format!("is port {} of {} free towards there?", key.dport(), text(&key.daddr)),
             };
             (question, answer.to_owned(), "nat", Some(line(key)))
+        }
+        Asked::NoQuota(held) => {
+            let question = match held {
+                Held::Flows => "may the pod and its egress policy have one more flow?",
+                Held::Mappings => "may the pod and its egress policy have one more mapping here?",
+            };
+            (question.to_owned(), "no, one of them holds its quota".to_owned(), "shares", None)
         }
         Asked::AnyPort(claim) => {
             let answer = match claim {

@@ -7,12 +7,13 @@ use std::cell::RefCell;
 use std::net::IpAddr;
 
 use egress_common::abi::{
-    Addr, ClusterPrefix, Flow, FragKey, FragPorts, Mapping, Moving, NodeEntry, Owned, OwnedAddr, PodEntry, Policy,
-    PolicyKey, Slot, Tuple,
+    Addr, ClusterPrefix, ExposedPort, Flow, FragKey, FragPorts, Mapping, Moving, NodeEntry, Owned, OwnedAddr, PodEntry,
+    Policy, PolicyKey, Slot, Tuple,
 };
 use egress_common::decide::snat::PortSearch;
 use egress_common::decide::world::World;
-use egress_common::decide::{Claim, Owner, PortClaim, Tables};
+use egress_common::decide::{Claim, Held, Owner, PortClaim, Tables};
+use egress_common::wire::Segment;
 use ipnet::IpNet;
 
 /// A question to a map, and its answer.
@@ -34,6 +35,8 @@ pub enum Asked {
     /// A key of a mapping: this one, for that one.
     Key(Tuple, Tuple, Claim),
     AnyPort(PortClaim),
+    /// The pod, or its egress policy, holds its quota.
+    NoQuota(Held),
 }
 
 /// The maps of one packet.
@@ -119,13 +122,13 @@ impl Tables for Witness<'_> {
         self.note(Asked::Moving(egress_id, found.copied()));
         found
     }
-    fn inbound_answered(&self, tuple: &Tuple, tcp_flags: u8) -> bool {
-        let known = self.world.inbound_answered(tuple, tcp_flags);
+    fn inbound_answered(&self, tuple: &Tuple, segment: Segment) -> bool {
+        let known = self.world.inbound_answered(tuple, segment);
         self.note(Asked::Inbound(*tuple, known));
         known
     }
-    fn inbound_heard(&self, tuple: &Tuple, tcp_flags: u8) -> bool {
-        self.world.inbound_heard(tuple, tcp_flags)
+    fn inbound_heard(&self, tuple: &Tuple, segment: Segment) -> bool {
+        self.world.inbound_heard(tuple, segment)
     }
     fn inbound_known(&self, tuple: &Tuple) -> bool {
         let known = self.world.inbound_known(tuple);
@@ -138,6 +141,9 @@ impl Tables for Witness<'_> {
     fn claim_inbound(&self, tuple: &Tuple) -> Claim {
         self.world.claim_inbound(tuple)
     }
+    fn exposure(&self, port: &ExposedPort) -> Option<u32> {
+        self.world.exposure(port)
+    }
     fn forget_inbound(&self, tuple: &Tuple) {
         self.world.forget_inbound(tuple);
     }
@@ -147,16 +153,16 @@ impl Tables for Witness<'_> {
     fn note_datagram(&self, tuple: &Tuple) {
         self.world.note_datagram(tuple);
     }
-    fn flow_seen(&self, tuple: &Tuple, tcp_flags: u8) -> Option<&Flow> {
+    fn flow_seen(&self, tuple: &Tuple, segment: Segment) -> Option<&Flow> {
         // As it was before this packet.
         self.note(Asked::Flow(*tuple, self.world.flow_peek(tuple).copied()));
-        self.world.flow_seen(tuple, tcp_flags)
+        self.world.flow_seen(tuple, segment)
     }
     fn flow_peek(&self, tuple: &Tuple) -> Option<&Flow> {
         self.world.flow_peek(tuple)
     }
-    fn flow_answered(&self, tuple: &Tuple, tcp_flags: u8) -> bool {
-        self.world.flow_answered(tuple, tcp_flags)
+    fn flow_answered(&self, tuple: &Tuple, segment: Segment) {
+        self.world.flow_answered(tuple, segment);
     }
     fn claim_flow(&self, tuple: &Tuple, flow: &Flow) -> Claim {
         let claim = self.world.claim_flow(tuple, flow);
@@ -179,9 +185,9 @@ impl Tables for Witness<'_> {
         self.note(Asked::Begun(*flow, Claim::Claimed));
         self.world.put_flow(tuple, flow)
     }
-    fn nat_seen(&self, key: &Tuple, tcp_flags: u8) -> Option<&Mapping> {
+    fn nat_seen(&self, key: &Tuple, segment: Segment) -> Option<&Mapping> {
         self.note(Asked::Mapping(*key, self.world.nat_peek(key).copied().map(Box::new)));
-        self.world.nat_seen(key, tcp_flags)
+        self.world.nat_seen(key, segment)
     }
     fn nat_peek(&self, key: &Tuple) -> Option<&Mapping> {
         self.world.nat_peek(key)
@@ -191,8 +197,15 @@ impl Tables for Witness<'_> {
         self.note(Asked::Key(*key, *other, claim));
         claim
     }
-    fn count_mapping(&self, egress_id: u32) {
-        self.world.count_mapping(egress_id);
+    fn has_quota(&self, pod: &Addr, egress_id: u32, held: Held) -> bool {
+        let has = self.world.has_quota(pod, egress_id, held);
+        if !has {
+            self.note(Asked::NoQuota(held));
+        }
+        has
+    }
+    fn count_mapping(&self, pod: &Addr, egress_id: u32) {
+        self.world.count_mapping(pod, egress_id);
     }
     fn claim_any_port(&self, forward: &Tuple, address: &Addr, owner: &Owner, search: &PortSearch) -> PortClaim {
         let claim = self.world.claim_any_port(forward, address, owner, search);

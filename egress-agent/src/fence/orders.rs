@@ -1,7 +1,7 @@
 //! Obeying hand-overs that only the leader's probes tell of, because this agent cannot hear the API server.
 //!
-//! Whoever reaches the health service can name anything. So an order is held against the ledger, read past every cache; it
-//! is obeyed where the ledger has it, or cannot be read. What is obeyed for nothing is taken up again as soon as ledger and
+//! A leader may be a former one that does not know it, and the key that its probes are signed with is shared by all agents. So
+//! an order is held against the ledger, read past every cache; it is obeyed where the ledger has it, or cannot be read. What is obeyed for nothing is taken up again as soon as ledger and
 //! object have been read anew.
 
 use std::sync::Arc;

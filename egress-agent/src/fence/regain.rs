@@ -46,7 +46,7 @@ use tokio::sync::watch;
 
 /// What the other node may take to fall silent once what was given back to it has run out.
 const MARGIN: Duration = Duration::from_millis(250);
-/// Promised at a time: several times what one probe can ask for. Whoever asks may name any address.
+/// Promised at a time: several times what one probe can ask for.
 const MOST_PROMISED: usize = 1024;
 
 pub type Addresses = BTreeSet<IpAddr>;

@@ -1,4 +1,4 @@
-//! `grpc.health.v1` on this node's management addresses: is this node fit to carry egress traffic?
+//! `grpc.health.v1` at the addresses that this node has published: is this node fit to carry egress traffic?
 //!
 //! Service names `""` and `Service_Egress_IP`, the one that OVN-Kubernetes' probes ask for. Nobody is answered before every
 //! watch has synced and the kernel does what the cluster wants: to whoever probes, an agent that starts is an agent that
@@ -6,18 +6,25 @@
 //!
 //! - [`fitness`] says whether the node can carry egress traffic. It changes the answers; who watches is told, and no
 //!   connection ends by it.
-//! - [`tls`], where it is given certificates.
+//! - [`door`]: who gets in, and how much of the agent one connection can take. [`tls`], where it is given certificates.
 //! - [`release`]: what the leader wants to be let go of, and what has been. [`regain`]: what a node would have back.
+//! - [`unserved`]: what the node has been assigned and does not serve. [`selected`]: how many pods each object serves here.
 //! - [`touch`] notes what probes of the leader confirm: until when it has surely heard this agent.
+//! - [`signature`]: which probes are a leader's. All others are plain health checks: they are told [`fitness`] and change
+//!   nothing.
 //!
-//! A server for each management address; they come and go with these.
+//! A server for each of these addresses; they come and go with these.
 
+mod door;
 pub mod fitness;
 pub mod regain;
 pub mod release;
+pub mod selected;
 mod service;
+pub mod signature;
 pub mod tls;
 pub mod touch;
+pub mod unserved;
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -25,17 +32,24 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures::future::Either;
+use tokio::net::TcpListener;
 use tokio::sync::watch;
+use tokio::time::timeout;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tonic::transport::Server;
-use tonic::transport::server::TcpIncoming;
 use tracing::{info, warn};
 
 use crate::fence::regain::Regain;
+use crate::metrics::Meters;
 use crate::model::ledger::{Ledger, Words};
+use crate::model::state::SelectedPods;
 use crate::reconcile::Ready;
+use crate::supervise::{self, Task};
+use door::Door;
+pub use door::NodeAddresses;
 use fitness::{Obstacle, Uplink};
 use service::HealthService;
+use signature::SharedKey;
 use tls::Tls;
 
 /// What OVN-Kubernetes calls it.
@@ -43,8 +57,22 @@ pub const SERVICE: &str = "Service_Egress_IP";
 /// Of an answer: why the node does not serve.
 pub const REASON: &str = "egress-agent-reason";
 const RETRY: Duration = Duration::from_secs(2);
+/// How long an agent that starts waits for the key: without it, it would be a stranger to its leader.
+const KEY: Duration = Duration::from_secs(2);
 /// How long connections have to end with the server.
 const FAREWELL: Duration = Duration::from_millis(100);
+/// Requests of one connection at a time. A leader has eight probes on their way at most.
+const STREAMS: u32 = 16;
+/// Until a request must be there, and answered.
+const REQUEST: Duration = Duration::from_secs(5);
+/// A request's headers, as HTTP/2 counts them. What a leader says takes up to twelve kilobytes.
+const HEADERS: u32 = 16 * 1024;
+/// A request names a service, and nothing else.
+const MESSAGE: usize = 1024;
+/// What may be on its way of one request, and of all of a connection: HTTP/2 has nothing smaller.
+const WINDOW: (u32, u32) = (4096, 65_535);
+/// Between two pings of a connection that says nothing, and until each is answered.
+const PING: Duration = Duration::from_secs(10);
 
 /// How to serve.
 #[derive(Clone, Debug)]
@@ -59,6 +87,8 @@ pub struct Settings {
 /// What the answers are made from.
 pub struct Facts {
     pub ready: watch::Receiver<Ready>,
+    /// How many pods each object serves here.
+    pub selected: watch::Receiver<SelectedPods>,
     pub uplink: watch::Receiver<Uplink>,
     /// The hand-overs that this node has obeyed.
     pub released: watch::Receiver<Words>,
@@ -66,6 +96,10 @@ pub struct Facts {
     pub overlay: watch::Receiver<Option<u16>>,
     /// As it was last heard of.
     pub ledger: watch::Receiver<Arc<Ledger>>,
+    pub nodes: NodeAddresses,
+    /// What probes are signed with that are believed, and the name that they are to be for.
+    pub key: SharedKey,
+    pub node_name: String,
 }
 
 /// What probes tell.
@@ -78,31 +112,38 @@ pub struct Told {
     pub orders: watch::Sender<Words>,
     /// What it would have back, and what others would.
     pub regain: Regain,
+    /// Where connections that are refused are counted.
+    pub meters: Meters,
 }
 
 /// Serves until told to stop.
 pub async fn serve(settings: Settings, facts: Facts, told: Told, stop: CancellationToken) {
-    let Facts { mut ready, mut uplink, released, overlay, ledger } = facts;
-    let service = HealthService::new(settings.total_timeout, (released, overlay), ledger, told).await;
+    let Facts { mut ready, selected, mut uplink, released, overlay, ledger, nodes, key, node_name } = facts;
+    let door = Door::new(nodes, told.meters.clone());
+    let has_key = key.clone();
+    let known = service::Known { released, overlay, ledger, selected };
+    let service = HealthService::new(settings.total_timeout, (key, node_name), known, told).await;
     let mut servers: BTreeMap<IpAddr, DropGuard> = BTreeMap::new();
     let mut said = None;
+    let _known = timeout(KEY, stop.run_until_cancelled(has_key.known())).await;
     loop {
         let now = ready.borrow_and_update().clone();
         let obstacle = Obstacle::of(now.serving, &uplink.borrow_and_update());
-        if said.as_ref() != Some(&obstacle) && !now.management.is_empty() {
+        if said.as_ref() != Some(&obstacle) && !now.addresses.is_empty() {
             match &obstacle {
                 Some(obstacle) => warn!("this node cannot carry egress traffic: {obstacle}"),
                 None => info!("this node can carry egress traffic"),
             }
             said = Some(obstacle.clone());
         }
-        service.set(obstacle).await;
-        servers.retain(|address, _| now.management.contains(address));
-        for address in &now.management {
+        service.set(obstacle, now.unserved).await;
+        servers.retain(|address, _| now.addresses.contains(address));
+        for address in &now.addresses {
             servers.entry(*address).or_insert_with(|| {
                 let token = stop.child_token();
                 let address = SocketAddr::new(*address, settings.port);
-                tokio::spawn(serve_on(address, settings.tls.clone(), service.clone(), token.clone()));
+                let serve = serve_on(address, (settings.tls.clone(), door.clone()), service.clone(), token.clone());
+                tokio::spawn(supervise::until(token.clone(), Task::HealthServer, serve));
                 token.drop_guard()
             });
         }
@@ -115,15 +156,35 @@ pub async fn serve(settings: Settings, facts: Facts, told: Told, stop: Cancellat
     drop(servers);
 }
 
-async fn serve_on(address: SocketAddr, tls: Option<Tls>, service: HealthService, stop: CancellationToken) {
+/// What one connection can have of the agent.
+fn bounded() -> Server {
+    let (of_stream, of_connection) = WINDOW;
+    Server::builder()
+        .max_concurrent_streams(STREAMS)
+        .http2_max_pending_accept_reset_streams(Some(STREAMS as usize))
+        .http2_max_local_error_reset_streams(Some(STREAMS as usize))
+        .http2_max_header_list_size(HEADERS)
+        .initial_stream_window_size(of_stream)
+        .initial_connection_window_size(of_connection)
+        .http2_keepalive_interval(Some(PING))
+        .http2_keepalive_timeout(Some(PING))
+        .timeout(REQUEST)
+}
+
+async fn serve_on(
+    address: SocketAddr,
+    (tls, door): (Option<Tls>, Door),
+    service: HealthService,
+    stop: CancellationToken,
+) {
     let mut failing = false;
     loop {
-        match TcpIncoming::bind(address) {
-            Ok(incoming) => {
+        match TcpListener::bind(address).await {
+            Ok(listener) => {
                 info!(%address, tls = tls.is_some(), "answering health checks");
                 let ended = stop.clone().cancelled_owned();
-                let server = Server::builder().add_service(service.clone().into_server());
-                let plain = incoming.with_nodelay(Some(true));
+                let server = bounded().add_service(service.clone().into_server());
+                let plain = door.clone().guests(listener);
                 let served = match &tls {
                     Some(tls) => Either::Left(server.serve_with_incoming_shutdown(tls.incoming(plain), ended)),
                     None => Either::Right(server.serve_with_incoming_shutdown(plain, ended)),

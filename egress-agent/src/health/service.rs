@@ -14,10 +14,18 @@ use tonic_health::server::{HealthReporter, HealthService as Reported, WatchStrea
 use tracing::warn;
 
 use super::fitness::Obstacle;
+use super::signature::{Challenge, Fresh, Key, SharedKey, Signature};
 use super::touch::{self, Probe, Touch};
-use super::{REASON, SERVICE, Told, regain, release};
+use super::{MESSAGE, REASON, SERVICE, Told, regain, release, selected, unserved};
 use crate::fence::regain::Addresses;
 use crate::model::ledger::{Ledger, Words};
+use crate::model::state::SelectedPods;
+use crate::model::unserved::UnservedAddresses;
+
+/// How old a challenge may be that a probe names, beside twice the total timeout: answers may take as long as that.
+const CHALLENGE_AGE: Duration = Duration::from_secs(10);
+/// How often is said that probes are not signed as they should be.
+const SAID_AGAIN: Duration = Duration::from_secs(600);
 
 /// Answers on all addresses alike.
 #[derive(Clone)]
@@ -26,43 +34,59 @@ pub(super) struct HealthService(Arc<Shared>);
 struct Shared {
     /// What is answered now. `None` inside: the node serves.
     obstacle: watch::Sender<Option<Obstacle>>,
+    unserved: watch::Sender<UnservedAddresses>,
     /// The same for those who watch.
     reporter: HealthReporter,
     total_timeout: Duration,
-    released: watch::Receiver<Words>,
-    /// The overlay's port, while questions that come through it are answered.
-    overlay: watch::Receiver<Option<u16>>,
-    ledger: watch::Receiver<Arc<Ledger>>,
+    key: SharedKey,
+    node_name: String,
+    known: Known,
     probes: Mutex<Probes>,
 }
 
+/// What other parts of the agent know, for answers.
+pub(super) struct Known {
+    pub(super) released: watch::Receiver<Words>,
+    /// The overlay's port, while questions that come through it are answered.
+    pub(super) overlay: watch::Receiver<Option<u16>>,
+    pub(super) ledger: watch::Receiver<Arc<Ledger>>,
+    /// How many pods each object serves here.
+    pub(super) selected: watch::Receiver<SelectedPods>,
+}
+
 struct Probes {
+    fresh: Fresh,
     touch: Touch,
     told: Told,
     /// The leader's total timeout where it is not ours, once said.
     other_timeout: Option<Duration>,
+    /// When a probe came last that was not signed, and that was said.
+    unsigned: Option<Instant>,
 }
 
 impl HealthService {
     pub(super) async fn new(
         total_timeout: Duration,
-        (released, overlay): (watch::Receiver<Words>, watch::Receiver<Option<u16>>),
-        ledger: watch::Receiver<Arc<Ledger>>,
+        (key, node_name): (SharedKey, String),
+        known: Known,
         told: Told,
     ) -> Self {
         let reporter = HealthReporter::new();
         report(&reporter, false).await;
-        let probes = Mutex::new(Probes { touch: Touch::default(), told, other_timeout: None });
-        let obstacle = watch::Sender::new(Some(Obstacle::NotInStep));
-        Self(Arc::new(Shared { obstacle, reporter, total_timeout, released, overlay, ledger, probes }))
+        let fresh = Fresh::new(Instant::now());
+        let probes = Probes { fresh, touch: Touch::default(), told, other_timeout: None, unsigned: None };
+        let (probes, obstacle) = (Mutex::new(probes), watch::Sender::new(Some(Obstacle::NotInStep)));
+        let unserved = watch::Sender::default();
+        Self(Arc::new(Shared { obstacle, unserved, reporter, total_timeout, key, node_name, known, probes }))
     }
 
     pub(super) fn into_server(self) -> HealthServer<Self> {
-        HealthServer::new(self)
+        HealthServer::new(self).max_decoding_message_size(MESSAGE)
     }
 
     /// What is answered from now on.
-    pub(super) async fn set(&self, obstacle: Option<Obstacle>) {
+    pub(super) async fn set(&self, obstacle: Option<Obstacle>, unserved: UnservedAddresses) {
+        self.0.unserved.send_replace(unserved);
         let serves = obstacle.is_none();
         let served = self.0.obstacle.send_replace(obstacle).is_none();
         // Who watches is told of changes only.
@@ -71,11 +95,41 @@ impl HealthService {
         }
     }
 
-    /// Notes what the probe confirms. What the answer to it bears: the greatest term, and what is promised.
+    /// The signature of a leader's probe. Whatever else asks is a plain health check.
+    fn authentic(&self, request: &Request<HealthCheckRequest>, at: Instant) -> Option<(Key, Signature)> {
+        let (metadata, service) = (request.metadata(), &request.get_ref().service);
+        let key = self.0.key.now();
+        if let Some(key) = &key
+            && let Some(signature) = key.verify_request(metadata, service, &self.0.node_name)
+        {
+            return Some((key.clone(), signature));
+        }
+        if Probe::read(metadata).is_some() {
+            self.0.key.doubt();
+            let mut probes = self.0.probes.lock().unwrap_or_else(PoisonError::into_inner);
+            if probes.unsigned.is_none_or(|said| at >= said + SAID_AGAIN) {
+                probes.unsigned = Some(at);
+                warn!(
+                    from = ?request.remote_addr(), has_key = key.is_some(),
+                    "a probe is not signed with the agents' key, and changes nothing: an agent of another version or with \
+                     another key, or a stranger"
+                );
+            }
+        }
+        None
+    }
+
+    /// Notes what a signed probe confirms, where it is new. What the answer to it bears: the greatest term, and what is
+    /// promised.
     fn note(&self, request: &Request<HealthCheckRequest>, at: Instant) -> Option<(u64, Addresses)> {
         let probe = Probe::read(request.metadata())?;
         let mut promised = Addresses::new();
         let mut probes = self.0.probes.lock().unwrap_or_else(PoisonError::into_inner);
+        let total = touch::timeout(request.metadata()).unwrap_or(self.0.total_timeout);
+        let (named, counted) = (Challenge::read(request.metadata()), (probe.session, probe.number));
+        if !probes.fresh.take(named, counted, CHALLENGE_AGE + total * 2, at) {
+            return Some((probes.touch.term(), promised));
+        }
         probes.touch.probed(probe, at);
         // A former leader's ledger is a former one.
         if probe.term >= probes.touch.term() {
@@ -113,11 +167,15 @@ impl HealthService {
 }
 
 impl Shared {
-    /// What is given back and promised lasts as long as the probe says. Whoever reaches this service can say anything, so
-    /// it is no longer than by this node's own flag or the ledger.
+    /// What is given back and promised lasts as long as the probe says, and no longer than by this node's own flag or the
+    /// ledger: a leader whose flag says a day binds nobody else.
     fn longest_timeout(&self) -> Duration {
-        let ledger = self.ledger.borrow();
+        let ledger = self.known.ledger.borrow();
         [ledger.total, ledger.former_total].into_iter().flatten().fold(self.total_timeout, Duration::max)
+    }
+
+    fn challenge(&self, now: Instant) -> Challenge {
+        self.probes.lock().unwrap_or_else(PoisonError::into_inner).fresh.challenge(now)
     }
 
     fn wanted(&self) -> Addresses {
@@ -139,7 +197,8 @@ impl Health for HealthService {
         if !["", SERVICE].contains(&request.get_ref().service.as_str()) {
             return Err(Status::not_found("service not registered"));
         }
-        let noted = self.note(&request, at);
+        let authentic = self.authentic(&request, at);
+        let noted = authentic.as_ref().and_then(|_| self.note(&request, at));
         let obstacle = self.0.obstacle.borrow().clone();
         let status = if obstacle.is_none() { Answer::Serving } else { Answer::NotServing };
         let mut answer = Response::new(HealthCheckResponse { status: status.into() });
@@ -152,9 +211,18 @@ impl Health for HealthService {
             regain::set_promised(metadata, &promised);
             regain::set_wanted(metadata, &self.0.wanted());
             touch::set_timeout(metadata, self.0.total_timeout);
-            release::set_released(metadata, &self.0.released.borrow());
-            let overlay = *self.0.overlay.borrow();
+            release::set_released(metadata, &self.0.known.released.borrow());
+            unserved::write(metadata, &self.0.unserved.borrow());
+            let overlay = *self.0.known.overlay.borrow();
             overlay.into_iter().for_each(|port| touch::set_overlay_port(metadata, port));
+        }
+        if let Some((key, signature)) = authentic {
+            // Not with each probe: these are frequent.
+            if Probe::read(request.metadata()).is_none() {
+                selected::write(metadata, &self.0.known.selected.borrow());
+            }
+            self.0.challenge(Instant::now()).write(metadata);
+            key.sign_answer(metadata, status.into(), &self.0.node_name, &signature);
         }
         Ok(answer)
     }

@@ -1,35 +1,43 @@
 use futures::StreamExt;
-use tonic::Request;
+use tonic::metadata::MetadataMap;
 use tonic::transport::{Channel, Endpoint};
-use tonic_health::pb::HealthCheckRequest;
+use tonic::{Request, Response};
 use tonic_health::pb::health_check_response::ServingStatus as Answer;
 use tonic_health::pb::health_client::HealthClient;
+use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse};
 
+use super::signature::Challenge;
+use super::signature::tests::{key, shared};
 use super::touch::Probe;
 use super::*;
 
 /// A server on loopback, and what it is told.
-struct Ground {
-    port: u16,
+pub(super) struct Ground {
+    pub(super) port: u16,
     ready: watch::Sender<Ready>,
     uplink: watch::Sender<Uplink>,
     heard: watch::Receiver<Option<Instant>>,
     orders: watch::Receiver<Words>,
     regain: Regain,
     ledger: watch::Sender<Arc<Ledger>>,
-    stop: CancellationToken,
+    pub(super) stop: CancellationToken,
     server: tokio::task::JoinHandle<()>,
 }
 
-const FIRST: [u8; 4] = [127, 0, 0, 1];
+const NAME: &str = "n";
+pub(super) const FIRST: [u8; 4] = [127, 0, 0, 1];
 const SECOND: [u8; 4] = [127, 0, 0, 2];
 
 fn ready(addresses: &[[u8; 4]]) -> Ready {
-    Ready { serving: true, management: addresses.iter().map(|address| IpAddr::from(*address)).collect() }
+    Ready {
+        serving: true,
+        addresses: addresses.iter().map(|address| IpAddr::from(*address)).collect(),
+        ..Ready::default()
+    }
 }
 
 impl Ground {
-    fn start() -> Self {
+    pub(super) fn start() -> Self {
         let port = std::net::TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).expect("a free port").port();
         let (ready, is_ready) = watch::channel(ready(&[FIRST]));
         let (uplink, is_uplink) = watch::channel(Uplink::Works);
@@ -39,16 +47,28 @@ impl Ground {
         let (orders, is_ordered) = watch::channel(Words::new());
         let (regain, (ledger, is_ledger)) = (Regain::default(), watch::channel(Arc::<Ledger>::default()));
         let (told, released) = (
-            Told { heard, total: watch::channel(None).0, orders, regain: regain.clone() },
+            Told { heard, total: watch::channel(None).0, orders, regain: regain.clone(), meters: Meters::default() },
             watch::channel(Words::new()).1,
         );
         let overlay = watch::channel(None).1;
-        let facts = Facts { ready: is_ready, uplink: is_uplink, released, overlay, ledger: is_ledger };
+        let nodes = watch::channel(Arc::new([FIRST, SECOND].map(IpAddr::from).into())).1;
+        let (key, node_name) = (shared(1), NAME.to_owned());
+        let facts = Facts {
+            ready: is_ready,
+            selected: watch::channel(SelectedPods::new()).1,
+            uplink: is_uplink,
+            released,
+            overlay,
+            ledger: is_ledger,
+            nodes,
+            key,
+            node_name,
+        };
         let server = tokio::spawn(serve(settings, facts, told, stop.clone()));
         Self { port, ready, uplink, heard: is_heard, orders: is_ordered, regain, ledger, stop, server }
     }
 
-    async fn client(&self, address: [u8; 4]) -> HealthClient<Channel> {
+    pub(super) async fn client(&self, address: [u8; 4]) -> HealthClient<Channel> {
         let address = SocketAddr::from((address, self.port));
         let endpoint = Endpoint::try_from(format!("http://{address}")).expect("an address");
         loop {
@@ -60,7 +80,7 @@ impl Ground {
     }
 }
 
-fn ask(service: &str) -> HealthCheckRequest {
+pub(super) fn ask(service: &str) -> HealthCheckRequest {
     HealthCheckRequest { service: service.into() }
 }
 
@@ -108,23 +128,75 @@ async fn who_watches_is_told_of_each_change_on_one_connection_and_does_not_keep_
     ground.server.await.expect("it ends though somebody watches");
 }
 
+/// Signs as a leader does, with the challenge that it was given.
+struct Leader {
+    client: HealthClient<Channel>,
+    number: u64,
+    challenge: Option<Challenge>,
+}
+
+impl Leader {
+    /// One that has been given its first challenge.
+    async fn of(ground: &Ground) -> Self {
+        let mut leader = Self { client: ground.client(FIRST).await, number: 0, challenge: None };
+        leader.probe(0, 0, |_| {}).await;
+        leader
+    }
+
+    fn request(
+        &mut self,
+        confirmed: u64,
+        term: u64,
+        say: impl FnOnce(&mut MetadataMap),
+    ) -> Request<HealthCheckRequest> {
+        self.number += 1;
+        let mut request = Request::new(ask(SERVICE));
+        let metadata = request.metadata_mut();
+        Probe { session: 7, number: self.number, confirmed, term }.write(metadata);
+        self.challenge.iter().for_each(|challenge| challenge.write(metadata));
+        say(metadata);
+        key(1).sign_request(metadata, SERVICE, "leader", NAME);
+        request
+    }
+
+    async fn send(&mut self, request: Request<HealthCheckRequest>) -> Response<HealthCheckResponse> {
+        let metadata = request.metadata().clone();
+        let answer = self.client.check(request).await.expect("an answer");
+        let of_request = key(1).verify_request(&metadata, SERVICE, NAME);
+        if let Some(of_request) = of_request {
+            let status = answer.get_ref().status;
+            assert!(key(1).has_signed_answer(answer.metadata(), status, NAME, &of_request), "{answer:?}");
+            self.challenge = Challenge::read(answer.metadata());
+        }
+        answer
+    }
+
+    async fn probe(
+        &mut self,
+        confirmed: u64,
+        term: u64,
+        say: impl FnOnce(&mut MetadataMap),
+    ) -> Response<HealthCheckResponse> {
+        let request = self.request(confirmed, term, say);
+        self.send(request).await
+    }
+}
+
 #[tokio::test]
 async fn the_agent_knows_when_the_leader_has_heard_it() {
     let mut ground = Ground::start();
-    let mut client = ground.client(FIRST).await;
-    let mut probe = async |number, confirmed| {
-        let mut request = Request::new(ask(SERVICE));
-        Probe { session: 7, number, confirmed, term: 3 }.write(request.metadata_mut());
-        touch::set_timeout(request.metadata_mut(), Duration::from_secs(5));
-        let answer = client.check(request).await.expect("an answer");
+    let mut leader = Leader::of(&ground).await;
+    let mut probe = async |confirmed| {
+        let answer = leader.probe(confirmed, 3, |metadata| touch::set_timeout(metadata, Duration::from_secs(5))).await;
         assert_eq!(touch::term(answer.metadata()), Some(3));
         assert_eq!(touch::timeout(answer.metadata()), Some(Duration::from_secs(1)));
+        leader.number
     };
     let before = Instant::now();
-    probe(1, 0).await;
+    let first = probe(0).await;
     let between = Instant::now();
     assert!(!ground.heard.has_changed().expect("it lives"));
-    probe(2, 1).await;
+    probe(first).await;
     let heard = ground.heard.borrow_and_update().expect("confirmed");
     assert!((before..between).contains(&heard));
     ground.stop.cancel();
@@ -133,13 +205,10 @@ async fn the_agent_knows_when_the_leader_has_heard_it() {
 #[tokio::test]
 async fn a_former_leaders_orders_are_nothing_to_who_knows_of_a_newer() {
     let ground = Ground::start();
-    let mut client = ground.client(FIRST).await;
+    let mut leader = Leader::of(&ground).await;
     let words = |number| Words::from([([172, 18, 0, 100].into(), number)]);
     let mut order = async |term, number| {
-        let mut request = Request::new(ask(SERVICE));
-        Probe { session: term, number: 1, confirmed: 0, term }.write(request.metadata_mut());
-        release::set_orders(request.metadata_mut(), &words(number));
-        client.check(request).await.expect("an answer");
+        leader.probe(0, term, |metadata| release::set_orders(metadata, &words(number))).await;
         ground.orders.borrow().clone()
     };
     assert_eq!(order(3, 7).await, words(7));
@@ -148,23 +217,22 @@ async fn a_former_leaders_orders_are_nothing_to_who_knows_of_a_newer() {
     ground.stop.cancel();
 }
 
-/// Nobody needs to be a leader to send a probe.
+/// A leader's flag may say anything.
 #[tokio::test]
 async fn nothing_is_given_back_or_promised_for_longer_than_flag_and_ledger_know() {
     let ground = Ground::start();
-    let mut client = ground.client(FIRST).await;
+    let mut leader = Leader::of(&ground).await;
     let (back, promised) = ([IpAddr::from([172, 18, 0, 100])].into(), [IpAddr::from([172, 18, 0, 101])].into());
     ground.regain.settle([].into());
-    let mut number = 0;
     let mut ask_for = async |milliseconds: u64| {
-        number += 1;
-        let mut request = Request::new(ask(SERVICE));
-        let metadata = request.metadata_mut();
-        Probe { session: 7, number, confirmed: 0, term: 3 }.write(metadata);
-        touch::set_timeout(metadata, Duration::from_millis(milliseconds));
-        regain::set_given(metadata, number, &back);
-        regain::set_to_promise(metadata, &promised);
-        let answer = client.check(request).await.expect("an answer");
+        let number = leader.number + 1;
+        let answer = leader
+            .probe(0, 3, |metadata| {
+                touch::set_timeout(metadata, Duration::from_millis(milliseconds));
+                regain::set_given(metadata, number, &back);
+                regain::set_to_promise(metadata, &promised);
+            })
+            .await;
         let given = ground.regain.given().borrow().clone();
         (given.until.is_some(), regain::promised(answer.metadata()) == promised)
     };
@@ -178,4 +246,90 @@ async fn nothing_is_given_back_or_promised_for_longer_than_flag_and_ledger_know(
         assert_eq!((ask_for(longest).await.1, ask_for(longest + 1).await.1), (true, false), "{longest}");
     }
     ground.stop.cancel();
+}
+
+/// Everything that a leader can say.
+fn everything(metadata: &mut MetadataMap) {
+    let one = [IpAddr::from([172, 18, 0, 100])];
+    touch::set_timeout(metadata, Duration::from_secs(1));
+    release::set_orders(metadata, &one.map(|address| (address, 7)).into());
+    regain::set_to_promise(metadata, &one.into());
+    regain::set_given(metadata, 1, &one.into());
+}
+
+#[tokio::test]
+async fn who_has_not_the_key_is_told_the_health_and_nothing_else_and_changes_nothing() {
+    let ground = Ground::start();
+    ground.regain.settle([].into());
+    ground.regain.want([IpAddr::from([172, 18, 0, 9])].into());
+    let mut client = ground.client(FIRST).await;
+    let mut leader = Leader::of(&ground).await;
+    let probe = Probe { session: 9, number: 1, confirmed: 0, term: u64::MAX };
+    type Sign = fn(&mut MetadataMap);
+    let signs: [(&str, Sign); 4] = [
+        ("nothing", |_| {}),
+        ("another key", |metadata| {
+            key(2).sign_request(metadata, SERVICE, "leader", NAME);
+        }),
+        ("for another node", |metadata| {
+            key(1).sign_request(metadata, SERVICE, "leader", "another");
+        }),
+        ("changed behind the signature", |metadata| {
+            key(1).sign_request(metadata, SERVICE, "leader", NAME);
+            touch::set_timeout(metadata, Duration::from_secs(2));
+        }),
+    ];
+    for (what, sign) in signs {
+        for number in 1..4 {
+            let mut request = Request::new(ask(SERVICE));
+            let metadata = request.metadata_mut();
+            Probe { number, confirmed: number - 1, ..probe }.write(metadata);
+            leader.challenge.iter().for_each(|challenge| challenge.write(metadata));
+            everything(metadata);
+            sign(metadata);
+            let answer = client.check(request).await.expect("an answer");
+            assert_eq!(answer.get_ref().status, i32::from(Answer::Serving));
+            let ours = answer.metadata().keys().filter(|key| format!("{key:?}").contains("egress-agent")).count();
+            assert_eq!(ours, 0, "{what}: {:?}", answer.metadata());
+        }
+    }
+    assert_eq!((*ground.heard.borrow(), ground.orders.borrow().len()), (None, 0));
+    assert_eq!(ground.regain.given().borrow().until, None);
+    let free = ground.regain.take([IpAddr::from([172, 18, 0, 100])].into_iter(), Instant::now());
+    assert!(free.is_empty(), "nothing was promised");
+    let answer = leader.probe(0, 3, everything).await;
+    assert_eq!(touch::term(answer.metadata()), Some(3), "no stranger has named a term");
+    assert_eq!(ground.orders.borrow().len(), 1);
+    ground.stop.cancel();
+}
+
+/// By whoever reads what passes between nodes.
+#[tokio::test]
+async fn a_leaders_probe_that_comes_again_changes_nothing() {
+    let mut ground = Ground::start();
+    let mut leader = Leader::of(&ground).await;
+    let first = leader.request(0, 3, everything);
+    let copy = |request: &Request<HealthCheckRequest>| {
+        let mut copy = Request::new(ask(SERVICE));
+        *copy.metadata_mut() = request.metadata().clone();
+        copy
+    };
+    let replayed = [copy(&first), copy(&first)];
+    leader.send(first).await;
+    assert_eq!(ground.orders.borrow().len(), 1);
+    let number = leader.number;
+    leader.probe(number, 3, |metadata| touch::set_timeout(metadata, Duration::from_secs(1))).await;
+    assert_eq!(ground.orders.borrow().len(), 0, "it is over");
+    let heard = ground.heard.borrow_and_update().expect("confirmed");
+    let (mut other, [at_once, elsewhere]) = (ground.client(FIRST).await, replayed);
+    let answer = other.check(at_once).await.expect("an answer");
+    assert!(Challenge::read(answer.metadata()).is_some(), "whoever has the key is told what to name");
+    assert_eq!((ground.orders.borrow().len(), *ground.heard.borrow()), (0, Some(heard)));
+    // Another process of the same node gives challenges of its own.
+    let next = Ground::start();
+    let mut client = next.client(FIRST).await;
+    client.check(elsewhere).await.expect("an answer");
+    assert_eq!((next.orders.borrow().len(), *next.heard.borrow()), (0, None));
+    ground.stop.cancel();
+    next.stop.cancel();
 }

@@ -23,6 +23,7 @@ use tonic::transport::ClientTlsConfig;
 use tracing::{info, warn};
 
 use crate::inspect::Notes;
+use crate::supervise;
 pub use material::TlsError;
 use material::{Material, Pem};
 
@@ -102,7 +103,7 @@ impl Keeper {
 
     fn look(&mut self) {
         let now = self.publish.borrow().clone();
-        let trouble = match Pem::read(&self.files) {
+        let trouble = match supervise::blocking(|| Pem::read(&self.files)) {
             Ok(pem) if *now.pem() == pem => now.fault().map(|fault| (fault, "health checks will fail")),
             Ok(pem) => match Material::new(&self.files, pem) {
                 Ok(new) => match (new.fault(), now.fault()) {

@@ -31,6 +31,7 @@ use crate::dataplane::pinned;
 use crate::health::fitness::{Obstacle, Uplink};
 use crate::kube::outage::Outages;
 use crate::metrics::facts::NodeFacts;
+use crate::model::view::Attach;
 use crate::reconcile::Ready;
 use crate::reconcile::ties::Standing;
 use drops::Drops;
@@ -56,6 +57,8 @@ pub enum Request {
     LogLevel {
         set: Option<String>,
     },
+    /// To know what the CNI has given a pod, and to say when the maps do. The question of `egress-agent cni`.
+    Attach(Attach),
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -64,6 +67,10 @@ pub enum Answer {
     Status(Box<Status>),
     Names(Box<Names>),
     LogLevel(String),
+    /// The maps know it, or never will for a reason.
+    Attached {
+        refused: Option<String>,
+    },
     /// The question was not understood, or cannot be answered now.
     Error(String),
 }
@@ -203,6 +210,8 @@ pub enum Question {
     Facts(oneshot::Sender<NodeFacts>),
     /// What it calls pods, objects and nodes.
     Names(oneshot::Sender<Names>),
+    /// To take note of a pod's addresses; it answers when the maps have them, or why they get none.
+    Attach(Attach, oneshot::Sender<Option<String>>),
 }
 
 /// What is asked of an agent, and where, beside what its parts know of one another.
@@ -245,9 +254,13 @@ impl Sources {
                 node if reach.absent.contains(node) => "its agent is away",
                 node if reach.suspects.contains(node) => "silent",
                 node if reach.heard.contains_key(node) => "answers",
+                node if reach.strange.contains(node) => "not heard",
                 _ => continue,
             };
-            gateway.leader_says = Some(says.to_owned());
+            gateway.leader_says = Some(match reach.strange.contains(node) {
+                true => format!("{says}; something else answers at its health address"),
+                false => says.to_owned(),
+            });
         }
     }
 
@@ -256,6 +269,13 @@ impl Sources {
         let (answer, names) = oneshot::channel();
         self.node.send(Question::Names(answer)).await.ok()?;
         names.await.ok()
+    }
+
+    /// Likewise. Waits until the maps know the pod.
+    pub async fn attach(&self, attach: Attach) -> Option<Option<String>> {
+        let (answer, attached) = oneshot::channel();
+        self.node.send(Question::Attach(attach, answer)).await.ok()?;
+        attached.await.ok()
     }
 
     /// Likewise.

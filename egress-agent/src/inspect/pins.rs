@@ -23,7 +23,7 @@ pub enum PinsError {
 /// `why` is why no agent has answered.
 pub fn status(bpffs: &Path, why: String) -> Result<Status, PinsError> {
     let unreadable = |source| PinsError::Unreadable { bpffs: bpffs.to_owned(), source };
-    let nothing = || match succession::is_due(bpffs) {
+    let nothing = || match succession::has_others(bpffs) {
         true => PinsError::OfAnotherVersion(bpffs.to_owned()),
         false => PinsError::Nothing(bpffs.to_owned()),
     };

@@ -29,7 +29,7 @@ pub async fn serve(sources: Sources, stop: CancellationToken) {
         Ok(listener) => listener,
         Err(error) => {
             warn!(path = %path.display(), %error, "no socket for `egress-agent status`");
-            return;
+            return stop.cancelled().await;
         }
     };
     loop {
@@ -41,6 +41,7 @@ pub async fn serve(sources: Sources, stop: CancellationToken) {
             Ok((stream, _)) => {
                 let sources = sources.clone();
                 let stopped = stop.clone().cancelled_owned();
+                // Short-lived: one connection.
                 tokio::spawn(async move {
                     tokio::select! {
                         // Who follows something reads to its end.
@@ -87,6 +88,7 @@ async fn answer(mut stream: UnixStream, sources: &Sources) -> io::Result<()> {
             return sources.questions.drops.tell((follow, reason.as_deref()), reader, writer).await;
         }
         Ok(Request::LogLevel { set }) => log_level(&sources.questions.log, set),
+        Ok(Request::Attach(attach)) => in_time(sources.attach(attach), |refused| Answer::Attached { refused }).await,
         Ok(Request::Names) => in_time(sources.names(), |names| Answer::Names(Box::new(names))).await,
         Err(error) => Answer::Error(format!("this is no question for an agent: {error}")),
     };

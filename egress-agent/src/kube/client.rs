@@ -1,8 +1,11 @@
 //! A client for the cluster that the agent belongs to.
 
+use std::collections::BTreeSet;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use http::Uri;
 use kube::client::ClientBuilder;
 use kube::config::{InClusterError, KubeConfigOptions, Kubeconfig, KubeconfigError};
 use kube::{Client, Config};
@@ -61,6 +64,20 @@ pub async fn answered(client: &Client, waits: impl FnOnce()) {
         }
         waits.take().into_iter().for_each(|tell| tell());
         sleep(PAUSE).await;
+    }
+}
+
+/// The addresses that the client connects to, asked for once where the server has a name.
+pub async fn addresses(outages: &Outages) -> BTreeSet<IpAddr> {
+    let Ok(url) = outages.server().parse::<Uri>() else { return BTreeSet::new() };
+    let host = url.host().unwrap_or_default().trim_matches(['[', ']']).to_owned();
+    if let Ok(address) = host.parse() {
+        return BTreeSet::from([address]);
+    }
+    match timeout(CONNECT, tokio::net::lookup_host((host.as_str(), 0))).await {
+        Ok(Ok(found)) => found.map(|found| found.ip().to_canonical()).collect(),
+        // The watches say that the server cannot be reached.
+        Ok(Err(_)) | Err(_) => BTreeSet::new(),
     }
 }
 

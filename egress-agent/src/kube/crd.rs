@@ -1,9 +1,9 @@
 //! The EgressIP API, `k8s.ovn.org/v1`.
 //!
-//! `deploy/crd/crd.yaml` is generated from these types (`egress-agent codegen crd`). The schema refuses only what no reader
-//! could mean, such as a selector without an operator; the syntax of an address is judged by the controller, which says
-//! in a condition what is wrong with it. Objects are watched in untyped form and converted one by one, so that one that
-//! another version of the schema let through does not hide all others.
+//! `deploy/crd/crd.yaml` is generated from these types (`egress-agent codegen crd`). The schema refuses what no reader could
+//! mean: a text that is no address, a selector without an operator. Objects are watched in untyped form and converted one by
+//! one, so that one that another version of the schema let through does not hide all others; what is wrong with such an
+//! object, the controller says in its conditions.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, Time};
 use kube::{CustomResource, CustomResourceExt};
@@ -23,14 +23,17 @@ use serde::{Deserialize, Serialize};
     doc = "EgressIP gives the pods that it selects stable source addresses towards the world outside the cluster.",
     printcolumn = r#"{"name":"EgressIPs","type":"string","jsonPath":".spec.egressIPs[*]"}"#,
     printcolumn = r#"{"name":"Assigned Node","type":"string","jsonPath":".status.items[*].node"}"#,
-    printcolumn = r#"{"name":"Assigned EgressIPs","type":"string","jsonPath":".status.items[*].egressIP"}"#
+    printcolumn = r#"{"name":"Assigned EgressIPs","type":"string","jsonPath":".status.items[*].egressIP"}"#,
+    printcolumn = r#"{"name":"Selected Pods","type":"integer","jsonPath":".status.selectedPods"}"#
 )]
 #[serde(rename_all = "camelCase")]
 pub struct EgressIPSpec {
     /// The source addresses, IPv4 or IPv6. Each is assigned to another node, and all that are assigned serve every
     /// selected pod.
+    // An API server checks an update for what it changes alone (KEP-4008, on since Kubernetes 1.30): objects of the time
+    // before these rules stay as they are, and their status can be written.
     #[serde(rename = "egressIPs")]
-    #[schemars(length(max = 64), extend("x-kubernetes-list-type" = "atomic"))]
+    #[schemars(schema_with = "addresses")]
     pub egress_ips: Vec<String>,
     /// Selects the namespaces of the pods. An empty selector selects all namespaces.
     #[schemars(schema_with = "label_selector")]
@@ -48,6 +51,10 @@ pub struct EgressIPStatus {
     /// The assigned addresses and their nodes.
     #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
     pub items: Vec<EgressIPStatusItem>,
+    /// Pods whose packets leave by this object, on all nodes; those that an older object serves are that one's. Counted every
+    /// few seconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub selected_pods: Option<u32>,
     /// Assigned: True when every address has a node. Degraded: True when it serves, but with some of its addresses only,
     /// or with a spec that cannot be read.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -97,6 +104,24 @@ pub fn manifest() -> Result<String, serde_yaml::Error> {
 
 fn date_time(_: &mut SchemaGenerator) -> Schema {
     json_schema!({"type": "string", "format": "date-time"})
+}
+
+/// At most 64 addresses. The formats are those of every Kubernetes that has `apiextensions.k8s.io/v1`, other than CEL's
+/// `isIP`, which came with 1.31: an API server reads them with Go's `net.ParseIP`, which takes neither a prefix length, nor
+/// a zone, nor a number above 255 or with a leading zero.
+fn addresses(_: &mut SchemaGenerator) -> Schema {
+    // The longest form of an IPv6 address: eight groups, of which the last two are an IPv4 address.
+    const LONGEST: usize = 45;
+    json_schema!({
+        "type": "array",
+        "maxItems": 64,
+        "x-kubernetes-list-type": "atomic",
+        "items": {
+            "type": "string",
+            "maxLength": LONGEST,
+            "anyOf": [{"format": "ipv4"}, {"format": "ipv6"}],
+        },
+    })
 }
 
 /// A label selector as the API conventions define it. The rule has a bounded cost, since the list is bounded.
@@ -154,8 +179,18 @@ mod tests {
         assert_eq!(crd.spec.scope, "Cluster");
         let version = &crd.spec.versions[0];
         let columns = version.additional_printer_columns.iter().flatten().map(|c| c.name.as_str());
-        assert_eq!(columns.collect::<Vec<_>>(), ["EgressIPs", "Assigned Node", "Assigned EgressIPs"]);
+        assert_eq!(columns.collect::<Vec<_>>(), ["EgressIPs", "Assigned Node", "Assigned EgressIPs", "Selected Pods"]);
         assert!(version.subresources.as_ref().is_some_and(|s| s.status.is_some()));
+    }
+
+    #[test]
+    fn the_longest_address_fits() {
+        let crd = serde_json::to_value(EgressIP::crd()).expect("serializable");
+        let schema = &crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"];
+        let most = &schema["properties"]["spec"]["properties"]["egressIPs"]["items"]["maxLength"];
+        let longest = "abcd:abcd:abcd:abcd:abcd:abcd:255.255.255.255";
+        assert!(longest.parse::<std::net::IpAddr>().is_ok());
+        assert_eq!(most.as_u64(), u64::try_from(longest.len()).ok());
     }
 
     #[test]
@@ -163,8 +198,13 @@ mod tests {
         fn check(schema: &serde_json::Value, path: &str) {
             let Some(schema) = schema.as_object() else { return };
             assert!(schema.contains_key("type"), "{path} has no type");
-            for word in ["$ref", "anyOf", "allOf", "oneOf", "not"] {
+            for word in ["$ref", "allOf", "oneOf", "not"] {
                 assert!(!schema.contains_key(word), "{path} has {word}");
+            }
+            // What a structural schema may not say in a branch: it would change what is kept.
+            for branch in schema.get("anyOf").and_then(|any| any.as_array()).into_iter().flatten() {
+                let words = branch.as_object().into_iter().flat_map(|branch| branch.keys());
+                assert_eq!(words.collect::<Vec<_>>(), ["format"], "{path}");
             }
             for (name, property) in schema.get("properties").and_then(|p| p.as_object()).into_iter().flatten() {
                 check(property, &format!("{path}.{name}"));

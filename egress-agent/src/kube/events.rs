@@ -1,4 +1,4 @@
-//! Events on EgressIP objects, and on this agent's own Node.
+//! Events on EgressIP objects, on Services, on this agent's own Node, and on pods of it.
 //!
 //! Each carries the object's UID, so that `kubectl describe` shows it. They are created one by one: kube's recorder
 //! counts events of one reason as one and would drop the differing texts, and callers here publish once per change.
@@ -8,12 +8,17 @@
 //! what has been said within the hour. Later it is a change, which has been there before, and the event gets a name with its
 //! time. Where it cannot be known whose a name is that is taken, an event is written twice rather than not at all.
 //!
+//! Of one reason about one object there are 25 at once and then one more in five minutes ([`limit`]).
+//!
 //! Nobody waits for them: neither the kernel's half nor the leader may be held up by an API server that answers slowly.
 //! They stand in a queue of their own, from which one task writes them, and wait there while the API server is away. Where
-//! it is full, or nobody takes it for a quarter of an hour, an event is a line in the log instead: what it says is in the
-//! object's condition or in the log of the node as well.
+//! it is full, or nobody takes it for a quarter of an hour, an event is a line in the log instead, or is counted in the
+//! next one (one in ten seconds): what it says is in the object's condition or in the log of the node as well.
+
+mod limit;
 
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::ObjectReference;
@@ -28,12 +33,13 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
+use self::limit::Limit;
 use super::causes::Causes;
 use super::crd::EgressIP;
 use super::outage::Outages;
 use super::pace::{Failure, Pace};
 use super::post_params;
-use crate::model::view::PodKey;
+use crate::model::view::{PodKey, ServiceKey};
 
 /// Where events of objects without a namespace are kept.
 const NAMESPACE: &str = "default";
@@ -61,6 +67,7 @@ const CONFLICT: u16 = 409;
 #[derive(Clone)]
 pub struct Events {
     queue: mpsc::Sender<Told>,
+    limit: Arc<Mutex<Limit>>,
     node_name: String,
     /// Since when there are events of this agent.
     since: Instant,
@@ -74,7 +81,8 @@ struct Told {
 
 /// Writes them.
 pub struct Delivery {
-    api: Api<Event>,
+    client: Client,
+    limit: Arc<Mutex<Limit>>,
     queue: mpsc::Receiver<Told>,
     outages: Outages,
 }
@@ -82,8 +90,10 @@ pub struct Delivery {
 /// The two ends of a queue of events.
 pub fn queue(client: Client, node_name: &str, outages: &Outages) -> (Events, Delivery) {
     let (sender, receiver) = mpsc::channel(QUEUE);
-    let events = Events { queue: sender, node_name: node_name.to_owned(), since: Instant::now() };
-    (events, Delivery { api: Api::namespaced(client, NAMESPACE), queue: receiver, outages: outages.clone() })
+    let limit = Arc::<Mutex<Limit>>::default();
+    let events =
+        Events { queue: sender, limit: Arc::clone(&limit), node_name: node_name.to_owned(), since: Instant::now() };
+    (events, Delivery { client, limit, queue: receiver, outages: outages.clone() })
 }
 
 impl Delivery {
@@ -93,8 +103,8 @@ impl Delivery {
         while let Some(Some(mut told)) = stop.run_until_cancelled(self.queue.recv()).await {
             match stop.run_until_cancelled(self.write(&mut told, &mut pace)).await {
                 Some(Ok(())) => pace.succeed(),
-                Some(Err(cause)) => lost(&told.event, &cause),
-                None => lost(&told.event, "the agent stops"),
+                Some(Err(cause)) => lost(&self.limit, &told.event, &cause),
+                None => lost(&self.limit, &told.event, "the agent stops"),
             }
         }
     }
@@ -102,11 +112,13 @@ impl Delivery {
     /// Tries until it is written, refused, or old; why it is not.
     async fn write(&self, Told { event, maybe_again }: &mut Told, pace: &mut Pace) -> Result<(), String> {
         let (params, begun) = (post_params(), Instant::now());
+        let namespace = event.metadata.namespace.as_deref().unwrap_or(NAMESPACE);
+        let api: Api<Event> = Api::namespaced(self.client.clone(), namespace);
         // A try of a name with the time may have arrived although its answer has not.
         let (mut is_by_time, mut may_be_ours) = (false, false);
         loop {
             pace.begin();
-            let (failure, cause) = match tokio::time::timeout(PATIENCE, self.api.create(&params, event)).await {
+            let (failure, cause) = match tokio::time::timeout(PATIENCE, api.create(&params, event)).await {
                 Ok(Ok(_)) => break,
                 Ok(Err(Error::Api(status))) if status.code == CONFLICT => match is_by_time {
                     // An earlier agent has said it.
@@ -145,11 +157,18 @@ impl Delivery {
     }
 }
 
-/// What an event would have said.
-fn lost(event: &Event, cause: &str) {
+/// What an event would have said, unless there has just been a line about another one.
+fn lost(limit: &Mutex<Limit>, event: &Event, cause: &str) {
+    let Some(others) = lock(limit).line(Instant::now()) else { return };
     let regarding = event.regarding.as_ref().and_then(|object| object.name.as_deref());
     let (reason, note) = (event.reason.as_deref(), event.note.as_deref());
-    warn!(egressip = regarding, reason, note, cause, "an event could not be written");
+    let kind = event.regarding.as_ref().and_then(|object| object.kind.as_deref());
+    warn!(kind, name = regarding, reason, note, cause, others, "an event is not written");
+}
+
+fn lock(limit: &Mutex<Limit>) -> MutexGuard<'_, Limit> {
+    // Numbers, each complete in itself.
+    limit.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The EgressIP object that an event is about.
@@ -167,29 +186,42 @@ impl Events {
         self.queue(self.event(about, reason, message, Timestamp::now()));
     }
 
+    /// What went as it should, about an object.
+    pub fn note(&self, about: About<'_>, reason: &str, message: &str) {
+        let event = self.event(about, reason, message, Timestamp::now());
+        self.queue(Event { type_: Some("Normal".to_owned()), ..event });
+    }
+
     /// A warning about this agent's own node.
     pub fn warn_of_node(&self, reason: &str, message: &str) {
         self.queue(of_node(&self.node_name, reason, message, Timestamp::now()));
     }
 
+    /// A warning about a pod of this agent's node, beside the pod.
+    pub fn warn_of_pod(&self, (pod, uid): (&PodKey, &str), reason: &str, message: &str) {
+        self.queue(of_pod(&self.node_name, (pod, uid), (reason, message), Timestamp::now()));
+    }
+
+    /// A warning about a Service, beside it.
+    pub fn warn_of_service(&self, (service, uid): (&ServiceKey, &str), reason: &str, message: &str) {
+        self.queue(of_service(&self.node_name, (service, uid), (reason, message), Timestamp::now()));
+    }
+
     fn queue(&self, mut event: Event) {
+        if !lock(&self.limit).take(kind(&event), Instant::now()) {
+            return lost(&self.limit, &event, "there were too many of its reason about its object");
+        }
         event.metadata.name = Some(name_by_content(&event));
         let maybe_again = self.since.elapsed() < YOUNG;
         match self.queue.try_send(Told { event, maybe_again }) {
             Ok(()) => {}
-            Err(TrySendError::Full(told)) => lost(&told.event, "too many events are waiting"),
-            Err(TrySendError::Closed(told)) => lost(&told.event, "the agent stops"),
+            Err(TrySendError::Full(told)) => lost(&self.limit, &told.event, "too many events are waiting"),
+            Err(TrySendError::Closed(told)) => lost(&self.limit, &told.event, "the agent stops"),
         }
     }
 
     fn event(&self, about: About<'_>, reason: &str, message: &str, now: Timestamp) -> Event {
-        let pod = about.pod.map(|pod| ObjectReference {
-            api_version: Some("v1".to_owned()),
-            kind: Some("Pod".to_owned()),
-            name: Some(pod.name.clone()),
-            namespace: Some(pod.namespace.clone()),
-            ..ObjectReference::default()
-        });
+        let pod = about.pod.map(reference);
         let regarding = ObjectReference {
             api_version: Some(EgressIP::api_version(&()).into_owned()),
             kind: Some(EgressIP::kind(&()).into_owned()),
@@ -212,6 +244,38 @@ fn of_node(node_name: &str, reason: &str, message: &str, now: Timestamp) -> Even
         ..ObjectReference::default()
     };
     warning((node_name, regarding), "Serve", (reason, message), now)
+}
+
+/// Where the API wants it: in the pod's own namespace.
+fn of_pod(node_name: &str, (pod, uid): (&PodKey, &str), why: (&str, &str), now: Timestamp) -> Event {
+    let regarding = ObjectReference { uid: Some(uid.to_owned()), ..reference(pod) };
+    let mut event = warning((node_name, regarding), "Serve", why, now);
+    event.metadata.namespace = Some(pod.namespace.clone());
+    event
+}
+
+fn of_service(node_name: &str, (service, uid): (&ServiceKey, &str), why: (&str, &str), now: Timestamp) -> Event {
+    let regarding = ObjectReference {
+        api_version: Some("v1".to_owned()),
+        kind: Some("Service".to_owned()),
+        name: Some(service.name.clone()),
+        namespace: Some(service.namespace.clone()),
+        uid: Some(uid.to_owned()),
+        ..ObjectReference::default()
+    };
+    let mut event = warning((node_name, regarding), "Serve", why, now);
+    event.metadata.namespace = Some(service.namespace.clone());
+    event
+}
+
+fn reference(pod: &PodKey) -> ObjectReference {
+    ObjectReference {
+        api_version: Some("v1".to_owned()),
+        kind: Some("Pod".to_owned()),
+        name: Some(pod.name.clone()),
+        namespace: Some(pod.namespace.clone()),
+        ..ObjectReference::default()
+    }
 }
 
 fn warning(
@@ -249,13 +313,23 @@ pub async fn tell_of_node(client: Client, node_name: &str, outages: &Outages, (r
 fn name_by_content(event: &Event) -> String {
     let Event { regarding, related, reason, note, reporting_instance, event_time, .. } = event;
     let hour = event_time.as_ref().map(|MicroTime(time)| time.as_second() / HOUR_SECS);
-    let of = |object: &Option<ObjectReference>| {
-        object.as_ref().map(|object| (object.namespace.clone(), object.name.clone(), object.uid.clone()))
-    };
     // Its keys are fixed. Another version of it, in another agent, has what lasts told once more.
     let mut hasher = DefaultHasher::new();
-    (of(regarding), of(related), reason, note, reporting_instance, hour).hash(&mut hasher);
+    (object(regarding), object(related), reason, note, reporting_instance, hour).hash(&mut hasher);
     name(event, &format!("{:016x}", hasher.finish()))
+}
+
+/// The same for events of one reason about one object.
+fn kind(event: &Event) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    (object(&event.regarding), &event.reason).hash(&mut hasher);
+    hasher.finish()
+}
+
+/// Which object: namespace, name, UID.
+fn object(reference: &Option<ObjectReference>) -> Option<[Option<&str>; 3]> {
+    let ObjectReference { namespace, name, uid, .. } = reference.as_ref()?;
+    Some([namespace, name, uid].map(Option::as_deref))
 }
 
 /// As every writer of events does it.

@@ -3,7 +3,7 @@
 //! In: [`watch`] follows six kinds and turns every object into a value of `model::view` by [`convert`].
 //! Out: [`status`] patches EgressIP objects, [`lease`] reads and writes the leader's Lease, [`ledger`] what is recorded for
 //! all agents, [`words`] says what this node has let go of, [`events`] tells users,
-//! [`own_node`] says what this node's networks are where no CNI does.
+//! [`own_node`] says what this node's networks are where no CNI does. [`secret`] has the key that agents sign with.
 //! [`anew`] and [`pods`] read objects past the watches, [`causes`] says why something failed, [`outage`] when the API server is away;
 //! `pace` and `revive` have everything go on as soon as it is back;
 //! [`crd`] holds the type of the API, [`keys`] every label and annotation by name.
@@ -25,6 +25,7 @@ pub mod pods;
 mod revive;
 #[cfg(test)]
 mod rights;
+pub mod secret;
 pub mod status;
 #[cfg(test)]
 pub(crate) mod stub;

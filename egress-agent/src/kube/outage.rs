@@ -123,6 +123,11 @@ impl Outages {
         Self { server: server.into(), state: Arc::default(), ends, failures, returns }
     }
 
+    /// The URL of the server.
+    pub fn server(&self) -> &str {
+        &self.server
+    }
+
     /// Changes when a request was not answered: whoever looks seldom is to find out whether the server is there.
     pub fn failures(&self) -> watch::Receiver<()> {
         self.failures.subscribe()

@@ -3,7 +3,8 @@
 //! The keys and formats are OVN-Kubernetes': `node-primary-ifaddr` (which addresses the node can host), `host-cidrs`
 //! (whose addresses are a node's) and `node-subnets`. Where OVN-Kubernetes runs it writes them, and this does nothing.
 //! Elsewhere nobody may be overwritten either: beside the keys stands what we wrote ([`keys::PUBLISHED`]), and a key that
-//! says anything else is another's and stays.
+//! says anything else is another's and stays. What only this agent can say, of the uplink ([`keys::UPLINK`]) and of where it
+//! answers health checks ([`keys::HEALTH_ADDRESSES`]), it writes on every node.
 //!
 //! The address of this node that others send to is the published one, so the agent sends nothing to others before its
 //! own Node object says it (`model::desired`).
@@ -25,6 +26,7 @@ use tracing::{info, warn};
 use super::keys;
 use super::outage::Outages;
 use crate::dataplane::host::{Host, HostNetworks};
+use crate::model::node::{Uplink, mac_text};
 use crate::model::view::Node;
 
 /// How often the node's own addresses are looked at.
@@ -124,15 +126,23 @@ async fn write(place: &Place<'_>, networks: &HostNetworks) -> Result<(), Error> 
 fn changes(node: &KubeNode, networks: &HostNetworks, leave_out: &[IpNet]) -> Option<BTreeMap<String, Value>> {
     let nothing = Annotations::new();
     let found = node.metadata.annotations.as_ref().unwrap_or(&nothing);
+    let mut changes: BTreeMap<String, Value> = BTreeMap::new();
+    let uplink = uplink(&networks.uplink);
+    if found.get(keys::UPLINK) != uplink.as_ref() {
+        changes.insert(keys::UPLINK.to_owned(), json!(uplink));
+    }
+    let health = health_addresses(networks);
+    if found.get(keys::HEALTH_ADDRESSES) != health.as_ref() {
+        changes.insert(keys::HEALTH_ADDRESSES.to_owned(), json!(health));
+    }
     if keys::OF_OVN_KUBERNETES.iter().any(|key| found.contains_key(*key)) {
-        return None;
+        return (!changes.is_empty()).then_some(changes);
     }
     let published: Annotations =
         found.get(keys::PUBLISHED).and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
     let is_ours = |key: &String| found.get(key).is_none_or(|value| published.get(key) == Some(value));
     let mut wanted = wanted(node, networks, leave_out);
     wanted.retain(|key, _| is_ours(key));
-    let mut changes: BTreeMap<String, Value> = BTreeMap::new();
     for (key, value) in &wanted {
         if found.get(key) != Some(value) {
             changes.insert(key.clone(), value.clone().into());
@@ -142,6 +152,25 @@ fn changes(node: &KubeNode, networks: &HostNetworks, leave_out: &[IpNet]) -> Opt
         changes.insert(keys::PUBLISHED.to_owned(), json!(wanted).to_string().into());
     }
     (!changes.is_empty()).then_some(changes)
+}
+
+/// `None` removes it.
+fn uplink(uplink: &Uplink) -> Option<String> {
+    Some(json!({"mac": mac_text(uplink.mac?), "nextHops": uplink.next_hops}).to_string())
+}
+
+/// Where health checks are answered: on the management port, so that the answers say that the pod network works; else, where
+/// it has no address, on the node's own. One of each family; `None` while there is none.
+fn health_addresses(networks: &HostNetworks) -> Option<String> {
+    let management = networks.management.iter().copied().filter(|address| !is_of_this_host_alone(*address));
+    let own = networks.primary.iter().map(IpNet::addr);
+    let mut chosen: Vec<IpAddr> = Vec::new();
+    for address in management.chain(own) {
+        if chosen.iter().all(|other| other.is_ipv4() != address.is_ipv4()) {
+            chosen.push(address);
+        }
+    }
+    (!chosen.is_empty()).then(|| json!(chosen).to_string())
 }
 
 fn wanted(node: &KubeNode, networks: &HostNetworks, leave_out: &[IpNet]) -> Annotations {
@@ -203,6 +232,11 @@ mod tests {
         HostNetworks {
             primary: vec![net("172.18.0.2/16"), net("fd00::2/64")],
             all: all.iter().map(|text| net(text)).collect(),
+            management: ["10.244.1.1".parse().expect("a literal"), "fe80::1".parse().expect("a literal")].into(),
+            uplink: Uplink {
+                mac: Some([2, 0, 0xac, 18, 0, 2]),
+                next_hops: ["172.18.0.1".parse().expect("a literal")].into(),
+            },
         }
     }
 
@@ -227,20 +261,32 @@ mod tests {
         let said = merged(&node(json!({})), &networks()).expect("there is something to say");
         assert_eq!(said[keys::PRIMARY_IFADDR], r#"{"ipv4":"172.18.0.2/16","ipv6":"fd00::2/64"}"#);
         assert_eq!(said[keys::HOST_CIDRS], r#"["10.10.10.2/24","172.18.0.2/16","fd00::2/64"]"#);
+        assert_eq!(
+            said[keys::HEALTH_ADDRESSES],
+            r#"["10.244.1.1","fd00::2"]"#,
+            "the node's own where the port has none"
+        );
         assert_eq!(said[keys::NODE_SUBNETS], r#"{"default":["10.244.1.0/24"]}"#);
         let read = super::super::convert::node(&node(said.clone()));
         assert!(read.networks_known && read.problems.is_empty());
+        assert_eq!(said[keys::UPLINK], r#"{"mac":"02:00:ac:12:00:02","nextHops":["172.18.0.1"]}"#);
+        assert_eq!(read.uplink, networks().uplink);
         assert_eq!(merged(&node(said.clone()), &networks()), None, "nothing to write twice");
 
         let moved = HostNetworks { primary: vec!["172.18.0.9/16".parse().expect("a literal")], ..networks() };
-        let again = merged(&node(said), &moved).expect("the address has changed");
+        let again = merged(&node(said.clone()), &moved).expect("the address has changed");
         assert_eq!(again[keys::PRIMARY_IFADDR], r#"{"ipv4":"172.18.0.9/16","ipv6":""}"#);
+        let gone = HostNetworks { uplink: Uplink::default(), ..networks() };
+        let again = merged(&node(said), &gone).expect("the uplink has gone");
+        assert_eq!(again[keys::UPLINK], Value::Null, "a merge removes it");
     }
 
     #[test]
     fn nobody_is_overwritten() {
         for key in keys::OF_OVN_KUBERNETES {
-            assert_eq!(merged(&node(json!({key: "x"})), &networks()), None, "{key}");
+            let said = merged(&node(json!({key: "x"})), &networks()).expect("what only the agent can say");
+            assert_eq!(said.as_object().map(|all| all.len()), Some(3), "{key}: {said}");
+            assert_eq!(merged(&node(said), &networks()), None, "{key}");
         }
         let theirs = json!({keys::HOST_CIDRS: r#"["192.0.2.1/24"]"#, "team": "x"});
         let said = merged(&node(theirs), &networks()).expect("the other keys");

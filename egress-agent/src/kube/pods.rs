@@ -22,12 +22,13 @@ pub enum PodError {
     Silent,
 }
 
-/// The pod's addresses, as the agent would take them. A list of one: that is a right which agents have.
+/// The pod's addresses: what the kubelet reports, else what a CNI announces. A list of one: that is a right which agents have.
 pub async fn addresses(client: Client, namespace: &str, name: &str) -> Result<Vec<IpAddr>, PodError> {
     let api: Api<Pod> = Api::namespaced(client, namespace);
     let one = ListParams::default().fields(&format!("metadata.name={name}"));
     let found = timeout(PATIENCE, api.list(&one)).await.map_err(|_| PodError::Silent)?;
     let found = found.map_err(|error| PodError::Refused(Box::new(error)))?;
     let pod = found.items.first().ok_or(PodError::NotThere)?;
-    Ok(convert::pod(pod).addresses.into_iter().collect())
+    let pod = convert::pod(pod);
+    Ok(if pod.reported.is_empty() { pod.announced } else { pod.reported }.into_iter().collect())
 }

@@ -14,7 +14,6 @@ use super::{FIELD_MANAGER, keys};
 
 const CLUSTER: &str = "";
 const OWN: &str = "egress-agent";
-const EVENTS: &str = "default";
 
 /// A file of this folder, the text in it, how often it is there, and what is asked for by it: group and resource, namespace,
 /// name (empty where any), verbs.
@@ -22,6 +21,7 @@ type Request = (&'static str, &'static str, usize, &'static [(&'static str, &'st
 
 const LEDGER: &str = super::ledger::LEDGER_NAME;
 const LEASE: &str = super::lease::LEASE_NAME;
+const SECRET: &str = super::secret::SECRET_NAME;
 
 const REQUESTS: &[Request] = &[
     (
@@ -64,7 +64,9 @@ const REQUESTS: &[Request] = &[
     ("ledger.rs", "self.api.get_opt(LEDGER_NAME)", 1, &[("configmaps", OWN, LEDGER, "get")]),
     ("ledger.rs", "self.api.replace(LEDGER_NAME,", 1, &[("configmaps", OWN, LEDGER, "update")]),
     ("ledger.rs", "self.api.create(&post_params(),", 1, &[("configmaps", OWN, "", "create")]),
-    ("events.rs", "self.api.create(&params,", 1, &[("events.events.k8s.io", EVENTS, "", "create")]),
+    ("secret.rs", "self.api.get_opt(SECRET_NAME)", 2, &[("secrets", OWN, SECRET, "get")]),
+    ("secret.rs", "self.api.create(&post_params(),", 1, &[("secrets", OWN, "", "create")]),
+    ("events.rs", "api.create(&params,", 1, &[("events.events.k8s.io", CLUSTER, "", "create")]),
 ];
 
 /// Whatever of kube's API makes a request, behind the name of a handle.
@@ -207,11 +209,11 @@ fn the_policies_name_the_keys_and_objects_that_are_written() {
     let quoted: BTreeSet<&str> = lines().flat_map(|line| line.split('\'').skip(1).step_by(2)).collect();
     let keys: BTreeSet<&str> = quoted.iter().copied().filter(|word| word.starts_with("k8s.ovn.org/")).collect();
     let networks = [keys::PRIMARY_IFADDR, keys::HOST_CIDRS, keys::NODE_SUBNETS, keys::PUBLISHED];
-    let nodes = [keys::RELEASED, keys::PREPARED, keys::DRAIN];
+    let nodes = [keys::RELEASED, keys::PREPARED, keys::UPLINK, keys::HEALTH_ADDRESSES, keys::DRAIN];
     let objects = [keys::EGRESS_ID, keys::NO_ELIGIBLE_NODE];
     let written = networks.into_iter().chain(nodes).chain(objects).chain(keys::OF_OVN_KUBERNETES);
     assert_eq!(keys, written.collect());
-    for word in [LEASE, LEDGER, FIELD_MANAGER, "EgressIP"] {
+    for word in [LEASE, LEDGER, SECRET, FIELD_MANAGER, "EgressIP"] {
         assert!(quoted.contains(word), "{word} is not among {quoted:?}");
     }
     let account = format!("system:serviceaccount:{OWN}:egress-agent");

@@ -29,6 +29,8 @@ pub struct Wanted {
     /// The addresses, when no node can host any of them.
     pub no_eligible_node: Option<Vec<IpAddr>>,
     pub items: Vec<Item>,
+    /// `None` while it is not known.
+    pub selected_pods: Option<u32>,
     pub conditions: Vec<Statement>,
 }
 
@@ -66,12 +68,19 @@ pub struct StatusWriter {
     api: Api<DynamicObject>,
     subresource: AtomicBool,
     conditions: AtomicBool,
+    /// It keeps the number of selected pods: one of an older version does not.
+    counts: AtomicBool,
 }
 
 impl StatusWriter {
     pub fn new(client: Client) -> Self {
         let api = Api::all_with(client, &watch::egressip_resource());
-        Self { api, subresource: AtomicBool::new(true), conditions: AtomicBool::new(true) }
+        Self {
+            api,
+            subresource: AtomicBool::new(true),
+            conditions: AtomicBool::new(true),
+            counts: AtomicBool::new(true),
+        }
     }
 
     /// Is nothing to be written?
@@ -104,6 +113,9 @@ impl StatusWriter {
             answer => {
                 let answer = answer?;
                 self.conditions.store(answer.conditions.get(ASSIGNED).is_some(), Ordering::Relaxed);
+                if wanted.selected_pods.is_some() {
+                    self.counts.store(answer.selected_pods == wanted.selected_pods, Ordering::Relaxed);
+                }
                 Ok(answer)
             }
         }
@@ -121,7 +133,8 @@ impl StatusWriter {
     fn status_ops(&self, object: &EgressObject, wanted: &Wanted) -> Vec<Value> {
         let subresource = self.subresource.load(Ordering::Relaxed);
         if subresource && self.conditions.load(Ordering::Relaxed) {
-            status_ops(object, wanted, &Timestamp::now())
+            let counted = wanted.selected_pods.filter(|_| self.counts.load(Ordering::Relaxed));
+            status_ops(object, wanted, counted, &Timestamp::now())
         } else if object.items == wanted.items && object.has_items {
             Vec::new()
         } else {
@@ -201,18 +214,22 @@ fn items(wanted: &Wanted) -> Vec<Value> {
     wanted.items.iter().map(|item| json!({"node": item.node, "egressIP": item.egress_ip})).collect()
 }
 
-fn status_ops(object: &EgressObject, wanted: &Wanted, now: &Timestamp) -> Vec<Value> {
+fn status_ops(object: &EgressObject, wanted: &Wanted, counted: Option<u32>, now: &Timestamp) -> Vec<Value> {
     let value = |statement: &Statement| condition(object, statement, now);
     if !object.has_status {
         let conditions: Vec<Value> = wanted.conditions.iter().map(value).collect();
-        let status = json!({
+        let mut status = json!({
             "items": items(wanted), "conditions": conditions, "observedGeneration": object.generation
         });
+        counted.into_iter().for_each(|count| status["selectedPods"] = count.into());
         return vec![json!({"op": "add", "path": "/status", "value": status})];
     }
     let mut ops = Vec::new();
     if object.items != wanted.items || !object.has_items {
         ops.extend(item_ops(object, wanted));
+    }
+    if let Some(count) = counted.filter(|count| object.selected_pods != Some(*count)) {
+        ops.push(json!({"op": "add", "path": "/status/selectedPods", "value": count}));
     }
     let mut conditions = Vec::new();
     for statement in wanted.conditions.iter().filter(|statement| !statement.is_said(object)) {
@@ -277,6 +294,7 @@ mod tests {
             id: EgressId(3),
             no_eligible_node: None,
             items: vec![Item { node: "n1".into(), egress_ip: "172.18.0.100".into() }],
+            selected_pods: Some(2),
             conditions: vec![
                 said(ASSIGNED, true, "Assigned", "every egress IP has a node"),
                 said(DEGRADED, false, "AllAssigned", "every egress IP has a node"),
@@ -297,11 +315,12 @@ mod tests {
         let ops = annotation_ops(&fresh, &wanted());
         let map = json!({"k8s.ovn.org/egressip-tunnel-id": "3"});
         assert_eq!(ops, [json!({"op": "add", "path": "/metadata/annotations", "value": map})]);
-        let ops = status_ops(&fresh, &wanted(), &Timestamp::UNIX_EPOCH);
+        let ops = status_ops(&fresh, &wanted(), Some(2), &Timestamp::UNIX_EPOCH);
         assert_eq!(ops[0]["path"], "/status");
         assert_eq!(ops[0]["value"]["conditions"][0]["lastTransitionTime"], "1970-01-01T00:00:00Z");
         assert_eq!(ops[0]["value"]["conditions"][1]["type"], "Degraded");
         assert_eq!(ops[0]["value"]["observedGeneration"], 1);
+        assert_eq!(ops[0]["value"]["selectedPods"], 2);
     }
 
     #[test]
@@ -348,10 +367,15 @@ mod tests {
         let status = json!({"items": [item], "conditions": [{"type": "Other"}, condition, degraded]});
         let right = with(meta.clone(), status);
         assert_eq!(annotation_ops(&right, &wanted()), Vec::<Value>::new());
-        assert_eq!(status_ops(&right, &wanted(), &Timestamp::UNIX_EPOCH), Vec::<Value>::new());
+        assert_eq!(status_ops(&right, &wanted(), None, &Timestamp::UNIX_EPOCH), Vec::<Value>::new());
+
+        let count = json!({"op": "add", "path": "/status/selectedPods", "value": 2});
+        assert_eq!(status_ops(&right, &wanted(), Some(2), &Timestamp::UNIX_EPOCH), [count]);
+        let counted = EgressObject { selected_pods: Some(2), ..right.clone() };
+        assert_eq!(status_ops(&counted, &wanted(), Some(2), &Timestamp::UNIX_EPOCH), Vec::<Value>::new());
 
         let newer = EgressObject { generation: Some(2), ..right };
-        let ops = status_ops(&newer, &wanted(), &Timestamp::UNIX_EPOCH);
+        let ops = status_ops(&newer, &wanted(), None, &Timestamp::UNIX_EPOCH);
         let paths: Vec<&str> = ops.iter().filter_map(|op| op["path"].as_str()).collect();
         assert_eq!(paths, ["/status/conditions/1", "/status/conditions/2", "/status/observedGeneration"]);
         assert_eq!((&ops[0]["op"], &ops[0]["value"]["type"]), (&json!("replace"), &json!("Assigned")));
@@ -359,7 +383,7 @@ mod tests {
 
         // As an older agent left it.
         let older = with(meta, json!({"items": [item], "conditions": [{"type": "Other"}, condition]}));
-        let ops = status_ops(&older, &wanted(), &Timestamp::UNIX_EPOCH);
+        let ops = status_ops(&older, &wanted(), None, &Timestamp::UNIX_EPOCH);
         assert_eq!((&ops[0]["op"], &ops[0]["path"]), (&json!("add"), &json!("/status/conditions/-")));
         assert_eq!((&ops[0]["value"]["type"], ops.len()), (&json!("Degraded"), 2));
     }

@@ -23,6 +23,7 @@ use super::outage::Outages;
 use crate::model::ledger::Words;
 use crate::model::node::{Given, Readiness};
 use crate::model::view::Node;
+use crate::reconcile::Ready;
 
 /// How long one write may take.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -64,24 +65,28 @@ impl Released {
     }
 }
 
-/// Keeps the annotations as they should be, until told to stop. `own` is this node's own Node object.
+/// Keeps the annotations as they should be, until told to stop. `own` is this node's own Node object. Until the node's half has
+/// looked at the kernel it says nothing, and what an earlier run has said stays: a word that is taken back for the time of a
+/// start is one that others wait for again.
 pub async fn publish(
     (client, node_name): (Client, &str),
     (mut released, mut ready): (watch::Receiver<Words>, watch::Receiver<Readiness>),
-    mut own: watch::Receiver<Option<Arc<Node>>>,
+    (mut own, mut serves): (watch::Receiver<Option<Arc<Node>>>, watch::Receiver<Ready>),
     outages: &Outages,
     stop: CancellationToken,
 ) {
     const WHAT: &str = "what this node has let go of or is ready for, on its Node object";
     let api: Api<KubeNode> = Api::all(client);
+    let mut has_looked = false;
     loop {
         let wanted = (released.borrow_and_update().clone(), ready.borrow_and_update().clone());
         let said = own.borrow_and_update().as_ref().map(|node| {
             let Node { given, prepared, released, .. } = &**node;
             (released.clone(), Readiness { given: given.clone(), prepared: prepared.clone() })
         });
+        has_looked |= serves.borrow_and_update().serving || wanted != Default::default();
         let mut failed = false;
-        if said.is_some_and(|said| said != wanted) {
+        if has_looked && said.is_some_and(|said| said != wanted) {
             let write = tokio::time::timeout(PATIENCE, write(&api, node_name, &wanted));
             let written = tokio::select! {
                 () = stop.cancelled() => return,
@@ -106,6 +111,7 @@ pub async fn publish(
             alive = released.changed() => if alive.is_err() { return },
             alive = ready.changed() => if alive.is_err() { return },
             alive = own.changed() => if alive.is_err() { return },
+            alive = serves.changed(), if !has_looked => if alive.is_err() { return },
         }
     }
 }
@@ -121,7 +127,32 @@ async fn write(api: &Api<KubeNode>, node_name: &str, (released, ready): &(Words,
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kube::stub::Server;
     use crate::model::samples::ip;
+
+    #[tokio::test]
+    async fn what_an_earlier_run_has_said_stays_until_this_one_has_looked() {
+        let server = Server::start().await;
+        let (client, outages) = server.client();
+        let released = Words::from([(ip("172.18.0.100"), 7)]);
+        let node = Node { name: "a".into(), released, ..Node::default() };
+        let (_own, is_own) = watch::channel(Some(Arc::new(node)));
+        let (_released, words) = watch::channel(Words::new());
+        let (_ready, readiness) = watch::channel(Readiness::default());
+        let (serves, is_serving) = watch::channel(Ready::default());
+        let stop = CancellationToken::new();
+        let (its, until) = (stop.clone(), Duration::from_millis(300));
+        let publishing = tokio::spawn(async move {
+            publish((client, "a"), (words, readiness), (is_own, is_serving), &outages, its).await;
+        });
+        tokio::time::sleep(until).await;
+        assert_eq!(server.asked("PATCH"), 0, "nobody has looked yet");
+        serves.send_replace(Ready { serving: true, ..Ready::default() });
+        tokio::time::sleep(until).await;
+        assert!(server.asked("PATCH") > 0, "it is over, and goes");
+        stop.cancel();
+        publishing.await.expect("it ends");
+    }
 
     #[test]
     fn a_word_says_whom_an_address_has_been_handed_over_to() {

@@ -91,7 +91,7 @@ impl Labels {
             Self::EgressIpDirection => "two for each egress IP that this node serves, 1000 at most",
             Self::Map => "one for each map",
             Self::Hook => "five",
-            Self::Answer => "six",
+            Self::Answer => "seven",
             Self::State => "two",
             Self::Reason => "one for each reason of the condition `Assigned`",
             Self::Node => "one for each egress node, 2000 at most, those that do not answer first",
@@ -197,7 +197,13 @@ metrics! {
         "Near its capacity: see there.";
     MapCapacity = "egress_agent_map_capacity_entries", Gauge, Map, Everybody,
         "Entries that a map may have",
-        "`nat` and `inbound` grow by `--nat-entries` and `--inbound-entries`, which need `egress-agent cleanup` first; a full map refuses what is new (`map_full`).";
+        "`nat` and `inbound` grow by `--nat-entries` and `--inbound-entries`, with which all maps begin anew; a full map refuses what is new (`map_full`).";
+    EntriesRefused = "egress_agent_entries_refused", Counter, Map, Everybody,
+        "Entries of the agent's own that the kernel has refused, each try counted: the map is full, or the kernel has no memory",
+        "It grows: the event `EntryRefused` on the EgressIP, or on the Node, says which. Everything else is served.";
+    EntriesLeftOut = "egress_agent_entries_left_out", Gauge, Map, Everybody,
+        "Entries that are wanted and not in the map, since the kernel refuses them; they are tried again within 30 s",
+        "Above zero for longer than a minute: see `egress_agent_entries_refused_total`.";
     HookAttached = "egress_agent_program_attached", Gauge, Hook, Everybody,
         "1 where the hook's program is on its device",
         "The device is away or made anew, or another hand takes the program off; the agent puts it back and says why it cannot.";
@@ -214,6 +220,12 @@ metrics! {
     ReconcileFailures = "egress_agent_reconcile_failures", Counter, None, Everybody,
         "Attempts to bring the kernel to what the cluster wants that failed, and were made again",
         "It grows on: the log names what the kernel refuses. `serving` becomes 0 after five seconds of it.";
+    HealthRefused = "egress_agent_health_connections_refused", Counter, None, Everybody,
+        "Connections to the health port that were closed at once for want of a place",
+        "It grows: something opens connections to the management address; nodes have places of their own, so probes go on.";
+    AddressConflicts = "egress_agent_address_conflicts", Counter, None, Everybody,
+        "Claims of other hosts on egress IPs of this node that were met by an announcement, one in ten seconds for an address",
+        "It grows: two hosts have an address. The event `EgressIPConflict` on its object names the other one.";
     Outages = "egress_agent_api_outages", Counter, None, Everybody,
         "Times that the API server began not to answer",
         "Look at the API server and the network to it. Traffic goes on.";
@@ -240,7 +252,7 @@ metrics! {
         "1 for each egress node and its state: `answers`, `agent_away` (keeps what it has), or `unreachable` (loses it)",
         "The node or its agent does not answer the leader's probes; look at the node, its network, and its agent's log.";
     Probes = "egress_agent_probes", Counter, Answer, Leader,
-        "What came of the leader's probes: `serving`, `not_serving`, `next_hop_lost`, `late`, `refused`, `unreachable`",
+        "What came of the leader's probes: `serving`, `not_serving`, `next_hop_lost`, `late`, `refused`, `unsigned`, `unreachable`",
         "Anything but `serving`: the log of the leader and `egress_agent_egress_node_state` name the node.";
     ProbeSeconds = "egress_agent_probe_duration_seconds", Histogram, None, Leader,
         "How long the answers to the leader's probes took",

@@ -16,6 +16,7 @@ use prometheus_client::registry::Registry;
 use super::catalogue::{ALL, Id, Kind, MOST_EGRESS_IPS, MOST_NODES, Metric};
 use super::facts::{Facts, Use};
 use super::meters::{NodeState, Probed};
+use crate::model::refusal::MAPS;
 use crate::model::state::EgressId;
 
 /// Content type of what [`page`] writes.
@@ -122,11 +123,23 @@ fn series(metric: Id, facts: &Facts) -> Vec<Series> {
             let limits = facts.kernel.iter().flat_map(|kernel| &kernel.limits);
             limits.map(|(map, limit)| (vec![(*map).to_owned()], Value::Count((*limit).into()))).collect()
         }
+        Id::EntriesRefused => {
+            let counts = MAPS.into_iter().zip(facts.meters.refusals());
+            counts.map(|(map, count)| (vec![map.to_owned()], Value::Count(count))).collect()
+        }
+        Id::EntriesLeftOut => {
+            let counts = facts.held().into_iter().flat_map(|held| {
+                MAPS.into_iter().map(|map| (map, held.left_out.get(map).copied().unwrap_or_default()))
+            });
+            counts.map(|(map, count)| (vec![map.to_owned()], Value::Count(wide(count)))).collect()
+        }
         Id::HookAttached => hooks(facts, |hook| Some(Value::Count(hook.attached.into()))),
         Id::HookRuns => hooks(facts, |hook| Some(Value::Count(hook.runs?.0))),
         Id::HookSeconds => hooks(facts, |hook| Some(Value::Real(hook.runs?.1.as_secs_f64()))),
         Id::Reconcile => alone(Value::Histogram(facts.meters.reconcile())),
         Id::ReconcileFailures => alone(Value::Count(facts.meters.failures())),
+        Id::AddressConflicts => alone(Value::Count(facts.meters.conflicts())),
+        Id::HealthRefused => alone(Value::Count(facts.meters.refused())),
         Id::Outages => alone(Value::Count(facts.outages)),
         Id::Unanswered => alone(Value::Real(facts.unanswered.as_secs_f64())),
         Id::HandOvers => {

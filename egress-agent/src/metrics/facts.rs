@@ -60,6 +60,8 @@ pub struct Held {
     pub entries: BTreeMap<&'static str, usize>,
     /// What it serves.
     pub served: BTreeMap<EgressId, Served>,
+    /// Entries that the kernel has refused, by map.
+    pub left_out: BTreeMap<&'static str, usize>,
     /// What is to be served here and is not.
     pub unclaimed: usize,
 }

@@ -145,6 +145,7 @@ async fn serve_on(listener: TcpListener, door: Arc<Door>, stop: &CancellationTok
                     continue;
                 };
                 let door = Arc::clone(&door);
+                // Short-lived: one connection, which ends by its timeouts.
                 tokio::spawn(async move {
                     // Whoever is too slow is hung up on.
                     if timeout(CONNECTION, answer(stream, &door)).await.is_err() {

@@ -10,6 +10,8 @@ use std::time::Duration;
 
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 
+use crate::model::refusal::MAPS;
+
 /// What came of a probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Probed {
@@ -20,13 +22,22 @@ pub enum Probed {
     Late,
     /// The other end answers, and not as an agent.
     Refused,
+    /// The other end answers, and not with the key of the agents.
+    Unsigned,
     /// No connection, or one that broke.
     Unreachable,
 }
 
 impl Probed {
-    pub const ALL: [Self; 6] =
-        [Self::Serving, Self::NotServing, Self::NextHopLost, Self::Late, Self::Refused, Self::Unreachable];
+    pub const ALL: [Self; 7] = [
+        Self::Serving,
+        Self::NotServing,
+        Self::NextHopLost,
+        Self::Late,
+        Self::Refused,
+        Self::Unsigned,
+        Self::Unreachable,
+    ];
 
     pub const fn label(self) -> &'static str {
         match self {
@@ -35,6 +46,7 @@ impl Probed {
             Self::NextHopLost => "next_hop_lost",
             Self::Late => "late",
             Self::Refused => "refused",
+            Self::Unsigned => "unsigned",
             Self::Unreachable => "unreachable",
         }
     }
@@ -76,6 +88,9 @@ pub struct Meters(Arc<Inner>);
 struct Inner {
     reconcile: Histogram,
     failures: AtomicU64,
+    refused: AtomicU64,
+    refusals: [AtomicU64; MAPS.len()],
+    conflicts: AtomicU64,
     probes: [AtomicU64; Probed::ALL.len()],
     probe: Histogram,
     failover: Histogram,
@@ -88,6 +103,9 @@ impl Default for Inner {
             // 0.5 ms to 16 s.
             reconcile: Histogram::new(exponential_buckets(0.0005, 2.0, 16)),
             failures: AtomicU64::default(),
+            refused: AtomicU64::default(),
+            refusals: Default::default(),
+            conflicts: AtomicU64::default(),
             probes: Default::default(),
             // 0.1 ms to 3.3 s.
             probe: Histogram::new(exponential_buckets(0.0001, 2.0, 16)),
@@ -111,6 +129,24 @@ impl Meters {
 
     pub fn reconcile_failed(&self) {
         self.0.failures.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Another host claims an egress IP of this node.
+    pub fn conflict(&self) {
+        self.0.conflicts.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A connection to the health port for which there was no place.
+    pub fn refused_connection(&self) {
+        self.0.refused.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// The kernel has refused an entry of this map, one of [`MAPS`].
+    pub fn entry_refused(&self, map: &'static str) {
+        let count = MAPS.iter().position(|known| *known == map).and_then(|place| self.0.refusals.get(place));
+        if let Some(count) = count {
+            count.fetch_add(1, Ordering::Relaxed);
+        }
     }
 
     /// `took` where there was an answer.
@@ -141,8 +177,21 @@ impl Meters {
         self.0.reconcile.clone()
     }
 
+    pub fn conflicts(&self) -> u64 {
+        self.0.conflicts.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn refused(&self) -> u64 {
+        self.0.refused.load(Ordering::Relaxed)
+    }
+
     pub(crate) fn failures(&self) -> u64 {
         self.0.failures.load(Ordering::Relaxed)
+    }
+
+    /// In the order of [`MAPS`].
+    pub(crate) fn refusals(&self) -> [u64; MAPS.len()] {
+        self.0.refusals.each_ref().map(|count| count.load(Ordering::Relaxed))
     }
 
     pub(crate) fn probes(&self) -> [u64; Probed::ALL.len()] {

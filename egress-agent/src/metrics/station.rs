@@ -183,6 +183,7 @@ impl Station {
         let mut news = self.known.subscribe();
         if !self.is_asked.swap(true, Ordering::AcqRel) {
             let (known, is_asked) = (Arc::clone(&self.known), Arc::clone(&self.is_asked));
+            // Short-lived: one question.
             tokio::spawn(async move {
                 let (answer, question) = oneshot::channel();
                 let asked = node.send(Question::Facts(answer)).await.is_ok();

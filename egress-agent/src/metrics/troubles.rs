@@ -6,6 +6,7 @@
 //! | `PortsNearlyExhausted` | the object | 80 % of the ports towards one destination are in use | below 70 % |
 //! | `PortsExhausted` | the object | new flows are refused for want of a port | none for a minute |
 //! | `MapNearlyFull` | the node | a map is seven eighths full | below three quarters |
+//! | `QuotaReached` | the node | a pod's or a policy's new flows are refused for its quota | none for a minute |
 //! | `PolicyInForward` | the node | a CNI's chain for policy is there | it is gone |
 //! | `SharedGatewayMode` | the node | OVN-Kubernetes says so of it | it says so no more |
 //! | `OVNKubernetesEgressIP` | the node | OVN-Kubernetes has egress IPs on its interfaces | none is left |
@@ -23,13 +24,16 @@ const PORTS_HIGH: f64 = 0.8;
 const PORTS_LOW: f64 = 0.7;
 const MAP_HIGH: f64 = 0.875;
 const MAP_LOW: f64 = 0.75;
-/// Ports are exhausted until nothing was refused for so long.
+/// Ports are exhausted, and a quota is reached, until nothing was refused for so long.
 const REFUSED: Duration = Duration::from_secs(60);
 
 const SHARED_GATEWAY: &str = "OVN-Kubernetes runs in shared gateway mode: pods' traffic does not pass the host, so that \
                               egress-agent cannot serve this node's pods; use local gateway mode";
 const OVN_EGRESS_IP: &str = "OVN-Kubernetes has egress IPs on interfaces of this node: its own EgressIP is still enabled, or \
                              was not cleaned up (--enable-egress-ip=false); two would answer for the addresses";
+
+const QUOTA: &str = "a pod, or all pods of one egress policy, have reached their quota of this node's flows: their new flows \
+                     are dropped (quota_exceeded); `egress-agent nat count` on the node names the pods that hold most";
 
 const STRANGERS: &str = "somebody else writes the status of EgressIP objects, as their events say; if OVN-Kubernetes' own \
                          EgressIP is enabled turn it off (--enable-egress-ip=false)";
@@ -57,6 +61,9 @@ pub struct Troubles {
     /// Refusals of each egress IP when it was looked last, and those for want of a port.
     refusals: BTreeMap<EgressId, u64>,
     exhausted: Option<u64>,
+    /// Packets that were refused for a quota, when it was looked last, and when there was last one more.
+    over_quota: Option<u64>,
+    quota_reached: Option<Instant>,
     /// When a flow of an egress IP was last refused for want of a port.
     refused: BTreeMap<EgressId, Instant>,
     /// This agent leads, and has told of others who write the status.
@@ -110,6 +117,8 @@ impl Troubles {
                 self.of_node("MapNearlyFull", map, full, message, &mut news);
             }
             self.forget_others(held);
+            let reached = self.quota_reached.is_some_and(|at| now.duration_since(at) < REFUSED);
+            self.of_node("QuotaReached", "", reached, QUOTA.to_owned(), &mut news);
         }
         let message = format!(
             "{} enforces network policy in the host's FORWARD chain, which traffic to the world with an egress IP does not \
@@ -141,6 +150,10 @@ impl Troubles {
         let Some(kernel) = &facts.kernel else { return };
         let exhausted = kernel.verdicts.get(&Verdict::PortsExhausted).map_or(0, |count| count.packets);
         let has_grown = self.exhausted.replace(exhausted).is_some_and(|before| exhausted > before);
+        let over_quota = kernel.verdicts.get(&Verdict::QuotaExceeded).map_or(0, |count| count.packets);
+        if self.over_quota.replace(over_quota).is_some_and(|before| over_quota > before) {
+            self.quota_reached = Some(now);
+        }
         for (id, count) in &kernel.egress_ips {
             // The first of one that was not there a moment ago counts as well.
             let before = self.refusals.insert(*id, count.refusals).unwrap_or_default();

@@ -7,9 +7,14 @@ use egress_common::abi::MAX_SLOTS;
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use kube::core::{Selector, SelectorExt};
 
-use super::selection::{Selection, by_rank};
+use super::exposed;
+use super::pod_addresses::{PodNetwork, Refusal};
+use super::reserved::ClusterNetworks;
+use super::room::{MOST_EGRESS_IPS, ServiceRoom};
+use super::selection::{NOT_NUMBERED, Selection, by_rank};
 use super::state::{
-    EgressId, Family, KernelState, NodeAddress, OnUnknownPod, Place, Policy, Prefix, PrefixKind, Slot, WhenEmpty,
+    EgressId, Family, KernelState, NodeAddress, OnUnknownPod, Place, PodOwner, PodState, Policy, Prefix, PrefixKind,
+    Slot, WhenEmpty,
 };
 use super::view::{ClusterView, EgressObject, Node, Part, parse_egress_ip};
 
@@ -37,36 +42,125 @@ pub struct Settings {
     pub cluster_subnets: Vec<IpNet>,
     pub service_cidrs: Vec<IpNet>,
     pub excluded_cidrs: Vec<IpNet>,
+    /// What the client of the cluster connects to.
+    pub api_servers: BTreeSet<IpAddr>,
     pub unknown_pods: UnknownPods,
     pub on_unassigned: OnUnassigned,
 }
 
-/// The whole desired state. `None` while this node's own Node object is not known: without its addresses, traffic to
-/// the node itself would be taken for traffic to the world.
-pub fn desired(view: &ClusterView, settings: &Settings, selection: &mut Selection) -> Option<KernelState> {
+impl Settings {
+    /// The cluster's own networks.
+    pub fn networks(&self) -> ClusterNetworks {
+        let (pods, services) = (self.cluster_subnets.clone(), self.service_cidrs.clone());
+        ClusterNetworks { pods, services, api_servers: self.api_servers.clone() }
+    }
+
+    /// What is the cluster's whoever is in it, from what is general to what is certain.
+    fn prefixes(&self) -> [(&[IpNet], PrefixKind); 6] {
+        [
+            (&self.excluded_cidrs, PrefixKind::Excluded),
+            (&MULTICAST, PrefixKind::Multicast),
+            (&LINK_LOCAL, PrefixKind::LinkLocal),
+            (&JOIN, PrefixKind::Join),
+            (&self.service_cidrs, PrefixKind::Service),
+            (&self.cluster_subnets, PrefixKind::PodNetwork),
+        ]
+    }
+
+    /// What is known of the cluster without having heard of it.
+    pub fn foreknown(&self) -> BTreeMap<IpNet, Prefix> {
+        let all = self.prefixes().into_iter().flat_map(|(nets, kind)| nets.iter().map(move |net| (net, kind)));
+        all.map(|(net, kind)| (net.trunc(), Prefix { kind, node: None })).collect()
+    }
+}
+
+/// The whole desired state, and by which selection. `None` while this node's own Node object is not known: without its
+/// addresses, traffic to the node itself would be taken for traffic to the world.
+pub fn desired(view: &ClusterView, settings: &Settings) -> Option<Desired> {
     let own = view.nodes.get(&settings.node_name)?;
     // The address that others know this node by must not change under them: it counts from when it is published.
     if own.primary.is_empty() {
         return None;
     }
-    let addresses: BTreeSet<IpAddr> = view.pods.values().flat_map(|pod| pod.addresses.iter().copied()).collect();
-    let pods: BTreeMap<_, _> =
-        addresses.into_iter().filter_map(|a| selection.pod_state(view, a).map(|state| (a, state))).collect();
-    let owners = pods.keys().filter_map(|a| Selection::pod_owner(view, *a).map(|owner| (*a, owner))).collect();
+    let mut selection = Selection::new(view, PodNetwork::new(own, &settings.service_cidrs));
     let nodes = node_addresses(view, settings);
-    let mut cluster = prefixes(view, settings, &nodes);
-    view.services.all().for_each(|address| put_service(view, settings, &nodes, &mut cluster, address));
-    let (policy, owned) = policies(view, settings, selection, &nodes);
-    let on_unknown_pod = Some(on_unknown_pod(view, settings, own));
-    let moving = BTreeMap::new();
-    Some(KernelState { pods, owners, policy, owned, moving, cluster, nodes, on_unknown_pod })
+    let (egress_ips, beyond) = egress_ips(view, &nodes, MOST_EGRESS_IPS);
+    let mut cluster = prefixes(view, settings, &egress_ips);
+    let mut room = ServiceRoom::default();
+    room.follow(&view.services, &nodes, &mut cluster);
+    let (policy, owned) = policies(view, settings, &selection, &nodes);
+    let on_unknown_pod = Some(on_unknown_pod(view, settings, own, &mut selection));
+    let (pods, owners, exposed, moving) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+    let mut state = KernelState { pods, owners, exposed, policy, owned, moving, cluster, nodes, on_unknown_pod };
+    let mut refused = Refusals::new();
+    let claimed = view.pods.values().flat_map(|pod| selection.network().claimed_by(pod));
+    let addresses: BTreeSet<IpAddr> = claimed.chain(view.departed.iter().copied()).collect();
+    for address in addresses {
+        put_pod(view, &mut selection, &mut state, &mut refused, address);
+    }
+    Some(Desired { state, selection, refused, room, beyond })
 }
 
-fn on_unknown_pod(view: &ClusterView, settings: &Settings, own: &Node) -> OnUnknownPod {
+/// What is desired, what says so, what is refused of what pods claim, which addresses of Services have room, and how many egress
+/// IPs of which objects have none.
+pub struct Desired {
+    pub state: KernelState,
+    pub selection: Selection,
+    pub refused: Refusals,
+    pub room: ServiceRoom,
+    pub beyond: BTreeMap<String, usize>,
+}
+
+/// By the address that is refused.
+pub type Refusals = BTreeMap<IpAddr, Vec<Refusal>>;
+
+/// Brings the entry of one pod address up to the view.
+pub(super) fn put_pod(
+    view: &ClusterView,
+    selection: &mut Selection,
+    state: &mut KernelState,
+    refused: &mut Refusals,
+    address: IpAddr,
+) {
+    let (holder, refusals) = selection.network().judge(view, (&state.nodes, &state.cluster), address);
+    match refusals.is_empty() {
+        true => drop(refused.remove(&address)),
+        false => drop(refused.insert(address, refusals)),
+    }
+    state.exposed.remove(&address);
+    let ports = holder.map(|(key, pod)| exposed::ports(view, key, pod)).unwrap_or_default();
+    match holder.and_then(|holder| Some((selection.pod_state(view, holder)?, PodOwner::of(&holder.1.uid)))) {
+        Some((pod, owner)) => {
+            state.pods.insert(address, pod);
+            state.owners.insert(address, owner);
+            state.exposed.extend((!ports.is_empty()).then_some((address, ports)));
+        }
+        None if view.departed.contains(&address) => {
+            state.pods.insert(address, PodState::Selected(NOT_NUMBERED));
+            state.owners.remove(&address);
+        }
+        None => {
+            state.pods.remove(&address);
+            state.owners.remove(&address);
+        }
+    }
+}
+
+/// What becomes of packets of pods that are not known. Where the CNI announces addresses before a pod starts, nobody sends
+/// from an unknown one; elsewhere every pod does until the kubelet has reported its address, so it matters only while one
+/// that is selected may be among them. An agent that is gone cannot tell: the programs let none pass then, unless no object
+/// selects anything.
+pub(super) fn on_unknown_pod(
+    view: &ClusterView,
+    settings: &Settings,
+    own: &Node,
+    selection: &mut Selection,
+) -> OnUnknownPod {
     match settings.unknown_pods {
         UnknownPods::Drop => OnUnknownPod::Drop,
         UnknownPods::Pass => OnUnknownPod::Pass,
-        UnknownPods::Auto if own.announces_pods || could_select(view) => OnUnknownPod::Drop,
+        UnknownPods::Auto if own.announces_pods || selection.awaits_addresses(view) => OnUnknownPod::Drop,
+        UnknownPods::Auto if could_select(view) => OnUnknownPod::PassWhileFollowed,
         UnknownPods::Auto => OnUnknownPod::Pass,
     }
 }
@@ -150,7 +244,7 @@ fn when_empty(object: &EgressObject, family: Family, settings: &Settings) -> Whe
 }
 
 /// The family that an entry means, also where it cannot be read: a typing error must not turn a drop into a leak.
-fn listed_family(text: &str) -> Family {
+pub(crate) fn listed_family(text: &str) -> Family {
     match parse_egress_ip(text) {
         Some(address) => family_of(address),
         None if text.contains(':') => Family::V6,
@@ -164,12 +258,18 @@ pub(crate) fn family_of(address: IpAddr) -> Family {
 
 fn node_addresses(view: &ClusterView, settings: &Settings) -> BTreeMap<IpAddr, NodeAddress> {
     let mut addresses = BTreeMap::new();
+    let endpoints: BTreeSet<IpAddr> = view.nodes.values().filter_map(|node| node.endpoint()).map(|at| at.0).collect();
     for (name, node) in &view.nodes {
         let Some(endpoint) = node.endpoint() else { continue };
         let own = *name == settings.node_name;
         // Packets to another node's management address are pod network traffic: left alone by its subnet's prefix.
         let management = if own { Vec::new() } else { node.management() };
         for address in node.addresses().into_iter().filter(|a| !management.contains(a)) {
+            // What others are known by, overlay packets too, is theirs whoever else lists it: a kubelet writes any address onto
+            // its own Node.
+            if !own && address != endpoint.0 && endpoints.contains(&address) {
+                continue;
+            }
             let entry = NodeAddress { own, node: endpoint };
             // Where two nodes claim one address, our own knowledge of ourselves wins, then the first by name.
             let known = addresses.entry(address).or_insert(entry);
@@ -182,58 +282,45 @@ fn node_addresses(view: &ClusterView, settings: &Settings) -> BTreeMap<IpAddr, N
 }
 
 /// Later insertions win over earlier ones with the same prefix: from what is general to what is certain.
-fn prefixes(view: &ClusterView, settings: &Settings, nodes: &BTreeMap<IpAddr, NodeAddress>) -> BTreeMap<IpNet, Prefix> {
+fn prefixes(view: &ClusterView, settings: &Settings, egress_ips: &[IpNet]) -> BTreeMap<IpNet, Prefix> {
     let mut cluster = BTreeMap::new();
     let mut put = |prefixes: &[IpNet], kind, node| {
         cluster.extend(prefixes.iter().map(|prefix| (prefix.trunc(), Prefix { kind, node })));
     };
-    put(&egress_ips(view, nodes), PrefixKind::EgressIp, None);
-    put(&settings.excluded_cidrs, PrefixKind::Excluded, None);
-    put(&MULTICAST, PrefixKind::Multicast, None);
-    put(&LINK_LOCAL, PrefixKind::LinkLocal, None);
-    put(&JOIN, PrefixKind::Join, None);
-    put(&settings.service_cidrs, PrefixKind::Service, None);
-    put(&settings.cluster_subnets, PrefixKind::PodNetwork, None);
+    put(egress_ips, PrefixKind::EgressIp, None);
+    for (nets, kind) in settings.prefixes() {
+        put(nets, kind, None);
+    }
     for node in view.nodes.values() {
         put(&node.pod_subnets, PrefixKind::PodSubnet, node.endpoint());
     }
     cluster
 }
 
-/// Brings the entry of one service address up to the view. Other knowledge of an address wins: a node's address, an
-/// egress IP, one in a prefix that is the cluster's anyway. (An entry of its own would hide whose pod it is.)
-pub(super) fn put_service(
+/// The cluster's egress IPs: the assigned ones, `most` of the oldest objects, and how many of which objects are beyond that.
+/// What is listed and not assigned is the world's. A node's own address is no egress IP, and nor is what an object does not
+/// list.
+fn egress_ips(
     view: &ClusterView,
-    settings: &Settings,
     nodes: &BTreeMap<IpAddr, NodeAddress>,
-    cluster: &mut BTreeMap<IpNet, Prefix>,
-    address: IpAddr,
-) {
-    let host = IpNet::from(address);
-    let is_entry = |prefix: &Prefix| prefix.kind == PrefixKind::Service && !settings.service_cidrs.contains(&host);
-    if cluster.get(&host).is_some_and(is_entry) {
-        cluster.remove(&host);
+    most: usize,
+) -> (Vec<IpNet>, BTreeMap<String, usize>) {
+    let (mut addresses, mut beyond) = (BTreeSet::new(), BTreeMap::new());
+    for object in by_rank(view.objects.values()) {
+        let listed = object.addresses();
+        let items = object.items.iter().filter_map(|item| parse_egress_ip(&item.egress_ip));
+        for address in items.filter(|address| listed.contains(address) && !nodes.contains_key(address)) {
+            if addresses.len() < most {
+                addresses.insert(address);
+            } else if !addresses.contains(&address) {
+                *beyond.entry(object.name.clone()).or_default() += 1;
+            }
+        }
     }
-    let shorter = (0..=host.prefix_len()).filter_map(|len| IpNet::new(address, len).ok());
-    let is_clusters = shorter.into_iter().any(|prefix| cluster.contains_key(&prefix.trunc()));
-    if view.services.has(address) && !is_clusters && !nodes.contains_key(&address) {
-        cluster.insert(host, Prefix { kind: PrefixKind::Service, node: None });
-    }
+    (addresses.into_iter().map(IpNet::from).collect(), beyond)
 }
 
-/// The cluster's egress IPs: all assigned ones, and listed ones where some node's network could hold them (a typed-in
-/// address of the world stays an address of the world). A node's own address is not one.
-fn egress_ips(view: &ClusterView, nodes: &BTreeMap<IpAddr, NodeAddress>) -> Vec<IpNet> {
-    let networks: BTreeSet<IpNet> = view.nodes.values().flat_map(|n| n.primary.iter().map(IpNet::trunc)).collect();
-    let mut addresses = BTreeSet::new();
-    for object in view.objects.values() {
-        addresses.extend(object.items.iter().filter_map(|item| parse_egress_ip(&item.egress_ip)));
-        addresses.extend(object.addresses().into_iter().filter(|a| networks.iter().any(|n| n.contains(a))));
-    }
-    addresses.into_iter().filter(|address| !nodes.contains_key(address)).map(IpNet::from).collect()
-}
-
-const fn v4(a: u8, b: u8, len: u8) -> IpNet {
+pub(super) const fn v4(a: u8, b: u8, len: u8) -> IpNet {
     IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::new(a, b, 0, 0), len))
 }
 
@@ -242,7 +329,7 @@ const fn v6(first: u16, len: u8) -> IpNet {
 }
 
 /// OVN-Kubernetes' join subnets.
-const JOIN: [IpNet; 2] = [v4(100, 64, 16), v6(0xfd98, 64)];
+pub(super) const JOIN: [IpNet; 2] = [v4(100, 64, 16), v6(0xfd98, 64)];
 /// What no router forwards (RFC 6890): link-local, "this host", loopback and the limited broadcast.
 pub const LINK_LOCAL: [IpNet; 6] = [
     v4(169, 254, 16),

@@ -8,13 +8,12 @@
 //! last read of an object or a node ([`super::object`]), is carried over.
 
 use std::collections::BTreeMap;
-use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use super::view::{Change, EgressObject, Labels, Ledger, Node, Pod, PodKey, ServiceKey, Update, filled};
+use super::view::{Change, EgressObject, Labels, Ledger, Node, Pod, PodKey, Service, ServiceKey, Update, filled};
 
 /// What waits of one kind.
 #[derive(Debug)]
@@ -69,7 +68,7 @@ struct Inbox {
     namespaces: Pending<String, Labels>,
     pods: Pending<PodKey, Pod>,
     nodes: Pending<String, Arc<Node>>,
-    services: Pending<ServiceKey, std::collections::BTreeSet<IpAddr>>,
+    services: Pending<ServiceKey, Service>,
     ledger: Option<Arc<Ledger>>,
     /// When the first of what waits came.
     since: Option<Instant>,

@@ -40,13 +40,17 @@ pub struct Node {
     pub cloud: Option<CloudConfig>,
     /// The agent there can carry egress IPs on other interfaces than the primary one.
     pub serves_secondary: bool,
+    /// What its agent says of its uplink.
+    pub uplink: Uplink,
+    /// Where its agent says that it answers health checks; `None` where it has not said it.
+    pub health: Option<Vec<IpAddr>>,
     /// What its agent has let go of, with the number of the hand-over.
     pub released: BTreeMap<IpAddr, u64>,
     /// The nodes that it has handed these over to, of what it has let go of.
     pub given: Given,
     /// What its agent is ready to take over.
     pub prepared: BTreeMap<IpAddr, Prepared>,
-    /// OVN-Kubernetes runs here: it announces a pod's address before the pod starts.
+    /// OVN-Kubernetes manages the node: it announces a pod's address before the pod starts.
     pub announces_pods: bool,
     /// It says of itself that pods' traffic does not pass the host.
     pub shared_gateway: bool,
@@ -56,6 +60,22 @@ pub struct Node {
     pub problems: Vec<String>,
     /// What these would have said.
     pub unreadable: BTreeSet<NodePart>,
+}
+
+/// A link address (EUI-48).
+pub type Mac = [u8; 6];
+
+pub fn mac_text(mac: Mac) -> String {
+    mac.map(|byte| format!("{byte:02x}")).join(":")
+}
+
+/// What a node says of the network at its uplink, which only it can see.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Uplink {
+    /// By which others know its answers; `None` where its agent has not said it.
+    pub mac: Option<Mac>,
+    /// The gateways of its routes there.
+    pub next_hops: BTreeSet<IpAddr>,
 }
 
 /// A node's word that it is ready for an address: the number of the hand-over, the node that has the address, and whether
@@ -130,13 +150,38 @@ impl Node {
 
     /// Every address of the node itself, its management port's included.
     pub fn addresses(&self) -> BTreeSet<IpAddr> {
-        let networks = self.primary.iter().chain(&self.host_cidrs).map(IpNet::addr);
-        networks.chain(self.internal.iter().chain(&self.external).copied()).chain(self.management()).collect()
+        let mut addresses = self.said_addresses();
+        addresses.extend(self.management());
+        addresses
     }
 
-    /// The addresses of the management port: the second of each pod subnet.
+    /// Those that its Node object lists.
+    pub fn said_addresses(&self) -> BTreeSet<IpAddr> {
+        let networks = self.primary.iter().chain(&self.host_cidrs).map(IpNet::addr);
+        networks.chain(self.internal.iter().chain(&self.external).copied()).collect()
+    }
+
+    /// Where its agent answers health checks: its management port's addresses, or its own. Only addresses that are the node's
+    /// to have count, since its kubelet may write any. OVN-Kubernetes' management port has the second address of each pod
+    /// subnet, also where the agent, one of a former version, has not said so.
+    pub fn health_addresses(&self) -> Vec<IpAddr> {
+        let Some(said) = &self.health else { return self.ovn_management() };
+        let own = self.said_addresses();
+        let is_its = |address: &&IpAddr| {
+            own.contains(*address) || self.pod_subnets.iter().any(|subnet| subnet.contains(*address))
+        };
+        said.iter().filter(is_its).copied().collect()
+    }
+
+    /// The addresses of the management port, as far as one knows.
     pub fn management(&self) -> Vec<IpAddr> {
-        self.pod_subnets.iter().filter_map(|subnet| nth_address(subnet, 2)).collect()
+        let own = self.said_addresses();
+        self.health_addresses().into_iter().filter(|address| !own.contains(address)).collect()
+    }
+
+    fn ovn_management(&self) -> Vec<IpAddr> {
+        let subnets = self.pod_subnets.iter().filter(|_| self.announces_pods);
+        subnets.filter_map(|subnet| nth_address(subnet, 2)).collect()
     }
 
     /// Has it said enough to carry anything: its own address, and where its pods are?
@@ -194,11 +239,19 @@ mod tests {
     }
 
     #[test]
-    fn the_management_address_is_the_second_of_each_subnet() {
+    fn health_checks_are_answered_where_the_node_says_so() {
         let pod_subnets = nets(&["10.244.1.0/24", "fd00:10:244:1::/64", "10.9.9.9/32"]);
-        let node = Node { pod_subnets, ..Node::default() };
-        let management: Vec<String> = node.management().iter().map(IpAddr::to_string).collect();
-        assert_eq!(management, ["10.244.1.2", "fd00:10:244:1::2"]);
+        let texts = |addresses: Vec<IpAddr>| addresses.iter().map(IpAddr::to_string).collect::<Vec<_>>();
+        let node = Node { pod_subnets, primary: nets(&["172.18.0.2/16"]), ..Node::default() };
+        assert_eq!(texts(node.health_addresses()), [""; 0], "nobody knows a CNI's order");
+        let of_ovn = Node { announces_pods: true, ..node.clone() };
+        assert_eq!(texts(of_ovn.health_addresses()), ["10.244.1.2", "fd00:10:244:1::2"]);
+        let said = ["10.244.1.1", "172.18.0.2", "172.18.0.3", "10.244.2.1"];
+        let said = Some(said.map(|text| text.parse().expect("a literal")).to_vec());
+        for node in [Node { health: said.clone(), ..node }, Node { health: said.clone(), ..of_ovn }] {
+            assert_eq!(texts(node.health_addresses()), ["10.244.1.1", "172.18.0.2"], "what the node may have");
+            assert_eq!(texts(node.management()), ["10.244.1.1"]);
+        }
     }
 
     #[test]

@@ -36,17 +36,17 @@ pub struct Condition {
 pub struct Conditions {
     /// The status has a list of conditions.
     pub listed: bool,
-    /// The first of each type, by its type and with its place. Few, and all objects of a large cluster have them: a tree would
-    /// take ten times the room.
+    /// The first of each of the agent's own types, by its type and with its place. Few, and all objects of a large cluster
+    /// have them: a tree would take ten times the room. Who may write the status may list thousands of others.
     found: Box<[(String, usize, Condition)]>,
 }
 
 impl Conditions {
-    /// A list, as it stands in the status.
-    pub fn of(list: impl IntoIterator<Item = (String, Condition)>) -> Self {
+    /// A list, as it stands in the status, and which types of it are the agent's own.
+    pub fn of(own: &[&str], list: impl IntoIterator<Item = (String, Condition)>) -> Self {
         let mut found: Vec<(String, usize, Condition)> = Vec::new();
         for (place, (kind, condition)) in list.into_iter().enumerate() {
-            if !found.iter().any(|(known, ..)| *known == kind) {
+            if own.contains(&kind.as_str()) && !found.iter().any(|(known, ..)| *known == kind) {
                 found.push((kind, place, condition));
             }
         }
@@ -89,6 +89,8 @@ pub struct EgressObject {
     /// The status has a list of items, empty or not.
     pub has_items: bool,
     pub items: Vec<Item>,
+    /// `status.selectedPods`.
+    pub selected_pods: Option<u32>,
     pub conditions: Conditions,
     /// What cannot be read of the object as it is now.
     pub unreadable: Vec<Unreadable>,
@@ -144,6 +146,12 @@ impl EgressObject {
     /// Age first, then name: the order in which objects win over each other, the same on every node.
     pub fn rank(&self) -> (Created, &str) {
         (self.created, &self.name)
+    }
+
+    /// An address that it lists has a node, by its status.
+    pub fn has_assigned(&self) -> bool {
+        let listed = self.addresses();
+        self.items.iter().filter_map(|item| parse_egress_ip(&item.egress_ip)).any(|address| listed.contains(&address))
     }
 
     /// The listed addresses that can be read, canonical and each once.

@@ -54,11 +54,13 @@ pub fn plan(actual: &KernelState, desired: &KernelState) -> Vec<Action> {
     plan.own_rest();
     plan.park_pods();
     plan.put_policies();
-    plan.change_pods(actual.pods.keys().chain(desired.pods.keys()).copied().collect::<BTreeSet<_>>());
+    let pods = actual.pods.keys().chain(desired.pods.keys()).chain(actual.exposed.keys());
+    plan.change_pods(pods.copied().collect::<BTreeSet<_>>());
     plan.remove_policies();
     plan.disown_rest();
     plan.end_moving();
     plan.remove_places();
+    plan.unknown_pods(OnUnknownPod::PassWhileFollowed);
     plan.unknown_pods(OnUnknownPod::Pass);
     plan.actions
 }
@@ -97,11 +99,27 @@ impl Parted {
 /// The difference of these addresses only; nothing else may differ in a way that concerns them.
 pub fn plan_addresses(actual: &KernelState, desired: &KernelState, addresses: &Addresses) -> Parted {
     let services = addresses.services.iter().filter_map(|address| change_host_prefix(actual, desired, *address));
-    let mut parted = Parted { at_once: services.collect(), ..Parted::default() };
+    let policies = missing_policies(actual, desired, &addresses.pods);
+    let mut parted = Parted { at_once: services.chain(policies).collect(), ..Parted::default() };
     for address in &addresses.pods {
         parted.enter(*address, change_pod(actual, desired, *address));
     }
     parted
+}
+
+/// The policies of objects that have no pod here yet: ahead of it. One that has an address here is the whole plan's.
+fn missing_policies(actual: &KernelState, desired: &KernelState, pods: &BTreeSet<IpAddr>) -> Vec<Action> {
+    let selecting: BTreeSet<EgressId> = pods
+        .iter()
+        .filter_map(|address| match desired.pods.get(address)? {
+            PodState::Selected(id) => Some(*id),
+            PodState::Known => None,
+        })
+        .filter(|id| !desired.owned.contains_key(id))
+        .collect();
+    let keys = selecting.into_iter().flat_map(|id| [Family::V4, Family::V6].map(|family| (id, family)));
+    let missing = keys.filter(|key| !actual.policy.contains_key(key));
+    missing.filter_map(|key| Some(Action::PutPolicy(key.0, key.1, desired.policy.get(&key)?.clone()))).collect()
 }
 
 fn change_host_prefix(actual: &KernelState, desired: &KernelState, address: IpAddr) -> Option<Action> {
@@ -113,19 +131,36 @@ fn change_host_prefix(actual: &KernelState, desired: &KernelState, address: IpAd
     }
 }
 
+/// Before anything else of the pod: at an address that gets another pod the former one's ports mean nothing.
+fn change_exposed(actual: &KernelState, desired: &KernelState, address: IpAddr) -> Vec<Action> {
+    let none = BTreeSet::new();
+    let of = |state: &'_ KernelState| state.exposed.get(&address).cloned().unwrap_or_default();
+    let (old, new) = match desired.pods.contains_key(&address) {
+        true => (of(actual), of(desired)),
+        false => (of(actual), none),
+    };
+    let gone = old.difference(&new).map(|port| Action::Conceal(address, *port));
+    gone.chain(new.difference(&old).map(|port| Action::Expose(address, *port))).collect()
+}
+
 fn change_pod(actual: &KernelState, desired: &KernelState, address: IpAddr) -> Vec<Action> {
+    let mut actions = change_exposed(actual, desired, address);
     let old = actual.pods.get(&address);
     let Some(new) = desired.pods.get(&address) else {
-        return old.map_or_else(Vec::new, |old| forget_pod(address, *old));
+        actions.extend(old.into_iter().flat_map(|old| forget_pod(address, *old)));
+        return actions;
     };
     let (had, has) = (actual.owners.get(&address), desired.owners.get(&address));
     let is_handed_over = old.is_some() && had.is_some() && has.is_some() && had != has;
-    let mut actions = Vec::new();
     if old != Some(new) {
         actions.push(Action::PutPod(address, *new));
     }
+    // A pod that is gone, whose address is kept from whoever still sends from it (`ClusterView::departed`). Should the cut fail,
+    // the next pod's is one too: its owner is another.
+    let is_departed = *new == PodState::Selected(NOT_NUMBERED) && has.is_none();
     match old {
         _ if is_handed_over => actions.push(Action::CutPod(address)),
+        Some(_) if is_departed && old != Some(new) => actions.push(Action::CutPod(address)),
         Some(PodState::Selected(id)) if old != Some(new) && *id != NOT_NUMBERED => {
             actions.push(Action::CutPodFlows(address, *id));
         }
@@ -398,4 +433,4 @@ fn longest_first<'a>(prefixes: impl Iterator<Item = &'a IpNet>) -> Vec<IpNet> {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

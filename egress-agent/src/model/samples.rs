@@ -1,10 +1,14 @@
 //! What the tests of the model and of what drives it begin with.
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
+use kube::core::Selector;
 
 use super::desired::{OnUnassigned, Settings, UnknownPods};
+use super::state::EgressId;
+use super::view::{Conditions, EgressObject, Item, Selects};
 
 pub(crate) fn ip(text: &str) -> IpAddr {
     text.parse().expect("a literal")
@@ -21,7 +25,34 @@ pub(crate) fn settings() -> Settings {
         cluster_subnets: vec![net("10.244.0.0/16")],
         service_cidrs: vec![net("10.96.0.0/16")],
         excluded_cidrs: vec![net("198.51.100.0/24")],
+        api_servers: BTreeSet::new(),
         unknown_pods: UnknownPods::Auto,
         on_unassigned: OnUnassigned::NodeAddress,
+    }
+}
+
+/// It selects the pods of namespaces with `env=prod`, and has egress ID 1. Of an item: its node, its address.
+pub(crate) fn object(name: &str, listed: &[&str], items: &[(&str, &str)]) -> EgressObject {
+    EgressObject {
+        name: name.into(),
+        uid: name.into(),
+        resource_version: "1".into(),
+        generation: None,
+        created: 1,
+        listed: listed.iter().map(|text| (*text).to_owned()).collect(),
+        selects: Some(Selects {
+            namespaces: [("env".to_owned(), "prod".to_owned())].into_iter().collect(),
+            pods: Selector::default(),
+        }),
+        id: Some(EgressId(1)),
+        no_eligible_node: None,
+        drop_unassigned: false,
+        has_annotations: false,
+        has_status: false,
+        has_items: false,
+        selected_pods: None,
+        items: items.iter().map(|(n, a)| Item { node: (*n).into(), egress_ip: (*a).into() }).collect(),
+        conditions: Conditions::default(),
+        unreadable: Vec::new(),
     }
 }

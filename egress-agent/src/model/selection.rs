@@ -1,20 +1,25 @@
 //! Which object serves which pod.
 //!
-//! Of several objects that select one pod the oldest serves, then the first by name: the same answer on every node and
-//! after every restart. The others are standby, which their owners are told by an event.
+//! Of several objects that select one pod the oldest serves, then the first by name. The others are standby, which their
+//! owners are told by an event. An object none of whose addresses is assigned takes no pod from one that has some, unless
+//! it was serving that pod: an older object with a typing error in its addresses costs younger ones nothing, and one whose
+//! node is away keeps its pods, whose connections go on when it comes back.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
 use std::sync::Arc;
 
 use kube::core::SelectorExt;
 
-use super::state::{EgressId, PodOwner, PodState};
+use super::pod_addresses::PodNetwork;
+use super::state::{EgressId, PodState};
 use super::view::{ClusterView, EgressObject, Pod, PodKey};
 
 /// Stands in the map for "selected by an object that has no egress ID yet". No object ever has this ID, hence no policy,
 /// and a missing policy is a drop.
 pub const NOT_NUMBERED: EgressId = EgressId(0);
+
+/// Objects that are told of one pod that another serves, the oldest. Who writes objects decides how many select it.
+pub const MOST_STANDBY: usize = 16;
 
 /// An object that selects a pod which an older one serves.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -45,29 +50,28 @@ pub fn by_rank<'a>(objects: impl IntoIterator<Item = &'a Arc<EgressObject>>) -> 
 /// changes.
 #[derive(Debug, Default)]
 pub struct Selection {
+    network: PodNetwork,
     ids: BTreeMap<String, EgressId>,
     /// The objects that select a namespace, by rank; only namespaces that have pods here.
     by_namespace: BTreeMap<String, Vec<Arc<EgressObject>>>,
 }
 
 impl Selection {
-    pub fn new(view: &ClusterView) -> Self {
-        Self { ids: egress_ids(&view.objects), by_namespace: BTreeMap::new() }
+    pub fn new(view: &ClusterView, network: PodNetwork) -> Self {
+        Self { network, ids: egress_ids(&view.objects), by_namespace: BTreeMap::new() }
+    }
+
+    pub fn network(&self) -> &PodNetwork {
+        &self.network
     }
 
     pub fn id(&self, object: &str) -> Option<EgressId> {
         self.ids.get(object).copied()
     }
 
-    /// Whose the address is.
-    pub fn pod_owner(view: &ClusterView, address: IpAddr) -> Option<PodOwner> {
-        holder(view, address).map(|(_, pod)| PodOwner::of(&pod.uid))
-    }
-
     /// The entry of a pod address. `None` for an address that is no pod's, or whose pod's namespace is not known yet:
     /// an unknown pod.
-    pub fn pod_state(&mut self, view: &ClusterView, address: IpAddr) -> Option<PodState> {
-        let (key, pod) = holder(view, address)?;
+    pub fn pod_state(&mut self, view: &ClusterView, (key, pod): (&PodKey, &Pod)) -> Option<PodState> {
         let serving = self.selecting(view, key, pod)?.first().map(|object| object.name.clone());
         Some(match serving {
             None => PodState::Known,
@@ -79,16 +83,31 @@ impl Selection {
     pub fn standby<'a>(&mut self, view: &ClusterView, pods: impl IntoIterator<Item = &'a PodKey>) -> BTreeSet<Standby> {
         let mut standby = BTreeSet::new();
         let pods = pods.into_iter().filter_map(|key| view.pods.get_key_value(key));
-        for (key, pod) in pods.filter(|(_, pod)| pod.is_endpoint() && !pod.addresses.is_empty()) {
+        for (key, pod) in pods {
+            if self.network.claimed_by(pod).next().is_none() {
+                continue;
+            }
             let selecting = self.selecting(view, key, pod).unwrap_or_default();
             let Some((serving, others)) = selecting.split_first() else { continue };
-            standby.extend(others.iter().map(|other| Standby {
+            standby.extend(others.iter().take(MOST_STANDBY).map(|other| Standby {
                 object: other.name.clone(),
                 pod: key.clone(),
                 served_by: serving.name.clone(),
             }));
         }
         standby
+    }
+
+    /// Is a pod starting here that an object selects, or could: whose packets may come from an address that is not known yet?
+    /// Likewise a pod whose namespace is not known yet, since its entry waits for that.
+    pub fn awaits_addresses(&mut self, view: &ClusterView) -> bool {
+        let is_alive = |(_, pod): &(&PodKey, &Pod)| pod.is_endpoint() && !pod.terminating;
+        view.pods.iter().filter(is_alive).any(|(key, pod)| match self.selecting(view, key, pod) {
+            None => true,
+            Some(_) if !pod.starting || !pod.attached.is_empty() => false,
+            // Nobody can read whom an object selects.
+            Some(selecting) => !selecting.is_empty() || view.objects.values().any(|object| object.selects.is_none()),
+        })
     }
 
     /// The objects that select a pod, the serving one first. `None` while the namespace is not known.
@@ -102,13 +121,16 @@ impl Selection {
         let selected = |object: &&Arc<EgressObject>| match &object.selects {
             Some(selects) => selects.pods.matches(&pod.labels),
             // Nobody knows whom it selects: those that it had selected when it could be read.
-            None => remembered.is_some_and(|id| self.ids.get(&object.name) == Some(id)),
+            None => remembered.is_some_and(|known| self.ids.get(&object.name) == Some(&known.id)),
         };
-        Some(candidates.iter().filter(selected).cloned().collect())
+        let mut selecting: Vec<_> = candidates.iter().filter(selected).cloned().collect();
+        let was_serving = |object: &EgressObject| {
+            remembered.is_some_and(|known| known.had_address && self.ids.get(&object.name) == Some(&known.id))
+        };
+        let serving = selecting.iter().position(|object| object.has_assigned() || was_serving(object));
+        if let Some(serving) = serving {
+            selecting[..=serving].rotate_right(1);
+        }
+        Some(selecting)
     }
-}
-/// The pod that has the address. While a pod ends and its address is given to another, the newer one has it.
-fn holder(view: &ClusterView, address: IpAddr) -> Option<(&PodKey, &Pod)> {
-    let holders = view.pods.iter().filter(|(_, pod)| pod.is_endpoint() && pod.addresses.contains(&address));
-    holders.max_by_key(|(key, pod)| (pod.created, *key))
 }

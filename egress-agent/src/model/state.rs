@@ -39,6 +39,17 @@ impl PodOwner {
     }
 }
 
+/// How many pods of one node each object serves.
+pub type SelectedPods = BTreeMap<EgressId, u32>;
+
+/// A port of a pod.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Port {
+    /// IANA's number: TCP, UDP or SCTP.
+    pub protocol: u8,
+    pub number: u16,
+}
+
 /// An address that is being handed over between this node and another one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Moving {
@@ -101,6 +112,8 @@ pub struct KernelState {
     pub pods: BTreeMap<IpAddr, PodState>,
     /// Whose these addresses are.
     pub owners: BTreeMap<IpAddr, PodOwner>,
+    /// By which ports pods are reached from outside; no entry for a pod that has none.
+    pub exposed: BTreeMap<IpAddr, BTreeSet<Port>>,
     pub policy: BTreeMap<(EgressId, Family), Policy>,
     /// Addresses that this node owns as a gateway: never two of one object.
     pub owned: BTreeMap<EgressId, IpAddr>,
@@ -163,6 +176,10 @@ pub enum Action {
     RemovePod(IpAddr),
     /// Note whose the address is.
     PutOwner(IpAddr, PodOwner),
+    /// What comes from outside for this port of the pod is somebody's question.
+    Expose(IpAddr, Port),
+    /// It is so no more.
+    Conceal(IpAddr, Port),
     /// Forget everything of the pod that had this address: it is gone, and the next one inherits nothing.
     CutPod(IpAddr),
     /// Cut the flows and mappings of these addresses of the object: they were taken from it.
@@ -193,6 +210,8 @@ impl Action {
             | Self::PutPod(..)
             | Self::RemovePod(_)
             | Self::PutOwner(..)
+            | Self::Expose(..)
+            | Self::Conceal(..)
             | Self::CutOrphans => false,
         }
     }

@@ -53,6 +53,15 @@ pub fn step(state: &mut KernelState, action: &Action) {
         Action::PutOwner(address, owner) => {
             state.owners.insert(*address, *owner);
         }
+        Action::Expose(address, port) => {
+            state.exposed.entry(*address).or_default().insert(*port);
+        }
+        Action::Conceal(address, port) => {
+            if let Some(ports) = state.exposed.get_mut(address) {
+                ports.remove(port);
+            }
+            state.exposed.retain(|_, ports| !ports.is_empty());
+        }
         Action::CutFlows(..) | Action::CutPodFlows(..) | Action::CutPod(_) | Action::CutOrphans => {}
     }
 }

@@ -22,8 +22,8 @@ use std::sync::Arc;
 use egress_common::abi::MAX_SLOTS;
 
 use super::desired::family_of;
-use super::ledger::{Ledger, Words};
-use super::state::{EgressId, KernelState, Moving, Place};
+use super::ledger::{HandOver, Ledger, Words};
+use super::state::{EgressId, KernelState, Moving, Place, WhenEmpty};
 
 /// Addresses by the object that they serve, as in [`KernelState::owned`].
 type Owned = BTreeMap<EgressId, IpAddr>;
@@ -214,16 +214,11 @@ impl Tenure {
         }
     }
 
-    /// Addresses that come from another node of ours, which has let go of them, or whose lease has run out; and those that
-    /// this node had itself, and has read anew. What it only has back by promises it probes for: not everybody who could
-    /// have it was asked.
-    pub fn arriving(&self) -> BTreeSet<IpAddr> {
-        if !self.ledger.leases {
-            return BTreeSet::new();
-        }
-        let records = self.ledger.records.open.iter().filter(|(_, record)| record.to.as_ref() == Some(&self.node));
-        let back = self.given_up.iter().filter(|address| self.confirmed.contains(*address));
-        records.map(|(address, _)| address).chain(back).copied().collect()
+    /// The open hand-overs to this node, from nodes that have let go, or whose leases have run out. Without leases the
+    /// other node may hold the address still.
+    pub fn arriving(&self) -> impl Iterator<Item = (&IpAddr, &HandOver)> {
+        let records = self.ledger.records.open.iter().filter(|_| self.ledger.leases);
+        records.filter(|(_, record)| record.to.as_ref() == Some(&self.node) && record.from != self.node)
     }
 
     /// This node's word for each open hand-over from it: the kernel holds the address no more, nor takes it by another.
@@ -253,6 +248,8 @@ pub fn withhold(state: &mut KernelState, barred: &Owned) {
                 continue;
             }
             policy.slots.retain(|slot| slot.place != Place::Here);
+            // The address is the object's all the same: without it there is none, and not the node's.
+            policy.when_empty = WhenEmpty::Drop;
             if policy.slots.len() + policy.pending.len() < MAX_SLOTS {
                 policy.pending.push(*address);
                 policy.pending.sort_unstable();

@@ -12,11 +12,14 @@ use tokio::time::Instant;
 
 use crate::model::executor::DataplaneError;
 use crate::model::state::{EgressId, KernelState};
+use crate::model::unserved::{Unserved, UnservedAddresses};
 
 type Claim = (EgressId, IpAddr);
 
 /// A claim that fails for this long is told.
 const TELL_AFTER: Duration = Duration::from_secs(5);
+/// A claim that fails for this long is no hand-over: the address counts as not served.
+const UNSERVED_AFTER: Duration = Duration::from_millis(500);
 /// Likewise where another node does not let go: said before the address is taken over.
 const TELL_OF_NODE_AFTER: Duration = Duration::from_secs(2);
 
@@ -30,6 +33,7 @@ pub(super) struct Failing {
 #[derive(Debug)]
 struct Failure {
     since: Instant,
+    why: Unserved,
     /// `None` when it has been told.
     untold: Option<Untold>,
 }
@@ -53,7 +57,10 @@ impl Failing {
         let is_new = !self.claims.contains_key(&claim);
         let message = || format!("cannot claim egress IP {}: {error}", claim.1);
         let untold = |since| Untold { due: since + patience(error), message: message() };
-        let failure = self.claims.entry(claim).or_insert_with(|| Failure { since: now, untold: Some(untold(now)) });
+        let why = Unserved::from(error);
+        let begun = || Failure { since: now, why: why.clone(), untold: Some(untold(now)) };
+        let failure = self.claims.entry(claim).or_insert_with(begun);
+        failure.why = why.clone();
         if failure.untold.is_some() {
             failure.untold = Some(untold(failure.since));
         }
@@ -93,16 +100,29 @@ impl Failing {
         claims.chain(contested)
     }
 
-    /// When the next is to be told, if it fails until then.
-    pub(super) fn due(&self) -> Option<Instant> {
-        self.claims.values().filter_map(|failure| failure.untold.as_ref()).map(|untold| untold.due).min()
+    /// What has failed for longer than a hand-over takes.
+    pub(super) fn unserved(&self, now: Instant) -> UnservedAddresses {
+        let lasting = self.claims.iter().filter(|(_, failure)| now >= failure.since + UNSERVED_AFTER);
+        lasting.map(|((_, address), failure)| (*address, failure.why.clone())).collect()
+    }
+
+    /// When the next is to be told, or counts as not served, if it fails until then.
+    pub(super) fn due(&self, now: Instant) -> Option<Instant> {
+        let untold = self.claims.values().filter_map(|failure| failure.untold.as_ref()).map(|untold| untold.due);
+        let unserved = self.claims.values().map(|failure| failure.since + UNSERVED_AFTER);
+        untold.chain(unserved).filter(|due| *due > now).min()
     }
 }
 
 fn patience(error: &DataplaneError) -> Duration {
     match error {
+        // It will not change by waiting.
+        DataplaneError::Reserved { .. } => Duration::ZERO,
         DataplaneError::HeldByNode { .. } => TELL_OF_NODE_AFTER,
-        DataplaneError::Kernel { .. } | DataplaneError::Full { .. } | DataplaneError::AddressInUse { .. } => TELL_AFTER,
+        DataplaneError::Kernel { .. }
+        | DataplaneError::Full { .. }
+        | DataplaneError::Refused { .. }
+        | DataplaneError::AddressInUse { .. } => TELL_AFTER,
     }
 }
 
@@ -143,10 +163,11 @@ mod tests {
         for (error, due) in [(by_node(), 2000), (by_stranger(), 5000)] {
             let mut failing = Failing::default();
             assert_eq!(failing.note(claim(), &error, at(0)), (true, None));
-            assert_eq!(failing.due(), Some(at(due)));
+            assert_eq!((failing.due(at(0)), failing.due(at(500))), (Some(at(500)), Some(at(due))));
+            assert_eq!((failing.unserved(at(499)).len(), failing.unserved(at(500)).len()), (0, 1));
             assert_eq!(failing.note(claim(), &error, at(due - 1)), (false, None));
             assert_eq!(failing.note(claim(), &error, at(due)), (false, Some(message(&error))));
-            assert_eq!((failing.due(), failing.note(claim(), &error, at(due + 1))), (None, (false, None)));
+            assert_eq!((failing.due(at(due)), failing.note(claim(), &error, at(due + 1))), (None, (false, None)));
             assert!(failing.settle(&refused(), &KernelState::default(), at(due + 2)).is_empty());
             assert!(failing.settle(&BTreeMap::new(), &held(), at(due + 3)).is_empty(), "it has been told");
             assert_eq!(failing.note(claim(), &error, at(due + 4)), (true, None), "and begins anew");

@@ -31,6 +31,8 @@ pub(super) fn log(action: &Action) {
         Action::Own(..) | Action::CutOrphans => {}
         Action::CutPod(address) => info!(%address, "everything of the pod that had this address is forgotten"),
         Action::PutOwner(..)
+        | Action::Expose(..)
+        | Action::Conceal(..)
         | Action::PutNode(..)
         | Action::RemoveNode(_)
         | Action::PutPrefix(..)

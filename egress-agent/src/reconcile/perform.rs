@@ -2,49 +2,113 @@
 
 use std::net::IpAddr;
 
-use tracing::warn;
+use tokio::time::Instant;
+use tracing::{debug, warn};
 
 use super::Reconciler;
 use super::log::log;
 use crate::model::executor::{DataplaneError, Executor};
+use crate::model::refusal::{Entry, instead, waits};
 use crate::model::state::{Action, Course, EgressId, KernelState, Moving};
 use crate::model::step::step;
 
+/// A claim that failed, and why.
+pub(super) type Failed = (EgressId, IpAddr, DataplaneError);
+
 impl<E: Executor> Reconciler<E> {
-    /// Performs the plan up to a claim that fails, which is returned. Cuts that stand one behind the other are one walk.
+    /// Performs the plan. Entries that are refused are left out. Claims that fail are returned: what stands after them counts
+    /// on them, and is not done. Cuts that stand one behind the other are one walk.
     pub(super) async fn perform(
         &mut self,
         actual: &mut KernelState,
         plan: &[Action],
-    ) -> Result<Option<(EgressId, IpAddr, DataplaneError)>, DataplaneError> {
-        if plan.iter().any(|action| matches!(action, Action::Own(..))) {
-            self.executor.expect(&self.ties.tenure.arriving());
+    ) -> Result<Vec<Failed>, DataplaneError> {
+        let begins = |action: &Action| matches!(action, Action::PutMoving(_, Moving { course: Course::Arriving, .. }));
+        let claims = plan.iter().any(|action| matches!(action, Action::Own(..)));
+        if claims || plan.iter().any(begins) {
+            self.executor.expect(self.ties.expected(self.compiler.view()));
+        }
+        if claims {
             self.executor.prepare(plan).await;
         }
+        let mut failed = Vec::new();
         for group in plan.chunk_by(|one, next| one.is_cut() && next.is_cut()) {
+            if !failed.is_empty() && !matches!(group, [Action::Own(..)]) {
+                break;
+            }
             let [action] = group else {
                 self.executor.cut(group.to_vec()).await?;
                 self.beat.note();
                 group.iter().for_each(log);
                 continue;
             };
+            if waits(actual, self.left_out.actions(), action) {
+                continue;
+            }
             match (self.act(action).await, action) {
                 (Ok(()), _) => {
                     log(action);
                     step(actual, action);
+                    self.left_out.done(action, Instant::now());
                 }
-                (Err(error), Action::Own(id, address)) => return Ok(Some((*id, *address, error))),
-                (Err(error), Action::PutMoving(id, moving)) => self.do_without(actual, (*id, *moving), &error).await?,
+                (Err(error), Action::Own(id, address)) => {
+                    if error.is_of_entry() {
+                        self.count_refusal(action);
+                    }
+                    failed.push((*id, *address, error));
+                }
+                (Err(error), Action::PutMoving(id, moving)) => {
+                    if error.is_of_entry() {
+                        self.note_refusal(action, &error);
+                    }
+                    self.do_without(actual, (*id, *moving), &error).await?;
+                }
+                (Err(error), _) if error.is_of_entry() && Entry::of(action).is_some() => {
+                    self.leave_out(actual, action, &error).await?;
+                }
                 (Err(error), _) => return Err(error),
             }
         }
-        Ok(None)
+        Ok(failed)
     }
 
     pub(super) async fn act(&mut self, action: &Action) -> Result<(), DataplaneError> {
         let outcome = self.executor.apply(action).await;
         self.beat.note();
         outcome
+    }
+
+    /// What follows where the kernel refuses the entry that an action writes.
+    async fn leave_out(
+        &mut self,
+        actual: &mut KernelState,
+        refused: &Action,
+        error: &DataplaneError,
+    ) -> Result<(), DataplaneError> {
+        self.note_refusal(refused, error);
+        for action in instead(actual, refused) {
+            self.act(&action).await?;
+            log(&action);
+            step(actual, &action);
+        }
+        Ok(())
+    }
+
+    /// One line for each map when it begins to refuse.
+    fn note_refusal(&mut self, refused: &Action, error: &DataplaneError) {
+        self.count_refusal(refused);
+        let Some(entry) = Entry::of(refused) else { return };
+        if self.left_out.note(entry, refused, error, Instant::now()) {
+            warn!(%entry, %error, "the kernel refuses an entry: it is left out and tried again");
+        } else {
+            debug!(%entry, %error, "the kernel refuses an entry");
+        }
+    }
+
+    fn count_refusal(&self, refused: &Action) {
+        if let Some(map) = Entry::of(refused).and_then(|entry| entry.map()) {
+            self.meters.entry_refused(map);
+        }
     }
 
     /// A hand-over that cannot be begun is done without: what comes between is dropped, but all else goes on.

@@ -8,18 +8,27 @@ use crate::inspect::names::Names;
 use crate::inspect::{Address, ClusterState, OpenHandOver, Question, Report, StandbyPod, Status};
 use crate::metrics::facts::{Held, NodeFacts, Served};
 use crate::model::executor::Executor;
+use crate::model::pod_addresses::Refusal;
 use crate::model::selection::Standby;
 use crate::model::state::{Course, EgressId, KernelState, PodState, TunnelEndpoint};
-use crate::model::view::ClusterView;
+use crate::model::view::{ClusterView, PodKey};
+
+/// Lines of one status about addresses that pods do not get: users decide how many there are.
+const MOST_REFUSED: usize = 20;
 
 impl<E: Executor> Reconciler<E> {
-    /// Whoever does not wait any more gets no answer.
-    pub(super) fn answer(&self, question: Question) {
+    /// Whoever does not wait any more gets no answer. Returns whether something is to be done.
+    pub(super) fn answer(&mut self, question: Question) -> bool {
         match question {
+            Question::Attach(attach, asker) => {
+                self.attach(attach, asker);
+                return true;
+            }
             Question::Status(asker) => drop(asker.send(self.report())),
             Question::Facts(asker) => drop(asker.send(self.facts())),
             Question::Names(asker) => drop(asker.send(self.names())),
         }
+        false
     }
 
     fn facts(&self) -> NodeFacts {
@@ -58,6 +67,7 @@ impl<E: Executor> Reconciler<E> {
         Held {
             entries: BTreeMap::from(entries),
             served: served.collect(),
+            left_out: self.left_out.count(),
             unclaimed: desired.owned.iter().filter(|(id, address)| owned.get(id) != Some(address)).count(),
         }
     }
@@ -78,10 +88,10 @@ impl<E: Executor> Reconciler<E> {
 
     fn names(&self) -> Names {
         let view = self.compiler.view();
-        let pods = view.pods.iter().filter(|(_, pod)| pod.is_endpoint());
-        let pods = pods.flat_map(|(key, pod)| {
-            let name = format!("{}/{}", key.namespace, key.name);
-            pod.addresses.iter().map(move |address| (*address, name.clone()))
+        let pods = self.compiler.desired().into_iter().flat_map(|desired| desired.pods.keys());
+        let pods = pods.filter_map(|address| {
+            let PodKey { namespace, name } = self.compiler.holder(*address)?;
+            Some((*address, format!("{namespace}/{name}")))
         });
         let objects = view.objects.values().filter_map(|object| Some((object.id?.0, object.name.clone())));
         let nodes = view.nodes.iter().filter_map(|(name, node)| Some((node.endpoint()?.0, name.clone())));
@@ -103,6 +113,10 @@ impl<E: Executor> Reconciler<E> {
             problems.push("the kernel could not be brought to what the cluster wants; see the log".to_owned());
         }
         problems.extend(self.failing.lines());
+        problems.extend(self.compiler.refused().into_iter().take(MOST_REFUSED).map(|Refusal { pod, why, .. }| {
+            format!("pod {}/{} gets no egress IP by one of its addresses: {why}", pod.namespace, pod.name)
+        }));
+        problems.extend(self.left_out.lines());
         for object in view.objects.values() {
             problems.extend(object.unreadable.iter().map(|one| format!("EgressIP {}: {}", object.name, one.why)));
         }

@@ -8,11 +8,12 @@ use crate::model::desired::family_of;
 use crate::model::samples::{ip, net, settings};
 use crate::model::state::{Family, OnUnknownPod, PodOwner, PodState, Policy, Prefix, PrefixKind, WhenEmpty};
 use crate::model::step::step;
-use crate::model::view::{Conditions, Item, Labels, Ledger, Part, Pod, PodKey, Selects, ServiceKey};
+use crate::model::view::{Conditions, Item, Labels, Ledger, Part, Pod, PodKey, Selects, Service, ServiceKey};
 
 mod behind;
 mod handing;
 mod metered;
+mod refused;
 mod regaining;
 
 /// Remembers what it was asked to do; refuses to claim what somebody else has.
@@ -27,7 +28,9 @@ struct Recorder {
     /// Fails once.
     fails: Arc<Mutex<Option<Action>>>,
     /// Fails always.
-    refuses: Option<Action>,
+    never: Option<Action>,
+    /// Refused, as entries that a map has no room for.
+    full: Arc<Mutex<Vec<Action>>>,
     /// As of each action: when the node's half has last moved.
     moved: Arc<Mutex<Vec<Instant>>>,
     beat: Beat,
@@ -70,15 +73,23 @@ impl Executor for Recorder {
             return Err(DataplaneError::AddressInUse { address: *address, mac: "02:00:00:00:00:01".into() });
         }
         if self.fails.lock().expect("not poisoned").take_if(|fails| fails == action).is_some() {
-            return Err(DataplaneError::Full { map: "of a test", limit: 0 });
+            return Err(failure());
         }
-        if self.refuses.as_ref() == Some(action) {
+        if self.never.as_ref() == Some(action) {
+            return Err(failure());
+        }
+        if self.full.lock().expect("not poisoned").contains(action) {
             return Err(DataplaneError::Full { map: "of a test", limit: 0 });
         }
         step(&mut self.state.lock().expect("not poisoned"), action);
         self.log.lock().expect("not poisoned").push(action.clone());
         Ok(())
     }
+}
+
+/// Of the kernel, and of no entry.
+fn failure() -> DataplaneError {
+    DataplaneError::Kernel { what: "a test", source: std::io::Error::from_raw_os_error(libc::EPERM) }
 }
 
 fn node(i: u8) -> (String, Arc<Node>) {
@@ -111,6 +122,7 @@ fn object(name: &str, id: u32, created: i64, items: &[(&str, &str)]) -> (String,
         has_annotations: true,
         has_status: true,
         has_items: true,
+        selected_pods: None,
         items: items.iter().map(item).collect(),
         conditions: Conditions::default(),
         unreadable: Vec::new(),
@@ -127,9 +139,15 @@ fn pod(address: &str, app: &str) -> Pod {
         uid: address.into(),
         created: 1,
         labels: Labels::from([("app".into(), app.into())]),
-        addresses: BTreeSet::from([ip(address)]),
+        reported: BTreeSet::from([ip(address)]),
+        announced: BTreeSet::new(),
+        surplus: 0,
+        terminating: false,
         host_network: false,
+        attached: BTreeSet::new(),
+        starting: false,
         completed: false,
+        ports: Vec::new(),
     }
 }
 
@@ -169,7 +187,7 @@ async fn nothing_is_written_before_every_watch_has_synced() {
     let state = recorder.state.lock().expect("not poisoned").clone();
     assert_eq!(state.owned[&EgressId(1)], ip("172.18.0.100"));
     assert_eq!(state.pods[&ip("10.244.1.10")], PodState::Selected(EgressId(1)));
-    assert_eq!(state.on_unknown_pod, Some(OnUnknownPod::Drop));
+    assert_eq!(state.on_unknown_pod, Some(OnUnknownPod::PassWhileFollowed));
     assert_eq!(state.policy.len(), 2);
 }
 
@@ -239,7 +257,8 @@ async fn a_service_with_an_address_of_its_own_is_one_write() {
     changes.push(Change::Pods(Update::Replaced(BTreeMap::new())));
     let service = |name: &str| ServiceKey { namespace: "default".into(), name: name.into() };
     let put = |name: &str, addresses: &[&str]| {
-        Change::Services(Update::Changed(service(name), addresses.iter().map(|address| ip(address)).collect()))
+        let addresses = addresses.iter().map(|address| ip(address)).collect();
+        Change::Services(Update::Changed(service(name), Service { addresses, ..Service::default() }))
     };
     changes.push(put("plain", &[]));
     changes.push(put("front", &["192.0.2.7"]));
@@ -268,6 +287,29 @@ async fn an_address_in_use_elsewhere_keeps_nothing_else_from_being_done() {
     let slots = &state.policy[&(EgressId(1), family_of(ip("172.18.0.101")))].slots;
     assert_eq!(slots.iter().map(|slot| slot.address).collect::<Vec<_>>(), [ip("172.18.0.101")]);
     assert_eq!(state.pods.len(), 1);
+}
+
+#[tokio::test]
+async fn what_can_be_no_egress_ip_is_not_claimed_whoever_assigns_it() {
+    for held_before in [false, true] {
+        let recorder = Recorder::default();
+        let reserved = ip("172.18.255.255");
+        if held_before {
+            recorder.state.lock().expect("not poisoned").owned.insert(EgressId(1), reserved);
+        }
+        let mut changes = world(&[]);
+        let (name, assigned) = object("a", 1, 1, &[("n1", "172.18.255.255")]);
+        let listed = vec!["172.18.255.255".into()];
+        let assigned = Arc::new(EgressObject { listed, ..Arc::unwrap_or_clone(assigned) });
+        changes[2] = Change::Objects(Update::Replaced([(name, assigned)].into()));
+        changes.push(Change::Pods(Update::Replaced([(key("p"), pod("10.244.1.10", "web"))].into())));
+        play(&recorder, changes).await;
+        let state = recorder.state.lock().expect("not poisoned").clone();
+        assert!(state.owned.is_empty(), "held before: {held_before}");
+        let policy = &state.policy[&(EgressId(1), Family::V4)];
+        assert_eq!((&policy.slots, &policy.pending, policy.when_empty), (&vec![], &vec![reserved], WhenEmpty::Drop));
+        assert_eq!(state.pods[&ip("10.244.1.10")], PodState::Selected(EgressId(1)));
+    }
 }
 
 #[tokio::test]

@@ -13,9 +13,10 @@ use tracing::{info, warn};
 
 use crate::fence::regain::{Addresses, Regain};
 use crate::inspect::Question;
+use crate::model::executor::Expected;
 use crate::model::ledger::{Ledger, Words};
 use crate::model::moving;
-use crate::model::node::{Given, Readiness};
+use crate::model::node::{Given, Mac, Node, Readiness};
 use crate::model::state::{EgressId, KernelState};
 use crate::model::tenure::{Tenure, withhold};
 use crate::model::view::{ClusterView, parse_egress_ip};
@@ -263,6 +264,39 @@ impl Ties {
         } else if !had.is_empty() && self.back.is_empty() {
             info!("what was served here by the promises of other nodes needs none any more");
         }
+    }
+
+    /// What the network may answer to this node's probes. That an address was assigned, recorded or held here before proves
+    /// nothing of who has it now: only the word of the node that has handed it over does.
+    pub(super) fn expected(&self, view: &ClusterView) -> Expected {
+        let own = self.tenure.node_name();
+        let mut expected = Expected::default();
+        for node in view.nodes.values().filter(|node| node.name != own) {
+            if let (Some(link), Some(endpoint)) = (node.uplink.mac, node.endpoint()) {
+                expected.links.entry(link).or_insert(endpoint.0);
+            }
+        }
+        for (address, record) in self.tenure.arriving() {
+            let Some(from) = view.nodes.get(&record.from) else { continue };
+            let has_let_go = from.released.get(address) == Some(&record.number);
+            if has_let_go && from.given.get(address).is_some_and(|to| to == own) {
+                expected.handed_over.insert(*address);
+            }
+            expected.holders.extend(from.endpoint().map(|holder| (*address, holder.0)));
+        }
+        expected
+    }
+
+    /// The other node that publishes this link address.
+    pub(super) fn node_with<'a>(&self, view: &'a ClusterView, mac: Mac) -> Option<&'a Node> {
+        let is_it = |node: &&Node| node.uplink.mac == Some(mac) && node.name != self.tenure.node_name();
+        view.nodes.values().map(Arc::as_ref).find(is_it)
+    }
+
+    /// Whether the node is part of an open hand-over of the address.
+    pub(super) fn is_handing(&self, address: IpAddr, node: &str) -> bool {
+        let record = self.tenure.ledger().records.open.get(&address);
+        record.is_some_and(|record| record.from == node || record.to.as_deref() == Some(node))
     }
 
     /// Leaves out what has been promised to others; whether there is any. The rest is about to be taken.

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use egress_agent::controller::assignment::{Nodes, Objects};
 use egress_agent::controller::decision::{Decision, NoRecords, decide};
 use egress_agent::controller::handover::Watch;
-use egress_agent::controller::verdict::Statement;
+use egress_agent::controller::verdict::{ASSIGNED, DEGRADED, Statement};
 use egress_agent::kube::{convert, keys};
 use egress_agent::model::view::{Condition, Conditions, EgressObject};
 use serde_json::{Value, json};
@@ -168,6 +168,6 @@ fn written(decision: &Decision) -> EgressObject {
         };
         (one.kind.to_owned(), read)
     };
-    let conditions = Conditions::of(decision.conditions.iter().map(found));
+    let conditions = Conditions::of(&[ASSIGNED, DEGRADED], decision.conditions.iter().map(found));
     EgressObject { items: decision.items.clone(), has_items: true, conditions, ..(*decision.object).clone() }
 }

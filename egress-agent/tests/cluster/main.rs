@@ -3,6 +3,8 @@
 //! `EGRESS_TEST_KUBECONFIG` names the server (`cargo xtask apiserver --kubeconfig FILE` starts one); without it there is
 //! nothing to talk to and the test says so. It installs the CRD and leaves nothing but that behind.
 
+#[path = "../skips/mod.rs"]
+mod skips;
 mod slow;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -10,6 +12,7 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use crate::skips::skipped;
 use egress_agent::agent::{self, AgentSettings};
 use egress_agent::health;
 use egress_agent::kube::client::connect;
@@ -156,6 +159,7 @@ impl Cluster {
             let settings = AgentSettings {
                 model: Settings {
                     node_name: name.into(),
+                    api_servers: std::collections::BTreeSet::new(),
                     cluster_subnets: vec!["10.244.0.0/16".parse().expect("a literal")],
                     service_cidrs: Vec::new(),
                     excluded_cidrs: Vec::new(),
@@ -285,7 +289,7 @@ fn eip(name: &str, addresses: &[&str]) -> Value {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn three_agents_assign_number_select_and_move() {
     let Some(kubeconfig) = std::env::var_os("EGRESS_TEST_KUBECONFIG") else {
-        eprintln!("skipped: EGRESS_TEST_KUBECONFIG names no API server");
+        skipped("EGRESS_TEST_KUBECONFIG names no API server");
         return;
     };
     let (client, outages) = connect(Some(kubeconfig.as_ref())).await.expect("a kubeconfig");

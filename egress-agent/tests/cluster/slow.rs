@@ -5,6 +5,7 @@
 use std::time::Instant;
 
 use super::*;
+use crate::skips::skipped;
 
 async fn lease(cluster: &Cluster) -> (Option<String>, Option<i32>) {
     let leases: Api<Lease> = Api::namespaced(cluster.client.clone(), "kube-system");
@@ -23,7 +24,7 @@ async fn owned_by(cluster: &Cluster, node: &str) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn three_agents_lead_assign_and_follow_by_a_slow_api_server() {
     let Some(kubeconfig) = std::env::var_os("EGRESS_TEST_SLOW_KUBECONFIG") else {
-        eprintln!("skipped: EGRESS_TEST_SLOW_KUBECONFIG names no API server");
+        skipped("EGRESS_TEST_SLOW_KUBECONFIG names no API server");
         return;
     };
     let (client, outages) = connect(Some(kubeconfig.as_ref())).await.expect("a kubeconfig");

@@ -175,6 +175,29 @@ fn a_full_map_is_named() {
 }
 
 #[test]
+fn a_full_map_of_prefixes_refuses_the_entry_alone() {
+    on_node(|node| async move {
+        let mut dataplane = node.start().await;
+        let service = Prefix { kind: PrefixKind::Service, node: None };
+        let put = |number: u32| {
+            let address = IpAddr::from((0x0a00_0000 + number).to_be_bytes());
+            Action::PutPrefix(ipnet::IpNet::from(address), service)
+        };
+        let mut taken = 0;
+        let refused = loop {
+            match dataplane.apply(&put(taken)).await {
+                Ok(()) => taken += 1,
+                Err(error) => break error,
+            }
+        };
+        assert!(matches!(refused, DataplaneError::Full { map: "cluster", .. }) && refused.is_of_entry(), "{refused:?}");
+        let Action::PutPrefix(first, _) = put(0) else { unreachable!("as made above") };
+        dataplane.apply(&Action::RemovePrefix(first)).await.expect("a full map gives room");
+        dataplane.apply(&put(taken)).await.expect("which another entry gets");
+    });
+}
+
+#[test]
 fn a_selected_pod_keeps_the_time_of_its_selection() {
     on_node(|node| async move {
         let mut dataplane = node.start().await;

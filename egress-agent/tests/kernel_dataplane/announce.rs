@@ -5,8 +5,9 @@ use std::os::fd::AsRawFd;
 use std::time::Duration;
 
 use egress_agent::dataplane::Settings;
-use egress_agent::model::executor::{DataplaneError, Executor};
-use egress_agent::model::state::{Action, EgressId, NodeAddress, OnUnknownPod, TunnelEndpoint};
+use egress_agent::model::executor::{DataplaneError, Executor, Expected};
+use egress_agent::model::reserved::Reserved;
+use egress_agent::model::state::{Action, EgressId, OnUnknownPod};
 use nix::sys::socket::{AddressFamily, LinkAddr, SockFlag, SockProtocol, SockType, recvfrom, socket};
 
 use crate::node::{UPLINK, clean, device, eventually, ip, mac_text, on_node, output, patience, start};
@@ -105,13 +106,12 @@ fn an_address_in_use_is_not_claimed() {
 fn an_address_that_another_node_does_not_let_go_is_taken_over() {
     on_node(|node| async move {
         let mut dataplane = node.start().await;
-        let nodes = [("172.18.0.2", true), ("172.18.0.1", false), ("172.18.9.9", false)];
-        for (text, own) in nodes {
-            let place = NodeAddress { own, node: TunnelEndpoint(address(text)) };
-            dataplane.apply(&Action::PutNode(address(text), place)).await.expect("a node");
-        }
+        dataplane.apply(&Action::SetUnknownPods(OnUnknownPod::Pass)).await.expect("apply");
         let (_, mac) = device(UPLINK);
-        let other = mac_text(node.outside(|| device("out0").1));
+        let link = node.outside(|| device("out0").1);
+        // As that node publishes it.
+        dataplane.expect(Expected { links: [(link, address("172.18.0.3"))].into(), ..Expected::default() });
+        let other = mac_text(link);
         for (id, text) in (1..).zip(ADDRESSES) {
             node.outside(|| ip(&format!("addr add {text}/64 dev out0 nodad\n").replace("0.100/64", "0.100/16")));
             let own = Action::Own(EgressId(id), address(text));
@@ -121,8 +121,8 @@ fn an_address_that_another_node_does_not_let_go_is_taken_over() {
                 let DataplaneError::HeldByNode { address: held, node: holder, mac } = &error else {
                     panic!("{text}: {error}");
                 };
-                assert_eq!((*held, *holder, mac), (address(text), address("172.18.0.1"), &other));
-                assert!(error.to_string().contains("node 172.18.0.1"), "{error}");
+                assert_eq!((*held, *holder, mac), (address(text), address("172.18.0.3"), &other));
+                assert!(error.to_string().contains("node 172.18.0.3"), "{error}");
                 assert!(!dataplane.observe().await.expect("observe").owned.contains_key(&EgressId(id)));
                 refusals += 1;
                 tokio::time::sleep(Duration::from_millis(200)).await;
@@ -133,6 +133,86 @@ fn an_address_that_another_node_does_not_let_go_is_taken_over() {
             let announced = announcements(device(UPLINK).0, mac, Duration::from_secs(21)).await;
             println!("{text}: announced at {announced:?}");
             assert!(announced.len() >= 6, "{text}: five and one that defends it: {announced:?}");
+        }
+    });
+}
+
+/// A record of a hand-over says who held the address, or was to hold it: it is no leave to take it from another host.
+#[test]
+fn only_the_recorded_holder_may_answer_for_what_is_taken_over() {
+    on_node(|node| async move {
+        let mut dataplane = node.start().await;
+        let link = node.outside(|| device("out0").1);
+        let (holder, other, recorded) = (address("172.18.0.3"), [2, 0, 0, 0, 0, 9], address(ADDRESSES[0]));
+        node.outside(|| ip(&format!("addr add {recorded}/16 dev out0\n")));
+        let own = Action::Own(EgressId(1), recorded);
+        let expected = |link| Expected {
+            holders: [(recorded, holder)].into(),
+            links: [(link, holder)].into(),
+            ..Expected::default()
+        };
+        dataplane.expect(expected(other));
+        let refused = dataplane.apply(&own).await;
+        assert!(matches!(refused, Err(DataplaneError::AddressInUse { .. })), "{refused:?}");
+        dataplane.expect(expected(link));
+        dataplane.apply(&own).await.expect("its programs go on answering without an agent");
+        dataplane.apply(&Action::Disown(EgressId(1), recorded)).await.expect("disown");
+
+        // Its own word needs no probe.
+        dataplane.expect(Expected { handed_over: [recorded].into(), ..Expected::default() });
+        let start = std::time::Instant::now();
+        dataplane.apply(&own).await.expect("handed over");
+        assert!(start.elapsed() < Duration::from_millis(250), "{:?}", start.elapsed());
+    });
+}
+
+#[test]
+fn a_nodes_own_next_hop_is_not_claimed() {
+    on_node(|node| async move {
+        let mut dataplane = node.start().await;
+        // Also where it does not answer a probe.
+        node.outside(|| ip("link set out0 arp off\n"));
+        let hop = address("172.18.0.1");
+        let refused = dataplane.apply(&Action::Own(EgressId(1), hop)).await;
+        let Err(DataplaneError::Reserved { address: named, reason }) = refused else { panic!("{refused:?}") };
+        assert_eq!((named, reason), (hop, Reserved::NextHop(None)));
+        assert!(dataplane.observe().await.expect("observe").owned.is_empty());
+    });
+}
+
+/// For as long as it is held, not only behind the claim.
+#[test]
+fn another_host_that_takes_a_held_address_later_is_noticed_and_met() {
+    on_node(|node| async move {
+        let mut dataplane = node.start().await;
+        dataplane.apply(&Action::SetUnknownPods(OnUnknownPod::Pass)).await.expect("apply");
+        for (id, text) in (1..).zip(ADDRESSES) {
+            dataplane.apply(&Action::Own(EgressId(id), address(text))).await.expect("own");
+        }
+        // Past all announcements of the claims.
+        tokio::time::sleep(Duration::from_secs(12)).await;
+        let (index, mac) = device(UPLINK);
+        let link = node.outside(|| device("out0").1);
+        for text in ADDRESSES {
+            node.outside(|| {
+                // With IPv4 a host says so by the first packet that it sends, with IPv6 by looking for duplicates.
+                let length = if address(text).is_ipv4() { 16 } else { 64 };
+                ip(&format!("addr add {text}/{length} dev out0\nneigh flush all\n"));
+                if address(text).is_ipv4() {
+                    let socket = UdpSocket::bind((address(text), 0)).expect("a socket");
+                    socket.send_to(b"?", ("172.18.0.99", 9)).expect("send");
+                }
+            });
+            let (announced, heard) = tokio::join!(
+                announcements(index, mac, Duration::from_secs(3)),
+                tokio::time::timeout(Duration::from_secs(3), dataplane.conflict()),
+            );
+            let heard = heard.unwrap_or_else(|_| panic!("{text}: nothing is said of it"));
+            assert_eq!((heard.address, heard.mac), (address(text), link));
+            // The program's own answer to who looks for duplicates goes to all too.
+            let answered = usize::from(address(text).is_ipv6());
+            assert_eq!(announced.len(), 1 + answered, "{text}: once, whatever comes in these ten seconds");
+            node.outside(|| ip(&format!("addr flush to {text} dev out0\n")));
         }
     });
 }

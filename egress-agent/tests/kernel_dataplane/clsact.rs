@@ -9,6 +9,7 @@ use egress_agent::dataplane::names::Hook;
 use egress_agent::dataplane::{Attachment, Settings};
 
 use crate::node::{self, MGMT, Node, UPLINK, clean, filters, ip, on_node, output, patience, start};
+use crate::skips::skipped;
 
 fn by(node: &Node, attachment: Attachment) -> Settings {
     Settings { attachment: Some(attachment), ..node.settings() }
@@ -72,7 +73,7 @@ fn a_filter_of_another_program_with_our_handle_stays() {
 fn a_discipline_goes_with_the_filters_that_needed_it_unless_it_is_another_hands() {
     on_node(|node| async move {
         if node::links(Hook::MgmtIngress).is_none() {
-            return println!("skipped: this kernel has no links");
+            return skipped("this kernel has no links");
         }
         output(&["tc", "qdisc", "add", "dev", MGMT, "clsact"]);
         drop(start(by(&node, Attachment::Clsact)).await);

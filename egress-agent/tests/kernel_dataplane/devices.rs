@@ -11,6 +11,7 @@ use egress_common::abi::{Addr, OwnedAddr};
 use crate::node::{
     self, MGMT, UPLINK, attachment, device, eventually, ip, is_attached, mac_text, on_node, output, patience, start,
 };
+use crate::skips::skipped;
 
 #[test]
 fn the_overlay_device_has_its_shape() {
@@ -129,6 +130,30 @@ fn programs_are_told_what_the_node_looks_like() {
     });
 }
 
+/// Where it depends on that, unknown pods pass for three seconds after the agent has said that it follows them.
+#[test]
+fn unknown_pods_pass_while_somebody_follows_the_pods() {
+    on_node(|node| async move {
+        let mut dataplane = node.start().await;
+        let passes = |seconds: u64| {
+            let now = nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC).expect("the clock");
+            let now = u64::try_from(now.tv_sec()).expect("it counts up") + seconds;
+            node.config().passes_unknown_pods(now * 1_000_000_000)
+        };
+        dataplane.apply(&Action::SetUnknownPods(OnUnknownPod::PassWhileFollowed)).await.expect("apply");
+        assert_eq!((passes(1), passes(4)), (true, false));
+        dataplane.follows(false);
+        assert!(!passes(0), "the agent ends");
+        dataplane.follows(true);
+        assert!(passes(1));
+        dataplane.apply(&Action::SetUnknownPods(OnUnknownPod::Drop)).await.expect("apply");
+        dataplane.follows(true);
+        assert!(!passes(1));
+        dataplane.apply(&Action::SetUnknownPods(OnUnknownPod::Pass)).await.expect("apply");
+        assert!(passes(4), "no object selects anything");
+    });
+}
+
 #[test]
 fn a_device_made_anew_is_attached_at_once() {
     on_node(|node| async move {
@@ -167,7 +192,7 @@ fn is_overlay_up() -> bool {
 fn the_overlay_device_is_not_up_before_its_program_is_there() {
     on_node(|node| async move {
         if attachment() == Attachment::Clsact {
-            return println!("skipped: what the kernel is made to refuse here is a link");
+            return skipped("what the kernel is made to refuse here is a link");
         }
         let monitor = LinkMonitor::start();
         // The kernel refuses the program's link: something that is no link is pinned in its place.

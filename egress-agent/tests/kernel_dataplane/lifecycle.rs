@@ -16,6 +16,7 @@ use egress_agent::model::state::{Action, EgressId, OnUnknownPod, PodState, Prefi
 use egress_common::abi::Verdict;
 
 use crate::node::{self, MGMT, Node, UPLINK, clean, ip, is_attached, on_node, output, start};
+use crate::skips::skipped;
 
 /// Tells the test binary to be an agent with its pins here.
 const AGENT: &str = "EGRESS_TEST_AGENT_BPFFS";
@@ -90,7 +91,7 @@ fn every_program_is_attached_first_and_pinned() {
             assert!(is_attached(hook), "{hook:?}: {:?}", node::programs(hook));
         }
         let links = if node::attachment() == Attachment::Tcx { Hook::ALL.len() } else { 0 };
-        assert_eq!(pinned_ids(&node).len(), 17 + links);
+        assert_eq!(pinned_ids(&node).len(), 19 + links);
         let counters = dataplane.counters().expect("read the counters");
         assert_eq!(counters.len(), Verdict::ALL.len());
         assert!(dataplane.egress_ip_counters().expect("read the counters").is_empty());
@@ -106,11 +107,22 @@ fn maps_have_the_sizes_that_were_asked_for() {
             let info = aya::maps::MapInfo::from_pin(node.pin("maps").join(map)).expect("a pinned map");
             info.max_entries()
         };
-        assert_eq!((entries("inbound"), entries("nat")), (2048, 2 * 4096));
-        assert_eq!(node.config().inbound_shared, 1536, "pods that nothing selects have three quarters of it");
-        // Another size is another map, which would lose what is in this one.
-        let line = node::refused(node.settings()).await.to_string();
-        assert!(line.contains("egress-agent cleanup"), "{line}");
+        assert_eq!((entries("inbound"), entries("nat"), entries("flows")), (2048, 2 * 4096, 4096));
+        let config = node.config();
+        assert_eq!((config.inbound_size, config.pod_quota, config.policy_quota), (2048, 1024, 3072));
+        // Another size is another map: it is taken over from as from another layout.
+        let another = Settings { inbound_entries: 1024, ..settings };
+        drop(start(another.clone()).await);
+        assert_eq!((entries("inbound"), entries("nat")), (1024, 2 * 4096));
+        assert!(
+            node.bpffs.join(format!("v{}-1", egress_common::abi::ABI_VERSION)).exists(),
+            "until the model has looked"
+        );
+        let mut last = start(another).await;
+        last.observe().await.expect("observe");
+        last.confirm();
+        assert_eq!(fs::read_dir(&node.bpffs).expect("the pins").count(), 1, "the former maps are gone");
+        assert!(Hook::ALL.into_iter().all(is_attached));
     });
 }
 
@@ -118,7 +130,7 @@ fn maps_have_the_sizes_that_were_asked_for() {
 fn ours_is_before_a_program_that_was_there() {
     on_node(|node| async move {
         if node::attachment() == Attachment::Clsact {
-            return println!("skipped: of two agents' filters there is one, the later agent's");
+            return skipped("of two agents' filters there is one, the later agent's");
         }
         // Somebody else's, as far as the kernel can tell: another name.
         let mut other = aya::Ebpf::load(&node.settings().object).expect("load the object");
@@ -250,7 +262,7 @@ fn filters_take_the_place_of_links() {
 fn another_attachment_takes_the_place_of_the_first() {
     on_node(|node| async move {
         if node::links(Hook::MgmtIngress).is_none() {
-            return println!("skipped: this kernel has no links");
+            return skipped("this kernel has no links");
         }
         let shown = |hooks: fn(Hook) -> usize| Hook::ALL.map(hooks);
         let links = || shown(|hook| node::links(hook).map_or(0, |links| links.len()));

@@ -17,5 +17,7 @@ mod owned;
 mod ports;
 mod rights;
 mod second_line;
+#[path = "../skips/mod.rs"]
+mod skips;
 mod succession;
 mod told;

@@ -15,6 +15,7 @@ use egress_common::wire::PROTO_TCP;
 
 use crate::actions::now_ns;
 use crate::node::{MGMT, Node, eventually, on_node, output};
+use crate::skips::skipped;
 
 const OBJECT: EgressId = EgressId(7);
 
@@ -54,13 +55,13 @@ fn policy_in_forward_is_recognised_by_its_chain() {
 #[test]
 fn policy_in_forward_is_recognised_in_the_older_tables_too() {
     if !["/usr/sbin", "/sbin"].iter().any(|folder| Path::new(folder).join("iptables-legacy").exists()) {
-        return println!("skipped: iptables-legacy is not installed");
+        return skipped("iptables-legacy is not installed");
     }
     for (program, names) in [("iptables-legacy", "ip_tables_names"), ("ip6tables-legacy", "ip6_tables_names")] {
         on_node(move |_node| async move {
             let names = Path::new("/proc/thread-self/net").join(names);
             let Ok(before) = std::fs::read_to_string(&names) else {
-                return println!("skipped: this kernel has no such tables");
+                return skipped("this kernel has no such tables");
             };
             assert_eq!(forward::policy().expect("tables are read"), None);
             assert_eq!(std::fs::read_to_string(&names).expect("a list"), before, "looking has made a table");

@@ -18,6 +18,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use crate::skips::skipped;
 use aya::maps::{Array, HashMap, Map, MapData};
 use aya::programs::{SchedClassifier, TcAttachType};
 use egress_agent::dataplane::names::Hook;
@@ -43,14 +44,17 @@ where
     Fut: Future<Output = ()>,
 {
     if !nix::unistd::geteuid().is_root() {
-        eprintln!("skipped: needs root");
+        skipped("needs root");
         return;
     }
-    let thread = std::thread::spawn(move || {
+    // By the test's name.
+    let thread = std::thread::Builder::new().name(std::thread::current().name().unwrap_or_default().to_owned());
+    let thread = thread.spawn(move || {
         let node = Node::make();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("make a runtime");
         runtime.block_on(test(node));
     });
+    let thread = thread.expect("start a thread");
     if let Err(panic) = thread.join() {
         std::panic::resume_unwind(panic);
     }

@@ -12,6 +12,7 @@ use egress_common::abi::{Addr, Owned, OwnedAddr, Sieve};
 
 use crate::actions::addr;
 use crate::node::{MGMT, Node, UPLINK, eventually, ip, is_attached, on_node, output, place};
+use crate::skips::skipped;
 
 /// An agent may be killed between the two writes of a claim, or of its end.
 #[test]
@@ -124,7 +125,7 @@ fn the_group_of_an_address_is_left_also_where_the_programs_cannot_be_told() {
         let joined = || output(&["ip", "maddr", "show", "dev", UPLINK]).contains("33:33:ff:01:01:00");
         assert!(joined());
         if !freeze(&node, "config") {
-            return println!("skipped: bpftool is not installed");
+            return skipped("bpftool is not installed");
         }
         let refused = dataplane.apply(&Action::Disown(EgressId(1), address)).await;
         assert!(matches!(refused, Err(DataplaneError::Kernel { what: "write map config", .. })), "{refused:?}");
@@ -142,7 +143,7 @@ fn programs_are_put_back_also_where_maps_cannot_be_written() {
             [("owned_addr", UPLINK, Node::make_uplink as fn(&Node)), ("config", MGMT, Node::make_mgmt)]
         {
             if !freeze(&node, map) {
-                return println!("skipped: bpftool is not installed");
+                return skipped("bpftool is not installed");
             }
             ip(&format!("link del {device}\n"));
             again(&node);

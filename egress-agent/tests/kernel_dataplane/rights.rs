@@ -11,6 +11,7 @@ use egress_agent::dataplane::{Attachment, Settings, StartError};
 use nix::mount::{MsFlags, mount};
 
 use crate::node::{self, Node, clean, filters, is_attached, links, on_node, output, programs, refused, start};
+use crate::skips::skipped;
 
 /// In the binary: it runs where the sources are not, too.
 const MANIFEST: &str = include_str!("../../../deploy/base/daemonset.yaml");
@@ -42,7 +43,7 @@ fn with(rights: &BTreeSet<String>, node: &Node, step: &str) -> Option<Output> {
     match command.output() {
         Ok(output) => Some(output),
         Err(_) => {
-            println!("skipped: setpriv is not installed");
+            skipped("setpriv is not installed");
             None
         }
     }
@@ -134,7 +135,7 @@ fn what_is_granted_is_all_that_there_is() {
 fn granted_rights_suffice_with_links() {
     on_node(|node| async move {
         if links(Hook::MgmtIngress).is_none() {
-            return println!("skipped: this kernel has no links");
+            return skipped("this kernel has no links");
         }
         std::fs::write("/proc/sys/net/ipv4/conf/all/rp_filter", "1").expect("a strict host");
         make_settings_read_only();

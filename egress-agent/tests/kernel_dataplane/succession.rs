@@ -1,17 +1,19 @@
 //! Another layout of the maps: as an agent of another version leaves a node, and as this one takes it over.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::net::UdpSocket;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use aya::programs::links::{FdLink, PinnedLink};
+use egress_agent::dataplane::foreknown::Foreknown;
 use egress_agent::dataplane::names::{Hook, NFT_TABLE};
-use egress_agent::dataplane::{Dataplane, StartError};
+use egress_agent::dataplane::{Dataplane, Settings, StartError};
 use egress_agent::model::executor::Executor;
 use egress_agent::model::state::{Action, EgressId, OnUnknownPod, PodState, Prefix, PrefixKind, TunnelEndpoint};
-use egress_common::abi::ABI_VERSION;
+use egress_common::abi::{ABI_VERSION, Verdict};
 
 use crate::actions::addr;
 use crate::node::{self, Node, clean, eventually, ip, is_attached, on_node, output};
@@ -28,6 +30,11 @@ async fn fill(dataplane: &mut Dataplane) {
     for action in [Action::SetUnknownPods(OnUnknownPod::Pass), Action::PutPrefix(net, subnet), pod, own] {
         dataplane.apply(&action).await.expect("apply an action");
     }
+}
+
+/// Nothing becomes of the pins: other sizes are asked for.
+fn resize(node: &Node) -> PathBuf {
+    node.bpffs.join(format!("v{ABI_VERSION}-1"))
 }
 
 /// The node's pins become those of another layout, whose maps have nothing in common with ours.
@@ -82,7 +89,19 @@ fn links(node: &Node) -> Vec<u32> {
 /// Nothing of a selected pod passes while the maps begin anew, also where an agent is killed in between.
 #[test]
 fn another_layout_is_taken_over_and_lets_nothing_pass() {
-    on_node(|node| async move {
+    let settings = Settings::clone;
+    on_node(move |node| is_taken_over(node, make_other, settings));
+}
+
+#[test]
+fn maps_of_another_size_are_taken_over_and_let_nothing_pass() {
+    let settings = |settings: &Settings| Settings { nat_entries: 4096, ..settings.clone() };
+    on_node(move |node| is_taken_over(node, resize, settings));
+}
+
+async fn is_taken_over(node: Node, make_other: fn(&Node) -> PathBuf, settings: fn(&Settings) -> Settings) {
+    let settings = settings(&node.settings());
+    {
         count_forwarded();
         node.outside(|| ip(&format!("addr add {POD}/24 dev pods0\nroute add 203.0.113.0/24 via 10.244.1.2\n")));
         let mut first = node.start().await;
@@ -97,14 +116,14 @@ fn another_layout_is_taken_over_and_lets_nothing_pass() {
                 let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
                 runtime.expect("make a runtime").block_on(async {
                     for _ in 0..2 {
-                        let mut dataplane = node.start().await;
+                        let mut dataplane = node::start(settings.clone()).await;
                         let seen = dataplane.observe().await.expect("observe");
                         assert!(seen.owned.is_empty() && seen.pods.is_empty(), "{seen:?}");
                         assert_eq!(seen.on_unknown_pod, Some(OnUnknownPod::Drop), "the programs are configured");
                         assert!(other.join("maps").exists() && guards_the_pod());
                         tokio::time::sleep(Duration::from_millis(20)).await;
                     }
-                    let mut last = node.start().await;
+                    let mut last = node::start(settings.clone()).await;
                     fill(&mut last).await;
                     last.confirm();
                     tokio::time::sleep(Duration::from_millis(20)).await;
@@ -127,6 +146,78 @@ fn another_layout_is_taken_over_and_lets_nothing_pass() {
         assert_eq!(clean(&node.settings()).await, [] as [&str; 0]);
         eventually("the programs are gone", || Hook::ALL.map(node::programs).iter().all(Vec::is_empty)).await;
         assert!(!output(&["tc", "qdisc", "show"]).contains("clsact"), "what an earlier version had made goes too");
+    }
+}
+
+/// Also where another layout, or maps of another size, would be taken over.
+#[test]
+fn a_refused_start_changes_no_pin() {
+    on_node(|node: Node| async move {
+        drop(node.start().await);
+        let taken = UdpSocket::bind(("0.0.0.0", 4999)).expect("take a port");
+        for make in [resize, make_other] {
+            make(&node);
+            let (before, attached) = (pins(&node.bpffs), Hook::ALL.map(node::programs));
+            let usual = Settings { nat_entries: 4096, ..node.settings() };
+            let wrong_name = Settings { uplink: "nosuch0".to_owned(), ..usual.clone() };
+            let port_in_use = Settings { tunnel_port: 4999, ..usual };
+            for (what, settings) in [("a wrong name", wrong_name), ("a port in use", port_in_use)] {
+                let error = node::refused(settings).await;
+                assert!(matches!(error, StartError::Elsewhere { .. } | StartError::TunnelPortTaken { .. }), "{error}");
+                assert_eq!(pins(&node.bpffs), before, "{what}");
+                assert_eq!(Hook::ALL.map(node::programs), attached, "{what}");
+            }
+        }
+        drop(taken);
+    });
+}
+
+/// All that is below a directory.
+fn pins(folder: &Path) -> BTreeSet<PathBuf> {
+    let below = fs::read_dir(folder).expect("a folder").map(|entry| entry.expect("an entry").path());
+    below.flat_map(|path| if path.is_dir() { &pins(&path) | &BTreeSet::from([path]) } else { [path].into() }).collect()
+}
+
+/// Behind a boot: nothing is pinned, and nobody has heard of the cluster.
+#[test]
+fn unknown_pods_are_dropped_from_the_first_packet_on() {
+    on_node(|node: Node| async move {
+        count_forwarded();
+        node.outside(|| ip(&format!("addr add {POD}/24 dev pods0\nroute add 203.0.113.0/24 via 10.244.1.2\n")));
+        let send = |times: u32| {
+            node.outside(|| {
+                let socket = UdpSocket::bind((POD, 5000)).expect("the pod's address");
+                for _ in 0..times {
+                    socket.send_to(b"to the world", (WORLD, 9)).expect("send");
+                }
+            });
+        };
+        let dropping = Settings { foreknown: Some(Foreknown::new()), ..node.settings() };
+        let dataplane = node::start(dropping.clone()).await;
+        let counted = |dataplane: &Dataplane| dataplane.counters().expect("counters")[&Verdict::UnknownPod].packets;
+        send(7);
+        assert_eq!((forwarded(), counted(&dataplane)), (0, 7));
+        // The node's own addresses are known: a kubelet's checks are answered.
+        node.outside(|| output(&["ping", "-c", "1", "-W", "2", "-I", POD, "172.18.0.2"]));
+        // Nor does a device that comes later let a packet pass.
+        ip("link del ovn-k8s-mp0\n");
+        node.make_mgmt();
+        eventually("its programs are there", || Hook::ALL.into_iter().all(is_attached)).await;
+        node.outside(|| ip(&format!("addr add {POD}/24 dev pods0\nroute add 203.0.113.0/24 via 10.244.1.2\n")));
+        send(7);
+        assert_eq!((forwarded(), counted(&dataplane)), (0, 14));
+        drop(dataplane);
+        // An agent that is started again before it has heard of the cluster.
+        let mut dataplane = node::start(dropping).await;
+        send(7);
+        assert_eq!((forwarded(), counted(&dataplane)), (0, 21));
+        assert_eq!(dataplane.observe().await.expect("observe").on_unknown_pod, Some(OnUnknownPod::Drop));
+        drop(dataplane);
+        assert_eq!(clean(&node.settings()).await, [] as [&str; 0]);
+        // Without the flag all is left alone until then.
+        let _dataplane = node.start().await;
+        send(7);
+        assert_eq!(forwarded(), 7);
     });
 }
 

@@ -17,6 +17,8 @@ mod node;
 mod outcome;
 mod play;
 mod read;
+#[path = "../skips/mod.rs"]
+mod skips;
 mod view;
 mod wire;
 

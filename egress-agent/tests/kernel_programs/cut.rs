@@ -10,7 +10,7 @@ use crate::life::TIMEOUTS;
 use crate::stage::{ENTER, LEAVE, NEXT, NOTICE, REDIRECT, Ran, Run, STEER, Stage, UPLINK_MAC, both, now_ns};
 
 /// The numbers of every segment here (`frames`).
-const SEQUENCE: u32 = 1;
+const SEQUENCE: u32 = 2;
 const ACKNOWLEDGED: u32 = 2;
 
 /// The reset to the sender of the packet.
@@ -82,7 +82,7 @@ fn put_slots(stage: &mut Stage, cast: &Cast, slots: &[Slot]) {
 
 fn phase_of(stage: &Stage, cast: &Cast) -> Phase {
     let key = Tuple::new(Direction::Egress, addr(cast.pod), addr(cast.world), 4000, 80, 6);
-    phase::of_flow(stage.flows.get(&key, 0).expect("a flow").state)
+    phase::flow(&stage.flows.get(&key, 0).expect("a flow"))
 }
 
 #[test]

@@ -11,7 +11,7 @@ use crate::frames::{SYN, packet};
 use crate::stage::{ENTER, LEAVE, NOTICE, Run, STEER, Stage, on_stage, test_run};
 
 /// What an entry of each map shows of its key and its value; empty for plain numbers.
-const FIELDS: [(&str, &[&str], &[&str]); 23] = [
+const FIELDS: [(&str, &[&str], &[&str]); 25] = [
     ("config", &[], &["generation", "tunnel_port", "overlay_mtu", "node_v4", "uplink_mac"]),
     ("pods", &["bytes"], &["selection", "egress_id", "selected_since_ns", "cut_until_ns"]),
     ("policy", &["egress_id", "family"], &["when_empty", "count", "pending", "slots"]),
@@ -22,12 +22,14 @@ const FIELDS: [(&str, &[&str], &[&str]); 23] = [
     ("nodes", &["bytes"], &["place", "node"]),
     ("flows", &["saddr", "daddr", "sport", "dport", "protocol"], &["address", "egress_id", "slot", "last_seen_ns"]),
     ("inbound", &["saddr", "daddr", "sport", "dport", "protocol"], &["last_seen_ns", "state"]),
+    ("exposed", &["pod", "port", "protocol"], &["inbound", "counting"]),
     ("datagrams", &["saddr", "daddr", "sport", "dport", "protocol"], &["last_seen_ns"]),
     ("nat", &["saddr", "daddr", "sport", "dport", "direction"], &["other", "source_node", "origin", "hop"]),
     ("exhausted", &["saddr", "daddr", "sport", "dport", "protocol"], &["last_seen_ns"]),
     ("frags", &["saddr", "daddr", "id", "protocol"], &["sport", "dport", "seen_ns"]),
     ("held", &[], &["state", "key", "length"]),
     ("awaited", &["saddr", "daddr", "id", "protocol"], &["since_ns", "count", "places"]),
+    ("shares", &["pod", "egress_id"], &["flows", "mappings"]),
     ("usage", &[], &["nat", "flows", "inbound"]),
     ("counters", &[], &["packets", "bytes"]),
     ("eip_counters", &[], &["egress_packets", "ingress_bytes", "mappings", "refusals"]),
@@ -54,6 +56,7 @@ fn names(value: &Value) -> BTreeSet<&str> {
 /// Packets that leave an entry in every map.
 pub(crate) fn use_every_map(stage: &mut Stage) {
     stage.hand_over(&V4, Course::Arriving);
+    stage.expose(V4.pod, 17, 53);
     let fragment = packet(V4.pod, V4.world, 4000, 80).with(|packet| packet.fragment = (0, true));
     let from_outside = packet(V4.world, V4.pod, 80, 5000).tcp(SYN);
     let datagram = packet(V4.known_pod, V4.world, 4000, 80);

@@ -131,7 +131,7 @@ impl Memory for Unread {
 
 impl Stage {
     /// A handle of its own to a map.
-    fn again(&self, name: &str) -> Map {
+    pub(crate) fn again(&self, name: &str) -> Map {
         let data = MapData::from_id(self.ids[name]).expect("a map of the stage");
         Map::from_map_data(data).expect("a map of a known type")
     }
@@ -163,11 +163,13 @@ impl Stage {
             ("nodes", Box::new(&mut self.nodes)),
             ("flows", Box::new(&mut self.flows)),
             ("inbound", Box::new(&mut self.inbound)),
+            ("exposed", Box::new(&mut self.exposed)),
             ("nat", Box::new(&mut self.nat)),
             ("frags", Box::new(&mut self.frags)),
             ("awaited", Box::new(&mut self.awaited)),
             ("datagrams", Box::new(&mut self.datagrams)),
             ("exhausted", Box::new(&mut self.exhausted)),
+            ("shares", Box::new(&mut self.shares)),
             ("eip_counters", Box::new(&mut self.eip_counters)),
         ]
     }

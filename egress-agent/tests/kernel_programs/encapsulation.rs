@@ -7,15 +7,17 @@ pub(crate) mod ground;
 
 use std::net::IpAddr;
 
-use egress_common::abi::Verdict;
+use egress_common::abi::{Holder, Verdict};
 
 use self::ground::{
-    Around, ECT0, EXPERIENCED, OTHERS_SECRET, PORT, SECRET, arrived, configure, everywhere, everywhere_taken_out,
-    from_remote, put, seal, sent,
+    Around, ECT0, EXPERIENCED, PORT, SECRET, arrived, configure, everywhere, everywhere_taken_out, from_remote, put,
+    seal, sent,
 };
 use crate::cast::addr;
 use crate::frames::{Body, L3, SYN, ip, packet};
-use crate::stage::{ENTER, LEAVE, MGMT_MAC, POD_MAC, REDIRECT, ROUTER_MAC, STEER, UPLINK_MAC, batch};
+use crate::stage::{
+    ENTER, LEAVE, MGMT_MAC, POD_MAC, REDIRECT, REDIRECTED, ROUTER_MAC, Run, SHOT, STEER, UPLINK_MAC, batch,
+};
 
 #[test]
 fn what_is_plain_leaves_with_its_outer_headers_on() {
@@ -37,7 +39,8 @@ fn what_is_plain_leaves_with_its_outer_headers_on() {
             );
             ports.insert(ran.frame[ran.frame.len() - out.frame().len() - 16..][..2].to_vec());
             // The guard knows it.
-            let passed = stage.run_frame(&LEAVE, &ran.frame, Verdict::NotOurs);
+            let signed = Run { priority: ran.priority, ..LEAVE };
+            let passed = stage.run_frame(&signed, &ran.frame, Verdict::NotOurs);
             assert_eq!((passed.action, passed.frame), (-1, ran.frame));
         }
         assert!(ports.len() > 10, "flows differ by their source ports: {ports:?}");
@@ -130,25 +133,41 @@ fn what_the_overlay_cannot_take_is_told_or_named() {
 }
 
 #[test]
-fn only_what_bears_the_secret_inside_was_made_here() {
+fn only_what_bears_the_sign_was_made_here() {
     everywhere(|stage, cast, underlay| {
         configure(stage, underlay);
         let (from, to) = (underlay.node, underlay.other_node);
         let own = Around { from, to, sport: 50_000, egress_id: 1, ecn: 0, link_source: SECRET };
-        stage.run_frame(&LEAVE, &own.frame(&from_remote(cast)), Verdict::NotOurs);
-        let forged = [
-            Around { link_source: OTHERS_SECRET, ..own },
-            Around { link_source: [0; 6], ..own },
-            Around { from: underlay.mgmt, ..own },
-        ];
+        let signed = Run { priority: REDIRECTED, ..LEAVE };
+        stage.run_frame(&signed, &own.frame(&from_remote(cast)), Verdict::NotOurs);
+        let forged = [own, Around { link_source: [0; 6], ..own }, Around { from: underlay.mgmt, ..own }];
         for around in forged {
             stage.run_frame(&LEAVE, &around.frame(&from_remote(cast)), Verdict::ForgedTunnel);
         }
         let short = packet(from, to, 50_000, PORT).with(|packet| packet.data = 12);
         stage.run_frame(&LEAVE, &short.frame(), Verdict::ForgedTunnel);
-        stage.configure(|config| config.self_node = addr(underlay.node));
-        let no_secret = Around { link_source: [0; 6], ..own };
-        stage.run_frame(&LEAVE, &no_secret.frame(&from_remote(cast)), Verdict::ForgedTunnel);
+    });
+}
+
+/// A gateway counts the pods of other nodes as it does its own.
+#[test]
+fn pods_of_other_nodes_are_held_to_their_quota() {
+    everywhere_taken_out(|stage, cast, underlay| {
+        configure(stage, underlay);
+        let mut config = stage.config.get(&0, 0).expect("the configuration");
+        config.pod_quota = 4;
+        stage.config.set(0, config, 0).expect("the configuration");
+        let frame = |port| {
+            let inner = from_remote(cast).with(|packet| packet.sport = port);
+            arrived(underlay, cast.here).frame(&inner)
+        };
+        for port in 4001..=4004 {
+            stage.run_frame(&ENTER, &frame(port), Verdict::SnatForNode);
+        }
+        assert_eq!(stage.run_frame(&ENTER, &frame(4005), Verdict::QuotaExceeded).action, SHOT);
+        stage.run_frame(&ENTER, &frame(4004), Verdict::SnatForNode);
+        let share = stage.shares.get(&Holder::pod(addr(cast.remote_pod)), 0).expect("counted");
+        assert_eq!((share.flows, share.mappings), (0, 4));
     });
 }
 

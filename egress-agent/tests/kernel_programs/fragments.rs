@@ -17,6 +17,7 @@ use nix::sys::socket::{
 use crate::cast::Cast;
 use crate::frames::{ACK, Body, Packet, ip, octets, packet};
 use crate::races::{CPUS, has_both_cpus, pin, rounds};
+use crate::skips::skipped;
 use crate::stage::{ENTER, REDIRECT, Run, SHOT, STEER, Stage, UPLINK_MAC, both, test_run};
 
 /// Hears what comes in by the devices of the stage.
@@ -220,7 +221,7 @@ fn what_has_waited_too_long_is_of_another_datagram() {
 fn of_two_cpus_neither_keeps_what_the_other_would_release() {
     both(|stage, cast| {
         if !has_both_cpus() {
-            eprintln!("skipped: needs two CPUs");
+            skipped("needs two CPUs");
             return;
         }
         stage.run_frame(&STEER, &to_world(cast).frame(), Verdict::SnatHere);

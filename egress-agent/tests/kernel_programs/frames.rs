@@ -51,6 +51,9 @@ pub(crate) struct Packet {
     pub(crate) sport: u16,
     pub(crate) dport: u16,
     pub(crate) body: Body,
+    /// Of a TCP segment.
+    pub(crate) sequence: u32,
+    pub(crate) acknowledged: u32,
     pub(crate) ttl: u8,
     /// Length of the data, where the content is none in particular.
     pub(crate) data: usize,
@@ -79,6 +82,8 @@ pub(crate) fn packet(from: &str, to: &str, sport: u16, dport: u16) -> Packet {
         sport,
         dport,
         body: Body::Udp,
+        sequence: 2,
+        acknowledged: 2,
         ttl: 64,
         data: 33,
         content: None,
@@ -212,7 +217,8 @@ impl Packet {
                 ([ports.as_slice(), &length.to_be_bytes(), &[0, 0]].concat(), 6)
             }
             Body::Tcp(flags) => {
-                ([ports.as_slice(), &[0, 0, 0, 1, 0, 0, 0, 2, 0x50, flags, 0x20, 0, 0, 0, 0, 0]].concat(), 16)
+                let numbers = [self.sequence.to_be_bytes(), self.acknowledged.to_be_bytes()].concat();
+                ([ports.as_slice(), &numbers, &[0x50, flags, 0x20, 0, 0, 0, 0, 0]].concat(), 16)
             }
             Body::EchoRequest => (icmp([8, 0], [128, 0]), 2),
             Body::EchoReply => (icmp([0, 0], [129, 0]), 2),

@@ -6,7 +6,9 @@ use egress_common::abi::{NODE_MARK, Verdict};
 use crate::cut::reset_of;
 use crate::frames::{ACK, Body, Packet, RST, SYN, packet};
 use crate::overlay::{Place, Wire, on_devices};
-use crate::stage::{LEAVE, MGMT_MAC, NEXT, NOTICE, POD_MAC, REDIRECT, Ran, Run, STEER, batch, both, now_ns};
+use crate::stage::{
+    LEAVE, MGMT_MAC, NEXT, NOTICE, POD_MAC, REDIRECT, REDIRECTED, Ran, Run, SHOT, STEER, UPLINK, batch, both, now_ns,
+};
 
 const MARKED: Run = Run { mark: NODE_MARK, ..LEAVE };
 const OWN: Run = Run { ingress_ifindex: 0, ..LEAVE };
@@ -29,6 +31,24 @@ fn no_pod_leaves_with_its_own_address() {
     });
 }
 
+/// The agent of such a node would never hear that the entry is to go.
+#[test]
+fn no_entry_of_a_pod_judges_what_the_node_sends() {
+    both(|stage, cast| {
+        for wrong in [cast.node, cast.egress] {
+            stage.select_as(wrong, cast.pod);
+            for sent in [packet(wrong, cast.world, 1, 2), packet(wrong, cast.other_node, 1, 6443).tcp(SYN)] {
+                stage.passes(&OWN, &sent, Verdict::NotOurs);
+            }
+        }
+        let masqueraded = packet(cast.node, cast.other_node, 4000, 80);
+        stage.passes(&LEAVE, &masqueraded, Verdict::NotOurs);
+        let ran = stage.run_frame(&MARKED, &masqueraded.frame(), Verdict::NodeSnatDone);
+        assert_eq!(ran, Ran::plain(NEXT, masqueraded.frame(), 0));
+        stage.drops(&OWN, &packet(cast.pod, cast.world, 1, 2), Verdict::NotSteered);
+    });
+}
+
 #[test]
 fn what_is_not_ours_leaves_untouched() {
     both(|stage, cast| {
@@ -42,11 +62,50 @@ fn what_is_not_ours_leaves_untouched() {
             (packet(cast.pod, cast.remote_pod, 1, 2), Verdict::ToCluster),
             (packet(cast.remote_pod, cast.other_node, 1, 2), Verdict::NotOurs),
             (packet(cast.node, cast.world, 1, 2), Verdict::NotOurs),
-            (packet(cast.egress, cast.world, 1, 2), Verdict::NotOurs),
         ] {
             stage.passes(&LEAVE, &sent, verdict);
         }
         stage.passes(&OWN, &packet(cast.node, cast.other_node, 1, 4794), Verdict::NotOurs);
+    });
+}
+
+/// Also one that another node owns. What the node itself sends, and what has come in by the uplink, is not a pod's.
+#[test]
+fn no_egress_ip_leaves_that_nat_has_not_written() {
+    both(|stage, cast| {
+        for source in [cast.egress, cast.away_egress] {
+            for spoofed in [packet(source, cast.world, 1, 2), packet(source, cast.world, 1, 2).tcp(SYN)] {
+                stage.drops(&LEAVE, &spoofed, Verdict::SpoofedEgressIp);
+                stage.drops(&MARKED, &spoofed, Verdict::SpoofedEgressIp);
+                stage.passes(&OWN, &spoofed, Verdict::NotOurs);
+                stage.passes(&Run { ingress_ifindex: UPLINK, ..LEAVE }, &spoofed, Verdict::NotOurs);
+            }
+        }
+        // What steering sends by the uplink meets the guard with its sign, which is taken off; a wrong one is none.
+        let sent = packet(cast.pod, cast.world, 1, 2);
+        let ran = stage.run_frame(&STEER, &sent.frame(), Verdict::SnatHere);
+        let signed = Run { priority: ran.priority, ..LEAVE };
+        let left = stage.run_frame(&signed, &ran.frame, Verdict::NotOurs);
+        assert_eq!(left, Ran::plain(NEXT, ran.frame.clone(), 0));
+        stage.configure(|config| config.redirected = 0x1234);
+        assert_eq!(stage.run_frame(&signed, &ran.frame, Verdict::SpoofedEgressIp).action, SHOT);
+        stage.configure(|_| ());
+    });
+}
+
+/// A masquerade keeps the port that a pod has chosen; answers would be those of the flow that NAT has given it.
+#[test]
+fn no_masqueraded_packet_passes_for_a_flow_that_nat_knows() {
+    both(|stage, cast| {
+        for body in [Body::Udp, Body::EchoRequest] {
+            let sent = packet(cast.pod, cast.other_node, 9, 9).body(body);
+            let known = stage.run_frame(&MARKED, &sent.frame(), Verdict::NodeSnat).frame;
+            for run in [LEAVE, MARKED] {
+                assert_eq!(stage.run_frame(&run, &known, Verdict::PortTaken).action, SHOT);
+            }
+            assert_eq!(stage.run_frame(&OWN, &known, Verdict::NotOurs).action, NEXT);
+        }
+        stage.passes(&LEAVE, &packet(cast.node, cast.other_node, 61_000, 10), Verdict::NotOurs);
     });
 }
 
@@ -146,6 +205,26 @@ fn what_the_stack_has_translated_loses_its_mark() {
     });
 }
 
+/// kube-proxy and network policies keep bits of their own in the mark.
+#[test]
+fn the_mark_is_known_among_bits_of_others() {
+    both(|stage, cast| {
+        let sent = packet(cast.pod, cast.other_node, 4000, 80);
+        for others in [0x4000, 0x8000, 0x0001_0000, 0xffff_0000] {
+            let run = Run { mark: others, ..STEER };
+            let ran = stage.run_frame(&run, &sent.frame(), Verdict::MarkedNode);
+            assert_eq!((ran.action, ran.mark), (NEXT, others | NODE_MARK));
+            let run = Run { mark: ran.mark, ..LEAVE };
+            let ran = stage.run_frame(&run, &sent.frame(), Verdict::NodeSnat);
+            assert_eq!((ran.action, ran.mark), (NEXT, others));
+            let translated = packet(cast.node, cast.other_node, 4000, 80);
+            let ran = stage.run_frame(&run, &translated.frame(), Verdict::NodeSnatDone);
+            assert_eq!(ran, Ran::plain(NEXT, translated.frame(), others));
+            stage.drops(&Run { mark: others | 0x80, ..LEAVE }, &sent, Verdict::NotSteered);
+        }
+    });
+}
+
 /// The table behind `steer` asks for the word, so exactly what goes on into the stack bears it.
 #[test]
 fn what_steering_leaves_to_the_stack_says_that_it_was_seen() {
@@ -165,7 +244,7 @@ fn what_steering_leaves_to_the_stack_says_that_it_was_seen() {
             }
         }
         let snat = stage.run_frame(&STEER, &to_world(cast.pod).frame(), Verdict::SnatHere);
-        assert_eq!((snat.action, snat.priority), (REDIRECT, 0));
+        assert_eq!((snat.action, snat.priority), (REDIRECT, REDIRECTED));
         stage.passes(&LEAVE, &to_world(cast.known_pod), Verdict::NotSelected);
         stage.configure(|config| config.seen = 0);
         stage.passes(&STEER, &to_world(cast.known_pod), Verdict::NotSelected);

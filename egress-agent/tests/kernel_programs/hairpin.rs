@@ -120,7 +120,10 @@ fn answers_and_unselected_pods_are_none_of_this() {
             let other: Packet = packet(cast.known_pod, to, 4000, 80);
             assert_eq!(stage.run_frame(&STEER, &other.frame(), Verdict::NotSelected).action, NEXT);
         }
-        // Another node's pod with its egress IP, through a service of ours: to the pod an egress IP is no outsider.
-        stage.passes(&NOTICE, &packet(cast.egress, cast.pod, 80, 4001).tcp(SYN), Verdict::NotOurs);
+        // Another selected pod calls by a load balancer outside that keeps the client's address: the answer is none of the
+        // pod's own traffic, though what the pod begins itself towards that address is refused.
+        stage.passes(&NOTICE, &packet(cast.egress, cast.pod, 80, 4001).tcp(SYN), Verdict::InboundRemembered);
+        let answer = packet(cast.pod, cast.egress, 4001, 80).tcp(SYN | ACK);
+        assert_eq!(stage.run_frame(&STEER, &answer.frame(), Verdict::InboundReply).action, NEXT);
     });
 }

@@ -2,19 +2,23 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use egress_common::abi::{Direction, Flow, Timeouts, Tuple, Verdict};
-use egress_common::decide::expiry::GONE;
+use egress_common::abi::{Direction, Flow, Holder, PodEntry, Timeouts, Tuple, Verdict};
+use egress_common::decide::expiry::{GONE, INBOUND_BRIEF_SECS, PRESSED_OPENING_SECS};
+use egress_common::decide::phase::WINDOW;
 
-use crate::cast::{Cast, V4, addr};
+use crate::cast::{Cast, V4, V6, addr};
 use crate::frames::{ACK, Body, FIN, Packet, RST, SYN, packet};
 use crate::pace;
 use crate::races::{has_both_cpus, pin};
-use crate::stage::{ENTER, NOTICE, REDIRECT, SHOT, STEER, Stage, UPLINK_MAC, both, on_stage_with, test_run};
+use crate::skips::skipped;
+use crate::stage::{
+    ENTER, NEXT, NOTICE, REDIRECT, Ran, Run, SHOT, STEER, Stage, UPLINK_MAC, both, on_stage_with, test_run,
+};
 
 /// Seconds, so that each phase can be told from the others by the age that it survives; no more, since no entry can be older
 /// than the machine.
 pub(crate) const TIMEOUTS: Timeouts =
-    Timeouts { tcp_established: 40, tcp_opening: 30, tcp_closing: 10, udp: 20, icmp: 5, other: 20 };
+    Timeouts { tcp_established: 40, tcp_opening: 30, tcp_closing: 10, udp: 20, icmp: 5, other: 20, unreplied: 12 };
 /// Less than between two phases, and more than a busy machine may lose between two lines.
 const MARGIN_SECS: u32 = 5;
 
@@ -30,9 +34,6 @@ fn talk(stage: &mut Stage, cast: &Cast, packets: &[(bool, u8)]) {
         } else {
             let reply = packet(cast.world, cast.egress, 80, 4000).tcp(*flags).with(|p| p.dmac = UPLINK_MAC);
             stage.run_frame(&ENTER, &reply.frame(), Verdict::ReplyHere);
-            // Behind the redirect.
-            let delivered = packet(cast.world, cast.pod, 80, 4000).tcp(*flags);
-            stage.passes(&NOTICE, &delivered, Verdict::NotOurs);
         }
     }
 }
@@ -71,18 +72,174 @@ fn a_connection_lives_as_long_as_its_phase_says() {
     });
 }
 
+/// A server that streams to a silent pod keeps the mapping, and with it the flow; and what the programs redirect is no
+/// connection from outside, also where its flow is not known any more.
+#[test]
+fn an_answer_keeps_flow_and_mapping_and_begins_nothing() {
+    both(|stage, cast| {
+        stage.configure(|config| config.timeouts = Timeouts { unreplied: TIMEOUTS.udp, ..TIMEOUTS });
+        let asked = packet(cast.pod, cast.world, 4000, 53);
+        stage.run_frame(&STEER, &asked.frame(), Verdict::SnatHere);
+        let key = *stage.flows.keys().collect::<Result<Vec<_>, _>>().expect("the keys").first().expect("a flow");
+        let answer = packet(cast.world, cast.egress, 53, 4000).with(|packet| packet.dmac = UPLINK_MAC);
+        let delivered = packet(cast.world, cast.pod, 53, 4000);
+        for _ in 0..2 {
+            stage.age(u64::from(TIMEOUTS.udp - MARGIN_SECS));
+            // Nothing that a CPU keeps of another test's packets.
+            stage.turn();
+            let aged = stage.flows.get(&key, 0).expect("a flow").last_seen_ns;
+            let ran = stage.run_frame(&ENTER, &answer.frame(), Verdict::ReplyHere);
+            assert!(stage.flows.get(&key, 0).expect("a flow").last_seen_ns > aged, "kept alive");
+            let signed = Run { priority: ran.priority, ..NOTICE };
+            let left = stage.run_frame(&signed, &delivered.frame(), Verdict::NotOurs);
+            assert_eq!(left, Ran::plain(NEXT, delivered.frame(), 0), "without the sign");
+        }
+        stage.flows.remove(&key).expect("a flow");
+        stage.datagrams.remove(&key).expect("noted");
+        let ran = stage.run_frame(&ENTER, &answer.frame(), Verdict::ReplyHere);
+        stage.run_frame(&Run { priority: ran.priority, ..NOTICE }, &delivered.frame(), Verdict::NotOurs);
+        assert_eq!(stage.entries()[1..], [0, 0]);
+        stage.run_frame(&STEER, &asked.frame(), Verdict::SnatHere);
+        // The next family begins with nothing.
+        stage.age(u64::from(3 * TIMEOUTS.udp) + 1);
+        stage.sweep(false);
+        stage.configure(|_| ());
+    });
+}
+
+/// A pod makes as many of them as it likes: they go long before those that somebody has answered.
+#[test]
+fn a_datagram_that_nobody_answers_is_forgotten_soon() {
+    both(|stage, cast| {
+        stage.configure(|config| config.timeouts = TIMEOUTS);
+        let asked = packet(cast.pod, cast.world, 4000, 53).body(Body::Udp).frame();
+        let answer = packet(cast.world, cast.egress, 53, 4000).body(Body::Udp).with(|p| p.dmac = UPLINK_MAC).frame();
+        for _ in 0..2 {
+            stage.run_frame(&STEER, &asked, Verdict::SnatHere);
+        }
+        lives(stage, TIMEOUTS.unreplied);
+        stage.run_frame(&STEER, &asked, Verdict::SnatHere);
+        stage.run_frame(&ENTER, &answer, Verdict::ReplyHere);
+        stage.age(u64::from(TIMEOUTS.udp - MARGIN_SECS));
+        assert_eq!((stage.sweep(true), stage.entries()), (0, [2, 1, 0]), "answered");
+        stage.age(u64::from(TIMEOUTS.udp) + 1);
+        stage.sweep(false);
+        assert_eq!(stage.entries(), [0, 1, 0], "the flow outlives its mapping");
+        stage.age(u64::from(3 * TIMEOUTS.udp) + 1);
+        stage.sweep(false);
+        // Under pressure.
+        stage.configure(|config| config.timeouts = Timeouts { unreplied: 60, udp: 60, ..TIMEOUTS });
+        stage.run_frame(&STEER, &asked, Verdict::SnatHere);
+        stage.age(u64::from(PRESSED_OPENING_SECS) + 1);
+        assert_eq!((stage.sweep(false), stage.sweep(true)), (0, 3));
+        stage.configure(|_| ());
+    });
+}
+
+/// A pod that opens more flows than it may have is refused those, and nobody else is.
+#[test]
+fn a_pod_that_holds_its_quota_is_refused_more_and_others_are_not() {
+    on_stage_with(&[], |stage| {
+        let quota = |stage: &mut Stage, pod, policy| {
+            stage.configure(|config| {
+                (config.timeouts, config.pod_quota, config.policy_quota) = (TIMEOUTS, pod, policy);
+            });
+        };
+        for cast in [V4, V6] {
+            stage.select_as(cast.known_pod, cast.pod);
+            let to = |pod, port| packet(pod, cast.world, 4000, port).body(Body::Udp);
+            quota(stage, 8, 12);
+            for port in 1..=8 {
+                stage.run_frame(&STEER, &to(cast.pod, port).frame(), Verdict::SnatHere);
+            }
+            stage.drops_all(&STEER, (9..20).map(|port| to(cast.pod, port)), Verdict::QuotaExceeded);
+            stage.run_frame(&STEER, &to(cast.pod, 8).frame(), Verdict::SnatHere);
+            // Another pod of the same policy has what is left of the policy's quota, and one of another policy its own.
+            for port in 1..=4 {
+                stage.run_frame(&STEER, &to(cast.known_pod, port).frame(), Verdict::SnatHere);
+            }
+            stage.drops(&STEER, &to(cast.known_pod, 5), Verdict::QuotaExceeded);
+            stage.run_frame(&STEER, &to(cast.away_pod, 1).frame(), Verdict::Steered);
+            // Sweeps count the same.
+            stage.sweep(false);
+            let held = |stage: &Stage, holder| stage.shares.get(&holder, 0).map(|of| (of.flows, of.mappings)).ok();
+            let pod = Holder::pod(addr(cast.pod));
+            assert_eq!(held(stage, pod), Some((8, 8)));
+            assert_eq!(held(stage, Holder::policy(cast.here)), Some((12, 12)));
+            assert_eq!(held(stage, Holder::pod(addr(cast.away_pod))), Some((1, 0)), "mapped elsewhere");
+            stage.drops(&STEER, &to(cast.pod, 9), Verdict::QuotaExceeded);
+            // And who has nothing any more may have all of it again.
+            stage.age(u64::from(TIMEOUTS.unreplied) + 1);
+            stage.sweep(false);
+            assert_eq!((held(stage, pod), stage.shares.keys().count()), (None, 0));
+            stage.run_frame(&STEER, &to(cast.pod, 9).frame(), Verdict::SnatHere);
+            stage.age(u64::from(TIMEOUTS.unreplied) + 1);
+            stage.sweep(false);
+            stage.put_pod(cast.known_pod, PodEntry::known());
+        }
+    });
+}
+
+/// One FIN or RST of a stranger, who does not know what the pod waits for.
+#[test]
+fn a_blind_end_shortens_no_connection() {
+    both(|stage, cast| {
+        stage.configure(|config| config.timeouts = TIMEOUTS);
+        for (pods_last, end) in [(ACK, RST), (ACK, RST | ACK), (FIN | ACK, FIN | ACK), (FIN | ACK, RST)] {
+            talk(stage, cast, &[(true, SYN), (false, SYN | ACK), (true, ACK), (true, pods_last)]);
+            // The pod has acknowledged 2.
+            for sequence in [2 + WINDOW, 0x8000_0002, 0x1234_5678, u32::MAX - 100] {
+                let blind = |to| packet(cast.world, to, 80, 4000).tcp(end).with(|packet| packet.sequence = sequence);
+                let arrives = blind(cast.egress).with(|packet| packet.dmac = UPLINK_MAC);
+                stage.run_frame(&ENTER, &arrives.frame(), Verdict::ReplyHere);
+                stage.passes(&NOTICE, &blind(cast.pod), Verdict::NotOurs);
+            }
+            stage.age(u64::from(TIMEOUTS.tcp_closing) + 1);
+            assert_eq!((stage.sweep(false), stage.entries()), (0, [2, 1, 0]), "{end}");
+            // The server's push.
+            talk(stage, cast, &[(false, ACK)]);
+            lives(stage, TIMEOUTS.tcp_established);
+        }
+        stage.configure(|_| ());
+    });
+}
+
+#[test]
+fn a_blind_end_shortens_no_connection_from_outside() {
+    both(|stage, cast| {
+        stage.configure(|config| config.timeouts = TIMEOUTS);
+        let arrives = |flags| packet(cast.world, cast.pod, 5000, 80).tcp(flags);
+        stage.passes(&NOTICE, &arrives(SYN), Verdict::InboundRemembered);
+        for flags in [SYN | ACK, ACK, FIN | ACK] {
+            stage.passes(&STEER, &packet(cast.pod, cast.world, 80, 5000).tcp(flags), Verdict::InboundReply);
+        }
+        for end in [RST, FIN | ACK] {
+            let blind = arrives(end).with(|packet| packet.sequence = 0x1234_5678);
+            stage.passes(&NOTICE, &blind, Verdict::NotOurs);
+        }
+        stage.age(u64::from(TIMEOUTS.tcp_closing) + 1);
+        stage.sweep(false);
+        assert_eq!(stage.entries(), [0, 0, 1]);
+        stage.passes(&NOTICE, &arrives(RST), Verdict::NotOurs);
+        stage.age(u64::from(TIMEOUTS.tcp_closing) + 1);
+        stage.sweep(false);
+        assert_eq!(stage.entries(), [0; 3], "what fits counts");
+        stage.configure(|_| ());
+    });
+}
+
 #[test]
 fn a_connection_from_outside_lives_as_long_as_its_phase_says() {
     both(|stage, cast| {
         stage.configure(|config| config.timeouts = TIMEOUTS);
         let arrives = |pod, flags| packet(cast.world, pod, 5000, 80).tcp(flags);
         for (flags, secs) in [
-            (vec![SYN], TIMEOUTS.tcp_opening),
+            (vec![SYN], INBOUND_BRIEF_SECS),
             (vec![SYN, ACK], TIMEOUTS.tcp_established),
             (vec![SYN, ACK, FIN | ACK], TIMEOUTS.tcp_closing),
             (vec![SYN, ACK, RST], TIMEOUTS.tcp_closing),
             (vec![SYN, ACK, RST, ACK], TIMEOUTS.tcp_established),
-            (vec![SYN, ACK, FIN | ACK, SYN], TIMEOUTS.tcp_opening),
+            (vec![SYN, ACK, FIN | ACK, SYN], INBOUND_BRIEF_SECS),
         ] {
             for (index, flags) in flags.iter().enumerate() {
                 let verdict = if index == 0 { Verdict::InboundRemembered } else { Verdict::NotOurs };
@@ -162,9 +319,12 @@ fn pods_that_nothing_selects_leave_room_for_those_that_something_does() {
     on_stage_with(&[("inbound", 8)], |stage| {
         stage.configure(|config| {
             config.timeouts = TIMEOUTS;
-            config.inbound_shared = 6;
+            config.inbound_size = 8;
         });
-        let syn = |pod, port| packet(V4.world, pod, port, 80).tcp(SYN);
+        let syn = |pod, port| packet(V4.world, pod, 80, port).tcp(SYN);
+        for (pod, port) in [V4.known_pod, V4.pod].into_iter().flat_map(|pod| (1..=7).map(move |port| (pod, port))) {
+            stage.expose(pod, 6, port);
+        }
         for port in 1..=6 {
             stage.passes(&NOTICE, &syn(V4.known_pod, port), Verdict::InboundRemembered);
         }
@@ -172,10 +332,36 @@ fn pods_that_nothing_selects_leave_room_for_those_that_something_does() {
         for port in 1..=2 {
             stage.passes(&NOTICE, &syn(V4.pod, port), Verdict::InboundRemembered);
         }
-        stage.passes(&NOTICE, &syn(V4.pod, 3), Verdict::InboundRefused);
+        stage.drops(&NOTICE, &syn(V4.pod, 3), Verdict::InboundFull);
         stage.age(u64::from(TIMEOUTS.tcp_opening) + 1);
         assert_eq!(stage.sweep(false), 8);
         stage.passes(&NOTICE, &syn(V4.known_pod, 7), Verdict::InboundRemembered);
+    });
+}
+
+/// SYN and RST from ever new ports, as fast as one likes: the port has half of the map, and another one a quarter of what is free.
+#[test]
+fn a_flood_at_one_port_leaves_room_for_others_and_is_over_within_seconds() {
+    on_stage_with(&[("inbound", 64)], |stage| {
+        stage.configure(|config| (config.inbound_size, config.direct_routing) = (64, 0));
+        stage.expose(V4.pod, 6, 80);
+        stage.expose(V4.pod, 6, 443);
+        let from = |port, to, flags| packet(V4.world, V4.pod, port, to).tcp(flags);
+        for port in 1..=32 {
+            stage.passes(&NOTICE, &from(port, 80, SYN), Verdict::InboundRemembered);
+            stage.passes(&NOTICE, &from(port, 80, RST), Verdict::NotOurs);
+        }
+        stage.drops_all(&NOTICE, (33..100).map(|port| from(port, 80, SYN)), Verdict::InboundFull);
+        stage.sweep(false);
+        stage.drops(&NOTICE, &from(33, 80, SYN), Verdict::InboundFull);
+        for port in 1..=7 {
+            stage.passes(&NOTICE, &from(port, 443, SYN), Verdict::InboundRemembered);
+        }
+        stage.drops(&NOTICE, &from(9, 443, SYN), Verdict::InboundFull);
+        // Reset, or not answered.
+        stage.age(11);
+        assert_eq!(stage.sweep(false), 39);
+        stage.passes(&NOTICE, &from(33, 80, SYN), Verdict::InboundRemembered);
     });
 }
 
@@ -184,7 +370,7 @@ fn pods_that_nothing_selects_leave_room_for_those_that_something_does() {
 fn what_a_packet_has_used_is_not_swept() {
     on_stage_with(&[("nat", 64), ("flows", 64), ("inbound", 64)], |stage| {
         if !has_both_cpus() {
-            return eprintln!("skipped: needs two CPUs");
+            return skipped("needs two CPUs");
         }
         stage.configure(|config| config.timeouts = TIMEOUTS);
         let frame = packet(V4.pod, V4.world, 4000, 80).body(Body::Udp).frame();

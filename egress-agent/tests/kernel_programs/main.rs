@@ -23,6 +23,7 @@ mod hairpin;
 mod kept;
 mod life;
 mod limits;
+mod mapped;
 mod moving;
 mod mutants;
 mod neighbours;
@@ -39,6 +40,9 @@ mod replies;
 mod reuse;
 mod runs;
 mod sctp;
+#[path = "../skips/mod.rs"]
+mod skips;
 mod stage;
 mod traces;
+mod vlan;
 mod ways;

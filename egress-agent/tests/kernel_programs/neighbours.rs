@@ -1,14 +1,36 @@
 //! ARP and neighbour discovery on the uplink, byte by byte.
 
-use egress_common::abi::Verdict;
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use aya::maps::RingBuf;
+use egress_common::abi::{Addr, ConflictEvent, Verdict};
 
 use crate::cast::{V4, V6};
 use crate::frames::{checksum, ip, octets};
-use crate::stage::{ENTER, NEXT, OWNED_MAC, REDIRECT, Ran, UPLINK_MAC, on_stage};
+use crate::stage::{ENTER, NEXT, OWNED_MAC, REDIRECT, Ran, Stage, UPLINK_MAC, on_stage};
 
 const ASKER_MAC: [u8; 6] = [2, 0, 0, 0, 0, 9];
 const REQUEST: u8 = 1;
 const REPLY: u8 = 2;
+
+impl Stage {
+    /// The claims of others that user space was told of since the last look. The next one is told at once.
+    fn conflicts(&self) -> Vec<(IpAddr, [u8; 6])> {
+        let mut ring = RingBuf::try_from(self.again("events")).expect("a ring buffer");
+        let mut told = Vec::new();
+        while let Some(item) = ring.next() {
+            assert_eq!(item.len(), size_of::<ConflictEvent>(), "nothing is dropped");
+            let address = Addr::v6(item[8..24].try_into().expect("an address")).to_ip();
+            told.push((address, item[24..30].try_into().expect("a link address")));
+        }
+        std::thread::sleep(3 * CONFLICT_STEP);
+        told
+    }
+}
+
+/// Between two that a CPU tells of.
+const CONFLICT_STEP: Duration = Duration::from_millis(10);
 
 fn arp(dmac: [u8; 6], operation: u8, sender: ([u8; 6], &str), target: ([u8; 6], &str)) -> Vec<u8> {
     let mut frame = [dmac, sender.0].concat();
@@ -54,11 +76,12 @@ fn what_is_not_owned_is_not_answered_for() {
 fn other_arp_is_left_alone() {
     on_stage(|stage| {
         let reply = arp([0xff; 6], REPLY, (ASKER_MAC, "172.18.0.1"), ([0; 6], V4.egress));
+        let our_own = arp([0xff; 6], REPLY, (OWNED_MAC, V4.egress), ([0; 6], V4.egress));
         let other = arp([0xff; 6], REQUEST, (ASKER_MAC, "172.18.0.1"), ([0; 6], V4.away_egress));
         let node = arp([0xff; 6], REQUEST, (ASKER_MAC, "172.18.0.1"), ([0; 6], V4.node));
         let mut short = arp([0xff; 6], REQUEST, (ASKER_MAC, "172.18.0.1"), ([0; 6], V4.egress));
         short.truncate(40);
-        for frame in [reply, other, node, short] {
+        for frame in [reply, our_own, other, node, short] {
             let ran = stage.run_frame(&ENTER, &frame, Verdict::NotOurs);
             assert_eq!(ran, Ran::plain(NEXT, frame, 0));
         }
@@ -84,7 +107,11 @@ fn solicitation(target: &str, option: &[u8]) -> Vec<u8> {
 }
 
 fn advertisement(target: &str, flags: u8) -> Vec<u8> {
-    [&[136, 0, 0, 0, flags, 0, 0, 0], octets(ip(target)).as_slice(), &[2, 1], &OWNED_MAC].concat()
+    advertisement_of(target, flags, OWNED_MAC)
+}
+
+fn advertisement_of(target: &str, flags: u8, mac: [u8; 6]) -> Vec<u8> {
+    [&[136, 0, 0, 0, flags, 0, 0, 0], octets(ip(target)).as_slice(), &[2, 1], &mac].concat()
 }
 
 const GROUP: &str = "ff02::1:ff00:100";
@@ -127,10 +154,131 @@ fn other_neighbour_discovery_is_left_alone() {
         let macs = [GROUP_MAC, ASKER_MAC];
         let from_afar = discovery(macs, ROUTER, GROUP, 254, &solicitation(V6.egress, &[]));
         let other = discovery(macs, ROUTER, GROUP, 255, &solicitation(V6.away_egress, &[]));
-        let advert = discovery(macs, ROUTER, "ff02::1", 255, &advertisement(V6.egress, 0x20));
-        for frame in [from_afar, other, advert] {
-            let ran = stage.run_frame(&ENTER, &frame, Verdict::NotOurs);
-            assert_eq!(ran, Ran::plain(NEXT, frame, 0));
+        // A proxy's advertisement replaces nothing (RFC 4861 section 7.2.8); ours may be looped back.
+        let proxy = discovery(macs, ROUTER, "ff02::1", 255, &advertisement_of(V6.egress, 0, ASKER_MAC));
+        let our_own = discovery(macs, V6.egress, "ff02::1", 255, &advertisement(V6.egress, 0x20));
+        // The IPv4 address is asked for by ARP.
+        let mapped = discovery(macs, ROUTER, GROUP, 255, &solicitation(&format!("::ffff:{}", V4.egress), &[]));
+        for frame in [from_afar, other, proxy, our_own, mapped] {
+            is_left_alone(stage, frame);
         }
+    });
+}
+
+fn is_left_alone(stage: &mut Stage, frame: Vec<u8>) {
+    let ran = stage.run_frame(&ENTER, &frame, Verdict::NotOurs);
+    assert_eq!(ran, Ran::plain(NEXT, frame, 0));
+    assert_eq!(stage.conflicts(), []);
+}
+
+/// RFC 4861 sections 7.1.1 and 7.1.2. To the group, so that nothing but neighbour discovery would make them ours.
+#[test]
+fn malformed_neighbour_discovery_is_ignored() {
+    on_stage(|stage| {
+        let macs = [GROUP_MAC, ASKER_MAC];
+        let link = [&[1, 1][..], &ASKER_MAC].concat();
+        let solicit = |from: &str, to: &str, body: &[u8]| discovery(macs, from, to, 255, body);
+        let plain = solicitation(V6.egress, &link);
+        let changed = |body: &[u8], at: usize, byte: u8| {
+            let mut body = body.to_vec();
+            body[at] = byte;
+            body
+        };
+        let mut summed_wrongly = solicit(ROUTER, GROUP, &plain);
+        summed_wrongly[57] ^= 1;
+        let long = [&link[..], &[14, 13].iter().copied().chain([7; 102]).collect::<Vec<_>>()].concat();
+        for (what, frame) in [
+            ("hop limit", discovery(macs, ROUTER, GROUP, 254, &plain)),
+            ("checksum", summed_wrongly),
+            ("code", solicit(ROUTER, GROUP, &changed(&plain, 1, 1))),
+            ("an option without a length", solicit(ROUTER, GROUP, &changed(&plain, 25, 0))),
+            ("an option that ends behind the message", solicit(ROUTER, GROUP, &changed(&plain, 25, 2))),
+            ("half an option", solicit(ROUTER, GROUP, &plain[..28])),
+            ("a multicast sender", solicit("ff02::7", GROUP, &plain)),
+            ("DAD with a link address", solicit("::", GROUP, &plain)),
+            ("DAD to all nodes", solicit("::", "ff02::1", &solicitation(V6.egress, &[]))),
+            ("longer than any", solicit(ROUTER, GROUP, &solicitation(V6.egress, &long))),
+        ] {
+            println!("{what}");
+            is_left_alone(stage, frame);
+        }
+        // What is whole is answered: the frames above differ in one thing.
+        stage.run_frame(&ENTER, &solicit(ROUTER, GROUP, &plain), Verdict::NeighbourAnswered);
+        stage.run_frame(&ENTER, &solicit("::", GROUP, &solicitation(V6.egress, &[])), Verdict::NeighbourAnswered);
+        stage.conflicts();
+
+        let advert = advertisement_of(V6.egress, 0x20, ASKER_MAC);
+        let solicited = advertisement_of(V6.egress, 0x60, ASKER_MAC);
+        let advertise = |hop_limit: u8, body: &[u8]| discovery(macs, ROUTER, "ff02::1", hop_limit, body);
+        for (what, frame) in [
+            ("hop limit", advertise(254, &advert)),
+            ("code", advertise(255, &changed(&advert, 1, 1))),
+            ("an option without a length", advertise(255, &changed(&advert, 25, 0))),
+            ("solicited, and to all", advertise(255, &solicited)),
+            ("a multicast sender", discovery(macs, "ff02::7", "ff02::1", 255, &advert)),
+            ("without a sender", discovery(macs, "::", "ff02::1", 255, &advert)),
+        ] {
+            println!("advertisement: {what}");
+            is_left_alone(stage, frame);
+        }
+        stage.run_frame(&ENTER, &advertise(255, &advert), Verdict::AddressConflict);
+    });
+}
+
+/// RFC 5227 section 2.4, and the same for IPv6: user space is told who claims what.
+#[test]
+fn claims_of_others_on_an_owned_address_are_told() {
+    on_stage(|stage| {
+        stage.conflicts();
+        let v4 = |mac| (ip(V4.egress), mac);
+        for (operation, target) in [(REPLY, V4.node), (REQUEST, V4.node), (REPLY, V4.egress)] {
+            let frame = arp([0xff; 6], operation, (ASKER_MAC, V4.egress), ([0; 6], target));
+            let ran = stage.run_frame(&ENTER, &frame, Verdict::AddressConflict);
+            assert_eq!(ran, Ran::plain(NEXT, frame, 0), "the host's stack sees it too");
+            assert_eq!(stage.conflicts(), [v4(ASKER_MAC)]);
+        }
+        // An announcement is a request for the address too.
+        let announced = arp([0xff; 6], REQUEST, (ASKER_MAC, V4.egress), ([0; 6], V4.egress));
+        stage.run_frame(&ENTER, &announced, Verdict::ArpAnswered);
+        assert_eq!(stage.conflicts(), [v4(ASKER_MAC)]);
+        // A frame that says to come from here is no proof.
+        let mut pretended = arp([0xff; 6], REPLY, (ASKER_MAC, V4.egress), ([0; 6], V4.egress));
+        pretended[6..12].copy_from_slice(&OWNED_MAC);
+        stage.run_frame(&ENTER, &pretended, Verdict::AddressConflict);
+        assert_eq!(stage.conflicts(), [v4(ASKER_MAC)]);
+
+        let macs = [GROUP_MAC, ASKER_MAC];
+        let v6 = |mac| (ip(V6.egress), mac);
+        let advert = discovery(macs, V6.egress, "ff02::1", 255, &advertisement_of(V6.egress, 0x20, [7; 6]));
+        let ran = stage.run_frame(&ENTER, &advert, Verdict::AddressConflict);
+        assert_eq!(ran, Ran::plain(NEXT, advert, 0));
+        assert_eq!(stage.conflicts(), [v6([7; 6])], "the address that neighbours would take");
+        let bare = advertisement_of(V6.egress, 0x20, ASKER_MAC)[..24].to_vec();
+        stage.run_frame(&ENTER, &discovery(macs, V6.egress, "ff02::1", 255, &bare), Verdict::AddressConflict);
+        assert_eq!(stage.conflicts(), [v6(ASKER_MAC)]);
+        let detects = discovery(macs, "::", GROUP, 255, &solicitation(V6.egress, &[]));
+        stage.run_frame(&ENTER, &detects, Verdict::NeighbourAnswered);
+        assert_eq!(stage.conflicts(), [v6(ASKER_MAC)]);
+
+        // What is not owned is anybody's, also where it was until a moment ago.
+        stage.owned.remove(&V4.here).expect("it is owned");
+        stage.run_frame(&ENTER, &announced, Verdict::NotOurs);
+        assert_eq!(stage.conflicts(), []);
+    });
+}
+
+#[test]
+fn a_flood_of_claims_is_told_a_hundred_times_a_second() {
+    on_stage(|stage| {
+        let frame = arp([0xff; 6], REPLY, (ASKER_MAC, V4.egress), ([0; 6], V4.node));
+        stage.conflicts();
+        let start = Instant::now();
+        for _ in 0..1000 {
+            stage.run_frame(&ENTER, &frame, Verdict::AddressConflict);
+        }
+        let steps = usize::try_from(start.elapsed().as_millis() / CONFLICT_STEP.as_millis()).expect("few");
+        let told = stage.conflicts().len();
+        let cpus = aya::util::nr_cpus().expect("the number of CPUs");
+        assert!(told >= 1 && told <= (steps + 1) * cpus, "{told} in {steps} steps");
     });
 }

@@ -3,7 +3,7 @@
 //! A frame with the outer header of our choice is sent into the far end of the uplink; the kernel takes off the outer
 //! header and the program runs on the overlay device. What it sends on is caught at the far ends of the devices.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -17,6 +17,7 @@ use nix::sys::time::TimeVal;
 
 use crate::cast::{Cast, V4, V6, addr};
 use crate::cut::reset_of;
+use crate::encapsulation::ground::settle;
 use crate::frames::{ACK, Body, Packet, RST, SYN, ip, octets, packet};
 use crate::pace::patience;
 use crate::stage::{ROUTER_MAC, STEER, Stage, UPLINK_MAC, batch, on_stage};
@@ -64,16 +65,17 @@ impl Wire {
 
 /// The inner packet in an overlay packet from an address of our choice.
 pub(crate) fn wrapped(from: &str, egress_id: u32, inner: &Packet) -> Vec<u8> {
-    let mut outer = packet(from, V4.node, 50_000, 4794).with(|packet| (packet.data, packet.dmac) = (0, UPLINK_MAC));
-    outer.body = Body::UdpUnsummed;
-    let inner = inner.frame();
-    outer.data = 8 + inner.len();
-    let mut frame = outer.frame();
-    let at = frame.len() - outer.data;
+    wrapped_to(V4.node, from, egress_id, inner)
+}
+
+/// Likewise, to an address of our choice.
+fn wrapped_to(to: &str, from: &str, egress_id: u32, inner: &Packet) -> Vec<u8> {
     // VXLAN: the flag "has an identifier", the identifier, and zeroes around.
-    let head = [[8, 0, 0, 0], (egress_id << 8).to_be_bytes()].concat();
-    frame.splice(at.., [head, inner].concat());
-    frame
+    let content = [vec![8, 0, 0, 0], (egress_id << 8).to_be_bytes().to_vec(), inner.frame()].concat();
+    // The stack wants a checksum over IPv6.
+    let body = if ip(to).is_ipv4() { Body::UdpUnsummed } else { Body::Udp };
+    let outer = packet(from, to, 50_000, 4794).macs(UPLINK_MAC, ROUTER_MAC).body(body);
+    outer.with(|packet| packet.content = Some(content)).frame()
 }
 
 /// Sends it and waits for the one counter that moves.
@@ -102,8 +104,8 @@ pub(crate) fn on_devices(places: &'static [Place], test: impl Fn(&mut Stage, &Ca
     on_stage(move |stage| {
         let put = |(name, device, hook): &Place| {
             if SchedClassifier::query_tcx(device, *hook).is_err() {
-                // A kernel without links.
-                tc::qdisc_add_clsact(device).expect("a place for filters");
+                // A kernel without links. A test before may have left it there; without it the program cannot be attached.
+                let _there = tc::qdisc_add_clsact(device);
             }
             (*name, stage.program_mut(name).attach(device, *hook).expect("attach"))
         };
@@ -114,7 +116,8 @@ pub(crate) fn on_devices(places: &'static [Place], test: impl Fn(&mut Stage, &Ca
         for (name, link) in links {
             stage.program_mut(name).detach(link).expect("detach");
         }
-        let removal: String = places.iter().map(|(_, device, _)| format!("link del {device}\n")).collect();
+        let devices: BTreeSet<_> = places.iter().map(|(_, device, _)| device).collect();
+        let removal: String = devices.iter().map(|device| format!("link del {device}\n")).collect();
         batch(&removal);
     });
 }
@@ -172,6 +175,9 @@ fn forged_packets_are_dropped_by_name() {
             ("172.18.0.77", cast.here, packet(cast.world, cast.pod, 80, 4000), Verdict::ForgedOuter),
             (V4.other_node, cast.here, packet(cast.pod, cast.world, 1, 2), Verdict::ForgedInner),
             (V4.other_node, cast.here, packet(cast.world, cast.world, 1, 2), Verdict::ForgedInner),
+            (V4.other_node, cast.here, packet(cast.node, cast.pod, 80, 4000), Verdict::ForgedInner),
+            (V4.other_node, cast.here, packet(cast.remote_pod, cast.pod, 80, 4000), Verdict::ForgedInner),
+            (V4.other_node, cast.here, packet(cast.service, cast.pod, 80, 4000), Verdict::ForgedInner),
             (V4.other_node, cast.away, packet(cast.world, cast.pod, 80, 4000), Verdict::NotItsPod),
             (V4.other_node, cast.away, inner.clone(), Verdict::NotGateway),
             (V4.other_node, 0, inner.clone(), Verdict::NotGateway),
@@ -196,6 +202,30 @@ fn forged_packets_are_dropped_by_name() {
             assert_eq!(arrives(stage, &wire, &frame), is(verdict), "{from} {id}");
         }
     });
+}
+
+/// A node has more addresses than its tunnel endpoint, and the device takes what is for any of them.
+#[test]
+fn a_packet_to_another_address_of_this_node_is_forged() {
+    for underlay in [V4, V6] {
+        on_the_device(move |stage, cast| {
+            settle(stage, &underlay);
+            let wire = Wire::of("out0");
+            let inner = [from_remote(cast), packet(cast.world, cast.pod, 80, 4000)];
+            for (inner, verdict) in inner.iter().zip([Verdict::SnatForNode, Verdict::ReplyDelivered]) {
+                // The plain one first, so that its flow is a recent one.
+                for (to, verdict) in [
+                    (underlay.node, verdict),
+                    (underlay.node, verdict),
+                    (underlay.mgmt, Verdict::ForgedOuter),
+                    (underlay.node, verdict),
+                ] {
+                    let frame = wrapped_to(to, underlay.other_node, cast.here, inner);
+                    assert_eq!(arrives(stage, &wire, &frame), is(verdict), "{to} {inner:?}");
+                }
+            }
+        });
+    }
 }
 
 #[test]

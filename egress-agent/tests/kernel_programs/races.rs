@@ -14,6 +14,7 @@ use nix::unistd::Pid;
 use crate::cast::{Cast, addr};
 use crate::frames::{Body, Packet, SYN, packet};
 use crate::pace;
+use crate::skips::skipped;
 use crate::stage::{REDIRECT, Ran, Run, STEER, Stage, both, test_run};
 
 pub(crate) fn rounds() -> u16 {
@@ -96,7 +97,7 @@ fn of_round(from: &str, cast: &Cast, body: Body, round: u16) -> Packet {
 fn one_mapping_where_the_own_port_is_free() {
     both(|stage, cast| {
         if !has_both_cpus() {
-            return eprintln!("skipped: needs two CPUs");
+            return skipped("needs two CPUs");
         }
         let before = stage.mappings().len();
         for body in [Body::Udp, Body::Tcp(SYN)] {
@@ -113,7 +114,7 @@ fn one_mapping_where_the_own_port_is_free() {
 fn one_mapping_where_both_search() {
     both(|stage, cast| {
         if !has_both_cpus() {
-            return eprintln!("skipped: needs two CPUs");
+            return skipped("needs two CPUs");
         }
         let entry = stage.pods.get(&addr(cast.pod), 0).expect("a pod");
         stage.put_pod(cast.known_pod, entry);
@@ -161,7 +162,7 @@ fn race_moved(stage: &mut Stage, cast: &Cast, keys: usize) {
 fn one_mapping_where_the_address_has_moved() {
     both(|stage, cast| {
         if !has_both_cpus() {
-            return eprintln!("skipped: needs two CPUs");
+            return skipped("needs two CPUs");
         }
         begin(stage, cast, cast.pod);
         let keys = stage.mappings().len();
@@ -174,7 +175,7 @@ fn one_mapping_where_the_address_has_moved() {
 fn one_mapping_where_the_address_has_moved_and_both_search() {
     both(|stage, cast| {
         if !has_both_cpus() {
-            return eprintln!("skipped: needs two CPUs");
+            return skipped("needs two CPUs");
         }
         begin(stage, cast, cast.pod);
         move_address(stage, cast);

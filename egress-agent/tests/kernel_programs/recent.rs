@@ -211,8 +211,8 @@ fn a_reset_is_followed_as_on_the_road() {
     on_one_cpu(|stage, cast| {
         warm(stage, cast);
         let phase = |stage: &Stage| {
-            let state = |key| stage.nat.get(&key, 0).expect("a mapping").state;
-            phase::of_mapping(state(forward(cast)), state(reverse(cast)))
+            let mapping = |key| stage.nat.get(&key, 0).expect("a mapping");
+            phase::mapping(&mapping(forward(cast)), Some(&mapping(reverse(cast))))
         };
         assert_eq!(phase(stage), phase::Phase::Established);
         for flags in [RST, RST | ACK, RST | ACK] {

@@ -143,6 +143,32 @@ fn the_mark_gives_the_nodes_address_and_its_answer_is_undone() {
     });
 }
 
+/// One datagram of a stranger, whatever port it is for, changes no source: only what users have exposed does.
+#[test]
+fn a_datagram_counts_only_where_its_port_is_exposed() {
+    both(|stage, cast| {
+        stage.configure(|config| config.direct_routing = 0);
+        let sprayed = |port| packet(cast.world, cast.pod, 9999, port);
+        for port in [1053, 5560, 65535] {
+            stage.passes(&NOTICE, &sprayed(port), Verdict::NotOurs);
+            let own = packet(cast.pod, cast.world, port, 9999);
+            stage.redirects(&STEER, &own, Verdict::SnatHere, &own.snat(cast.egress, port).hop());
+        }
+        stage.passes(&NOTICE, &packet(cast.world, cast.pod, 9, 9).body(Body::EchoRequest), Verdict::NotOurs);
+        stage.expose(cast.pod, 17, 5060);
+        stage.passes(&NOTICE, &sprayed(5060), Verdict::InboundRemembered);
+        let answer = packet(cast.pod, cast.world, 5060, 9999);
+        stage.passes(&STEER, &answer, Verdict::InboundReply);
+        stage.passes(&LEAVE, &answer, Verdict::InboundReply);
+        // A connection is remembered for its proxy; with its own address the pod answers nobody there.
+        stage.passes(&NOTICE, &packet(cast.world, cast.pod, 80, 4000).tcp(SYN), Verdict::InboundRemembered);
+        let answer = packet(cast.pod, cast.world, 4000, 80).tcp(ACK);
+        stage.passes(&STEER, &answer, Verdict::InboundReply);
+        stage.drops(&LEAVE, &answer, Verdict::NotSteered);
+        stage.configure(|_| ());
+    });
+}
+
 #[test]
 fn connections_from_outside_are_remembered() {
     both(|stage, cast| {

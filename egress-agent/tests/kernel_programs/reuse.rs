@@ -20,6 +20,7 @@ use crate::frames::{Body, packet};
 use crate::pace;
 use crate::races::{has_both_cpus, pin};
 use crate::runs::{REDIRECT, STEER, test_run};
+use crate::skips::skipped;
 use crate::stage::{Stage, both};
 
 /// How long, for each family; longer only until both mappings have been met.
@@ -116,7 +117,7 @@ fn race(stage: &mut Stage, cast: &Cast) {
 fn a_mapping_whose_memory_changes_hands_gives_nobody_anothers_port() {
     both(|stage, cast| {
         if !has_both_cpus() {
-            return eprintln!("skipped: needs two CPUs");
+            return skipped("needs two CPUs");
         }
         race(stage, cast);
     });
@@ -141,7 +142,7 @@ fn replace_pods(pods: &mut HashMap<MapData, Addr, PodEntry>, cast: &Cast, stop: 
 fn a_pod_whose_entry_is_written_anew_is_taken_for_no_other_pod() {
     both(|stage, cast| {
         if !has_both_cpus() {
-            return eprintln!("skipped: needs two CPUs");
+            return skipped("needs two CPUs");
         }
         stage.program(STEER.program);
         let map = Map::HashMap(MapData::from_id(stage.ids["pods"]).expect("the map pods"));

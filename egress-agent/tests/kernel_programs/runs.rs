@@ -1,6 +1,14 @@
 //! One run of a program on a packet, by `BPF_PROG_TEST_RUN`: the hooks, what is put in and what comes out.
 
-use aya::programs::{SchedClassifier, TestRun as _, TestRunOptions};
+#![expect(unsafe_code, reason = "the one system call for which aya has no flags")]
+
+use std::io;
+use std::os::fd::{AsFd as _, AsRawFd as _};
+use std::sync::OnceLock;
+
+use aya::programs::SchedClassifier;
+
+use egress_common::abi::Config;
 
 use crate::devices::{MGMT, UPLINK};
 
@@ -8,6 +16,9 @@ use crate::devices::{MGMT, UPLINK};
 pub(crate) const NEXT: i32 = -1;
 pub(crate) const SHOT: i32 = 2;
 pub(crate) const REDIRECT: i32 = 7;
+
+/// Priority of what the programs of the stage redirect.
+pub(crate) const REDIRECTED: u32 = Config::EMPTY.redirected_priority();
 
 /// Which program, on which device, and what the packet brings along.
 #[derive(Clone, Copy, Debug)]
@@ -17,10 +28,11 @@ pub(crate) struct Run {
     pub(crate) ingress_ifindex: u32,
     pub(crate) mark: u32,
     pub(crate) gso_size: u32,
+    pub(crate) priority: u32,
 }
 
 const fn run(program: &'static str, ifindex: u32) -> Run {
-    Run { program, ifindex, ingress_ifindex: 0, mark: 0, gso_size: 0 }
+    Run { program, ifindex, ingress_ifindex: 0, mark: 0, gso_size: 0, priority: 0 }
 }
 
 pub(crate) const STEER: Run = run("mgmt_ingress", MGMT);
@@ -39,29 +51,106 @@ pub(crate) struct Ran {
 }
 
 impl Ran {
-    /// With the priority that no packet has had.
+    /// With the sign of what programs redirect, where that is so.
     pub(crate) fn plain(action: i32, frame: Vec<u8>, mark: u32) -> Self {
-        Self { action, frame, mark, priority: 0 }
+        Self { action, frame, mark, priority: if action == REDIRECT { REDIRECTED } else { 0 } }
     }
 }
 
 /// One run, without looking at counters.
 pub(crate) fn test_run(program: &SchedClassifier, run: &Run, frame: &[u8]) -> Ran {
+    run_with(program, run, frame, 0).unwrap_or_else(|error| panic!("{run:?}: {error}; {frame:02x?}"))
+}
+
+/// As [`test_run`], with a packet that has a complete checksum where the kernel can make one (`CHECKSUM_COMPLETE`: the sum of
+/// everything behind the Ethernet header, as a device has found it). The run fails with `EBADMSG` if what the program leaves
+/// has another sum than it says. This is asked of packets that keep their length alone: where a helper changes it, the kernel
+/// makes the checksum none, and the run compares all the same.
+pub(crate) fn test_run_summed(program: &SchedClassifier, run: &Run, frame: &[u8]) -> Ran {
+    let flags = if knows_complete_sums(program) { COMPLETE_SUM } else { 0 };
+    run_with(program, run, frame, flags).unwrap_or_else(|error| panic!("{run:?}: {error}; {frame:02x?}"))
+}
+
+/// `BPF_F_TEST_SKB_CHECKSUM_COMPLETE` (Linux 6.17).
+const COMPLETE_SUM: u32 = 1 << 2;
+
+/// Asked once, without a run: the kernel looks at the flags before it fails to read a packet from nowhere.
+fn knows_complete_sums(program: &SchedClassifier) -> bool {
+    static KNOWN: OnceLock<bool> = OnceLock::new();
+    *KNOWN.get_or_init(|| {
+        let mut attr = TestRunAttr { data_size_in: 64, flags: COMPLETE_SUM, ..TestRunAttr::of(program) };
+        // SAFETY: the kernel may read 64 bytes at address zero, which it finds is not the process's memory.
+        let error = unsafe { attr.run() }.expect_err("a packet from nowhere");
+        let is_known = error.raw_os_error() == Some(libc::EFAULT);
+        if !is_known {
+            println!("the kernel makes no packets with complete checksums ({error}; Linux 6.17): tested without them");
+        }
+        is_known
+    })
+}
+
+/// `union bpf_attr` (linux/bpf.h) for `BPF_PROG_TEST_RUN`.
+#[repr(C)]
+#[derive(Default)]
+struct TestRunAttr {
+    prog_fd: u32,
+    retval: u32,
+    data_size_in: u32,
+    data_size_out: u32,
+    data_in: u64,
+    data_out: u64,
+    repeat: u32,
+    duration: u32,
+    ctx_size_in: u32,
+    ctx_size_out: u32,
+    ctx_in: u64,
+    ctx_out: u64,
+    flags: u32,
+    cpu: u32,
+    batch_size: u32,
+    reserved: u32,
+}
+
+impl TestRunAttr {
+    fn of(program: &SchedClassifier) -> Self {
+        let prog_fd = program.fd().expect("loaded").as_fd().as_raw_fd().cast_unsigned();
+        Self { prog_fd, repeat: 1, ..Self::default() }
+    }
+
+    /// # Safety
+    ///
+    /// Its pointers are to live memory of the lengths beside them, or to none of the process's.
+    unsafe fn run(&mut self) -> io::Result<()> {
+        const BPF_PROG_TEST_RUN: libc::c_long = 10;
+        let size = size_of::<Self>() as libc::c_ulong;
+        // SAFETY: this is the kernel's layout for this command, and its size; the caller answers for the pointers in it.
+        let result = unsafe { libc::syscall(libc::SYS_bpf, BPF_PROG_TEST_RUN, std::ptr::from_mut(self), size) };
+        if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    }
+}
+
+fn run_with(program: &SchedClassifier, run: &Run, frame: &[u8], flags: u32) -> io::Result<Ran> {
     let context = context(run);
-    let (mut out, mut context_out) = ([0; 4096], [0; CONTEXT]);
-    let result = program
-        .test_run(TestRunOptions {
-            data_in: Some(frame),
-            data_out: Some(&mut out),
-            ctx_in: Some(&context),
-            ctx_out: Some(&mut context_out),
-            ..TestRunOptions::default()
-        })
-        .unwrap_or_else(|error| panic!("{run:?}: {error:?}"));
-    let length = usize::try_from(result.data_size_out).expect("a length");
+    let (mut out, mut context_out) = ([0_u8; 4096], [0_u8; CONTEXT]);
+    let size = |length: usize| u32::try_from(length).expect("a length");
+    let mut attr = TestRunAttr {
+        data_size_in: size(frame.len()),
+        data_size_out: size(out.len()),
+        data_in: frame.as_ptr() as u64,
+        data_out: out.as_mut_ptr() as u64,
+        ctx_size_in: size(CONTEXT),
+        ctx_size_out: size(CONTEXT),
+        ctx_in: context.as_ptr() as u64,
+        ctx_out: context_out.as_mut_ptr() as u64,
+        flags,
+        ..TestRunAttr::of(program)
+    };
+    // SAFETY: the four pointers are to live arrays of these lengths; the kernel reads the inputs and writes the outputs.
+    unsafe { attr.run() }?;
+    let length = usize::try_from(attr.data_size_out).expect("a length");
     let field = |at: usize| context_out[at..at + 4].try_into().map(u32::from_ne_bytes).expect("four bytes");
     let (mark, priority) = (field(MARK), field(PRIORITY));
-    Ran { action: result.return_value.cast_signed(), frame: out[..length].to_vec(), mark, priority }
+    Ok(Ran { action: attr.retval.cast_signed(), frame: out[..length].to_vec(), mark, priority })
 }
 
 /// Size of `struct __sk_buff` (linux/bpf.h) and where its fields lie.
@@ -74,9 +163,13 @@ const GSO_SIZE: usize = 176;
 
 fn context(run: &Run) -> [u8; CONTEXT] {
     let mut context = [0; CONTEXT];
-    for (at, value) in
-        [(MARK, run.mark), (INGRESS_IFINDEX, run.ingress_ifindex), (IFINDEX, run.ifindex), (GSO_SIZE, run.gso_size)]
-    {
+    for (at, value) in [
+        (MARK, run.mark),
+        (PRIORITY, run.priority),
+        (INGRESS_IFINDEX, run.ingress_ifindex),
+        (IFINDEX, run.ifindex),
+        (GSO_SIZE, run.gso_size),
+    ] {
         context[at..at + 4].copy_from_slice(&value.to_ne_bytes());
     }
     context

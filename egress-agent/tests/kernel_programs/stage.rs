@@ -9,9 +9,9 @@ use aya::programs::SchedClassifier;
 use aya::util::nr_cpus;
 use aya::{EbpfLoader, Pod};
 use egress_common::abi::{
-    Addr, ClusterPrefix, Config, Count, Course, Datagram, EipCount, Family, Flow, FragKey, FragPorts, Inbound, Mapping,
-    Moving, NodeEntry, NodePlace, Owned, OwnedAddr, PodEntry, Policy, PolicyKey, PortRange, PrefixKind, Slot, Tuple,
-    Usage, Verdict, WhenEmpty,
+    Addr, ClusterPrefix, Config, Count, Course, Datagram, EipCount, ExposedPort, Exposure, Family, Flow, FragKey,
+    FragPorts, Holder, Inbound, Mapping, Moving, NodeEntry, NodePlace, Owned, OwnedAddr, PodEntry, Policy, PolicyKey,
+    PortRange, PrefixKind, Share, Slot, Tuple, Usage, Verdict, WhenEmpty,
 };
 use egress_common::decide::notice::SETTLE_NS;
 use nix::sched::{CloneFlags, unshare};
@@ -20,6 +20,7 @@ use crate::cast::{Cast, V4, V6, addr};
 use crate::frames::Packet;
 use crate::kept::{self, Object};
 use crate::object::bytes;
+use crate::skips::skipped;
 
 pub(crate) use crate::ages::*;
 pub(crate) use crate::devices::*;
@@ -41,6 +42,7 @@ pub(crate) struct Stage {
     pub(crate) nodes: HashMap<MapData, Addr, NodeEntry>,
     pub(crate) flows: HashMap<MapData, Tuple, Flow>,
     pub(crate) inbound: HashMap<MapData, Tuple, Inbound>,
+    pub(crate) exposed: HashMap<MapData, ExposedPort, Exposure>,
     pub(crate) nat: HashMap<MapData, Tuple, Mapping>,
     pub(crate) frags: HashMap<MapData, FragKey, FragPorts>,
     /// The value is the programs' own: when, how many, where.
@@ -48,6 +50,7 @@ pub(crate) struct Stage {
     pub(crate) datagrams: HashMap<MapData, Tuple, Datagram>,
     pub(crate) exhausted: HashMap<MapData, Tuple, Datagram>,
     pub(crate) usage: Array<MapData, Usage>,
+    pub(crate) shares: HashMap<MapData, Holder, Share>,
     counters: PerCpuArray<MapData, Count>,
     /// Numbers of all maps, by name.
     pub(crate) ids: BTreeMap<String, u32>,
@@ -66,10 +69,12 @@ pub(crate) fn on_stage(test: impl FnOnce(&mut Stage) + Send + 'static) {
 /// Likewise, with maps of other sizes, and so with an object of its own.
 pub(crate) fn on_stage_with(sizes: &'static [(&'static str, u32)], test: impl FnOnce(&mut Stage) + Send + 'static) {
     if !nix::unistd::geteuid().is_root() {
-        eprintln!("skipped: needs root");
+        skipped("needs root");
         return;
     }
-    let thread = std::thread::spawn(move || {
+    // By the test's name.
+    let thread = std::thread::Builder::new().name(std::thread::current().name().unwrap_or_default().to_owned());
+    let thread = thread.spawn(move || {
         unshare(CloneFlags::CLONE_NEWNET).expect("make a network namespace");
         make_devices();
         let mut stage = Stage::make(sizes);
@@ -80,6 +85,7 @@ pub(crate) fn on_stage_with(sizes: &'static [(&'static str, u32)], test: impl Fn
             kept::give_back(stage);
         }
     });
+    let thread = thread.expect("start a thread");
     if let Err(panic) = thread.join() {
         std::panic::resume_unwind(panic);
     }
@@ -132,12 +138,14 @@ impl Stage {
             nodes: hash(take("nodes")),
             flows: hash(take("flows")),
             inbound: hash(take("inbound")),
+            exposed: hash(take("exposed")),
             nat: hash(take("nat")),
             frags: hash(take("frags")),
             awaited: hash(take("awaited")),
             datagrams: hash(take("datagrams")),
             exhausted: hash(take("exhausted")),
             usage: Array::try_from(take("usage")).expect("an array"),
+            shares: hash(take("shares")),
             counters: PerCpuArray::try_from(take("counters")).expect("counters"),
             eip_counters: PerCpuHashMap::try_from(take("eip_counters")).expect("counters"),
             answers: PerCpuArray::try_from(take("answers")).expect("an array per CPU"),
@@ -163,6 +171,7 @@ impl Stage {
         config.tunnel_port = 4794;
         (config.uplink_mtu, config.pod_mtu, config.overlay_mtu) = (1500, 1400, 1450);
         config.node_ports = PortRange { first: 61000, last: 65535 };
+        config.direct_routing = 1;
         (config.node_v4, config.node_v6) = (addr(V4.node), addr(V6.node));
         config.self_node = addr(V4.node);
         (config.uplink_mac, config.mgmt_mac) = (UPLINK_MAC, MGMT_MAC);
@@ -227,6 +236,12 @@ impl Stage {
         batch(&format!("neigh replace {at} lladdr 02:00:00:00:01:04 dev breth0 nud permanent\n"));
     }
 
+    /// The pod is reached from outside by this port.
+    pub(crate) fn expose(&mut self, pod: &str, protocol: u8, port: u16) {
+        let key = ExposedPort::new(addr(pod), protocol, port);
+        self.exposed.insert(key, Exposure::default(), 0).expect("an exposed port");
+    }
+
     /// Names the nodes of the pod subnets anew.
     pub(crate) fn move_subnets(&mut self, cast: &Cast, own: Addr, other: Addr) {
         let length = if cast.family == Family::V4 { 120 } else { 64 };
@@ -247,8 +262,10 @@ impl Stage {
     /// The address of `here` comes from the other node, or goes there; what is owned stays.
     pub(crate) fn hand_over(&mut self, cast: &Cast, course: Course) {
         let owned = self.owned.get(&cast.here, 0).expect("owned");
-        // What the stage has sent is sent since, however long a slow machine takes to load the next program.
-        let moving = Moving::new(cast.here, course, now_ns() - 60_000_000_000, addr(V4.other_node), owned);
+        // What the stage has sent is sent since, however long a slow machine takes to load the next program. A guest may have
+        // been up for less than a minute.
+        let since_ns = now_ns().saturating_sub(60_000_000_000).max(1);
+        let moving = Moving::new(cast.here, course, since_ns, addr(V4.other_node), owned);
         self.moving.insert(cast.here, moving, 0).expect("a hand-over");
     }
 
@@ -269,6 +286,7 @@ impl Stage {
     /// Runs a frame; exactly one counter, the verdict's, moves by one packet and the frame's length.
     pub(crate) fn run_frame(&mut self, run: &Run, frame: &[u8], verdict: Verdict) -> Ran {
         let before = self.counts();
+        let test_run = if is_made_anew(verdict, frame) { test_run } else { test_run_summed };
         let ran = test_run(self.program(run.program), run, frame);
         let moved = self.moved(&before);
         let length = u64::try_from(frame.len()).expect("a length");
@@ -400,4 +418,18 @@ pub(crate) fn info(map: &Map) -> MapInfo {
 
 fn hash<K: Pod, V: Pod>(map: Map) -> HashMap<MapData, K, V> {
     HashMap::try_from(map).expect("a hash map of these types")
+}
+
+/// Whether the packet that comes of it may have another length, or is one (ARP) that no checksum covers.
+fn is_made_anew(verdict: Verdict, frame: &[u8]) -> bool {
+    /// Of the stage's devices; what is longer may be cut.
+    const LONGEST_TO_POD: usize = 14 + 1400;
+    const MADE: [Verdict; 5] = [
+        Verdict::ArpAnswered,
+        Verdict::CutAnswered,
+        Verdict::FragmentsReleased,
+        Verdict::HairpinAnswered,
+        Verdict::MtuAnswered,
+    ];
+    MADE.contains(&verdict) || frame.len() > LONGEST_TO_POD
 }

@@ -9,8 +9,8 @@ use egress_agent::dataplane::names::PINNED_MAPS;
 use egress_agent::dataplane::trace::{Traced, Tracer};
 use egress_agent::explain::probe::Probe;
 use egress_common::abi::{
-    ABI_VERSION, Course, Direction, Mapping, OnUnknownPod, Origin, PodEntry, Policy, PolicyKey, Slot, Tuple, Verdict,
-    WhenEmpty,
+    ABI_VERSION, Course, Direction, Holder, Mapping, OnUnknownPod, Origin, PodEntry, Policy, PolicyKey, Share, Slot,
+    Tuple, Verdict, WhenEmpty,
 };
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
@@ -57,6 +57,7 @@ fn contents(stage: &Stage) -> Vec<String> {
         format!("{:?}", all(&stage.datagrams)),
         format!("{:?}", all(&stage.nat)),
         format!("{:?}", all(&stage.frags)),
+        format!("{:?}", all(&stage.shares)),
         format!("{:?}", stage.usage.get(&0, 0).expect("the usage")),
         format!("{:?} {eip:?}", stage.counts()),
     ]
@@ -182,6 +183,24 @@ const CASES: &[Case] = &[
         |stage, cast| occupy(stage, cast, 17, 1024..=u16::MAX, 53),
         |cast| probe(cast.pod, cast.world, 53),
     ),
+    (
+        Verdict::QuotaExceeded,
+        |stage, cast| {
+            stage.configure(|config| config.pod_quota = 7);
+            let share = Share { flows: 7, ..Share::default() };
+            stage.shares.insert(Holder::pod(addr(cast.pod)), share, 0).expect("a share");
+        },
+        |cast| probe(cast.pod, cast.world, 53),
+    ),
+    (
+        Verdict::QuotaExceeded,
+        |stage, cast| {
+            stage.configure(|config| config.policy_quota = 7);
+            let share = Share { mappings: 7, ..Share::default() };
+            stage.shares.insert(Holder::policy(cast.here), share, 0).expect("a share");
+        },
+        |cast| probe(cast.pod, cast.world, 53),
+    ),
     (Verdict::NoRoute, nothing, |cast| probe(cast.pod, cast.nowhere, 80)),
     (Verdict::UnsupportedProtocol, nothing, |cast| Probe { protocol: 51, ..probe(cast.pod, cast.world, 0) }),
     (
@@ -217,6 +236,7 @@ const ELSEWHERE: &[(Verdict, &str)] = &[
     (Verdict::Malformed, "a probe is whole"),
     (Verdict::ChainTooLong, "a probe has no extension headers"),
     (Verdict::SourceRouted, "nor options"),
+    (Verdict::V4Mapped, "a probe's addresses are what they are read as"),
     (Verdict::FragmentUnknown, "nor pieces"),
     (Verdict::FragmentHeld, "nor pieces"),
     (Verdict::FragmentsReleased, "nor pieces"),
@@ -238,6 +258,8 @@ const ELSEWHERE: &[(Verdict, &str)] = &[
     (Verdict::NoNodeAddress, "the uplink's"),
     (Verdict::ForeignPod, "the uplink's"),
     (Verdict::NotSteered, "the uplink's"),
+    (Verdict::AddressConflict, "the uplink's"),
+    (Verdict::SpoofedEgressIp, "the uplink's"),
     (Verdict::NoMapping, "the uplink's"),
     (Verdict::ReplyHere, "the uplink's"),
     (Verdict::ReplySteered, "the uplink's"),
@@ -245,6 +267,7 @@ const ELSEWHERE: &[(Verdict, &str)] = &[
     (Verdict::NeighbourAnswered, "the uplink's"),
     (Verdict::InboundRemembered, "the way to the pod"),
     (Verdict::InboundRefused, "the way to the pod"),
+    (Verdict::InboundFull, "the way to the pod"),
     (Verdict::SnatForNode, "the overlay's"),
     (Verdict::ReplyDelivered, "the overlay's"),
     (Verdict::ForgedOuter, "the overlay's"),
@@ -273,6 +296,7 @@ fn play(stage: &mut Stage, cast: &Cast, tracer: &mut Tracer<'_>, (verdict, prepa
     stage.nat.empty();
     stage.inbound.empty();
     stage.moving.empty();
+    stage.shares.empty();
     stage.begin();
     prepare(stage, cast);
     let probe = make(cast);

@@ -8,6 +8,8 @@ use super::{Addr, Family, abi};
 pub enum OnUnknownPod {
     Pass = 1,
     Drop = 2,
+    /// Pass until [`Config::pass_until_secs`], which an agent that follows the pods moves on.
+    PassWhileFollowed = 3,
 }
 
 /// Ports that NAT may use on the node's own address: outside the host's ephemeral, reserved and NodePort ports.
@@ -28,28 +30,33 @@ pub struct Timeouts {
     pub tcp_opening: u32,
     /// Once both sides have finished, or one has reset.
     pub tcp_closing: u32,
+    /// Once it has been answered.
     pub udp: u32,
-    /// ICMP and ICMPv6 echo.
+    /// ICMP and ICMPv6 echo, once answered.
     pub icmp: u32,
     /// Every other protocol.
     pub other: u32,
+    /// What is not TCP, until the first answer; where the protocol's own timeout is not shorter.
+    pub unreplied: u32,
 }
-abi!(Timeouts, 24);
+abi!(Timeouts, 28);
 
 impl Timeouts {
     /// RFC 5382 section 5 and RFC 7857 section 2 (TCP), RFC 4787 section 4.3 (UDP: two minutes at least, five
-    /// recommended), RFC 5508 section 3.2 (ICMP).
-    pub const DEFAULT: Self =
-        Self { tcp_established: 7_440, tcp_opening: 240, tcp_closing: 240, udp: 300, icmp: 60, other: 300 };
+    /// recommended), RFC 5508 section 3.2 (ICMP); unreplied as Linux has it (`nf_conntrack_udp_timeout`).
+    pub const DEFAULT: Self = Self {
+        tcp_established: 7_440,
+        tcp_opening: 240,
+        tcp_closing: 240,
+        udp: 300,
+        icmp: 60,
+        other: 300,
+        unreplied: 30,
+    };
 }
 
 /// Size of the map `inbound` where nothing else is asked for.
 pub const DEFAULT_INBOUND: u32 = 65_536;
-
-/// How much of a map `inbound` of this size connections to pods that nothing selects may use: three quarters.
-pub const fn inbound_shared(size: u32) -> u32 {
-    size - size / 4
-}
 
 /// The value of `config`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,15 +91,26 @@ pub struct Config {
     /// an older one cannot be known right after.
     pub following_since_secs: u32,
     pub timeouts: Timeouts,
-    /// Connections from outside to pods that nothing selects are remembered while the map `inbound` has fewer entries;
-    /// the rest is kept for selected pods.
-    pub inbound_shared: u32,
-    /// Link address that overlay packets made by the programs of this node bear inside: random, and known to no pod, so
-    /// that the uplink's guard knows them for our own. Zero: the programs leave the overlay to its device.
+    /// How many entries the map `inbound` takes; `decide::notice` says who may have them.
+    pub inbound_size: u32,
+    /// CLOCK_MONOTONIC (s) until when [`OnUnknownPod::PassWhileFollowed`] passes: an agent that is gone knows nothing of a
+    /// selected pod that starts.
+    pub pass_until_secs: u32,
+    /// Most entries of one pod address, in `flows` and (as mappings) in `nat`; and of one egress policy.
+    pub pod_quota: u32,
+    pub policy_quota: u32,
+    /// Link address that overlay packets made by the programs of this node bear inside. Zero: the programs leave the overlay
+    /// to its device.
     pub overlay_secret: [u8; 6],
     /// Lower half of what `steer` writes into the priority of packets that it leaves to the stack, where a rule in
     /// nftables drops what selected pods send without it. Random, so that no pod can write it. Zero: there is no such rule.
     pub seen: u16,
+    /// Lower half of what the programs write into the priority of packets that they redirect, where the program at the
+    /// device that the packet leaves by knows it for ours. No pod can write it: forwarding sets a priority by the type of
+    /// service, and every veth pair sets zero.
+    pub redirected: u16,
+    /// Not zero where hosts outside reach pods by the pods' own addresses: every port counts as exposed then.
+    pub direct_routing: u16,
     /// Raised by the agent after every change of what `steer` asks (pods, policy, nodes, cluster, owned): a flow keeps
     /// what its questions came to for as long as this stays. Zero: nothing is kept.
     pub decisions: u32,
@@ -102,7 +120,7 @@ pub struct Config {
     /// Addresses that may be in the map `owned_addr`, so that others need no look.
     pub owned: Sieve,
 }
-abi!(Config, 44 + 48 + 16 + 24 + 4 + 8 + 4 + 8 + 16 + 32);
+abi!(Config, 44 + 48 + 16 + 28 + 16 + 8 + 4 + 4 + 8 + 16 + 32);
 
 /// A set of addresses that may hold more than was put into it: a Bloom filter of 256 bits, one for each address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -195,9 +213,14 @@ impl Config {
         mgmt_mac: [0; 6],
         following_since_secs: 0,
         timeouts: Timeouts::DEFAULT,
-        inbound_shared: inbound_shared(DEFAULT_INBOUND),
+        inbound_size: DEFAULT_INBOUND,
+        pass_until_secs: 0,
+        pod_quota: u32::MAX,
+        policy_quota: u32::MAX,
         overlay_secret: [0; 6],
         seen: 0,
+        redirected: 0,
+        direct_routing: 0,
         decisions: 0,
         pods_v4: Cover::ALL,
         pods_v6: Cover::ALL,
@@ -216,6 +239,13 @@ impl Config {
     pub const fn seen_priority(&self) -> Option<u32> {
         // The upper half is no traffic class that anybody has.
         if self.seen == 0 { None } else { Some(0xe67e_0000 | self.seen as u32) }
+    }
+
+    /// The priority that says that a program of this node has redirected a packet. The upper half is no traffic class that
+    /// anybody has, and not that of [`seen_priority`](Self::seen_priority).
+    #[inline(always)]
+    pub const fn redirected_priority(&self) -> u32 {
+        0xe67f_0000 | self.redirected as u32
     }
 
     /// False where no pod has this address and no pod subnet holds it.
@@ -246,7 +276,21 @@ impl Config {
 
     #[inline(always)]
     pub const fn on_unknown_pod(&self) -> OnUnknownPod {
-        if self.on_unknown_pod == OnUnknownPod::Pass as u32 { OnUnknownPod::Pass } else { OnUnknownPod::Drop }
+        match self.on_unknown_pod {
+            1 => OnUnknownPod::Pass,
+            3 => OnUnknownPod::PassWhileFollowed,
+            _ => OnUnknownPod::Drop,
+        }
+    }
+
+    /// Whether packets of pods that are not known pass at this time (CLOCK_MONOTONIC, ns).
+    #[inline(always)]
+    pub const fn passes_unknown_pods(&self, now_ns: u64) -> bool {
+        match self.on_unknown_pod() {
+            OnUnknownPod::Pass => true,
+            OnUnknownPod::PassWhileFollowed => now_ns < self.pass_until_secs as u64 * 1_000_000_000,
+            OnUnknownPod::Drop => false,
+        }
     }
 }
 

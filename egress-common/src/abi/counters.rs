@@ -1,6 +1,6 @@
 //! Maps `counters`, `eip_counters` and `events`.
 
-use super::{Tuple, abi};
+use super::{Addr, Tuple, abi};
 
 /// Value of `counters`, per CPU; the index is the [`super::Verdict`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -39,3 +39,17 @@ pub struct DropEvent {
     pub tuple: Tuple,
 }
 abi!(DropEvent, 64);
+
+/// Another host's claim on an egress IP that this node owns, in the ring buffer `events`; its length tells it from a
+/// [`DropEvent`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct ConflictEvent {
+    /// CLOCK_MONOTONIC (ns).
+    pub time_ns: u64,
+    pub address: Addr,
+    /// Where the other host says that the address is.
+    pub mac: [u8; 6],
+    pub reserved: [u8; 2],
+}
+abi!(ConflictEvent, 32);

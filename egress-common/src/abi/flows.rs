@@ -1,4 +1,4 @@
-//! Maps `flows`, `inbound`, `datagrams` and `frags`: what the source node remembers of its pods' traffic.
+//! Maps `flows`, `inbound`, `exposed`, `datagrams` and `frags`: what the source node remembers of its pods' traffic.
 
 use super::seal::Seal;
 use super::{Addr, Slot, Tuple, abi};
@@ -24,9 +24,13 @@ pub struct Flow {
     pub settled: Slot,
     /// The egress IP that this flow shows to the world.
     pub address: Addr,
+    /// Of a TCP connection: what the pod has acknowledged, as last noted, and where the last FIN or RST for it ends
+    /// (`decide::phase`).
+    pub acknowledged: u32,
+    pub end: u32,
     pub reserved: u32,
 }
-abi!(Flow, 32 + 36 + 16 + 4);
+abi!(Flow, 32 + 36 + 16 + 12);
 
 impl Flow {
     /// Not sealed yet.
@@ -42,6 +46,8 @@ impl Flow {
             slot,
             settled: Slot::EMPTY,
             address,
+            acknowledged: 0,
+            end: 0,
             reserved: 0,
         }
     }
@@ -109,16 +115,88 @@ pub struct Inbound {
     pub last_seen_ns: u64,
     /// Of a TCP connection: bits of `decide::phase`.
     pub state: u32,
+    /// Likewise: what the pod has acknowledged, as last noted, and where the last FIN or RST from outside ends.
+    pub acknowledged: u32,
+    pub end: u32,
     pub reserved: u32,
 }
-abi!(Inbound, 16);
+abi!(Inbound, 24);
 
 impl Inbound {
     #[inline(always)]
     pub const fn new(now_ns: u64) -> Self {
-        Self { last_seen_ns: now_ns, state: 0, reserved: 0 }
+        Self { last_seen_ns: now_ns, state: 0, acknowledged: 0, end: 0, reserved: 0 }
     }
 }
+
+/// Key of `exposed`: a port by which a pod of this node is reached from outside the cluster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(C)]
+pub struct ExposedPort {
+    pub pod: Addr,
+    pub port: [u8; 2],
+    pub protocol: u8,
+    pub reserved: u8,
+}
+abi!(ExposedPort, 20);
+
+impl ExposedPort {
+    #[inline(always)]
+    pub const fn new(pod: Addr, protocol: u8, port: u16) -> Self {
+        Self { pod, port: port.to_be_bytes(), protocol, reserved: 0 }
+    }
+
+    /// The port that this tuple of a pod's packet has come from.
+    #[inline(always)]
+    pub const fn of(tuple: &Tuple) -> Self {
+        Self::new(tuple.saddr, tuple.protocol, tuple.sport())
+    }
+}
+
+/// Value of `exposed`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Exposure {
+    /// Entries of `inbound` at this port: as last counted, and claimed since.
+    pub inbound: u32,
+    /// Of the sweep that counts just now.
+    pub counting: u32,
+}
+abi!(Exposure, 8);
+
+/// Key of `shares`: a pod address, or an egress policy by its egress ID; the other field is zero.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(C)]
+pub struct Holder {
+    pub pod: Addr,
+    pub egress_id: u32,
+}
+abi!(Holder, 20);
+
+impl Holder {
+    #[inline(always)]
+    pub const fn pod(pod: Addr) -> Self {
+        Self { pod, egress_id: 0 }
+    }
+
+    #[inline(always)]
+    pub const fn policy(egress_id: u32) -> Self {
+        Self { pod: Addr::UNSPECIFIED, egress_id }
+    }
+}
+
+/// Value of `shares`: how many entries the holder has, as last counted, and claimed since.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Share {
+    pub flows: u32,
+    /// In `nat`, two keys each.
+    pub mappings: u32,
+    /// Of the sweep that counts just now.
+    pub counting_flows: u32,
+    pub counting_mappings: u32,
+}
+abi!(Share, 16);
 
 /// Value of `datagrams`, whose key is the tuple as the pod sends it, and of `exhausted`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

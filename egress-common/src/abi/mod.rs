@@ -22,9 +22,9 @@ mod verdict;
 
 pub use addr::{Addr, Family};
 pub use cluster::{ClusterKey, ClusterPrefix, NodeEntry, NodePlace, PrefixKind};
-pub use config::{Config, Cover, DEFAULT_INBOUND, OnUnknownPod, PortRange, Sieve, Timeouts, inbound_shared};
-pub use counters::{Count, DropEvent, EipCount};
-pub use flows::{Datagram, Flow, FragKey, FragPorts, Inbound, Usage};
+pub use config::{Config, Cover, DEFAULT_INBOUND, OnUnknownPod, PortRange, Sieve, Timeouts};
+pub use counters::{ConflictEvent, Count, DropEvent, EipCount};
+pub use flows::{Datagram, ExposedPort, Exposure, Flow, FragKey, FragPorts, Holder, Inbound, Share, Usage};
 pub use moving::{Course, Moving};
 pub use nat::{Direction, Hop, Mapping, Origin, Tuple};
 pub use pods::{MAX_SLOTS, Owned, OwnedAddr, PodEntry, Policy, PolicyKey, Selection, Slot, SlotPlace, WhenEmpty};
@@ -32,10 +32,17 @@ pub use rig::{RIG_FRAME, Rig};
 pub use verdict::{Class, Verdict};
 
 /// Version of the layout of all pinned maps; the pin directory is named after it.
-pub const ABI_VERSION: u32 = 4;
+pub const ABI_VERSION: u32 = 5;
 
-/// The only mark: a selected pod's packet to another node's address (OVN-Kubernetes' 1008).
+/// The only mark: a selected pod's packet to another node's address (OVN-Kubernetes' 1008). It is these bits; what stands
+/// in others belongs to the host's rules (kube-proxy 0x4000 and 0x8000, Calico the upper half) and stays as it is.
 pub const NODE_MARK: u32 = 0x3f0;
+
+/// Whether a packet has [`NODE_MARK`], whatever else its mark says.
+#[inline(always)]
+pub const fn has_node_mark(mark: u32) -> bool {
+    mark & NODE_MARK == NODE_MARK
+}
 
 /// Mark of the test packet of the program `sweep` where a map is nearly full. It never leaves the test.
 pub const SWEEP_PRESSED: u32 = 1;

@@ -75,6 +75,12 @@ impl Tuple {
         [u32::from_ne_bytes([s[0], s[1], d[0], d[1]]), u32::from_ne_bytes([self.protocol, self.direction, r[0], r[1]])]
     }
 
+    /// The tuple that a pod sends, of what this tuple answers; whatever direction it was read for.
+    #[inline(always)]
+    pub const fn answered(&self) -> Self {
+        Self::new(Direction::Egress, self.daddr, self.saddr, self.dport(), self.sport(), self.protocol)
+    }
+
     /// The tuple of the answer, which goes the other way.
     #[inline(always)]
     pub const fn reversed(&self) -> Self {
@@ -170,8 +176,12 @@ pub struct Mapping {
     pub hop: Hop,
     /// When the mapping was made.
     pub created_ns: u64,
+    /// Of a TCP connection, as last noted in this direction: what the pod has acknowledged, or where the last FIN or RST
+    /// for it ends (`decide::phase`).
+    pub number: u32,
+    pub reserved: u32,
 }
-abi!(Mapping, 16 + 40 + 8 + 16 + 40 + 8);
+abi!(Mapping, 16 + 40 + 8 + 16 + 40 + 8 + 8);
 
 impl Mapping {
     /// Not sealed yet.
@@ -187,6 +197,8 @@ impl Mapping {
             hop: Hop::NONE,
             state: 0,
             seal: 0,
+            number: 0,
+            reserved: 0,
         }
     }
 

@@ -27,6 +27,8 @@ pub struct Rig {
     pub first_source: u32,
     pub first_destination: u32,
     pub mark: u32,
+    /// What a program that redirects would have left there.
+    pub priority: u32,
     pub frame: [u8; RIG_FRAME],
 }
-abi!(Rig, 48 + RIG_FRAME);
+abi!(Rig, 52 + RIG_FRAME);

@@ -52,7 +52,7 @@ macro_rules! verdicts {
 verdicts! {
     /// The agent has not written the configuration yet.
     NotConfigured = 0, Pass, "not_configured";
-    /// Neither IPv4 nor IPv6, or a VLAN of another network.
+    /// Neither IPv4 nor IPv6.
     NotIp = 1, Pass, "not_ip";
     /// Not the address of a pod of this node.
     NotPod = 2, Pass, "not_pod";
@@ -80,12 +80,14 @@ verdicts! {
     NodeSnatDone = 13, Pass, "node_snat_done";
     /// Answer to a packet marked 1008: translated back.
     NodeReply = 14, Pass, "node_reply";
-    /// Nothing of ours on this hook.
+    /// Nothing of ours on this hook, or a VLAN of another network.
     NotOurs = 15, Pass, "not_ours";
     /// A new connection from outside: remembered.
     InboundRemembered = 16, Pass, "inbound_remembered";
-    /// A new connection from outside that could not be remembered: the map `inbound` is full.
+    /// A new connection from outside to a pod that nothing selects, which could not be remembered: `inbound` has no room for it.
     InboundRefused = 17, Pass, "inbound_refused";
+    /// ARP or a neighbour advertisement by which another host claims an owned egress IP.
+    AddressConflict = 18, Pass, "address_conflict";
 
     /// From a selected pod, given its egress IP here.
     SnatHere = 20, Redirect, "snat_here";
@@ -132,9 +134,9 @@ verdicts! {
     ForeignPod = 45, Drop, "foreign_pod";
     /// A pod's packet to the tunnel port.
     ForgedTunnel = 46, Drop, "forged_tunnel";
-    /// Overlay packet whose outer source is not another node.
+    /// Overlay packet that is not from another node's tunnel endpoint to this node's.
     ForgedOuter = 47, Drop, "forged_outer";
-    /// Overlay packet whose inner source is not a pod of the node that sent it.
+    /// Overlay packet whose inner source is not a pod of the node that sent it; of a reply, one of the cluster.
     ForgedInner = 48, Drop, "forged_inner";
     /// Arrived for an egress IP and belongs to no flow.
     NoMapping = 49, Drop, "no_mapping";
@@ -148,7 +150,7 @@ verdicts! {
     NoNeighbour = 53, Drop, "no_neighbour";
     /// Too large for the way, and no ICMP answer could be made.
     MtuExceeded = 54, Drop, "mtu_exceeded";
-    /// Header cut short or impossible.
+    /// Header cut short or impossible, VLAN tags one behind the other, or a checksum that would go into a header field.
     Malformed = 55, Drop, "malformed";
     /// What cannot be translated: ICMP that is neither query, answer nor error (redirects above all), AH, mobility headers.
     UnsupportedProtocol = 56, Drop, "unsupported_protocol";
@@ -170,7 +172,8 @@ verdicts! {
     BadState = 64, Drop, "bad_state";
     /// To be given the node's address, and this node has none of that family.
     NoNodeAddress = 65, Drop, "no_node_address";
-    /// A TCP or SCTP flow came in mid-stream, and its port belongs to another flow by now, or no longer to NAT.
+    /// A TCP or SCTP flow came in mid-stream, and its port belongs to another flow by now, or no longer to NAT; or a masquerade
+    /// has given a pod's packet a port that NAT has given to another flow.
     PortTaken = 66, Drop, "port_taken";
     /// Came through the overlay before the agent has written the configuration.
     NotReady = 67, Drop, "not_ready";
@@ -188,6 +191,14 @@ verdicts! {
     OverlayTooNarrow = 74, Drop, "overlay_too_narrow";
     /// Reply from a gateway, for a pod that its object does not select: any more, or the address was another pod's before.
     NotItsPod = 75, Drop, "not_its_pod";
+    /// About to leave with an egress IP as its source that NAT did not write.
+    SpoofedEgressIp = 76, Drop, "spoofed_egress_ip";
+    /// A new connection from outside to a selected pod, which could not be remembered: its answer would leave with the egress IP.
+    InboundFull = 77, Drop, "inbound_full";
+    /// A new flow of a pod, or of an egress policy, that holds its quota of `flows` or `nat` already.
+    QuotaExceeded = 78, Drop, "quota_exceeded";
+    /// IPv6 with an IPv4-mapped address, which no host sends or takes.
+    V4Mapped = 80, Drop, "v4_mapped";
 }
 
 impl Verdict {

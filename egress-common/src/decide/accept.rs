@@ -2,7 +2,9 @@
 //! pod of ours.
 //!
 //! Nodes are trusted, their overlay packets are not taken on faith: the outer source must be another node's tunnel
-//! endpoint, the inner source of a flow a pod of that very node, and the pod that a reply is for selected by its object.
+//! endpoint (and the outer destination this node's: the edge compares it, where it reads the outer headers), the inner
+//! source of a flow a pod of that very node, the pod that a reply is for selected by its object, and the inner source of
+//! a reply no address of the cluster.
 //!
 //! While an address is handed over (`abi::Moving`) the old node passes on what comes for it, and the heir takes from the
 //! old node, and from nobody else, what pods of other nodes have sent. What a pod has sent is passed on once; an answer may
@@ -11,7 +13,7 @@
 
 use super::snat::{self, Face};
 use super::{Owner, Tables, fragments, slots};
-use crate::abi::{Addr, Config, Course, Mapping, NodeEntry, NodePlace, Origin, Owned, PrefixKind, Verdict};
+use crate::abi::{Addr, Class, Config, Course, Mapping, NodeEntry, NodePlace, Origin, Owned, PrefixKind, Verdict};
 use crate::wire::{Heads, L4, Quote};
 
 /// Where the packet came from, read from the tunnel header.
@@ -37,6 +39,12 @@ pub enum Accept<'t> {
     Answer,
 }
 
+/// What becomes of a packet that [`why_unread`](crate::wire::Heads::why_unread) is said of: the stack must not see it.
+#[inline(always)]
+pub const fn unread(why: Verdict) -> Verdict {
+    if matches!(why.class(), Class::Pass) { Verdict::Malformed } else { why }
+}
+
 /// The node that sent it. Nodes send from their tunnel endpoint: another address of theirs is what a masqueraded packet of a
 /// pod would show.
 #[inline(always)]
@@ -50,8 +58,17 @@ pub fn accept<'t, T: Tables>(heads: &mut Heads, outer: &Outer, tables: &'t T, co
     if let Some(pod) = tables.pod(&heads.tuple.daddr) {
         // A gateway knows no pods: its mappings outlive the pod's selection, and the pod. The network identifier says whose
         // reply it is.
-        let is_selected = pod.egress_id() == Some(outer.egress_id);
-        return if is_selected { Accept::Deliver } else { Accept::Done(Verdict::NotItsPod) };
+        if pod.egress_id() != Some(outer.egress_id) {
+            return Accept::Done(Verdict::NotItsPod);
+        }
+        if !may_answer(heads, tables) {
+            return Accept::Done(Verdict::ForgedInner);
+        }
+        // A later fragment does not show which flow it is of, and an error keeps none alive.
+        if heads.has_l4() && heads.l4 != L4::IcmpError {
+            tables.flow_answered(&heads.tuple.answered(), heads.for_pod());
+        }
+        return Accept::Deliver;
     }
     if is_in_own_subnet(heads, tables, config) {
         return Accept::Done(Verdict::NotItsPod);
@@ -125,6 +142,15 @@ fn of_hand_over<T: Tables>(heads: &Heads, outer: &Outer, tables: &T, of_sender: 
     }
 }
 
+/// Whether the source of a reply may be one: [`super::steer`] sends nothing of a pod to a gateway that is for an address
+/// of the cluster. An ICMP error may have any source, a node's address in one that the gateway itself sends, and it
+/// concerns only the flow that it quotes.
+#[inline(always)]
+fn may_answer<T: Tables>(heads: &Heads, tables: &T) -> bool {
+    let source = &heads.tuple.saddr;
+    heads.l4 == L4::IcmpError || (tables.node(source).is_none() && tables.prefix(source).is_none())
+}
+
 /// For an address that no pod has, or none that the agent knows.
 #[inline(always)]
 fn is_in_own_subnet<T: Tables>(heads: &Heads, tables: &T, config: &Config) -> bool {
@@ -158,6 +184,8 @@ mod tests {
     use crate::abi::{Direction, Moving, PodEntry};
     use crate::decide::cast::{Cast, ID, NODE, OTHER_NODE, both};
     use crate::decide::packets::{Packet, packet};
+    use crate::decide::phase::{self, Phase};
+    use crate::decide::steer;
     use crate::decide::world::{World, addr};
     use crate::wire::{PROTO_AH, tcp};
 
@@ -186,6 +214,24 @@ mod tests {
             let forged = asked(world, cast.other_mgmt, ID, &from_remote(cast));
             assert_eq!(forged, Accept::Done(Verdict::ForgedOuter));
             world.assert_paired();
+        });
+    }
+
+    #[test]
+    fn a_reply_keeps_the_flow_alive_and_notes_its_end() {
+        both(|cast, world| {
+            let sent = packet(cast.pod, cast.world, 4000, 80).tcp(tcp::SYN);
+            let flow = |world: &World| world.flow_at(&sent.heads().tuple).expect("a flow");
+            steer::steer(&mut sent.heads(), &Quote::NONE, world, &world.config.get());
+            steer::steer(&mut sent.clone().tcp(tcp::FIN | tcp::ACK).heads(), &Quote::NONE, world, &world.config.get());
+            world.now.set(world.now.get() + 200_000_000_000);
+            let reply = packet(cast.world, cast.pod, 80, 4000);
+            for (flags, phase) in [(tcp::ACK, Phase::Established), (tcp::FIN | tcp::ACK, Phase::Closing)] {
+                assert_eq!(asked(world, OTHER_NODE, ID, &reply.clone().tcp(flags)), Accept::Deliver);
+                assert_eq!((flow(world).last_seen_ns, phase::flow(&flow(world))), (world.now.get(), phase));
+            }
+            let error = packet(cast.other_node, cast.pod, 0, 0).unreachable();
+            assert_eq!(asked(world, OTHER_NODE, ID, &error), Accept::Deliver, "of no flow by its own tuple");
         });
     }
 
@@ -248,6 +294,40 @@ mod tests {
             assert_eq!(asked(world, OTHER_NODE, ID, &reply(cast.pod)), Accept::Deliver);
             world.add_pod(cast.pod, PodEntry::known().with_cut_until(u64::MAX));
             assert_eq!(asked(world, OTHER_NODE, ID, &reply(cast.pod)), Accept::Done(Verdict::NotItsPod));
+        });
+    }
+
+    /// A pod's packet to the cluster shows no egress IP, so nothing of the cluster answers through a gateway.
+    #[test]
+    fn no_reply_comes_from_the_cluster() {
+        both(|cast, world| {
+            let sources = [
+                cast.node,
+                cast.mgmt,
+                cast.other_node,
+                cast.other_mgmt,
+                cast.pod,
+                cast.known_pod,
+                cast.remote_pod,
+                cast.lost_pod,
+                cast.service,
+                cast.join,
+                cast.link_local,
+                cast.multicast,
+                cast.excluded,
+                cast.egress,
+                cast.foreign_egress,
+            ];
+            for source in sources {
+                for reply in
+                    [packet(source, cast.pod, 80, 4000), packet(source, cast.pod, 80, 4000).fragment(100, false)]
+                {
+                    assert_eq!(asked(world, OTHER_NODE, ID, &reply), Accept::Done(Verdict::ForgedInner), "{source}");
+                }
+                // A gateway tells pods from its node's address, and a router may have any.
+                let error = packet(source, cast.pod, 0, 0).unreachable();
+                assert_eq!(asked(world, OTHER_NODE, ID, &error), Accept::Deliver, "{source}");
+            }
         });
     }
 

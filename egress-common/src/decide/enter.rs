@@ -7,7 +7,7 @@
 
 use super::{Tables, fragments, slots};
 use crate::abi::{Addr, Config, Course, Family, Mapping, Origin, Verdict};
-use crate::wire::{Fragment, Heads, L4, Quote};
+use crate::wire::{Fragment, Heads, L4, Quote, Segment};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Enter<'t> {
@@ -136,10 +136,10 @@ fn for_node<'t, T: Tables>(heads: &mut Heads, quote: &Quote, tables: &'t T, conf
         L4::Later => {
             fragments::resolve(heads, tables);
             let may_be_ours = heads.l4 != L4::Later && is_node_port(heads.tuple.dport(), config);
-            if may_be_ours { tables.nat_seen(&heads.tuple, 0) } else { None }
+            if may_be_ours { tables.nat_seen(&heads.tuple, Segment::NONE) } else { None }
         }
         L4::Tcp | L4::Udp | L4::Sctp | L4::EchoReply if is_node_port(heads.tuple.dport(), config) => {
-            if let Some(mapping) = tables.nat_seen(&heads.tuple, heads.tcp_flags) {
+            if let Some(mapping) = tables.nat_seen(&heads.tuple, heads.for_pod()) {
                 fragments::resolve(heads, tables);
                 return Some(mapping);
             }
@@ -154,7 +154,7 @@ fn for_node<'t, T: Tables>(heads: &mut Heads, quote: &Quote, tables: &'t T, conf
 }
 
 #[inline(always)]
-const fn is_node_port(port: u16, config: &Config) -> bool {
+pub const fn is_node_port(port: u16, config: &Config) -> bool {
     port >= config.node_ports.first && port <= config.node_ports.last
 }
 
@@ -177,7 +177,7 @@ fn for_egress_ip<'t, T: Tables>(heads: &mut Heads, tables: &'t T, keeps: bool) -
     if heads.l4 == L4::EchoRequest && heads.has_l4() {
         return Enter::Done(Verdict::NoMapping);
     }
-    let Some(mapping) = tables.nat_seen(&heads.tuple, heads.tcp_flags) else {
+    let Some(mapping) = tables.nat_seen(&heads.tuple, heads.for_pod()) else {
         // Nor may what follows it follow an answer that had its number; and strangers take no room in the map.
         fragments::supersede(heads, tables);
         return Enter::Done(Verdict::NoMapping);
@@ -185,7 +185,7 @@ fn for_egress_ip<'t, T: Tables>(heads: &mut Heads, tables: &'t T, keeps: bool) -
     if heads.fragment == Fragment::First && fragments::resolve_kept(heads, tables) && keeps {
         return Enter::Done(Verdict::FragmentsReleased);
     }
-    reply(heads, mapping)
+    reply(heads, mapping, tables)
 }
 
 /// The sender of an error may be any router on the way; what it quotes must be a packet that we sent.
@@ -196,19 +196,25 @@ fn error_for_egress_ip<'t, T: Tables>(heads: &Heads, quote: &Quote, tables: &'t 
     }
     let mapping = sent_to_learn(heads, quote).and_then(|quote| tables.nat_peek(quote.flow()));
     match mapping {
-        Some(mapping) => reply(heads, mapping),
+        Some(mapping) => reply(heads, mapping, tables),
         None => Enter::Done(Verdict::IcmpUnmatched),
     }
 }
 
 #[inline(always)]
-fn reply<'t>(heads: &Heads, mapping: &'t Mapping) -> Enter<'t> {
+fn reply<'t, T: Tables>(heads: &Heads, mapping: &'t Mapping, tables: &T) -> Enter<'t> {
     // The stack answers Time Exceeded, as a router does.
     if heads.ttl <= 1 {
         return Enter::Done(Verdict::TtlExpired);
     }
     match mapping.origin() {
-        Some(Origin::Here) => Enter::ReplyHere { mapping },
+        Some(Origin::Here) => {
+            // Of an error this is the flow that it quotes, which it does not keep alive.
+            if heads.l4 != L4::IcmpError {
+                tables.flow_answered(&mapping.other, heads.for_pod());
+            }
+            Enter::ReplyHere { mapping }
+        }
         Some(Origin::Remote) => Enter::ReplyRemote { mapping },
         Some(Origin::Stack) | None => Enter::Done(Verdict::BadState),
     }

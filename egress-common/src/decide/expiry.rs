@@ -1,10 +1,13 @@
 //! When an entry is idle: the timeouts, and how the two directions of a mapping count together.
 //!
 //! RFC 5382 section 5 (TCP: established at least 2 h 4 min, transitory at least 4 min), RFC 4787 section 4.3 (UDP: two
-//! minutes, better five), RFC 5508 section 3.2 (ICMP: 60 s); how far a TCP connection is, [`phase`] says. All others have one
-//! time. It suits SCTP, whose idle associations send a heartbeat every 30 s and some (RFC 9260 section 8.3); DCCP, which has
+//! minutes, better five), RFC 5508 section 3.2 (ICMP: 60 s); how far a TCP connection is, [`phase`] says. All other protocols
+//! have one time. It suits SCTP, whose idle associations send a heartbeat every 30 s and some (RFC 9260 section 8.3); DCCP, which has
 //! none, would need 2 h 4 min (RFC 5597 section 4), and loses connections that pause longer than `other` says. A flow of the
 //! source node outlives the gateway's mapping, so that a flow that only receives keeps its address.
+//!
+//! What is not TCP and has not been answered yet lives 30 s, as UDP does in Linux's connection tracking, which is less than
+//! the RFCs ask for: a pod makes as many of these entries as it likes.
 //!
 //! An entry is judged, marked as [`GONE`] by compare-and-swap, and removed. A packet notes its time by the same
 //! operation, so of a packet and a sweep that meet one wins, and what has been seen since it was judged stays. Of a mapping
@@ -19,6 +22,10 @@ const SECOND_NS: u64 = 1_000_000_000;
 pub const GONE: u64 = u64::MAX;
 /// What a connection that has not been answered keeps of its time when a map is nearly full: two repeated SYNs fit in.
 pub const PRESSED_OPENING_SECS: u32 = 10;
+/// How long `inbound` keeps a TCP connection that is not open yet, or is over: a SYN is repeated within 4 s.
+pub const INBOUND_BRIEF_SECS: u32 = 10;
+/// Likewise while a map is nearly full.
+pub const PRESSED_INBOUND_SECS: u32 = 4;
 /// First fragments are remembered for so long (RFC 8200 section 4.5 gives a minute, Linux 30 s).
 pub const FRAGMENT_NS: u64 = 30 * SECOND_NS;
 
@@ -26,19 +33,23 @@ pub const FRAGMENT_NS: u64 = 30 * SECOND_NS;
 #[inline(always)]
 #[must_use]
 pub const fn pressed(timeouts: Timeouts) -> Timeouts {
-    Timeouts { tcp_opening: PRESSED_OPENING_SECS, ..timeouts }
+    Timeouts { tcp_opening: PRESSED_OPENING_SECS, unreplied: PRESSED_OPENING_SECS, ..timeouts }
 }
 
 /// How long an entry may be idle.
 #[inline(always)]
 pub const fn timeout_ns(timeouts: &Timeouts, protocol: u8, phase: Phase) -> u64 {
+    let answered = match protocol {
+        PROTO_UDP => timeouts.udp,
+        PROTO_ICMP | PROTO_ICMPV6 => timeouts.icmp,
+        _ => timeouts.other,
+    };
     let seconds = match (protocol, phase) {
         (PROTO_TCP, Phase::Opening) => timeouts.tcp_opening,
         (PROTO_TCP, Phase::Established) => timeouts.tcp_established,
         (PROTO_TCP, Phase::Closing) => timeouts.tcp_closing,
-        (PROTO_UDP, _) => timeouts.udp,
-        (PROTO_ICMP | PROTO_ICMPV6, _) => timeouts.icmp,
-        _ => timeouts.other,
+        (_, Phase::Opening) if timeouts.unreplied < answered => timeouts.unreplied,
+        _ => answered,
     };
     seconds as u64 * SECOND_NS
 }
@@ -46,26 +57,31 @@ pub const fn timeout_ns(timeouts: &Timeouts, protocol: u8, phase: Phase) -> u64 
 /// Whether a mapping goes; both directions are judged together, since both keys live and die together.
 #[inline(always)]
 pub fn is_mapping_idle(timeouts: &Timeouts, forward: &Mapping, reverse: Option<&Mapping>, now_ns: u64) -> bool {
-    let (seen, state) = match reverse {
-        Some(reverse) => (forward.last_seen_ns.max(reverse.last_seen_ns), reverse.state),
-        None => (forward.last_seen_ns, 0),
-    };
-    let phase = phase::of_mapping(forward.state, state);
+    let seen = reverse.map_or(0, |reverse| reverse.last_seen_ns).max(forward.last_seen_ns);
+    let phase = phase::mapping(forward, reverse);
     now_ns.saturating_sub(seen) > timeout_ns(timeouts, forward.other.protocol, phase)
 }
 
-/// Whether a flow goes. Datagrams get three times the gateway's patience, since only the pod's are seen here.
+/// Whether a flow goes. Answered datagrams get three times the gateway's patience, so that a flow outlives its mapping.
 #[inline(always)]
 pub fn is_flow_idle(timeouts: &Timeouts, flow: &Flow, protocol: u8, now_ns: u64) -> bool {
-    let timeout = timeout_ns(timeouts, protocol, phase::of_flow(flow.state));
-    let patience = if protocol == PROTO_TCP { timeout } else { 3 * timeout };
+    let phase = phase::flow(flow);
+    let timeout = timeout_ns(timeouts, protocol, phase);
+    let patience = if protocol == PROTO_TCP || matches!(phase, Phase::Opening) { timeout } else { 3 * timeout };
     now_ns.saturating_sub(flow.last_seen_ns) > patience
 }
 
-/// Whether a connection from outside is forgotten.
+/// Whether a connection from outside is forgotten; `pressed` where a map is nearly full. What nobody outside has confirmed,
+/// and what is over, goes within seconds: anybody outside can make entries of it, and a connection that goes on is in neither
+/// phase.
 #[inline(always)]
-pub fn is_inbound_idle(timeouts: &Timeouts, inbound: &Inbound, protocol: u8, now_ns: u64) -> bool {
-    let timeout = timeout_ns(timeouts, protocol, phase::of_inbound(inbound.state));
+pub fn is_inbound_idle(timeouts: &Timeouts, pressed: bool, inbound: &Inbound, protocol: u8, now_ns: u64) -> bool {
+    // A question from outside has been asked; what the pod answers is not noted of datagrams.
+    let phase = if protocol == PROTO_TCP { phase::inbound(inbound) } else { Phase::Established };
+    let timeout = timeout_ns(timeouts, protocol, phase);
+    let brief = if pressed { PRESSED_INBOUND_SECS } else { INBOUND_BRIEF_SECS };
+    let is_brief = protocol == PROTO_TCP && !matches!(phase, Phase::Established);
+    let timeout = if is_brief { timeout.min(u64::from(brief) * SECOND_NS) } else { timeout };
     now_ns.saturating_sub(inbound.last_seen_ns) > timeout
 }
 
@@ -91,16 +107,23 @@ mod tests {
 
     #[test]
     fn the_later_direction_counts() {
-        let (forward, reverse) = (mapping(PROTO_UDP, 0, 0), mapping(PROTO_UDP, 200, 0));
+        let (forward, reverse) = (mapping(PROTO_UDP, 0, SPOKE), mapping(PROTO_UDP, 200, SPOKE));
         assert_eq!(kept_secs(|now| is_mapping_idle(DEFAULT, &forward, Some(&reverse), now)), 500);
         assert_eq!(kept_secs(|now| is_mapping_idle(DEFAULT, &reverse, Some(&forward), now)), 500);
-        assert_eq!(kept_secs(|now| is_mapping_idle(DEFAULT, &forward, None, now)), 300);
+        assert_eq!(kept_secs(|now| is_mapping_idle(DEFAULT, &forward, None, now)), 30);
     }
 
     #[test]
     fn each_protocol_and_phase_has_its_time() {
-        let timeouts =
-            &Timeouts { tcp_established: 1000, tcp_opening: 20, tcp_closing: 30, udp: 40, icmp: 50, other: 60 };
+        let timeouts = &Timeouts {
+            tcp_established: 1000,
+            tcp_opening: 20,
+            tcp_closing: 30,
+            udp: 40,
+            icmp: 50,
+            other: 60,
+            unreplied: 45,
+        };
         for (protocol, forward, reverse, secs) in [
             (PROTO_TCP, 0, 0, 20),
             (PROTO_TCP, SPOKE, 0, 20),
@@ -109,10 +132,12 @@ mod tests {
             (PROTO_TCP, SPOKE | FINISHED, SPOKE | FINISHED, 30),
             (PROTO_TCP, SPOKE | RESET, SPOKE | RESET, 30),
             (PROTO_TCP, SPOKE, SPOKE | RESET, 1000),
+            (PROTO_UDP, 0, SPOKE, 40),
             (PROTO_UDP, 0, 0, 40),
-            (PROTO_ICMP, 0, 0, 50),
-            (PROTO_ICMPV6, 0, 0, 50),
-            (47, 0, 0, 60),
+            (PROTO_ICMP, 0, SPOKE, 50),
+            (PROTO_ICMPV6, 0, 0, 45),
+            (47, 0, SPOKE, 60),
+            (47, 0, 0, 45),
         ] {
             let (one, other) = (mapping(protocol, 0, forward), mapping(protocol, 0, reverse));
             let kept = kept_secs(|now| is_mapping_idle(timeouts, &one, Some(&other), now));
@@ -127,8 +152,9 @@ mod tests {
             (PROTO_TCP, 0, 240),
             (PROTO_TCP, SPOKE | FINISHED, 7_440),
             (PROTO_TCP, SPOKE | FINISHED | OTHER_FINISHED, 240),
-            (PROTO_UDP, 0, 900),
-            (PROTO_ICMP, 0, 180),
+            (PROTO_UDP, SPOKE, 900),
+            (PROTO_ICMP, SPOKE, 180),
+            (PROTO_UDP, 0, 30),
         ] {
             assert_eq!(kept_secs(|now| is_flow_idle(DEFAULT, &flow(state), protocol, now)), secs, "{protocol} {state}");
         }
@@ -137,16 +163,16 @@ mod tests {
     #[test]
     fn a_connection_from_outside_lives_as_long_as_it_is_one() {
         for (protocol, state, secs) in [
-            (PROTO_TCP, 0, 240),
+            (PROTO_TCP, 0, 10),
             (PROTO_TCP, SPOKE, 7_440),
-            (PROTO_TCP, SPOKE | FINISHED, 240),
-            (PROTO_TCP, SPOKE | RESET, 240),
+            (PROTO_TCP, SPOKE | FINISHED, 10),
+            (PROTO_TCP, SPOKE | RESET, 10),
             (PROTO_UDP, 0, 300),
             (PROTO_ICMPV6, 0, 60),
         ] {
             let inbound = Inbound { state, ..Inbound::new(0) };
-            let kept = kept_secs(|now| is_inbound_idle(DEFAULT, &inbound, protocol, now));
-            assert_eq!(kept, secs, "{protocol} {state}");
+            let kept = |pressed| kept_secs(|now| is_inbound_idle(DEFAULT, pressed, &inbound, protocol, now));
+            assert_eq!((kept(false), kept(true)), (secs, if secs == 10 { 4 } else { secs }), "{protocol} {state}");
         }
     }
 
@@ -158,5 +184,16 @@ mod tests {
             kept_secs(|now| is_mapping_idle(timeouts, &one, Some(&other), now))
         };
         assert_eq!((kept(0), kept(SPOKE), kept(FINISHED)), (10, 7_440, 240));
+        for protocol in [PROTO_UDP, PROTO_ICMP, 47] {
+            let one = mapping(protocol, 0, 0);
+            let kept = |other| kept_secs(|now| is_mapping_idle(timeouts, &one, Some(&other), now));
+            let answered =
+                kept_secs(|now| now / SECOND_NS > u64::from(if protocol == PROTO_ICMP { 60_u32 } else { 300 }));
+            assert_eq!(
+                (kept(mapping(protocol, 0, 0)), kept(mapping(protocol, 0, SPOKE))),
+                (10, answered),
+                "{protocol}"
+            );
+        }
     }
 }

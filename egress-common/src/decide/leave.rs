@@ -1,11 +1,12 @@
 //! `leave`: the uplink, TC egress. The last look at what this node sends; it guards, and serves mark 1008.
 //!
-//! Our own redirected packets pass here too: their source is an egress IP already, or they are overlay packets.
+//! What our programs have redirected never comes here: the edge knows it by its sign (`Config::redirected`). So whatever
+//! is forwarded with an egress IP as its source was given it by a pod, or by a rule of the host, and not by NAT.
 
 use super::snat::{self, Face};
 use super::steer::{self, Steer};
-use super::{Owner, Tables, enter, fragments, slots};
-use crate::abi::{Addr, Class, Config, Mapping, NODE_MARK, Origin, PrefixKind, Verdict};
+use super::{Owner, Tables, enter, fragments, notice, slots};
+use crate::abi::{Addr, Class, Config, Mapping, Origin, PrefixKind, Verdict, has_node_mark};
 use crate::wire::{Heads, L4, Quote};
 
 /// What `skb` says besides the packet.
@@ -32,16 +33,25 @@ pub fn leave<T: Tables>(heads: &mut Heads, quote: &Quote, meta: &Meta, tables: &
     if meta.forwarded && heads.may_be_udp_to(config.tunnel_port) && tables.node(&heads.tuple.daddr).is_some() {
         return Leave::Done(Verdict::ForgedTunnel);
     }
-    if meta.returning && is_for_egress_ip(heads, tables) {
+    // For an egress IP that this node does not own: nodes of which none owns it would pass the packet round. What is
+    // delivered here never gets this far.
+    if meta.returning && is_egress_ip(&heads.tuple.daddr, tables) {
         return Leave::Done(Verdict::NotGateway);
     }
-    // Most packets are the node's own, or have their egress IP already: nothing below would find a pod in them.
-    if meta.mark != NODE_MARK && !config.may_be_pod(&heads.tuple.saddr) {
+    // Of this node or of another one. What came in by the uplink is the network's own.
+    if meta.forwarded && !meta.returning && is_egress_ip(&heads.tuple.saddr, tables) {
+        return Leave::Done(Verdict::SpoofedEgressIp);
+    }
+    if meta.forwarded && passes_for_a_mapping(heads, tables, config) {
+        return Leave::Done(Verdict::PortTaken);
+    }
+    // Most packets are the node's own: nothing below would find a pod in them.
+    if !has_node_mark(meta.mark) && !config.may_be_pod(&heads.tuple.saddr) {
         return Leave::Done(Verdict::NotOurs);
     }
-    let pod = tables.pod(&heads.tuple.saddr);
-    if meta.mark == NODE_MARK {
-        if pod.is_none() {
+    let is_pods = tables.pod(&heads.tuple.saddr).is_some() && may_be_pods(heads, meta.forwarded, tables, config);
+    if has_node_mark(meta.mark) {
+        if !is_pods {
             // The mark alone lets no pod's address out: whoever rules the host can set it.
             let verdict = guard_foreign(heads, tables, config);
             return if verdict.class() == Class::Drop { Leave::Done(verdict) } else { Leave::Unmark };
@@ -49,12 +59,23 @@ pub fn leave<T: Tables>(heads: &mut Heads, quote: &Quote, meta: &Meta, tables: &
         fragments::resolve(heads, tables);
         return Leave::NodeSnat;
     }
-    if pod.is_some() {
+    if is_pods {
         let verdict = guard_own(heads, quote, tables, config);
         // The stack has not translated it: not every CNI does.
         return if verdict == Verdict::NodeAddress { Leave::NodeSnat } else { Leave::Done(verdict) };
     }
     Leave::Done(guard_foreign(heads, tables, config))
+}
+
+/// Whether a rule of the host has given the packet the node's address with a port by which NAT knows another pod's flow to
+/// the same place: a masquerade keeps the port that a pod has chosen. Answers to it would be that flow's.
+///
+/// Out of line: asked of few ports.
+#[inline(never)]
+fn passes_for_a_mapping<T: Tables>(heads: &Heads, tables: &T, config: &Config) -> bool {
+    let tuple = &heads.tuple;
+    let may_be = enter::is_node_port(tuple.sport(), config) && tuple.saddr == enter::node_address(config, heads.family);
+    may_be && tables.nat_peek(&snat::reverse_key(tuple, &tuple.saddr, tuple.sport())).is_some()
 }
 
 /// The mapping of a packet that gets the node's address.
@@ -77,11 +98,27 @@ pub fn translate<'t, T: Tables>(
     snat::translate(heads, quote, tables, &Face { address, ports: config.node_ports }, &owner)
 }
 
-/// A packet for an egress IP that this node does not own came in and is about to be sent on: nodes of which none owns
-/// the address would pass it round. What is delivered here never gets this far.
+/// Whether an entry of `pods` may judge the packet. An entry for an address that is the node's own, an egress IP or another
+/// node's, whatever wrote it, must not cut the node off: the agent would never hear that the entry is to go.
+///
+/// Out of line: asked of packets with a pod's address alone, which the CNI has translated as a rule.
+#[inline(never)]
+fn may_be_pods<T: Tables>(heads: &Heads, forwarded: bool, tables: &T, config: &Config) -> bool {
+    let is_nodes = tables.node(&heads.tuple.saddr).is_some();
+    // On a node without a subnet of the family pods have addresses of which nothing is known.
+    let may_be_anywhere = forwarded && !is_nodes;
+    let Some(prefix) = tables.prefix(&heads.tuple.saddr) else { return may_be_anywhere };
+    match prefix.kind() {
+        // The second address of a subnet counts as the node's, and where the CNI is a bridge a pod may have it.
+        Some(PrefixKind::PodSubnet) => prefix.node == config.self_node && (forwarded || !is_nodes),
+        Some(PrefixKind::PodNetwork) => may_be_anywhere,
+        _ => false,
+    }
+}
+
 #[inline(always)]
-fn is_for_egress_ip<T: Tables>(heads: &Heads, tables: &T) -> bool {
-    tables.prefix(&heads.tuple.daddr).is_some_and(|prefix| prefix.kind() == Some(PrefixKind::EgressIp))
+fn is_egress_ip<T: Tables>(address: &Addr, tables: &T) -> bool {
+    tables.prefix(address).is_some_and(|prefix| prefix.kind() == Some(PrefixKind::EgressIp))
 }
 
 /// A pod of this node, with its own address, about to leave: what `steer` would leave alone may, nothing else.
@@ -92,13 +129,24 @@ fn guard_own<T: Tables>(heads: &mut Heads, quote: &Quote, tables: &T, config: &C
         Steer::Done(Verdict::TtlExpired) => Verdict::NotSteered,
         // For `steer` a SYN+ACK or an echo reply is an answer whatever we remember, since the stack knows better. By here
         // the stack has given an answer through a service its own source back; what still has the pod's address answers
-        // somebody who called that address, whom we remember, or nobody.
-        Steer::Done(Verdict::InboundReply) if !steer::answers_known(heads, quote, tables) => Verdict::NotSteered,
+        // somebody who called that address, whom we remember and who may do so, or nobody.
+        Steer::Done(Verdict::InboundReply)
+            if !steer::answers_known(heads, quote, tables) || !is_called(heads, quote, tables, config) =>
+        {
+            Verdict::NotSteered
+        }
         Steer::Done(verdict) => verdict,
         Steer::Hairpin => Verdict::Hairpin,
         Steer::Reset(verdict) => verdict,
         Steer::Mark | Steer::Send { .. } => Verdict::NotSteered,
     }
+}
+
+/// Of what an ICMP error quotes, where it is one.
+#[inline(always)]
+fn is_called<T: Tables>(heads: &Heads, quote: &Quote, tables: &T, config: &Config) -> bool {
+    let answer = if heads.l4 == L4::IcmpError { quote.flow() } else { &heads.tuple };
+    notice::is_called(answer, tables, config)
 }
 
 /// Any other source: a pod address that is not this node's must not leave, unless it stays in the cluster (a CNI that
@@ -118,7 +166,7 @@ fn guard_foreign<T: Tables>(heads: &Heads, tables: &T, config: &Config) -> Verdi
     match tables.prefix(&heads.tuple.daddr) {
         Some(to) if to.kind() != Some(PrefixKind::EgressIp) => Verdict::ToCluster,
         // An address of this node's subnet that no pod has: `steer` has judged it already.
-        _ if prefix.node == config.self_node => steer::unknown_pod(config),
+        _ if prefix.node == config.self_node => steer::unknown_pod(tables, config),
         _ => Verdict::ForeignPod,
     }
 }
@@ -126,7 +174,7 @@ fn guard_foreign<T: Tables>(heads: &Heads, tables: &T, config: &Config) -> Verdi
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::abi::{Direction, OnUnknownPod, WhenEmpty};
+    use crate::abi::{Direction, NODE_MARK, OnUnknownPod, PodEntry, WhenEmpty};
     use crate::decide::cast::{ID, both};
     use crate::decide::notice;
     use crate::decide::packets::{Packet, packet};
@@ -153,6 +201,14 @@ mod tests {
         both(|cast, world| {
             assert_eq!(asked(world, &MARKED, &packet(cast.pod, cast.other_node, 4000, 80)), Leave::NodeSnat);
             assert_eq!(asked(world, &MARKED, &packet(cast.node, cast.other_node, 4000, 80)), Leave::Unmark);
+            // The host's rules have added bits of their own, or have others only.
+            for bits in [0x4000, 0x8000, 0x0001_0000, 0xffff_0000] {
+                let marked = Meta { mark: bits | NODE_MARK, ..MARKED };
+                assert_eq!(asked(world, &marked, &packet(cast.pod, cast.other_node, 4000, 80)), Leave::NodeSnat);
+                let other = Meta { mark: bits | 0x80, ..MARKED };
+                let verdict = asked(world, &other, &packet(cast.pod, cast.other_node, 4000, 80));
+                assert_eq!(verdict, Leave::Done(Verdict::NotSteered));
+            }
             let config = world.config.get();
             let heads = packet(cast.pod, cast.other_node, 4000, 80).tcp(tcp::SYN).heads();
             let mapping = translate(&heads, &Quote::NONE, world, &config).expect("a free port");
@@ -228,6 +284,27 @@ mod tests {
         });
     }
 
+    /// The CNI's masquerade keeps the port that a pod has chosen, of those that are NAT's.
+    #[test]
+    fn a_masqueraded_packet_does_not_pass_for_another_pods() {
+        both(|cast, world| {
+            let config = world.config.get();
+            for sent in [packet(cast.pod, cast.other_node, 4000, 53), packet(cast.pod, cast.other_node, 0, 0).echo(9)] {
+                let heads = sent.heads();
+                let mapping = translate(&heads, &Quote::NONE, world, &config).expect("a free port");
+                let port = mapping.other.dport();
+                let masqueraded = |port, to_port| match heads.l4 {
+                    L4::EchoRequest => packet(cast.node, cast.other_node, 0, 0).echo(port),
+                    _ => packet(cast.node, cast.other_node, port, to_port),
+                };
+                assert_eq!(verdict(world, &masqueraded(port, 53)), Verdict::PortTaken);
+                assert_eq!(asked(world, &OWN, &masqueraded(port, 53)), Leave::Done(Verdict::NotOurs), "the node's own");
+                let next = if port == config.node_ports.last { port - 1 } else { port + 1 };
+                assert_eq!(verdict(world, &masqueraded(next, 53)), Verdict::NotOurs);
+            }
+        });
+    }
+
     #[test]
     fn a_forwarded_packet_to_a_nodes_tunnel_port_goes_nowhere() {
         both(|cast, world| {
@@ -258,6 +335,28 @@ mod tests {
             assert_eq!(verdict(world, &packet(cast.pod, cast.foreign_egress, 4000, 80)), Verdict::Hairpin);
             world.set_policy(ID, WhenEmpty::Drop, &[]);
             assert_eq!(verdict(world, &packet(cast.pod, cast.world, 4000, 80)), Verdict::NoGateway);
+        });
+    }
+
+    #[test]
+    fn no_entry_of_a_pod_judges_what_the_node_sends() {
+        both(|cast, world| {
+            for wrong in [cast.node, cast.mgmt, cast.other_node, cast.egress, cast.world] {
+                world.add_pod(wrong, PodEntry::selected(ID, 0));
+                for to in [cast.world, cast.other_node] {
+                    let sent = packet(wrong, to, 4000, 80);
+                    assert_eq!(asked(world, &OWN, &sent), Leave::Done(Verdict::NotOurs), "{wrong} {to}");
+                    assert_eq!(asked(world, &Meta { forwarded: false, ..MARKED }, &sent), Leave::Unmark);
+                }
+            }
+            // What a pod sent, by an address that it was given on the way out.
+            for wrong in [cast.node, cast.other_node] {
+                assert_eq!(verdict(world, &packet(wrong, cast.world, 4000, 80)), Verdict::NotOurs, "{wrong}");
+            }
+            // A pod whose node has no subnet of the family, and one that the host sends for.
+            assert_eq!(verdict(world, &packet(cast.world, cast.world, 4000, 80)), Verdict::NotSteered);
+            let sent_for = packet(cast.pod, cast.world, 4000, 80);
+            assert_eq!(asked(world, &OWN, &sent_for), Leave::Done(Verdict::NotSteered));
         });
     }
 
@@ -336,8 +435,24 @@ mod tests {
                 assert_eq!(verdict(world, &packet(source, cast.known_pod, 4000, 80)), Verdict::ToCluster);
                 assert_eq!(verdict(world, &packet(source, cast.other_node, 4000, 80)), Verdict::NotOurs);
             }
-            for source in [cast.node, cast.mgmt, cast.egress, cast.world, cast.service] {
+            for source in [cast.node, cast.mgmt, cast.world, cast.service] {
                 assert_eq!(verdict(world, &packet(source, cast.world, 4000, 80)), Verdict::NotOurs, "{source}");
+            }
+        });
+    }
+
+    /// What NAT has written never comes here. The node's own packets and the network's are not judged by it.
+    #[test]
+    fn no_egress_ip_leaves_that_nat_has_not_written() {
+        both(|cast, world| {
+            for source in [cast.egress, cast.foreign_egress] {
+                let spoofed = packet(source, cast.world, 4000, 80);
+                for meta in [FORWARDED, MARKED] {
+                    assert_eq!(asked(world, &meta, &spoofed), Leave::Done(Verdict::SpoofedEgressIp), "{source}");
+                }
+                assert_eq!(asked(world, &OWN, &spoofed), Leave::Done(Verdict::NotOurs), "{source}");
+                let returning = Meta { returning: true, ..FORWARDED };
+                assert_eq!(asked(world, &returning, &spoofed), Leave::Done(Verdict::NotOurs), "{source}");
             }
         });
     }

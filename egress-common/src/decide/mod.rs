@@ -31,10 +31,10 @@ pub(crate) mod packets;
 pub mod world;
 
 use crate::abi::{
-    Addr, ClusterPrefix, Flow, FragKey, FragPorts, Mapping, Moving, NodeEntry, Origin, Owned, OwnedAddr, PodEntry,
-    Policy, PolicyKey, Slot, Tuple, Verdict,
+    Addr, ClusterPrefix, ExposedPort, Flow, FragKey, FragPorts, Mapping, Moving, NodeEntry, Origin, Owned, OwnedAddr,
+    PodEntry, Policy, PolicyKey, Share, Slot, Tuple, Verdict,
 };
-use crate::wire::{Fragment, Heads, L4};
+use crate::wire::{Fragment, Heads, L4, Segment};
 use snat::PortSearch;
 
 /// What an insert-if-absent came to.
@@ -56,6 +56,24 @@ pub enum PortClaim {
     Full,
 }
 
+/// Which of the two large maps a share is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Held {
+    Flows,
+    Mappings,
+}
+
+impl Held {
+    /// Whether the holder of this share may have one more.
+    #[inline(always)]
+    pub const fn may_grow(self, share: &Share, quota: u32) -> bool {
+        match self {
+            Self::Flows => share.flows < quota,
+            Self::Mappings => share.mappings < quota,
+        }
+    }
+}
+
 /// What a mapping's two values have in common.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Owner {
@@ -67,7 +85,7 @@ pub struct Owner {
 /// The maps as decisions see them. A lookup lends the value for as long as the packet is in hand; fields that the data
 /// path changes later (times, TCP flags, the next hop) are not read through it.
 ///
-/// Methods named `..._seen` also note that the entry is alive: the time, and the TCP flags of the packet.
+/// Methods named `..._seen` also note that the entry is alive: the time, and what the segment says of a TCP connection.
 pub trait Tables {
     /// CLOCK_MONOTONIC (ns), a few milliseconds coarse.
     fn now_ns(&self) -> u64;
@@ -84,26 +102,33 @@ pub trait Tables {
 
     /// A packet of the pod: does it answer a connection that came in from outside? Of datagrams this does not keep the
     /// entry alive, since a pod that goes on sending answers nobody some day.
-    fn inbound_answered(&self, tuple: &Tuple, tcp_flags: u8) -> bool;
+    fn inbound_answered(&self, tuple: &Tuple, segment: Segment) -> bool;
     /// A packet from outside: does it belong to such a connection, which it then keeps alive?
-    fn inbound_heard(&self, tuple: &Tuple, tcp_flags: u8) -> bool;
+    fn inbound_heard(&self, tuple: &Tuple, segment: Segment) -> bool;
     /// Whether it is remembered, without noting anything.
     fn inbound_known(&self, tuple: &Tuple) -> bool;
     /// How many entries the map has, as last counted and claimed since.
     fn inbound_in_use(&self) -> u32;
     fn claim_inbound(&self, tuple: &Tuple) -> Claim;
+    /// How many of them are at this port, likewise; `None` where it is not exposed.
+    fn exposure(&self, port: &ExposedPort) -> Option<u32>;
     fn forget_inbound(&self, tuple: &Tuple);
 
     /// A datagram that a pod sent first, whatever selected it then.
     fn datagram_seen(&self, tuple: &Tuple) -> bool;
     fn note_datagram(&self, tuple: &Tuple);
 
-    fn flow_seen(&self, tuple: &Tuple, tcp_flags: u8) -> Option<&Flow>;
+    fn flow_seen(&self, tuple: &Tuple, segment: Segment) -> Option<&Flow>;
     /// As `flow_seen`, without noting anything.
     fn flow_peek(&self, tuple: &Tuple) -> Option<&Flow>;
-    /// A packet for the pod ends, or claims to end, the flow: notes it. Whether there is such a flow.
-    fn flow_answered(&self, tuple: &Tuple, tcp_flags: u8) -> bool;
+    /// An answer to the flow, by its mapping: keeps the flow alive, as it does the mapping, and notes what it says of the
+    /// connection.
+    fn flow_answered(&self, tuple: &Tuple, segment: Segment);
+    /// Claims the key, and counts it for the pod and the policy.
     fn claim_flow(&self, tuple: &Tuple, flow: &Flow) -> Claim;
+    /// Whether the pod and its egress policy (zero: of none) may have one more flow or mapping. Several CPUs that ask at once
+    /// may all hear yes.
+    fn has_quota(&self, pod: &Addr, egress_id: u32, held: Held) -> bool;
     /// [`crate::abi::Config::decisions`], read once and before anything that it stands for.
     fn decisions(&self) -> u32;
     /// Notes what the questions about a flow came to under these decisions.
@@ -114,12 +139,12 @@ pub trait Tables {
     /// Overwrites; false when the map takes no more.
     fn put_flow(&self, tuple: &Tuple, flow: &Flow) -> bool;
 
-    fn nat_seen(&self, key: &Tuple, tcp_flags: u8) -> Option<&Mapping>;
+    fn nat_seen(&self, key: &Tuple, segment: Segment) -> Option<&Mapping>;
     /// As `nat_seen`, without noting anything.
     fn nat_peek(&self, key: &Tuple) -> Option<&Mapping>;
     fn claim_nat(&self, key: &Tuple, other: &Tuple, owner: &Owner) -> Claim;
-    /// Counts a mapping made for an object.
-    fn count_mapping(&self, egress_id: u32);
+    /// Counts a mapping for the pod and the egress policy (zero: of none).
+    fn count_mapping(&self, pod: &Addr, egress_id: u32);
     /// Claims the first free port of the search for the reverse key made from `forward` and `address`.
     fn claim_any_port(&self, forward: &Tuple, address: &Addr, owner: &Owner, search: &PortSearch) -> PortClaim;
     /// Whether every port towards this destination was found taken, at most [`snat::EXHAUSTED_NS`] ago.

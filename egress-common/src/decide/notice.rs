@@ -1,19 +1,28 @@
 //! `notice`: the management port, TC egress. What the host sends to pods of this node.
 //!
 //! A connection that came in from outside must be answered by the way it came, whatever the policy says now or later, so
-//! it is remembered here. TCP shows its first packet. A datagram counts unless it answers one of the pod, which `datagrams`
-//! knows, and `flows` where that has forgotten it. Replies that we redirect to this port answer such flows, so they are
-//! never taken for connections from outside, also not those that come late, when their flow has been cut.
+//! it is remembered here, on evidence:
+//!
+//! - A SYN, or an INIT of SCTP, begins a connection whatever port it is for. At the uplink the pod's own address leaves for
+//!   it only where the port is exposed too ([`is_called`]); an answer through a proxy has another source by then.
+//! - A datagram says nothing by itself. It counts where its port is one by which users have exposed the pod (`exposed`),
+//!   unless it answers one of the pod, which `datagrams` knows, and `flows`. Everything else is the pod's own traffic.
+//! - What comes from another node's own address counts, since nodes are trusted, but not where a pod of this node has sent it
+//!   ([`is_made_up`]); and everything where hosts outside reach pods by their own addresses (`Config::direct_routing`),
+//!   which alone exposes protocols without ports.
+//!
+//! Replies that our programs redirect to this port never come here: the edge knows them by their sign.
 //!
 //! What is remembered lives as its connection does ([`phase`]); packets keep it alive whether the pod is selected or not,
-//! so that a selection that comes late finds it. The map never forgets a live connection to take another: when it is full
-//! it refuses, and its last quarter is for pods that are selected, so that a busy one that nothing selects cannot take
-//! their room.
+//! so that a selection that comes late finds it. The map never forgets a live connection to take another. Once half of it is
+//! in use no exposed port gets more than a quarter of what is free, and what is not exposed gets nothing; its last quarter
+//! is for pods that are selected. What a selected pod would answer without being remembered is dropped: the answer would
+//! leave with the egress IP.
 
 use super::phase;
 use super::{Claim, Tables};
-use crate::abi::{Config, NodePlace, Tuple, Verdict};
-use crate::wire::{Heads, L4, tcp};
+use crate::abi::{Config, ExposedPort, NodePlace, PrefixKind, Tuple, Verdict};
+use crate::wire::{Heads, L4, sctp, tcp};
 
 /// For this time after the programs first ran, a datagram may answer one that they have not seen; a ping answers none.
 pub const SETTLE_NS: u64 = 30_000_000_000;
@@ -23,22 +32,29 @@ pub fn notice<T: Tables>(heads: &Heads, tables: &T, config: &Config) -> Verdict 
     let Some(pod) = tables.pod(&heads.tuple.daddr) else { return Verdict::NotPod };
     let is_selected = pod.egress_id().is_some();
     let answer = heads.tuple.reversed();
+    // Whether the packet says itself that it begins something.
     let begins = match heads.l4 {
-        L4::Tcp => phase::is_first(heads.tcp_flags),
+        L4::Tcp if phase::is_first(heads.tcp_flags) => true,
+        L4::Tcp => {
+            // Of a selected pod its own packets tell `steer` the rest, which nobody outside can make up.
+            let ends = heads.tcp_flags & (tcp::FIN | tcp::RST) != 0;
+            if ends || !is_selected {
+                tables.inbound_heard(&answer, heads.for_pod());
+            }
+            return Verdict::NotOurs;
+        }
+        L4::Sctp if heads.sctp_chunk == sctp::INIT => true,
         // Answers nothing, unlike other datagrams.
-        L4::EchoRequest => true,
+        L4::EchoRequest => false,
         l4 if l4.begins_anywhere() => {
             let since_ns = u64::from(config.following_since_secs) * 1_000_000_000;
-            tables.now_ns().saturating_sub(since_ns) > SETTLE_NS
+            if tables.now_ns().saturating_sub(since_ns) <= SETTLE_NS {
+                return Verdict::NotOurs;
+            }
+            false
         }
         _ => return Verdict::NotOurs,
     };
-    if !begins {
-        if heads.l4 == L4::Tcp {
-            follow_connection(heads.tcp_flags, &answer, tables, is_selected);
-        }
-        return Verdict::NotOurs;
-    }
     // It answers nothing, also where the pod pings its sender by the same identifier.
     let is_ping = heads.l4 == L4::EchoRequest;
     // Asked first, since it is so of most datagrams. Also a SYN: on the tuple of a flow of the pod it begins nothing,
@@ -46,45 +62,74 @@ pub fn notice<T: Tables>(heads: &Heads, tables: &T, config: &Config) -> Verdict 
     if !is_ping && tables.flow_peek(&answer).is_some() {
         return Verdict::NotOurs;
     }
-    // Another node's own address counts as outside: the answer must not be marked 1008, which would change its source.
-    let from_here = tables.node(&heads.tuple.saddr).is_some_and(|node| node.place() == NodePlace::Own);
-    if from_here || tables.prefix(&heads.tuple.saddr).is_some() {
+    // Another node's own address counts as outside: the answer must not be marked 1008, which would change its source. So
+    // does an egress IP: another selected pod calls by a load balancer outside that keeps the client's address.
+    let place = tables.node(&heads.tuple.saddr).map(|node| node.place());
+    let from_cluster =
+        tables.prefix(&heads.tuple.saddr).is_some_and(|prefix| prefix.kind() != Some(PrefixKind::EgressIp));
+    if place == Some(NodePlace::Own) || from_cluster {
         return Verdict::NotOurs;
     }
-    if tables.inbound_heard(&answer, heads.tcp_flags) {
+    if tables.inbound_heard(&answer, heads.for_pod()) {
+        return Verdict::NotOurs;
+    }
+    let exposure = tables.exposure(&ExposedPort::of(&answer));
+    let has_evidence = exposure.is_some() || place.is_some() || config.direct_routing != 0;
+    if !begins && !has_evidence {
         return Verdict::NotOurs;
     }
     if heads.l4 != L4::Tcp && !is_ping && tables.datagram_seen(&answer) {
         return Verdict::NotOurs;
     }
-    // Nothing selects the pod yet: what it is remembered for may never come. So it leaves room for those where it has.
-    if !is_selected && tables.inbound_in_use() >= config.inbound_shared {
-        return Verdict::InboundRefused;
-    }
-    match tables.claim_inbound(&answer) {
+    let has_room = has_room(tables.inbound_in_use(), exposure, is_selected, config.inbound_size);
+    let claim = if has_room { tables.claim_inbound(&answer) } else { Claim::Full };
+    match claim {
         Claim::Claimed => Verdict::InboundRemembered,
         Claim::Taken => Verdict::NotOurs,
+        Claim::Full if is_selected => Verdict::InboundFull,
         Claim::Full => Verdict::InboundRefused,
     }
 }
 
-/// A packet of a TCP connection, whoever began it. Where the pod is selected, its own packets tell `steer` nearly all, and
-/// only the ends are looked at here: most packets for such a pod answer its own flows, and cost no question.
+/// Whether a pod of this node, which has sent the packet, has made up its source: another node does not send by the
+/// management port, and what a pod says in its name is no evidence.
 #[inline(always)]
-fn follow_connection<T: Tables>(flags: u8, answer: &Tuple, tables: &T, is_selected: bool) {
-    let ends = flags & (tcp::FIN | tcp::RST) != 0;
-    if !is_selected || (ends && !tables.flow_answered(answer, flags)) {
-        tables.inbound_heard(answer, flags);
-    }
+pub fn is_made_up<T: Tables>(heads: &Heads, tables: &T) -> bool {
+    tables.node(&heads.tuple.saddr).is_some_and(|node| node.place() == NodePlace::Other)
 }
 
-/// Notes a datagram of a pod that nothing selects, or that is not known, so that its answer is not taken for a connection from outside should
-/// the pod be selected later.
+/// Whether one more may be remembered, of `size`; `exposure` is how many the port has, if it is exposed.
 #[inline(always)]
-pub fn follow_datagram<T: Tables>(heads: &Heads, tables: &T) {
+const fn has_room(in_use: u32, exposure: Option<u32>, is_selected: bool, size: u32) -> bool {
+    // A share of the free part: with a share of the whole a few ports that are flooded at once would fill it.
+    let share = size.saturating_sub(in_use).div_ceil(4);
+    let has_share = match exposure {
+        Some(of_port) => in_use < size / 2 || of_port < share,
+        None => in_use < size / 2,
+    };
+    // Of a pod that nothing selects, what it is remembered for may never come.
+    has_share && (is_selected || in_use < size - size / 4)
+}
+
+/// Whether somebody outside may call the pod at the address and port that this packet of it comes from.
+#[inline(always)]
+pub fn is_called<T: Tables>(answer: &Tuple, tables: &T, config: &Config) -> bool {
+    config.direct_routing != 0
+        || tables.exposure(&ExposedPort::of(answer)).is_some()
+        || tables.node(&answer.daddr).is_some()
+}
+
+/// Notes a datagram of a pod that nothing selects, or that is not known, so that its answer is not taken for a connection
+/// from outside should the pod be selected later.
+#[inline(always)]
+pub fn follow_datagram<T: Tables>(heads: &Heads, tables: &T, config: &Config) {
     let is_datagram = heads.l4.begins_anywhere() && heads.has_l4();
-    // What stays in the cluster, name look-ups above all, is never asked about.
-    if is_datagram && tables.prefix(&heads.tuple.daddr).is_none() && !tables.inbound_known(&heads.tuple) {
+    // Of most ports no answer would count. What stays in the cluster, name look-ups above all, is never asked about.
+    if is_datagram
+        && is_called(&heads.tuple, tables, config)
+        && tables.prefix(&heads.tuple.daddr).is_none()
+        && !tables.inbound_known(&heads.tuple)
+    {
         tables.note_datagram(&heads.tuple);
     }
 }
@@ -93,10 +138,11 @@ pub fn follow_datagram<T: Tables>(heads: &Heads, tables: &T) {
 mod tests {
     use super::*;
     use crate::abi::{OnUnknownPod, PodEntry, WhenEmpty};
-    use crate::decide::cast::{ID, both};
+    use crate::decide::cast::{Cast, ID, both};
+    use crate::decide::leave;
     use crate::decide::packets::packet;
     use crate::decide::steer::{self, Steer};
-    use crate::decide::world::World;
+    use crate::decide::world::{World, addr};
     use crate::wire::{Heads, Quote};
 
     fn steer<'t>(heads: &mut Heads, world: &'t World, config: &Config) -> Steer<'t> {
@@ -129,7 +175,7 @@ mod tests {
             let syn = |from, to| packet(from, to, 80, 4000).tcp(tcp::SYN).arriving();
             assert_eq!(notice(&syn(cast.world, cast.unknown_pod), world), Verdict::NotPod);
             assert_eq!(notice(&syn(cast.world, cast.remote_pod), world), Verdict::NotPod);
-            for from in [cast.node, cast.mgmt, cast.remote_pod, cast.service, cast.egress] {
+            for from in [cast.node, cast.mgmt, cast.remote_pod, cast.service] {
                 assert_eq!(notice(&syn(from, cast.pod), world), Verdict::NotOurs, "{from}");
             }
             assert_eq!(world.inbound_len(), 0);
@@ -215,6 +261,25 @@ mod tests {
         });
     }
 
+    /// A load balancer outside that keeps the client's address shows the egress IP of a pod that calls another one.
+    #[test]
+    fn a_selected_pod_may_call_another_by_a_load_balancer_outside() {
+        both(|cast, world| {
+            let config = world.config.get();
+            for client in [cast.egress, cast.foreign_egress] {
+                let syn = packet(client, cast.pod, 50_000, 8443).tcp(tcp::SYN).arriving();
+                assert_eq!(notice(&syn, world), Verdict::InboundRemembered);
+                for flags in [tcp::SYN | tcp::ACK, tcp::ACK, tcp::FIN | tcp::ACK] {
+                    let answer = packet(cast.pod, client, 8443, 50_000).tcp(flags);
+                    let steered = steer(&mut answer.heads(), world, &config);
+                    assert_eq!(steered, Steer::Done(Verdict::InboundReply), "{client} {flags}");
+                }
+                let own = packet(cast.pod, client, 8443, 50_001).tcp(tcp::SYN);
+                assert_eq!(steer(&mut own.heads(), world, &config), Steer::Hairpin, "what the pod begins is none");
+            }
+        });
+    }
+
     #[test]
     fn answers_to_datagrams_with_the_nodes_address_are_no_connections_from_outside() {
         both(|cast, world| {
@@ -269,7 +334,8 @@ mod tests {
 
     /// What `inbound` says of the connection whose packets from outside look like this.
     fn phase_of(world: &World, arriving: &Heads) -> phase::Phase {
-        phase::of_inbound(world.inbound_at(&arriving.tuple.reversed()).expect("remembered").state)
+        let inbound = world.inbound_at(&arriving.tuple.reversed()).expect("remembered");
+        phase::inbound(&inbound)
     }
 
     #[test]
@@ -334,40 +400,149 @@ mod tests {
         });
     }
 
-    #[test]
-    fn the_end_of_a_pods_own_flow_is_noted() {
+    /// Exposes ports of a pod, for TCP and UDP.
+    fn expose(world: &World, pod: &str, ports: &[u16]) {
+        for (protocol, port) in ports.iter().flat_map(|port| [(6, *port), (17, *port), (132, *port)]) {
+            world.exposed.borrow_mut().insert(ExposedPort::new(addr(pod), protocol, port), 0);
+        }
+    }
+
+    /// A world in which no host outside reaches pods by their own addresses.
+    fn without_direct_routing(body: impl Fn(&Cast, &World)) {
         both(|cast, world| {
-            let own = |flags| packet(cast.pod, cast.world, 4000, 443).tcp(flags);
-            let answer = |flags| packet(cast.world, cast.pod, 443, 4000).tcp(flags).arriving();
-            let phase = || phase::of_flow(world.flow_at(&own(0).heads().tuple).expect("a flow").state);
+            world.configure(|config| config.direct_routing = 0);
+            body(cast, world);
+        });
+    }
+
+    #[test]
+    fn a_datagram_counts_where_its_port_is_exposed_and_nowhere_else() {
+        without_direct_routing(|cast, world| {
+            expose(world, cast.pod, &[5060]);
             let config = world.config.get();
-            for flags in [tcp::SYN, tcp::ACK, tcp::FIN | tcp::ACK] {
-                steer(&mut own(flags).heads(), world, &config);
-                assert_eq!(notice(&answer(tcp::ACK), world), Verdict::NotOurs);
+            let udp = |to, port| packet(cast.world, to, 9999, port).arriving();
+            for other in [udp(cast.pod, 5560), udp(cast.known_pod, 5060)] {
+                assert_eq!(notice(&other, world), Verdict::NotOurs, "the pod's own traffic");
             }
-            assert_eq!(phase(), phase::Phase::Established, "the server may go on");
-            assert_eq!(notice(&answer(tcp::FIN | tcp::ACK), world), Verdict::NotOurs);
-            assert_eq!(phase(), phase::Phase::Closing);
-            steer(&mut own(tcp::SYN).heads(), world, &config);
-            assert_eq!(phase(), phase::Phase::Opening, "used again");
+            for portless in [
+                packet(cast.world, cast.pod, 0, 0).echo(9),
+                packet(cast.world, cast.pod, 0, 0).protocol(47),
+                packet(cast.world, cast.pod, 9999, 5560).sctp(0),
+            ] {
+                assert_eq!(notice(&portless.arriving(), world), Verdict::NotOurs, "{portless:?}");
+            }
+            assert_eq!(world.inbound_len(), 0);
+            // Row two of the attacks: what the pod sends by that port has its egress IP.
+            let own = packet(cast.pod, cast.world, 5560, 9999);
+            assert!(matches!(steer(&mut own.heads(), world, &config), Steer::Send { .. }));
+            assert_eq!(notice(&udp(cast.pod, 5060), world), Verdict::InboundRemembered);
+            let answer = packet(cast.pod, cast.world, 5060, 9999);
+            assert_eq!(steer(&mut answer.heads(), world, &config), Steer::Done(Verdict::InboundReply));
+        });
+    }
+
+    #[test]
+    fn what_another_node_sends_counts_at_every_port() {
+        without_direct_routing(|cast, world| {
+            for asked in [packet(cast.other_node, cast.pod, 5000, 53), packet(cast.other_node, cast.pod, 0, 0).echo(9)]
+            {
+                assert_eq!(notice(&asked.arriving(), world), Verdict::InboundRemembered, "{asked:?}");
+            }
+        });
+    }
+
+    #[test]
+    fn a_connection_is_remembered_at_every_port_and_shows_the_pod_only_where_it_is_exposed() {
+        without_direct_routing(|cast, world| {
+            expose(world, cast.pod, &[443]);
+            let config = world.config.get();
+            for (port, leaves) in [(443, Verdict::InboundReply), (80, Verdict::NotSteered)] {
+                let syn = packet(cast.world, cast.pod, 5000, port).tcp(tcp::SYN).arriving();
+                assert_eq!(notice(&syn, world), Verdict::InboundRemembered);
+                let answer = packet(cast.pod, cast.world, port, 5000).tcp(tcp::ACK);
+                assert_eq!(steer(&mut answer.heads(), world, &config), Steer::Done(Verdict::InboundReply));
+                let meta = leave::Meta { mark: 0, forwarded: true, returning: false };
+                let left = leave::leave(&mut answer.heads(), &Quote::NONE, &meta, world, &config);
+                assert_eq!(left, leave::Leave::Done(leaves), "{port}");
+            }
+        });
+    }
+
+    #[test]
+    fn an_association_begins_by_its_init() {
+        without_direct_routing(|cast, world| {
+            let init = packet(cast.world, cast.pod, 5000, 36412).sctp(sctp::INIT);
+            assert_eq!(notice(&init.arriving(), world), Verdict::InboundRemembered, "at every port, as a SYN");
+            let data = packet(cast.world, cast.known_pod, 5000, 36412).sctp(0);
+            assert_eq!(notice(&data.arriving(), world), Verdict::NotOurs);
+            expose(world, cast.known_pod, &[36412]);
+            assert_eq!(notice(&data.arriving(), world), Verdict::InboundRemembered);
         });
     }
 
     #[test]
     fn pods_that_nothing_selects_cannot_take_the_room_of_those_that_something_does() {
         both(|cast, world| {
-            let mut config = world.config.get();
-            config.inbound_shared = 3;
-            world.limit_inbound(4);
-            let syn = |pod, port| packet(cast.world, pod, port, 4000).tcp(tcp::SYN).arriving();
-            for port in 1..=3 {
-                let verdict = super::notice(&syn(cast.known_pod, port), world, &config);
-                assert_eq!(verdict, Verdict::InboundRemembered);
+            world.configure(|config| config.inbound_size = 16);
+            world.limit_inbound(16);
+            (1..=16).for_each(|port| {
+                expose(world, cast.known_pod, &[port]);
+                expose(world, cast.pod, &[port]);
+            });
+            let syn = |pod, port| packet(cast.world, pod, 4000, port).tcp(tcp::SYN).arriving();
+            for port in 1..=12 {
+                assert_eq!(notice(&syn(cast.known_pod, port), world), Verdict::InboundRemembered);
             }
-            assert_eq!(super::notice(&syn(cast.known_pod, 4), world, &config), Verdict::InboundRefused);
-            assert_eq!(super::notice(&syn(cast.known_pod, 3), world, &config), Verdict::NotOurs, "it is there");
-            assert_eq!(super::notice(&syn(cast.pod, 1), world, &config), Verdict::InboundRemembered);
-            assert_eq!(super::notice(&syn(cast.pod, 2), world, &config), Verdict::InboundRefused);
+            assert_eq!(notice(&syn(cast.known_pod, 13), world), Verdict::InboundRefused);
+            assert_eq!(notice(&syn(cast.known_pod, 3), world), Verdict::NotOurs, "it is there");
+            for port in 1..=4 {
+                assert_eq!(notice(&syn(cast.pod, port), world), Verdict::InboundRemembered);
+            }
+            assert_eq!(notice(&syn(cast.pod, 5), world), Verdict::InboundFull);
+        });
+    }
+
+    /// However many ports are flooded at once.
+    #[test]
+    fn floods_at_many_ports_leave_room_for_another() {
+        const SIZE: u32 = 65_536;
+        for ports in [1, 4, 5, 8, 64, 1024] {
+            let mut of_ports = std::vec![0; ports];
+            let mut in_use = 0;
+            let mut goes_on = true;
+            while goes_on {
+                goes_on = false;
+                for of_port in &mut of_ports {
+                    if has_room(in_use, Some(*of_port), true, SIZE) {
+                        *of_port += 1;
+                        in_use += 1;
+                        goes_on = true;
+                    }
+                }
+            }
+            let free = SIZE - in_use;
+            assert!(has_room(in_use, Some(0), true, SIZE), "{ports} ports leave {free}");
+        }
+    }
+
+    #[test]
+    fn a_flood_at_one_port_leaves_room_for_others() {
+        both(|cast, world| {
+            world.configure(|config| config.inbound_size = 64);
+            world.limit_inbound(64);
+            expose(world, cast.pod, &[80, 443]);
+            let mut flood = (1..=64).map(|from| packet(cast.world, cast.pod, from, 80).tcp(tcp::SYN).arriving());
+            assert!(flood.by_ref().take(32).all(|syn| notice(&syn, world) == Verdict::InboundRemembered));
+            assert!(flood.all(|syn| notice(&syn, world) == Verdict::InboundFull), "half of the map is in use");
+            let syn = |from, port| packet(cast.world, cast.pod, from, port).tcp(tcp::SYN).arriving();
+            assert_eq!(notice(&syn(1, 81), world), Verdict::InboundFull, "which nothing exposes");
+            for from in 1..=7 {
+                assert_eq!(notice(&syn(from, 443), world), Verdict::InboundRemembered);
+            }
+            assert_eq!(notice(&syn(9, 443), world), Verdict::InboundFull, "a quarter of what is free");
+            world.now.set(world.now.get() + 11_000_000_000);
+            world.sweep(false);
+            assert_eq!(notice(&syn(9, 443), world), Verdict::InboundRemembered, "nobody has answered");
         });
     }
 
@@ -385,12 +560,12 @@ mod tests {
     }
 
     #[test]
-    fn a_full_map_is_named_and_harms_nobody() {
+    fn a_full_map_is_named_and_lets_nobody_be_answered_wrongly() {
         both(|cast, world| {
             world.limit_inbound(1);
             let syn = |port| packet(cast.world, cast.pod, port, 4000).tcp(tcp::SYN).arriving();
             assert_eq!(notice(&syn(1), world), Verdict::InboundRemembered);
-            assert_eq!(notice(&syn(2), world), Verdict::InboundRefused);
+            assert_eq!(notice(&syn(2), world), Verdict::InboundFull);
             assert_eq!(notice(&syn(1), world), Verdict::NotOurs);
         });
     }

@@ -1,18 +1,28 @@
-//! How far a TCP connection is, as far as one can tell who compares no sequence numbers.
+//! How far a TCP connection is.
 //!
 //! RFC 7857 section 2 (after RFC 6146 section 3.5.2): a connection is *opening* until both sides have spoken, then
-//! *established*, and *closing* once both sides have finished or one has reset. Nobody here can tell a reset from one that
-//! a stranger made up, so a reset counts only while nothing follows it; and only the side that opened the connection can
-//! open it anew. What a stranger may send (RST, SYN) thereby shortens no connection that goes on.
+//! *established*, and *closing* once both sides have finished or one has reset. A reset counts only while nothing follows
+//! it, and only the side that opened the connection can open it anew.
 //!
-//! A mapping has a state per direction, written by the packets of that direction, so that each packet needs one lookup. A
-//! reset and an opening concern both and are also told to the other ([`told`]). `flows` and `inbound` have one state for
-//! both sides.
+//! Anybody can send a FIN or RST with the address of the other side. It counts only where it [`fits`]: its sequence number
+//! is the one that the pod waits for, by what the pod has acknowledged, or a little behind it (RFC 5961 section 3.2). Both
+//! numbers are noted when they pass and compared when the entry is judged, since a FIN may come before the acknowledgement
+//! that confirms it. What does not fit changes nothing: the entry then lives as an established one does.
+//!
+//! The pod's acknowledgements are noted as its other signs of life are, not of each packet: the last ones before a pause
+//! may be missing, and a reset after them does not count. The pod's own FIN always brings its last one.
+//!
+//! Other protocols are *opening* until the first answer has come, and established from then on. Only packets from outside
+//! say so ([`Segment`]): a pod that goes on sending has not been answered.
+//!
+//! A mapping has a state and a number per direction, written by the packets of that direction, so that each packet needs
+//! one lookup. A reset and an opening concern both and are also told to the other ([`told`]). `flows` and `inbound` have one
+//! state for both sides.
 
-use crate::abi::Direction;
-use crate::wire::tcp;
+use crate::abi::{Direction, Flow, Inbound, Mapping};
+use crate::wire::{PROTO_TCP, Segment, tcp};
 
-/// More than a first SYN has come from this side; in `inbound`: both sides have spoken.
+/// More than a first SYN has come from this side, or an answer where there is no TCP; in `inbound`: both sides have spoken.
 pub const SPOKE: u32 = 1;
 /// A FIN has come from this side; in `inbound`: from outside.
 pub const FINISHED: u32 = 2;
@@ -22,6 +32,12 @@ pub const RESET: u32 = 4;
 pub const OTHER_FINISHED: u32 = 8;
 /// In `inbound`: packets of the pod are seen, because it is selected.
 pub const POD_SEEN: u32 = 16;
+/// The RST came from outside, where anybody may have sent it.
+pub const CLAIMED: u32 = 32;
+
+/// How far (bytes) behind what the pod has acknowledged an end may be: what the other side sends at once and unasked (the
+/// initial window of RFC 6928). One of 262,144 guesses fits.
+pub const WINDOW: u32 = 1 << 14;
 
 /// How far a connection is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,6 +45,25 @@ pub enum Phase {
     Opening,
     Established,
     Closing,
+}
+
+/// Whether a FIN or RST from outside that ends at this sequence number ends the connection of a pod that has acknowledged
+/// so much.
+#[inline(always)]
+pub const fn fits(acknowledged: u32, end: u32) -> bool {
+    end.wrapping_sub(acknowledged) < WINDOW
+}
+
+/// What is known of a direction's sequence numbers after a segment of its own: what the pod has acknowledged, or where the
+/// last FIN or RST from outside ends.
+#[inline(always)]
+pub const fn number(known: u32, segment: Segment, direction: Direction) -> u32 {
+    let counts = match direction {
+        // A reset may acknowledge nothing; all else of a pod does, or is its SYN, which begins at zero.
+        Direction::Egress => segment.flags != 0 && !resets(segment.flags),
+        Direction::Ingress => segment.flags & (tcp::FIN | tcp::RST) != 0,
+    };
+    if counts { segment.number } else { known }
 }
 
 /// A SYN that answers nothing.
@@ -50,14 +85,15 @@ const fn spoke(state: u32, flags: u8, finished: u32) -> u32 {
         return state;
     }
     let finished = if flags & tcp::FIN != 0 { finished } else { 0 };
-    (state | SPOKE | finished) & !RESET
+    (state | SPOKE | finished) & !(RESET | CLAIMED)
 }
 
 /// The state of a direction after a packet of its own.
 #[inline(always)]
 pub const fn own(state: u32, flags: u8, direction: Direction) -> u32 {
     match direction {
-        _ if resets(flags) => state | RESET,
+        Direction::Egress if resets(flags) => (state | RESET) & !CLAIMED,
+        Direction::Ingress if resets(flags) => state | RESET | CLAIMED,
         // The pod opens anew; a stranger does not.
         Direction::Egress if is_first(flags) => 0,
         Direction::Ingress if is_first(flags) => state,
@@ -69,10 +105,8 @@ pub const fn own(state: u32, flags: u8, direction: Direction) -> u32 {
 /// `None` where it says nothing to the other.
 #[inline(always)]
 pub const fn told(state: u32, flags: u8, direction: Direction, other: u32) -> Option<u32> {
-    if resets(flags) {
-        return Some(other | RESET);
-    }
     match direction {
+        _ if resets(flags) => Some((other | RESET) & !CLAIMED),
         Direction::Egress if is_first(flags) && state != 0 => Some(0),
         _ => None,
     }
@@ -84,11 +118,39 @@ pub const fn tells(state: u32, flags: u8, direction: Direction) -> bool {
     told(state, flags, direction, 0).is_some()
 }
 
-/// The phase of a mapping.
+/// The phase of a mapping, by its values at both keys; the other one may be on its way.
 #[inline(always)]
-pub const fn of_mapping(forward: u32, reverse: u32) -> Phase {
+pub fn mapping(forward: &Mapping, reverse: Option<&Mapping>) -> Phase {
+    let (state, end) = reverse.map_or((0, 0), |reverse| (reverse.state, reverse.number));
+    if forward.other.protocol != PROTO_TCP {
+        return if state & SPOKE == 0 { Phase::Opening } else { Phase::Established };
+    }
+    of_mapping(forward.state, state, fits(forward.number, end))
+}
+
+/// The phase of a flow.
+#[inline(always)]
+pub fn flow(flow: &Flow) -> Phase {
+    of_flow(flow.state, fits(flow.acknowledged, flow.end))
+}
+
+/// The phase of a connection from outside.
+#[inline(always)]
+pub fn inbound(inbound: &Inbound) -> Phase {
+    of_inbound(inbound.state, fits(inbound.acknowledged, inbound.end))
+}
+
+/// Whether the RST of this state counts.
+#[inline(always)]
+const fn is_reset(state: u32, fits: bool) -> bool {
+    state & RESET != 0 && (fits || state & CLAIMED == 0)
+}
+
+/// The phase of a mapping. `fits`: see [`fits`].
+#[inline(always)]
+const fn of_mapping(forward: u32, reverse: u32, fits: bool) -> Phase {
     let both = forward & reverse;
-    if both & (RESET | FINISHED) != 0 {
+    if both & RESET != 0 && is_reset(reverse, fits) || both & FINISHED != 0 && fits {
         Phase::Closing
     } else if both & SPOKE != 0 {
         Phase::Established
@@ -97,11 +159,13 @@ pub const fn of_mapping(forward: u32, reverse: u32) -> Phase {
     }
 }
 
-/// The state of a flow after a packet for the pod, whose FINs and RSTs are looked at.
+/// The state of a flow after a packet for the pod; of TCP only FINs and RSTs are looked at.
 #[inline(always)]
-pub const fn answered(state: u32, flags: u8) -> u32 {
-    if resets(flags) {
-        state | RESET
+pub const fn answered(state: u32, flags: u8, protocol: u8) -> u32 {
+    if protocol != PROTO_TCP {
+        state | SPOKE
+    } else if resets(flags) {
+        state | RESET | CLAIMED
     } else if flags & tcp::FIN != 0 {
         state | OTHER_FINISHED
     } else {
@@ -109,11 +173,11 @@ pub const fn answered(state: u32, flags: u8) -> u32 {
     }
 }
 
-/// The phase of a flow. That the pod has gone on after its SYN shows that it was answered.
+/// The phase of a flow. That the pod has gone on after its SYN shows that it was answered. `fits`: see [`fits`].
 #[inline(always)]
-pub const fn of_flow(state: u32) -> Phase {
+const fn of_flow(state: u32, fits: bool) -> Phase {
     const FINISHED_BOTH: u32 = FINISHED | OTHER_FINISHED;
-    if state & RESET != 0 || state & FINISHED_BOTH == FINISHED_BOTH {
+    if is_reset(state, fits) || state & FINISHED_BOTH == FINISHED_BOTH && fits {
         Phase::Closing
     } else if state & SPOKE != 0 {
         Phase::Established
@@ -123,14 +187,14 @@ pub const fn of_flow(state: u32) -> Phase {
 }
 
 /// The state of a connection from outside after a packet from outside. A SYN on a tuple that is closing is a new
-/// connection; on any other it may be anybody's.
+/// connection; on any other it may be anybody's. `fits`: see [`fits`].
 #[inline(always)]
-pub const fn heard(state: u32, flags: u8) -> u32 {
+pub const fn heard(state: u32, flags: u8, fits: bool) -> u32 {
     if resets(flags) {
-        return state | RESET;
+        return state | RESET | CLAIMED;
     }
     if is_first(flags) {
-        return if matches!(of_inbound(state), Phase::Closing) { 0 } else { state };
+        return if matches!(of_inbound(state, fits), Phase::Closing) { 0 } else { state };
     }
     spoke(state, flags, FINISHED)
 }
@@ -139,18 +203,19 @@ pub const fn heard(state: u32, flags: u8) -> u32 {
 #[inline(always)]
 pub const fn replied(state: u32, flags: u8) -> u32 {
     if resets(flags) {
-        return state | POD_SEEN | RESET;
+        return (state | POD_SEEN | RESET) & !CLAIMED;
     }
     // A SYN+ACK does not show that the other side is there.
     if flags & tcp::SYN != 0 { state | POD_SEEN } else { spoke(state, flags, OTHER_FINISHED) | POD_SEEN }
 }
 
 /// The phase of a connection from outside. The pod's FIN is seen only where the pod is selected; elsewhere the other's will
-/// do.
+/// do, and there is nothing that it could be compared with. `fits`: see [`fits`].
 #[inline(always)]
-pub const fn of_inbound(state: u32) -> Phase {
+const fn of_inbound(state: u32, fits: bool) -> Phase {
+    let fits = fits || state & POD_SEEN == 0;
     let finished = state & FINISHED != 0 && (state & OTHER_FINISHED != 0 || state & POD_SEEN == 0);
-    if state & RESET != 0 || finished {
+    if is_reset(state, fits) || finished && fits {
         Phase::Closing
     } else if state & SPOKE != 0 {
         Phase::Established
@@ -171,6 +236,22 @@ mod tests {
     const RST: u8 = tcp::RST;
     const RST_ACK: u8 = tcp::RST | tcp::ACK;
 
+    fn answered(state: u32, flags: u8) -> u32 {
+        super::answered(state, flags, PROTO_TCP)
+    }
+
+    fn of_flow_fitting(state: u32) -> Phase {
+        of_flow(state, true)
+    }
+
+    fn of_inbound_fitting(state: u32) -> Phase {
+        of_inbound(state, true)
+    }
+
+    fn heard_fitting(state: u32, flags: u8) -> u32 {
+        heard(state, flags, true)
+    }
+
     /// A mapping's phase after these packets.
     fn mapping(packets: &[(Direction, u8)]) -> Phase {
         let mut states = [0, 0];
@@ -180,7 +261,7 @@ mod tests {
             states[one] = own(before, *flags, *direction);
             states[other] = told(before, *flags, *direction, states[other]).unwrap_or(states[other]);
         }
-        of_mapping(states[0], states[1])
+        of_mapping(states[0], states[1], true)
     }
 
     const OPEN: [(Direction, u8); 3] = [(Egress, SYN), (Ingress, SYN_ACK), (Egress, ACK)];
@@ -223,12 +304,12 @@ mod tests {
 
     #[test]
     fn packets_that_say_nothing_change_nothing() {
-        for state in 0..32 {
+        for state in 0..64 {
             for direction in [Egress, Ingress] {
                 assert_eq!(own(state, 0, direction), state);
                 assert!(!tells(state, 0, direction));
             }
-            assert_eq!((heard(state, 0), answered(state, 0), answered(state, ACK)), (state, state, state));
+            assert_eq!((heard_fitting(state, 0), answered(state, 0), answered(state, ACK)), (state, state, state));
         }
     }
 
@@ -236,40 +317,87 @@ mod tests {
     fn a_flow_closes_when_both_have_finished() {
         let pod = |state, flags| own(state, flags, Egress);
         let opened = pod(pod(0, SYN), ACK);
-        assert_eq!((of_flow(0), of_flow(opened)), (Phase::Opening, Phase::Established));
+        assert_eq!((of_flow_fitting(0), of_flow_fitting(opened)), (Phase::Opening, Phase::Established));
         let half = pod(opened, FIN);
-        assert_eq!(of_flow(half), Phase::Established);
-        assert_eq!(of_flow(answered(half, FIN)), Phase::Closing);
-        assert_eq!(of_flow(answered(opened, RST)), Phase::Closing);
-        assert_eq!(of_flow(pod(answered(opened, RST), ACK)), Phase::Established);
-        assert_eq!(of_flow(pod(answered(half, FIN), SYN)), Phase::Opening);
+        assert_eq!(of_flow_fitting(half), Phase::Established);
+        assert_eq!(of_flow_fitting(answered(half, FIN)), Phase::Closing);
+        assert_eq!(of_flow_fitting(answered(opened, RST)), Phase::Closing);
+        assert_eq!(of_flow_fitting(pod(answered(opened, RST), ACK)), Phase::Established);
+        assert_eq!(of_flow_fitting(pod(answered(half, FIN), SYN)), Phase::Opening);
     }
 
     #[test]
     fn a_connection_from_outside_is_answered_and_closed() {
-        let syn = heard(0, SYN);
-        assert_eq!(of_inbound(syn), Phase::Opening);
+        let syn = heard_fitting(0, SYN);
+        assert_eq!(of_inbound_fitting(syn), Phase::Opening);
         // Of a pod that nothing selects only the other side is seen.
-        assert_eq!(of_inbound(heard(syn, ACK)), Phase::Established);
-        assert_eq!(of_inbound(heard(heard(syn, ACK), FIN)), Phase::Closing);
+        assert_eq!(of_inbound_fitting(heard_fitting(syn, ACK)), Phase::Established);
+        assert_eq!(of_inbound_fitting(heard_fitting(heard_fitting(syn, ACK), FIN)), Phase::Closing);
         // Of a selected one both.
         let answer = replied(syn, SYN_ACK);
-        assert_eq!(of_inbound(answer), Phase::Opening, "it shows nothing of the other side");
+        assert_eq!(of_inbound_fitting(answer), Phase::Opening, "it shows nothing of the other side");
         let open = replied(answer, ACK);
-        assert_eq!(of_inbound(open), Phase::Established);
-        assert_eq!(of_inbound(heard(open, FIN)), Phase::Established, "the pod may go on");
-        assert_eq!(of_inbound(replied(heard(open, FIN), FIN)), Phase::Closing);
-        assert_eq!(of_inbound(replied(syn, RST_ACK)), Phase::Closing, "refused");
+        assert_eq!(of_inbound_fitting(open), Phase::Established);
+        assert_eq!(of_inbound_fitting(heard_fitting(open, FIN)), Phase::Established, "the pod may go on");
+        assert_eq!(of_inbound_fitting(replied(heard_fitting(open, FIN), FIN)), Phase::Closing);
+        assert_eq!(of_inbound_fitting(replied(syn, RST_ACK)), Phase::Closing, "refused");
     }
 
     #[test]
     fn a_strangers_packets_close_no_connection_from_outside_that_goes_on() {
-        let open = replied(replied(heard(0, SYN), SYN_ACK), ACK);
-        let reset = heard(open, RST);
-        assert_eq!(of_inbound(reset), Phase::Closing);
-        assert_eq!(of_inbound(replied(reset, ACK)), Phase::Established);
-        assert_eq!(heard(open, SYN), open);
-        let closed = replied(heard(open, FIN), FIN);
-        assert_eq!(heard(closed, SYN), 0, "used again");
+        let open = replied(replied(heard_fitting(0, SYN), SYN_ACK), ACK);
+        let reset = heard_fitting(open, RST);
+        assert_eq!(of_inbound_fitting(reset), Phase::Closing);
+        assert_eq!(of_inbound_fitting(replied(reset, ACK)), Phase::Established);
+        assert_eq!(heard_fitting(open, SYN), open);
+        let closed = replied(heard_fitting(open, FIN), FIN);
+        assert_eq!(heard_fitting(closed, SYN), 0, "used again");
+    }
+
+    #[test]
+    fn an_end_fits_at_what_the_pod_waits_for_and_little_behind() {
+        for acknowledged in [0, 1, 77, u32::MAX, u32::MAX - WINDOW / 2] {
+            for (ahead, is_fitting) in [(0, true), (1, true), (WINDOW - 1, true), (WINDOW, false), (u32::MAX, false)] {
+                assert_eq!(fits(acknowledged, acknowledged.wrapping_add(ahead)), is_fitting, "{acknowledged} {ahead}");
+            }
+            assert!(!fits(acknowledged, acknowledged ^ 0x8000_0000));
+        }
+    }
+
+    #[test]
+    fn a_segment_tells_what_its_side_is_asked_for() {
+        let after = |flags, direction| number(7, Segment { flags, number: 9 }, direction);
+        for flags in [SYN, ACK, FIN, SYN_ACK] {
+            assert_eq!(after(flags, Egress), 9, "{flags}");
+        }
+        for flags in [0, RST, RST_ACK] {
+            assert_eq!(after(flags, Egress), 7, "{flags}");
+        }
+        for (flags, known) in [(0, 7), (ACK, 7), (SYN_ACK, 7), (FIN, 9), (RST, 9), (RST_ACK, 9)] {
+            assert_eq!(after(flags, Ingress), known, "{flags}");
+        }
+    }
+
+    /// Of all that strangers can send, what does not fit shortens nothing; what the pod itself says always counts.
+    #[test]
+    fn what_does_not_fit_ends_nothing() {
+        let (open, ack) = (own(own(0, SYN, Egress), ACK, Egress), SPOKE);
+        for flags in [RST, RST_ACK, FIN] {
+            let reverse = own(ack, flags, Ingress);
+            let forward = told(ack, flags, Ingress, open).unwrap_or(open);
+            for pods in [ACK, FIN] {
+                let forward = if flags == FIN { own(forward, pods, Egress) } else { forward };
+                assert_eq!(of_mapping(forward, reverse, false), Phase::Established, "{flags}");
+            }
+            let flow = answered(own(open, FIN, Egress), flags);
+            assert_eq!((of_flow(flow, false), of_flow(flow, true)), (Phase::Established, Phase::Closing), "{flags}");
+            let inbound = heard(replied(replied(heard(0, SYN, false), ACK), FIN), flags, false);
+            assert_eq!(of_inbound(inbound, false), Phase::Established, "{flags}");
+            assert_eq!(of_inbound(inbound, true), Phase::Closing, "{flags}");
+        }
+        let reset = told(open, RST, Egress, own(ack, RST, Ingress)).expect("told");
+        assert_eq!(of_mapping(own(open, RST, Egress), reset, false), Phase::Closing, "the pod's own");
+        assert_eq!(of_flow(own(answered(open, RST), RST, Egress), false), Phase::Closing, "the pod's own");
+        assert_eq!(of_inbound(replied(heard(ack, RST, false), RST), false), Phase::Closing, "the pod's own");
     }
 }

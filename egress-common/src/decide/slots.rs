@@ -8,7 +8,7 @@
 //! What a flow may do is read off the policy each time: a cut leaves no mark on a flow, and an address that comes back
 //! finds its flows again.
 
-use super::{Claim, Tables, phase};
+use super::{Claim, Held, Tables, phase};
 use crate::abi::{Addr, Direction, Flow, MAX_SLOTS, Policy, PolicyKey, Slot, Tuple, Verdict, WhenEmpty};
 use crate::wire::{Heads, L4, Quote, tcp};
 
@@ -31,7 +31,7 @@ pub fn of_flow<'t, T: Tables>(
         return of_error(heads, quote, tables, egress_id, policy);
     }
     translatable(heads)?;
-    let known = tables.flow_seen(&heads.tuple, heads.tcp_flags);
+    let known = tables.flow_seen(&heads.tuple, heads.of_pod());
     if let Some(flow) = known {
         match kept(&heads.tuple, tables, egress_id, policy, flow) {
             Ok(slot) => return Ok(slot),
@@ -159,6 +159,9 @@ fn begin<'t, T: Tables>(
     policy: &'t Policy,
     overwrite: bool,
 ) -> Result<&'t Slot, Verdict> {
+    if !overwrite && !tables.has_quota(&heads.tuple.saddr, egress_id, Held::Flows) {
+        return Err(Verdict::QuotaExceeded);
+    }
     if heads.l4 != L4::Tcp {
         // Outlives the flow: an answer that comes after the flow was cut is none to a connection from outside.
         tables.note_datagram(&heads.tuple);
@@ -167,6 +170,7 @@ fn begin<'t, T: Tables>(
     let slot = &policy.slots[(index & SLOT_MASK) as usize];
     let state = phase::own(0, heads.tcp_flags, Direction::Egress);
     let mut flow = Flow::new(slot.address, egress_id, index, state, tables.now_ns());
+    flow.acknowledged = heads.tcp_ack;
     flow.seal(&heads.tuple);
     if overwrite {
         return if tables.put_flow(&heads.tuple, &flow) { Ok(slot) } else { Err(Verdict::MapFull) };
@@ -176,7 +180,7 @@ fn begin<'t, T: Tables>(
         Claim::Full => Err(Verdict::MapFull),
         // Another CPU began the same flow: its choice stands.
         Claim::Taken => {
-            let flow = tables.flow_seen(&heads.tuple, heads.tcp_flags).ok_or(Verdict::ClaimLost)?;
+            let flow = tables.flow_seen(&heads.tuple, heads.of_pod()).ok_or(Verdict::ClaimLost)?;
             kept(&heads.tuple, tables, egress_id, policy, flow).map_err(|_| Verdict::ClaimLost)
         }
     }

@@ -18,9 +18,9 @@
 //! address that is the node's own there is none at all, because what arrives there may be the host's; the others are
 //! limited to the ports that only NAT uses.
 
-use super::{Claim, Owner, PortClaim, Tables, slots};
+use super::{Claim, Held, Owner, PortClaim, Tables, slots};
 use crate::abi::{Addr, Direction, Mapping, Origin, PortRange, Tuple, Verdict};
-use crate::wire::{Heads, L4, PROTO_ICMP, PROTO_ICMPV6, Quote, sctp};
+use crate::wire::{Heads, L4, PROTO_ICMP, PROTO_ICMPV6, Quote, Segment, sctp};
 
 /// System ports stay out of NAT's range.
 pub const EGRESS_PORTS: PortRange = PortRange { first: 1024, last: u16::MAX };
@@ -105,11 +105,14 @@ pub fn translate<'t, T: Tables>(
         return mapping.ok_or(Verdict::IcmpUnmatched);
     }
     let forward = &heads.tuple;
-    if let Some(mapping) = tables.nat_seen(forward, heads.tcp_flags) {
+    if let Some(mapping) = tables.nat_seen(forward, heads.of_pod()) {
         if shows(mapping, face, owner) {
             return Ok(mapping);
         }
         retire(forward, mapping, tables);
+    }
+    if !tables.has_quota(&forward.saddr, owner.egress_id, Held::Mappings) {
+        return Err(Verdict::QuotaExceeded);
     }
     let port = match claim_own_port(heads, tables, face, owner) {
         OwnPort::Claimed => Port { number: forward.sport(), ours: true },
@@ -131,7 +134,7 @@ pub fn translate<'t, T: Tables>(
     if claim_forward(heads, tables, face, owner, port)? == Forward::NeedsReverse {
         hold_reverse(heads, tables, face, owner, port)?;
     }
-    let mapping = tables.nat_seen(forward, heads.tcp_flags).ok_or(Verdict::ClaimLost)?;
+    let mapping = tables.nat_seen(forward, heads.of_pod()).ok_or(Verdict::ClaimLost)?;
     if mapping.other.daddr == face.address { Ok(mapping) } else { Err(Verdict::ClaimLost) }
 }
 
@@ -168,7 +171,7 @@ fn shows(mapping: &Mapping, face: &Face, owner: &Owner) -> bool {
 fn retire<T: Tables>(forward: &Tuple, old: &Mapping, tables: &T) {
     // Copied: once that other CPU has removed the old value, its memory may hold another one.
     let reverse = old.other;
-    let is_whole = tables.nat_seen(&reverse, 0).is_some_and(|there| there.other == *forward);
+    let is_whole = tables.nat_seen(&reverse, Segment::NONE).is_some_and(|there| there.other == *forward);
     if is_whole && tables.forget_nat(&reverse) {
         tables.forget_nat(forward);
     }
@@ -214,7 +217,7 @@ fn claim_own_port<T: Tables>(heads: &Heads, tables: &T, face: &Face, owner: &Own
             Claim::Full => return OwnPort::Full,
             Claim::Taken => {}
         }
-        if let Some(there) = tables.nat_seen(&reverse, 0) {
+        if let Some(there) = tables.nat_seen(&reverse, Segment::NONE) {
             return if there.other == *forward { OwnPort::Adopted } else { OwnPort::Taken };
         }
     }
@@ -266,10 +269,10 @@ fn claim_forward<T: Tables>(
     let reverse = reverse_key(forward, &face.address, port.number);
     let claim = tables.claim_nat(forward, &reverse, owner);
     if claim == Claim::Claimed {
-        tables.count_mapping(owner.egress_id);
+        tables.count_mapping(&forward.saddr, owner.egress_id);
         return Ok(if port.ours { Forward::Stands } else { Forward::NeedsReverse });
     }
-    let is_named = || tables.nat_seen(forward, 0).is_some_and(|winner| winner.other == reverse);
+    let is_named = || tables.nat_seen(forward, Segment::NONE).is_some_and(|winner| winner.other == reverse);
     if port.ours && !is_named() {
         tables.forget_nat(&reverse);
         if is_named() {

@@ -5,8 +5,8 @@
 //! pod that nothing selects is left alone whatever its destination is.
 
 use super::{Tables, fragments, notice, slots};
-use crate::abi::{Config, NodePlace, OnUnknownPod, Origin, PrefixKind, Slot, Verdict};
-use crate::wire::{Fragment, Heads, L4, PROTO_TCP, Quote, tcp};
+use crate::abi::{Config, NodePlace, Origin, PrefixKind, Slot, Verdict};
+use crate::wire::{ETH_LEN, Fragment, Frame, Heads, L4, PROTO_TCP, Quote, Segment, ethertype, sctp, tcp};
 
 /// What to do with the packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,6 +28,15 @@ pub enum Steer<'t> {
 #[inline(always)]
 pub fn steer<'t, T: Tables>(heads: &mut Heads, quote: &Quote, tables: &'t T, config: &Config) -> Steer<'t> {
     judge(heads, quote, tables, config, true)
+}
+
+/// What becomes of a frame that [`why_unread`](Heads::why_unread) is said of. The kernel takes off one VLAN tag before the
+/// programs run. Where that was a priority tag (number zero) and another tag follows, the stack takes off that one too,
+/// and would forward a pod's packet that was not judged here.
+#[inline(always)]
+pub fn unread<F: Frame + ?Sized>(why: Verdict, frame: &F) -> Verdict {
+    let is_tagged = frame.load(ETH_LEN - 2).is_some_and(|kind| ethertype::is_vlan(u16::from_be_bytes(kind)));
+    if is_tagged { Verdict::Malformed } else { why }
 }
 
 /// The same questions, for who keeps no fragments: see [`fragments::resolve_kept`].
@@ -60,7 +69,7 @@ pub fn judge<'t, T: Tables>(
         None => (false, 0),
     };
     if let Some(pod) = pod.filter(|_| !is_selected) {
-        notice::follow_datagram(heads, tables);
+        notice::follow_datagram(heads, tables, config);
         // Zero for all but the few that were selected before.
         if pod.cut_until_ns == 0 {
             return Steer::Done(Verdict::NotSelected);
@@ -92,26 +101,26 @@ pub fn judge<'t, T: Tables>(
         }
     }
     if is_answer(heads, tables) {
-        tables.inbound_answered(&heads.tuple, heads.tcp_flags);
+        tables.inbound_answered(&heads.tuple, heads.of_pod());
         return Steer::Done(Verdict::InboundReply);
     }
     if begins(heads) {
-        // Whatever came in on this tuple before, a pod's SYN begins a connection of its own.
+        // Whatever came in on this tuple before, a pod's SYN or INIT begins a connection of its own.
         tables.forget_inbound(&heads.tuple);
     } else if heads.l4 == L4::IcmpError {
         // It tells of a packet of such a connection, and is no sign of life (RFC 5508 section 4).
         if answers_known(heads, quote, tables) {
             return Steer::Done(Verdict::InboundReply);
         }
-    } else if may_answer(heads) && tables.inbound_answered(&heads.tuple, heads.tcp_flags) {
+    } else if may_answer(heads) && tables.inbound_answered(&heads.tuple, heads.of_pod()) {
         return Steer::Done(Verdict::InboundReply);
     }
     // 5. No object selects the pod, or the pod is not known.
     if !is_selected {
         // What is known has been left alone above.
-        let verdict = unknown_pod(config);
+        let verdict = unknown_pod(tables, config);
         if verdict == Verdict::UnknownPodPassed {
-            notice::follow_datagram(heads, tables);
+            notice::follow_datagram(heads, tables, config);
         }
         return Steer::Done(verdict);
     }
@@ -171,7 +180,7 @@ fn left_over<T: Tables>(heads: &Heads, tables: &T, to_node: bool) -> LeftOver {
     if is_told && heads.l4 == L4::Later {
         return LeftOver::Unknown;
     }
-    if is_told && heads.l4 == L4::Tcp && tables.flow_seen(&heads.tuple, 0).is_some() {
+    if is_told && heads.l4 == L4::Tcp && tables.flow_seen(&heads.tuple, Segment::NONE).is_some() {
         // Also a later fragment, by the ports of its first one.
         if slots::is_mid_stream(heads) {
             return LeftOver::Cut;
@@ -212,7 +221,7 @@ fn settled<'t, T: Tables>(heads: &Heads, tables: &'t T, config: &Config) -> Opti
     // Asked of the pod, not of the flow: an entry that is removed and used again just now may be another object's. Whoever
     // sends the packet on compares the slot with what the object owns.
     let egress_id = tables.pod(&heads.tuple.saddr).and_then(|pod| pod.egress_id())?;
-    let flow = tables.flow_seen(&heads.tuple, heads.tcp_flags)?;
+    let flow = tables.flow_seen(&heads.tuple, heads.of_pod())?;
     let slot = flow.settled_under(config.decisions).filter(|_| flow.egress_id == egress_id)?;
     Some((egress_id, slot))
 }
@@ -226,11 +235,8 @@ fn in_own_pod_subnet<T: Tables>(heads: &Heads, tables: &T, config: &Config) -> b
 
 /// What becomes of a pod that the agent does not know.
 #[inline(always)]
-pub fn unknown_pod(config: &Config) -> Verdict {
-    match config.on_unknown_pod() {
-        OnUnknownPod::Pass => Verdict::UnknownPodPassed,
-        OnUnknownPod::Drop => Verdict::UnknownPod,
-    }
+pub fn unknown_pod<T: Tables>(tables: &T, config: &Config) -> Verdict {
+    if config.passes_unknown_pods(tables.now_ns()) { Verdict::UnknownPodPassed } else { Verdict::UnknownPod }
 }
 
 /// Whether the packet may be of a connection from outside that has its tuple. The ports of some are zero because they were
@@ -252,10 +258,14 @@ pub fn answers_known<T: Tables>(heads: &Heads, quote: &Quote, tables: &T) -> boo
     }
 }
 
-/// A TCP packet that only ever begins a connection.
+/// A packet that only ever begins a connection: a SYN of TCP, an INIT of SCTP.
 #[inline(always)]
 fn begins(heads: &Heads) -> bool {
-    heads.l4 == L4::Tcp && heads.has_l4() && heads.tcp_flags & (tcp::SYN | tcp::ACK) == tcp::SYN
+    match heads.l4 {
+        L4::Tcp => heads.has_l4() && heads.tcp_flags & (tcp::SYN | tcp::ACK) == tcp::SYN,
+        L4::Sctp => heads.has_l4() && heads.sctp_chunk == sctp::INIT,
+        _ => false,
+    }
 }
 
 /// Packets that only ever answer, whatever we remember; but where both ends open at once (RFC 9293 section 3.5), the pod

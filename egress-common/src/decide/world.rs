@@ -11,9 +11,9 @@ use std::vec::Vec;
 
 use self::table::Lent;
 use super::snat::{self, PortSearch};
-use super::{Claim, Owner, PortClaim, Tables, expiry, phase};
+use super::{Claim, Held, Owner, PortClaim, Tables, expiry, phase};
 use crate::abi::*;
-use crate::wire::PROTO_TCP;
+use crate::wire::{PROTO_TCP, Segment};
 
 #[cfg(test)]
 mod by_name;
@@ -42,10 +42,13 @@ pub struct World {
     pub owned_addr: RefCell<HashMap<Addr, OwnedAddr>>,
     pub moving: RefCell<HashMap<u32, Moving>>,
     pub inbound: Table<Inbound>,
+    pub exposed: RefCell<HashMap<ExposedPort, u32>>,
     pub datagrams: RefCell<HashSet<Tuple>>,
     pub flows: Table<Flow>,
     pub nat: Table<Mapping>,
     pub exhausted: RefCell<HashMap<Tuple, u64>>,
+    /// What a holder has where that is not what `flows` and `nat` show here.
+    pub shares: RefCell<HashMap<Holder, Share>>,
     pub frags: RefCell<HashMap<FragKey, FragPorts>>,
     /// Datagrams whose first fragment is waited for: since when, and how many of the later ones have been kept.
     pub awaited: RefCell<HashMap<FragKey, (u64, u32)>>,
@@ -85,10 +88,12 @@ impl World {
             owned_addr: RefCell::default(),
             moving: RefCell::default(),
             inbound: Table::new(),
+            exposed: RefCell::default(),
             datagrams: RefCell::default(),
             flows: Table::new(),
             nat: Table::new(),
             exhausted: RefCell::default(),
+            shares: RefCell::default(),
             frags: RefCell::default(),
             awaited: RefCell::default(),
             adopt: RefCell::default(),
@@ -178,7 +183,11 @@ impl World {
             }
         }
         self.flows.retain(|key, flow| !expiry::is_flow_idle(&timeouts, flow, key.protocol, now));
-        self.inbound.retain(|key, entry| !expiry::is_inbound_idle(&timeouts, entry, key.protocol, now));
+        self.inbound.retain(|key, entry| !expiry::is_inbound_idle(&timeouts, is_pressed, entry, key.protocol, now));
+        for (port, used) in self.exposed.borrow_mut().iter_mut() {
+            let here = self.inbound.all().into_iter().filter(|(key, _)| ExposedPort::of(key) == *port);
+            *used = here.count() as u32;
+        }
         before - entries()
     }
 
@@ -232,19 +241,22 @@ impl Tables for World {
     fn moving(&self, egress_id: u32) -> Option<&Moving> {
         self.moving.borrow().get(&egress_id).map(|moving| self.lent.moving.lend(*moving))
     }
-    fn inbound_answered(&self, tuple: &Tuple, tcp_flags: u8) -> bool {
+    fn inbound_answered(&self, tuple: &Tuple, segment: Segment) -> bool {
         let seen = self.inbound.change(tuple, |inbound| {
             if tuple.protocol == PROTO_TCP {
                 inbound.last_seen_ns = self.now.get();
-                inbound.state = phase::replied(inbound.state, tcp_flags);
+                inbound.state = phase::replied(inbound.state, segment.flags);
+                inbound.acknowledged = phase::number(inbound.acknowledged, segment, Direction::Egress);
             }
         });
         seen.is_some()
     }
-    fn inbound_heard(&self, tuple: &Tuple, tcp_flags: u8) -> bool {
+    fn inbound_heard(&self, tuple: &Tuple, segment: Segment) -> bool {
         let seen = self.inbound.change(tuple, |inbound| {
             inbound.last_seen_ns = self.now.get();
-            inbound.state = phase::heard(inbound.state, tcp_flags);
+            let fits = phase::fits(inbound.acknowledged, inbound.end);
+            inbound.state = phase::heard(inbound.state, segment.flags, fits);
+            inbound.end = phase::number(inbound.end, segment, Direction::Ingress);
         });
         seen.is_some()
     }
@@ -255,7 +267,16 @@ impl Tables for World {
         self.inbound.len() as u32
     }
     fn claim_inbound(&self, tuple: &Tuple) -> Claim {
-        self.inbound.claim(tuple, Inbound::new(self.now.get()))
+        let claim = self.inbound.claim(tuple, Inbound::new(self.now.get()));
+        if claim == Claim::Claimed
+            && let Some(used) = self.exposed.borrow_mut().get_mut(&ExposedPort::of(tuple))
+        {
+            *used += 1;
+        }
+        claim
+    }
+    fn exposure(&self, port: &ExposedPort) -> Option<u32> {
+        self.exposed.borrow().get(port).copied()
     }
     fn forget_inbound(&self, tuple: &Tuple) {
         self.inbound.remove(tuple);
@@ -266,21 +287,44 @@ impl Tables for World {
     fn note_datagram(&self, tuple: &Tuple) {
         self.datagrams.borrow_mut().insert(*tuple);
     }
-    fn flow_seen(&self, tuple: &Tuple, tcp_flags: u8) -> Option<&Flow> {
+    fn flow_seen(&self, tuple: &Tuple, segment: Segment) -> Option<&Flow> {
         let seen = self.flows.change(tuple, |flow| {
             flow.last_seen_ns = self.now.get();
-            flow.state = phase::own(flow.state, tcp_flags, Direction::Egress);
+            flow.state = phase::own(flow.state, segment.flags, Direction::Egress);
+            flow.acknowledged = phase::number(flow.acknowledged, segment, Direction::Egress);
         });
         seen.map(|flow| self.lent.flows.lend(flow))
     }
     fn flow_peek(&self, tuple: &Tuple) -> Option<&Flow> {
         self.flows.get(tuple).map(|flow| self.lent.flows.lend(flow))
     }
-    fn flow_answered(&self, tuple: &Tuple, tcp_flags: u8) -> bool {
-        self.flows.change(tuple, |flow| flow.state = phase::answered(flow.state, tcp_flags)).is_some()
+    fn flow_answered(&self, tuple: &Tuple, segment: Segment) {
+        self.flows.change(tuple, |flow| {
+            flow.last_seen_ns = self.now.get();
+            flow.state = phase::answered(flow.state, segment.flags, tuple.protocol);
+            flow.end = phase::number(flow.end, segment, Direction::Ingress);
+        });
     }
     fn claim_flow(&self, tuple: &Tuple, flow: &Flow) -> Claim {
         self.flows.claim(tuple, *flow)
+    }
+    fn has_quota(&self, pod: &Addr, egress_id: u32, held: Held) -> bool {
+        let config = self.config.get();
+        if config.pod_quota == u32::MAX && config.policy_quota == u32::MAX {
+            return true;
+        }
+        let share = |holder: Holder, is_of: &dyn Fn(&Tuple, u32) -> bool| {
+            if let Some(known) = self.shares.borrow().get(&holder) {
+                return *known;
+            }
+            let flows = self.flows.all().into_iter().filter(|(key, flow)| is_of(key, flow.egress_id)).count();
+            let forward = self.nat.all().into_iter().filter(|(key, _)| key.direction() == Direction::Egress);
+            let mappings = forward.filter(|(key, mapping)| is_of(key, mapping.egress_id)).count();
+            Share { flows: flows as u32, mappings: mappings as u32, ..Share::default() }
+        };
+        let of_policy = || share(Holder::policy(egress_id), &|_, id| id == egress_id);
+        held.may_grow(&share(Holder::pod(*pod), &|key, _| key.saddr == *pod), config.pod_quota)
+            && (egress_id == 0 || held.may_grow(&of_policy(), config.policy_quota))
     }
     fn decisions(&self) -> u32 {
         self.config.get().decisions
@@ -299,14 +343,15 @@ impl Tables for World {
         self.flows.put(*tuple, *flow);
         true
     }
-    fn nat_seen(&self, key: &Tuple, tcp_flags: u8) -> Option<&Mapping> {
+    fn nat_seen(&self, key: &Tuple, segment: Segment) -> Option<&Mapping> {
         let before = self.nat.get(key)?.state;
         let seen = self.nat.change(key, |mapping| {
             mapping.last_seen_ns = self.now.get();
-            mapping.state = phase::own(before, tcp_flags, key.direction());
+            mapping.state = phase::own(before, segment.flags, key.direction());
+            mapping.number = phase::number(mapping.number, segment, key.direction());
         })?;
         self.nat.change(&seen.other, |other| {
-            other.state = phase::told(before, tcp_flags, key.direction(), other.state).unwrap_or(other.state);
+            other.state = phase::told(before, segment.flags, key.direction(), other.state).unwrap_or(other.state);
         });
         Some(self.lent.mappings.lend(seen))
     }
@@ -323,7 +368,7 @@ impl Tables for World {
         }
         claim
     }
-    fn count_mapping(&self, _egress_id: u32) {
+    fn count_mapping(&self, _pod: &Addr, _egress_id: u32) {
         self.mappings.set(self.mappings.get() + 1);
     }
     fn claim_any_port(&self, forward: &Tuple, address: &Addr, owner: &Owner, search: &PortSearch) -> PortClaim {

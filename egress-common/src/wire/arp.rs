@@ -1,4 +1,4 @@
-//! ARP over Ethernet (RFC 826): the request that asks for an egress IP, and its answer.
+//! ARP over Ethernet (RFC 826): the request that asks for an egress IP, its answer, and who else says to have it.
 
 use super::{ETH_LEN, Frame};
 use crate::abi::Addr;
@@ -12,28 +12,44 @@ const REQUEST: u16 = 1;
 const REPLY: u16 = 2;
 /// Hardware type Ethernet, protocol type IPv4, lengths 6 and 4.
 const ETHERNET_IPV4: [u8; 6] = [0, 1, 8, 0, 6, 4];
+/// Of IEEE 802 networks, which hosts on Ethernet take for the same (`arp_process` in Linux).
+const IEEE_802_IPV4: [u8; 6] = [0, 6, 8, 0, 6, 4];
 
-/// An ARP request as far as its answer needs it.
+/// An ARP message as far as its answer needs it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Request {
+pub struct Message {
+    pub operation: u16,
     pub sender_mac: [u8; 6],
     pub sender_ip: [u8; 4],
     pub target_ip: [u8; 4],
 }
 
-impl Request {
-    /// `None` unless the frame is an ARP request for an IPv4 address.
+impl Message {
+    /// `None` unless the frame is ARP for IPv4 over Ethernet.
     #[inline(always)]
     pub fn parse<F: Frame + ?Sized>(frame: &F) -> Option<Self> {
-        if frame.load::<6>(ETH_LEN)? != ETHERNET_IPV4 || u16::from_be_bytes(frame.load(ETH_LEN + OPERATION)?) != REQUEST
-        {
+        let kind = frame.load::<6>(ETH_LEN)?;
+        if kind != ETHERNET_IPV4 && kind != IEEE_802_IPV4 {
             return None;
         }
         Some(Self {
+            operation: u16::from_be_bytes(frame.load(ETH_LEN + OPERATION)?),
             sender_mac: frame.load(ETH_LEN + SENDER_MAC)?,
             sender_ip: frame.load(ETH_LEN + SENDER_IP)?,
             target_ip: frame.load(ETH_LEN + TARGET_IP)?,
         })
+    }
+
+    #[inline(always)]
+    pub const fn is_request(&self) -> bool {
+        self.operation == REQUEST
+    }
+
+    /// The sender says that it has this address, be it in a request or in a reply (RFC 5227 section 2.4). A probe names
+    /// none.
+    #[inline(always)]
+    pub const fn sender(&self) -> Addr {
+        Addr::v4(self.sender_ip)
     }
 
     #[inline(always)]
@@ -59,16 +75,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn answers_a_request_and_nothing_else() {
+    fn a_request_and_its_answer_are_read() {
         let mut frame = std::vec![0xffu8; 6];
         frame.extend([2, 0, 0, 0, 0, 9, 8, 6, 0, 1, 8, 0, 6, 4, 0, 1]);
         frame.extend([2, 0, 0, 0, 0, 9, 172, 18, 0, 1, 0, 0, 0, 0, 0, 0, 172, 18, 0, 100]);
-        let request = Request::parse(frame.as_slice()).expect("a request");
+        let request = Message::parse(frame.as_slice()).expect("a request");
+        assert!(request.is_request());
+        assert_eq!(request.sender(), Addr::v4([172, 18, 0, 1]));
         assert_eq!(request.target(), Addr::v4([172, 18, 0, 100]));
         let answer = request.answer([2, 0, 0, 0, 0, 1]);
         assert_eq!(answer[..6], [2, 0, 0, 0, 0, 9]);
         assert_eq!(answer[28..32], [172, 18, 0, 100]);
-        assert_eq!(Request::parse(answer.as_slice()), None, "a reply is not a request");
-        assert_eq!(Request::parse(&frame[..40]), None, "cut short");
+        let reply = Message::parse(answer.as_slice()).expect("a reply");
+        assert_eq!((reply.is_request(), reply.sender()), (false, Addr::v4([172, 18, 0, 100])));
+        assert_eq!(Message::parse(&frame[..40]), None, "cut short");
+        for (hardware, is_read) in [(6, true), (7, false)] {
+            let other = [&frame[..15], &[hardware], &frame[16..]].concat();
+            assert_eq!(Message::parse(other.as_slice()).is_some(), is_read, "hardware type {hardware}");
+        }
     }
 }

@@ -2,12 +2,12 @@
 
 use core::hint::black_box;
 
-use super::{ETH_LEN, Frame, IPV4_LEN, IPV6_LEN, L3, ethertype, icmp, ipv4, ipv6, l4};
+use super::{ETH_LEN, Frame, IPV4_LEN, IPV6_LEN, L3, ethertype, icmp, ipv4, ipv6, l4, tcp};
 use super::{
     PROTO_AH, PROTO_DCCP, PROTO_ICMP, PROTO_ICMPV6, PROTO_MOBILITY, PROTO_NONE, PROTO_SCTP, PROTO_TCP, PROTO_UDP,
     PROTO_UDP_LITE,
 };
-use crate::abi::{Addr, Direction, Family, Tuple};
+use crate::abi::{Addr, Direction, Family, Tuple, Verdict};
 
 /// IPv6 extension headers that are walked; a longer chain is [`L4::Unread`].
 pub const MAX_EXTENSION_HEADERS: usize = 6;
@@ -54,6 +54,20 @@ pub enum Fragment {
     Later,
 }
 
+/// What a TCP segment says of its connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Segment {
+    /// Of a pod: what it acknowledges. For a pod: the sequence number, and of a FIN the one behind it.
+    pub number: u32,
+    /// Of TCP. Of other protocols: zero where the pod sends it, and an acknowledgement where it is for the pod.
+    pub flags: u8,
+}
+
+impl Segment {
+    /// Of a packet that is to say nothing.
+    pub const NONE: Self = Self { number: 0, flags: 0 };
+}
+
 /// The heads of a packet as read once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Heads {
@@ -67,6 +81,10 @@ pub struct Heads {
     /// Offset of the transport header from the start of the frame.
     pub l4_offset: u16,
     pub tcp_flags: u8,
+    /// What a TCP segment acknowledges.
+    pub tcp_ack: u32,
+    /// Of TCP: the sequence number, and where it is a FIN, the one behind it.
+    pub tcp_end: u32,
     /// Type of the first chunk of SCTP.
     pub sctp_chunk: u8,
     /// Length of the transport header that a segment repeats.
@@ -87,6 +105,8 @@ impl Heads {
         fragment_id: [0; 4],
         l4_offset: 0,
         tcp_flags: 0,
+        tcp_ack: 0,
+        tcp_end: 0,
         sctp_chunk: 0,
         l4_len: 0,
         ttl: 0,
@@ -94,14 +114,14 @@ impl Heads {
         source_routed: false,
     };
 
-    /// `None` when the frame is not IP or its network header is cut short.
+    /// `None` when the frame cannot be read.
     pub fn parse<F: Frame + ?Sized>(frame: &F, direction: Direction) -> Option<Self> {
         let mut heads = Self::NONE;
         heads.read(frame, direction)?;
         Some(heads)
     }
 
-    /// As [`parse`](Self::parse), in place: the programs have little stack.
+    /// As [`parse`](Self::parse), in place: the programs have little stack. [`why_unread`](Self::why_unread) says why not.
     #[inline(always)]
     pub fn read<F: Frame + ?Sized>(&mut self, frame: &F, direction: Direction) -> Option<()> {
         match u16::from_be_bytes(frame.load(ETH_LEN - 2)?) {
@@ -116,6 +136,14 @@ impl Heads {
             read_l4(frame, self);
         }
         Some(())
+    }
+
+    /// Why [`read`](Self::read) has just failed, into heads that were read before or [`NONE`](Self::NONE): the frame is not
+    /// IP, its network header is cut short, or it has an IPv4-mapped address.
+    #[inline(always)]
+    pub fn why_unread(&self) -> Verdict {
+        let is_mapped = self.family == Family::V6 && is_v4_mapped(&self.tuple);
+        if is_mapped { Verdict::V4Mapped } else { Verdict::NotIp }
     }
 
     /// Length of the headers that every segment of a GSO packet repeats, counted from the network header.
@@ -137,6 +165,34 @@ impl Heads {
             Family::V6 => u16::from_be_bytes(frame.load(network_at + ipv6::PAYLOAD_LEN)?) as u32 + IPV6_LEN as u32,
         };
         whole.checked_sub((self.l4_offset as u32).checked_sub(network_at as u32)?)
+    }
+
+    /// Where the transport checksum ends, from the start of the frame; of what has none that is known, two bytes behind the
+    /// network headers.
+    #[inline(always)]
+    pub const fn checksum_end(&self) -> u32 {
+        let at = match (self.fragment, self.tuple.protocol) {
+            (Fragment::Later, _) => 0,
+            (_, PROTO_TCP) => l4::TCP_CHECKSUM,
+            (_, PROTO_UDP | PROTO_UDP_LITE | PROTO_DCCP) => l4::UDP_CHECKSUM,
+            (_, PROTO_SCTP) => l4::SCTP_CHECKSUM,
+            (_, PROTO_ICMP | PROTO_ICMPV6) => l4::ICMP_CHECKSUM,
+            _ => 0,
+        };
+        self.l4_offset as u32 + at as u32 + 2
+    }
+
+    /// What a packet of a pod says of its connection.
+    #[inline(always)]
+    pub const fn of_pod(&self) -> Segment {
+        Segment { flags: self.tcp_flags, number: self.tcp_ack }
+    }
+
+    /// What a packet for a pod says of its connection.
+    #[inline(always)]
+    pub const fn for_pod(&self) -> Segment {
+        let flags = if self.tuple.protocol == PROTO_TCP { self.tcp_flags } else { tcp::ACK };
+        Segment { flags, number: self.tcp_end }
     }
 
     /// Whether this is UDP to `port`, and not one of those that are only translated likewise.
@@ -222,7 +278,8 @@ const fn unread_kind(fragment: Fragment, protocol: u8) -> L4 {
     }
 }
 
-/// Reads the IPv6 header at `at` and what extends it.
+/// Reads the IPv6 header at `at` and what extends it. `None` also where one of its addresses is IPv4-mapped: it would be
+/// taken for the IPv4 address.
 #[inline(always)]
 pub(super) fn read_v6<F: Frame + ?Sized>(frame: &F, at: usize, direction: Direction, heads: &mut Heads) -> Option<()> {
     // Two bytes where one would do: the verifier sees no use in a check of a single byte at an unknown offset.
@@ -242,6 +299,9 @@ pub(super) fn read_v6<F: Frame + ?Sized>(frame: &F, at: usize, direction: Direct
     // One at a time, or both lie on the stack at once.
     heads.tuple.saddr = frame.load_addr(at + ipv6::SADDR)?;
     heads.tuple.daddr = frame.load_addr(at + ipv6::DADDR)?;
+    if is_v4_mapped(&heads.tuple) {
+        return None;
+    }
     let protocol = walk_extensions(frame, heads, next_header);
     heads.tuple.protocol = protocol;
     heads.l4 = match unread_kind(heads.fragment, protocol) {
@@ -249,6 +309,14 @@ pub(super) fn read_v6<F: Frame + ?Sized>(frame: &F, at: usize, direction: Direct
         kind => kind,
     };
     Some(())
+}
+
+/// Whether one of the addresses, which an IPv6 packet has, is the IPv4-mapped form of an IPv4 address. Programming
+/// interfaces use that form, and it means nothing in a packet (RFC 4291 section 2.5.5.2); Linux drops what has such a
+/// source (commit 6af1799aaf3f).
+#[inline(always)]
+fn is_v4_mapped(tuple: &Tuple) -> bool {
+    tuple.saddr.family() == Family::V4 || tuple.daddr.family() == Family::V4
 }
 
 const HOP_BY_HOP: u8 = 0;
@@ -323,6 +391,13 @@ fn has_source_route<F: Frame + ?Sized>(frame: &F, end: u16) -> bool {
     false
 }
 
+/// Behind the data that a FIN may carry. Out of line: few packets come here.
+#[inline(never)]
+fn end_of_fin<F: Frame + ?Sized>(frame: &F, heads: &mut Heads) {
+    let data = heads.message_length(frame, L3).map_or(0, |length| length.saturating_sub(heads.l4_len.into()));
+    heads.tcp_end = heads.tcp_end.wrapping_add(data + 1);
+}
+
 #[inline(always)]
 fn read_l4<F: Frame + ?Sized>(frame: &F, heads: &mut Heads) {
     if heads.fragment == Fragment::Later {
@@ -346,10 +421,15 @@ fn read_l4<F: Frame + ?Sized>(frame: &F, heads: &mut Heads) {
         _ => Heads::kind_of(protocol),
     };
     match heads.l4 {
-        L4::Tcp => match frame.load::<2>(offset + l4::TCP_OFFSET_FLAGS) {
-            Some([data_offset, flags]) => {
+        L4::Tcp => match frame.load::<10>(offset + l4::TCP_SEQUENCE) {
+            Some([a, b, c, d, e, f, g, h, data_offset, flags]) => {
                 heads.l4_len = (data_offset >> 4) << 2;
                 heads.tcp_flags = flags;
+                heads.tcp_ack = u32::from_be_bytes([e, f, g, h]);
+                heads.tcp_end = u32::from_be_bytes([a, b, c, d]);
+                if flags & (tcp::FIN | tcp::RST) == tcp::FIN {
+                    end_of_fin(frame, heads);
+                }
             }
             None => {
                 heads.l4 = L4::Short;

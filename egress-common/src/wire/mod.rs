@@ -12,7 +12,7 @@ pub mod nd;
 mod quote;
 pub mod reset;
 
-pub use heads::{Fragment, Heads, L4, MAX_EXTENSION_HEADERS};
+pub use heads::{Fragment, Heads, L4, MAX_EXTENSION_HEADERS, Segment};
 pub use quote::Quote;
 
 use crate::abi::Addr;
@@ -43,6 +43,12 @@ pub mod ethertype {
     pub const IPV6: u16 = 0x86dd;
     /// Questions of agents through the overlay: Local Experimental EtherType 1 (IEEE Std 802-2014 section 9.2.3).
     pub const ECHO: u16 = 0x88b5;
+
+    /// A VLAN tag follows (IEEE 802.1Q).
+    #[inline(always)]
+    pub const fn is_vlan(ethertype: u16) -> bool {
+        matches!(ethertype, 0x8100 | 0x88a8)
+    }
 }
 
 /// Byte offsets within the network header.
@@ -76,6 +82,8 @@ pub mod ipv6 {
 pub mod l4 {
     pub const SPORT: usize = 0;
     pub const DPORT: usize = 2;
+    /// Followed by what is acknowledged, and that by the next one.
+    pub const TCP_SEQUENCE: usize = 4;
     pub const TCP_OFFSET_FLAGS: usize = 12;
     pub const TCP_CHECKSUM: usize = 16;
     pub const UDP_LENGTH: usize = 4;

@@ -1,12 +1,26 @@
-//! Neighbour discovery (RFC 4861): the solicitation that asks for an egress IP, and its advertisement.
+//! Neighbour discovery (RFC 4861): what may be believed, the solicitation that asks for an egress IP, and its advertisement.
 
 use super::{ETH_LEN, Frame, IPV6_LEN, L3, PROTO_ICMPV6, csum, icmp, ipv6};
-use crate::abi::Addr;
+use crate::abi::{Addr, Family};
 
 /// Frame length of an advertisement with its target link-layer address option.
 pub const ADVERTISEMENT_LEN: usize = ETH_LEN + IPV6_LEN + BODY_LEN;
 const BODY_LEN: usize = 32;
+/// Offsets in a message.
+const FLAGS: usize = 4;
 const TARGET: usize = 8;
+const OPTIONS: usize = 24;
+/// Options are so many bytes, or a multiple.
+const UNIT: usize = 8;
+const SOURCE_LINK: u8 = 1;
+const TARGET_LINK: u8 = 2;
+/// Longest message that is looked at. Offsets in it stay below; the mask shows it to the verifier.
+const MOST: usize = 128;
+const MESSAGE_MASK: usize = MOST - 1;
+/// First byte of a multicast address.
+const MULTICAST: u8 = 0xff;
+/// Where the message starts in its frame.
+const BODY: usize = L3 + IPV6_LEN;
 /// Solicited and override (section 4.4).
 const FLAG_SOLICITED: u8 = 0x40;
 const FLAG_OVERRIDE: u8 = 0x20;
@@ -14,6 +28,136 @@ const FLAG_OVERRIDE: u8 = 0x20;
 const HOP_LIMIT: u8 = 255;
 const ALL_NODES: Addr = Addr::v6([0xff, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1]);
 const ALL_NODES_MAC: [u8; 6] = [0x33, 0x33, 0, 0, 0, 1];
+
+/// A message that may be believed, as far as we ask.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Message {
+    /// [`icmp::v6::NEIGHBOUR_SOLICITATION`] or [`icmp::v6::NEIGHBOUR_ADVERTISEMENT`].
+    pub kind: u8,
+    flags: u8,
+    /// Offset of the source's or target's link address option in the message; zero without one.
+    link_at: usize,
+}
+
+/// Type and target of a message of neighbour discovery, whether or not it may be believed. `None` for anything else, with
+/// extension headers too.
+#[inline(always)]
+pub fn about<F: Frame + ?Sized>(frame: &F) -> Option<(u8, Addr)> {
+    let [next_header] = frame.load(L3 + ipv6::NEXT_HEADER)?;
+    let [kind] = frame.load(BODY)?;
+    let is_ours = kind == icmp::v6::NEIGHBOUR_SOLICITATION || kind == icmp::v6::NEIGHBOUR_ADVERTISEMENT;
+    if next_header != PROTO_ICMPV6 || !is_ours {
+        return None;
+    }
+    let target = frame.load_addr(BODY + TARGET)?;
+    // The IPv4-mapped form of an IPv4 address, which is asked for by ARP.
+    if target.family() == Family::V4 {
+        return None;
+    }
+    Some((kind, target))
+}
+
+impl Message {
+    /// The message, where RFC 4861 lets a node believe it (section 7.1.1 for solicitations, 7.1.2 for advertisements), of
+    /// a kind that [`about`] has read. One of more than 128 bytes, which no host sends, is not believed either.
+    #[inline(always)]
+    pub fn parse<F: Frame + ?Sized>(frame: &F) -> Option<Self> {
+        let sender = &frame.load_addr(L3 + ipv6::SADDR)?;
+        let receiver = &frame.load_addr(L3 + ipv6::DADDR)?;
+        let [kind] = frame.load(BODY)?;
+        let length = usize::from(u16::from_be_bytes(frame.load(L3 + ipv6::PAYLOAD_LEN)?));
+        let [hop_limit] = frame.load(L3 + ipv6::HOP_LIMIT)?;
+        let [code] = frame.load(BODY + 1)?;
+        let [flags] = frame.load(BODY + FLAGS)?;
+        let [target] = frame.load(BODY + TARGET)?;
+        let is_sized = (OPTIONS..=MOST).contains(&length) && length.is_multiple_of(UNIT);
+        if !is_sized || hop_limit != HOP_LIMIT || code != 0 || target == MULTICAST || first(sender) == MULTICAST {
+            return None;
+        }
+        let solicits = kind == icmp::v6::NEIGHBOUR_SOLICITATION;
+        let link_at = link_option(frame, length, if solicits { SOURCE_LINK } else { TARGET_LINK })?;
+        let is_allowed = match (solicits, *sender == Addr::UNSPECIFIED) {
+            (true, true) => is_solicited_node(receiver) && link_at == 0,
+            (true, false) => true,
+            (false, unspecified) => !unspecified && (first(receiver) != MULTICAST || flags & FLAG_SOLICITED == 0),
+        };
+        (is_allowed && is_summed(frame, sender, receiver, length)).then_some(Self { kind, flags, link_at })
+    }
+
+    /// As one number, which is not zero; [`from_word`](Self::from_word) makes the message of it again.
+    #[inline(always)]
+    pub const fn word(self) -> u64 {
+        self.kind as u64 | (self.flags as u64) << 8 | (self.link_at as u64) << 16
+    }
+
+    /// `None` for zero.
+    #[inline(always)]
+    pub const fn from_word(word: u64) -> Option<Self> {
+        if word == 0 {
+            return None;
+        }
+        Some(Self { kind: word as u8, flags: (word >> 8) as u8, link_at: (word >> 16) as usize & MESSAGE_MASK })
+    }
+
+    /// An advertisement that replaces what neighbours know. A proxy's does not (section 7.2.8).
+    #[inline(always)]
+    pub const fn overrides(&self) -> bool {
+        self.kind == icmp::v6::NEIGHBOUR_ADVERTISEMENT && self.flags & FLAG_OVERRIDE != 0
+    }
+
+    /// The link address that the message names, else that of its frame.
+    #[inline(always)]
+    pub fn link<F: Frame + ?Sized>(&self, frame: &F) -> Option<[u8; 6]> {
+        if self.link_at == 0 { frame.load(6) } else { frame.load(BODY + (self.link_at & MESSAGE_MASK) + 2) }
+    }
+}
+
+/// Where the first option of this kind stands, zero without one; `None` where options are malformed.
+#[inline(never)]
+fn link_option<F: Frame + ?Sized>(frame: &F, length: usize, wanted: u8) -> Option<usize> {
+    let (mut at, mut found, mut number) = (OPTIONS, 0, 0);
+    while number < (MOST - OPTIONS) / UNIT && at < length {
+        let [kind, units] = frame.load(BODY + (at & MESSAGE_MASK))?;
+        if units == 0 {
+            return None;
+        }
+        if kind == wanted && found == 0 {
+            found = at;
+        }
+        at += usize::from(units) * UNIT;
+        number += 1;
+    }
+    (at == length).then_some(found)
+}
+
+/// Whether the checksum is right (RFC 4443 section 2.3). Hosts do not leave that of neighbour discovery to their devices.
+#[inline(never)]
+fn is_summed<F: Frame + ?Sized>(frame: &F, sender: &Addr, receiver: &Addr, length: usize) -> bool {
+    let pseudo = (length as u16).to_be() as u64 + (PROTO_ICMPV6 as u16).to_be() as u64;
+    let mut sum = sum_words(sender) + sum_words(receiver) + pseudo;
+    let mut at = 0;
+    while at < MOST && at < length {
+        let Some(word) = frame.load(BODY + at) else { return false };
+        sum += u32::from_ne_bytes(word) as u64;
+        at += 4;
+    }
+    csum::fold64(sum) == 0xffff
+}
+
+#[inline(always)]
+fn first(addr: &Addr) -> u8 {
+    addr.words()[0].to_ne_bytes()[0]
+}
+
+/// RFC 4291 section 2.7.1.
+#[inline(always)]
+fn is_solicited_node(addr: &Addr) -> bool {
+    let [a, b, c, d] = addr.words();
+    a == u32::from_ne_bytes([0xff, 2, 0, 0])
+        && b == 0
+        && c == u32::from_ne_bytes([0, 0, 0, 1])
+        && d.to_ne_bytes()[0] == 0xff
+}
 
 /// A neighbour solicitation as far as its answer needs it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,22 +167,7 @@ pub struct Solicitation<'a> {
     pub target: Addr,
 }
 
-impl<'a> Solicitation<'a> {
-    /// `None` unless the frame, whose source address has been read, is a neighbour solicitation without extension
-    /// headers.
-    #[inline(always)]
-    pub fn parse<F: Frame + ?Sized>(frame: &F, sender: &'a Addr) -> Option<Self> {
-        let [next_header, hop_limit] = frame.load(L3 + ipv6::NEXT_HEADER)?;
-        let body = L3 + IPV6_LEN;
-        if next_header != PROTO_ICMPV6
-            || hop_limit != HOP_LIMIT
-            || frame.load::<2>(body)? != [icmp::v6::NEIGHBOUR_SOLICITATION, 0]
-        {
-            return None;
-        }
-        Some(Self { sender_mac: frame.load(6)?, sender, target: frame.load_addr(body + TARGET)? })
-    }
-
+impl Solicitation<'_> {
     /// Link address that the answer goes to.
     #[inline(always)]
     pub fn answer_mac(&self) -> [u8; 6] {
@@ -78,12 +207,11 @@ fn advertisement(
     put_addr(frame, L3 + ipv6::SADDR, target);
     put_addr(frame, L3 + ipv6::DADDR, to);
     put_addr(frame, L3 + IPV6_LEN + TARGET, target);
-    let body = L3 + IPV6_LEN;
+    let body = BODY;
     frame[body] = icmp::v6::NEIGHBOUR_ADVERTISEMENT;
-    frame[body + 4] = flags;
-    // Option: target link-layer address, one unit of eight bytes.
-    frame[body + 24] = 2;
-    frame[body + 25] = 1;
+    frame[body + FLAGS] = flags;
+    frame[body + OPTIONS] = TARGET_LINK;
+    frame[body + OPTIONS + 1] = 1;
     // By words instead of over the bytes just written: shorter, and the addresses are at hand. The pseudo header has
     // source and destination, and the body has the source again as the target.
     let word = |a: u8, b: u8| u16::from_ne_bytes([a, b]) as u64;
@@ -141,6 +269,29 @@ mod tests {
             + (BODY_LEN as u16).to_be() as u64
             + (PROTO_ICMPV6 as u16).to_be() as u64;
         assert_eq!(csum::fold64(pseudo + csum::sum(&frame[body..])), 0xffff);
+    }
+
+    #[test]
+    fn an_advertisement_is_believed_and_names_its_link() {
+        let (node, all) = (Addr::v6([0xfe; 16]), ALL_NODES);
+        let mut frame = [0; ADVERTISEMENT_LEN];
+        for (to, flags, is_believed) in
+            [(&node, FLAG_SOLICITED | FLAG_OVERRIDE, true), (&all, FLAG_OVERRIDE, true), (&all, FLAG_SOLICITED, false)]
+        {
+            let target = solicitation(&node).target;
+            advertisement(&[2, 0, 0, 0, 0, 9], to, flags, &target, &[2, 0, 0, 0, 0, 1], &mut frame);
+            let (_, named) = about(&frame[..]).expect("neighbour discovery");
+            let message = Message::parse(&frame[..]);
+            assert_eq!((named, message.is_some()), (target, is_believed));
+            if let Some(message) = message {
+                assert!(message.overrides());
+                assert_eq!(Message::from_word(message.word()), Some(message));
+                assert_eq!(message.link(&frame[..]), Some([2, 0, 0, 0, 0, 1]));
+            }
+            for cut in 0..frame.len() {
+                assert_eq!(Message::parse(&frame[..cut]), None, "{cut} bytes");
+            }
+        }
     }
 
     #[test]

@@ -42,6 +42,8 @@ pub fn again(ctx: TcContext) -> i32 {
         return -4;
     }
     TcContext::new(ctx.skb.skb).set_mark(rig.mark);
+    // SAFETY: the context is the program's own, and the field one that a program may write.
+    unsafe { (*ctx.skb.skb).priority = rig.priority };
     // SAFETY: the context is the program's own.
     unsafe { SUBJECTS.tail_call(&ctx, rig.subject) };
     // It comes back where there is no such program.

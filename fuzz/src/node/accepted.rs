@@ -13,8 +13,9 @@ use crate::edge;
 
 impl Node {
     pub(super) fn accepted(&mut self, outer: &Outer, skb: &Skb<'_>) -> Outcome {
-        let Some(mut heads) = Self::heads(skb.frame, Direction::Egress) else {
-            return Outcome::Dropped(Verdict::Malformed);
+        let mut heads = match Self::heads(skb.frame, Direction::Egress) {
+            Ok(heads) => heads,
+            Err(why) => return Outcome::Dropped(accept::unread(why)),
         };
         let (config, quote) = (self.config(), quoted(skb.frame, &heads));
         let outcome = match accept::accept(&mut heads, outer, &self.world, &config) {

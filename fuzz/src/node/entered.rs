@@ -5,8 +5,8 @@ use egress_common::decide::enter::{self, Enter};
 use egress_common::decide::mtu::Fit;
 use egress_common::decide::{Rewrite, Tables as _, mtu};
 use egress_common::wire::icmp::Answer;
-use egress_common::wire::nd::{ADVERTISEMENT_LEN, Solicitation};
-use egress_common::wire::{ETH_LEN, Frame as _, Heads, L4, PROTO_ICMPV6, Quote, arp, ethertype, ipv4};
+use egress_common::wire::nd::{self, ADVERTISEMENT_LEN, Solicitation};
+use egress_common::wire::{ETH_LEN, Frame as _, Heads, L4, PROTO_ICMPV6, Quote, arp, ethertype, icmp, ipv4};
 
 use super::{Node, Outcome, Skb, TooBig, fits_in_two, quoted, rewritten};
 use crate::edge;
@@ -39,8 +39,9 @@ impl Node {
         if frame.load(ETH_LEN - 2).map(u16::from_be_bytes) == Some(ethertype::ARP) {
             return self.asked_for_address(frame);
         }
-        let Some(mut heads) = Self::heads(frame, Direction::Ingress) else {
-            return Outcome::done(Verdict::NotIp, frame, 0);
+        let mut heads = match Self::heads(frame, Direction::Ingress) {
+            Ok(heads) => heads,
+            Err(verdict) => return Outcome::done(verdict, frame, 0),
         };
         if skb.gso_size == 0
             && let Some((outer, inner)) = edge::decapsulated(frame, &heads, &config)
@@ -57,13 +58,16 @@ impl Node {
     }
 
     fn asked_for_address(&self, frame: &[u8]) -> Outcome {
-        let request = arp::Request::parse(frame);
-        let Some((request, owned)) =
-            request.and_then(|request| self.held(&request.target()).map(|owned| (request, owned)))
-        else {
+        let Some(message) = arp::Message::parse(frame) else {
             return Outcome::done(Verdict::NotOurs, frame, 0);
         };
-        let answer = request.answer(owned.mac);
+        let is_contested = self.held(&message.sender()).is_some_and(|owned| owned.mac != message.sender_mac);
+        let owned = if message.is_request() { self.held(&message.target()) } else { None };
+        let Some(owned) = owned else {
+            let verdict = if is_contested { Verdict::AddressConflict } else { Verdict::NotOurs };
+            return Outcome::done(verdict, frame, 0);
+        };
+        let answer = message.answer(owned.mac);
         let rest = frame.get(answer.len()..).unwrap_or_default();
         Outcome::Answered(Verdict::ArpAnswered, [answer.as_slice(), rest].concat())
     }
@@ -76,8 +80,15 @@ impl Node {
     }
 
     fn solicited(&self, frame: &[u8], heads: &Heads) -> Option<Outcome> {
-        let solicitation = Solicitation::parse(frame, &heads.tuple.saddr)?;
-        let owned = self.held(&solicitation.target)?;
+        let sender = &heads.tuple.saddr;
+        let (kind, target) = nd::about(frame)?;
+        let owned = self.held(&target)?;
+        let message = nd::Message::parse(frame)?;
+        if kind == icmp::v6::NEIGHBOUR_ADVERTISEMENT {
+            let is_contested = message.overrides() && message.link(frame)? != owned.mac;
+            return is_contested.then(|| Outcome::done(Verdict::AddressConflict, frame, 0));
+        }
+        let solicitation = Solicitation { sender_mac: frame.load(6)?, sender, target };
         let mut answer = [0; ADVERTISEMENT_LEN];
         solicitation.answer(owned.mac, &mut answer);
         Some(Outcome::Answered(Verdict::NeighbourAnswered, answer.to_vec()))

@@ -6,6 +6,7 @@ use egress_common::abi::{
 use egress_common::decide::Tables as _;
 use egress_common::decide::accept::Outer;
 use egress_common::decide::leave::Meta;
+use egress_common::decide::notice;
 use egress_common::wire::{Heads, L4, Quote};
 
 use super::{Node, Outcome};
@@ -71,6 +72,9 @@ impl Node {
     pub(super) fn judge_wire(&self, heads: &Heads, meta: &Meta, outcome: &Outcome) {
         let Outcome::Passed(verdict, out, _) = outcome else { return };
         let source = Self::heads(out, Direction::Egress).expect("still IP").tuple.saddr;
+        // What NAT has written is redirected, and not judged here.
+        let is_egress_ip = self.world.prefix(&source).is_some_and(|p| p.kind() == Some(PrefixKind::EgressIp));
+        assert!(!is_egress_ip || !meta.forwarded || meta.returning, "a spoofed egress IP: {heads:?}");
         let of_pods = [Some(PrefixKind::PodSubnet), Some(PrefixKind::PodNetwork)];
         let is_pod = self.world.pods.borrow().contains_key(&source)
             || self.world.prefix(&source).is_some_and(|prefix| of_pods.contains(&prefix.kind()));
@@ -86,6 +90,9 @@ impl Node {
         // An error answers for what it quotes.
         let is_known = known || heads.l4 == L4::IcmpError;
         assert!(*verdict != Verdict::InboundReply || is_known, "an answer to nobody: {heads:?}");
+        let is_called = heads.l4 == L4::IcmpError || notice::is_called(&heads.tuple, &self.world, &self.config());
+        let is_selected = self.world.pods.borrow().get(&source).is_some_and(|pod| pod.egress_id().is_some());
+        assert!(*verdict != Verdict::InboundReply || is_called || !is_selected, "nothing exposes it: {heads:?}");
         let selected = self.world.pods.borrow().get(&source).is_some_and(|pod| pod.egress_id().is_some());
         assert!(!selected || *verdict != Verdict::NotSelected, "{heads:?}");
     }

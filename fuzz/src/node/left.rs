@@ -1,6 +1,6 @@
 //! Out by the uplink.
 
-use egress_common::abi::{Direction, Verdict};
+use egress_common::abi::{Direction, NODE_MARK, Verdict};
 use egress_common::decide::Rewrite;
 use egress_common::decide::enter;
 use egress_common::decide::leave::{self, Leave, Meta};
@@ -12,23 +12,22 @@ use crate::edge;
 impl Node {
     pub(super) fn left(&mut self, skb: &Skb<'_>, meta: &Meta) -> Outcome {
         let (frame, config) = (skb.frame, self.config());
-        let Some(mut heads) = Self::heads(frame, Direction::Egress) else {
-            return Outcome::done(Verdict::NotIp, frame, meta.mark);
+        let mut heads = match Self::heads(frame, Direction::Egress) {
+            Ok(heads) => heads,
+            Err(verdict) => return Outcome::done(verdict, frame, meta.mark),
         };
-        if edge::is_own_overlay(frame, &heads, &config) {
-            return Outcome::done(Verdict::NotOurs, frame, meta.mark);
-        }
         let quote = quoted(frame, &heads);
         let outcome = match leave::leave(&mut heads, &quote, meta, &self.world, &config) {
             Leave::Done(verdict) => Outcome::done(verdict, frame, meta.mark),
-            Leave::Unmark => Outcome::Passed(Verdict::NodeSnatDone, frame.to_vec(), 0),
-            Leave::NodeSnat => self.node_snat(&heads, &quote, frame),
+            Leave::Unmark => Outcome::Passed(Verdict::NodeSnatDone, frame.to_vec(), meta.mark & !NODE_MARK),
+            Leave::NodeSnat => self.node_snat(&heads, &quote, frame, meta.mark & !NODE_MARK),
         };
         self.judge_wire(&heads, meta, &outcome);
         outcome
     }
 
-    fn node_snat(&mut self, heads: &Heads, quote: &Quote, frame: &[u8]) -> Outcome {
+    /// `mark` is what is left of it.
+    fn node_snat(&mut self, heads: &Heads, quote: &Quote, frame: &[u8], mark: u32) -> Outcome {
         let config = self.config();
         let mapping = match leave::translate(heads, quote, &self.world, &config) {
             Ok(mapping) => *mapping,
@@ -39,7 +38,7 @@ impl Node {
             return Outcome::Dropped(Verdict::ClaimLost);
         }
         match self.translated(heads, quote, frame.to_vec(), config.node_ports, &mapping) {
-            Ok(out) => Outcome::Passed(Verdict::NodeSnat, out, 0),
+            Ok(out) => Outcome::Passed(Verdict::NodeSnat, out, mark),
             Err(verdict) => Outcome::Dropped(verdict),
         }
     }

@@ -2,7 +2,7 @@
 
 use egress_common::abi::{Class, Course, Direction, Verdict};
 use egress_common::decide::mtu::{self, Fit};
-use egress_common::decide::{Tables as _, enter};
+use egress_common::decide::{Tables as _, accept, enter};
 use egress_common::wire::Heads;
 
 use super::{Node, Outcome, Skb, TooBig, quoted};
@@ -36,8 +36,9 @@ impl Node {
 
     /// What came for the egress IP to the other node.
     pub(super) fn came_back(&mut self, skb: &Skb<'_>, egress_id: u32) -> Outcome {
-        let Some(mut heads) = Self::heads(skb.frame, Direction::Ingress) else {
-            return Outcome::Dropped(Verdict::Malformed);
+        let mut heads = match Self::heads(skb.frame, Direction::Ingress) {
+            Ok(heads) => heads,
+            Err(why) => return Outcome::Dropped(accept::unread(why)),
         };
         let quote = quoted(skb.frame, &heads);
         let decision = enter::passed(&mut heads, &quote, &self.world, egress_id);

@@ -6,7 +6,7 @@ use egress_common::decide::mtu::Fit;
 use egress_common::decide::steer::{self, Steer};
 use egress_common::decide::{Owner, Tables as _, mtu};
 use egress_common::wire::icmp::Answer;
-use egress_common::wire::{Heads, Quote, tcp};
+use egress_common::wire::{Heads, Quote, Segment, tcp};
 
 use super::{Node, Outcome, Skb, TooBig, quoted};
 use crate::edge;
@@ -17,8 +17,9 @@ impl Node {
         if skb.foreign {
             return Outcome::done(Verdict::NotPod, frame, 0);
         }
-        let Some(mut heads) = Self::heads(frame, Direction::Egress) else {
-            return Outcome::done(Verdict::NotIp, frame, 0);
+        let mut heads = match Self::heads(frame, Direction::Egress) {
+            Ok(heads) => heads,
+            Err(why) => return Outcome::done(steer::unread(why, frame), frame, 0),
         };
         let quote = quoted(frame, &heads);
         let node = enter::node_address(&config, heads.family);
@@ -51,7 +52,7 @@ impl Node {
     fn reset(&self, heads: &Heads, frame: &[u8], otherwise: Verdict) -> Outcome {
         let answer = edge::reset(frame, heads);
         if answer.is_some() {
-            self.world.flow_answered(&heads.tuple, tcp::RST);
+            self.world.flow_answered(&heads.tuple, Segment { flags: tcp::RST, number: heads.tcp_ack });
         }
         Outcome::told(Verdict::CutAnswered, answer, otherwise)
     }

@@ -117,6 +117,7 @@ const BUILTIN: &[Line] = &[
     ("", "v1", "Namespace", "namespaces", &["ns"], false, NAMESPACES),
     ("", "v1", "Node", "nodes", &["no"], false, "nodes"),
     ("", "v1", "Pod", "pods", &["po"], true, "pods"),
+    ("", "v1", "Secret", "secrets", &[], true, "secrets"),
     ("", "v1", "Service", "services", &["svc"], true, "services"),
     ("", "v1", "ServiceAccount", "serviceaccounts", &["sa"], true, SERVICE_ACCOUNTS),
     (

@@ -1,7 +1,8 @@
 //! The structural schema of a custom resource at work: prune what it does not know, fill its defaults, refuse what it forbids.
 //!
 //! Checked: types (with `nullable` and int-or-string), `required`, `enum`, lengths, counts and bounds, `allOf`/`anyOf`/
-//! `oneOf`/`not`, `pattern`, and the uniqueness of `set` and `map` lists. Not checked: `format`, CEL rules.
+//! `oneOf`/`not`, `pattern`, the formats `ipv4` and `ipv6`, and the uniqueness of `set` and `map` lists. Not checked: other
+//! formats, CEL rules. An update is not refused for what it leaves as it was (KEP-4008, on since Kubernetes 1.30).
 //! `apiVersion`, `kind` and `metadata` at the root belong to the server, whatever the schema says of them.
 
 use regex::Regex;
@@ -36,17 +37,21 @@ impl Schema {
         fill_defaults(&self.root, object);
     }
 
-    pub(crate) fn validate(&self, object: &Value) -> Vec<Cause> {
+    pub(crate) fn validate(&self, object: &Value, before: Option<&Value>) -> Vec<Cause> {
         let mut causes = Vec::new();
-        let mut body = object.clone();
-        if let Some(map) = body.as_object_mut() {
-            SERVER_FIELDS.iter().for_each(|&field| drop(map.remove(field)));
-        }
+        let body_of = |object: &Value| {
+            let mut body = object.clone();
+            if let Some(map) = body.as_object_mut() {
+                SERVER_FIELDS.iter().for_each(|&field| drop(map.remove(field)));
+            }
+            body
+        };
+        let (body, before) = (body_of(object), before.map(body_of));
         let mut root = self.root.clone();
         if let Some(required) = root.get_mut("required").and_then(Value::as_array_mut) {
             required.retain(|name| !SERVER_FIELDS.iter().any(|field| name == field));
         }
-        validate(&root, &body, "", &mut causes);
+        validate(&root, &body, before.as_ref(), "", &mut causes);
         causes
     }
 
@@ -134,8 +139,10 @@ fn fill_defaults(schema: &Value, value: &mut Value) {
     }
 }
 
-fn validate(schema: &Value, value: &Value, path: &str, causes: &mut Vec<Cause>) {
-    if value.is_null() && schema["nullable"] == json!(true) {
+/// `before` is what stood at this path: what equals it is let through. It is known along fields; lists are
+/// compared as a whole.
+fn validate(schema: &Value, value: &Value, before: Option<&Value>, path: &str, causes: &mut Vec<Cause>) {
+    if before == Some(value) || (value.is_null() && schema["nullable"] == json!(true)) {
         return;
     }
     if let Some(expected) = wrong_type(schema, value) {
@@ -162,7 +169,7 @@ fn validate(schema: &Value, value: &Value, path: &str, causes: &mut Vec<Cause>) 
             for (field, child) in map {
                 let rule = schema["properties"].get(field).or_else(|| schema.get("additionalProperties"));
                 if let Some(rule) = rule.filter(|rule| rule.is_object()) {
-                    validate(rule, child, &join(path, field), causes);
+                    validate(rule, child, before.and_then(|before| before.get(field)), &join(path, field), causes);
                 }
             }
         }
@@ -171,13 +178,14 @@ fn validate(schema: &Value, value: &Value, path: &str, causes: &mut Vec<Cause>) 
             validate_unique(schema, items, path, causes);
             if let Some(rule) = schema.get("items") {
                 for (index, item) in items.iter().enumerate() {
-                    validate(rule, item, &format!("{path}[{index}]"), causes);
+                    validate(rule, item, None, &format!("{path}[{index}]"), causes);
                 }
             }
         }
         Value::String(text) => {
             validate_count(schema, "Length", text.chars().count(), path, causes);
             validate_pattern(schema, text, path, causes);
+            validate_format(schema, text, path, causes);
         }
         Value::Number(number) => validate_bounds(schema, number.as_f64().unwrap_or_default(), path, causes),
         _ => {}
@@ -208,14 +216,14 @@ fn wrong_type<'a>(schema: &'a Value, value: &Value) -> Option<&'a str> {
 fn validate_combinators(schema: &Value, value: &Value, path: &str, causes: &mut Vec<Cause>) {
     let holds = |branch: &Value| {
         let mut found = Vec::new();
-        validate(branch, value, path, &mut found);
+        validate(branch, value, None, path, &mut found);
         found.is_empty()
     };
     let refuse = |causes: &mut Vec<Cause>, what: &str| {
         causes.push(Cause::invalid(path, value, &format!("{path} in body must validate {what}")));
     };
     for branch in schema["allOf"].as_array().into_iter().flatten() {
-        validate(branch, value, path, causes);
+        validate(branch, value, None, path, causes);
     }
     if schema["anyOf"].as_array().is_some_and(|all| !all.iter().any(holds)) {
         refuse(causes, "at least one schema (anyOf)");
@@ -258,6 +266,21 @@ fn validate_pattern(schema: &Value, text: &str, path: &str, causes: &mut Vec<Cau
     {
         let why = format!("{path} in body should match '{pattern}'");
         causes.push(Cause::invalid(path, &json!(text), &why));
+    }
+}
+
+/// The formats of addresses, as Go's `net.ParseIP` reads them: it takes `::ffff:1.2.3.4` for both.
+fn validate_format(schema: &Value, text: &str, path: &str, causes: &mut Vec<Cause>) {
+    let Some(format) = schema["format"].as_str() else { return };
+    let is_address = text.parse::<std::net::IpAddr>().is_ok();
+    let holds = match format {
+        "ipv4" => is_address && text.contains('.'),
+        "ipv6" => is_address && text.contains(':'),
+        _ => true,
+    };
+    if !holds {
+        let text = json!(text);
+        causes.push(Cause::invalid(path, &text, &format!("{path} in body must be of type {format}: {text}")));
     }
 }
 
@@ -327,7 +350,7 @@ mod tests {
     #[test]
     fn refusals_read_as_those_of_a_real_server() {
         let message = |spec: Value| {
-            let causes = schema().validate(&json!({"spec": spec}));
+            let causes = schema().validate(&json!({"spec": spec}), None);
             causes.iter().map(|cause| format!("{}: {}", cause.field, cause.message)).collect::<Vec<_>>()
         };
         assert_eq!(message(json!({"namespaceSelector": {}})), ["spec.egressIPs: Required value"]);
@@ -340,6 +363,24 @@ mod tests {
             ["spec.egressIPs: Too many: 5: must have at most 4 items"]
         );
         assert_eq!(message(json!({"egressIPs": ["1"], "namespaceSelector": {}})), Vec::<String>::new());
+    }
+
+    #[test]
+    fn an_update_is_judged_by_what_it_changes() {
+        let address = json!({"type": "string", "anyOf": [{"format": "ipv4"}, {"format": "ipv6"}]});
+        let schema = Schema::new(json!({"type": "object", "properties": {
+            "list": {"type": "array", "items": address}, "other": {"type": "integer"},
+        }}));
+        for address in ["192.0.2.1", "2001:db8::1", "::ffff:192.0.2.1"] {
+            assert_eq!(schema.validate(&json!({"list": [address]}), None).len(), 0, "{address}");
+        }
+        for junk in ["172.18.0.300", "192.0.2.1/24", "fe80::1%eth0", "192.0.2.01", " 192.0.2.1", ""] {
+            let causes = schema.validate(&json!({"list": [junk]}), None);
+            assert_eq!(causes.iter().map(|cause| cause.field.as_str()).collect::<Vec<_>>(), ["list[0]"], "{junk}");
+        }
+        let old = json!({"list": ["junk"], "other": 1});
+        assert_eq!(schema.validate(&json!({"list": ["junk"], "other": 2}), Some(&old)).len(), 0);
+        assert_eq!(schema.validate(&json!({"list": ["junk", "192.0.2.1"], "other": 1}), Some(&old)).len(), 1);
     }
 
     #[test]
@@ -356,6 +397,6 @@ mod tests {
         assert_eq!(schema.list_type(&["list".into(), "tags".into()]), ListType::Set);
         assert!(!schema.is_atomic_map(&["list".into()]));
         let twice = json!({"list": [{"k": 1}, {"k": 1}]});
-        assert_eq!(schema.validate(&twice)[0].reason, "FieldValueDuplicate");
+        assert_eq!(schema.validate(&twice, None)[0].reason, "FieldValueDuplicate");
     }
 }

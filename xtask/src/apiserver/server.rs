@@ -1,8 +1,9 @@
 //! The server as the lab holds it: started on a listener, talked to in-process, cut off and stopped.
 
 use std::net::{SocketAddr, TcpListener};
-use std::sync::Arc;
+use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -33,17 +34,35 @@ pub(crate) struct ApiServer {
 /// How late answers are.
 #[derive(Clone, Default)]
 struct Delay {
-    is_on: Arc<AtomicBool>,
+    /// In milliseconds; `None` for at once.
+    usual: Arc<Mutex<Option<RangeInclusive<u64>>>>,
+    /// Each sixteenth takes 1.5 s.
+    is_uneven: Arc<AtomicBool>,
     answered: Arc<AtomicU64>,
+}
+
+impl Delay {
+    fn set(&self, usual: RangeInclusive<u64>, is_uneven: bool) {
+        *self.usual.lock().unwrap_or_else(PoisonError::into_inner) = Some(usual);
+        self.is_uneven.store(is_uneven, Ordering::Relaxed);
+    }
+
+    /// Of the next answer.
+    fn next(&self) -> Option<Duration> {
+        let usual = self.usual.lock().unwrap_or_else(PoisonError::into_inner).clone()?;
+        let number = self.answered.fetch_add(1, Ordering::Relaxed);
+        let (first, width) = (usual.start(), usual.end() - usual.start() + 1);
+        let is_rare = self.is_uneven.load(Ordering::Relaxed) && number % 16 == 15;
+        let milliseconds = if is_rare { 1500 } else { first + number.wrapping_mul(137) % width };
+        Some(Duration::from_millis(milliseconds))
+    }
 }
 
 /// Hands on an answer when its time has come.
 async fn late(State(delay): State<Delay>, request: axum::extract::Request, next: Next) -> Response {
     let answer = next.run(request).await;
-    if delay.is_on.load(Ordering::Relaxed) {
-        let number = delay.answered.fetch_add(1, Ordering::Relaxed);
-        let milliseconds = if number % 16 == 15 { 1500 } else { 300 + number.wrapping_mul(137) % 401 };
-        tokio::time::sleep(Duration::from_millis(milliseconds)).await;
+    if let Some(late) = delay.next() {
+        tokio::time::sleep(late).await;
     }
     answer
 }
@@ -152,7 +171,12 @@ impl ApiServer {
 
     /// From now on answers are late: by 300 to 700 ms, and each sixteenth by 1.5 s. What was asked for is done before.
     pub(crate) fn be_slow(&self) {
-        self.delay.is_on.store(true, Ordering::Relaxed);
+        self.delay.set(300..=700, true);
+    }
+
+    /// Likewise by as many milliseconds, one answer like the other.
+    pub(crate) fn answer_late(&self, milliseconds: RangeInclusive<u64>) {
+        self.delay.set(milliseconds, false);
     }
 
     /// Stop: cut the connections and close the listener.

@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 use std::thread;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use egress_common::abi::{RIG_FRAME, Rig, Verdict};
+use egress_common::abi::{Config, RIG_FRAME, Rig, Verdict};
 use nix::sched::{CloneFlags, unshare};
 
 use super::Effort;
@@ -273,6 +273,7 @@ fn plan(
         first_source: first_source.to_bits(),
         first_destination: WORLD.to_bits(),
         mark: 0,
+        priority: 0,
         frame,
     }
 }
@@ -295,10 +296,13 @@ fn cases(pods: u32, flows: u32, stride: u32) -> Vec<Case> {
     let from_other = |id, inner: &Packet| overlay(OTHER_NODE, NODE, id, [2, 9, 9, 9, 9, 9], inner);
     let own_overlay = overlay(NODE, OTHER_NODE, AWAY.0, SECRET, &out(REMOTE_PODS));
     let leaving = |from| plan(out(from).frame(), Side::Out, 0, from);
+    // What a program has redirected there: the sign of the configuration of `rig`.
+    let redirected = |plan| Rig { priority: Config::EMPTY.redirected_priority(), ..plan };
+    let translated = |address| redirected(Rig { source_at: 0, ..leaving(address) });
     let plain = Growth::None;
     vec![
         case("steer", "local", steer, leaving(LOCAL_PODS), Verdict::SnatHere, plain),
-        case("leave", "local", leave, Rig { source_at: 0, ..leaving(LOCAL.1) }, Verdict::NotOurs, plain),
+        case("leave", "local", leave, translated(LOCAL.1), Verdict::NotOurs, plain),
         case("enter", "local", enter, plan(back(LOCAL.1).frame(), Side::Back, 0, LOCAL.1), Verdict::ReplyHere, plain),
         case(
             "notice",
@@ -313,7 +317,7 @@ fn cases(pods: u32, flows: u32, stride: u32) -> Vec<Case> {
             "leave (overlay)",
             "remote",
             leave,
-            plan(own_overlay, Side::Out, inside, REMOTE_PODS),
+            redirected(plan(own_overlay, Side::Out, inside, REMOTE_PODS)),
             Verdict::NotOurs,
             plain,
         ),
@@ -325,7 +329,7 @@ fn cases(pods: u32, flows: u32, stride: u32) -> Vec<Case> {
             Verdict::SnatForNode,
             Growth::Shrinks,
         ),
-        case("leave (gateway)", "remote", leave, Rig { source_at: 0, ..leaving(FOREIGN.1) }, Verdict::NotOurs, plain),
+        case("leave (gateway)", "remote", leave, translated(FOREIGN.1), Verdict::NotOurs, plain),
         case(
             "enter and steer",
             "remote",

@@ -5,6 +5,7 @@
 //! | `page` | a page's fenced blocks, and what is said of them; that each is run or says that it was not |
 //! | `typed` | one command of a block: by what it is run in the lab, and with which words |
 //! | `links` | that every link leads somewhere |
+//! | `played` | that the page on security names a test for each of its claims |
 //! | [`lifecycle::documents`](crate::lifecycle) | the commands of all pages, run on one lab |
 //!
 //! A fence has an info word: `sh` for commands to type, `console` for commands behind `$ ` with what they print, and for all
@@ -15,6 +16,8 @@
 #[cfg(test)]
 mod links;
 pub(crate) mod page;
+#[cfg(test)]
+mod played;
 pub(crate) mod typed;
 
 use std::path::{Path, PathBuf};

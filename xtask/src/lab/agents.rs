@@ -14,7 +14,7 @@ use nix::unistd::Pid;
 
 use super::addresses as plan;
 use super::confinement::confined;
-use super::{Lab, MANAGEMENT, Node, UPLINK};
+use super::{Lab, Node, UPLINK};
 
 /// What all agents of a lab are started with.
 #[derive(Debug, Clone)]
@@ -71,7 +71,7 @@ impl Agent {
             let binary = self.options.binary.to_string_lossy();
             let confined = confined(&binary)?;
             let mut command = self.node.host.command(&confined[0]);
-            command.args(&confined[1..]).args(self.arguments()).args(&self.options.extra);
+            command.args(&confined[1..]).args(self.arguments());
             command.stdin(Stdio::null()).stdout(log).stderr(errors);
             // A Ctrl-C at the terminal is for the lab, which then ends its agents.
             command.process_group(0);
@@ -79,12 +79,13 @@ impl Agent {
         })
     }
 
-    fn arguments(&self) -> Vec<String> {
+    /// With which it is started.
+    pub(crate) fn arguments(&self) -> Vec<String> {
         let pairs = [
             ("--node-name", self.node.name()),
             ("--kubeconfig", self.options.kubeconfig.display().to_string()),
             ("--uplink", UPLINK.to_owned()),
-            ("--mgmt-port", MANAGEMENT.to_owned()),
+            ("--mgmt-port", self.node.management_port().to_owned()),
             ("--cluster-subnets", format!("{},{}", plan::CLUSTER_V4, plan::CLUSTER_V6)),
             ("--service-cidrs", format!("{},{}", plan::SERVICES_V4, plan::SERVICES_V6)),
             ("--bpffs", self.node.bpffs.display().to_string()),
@@ -92,7 +93,7 @@ impl Agent {
             ("--socket", self.node.socket.display().to_string()),
         ];
         let options = pairs.into_iter().flat_map(|(option, value)| [option.to_owned(), value]);
-        std::iter::once("run".to_owned()).chain(options).collect()
+        std::iter::once("run".to_owned()).chain(options).chain(self.options.extra.iter().cloned()).collect()
     }
 
     /// Whether its programs are loaded and attached in this run. Until then it is the verifier's turn, which takes as long as

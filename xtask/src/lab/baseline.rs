@@ -28,7 +28,7 @@ const POWER_RETURNS: Duration = Duration::from_secs(10);
 
 /// The lab's own tests, for the list of all tests on the lab.
 pub(crate) fn tests() -> Vec<LabTest> {
-    let test = |name, run| LabTest { name, timeout: Duration::from_secs(60), run };
+    let test = |name, run| LabTest::new(name, Duration::from_secs(60), run);
     vec![
         test("lab_pods_reach_the_world_with_their_nodes_address", world),
         test("lab_pods_reach_pods_and_nodes", neighbours),
@@ -107,7 +107,7 @@ fn neighbours(context: &LabContext) -> Result<()> {
             }
         }
         for other in lab.nodes() {
-            for to in node.number.management().both() {
+            for to in node.management().both() {
                 let pong = client::ping(&other.host, to, Ping::default())?;
                 ensure!(pong.received == 1, "{} cannot ping {to}: {}", other.name(), pong.text);
             }

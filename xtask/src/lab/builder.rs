@@ -128,7 +128,7 @@ impl LabBuilder {
             Node { number: *number, host, router, quirks: (self.quirks)(number.index()), bpffs, socket }
         };
         let nodes: Vec<Node> = numbers.iter().map(node).collect();
-        let pods = plan_pods(&self.pods, &numbers, &netns)?;
+        let pods = plan_pods(&self.pods, &nodes, &netns)?;
         let world = outside(&netns);
         let second = self.second_network.then(|| second_outside(&netns));
         let logs = self.logs.clone().unwrap_or_else(|| ledger.folder().join("logs"));
@@ -136,8 +136,8 @@ impl LabBuilder {
     }
 }
 
-fn plan_pods(specs: &[PodSpec], numbers: &[NodeNumber], netns: &dyn Fn(&str) -> Netns) -> Result<Vec<Pod>> {
-    let mut used = vec![0; numbers.len()];
+fn plan_pods(specs: &[PodSpec], nodes: &[Node], netns: &dyn Fn(&str) -> Netns) -> Result<Vec<Pod>> {
+    let mut used = vec![0; nodes.len()];
     let mut pods = Vec::with_capacity(specs.len());
     for spec in specs {
         let place = used[spec.node];
@@ -146,8 +146,9 @@ fn plan_pods(specs: &[PodSpec], numbers: &[NodeNumber], netns: &dyn Fn(&str) -> 
             name: spec.name.clone(),
             namespace: spec.namespace.clone(),
             labels: spec.labels.clone(),
-            node: numbers[spec.node],
-            addresses: numbers[spec.node].pod(place)?,
+            node: nodes[spec.node].number,
+            addresses: nodes[spec.node].number.pod(place, nodes[spec.node].quirks.cni)?,
+            cni: nodes[spec.node].quirks.cni,
             netns: netns(&spec.name),
         });
     }
@@ -202,7 +203,7 @@ impl Lab {
         for node in &self.nodes {
             let node_plan = self.node_plan(node);
             let others: Vec<NodeNumber> = numbers.iter().copied().filter(|other| *other != node.number).collect();
-            scripts.push(topology::host(&node_plan, &self.world.lan, lan2));
+            scripts.push(topology::host(&node_plan, &others, &self.world.lan, lan2));
             scripts.push(topology::router(&node_plan, &self.overlay, &others));
             let pods = node_plan.pods.iter().enumerate();
             scripts.extend(pods.map(|(place, (netns, own))| topology::pod(&node_plan, place, netns, *own)));

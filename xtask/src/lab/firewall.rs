@@ -6,28 +6,34 @@
 use std::net::{IpAddr, SocketAddr};
 
 use super::addresses::{self as plan, NodeNumber};
-use super::quirks::Quirks;
-use super::topology::{MANAGEMENT, UPLINK};
+use super::quirks::{Cni, Quirks};
+use super::topology::{UPLINK, management_port};
 
 /// The mark of a selected pod's packet to another node's address (design section 9).
 const NODE_MARK: &str = "0x3f0";
 
 pub(crate) fn host(number: NodeNumber, quirks: &Quirks) -> String {
-    let mut rules = masquerade(number, quirks.masquerade_spares_mark);
+    let mut rules = masquerade(number, quirks);
+    let management = management_port(quirks.cni);
     if quirks.service_proxy {
-        rules.push_str(&service_proxy());
+        rules.push_str(&service_proxy(management));
     }
     if quirks.drop_invalid {
         rules.push_str(DROP_INVALID);
     }
     if quirks.stateful_forward {
-        rules.push_str(&stateful_forward());
+        rules.push_str(&stateful_forward(management));
     }
     rules
 }
 
-fn masquerade(number: NodeNumber, spares_mark: bool) -> String {
-    let spare = if spares_mark { format!("    meta mark {NODE_MARK} counter return\n") } else { String::new() };
+fn masquerade(number: NodeNumber, quirks: &Quirks) -> String {
+    let spares_mark = quirks.masquerade_spares_mark;
+    let mut spare = if spares_mark { format!("    meta mark {NODE_MARK} counter return\n") } else { String::new() };
+    // What goes to pods of other nodes leaves by the uplink here.
+    if quirks.cni == Cni::Bridge {
+        spare += &format!("    ip daddr {} return\n    ip6 daddr {} return\n", plan::CLUSTER_V4, plan::CLUSTER_V6);
+    }
     format!(
         "table inet cni {{
   chain postrouting {{
@@ -44,7 +50,7 @@ fn masquerade(number: NodeNumber, spares_mark: bool) -> String {
 
 /// Services are map entries, added by [`service`]. What a pod sends to a ClusterIP comes back into the pod network by
 /// mp0; it gets the node's address there, or the answer would go past the translation.
-fn service_proxy() -> String {
+fn service_proxy(management: &str) -> String {
     format!(
         "table inet kube-proxy {{
   map services4 {{ type ipv4_addr . inet_proto . inet_service : ipv4_addr . inet_service; }}
@@ -63,8 +69,8 @@ fn service_proxy() -> String {
   }}
   chain postrouting {{
     type nat hook postrouting priority srcnat; policy accept;
-    oifname \"{MANAGEMENT}\" ip saddr {pods4} ct status dnat masquerade
-    oifname \"{MANAGEMENT}\" ip6 saddr {pods6} ct status dnat masquerade
+    oifname \"{management}\" ip saddr {pods4} ct status dnat masquerade
+    oifname \"{management}\" ip6 saddr {pods6} ct status dnat masquerade
   }}
 }}
 ",
@@ -81,13 +87,13 @@ const DROP_INVALID: &str = "table inet kube-proxy-filter {
 }
 ";
 
-fn stateful_forward() -> String {
+fn stateful_forward(management: &str) -> String {
     format!(
         "table inet host-firewall {{
   chain forward_stateful {{
     type filter hook forward priority filter + 10; policy drop;
     ct state established,related counter accept
-    iifname \"{MANAGEMENT}\" ct state new counter accept
+    iifname \"{management}\" ct state new counter accept
     ct status dnat counter accept
     counter
   }}

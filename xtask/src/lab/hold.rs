@@ -59,7 +59,7 @@ fn describe(lab: &Lab) {
     println!("router   {:<16} {} {}", lab.ext().name(), plan::EXT.v4, plan::EXT.v6);
     println!("switch   {:<16} bridge br0, a port per node", lab.lan().name());
     for node in lab.nodes() {
-        let (own, management) = (node.number.address(), node.number.management());
+        let (own, management) = (node.number.address(), node.management());
         println!("node     {:<16} {} {} mp0 {}", node.host.name(), own.v4, own.v6, management.v4);
         println!("         quirks: {}", node.quirks.summary());
         println!("         bpffs: {}", node.bpffs.display());

@@ -40,7 +40,7 @@ mod script;
 pub(crate) mod server;
 mod signals;
 mod teardown;
-mod topology;
+pub(crate) mod topology;
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -54,7 +54,7 @@ pub(crate) use builder::{LabBuilder, PodSpec};
 pub(crate) use hold::{LabArgs, run};
 use ledger::Ledger;
 pub(crate) use netns::Netns;
-pub(crate) use quirks::{Quirks, ReversePath};
+pub(crate) use quirks::{Cni, Quirks, ReversePath};
 pub(crate) use signals::{wait_for_signal, yield_to_signal};
 use topology::World;
 pub(crate) use topology::{EXT_LAN, MANAGEMENT, POD_INTERFACE, SECOND_UPLINK, UPLINK};
@@ -88,6 +88,26 @@ pub(crate) struct Node {
     pub(crate) socket: PathBuf,
 }
 
+impl Node {
+    /// The node on its pod network.
+    pub(crate) fn management(&self) -> Dual {
+        self.number.management(self.quirks.cni)
+    }
+
+    /// The interface by which pods' packets enter the host.
+    pub(crate) fn management_port(&self) -> &'static str {
+        topology::management_port(self.quirks.cni)
+    }
+
+    /// Where the pods' ports are.
+    pub(crate) fn pod_ports(&self) -> &Netns {
+        match self.quirks.cni {
+            Cni::Ovn => &self.router,
+            Cni::Bridge => &self.host,
+        }
+    }
+}
+
 /// A pod: one namespace on its node's pod network.
 #[derive(Debug, Clone)]
 pub(crate) struct Pod {
@@ -96,6 +116,7 @@ pub(crate) struct Pod {
     pub(crate) labels: BTreeMap<String, String>,
     pub(crate) node: NodeNumber,
     pub(crate) addresses: Dual,
+    pub(crate) cni: Cni,
     pub(crate) netns: Netns,
 }
 
@@ -139,6 +160,11 @@ impl Lab {
 
     pub(crate) fn pods_on(&self, node: NodeNumber) -> impl Iterator<Item = &Pod> {
         self.pods.iter().filter(move |pod| pod.node == node)
+    }
+
+    /// Makes namespaces that go with the lab.
+    pub(crate) fn add_namespaces(&self, namespaces: &[Netns]) -> Result<()> {
+        self.ledger.make_namespaces(namespaces)
     }
 
     /// The switch of the nodes' network; its port to node i is called like the node.
@@ -187,7 +213,7 @@ impl Lab {
     pub(crate) fn set_pods(&self, node: &Node, on: bool) -> Result<()> {
         let state = if on { "up" } else { "down" };
         for place in 0..self.pods_on(node.number).count() {
-            node.router.exec("ip", &["link", "set", &topology::pod_port(place), state])?;
+            node.pod_ports().exec("ip", &["link", "set", &topology::pod_port(place), state])?;
         }
         Ok(())
     }
@@ -216,6 +242,7 @@ impl Lab {
         self.make_management(node)
     }
 
+    /// Of OVN-Kubernetes' kind.
     pub(crate) fn remove_management(node: &Node) -> Result<()> {
         node.host.exec("ip", &["link", "del", MANAGEMENT]).map(drop)
     }

@@ -8,8 +8,20 @@ pub(crate) enum ReversePath {
     Loose,
 }
 
+/// How pods are connected; one way in all of a lab.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Cni {
+    /// As in OVN-Kubernetes: behind a router with the first address of the pod subnet; the node has the second, on a port of
+    /// its own, and pods of other nodes are behind an overlay.
+    Ovn,
+    /// The CNI plugin `bridge` with `host-local`: a bridge of the node has the first address of the pod subnet, pods have those
+    /// from the second on, and pods of other nodes are behind these (host-gw). Nobody announces a pod's address.
+    Bridge,
+}
+
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Quirks {
+    pub(crate) cni: Cni,
     /// kube-proxy's rule: drop forwarded packets in conntrack state invalid.
     pub(crate) drop_invalid: bool,
     /// A firewall's FORWARD chain: established, what comes new from mp0, what was DNATed, and nothing else.
@@ -30,6 +42,7 @@ pub(crate) struct Quirks {
 impl Default for Quirks {
     fn default() -> Self {
         Self {
+            cni: Cni::Ovn,
             drop_invalid: false,
             stateful_forward: false,
             service_proxy: true,
@@ -63,6 +76,7 @@ impl Quirks {
     /// For people: which quirks are on.
     pub(crate) fn summary(&self) -> String {
         let named = [
+            (self.cni == Cni::Bridge, "bridge-cni"),
             (self.drop_invalid, "drops-invalid"),
             (self.stateful_forward, "stateful-forward"),
             (self.service_proxy, "service-proxy"),

@@ -18,6 +18,10 @@
 //!   ovl: br0 =================           the CNI's overlay between the routers: not ours
 //! ```
 //!
+//! That is the lab of OVN-Kubernetes' kind. With a bridge CNI (`Cni::Bridge`) there is neither mp0 nor router: the bridge is
+//! `cni0` on the node itself, with the first address, pods have those from the second on, and the nodes' network leads to
+//! pods of other nodes.
+//!
 //! A pod's packet to the world goes to the router (.1), which sends it to the node (.2, mp0); the host's stack does
 //! the rest. Answers go from mp0 on-link straight to the pod, as in OVN-Kubernetes, where mp0 is a port of the node's
 //! logical switch. Pods and mp0 addresses of other nodes are behind the router, on the overlay. The router sends
@@ -30,12 +34,13 @@ use anyhow::Result;
 use super::addresses::{self as plan, Dual, NodeNumber};
 use super::firewall;
 use super::netns::Netns;
-use super::quirks::{Quirks, ReversePath};
+use super::quirks::{Cni, Quirks, ReversePath};
 use super::script::{CHECKSUMS, SEGMENTATION, Script};
 
 /// The node's interfaces, as its agent is told.
 pub(crate) const UPLINK: &str = "breth0";
 pub(crate) const MANAGEMENT: &str = "ovn-k8s-mp0";
+const BRIDGE: &str = "cni0";
 pub(crate) const SECOND_UPLINK: &str = "eth1";
 /// The pod's, the server's and the outside router's interfaces.
 pub(crate) const POD_INTERFACE: &str = "eth0";
@@ -103,13 +108,20 @@ pub(crate) fn world(world: &World, checksum_offload: bool) -> [Script; 2] {
     [ext, server]
 }
 
+pub(crate) const fn management_port(cni: Cni) -> &'static str {
+    match cni {
+        Cni::Ovn => MANAGEMENT,
+        Cni::Bridge => BRIDGE,
+    }
+}
+
 /// The name of a node's port on a bridge of its own namespace (lan, overlay).
 pub(crate) fn port_of(number: NodeNumber) -> String {
     number.name()
 }
 
 /// The host: two interfaces, a route to the cluster's pods, the CNI's masquerade, and its quirks.
-pub(crate) fn host(node: &NodePlan, lan: &Netns, lan2: Option<&Netns>) -> Script {
+pub(crate) fn host(node: &NodePlan, others: &[NodeNumber], lan: &Netns, lan2: Option<&Netns>) -> Script {
     let mut script = Script::new(node.host.clone());
     script.forwards();
     let filter = match node.quirks.reverse_path {
@@ -121,11 +133,21 @@ pub(crate) fn host(node: &NodePlan, lan: &Netns, lan2: Option<&Netns>) -> Script
     for line in uplink_links(node, lan) {
         script.link(line);
     }
-    script.link(management_link(node));
+    match node.quirks.cni {
+        Cni::Ovn => script.link(management_link(node)),
+        // As the plugin makes it, with a link address of its own.
+        Cni::Bridge => {
+            script.link(format!("link add {BRIDGE} mtu {} address {ROUTER_MAC} type bridge", plan::POD_MTU));
+        }
+    }
     for line in uplink_config(node) {
         script.config(line);
     }
-    for line in management_config(node.number) {
+    let lines = match node.quirks.cni {
+        Cni::Ovn => management_config(node.number),
+        Cni::Bridge => bridge_config(node, others),
+    };
+    for line in lines {
         script.config(line);
     }
     if let Some(lan2) = lan2 {
@@ -137,7 +159,7 @@ pub(crate) fn host(node: &NodePlan, lan: &Netns, lan2: Option<&Netns>) -> Script
         script.config(format!("route add {} via {}", plan::BEHIND2_V6, plan::EXT2.v6));
     }
     script.rules = firewall::host(node.number, &node.quirks);
-    offloads(&mut script, &node.quirks, &[UPLINK, MANAGEMENT]);
+    offloads(&mut script, &node.quirks, &[UPLINK, management_port(node.quirks.cni)]);
     if node.quirks.macvlan_uplink {
         offloads(&mut script, &node.quirks, &[LOWER]);
     }
@@ -174,7 +196,7 @@ fn uplink_config(node: &NodePlan) -> Vec<String> {
 }
 
 fn management_config(number: NodeNumber) -> Vec<String> {
-    let (own, router) = (number.management(), number.router());
+    let (own, router) = (number.management(Cni::Ovn), number.router());
     vec![
         format!("link property add dev {MANAGEMENT} altname mp0"),
         format!("link set {MANAGEMENT} up"),
@@ -183,6 +205,23 @@ fn management_config(number: NodeNumber) -> Vec<String> {
         format!("route add {} via {} dev {MANAGEMENT}", plan::CLUSTER_V4, router.v4),
         format!("route add {} via {} dev {MANAGEMENT}", plan::CLUSTER_V6, router.v6),
     ]
+}
+
+/// The bridge of the pods, and the ways to those of other nodes.
+fn bridge_config(node: &NodePlan, others: &[NodeNumber]) -> Vec<String> {
+    let own = node.number.management(Cni::Bridge);
+    let mut lines = vec![
+        format!("addr add {}/24 dev {BRIDGE}", own.v4),
+        format!("addr add {}/64 dev {BRIDGE} nodad", own.v6),
+        format!("link set {BRIDGE} up"),
+    ];
+    lines.extend((0..node.pods.len()).map(|place| format!("link set {} master {BRIDGE} up", pod_port(place))));
+    for other in others {
+        let via = other.address();
+        lines.push(format!("route add {} via {}", other.pod_subnet_v4(), via.v4));
+        lines.push(format!("route add {} via {}", other.pod_subnet_v6(), via.v6));
+    }
+    lines
 }
 
 /// The `ip` lines that make a node's uplink anew after it was deleted: links, then configuration.
@@ -198,7 +237,7 @@ pub(crate) fn management_again(node: &NodePlan) -> (Vec<String>, Vec<String>) {
 /// The management port comes back with the link address that it had, as OVN-Kubernetes' does, which makes it from the
 /// IPv4 address: the router's neighbour entries stay right, and frames for another host are not ours to take.
 fn management_link(node: &NodePlan) -> String {
-    let [a, b, c, d] = node.number.management().v4.octets();
+    let [a, b, c, d] = node.number.management(Cni::Ovn).v4.octets();
     let (mtu, router) = (plan::POD_MTU, node.router.name());
     format!(
         "link add {MANAGEMENT} mtu {mtu} address 0a:58:{a:02x}:{b:02x}:{c:02x}:{d:02x} type veth peer name mp0 mtu {mtu} \
@@ -230,6 +269,11 @@ const ROUTER_MAC: &str = "02:00:00:00:00:01";
 /// The pod network's router of a node. `others` are the nodes whose pods are behind the overlay.
 pub(crate) fn router(node: &NodePlan, overlay: &Netns, others: &[NodeNumber]) -> Script {
     let mut script = Script::new(node.router.clone());
+    if node.quirks.cni == Cni::Bridge {
+        // It has no router; its port on the overlay is only there to be cut.
+        script.link(format!("link add ovl0 type veth peer name {} netns {}", port_of(node.number), overlay.name()));
+        return script;
+    }
     script.forwards();
     // A bridge without an address of its own takes that of a port, and another one when that port goes.
     script.link(format!("link add br0 mtu {} address {ROUTER_MAC} type bridge mcast_snooping 0", plan::POD_MTU));
@@ -242,7 +286,7 @@ pub(crate) fn router(node: &NodePlan, overlay: &Netns, others: &[NodeNumber]) ->
     }
     script.config("link set ovl0 up");
     address(&mut script, "ovl0", node.number.transit(), (16, 64));
-    default_route(&mut script, node.number.management());
+    default_route(&mut script, node.number.management(Cni::Ovn));
     for other in others {
         let via = other.transit();
         script.config(format!("route add {} via {}", other.pod_subnet_v4(), via.v4));
@@ -260,10 +304,14 @@ pub(super) fn pod_port(place: usize) -> String {
 pub(crate) fn pod(node: &NodePlan, place: usize, netns: &Netns, own: Dual) -> Script {
     let mut script = Script::new(netns.clone());
     let mtu = plan::POD_MTU;
+    let ports = match node.quirks.cni {
+        Cni::Ovn => &node.router,
+        Cni::Bridge => &node.host,
+    };
     script.link(format!(
         "link add {POD_INTERFACE} mtu {mtu} type veth peer name {} mtu {mtu} netns {}",
         pod_port(place),
-        node.router.name()
+        ports.name()
     ));
     script.config(format!("link set {POD_INTERFACE} up"));
     address(&mut script, POD_INTERFACE, own, (24, 64));

@@ -125,9 +125,9 @@ fn born_again(ground: &Ground) -> Result<()> {
     let spare = ground.pod("spare")?.clone();
     ground.cluster.delete(&ground.pod_path("spare")?)?;
     ground.cluster.delete(&path)?;
-    for pod in [&old, &spare] {
-        ground.becomes(&pod.netns, v4, Sight::Nothing)?;
-    }
+    ground.becomes(&old.netns, v4, Sight::Nothing)?;
+    // No object selected it.
+    ground.becomes(&spare.netns, v4, Sight::As(spare.node.address().towards(v4)))?;
     let moved = Pod { addresses: spare.addresses, netns: spare.netns.clone(), ..old.clone() };
     ground.cluster.publish_pod(&moved)?;
     for (to, egress) in [(v4, V4), (v6, V6)] {

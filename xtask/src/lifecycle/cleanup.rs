@@ -5,6 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use nix::sys::signal::{Signal, kill};
@@ -18,13 +19,15 @@ use crate::lab::agents::Agent;
 use crate::lab::{Node, addresses as plan};
 use crate::testing::lab::LabContext;
 
+/// Between two looks that must come out alike: longer than between two solicitations for an address would be seen.
+const APART: Duration = Duration::from_millis(300);
 const V4: &str = "172.18.0.110";
 const V6: &str = "fd00:172:18::110";
 
 pub(super) fn leaves_nothing(context: &LabContext) -> Result<()> {
     let pods = vec![pod("one", "red", 1, &[]), pod("two", "red", 2, &[]), pod("three", "red", 3, &[])];
     let mut ground = Ground::without_agents(context, pods, 0, |_| {})?;
-    let before = ground.lab.nodes().iter().map(snapshot).collect::<Result<Vec<_>>>()?;
+    let before = ground.lab.nodes().iter().map(settled).collect::<Result<Vec<_>>>()?;
     let options = ground.options(context);
     // One node has its programs on their hooks the other way.
     let mut by_filters = options.clone();
@@ -99,6 +102,19 @@ fn differences(before: &BTreeMap<String, BTreeSet<String>>, after: &BTreeMap<Str
         found.extend(old.difference(lines).map(|line| format!("{what}: - {line}")));
     }
     found
+}
+
+/// The same once nothing changes by itself any more: an address of IPv6 may be tentative for seconds, and what comes of it
+/// (its multicast group, its route) later still.
+fn settled(node: &Node) -> Result<BTreeMap<String, BTreeSet<String>>> {
+    let mut last = snapshot(node)?;
+    until(&format!("{} has settled", node.name()), EFFECT, || {
+        std::thread::sleep(APART);
+        let now = snapshot(node)?;
+        let is_tentative = now.values().flatten().any(|line| line.contains("tentative"));
+        let is_same = std::mem::replace(&mut last, now.clone()) == now;
+        Ok((is_same && !is_tentative).then_some(now))
+    })
 }
 
 /// What an agent could leave, line by line.

@@ -15,7 +15,7 @@ use crate::lab::addresses::{self as plan, NodeNumber};
 use crate::lab::agents::{Agent, AgentOptions, last_lines};
 use crate::lab::cluster::{ApiChoice, Cluster};
 use crate::lab::server::{HTTP_PORT, Server};
-use crate::lab::{Lab, LabBuilder, Netns, Pod, PodSpec, client};
+use crate::lab::{Lab, LabBuilder, Netns, Pod, PodSpec, Quirks, client};
 use crate::testing::lab::LabContext;
 use crate::toolchain::Paths;
 
@@ -95,7 +95,9 @@ impl Ground {
         doors: u8,
         change_crd: impl FnOnce(&mut Value),
     ) -> Result<Self> {
-        let builder = LabBuilder::new().nodes(3).keep_logs(context.logs.clone());
+        let cni = context.cni;
+        let quirks = move |index| Quirks { cni, ..Quirks::mixed(index) };
+        let builder = LabBuilder::new().nodes(3).quirks(quirks).keep_logs(context.logs.clone());
         let lab = pods.into_iter().fold(builder, LabBuilder::pod).start()?;
         let server = Server::outside_with_doors(&lab, doors)?;
         let cluster = Cluster::start(&lab, &ApiChoice::new(None))?;
@@ -133,11 +135,12 @@ impl Ground {
             namespace: "default".to_owned(),
             labels: std::collections::BTreeMap::new(),
             node: node.number,
-            addresses: node.number.pod(MARKER)?,
+            addresses: node.number.pod(MARKER, node.quirks.cni)?,
+            cni: node.quirks.cni,
             netns: node.host.clone(),
         };
         let end = format!("\"0x{:02x}\"]", pod.addresses.v4.octets()[3]);
-        let known = || Ok::<_, anyhow::Error>(pins.keys("pods")?.iter().filter(|key| key.ends_with(&end)).count());
+        let known = || Ok::<_, anyhow::Error>(pins.pods()?.iter().filter(|key| key.ends_with(&end)).count());
         self.cluster.publish_pod(&pod)?;
         let there = until(&format!("the agent of node{number} serves"), EFFECT, || {
             Ok(known().is_ok_and(|count| count > 0).then_some(()))

@@ -10,7 +10,7 @@ use super::ground::{Ground, Sight, look, node, pod};
 use super::leader::leader;
 use super::objects::{EGRESS_IPS, all, assigned, egress_ip, labels};
 use super::pins::Pins;
-use super::wait::{EFFECT, until};
+use super::wait::{EFFECT, LEADERS_FAIL_OVER, until};
 use crate::lab::addresses as plan;
 use crate::lab::cluster::API_PORT;
 use crate::testing::lab::LabContext;
@@ -19,7 +19,7 @@ const ADDRESS: &str = "172.18.0.110";
 const NAMES: [&str; 3] = ["one", "two", "three"];
 const LEDGER: &str = "/api/v1/namespaces/kube-system/configmaps/egress-agent-hand-overs";
 /// The Lease runs out, another leads and goes on.
-const NEXT_LEADER: Duration = Duration::from_secs(20);
+const NEXT_LEADER: Duration = LEADERS_FAIL_OVER;
 /// Longer than a leader leads without the API server, and than any lease lasts; and long enough that a watch which goes by
 /// its own ever longer pauses is late.
 const OUTAGE: Duration = Duration::from_secs(11);

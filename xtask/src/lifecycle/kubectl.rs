@@ -15,8 +15,8 @@ use crate::testing::lab::{LabContext, Skip};
 use crate::toolchain::{Paths, packages};
 
 const OBJECT: &str = "egressip-simpson";
-/// As `kubectl get egressip` has shown it to users of the original for years.
-const COLUMNS: &str = "NAME EGRESSIPS ASSIGNED NODE ASSIGNED EGRESSIPS";
+/// As `kubectl get egressip` has shown it to users of the original for years, and the count.
+const COLUMNS: &str = "NAME EGRESSIPS ASSIGNED NODE ASSIGNED EGRESSIPS SELECTED PODS";
 
 pub(super) fn drives_everything(context: &LabContext) -> Result<()> {
     if !Cluster::has_kubectl() {
@@ -30,7 +30,9 @@ pub(super) fn drives_everything(context: &LabContext) -> Result<()> {
     changed(&ground)?;
     until("get -w shows both assignments", EFFECT, || {
         let rows = std::fs::read_to_string(&watched)?;
-        let row = |address: &str| rows.lines().any(|row| columns(row) == format!("{OBJECT} {address} node2 {address}"));
+        let row = |address: &str| {
+            rows.lines().any(|row| columns(row).starts_with(&format!("{OBJECT} {address} node2 {address}")))
+        };
         Ok((row("172.18.0.100") && row("172.18.0.105")).then_some(()))
     })?;
     drop(watch);
@@ -62,7 +64,12 @@ fn assigned(ground: &Ground) -> Result<()> {
     type_in(ground, &["apply", "-f", &example.to_string_lossy()])?;
     becomes(ground, "172.18.0.100")?;
     ground.is_seen_as("homer", Some("172.18.0.100"), None)?;
-    ground.is_seen_as("patty", None, None)
+    ground.is_seen_as("patty", None, None)?;
+    until("the table counts homer", EFFECT, || {
+        let table = ground.cluster.kubectl(&["get", "egressip"])?;
+        let row = table.lines().nth(1).map(columns);
+        Ok((row == Some(format!("{OBJECT} 172.18.0.100 node2 172.18.0.100 1"))).then_some(()))
+    })
 }
 
 /// Waits until the table shows the address on node2.
@@ -70,7 +77,8 @@ fn becomes(ground: &Ground, address: &str) -> Result<()> {
     let table = until(&format!("the table shows {address}"), EFFECT, || {
         let table = ground.cluster.kubectl(&["get", "egressip"])?;
         let row = table.lines().nth(1).map(columns);
-        Ok((row == Some(format!("{OBJECT} {address} node2 {address}"))).then_some(table))
+        let is_shown = row.is_some_and(|row| row.starts_with(&format!("{OBJECT} {address} node2 {address}")));
+        Ok(is_shown.then_some(table))
     })?;
     print!("{table}");
     ensure!(table.lines().next().map(columns).as_deref() == Some(COLUMNS), "the columns are others");
@@ -94,14 +102,14 @@ fn patch(ground: &Ground, addresses: &str) -> Result<()> {
 
 /// `describe` shows events of an object only where they carry its UID.
 fn explained(ground: &Ground) -> Result<()> {
-    patch(ground, r#"["172.18.0.105", "172.18.0.300"]"#)?;
+    patch(ground, r#"["172.18.0.105", "172.18.0.2"]"#)?;
     let said = until("describe shows the event", EFFECT, || {
         let said = ground.cluster.kubectl(&["describe", "egressip", OBJECT])?;
         let events = said.split_once("Events:").map_or("", |(_, events)| events);
-        Ok(events.contains("InvalidEgressIP").then_some(said))
+        Ok(events.contains("EgressIPConflict").then_some(said))
     })?;
     println!("{said}");
-    ensure!(said.contains("172.18.0.300") && said.contains("PartiallyAssigned"), "the condition is not shown");
+    ensure!(said.contains("172.18.0.2") && said.contains("PartiallyAssigned"), "the condition is not shown");
     ground.is_seen_as("homer", Some("172.18.0.105"), None)
 }
 
@@ -115,6 +123,16 @@ fn refused(ground: &Ground, context: &LabContext) -> Result<()> {
              namespaceSelector:\n    matchExpressions:\n    - {{key: house, operator: Like, values: [simpson]}}\n"
         ),
     )?;
+    for (bad, addresses) in [
+        ("172.18.0.300", r#"["172.18.0.105", "172.18.0.300"]"#),
+        ("172.18.0.106/16", r#"["172.18.0.106/16"]"#),
+        ("eip", r#"["eip"]"#),
+    ] {
+        let refusal = patch(ground, addresses).err();
+        let refusal = format!("{:#}", refusal.with_context(|| format!("{bad} was taken for an address"))?);
+        println!("{refusal}");
+        ensure!(refusal.contains("spec.egressIPs[") && refusal.contains(bad), "the refusal does not name {bad}");
+    }
     let refusal = type_in(ground, &["apply", "-f", &file.to_string_lossy()]).err();
     let refusal = format!("{:#}", refusal.context("a selector with the operator Like was taken")?);
     println!("{refusal}");

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 pub(super) const ASSIGNABLE: &str = "k8s.ovn.org/egress-assignable";
 pub(super) const EGRESS_IPS: &str = "/apis/k8s.ovn.org/v1/egressips";
-pub(super) const EVENTS: &str = "/api/v1/namespaces/default/events";
+pub(super) const EVENTS: &str = "/api/v1/events";
 
 /// Selects every namespace, or every pod.
 pub(super) fn all() -> Value {

@@ -65,9 +65,22 @@ impl Pins {
 
     /// The keys of a map, as text.
     pub(super) fn keys(&self, map: &str) -> Result<BTreeSet<String>> {
+        Ok(self.entries(map)?.into_iter().map(|(key, _)| key).collect())
+    }
+
+    /// The keys of the pods that the agent knows, as text: without the addresses that a selected pod has left, which stay
+    /// (selected, of no object) until another pod has them.
+    pub(super) fn pods(&self) -> Result<BTreeSet<String>> {
+        let left = r#"["0x02","0x00","0x00","0x00","0x00","0x00","0x00","0x00","#;
+        let of_pods = self.entries("pods")?.into_iter().filter(|(_, value)| !value.starts_with(left));
+        Ok(of_pods.map(|(key, _)| key).collect())
+    }
+
+    /// The entries of a map, keys and values as text.
+    fn entries(&self, map: &str) -> Result<Vec<(String, String)>> {
         let shown = bpftool(&["map", "dump", "pinned", &text(&self.map(map)?)])?;
         let entries = shown.as_array().with_context(|| format!("bpftool shows no list for {map}"))?;
-        Ok(entries.iter().map(|entry| entry["key"].to_string()).collect())
+        Ok(entries.iter().map(|entry| (entry["key"].to_string(), entry["value"].to_string())).collect())
     }
 }
 

@@ -7,20 +7,20 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 
 use super::ground::{Ground, node, pod};
-use super::leader::leader;
+use super::leader::{LEASE, leader};
 use super::objects::{EGRESS_IPS, all, assigned, egress_ip, labels};
-use super::wait::until;
+use super::wait::{FAIL_OVER, until};
 use crate::lab::addresses as plan;
 use crate::lab::client;
 use crate::lab::server::HTTP_PORT;
-use crate::testing::lab::LabContext;
+use crate::testing::lab::{LabContext, Skip};
 
 const ADDRESS: &str = "172.18.0.110";
 const TUNNEL_PORT: u16 = 4794;
 const NAMES: [&str; 3] = ["one", "two", "three"];
 /// Several times what a silent node has.
 const PROOF: Duration = Duration::from_secs(4);
-/// More than a fail-over takes on a slow machine; how long it takes is printed.
+/// For what an agent says some time after it has started, on a slow machine.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// A request that takes longer has failed: where the moment counts in which the next one is answered, and where none may.
 const MOMENT: Duration = Duration::from_millis(100);
@@ -69,6 +69,10 @@ fn is_seen(ground: &Ground, name: &str, patience: Duration) -> Result<bool> {
 
 /// Until requests of this pod are answered again, from the moment of the cut.
 fn moves(ground: &Ground, name: &str, (gateway, cut): (usize, Instant)) -> Result<()> {
+    moves_within(FAIL_OVER, ground, name, (gateway, cut))
+}
+
+fn moves_within(patience: Duration, ground: &Ground, name: &str, (gateway, cut): (usize, Instant)) -> Result<()> {
     let old = format!("node{gateway}");
     let mut lost = false;
     let back = loop {
@@ -78,7 +82,7 @@ fn moves(ground: &Ground, name: &str, (gateway, cut): (usize, Instant)) -> Resul
         if seen && lost {
             break begin;
         }
-        ensure!(cut.elapsed() < PATIENCE, "{name} has not come back within {} s", PATIENCE.as_secs());
+        ensure!(cut.elapsed() < patience, "{name} has not come back within {patience:?}");
         std::thread::sleep(Duration::from_millis(10));
     };
     println!("{name} is served again {} ms after the cut", back.duration_since(cut).as_millis());
@@ -163,6 +167,61 @@ pub(super) fn what_leaves_the_road_whole_moves_nothing(context: &LabContext) -> 
     stays(&ground, gateway, source)
 }
 
+/// Every answer takes 300 to 900 ms. Nothing moves for that; what has to move does.
+pub(super) fn slow_api_server_moves_nothing(context: &LabContext) -> Result<()> {
+    let Stage { mut ground, leader, gateway, source, .. } = start(context)?;
+    let server = ground.cluster.in_memory().ok_or(Skip("a server that can be made slow is the lab's own"))?;
+    server.answer_late(300..=900);
+    let led = lease(&ground)?;
+    let logs = [1, 2, 3].map(|number| ground.agent(number).map(|agent| agent.log().to_owned()));
+    let logs = logs.into_iter().collect::<Result<Vec<_>>>()?;
+    let said = || -> Result<usize> {
+        let texts = logs.iter().map(std::fs::read_to_string).collect::<std::io::Result<Vec<_>>>()?;
+        let lines = texts.iter().flat_map(|text| text.lines());
+        Ok(lines.filter(|line| TROUBLES.iter().any(|trouble| line.contains(trouble))).count())
+    };
+    let (before, begin) = (said()?, Instant::now());
+    let (mut requests, mut gaps) = (0, 0);
+    while begin.elapsed() < SLOW_FOR {
+        for name in NAMES {
+            ensure!(is_seen(&ground, name, WHILE)?, "{name} got no answer {:?} after it was slow", begin.elapsed());
+            requests += 1;
+        }
+        let now = lease(&ground)?;
+        ensure!(now == led, "the Lease was {led:?} and is {now:?}");
+        gaps = logs.iter().map(|log| gaps_in(log)).sum::<Result<usize>>()?;
+    }
+    ensure!(holder(&ground)? == format!("node{gateway}"), "the address is on {}", holder(&ground)?);
+    ensure!(said()? == before, "an agent was not well:\n{}", ground.last_words());
+    println!("{requests} requests answered in {SLOW_FOR:?}, node{leader} leads on, with {gaps} gaps");
+    println!("node{gateway} loses power");
+    let cut = Instant::now();
+    ground.lab.set_power(ground.lab.node(node(gateway)?), false)?;
+    moves_within(SLOW_FAIL_OVER, &ground, source, (gateway, cut))?;
+    Ok(())
+}
+
+/// What no agent says of a slow API server.
+const TROUBLES: [&str; 4] =
+    ["cannot carry egress traffic", "out of touch with leader", "is no longer served here", "there is a new leader"];
+/// That the overlay alone is lost is judged after two total timeouts, two seconds; then it is a failover as any other. Three times
+/// that.
+const OVERLAY_FAIL_OVER: Duration = Duration::from_secs(3 * 3);
+const SLOW_FOR: Duration = Duration::from_secs(25);
+/// Silence for the total timeout, the record of it, the status, and the new node's claim: some answers one behind the other.
+const SLOW_FAIL_OVER: Duration = Duration::from_secs(12);
+
+fn gaps_in(log: &std::path::Path) -> Result<usize> {
+    let text = std::fs::read_to_string(log)?;
+    Ok(text.lines().filter(|line| line.contains("does not lead any more")).count())
+}
+
+/// Who holds the Lease, and how often it has changed hands.
+fn lease(ground: &Ground) -> Result<(String, String)> {
+    let lease = ground.cluster.get(LEASE)?.context("there is no Lease")?;
+    Ok((lease["spec"]["holderIdentity"].to_string(), lease["spec"]["leaseTransitions"].to_string()))
+}
+
 /// A firewall between nodes closes the overlay's port to one of them; all else goes on.
 pub(super) fn nodes_that_the_overlay_does_not_reach_lose_their_addresses(context: &LabContext) -> Result<()> {
     let Stage { mut ground, leader, gateway, heir, source } = start(context)?;
@@ -179,7 +238,7 @@ pub(super) fn nodes_that_the_overlay_does_not_reach_lose_their_addresses(context
     println!("the overlay does not reach node{gateway} any more");
     let cut = Instant::now();
     ground.lab.lan().feed("nft", &["-f", "-"], &first)?;
-    moves(&ground, source, (gateway, cut))?;
+    moves_within(OVERLAY_FAIL_OVER, &ground, source, (gateway, cut))?;
     println!("nor does it reach node{heir}: nowhere to go");
     ground.lab.lan().feed("nft", &["-f", "-"], &second)?;
     let log = ground.agent(leader)?.log().to_owned();

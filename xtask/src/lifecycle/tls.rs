@@ -30,7 +30,8 @@ fn certify(folder: &Path) -> Result<()> {
     Ok(())
 }
 
-fn start(context: &LabContext) -> Result<Ground> {
+/// Agents that serve, with certificates.
+pub(super) fn start(context: &LabContext) -> Result<Ground> {
     let mut ground = Ground::without_agents(context, vec![pod("one", "red", 1, &[])], 0, |_| {})?;
     let folder = ground.lab.folder().join("tls");
     std::fs::create_dir(&folder)?;

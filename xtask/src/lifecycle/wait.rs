@@ -9,6 +9,11 @@ use anyhow::{Result, bail};
 /// How long a change of an object may take until packets show it.
 pub(super) const EFFECT: Duration = Duration::from_secs(10);
 
+/// How long packets may be lost when a gateway dies that does not lead: three times what docs/operations.md publishes.
+pub(super) const FAIL_OVER: Duration = Duration::from_millis(3 * 1_500);
+/// The same of the leader's own node, which another agent has to follow first.
+pub(super) const LEADERS_FAIL_OVER: Duration = Duration::from_millis(3 * 3_500);
+
 const PAUSE: Duration = Duration::from_millis(25);
 
 /// Looks until there is something to see.

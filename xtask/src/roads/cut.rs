@@ -135,7 +135,7 @@ pub(super) fn send(from: &Netns, datagrams: &[Datagram], order: Order, number: u
 }
 
 /// Sends packets with their own headers.
-fn raw(to: IpAddr) -> Result<UdpSocket> {
+pub(super) fn raw(to: IpAddr) -> Result<UdpSocket> {
     let family = if to.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
     Ok(UdpSocket::from(socket(family, SockType::Raw, SockFlag::SOCK_CLOEXEC, SockProtocol::Raw)?))
 }

@@ -22,7 +22,7 @@ use crate::testing::lab::{LabContext, LabTest};
 
 pub(super) fn tests() -> Vec<LabTest> {
     let timeout = Duration::from_secs(180);
-    vec![LabTest { name: "roads_follow_what_the_cluster_says_of_itself", timeout, run: facts }]
+    vec![LabTest::new("roads_follow_what_the_cluster_says_of_itself", timeout, facts)]
 }
 
 /// An external address of a Service, behind no router of the lab.

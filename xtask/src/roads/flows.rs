@@ -11,7 +11,7 @@ use anyhow::Result;
 use super::findings::Findings;
 use super::ground::{FIRST_V4, Ground, OBJECT, PATIENCE, SECOND_V4, seen_as, until};
 use crate::lab::addresses as plan;
-use crate::lab::capture::{Capture, Class, Seen};
+use crate::lab::capture::{Capture, Class, Key, Seen};
 use crate::lab::client;
 use crate::lab::flows::Flow;
 use crate::lab::server::{ECHO_PORT, HTTP_PORT};
@@ -19,7 +19,7 @@ use crate::lab::{Lab, Quirks};
 use crate::testing::lab::{LabContext, LabTest};
 
 pub(super) fn tests() -> Vec<LabTest> {
-    vec![LabTest { name: "roads_flows_keep_and_follow_their_address", timeout: Duration::from_secs(150), run: flows }]
+    vec![LabTest::new("roads_flows_keep_and_follow_their_address", Duration::from_secs(150), flows)]
 }
 
 const TICK: Duration = Duration::from_millis(5);
@@ -36,10 +36,10 @@ fn flows(context: &LabContext) -> Result<()> {
     let mut findings = Findings::default();
     let old = start(&ground.lab, 4)?;
     // Another address comes: the old flows stay, new ones spread.
-    let before = capture.seen();
+    let before = capture.seen()?;
     ground.place(&[(FIRST_V4, 1), (SECOND_V4, 2)])?;
     spread(&ground, &[FIRST_V4, SECOND_V4], &mut findings)?;
-    let elsewhere = echo_packets(&capture.seen(), SECOND_V4) - echo_packets(&before, SECOND_V4);
+    let elsewhere = echo_packets(&capture.seen()?, SECOND_V4) - echo_packets(&before, SECOND_V4);
     findings.equal("packets of old flows with the new address", &0, &elsewhere);
     // Flows over both addresses, then the first one moves to node 3.
     let both = start(&ground.lab, 8)?;
@@ -109,17 +109,18 @@ fn follow(ground: &Ground, capture: &Capture, findings: &mut Findings) -> Result
     ground.assignable(3, true)?;
     ground.assignable(1, false)?;
     ground.await_assignment(OBJECT, FIRST_V4, 3)?;
-    let from = |node: &str| {
-        capture.seen().packets(|key| key.port == node && key.source == FIRST_V4 && key.to_port == ECHO_PORT)
+    let from = |node: &str| -> Result<u64> {
+        let is_of = |key: &Key| key.port == node && key.source == FIRST_V4 && key.to_port == ECHO_PORT;
+        Ok(capture.seen()?.packets(is_of))
     };
-    let (begun, at_old) = (Instant::now(), from("node1"));
-    let moved = until("flows leave by the new node", PATIENCE, || Ok(from("node3") > 100));
-    let what = format!("{FIRST_V4} moved: {} packets by node3 within {:?}", from("node3"), begun.elapsed());
+    let (begun, at_old) = (Instant::now(), from("node1")?);
+    let moved = until("flows leave by the new node", PATIENCE, || Ok(from("node3")? > 100));
+    let what = format!("{FIRST_V4} moved: {} packets by node3 within {:?}", from("node3")?, begun.elapsed());
     findings.note(moved.is_ok(), &what);
-    println!("       meanwhile {} more by node1", from("node1") - at_old);
-    let settled = from("node1");
+    println!("       meanwhile {} more by node1", from("node1")? - at_old);
+    let settled = from("node1")?;
     thread::sleep(100 * TICK);
-    findings.equal("packets that still leave by the old node half a second later", &0, &(from("node1") - settled));
+    findings.equal("packets that still leave by the old node half a second later", &0, &(from("node1")? - settled));
     Ok(())
 }
 

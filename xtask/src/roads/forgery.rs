@@ -24,12 +24,12 @@ use super::kernel::{self, Counts};
 use super::overlay::{self, TUNNEL_PORT};
 use crate::lab::addresses::{self as plan, Dual};
 use crate::lab::capture::{Capture, Class, Seen};
-use crate::lab::{LabBuilder, Netns, Node, Quirks, SECOND_UPLINK, Service};
+use crate::lab::{Cni, LabBuilder, Netns, Node, Quirks, SECOND_UPLINK, Service};
 use crate::testing::lab::{LabContext, LabTest};
 
 pub(super) fn tests() -> Vec<LabTest> {
     let timeout = Duration::from_secs(120);
-    vec![LabTest { name: "roads_forged_overlay_packets_leave_nowhere", timeout, run: forged }]
+    vec![LabTest::new("roads_forged_overlay_packets_leave_nowhere", timeout, forged)]
 }
 
 /// How many packets each question sends.
@@ -74,7 +74,7 @@ fn forged(context: &LabContext) -> Result<()> {
             launch(&ground, sender, attack, &mut findings)?;
         }
     }
-    let leaked = capture.seen().packets(|key| key.to_port == MARKER);
+    let leaked = capture.seen()?.packets(|key| key.to_port == MARKER);
     findings.equal("forged packets outside", &0, &leaked);
     control(&ground, &capture, &mut findings)?;
     findings.conclude()
@@ -112,10 +112,10 @@ fn attacks(node: &Node, gateway: &Node) -> Vec<Attack> {
     // How both roads are counted: straight, and by a service.
     let targets: [(&str, Dual, bool, bool); 5] = [
         ("the gateway", other.address(), true, true),
-        ("the gateway's mp0", other.management(), false, false),
+        ("the gateway's mp0", other.management(Cni::Ovn), false, false),
         ("the gateway's second network", other.second_address(), true, false),
         ("its own node", own.address(), true, false),
-        ("its own node's mp0", own.management(), true, false),
+        ("its own node's mp0", own.management(Cni::Ovn), true, false),
     ];
     let [front_v4, front_v6] = fronts();
     for ((name, address, direct, by_service), port) in targets.into_iter().zip(FRONT_PORTS) {
@@ -180,7 +180,7 @@ pub(super) fn send(from: &Netns, to: SocketAddr, payload: &[u8]) -> Result<u64> 
 
 /// What a node sends is believed: the same bytes, from node 1 to the gateway, go out with the egress IPs.
 fn control(ground: &Ground, capture: &Capture, findings: &mut Findings) -> Result<()> {
-    let begun = capture.seen();
+    let begun = capture.seen()?;
     let inner = ground.chosen(1)?.addresses;
     for (object, to) in [OBJECT, SIXTH].into_iter().zip(plan::SERVER.both()) {
         let source = SocketAddr::new(inner.towards(to), 5555);
@@ -192,9 +192,9 @@ fn control(ground: &Ground, capture: &Capture, findings: &mut Findings) -> Resul
                 key.to_port == MARKER && key.destination == to && seen.class(key.source) == Class::Egress
             })
         };
-        let outside = || count(&capture.seen()) - count(&begun);
-        let left = until("the node's own packets are outside", PATIENCE / 10, || Ok(outside() == COUNT));
-        let what = format!("control: {COUNT} packets of a node itself, {} outside with an egress IP", outside());
+        let outside = || -> Result<u64> { Ok(count(&capture.seen()?) - count(&begun)) };
+        let left = until("the node's own packets are outside", PATIENCE / 10, || Ok(outside()? == COUNT));
+        let what = format!("control: {COUNT} packets of a node itself, {} outside with an egress IP", outside()?);
         findings.note(left.is_ok(), &what);
     }
     Ok(())

@@ -24,7 +24,7 @@ use crate::testing::lab::{LabContext, LabTest};
 
 pub(super) fn tests() -> Vec<LabTest> {
     let timeout = Duration::from_secs(150);
-    vec![LabTest { name: "roads_fragments_arrive_in_every_order", timeout, run: every_order }]
+    vec![LabTest::new("roads_fragments_arrive_in_every_order", timeout, every_order)]
 }
 
 /// Where the server listens for pieces.

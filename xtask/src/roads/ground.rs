@@ -25,7 +25,7 @@ const ASSIGNABLE: &str = "k8s.ovn.org/egress-assignable";
 const TUNNEL_ID: &str = "k8s.ovn.org/egressip-tunnel-id";
 /// The object that selects the chosen pods.
 pub(super) const OBJECT: &str = "roads";
-const NAMESPACE: &str = "roads";
+pub(super) const NAMESPACE: &str = "roads";
 
 /// Egress IPs of the tests.
 pub(super) const FIRST_V4: IpAddr = IpAddr::V4(Ipv4Addr::new(172, 18, 0, 100));
@@ -45,7 +45,8 @@ pub(super) struct Ground {
 
 impl Ground {
     pub(super) fn start(context: &LabContext, quirks: impl Fn(usize) -> Quirks + 'static) -> Result<Self> {
-        Self::build(context, LabBuilder::new().quirks(quirks))
+        let cni = context.cni;
+        Self::build(context, LabBuilder::new().quirks(move |index| Quirks { cni, ..quirks(index) }))
     }
 
     /// The same with a lab of another shape.

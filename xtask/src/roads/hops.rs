@@ -21,7 +21,7 @@ use crate::lab::{Pod, Quirks};
 use crate::testing::lab::{LabContext, LabTest};
 
 pub(super) fn tests() -> Vec<LabTest> {
-    vec![LabTest { name: "roads_count_hops_as_a_router_does", timeout: Duration::from_secs(90), run: hops }]
+    vec![LabTest::new("roads_count_hops_as_a_router_does", Duration::from_secs(90), hops)]
 }
 
 fn hops(context: &LabContext) -> Result<()> {

@@ -20,8 +20,9 @@ use crate::testing::lab::{LabContext, LabTest};
 pub(super) fn tests() -> Vec<LabTest> {
     let timeout = Duration::from_secs(90);
     vec![
-        LabTest { name: "roads_protocols_and_families_have_right_checksums", timeout, run: matrix },
-        LabTest { name: "roads_by_clsact_filters", timeout: 2 * timeout, run: by_filters },
+        LabTest::new("roads_protocols_and_families_have_right_checksums", timeout, matrix),
+        LabTest::new("", timeout, matrix).on_a_bridge("bridge_protocols_and_families_have_right_checksums"),
+        LabTest::new("roads_by_clsact_filters", 2 * timeout, by_filters),
     ]
 }
 
@@ -31,13 +32,15 @@ const BYTES: usize = 100_001;
 /// ICMP payloads: nothing, odd, and a whole packet.
 const PINGS: [u32; 3] = [0, 57, 1300];
 
-fn builder() -> LabBuilder {
-    let quirks = |index| Quirks { checksum_offload: false, segmentation_offload: index != 1, ..Quirks::default() };
+fn builder(context: &LabContext) -> LabBuilder {
+    let cni = context.cni;
+    let quirks =
+        move |index| Quirks { cni, checksum_offload: false, segmentation_offload: index != 1, ..Quirks::default() };
     LabBuilder::new().quirks(quirks).server_without_checksum_offload()
 }
 
 fn matrix(context: &LabContext) -> Result<()> {
-    let ground = Ground::build(context, builder())?;
+    let ground = Ground::build(context, builder(context))?;
     let mut findings = Findings::default();
     walk(&ground, &mut findings)?;
     findings.conclude()
@@ -45,7 +48,7 @@ fn matrix(context: &LabContext) -> Result<()> {
 
 /// The same by filters, as on a kernel without links; and a program of another hand behind ours.
 fn by_filters(context: &LabContext) -> Result<()> {
-    let ground = Ground::build_with(context, builder(), &["--attach=clsact"])?;
+    let ground = Ground::build_with(context, builder(context), &["--attach=clsact"])?;
     let mut findings = Findings::default();
     walk(&ground, &mut findings)?;
     for node in ground.lab.nodes() {

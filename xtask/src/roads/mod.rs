@@ -7,6 +7,8 @@
 //! kernel      what the programs counted and what the pinned maps hold
 //! findings    every question is asked, then the test fails if one was answered wrongly
 //! forgery     hand-made overlay packets that pods send (overlay: how they are made)
+//! evidence    datagrams and sources that are made up: by a neighbour, and by pods
+//! offload     checksums that a pod leaves to devices
 //! stateful    hosts that drop what conntrack calls invalid; connections from outside; the second TC program
 //! neighbours  who answers for an address, and who learns of a move
 //! sizes       packets too large for the way (talk: servers and clients that say what size they send)
@@ -22,6 +24,7 @@
 //! ```
 
 mod cut;
+mod evidence;
 mod facts;
 mod findings;
 mod flows;
@@ -32,6 +35,7 @@ mod hops;
 mod kernel;
 mod matrix;
 mod neighbours;
+mod offload;
 mod overlay;
 mod path;
 mod remade;
@@ -47,6 +51,8 @@ use crate::testing::lab::LabTest;
 pub(crate) fn tests() -> Vec<LabTest> {
     let all = [
         forgery::tests(),
+        evidence::tests(),
+        offload::tests(),
         stateful::tests(),
         neighbours::tests(),
         sizes::tests(),

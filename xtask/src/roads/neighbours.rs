@@ -22,7 +22,7 @@ use crate::testing::lab::{LabContext, LabTest};
 
 pub(super) fn tests() -> Vec<LabTest> {
     let timeout = Duration::from_secs(120);
-    vec![LabTest { name: "roads_neighbours_find_and_follow_addresses", timeout, run: neighbours }]
+    vec![LabTest::new("roads_neighbours_find_and_follow_addresses", timeout, neighbours)]
 }
 
 /// A neighbour asks for so long (three times, a second apart) before it gives up.
@@ -116,7 +116,7 @@ fn moved(ground: &Ground, capture: &Capture, findings: &mut Findings) -> Result<
         );
         findings.note(report.lost() == 0 && report.broken.is_none(), &what);
     }
-    let claims = capture.seen().claims;
+    let claims = capture.seen()?.claims;
     for node in 1..=3 {
         let count = claims.get(&(format!("node{node}"), FIRST_V4)).copied().unwrap_or(0);
         println!("       node{node} claimed {FIRST_V4} {count} times by ARP");
@@ -125,9 +125,10 @@ fn moved(ground: &Ground, capture: &Capture, findings: &mut Findings) -> Result<
     ground.assignable(1, true)?;
     ground.list(OBJECT, "chosen", &[FIRST_V4, FIRST_V6, SECOND_V4])?;
     ground.await_assignment(OBJECT, SECOND_V4, 1)?;
-    let claimed = || capture.seen().claims.get(&("node1".to_owned(), SECOND_V4)).copied().unwrap_or(0);
-    let announced = until("the new address is announced", PATIENCE, || Ok(claimed() > 0));
-    findings.note(announced.is_ok(), &format!("{SECOND_V4} is new on node1: announced {} times by ARP", claimed()));
+    let claimed =
+        || -> Result<u64> { Ok(capture.seen()?.claims.get(&("node1".to_owned(), SECOND_V4)).copied().unwrap_or(0)) };
+    let announced = until("the new address is announced", PATIENCE, || Ok(claimed()? > 0));
+    findings.note(announced.is_ok(), &format!("{SECOND_V4} is new on node1: announced {} times by ARP", claimed()?));
     Ok(())
 }
 

@@ -3,24 +3,34 @@
 //!
 //! The router's routes take [`HOP`] in both directions while its links take more. Then the overlay becomes narrower still
 //! ([`UPLINK`]), so that a pod whose gateway is elsewhere has something else to learn, from its own node.
+//!
+//! And what nodes are told of paths by a host that is not on them: one ICMP error about an echo that nobody has sent is enough
+//! for the kernel, and no pod may be held up by it.
 
 use std::net::{IpAddr, SocketAddr};
+use std::thread;
 use std::time::Duration;
 
 use anyhow::Result;
 
+use super::cut;
 use super::findings::Findings;
 use super::ground::{FIRST_V4, FIRST_V6, Ground};
 use super::sizes;
 use super::talk::{self, Answers};
+use super::underlay;
 use crate::lab::addresses as plan;
 use crate::lab::capture::{Capture, Class};
-use crate::lab::{LabBuilder, Pod, Quirks};
+use crate::lab::{LabBuilder, Pod, Quirks, packet};
 use crate::testing::lab::{LabContext, LabTest};
 
 pub(super) fn tests() -> Vec<LabTest> {
     let timeout = Duration::from_secs(150);
-    vec![LabTest { name: "roads_a_narrow_hop_on_the_way_is_learnt_of", timeout, run: narrow_hop }]
+    vec![
+        LabTest::new("roads_a_narrow_hop_on_the_way_is_learnt_of", timeout, narrow_hop),
+        LabTest::new("roads_a_forged_word_of_a_narrow_path_holds_up_no_pod", timeout, forged),
+        LabTest::new("roads_a_forged_word_of_a_narrow_path_over_ipv6", timeout, forged_over_ipv6),
+    ]
 }
 
 /// What the way between the router and either side takes; pods and uplinks take more.
@@ -107,4 +117,60 @@ fn datagrams(
     let right = told.is_some_and(|mtu| mtu <= HOP) && back.errors.is_empty();
     findings.note(right && back.answered_at.is_some(), &format!("{name}: {back:?}, server's path MTU {told:?}"));
     Ok(())
+}
+
+fn forged(context: &LabContext) -> Result<()> {
+    forged_in(&Ground::build(context, LabBuilder::new())?, &[(FIRST_V4, 1), (FIRST_V6, 2)], &[plan::SERVER])
+}
+
+fn forged_over_ipv6(context: &LabContext) -> Result<()> {
+    // Not of the path to the server: the gateway would tell a pod of another node. That needs a shorter packet, which the
+    // kernel refuses of one whose sender has encapsulated it (`skb->encapsulation`), a sign that a veth pair leaves on.
+    forged_in(&Ground::build_after(context, LabBuilder::new(), underlay::known_by_ipv6)?, &[(FIRST_V6, 2)], &[])
+}
+
+/// Every node is told by the server outside of narrow paths to the other nodes, to its pods and beyond.
+fn forged_in(ground: &Ground, placed: &[(IpAddr, usize)], beyond: &[plan::Dual]) -> Result<()> {
+    ground.place(placed)?;
+    let of_family = |to: &IpAddr| placed.iter().any(|(address, _)| address.is_ipv4() == to.is_ipv4());
+    let mut findings = Findings::default();
+    for number in 1..=3 {
+        let node = ground.node(number)?;
+        let others = (1..=3).filter(|other| *other != number);
+        let others = others.map(|other| ground.node(other).map(|other| other.number.address()));
+        let mut paths = others.collect::<Result<Vec<_>>>()?;
+        paths.push(ground.chosen(number)?.addresses);
+        paths.extend(beyond);
+        for to in paths.into_iter().flat_map(plan::Dual::both).filter(of_family) {
+            let told = tell(ground, node.number.address().towards(to), to)?;
+            let known = talk::path_mtu(&node.host, to)?;
+            findings.equal(&format!("what node{number} believes of the path to {to}"), &Some(told), &known);
+        }
+    }
+    // What the programs know of a way they look up once in ten seconds.
+    thread::sleep(Duration::from_secs(11));
+    for number in 1..=3 {
+        for to in plan::SERVER.both().into_iter().filter(of_family) {
+            sizes::transfers(ground, ground.chosen(number)?, to, "as forged", &mut findings)?;
+        }
+    }
+    findings.conclude()
+}
+
+/// Tells a node that the path to an address takes no more than what comes back, about an echo reply that it has not sent.
+fn tell(ground: &Ground, node: IpAddr, to: IpAddr) -> Result<u32> {
+    /// The least that Linux believes (`min_pmtu`, RFC 8200).
+    const LEAST: [u32; 2] = [552, 1280];
+    let from = plan::SERVER.towards(node);
+    let (protocol, least, echo, error) = match to {
+        IpAddr::V4(_) => (packet::ICMP, LEAST[0], 0, [3, 4, 0, 0]),
+        IpAddr::V6(_) => (packet::ICMPV6, LEAST[1], 129, [2, 0, 0, 0]),
+    };
+    let reply = packet::summed(node, to, protocol, vec![echo, 0, 0, 0, 0, 7, 0, 1], 2);
+    let quote = packet::ip(node, to, protocol, &reply)?;
+    let message = [&error[..], &least.to_be_bytes(), &quote[2..]].concat();
+    let told = packet::ip(from, node, protocol, &packet::summed(from, node, protocol, message, 2))?;
+    ground.lab.outside().run(|| Ok(cut::raw(node)?.send_to(&told[2..], SocketAddr::new(node, 0))?))?;
+    thread::sleep(Duration::from_millis(20));
+    Ok(least)
 }

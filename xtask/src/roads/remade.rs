@@ -17,12 +17,12 @@ use crate::lab::capture::{Capture, Class, Key};
 use crate::lab::dissect;
 use crate::lab::flows::Flow;
 use crate::lab::server::{ECHO_PORT, HTTP_PORT};
-use crate::lab::{Node, Quirks};
+use crate::lab::{Cni, Node, Quirks};
 use crate::testing::lab::{LabContext, LabTest};
 
 pub(super) fn tests() -> Vec<LabTest> {
     let timeout = Duration::from_secs(150);
-    vec![LabTest { name: "roads_interfaces_made_anew_leak_nothing", timeout, run: remade }]
+    vec![LabTest::new("roads_interfaces_made_anew_leak_nothing", timeout, remade)]
 }
 
 const TICK: Duration = Duration::from_millis(2);
@@ -102,7 +102,7 @@ fn is_the_hosts_own(key: &Key) -> bool {
     // Unreachable, and redirect.
     let tells = matches!((key.protocol, key.to_port), (dissect::ICMP, 3 | 5) | (dissect::ICMPV6, 1 | 137));
     (tells && !plan::is_pod_network(key.source))
-        || nodes().any(|node| node.management().is(key.source) || node.management().is(key.destination))
+        || nodes().any(|node| node.management(Cni::Ovn).is(key.source) || node.management(Cni::Ovn).is(key.destination))
 }
 
 fn nodes() -> impl Iterator<Item = plan::NodeNumber> {

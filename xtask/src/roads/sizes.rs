@@ -29,11 +29,7 @@ use crate::lab::{EXT_LAN, LabBuilder, Pod, Quirks, UPLINK};
 use crate::testing::lab::{LabContext, LabTest};
 
 pub(super) fn tests() -> Vec<LabTest> {
-    vec![LabTest {
-        name: "roads_oversize_packets_are_answered_or_arrive",
-        timeout: Duration::from_secs(170),
-        run: sizes,
-    }]
+    vec![LabTest::new("roads_oversize_packets_are_answered_or_arrive", Duration::from_secs(170), sizes)]
 }
 
 /// Where the outside answers with datagrams of the size that it is asked for.

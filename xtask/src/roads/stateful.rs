@@ -13,9 +13,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
+use serde_json::json;
 
 use super::findings::Findings;
-use super::ground::{FIRST_V4, FIRST_V6, Ground, PATIENCE, seen_as, until};
+use super::ground::{FIRST_V4, FIRST_V6, Ground, NAMESPACE, PATIENCE, seen_as, until};
 use super::{kernel, second};
 use crate::lab::addresses as plan;
 use crate::lab::capture::{Capture, Class};
@@ -27,14 +28,14 @@ use crate::testing::lab::{LabContext, LabTest};
 
 pub(super) fn tests() -> Vec<LabTest> {
     let timeout = Duration::from_secs(180);
-    vec![LabTest { name: "roads_stateful_hosts_keep_long_flows", timeout, run: stateful }]
+    vec![LabTest::new("roads_stateful_hosts_keep_long_flows", timeout, stateful)]
 }
 
 const TICK: Duration = Duration::from_millis(10);
 /// Datagrams are taken for connections from outside only this long after the programs first ran.
 const SETTLE: Duration = Duration::from_secs(30);
 /// The NodePort of these tests.
-const NODE_PORT: u16 = 30081;
+pub(super) const NODE_PORT: u16 = 30081;
 
 /// Nodes 1 and 2 have both firewalls; on node 2 (and 3) the CNI's masquerade spares the mark.
 fn quirks(index: usize) -> Quirks {
@@ -193,8 +194,24 @@ fn not_inbound(ground: &Ground, world: Vec<(String, Flow)>, findings: &mut Findi
     Ok(())
 }
 
+/// The Service whose translation `add_services` stands for: datagrams count at ports that it exposes.
+pub(super) fn expose(ground: &Ground) -> Result<()> {
+    for role in ["chosen", "plain"] {
+        let port = |protocol| json!({"name": protocol, "protocol": protocol, "port": 80, "targetPort": ECHO_PORT});
+        let spec = json!({"type": "NodePort", "selector": {"role": role}, "ports": [port("TCP"), port("UDP")]});
+        let service = json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": role}, "spec": spec});
+        ground.cluster.create(&format!("/api/v1/namespaces/{NAMESPACE}/services"), &service)?;
+    }
+    for node in ground.lab.nodes() {
+        // Two pods with two addresses and two ports each.
+        until("ports are exposed", PATIENCE, || Ok(kernel::dump(node, "exposed")?.len() == 8))?;
+    }
+    Ok(())
+}
+
 /// Flows from outside by a NodePort, begun while the pod is selected and while it is not.
 fn from_outside(ground: &Ground, findings: &mut Findings) -> Result<()> {
+    expose(ground)?;
     for node in 1..=3 {
         let (host, pod) = (ground.node(node)?, ground.chosen(node)?);
         let _server = Server::in_pod(&ground.lab, pod)?;

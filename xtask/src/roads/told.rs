@@ -20,7 +20,7 @@ use crate::lab::{Pod, Quirks};
 use crate::testing::lab::{LabContext, LabTest};
 
 pub(super) fn tests() -> Vec<LabTest> {
-    vec![LabTest { name: "roads_cut_connections_are_told", timeout: Duration::from_secs(150), run: cut }]
+    vec![LabTest::new("roads_cut_connections_are_told", Duration::from_secs(150), cut)]
 }
 
 const TICK: Duration = Duration::from_millis(20);

@@ -32,7 +32,7 @@ const TOO_NARROW: u32 = 1320;
 
 pub(super) fn tests() -> Vec<LabTest> {
     let timeout = Duration::from_secs(120);
-    vec![LabTest { name: "roads_between_nodes_of_ipv6_only", timeout, run: by_ipv6 }]
+    vec![LabTest::new("roads_between_nodes_of_ipv6_only", timeout, by_ipv6)]
 }
 
 fn by_ipv6(context: &LabContext) -> Result<()> {
@@ -74,7 +74,7 @@ fn too_narrow(ground: &Ground, findings: &mut Findings) -> Result<()> {
     Ok(())
 }
 
-fn known_by_ipv6(lab: &Lab, cluster: &Cluster) -> Result<()> {
+pub(super) fn known_by_ipv6(lab: &Lab, cluster: &Cluster) -> Result<()> {
     lab.nodes().iter().try_for_each(|node| {
         let primary = json!({"ipv6": format!("{}/64", node.number.address().v6)}).to_string();
         let annotations = json!({"k8s.ovn.org/node-primary-ifaddr": primary});

@@ -226,7 +226,7 @@ impl Ground {
     fn silent_agent(&mut self) -> Result<Option<String>> {
         self.agents.iter_mut().try_for_each(Agent::ensure_alive)?;
         for (node, agent) in self.lab.nodes().iter().zip(&self.agents) {
-            let to = SocketAddr::new(node.number.management().v4.into(), HEALTH_PORT);
+            let to = SocketAddr::new(node.management().v4.into(), HEALTH_PORT);
             let there = node.host.run(|| Ok(TcpStream::connect_timeout(&to, Duration::from_millis(500)).is_ok()))?;
             if !there {
                 let (name, said) = (node.name(), last_lines(agent.log(), 3));

@@ -136,8 +136,8 @@ pub(crate) fn run(args: &SoakArgs) -> Result<()> {
 /// A share of the rounds that a test run has time for.
 pub(crate) fn tests() -> Vec<LabTest> {
     vec![
-        LabTest { name: "soak_breaks_no_promise", timeout: Duration::from_secs(180), run: short },
-        LabTest { name: "an_agent_that_ends_is_named_at_once", timeout: Duration::from_secs(60), run: ends },
+        LabTest::new("soak_breaks_no_promise", Duration::from_secs(180), short),
+        LabTest::new("an_agent_that_ends_is_named_at_once", Duration::from_secs(60), ends),
     ]
 }
 

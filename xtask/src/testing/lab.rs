@@ -15,7 +15,9 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use super::part::Part;
+use super::skips;
 use super::summary::Outcome;
+use crate::lab::Cni;
 use crate::lab::cluster::ApiChoice;
 use crate::toolchain::{Built, Paths};
 
@@ -26,6 +28,19 @@ pub(crate) struct LabTest {
     /// After this time it has failed.
     pub(crate) timeout: Duration,
     pub(crate) run: fn(&LabContext) -> Result<()>,
+    /// How pods are connected on its ground.
+    pub(crate) cni: Cni,
+}
+
+impl LabTest {
+    pub(crate) fn new(name: &'static str, timeout: Duration, run: fn(&LabContext) -> Result<()>) -> Self {
+        Self { name, timeout, run, cni: Cni::Ovn }
+    }
+
+    /// The same on nodes with a bridge CNI, under another name.
+    pub(crate) fn on_a_bridge(self, name: &'static str) -> Self {
+        Self { name, cni: Cni::Bridge, ..self }
+    }
 }
 
 /// What a test gets.
@@ -34,6 +49,8 @@ pub(crate) struct LabContext {
     pub(crate) built: Built,
     /// An empty folder for logs and captures.
     pub(crate) logs: PathBuf,
+    /// How pods are to be connected.
+    pub(crate) cni: Cni,
 }
 
 /// Why a test has nothing to show here; what it takes is nothing that the test run brings. It ends the test as an error does.
@@ -88,8 +105,9 @@ pub(super) fn run_all(filter: &str, paths: &Paths) -> Result<Outcome> {
                 outcome.passed += 1;
             }
             Ended::With(status) if status.code() == Some(SKIPPED.into()) => {
-                println!("test {} ... {}", test.name, last_line(&logs.join(OUTPUT)));
-                outcome.skipped += 1;
+                let reason = last_line(&logs.join(OUTPUT));
+                println!("test {} ... {reason}", test.name);
+                skips::note(&mut outcome, test.name, &reason);
             }
             ended => {
                 println!("test {} ... FAILED ({seconds:.1} s, {ended})", test.name);
@@ -203,7 +221,7 @@ pub(super) fn run_here(name: &str) -> Result<ExitCode> {
         .with_context(|| format!("there is no lab test {name}"))?;
     let paths = Paths::find()?;
     let logs = logs_of(name, &paths);
-    match (test.run)(&LabContext { built: Built::expected(&paths, false), logs }) {
+    match (test.run)(&LabContext { built: Built::expected(&paths, false), logs, cni: test.cni }) {
         Ok(()) => Ok(ExitCode::SUCCESS),
         Err(error) => match error.downcast_ref::<Skip>() {
             Some(skip) => {

@@ -21,6 +21,7 @@ pub(crate) mod lab;
 mod mutate;
 mod part;
 mod silence;
+mod skips;
 mod summary;
 mod verifier;
 

@@ -26,6 +26,8 @@ pub(crate) enum Purpose {
     Fuzz,
     /// The container image, and starting it.
     Image,
+    /// The plugins of a bridge CNI.
+    Cni,
 }
 
 /// One program, and the packages that bring it.
@@ -41,7 +43,7 @@ const fn tool(program: &'static str, package: &'static str, purposes: &'static [
     Tool { program, debian: package, ubuntu: package, purposes }
 }
 
-use Purpose::{Fuzz, Guest, Image, Lab, Programs, Traffic};
+use Purpose::{Cni, Fuzz, Guest, Image, Lab, Programs, Traffic};
 
 const TOOLS: &[Tool] = &[
     tool("ip", "iproute2", &[Lab, Traffic, Programs, Guest]),
@@ -55,8 +57,9 @@ const TOOLS: &[Tool] = &[
     tool("musl-gcc", "musl-tools", &[Image]),
     tool("umoci", "umoci", &[Image]),
     tool("runc", "runc", &[Image]),
+    tool("host-local", "containernetworking-plugins", &[Cni]),
     tool("ethtool", "ethtool", &[Lab]),
-    tool("ping", "iputils-ping", &[Traffic]),
+    tool("ping", "iputils-ping", &[Traffic, Programs, Guest]),
     tool("curl", "curl", &[Traffic]),
     tool("tcpdump", "tcpdump", &[Traffic]),
     // Ubuntu's packages of the kernel's tools; `find` looks where they put it.
@@ -158,11 +161,11 @@ fn apt_get() -> Command {
     command
 }
 
-/// Where a program is. Root's PATH is not always set, so the administrator's folders count too; and Ubuntu puts
-/// bpftool into a folder of the kernel's version.
+/// Where a program is. Root's PATH is not always set, so the administrator's folders count too; Ubuntu puts bpftool into a
+/// folder of the kernel's version, and distributions put CNI plugins into one of their own.
 pub(crate) fn find(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let administrator = ["/usr/local/sbin", "/usr/sbin", "/sbin"].map(PathBuf::from);
+    let administrator = ["/usr/local/sbin", "/usr/sbin", "/sbin", "/usr/lib/cni"].map(PathBuf::from);
     std::env::split_paths(&path)
         .chain(administrator)
         .chain(kernel_tools(program))
@@ -197,9 +200,9 @@ mod tests {
     #[test]
     fn packages_are_named_once_and_by_distribution() {
         let tools: Vec<&Tool> = TOOLS.iter().filter(|tool| tool.purposes.contains(&Programs)).collect();
-        assert_eq!(packages(&tools, false), ["iproute2", "nftables", "iptables", "util-linux", "bpftool"]);
-        let ubuntu = ["iproute2", "nftables", "iptables", "util-linux", "linux-tools-common", "linux-tools-generic"];
-        assert_eq!(packages(&tools, true), ubuntu);
+        let both = ["iproute2", "nftables", "iptables", "util-linux", "iputils-ping"];
+        assert_eq!(packages(&tools, false), [&both[..], &["bpftool"]].concat());
+        assert_eq!(packages(&tools, true), [&both[..], &["linux-tools-common", "linux-tools-generic"]].concat());
     }
 
     #[test]

@@ -148,13 +148,17 @@ fn lease(name: &str) -> Value {
 
 /// As `kube/events.rs` writes it.
 fn event(kind: &str, node: &str) -> Value {
+    event_of((kind, "EgressIPConflict"), node)
+}
+
+fn event_of((kind, reason): (&str, &str), node: &str) -> Value {
     static NUMBER: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(0);
     let number = NUMBER.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
     let namespace = "default";
     json!({
         "apiVersion": "events.k8s.io/v1", "kind": "Event",
         "metadata": {"name": format!("eip.{number}"), "namespace": namespace},
-        "eventTime": "2026-01-01T00:00:00.000000Z", "action": "Assign", "reason": "EgressIPConflict", "type": "Warning",
+        "eventTime": "2026-01-01T00:00:00.000000Z", "action": "Assign", "reason": reason, "type": "Warning",
         "note": "n", "regarding": {"apiVersion": "k8s.ovn.org/v1", "kind": kind, "name": "eip", "namespace": if kind == "Pod" { namespace } else { "" }},
         "reportingController": "egress-agent", "reportingInstance": node,
     })
@@ -248,18 +252,31 @@ fn egress_ips(agents: &Agents) -> Result<()> {
 }
 
 fn its_own_objects(agents: &Agents) -> Result<()> {
-    let only =
-        "an agent may create the Lease egress-agent-leader and the ConfigMap egress-agent-hand-overs, and no others";
+    let only = "an agent may create the Lease egress-agent-leader, the ConfigMap egress-agent-hand-overs and the Secret \
+                egress-agent-key, and no others";
     says(agents.create(0, &config_map("egress-agent-config")), only)?;
     says(agents.create(0, &lease("egress-agent-hand-overs")), only)?;
     agents.may_create(0, &config_map("egress-agent-hand-overs"))?;
+    let secret = |name: &str| {
+        let mut secret = config_map(name);
+        (secret["kind"], secret["data"]) = (json!("Secret"), json!({"key": "MQ=="}));
+        secret
+    };
+    says(agents.create(0, &secret("another")), only)?;
+    agents.may_create(0, &secret("egress-agent-key"))?;
     agents.may_create(1, &lease("egress-agent-leader"))?;
     let mut elsewhere = lease("egress-agent-leader");
     elsewhere["metadata"]["namespace"] = json!("kube-system");
     says(agents.create(0, &elsewhere), "cannot create resource \"leases\"")?;
     agents.may_create(0, &event("EgressIP", "node1"))?;
-    let in_its_name = "an agent may tell of EgressIP objects and of its own Node in its own name, and of nothing else";
+    for reason in ["PodAddressConflict", "PodAddressRefused"] {
+        agents.may_create(0, &event_of(("Pod", reason), "node1"))?;
+    }
+    agents.may_create(0, &event_of(("Service", "ServiceAddressesLeftOut"), "node1"))?;
+    let in_its_name = "an agent may tell of EgressIP objects, of its own Node, and of addresses that pods do not get or \
+                       Services have no room for, in its own name, and of nothing else";
     says(agents.create(0, &event("Pod", "node1")), in_its_name)?;
+    says(agents.create(0, &event_of(("Service", "PodAddressConflict"), "node1")), in_its_name)?;
     let own_node = "an agent may tell events as of its own node: this one runs on node1";
     says(agents.create(0, &event("EgressIP", "node2")), own_node)?;
     // The name of another node may be how this one's begins.

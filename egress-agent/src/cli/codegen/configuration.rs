@@ -212,7 +212,7 @@ mod tests {
 
     /// What a value may be called: its unit where it has one. A flag without a name for its value is called after itself,
     /// which says nothing.
-    const VALUES: [&str; 18] = [
+    const VALUES: [&str; 19] = [
         "ADDRESS",
         "ADDRESS:PORT",
         "ADDRESS[:PORT]",
@@ -229,6 +229,7 @@ mod tests {
         "NAMESPACE/NAME",
         "NODE",
         "PATH",
+        "PERCENT",
         "PORT",
         "SECONDS",
     ];

@@ -4,11 +4,12 @@ use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::net::IpAddr;
 
+use egress_common::abi::Share;
 use serde::Serialize;
 
 use super::{State, Wanted};
 use crate::cli::page::Output;
-use crate::dataplane::mappings::Entry;
+use crate::dataplane::mappings::{Entry, Shares};
 use crate::explain::questions::protocol;
 use crate::inspect::names::Names;
 
@@ -160,6 +161,87 @@ struct Counted {
     /// How many the node may have.
     limit: u32,
     egress_ips: BTreeMap<IpAddr, usize>,
+    /// Who holds how much of flows and mappings, most first; with a filter nothing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    holders: Option<Holders>,
+}
+
+#[derive(Debug, Serialize)]
+pub(super) struct Holders {
+    /// How much one pod address may hold of each.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pod_quota: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    policy_quota: Option<u32>,
+    pods: Vec<Holder>,
+    policies: Vec<Holder>,
+}
+
+#[derive(Debug, Serialize)]
+struct Holder {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pod_ip: Option<IpAddr>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    egress_id: Option<u32>,
+    /// Of a pod of this node, or of the object, while the agent answers.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    name: Option<String>,
+    flows: u32,
+    mappings: u32,
+}
+
+/// Lines of a table of holders; a flood has one or a few.
+const TOP: usize = 10;
+
+impl Holders {
+    pub(super) fn of(shares: Shares, names: &Names) -> Self {
+        let Shares { pod_quota, policy_quota, pods, policies } = shares;
+        let by_size = |mut holders: Vec<Holder>| {
+            let size = |holder: &Holder| (holder.flows.max(holder.mappings), holder.flows.min(holder.mappings));
+            holders.sort_by_key(|holder| std::cmp::Reverse(size(holder)));
+            holders
+        };
+        let pod = |(pod_ip, share): (IpAddr, Share)| Holder {
+            pod_ip: Some(pod_ip),
+            egress_id: None,
+            name: names.pods.get(&pod_ip).cloned(),
+            flows: share.flows,
+            mappings: share.mappings,
+        };
+        let policy = |(id, share): (u32, Share)| Holder {
+            pod_ip: None,
+            egress_id: Some(id),
+            name: names.objects.get(&id).cloned(),
+            flows: share.flows,
+            mappings: share.mappings,
+        };
+        Self {
+            pod_quota,
+            policy_quota,
+            pods: by_size(pods.into_iter().map(pod).collect()),
+            policies: by_size(policies.into_iter().map(policy).collect()),
+        }
+    }
+
+    fn print(&self, out: &mut impl Write) -> io::Result<()> {
+        let tables = [("POD", &self.pods, self.pod_quota), ("EGRESSIP", &self.policies, self.policy_quota)];
+        for (what, holders, quota) in tables.into_iter().filter(|(_, holders, _)| !holders.is_empty()) {
+            let quota = quota.map_or_else(|| "no quota".to_owned(), |quota| format!("quota {quota} each"));
+            writeln!(out, "\n{:>8}  {:>8}  {what} ({quota})", "FLOWS", "MAPPINGS")?;
+            for holder in holders.iter().take(TOP) {
+                let name = holder.name.as_deref().unwrap_or("-");
+                let number = holder.pod_ip.map_or_else(
+                    || holder.egress_id.map(|id| format!("ID {id}")).unwrap_or_default(),
+                    |pod_ip| pod_ip.to_string(),
+                );
+                writeln!(out, "{:>8}  {:>8}  {number:<40} {name}", holder.flows, holder.mappings)?;
+            }
+            if let Some(more) = holders.len().checked_sub(TOP).filter(|more| *more > 0) {
+                writeln!(out, "{:>18}  and {more} more (-o json lists all)", "")?;
+            }
+        }
+        Ok(())
+    }
 }
 
 pub(super) fn count(
@@ -167,6 +249,7 @@ pub(super) fn count(
     names: &Names,
     out: &mut Out<impl Write>,
     walk: impl FnOnce(&mut Visit<'_>) -> io::Result<Option<u32>>,
+    holders: Option<Holders>,
 ) -> io::Result<Option<()>> {
     let (mut egress_ips, mut objects) = (BTreeMap::<IpAddr, usize>::new(), BTreeMap::new());
     let walked = walk(&mut |entry| {
@@ -178,7 +261,7 @@ pub(super) fn count(
         Ok(())
     })?;
     let Some(limit) = walked else { return Ok(None) };
-    let counted = Counted { mappings: egress_ips.values().sum(), limit, egress_ips };
+    let counted = Counted { mappings: egress_ips.values().sum(), limit, egress_ips, holders };
     if wanted.filters.page.output == Output::Json {
         writeln!(out, "{}", serde_json::to_string_pretty(&counted)?)?;
     } else {
@@ -187,6 +270,9 @@ pub(super) fn count(
             writeln!(out, "{:>8}  {address:<40} {object}", mappings)?;
         }
         writeln!(out, "{:>8}  in all; the node may have {}", counted.mappings, counted.limit)?;
+        if let Some(holders) = &counted.holders {
+            holders.print(out)?;
+        }
     }
     out.flush()?;
     Ok(Some(()))

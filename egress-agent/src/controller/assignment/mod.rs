@@ -25,12 +25,14 @@ use std::sync::Arc;
 use egress_common::abi::MAX_SLOTS;
 use hosts::{Hosts, NodeIndex};
 use matching::{Holding, Matching};
-pub use outcome::{Fate, Outcome};
+pub use outcome::{Fate, Obstacle, Outcome};
 use owners::Owners;
 pub(super) use tie::hash;
 
 use super::handover::HandOver;
+use crate::model::reserved::{ClusterNetworks, Reservations};
 use crate::model::selection::by_rank;
+use crate::model::services::Services;
 use crate::model::view::{EgressObject, Item, Node, parse_egress_ip};
 
 pub type Objects = BTreeMap<String, Arc<EgressObject>>;
@@ -45,6 +47,10 @@ pub struct Facts<'a> {
     pub unreachable: &'a BTreeSet<String>,
     /// Nodes that keep what they have, and get nothing more: nobody there would take it.
     pub absent: &'a BTreeSet<String>,
+    /// The cluster's own networks.
+    pub networks: &'a ClusterNetworks,
+    /// Addresses of Services outside these.
+    pub services: &'a Services,
     /// Addresses on their way to another node: that is where they stay.
     pub hand_overs: &'a BTreeMap<IpAddr, HandOver>,
 }
@@ -130,8 +136,9 @@ pub fn assign(facts: &Facts<'_>) -> Assignment {
     let ranked = by_rank(facts.objects.values());
     let mut claims: Vec<Claim<'_>> = ranked.into_iter().map(|object| Claim::of(object)).collect();
     let mut hosts = Hosts::new(facts);
+    let reserved = reservations(facts, &claims);
     loop {
-        let owners = Owners::new(facts.nodes, &claims, &hosts);
+        let owners = Owners::new(&reserved, &claims, &hosts);
         let kept = |(rank, claim)| kept((rank, claim), facts.hand_overs, &hosts, &owners);
         let mut places: Vec<Places> = claims.iter().enumerate().map(kept).collect();
         place_others(facts, &claims, (&mut hosts, &owners), &mut places);
@@ -141,9 +148,22 @@ pub fn assign(facts: &Facts<'_>) -> Assignment {
         if give_up(&mut claims, &owners, &places) {
             continue;
         }
-        let outcomes = outcome::outcomes(facts.nodes, claims, &mut hosts, &owners, &places);
+        let outcomes = outcome::outcomes(facts, claims, &mut hosts, &owners, &places);
         return Assignment { outcomes, eligible: hosts.nodes.len() };
     }
+}
+
+/// A Service takes no address from an object that has it, and none from any by what its author lists (`spec.externalIPs`):
+/// an object would lose its address as soon as it has no node for a moment. Only what the cluster gave to it is reserved.
+fn reservations(facts: &Facts<'_>, claims: &[Claim<'_>]) -> Reservations {
+    let mut services: BTreeSet<IpAddr> = facts.services.given().collect();
+    if !services.is_empty() {
+        let shown: BTreeSet<IpAddr> =
+            claims.iter().flat_map(|claim| &claim.items).map(|(address, _)| *address).collect();
+        services.retain(|address| !shown.contains(address));
+    }
+    let nodes = facts.nodes.iter().map(|(name, node)| (name.as_str(), node.as_ref()));
+    Reservations::new(nodes, facts.networks, services)
 }
 
 /// What an object's status shows, and what could not be placed for it, is free for others from now on, as it will be once

@@ -1,18 +1,27 @@
 //! What became of each object: the fate of every entry, and the items of its status.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::net::IpAddr;
 
 use super::hosts::Hosts;
 use super::owners::Owners;
-use super::{Claim, Nodes, Places};
-use crate::model::view::Item;
+use super::{Claim, Facts, Places};
+use crate::kube::keys;
+use crate::model::reserved::Reserved;
+use crate::model::unserved::Unserved;
+use crate::model::view::{Item, Node};
 
 /// What became of one entry of `spec.egressIPs`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Fate {
     Assigned {
         node: String,
+    },
+    /// It has this node, which does not serve it.
+    NotServed {
+        node: String,
+        why: Unserved,
     },
     /// It has a node, and this one has not let go of it yet.
     Moving {
@@ -24,6 +33,8 @@ pub enum Fate {
     Conflict {
         node: String,
     },
+    /// It can be no egress IP.
+    Reserved(Reserved),
     /// Another object has it.
     Taken {
         object: String,
@@ -31,10 +42,10 @@ pub enum Fate {
     },
     /// No node with the label has a network that holds it.
     NoNode,
-    /// This node could hold it, and is not ready, does not answer or has not said its networks; as others like it,
-    /// perhaps.
+    /// This node could hold it, if it were not for this; as others like it, perhaps.
     NotReady {
         node: String,
+        why: Obstacle,
     },
     /// This node could hold it, and is drained, as are all others that could.
     Drained {
@@ -46,6 +57,60 @@ pub enum Fate {
     NoCapacity,
     /// The object has as many addresses of the family as it may, without this one.
     Surplus,
+}
+
+/// Why a node with the label that could hold an address takes none.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Obstacle {
+    /// Its condition Ready is not True.
+    NotReady,
+    /// It has not said its own address or its pod subnets.
+    NetworksUnsaid,
+    /// Its agent has not said where it answers health checks.
+    HealthUnsaid,
+    /// It does not answer health checks there, or says that it cannot serve.
+    Unhealthy { at: Vec<IpAddr> },
+    /// The node is there, and its agent does not answer.
+    AgentAway,
+}
+
+impl Obstacle {
+    fn of(facts: &Facts<'_>, name: &str, node: &Node) -> Self {
+        match () {
+            () if !node.ready => Self::NotReady,
+            () if !node.is_part() => Self::NetworksUnsaid,
+            () if facts.unreachable.contains(name) && node.health_addresses().is_empty() => Self::HealthUnsaid,
+            () if facts.unreachable.contains(name) => Self::Unhealthy { at: node.health_addresses() },
+            () if facts.absent.contains(name) => Self::AgentAway,
+            () => Self::NetworksUnsaid,
+        }
+    }
+}
+
+impl fmt::Display for Obstacle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotReady => f.write_str("is not Ready"),
+            Self::NetworksUnsaid => write!(
+                f,
+                "has not said its networks (annotations {} and {}): does its egress-agent run?",
+                keys::PRIMARY_IFADDR,
+                keys::NODE_SUBNETS
+            ),
+            Self::HealthUnsaid => {
+                write!(
+                    f,
+                    "has not said where its egress-agent answers health checks (annotation {})",
+                    keys::HEALTH_ADDRESSES
+                )
+            }
+            Self::Unhealthy { at } => {
+                let at: Vec<String> = at.iter().map(ToString::to_string).collect();
+                write!(f, "does not answer health checks at {}, or says that it cannot serve", at.join(" and "))
+            }
+            Self::AgentAway => f.write_str("has an egress-agent that does not answer"),
+        }
+    }
 }
 
 /// What became of one object.
@@ -67,20 +132,20 @@ impl Outcome {
 }
 
 pub(super) fn outcomes<'a>(
-    nodes: &Nodes,
+    facts: &Facts<'a>,
     mut claims: Vec<Claim<'a>>,
     hosts: &mut Hosts<'a>,
     owners: &Owners<'a>,
     places: &[Places],
 ) -> BTreeMap<String, Outcome> {
     let entries: Vec<_> = claims.iter_mut().map(|claim| std::mem::take(&mut claim.entries)).collect();
-    let mut judge = Judge { nodes, claims: &claims, hosts, owners, places };
+    let mut judge = Judge { facts, claims: &claims, hosts, owners, places };
     let outcome = |(rank, entries): (usize, _)| (claims[rank].object.name.clone(), judge.outcome(rank, entries));
     entries.into_iter().enumerate().map(outcome).collect()
 }
 
 struct Judge<'j, 'a> {
-    nodes: &'j Nodes,
+    facts: &'j Facts<'a>,
     claims: &'j [Claim<'a>],
     hosts: &'j mut Hosts<'a>,
     owners: &'j Owners<'a>,
@@ -99,8 +164,10 @@ impl Judge<'_, '_> {
         if let Some(node) = self.node(rank, address) {
             return Fate::Assigned { node };
         }
-        if let Some(node) = self.owners.node(address) {
-            return Fate::Conflict { node: node.to_owned() };
+        match self.owners.reserved(address) {
+            Some(Reserved::Node(node)) => return Fate::Conflict { node: node.to_string() },
+            Some(reason) => return Fate::Reserved(reason.clone()),
+            None => {}
         }
         if let Some(owner) = self.owners.object(address).filter(|owner| *owner != rank) {
             return Fate::Taken { object: self.claims[owner].object.name.clone(), node: self.node(owner, address) };
@@ -117,11 +184,11 @@ impl Judge<'_, '_> {
         if !candidates.is_empty() {
             return Fate::NoRoom;
         }
-        let waiting = || self.nodes.iter().filter(|(_, node)| node.assignable && node.may_host(address));
+        let waiting = || self.facts.nodes.iter().filter(|(_, node)| node.assignable && node.may_host(address));
         match waiting().find(|(_, node)| !node.drained).or_else(|| waiting().next()) {
             None => Fate::NoNode,
             Some((name, node)) if node.drained => Fate::Drained { node: name.clone() },
-            Some((name, _)) => Fate::NotReady { node: name.clone() },
+            Some((name, node)) => Fate::NotReady { node: name.clone(), why: Obstacle::of(self.facts, name, node) },
         }
     }
 

@@ -1,31 +1,26 @@
 //! Whose an address is where several objects list it.
 //!
 //! One that has it in its status keeps it, also while its node is away: connections go on with it. Where several have,
-//! one whose node can serve it comes first; then the oldest. A node's own address is nobody's.
+//! one whose node can serve it comes first; then the oldest. What can be no egress IP ([`crate::model::reserved`]) is no
+//! object's.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
 
+use super::Claim;
 use super::hosts::Hosts;
-use super::{Claim, Nodes};
+use crate::model::reserved::{Reservations, Reserved};
 
 /// What is settled about addresses before any is placed.
 #[derive(Debug)]
 pub(super) struct Owners<'a> {
-    /// Addresses of nodes themselves.
-    nodes: HashMap<IpAddr, &'a str>,
+    reserved: &'a Reservations,
     /// The place of the object in rank.
     objects: HashMap<IpAddr, usize>,
 }
 
 impl<'a> Owners<'a> {
-    pub(super) fn new(nodes: &'a Nodes, claims: &[Claim<'_>], hosts: &Hosts<'_>) -> Self {
-        // Later ones win, and the first by name shall.
-        let addresses = nodes
-            .iter()
-            .rev()
-            .flat_map(|(name, node)| node.addresses().into_iter().map(move |address| (address, name.as_str())));
-        let nodes: HashMap<IpAddr, &str> = addresses.collect();
+    pub(super) fn new(reserved: &'a Reservations, claims: &[Claim<'_>], hosts: &Hosts<'_>) -> Self {
         let (mut serving, mut away) = (HashMap::with_capacity(claims.len()), Vec::new());
         for (rank, claim) in claims.iter().enumerate() {
             for (address, node) in claim.items.iter().filter(|(address, _)| claim.lists(address)) {
@@ -42,8 +37,8 @@ impl<'a> Owners<'a> {
         for (address, rank) in away.into_iter().chain(listing) {
             objects.entry(address).or_insert(rank);
         }
-        objects.retain(|address, _| !nodes.contains_key(address));
-        Self { nodes, objects }
+        objects.retain(|address, _| reserved.of(*address).is_none());
+        Self { reserved, objects }
     }
 
     /// The object that the address belongs to, by its place in rank.
@@ -51,8 +46,8 @@ impl<'a> Owners<'a> {
         self.objects.get(&address).copied()
     }
 
-    /// The node whose own address it is; the first by name of several.
-    pub(super) fn node(&self, address: IpAddr) -> Option<&'a str> {
-        self.nodes.get(&address).copied()
+    /// Why it is nobody's.
+    pub(super) fn reserved(&self, address: IpAddr) -> Option<&'a Reserved> {
+        self.reserved.of(address)
     }
 }

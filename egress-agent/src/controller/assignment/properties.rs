@@ -42,6 +42,8 @@ impl Cluster {
             nodes: &self.nodes,
             unreachable: &self.unreachable,
             absent: &BTreeSet::new(),
+            networks: &ClusterNetworks::default(),
+            services: &Services::default(),
             hand_overs,
         })
     }

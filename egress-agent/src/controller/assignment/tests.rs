@@ -1,4 +1,5 @@
 use super::*;
+use crate::model::reserved::Reserved;
 use crate::model::view::Item;
 
 mod drained;
@@ -10,7 +11,9 @@ fn assign(objects: &Objects, nodes: &Nodes) -> Outcomes {
 }
 
 fn assign_without(objects: &Objects, nodes: &Nodes, unreachable: &BTreeSet<String>) -> Assignment {
-    super::assign(&Facts { objects, nodes, unreachable, absent: &BTreeSet::new(), hand_overs: &BTreeMap::new() })
+    let (networks, services) = (&ClusterNetworks::default(), &Services::default());
+    let (absent, hand_overs) = (&BTreeSet::new(), &BTreeMap::new());
+    super::assign(&Facts { objects, nodes, unreachable, absent, networks, services, hand_overs })
 }
 
 pub(crate) fn node(name: &str, network: &str) -> (String, Arc<Node>) {
@@ -41,6 +44,7 @@ pub(crate) fn object(name: &str, created: i64, listed: &[&str], items: &[(&str, 
         has_annotations: false,
         has_status: false,
         has_items: false,
+        selected_pods: None,
         items: items.iter().map(item).collect(),
         conditions: crate::model::view::Conditions::default(),
         unreadable: Vec::new(),
@@ -171,10 +175,11 @@ fn a_node_that_is_away_or_has_not_said_its_networks_might_host_an_address() {
         let outcomes = assign(&object, &Nodes::from([("n1".to_owned(), Arc::new(node))]));
         (fate(&outcomes, "a").clone(), outcomes["a"].no_eligible_node())
     };
-    let away = (Fate::NotReady { node: "n1".into() }, false);
-    assert_eq!(fate_with(|node| node.ready = false), away);
-    assert_eq!(fate_with(|node| (node.primary, node.networks_known) = (Vec::new(), false)), away);
-    assert_eq!(fate_with(|node| (node.ready, node.networks_known) = (false, false)), away);
+    let away = |why| (Fate::NotReady { node: "n1".into(), why }, false);
+    assert_eq!(fate_with(|node| node.ready = false), away(Obstacle::NotReady));
+    let unsaid = fate_with(|node| (node.primary, node.networks_known) = (Vec::new(), false));
+    assert_eq!(unsaid, away(Obstacle::NetworksUnsaid));
+    assert_eq!(fate_with(|node| (node.ready, node.networks_known) = (false, false)), away(Obstacle::NotReady));
     assert_eq!(fate_with(|node| (node.ready, node.assignable) = (false, false)), (Fate::NoNode, true));
 }
 
@@ -202,7 +207,16 @@ fn a_node_that_does_not_answer_is_given_nothing() {
     assert_eq!(assignment.eligible, 1);
     let all = BTreeSet::from(["n1".to_owned(), "n2".to_owned()]);
     let assignment = assign_without(&objects, &nodes, &all);
-    assert_eq!(*fate(&assignment.outcomes, "a"), Fate::NotReady { node: "n1".into() });
+    assert_eq!(*fate(&assignment.outcomes, "a"), Fate::NotReady { node: "n1".into(), why: Obstacle::HealthUnsaid });
+    let at: Vec<IpAddr> = vec!["172.18.0.1".parse().expect("a literal")];
+    let said = Node { health: Some(at.clone()), ..(*nodes["n1"]).clone() };
+    let nodes = Nodes::from([("n1".to_owned(), Arc::new(said))]);
+    let why = match fate(&assign_without(&objects, &nodes, &all).outcomes, "a") {
+        Fate::NotReady { why, .. } => why.clone(),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(why, Obstacle::Unhealthy { at });
+    assert_eq!(why.to_string(), "does not answer health checks at 172.18.0.1, or says that it cannot serve");
 }
 
 #[test]
@@ -217,6 +231,8 @@ fn a_node_whose_agent_is_away_keeps_what_it_has_and_gets_nothing_more() {
             nodes: &nodes(n),
             unreachable: &unreachable,
             absent: &absent,
+            networks: &ClusterNetworks::default(),
+            services: &Services::default(),
             hand_overs: &hand_overs,
         })
         .outcomes
@@ -225,7 +241,7 @@ fn a_node_whose_agent_is_away_keeps_what_it_has_and_gets_nothing_more() {
     assert_eq!((node_of(&outcomes, "a", kept), node_of(&outcomes, "b", new)), (Some("n1"), Some("n2")));
     let outcomes = with(1);
     assert_eq!(node_of(&outcomes, "a", kept), Some("n1"));
-    assert_eq!(*fate(&outcomes, "b"), Fate::NotReady { node: "n1".into() });
+    assert_eq!(*fate(&outcomes, "b"), Fate::NotReady { node: "n1".into(), why: Obstacle::AgentAway });
 }
 
 #[test]
@@ -327,6 +343,8 @@ fn what_is_on_its_way_stays_so_and_goes_back_only_to_its_last_node() {
                 nodes: &nodes(5),
                 unreachable: &unreachable,
                 absent: &BTreeSet::new(),
+                networks: &ClusterNetworks::default(),
+                services: &Services::default(),
                 hand_overs: &hand_overs,
             };
             node_of(&super::assign(&facts).outcomes, "a", address).map(str::to_owned)
@@ -336,4 +354,45 @@ fn what_is_on_its_way_stays_so_and_goes_back_only_to_its_last_node() {
         assert_eq!(with(&[], &[to]).as_deref(), Some("n1"));
         assert_eq!(with(&[("n1", address)], &[]).as_deref(), Some("n1"), "it is back before it has let go");
     }
+}
+
+#[test]
+fn what_can_be_no_egress_ip_is_refused_with_its_reason() {
+    let (reserved, free) = ("172.18.255.255", "172.18.0.100");
+    // Also where a former leader has assigned it.
+    for items in [&[][..], &[("n1", reserved)]] {
+        let objects = Objects::from([object("a", 1, &[reserved, free], items)]);
+        let outcomes = assign(&objects, &nodes(2));
+        let network = "172.18.0.0/16".parse().expect("a network");
+        assert_eq!(*fate(&outcomes, "a"), Fate::Reserved(Reserved::Broadcast(network)));
+        assert!(node_of(&outcomes, "a", free).is_some(), "others of the object are served");
+    }
+    let alone = assign(&Objects::from([object("a", 1, &[reserved], &[])]), &nodes(2));
+    assert!(!alone["a"].no_eligible_node(), "pods do not leave by the node's address");
+}
+
+#[test]
+fn an_address_of_a_service_is_refused_but_not_taken_from_an_object() {
+    let address = "172.18.0.100";
+    let services = |is_given: bool| {
+        let mut services = Services::default();
+        let key = crate::model::services::ServiceKey { namespace: "bouvier".into(), name: "web".into() };
+        let addresses: BTreeSet<IpAddr> = [address.parse().expect("a literal")].into();
+        let given = if is_given { addresses.clone() } else { BTreeSet::new() };
+        let service = crate::model::view::Service { addresses, given, ..Default::default() };
+        services.apply(crate::model::view::Update::Changed(key, service));
+        services
+    };
+    let with = |is_given: bool, items: &[(&str, &str)]| {
+        let services = services(is_given);
+        let (objects, nodes) = (Objects::from([object("a", 1, &[address], items)]), nodes(2));
+        let (networks, none) = (ClusterNetworks::default(), BTreeSet::new());
+        let (unreachable, absent, hand_overs) = (&none, &none, &BTreeMap::new());
+        let (objects, nodes, networks, services) = (&objects, &nodes, &networks, &services);
+        let facts = Facts { objects, nodes, unreachable, absent, networks, services, hand_overs };
+        fate(&super::assign(&facts).outcomes, "a").clone()
+    };
+    assert_eq!(with(true, &[]), Fate::Reserved(Reserved::Service));
+    assert_eq!(with(true, &[("n2", address)]), Fate::Assigned { node: "n2".into() });
+    assert!(matches!(with(false, &[]), Fate::Assigned { .. }), "what its author lists reserves nothing");
 }

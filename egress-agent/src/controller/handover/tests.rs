@@ -5,6 +5,8 @@ use std::sync::Arc;
 use super::*;
 use crate::controller::assignment::tests::{node, object};
 use crate::controller::assignment::{Facts, Nodes, assign};
+use crate::model::reserved::ClusterNetworks;
+use crate::model::services::Services;
 use crate::model::view::EgressObject;
 
 const LEASE: Duration = Duration::from_secs(5);
@@ -49,8 +51,9 @@ impl Stage {
 
     fn plan(&mut self, now: Instant) -> Plan {
         let (objects, nodes, unreachable) = (&self.objects, &self.nodes, &self.unreachable);
-        let wanted =
-            assign(&Facts { objects, nodes, unreachable, absent: &BTreeSet::new(), hand_overs: &self.records.open });
+        let (absent, hand_overs) = (&BTreeSet::new(), &self.records.open);
+        let (networks, services) = (&ClusterNetworks::default(), &Services::default());
+        let wanted = assign(&Facts { objects, nodes, unreachable, absent, networks, services, hand_overs });
         let end =
             |node: &String| (node.clone(), self.heard.get(node).copied().unwrap_or(self.since).max(self.since) + LEASE);
         let ends = self.unreachable.iter().map(end).collect();

@@ -3,7 +3,7 @@
 //! A leader probes, and goes on when it cannot renew its Lease any more, until another leads: the agents' right to hold
 //! addresses hangs on it, and an API server that is away is no reason to end it. Where an agent has heard of a newer leader
 //! it says so, and that ends it too. While the Lease is this agent's there is no newer one: terms begin anew where the Lease
-//! was deleted, and whoever reaches an agent without TLS can name any.
+//! was deleted.
 
 mod asked;
 mod news;
@@ -31,7 +31,8 @@ use crate::controller::leadership::Duty;
 use crate::model::inbox::Taker;
 use crate::model::ledger::{Ledger, Words};
 use crate::model::view::{Change, Node, Update};
-use asked::{Asked, Teller, network, roads};
+use crate::supervise::{self, Task};
+use asked::{Asked, Strangers, Teller, network, roads};
 pub use through::Overlay;
 use through::echo;
 
@@ -134,7 +135,9 @@ fn end(reach: &watch::Sender<Reach>) {
         reach.lost.clear();
         reach.suspects.clear();
         reach.absent.clear();
+        reach.strange.clear();
         reach.released.clear();
+        reach.unserved.clear();
     });
 }
 
@@ -182,6 +185,7 @@ struct Round {
     /// When nodes were asked through the overlay last.
     asked_through: Option<Instant>,
     cut_off: bool,
+    strangers: Strangers,
 }
 
 impl Round {
@@ -207,6 +211,7 @@ impl Round {
             findings,
             asked_through: None,
             cut_off: false,
+            strangers: Strangers::default(),
         }
     }
 
@@ -283,14 +288,27 @@ impl Round {
         let vouch = former.map_or_else(anew, |former| former.vouch);
         let orders = watch::Sender::new(Words::new());
         let recall = (Arc::from(name), self.recall.clone());
-        let asker = Asker { term: self.term, offset, vouch: vouch.clone(), orders: orders.subscribe(), recall };
+        let (orders_of, own_node) = (orders.subscribe(), self.own_node.as_str().into());
+        let asker = Asker { term: self.term, offset, vouch: vouch.clone(), orders: orders_of, recall, own_node };
         let (manner, all) = (self.manner.clone(), roads.clone());
         let teller = Teller { node: name.into(), reach: self.reach.clone(), found: self.found.clone(), others };
-        let task = self.tasks.spawn(async move {
+        let asking = async move {
             join_all(all.iter().map(|road| ask(&manner, road, &asker, |finding| teller.tell(finding)))).await;
-        });
+        };
+        let task = self.tasks.spawn(supervise::forever(Task::Prober, asking));
         let (endpoint, overlay) = (endpoint(node), None);
-        let asked = Asked { roads, endpoint, overlay, task, vouch, orders, until: None, trouble: None, differs: false };
+        let asked = Asked {
+            roads,
+            endpoint,
+            overlay,
+            task,
+            vouch,
+            orders,
+            until: None,
+            trouble: None,
+            strange: BTreeMap::new(),
+            differs: false,
+        };
         self.asked.insert(name.to_owned(), asked);
     }
 
@@ -298,6 +316,8 @@ impl Round {
         self.judge.leave(name);
         self.reach.send_if_modified(|reach| {
             reach.released.remove(name);
+            reach.unserved.remove(name);
+            reach.strange.remove(name);
             false
         });
         if let Some(asked) = self.asked.remove(name) {
@@ -321,6 +341,20 @@ impl Round {
             Finding::Released(words) => {
                 self.reach.send_modify(|reach| drop(reach.released.insert(node.to_string(), words)));
             }
+            Finding::Unserved(unserved) => {
+                self.reach.send_if_modified(|reach| {
+                    let known = reach.unserved.remove(&*node).unwrap_or_default();
+                    let is_news = known != unserved;
+                    if !unserved.is_empty() {
+                        reach.unserved.insert(node.to_string(), unserved);
+                    }
+                    is_news
+                });
+            }
+            Finding::Strange(address, is_strange) => match is_strange {
+                true => drop(asked.strange.insert(address, Instant::now())),
+                false => drop(asked.strange.remove(&address)),
+            },
             Finding::Trouble(why) => asked.trouble = Some(why),
             Finding::Said { timeout, overlay, .. } => {
                 asked.overlay = overlay;
@@ -356,6 +390,7 @@ impl Round {
                 false => info!("egress nodes answer again"),
             }
         }
+        self.look_for_strangers(now);
         let vouches = self.duty.vouches();
         if !self.duty.leads() {
             self.away = Some(now);

@@ -6,6 +6,9 @@
 //! and to the node's own addresses too: these are reached by the roads that the overlay takes, whatever becomes of the
 //! CNI's. There they also go now and then where all is well, to know that somebody answers.
 //!
+//! An answer counts where the agent has signed it (`crate::health::signature`). One that is not signed is no sign of anything but of
+//! something that answers there; nor is a word of gRPC's own, which nobody signs.
+//!
 //! Where agents serve no health checks, a knock at the discard port is all there is, and a node that is there counts as
 //! serving.
 
@@ -31,13 +34,16 @@ use super::pulse::{Answer, Rules, Sign};
 use super::recall::{Answered, Recall};
 use super::vouch::Vouch;
 use crate::health::fitness::refusal;
+use crate::health::signature::{Challenge, Key, SharedKey, Signature};
 use crate::health::tls::{Tls, cause};
 use crate::health::touch::{self, Probe};
-use crate::health::{REASON, SERVICE, regain, release};
+use crate::health::{REASON, SERVICE, regain, release, unserved};
 use crate::kube::causes::Causes;
+use crate::kube::events::Events;
 use crate::metrics::Meters;
 use crate::metrics::meters::Probed;
 use crate::model::ledger::Words;
+use crate::model::unserved::UnservedAddresses;
 
 /// Probes on their way at a time.
 const MOST_PENDING: usize = 8;
@@ -72,8 +78,12 @@ pub struct Manner {
     /// Of the agents' health service; zero for the discard port.
     pub port: u16,
     pub dial: Dial,
+    /// What probes and answers are signed with.
+    pub key: SharedKey,
     /// Where answers are counted.
     pub meters: Meters,
+    /// Where is told what is wrong with a node's answers.
+    pub events: Option<Events>,
 }
 
 impl Manner {
@@ -108,17 +118,33 @@ pub(super) enum Finding {
         /// The overlay's port, where it answers questions through it.
         overlay: Option<u16>,
     },
-    /// Beside an answer: what the agent has let go of. Not said again while it stays the same.
+    /// Beside an answer: what the agent has let go of. Said again until it is taken, then not while it stays the same.
     Released(Words),
+    /// Beside an answer: what the node has been assigned and does not serve. Likewise.
+    Unserved(UnservedAddresses),
+    /// Whether something else than the agent answered at this address last. As above.
+    Strange(IpAddr, bool),
     /// Why there is no answer.
     Trouble(String),
 }
 
 /// Something that was waited for.
 enum Came {
-    Answer { connection: usize, number: u64, sent: Instant, outcome: Result<Response<HealthCheckResponse>, Failure> },
-    Knock { at: IpAddr, is_there: bool },
+    Answer {
+        connection: usize,
+        number: u64,
+        sent: Instant,
+        signed: Option<Box<Signed>>,
+        outcome: Result<Response<HealthCheckResponse>, Failure>,
+    },
+    Knock {
+        at: IpAddr,
+        is_there: bool,
+    },
 }
+
+/// What a probe was signed with.
+type Signed = (Key, Signature);
 
 enum Failure {
     Late,
@@ -164,10 +190,12 @@ pub(super) struct Asker {
     pub(super) orders: watch::Receiver<Words>,
     /// What it may have back, under its node's name.
     pub(super) recall: (Arc<str>, Arc<Recall>),
+    /// The node of the leader.
+    pub(super) own_node: Arc<str>,
 }
 
-/// Asks until it is dropped. `tell` is told of everything, and before the agent is.
-pub(super) async fn ask(manner: &Manner, road: &Road, asker: &Asker, tell: impl Fn(Finding)) {
+/// Asks until it is dropped. `tell` is told of everything, and before the agent is; it says whether it has taken it.
+pub(super) async fn ask(manner: &Manner, road: &Road, asker: &Asker, tell: impl Fn(Finding) -> bool) {
     let rules = manner.rules;
     let begin = tokio::time::Instant::now() + asker.offset;
     if manner.port == 0 {
@@ -205,31 +233,53 @@ pub(super) async fn ask(manner: &Manner, road: &Road, asker: &Asker, tell: impl 
                 }
             }
             Some(came) = pending.next() => match came {
+                Came::Answer { signed, outcome: Ok(answer), .. } if !line.believes(&answer, signed.as_deref()) => {
+                    manner.meters.probed(Probed::Unsigned, None);
+                    manner.key.doubt();
+                    tell(Finding::Trouble(match &signed {
+                        Some(_) => format!("something else answers at {}, or an agent without this one's key", line.address),
+                        None => "this agent does not know the agents' key yet, and believes nobody".to_owned(),
+                    }));
+                    if signed.is_some() {
+                        line.set_strange(true, &tell);
+                    }
+                    // Where the agent is back another connection finds it.
+                    line.hang_up();
+                }
                 Came::Answer { number, sent, outcome: Ok(answer), .. } => {
                     let now = Instant::now();
                     answered = answered.max(number);
                     line.received.push((number, now));
                     line.confirm(asker, &tell);
                     let metadata = answer.metadata();
+                    line.set_strange(false, &tell);
                     line.note_answered(number, now);
                     let (node, recall) = &asker.recall;
                     recall.note(node, regain::wanted(metadata), regain::promised(metadata), sent);
+                    // First, where there is room for little: all else comes with each answer.
+                    let released = release::released(metadata);
+                    if number == answered && line.released != released && tell(Finding::Released(released.clone())) {
+                        line.released = released;
+                    }
+                    let unserved = unserved::read(metadata);
+                    if number == answered && line.unserved != unserved && tell(Finding::Unserved(unserved.clone())) {
+                        line.unserved = unserved;
+                    }
                     let (timeout, term) = (touch::timeout(metadata), touch::term(metadata));
                     tell(Finding::Said { timeout, term, overlay: touch::overlay_port(metadata) });
-                    let released = release::released(metadata);
-                    if number == answered && line.released != released {
-                        line.released.clone_from(&released);
-                        tell(Finding::Released(released));
-                    }
                     let serves = answer.get_ref().status == i32::from(ServingStatus::Serving);
                     let reason = metadata.get(REASON).and_then(|reason| reason.to_str().ok());
                     let said = if serves { Answer::Serving } else { refusal(reason) };
                     manner.meters.probed(said.into(), Some(now.duration_since(sent)));
                     tell(Finding::Sign(Sign::Answer(said), now));
+                    // The first that counts need not wait.
+                    if line.take_challenge(Challenge::read(metadata)) && pending.len() < MOST_PENDING + knocks.len() {
+                        pending.push(line.probe(&orders.borrow()));
+                    }
                 }
                 // One of those that were on their way when the connection broke.
                 Came::Answer { connection, .. } if connection != line.connection => {}
-                Came::Answer { number, outcome: Err(failure), .. } => {
+                Came::Answer { outcome: Err(failure), .. } => {
                     line.hang_up();
                     manner.meters.probed(failure.kind(), None);
                     let trouble = match failure {
@@ -237,8 +287,7 @@ pub(super) async fn ask(manner: &Manner, road: &Road, asker: &Asker, tell: impl 
                         Failure::NoDial(trouble) => trouble,
                         Failure::Status(status) => {
                             if is_the_servers(status.code()) {
-                                answered = answered.max(number);
-                                tell(Finding::Sign(Sign::Answer(Answer::NotServing), Instant::now()));
+                                line.set_strange(true, &tell);
                             }
                             cause::find(&*status).unwrap_or_else(|| last_cause(&status))
                         }
@@ -274,7 +323,7 @@ fn is_the_servers(code: Code) -> bool {
     matches!(code, Code::NotFound | Code::Unimplemented | Code::PermissionDenied | Code::Unauthenticated)
 }
 
-async fn discard(manner: &Manner, road: &Road, mut beat: tokio::time::Interval, tell: impl Fn(Finding)) {
+async fn discard(manner: &Manner, road: &Road, mut beat: tokio::time::Interval, tell: impl Fn(Finding) -> bool) {
     let rules = manner.rules;
     beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut pending = FuturesUnordered::new();
@@ -339,7 +388,13 @@ struct Line<'a> {
     recall: (Arc<str>, Arc<Recall>),
     /// What the agent said last that it has let go of.
     released: Words,
+    /// And what it does not serve.
+    unserved: UnservedAddresses,
     term: u64,
+    own_node: Arc<str>,
+    /// What the next probe has to name.
+    challenge: Option<Challenge>,
+    is_strange: bool,
 }
 
 impl<'a> Line<'a> {
@@ -359,8 +414,35 @@ impl<'a> Line<'a> {
             answered: Answered::new(),
             recall: asker.recall.clone(),
             released: Words::new(),
+            unserved: UnservedAddresses::new(),
             term: asker.term,
+            own_node: asker.own_node.clone(),
+            challenge: None,
+            is_strange: false,
         }
+    }
+
+    /// Whether the agent has signed the answer.
+    fn believes(&self, answer: &Response<HealthCheckResponse>, signed: Option<&Signed>) -> bool {
+        signed.is_some_and(|(key, request)| {
+            key.has_signed_answer(answer.metadata(), answer.get_ref().status, &self.recall.0, request)
+        })
+    }
+
+    fn set_strange(&mut self, is_strange: bool, tell: &impl Fn(Finding) -> bool) {
+        if self.is_strange != is_strange && tell(Finding::Strange(self.address.ip(), is_strange)) {
+            self.is_strange = is_strange;
+        }
+    }
+
+    /// Whether no probe so far can have counted with the process that gave it.
+    fn take_challenge(&mut self, given: Option<Challenge>) -> bool {
+        let Some(given) = given else { return false };
+        let known = self.challenge;
+        if known.is_none_or(|known| given.is_newer_than(&known)) {
+            self.challenge = Some(given);
+        }
+        known.is_none_or(|known| !known.is_of_the_process_of(&given))
     }
 
     fn note_answered(&mut self, number: u64, at: Instant) {
@@ -371,7 +453,7 @@ impl<'a> Line<'a> {
     }
 
     /// Settles which answer the next probe confirms, and tells of it first.
-    fn confirm(&mut self, asker: &Asker, tell: &impl Fn(Finding)) {
+    fn confirm(&mut self, asker: &Asker, tell: &impl Fn(Finding) -> bool) {
         let limit = asker.vouch.limit(Instant::now());
         let Some(limit) = limit else { return self.received.clear() };
         let told = self.received.extract_if(.., |(_, at)| *at <= limit);
@@ -413,6 +495,15 @@ impl<'a> Line<'a> {
         if let Some((number, addresses)) = &saying.given {
             regain::set_given(request.metadata_mut(), *number, addresses);
         }
+        self.challenge.iter().for_each(|challenge| challenge.write(request.metadata_mut()));
+        let signed = self.manner.key.now().map(|key| {
+            let signature = key.sign_request(request.metadata_mut(), SERVICE, &self.own_node, node);
+            Box::new((key, signature))
+        });
+        if signed.is_none() {
+            // A plain health check: who cannot sign has nothing to say.
+            request.metadata_mut().clear();
+        }
         let client = self.client();
         Box::pin(async move {
             let outcome = match client {
@@ -422,7 +513,7 @@ impl<'a> Line<'a> {
                 },
                 Err(trouble) => Err(Failure::NoDial(trouble)),
             };
-            Came::Answer { connection, number, sent, outcome }
+            Came::Answer { connection, number, sent, signed, outcome }
         })
     }
 }

@@ -1,16 +1,17 @@
 //! What the maps hold.
 
-use egress_common::abi::{self, Addr, Owned, PolicyKey};
+use egress_common::abi::{self, Addr, ExposedPort, Exposure, Owned, PolicyKey};
 
 use super::kernel;
 use crate::dataplane::state::State;
 use crate::dataplane::{Shared, convert};
 use crate::model::executor::DataplaneError;
-use crate::model::state::{EgressId, KernelState};
+use crate::model::state::{EgressId, KernelState, Port};
 
 pub(super) fn observe(shared: &Shared) -> Result<KernelState, DataplaneError> {
     let mut seen = {
-        let state = shared.state();
+        let mut state = shared.state();
+        state.end_foreknowing();
         KernelState { on_unknown_pod: state.on_unknown_pod(), ..held(&state)? }
     };
     let tables = shared.tables();
@@ -21,6 +22,13 @@ pub(super) fn observe(shared: &Shared) -> Result<KernelState, DataplaneError> {
             seen.owners.extend(convert::pod_owner(entry).map(|owner| (key.to_ip(), owner)));
         })
         .map_err(kernel("read map pods"))?;
+    tables
+        .exposed
+        .for_each(|key: &ExposedPort, _: &Exposure| {
+            let port = Port { protocol: key.protocol, number: u16::from_be_bytes(key.port) };
+            seen.exposed.entry(key.pod.to_ip()).or_default().insert(port);
+        })
+        .map_err(kernel("read map exposed"))?;
     tables
         .policy
         .for_each(|key: &PolicyKey, value| {

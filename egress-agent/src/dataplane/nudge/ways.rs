@@ -18,7 +18,7 @@ use tracing::debug;
 use super::Batch;
 use crate::dataplane::Interface;
 use crate::dataplane::error::netlink_io;
-use crate::dataplane::frames::Mac;
+use crate::model::node::Mac;
 
 /// How long a neighbour has to answer the kernel.
 const RESOLVING: Duration = Duration::from_millis(50);

@@ -5,8 +5,8 @@ use std::io;
 use aya::maps::lpm_trie::Key;
 use aya::maps::{Array, Map, MapData};
 use egress_common::abi::{
-    Addr, ClusterPrefix, Config, Flow, Inbound, Mapping, Moving, NodeEntry, Owned, PodEntry, Policy, PolicyKey,
-    SlotPlace, Tuple,
+    Addr, ClusterPrefix, Config, Flow, Holder, Inbound, Mapping, Moving, NodeEntry, Owned, PodEntry, Policy, PolicyKey,
+    Share, SlotPlace, Tuple,
 };
 use egress_common::decide::world::World;
 use egress_common::wire::{Heads, PROTO_ICMP, PROTO_ICMPV6};
@@ -45,6 +45,10 @@ impl Copied {
             world.flows.put(*tuple, entry);
         }
         let flows_room = room(&flows, |_, _| ())?;
+        let shares = hash::<Holder, Share>(pins, "shares")?;
+        for holder in [Some(Holder::pod(tuple.saddr)), egress_id.map(Holder::policy)].into_iter().flatten() {
+            world.shares.borrow_mut().extend(shares.get(&holder)?.map(|share| (holder, share)));
+        }
         let nat = hash::<Tuple, Mapping>(pins, "nat")?;
         let nat_room = room(&nat, |key, mapping| {
             if key == tuple || mapping.other == *tuple || is_wanted(key, tuple, &addresses) {

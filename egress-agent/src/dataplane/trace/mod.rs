@@ -22,7 +22,7 @@ use aya::sys::SyscallError;
 use aya::util::nr_cpus;
 use aya::{Ebpf, EbpfLoader};
 use egress_common::abi::{
-    Addr, Config, Count, Datagram, Direction, Flow, Inbound, Mapping, Origin, Tuple, Usage, Verdict,
+    Addr, Config, Count, Datagram, Direction, Flow, Holder, Inbound, Mapping, Origin, Share, Tuple, Usage, Verdict,
 };
 use egress_common::wire::Heads;
 
@@ -239,6 +239,7 @@ struct Private {
     inbound: Hash<Tuple, Inbound>,
     exhausted: Hash<Tuple, Datagram>,
     usage: Array<MapData, Usage>,
+    shares: Hash<Holder, Share>,
     /// When each CPU has all its answers again.
     answers: PerCpuArray<MapData, u64>,
     counters: PerCpuArray<MapData, Count>,
@@ -252,6 +253,7 @@ impl Private {
             inbound: tables::hash(ebpf, "inbound")?,
             exhausted: tables::hash(ebpf, "exhausted")?,
             usage: tables::typed(ebpf, "usage")?,
+            shares: tables::hash(ebpf, "shares")?,
             answers: tables::typed(ebpf, "answers")?,
             counters: tables::typed(ebpf, "counters")?,
         })
@@ -263,6 +265,7 @@ impl Private {
         self.nat.clear()?;
         self.inbound.clear()?;
         self.exhausted.clear()?;
+        self.shares.clear()?;
         // What CPUs keep of the last packet ends with it.
         let mut usage = self.usage.get(&0, 0).map_err(map_io)?;
         usage.turns = usage.turns.wrapping_add(1);
@@ -276,6 +279,9 @@ impl Private {
     fn fill(&mut self, copied: &Copied) -> io::Result<()> {
         for (key, flow) in copied.world.flows.all() {
             self.flows.put(&key, &flow)?;
+        }
+        for (holder, share) in &*copied.world.shares.borrow() {
+            self.shares.put(holder, share)?;
         }
         for (key, inbound) in copied.world.inbound.all() {
             self.inbound.put(&key, &inbound)?;

@@ -1,6 +1,8 @@
 //! What a leader does: it probes, and makes its passes with one request after the other.
 
 use super::*;
+use crate::model::reserved::ClusterNetworks;
+use crate::model::services::Services;
 
 impl World {
     pub(super) fn lead(&mut self) {
@@ -98,7 +100,9 @@ impl World {
         let evidence =
             Evidence { released: &released, given: &given, prepared: &prepared, leases, departed: &departed };
         let (nodes, hand_overs) = (&self.labels, &records.open);
-        let facts = Facts { objects: &objects, nodes, unreachable: &unreachable, absent: &absent, hand_overs };
+        let (networks, services) = (&ClusterNetworks::default(), &Services::default());
+        let (unreachable, absent) = (&unreachable, &absent);
+        let facts = Facts { objects: &objects, nodes, unreachable, absent, networks, services, hand_overs };
         let plan = leader.watch.plan(&objects, &assign(&facts), &records, &evidence, now);
         for step in &plan.steps {
             if let Step::Record(address, hand_over) = step {

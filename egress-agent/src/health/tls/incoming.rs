@@ -7,24 +7,26 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use futures::{Stream, StreamExt};
-use tokio::net::TcpStream;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_rustls::server::TlsStream;
+use tonic::transport::server::{Connected, TcpConnectInfo};
 use tracing::warn;
 
 use super::{Tls, cause};
 
 /// How long a handshake may take.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Handshakes at a time: whoever opens connections and says nothing must not keep a probe waiting.
+/// Handshakes at a time: more than there are places for connections that say nothing.
 const AT_ONCE: usize = 1024;
 /// Addresses of which is remembered what was said.
 const REMEMBERED: usize = 256;
 
 impl Tls {
     /// The connections, made from plain ones.
-    pub fn incoming<S>(&self, plain: S) -> impl Stream<Item = io::Result<TlsStream<TcpStream>>> + use<S>
+    pub fn incoming<S, C>(&self, plain: S) -> impl Stream<Item = io::Result<TlsStream<C>>> + use<S, C>
     where
-        S: Stream<Item = io::Result<TcpStream>>,
+        S: Stream<Item = io::Result<C>>,
+        C: Connection,
     {
         let (tls, mut said) = (self.clone(), Said::default());
         let handshakes = plain.map(move |connection| handshake(tls.clone(), connection)).buffer_unordered(AT_ONCE);
@@ -48,8 +50,13 @@ impl Tls {
     }
 }
 
-enum Outcome {
-    Made(IpAddr, Box<TlsStream<TcpStream>>),
+/// One that says where it comes from.
+pub trait Connection: AsyncRead + AsyncWrite + Connected<ConnectInfo = TcpConnectInfo> + Unpin {}
+
+impl<C: AsyncRead + AsyncWrite + Connected<ConnectInfo = TcpConnectInfo> + Unpin> Connection for C {}
+
+enum Outcome<C> {
+    Made(IpAddr, Box<TlsStream<C>>),
     Refused(IpAddr, String),
     /// Whoever it was has gone before the end: to look whether somebody listens, for instance.
     Gone,
@@ -57,12 +64,12 @@ enum Outcome {
     Failed(io::Error),
 }
 
-async fn handshake(tls: Tls, connection: io::Result<TcpStream>) -> Outcome {
+async fn handshake<C: Connection>(tls: Tls, connection: io::Result<C>) -> Outcome<C> {
     let connection = match connection {
         Ok(connection) => connection,
         Err(error) => return Outcome::Failed(error),
     };
-    let Ok(peer) = connection.peer_addr() else { return Outcome::Gone };
+    let Some(peer) = connection.connect_info().remote_addr() else { return Outcome::Gone };
     let peer = peer.ip().to_canonical();
     let acceptor = tls.now().acceptor();
     match tokio::time::timeout(PATIENCE, acceptor.accept(connection)).await {

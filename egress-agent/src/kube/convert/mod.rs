@@ -16,6 +16,19 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use crate::model::view::Created;
 
+/// Bytes of a line that says why something cannot be read, which may quote what a user has written.
+const MOST_OF_PROBLEM: usize = 256;
+
+/// IANA's number of a port's protocol, which is TCP where nothing is said.
+fn protocol(name: Option<&str>) -> Option<u8> {
+    match name {
+        None | Some("TCP") => Some(6),
+        Some("UDP") => Some(17),
+        Some("SCTP") => Some(132),
+        Some(_) => None,
+    }
+}
+
 fn created(meta: &ObjectMeta) -> Created {
     meta.creation_timestamp.as_ref().map_or(Created::MAX, |time| time.0.as_second())
 }

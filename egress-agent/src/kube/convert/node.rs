@@ -10,10 +10,12 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use super::annotation;
+use super::{MOST_OF_PROBLEM, annotation};
 use crate::kube::keys;
 use crate::kube::words::Released;
+use crate::model::node::Uplink;
 use crate::model::view::{Capacity, CloudConfig, Node, NodePart};
+use crate::text::quoted;
 
 #[derive(Deserialize)]
 struct PrimaryIfaddr {
@@ -39,6 +41,14 @@ struct CloudCapacity {
     ipv6: Option<i64>,
 }
 
+/// Entries of a list of addresses or networks that count, of whoever writes one: agents have an entry for each in their
+/// kernels. Of pod subnets and next hops there are few.
+const MOST_LISTED: usize = 1_024;
+const MOST_SUBNETS: usize = 64;
+const MOST_NEXT_HOPS: usize = 64;
+/// Addresses of a management port.
+const MOST_HEALTH_ADDRESSES: usize = 4;
+
 /// Older releases wrote a single-stack node's subnet as a plain string.
 #[derive(Deserialize)]
 #[serde(untagged)]
@@ -52,7 +62,7 @@ pub fn node(node: &KubeNode) -> Node {
     let status = node.status.as_ref();
     let addresses = |kind: &str| -> Vec<IpAddr> {
         let all = status.into_iter().flat_map(|s| s.addresses.iter().flatten()).filter(|a| a.type_ == kind);
-        all.filter_map(|a| a.address.parse().ok()).collect()
+        all.filter_map(|a| a.address.parse().ok()).take(MOST_LISTED).collect()
     };
     let ready = status
         .into_iter()
@@ -64,15 +74,24 @@ pub fn node(node: &KubeNode) -> Node {
         pair.map(|pair| networks(keys::PRIMARY_IFADDR, &pair, problems)).unwrap_or_default()
     });
     let cloud = unreadable.part(NodePart::Cloud, |problems| cloud(meta, problems));
-    let pod_subnets = unreadable.part(NodePart::PodSubnets, |problems| pod_subnets(node, problems));
-    let host_cidrs =
-        unreadable.part(NodePart::HostCidrs, |problems| read(meta, keys::HOST_CIDRS, problems).unwrap_or_default());
+    let pod_subnets = unreadable.part(NodePart::PodSubnets, |problems| {
+        few((keys::NODE_SUBNETS, MOST_SUBNETS), pod_subnets(node, problems), problems)
+    });
+    let host_cidrs = unreadable.part(NodePart::HostCidrs, |problems| {
+        few((keys::HOST_CIDRS, MOST_LISTED), read(meta, keys::HOST_CIDRS, problems).unwrap_or_default(), problems)
+    });
     let serves_secondary = annotation(meta, keys::SERVES_SECONDARY).is_some_and(|value| value == "true");
     let Unreadable { parts: unreadable, mut problems } = unreadable;
     let has_networks_elsewhere = serves_secondary && cloud.is_none();
     let is_missed = |part: &NodePart| *part != NodePart::HostCidrs || has_networks_elsewhere;
     let networks_known = !primary.is_empty() && !pod_subnets.is_empty() && !unreadable.iter().any(is_missed);
     let (released, given) = Released::apart(read(meta, keys::RELEASED, &mut problems).unwrap_or_default());
+    let prepared = read(meta, keys::PREPARED, &mut problems).unwrap_or_default();
+    let uplink = uplink(meta, &mut problems);
+    let health: Option<Vec<IpAddr>> = read(meta, keys::HEALTH_ADDRESSES, &mut problems);
+    for problem in &mut problems {
+        *problem = quoted(problem, MOST_OF_PROBLEM).into_owned();
+    }
     Node {
         name: meta.name.clone().unwrap_or_default(),
         uid: meta.uid.clone().unwrap_or_default(),
@@ -87,15 +106,45 @@ pub fn node(node: &KubeNode) -> Node {
         pod_subnets,
         cloud,
         serves_secondary,
+        uplink,
+        health: health.map(|addresses| addresses.into_iter().take(MOST_HEALTH_ADDRESSES).collect()),
         released,
         given,
-        prepared: read(meta, keys::PREPARED, &mut problems).unwrap_or_default(),
+        prepared,
         announces_pods: annotation(meta, keys::CHASSIS_ID).is_some(),
         shared_gateway: is_shared_gateway(meta),
         foreign_egress_ips: keys::EGRESS_IPS_ON_INTERFACES.iter().any(|key| lists_any(meta, key)),
         problems,
         unreadable,
     }
+}
+
+/// What another agent says of its uplink.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct SaidUplink {
+    mac: String,
+    #[serde(default)]
+    next_hops: BTreeSet<IpAddr>,
+}
+
+fn uplink(meta: &ObjectMeta, problems: &mut Vec<String>) -> Uplink {
+    let Some(SaidUplink { mac, next_hops }) = read(meta, keys::UPLINK, problems) else { return Uplink::default() };
+    let bytes: Option<Vec<u8>> = mac.split(':').map(|byte| u8::from_str_radix(byte, 16).ok()).collect();
+    let read = bytes.and_then(|bytes| bytes.try_into().ok());
+    if read.is_none() {
+        problems.push(format!("annotation {}: {mac:?} is no link address", keys::UPLINK));
+    }
+    Uplink { mac: read, next_hops: next_hops.into_iter().take(MOST_NEXT_HOPS).collect() }
+}
+
+/// The list, or a problem where it is longer than any node's.
+fn few((key, most): (&str, usize), list: Vec<IpNet>, problems: &mut Vec<String>) -> Vec<IpNet> {
+    if list.len() > most {
+        problems.push(format!("annotation {key}: {} entries, and a node has {most} at most", list.len()));
+        return Vec::new();
+    }
+    list
 }
 
 /// Only one that says so: what cannot be read is OVN-Kubernetes' own affair.
@@ -246,6 +295,53 @@ mod tests {
         assert_eq!(node.primary, nets(&["172.18.0.2/16"]));
         assert_eq!(node.internal.len(), 1);
         assert_eq!(node.problems.len(), 1);
+    }
+
+    #[test]
+    fn an_uplink_without_a_link_address_is_a_problem_of_its_own() {
+        for (said, mac, problems) in [
+            (r#"{"mac":"02:00:ac:12:00:02","nextHops":["172.18.0.1"]}"#, Some([2, 0, 0xac, 0x12, 0, 2]), 0),
+            (r#"{"mac":"02:00:ac:12:00:02:03"}"#, None, 1),
+            (r#"{"mac":"02:00:ac:12:00"}"#, None, 1),
+            (r#"{"mac":"02:00:ac:12:00:100"}"#, None, 1),
+            (r#"{"nextHops":[]}"#, None, 1),
+            ("nonsense", None, 1),
+        ] {
+            let node = convert(json!({"metadata": {"name": "a", "annotations": {keys::UPLINK: said}}}));
+            assert_eq!((node.uplink.mac, node.problems.len()), (mac, problems), "{said}");
+            assert!(node.unreadable.is_empty(), "it blocks nothing: {said}");
+        }
+    }
+
+    #[test]
+    fn what_is_kept_and_said_of_a_node_is_bounded() {
+        let with = |key: &str, value: String| {
+            convert(json!({"metadata": {"name": "a", "annotations": {key: value}},
+                           "spec": {"podCIDRs": ["10.1.0.0/24"]}}))
+        };
+        for (key, said) in [
+            (keys::UPLINK, json!({"mac": "x".repeat(200_000)})),
+            (keys::RELEASED, json!("x".repeat(200_000))),
+            (keys::PREPARED, json!("x".repeat(200_000))),
+            (keys::HOST_CIDRS, json!("x".repeat(200_000))),
+        ] {
+            let node = with(key, said.to_string());
+            assert!(node.problems.len() == 1 && node.problems[0].len() < MOST_OF_PROBLEM + 32, "{key}");
+        }
+        let networks = |count: u32| {
+            let all = (0..count).map(|i| format!("{}/32", std::net::Ipv4Addr::from(0x1400_0000 + i)));
+            all.collect::<Vec<_>>()
+        };
+        let node = with(keys::HOST_CIDRS, json!(networks(15_000)).to_string());
+        assert!(node.host_cidrs.is_empty() && node.unreadable == [NodePart::HostCidrs].into(), "{:?}", node.problems);
+        assert_eq!(with(keys::HOST_CIDRS, json!(networks(1_024)).to_string()).host_cidrs.len(), MOST_LISTED);
+        let node = with(keys::NODE_SUBNETS, json!({"default": networks(65)}).to_string());
+        assert!(node.pod_subnets.is_empty() && node.unreadable == [NodePart::PodSubnets].into());
+        let addresses: Vec<_> = (0..60_000_u32)
+            .map(|i| json!({"type": "ExternalIP", "address": std::net::Ipv4Addr::from(0x1400_0000 + i).to_string()}))
+            .collect();
+        let node = convert(json!({"metadata": {"name": "a"}, "status": {"addresses": addresses}}));
+        assert_eq!(node.external.len(), MOST_LISTED);
     }
 
     #[test]

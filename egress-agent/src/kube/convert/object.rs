@@ -7,10 +7,12 @@ use kube::core::{DynamicObject, Selector};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use super::{annotation, created};
+use super::{MOST_OF_PROBLEM, annotation, created};
+use crate::controller::verdict::{ASSIGNED, DEGRADED};
 use crate::kube::keys;
 use crate::model::state::EgressId;
 use crate::model::view::{Condition, Conditions, EgressObject, Item, Part, Selects, Unreadable, parse_egress_ip};
+use crate::text::quoted;
 
 #[derive(Deserialize)]
 struct StatusItem {
@@ -43,13 +45,15 @@ pub fn object(object: &DynamicObject) -> EgressObject {
         has_status: status.is_some(),
         has_items: items.is_some() && status.is_some_and(|status| status["items"].is_array()),
         items: items.unwrap_or_default(),
+        selected_pods: status.and_then(|status| u32::try_from(status["selectedPods"].as_u64()?).ok()),
         conditions: status.map(conditions).unwrap_or_default(),
         unreadable,
     }
 }
 
 fn read<T>(part: Part, value: Result<T, String>, unreadable: &mut Vec<Unreadable>) -> Option<T> {
-    value.map_err(|why| unreadable.push(Unreadable { part, why, is_known: false })).ok()
+    let of_part = |why: String| Unreadable { part, why: quoted(&why, MOST_OF_PROBLEM).into_owned(), is_known: false };
+    value.map_err(|why| unreadable.push(of_part(why))).ok()
 }
 
 /// The addresses that an object had when its spec could be read.
@@ -114,17 +118,20 @@ fn items(status: Option<&Value>) -> Result<Vec<Item>, String> {
 
 fn conditions(status: &Value) -> Conditions {
     let Some(list) = status.get("conditions").and_then(Value::as_array) else { return Conditions::default() };
-    Conditions::of(list.iter().map(|condition| {
-        let text = |field: &str| condition[field].as_str().unwrap_or_default().to_owned();
-        let read = Condition {
-            status: text("status") == "True",
-            reason: text("reason"),
-            message: text("message"),
-            observed_generation: condition["observedGeneration"].as_i64(),
-            last_transition: text("lastTransitionTime"),
-        };
-        (text("type"), read)
-    }))
+    Conditions::of(
+        &[ASSIGNED, DEGRADED],
+        list.iter().map(|condition| {
+            let text = |field: &str| condition[field].as_str().unwrap_or_default().to_owned();
+            let read = Condition {
+                status: text("status") == "True",
+                reason: text("reason"),
+                message: text("message"),
+                observed_generation: condition["observedGeneration"].as_i64(),
+                last_transition: text("lastTransitionTime"),
+            };
+            (text("type"), read)
+        }),
+    )
 }
 
 #[cfg(test)]
@@ -200,6 +207,8 @@ mod tests {
         assert_eq!(parts(&odd), [Part::Selectors, Part::Items]);
         assert!(!odd.has_items, "so that it is written anew");
         assert!(odd.unreadable[0].why.starts_with("podSelector: "), "{:?}", odd.unreadable);
+        let long = convert(json!({"spec": {"egressIPs": "x".repeat(12_000), "namespaceSelector": {}}}));
+        assert!(long.unreadable[0].why.len() < MOST_OF_PROBLEM + 32, "{} bytes", long.unreadable[0].why.len());
     }
 
     #[test]

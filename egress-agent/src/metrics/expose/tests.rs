@@ -45,6 +45,7 @@ fn everything() -> Facts {
         node: Some(NodeFacts {
             held: Some(Held {
                 entries: BTreeMap::from([("pods", 12)]),
+                left_out: BTreeMap::from([("cluster", 3)]),
                 served: BTreeMap::from([
                     (id, served([172, 18, 0, 100], "one\"\\\ntwo")),
                     (quiet, served([172, 18, 0, 101], "quiet")),
@@ -112,6 +113,9 @@ fn a_scrape_has_the_labels_and_values_of_what_was_read() {
         r#"egress_agent_egress_ip_port_use_ratio{egress_ip="172.18.0.100",egressip="one\"\\\ntwo"} 0.75"#,
         r#"egress_agent_map_entries{map="nat"} 8"#,
         r#"egress_agent_map_entries{map="pods"} 12"#,
+        r#"egress_agent_entries_left_out{map="cluster"} 3"#,
+        r#"egress_agent_entries_left_out{map="pods"} 0"#,
+        r#"egress_agent_entries_refused_total{map="pods"} 0"#,
         r#"egress_agent_map_capacity_entries{map="pods"} 65536"#,
         r#"egress_agent_program_attached{hook="uplink_egress"} 0"#,
         r#"egress_agent_program_runs_total{hook="mgmt_ingress"} 100"#,

@@ -71,10 +71,10 @@ async fn it_is_ready_when_the_kernel_is_in_step_and_says_what_is_missing_before(
     let half = answering(questions, Some("waiting for pods"));
     assert_eq!(station.ready().await, Err("waiting for pods".to_owned()));
     assert!(!station.facts(usize::MAX).await.ready);
-    ready.send_replace(Ready { serving: true, management: Vec::new() });
+    ready.send_replace(Ready { serving: true, addresses: Vec::new(), ..Ready::default() });
     assert_eq!(station.ready().await, Ok(()));
     assert!(station.facts(usize::MAX).await.ready);
-    ready.send_replace(Ready { serving: false, management: Vec::new() });
+    ready.send_replace(Ready { serving: false, addresses: Vec::new(), ..Ready::default() });
     assert!(station.ready().await.is_err(), "out of step again");
     half.abort();
 }
@@ -121,7 +121,7 @@ async fn a_scrape_does_not_wait_for_a_busy_half_and_shows_what_it_said_before() 
 #[tokio::test]
 async fn a_readiness_probe_of_a_node_that_serves_asks_nothing_of_it() {
     let Agent { station, mut questions, ready, beats: _beats } = agent();
-    ready.send_replace(Ready { serving: true, management: Vec::new() });
+    ready.send_replace(Ready { serving: true, addresses: Vec::new(), ..Ready::default() });
     assert_eq!(station.ready().await, Ok(()));
     assert!(questions.try_recv().is_err(), "it is busy enough");
 }

@@ -11,7 +11,7 @@ const ID: EgressId = EgressId(7);
 fn facts(busiest: u32, refusals: u64, nat: u32) -> Facts {
     let served = Served { address: [172, 18, 0, 100].into(), object: "web".into(), uid: "u".into() };
     let (served, entries) = (BTreeMap::from([(ID, served)]), BTreeMap::from([("pods", 5)]));
-    let node = NodeFacts { held: Some(Held { served, entries, unclaimed: 0 }), ..NodeFacts::default() };
+    let node = NodeFacts { held: Some(Held { served, entries, ..Held::default() }), ..NodeFacts::default() };
     let used = Use { mappings: busiest, busiest, ports: 1_000 };
     let kernel = KernelFacts {
         verdicts: BTreeMap::from([(Verdict::PortsExhausted, Count { packets: refusals, bytes: 0 })]),

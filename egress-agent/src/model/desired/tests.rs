@@ -1,13 +1,12 @@
 use std::sync::Arc;
 
-use kube::core::Selector;
-
 use super::*;
 use crate::model::compile::Compiler;
-use crate::model::samples::{ip, net, settings};
-use crate::model::selection::NOT_NUMBERED;
-use crate::model::state::{PodState, TunnelEndpoint};
-use crate::model::view::{Change, Conditions, Item, Labels, Pod, PodKey, Selects, ServiceKey, Unreadable, Update};
+use crate::model::exposed::{Exposes, TargetPort};
+use crate::model::samples::{ip, net, object, settings};
+use crate::model::selection::{MOST_STANDBY, NOT_NUMBERED};
+use crate::model::state::{PodOwner, PodState, TunnelEndpoint};
+use crate::model::view::{Attach, Change, Labels, Pod, PodKey, Service, ServiceKey, Unreadable, Update};
 
 fn node(i: u8) -> Node {
     Node {
@@ -15,31 +14,8 @@ fn node(i: u8) -> Node {
         primary: vec![net(&format!("172.18.0.{i}/16"))],
         host_cidrs: vec![net(&format!("172.18.0.{i}/16")), net(&format!("10.10.10.{i}/24"))],
         pod_subnets: vec![net(&format!("10.244.{i}.0/24"))],
+        health: Some(vec![ip(&format!("10.244.{i}.2"))]),
         ..Node::default()
-    }
-}
-
-fn object(name: &str, listed: &[&str], items: &[(&str, &str)]) -> EgressObject {
-    EgressObject {
-        name: name.into(),
-        uid: name.into(),
-        resource_version: "1".into(),
-        generation: None,
-        created: 1,
-        listed: listed.iter().map(|text| (*text).to_owned()).collect(),
-        selects: Some(Selects {
-            namespaces: [("env".to_owned(), "prod".to_owned())].into_iter().collect(),
-            pods: Selector::default(),
-        }),
-        id: Some(EgressId(1)),
-        no_eligible_node: None,
-        drop_unassigned: false,
-        has_annotations: false,
-        has_status: false,
-        has_items: false,
-        items: items.iter().map(|(n, a)| Item { node: (*n).into(), egress_ip: (*a).into() }).collect(),
-        conditions: Conditions::default(),
-        unreadable: Vec::new(),
     }
 }
 
@@ -48,9 +24,15 @@ fn pod(address: &str) -> Pod {
         uid: address.into(),
         created: 1,
         labels: Labels::new(),
-        addresses: BTreeSet::from([ip(address)]),
+        reported: BTreeSet::from([ip(address)]),
+        announced: BTreeSet::new(),
+        surplus: 0,
+        terminating: false,
         host_network: false,
+        attached: BTreeSet::new(),
+        starting: false,
         completed: false,
+        ports: Vec::new(),
     }
 }
 
@@ -73,7 +55,7 @@ fn compiled(view: &ClusterView) -> KernelState {
 }
 
 fn compiled_with(view: &ClusterView, settings: &Settings) -> KernelState {
-    desired(view, settings, &mut Selection::new(view)).expect("the own node is known")
+    desired(view, settings).expect("the own node is known").state
 }
 
 fn v4_policy(state: &KernelState) -> &Policy {
@@ -111,6 +93,103 @@ fn slots_are_here_or_at_the_nodes_endpoint_and_this_nodes_are_owned() {
     assert_eq!(state.owned, BTreeMap::from([(EgressId(1), ip("172.18.0.100"))]));
 }
 
+/// An older object with a typing error in its address has nothing to serve with; one that was serving keeps its pods.
+#[test]
+fn an_object_without_an_address_takes_no_pod_from_another_unless_it_was_serving_it() {
+    let old = |items: &[(&str, &str)]| object("a", &["172.18.0.100"], items);
+    let young = |items: &[(&str, &str)]| {
+        let object = object("b", &["172.18.0.101"], items);
+        EgressObject { created: 2, id: Some(EgressId(2)), ..object }
+    };
+    let (here, there) = ([("n1", "172.18.0.100")], [("n2", "172.18.0.101")]);
+    let begun = || {
+        let mut compiler = Compiler::new(settings());
+        let ClusterView { namespaces, pods, nodes, .. } = view(vec![], vec![("web", pod("10.244.1.10"))]);
+        compiler.apply(Change::Namespaces(Update::Replaced(namespaces)));
+        compiler.apply(Change::Nodes(Update::Replaced(nodes)));
+        compiler.apply(Change::Pods(Update::Replaced(pods)));
+        compiler
+    };
+    let served_by = |compiler: &mut Compiler, objects: [EgressObject; 2]| {
+        for object in objects {
+            compiler.apply(Change::Objects(Update::Changed(object.name.clone(), Arc::new(object))));
+        }
+        let state = compiler.compile().expect("the own node is known").0;
+        let served = state.pods[&ip("10.244.1.10")];
+        let standby: Vec<_> = compiler.standby().iter().map(|standby| standby.object.clone()).collect();
+        match served {
+            PodState::Selected(id) => (id.0, standby.join(" ")),
+            PodState::Known => (0, standby.join(" ")),
+        }
+    };
+    let mut compiler = begun();
+    assert_eq!(
+        served_by(&mut compiler, [old(&[]), young(&[])]),
+        (1, "b".into()),
+        "neither has one: dropped by the older"
+    );
+    let served = served_by(&mut compiler, [old(&[]), young(&there)]);
+    assert_eq!(served, (2, "a".into()), "which has not served it");
+    assert_eq!(served_by(&mut compiler, [old(&here), young(&there)]), (1, "b".into()), "the older can serve by now");
+    assert_eq!(served_by(&mut compiler, [old(&[]), young(&there)]), (1, "b".into()), "it keeps what it had");
+    assert_eq!(served_by(&mut compiler, [old(&[]), young(&[])]), (1, "b".into()));
+    // An agent that starts knows it by what the kernel has.
+    let mut again = begun();
+    for object in [old(&[]), young(&there)] {
+        again.apply(Change::Objects(Update::Changed(object.name.clone(), Arc::new(object))));
+    }
+    again.remember(&BTreeMap::from([(ip("10.244.1.10"), PodState::Selected(EgressId(1)))]));
+    assert_eq!(served_by(&mut again, [old(&[]), young(&there)]), (1, "b".into()));
+}
+
+/// A pod may be deleted before it has ended. Its address is kept from passing until another pod has it, or many others have
+/// gone since.
+#[test]
+fn what_a_selected_pod_that_is_gone_still_sends_is_dropped() {
+    let mut compiler = Compiler::new(settings());
+    let web = |last: u8| (format!("web{last}"), pod(&format!("10.244.1.{last}")));
+    let pods: Vec<(String, Pod)> = (10..90).map(web).collect();
+    let all = pods.iter().map(|(name, pod)| (name.as_str(), pod.clone())).collect();
+    let ClusterView { objects, namespaces, pods, nodes, .. } =
+        view(vec![object("a", &["172.18.0.100"], &[("n1", "172.18.0.100")])], all);
+    compiler.apply(Change::Objects(Update::Replaced(objects)));
+    compiler.apply(Change::Namespaces(Update::Replaced(namespaces)));
+    compiler.apply(Change::Nodes(Update::Replaced(nodes)));
+    compiler.apply(Change::Pods(Update::Replaced(pods)));
+    let at = |compiler: &mut Compiler, last: u8| {
+        let state = compiler.compile().expect("the own node is known").0;
+        state.pods.get(&ip(&format!("10.244.1.{last}"))).copied()
+    };
+    let (served, parked) = (Some(PodState::Selected(EgressId(1))), Some(PodState::Selected(NOT_NUMBERED)));
+    assert_eq!(at(&mut compiler, 10), served);
+    compiler.apply(Change::Pods(Update::Removed(key("web10"))));
+    assert_eq!(at(&mut compiler, 10), parked);
+    // Also where the whole is computed again.
+    compiler.apply(Change::Namespaces(Update::Changed("dev".into(), Labels::new())));
+    assert_eq!(at(&mut compiler, 10), parked);
+    compiler.apply(Change::Pods(Update::Changed(key("next"), Pod { uid: "next".into(), ..pod("10.244.1.10") })));
+    assert_eq!(at(&mut compiler, 10), served);
+    compiler.apply(Change::Pods(Update::Removed(key("web11"))));
+    assert_eq!(at(&mut compiler, 11), parked);
+    for last in 12..76 {
+        compiler.apply(Change::Pods(Update::Removed(key(&format!("web{last}")))));
+    }
+    assert_eq!((at(&mut compiler, 11), at(&mut compiler, 12)), (None, parked), "sixty-four are kept");
+    // One that is over, for as long as its object is there and behind that.
+    let over = Pod { completed: true, ..pod("10.244.1.78") };
+    compiler.apply(Change::Pods(Update::Changed(key("web78"), over.clone())));
+    assert_eq!(at(&mut compiler, 78), parked);
+    compiler.apply(Change::Pods(Update::Changed(key("web78"), Pod { terminating: true, ..over })));
+    assert_eq!(at(&mut compiler, 78), parked);
+    compiler.apply(Change::Pods(Update::Removed(key("web78"))));
+    assert_eq!(at(&mut compiler, 78), parked);
+    // Nobody selects it: others may pass from there.
+    compiler.apply(Change::Objects(Update::Removed("a".into())));
+    assert_eq!(at(&mut compiler, 80), Some(PodState::Known));
+    compiler.apply(Change::Pods(Update::Removed(key("web80"))));
+    assert_eq!(at(&mut compiler, 80), None);
+}
+
 #[test]
 fn a_strangers_status_makes_no_two_nodes_disagree() {
     // Two addresses of one object on a node; an address that an older object has.
@@ -120,6 +199,24 @@ fn a_strangers_status_makes_no_two_nodes_disagree() {
     let state = compiled(&view(vec![younger, older], vec![]));
     assert_eq!(v4_policy(&state).slots, [Slot { address: ip("172.18.0.100"), place: Place::Here }]);
     assert_eq!(state.policy[&(EgressId(2), Family::V4)].slots, []);
+}
+
+#[test]
+fn where_there_is_no_room_for_all_egress_ips_the_oldest_objects_have_it() {
+    let of = |name: &str, created, addresses: &[&str]| {
+        let items: Vec<_> = addresses.iter().map(|address| ("n1", *address)).collect();
+        EgressObject { created, ..object(name, addresses, &items) }
+    };
+    let objects = vec![
+        of("youngest", 3, &["172.18.0.101", "172.18.0.104", "172.18.0.105"]),
+        of("older", 2, &["172.18.0.102", "172.18.0.103"]),
+        of("oldest", 1, &["172.18.0.101"]),
+    ];
+    let (view, nodes) = (view(objects, vec![]), BTreeMap::new());
+    let (admitted, beyond) = egress_ips(&view, &nodes, 2);
+    assert_eq!(admitted, ["172.18.0.101/32", "172.18.0.102/32"].map(net));
+    assert_eq!(beyond, BTreeMap::from([("older".to_owned(), 1), ("youngest".to_owned(), 2)]));
+    assert_eq!(egress_ips(&view, &nodes, 5).1, BTreeMap::new());
 }
 
 #[test]
@@ -188,7 +285,8 @@ fn without_an_earlier_reading_only_the_kernels_pods_are_selected_and_nothing_get
     let mut view = view(vec![lost], vec![("old", pod("10.244.1.10")), ("plain", pod("10.244.1.11"))]);
     assert_eq!(compiled(&view).pods[&ip("10.244.1.10")], PodState::Known);
     let kernel = [("10.244.1.10", PodState::Selected(EgressId(1))), ("10.244.1.11", PodState::Known)];
-    view.remember(&kernel.into_iter().map(|(address, state)| (ip(address), state)).collect());
+    let network = PodNetwork::new(&node(1), &[]);
+    view.remember(&network, &kernel.into_iter().map(|(address, state)| (ip(address), state)).collect());
     view.pods.insert(key("new"), pod("10.244.1.12"));
     let state = compiled(&view);
     assert_eq!(state.pods[&ip("10.244.1.10")], PodState::Selected(EgressId(1)));
@@ -209,7 +307,7 @@ fn only_endpoints_are_selected() {
         ("web", pod("10.244.1.10")),
         ("host", Pod { host_network: true, ..pod("172.18.0.1") }),
         ("done", Pod { completed: true, ..pod("10.244.1.11") }),
-        ("pending", Pod { addresses: BTreeSet::new(), ..pod("10.244.1.12") }),
+        ("pending", Pod { reported: BTreeSet::new(), ..pod("10.244.1.12") }),
     ];
     let state = compiled(&view(vec![object("a", &["172.18.0.100"], &[])], pods));
     assert_eq!(state.pods, BTreeMap::from([(ip("10.244.1.10"), PodState::Selected(EgressId(1)))]));
@@ -217,11 +315,13 @@ fn only_endpoints_are_selected() {
 
 #[test]
 fn an_address_that_went_to_a_new_pod_is_the_new_pods() {
-    let mut dev = view(vec![object("a", &["172.18.0.100"], &[])], vec![("old", pod("10.244.1.10"))]);
-    dev.namespaces.insert("dev".into(), Labels::new());
-    let new = Pod { created: 2, ..pod("10.244.1.10") };
-    dev.pods.insert(PodKey { namespace: "dev".into(), name: "new".into() }, new);
-    assert_eq!(compiled(&dev).pods[&ip("10.244.1.10")], PodState::Known);
+    for old in [Pod { terminating: true, ..pod("10.244.1.10") }, Pod { completed: true, ..pod("10.244.1.10") }] {
+        let mut dev = view(vec![object("a", &["172.18.0.100"], &[])], vec![("old", old)]);
+        dev.namespaces.insert("dev".into(), Labels::new());
+        let new = Pod { created: 2, ..pod("10.244.1.10") };
+        dev.pods.insert(PodKey { namespace: "dev".into(), name: "new".into() }, new);
+        assert_eq!(compiled(&dev).pods[&ip("10.244.1.10")], PodState::Known);
+    }
 }
 
 #[test]
@@ -238,30 +338,46 @@ fn a_pod_of_an_unknown_namespace_is_unknown_and_one_of_an_unnumbered_object_drop
 }
 
 #[test]
-fn unknown_pods_are_dropped_where_one_could_be_selected_or_the_cni_announces_them() {
+fn unknown_pods_are_dropped_while_one_that_is_selected_starts_or_where_the_cni_announces_them() {
     let on = |view: &ClusterView, unknown_pods| {
         compiled_with(view, &Settings { unknown_pods, ..settings() }).on_unknown_pod.expect("it is set")
     };
-    let mut empty = view(vec![], vec![]);
-    assert_eq!(on(&empty, UnknownPods::Auto), OnUnknownPod::Pass);
-    assert_eq!(on(&empty, UnknownPods::Drop), OnUnknownPod::Drop);
-    empty.nodes.insert("n1".into(), Arc::new(Node { announces_pods: true, ..node(1) }));
-    assert_eq!(on(&empty, UnknownPods::Auto), OnUnknownPod::Drop);
-    let one = view(vec![object("a", &["172.18.0.100"], &[])], vec![]);
-    assert_eq!(on(&one, UnknownPods::Auto), OnUnknownPod::Drop);
-    assert_eq!(on(&one, UnknownPods::Pass), OnUnknownPod::Pass);
-    let mut nobody = one.clone();
-    nobody.namespaces = BTreeMap::from([("dev".to_owned(), Labels::new())]);
-    assert_eq!(on(&nobody, UnknownPods::Auto), OnUnknownPod::Pass, "it selects no namespace");
-    let unread = unreadable(Part::Selectors, object("a", &["172.18.0.100"], &[]));
-    nobody.objects.insert("b".into(), Arc::new(unread));
-    assert_eq!(on(&nobody, UnknownPods::Auto), OnUnknownPod::Drop, "nobody knows whom it selects");
+    let auto = |view: &ClusterView| on(view, UnknownPods::Auto);
+    let starting = || Pod { starting: true, reported: BTreeSet::new(), ..pod("10.244.1.10") };
+    let one = || object("a", &["172.18.0.100"], &[]);
+    let mut announced = view(vec![], vec![]);
+    announced.nodes.insert("n1".into(), Arc::new(Node { announces_pods: true, ..node(1) }));
+    assert_eq!(auto(&announced), OnUnknownPod::Drop);
+    let none = view(vec![one()], vec![("web", pod("10.244.1.10"))]);
+    assert_eq!((auto(&none), on(&none, UnknownPods::Drop)), (OnUnknownPod::PassWhileFollowed, OnUnknownPod::Drop));
+    assert_eq!(auto(&view(vec![], vec![("web", starting())])), OnUnknownPod::Pass, "no object is there");
+    for (pod, on) in [
+        (starting(), OnUnknownPod::Drop),
+        (Pod { starting: true, ..pod("10.244.1.10") }, OnUnknownPod::Drop),
+        (Pod { host_network: true, ..starting() }, OnUnknownPod::PassWhileFollowed),
+        (Pod { completed: true, ..starting() }, OnUnknownPod::PassWhileFollowed),
+        (Pod { terminating: true, ..starting() }, OnUnknownPod::PassWhileFollowed),
+    ] {
+        assert_eq!(auto(&view(vec![one()], vec![("web", pod.clone())])), on, "{pod:?}");
+    }
+    let one_starts = view(vec![one()], vec![("web", starting())]);
+    assert_eq!(on(&one_starts, UnknownPods::Pass), OnUnknownPod::Pass);
+    let mut elsewhere = one_starts.clone();
+    elsewhere.namespaces = BTreeMap::from([("prod".to_owned(), Labels::new())]);
+    assert_eq!(auto(&elsewhere), OnUnknownPod::Pass, "no object selects it");
+    let unread = unreadable(Part::Selectors, object("b", &["172.18.0.100"], &[]));
+    elsewhere.objects.insert("b".into(), Arc::new(unread));
+    assert_eq!(auto(&elsewhere), OnUnknownPod::Drop, "nobody knows whom it selects");
+    let mut early = one_starts;
+    early.namespaces = BTreeMap::new();
+    assert_eq!(auto(&early), OnUnknownPod::Drop, "its namespace is not known yet");
 }
 
 #[test]
 fn prefixes_and_addresses_say_what_is_the_clusters() {
-    // The second address could be no node's, the third is a node's own.
-    let object = object("a", &["172.18.0.100", "8.8.8.8", "172.18.0.2"], &[]);
+    // The second address is not assigned, the third is a node's own, and of the last the object says nothing.
+    let items = [("n1", "172.18.0.100"), ("n2", "172.18.0.2"), ("n2", "172.18.0.55")];
+    let object = object("a", &["172.18.0.100", "172.18.0.101", "172.18.0.2"], &items);
     let state = compiled(&view(vec![object], vec![]));
     let kind = |prefix: &str| state.cluster.get(&net(prefix)).map(|prefix| prefix.kind);
     assert_eq!(kind("10.244.0.0/16"), Some(PrefixKind::PodNetwork));
@@ -274,12 +390,44 @@ fn prefixes_and_addresses_say_what_is_the_clusters() {
     }
     assert_eq!(kind("ff00::/8"), Some(PrefixKind::Multicast));
     assert_eq!(kind("172.18.0.100/32"), Some(PrefixKind::EgressIp));
-    assert_eq!((kind("8.8.8.8/32"), kind("172.18.0.2/32")), (None, None));
+    assert_eq!(["172.18.0.101/32", "172.18.0.2/32", "172.18.0.55/32"].map(kind), [None; 3]);
 
     let own = |address: &str| state.nodes.get(&ip(address)).map(|node| node.own);
     assert_eq!((own("172.18.0.1"), own("10.10.10.1"), own("10.244.1.2")), (Some(true), Some(true), Some(true)));
     assert_eq!((own("172.18.0.2"), own("10.10.10.2")), (Some(false), Some(false)));
     assert_eq!((own("10.244.2.2"), own("10.244.1.1")), (None, None), "pod network, by its prefix");
+}
+
+#[test]
+fn a_node_takes_no_endpoint_from_another_by_listing_it() {
+    let mut view = view(vec![], vec![]);
+    let listed = ["172.18.0.9/16", "172.18.0.1/16", "172.18.0.2/16", "10.10.10.2/24"];
+    let first = Node {
+        name: "a".into(),
+        host_cidrs: listed.map(net).to_vec(),
+        internal: vec![ip("172.18.0.2")],
+        external: vec![ip("172.18.0.2")],
+        ..node(9)
+    };
+    view.nodes.insert("a".into(), Arc::new(first));
+    let state = compiled(&view);
+    let of = |address: &str| state.nodes[&ip(address)].node.0;
+    assert_eq!(of("172.18.0.2"), ip("172.18.0.2"), "else all that it sends by the overlay is forged");
+    assert_eq!((of("172.18.0.1"), of("172.18.0.9")), (ip("172.18.0.1"), ip("172.18.0.9")));
+    assert_eq!(of("10.10.10.2"), ip("172.18.0.9"), "of others the first by name");
+}
+
+#[test]
+fn of_many_objects_that_select_a_pod_a_few_are_kept_beside_the_one_that_serves() {
+    let objects = (0..2_000).map(|number| object(&format!("o{number:04}"), &[], &[])).collect();
+    let pods: Vec<(String, Pod)> = (1..=100).map(|i| (format!("p{i}"), pod(&format!("10.244.1.{i}")))).collect();
+    let view = view(objects, pods.iter().map(|(name, pod)| (name.as_str(), pod.clone())).collect());
+    let mut selection = desired(&view, &settings()).expect("the own node is known").selection;
+    let begun = std::time::Instant::now();
+    let standby = selection.standby(&view, view.pods.keys());
+    println!("{} in {:?}", standby.len(), begun.elapsed());
+    assert_eq!(standby.len(), 100 * MOST_STANDBY);
+    assert!(standby.iter().all(|one| one.served_by == "o0000" && *one.object <= *format!("o{MOST_STANDBY:04}")));
 }
 
 #[test]
@@ -289,7 +437,7 @@ fn a_node_waits_until_it_has_said_which_address_others_know_it_by() {
     view.nodes.insert("n2".into(), unsaid(2));
     assert!(!compiled(&view).nodes[&ip("172.18.0.2")].own, "another's address is known all the same");
     view.nodes.insert("n1".into(), unsaid(1));
-    assert!(desired(&view, &settings(), &mut Selection::new(&view)).is_none());
+    assert!(desired(&view, &settings()).is_none());
 }
 
 /// Whatever the events and however they are grouped, the compiled state is that of the view.
@@ -302,7 +450,7 @@ fn compiling_by_and_by_equals_compiling_at_once() {
         seed ^= seed << 17;
         u8::try_from(seed % n).expect("a small number")
     };
-    let (mut compiler, mut told) = (Compiler::new(settings()), 0);
+    let (mut compiler, mut told, mut refused) = (Compiler::new(settings()), 0, 0);
     compiler.apply(Change::Nodes(Update::Changed("n1".into(), Arc::new(node(1)))));
     for round in 0..2_000 {
         let name = format!("p{}", below(4));
@@ -324,14 +472,30 @@ fn compiling_by_and_by_equals_compiling_at_once() {
             7 | 8 => {
                 let front = ServiceKey { namespace: "prod".into(), name: format!("s{}", below(3)) };
                 let pool = ["192.0.2.1", "192.0.2.2", "172.18.0.100", "172.18.0.3", "10.244.1.9"];
-                let addresses = pool.iter().filter(|_| below(2) > 0).map(|address| ip(address));
-                Change::Services(Update::Changed(front, addresses.collect()))
+                let addresses = pool.iter().filter(|_| below(2) > 0).map(|address| ip(address)).collect();
+                let ports = (0..below(3)).map(|number| (6, TargetPort::Number(number.into()))).collect();
+                let exposes = Exposes { selector: Labels::new(), ports };
+                Change::Services(Update::Changed(front, Service { addresses, exposes, ..Service::default() }))
+            }
+            9 => {
+                // Its subnets, its own addresses and whether the CNI announces pods: each judges addresses of pods.
+                let mut own = Node { announces_pods: below(2) > 0, ..node(1) };
+                own.pod_subnets = vec![net(if below(4) > 0 { "10.244.1.0/24" } else { "10.244.1.0/31" })];
+                own.host_cidrs.extend((below(3) == 0).then(|| net("10.244.1.1/24")));
+                Change::Nodes(Update::Changed("n1".into(), Arc::new(own)))
             }
             _ => {
+                let address = ip(&format!("10.244.1.{}", below(3)));
+                let said = |says: bool| says.then_some(address).into_iter().collect();
                 let pod = Pod {
                     created: below(3).into(),
+                    starting: below(3) == 0,
                     completed: below(5) == 0,
-                    ..pod(&format!("10.244.1.{}", below(3)))
+                    terminating: below(4) == 0,
+                    reported: said(below(3) > 0),
+                    announced: said(below(2) > 0),
+                    surplus: below(2).into(),
+                    ..pod("10.244.1.1")
                 };
                 Change::Pods(Update::Changed(key(&name), pod))
             }
@@ -340,11 +504,71 @@ fn compiling_by_and_by_equals_compiling_at_once() {
         if below(3) > 0 {
             let view = compiler.view().clone();
             let (state, _) = compiler.compile().expect("the own node is known");
-            assert_eq!(*state, compiled(&view), "round {round}");
-            let whole = Selection::new(&view).standby(&view, view.pods.keys());
+            let Desired { state: expected, mut selection, refused: all, .. } =
+                desired(&view, &settings()).expect("likewise");
+            assert_eq!(*state, expected, "round {round}");
+            refused += all.len();
+            let all = all.into_values().flatten().chain(selection.network().surplus(&view));
+            assert_eq!(compiler.refused(), all.collect(), "round {round}");
+            let whole = selection.standby(&view, view.pods.keys());
             told += whole.len();
             assert_eq!(*compiler.standby(), whole, "round {round}");
         }
     }
     assert!(told > 100, "pods of several objects have been played");
+    assert!(refused > 100, "and addresses that no pod gets: {refused}");
+}
+
+/// What the CNI has given a pod counts before and against what the kubelet reports, whichever is heard of first, and until the
+/// pod is gone.
+#[test]
+fn what_the_cni_gave_a_pod_counts_before_it_is_reported() {
+    let mut compiler = Compiler::new(settings());
+    let ClusterView { objects, namespaces, nodes, .. } =
+        view(vec![object("a", &["172.18.0.100"], &[("n1", "172.18.0.100")])], Vec::new());
+    compiler.apply(Change::Objects(Update::Replaced(objects)));
+    compiler.apply(Change::Namespaces(Update::Replaced(namespaces)));
+    compiler.apply(Change::Nodes(Update::Replaced(nodes)));
+    let bare = |uid: &str| {
+        let nothing = BTreeSet::new();
+        Pod { uid: uid.into(), reported: nothing.clone(), announced: nothing, starting: true, ..pod("10.244.1.10") }
+    };
+    let of = |last: u8| BTreeSet::from([ip(&format!("10.244.1.{last}"))]);
+    let given = |name: &str, last: u8| Attach { pod: key(name), uid: name.into(), addresses: of(last) };
+    let put = |name: &str, pod: Pod| Change::Pods(Update::Changed(key(name), pod));
+    let owner = |compiler: &mut Compiler, last: u8| {
+        let state = compiler.compile().expect("the own node is known").0;
+        state.owners.get(&ip(&format!("10.244.1.{last}"))).copied()
+    };
+    let is = |uid: &str| Some(PodOwner::of(uid));
+    // The plugin is faster than the watch.
+    compiler.attach(&given("one", 10));
+    assert_eq!(owner(&mut compiler, 10), None);
+    assert_eq!(compiler.desired().map(|state| state.on_unknown_pod), Some(Some(OnUnknownPod::PassWhileFollowed)));
+    compiler.apply(put("one", bare("one")));
+    assert_eq!(owner(&mut compiler, 10), is("one"));
+    let on_unknown = |compiler: &Compiler| compiler.desired().and_then(|state| state.on_unknown_pod);
+    assert_eq!(on_unknown(&compiler), Some(OnUnknownPod::PassWhileFollowed), "its address is known");
+    // And slower.
+    compiler.apply(put("two", bare("two")));
+    assert_eq!(owner(&mut compiler, 11), None);
+    assert_eq!(on_unknown(&compiler), Some(OnUnknownPod::Drop));
+    compiler.attach(&given("two", 11));
+    assert_eq!(owner(&mut compiler, 11), is("two"));
+    assert_eq!(on_unknown(&compiler), Some(OnUnknownPod::PassWhileFollowed));
+    // A sandbox is made anew: the kubelet still reports the former address, which another pod gets.
+    compiler.apply(put("one", Pod { starting: false, reported: of(10), ..bare("one") }));
+    compiler.attach(&given("one", 12));
+    assert_eq!((owner(&mut compiler, 10), owner(&mut compiler, 12)), (None, is("one")));
+    compiler.attach(&given("three", 12));
+    compiler.apply(put("three", bare("three")));
+    assert_eq!((owner(&mut compiler, 10), owner(&mut compiler, 12)), (is("one"), is("three")), "the last word");
+    // Whole lists change nothing of it, and a pod takes what was said of it along.
+    let listed = [("one", Pod { reported: of(10), ..bare("one") }), ("two", bare("two")), ("three", bare("three"))];
+    let listed = listed.into_iter().map(|(name, pod)| (key(name), pod)).collect();
+    compiler.apply(Change::Pods(Update::Replaced(listed)));
+    assert_eq!((owner(&mut compiler, 11), owner(&mut compiler, 12)), (is("two"), is("three")));
+    compiler.apply(Change::Pods(Update::Removed(key("two"))));
+    compiler.apply(put("two", bare("two")));
+    assert_eq!(owner(&mut compiler, 11), None);
 }

@@ -40,10 +40,10 @@ fn family_of(address: IpAddr) -> Family {
 }
 
 /// Marsaglia's xorshift: small, and the seed replays the case.
-struct Random(u64);
+pub(crate) struct Random(pub(crate) u64);
 
 impl Random {
-    fn below(&mut self, n: u64) -> u64 {
+    pub(crate) fn below(&mut self, n: u64) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
@@ -56,14 +56,14 @@ impl Random {
     }
 }
 
-const PODS: [&str; 4] = ["10.244.1.10", "10.244.1.11", "fd00:10:244:1::10", "fd00:10:244:1::11"];
+pub(crate) const PODS: [&str; 4] = ["10.244.1.10", "10.244.1.11", "fd00:10:244:1::10", "fd00:10:244:1::11"];
 const ADDRESSES: [&str; 6] =
     ["172.18.0.100", "172.18.0.101", "172.18.0.102", "172.18.0.103", "fd00:172:18::100", "fd00:172:18::101"];
 const PREFIXES: [&str; 4] = ["203.0.0.0/8", "203.0.113.0/24", "203.0.113.10/32", "203.0.0.0/16"];
 const ENDPOINTS: [&str; 2] = ["172.18.0.3", "172.18.0.4"];
 
 /// A state as a desired state may be: one object per address, one address per object here, and that one owned.
-fn random_state(random: &mut Random) -> KernelState {
+pub(crate) fn random_state(random: &mut Random) -> KernelState {
     let mut state = KernelState {
         on_unknown_pod: random.one_of(&[Some(OnUnknownPod::Drop), Some(OnUnknownPod::Pass)]),
         ..KernelState::default()
@@ -117,13 +117,13 @@ fn random_state(random: &mut Random) -> KernelState {
     state
 }
 
-fn lookup(cluster: &BTreeMap<IpNet, Prefix>, address: IpAddr) -> Option<Prefix> {
+pub(crate) fn lookup(cluster: &BTreeMap<IpNet, Prefix>, address: IpAddr) -> Option<Prefix> {
     let hits = cluster.iter().filter(|(prefix, _)| prefix.contains(&address));
     hits.max_by_key(|(prefix, _)| prefix.prefix_len()).map(|(_, value)| *value)
 }
 
 /// What holds in every state that a plan passes through.
-fn check(old: &KernelState, now: &KernelState, new: &KernelState) {
+pub(crate) fn check(old: &KernelState, now: &KernelState, new: &KernelState) {
     for pod in PODS.map(ip) {
         let mut allowed = fates(old, pod);
         allowed.extend(fates(new, pod));
@@ -223,7 +223,7 @@ fn every_prefix_of_every_plan_is_safe() {
 }
 
 /// A flow of a pod of this node, or, where that is `None`, of another's: with this object, and this address.
-type Flow = (Option<IpAddr>, EgressId, IpAddr);
+pub(crate) type Flow = (Option<IpAddr>, EgressId, IpAddr);
 
 /// What a pod of another node may have begun here by now: that node's policy may be ahead of this one's, or behind it.
 fn begun_from_elsewhere(state: &KernelState) -> BTreeSet<Flow> {
@@ -231,7 +231,7 @@ fn begun_from_elsewhere(state: &KernelState) -> BTreeSet<Flow> {
 }
 
 /// Everything that goes on in this state.
-fn running(state: &KernelState) -> BTreeSet<Flow> {
+pub(crate) fn running(state: &KernelState) -> BTreeSet<Flow> {
     let slots = || state.policy.iter().flat_map(|((id, _), policy)| policy.addresses().map(|address| (*id, address)));
     let pods = || PODS.map(ip).into_iter().map(Some).chain([None]);
     let all = slots().flat_map(|(id, address)| pods().map(move |pod| (pod, id, address)));
@@ -240,7 +240,7 @@ fn running(state: &KernelState) -> BTreeSet<Flow> {
 }
 
 /// Performs an action on state and flows.
-fn perform(state: &mut KernelState, flows: &mut BTreeSet<Flow>, action: &Action) {
+pub(crate) fn perform(state: &mut KernelState, flows: &mut BTreeSet<Flow>, action: &Action) {
     flows.retain(|(pod, id, address)| match action {
         Action::CutFlows(of, lost) => of != id || !lost.contains(address),
         Action::CutPodFlows(of, from) => Some(*of) != *pod || from != id,

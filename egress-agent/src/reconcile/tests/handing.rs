@@ -1,6 +1,7 @@
 //! Hand-overs between two nodes that are both well: nothing is let go of before it is taken over.
 
 use super::*;
+use crate::model::executor::Expected;
 use crate::model::ledger::Words;
 use crate::model::node::{Prepared, Readiness};
 use crate::model::state::{Course, Moving, Place, Slot, TunnelEndpoint};
@@ -314,4 +315,38 @@ async fn a_hand_over_that_cannot_be_prepared_costs_nothing_else() {
     assert_eq!(stage.hear(open(7, "n2", "n1")).await, []);
     assert!(stage.ready.borrow().prepared.is_empty() && stage.reconciler.incomplete);
     assert_eq!(stage.go_on().await, [Action::PutMoving(ID, moving(Course::Arriving))], "it is tried again");
+}
+
+#[tokio::test]
+async fn only_the_word_of_the_node_that_has_handed_over_spares_a_probe() {
+    let link = [2, 0, 0, 0, 0, 2];
+    let with_link = |change| {
+        let Change::Nodes(Update::Changed(name, node)) = change else { unreachable!("a node") };
+        let mut node = Arc::unwrap_or_clone(node);
+        node.uplink.mac = Some(link);
+        Change::Nodes(Update::Changed(name, Arc::new(node)))
+    };
+    let holders = BTreeMap::from([(ip(A), ip("172.18.0.2"))]);
+    for (word, number, is_handed_over) in [
+        (released(2, 7), 7, true),
+        (released(2, 6), 7, false),
+        // It has let go, and perhaps never had it.
+        (given(2, 7, None), 7, false),
+        (given(2, 7, Some("n3")), 7, false),
+    ] {
+        let mut stage = Stage::begin(held()).await;
+        stage.hear(with_link(word)).await;
+        let expected = |stage: &Stage| stage.reconciler.ties.expected(stage.reconciler.compiler.view());
+        assert_eq!(expected(&stage).links, BTreeMap::from([(link, ip("172.18.0.2"))]));
+        assert_eq!(expected(&stage).holders, BTreeMap::new(), "no hand-over is open");
+        stage.hear(open(number, "n2", "n1")).await;
+        let Expected { handed_over, holders: named, .. } = expected(&stage);
+        assert_eq!((handed_over.contains(&ip(A)), named), (is_handed_over, holders.clone()));
+    }
+    // What this node had itself, and has read anew, may be another host's by now.
+    let mut stage = Stage::begin(held()).await;
+    stage.hear(open(7, "n1", "n2")).await;
+    stage.hear(Change::Ledger(Arc::new(Ledger { leases: true, ..Ledger::default() }))).await;
+    stage.reconciler.ties.tenure.confirm(&BTreeSet::from([ip(A)]));
+    assert_eq!(stage.reconciler.ties.expected(stage.reconciler.compiler.view()).handed_over, BTreeSet::new());
 }

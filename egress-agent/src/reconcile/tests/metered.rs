@@ -107,7 +107,7 @@ async fn what_fails_is_counted_and_timed_when_it_is_done() {
 #[tokio::test]
 async fn what_is_not_known_yet_is_not_said_to_be_nothing_and_what_was_known_is_said_until_it_is_known_anew() {
     let always = Action::PutPod(ip("10.244.1.10"), PodState::Selected(EgressId(1)));
-    let recorder = Recorder { refuses: Some(always), ..Recorder::default() };
+    let recorder = Recorder { never: Some(always), ..Recorder::default() };
     let running = start(&recorder);
     assert_eq!(running.facts().await.held, None, "nobody has looked");
     assert!(running.report().await.blind.is_some(), "the pins tell");
@@ -117,7 +117,7 @@ async fn what_is_not_known_yet_is_not_said_to_be_nothing_and_what_was_known_is_s
     running.until("it is served", |facts| entries(facts, "owned") == 1).await;
     assert!(running.report().await.blind.is_none());
     running.giver.put(Change::Pods(Update::Changed(key("p"), pod("10.244.1.10", "web"))));
-    running.until("an action is refused for good", |_| running.meters.failures() >= 1).await;
+    running.until("an action fails for good", |_| running.meters.failures() >= 1).await;
     let facts = running.facts().await;
     let now = held(&facts).expect("it was known");
     assert_eq!((now.entries["owned"], now.served.len(), now.unclaimed), (1, 1, 0), "it is served as before");
@@ -167,22 +167,22 @@ async fn who_waits_says_for_what() {
     let ties = Ties::new("n1", (is_standing, watch::channel(BTreeMap::new()).1), tells, nobody);
     let ready = watch::channel(Ready::default()).0;
     let mut reconciler = Reconciler::new(settings(), Recorder::default(), None, ready).tied(ties);
-    let said = async |reconciler: &Reconciler<Recorder>, what: &str| {
+    let said = async |reconciler: &mut Reconciler<Recorder>, what: &str| {
         let (asker, answer) = oneshot::channel();
         reconciler.answer(Question::Facts(asker));
         let missing = answer.await.expect("it answers").missing;
         assert!(missing.as_ref().is_some_and(|missing| missing.contains(what)), "{what}: {missing:?}");
     };
     world(&[]).into_iter().for_each(|change| reconciler.apply(change));
-    said(&reconciler, "pods").await;
+    said(&mut reconciler, "pods").await;
     reconciler.apply(Change::Pods(Update::Replaced(BTreeMap::new())));
-    said(&reconciler, "whether this node may hold egress IPs").await;
+    said(&mut reconciler, "whether this node may hold egress IPs").await;
     standing.send_replace(ties::Standing::Holds);
     let (name, of_none) = (node(1).0, Node { name: "n1".into(), ..Node::default() });
     reconciler.apply(Change::Nodes(Update::Changed(name, Arc::new(of_none))));
-    said(&reconciler, "its networks").await;
+    said(&mut reconciler, "its networks").await;
     reconciler.apply(Change::Nodes(Update::Removed("n1".into())));
-    said(&reconciler, "own Node object").await;
+    said(&mut reconciler, "own Node object").await;
     let (name, known) = node(1);
     reconciler.apply(Change::Nodes(Update::Changed(name, known)));
     let (asker, answer) = oneshot::channel();

@@ -11,7 +11,7 @@ use crate::frames::{Body, L3, Packet, checksum, ip, packet};
 use crate::stage::{ENTER, NEXT, Ran, Run, Stage, UPLINK_MAC, batch, on_stage};
 
 pub(crate) const SECRET: [u8; 6] = [2, 0xab, 0xcd, 0xef, 1, 2];
-pub(crate) const OTHERS_SECRET: [u8; 6] = [2, 0x11, 0x22, 0x33, 4, 5];
+const OTHERS_SECRET: [u8; 6] = [2, 0x11, 0x22, 0x33, 4, 5];
 pub(crate) const DEVICE_MAC: [u8; 6] = [0x02, 0xe6, 0x7e, 0x55, 0x00, 0x01];
 pub(crate) const OTHER_NODE_MAC: [u8; 6] = [2, 0, 0, 0, 1, 3];
 pub(crate) const PORT: u16 = 4794;

@@ -14,11 +14,15 @@ use crate::stage::Stage;
 /// One, so that stories run out of them.
 const NODE_PORTS: PortRange = PortRange { first: 61_000, last: 61_000 };
 
+/// Ports by which pods are reached from outside, in their order.
+const EXPOSED: [u16; 3] = [4000, 80, 443];
+
 /// Clears what the programs remember, fills the rest as it is at the beginning, and makes the model likewise.
 pub(super) fn begin(stage: &mut Stage, decisions: u32) -> Node {
     stage.nat.empty();
     stage.flows.empty();
     stage.inbound.empty();
+    stage.exposed.empty();
     stage.frags.empty();
     stage.awaited.empty();
     stage.datagrams.empty();
@@ -29,6 +33,8 @@ pub(super) fn begin(stage: &mut Stage, decisions: u32) -> Node {
         config.decisions = decisions;
         config.overlay_secret = SECRET;
         config.node_ports = NODE_PORTS;
+        // Of the two kinds of evidence, this one.
+        config.direct_routing = 0;
     });
     for cast in [V4, V6] {
         // Perhaps it is not there.
@@ -36,12 +42,18 @@ pub(super) fn begin(stage: &mut Stage, decisions: u32) -> Node {
         stage.fill(&cast);
         stage.put_pod(cast.pending_pod, PodEntry::selected(cast.here, 0));
     }
+    for cast in [V4, V6] {
+        for (pod, port) in [cast.pod, cast.known_pod, cast.away_pod].into_iter().zip(EXPOSED) {
+            [6, 17, 132].into_iter().for_each(|protocol| stage.expose(pod, protocol, port));
+        }
+    }
     let world = World::empty(stage.config.get(&0, 0).expect("the configuration"));
     world.pods.borrow_mut().extend(all(&stage.pods));
     world.nodes.borrow_mut().extend(all(&stage.nodes));
     world.policies.borrow_mut().extend(all(&stage.policy));
     world.owned.borrow_mut().extend(all(&stage.owned));
     world.owned_addr.borrow_mut().extend(all(&stage.owned_addr));
+    world.exposed.borrow_mut().extend(all(&stage.exposed).into_iter().map(|(port, exposure)| (port, exposure.inbound)));
     let prefixes = stage.cluster.iter().map(|entry| entry.expect("a prefix"));
     world.prefixes.borrow_mut().extend(prefixes.map(|(key, prefix)| (key.data(), key.prefix_len(), prefix)));
     let limit = |name: &str| usize::try_from(stage.sizes[name]).expect("a size");

@@ -292,7 +292,9 @@ impl<'a> Rig<'a> {
             By::Enter | By::Overlay { .. } => (ENTER, Hook::Enter),
             By::Leave { marked, forwarded, returning } => {
                 let ingress_ifindex = if returning { UPLINK } else { u32::from(forwarded) * MGMT };
-                let mark = if marked { NODE_MARK } else { 0 };
+                // Every other one has a bit of the host's rules besides.
+                let others = if id.is_multiple_of(2) { 0x0001_0000 } else { 0 };
+                let mark = others | if marked { NODE_MARK } else { 0 };
                 let meta = Meta { mark, forwarded: ingress_ifindex != 0, returning };
                 (Run { ingress_ifindex, mark, ..LEAVE }, Hook::Leave(meta))
             }

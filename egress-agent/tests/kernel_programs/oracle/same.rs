@@ -5,7 +5,7 @@ use std::fmt::Debug;
 
 use aya::Pod;
 use aya::maps::{HashMap as KernelMap, MapData};
-use egress_common::abi::Verdict;
+use egress_common::abi::{Exposure, Verdict};
 use egress_common::decide::world::World;
 use egress_fuzz::node::Outcome;
 
@@ -46,9 +46,12 @@ pub(super) fn maps(stage: &Stage, world: &World) -> Result<(), String> {
         (mapping.other, mapping.source_node, mapping.egress_id, mapping.origin(), mapping.state)
     })?;
     compare("flows", &stage.flows, world.flows.all(), |flow| {
-        (flow.address, flow.egress_id, flow.slot, flow.state, flow.decided, flow.settled)
+        (flow.address, flow.egress_id, flow.slot, flow.state, flow.decided, flow.settled, flow.end)
     })?;
-    compare("inbound", &stage.inbound, world.inbound.all(), |inbound| inbound.state)?;
+    compare("inbound", &stage.inbound, world.inbound.all(), |inbound| (inbound.state, inbound.end))?;
+    let exposed = world.exposed.borrow();
+    let exposed = exposed.iter().map(|(port, inbound)| (*port, Exposure { inbound: *inbound, counting: 0 }));
+    compare("exposed", &stage.exposed, exposed.collect(), |exposure| exposure.inbound)?;
     let frags = world.frags.borrow().iter().map(|(key, ports)| (*key, *ports)).collect();
     compare("frags", &stage.frags, frags, |ports| (ports.sport, ports.dport, ports.protocol))?;
     let count = |awaited: &[u8; 144]| u32::from_ne_bytes([awaited[8], awaited[9], awaited[10], awaited[11]]);

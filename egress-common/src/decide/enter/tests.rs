@@ -4,7 +4,7 @@ use crate::decide::cast::{Cast, ID, OTHER_NODE, both};
 use crate::decide::packets::{Packet, packet};
 use crate::decide::snat::{self, EGRESS_PORTS, Face};
 use crate::decide::world::{World, addr, with_node_ports};
-use crate::decide::{Owner, leave};
+use crate::decide::{Owner, leave, steer};
 use crate::wire::{PROTO_AH, PROTO_DCCP, PROTO_SCTP, PROTO_UDP_LITE, tcp};
 
 fn asked<'t>(world: &'t World, packet: &Packet) -> Enter<'t> {
@@ -40,6 +40,20 @@ fn replies_go_back_by_the_way_of_their_flow() {
         assert_eq!((mapping.other.saddr, mapping.source_node), (addr(cast.remote_pod), addr(OTHER_NODE)));
         let pong = packet(cast.world, cast.egress, 0, 0).echo_reply(4002);
         assert!(matches!(asked(world, &pong), Enter::ReplyHere { .. }));
+    });
+}
+
+#[test]
+fn a_reply_keeps_the_flow_of_a_pod_here_alive() {
+    both(|cast, world| {
+        let sent = packet(cast.pod, cast.world, 4000, 80);
+        steer::steer(&mut sent.heads(), &Quote::NONE, world, &world.config.get());
+        begin(cast, world, Origin::Here, &sent);
+        world.now.set(world.now.get() + 200_000_000_000);
+        let reply = asked(world, &packet(cast.world, cast.egress, 80, 4000));
+        assert!(matches!(reply, Enter::ReplyHere { .. }));
+        let flow = world.flow_at(&sent.heads().tuple).expect("a flow");
+        assert_eq!(flow.last_seen_ns, world.now.get(), "as its mapping");
     });
 }
 

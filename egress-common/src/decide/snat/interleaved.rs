@@ -10,7 +10,8 @@ use std::vec::Vec;
 use super::tests::OWNER;
 use super::*;
 use crate::abi::{
-    ClusterPrefix, Flow, FragKey, FragPorts, Moving, NodeEntry, Owned, OwnedAddr, PodEntry, Policy, PolicyKey, Slot,
+    ClusterPrefix, ExposedPort, Flow, FragKey, FragPorts, Moving, NodeEntry, Owned, OwnedAddr, PodEntry, Policy,
+    PolicyKey, Slot,
 };
 use crate::decide::cast::V4;
 use crate::decide::packets::packet;
@@ -79,8 +80,8 @@ impl<'w> Cpu<'w> {
 }
 
 impl Tables for Cpu<'_> {
-    fn nat_seen(&self, key: &Tuple, tcp_flags: u8) -> Option<&Mapping> {
-        match self.step(|| Answer::Mapping(self.world.nat_seen(key, tcp_flags))) {
+    fn nat_seen(&self, key: &Tuple, segment: Segment) -> Option<&Mapping> {
+        match self.step(|| Answer::Mapping(self.world.nat_seen(key, segment))) {
             Answer::Mapping(mapping) => mapping,
             _ => unreachable!("the same steps each time"),
         }
@@ -109,7 +110,10 @@ impl Tables for Cpu<'_> {
             _ => unreachable!("the same steps each time"),
         }
     }
-    fn count_mapping(&self, _egress_id: u32) {}
+    fn has_quota(&self, _pod: &Addr, _egress_id: u32, _held: Held) -> bool {
+        true
+    }
+    fn count_mapping(&self, _pod: &Addr, _egress_id: u32) {}
     fn is_exhausted(&self, _destination: &Tuple) -> bool {
         false
     }
@@ -144,10 +148,10 @@ impl Tables for Cpu<'_> {
     fn moving(&self, _: u32) -> Option<&Moving> {
         unreachable!()
     }
-    fn inbound_answered(&self, _: &Tuple, _: u8) -> bool {
+    fn inbound_answered(&self, _: &Tuple, _: Segment) -> bool {
         unreachable!()
     }
-    fn inbound_heard(&self, _: &Tuple, _: u8) -> bool {
+    fn inbound_heard(&self, _: &Tuple, _: Segment) -> bool {
         unreachable!()
     }
     fn inbound_known(&self, _: &Tuple) -> bool {
@@ -159,6 +163,9 @@ impl Tables for Cpu<'_> {
     fn claim_inbound(&self, _: &Tuple) -> Claim {
         unreachable!()
     }
+    fn exposure(&self, _: &ExposedPort) -> Option<u32> {
+        unreachable!()
+    }
     fn forget_inbound(&self, _: &Tuple) {
         unreachable!()
     }
@@ -168,13 +175,13 @@ impl Tables for Cpu<'_> {
     fn note_datagram(&self, _: &Tuple) {
         unreachable!()
     }
-    fn flow_seen(&self, _: &Tuple, _: u8) -> Option<&Flow> {
+    fn flow_seen(&self, _: &Tuple, _: Segment) -> Option<&Flow> {
         unreachable!()
     }
     fn flow_peek(&self, _: &Tuple) -> Option<&Flow> {
         unreachable!()
     }
-    fn flow_answered(&self, _: &Tuple, _: u8) -> bool {
+    fn flow_answered(&self, _: &Tuple, _: Segment) {
         unreachable!()
     }
     fn claim_flow(&self, _: &Tuple, _: &Flow) -> Claim {

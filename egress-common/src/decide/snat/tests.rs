@@ -25,6 +25,27 @@ fn the_walk_covers_every_port_once() {
     }
 }
 
+/// The pod's quota, then the policy's; what is known goes on.
+#[test]
+fn who_holds_its_quota_gets_no_more() {
+    both(|cast, world| {
+        let face = Face { address: addr(cast.egress), ports: EGRESS_PORTS };
+        let asked = |pod, port| {
+            let heads = packet(pod, cast.world, 4000, port).heads();
+            translate(&heads, &Quote::NONE, world, &face, &OWNER).map(drop)
+        };
+        world.configure(|config| (config.pod_quota, config.policy_quota) = (2, 3));
+        assert_eq!(
+            [1, 2, 3, 2].map(|port| asked(cast.pod, port)),
+            [Ok(()), Ok(()), Err(Verdict::QuotaExceeded), Ok(())]
+        );
+        assert_eq!([4, 5].map(|port| asked(cast.known_pod, port)), [Ok(()), Err(Verdict::QuotaExceeded)]);
+        let heads = packet(cast.known_pod, cast.world, 4000, 5).heads();
+        let other = Owner { egress_id: 8, ..OWNER };
+        assert!(translate(&heads, &Quote::NONE, world, &face, &other).is_ok(), "of another policy");
+    });
+}
+
 #[test]
 fn an_exhausted_range_is_searched_once_in_a_while() {
     both(|cast, world| {

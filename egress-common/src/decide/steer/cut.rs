@@ -6,6 +6,7 @@ use crate::decide::cast::{Cast, ID, OTHER_NODE, both};
 use crate::decide::packets::{Packet, packet};
 use crate::decide::world::{World, addr};
 use crate::decide::{leave, notice};
+use crate::wire::Segment;
 
 const DATA: u8 = tcp::ACK;
 /// Of a test's pod that is deselected.
@@ -173,7 +174,7 @@ fn a_cut_connection_is_remembered_for_as_long_as_the_pod_goes_on_with_it() {
         deselect(cast, world);
         let closing_secs = world.config.get().timeouts.tcp_closing;
         let tuple = out(cast, DATA).heads().tuple;
-        world.flow_answered(&tuple, tcp::RST);
+        world.flow_answered(&tuple, Segment { flags: tcp::RST, number: 0 });
         let begun_ns = world.now.get();
         // The pod heeds no reset, and says something now and then.
         for step in 1..4 {

@@ -5,12 +5,14 @@ mod errors;
 mod fragments;
 
 use super::*;
-use crate::abi::{Addr, ClusterPrefix, Direction, Family, PodEntry, Policy, PolicyKey, PrefixKind, WhenEmpty};
+use crate::abi::{
+    Addr, ClusterPrefix, Direction, Family, OnUnknownPod, PodEntry, Policy, PolicyKey, PrefixKind, WhenEmpty,
+};
 use crate::decide::cast::{Cast, ID, OTHER_NODE, both};
 use crate::decide::notice::notice;
 use crate::decide::packets::{Packet, packet};
 use crate::decide::world::{World, addr};
-use crate::wire::{PROTO_AH, PROTO_DCCP, PROTO_MOBILITY, PROTO_SCTP, PROTO_UDP_LITE};
+use crate::wire::{PROTO_AH, PROTO_DCCP, PROTO_MOBILITY, PROTO_SCTP, PROTO_UDP_LITE, sctp};
 
 fn asked<'t>(world: &'t World, packet: &Packet) -> Steer<'t> {
     steer(&mut packet.heads(), &Quote::NONE, world, &world.config.get())
@@ -151,6 +153,20 @@ fn a_pods_own_syn_ends_what_came_in_on_its_tuple() {
 }
 
 #[test]
+fn a_pods_own_init_ends_what_came_in_on_its_tuple() {
+    both(|cast, world| {
+        let init = packet(cast.world, cast.pod, 80, 4000).sctp(sctp::INIT).arriving();
+        assert_eq!(notice(&init, world, &world.config.get()), Verdict::InboundRemembered);
+        const COOKIE_ECHO: u8 = 10;
+        assert_eq!(verdict(world, &packet(cast.pod, cast.world, 4000, 80).sctp(COOKIE_ECHO)), Verdict::InboundReply);
+        for chunk in [sctp::INIT, COOKIE_ECHO] {
+            assert_sent(cast, world, &packet(cast.pod, cast.world, 4000, 80).sctp(chunk));
+        }
+        assert_eq!(world.inbound_len(), 0);
+    });
+}
+
+#[test]
 fn a_pod_that_opens_at_once_with_its_peer_keeps_its_address() {
     both(|cast, world| {
         assert_sent(cast, world, &udp(cast, cast.world).tcp(tcp::SYN));
@@ -178,10 +194,16 @@ fn fifth_pods_that_nothing_selects_and_pods_unknown() {
         for to in [cast.world, cast.other_node, cast.foreign_egress, cast.service] {
             assert_eq!(verdict(world, &packet(cast.known_pod, to, 4000, 80)), Verdict::NotSelected);
         }
-        let config = world.config.get();
-        for (on, expected) in
-            [(OnUnknownPod::Drop, Verdict::UnknownPod), (OnUnknownPod::Pass, Verdict::UnknownPodPassed)]
-        {
+        let mut config = world.config.get();
+        let now_secs = (world.now.get() / 1_000_000_000) as u32;
+        for (on, until, expected) in [
+            (OnUnknownPod::Drop, 0, Verdict::UnknownPod),
+            (OnUnknownPod::Pass, 0, Verdict::UnknownPodPassed),
+            (OnUnknownPod::PassWhileFollowed, now_secs + 3, Verdict::UnknownPodPassed),
+            // Nobody has followed the pods for a while.
+            (OnUnknownPod::PassWhileFollowed, now_secs, Verdict::UnknownPod),
+        ] {
+            config.pass_until_secs = until;
             world.config.set(config.with_on_unknown_pod(on));
             for to in [cast.world, cast.other_node, cast.foreign_egress] {
                 assert_eq!(verdict(world, &packet(cast.unknown_pod, to, 4000, 80)), expected);

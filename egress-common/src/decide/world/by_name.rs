@@ -28,6 +28,7 @@ impl World {
         config.node_v4 = addr(V4.node);
         config.node_v6 = addr(V6.node);
         config.node_ports = PortRange { first: 61000, last: 65535 };
+        config.direct_routing = 1;
         let world = Self::empty(config);
         cast::settle(&world);
         world

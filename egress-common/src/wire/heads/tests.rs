@@ -32,6 +32,27 @@ fn chained(chain: &[(u8, u8)]) -> Vec<u8> {
 }
 
 #[test]
+fn an_ipv4_mapped_address_is_not_read() {
+    let mapped = Addr::v4([10, 244, 1, 10]).octets();
+    let why = |frame: &[u8]| {
+        let mut heads = Heads::NONE;
+        heads.read(frame, Direction::Egress).is_none().then(|| heads.why_unread())
+    };
+    for (at, length, verdict) in [
+        (ipv6::SADDR, 82, Some(Verdict::V4Mapped)),
+        (ipv6::DADDR, 82, Some(Verdict::V4Mapped)),
+        (ipv6::DADDR + 8, 82, None),
+        (ipv6::DADDR, L3 + IPV6_LEN - 1, Some(Verdict::NotIp)),
+    ] {
+        let mut frame = packet(PAIRS[1].0, PAIRS[1].1, 4000, 80).frame();
+        frame[L3 + at..L3 + at + 16].copy_from_slice(&mapped);
+        frame.truncate(length);
+        assert_eq!(why(&frame), verdict, "{at} {length}");
+    }
+    assert_eq!(why(&[0; 60]), Some(Verdict::NotIp));
+}
+
+#[test]
 fn what_a_whole_packet_shows() {
     for (from, to) in PAIRS {
         let udp = packet(from, to, 4000, 80).ttl(9).heads();

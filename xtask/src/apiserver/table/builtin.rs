@@ -48,6 +48,7 @@ pub(super) fn columns(kind: &str) -> &'static [(&'static str, i64)] {
             ("Nominated Node", 1),
             ("Readiness Gates", 1),
         ],
+        "Secret" => &[("Name", 0), ("Type", 0), ("Data", 0), ("Age", 0)],
         "Service" => &[
             ("Name", 0),
             ("Type", 0),
@@ -67,6 +68,7 @@ pub(super) fn cells(kind: &str, object: &Value, now: Timestamp) -> Value {
     let count = |pointer: &str| object.pointer(pointer).map_or(0, length);
     match kind {
         "ConfigMap" => json!([name(object), count("/data") + count("/binaryData"), age]),
+        "Secret" => json!([name(object), text(object, "/type"), count("/data"), age]),
         "CustomResourceDefinition" => {
             json!([name(object), text(object, "/metadata/creationTimestamp")])
         }

@@ -102,7 +102,7 @@ impl Write<'_> {
         }
         let mut causes = check::metadata(self.kind, object);
         if let Some(schema) = &self.kind.schema {
-            causes.extend(schema.validate(object));
+            causes.extend(schema.validate(object, before));
         }
         causes.extend(check::specific(self.kind, object, before));
         if causes.is_empty() { Ok(()) } else { Err(ApiError::invalid(self.kind, meta::name(object), &causes)) }

@@ -77,14 +77,24 @@ impl Cluster {
 
 /// The table that kubectl prints for EgressIP objects: like it, only the first of several values.
 fn table(items: &[Value]) -> String {
-    let header = ["NAME", "EGRESSIPS", "ASSIGNED NODE", "ASSIGNED EGRESSIPS"].map(str::to_owned);
-    let paths = ["/metadata/name", "/spec/egressIPs/0", "/status/items/0/node", "/status/items/0/egressIP"];
-    let cell = |item: &Value, path: &str| item.pointer(path).and_then(Value::as_str).unwrap_or_default().to_owned();
+    let header = ["NAME", "EGRESSIPS", "ASSIGNED NODE", "ASSIGNED EGRESSIPS", "SELECTED PODS"].map(str::to_owned);
+    let paths = [
+        "/metadata/name",
+        "/spec/egressIPs/0",
+        "/status/items/0/node",
+        "/status/items/0/egressIP",
+        "/status/selectedPods",
+    ];
+    let cell = |item: &Value, path: &str| match item.pointer(path) {
+        Some(Value::String(text)) => text.clone(),
+        Some(other) => other.to_string(),
+        None => String::new(),
+    };
     let mut rows = vec![header];
     rows.extend(items.iter().map(|item| paths.map(|path| cell(item, path))));
     let width = |column: usize| rows.iter().map(|row| row[column].len()).max().unwrap_or(0);
-    let widths = [width(0), width(1), width(2), width(3)];
-    let line = |row: &[String; 4]| {
+    let widths = std::array::from_fn::<usize, 5, _>(width);
+    let line = |row: &[String; 5]| {
         let cells: Vec<String> = row.iter().zip(widths).map(|(cell, width)| format!("{cell:<width$}")).collect();
         cells.join("   ").trim_end().to_owned() + "\n"
     };
@@ -100,10 +110,10 @@ mod tests {
         let item = json!({
             "metadata": {"name": "a"},
             "spec": {"egressIPs": ["172.18.0.100", "172.18.0.101"]},
-            "status": {"items": [{"node": "node1", "egressIP": "172.18.0.100"}]},
+            "status": {"items": [{"node": "node1", "egressIP": "172.18.0.100"}], "selectedPods": 2},
         });
-        let expected = "NAME   EGRESSIPS      ASSIGNED NODE   ASSIGNED EGRESSIPS\n\
-                        a      172.18.0.100   node1           172.18.0.100\n";
+        let expected = "NAME   EGRESSIPS      ASSIGNED NODE   ASSIGNED EGRESSIPS   SELECTED PODS\n\
+                        a      172.18.0.100   node1           172.18.0.100         2\n";
         assert_eq!(table(&[item]), expected);
     }
 }

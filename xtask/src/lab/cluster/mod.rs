@@ -183,7 +183,7 @@ impl Cluster {
     pub(crate) fn publish(&self, lab: &Lab) -> Result<()> {
         for node in lab.nodes() {
             let path = format!("/api/v1/nodes/{}", node.name());
-            self.claim_alone("/api/v1/nodes", objects::node(node.number))?;
+            self.claim_alone("/api/v1/nodes", objects::node(node.number, node.quirks.cni))?;
             self.patch_status(&path, &objects::node_status(node.number, true))?;
         }
         let mut namespaces: Vec<&str> = lab.pods().iter().map(|pod| pod.namespace.as_str()).collect();

@@ -5,26 +5,37 @@ use serde_json::{Value, json};
 
 use crate::lab::Pod;
 use crate::lab::addresses::{Dual, NodeNumber};
+use crate::lab::quirks::Cni;
 
-pub(crate) fn node(number: NodeNumber) -> Value {
-    let own = number.address();
-    let (v4, v6) = (format!("{}/16", own.v4), format!("{}/64", own.v6));
-    let primary = json!({"ipv4": v4, "ipv6": v6});
-    let subnets = json!({"default": [number.pod_subnet_v4(), number.pod_subnet_v6()]});
+/// A node as a cloud's or kubeadm's controllers leave it: what OVN-Kubernetes would have said of it is not there.
+fn bare_node(number: NodeNumber) -> Value {
     json!({
         "apiVersion": "v1",
         "kind": "Node",
         "metadata": {
             "name": number.name(),
             "labels": {"kubernetes.io/hostname": number.name(), "kubernetes.io/os": "linux"},
-            "annotations": {
-                "k8s.ovn.org/node-primary-ifaddr": primary.to_string(),
-                "k8s.ovn.org/host-cidrs": json!([v4, v6]).to_string(),
-                "k8s.ovn.org/node-subnets": subnets.to_string(),
-            },
         },
         "spec": {"podCIDR": number.pod_subnet_v4(), "podCIDRs": [number.pod_subnet_v4(), number.pod_subnet_v6()]},
     })
+}
+
+pub(crate) fn node(number: NodeNumber, cni: Cni) -> Value {
+    let bare = bare_node(number);
+    if cni == Cni::Bridge {
+        return bare;
+    }
+    let own = number.address();
+    let (v4, v6) = (format!("{}/16", own.v4), format!("{}/64", own.v6));
+    let primary = json!({"ipv4": v4, "ipv6": v6});
+    let subnets = json!({"default": [number.pod_subnet_v4(), number.pod_subnet_v6()]});
+    let mut node = bare;
+    node["metadata"]["annotations"] = json!({
+        "k8s.ovn.org/node-primary-ifaddr": primary.to_string(),
+        "k8s.ovn.org/host-cidrs": json!([v4, v6]).to_string(),
+        "k8s.ovn.org/node-subnets": subnets.to_string(),
+    });
+    node
 }
 
 /// A merge patch of a node's status.
@@ -64,6 +75,10 @@ pub(crate) fn service_account(namespace: &str) -> Value {
 }
 
 pub(crate) fn pod(pod: &Pod) -> Value {
+    let annotations = match pod.cni {
+        Cni::Ovn => json!({"k8s.ovn.org/pod-networks": pod_networks(pod.node, pod.addresses).to_string()}),
+        Cni::Bridge => json!({}),
+    };
     json!({
         "apiVersion": "v1",
         "kind": "Pod",
@@ -71,7 +86,7 @@ pub(crate) fn pod(pod: &Pod) -> Value {
             "name": pod.name,
             "namespace": pod.namespace,
             "labels": pod.labels,
-            "annotations": {"k8s.ovn.org/pod-networks": pod_networks(pod.node, pod.addresses).to_string()},
+            "annotations": annotations,
         },
         "spec": {
             "nodeName": pod.node.name(),
@@ -113,7 +128,7 @@ mod tests {
 
     #[test]
     fn annotations_are_json_in_strings() {
-        let object = node(NodeNumber::new(1).expect("one is a node"));
+        let object = node(NodeNumber::new(1).expect("one is a node"), Cni::Ovn);
         let annotation = object.pointer("/metadata/annotations/k8s.ovn.org~1node-subnets").and_then(Value::as_str);
         assert_eq!(annotation, Some(r#"{"default":["10.244.1.0/24","fd00:10:244:1::/64"]}"#));
         let annotation = object.pointer("/metadata/annotations/k8s.ovn.org~1node-primary-ifaddr");

@@ -33,7 +33,7 @@ pub(in crate::lifecycle) fn made_anew(context: &LabContext) -> Result<()> {
             forget_link_address(&chaos.ground.lab, place)?;
             chaos.settle()?;
             let device = if management { "the management port" } else { "the uplink" };
-            let leaked = leaks(&chaos.callers, &capture, begun);
+            let leaked = leaks(&chaos.callers, &capture, begun)?;
             let span = span(&leaked);
             println!("node{number}, {device} made anew: {} packets of selected pods leaked in {span:?}", leaked.len());
             ensure!(span < WINDOW, "the programs were not back for {span:?}");
@@ -43,15 +43,14 @@ pub(in crate::lifecycle) fn made_anew(context: &LabContext) -> Result<()> {
             until("a second without a leak", EFFECT, || {
                 Ok(right.elapsed().is_ok_and(|past| past > WATCHED).then_some(()))
             })?;
-            let late = leaks(&chaos.callers, &capture, right);
+            let late = leaks(&chaos.callers, &capture, right)?;
             ensure!(late.is_empty(), "{} packets leaked when all was right again: {:?}", late.len(), late.first());
             total += leaked.len();
         }
     }
     println!("{total} packets leaked while six devices were made anew");
     chatter.into_iter().try_for_each(Chatter::finish)?;
-    let seen = capture.finish()?;
-    ensure!(seen.missed == 0, "the capture missed {} frames", seen.missed);
+    capture.finish()?;
     Ok(())
 }
 
@@ -60,7 +59,7 @@ pub(in crate::lifecycle) fn made_anew(context: &LabContext) -> Result<()> {
 fn forget_link_address(lab: &Lab, node: &Node) -> Result<()> {
     let neighbours = lab.nodes().iter().flat_map(|other| [&other.host, &other.router]).chain([lab.ext()]);
     for neighbour in neighbours {
-        for address in node.number.address().both().into_iter().chain(node.number.management().both()) {
+        for address in node.number.address().both().into_iter().chain(node.management().both()) {
             neighbour.exec("ip", &["neigh", "flush", "to", &address.to_string()])?;
         }
     }
@@ -68,11 +67,11 @@ fn forget_link_address(lab: &Lab, node: &Node) -> Result<()> {
 }
 
 /// Wrong packets of callers that are always selected.
-fn leaks(callers: &[Caller], capture: &Capture, since: SystemTime) -> Vec<Sighting> {
-    let seen = capture.seen();
+fn leaks(callers: &[Caller], capture: &Capture, since: SystemTime) -> Result<Vec<Sighting>> {
+    let seen = capture.seen()?;
     let selected = callers.iter().filter(|caller| matches!(caller.fate, Fate::Always | Fate::Reborn | Fate::Silent));
     let wrong = selected.flat_map(|caller| caller.judge(&seen).wrong);
-    wrong.filter(|sighting| sighting.at >= since).collect()
+    Ok(wrong.filter(|sighting| sighting.at >= since).collect())
 }
 
 fn span(leaked: &[Sighting]) -> Duration {

@@ -115,10 +115,10 @@ pub(super) fn judge_can_say_no(context: &LabContext) -> Result<()> {
     let caller = |name: &str| chaos.callers.iter().find(|caller| caller.name == name).cloned();
     let (Some(always), Some(never)) = (caller("always1"), caller("never1")) else { anyhow::bail!("no callers") };
     until("both have called", EFFECT, || {
-        let seen = capture.seen();
+        let seen = capture.seen()?;
         Ok((always.judge(&seen).packets() > 50 && never.judge(&seen).packets() > 50).then_some(()))
     })?;
-    let seen = capture.seen();
+    let seen = capture.seen()?;
     ensure!(rule(&chaos.callers, &seen).values().all(|ruling| ruling.wrong.is_empty()), "a leak before there is one");
     for (history, door) in [(&always, &never), (&never, &always)] {
         let ruling = judge_as(&history.history, door.door, &seen);
@@ -134,10 +134,10 @@ pub(super) fn judge_can_say_no(context: &LabContext) -> Result<()> {
     let link = Pins::of(first).link_path("mgmt_ingress")?;
     bpftool(&["link", "detach", "pinned", &link.to_string_lossy()])?;
     until("the second line drops what nobody steers", EFFECT, || Ok((held(first)? > 20).then_some(())))?;
-    ensure!(always.judge(&capture.seen()).wrong.is_empty(), "the second line lets packets pass");
+    ensure!(always.judge(&capture.seen()?).wrong.is_empty(), "the second line lets packets pass");
     first.host.exec("nft", &["delete", "table", "inet", "egress-agent"])?;
     let wrong = until("the judge sees the leak", EFFECT, || {
-        let ruling = always.judge(&capture.seen());
+        let ruling = always.judge(&capture.seen()?);
         Ok((ruling.wrong.len() > 20).then_some(ruling.wrong))
     })?;
     let of_the_node = wrong.iter().filter(|sighting| always.node.is(sighting.source)).count();
@@ -146,7 +146,7 @@ pub(super) fn judge_can_say_no(context: &LabContext) -> Result<()> {
         wrong.len()
     );
     ensure!(of_the_node == wrong.len(), "what leaks has another address than the node's");
-    ensure!(never.judge(&capture.seen()).wrong.is_empty(), "a caller that is not selected is judged to leak");
+    ensure!(never.judge(&capture.seen()?).wrong.is_empty(), "a caller that is not selected is judged to leak");
     chaos.ground.agent(1)?.resume()?;
     chatter.into_iter().try_for_each(Chatter::finish)
 }

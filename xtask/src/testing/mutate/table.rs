@@ -88,16 +88,17 @@ mutations! {
         "let sum = csum::replace_u32(sum, old.words()[3], new.words()[3]);" =>
         "let sum = if old == new { csum::replace_u32(sum, old.words()[3], new.words()[3]) } else { sum };";
     "pseudo-header-checksum", REWRITE, ["replies::"], "the receiver drops TCP and UDP":
-        "replace_l4_checksum(*self, heads, &old, &rewrite.addr)?;\n            if" =>
-        "replace_l4_checksum(*self, heads, &old, &old)?;\n            if";
+        "replace_checksum(*self, heads, &old, &rewrite.addr)?;\n        if" =>
+        "replace_checksum(*self, heads, &old, &old)?;\n        if";
     "icmpv6-checksum", REWRITE, ["replies::"], "the receiver drops ICMPv6, which unlike ICMP covers the addresses":
-        "PROTO_ICMPV6 => (l4::ICMP_CHECKSUM, 0)," => "PROTO_ICMPV6 => return Some(()),";
+        "PROTO_ICMPV6 => Some((l4::ICMP_CHECKSUM, 0))," => "PROTO_ICMPV6 => None,";
     "port-checksum", REWRITE, ["replies::"], "the receiver drops what got another port":
-        "let (from, to) = (u64::from(old.to_be()), u64::from(new.to_be()));" =>
-        "let (from, to) = (u64::from(old.to_be()), u64::from(old.to_be()));";
+        "let (from, to) = (old.to_be(), new.to_be());" => "let (from, to) = (old.to_be(), old.to_be());";
     "udp-zero-checksum", REWRITE, ["replies::", "protocols::"], "a checksum that says none becomes a wrong one":
-        "PROTO_UDP | PROTO_UDP_LITE => (l4::UDP_CHECKSUM, u64::from(BPF_F_MARK_MANGLED_0))," =>
-        "PROTO_UDP | PROTO_UDP_LITE => (l4::UDP_CHECKSUM, 0),";
+        "PROTO_UDP | PROTO_UDP_LITE => Some((l4::UDP_CHECKSUM, u64::from(BPF_F_MARK_MANGLED_0)))," =>
+        "PROTO_UDP | PROTO_UDP_LITE => Some((l4::UDP_CHECKSUM, 0)),";
+    "complete-sum", REWRITE, ["protocols::"], "a device's sum over an IPv6 packet is wrong, and the receiver sums it again":
+        "packet.tell_sum(change.into());" => "packet.tell_sum(0);";
     "sctp-checksum", SCTP, ["sctp::"], "the receiver drops what got another port":
         "sctp_checksum(u32::from_le_bytes(field), difference, length)" =>
         "sctp_checksum(u32::from_le_bytes(field), 0, length)";
@@ -147,10 +148,18 @@ mutations! {
     "sweep-takes-any-other-key", SWEEP, ["life::"], "a mapping that gets no answers stays for as long as its pod goes on":
         "copy.is_of(at) && copy.other == *key" => "copy.other == *key";
     "expiry-of-one-direction", EXPIRY, ["life::"], "a download is cut because only answers come":
-        "(forward.last_seen_ns.max(reverse.last_seen_ns), reverse.state)" => "(forward.last_seen_ns, reverse.state)";
+        "reverse.map_or(0, |reverse| reverse.last_seen_ns).max(forward.last_seen_ns)" => "forward.last_seen_ns";
     "opening-lives-as-established", EXPIRY, ["life::"], "SYNs that nobody answers fill the map for hours":
         "(PROTO_TCP, Phase::Opening) => timeouts.tcp_opening," =>
         "(PROTO_TCP, Phase::Opening) => timeouts.tcp_established,";
+    "unreplied-lives-as-answered", EXPIRY, ["life::"], "datagrams that nobody answers fill the map for minutes":
+        "(_, Phase::Opening) if timeouts.unreplied < answered => timeouts.unreplied,\n" => "";
+    "no-quota-of-mappings", SNAT, ["quota"], "one pod takes the gateway's table from all objects":
+        "if !tables.has_quota(&forward.saddr, owner.egress_id, Held::Mappings) {" => "if false {";
+    "no-quota-of-flows", SLOTS, ["quota"], "one pod takes its node's table from all others":
+        "if !overwrite && !tables.has_quota(" => "if overwrite && !tables.has_quota(";
+    "quota-never-recounted", SWEEP, ["quota"], "a pod that has once reached its quota is refused for ever":
+        "(share.flows, share.mappings) = (share.counting_flows, share.counting_mappings);" => "";
     "fragment-key-without-protocol", FRAGMENTS, ["protocols::"], "a fragment of one protocol gets the ports of another's":
         "protocol: heads.tuple.protocol," => "protocol: 0,";
     "fragment-key-without-identification", FRAGMENTS, ["protocols::"], "a fragment gets the ports of another datagram":
@@ -177,7 +186,7 @@ mutations! {
     "inner-source-unchecked", ACCEPT, ["encapsulation::"], "a node can send with any source":
         "let owned = match of_sender {" => "let owned = match of_sender || outer.egress_id != 0 {";
     "reply-to-any-pod", ACCEPT, ["encapsulation::", "overlay::"], "what the world sends to a former pod reaches who has its address now":
-        "pod.egress_id() == Some(outer.egress_id)" => "pod.egress_id() != Some(0)";
+        "pod.egress_id() != Some(outer.egress_id)" => "pod.egress_id() == Some(0)";
     "own-pod-guard-skipped", LEAVE, ["guard::"], "a selected pod's packet leaves with the pod's address":
         "let verdict = guard_own(heads, quote, tables, config);" => "let verdict = Verdict::NotOurs;";
     "foreign-pod-guard-skipped", LEAVE, ["guard::"], "another node's pod leaves with its own address":
@@ -187,11 +196,11 @@ mutations! {
     "tunnel-guard-skipped", LEAVE, ["guard::"], "a pod makes overlay packets of its own":
         "if meta.forwarded && heads.may_be_udp_to" => "if meta.forwarded && meta.returning && heads.may_be_udp_to";
     "mark-left-after-snat", ROADS, ["replies::"], "the stack's rules for mark 1008 meet a packet that is translated already":
-        "Leave::NodeSnat => {\n            packet.set_mark(0);" => "Leave::NodeSnat => {";
+        "Leave::NodeSnat => {\n            packet.set_mark(meta.mark & !NODE_MARK);" => "Leave::NodeSnat => {";
     "mark-left-on-what-the-stack-translated", ROADS, ["guard::", "replies::"], "mark 1008 goes on to devices behind":
-        "Leave::Unmark => {\n            packet.set_mark(0);" => "Leave::Unmark => {";
+        "Leave::Unmark => {\n            packet.set_mark(meta.mark & !NODE_MARK);" => "Leave::Unmark => {";
     "seen-not-said", MAIN, ["guard::"], "what steering leaves to the stack is dropped there":
-        "Packet::new(&ctx).set_priority(seen);" => "Packet::new(&ctx).set_priority(seen & 1);";
+        "packet.set_priority(seen);" => "packet.set_priority(seen & 1);";
     "seen-said-to-nobody", CONFIG, ["guard::"], "packets go through the stack with a priority that nobody takes off":
         "if self.seen == 0 { None }" => "if self.seen == 1 { None }";
     "no-policy-passes", SLOTS, ["pods::"], "a selected pod leaves with the node's address until its policy is there":
@@ -206,8 +215,8 @@ mutations! {
     "quote-of-another-address", ENTER, ["errors::"], "an ICMP error about one egress IP comes in by another":
         "quote.tuple().saddr == heads.tuple.daddr" => "quote.tuple().protocol != 0";
     "answers-to-the-world-translated", STEER, ["replies::", "guard::"], "answers to connections from outside get an egress IP":
-        "} else if may_answer(heads) && tables.inbound_answered(&heads.tuple, heads.tcp_flags) {" =>
-        "} else if heads.ttl == 0 && tables.inbound_answered(&heads.tuple, heads.tcp_flags) {";
+        "} else if may_answer(heads) && tables.inbound_answered(&heads.tuple, heads.of_pod()) {" =>
+        "} else if heads.ttl == 0 && tables.inbound_answered(&heads.tuple, heads.of_pod()) {";
     "settled-outlives-decisions", STEER, ["pods::"], "flows go on as before when what was decided about them has changed":
         "flow.settled_under(config.decisions)" => "flow.settled_under(flow.decided)";
     "settled-unsealed", FLOWS, ["races::"], "a slot and the number of decisions that it was not asked under are taken for one":
@@ -281,7 +290,7 @@ mutations! {
     "link-header-counts", MTU, ["answers::"], "packets that just fit are refused":
         "frame_len.saturating_sub(L3 as u32)" => "frame_len";
     "arp-answer-with-the-askers-mac", ANSWER, ["neighbours::"], "the network sends the egress IP's packets to whoever asked":
-        "request.answer(owned.mac)" => "request.answer(request.sender_mac)";
+        "message.answer(owned.mac)" => "message.answer(message.sender_mac)";
     "neighbour-answer-with-the-askers-mac", ANSWER, ["neighbours::"], "the network sends the egress IP's packets to whoever asked":
         "solicitation.answer(owned.mac, frame);" => "solicitation.answer(solicitation.answer_mac(), frame);";
 }

@@ -45,7 +45,11 @@ fn where_all_are_drained_all_stays_and_nothing_comes() {
     Arc::make_mut(&mut other).ready = false;
     nodes.insert(name, other);
     let outcomes = assign(&objects, &nodes);
-    assert_eq!(fate(&outcomes, "b"), &Fate::NotReady { node: "n3".into() }, "what comes back by itself is named first");
+    assert_eq!(
+        fate(&outcomes, "b"),
+        &Fate::NotReady { node: "n3".into(), why: Obstacle::NotReady },
+        "what comes back by itself is named first"
+    );
 }
 
 /// Nobody loses the node that it has, or could have, to what a drained node gives away.
@@ -74,7 +78,9 @@ fn a_hand_over_from_a_drained_node_goes_on_to_the_node_that_it_began_with() {
         let record = HandOver { number: 1, from: "n1".into(), to: Some(heir.into()) };
         let hand_overs = BTreeMap::from([("172.18.0.100".parse().expect("a literal"), record)]);
         let (none, objects, nodes) = (BTreeSet::new(), &objects, &nodes);
-        let facts = Facts { objects, nodes, unreachable: &none, absent: &none, hand_overs: &hand_overs };
+        let (unreachable, absent, hand_overs) = (&none, &none, &hand_overs);
+        let (networks, services) = (&ClusterNetworks::default(), &Services::default());
+        let facts = Facts { objects, nodes, unreachable, absent, networks, services, hand_overs };
         assert_eq!(node_of(&crate::controller::assignment::assign(&facts).outcomes, "a", "172.18.0.100"), Some(heir));
     }
 }

@@ -1,9 +1,9 @@
 //! A node that is asked, and how what is found of it is handed on.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
 use tokio::sync::{mpsc, watch};
@@ -26,7 +26,8 @@ pub(super) struct Teller {
 }
 
 impl Teller {
-    pub(super) fn tell(&self, finding: Finding) {
+    /// Whether it was taken.
+    pub(super) fn tell(&self, finding: Finding) -> bool {
         if let (Finding::Sign(_, at), Some(others)) = (&finding, &self.others) {
             others.note(*at);
         }
@@ -39,10 +40,10 @@ impl Teller {
                 }
                 false
             });
-            return;
+            return true;
         }
-        // Where findings pile up one is missed, and a newer one comes soon.
-        let _missed = self.found.try_send((self.node.clone(), finding));
+        // Where findings pile up one is missed, and comes again with one of the next answers.
+        self.found.try_send((self.node.clone(), finding)).is_ok()
     }
 }
 
@@ -58,8 +59,38 @@ pub(super) struct Asked {
     /// Of one that is no egress node any more.
     pub(super) until: Option<Instant>,
     pub(super) trouble: Option<String>,
+    /// Addresses where something else answers, since when.
+    pub(super) strange: BTreeMap<IpAddr, Instant>,
     /// It goes by another total timeout, which has been said.
     pub(super) differs: bool,
+}
+
+/// An agent that has just started, or has another key already, is no stranger yet.
+const STRANGE_BEHIND: Duration = Duration::from_secs(2);
+
+impl Asked {
+    /// Where something else has answered for long enough.
+    pub(super) fn stranger(&self, now: Instant) -> Option<IpAddr> {
+        self.strange.iter().find(|(_, since)| now >= **since + STRANGE_BEHIND).map(|(address, _)| *address)
+    }
+}
+
+/// How often is told of a node that something else answers there: whoever does can come and go.
+const TOLD_AGAIN: Duration = Duration::from_secs(600);
+
+/// Nodes of which that was told, and when.
+#[derive(Default)]
+pub(super) struct Strangers(BTreeMap<String, Instant>);
+
+impl Strangers {
+    pub(super) fn is_news(&mut self, node: &str, now: Instant) -> bool {
+        self.0.retain(|_, told| now < *told + TOLD_AGAIN);
+        let is_news = !self.0.contains_key(node);
+        if is_news {
+            self.0.insert(node.to_owned(), now);
+        }
+        is_news
+    }
 }
 
 /// By which addresses a node is asked.
@@ -69,7 +100,7 @@ pub(super) fn roads(node: &Node) -> Vec<Road> {
         let knock_at = own.iter().copied().filter(|own| own.is_ipv4() == address.is_ipv4()).collect();
         Road { address, knock_at }
     };
-    node.management().into_iter().map(road).collect()
+    node.health_addresses().into_iter().map(road).collect()
 }
 
 /// What makes nodes stand in for each other: IPv4 first, as where overlay packets are sent to.

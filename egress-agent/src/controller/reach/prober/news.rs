@@ -1,8 +1,36 @@
 //! What is said of nodes when something about them changes.
 
+use std::net::IpAddr;
+
 use super::*;
 
+/// Of an event on the leader's own Node.
+const STRANGE: &str = "HealthAnswerNotSigned";
+
 impl Round {
+    /// Nodes at whose addresses something else answers are known to all, and told of now and then.
+    pub(super) fn look_for_strangers(&mut self, now: Instant) {
+        let strange = self.asked.iter().filter_map(|(node, asked)| Some((node.clone(), asked.stranger(now)?)));
+        let strange: BTreeMap<String, IpAddr> = strange.collect();
+        for (node, address) in &strange {
+            if !self.strangers.is_news(node, now) {
+                continue;
+            }
+            let message = format!(
+                "something else than its agent answers at {address}, the health address of node {node}, or an agent with \
+                 another key: nothing that it says is believed"
+            );
+            warn!("{message}");
+            self.manner.events.iter().for_each(|events| events.warn_of_node(STRANGE, &message));
+        }
+        self.reach.send_if_modified(|reach| {
+            let strange = strange.into_keys().collect();
+            let is_news = reach.strange != strange;
+            reach.strange = strange;
+            is_news
+        });
+    }
+
     /// One line for each change.
     pub(super) fn say(&self, News { node, standing, treated }: &News, now: Instant) {
         let grace = self.manner.rules.grace.as_secs();

@@ -9,6 +9,7 @@ use crate::controller::leadership::leadership;
 use crate::controller::reach::pulse::Rules;
 use crate::controller::reach::session::plaintext;
 use crate::fence::regain::Regain;
+use crate::health::signature::tests::{answer_for_anyone, shared};
 use crate::health::{self, fitness::Uplink};
 use crate::metrics::Meters;
 use crate::model::inbox::{Giver, inbox};
@@ -21,7 +22,7 @@ const RULES: Rules =
 fn node(number: u8) -> (String, Arc<Node>) {
     let name = format!("node{number}");
     let pod_subnets = vec![format!("127.1.{number}.0/24").parse().expect("a literal")];
-    (name.clone(), Arc::new(Node { name, assignable: true, pod_subnets, ..Node::default() }))
+    (name.clone(), Arc::new(Node { name, assignable: true, pod_subnets, announces_pods: true, ..Node::default() }))
 }
 
 struct Server {
@@ -35,21 +36,35 @@ struct Server {
 }
 
 fn serve(number: u8, port: u16) -> Server {
-    let management = node(number).1.management();
-    let (ready, is_ready) = watch::channel(Ready { serving: true, management });
+    let addresses = node(number).1.health_addresses();
+    let (ready, is_ready) = watch::channel(Ready { serving: true, addresses, ..Ready::default() });
     let ((uplink, is_uplink), (heard, is_heard)) = (watch::channel(Uplink::Works), watch::channel(None));
     let ((released, is_released), (orders, is_ordered)) = (watch::channel(Words::new()), watch::channel(Words::new()));
     let (overlay, ledger) = (watch::channel(None).1, watch::channel(Arc::default()).1);
-    let facts = health::Facts { ready: is_ready, uplink: is_uplink, released: is_released, overlay, ledger };
+    let nodes = watch::channel(Arc::default()).1;
+    let (uplinks, key, node_name) = (is_uplink, shared(1), node(number).0);
+    let (ready_now, released_now) = (is_ready, is_released);
+    let facts = health::Facts {
+        ready: ready_now,
+        selected: watch::Sender::default().subscribe(),
+        uplink: uplinks,
+        released: released_now,
+        overlay,
+        ledger,
+        nodes,
+        key,
+        node_name,
+    };
     let (regain, stop) = (Regain::default(), CancellationToken::new());
-    let told = health::Told { heard, total: watch::channel(None).0, orders, regain: regain.clone() };
+    let (total, meters) = (watch::channel(None).0, Meters::default());
+    let told = health::Told { heard, total, orders, regain: regain.clone(), meters };
     let settings = health::Settings { port, tls: None, total_timeout: RULES.total };
     tokio::spawn(health::serve(settings, facts, told, stop.clone()));
     Server { uplink, heard: is_heard, orders: is_ordered, released, regain, _ready: ready, _stop: stop.drop_guard() }
 }
 
 fn manner(port: u16) -> Manner {
-    Manner { rules: RULES, port, dial: plaintext(), meters: Meters::default() }
+    Manner { rules: RULES, port, dial: plaintext(), key: shared(1), meters: Meters::default(), events: None }
 }
 
 fn prober(port: u16, duty: Duty) -> (Giver, watch::Receiver<Reach>, DropGuard) {
@@ -189,6 +204,32 @@ async fn a_node_is_told_of_hand_overs_and_says_that_it_has_obeyed() {
 }
 
 #[tokio::test]
+async fn what_a_node_has_let_go_of_is_said_again_where_findings_pile_up() {
+    let port = free_port().await;
+    let server = serve(19, port);
+    let words = Words::from([([172, 18, 0, 100].into(), 7)]);
+    server.released.send_replace(words.clone());
+    let (found, mut findings) = mpsc::channel(1);
+    let reach = watch::channel(Reach::default()).0;
+    let teller = Teller { node: "node19".into(), reach, found, others: None };
+    let (vouch, orders, recall) =
+        (Vouch::for_other(), watch::channel(Words::new()).1, ("node19".into(), Arc::default()));
+    let asker = Asker { term: 1, offset: Duration::ZERO, vouch, orders, recall, own_node: "leader".into() };
+    let road = Road { address: node(19).1.management()[0], knock_at: Vec::new() };
+    tokio::spawn(async move { ask(&manner(port), &road, &asker, |finding| teller.tell(finding)).await });
+    // Meanwhile it has answered several times.
+    tokio::time::sleep(RULES.interval * 4).await;
+    let said = async {
+        while let Some((_, finding)) = findings.recv().await {
+            if finding == Finding::Released(words.clone()) {
+                return;
+            }
+        }
+    };
+    tokio::time::timeout(RULES.interval * 8, said).await.expect("it is said again");
+}
+
+#[tokio::test]
 async fn a_node_has_back_what_it_lost_when_all_others_promise_and_the_api_server_is_away() {
     let port = free_port().await;
     let servers = [serve(16, port), serve(17, port), serve(18, port)];
@@ -228,6 +269,42 @@ async fn a_node_has_back_what_it_lost_when_all_others_promise_and_the_api_server
     assert!(given.borrow().until > Some(Instant::now()));
 }
 
+/// A pod that has the place of a management address, by a CNI that gives it out, and six lines of gRPC.
+#[tokio::test]
+async fn something_else_at_a_nodes_health_address_is_told_of_and_keeps_nobody_well() {
+    let port = free_port().await;
+    let (published, _leads, duty) = leadership();
+    let servers = [serve(21, port), serve(22, port)];
+    let (nodes, mut reach, _stop) = prober(port, duty);
+    nodes.put(Change::Nodes(Update::Replaced((21..=22).map(node).collect())));
+    lead(&published, 5);
+    until("both are heard", &mut reach, |reach| reach.heard.len() == 2).await;
+    let [_alive, dies] = servers;
+    drop(dies);
+    let address = node(22).1.management()[0];
+    let listener = loop {
+        match tokio::net::TcpListener::bind((address, port)).await {
+            Ok(listener) => break listener,
+            Err(_) => tokio::time::sleep(Duration::from_millis(20)).await,
+        }
+    };
+    let (reporter, service) = tonic_health::server::health_reporter();
+    reporter.set_service_status(crate::health::SERVICE, tonic_health::ServingStatus::Serving).await;
+    let incoming = tonic::transport::server::TcpIncoming::from(listener);
+    let pod = tokio::spawn(tonic::transport::Server::builder().add_service(service).serve_with_incoming(incoming));
+    let one = BTreeSet::from(["node22".to_owned()]);
+    until("something else answers", &mut reach, |reach| reach.strange == one).await;
+    until("its agent is away", &mut reach, |reach| reach.absent == one).await;
+    let last = reach.borrow().heard["node22"];
+    tokio::time::sleep(RULES.total * 2).await;
+    let now = reach.borrow().clone();
+    assert_eq!((now.heard["node22"], &now.strange, now.unreachable.len()), (last, &one, 0), "in its grace period");
+    pod.abort();
+    drop(pod.await);
+    let _back = serve(22, port);
+    until("the agent is back", &mut reach, |reach| reach.strange.is_empty() && reach.absent.is_empty()).await;
+}
+
 #[tokio::test]
 async fn an_agent_that_ends_is_no_suspect() {
     let port = free_port().await;
@@ -245,6 +322,28 @@ async fn an_agent_that_ends_is_no_suspect() {
     assert_eq!((now.heard["node8"], now.unreachable.len(), now.suspects.len()), (last, 0, 0));
 }
 
+/// Every node's agent.
+struct Anyone;
+
+#[tonic::async_trait]
+impl tonic_health::pb::health_server::Health for Anyone {
+    async fn check(
+        &self,
+        request: tonic::Request<tonic_health::pb::HealthCheckRequest>,
+    ) -> Result<tonic::Response<tonic_health::pb::HealthCheckResponse>, tonic::Status> {
+        Ok(answer_for_anyone(&request))
+    }
+
+    type WatchStream = tonic_health::server::WatchStream;
+
+    async fn watch(
+        &self,
+        _: tonic::Request<tonic_health::pb::HealthCheckRequest>,
+    ) -> Result<tonic::Response<Self::WatchStream>, tonic::Status> {
+        Err(tonic::Status::unimplemented("nobody watches"))
+    }
+}
+
 /// Both ends are in this process: an agent that leads has half of it. Run it with optimized code:
 /// `cargo test --release -p egress-agent --lib -- --ignored --nocapture what_a_thousand_nodes_cost`
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -253,8 +352,7 @@ async fn what_a_thousand_nodes_cost() {
     let listener = tokio::net::TcpListener::bind("0.0.0.0:0").await.expect("a port");
     let port = listener.local_addr().expect("an address").port();
     let incoming = tonic::transport::server::TcpIncoming::from(listener);
-    let (reporter, service) = tonic_health::server::health_reporter();
-    reporter.set_service_status(crate::health::SERVICE, tonic_health::ServingStatus::Serving).await;
+    let service = tonic_health::pb::health_server::HealthServer::new(Anyone);
     tokio::spawn(tonic::transport::Server::builder().add_service(service).serve_with_incoming(incoming));
     let (published, _leads, duty) = leadership();
     let (nodes, mut reach, _stop) = prober(port, duty);

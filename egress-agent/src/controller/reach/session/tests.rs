@@ -12,6 +12,7 @@ use tonic_health::server::WatchStream;
 use super::super::vouch::Others;
 use super::*;
 use crate::fence::regain::Regain;
+use crate::health::signature::tests::{answer_for_anyone, key, shared};
 use crate::health::tls::tests::{Authority, Node};
 use crate::health::{self, fitness::Uplink};
 use crate::metrics::meters::count_and_sum;
@@ -41,11 +42,20 @@ async fn found_vouching(dial: Dial, port: u16, within: Duration, vouch: Vouch) -
 }
 
 async fn found_metered((dial, meters): (Dial, Meters), port: u16, within: Duration, vouch: Vouch) -> Vec<Finding> {
+    found_keyed((dial, meters, shared(1)), port, within, vouch).await
+}
+
+async fn found_keyed(
+    (dial, meters, key): (Dial, Meters, SharedKey),
+    port: u16,
+    within: Duration,
+    vouch: Vouch,
+) -> Vec<Finding> {
     let orders = watch::channel(Words::new()).1;
     let recall = ("n".into(), Arc::default());
-    let asker = Asker { term: 3, offset: Duration::ZERO, vouch, orders, recall };
+    let asker = Asker { term: 3, offset: Duration::ZERO, vouch, orders, recall, own_node: "leader".into() };
     let road = Road { address: LOOPBACK, knock_at: vec![] };
-    let manner = Manner { rules: RULES, port, dial, meters };
+    let manner = Manner { rules: RULES, port, dial, key, meters, events: None };
     let begin = Instant::now();
     let findings = Mutex::new(Vec::new());
     let tell = |finding| {
@@ -58,6 +68,7 @@ async fn found_metered((dial, meters): (Dial, Meters), port: u16, within: Durati
         if findings.last() != Some(&finding) {
             findings.push(finding);
         }
+        true
     };
     let _ends = timeout(within, ask(&manner, &road, &asker, tell)).await;
     findings.into_inner().expect("not poisoned")
@@ -101,19 +112,36 @@ async fn agent() -> Agent {
 }
 
 async fn agent_with(tls: Option<Tls>) -> Agent {
+    agent_keyed(tls, shared(1)).await
+}
+
+async fn agent_keyed(tls: Option<Tls>, key: SharedKey) -> Agent {
     let (free, port) = listener().await;
     drop(free);
-    let (ready, is_ready) = watch::channel(Ready { serving: true, management: vec![LOOPBACK] });
+    let (ready, is_ready) = watch::channel(Ready { serving: true, addresses: vec![LOOPBACK], ..Ready::default() });
     let ((uplink, is_uplink), (heard, is_heard)) = (watch::channel(Uplink::Works), watch::channel(None));
     let stop = CancellationToken::new();
     let released = watch::channel(Words::new()).1;
     let (overlay, ledger) = (watch::channel(None).1, watch::channel(Arc::default()).1);
-    let facts = health::Facts { ready: is_ready, uplink: is_uplink, released, overlay, ledger };
+    let nodes = watch::channel(Arc::new([LOOPBACK].into())).1;
+    let node_name = "n".to_owned();
+    let facts = health::Facts {
+        ready: is_ready,
+        selected: watch::Sender::default().subscribe(),
+        uplink: is_uplink,
+        released,
+        overlay,
+        ledger,
+        nodes,
+        key,
+        node_name,
+    };
     let told = health::Told {
         heard,
         total: watch::channel(None).0,
         orders: watch::channel(Words::new()).0,
         regain: Regain::default(),
+        meters: Meters::default(),
     };
     let settings = health::Settings { port, tls, total_timeout: Duration::from_secs(5) };
     tokio::spawn(health::serve(settings, facts, told, stop.clone()));
@@ -147,15 +175,15 @@ async fn answers_are_counted_by_what_they_say_and_timed() {
     let ask = |port| found_metered((plaintext(), meters.clone()), port, RULES.interval * 2, Vouch::for_other());
     ask(agent.port).await;
     let [serving, others @ ..] = meters.probes();
-    assert!(serving > 0 && others == [0; 5], "{serving} {others:?}");
+    assert!(serving > 0 && others == [0; 6], "{serving} {others:?}");
     assert_eq!(count_and_sum(&meters.probe()).0, serving);
     agent.uplink.send_replace(Uplink::NextHopLost(vec![LOOPBACK]));
     ask(agent.port).await;
     let (free, nobody) = listener().await;
     drop(free);
     ask(nobody).await;
-    let [_, not_serving, next_hop_lost, late, refused, unreachable] = meters.probes();
-    assert_eq!((not_serving, late, refused), (0, 0, 0));
+    let [_, not_serving, next_hop_lost, late, refused, unsigned, unreachable] = meters.probes();
+    assert_eq!((not_serving, late, refused, unsigned), (0, 0, 0, 0));
     assert!(next_hop_lost > 0 && unreachable > 0, "{:?}", meters.probes());
     assert_eq!(count_and_sum(&meters.probe()).0, meters.probes()[0] + next_hop_lost, "what has no answer took no time");
 }
@@ -220,17 +248,30 @@ async fn a_session_that_is_closed_is_begun_anew() {
     stop.cancel();
     // Where it is refused, its kernel answers.
     tokio::time::sleep(Duration::from_millis(900)).await;
-    let (ready, is_ready) = watch::channel(Ready { serving: true, management: vec![LOOPBACK] });
+    let (ready, is_ready) = watch::channel(Ready { serving: true, addresses: vec![LOOPBACK], ..Ready::default() });
     let (_uplink, is_uplink) = watch::channel(Uplink::Works);
     let settings = health::Settings { port, tls: None, total_timeout: Duration::from_secs(1) };
     let released = watch::channel(Words::new()).1;
     let (overlay, ledger) = (watch::channel(None).1, watch::channel(Arc::default()).1);
-    let facts = health::Facts { ready: is_ready, uplink: is_uplink, released, overlay, ledger };
+    let nodes = watch::channel(Arc::new([LOOPBACK].into())).1;
+    let node_name = "n".to_owned();
+    let facts = health::Facts {
+        ready: is_ready,
+        selected: watch::Sender::default().subscribe(),
+        uplink: is_uplink,
+        released,
+        overlay,
+        ledger,
+        nodes,
+        key: shared(1),
+        node_name,
+    };
     let told = health::Told {
         heard: watch::channel(None).0,
         total: watch::channel(None).0,
         orders: watch::channel(Words::new()).0,
         regain: Regain::default(),
+        meters: Meters::default(),
     };
     tokio::spawn(health::serve(settings, facts, told, CancellationToken::new()));
     let findings = asked.await.expect("it ends");
@@ -278,9 +319,9 @@ struct Slow(Duration);
 
 #[tonic::async_trait]
 impl Health for Slow {
-    async fn check(&self, _: Request<HealthCheckRequest>) -> Result<Response<HealthCheckResponse>, Status> {
+    async fn check(&self, request: Request<HealthCheckRequest>) -> Result<Response<HealthCheckResponse>, Status> {
         tokio::time::sleep(self.0).await;
-        Ok(Response::new(HealthCheckResponse { status: ServingStatus::Serving.into() }))
+        Ok(answer_for_anyone(&request))
     }
 
     type WatchStream = WatchStream;
@@ -309,9 +350,77 @@ async fn a_slow_answer_is_an_answer_until_the_timeout() {
 async fn another_server_is_no_agent() {
     let (listener, port) = listener().await;
     let incoming = tonic::transport::server::TcpIncoming::from(listener);
-    let (_reporter, service) = tonic_health::server::health_reporter();
+    let (reporter, service) = tonic_health::server::health_reporter();
     let server = tokio::spawn(Server::builder().add_service(service).serve_with_incoming(incoming));
-    let findings = found(port, Duration::from_millis(800)).await;
-    assert_eq!(answers(&findings), [Sign::Answer(Answer::NotServing)]);
+    let meters = Meters::default();
+    let strange = Finding::Strange(LOOPBACK, true);
+    // First it knows no such service, which is gRPC's word and nobody's; then it says that it serves.
+    for serves in [false, true] {
+        if serves {
+            reporter.set_service_status(SERVICE, tonic_health::ServingStatus::Serving).await;
+        }
+        let findings =
+            found_metered((plaintext(), meters.clone()), port, Duration::from_millis(900), Vouch::for_other()).await;
+        assert_eq!(signs(&findings), [Sign::Kernel], "{findings:?}");
+        assert!(findings.contains(&strange), "{findings:?}");
+        assert!(!findings.iter().any(|finding| matches!(finding, Finding::Heard(_))), "{findings:?}");
+    }
+    let [serving, _, _, _, refused, unsigned, _] = meters.probes();
+    assert!(serving == 0 && refused > 0 && unsigned > 0, "{:?}", meters.probes());
+    server.abort();
+}
+
+#[tokio::test]
+async fn an_agent_without_the_leaders_key_is_no_agent_and_changes_nothing_for_it() {
+    let (one, holder) = SharedKey::new();
+    let agent = agent_keyed(None, one).await;
+    let within = Duration::from_millis(900);
+    let found = || found_keyed((plaintext(), Meters::default(), shared(1)), agent.port, within, Vouch::for_other());
+    for key in [None, Some(key(2))] {
+        holder.now.send_replace(key);
+        let findings = found().await;
+        assert_eq!(signs(&findings), [Sign::Kernel], "{findings:?}");
+        assert!(agent.heard.borrow().is_none(), "it holds nothing by the word of one without its key");
+    }
+    timeout(within, holder.doubted()).await.expect("it looks whether its key is another by now");
+    // A leader that has none asks, and believes nothing.
+    let findings =
+        found_keyed((plaintext(), Meters::default(), SharedKey::default()), agent.port, within, Vouch::for_other());
+    assert_eq!(signs(&findings.await), [Sign::Kernel]);
+    assert!(agent.heard.borrow().is_none());
+    holder.now.send_replace(Some(key(1)));
+    assert_eq!(answers(&found().await), [Sign::Answer(Answer::Serving)]);
+    assert!(agent.heard.borrow().is_some());
+}
+
+/// What sits between the two can pass messages on, and nothing else: those of one connection in the place of another's.
+#[tokio::test]
+async fn what_an_agent_said_to_another_probe_is_no_answer() {
+    struct Parrot(Mutex<Option<tonic::metadata::MetadataMap>>);
+
+    #[tonic::async_trait]
+    impl Health for Parrot {
+        async fn check(&self, request: Request<HealthCheckRequest>) -> Result<Response<HealthCheckResponse>, Status> {
+            let mut answer = answer_for_anyone(&request);
+            let mut first = self.0.lock().expect("not poisoned");
+            *answer.metadata_mut() = first.get_or_insert_with(|| answer.metadata().clone()).clone();
+            Ok(answer)
+        }
+
+        type WatchStream = WatchStream;
+
+        async fn watch(&self, _: Request<HealthCheckRequest>) -> Result<Response<WatchStream>, Status> {
+            Err(Status::unimplemented("nobody watches"))
+        }
+    }
+
+    let (listener, port) = listener().await;
+    let incoming = tonic::transport::server::TcpIncoming::from(listener);
+    let service = HealthServer::new(Parrot(Mutex::default()));
+    let server = tokio::spawn(Server::builder().add_service(service).serve_with_incoming(incoming));
+    let (meters, within) = (Meters::default(), Duration::from_millis(900));
+    found_metered((plaintext(), meters.clone()), port, within, Vouch::for_other()).await;
+    let [serving, _, _, _, _, unsigned, _] = meters.probes();
+    assert!(serving == 1 && unsigned > 0, "{:?}", meters.probes());
     server.abort();
 }

@@ -1,0 +1,203 @@
+//! The CNI protocol (<https://www.cni.dev/docs/spec/>, versions 0.3.0 to 1.1.0), as the last plugin of a chain.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use ipnet::IpNet;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tokio::time::{Instant, sleep, timeout_at};
+
+use crate::inspect::socket::ask;
+use crate::inspect::{Answer, Request};
+use crate::model::view::{Attach, PodKey};
+
+/// How long a pod's start waits for an agent: one that is updated is away for a second or two.
+pub const PATIENCE: Duration = Duration::from_secs(5);
+const AGAIN: Duration = Duration::from_millis(50);
+
+const VERSIONS: [&str; 5] = ["0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
+
+/// Codes of the specification.
+const INVALID_ENVIRONMENT: u32 = 4;
+const UNREADABLE: u32 = 6;
+const INVALID_CONFIGURATION: u32 = 7;
+
+/// An error as the runtime reads it.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Failure {
+    code: u32,
+    message: String,
+}
+
+impl Failure {
+    fn new(code: u32, message: impl Into<String>) -> Self {
+        Self { code, message: message.into() }
+    }
+
+    pub fn to_json(&self) -> Value {
+        json!({"cniVersion": VERSIONS[VERSIONS.len() - 1], "code": self.code, "msg": self.message})
+    }
+}
+
+/// What the runtime hands over on standard input, as far as it is asked for.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Configuration {
+    socket: PathBuf,
+    #[serde(default)]
+    prev_result: Option<Value>,
+}
+
+/// Does what the environment and the standard input ask for, waiting for an agent at most so long. Returns what is to be printed.
+///
+/// # Errors
+/// What the runtime cannot have meant. That no agent answers is none: `warn` is told.
+pub async fn run(
+    variable: impl Fn(&str) -> Option<String>,
+    input: &str,
+    patience: Duration,
+    warn: impl Fn(&str),
+) -> Result<Option<Value>, Failure> {
+    let command = variable("CNI_COMMAND").ok_or_else(|| {
+        Failure::new(INVALID_ENVIRONMENT, "CNI_COMMAND is not set: this is called by a container runtime")
+    })?;
+    match command.as_str() {
+        "VERSION" => Ok(Some(json!({"cniVersion": VERSIONS[VERSIONS.len() - 1], "supportedVersions": VERSIONS}))),
+        "ADD" => {
+            let Configuration { socket, prev_result } =
+                serde_json::from_str(input).map_err(|error| Failure::new(UNREADABLE, error.to_string()))?;
+            let result = prev_result.ok_or_else(|| {
+                Failure::new(
+                    INVALID_CONFIGURATION,
+                    "no prevResult: the plugin goes behind the one that makes the network",
+                )
+            })?;
+            match attach(&variable("CNI_ARGS").unwrap_or_default(), &result) {
+                Ok(attach) => tell(&socket, attach, patience, warn).await,
+                Err(why) => warn(&why),
+            }
+            Ok(Some(result))
+        }
+        // The agent forgets a pod with its object, and an address when another pod gets it.
+        "DEL" | "CHECK" | "GC" | "STATUS" => Ok(None),
+        other => Err(Failure::new(INVALID_ENVIRONMENT, format!("CNI_COMMAND={other} is unknown"))),
+    }
+}
+
+/// Of which pod, and which addresses.
+fn attach(arguments: &str, result: &Value) -> Result<Attach, String> {
+    let arguments: BTreeMap<&str, &str> = arguments.split(';').filter_map(|one| one.split_once('=')).collect();
+    let argument = |name: &str| {
+        let value = arguments.get(name).copied().filter(|value| !value.is_empty());
+        value
+            .map(str::to_owned)
+            .ok_or_else(|| format!("the runtime does not say {name}: the agent is not told of the pod"))
+    };
+    let pod = PodKey { namespace: argument("K8S_POD_NAMESPACE")?, name: argument("K8S_POD_NAME")? };
+    let uid = argument("K8S_POD_UID")?;
+    let listed = result["ips"].as_array().into_iter().flatten();
+    let listed = listed.filter_map(|ip| ip["address"].as_str()?.parse::<IpNet>().ok()).map(|net| net.addr());
+    let listed: Vec<IpAddr> = listed.collect();
+    // Kubernetes knows one of each family.
+    let first = |is_ipv4| listed.iter().find(|address| address.is_ipv4() == is_ipv4).copied();
+    let addresses = [first(true), first(false)].into_iter().flatten().collect();
+    Ok(Attach { pod, uid, addresses })
+}
+
+/// Returns when the agent's maps know the addresses, or nobody has said so in time.
+async fn tell(socket: &Path, attach: Attach, patience: Duration, warn: impl Fn(&str)) {
+    let deadline = Instant::now() + patience;
+    loop {
+        let why = match timeout_at(deadline, ask(socket, Request::Attach(attach.clone()))).await {
+            Ok(Ok(Answer::Attached { refused: None })) => return,
+            Ok(Ok(Answer::Attached { refused: Some(why) })) => return warn(&why),
+            Ok(Ok(_)) => "the agent answers something else: is it of another version?".to_owned(),
+            Ok(Err(error)) => error.to_string(),
+            Err(_) => "the agent does not know the pod's address yet".to_owned(),
+        };
+        if Instant::now() + AGAIN >= deadline {
+            return warn(&format!("{why}; the pod starts, and an egress IP waits until its address is known"));
+        }
+        sleep(AGAIN).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ARGUMENTS: &str = "IgnoreUnknown=1;K8S_POD_NAMESPACE=red;K8S_POD_NAME=web;K8S_POD_UID=u-1";
+
+    async fn called(command: Option<&str>, input: &str) -> (Result<Option<Value>, Failure>, Vec<String>) {
+        let said = std::cell::RefCell::new(Vec::new());
+        let variable = |name: &str| match name {
+            "CNI_COMMAND" => command.map(str::to_owned),
+            "CNI_ARGS" => Some(ARGUMENTS.to_owned()),
+            _ => None,
+        };
+        let outcome =
+            run(variable, input, Duration::from_millis(200), |line: &str| said.borrow_mut().push(line.to_owned()))
+                .await;
+        (outcome, said.into_inner())
+    }
+
+    fn result() -> Value {
+        json!({"cniVersion": "1.0.0", "interfaces": [{"name": "eth0", "sandbox": "/run/netns/x"}], "ips": [
+            {"address": "10.244.1.7/24", "gateway": "10.244.1.1", "interface": 0},
+            {"address": "fd00:10:244:1::7/64", "interface": 0}, {"address": "10.9.9.9/24"},
+        ]})
+    }
+
+    #[test]
+    fn one_address_of_each_family_is_told() {
+        let told = attach(ARGUMENTS, &result()).expect("all is there");
+        assert_eq!(told.pod, PodKey { namespace: "red".into(), name: "web".into() });
+        assert_eq!(told.uid, "u-1");
+        let texts: Vec<String> = told.addresses.iter().map(IpAddr::to_string).collect();
+        assert_eq!(texts, ["10.244.1.7", "fd00:10:244:1::7"]);
+        assert!(
+            attach("K8S_POD_NAMESPACE=red;K8S_POD_NAME=web", &result()).is_err_and(|why| why.contains("K8S_POD_UID"))
+        );
+        assert_eq!(attach(ARGUMENTS, &json!({})).map(|told| told.addresses.len()), Ok(0));
+    }
+
+    #[tokio::test]
+    async fn what_no_runtime_means_is_refused_in_its_terms() {
+        let configuration = |more: Value| {
+            let mut all =
+                json!({"cniVersion": "1.0.0", "name": "n", "type": "egress-agent-cni", "socket": "/nowhere/s"});
+            all.as_object_mut().expect("a map").extend(more.as_object().expect("a map").clone());
+            all.to_string()
+        };
+        for (command, input, code) in [
+            (None, String::new(), INVALID_ENVIRONMENT),
+            (Some("MAKE"), String::new(), INVALID_ENVIRONMENT),
+            (Some("ADD"), "{".into(), UNREADABLE),
+            (Some("ADD"), "{}".into(), UNREADABLE),
+            (Some("ADD"), configuration(json!({})), INVALID_CONFIGURATION),
+        ] {
+            let (outcome, said) = called(command, &input).await;
+            assert_eq!(outcome.map_err(|failure| failure.code), Err(code), "{command:?} {input}");
+            assert!(said.is_empty());
+        }
+        for command in ["DEL", "CHECK", "GC", "STATUS"] {
+            assert_eq!(called(Some(command), "").await.0, Ok(None));
+        }
+        let versions = called(Some("VERSION"), "").await.0.expect("an answer").expect("a text");
+        assert_eq!(versions["supportedVersions"], json!(VERSIONS));
+    }
+
+    /// Where no agent answers the pod starts all the same, with what the plugins before have made.
+    #[tokio::test]
+    async fn no_pod_waits_for_ever() {
+        let input = json!({"socket": "/nowhere/agent.sock", "prevResult": result()}).to_string();
+        let begun = Instant::now();
+        let (outcome, said) = called(Some("ADD"), &input).await;
+        assert_eq!(outcome, Ok(Some(result())));
+        assert!(said.len() == 1 && said[0].contains("no agent runs here"), "{said:?}");
+        assert!(begun.elapsed() < PATIENCE, "{:?}", begun.elapsed());
+    }
+}

@@ -1,0 +1,115 @@
+//! VLAN tags, by real packets: the kernel takes the first one off the frame before a program sees it, and a VLAN device
+//! leaves its own to the device below; a test run cannot carry either.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use aya::programs::TcAttachType;
+use egress_common::abi::Verdict;
+
+use crate::cast::{Cast, V4};
+use crate::encapsulation::ground::seal;
+use crate::frames::{Packet, SYN, packet};
+use crate::overlay::{Place, Wire, arrives, is, on_devices, wrapped};
+use crate::pace::patience;
+use crate::stage::{MGMT_MAC, POD_MAC, ROUTER_MAC, UPLINK_MAC, batch};
+
+const PLACES: &[Place] = &[
+    ("mgmt_ingress", "ovn-k8s-mp0", TcAttachType::Ingress),
+    ("mgmt_egress", "ovn-k8s-mp0", TcAttachType::Egress),
+    ("overlay_ingress", "egress0", TcAttachType::Ingress),
+    ("uplink_ingress", "breth0", TcAttachType::Ingress),
+    ("uplink_egress", "breth0", TcAttachType::Egress),
+];
+
+const STEERING: &[Place] = &[("mgmt_ingress", "ovn-k8s-mp0", TcAttachType::Ingress)];
+
+/// The frame with these tags, the first one outside.
+fn tagged(packet: &Packet, tags: &[u16]) -> Vec<u8> {
+    let mut frame = packet.frame();
+    let tags: Vec<u8> = tags.iter().flat_map(|tag| [[0x81, 0], tag.to_be_bytes()].concat()).collect();
+    frame.splice(12..12, tags);
+    frame
+}
+
+/// The devices' own neighbour discovery is none of ours either.
+fn labels(moved: BTreeMap<&'static str, u64>) -> Vec<&'static str> {
+    moved.into_keys().collect()
+}
+
+fn from_pod(cast: &Cast) -> Packet {
+    packet(cast.pod, cast.world, 4000, 80).tcp(SYN).macs(MGMT_MAC, POD_MAC)
+}
+
+#[test]
+fn what_comes_in_with_a_tag_is_not_looked_at() {
+    on_devices(PLACES, |stage, cast| {
+        let to_egress = packet(cast.world, cast.egress, 80, 4000).macs(UPLINK_MAC, ROUTER_MAC);
+        for (wire, packet) in [("pods0", from_pod(cast)), ("out0", to_egress)] {
+            let arrived = arrives(stage, &Wire::of(wire), &tagged(&packet, &[7]));
+            assert_eq!(labels(arrived), [Verdict::NotOurs.label()], "{wire} {packet:?}");
+        }
+    });
+}
+
+/// A bridge sends on by one device what came in by another, with its tag beside the frame as VLAN devices leave it.
+#[test]
+fn what_leaves_with_a_tag_is_not_looked_at() {
+    on_devices(PLACES, |stage, cast| {
+        batch("link add br7 type bridge\nlink add in7 type veth peer name far7\nlink set in7 master br7\n");
+        batch("link set br7 up\nlink set in7 up\nlink set far7 up\n");
+        let to_pod = packet(cast.world, cast.pod, 81, 4000).tcp(SYN).macs([2, 7, 7, 7, 7, 1], ROUTER_MAC);
+        let leaving = from_pod(cast).macs([2, 7, 7, 7, 7, 1], POD_MAC);
+        for (device, packet, untagged) in
+            [("breth0", leaving, Verdict::NotSteered), ("ovn-k8s-mp0", to_pod, Verdict::InboundRemembered)]
+        {
+            batch(&format!("link set {device} master br7\n"));
+            let (far, before, start) = (Wire::of("far7"), stage.counts(), Instant::now());
+            let other = packet.clone().with(|packet| (packet.dport, packet.data) = (4001, 99));
+            far.send(&tagged(&other, &[7]));
+            far.send(&packet.frame());
+            // They come in this order: the second one shows that the first one has been there.
+            let mut moved = stage.moved(&before);
+            while !moved.contains_key(untagged.label()) && start.elapsed() < patience(Duration::from_secs(2)) {
+                std::thread::sleep(Duration::from_millis(1));
+                moved = stage.moved(&before);
+            }
+            let length = u64::try_from(packet.frame().len()).expect("a length");
+            assert_eq!(moved.get(untagged.label()), Some(&(1, length)), "{device} {moved:?}");
+            batch(&format!("link set {device} nomaster\n"));
+        }
+        batch("link del br7\nlink del in7\n");
+    });
+}
+
+#[test]
+fn a_tag_in_the_overlay_is_none_of_a_gateways() {
+    on_devices(PLACES, |stage, cast| {
+        let mut frame = wrapped(V4.other_node, cast.here, &packet(cast.remote_pod, cast.world, 4000, 80));
+        let inner = frame.len() - packet(cast.remote_pod, cast.world, 4000, 80).frame().len();
+        frame.splice(inner + 12..inner + 12, [0x81, 0, 0, 7]);
+        for (at, more) in [(16, 4), (38, 4)] {
+            let length = u16::from_be_bytes([frame[at], frame[at + 1]]) + more;
+            frame[at..at + 2].copy_from_slice(&length.to_be_bytes());
+        }
+        seal(&mut frame);
+        // The outer packet is left to the stack.
+        let arrived = arrives(stage, &Wire::of("out0"), &frame);
+        assert!(arrived.contains_key(Verdict::Malformed.label()), "{arrived:?}");
+    });
+}
+
+/// The stack takes off as many priority tags as there are, and forwards what is inside.
+#[test]
+fn a_pods_packet_under_two_priority_tags_does_not_slip_by() {
+    on_devices(STEERING, |stage, cast| {
+        let (pods, out) = (Wire::of("pods0"), Wire::of("out0"));
+        for tags in [&[0, 0][..], &[0, 0, 0], &[0x6000, 0]] {
+            assert_eq!(arrives(stage, &pods, &tagged(&from_pod(cast), tags)), is(Verdict::Malformed), "{tags:?}");
+        }
+        assert_eq!(arrives(stage, &pods, &tagged(&from_pod(cast), &[0x6000])), is(Verdict::SnatHere));
+        let left = out.next_from(cast.egress).expect("it left by the uplink");
+        assert_eq!(left[12..14], from_pod(cast).frame()[12..14], "without the tag");
+        assert_eq!(out.next_from(cast.pod), None, "nothing leaves with the pod's address");
+    });
+}

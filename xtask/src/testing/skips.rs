@@ -1,0 +1,113 @@
+//! Tests that are skipped: counted apart, named, and a failure unless they stand here with the reason.
+//!
+//! Three kinds come together: what the test harness of Rust ignores by its name, what a test of egress-agent notes when it finds
+//! that it can show nothing (`egress-agent/tests/skips`), and tests on the lab that end with [`super::lab::Skip`].
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+
+use super::summary::Outcome;
+use crate::toolchain::Paths;
+
+/// Names the file in which tests note it.
+const VARIABLE: &str = "EGRESS_TEST_SKIPS";
+
+/// Skips that are as they should be wherever the tests run, each with a part of the reason that it gives. Tests are named with
+/// their module.
+const EXPECTED: [(&str, &str); 11] = [
+    // Commands of their own, with optimized code: docs/performance.md.
+    ("controller::reach::prober::tests::what_a_thousand_nodes_cost", "ignored"),
+    ("scale::figures", "ignored"),
+    // It takes minutes to build, so whoever wants this test builds it first, as `.ci/run` does.
+    ("image_agent_from_it_serves", "nobody has built an image here"),
+    // Not every release of every distribution has a package of it.
+    ("kubectl_drives_everything", "kubectl is not installed"),
+    ("documents_commands_do_what_they_show", "kubectl is not installed"),
+    // The data plane's tests run once more by filters, where these have nothing to show.
+    ("clsact::", "this kernel has no links"),
+    ("rights::", "this kernel has no links"),
+    ("lifecycle::", "this kernel has no links"),
+    ("lifecycle::", "of two agents' filters there is one"),
+    ("devices::", "what the kernel is made to refuse here is a link"),
+    // Tables of iptables that the running kernel was built without.
+    ("metering::policy_in_forward_is_recognised_in_the_older_tables_too", "this kernel has no such tables"),
+];
+
+/// Whether a test may be skipped for that.
+fn is_expected(name: &str, reason: &str) -> bool {
+    EXPECTED.iter().any(|(test, why)| name.contains(test) && reason.contains(why))
+}
+
+/// A skipped test, by whichever way that became known.
+pub(super) fn note(outcome: &mut Outcome, name: &str, reason: &str) {
+    outcome.skipped += 1;
+    match is_expected(name, reason) {
+        true => println!("skipped, as is known: {name}: {reason}"),
+        false => outcome.fail(&format!("{name} is skipped, and not on the list of those that may be: {reason}")),
+    }
+}
+
+/// The file in which the tests of one run note it.
+pub(super) struct Notes {
+    file: PathBuf,
+}
+
+impl Notes {
+    /// Nothing is noted yet.
+    pub(super) fn begin(paths: &Paths) -> Result<Self> {
+        let folder = paths.test_logs();
+        fs::create_dir_all(&folder).with_context(|| format!("create {}", folder.display()))?;
+        let file = folder.join("skips");
+        if file.exists() {
+            fs::remove_file(&file).with_context(|| format!("remove {}", file.display()))?;
+        }
+        Ok(Self { file })
+    }
+
+    /// For the environment of the tests.
+    pub(super) fn variable(&self) -> (&'static str, &Path) {
+        (VARIABLE, &self.file)
+    }
+
+    /// Counts what was noted: these tests have passed by what the harness says.
+    pub(super) fn count(self, outcome: &mut Outcome) -> Result<()> {
+        if !self.file.exists() {
+            return Ok(());
+        }
+        let text = fs::read_to_string(&self.file).with_context(|| format!("read {}", self.file.display()))?;
+        for (name, reason) in noted(&text) {
+            outcome.passed = outcome.passed.saturating_sub(1);
+            note(outcome, name, reason);
+        }
+        Ok(())
+    }
+}
+
+/// Each test once, with the first reason that it gave.
+fn noted(text: &str) -> BTreeMap<&str, &str> {
+    let mut all = BTreeMap::new();
+    for (name, reason) in text.lines().filter_map(|line| line.split_once('\t')) {
+        all.entry(name).or_insert(reason);
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::part::Part;
+
+    #[test]
+    fn what_is_not_on_the_list_fails_the_run() {
+        let mut outcome = Outcome::new(Part::Program);
+        (outcome.passed, outcome.skipped) = (5, 0);
+        for (name, reason) in noted("life::a\tneeds two CPUs\nclsact::b\tthis kernel has no links\nlife::a\tagain\n") {
+            outcome.passed -= 1;
+            note(&mut outcome, name, reason);
+        }
+        assert_eq!((outcome.passed, outcome.skipped, outcome.failed), (3, 2, 1));
+    }
+}
