@@ -5,7 +5,7 @@ use std::time::Duration;
 use clap::Args;
 
 use crate::controller::reach::pulse::Rules;
-use crate::controller::reach::session::{Manner, encrypted, plaintext};
+use crate::controller::reach::session::{Dial, Manner};
 use crate::health::signature::SharedKey;
 use crate::health::tls::Tls;
 use crate::metrics::Meters;
@@ -50,7 +50,7 @@ impl ReachabilityArgs {
         (!total.is_zero()).then(|| Manner {
             rules,
             port: self.port(),
-            dial: tls.map_or_else(plaintext, encrypted),
+            dial: tls.map_or(Dial::Plaintext, Dial::Tls),
             key: SharedKey::default(),
             meters: Meters::default(),
             events: None,

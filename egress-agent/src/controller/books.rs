@@ -235,6 +235,47 @@ mod tests {
     use crate::kube::stub::Server;
     use crate::model::ledger::Records;
 
+    fn books(server: &Server, leads: &Leadership) -> Books {
+        let store = LedgerStore::new(server.client().0, "now");
+        Books::new(store, leads.clone(), "me".into(), Duration::from_secs(1))
+    }
+
+    /// What is written is answered with version 7.
+    #[tokio::test]
+    async fn who_does_not_lead_any_more_writes_nothing_and_a_late_watch_changes_nothing() {
+        let server = Server::start().await;
+        let (published, leads, _duty) = leadership();
+        published.set_leads_until(Some(Instant::now() + Duration::from_secs(60)));
+        let mut books = books(&server, &leads);
+        let ledger = |version: &str| Ledger { version: version.into(), ..Ledger::default() };
+        books.follow(Arc::new(ledger("6")), Instant::now());
+        let draft = Ledger { leader: "me".into(), ..ledger("6") };
+        // Another has led since this pass began.
+        books.since = leads.since().map(|since| since - Duration::from_secs(1));
+        assert!(!books.write(draft.clone()).await);
+        assert_eq!(server.asked("PUT"), 0);
+        books.since = leads.since();
+        assert!(books.write(draft).await);
+        books.follow(Arc::new(ledger("6")), Instant::now());
+        assert_eq!(books.ledger.as_ref().map(|ledger| ledger.version.as_str()), Some("7"));
+    }
+
+    #[tokio::test]
+    async fn leases_are_waited_for_as_long_as_a_former_leader_gave_them() {
+        let server = Server::start().await;
+        let (_published, leads, _duty) = leadership();
+        let mut books = books(&server, &leads);
+        let (now, former) = (Instant::now(), Duration::from_secs(30));
+        let suspects = BTreeMap::from([("n1".to_owned(), 1)]);
+        books.follow(Arc::new(Ledger { total: Some(former), suspects, ..Ledger::default() }), now);
+        let nothing = (Objects::new(), Nodes::new());
+        let extract = books.extract(&nothing.0, &nothing.1, &Reach::by(Duration::from_secs(1)), (now, now));
+        let extract = extract.expect("the ledger is known");
+        let Leases::End(ends) = extract.evidence().leases else { panic!("agents hold leases") };
+        assert!(ends["n1"] >= now + former, "{ends:?}");
+        assert_eq!(extract.draft.former_total, Some(former));
+    }
+
     /// The server has version 7, and refuses whoever writes in the place of another one.
     #[tokio::test]
     async fn an_older_ledger_of_the_server_is_gone_on_from_and_a_newer_one_waited_for() {

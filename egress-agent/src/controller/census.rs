@@ -168,7 +168,9 @@ impl Clients {
     async fn ask_all(&mut self, nodes: &Nodes) -> Vec<(String, SelectedPods)> {
         let addresses = |node: &Node| node.health_addresses();
         let all: BTreeSet<IpAddr> = nodes.values().flat_map(|node| addresses(node)).collect();
-        self.kept.retain(|at, _| all.contains(&at.ip()));
+        // A connection that breaks is made anew with the certificates that it began with.
+        let is_renewed = self.manner.dial.is_renewed();
+        self.kept.retain(|at, _| !is_renewed && all.contains(&at.ip()));
         let mut questions = Vec::new();
         for (name, node) in nodes {
             let mut roads = Vec::new();
@@ -185,7 +187,7 @@ impl Clients {
         if let Some(client) = self.kept.get(&at) {
             return Some(client.clone());
         }
-        let endpoint = (self.manner.dial)(at).ok()?.connect_timeout(PATIENCE);
+        let endpoint = self.manner.dial.endpoint(at).ok()?.connect_timeout(PATIENCE);
         let client = HealthClient::new(endpoint.connect_lazy());
         self.kept.insert(at, client.clone());
         Some(client)

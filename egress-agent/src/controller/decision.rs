@@ -188,3 +188,26 @@ impl NoRecords {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::controller::assignment::tests::object;
+    use crate::model::view::Unreadable;
+
+    /// Its pods are not known, so nothing may have them leave with their nodes' addresses.
+    #[test]
+    fn of_an_object_whose_selectors_cannot_be_read_it_is_not_said_that_no_node_can_host_it() {
+        let (name, readable) = object("a", 1, &["172.18.0.100"], &[]);
+        let why = Unreadable { part: Part::Selectors, why: "podSelector: x".into(), is_known: false };
+        let unreadable = EgressObject { unreadable: vec![why], ..(*readable).clone() };
+        let published = |object: EgressObject| {
+            let objects = Objects::from([(name.clone(), Arc::new(object))]);
+            let (nodes, none, no_records) = (Nodes::new(), BTreeSet::new(), NoRecords::default());
+            let known = no_records.known(&objects, &nodes, &none, Instant::now());
+            decide(&mut Watch::default(), &known).all.remove(0).no_eligible_node
+        };
+        assert_eq!(published((*readable).clone()), Some(vec!["172.18.0.100".parse().expect("a literal")]));
+        assert_eq!(published(unreadable), None);
+    }
+}

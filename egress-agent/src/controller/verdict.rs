@@ -429,6 +429,9 @@ mod tests {
         assert_eq!(several, [(false, "PartiallyAssigned"), (true, "SeveralReasons")]);
         assert_eq!(said(&[("2", taken)]), [(false, "UnsupportedRequest"), (false, "NothingAssigned")]);
         assert_eq!(said(&[("2", Fate::NoCapacity)]), [(false, "NoCapacity"), (false, "NothingAssigned")]);
+        let drained = Fate::Drained { node: "n1".into() };
+        assert_eq!(said(&[("2", drained)]), [(false, "NoReadyNode"), (false, "NothingAssigned")]);
+        assert_eq!(said(&[]).first().map(|(status, _)| *status), Some(false), "nothing is listed");
 
         let (_, a) = object("a", 1, &[], &[]);
         let messages = conditions(
@@ -467,6 +470,10 @@ mod tests {
         let label = "172.18.0.100: no node has the label k8s.ovn.org/egress-assignable; packets of pods that no \
                      other object serves leave with their nodes' addresses";
         assert_eq!(said(&[v4], &[(v4, Fate::NoNode)], &lenient).1, label);
+        let (_, asks_for_a_drop) = object("a", 1, &[v4], &[]);
+        let asks_for_a_drop = EgressObject { drop_unassigned: true, ..(*asks_for_a_drop).clone() };
+        let dropped = conditions(&asks_for_a_drop, &outcome(&[(v4, Fate::NoNode)]), &[], &lenient);
+        assert!(dropped[0].message.ends_with("packets of pods that no other object serves are dropped"), "{dropped:?}");
         let networks = ["172.19.0.0/16", "fd00::/64"].map(|text| text.parse().expect("a literal"));
         let elsewhere =
             said(&[v4], &[(v4, Fate::NoNode)], &Cluster { networks: Some(networks.into()), ..strict.clone() });

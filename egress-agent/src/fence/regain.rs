@@ -216,6 +216,10 @@ mod tests {
         assert_eq!(regain.promise(&all(&[1]), total, now), all(&[]), "there is no room");
         assert_eq!(regain.promise(&random(7), total, now), random(7), "what is promised already is again");
         let end = now + total + MARGIN;
+        // Whoever asks for less ends nothing of it.
+        assert_eq!(regain.promise(&random(8), total / 4, now), random(8));
+        let still = end - MARGIN / 2;
+        assert_eq!(regain.take(random(8).into_iter(), still), random(8));
         assert_eq!(regain.promise(&all(&[1]), total, end), all(&[1]));
         assert_eq!(regain.state().promised.len(), 1, "what has ended is forgotten");
     }

@@ -72,6 +72,8 @@ fn a_process_that_was_stopped_asks_before_it_gives_up() {
     fence.set_stake(stake(true, true), at(0));
     fence.note_heard(at(0));
     fence.wake(at(900));
+    // The same word once more, from before.
+    fence.note_heard(at(0));
     assert_eq!((fence.standing(at(900)), fence.ask_at()), (Standing::Undecided, Some(at(900))));
     fence.note_asked(at(900));
     fence.note_read(at(899), true, None);

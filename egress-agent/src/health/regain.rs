@@ -93,6 +93,9 @@ mod tests {
         let lowest = |most| all.iter().take(most).copied().collect::<Addresses>();
         assert_eq!((wanted(&metadata), to_promise(&metadata)), (lowest(MOST_WANTED), lowest(MOST)));
         assert_eq!((promised(&metadata), given(&metadata)), (lowest(MOST), Some((7, lowest(MOST_WANTED)))));
+        // Not only who reads: what is sent is as short.
+        let words = |key| text(&metadata, key).split(' ').count();
+        assert_eq!([WANTED, PROMISE, PROMISED].map(words), [MOST_WANTED, MOST, MOST]);
         for nonsense in ["", "7", "x 10.0.0.1", "-7 10.0.0.1", "10.0.0.1"] {
             metadata.insert(GIVEN, nonsense.parse().expect("ASCII"));
             assert_eq!(given(&metadata), None, "{nonsense:?}");

@@ -303,6 +303,23 @@ async fn who_has_not_the_key_is_told_the_health_and_nothing_else_and_changes_not
     ground.stop.cancel();
 }
 
+#[tokio::test]
+async fn pods_are_counted_for_who_has_the_key_and_not_with_each_probe() {
+    let ground = Ground::start();
+    let mut client = ground.client(FIRST).await;
+    for (signed_with, is_told) in [(None, false), (Some(key(2)), false), (Some(key(1)), true)] {
+        let mut request = Request::new(ask(SERVICE));
+        if let Some(key) = &signed_with {
+            key.sign_request(request.metadata_mut(), SERVICE, "leader", NAME);
+        }
+        let answer = client.check(request).await.expect("an answer");
+        assert_eq!(selected::read(answer.metadata()).is_some(), is_told, "{:?}", answer.metadata());
+    }
+    let answer = Leader::of(&ground).await.probe(0, 3, |_| {}).await;
+    assert_eq!(selected::read(answer.metadata()), None);
+    ground.stop.cancel();
+}
+
 /// By whoever reads what passes between nodes.
 #[tokio::test]
 async fn a_leaders_probe_that_comes_again_changes_nothing() {

@@ -143,12 +143,7 @@ impl StatusWriter {
     }
 
     async fn patch(&self, object: &EgressObject, ops: Vec<Value>, status: bool) -> Result<EgressObject, WriteError> {
-        let mut guarded = vec![
-            json!({"op": "test", "path": "/metadata/uid", "value": object.uid}),
-            json!({"op": "test", "path": "/metadata/resourceVersion", "value": object.resource_version}),
-        ];
-        guarded.extend(ops);
-        let patch = Patch::Json::<()>(serde_json::from_value(Value::Array(guarded))?);
+        let patch = Patch::Json::<()>(serde_json::from_value(Value::Array(guarded(object, ops)))?);
         let params = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
         let answer = if status {
             self.api.patch_status(&object.name, &params, &patch).await
@@ -164,6 +159,16 @@ impl StatusWriter {
             Err(error) => Err(error.into()),
         }
     }
+}
+
+/// Only of the object as it was read, and of no other with its name.
+fn guarded(object: &EgressObject, ops: Vec<Value>) -> Vec<Value> {
+    let mut guarded = vec![
+        json!({"op": "test", "path": "/metadata/uid", "value": object.uid}),
+        json!({"op": "test", "path": "/metadata/resourceVersion", "value": object.resource_version}),
+    ];
+    guarded.extend(ops);
+    guarded
 }
 
 /// A conflict, or a `test` that failed. A refusal of what was written has the same code as the latter, and names causes:
@@ -380,6 +385,17 @@ mod tests {
         assert_eq!(paths, ["/status/conditions/1", "/status/conditions/2", "/status/observedGeneration"]);
         assert_eq!((&ops[0]["op"], &ops[0]["value"]["type"]), (&json!("replace"), &json!("Assigned")));
         assert_eq!(ops[0]["value"]["lastTransitionTime"], "2024-01-01T00:00:00Z");
+
+        // A condition that turns has turned now.
+        let turned = Timestamp::from_second(1_700_000_000).expect("a time");
+        let mut wanted_otherwise = wanted();
+        wanted_otherwise.conditions.iter_mut().for_each(|statement| statement.status = !statement.status);
+        let ops = status_ops(&newer, &wanted_otherwise, None, &turned);
+        assert_eq!(ops[0]["value"]["lastTransitionTime"], "2023-11-14T22:13:20Z");
+
+        let guards = guarded(&newer, Vec::new());
+        let versions: Vec<&Value> = guards.iter().filter(|op| op["op"] == "test").map(|op| &op["path"]).collect();
+        assert_eq!(versions, ["/metadata/uid", "/metadata/resourceVersion"]);
 
         // As an older agent left it.
         let older = with(meta, json!({"items": [item], "conditions": [{"type": "Other"}, condition]}));

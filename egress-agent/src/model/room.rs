@@ -197,11 +197,11 @@ mod tests {
 
     #[test]
     fn an_object_that_nobody_is_selected_by_has_no_policy_until_it_has_a_pod() {
-        use crate::model::state::{Family, Policy, WhenEmpty};
+        use crate::model::state::{Course, Family, Moving, Policy, TunnelEndpoint, WhenEmpty};
         let policy = Policy { slots: Vec::new(), pending: Vec::new(), when_empty: WhenEmpty::Drop };
         let key = |id| (EgressId(id), Family::V4);
         let all = KernelState {
-            policy: (1..=4).map(|id| (key(id), policy.clone())).collect(),
+            policy: (1..=5).map(|id| (key(id), policy.clone())).collect(),
             pods: BTreeMap::from([(ip("10.244.1.10"), PodState::Selected(EgressId(1)))]),
             owned: BTreeMap::from([(EgressId(2), ip("172.18.0.100"))]),
             ..KernelState::default()
@@ -209,9 +209,16 @@ mod tests {
         let mut desired = all.clone();
         spare_policies(&mut desired, &KernelState::default());
         assert_eq!(desired.policy.keys().copied().collect::<Vec<_>>(), [key(1), key(2)]);
-        let held = KernelState { policy: BTreeMap::from([(key(3), policy)]), ..KernelState::default() };
+        // What this node takes over from another, also when an agent begins meanwhile.
+        let peer = TunnelEndpoint(ip("172.18.0.3"));
+        let taken = Moving { course: Course::Open, address: ip("172.18.0.101"), peer };
+        let held = KernelState {
+            policy: BTreeMap::from([(key(3), policy)]),
+            moving: BTreeMap::from([(EgressId(4), taken)]),
+            ..KernelState::default()
+        };
         let mut desired = all;
         spare_policies(&mut desired, &held);
-        assert_eq!(desired.policy.keys().copied().collect::<Vec<_>>(), [key(1), key(2), key(3)]);
+        assert_eq!(desired.policy.keys().copied().collect::<Vec<_>>(), [key(1), key(2), key(3), key(4)]);
     }
 }

@@ -8,7 +8,7 @@ use crate::model::desired::family_of;
 use crate::model::samples::{ip, net, settings};
 use crate::model::state::{Family, OnUnknownPod, PodOwner, PodState, Policy, Prefix, PrefixKind, WhenEmpty};
 use crate::model::step::step;
-use crate::model::view::{Conditions, Item, Labels, Ledger, Part, Pod, PodKey, Selects, Service, ServiceKey};
+use crate::model::view::{Attach, Conditions, Item, Labels, Ledger, Part, Pod, PodKey, Selects, Service, ServiceKey};
 
 mod behind;
 mod handing;
@@ -175,6 +175,31 @@ async fn play(recorder: &Recorder, changes: Vec<Change>) -> Vec<Vec<Action>> {
         done.push(std::mem::take(&mut *recorder.log.lock().expect("not poisoned")));
     }
     done
+}
+
+/// Whoever is answered lets the pod begin to send.
+#[tokio::test]
+async fn the_cni_is_answered_when_the_maps_have_the_pod() {
+    let recorder = Recorder::default();
+    let mut reconciler = Reconciler::new(settings(), recorder.clone(), None, watch::channel(Ready::default()).0);
+    let bare = Pod { reported: BTreeSet::new(), starting: true, ..pod("10.244.1.10", "web") };
+    let pods = Change::Pods(Update::Replaced([(key("p"), bare.clone())].into()));
+    world(&[("n1", "172.18.0.100")]).into_iter().chain([pods]).for_each(|change| reconciler.apply(change));
+    reconciler.reconcile().await.expect("a recorder does not fail");
+    let refused = Action::PutPod(ip("10.244.1.10"), PodState::Selected(EgressId(1)));
+    recorder.full.lock().expect("not poisoned").push(refused);
+    let (asker, mut answer) = tokio::sync::oneshot::channel();
+    let attach = Attach { pod: key("p"), uid: bare.uid, addresses: BTreeSet::from([ip("10.244.1.10")]) };
+    reconciler.attach(attach, asker);
+    reconciler.settle_attached();
+    reconciler.reconcile().await.expect("a refused entry is no failure");
+    reconciler.settle_attached();
+    assert!(answer.try_recv().is_err(), "the kernel has no such entry yet");
+    recorder.full.lock().expect("not poisoned").clear();
+    reconciler.incomplete = true;
+    reconciler.reconcile().await.expect("a recorder does not fail");
+    reconciler.settle_attached();
+    assert_eq!(answer.try_recv(), Ok(None));
 }
 
 #[tokio::test]

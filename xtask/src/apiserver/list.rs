@@ -1,5 +1,7 @@
 //! Lists: consistent at one version, in pages if asked.
 //!
+//! A list that asks for any version (`resourceVersion=0`) may be of the past ([`super::lag`]), as from a server's cache.
+//!
 //! A page's continue token carries the version of the first page and the last key, so all pages show one moment. `Exact` reads
 //! that version from the history; any other version only sets a lower bound, which the live state always meets.
 
@@ -7,6 +9,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+use tokio::time::Instant;
 
 use super::kind::Kind;
 use super::query::Query;
@@ -66,12 +69,21 @@ fn snapshot(state: &State, kind: &Kind, query: &Query, token: Option<&Token>) ->
             return Err(ApiError::bad_request("specifying resource version is not allowed when using continue"));
         }
         Some(token) => Some(token.version),
-        None => (query.resource_version_match == "Exact").then_some(asked),
+        None if query.resource_version_match == "Exact" => Some(asked),
+        None if query.resource_version == Some(0) => cached(state),
+        None => None,
     };
     match fixed {
         Some(version) => Ok((state.list_at(&kind.storage, version)?, version)),
         None => Ok((state.list(&kind.storage), current)),
     }
+}
+
+/// The version that a list from the cache has, where there is a lag.
+fn cached(state: &State) -> Option<u64> {
+    // Each version has readers of its own.
+    let age = state.lag.as_ref()?.of(state.version());
+    Some(state.version_of(age, Instant::now()).0)
 }
 
 impl Token {

@@ -10,6 +10,7 @@
 //!   a custom resource definition adds its kinds the moment it is written (`crd`).
 //! - Everything else is generic over the kind. What differs between kinds is a flag in `kind::Traits`, a filled-in default
 //!   in `verbs::prepare` or a refusal in `verbs::check`.
+//! - `lag` makes watches late and lists from the cache old, where a test wants it.
 //! - `access` asks who may: accounts have the rights of the RBAC objects in the store.
 //! - `patch`, `schema`, `structural`, `fields`, `select`, `table` are pure.
 //!
@@ -28,6 +29,7 @@ mod discovery;
 mod fields;
 mod http;
 mod kind;
+mod lag;
 mod list;
 mod meta;
 mod openapi;

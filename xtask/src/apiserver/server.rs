@@ -17,6 +17,7 @@ use tokio::task::JoinHandle;
 
 use super::connections::{Door, Switch};
 use super::http::{self, Answer, Request};
+use super::lag::Lag;
 use super::status::ApiError;
 use super::store::Store;
 
@@ -177,6 +178,12 @@ impl ApiServer {
     /// Likewise by as many milliseconds, one answer like the other.
     pub(crate) fn answer_late(&self, milliseconds: RangeInclusive<u64>) {
         self.delay.set(milliseconds, false);
+    }
+
+    /// From now on each watch is behind by a time of its own out of this range, in milliseconds, and so are lists that ask for any
+    /// version.
+    pub(crate) fn lag(&self, seed: u64, milliseconds: RangeInclusive<u64>) {
+        self.store.lock().lag = Some(Lag::new(seed, milliseconds));
     }
 
     /// Stop: cut the connections and close the listener.

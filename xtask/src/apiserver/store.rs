@@ -7,12 +7,16 @@
 //! - Objects are immutable behind `Arc`: readers keep what they saw, and answers are made outside the lock.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use serde_json::{Value, json};
 use tokio::sync::watch;
+use tokio::time::Instant;
 
 use super::kind::Kind;
+use super::lag::Lag;
 use super::registry::Registry;
 use super::status::ApiError;
 use super::{kind, meta};
@@ -38,6 +42,7 @@ pub(crate) type Table = BTreeMap<Key, Arc<Value>>;
 /// One write: the object before (none: it was created) and after (none: it was removed).
 pub(crate) struct Change {
     pub(crate) version: u64,
+    at: Instant,
     storage: Arc<str>,
     key: Key,
     pub(crate) before: Option<Arc<Value>>,
@@ -47,6 +52,8 @@ pub(crate) struct Change {
 pub(crate) struct Store {
     state: Mutex<State>,
     latest: watch::Sender<u64>,
+    /// Watches so far.
+    begun: AtomicU64,
 }
 
 pub(crate) struct State {
@@ -58,6 +65,8 @@ pub(crate) struct State {
     /// How often each table was written to.
     written: BTreeMap<Arc<str>, u64>,
     pub(crate) registry: Registry,
+    /// How far behind watches and lists from the cache are; none: not at all.
+    pub(crate) lag: Option<Lag>,
 }
 
 impl Store {
@@ -69,8 +78,9 @@ impl Store {
             log: VecDeque::new(),
             written: BTreeMap::new(),
             registry: Registry::new(),
+            lag: None,
         };
-        Self { state: Mutex::new(state), latest: watch::Sender::new(1) }
+        Self { state: Mutex::new(state), latest: watch::Sender::new(1), begun: AtomicU64::new(0) }
     }
 
     /// The state under its lock. Nothing awaits while it is held.
@@ -90,6 +100,11 @@ impl Store {
 
     pub(crate) fn subscribe(&self) -> watch::Receiver<u64> {
         self.latest.subscribe()
+    }
+
+    /// The number of a watch that begins.
+    pub(crate) fn number_of_watch(&self) -> u64 {
+        self.begun.fetch_add(1, Ordering::Relaxed)
     }
 
     /// How many watches there are.
@@ -141,7 +156,7 @@ impl State {
     }
 
     fn record(&mut self, storage: &Arc<str>, key: Key, before: Option<Arc<Value>>, after: Option<Arc<Value>>) {
-        let change = Change { version: self.version, storage: storage.clone(), key, before, after };
+        let change = Change { version: self.version, at: Instant::now(), storage: storage.clone(), key, before, after };
         self.log.push_back(Arc::new(change));
         *self.written.entry(storage.clone()).or_default() += 1;
         if self.log.len() > HISTORY
@@ -184,6 +199,16 @@ impl State {
         }
         let start = self.log.partition_point(|change| change.version <= version);
         Ok(self.log.range(start..).filter(|change| &*change.storage == storage).cloned().collect())
+    }
+
+    /// The version of so long ago, as far as the log remembers; and when the next one becomes that.
+    pub(crate) fn version_of(&self, age: Duration, now: Instant) -> (u64, Option<Instant>) {
+        let first_hidden = self.log.partition_point(|change| change.at + age <= now);
+        let before = first_hidden.checked_sub(1).and_then(|last| self.log.get(last));
+        match self.log.get(first_hidden) {
+            None => (self.version, None),
+            Some(hidden) => (before.map_or(self.forgotten, |change| change.version), Some(hidden.at + age)),
+        }
     }
 
     /// Does anything live in this namespace?

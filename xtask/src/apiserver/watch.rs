@@ -3,6 +3,7 @@
 //! - From version N: every change after N. Without a version, or from 0: first everything there is as ADDED.
 //! - With `sendInitialEvents` the initial events end with a bookmark that says so.
 //! - An object that begins to match the selectors is ADDED, one that ceases to is DELETED (as it was, at the new version).
+//! - Each watch may be late by a time of its own ([`super::lag`]); from a version that it has not come to yet it waits.
 //! - A version that the log has forgotten ends the stream with an ERROR event that holds a 410 `Status`; a real server
 //!   answers a watch so too, rather than with an HTTP error.
 
@@ -47,6 +48,10 @@ pub(crate) struct Watch {
     ready: VecDeque<String>,
     sent_any: bool,
     is_over: bool,
+    /// By which its lag is drawn.
+    number: u64,
+    /// When it may tell of the next change, where it is late.
+    due: Option<Instant>,
 }
 
 impl Watch {
@@ -65,6 +70,8 @@ impl Watch {
             ready: VecDeque::new(),
             sent_any: false,
             is_over: false,
+            number: store.number_of_watch(),
+            due: None,
         };
         let from = query.resource_version.unwrap_or_default();
         match query.send_initial_events {
@@ -73,7 +80,7 @@ impl Watch {
                 watch.send_bookmark(Some(json!({INITIAL_EVENTS_END: "true"})));
             }
             None if from == 0 => watch.send_everything(),
-            Some(false) if from == 0 => watch.cursor = watch.store.lock().version(),
+            Some(false) if from == 0 => watch.cursor = watch.visible().0,
             _ => watch.cursor = from,
         }
         watch
@@ -95,37 +102,52 @@ impl Watch {
             }
             tokio::select! {
                 changed = self.latest.changed() => self.is_over = changed.is_err(),
+                () = sleep_until(self.due.unwrap_or(self.deadline)), if self.due.is_some() => {}
                 () = sleep_until(self.deadline) => self.is_over = true,
                 () = sleep_until(self.next_bookmark), if self.bookmarks => self.send_bookmark(None),
             }
         }
     }
 
+    /// The version up to which it tells now, and when that is a later one by itself.
+    fn visible(&self) -> (u64, Option<Instant>) {
+        let state = self.store.lock();
+        match &state.lag {
+            None => (state.version(), None),
+            Some(lag) => state.version_of(lag.of(self.number), Instant::now()),
+        }
+    }
+
     fn catch_up(&mut self) {
+        let (visible, due) = self.visible();
+        self.due = due;
         let store = self.store.clone();
         let state = store.lock();
         let changes = state.changes_since(&self.scope.kind.storage, self.cursor);
         // A version from the future is waited for.
-        self.cursor = self.cursor.max(state.version());
+        let is_told = |change: &Arc<Change>| change.version <= visible;
+        self.cursor = self.cursor.max(visible);
         let is_served = self.scope.is_served(&state);
         drop(state);
         match changes {
-            Ok(changes) => changes.iter().for_each(|change| self.send_change(change)),
+            Ok(changes) => changes.iter().filter(|change| is_told(change)).for_each(|change| self.send_change(change)),
             Err(refusal) => self.send_error(&refusal),
         }
         self.is_over |= !is_served;
     }
 
     fn send_everything(&mut self) {
+        let (visible, _) = self.visible();
         let store = self.store.clone();
-        let state = store.lock();
-        let table = state.list(&self.scope.kind.storage);
-        self.cursor = state.version();
-        drop(state);
-        for object in table.into_values() {
-            if self.scope.covers(&object) {
-                self.send("ADDED", &object);
+        let table = store.lock().list_at(&self.scope.kind.storage, visible);
+        match table {
+            Ok(table) => {
+                self.cursor = visible;
+                for object in table.into_values().filter(|object| self.scope.covers(object)).collect::<Vec<_>>() {
+                    self.send("ADDED", &object);
+                }
             }
+            Err(refusal) => self.send_error(&refusal),
         }
     }
 
@@ -176,4 +198,33 @@ fn line(event: &str, object: &Value) -> String {
     let mut text = json!({"type": event, "object": object}).to_string();
     text.push('\n');
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::lag::Lag;
+    use super::super::list;
+    use super::*;
+
+    #[tokio::test]
+    async fn a_watch_is_late_by_its_lag_and_a_list_from_the_cache_is_of_then() {
+        const LAG: Duration = Duration::from_millis(300);
+        let store = Arc::new(Store::new());
+        store.lock().lag = Some(Lag::new(1, 300..=300));
+        let kind = store.lock().registry.find("", "v1", "nodes").expect("a kind");
+        let selector = || Selector::parse(&kind, "", "").expect("a selector");
+        let shape = Shape::negotiate("", "").expect("a shape");
+        let scope = Scope { kind: kind.clone(), namespace: None, name: None, selector: selector(), shape };
+        let mut watch = Watch::start(&store, scope, &Query { resource_version: Some(1), ..Query::default() });
+        let begun = Instant::now();
+        store.write(|state| state.put(&kind.storage, json!({"metadata": {"name": "n"}})));
+        let listed = |resource_version| {
+            let query = Query { resource_version, ..Query::default() };
+            list::list(&store.lock(), &kind, None, &query, &selector()).expect("a list").items.len()
+        };
+        assert_eq!((listed(None), listed(Some(0))), (1, 0));
+        let told = watch.next().await.expect("an event");
+        assert!(told.contains("ADDED") && begun.elapsed() >= LAG, "{told}");
+        assert_eq!(listed(Some(0)), 1);
+    }
 }

@@ -85,6 +85,25 @@ impl Sighting {
     }
 }
 
+/// What may still be on its way out of a node that has let go: the kernel's queues between program and switch.
+pub(crate) const IN_FLIGHT: Duration = Duration::from_millis(20);
+
+/// The nodes that emitted an address, in turn. A node that emits it again when another has begun to is in it again, unless that was
+/// still on its way ([`IN_FLIGHT`]): two nodes that emit an address at once take turns without end.
+pub(crate) fn turns(sightings: &[Sighting], address: IpAddr) -> Vec<NodeNumber> {
+    let mut turns: Vec<(NodeNumber, SystemTime)> = Vec::new();
+    for Sighting { at, node, .. } in sightings.iter().filter(|sighting| sighting.source == address) {
+        let was_on_its_way = match turns.as_slice() {
+            [.., (former, _), (_, since)] => former == node && *at <= *since + IN_FLIGHT,
+            _ => false,
+        };
+        if turns.last().is_none_or(|(current, _)| current != node) && !was_on_its_way {
+            turns.push((*node, *at));
+        }
+    }
+    turns.into_iter().map(|(node, _)| node).collect()
+}
+
 /// What was seen so far.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Seen {
@@ -380,4 +399,30 @@ fn circumstances(messages: impl Iterator<Item = ControlMessageOwned>) -> (u32, S
         }
     }
     (missed, at.unwrap_or_else(SystemTime::now))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nodes_emit_an_address_in_turn_or_they_do_not() {
+        let address = IpAddr::from([172, 18, 0, 110]);
+        let turns_of = |seen: &[(u64, usize)]| -> Vec<String> {
+            let sightings = seen.iter().map(|&(millis, node)| Sighting {
+                at: SystemTime::UNIX_EPOCH + Duration::from_millis(millis),
+                node: NodeNumber::new(node).expect("a node"),
+                source: address,
+                destination: address,
+                protocol: ARP,
+                ports: (0, 0),
+            });
+            turns(&sightings.collect::<Vec<_>>(), address).into_iter().map(NodeNumber::name).collect()
+        };
+        assert_eq!(turns_of(&[(0, 1), (5, 1), (100, 2), (105, 2)]), ["node1", "node2"]);
+        // The last of the former was on its way.
+        assert_eq!(turns_of(&[(0, 1), (100, 2), (119, 1), (130, 2)]), ["node1", "node2"]);
+        assert_eq!(turns_of(&[(0, 1), (100, 2), (121, 1), (122, 2)]), ["node1", "node2", "node1"]);
+        assert_eq!(turns_of(&[(0, 1), (100, 2), (300, 3), (301, 1)]), ["node1", "node2", "node3", "node1"]);
+    }
 }

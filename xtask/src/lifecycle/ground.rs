@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::objects::{ASSIGNABLE, EGRESS_IPS, EVENTS, assigned, path_of};
 use super::pins::Pins;
-use super::wait::{EFFECT, until, until_equal};
+use super::wait::{EFFECT, TOLD, until, until_equal};
 use crate::lab::addresses::{self as plan, NodeNumber};
 use crate::lab::agents::{Agent, AgentOptions, last_lines};
 use crate::lab::cluster::{ApiChoice, Cluster};
@@ -109,6 +109,13 @@ impl Ground {
         cluster.install_crd(&file)?;
         cluster.publish(&lab)?;
         Ok(Self { agents: Vec::new(), _server: server, cluster, lab })
+    }
+
+    /// From now on watches are late by up to half a second, each by another time, and lists from the API server's cache are as old:
+    /// agents never know the same. A server that is not the lab's own is as it is.
+    pub(super) fn lag(&self, seed: u64) {
+        println!("watches are late, by seed {seed}");
+        self.cluster.in_memory().into_iter().for_each(|server| server.lag(seed, 0..=500));
     }
 
     pub(super) fn options(&self, context: &LabContext) -> AgentOptions {
@@ -233,7 +240,7 @@ impl Ground {
 
     /// Waits for an event about an object and returns its message.
     pub(super) fn event(&self, object: &str, reason: &str) -> Result<String> {
-        until(&format!("event {reason} about {object}"), EFFECT, || {
+        until(&format!("event {reason} about {object}"), TOLD, || {
             let list = self.cluster.get(EVENTS)?.unwrap_or_default();
             let events = list["items"].as_array().cloned().unwrap_or_default();
             let ours = |event: &&Value| event["involvedObject"]["name"] == object && event["reason"] == reason;

@@ -11,9 +11,9 @@ use std::process::{Child, Output, Stdio};
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
-use super::ground::{Ground, node, pod};
+use super::ground::{Ground, LOADED, node, pod};
 use super::objects::{all, egress_ip};
-use super::wait::{EFFECT, until};
+use super::wait::until;
 use crate::lab::agents::last_lines;
 use crate::lab::netns::MARK;
 use crate::lab::{Lab, MANAGEMENT, Node, UPLINK, addresses as plan, confinement};
@@ -40,7 +40,7 @@ pub(super) fn agent_from_the_image_serves(context: &LabContext) -> Result<()> {
     let kubeconfig = ground.cluster.node_kubeconfig().to_owned();
     let bundle = Bundle::new(&ground.lab, node(1)?, &image, kubeconfig)?;
     let mut container = bundle.start("run", &["run"])?;
-    until("the agent in the container has loaded its programs", EFFECT * 4, || {
+    until("the agent in the container has loaded its programs", LOADED, || {
         ensure!(container.try_wait()?.is_none(), "it has ended:\n{}", last_lines(&bundle.log("run"), 15));
         Ok(fs::read_to_string(bundle.log("run"))?.contains("data plane is up").then_some(()))
     })?;

@@ -9,10 +9,10 @@ use anyhow::{Context, Result, ensure};
 
 use super::ground::{Ground, pod};
 use super::objects::ASSIGNABLE;
-use super::wait::{EFFECT, until};
+use super::wait::{EFFECT, TOLD, until};
 use crate::lab::cluster::Cluster;
 use crate::testing::lab::{LabContext, Skip};
-use crate::toolchain::{Paths, packages};
+use crate::toolchain::{Paths, kubectl};
 
 const OBJECT: &str = "egressip-simpson";
 /// As `kubectl get egressip` has shown it to users of the original for years, and the count.
@@ -65,7 +65,7 @@ fn assigned(ground: &Ground) -> Result<()> {
     becomes(ground, "172.18.0.100")?;
     ground.is_seen_as("homer", Some("172.18.0.100"), None)?;
     ground.is_seen_as("patty", None, None)?;
-    until("the table counts homer", EFFECT, || {
+    until("the table counts homer", TOLD, || {
         let table = ground.cluster.kubectl(&["get", "egressip"])?;
         let row = table.lines().nth(1).map(columns);
         Ok((row == Some(format!("{OBJECT} 172.18.0.100 node2 172.18.0.100 1"))).then_some(()))
@@ -103,7 +103,7 @@ fn patch(ground: &Ground, addresses: &str) -> Result<()> {
 /// `describe` shows events of an object only where they carry its UID.
 fn explained(ground: &Ground) -> Result<()> {
     patch(ground, r#"["172.18.0.105", "172.18.0.2"]"#)?;
-    let said = until("describe shows the event", EFFECT, || {
+    let said = until("describe shows the event", TOLD, || {
         let said = ground.cluster.kubectl(&["describe", "egressip", OBJECT])?;
         let events = said.split_once("Events:").map_or("", |(_, events)| events);
         Ok(events.contains("EgressIPConflict").then_some(said))
@@ -155,7 +155,7 @@ struct Watch(Child);
 
 impl Watch {
     fn start(ground: &Ground, output: &Path) -> Result<Self> {
-        let program = packages::find("kubectl").context("kubectl has gone")?;
+        let program = kubectl::find().context("kubectl has gone")?;
         let mut command = Command::new(program);
         command.arg("--kubeconfig").arg(ground.cluster.kubeconfig()).args(["get", "egressip", "-w"]);
         command.stdin(Stdio::null()).stdout(File::create(output)?);

@@ -26,7 +26,7 @@
 //! | `cleanup` | `egress-agent cleanup` leaves nothing |
 //! | `image` | the agent in a container, from its image |
 //!
-//! `ground` is the lab with everything on it, `objects` writes EgressIP objects, `pins` reads a node's kernel, `wait`
+//! `ground` is the lab with everything on it, `emitters` says who emits an address by what is on the wire, `objects` writes EgressIP objects, `pins` reads a node's kernel, `wait`
 //! waits for conditions and says how long they took.
 
 mod api_user;
@@ -38,6 +38,7 @@ mod crowd;
 mod dead_agent;
 mod documents;
 mod early;
+mod emitters;
 mod explain;
 mod first_packets;
 mod ground;

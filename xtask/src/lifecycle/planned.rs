@@ -1,16 +1,18 @@
 //! An address that is moved by plan, while pods of three nodes open a connection every 10 ms and keep others: the old node serves
 //! until the new one is ready, and passes on what comes late.
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 
-use super::ground::{Ground, pod};
+use super::ground::{Ground, node, pod};
 use super::objects::{EGRESS_IPS, all, assigned, egress_ip, labels};
 use super::wait::{EFFECT, until};
 use crate::lab::addresses as plan;
+use crate::lab::capture::{Capture, turns};
 use crate::lab::server::ECHO_PORT;
 use crate::soak::echo::{self, Echo};
 use crate::soak::sampler::{PATIENCE, Sampler};
@@ -115,12 +117,18 @@ fn loses_nothing(
 pub(super) fn moves_lose_nothing(context: &LabContext) -> Result<()> {
     let (ground, _echo) = start(context)?;
     let callers = call(&ground)?;
+    let capture = Capture::watching_owners(&ground.lab, BTreeSet::new())?;
     for (old, heir) in [(1, 2), (2, 3), (3, 1)] {
         ground.assignable(heir, true)?;
         loses_nothing(&ground, &callers, &format!("node{old} loses its label"), |ground| {
             ground.assignable(old, false)?;
             are_on(ground, heir)
         })?;
+    }
+    let seen = capture.finish()?;
+    for address in ADDRESSES {
+        let turns = turns(&seen.sightings, address.parse()?);
+        ensure!(turns == [1, 2, 3, 1].map(node).into_iter().collect::<Result<Vec<_>>>()?, "{address}: {turns:?}");
     }
     callers.into_iter().try_for_each(|caller| caller.sampler.finish().and_then(|()| caller.streams.finish()))
 }

@@ -30,6 +30,9 @@ const TICK: Duration = Duration::from_millis(10);
 const AT_ONCE: Duration = Duration::from_millis(500);
 const SELECTED: [&str; 3] = ["source", "gateway4", "gateway6"];
 
+/// Of the watches' lags.
+const SEED: u64 = 2;
+
 pub(super) fn under_traffic(context: &LabContext) -> Result<()> {
     let pods = vec![
         pod("source", "red", 1, &[]),
@@ -38,6 +41,7 @@ pub(super) fn under_traffic(context: &LabContext) -> Result<()> {
         pod("bystander", "blue", 1, &[]),
     ];
     let mut ground = Ground::start(context, pods)?;
+    ground.lag(SEED);
     ground.assignable(2, true)?;
     ground.assignable(3, true)?;
     let pairs = ground.assign(&egress_ip("restarts", &[V4, V6], &labels("house", "red"), &all()))?;

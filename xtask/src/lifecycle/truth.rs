@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::ground::{Ground, Sight, pod};
 use super::objects::{all, condition, egress_ip, labels, path_of};
 use super::objects_refused::anything;
-use super::wait::{EFFECT, until};
+use super::wait::{EFFECT, TOLD as COUNTED, until};
 use crate::lab::addresses::SERVER;
 use crate::lab::topology::EXT_LAN;
 use crate::testing::lab::LabContext;
@@ -19,8 +19,6 @@ const TAKEN: &str = "172.18.0.177";
 /// From when the address has a node: a claim that fails for half a second, a probe, and the status.
 const TOLD: Duration = Duration::from_millis(3 * 1000);
 
-/// Agents are asked every five seconds.
-const COUNTED: Duration = Duration::from_secs(15);
 /// And count as away when they have not answered for so long.
 const AWAY: Duration = Duration::from_secs(30);
 

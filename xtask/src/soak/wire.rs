@@ -9,10 +9,8 @@ use std::net::IpAddr;
 use std::time::{Duration, SystemTime};
 
 use crate::lab::addresses::NodeNumber;
-use crate::lab::capture::{ARP, Sighting};
+use crate::lab::capture::{ARP, IN_FLIGHT, Sighting};
 
-/// What may still be on its way out of a node that has let go: the kernel's queues between program and switch.
-const IN_FLIGHT: Duration = Duration::from_millis(20);
 /// No address comes back to a node sooner by right: rounds are longer than this.
 const AT_ONCE: Duration = Duration::from_secs(4);
 

@@ -31,6 +31,7 @@ use std::time::Instant;
 use anyhow::Result;
 use clap::Args;
 
+use crate::toolchain::kubectl;
 use crate::toolchain::packages::{self, Purpose};
 use crate::toolchain::{BuildArgs, Built, Paths, Progress, check_generated, ensure_built};
 pub(crate) use alerts::alerts;
@@ -140,6 +141,9 @@ fn set_up(parts: &[Part], no_install: bool, progress: &Progress) -> Result<Optio
     if parts.contains(&Part::Lab) {
         packages::ensure(Purpose::Lab, !no_install)?;
         packages::ensure(Purpose::Traffic, !no_install)?;
+    }
+    if parts.contains(&Part::Pure) || parts.contains(&Part::Lab) {
+        kubectl::offer(!no_install);
     }
     if parts.iter().all(|part| *part == Part::Pure) {
         return Ok(None);

@@ -1,7 +1,7 @@
 //! Tests that are skipped: counted apart, named, and a failure unless they stand here with the reason.
 //!
-//! Three kinds come together: what the test harness of Rust ignores by its name, what a test of egress-agent notes when it finds
-//! that it can show nothing (`egress-agent/tests/skips`), and tests on the lab that end with [`super::lab::Skip`].
+//! Three kinds come together: what the test harness of Rust ignores by its name, what a test notes when it finds that it can show
+//! nothing (`egress-agent/tests/skips`, `xtask/tests/apiserver/server.rs`), and tests on the lab that end with [`super::lab::Skip`].
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -17,7 +17,7 @@ const VARIABLE: &str = "EGRESS_TEST_SKIPS";
 
 /// Skips that are as they should be wherever the tests run, each with a part of the reason that it gives. Tests are named with
 /// their module.
-const EXPECTED: [(&str, &str); 11] = [
+const EXPECTED: [(&str, &str); 15] = [
     // Commands of their own, with optimized code: docs/performance.md.
     ("controller::reach::prober::tests::what_a_thousand_nodes_cost", "ignored"),
     ("scale::figures", "ignored"),
@@ -26,6 +26,11 @@ const EXPECTED: [(&str, &str); 11] = [
     // Not every release of every distribution has a package of it.
     ("kubectl_drives_everything", "kubectl is not installed"),
     ("documents_commands_do_what_they_show", "kubectl is not installed"),
+    ("", "kubectl is not installed, or too old"),
+    // With a real API server: docs/testing.md.
+    ("refusals_are_sentences", "no folder with a real API server"),
+    ("an_agent_changes_what_is_its_own", "no folder with a real API server"),
+    ("a_real_server_takes_every_overlay", "no folder with a real API server"),
     // The data plane's tests run once more by filters, where these have nothing to show.
     ("clsact::", "this kernel has no links"),
     ("rights::", "this kernel has no links"),

@@ -21,6 +21,7 @@ mod debian;
 pub(crate) mod debs;
 mod deps;
 mod image;
+pub(crate) mod kubectl;
 mod linker;
 mod lint;
 mod object;

@@ -71,8 +71,8 @@ const TOOLS: &[Tool] = &[
     },
 ];
 
-/// Sees to everything that the purpose needs. With `install` false nothing is installed, only named.
-pub(crate) fn ensure(purpose: Purpose, install: bool) -> Result<()> {
+/// Sees to everything that the purpose needs. With `may_install` false nothing is installed, only named.
+pub(crate) fn ensure(purpose: Purpose, may_install: bool) -> Result<()> {
     let missing = missing(purpose);
     if missing.is_empty() {
         return Ok(());
@@ -80,7 +80,7 @@ pub(crate) fn ensure(purpose: Purpose, install: bool) -> Result<()> {
     let programs = missing.iter().map(|tool| tool.program).collect::<Vec<_>>().join(", ");
     let packages = packages(&missing, is_ubuntu());
     let advice = format!("missing: {programs}; install with `apt-get install {}`", packages.join(" "));
-    if !install {
+    if !may_install {
         bail!("{advice}, or leave out --no-install");
     }
     if !is_root() {
@@ -89,8 +89,7 @@ pub(crate) fn ensure(purpose: Purpose, install: bool) -> Result<()> {
     if find("apt-get").is_none() {
         bail!("missing: {programs}, and no apt-get to install them with: use the distribution's own way");
     }
-    println!("installing distribution packages: {} (for {programs})", packages.join(" "));
-    install_packages(&packages).with_context(|| advice)?;
+    install(&packages).with_context(|| advice)?;
     let left = self::missing(purpose);
     if !left.is_empty() {
         let programs = left.iter().map(|tool| tool.program).collect::<Vec<_>>().join(", ");
@@ -122,7 +121,8 @@ fn is_ubuntu() -> bool {
 }
 
 /// Lists that are missing or old show only when the installation fails; then once more with fresh ones.
-fn install_packages(packages: &[&str]) -> Result<()> {
+pub(super) fn install(packages: &[&str]) -> Result<()> {
+    println!("installing distribution packages: {}", packages.join(" "));
     if lists_are_empty() {
         println!("there are no package lists yet: running apt-get update");
         update_lists();

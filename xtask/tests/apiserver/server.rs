@@ -153,38 +153,42 @@ fn assets() -> Option<OsString> {
     std::env::var_os("KUBEBUILDER_ASSETS").filter(|folder| !folder.is_empty())
 }
 
-/// Can the server be told to fail? A real one cannot, and the test says that it was skipped.
+/// Is this the double? A real API server cannot be told to fail.
 pub(crate) fn is_double(test: &str) -> bool {
-    if assets().is_some() {
-        writeln!(io::stderr(), "SKIPPED {test}: a real API server cannot be told to fail").unwrap_or_default();
-    }
-    assets().is_none()
+    assets().is_none() || skipped(test, "a real API server cannot be told to fail")
 }
 
-/// Is this the real thing? The double has not all that the manifests are made of, and the test says that it was skipped.
+/// Is this the real thing? The double has not all that the manifests are made of.
 pub(crate) fn is_real(test: &str) -> bool {
-    if assets().is_none() {
-        writeln!(io::stderr(), "SKIPPED {test}: KUBEBUILDER_ASSETS names no folder with a real API server")
-            .unwrap_or_default();
-    }
-    assets().is_some()
+    assets().is_some() || skipped(test, "KUBEBUILDER_ASSETS names no folder with a real API server")
 }
 
-/// Does somebody end namespaces, as the double does? A bare API server has no controllers, and the test says so.
-pub(crate) fn has_controllers(what: &str) -> bool {
-    if assets().is_some() {
-        writeln!(io::stderr(), "SKIPPED {what}: no controllers run beside this API server").unwrap_or_default();
-    }
-    assets().is_none()
+/// Beside a real API server no controllers run.
+pub(crate) fn has_controllers(test: &str) -> bool {
+    assets().is_none() || skipped(test, "no controllers run beside this API server")
 }
 
-/// Is kubectl here? Where it is not, the test says that it was skipped.
+/// Is kubectl here, and one that asks for definitions as the double has them?
 pub(crate) fn has_kubectl(test: &str) -> bool {
-    let version = Command::new("kubectl").args(["version", "--client"]).output();
-    let is_here = version.is_ok_and(|output| output.status.success());
-    if !is_here {
-        // Not by a macro: the test harness would hide what a passing test prints.
-        writeln!(io::stderr(), "SKIPPED {test}: kubectl is not on PATH").unwrap_or_default();
+    let version = Command::new("kubectl").args(["version", "--client", "--output=json"]).output();
+    let version = version.ok().and_then(|output| serde_json::from_slice::<serde_json::Value>(&output.stdout).ok());
+    let minor = version.as_ref().and_then(|version| version["clientVersion"]["minor"].as_str());
+    let digits = minor.unwrap_or_default().trim_end_matches('+').parse::<u32>();
+    digits.is_ok_and(|minor| minor >= OLDEST_KUBECTL) || skipped(test, "kubectl is not installed, or too old")
+}
+
+/// The first that asks for OpenAPI v3 by itself (KEP-2896). Also in src/toolchain/kubectl.rs.
+const OLDEST_KUBECTL: u32 = 27;
+
+/// Notes that a test shows nothing here, as `cargo xtask test` wants it (src/testing/skips.rs).
+fn skipped(test: &str, reason: &str) -> bool {
+    // Not by a macro: the test harness would hide what a passing test prints.
+    writeln!(io::stderr(), "SKIPPED {test}: {reason}").unwrap_or_default();
+    if let Some(file) = std::env::var_os("EGRESS_TEST_SKIPS") {
+        let file = fs::OpenOptions::new().create(true).append(true).open(file);
+        // One write for one line, since tests run beside one another.
+        let noted = file.and_then(|mut file| file.write_all(format!("{test}\t{reason}\n").as_bytes()));
+        noted.expect("note that a test is skipped");
     }
-    is_here
+    false
 }

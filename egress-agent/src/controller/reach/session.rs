@@ -55,20 +55,33 @@ const TRY: Duration = Duration::from_secs(30);
 /// RFC 863. Nobody listens there, which is an answer.
 const DISCARD: u16 = 9;
 
-/// How to reach an agent's health service; asked anew for each session. An error is one line for people.
-pub type Dial = Arc<dyn Fn(SocketAddr) -> Result<Endpoint, String> + Send + Sync>;
-
-/// Without encryption.
-pub fn plaintext() -> Dial {
-    Arc::new(|address| Endpoint::try_from(format!("http://{address}")).map_err(|error| Causes(&error).to_string()))
+/// How to reach an agent's health service.
+#[derive(Clone, Debug)]
+pub enum Dial {
+    /// Without encryption.
+    Plaintext,
+    Tls(Tls),
 }
 
-/// By TLS. Each session has the certificates that are in use when it begins.
-pub fn encrypted(tls: Tls) -> Dial {
-    Arc::new(move |address| {
-        let endpoint = Endpoint::try_from(format!("https://{address}")).and_then(|all| all.tls_config(tls.client()));
+impl Dial {
+    /// Asked anew for each connection: it has the certificates that are in use when it is made. An error is one line for people.
+    pub fn endpoint(&self, address: SocketAddr) -> Result<Endpoint, String> {
+        let endpoint = match self {
+            Self::Plaintext => Endpoint::try_from(format!("http://{address}")),
+            Self::Tls(tls) => {
+                Endpoint::try_from(format!("https://{address}")).and_then(|all| all.tls_config(tls.client()))
+            }
+        };
         endpoint.map_err(|error| Causes(&error).to_string())
-    })
+    }
+
+    /// Whether connections that were made before the last call have other certificates than are in use now.
+    pub fn is_renewed(&mut self) -> bool {
+        match self {
+            Self::Plaintext => false,
+            Self::Tls(tls) => tls.is_renewed(),
+        }
+    }
 }
 
 /// How nodes are asked.
@@ -475,7 +488,8 @@ impl<'a> Line<'a> {
         if let Some(client) = &self.client {
             return Ok(client.clone());
         }
-        let endpoint = (self.manner.dial)(self.address)?.connect_timeout(self.manner.rules.total).tcp_nodelay(true);
+        let endpoint =
+            self.manner.dial.endpoint(self.address)?.connect_timeout(self.manner.rules.total).tcp_nodelay(true);
         Ok(self.client.insert(HealthClient::new(endpoint.connect_lazy())).clone())
     }
 

@@ -131,7 +131,12 @@ fn an_object_without_an_address_takes_no_pod_from_another_unless_it_was_serving_
     let served = served_by(&mut compiler, [old(&[]), young(&there)]);
     assert_eq!(served, (2, "a".into()), "which has not served it");
     assert_eq!(served_by(&mut compiler, [old(&here), young(&there)]), (1, "b".into()), "the older can serve by now");
-    assert_eq!(served_by(&mut compiler, [old(&[]), young(&there)]), (1, "b".into()), "it keeps what it had");
+    for labels in ["x", "y"] {
+        assert_eq!(served_by(&mut compiler, [old(&[]), young(&there)]), (1, "b".into()), "it keeps what it had");
+        // Everything is computed again.
+        let labels = Labels::from([("env".into(), "prod".into()), (labels.into(), String::new())]);
+        compiler.apply(Change::Namespaces(Update::Changed("prod".into(), labels)));
+    }
     assert_eq!(served_by(&mut compiler, [old(&[]), young(&[])]), (1, "b".into()));
     // An agent that starts knows it by what the kernel has.
     let mut again = begun();
@@ -183,6 +188,11 @@ fn what_a_selected_pod_that_is_gone_still_sends_is_dropped() {
     assert_eq!(at(&mut compiler, 78), parked);
     compiler.apply(Change::Pods(Update::Removed(key("web78"))));
     assert_eq!(at(&mut compiler, 78), parked);
+    // One that came by an event.
+    compiler.apply(Change::Pods(Update::Changed(key("late"), pod("10.244.1.99"))));
+    assert_eq!(at(&mut compiler, 99), served);
+    compiler.apply(Change::Pods(Update::Removed(key("late"))));
+    assert_eq!(at(&mut compiler, 99), parked);
     // Nobody selects it: others may pass from there.
     compiler.apply(Change::Objects(Update::Removed("a".into())));
     assert_eq!(at(&mut compiler, 80), Some(PodState::Known));
@@ -192,13 +202,15 @@ fn what_a_selected_pod_that_is_gone_still_sends_is_dropped() {
 
 #[test]
 fn a_strangers_status_makes_no_two_nodes_disagree() {
-    // Two addresses of one object on a node; an address that an older object has.
-    let older = object("a", &["172.18.0.100"], &[("n1", "172.18.0.101"), ("n1", "172.18.0.100")]);
-    let younger =
-        EgressObject { created: 2, id: Some(EgressId(2)), ..object("b", &["172.18.0.100"], &[("n2", "172.18.0.100")]) };
+    // Two addresses of one object on a node; an address that an older object has; an address that is a node's own.
+    let listed = ["172.18.0.100", "172.18.0.101", "172.18.0.2"];
+    let older = object("a", &listed, &[("n1", "172.18.0.101"), ("n1", "172.18.0.100"), ("n2", "172.18.0.2")]);
+    let younger = object("b", &["172.18.0.100", "172.18.0.105"], &[("n2", "172.18.0.100")]);
+    let younger = EgressObject { created: 2, id: Some(EgressId(2)), ..younger };
     let state = compiled(&view(vec![younger, older], vec![]));
     assert_eq!(v4_policy(&state).slots, [Slot { address: ip("172.18.0.100"), place: Place::Here }]);
-    assert_eq!(state.policy[&(EgressId(2), Family::V4)].slots, []);
+    let of_younger = &state.policy[&(EgressId(2), Family::V4)];
+    assert_eq!((&of_younger.slots, &of_younger.pending), (&vec![], &vec![ip("172.18.0.105")]), "it waits for its own");
 }
 
 #[test]

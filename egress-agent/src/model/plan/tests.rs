@@ -17,7 +17,9 @@ enum Fate {
 /// The kernel in miniature: all fates that flows of the pod may have.
 fn fates(state: &KernelState, pod: IpAddr) -> BTreeSet<Fate> {
     let fate = match state.pods.get(&pod) {
-        None if state.on_unknown_pod == Some(OnUnknownPod::Pass) => Fate::NodeAddress,
+        None if matches!(state.on_unknown_pod, Some(OnUnknownPod::Pass | OnUnknownPod::PassWhileFollowed)) => {
+            Fate::NodeAddress
+        }
         None => Fate::Dropped,
         Some(PodState::Known) => Fate::NodeAddress,
         Some(PodState::Selected(id)) => match state.policy.get(&(*id, family_of(pod))) {
@@ -65,7 +67,7 @@ const ENDPOINTS: [&str; 2] = ["172.18.0.3", "172.18.0.4"];
 /// A state as a desired state may be: one object per address, one address per object here, and that one owned.
 pub(crate) fn random_state(random: &mut Random) -> KernelState {
     let mut state = KernelState {
-        on_unknown_pod: random.one_of(&[Some(OnUnknownPod::Drop), Some(OnUnknownPod::Pass)]),
+        on_unknown_pod: Some(random.one_of(&[OnUnknownPod::Drop, OnUnknownPod::Pass, OnUnknownPod::PassWhileFollowed])),
         ..KernelState::default()
     };
     let ids = [EgressId(1), EgressId(2), EgressId(3)];

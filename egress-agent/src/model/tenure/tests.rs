@@ -63,6 +63,10 @@ fn what_was_given_up_is_taken_up_only_when_it_was_read_anew() {
     // It could not be claimed: the next attempt asks anew.
     tenure.settle(&Owned::new());
     assert_eq!(tenure.barred(&one, &Owned::new()).doubtful, one);
+    // What was read before the node is told to let go once more is old.
+    tenure.confirm(&BTreeSet::from([ip(A)]));
+    tenure.order(&Words::from([(ip(A), 4)]));
+    assert_eq!(tenure.barred(&one, &Owned::new()).doubtful, one);
     tenure.confirm(&BTreeSet::from([ip(A)]));
     tenure.settle(&one);
     assert_eq!(tenure.barred(&one, &one), Barred::default());

@@ -131,6 +131,28 @@ async fn cuts_that_wait_are_one_walk() {
     assert_eq!(stage.done(), expected, "no entry goes before its cut, and those of selected pods stay parked");
 }
 
+/// What waits for a cut removes the entry, whoever has it by then.
+#[tokio::test]
+async fn the_next_pod_with_an_address_waits_for_the_cut_of_the_former_one() {
+    let (under_way, waits) = ("10.244.1.12", "10.244.1.13");
+    let mut stage = Stage::new().await;
+    stage.change("r", under_way, "db").await;
+    stage.change("s", waits, "db").await;
+    let walking = stage.recorder.walking.clone().lock_owned().await;
+    for name in ["r", "s"] {
+        stage.reconciler.apply(Change::Pods(Update::Removed(key(name))));
+        stage.turn().await;
+    }
+    stage.done();
+    stage.change("t", under_way, "web").await;
+    stage.change("u", waits, "web").await;
+    assert_eq!(stage.done(), [], "one cut is under way, and one waits");
+    drop(walking);
+    stage.reconciler.cut_all().await.expect("a recorder does not fail");
+    let state = stage.recorder.state.lock().expect("not poisoned").clone();
+    assert_eq!([under_way, waits].map(|address| state.pods.get(&ip(address)).copied()), [Some(selected()); 2]);
+}
+
 #[tokio::test]
 async fn a_plan_of_the_whole_waits_for_cuts() {
     let mut stage = Stage::new().await;

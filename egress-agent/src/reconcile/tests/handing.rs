@@ -184,6 +184,22 @@ async fn a_node_with_another_address_of_the_object_gets_not_ready() {
     assert!(stage.ready.borrow().prepared.is_empty());
 }
 
+/// It lets go of the one before it takes the other, since a kernel knows one hand-over of an object.
+#[tokio::test]
+async fn a_node_that_loses_one_address_of_the_object_and_gets_another_does_one_behind_the_other() {
+    let items = |items: &[(&str, &str)]| {
+        let (name, object) = object("a", 1, 1, items);
+        Change::Objects(Update::Changed(name, object))
+    };
+    let mut changes = held();
+    changes.push(items(&[("n2", A), ("n1", "172.18.0.101")]));
+    let mut stage = Stage::begin(changes).await;
+    stage.reconciler.apply(open(7, "n2", "n1"));
+    let done = stage.hear(items(&[("n2", A)])).await;
+    assert!(done.contains(&Action::Disown(ID, ip("172.18.0.101"))), "{done:?}");
+    assert!(!done.iter().any(|action| matches!(action, Action::PutMoving(..))), "{done:?}");
+}
+
 /// The node that has been handed the address over to may have begun to send by it, whoever is to have it by now.
 #[tokio::test]
 async fn what_has_been_handed_over_is_handed_over_to_nobody_else_under_the_same_number() {

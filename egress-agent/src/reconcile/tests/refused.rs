@@ -55,7 +55,11 @@ impl Executor for Fickle {
             && self.random.below(3) == 0
         {
             self.refused.insert(entry);
-            return Err(DataplaneError::Full { map: "of a test", limit: 0 });
+            let (map, source) = ("of a test", std::io::Error::from_raw_os_error(libc::ENOMEM));
+            return Err(match self.random.below(2) {
+                0 => DataplaneError::Full { map, limit: 0 },
+                _ => DataplaneError::Refused { map, source },
+            });
         }
         flow_step(&mut self.state, &mut self.flows, action);
         check(&self.before, &self.state, &self.expected());

@@ -92,6 +92,32 @@ async fn what_was_promised_is_not_taken_until_that_has_run_out() {
     assert_eq!(recorder.state.lock().expect("not poisoned").owned.len(), 1);
 }
 
+/// Nor by a hand-over.
+#[tokio::test]
+async fn what_was_promised_is_not_made_ready_for_either() {
+    let regain = Regain::default();
+    let recorder = Recorder::default();
+    let ties = Ties::none("n1").regaining(regain.clone(), watch::channel(Addresses::new()).1);
+    let ready = watch::channel(Ready::default());
+    let mut reconciler = Reconciler::new(settings(), recorder.clone(), None, ready.0).tied(ties);
+    let mut changes = world(&[("n2", A)]);
+    changes.push(Change::Pods(Update::Replaced([(key("p"), pod("10.244.1.10", "web"))].into())));
+    changes.into_iter().for_each(|change| reconciler.apply(change));
+    reconciler.reconcile().await.expect("a recorder does not fail");
+    let all = Addresses::from([ip(A)]);
+    assert_eq!(regain.promise(&all, Duration::ZERO, Instant::now().into_std()), all, "it has nothing");
+    let Change::Ledger(ledger) = hand_over(7, "n2", "n1") else { unreachable!("a ledger") };
+    let ledger = Ledger { leases: true, ..Arc::unwrap_or_clone(ledger) };
+    reconciler.apply(Change::Ledger(Arc::new(ledger)));
+    reconciler.reconcile().await.expect("a recorder does not fail");
+    let moving = || recorder.state.lock().expect("not poisoned").moving.len();
+    assert_eq!((moving(), reconciler.incomplete), (0, true));
+    // Longer than a promise for no time lasts.
+    tokio::time::sleep(Duration::from_millis(260)).await;
+    reconciler.reconcile().await.expect("a recorder does not fail");
+    assert_eq!(moving(), 1);
+}
+
 /// It began when nobody could be asked: some lists never come.
 #[tokio::test]
 async fn a_node_whose_leases_run_out_before_it_knows_the_cluster_lets_go() {

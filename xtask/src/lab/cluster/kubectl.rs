@@ -8,18 +8,18 @@ use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
 
 use super::Cluster;
-use crate::toolchain::packages;
+use crate::toolchain::kubectl;
 
 const EGRESS_IPS: &str = "/apis/k8s.ovn.org/v1/egressips";
 
 impl Cluster {
     pub(crate) fn has_kubectl() -> bool {
-        packages::find("kubectl").is_some()
+        kubectl::find().is_some()
     }
 
     /// Runs kubectl against the lab's API server and returns what it printed.
     pub(crate) fn kubectl(&self, args: &[&str]) -> Result<String> {
-        let program = packages::find("kubectl").context("kubectl is not installed")?;
+        let program = kubectl::find().context("kubectl is not installed")?;
         let mut command = Command::new(program);
         command.arg("--kubeconfig").arg(self.kubeconfig()).args(args);
         let output = command.output().context("cannot start kubectl")?;

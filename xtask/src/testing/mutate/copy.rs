@@ -8,8 +8,10 @@ use anyhow::{Context, Result, bail};
 use super::table::Mutation;
 use crate::toolchain::Paths;
 
-/// What the object is built from.
-const CRATES: [&str; 2] = ["egress-common", "egress-ebpf"];
+/// What the object and the agent's own tests are built from.
+const FOLDERS: [&str; 5] = ["egress-common", "egress-ebpf", "egress-agent", "fuzz", "deploy"];
+/// The host workspace of the copy.
+const KEPT: &str = r#"members = ["egress-agent", "egress-common", "fuzz"]"#;
 
 /// How the line with the workspace's members begins.
 const MEMBERS: &str = "members = ";
@@ -29,24 +31,22 @@ impl Copy {
 
     /// Makes the copy equal to the clone. Files that are equal already keep their times, by which cargo goes.
     pub(super) fn restore(&self) -> Result<()> {
-        for name in CRATES {
+        for name in FOLDERS {
             sync(&self.source.join(name), &self.paths.root.join(name))?;
         }
         let manifest = read(&self.source.join("Cargo.toml"))?;
         if manifest.lines().filter(|line| line.starts_with(MEMBERS)).count() != 1 {
             bail!("Cargo.toml has no single line that begins with {MEMBERS:?}");
         }
-        let only = |line: &str| {
-            format!("{}\n", if line.starts_with(MEMBERS) { r#"members = ["egress-common"]"# } else { line })
-        };
-        write(&self.paths.root.join("Cargo.toml"), &manifest.lines().map(only).collect::<String>())?;
+        let only = |line: &str| format!("{}\n", if line.starts_with(MEMBERS) { KEPT } else { line });
+        write(&self.paths.root.join("Cargo.toml"), manifest.lines().map(only).collect::<String>().as_bytes())?;
         // Cargo drops from it what the copy has not.
         let lock = self.paths.root.join("Cargo.lock");
-        if lock.exists() { Ok(()) } else { write(&lock, &read(&self.source.join("Cargo.lock"))?) }
+        if lock.exists() { Ok(()) } else { write(&lock, read(&self.source.join("Cargo.lock"))?.as_bytes()) }
     }
 
     pub(super) fn apply(&self, mutation: &Mutation) -> Result<()> {
-        write(&self.paths.root.join(mutation.file), &mutated(&self.source, mutation)?)
+        write(&self.paths.root.join(mutation.file), mutated(&self.source, mutation)?.as_bytes())
     }
 }
 
@@ -80,7 +80,10 @@ fn sync(from: &Path, to: &Path) -> Result<()> {
     }
     for name in names(from)? {
         let (source, copy) = (from.join(&name), to.join(&name));
-        if source.is_dir() { sync(&source, &copy)? } else { write(&copy, &read(&source)?)? }
+        match source.is_dir() {
+            true => sync(&source, &copy)?,
+            false => write(&copy, &fs::read(&source).with_context(|| format!("read {}", source.display()))?)?,
+        }
     }
     Ok(())
 }
@@ -90,11 +93,11 @@ fn read(path: &Path) -> Result<String> {
 }
 
 /// Writes only what is not there already.
-fn write(path: &Path, text: &str) -> Result<()> {
-    if fs::read(path).is_ok_and(|old| old == text.as_bytes()) {
+fn write(path: &Path, bytes: &[u8]) -> Result<()> {
+    if fs::read(path).is_ok_and(|old| old == bytes) {
         return Ok(());
     }
-    fs::write(path, text).with_context(|| format!("write {}", path.display()))
+    fs::write(path, bytes).with_context(|| format!("write {}", path.display()))
 }
 
 #[cfg(test)]

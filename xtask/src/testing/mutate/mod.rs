@@ -1,18 +1,23 @@
-//! `cargo xtask mutate`: breaks the programs on purpose and shows which test notices.
+//! `cargo xtask mutate`: breaks the programs and the agent on purpose and shows which test notices.
 //!
-//! Per mutation of [`table`]: the sources are copied (`copy`; the clone is only read), one text is replaced, and tests run
-//! until the first one fails (`trial`). Of egress-common these are its own tests on the host, first. Else, and where they
-//! pass, the object is built, and the tests on the kernel that the table names run against it; the test binary is the
-//! ordinary one, told where the object is. Where these pass too, all tests on the kernel have their say.
+//! Per mutation of [`table`] and [`agent`]: the sources are copied (`copy`; the clone is only read), one text is replaced, and
+//! tests run until the first one fails (`trial`).
+//!
+//! - Of the agent these are the tests of its library: those that the table names, then all of them.
+//! - Of the programs the object is built, and the tests on the kernel that the table names run against it, then all of them; the
+//!   test binary is the ordinary one, told where the object is. Of egress-common its own tests on the host are asked before.
 //!
 //! A mutation that no test notices is a missing test; one that the verifier refuses would never have been loaded, so it
 //! shows nothing of the tests and is counted apart. Before all that the sources as they are must be green, or a failure
 //! would mean nothing.
 
+mod agent;
 mod copy;
+mod record;
 mod table;
 mod trial;
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -27,10 +32,10 @@ use super::part::Part;
 use crate::toolchain::packages::{self, Purpose};
 use crate::toolchain::{BuildArgs, Paths, Progress, build_object_of, ensure_built};
 use copy::Copy;
-use table::Mutation;
+use table::{MutatedPart, Mutation};
 use trial::End;
 
-/// The tests against a broken object may take so many times longer than against a whole one, and this.
+/// The tests of what is broken may take so many times longer than of what is whole, and this.
 const PATIENCE: u32 = 4;
 const LEAST_PATIENCE: Duration = Duration::from_secs(120);
 
@@ -39,12 +44,18 @@ pub(crate) struct MutateArgs {
     /// Try only this mutation; may be given several times
     #[arg(long, value_name = "NAME")]
     only: Vec<String>,
-    /// Run only those tests on the kernel whose name contains this: a quick look, and no proof that something survives
+    /// Break only this
+    #[arg(long, value_name = "PART", conflicts_with = "only")]
+    part: Option<MutatedPart>,
+    /// Run only those tests whose name contains this: a quick look, and no proof that something survives
     #[arg(long)]
     filter: Option<String>,
-    /// Ask only the tests on the kernel that the table names, and not all of them where these pass
+    /// Ask only the tests that the table names, and not all of them where these pass
     #[arg(long, conflicts_with = "filter")]
     named_only: bool,
+    /// Write what became of all mutations of a part to docs/mutations
+    #[arg(long, conflicts_with_all = ["only", "filter", "named_only"])]
+    record: bool,
     /// Print the mutations, try none
     #[arg(long)]
     list: bool,
@@ -55,26 +66,29 @@ pub(crate) struct MutateArgs {
 
 impl MutateArgs {
     fn chosen(&self) -> Result<Vec<&'static Mutation>> {
-        if let Some(name) = self.only.iter().find(|name| !table::ALL.iter().any(|mutation| mutation.name == **name)) {
+        if let Some(name) = self.only.iter().find(|name| !table::all().any(|mutation| mutation.name == **name)) {
             bail!("there is no mutation {name}; --list names them");
         }
-        let is_chosen =
-            |mutation: &&Mutation| self.only.is_empty() || self.only.iter().any(|name| name == mutation.name);
-        Ok(table::ALL.iter().filter(is_chosen).collect())
+        let is_chosen = |mutation: &&Mutation| {
+            let is_named = self.only.is_empty() || self.only.iter().any(|name| name == mutation.name);
+            is_named && self.part.is_none_or(|part| part == mutation.part())
+        };
+        Ok(table::all().filter(is_chosen).collect())
     }
 }
 
 /// What became of a mutation.
 #[derive(Debug, PartialEq, Eq)]
 enum Fate {
-    /// By a test on the kernel.
+    /// By a test that the table names.
     Killed(String),
-    /// By a test on the kernel that the table does not name.
+    /// By another test.
     KilledElsewhere(String),
-    /// By a test of egress-common.
+    /// By a test of egress-common, which is asked before those on the kernel.
     KilledOnHost(String),
+    /// The verifier takes no such program.
     Refused(String),
-    /// The tests on the kernel waited for ever.
+    /// The tests waited for ever.
     Stuck,
     Survived,
 }
@@ -100,10 +114,6 @@ pub(crate) fn mutate(args: &MutateArgs) -> Result<ExitCode> {
         }
         return Ok(ExitCode::SUCCESS);
     }
-    if let Some(reason) = Part::Program.hindrance() {
-        bail!("the tests on the kernel cannot run here: {reason}");
-    }
-    packages::ensure(Purpose::Programs, !args.no_install)?;
     let ground = Ground::prepare(args, &chosen)?;
     let (mut results, count) = (Vec::new(), chosen.len());
     for (index, mutation) in chosen.into_iter().enumerate() {
@@ -113,6 +123,9 @@ pub(crate) fn mutate(args: &MutateArgs) -> Result<ExitCode> {
         results.push((mutation, fate, start.elapsed()));
     }
     ground.copy.restore()?;
+    if args.record {
+        record::write(&ground.paths, &results)?;
+    }
     Ok(conclude(&results))
 }
 
@@ -120,57 +133,107 @@ pub(crate) fn mutate(args: &MutateArgs) -> Result<ExitCode> {
 struct Ground {
     paths: Paths,
     copy: Copy,
-    /// The tests on the kernel.
-    binary: PathBuf,
     filter: Option<String>,
-    /// All tests on the kernel are asked where those of the table pass.
+    /// All tests are asked where those of the table pass.
     second_look: bool,
-    /// The object of the sources as they are.
-    whole: Vec<u8>,
+    /// Where programs are broken.
+    programs: Option<Programs>,
+    /// How long the agent's tests may take.
     limit: Duration,
     no_install: bool,
     progress: Progress,
 }
+
+/// What mutations of the programs share.
+struct Programs {
+    /// The tests on the kernel.
+    binary: PathBuf,
+    /// The object of the sources as they are.
+    whole: Vec<u8>,
+    limit: Duration,
+}
+
+/// Nothing is broken yet.
+const UNBROKEN: Duration = Duration::from_secs(3600);
 
 impl Ground {
     /// Builds everything once and sees that the sources as they are pass.
     fn prepare(args: &MutateArgs, chosen: &[&Mutation]) -> Result<Self> {
         let (no_install, filter) = (args.no_install, args.filter.clone());
         // What none of the mutations asks for need not be green.
-        let mut named: Vec<&str> = match &filter {
-            Some(filter) => vec![filter],
-            None => chosen.iter().flat_map(|mutation| mutation.tests.iter().copied()).collect(),
+        let named = |part| -> Vec<&str> {
+            let of_part = chosen.iter().filter(|mutation| mutation.part() == part);
+            let tests: BTreeSet<&str> = match &args.filter {
+                Some(filter) => of_part.map(|_| filter.as_str()).collect(),
+                None => of_part.flat_map(|mutation| mutation.tests.iter().copied()).collect(),
+            };
+            tests.into_iter().collect()
         };
-        named.sort_unstable();
-        named.dedup();
+        let (of_programs, of_agent) = (named(MutatedPart::Programs), named(MutatedPart::Agent));
         let (paths, progress) = (Paths::find()?, Progress::start());
-        ensure_built(&BuildArgs { no_install, ..BuildArgs::default() }, &progress)?;
-        let binaries = cargo_tests::binaries(&cargo_tests::named("kernel_programs"), &paths)?;
-        let [binary] = binaries.as_slice() else { bail!("cargo built {} test programs, not one", binaries.len()) };
         let copy = Copy::of(&paths);
-        copy.restore()?;
-        let object = build_object_of(&copy.paths, no_install, &progress)?;
-        let start = Instant::now();
-        for end in [
-            trial::on_kernel(binary, &object, &named, &paths, Duration::from_secs(3600))?,
-            trial::on_host(&copy.paths, Duration::from_secs(3600))?,
-        ] {
-            match end {
-                End::Green(passed) => progress.step(&format!("nothing broken: {passed} tests pass")),
-                other => bail!("the tests do not pass without a mutation either: {other:?}"),
-            }
-        }
-        let limit = start.elapsed().max(LEAST_PATIENCE) * PATIENCE;
-        let whole = read(&object)?;
         let second_look = filter.is_none() && !args.named_only;
-        Ok(Self { binary: binary.clone(), filter, second_look, whole, limit, no_install, paths, copy, progress })
+        let mut ground =
+            Self { filter, second_look, programs: None, limit: UNBROKEN, no_install, paths, copy, progress };
+        ground.copy.restore()?;
+        if !of_programs.is_empty() {
+            ground.programs = Some(ground.prepare_programs(&of_programs)?);
+        }
+        if !of_agent.is_empty() {
+            let start = Instant::now();
+            ground.is_green("the agent", trial::of_agent(&ground.copy.paths, &of_agent, UNBROKEN)?)?;
+            ground.limit = patience(start.elapsed());
+        }
+        Ok(ground)
+    }
+
+    fn prepare_programs(&self, named: &[&str]) -> Result<Programs> {
+        if let Some(reason) = Part::Program.hindrance() {
+            bail!("the tests on the kernel cannot run here: {reason}");
+        }
+        packages::ensure(Purpose::Programs, !self.no_install)?;
+        ensure_built(&BuildArgs { no_install: self.no_install, ..BuildArgs::default() }, &self.progress)?;
+        let binaries = cargo_tests::binaries(&cargo_tests::named("kernel_programs"), &self.paths)?;
+        let [binary] = binaries.as_slice() else { bail!("cargo built {} test programs, not one", binaries.len()) };
+        let object = build_object_of(&self.copy.paths, self.no_install, &self.progress)?;
+        let start = Instant::now();
+        self.is_green("the programs", trial::on_kernel(binary, &object, named, &self.paths, UNBROKEN)?)?;
+        self.is_green("egress-common", trial::on_host(&self.copy.paths, UNBROKEN)?)?;
+        Ok(Programs { binary: binary.clone(), whole: read(&object)?, limit: patience(start.elapsed()) })
+    }
+
+    fn is_green(&self, what: &str, end: End) -> Result<()> {
+        match end {
+            End::Green(passed) => self.progress.step(&format!("nothing of {what} is broken: {passed} tests pass")),
+            other => bail!("the tests of {what} do not pass without a mutation either: {other:?}"),
+        }
+        Ok(())
+    }
+
+    /// The tests to ask, one list after the other: none means all.
+    fn looks<'a>(&'a self, mutation: &'a Mutation) -> Vec<Vec<&'a str>> {
+        let named = self.filter.as_deref().map_or_else(|| mutation.tests.to_vec(), |filter| vec![filter]);
+        if self.second_look { vec![named, Vec::new()] } else { vec![named] }
     }
 
     fn try_out(&self, mutation: &Mutation) -> Result<Fate> {
         self.copy.restore()?;
         self.copy.apply(mutation)?;
+        match (mutation.part(), &self.programs) {
+            (MutatedPart::Agent, _) => {
+                self.ask(mutation, |tests| trial::of_agent(&self.copy.paths, tests, self.limit)).with_context(|| {
+                    let errors = self.copy.paths.target.join("errors");
+                    format!("the mutation {}: see {}", mutation.name, errors.display())
+                })
+            }
+            (MutatedPart::Programs, Some(programs)) => self.try_programs(mutation, programs),
+            (MutatedPart::Programs, None) => bail!("{} was not prepared for", mutation.name),
+        }
+    }
+
+    fn try_programs(&self, mutation: &Mutation, programs: &Programs) -> Result<Fate> {
         if mutation.is_pure() {
-            match trial::on_host(&self.copy.paths, self.limit)? {
+            match trial::on_host(&self.copy.paths, programs.limit)? {
                 End::Red(test) | End::Refused(test) => return Ok(Fate::KilledOnHost(test)),
                 End::Stuck => return Ok(Fate::Stuck),
                 End::Green(_) => {}
@@ -178,13 +241,16 @@ impl Ground {
         }
         let object = build_object_of(&self.copy.paths, self.no_install, &self.progress)
             .with_context(|| format!("the mutation {} does not build", mutation.name))?;
-        if read(&object)? == self.whole {
+        if read(&object)? == programs.whole {
             return Ok(Fate::Survived);
         }
-        let named = self.filter.as_deref().map_or_else(|| mutation.tests.to_vec(), |filter| vec![filter]);
-        let looks = if self.second_look { vec![named, Vec::new()] } else { vec![named] };
-        for (index, tests) in looks.iter().enumerate() {
-            match trial::on_kernel(&self.binary, &object, tests, &self.paths, self.limit)? {
+        let Programs { binary, limit, .. } = programs;
+        self.ask(mutation, |tests| trial::on_kernel(binary, &object, tests, &self.paths, *limit))
+    }
+
+    fn ask(&self, mutation: &Mutation, run: impl Fn(&[&str]) -> Result<End>) -> Result<Fate> {
+        for (index, tests) in self.looks(mutation).iter().enumerate() {
+            match run(tests)? {
                 End::Red(test) if index == 0 => return Ok(Fate::Killed(test)),
                 End::Red(test) => return Ok(Fate::KilledElsewhere(test)),
                 End::Refused(test) => return Ok(Fate::Refused(test)),
@@ -196,12 +262,16 @@ impl Ground {
     }
 }
 
+fn patience(whole: Duration) -> Duration {
+    whole.max(LEAST_PATIENCE) * PATIENCE
+}
+
 fn read(path: &Path) -> Result<Vec<u8>> {
     fs::read(path).with_context(|| format!("read {}", path.display()))
 }
 
 /// Prints everything and says how the process should end.
-fn conclude(results: &[(&Mutation, Fate, Duration)]) -> ExitCode {
+fn conclude(results: &[(&'static Mutation, Fate, Duration)]) -> ExitCode {
     println!("\n{:<42} {:>7}  what became of it", "mutation", "seconds");
     for (mutation, fate, elapsed) in results {
         println!("{:<42} {:>7.1}  {fate}", mutation.name, elapsed.as_secs_f64());
@@ -217,6 +287,9 @@ fn conclude(results: &[(&Mutation, Fate, Duration)]) -> ExitCode {
     if survived == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-fn count(results: &[(&Mutation, Fate, Duration)], which: impl Fn(&Fate) -> bool) -> usize {
-    results.iter().filter(|(_, fate, _)| which(fate)).count()
+fn count<'a>(
+    results: impl IntoIterator<Item = &'a (&'static Mutation, Fate, Duration)>,
+    which: impl Fn(&Fate) -> bool,
+) -> usize {
+    results.into_iter().filter(|(_, fate, _)| which(fate)).count()
 }

@@ -1,9 +1,13 @@
-//! The mutations: what is broken, where, and what would be lost if no test saw it.
+//! The mutations of the programs: what is broken, where, and what would be lost if no test saw it.
 //!
 //! Each changes one thing and leaves programs that the verifier takes. The text must be in its file exactly once; a test
 //! of this module holds the table to the sources.
 
-/// One way to break the programs.
+use clap::ValueEnum;
+
+use super::agent;
+
+/// One way to break them.
 #[derive(Debug)]
 pub(super) struct Mutation {
     pub(super) name: &'static str,
@@ -14,7 +18,8 @@ pub(super) struct Mutation {
     pub(super) replace: &'static str,
     /// What it would mean on a node.
     pub(super) why: &'static str,
-    /// The tests on the kernel that should notice, by parts of their names; of egress-common its own tests are asked first.
+    /// The tests that should notice, by parts of their names: of the agent those of its library, else those on the kernel; of
+    /// egress-common its own tests are asked first.
     pub(super) tests: &'static [&'static str],
 }
 
@@ -23,6 +28,24 @@ impl Mutation {
     pub(super) fn is_pure(&self) -> bool {
         self.file.starts_with("egress-common/")
     }
+
+    pub(super) fn part(&self) -> MutatedPart {
+        if self.file.starts_with("egress-agent/") { MutatedPart::Agent } else { MutatedPart::Programs }
+    }
+}
+
+/// What is broken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(super) enum MutatedPart {
+    /// The eBPF programs, which tests on the kernel run.
+    Programs,
+    /// The agent's user space, which tests of its own run.
+    Agent,
+}
+
+/// All mutations.
+pub(super) fn all() -> impl Iterator<Item = &'static Mutation> {
+    PROGRAMS.iter().chain(agent::AGENT)
 }
 
 const MAIN: &str = "egress-ebpf/src/main.rs";
@@ -55,14 +78,15 @@ const SNAT: &str = "egress-common/src/decide/snat.rs";
 const STEER: &str = "egress-common/src/decide/steer.rs";
 
 macro_rules! mutations {
-    ($($name:literal, $file:ident, [$($test:literal),+], $why:literal: $find:literal => $replace:literal;)+) => {
-        pub(super) const ALL: &[Mutation] = &[
+    ($table:ident, $($name:literal, $file:ident, [$($test:literal),+], $why:literal: $find:literal => $replace:literal;)+) => {
+        pub(super) const $table: &[Mutation] = &[
             $(Mutation { name: $name, file: $file, find: $find, replace: $replace, why: $why, tests: &[$($test),+] },)+
         ];
     };
 }
+pub(super) use mutations;
 
-mutations! {
+mutations! { PROGRAMS,
     // What a program returns.
     "drop-passes", MAIN, ["guard::"], "a packet that must not leave is left to the stack":
         "verdict, length);\n                TC_ACT_SHOT" => "verdict, length);\n                TC_ACT_UNSPEC";
@@ -306,7 +330,7 @@ mod tests {
     #[test]
     fn every_text_is_in_its_file_exactly_once() {
         let root = Paths::find().expect("the clone").root;
-        let stale: Vec<_> = ALL.iter().filter_map(|mutation| mutated(&root, mutation).err()).collect();
+        let stale: Vec<_> = all().filter_map(|mutation| mutated(&root, mutation).err()).collect();
         assert!(stale.is_empty(), "{stale:#?}");
     }
 
@@ -320,13 +344,13 @@ mod tests {
             "keys-mixed",
             "expiry-without-last-seen",
         ] {
-            assert!(ALL.iter().any(|mutation| mutation.name == name), "{name}");
+            assert!(all().any(|mutation| mutation.name == name), "{name}");
         }
     }
 
     #[test]
     fn names_are_single() {
-        let names: BTreeSet<_> = ALL.iter().map(|mutation| mutation.name).collect();
-        assert_eq!(names.len(), ALL.len());
+        let names: BTreeSet<_> = all().map(|mutation| mutation.name).collect();
+        assert_eq!(names.len(), all().count());
     }
 }

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::{BufRead, BufReader};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
@@ -54,7 +54,26 @@ pub(super) fn on_host(copy: &Paths, limit: Duration) -> Result<End> {
     until_red(&mut command, &copy.target.join("errors"), limit)
 }
 
-fn until_red(command: &mut Command, errors: &PathBuf, limit: Duration) -> Result<End> {
+/// The agent's own tests that have one of these texts in their names, or all of them, of the copy.
+pub(super) fn of_agent(copy: &Paths, named: &[&str], limit: Duration) -> Result<End> {
+    let mut command = cargo();
+    // Nobody looks at them with a debugger, and they are linked once for each mutation.
+    command.args([
+        "test",
+        "--offline",
+        "--package=egress-agent",
+        "--lib",
+        "--config=profile.dev.debug=0",
+        "--target-dir",
+    ]);
+    command.arg(copy.target.join("host")).arg("--").args(named);
+    command.current_dir(&copy.root);
+    until_red(&mut command, &copy.target.join("errors"), limit)
+}
+
+fn until_red(command: &mut Command, errors: &Path, limit: Duration) -> Result<End> {
+    let folder = errors.parent().context("a file has a folder")?;
+    std::fs::create_dir_all(folder).with_context(|| format!("create {}", folder.display()))?;
     let file = File::create(errors).with_context(|| format!("create {}", errors.display()))?;
     let mut child =
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(file).spawn().context("start the tests")?;

@@ -7,7 +7,7 @@ use tokio_util::sync::DropGuard;
 use super::*;
 use crate::controller::leadership::leadership;
 use crate::controller::reach::pulse::Rules;
-use crate::controller::reach::session::plaintext;
+use crate::controller::reach::session::Dial;
 use crate::fence::regain::Regain;
 use crate::health::signature::tests::{answer_for_anyone, shared};
 use crate::health::{self, fitness::Uplink};
@@ -64,7 +64,7 @@ fn serve(number: u8, port: u16) -> Server {
 }
 
 fn manner(port: u16) -> Manner {
-    Manner { rules: RULES, port, dial: plaintext(), key: shared(1), meters: Meters::default(), events: None }
+    Manner { rules: RULES, port, dial: Dial::Plaintext, key: shared(1), meters: Meters::default(), events: None }
 }
 
 fn prober(port: u16, duty: Duty) -> (Giver, watch::Receiver<Reach>, DropGuard) {

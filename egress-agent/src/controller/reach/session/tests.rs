@@ -28,7 +28,7 @@ async fn found(port: u16, within: Duration) -> Vec<Finding> {
 }
 
 async fn found_by(port: u16, within: Duration, confirms: bool) -> Vec<Finding> {
-    found_with(plaintext(), port, within, confirms).await
+    found_with(Dial::Plaintext, port, within, confirms).await
 }
 
 async fn found_with(dial: Dial, port: u16, within: Duration, confirms: bool) -> Vec<Finding> {
@@ -161,7 +161,7 @@ async fn the_agent_of_the_leaders_own_node_is_heard_as_long_as_others_are() {
         others.note(Instant::now());
         Instant::now()
     };
-    let asked = found_vouching(plaintext(), agent.port, RULES.interval * 10, Vouch::for_own(others.clone()));
+    let asked = found_vouching(Dial::Plaintext, agent.port, RULES.interval * 10, Vouch::for_own(others.clone()));
     let (findings, last) = tokio::join!(asked, heard_others);
     assert_eq!(answers(&findings), [Sign::Answer(Answer::Serving)], "it is asked all the while");
     let heard = agent.heard.borrow().expect("what came before another was heard counts");
@@ -172,7 +172,7 @@ async fn the_agent_of_the_leaders_own_node_is_heard_as_long_as_others_are() {
 async fn answers_are_counted_by_what_they_say_and_timed() {
     let agent = agent().await;
     let meters = Meters::default();
-    let ask = |port| found_metered((plaintext(), meters.clone()), port, RULES.interval * 2, Vouch::for_other());
+    let ask = |port| found_metered((Dial::Plaintext, meters.clone()), port, RULES.interval * 2, Vouch::for_other());
     ask(agent.port).await;
     let [serving, others @ ..] = meters.probes();
     assert!(serving > 0 && others == [0; 6], "{serving} {others:?}");
@@ -218,7 +218,7 @@ async fn by_tls_it_is_the_same_and_what_is_wrong_with_a_certificate_is_told() {
     let (server, leader, stranger) = (Node::new(&ca), Node::new(&ca), Node::new(&another));
     let agent = agent_with(Some(server.read().0)).await;
     let within = Duration::from_millis(900);
-    let findings = found_with(encrypted(leader.read().0), agent.port, within, true).await;
+    let findings = found_with(Dial::Tls(leader.read().0), agent.port, within, true).await;
     assert_eq!(signs(&findings), [Sign::Answer(Answer::Serving)]);
     let heard = *agent.heard.borrow();
     assert!(heard.is_some(), "it learns that it was heard");
@@ -226,15 +226,15 @@ async fn by_tls_it_is_the_same_and_what_is_wrong_with_a_certificate_is_told() {
     let trouble = |findings: &[Finding], words: &str| {
         findings.iter().any(|finding| matches!(finding, Finding::Trouble(why) if why.contains(words)))
     };
-    let findings = found_with(encrypted(stranger.read().0), agent.port, within, true).await;
+    let findings = found_with(Dial::Tls(stranger.read().0), agent.port, within, true).await;
     assert_eq!(signs(&findings), [Sign::Kernel], "its node is there");
     assert!(trouble(&findings, "the other side's certificate was not signed by the CA"), "{findings:?}");
     // It knows the CA; the agent does not know its own.
     stranger.put("ca", &ca.pem);
-    let findings = found_with(encrypted(stranger.read().0), agent.port, within, true).await;
+    let findings = found_with(Dial::Tls(stranger.read().0), agent.port, within, true).await;
     assert_eq!(signs(&findings), [Sign::Kernel]);
     assert!(trouble(&findings, "UnknownCA: the log of the other side says why"), "{findings:?}");
-    let findings = found_with(plaintext(), agent.port, within, true).await;
+    let findings = found_with(Dial::Plaintext, agent.port, within, true).await;
     assert_eq!(signs(&findings), [Sign::Kernel]);
     assert_eq!(*agent.heard.borrow(), heard, "no stranger keeps its leases alive");
 }
@@ -360,7 +360,8 @@ async fn another_server_is_no_agent() {
             reporter.set_service_status(SERVICE, tonic_health::ServingStatus::Serving).await;
         }
         let findings =
-            found_metered((plaintext(), meters.clone()), port, Duration::from_millis(900), Vouch::for_other()).await;
+            found_metered((Dial::Plaintext, meters.clone()), port, Duration::from_millis(900), Vouch::for_other())
+                .await;
         assert_eq!(signs(&findings), [Sign::Kernel], "{findings:?}");
         assert!(findings.contains(&strange), "{findings:?}");
         assert!(!findings.iter().any(|finding| matches!(finding, Finding::Heard(_))), "{findings:?}");
@@ -375,7 +376,7 @@ async fn an_agent_without_the_leaders_key_is_no_agent_and_changes_nothing_for_it
     let (one, holder) = SharedKey::new();
     let agent = agent_keyed(None, one).await;
     let within = Duration::from_millis(900);
-    let found = || found_keyed((plaintext(), Meters::default(), shared(1)), agent.port, within, Vouch::for_other());
+    let found = || found_keyed((Dial::Plaintext, Meters::default(), shared(1)), agent.port, within, Vouch::for_other());
     for key in [None, Some(key(2))] {
         holder.now.send_replace(key);
         let findings = found().await;
@@ -385,7 +386,7 @@ async fn an_agent_without_the_leaders_key_is_no_agent_and_changes_nothing_for_it
     timeout(within, holder.doubted()).await.expect("it looks whether its key is another by now");
     // A leader that has none asks, and believes nothing.
     let findings =
-        found_keyed((plaintext(), Meters::default(), SharedKey::default()), agent.port, within, Vouch::for_other());
+        found_keyed((Dial::Plaintext, Meters::default(), SharedKey::default()), agent.port, within, Vouch::for_other());
     assert_eq!(signs(&findings.await), [Sign::Kernel]);
     assert!(agent.heard.borrow().is_none());
     holder.now.send_replace(Some(key(1)));
@@ -419,7 +420,7 @@ async fn what_an_agent_said_to_another_probe_is_no_answer() {
     let service = HealthServer::new(Parrot(Mutex::default()));
     let server = tokio::spawn(Server::builder().add_service(service).serve_with_incoming(incoming));
     let (meters, within) = (Meters::default(), Duration::from_millis(900));
-    found_metered((plaintext(), meters.clone()), port, within, Vouch::for_other()).await;
+    found_metered((Dial::Plaintext, meters.clone()), port, within, Vouch::for_other()).await;
     let [serving, _, _, _, _, unsigned, _] = meters.probes();
     assert!(serving == 1 && unsigned > 0, "{:?}", meters.probes());
     server.abort();

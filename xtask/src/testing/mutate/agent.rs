@@ -1,0 +1,427 @@
+//! Mutations of the agent's user space: who is served, in which order the kernel is changed, who may hold an address, who gets
+//! it, and what is said of it. The tests are those of the library of egress-agent, and need no kernel.
+
+use super::table::{Mutation, mutations};
+
+const SELECTION: &str = "egress-agent/src/model/selection.rs";
+const POD_ADDRESSES: &str = "egress-agent/src/model/pod_addresses.rs";
+const OBJECT: &str = "egress-agent/src/model/object.rs";
+const VIEW: &str = "egress-agent/src/model/view.rs";
+const DESIRED: &str = "egress-agent/src/model/desired.rs";
+const EXPOSED: &str = "egress-agent/src/model/exposed.rs";
+const RESERVED: &str = "egress-agent/src/model/reserved.rs";
+const ROOM: &str = "egress-agent/src/model/room.rs";
+const REFUSAL: &str = "egress-agent/src/model/refusal.rs";
+const COMPILE: &str = "egress-agent/src/model/compile.rs";
+const SERVICES: &str = "egress-agent/src/model/services.rs";
+const PLAN: &str = "egress-agent/src/model/plan.rs";
+const STEP: &str = "egress-agent/src/model/step.rs";
+const MOVING: &str = "egress-agent/src/model/moving.rs";
+const EXECUTOR: &str = "egress-agent/src/model/executor.rs";
+const TENURE: &str = "egress-agent/src/model/tenure.rs";
+const RECONCILE: &str = "egress-agent/src/reconcile.rs";
+const ATTACHED: &str = "egress-agent/src/reconcile/attached.rs";
+const BEHIND: &str = "egress-agent/src/reconcile/behind.rs";
+const GIVE_UP: &str = "egress-agent/src/reconcile/give_up.rs";
+const PERFORM: &str = "egress-agent/src/reconcile/perform.rs";
+const TIES: &str = "egress-agent/src/reconcile/ties.rs";
+const FENCE: &str = "egress-agent/src/fence/mod.rs";
+const REGAIN: &str = "egress-agent/src/fence/regain.rs";
+const REGAIN_WORDS: &str = "egress-agent/src/health/regain.rs";
+const SIGNATURE: &str = "egress-agent/src/health/signature.rs";
+const TOUCH: &str = "egress-agent/src/health/touch.rs";
+const ELECTION: &str = "egress-agent/src/controller/election.rs";
+const LEADERSHIP: &str = "egress-agent/src/controller/leadership.rs";
+const SUSPICION: &str = "egress-agent/src/controller/suspicion.rs";
+const ASSIGNMENT: &str = "egress-agent/src/controller/assignment/mod.rs";
+const HOSTS: &str = "egress-agent/src/controller/assignment/hosts.rs";
+const MATCHING: &str = "egress-agent/src/controller/assignment/matching.rs";
+const OUTCOME: &str = "egress-agent/src/controller/assignment/outcome.rs";
+const OWNERS: &str = "egress-agent/src/controller/assignment/owners.rs";
+const HANDOVER: &str = "egress-agent/src/controller/handover.rs";
+const BOOKS: &str = "egress-agent/src/controller/books.rs";
+const NUMBERING: &str = "egress-agent/src/controller/numbering.rs";
+const DRAINING: &str = "egress-agent/src/controller/draining.rs";
+const DECISION: &str = "egress-agent/src/controller/decision.rs";
+const VERDICT: &str = "egress-agent/src/controller/verdict.rs";
+const CENSUS: &str = "egress-agent/src/controller/census.rs";
+const MOVES: &str = "egress-agent/src/controller/moves.rs";
+const PROBLEMS: &str = "egress-agent/src/controller/problems.rs";
+const STATUS: &str = "egress-agent/src/kube/status.rs";
+
+mutations! { AGENT,
+    // Which object serves a pod.
+    "youngest-object-serves", SELECTION, ["model::desired::"], "a new object takes the pods of those that were there before":
+        "objects.sort_by(|a, b| a.rank().cmp(&b.rank()));" => "objects.sort_by(|a, b| b.rank().cmp(&a.rank()));";
+    "number-of-two-objects", SELECTION, ["controller::numbering::"], "pods of two objects leave with each other's addresses":
+        "object.id.filter(|id| taken.insert(*id)).map(" =>
+        "object.id.filter(|id| taken.insert(*id) || taken.contains(id)).map(";
+    "older-without-address-takes-pods", SELECTION, ["model::desired::"],
+        "an old object with a typing error drops pods of others":
+        "known.had_address && self.ids.get(&object.name) == Some(&known.id)" => "self.ids.get(&object.name) == Some(&known.id)";
+    "outage-gives-pods-to-another-object", SELECTION, ["model::desired::"],
+        "pods change their address while their node is away":
+        "object.has_assigned() || was_serving(object)" => "object.has_assigned()";
+    "unknown-namespace-has-no-labels", SELECTION, ["model::desired::"],
+        "a pod leaves with its node's address until its namespace is known":
+        "let labels = view.namespaces.get(&key.namespace)?;" =>
+        "let none = Default::default();\n        let labels = view.namespaces.get(&key.namespace).unwrap_or(&none);";
+    "unreadable-selector-selects-nobody", SELECTION, ["model::desired::", "reconcile::tests::"],
+        "a typing error in a selector lets all pods of its object out with their node's address":
+        "None => remembered.is_some_and(|known| self.ids.get(&object.name) == Some(&known.id))," => "None => false,";
+    "second-compilation-forgets-who-served", VIEW, ["model::desired::"],
+        "while a node is away its pods change their address at the next change of any namespace":
+        "let had_address = known || can_serve(self, *id);" => "let had_address = can_serve(self, *id);";
+    "pods-of-events-not-remembered", COMPILE, ["model::desired::"],
+        "what a deleted pod still sends leaves with the node's address, if it came since the agent began":
+        "self.view.remember_one(self.selection.network(), *address, desired.pods.get(address));" => "";
+    "ended-pod-passes", VIEW, ["model::desired::"],
+        "what waits in the sockets of a pod that has ended leaves with the node's address":
+        "new.uid == pod.uid && new.is_endpoint()" => "new.uid == pod.uid";
+    "namesake-inherits", OBJECT, ["model::desired::"], "an object that is made anew selects what its former one did":
+        "if known.uid != self.uid {" => "if known.name != self.name {";
+
+    // Which pod has an address.
+    "announced-before-reported", POD_ADDRESSES, ["model::pod_addresses::"],
+        "who writes a pod chooses by which address it is known":
+        "} else if !pod.reported.is_empty() {" => "} else if !pod.reported.is_empty() && pod.announced.is_empty() {";
+    "terminating-pod-keeps-its-address", POD_ADDRESSES, ["model::pod_addresses::"],
+        "a new pod is served as the one that had its address before":
+        "(*source, pod.terminating, pod.created, *key)" => "(*source, pod.created, *key)";
+    "contested-announcement-believed", POD_ADDRESSES, ["model::pod_addresses::"],
+        "who writes a pod takes the address of another that starts":
+        "Source::Announced if !others.is_empty() =>" => "Source::Announced if others.len() > 1 =>";
+    "pod-has-an-egress-ip", POD_ADDRESSES, ["model::pod_addresses::"], "a pod's annotation makes an egress IP a pod's address":
+        "} else if is_egress_ip {" => "} else if is_egress_ip && !is_known {";
+
+    // What the maps should hold.
+    "exception-outlives-an-edit", DESIRED, ["model::desired::"],
+        "pods leave with their node's address after an edit that gave their object another":
+        "is_some_and(|judged| *judged == object.addresses())" => "is_some()";
+    "unreadable-addresses-let-pods-out", DESIRED, ["model::desired::"],
+        "a typing error in an object lets its pods out with their node's address":
+        "!object.is_unknown(Part::Addresses) && " => "";
+    "two-addresses-of-an-object-on-a-node", DESIRED, ["model::desired::"],
+        "pods are steered to an address that no node owns, by what a stranger wrote into a status":
+        "!claimed.contains_key(address) && nodes.insert(*node)" =>
+        "!claimed.contains_key(address) && (nodes.insert(*node) || nodes.contains(node))";
+    "address-of-another-object-waited-for", DESIRED, ["model::desired::"],
+        "connections go on with an address that another object has by now":
+        "policy.pending.retain(|address| claimed.get(address).is_none_or(|holder| *holder == Some(*id)));" =>
+        "policy.pending.retain(|_| true);";
+    "nodes-own-address-served", DESIRED, ["model::desired::"],
+        "pods are steered to an address that is a node's own, and dropped there":
+        "!nodes_own.contains_key(address) && listed.contains(address)" => "listed.contains(address)";
+    "service-exposes-every-pod", EXPOSED, ["model::exposed::"],
+        "a pod's datagrams from a port of some Service leave with the pod's own address":
+        ".filter(|exposes| exposes.selects(pod))" => "";
+    "node-reserves-what-is-not-its-own", RESERVED, ["model::reserved::"],
+        "one node's word about its routes takes any address from all objects":
+        "node.uplink.next_hops.iter().filter(|hop| node.may_host(**hop))" => "node.uplink.next_hops.iter()";
+    "chosen-before-given", ROOM, ["model::room::"], "who makes namespaces takes the room of others' cluster IPs":
+        "for by_namespace in [given, chosen] {" => "for by_namespace in [chosen, given] {";
+    "policy-of-a-hand-over-spared", ROOM, ["model::room::"],
+        "an agent that begins anew in a hand-over cuts what its node has taken over":
+        "asked.extend(state.owned.keys().chain(state.moving.keys()));" => "asked.extend(state.owned.keys());";
+    "new-service-address-not-entered", SERVICES, ["reconcile::tests::", "model::desired::"],
+        "pods call a load balancer by their egress IP, and not through the service proxy":
+        "old.addresses.symmetric_difference(&addresses)" => "old.addresses.difference(&addresses)";
+
+    // Entries that the kernel refuses.
+    "refused-pod-leaks", REFUSAL, ["reconcile::tests::refused::"],
+        "a pod whose entry does not fit leaves with its node's address":
+        "matches!(pod, PodState::Selected(_)) && state.on_unknown_pod" =>
+        "matches!(pod, PodState::Known) && state.on_unknown_pod";
+    "refused-pod-passes-while-followed", REFUSAL, ["reconcile::tests::refused::"],
+        "a pod whose entry does not fit leaves with its node's address, as most clusters are set up":
+        "Action::SetUnknownPods(OnUnknownPod::Pass | OnUnknownPod::PassWhileFollowed) =>" =>
+        "Action::SetUnknownPods(OnUnknownPod::Pass) =>";
+    "refused-policy-keeps-flows", REFUSAL, ["reconcile::tests::refused::"],
+        "connections go on with an address that was taken from their object":
+        "vec![Action::RemovePolicy(*id, *family), Action::CutFlows(*id, addresses)]" =>
+        "vec![Action::RemovePolicy(*id, *family)]";
+    "one-entry-stops-all", EXECUTOR, ["reconcile::tests::refused::"],
+        "an entry that the kernel does not take keeps its node from serving anything":
+        "Self::Full { .. } | Self::Refused { .. } => true,\n            Self::Kernel { .. }" =>
+        "Self::Full { .. } => true,\n            Self::Refused { .. } | Self::Kernel { .. }";
+
+    // The order of a plan.
+    "steered-before-it-is-claimed", PLAN, ["model::plan::"],
+        "packets are dropped by a gateway that has the address only a moment later":
+        "plan.own_rest();\n    plan.park_pods();\n    plan.put_policies();" =>
+        "plan.park_pods();\n    plan.put_policies();\n    plan.own_rest();";
+    "claimed-before-it-is-given-up", PLAN, ["model::plan::"], "two objects own an address on one node at the same time":
+        "!self.state.owned.contains_key(id) && !taken.contains(address)" => "!self.state.owned.contains_key(id)";
+    "leaving-pods-not-parked", PLAN, ["model::plan::"],
+        "a pod that has left an object sends with an address that this gets just then":
+        "    plan.park_pods();\n" => "";
+    "lost-addresses-uncut", PLAN, ["model::plan::"], "connections go on with an address that their object has no more":
+        "policy.clone()));\n                self.cut_lost(*id, *family);" => "policy.clone()));";
+    "nothing-cut-behind-a-claim", PLAN, ["model::plan::"],
+        "what other nodes began until the claim ended goes on with an address that is given up":
+        "self.cut.remove(&(id, family_of(address)));\n" => "\n";
+    "shortest-prefix-first", PLAN, ["model::plan::"], "for a moment packets for a node's pods are taken for something else":
+        "std::cmp::Reverse(prefix.prefix_len())" => "prefix.prefix_len()";
+    "pod-entry-goes-before-its-cut", PLAN, ["model::plan::"],
+        "a cut that failed is never made up for, and the next pod with the address inherits flows":
+        "[Action::CutPod(address), Action::RemovePod(address)]" => "[Action::RemovePod(address), Action::CutPod(address)]";
+    "owner-noted-before-the-cut", PLAN, ["model::plan::"],
+        "a pod inherits the connections of the one that had its address before, where a cut fails":
+        "} else if self.cuts.contains_key(&address) {" =>
+        "} else if self.cuts.contains_key(&address) && !matches!(action, Action::PutOwner(..)) {";
+    "exception-is-no-gain", PLAN, ["model::plan::"], "a pod that leaves an object sends with its node's address for a moment":
+        " || (leaks(new) && !leaks(old))" => "";
+    "known-pods-wait-for-the-rest", PLAN, ["model::plan::"], "pods that nothing selects are dropped while an agent begins":
+        "plan.introduce_pods();\n    plan.unknown_pods(OnUnknownPod::Drop);" =>
+        "plan.unknown_pods(OnUnknownPod::Drop);\n    plan.introduce_pods();";
+    "unknown-pods-pass-first", PLAN, ["model::plan::"],
+        "selected pods leave with their node's address until a new agent has come to their entries":
+        "plan.unknown_pods(OnUnknownPod::Drop);" =>
+        "plan.unknown_pods(OnUnknownPod::Drop);\n    plan.unknown_pods(OnUnknownPod::PassWhileFollowed);";
+
+    // Hand-overs on a node.
+    "claim-outlives-the-hand-over", STEP, ["reconcile::tests::handing::"],
+        "a node that has handed over believes to own the address still, and says so to nobody":
+        "if moving.course == Course::Leaving {" => "if moving.course != Course::Leaving {";
+    "ready-for-another-hand-over", MOVING, ["reconcile::tests::handing::"],
+        "an address is handed over to a node that is not ready for it":
+        "*number == record.number && *from == record.from" => "*from == record.from";
+    "heir-opens-unnamed", MOVING, ["reconcile::tests::handing::"], "two nodes send with one address":
+        "from.released.get(address) == Some(&record.number) && to == Some(tenure.node_name())" =>
+        "from.released.get(address) == Some(&record.number) || to == Some(tenure.node_name())";
+    "heir-with-another-address", MOVING, ["reconcile::tests::handing::"],
+        "what a node is handing over is dropped when another address of the object comes to it":
+        "if is_free(desired) && is_free(actual) {" => "if is_free(desired) {";
+    "promised-and-taken-by-a-hand-over", TIES, ["reconcile::tests::regaining::"],
+        "two nodes send with one address while the API server is away":
+        "desired.moving.retain(|id, moving| !moving.is_taken() || left_out.get(id) != Some(&moving.address));" => "";
+
+    // How a node brings its kernel there.
+    "goes-on-without-its-claim", PERFORM, ["reconcile::tests::"],
+        "pods are steered to a gateway that could not claim the address":
+        "if !failed.is_empty() && !matches!" => "if failed.len() > 1 && !matches!";
+    "orphans-left", RECONCILE, ["reconcile::tests::"],
+        "what an agent did not come to cut before it was killed goes on for ever":
+        "self.act(&Action::CutOrphans).await?;" => "";
+    "plan-does-not-wait-for-cuts", RECONCILE, ["reconcile::tests::behind::"],
+        "a cut that is under way takes what a plan of the whole has just permitted":
+        "whole || touched == Some(Touched::Everything)" => "whole";
+    "given-up-behind-a-walk", GIVE_UP, ["reconcile::tests::"],
+        "an address is held for as long as a walk of the maps takes after its lease has run out":
+        "plan.sort_by_key(|action| !matches!(action, Action::Disown(..)));" => "";
+    "cut-of-who-is-selected-again", BEHIND, ["reconcile::tests::behind::"],
+        "a pod that is deselected for a moment loses its connections":
+        "self.waiting.spare(address, id);" => "";
+    "next-pod-before-a-cut-that-waits", BEHIND, ["reconcile::tests::behind::"],
+        "the next pod with an address loses its entry and connections to the cut of the former one":
+        "if is_walked || self.waiting.whole.contains(&address) {" => "if is_walked {";
+    "next-pod-before-a-walk-is-over", BEHIND, ["reconcile::tests::behind::"],
+        "the next pod with an address loses its entry behind the walk that cuts the former one":
+        "self.whole.contains(&address) || wanted.is_some_and(" => "wanted.is_some_and(";
+    "failed-cut-forgotten", BEHIND, ["reconcile::tests::"], "connections go on with a wrong address after one error":
+        "outcome?;" => "drop(outcome);";
+    "pod-starts-before-it-is-known", ATTACHED, ["reconcile::tests::"],
+        "a pod's first packets are dropped, or leave with its node's address":
+        "Some(Ok(())) if self.is_written(&attach) =>" => "Some(Ok(())) =>";
+
+    // How long a node may hold an address.
+    "reading-lasts-as-long-as-hearing", FENCE, ["fence::tests::"],
+        "a node that is cut off holds its addresses when they are given to another":
+        "read + self.total * 6 / 10" => "read + self.total";
+    "longer-timeout-counts", FENCE, ["fence::tests::"],
+        "a node holds its addresses by a former leader's timeout when they are given to another":
+        ".filter(|total| !total.is_zero()).min()" => ".filter(|total| !total.is_zero()).max()";
+    "heard-before-a-pause", FENCE, ["fence::tests::"],
+        "a node whose agent was stopped for a moment gives up all addresses without asking":
+        "if self.began.is_none_or(|began| as_of >= began) {" => "if self.began.is_none_or(|_| true) {";
+    "suspected-and-undecided", FENCE, ["fence::tests::"],
+        "an agent that begins anew on a suspected node holds what is given to another":
+        "None if now < began + self.total && !self.denied =>" => "None if now < began + self.total =>";
+    "given-back-for-ever", FENCE, ["fence::schedule"], "two nodes hold one address when the API server is back":
+        "(now < until).then_some((&self.given.addresses, until))" => "Some((&self.given.addresses, until))";
+    "promise-without-margin", REGAIN, ["fence::regain::"],
+        "a node takes an address before the one that had it back has fallen silent":
+        "let until = at + total + MARGIN;" => "let until = at + total;";
+    "promise-shortened", REGAIN, ["fence::regain::"], "a leader with a shorter timeout ends what was promised to another":
+        "*end = until.max(*end);" => "*end = until;";
+    "promise-ends-with-the-process", REGAIN, ["fence::regain::"],
+        "an agent that begins anew takes what its former one has promised not to":
+        "is_bound || state.promised.contains_key(address)" => "state.promised.contains_key(address)";
+    "promises-what-it-takes", REGAIN, ["fence::regain::"], "an address is given back to one node while another claims it":
+        "[&*held, &*taking, &*awaited]" => "[&*held, &*awaited]";
+    "asked-back-without-limit", REGAIN_WORDS, ["health::regain::"],
+        "probes with a thousand addresses are refused for their size, and their nodes count as gone":
+        "addresses.iter().take(most).map(ToString::to_string)" => "addresses.iter().map(ToString::to_string)";
+    "probe-counts-twice", SIGNATURE, ["health::signature::"], "a copy of a probe makes a node obey an order that is over":
+        "if number <= *greatest => return false" => "if number < *greatest => return false";
+    "forgotten-session-comes-again", SIGNATURE, ["health::signature::"],
+        "a copy of a former leader's probe counts when its session is forgotten":
+        "self.forgotten.max(latest + 1)" => "self.forgotten.max(latest)";
+    "answer-to-any-request", SIGNATURE, ["health::signature::"], "an old answer makes the leader believe that a node is well":
+        "node.as_bytes(), to.0.as_ref()]" => "node.as_bytes()]";
+    "heard-as-of-now", TOUCH, ["health::touch::"],
+        "a node counts its lease from later than the leader does, and holds what is given to another":
+        "self.heard = self.heard.max(Some(*arrived));" => "self.heard = self.heard.max(Some(at));";
+    "fence-takes-nothing", TENURE, ["model::tenure::"], "a node that is cut off goes on with addresses that another has by now":
+        "is_anothers || (self.fenced && !is_back)" => "is_anothers";
+    "news-of-before-the-fence", TENURE, ["model::tenure::"], "a node takes an address by a status of before it was cut off":
+        " || (self.was_fenced && is_new)" => "";
+    "unclaimed-counts-as-read", TENURE, ["model::tenure::"],
+        "a node takes an address by what it read before a claim that failed":
+        "if held.values().any(|other| *other == address) {" => "if true {";
+    "hand-over-outlives-the-fence", TENURE, ["reconcile::tests::handing::"],
+        "a node that was cut off sends with an address that went to a third one":
+        " && number > self.outlived" => "";
+    "reading-outlives-an-order", TENURE, ["model::tenure::"],
+        "after an error of the kernel a node takes up an address that it was told to let go of since":
+        "self.confirmed.retain(|address| !leaving.contains_key(address));" => "";
+    "withheld-with-the-nodes-address", TENURE, ["reconcile::tests::refused::"],
+        "pods leave with their node's address while a claim fails":
+        "policy.when_empty = WhenEmpty::Drop;" => "";
+
+    // Who leads.
+    "leads-until-others-may", ELECTION, ["controller::election::"], "two leaders write at the same time":
+        "let until = self.renewed? + self.timing.renew_deadline;" => "let until = self.renewed? + self.timing.duration;";
+    "reign-from-the-answer", ELECTION, ["controller::election::"],
+        "a leader with a slow API server leads on when another has begun":
+        "self.renewed = Some(asked);" => "self.renewed = Some(now);";
+    "renewal-unseen", ELECTION, ["controller::election::"], "agents take the Lease from a leader that renews it":
+        "is_none_or(|(record, _)| *record != lease)" => "is_none_or(|(record, _)| record.holder != lease.holder)";
+    "deleted-lease-taken-at-once", ELECTION, ["controller::election::"], "two agents lead after somebody has deleted the Lease":
+        "if now < since + self.timing.duration {" => "if now < since {";
+    "gap-unseen", ELECTION, ["controller::election::"], "a leader goes on with what it has seen before another led":
+        "if self.reign(now).is_none() {" => "if self.since.is_none() {";
+    "leads-without-looking", LEADERSHIP, ["controller::leadership::"],
+        "an agent that did not run for a while writes when another leads":
+        ".filter(|reign| Instant::now() < reign.until)" => ".filter(|_| true)";
+    "former-leader-vouches-for-ever", LEADERSHIP, ["controller::leadership::"],
+        "nodes hold addresses by a former leader's word when the next gives them away":
+        "is_some_and(|at| at.elapsed() < UNKNOWN)" => "is_some()";
+    "lease-without-margin", SUSPICION, ["controller::suspicion::"],
+        "an address is given away before the node that had it has fallen silent":
+        "(heard + lease + MARGIN).max(" => "(heard + lease).max(";
+    "suspicion-not-waited-for", SUSPICION, ["controller::suspicion::"],
+        "an address is given away while its node holds it by a ledger that it read before":
+        "(heard + lease + MARGIN).max(*seen + lease * 3 / 4)" => "(heard + lease + MARGIN).min(*seen + lease * 3 / 4)";
+
+    // Which node gets an address.
+    "two-of-an-object-on-a-node", ASSIGNMENT, ["controller::assignment::"],
+        "a node is given two addresses of an object, and serves one":
+        ".filter(|node| !places.contains_key(&address) && !used.contains(node))" =>
+        ".filter(|_| !places.contains_key(&address))";
+    "service-takes-an-address", ASSIGNMENT, ["controller::assignment::"],
+        "an object loses the address that its pods use when a Service gets it":
+        "services.retain(|address| !shown.contains(address));" => "";
+    "surplus-takes-what-is-served", ASSIGNMENT, ["controller::assignment::"],
+        "an object that lists too many addresses loses those that its pods use":
+        "addresses.sort_by_key(|address| !items.iter()" => "addresses.sort_by_key(|address| items.iter()";
+    "drained-hand-over-begins-anew", ASSIGNMENT, ["controller::assignment::"],
+        "an address that leaves a drained node changes its new one again and again":
+        ".filter(|item| !is_given_away(item))" => "";
+    "lister-before-the-holder", OWNERS, ["controller::assignment::"],
+        "an object loses its address to an older one while its node is away":
+        "away.into_iter().chain(listing)" => "listing.chain(away)";
+    "absent-agent-gets-more", HOSTS, ["controller::assignment::"], "addresses are given to a node where nobody takes them":
+        "node.drained || facts.absent.contains(name)" => "node.drained";
+    "one-more-than-the-cloud-allows", MATCHING, ["controller::assignment::"], "a cloud drops what leaves with the address":
+        "|limit| self.load < limit" => "|limit| self.load <= limit";
+    "one-hopeless-address-lets-pods-out", OUTCOME, ["controller::assignment::"],
+        "pods leave with their node's address though a node could have one of their object's":
+        "self.entries.iter().all(|(_, fate)| *fate == Fate::NoNode)" =>
+        "self.entries.iter().any(|(_, fate)| *fate == Fate::NoNode)";
+    "freed-number-comes-next", NUMBERING, ["controller::numbering::"],
+        "a new object has the number that maps know as a deleted one's":
+        "self.last = id;\n        Some(EgressId(id))" => "Some(EgressId(id))";
+    "drain-waits-for-what-goes", DRAINING, ["controller::draining::"],
+        "the command says of addresses that they stay, and they go":
+        "parse_egress_ip(entry).filter(|_| is_here)" => "parse_egress_ip(entry)";
+
+    // When it gets it.
+    "lease-over-at-once", HANDOVER, ["controller::handover::"],
+        "two nodes hold the address of a node that is silent for a moment":
+        "is_some_and(|end| now >= end)" => "is_some()";
+    "word-about-any-hand-over", HANDOVER, ["controller::handover::"],
+        "a node's word about a former hand-over gives away what it holds again":
+        "evidence.released.contains(&(address, record.number))" =>
+        "evidence.released.iter().any(|(released, _)| *released == address)";
+    "record-forgotten-while-held", HANDOVER, ["controller::handover::"], "a new object gets an address that a node holds still":
+        "_ if target.is_none() && *is_free => Course::Forget," => "_ if target.is_none() => Course::Forget,";
+    "deleted-object-forgotten", HANDOVER, ["controller::handover::"],
+        "the next leader gives away an address whose object is deleted while its node holds it":
+        "concerned.extend(evidence.departed.keys());" => "";
+    "old-node-takes-it-up-at-once", HANDOVER, ["controller::handover::"],
+        "a node takes an address back before the one that has it has let go":
+        "HandOver { number: last, from, to: to.filter(|_| waits.is_none()) }" => "HandOver { number: last, from, to }";
+    "two-on-a-node-in-between", HANDOVER, ["controller::handover::"],
+        "a node stops serving an address that it has not handed over yet, for a lower one of the object":
+        "new.retain(|item| items.iter().all(|stays| stays.node != item.node));" => "";
+    "ledger-without-end", HANDOVER, ["controller::handover::"],
+        "while many nodes are silent the ledger outgrows what an API server takes, and nothing moves any more":
+        "let mut room = MOST_OPEN.saturating_sub(records.open.len());" => "let mut room = MOST_OPEN;";
+    "no-pause-without-leases", HANDOVER, ["controller::handover::"],
+        "where nobody probes each address has two holders for a moment when it moves":
+        ".copied().unwrap_or(now) + pause)" => ".copied().unwrap_or(now))";
+    "numbers-given-twice", BOOKS, ["controller::books::"],
+        "after a backup was restored a node's old word gives away what it holds":
+        "older.records.last = older.records.last.max(known.records.last);" => "";
+    "late-watch-undoes-a-write", BOOKS, ["controller::books::"], "a leader decides by a ledger from before its own write":
+        "is_some_and(|(known, new)| new < known)" => "is_some_and(|_| false)";
+    "former-leader-writes", BOOKS, ["controller::books::"],
+        "an agent that has led until now writes what it decided into the next leader's ledger":
+        "if self.since.is_none() || self.leadership.since() != self.since {" => "if self.since.is_none() {";
+    "former-timeout-not-waited-for", BOOKS, ["controller::books::"],
+        "after the timeout is made shorter addresses are given away that nodes hold by the longer one":
+        "let lease = self.longest.of(self.total, now);" => "let lease = self.total;";
+
+    // What objects say.
+    "unreadable-selectors-published", DECISION, ["controller::decision::"],
+        "pods leave with their node's address by an object that nobody can read":
+        "outcome.no_eligible_node() && !object.is_unknown(Part::Selectors)" => "outcome.no_eligible_node()";
+    "partly-is-assigned", VERDICT, ["controller::verdict::"],
+        "who waits for an object to be ready goes on without some of its addresses":
+        "status: reason == Reason::Assigned," => "status: matches!(reason, Reason::Assigned | Reason::PartiallyAssigned),";
+    "nothing-is-assigned", VERDICT, ["controller::verdict::"], "an object without addresses says that all of them have a node":
+        "fates().count() > 0 && fates().all(assigned)" => "fates().all(assigned)";
+    "unreadable-selector-is-assigned", VERDICT, ["controller::verdict::"], "nobody learns that an object selects no new pods":
+        "        () if unreadable(object, Part::Selectors) => Reason::InvalidSelector,\n" => "";
+    "drained-reads-as-a-typing-error", VERDICT, ["controller::verdict::"],
+        "an object whose nodes are drained says that its addresses are wrong":
+        "matches!(fate, Fate::NotReady { .. } | Fate::Drained { .. })) => Reason::NoReadyNode" =>
+        "matches!(fate, Fate::NotReady { .. })) => Reason::NoReadyNode";
+    "exception-said-where-it-is-off", VERDICT, ["controller::verdict::"],
+        "an object says that packets leave with nodes' addresses, and they are dropped":
+        "let serves = self.node_address_serves && " => "let serves = ";
+    "strict-object-said-to-leak", VERDICT, ["controller::verdict::"],
+        "an object that asks for a drop says that packets leave with nodes' addresses":
+        "self.node_address_serves && !object.drop_unassigned &&" => "self.node_address_serves &&";
+    "away-agents-unnamed", VERDICT, ["controller::verdict::"],
+        "an object does not say that nobody looks after some of its pods":
+        "causes.extend(alone.iter().map(|(node, _)| (*node, AGENT_AWAY)));" => "";
+    "said-of-an-older-spec", VERDICT, ["kube::status::"], "who waits for an edit to be seen waits for ever":
+        "\n                && found.observed_generation == object.generation" => "";
+    "half-a-count", CENSUS, ["controller::census::"],
+        "after a change of leaders each object says that it serves a few pods only":
+        "self.is_complete.then(|| self.pods.values().filter_map(|pods| pods.get(&id)).sum())" =>
+        "Some(self.pods.values().filter_map(|pods| pods.get(&id)).sum())";
+    "node-that-is-back-counts-as-alone", CENSUS, ["controller::census::"],
+        "objects are Degraded for agents that are just starting with their nodes":
+        "*heard = now;" => "";
+    "exception-never-taken-back", STATUS, ["kube::status::"],
+        "pods leave with their node's address though a node could have one of their object's":
+        "object.no_eligible_node.is_some() && judged.is_none()" => "object.no_eligible_node.is_some() && judged.is_some()";
+    "refusal-is-stale", STATUS, ["kube::status::"],
+        "a status that the API server refuses is written again without end, and nobody is told":
+        "(status.code == 422 && !names_causes)" => "status.code == 422";
+    "count-written-without-end", STATUS, ["kube::status::"], "each object is written with each decision":
+        "counted.filter(|count| object.selected_pods != Some(*count))" => "counted";
+    "condition-never-turns", STATUS, ["kube::status::"], "a condition says that it has been so since long before it turned":
+        "if found.status == wanted.status && !found.last_transition.is_empty()" => "if !found.last_transition.is_empty()";
+    "write-over-a-newer-object", STATUS, ["kube::status::"], "a leader that is late writes its status over the next leader's":
+        "json!({\"op\": \"test\", \"path\": \"/metadata/resourceVersion\", \"value\": object.resource_version})," => "";
+    "way-back-is-a-move", MOVES, ["controller::moves::"],
+        "an object is told of a failover that never was, and its time is counted":
+        "if from != *node {" => "if !from.is_empty() {";
+    "problem-said-each-time", PROBLEMS, ["controller::problems::"],
+        "a broken annotation fills the log with each heartbeat of its node":
+        "node.problems.iter().filter(|problem| !said.contains(problem))" => "node.problems.iter()";
+}
