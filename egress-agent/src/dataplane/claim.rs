@@ -14,7 +14,7 @@
 //! 5. **Defend**, for as long as the address is held: the program on the uplink tells of each frame by which another host
 //!    claims it, an answer to a probe among them (see `events`). The first within ten seconds is answered by an
 //!    announcement, and followed by a probe ten seconds later, so that who goes on, such as a node whose agent is dead (see
-//!    `contest`), is heard again. RFC 5227 section 2.4 lets a host give the address up at the second conflict (b), or never
+//!    `contest`), is heard again; where there was another claim meanwhile, by one more announcement. RFC 5227 section 2.4 lets a host give the address up at the second conflict (b), or never
 //!    (c): an egress IP stays, or any neighbour could take it from its pods by two frames.
 //!
 //! Giving up goes the other way round.
@@ -22,6 +22,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::{IpAddr, Ipv6Addr, UdpSocket};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -156,7 +157,16 @@ struct Held {
     since: Instant,
     _membership: Option<UdpSocket>,
     announcing: Option<AbortHandle>,
-    defended: Option<(Instant, AbortHandle)>,
+    defended: Option<Defence>,
+}
+
+/// The last claim of another host that was answered.
+#[derive(Debug)]
+struct Defence {
+    at: Instant,
+    /// Whether the address has been claimed since.
+    again: Arc<AtomicBool>,
+    task: AbortHandle,
 }
 
 impl Default for Held {
@@ -167,7 +177,7 @@ impl Default for Held {
 
 impl Drop for Held {
     fn drop(&mut self) {
-        let defending = self.defended.iter().map(|(_, task)| task);
+        let defending = self.defended.iter().map(|defence| &defence.task);
         self.announcing.iter().chain(defending).for_each(AbortHandle::abort);
     }
 }
@@ -217,15 +227,20 @@ impl Claims {
         let now = Instant::now();
         let Some(held) = self.held.get_mut(&claimant.address) else { return };
         let is_late = now.duration_since(held.since) < ago;
-        let is_defended = held.defended.as_ref().is_some_and(|(when, _)| now.duration_since(*when) < DEFEND_INTERVAL);
-        if is_late || is_defended {
+        if is_late {
+            return;
+        }
+        let last = held.defended.as_ref().filter(|last| now.duration_since(last.at) < DEFEND_INTERVAL);
+        if let Some(last) = last {
+            last.again.store(true, Ordering::Relaxed);
             return;
         }
         debug!(address = %claimant.address, mac = mac_text(claimant.mac), "another host claims an egress IP: announced again");
-        // Short-lived: two frames, over within seconds.
-        let task = tokio::spawn(defend(self.sender.clone(), uplink, claimant.address));
-        if let Some((_, former)) = held.defended.replace((now, task.abort_handle())) {
-            former.abort();
+        let again = Arc::new(AtomicBool::new(false));
+        // Short-lived: two or three frames, over within seconds.
+        let task = tokio::spawn(defend(self.sender.clone(), uplink, claimant.address, Arc::clone(&again)));
+        if let Some(former) = held.defended.replace(Defence { at: now, again, task: task.abort_handle() }) {
+            former.task.abort();
         }
         // Refused only when the data plane is being dropped.
         let _ends = self.heard.as_ref().map(|heard| heard.send(claimant));
@@ -274,9 +289,13 @@ async fn announce(sender: Sender, uplink: Interface, address: IpAddr) {
     sender.send(uplink, address, &frames::probe(uplink.mac, address));
 }
 
-async fn defend(sender: Sender, uplink: Interface, address: IpAddr) {
+async fn defend(sender: Sender, uplink: Interface, address: IpAddr, again: Arc<AtomicBool>) {
     sender.send(uplink, address, &frames::announcement(uplink.mac, address));
     sleep(DEFEND_INTERVAL).await;
+    // Neighbours believe the last claim, and whoever has made it may never make another.
+    if again.load(Ordering::Relaxed) {
+        sender.send(uplink, address, &frames::announcement(uplink.mac, address));
+    }
     sender.send(uplink, address, &frames::probe(uplink.mac, address));
 }
 

@@ -62,6 +62,8 @@ pub enum Refused {
     Service(IpAddr),
     EgressIp(IpAddr),
     Outside(IpAddr),
+    /// It stands for the node's pod subnet, or is its router's.
+    Subnet(IpAddr),
     /// Another pod has it.
     Taken(IpAddr),
     /// Another pod announces it too, and the kubelet has reported it of neither.
@@ -85,6 +87,9 @@ impl fmt::Display for Refused {
             Self::Service(address) => write!(f, "{address} is in a service network"),
             Self::EgressIp(address) => write!(f, "{address} is an egress IP"),
             Self::Outside(address) => write!(f, "{address} is not in the pod subnets of the pod's node"),
+            Self::Subnet(address) => {
+                write!(f, "{address} is the network, broadcast or router address of the node's pod subnet")
+            }
             Self::Taken(address) => write!(f, "{address} is the address of another pod"),
             Self::Contested(address) => {
                 write!(f, "another pod announces {address} too, and the kubelet has reported it of neither")
@@ -152,11 +157,25 @@ impl PodNetwork {
             Some(Refused::EgressIp(address))
         } else if !is_in(&self.subnets) && (is_known || source == Source::Announced) {
             Some(Refused::Outside(address))
+        } else if self.is_subnets_own(address) {
+            Some(Refused::Subnet(address))
         } else if !is_known && nodes.contains_key(&address) {
             Some(Refused::Node(address))
         } else {
             None
         }
+    }
+
+    /// Of OVN-Kubernetes' subnets the first address is their router's; a bridge that has it is the node's own.
+    fn is_subnets_own(&self, address: IpAddr) -> bool {
+        let is_own_of = |subnet: &IpNet| {
+            let is_broadcast = address.is_ipv4() && address == subnet.broadcast();
+            // Of IPv6 the iterator begins with the network's own, the anycast address of routers (RFC 4291 2.6.1).
+            let router = subnet.hosts().nth(usize::from(address.is_ipv6()));
+            let has_hosts = subnet.max_prefix_len() - subnet.prefix_len() > 1;
+            has_hosts && (is_broadcast || address == subnet.network() || self.announced && router == Some(address))
+        };
+        self.subnets.iter().filter(|subnet| subnet.contains(&address)).any(is_own_of)
     }
 
     /// Claims on the address, the best first.

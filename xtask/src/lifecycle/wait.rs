@@ -8,7 +8,7 @@ use anyhow::{Result, bail};
 
 /// How long a change of an object may take until packets show it: three times what docs/operations.md publishes.
 pub(super) const EFFECT: Duration = Duration::from_secs(3 * 2);
-/// Likewise until an event tells of it, and until the pods of an object are counted.
+/// Likewise until an event tells of it (six seconds), and until the pods of an object are counted (five).
 pub(super) const TOLD: Duration = Duration::from_secs(3 * 5);
 
 /// How long packets may be lost when a gateway dies that does not lead: three times what docs/operations.md publishes.

@@ -149,13 +149,18 @@ fn of_two_reported_pods_one_that_stays_wins_then_the_older_then_the_first_by_nam
 #[test]
 fn no_pod_has_the_address_of_a_node_a_service_an_egress_ip_or_of_elsewhere() {
     type Why = fn(IpAddr) -> Refused;
-    let bad: [(&str, Why); 8] = [
+    let bad: [(&str, Why); 13] = [
         ("172.18.0.1", Refused::OwnNode),
         ("10.10.10.1", Refused::OwnNode),
         ("172.18.0.2", Refused::Outside),
         ("10.244.2.10", Refused::Outside),
         ("203.0.113.10", Refused::Outside),
         ("fd00:10:244:2::10", Refused::Outside),
+        ("10.244.1.0", Refused::Subnet),
+        ("10.244.1.1", Refused::Subnet),
+        ("10.244.1.255", Refused::Subnet),
+        ("fd00:10:244:1::", Refused::Subnet),
+        ("fd00:10:244:1::1", Refused::Subnet),
         ("10.96.0.10", Refused::Service),
         ("10.244.1.200", Refused::EgressIp),
     ];
