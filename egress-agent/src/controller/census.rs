@@ -6,11 +6,16 @@
 //! probe, so that it confirms nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use futures::StreamExt;
+use http::Uri;
+use hyper_util::rt::TokioIo;
+use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval, timeout};
 use tokio_util::sync::CancellationToken;
@@ -160,6 +165,15 @@ struct Clients {
     kept: BTreeMap<SocketAddr, HealthClient<Channel>>,
 }
 
+/// What came of asking one node.
+#[derive(Default)]
+struct Asked {
+    /// Where nothing came.
+    silent: Vec<SocketAddr>,
+    /// Who has answered by which connection.
+    answer: Option<(SocketAddr, HealthClient<Channel>, (String, SelectedPods))>,
+}
+
 impl Clients {
     fn new(manner: Manner, own_node: String) -> Self {
         Self { manner, own_node, kept: BTreeMap::new() }
@@ -168,55 +182,77 @@ impl Clients {
     async fn ask_all(&mut self, nodes: &Nodes) -> Vec<(String, SelectedPods)> {
         let addresses = |node: &Node| node.health_addresses();
         let all: BTreeSet<IpAddr> = nodes.values().flat_map(|node| addresses(node)).collect();
-        // A connection that breaks is made anew with the certificates that it began with.
-        let is_renewed = self.manner.dial.is_renewed();
-        self.kept.retain(|at, _| !is_renewed && all.contains(&at.ip()));
+        self.kept.retain(|at, _| all.contains(&at.ip()));
         let mut questions = Vec::new();
         for (name, node) in nodes {
             let mut roads = Vec::new();
             for address in addresses(node) {
-                roads.extend(self.client(SocketAddr::new(address, self.manner.port)));
+                let at = SocketAddr::new(address, self.manner.port);
+                roads.extend(self.client(at).map(|client| (at, client)));
             }
             questions.push(self.ask(name.clone(), roads));
         }
-        let answers = futures::stream::iter(questions).buffer_unordered(PARALLEL);
-        answers.filter_map(std::future::ready).collect().await
+        let asked: Vec<Asked> = futures::stream::iter(questions).buffer_unordered(PARALLEL).collect().await;
+        let mut answers = Vec::new();
+        for Asked { silent, answer } in asked {
+            silent.iter().for_each(|at| drop(self.kept.remove(at)));
+            let Some((at, client, said)) = answer else { continue };
+            self.kept.insert(at, client);
+            answers.push(said);
+        }
+        answers
     }
 
-    fn client(&mut self, at: SocketAddr) -> Option<HealthClient<Channel>> {
+    /// The kept one, or one that connects with the certificates of now. It is kept when it has brought an answer.
+    fn client(&self, at: SocketAddr) -> Option<HealthClient<Channel>> {
         if let Some(client) = self.kept.get(&at) {
             return Some(client.clone());
         }
         let endpoint = self.manner.dial.endpoint(at).ok()?.connect_timeout(PATIENCE);
-        let client = HealthClient::new(endpoint.connect_lazy());
-        self.kept.insert(at, client.clone());
-        Some(client)
+        // A connection that breaks is not made anew by itself: it would begin with the certificates of then, which may have been
+        // replaced since.
+        let is_made = AtomicBool::new(false);
+        let connector = tower::service_fn(move |_: Uri| {
+            let is_first = !is_made.swap(true, Ordering::Relaxed);
+            async move {
+                match is_first {
+                    true => TcpStream::connect(at).await.map(TokioIo::new),
+                    false => Err(io::ErrorKind::NotConnected.into()),
+                }
+            }
+        });
+        Some(HealthClient::new(endpoint.connect_with_connector_lazy(connector)))
     }
 
     /// By one address after the other. Only an answer that the agent has signed counts.
     fn ask(
         &self,
         node: String,
-        roads: Vec<HealthClient<Channel>>,
-    ) -> impl Future<Output = Option<(String, SelectedPods)>> + use<> {
+        roads: Vec<(SocketAddr, HealthClient<Channel>)>,
+    ) -> impl Future<Output = Asked> + use<> {
         let (key, own_node) = (self.manner.key.now(), self.own_node.clone());
         async move {
-            let key = key?;
-            for mut client in roads {
+            let mut asked = Asked::default();
+            let Some(key) = key else { return asked };
+            for (at, mut client) in roads {
                 let mut request = Request::new(HealthCheckRequest { service: SERVICE.to_owned() });
                 let nonce = format!("{:016x}", std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), &node));
                 let Ok(nonce) = AsciiMetadataValue::try_from(nonce) else { continue };
                 request.metadata_mut().insert(NONCE, nonce);
                 let signature = key.sign_request(request.metadata_mut(), SERVICE, &own_node, &node);
-                let Ok(Ok(answer)) = timeout(PATIENCE, client.check(request)).await else { continue };
+                let Ok(Ok(answer)) = timeout(PATIENCE, client.check(request)).await else {
+                    asked.silent.push(at);
+                    continue;
+                };
                 let metadata = answer.metadata();
                 if key.has_signed_answer(metadata, answer.get_ref().status, &node, &signature)
                     && let Some(pods) = selected::read(metadata)
                 {
-                    return Some((node, pods));
+                    asked.answer = Some((at, client, (node, pods)));
+                    break;
                 }
             }
-            None
+            asked
         }
     }
 }

@@ -54,13 +54,6 @@ impl Tls {
         self.0.borrow().client()
     }
 
-    /// Whether there are others than at the last call.
-    pub fn is_renewed(&mut self) -> bool {
-        let is_renewed = self.0.has_changed().unwrap_or(false);
-        self.0.mark_unchanged();
-        is_renewed
-    }
-
     fn now(&self) -> Arc<Material> {
         self.0.borrow().clone()
     }

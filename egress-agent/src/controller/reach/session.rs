@@ -74,14 +74,6 @@ impl Dial {
         };
         endpoint.map_err(|error| Causes(&error).to_string())
     }
-
-    /// Whether connections that were made before the last call have other certificates than are in use now.
-    pub fn is_renewed(&mut self) -> bool {
-        match self {
-            Self::Plaintext => false,
-            Self::Tls(tls) => tls.is_renewed(),
-        }
-    }
 }
 
 /// How nodes are asked.
