@@ -53,13 +53,21 @@ fn refusals_are_sentences() -> Result<()> {
             object(&json!({"egressIPs": "172.18.0.100", "namespaceSelector": {}})),
             "spec.egressIPs in body must be of type array",
         ),
+        (
+            object(&json!({"egressIPs": ["172.18.0.300"], "namespaceSelector": {}})),
+            "spec.egressIPs[0]: Invalid value: \"172.18.0.300\"",
+        ),
+        (
+            object(&json!({"egressIPs": ["172.18.0.100", "192.0.2.0/24"], "namespaceSelector": {}})),
+            "spec.egressIPs[1]: Invalid value: \"192.0.2.0/24\"",
+        ),
     ];
     for (object, sentence) in cases {
         let refusal = server.kubectl_fails("create --validate=false -f -", &object.to_string())?;
         println!("{}", refusal.trim());
         ensure!(refusal.contains(sentence), "{refusal} does not say: {sentence}");
     }
-    // What only a reader can judge is taken, and a condition says what is wrong with it.
-    let odd = object(&json!({"egressIPs": ["172.18.0.300"], "namespaceSelector": {}}));
+    // An address that is none of an egress IP's is taken: the leader refuses it, and a condition says why.
+    let odd = object(&json!({"egressIPs": ["127.0.0.1"], "namespaceSelector": {}}));
     server.kubectl_with("create -f -", &odd.to_string()).map(drop)
 }
