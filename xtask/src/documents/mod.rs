@@ -10,7 +10,7 @@
 //!
 //! A fence has an info word: `sh` for commands to type, `console` for commands behind `$ ` with what they print, and for all
 //! else what it is (`yaml`, `mermaid`, `text`, ...). A block of commands is run by the lab's test unless the sentence before
-//! it says «not run here», and so is each command unless its comment says so: a reader sees the same words that the test goes
+//! it says «not run here» or «run on real nodes», and so is each command unless its comment says so: a reader sees the same words that the test goes
 //! by. A line `<!-- lab: SCENE -->` above a fence names what the lab is to look like, where it is not as usual.
 
 #[cfg(test)]

@@ -6,6 +6,8 @@ use super::typed::{Runner, words};
 
 /// What a reader sees where a command was not run.
 const NOT_RUN: &str = "not run here";
+/// What a reader sees where the lab has not run a command, but the tests on real nodes have (`cargo xtask test --only nodes`).
+const RUN_ON_NODES: &str = "run on real nodes";
 
 /// Blocks that are no commands.
 const OTHERS: [&str; 6] = ["json", "mermaid", "nft", "text", "toml", "yaml"];
@@ -44,7 +46,7 @@ pub(crate) struct Shown {
     /// Page and line.
     pub(crate) place: String,
     pub(crate) line: String,
-    /// It says that it was not run, or its block does.
+    /// It says that the lab does not run it, or its block does.
     pub(crate) not_run: bool,
     pub(crate) prints: Vec<String>,
 }
@@ -140,7 +142,8 @@ impl Before {
 }
 
 fn says_not_run(text: &str) -> bool {
-    text.to_lowercase().contains(NOT_RUN)
+    let text = text.to_lowercase();
+    [NOT_RUN, RUN_ON_NODES].iter().any(|words| text.contains(words))
 }
 
 /// One command in each line. A block that is not run may go on in the next line; in any other that is an error, since the
@@ -178,7 +181,7 @@ impl Shown {
         }
         let runner = words(&self.line).and_then(|words| Runner::of(&words));
         runner.map(Some).map_err(|why| {
-            format!("{}: {:?} is neither run in the lab ({why}) nor marked as {NOT_RUN:?}", self.place, self.line)
+            format!("{}: {:?} is neither run in the lab ({why}) nor marked as {NOT_RUN:?} or {RUN_ON_NODES:?}", self.place, self.line)
         })
     }
 
@@ -253,6 +256,7 @@ mod tests {
         let page = "Not run here.\n\nBut this:\n\n```sh\nkind x\n```\n";
         let wrong = of(page).expect_err("not marked");
         assert!(wrong.contains("page.md:6") && wrong.contains("kind x") && wrong.contains("not run here"), "{wrong}");
+        assert!(of("Run on real nodes.\n\n```sh\nkubectl apply -k deploy/overlays/bridge-cni\n```\n").is_ok(), "by other tests");
         assert_eq!(runs("```sh\nkubectl get eip\nkind x     # not run here\n\n# said\n```\n"), ["kubectl get eip"]);
         assert!(of("```sh\nkubectl get eip\n  and more\n```\n").is_err(), "a line of its own");
         assert!(of("Not run here.\n\n```sh\nkubectl get 'a\n  b'\n```\n").is_ok(), "it goes on");
