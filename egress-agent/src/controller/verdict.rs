@@ -220,6 +220,12 @@ fn degraded(object: &EgressObject, outcome: &Outcome, alone: &[(&str, u32)]) -> 
     }
     let spec = complaints(object).map(|(reason, _)| ("spec", reason.as_str()));
     let entries = outcome.entries.iter().filter_map(|(entry, fate)| Some((entry.as_str(), reason_of(fate)?)));
+    let not_serving = |entry: &str| {
+        outcome.entries.iter().find_map(|(other, fate)| match fate {
+            Fate::NotServed { node, .. } if other == entry => Some(format!(" on node {node}")),
+            _ => None,
+        })
+    };
     let mut causes: Vec<(&str, &'static str)> = spec.chain(entries).collect();
     causes.extend(alone.iter().map(|(node, _)| (*node, AGENT_AWAY)));
     let reason = match causes.first() {
@@ -234,7 +240,9 @@ fn degraded(object: &EgressObject, outcome: &Outcome, alone: &[(&str, u32)]) -> 
              change: where their egress IP moves their packets are dropped",
             pods_of(what)
         ),
-        reason => format!("{}: {reason}", quoted(what, MOST_OF_ENTRY)),
+        reason => {
+            format!("{}: {reason}{}", quoted(what, MOST_OF_ENTRY), not_serving(what).unwrap_or_default())
+        }
     };
     let causes: Vec<String> = causes.iter().map(of_entry).collect();
     statement(true, reason, said(&causes))
@@ -284,7 +292,9 @@ fn cause(entry: &str, fate: &Fate, cluster: &Cluster) -> Option<String> {
     let entry = quoted(entry, MOST_OF_ENTRY);
     Some(match fate {
         Fate::Assigned { .. } => return None,
-        Fate::NotServed { node, why } => format!("{entry}: assigned to node {node}, which does not serve it: {why}"),
+        Fate::NotServed { node, why } => format!(
+            "{entry}: assigned to node {node}, which does not serve it: {why}; packets that would leave with it are dropped"
+        ),
         Fate::Moving { from } => format!("{entry}: node {from} has not let go of it yet"),
         Fate::Invalid => format!("{entry:?} is not an IP address"),
         Fate::Conflict { node } => format!("{entry} is an address of node {node}"),
@@ -451,13 +461,15 @@ mod tests {
             let (_, object) = object("a", 1, listed, &[]);
             let [assigned, degraded] =
                 conditions(&object, &outcome(fates), &[], cluster).try_into().expect("two of them");
-            (assigned.reason, assigned.message, degraded.status, degraded.reason)
+            (assigned.reason, assigned.message, degraded.status, degraded.reason, degraded.message)
         };
         let strict = Cluster::default();
         let why = Unserved::InUse("02:00:00:00:00:09".into());
         let in_use = said(&[v4], &[(v4, Fate::NotServed { node: "n1".into(), why })], &strict);
-        let message = "172.18.0.100: assigned to node n1, which does not serve it: another host (02:00:00:00:00:09) answers for it";
-        assert_eq!(in_use, ("NotServed", message.into(), true, "AddressInUse"));
+        let message = "172.18.0.100: assigned to node n1, which does not serve it: another host (02:00:00:00:00:09) answers for it; \
+                       packets that would leave with it are dropped";
+        let in_a_word = "172.18.0.100: AddressInUse on node n1";
+        assert_eq!(in_use, ("NotServed", message.into(), true, "AddressInUse", in_a_word.into()));
         let both = said(&[v4, v6], &[(v4, Fate::Assigned { node: "n1".into() }), (v6, Fate::NoRoom)], &strict);
         assert!(both.1.ends_with("; IPv6 packets of pods that no other object serves are dropped"), "{}", both.1);
         assert!(

@@ -209,7 +209,10 @@ mod tests {
                 assert_eq!(words.collect::<Vec<_>>(), ["format"], "{path}");
             }
             if let Some(format) = schema.get("format").and_then(|format| format.as_str()) {
-                assert!(["int64", "date-time"].contains(&format), "{path} has a format that Kubernetes does not know: {format}");
+                assert!(
+                    ["int64", "date-time"].contains(&format),
+                    "{path} has a format that Kubernetes does not know: {format}"
+                );
             }
             for (name, property) in schema.get("properties").and_then(|p| p.as_object()).into_iter().flatten() {
                 check(property, &format!("{path}.{name}"));

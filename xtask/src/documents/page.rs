@@ -181,7 +181,10 @@ impl Shown {
         }
         let runner = words(&self.line).and_then(|words| Runner::of(&words));
         runner.map(Some).map_err(|why| {
-            format!("{}: {:?} is neither run in the lab ({why}) nor marked as {NOT_RUN:?} or {RUN_ON_NODES:?}", self.place, self.line)
+            format!(
+                "{}: {:?} is neither run in the lab ({why}) nor marked as {NOT_RUN:?} or {RUN_ON_NODES:?}",
+                self.place, self.line
+            )
         })
     }
 
@@ -256,7 +259,10 @@ mod tests {
         let page = "Not run here.\n\nBut this:\n\n```sh\nkind x\n```\n";
         let wrong = of(page).expect_err("not marked");
         assert!(wrong.contains("page.md:6") && wrong.contains("kind x") && wrong.contains("not run here"), "{wrong}");
-        assert!(of("Run on real nodes.\n\n```sh\nkubectl apply -k deploy/overlays/bridge-cni\n```\n").is_ok(), "by other tests");
+        assert!(
+            of("Run on real nodes.\n\n```sh\nkubectl apply -k deploy/overlays/bridge-cni\n```\n").is_ok(),
+            "by other tests"
+        );
         assert_eq!(runs("```sh\nkubectl get eip\nkind x     # not run here\n\n# said\n```\n"), ["kubectl get eip"]);
         assert!(of("```sh\nkubectl get eip\n  and more\n```\n").is_err(), "a line of its own");
         assert!(of("Not run here.\n\n```sh\nkubectl get 'a\n  b'\n```\n").is_ok(), "it goes on");

@@ -81,6 +81,7 @@ pub(super) fn of_what_is_not_served(context: &LabContext) -> Result<()> {
     println!("said after {} ms: {message}", begun.elapsed().as_millis());
     ensure!(begun.elapsed() < TOLD, "said after {:?}", begun.elapsed());
     ensure!(message.contains("assigned to node node1, which does not serve it: another host ("), "{message}");
+    ensure!(message.ends_with("packets that would leave with it are dropped"), "{message}");
     ensure!(degraded == (true, "AddressInUse".to_owned()), "{degraded:?}");
     becomes(Sight::Nothing)?;
     host(&format!("addr del {TAKEN}/16 dev {EXT_LAN}"))?;
