@@ -1,13 +1,13 @@
-//! Two CPUs that see the same new flow at the same moment make one mapping.
+//! Two CPUs that see the same new flow at the same moment make one mapping, and a packet keeps what it uses from a sweep.
 //!
-//! Both threads run the same packet, thousands of times with fresh tuples, released together. Afterwards every forward
+//! Where two packets meet, both threads run the same packet, thousands of times with fresh tuples, released together. Afterwards every forward
 //! key has its reverse key and they name each other (`Stage::mappings`), none is left over, and both CPUs gave their
 //! packet the same port.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use aya::programs::SchedClassifier;
-use egress_common::abi::{Flow, Policy, PolicyKey, Slot, Tuple, Verdict, WhenEmpty};
+use egress_common::abi::{Direction, Flow, Policy, PolicyKey, Slot, Tuple, Verdict, WhenEmpty};
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
 
@@ -15,7 +15,7 @@ use crate::cast::{Cast, addr};
 use crate::frames::{Body, Packet, SYN, packet};
 use crate::pace;
 use crate::skips::skipped;
-use crate::stage::{REDIRECT, Ran, Run, STEER, Stage, both, test_run};
+use crate::stage::{REDIRECT, Ran, Run, STEER, SWEEP, Stage, both, test_run};
 
 pub(crate) fn rounds() -> u16 {
     u16::try_from(pace::rounds(3000)).expect("no more than there are ports")
@@ -206,5 +206,60 @@ fn what_two_cpus_have_written_of_what_a_flow_came_to_is_not_taken() {
             let now = stage.flows.get(&key, 0).expect("the flow");
             assert_eq!((now.decided, now.settled), (5, slot), "asked again");
         }
+    });
+}
+
+/// A sweep finds flows idle, whose packets come at this moment. What a packet got through by is there behind both; what the
+/// sweep has taken first, the packet is dropped for or begins anew.
+#[test]
+fn what_a_packet_uses_outlives_the_sweep_that_looks_at_it() {
+    const FLOWS: u16 = 8;
+    both(|stage, cast| {
+        if !has_both_cpus() {
+            return skipped("needs two CPUs");
+        }
+        let frames: Vec<_> = (0..FLOWS).map(|flow| of_round(cast.pod, cast, Body::Udp, flow).frame()).collect();
+        // Loads the program.
+        stage.sweep(false);
+        let (mut taken, mut kept) = (0, 0);
+        for round in 0..pace::rounds(1000) {
+            for frame in &frames {
+                assert_eq!(test_run(stage.program(STEER.program), &STEER, frame).action, REDIRECT);
+            }
+            stage.age(600);
+            let [sweep, steer] = [&SWEEP, &STEER].map(|run| stage.object.get(run.program));
+            let arrived = AtomicUsize::new(0);
+            let meet = |cpu: usize| {
+                pin(cpu);
+                arrived.fetch_add(1, Ordering::SeqCst);
+                while arrived.load(Ordering::SeqCst) < CPUS.len() {
+                    std::thread::yield_now();
+                }
+            };
+            let actions: Vec<i32> = std::thread::scope(|scope| {
+                let swept = scope.spawn(|| {
+                    meet(CPUS[0]);
+                    test_run(sweep, &SWEEP, &[0; 64]).action
+                });
+                let sent = scope.spawn(|| {
+                    meet(CPUS[1]);
+                    frames.iter().map(|frame| test_run(steer, &STEER, frame).action).collect()
+                });
+                taken += swept.join().expect("the sweep");
+                sent.join().expect("the packets")
+            });
+            for (flow, action) in (0..FLOWS).zip(actions) {
+                if action != REDIRECT {
+                    continue;
+                }
+                kept += 1;
+                let (pod, world) = (addr(cast.pod), addr(cast.world));
+                let key = Tuple::new(Direction::Egress, pod, world, 10_000 + flow, 80, 17);
+                let forward = stage.nat.get(&key, 0).unwrap_or_else(|_| panic!("round {round}: no mapping of {key:?}"));
+                stage.nat.get(&forward.other, 0).unwrap_or_else(|_| panic!("round {round}: no answers to {key:?}"));
+                stage.flows.get(&key, 0).unwrap_or_else(|_| panic!("round {round}: no flow {key:?}"));
+            }
+        }
+        assert!(taken > 0 && kept > 0, "they have not met: {taken} taken, {kept} packets");
     });
 }

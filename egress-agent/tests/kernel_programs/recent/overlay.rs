@@ -6,7 +6,7 @@ use egress_common::decide::phase;
 use crate::cast::addr;
 use crate::devices::ROUTER_MAC;
 use crate::encapsulation::ground::{arrived, configure, everywhere_taken_out, from_remote, put, sent};
-use crate::frames::{ACK, SYN, packet};
+use crate::frames::{ACK, RST, SYN, packet};
 use crate::stage::{ENTER, REDIRECT, STEER, Stage, UPLINK_MAC};
 
 #[test]
@@ -98,5 +98,31 @@ fn a_connection_that_begins_anew_is_followed_where_its_gateway_is_elsewhere() {
             stage.run_frame(&STEER, &out(flags).frame(), Verdict::Steered);
             assert_eq!(state(stage), expected);
         }
+    });
+}
+
+/// Its flow is of another node: only its mapping is told.
+#[test]
+fn a_reset_is_followed_where_the_pod_is_elsewhere() {
+    everywhere_taken_out(|stage, cast, underlay| {
+        configure(stage, underlay);
+        let around = arrived(underlay, cast.here);
+        let goes_on = around.frame(&from_remote(cast).tcp(ACK));
+        let back = |flags| packet(cast.world, cast.egress, 80, 4000).tcp(flags).macs(UPLINK_MAC, ROUTER_MAC);
+        let key = Tuple::new(Direction::Egress, addr(cast.remote_pod), addr(cast.world), 4000, 80, 6);
+        let phase = |stage: &Stage| {
+            let forward = stage.nat.get(&key, 0).expect("a mapping");
+            let reverse = stage.nat.get(&forward.other, 0).expect("its other key");
+            phase::mapping(&forward, Some(&reverse))
+        };
+        for _ in 0..3 {
+            stage.run_frame(&ENTER, &goes_on, Verdict::SnatForNode);
+            stage.run_frame(&ENTER, &back(ACK).frame(), Verdict::ReplySteered);
+        }
+        assert_eq!(phase(stage), phase::Phase::Established);
+        stage.run_frame(&ENTER, &back(RST | ACK).frame(), Verdict::ReplySteered);
+        assert_eq!(phase(stage), phase::Phase::Closing);
+        stage.run_frame(&ENTER, &goes_on, Verdict::SnatForNode);
+        assert_eq!(phase(stage), phase::Phase::Established, "a stranger's reset, and the connection goes on");
     });
 }

@@ -167,8 +167,9 @@ mutations! { PROGRAMS,
         ".filter(|owned| owned.address == slot.address)" => ".filter(|owned| owned.address != Addr::UNSPECIFIED)";
 
     // Life.
-    "expiry-without-last-seen", SWEEP, ["races::", "life::"], "a sweep removes what a packet has just used":
-        "alive::swap(last_seen_ns, seen, expiry::GONE) == seen" => "alive::swap(last_seen_ns, seen, expiry::GONE) != 0";
+    "expiry-without-last-seen", SWEEP, ["races::what_a_packet_uses"], "a sweep removes what a packet has just used":
+        "    alive::swap(last_seen_ns, seen, expiry::GONE) == seen" =>
+        "    unsafe extern \"C\" fn pause(_: u64, _: *mut c_void) -> u64 {\n        0\n    }\n    unsafe { aya_ebpf::helpers::generated::bpf_loop(400, pause as *mut c_void, core::ptr::null_mut(), 0) };\n    alive::swap(last_seen_ns, seen, expiry::GONE) != 0";
     "sweep-takes-any-other-key", SWEEP, ["life::"], "a mapping that gets no answers stays for as long as its pod goes on":
         "copy.is_of(at) && copy.other == *key" => "copy.other == *key";
     "expiry-of-one-direction", EXPIRY, ["life::"], "a download is cut because only answers come":
