@@ -6,6 +6,7 @@
 //! - `documents`: that commands and links of the documents hold.
 //! - `lab`: a cluster of network namespaces with real agents, started and torn down.
 //! - `lifecycle`: the product's life on the lab: restarts, selection, leaks, kubectl, bad input, cleanup.
+//! - `nodes`: the product on two real Kubernetes nodes.
 //! - `roads`: what must hold on the lab with real agents, as tests.
 //! - `soak`: faults by the dice on the lab, what they cost, and that they break no promise.
 //! - `story`: the walkthrough that `cargo xtask run` plays on the lab.
@@ -16,6 +17,7 @@ mod bench;
 mod documents;
 mod lab;
 mod lifecycle;
+mod nodes;
 mod roads;
 mod soak;
 mod story;

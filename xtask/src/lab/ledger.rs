@@ -37,6 +37,8 @@ pub(crate) enum Resource {
     Namespace(String),
     /// A mount, by its mount point.
     Mount(PathBuf),
+    /// A control group of this name in each hierarchy, with all below it.
+    Cgroup(String),
 }
 
 /// A ledger's content.

@@ -52,7 +52,7 @@ use anyhow::{Context, Result};
 use addresses::{Dual, NodeNumber};
 pub(crate) use builder::{LabBuilder, PodSpec};
 pub(crate) use hold::{LabArgs, run};
-use ledger::Ledger;
+use ledger::{Ledger, Resource};
 pub(crate) use netns::Netns;
 pub(crate) use quirks::{Cni, Quirks, ReversePath};
 pub(crate) use signals::{wait_for_signal, yield_to_signal};
@@ -165,6 +165,13 @@ impl Lab {
     /// Makes namespaces that go with the lab.
     pub(crate) fn add_namespaces(&self, namespaces: &[Netns]) -> Result<()> {
         self.ledger.make_namespaces(namespaces)
+    }
+
+    /// Makes a control group that goes with the lab, in each hierarchy, with the lab's name before its own. Returns the whole name.
+    pub(crate) fn add_cgroup(&self, name: &str) -> Result<String> {
+        let name = format!("{}-{name}", self.prefix());
+        self.ledger.make(vec![Resource::Cgroup(name.clone())], || teardown::make_cgroup(&name))?;
+        Ok(name)
     }
 
     /// The switch of the nodes' network; its port to node i is called like the node.

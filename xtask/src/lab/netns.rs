@@ -33,6 +33,12 @@ impl Netns {
         Self { prefix: prefix.to_owned(), name: format!("{prefix}-{role}") }
     }
 
+    /// That of a process on this machine, like a container of a real node.
+    pub(crate) fn of_process(prefix: &str, pid: u32) -> Self {
+        // An absolute path stands for itself below any folder.
+        Self { prefix: prefix.to_owned(), name: format!("/proc/{pid}/ns/net") }
+    }
+
     /// The name under `ip netns`.
     pub(crate) fn name(&self) -> &str {
         &self.name

@@ -2,7 +2,7 @@
 //! interrupted, and one whose owner was killed. Every step is tried; what fails is collected and named at the end.
 //!
 //! Order: processes first (they hold namespaces and mounts), then mounts, then namespaces, whose devices the kernel
-//! removes with them, then the folder.
+//! removes with them, then control groups and the folder.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -37,6 +37,11 @@ pub(super) fn remove(record: &Record, folder: &Path) -> Result<()> {
     for made in &record.made {
         if let Resource::Namespace(name) = made {
             attempt(remove_namespace(name));
+        }
+    }
+    for made in &record.made {
+        if let Resource::Cgroup(name) = made {
+            attempt(remove_cgroup(name));
         }
     }
     attempt(remove_folder(folder));
@@ -76,7 +81,7 @@ fn end_processes(record: &Record) -> Result<()> {
 fn namespace_inodes(record: &Record) -> BTreeSet<u64> {
     let names = record.made.iter().filter_map(|made| match made {
         Resource::Namespace(name) => Some(Path::new(NAMES).join(name)),
-        Resource::Mount(_) => None,
+        Resource::Mount(_) | Resource::Cgroup(_) => None,
     });
     let own = inode(Path::new("/proc/self/ns/net"));
     names.filter_map(|path| inode(&path)).filter(|inode| Some(*inode) != own).collect()
@@ -121,6 +126,54 @@ fn remove_namespace(name: &str) -> Result<()> {
         }
         _ => Ok(()),
     }
+}
+
+/// Where control groups are: one hierarchy, or (version 1) a folder for each.
+fn cgroup_hierarchies() -> Vec<PathBuf> {
+    let root = PathBuf::from("/sys/fs/cgroup");
+    if root.join("cgroup.controllers").exists() {
+        return vec![root];
+    }
+    let entries = fs::read_dir(root).into_iter().flatten().flatten();
+    // Links are second names (`cpu` of `cpu,cpuacct`).
+    entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())).map(|entry| entry.path()).collect()
+}
+
+pub(super) fn make_cgroup(name: &str) -> Result<()> {
+    for hierarchy in cgroup_hierarchies() {
+        let group = hierarchy.join(name);
+        fs::create_dir(&group).with_context(|| format!("cannot make control group {}", group.display()))?;
+        // In version 1 a group has no CPUs until it is told which.
+        for file in ["cpuset.cpus", "cpuset.mems"] {
+            if hierarchy.ends_with("cpuset") {
+                fs::write(group.join(file), fs::read(hierarchy.join(file))?)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A group whose last process has just been killed is busy for a moment.
+fn remove_cgroup(name: &str) -> Result<()> {
+    let end = Instant::now() + Duration::from_secs(5);
+    for group in cgroup_hierarchies().iter().map(|hierarchy| hierarchy.join(name)) {
+        while let Err(error) = remove_groups(&group) {
+            if Instant::now() > end {
+                return Err(error).with_context(|| format!("cannot remove control group {}", group.display()));
+            }
+            thread::sleep(Duration::from_millis(10));
+        }
+    }
+    Ok(())
+}
+
+/// From the leaves on; the files in a group go with it.
+fn remove_groups(group: &Path) -> std::io::Result<()> {
+    let Ok(entries) = fs::read_dir(group) else { return Ok(()) };
+    for entry in entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())) {
+        remove_groups(&entry.path())?;
+    }
+    fs::remove_dir(group)
 }
 
 fn remove_folder(folder: &Path) -> Result<()> {

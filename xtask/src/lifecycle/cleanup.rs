@@ -93,7 +93,10 @@ fn same(before: &BTreeMap<String, BTreeSet<String>>, node: &Node) -> Result<()> 
     outcome.with_context(|| format!("cleanup left or took: {left:#?}"))
 }
 
-fn differences(before: &BTreeMap<String, BTreeSet<String>>, after: &BTreeMap<String, BTreeSet<String>>) -> Vec<String> {
+pub(crate) fn differences(
+    before: &BTreeMap<String, BTreeSet<String>>,
+    after: &BTreeMap<String, BTreeSet<String>>,
+) -> Vec<String> {
     let none = BTreeSet::new();
     let mut found = Vec::new();
     for (what, lines) in after {
@@ -118,7 +121,7 @@ fn settled(node: &Node) -> Result<BTreeMap<String, BTreeSet<String>>> {
 }
 
 /// What an agent could leave, line by line.
-fn snapshot(node: &Node) -> Result<BTreeMap<String, BTreeSet<String>>> {
+pub(crate) fn snapshot(node: &Node) -> Result<BTreeMap<String, BTreeSet<String>>> {
     let questions: [(&str, &[&str]); 10] = [
         ("ip", &["-details", "-o", "link", "show"]),
         ("ip", &["-o", "addr", "show"]),
@@ -138,7 +141,7 @@ fn snapshot(node: &Node) -> Result<BTreeMap<String, BTreeSet<String>>> {
         snapshot
             .insert(format!("{program} {}", args.join(" ")), text.lines().map(|line| line.trim().to_owned()).collect());
     }
-    for device in ["breth0", "ovn-k8s-mp0"] {
+    for device in ["breth0", node.management_port()] {
         for direction in ["ingress", "egress"] {
             let text = node.host.exec("tc", &["filter", "show", "dev", device, direction])?;
             snapshot.insert(format!("filters {device} {direction}"), text.lines().map(str::to_owned).collect());

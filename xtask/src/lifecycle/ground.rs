@@ -39,7 +39,7 @@ pub(super) fn pod(name: &str, namespace: &str, node: usize, labels: &[(&str, &st
 
 /// How the world sees a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Sight {
+pub(crate) enum Sight {
     As(IpAddr),
     /// No answer, or an error instead of one.
     Nothing,
@@ -257,7 +257,7 @@ impl Ground {
 }
 
 /// One request to the server outside.
-pub(super) fn look(from: &Netns, to: IpAddr) -> Result<Sight> {
+pub(crate) fn look(from: &Netns, to: IpAddr) -> Result<Sight> {
     match client::get_within(from, SocketAddr::new(to, HTTP_PORT), "/", "lifecycle", PATIENCE)? {
         Ok(reply) => Ok(Sight::As(reply.seen_as()?)),
         Err(error) => {

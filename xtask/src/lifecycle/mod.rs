@@ -32,7 +32,7 @@
 mod api_user;
 mod changing;
 mod claims;
-mod cleanup;
+pub(crate) mod cleanup;
 mod cni_plugin;
 mod crowd;
 mod dead_agent;
@@ -41,7 +41,7 @@ mod early;
 mod emitters;
 mod explain;
 mod first_packets;
-mod ground;
+pub(crate) mod ground;
 mod handover;
 mod health_port;
 mod image;
@@ -50,7 +50,7 @@ mod kubectl;
 mod leader;
 mod leak;
 mod metrics;
-mod objects;
+pub(crate) mod objects;
 mod objects_refused;
 mod pins;
 mod planned;
@@ -67,7 +67,7 @@ mod story;
 mod tasks;
 mod tls;
 mod truth;
-mod wait;
+pub(crate) mod wait;
 
 use std::time::Duration;
 

@@ -2,16 +2,16 @@
 
 use serde_json::{Value, json};
 
-pub(super) const ASSIGNABLE: &str = "k8s.ovn.org/egress-assignable";
+pub(crate) const ASSIGNABLE: &str = "k8s.ovn.org/egress-assignable";
 pub(super) const EGRESS_IPS: &str = "/apis/k8s.ovn.org/v1/egressips";
 pub(super) const EVENTS: &str = "/api/v1/events";
 
 /// Selects every namespace, or every pod.
-pub(super) fn all() -> Value {
+pub(crate) fn all() -> Value {
     json!({})
 }
 
-pub(super) fn labels(key: &str, value: &str) -> Value {
+pub(crate) fn labels(key: &str, value: &str) -> Value {
     json!({"matchLabels": {key: value}})
 }
 
@@ -24,7 +24,7 @@ pub(super) fn expression(key: &str, operator: &str, values: &[&str]) -> Value {
     json!({"matchExpressions": [expression]})
 }
 
-pub(super) fn egress_ip(name: &str, addresses: &[&str], namespaces: &Value, pods: &Value) -> Value {
+pub(crate) fn egress_ip(name: &str, addresses: &[&str], namespaces: &Value, pods: &Value) -> Value {
     json!({
         "apiVersion": "k8s.ovn.org/v1",
         "kind": "EgressIP",
@@ -38,7 +38,7 @@ pub(super) fn path_of(object: &Value) -> String {
 }
 
 /// The (address, node) pairs of an object's status, by address.
-pub(super) fn assigned(object: &Value) -> Vec<(String, String)> {
+pub(crate) fn assigned(object: &Value) -> Vec<(String, String)> {
     let items = object.pointer("/status/items").and_then(Value::as_array).cloned().unwrap_or_default();
     let text = |item: &Value, key: &str| item.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();
     let mut pairs: Vec<_> = items.iter().map(|item| (text(item, "egressIP"), text(item, "node"))).collect();

@@ -7,19 +7,19 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 
 /// How long a change of an object may take until packets show it: three times what docs/operations.md publishes.
-pub(super) const EFFECT: Duration = Duration::from_secs(3 * 2);
+pub(crate) const EFFECT: Duration = Duration::from_secs(3 * 2);
 /// Likewise until an event tells of it (six seconds), and until the pods of an object are counted (five).
-pub(super) const TOLD: Duration = Duration::from_secs(3 * 5);
+pub(crate) const TOLD: Duration = Duration::from_secs(3 * 5);
 
 /// How long packets may be lost when a gateway dies that does not lead: three times what docs/operations.md publishes.
-pub(super) const FAIL_OVER: Duration = Duration::from_millis(3 * 1_500);
+pub(crate) const FAIL_OVER: Duration = Duration::from_millis(3 * 1_500);
 /// The same of the leader's own node, which another agent has to follow first.
-pub(super) const LEADERS_FAIL_OVER: Duration = Duration::from_millis(3 * 3_500);
+pub(crate) const LEADERS_FAIL_OVER: Duration = Duration::from_millis(3 * 3_500);
 
 const PAUSE: Duration = Duration::from_millis(25);
 
 /// Looks until there is something to see.
-pub(super) fn until<T>(what: &str, patience: Duration, mut look: impl FnMut() -> Result<Option<T>>) -> Result<T> {
+pub(crate) fn until<T>(what: &str, patience: Duration, mut look: impl FnMut() -> Result<Option<T>>) -> Result<T> {
     let begin = Instant::now();
     loop {
         if let Some(seen) = look()? {
@@ -34,7 +34,7 @@ pub(super) fn until<T>(what: &str, patience: Duration, mut look: impl FnMut() ->
 }
 
 /// Looks until what is seen is what is expected.
-pub(super) fn until_equal<T: PartialEq + Display>(
+pub(crate) fn until_equal<T: PartialEq + Display>(
     what: &str,
     expected: &T,
     mut look: impl FnMut() -> Result<T>,

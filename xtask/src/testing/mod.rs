@@ -5,6 +5,7 @@
 //! | `pure` | unit tests of all crates, and integration tests that need no kernel | nothing |
 //! | `program` | integration tests of egress-agent in files named `kernel_*`: programs and maps | root, BPF |
 //! | `lab` | the list in `lab.rs`: real agents, interfaces and packets | root, BPF, namespaces |
+//! | `nodes` | real Kubernetes nodes (`nodes`) | root, BPF, namespaces, a kubelet and the like (docs/testing.md) |
 //! | `codegen` | generated files are as the code would write them | nothing |
 //!
 //! With `--kernel` the tests of the `program` part run on another kernel, and nothing else (`kernels`).
@@ -31,6 +32,7 @@ use std::time::Instant;
 use anyhow::Result;
 use clap::Args;
 
+use crate::nodes;
 use crate::toolchain::kubectl;
 use crate::toolchain::packages::{self, Purpose};
 use crate::toolchain::{BuildArgs, Built, Paths, Progress, check_generated, ensure_built};
@@ -138,14 +140,14 @@ fn set_up(parts: &[Part], no_install: bool, progress: &Progress) -> Result<Optio
     if parts.contains(&Part::Program) || parts.contains(&Part::Lab) {
         packages::ensure(Purpose::Programs, !no_install)?;
     }
-    if parts.contains(&Part::Lab) {
+    if parts.contains(&Part::Lab) || parts.contains(&Part::Nodes) && nodes::assets().is_some() {
         packages::ensure(Purpose::Lab, !no_install)?;
         packages::ensure(Purpose::Traffic, !no_install)?;
     }
     if parts.contains(&Part::Pure) || parts.contains(&Part::Lab) {
         kubectl::offer(!no_install);
     }
-    if parts.iter().all(|part| *part == Part::Pure) {
+    if parts.iter().all(|part| matches!(part, Part::Pure | Part::Nodes)) {
         return Ok(None);
     }
     progress.step("set-up: the eBPF object and the agent");
@@ -166,8 +168,26 @@ fn run_part(part: Part, filter: &str, paths: &Paths, built: Option<&Built>) -> R
             Ok(outcome)
         }
         Part::Lab => lab::run_all(filter, paths),
+        Part::Nodes => on_nodes(filter, paths),
         Part::Codegen => codegen(filter, built),
     }
+}
+
+fn on_nodes(filter: &str, paths: &Paths) -> Result<Outcome> {
+    let mut outcome = Outcome::new(Part::Nodes);
+    if nodes::assets().is_none() {
+        for name in nodes::names().filter(|name| name.contains(filter)) {
+            skips::note(&mut outcome, name, "KUBEBUILDER_ASSETS names no folder with a kubelet");
+        }
+        return Ok(outcome);
+    }
+    for (name, ended) in nodes::run(filter, paths)? {
+        match ended {
+            Ok(()) => outcome.passed += 1,
+            Err(error) => outcome.fail(&format!("{name}: {error:#}")),
+        }
+    }
+    Ok(outcome)
 }
 
 /// Each generated file counts as one test.
@@ -198,6 +218,7 @@ fn list(args: &TestArgs) -> Result<()> {
                 tests => cargo_tests::list(&tests, &paths)?,
             },
             Part::Lab => lab::lab_tests().iter().map(|test| test.name.to_owned()).collect(),
+            Part::Nodes => nodes::names().map(str::to_owned).collect(),
             Part::Codegen => crate::toolchain::generated_paths().into_iter().map(str::to_owned).collect(),
         };
         for name in names.iter().filter(|name| name.contains(args.filter())) {

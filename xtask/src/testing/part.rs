@@ -6,6 +6,7 @@ use anyhow::Result;
 use clap::ValueEnum;
 
 use super::{cargo_tests, lab};
+use crate::nodes;
 use crate::toolchain::{Paths, is_root, packages};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -16,6 +17,8 @@ pub(super) enum Part {
     Program,
     /// Agents, interfaces and packets in namespaces
     Lab,
+    /// Real Kubernetes nodes, where KUBEBUILDER_ASSETS names a folder with a kubelet
+    Nodes,
     /// Generated files against the code
     Codegen,
 }
@@ -26,6 +29,7 @@ impl fmt::Display for Part {
             Part::Pure => "pure",
             Part::Program => "program",
             Part::Lab => "lab",
+            Part::Nodes => "nodes",
             Part::Codegen => "codegen",
         })
     }
@@ -33,14 +37,16 @@ impl fmt::Display for Part {
 
 impl Part {
     /// In the order in which they run.
-    pub(super) const ALL: [Part; 4] = [Part::Pure, Part::Program, Part::Lab, Part::Codegen];
+    pub(super) const ALL: [Part; 5] = [Part::Pure, Part::Program, Part::Lab, Part::Nodes, Part::Codegen];
 
     /// Why this machine cannot run the part, if so.
     pub(super) fn hindrance(self) -> Option<String> {
         match self {
             Part::Pure | Part::Codegen => None,
             Part::Program => without_bpf(),
-            Part::Lab => without_bpf().or_else(without_namespaces),
+            // Without a kubelet its tests are skipped by their names, whatever else is missing.
+            Part::Nodes if nodes::assets().is_none() => None,
+            Part::Lab | Part::Nodes => without_bpf().or_else(without_namespaces),
         }
     }
 
@@ -49,6 +55,7 @@ impl Part {
         let known = match self {
             Part::Program => cargo_tests::program(paths)?.len(),
             Part::Lab => lab::lab_tests().len(),
+            Part::Nodes => nodes::names().count(),
             Part::Pure | Part::Codegen => 0,
         };
         Ok(known.max(1))

@@ -17,7 +17,7 @@ const VARIABLE: &str = "EGRESS_TEST_SKIPS";
 
 /// Skips that are as they should be wherever the tests run, each with a part of the reason that it gives. Tests are named with
 /// their module.
-const EXPECTED: [(&str, &str); 15] = [
+const EXPECTED: [(&str, &str); 16] = [
     // Commands of their own, with optimized code: docs/performance.md.
     ("controller::reach::prober::tests::what_a_thousand_nodes_cost", "ignored"),
     ("scale::figures", "ignored"),
@@ -31,6 +31,8 @@ const EXPECTED: [(&str, &str); 15] = [
     ("refusals_are_sentences", "no folder with a real API server"),
     ("an_agent_changes_what_is_its_own", "no folder with a real API server"),
     ("a_real_server_takes_every_overlay", "no folder with a real API server"),
+    // With real nodes: likewise.
+    ("nodes::", "no folder with a kubelet"),
     // The data plane's tests run once more by filters, where these have nothing to show.
     ("clsact::", "this kernel has no links"),
     ("rights::", "this kernel has no links"),

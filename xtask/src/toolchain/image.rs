@@ -49,7 +49,11 @@ pub(crate) struct Image {
 
 impl Image {
     pub(crate) fn expected(paths: &Paths) -> Self {
-        Self { folder: paths.target.join("image") }
+        Self::at(paths.target.join("image"))
+    }
+
+    pub(crate) fn at(folder: PathBuf) -> Self {
+        Self { folder }
     }
 
     pub(crate) fn exists(&self) -> bool {
@@ -60,7 +64,7 @@ impl Image {
         self.folder.join("oci")
     }
 
-    fn archive(&self) -> PathBuf {
+    pub(crate) fn archive(&self) -> PathBuf {
         self.folder.join(format!("{NAME}-{VERSION}-{}.tar", std::env::consts::ARCH))
     }
 
@@ -72,14 +76,28 @@ impl Image {
     /// The layout in one file, by the name that the kubelet will ask for. `umoci` notes the tag alone, which is right for a
     /// layout; containerd makes a name of its own of such an archive, and then nothing finds the image.
     fn pack(&self) -> Result<()> {
+        self.pack_into(&self.archive(), &format!("{LOCAL}/{NAME}:{VERSION}"))
+    }
+
+    pub(crate) fn pack_into(&self, archive: &Path, name: &str) -> Result<()> {
         let index = fs::read_to_string(self.layout().join("index.json"))?;
         let named = self.folder.join("named");
         fs::create_dir_all(&named)?;
-        fs::write(named.join("index.json"), with_name(&index, &format!("{LOCAL}/{NAME}:{VERSION}"))?)?;
+        fs::write(named.join("index.json"), with_name(&index, name)?)?;
         let mut tar = Command::new("tar");
-        tar.arg("-cf").arg(self.archive()).arg("-C").arg(self.layout()).args(["oci-layout", "blobs"]);
+        tar.arg("-cf").arg(archive).arg("-C").arg(self.layout()).args(["oci-layout", "blobs"]);
         run(tar.arg("-C").arg(&named).arg("index.json"))?;
         Ok(fs::remove_dir_all(&named)?)
+    }
+
+    /// Makes an image of a root file system, with these options of `umoci config`.
+    pub(crate) fn assemble(&self, root: &Path, config: &[&str]) -> Result<()> {
+        let (layout, reference) = (self.layout().display().to_string(), self.reference());
+        umoci(&["init", "--layout", &layout])?;
+        umoci(&["new", "--image", &reference])?;
+        umoci(&["insert", "--image", &reference, &root.display().to_string(), "/"])?;
+        umoci(&[&["config", "--image", &reference], config].concat())?;
+        umoci(&["gc", "--layout", &layout])
     }
 
     /// A bundle for a container runtime: the root file system, and a configuration made from the image's.
@@ -141,7 +159,7 @@ fn ensure_target(target: &str, install: bool) -> Result<()> {
 }
 
 /// Whether an ELF file has a program header of the type `PT_INTERP`.
-fn names_an_interpreter(file: &[u8]) -> Result<bool> {
+pub(crate) fn names_an_interpreter(file: &[u8]) -> Result<bool> {
     const INTERP: u32 = 3;
     let field = |at: usize, size: usize| -> Option<u64> {
         let bytes = file.get(at..at + size)?;
@@ -170,17 +188,12 @@ fn lay_out(root: &Path, binary: &Path) -> Result<()> {
 }
 
 fn assemble(image: &Image, root: &Path) -> Result<()> {
-    let (layout, reference) = (image.layout().display().to_string(), image.reference());
-    umoci(&["init", "--layout", &layout])?;
-    umoci(&["new", "--image", &reference])?;
-    umoci(&["insert", "--image", &reference, &root.display().to_string(), "/"])?;
     let labels = ["title=egress-agent".to_owned(), format!("version={VERSION}"), "licenses=Apache-2.0".to_owned()];
     let labels = labels.map(|label| format!("--config.label=org.opencontainers.image.{label}"));
     // The path is for `kubectl exec POD -- egress-agent status`.
     let path = "--config.env=PATH=/usr/bin";
     let entry = format!("--config.entrypoint={BINARY}");
-    umoci(&["config", "--image", &reference, &entry, path, &labels[0], &labels[1], &labels[2]])?;
-    umoci(&["gc", "--layout", &layout])
+    image.assemble(root, &[&entry, path, &labels[0], &labels[1], &labels[2]])
 }
 
 /// An index whose one image has this name, as containerd reads it and as the OCI image specification has it.

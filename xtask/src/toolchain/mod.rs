@@ -39,7 +39,7 @@ pub(crate) use codegen::{CodegenArgs, check_generated, codegen, generated_paths}
 pub(crate) use command::{Progress, cargo, is_root, output, run};
 pub(crate) use deps::deps;
 use image::static_binary;
-pub(crate) use image::{BINARY, Image, ImageArgs, image};
+pub(crate) use image::{BINARY, Image, ImageArgs, image, names_an_interpreter};
 pub(crate) use lint::{LintArgs, lint};
 pub(crate) use paths::Paths;
 

@@ -28,7 +28,12 @@ pub(crate) enum Purpose {
     Image,
     /// The plugins of a bridge CNI.
     Cni,
+    /// Real nodes: a container runtime, and what their pods run. Never installed, since a runtime is a service of the machine.
+    Nodes,
 }
+
+/// Names a folder with packages that are unpacked (`dpkg -x`) and not installed.
+pub(crate) const UNPACKED: &str = "EGRESS_TEST_NODE_PACKAGES";
 
 /// One program, and the packages that bring it.
 struct Tool {
@@ -43,7 +48,7 @@ const fn tool(program: &'static str, package: &'static str, purposes: &'static [
     Tool { program, debian: package, ubuntu: package, purposes }
 }
 
-use Purpose::{Cni, Fuzz, Guest, Image, Lab, Programs, Traffic};
+use Purpose::{Cni, Fuzz, Guest, Image, Lab, Nodes, Programs, Traffic};
 
 const TOOLS: &[Tool] = &[
     tool("ip", "iproute2", &[Lab, Traffic, Programs, Guest]),
@@ -55,9 +60,13 @@ const TOOLS: &[Tool] = &[
     tool("xz", "xz-utils", &[Guest]),
     tool("c++", "g++", &[Fuzz]),
     tool("musl-gcc", "musl-tools", &[Image]),
-    tool("umoci", "umoci", &[Image]),
-    tool("runc", "runc", &[Image]),
-    tool("host-local", "containernetworking-plugins", &[Cni]),
+    tool("umoci", "umoci", &[Image, Nodes]),
+    tool("runc", "runc", &[Image, Nodes]),
+    tool("containerd", "containerd", &[Nodes]),
+    tool("ctr", "containerd", &[Nodes]),
+    tool("busybox", "busybox-static", &[Nodes]),
+    tool("iptables", "iptables", &[Nodes]),
+    tool("host-local", "containernetworking-plugins", &[Cni, Nodes]),
     tool("ethtool", "ethtool", &[Lab]),
     tool("ping", "iputils-ping", &[Traffic, Programs, Guest]),
     tool("curl", "curl", &[Traffic]),
@@ -80,6 +89,9 @@ pub(crate) fn ensure(purpose: Purpose, may_install: bool) -> Result<()> {
     let programs = missing.iter().map(|tool| tool.program).collect::<Vec<_>>().join(", ");
     let packages = packages(&missing, is_ubuntu());
     let advice = format!("missing: {programs}; install with `apt-get install {}`", packages.join(" "));
+    if purpose == Nodes {
+        bail!("{advice}, or unpack these packages into a folder that {UNPACKED} names");
+    }
     if !may_install {
         bail!("{advice}, or leave out --no-install");
     }
@@ -166,11 +178,20 @@ fn apt_get() -> Command {
 pub(crate) fn find(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let administrator = ["/usr/local/sbin", "/usr/sbin", "/sbin", "/usr/lib/cni"].map(PathBuf::from);
-    std::env::split_paths(&path)
+    unpacked()
+        .into_iter()
+        .chain(std::env::split_paths(&path))
         .chain(administrator)
         .chain(kernel_tools(program))
         .map(|folder| folder.join(program))
         .find(|file| is_program(file))
+}
+
+/// Where unpacked packages have programs.
+pub(crate) fn unpacked() -> Vec<PathBuf> {
+    let folder = std::env::var_os(UNPACKED).filter(|folder| !folder.is_empty()).map(PathBuf::from);
+    let below = |folder: PathBuf| ["usr/bin", "usr/sbin", "bin", "sbin", "usr/lib/cni"].map(|part| folder.join(part));
+    folder.map(below).into_iter().flatten().collect()
 }
 
 fn kernel_tools(program: &str) -> Vec<PathBuf> {

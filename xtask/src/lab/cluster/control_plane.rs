@@ -134,7 +134,7 @@ fn free_ports<const N: usize>() -> Result<[u16; N]> {
     Ok(ports)
 }
 
-fn etcd_arguments(folder: &Path, client: u16, peer: u16) -> Vec<String> {
+pub(crate) fn etcd_arguments(folder: &Path, client: u16, peer: u16) -> Vec<String> {
     let (client, peer) = (format!("http://127.0.0.1:{client}"), format!("http://127.0.0.1:{peer}"));
     vec![
         format!("--data-dir={}", folder.join("etcd").display()),

@@ -35,7 +35,7 @@ use super::addresses::{self as plan, NodeNumber};
 use super::{Lab, Pod};
 use crate::apiserver::{self, ApiServer};
 use crate::toolchain::Paths;
-pub(crate) use control_plane::{ControlPlane, Place};
+pub(crate) use control_plane::{ControlPlane, Place, etcd_arguments};
 use relay::Relay;
 
 /// The port on `ext` that agents find their API server at.
