@@ -14,7 +14,7 @@ use crate::toolchain::{Image, Paths, names_an_interpreter};
 const COMPONENTS: [&str; 6] =
     ["etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy"];
 /// What the script of a pod may call.
-const APPLETS: [&str; 5] = ["sh", "sleep", "ping", "wget", "hostname"];
+const APPLETS: [&str; 4] = ["sh", "sleep", "ping", "nc"];
 /// The image of the pods, and of their sandboxes.
 pub(super) const BOX: &str = "localhost/box:1";
 

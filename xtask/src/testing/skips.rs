@@ -32,7 +32,7 @@ const EXPECTED: [(&str, &str); 16] = [
     ("an_agent_changes_what_is_its_own", "no folder with a real API server"),
     ("a_real_server_takes_every_overlay", "no folder with a real API server"),
     // With real nodes: likewise.
-    ("nodes::", "no folder with a kubelet"),
+    ("nodes_", "no folder with a kubelet"),
     // The data plane's tests run once more by filters, where these have nothing to show.
     ("clsact::", "this kernel has no links"),
     ("rights::", "this kernel has no links"),
