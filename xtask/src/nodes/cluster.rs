@@ -127,6 +127,8 @@ impl Cluster {
         let folder = lab.folder().join("nodes");
         fs::create_dir_all(&folder)?;
         pki::write(&folder, EXT.v4.into(), FIRST_SERVICE.into())?;
+        let age = fs::metadata(&programs.image)?.modified()?.elapsed().unwrap_or_default().as_secs() / 60;
+        progress.step(&format!("nodes: images; the agent's is {age} minutes old"));
         programs.lay_out_images(&folder)?;
         progress.step("nodes: control plane");
         let control_plane = control_plane(&lab, programs, &folder)?;

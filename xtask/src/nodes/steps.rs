@@ -422,6 +422,10 @@ fn conflict(ground: &mut Ground) -> Result<()> {
 /// docs/install.md, "Uninstall". Leaves the nodes as they were.
 fn uninstall(ground: &mut Ground) -> Result<()> {
     let cluster = &ground.cluster;
+    for (node, before) in cluster.nodes().iter().zip(&ground.before) {
+        let seen = differences(before, &snapshot_of(node)?).len();
+        ensure!(seen > 3, "the snapshot of {} does not see the agent", node.lab.name());
+    }
     cluster.types("delete egressip --all")?;
     ground.nothing_is_selected()?;
     cluster.types("-n egress-agent delete daemonset egress-agent")?;
@@ -496,6 +500,6 @@ mod tests {
     fn names_are_unique_and_doors_suffice() {
         let names: BTreeSet<&str> = STEPS.iter().map(|step| step.name).collect();
         assert_eq!(names.len(), STEPS.len());
-        assert!(FLOWS + 4 <= DOORS);
+        const { assert!(FLOWS + 4 <= DOORS) };
     }
 }
