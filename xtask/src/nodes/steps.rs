@@ -12,7 +12,7 @@ use serde_json::Value;
 use super::cluster::{Cluster, KUBERNETES, Pod, RealNode, condition};
 use super::programs::Programs;
 use crate::lab::addresses as plan;
-use crate::lab::capture::{Capture, Class, Seen, turns};
+use crate::lab::capture::{Capture, Class, IN_FLIGHT, Seen, turns};
 use crate::lab::flows::Flow;
 use crate::lab::server::{ECHO_PORT, HTTP_PORT};
 use crate::lab::{Netns, POD_INTERFACE};
@@ -337,27 +337,27 @@ fn rollout(ground: &mut Ground) -> Result<()> {
     traffic.finish_without_loss().map(drop)
 }
 
-/// The address is emitted by one node, then by the other.
+/// The nodes that emitted the address, in turn.
+fn turns_of(seen: &Seen) -> Vec<String> {
+    turns(&seen.sightings, EGRESS_IP).iter().map(|node| node.name()).collect()
+}
+
+/// The address is emitted by one node, then by the other. A node whose link is back sends what waited for its next hop's
+/// link address, at once: translated before the node gave the address up, and kept by the kernel for up to three seconds
+/// (`mcast_solicit` times `retrans_time_ms`). Such a burst is counted and said; anything beside it is an error.
 fn emitted_in_turn(seen: &Seen, from: &str, to: &str) -> Result<()> {
-    let turns: Vec<String> = turns(&seen.sightings, EGRESS_IP).iter().map(|node| node.name()).collect();
+    let turns = turns_of(seen);
     if turns == [from, to] {
         return Ok(());
     }
     let emitted = || seen.sightings.iter().filter(|one| one.source == EGRESS_IP);
     let begun = emitted().find(|one| one.node.name() == to).context("the other node emits nothing")?.at;
-    let late: Vec<String> = emitted()
-        .filter(|one| one.node.name() == from && one.at > begun)
-        .map(|one| {
-            format!(
-                "{:?} later to {}, protocol {}, {:?}",
-                one.at.duration_since(begun),
-                one.destination,
-                one.protocol,
-                one.ports
-            )
-        })
-        .collect();
-    bail!("{EGRESS_IP} was emitted by {turns:?}: {} packets by {from} when {to} had begun: {late:#?}", late.len());
+    let late = emitted().filter(|one| one.node.name() == from && one.at > begun + IN_FLIGHT);
+    let late: Vec<Duration> = late.map(|one| one.at.duration_since(begun)).collect::<Result<_, _>>()?;
+    let (Some(first), Some(last)) = (late.first(), late.last()) else { bail!("{EGRESS_IP} was emitted by {turns:?}") };
+    println!("{from} has sent {} packets {first:?} to {last:?} after {to} had begun", late.len());
+    ensure!(*last - *first < IN_FLIGHT, "{EGRESS_IP} was emitted by {turns:?}, and not in one burst");
+    Ok(())
 }
 
 /// docs/operations.md, "What happens in each fault". Leaves both nodes with the label.
@@ -407,7 +407,8 @@ fn drain(ground: &mut Ground) -> Result<()> {
     ensure!(node["metadata"]["annotations"]["k8s.ovn.org/egress-drain"].is_null(), "the mark is still there");
     ground.all_are_right()?;
     let seen = traffic.finish_without_loss()?;
-    emitted_in_turn(&seen, &from, to)?;
+    let turns = turns_of(&seen);
+    ensure!(turns == [from.as_str(), to], "{EGRESS_IP} was emitted by {turns:?}");
     Ok(())
 }
 
