@@ -9,7 +9,7 @@
 //! - **Next hop.** Nodes of one network notice within moments of each other that it is gone. So a node that reports it is
 //!   gone only when another of its network still says otherwise a little later.
 //! - **Overlay.** A node that serves and says that it answers questions through the overlay, and does not for twice the
-//!   total timeout, has lost the road between nodes. It is gone if at least as many nodes have answered by that road just
+//!   total timeout in which its agent was there, has lost the road between nodes. It is gone if at least as many nodes have answered by that road just
 //!   now as have not: else it is whoever asks, with some others perhaps, or a firewall everywhere.
 //! - **Somewhere to go.** Where no node of a network serves, nothing moves: nobody could take the addresses.
 //! - **Coming back.** A node that was gone serves for a while before it counts again, longer each time, unless no other is
@@ -82,7 +82,8 @@ struct Member {
     has_overlay: bool,
     /// When it did last.
     echoed: Option<Instant>,
-    /// Since when its agent says without interruption that it serves.
+    /// Since when its agent says without a pause that it serves. It is the agent that answers through the overlay: while it is
+    /// started again nothing is missed.
     says_since: Option<Instant>,
     gone: bool,
     /// When one that is gone was well last.
@@ -235,7 +236,8 @@ impl Judge {
 
     pub fn judge(&mut self, now: Instant) -> Judgement {
         for member in self.members.values_mut() {
-            let says = member.pulse.standing(&self.rules, now) == Standing::Answers(Answer::Serving);
+            let says = member.pulse.standing(&self.rules, now) == Standing::Answers(Answer::Serving)
+                && !member.pulse.has_paused(&self.rules, now);
             member.says_since = says.then(|| member.says_since.unwrap_or(now));
         }
         let heard = self.look_around(now);

@@ -107,6 +107,11 @@ impl Pulse {
         }
     }
 
+    /// No answer for half the total timeout: its agent may be one that has just started again.
+    pub fn has_paused(&self, rules: &Rules, now: Instant) -> bool {
+        self.answered.is_none_or(|(at, _)| now >= at + rules.total / 2)
+    }
+
     /// Since when its answer is what it is.
     pub fn since(&self) -> Instant {
         self.since

@@ -58,6 +58,22 @@ fn an_overlay_that_was_never_there_is_seen_and_one_of_an_agent_that_starts_is_wa
 }
 
 #[test]
+fn an_agent_that_is_started_twice_in_a_moment_has_lost_nothing() {
+    let mut play = Play::new(&["a", "b", "own"]);
+    play.overlay(&["a", "b", "own"], true);
+    play.until(10_000);
+    // Half a second between two starts is too short for an answer by that road.
+    play.overlay(&["a"], false);
+    for (sign, until) in [(Sign::Kernel, 10_700), (OK, 11_300), (Sign::Kernel, 12_200), (OK, 12_500)] {
+        play.set("a", Some(sign));
+        play.until(until);
+    }
+    play.overlay(&["a"], true);
+    play.until(60_000);
+    assert_eq!(play.changes, []);
+}
+
+#[test]
 fn where_fewer_answer_through_the_overlay_than_have_lost_it_nothing_moves() {
     let mut play = Play::new(&["a", "b", "c", "d", "own"]);
     play.overlay(&["a", "b", "c", "d"], true);
