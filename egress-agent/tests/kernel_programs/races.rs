@@ -210,7 +210,7 @@ fn what_two_cpus_have_written_of_what_a_flow_came_to_is_not_taken() {
 }
 
 /// A sweep finds flows idle, whose packets come at this moment. What a packet got through by is there behind both; what the
-/// sweep has taken first, the packet is dropped for or begins anew.
+/// sweep has taken first, costs the packet, or its flow gets a new mapping.
 #[test]
 fn what_a_packet_uses_outlives_the_sweep_that_looks_at_it() {
     const FLOWS: u16 = 8;

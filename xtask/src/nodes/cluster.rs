@@ -38,7 +38,7 @@ const SERVICES: &str = "10.96.0.0/12";
 const FIRST_SERVICE: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 1);
 /// Addresses of the server, so that callers can be told apart.
 pub(super) const DOORS: u8 = 60;
-/// How long Kubernetes itself may take for something on a busy machine: nobody's promise.
+/// How long Kubernetes itself may take for something on a busy machine; no document publishes a bound.
 pub(super) const KUBERNETES: Duration = Duration::from_secs(180);
 /// The node.sh of each node.
 const SCRIPT: &str = include_str!("node.sh");

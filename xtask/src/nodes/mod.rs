@@ -8,7 +8,7 @@
 //! | `steps` | the tests, in their order |
 //!
 //! One cluster serves all tests, since it takes most of a minute to come up. Each test says in what state it leaves the
-//! cluster; one that fails does not stop those behind it.
+//! cluster; the others run even where one fails.
 
 mod cluster;
 mod pki;
