@@ -107,8 +107,8 @@ pub async fn run<E: Executor + Send + 'static>(
     let (to_node, for_node) = inbox::inbox();
     let (to_leader, for_leader) = inbox::inbox();
     let (to_prober, for_prober) = inbox::inbox();
-    let lease = probing.as_ref().map(Manner::lease).unwrap_or_default();
-    let (found, reach) = watch::channel(Reach::by(lease));
+    let terms = probing.as_ref().map(Manner::terms).unwrap_or_default();
+    let (found, reach) = watch::channel(Reach::by(terms.lease));
     let (own_node, is_own_node) = watch::channel(None);
     let (deputy, is_deputy) = watch::channel(false);
     let (road, uplink) = watch::channel(Uplink::Works);
@@ -117,8 +117,6 @@ pub async fn run<E: Executor + Send + 'static>(
     let ((heard, surely_heard), (total, is_total)) = (watch::channel(None), watch::channel(None));
     let (released, words) = watch::channel(Words::new());
     let (ready_for, readiness) = watch::channel(Readiness::default());
-    // What it would have back, and may have.
-    let (regain, (back, is_back)) = (fence::regain::Regain::beginning(Instant::now()), watch::channel(BTreeSet::new()));
     // What the leader's probes tell it to let go of, and what of that is obeyed.
     let ((orders, ordered), (obeyed, to_obey)) = (watch::channel(Words::new()), watch::channel(Words::new()));
     let (ledger, is_ledger) = watch::channel(Arc::<Ledger>::default());
@@ -154,12 +152,12 @@ pub async fn run<E: Executor + Send + 'static>(
     let store = LedgerStore::new(client.clone(), &namespace);
     let (stake, is_stake) = watch::channel(Stake::default());
     let (standing, stands) = watch::channel(Standing::Undecided);
+    let (word, (bounded, is_bounded)) = (executor.lease(), watch::channel(None));
     let (to_node_half, asks) = mpsc::channel(QUESTIONS);
     let told = (is_ready.clone(), uplink.clone(), stands.clone(), leads.clone(), outages.clone());
     let reached = reach.clone();
     let ties = ties((&client, &store), &node_name, (stands, to_obey), (stake, released));
-    let ties = ties.preparing(ready_for).asked(asks).regaining(regain.clone(), is_back);
-    let given = regain.given();
+    let ties = ties.preparing(ready_for).asked(asks);
     let (told_events, of_this_node) = (events.clone(), is_own_node.clone());
     let (moves, beat) = (Beat::default(), Beat::default());
     let reconciler = Reconciler::new(model, executor, Some(events.clone()), ready).tied(ties);
@@ -168,20 +166,19 @@ pub async fn run<E: Executor + Send + 'static>(
     let identity = own_identity(&node_name);
     let writers = (StatusWriter::new(client.clone()), store.clone());
     let returns = outages.returns();
-    let leader = Leader::new(writers, events, leads, (reach, lease, returns), identity.clone(), networks)
+    let leader = Leader::new(writers, events, leads, (reach, terms, returns), identity.clone(), networks)
         .metered(meters)
         .counting(asked, is_census)
         .with_unassigned(on_unassigned);
     let (of_own_node, serves) = (is_own_node.clone(), is_ready.clone());
-    let known_ledger = is_ledger.clone();
     let obey = fence::obey((node_name.clone(), store.clone()), ordered, is_ledger, obeyed, stop.clone());
     let healthy = async {
         if health.port != 0 {
-            let (overlay, ledger, released) = (overlay_port, known_ledger, words.clone());
+            let (overlay, bounded, released) = (overlay_port, is_bounded, words.clone());
             let (nodes, node_name) = (node_addresses, node_name.clone());
             let facts =
-                health::Facts { ready: is_ready, selected, uplink, released, overlay, ledger, nodes, key, node_name };
-            let told = health::Told { heard, total, orders, regain, meters: counted };
+                health::Facts { ready: is_ready, selected, uplink, released, overlay, bounded, nodes, key, node_name };
+            let told = health::Told { heard, total, orders, meters: counted };
             let serve = health::serve(health, facts, told, stop.clone());
             let serve = supervise::until(stop.clone(), Task::HealthServer, serve);
             tokio::join!(serve, supervise::until(stop.clone(), Task::Orders, obey));
@@ -245,8 +242,9 @@ pub async fn run<E: Executor + Send + 'static>(
         }
     };
     // A task of its own: leases run out while others are at work.
-    let heard = fence::Heard { heard: surely_heard, probed: is_total, given, stake: is_stake };
-    let fence = fence::keep((node_name.clone(), lease), store, heard, (standing, back, beat), stop.clone());
+    let heard = fence::Heard { heard: surely_heard, probed: is_total, stake: is_stake };
+    let lease = fence::Lease { standing, word, bounded };
+    let fence = fence::keep((node_name.clone(), terms.lease), store, heard, lease, beat, stop.clone());
     tasks.spawn(Task::LeaseKeeper, fence);
     let (for_reconciler, for_controller) = (stop.clone(), stop.clone());
     tasks.spawn(Task::NodeReconciler, async move { drop(reconciler.run(for_node, for_reconciler).await) });

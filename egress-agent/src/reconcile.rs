@@ -105,8 +105,6 @@ pub struct Reconciler<E> {
     refused: BTreeMap<EgressId, IpAddr>,
     /// A hand-over of this round was done without.
     unprepared: bool,
-    /// Something must wait for what this node has promised to others.
-    promised: bool,
     behind: Behind,
     attaching: Attaching,
     failing: Failing,
@@ -154,7 +152,6 @@ impl<E: Executor> Reconciler<E> {
             doubtful: false,
             refused: BTreeMap::new(),
             unprepared: false,
-            promised: false,
             behind: Behind::default(),
             attaching: Attaching::default(),
             failing: Failing::default(),
@@ -275,7 +272,7 @@ impl<E: Executor> Reconciler<E> {
                 let at = self.failing.due(now).into_iter().chain([now + patience]).min();
                 // What was tried because of a change says nothing of how long it will take.
                 let longer = if is_retry { patience * 2 } else { patience };
-                patience = longer.min(if self.doubtful || self.promised { LONGEST_DOUBT } else { LONGEST_RETRY });
+                patience = longer.min(if self.doubtful { LONGEST_DOUBT } else { LONGEST_RETRY });
                 at
             };
             retry_at = retry_at.into_iter().chain(self.left_out.retry_at()).min();
@@ -349,7 +346,7 @@ impl<E: Executor> Reconciler<E> {
 
     async fn reconcile(&mut self) -> Result<(), DataplaneError> {
         self.refused.clear();
-        (self.unprepared, self.promised) = (false, false);
+        self.unprepared = false;
         let observed = self.actual.is_none();
         let mut whole = std::mem::take(&mut self.incomplete) || observed || self.left_out.is_due(Instant::now());
         let actual = match self.actual.take() {
@@ -396,14 +393,12 @@ impl<E: Executor> Reconciler<E> {
                 Touched::Addresses(_) | Touched::Everything => {
                     self.ties.wants(!desired.owned.is_empty());
                     barred = self.ties.tenure.barred(&desired.owned, &actual.owned);
-                    self.ties.ask_back(&desired.owned);
                     let mut desired = desired.clone();
                     desired.moving = moving(&self.ties.tenure, self.compiler.view(), &desired, &actual);
                     spare_policies(&mut desired, &actual);
                     self.refuse_reserved(&mut desired);
                     withhold(&mut desired, &barred.all);
                     withhold(&mut desired, &self.refused);
-                    self.promised = self.ties.keep_promises(&mut desired, &actual);
                     let plan = plan(&actual, &desired);
                     planned = Some(desired);
                     plan
@@ -435,15 +430,15 @@ impl<E: Executor> Reconciler<E> {
             break;
         }
         self.ties.tenure.settle(&actual.owned);
+        if let Some(desired) = self.compiler.desired() {
+            self.ties.say_in_touch(&desired.owned, &actual.owned);
+        }
         for (id, message) in self.failing.settle(&self.refused, &actual, Instant::now()) {
             self.tell(id, CONFLICT, &message);
         }
         self.tell_left_out(Instant::now());
         self.actual = Some(actual.done());
-        if let Some(desired) = self.compiler.desired() {
-            self.ties.ask_back(&desired.owned);
-        }
-        self.incomplete = self.doubtful || self.promised || waits || self.unprepared || !self.refused.is_empty();
+        self.incomplete = self.doubtful || waits || self.unprepared || !self.refused.is_empty();
         if observed {
             self.executor.confirm();
         }

@@ -1,12 +1,14 @@
 //! What the programs say themselves: ARP and neighbour advertisements for owned egress IPs, ICMP errors and resets, drop
 //! events.
 
-use egress_common::abi::{Addr, Config, ConflictEvent, DropEvent, OwnedAddr, Verdict};
+use egress_common::abi::{Addr, Config, ConflictEvent, Course, DropEvent, OwnedAddr, Verdict};
 use egress_common::decide::accept::Outer;
 use egress_common::decide::{Tables, enter, limit};
 use egress_common::wire::icmp::{Answer, v6 as icmp_v6};
 use egress_common::wire::nd::{self, ADVERTISEMENT_LEN, Solicitation};
-use egress_common::wire::{ETH_LEN, Frame, Heads, Segment, arp as wire_arp, reset as wire_reset, tcp};
+use egress_common::wire::{
+    ETH_LEN, Frame, Heads, L3, Segment, arp as wire_arp, ethertype, ipv4, ipv6, reset as wire_reset, tcp,
+};
 
 use crate::Outcome;
 use crate::icmp::{self, Buffer};
@@ -53,12 +55,13 @@ fn is_contested(address: &Addr, mac: &[u8; 6]) -> bool {
 }
 
 /// An address that has been handed over is answered for by its new node, though replies for it are still taken here. Its
-/// object may have another address on this node by then.
+/// object may have another address on this node by then. Without a lease nothing is answered for: another node may have the
+/// address.
 #[inline(never)]
 fn held(target: &Addr) -> Option<&'static OwnedAddr> {
     let owned = Maps.owned_addr(target)?;
     let held = Maps.owned(owned.egress_id)?;
-    (held.address == *target).then_some(owned)
+    (held.address == *target && Maps.has_lease()).then_some(owned)
 }
 
 /// Neighbour discovery on the uplink, likewise; `None` where it is anything else, or may not be believed.
@@ -115,6 +118,9 @@ pub fn to_remote_pod(run: &Run<'_>, buffer: &mut Buffer, outer: &Outer, mtu: u32
 /// Tells a sender outside, from the egress IP and quoting the packet as it came.
 #[inline(always)]
 pub fn to_world(run: &Run<'_>, buffer: &mut Buffer, mtu: u32) -> Outcome {
+    if !Maps.has_lease() {
+        return Outcome::done(Verdict::LeaseExpired);
+    }
     if !become_error(run, buffer, Answer::TooBig(mtu), &run.heads.tuple.daddr) {
         return Outcome::done(Verdict::MtuExceeded);
     }
@@ -163,6 +169,33 @@ pub fn reset_remote_pod(run: &Run<'_>, buffer: &mut Buffer, outer: &Outer, other
     }
     let result = overlay::sent(overlay::by_device(run, &outer.source, outer.egress_id));
     Outcome::redirected(Verdict::CutAnswered, result)
+}
+
+/// A packet that a program of this node has redirected with an egress IP as its source, and that may have waited for its
+/// neighbour since: for as long as the uplink had no carrier, say, and the address may be another node's by now.
+#[inline(never)]
+pub fn waited(packet: Packet, egress_id: u32) -> Outcome {
+    let source = match packet.load(ETH_LEN - 2).map(u16::from_be_bytes) {
+        Some(ethertype::IPV4) => packet.load(L3 + ipv4::SADDR).map(Addr::v4),
+        Some(ethertype::IPV6) => packet.load_addr(L3 + ipv6::SADDR),
+        _ => None,
+    };
+    let Some(source) = source else { return Outcome::done(Verdict::Malformed) };
+    Outcome::done(match (Maps.has_lease(), may_emit(egress_id, &source)) {
+        (true, true) => Verdict::NotOurs,
+        (true, false) => Verdict::NotGateway,
+        (false, _) => Verdict::LeaseExpired,
+    })
+}
+
+/// Whether this node owns the address of the object, or takes it over.
+#[inline(always)]
+fn may_emit(egress_id: u32, address: &Addr) -> bool {
+    if Maps.owned(egress_id).is_some_and(|owned| owned.address == *address) {
+        return true;
+    }
+    let moving = Maps.moving(egress_id).filter(|moving| moving.owned.address == *address);
+    moving.is_some_and(|moving| matches!(moving.course(), Some(Course::Arriving | Course::Open)))
 }
 
 // The limit is asked behind what may be answered at all, which takes nothing from others.

@@ -57,6 +57,9 @@ pub fn leaves_alone(packet: Packet, config: &Config) -> bool {
     if packet.takes_off_redirected(config) {
         return true;
     }
+    if packet.is_waiting(config) {
+        return false;
+    }
     let Some((from, protocol, from_port, port)) = read(packet) else { return false };
     // What is forwarded may bear an egress IP, but where it has the node's own address; and then a port of NAT's.
     let is_nodes = !packet.is_forwarded()

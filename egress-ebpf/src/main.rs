@@ -21,6 +21,7 @@ mod glance;
 mod hidden;
 mod hold;
 mod icmp;
+mod lease;
 #[cfg(feature = "log")]
 mod log;
 mod maps;

@@ -35,7 +35,7 @@ use crate::alive::{Touched, change, count_up, fence, touch};
 use crate::hidden::hidden;
 use crate::numbers::count_turn;
 use crate::workspace::WORKSPACE;
-use crate::{counters, found, hold, numbers, ports, shares};
+use crate::{counters, found, hold, lease, numbers, ports, shares};
 
 /// Elements come and go by the thousand and most nodes hold few: allocate as needed.
 const ON_DEMAND: usize = BPF_F_NO_PREALLOC as usize;
@@ -179,6 +179,11 @@ impl Tables for Maps {
     #[inline(always)]
     fn owned_addr(&self, addr: &Addr) -> Option<&OwnedAddr> {
         lent(OWNED_ADDR.get_ptr_mut(addr))
+    }
+
+    #[inline(always)]
+    fn has_lease(&self) -> bool {
+        lease::left_ns() > 0
     }
 
     #[inline(always)]

@@ -219,6 +219,31 @@ impl Packet {
         is_ours
     }
 
+    /// Puts on the sign of a packet that bears an egress IP and goes by the kernel's neighbour entry, which may keep it until the
+    /// neighbour is known. The mark says whose egress IP it is: nothing reads it before the device's own egress hook.
+    #[inline(always)]
+    pub fn set_waiting(&self, config: &Config, egress_id: u32) {
+        self.set_priority(config.waiting_priority());
+        self.set_mark(egress_id);
+    }
+
+    #[inline(always)]
+    pub fn is_waiting(&self, config: &Config) -> bool {
+        self.field(|skb| skb.priority) == config.waiting_priority()
+    }
+
+    /// The egress ID of a packet with that sign, which is taken off.
+    #[inline(always)]
+    pub fn take_waiting(&self, config: &Config) -> Option<u32> {
+        if !self.is_waiting(config) {
+            return None;
+        }
+        let egress_id = self.mark();
+        self.set_priority(0);
+        self.set_mark(0);
+        Some(egress_id)
+    }
+
     /// Makes the packet ready to be redirected: takes off what belongs to the device that it came by (the mark, a tag
     /// without a number), and puts on the sign that [`takes_off_redirected`](Self::takes_off_redirected) asks for.
     #[inline(always)]

@@ -11,7 +11,10 @@
 //!   connection begins anew on a tuple that is known;
 //! - [`Config::route_generation`], for the next hop.
 //!
-//! An entry ends after [`LIFE_NS`]: then the road is walked again, which notes that flow and mapping are alive. What notes
+//! An entry ends after [`LIFE_NS`], and one that emits an egress IP with the lease at the latest, so that a packet that it
+//! serves need not ask. The clock here is the coarse one, some milliseconds late, and stands still while the machine is
+//! suspended, which that of the lease does not: such an entry may serve for what was left of its life after a resume.
+//! When it has ended the road is walked again, which notes that flow and mapping are alive. What notes
 //! more than that (SYN, FIN, RST), is not plain (fragments, source routes, a last hop, what is too long), or is neither TCP
 //! nor UDP always walks the road.
 //!
@@ -29,6 +32,7 @@ use egress_common::wire::{Fragment, Frame, Heads, L4, PROTO_UDP, tcp};
 use crate::Outcome;
 use crate::alive::fence;
 use crate::counters;
+use crate::lease;
 use crate::maps::run_ns;
 use crate::numbers;
 use crate::overlay;
@@ -309,6 +313,9 @@ pub fn note_mapped(run: &Run<'_>, outcome: Outcome, way: &Way) {
     };
     if let Some(recent) = begin_way(run, verdict, mapping.egress_id, &mapping.source_node, way, way.mtu) {
         recent.stamp.set(run.heads, &rewrite, takes_hop(verdict));
+        if verdict != Verdict::ReplyHere {
+            recent.until_ns = recent.until_ns.min(run_ns().saturating_add(lease::left_ns()));
+        }
     }
 }
 

@@ -162,6 +162,9 @@ fn out_by_uplink(run: &Run<'_>, quote: &Quote, way: &mut Way) -> Outcome {
     }
     let verdict = if here { Verdict::SnatHere } else { Verdict::SnatForNode };
     let result = way::go(run, way);
+    if way.resolve {
+        packet.set_waiting(run.config, mapping.egress_id);
+    }
     if result.is_ok() {
         counters::out(mapping.egress_id, packet.len() as u32);
     }
@@ -421,6 +424,10 @@ pub fn leave(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outc
         return Outcome::done(Verdict::NotOurs);
     }
     let Workspace { heads, quote, way, buffer, .. } = workspace;
+    if let Some(egress_id) = packet.take_waiting(config) {
+        *heads = Heads::NONE;
+        return answer::waited(packet, egress_id);
+    }
     if let Some(verdict) = parse(packet, heads, Direction::Egress) {
         return Outcome::done(verdict);
     }

@@ -11,16 +11,29 @@ use crate::health::tls::Tls;
 use crate::metrics::Meters;
 
 /// Between two probes of a node. A longer total timeout needs no more probes than this.
-const INTERVALS: std::ops::RangeInclusive<Duration> = Duration::from_millis(250)..=Duration::from_secs(1);
+const INTERVALS: std::ops::RangeInclusive<Duration> = Duration::from_millis(50)..=Duration::from_secs(1);
+/// Beside zero. With less, a machine that is busy for a moment loses its addresses.
+const TIMEOUTS: std::ops::RangeInclusive<Duration> = Duration::from_millis(200)..=Duration::from_secs(3600);
+
+/// Seconds, as OVN-Kubernetes has it, or milliseconds.
+fn total_timeout(text: &str) -> Result<Duration, String> {
+    let time = match text.strip_suffix("ms") {
+        Some(text) => text.parse().map(Duration::from_millis),
+        None => text.parse().map(Duration::from_secs),
+    };
+    let time = time.ok().filter(|time| time.is_zero() || TIMEOUTS.contains(time));
+    time.ok_or_else(|| "give seconds (0 to 3600), or milliseconds (200ms or more)".to_owned())
+}
 
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Reachability of nodes")]
 pub(super) struct ReachabilityArgs {
-    /// Seconds without a sign of life after which an egress node is unreachable and its egress IPs move, the same on all
-    /// nodes (0 to 3600); 0: nobody is probed, and nodes count as gone when Kubernetes says that they are not Ready
-    #[arg(long, env = "EGRESS_AGENT_EGRESSIP_REACHABILITY_TOTAL_TIMEOUT", value_name = "SECONDS", default_value_t = 1,
-          value_parser = clap::value_parser!(u16).range(..=3600))]
-    egressip_reachability_total_timeout: u16,
+    /// Seconds (0 to 3600), or milliseconds (`300ms`, not below 200), without a sign of life after which an egress node is
+    /// unreachable and its egress IPs move, the same on all nodes; 0: nobody is probed, and nodes count as gone when
+    /// Kubernetes says that they are not Ready
+    #[arg(long, env = "EGRESS_AGENT_EGRESSIP_REACHABILITY_TOTAL_TIMEOUT", value_name = "SECONDS", default_value = "1",
+          value_parser = total_timeout)]
+    egressip_reachability_total_timeout: Duration,
     /// Seconds that an egress node keeps its egress IPs while it is there and its agent does not answer (0 to 86400): as long
     /// as an update or a restart of the agent may take
     #[arg(long, env = "EGRESS_AGENT_EGRESSIP_REACHABILITY_GRACE", value_name = "SECONDS", default_value_t = 30,
@@ -38,7 +51,7 @@ impl ReachabilityArgs {
     }
 
     pub(super) fn total_timeout(&self) -> Duration {
-        Duration::from_secs(self.egressip_reachability_total_timeout.into())
+        self.egressip_reachability_total_timeout
     }
 
     /// `None` where nobody is to be probed. In plaintext without TLS.
@@ -79,8 +92,11 @@ mod tests {
         let interval = |seconds: &str| {
             manner(&["--egressip-reachability-total-timeout", seconds]).map(|manner| manner.rules.interval.as_millis())
         };
-        let given = ["0", "1", "2", "4", "60"].map(interval);
-        assert_eq!(given, [None, Some(250), Some(500), Some(1000), Some(1000)]);
+        let given = ["0", "200ms", "300ms", "1", "2", "4", "60"].map(interval);
+        assert_eq!(given, [None, Some(50), Some(75), Some(250), Some(500), Some(1000), Some(1000)]);
+        for refused in ["199ms", "0.5", "3601", "1s", "-1", "", "ms"] {
+            assert!(total_timeout(refused).is_err(), "{refused}");
+        }
         let rules = manner(&[]).expect("on by default").rules;
         assert_eq!((rules.total, rules.grace), (Duration::from_secs(1), Duration::from_secs(30)));
     }

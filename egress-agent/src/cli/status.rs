@@ -8,6 +8,7 @@ use clap::Args;
 
 use super::CliError;
 use super::page::{Output, PageArgs};
+use crate::inspect::kernel::Kernel;
 use crate::inspect::pins::{self, PinsError};
 use crate::inspect::socket::{AskError, ask};
 use crate::inspect::{Address, AgentState, Answer, ClusterState, Request, Status};
@@ -74,6 +75,17 @@ fn table(status: &Status) -> String {
     {
         let none = if cluster.leases { "" } else { " (agents hold no leases)" };
         line("leases", format!("{leases}{none}"));
+    }
+    // Who has none has nothing to emit.
+    if let Some(Kernel { lease_seconds, .. }) = &status.kernel
+        && !addresses.is_empty()
+    {
+        let lasts = match lease_seconds {
+            Some(0) => "expired: no egress IP is emitted".to_owned(),
+            Some(seconds) => format!("{} more without the agent", lasting(*seconds)),
+            None => "without an end".to_owned(),
+        };
+        line("programs", lasts);
     }
     if let Some(cluster) = cluster {
         let own = if agent.leads == Some(true) { " (this agent)" } else { "" };

@@ -12,10 +12,11 @@ use tracing::{info, warn};
 
 use super::assignment::{Nodes, Objects};
 use super::complaint::Complaint;
+use super::endless::{self, Alone};
 use super::handover::{Evidence, HandOver, Leases, Step};
 use super::leadership::Leadership;
 use super::reach::Reach;
-use super::suspicion::{Longest, Suspicions, suspects};
+use super::suspicion::{Longest, Suspicions, Terms, suspects};
 use super::words::{Heard, Said};
 use crate::kube::ledger::{self, LEDGER_NAME, LedgerStore};
 use crate::kube::status::WriteError;
@@ -38,13 +39,15 @@ pub(super) struct Books {
     complaint: Complaint,
     /// How this leader signs.
     leader: String,
-    /// The total timeout; zero where nobody is probed, so that agents hold no leases.
-    total: Duration,
-    longest: Longest,
+    /// Zero where nobody is probed, so that agents hold no leases.
+    own: Terms,
+    longest_lease: Longest,
+    longest_programs: Longest,
     ledger: Option<Arc<Ledger>>,
     suspicions: Suspicions,
     departed: BTreeMap<IpAddr, (String, Instant)>,
     heard: Heard,
+    alone: Alone,
 }
 
 /// What is known for one decision.
@@ -55,6 +58,8 @@ pub(super) struct Extract {
     said: Said,
     departed: BTreeMap<IpAddr, String>,
     ends: Option<BTreeMap<String, Instant>>,
+    /// The nodes whose leases have no end.
+    pub(super) endless: BTreeSet<String>,
     /// When the next node is to be suspected, or is waited for no longer.
     pub(super) look_again: Option<Instant>,
 }
@@ -68,20 +73,22 @@ impl Extract {
 }
 
 impl Books {
-    /// `total` is how long agents' leases last; zero where they hold none.
-    pub(super) fn new(store: LedgerStore, leadership: Leadership, leader: String, total: Duration) -> Self {
+    /// `own` are this agent's own times; zero where agents hold no leases.
+    pub(super) fn new(store: LedgerStore, leadership: Leadership, leader: String, own: Terms) -> Self {
         Self {
             store,
             leadership,
             since: None,
             complaint: Complaint::default(),
             leader,
-            total,
-            longest: Longest::default(),
+            own,
+            longest_lease: Longest::default(),
+            longest_programs: Longest::default(),
             ledger: None,
             suspicions: Suspicions::default(),
             departed: BTreeMap::new(),
             heard: Heard::default(),
+            alone: Alone::default(),
         }
     }
 
@@ -93,7 +100,8 @@ impl Books {
             return;
         }
         self.suspicions.note(&ledger, now);
-        self.longest.note(&ledger, self.total, now);
+        self.longest_lease.note((ledger.total, ledger.former_total), self.own.lease, now);
+        self.longest_programs.note((ledger.programs, ledger.former_programs), self.own.programs, now);
         self.ledger = Some(ledger);
     }
 
@@ -114,10 +122,16 @@ impl Books {
     ) -> Option<Extract> {
         self.since = Some(since);
         let ledger = self.ledger.as_ref()?;
-        let leases = !self.total.is_zero();
-        let total = leases.then_some(self.total);
-        let former_total = self.longest.to_tell(self.total, now).filter(|_| leases);
-        let mut draft = Ledger { leader: self.leader.clone(), leases, total, former_total, ..(**ledger).clone() };
+        let (own, leases) = (self.own, !self.own.lease.is_zero());
+        let mut draft = Ledger {
+            leader: self.leader.clone(),
+            leases,
+            total: leases.then_some(own.lease),
+            former_total: self.longest_lease.to_tell(own.lease, now).filter(|_| leases),
+            programs: leases.then_some(own.programs),
+            former_programs: self.longest_programs.to_tell(own.programs, now).filter(|_| leases),
+            ..(**ledger).clone()
+        };
         // A clock before 1970 counts from the beginning.
         let unix_ms = UNIX_EPOCH.elapsed().map_or(0, |time| u64::try_from(time.as_millis()).unwrap_or(0));
         let words = nodes.values().map(|node| &node.released).chain(reach.released.values());
@@ -131,6 +145,7 @@ impl Books {
                 draft.suspects.insert(node, draft.records.last);
             }
         }
+        let settled = if leases { self.alone.follow(&mut draft, (objects, nodes), &reach.bounded, now) } else { None };
         let said = self.heard.listen(ledger, nodes, reach, now);
         let open = &ledger.records.open;
         let shown: BTreeSet<IpAddr> = match self.departed.is_empty() {
@@ -141,10 +156,15 @@ impl Books {
             now < *since + DEPARTED && !open.contains_key(address) && !shown.contains(address)
         });
         let departed = self.departed.iter().map(|(address, (node, _))| (*address, node.clone())).collect();
-        let lease = self.longest.of(self.total, now);
-        let ends = leases.then(|| self.suspicions.ends(reach, lease, since));
-        let look_again = look_again.into_iter().chain(said.look_again).chain(self.longest.next(now)).min();
-        Some(Extract { draft, said, departed, ends, look_again })
+        let (lease, programs) = (&self.longest_lease, &self.longest_programs);
+        let terms = Terms { lease: lease.of(own.lease, now), programs: programs.of(own.programs, now) };
+        let mut ends = leases.then(|| self.suspicions.ends(reach, terms, since));
+        // By what stands there, and by what is about to.
+        let endless: BTreeSet<String> = endless::all(ledger).chain(endless::all(&draft)).cloned().collect();
+        ends.iter_mut().for_each(|ends| ends.retain(|node, _| !endless.contains(node)));
+        let longest = lease.next(now).into_iter().chain(programs.next(now)).chain(settled);
+        let look_again = look_again.into_iter().chain(said.look_again).chain(longest).min();
+        Some(Extract { draft, said, departed, ends, endless, look_again })
     }
 
     /// Writes the draft with the hand-overs that begin or change, if anything in it is new. Before any status says it.
@@ -237,7 +257,11 @@ mod tests {
 
     fn books(server: &Server, leads: &Leadership) -> Books {
         let store = LedgerStore::new(server.client().0, "now");
-        Books::new(store, leads.clone(), "me".into(), Duration::from_secs(1))
+        Books::new(store, leads.clone(), "me".into(), terms())
+    }
+
+    fn terms() -> Terms {
+        Terms { lease: Duration::from_secs(1), programs: Duration::from_secs(31) }
     }
 
     /// What is written is answered with version 7.
@@ -267,13 +291,46 @@ mod tests {
         let mut books = books(&server, &leads);
         let (now, former) = (Instant::now(), Duration::from_secs(30));
         let suspects = BTreeMap::from([("n1".to_owned(), 1)]);
-        books.follow(Arc::new(Ledger { total: Some(former), suspects, ..Ledger::default() }), now);
+        let (total, programs) = (Some(former), Some(former + terms().programs));
+        books.follow(Arc::new(Ledger { total, programs, suspects, ..Ledger::default() }), now);
         let nothing = (Objects::new(), Nodes::new());
-        let extract = books.extract(&nothing.0, &nothing.1, &Reach::by(Duration::from_secs(1)), (now, now));
-        let extract = extract.expect("the ledger is known");
-        let Leases::End(ends) = extract.evidence().leases else { panic!("agents hold leases") };
-        assert!(ends["n1"] >= now + former, "{ends:?}");
-        assert_eq!(extract.draft.former_total, Some(former));
+        let mut end = |reach: &Reach| {
+            let extract = books.extract(&nothing.0, &nothing.1, reach, (now, now)).expect("the ledger is known");
+            let Leases::End(ends) = extract.evidence().leases else { panic!("agents hold leases") };
+            (ends["n1"], extract)
+        };
+        let unknown = Reach::by(Duration::from_secs(1));
+        let silent = Reach { silent: BTreeSet::from(["n1".to_owned()]), ..unknown.clone() };
+        assert!((now + former..now + former + terms().programs).contains(&end(&silent).0));
+        let (end, extract) = end(&unknown);
+        assert!(end >= now + former + terms().programs);
+        assert_eq!((extract.draft.former_total, extract.draft.programs), (Some(former), Some(terms().programs)));
+    }
+
+    /// Its programs emit without an end, whatever is suspected of it.
+    #[tokio::test]
+    async fn nothing_of_a_node_whose_lease_has_no_end_is_given_away() {
+        let server = Server::start().await;
+        let (_published, leads, _duty) = leadership();
+        let now = Instant::now();
+        let ends = |endless: &[&str], ending: &[&str]| {
+            let numbered = |names: &[&str]| names.iter().map(|name| ((*name).to_owned(), 2)).collect();
+            let ledger = Ledger {
+                suspects: BTreeMap::from([("n1".to_owned(), 1)]),
+                endless: numbered(endless),
+                ending: numbered(ending),
+                ..Ledger::default()
+            };
+            let mut books = books(&server, &leads);
+            books.follow(Arc::new(ledger), now);
+            let nodes = Nodes::from([crate::controller::assignment::tests::node("n1", "172.18.0.2/16")]);
+            let extract = books.extract(&Objects::new(), &nodes, &Reach::by(terms().lease), (now, now));
+            let extract = extract.expect("the ledger is known");
+            let Leases::End(ends) = extract.evidence().leases else { panic!("agents hold leases") };
+            ends.keys().cloned().collect::<Vec<_>>()
+        };
+        assert_eq!(ends(&[], &[]), ["n1"]);
+        assert!(ends(&["n1"], &[]).is_empty() && ends(&[], &["n1"]).is_empty());
     }
 
     /// The server has version 7, and refuses whoever writes in the place of another one.
@@ -283,7 +340,7 @@ mod tests {
         let (published, leads, _duty) = leadership();
         published.set_leads_until(Some(Instant::now() + Duration::from_secs(60)));
         let store = LedgerStore::new(server.client().0, "past");
-        let mut books = Books::new(store, leads.clone(), "me".into(), Duration::from_secs(1));
+        let mut books = Books::new(store, leads.clone(), "me".into(), terms());
         books.since = leads.since();
         for (known, expected) in [("6", "6"), ("9", "7")] {
             books.ledger = None;

@@ -37,6 +37,8 @@ pub struct Known<'a> {
     pub services: &'a Services,
     pub records: &'a Records,
     pub evidence: Evidence<'a>,
+    /// The nodes whose leases have no end.
+    pub endless: &'a BTreeSet<String>,
     pub now: Instant,
 }
 
@@ -90,7 +92,7 @@ pub fn decide(watch: &mut Watch, known: &Known<'_>) -> Decisions {
         let outcome = outcomes.next_if(|(other, _)| other == name);
         let mut outcome = outcome.map(|(_, outcome)| outcome).unwrap_or_default();
         let new = plan.items.remove(name);
-        name_what_moves(&mut outcome, new.as_ref().unwrap_or(&object.items), &plan);
+        name_what_moves(&mut outcome, new.as_ref().unwrap_or(&object.items), (&plan, known.endless));
         name_what_is_not_served(&mut outcome, known.unserved);
         all.push(decision(object, outcome, new, (assignment.eligible, &cluster, known.census)));
     }
@@ -120,7 +122,7 @@ fn decision(
 }
 
 /// Entries that have a node, and are not there yet.
-fn name_what_moves(outcome: &mut Outcome, items: &[Item], plan: &Plan) {
+fn name_what_moves(outcome: &mut Outcome, items: &[Item], (plan, endless): (&Plan, &BTreeSet<String>)) {
     if *items == *outcome.items {
         return;
     }
@@ -128,7 +130,8 @@ fn name_what_moves(outcome: &mut Outcome, items: &[Item], plan: &Plan) {
         let Fate::Assigned { node } = fate else { continue };
         if !items.iter().any(|item| item.egress_ip == *entry && item.node == *node) {
             let holder = parse_egress_ip(entry).and_then(|address| plan.holders.get(&address));
-            *fate = Fate::Moving { from: holder.unwrap_or(node).clone() };
+            let from = holder.unwrap_or(node).clone();
+            *fate = Fate::Moving { is_endless: endless.contains(&from), from };
         }
     }
 }
@@ -154,6 +157,7 @@ pub struct NoRecords {
     departed: BTreeMap<IpAddr, String>,
     absent: BTreeSet<String>,
     unserved: BTreeMap<String, UnservedAddresses>,
+    endless: BTreeSet<String>,
     census: Census,
     networks: ClusterNetworks,
     services: Services,
@@ -170,7 +174,7 @@ impl NoRecords {
         let leases = Leases::None(std::time::Duration::ZERO);
         let Self { released, given, prepared, departed, .. } = self;
         let evidence = Evidence { released, given, prepared, leases, departed };
-        let Self { absent, unserved, census, records, networks, services, .. } = self;
+        let Self { absent, unserved, endless, census, records, networks, services, .. } = self;
         let node_address_serves = true;
         Known {
             objects,
@@ -184,6 +188,7 @@ impl NoRecords {
             services,
             records,
             evidence,
+            endless,
             now,
         }
     }

@@ -28,6 +28,7 @@ use super::problems::Problems;
 use super::reach::Reach;
 use super::strangers::Strangers;
 use super::summary;
+use super::suspicion::Terms;
 use super::verdict::{self, Notice};
 use crate::kube::events::{About, Events};
 use crate::kube::ledger::LedgerStore;
@@ -100,7 +101,7 @@ impl Leader {
         (writer, ledger): (StatusWriter, LedgerStore),
         events: Events,
         leadership: Leadership,
-        (reach, total, returns): (watch::Receiver<Reach>, Duration, watch::Receiver<()>),
+        (reach, terms, returns): (watch::Receiver<Reach>, Terms, watch::Receiver<()>),
         signature: String,
         networks: ClusterNetworks,
     ) -> Self {
@@ -113,7 +114,7 @@ impl Leader {
             reach,
             asked: watch::Sender::default(),
             census: watch::channel(Census::default()).1,
-            books: Books::new(ledger, leadership.clone(), signature, total),
+            books: Books::new(ledger, leadership.clone(), signature, terms),
             watch: Watch::lingering(LINGER),
             since: None,
             numbering: Numbering::default(),
@@ -339,7 +340,7 @@ impl Leader {
         let (networks, services) = (Arc::clone(&self.networks), Arc::clone(&self.services));
         let node_address_serves = self.node_address_serves;
         let deciding = tokio::task::spawn_blocking(move || {
-            let (records, evidence) = (&extract.draft.records, extract.evidence());
+            let (records, evidence, endless) = (&extract.draft.records, extract.evidence(), &extract.endless);
             let (unreachable, absent) = (&reach.unreachable, &reach.absent);
             let (objects, nodes, networks, services) = (&objects, &nodes, &networks, &services);
             let known = Known {
@@ -354,6 +355,7 @@ impl Leader {
                 services,
                 records,
                 evidence,
+                endless,
                 now,
             };
             let decisions = decide(&mut watch, &known);

@@ -25,6 +25,7 @@ pub mod decision;
 pub mod deputies;
 pub mod draining;
 pub mod election;
+mod endless;
 pub mod gaps;
 pub mod handover;
 pub mod leader;

@@ -5,14 +5,12 @@
 //!
 //! - [`pulse`]: one node's signs of life, pure. [`judge`]: which nodes are gone by them, and which only seem so, pure.
 //! - [`session`]: asking one node by one address. [`prober`]: all nodes, while it is this agent's duty.
-//!   `vouch`: which answers agents are told of. `recall`: what they may have back without the API server.
-//!   [`endpoints`]: where nodes are asked through the overlay.
+//!   `vouch`: which answers agents are told of. [`endpoints`]: where nodes are asked through the overlay.
 
 pub mod endpoints;
 pub mod judge;
 pub mod prober;
 pub mod pulse;
-pub(crate) mod recall;
 pub mod session;
 mod vouch;
 
@@ -35,6 +33,9 @@ pub struct Reach {
     pub strange: BTreeSet<String>,
     /// Without any sign of life for half the total timeout. Not those whose agent alone is silent.
     pub suspects: BTreeSet<String>,
+    /// Without any sign of life for the total timeout, and not because their agents ended before: these have fenced their nodes
+    /// themselves. What the programs of all others that do not answer may still emit lasts longer.
+    pub silent: BTreeSet<String>,
     /// When the latest answer of each node's agent was received that the agent is told of, or will be. No answer of a node
     /// that counts as gone is. Also of nodes that are not probed any more.
     pub heard: BTreeMap<String, Instant>,
@@ -42,6 +43,8 @@ pub struct Reach {
     pub released: BTreeMap<String, Words>,
     /// What nodes have been assigned and do not serve, by their answers.
     pub unserved: BTreeMap<String, UnservedAddresses>,
+    /// The latest end of an endless lease that each node's programs have obeyed, by its number.
+    pub bounded: BTreeMap<String, u64>,
     /// How long after its latest answer an agent may still hold addresses; it never changes. Zero where agents hold no
     /// leases: nobody probes, or only asks whether the node is there.
     pub lease: Duration,

@@ -1,17 +1,21 @@
 //! Which nodes are suspected in the ledger, and when the leases of such a node have run out. Pure but for its memory.
 //!
-//! An agent holds addresses while it knows that a leader has heard it within the total timeout, or while a ledger that it
+//! An agent holds addresses while it knows that a leader has heard it within the total timeout T, or while a ledger that it
 //! has just read does not suspect it (`crate::fence`). So before the leader gives an address away from a node that says
 //! nothing, it suspects the node in the ledger, and waits until whoever had read the ledger before that, or had been heard
 //! before, has lost what it held:
 //!
 //! ```text
-//! last answer --- total timeout + MARGIN ---------------> |
-//!              suspicion written --- 3/4 of the timeout -> | given away
+//! last answer --- T + MARGIN -----------------------> |   the whole node is silent: its agent fences it
+//!              suspicion written --- 0.75 T --------> | given away
+//!
+//! last answer --- T + grace + MARGIN ---------------> |   its agent may be gone: its programs stop by themselves
+//!              suspicion written --- 1.75 T --------> | given away
 //! ```
 //!
 //! The agent counts from earlier points in time, and for shorter: from when it received the probe that the leader has an
-//! answer to, for the total timeout; from before it asked for the ledger, for 6/10 of it.
+//! answer to, for T; from before it asked for the ledger, for 0.6 T. The deadline of its programs is the grace behind the
+//! former, and T behind the latter.
 //!
 //! A leader counts what it did not see itself from when it could have: answers from when it began to lead, suspicions
 //! from when it first saw them.
@@ -24,6 +28,15 @@ use crate::model::ledger::Ledger;
 
 /// What an agent may take to fall silent once its lease has run out.
 const MARGIN: Duration = Duration::from_millis(250);
+
+/// How long a node may emit after it was heard last.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Terms {
+    /// A living agent fences its node then: the total timeout.
+    pub lease: Duration,
+    /// Programs whose agent is gone stop then: the total timeout and the grace.
+    pub programs: Duration,
+}
 
 /// When the suspicions of the ledger were first seen.
 #[derive(Debug, Default)]
@@ -40,19 +53,22 @@ impl Suspicions {
         }
     }
 
-    /// When all that nodes hold has run out, where leases last that long. Only of those that stand as suspected in the ledger.
-    pub fn ends(&self, reach: &Reach, lease: Duration, since: Instant) -> BTreeMap<String, Instant> {
+    /// When nothing of what nodes had is emitted there any more. Only of those that stand as suspected in the ledger.
+    pub fn ends(&self, reach: &Reach, Terms { lease, programs }: Terms, since: Instant) -> BTreeMap<String, Instant> {
         let end = |((node, _), seen): (&(String, u64), &Instant)| {
             let heard = reach.heard.get(node).map_or(since, |heard| since.max(*heard));
-            let end = (heard + lease + MARGIN).max(*seen + lease * 3 / 4);
-            (node.clone(), end)
+            let (of_heard, of_read) = match reach.silent.contains(node) {
+                true => (lease, lease * 3 / 4),
+                false => (programs.max(lease), lease * 7 / 4),
+            };
+            (node.clone(), (heard + of_heard + MARGIN).max(*seen + of_read))
         };
         self.seen.iter().map(end).collect()
     }
 }
 
-/// The longest lease that an agent may still have. Agents go by the total timeout that stands in the ledger; where a former
-/// leader had another, one that has not heard of the change holds by that one until it has run out. Until then that stands
+/// The longest time of a kind (see [`Terms`]) that an agent may still go by. Agents go by what stands in the ledger; where a former
+/// leader had another time, one that has not heard of the change holds by that one until it has run out. Until then that stands
 /// in the ledger too: another leader may come behind the change.
 #[derive(Debug, Default)]
 pub struct Longest {
@@ -62,13 +78,13 @@ pub struct Longest {
 }
 
 impl Longest {
-    /// The ledger as it stands, and the total timeout of this agent. Also told to those who do not lead.
-    pub fn note(&mut self, ledger: &Ledger, own: Duration, now: Instant) {
-        let told = ledger.former_total;
+    /// What stands in the ledger of this leader and of its former ones, and this agent's own. Also told to those who do not
+    /// lead.
+    pub fn note(&mut self, (total, told): (Option<Duration>, Option<Duration>), own: Duration, now: Instant) {
         if self.until.is_some_and(|until| now >= until) && told.is_none_or(|told| Some(told) > self.former) {
             *self = Self::default();
         }
-        match ledger.total {
+        match total {
             Some(total) if total != own => {
                 (self.former, self.until) = (self.former.max(Some(total)).max(told), None);
             }
@@ -80,7 +96,7 @@ impl Longest {
         }
     }
 
-    /// What a leader with this total timeout is to write of it.
+    /// What a leader that goes by its own time is to write of it.
     pub fn to_tell(&self, own: Duration, now: Instant) -> Option<Duration> {
         Some(self.of(own, now)).filter(|longest| *longest > own)
     }
@@ -137,52 +153,75 @@ mod tests {
         }
         let mut suspicions = Suspicions::default();
         suspicions.note(&ledger(&[]), at(11));
-        assert!(suspicions.ends(&reach, TOTAL, at(0)).is_empty());
+        let terms = Terms { lease: TOTAL, programs: TOTAL * 3 };
+        assert!(suspicions.ends(&reach, terms, at(0)).is_empty());
+        reach.silent = BTreeSet::from(["a".to_owned(), "b".to_owned()]);
         suspicions.note(&ledger(&[("a", 1)]), at(11));
-        assert_eq!(suspicions.ends(&reach, TOTAL, at(0)), BTreeMap::from([("a".to_owned(), at(14) + MARGIN)]));
+        assert_eq!(suspicions.ends(&reach, terms, at(0)), BTreeMap::from([("a".to_owned(), at(14) + MARGIN)]));
         let mut suspicions = Suspicions::default();
         suspicions.note(&ledger(&[("a", 1)]), at(12));
-        assert_eq!(suspicions.ends(&reach, TOTAL, at(0)), BTreeMap::from([("a".to_owned(), at(15))]), "written late");
-        assert_eq!(suspicions.ends(&reach, TOTAL, at(20))["a"], at(24) + MARGIN, "who leads since then only");
+        assert_eq!(suspicions.ends(&reach, terms, at(0)), BTreeMap::from([("a".to_owned(), at(15))]), "written late");
+        assert_eq!(suspicions.ends(&reach, terms, at(20))["a"], at(24) + MARGIN, "who leads since then only");
         // Withdrawn and written again is another.
         suspicions.note(&ledger(&[("a", 1), ("b", 2)]), at(13));
-        assert_eq!(suspicions.ends(&reach, TOTAL, at(0))["b"], at(16));
+        assert_eq!(suspicions.ends(&reach, terms, at(0))["b"], at(16));
         suspicions.note(&ledger(&[("a", 3), ("b", 2)]), at(15));
         assert_eq!(
-            suspicions.ends(&reach, TOTAL, at(0)),
+            suspicions.ends(&reach, terms, at(0)),
             BTreeMap::from([("a".to_owned(), at(18)), ("b".to_owned(), at(16))])
         );
+    }
+
+    /// Whose agent may have ended before its node fell silent has programs that go on.
+    #[test]
+    fn programs_without_an_agent_are_waited_for_longer() {
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let terms = Terms { lease: TOTAL, programs: TOTAL * 3 };
+        let mut reach = Reach { lease: TOTAL, ..Reach::default() };
+        reach.heard.insert("a".into(), at(10));
+        let mut suspicions = Suspicions::default();
+        suspicions.note(&ledger(&[("a", 1)]), at(11));
+        assert_eq!(suspicions.ends(&reach, terms, at(0))["a"], at(22) + MARGIN);
+        let mut late = Suspicions::default();
+        late.note(&ledger(&[("a", 1)]), at(20));
+        assert_eq!(late.ends(&reach, terms, at(0))["a"], at(27), "it may have read the ledger just before");
+        reach.silent.insert("a".into());
+        assert_eq!(suspicions.ends(&reach, terms, at(0))["a"], at(14) + MARGIN);
+        reach.silent.clear();
+        let shorter = Terms { programs: Duration::ZERO, ..terms };
+        assert_eq!(suspicions.ends(&reach, shorter, at(0))["a"], at(18), "no grace");
     }
 
     #[test]
     fn a_longer_timeout_of_a_former_leader_counts_until_it_has_run_out() {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
-        let ledger = |total| Ledger { total, ..ledger(&[]) };
+        let ledger = |total| (total, None);
         let (ten, own) = (Duration::from_secs(10), TOTAL);
         let mut longest = Longest::default();
-        longest.note(&ledger(None), own, at(0));
+        longest.note(ledger(None), own, at(0));
         assert_eq!(longest.of(own, at(0)), own, "a former version says nothing");
-        longest.note(&ledger(Some(ten)), own, at(0));
+        longest.note(ledger(Some(ten)), own, at(0));
         assert_eq!(longest.of(own, at(100)), ten, "it stands there still");
-        longest.note(&ledger(Some(own)), own, at(100));
-        longest.note(&ledger(Some(own)), own, at(105));
+        longest.note(ledger(Some(own)), own, at(100));
+        longest.note(ledger(Some(own)), own, at(105));
         assert_eq!((longest.of(own, at(110)), longest.of(own, at(110) + MARGIN)), (ten, own));
-        longest.note(&ledger(Some(TOTAL / 2)), own, at(120));
+        longest.note(ledger(Some(TOTAL / 2)), own, at(120));
         assert_eq!(longest.of(own, at(120)), own, "a shorter one is no matter");
         // Who comes behind the change reads of it.
-        let behind = |told| Ledger { former_total: told, ..ledger(Some(own)) };
+        let behind = |told| (Some(own), told);
         let mut fresh = Longest::default();
-        fresh.note(&behind(Some(ten)), own, at(200));
+        fresh.note(behind(Some(ten)), own, at(200));
         assert_eq!((fresh.to_tell(own, at(200)), fresh.next(at(200))), (Some(ten), Some(at(210) + MARGIN)));
-        fresh.note(&behind(Some(ten)), own, at(205));
+        fresh.note(behind(Some(ten)), own, at(205));
         let end = at(210) + MARGIN;
         assert_eq!((fresh.of(own, at(210)), fresh.of(own, end), fresh.to_tell(own, end)), (ten, own, None));
         // It stands there until somebody writes, and does not begin anew.
-        fresh.note(&behind(Some(ten)), own, at(220));
+        fresh.note(behind(Some(ten)), own, at(220));
         assert_eq!((fresh.of(own, at(220)), fresh.next(at(220))), (own, None));
-        fresh.note(&behind(None), own, at(230));
-        fresh.note(&behind(Some(ten)), own, at(240));
+        fresh.note(behind(None), own, at(230));
+        fresh.note(behind(Some(ten)), own, at(240));
         assert_eq!(fresh.of(own, at(240)), ten, "another change");
     }
 

@@ -295,7 +295,11 @@ fn cause(entry: &str, fate: &Fate, cluster: &Cluster) -> Option<String> {
         Fate::NotServed { node, why } => format!(
             "{entry}: assigned to node {node}, which does not serve it: {why}; packets that would leave with it are dropped"
         ),
-        Fate::Moving { from } => format!("{entry}: node {from} has not let go of it yet"),
+        Fate::Moving { from, is_endless: false } => format!("{entry}: node {from} has not let go of it yet"),
+        Fate::Moving { from, is_endless: true } => format!(
+            "{entry}: node {from} has not let go of it yet, and no other node could host it before: start the agent there, or \
+             delete Node {from} when the machine is off"
+        ),
         Fate::Invalid => format!("{entry:?} is not an IP address"),
         Fate::Conflict { node } => format!("{entry} is an address of node {node}"),
         Fate::Reserved(reason) => format!("{entry} {reason}"),

@@ -35,8 +35,10 @@ use tracing::{debug, warn};
 
 use super::frames::{self, multicast_mac, solicited_node};
 use super::interfaces::Interface;
+use super::lease;
 use super::packet::{self, PacketSocket};
 use crate::model::executor::Claimant;
+use crate::model::lease::LeaseWord;
 use crate::model::node::{Mac, mac_text};
 use crate::supervise::blocking;
 
@@ -148,7 +150,15 @@ async fn receive(socket: &AsyncFd<PacketSocket>) -> io::Result<Frame> {
 pub(super) struct Claims {
     held: BTreeMap<IpAddr, Held>,
     heard: Option<UnboundedSender<Claimant>>,
+    announcer: Announcer,
+}
+
+/// What announcements need.
+#[derive(Clone, Debug, Default)]
+struct Announcer {
     sender: Sender,
+    /// Without one nothing is announced: another node may have the address.
+    lease: LeaseWord,
 }
 
 #[derive(Debug)]
@@ -183,6 +193,11 @@ impl Drop for Held {
 }
 
 impl Claims {
+    /// Announces nothing without the lease.
+    pub(super) fn under(lease: LeaseWord) -> Self {
+        Self { announcer: Announcer { lease, ..Announcer::default() }, ..Self::default() }
+    }
+
     /// Who is told of others that answer.
     pub(super) fn report_to(&mut self, heard: UnboundedSender<Claimant>) {
         self.heard = Some(heard);
@@ -219,7 +234,7 @@ impl Claims {
             task.abort();
         }
         // Short-lived: some announcements, over within seconds.
-        held.announcing = Some(tokio::spawn(announce(self.sender.clone(), uplink, address)).abort_handle());
+        held.announcing = Some(tokio::spawn(announce(self.announcer.clone(), uplink, address)).abort_handle());
     }
 
     /// Another host claimed the address so long ago. Must be called in a runtime.
@@ -238,7 +253,7 @@ impl Claims {
         debug!(address = %claimant.address, mac = mac_text(claimant.mac), "another host claims an egress IP: announced again");
         let again = Arc::new(AtomicBool::new(false));
         // Short-lived: two or three frames, over within seconds.
-        let task = tokio::spawn(defend(self.sender.clone(), uplink, claimant.address, Arc::clone(&again)));
+        let task = tokio::spawn(defend(self.announcer.clone(), uplink, claimant.address, Arc::clone(&again)));
         if let Some(former) = held.defended.replace(Defence { at: now, again, task: task.abort_handle() }) {
             former.task.abort();
         }
@@ -279,24 +294,35 @@ pub(super) fn remove_filter_at(ifindex: u32, address: IpAddr) {
     }
 }
 
-async fn announce(sender: Sender, uplink: Interface, address: IpAddr) {
-    let frame = frames::announcement(uplink.mac, address);
-    for pause in ANNOUNCE_PAUSES {
-        sleep(Duration::from_secs(pause)).await;
-        sender.send(uplink, address, &frame);
+impl Announcer {
+    fn announce(&self, uplink: Interface, address: IpAddr) {
+        if lease::is_held(&self.lease) {
+            self.sender.send(uplink, address, &frames::announcement(uplink.mac, address));
+        }
     }
-    sleep(ANSWERS_TAKE).await;
-    sender.send(uplink, address, &frames::probe(uplink.mac, address));
+
+    fn probe(&self, uplink: Interface, address: IpAddr) {
+        self.sender.send(uplink, address, &frames::probe(uplink.mac, address));
+    }
 }
 
-async fn defend(sender: Sender, uplink: Interface, address: IpAddr, again: Arc<AtomicBool>) {
-    sender.send(uplink, address, &frames::announcement(uplink.mac, address));
+async fn announce(announcer: Announcer, uplink: Interface, address: IpAddr) {
+    for pause in ANNOUNCE_PAUSES {
+        sleep(Duration::from_secs(pause)).await;
+        announcer.announce(uplink, address);
+    }
+    sleep(ANSWERS_TAKE).await;
+    announcer.probe(uplink, address);
+}
+
+async fn defend(announcer: Announcer, uplink: Interface, address: IpAddr, again: Arc<AtomicBool>) {
+    announcer.announce(uplink, address);
     sleep(DEFEND_INTERVAL).await;
     // Neighbours believe the last claim, and whoever has made it may never make another.
     if again.load(Ordering::Relaxed) {
-        sender.send(uplink, address, &frames::announcement(uplink.mac, address));
+        announcer.announce(uplink, address);
     }
-    sender.send(uplink, address, &frames::probe(uplink.mac, address));
+    announcer.probe(uplink, address);
 }
 
 /// Sends from the uplink, by one socket for all. Where the device has been away, the socket says so once, and a new one takes

@@ -27,6 +27,7 @@ use super::state::{State, own_names};
 use super::tables::Hash;
 use super::{Dataplane, Shared, claim, convert};
 use crate::model::executor::{Claimant, DataplaneError, Executor, Expected};
+use crate::model::lease::LeaseWord;
 use crate::model::node::{Mac, mac_text};
 use crate::model::reserved::Reserved;
 use crate::model::state::{Action, Course, EgressId, KernelState, Moving, PodOwner, PodState, Policy};
@@ -67,6 +68,10 @@ impl Executor for Dataplane {
         if let Some(uplink) = state.facts().uplink {
             state.claims.announce_all(uplink);
         }
+    }
+
+    fn lease(&self) -> LeaseWord {
+        self.shared.lease.clone()
     }
 
     async fn conflict(&mut self) -> Claimant {

@@ -1,5 +1,5 @@
 //! What the loader's library lacks or leaves to its user: reading a whole hash map in few system calls
-//! (`BPF_MAP_LOOKUP_BATCH`, Linux 5.6), waiting for a ring buffer, the descriptor behind a pin (`BPF_OBJ_GET`), and asking
+//! (`BPF_MAP_LOOKUP_BATCH`, Linux 5.6), a map in memory (`mmap`), waiting for a ring buffer, the descriptor behind a pin (`BPF_OBJ_GET`), and asking
 //! for the numbers of the programs on a hook (`BPF_PROG_QUERY`). The library answers the last with each program, which it
 //! opens by its number; that takes `CAP_SYS_ADMIN`, and the numbers alone do not.
 //!
@@ -10,13 +10,17 @@
 use std::ffi::CString;
 use std::io;
 use std::mem::{MaybeUninit, size_of};
+use std::num::NonZeroUsize;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::ptr::NonNull;
+use std::sync::atomic::AtomicU64;
 
 use aya::Pod;
 use aya::maps::{MapData, RingBuf};
 use aya::programs::TcAttachType;
+use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 use tokio::io::unix::AsyncFd;
 
 use super::error::map_io;
@@ -164,6 +168,44 @@ fn lookup<K, V>(
     }
     *cursor = Some(after);
     Ok((attr.count.min(chunk), last))
+}
+
+/// The first word of an array that is made for it (`BPF_F_MMAPABLE`, Linux 5.5), in this process's memory: one store is one
+/// write of the map, whole for whoever reads it.
+#[derive(Debug)]
+pub(super) struct MappedWord {
+    page: NonNull<AtomicU64>,
+}
+
+// SAFETY: the page is mapped as long as this lives, whichever thread has it.
+unsafe impl Send for MappedWord {}
+// SAFETY: it is read and written as an atomic number only.
+unsafe impl Sync for MappedWord {}
+
+impl MappedWord {
+    /// The kernel maps whole pages, and an array has one at least.
+    const LENGTH: NonZeroUsize = NonZeroUsize::new(4096).expect("not zero");
+
+    pub(super) fn of(map: BorrowedFd<'_>) -> io::Result<Self> {
+        let access = ProtFlags::PROT_READ | ProtFlags::PROT_WRITE;
+        // SAFETY: the kernel chooses where, so nothing of this process is there, and it is unmapped by `drop` alone.
+        let page = unsafe { mmap(None, Self::LENGTH, access, MapFlags::MAP_SHARED, map, 0) }?;
+        // A page begins where every number may.
+        Ok(Self { page: page.cast() })
+    }
+
+    pub(super) fn get(&self) -> &AtomicU64 {
+        // SAFETY: the page is mapped for as long as `self` is, begins with the array's first element, and is only ever accessed
+        // as an atomic number here; the kernel's programs read it as whole words.
+        unsafe { self.page.as_ref() }
+    }
+}
+
+impl Drop for MappedWord {
+    fn drop(&mut self) {
+        // SAFETY: mapped with this length in `of`, and no reference outlives `self`.
+        let _mapped = unsafe { munmap(self.page.cast(), Self::LENGTH.get()) };
+    }
 }
 
 const BPF_OBJ_GET: libc::c_long = 7;

@@ -56,6 +56,7 @@ mod frames;
 pub mod host;
 mod interfaces;
 mod kernel_types;
+mod lease;
 mod lock;
 mod map_access;
 pub mod mappings;
@@ -104,9 +105,11 @@ pub use counters::{EgressIpCount, Reader};
 pub use error::StartError;
 pub use features::{Attachment, Features, probe};
 pub use interfaces::Interface;
+pub(crate) use lease::boot_ns;
 
 use crate::inspect::drops::Drops;
 use crate::model::executor::Claimant;
+use crate::model::lease::LeaseWord;
 use crate::supervise::{self, Task};
 use foreknown::{Foreknown, OwnAddresses};
 use lock::InstanceLock;
@@ -233,6 +236,7 @@ struct Shared {
     state: Mutex<State>,
     tables: Mutex<Tables>,
     flow_tables: Mutex<FlowTables>,
+    lease: LeaseWord,
     sweep: Mutex<Option<SchedClassifier>>,
     /// Connections that were cut, to `nudge`.
     cut: UnboundedSender<Vec<Tuple>>,
@@ -323,7 +327,8 @@ impl Dataplane {
             foreknown::write(&mut tables, known, &own)
                 .map_err(|error| StartError::kernel("write what is known of this node's pods", error))?;
         }
-        let mut state = State::new(programs, node_tables, (&tables, &flow_tables))?;
+        let lease = lease::take(programs.ebpf_mut())?;
+        let mut state = State::new(programs, node_tables, (&tables, &flow_tables), lease.clone())?;
         state.begin(&settings, facts, &tables, succession.is_open())?;
         // What is refused from here on is so by a hook, with programs on others.
         succession.inherit(&pins)?;
@@ -338,6 +343,7 @@ impl Dataplane {
             state: Mutex::new(state),
             tables: Mutex::new(tables),
             flow_tables: Mutex::new(flow_tables),
+            lease,
             sweep: Mutex::new(sweep),
             cut,
             told: Mutex::new(Told::default()),

@@ -68,7 +68,8 @@ pub(super) const CLSACT_PROGRAMS: &str = "filters";
 pub(super) const INSTANCE_SOCKET: &str = "egress-agent";
 
 /// Maps that outlive the agent. Others in the object (scratch space) live as long as the programs.
-pub const PINNED_MAPS: [&str; 19] = [
+pub const PINNED_MAPS: [&str; 20] = [
+    "lease",
     "pods",
     "policy",
     "owned",
@@ -91,8 +92,8 @@ pub const PINNED_MAPS: [&str; 19] = [
 ];
 
 /// Of these the ones that programs only read: a trace shares them with the programs on their hooks.
-pub(super) const READ_MAPS: [&str; 8] =
-    ["pods", "policy", "owned", "owned_addr", "moving", "cluster", "nodes", "config"];
+pub(super) const READ_MAPS: [&str; 9] =
+    ["lease", "pods", "policy", "owned", "owned_addr", "moving", "cluster", "nodes", "config"];
 
 /// And the ones that they write: a trace has its own.
 #[cfg(test)]

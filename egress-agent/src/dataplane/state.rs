@@ -26,6 +26,7 @@ use super::tables::{FlowTables, NodeTables, Tables};
 use super::{Quotas, Settings};
 use crate::metrics::facts::HookFacts;
 use crate::model::executor::Expected;
+use crate::model::lease::LeaseWord;
 
 pub(super) struct State {
     programs: Programs,
@@ -67,6 +68,7 @@ impl State {
         programs: Programs,
         tables: NodeTables,
         (others, of_flows): (&Tables, &FlowTables),
+        lease: LeaseWord,
     ) -> Result<Self, StartError> {
         let wrap = |error| StartError::kernel("read map config", map_io(error));
         let mut config = tables.config.get(&0, 0).map_err(wrap)?;
@@ -82,7 +84,7 @@ impl State {
         Ok(Self {
             programs,
             tables,
-            claims: Claims::default(),
+            claims: Claims::under(lease),
             contests: Contests::default(),
             expected: Expected::default(),
             facts: NodeFacts::default(),

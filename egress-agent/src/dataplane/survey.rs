@@ -10,8 +10,8 @@ use aya::Pod;
 use aya::maps::lpm_trie::Key;
 use aya::maps::{Array, Map, MapData};
 use egress_common::abi::{
-    Addr, ClusterPrefix, Config, Flow, Inbound, Mapping, Moving, NodeEntry, Owned, PodEntry, Policy, PolicyKey, Tuple,
-    Usage,
+    Addr, ClusterPrefix, Config, Flow, Inbound, Lease, Mapping, Moving, NodeEntry, Owned, PodEntry, Policy, PolicyKey,
+    Tuple, Usage,
 };
 use jiff::Timestamp;
 use nix::ifaddrs::getifaddrs;
@@ -20,6 +20,7 @@ use nix::net::if_::{InterfaceFlags, if_indextoname};
 use super::attached;
 use super::error::map_io;
 use super::features::Attachment;
+use super::lease;
 use super::names::{Device, Hook, Pins};
 use super::neighbours;
 use super::tables::{Hash, Trie};
@@ -34,7 +35,12 @@ pub fn survey(bpffs: &Path, is_swept: bool) -> io::Result<Option<Kernel>> {
     }
     let config: Config = cell(&pins, "config")?;
     let programs = Hook::ALL.into_iter().map(|hook| program(&pins, &config, hook)).collect::<io::Result<_>>()?;
-    Ok(Some(Kernel { interfaces: interfaces(&config)?, programs, maps: maps(&pins, is_swept)? }))
+    // A layout of before has none.
+    let lease = if pins.map("lease").try_exists()? { cell(&pins, "lease")? } else { Lease::EXPIRED };
+    // Up, so that zero says expired and nothing else.
+    let lease_seconds = lease::left(lease.until_ns)?.map(|left| left.as_millis().div_ceil(1000));
+    let lease_seconds = lease_seconds.map(|seconds| u64::try_from(seconds).unwrap_or(u64::MAX));
+    Ok(Some(Kernel { lease_seconds, interfaces: interfaces(&config)?, programs, maps: maps(&pins, is_swept)? }))
 }
 
 fn cell<V: Pod>(pins: &Pins, name: &str) -> io::Result<V> {

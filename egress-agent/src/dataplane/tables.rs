@@ -217,7 +217,7 @@ pub(super) fn typed<T: TryFrom<Map, Error = MapError>>(ebpf: &mut Ebpf, name: &'
     T::try_from(take(ebpf, name)?).map_err(|error| wrong_type(name, &error))
 }
 
-fn take(ebpf: &mut Ebpf, name: &'static str) -> Result<Map, StartError> {
+pub(super) fn take(ebpf: &mut Ebpf, name: &'static str) -> Result<Map, StartError> {
     ebpf.take_map(name).ok_or(StartError::NotInObject { what: "map", name })
 }
 

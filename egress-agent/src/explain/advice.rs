@@ -126,6 +126,10 @@ pub const fn advice(verdict: Verdict) -> Option<&'static str> {
             "A pod, or a rule of the host, has written an egress IP into a packet as its source. A CNI with anti-spoofing \
              stops the pod; the rule is the administrator's."
         }
+        Verdict::LeaseExpired => {
+            "Its agent is not running, or reaches neither the controller nor the API server: `egress-agent status`. Another \
+             node serves the address meanwhile, where one can."
+        }
         Verdict::V4Mapped => {
             "An application writes addresses such as `::ffff:192.0.2.1` into IPv6 packets by a raw socket: these are for programming \
              interfaces only (RFC 4291 section 2.5.5.2)."

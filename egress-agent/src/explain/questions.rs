@@ -99,6 +99,10 @@ fn question(asked: &Asked, packet: &Tuple, names: &Names) -> Question {
             };
             ("is its address being handed over?".to_owned(), answer, "moving", found.map(|_| id.to_string()))
         }
+        Asked::Lease(has) => {
+            let answer = if *has { "yes" } else { "no, its lease has expired" };
+            ("may this node emit its egress IPs?".to_owned(), answer.to_owned(), "lease", None)
+        }
         Asked::Mapping(key, found) => {
             (whose(key, packet), mapping(found.as_deref()), "nat", found.as_ref().map(|_| line(key)))
         }

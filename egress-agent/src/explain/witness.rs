@@ -31,6 +31,8 @@ pub enum Asked {
     Begun(Flow, Claim),
     Owned(u32, Option<Owned>),
     Moving(u32, Option<Moving>),
+    /// Whether this node may emit its egress IPs.
+    Lease(bool),
     Mapping(Tuple, Option<Box<Mapping>>),
     /// A key of a mapping: this one, for that one.
     Key(Tuple, Tuple, Claim),
@@ -116,6 +118,11 @@ impl Tables for Witness<'_> {
     }
     fn owned_addr(&self, addr: &Addr) -> Option<&OwnedAddr> {
         self.world.owned_addr(addr)
+    }
+    fn has_lease(&self) -> bool {
+        let has = self.world.has_lease();
+        self.note(Asked::Lease(has));
+        has
     }
     fn moving(&self, egress_id: u32) -> Option<&Moving> {
         let found = self.world.moving(egress_id);

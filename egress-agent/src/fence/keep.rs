@@ -1,4 +1,4 @@
-//! The loop around the fence: what was heard, readings of the ledger, and time.
+//! The loop around the fence: what was heard, readings of the ledger, time, and the deadline in the programs.
 
 use std::time::{Duration, Instant};
 
@@ -8,14 +8,17 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
-use super::regain::Given;
-use super::{Addresses, Fence};
+use super::{Deadline, Fence, LeaseTerms};
+use crate::dataplane::boot_ns;
 use crate::kube::ledger::{self, LedgerStore};
 use crate::metrics::life::Beat;
+use crate::model::lease::LeaseWord;
 use crate::reconcile::ties::{Stake, Standing};
 
 /// Between two looks at least.
 const IDLE: Duration = Duration::from_secs(1);
+/// The two clocks are read one after the other.
+const SUSPENDED: Duration = Duration::from_millis(50);
 
 /// What the loop goes by.
 pub struct Heard {
@@ -23,27 +26,65 @@ pub struct Heard {
     pub heard: watch::Receiver<Option<Instant>>,
     /// The leader's total timeout.
     pub probed: watch::Receiver<Option<Duration>>,
-    pub given: watch::Receiver<Given>,
     pub stake: watch::Receiver<Stake>,
 }
 
-/// Publishes whether this node may hold addresses, and what it may hold even if not, until told to stop.
+/// What it says.
+pub struct Lease {
+    /// Whether this node may hold addresses.
+    pub standing: watch::Sender<Standing>,
+    /// Until when its programs may emit them.
+    pub word: LeaseWord,
+    /// The number of the latest end of a lease without one that the programs have obeyed.
+    pub bounded: watch::Sender<Option<u64>>,
+}
+
+/// The clock that the lease counts by, and the one of the programs. They part where the machine is suspended.
+struct Clocks {
+    now: Instant,
+    boot_ns: u64,
+}
+
+impl Clocks {
+    /// In this order, so that what is left of a time is never more in the programs than here. A clock that cannot be read has
+    /// passed every deadline.
+    fn read() -> Self {
+        let boot_ns = boot_ns().unwrap_or(u64::MAX);
+        Self { now: Instant::now(), boot_ns }
+    }
+
+    /// As the programs know this time.
+    fn of_programs(&self, time: Instant) -> u64 {
+        let left = u64::try_from(time.saturating_duration_since(self.now).as_nanos()).unwrap_or(u64::MAX);
+        self.boot_ns.saturating_add(left)
+    }
+
+    fn was_suspended_since(&self, former: &Self) -> bool {
+        let awake = self.now.saturating_duration_since(former.now) + SUSPENDED;
+        self.boot_ns > former.of_programs(former.now + awake)
+    }
+}
+
+/// Publishes whether this node may hold addresses, and renews the deadline in its programs, until told to stop.
 pub async fn keep(
     (node_name, total): (String, Duration),
     store: LedgerStore,
-    Heard { mut heard, probed, mut given, mut stake }: Heard,
-    (standing, regained, beat): (watch::Sender<Standing>, watch::Sender<Addresses>, Beat),
+    Heard { mut heard, probed, mut stake }: Heard,
+    Lease { standing, word, bounded }: Lease,
+    beat: Beat,
     stop: CancellationToken,
 ) {
     let mut fence = Fence::new(total);
     let mut readings = FuturesUnordered::new();
-    let (mut is_probed, mut is_given, mut has_stake) = (true, true, true);
-    let mut due = Instant::now();
+    let (mut is_probed, mut has_stake) = (true, true);
+    let mut clocks = Clocks::read();
+    let mut due = clocks.now;
     loop {
-        let now = Instant::now();
+        let former = std::mem::replace(&mut clocks, Clocks::read());
+        let now = clocks.now;
         beat.note();
-        // Its programs went on meanwhile, and a moment more does no harm; to end them for nothing would.
-        if now > due + fence.longest_pause() {
+        // What was known before is of another time. Its programs went on, as far as their deadline lets them.
+        if now > due + fence.longest_pause() || clocks.was_suspended_since(&former) {
             readings.clear();
             fence.wake(now);
         }
@@ -53,15 +94,17 @@ pub async fn keep(
         if let Some(as_of) = *heard.borrow_and_update() {
             fence.note_heard(as_of);
         }
-        fence.note_given(given.borrow_and_update().clone());
-        let is = fence.standing(now);
+        let is = fence.stand(now, !word.covers(clocks.boot_ns));
+        match fence.deadline(is) {
+            Deadline::AsItIs => {}
+            Deadline::At(time) => word.set(clocks.of_programs(time)),
+            Deadline::Never => word.set(LeaseWord::ENDLESS),
+            Deadline::Passed => word.set(0),
+        }
+        // Behind the deadline: what is claimed upon it is announced.
         standing.send_if_modified(|said| std::mem::replace(said, is) != is);
-        let back = fence.regained(now).map(|(addresses, _)| addresses.clone()).unwrap_or_default();
-        regained.send_if_modified(|said| {
-            let is_news = *said != back;
-            *said = back;
-            is_news
-        });
+        let has_end = fence.bounded().filter(|_| word.until_ns() != LeaseWord::ENDLESS);
+        bounded.send_if_modified(|said| std::mem::replace(said, has_end) != has_end);
         if fence.ask_at().is_some_and(|time| time <= now) {
             fence.note_asked(now);
             readings.push(read(&store, &node_name, now, fence.patience()));
@@ -72,11 +115,10 @@ pub async fn keep(
         tokio::select! {
             () = stop.cancelled() => return,
             outcome = heard.changed(), if is_probed => is_probed = outcome.is_ok(),
-            outcome = given.changed(), if is_given => is_given = outcome.is_ok(),
             outcome = stake.changed(), if has_stake => has_stake = outcome.is_ok(),
             Some(answer) = readings.next(), if !readings.is_empty() => {
-                if let Some((began, suspected, total)) = answer {
-                    fence.note_read(began, suspected, total);
+                if let Some((began, suspected, terms)) = answer {
+                    fence.note_read(began, suspected, terms);
                 }
             }
             () = tokio::time::sleep_until(due.into()) => {}
@@ -84,15 +126,15 @@ pub async fn keep(
     }
 }
 
-/// When a reading began, whether this node is suspected, and the leader's total timeout.
-type Reading = (Instant, bool, Option<Duration>);
+/// When a reading began, whether this node is suspected, and what else it says.
+type Reading = (Instant, bool, LeaseTerms);
 
 /// One reading. A ledger that is not there, or cannot be read, is no reason to hold.
 async fn read(store: &LedgerStore, node_name: &str, began: Instant, patience: Duration) -> Option<Reading> {
     match tokio::time::timeout(patience, store.read()).await {
         Ok(Ok(Some(object))) => Some(match ledger::read(&object) {
-            Ok(ledger) => (began, ledger.suspects.contains_key(node_name), ledger.total),
-            Err(_) => (began, true, None),
+            Ok(ledger) => (began, ledger.suspects.contains_key(node_name), LeaseTerms::of(&ledger, node_name)),
+            Err(_) => (began, true, LeaseTerms::default()),
         }),
         // Before anybody is suspected there is a ledger. One that is gone may have suspected this node, until the leader has
         // written it anew.
@@ -115,7 +157,11 @@ mod tests {
         let server = Server::start().await;
         let store = |namespace| LedgerStore::new(server.client().0, namespace);
         let (began, patience) = (Instant::now(), Duration::from_secs(5));
-        assert_eq!(read(&store("there"), "a", began, patience).await, Some((began, false, None)), "it suspects nobody");
+        assert_eq!(
+            read(&store("there"), "a", began, patience).await,
+            Some((began, false, LeaseTerms::default())),
+            "it suspects nobody"
+        );
         for namespace in ["absent", "busy"] {
             assert_eq!(read(&store(namespace), "a", began, patience).await, None, "{namespace}");
         }

@@ -1,35 +1,76 @@
-//! Whether this node may hold addresses: its leases. [`Fence`] is pure, [`keep`] is the loop around it. [`obey`]: single
-//! addresses that it is told to let go of by the way of probes. [`regain`]: what it may have back by them.
+//! Whether this node may hold addresses: its lease. [`Fence`] is pure, [`keep`] is the loop around it. [`obey`]: single
+//! addresses that it is told to let go of by the way of probes.
 //!
 //! A gateway that is cut off cannot be told that its addresses are given to another. So it gives them up by itself, before
 //! the leader may give them away. It may hold addresses while
 //!
-//! - **it has surely been heard** within the total timeout: a leader has the answer to a probe that came in here then
+//! - **it has surely been heard** within the total timeout T: a leader has the answer to a probe that came in here then
 //!   (`crate::health::touch`); or
-//! - **it has read the ledger** of late, asked for less than 6/10 of the timeout ago, and is not suspected there.
+//! - **it has read the ledger** of late, asked for less than 0.6 T ago, and is not suspected there.
+//!
+//! When neither is so the node is fenced: the deadline in its programs is set to zero, and its addresses are disowned. An
+//! agent that is dead or stopped fences nothing. So its programs have a **deadline** of their own, renewed with each
+//! confirmation: T and the grace behind the last one, or 1.6 T behind the last reading. A new agent leaves it as it is until
+//! it is confirmed itself.
+//!
+//! A deadline that has passed, or was set to zero, is not renewed before the node's half has disowned all that the kernel
+//! had ([`Standing::Fenced`] bears a number that it answers with): the addresses may be other nodes' by now, and are taken
+//! up again only when ledger and objects have been read anew (`crate::model::tenure`).
+//!
+//! Where the ledger says that this node's lease has no end, since no other node could host its addresses, it has none, and the
+//! node is not fenced. That is believed of a reading alone: a watch may be late, and the end announced and obeyed by then.
 //!
 //! The leader's side, and why this is before, is in `controller::suspicion` and docs/adr/0012-ledger-and-leases.md. The
 //! ledger is read only by nodes that want to hold something, and only while what was heard is about to run out: between two
 //! leaders, or where only the management network is cut.
 //!
-//! The timeout is the leader's, as the ledger and its probes say; the shorter one where they differ, for it has just changed.
-//! This node's own flag counts where neither says anything.
+//! The times are the leader's, as the ledger and its probes say; the shorter one where they differ, for it has just changed.
+//! This node's own flags count where neither says anything, and for the grace not even then.
 //!
 //! A node whose leader gives nothing away for silence holds no lease, and nor does one that was never probed while the
-//! ledger speaks of none.
+//! ledger speaks of none: its deadline has no end.
 
 mod keep;
 mod orders;
-pub mod regain;
 
 use std::time::{Duration, Instant};
 
-pub use keep::{Heard, keep};
+pub use keep::{Heard, Lease, keep};
 pub use orders::obey;
 
-use regain::{Addresses, Given};
-
+use crate::model::ledger::Ledger;
 use crate::reconcile::ties::{Stake, Standing};
+
+/// What the ledger says of this node's lease.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LeaseTerms {
+    /// How long a lease lasts.
+    pub total: Option<Duration>,
+    /// How long programs may emit without their agent.
+    pub programs: Option<Duration>,
+    /// The lease has no end, by this number.
+    pub endless: Option<u64>,
+    /// It is to have one again.
+    pub ending: Option<u64>,
+}
+
+impl LeaseTerms {
+    pub fn of(ledger: &Ledger, node: &str) -> Self {
+        let Ledger { total, programs, endless, ending, .. } = ledger;
+        let of = |all: &std::collections::BTreeMap<String, u64>| all.get(node).copied();
+        Self { total: *total, programs: *programs, endless: of(endless), ending: of(ending) }
+    }
+}
+
+/// Until when the programs may emit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Deadline {
+    /// As it stands in the kernel, by whoever ran before.
+    AsItIs,
+    At(Instant),
+    Never,
+    Passed,
+}
 
 /// The pure rule, on this node's own monotonic clock.
 #[derive(Debug)]
@@ -38,8 +79,8 @@ pub struct Fence {
     own: Duration,
     /// The leader's, as its probes say.
     probed: Option<Duration>,
-    /// The same as it was read of late, before the watch has told it.
-    read_total: Option<Duration>,
+    /// What was read of late, before the watch has told it.
+    read_terms: LeaseTerms,
     /// That by which leases last.
     total: Duration,
     stake: Stake,
@@ -53,8 +94,13 @@ pub struct Fence {
     began: Option<Instant>,
     /// It was suspected when it asked, before anything else was known.
     denied: bool,
-    /// What it holds whatever its leases are.
-    given: Given,
+    /// The lease has no end, by this number of the ledger.
+    endless: Option<u64>,
+    /// What came before this number has ended.
+    ended: u64,
+    /// How often the lease has been lost, and whether it still is.
+    falls: u64,
+    is_down: bool,
 }
 
 impl Fence {
@@ -63,7 +109,7 @@ impl Fence {
         Self {
             own,
             probed: None,
-            read_total: None,
+            read_terms: LeaseTerms::default(),
             total: own,
             stake: Stake::default(),
             heard: None,
@@ -71,14 +117,19 @@ impl Fence {
             asked: None,
             began: None,
             denied: false,
-            given: Given::default(),
+            endless: None,
+            ended: 0,
+            falls: 0,
+            is_down: false,
         }
     }
 
     pub fn set_stake(&mut self, stake: Stake, now: Instant) {
-        if std::mem::replace(&mut self.stake, stake).total != stake.total {
-            self.read_total = None;
+        let known = std::mem::replace(&mut self.stake, stake).terms;
+        if (known.total, known.programs) != (stake.terms.total, stake.terms.programs) {
+            (self.read_terms.total, self.read_terms.programs) = (None, None);
         }
+        self.note_ending(stake.terms.ending);
         self.set_total();
         self.begin(now);
     }
@@ -90,8 +141,14 @@ impl Fence {
     }
 
     fn set_total(&mut self) {
-        let leaders = [self.stake.total, self.read_total, self.probed].into_iter().flatten();
+        let leaders = [self.stake.terms.total, self.read_terms.total, self.probed].into_iter().flatten();
         self.total = leaders.filter(|total| !total.is_zero()).min().unwrap_or(self.own);
+    }
+
+    /// How long after a confirmation programs may emit without their agent. Of a leader that has not said it, not longer.
+    fn programs(&self) -> Duration {
+        let leaders = [self.stake.terms.programs, self.read_terms.programs].into_iter().flatten();
+        leaders.min().map_or(self.total, |programs| programs.max(self.total))
     }
 
     pub fn note_heard(&mut self, as_of: Instant) {
@@ -102,10 +159,12 @@ impl Fence {
         }
     }
 
-    /// A reading that began then has been answered. `total` is the leader's timeout as it stands there.
-    pub fn note_read(&mut self, began: Instant, suspected: bool, total: Option<Duration>) {
-        self.read_total = total;
+    /// A reading that began then has been answered.
+    pub fn note_read(&mut self, began: Instant, suspected: bool, terms: LeaseTerms) {
+        self.read_terms = terms;
         self.set_total();
+        self.note_ending(terms.ending);
+        self.endless = terms.endless.filter(|number| *number > self.ended);
         if !suspected {
             self.read = self.read.max(Some(began));
         } else if self.began.is_some_and(|since| began >= since) {
@@ -113,17 +172,17 @@ impl Fence {
         }
     }
 
-    pub fn note_given(&mut self, given: Given) {
-        self.given = given;
+    fn note_ending(&mut self, ending: Option<u64>) {
+        self.ended = self.ended.max(ending.unwrap_or_default());
+        self.endless = self.endless.filter(|number| *number > self.ended);
     }
 
-    /// What this node may hold for having been given it back, and until when.
-    pub fn regained(&self, now: Instant) -> Option<(&Addresses, Instant)> {
-        let until = self.given.until?;
-        (now < until).then_some((&self.given.addresses, until))
+    /// The number of the latest end that a lease without one was to have, where it has one.
+    pub fn bounded(&self) -> Option<u64> {
+        Some(self.ended).filter(|ended| *ended > 0 && self.endless.is_none())
     }
 
-    /// This process has not run for long, and has just begun to: all is as after a start.
+    /// This process has not run for long, or the machine was suspended, and has just begun to: all is as after a start.
     pub fn wake(&mut self, now: Instant) {
         (self.heard, self.read, self.asked, self.denied) = (None, None, None, false);
         self.began = self.began.and(Some(now));
@@ -145,30 +204,67 @@ impl Fence {
         self.began = if holds_leases { self.began.or(Some(now)) } else { None };
     }
 
-    pub fn standing(&self, now: Instant) -> Standing {
+    /// Where this node stands. `has_passed` says whether the deadline in the programs has.
+    pub fn stand(&mut self, now: Instant, has_passed: bool) -> Standing {
+        let lease = self.by_lease(now);
+        let is_lost = lease == LeaseState::Lost || (has_passed && self.began.is_some());
+        if is_lost && !self.is_down {
+            self.is_down = true;
+            self.falls += 1;
+        }
+        if self.is_down && (lease != LeaseState::Held || self.stake.obeyed != self.falls) {
+            return Standing::Fenced(self.falls);
+        }
+        self.is_down = false;
+        if lease == LeaseState::Held { Standing::Holds } else { Standing::Undecided }
+    }
+
+    fn by_lease(&self, now: Instant) -> LeaseState {
         let Some(began) = self.began else {
             let unknown = self.stake.leases.is_none() && !self.total.is_zero();
-            return if unknown { Standing::Undecided } else { Standing::Holds };
+            return if unknown { LeaseState::Unknown } else { LeaseState::Held };
         };
         match self.until() {
-            Some(until) if now < until => Standing::Holds,
+            _ if self.endless.is_some() => LeaseState::Held,
+            Some(until) if now < until => LeaseState::Held,
             // The programs run on, whoever ran before: a restart is no reason to stop them.
-            None if now < began + self.total && !self.denied => Standing::Undecided,
-            _ => Standing::Fenced,
+            None if now < began + self.total && !self.denied => LeaseState::Unknown,
+            _ => LeaseState::Lost,
         }
     }
 
-    /// When the leases run out. `None` where nothing was ever heard or read.
+    /// When the lease runs out. `None` where nothing was ever heard or read.
     fn until(&self) -> Option<Instant> {
         let heard = self.heard.map(|heard| heard + self.total);
         heard.max(self.read.map(|read| read + self.total * 6 / 10))
     }
 
+    /// Until when the programs of a node that stands so may emit.
+    pub fn deadline(&self, standing: Standing) -> Deadline {
+        match standing {
+            Standing::Undecided => Deadline::AsItIs,
+            Standing::Fenced(_) => Deadline::Passed,
+            Standing::Holds if self.began.is_none() || self.endless.is_some() => Deadline::Never,
+            Standing::Holds => {
+                let heard = self.heard.map(|heard| heard + self.programs());
+                let read = self.read.map(|read| read + self.total * 16 / 10);
+                // Whoever holds has been heard or has read.
+                heard.max(read).map_or(Deadline::AsItIs, Deadline::At)
+            }
+        }
+    }
+
     /// When to read the ledger next. `None` while there is no need.
     pub fn ask_at(&self) -> Option<Instant> {
         let began = self.began.filter(|_| self.stake.wants)?;
-        // As long before the end as an answer may take, and twice.
-        let due = self.heard.map_or(began, |heard| heard + self.total * 6 / 10);
+        let is_told_otherwise = self.stake.terms.endless.is_some() != self.endless.is_some();
+        let due = match self.heard {
+            _ if is_told_otherwise => began,
+            _ if self.endless.is_some() => return None,
+            // As long before the end as an answer may take, and twice.
+            Some(heard) => heard + self.total * 6 / 10,
+            None => began,
+        };
         let since_end = self.asked.zip(self.until()).map(|(asked, until)| asked.saturating_duration_since(until));
         // Whoever has been cut off for long is no better off by asking often.
         let pause = if since_end.is_some_and(|since| since > self.total * 5) { self.total } else { self.total / 5 };
@@ -178,14 +274,22 @@ impl Fence {
     /// When something changes by itself next.
     pub fn next(&self, now: Instant) -> Option<Instant> {
         let ends = self.until().or(self.began.map(|began| began + self.total)).filter(|end| *end > now);
-        let regained = self.regained(now).map(|(_, until)| until);
-        ends.into_iter().chain(self.ask_at()).chain(regained).min()
+        ends.into_iter().chain(self.ask_at()).min()
     }
 
     /// How long a reading is worth waiting for.
     pub fn patience(&self) -> Duration {
         self.total * 6 / 10
     }
+}
+
+/// What the lease alone says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum LeaseState {
+    /// There was no time yet to be heard, or to read.
+    Unknown,
+    Held,
+    Lost,
 }
 
 #[cfg(test)]

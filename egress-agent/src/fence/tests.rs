@@ -7,21 +7,21 @@ fn at(start: Instant, tenths: u32) -> Instant {
 }
 
 fn stake(wants: bool, leases: bool) -> Stake {
-    Stake { wants, leases: Some(leases), total: None }
+    Stake { wants, leases: Some(leases), ..Stake::default() }
 }
 
 #[test]
 fn who_holds_no_leases_is_not_fenced() {
     let now = Instant::now();
     let mut fence = Fence::new(TOTAL);
-    assert_eq!(fence.standing(now), Standing::Undecided, "the ledger is not known");
+    assert_eq!(fence.by_lease(now), LeaseState::Unknown, "the ledger is not known");
     fence.set_stake(stake(true, false), now);
-    assert_eq!(fence.standing(now + TOTAL * 99), Standing::Holds);
+    assert_eq!(fence.by_lease(now + TOTAL * 99), LeaseState::Held);
     assert_eq!((fence.ask_at(), fence.next(now)), (None, None));
     let mut off = Fence::new(Duration::ZERO);
-    assert_eq!(off.standing(now), Standing::Holds);
+    assert_eq!(off.by_lease(now), LeaseState::Held);
     off.set_stake(stake(true, true), now);
-    assert_eq!(off.standing(now), Standing::Holds);
+    assert_eq!(off.by_lease(now), LeaseState::Held);
 }
 
 #[test]
@@ -33,16 +33,16 @@ fn what_was_heard_holds_for_the_whole_timeout_and_what_was_read_for_less() {
     fence.note_heard(at(0));
     fence.note_heard(at(50));
     fence.note_heard(at(40));
-    assert_eq!((fence.standing(at(149)), fence.standing(at(150))), (Standing::Holds, Standing::Fenced));
+    assert_eq!((fence.by_lease(at(149)), fence.by_lease(at(150))), (LeaseState::Held, LeaseState::Lost));
     assert_eq!(fence.ask_at(), Some(at(110)), "before it runs out");
     fence.note_asked(at(110));
     assert_eq!(fence.ask_at(), Some(at(130)));
-    fence.note_read(at(110), false, None);
-    assert_eq!((fence.standing(at(169)), fence.standing(at(170))), (Standing::Holds, Standing::Fenced));
-    fence.note_read(at(130), true, None);
-    assert_eq!(fence.standing(at(170)), Standing::Fenced, "suspected");
+    fence.note_read(at(110), false, LeaseTerms::default());
+    assert_eq!((fence.by_lease(at(169)), fence.by_lease(at(170))), (LeaseState::Held, LeaseState::Lost));
+    fence.note_read(at(130), true, LeaseTerms::default());
+    assert_eq!(fence.by_lease(at(170)), LeaseState::Lost, "suspected");
     fence.note_heard(at(160));
-    assert_eq!(fence.standing(at(172)), Standing::Holds);
+    assert_eq!(fence.by_lease(at(172)), LeaseState::Held);
     fence.set_stake(stake(false, true), at(172));
     assert_eq!(fence.ask_at(), None, "there is nothing to hold");
 }
@@ -53,12 +53,12 @@ fn a_restart_is_decided_by_the_first_answer_or_when_none_comes() {
     let at = |percent| at(start, percent);
     let mut fence = Fence::new(TOTAL);
     fence.set_stake(stake(true, true), at(0));
-    assert_eq!((fence.standing(at(0)), fence.ask_at()), (Standing::Undecided, Some(at(0))));
+    assert_eq!((fence.by_lease(at(0)), fence.ask_at()), (LeaseState::Unknown, Some(at(0))));
     fence.note_asked(at(0));
-    assert_eq!((fence.standing(at(99)), fence.standing(at(100))), (Standing::Undecided, Standing::Fenced));
+    assert_eq!((fence.by_lease(at(99)), fence.by_lease(at(100))), (LeaseState::Unknown, LeaseState::Lost));
     assert_eq!(fence.next(at(1)), Some(at(20)));
-    fence.note_read(at(0), false, None);
-    assert_eq!((fence.standing(at(59)), fence.standing(at(60))), (Standing::Holds, Standing::Fenced));
+    fence.note_read(at(0), false, LeaseTerms::default());
+    assert_eq!((fence.by_lease(at(59)), fence.by_lease(at(60))), (LeaseState::Held, LeaseState::Lost));
     // Cut off for long: it asks less often.
     fence.note_asked(at(600));
     assert_eq!(fence.ask_at(), Some(at(700)));
@@ -74,85 +74,177 @@ fn a_process_that_was_stopped_asks_before_it_gives_up() {
     fence.wake(at(900));
     // The same word once more, from before.
     fence.note_heard(at(0));
-    assert_eq!((fence.standing(at(900)), fence.ask_at()), (Standing::Undecided, Some(at(900))));
+    assert_eq!((fence.by_lease(at(900)), fence.ask_at()), (LeaseState::Unknown, Some(at(900))));
     fence.note_asked(at(900));
-    fence.note_read(at(899), true, None);
-    assert_eq!(fence.standing(at(901)), Standing::Undecided, "asked before");
-    fence.note_read(at(900), true, None);
-    assert_eq!(fence.standing(at(902)), Standing::Fenced, "suspected by now");
+    fence.note_read(at(899), true, LeaseTerms::default());
+    assert_eq!(fence.by_lease(at(901)), LeaseState::Unknown, "asked before");
+    fence.note_read(at(900), true, LeaseTerms::default());
+    assert_eq!(fence.by_lease(at(902)), LeaseState::Lost, "suspected by now");
     fence.note_heard(at(905));
-    assert_eq!(fence.standing(at(930)), Standing::Holds);
+    assert_eq!(fence.by_lease(at(930)), LeaseState::Held);
     // One that holds no leases has none to lose.
     let mut other = Fence::new(TOTAL);
     other.set_stake(stake(true, false), at(0));
     other.wake(at(900));
-    assert_eq!(other.standing(at(999)), Standing::Holds);
+    assert_eq!(other.by_lease(at(999)), LeaseState::Held);
 }
 
 #[test]
 fn leases_last_as_long_as_the_leader_says() {
     let start = Instant::now();
     let at = |percent| at(start, percent);
-    let says = |total| Stake { total, ..stake(true, true) };
+    let terms = |total| LeaseTerms { total, ..LeaseTerms::default() };
+    let says = |total| Stake { terms: terms(total), ..stake(true, true) };
     // This node's flag says ten seconds, or zero; the leader goes by one, or by forty.
     for own in [TOTAL, Duration::ZERO] {
         let mut fence = Fence::new(own);
         fence.set_stake(says(Some(TOTAL / 10)), at(0));
         fence.note_heard(at(0));
-        assert_eq!((fence.standing(at(9)), fence.standing(at(10))), (Standing::Holds, Standing::Fenced), "{own:?}");
-        fence.note_read(at(20), false, Some(TOTAL / 10));
-        assert_eq!((fence.standing(at(25)), fence.standing(at(26))), (Standing::Holds, Standing::Fenced), "{own:?}");
+        assert_eq!((fence.by_lease(at(9)), fence.by_lease(at(10))), (LeaseState::Held, LeaseState::Lost), "{own:?}");
+        fence.note_read(at(20), false, terms(Some(TOTAL / 10)));
+        assert_eq!((fence.by_lease(at(25)), fence.by_lease(at(26))), (LeaseState::Held, LeaseState::Lost), "{own:?}");
         let mut fence = Fence::new(own);
         fence.set_stake(says(Some(TOTAL * 4)), at(0));
         fence.note_heard(at(0));
-        assert_eq!((fence.standing(at(399)), fence.standing(at(400))), (Standing::Holds, Standing::Fenced), "{own:?}");
+        assert_eq!((fence.by_lease(at(399)), fence.by_lease(at(400))), (LeaseState::Held, LeaseState::Lost), "{own:?}");
     }
     // The next leader goes by less, and the ledger has not told it yet: a probe or a reading does.
     let mut fence = Fence::new(TOTAL);
     fence.set_stake(says(Some(TOTAL)), at(0));
     fence.note_probed(Some(TOTAL / 10));
     fence.note_heard(at(0));
-    assert_eq!(fence.standing(at(10)), Standing::Fenced);
+    assert_eq!(fence.by_lease(at(10)), LeaseState::Lost);
     let mut fence = Fence::new(TOTAL);
     fence.set_stake(says(Some(TOTAL)), at(0));
-    fence.note_read(at(0), false, Some(TOTAL / 10));
-    assert_eq!(fence.standing(at(6)), Standing::Fenced);
+    fence.note_read(at(0), false, terms(Some(TOTAL / 10)));
+    assert_eq!(fence.by_lease(at(6)), LeaseState::Lost);
     // By more, and only its probes say so.
     let mut fence = Fence::new(TOTAL);
     fence.set_stake(says(Some(TOTAL)), at(0));
     fence.note_probed(Some(TOTAL * 4));
     fence.note_heard(at(0));
-    assert_eq!(fence.standing(at(100)), Standing::Fenced, "the shorter one is safe");
+    assert_eq!(fence.by_lease(at(100)), LeaseState::Lost, "the shorter one is safe");
 }
 
 /// Both sides of a change that the schedule's chance hardly ever meets: the node falls silent just before it.
 #[test]
 fn a_leader_with_a_shorter_timeout_waits_for_the_leases_of_its_former() {
     use crate::controller::reach::Reach;
-    use crate::controller::suspicion::{Longest, Suspicions};
+    use crate::controller::suspicion::{Longest, Suspicions, Terms};
     use crate::model::ledger::Ledger;
     let start = Instant::now();
     let (at, own) = (|percent| at(start, percent), TOTAL / 4);
     let mut fence = Fence::new(own);
-    fence.set_stake(Stake { total: Some(TOTAL), ..stake(true, true) }, at(0));
+    let terms = LeaseTerms { total: Some(TOTAL), ..LeaseTerms::default() };
+    fence.set_stake(Stake { terms, ..stake(true, true) }, at(0));
     fence.note_heard(at(0));
-    let ledger = |total, suspects: &[(&str, u64)]| {
+    let ledger = |suspects: &[(&str, u64)]| {
         let suspects = suspects.iter().map(|(node, number)| ((*node).to_owned(), *number)).collect();
-        Ledger { leases: true, total: Some(total), suspects, ..Ledger::default() }
+        Ledger { leases: true, suspects, ..Ledger::default() }
     };
     let (mut longest, mut suspicions) = (Longest::default(), Suspicions::default());
-    let reach = Reach::by(own);
-    for (ledger, now) in [(ledger(TOTAL, &[]), at(5)), (ledger(own, &[("n", 1)]), at(15))] {
-        longest.note(&ledger, own, now);
+    let reach = Reach { silent: ["n".to_owned()].into(), ..Reach::by(own) };
+    for (ledger, total, now) in [(ledger(&[]), TOTAL, at(5)), (ledger(&[("n", 1)]), own, at(15))] {
+        longest.note((Some(total), None), own, now);
         suspicions.note(&ledger, now);
     }
-    let end = |lease| suspicions.ends(&reach, lease, at(5))["n"];
-    assert_eq!(fence.standing(end(own)), Standing::Holds, "its own timeout would be too short");
-    assert_eq!(fence.standing(end(longest.of(own, at(15)))), Standing::Fenced);
+    let end = |lease| suspicions.ends(&reach, Terms { lease, programs: lease }, at(5))["n"];
+    assert_eq!(fence.by_lease(end(own)), LeaseState::Held, "its own timeout would be too short");
+    assert_eq!(fence.by_lease(end(longest.of(own, at(15)))), LeaseState::Lost);
     assert_eq!(longest.of(own, end(longest.of(own, at(15)))), TOTAL, "not before that");
     // It dies behind its write. The next one has never seen the longer timeout.
-    let told = Ledger { former_total: longest.to_tell(own, at(15)), ..ledger(own, &[("n", 1)]) };
     let mut fresh = Longest::default();
-    fresh.note(&told, own, at(20));
-    assert_eq!(fence.standing(end(fresh.of(own, at(20)))), Standing::Fenced);
+    fresh.note((Some(own), longest.to_tell(own, at(15))), own, at(20));
+    assert_eq!(fence.by_lease(end(fresh.of(own, at(20)))), LeaseState::Lost);
+}
+
+const GRACE: Duration = Duration::from_secs(300);
+
+/// A holder by the ledger's terms, which has been heard.
+fn holder(now: Instant) -> Fence {
+    let mut fence = Fence::new(TOTAL);
+    let terms = LeaseTerms { total: Some(TOTAL), programs: Some(TOTAL + GRACE), ..LeaseTerms::default() };
+    fence.set_stake(Stake { terms, ..stake(true, true) }, now);
+    fence.note_heard(now);
+    fence
+}
+
+#[test]
+fn programs_go_on_for_the_grace_behind_the_last_confirmation_and_not_behind_a_reading() {
+    let start = Instant::now();
+    let at = |percent| at(start, percent);
+    let mut fence = holder(at(0));
+    assert_eq!(fence.emits(at(10)), Deadline::At(at(0) + TOTAL + GRACE));
+    let mut reader = Fence::new(TOTAL);
+    reader.set_stake(stake(true, true), at(0));
+    assert_eq!(reader.emits(at(0)), Deadline::AsItIs, "whoever ran before");
+    reader.note_read(at(0), false, LeaseTerms { programs: Some(TOTAL + GRACE), ..LeaseTerms::default() });
+    assert_eq!(reader.emits(at(10)), Deadline::At(at(160)));
+    // A leader that says nothing of it gives no grace, whatever this node's flags say.
+    let mut silent = Fence::new(TOTAL);
+    silent.set_stake(stake(true, true), at(0));
+    silent.note_heard(at(0));
+    assert_eq!(silent.emits(at(10)), Deadline::At(at(100)));
+    let mut free = Fence::new(TOTAL);
+    free.set_stake(stake(true, false), at(0));
+    assert_eq!(free.emits(at(10)), Deadline::Never);
+}
+
+/// However short it was: another node may have been given the addresses, and the node's half may have missed it.
+#[test]
+fn what_has_passed_is_not_renewed_before_the_kernel_was_emptied() {
+    let start = Instant::now();
+    let at = |percent| at(start, percent);
+    let mut fence = holder(at(0));
+    assert_eq!(fence.stand(at(100), false), Standing::Fenced(1));
+    assert_eq!(fence.deadline(Standing::Fenced(1)), Deadline::Passed);
+    fence.note_heard(at(100));
+    assert_eq!(fence.stand(at(101), true), Standing::Fenced(1), "heard again at once");
+    let obeys = |fence: &mut Fence, obeyed| fence.set_stake(Stake { obeyed, ..fence.stake }, at(101));
+    obeys(&mut fence, 1);
+    assert_eq!(fence.stand(at(101), true), Standing::Holds);
+    assert_eq!(fence.stand(at(102), false), Standing::Holds);
+    // The deadline of a former process: this one has heard at once, and the kernel holds what that one did.
+    let mut next = holder(at(0));
+    assert_eq!(next.stand(at(0), true), Standing::Fenced(1));
+    obeys(&mut next, 1);
+    assert_eq!(next.stand(at(1), true), Standing::Holds);
+    assert_eq!(next.stand(at(150), false), Standing::Fenced(2), "it has lost it again");
+    next.note_heard(at(150));
+    assert_eq!(next.stand(at(151), true), Standing::Fenced(2), "an earlier word is none about this");
+}
+
+#[test]
+fn a_lease_without_an_end_is_believed_of_a_reading_and_ends_by_any_word() {
+    let start = Instant::now();
+    let at = |percent| at(start, percent);
+    let mut fence = holder(at(0));
+    let told = |fence: &mut Fence, endless, ending| {
+        let terms = LeaseTerms { endless, ending, ..fence.stake.terms };
+        fence.set_stake(Stake { terms, ..fence.stake }, at(10));
+    };
+    told(&mut fence, Some(7), None);
+    assert_eq!((fence.stand(at(10), false), fence.ask_at()), (Standing::Holds, Some(at(0))), "it is to be read");
+    assert_eq!(fence.deadline(Standing::Holds), Deadline::At(at(0) + TOTAL + GRACE));
+    let endless = LeaseTerms { endless: Some(7), ..fence.stake.terms };
+    fence.note_read(at(10), false, endless);
+    assert_eq!((fence.deadline(Standing::Holds), fence.ask_at()), (Deadline::Never, None));
+    assert_eq!(fence.stand(at(9999), false), Standing::Holds, "cut off from all");
+    assert_eq!(fence.bounded(), None);
+    told(&mut fence, None, Some(8));
+    assert_eq!(fence.stand(at(9999), false), Standing::Fenced(1));
+    assert_eq!(fence.bounded(), Some(8));
+    // A reading that was served before.
+    fence.note_read(at(20), false, endless);
+    assert_eq!(fence.bounded(), Some(8));
+    fence.note_read(at(30), false, LeaseTerms { endless: Some(9), ..endless });
+    assert_eq!(fence.bounded(), None, "it is alone again");
+}
+
+impl Fence {
+    /// Until when the programs emit, as of now.
+    fn emits(&mut self, now: Instant) -> Deadline {
+        let standing = self.stand(now, false);
+        self.deadline(standing)
+    }
 }

@@ -7,7 +7,7 @@
 //! - [`fitness`] says whether the node can carry egress traffic. It changes the answers; who watches is told, and no
 //!   connection ends by it.
 //! - [`door`]: who gets in, and how much of the agent one connection can take. [`tls`], where it is given certificates.
-//! - [`release`]: what the leader wants to be let go of, and what has been. [`regain`]: what a node would have back.
+//! - [`release`]: what the leader wants to be let go of, and what has been.
 //! - [`unserved`]: what the node has been assigned and does not serve. [`selected`]: how many pods each object serves here.
 //! - [`touch`] notes what probes of the leader confirm: until when it has surely heard this agent.
 //! - [`signature`]: which probes are a leader's. All others are plain health checks: they are told [`fitness`] and change
@@ -17,7 +17,6 @@
 
 mod door;
 pub mod fitness;
-pub mod regain;
 pub mod release;
 pub mod selected;
 mod service;
@@ -28,7 +27,6 @@ pub mod unserved;
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures::future::Either;
@@ -39,9 +37,8 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use tonic::transport::Server;
 use tracing::{info, warn};
 
-use crate::fence::regain::Regain;
 use crate::metrics::Meters;
-use crate::model::ledger::{Ledger, Words};
+use crate::model::ledger::Words;
 use crate::model::state::SelectedPods;
 use crate::reconcile::Ready;
 use crate::supervise::{self, Task};
@@ -65,7 +62,7 @@ const FAREWELL: Duration = Duration::from_millis(100);
 const STREAMS: u32 = 16;
 /// Until a request must be there, and answered.
 const REQUEST: Duration = Duration::from_secs(5);
-/// A request's headers, as HTTP/2 counts them. What a leader says takes up to twelve kilobytes.
+/// A request's headers, as HTTP/2 counts them. What a leader says takes up to five kilobytes.
 const HEADERS: u32 = 16 * 1024;
 /// A request names a service, and nothing else.
 const MESSAGE: usize = 1024;
@@ -94,8 +91,8 @@ pub struct Facts {
     pub released: watch::Receiver<Words>,
     /// The overlay's port, while questions that come through it are answered.
     pub overlay: watch::Receiver<Option<u16>>,
-    /// As it was last heard of.
-    pub ledger: watch::Receiver<Arc<Ledger>>,
+    /// The number of the latest end of an endless lease that the programs have obeyed.
+    pub bounded: watch::Receiver<Option<u64>>,
     pub nodes: NodeAddresses,
     /// What probes are signed with that are believed, and the name that they are to be for.
     pub key: SharedKey,
@@ -110,18 +107,16 @@ pub struct Told {
     pub total: watch::Sender<Option<Duration>>,
     /// The hand-overs that this node is to obey.
     pub orders: watch::Sender<Words>,
-    /// What it would have back, and what others would.
-    pub regain: Regain,
     /// Where connections that are refused are counted.
     pub meters: Meters,
 }
 
 /// Serves until told to stop.
 pub async fn serve(settings: Settings, facts: Facts, told: Told, stop: CancellationToken) {
-    let Facts { mut ready, selected, mut uplink, released, overlay, ledger, nodes, key, node_name } = facts;
+    let Facts { mut ready, selected, mut uplink, released, overlay, bounded, nodes, key, node_name } = facts;
     let door = Door::new(nodes, told.meters.clone());
     let has_key = key.clone();
-    let known = service::Known { released, overlay, ledger, selected };
+    let known = service::Known { released, overlay, bounded, selected };
     let service = HealthService::new(settings.total_timeout, (key, node_name), known, told).await;
     let mut servers: BTreeMap<IpAddr, DropGuard> = BTreeMap::new();
     let mut said = None;

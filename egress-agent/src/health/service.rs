@@ -16,9 +16,8 @@ use tracing::warn;
 use super::fitness::Obstacle;
 use super::signature::{Challenge, Fresh, Key, SharedKey, Signature};
 use super::touch::{self, Probe, Touch};
-use super::{MESSAGE, REASON, SERVICE, Told, regain, release, selected, unserved};
-use crate::fence::regain::Addresses;
-use crate::model::ledger::{Ledger, Words};
+use super::{MESSAGE, REASON, SERVICE, Told, release, selected, unserved};
+use crate::model::ledger::Words;
 use crate::model::state::SelectedPods;
 use crate::model::unserved::UnservedAddresses;
 
@@ -49,7 +48,8 @@ pub(super) struct Known {
     pub(super) released: watch::Receiver<Words>,
     /// The overlay's port, while questions that come through it are answered.
     pub(super) overlay: watch::Receiver<Option<u16>>,
-    pub(super) ledger: watch::Receiver<Arc<Ledger>>,
+    /// The number of the latest end of an endless lease that the programs have obeyed.
+    pub(super) bounded: watch::Receiver<Option<u64>>,
     /// How many pods each object serves here.
     pub(super) selected: watch::Receiver<SelectedPods>,
 }
@@ -119,16 +119,14 @@ impl HealthService {
         None
     }
 
-    /// Notes what a signed probe confirms, where it is new. What the answer to it bears: the greatest term, and what is
-    /// promised.
-    fn note(&self, request: &Request<HealthCheckRequest>, at: Instant) -> Option<(u64, Addresses)> {
+    /// Notes what a signed probe confirms, where it is new. The greatest term, which the answer to it bears.
+    fn note(&self, request: &Request<HealthCheckRequest>, at: Instant) -> Option<u64> {
         let probe = Probe::read(request.metadata())?;
-        let mut promised = Addresses::new();
         let mut probes = self.0.probes.lock().unwrap_or_else(PoisonError::into_inner);
         let total = touch::timeout(request.metadata()).unwrap_or(self.0.total_timeout);
         let (named, counted) = (Challenge::read(request.metadata()), (probe.session, probe.number));
         if !probes.fresh.take(named, counted, CHALLENGE_AGE + total * 2, at) {
-            return Some((probes.touch.term(), promised));
+            return Some(probes.touch.term());
         }
         probes.touch.probed(probe, at);
         // A former leader's ledger is a former one.
@@ -141,14 +139,6 @@ impl HealthService {
                 *known = orders;
                 is_news
             });
-            if let Some(total) = total.filter(|total| !total.is_zero() && *total <= self.0.longest_timeout()) {
-                if let Some((number, addresses)) = regain::given(request.metadata())
-                    && let Some(as_of) = probes.touch.arrival(probe.session, number)
-                {
-                    probes.told.regain.give(addresses, as_of, total);
-                }
-                promised = probes.told.regain.promise(&regain::to_promise(request.metadata()), total, at);
-            }
         }
         // Behind the timeout: whoever sees the one sees the other.
         let heard = probes.touch.heard();
@@ -162,24 +152,13 @@ impl HealthService {
                 "the leader goes by another --egressip-reachability-total-timeout than this agent: set the same on all nodes"
             );
         }
-        Some((probes.touch.term(), promised))
+        Some(probes.touch.term())
     }
 }
 
 impl Shared {
-    /// What is given back and promised lasts as long as the probe says, and no longer than by this node's own flag or the
-    /// ledger: a leader whose flag says a day binds nobody else.
-    fn longest_timeout(&self) -> Duration {
-        let ledger = self.known.ledger.borrow();
-        [ledger.total, ledger.former_total].into_iter().flatten().fold(self.total_timeout, Duration::max)
-    }
-
     fn challenge(&self, now: Instant) -> Challenge {
         self.probes.lock().unwrap_or_else(PoisonError::into_inner).fresh.challenge(now)
-    }
-
-    fn wanted(&self) -> Addresses {
-        self.probes.lock().unwrap_or_else(PoisonError::into_inner).told.regain.wanted()
     }
 }
 
@@ -198,7 +177,7 @@ impl Health for HealthService {
             return Err(Status::not_found("service not registered"));
         }
         let authentic = self.authentic(&request, at);
-        let noted = authentic.as_ref().and_then(|_| self.note(&request, at));
+        let term = authentic.as_ref().and_then(|_| self.note(&request, at));
         let obstacle = self.0.obstacle.borrow().clone();
         let status = if obstacle.is_none() { Answer::Serving } else { Answer::NotServing };
         let mut answer = Response::new(HealthCheckResponse { status: status.into() });
@@ -206,15 +185,15 @@ impl Health for HealthService {
         if let Some(obstacle) = obstacle {
             metadata.insert(REASON, MetadataValue::from_static(obstacle.code()));
         }
-        if let Some((term, promised)) = noted {
+        if let Some(term) = term {
             touch::set_term(metadata, term);
-            regain::set_promised(metadata, &promised);
-            regain::set_wanted(metadata, &self.0.wanted());
             touch::set_timeout(metadata, self.0.total_timeout);
             release::set_released(metadata, &self.0.known.released.borrow());
             unserved::write(metadata, &self.0.unserved.borrow());
             let overlay = *self.0.known.overlay.borrow();
             overlay.into_iter().for_each(|port| touch::set_overlay_port(metadata, port));
+            let bounded = *self.0.known.bounded.borrow();
+            bounded.into_iter().for_each(|number| touch::set_bounded(metadata, number));
         }
         if let Some((key, signature)) = authentic {
             // Not with each probe: these are frequent.

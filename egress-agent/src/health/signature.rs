@@ -15,7 +15,8 @@
 //!   late, at another node or at another process changes nothing; it is answered, and the answer brings the next challenge.
 //!
 //! Who can hold messages back can have one count later, by the challenge's age at most. That is what a slow network does, and
-//! leases, promises and orders allow for it: each counts from when an earlier request came in.
+//! leases and orders allow for it: a lease counts from when an earlier request came in, and an order is held against the
+//! ledger.
 //!
 //! Whatever is not signed is a plain health check, and answered with the node's health alone.
 
@@ -443,7 +444,7 @@ pub(crate) mod tests {
     #[test]
     fn a_signature_takes_microseconds() {
         let (mut metadata, _) = signed();
-        put(&mut metadata, "egress-agent-promise", &"2001:db8:1234:5678:9abc:def0:1234:5678 ".repeat(128));
+        put(&mut metadata, "egress-agent-let-go", &"2001:db8:1234:5678:9abc:def0:1234:5678 ".repeat(128));
         let (begin, times) = (Instant::now(), 1000);
         for _ in 0..times {
             key(1).sign_request(&mut metadata, "s", "node1", "node2");

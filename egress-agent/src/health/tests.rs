@@ -1,3 +1,5 @@
+use std::sync::Arc;
+
 use futures::StreamExt;
 use tonic::metadata::MetadataMap;
 use tonic::transport::{Channel, Endpoint};
@@ -18,8 +20,6 @@ pub(super) struct Ground {
     uplink: watch::Sender<Uplink>,
     heard: watch::Receiver<Option<Instant>>,
     orders: watch::Receiver<Words>,
-    regain: Regain,
-    ledger: watch::Sender<Arc<Ledger>>,
     pub(super) stop: CancellationToken,
     server: tokio::task::JoinHandle<()>,
 }
@@ -45,27 +45,24 @@ impl Ground {
         let stop = CancellationToken::new();
         let settings = Settings { port, tls: None, total_timeout: Duration::from_secs(1) };
         let (orders, is_ordered) = watch::channel(Words::new());
-        let (regain, (ledger, is_ledger)) = (Regain::default(), watch::channel(Arc::<Ledger>::default()));
-        let (told, released) = (
-            Told { heard, total: watch::channel(None).0, orders, regain: regain.clone(), meters: Meters::default() },
-            watch::channel(Words::new()).1,
-        );
+        let told = Told { heard, total: watch::channel(None).0, orders, meters: Meters::default() };
+        let released = watch::channel(Words::new()).1;
         let overlay = watch::channel(None).1;
         let nodes = watch::channel(Arc::new([FIRST, SECOND].map(IpAddr::from).into())).1;
         let (key, node_name) = (shared(1), NAME.to_owned());
         let facts = Facts {
             ready: is_ready,
             selected: watch::channel(SelectedPods::new()).1,
+            bounded: watch::channel(None).1,
             uplink: is_uplink,
             released,
             overlay,
-            ledger: is_ledger,
             nodes,
             key,
             node_name,
         };
         let server = tokio::spawn(serve(settings, facts, told, stop.clone()));
-        Self { port, ready, uplink, heard: is_heard, orders: is_ordered, regain, ledger, stop, server }
+        Self { port, ready, uplink, heard: is_heard, orders: is_ordered, stop, server }
     }
 
     pub(super) async fn client(&self, address: [u8; 4]) -> HealthClient<Channel> {
@@ -217,51 +214,15 @@ async fn a_former_leaders_orders_are_nothing_to_who_knows_of_a_newer() {
     ground.stop.cancel();
 }
 
-/// A leader's flag may say anything.
-#[tokio::test]
-async fn nothing_is_given_back_or_promised_for_longer_than_flag_and_ledger_know() {
-    let ground = Ground::start();
-    let mut leader = Leader::of(&ground).await;
-    let (back, promised) = ([IpAddr::from([172, 18, 0, 100])].into(), [IpAddr::from([172, 18, 0, 101])].into());
-    ground.regain.settle([].into());
-    let mut ask_for = async |milliseconds: u64| {
-        let number = leader.number + 1;
-        let answer = leader
-            .probe(0, 3, |metadata| {
-                touch::set_timeout(metadata, Duration::from_millis(milliseconds));
-                regain::set_given(metadata, number, &back);
-                regain::set_to_promise(metadata, &promised);
-            })
-            .await;
-        let given = ground.regain.given().borrow().clone();
-        (given.until.is_some(), regain::promised(answer.metadata()) == promised)
-    };
-    for milliseconds in [0, 999, 1001, 3_600_000, 3_600_001, u64::MAX] {
-        assert_eq!(ask_for(milliseconds).await, (false, false), "{milliseconds}");
-    }
-    assert_eq!(ask_for(1000).await, (true, true), "this node's own");
-    for (total, former, longest) in [(Some(2), None, 2000), (Some(2), Some(4), 4000), (None, None, 1000)] {
-        let [total, former_total] = [total, former].map(|seconds| seconds.map(Duration::from_secs));
-        ground.ledger.send_replace(Arc::new(Ledger { total, former_total, ..Ledger::default() }));
-        assert_eq!((ask_for(longest).await.1, ask_for(longest + 1).await.1), (true, false), "{longest}");
-    }
-    ground.stop.cancel();
-}
-
 /// Everything that a leader can say.
 fn everything(metadata: &mut MetadataMap) {
-    let one = [IpAddr::from([172, 18, 0, 100])];
     touch::set_timeout(metadata, Duration::from_secs(1));
-    release::set_orders(metadata, &one.map(|address| (address, 7)).into());
-    regain::set_to_promise(metadata, &one.into());
-    regain::set_given(metadata, 1, &one.into());
+    release::set_orders(metadata, &Words::from([([172, 18, 0, 100].into(), 7)]));
 }
 
 #[tokio::test]
 async fn who_has_not_the_key_is_told_the_health_and_nothing_else_and_changes_nothing() {
     let ground = Ground::start();
-    ground.regain.settle([].into());
-    ground.regain.want([IpAddr::from([172, 18, 0, 9])].into());
     let mut client = ground.client(FIRST).await;
     let mut leader = Leader::of(&ground).await;
     let probe = Probe { session: 9, number: 1, confirmed: 0, term: u64::MAX };
@@ -294,9 +255,6 @@ async fn who_has_not_the_key_is_told_the_health_and_nothing_else_and_changes_not
         }
     }
     assert_eq!((*ground.heard.borrow(), ground.orders.borrow().len()), (None, 0));
-    assert_eq!(ground.regain.given().borrow().until, None);
-    let free = ground.regain.take([IpAddr::from([172, 18, 0, 100])].into_iter(), Instant::now());
-    assert!(free.is_empty(), "nothing was promised");
     let answer = leader.probe(0, 3, everything).await;
     assert_eq!(touch::term(answer.metadata()), Some(3), "no stranger has named a term");
     assert_eq!(ground.orders.borrow().len(), 1);

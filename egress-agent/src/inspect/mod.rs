@@ -102,6 +102,23 @@ pub struct Status {
     pub troubles: Vec<Trouble>,
 }
 
+impl Status {
+    /// Says of addresses that the programs have that they are not emitted, where the lease has expired.
+    fn note_expired(&mut self) {
+        let has_expired = self.kernel.as_ref().is_some_and(|kernel| kernel.lease_seconds == Some(0));
+        if !has_expired || !self.addresses.iter().any(|one| one.owned) {
+            return;
+        }
+        for one in self.addresses.iter_mut().filter(|one| one.owned) {
+            one.state = format!("not emitted, the lease has expired ({})", one.state);
+        }
+        self.problems.push(
+            "the lease of this node has expired: its programs drop what they would give an egress IP (lease_expired)"
+                .to_owned(),
+        );
+    }
+}
+
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AgentState {
     pub running: bool,
@@ -296,7 +313,7 @@ impl Sources {
         let leases = match *self.standing.borrow() {
             Standing::Undecided => "undecided",
             Standing::Holds => "holds",
-            Standing::Fenced => "fenced",
+            Standing::Fenced(_) => "fenced",
         };
         status.agent = AgentState {
             running: true,
@@ -319,6 +336,7 @@ impl Sources {
             (kernel, gateways, problems)
         });
         (status.kernel, status.gateways, status.problems) = looked.await.ok()?;
+        status.note_expired();
         status.troubles = self.questions.troubles.list();
         Some(status)
     }

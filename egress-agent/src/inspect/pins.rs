@@ -33,6 +33,7 @@ pub fn status(bpffs: &Path, why: String) -> Result<Status, PinsError> {
     fill(&mut status, pinned, &Names::default());
     status.kernel = look(bpffs, false, &mut status.gateways, &mut problems);
     status.problems = problems;
+    status.note_expired();
     Ok(status)
 }
 

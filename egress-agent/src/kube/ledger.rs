@@ -23,9 +23,13 @@ const LEADER: &str = "leader";
 const LEASES: &str = "leases";
 const TOTAL: &str = "total-timeout-ms";
 const FORMER: &str = "former-total-timeout-ms";
+const PROGRAMS: &str = "programs-timeout-ms";
+const FORMER_PROGRAMS: &str = "former-programs-timeout-ms";
 const LAST: &str = "last";
 const RECORDS: &str = "records";
 const SUSPECTS: &str = "suspects";
+const ENDLESS: &str = "endless-leases";
+const ENDING: &str = "ending-leases";
 
 /// A ledger that cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,14 +49,19 @@ fn entries(object: &ConfigMap) -> Result<Ledger, String> {
     let text = |key: &str| object.data.as_ref().and_then(|data| data.get(key)).map(String::as_str);
     let open: BTreeMap<IpAddr, (u64, String, Option<String>)> = entry(RECORDS, text(RECORDS))?;
     let record = |(address, (number, from, to))| (address, HandOver { number, from, to });
+    let time = |key: &str| Ok::<_, String>(entry::<Option<u64>>(key, text(key))?.map(Duration::from_millis));
     Ok(Ledger {
         version: object.resource_version().unwrap_or_default(),
         leader: text(LEADER).unwrap_or_default().to_owned(),
         leases: text(LEASES) == Some("true"),
-        total: entry::<Option<u64>>(TOTAL, text(TOTAL))?.map(Duration::from_millis),
-        former_total: entry::<Option<u64>>(FORMER, text(FORMER))?.map(Duration::from_millis),
+        total: time(TOTAL)?,
+        former_total: time(FORMER)?,
+        programs: time(PROGRAMS)?,
+        former_programs: time(FORMER_PROGRAMS)?,
         records: Records { last: entry(LAST, text(LAST))?, open: open.into_iter().map(record).collect() },
         suspects: entry(SUSPECTS, text(SUSPECTS))?,
+        endless: entry(ENDLESS, text(ENDLESS))?,
+        ending: entry(ENDING, text(ENDING))?,
     })
 }
 
@@ -70,8 +79,20 @@ fn data(ledger: &Ledger) -> BTreeMap<String, String> {
         (RECORDS.to_owned(), json!(records).to_string()),
         (SUSPECTS.to_owned(), json!(ledger.suspects).to_string()),
     ]);
-    let totals = [(TOTAL, ledger.total), (FORMER, ledger.former_total)];
-    data.extend(totals.into_iter().filter_map(|(key, total)| Some((key.to_owned(), total?.as_millis().to_string()))));
+    let leases = [(ENDLESS, &ledger.endless), (ENDING, &ledger.ending)];
+    data.extend(
+        leases
+            .into_iter()
+            .filter(|(_, all)| !all.is_empty())
+            .map(|(key, all)| (key.to_owned(), json!(all).to_string())),
+    );
+    let times = [
+        (TOTAL, ledger.total),
+        (FORMER, ledger.former_total),
+        (PROGRAMS, ledger.programs),
+        (FORMER_PROGRAMS, ledger.former_programs),
+    ];
+    data.extend(times.into_iter().filter_map(|(key, total)| Some((key.to_owned(), total?.as_millis().to_string()))));
     data
 }
 
@@ -126,8 +147,12 @@ mod tests {
             leases: true,
             total: Some(Duration::from_millis(1500)),
             former_total: Some(Duration::from_millis(2500)),
+            programs: Some(Duration::from_millis(31_500)),
+            former_programs: None,
             records: Records { last: 9, open },
             suspects: BTreeMap::from([("c".to_owned(), 8)]),
+            endless: BTreeMap::from([("d".to_owned(), 5)]),
+            ending: BTreeMap::new(),
         };
         let written = data(&ledger);
         assert_eq!(written[RECORDS], r#"{"172.18.0.100":[6,"a","b"],"fd00::1":[7,"a",null]}"#);

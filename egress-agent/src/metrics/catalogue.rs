@@ -156,6 +156,9 @@ metrics! {
     Fenced = "egress_agent_fenced", Gauge, None, Everybody,
         "1 where the node is out of touch with leader and API server for so long that it may not hold egress IPs",
         "The management network between this node and the others, or all of the node's network, is cut.";
+    Lease = "egress_agent_lease_seconds", Gauge, None, Everybody,
+        "Seconds for which the programs may go on emitting egress IPs if the agent ends now; 0 once the lease has expired",
+        "0 on an egress node: it is out of touch, or has just started. `+Inf`: no other node could host its addresses, or agents hold no leases.";
     Leader = "egress_agent_leader", Gauge, None, Everybody,
         "1 where this agent leads",
         "The sum over all agents is 0 for longer than some seconds: nothing is assigned. Look at the Lease and at the API server.";

@@ -104,6 +104,7 @@ fn series(metric: Id, facts: &Facts) -> Vec<Series> {
         Id::Ready => flag(facts.ready),
         Id::Serving => agent(|agent| agent.serving),
         Id::Fenced => agent(|agent| agent.fenced),
+        Id::Lease => facts.kernel.iter().map(|kernel| (Vec::new(), Value::Real(kernel.lease_seconds))).collect(),
         Id::Leader => agent(|agent| agent.leads),
         Id::Packets => verdicts(facts, |count| count.packets),
         Id::Bytes => verdicts(facts, |count| count.bytes),

@@ -77,6 +77,8 @@ pub struct Served {
 /// What the kernel keeps.
 #[derive(Clone, Debug, Default)]
 pub struct KernelFacts {
+    /// For how long the programs may go on emitting egress IPs; infinite where the lease has no end.
+    pub lease_seconds: f64,
     pub verdicts: BTreeMap<Verdict, Count>,
     pub egress_ips: BTreeMap<EgressId, EipCount>,
     /// Of the maps that fill with traffic, as last counted.

@@ -208,7 +208,7 @@ fn asked_of(held: &Held, most: usize) -> Vec<EgressId> {
 fn agent(running: &Running) -> AgentFacts {
     AgentFacts {
         serving: Obstacle::of(running.ready.borrow().serving, &running.uplink.borrow()).is_none(),
-        fenced: *running.standing.borrow() == Standing::Fenced,
+        fenced: matches!(*running.standing.borrow(), Standing::Fenced(_)),
         leads: running.leadership.leads(),
     }
 }

@@ -11,6 +11,7 @@ use std::net::IpAddr;
 
 use futures::future::BoxFuture;
 
+use super::lease::LeaseWord;
 use super::node::Mac;
 use super::reserved::Reserved;
 use super::state::{Action, KernelState};
@@ -37,6 +38,11 @@ pub trait Executor {
 
     /// The node's pods are followed just now, and what is known of them is in the kernel: said each second. Or no more.
     fn follows(&mut self, _is_so: bool) {}
+
+    /// Until when the programs may emit egress IPs.
+    fn lease(&self) -> LeaseWord {
+        LeaseWord::default()
+    }
 
     /// Waits until somebody else is heard to answer for an address that is held here. May be dropped and asked again.
     fn conflict(&mut self) -> impl Future<Output = Claimant> + Send {

@@ -46,9 +46,18 @@ pub struct Ledger {
     pub total: Option<Duration>,
     /// A longer one of former leaders, while agents may hold by it that have not heard of the change.
     pub former_total: Option<Duration>,
+    /// How long after it was heard last an agent's programs may emit, where it cannot fence them itself: the total timeout and
+    /// the grace of the leader. `None` as above: as long as the lease then.
+    pub programs: Option<Duration>,
+    /// A longer one of former leaders, likewise.
+    pub former_programs: Option<Duration>,
     pub records: Records,
     /// Nodes that have not been heard for a while, with a number for each time that this began.
     pub suspects: BTreeMap<String, u64>,
+    /// Nodes whose leases have no end, since no other node could host any of their addresses, likewise.
+    pub endless: BTreeMap<String, u64>,
+    /// Nodes whose leases are to have an end again, likewise: until their agents say that they have.
+    pub ending: BTreeMap<String, u64>,
 }
 
 impl Ledger {
@@ -65,7 +74,8 @@ impl Ledger {
 
     /// A number that nothing in the ledger has had.
     pub fn next_number(&self) -> u64 {
-        self.suspects.values().copied().max().unwrap_or_default().max(self.records.last) + 1
+        let numbers = self.suspects.values().chain(self.endless.values()).chain(self.ending.values());
+        numbers.copied().max().unwrap_or_default().max(self.records.last) + 1
     }
 
     /// Goes on behind all numbers that may be about still, where this ledger knows of none: what stood there before was lost.

@@ -22,6 +22,7 @@ pub mod desired;
 pub mod executor;
 pub mod exposed;
 pub mod inbox;
+pub mod lease;
 pub mod ledger;
 pub mod moving;
 pub mod node;

@@ -9,9 +9,6 @@
 //!   it knows of them may be from before. The same is true of whatever is new to a node that has been behind the
 //!   fence, whose watches may still tell it of the time before.
 //!
-//! What was lost behind the fence it may have back without reading anything, where all others have promised not to take it
-//! (`crate::fence::regain`), for as long as that lasts; and reads it anew as soon as it can.
-//!
 //! Where the ledger cannot be heard, the leader's probes tell of single hand-overs ([`Tenure::order`]): to give up is all that
 //! follows from that.
 
@@ -45,10 +42,6 @@ pub struct Tenure {
     waiting: BTreeSet<IpAddr>,
     /// Given up, and not read anew since.
     given_up: BTreeSet<IpAddr>,
-    /// Those of them that were held until the fence took them.
-    lost: BTreeSet<IpAddr>,
-    /// What it may have back.
-    regained: BTreeSet<IpAddr>,
     /// Read anew just now.
     confirmed: BTreeSet<IpAddr>,
 }
@@ -57,7 +50,7 @@ pub struct Tenure {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Barred {
     pub all: Owned,
-    /// Those that are to be read anew. They wait for that, but what this node has back.
+    /// Those of them that only wait for being read anew.
     pub doubtful: Owned,
 }
 
@@ -72,8 +65,6 @@ impl Tenure {
             outlived: 0,
             waiting: BTreeSet::new(),
             given_up: BTreeSet::new(),
-            lost: BTreeSet::new(),
-            regained: BTreeSet::new(),
             confirmed: BTreeSet::new(),
         }
     }
@@ -98,7 +89,6 @@ impl Tenure {
 
     fn give_up(&mut self, leaving: &Words) {
         self.given_up.extend(leaving.keys());
-        self.lost.retain(|address| !leaving.contains_key(address));
         // What was read anew before is old.
         self.confirmed.retain(|address| !leaving.contains_key(address));
     }
@@ -109,37 +99,8 @@ impl Tenure {
         if fenced {
             self.was_fenced = true;
             self.confirmed.clear();
-            for address in held.values().filter(|address| !self.given_up.contains(address)) {
-                self.lost.insert(*address);
-            }
             self.given_up.extend(held.values());
         }
-    }
-
-    /// What this node may have back at this moment.
-    pub fn set_regained(&mut self, regained: BTreeSet<IpAddr>) {
-        self.regained = regained;
-    }
-
-    /// Those of them that it has lost.
-    pub fn regained(&self) -> impl Iterator<Item = &IpAddr> {
-        self.lost.intersection(&self.regained)
-    }
-
-    /// Whether the fence took it, and it has not been read anew since.
-    pub fn has_lost(&self, address: &IpAddr) -> bool {
-        self.lost.contains(address)
-    }
-
-    /// What of this it would have back.
-    pub fn wanted_back(&self, owned: &Owned) -> BTreeSet<IpAddr> {
-        let is_lost = |address: &&IpAddr| self.lost.contains(*address) && self.ledger.lets_hold(&self.node, address);
-        owned.values().filter(is_lost).copied().collect()
-    }
-
-    /// Whether it holds some of what it has back, or might.
-    pub fn is_regaining(&self) -> bool {
-        !self.lost.is_empty()
     }
 
     /// The hand-overs from here whose new node is not ready yet. These addresses are held on.
@@ -186,14 +147,11 @@ impl Tenure {
             let waits = self.waiting.contains(address) && !is_new;
             let is_anothers = !waits && !self.ledger.lets_hold(&self.node, address);
             let is_doubtful = (!waits && self.given_up.contains(address)) || (self.was_fenced && is_new);
-            let is_back = self.regained().any(|back| back == address);
-            if is_anothers || (self.fenced && !is_back) {
+            if self.fenced || is_anothers {
                 barred.all.insert(*id, *address);
-            } else if is_doubtful && !self.fenced && !self.confirmed.contains(address) {
+            } else if is_doubtful && !self.confirmed.contains(address) {
+                barred.all.insert(*id, *address);
                 barred.doubtful.insert(*id, *address);
-                if !is_back {
-                    barred.all.insert(*id, *address);
-                }
             }
         }
         barred
@@ -209,7 +167,6 @@ impl Tenure {
         for address in std::mem::take(&mut self.confirmed) {
             if held.values().any(|other| *other == address) {
                 self.given_up.remove(&address);
-                self.lost.remove(&address);
             }
         }
     }

@@ -11,15 +11,17 @@ impl<E: Executor> Reconciler<E> {
     /// Gives up what this node may not hold before anything is looked at that a walk of the maps may be keeping: leases do
     /// not wait, and hand-overs have an order of their own. What steers to it here finds nobody who holds it, and drops.
     pub(super) async fn let_go(&mut self) -> Result<(), DataplaneError> {
-        if !self.ties.may_have_lost() {
+        if !self.ties.is_or_was_fenced() {
             return Ok(());
         }
+        let fall = self.ties.fall();
         let held = self.executor.held().await?;
         let owned = self.ties.barred(&held.owned).into_iter().map(|(id, address)| Action::Disown(id, address));
         for action in owned.chain(self.overtaken(&held)).collect::<Vec<_>>() {
             self.act(&action).await?;
             log(&action);
         }
+        self.ties.obey(fall);
         Ok(())
     }
 
@@ -41,6 +43,7 @@ impl<E: Executor> Reconciler<E> {
 
     /// What the kernel holds and this node may not goes first, also while it is not known what the node should hold.
     pub(super) async fn give_up(&mut self, actual: &mut KernelState) -> Result<(), DataplaneError> {
+        let fall = self.ties.fall();
         let barred = self.ties.barred(&actual.owned);
         let overtaken = self.overtaken(actual);
         self.perform(actual, &overtaken).await?;
@@ -53,6 +56,7 @@ impl<E: Executor> Reconciler<E> {
             plan.sort_by_key(|action| !matches!(action, Action::Disown(..)));
             self.perform(actual, &plan).await?;
         }
+        self.ties.obey(fall);
         self.ties.say(self.compiler.view(), actual);
         Ok(())
     }

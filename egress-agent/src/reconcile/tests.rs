@@ -14,7 +14,6 @@ mod behind;
 mod handing;
 mod metered;
 mod refused;
-mod regaining;
 
 /// Remembers what it was asked to do; refuses to claim what somebody else has.
 #[derive(Clone, Default)]
@@ -465,14 +464,14 @@ async fn a_fence_ends_what_takes_its_time_and_takes_everything_also_without_a_no
     let said = tokio::time::timeout(Duration::from_secs(5), said).await;
     assert!(matches!(said, Ok(Ok(()))), "an order does not wait for an answer");
     giver.put(Change::Nodes(Update::Replaced([node(2)].into())));
-    standing.send_replace(ties::Standing::Fenced);
+    standing.send_replace(ties::Standing::Fenced(1));
     until(0).await;
     // In touch again. The question whose the address is has no answer; a fence does not wait for one.
     giver.put(Change::Nodes(Update::Replaced([node(1), node(2)].into())));
     standing.send_replace(ties::Standing::Holds);
     tokio::time::sleep(Duration::from_millis(20)).await;
     assert_eq!(owned(), 0);
-    standing.send_replace(ties::Standing::Fenced);
+    standing.send_replace(ties::Standing::Fenced(1));
     tokio::time::sleep(Duration::from_millis(20)).await;
     stop.cancel();
     tokio::time::timeout(Duration::from_secs(5), running).await.expect("nothing hangs").expect("no panic");
@@ -494,7 +493,7 @@ async fn a_fence_does_not_wait_for_a_walk_of_the_maps() {
     // What it was at was ended.
     reconciler.actual = None;
     recorder.is_walked.store(true, std::sync::atomic::Ordering::Relaxed);
-    standing.send_replace(ties::Standing::Fenced);
+    standing.send_replace(ties::Standing::Fenced(1));
     let walk = tokio::time::timeout(Duration::from_millis(20), reconciler.reconcile()).await;
     assert!(walk.is_err());
     assert_eq!(done(), [Action::Disown(EgressId(1), ip("172.18.0.100"))]);
@@ -504,10 +503,92 @@ async fn a_fence_does_not_wait_for_a_walk_of_the_maps() {
     assert!(matches!(&done()[..], [Action::CutOrphans, Action::PutPolicy(_, _, policy)] if policy.slots.is_empty()));
 }
 
+/// What it was to give up first it gives up first still, when it is in touch again.
+#[tokio::test]
+async fn what_a_fence_could_not_take_at_once_does_not_wait_for_a_walk_of_the_maps_either() {
+    let recorder = Recorder::default();
+    let (standing, is_standing) = watch::channel(ties::Standing::Holds);
+    let nobody: ties::Ask = Box::new(|_| Box::pin(std::future::pending()));
+    let tells = (watch::channel(Default::default()).0, watch::channel(BTreeMap::new()).0);
+    let ties = Ties::new("n1", (is_standing, watch::channel(BTreeMap::new()).1), tells, nobody);
+    let ready = watch::channel(Ready::default());
+    let mut reconciler = Reconciler::new(settings(), recorder.clone(), None, ready.0).tied(ties);
+    held().into_iter().for_each(|change| reconciler.apply(change));
+    reconciler.reconcile().await.expect("a recorder does not fail");
+    let disown = Action::Disown(EgressId(1), ip("172.18.0.100"));
+    *recorder.fails.lock().expect("not poisoned") = Some(disown.clone());
+    reconciler.actual = None;
+    standing.send_replace(ties::Standing::Fenced(1));
+    reconciler.reconcile().await.expect_err("it fails once");
+    recorder.log.lock().expect("not poisoned").clear();
+    standing.send_replace(ties::Standing::Holds);
+    recorder.is_walked.store(true, std::sync::atomic::Ordering::Relaxed);
+    let walk = tokio::time::timeout(Duration::from_millis(20), reconciler.reconcile()).await;
+    assert!(walk.is_err());
+    assert_eq!(*recorder.log.lock().expect("not poisoned"), [disown]);
+}
+
+/// The API server is away, and the node was cut off for a while: the leader hears it again before anything can be read.
+#[tokio::test]
+async fn what_a_fence_took_is_served_again_when_it_was_read_anew_and_no_sooner() {
+    let recorder = Recorder::default();
+    let (standing, is_standing) = watch::channel(ties::Standing::Holds);
+    let is_back = Arc::new(Mutex::new(false));
+    let answers = is_back.clone();
+    let ask: ties::Ask = Box::new(move |questions| {
+        let answers = *answers.lock().expect("not poisoned");
+        Box::pin(async move { questions.into_iter().filter(|_| answers).map(|(_, address)| address).collect() })
+    });
+    let tells = (watch::channel(Default::default()).0, watch::channel(BTreeMap::new()).0);
+    let ties = Ties::new("n1", (is_standing, watch::channel(BTreeMap::new()).1), tells, ask);
+    let ready = watch::channel(Ready::default()).0;
+    let mut reconciler = Reconciler::new(settings(), recorder.clone(), None, ready).tied(ties);
+    held().into_iter().for_each(|change| reconciler.apply(change));
+    let mut go_on = async || {
+        reconciler.incomplete = true;
+        reconciler.reconcile().await.expect("a recorder does not fail");
+        (recorder.state.lock().expect("not poisoned").owned.len(), reconciler.ties.has_given_up)
+    };
+    assert_eq!(go_on().await, (1, false));
+    standing.send_replace(ties::Standing::Fenced(1));
+    assert_eq!(go_on().await, (0, true));
+    standing.send_replace(ties::Standing::Holds);
+    assert_eq!([go_on().await, go_on().await], [(0, true); 2], "it is heard, and nothing can be read");
+    *is_back.lock().expect("not poisoned") = true;
+    assert_eq!(go_on().await, (1, false));
+}
+
+/// It began when nobody could be asked: some lists never come.
+#[tokio::test]
+async fn a_node_whose_leases_run_out_before_it_knows_the_cluster_lets_go() {
+    let recorder = Recorder::default();
+    recorder.state.lock().expect("not poisoned").owned.insert(EgressId(1), ip("172.18.0.100"));
+    let (standing, is_standing) = watch::channel(ties::Standing::Undecided);
+    let nobody: ties::Ask = Box::new(|_| Box::pin(std::future::pending()));
+    let tells = (watch::channel(Default::default()).0, watch::channel(BTreeMap::new()).0);
+    let ties = Ties::new("n1", (is_standing, watch::channel(BTreeMap::new()).1), tells, nobody);
+    let reconciler = Reconciler::new(settings(), recorder.clone(), None, watch::channel(Ready::default()).0).tied(ties);
+    let (giver, taker) = crate::model::inbox::inbox();
+    let stop = CancellationToken::new();
+    tokio::spawn(reconciler.run(taker, stop.clone()));
+    giver.put(Change::Ledger(Arc::default()));
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    let owned = || recorder.state.lock().expect("not poisoned").owned.len();
+    assert_eq!(owned(), 1, "that is not known yet");
+    standing.send_replace(ties::Standing::Fenced(1));
+    let gone = async {
+        while owned() > 0 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(5), gone).await.expect("in time");
+    stop.cancel();
+}
+
 #[tokio::test]
 async fn a_fence_that_falls_in_the_middle_of_a_round_is_told_behind_it() {
     use futures::FutureExt;
-    let (standing, is_standing) = watch::channel(ties::Standing::Fenced);
+    let (standing, is_standing) = watch::channel(ties::Standing::Fenced(1));
     let nobody: ties::Ask = Box::new(|_| Box::pin(std::future::pending()));
     let tells = (watch::channel(Default::default()).0, watch::channel(BTreeMap::new()).0);
     let mut ties = Ties::new("n1", (is_standing, watch::channel(BTreeMap::new()).1), tells, nobody);

@@ -11,14 +11,14 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 use tracing::{info, warn};
 
-use crate::fence::regain::{Addresses, Regain};
+use crate::fence::LeaseTerms;
 use crate::inspect::Question;
 use crate::model::executor::Expected;
 use crate::model::ledger::{Ledger, Words};
 use crate::model::moving;
 use crate::model::node::{Given, Mac, Node, Readiness};
 use crate::model::state::{EgressId, KernelState};
-use crate::model::tenure::{Tenure, withhold};
+use crate::model::tenure::Tenure;
 use crate::model::view::{ClusterView, parse_egress_ip};
 
 type Owned = BTreeMap<EgressId, IpAddr>;
@@ -33,7 +33,9 @@ pub enum Standing {
     Undecided,
     #[default]
     Holds,
-    Fenced,
+    /// Nothing may be held. With a number for each time that this comes about: it lasts until the node's half has said that it
+    /// has obeyed this one.
+    Fenced(u64),
 }
 
 /// What the fence must know of this node.
@@ -43,14 +45,16 @@ pub struct Stake {
     pub wants: bool,
     /// Whether agents hold leases, as the ledger says.
     pub leases: Option<bool>,
-    /// How long they last, as the ledger says.
-    pub total: Option<Duration>,
+    /// What else it says of them.
+    pub terms: LeaseTerms,
+    /// The number of the latest [`Standing::Fenced`] upon which the kernel was seen to hold nothing.
+    pub obeyed: u64,
 }
 
 impl Default for Stake {
     /// Before anything is known.
     fn default() -> Self {
-        Self { wants: true, leases: None, total: None }
+        Self { wants: true, leases: None, terms: LeaseTerms::default(), obeyed: 0 }
     }
 }
 
@@ -59,7 +63,7 @@ pub type Ask = Box<dyn Fn(BTreeSet<(String, IpAddr)>) -> BoxFuture<'static, BTre
 
 /// What comes by the ties.
 pub(super) enum Turn {
-    /// The fence goes up or down, there is another order, or something is had back or lost again.
+    /// The fence goes up or down, or there is another order.
     Changed,
     Asked(Question),
 }
@@ -68,9 +72,6 @@ pub struct Ties {
     pub(super) tenure: Tenure,
     standing: watch::Receiver<Standing>,
     orders: watch::Receiver<Words>,
-    /// What this node may hold by the promises of others, and what it has promised to them.
-    regained: watch::Receiver<Addresses>,
-    regain: Regain,
     stake: watch::Sender<Stake>,
     released: watch::Sender<Words>,
     ready: watch::Sender<Readiness>,
@@ -81,9 +82,7 @@ pub struct Ties {
     /// What this node has handed over under a number, and to whom.
     gave: BTreeMap<IpAddr, (u64, String)>,
     /// Out of touch. It is said only where there was something to lose.
-    has_given_up: bool,
-    /// What of that it has back.
-    back: Addresses,
+    pub(super) has_given_up: bool,
 }
 
 impl Ties {
@@ -94,31 +93,20 @@ impl Ties {
         ask: Ask,
     ) -> Self {
         let (tenure, known) = (Tenure::new(node_name.to_owned()), BTreeMap::new());
-        let (ready, regained) = (watch::channel(Readiness::default()).0, watch::channel(Addresses::new()).1);
-        let (regain, asks) = (Regain::default(), None);
-        let (has_given_up, back) = (false, Addresses::new());
+        let ready = watch::channel(Readiness::default()).0;
         Self {
             tenure,
             standing,
             orders,
-            regained,
-            regain,
             stake,
             released,
             ready,
             ask,
-            asks,
+            asks: None,
             known,
             gave: BTreeMap::new(),
-            has_given_up,
-            back,
+            has_given_up: false,
         }
-    }
-
-    /// Has back what others promise not to take, and promises likewise.
-    #[must_use]
-    pub fn regaining(self, regain: Regain, regained: watch::Receiver<Addresses>) -> Self {
-        Self { regain, regained, ..self }
     }
 
     /// Says there what this node is ready to take over.
@@ -137,10 +125,10 @@ impl Ties {
 
     pub(super) fn follow(&mut self, ledger: &Arc<Ledger>) {
         self.tenure.follow(Arc::clone(ledger));
-        let said = (Some(ledger.leases), ledger.total);
+        let said = (Some(ledger.leases), LeaseTerms::of(ledger, self.tenure.node_name()));
         self.stake.send_if_modified(|stake| {
-            let is_news = (stake.leases, stake.total) != said;
-            (stake.leases, stake.total) = said;
+            let is_news = (stake.leases, stake.terms) != said;
+            (stake.leases, stake.terms) = said;
             is_news
         });
     }
@@ -151,7 +139,7 @@ impl Ties {
 
     /// Waits for the fence to go up or down, for another order, or for a question; for ever where nobody is left to tell.
     pub(super) async fn next(&mut self) -> Turn {
-        let Self { standing, orders, regained, asks, .. } = self;
+        let Self { standing, orders, asks, .. } = self;
         let asked = async {
             match asks {
                 Some(asks) => asks.recv().await,
@@ -161,7 +149,6 @@ impl Ties {
         tokio::select! {
             Ok(()) = standing.changed() => Turn::Changed,
             Ok(()) = orders.changed() => Turn::Changed,
-            Ok(()) = regained.changed() => Turn::Changed,
             Some(part) = asked => Turn::Asked(part),
             else => std::future::pending().await,
         }
@@ -178,38 +165,36 @@ impl Ties {
     }
 
     pub(super) fn is_fenced(&self) -> bool {
-        *self.standing.borrow() == Standing::Fenced
+        self.fall().is_some()
     }
 
-    /// Whether the kernel may hold something that this node has lost, or is about to lose again.
-    pub(super) fn may_have_lost(&self) -> bool {
-        self.is_fenced() || self.tenure.is_regaining()
+    /// Which time this is, where this node is fenced.
+    pub(super) fn fall(&self) -> Option<u64> {
+        match *self.standing.borrow() {
+            Standing::Fenced(number) => Some(number),
+            Standing::Undecided | Standing::Holds => None,
+        }
     }
 
-    /// Waits until this node is fenced, if it is not now, or loses again what it has back.
+    /// Says that the kernel, which was looked at since this was [`fall`](Self::fall), holds nothing.
+    pub(super) fn obey(&self, fall: Option<u64>) {
+        let Some(number) = fall else { return };
+        self.stake.send_if_modified(|stake| std::mem::replace(&mut stake.obeyed, number) != number);
+    }
+
+    /// Whether this node is behind the fence, or was when the kernel was looked at last: it may hold what the fence takes.
+    pub(super) fn is_or_was_fenced(&self) -> bool {
+        self.is_fenced() || self.tenure.is_fenced()
+    }
+
+    /// Waits until this node is fenced, if it is not now.
     pub(super) fn fenced(&self) -> impl Future<Output = ()> + use<> {
-        let (mut standing, mut regained) = (self.standing.clone(), self.regained.clone());
+        let mut standing = self.standing.clone();
         async move {
-            let is_fenced = *standing.borrow_and_update() == Standing::Fenced;
-            let falls = async {
-                if is_fenced || standing.wait_for(|standing| *standing == Standing::Fenced).await.is_err() {
-                    std::future::pending().await
-                }
-            };
-            let loses = async {
-                loop {
-                    let back = regained.borrow_and_update().clone();
-                    if regained.changed().await.is_err() {
-                        return std::future::pending().await;
-                    }
-                    if !back.is_subset(&regained.borrow()) {
-                        return;
-                    }
-                }
-            };
-            tokio::select! {
-                () = falls => {}
-                () = loses => {}
+            let is_down = |standing: &Standing| matches!(standing, Standing::Fenced(_));
+            let is_fenced = is_down(&standing.borrow_and_update());
+            if is_fenced || standing.wait_for(is_down).await.is_err() {
+                std::future::pending().await
             }
         }
     }
@@ -238,32 +223,24 @@ impl Ties {
         let fenced = self.is_fenced();
         self.tenure.set_fenced(fenced, held);
         self.tenure.order(&self.orders.borrow());
-        self.tenure.set_regained(self.regained.borrow().clone());
-        self.say_regained();
         if fenced && !held.is_empty() && !self.has_given_up {
-            warn!(addresses = held.len(), "out of touch with leader and API server: egress IPs are not served here");
+            warn!(
+                addresses = held.len(),
+                "this node was out of touch with leader and API server, or its agent away: egress IPs are not served here"
+            );
             self.has_given_up = true;
         }
         self.tenure.barred(held, held).all
     }
 
-    fn say_regained(&mut self) {
-        let back: Addresses = self.tenure.regained().copied().collect();
-        let had = std::mem::replace(&mut self.back, back);
-        let ended = had.difference(&self.back).filter(|address| self.tenure.has_lost(address)).count();
-        if had.is_empty() && !self.back.is_empty() {
-            info!(
-                addresses = self.back.len(),
-                "all other egress nodes have promised not to take what was given up here: it is served again while they do"
-            );
-        } else if ended > 0 {
-            warn!(
-                addresses = ended,
-                "other egress nodes do not promise any more: what they did for is not served here"
-            );
-        } else if !had.is_empty() && self.back.is_empty() {
-            info!("what was served here by the promises of other nodes needs none any more");
+    /// Says that this node serves again what it has given up. Not before it is so: where the API server is out of reach for
+    /// this node alone, the leader hears it, and nothing has been read anew.
+    pub(super) fn say_in_touch(&mut self, desired: &Owned, held: &Owned) {
+        if !self.has_given_up || self.is_or_was_fenced() || !self.tenure.barred(desired, held).doubtful.is_empty() {
+            return;
         }
+        info!("in touch again: egress IPs that are still this node's are served again");
+        self.has_given_up = false;
     }
 
     /// What the network may answer to this node's probes. That an address was assigned, recorded or held here before proves
@@ -299,32 +276,9 @@ impl Ties {
         record.is_some_and(|record| record.from == node || record.to.as_deref() == Some(node))
     }
 
-    /// Leaves out what has been promised to others; whether there is any. The rest is about to be taken.
-    pub(super) fn keep_promises(&self, desired: &mut KernelState, actual: &KernelState) -> bool {
-        let had: BTreeSet<_> = taken(actual).collect();
-        let new: Vec<_> = taken(desired).filter(|one| !had.contains(one)).collect();
-        let promised = self.regain.take(new.iter().map(|(_, address)| *address), Instant::now().into_std());
-        let left_out: Owned = new.into_iter().filter(|(_, address)| promised.contains(address)).collect();
-        desired.moving.retain(|id, moving| !moving.is_taken() || left_out.get(id) != Some(&moving.address));
-        withhold(desired, &left_out);
-        !left_out.is_empty()
-    }
-
-    /// What of this it would have back is asked for by the answers to probes.
-    pub(super) fn ask_back(&mut self, desired: &Owned) {
-        let wanted = self.tenure.wanted_back(desired);
-        // Not before it is so: where the API server is out of reach for this node alone, nothing has been read anew.
-        if self.has_given_up && wanted.is_empty() && !self.is_fenced() {
-            info!("in touch again: egress IPs that are still this node's are served again");
-            self.has_given_up = false;
-        }
-        self.regain.want(wanted);
-    }
-
     /// Says what the kernel holds and what not, when nothing is under way, and what it is ready for. Whom it has been handed
     /// over to first: without that it would be said to have gone to nobody.
     pub(super) fn say(&mut self, view: &ClusterView, actual: &KernelState) {
-        self.regain.settle(taken(actual).map(|(_, address)| address).collect());
         let (given, prepared) = (self.given(view, actual), moving::prepared(&self.tenure, actual));
         say(&self.ready, Readiness { given, prepared });
         say(&self.released, self.tenure.released(&actual.owned, &actual.moving));
@@ -351,24 +305,15 @@ impl Ties {
             let doubted = items.filter(|address| doubtful.values().any(|other| other == address));
             questions.extend(doubted.map(|address| (object.name.clone(), address)));
         }
-        // An order, and what others promise, do not wait for the answer, which may be long in coming. They are not taken for
-        // seen here.
-        let (mut orders, mut regained) = (self.orders.clone(), self.regained.clone());
+        // An order does not wait for the answer, which may be long in coming. It is not taken for seen here.
+        let mut orders = self.orders.clone();
         let confirmed = tokio::select! {
             confirmed = (self.ask)(questions) => confirmed,
             Ok(()) = orders.changed() => return false,
-            Ok(()) = regained.changed() => return false,
         };
         self.tenure.confirm(&confirmed);
         !confirmed.is_empty()
     }
-}
-
-/// What the node emits, or may.
-fn taken(state: &KernelState) -> impl Iterator<Item = (EgressId, IpAddr)> {
-    let moving = state.moving.iter().filter(|(_, moving)| moving.is_taken());
-    let moving = moving.map(|(id, moving)| (*id, moving.address));
-    state.owned.iter().map(|(id, address)| (*id, *address)).chain(moving)
 }
 
 fn say<T: PartialEq>(to: &watch::Sender<T>, words: T) {

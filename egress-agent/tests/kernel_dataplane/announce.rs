@@ -4,8 +4,9 @@ use std::net::{IpAddr, UdpSocket};
 use std::os::fd::AsRawFd;
 use std::time::Duration;
 
-use egress_agent::dataplane::Settings;
+use egress_agent::dataplane::{Dataplane, Settings};
 use egress_agent::model::executor::{DataplaneError, Executor, Expected};
+use egress_agent::model::lease::LeaseWord;
 use egress_agent::model::reserved::Reserved;
 use egress_agent::model::state::{Action, EgressId, OnUnknownPod};
 use nix::sys::socket::{AddressFamily, LinkAddr, SockFlag, SockProtocol, SockType, recvfrom, socket};
@@ -32,6 +33,30 @@ fn neighbours_believe_the_announcement() {
             })
             .await;
         }
+    });
+}
+
+/// And the next agent finds the lease that its former one had.
+#[test]
+fn without_a_lease_nothing_is_announced() {
+    on_node(|node| async move {
+        let mut dataplane = node.start().await;
+        let (lease, text, mac) = (dataplane.lease(), ADDRESSES[0], mac_text(device(UPLINK).1));
+        let neighbour = || node.outside(|| output(&["ip", "neigh", "show", text]));
+        lease.set(0);
+        node.outside(|| ip(&format!("neigh replace {text} lladdr 02:00:00:00:00:99 dev out0 nud reachable\n")));
+        dataplane.apply(&Action::Own(EgressId(1), address(text))).await.expect("own");
+        // Announcements are due at once and a second later.
+        tokio::time::sleep(Duration::from_millis(1500)).await;
+        assert!(!neighbour().contains(&mac), "{}", neighbour());
+        lease.set(LeaseWord::ENDLESS);
+        eventually("the neighbour's entry points here", || neighbour().contains(&mac)).await;
+        lease.set(77);
+        drop((dataplane, lease));
+        let dataplane = Dataplane::start(node.settings()).await.expect("start the data plane");
+        assert_eq!(dataplane.lease().until_ns(), 77);
+        let shown = output(&["bpftool", "map", "dump", "pinned", &node.pin("maps/lease").display().to_string()]);
+        assert!(shown.contains("\"until_ns\": 77"), "{shown}");
     });
 }
 

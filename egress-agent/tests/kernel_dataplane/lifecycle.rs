@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use aya::programs::links::{FdLink, PinnedLink};
-use egress_agent::dataplane::names::Hook;
+use egress_agent::dataplane::names::{Hook, PINNED_MAPS};
 use egress_agent::dataplane::{Attachment, Settings, cleanup};
 use egress_agent::model::executor::Executor;
 use egress_agent::model::state::{Action, EgressId, OnUnknownPod, PodState, Prefix, PrefixKind, TunnelEndpoint};
@@ -92,7 +92,7 @@ fn every_program_is_attached_first_and_pinned() {
             assert!(is_attached(hook), "{hook:?}: {:?}", node::programs(hook));
         }
         let links = if node::attachment() == Attachment::Tcx { Hook::ALL.len() } else { 0 };
-        assert_eq!(pinned_ids(&node).len(), 19 + links);
+        assert_eq!(pinned_ids(&node).len(), PINNED_MAPS.len() + links);
         let counters = dataplane.counters().expect("read the counters");
         assert_eq!(counters.len(), Verdict::ALL.len());
         assert!(dataplane.egress_ip_counters().expect("read the counters").is_empty());

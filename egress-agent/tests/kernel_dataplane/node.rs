@@ -23,6 +23,8 @@ use aya::maps::{Array, HashMap, Map, MapData};
 use aya::programs::{SchedClassifier, TcAttachType};
 use egress_agent::dataplane::names::Hook;
 use egress_agent::dataplane::{Attachment, Dataplane, Settings, StartError, cleanup, probe};
+use egress_agent::model::executor::Executor;
+use egress_agent::model::lease::LeaseWord;
 use egress_common::abi::{ABI_VERSION, Config};
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, setns, unshare};
@@ -163,7 +165,10 @@ pub(crate) fn attachment() -> Attachment {
 
 /// Starts the data plane.
 pub(crate) async fn start(settings: Settings) -> Dataplane {
-    patiently(async || Dataplane::start(settings.clone()).await).await.expect("start the data plane")
+    let dataplane = patiently(async || Dataplane::start(settings.clone()).await).await.expect("start the data plane");
+    // There is no lease keeper.
+    dataplane.lease().set(LeaseWord::ENDLESS);
+    dataplane
 }
 
 /// Starts the data plane in vain.

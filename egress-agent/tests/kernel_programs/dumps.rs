@@ -11,8 +11,9 @@ use crate::frames::{SYN, packet};
 use crate::stage::{ENTER, LEAVE, NOTICE, Run, STEER, Stage, on_stage, test_run};
 
 /// What an entry of each map shows of its key and its value; empty for plain numbers.
-const FIELDS: [(&str, &[&str], &[&str]); 25] = [
+const FIELDS: [(&str, &[&str], &[&str]); 26] = [
     ("config", &[], &["generation", "tunnel_port", "overlay_mtu", "node_v4", "uplink_mac"]),
+    ("lease", &[], &["until_ns"]),
     ("pods", &["bytes"], &["selection", "egress_id", "selected_since_ns", "cut_until_ns"]),
     ("policy", &["egress_id", "family"], &["when_empty", "count", "pending", "slots"]),
     ("owned", &[], &["address", "ifindex", "mac"]),

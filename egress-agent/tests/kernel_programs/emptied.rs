@@ -10,7 +10,7 @@ use aya::Pod;
 use aya::maps::lpm_trie::Key;
 use aya::maps::{Array, HashMap, LpmTrie, Map, MapData, PerCpuArray, PerCpuHashMap, PerCpuValues, RingBuf};
 use aya::util::nr_cpus;
-use egress_common::abi::{Addr, Config, Count, Hop, Usage, Verdict};
+use egress_common::abi::{Addr, Config, Count, Hop, Lease, Usage, Verdict};
 
 use crate::cast::V4;
 use crate::dumps::use_every_map;
@@ -147,6 +147,7 @@ impl Stage {
     fn memories(&mut self) -> Vec<(&'static str, Box<dyn Memory + '_>)> {
         vec![
             self.cells::<{ size_of::<Config>() }>("config"),
+            self.cells::<{ size_of::<Lease>() }>("lease"),
             self.cells::<{ size_of::<Usage>() }>("usage"),
             self.cells::<HELD>("held"),
             self.cells_per_cpu::<{ size_of::<Count>() }>("counters"),

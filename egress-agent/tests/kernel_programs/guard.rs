@@ -7,7 +7,7 @@ use crate::cut::reset_of;
 use crate::frames::{ACK, Body, Packet, RST, SYN, packet};
 use crate::overlay::{Place, Wire, on_devices};
 use crate::stage::{
-    LEAVE, MGMT_MAC, NEXT, NOTICE, POD_MAC, REDIRECT, REDIRECTED, Ran, Run, SHOT, STEER, UPLINK, batch, both, now_ns,
+    LEAVE, MGMT_MAC, NEXT, NOTICE, POD_MAC, REDIRECT, Ran, Run, SHOT, STEER, UPLINK, WAITING, batch, both, now_ns,
 };
 
 const MARKED: Run = Run { mark: NODE_MARK, ..LEAVE };
@@ -84,7 +84,7 @@ fn no_egress_ip_leaves_that_nat_has_not_written() {
         // What steering sends by the uplink meets the guard with its sign, which is taken off; a wrong one is none.
         let sent = packet(cast.pod, cast.world, 1, 2);
         let ran = stage.run_frame(&STEER, &sent.frame(), Verdict::SnatHere);
-        let signed = Run { priority: ran.priority, ..LEAVE };
+        let signed = Run { priority: ran.priority, mark: ran.mark, ..LEAVE };
         let left = stage.run_frame(&signed, &ran.frame, Verdict::NotOurs);
         assert_eq!(left, Ran::plain(NEXT, ran.frame.clone(), 0));
         stage.configure(|config| config.redirected = 0x1234);
@@ -244,7 +244,7 @@ fn what_steering_leaves_to_the_stack_says_that_it_was_seen() {
             }
         }
         let snat = stage.run_frame(&STEER, &to_world(cast.pod).frame(), Verdict::SnatHere);
-        assert_eq!((snat.action, snat.priority), (REDIRECT, REDIRECTED));
+        assert_eq!((snat.action, snat.priority), (REDIRECT, WAITING));
         stage.passes(&LEAVE, &to_world(cast.known_pod), Verdict::NotSelected);
         stage.configure(|config| config.seen = 0);
         stage.passes(&STEER, &to_world(cast.known_pod), Verdict::NotSelected);

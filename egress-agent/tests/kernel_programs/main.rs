@@ -21,6 +21,7 @@ mod frames;
 mod guard;
 mod hairpin;
 mod kept;
+mod lease;
 mod life;
 mod limits;
 mod mapped;

@@ -42,6 +42,17 @@ fn arp(dmac: [u8; 6], operation: u8, sender: ([u8; 6], &str), target: ([u8; 6], 
     frame
 }
 
+/// Who has the egress IP of a cast, and the verdict of a program that answers.
+pub(crate) fn asks_for(address: &str) -> (Vec<u8>, Verdict) {
+    match ip(address) {
+        IpAddr::V4(_) => (arp([0xff; 6], REQUEST, (ASKER_MAC, "172.18.0.1"), ([0; 6], address)), Verdict::ArpAnswered),
+        IpAddr::V6(_) => {
+            let asks = solicitation(address, &[]);
+            (discovery([GROUP_MAC, ASKER_MAC], ROUTER, GROUP, 255, &asks), Verdict::NeighbourAnswered)
+        }
+    }
+}
+
 #[test]
 fn arp_requests_for_an_owned_address_are_answered() {
     on_stage(|stage| {

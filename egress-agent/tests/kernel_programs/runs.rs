@@ -19,6 +19,8 @@ pub(crate) const REDIRECT: i32 = 7;
 
 /// Priority of what the programs of the stage redirect.
 pub(crate) const REDIRECTED: u32 = Config::EMPTY.redirected_priority();
+/// Likewise of what bears an egress IP and goes by the kernel's neighbour entry, as the first packet of a flow does.
+pub(crate) const WAITING: u32 = Config::EMPTY.waiting_priority();
 
 /// Which program, on which device, and what the packet brings along.
 #[derive(Clone, Copy, Debug)]
@@ -41,13 +43,20 @@ pub(crate) const ENTER: Run = run("uplink_ingress", UPLINK);
 pub(crate) const SWEEP: Run = run("sweep", 0);
 pub(crate) const LEAVE: Run = Run { ingress_ifindex: MGMT, ..run("uplink_egress", UPLINK) };
 
-/// What a run came to.
-#[derive(Debug, PartialEq, Eq)]
+/// What a run came to. Two are equal whichever of the two signs they bear, with or without its mark: it depends on whether the next hop is kept.
+#[derive(Debug)]
 pub(crate) struct Ran {
     pub(crate) action: i32,
     pub(crate) frame: Vec<u8>,
     pub(crate) mark: u32,
     pub(crate) priority: u32,
+}
+
+impl PartialEq for Ran {
+    fn eq(&self, other: &Self) -> bool {
+        let sign = |ran: &Self| if ran.priority == WAITING { (REDIRECTED, 0) } else { (ran.priority, ran.mark) };
+        (self.action, &self.frame, sign(self)) == (other.action, &other.frame, sign(other))
+    }
 }
 
 impl Ran {

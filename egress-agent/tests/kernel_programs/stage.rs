@@ -10,8 +10,8 @@ use aya::util::nr_cpus;
 use aya::{EbpfLoader, Pod};
 use egress_common::abi::{
     Addr, ClusterPrefix, Config, Count, Course, Datagram, EipCount, ExposedPort, Exposure, Family, Flow, FragKey,
-    FragPorts, Holder, Inbound, Mapping, Moving, NodeEntry, NodePlace, Owned, OwnedAddr, PodEntry, Policy, PolicyKey,
-    PortRange, PrefixKind, Share, Slot, Tuple, Usage, Verdict, WhenEmpty,
+    FragPorts, Holder, Inbound, Lease, Mapping, Moving, NodeEntry, NodePlace, Owned, OwnedAddr, PodEntry, Policy,
+    PolicyKey, PortRange, PrefixKind, Share, Slot, Tuple, Usage, Verdict, WhenEmpty,
 };
 use egress_common::decide::notice::SETTLE_NS;
 use nix::sched::{CloneFlags, unshare};
@@ -33,6 +33,7 @@ pub(crate) const HELD: usize = 2048;
 pub(crate) struct Stage {
     pub(crate) object: Object,
     pub(crate) config: Array<MapData, Config>,
+    lease: Array<MapData, Lease>,
     pub(crate) pods: HashMap<MapData, Addr, PodEntry>,
     pub(crate) policy: HashMap<MapData, PolicyKey, Policy>,
     pub(crate) owned: HashMap<MapData, u32, Owned>,
@@ -129,6 +130,7 @@ impl Stage {
             ids: facts.iter().map(|(name, info)| (name.clone(), info.id())).collect(),
             sizes: facts.iter().map(|(name, info)| (name.clone(), info.max_entries())).collect(),
             config: Array::try_from(take("config")).expect("an array"),
+            lease: Array::try_from(take("lease")).expect("an array"),
             pods: hash(take("pods")),
             policy: hash(take("policy")),
             owned: hash(take("owned")),
@@ -157,6 +159,7 @@ impl Stage {
     /// Fills maps in which nothing is.
     pub(crate) fn begin(&mut self) {
         self.configure(|_| ());
+        self.set_lease(Lease::ENDLESS);
         for cast in [V4, V6] {
             self.fill(&cast);
         }
@@ -177,6 +180,10 @@ impl Stage {
         (config.uplink_mac, config.mgmt_mac) = (UPLINK_MAC, MGMT_MAC);
         change(&mut config);
         self.config.set(0, config, 0).expect("write the configuration");
+    }
+
+    pub(crate) fn set_lease(&mut self, lease: Lease) {
+        self.lease.set(0, lease, 0).expect("write the lease");
     }
 
     pub(crate) fn put_pod(&mut self, pod: &str, entry: PodEntry) {

@@ -9,8 +9,8 @@ use egress_agent::dataplane::names::PINNED_MAPS;
 use egress_agent::dataplane::trace::{Traced, Tracer};
 use egress_agent::explain::probe::Probe;
 use egress_common::abi::{
-    ABI_VERSION, Course, Direction, Holder, Mapping, OnUnknownPod, Origin, PodEntry, Policy, PolicyKey, Share, Slot,
-    Tuple, Verdict, WhenEmpty,
+    ABI_VERSION, Course, Direction, Holder, Lease, Mapping, OnUnknownPod, Origin, PodEntry, Policy, PolicyKey, Share,
+    Slot, Tuple, Verdict, WhenEmpty,
 };
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
@@ -101,6 +101,7 @@ const CASES: &[Case] = &[
         |stage, _| stage.configure(|config| config.generation = 0),
         |cast| probe(cast.pod, cast.world, 80),
     ),
+    (Verdict::LeaseExpired, |stage, _| stage.set_lease(Lease::EXPIRED), |cast| probe(cast.pod, cast.world, 80)),
     (Verdict::NotPod, nothing, |cast| probe(cast.remote_pod, cast.world, 80)),
     (Verdict::ToOwnNode, nothing, |cast| probe(cast.pod, cast.node, 80)),
     (Verdict::ToCluster, nothing, |cast| probe(cast.pod, cast.service, 80)),

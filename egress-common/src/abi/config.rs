@@ -248,6 +248,13 @@ impl Config {
         0xe67f_0000 | self.redirected as u32
     }
 
+    /// The same of a packet that bears an egress IP and may wait for its neighbour: whether this node still has the address is
+    /// asked again where it leaves.
+    #[inline(always)]
+    pub const fn waiting_priority(&self) -> u32 {
+        0xe67d_0000 | self.redirected as u32
+    }
+
     /// False where no pod has this address and no pod subnet holds it.
     #[inline(always)]
     pub const fn may_be_pod(&self, addr: &Addr) -> bool {

@@ -199,6 +199,8 @@ verdicts! {
     QuotaExceeded = 78, Drop, "quota_exceeded";
     /// IPv6 with an IPv4-mapped address, which no host sends or takes.
     V4Mapped = 80, Drop, "v4_mapped";
+    /// For an egress IP of this node, whose lease has expired: its agent is away, or out of touch with the controller and the API server.
+    LeaseExpired = 81, Drop, "lease_expired";
 }
 
 impl Verdict {

@@ -97,6 +97,8 @@ pub trait Tables {
     fn policy(&self, key: &PolicyKey) -> Option<&Policy>;
     fn owned(&self, egress_id: u32) -> Option<&Owned>;
     fn owned_addr(&self, addr: &Addr) -> Option<&OwnedAddr>;
+    /// Whether this node may emit its egress IPs now ([`crate::abi::Lease`]).
+    fn has_lease(&self) -> bool;
     /// The hand-over of the object's address that concerns this node.
     fn moving(&self, egress_id: u32) -> Option<&Moving>;
 

@@ -100,6 +100,10 @@ pub fn translate<'t, T: Tables>(
     face: &Face,
     owner: &Owner,
 ) -> Result<&'t Mapping, Verdict> {
+    // The node's own address needs no lease.
+    if owner.origin != Origin::Stack && !tables.has_lease() {
+        return Err(Verdict::LeaseExpired);
+    }
     if heads.l4 == L4::IcmpError {
         let mapping = of_error(heads, quote, tables).filter(|mapping| mapping.other.daddr == face.address);
         return mapping.ok_or(Verdict::IcmpUnmatched);

@@ -32,6 +32,8 @@ pub type Adopted = Box<dyn Fn(&Tuple) -> Option<u16>>;
 pub struct World {
     pub config: Cell<Config>,
     pub now: Cell<u64>,
+    /// On the same clock as `now`.
+    pub lease: Cell<Lease>,
     random: Cell<u32>,
     pub pods: RefCell<HashMap<Addr, PodEntry>>,
     pub nodes: RefCell<HashMap<Addr, NodeEntry>>,
@@ -79,6 +81,7 @@ impl World {
         Self {
             config: Cell::new(config),
             now: Cell::new(1_000_000_000_000),
+            lease: Cell::new(Lease::ENDLESS),
             random: Cell::new(1),
             pods: RefCell::default(),
             nodes: RefCell::default(),
@@ -237,6 +240,9 @@ impl Tables for World {
     }
     fn owned_addr(&self, addr: &Addr) -> Option<&OwnedAddr> {
         self.owned_addr.borrow().get(addr).map(|owned| self.lent.owned_addr.lend(*owned))
+    }
+    fn has_lease(&self) -> bool {
+        self.lease.get().left_ns(self.now.get()) > 0
     }
     fn moving(&self, egress_id: u32) -> Option<&Moving> {
         self.moving.borrow().get(&egress_id).map(|moving| self.lent.moving.lend(*moving))

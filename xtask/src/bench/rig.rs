@@ -15,7 +15,7 @@ use aya::maps::{Array, HashMap, LpmTrie, Map, MapData, PerCpuArray, ProgramArray
 use aya::programs::{SchedClassifier, TestRun as _, TestRunOptions};
 use aya::{Ebpf, EbpfLoader, Pod};
 use egress_common::abi::{
-    Addr, ClusterPrefix, Config, Count, Cover, Family, NodeEntry, NodePlace, Owned, OwnedAddr, PodEntry, Policy,
+    Addr, ClusterPrefix, Config, Count, Cover, Family, Lease, NodeEntry, NodePlace, Owned, OwnedAddr, PodEntry, Policy,
     PolicyKey, PortRange, PrefixKind, RIG_FRAME, Rig, Sieve, Slot, Verdict, WhenEmpty,
 };
 
@@ -187,6 +187,8 @@ fn classifier<'a>(ebpf: &'a mut Ebpf, name: &str) -> Result<&'a mut SchedClassif
 fn fill(product: &mut Ebpf, pods: u32) -> Result<()> {
     let mut map: Array<MapData, Config> = Array::try_from(take(product, "config")?)?;
     map.set(0, config(), 0)?;
+    let mut lease: Array<MapData, Lease> = Array::try_from(take(product, "lease")?)?;
+    lease.set(0, Lease::ENDLESS, 0)?;
     let block = |first: Ipv4Addr, id: u32| {
         let pods = (0..pods / 2).map(move |place| addr(Ipv4Addr::from_bits(first.to_bits() + place)));
         pods.map(move |pod| (pod, PodEntry::selected(id, 0).sealed(&pod)))

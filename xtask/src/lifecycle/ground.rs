@@ -75,6 +75,16 @@ impl Ground {
         Self::with_crd(context, pods, 0, |_| {})
     }
 
+    /// The same with more arguments of the agents.
+    pub(super) fn start_with(context: &LabContext, pods: Vec<PodSpec>, extra: &[&str]) -> Result<Self> {
+        let mut ground = Self::without_agents(context, pods, 0, |_| {})?;
+        let mut options = ground.options(context);
+        options.extra.extend(extra.iter().map(|argument| (*argument).to_owned()));
+        ground.agents = Agent::start_all(&ground.lab, &options)?;
+        ground.agents_serve()?;
+        Ok(ground)
+    }
+
     /// The same with more addresses of the server, and another definition of EgressIP.
     pub(super) fn with_crd(
         context: &LabContext,

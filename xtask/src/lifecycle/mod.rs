@@ -71,6 +71,8 @@ pub(crate) mod wait;
 
 use std::time::Duration;
 
+pub(crate) use handover::LEDGER;
+
 use crate::testing::lab::LabTest;
 
 /// The tests of this folder, for the list of all tests on the lab.
@@ -115,6 +117,10 @@ pub(crate) fn tests() -> Vec<LabTest> {
         test("dead_agent_does_not_keep_its_addresses", dead_agent::does_not_keep_its_addresses),
         test("dead_agent_is_given_time_where_nobody_is_probed", dead_agent::is_given_time_where_nobody_is_probed),
         test("cut_off_nodes_lose_their_addresses", reachability::cut_off_nodes_lose_their_addresses),
+        test(
+            "links_that_are_back_send_nothing_by_an_address_that_has_moved",
+            reachability::links_that_are_back_send_nothing_by_an_address_that_has_moved,
+        ),
         test(
             "nodes_that_the_overlay_does_not_reach_lose_their_addresses",
             reachability::nodes_that_the_overlay_does_not_reach_lose_their_addresses,

@@ -6,10 +6,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
+use super::emitters::Emitters;
 use super::ground::{Ground, node, pod};
 use super::leader::{LEASE, leader};
 use super::objects::{EGRESS_IPS, all, assigned, egress_ip, labels};
-use super::wait::{FAIL_OVER, until};
+use super::wait::{EFFECT, FAIL_OVER, until};
 use crate::lab::addresses as plan;
 use crate::lab::client;
 use crate::lab::server::HTTP_PORT;
@@ -120,6 +121,21 @@ pub(super) fn cut_off_nodes_lose_their_addresses(context: &LabContext) -> Result
     let cut = Instant::now();
     ground.lab.lan().exec("ip", &["link", "set", &format!("node{heir}"), "down"])?;
     moves(&ground, source, (heir, cut))
+}
+
+/// The uplink is back the moment that another node serves: what has waited there for its next hop bears an address that is
+/// not this node's any more.
+pub(super) fn links_that_are_back_send_nothing_by_an_address_that_has_moved(context: &LabContext) -> Result<()> {
+    let Stage { ground, gateway, heir, .. } = start(context)?;
+    let port = format!("node{gateway}");
+    let emitters = Emitters::watch(&ground, ADDRESS, &NAMES)?;
+    emitters.begins(gateway, EFFECT)?;
+    println!("the uplink of node{gateway} is cut");
+    ground.lab.lan().exec("ip", &["link", "set", &port, "down"])?;
+    emitters.begins(heir, FAIL_OVER)?;
+    ground.lab.lan().exec("ip", &["link", "set", &port, "up"])?;
+    println!("it is back");
+    emitters.were(&[gateway, heir])
 }
 
 /// Both others at once, seen by a leader that could be what is cut off, and is not.

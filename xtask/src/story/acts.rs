@@ -150,6 +150,7 @@ fn moved(stage: &mut Stage, from: NodeNumber, to: NodeNumber) -> Result<()> {
 fn powered_off(stage: &mut Stage, gateway: NodeNumber, heir: NodeNumber) -> Result<()> {
     stage.report.begin("The gateway is powered off, another node takes over");
     stage.label(heir, true)?;
+    stage.leases_end()?;
     println!("   {}: cables cut, agent killed, the node is no longer Ready", gateway.name());
     let off = gateway.index();
     let mut agent = stage.agents.remove(off);

@@ -10,7 +10,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use serde_json::Value;
 
 use super::report::Report;
@@ -21,6 +21,7 @@ use crate::lab::client;
 use crate::lab::cluster::Cluster;
 use crate::lab::server::{HTTP_PORT, Server};
 use crate::lab::{Lab, Netns, Pod};
+use crate::lifecycle::LEDGER;
 
 /// The label that makes a node a candidate.
 pub(super) const ASSIGNABLE: &str = "k8s.ovn.org/egress-assignable";
@@ -70,6 +71,20 @@ impl Stage {
         let sign = if on { "=" } else { "-" };
         let typed = format!("label node {node} {ASSIGNABLE}{sign}");
         self.show(&typed, |cluster| cluster.label_node(&node, ASSIGNABLE, on.then_some("")))
+    }
+
+    /// Waits until the lease of each node has an end: of a node that was the only one that could host its addresses nothing is
+    /// given away before its agent has heard of the other.
+    pub(super) fn leases_end(&self) -> Result<()> {
+        let end = Instant::now() + self.patience;
+        loop {
+            let ledger = self.cluster.get(LEDGER)?.unwrap_or_default();
+            if ["endless-leases", "ending-leases"].iter().all(|key| ledger["data"][key].is_null()) {
+                return Ok(());
+            }
+            ensure!(Instant::now() < end, "a lease has no end though another node could host the address: {ledger}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
     }
 
     /// Waits until the object's addresses are assigned as wanted, notes it, and shows the table.

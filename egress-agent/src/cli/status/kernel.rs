@@ -21,7 +21,7 @@ pub(super) fn tables(status: &Status) -> String {
     };
     table(objects(&status.objects));
     table(gateways(&status.gateways));
-    if let Some(Kernel { interfaces, programs, maps }) = &status.kernel {
+    if let Some(Kernel { interfaces, programs, maps, .. }) = &status.kernel {
         table(devices(interfaces));
         table(attached(programs));
         table(fills(maps));
@@ -116,6 +116,7 @@ mod tests {
         };
         let fill = |map: &str, entries| Fill { map: map.into(), entries, limit: 100 };
         let kernel = Kernel {
+            lease_seconds: Some(31),
             interfaces: vec![Interface {
                 role: "uplink".into(),
                 name: Some("breth0".into()),

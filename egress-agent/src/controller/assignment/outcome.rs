@@ -26,6 +26,8 @@ pub enum Fate {
     /// It has a node, and this one has not let go of it yet.
     Moving {
         from: String,
+        /// Nor will it without its agent: its lease has no end.
+        is_endless: bool,
     },
     /// Not an address.
     Invalid,

@@ -65,6 +65,8 @@ pub struct Judgement {
     /// When these were well last.
     pub lost: BTreeMap<String, Instant>,
     pub suspects: BTreeSet<String>,
+    /// Those that give no sign, and whose agents answered until then: each has fenced its node itself.
+    pub silent: BTreeSet<String>,
     /// Those that are not gone, and would not take what is given to them.
     pub absent: BTreeSet<String>,
     pub news: Vec<News>,
@@ -261,6 +263,9 @@ impl Judge {
                     false
                 }
             };
+            if standing == Standing::Silent && !member.pulse.agent_went_first(&self.rules) {
+                judgement.silent.insert(name.clone());
+            }
             if is_absent && !member.gone {
                 judgement.absent.insert(name.clone());
             }

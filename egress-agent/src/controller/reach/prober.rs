@@ -9,7 +9,7 @@ mod asked;
 mod news;
 mod through;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -24,7 +24,6 @@ use super::Reach;
 use super::endpoints::endpoint;
 use super::judge::{Judge, Judgement, News, Traits, Treated};
 use super::pulse::{Answer, Standing};
-use super::recall::{READ_ANEW, Recall, Whom};
 use super::session::{Asker, Finding, Manner, Road, ask};
 use super::vouch::{Others, Vouch};
 use crate::controller::leadership::Duty;
@@ -38,7 +37,8 @@ use through::echo;
 
 /// How often is looked who is gone.
 const LOOK: Duration = Duration::from_millis(50);
-/// A node that is no egress node any more is asked on for so long: it may not have let go of its addresses yet.
+/// A node that is no egress node any more, or whose Node is deleted, is asked on for so long: it may not have let go of its
+/// addresses yet.
 const LINGER: Duration = Duration::from_secs(60);
 /// When a node that does not exist any more was heard is forgotten then.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(600);
@@ -134,6 +134,7 @@ fn end(reach: &watch::Sender<Reach>) {
         reach.unreachable.clear();
         reach.lost.clear();
         reach.suspects.clear();
+        reach.silent.clear();
         reach.absent.clear();
         reach.strange.clear();
         reach.released.clear();
@@ -173,12 +174,7 @@ struct Round {
     reach: watch::Sender<Reach>,
     judge: Judge,
     others: Arc<Others>,
-    recall: Arc<Recall>,
-    /// When this agent, which asks as a leader, was last seen not to lead: it does not reach the API server.
-    away: Option<Instant>,
     asked: BTreeMap<String, Asked>,
-    /// These should be, and nobody knows where: nothing of them can be read. They may hold addresses all the same.
-    unasked: BTreeSet<String>,
     tasks: JoinSet<()>,
     found: mpsc::Sender<Found>,
     findings: mpsc::Receiver<Found>,
@@ -202,10 +198,7 @@ impl Round {
             reach,
             judge,
             others,
-            recall: Arc::default(),
-            away: None,
             asked,
-            unasked: BTreeSet::new(),
             tasks,
             found,
             findings,
@@ -218,13 +211,13 @@ impl Round {
     /// Asks who is to be asked, and nobody else.
     fn follow(&mut self, nodes: &BTreeMap<String, Arc<Node>>) {
         let now = Instant::now();
-        let gone: Vec<String> = self.asked.keys().filter(|name| !nodes.contains_key(*name)).cloned().collect();
-        gone.iter().for_each(|name| self.leave(name));
+        for (_, asked) in self.asked.iter_mut().filter(|(name, _)| !nodes.contains_key(*name)) {
+            asked.until.get_or_insert(now + LINGER);
+        }
         self.reach.send_if_modified(|reach| {
             reach.heard.retain(|name, heard| nodes.contains_key(name) || now < *heard + FORGOTTEN_AFTER);
             false
         });
-        self.unasked.clear();
         for (name, node) in nodes {
             let known = self.asked.get_mut(name);
             if !node.assignable {
@@ -242,9 +235,7 @@ impl Round {
                     continue;
                 }
             }
-            if roads.is_empty() {
-                self.unasked.insert(name.clone());
-            } else {
+            if !roads.is_empty() {
                 self.enter(name, roads, node, now);
             }
         }
@@ -253,7 +244,6 @@ impl Round {
 
     /// Tells each node of the hand-overs from it.
     fn order(&self, ledger: &Ledger) {
-        self.recall.set_moving(ledger.records.open.keys().copied().collect());
         let mut leaving: BTreeMap<&str, Words> = BTreeMap::new();
         for (address, record) in &ledger.records.open {
             leaving.entry(&record.from).or_default().insert(*address, record.number);
@@ -270,7 +260,6 @@ impl Round {
 
     fn count_others(&self) {
         self.others.set(self.asked.keys().any(|name| *name != self.own_node));
-        self.recall.set_nodes(self.asked.keys().chain(&self.unasked));
     }
 
     fn enter(&mut self, name: &str, roads: Vec<Road>, node: &Node, now: Instant) {
@@ -287,9 +276,9 @@ impl Round {
         let anew = || others.as_ref().map_or_else(|| Vouch::for_own(self.others.clone()), |_| Vouch::for_other());
         let vouch = former.map_or_else(anew, |former| former.vouch);
         let orders = watch::Sender::new(Words::new());
-        let recall = (Arc::from(name), self.recall.clone());
         let (orders_of, own_node) = (orders.subscribe(), self.own_node.as_str().into());
-        let asker = Asker { term: self.term, offset, vouch: vouch.clone(), orders: orders_of, recall, own_node };
+        let asker =
+            Asker { term: self.term, offset, vouch: vouch.clone(), orders: orders_of, node: name.into(), own_node };
         let (manner, all) = (self.manner.clone(), roads.clone());
         let teller = Teller { node: name.into(), reach: self.reach.clone(), found: self.found.clone(), others };
         let asking = async move {
@@ -356,8 +345,11 @@ impl Round {
                 false => drop(asked.strange.remove(&address)),
             },
             Finding::Trouble(why) => asked.trouble = Some(why),
-            Finding::Said { timeout, overlay, .. } => {
+            Finding::Said { timeout, overlay, bounded, .. } => {
                 asked.overlay = overlay;
+                if let Some(number) = bounded {
+                    self.reach.send_if_modified(|reach| reach.bounded.insert(node.to_string(), number) != Some(number));
+                }
                 self.judge.note_overlay(&node, overlay.is_some());
                 let total = self.manner.rules.total;
                 let differs = timeout.is_some_and(|timeout| timeout != total);
@@ -392,22 +384,14 @@ impl Round {
         }
         self.look_for_strangers(now);
         let vouches = self.duty.vouches();
-        if !self.duty.leads() {
-            self.away = Some(now);
-        }
-        self.recall.set(match self.away {
-            _ if !vouches => Whom::Nobody,
-            Some(away) if now < away + READ_ANEW => Whom::Everybody,
-            _ => Whom::Stranded,
-        });
         for (name, asked) in &self.asked {
             asked.vouch.set(vouches && !judgement.unreachable.contains(name));
         }
-        let Judgement { unreachable, lost, suspects, absent, .. } = judgement;
+        let Judgement { unreachable, lost, suspects, silent, absent, .. } = judgement;
         self.reach.send_if_modified(|reach| {
-            let known = (&reach.unreachable, &reach.suspects, &reach.absent);
-            let is_news = known != (&unreachable, &suspects, &absent);
-            (reach.unreachable, reach.suspects, reach.absent) = (unreachable, suspects, absent);
+            let known = (&reach.unreachable, &reach.suspects, &reach.silent, &reach.absent);
+            let is_news = known != (&unreachable, &suspects, &silent, &absent);
+            (reach.unreachable, reach.suspects, reach.silent, reach.absent) = (unreachable, suspects, silent, absent);
             reach.lost = lost;
             is_news
         });

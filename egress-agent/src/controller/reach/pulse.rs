@@ -112,6 +112,12 @@ impl Pulse {
         self.answered.is_none_or(|(at, _)| now >= at + rules.total / 2)
     }
 
+    /// Whether the node's kernel has gone on for a total timeout behind the last answer of its agent: it was the agent that fell
+    /// silent first, and has not fenced the node itself.
+    pub fn agent_went_first(&self, rules: &Rules) -> bool {
+        self.alive >= self.answered.map_or(self.since, |(at, _)| at) + rules.total
+    }
+
     /// Since when its answer is what it is.
     pub fn since(&self) -> Instant {
         self.since

@@ -31,13 +31,13 @@ use tonic_health::pb::health_client::HealthClient;
 use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse};
 
 use super::pulse::{Answer, Rules, Sign};
-use super::recall::{Answered, Recall};
 use super::vouch::Vouch;
+use crate::controller::suspicion::Terms;
 use crate::health::fitness::refusal;
 use crate::health::signature::{Challenge, Key, SharedKey, Signature};
 use crate::health::tls::{Tls, cause};
 use crate::health::touch::{self, Probe};
-use crate::health::{REASON, SERVICE, regain, release, unserved};
+use crate::health::{REASON, SERVICE, release, unserved};
 use crate::kube::causes::Causes;
 use crate::kube::events::Events;
 use crate::metrics::Meters;
@@ -47,8 +47,6 @@ use crate::model::unserved::UnservedAddresses;
 
 /// Probes on their way at a time.
 const MOST_PENDING: usize = 8;
-/// Answers that are remembered: those that came in while all others were asked once.
-const MOST_ANSWERED: usize = 16;
 /// Between two knocks at the own addresses of a node that answers: whether it can be reached there must be known before it
 /// falls silent.
 const TRY: Duration = Duration::from_secs(30);
@@ -92,10 +90,13 @@ pub struct Manner {
 }
 
 impl Manner {
-    /// How long after its latest answer an agent may hold addresses. None does by lease where there is but the discard port:
-    /// who answers there is not the agent.
-    pub fn lease(&self) -> Duration {
-        if self.port == 0 { Duration::ZERO } else { self.rules.total }
+    /// How long nodes may emit egress IPs after their agents were heard last. Zero where there is but the discard port: who
+    /// answers there is not the agent, so none holds by lease.
+    pub fn terms(&self) -> Terms {
+        match self.port {
+            0 => Terms::default(),
+            _ => Terms { lease: self.rules.total, programs: self.rules.total + self.rules.grace },
+        }
     }
 }
 
@@ -122,6 +123,8 @@ pub(super) enum Finding {
         term: Option<u64>,
         /// The overlay's port, where it answers questions through it.
         overlay: Option<u16>,
+        /// The latest end of an endless lease that its programs have obeyed.
+        bounded: Option<u64>,
     },
     /// Beside an answer: what the agent has let go of. Said again until it is taken, then not while it stays the same.
     Released(Words),
@@ -193,8 +196,8 @@ pub(super) struct Asker {
     pub(super) vouch: Vouch,
     /// What the agent is to let go of.
     pub(super) orders: watch::Receiver<Words>,
-    /// What it may have back, under its node's name.
-    pub(super) recall: (Arc<str>, Arc<Recall>),
+    /// The node that is asked.
+    pub(super) node: Arc<str>,
     /// The node of the leader.
     pub(super) own_node: Arc<str>,
 }
@@ -258,9 +261,6 @@ pub(super) async fn ask(manner: &Manner, road: &Road, asker: &Asker, tell: impl 
                     line.confirm(asker, &tell);
                     let metadata = answer.metadata();
                     line.set_strange(false, &tell);
-                    line.note_answered(number, now);
-                    let (node, recall) = &asker.recall;
-                    recall.note(node, regain::wanted(metadata), regain::promised(metadata), sent);
                     // First, where there is room for little: all else comes with each answer.
                     let released = release::released(metadata);
                     if number == answered && line.released != released && tell(Finding::Released(released.clone())) {
@@ -271,7 +271,8 @@ pub(super) async fn ask(manner: &Manner, road: &Road, asker: &Asker, tell: impl 
                         line.unserved = unserved;
                     }
                     let (timeout, term) = (touch::timeout(metadata), touch::term(metadata));
-                    tell(Finding::Said { timeout, term, overlay: touch::overlay_port(metadata) });
+                    let (overlay, bounded) = (touch::overlay_port(metadata), touch::bounded(metadata));
+                    tell(Finding::Said { timeout, term, overlay, bounded });
                     let serves = answer.get_ref().status == i32::from(ServingStatus::Serving);
                     let reason = metadata.get(REASON).and_then(|reason| reason.to_str().ok());
                     let said = if serves { Answer::Serving } else { refusal(reason) };
@@ -388,14 +389,12 @@ struct Line<'a> {
     /// Answers that the agent is not told of yet: the number of the probe, and when its answer came in.
     received: Vec<(u64, Instant)>,
     confirmed: u64,
-    /// All of late.
-    answered: Answered,
-    recall: (Arc<str>, Arc<Recall>),
     /// What the agent said last that it has let go of.
     released: Words,
     /// And what it does not serve.
     unserved: UnservedAddresses,
     term: u64,
+    node: Arc<str>,
     own_node: Arc<str>,
     /// What the next probe has to name.
     challenge: Option<Challenge>,
@@ -416,11 +415,10 @@ impl<'a> Line<'a> {
             number: 0,
             received: Vec::new(),
             confirmed: 0,
-            answered: Answered::new(),
-            recall: asker.recall.clone(),
             released: Words::new(),
             unserved: UnservedAddresses::new(),
             term: asker.term,
+            node: asker.node.clone(),
             own_node: asker.own_node.clone(),
             challenge: None,
             is_strange: false,
@@ -430,7 +428,7 @@ impl<'a> Line<'a> {
     /// Whether the agent has signed the answer.
     fn believes(&self, answer: &Response<HealthCheckResponse>, signed: Option<&Signed>) -> bool {
         signed.is_some_and(|(key, request)| {
-            key.has_signed_answer(answer.metadata(), answer.get_ref().status, &self.recall.0, request)
+            key.has_signed_answer(answer.metadata(), answer.get_ref().status, &self.node, request)
         })
     }
 
@@ -448,13 +446,6 @@ impl<'a> Line<'a> {
             self.challenge = Some(given);
         }
         known.is_none_or(|known| !known.is_of_the_process_of(&given))
-    }
-
-    fn note_answered(&mut self, number: u64, at: Instant) {
-        if self.answered.len() == MOST_ANSWERED {
-            self.answered.pop_front();
-        }
-        self.answered.push_back((number, at));
     }
 
     /// Settles which answer the next probe confirms, and tells of it first.
@@ -494,16 +485,10 @@ impl<'a> Line<'a> {
         probe.write(request.metadata_mut());
         touch::set_timeout(request.metadata_mut(), patience);
         release::set_orders(request.metadata_mut(), orders);
-        let (node, recall) = &self.recall;
         let sent = Instant::now();
-        let saying = recall.say(node, &self.answered, patience, sent);
-        regain::set_to_promise(request.metadata_mut(), &saying.to_promise);
-        if let Some((number, addresses)) = &saying.given {
-            regain::set_given(request.metadata_mut(), *number, addresses);
-        }
         self.challenge.iter().for_each(|challenge| challenge.write(request.metadata_mut()));
         let signed = self.manner.key.now().map(|key| {
-            let signature = key.sign_request(request.metadata_mut(), SERVICE, &self.own_node, node);
+            let signature = key.sign_request(request.metadata_mut(), SERVICE, &self.own_node, &self.node);
             Box::new((key, signature))
         });
         if signed.is_none() {

@@ -5,14 +5,15 @@ use std::io;
 use aya::maps::lpm_trie::Key;
 use aya::maps::{Array, Map, MapData};
 use egress_common::abi::{
-    Addr, ClusterPrefix, Config, Flow, Holder, Inbound, Mapping, Moving, NodeEntry, Owned, PodEntry, Policy, PolicyKey,
-    Share, SlotPlace, Tuple,
+    Addr, ClusterPrefix, Config, Flow, Holder, Inbound, Lease, Mapping, Moving, NodeEntry, Owned, PodEntry, Policy,
+    PolicyKey, Share, SlotPlace, Tuple,
 };
 use egress_common::decide::world::World;
 use egress_common::wire::{Heads, PROTO_ICMP, PROTO_ICMPV6};
 
 use crate::dataplane::error::map_io;
 use crate::dataplane::executor::now_ns;
+use crate::dataplane::lease;
 use crate::dataplane::names::Pins;
 use crate::dataplane::tables::{Hash, Trie};
 
@@ -33,6 +34,9 @@ impl Copied {
     pub(super) fn of(pins: &Pins, heads: &Heads) -> io::Result<Self> {
         let world = World::empty(config(pins)?);
         world.now.set(now_ns()?);
+        // The world has one clock.
+        let left = lease(pins)?.left_ns(lease::boot_ns()?);
+        world.lease.set(Lease { until_ns: world.now.get().saturating_add(left) });
         let egress_id = reads(&world, pins, heads)?;
         let addresses = addresses(&world, heads, egress_id);
         let tuple = &heads.tuple;
@@ -150,6 +154,12 @@ fn config(pins: &Pins) -> io::Result<Config> {
     let data = MapData::from_pin(pins.map("config")).map_err(map_io)?;
     let config: Array<MapData, Config> = Array::try_from(Map::Array(data)).map_err(map_io)?;
     config.get(&0, 0).map_err(map_io)
+}
+
+fn lease(pins: &Pins) -> io::Result<Lease> {
+    let data = MapData::from_pin(pins.map("lease")).map_err(map_io)?;
+    let lease: Array<MapData, Lease> = Array::try_from(Map::Array(data)).map_err(map_io)?;
+    lease.get(&0, 0).map_err(map_io)
 }
 
 fn hash<K: aya::Pod, V: aya::Pod>(pins: &Pins, name: &str) -> io::Result<Hash<K, V>> {

@@ -7,12 +7,12 @@ use crate::model::services::Services;
 impl World {
     pub(super) fn lead(&mut self) {
         let (now, api) = (self.now, self.api.ledgers.len() - 1);
-        for ((leader, name), own) in self.leaders.iter_mut().zip(LEADERS).zip(TOTALS) {
-            let is_there = self.quiet || now >= self.away_until;
+        let is_there = !self.is_away();
+        for ((index, leader), name) in self.leaders.iter_mut().enumerate().zip(LEADERS) {
             if is_there && !self.cut.contains(&(API, name)) && self.random.below(6) == 0 {
                 leader.ledger_seen = api;
                 leader.suspicions.note(&self.api.ledgers[api], now);
-                leader.longest.note(&self.api.ledgers[api], own, now);
+                leader.note_terms(&self.api.ledgers[api], index, now);
             }
         }
         (0..self.leaders.len()).for_each(|index| self.probe(index));
@@ -49,17 +49,12 @@ impl World {
         }
         self.leaders[index].probes_at = Some(now + PROBE);
         self.leaders[index].number += 1;
-        self.leaders[index].recall.set(Whom::Everybody);
-        self.leaders[index].recall.set_nodes(NODES.map(str::to_owned).iter());
         for (node, name) in NODES.iter().enumerate() {
             let leader = &self.leaders[index];
             let confirmed = leader.confirmed.get(&node).copied().filter(|_| is_leader).unwrap_or_default();
             let (number, term) = (leader.number, leader.term);
             let orders = self.api.ledgers[leader.ledger_seen].leaving(name);
-            let none = Answered::new();
-            let answered = leader.answered.get(&node).unwrap_or(&none);
-            let saying = leader.recall.say(name, answered, TOTALS[index], now);
-            let probe = Message::Probe { leader: index, node, sent: now, number, confirmed, term, orders, saying };
+            let probe = Message::Probe { leader: index, node, number, confirmed, term, orders };
             self.send(LEADERS[index], name, probe);
         }
     }
@@ -71,17 +66,27 @@ impl World {
         let objects = self.objects();
         let leader = &mut self.leaders[index];
         let ledger = Arc::clone(&self.api.ledgers[leader.ledger_seen]);
-        let silent = |most: Duration| -> BTreeSet<String> {
-            let heard = |name: &str| leader.heard.get(name).map_or(since, |heard| since.max(*heard));
-            NODES.iter().filter(|name| now >= heard(name) + most).map(|name| (*name).to_owned()).collect()
+        let heard = |name: &str| leader.heard.get(name).map_or(since, |heard| since.max(*heard));
+        let alive = |name: &str| leader.alive.get(name).map_or(heard(name), |alive| heard(name).max(*alive));
+        // The agent alone, for as long as it is given.
+        let is_gone = |name: &str| now >= heard(name) + own * 2 + GRACES[index];
+        let those = |is: &dyn Fn(&str) -> bool| -> BTreeSet<String> {
+            NODES.iter().filter(|name| is(name)).map(|name| (*name).to_owned()).collect()
         };
-        let (unreachable, suspected) = (silent(own), silent(own / 2));
-        let (absent, heard) = (BTreeSet::new(), leader.heard.clone());
-        let reach =
-            Reach { unreachable: unreachable.clone(), suspects: suspected, heard, lease: own, ..Reach::default() };
-        let former_total = leader.longest.to_tell(own, now);
-        let mut draft =
-            Ledger { leader: LEADERS[index].to_owned(), total: Some(own), former_total, ..Ledger::clone(&ledger) };
+        let unreachable = those(&|name| now >= alive(name) + own || is_gone(name));
+        let suspects_now = those(&|name| now >= alive(name) + own / 2 || is_gone(name));
+        let silent = those(&|name| now >= alive(name) + own && alive(name) < heard(name) + own);
+        let (absent, heard) = (those(&|name| now >= heard(name) + own), leader.heard.clone());
+        let reach = Reach { suspects: suspects_now, silent, heard, lease: own, ..Reach::default() };
+        let times = terms(index);
+        let mut draft = Ledger {
+            leader: LEADERS[index].to_owned(),
+            total: Some(own),
+            former_total: leader.longest_lease.to_tell(own, now),
+            programs: Some(times.programs),
+            former_programs: leader.longest_programs.to_tell(times.programs, now),
+            ..Ledger::clone(&ledger)
+        };
         let (wanted, _) = suspects(&reach, &ledger, since, now);
         draft.suspects.retain(|node, _| wanted.contains(node));
         for node in wanted {
@@ -93,7 +98,11 @@ impl World {
         let said = |(address, number): (&IpAddr, &u64)| (*address, *number);
         let words = self.api.words.values().chain(leader.released.values());
         let released: BTreeSet<_> = words.flatten().map(said).collect();
-        let ends = leader.suspicions.ends(&reach, leader.longest.of(own, now), since);
+        let times = Terms {
+            lease: leader.longest_lease.of(own, now),
+            programs: leader.longest_programs.of(times.programs, now),
+        };
+        let ends = leader.suspicions.ends(&reach, times, since);
         let (departed, records) = (BTreeMap::new(), draft.records.clone());
         let (given, prepared) = (BTreeMap::new(), BTreeMap::new());
         let leases = Leases::End(&ends);

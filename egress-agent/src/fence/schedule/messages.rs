@@ -29,21 +29,22 @@ pub(super) enum Message {
     Probe {
         leader: usize,
         node: usize,
-        sent: Instant,
         number: u64,
         confirmed: u64,
         term: u64,
         orders: Words,
-        saying: Saying,
     },
     Answer {
         leader: usize,
         node: usize,
-        sent: Instant,
         number: u64,
         term: u64,
         released: Words,
-        back: [Addresses; 2],
+    },
+    /// The node's kernel refuses a probe: its agent is dead.
+    Alive {
+        leader: usize,
+        node: usize,
     },
     ReadLedger {
         node: usize,
@@ -53,7 +54,7 @@ pub(super) enum Message {
         node: usize,
         began: Instant,
         suspected: bool,
-        total: Option<Duration>,
+        terms: LeaseTerms,
     },
     ReadObjects {
         node: usize,

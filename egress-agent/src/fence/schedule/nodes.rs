@@ -5,14 +5,20 @@ use super::*;
 impl World {
     pub(super) fn act(&mut self, index: usize) {
         let (now, name) = (self.now, NODES[index]);
-        let is_there = self.quiet || now >= self.away_until;
-        let reaches = is_there && !self.cut.contains(&(API, name));
+        let reaches = !self.is_away() && !self.cut.contains(&(API, name));
         let (ledgers, objects) = (self.api.ledgers.len() - 1, self.api.objects.len() - 1);
         let lag = |seen: usize, all: usize, random: &mut Random| match reaches && random.below(50) == 0 {
             true => seen + random.below(1 + all - seen),
             false => seen,
         };
         let node = &mut self.nodes[index];
+        if now < node.dead.1 {
+            node.is_new = true;
+            return;
+        }
+        if std::mem::take(&mut node.is_new) {
+            node.begin_anew(now);
+        }
         if node.asking.is_none() {
             node.ledger_seen = lag(node.ledger_seen, ledgers, &mut self.random);
             node.objects_seen = lag(node.objects_seen, objects, &mut self.random);
@@ -24,41 +30,46 @@ impl World {
         let ledger = Arc::clone(&self.api.ledgers[node.ledger_seen]);
         let view = objects_of(&self.api, node.objects_seen);
         let wants = !given(&view, name).is_empty();
-        node.fence.set_stake(Stake { wants, leases: Some(ledger.leases), total: ledger.total }, now);
+        let (leases, terms, obeyed) = (Some(ledger.leases), LeaseTerms::of(&ledger, name), node.obeyed);
+        node.fence.set_stake(Stake { wants, leases, terms, obeyed }, now);
         let asks = node.fence.ask_at().is_some_and(|time| time <= now);
         if asks {
             node.fence.note_asked(now);
         }
-        let fenced = node.fence.standing(now) == Standing::Fenced;
+        let standing = node.fence.stand(now, now >= node.deadline);
+        match node.fence.deadline(standing) {
+            Deadline::AsItIs => {}
+            Deadline::At(time) => node.deadline = time,
+            Deadline::Passed | Deadline::Never => node.deadline = now,
+        }
+        if standing == Standing::Undecided {
+            if asks {
+                self.send(name, API, Message::ReadLedger { node: index, began: now });
+            }
+            return;
+        }
+        let fenced = matches!(standing, Standing::Fenced(_));
         node.tenure.set_fenced(fenced, &node.held);
         // Whoever has heard of it in the ledger goes by that.
         let unheard = node.orders.iter().filter(|(_, number)| **number > ledger.records.last);
         node.tenure.order(&unheard.map(|(address, number)| (*address, *number)).collect());
-        node.fence.note_given(node.regain.given().borrow().clone());
-        let back = node.fence.regained(now).map(|(addresses, _)| addresses.clone()).unwrap_or_default();
-        // Nothing of that waits for an answer.
-        if back != node.back {
-            node.asking = None;
-        }
-        node.back.clone_from(&back);
-        node.tenure.set_regained(back);
-        let (mut ask, before) = (None, node.held.clone());
+        let mut ask = None;
         if fenced {
             node.asking = None;
             node.tenure.follow(ledger);
-            node.apply(&view, now);
+            node.apply(&view);
+            if let Standing::Fenced(fall) = standing {
+                node.obeyed = fall;
+            }
         } else if node.asking.is_none_or(|(_, until)| now > until) {
             node.tenure.follow(ledger);
-            let doubtful = node.apply(&view, now);
+            let doubtful = node.apply(&view);
             if !doubtful.is_empty() {
                 self.sent += 1;
                 ask = Some(self.sent);
                 node.asking = Some((self.sent, now + Duration::from_secs(1)));
             }
         }
-        let had_back =
-            node.held.values().filter(|one| node.back.contains(*one) && !before.values().any(|had| had == *one));
-        self.regained += u64::try_from(had_back.count()).expect("few");
         let words = node.tenure.released(&node.held, &BTreeMap::new());
         let says = words != node.said || self.random.below(50) == 0;
         node.said.clone_from(&words);
@@ -79,20 +90,21 @@ impl Node {
         self.tenure.node_name()
     }
 
+    /// Another process, which knows nothing of the former one but what the kernel holds.
+    fn begin_anew(&mut self, now: Instant) {
+        self.fence = Fence::new(Duration::from_secs(5));
+        self.tenure = Tenure::new(self.tenure.node_name().to_owned());
+        (self.orders, self.said, self.obeyed) = (Words::new(), Words::new(), 0);
+        self.probes.clear();
+        (self.term, self.asking, self.acts_at) = (0, None, now);
+    }
+
     /// Holds what it may of what the status gives it. What waits for being read anew.
-    pub(super) fn apply(&mut self, objects: &Objects, now: Instant) -> Owned {
+    pub(super) fn apply(&mut self, objects: &Objects) -> Owned {
         let desired = given(objects, self.tenure.node_name());
         let barred = self.tenure.barred(&desired, &self.held);
-        let mut held: Owned =
-            desired.iter().filter(|(id, _)| !barred.all.contains_key(id)).map(|(id, one)| (*id, *one)).collect();
-        let is_new = |id: &EgressId, one: &IpAddr| self.held.get(id) != Some(one);
-        let new: Vec<IpAddr> = held.iter().filter(|(id, one)| is_new(id, one)).map(|(_, one)| *one).collect();
-        let promised = self.regain.take(new.into_iter(), now);
-        held.retain(|id, one| !(is_new(id, one) && promised.contains(one)));
-        self.held = held;
+        self.held = desired.into_iter().filter(|(id, _)| !barred.all.contains_key(id)).collect();
         self.tenure.settle(&self.held);
-        self.regain.settle(self.held.values().copied().collect());
-        self.regain.want(self.tenure.wanted_back(&desired));
         barred.doubtful
     }
 }

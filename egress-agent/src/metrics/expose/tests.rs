@@ -58,6 +58,7 @@ fn everything() -> Facts {
             to: 0,
         }),
         kernel: Some(KernelFacts {
+            lease_seconds: 30.5,
             verdicts: BTreeMap::from([dropped]),
             egress_ips: BTreeMap::from([(id, one), (EgressId(99), one)]),
             entries: BTreeMap::from([("nat", 8)]),

@@ -106,35 +106,3 @@ fn what_is_withheld_is_waited_for() {
     assert_eq!(state.policy[&key].slots, [slot(B, elsewhere)]);
     assert_eq!(state.policy[&key].pending, [ip("172.18.0.7"), ip(A)]);
 }
-
-#[test]
-fn what_the_fence_took_may_be_had_back_for_a_while_and_nothing_else() {
-    let mut tenure = me();
-    let (both, none) = (owned(&[(1, A), (2, B)]), owned(&[]));
-    let set = |all: &[&str]| all.iter().map(|address| ip(address)).collect::<BTreeSet<_>>();
-    // One is on its way when the fence falls.
-    tenure.follow(ledger(&[(B, 3, "me", Some("other"))]));
-    tenure.set_fenced(true, &both);
-    assert_eq!(tenure.wanted_back(&both), set(&[A]));
-    tenure.set_regained(set(&[A, B, "172.18.0.102"]));
-    let more = owned(&[(1, A), (2, B), (3, "172.18.0.102")]);
-    assert_eq!(tenure.barred(&more, &none).all, owned(&[(2, B), (3, "172.18.0.102")]));
-    assert!(tenure.barred(&more, &none).doubtful.is_empty(), "nothing is read behind the fence");
-    // In touch, but it cannot read anything.
-    tenure.set_fenced(false, &owned(&[(1, A)]));
-    assert_eq!(
-        tenure.barred(&owned(&[(1, A)]), &owned(&[(1, A)])),
-        Barred { all: none.clone(), doubtful: owned(&[(1, A)]) }
-    );
-    tenure.set_regained(set(&[]));
-    assert_eq!(tenure.barred(&owned(&[(1, A)]), &owned(&[(1, A)])).all, owned(&[(1, A)]), "it has run out");
-    // Read anew it is its own.
-    tenure.confirm(&set(&[A]));
-    tenure.settle(&owned(&[(1, A)]));
-    assert_eq!(tenure.barred(&owned(&[(1, A)]), &owned(&[(1, A)])), Barred::default());
-    assert_eq!(tenure.wanted_back(&both), set(&[]));
-    // What it was told to let go of it does not ask for.
-    tenure.set_fenced(true, &owned(&[(1, A)]));
-    tenure.order(&Words::from([(ip(A), 4)]));
-    assert_eq!(tenure.wanted_back(&both), set(&[]));
-}

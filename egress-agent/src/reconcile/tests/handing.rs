@@ -286,7 +286,7 @@ async fn behind_the_fence_nothing_is_taken_over_and_the_ledger_of_before_begins_
             stage.reconciler.actual = None;
             stage.recorder.is_walked.store(true, std::sync::atomic::Ordering::Relaxed);
         }
-        stage.standing.send_replace(ties::Standing::Fenced);
+        stage.standing.send_replace(ties::Standing::Fenced(1));
         let round = tokio::time::timeout(Duration::from_millis(20), stage.reconciler.reconcile()).await;
         assert_eq!(round.is_err(), observed);
         assert_eq!(stage.held(), (false, None));
@@ -307,7 +307,7 @@ async fn a_node_that_had_nothing_to_lose_behind_the_fence_takes_what_it_has_hear
     let mut changes = held();
     changes.push(assigned_to("n2"));
     let mut stage = Stage::begin(changes).await;
-    stage.standing.send_replace(ties::Standing::Fenced);
+    stage.standing.send_replace(ties::Standing::Fenced(1));
     assert_eq!(stage.hear(open(7, "n2", "n1")).await, []);
     stage.standing.send_replace(ties::Standing::Holds);
     stage.reconciler.incomplete = true;

@@ -110,6 +110,9 @@ impl Tables for Cpu<'_> {
             _ => unreachable!("the same steps each time"),
         }
     }
+    fn has_lease(&self) -> bool {
+        true
+    }
     fn has_quota(&self, _pod: &Addr, _egress_id: u32, _held: Held) -> bool {
         true
     }

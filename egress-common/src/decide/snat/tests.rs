@@ -1,6 +1,7 @@
 use std::collections::HashSet;
 
 use super::*;
+use crate::abi::Lease;
 use crate::decide::Rewrite;
 use crate::decide::cast::both;
 use crate::decide::packets::{Packet, packet};
@@ -43,6 +44,27 @@ fn who_holds_its_quota_gets_no_more() {
         let heads = packet(cast.known_pod, cast.world, 4000, 5).heads();
         let other = Owner { egress_id: 8, ..OWNER };
         assert!(translate(&heads, &Quote::NONE, world, &face, &other).is_ok(), "of another policy");
+    });
+}
+
+/// Neither a new flow nor one that is under way, and what is refused keeps nothing alive.
+#[test]
+fn without_a_lease_only_the_nodes_own_address_is_given() {
+    both(|cast, world| {
+        let (heads, face) =
+            (packet(cast.pod, cast.world, 4000, 80).heads(), Face { address: addr(cast.egress), ports: EGRESS_PORTS });
+        let remote = Owner { origin: Origin::Remote, source_node: addr(cast.other_node), egress_id: 7 };
+        let asked = |owner: &Owner| translate(&heads, &Quote::NONE, world, &face, owner).copied();
+        world.lease.set(Lease { until_ns: world.now.get() });
+        assert_eq!([asked(&OWNER), asked(&remote)], [Err(Verdict::LeaseExpired); 2]);
+        assert!(world.nat.is_empty());
+        world.lease.set(Lease { until_ns: world.now.get() + 1 });
+        let begun = asked(&OWNER).expect("a lease");
+        world.now.set(world.now.get() + 1);
+        assert_eq!(asked(&OWNER), Err(Verdict::LeaseExpired));
+        assert_eq!(world.nat_peek(&heads.tuple).map(|mapping| mapping.last_seen_ns), Some(begun.last_seen_ns));
+        let stack = Owner { origin: Origin::Stack, source_node: Addr::UNSPECIFIED, egress_id: 0 };
+        assert!(asked(&stack).is_ok(), "mark 1008");
     });
 }
 

@@ -24,10 +24,7 @@ const ATTACHED: &str = "egress-agent/src/reconcile/attached.rs";
 const BEHIND: &str = "egress-agent/src/reconcile/behind.rs";
 const GIVE_UP: &str = "egress-agent/src/reconcile/give_up.rs";
 const PERFORM: &str = "egress-agent/src/reconcile/perform.rs";
-const TIES: &str = "egress-agent/src/reconcile/ties.rs";
 const FENCE: &str = "egress-agent/src/fence/mod.rs";
-const REGAIN: &str = "egress-agent/src/fence/regain.rs";
-const REGAIN_WORDS: &str = "egress-agent/src/health/regain.rs";
 const SIGNATURE: &str = "egress-agent/src/health/signature.rs";
 const TOUCH: &str = "egress-agent/src/health/touch.rs";
 const ELECTION: &str = "egress-agent/src/controller/election.rs";
@@ -50,6 +47,20 @@ const PROBLEMS: &str = "egress-agent/src/controller/problems.rs";
 const STATUS: &str = "egress-agent/src/kube/status.rs";
 
 mutations! { AGENT,
+    // Until when programs emit.
+    "dead-agent-counts-as-a-silent-node", SUSPICION, ["controller::suspicion::"],
+        "programs whose agent is gone emit what another node has been given":
+        "false => (programs.max(lease), lease * 7 / 4)," => "false => (lease, lease * 3 / 4),";
+    "passed-deadline-renewed-at-once", FENCE, ["fence::"],
+        "an agent that comes back has its programs emit what has been given away":
+        "self.is_down && (lease != LeaseState::Held || self.stake.obeyed != self.falls)" =>
+        "self.is_down && lease != LeaseState::Held";
+    "grace-behind-a-reading", FENCE, ["fence::"], "programs emit for longer than the leader waits":
+        "self.read.map(|read| read + self.total * 16 / 10)" => "self.read.map(|read| read + self.programs())";
+    "endless-by-a-late-watch", FENCE, ["fence::"], "a lease that has an end again has none":
+        "self.endless = terms.endless.filter(|number| *number > self.ended);" => "self.endless = terms.endless;";
+    "endless-lease-given-away", BOOKS, ["controller::books::"], "programs emit without an end what another node has been given":
+        "ends.retain(|node, _| !endless.contains(node))" => "ends.retain(|node, _| !endless.contains(node) || true)";
     // Which object serves a pod.
     "youngest-object-serves", SELECTION, ["model::desired::"], "a new object takes the pods of those that were there before":
         "objects.sort_by(|a, b| a.rank().cmp(&b.rank()));" => "objects.sort_by(|a, b| b.rank().cmp(&a.rank()));";
@@ -192,9 +203,6 @@ mutations! { AGENT,
     "heir-with-another-address", MOVING, ["reconcile::tests::handing::"],
         "what a node is handing over is dropped when another address of the object comes to it":
         "if is_free(desired) && is_free(actual) {" => "if is_free(desired) {";
-    "promised-and-taken-by-a-hand-over", TIES, ["reconcile::tests::regaining::"],
-        "two nodes send with one address while the API server is away":
-        "desired.moving.retain(|id, moving| !moving.is_taken() || left_out.get(id) != Some(&moving.address));" => "";
 
     // How a node brings its kernel there.
     "goes-on-without-its-claim", PERFORM, ["reconcile::tests::"],
@@ -237,21 +245,6 @@ mutations! { AGENT,
     "suspected-and-undecided", FENCE, ["fence::tests::"],
         "an agent that begins anew on a suspected node holds what is given to another":
         "None if now < began + self.total && !self.denied =>" => "None if now < began + self.total =>";
-    "given-back-for-ever", FENCE, ["fence::schedule"], "two nodes hold one address when the API server is back":
-        "(now < until).then_some((&self.given.addresses, until))" => "Some((&self.given.addresses, until))";
-    "promise-without-margin", REGAIN, ["fence::regain::"],
-        "a node takes an address before the one that had it back has fallen silent":
-        "let until = at + total + MARGIN;" => "let until = at + total;";
-    "promise-shortened", REGAIN, ["fence::regain::"], "a leader with a shorter timeout ends what was promised to another":
-        "*end = until.max(*end);" => "*end = until;";
-    "promise-ends-with-the-process", REGAIN, ["fence::regain::"],
-        "an agent that begins anew takes what its former one has promised not to":
-        "is_bound || state.promised.contains_key(address)" => "state.promised.contains_key(address)";
-    "promises-what-it-takes", REGAIN, ["fence::regain::"], "an address is given back to one node while another claims it":
-        "[&*held, &*taking, &*awaited]" => "[&*held, &*awaited]";
-    "asked-back-without-limit", REGAIN_WORDS, ["health::regain::"],
-        "probes with a thousand addresses are refused for their size, and their nodes count as gone":
-        "addresses.iter().take(most).map(ToString::to_string)" => "addresses.iter().map(ToString::to_string)";
     "probe-counts-twice", SIGNATURE, ["health::signature::"], "a copy of a probe makes a node obey an order that is over":
         "if number <= *greatest => return false" => "if number < *greatest => return false";
     "forgotten-session-comes-again", SIGNATURE, ["health::signature::"],
@@ -263,7 +256,7 @@ mutations! { AGENT,
         "a node counts its lease from later than the leader does, and holds what is given to another":
         "self.heard = self.heard.max(Some(*arrived));" => "self.heard = self.heard.max(Some(at));";
     "fence-takes-nothing", TENURE, ["model::tenure::"], "a node that is cut off goes on with addresses that another has by now":
-        "is_anothers || (self.fenced && !is_back)" => "is_anothers";
+        "if self.fenced || is_anothers {" => "if is_anothers {";
     "news-of-before-the-fence", TENURE, ["model::tenure::"], "a node takes an address by a status of before it was cut off":
         " || (self.was_fenced && is_new)" => "";
     "unclaimed-counts-as-read", TENURE, ["model::tenure::"],
@@ -299,10 +292,10 @@ mutations! { AGENT,
         "is_some_and(|at| at.elapsed() < UNKNOWN)" => "is_some()";
     "lease-without-margin", SUSPICION, ["controller::suspicion::"],
         "an address is given away before the node that had it has fallen silent":
-        "(heard + lease + MARGIN).max(" => "(heard + lease).max(";
+        "(heard + of_heard + MARGIN).max(" => "(heard + of_heard).max(";
     "suspicion-not-waited-for", SUSPICION, ["controller::suspicion::"],
         "an address is given away while its node holds it by a ledger that it read before":
-        "(heard + lease + MARGIN).max(*seen + lease * 3 / 4)" => "(heard + lease + MARGIN).min(*seen + lease * 3 / 4)";
+        "(heard + of_heard + MARGIN).max(*seen + of_read)" => "(heard + of_heard + MARGIN).min(*seen + of_read)";
 
     // Which node gets an address.
     "two-of-an-object-on-a-node", ASSIGNMENT, ["controller::assignment::"],
@@ -371,7 +364,9 @@ mutations! { AGENT,
         "if self.since.is_none() || self.leadership.since() != self.since {" => "if self.since.is_none() {";
     "former-timeout-not-waited-for", BOOKS, ["controller::books::"],
         "after the timeout is made shorter addresses are given away that nodes hold by the longer one":
-        "let lease = self.longest.of(self.total, now);" => "let lease = self.total;";
+        "lease: lease.of(own.lease, now)," => "lease: own.lease,";
+    "former-grace-not-waited-for", BOOKS, ["controller::books::"], "likewise, of programs without an agent":
+        "programs: programs.of(own.programs, now)" => "programs: own.programs";
 
     // What objects say.
     "unreadable-selectors-published", DECISION, ["controller::decision::"],

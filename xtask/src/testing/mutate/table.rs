@@ -87,6 +87,19 @@ macro_rules! mutations {
 pub(super) use mutations;
 
 mutations! { PROGRAMS,
+    // The lease, on every path that emits or claims.
+    "snat-without-a-lease", SNAT, ["lease::"], "programs without an agent emit what another node serves":
+        "owner.origin != Origin::Stack && !tables.has_lease()" => "owner.origin != Origin::Stack && tables.decisions() == u32::MAX";
+    "answers-without-a-lease", ANSWER, ["lease::"], "neighbours are told of a node that has lost the address":
+        "(held.address == *target && Maps.has_lease()).then_some(owned)" => "(held.address == *target).then_some(owned)";
+    "errors-without-a-lease", ANSWER, ["lease::"], "errors leave from an address of another node":
+        "    if !Maps.has_lease() {\n        return Outcome::done(Verdict::LeaseExpired);\n    }\n" => "";
+    "flow-cache-outlives-the-lease", RECENT, ["lease::"], "flows go on for an eighth of a second":
+        "recent.until_ns = recent.until_ns.min(run_ns().saturating_add(lease::left_ns()));" => "";
+    "late-packets-leave", ANSWER, ["lease::"], "what has waited for its neighbour leaves from an address of another node":
+        "(false, _) => Verdict::LeaseExpired," => "(false, _) => Verdict::NotOurs,";
+    "late-packets-of-a-moved-address-leave", ANSWER, ["lease::"], "likewise, where the node has a lease again":
+        "(true, false) => Verdict::NotGateway," => "(true, false) => Verdict::NotOurs,";
     // What a program returns.
     "drop-passes", MAIN, ["guard::"], "a packet that must not leave is left to the stack":
         "verdict, length);\n                TC_ACT_SHOT" => "verdict, length);\n                TC_ACT_UNSPEC";

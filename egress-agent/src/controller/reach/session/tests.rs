@@ -11,7 +11,6 @@ use tonic_health::server::WatchStream;
 
 use super::super::vouch::Others;
 use super::*;
-use crate::fence::regain::Regain;
 use crate::health::signature::tests::{answer_for_anyone, key, shared};
 use crate::health::tls::tests::{Authority, Node};
 use crate::health::{self, fitness::Uplink};
@@ -52,8 +51,7 @@ async fn found_keyed(
     vouch: Vouch,
 ) -> Vec<Finding> {
     let orders = watch::channel(Words::new()).1;
-    let recall = ("n".into(), Arc::default());
-    let asker = Asker { term: 3, offset: Duration::ZERO, vouch, orders, recall, own_node: "leader".into() };
+    let asker = Asker { term: 3, offset: Duration::ZERO, vouch, orders, node: "n".into(), own_node: "leader".into() };
     let road = Road { address: LOOPBACK, knock_at: vec![] };
     let manner = Manner { rules: RULES, port, dial, key, meters, events: None };
     let begin = Instant::now();
@@ -122,16 +120,16 @@ async fn agent_keyed(tls: Option<Tls>, key: SharedKey) -> Agent {
     let ((uplink, is_uplink), (heard, is_heard)) = (watch::channel(Uplink::Works), watch::channel(None));
     let stop = CancellationToken::new();
     let released = watch::channel(Words::new()).1;
-    let (overlay, ledger) = (watch::channel(None).1, watch::channel(Arc::default()).1);
+    let overlay = watch::channel(None).1;
     let nodes = watch::channel(Arc::new([LOOPBACK].into())).1;
     let node_name = "n".to_owned();
     let facts = health::Facts {
+        bounded: watch::channel(None).1,
         ready: is_ready,
         selected: watch::Sender::default().subscribe(),
         uplink: is_uplink,
         released,
         overlay,
-        ledger,
         nodes,
         key,
         node_name,
@@ -140,7 +138,6 @@ async fn agent_keyed(tls: Option<Tls>, key: SharedKey) -> Agent {
         heard,
         total: watch::channel(None).0,
         orders: watch::channel(Words::new()).0,
-        regain: Regain::default(),
         meters: Meters::default(),
     };
     let settings = health::Settings { port, tls, total_timeout: Duration::from_secs(5) };
@@ -194,7 +191,7 @@ async fn an_agent_answers_and_learns_that_it_was_heard() {
     let begin = Instant::now();
     let findings = found(agent.port, Duration::from_millis(1200)).await;
     assert_eq!(answers(&findings), [Sign::Answer(Answer::Serving)]);
-    let said = Finding::Said { timeout: Some(Duration::from_secs(5)), term: Some(3), overlay: None };
+    let said = Finding::Said { timeout: Some(Duration::from_secs(5)), term: Some(3), overlay: None, bounded: None };
     assert!(findings.contains(&said), "{findings:?}");
     let heard = agent.heard.borrow().expect("the third probe confirms the second");
     assert!(heard >= begin + RULES.interval);
@@ -252,16 +249,16 @@ async fn a_session_that_is_closed_is_begun_anew() {
     let (_uplink, is_uplink) = watch::channel(Uplink::Works);
     let settings = health::Settings { port, tls: None, total_timeout: Duration::from_secs(1) };
     let released = watch::channel(Words::new()).1;
-    let (overlay, ledger) = (watch::channel(None).1, watch::channel(Arc::default()).1);
+    let overlay = watch::channel(None).1;
     let nodes = watch::channel(Arc::new([LOOPBACK].into())).1;
     let node_name = "n".to_owned();
     let facts = health::Facts {
+        bounded: watch::channel(None).1,
         ready: is_ready,
         selected: watch::Sender::default().subscribe(),
         uplink: is_uplink,
         released,
         overlay,
-        ledger,
         nodes,
         key: shared(1),
         node_name,
@@ -270,7 +267,6 @@ async fn a_session_that_is_closed_is_begun_anew() {
         heard: watch::channel(None).0,
         total: watch::channel(None).0,
         orders: watch::channel(Words::new()).0,
-        regain: Regain::default(),
         meters: Meters::default(),
     };
     tokio::spawn(health::serve(settings, facts, told, CancellationToken::new()));

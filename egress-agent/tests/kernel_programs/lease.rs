@@ -1,0 +1,185 @@
+//! The lease: without one nothing is emitted or claimed with an egress IP, by any path, and nothing else changes.
+
+use std::time::Duration;
+
+use aya::programs::TcAttachType;
+use egress_common::abi::{Course, Family, Lease, Verdict};
+use nix::time::{ClockId, clock_gettime};
+
+use crate::cast::{Cast, V4, addr};
+use crate::frames::{ACK, Packet, packet};
+use crate::neighbours::asks_for;
+use crate::overlay::{Wire, arrives, is, on_devices, wrapped};
+use crate::races::{CPUS, pin};
+use crate::stage::{
+    ENTER, LEAVE, NEXT, REDIRECT, REDIRECTED, Ran, Run, SHOT, STEER, Stage, UPLINK_MAC, WAITING, both, test_run,
+};
+
+/// Both families, each beginning with a lease.
+fn each(test: impl Fn(&mut Stage, &Cast) + Send + 'static) {
+    both(move |stage, cast| {
+        stage.set_lease(Lease::ENDLESS);
+        test(stage, cast);
+    });
+}
+
+/// The clock of the lease.
+fn boot_ns() -> u64 {
+    let now = clock_gettime(ClockId::CLOCK_BOOTTIME).expect("the clock");
+    u64::try_from(now.tv_sec()).expect("a time") * 1_000_000_000 + u64::try_from(now.tv_nsec()).expect("a time")
+}
+
+fn lasts(stage: &mut Stage, time: Duration) {
+    let time = u64::try_from(time.as_nanos()).expect("a time");
+    stage.set_lease(Lease { until_ns: boot_ns() + time });
+}
+
+fn out(cast: &Cast) -> Packet {
+    packet(cast.pod, cast.world, 4000, 80)
+}
+
+fn back(cast: &Cast) -> Packet {
+    packet(cast.world, cast.egress, 80, 4000).with(|packet| packet.dmac = UPLINK_MAC)
+}
+
+#[test]
+fn it_ends_by_itself() {
+    each(|stage, cast| {
+        lasts(stage, Duration::from_secs(3600));
+        stage.run_frame(&STEER, &out(cast).frame(), Verdict::SnatHere);
+        for expired in [0, 1, boot_ns() - 1] {
+            stage.set_lease(Lease { until_ns: expired });
+            stage.drops(&STEER, &out(cast), Verdict::LeaseExpired);
+            stage.drops(&STEER, &out(cast).with(|packet| packet.sport = 4001), Verdict::LeaseExpired);
+        }
+        lasts(stage, Duration::from_millis(50));
+        std::thread::sleep(Duration::from_millis(60));
+        stage.drops(&STEER, &out(cast), Verdict::LeaseExpired);
+        lasts(stage, Duration::from_secs(3600));
+        stage.run_frame(&STEER, &out(cast).frame(), Verdict::SnatHere);
+        let made = if cast.family == Family::V4 { 2 } else { 4 };
+        assert_eq!(stage.entries()[0], made, "one mapping for each family: what was dropped has made none");
+    });
+}
+
+/// What this node does without its egress IPs goes on.
+#[test]
+fn what_bears_no_egress_ip_needs_none() {
+    each(|stage, cast| {
+        stage.run_frame(&STEER, &out(cast).frame(), Verdict::SnatHere);
+        stage.set_lease(Lease::EXPIRED);
+        // Answers still reach pods.
+        stage.run_frame(&ENTER, &back(cast).frame(), Verdict::ReplyHere);
+        stage.run_frame(&STEER, &packet(cast.away_pod, cast.world, 1, 2).frame(), Verdict::Steered);
+        stage.run_frame(&STEER, &packet(cast.pod, cast.other_node, 1, 2).frame(), Verdict::MarkedNode);
+        let marked = Run { mark: egress_common::abi::NODE_MARK, ..LEAVE };
+        stage.run_frame(&marked, &packet(cast.pod, cast.other_node, 1, 2).frame(), Verdict::NodeSnat);
+        stage.passes(&STEER, &packet(cast.known_pod, cast.world, 1, 2), Verdict::NotSelected);
+    });
+}
+
+#[test]
+fn nobody_is_told_that_the_address_is_here() {
+    each(|stage, cast| {
+        let (asks, answered) = asks_for(cast.egress);
+        assert_eq!(stage.run_frame(&ENTER, &asks, answered).action, REDIRECT);
+        stage.set_lease(Lease::EXPIRED);
+        assert_eq!(stage.run_frame(&ENTER, &asks, Verdict::NotOurs).action, NEXT);
+    });
+}
+
+#[test]
+fn no_error_leaves_from_the_address() {
+    each(|stage, cast| {
+        stage.run_frame(&STEER, &out(cast).frame(), Verdict::SnatHere);
+        let long = back(cast).with(|packet| packet.data = 1472);
+        stage.run_frame(&ENTER, &long.frame(), Verdict::MtuAnswered);
+        stage.set_lease(Lease::EXPIRED);
+        stage.drops(&ENTER, &long, Verdict::LeaseExpired);
+    });
+}
+
+/// What comes by the overlay, also in the middle of a hand-over to this node.
+#[test]
+fn pods_of_other_nodes_get_no_egress_ip() {
+    on_devices(&[("overlay_ingress", "egress0", TcAttachType::Ingress)], |stage, cast| {
+        let wire = Wire::of("out0");
+        let sent = packet(cast.remote_pod, cast.world, 4000, 80);
+        let frame = wrapped(V4.other_node, cast.here, &sent);
+        assert_eq!(arrives(stage, &wire, &frame), is(Verdict::SnatForNode));
+        stage.set_lease(Lease::EXPIRED);
+        assert_eq!(arrives(stage, &wire, &frame), is(Verdict::LeaseExpired));
+        for course in [Course::Arriving, Course::Open] {
+            stage.own(cast.here, cast.egress);
+            stage.hand_over(cast, course);
+            stage.owned.remove(&cast.here).expect("it is owned");
+            // Of another pod than the sender's, as the old node passes it on.
+            let passed = packet(cast.pod, cast.world, 4002, 80);
+            assert_eq!(arrives(stage, &wire, &wrapped(V4.other_node, cast.here, &passed)), is(Verdict::LeaseExpired));
+        }
+        stage.set_lease(Lease::ENDLESS);
+    });
+}
+
+/// The flow cache serves without looking at the lease, and not for longer than it.
+#[test]
+fn the_flow_cache_ends_with_it() {
+    each(|stage, cast| {
+        pin(CPUS[0]);
+        stage.configure(|config| config.decisions = 1);
+        let sent = out(cast).tcp(ACK);
+        for _ in 0..20 {
+            lasts(stage, Duration::from_millis(40));
+            let start = boot_ns();
+            // The third is served by what the second has left, if the machine is fast enough.
+            for _ in 0..3 {
+                test_run(stage.program("mgmt_ingress"), &STEER, &sent.frame());
+            }
+            // Behind the end, and what the clock of the cache may be late.
+            std::thread::sleep(Duration::from_millis(60).saturating_sub(Duration::from_nanos(boot_ns() - start)));
+            stage.drops(&STEER, &sent, Verdict::LeaseExpired);
+        }
+        stage.configure(|_| ());
+    });
+}
+
+/// A packet that has waited for its neighbour is asked about once more where it leaves.
+#[test]
+fn what_has_waited_leaves_by_the_lease_of_that_moment() {
+    each(|stage, cast| {
+        let ran = stage.run_frame(&STEER, &out(cast).frame(), Verdict::SnatHere);
+        assert_eq!(ran.priority, WAITING);
+        assert_eq!(ran.mark, cast.here);
+        let waited = Run { priority: ran.priority, mark: ran.mark, ..LEAVE };
+        assert_eq!(stage.run_frame(&waited, &ran.frame, Verdict::NotOurs), Ran::plain(NEXT, ran.frame.clone(), 0));
+        stage.set_lease(Lease::EXPIRED);
+        assert_eq!(stage.run_frame(&waited, &ran.frame, Verdict::LeaseExpired).action, SHOT);
+        stage.set_lease(Lease::ENDLESS);
+        // Another node has the address by now.
+        stage.owned_addr.remove(&addr(cast.egress)).expect("it is owned");
+        stage.owned.remove(&cast.here).expect("it is owned");
+        assert_eq!(stage.run_frame(&waited, &ran.frame, Verdict::NotGateway).action, SHOT);
+        // This one takes it over, or passes on what comes for it.
+        for (course, verdict) in [
+            (Course::Arriving, Verdict::NotOurs),
+            (Course::Open, Verdict::NotOurs),
+            (Course::Leaving, Verdict::NotGateway),
+        ] {
+            stage.own(cast.here, cast.egress);
+            stage.hand_over(cast, course);
+            stage.owned.remove(&cast.here).expect("it is owned");
+            stage.run_frame(&waited, &ran.frame, verdict);
+        }
+        stage.moving.remove(&cast.here).expect("it is there");
+        // The object has another address here.
+        stage.own(cast.here, if cast.family == Family::V4 { "172.18.0.177" } else { "fd00:172:18::177" });
+        stage.run_frame(&waited, &ran.frame, Verdict::NotGateway);
+        stage.own(cast.here, cast.egress);
+        // What goes to another node bears that node's address, and is asked about there.
+        let steered = stage.run_frame(&STEER, &packet(cast.away_pod, cast.world, 1, 2).frame(), Verdict::Steered);
+        stage.set_lease(Lease::EXPIRED);
+        assert_eq!(steered.priority, REDIRECTED);
+        let signed = Run { priority: steered.priority, ..LEAVE };
+        assert_eq!(stage.run_frame(&signed, &steered.frame, Verdict::NotOurs).action, NEXT);
+    });
+}
