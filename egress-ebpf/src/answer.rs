@@ -59,9 +59,14 @@ fn is_contested(address: &Addr, mac: &[u8; 6]) -> bool {
 /// address.
 #[inline(never)]
 fn held(target: &Addr) -> Option<&'static OwnedAddr> {
+    // Asked first. Behind the looks `is_contested` is never true on Linux 6.1 (the tests of neighbour discovery notice it there).
+    // Why is not known; its verifier, which cuts out branches that it takes for dead, is the suspect.
+    if !Maps.has_lease() {
+        return None;
+    }
     let owned = Maps.owned_addr(target)?;
     let held = Maps.owned(owned.egress_id)?;
-    (held.address == *target && Maps.has_lease()).then_some(owned)
+    (held.address == *target).then_some(owned)
 }
 
 /// Neighbour discovery on the uplink, likewise; `None` where it is anything else, or may not be believed.

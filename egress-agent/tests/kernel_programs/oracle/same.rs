@@ -10,7 +10,7 @@ use egress_common::decide::world::World;
 use egress_fuzz::node::Outcome;
 
 use super::craft::unwrapped;
-use crate::stage::{NEXT, REDIRECT, Ran, SHOT, Stage};
+use crate::stage::{NEXT, REDIRECT, Ran, SHOT, Stage, WAITING};
 
 /// Whether the programs did what the model did; what left, without outer headers.
 pub(super) fn packet(ran: &Ran, outcome: &Outcome) -> Result<Option<Vec<u8>>, String> {
@@ -22,8 +22,10 @@ pub(super) fn packet(ran: &Ran, outcome: &Outcome) -> Result<Option<Vec<u8>>, St
         Outcome::Answered(_, frame) => (REDIRECT, Some(frame), 0, 0),
         Outcome::Dropped(_) => (SHOT, None, ran.mark, 0),
     };
-    if (ran.action, ran.mark) != (action, mark) {
-        return Err(format!("action {} and mark {:#x}, not {action} and {mark:#x}", ran.action, ran.mark));
+    // Whose egress IP it is, for the uplink's own hook.
+    let left = if ran.priority == WAITING { 0 } else { ran.mark };
+    if (ran.action, left) != (action, mark) {
+        return Err(format!("action {} and mark {left:#x}, not {action} and {mark:#x}", ran.action));
     }
     let Some(frame) = frame else { return Ok(None) };
     let in_overlay = matches!(outcome.verdict(), Verdict::Steered | Verdict::ReplySteered | Verdict::PassedOn);
