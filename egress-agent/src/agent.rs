@@ -215,7 +215,7 @@ pub async fn run<E: Executor + Send + 'static>(
     if let Some(station) = &station {
         let (ready, uplink, standing, leadership, _) = told.clone();
         let (node, beats) = (to_node_half.clone(), (moves, beat.clone()));
-        station.runs(Running { node, ready, uplink, standing, leadership, beats });
+        station.runs(Running { node, ready, uplink, standing, stake: is_stake.clone(), leadership, beats });
     }
     let notes = questions.as_ref().map(|questions| questions.notes.clone());
     let key_notes = notes.clone();

@@ -154,7 +154,7 @@ metrics! {
         "1 where the node can carry egress traffic, as its health service says to the leader's probes",
         "`egress-agent status` names the reason: the kernel is not in step, the uplink is away, or its next hop is silent.";
     Fenced = "egress_agent_fenced", Gauge, None, Everybody,
-        "1 where the node is out of touch with leader and API server for so long that it may not hold egress IPs",
+        "1 where the node has egress IPs that it may not hold, since it is out of touch with leader and API server",
         "The management network between this node and the others, or all of the node's network, is cut.";
     Lease = "egress_agent_lease_seconds", Gauge, None, Everybody,
         "Seconds for which the programs may go on emitting egress IPs if the agent ends now; 0 once the lease has expired",

@@ -22,7 +22,7 @@ use crate::inspect::Question;
 use crate::kube::outage::Outages;
 use crate::model::state::EgressId;
 use crate::reconcile::Ready;
-use crate::reconcile::ties::Standing;
+use crate::reconcile::ties::{Stake, Standing};
 
 /// How long an answer of the node's half is waited for; then what it said before serves.
 const PATIENCE: Duration = Duration::from_millis(500);
@@ -33,6 +33,7 @@ pub struct Running {
     pub ready: watch::Receiver<Ready>,
     pub uplink: watch::Receiver<Uplink>,
     pub standing: watch::Receiver<Standing>,
+    pub stake: watch::Receiver<Stake>,
     pub leadership: Leadership,
     /// Of the node's half, and of the fence.
     pub beats: (Beat, Beat),
@@ -208,7 +209,8 @@ fn asked_of(held: &Held, most: usize) -> Vec<EgressId> {
 fn agent(running: &Running) -> AgentFacts {
     AgentFacts {
         serving: Obstacle::of(running.ready.borrow().serving, &running.uplink.borrow()).is_none(),
-        fenced: matches!(*running.standing.borrow(), Standing::Fenced(_)),
+        // A node without egress IPs is confirmed by nobody, and misses nothing.
+        fenced: matches!(*running.standing.borrow(), Standing::Fenced(_)) && running.stake.borrow().wants,
         leads: running.leadership.leads(),
     }
 }

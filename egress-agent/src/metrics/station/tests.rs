@@ -22,6 +22,7 @@ fn agent() -> Agent {
         ready: is_ready,
         uplink: watch::channel(Uplink::Works).1,
         standing: watch::channel(Standing::Holds).1,
+        stake: watch::channel(Stake::default()).1,
         leadership: leadership().1,
         beats: beats.clone(),
     });
@@ -133,4 +134,21 @@ fn a_page_that_shows_a_thousand_reads_no_more() {
     let held = Held { served, ..Held::default() };
     assert_eq!(asked_of(&held, 2), [EgressId(1), EgressId(2)]);
     assert_eq!(asked_of(&held, usize::MAX).len(), 9);
+}
+
+#[test]
+fn a_node_without_egress_ips_is_not_shown_as_fenced() {
+    let shown = |wants| {
+        let running = Running {
+            node: mpsc::channel(1).0,
+            ready: watch::channel(Ready::default()).1,
+            uplink: watch::channel(Uplink::Works).1,
+            standing: watch::channel(Standing::Fenced(1)).1,
+            stake: watch::channel(Stake { wants, ..Stake::default() }).1,
+            leadership: leadership().1,
+            beats: (Beat::default(), Beat::default()),
+        };
+        super::agent(&running).fenced
+    };
+    assert_eq!([shown(true), shown(false)], [true, false]);
 }
