@@ -11,7 +11,7 @@ use crate::testing::lab::LabContext;
 
 pub(super) const LEASE: &str = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases/egress-agent-leader";
 /// Three times the lease's duration: what docs/operations.md says of an election.
-const TAKE_OVER: Duration = Duration::from_secs(3 * 2);
+pub(super) const TAKE_OVER: Duration = Duration::from_secs(3 * 2);
 /// A leader that lets go saves the others the waiting.
 const HAND_OVER: Duration = Duration::from_secs(3);
 

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 
 use super::ground::{Ground, Sight, look, pod};
+use super::leader::TAKE_OVER;
 use super::objects::{all, egress_ip, labels};
 use super::pins::{Link, Pins};
 use super::wait::{EFFECT, until};
@@ -84,10 +85,21 @@ fn start_flows(ground: &Ground) -> Result<Vec<(String, Flow)>> {
     Ok(flows)
 }
 
-/// Each way to end, on the source node, on the gateways and everywhere at once.
+/// More than a reading of the ledger gives programs, and less than a leader's probe does.
+const CONFIRMED: Duration = Duration::from_secs(10);
+
+/// Each way to end, on the source node, on the gateways and everywhere at once. Each time a leader has confirmed the gateways
+/// first: with the leader itself a killed agent takes its Lease for seconds, in which programs outlive their agent by no more
+/// than a reading gives them (docs/adr/0017-lease-in-the-programs.md).
 fn endings(ground: &mut Ground) -> Result<()> {
     for nodes in [&[1][..], &[2], &[3], &[1, 2, 3]] {
         for kill in [true, false] {
+            for gateway in [2, 3] {
+                let pins = pins(ground, gateway)?;
+                until(&format!("a leader has confirmed node{gateway}"), TAKE_OVER, || {
+                    Ok((pins.lease_left()? > CONFIRMED).then_some(()))
+                })?;
+            }
             restart(ground, nodes, kill).with_context(|| format!("restart of {nodes:?}, killed: {kill}"))?;
         }
     }
