@@ -1,7 +1,7 @@
 //! Nodes whose leases have no end. Pure.
 //!
 //! A lease ends so that another node can take the addresses. Where no other node could host any address of a node, the end would
-//! cost its egress traffic and help nobody: a cluster with one gateway would lose it whenever its agent is down for longer than
+//! cost its egress traffic and help no other node: a cluster with one gateway would lose it whenever its agent is down for longer than
 //! the grace. So the ledger says that the lease has no end, and from then on nothing of that node is given away unless it
 //! lets go itself, or its Node is deleted.
 //!
@@ -55,7 +55,7 @@ impl Alone {
     ) -> Option<Instant> {
         let alone: BTreeSet<String> = alone(objects, nodes, draft).into_iter().map(str::to_owned).collect();
         self.0.retain(|name, _| alone.contains(name));
-        // Of a node that does not exist nobody can say when it stops.
+        // A node that does not exist is waited for no longer: its deletion says that it may be taken for gone.
         draft.endless.retain(|name, _| nodes.contains_key(name));
         draft.ending.retain(|name, number| {
             nodes.contains_key(name) && bounded.get(name).is_none_or(|obeyed| *obeyed < *number)
@@ -101,7 +101,7 @@ mod tests {
 
     /// The node has an address, and is alone, has company, is deleted.
     #[test]
-    fn a_lease_has_no_end_while_nobody_else_could_host_the_addresses() {
+    fn a_lease_has_no_end_while_no_other_node_could_host_the_addresses() {
         let objects = Objects::from([object("a", 1, &["172.18.0.101"], &[("n1", "172.18.0.101")])]);
         let none = BTreeMap::new();
         let (only, far) = (nodes(&[("n1", "172.18.0.2/16")]), nodes(&[("n1", "172.18.0.2/16"), ("n2", "10.9.0.2/16")]));
@@ -154,6 +154,6 @@ mod tests {
         assert_eq!(alone(&objects, &all, &Ledger::default()), BTreeSet::from(["n1"]));
         let other = std::sync::Arc::make_mut(all.get_mut("n2").expect("a node"));
         (other.assignable, other.networks_known) = (true, false);
-        assert!(alone(&objects, &all, &Ledger::default()).is_empty(), "nobody knows");
+        assert!(alone(&objects, &all, &Ledger::default()).is_empty(), "no addresses are known");
     }
 }

@@ -171,7 +171,7 @@ fn lookup<K, V>(
 }
 
 /// The first word of an array that is made for it (`BPF_F_MMAPABLE`, Linux 5.5), in this process's memory: one store is one
-/// write of the map, whole for whoever reads it.
+/// write of the map, and no reader sees half of it.
 #[derive(Debug)]
 pub(super) struct MappedWord {
     page: NonNull<AtomicU64>,

@@ -99,7 +99,7 @@ pub async fn keep(
             Deadline::AsItIs => {}
             Deadline::At(time) => word.set(clocks.of_programs(time)),
             Deadline::Never => word.set(LeaseWord::ENDLESS),
-            Deadline::Passed => word.set(0),
+            Deadline::Passed => word.set(LeaseWord::EXPIRED),
         }
         // Behind the deadline: what is claimed upon it is announced.
         standing.send_if_modified(|said| std::mem::replace(said, is) != is);
@@ -160,7 +160,7 @@ mod tests {
         assert_eq!(
             read(&store("there"), "a", began, patience).await,
             Some((began, false, LeaseTerms::default())),
-            "it suspects nobody"
+            "it suspects no node"
         );
         for namespace in ["absent", "busy"] {
             assert_eq!(read(&store(namespace), "a", began, patience).await, None, "{namespace}");

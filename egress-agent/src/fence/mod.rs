@@ -15,7 +15,7 @@
 //!
 //! A deadline that has passed, or was set to zero, is not renewed before the node's half has disowned all that the kernel
 //! had ([`Standing::Fenced`] bears a number that it answers with): the addresses may be other nodes' by now, and are taken
-//! up again only when ledger and objects have been read anew (`crate::model::tenure`).
+//! up again only when ledger and objects have been read again past every cache (`crate::model::tenure`).
 //!
 //! Where the ledger says that this node's lease has no end, since no other node could host its addresses, it has none, and the
 //! node is not fenced. That is believed of a reading alone: a watch may be late, and the end announced and obeyed by then.
@@ -65,7 +65,7 @@ impl LeaseTerms {
 /// Until when the programs may emit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Deadline {
-    /// As it stands in the kernel, by whoever ran before.
+    /// As it stands in the kernel, as the former agent left it.
     AsItIs,
     At(Instant),
     Never,
@@ -248,7 +248,7 @@ impl Fence {
             Standing::Holds => {
                 let heard = self.heard.map(|heard| heard + self.programs());
                 let read = self.read.map(|read| read + self.total * 16 / 10);
-                // Whoever holds has been heard or has read.
+                // A node that holds has been heard or has read.
                 heard.max(read).map_or(Deadline::AsItIs, Deadline::At)
             }
         }

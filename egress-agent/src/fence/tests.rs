@@ -177,7 +177,7 @@ fn programs_go_on_for_the_grace_behind_the_last_confirmation_and_not_behind_a_re
     assert_eq!(fence.emits(at(10)), Deadline::At(at(0) + TOTAL + GRACE));
     let mut reader = Fence::new(TOTAL);
     reader.set_stake(stake(true, true), at(0));
-    assert_eq!(reader.emits(at(0)), Deadline::AsItIs, "whoever ran before");
+    assert_eq!(reader.emits(at(0)), Deadline::AsItIs, "as the former agent left it");
     reader.note_read(at(0), false, LeaseTerms { programs: Some(TOTAL + GRACE), ..LeaseTerms::default() });
     assert_eq!(reader.emits(at(10)), Deadline::At(at(160)));
     // A leader that says nothing of it gives no grace, whatever this node's flags say.

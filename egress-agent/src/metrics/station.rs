@@ -209,7 +209,7 @@ fn asked_of(held: &Held, most: usize) -> Vec<EgressId> {
 fn agent(running: &Running) -> AgentFacts {
     AgentFacts {
         serving: Obstacle::of(running.ready.borrow().serving, &running.uplink.borrow()).is_none(),
-        // A node without egress IPs is confirmed by nobody, and misses nothing.
+        // A node without egress IPs is never confirmed, and misses nothing.
         fenced: matches!(*running.standing.borrow(), Standing::Fenced(_)) && running.stake.borrow().wants,
         leads: running.leadership.leads(),
     }

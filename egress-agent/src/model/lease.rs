@@ -4,15 +4,17 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use egress_common::abi::Lease;
+
 /// The word: nanoseconds of CLOCK_BOOTTIME. In the kernel it is the map `lease`; in tests a number of their own.
 ///
-/// One task writes it, the lease keeper (`crate::fence`). Zero stands for expired, `u64::MAX` for a lease without an end.
+/// One task writes it, the lease keeper (`crate::fence`).
 #[derive(Clone)]
 pub struct LeaseWord(Arc<dyn AsRef<AtomicU64> + Send + Sync>);
 
 impl LeaseWord {
-    /// A lease without an end.
-    pub const ENDLESS: u64 = u64::MAX;
+    pub const ENDLESS: u64 = Lease::ENDLESS.until_ns;
+    pub const EXPIRED: u64 = Lease::EXPIRED.until_ns;
 
     pub fn new(word: impl AsRef<AtomicU64> + Send + Sync + 'static) -> Self {
         Self(Arc::new(word))
@@ -29,11 +31,11 @@ impl LeaseWord {
 
     /// Whether the programs may emit at this time of the same clock.
     pub fn covers(&self, now_ns: u64) -> bool {
-        now_ns < self.until_ns()
+        Lease { until_ns: self.until_ns() }.left_ns(now_ns) > 0
     }
 }
 
-/// Expired, and nobody else's.
+/// Expired, and shared with no kernel.
 impl Default for LeaseWord {
     fn default() -> Self {
         struct Own(AtomicU64);
@@ -42,7 +44,7 @@ impl Default for LeaseWord {
                 &self.0
             }
         }
-        Self::new(Own(AtomicU64::new(0)))
+        Self::new(Own(AtomicU64::new(Self::EXPIRED)))
     }
 }
 

@@ -50,7 +50,7 @@ pub struct Tenure {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Barred {
     pub all: Owned,
-    /// Those of them that only wait for being read anew.
+    /// Those of them that only wait until ledger and object have been read again.
     pub doubtful: Owned,
 }
 

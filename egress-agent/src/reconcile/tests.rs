@@ -477,6 +477,21 @@ async fn a_fence_ends_what_takes_its_time_and_takes_everything_also_without_a_no
     tokio::time::timeout(Duration::from_secs(5), running).await.expect("nothing hangs").expect("no panic");
 }
 
+/// An agent that starts where the ConfigMap was deleted keeps the deadline that its programs have.
+#[test]
+fn a_ledger_that_is_not_there_does_not_end_leases() {
+    let (stake, said) = watch::channel(ties::Stake::default());
+    let nobody: ties::Ask = Box::new(|_| Box::pin(std::future::pending()));
+    let told = (watch::channel(ties::Standing::Undecided).1, watch::channel(BTreeMap::new()).1);
+    let mut ties = Ties::new("n1", told, (stake, watch::channel(BTreeMap::new()).0), nobody);
+    let mut follow = |leader: &str, leases| {
+        ties.follow(&Arc::new(Ledger { leader: leader.into(), leases, ..Ledger::default() }));
+        said.borrow().leases
+    };
+    assert_eq!([follow("", false), follow("a_1", false), follow("a_1", true)], [None, Some(false), Some(true)]);
+    assert_eq!(follow("", true), None, "deleted while it ran");
+}
+
 #[tokio::test]
 async fn a_fence_does_not_wait_for_a_walk_of_the_maps() {
     let recorder = Recorder::default();
@@ -530,7 +545,7 @@ async fn what_a_fence_could_not_take_at_once_does_not_wait_for_a_walk_of_the_map
 
 /// The API server is away, and the node was cut off for a while: the leader hears it again before anything can be read.
 #[tokio::test]
-async fn what_a_fence_took_is_served_again_when_it_was_read_anew_and_no_sooner() {
+async fn what_a_fence_took_is_served_again_when_it_was_read_again_and_no_sooner() {
     let recorder = Recorder::default();
     let (standing, is_standing) = watch::channel(ties::Standing::Holds);
     let is_back = Arc::new(Mutex::new(false));
@@ -558,7 +573,7 @@ async fn what_a_fence_took_is_served_again_when_it_was_read_anew_and_no_sooner()
     assert_eq!(go_on().await, (1, false));
 }
 
-/// It began when nobody could be asked: some lists never come.
+/// It began when no server could be asked: some lists never come.
 #[tokio::test]
 async fn a_node_whose_leases_run_out_before_it_knows_the_cluster_lets_go() {
     let recorder = Recorder::default();

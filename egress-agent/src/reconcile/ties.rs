@@ -43,7 +43,7 @@ pub enum Standing {
 pub struct Stake {
     /// There are addresses to hold.
     pub wants: bool,
-    /// Whether agents hold leases, as the ledger says.
+    /// Whether agents hold leases, as the ledger says; `None` while there is none that a leader has written.
     pub leases: Option<bool>,
     /// What else it says of them.
     pub terms: LeaseTerms,
@@ -125,7 +125,9 @@ impl Ties {
 
     pub(super) fn follow(&mut self, ledger: &Arc<Ledger>) {
         self.tenure.follow(Arc::clone(ledger));
-        let said = (Some(ledger.leases), LeaseTerms::of(ledger, self.tenure.node_name()));
+        // Where there is no ledger it does not say that there are no leases: it may have been deleted.
+        let leases = (!ledger.leader.is_empty()).then_some(ledger.leases);
+        let said = (leases, LeaseTerms::of(ledger, self.tenure.node_name()));
         self.stake.send_if_modified(|stake| {
             let is_news = (stake.leases, stake.terms) != said;
             (stake.leases, stake.terms) = said;
@@ -234,7 +236,7 @@ impl Ties {
     }
 
     /// Says that this node serves again what it has given up. Not before it is so: where the API server is out of reach for
-    /// this node alone, the leader hears it, and nothing has been read anew.
+    /// this node alone, the leader hears it, and nothing has been read again.
     pub(super) fn say_in_touch(&mut self, desired: &Owned, held: &Owned) {
         if !self.has_given_up || self.is_or_was_fenced() || !self.tenure.barred(desired, held).doubtful.is_empty() {
             return;

@@ -79,7 +79,7 @@ fn what_bears_no_egress_ip_needs_none() {
 }
 
 #[test]
-fn nobody_is_told_that_the_address_is_here() {
+fn neighbours_are_not_told_that_the_address_is_here() {
     each(|stage, cast| {
         let (asks, answered) = asks_for(cast.egress);
         assert_eq!(stage.run_frame(&ENTER, &asks, answered).action, REDIRECT);

@@ -8,7 +8,7 @@
 //!
 //! Agents die, and others come in their place: their programs emit what the kernel holds until the deadline passes. What is
 //! judged is what a node emits. One case is left out, and documented: an agent that dies within a total timeout of its whole
-//! node being cut off, which nobody can tell from an agent that lives and fences the node.
+//! node being cut off, which looks just like an agent that lives and fences the node.
 
 mod leaders;
 mod messages;
@@ -35,7 +35,7 @@ use crate::model::view::{EgressObject, parse_egress_ip};
 
 /// The flags of the leaders' agents, which differ. Nodes go by what stands in the ledger.
 const TOTALS: [Duration; 2] = [Duration::from_millis(1000), Duration::from_millis(4000)];
-/// And how long behind that programs go on without their agent.
+/// And how long after that programs go on without their agent.
 const GRACES: [Duration; 2] = [Duration::from_millis(5000), Duration::from_millis(9000)];
 /// Roads of a node whose agent has just died stay as they are for so long.
 const APART: Duration = Duration::from_secs(5);
@@ -427,7 +427,7 @@ impl World {
                 self.send(API, name, Message::HasRead { node, began, suspected, terms });
             }
             Message::HasRead { node, began, suspected, terms } => {
-                // An answer to a process that has died since is nobody's.
+                // An answer to a process that has died since is lost.
                 if began >= self.nodes[node].dead.1 {
                     self.nodes[node].fence.note_read(began, suspected, terms);
                 }

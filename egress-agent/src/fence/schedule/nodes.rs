@@ -17,7 +17,7 @@ impl World {
             return;
         }
         if std::mem::take(&mut node.is_new) {
-            node.begin_anew(now);
+            node.restart(now);
         }
         if node.asking.is_none() {
             node.ledger_seen = lag(node.ledger_seen, ledgers, &mut self.random);
@@ -91,7 +91,7 @@ impl Node {
     }
 
     /// Another process, which knows nothing of the former one but what the kernel holds.
-    fn begin_anew(&mut self, now: Instant) {
+    fn restart(&mut self, now: Instant) {
         self.fence = Fence::new(Duration::from_secs(5));
         self.tenure = Tenure::new(self.tenure.node_name().to_owned());
         (self.orders, self.said, self.obeyed) = (Words::new(), Words::new(), 0);
