@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use futures::FutureExt;
 use tokio::runtime::{Handle, RuntimeFlavor};
-use tokio::task::{JoinError, block_in_place};
+use tokio::task::{JoinError, JoinSet, block_in_place};
 use tokio_util::sync::CancellationToken;
 use tracing::error;
 
@@ -45,6 +45,7 @@ pub enum Task {
     PacketLog,
     PortCounter,
     Prober,
+    Rollback,
     Signals,
     StatusSocket,
     Sweep,
@@ -78,6 +79,7 @@ impl Task {
             Self::PacketLog => "packet log",
             Self::PortCounter => "port counter",
             Self::Prober => "prober",
+            Self::Rollback => "rollback watch",
             Self::Signals => "signals",
             Self::StatusSocket => "status socket",
             Self::Sweep => "sweep",
@@ -104,6 +106,29 @@ pub async fn until(stop: CancellationToken, task: Task, run: impl Future<Output 
 /// Runs a task that ends by being dropped only.
 pub async fn forever(task: Task, run: impl Future<Output = ()>) {
     until(CancellationToken::new(), task, run).await;
+}
+
+/// Tasks that must not wait for each other's computing: in a large cluster a decision, or a new plan, takes longer than a Lease or
+/// a node's silence may. They end when this is dropped.
+pub struct Tasks {
+    all: JoinSet<()>,
+    stop: CancellationToken,
+}
+
+impl Tasks {
+    pub fn new(stop: &CancellationToken) -> Self {
+        Self { all: JoinSet::new(), stop: stop.clone() }
+    }
+
+    pub fn spawn(&mut self, task: Task, run: impl Future<Output = ()> + Send + 'static) {
+        // Supervised: `supervise::until`.
+        self.all.spawn(until(self.stop.clone(), task, run));
+    }
+
+    /// Waits for all, which end when they are told to stop.
+    pub async fn ended(mut self) {
+        while self.all.join_next().await.is_some() {}
+    }
 }
 
 /// Work that may wait for the kernel's locks, or a disk, for a moment: on this thread, but not in the way of other tasks, where

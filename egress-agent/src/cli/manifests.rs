@@ -87,6 +87,32 @@ fn the_agent_understands_its_daemonset_in_every_overlay() {
 }
 
 #[test]
+fn the_controller_understands_its_deployment_in_every_overlay() {
+    let agents = &containers("base/daemonset.yaml")[0].2;
+    for overlay in OVERLAYS {
+        let [(name, line, own)] = &containers("base/controller.yaml")[..] else { panic!("one container") };
+        // Of what agents are set to it takes what it has a flag for; its own variables beat them.
+        let mut variables = settings("base");
+        variables.extend(settings(overlay));
+        let definition = Cli::command();
+        let command = definition.find_subcommand("controller").expect("it is one");
+        let has = |name: &str| command.get_arguments().any(|one| one.get_env().is_some_and(|env| env == name));
+        variables.retain(|name, _| has(name));
+        variables.extend(own.clone());
+        let parsed = parse(line, &variables);
+        assert!(matches!(parsed, Ok((Command::Controller(_), _))), "{overlay}, {name}: {:?}", parsed.err());
+        for same in ["EGRESS_AGENT_NAMESPACE", "EGRESS_AGENT_CONFIG_FILE"] {
+            assert_eq!(own[same], agents[same]);
+        }
+    }
+    let pod = |path: &str| documents(path).remove(0)["spec"]["template"]["spec"].clone();
+    let (controller, agent) = (pod("base/controller.yaml"), pod("base/daemonset.yaml"));
+    assert_eq!(controller["containers"][0]["envFrom"], agent["containers"][0]["envFrom"]);
+    assert_eq!(controller["containers"][0]["image"], agent["containers"][0]["image"]);
+    assert_ne!(controller["serviceAccountName"], agent["serviceAccountName"]);
+}
+
+#[test]
 fn cleanup_finds_what_the_agent_has_pinned() {
     let [(_, _, agents)] = &containers("base/daemonset.yaml")[..] else { panic!("one container") };
     let cleaning = containers("cleanup/daemonset.yaml");
@@ -179,20 +205,26 @@ fn nothing_of_the_configuration_file_is_ignored() {
 }
 
 #[test]
-fn probes_ask_where_the_agent_answers() {
-    let container = &documents("base/daemonset.yaml").remove(0)["spec"]["template"]["spec"]["containers"][0];
-    let base = settings("base");
-    for overlay in OVERLAYS {
-        let address = "EGRESS_AGENT_METRICS_BIND_ADDRESS";
-        let address = settings(overlay).get(address).unwrap_or(&base[address]).clone();
-        // Whichever address it is, loopback is served on the same port.
-        let port: u16 = address.rsplit(':').next().and_then(|port| port.parse().ok()).expect("a port");
-        for (probe, path) in [("readinessProbe", "/readyz"), ("livenessProbe", "/healthz")] {
-            let asked = json!({"host": "127.0.0.1", "port": port, "path": path});
-            assert_eq!(container[probe]["httpGet"], asked, "{overlay}, {probe}");
+fn probes_ask_where_the_process_answers() {
+    for (path, is_agent) in [("base/daemonset.yaml", true), ("base/controller.yaml", false)] {
+        let container = documents(path).remove(0)["spec"]["template"]["spec"]["containers"][0].clone();
+        for overlay in OVERLAYS {
+            let variable = "EGRESS_AGENT_METRICS_BIND_ADDRESS";
+            let address = if is_agent {
+                settings(overlay).remove(variable).or_else(|| settings("base").remove(variable))
+            } else {
+                containers(path).remove(0).2.remove(variable)
+            };
+            // Whichever address it is, loopback is served on the same port.
+            let port = address.as_deref().and_then(|address| address.rsplit(':').next());
+            let port: u16 = port.and_then(|port| port.parse().ok()).expect("a port");
+            for (probe, page) in [("readinessProbe", "/readyz"), ("livenessProbe", "/healthz")] {
+                let asked = json!({"host": "127.0.0.1", "port": port, "path": page});
+                assert_eq!(container[probe]["httpGet"], asked, "{path}, {overlay}, {probe}");
+            }
+            let declared = json!([{"name": "metrics", "containerPort": port, "hostPort": port, "protocol": "TCP"}]);
+            assert_eq!(container["ports"], declared, "{path}, {overlay}: the scheduler is told");
         }
-        let declared = json!([{"name": "metrics", "containerPort": port, "hostPort": port, "protocol": "TCP"}]);
-        assert_eq!(container["ports"], declared, "{overlay}: the scheduler is told");
     }
 }
 
@@ -266,7 +298,7 @@ fn overlays_alone_say_which_image() {
     for folder in [OVERLAYS, CLEANUPS].concat() {
         assert_eq!(images(folder), ours, "{folder}");
     }
-    for path in ["base/daemonset.yaml", "cleanup/daemonset.yaml"] {
+    for path in ["base/daemonset.yaml", "base/controller.yaml", "cleanup/daemonset.yaml"] {
         let pod = &documents(path).remove(0)["spec"]["template"]["spec"];
         for list in ["initContainers", "containers"] {
             for container in pod[list].as_array().into_iter().flatten() {
@@ -278,7 +310,8 @@ fn overlays_alone_say_which_image() {
 
 #[test]
 fn pods_are_not_privileged() {
-    for path in ["base/daemonset.yaml", "cleanup/daemonset.yaml", "overlays/bridge-cni/cni.yaml"] {
+    let all = ["base/daemonset.yaml", "base/controller.yaml", "cleanup/daemonset.yaml", "overlays/bridge-cni/cni.yaml"];
+    for path in all {
         let pod = documents(path).remove(0)["spec"]["template"]["spec"].clone();
         for list in ["initContainers", "containers"] {
             for container in pod[list].as_array().into_iter().flatten() {

@@ -4,6 +4,7 @@ mod cleanup;
 mod cni;
 mod codegen;
 mod config_file;
+mod controller;
 #[cfg(test)]
 mod documents;
 mod drain;
@@ -17,6 +18,7 @@ mod nat;
 mod page;
 mod reachability;
 mod run;
+mod shared;
 mod status;
 mod timeouts;
 mod tls;
@@ -46,8 +48,10 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Serve this node, and lead the cluster's assignment when elected
+    /// Serve this node: load the programs, and fill their maps from Kubernetes' state
     Run(Box<run::RunArgs>),
+    /// Assign egress IPs to nodes, where elected; one of two leads
+    Controller(Box<controller::ControllerArgs>),
     /// Say what the agent of this node does, and why
     Status(status::StatusArgs),
     /// Say what becomes of a packet of a pod of this node, and why, without sending one
@@ -162,6 +166,7 @@ fn perform(line: Vec<OsString>) -> Result<ExitCode, CliError> {
     let (command, ignored) = read(line)?;
     match command {
         Command::Run(args) => run::run(&args, &ignored)?,
+        Command::Controller(args) => controller::run(&args, &ignored)?,
         Command::Status(args) => status::run(&args)?,
         Command::Trace(args) => trace::run(&args)?,
         Command::Nat(args) => nat::run(&args)?,
@@ -180,8 +185,12 @@ fn perform(line: Vec<OsString>) -> Result<ExitCode, CliError> {
 /// What the line asks for, with what the configuration file adds, and what of the file is ignored.
 fn read(mut line: Vec<OsString>) -> Result<(Command, Vec<String>), CliError> {
     let (command, matches) = matched(&line)?;
-    let Command::Run(args) = &command else { return Ok((command, Vec::new())) };
-    let Some(path) = args.config_file() else { return Ok((command, Vec::new())) };
+    let path = match &command {
+        Command::Run(args) => args.config_file(),
+        Command::Controller(args) => args.config_file(),
+        _ => None,
+    };
+    let Some(path) = path else { return Ok((command, Vec::new())) };
     let file = ConfigFile::read(path)?;
     let definition = Cli::command();
     if let Some((name, given)) = matches.subcommand()

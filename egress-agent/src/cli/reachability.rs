@@ -1,4 +1,4 @@
-//! Flags of how the leader finds out which nodes are there.
+//! Flags of how the controller finds out which nodes are there, and of what agents answer it.
 
 use std::time::Duration;
 
@@ -27,25 +27,20 @@ fn total_timeout(text: &str) -> Result<Duration, String> {
 
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Reachability of nodes")]
-pub(super) struct ReachabilityArgs {
+pub(super) struct HealthArgs {
     /// Seconds (0 to 3600), or milliseconds (`300ms`, not below 200), without a sign of life after which an egress node is
-    /// unreachable and its egress IPs move, the same on all nodes; 0: nobody is probed, and nodes count as gone when
-    /// Kubernetes says that they are not Ready
+    /// unreachable and its egress IPs move, the same for agents and controllers; 0: nodes are not probed, and count as gone
+    /// when Kubernetes says that they are not Ready
     #[arg(long, env = "EGRESS_AGENT_EGRESSIP_REACHABILITY_TOTAL_TIMEOUT", value_name = "SECONDS", default_value = "1",
           value_parser = total_timeout)]
     egressip_reachability_total_timeout: Duration,
-    /// Seconds that an egress node keeps its egress IPs while it is there and its agent does not answer (0 to 86400): as long
-    /// as an update or a restart of the agent may take
-    #[arg(long, env = "EGRESS_AGENT_EGRESSIP_REACHABILITY_GRACE", value_name = "SECONDS", default_value_t = 30,
-          value_parser = clap::value_parser!(u32).range(..=86400))]
-    egressip_reachability_grace: u32,
     /// TCP port of the gRPC health server on the nodes' management addresses, the same on all nodes (0 to 65535); 0: there is
     /// none, whether a node is there is told by its TCP port 9, and its uplink is not looked at
     #[arg(long, env = "OVN_EGRESSIP_HEALTHCHECK_PORT", value_name = "PORT", default_value_t = 0)]
     egressip_node_healthcheck_port: u16,
 }
 
-impl ReachabilityArgs {
+impl HealthArgs {
     pub(super) fn port(&self) -> u16 {
         self.egressip_node_healthcheck_port
     }
@@ -53,16 +48,30 @@ impl ReachabilityArgs {
     pub(super) fn total_timeout(&self) -> Duration {
         self.egressip_reachability_total_timeout
     }
+}
 
+#[derive(Args, Debug)]
+#[command(next_help_heading = "Reachability of nodes")]
+pub(super) struct ReachabilityArgs {
+    #[command(flatten)]
+    health: HealthArgs,
+    /// Seconds that an egress node keeps its egress IPs while it is there and its agent does not answer (0 to 86400): as long
+    /// as an update or a restart of the agent may take
+    #[arg(long, env = "EGRESS_AGENT_EGRESSIP_REACHABILITY_GRACE", value_name = "SECONDS", default_value_t = 30,
+          value_parser = clap::value_parser!(u32).range(..=86400))]
+    egressip_reachability_grace: u32,
+}
+
+impl ReachabilityArgs {
     /// `None` where nobody is to be probed. In plaintext without TLS.
     pub(super) fn manner(&self, tls: Option<Tls>) -> Option<Manner> {
-        let total = self.total_timeout();
+        let total = self.health.total_timeout();
         let interval = (total / 4).clamp(*INTERVALS.start(), *INTERVALS.end());
         let grace = Duration::from_secs(self.egressip_reachability_grace.into());
         let rules = Rules { total, interval, grace };
         (!total.is_zero()).then(|| Manner {
             rules,
-            port: self.port(),
+            port: self.health.port(),
             dial: tls.map_or(Dial::Plaintext, Dial::Tls),
             key: SharedKey::default(),
             meters: Meters::default(),

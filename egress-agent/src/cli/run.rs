@@ -8,20 +8,18 @@ use std::sync::Arc;
 use clap::{Args, ValueEnum};
 use ipnet::IpNet;
 use kube::Client;
-use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use tokio::signal::unix::{SignalKind, signal};
-use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
 use super::page::DEFAULT_SOCKET;
-use super::reachability::ReachabilityArgs;
+use super::reachability::HealthArgs;
+use super::shared::{ApiArgs, MetricsArgs, NetworkArgs, TunnelArgs, UnassignedArgs, stop_on_signal};
 use super::timeouts::TimeoutArgs;
 use super::tls::TlsArgs;
 use super::{CliError, NodeArgs, logging, uplink};
 use crate::agent::{self, AgentSettings};
 use crate::dataplane::foreknown::Foreknown;
 use crate::dataplane::host::Host;
-use crate::dataplane::names::{DEFAULT_INBOUND_ENTRIES, DEFAULT_NAT_ENTRIES, DEFAULT_TUNNEL_PORT};
+use crate::dataplane::names::{DEFAULT_INBOUND_ENTRIES, DEFAULT_NAT_ENTRIES};
 use crate::dataplane::{self, Attachment, Dataplane, Quotas, StartError, succession};
 use crate::health;
 use crate::health::tls::{self, Tls};
@@ -30,31 +28,15 @@ use crate::inspect::{Notes, Questions};
 use crate::kube::outage::Outages;
 use crate::kube::{client, events};
 use crate::metrics::awaited::Awaited;
-use crate::metrics::{self, Listen, Station};
+use crate::metrics::catalogue::Who;
+use crate::metrics::{self, Station};
 use crate::model::desired;
 use crate::supervise::{self, Task};
 
 #[derive(Args, Debug)]
 pub(super) struct RunArgs {
-    /// Name of this node's Node object, as `kubectl get nodes` shows it
-    #[arg(long, env = "EGRESS_AGENT_NODE_NAME", value_name = "NAME", help_heading = "Kubernetes")]
-    node_name: String,
-    /// File of settings as OVN-Kubernetes has it, read at start; flags and their variables beat it
-    #[arg(long, env = "EGRESS_AGENT_CONFIG_FILE", value_name = "FILE", help_heading = "Kubernetes")]
-    config_file: Option<PathBuf>,
-    /// Kubeconfig by which the API server is reached [default: as a pod of the cluster]
-    #[arg(long, env = "EGRESS_AGENT_KUBECONFIG", value_name = "FILE", help_heading = "Kubernetes")]
-    kubeconfig: Option<PathBuf>,
-    /// Namespace of the leader's Lease and of the ConfigMap of hand-overs, the same on all nodes: agents of another one do
-    /// not know this leader
-    #[arg(
-        long,
-        env = "EGRESS_AGENT_NAMESPACE",
-        value_name = "NAMESPACE",
-        default_value = "kube-system",
-        help_heading = "Kubernetes"
-    )]
-    namespace: String,
+    #[command(flatten)]
+    api: ApiArgs,
     #[command(flatten)]
     node: NodeArgs,
     /// Socket on which this agent answers `egress-agent status` and other commands, for root alone
@@ -66,10 +48,8 @@ pub(super) struct RunArgs {
         help_heading = "On this node"
     )]
     socket: PathBuf,
-    /// Where /metrics, /healthz and /readyz are served, in plaintext: ADDRESS:PORT, or :PORT for all addresses of the node
-    /// [default: nowhere]
-    #[arg(long, env = "EGRESS_AGENT_METRICS_BIND_ADDRESS", value_name = "ADDRESS:PORT", help_heading = "On this node")]
-    metrics_bind_address: Option<Listen>,
+    #[command(flatten)]
+    metrics: MetricsArgs,
     /// How the programs are put on their hooks; a change takes the former ones off
     #[arg(
         long,
@@ -98,24 +78,8 @@ pub(super) struct RunArgs {
     #[arg(long, env = "EGRESS_AGENT_INBOUND_ENTRIES", value_name = "ENTRIES", default_value_t = DEFAULT_INBOUND_ENTRIES,
           value_parser = clap::value_parser!(u32).range(1024..=MOST_ENTRIES), help_heading = "On this node")]
     inbound_entries: u32,
-    /// The cluster's pod networks: what selected pods send there keeps their own addresses [default: those that nodes say]
-    #[arg(
-        long,
-        env = "EGRESS_AGENT_CLUSTER_SUBNETS",
-        value_name = "CIDR,...",
-        value_delimiter = ',',
-        help_heading = "The cluster's networks"
-    )]
-    cluster_subnets: Vec<IpNet>,
-    /// The cluster's service networks, left to the service proxy [default: the addresses of the Services that are known]
-    #[arg(
-        long,
-        env = "EGRESS_AGENT_SERVICE_CIDRS",
-        value_name = "CIDR,...",
-        value_delimiter = ',',
-        help_heading = "The cluster's networks"
-    )]
-    service_cidrs: Vec<IpNet>,
+    #[command(flatten)]
+    networks: NetworkArgs,
     /// Destinations outside that selected pods reach without their egress IP: their packets to there are left to the CNI
     #[arg(
         long,
@@ -130,10 +94,8 @@ pub(super) struct RunArgs {
     /// are reached from outside, and host ports, count
     #[arg(long, env = "EGRESS_AGENT_DIRECT_ROUTING", help_heading = "The cluster's networks")]
     direct_routing: bool,
-    /// UDP port of the overlay between nodes, the same on all nodes and open between them (1 to 65535)
-    #[arg(long, env = "EGRESS_AGENT_TUNNEL_PORT", value_name = "PORT", default_value_t = DEFAULT_TUNNEL_PORT,
-          value_parser = clap::value_parser!(u16).range(1..), help_heading = "The overlay")]
-    tunnel_port: u16,
+    #[command(flatten)]
+    tunnel: TunnelArgs,
     /// Who puts packets into the overlay and takes them out; `device` where IPsec policies encrypt between nodes
     #[arg(
         long,
@@ -154,19 +116,10 @@ pub(super) struct RunArgs {
         help_heading = "When there is no egress IP"
     )]
     unknown_pods: UnknownPods,
-    /// What becomes of selected pods' packets when no node can host any address of their object; an object may say `drop` of
-    /// its own by an annotation
-    #[arg(
-        long,
-        env = "EGRESS_AGENT_ON_UNASSIGNED",
-        value_name = "WHAT",
-        value_enum,
-        default_value_t = OnUnassigned::NodeAddress,
-        help_heading = "When there is no egress IP"
-    )]
-    on_unassigned: OnUnassigned,
     #[command(flatten)]
-    reachability: ReachabilityArgs,
+    unassigned: UnassignedArgs,
+    #[command(flatten)]
+    health: HealthArgs,
     #[command(flatten)]
     tls: TlsArgs,
     #[command(flatten)]
@@ -217,24 +170,16 @@ enum UnknownPods {
     Pass,
 }
 
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum OnUnassigned {
-    /// They leave with their node's address, as in OVN-Kubernetes
-    NodeAddress,
-    /// They do not leave
-    Drop,
-}
-
 impl RunArgs {
     pub(super) fn config_file(&self) -> Option<&Path> {
-        self.config_file.as_deref()
+        self.api.config_file()
     }
 
     fn model(&self) -> desired::Settings {
         desired::Settings {
-            node_name: self.node_name.clone(),
-            cluster_subnets: self.cluster_subnets.clone(),
-            service_cidrs: self.service_cidrs.clone(),
+            node_name: self.api.node_name.clone(),
+            cluster_subnets: self.networks.cluster_subnets.clone(),
+            service_cidrs: self.networks.service_cidrs.clone(),
             excluded_cidrs: self.excluded_cidrs.clone(),
             api_servers: BTreeSet::new(),
             unknown_pods: match self.unknown_pods {
@@ -242,10 +187,7 @@ impl RunArgs {
                 UnknownPods::Drop => desired::UnknownPods::Drop,
                 UnknownPods::Pass => desired::UnknownPods::Pass,
             },
-            on_unassigned: match self.on_unassigned {
-                OnUnassigned::NodeAddress => desired::OnUnassigned::NodeAddress,
-                OnUnassigned::Drop => desired::OnUnassigned::Drop,
-            },
+            on_unassigned: self.unassigned.on_unassigned(),
         }
     }
 
@@ -263,14 +205,9 @@ impl RunArgs {
     ) -> AgentSettings {
         AgentSettings {
             model: desired::Settings { api_servers, ..self.model() },
-            namespace: self.namespace.clone(),
-            health: health::Settings {
-                port: self.reachability.port(),
-                tls: tls.clone(),
-                total_timeout: self.reachability.total_timeout(),
-            },
-            probing: self.reachability.manner(tls),
-            overlay: Some(self.tunnel_port),
+            namespace: self.api.namespace.clone(),
+            health: health::Settings { port: self.health.port(), tls, total_timeout: self.health.total_timeout() },
+            overlay: Some(self.tunnel.tunnel_port),
             host: Some(host),
             outages,
             questions: Some(questions),
@@ -285,28 +222,18 @@ pub(super) fn run(args: &RunArgs, ignored: &[String]) -> Result<(), CliError> {
     ignored.iter().for_each(|line| warn!("{line}"));
     let notes = Notes::default();
     notes.set("--config-file", ignored.to_vec());
-    raise_open_files();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(run_async(args, notes, log))
-}
-
-/// A leader holds a session for each address of an egress node. The usual 1,024 are for those who use `select`.
-fn raise_open_files() {
-    let raised =
-        getrlimit(Resource::RLIMIT_NOFILE).and_then(|(_, most)| setrlimit(Resource::RLIMIT_NOFILE, most, most));
-    if let Err(error) = raised {
-        warn!(%error, "cannot raise the limit of open files: a leader may not reach all of many egress nodes");
-    }
 }
 
 async fn run_async(args: &RunArgs, notes: Notes, (log, troubles): (LogLevel, Troubles)) -> Result<(), CliError> {
     // What needs no kernel comes first: a wrong certificate or kubeconfig must leave everything alone.
     let tls = args.tls.files()?.map(tls::read).transpose()?;
-    let (client, outages) = client::connect(args.kubeconfig.as_deref()).await?;
+    let (client, outages) = client::connect(args.api.kubeconfig.as_deref()).await?;
     let stop = stop_on_signal()?;
     // Before the programs are loaded, which takes time: whoever asks is told so.
-    let station = Arc::new(Station::new(outages.clone()));
-    if let Some(listen) = args.metrics_bind_address {
+    let station = Arc::new(Station::new(Who::Agent, outages.clone()));
+    if let Some(listen) = args.metrics.metrics_bind_address {
         let serve = metrics::serve(listen, Arc::clone(&station), stop.clone());
         tokio::spawn(supervise::until(stop.clone(), Task::MetricsServer, serve));
     }
@@ -316,7 +243,7 @@ async fn run_async(args: &RunArgs, notes: Notes, (log, troubles): (LogLevel, Tro
     };
     let Some(uplink) = uplink else { return stopped_early() };
     let mut settings = args.node.settings_for(uplink.clone());
-    settings.tunnel_port = args.tunnel_port;
+    settings.tunnel_port = args.tunnel.tunnel_port;
     settings.timeouts = args.timeouts.checked();
     settings.nat_entries = args.nat_entries;
     settings.quotas = Quotas { pod: args.pod_quota, policy: args.policy_quota };
@@ -334,7 +261,7 @@ async fn run_async(args: &RunArgs, notes: Notes, (log, troubles): (LogLevel, Tro
             Err(error) => {
                 if let Some(reason) = error.told_of_node() {
                     let why = error.to_string();
-                    events::tell_of_node(client, &args.node_name, &outages, (reason, &why)).await;
+                    events::tell_of_node(client, &args.api.node_name, &outages, (reason, &why)).await;
                 }
                 return Err(error.into());
             }
@@ -343,7 +270,7 @@ async fn run_async(args: &RunArgs, notes: Notes, (log, troubles): (LogLevel, Tro
     let meter = dataplane.meter()?;
     tokio::spawn(supervise::forever(Task::PortCounter, meter.clone().follow_ports()));
     station.has_kernel(meter);
-    if args.service_cidrs.is_empty() {
+    if args.networks.service_cidrs.is_empty() {
         warn!(
             "no --service-cidrs: each Service's cluster IP gets an entry of its own, and what a selected pod sends to one \
              that is newer than this node knows is taken for traffic to the world"
@@ -388,21 +315,6 @@ async fn start(client: &Client, settings: dataplane::Settings, awaited: &Awaited
 fn stopped_early() -> Result<(), CliError> {
     info!("stopped before the programs were loaded; the node is as it was");
     Ok(())
-}
-
-fn stop_on_signal() -> Result<CancellationToken, CliError> {
-    let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
-    let stop = CancellationToken::new();
-    let stopping = stop.clone();
-    let follow = async move {
-        tokio::select! {
-            _ = terminate.recv() => info!("SIGTERM: stopping"),
-            _ = interrupt.recv() => info!("SIGINT: stopping"),
-        }
-        stopping.cancel();
-    };
-    tokio::spawn(supervise::until(stop.clone(), Task::Signals, follow));
-    Ok(stop)
 }
 
 #[cfg(test)]

@@ -88,9 +88,9 @@ fn table(status: &Status) -> String {
         line("programs", lasts);
     }
     if let Some(cluster) = cluster {
-        let own = if agent.leads == Some(true) { " (this agent)" } else { "" };
-        let leader = if cluster.last_leader.is_empty() { "not known" } else { &cluster.last_leader };
-        line("last leader", format!("{leader}{own}"));
+        // It asks egress nodes four times a second, and all others every few seconds.
+        let asks = agent.controller.as_ref().map_or("has not asked this agent yet".to_owned(), |on| format!("on {on}"));
+        line("controller", asks);
         if !cluster.suspects.is_empty() {
             line("suspects", cluster.suspects.join(", "));
         }
@@ -198,7 +198,6 @@ mod tests {
             node: "node1".into(),
             egress_node: true,
             drained: true,
-            last_leader: "node2_1".into(),
             leases: true,
             hand_overs: vec![OpenHandOver { address, number: 7, from, to }],
             suspects: vec!["node3".into()],
@@ -211,7 +210,7 @@ mod tests {
             serves: Some(false),
             reason: Some("no-carrier".into()),
             leases: Some("holds".into()),
-            leads: Some(false),
+            controller: Some("node2".to_owned()),
             api_server_away_seconds: Some(240),
         };
         let problems = vec!["look".to_owned()];
@@ -230,7 +229,7 @@ agent        runs since 2 h, version 1
 serves       no: no-carrier
 API server   does not answer since 4 min: traffic, connections and egress IPs go on; new pods, edits and moves wait for it
 leases       holds
-last leader  node2_1
+controller   on node2
 suspects     node3
 pods         5 addresses known, 2 selected
 

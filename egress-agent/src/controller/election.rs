@@ -16,10 +16,8 @@ pub struct Timing {
     pub renew_deadline: Duration,
     /// Between two renewals.
     pub retry: Duration,
-    /// Between two looks of a deputy ([`super::deputies`]). The later a renewal is seen the longer it is waited for.
+    /// Between two looks of a standby. The later a renewal is seen the longer it is waited for.
     pub look: Duration,
-    /// Between two looks of anybody else.
-    pub glance: Duration,
 }
 
 impl Default for Timing {
@@ -29,7 +27,6 @@ impl Default for Timing {
             renew_deadline: Duration::from_millis(1500),
             retry: Duration::from_millis(400),
             look: Duration::from_millis(250),
-            glance: Duration::from_secs(10),
         }
     }
 }
@@ -139,13 +136,10 @@ impl Election {
     }
 
     /// When to look at the Lease next, where the latest look was at `now`.
-    pub fn look_again(&self, is_deputy: bool, now: Instant) -> Instant {
-        let Timing { retry, look, glance, .. } = self.timing;
+    pub fn look_again(&self, now: Instant) -> Instant {
+        let Timing { retry, look, .. } = self.timing;
         if self.holds() {
             return now + retry;
-        }
-        if !is_deputy {
-            return now + glance;
         }
         // It takes over as soon as it may.
         let expiry = self.observed.as_ref().map(|(record, since)| *since + self.patience_with(record));
@@ -288,19 +282,18 @@ mod tests {
     }
 
     #[test]
-    fn a_deputy_looks_when_it_may_take_over_and_others_now_and_then() {
+    fn a_standby_looks_when_it_may_take_over() {
         let (start, timing) = (Instant::now(), Timing::default());
         let mut me = Election::new("me".into(), timing);
-        assert_eq!(me.look_again(false, start), start + timing.glance, "nothing is known");
+        assert_eq!(me.look_again(start), start + timing.look, "nothing is known");
         me.step(Some(record("other", "1")), start);
-        assert_eq!(me.look_again(true, start), start + timing.look);
+        assert_eq!(me.look_again(start), start + timing.look);
         let late = start + timing.duration - timing.look / 5;
-        assert_eq!(me.look_again(true, late), start + timing.duration);
-        assert_eq!(me.look_again(false, late), late + timing.glance);
+        assert_eq!(me.look_again(late), start + timing.duration);
         let over = start + timing.duration;
-        assert_eq!(me.look_again(true, over), over + timing.look, "another was faster: it is not asked without end");
+        assert_eq!(me.look_again(over), over + timing.look, "another was faster: it is not asked without end");
         me.written(record("me", "2"), over, over);
-        assert_eq!((me.holds(), me.look_again(false, over)), (true, over + timing.retry));
+        assert_eq!((me.holds(), me.look_again(over)), (true, over + timing.retry));
     }
 
     #[test]

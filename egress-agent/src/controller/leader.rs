@@ -1,4 +1,4 @@
-//! Takes the changes of objects and nodes, and where this agent leads: decides, and writes what differs.
+//! Takes the changes of objects and nodes, and where this controller leads: decides, and writes what differs.
 //!
 //! Writes go in two rounds: first objects that lose an address, then the others, so that an address which moves between
 //! objects is free before it is given. Before them the hand-overs that begin are recorded, behind them those that are over
@@ -34,7 +34,6 @@ use crate::kube::events::{About, Events};
 use crate::kube::ledger::LedgerStore;
 use crate::kube::status::{StatusWriter, Wanted, WriteError};
 use crate::metrics::Meters;
-use crate::metrics::meters::Cluster;
 use crate::model::desired::OnUnassigned;
 use crate::model::inbox::Taker;
 use crate::model::reserved::ClusterNetworks;
@@ -55,7 +54,7 @@ const FOREIGN_STATUS: &str = "somebody else than egress-agent writes status.item
 const WENT_BACK: &str = "the API server knows less than it did: if a backup has been restored, look whether each egress IP is \
                          where its object's status says";
 
-/// The controller's half of the world and what it has said so far.
+/// What is known of the cluster, and what has been said so far.
 pub struct Leader {
     /// Shared with the thread that decides, while it does.
     objects: Option<Arc<Objects>>,
@@ -66,12 +65,12 @@ pub struct Leader {
     services: Arc<Services>,
     /// Which nodes answer.
     reach: watch::Receiver<Reach>,
-    /// Whose agents are to be asked, while this one leads, and what they say.
+    /// Whose agents are to be asked, while this controller leads, and what they say.
     asked: watch::Sender<Option<Arc<Nodes>>>,
     census: watch::Receiver<Census>,
     books: Books,
     watch: Watch,
-    /// Since when this agent leads without a gap, as of the pass that it is in.
+    /// Since when this controller leads without a gap, as of the pass that it is in.
     since: Option<std::time::Instant>,
     numbering: Numbering,
     /// Objects have changed since their numbers were noted.
@@ -201,7 +200,7 @@ impl Leader {
         }
     }
 
-    /// The log of each agent has it; here it is for whoever looks at objects. It concerns all of them, and one event is enough.
+    /// The log of each process has it; here it is for people who look at objects. It concerns all of them, and one event is enough.
     fn tell_of_return(&self) {
         let oldest = self.objects.iter().flat_map(|all| all.values()).min_by_key(|one| (one.created, &one.name));
         if let (true, Some(object)) = (self.leadership.leads(), oldest) {
@@ -293,8 +292,7 @@ impl Leader {
         let (draft, again) = (extract.draft.clone(), extract.look_again);
         let nodes_seen = summary::nodes(&nodes, &reach);
         let Decisions { all, steps, look_again } = self.decide((objects, nodes), (reach, census), extract, now).await?;
-        let has_strangers = self.strangers.are_seen();
-        self.meters.set_cluster(Some(Cluster { has_strangers, ..summary::cluster(&all, nodes_seen) }));
+        self.meters.set_cluster(Some(summary::cluster(&all, nodes_seen)));
         let again = again.into_iter().chain(look_again).min().map(Instant::from_std);
         let wishes: Vec<Wish> = all
             .into_iter()
@@ -327,8 +325,8 @@ impl Leader {
         settled && self.write(others).await && held.is_empty()
     }
 
-    /// On a thread that may be busy for a while: whoever else is to run on this one, this agent's half of the kernel and
-    /// the renewal of the Lease among them, need not wait.
+    /// On a thread that may be busy for a while: other tasks on this one, the renewal of the Lease
+    /// among them, need not wait.
     async fn decide(
         &mut self,
         (objects, nodes): (Arc<Objects>, Arc<Nodes>),

@@ -11,6 +11,7 @@ use super::election::{Election, Record, Reign, Step, Timing, identity, is_identi
 use super::gaps::Gaps;
 use crate::kube::lease::{LEASE_NAME, LeaderLease};
 use crate::kube::outage::Outages;
+use crate::metrics::life::Beat;
 
 /// For so long an attempt at the Lease that has shown no leader counts: until behind the next.
 const UNKNOWN: Duration = Duration::from_millis(2500);
@@ -132,17 +133,17 @@ pub async fn campaign(
     client: Client,
     (namespace, identity): (&str, String),
     published: Published,
-    mut is_deputy: watch::Receiver<bool>,
     outages: &Outages,
+    beat: Beat,
     stop: CancellationToken,
 ) {
     let mut lease = LeaderLease::new(client, namespace);
     let mut election = Election::new(identity, Timing::default());
     let (mut holder, mut gaps) = (String::new(), Gaps::default());
-    let mut knows_deputies = true;
     let mut failures = outages.failures();
     loop {
         failures.mark_unchanged();
+        beat.note();
         let led = published.reign.borrow().is_some();
         let begun = Instant::now();
         let outcome = attempt(&mut lease, &mut election).await;
@@ -166,14 +167,14 @@ pub async fn campaign(
         let now = Instant::now();
         let reign = election.reign(now);
         if led && reign.is_none() {
-            warn!("this agent does not lead any more");
+            warn!("this controller does not lead any more");
         }
         if let Some(gaps) = gaps.note(reign.map(|reign| reign.since), election.holds(), now) {
             let deadline_ms = election.timing().renew_deadline.as_millis();
             warn!(
                 gaps,
                 deadline_ms,
-                "the API server is too slow to lead by: this agent has led with gaps for a minute, and what it decides takes long"
+                "the API server is too slow to lead by: this controller has led with gaps for a minute, and what it decides takes long"
             );
         }
         published.unknown.send_replace((!is_known).then_some(now));
@@ -183,9 +184,9 @@ pub async fn campaign(
         let latest = if election.holds() { begun } else { now };
         tokio::select! {
             () = stop.cancelled() => break,
-            () = next_look(&election, &mut is_deputy, &mut knows_deputies, latest) => {}
+            () = next_look(&election, latest) => {}
             // Whether the server is there is found out here for all who ask it (`kube::outage`).
-            () = in_doubt(&mut failures, is_answered, spread(DOUBT, election.identity())) => {}
+            () = Outages::doubt(&mut failures, is_answered, spread(DOUBT, election.identity())) => {}
         }
     }
     published.unchallenged.send_replace(None);
@@ -196,29 +197,10 @@ pub async fn campaign(
     }
 }
 
-/// Waits for the time of a look that is due because the latest, or a request of somebody else since, was in vain.
-async fn in_doubt(failures: &mut watch::Receiver<()>, is_answered: bool, pause: Duration) {
-    if is_answered && failures.changed().await.is_err() {
-        std::future::pending::<()>().await;
-    }
-    tokio::time::sleep(pause).await;
-}
-
-/// Waits for the time of the next look, which comes sooner for whoever becomes a deputy meanwhile.
-async fn next_look(
-    election: &Election,
-    is_deputy: &mut watch::Receiver<bool>,
-    knows_deputies: &mut bool,
-    latest: Instant,
-) {
-    loop {
-        let at = election.look_again(*is_deputy.borrow_and_update(), latest);
-        let pause = spread(at.saturating_duration_since(latest), election.identity());
-        tokio::select! {
-            changed = is_deputy.changed(), if *knows_deputies => *knows_deputies = changed.is_ok(),
-            () = tokio::time::sleep_until((latest + pause).into()) => return,
-        }
-    }
+/// Waits for the time of the next look.
+async fn next_look(election: &Election, latest: Instant) {
+    let pause = spread(election.look_again(latest).saturating_duration_since(latest), election.identity());
+    tokio::time::sleep_until((latest + pause).into()).await;
 }
 
 /// One line for each that holds the Lease.
@@ -228,8 +210,8 @@ fn say(holder: &str, namespace: &str) {
     } else {
         warn!(
             holder,
-            "the Lease {namespace}/{LEASE_NAME} is held by somebody who is no egress-agent: while it is renewed nobody \
-             assigns egress IPs; find who writes it"
+            "the Lease {namespace}/{LEASE_NAME} is held by another program: while it is renewed no controller \
+             assigns egress IPs; find what writes it"
         );
     }
 }
@@ -299,12 +281,15 @@ mod tests {
         let mut failures = outages.failures();
         let pause = Duration::from_millis(20);
         let soon = Duration::from_millis(500);
-        assert!(tokio::time::timeout(soon, in_doubt(&mut failures, false, pause)).await.is_ok());
-        assert!(tokio::time::timeout(soon, in_doubt(&mut failures, true, pause)).await.is_err(), "all is well");
+        assert!(tokio::time::timeout(soon, Outages::doubt(&mut failures, false, pause)).await.is_ok());
+        assert!(tokio::time::timeout(soon, Outages::doubt(&mut failures, true, pause)).await.is_err(), "all is well");
         outages.unanswered("nodes", "refused");
-        assert!(tokio::time::timeout(soon, in_doubt(&mut failures, true, pause)).await.is_ok());
+        assert!(tokio::time::timeout(soon, Outages::doubt(&mut failures, true, pause)).await.is_ok());
         failures.mark_unchanged();
-        assert!(tokio::time::timeout(soon, in_doubt(&mut failures, true, pause)).await.is_err(), "one look for each");
+        assert!(
+            tokio::time::timeout(soon, Outages::doubt(&mut failures, true, pause)).await.is_err(),
+            "one look for each"
+        );
     }
 
     #[test]

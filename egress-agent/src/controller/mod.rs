@@ -1,8 +1,8 @@
 //! The cluster's one decision maker: assigns egress IPs to nodes, numbers objects, writes their status.
 //!
-//! Every agent runs it and keeps its view warm; only the leader writes.
-//! - [`election`]: the rule of leadership, pure; [`leadership`]: the loop around it and the Lease; [`deputies`]: who looks
-//!   at it often, pure.
+//! A process of its own, `egress-agent controller`. Two of them run; both keep their view warm, and the leader alone writes.
+//! - [`run`]: the process, from start to clean stop.
+//! - [`election`]: the rule of leadership, pure; [`leadership`]: the loop around it and the Lease.
 //! - [`gaps`]: when an API server is too slow to lead by, pure.
 //! - [`assignment`]: objects and nodes -> who serves what, pure. [`numbering`]: egress IDs, pure.
 //! - [`handover`]: when an address that changes its node may be given to the new one; [`suspicion`]: when a node that says
@@ -22,7 +22,6 @@ mod books;
 pub mod census;
 mod complaint;
 pub mod decision;
-pub mod deputies;
 pub mod draining;
 pub mod election;
 mod endless;
@@ -34,6 +33,7 @@ mod moves;
 pub mod numbering;
 mod problems;
 pub mod reach;
+pub mod run;
 pub mod strangers;
 mod summary;
 pub mod suspicion;

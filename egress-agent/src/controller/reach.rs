@@ -5,9 +5,8 @@
 //!
 //! - [`pulse`]: one node's signs of life, pure. [`judge`]: which nodes are gone by them, and which only seem so, pure.
 //! - [`session`]: asking one node by one address. [`prober`]: all nodes, while it is this agent's duty.
-//!   `vouch`: which answers agents are told of. [`endpoints`]: where nodes are asked through the overlay.
+//!   `vouch`: which answers agents are told of.
 
-pub mod endpoints;
 pub mod judge;
 pub mod prober;
 pub mod pulse;

@@ -61,70 +61,89 @@ pub struct Question {
 /// Who has answered, and when.
 pub type Echo = (Arc<str>, Instant);
 
-/// What the service works with.
-pub struct Ends {
+/// What the agent of a node answers with.
+pub struct Answerer {
     /// Of the overlay.
     pub port: u16,
     /// This node's tunnel endpoint.
     pub own: watch::Receiver<Option<IpAddr>>,
-    /// The tunnel endpoints of all nodes: who else asks is not answered.
+    /// The tunnel endpoints of all nodes: others that ask are not answered.
     pub nodes: watch::Receiver<Arc<BTreeSet<IpAddr>>>,
-    pub questions: mpsc::Receiver<Question>,
-    pub echoes: mpsc::Sender<Echo>,
     /// The port, while questions are answered here.
     pub answers: watch::Sender<Option<u16>>,
 }
 
-/// Asks and answers until told to stop.
-pub async fn serve(mut ends: Ends, stop: CancellationToken) {
-    let mut mouth = Mouth::default();
-    let (secret, mut number, mut waiting) = (RandomState::new(), 0_u64, BTreeMap::<u64, Echo>::new());
-    let mut ear: Option<Ear> = None;
-    let mut look = tokio::time::interval(LOOK);
-    look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+/// What a controller asks with, on the overlay device of its node. The agent of that node hears the answers too, and has
+/// asked nothing.
+pub struct Asker {
+    /// Of the overlay.
+    pub port: u16,
+    /// The tunnel endpoint of the controller's node.
+    pub own: watch::Receiver<Option<IpAddr>>,
+    pub questions: mpsc::Receiver<Question>,
+    pub echoes: mpsc::Sender<Echo>,
+}
+
+/// Answers until told to stop.
+pub async fn answer(Answerer { port, own, nodes, answers }: Answerer, stop: CancellationToken) {
+    let (mut mouth, mut ear, mut look) = (Mouth::default(), None, looks());
     loop {
         tokio::select! {
             () = stop.cancelled() => return,
             _ = look.tick() => {
                 ear = Ear::follow(ear);
-                mouth.follow(*ends.own.borrow());
-                let answers = ear.as_ref().map(|_| ends.port);
-                ends.answers.send_if_modified(|known| std::mem::replace(known, answers) != answers);
-                waiting.retain(|_, (_, asked)| asked.elapsed() < FORGOTTEN_AFTER);
+                mouth.follow(*own.borrow());
+                let now = ear.as_ref().map(|_| port);
+                answers.send_if_modified(|known| std::mem::replace(known, now) != now);
             }
-            Some(Question { node, to }) = ends.questions.recv() => {
-                let Some(from) = *ends.own.borrow() else { continue };
-                number += 1;
-                let nonce = secret.hash_one(number);
-                waiting.insert(nonce, (node, Instant::now()));
-                mouth.send(SocketAddr::new(to, ends.port), &Word { kind: QUESTION, nonce, from }.datagram());
-            }
-            heard = hear(&ear) => {
-                match heard {
-                    Ok(Some(word)) if word.kind == QUESTION => {
-                        if ends.nodes.borrow().contains(&word.from) {
-                            let answer = Word { kind: ANSWER, ..word };
-                            mouth.send(SocketAddr::new(word.from, ends.port), &answer.datagram());
-                        }
-                    }
-                    Ok(Some(word)) => {
-                        if let Some((node, _)) = waiting.remove(&word.nonce) {
-                            // Where echoes pile up one is missed, and a newer one comes soon.
-                            let _missed = ends.echoes.try_send((node, Instant::now()));
-                        }
-                    }
-                    Ok(None) => {}
-                    // The device is gone or down; it is looked for again.
-                    Err(error) => {
-                        debug!(%error, "cannot hear the overlay");
-                        ear = None;
-                    }
+            heard = hear(&mut ear) => {
+                if let Some(word) = heard.filter(|word| word.kind == QUESTION)
+                    && nodes.borrow().contains(&word.from)
+                {
+                    mouth.send(SocketAddr::new(word.from, port), &Word { kind: ANSWER, ..word }.datagram());
                 }
-                // A socket that always has something to read never has anybody else run on this thread.
+                // A socket that always has something to read would keep other tasks from this thread.
                 tokio::task::consume_budget().await;
             }
         }
     }
+}
+
+/// Asks until told to stop.
+pub async fn ask(Asker { port, own, mut questions, echoes }: Asker, stop: CancellationToken) {
+    let (mut mouth, mut ear, mut look) = (Mouth::default(), None, looks());
+    let (secret, mut number, mut waiting) = (RandomState::new(), 0_u64, BTreeMap::<u64, Echo>::new());
+    loop {
+        tokio::select! {
+            () = stop.cancelled() => return,
+            _ = look.tick() => {
+                ear = Ear::follow(ear);
+                mouth.follow(*own.borrow());
+                waiting.retain(|_, (_, asked)| asked.elapsed() < FORGOTTEN_AFTER);
+            }
+            Some(Question { node, to }) = questions.recv() => {
+                let Some(from) = *own.borrow() else { continue };
+                number += 1;
+                let nonce = secret.hash_one(number);
+                waiting.insert(nonce, (node, Instant::now()));
+                mouth.send(SocketAddr::new(to, port), &Word { kind: QUESTION, nonce, from }.datagram());
+            }
+            heard = hear(&mut ear) => {
+                let answer = heard.filter(|word| word.kind == ANSWER);
+                if let Some((node, _)) = answer.and_then(|word| waiting.remove(&word.nonce)) {
+                    // Where echoes pile up one is missed, and a newer one comes soon.
+                    let _missed = echoes.try_send((node, Instant::now()));
+                }
+                tokio::task::consume_budget().await;
+            }
+        }
+    }
+}
+
+fn looks() -> tokio::time::Interval {
+    let mut look = tokio::time::interval(LOOK);
+    look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    look
 }
 
 /// Sends from this node's tunnel endpoint: nobody is heard from another address. What cannot be sent is a question without
@@ -177,9 +196,21 @@ impl Ear {
     }
 }
 
-/// Never, without an ear. `None` for a frame that is none of ours.
-async fn hear(ear: &Option<Ear>) -> io::Result<Option<Word>> {
+/// Never, without an ear. `None` for a frame that is none of ours, and where the device is gone or down: it is looked for
+/// again.
+async fn hear(ear: &mut Option<Ear>) -> Option<Word> {
     let Some(Ear { socket, .. }) = ear else { return std::future::pending().await };
+    match receive(socket).await {
+        Ok(word) => word,
+        Err(error) => {
+            debug!(%error, "cannot hear the overlay");
+            *ear = None;
+            None
+        }
+    }
+}
+
+async fn receive(socket: &AsyncFd<PacketSocket>) -> io::Result<Option<Word>> {
     let mut frame = [0; 128];
     loop {
         let mut ready = socket.readable().await?;

@@ -93,6 +93,8 @@ pub struct Facts {
     pub overlay: watch::Receiver<Option<u16>>,
     /// The number of the latest end of an endless lease that the programs have obeyed.
     pub bounded: watch::Receiver<Option<u64>>,
+    /// When a next hop of this node answered last.
+    pub next_hop: watch::Receiver<Option<Instant>>,
     pub nodes: NodeAddresses,
     /// What probes are signed with that are believed, and the name that they are to be for.
     pub key: SharedKey,
@@ -107,16 +109,18 @@ pub struct Told {
     pub total: watch::Sender<Option<Duration>>,
     /// The hand-overs that this node is to obey.
     pub orders: watch::Sender<Words>,
+    /// The node of the controller that asks.
+    pub leader: watch::Sender<Option<String>>,
     /// Where connections that are refused are counted.
     pub meters: Meters,
 }
 
 /// Serves until told to stop.
 pub async fn serve(settings: Settings, facts: Facts, told: Told, stop: CancellationToken) {
-    let Facts { mut ready, selected, mut uplink, released, overlay, bounded, nodes, key, node_name } = facts;
+    let Facts { mut ready, selected, mut uplink, released, overlay, bounded, next_hop, nodes, key, node_name } = facts;
     let door = Door::new(nodes, told.meters.clone());
     let has_key = key.clone();
-    let known = service::Known { released, overlay, bounded, selected };
+    let known = service::Known { released, overlay, bounded, next_hop, selected };
     let service = HealthService::new(settings.total_timeout, (key, node_name), known, told).await;
     let mut servers: BTreeMap<IpAddr, DropGuard> = BTreeMap::new();
     let mut said = None;

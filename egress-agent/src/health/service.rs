@@ -14,7 +14,7 @@ use tonic_health::server::{HealthReporter, HealthService as Reported, WatchStrea
 use tracing::warn;
 
 use super::fitness::Obstacle;
-use super::signature::{Challenge, Fresh, Key, SharedKey, Signature};
+use super::signature::{self, Challenge, Fresh, Key, SharedKey, Signature};
 use super::touch::{self, Probe, Touch};
 use super::{MESSAGE, REASON, SERVICE, Told, release, selected, unserved};
 use crate::model::ledger::Words;
@@ -50,6 +50,8 @@ pub(super) struct Known {
     pub(super) overlay: watch::Receiver<Option<u16>>,
     /// The number of the latest end of an endless lease that the programs have obeyed.
     pub(super) bounded: watch::Receiver<Option<u64>>,
+    /// When a next hop of this node answered last.
+    pub(super) next_hop: watch::Receiver<Option<Instant>>,
     /// How many pods each object serves here.
     pub(super) selected: watch::Receiver<SelectedPods>,
 }
@@ -131,6 +133,7 @@ impl HealthService {
         probes.touch.probed(probe, at);
         // A former leader's ledger is a former one.
         if probe.term >= probes.touch.term() {
+            note_leader(&probes.told, request);
             let total = touch::timeout(request.metadata());
             probes.told.total.send_if_modified(|known| std::mem::replace(known, total) != total);
             let orders = release::orders(request.metadata());
@@ -154,6 +157,16 @@ impl HealthService {
         }
         Some(probes.touch.term())
     }
+}
+
+/// Of a signed request.
+fn note_leader(told: &Told, request: &Request<HealthCheckRequest>) {
+    let leader = signature::from(request.metadata()).map(str::to_owned);
+    told.leader.send_if_modified(|known| {
+        let is_news = *known != leader;
+        *known = leader;
+        is_news
+    });
 }
 
 impl Shared {
@@ -194,10 +207,13 @@ impl Health for HealthService {
             overlay.into_iter().for_each(|port| touch::set_overlay_port(metadata, port));
             let bounded = *self.0.known.bounded.borrow();
             bounded.into_iter().for_each(|number| touch::set_bounded(metadata, number));
+            let next_hop = *self.0.known.next_hop.borrow();
+            next_hop.into_iter().for_each(|at| touch::set_next_hop_age(metadata, at.elapsed()));
         }
         if let Some((key, signature)) = authentic {
             // Not with each probe: these are frequent.
             if Probe::read(request.metadata()).is_none() {
+                note_leader(&self.0.probes.lock().unwrap_or_else(PoisonError::into_inner).told, &request);
                 selected::write(metadata, &self.0.known.selected.borrow());
             }
             self.0.challenge(Instant::now()).write(metadata);

@@ -131,6 +131,11 @@ fn canonical(parts: &[&[u8]], metadata: &MetadataMap) -> Vec<u8> {
     bytes
 }
 
+/// The node of the controller that a request says it is from. As good as its signature.
+pub fn from(metadata: &MetadataMap) -> Option<&str> {
+    metadata.get(FROM)?.to_str().ok()
+}
+
 /// The agents' key as it is now, for all who sign.
 #[derive(Clone)]
 pub struct SharedKey {

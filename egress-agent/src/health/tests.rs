@@ -45,7 +45,8 @@ impl Ground {
         let stop = CancellationToken::new();
         let settings = Settings { port, tls: None, total_timeout: Duration::from_secs(1) };
         let (orders, is_ordered) = watch::channel(Words::new());
-        let told = Told { heard, total: watch::channel(None).0, orders, meters: Meters::default() };
+        let (total, leader) = (watch::channel(None).0, watch::channel(None).0);
+        let told = Told { heard, total, orders, leader, meters: Meters::default() };
         let released = watch::channel(Words::new()).1;
         let overlay = watch::channel(None).1;
         let nodes = watch::channel(Arc::new([FIRST, SECOND].map(IpAddr::from).into())).1;
@@ -54,6 +55,7 @@ impl Ground {
             ready: is_ready,
             selected: watch::channel(SelectedPods::new()).1,
             bounded: watch::channel(None).1,
+            next_hop: watch::channel(None).1,
             uplink: is_uplink,
             released,
             overlay,

@@ -26,6 +26,8 @@ const TIMEOUT: &str = "egress-agent-total-timeout";
 const OVERLAY: &str = "egress-agent-overlay-port";
 /// Of an answer: the number of the latest end of an endless lease that the agent's programs have obeyed.
 const BOUNDED: &str = "egress-agent-lease-bounded";
+/// Of an answer: milliseconds since a next hop of the node answered last.
+const NEXT_HOP: &str = "egress-agent-next-hop-age";
 /// Of an answer: the greatest term that has been heard of.
 const TERM: &str = "egress-agent-term";
 
@@ -98,6 +100,16 @@ pub fn bounded(metadata: &MetadataMap) -> Option<u64> {
 
 pub fn set_bounded(metadata: &mut MetadataMap, number: u64) {
     put(metadata, BOUNDED, &number.to_string());
+}
+
+/// How long ago a next hop of the node answered last, where one has.
+pub fn next_hop_age(metadata: &MetadataMap) -> Option<Duration> {
+    number(metadata, NEXT_HOP).map(Duration::from_millis)
+}
+
+pub fn set_next_hop_age(metadata: &mut MetadataMap, age: Duration) {
+    // Rounded up: one that is older than it was says less.
+    put(metadata, NEXT_HOP, &(age.as_millis() + 1).to_string());
 }
 
 fn number(metadata: &MetadataMap, key: &'static str) -> Option<u64> {

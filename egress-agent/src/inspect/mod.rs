@@ -25,8 +25,6 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::spawn_blocking;
 
-use crate::controller::leadership::Leadership;
-use crate::controller::reach::Reach;
 use crate::dataplane::pinned;
 use crate::health::fitness::{Obstacle, Uplink};
 use crate::kube::outage::Outages;
@@ -135,9 +133,9 @@ pub struct AgentState {
     /// `holds`, `fenced` or `undecided`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub leases: Option<String>,
-    /// Whether this agent leads.
+    /// The node of the controller that has asked this agent last.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub leads: Option<bool>,
+    pub controller: Option<String>,
     /// For how long the API server has not answered, where it does not.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub api_server_away_seconds: Option<u64>,
@@ -150,8 +148,6 @@ pub struct ClusterState {
     /// Label and annotation of this node.
     pub egress_node: bool,
     pub drained: bool,
-    /// Who has written the hand-overs last, as leader: who leads now may have had nothing to write yet.
-    pub last_leader: String,
     /// Whether agents hold addresses by leases.
     pub leases: bool,
     pub hand_overs: Vec<OpenHandOver>,
@@ -250,37 +246,14 @@ pub struct Sources {
     pub ready: watch::Receiver<Ready>,
     pub uplink: watch::Receiver<Uplink>,
     pub standing: watch::Receiver<Standing>,
-    pub leadership: Leadership,
+    /// The node of the controller that asks this agent.
+    pub leader: watch::Receiver<Option<String>>,
     pub outages: Outages,
-    pub reach: watch::Receiver<Reach>,
     pub questions: Questions,
     pub since: Instant,
 }
 
 impl Sources {
-    /// What the leader has found out, where that is this agent.
-    fn judge(&self, gateways: &mut [Gateway]) {
-        if !self.leadership.leads() {
-            return;
-        }
-        let reach = self.reach.borrow();
-        for gateway in gateways {
-            let Some(node) = &gateway.node else { continue };
-            let says = match node {
-                node if reach.unreachable.contains(node) => "unreachable",
-                node if reach.absent.contains(node) => "its agent is away",
-                node if reach.suspects.contains(node) => "silent",
-                node if reach.heard.contains_key(node) => "answers",
-                node if reach.strange.contains(node) => "not heard",
-                _ => continue,
-            };
-            gateway.leader_says = Some(match reach.strange.contains(node) {
-                true => format!("{says}; something else answers at its health address"),
-                false => says.to_owned(),
-            });
-        }
-    }
-
     /// `None` where the node's half is going.
     pub async fn names(&self) -> Option<Names> {
         let (answer, names) = oneshot::channel();
@@ -322,12 +295,11 @@ impl Sources {
             serves: Some(obstacle.is_none()),
             reason: obstacle.as_ref().map(|obstacle| obstacle.code().to_owned()),
             leases: Some(leases.to_owned()),
-            leads: Some(self.leadership.leads()),
+            controller: self.leader.borrow().clone(),
             api_server_away_seconds: self.outages.away().map(|away| away.as_secs()),
         };
         status.problems.extend(obstacle.map(|obstacle| format!("this node cannot carry egress traffic: {obstacle}")));
         status.problems.extend(self.questions.notes.lines());
-        self.judge(&mut status.gateways);
         let bpffs = self.questions.bpffs.clone();
         let (mut gateways, mut problems) = (std::mem::take(&mut status.gateways), std::mem::take(&mut status.problems));
         // Walks of maps.

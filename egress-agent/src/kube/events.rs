@@ -194,7 +194,12 @@ impl Events {
 
     /// A warning about this agent's own node.
     pub fn warn_of_node(&self, reason: &str, message: &str) {
-        self.queue(of_node(&self.node_name, reason, message, Timestamp::now()));
+        self.queue(of_node(&self.node_name, &self.node_name, (reason, message), Timestamp::now()));
+    }
+
+    /// A warning of a controller about a node, beside it.
+    pub fn warn_of_other_node(&self, node: &str, reason: &str, message: &str) {
+        self.queue(of_node(&self.node_name, node, (reason, message), Timestamp::now()));
     }
 
     /// A warning about a pod of this agent's node, beside the pod.
@@ -235,15 +240,15 @@ impl Events {
 }
 
 /// As the kubelet does it, with the name for the UID: `kubectl describe node` looks for that.
-fn of_node(node_name: &str, reason: &str, message: &str, now: Timestamp) -> Event {
+fn of_node(own_name: &str, node: &str, why: (&str, &str), now: Timestamp) -> Event {
     let regarding = ObjectReference {
         api_version: Some("v1".to_owned()),
         kind: Some("Node".to_owned()),
-        name: Some(node_name.to_owned()),
-        uid: Some(node_name.to_owned()),
+        name: Some(node.to_owned()),
+        uid: Some(node.to_owned()),
         ..ObjectReference::default()
     };
-    warning((node_name, regarding), "Serve", (reason, message), now)
+    warning((own_name, regarding), "Serve", why, now)
 }
 
 /// Where the API wants it: in the pod's own namespace.

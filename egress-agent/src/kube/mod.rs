@@ -1,10 +1,10 @@
 //! The Kubernetes edge: kube types end here.
 //!
-//! In: [`watch`] follows six kinds and turns every object into a value of `model::view` by [`convert`].
+//! In: [`watch`] follows the kinds that count and turns every object into a value of `model::view` by [`convert`].
 //! Out: [`status`] patches EgressIP objects, [`lease`] reads and writes the leader's Lease, [`ledger`] what is recorded for
 //! all agents, [`words`] says what this node has let go of, [`events`] tells users,
 //! [`own_node`] says what this node's networks are where no CNI does. [`secret`] has the key that agents sign with.
-//! [`anew`] and [`pods`] read objects past the watches, [`causes`] says why something failed, [`outage`] when the API server is away;
+//! [`anew`] and [`pods`] read objects past the watches, [`causes`] says why something failed, [`outage`] when the API server is away, [`rollback`] when it has gone back;
 //! `pace` and `revive` have everything go on as soon as it is back;
 //! [`crd`] holds the type of the API, [`keys`] every label and annotation by name.
 
@@ -25,6 +25,7 @@ pub mod pods;
 mod revive;
 #[cfg(test)]
 mod rights;
+pub mod rollback;
 pub mod secret;
 pub mod status;
 #[cfg(test)]
@@ -34,7 +35,7 @@ pub mod words;
 
 use kube::api::PostParams;
 
-/// Who we are in `managedFields`, so that people see which fields are the agent's.
+/// Who we are in `managedFields`, so that people see which fields are ours.
 const FIELD_MANAGER: &str = "egress-agent";
 
 fn post_params() -> PostParams {

@@ -138,6 +138,15 @@ impl Outages {
         self.ends.subscribe()
     }
 
+    /// Waits for the time of a look that is due because the latest, or a request of another since, was in vain. `failures` is
+    /// from before the latest.
+    pub async fn doubt(failures: &mut watch::Receiver<()>, is_answered: bool, pause: Duration) {
+        if is_answered && failures.changed().await.is_err() {
+            std::future::pending::<()>().await;
+        }
+        tokio::time::sleep(pause).await;
+    }
+
     pub fn seen(&self) -> Seen {
         let state = self.state();
         Seen { outages: state.outages, away: state.since.map(|since| since.elapsed()) }

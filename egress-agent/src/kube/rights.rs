@@ -14,14 +14,24 @@ use super::{FIELD_MANAGER, keys};
 
 const CLUSTER: &str = "";
 const OWN: &str = "egress-agent";
+/// The accounts.
+const AGENT: &str = "egress-agent";
+const CONTROLLER: &str = "egress-agent-controller";
 
-/// A file of this folder, the text in it, how often it is there, and what is asked for by it: group and resource, namespace,
-/// name (empty where any), verbs.
-type Request = (&'static str, &'static str, usize, &'static [(&'static str, &'static str, &'static str, &'static str)]);
+/// Group and resource, namespace, name (empty where any), verb.
+type Right = (&'static str, &'static str, &'static str, &'static str);
+
+/// A file of this folder, the text in it, how often it is there, and what is asked for by it: by an agent, and by a controller.
+type Request = (&'static str, &'static str, usize, &'static [Right], &'static [Right]);
 
 const LEDGER: &str = super::ledger::LEDGER_NAME;
 const LEASE: &str = super::lease::LEASE_NAME;
 const SECRET: &str = super::secret::SECRET_NAME;
+const LEASES: &str = "leases.coordination.k8s.io";
+const EVENTS: &[Right] = &[("events.events.k8s.io", CLUSTER, "", "create")];
+const READ_SECRET: &[Right] = &[("secrets", OWN, SECRET, "get")];
+const READ_LEASE: &[Right] = &[(LEASES, OWN, LEASE, "get")];
+const READ_LEDGER: &[Right] = &[("configmaps", OWN, LEDGER, "get")];
 
 const REQUESTS: &[Request] = &[
     (
@@ -42,31 +52,48 @@ const REQUESTS: &[Request] = &[
             ("configmaps", OWN, LEDGER, "list"),
             ("configmaps", OWN, LEDGER, "watch"),
         ],
+        &[
+            ("nodes", CLUSTER, "", "list"),
+            ("nodes", CLUSTER, "", "watch"),
+            ("services", CLUSTER, "", "list"),
+            ("services", CLUSTER, "", "watch"),
+            ("egressips.k8s.ovn.org", CLUSTER, "", "list"),
+            ("egressips.k8s.ovn.org", CLUSTER, "", "watch"),
+            ("configmaps", OWN, LEDGER, "list"),
+            ("configmaps", OWN, LEDGER, "watch"),
+        ],
     ),
-    ("own_node.rs", "api.get_opt(name)", 1, &[("nodes", CLUSTER, "", "get")]),
-    ("own_node.rs", "api.patch(name,", 1, &[("nodes", CLUSTER, "", "patch")]),
-    ("words.rs", "api.patch(node_name,", 1, &[("nodes", CLUSTER, "", "patch")]),
-    ("administration.rs", "self.nodes.patch(node,", 1, &[("nodes", CLUSTER, "", "patch")]),
-    ("administration.rs", "self.nodes.get_opt(name)", 1, &[("nodes", CLUSTER, "", "get")]),
+    ("own_node.rs", "api.get_opt(name)", 1, &[("nodes", CLUSTER, "", "get")], &[]),
+    ("own_node.rs", "api.patch(name,", 1, &[("nodes", CLUSTER, "", "patch")], &[]),
+    ("words.rs", "api.patch(node_name,", 1, &[("nodes", CLUSTER, "", "patch")], &[]),
+    ("administration.rs", "self.nodes.patch(node,", 1, &[("nodes", CLUSTER, "", "patch")], &[]),
+    ("administration.rs", "self.nodes.get_opt(name)", 1, &[("nodes", CLUSTER, "", "get")], &[]),
     (
         "administration.rs",
         "api.list(&page)",
         1,
         &[("nodes", CLUSTER, "", "list"), ("egressips.k8s.ovn.org", CLUSTER, "", "list")],
+        &[],
     ),
-    ("pods.rs", "api.list(&one)", 1, &[("pods", CLUSTER, "", "list")]),
-    ("anew.rs", "api.get(&name)", 1, &[("egressips.k8s.ovn.org", CLUSTER, "", "get")]),
-    ("status.rs", "self.api.patch(&object.name,", 1, &[("egressips.k8s.ovn.org", CLUSTER, "", "patch")]),
-    ("status.rs", "self.api.patch_status(&object.name,", 1, &[("egressips.k8s.ovn.org/status", CLUSTER, "", "patch")]),
-    ("lease.rs", "self.api.get_opt(LEASE_NAME)", 1, &[("leases.coordination.k8s.io", OWN, LEASE, "get")]),
-    ("lease.rs", "self.api.replace(LEASE_NAME,", 1, &[("leases.coordination.k8s.io", OWN, LEASE, "update")]),
-    ("lease.rs", "self.api.create(&post_params(),", 1, &[("leases.coordination.k8s.io", OWN, "", "create")]),
-    ("ledger.rs", "self.api.get_opt(LEDGER_NAME)", 1, &[("configmaps", OWN, LEDGER, "get")]),
-    ("ledger.rs", "self.api.replace(LEDGER_NAME,", 1, &[("configmaps", OWN, LEDGER, "update")]),
-    ("ledger.rs", "self.api.create(&post_params(),", 1, &[("configmaps", OWN, "", "create")]),
-    ("secret.rs", "self.api.get_opt(SECRET_NAME)", 2, &[("secrets", OWN, SECRET, "get")]),
-    ("secret.rs", "self.api.create(&post_params(),", 1, &[("secrets", OWN, "", "create")]),
-    ("events.rs", "api.create(&params,", 1, &[("events.events.k8s.io", CLUSTER, "", "create")]),
+    ("pods.rs", "api.list(&one)", 1, &[("pods", CLUSTER, "", "list")], &[]),
+    ("anew.rs", "api.get(&name)", 1, &[("egressips.k8s.ovn.org", CLUSTER, "", "get")], &[]),
+    ("status.rs", "self.api.patch(&object.name,", 1, &[], &[("egressips.k8s.ovn.org", CLUSTER, "", "patch")]),
+    (
+        "status.rs",
+        "self.api.patch_status(&object.name,",
+        1,
+        &[],
+        &[("egressips.k8s.ovn.org/status", CLUSTER, "", "patch")],
+    ),
+    ("lease.rs", "self.api.get_opt(LEASE_NAME)", 1, READ_LEASE, READ_LEASE),
+    ("lease.rs", "self.api.replace(LEASE_NAME,", 1, &[], &[(LEASES, OWN, LEASE, "update")]),
+    ("lease.rs", "self.api.create(&post_params(),", 1, &[], &[(LEASES, OWN, "", "create")]),
+    ("ledger.rs", "self.api.get_opt(LEDGER_NAME)", 1, READ_LEDGER, READ_LEDGER),
+    ("ledger.rs", "self.api.replace(LEDGER_NAME,", 1, &[], &[("configmaps", OWN, LEDGER, "update")]),
+    ("ledger.rs", "self.api.create(&post_params(),", 1, &[], &[("configmaps", OWN, "", "create")]),
+    ("secret.rs", "self.api.get_opt(SECRET_NAME)", 2, READ_SECRET, READ_SECRET),
+    ("secret.rs", "self.api.create(&post_params(),", 1, &[], &[("secrets", OWN, "", "create")]),
+    ("events.rs", "api.create(&params,", 1, EVENTS, EVENTS),
 ];
 
 /// Whatever of kube's API makes a request, behind the name of a handle.
@@ -96,8 +123,11 @@ fn sources() -> Vec<String> {
     found.into_iter().map(relative).collect()
 }
 
-/// (group and resource, namespace, name, verb), as the manifest grants them; and the comment above each rule.
-fn granted() -> BTreeSet<(String, String, String, String)> {
+/// The account, group and resource, namespace, name, verb.
+type Granted = (String, String, String, String, String);
+
+/// As the manifest grants them. Roles have the names of their accounts.
+fn granted() -> BTreeSet<Granted> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/base/rbac.yaml");
     let text = fs::read_to_string(path).expect("the manifest");
     let list = |value: &Value| -> Vec<String> {
@@ -108,6 +138,10 @@ fn granted() -> BTreeSet<(String, String, String, String)> {
     for document in serde_yaml::Deserializer::from_str(&text) {
         let object = Value::deserialize(document).expect("YAML");
         let namespace = object["metadata"]["namespace"].as_str().unwrap_or(CLUSTER);
+        let account = object["metadata"]["name"].as_str().expect("a name");
+        for subject in object["subjects"].as_array().into_iter().flatten() {
+            assert_eq!((&subject["name"], &object["roleRef"]["name"]), (&account.into(), &account.into()));
+        }
         for rule in object["rules"].as_array().into_iter().flatten() {
             let mut names = list(&rule["resourceNames"]);
             if names.is_empty() {
@@ -122,7 +156,8 @@ fn granted() -> BTreeSet<(String, String, String, String)> {
                     };
                     for name in &names {
                         for verb in list(&rule["verbs"]) {
-                            granted.insert((what.clone(), namespace.to_owned(), name.clone(), verb));
+                            let account = account.to_owned();
+                            granted.insert((account, what.clone(), namespace.to_owned(), name.clone(), verb));
                         }
                     }
                 }
@@ -134,10 +169,12 @@ fn granted() -> BTreeSet<(String, String, String, String)> {
 
 #[test]
 fn the_manifest_grants_what_is_asked_for_and_nothing_else() {
-    let asked = REQUESTS.iter().flat_map(|(_, _, _, rights)| rights.iter());
-    let asked: BTreeSet<_> = asked
-        .map(|(what, namespace, name, verb)| {
-            ((*what).to_owned(), (*namespace).to_owned(), (*name).to_owned(), (*verb).to_owned())
+    let asked: BTreeSet<Granted> = REQUESTS
+        .iter()
+        .flat_map(|(_, _, _, agent, controller)| [(AGENT, *agent), (CONTROLLER, *controller)])
+        .flat_map(|(account, rights)| rights.iter().map(move |right| (account, *right)))
+        .map(|(account, (what, namespace, name, verb))| {
+            (account.into(), what.into(), namespace.into(), name.into(), verb.into())
         })
         .collect();
     let granted = granted();
@@ -149,7 +186,7 @@ fn the_manifest_grants_what_is_asked_for_and_nothing_else() {
 #[test]
 fn every_request_of_the_sources_is_known() {
     let mut by_file: BTreeMap<&str, usize> = BTreeMap::new();
-    for (file, text, times, _) in REQUESTS {
+    for (file, text, times, ..) in REQUESTS {
         assert_eq!(source(file).matches(text).count(), *times, "{file}: {text}");
         *by_file.entry(file).or_default() += times;
     }
@@ -216,12 +253,14 @@ fn the_policies_name_the_keys_and_objects_that_are_written() {
     for word in [LEASE, LEDGER, SECRET, FIELD_MANAGER, "EgressIP"] {
         assert!(quoted.contains(word), "{word} is not among {quoted:?}");
     }
-    let account = format!("system:serviceaccount:{OWN}:egress-agent");
     let conditions = lines().filter(|line| line.contains("request.userInfo.username")).count();
-    assert_eq!(text.matches(&format!("request.userInfo.username == '{account}'")).count(), conditions);
+    let of = |account: &str| {
+        text.matches(&format!("request.userInfo.username == 'system:serviceaccount:{OWN}:{account}'")).count()
+    };
+    assert_eq!(of(AGENT) + of(CONTROLLER), conditions);
     assert_eq!(
         text.matches("kind: ValidatingAdmissionPolicy\n").count(),
         conditions,
-        "each policy is for agents alone"
+        "each policy is for agents or for controllers"
     );
 }

@@ -1,7 +1,7 @@
-//! The key that agents sign with (`crate::health::signature`), in a Secret of their namespace. An agent that finds none makes
-//! one; the first to write it wins, and the others read what it wrote.
+//! The key that controllers and agents sign with (`crate::health::signature`), in a Secret of their namespace. A controller
+//! that finds none makes one; the first to write it wins, and the others read what it wrote.
 //!
-//! It is read when the agent starts, and again where something was not signed with it: then it may have been replaced. So
+//! It is read at the start, and again where something was not signed with it: then it may have been replaced. So
 //! whoever deletes it and restarts one agent has given all agents another within seconds (docs/operations.md). Where it cannot
 //! be read the agent goes on with what it has; one that has none believes nobody, and is believed by nobody.
 
@@ -35,18 +35,29 @@ const PAUSE: Duration = Duration::from_secs(15);
 
 const ABOUT: &str = "the key that agents sign health checks with";
 
+/// What to do where there is no Secret.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum IfAbsent {
+    /// A controller makes it.
+    Make,
+    /// An agent waits for it, and has no right to more.
+    Wait,
+}
+
 /// Why there is no key. None of these shows it.
 #[derive(Debug, thiserror::Error)]
 enum KeyError {
     #[error(transparent)]
     Request(#[from] Error),
     #[error(
-        "the Secret {SECRET_NAME} has no entry `{ENTRY}` of {} bytes: delete it, and agents make another",
+        "the Secret {SECRET_NAME} has no entry `{ENTRY}` of {} bytes: delete it, and a controller makes another",
         Key::LENGTH
     )]
     Malformed,
     #[error("no random numbers")]
     Random,
+    #[error("there is no Secret {SECRET_NAME} yet: a controller makes it, so none has run")]
+    Absent,
 }
 
 /// Has it read and known, until told to stop.
@@ -54,6 +65,7 @@ pub async fn keep(
     (client, namespace): (Client, &str),
     holder: KeyHolder,
     (outages, notes): (&Outages, Option<Notes>),
+    if_absent: IfAbsent,
     stop: CancellationToken,
 ) {
     let store = Store { api: Api::namespaced(client, namespace) };
@@ -61,7 +73,7 @@ pub async fn keep(
     let mut ends = outages.ends();
     loop {
         ends.mark_unchanged();
-        let Some(read) = stop.run_until_cancelled(tokio::time::timeout(PATIENCE, store.read_or_make())).await else {
+        let Some(read) = stop.run_until_cancelled(tokio::time::timeout(PATIENCE, store.read(if_absent))).await else {
             return;
         };
         let mut pause = PAUSE;
@@ -111,16 +123,19 @@ struct Store {
 }
 
 impl Store {
-    async fn read_or_make(&self) -> Result<(Key, Vec<u8>), KeyError> {
+    async fn read(&self, if_absent: IfAbsent) -> Result<(Key, Vec<u8>), KeyError> {
         if let Some(secret) = self.api.get_opt(SECRET_NAME).await? {
             return key_of(secret);
         }
+        if if_absent == IfAbsent::Wait {
+            return Err(KeyError::Absent);
+        }
         match self.api.create(&post_params(), &new_secret()?).await {
             Ok(made) => {
-                warn!("there was no Secret {SECRET_NAME}: this agent has made one");
+                warn!("there was no Secret {SECRET_NAME}: this controller has made one");
                 key_of(made)
             }
-            // Another agent was faster.
+            // The other controller was faster.
             Err(Error::Api(status)) if status.code == 409 => {
                 let secret = self.api.get_opt(SECRET_NAME).await?;
                 secret.map_or(Err(KeyError::Malformed), key_of)

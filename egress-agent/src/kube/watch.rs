@@ -1,4 +1,4 @@
-//! Six watches, one stream of changes.
+//! Six watches of an agent, four of a controller, each as one stream of changes.
 //!
 //! kube's watcher lists, watches and lists again when it must; its errors are told to `outage`, and it is tried again at the
 //! pace of `pace`. A list arrives as a whole (`Replaced`), so that what went away while nobody watched is known to be gone.
@@ -34,51 +34,68 @@ pub fn egressip_resource() -> ApiResource {
     ApiResource::erase::<crd::EgressIP>(&())
 }
 
-/// All that this node's agent must know of the cluster, for ever.
-pub fn changes(
+/// All that a node's agent must know of the cluster, for ever.
+pub fn for_agent(
     client: &Client,
     (namespace, node_name): (&str, &str),
     service_networks: &[IpNet],
     outages: &Outages,
 ) -> impl Stream<Item = Change> + Send + use<> {
-    let objects: Api<DynamicObject> = Api::all_with(client.clone(), &egressip_resource());
     let namespaces: Api<PartialObjectMeta<Namespace>> = Api::all(client.clone());
-    let nodes: Api<Node> = Api::all(client.clone());
     let pods: Api<Pod> = Api::all(client.clone());
+    let own_pods = config().fields(&format!("spec.nodeName={node_name}"));
+    let namespaces =
+        updates(("namespaces", outages.clone()), namespaces, config(), ResourceExt::name_any, |namespace| {
+            namespace.metadata.labels.clone().unwrap_or_default()
+        });
+    let pods = updates(("pods", outages.clone()), pods, own_pods, convert::pod_key, convert::pod);
+    stream::select_all([
+        for_controller(client, namespace, service_networks, outages).boxed(),
+        namespaces.map(Change::Namespaces).boxed(),
+        pods.map(Change::Pods).boxed(),
+    ])
+}
+
+/// What a controller must know: whose pods come and go is nothing to it.
+pub fn for_controller(
+    client: &Client,
+    namespace: &str,
+    service_networks: &[IpNet],
+    outages: &Outages,
+) -> impl Stream<Item = Change> + Send + use<> {
+    let objects: Api<DynamicObject> = Api::all_with(client.clone(), &egressip_resource());
+    let nodes: Api<Node> = Api::all(client.clone());
     let services: Api<Service> = Api::all(client.clone());
     let service_networks = service_networks.to_vec();
-    let config = watcher::Config::default().timeout(WATCH_SECONDS);
     let ledgers: Api<ConfigMap> = Api::namespaced(client.clone(), namespace);
-    let ledger = config.clone().fields(&format!("metadata.name={}", ledger::LEDGER_NAME));
-    let own_pods = config.clone().fields(&format!("spec.nodeName={node_name}"));
-
+    let ledger = config().fields(&format!("metadata.name={}", ledger::LEDGER_NAME));
     stream::select_all([
-        updates(("EgressIP objects", outages.clone()), objects, config.clone(), ResourceExt::name_any, |object| {
+        updates(("EgressIP objects", outages.clone()), objects, config(), ResourceExt::name_any, |object| {
             Arc::new(convert::object(object))
         })
         .map(Change::Objects)
         .boxed(),
-        updates(("namespaces", outages.clone()), namespaces, config.clone(), ResourceExt::name_any, |namespace| {
-            namespace.metadata.labels.clone().unwrap_or_default()
-        })
-        .map(Change::Namespaces)
-        .boxed(),
-        updates(("services", outages.clone()), services, config.clone(), convert::service_key, move |service| {
+        updates(("services", outages.clone()), services, config(), convert::service_key, move |service| {
             convert::service(service, &service_networks)
         })
         .map(Change::Services)
         .boxed(),
-        updates(("nodes", outages.clone()), nodes, config, ResourceExt::name_any, |node| Arc::new(convert::node(node)))
-            .map(Change::Nodes)
-            .boxed(),
+        updates(("nodes", outages.clone()), nodes, config(), ResourceExt::name_any, |node| {
+            Arc::new(convert::node(node))
+        })
+        .map(Change::Nodes)
+        .boxed(),
         updates(("the hand-overs", outages.clone()), ledgers, ledger, ResourceExt::name_any, ledger::read)
             .scan(Arc::default(), |last, update| {
                 *last = Arc::new(ledger_after(last, update));
                 std::future::ready(Some(Change::Ledger(Arc::clone(last))))
             })
             .boxed(),
-        updates(("pods", outages.clone()), pods, own_pods, convert::pod_key, convert::pod).map(Change::Pods).boxed(),
     ])
+}
+
+fn config() -> watcher::Config {
+    watcher::Config::default().timeout(WATCH_SECONDS)
 }
 
 /// The ledger with what one watch tells of it. What cannot be read, or was deleted, stays as it was: an agent must not take

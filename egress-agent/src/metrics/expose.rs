@@ -45,7 +45,7 @@ struct Scrape(Facts);
 
 impl Collector for Scrape {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        for metric in ALL {
+        for metric in ALL.iter().filter(|metric| self.0.who.says(metric.who)) {
             let series = series(metric.id, &self.0);
             if !series.is_empty() {
                 write(&mut encoder, metric, series)?;
@@ -105,7 +105,7 @@ fn series(metric: Id, facts: &Facts) -> Vec<Series> {
         Id::Serving => agent(|agent| agent.serving),
         Id::Fenced => agent(|agent| agent.fenced),
         Id::Lease => facts.kernel.iter().map(|kernel| (Vec::new(), Value::Real(kernel.lease_seconds))).collect(),
-        Id::Leader => agent(|agent| agent.leads),
+        Id::Leader => facts.leads.map_or_else(Vec::new, flag),
         Id::Packets => verdicts(facts, |count| count.packets),
         Id::Bytes => verdicts(facts, |count| count.bytes),
         Id::EipPackets => both_ways(facts, |c| (c.egress_packets, c.ingress_packets)),
@@ -168,7 +168,7 @@ fn series(metric: Id, facts: &Facts) -> Vec<Series> {
                 .map(|(node, state)| (vec![node, state.label().to_owned()], Value::Count(1)))
                 .collect()
         }
-        // What it has counted as the leader stays for as long as the process lives.
+        // What it has counted as the leader stays while the process lives.
         Id::Probes => {
             let counts = Probed::ALL.into_iter().zip(facts.meters.probes());
             counts.map(|(what, count)| (vec![what.label().to_owned()], Value::Count(count))).collect()

@@ -6,18 +6,22 @@ use std::time::Duration;
 
 use egress_common::abi::{Count, EipCount, Verdict};
 
+use super::catalogue::Who;
 use super::meters::Meters;
 use crate::model::state::EgressId;
 
 /// All of it. What could not be had in time is left out of the scrape.
 #[derive(Clone, Debug, Default)]
 pub struct Facts {
+    pub who: Who,
     pub version: &'static str,
     /// Since 1970.
     pub started: Duration,
     pub ready: bool,
-    /// `None` before the agent runs.
+    /// Of an agent; `None` before it runs.
     pub agent: Option<AgentFacts>,
+    /// Of a controller, whether it leads; `None` before it runs.
+    pub leads: Option<bool>,
     /// `None` until the node's half has answered once.
     pub node: Option<NodeFacts>,
     /// `None` until the programs are loaded.
@@ -37,7 +41,6 @@ impl Facts {
 pub struct AgentFacts {
     pub serving: bool,
     pub fenced: bool,
-    pub leads: bool,
 }
 
 /// What the node's half knows without asking the kernel.

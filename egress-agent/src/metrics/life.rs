@@ -18,10 +18,16 @@ pub struct Limits {
     pub beats: Duration,
     /// The verifier has its time on a slow machine.
     pub starts: Duration,
+    /// Two requests to the API server may each take their time between two looks at the Lease.
+    pub election: Duration,
 }
 
-pub const LIMITS: Limits =
-    Limits { moves: Duration::from_secs(60), beats: Duration::from_secs(10), starts: Duration::from_secs(300) };
+pub const LIMITS: Limits = Limits {
+    moves: Duration::from_secs(60),
+    beats: Duration::from_secs(10),
+    starts: Duration::from_secs(300),
+    election: Duration::from_secs(30),
+};
 
 /// When a loop was last seen.
 #[derive(Clone, Debug)]
@@ -54,6 +60,14 @@ pub fn judge(limits: &Limits, node: Duration, fence: Duration) -> Result<(), Str
     }
     if fence >= limits.beats {
         return Err(format!("the fence has not looked for {} s", fence.as_secs()));
+    }
+    Ok(())
+}
+
+/// The same of a controller.
+pub fn judge_election(limits: &Limits, election: Duration) -> Result<(), String> {
+    if election >= limits.election {
+        return Err(format!("the leader election has not looked for {} s", election.as_secs()));
     }
     Ok(())
 }

@@ -78,8 +78,6 @@ pub struct Cluster {
     /// Objects by the reason of their condition.
     pub objects: BTreeMap<&'static str, usize>,
     pub nodes: BTreeMap<String, NodeState>,
-    /// Somebody else writes the status of objects.
-    pub has_strangers: bool,
 }
 
 #[derive(Clone, Default)]

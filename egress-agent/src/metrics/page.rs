@@ -4,10 +4,12 @@ use std::fmt::Write as _;
 
 use super::catalogue::{ALL, Metric, Who};
 
-/// The tables: what every agent says, and what the leader adds.
+/// The tables: what both say, what every agent says, and what controllers say.
 pub fn tables() -> String {
     let mut text = String::new();
-    for (title, who) in [("Of every agent", Who::Everybody), ("Of the leader", Who::Leader)] {
+    for (title, who) in
+        [("Of agents and controllers", Who::Both), ("Of every agent", Who::Agent), ("Of controllers", Who::Controller)]
+    {
         // Writing to a string does not fail.
         let _written = write!(text, "## {title}\n\n| metric | type | labels | series | meaning | when it is bad |\n");
         text += "|---|---|---|---|---|---|\n";
@@ -35,6 +37,6 @@ mod tests {
         }
         let rows = tables.lines().filter(|line| line.starts_with('|'));
         assert!(rows.clone().all(|row| row.matches('|').count() == 7), "{tables}");
-        assert_eq!(rows.count(), ALL.len() + 4);
+        assert_eq!(rows.count(), ALL.len() + 6);
     }
 }

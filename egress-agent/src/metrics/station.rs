@@ -12,6 +12,7 @@ use tokio::time::{Instant, timeout};
 use tracing::debug;
 
 use super::awaited::Awaited;
+use super::catalogue::Who;
 use super::facts::{AgentFacts, Facts, Held, HookFacts, NodeFacts};
 use super::life::{self, Beat, LIMITS, Limits};
 use super::meters::Meters;
@@ -27,19 +28,41 @@ use crate::reconcile::ties::{Stake, Standing};
 /// How long an answer of the node's half is waited for; then what it said before serves.
 const PATIENCE: Duration = Duration::from_millis(500);
 
-/// What an agent that runs is asked.
-pub struct Running {
+/// What a process that runs is asked.
+pub enum Running {
+    Agent(RunningAgent),
+    Controller(RunningController),
+}
+
+pub struct RunningAgent {
     pub node: mpsc::Sender<Question>,
     pub ready: watch::Receiver<Ready>,
     pub uplink: watch::Receiver<Uplink>,
     pub standing: watch::Receiver<Standing>,
     pub stake: watch::Receiver<Stake>,
-    pub leadership: Leadership,
-    /// Of the node's half, and of the fence.
+    /// Of the reconciler, and of the lease keeper.
     pub beats: (Beat, Beat),
 }
 
+pub struct RunningController {
+    pub leadership: Leadership,
+    /// Objects and nodes have been listed.
+    pub synced: watch::Receiver<bool>,
+    /// Of the leader election.
+    pub beat: Beat,
+}
+
+impl Running {
+    fn agent(&self) -> Option<&RunningAgent> {
+        match self {
+            Self::Agent(agent) => Some(agent),
+            Self::Controller(_) => None,
+        }
+    }
+}
+
 pub struct Station {
+    who: Who,
     began: Instant,
     started: Duration,
     outages: Outages,
@@ -55,8 +78,9 @@ pub struct Station {
 }
 
 impl Station {
-    pub fn new(outages: Outages) -> Self {
+    pub fn new(who: Who, outages: Outages) -> Self {
         Self {
+            who,
             began: Instant::now(),
             // A clock before 1970 counts from the beginning.
             started: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default(),
@@ -112,11 +136,19 @@ impl Station {
             None => None,
         };
         let seen = self.outages.seen();
+        let (mut agent, mut leads) = (None, None);
+        match self.running.get() {
+            Some(Running::Agent(running)) => agent = Some(facts_of(running)),
+            Some(Running::Controller(running)) => leads = Some(running.leadership.leads()),
+            None => {}
+        }
         Facts {
+            who: self.who,
             version: env!("CARGO_PKG_VERSION"),
             started: self.started,
             ready: self.is_ready(kernel.as_ref().map(|kernel| &kernel.hooks), node.as_ref()).is_ok(),
-            agent: self.running.get().map(agent),
+            agent,
+            leads,
             node,
             kernel,
             outages: seen.outages,
@@ -128,10 +160,11 @@ impl Station {
     /// Whether the process does its work; if not, what does not live.
     pub fn live(&self) -> Result<(), String> {
         match self.running.get() {
-            Some(running) => {
-                let (node, fence) = &running.beats;
-                life::judge(&self.limits, node.age(), fence.age())
+            Some(Running::Agent(running)) => {
+                let (node, lease) = &running.beats;
+                life::judge(&self.limits, node.age(), lease.age())
             }
+            Some(Running::Controller(running)) => life::judge_election(&self.limits, running.beat.age()),
             None => self.starts(),
         }
     }
@@ -145,10 +178,11 @@ impl Station {
         Err(format!("the programs are not loaded after {} s", loading.as_secs()))
     }
 
-    /// Whether this node does what the cluster wants; if not, what is missing.
+    /// Whether this node does what the cluster wants, or this controller could lead; if not, what is missing.
     pub async fn ready(&self) -> Result<(), String> {
-        // Only whoever does not serve has to say what is missing: probes come often.
-        let serves = self.running.get().is_some_and(|running| running.ready.borrow().serving);
+        // What is missing is asked for only where there is something: probes come often.
+        let agent = self.running.get().and_then(Running::agent);
+        let serves = agent.is_some_and(|agent| agent.ready.borrow().serving);
         let node = if serves { None } else { self.ask().await };
         let hooks = match self.kernel.get().cloned() {
             Some(meter) => spawn_blocking(move || meter.hooks()).await.ok(),
@@ -162,8 +196,13 @@ impl Station {
         hooks: Option<&BTreeMap<&'static str, HookFacts>>,
         node: Option<&NodeFacts>,
     ) -> Result<(), String> {
-        let Some(running) = self.running.get() else {
-            return Err(self.awaited.what().unwrap_or_else(|| "the programs are being loaded".to_owned()));
+        let running = match self.running.get() {
+            Some(Running::Agent(running)) => running,
+            Some(Running::Controller(running)) if *running.synced.borrow() => return Ok(()),
+            Some(Running::Controller(_)) => {
+                return Err("waiting for the lists of EgressIP objects and nodes".to_owned());
+            }
+            None => return Err(self.awaited.what().unwrap_or_else(|| "the programs are being loaded".to_owned())),
         };
         if !running.ready.borrow().serving {
             let missing = node.and_then(|node| node.missing.clone());
@@ -180,7 +219,7 @@ impl Station {
 
     /// What the node's half says now, or has said last. An answer that nobody waits for any more serves the next.
     async fn ask(&self) -> Option<NodeFacts> {
-        let node = self.running.get()?.node.clone();
+        let node = self.running.get()?.agent()?.node.clone();
         let mut news = self.known.subscribe();
         if !self.is_asked.swap(true, Ordering::AcqRel) {
             let (known, is_asked) = (Arc::clone(&self.known), Arc::clone(&self.is_asked));
@@ -206,12 +245,11 @@ fn asked_of(held: &Held, most: usize) -> Vec<EgressId> {
     held.served.keys().take(most).copied().collect()
 }
 
-fn agent(running: &Running) -> AgentFacts {
+fn facts_of(running: &RunningAgent) -> AgentFacts {
     AgentFacts {
         serving: Obstacle::of(running.ready.borrow().serving, &running.uplink.borrow()).is_none(),
         // A node without egress IPs is never confirmed, and misses nothing.
         fenced: matches!(*running.standing.borrow(), Standing::Fenced(_)) && running.stake.borrow().wants,
-        leads: running.leadership.leads(),
     }
 }
 

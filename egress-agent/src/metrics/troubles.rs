@@ -35,9 +35,6 @@ const OVN_EGRESS_IP: &str = "OVN-Kubernetes has egress IPs on interfaces of this
 const QUOTA: &str = "a pod, or all pods of one egress policy, have reached their quota of this node's flows: their new flows \
                      are dropped (quota_exceeded); `egress-agent nat count` on the node names the pods that hold most";
 
-const STRANGERS: &str = "somebody else writes the status of EgressIP objects, as their events say; if OVN-Kubernetes' own \
-                         EgressIP is enabled turn it off (--enable-egress-ip=false)";
-
 /// Whom an event is about.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Subject {
@@ -66,8 +63,6 @@ pub struct Troubles {
     quota_reached: Option<Instant>,
     /// When a flow of an egress IP was last refused for want of a port.
     refused: BTreeMap<EgressId, Instant>,
-    /// This agent leads, and has told of others who write the status.
-    has_strangers: bool,
 }
 
 impl Troubles {
@@ -80,7 +75,6 @@ impl Troubles {
         now: Instant,
     ) -> Vec<Trouble> {
         let mut news = Vec::new();
-        self.has_strangers = facts.meters.cluster().is_some_and(|cluster| cluster.has_strangers);
         // What is not known now has not ended.
         if let (Some(held), Some(kernel)) = (facts.held(), &facts.kernel) {
             self.note_refusals(facts, now);
@@ -135,8 +129,7 @@ impl Troubles {
 
     /// What lasts.
     pub fn lines(&self) -> Vec<String> {
-        let strangers = self.has_strangers.then(|| STRANGERS.to_owned());
-        self.open.values().map(|trouble| trouble.message.clone()).chain(strangers).collect()
+        self.open.values().map(|trouble| trouble.message.clone()).collect()
     }
 
     /// Whether it is, or still is.

@@ -19,6 +19,7 @@
 
 pub mod compile;
 pub mod desired;
+pub mod endpoints;
 pub mod executor;
 pub mod exposed;
 pub mod inbox;

@@ -132,7 +132,7 @@ impl<E: Executor> Reconciler<E> {
         Report { status, blind: None }
     }
 
-    /// What Kubernetes and the leader's ledger say of a gateway.
+    /// What Kubernetes and the ledger say of a gateway.
     fn judge(&self, view: &ClusterView, gateway: &mut Gateway) {
         let Some(node) = gateway.node.as_ref().and_then(|name| view.nodes.get(name)) else { return };
         gateway.ready = Some(node.ready);
@@ -159,7 +159,6 @@ impl<E: Executor> Reconciler<E> {
             node: tenure.node_name().to_owned(),
             egress_node: own.is_some_and(|own| own.assignable),
             drained: own.is_some_and(|own| own.drained),
-            last_leader: ledger.leader.clone(),
             leases: ledger.leases,
             hand_overs: open.collect(),
             suspects: ledger.suspects.keys().filter(|name| view.nodes.contains_key(*name)).cloned().collect(),

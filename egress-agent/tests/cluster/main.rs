@@ -14,12 +14,15 @@ use std::time::Duration;
 
 use crate::skips::skipped;
 use egress_agent::agent::{self, AgentSettings};
+use egress_agent::controller;
+use egress_agent::controller::run::ControllerSettings;
 use egress_agent::health;
 use egress_agent::kube::client::connect;
 use egress_agent::kube::crd::EgressIP;
 use egress_agent::kube::outage::Outages;
 use egress_agent::model::desired::{OnUnassigned, Settings, UnknownPods};
 use egress_agent::model::executor::{DataplaneError, Executor};
+use egress_agent::model::reserved::ClusterNetworks;
 use egress_agent::model::state::{Action, KernelState, PodState};
 use egress_agent::model::step::step;
 use futures::future::BoxFuture;
@@ -96,6 +99,7 @@ impl Recorder {
     }
 }
 
+const PODS: &str = "10.244.0.0/16";
 const NODES: [&str; 3] = ["t-node1", "t-node2", "t-node3"];
 
 struct Cluster {
@@ -160,7 +164,7 @@ impl Cluster {
                 model: Settings {
                     node_name: name.into(),
                     api_servers: std::collections::BTreeSet::new(),
-                    cluster_subnets: vec!["10.244.0.0/16".parse().expect("a literal")],
+                    cluster_subnets: vec![PODS.parse().expect("a literal")],
                     service_cidrs: Vec::new(),
                     excluded_cidrs: Vec::new(),
                     unknown_pods: UnknownPods::Auto,
@@ -168,7 +172,6 @@ impl Cluster {
                 },
                 namespace: "kube-system".into(),
                 health: health::Settings { port: 0, tls: None, total_timeout: Duration::ZERO },
-                probing: None,
                 overlay: None,
                 host: None,
                 questions: None,
@@ -178,6 +181,22 @@ impl Cluster {
             let new = || Recorder { node: name, lan: self.lan.clone(), ..Recorder::default() };
             let kernel = self.kernels.entry(name).or_insert_with(new).clone();
             agents.spawn(agent::run(self.client.clone(), settings, kernel, self.stop.clone()));
+        }
+        for name in &NODES[..2] {
+            let settings = ControllerSettings {
+                node_name: (*name).to_owned(),
+                namespace: "kube-system".into(),
+                networks: ClusterNetworks {
+                    pods: vec![PODS.parse().expect("a literal")],
+                    ..ClusterNetworks::default()
+                },
+                on_unassigned: OnUnassigned::NodeAddress,
+                probing: None,
+                overlay: None,
+                outages: self.outages.clone(),
+                station: None,
+            };
+            agents.spawn(controller::run::run(self.client.clone(), settings, self.stop.clone()));
         }
         agents
     }

@@ -110,11 +110,9 @@ impl Ground {
 
     /// Agents on our nodes, and an object for each road.
     fn switch_to_ours(&mut self, built: &Built) -> Result<()> {
-        let kubeconfig = self.cluster.node_kubeconfig().to_owned();
         for peer in Peer::ALL.into_iter().filter(|peer| peer.is_ours()) {
-            let by_device = (peer == Peer::OursByDevice).then(|| "--encapsulation=device".to_owned());
-            let extra = by_device.into_iter().collect();
-            let options = AgentOptions { binary: built.agent.clone(), kubeconfig: kubeconfig.clone(), extra };
+            let by_device = (peer == Peer::OursByDevice).then_some("--encapsulation=device");
+            let options = AgentOptions::new(&built.agent, &self.cluster).with(by_device);
             for number in [peer.source_node(), peer.gateway_node()] {
                 let agent = Agent::start(&self.lab, self.node(number)?, &options)?;
                 self.agents.push(agent);

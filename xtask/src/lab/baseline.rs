@@ -192,7 +192,14 @@ fn agents(context: &LabContext) -> Result<()> {
     let binary = context.logs.join("stand-in");
     std::fs::write(&binary, STAND_IN)?;
     std::fs::set_permissions(&binary, std::fs::Permissions::from_mode(0o755))?;
-    let options = AgentOptions { binary, kubeconfig: context.logs.join("none"), extra: Vec::new() };
+    let none = context.logs.join("none");
+    let options = AgentOptions {
+        binary,
+        kubeconfig: none.clone(),
+        controller_kubeconfig: none,
+        extra: Vec::new(),
+        controller_extra: Vec::new(),
+    };
     let mut agents = Agent::start_all(&lab, &options)?;
     let agent = agents.first_mut().context("no agent")?;
     let first = agent.pid()?.context("the agent does not run")?;

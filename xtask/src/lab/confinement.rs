@@ -1,15 +1,21 @@
-//! What agents of the lab may do on their nodes: the capabilities that `deploy/base/daemonset.yaml` gives to their container
-//! and no others, in every set, and nothing to be gained by another program. What an agent cannot do with them shows in the
+//! What agents and controllers of the lab may do on their nodes: the capabilities that `deploy/base/daemonset.yaml` and
+//! `controller.yaml` give to their containers and no others, in every set, and nothing to be gained by another program. What an agent cannot do with them shows in the
 //! lab before it shows in somebody's cluster.
 
 use anyhow::{Context, Result, ensure};
+use serde::Deserialize;
 use serde_json::Value;
 
 use crate::toolchain::{Paths, packages};
 
-/// The command that starts a program confined: it replaces itself by that program.
+/// The command that starts a program confined as an agent: it replaces itself by that program.
 pub(crate) fn confined(program: &str) -> Result<Vec<String>> {
-    let granted = granted()?;
+    confined_by("daemonset", program)
+}
+
+/// The same, as the container of this manifest of `deploy/base`.
+pub(crate) fn confined_by(manifest: &str, program: &str) -> Result<Vec<String>> {
+    let granted = granted(manifest)?;
     let setpriv = packages::find("setpriv").context("setpriv is missing: it comes with util-linux")?;
     let set = granted.iter().fold("-all".to_owned(), |set, name| format!("{set},+{name}"));
     Ok(vec![
@@ -23,10 +29,11 @@ pub(crate) fn confined(program: &str) -> Result<Vec<String>> {
 }
 
 /// As setpriv names them.
-pub(crate) fn granted() -> Result<Vec<String>> {
-    let manifest = Paths::find()?.root.join("deploy/base/daemonset.yaml");
+pub(crate) fn granted(manifest: &str) -> Result<Vec<String>> {
+    let manifest = Paths::find()?.root.join(format!("deploy/base/{manifest}.yaml"));
     let text = std::fs::read_to_string(&manifest).with_context(|| format!("read {}", manifest.display()))?;
-    let object: Value = serde_yaml::from_str(&text)?;
+    let first = serde_yaml::Deserializer::from_str(&text).next().context("an empty manifest")?;
+    let object = Value::deserialize(first)?;
     let security = &object["spec"]["template"]["spec"]["containers"][0]["securityContext"];
     let dropped = security.pointer("/capabilities/drop/0").and_then(Value::as_str);
     ensure!(dropped == Some("ALL"), "the container keeps what the runtime gives it");
@@ -43,5 +50,7 @@ mod tests {
     fn the_manifest_says_which() {
         let command = confined("agent").expect("a command").join(" ");
         assert!(command.ends_with("--bounding-set=-all,+bpf,+net_admin,+net_raw,+perfmon agent"), "{command}");
+        let command = confined_by("controller", "agent").expect("a command").join(" ");
+        assert!(command.ends_with("--bounding-set=-all,+net_raw agent"), "{command}");
     }
 }

@@ -12,7 +12,7 @@ use super::objects::{ASSIGNABLE, EGRESS_IPS, EVENTS, assigned, path_of};
 use super::pins::Pins;
 use super::wait::{EFFECT, TOLD, until, until_equal};
 use crate::lab::addresses::{self as plan, NodeNumber};
-use crate::lab::agents::{Agent, AgentOptions, last_lines};
+use crate::lab::agents::{Agent, AgentOptions, Controller};
 use crate::lab::cluster::{ApiChoice, Cluster};
 use crate::lab::server::{HTTP_PORT, Server};
 use crate::lab::{Lab, LabBuilder, Netns, Pod, PodSpec, Quirks, client};
@@ -78,8 +78,7 @@ impl Ground {
     /// The same with more arguments of the agents.
     pub(super) fn start_with(context: &LabContext, pods: Vec<PodSpec>, extra: &[&str]) -> Result<Self> {
         let mut ground = Self::without_agents(context, pods, 0, |_| {})?;
-        let mut options = ground.options(context);
-        options.extra.extend(extra.iter().map(|argument| (*argument).to_owned()));
+        let options = ground.options(context).with(extra.iter().copied());
         ground.agents = Agent::start_all(&ground.lab, &options)?;
         ground.agents_serve()?;
         Ok(ground)
@@ -129,8 +128,7 @@ impl Ground {
     }
 
     pub(super) fn options(&self, context: &LabContext) -> AgentOptions {
-        let kubeconfig = self.cluster.node_kubeconfig().to_owned();
-        AgentOptions { binary: context.built.agent.clone(), kubeconfig, extra: Vec::new() }
+        AgentOptions::new(&context.built.agent, &self.cluster)
     }
 
     /// Waits until each agent has brought its kernel to the state of the cluster once: its pods are in its map then.
@@ -178,6 +176,10 @@ impl Ground {
 
     pub(super) fn agent(&mut self, node: usize) -> Result<&mut Agent> {
         self.agents.get_mut(node - 1).with_context(|| format!("there is no agent of node {node}"))
+    }
+
+    pub(super) fn controller(&mut self, node: usize) -> Result<&mut Controller> {
+        self.agent(node)?.controller()
     }
 
     pub(super) fn pod(&self, name: &str) -> Result<&Pod> {
@@ -258,11 +260,9 @@ impl Ground {
         })
     }
 
-    /// For a failed test: what the agents said last.
+    /// For a failed test: what agents and controllers said last.
     pub(super) fn last_words(&self) -> String {
-        let words =
-            self.agents.iter().map(|agent| format!("-- {}\n{}\n", agent.node().name(), last_lines(agent.log(), 12)));
-        words.collect()
+        self.agents.iter().map(Agent::last_words).collect()
     }
 }
 

@@ -13,6 +13,7 @@ use super::ground::{Ground, node, pod};
 use super::leader::leader;
 use super::objects::{all, egress_ip, labels};
 use super::wait::until;
+use crate::lab::agents::Agent;
 use crate::testing::lab::LabContext;
 
 const PORT: u16 = 9107;
@@ -42,6 +43,16 @@ fn log(ground: &mut Ground, number: usize) -> Result<String> {
 fn says(ground: &mut Ground, number: usize, words: &[&str], times: usize) -> Result<()> {
     until(&format!("node{number} says {words:?}"), PATIENCE, || {
         let text = log(ground, number)?;
+        let lines = text.lines().filter(|line| words.iter().all(|word| line.contains(word))).count();
+        Ok((lines >= times).then_some(()))
+    })
+}
+
+/// The same of the controller.
+fn leader_says(ground: &mut Ground, number: usize, words: &[&str], times: usize) -> Result<()> {
+    let log = ground.controller(number)?.log().to_owned();
+    until(&format!("the controller of node{number} says {words:?}"), PATIENCE, || {
+        let text = std::fs::read_to_string(&log)?;
         let lines = text.lines().filter(|line| words.iter().all(|word| line.contains(word))).count();
         Ok((lines >= times).then_some(()))
     })
@@ -88,9 +99,10 @@ pub(super) fn crowd_of_a_pod_keeps_no_leader_waiting(context: &LabContext) -> Re
     let made = crowd.join().map_err(|_panic| anyhow::anyhow!("the crowd panicked"))??;
     println!("{made} of {} connections were made; the agent grew by {} KiB", IDLE + SLOW, greatest - before);
     ensure!(greatest - before < MEMORY_KIB, "the agent grew by {} KiB", greatest - before);
+    let leader = leader(&ground)?;
+    let log = std::fs::read_to_string(ground.controller(leader)?.log())?;
+    ensure!(!log.contains("does not answer health checks"), "probes did not go on:\n{log}");
     for number in 1..=3 {
-        let log = log(&mut ground, number)?;
-        ensure!(!log.contains("does not answer health checks"), "probes did not go on:\n{log}");
         ground.agent(number)?.ensure_alive()?;
     }
     ground.is_seen_as("caller", Some("172.18.0.110"), None)
@@ -102,7 +114,7 @@ pub(super) fn something_else_at_a_health_address_is_not_believed(context: &LabCo
     let leader = leader(&ground)?;
     let other = leader % 3 + 1;
     let name = format!("node{other}");
-    says(&mut ground, leader, &["the node serves", &name], 1)?;
+    leader_says(&mut ground, leader, &["the node serves", &name], 1)?;
     ground.agent(other)?.kill()?;
     let (host, stop) = (ground.agent(other)?.node().host.clone(), tokio_util::sync::CancellationToken::new());
     let (addresses, ended) = (ground.lab.node(node(other)?).management().both(), stop.clone());
@@ -122,55 +134,60 @@ pub(super) fn something_else_at_a_health_address_is_not_believed(context: &LabCo
             Ok(())
         })
     })?;
-    says(&mut ground, leader, &["something else than its agent answers", &name], 1)?;
-    says(&mut ground, leader, &["its agent does not answer health checks", &name, "something else answers at"], 1)?;
-    until("an event on the leader's Node", PATIENCE, || {
+    leader_says(&mut ground, leader, &["something else than its agent answers", &name], 1)?;
+    leader_says(
+        &mut ground,
+        leader,
+        &["its agent does not answer health checks", &name, "something else answers at"],
+        1,
+    )?;
+    until("an event on the Node", PATIENCE, || {
         let events = ground.cluster.get("/apis/events.k8s.io/v1/namespaces/default/events")?;
         let items = events.as_ref().and_then(|list| list["items"].as_array().cloned()).unwrap_or_default();
         let is_told = |event: &serde_json::Value| {
-            event["reason"] == "HealthAnswerNotSigned" && event["regarding"]["name"] == format!("node{leader}")
+            event["reason"] == "HealthAnswerNotSigned" && event["regarding"]["name"] == name.as_str()
         };
         Ok(items.iter().any(is_told).then_some(()))
     })?;
-    let status = ground.agent(leader)?.status(&[])?;
-    let status = String::from_utf8_lossy(&status.stdout).into_owned();
-    println!("{status}");
-    let text = log(&mut ground, leader)?;
+    let text = std::fs::read_to_string(ground.controller(leader)?.log())?;
     let served = text.lines().filter(|line| line.contains("the node serves") && line.contains(&name)).count();
     ensure!(served == 1, "the stranger was believed:\n{text}");
     stop.cancel();
     stranger.join().map_err(|_panic| anyhow::anyhow!("the stranger panicked"))??;
     ground.agent(other)?.restart()?;
     ground.serves(other)?;
-    says(&mut ground, leader, &["the node serves", &name], 2)?;
+    leader_says(&mut ground, leader, &["the node serves", &name], 2)?;
     ground.is_seen_as("caller", Some("172.18.0.110"), None)
 }
 
 pub(super) fn a_key_is_replaced_while_all_serve(context: &LabContext) -> Result<()> {
     let mut ground = start(context)?;
-    let leader = leader(&ground)?;
-    let other = leader % 3 + 1;
+    let first = leader(&ground)?;
     let key = |ground: &Ground| Ok(ground.cluster.get(SECRET)?.map(|secret| secret["data"]["key"].to_string()));
     let former = key(&ground)?.context("there is no key")?;
     ground.cluster.delete(SECRET)?;
-    ground.agent(other)?.terminate(Duration::from_secs(5))?;
-    ground.agent(other)?.restart()?;
-    ground.serves(other)?;
-    for number in (1..=3).filter(|number| *number != other) {
+    // As `kubectl rollout restart deployment` does it.
+    for number in [first % 2 + 1, first] {
+        ground.controller(number)?.terminate(Duration::from_secs(5))?;
+        ground.controller(number)?.restart()?;
+    }
+    for number in 1..=3 {
         says(&mut ground, number, &["sign health checks with is known", "is_another=true"], 1)?;
     }
     let current = until("another key", PATIENCE, || key(&ground))?;
     ensure!(current != former, "the same key again");
     // Whoever is not heard would be told of within seconds.
     std::thread::sleep(Duration::from_secs(3));
-    for number in 1..=3 {
-        let log = log(&mut ground, number)?;
+    let mut logs = ground.agents.iter().map(|agent| agent.log().to_owned()).collect::<Vec<_>>();
+    logs.extend(Agent::controllers(&mut ground.agents).map(|controller| controller.log().to_owned()));
+    for file in logs {
+        let (log, name) = (std::fs::read_to_string(&file)?, file.display());
         let lost = ["unreachable", "has given up an egress IP", "something else than"]
             .iter()
             .find(|word| log.contains(**word));
-        ensure!(lost.is_none(), "{lost:?} in the log of node{number}:\n{log}");
+        ensure!(lost.is_none(), "{lost:?} in {name}:\n{log}");
         for text in [&former, &current] {
-            ensure!(!log.contains(text.trim_matches('"')), "the log of node{number} shows the key");
+            ensure!(!log.contains(text.trim_matches('"')), "{name} shows the key");
         }
     }
     ground.is_seen_as("caller", Some("172.18.0.110"), None)

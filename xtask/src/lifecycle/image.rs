@@ -96,7 +96,7 @@ impl Bundle {
         let mut config: Value = serde_json::from_str(&fs::read_to_string(&file)?)?;
         let entry = config["process"]["args"].as_array().and_then(|args| args.first()).cloned();
         ensure!(entry == Some(json!(BINARY)), "the image's entry point is {entry:?}");
-        let granted = confinement::granted()?;
+        let granted = confinement::granted("daemonset")?;
         let granted: Vec<String> = granted.iter().map(|name| format!("CAP_{}", name.to_uppercase())).collect();
         let process = &mut config["process"];
         process["args"] = std::iter::once(BINARY).chain(arguments.iter().copied()).collect();

@@ -64,7 +64,7 @@ pub(super) fn status_with_and_without_an_agent(context: &LabContext) -> Result<(
         ],
     )?;
     ensure!(!text.contains("NOT ATTACHED"), "all programs are on their hooks");
-    ensure!(!text.contains("leader  not known"), "a leader is known");
+    ensure!(text.contains("controller") && text.contains("on node"), "the controller is known");
     let text = table(&mut ground, 2)?;
     has(&text, &["node2 (no egress node)", "no egress IPs here", "172.18.0.110 node1", "GATEWAY  ADDRESS"])?;
 

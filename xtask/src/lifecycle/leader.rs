@@ -1,4 +1,4 @@
-//! One agent leads. When it is killed, another takes the lease over and goes on; when it is told to stop, it lets go.
+//! One controller leads. When it is killed, the other takes over the Lease; when it is stopped, it gives the Lease up first.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::testing::lab::LabContext;
 pub(super) const LEASE: &str = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases/egress-agent-leader";
 /// Three times the lease's duration: what docs/operations.md says of an election.
 pub(super) const TAKE_OVER: Duration = Duration::from_secs(3 * 2);
-/// A leader that lets go saves the others the waiting.
+/// A leader that gives the Lease up saves the other the waiting.
 const HAND_OVER: Duration = Duration::from_secs(3);
 
 pub(super) fn goes_and_another_comes(context: &LabContext) -> Result<()> {
@@ -25,25 +25,26 @@ pub(super) fn goes_and_another_comes(context: &LabContext) -> Result<()> {
     ground.is_seen_as("caller", Some("172.18.0.110"), None)?;
 
     let killed = leader(&ground)?;
-    println!("node{killed} leads and is killed");
-    ground.agent(killed)?.kill()?;
+    println!("the controller of node{killed} leads and is killed");
+    ground.controller(killed)?.kill()?;
     // Nobody leads: what is assigned stays as it is.
     ground.is_seen_as("caller", Some("172.18.0.110"), None)?;
     let second = another(&ground, killed, TAKE_OVER)?;
     ground.assign(&object("second", "172.18.0.111"))?;
 
-    println!("node{second} leads and is told to stop");
-    ground.agent(second)?.terminate(Duration::from_secs(5))?;
-    let third = another(&ground, second, HAND_OVER)?;
-    ensure!(third != killed, "the killed agent leads");
+    println!("the controller of node{second} leads and is stopped, the other runs again");
+    ground.controller(killed)?.restart()?;
+    // It has seen who leads.
+    std::thread::sleep(HAND_OVER);
+    ground.controller(second)?.terminate(Duration::from_secs(5))?;
+    ensure!(another(&ground, second, HAND_OVER)? == killed, "a third leads");
     ground.assign(&object("third", "172.18.0.112"))?;
-    // The object that was there first still serves, on a node whose agent may be gone.
     ground.is_seen_as("caller", Some("172.18.0.110"), None)
 }
 
-/// The node whose agent holds the lease.
+/// The node whose controller holds the Lease.
 pub(super) fn leader(ground: &Ground) -> Result<usize> {
-    until("somebody leads", TAKE_OVER, || holder(ground))
+    until("a controller leads", TAKE_OVER, || holder(ground))
 }
 
 fn another(ground: &Ground, than: usize, patience: Duration) -> Result<usize> {

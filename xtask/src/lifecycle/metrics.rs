@@ -10,13 +10,15 @@ use serde_json::json;
 use super::ground::{Ground, node};
 use super::wait::{EFFECT, until};
 use crate::lab::addresses as plan;
-use crate::lab::agents::Agent;
+use crate::lab::agents::{Agent, CONTROLLER_PAGES, CONTROLLERS};
 use crate::lab::client::{self, Reply};
 use crate::lab::{Netns, Node, PodSpec};
 use crate::testing::lab::LabContext;
 
 /// In each node's own network namespace.
 const AT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9477);
+
+const CONTROLLER_AT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), CONTROLLER_PAGES);
 
 /// What OVN-Kubernetes says of a node.
 const GATEWAY: &str = "k8s.ovn.org/l3-gateway-config";
@@ -55,7 +57,11 @@ fn gets_ready(ground: &Ground, number: usize) -> Result<()> {
 
 /// `None` where nobody listens.
 fn page(ground: &Ground, number: usize, path: &str) -> Result<Option<Reply>> {
-    match client::get(&ground.lab.node(node(number)?).host, AT, path, "scraper")? {
+    page_at(ground, (number, AT), path)
+}
+
+fn page_at(ground: &Ground, (number, at): (usize, SocketAddr), path: &str) -> Result<Option<Reply>> {
+    match client::get(&ground.lab.node(node(number)?).host, at, path, "scraper")? {
         Ok(reply) => Ok(Some(reply)),
         Err(error) if error.kind() == ErrorKind::ConnectionRefused => Ok(None),
         Err(error) => Err(error).context("a page of an agent"),
@@ -63,7 +69,12 @@ fn page(ground: &Ground, number: usize, path: &str) -> Result<Option<Reply>> {
 }
 
 fn scrape(ground: &Ground, number: usize) -> Result<Scrape> {
-    let reply = page(ground, number, "/metrics")?.with_context(|| format!("node{number} serves no metrics"))?;
+    scrape_at(ground, (number, AT))
+}
+
+fn scrape_at(ground: &Ground, (number, at): (usize, SocketAddr)) -> Result<Scrape> {
+    let reply = page_at(ground, (number, at), "/metrics")?;
+    let reply = reply.with_context(|| format!("node{number} serves no metrics at {at}"))?;
     ensure!(reply.status == 200, "a scrape is answered with {}", reply.status);
     let text = String::from_utf8(reply.body)?;
     ensure!(text.ends_with("# EOF\n"), "a scrape is not whole:\n{text}");
@@ -131,16 +142,20 @@ pub(super) fn are_seen(ground: &Ground, address: &str) -> Result<()> {
     send(ground.lab.ext(), address.parse()?, 7)?;
     grows(ground, &before, &[(dropped, 7.0)])?;
 
-    println!("who leads says what it knows of the cluster");
+    println!("the controller that leads says what it knows of the cluster");
     let all: Vec<Scrape> = (1..=3).map(|number| scrape(ground, number)).collect::<Result<_>>()?;
+    let of_controller = |number| scrape_at(ground, (number, CONTROLLER_AT));
+    let controllers: Vec<Scrape> = (1..=CONTROLLERS).map(of_controller).collect::<Result<_>>()?;
     let leads = |scrape: &&Scrape| scrape.get("egress_agent_leader") == Some(&1.0);
-    let [leader] = &all.iter().filter(leads).collect::<Vec<_>>()[..] else { anyhow::bail!("not one leader: {all:?}") };
+    let [leader] = &controllers.iter().filter(leads).collect::<Vec<_>>()[..] else {
+        anyhow::bail!("not one leader: {controllers:?}")
+    };
     ensure!((value(leader, "egress_agent_egress_ips{state=\"assigned\"}")? - 2.0).abs() < 0.5, "{leader:#?}");
     ensure!((value(leader, "egress_agent_egressip_objects{reason=\"Assigned\"}")? - 2.0).abs() < 0.5, "{leader:#?}");
     value(leader, "egress_agent_egress_node_state{node=\"node1\",state=\"answers\"}")?;
     ensure!(value(leader, "egress_agent_probes_total{answer=\"serving\"}")? > 0.0, "nobody was probed");
     let of_cluster = |scrape: &&Scrape| scrape.keys().any(|series| series.starts_with("egress_agent_egress_ips{"));
-    ensure!(all.iter().filter(of_cluster).count() == 1, "others speak for the cluster too");
+    ensure!(all.iter().chain(&controllers).filter(of_cluster).count() == 1, "others speak for the cluster too");
     for (index, scrape) in all.iter().enumerate() {
         ensure!(value(scrape, "egress_agent_reconcile_duration_seconds_count")? > 0.0, "node{} is idle", index + 1);
         for hook in ["mgmt_ingress", "mgmt_egress", "uplink_ingress", "uplink_egress", "overlay_ingress"] {

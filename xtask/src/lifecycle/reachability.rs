@@ -12,6 +12,7 @@ use super::leader::{LEASE, leader};
 use super::objects::{EGRESS_IPS, all, assigned, egress_ip, labels};
 use super::wait::{EFFECT, FAIL_OVER, until};
 use crate::lab::addresses as plan;
+use crate::lab::agents::Agent;
 use crate::lab::client;
 use crate::lab::server::HTTP_PORT;
 use crate::testing::lab::{LabContext, Skip};
@@ -171,7 +172,7 @@ pub(super) fn what_leaves_the_road_whole_moves_nothing(context: &LabContext) -> 
     stays(&ground, gateway, source)?;
     ground.agent(gateway)?.restart()?;
     ground.serves(gateway)?;
-    let log = ground.agent(leader)?.log().to_owned();
+    let log = ground.controller(leader)?.log().to_owned();
     until("the leader hears it again", PATIENCE, || {
         let text = std::fs::read_to_string(&log)?;
         let line = |line: &&str| line.contains("the node serves") && line.contains(&format!("node{gateway}"));
@@ -189,8 +190,8 @@ pub(super) fn slow_api_server_moves_nothing(context: &LabContext) -> Result<()> 
     let server = ground.cluster.in_memory().ok_or(Skip("a server that can be made slow is the lab's own"))?;
     server.answer_late(300..=900);
     let led = lease(&ground)?;
-    let logs = [1, 2, 3].map(|number| ground.agent(number).map(|agent| agent.log().to_owned()));
-    let logs = logs.into_iter().collect::<Result<Vec<_>>>()?;
+    let mut logs: Vec<_> = ground.agents.iter().map(|agent| agent.log().to_owned()).collect();
+    logs.extend(Agent::controllers(&mut ground.agents).map(|controller| controller.log().to_owned()));
     let said = || -> Result<usize> {
         let texts = logs.iter().map(std::fs::read_to_string).collect::<std::io::Result<Vec<_>>>()?;
         let lines = texts.iter().flat_map(|text| text.lines());
@@ -257,7 +258,7 @@ pub(super) fn nodes_that_the_overlay_does_not_reach_lose_their_addresses(context
     moves_within(OVERLAY_FAIL_OVER, &ground, source, (gateway, cut))?;
     println!("nor does it reach node{heir}: nowhere to go");
     ground.lab.lan().feed("nft", &["-f", "-"], &second)?;
-    let log = ground.agent(leader)?.log().to_owned();
+    let log = ground.controller(leader)?.log().to_owned();
     until("the leader says why", PATIENCE, || {
         let text = std::fs::read_to_string(&log)?;
         let line =

@@ -88,15 +88,14 @@ fn start_flows(ground: &Ground) -> Result<Vec<(String, Flow)>> {
 /// More than a reading of the ledger gives programs, and less than a leader's probe does.
 const CONFIRMED: Duration = Duration::from_secs(10);
 
-/// Each way to end, on the source node, on the gateways and everywhere at once. Each time a leader has confirmed the gateways
-/// first: with the leader itself a killed agent takes its Lease for seconds, in which programs outlive their agent by no more
-/// than a reading gives them (docs/adr/0017-lease-in-the-programs.md).
+/// Each way to end, on the source node, on the gateways and everywhere at once. Each time the controller has confirmed the
+/// gateways first: a reading of the ledger gives programs less (docs/adr/0017-lease-in-the-programs.md).
 fn endings(ground: &mut Ground) -> Result<()> {
     for nodes in [&[1][..], &[2], &[3], &[1, 2, 3]] {
         for kill in [true, false] {
             for gateway in [2, 3] {
                 let pins = pins(ground, gateway)?;
-                until(&format!("a leader has confirmed node{gateway}"), TAKE_OVER, || {
+                until(&format!("the controller has confirmed node{gateway}"), TAKE_OVER, || {
                     Ok((pins.lease_left()? > CONFIRMED).then_some(()))
                 })?;
             }

@@ -12,7 +12,6 @@ use serde_json::Value;
 
 use super::crowd::{Crowd, PATIENCE, Report};
 use super::ground::{Ground, LOADED, node, pod};
-use super::leader::leader;
 use super::objects::{all, egress_ip, labels};
 use super::pins::Pins;
 use super::wait::until;
@@ -97,18 +96,8 @@ fn same_layout(ground: &mut Ground, crowd: &Crowd) -> Result<()> {
 
 /// Each node as an agent of another version has left it: the same programs on the same hooks, by a directory of another name.
 fn other_layout(ground: &mut Ground, crowd: &Crowd) -> Result<()> {
-    let mut has_waited = false;
-    for number in 1..=NAMES.len() {
-        // One that does not lead begins when nobody can tell it what to serve: without server and leader all would give up.
-        let waits = !has_waited && leader(ground)? != number;
-        other_layout_on(ground, number, crowd, waits)?;
-        has_waited |= waits;
-    }
-    if !has_waited {
-        let number = leader(ground)? % NAMES.len() + 1;
-        other_layout_on(ground, number, crowd, true)?;
-    }
-    Ok(())
+    // One begins while the API server is away.
+    (1..=NAMES.len()).try_for_each(|number| other_layout_on(ground, number, crowd, number == NAMES.len()))
 }
 
 fn other_layout_on(ground: &mut Ground, number: usize, crowd: &Crowd, waits: bool) -> Result<()> {

@@ -45,7 +45,7 @@ pub(super) fn start(context: &LabContext) -> Result<Ground> {
     );
     std::fs::write(folder.join("agent.conf"), text)?;
     let mut options = ground.options(context);
-    options.extra = vec!["--config-file".to_owned(), file("agent.conf")];
+    options = options.with(["--config-file".to_owned(), file("agent.conf")]);
     ground.agents = Agent::start_all(&ground.lab, &options)?;
     ground.agents_serve()?;
     Ok(ground)
@@ -54,8 +54,18 @@ pub(super) fn start(context: &LabContext) -> Result<Ground> {
 /// Waits until the agent has logged so many lines with all of these words.
 fn says(ground: &mut Ground, number: usize, words: &[&str], times: usize) -> Result<()> {
     let log = ground.agent(number)?.log().to_owned();
+    has((number, &log), words, times)
+}
+
+/// The same of the controller.
+fn leader_says(ground: &mut Ground, number: usize, words: &[&str], times: usize) -> Result<()> {
+    let log = ground.controller(number)?.log().to_owned();
+    has((number, &log), words, times)
+}
+
+fn has((number, log): (usize, &Path), words: &[&str], times: usize) -> Result<()> {
     until(&format!("node{number} says {words:?}"), PATIENCE, || {
-        let text = std::fs::read_to_string(&log)?;
+        let text = std::fs::read_to_string(log)?;
         let line = |line: &&str| words.iter().all(|word| line.contains(word));
         Ok((text.lines().filter(line).count() >= times).then_some(()))
     })
@@ -70,7 +80,7 @@ pub(super) fn health_checks_by_tls(context: &LabContext) -> Result<()> {
         ground.assignable(number, true)?;
     }
     let serves = format!("node{other}");
-    says(&mut ground, leader, &["the node serves", &serves], 1)?;
+    leader_says(&mut ground, leader, &["the node serves", &serves], 1)?;
 
     println!("another CA");
     let folder = ground.lab.folder().join("tls");
@@ -78,16 +88,19 @@ pub(super) fn health_checks_by_tls(context: &LabContext) -> Result<()> {
     for number in 1..=3 {
         says(&mut ground, number, &["health checks are read anew"], 1)?;
     }
+    leader_says(&mut ground, leader, &["health checks are read anew"], 1)?;
     // A new session. The leader notices an agent that is away for longer than the total timeout alone, and one starts sooner.
     ground.agent(other)?.kill()?;
-    says(&mut ground, leader, &["its agent does not answer health checks", &serves], 1)?;
+    leader_says(&mut ground, leader, &["its agent does not answer health checks", &serves], 1)?;
     ground.agent(other)?.restart()?;
     ground.serves(other)?;
-    says(&mut ground, leader, &["the node serves", &serves], 2)?;
+    leader_says(&mut ground, leader, &["the node serves", &serves], 2)?;
 
     println!("a key that is none");
     std::fs::write(folder.join("key"), "nonsense")?;
-    says(&mut ground, leader, &["holds no private key", "the former files stay in use"], 1)?;
+    let words = ["holds no private key", "the former files stay in use"];
+    says(&mut ground, other, &words, 1)?;
+    leader_says(&mut ground, leader, &words, 1)?;
     let refused = std::fs::read_to_string(ground.agent(other)?.log())?;
     ensure!(!refused.contains("a health check is refused"), "the leader was refused:\n{refused}");
     Ok(())

@@ -6,7 +6,6 @@ use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
 use super::ground::{Ground, Sight, pod};
-use super::leader::leader;
 use super::objects::{all, condition, egress_ip, labels, path_of};
 use super::objects_refused::anything;
 use super::wait::{EFFECT, TOLD as COUNTED, until};
@@ -143,8 +142,7 @@ pub(super) fn of_selected_pods_and_who_looks_after_them(context: &LabContext) ->
     let (_, degraded) = said(&ground, &object, "Assigned")?;
     ensure!(!degraded.0, "{degraded:?}");
 
-    // A new leader does not know what an agent that is away would have said (docs/operations.md).
-    let away = if leader(&ground)? == 3 { 1 } else { 3 };
+    let away = 3;
     println!("the agent of node{away}, which hosts nothing, is away");
     ground.agent(away)?.kill()?;
     let killed = Instant::now();

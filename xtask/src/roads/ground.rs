@@ -88,11 +88,7 @@ impl Ground {
         cluster.install_crd(&Paths::find()?.root.join("deploy/crd/crd.yaml"))?;
         cluster.publish(&lab)?;
         last(&lab, &cluster)?;
-        let options = AgentOptions {
-            binary: context.built.agent.clone(),
-            kubeconfig: cluster.node_kubeconfig().to_owned(),
-            extra: arguments.iter().map(|argument| (*argument).to_owned()).collect(),
-        };
+        let options = AgentOptions::new(&context.built.agent, &cluster).with(arguments.iter().copied());
         let agents = Agent::start_all(&lab, &options)?;
         Ok(Self { agents, server, cluster, lab })
     }

@@ -28,9 +28,9 @@ pub(super) enum Fault {
     Edit,
     /// An object is deleted and made anew
     Recreate,
-    /// The leader's agent is killed
+    /// The controller that leads is killed
     Leader,
-    /// All agents are killed and started at once
+    /// All agents and controllers are killed and started at once
     Restart,
 }
 

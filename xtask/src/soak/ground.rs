@@ -107,9 +107,8 @@ impl Ground {
         cluster.install_crd(&Paths::find()?.root.join("deploy/crd/crd.yaml"))?;
         cluster.publish(&lab)?;
         // A socket for each sample: flows that are forgotten soon leave ports for those that come.
-        let extra = vec!["--udp-timeout=20".to_owned()];
-        let kubeconfig = cluster.node_kubeconfig().to_owned();
-        let agents = Agent::start_all(&lab, &AgentOptions { binary: built.agent.clone(), kubeconfig, extra })?;
+        let options = AgentOptions::new(&built.agent, &cluster).with(["--udp-timeout=20"]);
+        let agents = Agent::start_all(&lab, &options)?;
         let subjects = [
             Subject { name: "four", addresses: ["172.18.0.110", "172.18.0.111"], turn: 0 },
             Subject { name: "six", addresses: ["fd00:172:18::110", "fd00:172:18::111"], turn: 0 },

@@ -7,7 +7,7 @@ use super::ground::Ground;
 use crate::lab::addresses::NodeNumber;
 use crate::lab::agents;
 
-/// Who is hit: the gateway of the address that the round is about, and the agent that leads.
+/// What is hit: the gateway of the address that the round is about, and the node of the controller that leads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Target {
     pub(super) gateway: NodeNumber,
@@ -49,14 +49,17 @@ pub(super) fn begin(ground: &mut Ground, fault: Fault, target: Target) -> Result
         Fault::Uplink => ground.lab.set_carrier(&node, false),
         Fault::Management => ground.lab.set_overlay(&node, false),
         Fault::Kill => ground.agent(target.gateway).kill(),
-        Fault::Leader => ground.agent(target.leader).kill(),
+        Fault::Leader => ground.agent(target.leader).controller()?.kill(),
         Fault::Stop => ground.agent(target.gateway).pause(),
         Fault::ApiServer => outage(ground, true),
         Fault::Label => ground.assignable(target.gateway, false),
         Fault::Edit => ground.turn(target.subject),
         Fault::Recreate => ground.delete(target.subject),
         // One after the other would leave time for each to come back before the next goes.
-        Fault::Restart => ground.agents.iter_mut().try_for_each(agents::Agent::kill),
+        Fault::Restart => {
+            agents::Agent::controllers(&mut ground.agents).try_for_each(agents::Controller::kill)?;
+            ground.agents.iter_mut().try_for_each(agents::Agent::kill)
+        }
     }
 }
 
@@ -77,13 +80,16 @@ pub(super) fn end(ground: &mut Ground, fault: Fault, target: Target) -> Result<(
         Fault::Uplink => ground.lab.set_carrier(&node, true),
         Fault::Management => ground.lab.set_overlay(&node, true),
         Fault::Kill => ground.agent(target.gateway).restart(),
-        Fault::Leader => ground.agent(target.leader).restart(),
+        Fault::Leader => ground.agent(target.leader).controller()?.restart(),
         Fault::Stop => ground.agent(target.gateway).resume(),
         Fault::ApiServer => outage(ground, false),
         Fault::Label => ground.assignable(target.gateway, true),
         Fault::Edit => Ok(()),
         Fault::Recreate => ground.create(target.subject),
-        Fault::Restart => ground.agents.iter_mut().try_for_each(agents::Agent::restart),
+        Fault::Restart => {
+            agents::Agent::controllers(&mut ground.agents).try_for_each(agents::Controller::restart)?;
+            ground.agents.iter_mut().try_for_each(agents::Agent::restart)
+        }
     }
 }
 

@@ -103,8 +103,7 @@ fn set(args: &RunArgs, agent: PathBuf, paths: &Paths, progress: &Progress) -> Re
     if !Cluster::has_kubectl() {
         progress.step("kubectl is not installed: the lab's own client makes the same requests in its place");
     }
-    let options =
-        AgentOptions { binary: agent, kubeconfig: cluster.node_kubeconfig().to_owned(), extra: log_options(args) };
+    let options = AgentOptions::new(&agent, &cluster).with(log_options(args));
     let capture = Some(Capture::start(&lab)?);
     let agents = Agent::start_all(&lab, &options)?;
     progress.step(&format!("{} agents started", agents.len()));

@@ -22,8 +22,9 @@ pub(super) fn sections(command: &Command) -> String {
 }
 
 fn keys() -> String {
-    let mut text =
-        String::from("## Keys of the file\n\n| section | key | flag of `egress-agent run` |\n|---|---|---|\n");
+    let mut text = String::from(
+        "## Keys of the file\n\n| section | key | flag of `egress-agent run` and `egress-agent controller` |\n|---|---|---|\n",
+    );
     for (section, key, flag) in KEYS {
         put(&mut text, &format!("| `[{section}]` | `{key}` | `--{flag}` |\n"));
     }
@@ -66,8 +67,8 @@ fn tables(command: &Command) -> String {
             headings.push(argument.get_help_heading());
         }
     }
-    // What the configuration file can say is said for the command that reads it.
-    let has_file = command.get_name() == "run";
+    // What the configuration file can say is said for the commands that read it.
+    let has_file = ["run", "controller"].contains(&command.get_name());
     let mut text = String::new();
     for heading in &headings {
         if let Some(heading) = heading.filter(|_| headings.len() > 1) {
@@ -187,7 +188,7 @@ mod tests {
                 assert!(text.contains(&row), "{row} of {:?}", command.get_bin_name());
             }
         }
-        let row = "| `--node-name` | `NAME` | required | `EGRESS_AGENT_NODE_NAME` | | Name of this node's";
+        let row = "| `--node-name` | `NAME` | required | `EGRESS_AGENT_NODE_NAME` | | Name of the Node object";
         assert!(text.contains(row), "{text}");
         let row = "| `--tunnel-port` | `PORT` | `4794` | `EGRESS_AGENT_TUNNEL_PORT` | | UDP port";
         assert!(text.contains(row), "{text}");

@@ -27,7 +27,6 @@ use hosts::{Hosts, NodeIndex};
 use matching::{Holding, Matching};
 pub use outcome::{Fate, Obstacle, Outcome};
 use owners::Owners;
-pub(super) use tie::hash;
 
 use super::handover::HandOver;
 use crate::model::reserved::{ClusterNetworks, Reservations};

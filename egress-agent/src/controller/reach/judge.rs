@@ -24,6 +24,8 @@ use super::pulse::{Answer, Pulse, Rules, Sign, Standing};
 
 /// How long the others of a network have to report its next hop too: each looks and is asked four times a second.
 const TOGETHER: Duration = Duration::from_millis(700);
+/// How often an agent asks its next hops.
+const NEXT_HOP_LOOK: Duration = Duration::from_millis(250);
 /// How long a node that was gone once must serve before it counts again; twice as long each further time.
 const FIRST_HOLD_DOWN: Duration = Duration::from_secs(2);
 const LONGEST_HOLD_DOWN: Duration = Duration::from_secs(300);
@@ -35,7 +37,7 @@ const DIRECT: Duration = Duration::from_secs(90);
 /// What matters of a node here.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Traits {
-    /// The node of whoever asks. That it answers says nothing of the roads to the others.
+    /// The node of the controller. That it answers says nothing of the roads to the others.
     pub own: bool,
     /// The network of its egress IPs: nodes of one can stand in for each other.
     pub network: Option<IpNet>,
@@ -289,7 +291,9 @@ impl Judge {
         let latest = others().map(|member| member.pulse.alive()).max();
         let half = self.rules.total / 2;
         // One that has fallen silent as well was on the same road.
-        let next_hop = self.next_hop.filter(|hop| now < *hop + half && others().all(Member::is_direct));
+        // The agent of this node looks now and then, and says so with one of its answers.
+        let fresh = half.max(NEXT_HOP_LOOK + self.rules.interval) + self.rules.interval / 2;
+        let next_hop = self.next_hop.filter(|hop| now < *hop + fresh && others().all(Member::is_direct));
         let heard = match latest {
             Some(latest) if others().count() > 1 && now >= latest + half => match next_hop {
                 Some(hop) if hop >= latest + half => Heard::NextHop(hop),

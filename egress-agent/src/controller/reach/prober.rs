@@ -1,4 +1,4 @@
-//! Probing all egress nodes while it is this agent's duty: a task for each node, one [`Judge`] over all that they find.
+//! Probing all egress nodes while it is this controller's duty: a task for each node, one [`Judge`] over all that they find.
 //!
 //! A leader probes, and goes on when it cannot renew its Lease any more, until another leads: the agents' right to hold
 //! addresses hangs on it, and an API server that is away is no reason to end it. Where an agent has heard of a newer leader
@@ -21,12 +21,12 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
 use super::Reach;
-use super::endpoints::endpoint;
 use super::judge::{Judge, Judgement, News, Traits, Treated};
 use super::pulse::{Answer, Standing};
 use super::session::{Asker, Finding, Manner, Road, ask};
 use super::vouch::{Others, Vouch};
 use crate::controller::leadership::Duty;
+use crate::model::endpoints::endpoint;
 use crate::model::inbox::Taker;
 use crate::model::ledger::{Ledger, Words};
 use crate::model::view::{Change, Node, Update};
@@ -47,12 +47,12 @@ const QUEUE: usize = 4096;
 /// How soon a leader that has stopped probing looks whether it should.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// Probes while it is this agent's duty, until told to stop. `next_hop` is when the own node's next hop answered last.
+/// Probes while it is this controller's duty, until told to stop.
 pub async fn run(
     manner: Manner,
     own_node: &str,
     mut nodes: Taker,
-    (mut duty, next_hop): (Duty, watch::Receiver<Option<Instant>>),
+    mut duty: Duty,
     (reach, mut overlay): (watch::Sender<Reach>, Option<Overlay>),
     stop: CancellationToken,
 ) {
@@ -105,8 +105,6 @@ pub async fn run(
             }
             _ = look.tick(), if round.is_some() => {
                 if let Some(round) = &mut round {
-                    let answered = *next_hop.borrow();
-                    answered.into_iter().for_each(|at| round.judge.note_next_hop(at));
                     round.look();
                     overlay.iter().for_each(|overlay| round.ask_through(overlay));
                 }
@@ -345,8 +343,12 @@ impl Round {
                 false => drop(asked.strange.remove(&address)),
             },
             Finding::Trouble(why) => asked.trouble = Some(why),
-            Finding::Said { timeout, overlay, bounded, .. } => {
+            Finding::Said { timeout, overlay, bounded, next_hop, .. } => {
                 asked.overlay = overlay;
+                // Of the others it says nothing of this controller's road.
+                if *node == *self.own_node {
+                    next_hop.into_iter().for_each(|at| self.judge.note_next_hop(at));
+                }
                 if let Some(number) = bounded {
                     self.reach.send_if_modified(|reach| reach.bounded.insert(node.to_string(), number) != Some(number));
                 }

@@ -125,6 +125,8 @@ pub(super) enum Finding {
         overlay: Option<u16>,
         /// The latest end of an endless lease that its programs have obeyed.
         bounded: Option<u64>,
+        /// When its next hop had surely answered.
+        next_hop: Option<Instant>,
     },
     /// Beside an answer: what the agent has let go of. Said again until it is taken, then not while it stays the same.
     Released(Words),
@@ -272,7 +274,9 @@ pub(super) async fn ask(manner: &Manner, road: &Road, asker: &Asker, tell: impl 
                     }
                     let (timeout, term) = (touch::timeout(metadata), touch::term(metadata));
                     let (overlay, bounded) = (touch::overlay_port(metadata), touch::bounded(metadata));
-                    tell(Finding::Said { timeout, term, overlay, bounded });
+                    // Its age is that of a moment after the request was sent.
+                    let next_hop = touch::next_hop_age(metadata).and_then(|age| sent.checked_sub(age));
+                    tell(Finding::Said { timeout, term, overlay, bounded, next_hop });
                     let serves = answer.get_ref().status == i32::from(ServingStatus::Serving);
                     let reason = metadata.get(REASON).and_then(|reason| reason.to_str().ok());
                     let said = if serves { Answer::Serving } else { refusal(reason) };

@@ -41,7 +41,7 @@ async fn tried(ends: impl IntoIterator<Item = Created>) -> (Result<(), String>, 
     let server = Server::start().await;
     let (client, outages) = server.client();
     let (_events, delivery) = queue(client, "a", &outages);
-    let mut event = of_node("a", "MapNearlyFull", "nat", Timestamp::now());
+    let mut event = of_node("a", "a", ("MapNearlyFull", "nat"), Timestamp::now());
     let by_content = name_by_content(&event);
     event.metadata.name = Some(by_content.clone());
     let by_time = name_by_time(&event);
@@ -81,7 +81,7 @@ async fn who_ends_writes_its_event_first() {
 
 #[test]
 fn an_event_of_a_node_is_where_describe_looks_for_it() {
-    let event = of_node("node1", "MapNearlyFull", "nat", Timestamp::UNIX_EPOCH);
+    let event = of_node("node1", "node1", ("MapNearlyFull", "nat"), Timestamp::UNIX_EPOCH);
     let regarding = event.regarding.as_ref().expect("whom it is about");
     assert_eq!((regarding.kind.as_deref(), regarding.uid.as_deref()), (Some("Node"), Some("node1")));
     assert_eq!((event.reporting_instance.as_deref(), event.reason.as_deref()), (Some("node1"), Some("MapNearlyFull")));
@@ -91,7 +91,7 @@ fn an_event_of_a_node_is_where_describe_looks_for_it() {
 #[test]
 fn long_names_are_cut_where_the_api_refuses_them() {
     let now = Timestamp::UNIX_EPOCH + std::time::Duration::from_secs(1_700_000_000);
-    let of = |object: &str| of_node(object, "MapNearlyFull", "nat", now);
+    let of = |object: &str| of_node(object, object, ("MapNearlyFull", "nat"), now);
     assert_eq!(name_by_time(&of("eip")), "eip.17979cfe362a0000");
     for name in [name_by_time, name_by_content] {
         assert_eq!(name(&of(&format!("{}.b", "a".repeat(251)))).len(), MAX_NAME);
@@ -104,13 +104,17 @@ fn long_names_are_cut_where_the_api_refuses_them() {
 fn what_says_the_same_in_an_hour_has_the_same_name() {
     let after = |secs| Timestamp::UNIX_EPOCH + Duration::from_secs(secs);
     let later = after(3599);
-    let one = name_by_content(&of_node("node1", "MapNearlyFull", "nat", Timestamp::UNIX_EPOCH));
-    assert_eq!(one, name_by_content(&of_node("node1", "MapNearlyFull", "nat", later)));
-    assert_ne!(one, name_by_content(&of_node("node1", "MapNearlyFull", "nat", after(3600))), "in another hour");
+    let one = name_by_content(&of_node("node1", "node1", ("MapNearlyFull", "nat"), Timestamp::UNIX_EPOCH));
+    assert_eq!(one, name_by_content(&of_node("node1", "node1", ("MapNearlyFull", "nat"), later)));
+    assert_ne!(
+        one,
+        name_by_content(&of_node("node1", "node1", ("MapNearlyFull", "nat"), after(3600))),
+        "in another hour"
+    );
     let others =
         [("node2", "MapNearlyFull", "nat"), ("node1", "PolicyInForward", "nat"), ("node1", "MapNearlyFull", "flows")];
     for (node, reason, note) in others {
-        assert_ne!(one, name_by_content(&of_node(node, reason, note, later)), "{node} {reason} {note}");
+        assert_ne!(one, name_by_content(&of_node(node, node, (reason, note), later)), "{node} {reason} {note}");
     }
 }
 

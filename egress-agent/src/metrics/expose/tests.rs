@@ -3,6 +3,7 @@ use std::time::Duration;
 
 use egress_common::abi::Count;
 
+use super::super::catalogue::Who;
 use super::super::facts::{AgentFacts, Held, HookFacts, KernelFacts, NodeFacts, PortUse, Served};
 use super::super::meters::{Cluster, Meters, NodeState};
 use super::*;
@@ -12,7 +13,7 @@ fn served(address: [u8; 4], object: &str) -> Served {
 }
 
 /// With a value for everything.
-fn everything() -> Facts {
+fn everything(who: Who) -> Facts {
     let meters = Meters::default();
     meters.reconciled(Duration::from_millis(3));
     meters.reconcile_failed();
@@ -24,7 +25,6 @@ fn everything() -> Facts {
         unassigned: 1,
         objects: BTreeMap::from([("Assigned", 2), ("NoCapacity", 1)]),
         nodes: BTreeMap::from([("n1".into(), NodeState::Answers), ("n2".into(), NodeState::Unreachable)]),
-        has_strangers: false,
     }));
     let (id, quiet) = (EgressId(7), EgressId(8));
     let one = EipCount {
@@ -38,10 +38,12 @@ fn everything() -> Facts {
     let dropped = (Verdict::NoGateway, Count { packets: 5, bytes: 300 });
     let busy = Use { mappings: 4, busiest: 48_384, ports: 64_512 };
     Facts {
+        who,
         version: "1.2.3",
         started: Duration::from_millis(1_700_000_000_250),
         ready: true,
-        agent: Some(AgentFacts { serving: true, fenced: false, leads: true }),
+        agent: Some(AgentFacts { serving: true, fenced: false }),
+        leads: Some(true),
         node: Some(NodeFacts {
             held: Some(Held {
                 entries: BTreeMap::from([("pods", 12)]),
@@ -89,15 +91,18 @@ fn families(text: &str) -> BTreeSet<&str> {
 
 #[test]
 fn every_metric_of_the_catalogue_is_shown_once_and_no_other() {
-    let text = text(everything());
-    assert_eq!(families(&text), ALL.iter().map(|metric| metric.name).collect(), "{text}");
-    assert_eq!(text.matches("# TYPE ").count(), ALL.len());
-    assert!(text.ends_with("# EOF\n"));
+    for (who, other) in [(Who::Agent, Who::Controller), (Who::Controller, Who::Agent)] {
+        let text = text(everything(who));
+        let shown = || ALL.iter().filter(|metric| metric.who != other);
+        assert_eq!(families(&text), shown().map(|metric| metric.name).collect(), "{text}");
+        assert_eq!(text.matches("# TYPE ").count(), shown().count());
+        assert!(text.ends_with("# EOF\n"));
+    }
 }
 
 #[test]
 fn a_scrape_has_the_labels_and_values_of_what_was_read() {
-    let text = text(everything());
+    let text = text(everything(Who::Agent)) + &text(everything(Who::Controller));
     let lines: BTreeSet<&str> = text.lines().collect();
     for expected in [
         r#"egress_agent_build_info{version="1.2.3"} 1"#,
@@ -149,7 +154,7 @@ fn what_is_not_known_is_left_out_and_who_does_not_lead_speaks_for_nobody() {
 #[test]
 fn very_many_egress_ips_are_a_bounded_number_of_series() {
     let address = |n: u32| (EgressId(n), served((0x0a00_0000 + n).to_be_bytes(), &format!("o{n}")));
-    let mut facts = everything();
+    let mut facts = everything(Who::Agent);
     if let Some(held) = facts.node.as_mut().and_then(|node| node.held.as_mut()) {
         held.served = (1..=1_200).map(address).collect();
     }
@@ -162,7 +167,7 @@ fn very_many_egress_ips_are_a_bounded_number_of_series() {
 
 #[test]
 fn of_very_many_nodes_those_that_do_not_answer_are_shown() {
-    let facts = everything();
+    let facts = everything(Who::Controller);
     let mut nodes: BTreeMap<String, NodeState> =
         (0..MOST_NODES + 9).map(|number| (format!("a{number}"), NodeState::Answers)).collect();
     nodes.extend([("y".to_owned(), NodeState::AgentAway), ("z".to_owned(), NodeState::Unreachable)]);

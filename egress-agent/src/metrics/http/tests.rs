@@ -4,10 +4,13 @@ use tokio_util::sync::DropGuard;
 
 use super::*;
 use crate::kube::outage::Outages;
+use crate::metrics::catalogue::Who;
 
 fn door() -> Arc<Door> {
     // One address of loopback is this host, the others stand for other hosts.
-    Arc::new(Door::new(Arc::new(Station::new(Outages::new("http://nowhere"))), |peer| peer == Ipv4Addr::LOCALHOST))
+    Arc::new(Door::new(Arc::new(Station::new(Who::Agent, Outages::new("http://nowhere"))), |peer| {
+        peer == Ipv4Addr::LOCALHOST
+    }))
 }
 
 async fn serving(door: Arc<Door>) -> (SocketAddr, DropGuard) {
@@ -127,7 +130,7 @@ async fn probes_are_answered_whatever_address_is_asked_for() {
     // An address that no host has cannot be bound: probes are answered all the same.
     let free = TcpListener::bind("127.0.0.1:0").await.and_then(|one| one.local_addr()).expect("a port");
     let (listen, stop) = (Listen::At((Ipv4Addr::new(192, 0, 2, 1), free.port()).into()), CancellationToken::new());
-    let station = Arc::new(Station::new(Outages::new("http://nowhere")));
+    let station = Arc::new(Station::new(Who::Agent, Outages::new("http://nowhere")));
     let serving = tokio::spawn(serve(listen, station, stop.clone()));
     let answered = timeout(RETRY, async {
         while TcpStream::connect(free).await.is_err() {

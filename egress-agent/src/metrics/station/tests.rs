@@ -13,19 +13,18 @@ struct Agent {
 
 /// One that runs and has no kernel.
 fn agent() -> Agent {
-    let station = Station::new(Outages::new("http://nowhere"));
+    let station = Station::new(Who::Agent, Outages::new("http://nowhere"));
     let (node, questions) = mpsc::channel(16);
     let (ready, is_ready) = watch::channel(Ready::default());
     let beats = (Beat::default(), Beat::default());
-    station.runs(Running {
+    station.runs(Running::Agent(RunningAgent {
         node,
         ready: is_ready,
         uplink: watch::channel(Uplink::Works).1,
         standing: watch::channel(Standing::Holds).1,
         stake: watch::channel(Stake::default()).1,
-        leadership: leadership().1,
         beats: beats.clone(),
-    });
+    }));
     Agent { station, questions, ready, beats }
 }
 
@@ -43,7 +42,7 @@ fn answering(mut questions: mpsc::Receiver<Question>, missing: Option<&str>) -> 
 
 #[tokio::test]
 async fn an_agent_that_starts_lives_and_is_not_ready() {
-    let station = Station::new(Outages::new("http://nowhere"));
+    let station = Station::new(Who::Agent, Outages::new("http://nowhere"));
     assert_eq!(station.live(), Ok(()));
     assert_eq!(station.ready().await, Err("the programs are being loaded".to_owned()));
     let slow = Station { limits: Limits { starts: Duration::ZERO, ..LIMITS }, ..station };
@@ -53,7 +52,7 @@ async fn an_agent_that_starts_lives_and_is_not_ready() {
 
 #[tokio::test]
 async fn an_agent_that_waits_for_an_uplink_lives_for_as_long_as_it_takes_and_says_what_it_waits_for() {
-    let station = Station::new(Outages::new("http://nowhere"));
+    let station = Station::new(Who::Agent, Outages::new("http://nowhere"));
     let station = Station { limits: Limits { starts: Duration::from_secs(1), ..LIMITS }, ..station };
     let awaited = station.awaited();
     awaited.set(Some("waiting for an uplink".to_owned()));
@@ -139,16 +138,31 @@ fn a_page_that_shows_a_thousand_reads_no_more() {
 #[test]
 fn a_node_without_egress_ips_is_not_shown_as_fenced() {
     let shown = |wants| {
-        let running = Running {
+        let running = RunningAgent {
             node: mpsc::channel(1).0,
             ready: watch::channel(Ready::default()).1,
             uplink: watch::channel(Uplink::Works).1,
             standing: watch::channel(Standing::Fenced(1)).1,
             stake: watch::channel(Stake { wants, ..Stake::default() }).1,
-            leadership: leadership().1,
             beats: (Beat::default(), Beat::default()),
         };
-        super::agent(&running).fenced
+        facts_of(&running).fenced
     };
     assert_eq!([shown(true), shown(false)], [true, false]);
+}
+
+#[tokio::test]
+async fn a_controller_is_ready_when_it_could_lead_and_lives_while_it_looks_at_the_lease() {
+    let station = Station::new(Who::Controller, Outages::new("http://nowhere"));
+    let (synced, is_synced) = watch::channel(false);
+    let (leadership, beat) = (leadership().1, Beat::default());
+    station.runs(Running::Controller(RunningController { leadership, synced: is_synced, beat }));
+    let waits = station.ready().await.expect_err("nothing is listed");
+    assert!(waits.contains("lists of EgressIP objects and nodes"), "{waits}");
+    synced.send_replace(true);
+    assert_eq!((station.ready().await, station.live()), (Ok(()), Ok(())));
+    let facts = station.facts(usize::MAX).await;
+    assert_eq!((facts.leads, facts.agent.is_none(), facts.ready), (Some(false), true, true));
+    let stuck = Station { limits: Limits { election: Duration::ZERO, ..LIMITS }, ..station };
+    assert!(stuck.live().is_err());
 }

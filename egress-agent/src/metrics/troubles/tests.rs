@@ -101,18 +101,6 @@ fn what_ovn_kubernetes_does_beside_us_is_told_of_the_node() {
 }
 
 #[test]
-fn who_leads_shows_others_that_write_the_status_for_as_long_as_it_leads() {
-    let (mut troubles, facts, now) = (Troubles::default(), Facts::default(), Instant::now());
-    let cluster = super::super::meters::Cluster { has_strangers: true, ..Default::default() };
-    facts.meters.set_cluster(Some(cluster));
-    assert!(troubles.look(&facts, (None, None), now).is_empty(), "the leader has told of it");
-    assert!(troubles.lines()[0].contains("--enable-egress-ip=false"));
-    facts.meters.set_cluster(None);
-    troubles.look(&facts, (None, None), now);
-    assert!(troubles.lines().is_empty());
-}
-
-#[test]
 fn policy_that_does_not_hold_is_told_with_whose_it_is() {
     let (mut troubles, now) = (Troubles::default(), Instant::now());
     let mut look = |policy| troubles.look(&Facts::default(), (None, policy), now);

@@ -14,7 +14,7 @@ use egress_common::abi::{Addr, PodEntry};
 use serde_json::json;
 
 use super::world::{self, Scale};
-use super::{Effort, Renewals};
+use super::{Effort, Ground};
 use crate::lab::Node;
 
 /// 100 a second.
@@ -31,16 +31,15 @@ struct Sent {
 }
 
 /// Milliseconds from each event to the map.
-pub(super) fn play(lease: &mut Renewals<'_>, effort: &Effort, events: usize) -> Result<Vec<f64>> {
-    let pods = open::<Addr, PodEntry>(lease.ground.node()?, "pods")?;
+pub(super) fn play(ground: &Ground, effort: &Effort, events: usize) -> Result<Vec<f64>> {
+    let pods = open::<Addr, PodEntry>(ground.node()?, "pods")?;
     let mut under_way: Vec<Sent> = Vec::new();
     let mut arrivals = Vec::with_capacity(events);
     let start = Instant::now();
     let mut next = 0;
     while next < events || !under_way.is_empty() {
-        lease.keep()?;
         if next < events && start.elapsed() >= PACE * u32::try_from(next)? {
-            under_way.push(send(lease, &effort.scale, next)?);
+            under_way.push(send(ground, &effort.scale, next)?);
             next += 1;
         }
         let mut waiting = Vec::with_capacity(under_way.len());
@@ -61,7 +60,7 @@ pub(super) fn play(lease: &mut Renewals<'_>, effort: &Effort, events: usize) -> 
 }
 
 /// The n-th event: first each pod loses its label, then each gets it back, and so on.
-fn send(lease: &Renewals<'_>, scale: &Scale, number: usize) -> Result<Sent> {
+fn send(ground: &Ground, scale: &Scale, number: usize) -> Result<Sent> {
     let place = number % scale.own_pods;
     let is_selected = (number / scale.own_pods) % 2 == 1;
     let app = if is_selected { world::app(place) } else { "none".to_owned() };
@@ -71,7 +70,7 @@ fn send(lease: &Renewals<'_>, scale: &Scale, number: usize) -> Result<Sent> {
     let pod = Addr::v4(world::pod_address(1, place)?.octets());
     // The watch carries it from the moment when the server has stored it.
     let at = Instant::now();
-    lease.ground.server()?.request(&Method::PATCH, &path, "application/merge-patch+json", &patch)?;
+    ground.server()?.request(&Method::PATCH, &path, "application/merge-patch+json", &patch)?;
     Ok(Sent { pod, is_selected, at })
 }
 

@@ -10,7 +10,7 @@ use egress_common::abi::{Addr, Direction, MAX_EGRESS_ID, Mapping, Origin, Tuple}
 
 use super::events::{self, open};
 use super::figures::{Figure, Figures};
-use super::{Effort, Ground, Renewals};
+use super::{Effort, Ground};
 use crate::lab::client;
 
 /// In the node's own network namespace.
@@ -30,12 +30,13 @@ impl Ground {
         say(&format!("another leads: {} mappings", effort.mappings));
         self.fill(effort.mappings)?;
         let process = self.process()?;
-        let mut lease = Renewals::start(self)?;
-        let cost = process.cost_of(|| lease.sleep(effort.rest))?;
+        let cost = process.cost_of(|| {
+            std::thread::sleep(effort.rest);
+            Ok(())
+        })?;
         figures.add(Figure::FullCpuAtRest, &[cost.percent_of_a_core]);
         figures.add(Figure::FullScrape, &self.scrapes()?);
-        let mut lease = Renewals::start(self)?;
-        let arrivals = events::play(&mut lease, effort, 2 * effort.scale.own_pods)?;
+        let arrivals = events::play(self, effort, 2 * effort.scale.own_pods)?;
         figures.add_percentiles([Figure::FullEventMedian, Figure::FullEventTail, Figure::FullEventWorst], &arrivals);
         Ok(())
     }

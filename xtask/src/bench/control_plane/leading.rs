@@ -1,4 +1,4 @@
-//! What the leader does: all objects of a cluster that nobody has served yet, then the loss of one node.
+//! What the controller does: all objects of a cluster that nobody has served yet, then the loss of one node.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -17,7 +17,7 @@ const LOOK: Duration = Duration::from_millis(200);
 
 impl Ground {
     pub(super) fn lead(&mut self, scale: &Scale, say: &dyn Fn(&str), figures: &mut Figures) -> Result<()> {
-        say("the agent leads: all objects");
+        say("the controller: all objects");
         let before = self.server()?.written(OBJECTS);
         let begin = Instant::now();
         self.start_agent()?;
@@ -26,14 +26,14 @@ impl Ground {
         figures.add(Figure::AllAssignedWrites, &[(self.server()?.written(OBJECTS) - before) as f64]);
         self.settle()?;
 
-        // Not the real node: it leads.
+        // Not the real node: the controller is there.
         let lost = world::node_name(2);
         let theirs: BTreeSet<String> =
             holders(self.server()?).into_iter().filter(|(_, node)| *node == lost).map(|(object, _)| object).collect();
         ensure!(!theirs.is_empty(), "{lost} has no address to lose");
-        say(&format!("the agent leads: {lost} goes, with {} addresses", theirs.len()));
+        say(&format!("the controller: {lost} goes, with {} addresses", theirs.len()));
         let before = self.server()?.written(OBJECTS);
-        let cpu = self.process()?;
+        let cpu = self.controller()?;
         let begin = Instant::now();
         self.cluster.delete(&format!("/api/v1/nodes/{lost}"))?;
         let mut took = Duration::ZERO;
@@ -49,7 +49,7 @@ impl Ground {
         figures.add(Figure::LossCpu, &[cost.percent_of_a_core / 100.0 * took.as_secs_f64()]);
         figures.add(Figure::LossWrites, &[writes as f64]);
         self.settle()?;
-        let process = self.process()?;
+        let process = self.controller()?;
         figures.add(Figure::LeaderMemory, &[process.memory()?.resident_mib]);
         Ok(())
     }

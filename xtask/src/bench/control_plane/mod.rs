@@ -35,7 +35,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use crate::apiserver::ApiServer;
 use crate::lab::agents::{Agent, AgentOptions};
@@ -49,7 +49,6 @@ use world::Scale;
 pub(super) use figures::{table, write};
 
 const HEALTH_PORT: u16 = 9107;
-const LEASE: &str = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases/egress-agent-leader";
 /// How often an agent is asked whether it is synchronised.
 const LOOK: Duration = Duration::from_millis(5);
 /// How long a phase may take before it is given up.
@@ -123,8 +122,7 @@ impl Ground {
             format!("--metrics-bind-address={}", full::METRICS),
             format!("--nat-entries={}", full::ROOM),
         ];
-        let kubeconfig = cluster.node_kubeconfig().to_owned();
-        let options = AgentOptions { binary: built.agent.clone(), kubeconfig, extra: extra.into() };
+        let options = AgentOptions::new(&built.agent, &cluster).with(extra);
         let ground = Self { agent: None, cluster, lab, options };
         world::fill(ground.server()?, scale)?;
         Ok(ground)
@@ -157,6 +155,11 @@ impl Ground {
         self.agent.as_mut().context("no agent runs")
     }
 
+    fn controller(&mut self) -> Result<Process> {
+        let pid = self.agent()?.controller()?.pid()?.context("the controller does not run")?;
+        Ok(Process::of(pid))
+    }
+
     fn process(&mut self) -> Result<Process> {
         let pid = self.agent()?.pid()?.context("the agent does not run")?;
         Ok(Process::of(pid))
@@ -168,32 +171,33 @@ impl Ground {
         node.host.run(|| Ok(TcpStream::connect_timeout(&to, Duration::from_millis(200)).is_ok()))
     }
 
-    /// One agent of many: the Lease is somebody else's.
+    /// One agent of many; the controller is elsewhere.
     fn follow(&mut self, effort: &Effort, say: &dyn Fn(&str), figures: &mut Figures) -> Result<()> {
-        say("another leads: start to synchronised");
-        self.take_lease()?;
+        say("the agent: start to synchronised");
+        self.agent()?.controller()?.kill()?;
         let (mut starts, mut bytes) = (Vec::new(), Vec::new());
         for _ in 0..effort.starts {
             // Of the one that has the programs loaded already: so it is after each but the first start on a node.
             let before = process::received(self.node()?)?;
             starts.push(self.start_agent()?.as_secs_f64());
             bytes.push((process::received(self.node()?)? - before) as f64 / 1e6);
-            self.take_lease()?;
         }
         figures.add(Figure::Synchronised, &starts);
         figures.add(Figure::BytesToSynchronise, &bytes);
         let process = self.process()?;
         figures.add(Figure::PeakMemory, &[process.memory()?.peak_mib]);
-        say("another leads: at rest");
-        let mut lease = Renewals::start(self)?;
-        let cost = process.cost_of(|| lease.sleep(effort.rest))?;
+        say("the agent: at rest");
+        let cost = process.cost_of(|| {
+            std::thread::sleep(effort.rest);
+            Ok(())
+        })?;
         figures.add(Figure::CpuAtRest, &[cost.percent_of_a_core]);
         figures.add(Figure::Memory, &[process.memory()?.resident_mib]);
-        say(&format!("another leads: {} pod events", effort.events));
+        say(&format!("the agent: {} pod events", effort.events));
         let before = process::received(self.node()?)?;
         let mut arrivals = Vec::new();
         let cost = process.cost_of(|| {
-            arrivals = events::play(&mut lease, effort, effort.events)?;
+            arrivals = events::play(self, effort, effort.events)?;
             Ok(())
         })?;
         let received = process::received(self.node()?)? - before;
@@ -204,53 +208,10 @@ impl Ground {
         Ok(())
     }
 
-    /// The Lease is another's, as of now.
-    fn take_lease(&self) -> Result<()> {
-        let now = jiff::Timestamp::now();
-        let now = format!("{}", now.strftime("%Y-%m-%dT%H:%M:%S.%6fZ"));
-        let spec = json!({"spec": {
-            "holderIdentity": "node2_elsewhere", "leaseDurationSeconds": 60, "renewTime": now, "acquireTime": now,
-        }});
-        self.cluster.merge(LEASE, &spec)
-    }
-
     fn finish(self) -> Result<()> {
         let Self { agent, cluster, lab, .. } = self;
         drop((agent, cluster));
         lab.tear_down()
-    }
-}
-
-/// Keeps the Lease another's while time passes.
-struct Renewals<'a> {
-    ground: &'a Ground,
-    last: Instant,
-}
-
-impl<'a> Renewals<'a> {
-    const EVERY: Duration = Duration::from_secs(1);
-
-    fn start(ground: &'a Ground) -> Result<Self> {
-        ground.take_lease()?;
-        Ok(Self { ground, last: Instant::now() })
-    }
-
-    /// To be called often.
-    fn keep(&mut self) -> Result<()> {
-        if self.last.elapsed() >= Self::EVERY {
-            self.ground.take_lease()?;
-            self.last = Instant::now();
-        }
-        Ok(())
-    }
-
-    fn sleep(&mut self, time: Duration) -> Result<()> {
-        let end = Instant::now() + time;
-        while Instant::now() < end {
-            self.keep()?;
-            std::thread::sleep(Duration::from_millis(100));
-        }
-        Ok(())
     }
 }
 

@@ -87,6 +87,7 @@ pub(crate) struct Cluster {
     _control_plane: Option<ControlPlane>,
     for_people: PathBuf,
     for_nodes: PathBuf,
+    for_controllers: PathBuf,
     made: std::sync::Mutex<Vec<String>>,
     description: String,
     runtime: Runtime,
@@ -101,6 +102,7 @@ impl Cluster {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
         let for_people = lab.folder().join("kubeconfig");
         let for_nodes = lab.folder().join("kubeconfig-nodes");
+        let for_controllers = lab.folder().join("kubeconfig-controllers");
         let (mut server, mut control_plane) = (None, None);
         match choice {
             ApiChoice::InMemory => {
@@ -122,14 +124,25 @@ impl Cluster {
         }
         let inside = SocketAddr::new(plan::EXT.v4.into(), API_PORT);
         let target = kubeconfig::for_nodes(&for_people, inside, &for_nodes)?;
+        std::fs::copy(&for_nodes, &for_controllers)?;
         let listener = lab.ext().run(|| Ok(TcpListener::bind(inside)?)).context("cannot listen for the nodes")?;
         let relay = Relay::start(&runtime, listener, target)?;
         let client = runtime.block_on(kubeconfig::client(&for_people))?;
         let made = std::sync::Mutex::default();
         let description = choice.to_string();
         let (_relay, _control_plane) = (relay, control_plane);
-        let mut cluster =
-            Self { client, _relay, server, _control_plane, for_people, for_nodes, made, description, runtime };
+        let mut cluster = Self {
+            client,
+            _relay,
+            server,
+            _control_plane,
+            for_people,
+            for_nodes,
+            for_controllers,
+            made,
+            description,
+            runtime,
+        };
         cluster.introduce_agents(choice)?;
         Ok(cluster)
     }
@@ -163,6 +176,11 @@ impl Cluster {
     /// The kubeconfig for agents, inside the nodes' namespaces.
     pub(crate) fn node_kubeconfig(&self) -> &Path {
         &self.for_nodes
+    }
+
+    /// The same for controllers.
+    pub(crate) fn controller_kubeconfig(&self) -> &Path {
+        &self.for_controllers
     }
 
     /// The in-memory server, if that is the one: tests cut it off and make it forget.

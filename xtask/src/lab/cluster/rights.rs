@@ -1,9 +1,9 @@
-//! The agents' account, with the rights of `deploy/base/rbac.yaml` as it is shipped: what an agent may not do shows in the
-//! lab before it shows in somebody's cluster. Only the namespace is another, one that every cluster has: a namespace that
+//! The accounts of agents and controllers, with the rights of `deploy/base/rbac.yaml` as it is shipped: what they may not do
+//! shows in the lab before it shows in somebody's cluster. Only the namespace is another, one that every cluster has: a namespace that
 //! the lab made could not be removed again from a server without controllers.
 //!
 //! ```text
-//! rbac.yaml --create--> account, roles, bindings --TokenRequest--> token --> the nodes' kubeconfig
+//! rbac.yaml --create--> accounts, roles, bindings --TokenRequest--> tokens --> the nodes' kubeconfigs
 //! ```
 
 use std::path::Path;
@@ -21,14 +21,14 @@ const SHIPPED: &str = "namespace: egress-agent\n";
 const HERE: &str = "namespace: kube-system\n";
 /// An API server makes it some moments after it is ready.
 const NAMESPACE: &str = "/api/v1/namespaces/kube-system";
-const ACCOUNT: &str = "/api/v1/namespaces/kube-system/serviceaccounts/egress-agent";
+const ACCOUNTS: &str = "/api/v1/namespaces/kube-system/serviceaccounts";
 /// Longer than a lab is held. A server may grant less and says so in nothing but the token.
 const LIFETIME_SECONDS: u32 = 24 * 3600;
 /// How long it may take until the server knows a binding that it was given.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 impl Cluster {
-    /// Makes the account with its rights, and the nodes' kubeconfig one with its token.
+    /// Makes the accounts with their rights, and the nodes' kubeconfigs ones with their tokens.
     pub(super) fn restrict_agents(&self, manifest: &Path) -> Result<()> {
         self.wait_for(NAMESPACE, PATIENCE, |_| true)?;
         let text = std::fs::read_to_string(manifest).with_context(|| format!("cannot read {}", manifest.display()))?;
@@ -38,17 +38,21 @@ impl Cluster {
             let collection = collection(&object).with_context(|| format!("no path for {object}"))?;
             self.claim(&collection, object)?;
         }
-        let request = json!({
-            "apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest",
-            "spec": {"expirationSeconds": LIFETIME_SECONDS},
-        });
-        let answer = self.request(&Method::POST, &format!("{ACCOUNT}/token"), "application/json", &request)?;
-        let token = answer.pointer("/status/token").and_then(Value::as_str).context("the server gave no token")?;
-        self.wait_until_granted(token)?;
-        kubeconfig::authenticate(&self.for_nodes, token)
+        for (account, file) in [("egress-agent", &self.for_nodes), ("egress-agent-controller", &self.for_controllers)] {
+            let request = json!({
+                "apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest",
+                "spec": {"expirationSeconds": LIFETIME_SECONDS},
+            });
+            let path = format!("{ACCOUNTS}/{account}/token");
+            let answer = self.request(&Method::POST, &path, "application/json", &request)?;
+            let token = answer.pointer("/status/token").and_then(Value::as_str).context("the server gave no token")?;
+            self.wait_until_granted(token)?;
+            kubeconfig::authenticate(file, token)?;
+        }
+        Ok(())
     }
 
-    /// Asks for what every agent asks for first.
+    /// Asks for what all of them ask for first.
     fn wait_until_granted(&self, token: &str) -> Result<()> {
         let file = self.for_people.with_extension("probe");
         std::fs::copy(&self.for_people, &file)?;

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use super::*;
 
-/// Of an event on the leader's own Node.
+/// Of an event on the Node.
 const STRANGE: &str = "HealthAnswerNotSigned";
 
 impl Round {
@@ -21,7 +21,7 @@ impl Round {
                  another key: nothing that it says is believed"
             );
             warn!("{message}");
-            self.manner.events.iter().for_each(|events| events.warn_of_node(STRANGE, &message));
+            self.manner.events.iter().for_each(|events| events.warn_of_other_node(node, STRANGE, &message));
         }
         self.reach.send_if_modified(|reach| {
             let strange = strange.into_keys().collect();

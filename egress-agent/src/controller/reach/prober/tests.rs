@@ -47,6 +47,7 @@ fn serve(number: u8, port: u16) -> Server {
         ready: ready_now,
         selected: watch::Sender::default().subscribe(),
         bounded: watch::Sender::default().subscribe(),
+        next_hop: watch::channel(None).1,
         uplink: uplinks,
         released: released_now,
         overlay,
@@ -56,7 +57,7 @@ fn serve(number: u8, port: u16) -> Server {
     };
     let stop = CancellationToken::new();
     let (total, meters) = (watch::channel(None).0, Meters::default());
-    let told = health::Told { heard, total, orders, meters };
+    let told = health::Told { heard, total, orders, leader: watch::channel(None).0, meters };
     let settings = health::Settings { port, tls: None, total_timeout: RULES.total };
     tokio::spawn(health::serve(settings, facts, told, stop.clone()));
     Server { uplink, heard: is_heard, orders: is_ordered, released, _ready: ready, _stop: stop.drop_guard() }
@@ -70,9 +71,7 @@ fn prober(port: u16, duty: Duty) -> (Giver, watch::Receiver<Reach>, DropGuard) {
     let (manner, stop) = (manner(port), CancellationToken::new());
     let ((giver, taker), (reach, is_reach)) = (inbox(), watch::channel(Reach::by(manner.terms().lease)));
     let stopped = stop.clone();
-    tokio::spawn(
-        async move { run(manner, "node9", taker, (duty, watch::channel(None).1), (reach, None), stopped).await },
-    );
+    tokio::spawn(async move { run(manner, "node9", taker, duty, (reach, None), stopped).await });
     (giver, is_reach, stop.drop_guard())
 }
 

@@ -125,6 +125,7 @@ async fn agent_keyed(tls: Option<Tls>, key: SharedKey) -> Agent {
     let node_name = "n".to_owned();
     let facts = health::Facts {
         bounded: watch::channel(None).1,
+        next_hop: watch::channel(None).1,
         ready: is_ready,
         selected: watch::Sender::default().subscribe(),
         uplink: is_uplink,
@@ -138,6 +139,7 @@ async fn agent_keyed(tls: Option<Tls>, key: SharedKey) -> Agent {
         heard,
         total: watch::channel(None).0,
         orders: watch::channel(Words::new()).0,
+        leader: watch::channel(None).0,
         meters: Meters::default(),
     };
     let settings = health::Settings { port, tls, total_timeout: Duration::from_secs(5) };
@@ -191,7 +193,13 @@ async fn an_agent_answers_and_learns_that_it_was_heard() {
     let begin = Instant::now();
     let findings = found(agent.port, Duration::from_millis(1200)).await;
     assert_eq!(answers(&findings), [Sign::Answer(Answer::Serving)]);
-    let said = Finding::Said { timeout: Some(Duration::from_secs(5)), term: Some(3), overlay: None, bounded: None };
+    let said = Finding::Said {
+        timeout: Some(Duration::from_secs(5)),
+        term: Some(3),
+        overlay: None,
+        bounded: None,
+        next_hop: None,
+    };
     assert!(findings.contains(&said), "{findings:?}");
     let heard = agent.heard.borrow().expect("the third probe confirms the second");
     assert!(heard >= begin + RULES.interval);
@@ -254,6 +262,7 @@ async fn a_session_that_is_closed_is_begun_anew() {
     let node_name = "n".to_owned();
     let facts = health::Facts {
         bounded: watch::channel(None).1,
+        next_hop: watch::channel(None).1,
         ready: is_ready,
         selected: watch::Sender::default().subscribe(),
         uplink: is_uplink,
@@ -267,6 +276,7 @@ async fn a_session_that_is_closed_is_begun_anew() {
         heard: watch::channel(None).0,
         total: watch::channel(None).0,
         orders: watch::channel(Words::new()).0,
+        leader: watch::channel(None).0,
         meters: Meters::default(),
     };
     tokio::spawn(health::serve(settings, facts, told, CancellationToken::new()));

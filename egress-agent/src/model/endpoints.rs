@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use tokio::sync::watch;
 
-use crate::model::view::{Node, Update};
+use super::view::{Node, Update};
 
 pub struct Endpoints {
     own_name: String,
@@ -69,7 +69,7 @@ impl Endpoints {
     }
 }
 
-pub(super) fn endpoint(node: &Node) -> Option<IpAddr> {
+pub fn endpoint(node: &Node) -> Option<IpAddr> {
     node.endpoint().map(|endpoint| endpoint.0)
 }
 

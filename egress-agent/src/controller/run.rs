@@ -1,0 +1,178 @@
+//! The controller's process: watches, leader election, probes and decisions, from start to clean stop.
+//!
+//! ```text
+//! kube::watch ─┬─> leader (decides, and writes while leadership says so) ──> status, ledger, events
+//!              └─> reach (probes egress nodes' agents while it is its duty) ──> leader
+//! ```
+//!
+//! It runs on a node, in the node's network: agents answer on addresses of the management network. Of that node it knows the
+//! name, and where overlay packets are sent from.
+
+use std::sync::Arc;
+
+use futures::{Stream, StreamExt};
+use ipnet::IpNet;
+use kube::Client;
+use tokio::sync::{mpsc, watch};
+use tokio_util::sync::CancellationToken;
+
+use super::census::{self, Census};
+use super::leader::Leader;
+use super::leadership::{campaign, leadership, own_identity};
+use super::reach::Reach;
+use super::reach::prober::{self, Overlay};
+use super::reach::session::Manner;
+use crate::dataplane::echo;
+use crate::health::signature::SharedKey;
+use crate::kube::events;
+use crate::kube::ledger::LedgerStore;
+use crate::kube::outage::Outages;
+use crate::kube::secret::{self, IfAbsent};
+use crate::kube::status::StatusWriter;
+use crate::kube::watch::for_controller;
+use crate::metrics::Station;
+use crate::metrics::life::Beat;
+use crate::metrics::station::{Running, RunningController};
+use crate::model::desired::OnUnassigned;
+use crate::model::endpoints::Endpoints;
+use crate::model::inbox::{self, Giver};
+use crate::model::reserved::ClusterNetworks;
+use crate::model::view::{Change, Update};
+use crate::supervise::{self, Task, Tasks};
+
+pub struct ControllerSettings {
+    /// The node that it runs on.
+    pub node_name: String,
+    /// Where the Lease, the ledger and the agents' key are.
+    pub namespace: String,
+    pub networks: ClusterNetworks,
+    pub on_unassigned: OnUnassigned,
+    /// How nodes are probed; `None` for never.
+    pub probing: Option<Manner>,
+    /// The UDP port of the overlay, through which nodes are asked too.
+    pub overlay: Option<u16>,
+    /// Of the client's API server.
+    pub outages: Outages,
+    /// What is counted, and where scrapes and health pages ask; `None` for nowhere.
+    pub station: Option<Arc<Station>>,
+}
+
+/// Questions and answers through the overlay that may wait.
+const ECHOES: usize = 4096;
+
+/// Runs until told to stop. It gives up the Lease then, so that the other controller leads at once.
+pub async fn run(client: Client, settings: ControllerSettings, stop: CancellationToken) {
+    let ControllerSettings { node_name, namespace, networks, on_unassigned, mut probing, overlay, outages, station } =
+        settings;
+    let meters = station.as_ref().map(|station| station.meters()).unwrap_or_default();
+    let (key, key_holder) = SharedKey::new();
+    let (events, delivery) = events::queue(client.clone(), &node_name, &outages);
+    if let Some(manner) = &mut probing {
+        (manner.meters, manner.key, manner.events) = (meters.clone(), key, Some(events.clone()));
+    }
+    let signs = probing.as_ref().is_some_and(|manner| manner.port != 0);
+    let terms = probing.as_ref().map(Manner::terms).unwrap_or_default();
+    let (published, leads, duty) = leadership();
+    let (to_leader, for_leader) = inbox::inbox();
+    let (to_prober, for_prober) = inbox::inbox();
+    let ((found, reach), (asked, to_ask)) = (watch::channel(Reach::by(terms.lease)), watch::channel(None));
+    let (census, is_census) = watch::channel(Census::default());
+    let (endpoints, (own_endpoint, ..)) = Endpoints::new(&node_name);
+    let (synced, is_synced) = watch::channel(false);
+
+    let identity = own_identity(&node_name);
+    let writers = (StatusWriter::new(client.clone()), LedgerStore::new(client.clone(), &namespace));
+    let of_reach = (reach, terms, outages.returns());
+    let leader = Leader::new(writers, events, leads.clone(), of_reach, identity.clone(), networks.clone())
+        .metered(meters)
+        .counting(asked, is_census)
+        .with_unassigned(on_unassigned);
+    let beat = Beat::default();
+    if let Some(station) = &station {
+        let running = RunningController { leadership: leads, synced: is_synced, beat: beat.clone() };
+        station.runs(Running::Controller(running));
+    }
+
+    // Tasks of their own: in a large cluster a decision takes longer than a Lease or a node's silence may.
+    let mut tasks = Tasks::new(&stop);
+    tasks.spawn(Task::Controller, leader.run(for_leader, stop.clone()));
+    let (candidate, place, of, until) = (client.clone(), namespace.clone(), outages.clone(), stop.clone());
+    tasks.spawn(Task::LeaderElection, async move {
+        campaign(candidate, (&place, identity), published, &of, beat, until).await;
+    });
+    if let Some(manner) = probing.clone().filter(|_| signs) {
+        tasks.spawn(Task::Census, census::run(manner, node_name.clone(), to_ask, census, stop.clone()));
+    }
+    if let Some(manner) = probing {
+        let through = overlay.map(|port| {
+            let ((ask, questions), (echoed, echoes)) = (mpsc::channel(ECHOES), mpsc::channel(ECHOES));
+            let asker = echo::Asker { port, own: own_endpoint, questions, echoes: echoed };
+            // Whatever reaches the tunnel's port can keep it busy.
+            tasks.spawn(Task::OverlayEcho, echo::ask(asker, stop.clone()));
+            Overlay { port, ask, echoes }
+        });
+        let (own_node, stop) = (node_name.clone(), stop.clone());
+        tasks.spawn(Task::Prober, async move {
+            prober::run(manner, &own_node, for_prober, duty, (found, through), stop).await;
+        });
+    }
+    let keep_key = async {
+        if signs {
+            let keep =
+                secret::keep((client.clone(), &namespace), key_holder, (&outages, None), IfAbsent::Make, stop.clone());
+            supervise::until(stop.clone(), Task::KeyReader, keep).await;
+        }
+    };
+    let services: &[IpNet] = &networks.services;
+    let incoming = for_controller(&client, &namespace, services, &outages);
+    let listeners = Listeners { leader: to_leader, prober: to_prober, endpoints, heard: Heard::default(), synced };
+    tokio::join!(
+        supervise::until(stop.clone(), Task::ApiWatches, fan_out(incoming, listeners, stop.clone())),
+        supervise::until(stop.clone(), Task::EventWriter, delivery.run(stop.clone())),
+        keep_key,
+        tasks.ended(),
+    );
+}
+
+/// Which lists have been heard.
+#[derive(Default)]
+struct Heard {
+    objects: bool,
+    nodes: bool,
+}
+
+/// Those that changes are for.
+struct Listeners {
+    leader: Giver,
+    prober: Giver,
+    endpoints: Endpoints,
+    heard: Heard,
+    /// Objects and nodes have been listed: this controller could lead.
+    synced: watch::Sender<bool>,
+}
+
+impl Listeners {
+    fn tell(&mut self, change: Change) {
+        match &change {
+            Change::Nodes(update) => {
+                self.heard.nodes |= matches!(update, Update::Replaced(_));
+                self.endpoints.apply(update);
+                self.prober.put(change.clone());
+            }
+            Change::Ledger(_) => self.prober.put(change.clone()),
+            Change::Objects(update) => self.heard.objects |= matches!(update, Update::Replaced(_)),
+            Change::Services(_) | Change::Namespaces(_) | Change::Pods(_) => {}
+        }
+        self.leader.put(change);
+        let is_synced = self.heard.objects && self.heard.nodes;
+        self.synced.send_if_modified(|known| std::mem::replace(known, is_synced) != is_synced);
+    }
+}
+
+/// Every change goes to all who listen; none waits for another.
+async fn fan_out(changes: impl Stream<Item = Change>, mut listeners: Listeners, stop: CancellationToken) {
+    let mut changes = std::pin::pin!(changes.take_until(stop.cancelled_owned()));
+    while let Some(change) = changes.next().await {
+        listeners.tell(change);
+    }
+}
