@@ -137,7 +137,7 @@ pub async fn run<E: Executor + Send + 'static>(
                 key,
                 node_name: node_name.clone(),
             };
-            let told = health::Told { heard, total, orders, leader, meters };
+            let told = health::Told { heard, total, orders, outages: outages.clone(), leader, meters };
             let serve = health::serve(health, facts, told, stop.clone());
             let serve = supervise::until(stop.clone(), Task::HealthServer, serve);
             tokio::join!(serve, supervise::until(stop.clone(), Task::Orders, obey));

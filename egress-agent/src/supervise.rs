@@ -163,7 +163,7 @@ fn text(panic: &(dyn Any + Send)) -> String {
 
 /// Not by unwinding: what blocks a thread, or another task, could keep the process from ending.
 fn end_process(task: Task, why: &str) -> ! {
-    error!(task = task.name(), "a task of the agent {why}: the agent ends, the programs stay at work");
+    error!(task = task.name(), "a task {why}: the process ends, the programs stay at work");
     std::process::exit(1)
 }
 

@@ -16,8 +16,10 @@ pub(super) struct CodegenArgs {
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum What {
-    /// The CustomResourceDefinition
+    /// The CustomResourceDefinition of EgressIP
     Crd,
+    /// The one of EgressNode
+    EgressNodes,
     /// The tables of flags, variables and keys
     Configuration,
     /// The tables of metrics
@@ -29,6 +31,7 @@ enum What {
 pub(super) fn run(args: &CodegenArgs) -> Result<(), CliError> {
     match args.what {
         What::Crd => print!("{}", crd::manifest()?),
+        What::EgressNodes => print!("{}", crd::node_manifest()?),
         What::Configuration => print!("{}", configuration::sections(&Cli::command())),
         What::Metrics => print!("{}", page::tables()),
         What::Reasons => print!("{}", reasons::tables()),

@@ -1,7 +1,7 @@
 //! `egress-agent drain`: a node's egress IPs go to other nodes, by plan, and it gets no others until that is taken back.
 //!
-//! It writes one annotation on the Node, which the leader obeys, and then watches what becomes of the addresses ([`watch`]).
-//! It needs no agent on the machine where it is typed: an administrator's kubeconfig will do, or an agent's pod.
+//! It writes one annotation on the Node, which the controller obeys, and then watches what becomes of the addresses ([`watch`]).
+//! It is typed with an administrator's kubeconfig, anywhere: the accounts of agents and controllers may change no Node.
 //!
 //! Nothing is written before all has been read that is read later: who may not read learns it while nothing has changed.
 //! Behind the write a request that fails is said and repeated, since the draining goes on.
@@ -30,7 +30,7 @@ const LATER: Duration = Duration::from_secs(5);
 
 #[derive(Args, Debug)]
 pub(super) struct DrainArgs {
-    /// Node whose egress IPs are to go to others [default: in an agent's pod its own]
+    /// Node whose egress IPs are to go to others
     #[arg(value_name = "NODE", env = "EGRESS_AGENT_NODE_NAME")]
     node: String,
     /// Take it back: the node may get egress IPs again; what has gone stays where it is
@@ -67,7 +67,7 @@ pub(super) enum DrainError {
     )]
     Unsaid { node: String, addresses: String },
     #[error(
-        "{node} is not drained within {seconds} s: {} not moved yet; it goes on behind this command. Does an agent lead (kubectl get \
+        "{node} is not drained within {seconds} s: {} not moved yet; it goes on behind this command. Does a controller lead (kubectl get \
          lease -A), and does the one of {node} run?",
         count(*left)
     )]

@@ -281,7 +281,7 @@ fn the_lease_does_not_queue_behind_patches() {
         name.clone()
     };
     assert_eq!(level("leases"), level("configmaps"), "agents hold their addresses by both");
-    for patched in ["nodes", "egressips", "egressips/status"] {
+    for patched in ["egressnodes/status", "egressips", "egressips/status"] {
         assert_ne!(level("leases"), level(patched), "{patched}");
     }
 }

@@ -76,6 +76,7 @@ impl ReachabilityArgs {
             key: SharedKey::default(),
             meters: Meters::default(),
             events: None,
+            outages: None,
         })
     }
 }

@@ -1,6 +1,6 @@
 //! The leader's books: the ledger, what is to be read from it and from nodes' words, and how it is written.
 //!
-//! Deputies keep them too, so that a new leader knows what it has seen itself: since when nodes are suspected, and who had
+//! The standby keeps them too, so that a new leader knows what it has seen itself: since when nodes are suspected, and who had
 //! the addresses of objects that were deleted a moment ago.
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -127,11 +127,11 @@ mod tests {
     }
 
     #[test]
-    fn a_deputy_goes_on_behind_what_it_saw_and_the_end_is_followed_by_the_start() {
-        let mut deputy = Numbering::default();
-        deputy.observe(&Objects::from([object("a", 1, Some(7))]));
-        deputy.observe(&Objects::from([object("a", 1, Some(7)), object("b", 2, Some(9))]));
-        assert_eq!(deputy.number(&Objects::from([object("c", 3, None)]))["c"], EgressId(10));
+    fn a_standby_continues_after_what_it_saw_and_the_end_is_followed_by_the_start() {
+        let mut standby = Numbering::default();
+        standby.observe(&Objects::from([object("a", 1, Some(7))]));
+        standby.observe(&Objects::from([object("a", 1, Some(7)), object("b", 2, Some(9))]));
+        assert_eq!(standby.number(&Objects::from([object("c", 3, None)]))["c"], EgressId(10));
         let mut at_end = Numbering::default();
         let objects = Objects::from([object("a", 1, Some(MAX_EGRESS_ID)), object("b", 2, None)]);
         assert_eq!(at_end.number(&objects)["b"], EgressId(1));

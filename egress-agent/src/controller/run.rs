@@ -69,6 +69,7 @@ pub async fn run(client: Client, settings: ControllerSettings, stop: Cancellatio
     let (events, delivery) = events::queue(client.clone(), &node_name, &outages);
     if let Some(manner) = &mut probing {
         (manner.meters, manner.key, manner.events) = (meters.clone(), key, Some(events.clone()));
+        manner.outages = Some(outages.clone());
     }
     let signs = probing.as_ref().is_some_and(|manner| manner.port != 0);
     let terms = probing.as_ref().map(Manner::terms).unwrap_or_default();

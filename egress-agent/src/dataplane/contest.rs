@@ -2,7 +2,7 @@
 //!
 //! Programs outlive their agent, so a node whose agent is dead goes on answering for what it held. To a probe that looks
 //! like any other address in use, and a stranger's address is never claimed. A node of ours is told from a stranger by its
-//! link address, which every node publishes (`Node` annotation `k8s.ovn.org/egress-agent-uplink`). It is given time to let
+//! link address, which every node publishes (its EgressNode object). It is given time to let
 //! go, as a living agent does within moments of hearing of the assignment; then the address is taken over and defended (see
 //! `claim`).
 //!

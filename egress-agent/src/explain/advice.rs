@@ -78,7 +78,7 @@ pub const fn advice(verdict: Verdict) -> Option<&'static str> {
         }
         Verdict::ForgedTunnel | Verdict::ForgedOuter | Verdict::ForgedInner => {
             "Only nodes send overlay packets. Where a node is not taken for one, compare its addresses and pod subnets with its \
-             annotations."
+             annotations and its EgressNode object."
         }
         Verdict::NoMapping => "Nothing has been sent from there: egress IPs take no connections.",
         Verdict::PortsExhausted => {

@@ -37,6 +37,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use tonic::transport::Server;
 use tracing::{info, warn};
 
+use crate::kube::outage::Outages;
 use crate::metrics::Meters;
 use crate::model::ledger::Words;
 use crate::model::state::SelectedPods;
@@ -109,6 +110,8 @@ pub struct Told {
     pub total: watch::Sender<Option<Duration>>,
     /// The hand-overs that this node is to obey.
     pub orders: watch::Sender<Words>,
+    /// Of this agent's API server: whether it has gone back is asked by controllers often, and told with their probes.
+    pub outages: Outages,
     /// The node of the controller that asks.
     pub leader: watch::Sender<Option<String>>,
     /// Where connections that are refused are counted.

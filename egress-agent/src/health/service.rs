@@ -134,6 +134,9 @@ impl HealthService {
         // A former leader's ledger is a former one.
         if probe.term >= probes.touch.term() {
             note_leader(&probes.told, request);
+            if let Some(returned) = touch::returned_age(request.metadata()).and_then(|age| at.checked_sub(age)) {
+                probes.told.outages.learn_of_return(returned);
+            }
             let total = touch::timeout(request.metadata());
             probes.told.total.send_if_modified(|known| std::mem::replace(known, total) != total);
             let orders = release::orders(request.metadata());

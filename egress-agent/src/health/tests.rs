@@ -46,7 +46,8 @@ impl Ground {
         let settings = Settings { port, tls: None, total_timeout: Duration::from_secs(1) };
         let (orders, is_ordered) = watch::channel(Words::new());
         let (total, leader) = (watch::channel(None).0, watch::channel(None).0);
-        let told = Told { heard, total, orders, leader, meters: Meters::default() };
+        let outages = Outages::new("http://nowhere");
+        let told = Told { heard, total, orders, leader, outages, meters: Meters::default() };
         let released = watch::channel(Words::new()).1;
         let overlay = watch::channel(None).1;
         let nodes = watch::channel(Arc::new([FIRST, SECOND].map(IpAddr::from).into())).1;

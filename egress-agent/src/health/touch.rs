@@ -26,6 +26,8 @@ const TIMEOUT: &str = "egress-agent-total-timeout";
 const OVERLAY: &str = "egress-agent-overlay-port";
 /// Of an answer: the number of the latest end of an endless lease that the agent's programs have obeyed.
 const BOUNDED: &str = "egress-agent-lease-bounded";
+/// Of a probe: milliseconds since the controller found that the API server knows less than it did.
+const RETURNED: &str = "egress-agent-api-returned-age";
 /// Of an answer: milliseconds since a next hop of the node answered last.
 const NEXT_HOP: &str = "egress-agent-next-hop-age";
 /// Of an answer: the greatest term that has been heard of.
@@ -100,6 +102,15 @@ pub fn bounded(metadata: &MetadataMap) -> Option<u64> {
 
 pub fn set_bounded(metadata: &mut MetadataMap, number: u64) {
     put(metadata, BOUNDED, &number.to_string());
+}
+
+/// How long ago the controller found that the API server knows less than it did, where it has.
+pub fn returned_age(metadata: &MetadataMap) -> Option<Duration> {
+    number(metadata, RETURNED).map(Duration::from_millis)
+}
+
+pub fn set_returned_age(metadata: &mut MetadataMap, age: Duration) {
+    put(metadata, RETURNED, &age.as_millis().to_string());
 }
 
 /// How long ago a next hop of the node answered last, where one has.

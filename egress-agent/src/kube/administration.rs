@@ -1,6 +1,7 @@
 //! What commands of an administrator ask of the API server: once each and for a limited time, with an error that says what
 //! was refused.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -11,6 +12,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use super::causes::Causes;
+use super::convert::AgentFacts;
 use super::{convert, keys, watch};
 use crate::controller::assignment::{Nodes, Objects};
 use crate::model::view::Node;
@@ -50,13 +52,15 @@ impl Patience {
 
 pub struct Administration {
     nodes: Api<KubeNode>,
+    egress_nodes: Api<DynamicObject>,
     objects: Api<DynamicObject>,
 }
 
 impl Administration {
     pub fn new(client: Client) -> Self {
         let objects = Api::all_with(client.clone(), &watch::egressip_resource());
-        Self { nodes: Api::all(client), objects }
+        let egress_nodes = Api::all_with(client.clone(), &watch::egress_node_resource());
+        Self { nodes: Api::all(client), egress_nodes, objects }
     }
 
     /// Whether there is such a node.
@@ -73,13 +77,23 @@ impl Administration {
 
     /// The node of that name, if there is one.
     pub async fn node(&self, name: &str, patience: Patience) -> Result<Option<Node>, Refused> {
-        let found = patience.wait("get the node", self.nodes.get_opt(name)).await?;
-        Ok(found.as_ref().map(convert::node))
+        let Some(found) = patience.wait("get the node", self.nodes.get_opt(name)).await? else { return Ok(None) };
+        let said = patience.wait("get the EgressNode object", self.egress_nodes.get_opt(name)).await?;
+        let said = said.as_ref().map(convert::agent_facts);
+        Ok(Some(convert::joined(&convert::node(&found), said.as_ref())))
     }
 
     pub async fn nodes(&self, patience: Patience) -> Result<Nodes, Refused> {
         let nodes = all("list nodes", &self.nodes, patience).await?;
-        Ok(nodes.iter().map(|node| (node.name_any(), Arc::new(convert::node(node)))).collect())
+        let said = all("list EgressNode objects", &self.egress_nodes, patience).await?;
+        let said: BTreeMap<String, AgentFacts> =
+            said.iter().map(|object| (object.name_any(), convert::agent_facts(object))).collect();
+        let join = |node: &KubeNode| {
+            let name = node.name_any();
+            let joined = convert::joined(&convert::node(node), said.get(&name));
+            (name, Arc::new(joined))
+        };
+        Ok(nodes.iter().map(join).collect())
     }
 
     pub async fn objects(&self, patience: Patience) -> Result<Objects, Refused> {

@@ -1,10 +1,11 @@
-//! The EgressIP API, `k8s.ovn.org/v1`.
+//! The EgressIP API, `k8s.ovn.org/v1`, and what agents say of their nodes, `egress-agent.io/v1alpha1`.
 //!
-//! `deploy/crd/crd.yaml` is generated from these types (`egress-agent codegen crd`). The schema refuses what no reader could
+//! `deploy/crd/crd.yaml` and `deploy/base/egressnodes.yaml` are generated from these types (`egress-agent codegen`). The schema refuses what no reader could
 //! mean: a text that is no address, a selector without an operator. Objects are watched in untyped form and converted one by
 //! one, so that one that another version of the schema let through does not hide all others; what is wrong with such an
 //! object, the controller says in its conditions.
 
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, Time};
 use kube::{CustomResource, CustomResourceExt};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
@@ -98,10 +99,113 @@ pub struct EgressIPCondition {
     pub observed_generation: Option<i64>,
 }
 
+/// EgressNode is what the agent of a node says of it. It has the node's name, and only that node's agent writes it.
+#[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[kube(
+    group = "egress-agent.io",
+    version = "v1alpha1",
+    kind = "EgressNode",
+    plural = "egressnodes",
+    singular = "egressnode",
+    shortname = "egn",
+    status = "EgressNodeStatus",
+    doc = "EgressNode is what the agent of a node says of it. It has the node's name, and only that node's agent writes it.",
+    printcolumn = r#"{"name":"Health Addresses","type":"string","jsonPath":".status.healthAddresses"}"#,
+    printcolumn = r#"{"name":"Uplink","type":"string","jsonPath":".status.uplink.mac"}"#,
+    printcolumn = r#"{"name":"Released","type":"string","jsonPath":".status.released[*].address"}"#,
+    printcolumn = r#"{"name":"Prepared","type":"string","jsonPath":".status.prepared[*].address"}"#
+)]
+pub struct EgressNodeSpec {}
+
+/// Facts of a node, and its acknowledgements of hand-overs.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct EgressNodeStatus {
+    /// The UID of the Node that this speaks of.
+    #[serde(default, rename = "nodeUID")]
+    pub node_uid: String,
+    /// The node's networks, where no CNI annotates its Node with them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub networks: Option<NodeNetworks>,
+    /// The interface by which its pods' packets leave.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub uplink: Option<NodeUplink>,
+    /// Where the agent answers health checks.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("maxItems" = 4, "x-kubernetes-list-type" = "atomic"))]
+    pub health_addresses: Option<Vec<String>>,
+    /// Egress IPs of open hand-overs that the node's kernel does not hold any more.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("maxItems" = 4096, "x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["address"]))]
+    pub released: Option<Vec<ReleasedAddress>>,
+    /// Egress IPs of open hand-overs that the node is ready to take over.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("maxItems" = 4096, "x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["address"]))]
+    pub prepared: Option<Vec<PreparedAddress>>,
+}
+
+/// Networks with their prefix lengths.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct NodeNetworks {
+    /// The node's own address on its uplink, of each family.
+    #[schemars(extend("maxItems" = 2, "x-kubernetes-list-type" = "atomic"))]
+    pub primary: Vec<String>,
+    /// Every address of the node.
+    #[schemars(extend("maxItems" = 1024, "x-kubernetes-list-type" = "atomic"))]
+    pub all: Vec<String>,
+}
+
+/// What others must know of a node's uplink.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct NodeUplink {
+    /// Its link address, by which others know its answers.
+    pub mac: String,
+    /// The gateways of its routes there.
+    #[schemars(extend("maxItems" = 64, "x-kubernetes-list-type" = "atomic"))]
+    pub next_hops: Vec<String>,
+}
+
+/// One acknowledgement of the old node.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ReleasedAddress {
+    pub address: String,
+    /// The number of the hand-over.
+    #[schemars(extend("format" = "int64"))]
+    pub hand_over: u64,
+    /// The node that it passes packets for the address on to, if it does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub to: Option<String>,
+}
+
+/// One acknowledgement of the new node.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct PreparedAddress {
+    pub address: String,
+    /// The number of the hand-over.
+    #[schemars(extend("format" = "int64"))]
+    pub hand_over: u64,
+    /// The node that has or had the address.
+    pub from: String,
+    /// Every node may send here by now.
+    pub open: bool,
+}
+
 /// The manifest, as committed in `deploy/crd/crd.yaml`.
 pub fn manifest() -> Result<String, serde_yaml::Error> {
+    generated(&EgressIP::crd())
+}
+
+/// The manifest, as committed in `deploy/base/egressnodes.yaml`.
+pub fn node_manifest() -> Result<String, serde_yaml::Error> {
+    generated(&EgressNode::crd())
+}
+
+fn generated(crd: &CustomResourceDefinition) -> Result<String, serde_yaml::Error> {
     let header = "# Generated by `cargo xtask codegen` from egress-agent/src/kube/crd.rs.\n";
-    Ok(format!("{header}{}", serde_yaml::to_string(&EgressIP::crd())?))
+    Ok(format!("{header}{}", serde_yaml::to_string(crd)?))
 }
 
 fn date_time(_: &mut SchemaGenerator) -> Schema {
@@ -221,7 +325,9 @@ mod tests {
                 check(items, &format!("{path}[]"));
             }
         }
-        let crd = serde_json::to_value(EgressIP::crd()).expect("serializable");
-        check(&crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"], "");
+        for crd in [EgressIP::crd(), EgressNode::crd()] {
+            let crd = serde_json::to_value(crd).expect("serializable");
+            check(&crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"], "");
+        }
     }
 }

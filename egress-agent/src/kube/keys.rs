@@ -25,21 +25,6 @@ pub const OF_OVN_KUBERNETES: [&str; 2] = [CHASSIS_ID, GATEWAY_CONFIG];
 /// Node: egress IPs that OVN-Kubernetes has put on interfaces, `["10.10.10.100"]`.
 pub const EGRESS_IPS_ON_INTERFACES: [&str; 2] =
     ["k8s.ovn.org/secondary-host-egress-ips", "k8s.ovn.org/bridge-egress-ips"];
-/// Node: which of the keys above this project wrote, with the values, so that another's are known from ours.
-pub const PUBLISHED: &str = "k8s.ovn.org/egress-agent-published";
-/// Node: the link address of the node's uplink and the gateways of its routes there,
-/// `{"mac":"02:00:ac:12:00:02","nextHops":["172.18.0.1"]}`. Written by the node's own agent.
-pub const UPLINK: &str = "k8s.ovn.org/egress-agent-uplink";
-/// Node: the addresses at which the node's agent answers health checks, `["10.244.1.2"]`. Written by the node's own agent.
-pub const HEALTH_ADDRESSES: &str = "k8s.ovn.org/egress-agent-health";
-/// Node: the egress IPs of open hand-overs that the node's kernel holds no more, with the number of the hand-over, and the
-/// node that it passes on to what comes for them, if it does, `{"172.18.0.100":7,"172.18.0.101":[8,"node2"]}`. Written by
-/// the node's own agent.
-pub const RELEASED: &str = "k8s.ovn.org/egress-agent-released";
-/// Node: the egress IPs of open hand-overs that the node is ready to take over, with the number of the hand-over, the node
-/// that has or had the address, and whether every node may send here by now, `{"172.18.0.100":[7,"node1",false]}`. Written
-/// by the node's own agent.
-pub const PREPARED: &str = "k8s.ovn.org/egress-agent-prepared";
 /// Pod: `{"default":{"ip_addresses":["10.244.0.5/24"],"ip_address":"10.244.0.5/24",..}}`.
 pub const POD_NETWORKS: &str = "k8s.ovn.org/pod-networks";
 /// Service (label): another proxy than kube-proxy takes care of it.

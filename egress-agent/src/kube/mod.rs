@@ -2,8 +2,7 @@
 //!
 //! In: [`watch`] follows the kinds that count and turns every object into a value of `model::view` by [`convert`].
 //! Out: [`status`] patches EgressIP objects, [`lease`] reads and writes the leader's Lease, [`ledger`] what is recorded for
-//! all agents, [`words`] says what this node has let go of, [`events`] tells users,
-//! [`own_node`] says what this node's networks are where no CNI does. [`secret`] has the key that agents sign with.
+//! all agents, [`own_node`] and [`words`] what the agent says of its node (`own_object`), [`events`] tells users. [`secret`] has the key that agents sign with.
 //! [`anew`] and [`pods`] read objects past the watches, [`causes`] says why something failed, [`outage`] when the API server is away, [`rollback`] when it has gone back;
 //! `pace` and `revive` have everything go on as soon as it is back;
 //! [`crd`] holds the type of the API, [`keys`] every label and annotation by name.
@@ -20,6 +19,7 @@ pub mod lease;
 pub mod ledger;
 pub mod outage;
 pub mod own_node;
+mod own_object;
 mod pace;
 pub mod pods;
 mod revive;

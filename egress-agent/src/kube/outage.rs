@@ -22,6 +22,9 @@ use super::causes::Causes;
 /// An outage that begins sooner behind the last is not said, unless it lasts until then.
 const AGAIN: Duration = Duration::from_secs(60);
 
+/// Controllers and agents find it out one after the other, and messages take their time.
+const SAME_RETURN: Duration = Duration::from_secs(10);
+
 /// One that is late once or twice is there.
 const WORTH_A_WORD: Duration = Duration::from_secs(2);
 
@@ -33,6 +36,10 @@ pub struct Outages {
     ends: watch::Sender<Option<Instant>>,
     failures: watch::Sender<()>,
     returns: watch::Sender<()>,
+    /// When the server was found to know less than it did.
+    returned: Arc<Mutex<Option<Instant>>>,
+    /// What was before is known to no watch of this process.
+    began: Instant,
 }
 
 /// Who cannot do what it does, by its name.
@@ -120,7 +127,15 @@ pub(super) fn is_absence_code(code: u16) -> bool {
 impl Outages {
     pub fn new(server: &str) -> Self {
         let (ends, failures, returns) = (watch::Sender::new(None), watch::Sender::new(()), watch::Sender::new(()));
-        Self { server: server.into(), state: Arc::default(), ends, failures, returns }
+        Self {
+            server: server.into(),
+            state: Arc::default(),
+            ends,
+            failures,
+            returns,
+            returned: Arc::default(),
+            began: Instant::now(),
+        }
     }
 
     /// The URL of the server.
@@ -165,6 +180,29 @@ impl Outages {
             "the API server knows less than it did: has a backup been restored? All is listed anew; look whether egress IPs are \
              where they should be"
         );
+        self.return_now(Instant::now());
+    }
+
+    /// A controller has found, at that time, that the server knows less than it did. News where this process has not just listed
+    /// all again.
+    pub fn learn_of_return(&self, at: Instant) {
+        let is_known = self.returned().map_or(at < self.began, |known| at < known + SAME_RETURN);
+        if !is_known {
+            warn!(
+                server = %self.server,
+                "a controller says that the API server knows less than it did: has a backup been restored? All is listed again"
+            );
+            self.return_now(at);
+        }
+    }
+
+    /// When the server was last found to know less than it did.
+    pub fn returned(&self) -> Option<Instant> {
+        *self.returned.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn return_now(&self, at: Instant) {
+        *self.returned.lock().unwrap_or_else(PoisonError::into_inner) = Some(at);
         self.returns.send_replace(());
     }
 
@@ -245,6 +283,27 @@ impl Outages {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_return_that_a_controller_tells_of_is_news_once() {
+        let outages = Outages::new("http://nowhere");
+        let returns = outages.returns();
+        let mut seen = returns.clone();
+        let mut is_news = move || {
+            let is_news = seen.has_changed().expect("it lives");
+            seen.mark_unchanged();
+            is_news
+        };
+        let now = Instant::now();
+        outages.learn_of_return(now.checked_sub(Duration::from_secs(60)).expect("a time"));
+        assert!(!is_news(), "before this process began to watch");
+        outages.learn_of_return(now + Duration::from_secs(1));
+        assert!(is_news());
+        outages.learn_of_return(now + Duration::from_secs(2));
+        assert!(!is_news(), "the same, by another probe");
+        outages.learn_of_return(now + Duration::from_secs(30));
+        assert!(is_news(), "another");
+    }
 
     #[test]
     fn an_outage_is_said_once_and_ends_with_the_first_who_is_answered() {

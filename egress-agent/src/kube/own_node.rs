@@ -1,30 +1,30 @@
-//! What the cluster must know of this node, published on its Node object where no CNI does.
+//! What the cluster must know of this node, in its EgressNode object: its uplink and where it answers health checks, which
+//! only this agent can say, and its networks where no CNI annotates its Node with them.
 //!
-//! The keys and formats are OVN-Kubernetes': `node-primary-ifaddr` (which addresses the node can host), `host-cidrs`
-//! (whose addresses are a node's) and `node-subnets`. Where OVN-Kubernetes runs it writes them, and this does nothing.
-//! Elsewhere nobody may be overwritten either: beside the keys stands what we wrote ([`keys::PUBLISHED`]), and a key that
-//! says anything else is another's and stays. What only this agent can say, of the uplink ([`keys::UPLINK`]) and of where it
-//! answers health checks ([`keys::HEALTH_ADDRESSES`]), it writes on every node.
+//! OVN-Kubernetes does (`node-primary-ifaddr`, `host-cidrs`, `node-subnets`), and such annotations count first, whoever wrote
+//! them (`super::convert::joined`).
 //!
-//! The address of this node that others send to is the published one, so the agent sends nothing to others before its
-//! own Node object says it (`model::desired`).
+//! The address of this node that others send to is the published one, so the agent sends nothing to others before the cluster
+//! knows it (`model::desired`).
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use ipnet::IpNet;
 use k8s_openapi::api::core::v1::Node as KubeNode;
-use kube::api::{Api, Patch, PatchParams};
+use kube::api::Api;
 use kube::{Client, Error};
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
+use super::crd::{EgressNodeStatus, NodeNetworks, NodeUplink};
 use super::keys;
 use super::outage::Outages;
+use super::own_object::OwnObject;
 use crate::dataplane::host::{Host, HostNetworks};
 use crate::model::node::{Uplink, mac_text};
 use crate::model::view::Node;
@@ -33,8 +33,6 @@ use crate::model::view::Node;
 const LOOK: Duration = Duration::from_secs(5);
 /// How long one exchange with the API server may take.
 const PATIENCE: Duration = Duration::from_secs(10);
-
-type Annotations = BTreeMap<String, String>;
 
 /// Where to publish.
 pub struct Place<'a> {
@@ -62,7 +60,7 @@ pub async fn publish(
     outages: &Outages,
     stop: CancellationToken,
 ) {
-    const WHAT: &str = "this node's networks on its Node object";
+    const WHAT: &str = "this node's networks in its EgressNode object";
     // What is published, as far as one knows.
     let mut said: Option<HostNetworks> = None;
     loop {
@@ -108,60 +106,38 @@ async fn publish_once(
 }
 
 async fn write(place: &Place<'_>, networks: &HostNetworks) -> Result<(), Error> {
-    let (api, name): (Api<KubeNode>, _) = (Api::all(place.client.clone()), place.node_name);
+    let api: Api<KubeNode> = Api::all(place.client.clone());
+    let object = OwnObject::new(place.client.clone(), place.node_name);
     // A node registers itself when it likes; its object is on its way by the watch then.
-    let Some(node) = api.get_opt(name).await? else { return Ok(()) };
-    let Some(annotations) = changes(&node, networks, place.leave_out) else { return Ok(()) };
-    let metadata = json!({"resourceVersion": node.metadata.resource_version, "annotations": annotations});
-    match api.patch(name, &PatchParams::default(), &Patch::Merge(json!({"metadata": metadata}))).await {
-        Ok(_) => info!(primary = ?networks.primary, "published this node's networks on its Node object"),
-        // Somebody else wrote meanwhile: the newer object comes by the watch.
-        Err(Error::Api(status)) if status.code == 409 => {}
-        Err(error) => return Err(error),
-    }
+    let Some(node) = api.get_opt(place.node_name).await? else { return Ok(()) };
+    let uid = node.metadata.uid.clone().unwrap_or_default();
+    let said = object.read().await?.and_then(|object| object.status).unwrap_or_default();
+    let Some(status) = changes(&node, &said, networks, place.leave_out) else { return Ok(()) };
+    object.say(&uid, status).await?;
+    info!(primary = ?networks.primary, "published this node's networks in its EgressNode object");
     Ok(())
 }
 
-/// The annotations to be merged; `None` when all is as it should be.
-fn changes(node: &KubeNode, networks: &HostNetworks, leave_out: &[IpNet]) -> Option<BTreeMap<String, Value>> {
-    let nothing = Annotations::new();
-    let found = node.metadata.annotations.as_ref().unwrap_or(&nothing);
-    let mut changes: BTreeMap<String, Value> = BTreeMap::new();
-    let uplink = uplink(&networks.uplink);
-    if found.get(keys::UPLINK) != uplink.as_ref() {
-        changes.insert(keys::UPLINK.to_owned(), json!(uplink));
-    }
-    let health = health_addresses(networks);
-    if found.get(keys::HEALTH_ADDRESSES) != health.as_ref() {
-        changes.insert(keys::HEALTH_ADDRESSES.to_owned(), json!(health));
-    }
-    if keys::OF_OVN_KUBERNETES.iter().any(|key| found.contains_key(*key)) {
-        return (!changes.is_empty()).then_some(changes);
-    }
-    let published: Annotations =
-        found.get(keys::PUBLISHED).and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
-    let is_ours = |key: &String| found.get(key).is_none_or(|value| published.get(key) == Some(value));
-    let mut wanted = wanted(node, networks, leave_out);
-    wanted.retain(|key, _| is_ours(key));
-    for (key, value) in &wanted {
-        if found.get(key) != Some(value) {
-            changes.insert(key.clone(), value.clone().into());
-        }
-    }
-    if wanted != published {
-        changes.insert(keys::PUBLISHED.to_owned(), json!(wanted).to_string().into());
-    }
-    (!changes.is_empty()).then_some(changes)
+/// What is to be merged into the status; `None` when all is as it should be.
+fn changes(node: &KubeNode, said: &EgressNodeStatus, networks: &HostNetworks, leave_out: &[IpNet]) -> Option<Value> {
+    let annotations = node.metadata.annotations.iter().flatten();
+    let has_ovn = annotations.into_iter().any(|(key, _)| keys::OF_OVN_KUBERNETES.contains(&key.as_str()));
+    let own = (!has_ovn).then(|| own_networks(node, networks, leave_out)).filter(|own| *own != NodeNetworks::default());
+    let (uplink, health) = (uplink(&networks.uplink), health_addresses(networks));
+    let is_same = said.node_uid == node.metadata.uid.clone().unwrap_or_default()
+        && (&said.networks, &said.uplink, &said.health_addresses) == (&own, &uplink, &health);
+    // Null removes what is not so any more.
+    (!is_same).then(|| json!({"networks": own, "uplink": uplink, "healthAddresses": health}))
 }
 
-/// `None` removes it.
-fn uplink(uplink: &Uplink) -> Option<String> {
-    Some(json!({"mac": mac_text(uplink.mac?), "nextHops": uplink.next_hops}).to_string())
+fn uplink(uplink: &Uplink) -> Option<NodeUplink> {
+    let next_hops = uplink.next_hops.iter().map(IpAddr::to_string).collect();
+    Some(NodeUplink { mac: mac_text(uplink.mac?), next_hops })
 }
 
 /// Where health checks are answered: on the management port, so that the answers say that the pod network works; else, where
 /// it has no address, on the node's own. One of each family; `None` while there is none.
-fn health_addresses(networks: &HostNetworks) -> Option<String> {
+fn health_addresses(networks: &HostNetworks) -> Option<Vec<String>> {
     let management = networks.management.iter().copied().filter(|address| !is_of_this_host_alone(*address));
     let own = networks.primary.iter().map(IpNet::addr);
     let mut chosen: Vec<IpAddr> = Vec::new();
@@ -170,16 +146,11 @@ fn health_addresses(networks: &HostNetworks) -> Option<String> {
             chosen.push(address);
         }
     }
-    (!chosen.is_empty()).then(|| json!(chosen).to_string())
+    (!chosen.is_empty()).then(|| chosen.iter().map(IpAddr::to_string).collect())
 }
 
-fn wanted(node: &KubeNode, networks: &HostNetworks, leave_out: &[IpNet]) -> Annotations {
-    let mut wanted = Annotations::new();
+fn own_networks(node: &KubeNode, networks: &HostNetworks, leave_out: &[IpNet]) -> NodeNetworks {
     let of = |v4: bool| networks.primary.iter().find(|one| one.addr().is_ipv4() == v4).map(IpNet::to_string);
-    if !networks.primary.is_empty() {
-        let value = json!({"ipv4": of(true).unwrap_or_default(), "ipv6": of(false).unwrap_or_default()});
-        wanted.insert(keys::PRIMARY_IFADDR.to_owned(), value.to_string());
-    }
     let subnets = pod_subnets(node);
     let foreign = egress_ips(node);
     let is_the_nodes = |network: &&IpNet| {
@@ -190,14 +161,8 @@ fn wanted(node: &KubeNode, networks: &HostNetworks, leave_out: &[IpNet]) -> Anno
             && !leave_out.iter().any(in_a_network)
             && !subnets.iter().filter_map(|subnet| subnet.parse().ok()).any(|subnet: IpNet| in_a_network(&subnet))
     };
-    let cidrs: Vec<&IpNet> = networks.all.iter().filter(is_the_nodes).collect();
-    if !cidrs.is_empty() {
-        wanted.insert(keys::HOST_CIDRS.to_owned(), json!(cidrs).to_string());
-    }
-    if !subnets.is_empty() {
-        wanted.insert(keys::NODE_SUBNETS.to_owned(), json!({"default": subnets}).to_string());
-    }
-    wanted
+    let all = networks.all.iter().filter(is_the_nodes).map(IpNet::to_string).collect();
+    NodeNetworks { primary: [of(true), of(false)].into_iter().flatten().collect(), all }
 }
 
 fn is_of_this_host_alone(address: IpAddr) -> bool {
@@ -241,67 +206,55 @@ mod tests {
     }
 
     fn node(annotations: Value) -> KubeNode {
-        let node =
-            json!({"metadata": {"name": "a", "annotations": annotations}, "spec": {"podCIDRs": ["10.244.1.0/24"]}});
-        serde_json::from_value(node).expect("a node")
+        let metadata = json!({"name": "a", "uid": "u", "annotations": annotations});
+        serde_json::from_value(json!({"metadata": metadata, "spec": {"podCIDRs": ["10.244.1.0/24"]}})).expect("a node")
     }
 
-    /// The annotations after the merge.
-    fn merged(node: &KubeNode, networks: &HostNetworks) -> Option<Value> {
-        let changes = changes(node, networks, &[])?;
-        let mut annotations = json!(node.metadata.annotations.clone().unwrap_or_default());
-        for (key, value) in changes {
-            annotations[key] = value;
+    /// The status after the merge, as it is read.
+    fn said(node: &KubeNode, before: &EgressNodeStatus, networks: &HostNetworks) -> Option<EgressNodeStatus> {
+        let mut status = json!(before);
+        status["nodeUID"] = json!("u");
+        for (key, value) in changes(node, before, networks, &[])?.as_object().expect("fields") {
+            status[key] = value.clone();
         }
-        Some(annotations)
+        Some(serde_json::from_value(status).expect("a status"))
     }
 
     #[test]
-    fn a_bare_node_says_its_networks_once_and_in_the_formats_that_are_read() {
-        let said = merged(&node(json!({})), &networks()).expect("there is something to say");
-        assert_eq!(said[keys::PRIMARY_IFADDR], r#"{"ipv4":"172.18.0.2/16","ipv6":"fd00::2/64"}"#);
-        assert_eq!(said[keys::HOST_CIDRS], r#"["10.10.10.2/24","172.18.0.2/16","fd00::2/64"]"#);
-        assert_eq!(
-            said[keys::HEALTH_ADDRESSES],
-            r#"["10.244.1.1","fd00::2"]"#,
-            "the node's own where the port has none"
-        );
-        assert_eq!(said[keys::NODE_SUBNETS], r#"{"default":["10.244.1.0/24"]}"#);
-        let read = super::super::convert::node(&node(said.clone()));
-        assert!(read.networks_known && read.problems.is_empty());
-        assert_eq!(said[keys::UPLINK], r#"{"mac":"02:00:ac:12:00:02","nextHops":["172.18.0.1"]}"#);
-        assert_eq!(read.uplink, networks().uplink);
-        assert_eq!(merged(&node(said.clone()), &networks()), None, "nothing to write twice");
-
+    fn a_bare_node_says_its_networks_once() {
+        let (bare, nothing) = (node(json!({})), EgressNodeStatus::default());
+        let first = said(&bare, &nothing, &networks()).expect("there is something to say");
+        let own = first.networks.clone().expect("its networks");
+        assert_eq!(own.primary, ["172.18.0.2/16", "fd00::2/64"]);
+        assert_eq!(own.all, ["10.10.10.2/24", "172.18.0.2/16", "fd00::2/64"]);
+        let health = first.health_addresses.clone().expect("an address");
+        assert_eq!(health, ["10.244.1.1", "fd00::2"], "the node's own where the port has none");
+        let uplink = first.uplink.clone().expect("an uplink");
+        assert_eq!((uplink.mac.as_str(), &uplink.next_hops[..]), ("02:00:ac:12:00:02", &["172.18.0.1".to_owned()][..]));
+        assert_eq!(said(&bare, &first, &networks()), None, "nothing to write twice");
         let moved = HostNetworks { primary: vec!["172.18.0.9/16".parse().expect("a literal")], ..networks() };
-        let again = merged(&node(said.clone()), &moved).expect("the address has changed");
-        assert_eq!(again[keys::PRIMARY_IFADDR], r#"{"ipv4":"172.18.0.9/16","ipv6":""}"#);
+        let again = said(&bare, &first, &moved).expect("the address has changed");
+        assert_eq!(again.networks.expect("its networks").primary, ["172.18.0.9/16"]);
         let gone = HostNetworks { uplink: Uplink::default(), ..networks() };
-        let again = merged(&node(said), &gone).expect("the uplink has gone");
-        assert_eq!(again[keys::UPLINK], Value::Null, "a merge removes it");
+        assert_eq!(said(&bare, &first, &gone).expect("the uplink has gone").uplink, None);
+        let former = EgressNodeStatus { node_uid: "former".into(), ..first };
+        assert!(said(&bare, &former, &networks()).is_some(), "the Node was made again");
     }
 
     #[test]
-    fn nobody_is_overwritten() {
+    fn where_ovn_kubernetes_says_the_networks_the_agent_does_not() {
         for key in keys::OF_OVN_KUBERNETES {
-            let said = merged(&node(json!({key: "x"})), &networks()).expect("what only the agent can say");
-            assert_eq!(said.as_object().map(|all| all.len()), Some(3), "{key}: {said}");
-            assert_eq!(merged(&node(said), &networks()), None, "{key}");
+            let node = node(json!({key: "x"}));
+            let status = said(&node, &EgressNodeStatus::default(), &networks()).expect("what only the agent can say");
+            assert!(status.networks.is_none() && status.uplink.is_some() && status.health_addresses.is_some(), "{key}");
+            assert_eq!(said(&node, &status, &networks()), None, "{key}");
         }
-        let theirs = json!({keys::HOST_CIDRS: r#"["192.0.2.1/24"]"#, "team": "x"});
-        let said = merged(&node(theirs), &networks()).expect("the other keys");
-        assert_eq!((&said[keys::HOST_CIDRS], &said["team"]), (&json!(r#"["192.0.2.1/24"]"#), &json!("x")));
-        let mut taken = merged(&node(json!({})), &networks()).expect("all keys");
-        taken[keys::PRIMARY_IFADDR] = json!(r#"{"ipv4":"192.0.2.1/24"}"#);
-        let after = merged(&node(taken), &networks()).expect("what is ours has shrunk");
-        assert_eq!(after[keys::PRIMARY_IFADDR], r#"{"ipv4":"192.0.2.1/24"}"#, "another has written it by now");
-        assert_eq!(merged(&node(after), &networks()), None);
     }
 
     #[test]
     fn addresses_that_are_not_the_nodes_stay_out() {
-        let listed = json!({"k8s.ovn.org/secondary-host-egress-ips": r#"["10.10.10.2"]"#});
-        let changes = changes(&node(listed), &networks(), &["fd00::/64".parse().expect("a literal")]).expect("changes");
-        assert_eq!(changes[keys::HOST_CIDRS], r#"["172.18.0.2/16"]"#);
+        let listed = node(json!({"k8s.ovn.org/secondary-host-egress-ips": r#"["10.10.10.2"]"#}));
+        let own = own_networks(&listed, &networks(), &["fd00::/64".parse().expect("a literal")]);
+        assert_eq!(own.all, ["172.18.0.2/16"]);
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! While the API server is away, twice as long each time, up to half a minute. When any request of this agent that had
 //! failed is answered, all watches try again, each within a second: a thousand agents see the server come back at the same
-//! moment, and have six watches each. What the server refuses is tried every five seconds at least: a right is granted, or a
+//! moment, and have seven watches each. What the server refuses is tried every five seconds at least: a right is granted, or a
 //! definition installed, while somebody looks on.
 
 use std::hash::{BuildHasher, Hasher, RandomState};

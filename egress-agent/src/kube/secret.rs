@@ -1,9 +1,9 @@
 //! The key that controllers and agents sign with (`crate::health::signature`), in a Secret of their namespace. A controller
 //! that finds none makes one; the first to write it wins, and the others read what it wrote.
 //!
-//! It is read at the start, and again where something was not signed with it: then it may have been replaced. So
-//! whoever deletes it and restarts one agent has given all agents another within seconds (docs/operations.md). Where it cannot
-//! be read the agent goes on with what it has; one that has none believes nobody, and is believed by nobody.
+//! It is read at the start, and again where something was not signed with it: then it may have been replaced. After the Secret
+//! is deleted the controllers that are started next make another, and all agents have it within seconds (docs/operations.md).
+//! Where it cannot be read the process continues with what it has; without a key it believes no one, and is not believed.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

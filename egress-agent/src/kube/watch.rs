@@ -1,4 +1,4 @@
-//! Six watches of an agent, four of a controller, each as one stream of changes.
+//! Seven watches of an agent, five of a controller, each as one stream of changes.
 //!
 //! kube's watcher lists, watches and lists again when it must; its errors are told to `outage`, and it is tried again at the
 //! pace of `pace`. A list arrives as a whole (`Replaced`), so that what went away while nobody watched is known to be gone.
@@ -19,12 +19,13 @@ use serde::de::DeserializeOwned;
 use tokio::sync::watch;
 use tracing::{debug, warn};
 
+use super::convert::AgentFacts;
 use super::ledger::{self, Broken};
 use super::outage::{Outages, is_absence_code};
 use super::pace::{paced, spread};
 use super::{convert, crd};
 use crate::kube::causes::Causes;
-use crate::model::view::{Change, Ledger, Update};
+use crate::model::view::{self, Change, Ledger, Update};
 
 /// Seconds until a watch is begun anew where it was: also what it takes to notice that the server is silently gone.
 const WATCH_SECONDS: u32 = 60;
@@ -32,6 +33,11 @@ const WATCH_SECONDS: u32 = 60;
 /// The kind EgressIP, untyped.
 pub fn egressip_resource() -> ApiResource {
     ApiResource::erase::<crd::EgressIP>(&())
+}
+
+/// The kind EgressNode, untyped: one object that another version of the schema let through does not hide all others.
+pub fn egress_node_resource() -> ApiResource {
+    ApiResource::erase::<crd::EgressNode>(&())
 }
 
 /// All that a node's agent must know of the cluster, for ever.
@@ -64,7 +70,6 @@ pub fn for_controller(
     outages: &Outages,
 ) -> impl Stream<Item = Change> + Send + use<> {
     let objects: Api<DynamicObject> = Api::all_with(client.clone(), &egressip_resource());
-    let nodes: Api<Node> = Api::all(client.clone());
     let services: Api<Service> = Api::all(client.clone());
     let service_networks = service_networks.to_vec();
     let ledgers: Api<ConfigMap> = Api::namespaced(client.clone(), namespace);
@@ -80,11 +85,7 @@ pub fn for_controller(
         })
         .map(Change::Services)
         .boxed(),
-        updates(("nodes", outages.clone()), nodes, config(), ResourceExt::name_any, |node| {
-            Arc::new(convert::node(node))
-        })
-        .map(Change::Nodes)
-        .boxed(),
+        nodes(client, outages).map(Change::Nodes).boxed(),
         updates(("the hand-overs", outages.clone()), ledgers, ledger, ResourceExt::name_any, ledger::read)
             .scan(Arc::default(), |last, update| {
                 *last = Arc::new(ledger_after(last, update));
@@ -92,6 +93,68 @@ pub fn for_controller(
             })
             .boxed(),
     ])
+}
+
+/// Node objects, each with what its agent says of it in its EgressNode object.
+fn nodes(client: &Client, outages: &Outages) -> impl Stream<Item = Update<String, Arc<view::Node>>> + Send + use<> {
+    let nodes: Api<Node> = Api::all(client.clone());
+    let said: Api<DynamicObject> = Api::all_with(client.clone(), &egress_node_resource());
+    let nodes =
+        updates(("nodes", outages.clone()), nodes, config(), ResourceExt::name_any, convert::node).map(Half::Node);
+    let said =
+        updates(("EgressNode objects", outages.clone()), said, config(), ResourceExt::name_any, convert::agent_facts);
+    let both = stream::select_all([nodes.boxed(), said.map(Half::Agent).boxed()]);
+    both.scan(Join::default(), |join, half| std::future::ready(Some(join.apply(half)))).flat_map(stream::iter)
+}
+
+/// What one of two watches tells.
+enum Half {
+    Node(Update<String, view::Node>),
+    Agent(Update<String, AgentFacts>),
+}
+
+/// Two watches as one: nothing before each has listed, a list where one lists, else what changes of one node.
+#[derive(Default)]
+struct Join {
+    nodes: Option<BTreeMap<String, view::Node>>,
+    said: Option<BTreeMap<String, AgentFacts>>,
+}
+
+impl Join {
+    fn apply(&mut self, half: Half) -> Option<Update<String, Arc<view::Node>>> {
+        let name = match half {
+            Half::Node(update) => enter_half(&mut self.nodes, update),
+            Half::Agent(update) => enter_half(&mut self.said, update),
+        };
+        let (nodes, said) = (self.nodes.as_ref()?, self.said.as_ref()?);
+        let join =
+            |(name, node): (&String, &view::Node)| (name.clone(), Arc::new(convert::joined(node, said.get(name))));
+        Some(match name {
+            None => Update::Replaced(nodes.iter().map(join).collect()),
+            Some(name) => match nodes.get_key_value(&name).map(join) {
+                Some((name, node)) => Update::Changed(name, node),
+                None => Update::Removed(name),
+            },
+        })
+    }
+}
+
+/// Which one has changed; `None` for all.
+fn enter_half<V>(known: &mut Option<BTreeMap<String, V>>, update: Update<String, V>) -> Option<String> {
+    match update {
+        Update::Replaced(all) => {
+            *known = Some(all);
+            None
+        }
+        Update::Changed(name, value) => {
+            known.get_or_insert_default().insert(name.clone(), value);
+            Some(name)
+        }
+        Update::Removed(name) => {
+            known.get_or_insert_default().remove(&name);
+            Some(name)
+        }
+    }
 }
 
 fn config() -> watcher::Config {
@@ -223,6 +286,32 @@ mod tests {
         assert_eq!(ledger_after(&known, Update::Removed("x".into())), unsigned(""));
         assert_eq!(ledger_after(&known, Update::Replaced(BTreeMap::new())), unsigned(""));
         assert_eq!(ledger_after(&Ledger::default(), Update::Changed("x".into(), Ok(known.clone()))), known);
+    }
+
+    #[test]
+    fn nodes_are_told_of_when_both_watches_have_listed_and_then_one_by_one() {
+        let node = |name: &str| view::Node { name: name.into(), uid: "u".into(), ..view::Node::default() };
+        let facts = |mac: &str| {
+            let status = serde_json::json!({"nodeUID": "u", "uplink": {"mac": mac, "nextHops": []}});
+            let mut object = DynamicObject::new("a", &egress_node_resource());
+            object.data["status"] = status;
+            convert::agent_facts(&object)
+        };
+        let mut join = Join::default();
+        let both = BTreeMap::from([("a".to_owned(), node("a")), ("b".to_owned(), node("b"))]);
+        assert!(join.apply(Half::Node(Update::Replaced(both))).is_none(), "nobody knows what agents say");
+        let said = BTreeMap::from([("a".to_owned(), facts("02:00:00:00:00:01"))]);
+        let Some(Update::Replaced(all)) = join.apply(Half::Agent(Update::Replaced(said))) else { panic!("a list") };
+        assert_eq!(all["a"].uplink.mac, Some([2, 0, 0, 0, 0, 1]));
+        assert_eq!((all.len(), all["b"].uplink.mac), (2, None));
+        let changed = join.apply(Half::Agent(Update::Changed("b".into(), facts("02:00:00:00:00:02"))));
+        assert!(matches!(changed, Some(Update::Changed(_, b)) if b.uplink.mac == Some([2, 0, 0, 0, 0, 2])));
+        let gone = join.apply(Half::Agent(Update::Removed("b".into())));
+        assert!(matches!(gone, Some(Update::Changed(_, b)) if b.uplink.mac.is_none()));
+        let gone = join.apply(Half::Node(Update::Removed("b".into())));
+        assert!(matches!(gone, Some(Update::Removed(name)) if name == "b"));
+        let stray = join.apply(Half::Agent(Update::Changed("c".into(), facts("02:00:00:00:00:03"))));
+        assert!(matches!(stray, Some(Update::Removed(name)) if name == "c"), "of no Node");
     }
 
     #[tokio::test]

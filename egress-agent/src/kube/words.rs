@@ -1,27 +1,23 @@
-//! A node's words about hand-overs, annotations of its Node object: that it has let go of an address, which the leader
+//! A node's acknowledgements of hand-overs, in its EgressNode object: that it has given an address up, which the controller
 //! waits for, and that it is ready to take one over, which the node that has it waits for.
 //!
-//! They name hand-overs by number, so that they are never taken for words about a later one, and only those that are open:
-//! they go with the last of them.
+//! They name hand-overs by number, so that they are never taken for acknowledgements of a later one, and only those that are
+//! open: they go with the last of them.
 
-use std::collections::BTreeMap;
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::Node as KubeNode;
-use kube::api::{Api, Patch, PatchParams};
 use kube::{Client, Error};
-use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing::info;
 
-use super::keys;
+use super::crd::{PreparedAddress, ReleasedAddress};
 use super::outage::Outages;
+use super::own_object::OwnObject;
 use crate::model::ledger::Words;
-use crate::model::node::{Given, Readiness};
+use crate::model::node::{Prepared, Readiness};
 use crate::model::view::Node;
 use crate::reconcile::Ready;
 
@@ -30,42 +26,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// After a failed write.
 const RETRY: Duration = Duration::from_millis(500);
 
-/// A node's word that it has let go of an address: the number of the hand-over, and the node that it has handed it over to,
-/// if it has.
-#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(untagged)]
-pub(super) enum Released {
-    Alone(u64),
-    To(u64, String),
-}
-
-impl Released {
-    fn all(released: &Words, given: &Given) -> BTreeMap<IpAddr, Self> {
-        let word = |(address, number): (&IpAddr, &u64)| match given.get(address) {
-            Some(to) => (*address, Self::To(*number, to.clone())),
-            None => (*address, Self::Alone(*number)),
-        };
-        released.iter().map(word).collect()
-    }
-
-    /// As it stands on a Node.
-    pub(super) fn apart(all: BTreeMap<IpAddr, Self>) -> (Words, Given) {
-        let (mut released, mut given) = (Words::new(), Given::new());
-        for (address, word) in all {
-            let number = match word {
-                Self::Alone(number) => number,
-                Self::To(number, to) => {
-                    given.insert(address, to);
-                    number
-                }
-            };
-            released.insert(address, number);
-        }
-        (released, given)
-    }
-}
-
-/// Keeps the annotations as they should be, until told to stop. `own` is this node's own Node object. Until the node's half has
+/// Keeps them as they should be, until told to stop. `own` is this node's own Node object. Until the node's half has
 /// looked at the kernel it says nothing, and what an earlier run has said stays: a word that is taken back for the time of a
 /// start is one that others wait for again.
 pub async fn publish(
@@ -75,19 +36,20 @@ pub async fn publish(
     outages: &Outages,
     stop: CancellationToken,
 ) {
-    const WHAT: &str = "what this node has let go of or is ready for, on its Node object";
-    let api: Api<KubeNode> = Api::all(client);
+    const WHAT: &str = "what this node has let go of or is ready for, in its EgressNode object";
+    let object = OwnObject::new(client, node_name);
     let mut has_looked = false;
     loop {
         let wanted = (released.borrow_and_update().clone(), ready.borrow_and_update().clone());
-        let said = own.borrow_and_update().as_ref().map(|node| {
-            let Node { given, prepared, released, .. } = &**node;
-            (released.clone(), Readiness { given: given.clone(), prepared: prepared.clone() })
+        let known = own.borrow_and_update().as_ref().map(|node| {
+            let Node { uid, given, prepared, released, .. } = &**node;
+            let said = (released.clone(), Readiness { given: given.clone(), prepared: prepared.clone() });
+            (uid.clone(), said)
         });
         has_looked |= serves.borrow_and_update().serving || wanted != Default::default();
         let mut failed = false;
-        if has_looked && said.is_some_and(|said| said != wanted) {
-            let write = tokio::time::timeout(PATIENCE, write(&api, node_name, &wanted));
+        if let Some((uid, _)) = known.filter(|(_, said)| has_looked && *said != wanted) {
+            let write = tokio::time::timeout(PATIENCE, write(&object, &uid, &wanted));
             let written = tokio::select! {
                 () = stop.cancelled() => return,
                 written = write => written,
@@ -116,17 +78,42 @@ pub async fn publish(
     }
 }
 
-/// Nobody else writes these keys, so there is nothing to be careful of.
-async fn write(api: &Api<KubeNode>, node_name: &str, (released, ready): &(Words, Readiness)) -> Result<(), Error> {
-    let text = |value: Value| if value == json!({}) { Value::Null } else { value.to_string().into() };
-    let (released, ready) = (text(json!(Released::all(released, &ready.given))), text(json!(ready.prepared)));
-    let patch = json!({"metadata": {"annotations": {keys::RELEASED: released, keys::PREPARED: ready}}});
-    api.patch(node_name, &PatchParams::default(), &Patch::Merge(patch)).await.map(drop)
+async fn write(object: &OwnObject, node_uid: &str, wanted: &(Words, Readiness)) -> Result<(), Error> {
+    object.say(node_uid, status(wanted)).await
+}
+
+/// Lists that are empty are left out of the object.
+fn status((released, ready): &(Words, Readiness)) -> Value {
+    let released: Vec<_> = released
+        .iter()
+        .map(|(address, number)| ReleasedAddress {
+            address: address.to_string(),
+            hand_over: *number,
+            to: ready.given.get(address).cloned(),
+        })
+        .collect();
+    let prepared: Vec<_> = ready
+        .prepared
+        .iter()
+        .map(|(address, Prepared(number, from, open))| PreparedAddress {
+            address: address.to_string(),
+            hand_over: *number,
+            from: from.clone(),
+            open: *open,
+        })
+        .collect();
+    json!({
+        "released": Some(released).filter(|all| !all.is_empty()),
+        "prepared": Some(prepared).filter(|all| !all.is_empty()),
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use kube::api::DynamicObject;
+
+    use crate::kube::convert;
     use crate::kube::stub::Server;
     use crate::model::samples::ip;
 
@@ -155,12 +142,23 @@ mod tests {
     }
 
     #[test]
-    fn a_word_says_whom_an_address_has_been_handed_over_to() {
+    fn an_acknowledgement_is_read_as_it_was_written() {
         let (one, other) = (ip("172.18.0.100"), ip("fd00::1"));
-        let (released, given) = (Words::from([(one, 7), (other, 8)]), Given::from([(other, "node2".to_owned())]));
-        let all = Released::all(&released, &given);
-        let text = serde_json::to_string(&all).expect("text");
-        assert_eq!(text, r#"{"172.18.0.100":7,"fd00::1":[8,"node2"]}"#);
-        assert_eq!(Released::apart(serde_json::from_str(&text).expect("the same")), (released, given));
+        let released = Words::from([(one, 7), (other, 8)]);
+        let given = [(other, "node2".to_owned())].into();
+        let prepared = [(ip("172.18.0.101"), Prepared(9, "node3".into(), false))].into();
+        let said = (released, Readiness { given, prepared });
+        let text = status(&said);
+        assert_eq!(
+            text["released"],
+            json!([{"address": "172.18.0.100", "handOver": 7}, {"address": "fd00::1", "handOver": 8, "to": "node2"}])
+        );
+        let mut object = DynamicObject::new("a", &super::super::watch::egress_node_resource());
+        object.data["status"] = text;
+        object.data["status"]["nodeUID"] = json!("u");
+        let node = Node { uid: "u".into(), ..Node::default() };
+        let read = convert::joined(&node, Some(&convert::agent_facts(&object)));
+        assert_eq!((read.released, Readiness { given: read.given, prepared: read.prepared }), said);
+        assert_eq!(status(&Default::default()), json!({"released": null, "prepared": null}));
     }
 }

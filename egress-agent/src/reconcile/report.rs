@@ -79,11 +79,13 @@ impl<E: Executor> Reconciler<E> {
         }
         if self.ties.undecided() {
             return Some(
-                "waiting to know whether this node may hold egress IPs, from the leader or the API server".into(),
+                "waiting to know whether this node may hold egress IPs, from the controller or the API server".into(),
             );
         }
         let knows_itself = self.compiler.own_node().is_some_and(|own| !own.primary.is_empty());
-        (!knows_itself).then(|| "waiting for this node's own Node object, and for its networks on it".into())
+        (!knows_itself).then(|| {
+            "waiting for this node's own Node object, and for its networks there or in its EgressNode object".into()
+        })
     }
 
     fn names(&self) -> Names {

@@ -18,7 +18,7 @@ use egress_agent::controller;
 use egress_agent::controller::run::ControllerSettings;
 use egress_agent::health;
 use egress_agent::kube::client::connect;
-use egress_agent::kube::crd::EgressIP;
+use egress_agent::kube::crd::{EgressIP, EgressNode};
 use egress_agent::kube::outage::Outages;
 use egress_agent::model::desired::{OnUnassigned, Settings, UnknownPods};
 use egress_agent::model::executor::{DataplaneError, Executor};
@@ -139,11 +139,12 @@ impl Cluster {
         )
     }
 
-    /// What a node says that it has let go of.
-    async fn word(&self, node: &str) -> Option<String> {
-        let nodes: Api<Node> = Api::all(self.client.clone());
-        let annotations = nodes.get(node).await.expect("a node").metadata.annotations.unwrap_or_default();
-        annotations.get("k8s.ovn.org/egress-agent-released").cloned()
+    /// The hand-overs that a node has acknowledged as their old node, by address.
+    async fn released(&self, node: &str) -> BTreeMap<String, u64> {
+        let said: Api<EgressNode> = Api::all(self.client.clone());
+        let said = said.get_opt(node).await.expect("the server answers").and_then(|said| said.status);
+        let all = said.and_then(|said| said.released).unwrap_or_default();
+        all.into_iter().map(|one| (one.address, one.hand_over)).collect()
     }
 
     async fn label(&self, node: &str, on: bool) {
@@ -239,6 +240,14 @@ async fn install_crd(client: &Client, full: bool) {
     } else {
         put(&crds, crd).await;
     }
+    let of_nodes: CustomResourceDefinition =
+        serde_json::from_value(serde_json::to_value(EgressNode::crd()).expect("serializable")).expect("a CRD");
+    match crds.create(&PostParams::default(), &of_nodes).await {
+        Err(kube::Error::Api(status)) if status.code == 409 => {}
+        created => drop(created.expect("created")),
+    }
+    let said: Api<EgressNode> = Api::all(client.clone());
+    until("the kind EgressNode is served", || async { said.list(&ListParams::default()).await.is_ok() }).await;
     // It takes a moment until the kind is served.
     let objects: Api<EgressIP> = Api::all(client.clone());
     until("the kind is served", || async { objects.list(&ListParams::default()).await.is_ok() }).await;
@@ -278,6 +287,7 @@ async fn tear_down(client: &Client) {
         // What is not there need not be deleted.
         drop(pods.delete(&format!("t-pod{i}"), &now).await);
         drop(nodes.delete(&format!("t-node{i}"), &now).await);
+        drop(Api::<EgressNode>::all(client.clone()).delete(&format!("t-node{i}"), &now).await);
     }
     drop(Api::<Namespace>::all(client.clone()).delete("t-prod", &now).await);
     end_namespace(client, "t-prod").await;
@@ -393,9 +403,7 @@ async fn story(cluster: &Cluster, full: bool) {
     let (_, before) = cluster.ledger().await;
     cluster.label("t-node2", false).await;
     until("the old node has said that it has let go", || async {
-        let word = cluster.word("t-node2").await.unwrap_or_default();
-        let word: BTreeMap<String, u64> = serde_json::from_str(&word).unwrap_or_default();
-        word.get(one).is_some_and(|number| *number > before)
+        cluster.released("t-node2").await.get(one).is_some_and(|number| *number > before)
     })
     .await;
     until("the address has moved", || async {
@@ -408,7 +416,7 @@ async fn story(cluster: &Cluster, full: bool) {
     })
     .await;
     until("the hand-over is forgotten", || async {
-        cluster.ledger().await.0 == "{}" && cluster.word("t-node2").await.is_none()
+        cluster.ledger().await.0 == "{}" && cluster.released("t-node2").await.is_empty()
     })
     .await;
     let (_, before) = cluster.ledger().await;

@@ -178,22 +178,23 @@ impl Controller {
 
     pub(crate) fn restart(&mut self) -> Result<()> {
         let mut line = confinement::confined_by("controller", &self.options.binary.to_string_lossy())?;
-        line.extend(self.arguments());
+        line.extend(Self::arguments(&self.process.node, &self.options));
         self.process.start(&line)
     }
 
-    fn arguments(&self) -> Vec<String> {
+    /// With which one is started on this node.
+    pub(crate) fn arguments(node: &Node, options: &AgentOptions) -> Vec<String> {
         let pairs = [
-            ("--node-name", self.process.node.name()),
-            ("--kubeconfig", self.options.controller_kubeconfig.display().to_string()),
+            ("--node-name", node.name()),
+            ("--kubeconfig", options.controller_kubeconfig.display().to_string()),
             ("--cluster-subnets", format!("{},{}", plan::CLUSTER_V4, plan::CLUSTER_V6)),
             ("--service-cidrs", format!("{},{}", plan::SERVICES_V4, plan::SERVICES_V6)),
             ("--egressip-node-healthcheck-port", "9107".to_owned()),
             ("--metrics-bind-address", format!(":{CONTROLLER_PAGES}")),
         ];
-        let options = pairs.into_iter().flat_map(|(option, value)| [option.to_owned(), value]);
-        let options = std::iter::once("controller".to_owned()).chain(options);
-        options.chain(self.options.controller_extra.iter().cloned()).collect()
+        let usual = pairs.into_iter().flat_map(|(option, value)| [option.to_owned(), value]);
+        let usual = std::iter::once("controller".to_owned()).chain(usual);
+        usual.chain(options.controller_extra.iter().cloned()).collect()
     }
 
     pub(crate) fn pid(&mut self) -> Result<Option<Pid>> {
@@ -259,6 +260,10 @@ impl Agent {
         let mut line = confined(&self.options.binary.to_string_lossy())?;
         line.extend(self.arguments());
         self.process.start(&line)
+    }
+
+    pub(crate) fn options(&self) -> &AgentOptions {
+        &self.options
     }
 
     /// With which it is started.

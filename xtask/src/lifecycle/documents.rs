@@ -110,8 +110,13 @@ impl Stage {
         command.output().context("cannot start kubectl")
     }
 
-    /// With the variables that an agent's pod has.
+    /// With the variables that an agent's pod has; what an administrator types elsewhere with a person's rights.
     fn agent(&self, arguments: &[String]) -> Result<Output> {
+        if arguments.first().is_some_and(|command| command == "drain") {
+            let mut command = std::process::Command::new(&self.agent);
+            command.args(arguments).env("EGRESS_AGENT_KUBECONFIG", self.ground.cluster.kubeconfig());
+            return command.stdin(Stdio::null()).output().context("cannot start egress-agent drain");
+        }
         let place = self.ground.lab.node(node(1)?);
         let child = place.host.run(|| {
             let mut command = place.host.command(&self.agent);

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, anyhow, ensure};
 use super::emitters::Emitters;
 use super::ground::{Ground, Sight, look, node, pod};
 use super::leader::leader;
-use super::objects::{EGRESS_IPS, all, assigned, egress_ip, labels};
+use super::objects::{EGRESS_IPS, EGRESS_NODES, all, assigned, egress_ip, labels};
 use super::pins::Pins;
 use super::wait::{EFFECT, LEADERS_FAIL_OVER, until};
 use crate::lab::addresses as plan;
@@ -98,10 +98,9 @@ pub(super) fn old_node_lets_go_first(context: &LabContext) -> Result<()> {
     emitters.were(&[old, heir])?;
     ground.is_seen_as(source, Some(ADDRESS), None)?;
     until("the record is gone", EFFECT, || Ok((records(&ground)? == "{}").then_some(())))?;
-    until("the word is gone", EFFECT, || {
-        let node = ground.cluster.get(&format!("/api/v1/nodes/node{old}"))?.context("a node")?;
-        let word = &node["metadata"]["annotations"]["k8s.ovn.org/egress-agent-released"];
-        Ok(word.is_null().then_some(()))
+    until("the acknowledgement is gone", EFFECT, || {
+        let node = ground.cluster.get(&format!("{EGRESS_NODES}/node{old}"))?.context("its object")?;
+        Ok(node["status"]["released"].is_null().then_some(()))
     })?;
     ensure!(!owns(&ground, old)?, "node{old} has it still");
 

@@ -4,6 +4,7 @@ use serde_json::{Value, json};
 
 pub(crate) const ASSIGNABLE: &str = "k8s.ovn.org/egress-assignable";
 pub(super) const EGRESS_IPS: &str = "/apis/k8s.ovn.org/v1/egressips";
+pub(super) const EGRESS_NODES: &str = "/apis/egress-agent.io/v1alpha1/egressnodes";
 pub(super) const EVENTS: &str = "/api/v1/events";
 
 /// Selects every namespace, or every pod.

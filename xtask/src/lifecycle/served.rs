@@ -2,12 +2,12 @@
 
 use std::time::Instant;
 
-use anyhow::{Context, Result, ensure};
-use serde_json::{Value, json};
+use anyhow::{Result, ensure};
+use serde_json::json;
 
 use super::ground::{Ground, node, pod};
 use super::leader::leader;
-use super::objects::{all, egress_ip, labels};
+use super::objects::{EGRESS_NODES, all, egress_ip, labels};
 use super::wait::{EFFECT, FAIL_OVER, until};
 use crate::testing::lab::LabContext;
 
@@ -19,14 +19,12 @@ pub(super) fn from_nothing_to_removed(context: &LabContext) -> Result<()> {
     let pods = NAMES.iter().zip(1..).map(|(name, number)| pod(name, "red", number, &[]));
     let ground = Ground::start(context, pods.chain([pod("other", "blue", 1, &[])]).collect())?;
     for at in ground.lab.nodes() {
-        let path = format!("/api/v1/nodes/{}", at.name());
+        let path = format!("{EGRESS_NODES}/{}", at.name());
         let said = until(&format!("{} says where it answers health checks", at.name()), EFFECT, || {
-            let node = ground.cluster.get(&path)?.context("no Node")?;
-            let annotations = node["metadata"]["annotations"].clone();
-            Ok(annotations["k8s.ovn.org/egress-agent-health"].as_str().map(str::to_owned))
+            let said = ground.cluster.get(&path)?.unwrap_or_default()["status"]["healthAddresses"].clone();
+            Ok((!said.is_null()).then_some(said))
         })?;
         let own = at.management();
-        let said: Value = serde_json::from_str(&said)?;
         ensure!(said == json!([own.v4, own.v6]), "{}: {said}", at.name());
     }
     for name in NAMES {

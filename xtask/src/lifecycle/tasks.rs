@@ -1,4 +1,4 @@
-//! A panic in any of an agent's long-lived tasks: the process ends at once and says which task it was, traffic goes on by what
+//! A panic in any of the long-lived tasks of an agent or of a controller: the process ends at once and says which task it was, traffic goes on by what
 //! is pinned, and the next agent adopts it.
 
 use std::net::SocketAddr;
@@ -11,8 +11,9 @@ use super::ground::{Ground, LOADED};
 use super::objects::{all, egress_ip};
 use super::tls;
 use crate::lab::addresses as plan;
+use crate::lab::agents::Controller;
 use crate::lab::client;
-use crate::lab::confinement::confined;
+use crate::lab::confinement::{confined, confined_by};
 use crate::lab::flows::Flow;
 use crate::lab::server::ECHO_PORT;
 use crate::testing::lab::LabContext;
@@ -23,6 +24,8 @@ const V6: &str = "fd00:172:18::110";
 const TICK: Duration = Duration::from_millis(10);
 /// As egress-agent/src/supervise.rs has it.
 const PANIC_IN: &str = "EGRESS_AGENT_TEST_PANIC_IN";
+/// Tasks of controllers; those that both have are played in agents.
+const OF_CONTROLLERS: [&str; 4] = ["census", "controller", "leader election", "prober"];
 /// An object that logs packets is built for it alone.
 const ELSEWHERE: [&str; 1] = ["packet log"];
 
@@ -40,7 +43,7 @@ pub(super) fn one_that_panics_ends_the_agent(context: &LabContext) -> Result<()>
         let begin = Instant::now();
         let output = ends(&mut ground, context, name)?;
         let said = String::from_utf8_lossy(&output.stderr);
-        let lines: Vec<&str> = said.lines().filter(|line| line.contains("a task of the agent")).collect();
+        let lines: Vec<&str> = said.lines().filter(|line| line.contains("a task ")).collect();
         println!("{name}: {} after {:.1} s: {lines:?}", output.status, begin.elapsed().as_secs_f32());
         ensure!(output.status.code() == Some(1), "{name}: the exit status is {}:\n{said}", output.status);
         let words = ["has panicked: injected by a test".to_owned(), format!("task=\"{name}\"")];
@@ -66,16 +69,23 @@ fn names() -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// Node 3's agent with a panic in this task; what it says until it ends.
+/// Node 3's agent, or a controller there, with a panic in this task; what it says until it ends.
 fn ends(ground: &mut Ground, context: &LabContext, name: &str) -> Result<Output> {
-    let line = confined(&context.built.agent.to_string_lossy())?;
+    let binary = context.built.agent.to_string_lossy();
     let agent = ground.agent(3)?;
-    let arguments = agent.arguments();
+    let (line, arguments) = match OF_CONTROLLERS.contains(&name) {
+        true => (confined_by("controller", &binary)?, Controller::arguments(agent.node(), agent.options())),
+        false => {
+            let mut arguments = agent.arguments();
+            arguments.extend(["--metrics-bind-address".to_owned(), ":9109".to_owned()]);
+            (confined(&binary)?, arguments)
+        }
+    };
     let host = &agent.node().host;
     let child = host.run(|| {
         let mut command = host.command("timeout");
         command.arg(LOADED.as_secs().to_string()).args(&line).args(&arguments);
-        command.args(["--metrics-bind-address", ":9109"]).env(PANIC_IN, name).env("RUST_BACKTRACE", "0");
+        command.env(PANIC_IN, name).env("RUST_BACKTRACE", "0");
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
         command.spawn().context("cannot start an agent")
     })?;

@@ -31,7 +31,7 @@ use crate::lab::{Cni, Lab, LabBuilder, Netns, Node, Quirks};
 use crate::lifecycle::ground::{Sight, look};
 use crate::lifecycle::objects::assigned;
 use crate::lifecycle::wait::{until, until_equal};
-use crate::toolchain::{Paths, Progress};
+use crate::toolchain::{Built, Paths, Progress};
 
 /// As deploy/overlays/bridge-cni has it, and the address that Kubernetes gives to its own Service.
 const SERVICES: &str = "10.96.0.0/12";
@@ -183,6 +183,14 @@ impl Cluster {
         });
         let words: Vec<String> = words.collect();
         self.kubectl(&words.iter().map(String::as_str).collect::<Vec<_>>())
+    }
+
+    /// `egress-agent` as an administrator types it.
+    pub(super) fn egress_agent(&self, arguments: &[&str]) -> Result<String> {
+        println!("$ egress-agent {}", arguments.join(" "));
+        let config = format!("--kubeconfig={}", self.folder.join("admin.kubeconfig").display());
+        let program = Built::expected(&Paths::find()?, false).agent.display().to_string();
+        self.lab.ext().exec(&program, &[arguments, &[config.as_str()]].concat())
     }
 
     pub(super) fn get(&self, arguments: &[&str]) -> Result<Value> {

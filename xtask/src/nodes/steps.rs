@@ -223,9 +223,11 @@ impl Traffic {
 }
 
 fn rolled_out(cluster: &Cluster, set: &str) -> Result<()> {
-    cluster
-        .types(&format!("-n egress-agent rollout status daemonset/{set} --timeout={}s", KUBERNETES.as_secs()))
-        .map(drop)
+    has_rolled_out(cluster, &format!("daemonset/{set}"))
+}
+
+fn has_rolled_out(cluster: &Cluster, what: &str) -> Result<()> {
+    cluster.types(&format!("-n egress-agent rollout status {what} --timeout={}s", KUBERNETES.as_secs())).map(drop)
 }
 
 /// docs/install.md, "A bridge CNI".
@@ -233,6 +235,7 @@ fn install(ground: &mut Ground) -> Result<()> {
     let cluster = &ground.cluster;
     println!("{}", cluster.types("apply -k deploy/overlays/bridge-cni")?);
     rolled_out(cluster, "egress-agent")?;
+    has_rolled_out(cluster, "deployment/egress-agent-controller")?;
     for node in cluster.nodes() {
         let name = node.lab.name();
         for (command, capabilities) in [("run", CAPABILITIES), ("cni-install", "0000000000000000")] {
@@ -375,6 +378,13 @@ fn cut(ground: &mut Ground) -> Result<()> {
     let leader = lease["spec"]["holderIdentity"].as_str().unwrap_or_default().to_owned();
     let bound = if leader.starts_with(&format!("{from}_")) { LEADERS_FAIL_OVER } else { FAIL_OVER };
     println!("{from} serves, {leader} leads");
+    // While there was no other gateway its lease had no end, and a node that is cut off before it has acknowledged the end keeps
+    // its addresses.
+    until("the lease of the gateway has an end", EFFECT, || {
+        let ledger = cluster.get(&["-n", "egress-agent", "configmap", "egress-agent-hand-overs"])?;
+        let none = |key: &str| ledger["data"][key].as_str().is_none_or(|text| text == "{}");
+        Ok((none("endless-leases") && none("ending-leases")).then_some(()))
+    })?;
     let remaining = &ground.selected[stays];
     let traffic = ground.traffic()?;
     let node = &cluster.node(&from)?.lab;
@@ -396,18 +406,16 @@ fn cut(ground: &mut Ground) -> Result<()> {
     Ok(())
 }
 
-/// docs/operations.md, "Taking a node out of service", by the agent's pod.
+/// docs/operations.md, "Taking a node out of service".
 fn drain(ground: &mut Ground) -> Result<()> {
     let cluster = &ground.cluster;
     cluster.types("label node node1 node2 k8s.ovn.org/egress-assignable= --overwrite")?;
     let from = ground.gateway()?;
     let to = if from == "node1" { "node2" } else { "node1" };
-    let pod = cluster.agent_pod(&from)?;
-    let pod = pod["metadata"]["name"].as_str().context("a pod without name")?;
     let traffic = ground.traffic()?;
-    println!("{}", cluster.types(&format!("-n egress-agent exec {pod} -- egress-agent drain"))?);
+    println!("{}", cluster.egress_agent(&["drain", &from])?);
     ground.is_served_by(to, EFFECT)?;
-    println!("{}", cluster.types(&format!("-n egress-agent exec {pod} -- egress-agent drain --undo"))?);
+    println!("{}", cluster.egress_agent(&["drain", &from, "--undo"])?);
     let node = cluster.get(&["node", &from])?;
     ensure!(node["metadata"]["annotations"]["k8s.ovn.org/egress-drain"].is_null(), "the mark is still there");
     ground.all_are_right()?;

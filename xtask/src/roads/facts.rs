@@ -27,7 +27,6 @@ pub(super) fn tests() -> Vec<LabTest> {
 
 /// An external address of a Service, behind no router of the lab.
 const EXTERNAL: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 80));
-const PUBLISHED: &str = "k8s.ovn.org/egress-agent-published";
 const NETWORKS: [&str; 3] = ["k8s.ovn.org/node-primary-ifaddr", "k8s.ovn.org/host-cidrs", "k8s.ovn.org/node-subnets"];
 
 fn facts(context: &LabContext) -> Result<()> {
@@ -48,15 +47,16 @@ fn own_networks(ground: &Ground, findings: &mut Findings) -> Result<()> {
         let nothing: serde_json::Map<String, Value> =
             NETWORKS.iter().map(|key| ((*key).to_owned(), Value::Null)).collect();
         ground.cluster.merge(&path, &json!({"metadata": {"annotations": nothing}}))?;
-        let published = |node: &Value| node["metadata"]["annotations"].get(PUBLISHED).is_some();
-        let after = ground.cluster.wait_for(&path, PATIENCE, published)?;
-        for key in NETWORKS {
-            let of = |node: &Value| -> Value {
-                let text = node["metadata"]["annotations"][key].as_str().unwrap_or_default();
-                serde_json::from_str(text).unwrap_or_default()
-            };
-            findings.equal(&format!("node{number} says {key}"), &of(&before), &of(&after));
-        }
+        let said = format!("/apis/egress-agent.io/v1alpha1/egressnodes/node{number}");
+        let after = ground.cluster.wait_for(&said, PATIENCE, |said| !said["status"]["networks"].is_null())?;
+        let of = |key: &str| -> Value {
+            let text = before["metadata"]["annotations"][key].as_str().unwrap_or_default();
+            serde_json::from_str(text).unwrap_or_default()
+        };
+        let primary = of(NETWORKS[0]);
+        let (primary, all) = (json!([primary["ipv4"], primary["ipv6"]]), of(NETWORKS[1]));
+        findings.equal(&format!("node{number} says its own"), &primary, &after["status"]["networks"]["primary"]);
+        findings.equal(&format!("node{number} says all"), &all, &after["status"]["networks"]["all"]);
     }
     Ok(())
 }

@@ -137,17 +137,20 @@ fn run_on_kernels(args: &TestArgs, summary: &mut Summary) -> Result<()> {
 
 /// Brings in everything before the first test, so that what is missing shows at once and not after minutes.
 fn set_up(parts: &[Part], no_install: bool, progress: &Progress) -> Result<Option<Built>> {
-    if parts.contains(&Part::Program) || parts.contains(&Part::Lab) {
+    let on_nodes = parts.contains(&Part::Nodes) && nodes::assets().is_some();
+    if parts.contains(&Part::Program) || parts.contains(&Part::Lab) || on_nodes {
         packages::ensure(Purpose::Programs, !no_install)?;
     }
-    if parts.contains(&Part::Lab) || parts.contains(&Part::Nodes) && nodes::assets().is_some() {
+    if parts.contains(&Part::Lab) || on_nodes {
         packages::ensure(Purpose::Lab, !no_install)?;
         packages::ensure(Purpose::Traffic, !no_install)?;
     }
     if parts.contains(&Part::Pure) || parts.contains(&Part::Lab) {
         kubectl::offer(!no_install);
     }
-    if parts.iter().all(|part| matches!(part, Part::Pure | Part::Nodes)) {
+    // Real nodes run the image, and commands of an administrator are typed outside.
+    let needs_none = |part: &Part| *part == Part::Pure || *part == Part::Nodes && nodes::assets().is_none();
+    if parts.iter().all(needs_none) {
         return Ok(None);
     }
     progress.step("set-up: the eBPF object and the agent");

@@ -29,7 +29,7 @@ const EXPECTED: [(&str, &str); 16] = [
     ("", "kubectl is not installed, or too old"),
     // With a real API server: docs/testing.md.
     ("refusals_are_sentences", "no folder with a real API server"),
-    ("an_agent_changes_what_is_its_own", "no folder with a real API server"),
+    ("agents_and_controllers_change_what_is_their_own", "no folder with a real API server"),
     ("a_real_server_takes_every_overlay", "no folder with a real API server"),
     // With real nodes: likewise.
     ("nodes_", "no folder with a kubelet"),

@@ -38,6 +38,11 @@ struct Generated {
 fn files() -> Vec<Generated> {
     vec![
         Generated { path: "deploy/crd/crd.yaml", place: Place::Whole, text: |built| from_agent(built, "crd") },
+        Generated {
+            path: "deploy/base/egressnodes.yaml",
+            place: Place::Whole,
+            text: |built| from_agent(built, "egress-nodes"),
+        },
         Generated { path: "docs/datapath.md", place: Place::Between("verdicts"), text: |_| Ok(verdict_table()) },
         Generated {
             path: "docs/metrics.md",

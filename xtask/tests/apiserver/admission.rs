@@ -1,5 +1,5 @@
-//! What an agent's token may change, as a real API server judges it by `deploy/base/rbac.yaml` and `admission.yaml`: its own
-//! Node, its own keys, its own objects. Requests are made with a token that is bound to a pod, as the kubelet asks for it.
+//! What the tokens of agents and controllers may change, as a real API server judges it by `deploy/base/rbac.yaml` and
+//! `admission.yaml`. Requests are made with tokens that are bound to pods, as the kubelet asks for them.
 
 use std::time::{Duration, Instant};
 
@@ -35,6 +35,11 @@ metadata: {name: agent-3, namespace: egress-agent}
 spec: {nodeName: nnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnn.nnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnn.nnnnnnnnnnnnnnnnnnnn, serviceAccountName: egress-agent, containers: [{name: c, image: i}]}
 ---
 apiVersion: v1
+kind: Pod
+metadata: {name: controller-1, namespace: egress-agent}
+spec: {nodeName: node1, serviceAccountName: egress-agent-controller, containers: [{name: c, image: i}]}
+---
+apiVersion: v1
 kind: Node
 metadata: {name: nnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnn.nnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnnn.nnnnnnnnnnnnnnnnnnnn}
 ---
@@ -52,9 +57,13 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 struct Agents {
     server: Server,
-    /// Of an agent on node1, one on node2, one that is bound to no pod, and one on the node with the long name.
-    tokens: [String; 4],
+    /// Of an agent on node1, one on node2, one that is bound to no pod, one on the node with the long name, and of a controller.
+    tokens: [String; 5],
 }
+
+/// Whose token.
+const CONTROLLER: usize = 4;
+const EIP: &str = "/apis/k8s.ovn.org/v1/egressips/eip";
 
 impl Agents {
     fn start() -> Result<Self> {
@@ -62,13 +71,17 @@ impl Agents {
         server.kubectl_with("apply -f -", &rendered(BRIDGE)?)?;
         server.kubectl("wait --for=condition=Established crd/egressips.k8s.ovn.org")?;
         server.kubectl_with("apply -f -", NODES)?;
-        let create = "create token egress-agent -n egress-agent";
-        let token = |more: &str| Ok::<_, anyhow::Error>(server.kubectl(&format!("{create}{more}"))?.trim().to_owned());
+        let token = |of: &str, pod: &str| {
+            let bound = if pod.is_empty() { "" } else { "--bound-object-kind Pod --bound-object-name" };
+            let line = format!("create token {of} -n egress-agent {bound} {pod}");
+            Ok::<_, anyhow::Error>(server.kubectl(line.trim())?.trim().to_owned())
+        };
         let tokens = [
-            token(" --bound-object-kind Pod --bound-object-name agent-1")?,
-            token(" --bound-object-kind Pod --bound-object-name agent-2")?,
-            token("")?,
-            token(" --bound-object-kind Pod --bound-object-name agent-3")?,
+            token("egress-agent", "agent-1")?,
+            token("egress-agent", "agent-2")?,
+            token("egress-agent", "")?,
+            token("egress-agent", "agent-3")?,
+            token("egress-agent-controller", "controller-1")?,
         ];
         let agents = Self { server, tokens };
         agents.wait_for_policies()?;
@@ -81,10 +94,11 @@ impl Agents {
         let other = json!({"metadata": {"labels": {"x": "y"}}});
         loop {
             let refusals = [
-                self.patch(2, "node node1", &other),
-                self.patch(0, "egressip eip", &other),
-                self.create(0, &config_map("other")),
+                self.create(2, &egress_node("node1")),
+                self.refused(CONTROLLER, EIP, &other),
+                self.create(CONTROLLER, &config_map("other")),
                 self.create(0, &event("Pod", "node1")),
+                self.create(CONTROLLER, &event("Pod", "node1")),
             ];
             let judged = refusals.map(|one| one.is_ok_and(|said| said.contains("ValidatingAdmissionPolicy")));
             if judged.iter().all(|one| *one) {
@@ -93,6 +107,13 @@ impl Agents {
             ensure!(Instant::now() < end, "the server does not go by all policies: {judged:?}");
             std::thread::sleep(Duration::from_millis(200));
         }
+    }
+
+    /// What the server complains of, by a request of its own: kubectl reads an object before it patches it, which a controller may
+    /// not and does not.
+    fn refused(&self, agent: usize, path: &str, patch: &Value) -> Result<String> {
+        let outcome = self.request(agent, path, patch);
+        Ok(outcome.err().map(|error| format!("{error:#}")).unwrap_or_default())
     }
 
     /// What kubectl complains of; an error where it does not.
@@ -104,14 +125,12 @@ impl Agents {
         format!("patch {what} --token {} --type merge --patch-file /dev/stdin", self.tokens[agent])
     }
 
-    fn may_patch(&self, agent: usize, what: &str, patch: &Value) -> Result<()> {
-        self.server.kubectl_with(&self.patch_line(agent, what), &patch.to_string()).map(drop)
+    fn patch_status(&self, agent: usize, path: &str, patch: &Value) -> Result<()> {
+        self.request(agent, &format!("{path}/status"), patch)
     }
 
-    /// Not by kubectl, which reads the subresource first: an agent may not and does not.
-    fn patch_status(&self, agent: usize, path: &str, patch: &Value) -> Result<()> {
-        let request =
-            axum::http::Request::patch(format!("{path}/status")).header("content-type", "application/merge-patch+json");
+    fn request(&self, agent: usize, path: &str, patch: &Value) -> Result<()> {
+        let request = axum::http::Request::patch(path).header("content-type", "application/merge-patch+json");
         let request = request.body(patch.to_string().into_bytes())?;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         runtime.block_on(async {
@@ -134,6 +153,10 @@ impl Agents {
 
 fn annotated(key: &str, value: &Value) -> Value {
     json!({"metadata": {"annotations": {key: value}}})
+}
+
+fn egress_node(name: &str) -> Value {
+    json!({"apiVersion": "egress-agent.io/v1alpha1", "kind": "EgressNode", "metadata": {"name": name}, "spec": {}})
 }
 
 fn config_map(name: &str) -> Value {
@@ -173,109 +196,105 @@ fn says(complaint: Result<String>, sentence: &str) -> Result<()> {
 }
 
 #[test]
-fn an_agent_changes_what_is_its_own() -> Result<()> {
-    const NAME: &str = "an_agent_changes_what_is_its_own";
+fn agents_and_controllers_change_what_is_their_own() -> Result<()> {
+    const NAME: &str = "agents_and_controllers_change_what_is_their_own";
     if !has_kubectl(NAME) || !is_real(NAME) {
         return Ok(());
     }
     let agents = Agents::start()?;
     its_own_node(&agents)?;
-    its_own_keys(&agents)?;
     egress_ips(&agents)?;
-    its_own_objects(&agents)
+    its_own_objects(&agents)?;
+    events(&agents)?;
+    every_other_verb(&agents)
 }
 
+/// An EgressNode object is its own node's agent's to write, and no Node is.
 fn its_own_node(agents: &Agents) -> Result<()> {
-    let ours = "k8s.ovn.org/egress-agent-released";
-    for value in [json!("{}"), json!("{\"a\":1}"), Value::Null] {
-        agents.may_patch(0, "node node1", &annotated(ours, &value))?;
-        agents.may_patch(1, "node node2", &annotated(ours, &value))?;
-    }
-    let sentence = "an agent may change its own Node and no other: this one runs on node1, not on node2";
-    says(agents.patch(0, "node node2", &annotated(ours, &json!("{}"))), sentence)?;
-    let sentence = "an agent may change its own Node and no other: this one runs on node2, not on node1";
-    says(agents.patch(1, "node node1", &annotated(ours, &json!("{}"))), sentence)?;
+    const PATH: &str = "/apis/egress-agent.io/v1alpha1/egressnodes";
+    agents.may_create(0, &egress_node("node1"))?;
+    agents.may_create(1, &egress_node("node2"))?;
+    let status = json!({"status": {"nodeUID": "u", "released": [{"address": "172.18.0.100", "handOver": 7}]}});
+    agents.patch_status(0, &format!("{PATH}/node1"), &status)?;
+    agents.patch_status(1, &format!("{PATH}/node2"), &status)?;
+    let refused = |agent: usize, path: &str, patch: &Value| agents.refused(agent, &format!("{path}/status"), patch);
+    let sentence =
+        "an agent may write the EgressNode of its own node and no other: this one runs on node1, not on node2";
+    says(refused(0, &format!("{PATH}/node2"), &status), sentence)?;
+    let sentence = "an agent may write the EgressNode of its own node and no other: this one runs on node2, not on ";
+    says(agents.create(1, &egress_node(LONG_NAME)), sentence)?;
     let sentence =
         "an agent's token must say on which node it runs, so it must be bound to a pod (Kubernetes 1.30 or later)";
-    says(agents.patch(2, "node node1", &annotated(ours, &json!("{}"))), sentence)
-}
-
-fn its_own_keys(agents: &Agents) -> Result<()> {
-    let networks = ["k8s.ovn.org/node-primary-ifaddr", "k8s.ovn.org/host-cidrs", "k8s.ovn.org/node-subnets"];
-    let own = ["k8s.ovn.org/egress-agent-published", "k8s.ovn.org/egress-agent-prepared", "k8s.ovn.org/egress-drain"];
-    for key in networks.into_iter().chain(own) {
-        agents.may_patch(0, "node node1", &annotated(key, &json!("x")))?;
+    says(refused(2, &format!("{PATH}/node1"), &status), sentence)?;
+    // What no agent would say is refused by the schema.
+    let nonsense = json!({"status": {"released": vec![json!({"address": "a", "handOver": 1}); 5000]}});
+    says(refused(0, &format!("{PATH}/node1"), &nonsense), "released")?;
+    says(refused(0, "/api/v1/nodes/node1", &json!({"status": {"phase": "x"}})), "cannot patch resource")?;
+    for agent in [0, CONTROLLER] {
+        let patch = annotated("k8s.ovn.org/egress-drain", &json!("true"));
+        says(agents.refused(agent, "/api/v1/nodes/node1", &patch), "cannot patch resource \"nodes\"")?;
     }
-    let only = "an agent may change its own annotations of its Node and no others: not ";
-    for (key, value) in [("theirs", json!("y")), ("theirs", Value::Null), ("another", json!("y"))] {
-        says(agents.patch(0, "node node1", &annotated(key, &value)), &format!("{only}{key}"))?;
-    }
-    // OVN-Kubernetes says the second node's networks.
-    says(agents.patch(1, "node node2", &annotated(networks[1], &json!("x"))), &format!("{only}{}", networks[1]))?;
-    let nothing_else = "an agent may change annotations of its Node and nothing else of it";
-    for patch in [
-        json!({"metadata": {"labels": {"k8s.ovn.org/egress-assignable": ""}}}),
-        json!({"metadata": {"labels": {"zone": null}}}),
-        json!({"metadata": {"finalizers": ["a.b/c"]}}),
-        json!({"spec": {"unschedulable": true}}),
-        json!({"spec": {"taints": [{"key": "a", "effect": "NoExecute"}]}}),
-    ] {
-        says(agents.patch(0, "node node1", &patch), nothing_else)?;
-    }
-    let refused = agents.patch_status(0, "/api/v1/nodes/node1", &json!({"status": {"phase": "x"}}));
-    says(
-        refused.map_or_else(|error| Ok(format!("{error:#}")), |()| Ok(String::new())),
-        "cannot patch resource \"nodes/status\"",
-    )?;
-    // Of everybody else nothing is asked.
-    agents.server.kubectl("label node node2 k8s.ovn.org/egress-assignable=").map(drop)
+    says(refused(CONTROLLER, &format!("{PATH}/node1"), &status), "cannot patch resource")
 }
 
 fn egress_ips(agents: &Agents) -> Result<()> {
     for key in ["k8s.ovn.org/egressip-tunnel-id", "k8s.ovn.org/egressip-no-eligible-node"] {
-        agents.may_patch(0, "egressip eip", &annotated(key, &json!("7")))?;
+        agents.request(CONTROLLER, EIP, &annotated(key, &json!("7")))?;
+        says(agents.patch(0, "egressip eip", &annotated(key, &json!("8"))), "cannot patch resource \"egressips\"")?;
     }
     let items = json!([{"node": "node1", "egressIP": "172.18.0.100"}]);
-    agents.patch_status(0, "/apis/k8s.ovn.org/v1/egressips/eip", &json!({"status": {"items": items}}))?;
+    let status = json!({"status": {"items": items}});
+    agents.patch_status(CONTROLLER, EIP, &status)?;
+    says(agents.refused(0, &format!("{EIP}/status"), &status), "cannot patch resource")?;
     let spec = json!({"spec": {"egressIPs": ["172.18.0.9"]}});
-    says(agents.patch(0, "egressip eip", &spec), "an agent may not change what an EgressIP object asks for")?;
-    let only = "an agent may change its own annotations of an EgressIP object and no others: not ";
+    says(agents.refused(CONTROLLER, EIP, &spec), "a controller may not change what an EgressIP object asks for")?;
+    let only = "a controller may change its own annotations of an EgressIP object and no others: not ";
     for (key, value) in [("theirs", Value::Null), ("k8s.ovn.org/egressip-on-unassigned", json!("drop"))] {
-        says(agents.patch(0, "egressip eip", &annotated(key, &value)), &format!("{only}{key}"))?;
+        says(agents.refused(CONTROLLER, EIP, &annotated(key, &value)), &format!("{only}{key}"))?;
     }
-    let nothing_else = "an agent may change annotations and status of an EgressIP object and nothing else of it";
+    let nothing_else = "a controller may change annotations and status of an EgressIP object and nothing else of it";
     for patch in [json!({"metadata": {"labels": {"team": null}}}), json!({"metadata": {"finalizers": ["a.b/c"]}})] {
-        says(agents.patch(0, "egressip eip", &patch), nothing_else)?;
+        says(agents.refused(CONTROLLER, EIP, &patch), nothing_else)?;
     }
-    let line = format!("delete egressip eip --token {}", agents.tokens[0]);
-    says(agents.server.kubectl_fails(&line, ""), "cannot delete resource \"egressips\"")
+    for agent in [0, CONTROLLER] {
+        let line = format!("delete egressip eip --token {}", agents.tokens[agent]);
+        says(agents.server.kubectl_fails(&line, ""), "cannot delete resource \"egressips\"")?;
+    }
+    Ok(())
 }
 
 fn its_own_objects(agents: &Agents) -> Result<()> {
-    let only = "an agent may create the Lease egress-agent-leader, the ConfigMap egress-agent-hand-overs and the Secret \
-                egress-agent-key, and no others";
-    says(agents.create(0, &config_map("egress-agent-config")), only)?;
-    says(agents.create(0, &lease("egress-agent-hand-overs")), only)?;
-    agents.may_create(0, &config_map("egress-agent-hand-overs"))?;
     let secret = |name: &str| {
         let mut secret = config_map(name);
         (secret["kind"], secret["data"]) = (json!("Secret"), json!({"key": "MQ=="}));
         secret
     };
-    says(agents.create(0, &secret("another")), only)?;
-    agents.may_create(0, &secret("egress-agent-key"))?;
-    agents.may_create(1, &lease("egress-agent-leader"))?;
+    for one in [config_map("egress-agent-hand-overs"), secret("egress-agent-key"), lease("egress-agent-leader")] {
+        says(agents.create(0, &one), "cannot create resource")?;
+    }
+    let only = "a controller may create the Lease egress-agent-leader, the ConfigMap egress-agent-hand-overs and the Secret \
+                egress-agent-key, and no others";
+    says(agents.create(CONTROLLER, &config_map("egress-agent-config")), only)?;
+    says(agents.create(CONTROLLER, &lease("egress-agent-hand-overs")), only)?;
+    says(agents.create(CONTROLLER, &secret("another")), only)?;
+    agents.may_create(CONTROLLER, &config_map("egress-agent-hand-overs"))?;
+    agents.may_create(CONTROLLER, &secret("egress-agent-key"))?;
+    agents.may_create(CONTROLLER, &lease("egress-agent-leader"))?;
     let mut elsewhere = lease("egress-agent-leader");
     elsewhere["metadata"]["namespace"] = json!("kube-system");
-    says(agents.create(0, &elsewhere), "cannot create resource \"leases\"")?;
+    says(agents.create(CONTROLLER, &elsewhere), "cannot create resource \"leases\"")
+}
+
+fn events(agents: &Agents) -> Result<()> {
     agents.may_create(0, &event("EgressIP", "node1"))?;
     for reason in ["PodAddressConflict", "PodAddressRefused"] {
         agents.may_create(0, &event_of(("Pod", reason), "node1"))?;
     }
     agents.may_create(0, &event_of(("Service", "ServiceAddressesLeftOut"), "node1"))?;
-    let in_its_name = "an agent may tell of EgressIP objects, of its own Node, and of addresses that pods do not get or \
-                       Services have no room for, in its own name, and of nothing else";
+    let in_its_name = "an agent may tell of its own Node, of what it cannot serve of EgressIP objects, and of addresses that \
+                       pods do not get or Services have no room for, in its own name, and of nothing else";
     says(agents.create(0, &event("Pod", "node1")), in_its_name)?;
+    says(agents.create(0, &event_of(("EgressIP", "EgressIPMoved"), "node1")), in_its_name)?;
     says(agents.create(0, &event_of(("Service", "PodAddressConflict"), "node1")), in_its_name)?;
     let own_node = "an agent may tell events as of its own node: this one runs on node1";
     says(agents.create(0, &event("EgressIP", "node2")), own_node)?;
@@ -284,5 +303,39 @@ fn its_own_objects(agents: &Agents) -> Result<()> {
     // As the agent cuts a name that is too long.
     let own_node = format!("an agent may tell events as of its own node: this one runs on {LONG_NAME}");
     agents.may_create(3, &event("EgressIP", &LONG_NAME[..128]))?;
-    says(agents.create(3, &event("EgressIP", &LONG_NAME[..127])), &own_node)
+    says(agents.create(3, &event("EgressIP", &LONG_NAME[..127])), &own_node)?;
+    agents.may_create(CONTROLLER, &event_of(("EgressIP", "EgressIPMoved"), "node1"))?;
+    let only = "a controller may tell of EgressIP objects and of nodes whose health answers are not signed";
+    says(agents.create(CONTROLLER, &event("Pod", "node1")), only)
+}
+
+/// What an agent's token can write, by the server's own list of its rights: nothing by which another node's address could be
+/// moved, taken or starved. What it can is played above.
+fn every_other_verb(agents: &Agents) -> Result<()> {
+    const READS: [&str; 3] = ["get", "list", "watch"];
+    let own = [
+        ("egressnodes.egress-agent.io", "create"),
+        ("egressnodes.egress-agent.io/status", "patch"),
+        ("events.events.k8s.io", "create"),
+    ];
+    for namespace in ["egress-agent", "kube-system", "default"] {
+        let line = format!("auth can-i --list --no-headers -n {namespace} --token {}", agents.tokens[0]);
+        let rights = agents.server.kubectl(&line)?;
+        println!("{namespace}:\n{rights}");
+        let mut seen = Vec::new();
+        for right in rights.lines() {
+            let (Some(resource), Some((_, verbs))) = (right.split_whitespace().next(), right.rsplit_once('[')) else {
+                continue;
+            };
+            let verbs = verbs.trim_end_matches(']').split_whitespace();
+            // Every token may ask what it may do, which changes nothing.
+            let asks_about_itself = resource.starts_with("self");
+            for verb in verbs.filter(|verb| !READS.contains(verb) && !asks_about_itself) {
+                ensure!(own.contains(&(resource, verb)), "in {namespace} it may {verb} {resource}");
+                seen.push((resource, verb));
+            }
+        }
+        ensure!(own.iter().all(|one| seen.contains(one)), "the list of rights is not read: {seen:?}");
+    }
+    Ok(())
 }

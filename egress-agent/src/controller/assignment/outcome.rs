@@ -95,16 +95,12 @@ impl fmt::Display for Obstacle {
             Self::NotReady => f.write_str("is not Ready"),
             Self::NetworksUnsaid => write!(
                 f,
-                "has not said its networks (annotations {} and {}): does its egress-agent run?",
+                "has not said its networks (annotations {} and {}, or its EgressNode object): does its egress-agent run?",
                 keys::PRIMARY_IFADDR,
                 keys::NODE_SUBNETS
             ),
             Self::HealthUnsaid => {
-                write!(
-                    f,
-                    "has not said where its egress-agent answers health checks (annotation {})",
-                    keys::HEALTH_ADDRESSES
-                )
+                f.write_str("has not said where its egress-agent answers health checks (its EgressNode object)")
             }
             Self::Unhealthy { at } => {
                 let at: Vec<String> = at.iter().map(ToString::to_string).collect();

@@ -40,6 +40,7 @@ use crate::health::touch::{self, Probe};
 use crate::health::{REASON, SERVICE, release, unserved};
 use crate::kube::causes::Causes;
 use crate::kube::events::Events;
+use crate::kube::outage::Outages;
 use crate::metrics::Meters;
 use crate::metrics::meters::Probed;
 use crate::model::ledger::Words;
@@ -50,6 +51,8 @@ const MOST_PENDING: usize = 8;
 /// Between two knocks at the own addresses of a node that answers: whether it can be reached there must be known before it
 /// falls silent.
 const TRY: Duration = Duration::from_secs(30);
+/// How long agents are told that the API server has gone back.
+const TOLD_OF_RETURN: Duration = Duration::from_secs(600);
 /// RFC 863. Nobody listens there, which is an answer.
 const DISCARD: u16 = 9;
 
@@ -87,6 +90,8 @@ pub struct Manner {
     pub meters: Meters,
     /// Where is told what is wrong with a node's answers.
     pub events: Option<Events>,
+    /// Of the API server, whose going back agents are told of; `None` in tests.
+    pub outages: Option<Outages>,
 }
 
 impl Manner {
@@ -489,6 +494,10 @@ impl<'a> Line<'a> {
         probe.write(request.metadata_mut());
         touch::set_timeout(request.metadata_mut(), patience);
         release::set_orders(request.metadata_mut(), orders);
+        let returned = self.manner.outages.as_ref().and_then(Outages::returned).map(|at| at.elapsed());
+        if let Some(age) = returned.filter(|age| *age < TOLD_OF_RETURN) {
+            touch::set_returned_age(request.metadata_mut(), age);
+        }
         let sent = Instant::now();
         self.challenge.iter().for_each(|challenge| challenge.write(request.metadata_mut()));
         let signed = self.manner.key.now().map(|key| {

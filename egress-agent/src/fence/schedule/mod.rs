@@ -326,7 +326,7 @@ impl World {
                     self.term += 1;
                     (self.leads, self.since) = (Some(next), self.now);
                     let old = std::mem::take(&mut self.leaders[next]);
-                    // It may have led before, or have followed as a deputy; or its agent has just started.
+                    // It may have led before, or have been the standby; or it has just started.
                     self.leaders[next] = if self.random.below(3) == 0 {
                         let ledger = &self.api.ledgers[old.ledger_seen];
                         let mut new = Leader { ledger_seen: old.ledger_seen, term: self.term, ..Leader::default() };

@@ -1,13 +1,13 @@
 //! From Kubernetes objects to values of `model::view`. Pure.
 //!
-//! An annotation that cannot be read becomes a problem that is named in the value; it blocks nothing else.
+//! What cannot be read becomes a problem that is named in the value; it blocks nothing else.
 
 mod node;
 mod object;
 mod pod;
 mod service;
 
-pub use node::node;
+pub use node::{AgentFacts, agent_facts, joined, node};
 pub use object::object;
 pub use pod::{pod, pod_key};
 pub use service::{service, service_key};

@@ -1,19 +1,23 @@
 //! Nodes: who they are, where their pods are, which addresses are theirs.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Display;
 use std::net::IpAddr;
+use std::str::FromStr;
 
 use ipnet::IpNet;
 use k8s_openapi::api::core::v1::Node as KubeNode;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::api::DynamicObject;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::{MOST_OF_PROBLEM, annotation};
+use crate::kube::crd::{EgressNodeStatus, NodeUplink, PreparedAddress, ReleasedAddress};
 use crate::kube::keys;
-use crate::kube::words::Released;
-use crate::model::node::Uplink;
+use crate::model::ledger::Words;
+use crate::model::node::{Given, Prepared, Uplink};
 use crate::model::view::{Capacity, CloudConfig, Node, NodePart};
 use crate::text::quoted;
 
@@ -48,6 +52,8 @@ const MOST_SUBNETS: usize = 64;
 const MOST_NEXT_HOPS: usize = 64;
 /// Addresses of a management port.
 const MOST_HEALTH_ADDRESSES: usize = 4;
+/// Lines about one EgressNode object.
+const MOST_PROBLEMS: usize = 8;
 
 /// Older releases wrote a single-stack node's subnet as a plain string.
 #[derive(Deserialize)]
@@ -82,23 +88,15 @@ pub fn node(node: &KubeNode) -> Node {
     });
     let serves_secondary = annotation(meta, keys::SERVES_SECONDARY).is_some_and(|value| value == "true");
     let Unreadable { parts: unreadable, mut problems } = unreadable;
-    let has_networks_elsewhere = serves_secondary && cloud.is_none();
-    let is_missed = |part: &NodePart| *part != NodePart::HostCidrs || has_networks_elsewhere;
-    let networks_known = !primary.is_empty() && !pod_subnets.is_empty() && !unreadable.iter().any(is_missed);
-    let (released, given) = Released::apart(read(meta, keys::RELEASED, &mut problems).unwrap_or_default());
-    let prepared = read(meta, keys::PREPARED, &mut problems).unwrap_or_default();
-    let uplink = uplink(meta, &mut problems);
-    let health: Option<Vec<IpAddr>> = read(meta, keys::HEALTH_ADDRESSES, &mut problems);
     for problem in &mut problems {
         *problem = quoted(problem, MOST_OF_PROBLEM).into_owned();
     }
-    Node {
+    let mut read = Node {
         name: meta.name.clone().unwrap_or_default(),
         uid: meta.uid.clone().unwrap_or_default(),
         assignable: meta.labels.iter().flatten().any(|(key, _)| key == keys::ASSIGNABLE),
         ready,
         drained: annotation(meta, keys::DRAIN).is_some_and(|value| value != "false"),
-        networks_known,
         primary,
         host_cidrs,
         internal: addresses("InternalIP"),
@@ -106,36 +104,108 @@ pub fn node(node: &KubeNode) -> Node {
         pod_subnets,
         cloud,
         serves_secondary,
-        uplink,
-        health: health.map(|addresses| addresses.into_iter().take(MOST_HEALTH_ADDRESSES).collect()),
-        released,
-        given,
-        prepared,
         announces_pods: annotation(meta, keys::CHASSIS_ID).is_some(),
         shared_gateway: is_shared_gateway(meta),
         foreign_egress_ips: keys::EGRESS_IPS_ON_INTERFACES.iter().any(|key| lists_any(meta, key)),
         problems,
         unreadable,
+        ..Node::default()
+    };
+    read.networks_known = knows_networks(&read);
+    read
+}
+
+/// Whether the node has said where its pods are and its networks, all of it readable.
+fn knows_networks(node: &Node) -> bool {
+    let has_networks_elsewhere = node.serves_secondary && node.cloud.is_none();
+    let is_missed = |part: &NodePart| *part != NodePart::HostCidrs || has_networks_elsewhere;
+    !node.primary.is_empty() && !node.pod_subnets.is_empty() && !node.unreadable.iter().any(is_missed)
+}
+
+/// What the agent of a node says of it, by its EgressNode object.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct AgentFacts {
+    node_uid: String,
+    primary: Vec<IpNet>,
+    all: Vec<IpNet>,
+    uplink: Uplink,
+    health: Option<Vec<IpAddr>>,
+    released: Words,
+    given: Given,
+    prepared: BTreeMap<IpAddr, Prepared>,
+    problems: Vec<String>,
+}
+
+/// The status of an EgressNode object. What cannot be read is a problem, and counts as not said.
+pub fn agent_facts(object: &DynamicObject) -> AgentFacts {
+    let mut problems = Vec::new();
+    let status = object.data.get("status").cloned().unwrap_or_default();
+    let status: EgressNodeStatus = match status {
+        Value::Null => EgressNodeStatus::default(),
+        status => serde_json::from_value(status).unwrap_or_else(|error| {
+            problems.push(format!("EgressNode: {error}"));
+            EgressNodeStatus::default()
+        }),
+    };
+    let EgressNodeStatus { node_uid, networks, uplink, health_addresses, released, prepared } = status;
+    let networks = networks.unwrap_or_default();
+    let primary = parsed(networks.primary, MOST_LISTED, &mut problems);
+    let all = parsed(networks.all, MOST_LISTED, &mut problems);
+    let health = health_addresses.map(|all| parsed(all, MOST_HEALTH_ADDRESSES, &mut problems));
+    let mut facts = AgentFacts { node_uid, primary, all, health, ..AgentFacts::default() };
+    if let Some(NodeUplink { mac, next_hops }) = uplink {
+        facts.uplink = read_uplink(&mac, next_hops, &mut problems);
     }
+    for ReleasedAddress { address, hand_over, to } in released.into_iter().flatten() {
+        let Some(address) = one(&address, &mut problems) else { continue };
+        facts.released.insert(address, hand_over);
+        facts.given.extend(to.map(|to| (address, to)));
+    }
+    for PreparedAddress { address, hand_over, from, open } in prepared.into_iter().flatten() {
+        let Some(address) = one(&address, &mut problems) else { continue };
+        facts.prepared.insert(address, Prepared(hand_over, from, open));
+    }
+    problems.truncate(MOST_PROBLEMS);
+    facts.problems = problems.iter().map(|problem| quoted(problem, MOST_OF_PROBLEM).into_owned()).collect();
+    facts
 }
 
-/// What another agent says of its uplink.
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct SaidUplink {
-    mac: String,
-    #[serde(default)]
-    next_hops: BTreeSet<IpAddr>,
+fn parsed<T: FromStr<Err: Display>>(texts: Vec<String>, most: usize, problems: &mut Vec<String>) -> Vec<T> {
+    texts.iter().take(most).filter_map(|text| one(text, problems)).collect()
 }
 
-fn uplink(meta: &ObjectMeta, problems: &mut Vec<String>) -> Uplink {
-    let Some(SaidUplink { mac, next_hops }) = read(meta, keys::UPLINK, problems) else { return Uplink::default() };
+fn one<T: FromStr<Err: Display>>(text: &str, problems: &mut Vec<String>) -> Option<T> {
+    let read = text.parse().inspect_err(|error| problems.push(format!("EgressNode: {text:?}: {error}")));
+    read.ok()
+}
+
+/// A node with what its agent says of it. Annotations of its networks, of a CNI or of people, come first.
+pub fn joined(node: &Node, said: Option<&AgentFacts>) -> Node {
+    let mut node = node.clone();
+    let Some(said) = said.filter(|said| said.node_uid == node.uid) else { return node };
+    if node.primary.is_empty() && !node.unreadable.contains(&NodePart::Primary) {
+        node.primary.clone_from(&said.primary);
+    }
+    if node.host_cidrs.is_empty() && !node.unreadable.contains(&NodePart::HostCidrs) {
+        node.host_cidrs.clone_from(&said.all);
+    }
+    node.uplink.clone_from(&said.uplink);
+    node.health.clone_from(&said.health);
+    node.released.clone_from(&said.released);
+    node.given.clone_from(&said.given);
+    node.prepared.clone_from(&said.prepared);
+    node.problems.extend_from_slice(&said.problems);
+    node.networks_known = knows_networks(&node);
+    node
+}
+
+fn read_uplink(mac: &str, next_hops: Vec<String>, problems: &mut Vec<String>) -> Uplink {
     let bytes: Option<Vec<u8>> = mac.split(':').map(|byte| u8::from_str_radix(byte, 16).ok()).collect();
     let read = bytes.and_then(|bytes| bytes.try_into().ok());
     if read.is_none() {
-        problems.push(format!("annotation {}: {mac:?} is no link address", keys::UPLINK));
+        problems.push(format!("EgressNode: {mac:?} is no link address"));
     }
-    Uplink { mac: read, next_hops: next_hops.into_iter().take(MOST_NEXT_HOPS).collect() }
+    Uplink { mac: read, next_hops: parsed(next_hops, MOST_NEXT_HOPS, problems).into_iter().collect() }
 }
 
 /// The list, or a problem where it is longer than any node's.
@@ -297,20 +367,65 @@ mod tests {
         assert_eq!(node.problems.len(), 1);
     }
 
+    fn facts(status: serde_json::Value) -> AgentFacts {
+        let object = json!({"apiVersion": "egress-agent.io/v1alpha1", "kind": "EgressNode",
+                            "metadata": {"name": "a"}, "spec": {}, "status": status});
+        agent_facts(&serde_json::from_value(object).expect("an object"))
+    }
+
     #[test]
     fn an_uplink_without_a_link_address_is_a_problem_of_its_own() {
-        for (said, mac, problems) in [
-            (r#"{"mac":"02:00:ac:12:00:02","nextHops":["172.18.0.1"]}"#, Some([2, 0, 0xac, 0x12, 0, 2]), 0),
-            (r#"{"mac":"02:00:ac:12:00:02:03"}"#, None, 1),
-            (r#"{"mac":"02:00:ac:12:00"}"#, None, 1),
-            (r#"{"mac":"02:00:ac:12:00:100"}"#, None, 1),
-            (r#"{"nextHops":[]}"#, None, 1),
-            ("nonsense", None, 1),
+        for (mac, read, problems) in [
+            ("02:00:ac:12:00:02", Some([2, 0, 0xac, 0x12, 0, 2]), 0),
+            ("02:00:ac:12:00:02:03", None, 1),
+            ("02:00:ac:12:00", None, 1),
+            ("02:00:ac:12:00:100", None, 1),
+            ("", None, 1),
         ] {
-            let node = convert(json!({"metadata": {"name": "a", "annotations": {keys::UPLINK: said}}}));
-            assert_eq!((node.uplink.mac, node.problems.len()), (mac, problems), "{said}");
-            assert!(node.unreadable.is_empty(), "it blocks nothing: {said}");
+            let said = facts(json!({"nodeUID": "u", "uplink": {"mac": mac, "nextHops": ["172.18.0.1"]}}));
+            assert_eq!((said.uplink.mac, said.problems.len()), (read, problems), "{mac}");
+            assert_eq!(said.uplink.next_hops.len(), 1);
         }
+    }
+
+    #[test]
+    fn what_an_agent_says_counts_of_its_own_node_and_after_what_a_cni_says() {
+        let of = |annotations: serde_json::Value| {
+            convert(json!({"metadata": {"name": "a", "uid": "u", "annotations": annotations},
+                           "spec": {"podCIDRs": ["10.1.0.0/24"]}}))
+        };
+        let said = facts(json!({
+            "nodeUID": "u",
+            "networks": {"primary": ["172.18.0.2/16"], "all": ["172.18.0.2/16", "10.9.9.9/24"]},
+            "healthAddresses": ["10.1.0.1"],
+            "released": [{"address": "172.18.0.100", "handOver": 7}, {"address": "fd00::1", "handOver": 8, "to": "b"}],
+            "prepared": [{"address": "172.18.0.101", "handOver": 9, "from": "b", "open": true}],
+        }));
+        let bare = joined(&of(json!({})), Some(&said));
+        assert_eq!(bare.primary, nets(&["172.18.0.2/16"]));
+        assert_eq!(bare.host_cidrs, nets(&["172.18.0.2/16", "10.9.9.9/24"]));
+        assert!(bare.networks_known && bare.health.is_some_and(|all| all.len() == 1));
+        let ip = |text: &str| -> IpAddr { text.parse().expect("a literal") };
+        assert_eq!(bare.released, [(ip("172.18.0.100"), 7), (ip("fd00::1"), 8)].into());
+        assert_eq!(bare.given, [(ip("fd00::1"), "b".to_owned())].into());
+        assert_eq!(bare.prepared, [(ip("172.18.0.101"), Prepared(9, "b".into(), true))].into());
+        let annotated = of(json!({"k8s.ovn.org/node-primary-ifaddr": r#"{"ipv4":"192.0.2.9/24"}"#}));
+        assert_eq!(joined(&annotated, Some(&said)).primary, nets(&["192.0.2.9/24"]));
+        let broken = of(json!({"k8s.ovn.org/node-primary-ifaddr": "nonsense"}));
+        assert!(joined(&broken, Some(&said)).primary.is_empty(), "what cannot be read is not replaced");
+        let former = facts(json!({"nodeUID": "former", "healthAddresses": ["10.1.0.1"]}));
+        assert_eq!(joined(&of(json!({})), Some(&former)), of(json!({})), "of a Node that was deleted");
+        assert_eq!(joined(&of(json!({})), None), of(json!({})));
+    }
+
+    #[test]
+    fn nonsense_of_an_agent_is_bounded_and_named() {
+        let said = facts(json!({"nodeUID": "u", "healthAddresses": vec!["x".repeat(200_000); 100],
+                                "networks": {"primary": ["nonsense"], "all": ["10.0.0.1/24"]}}));
+        assert!(said.problems.len() <= MOST_PROBLEMS && said.all.len() == 1, "{}", said.problems.len());
+        assert!(said.problems.iter().all(|problem| problem.len() < MOST_OF_PROBLEM + 32));
+        let said = facts(json!({"nodeUID": 7}));
+        assert!(said.problems.len() == 1 && said.node_uid.is_empty());
     }
 
     #[test]
@@ -319,12 +434,9 @@ mod tests {
             convert(json!({"metadata": {"name": "a", "annotations": {key: value}},
                            "spec": {"podCIDRs": ["10.1.0.0/24"]}}))
         };
-        for (key, said) in [
-            (keys::UPLINK, json!({"mac": "x".repeat(200_000)})),
-            (keys::RELEASED, json!("x".repeat(200_000))),
-            (keys::PREPARED, json!("x".repeat(200_000))),
-            (keys::HOST_CIDRS, json!("x".repeat(200_000))),
-        ] {
+        for (key, said) in
+            [(keys::PRIMARY_IFADDR, json!("x".repeat(200_000))), (keys::HOST_CIDRS, json!("x".repeat(200_000)))]
+        {
             let node = with(key, said.to_string());
             assert!(node.problems.len() == 1 && node.problems[0].len() < MOST_OF_PROBLEM + 32, "{key}");
         }

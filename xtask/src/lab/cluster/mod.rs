@@ -149,7 +149,9 @@ impl Cluster {
 
     /// Agents get the rights that they are shipped with.
     fn introduce_agents(&mut self, choice: &ApiChoice) -> Result<()> {
-        let manifest = Paths::find()?.root.join("deploy/base/rbac.yaml");
+        let base = Paths::find()?.root.join("deploy/base");
+        self.install_crd(&base.join("egressnodes.yaml"))?;
+        let manifest = base.join("rbac.yaml");
         match self.restrict_agents(&manifest) {
             Ok(()) => self.description.push_str("; agents have the rights of deploy/base/rbac.yaml and no others"),
             // A server of somebody else's may be set up without accounts; the story can be told all the same.

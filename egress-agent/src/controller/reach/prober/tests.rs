@@ -11,6 +11,7 @@ use crate::controller::reach::pulse::Rules;
 use crate::controller::reach::session::Dial;
 use crate::health::signature::tests::{answer_for_anyone, shared};
 use crate::health::{self, fitness::Uplink};
+use crate::kube::outage::Outages;
 use crate::metrics::Meters;
 use crate::model::inbox::{Giver, inbox};
 use crate::reconcile::Ready;
@@ -57,14 +58,23 @@ fn serve(number: u8, port: u16) -> Server {
     };
     let stop = CancellationToken::new();
     let (total, meters) = (watch::channel(None).0, Meters::default());
-    let told = health::Told { heard, total, orders, leader: watch::channel(None).0, meters };
+    let outages = Outages::new("http://nowhere");
+    let told = health::Told { heard, total, orders, leader: watch::channel(None).0, outages, meters };
     let settings = health::Settings { port, tls: None, total_timeout: RULES.total };
     tokio::spawn(health::serve(settings, facts, told, stop.clone()));
     Server { uplink, heard: is_heard, orders: is_ordered, released, _ready: ready, _stop: stop.drop_guard() }
 }
 
 fn manner(port: u16) -> Manner {
-    Manner { rules: RULES, port, dial: Dial::Plaintext, key: shared(1), meters: Meters::default(), events: None }
+    Manner {
+        rules: RULES,
+        port,
+        dial: Dial::Plaintext,
+        key: shared(1),
+        meters: Meters::default(),
+        events: None,
+        outages: None,
+    }
 }
 
 fn prober(port: u16, duty: Duty) -> (Giver, watch::Receiver<Reach>, DropGuard) {

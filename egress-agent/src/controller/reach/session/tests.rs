@@ -53,7 +53,7 @@ async fn found_keyed(
     let orders = watch::channel(Words::new()).1;
     let asker = Asker { term: 3, offset: Duration::ZERO, vouch, orders, node: "n".into(), own_node: "leader".into() };
     let road = Road { address: LOOPBACK, knock_at: vec![] };
-    let manner = Manner { rules: RULES, port, dial, key, meters, events: None };
+    let manner = Manner { rules: RULES, port, dial, key, meters, events: None, outages: None };
     let begin = Instant::now();
     let findings = Mutex::new(Vec::new());
     let tell = |finding| {
@@ -140,6 +140,7 @@ async fn agent_keyed(tls: Option<Tls>, key: SharedKey) -> Agent {
         total: watch::channel(None).0,
         orders: watch::channel(Words::new()).0,
         leader: watch::channel(None).0,
+        outages: Outages::new("http://nowhere"),
         meters: Meters::default(),
     };
     let settings = health::Settings { port, tls, total_timeout: Duration::from_secs(5) };
@@ -277,6 +278,7 @@ async fn a_session_that_is_closed_is_begun_anew() {
         total: watch::channel(None).0,
         orders: watch::channel(Words::new()).0,
         leader: watch::channel(None).0,
+        outages: Outages::new("http://nowhere"),
         meters: Meters::default(),
     };
     tokio::spawn(health::serve(settings, facts, told, CancellationToken::new()));
