@@ -1,5 +1,5 @@
 //! How many pods each object serves on each node, and which agents are away: asked of every node, with or without the label,
-//! every few seconds while this agent leads.
+//! every few seconds while this controller leads.
 //!
 //! Probes ([`super::reach`]) go to egress nodes alone and decide who holds addresses. This only tells people: the status has the
 //! sum, and a condition names the nodes whose pods nobody looks after. A request is a health check that is signed and is no
@@ -66,7 +66,7 @@ impl Census {
     }
 }
 
-/// What has been heard since this agent leads. Pure.
+/// What has been heard since this controller leads. Pure.
 struct Tally {
     since: Instant,
     /// When each node was first to be asked, or answered last.

@@ -20,7 +20,7 @@ pub struct Gaps {
 }
 
 impl Gaps {
-    /// After each attempt: since when this agent leads, where it does, and whether the Lease is its own, as far as it has seen.
+    /// After each attempt: since when this controller leads, where it does, and whether the Lease is its own, as far as it has seen.
     /// How many gaps there have been, where that is to be said.
     pub fn note(&mut self, since: Option<Instant>, holds: bool, now: Instant) -> Option<usize> {
         if !holds {

@@ -16,7 +16,7 @@ use crate::metrics::life::Beat;
 /// For so long an attempt at the Lease that has shown no leader counts: until behind the next.
 const UNKNOWN: Duration = Duration::from_millis(2500);
 
-/// Since and until when this agent leads, if nothing else happens. Whoever acts as the leader asks right before each write.
+/// Since and until when this controller leads, if nothing else happens. Whoever acts as the leader asks right before each write.
 #[derive(Clone, Debug)]
 pub struct Leadership(watch::Receiver<Option<Reign>>);
 
@@ -25,7 +25,7 @@ impl Leadership {
         self.since().is_some()
     }
 
-    /// Since when this agent leads without a gap, where it does at this moment.
+    /// Since when this controller leads without a gap, where it does at this moment.
     pub fn since(&self) -> Option<Instant> {
         self.0.borrow().filter(|reign| Instant::now() < reign.until).map(|reign| reign.since)
     }
@@ -36,7 +36,7 @@ impl Leadership {
     }
 }
 
-/// Whether this agent is to keep in touch with all others. That begins with leading, and does not end with the Lease but
+/// Whether this controller is to keep in touch with all others. That begins with leading, and does not end with the Lease but
 /// when another leads.
 #[derive(Clone, Debug)]
 pub struct Duty {
@@ -49,7 +49,7 @@ pub struct Duty {
 }
 
 impl Duty {
-    /// Of the leadership that it comes from: greater for each that takes over. `None` where it is not this agent's duty.
+    /// Of the leadership that it comes from: greater for each that takes over. `None` where it is not this controller's duty.
     pub fn term(&self) -> Option<u64> {
         *self.term.borrow()
     }

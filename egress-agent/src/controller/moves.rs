@@ -100,7 +100,7 @@ impl Moves {
         moves
     }
 
-    /// The object is gone, or this agent leads no more.
+    /// The object is gone, or this controller leads no more.
     pub(super) fn forget(&mut self, is_gone: impl Fn(&str) -> bool) {
         self.open.retain(|address, _| !is_gone(address));
     }

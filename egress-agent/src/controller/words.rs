@@ -29,7 +29,7 @@ pub(super) struct Heard {
 pub(super) struct Said {
     /// Old nodes that have let go, and need not be waited for.
     pub(super) released: BTreeSet<(IpAddr, u64)>,
-    /// Whom old nodes have handed them over to, as far as they say so on their Nodes.
+    /// Whom old nodes have handed them over to, as far as they say so in their EgressNode objects.
     pub(super) given: BTreeMap<(IpAddr, u64), Option<String>>,
     /// The nodes that are ready for them.
     pub(super) prepared: BTreeMap<(IpAddr, u64), BTreeSet<String>>,

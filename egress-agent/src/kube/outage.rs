@@ -1,6 +1,6 @@
 //! The API server's absence: said once when it goes and once when it is back, and told to all who wait for it.
 //!
-//! Six watches, the Lease and what is published all fail when the server is away, and go on trying. Each on its own would
+//! The watches, the Lease and what is published all fail when the server is away, and go on trying. Each on its own would
 //! say so; together they say it once, with the server's address and the cause. A request that the server answers with a
 //! refusal (a right that is missing) is another matter, which concerns one of them: it is said for that one. That it
 //! cannot answer at the moment (5xx, from itself or from a load balancer before it) is an absence.
@@ -23,7 +23,7 @@ use super::causes::Causes;
 const AGAIN: Duration = Duration::from_secs(60);
 
 /// Controllers and agents find it out one after the other, and messages take their time.
-const SAME_RETURN: Duration = Duration::from_secs(10);
+const SAME_RETURN: Duration = Duration::from_secs(90);
 
 /// One that is late once or twice is there.
 const WORTH_A_WORD: Duration = Duration::from_secs(2);
@@ -180,7 +180,11 @@ impl Outages {
             "the API server knows less than it did: has a backup been restored? All is listed anew; look whether egress IPs are \
              where they should be"
         );
-        self.return_now(Instant::now());
+        let now = Instant::now();
+        // All has just been listed, by a controller's word.
+        if self.returned().is_none_or(|known| now >= known + SAME_RETURN) {
+            self.return_now(now);
+        }
     }
 
     /// A controller has found, at that time, that the server knows less than it did. News where this process has not just listed
@@ -300,8 +304,9 @@ mod tests {
         outages.learn_of_return(now + Duration::from_secs(1));
         assert!(is_news());
         outages.learn_of_return(now + Duration::from_secs(2));
-        assert!(!is_news(), "the same, by another probe");
-        outages.learn_of_return(now + Duration::from_secs(30));
+        outages.went_back(7, 9);
+        assert!(!is_news(), "the same, by another probe, and by this agent's own look");
+        outages.learn_of_return(now + Duration::from_secs(120));
         assert!(is_news(), "another");
     }
 

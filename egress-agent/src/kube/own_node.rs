@@ -31,6 +31,8 @@ use crate::model::view::Node;
 
 /// How often the node's own addresses are looked at.
 const LOOK: Duration = Duration::from_secs(5);
+/// More than the object takes are not said.
+const MOST_NETWORKS: usize = 1024;
 /// How long one exchange with the API server may take.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -52,7 +54,7 @@ enum PublishError {
     Silence(#[from] tokio::time::error::Elapsed),
 }
 
-/// Keeps this node's keys as they should be, until told to stop.
+/// Keeps what is said of this node as it should be, until told to stop.
 pub async fn publish(
     place: Place<'_>,
     host: &Host,
@@ -124,10 +126,16 @@ fn changes(node: &KubeNode, said: &EgressNodeStatus, networks: &HostNetworks, le
     let has_ovn = annotations.into_iter().any(|(key, _)| keys::OF_OVN_KUBERNETES.contains(&key.as_str()));
     let own = (!has_ovn).then(|| own_networks(node, networks, leave_out)).filter(|own| *own != NodeNetworks::default());
     let (uplink, health) = (uplink(&networks.uplink), health_addresses(networks));
-    let is_same = said.node_uid == node.metadata.uid.clone().unwrap_or_default()
-        && (&said.networks, &said.uplink, &said.health_addresses) == (&own, &uplink, &health);
+    let uid = node.metadata.uid.clone().unwrap_or_default();
+    let is_same =
+        said.node_uid == uid && (&said.networks, &said.uplink, &said.health_addresses) == (&own, &uplink, &health);
     // Null removes what is not so any more.
-    (!is_same).then(|| json!({"networks": own, "uplink": uplink, "healthAddresses": health}))
+    let mut status = json!({"networks": own, "uplink": uplink, "healthAddresses": health});
+    if !said.node_uid.is_empty() && said.node_uid != uid {
+        // Of a former Node of the name.
+        (status["released"], status["prepared"]) = (Value::Null, Value::Null);
+    }
+    (!is_same).then_some(status)
 }
 
 fn uplink(uplink: &Uplink) -> Option<NodeUplink> {
@@ -161,7 +169,7 @@ fn own_networks(node: &KubeNode, networks: &HostNetworks, leave_out: &[IpNet]) -
             && !leave_out.iter().any(in_a_network)
             && !subnets.iter().filter_map(|subnet| subnet.parse().ok()).any(|subnet: IpNet| in_a_network(&subnet))
     };
-    let all = networks.all.iter().filter(is_the_nodes).map(IpNet::to_string).collect();
+    let all = networks.all.iter().filter(is_the_nodes).map(IpNet::to_string).take(MOST_NETWORKS).collect();
     NodeNetworks { primary: [of(true), of(false)].into_iter().flatten().collect(), all }
 }
 
@@ -190,6 +198,7 @@ fn egress_ips(node: &KubeNode) -> BTreeSet<IpAddr> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kube::crd::ReleasedAddress;
 
     fn networks() -> HostNetworks {
         let net = |text: &str| -> IpNet { text.parse().expect("a literal") };
@@ -237,8 +246,10 @@ mod tests {
         assert_eq!(again.networks.expect("its networks").primary, ["172.18.0.9/16"]);
         let gone = HostNetworks { uplink: Uplink::default(), ..networks() };
         assert_eq!(said(&bare, &first, &gone).expect("the uplink has gone").uplink, None);
-        let former = EgressNodeStatus { node_uid: "former".into(), ..first };
-        assert!(said(&bare, &former, &networks()).is_some(), "the Node was made again");
+        let released = Some(vec![ReleasedAddress { address: "172.18.0.100".into(), hand_over: 7, to: None }]);
+        let former = EgressNodeStatus { node_uid: "former".into(), released, ..first };
+        let again = said(&bare, &former, &networks()).expect("the Node was made again");
+        assert_eq!((again.node_uid.as_str(), again.released), ("u", None), "what the former one has acknowledged goes");
     }
 
     #[test]

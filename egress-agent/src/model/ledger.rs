@@ -20,6 +20,8 @@ pub struct HandOver {
 
 /// No number is greater, whatever somebody writes into an annotation: there is room behind it for all that ever come.
 const GREATEST: u64 = 1 << 60;
+/// How far an acknowledgement's number may be ahead of the ledger's last, or of the time in milliseconds.
+const MOST_AHEAD: u64 = 1_000_000;
 
 /// Addresses with the numbers of their hand-overs: what a node is to let go of, or says that it has.
 pub type Words = BTreeMap<IpAddr, u64>;
@@ -84,7 +86,10 @@ impl Ledger {
     pub fn count_on(&mut self, words: impl Iterator<Item = u64>, unix_ms: u64) {
         let is_sane = |number: &u64| *number <= GREATEST;
         let last = Some(self.records.last).filter(|last| *last > 0 && is_sane(last)).unwrap_or(unix_ms);
-        self.records.last = words.filter(is_sane).fold(last, u64::max);
+        // Any agent's token can write any number: one may be ahead of the ledger's by what a ledger that was lost could have given
+        // out, and by no more, so that numbers never run out.
+        let limit = last.max(unix_ms).saturating_add(MOST_AHEAD);
+        self.records.last = words.filter(|number| *number <= limit).fold(last, u64::max);
     }
 }
 
@@ -104,7 +109,10 @@ mod tests {
         assert_eq!(counted(0, &[7_000], 5_000), 7_001, "a wall clock that has gone back");
         assert_eq!(counted(9, &[3], 5_000), 10, "it was not lost");
         assert_eq!(counted(9, &[12], 5_000), 13, "an older copy of it was put back");
-        assert_eq!(counted(9, &[u64::MAX], 5_000), 10, "no agent has said that");
+        for never in [u64::MAX, GREATEST, 5_001 + MOST_AHEAD] {
+            assert_eq!(counted(9, &[never], 5_000), 10, "no agent has said that");
+        }
+        assert_eq!(counted(9, &[5_000 + MOST_AHEAD], 5_000), 5_001 + MOST_AHEAD);
         assert_eq!(counted(u64::MAX, &[], 5_000), 5_001);
     }
 }

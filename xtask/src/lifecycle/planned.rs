@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
+use std::process::{Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -148,12 +149,11 @@ impl Said {
     }
 }
 
-/// With an agent's rights, as in an agent's pod.
+/// With an administrator's rights, outside the nodes.
 fn drain(context: &LabContext, ground: &Ground, arguments: &[&str]) -> Result<Said> {
-    let kubeconfig = ground.cluster.node_kubeconfig().display().to_string();
-    let binary = context.built.agent.display().to_string();
+    let kubeconfig = ground.cluster.kubeconfig().display().to_string();
     let arguments: Vec<&str> = [&["drain", "--kubeconfig", &kubeconfig], arguments].concat();
-    let output = ground.lab.node(super::ground::node(1)?).host.output(&binary, &arguments)?;
+    let output = Command::new(&context.built.agent).args(&arguments).stdin(Stdio::null()).output()?;
     let text = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).concat();
     println!("drain {}: {}\n{text}", arguments[3..].join(" "), output.status);
     Ok(Said { well: output.status.success(), text })

@@ -212,7 +212,9 @@ fn agents_and_controllers_change_what_is_their_own() -> Result<()> {
 /// An EgressNode object is its own node's agent's to write, and no Node is.
 fn its_own_node(agents: &Agents) -> Result<()> {
     const PATH: &str = "/apis/egress-agent.io/v1alpha1/egressnodes";
-    agents.may_create(0, &egress_node("node1"))?;
+    let mut own = egress_node("node1");
+    own["metadata"]["ownerReferences"] = json!([{"apiVersion": "v1", "kind": "Node", "name": "node1", "uid": "u"}]);
+    agents.may_create(0, &own)?;
     agents.may_create(1, &egress_node("node2"))?;
     let status = json!({"status": {"nodeUID": "u", "released": [{"address": "172.18.0.100", "handOver": 7}]}});
     agents.patch_status(0, &format!("{PATH}/node1"), &status)?;
@@ -221,6 +223,13 @@ fn its_own_node(agents: &Agents) -> Result<()> {
     let sentence =
         "an agent may write the EgressNode of its own node and no other: this one runs on node1, not on node2";
     says(refused(0, &format!("{PATH}/node2"), &status), sentence)?;
+    let mut kept = egress_node("node1");
+    kept["metadata"]["finalizers"] = json!(["a.b/c"]);
+    says(agents.create(0, &kept), "an EgressNode has no finalizers and belongs to the Node of its name alone")?;
+    let mut of_another = egress_node("node1");
+    of_another["metadata"]["ownerReferences"] =
+        json!([{"apiVersion": "v1", "kind": "Node", "name": "node2", "uid": "u"}]);
+    says(agents.create(0, &of_another), "an EgressNode has no finalizers and belongs to the Node of its name alone")?;
     let sentence = "an agent may write the EgressNode of its own node and no other: this one runs on node2, not on ";
     says(agents.create(1, &egress_node(LONG_NAME)), sentence)?;
     let sentence =

@@ -291,8 +291,9 @@ impl Judge {
         let latest = others().map(|member| member.pulse.alive()).max();
         let half = self.rules.total / 2;
         // One that has fallen silent as well was on the same road.
-        // The agent of this node looks now and then, and says so with one of its answers.
-        let fresh = half.max(NEXT_HOP_LOOK + self.rules.interval) + self.rules.interval / 2;
+        // The agent of this node knows of an answer at the end of the look after which it came, and says so with its next answer to
+        // a probe.
+        let fresh = half.max(NEXT_HOP_LOOK * 2 + self.rules.interval) + self.rules.interval / 2;
         let next_hop = self.next_hop.filter(|hop| now < *hop + fresh && others().all(Member::is_direct));
         let heard = match latest {
             Some(latest) if others().count() > 1 && now >= latest + half => match next_hop {

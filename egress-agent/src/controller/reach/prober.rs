@@ -99,7 +99,7 @@ pub async fn run(
             Some((node, at)) = echo(&mut overlay) => {
                 round.iter_mut().for_each(|round| round.judge.note_echo(&node, at));
             }
-            // What another's term has ended is this agent's duty all the same where the Lease says so.
+            // What another's term has ended is this controller's duty all the same where the Lease says so.
             _ = again.tick(), if round.is_none() && duty.leads() => {
                 round = duty.term().map(|term| begin(&manner, own_node, (term, &duty), &reach, (&known, &ledger)));
             }

@@ -182,7 +182,13 @@ fn one<T: FromStr<Err: Display>>(text: &str, problems: &mut Vec<String>) -> Opti
 /// A node with what its agent says of it. Annotations of its networks, of a CNI or of people, come first.
 pub fn joined(node: &Node, said: Option<&AgentFacts>) -> Node {
     let mut node = node.clone();
-    let Some(said) = said.filter(|said| said.node_uid == node.uid) else { return node };
+    let Some(said) = said.filter(|said| said.node_uid == node.uid) else {
+        // What was said last holds: an object that somebody deletes, and its agent writes again, takes no address from the node.
+        if node.primary.is_empty() {
+            node.unreadable.extend([NodePart::Primary, NodePart::HostCidrs]);
+        }
+        return node;
+    };
     if node.primary.is_empty() && !node.unreadable.contains(&NodePart::Primary) {
         node.primary.clone_from(&said.primary);
     }
@@ -310,6 +316,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::model::view::Reading;
 
     fn convert(value: serde_json::Value) -> Node {
         node(&serde_json::from_value(value).expect("a node"))
@@ -414,8 +421,12 @@ mod tests {
         let broken = of(json!({"k8s.ovn.org/node-primary-ifaddr": "nonsense"}));
         assert!(joined(&broken, Some(&said)).primary.is_empty(), "what cannot be read is not replaced");
         let former = facts(json!({"nodeUID": "former", "healthAddresses": ["10.1.0.1"]}));
-        assert_eq!(joined(&of(json!({})), Some(&former)), of(json!({})), "of a Node that was deleted");
-        assert_eq!(joined(&of(json!({})), None), of(json!({})));
+        let unsaid = joined(&of(json!({})), None);
+        assert_eq!(joined(&of(json!({})), Some(&former)), unsaid, "of a Node that was deleted");
+        assert_eq!(unsaid.unreadable, [NodePart::Primary, NodePart::HostCidrs].into());
+        assert!(!unsaid.networks_known && unsaid.problems.is_empty());
+        let held = unsaid.filled_from(&joined(&of(json!({})), Some(&said)));
+        assert_eq!(held.primary, nets(&["172.18.0.2/16"]), "what was said last holds");
     }
 
     #[test]
