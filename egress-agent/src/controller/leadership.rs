@@ -16,7 +16,7 @@ use crate::metrics::life::Beat;
 /// For so long an attempt at the Lease that has shown no leader counts: until behind the next.
 const UNKNOWN: Duration = Duration::from_millis(2500);
 
-/// Since and until when this controller leads, if nothing else happens. Whoever acts as the leader asks right before each write.
+/// Since and until when this controller leads, if nothing else happens. The leader asks right before each write.
 #[derive(Clone, Debug)]
 pub struct Leadership(watch::Receiver<Option<Reign>>);
 

@@ -22,8 +22,8 @@ use super::causes::Causes;
 /// An outage that begins sooner behind the last is not said, unless it lasts until then.
 const AGAIN: Duration = Duration::from_secs(60);
 
-/// Controllers and agents find it out one after the other, and messages take their time.
-const SAME_RETURN: Duration = Duration::from_secs(90);
+/// Messages take their time: longer than the oldest probe that counts.
+const SAME_RETURN: Duration = Duration::from_secs(30);
 
 /// One that is late once or twice is there.
 const WORTH_A_WORD: Duration = Duration::from_secs(2);
@@ -180,11 +180,8 @@ impl Outages {
             "the API server knows less than it did: has a backup been restored? All is listed anew; look whether egress IPs are \
              where they should be"
         );
-        let now = Instant::now();
-        // All has just been listed, by a controller's word.
-        if self.returned().is_none_or(|known| now >= known + SAME_RETURN) {
-            self.return_now(now);
-        }
+        // Each time: a backup may be restored twice.
+        self.return_now(Instant::now());
     }
 
     /// A controller has found, at that time, that the server knows less than it did. News where this process has not just listed
@@ -304,8 +301,11 @@ mod tests {
         outages.learn_of_return(now + Duration::from_secs(1));
         assert!(is_news());
         outages.learn_of_return(now + Duration::from_secs(2));
+        assert!(!is_news(), "the same, by another probe");
         outages.went_back(7, 9);
-        assert!(!is_news(), "the same, by another probe, and by this agent's own look");
+        assert!(is_news());
+        outages.went_back(5, 7);
+        assert!(is_news(), "a second restore, however soon");
         outages.learn_of_return(now + Duration::from_secs(120));
         assert!(is_news(), "another");
     }

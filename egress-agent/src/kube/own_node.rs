@@ -1,8 +1,8 @@
 //! What the cluster must know of this node, in its EgressNode object: its uplink and where it answers health checks, which
 //! only this agent can say, and its networks where no CNI annotates its Node with them.
 //!
-//! OVN-Kubernetes does (`node-primary-ifaddr`, `host-cidrs`, `node-subnets`), and such annotations count first, whoever wrote
-//! them (`super::convert::joined`).
+//! OVN-Kubernetes does (`node-primary-ifaddr`, `host-cidrs`, `node-subnets`), and such annotations count first, by any writer
+//! (`super::convert::joined`).
 //!
 //! The address of this node that others send to is the published one, so the agent sends nothing to others before the cluster
 //! knows it (`model::desired`).

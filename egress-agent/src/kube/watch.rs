@@ -299,7 +299,7 @@ mod tests {
         };
         let mut join = Join::default();
         let both = BTreeMap::from([("a".to_owned(), node("a")), ("b".to_owned(), node("b"))]);
-        assert!(join.apply(Half::Node(Update::Replaced(both))).is_none(), "nobody knows what agents say");
+        assert!(join.apply(Half::Node(Update::Replaced(both))).is_none(), "what agents say is not known");
         let said = BTreeMap::from([("a".to_owned(), facts("02:00:00:00:00:01"))]);
         let Some(Update::Replaced(all)) = join.apply(Half::Agent(Update::Replaced(said))) else { panic!("a list") };
         assert_eq!(all["a"].uplink.mac, Some([2, 0, 0, 0, 0, 1]));

@@ -183,7 +183,7 @@ fn one<T: FromStr<Err: Display>>(text: &str, problems: &mut Vec<String>) -> Opti
 pub fn joined(node: &Node, said: Option<&AgentFacts>) -> Node {
     let mut node = node.clone();
     let Some(said) = said.filter(|said| said.node_uid == node.uid) else {
-        // What was said last holds: an object that somebody deletes, and its agent writes again, takes no address from the node.
+        // What was said last holds: an object that is deleted, and written again by its agent, takes no address from the node.
         if node.primary.is_empty() {
             node.unreadable.extend([NodePart::Primary, NodePart::HostCidrs]);
         }
