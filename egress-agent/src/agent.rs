@@ -112,7 +112,7 @@ pub async fn run<E: Executor + Send + 'static>(
     };
     let store = LedgerStore::new(client.clone(), &namespace);
     let (stake, is_stake) = watch::channel(Stake::default());
-    let (standing, stands) = watch::channel(Standing::Undecided);
+    let (standing, stands) = watch::channel(Standing::default());
     let (word, (bounded, is_bounded)) = (executor.lease(), watch::channel(None));
     let (to_reconciler, asks) = mpsc::channel(QUESTIONS);
     let told = (is_ready.clone(), uplink.clone(), stands.clone());

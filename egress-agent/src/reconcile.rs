@@ -232,7 +232,7 @@ impl<E: Executor> Reconciler<E> {
                 () = tokio::time::sleep(self.turn) => continue,
                 claimant = self.executor.conflict() => { self.note_conflict(claimant); continue; }
             }
-            if !self.synced.all() || self.ties.undecided() {
+            if !self.synced.all() {
                 // What ends it is a change. Leases run out all the same.
                 (retry_at, self.waiting_since) = (None, None);
                 if let Err(error) = self.let_go_unsynced().await {

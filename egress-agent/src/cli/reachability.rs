@@ -12,7 +12,7 @@ use crate::metrics::Meters;
 
 /// Between two probes of a node. A longer total timeout needs no more probes than this.
 const INTERVALS: std::ops::RangeInclusive<Duration> = Duration::from_millis(50)..=Duration::from_secs(1);
-/// Beside zero. With less, a machine that is busy for a moment loses its addresses.
+/// With less, a machine that is busy for a moment loses its addresses.
 const TIMEOUTS: std::ops::RangeInclusive<Duration> = Duration::from_millis(200)..=Duration::from_secs(3600);
 
 /// Seconds, as OVN-Kubernetes has it, or milliseconds.
@@ -21,21 +21,28 @@ fn total_timeout(text: &str) -> Result<Duration, String> {
         Some(text) => text.parse().map(Duration::from_millis),
         None => text.parse().map(Duration::from_secs),
     };
-    let time = time.ok().filter(|time| time.is_zero() || TIMEOUTS.contains(time));
-    time.ok_or_else(|| "give seconds (0 to 3600), or milliseconds (200ms or more)".to_owned())
+    let time = time.map_err(|_not_a_number| ());
+    time.ok().filter(|time| TIMEOUTS.contains(time)).ok_or_else(|| match time {
+        Ok(Duration::ZERO) => {
+            "health checks cannot be turned off: without them two nodes could hold one egress IP. Give \
+                               seconds (1 to 3600): a long time moves addresses late"
+                .to_owned()
+        }
+        _ => "give seconds (1 to 3600), or milliseconds (200ms or more)".to_owned(),
+    })
 }
 
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Reachability of nodes")]
 pub(super) struct HealthArgs {
-    /// Seconds (0 to 3600), or milliseconds (`300ms`, not below 200), without a sign of life after which an egress node is
-    /// unreachable and its egress IPs move, the same for agents and controllers; 0: nodes are not probed, and count as gone
-    /// when Kubernetes says that they are not Ready
+    /// Seconds (1 to 3600), or milliseconds (`300ms`, not below 200), without a sign of life after which an egress node is
+    /// unreachable and its egress IPs move, the same for agents and controllers
     #[arg(long, env = "EGRESS_AGENT_EGRESSIP_REACHABILITY_TOTAL_TIMEOUT", value_name = "SECONDS", default_value = "1",
           value_parser = total_timeout)]
     egressip_reachability_total_timeout: Duration,
     /// TCP port of the gRPC health server on the nodes' management addresses, the same on all nodes (0 to 65535); 0: there is
-    /// none, whether a node is there is told by its TCP port 9, and its uplink is not looked at
+    /// none. Whether a node is there is then told by its TCP port 9, its uplink is not looked at, and agents of egress nodes
+    /// hold their addresses by reading the API server, which they do without for no longer than the total timeout
     #[arg(long, env = "OVN_EGRESSIP_HEALTHCHECK_PORT", value_name = "PORT", default_value_t = 0)]
     egressip_node_healthcheck_port: u16,
 }
@@ -63,13 +70,13 @@ pub(super) struct ReachabilityArgs {
 }
 
 impl ReachabilityArgs {
-    /// `None` where nobody is to be probed. In plaintext without TLS.
-    pub(super) fn manner(&self, tls: Option<Tls>) -> Option<Manner> {
+    /// In plaintext without TLS.
+    pub(super) fn manner(&self, tls: Option<Tls>) -> Manner {
         let total = self.health.total_timeout();
         let interval = (total / 4).clamp(*INTERVALS.start(), *INTERVALS.end());
         let grace = Duration::from_secs(self.egressip_reachability_grace.into());
         let rules = Rules { total, interval, grace };
-        (!total.is_zero()).then(|| Manner {
+        Manner {
             rules,
             port: self.health.port(),
             dial: tls.map_or(Dial::Plaintext, Dial::Tls),
@@ -77,7 +84,7 @@ impl ReachabilityArgs {
             meters: Meters::default(),
             events: None,
             outages: None,
-        })
+        }
     }
 }
 
@@ -93,21 +100,20 @@ mod tests {
         reachability: ReachabilityArgs,
     }
 
-    fn manner(arguments: &[&str]) -> Option<Manner> {
+    fn manner(arguments: &[&str]) -> Manner {
         Line::try_parse_from([&["agent"], arguments].concat()).expect("flags").reachability.manner(None)
     }
 
     #[test]
-    fn the_interval_goes_with_the_timeout_and_zero_is_never() {
-        let interval = |seconds: &str| {
-            manner(&["--egressip-reachability-total-timeout", seconds]).map(|manner| manner.rules.interval.as_millis())
-        };
-        let given = ["0", "200ms", "300ms", "1", "2", "4", "60"].map(interval);
-        assert_eq!(given, [None, Some(50), Some(75), Some(250), Some(500), Some(1000), Some(1000)]);
-        for refused in ["199ms", "0.5", "3601", "1s", "-1", "", "ms"] {
+    fn the_interval_goes_with_the_timeout_and_zero_is_refused() {
+        let interval =
+            |seconds: &str| manner(&["--egressip-reachability-total-timeout", seconds]).rules.interval.as_millis();
+        assert_eq!(["200ms", "300ms", "1", "2", "4", "60"].map(interval), [50, 75, 250, 500, 1000, 1000]);
+        assert!(total_timeout("0").is_err_and(|why| why.contains("cannot be turned off")));
+        for refused in ["0ms", "199ms", "0.5", "3601", "1s", "-1", "", "ms"] {
             assert!(total_timeout(refused).is_err(), "{refused}");
         }
-        let rules = manner(&[]).expect("on by default").rules;
+        let rules = manner(&[]).rules;
         assert_eq!((rules.total, rules.grace), (Duration::from_secs(1), Duration::from_secs(30)));
     }
 }

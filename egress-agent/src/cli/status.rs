@@ -73,8 +73,7 @@ fn table(status: &Status) -> String {
     if let (Some(leases), Some(cluster)) = (&agent.leases, cluster)
         && (cluster.egress_node || !addresses.is_empty())
     {
-        let none = if cluster.leases { "" } else { " (agents hold no leases)" };
-        line("leases", format!("{leases}{none}"));
+        line("leases", leases.clone());
     }
     // Who has none has nothing to emit.
     if let Some(Kernel { lease_seconds, .. }) = &status.kernel
@@ -198,7 +197,6 @@ mod tests {
             node: "node1".into(),
             egress_node: true,
             drained: true,
-            leases: true,
             hand_overs: vec![OpenHandOver { address, number: 7, from, to }],
             suspects: vec!["node3".into()],
             standby: vec![StandbyPod { object: "late".into(), pod: "a/b".into(), served_by: "simpson".into() }],

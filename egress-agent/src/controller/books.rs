@@ -13,7 +13,7 @@ use tracing::{info, warn};
 use super::assignment::{Nodes, Objects};
 use super::complaint::Complaint;
 use super::endless::{self, Alone};
-use super::handover::{Evidence, HandOver, Leases, Step};
+use super::handover::{Evidence, HandOver, Step};
 use super::leadership::Leadership;
 use super::reach::Reach;
 use super::suspicion::{Longest, Suspicions, Terms, suspects};
@@ -23,9 +23,6 @@ use crate::kube::status::WriteError;
 use crate::model::ledger::Ledger;
 use crate::model::view::{EgressObject, parse_egress_ip};
 
-/// How long an agent has to let go of an address where agents hold no leases. One that is alive needs much less; where one
-/// is not, the claim meets its programs (docs/adr/0011-hand-over-from-a-dead-agent.md).
-const TIME_TO_LET_GO: Duration = Duration::from_secs(1);
 /// Whoever had the address of a deleted object has heard of it by then, or of nothing for long.
 const DEPARTED: Duration = Duration::from_secs(60);
 /// How long one write may take.
@@ -39,7 +36,7 @@ pub(super) struct Books {
     complaint: Complaint,
     /// How this leader signs.
     leader: String,
-    /// Zero where nobody is probed, so that agents hold no leases.
+    /// By which this leader gives leases.
     own: Terms,
     longest_lease: Longest,
     longest_programs: Longest,
@@ -57,7 +54,7 @@ pub(super) struct Extract {
     pub(super) draft: Ledger,
     said: Said,
     departed: BTreeMap<IpAddr, String>,
-    ends: Option<BTreeMap<String, Instant>>,
+    ends: BTreeMap<String, Instant>,
     /// The nodes whose leases have no end.
     pub(super) endless: BTreeSet<String>,
     /// When the next node is to be suspected, or is waited for no longer.
@@ -66,14 +63,13 @@ pub(super) struct Extract {
 
 impl Extract {
     pub(super) fn evidence(&self) -> Evidence<'_> {
-        let leases = self.ends.as_ref().map_or(Leases::None(TIME_TO_LET_GO), Leases::End);
         let Said { released, given, prepared, .. } = &self.said;
-        Evidence { released, given, prepared, leases, departed: &self.departed }
+        Evidence { released, given, prepared, ends: &self.ends, departed: &self.departed }
     }
 }
 
 impl Books {
-    /// `own` are this agent's own times; zero where agents hold no leases.
+    /// `own` are this controller's own times.
     pub(super) fn new(store: LedgerStore, leadership: Leadership, leader: String, own: Terms) -> Self {
         Self {
             store,
@@ -122,22 +118,20 @@ impl Books {
     ) -> Option<Extract> {
         self.since = Some(since);
         let ledger = self.ledger.as_ref()?;
-        let (own, leases) = (self.own, !self.own.lease.is_zero());
+        let own = self.own;
         let mut draft = Ledger {
             leader: self.leader.clone(),
-            leases,
-            total: leases.then_some(own.lease),
-            former_total: self.longest_lease.to_tell(own.lease, now).filter(|_| leases),
-            programs: leases.then_some(own.programs),
-            former_programs: self.longest_programs.to_tell(own.programs, now).filter(|_| leases),
+            total: Some(own.lease),
+            former_total: self.longest_lease.to_tell(own.lease, now),
+            programs: Some(own.programs),
+            former_programs: self.longest_programs.to_tell(own.programs, now),
             ..(**ledger).clone()
         };
         // A clock before 1970 counts from the beginning.
         let unix_ms = UNIX_EPOCH.elapsed().map_or(0, |time| u64::try_from(time.as_millis()).unwrap_or(0));
         let words = nodes.values().map(|node| &node.released).chain(reach.released.values());
         draft.count_on(words.flat_map(|words| words.values().copied()), unix_ms);
-        let (suspected, look_again) =
-            if leases { suspects(reach, ledger, since, now) } else { (BTreeSet::new(), None) };
+        let (suspected, look_again) = suspects(reach, ledger, since, now);
         draft.suspects.retain(|node, _| suspected.contains(node));
         for node in suspected {
             if !draft.suspects.contains_key(&node) {
@@ -145,7 +139,7 @@ impl Books {
                 draft.suspects.insert(node, draft.records.last);
             }
         }
-        let settled = if leases { self.alone.follow(&mut draft, (objects, nodes), &reach.bounded, now) } else { None };
+        let settled = self.alone.follow(&mut draft, (objects, nodes), &reach.bounded, now);
         let said = self.heard.listen(ledger, nodes, reach, now);
         let open = &ledger.records.open;
         let shown: BTreeSet<IpAddr> = match self.departed.is_empty() {
@@ -158,10 +152,10 @@ impl Books {
         let departed = self.departed.iter().map(|(address, (node, _))| (*address, node.clone())).collect();
         let (lease, programs) = (&self.longest_lease, &self.longest_programs);
         let terms = Terms { lease: lease.of(own.lease, now), programs: programs.of(own.programs, now) };
-        let mut ends = leases.then(|| self.suspicions.ends(reach, terms, since));
+        let mut ends = self.suspicions.ends(reach, terms, since);
         // By what stands there, and by what is about to.
         let endless: BTreeSet<String> = endless::all(ledger).chain(endless::all(&draft)).cloned().collect();
-        ends.iter_mut().for_each(|ends| ends.retain(|node, _| !endless.contains(node)));
+        ends.retain(|node, _| !endless.contains(node));
         let longest = lease.next(now).into_iter().chain(programs.next(now)).chain(settled);
         let look_again = look_again.into_iter().chain(said.look_again).chain(longest).min();
         Some(Extract { draft, said, departed, ends, endless, look_again })
@@ -296,8 +290,7 @@ mod tests {
         let nothing = (Objects::new(), Nodes::new());
         let mut end = |reach: &Reach| {
             let extract = books.extract(&nothing.0, &nothing.1, reach, (now, now)).expect("the ledger is known");
-            let Leases::End(ends) = extract.evidence().leases else { panic!("agents hold leases") };
-            (ends["n1"], extract)
+            (extract.evidence().ends["n1"], extract)
         };
         let unknown = Reach::by(Duration::from_secs(1));
         let silent = Reach { silent: BTreeSet::from(["n1".to_owned()]), ..unknown.clone() };
@@ -326,8 +319,7 @@ mod tests {
             let nodes = Nodes::from([crate::controller::assignment::tests::node("n1", "172.18.0.2/16")]);
             let extract = books.extract(&Objects::new(), &nodes, &Reach::by(terms().lease), (now, now));
             let extract = extract.expect("the ledger is known");
-            let Leases::End(ends) = extract.evidence().leases else { panic!("agents hold leases") };
-            ends.keys().cloned().collect::<Vec<_>>()
+            extract.evidence().ends.keys().cloned().collect::<Vec<_>>()
         };
         assert_eq!(ends(&[], &[]), ["n1"]);
         assert!(ends(&["n1"], &[]).is_empty() && ends(&[], &["n1"]).is_empty());

@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use super::assignment::{Facts, Fate, Nodes, Objects, Outcome, assign};
 use super::census::Census;
-use super::handover::{Evidence, Leases, Plan, Records, Step, Watch};
+use super::handover::{Evidence, Plan, Records, Step, Watch};
 use super::verdict::{self, Notice, Statement};
 use crate::model::reserved::ClusterNetworks;
 use crate::model::services::Services;
@@ -147,7 +147,7 @@ fn name_what_is_not_served(outcome: &mut Outcome, unserved: &BTreeMap<String, Un
     }
 }
 
-/// For tests and for whoever keeps no records: all is let go of at once.
+/// For tests: no hand-over is open, and the lease of each node that holds something has run out.
 #[derive(Debug, Default)]
 pub struct NoRecords {
     records: Records,
@@ -155,6 +155,7 @@ pub struct NoRecords {
     given: BTreeMap<(IpAddr, u64), Option<String>>,
     prepared: BTreeMap<(IpAddr, u64), BTreeSet<String>>,
     departed: BTreeMap<IpAddr, String>,
+    ends: BTreeMap<String, Instant>,
     absent: BTreeSet<String>,
     unserved: BTreeMap<String, UnservedAddresses>,
     endless: BTreeSet<String>,
@@ -165,16 +166,17 @@ pub struct NoRecords {
 
 impl NoRecords {
     pub fn known<'a>(
-        &'a self,
+        &'a mut self,
         objects: &'a Objects,
         nodes: &'a Nodes,
         unreachable: &'a BTreeSet<String>,
         now: Instant,
     ) -> Known<'a> {
-        let leases = Leases::None(std::time::Duration::ZERO);
-        let Self { released, given, prepared, departed, .. } = self;
-        let evidence = Evidence { released, given, prepared, leases, departed };
-        let Self { absent, unserved, endless, census, records, networks, services, .. } = self;
+        let holders = objects.values().flat_map(|object| &object.items).map(|item| item.node.clone());
+        self.ends = holders.map(|node| (node, now)).collect();
+        let Self { released, given, prepared, departed, ends, .. } = &*self;
+        let evidence = Evidence { released, given, prepared, ends, departed };
+        let Self { absent, unserved, endless, census, records, networks, services, .. } = &*self;
         let node_address_serves = true;
         Known {
             objects,
@@ -208,7 +210,7 @@ mod tests {
         let unreadable = EgressObject { unreadable: vec![why], ..(*readable).clone() };
         let published = |object: EgressObject| {
             let objects = Objects::from([(name.clone(), Arc::new(object))]);
-            let (nodes, none, no_records) = (Nodes::new(), BTreeSet::new(), NoRecords::default());
+            let (nodes, none, mut no_records) = (Nodes::new(), BTreeSet::new(), NoRecords::default());
             let known = no_records.known(&objects, &nodes, &none, Instant::now());
             decide(&mut Watch::default(), &known).all.remove(0).no_eligible_node
         };

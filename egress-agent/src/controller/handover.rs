@@ -35,18 +35,10 @@ pub struct Evidence<'a> {
     pub given: &'a BTreeMap<(IpAddr, u64), Option<String>>,
     /// The nodes that say they are ready for them. The old node hands over to one of these, and says so then.
     pub prepared: &'a BTreeMap<(IpAddr, u64), BTreeSet<String>>,
-    pub leases: Leases<'a>,
+    /// When all that a node holds has run out. Of one that is not listed it does not.
+    pub ends: &'a BTreeMap<String, Instant>,
     /// Who held the addresses of objects that are gone: no status says it any more.
     pub departed: &'a BTreeMap<IpAddr, String>,
-}
-
-/// When a node that says nothing holds an address no more.
-#[derive(Clone, Copy, Debug)]
-pub enum Leases<'a> {
-    /// Nobody knows: agents hold no leases. So long after its hand-over is first seen an address is given away.
-    None(Duration),
-    /// When all that a node holds has run out. Of one that is not listed it does not.
-    End(&'a BTreeMap<String, Instant>),
 }
 
 /// A change of the records.
@@ -70,10 +62,9 @@ pub struct Plan {
     pub look_again: Option<Instant>,
 }
 
-/// When each open hand-over was first seen, and when done.
+/// When each open hand-over was done.
 #[derive(Debug, Default)]
 pub struct Watch {
-    seen: BTreeMap<u64, Instant>,
     done: BTreeMap<u64, Instant>,
     linger: Duration,
 }
@@ -180,7 +171,7 @@ impl Watch {
             let known = records.open.get(&address);
             let judged = known.map(|record| Judged {
                 record,
-                is_free: self.is_free(address, record, evidence, now),
+                is_free: is_free_of(address, record, evidence, now),
                 said: evidence.said(address, record),
                 prepared: evidence.prepared.get(&(address, record.number)),
             });
@@ -218,9 +209,9 @@ impl Watch {
             if known != Some(&record) {
                 plan.steps.push(Step::Record(address, record.clone()));
             }
-            if !self.is_free(address, &record, evidence, now) {
-                if let Some(end) = self.end(&record, evidence, now) {
-                    plan.look_again_at(end);
+            if !is_free_of(address, &record, evidence, now) {
+                if let Some(end) = evidence.ends.get(&record.from) {
+                    plan.look_again_at(*end);
                 }
                 plan.holders.insert(address, record.from);
             }
@@ -228,24 +219,15 @@ impl Watch {
         plan.items = items(objects, wanted, &plan.holders);
         plan.steps.sort_by_key(|step| matches!(step, Step::Forget(_)));
         let open: BTreeSet<u64> = records.open.values().map(|record| record.number).collect();
-        self.seen.retain(|number, _| *number > records.last || open.contains(number));
         self.done.retain(|number, _| open.contains(number));
         plan
     }
+}
 
-    fn is_free(&mut self, address: IpAddr, record: &HandOver, evidence: &Evidence<'_>, now: Instant) -> bool {
-        self.seen.entry(record.number).or_insert(now);
-        evidence.released.contains(&(address, record.number))
-            || self.end(record, evidence, now).is_some_and(|end| now >= end)
-    }
-
-    /// When the lease of the old node runs out.
-    fn end(&self, record: &HandOver, evidence: &Evidence<'_>, now: Instant) -> Option<Instant> {
-        match evidence.leases {
-            Leases::None(pause) => Some(self.seen.get(&record.number).copied().unwrap_or(now) + pause),
-            Leases::End(ends) => ends.get(&record.from).copied(),
-        }
-    }
+/// The old node has said that it has given the address up, or its lease has run out.
+fn is_free_of(address: IpAddr, record: &HandOver, evidence: &Evidence<'_>, now: Instant) -> bool {
+    let has_run_out = evidence.ends.get(&record.from).is_some_and(|end| now >= *end);
+    has_run_out || evidence.released.contains(&(address, record.number))
 }
 
 impl Plan {

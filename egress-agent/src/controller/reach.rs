@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use crate::model::ledger::Words;
 use crate::model::unserved::UnservedAddresses;
 
-/// What is known of nodes that are probed. Where nobody probes, it is empty: all nodes count as reachable.
+/// What is known of nodes that are probed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Reach {
     /// To be treated as gone.
@@ -44,8 +44,7 @@ pub struct Reach {
     pub unserved: BTreeMap<String, UnservedAddresses>,
     /// The latest end of an endless lease that each node's programs have obeyed, by its number.
     pub bounded: BTreeMap<String, u64>,
-    /// How long after its latest answer an agent may still hold addresses; it never changes. Zero where agents hold no
-    /// leases: nobody probes, or only asks whether the node is there.
+    /// How long after its latest answer an agent may still hold addresses; it never changes.
     pub lease: Duration,
 }
 

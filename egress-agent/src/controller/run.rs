@@ -15,6 +15,7 @@ use ipnet::IpNet;
 use kube::Client;
 use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
+use tracing::warn;
 
 use super::census::{self, Census};
 use super::leader::Leader;
@@ -47,8 +48,8 @@ pub struct ControllerSettings {
     pub namespace: String,
     pub networks: ClusterNetworks,
     pub on_unassigned: OnUnassigned,
-    /// How nodes are probed; `None` for never.
-    pub probing: Option<Manner>,
+    /// How nodes are probed.
+    pub probing: Manner,
     /// The UDP port of the overlay, through which nodes are asked too.
     pub overlay: Option<u16>,
     /// Of the client's API server.
@@ -67,12 +68,15 @@ pub async fn run(client: Client, settings: ControllerSettings, stop: Cancellatio
     let meters = station.as_ref().map(|station| station.meters()).unwrap_or_default();
     let (key, key_holder) = SharedKey::new();
     let (events, delivery) = events::queue(client.clone(), &node_name, &outages);
-    if let Some(manner) = &mut probing {
-        (manner.meters, manner.key, manner.events) = (meters.clone(), key, Some(events.clone()));
-        manner.outages = Some(outages.clone());
+    (probing.meters, probing.key, probing.events) = (meters.clone(), key, Some(events.clone()));
+    probing.outages = Some(outages.clone());
+    let (asks_agents, terms) = (probing.asks_agents(), probing.terms());
+    if !asks_agents {
+        warn!(
+            "--egressip-node-healthcheck-port is 0: egress nodes stop serving egress IPs when the API server is away for \
+             longer than the total timeout; set a port, the same for agents and controllers"
+        );
     }
-    let signs = probing.as_ref().is_some_and(|manner| manner.port != 0);
-    let terms = probing.as_ref().map(Manner::terms).unwrap_or_default();
     let (published, leads, duty) = leadership();
     let (to_leader, for_leader) = inbox::inbox();
     let (to_prober, for_prober) = inbox::inbox();
@@ -101,24 +105,22 @@ pub async fn run(client: Client, settings: ControllerSettings, stop: Cancellatio
     tasks.spawn(Task::LeaderElection, async move {
         campaign(candidate, (&place, identity), published, &of, beat, until).await;
     });
-    if let Some(manner) = probing.clone().filter(|_| signs) {
-        tasks.spawn(Task::Census, census::run(manner, node_name.clone(), to_ask, census, stop.clone()));
+    if asks_agents {
+        tasks.spawn(Task::Census, census::run(probing.clone(), node_name.clone(), to_ask, census, stop.clone()));
     }
-    if let Some(manner) = probing {
-        let through = overlay.map(|port| {
-            let ((ask, questions), (echoed, echoes)) = (mpsc::channel(ECHOES), mpsc::channel(ECHOES));
-            let asker = echo::Asker { port, own: own_endpoint, questions, echoes: echoed };
-            // Whatever reaches the tunnel's port can keep it busy.
-            tasks.spawn(Task::OverlayEcho, echo::ask(asker, stop.clone()));
-            Overlay { port, ask, echoes }
-        });
-        let (own_node, stop) = (node_name.clone(), stop.clone());
-        tasks.spawn(Task::Prober, async move {
-            prober::run(manner, &own_node, for_prober, duty, (found, through), stop).await;
-        });
-    }
+    let through = overlay.map(|port| {
+        let ((ask, questions), (echoed, echoes)) = (mpsc::channel(ECHOES), mpsc::channel(ECHOES));
+        let asker = echo::Asker { port, own: own_endpoint, questions, echoes: echoed };
+        // Whatever reaches the tunnel's port can keep it busy.
+        tasks.spawn(Task::OverlayEcho, echo::ask(asker, stop.clone()));
+        Overlay { port, ask, echoes }
+    });
+    let (own_node, until) = (node_name.clone(), stop.clone());
+    tasks.spawn(Task::Prober, async move {
+        prober::run(probing, &own_node, for_prober, duty, (found, through), until).await;
+    });
     let keep_key = async {
-        if signs {
+        if asks_agents {
             let keep =
                 secret::keep((client.clone(), &namespace), key_holder, (&outages, None), IfAbsent::Make, stop.clone());
             supervise::until(stop.clone(), Task::KeyReader, keep).await;

@@ -113,11 +113,8 @@ impl Longest {
 }
 
 /// Who is to be suspected: whom the prober suspects, and who has an address to let go of and has not been heard for half the
-/// total timeout, because its agent is silent or because nobody probes the node (any more). And when somebody is next.
+/// total timeout, because its agent is silent or cannot be asked (any more). And when the next is.
 pub fn suspects(reach: &Reach, ledger: &Ledger, since: Instant, now: Instant) -> (BTreeSet<String>, Option<Instant>) {
-    if reach.lease.is_zero() {
-        return (BTreeSet::new(), None);
-    }
     let (mut suspects, mut next) = (reach.suspects.clone(), None::<Instant>);
     for record in ledger.records.open.values() {
         let heard = reach.heard.get(&record.from).map_or(since, |heard| since.max(*heard));
@@ -140,7 +137,7 @@ mod tests {
 
     fn ledger(suspects: &[(&str, u64)]) -> Ledger {
         let suspects = suspects.iter().map(|(node, number)| ((*node).to_owned(), *number)).collect();
-        Ledger { leases: true, suspects, ..Ledger::default() }
+        Ledger { suspects, ..Ledger::default() }
     }
 
     #[test]
@@ -246,7 +243,5 @@ mod tests {
             "it leads since a second"
         );
         assert_eq!(suspects(&reach, &ledger, at(0), at(10)), (set(&["never", "other", "silent"]), Some(at(11))));
-        let nobody_probes = Reach::default();
-        assert_eq!(suspects(&nobody_probes, &ledger, at(0), at(10)), (set(&[]), None));
     }
 }

@@ -107,7 +107,7 @@ mod tests {
     }
 
     fn ledger() -> Ledger {
-        let mut ledger = Ledger { leases: true, ..Ledger::default() };
+        let mut ledger = Ledger { ..Ledger::default() };
         ledger.records.open.insert(ip(A), HandOver { number: 7, from: "n1".into(), to: Some("n2".into()) });
         ledger
     }

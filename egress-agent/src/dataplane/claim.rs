@@ -13,8 +13,7 @@
 //!    more probe follows, for hosts that have the address and never say so by themselves.
 //! 5. **Defend**, for as long as the address is held: the program on the uplink tells of each frame by which another host
 //!    claims it, an answer to a probe among them (see `events`). The first within ten seconds is answered by an
-//!    announcement, and followed by a probe ten seconds later, so that who goes on, such as a node whose agent is dead (see
-//!    `contest`), is heard again; where there was another claim meanwhile, by one more announcement. RFC 5227 section 2.4 lets a host give the address up at the second conflict (b), or never
+//!    announcement, and followed by a probe ten seconds later, so that a host that answers still is heard again; where there was another claim meanwhile, by one more announcement. RFC 5227 section 2.4 lets a host give the address up at the second conflict (b), or never
 //!    (c): an egress IP stays, or any neighbour could take it from its pods by two frames.
 //!
 //! Giving up goes the other way round.

@@ -1,6 +1,6 @@
 //! Actions onto the kernel, and the kernel's state back.
 //!
-//! One action is one map write, but for claims (see `claim`, `contest`) and cuts (see `cut`). An error leaves the state as it
+//! One action is one map write, but for claims (see `claim`) and cuts (see `cut`). An error leaves the state as it
 //! was.
 
 mod look;
@@ -9,7 +9,6 @@ mod moving;
 use std::io;
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::Instant;
 
 use aya::Pod;
 use egress_common::abi::{self, Addr, Exposure, MAX_SLOTS, PodEntry, PolicyKey, Timeouts};
@@ -18,7 +17,7 @@ use futures::future::BoxFuture;
 use ipnet::IpNet;
 use nix::time::{ClockId, clock_gettime};
 use tokio::task::spawn_blocking;
-use tracing::{info, warn};
+use tracing::info;
 
 use self::look::{held, observe};
 use super::cut::{self, Due};
@@ -288,9 +287,8 @@ async fn own(shared: &Shared, id: EgressId, address: IpAddr) -> Result<(), Datap
     }
     if !shared.state().take_probed(address) {
         let claimed = claim::probe(uplink, &[address]).await.map_err(kernel("probe for an egress IP"))?;
-        match claimed.get(&address) {
-            Some(mac) => meet_holder(&mut shared.state(), address, *mac)?,
-            None => shared.state().contests.end(address),
+        if let Some(mac) = claimed.get(&address) {
+            return Err(in_use(&shared.state(), address, *mac));
         }
     }
     supervise::blocking(|| take(shared, id, address, held))
@@ -315,25 +313,19 @@ fn take(shared: &Shared, id: EgressId, address: IpAddr, held: Option<IpAddr>) ->
     Ok(())
 }
 
-/// Another host answers for the address: an error, unless it is the node that the address comes from, or one of the
-/// cluster that has had its time to let go.
-fn meet_holder(state: &mut State, address: IpAddr, mac: Mac) -> Result<(), DataplaneError> {
-    let holder = state.expected.links.get(&mac).copied();
-    let is_recorded = state.expected.is_holder(address, mac);
+/// Another host answers for the address. Where it is a node of the cluster, even the one that the address comes from, its
+/// programs emit it: it is claimed when they have stopped.
+fn in_use(state: &State, address: IpAddr, mac: Mac) -> DataplaneError {
+    let node = state.expected.links.get(&mac).copied();
     let mac = mac_text(mac);
-    let Some(node) = holder else {
-        state.contests.end(address);
-        return Err(DataplaneError::AddressInUse { address, mac });
-    };
-    if !is_recorded && !state.contests.is_over(address, node, Instant::now()) {
-        return Err(DataplaneError::HeldByNode { address, node, mac });
+    match node {
+        Some(node) => DataplaneError::HeldByNode { address, node, mac },
+        None => DataplaneError::AddressInUse { address, mac },
     }
-    warn!(%address, %node, mac, "egress IP taken over from a node that goes on answering for it");
-    Ok(())
 }
 
 /// Probes beside all else for an address that this node is about to take, so that its claim, which comes within seconds where
-/// the other node is dead, need not wait.
+/// the other node is dead, need not wait. The node that it comes from may answer still: its lease ends before the claim.
 fn probe_early(shared: &Arc<Shared>, address: IpAddr) {
     let Some(uplink) = shared.state().facts().uplink else { return };
     let shared = Arc::clone(shared);

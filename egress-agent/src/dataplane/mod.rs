@@ -26,7 +26,7 @@
 //! | `state`, `watch`, `config`, `node_ports` | following the node; the programs' configuration |
 //! | `tables`, `map_access`, `convert` | maps: typed handles, whole-map reads, model <-> ABI |
 //! | `executor`, `cut`, `told`, `nudge`, `trouble` | actions; cutting flows; telling idle pods of it once, or that it fails |
-//! | `claim`, `contest`, `frames`, `packet` | holding an address on the network; what is held by a node that does not let go |
+//! | `claim`, `frames`, `packet` | holding an address on the network |
 //! | `next_hop` | whether the road to the outside works |
 //! | `counters`, `events`, `packet_log` | reading counters, drops, and a line per packet where the object writes one |
 //! | `meter`, `port_use` | reading for scrapes beside all else; ports in use |
@@ -39,7 +39,6 @@ mod claim;
 mod cleanup;
 mod clsact;
 mod config;
-mod contest;
 mod convert;
 mod counters;
 mod cut;

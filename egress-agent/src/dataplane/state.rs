@@ -14,7 +14,6 @@ use tracing::{info, warn};
 use super::arrival;
 use super::claim::Claims;
 use super::config;
-use super::contest::Contests;
 use super::convert;
 use super::error::{StartError, map_io};
 use super::executor::now_ns;
@@ -32,7 +31,6 @@ pub(super) struct State {
     programs: Programs,
     pub(super) tables: NodeTables,
     pub(super) claims: Claims,
-    pub(super) contests: Contests,
     /// What the claims of the present plan may count on.
     pub(super) expected: Expected,
     facts: NodeFacts,
@@ -85,7 +83,6 @@ impl State {
             programs,
             tables,
             claims: Claims::under(lease),
-            contests: Contests::default(),
             expected: Expected::default(),
             facts: NodeFacts::default(),
             owned_elsewhere: false,

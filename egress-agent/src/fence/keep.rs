@@ -74,10 +74,10 @@ pub async fn keep(
     beat: Beat,
     stop: CancellationToken,
 ) {
-    let mut fence = Fence::new(total);
+    let mut clocks = Clocks::read();
+    let mut fence = Fence::new(total, clocks.now, word.until_ns() == LeaseWord::ENDLESS);
     let mut readings = FuturesUnordered::new();
     let (mut is_probed, mut has_stake) = (true, true);
-    let mut clocks = Clocks::read();
     let mut due = clocks.now;
     loop {
         let former = std::mem::replace(&mut clocks, Clocks::read());
@@ -88,7 +88,7 @@ pub async fn keep(
             readings.clear();
             fence.wake(now);
         }
-        fence.set_stake(*stake.borrow_and_update(), now);
+        fence.set_stake(*stake.borrow_and_update());
         // Before what such a probe has confirmed counts.
         fence.note_probed(*probed.borrow());
         if let Some(as_of) = *heard.borrow_and_update() {

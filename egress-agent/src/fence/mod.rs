@@ -27,8 +27,8 @@
 //! The times are the leader's, as the ledger and its probes say; the shorter one where they differ, for it has just changed.
 //! This node's own flags count where neither says anything, and for the grace not even then.
 //!
-//! A node whose leader gives nothing away for silence holds no lease, and nor does one that was never probed while the
-//! ledger speaks of none: its deadline has no end.
+//! Before the first confirmation, after a start, the deadline of the former agent is the bound, and nothing else is needed:
+//! the kernel keeps what it holds. A deadline that has passed by then is one that was lost.
 
 mod keep;
 mod orders;
@@ -90,8 +90,8 @@ pub struct Fence {
     read: Option<Instant>,
     /// When the latest reading began, whatever came of it.
     asked: Option<Instant>,
-    /// Since when this node holds leases, or has run again.
-    began: Option<Instant>,
+    /// Since when this process runs, or runs again.
+    began: Instant,
     /// It was suspected when it asked, before anything else was known.
     denied: bool,
     /// The lease has no end, by this number of the ledger.
@@ -104,8 +104,9 @@ pub struct Fence {
 }
 
 impl Fence {
-    /// `own` is the total timeout of this node's flag; zero where it would not probe anybody.
-    pub fn new(own: Duration) -> Self {
+    /// `own` is the total timeout of this node's flag, `now` when the process began. A lease that the former agent has left
+    /// without an end has none before the ledger says so: this node has not said that it has one.
+    pub fn new(own: Duration, now: Instant, is_endless: bool) -> Self {
         Self {
             own,
             probed: None,
@@ -115,23 +116,23 @@ impl Fence {
             heard: None,
             read: None,
             asked: None,
-            began: None,
+            began: now,
             denied: false,
-            endless: None,
+            // Any number of the ledger that ends it is greater.
+            endless: is_endless.then_some(1),
             ended: 0,
             falls: 0,
             is_down: false,
         }
     }
 
-    pub fn set_stake(&mut self, stake: Stake, now: Instant) {
+    pub fn set_stake(&mut self, stake: Stake) {
         let known = std::mem::replace(&mut self.stake, stake).terms;
         if (known.total, known.programs) != (stake.terms.total, stake.terms.programs) {
             (self.read_terms.total, self.read_terms.programs) = (None, None);
         }
         self.note_ending(stake.terms.ending);
         self.set_total();
-        self.begin(now);
     }
 
     /// What a probe says of the leader's total timeout.
@@ -142,7 +143,7 @@ impl Fence {
 
     fn set_total(&mut self) {
         let leaders = [self.stake.terms.total, self.read_terms.total, self.probed].into_iter().flatten();
-        self.total = leaders.filter(|total| !total.is_zero()).min().unwrap_or(self.own);
+        self.total = leaders.min().unwrap_or(self.own);
     }
 
     /// How long after a confirmation programs may emit without their agent. Of a leader that has not said it, not longer.
@@ -153,9 +154,8 @@ impl Fence {
 
     pub fn note_heard(&mut self, as_of: Instant) {
         // What was before a pause is nothing any more.
-        if self.began.is_none_or(|began| as_of >= began) {
+        if as_of >= self.began {
             self.heard = self.heard.max(Some(as_of));
-            self.begin(as_of);
         }
     }
 
@@ -167,7 +167,7 @@ impl Fence {
         self.endless = terms.endless.filter(|number| *number > self.ended);
         if !suspected {
             self.read = self.read.max(Some(began));
-        } else if self.began.is_some_and(|since| began >= since) {
+        } else if began >= self.began {
             self.denied = true;
         }
     }
@@ -185,7 +185,7 @@ impl Fence {
     /// This process has not run for long, or the machine was suspended, and has just begun to: all is as after a start.
     pub fn wake(&mut self, now: Instant) {
         (self.heard, self.read, self.asked, self.denied) = (None, None, None, false);
-        self.began = self.began.and(Some(now));
+        self.began = now;
     }
 
     /// For how long a process that lives may be kept from running. Beyond that it was stopped.
@@ -198,39 +198,24 @@ impl Fence {
         self.asked = Some(now);
     }
 
-    fn begin(&mut self, now: Instant) {
-        let is_probed = self.heard.is_some() || self.began.is_some();
-        let holds_leases = !self.total.is_zero() && (is_probed || self.stake.leases == Some(true));
-        self.began = if holds_leases { self.began.or(Some(now)) } else { None };
-    }
-
     /// Where this node stands. `has_passed` says whether the deadline in the programs has.
     pub fn stand(&mut self, now: Instant, has_passed: bool) -> Standing {
-        let lease = self.by_lease(now);
-        let is_lost = lease == LeaseState::Lost || (has_passed && self.began.is_some());
-        if is_lost && !self.is_down {
+        let is_confirmed = self.is_confirmed(now);
+        if !self.is_down && (has_passed || !(is_confirmed || self.is_starting(now))) {
             self.is_down = true;
             self.falls += 1;
         }
-        if self.is_down && (lease != LeaseState::Held || self.stake.obeyed != self.falls) {
-            return Standing::Fenced(self.falls);
-        }
-        self.is_down = false;
-        if lease == LeaseState::Held { Standing::Holds } else { Standing::Undecided }
+        self.is_down &= !is_confirmed || self.stake.obeyed != self.falls;
+        if self.is_down { Standing::Fenced(self.falls) } else { Standing::Holds }
     }
 
-    fn by_lease(&self, now: Instant) -> LeaseState {
-        let Some(began) = self.began else {
-            let unknown = self.stake.leases.is_none() && !self.total.is_zero();
-            return if unknown { LeaseState::Unknown } else { LeaseState::Held };
-        };
-        match self.until() {
-            _ if self.endless.is_some() => LeaseState::Held,
-            Some(until) if now < until => LeaseState::Held,
-            // The programs run on, whoever ran before: a restart is no reason to stop them.
-            None if now < began + self.total && !self.denied => LeaseState::Unknown,
-            _ => LeaseState::Lost,
-        }
+    fn is_confirmed(&self, now: Instant) -> bool {
+        self.endless.is_some() || self.until().is_some_and(|until| now < until)
+    }
+
+    /// There was no time yet to be heard, or to read: the deadline of the former agent runs on.
+    fn is_starting(&self, now: Instant) -> bool {
+        self.until().is_none() && now < self.began + self.total && !self.denied
     }
 
     /// When the lease runs out. `None` where nothing was ever heard or read.
@@ -242,13 +227,12 @@ impl Fence {
     /// Until when the programs of a node that stands so may emit.
     pub fn deadline(&self, standing: Standing) -> Deadline {
         match standing {
-            Standing::Undecided => Deadline::AsItIs,
             Standing::Fenced(_) => Deadline::Passed,
-            Standing::Holds if self.began.is_none() || self.endless.is_some() => Deadline::Never,
+            Standing::Holds if self.endless.is_some() => Deadline::Never,
             Standing::Holds => {
                 let heard = self.heard.map(|heard| heard + self.programs());
                 let read = self.read.map(|read| read + self.total * 16 / 10);
-                // A node that holds has been heard or has read.
+                // None of either: this process has just begun.
                 heard.max(read).map_or(Deadline::AsItIs, Deadline::At)
             }
         }
@@ -256,7 +240,10 @@ impl Fence {
 
     /// When to read the ledger next. `None` while there is no need.
     pub fn ask_at(&self) -> Option<Instant> {
-        let began = self.began.filter(|_| self.stake.wants)?;
+        if !self.stake.wants {
+            return None;
+        }
+        let began = self.began;
         let is_told_otherwise = self.stake.terms.endless.is_some() != self.endless.is_some();
         let due = match self.heard {
             _ if is_told_otherwise => began,
@@ -273,7 +260,7 @@ impl Fence {
 
     /// When something changes by itself next.
     pub fn next(&self, now: Instant) -> Option<Instant> {
-        let ends = self.until().or(self.began.map(|began| began + self.total)).filter(|end| *end > now);
+        let ends = Some(self.until().unwrap_or(self.began + self.total)).filter(|end| *end > now);
         ends.into_iter().chain(self.ask_at()).min()
     }
 
@@ -281,15 +268,6 @@ impl Fence {
     pub fn patience(&self) -> Duration {
         self.total * 6 / 10
     }
-}
-
-/// What the lease alone says.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum LeaseState {
-    /// There was no time yet to be heard, or to read.
-    Unknown,
-    Held,
-    Lost,
 }
 
 #[cfg(test)]

@@ -6,30 +6,16 @@ fn at(start: Instant, tenths: u32) -> Instant {
     start + TOTAL * tenths / 100
 }
 
-fn stake(wants: bool, leases: bool) -> Stake {
-    Stake { wants, leases: Some(leases), ..Stake::default() }
-}
-
-#[test]
-fn who_holds_no_leases_is_not_fenced() {
-    let now = Instant::now();
-    let mut fence = Fence::new(TOTAL);
-    assert_eq!(fence.by_lease(now), LeaseState::Unknown, "the ledger is not known");
-    fence.set_stake(stake(true, false), now);
-    assert_eq!(fence.by_lease(now + TOTAL * 99), LeaseState::Held);
-    assert_eq!((fence.ask_at(), fence.next(now)), (None, None));
-    let mut off = Fence::new(Duration::ZERO);
-    assert_eq!(off.by_lease(now), LeaseState::Held);
-    off.set_stake(stake(true, true), now);
-    assert_eq!(off.by_lease(now), LeaseState::Held);
+fn stake(wants: bool) -> Stake {
+    Stake { wants, ..Stake::default() }
 }
 
 #[test]
 fn what_was_heard_holds_for_the_whole_timeout_and_what_was_read_for_less() {
     let start = Instant::now();
     let at = |percent| at(start, percent);
-    let mut fence = Fence::new(TOTAL);
-    fence.set_stake(stake(true, true), at(0));
+    let mut fence = Fence::new(TOTAL, at(0), false);
+    fence.set_stake(stake(true));
     fence.note_heard(at(0));
     fence.note_heard(at(50));
     fence.note_heard(at(40));
@@ -43,7 +29,7 @@ fn what_was_heard_holds_for_the_whole_timeout_and_what_was_read_for_less() {
     assert_eq!(fence.by_lease(at(170)), LeaseState::Lost, "suspected");
     fence.note_heard(at(160));
     assert_eq!(fence.by_lease(at(172)), LeaseState::Held);
-    fence.set_stake(stake(false, true), at(172));
+    fence.set_stake(stake(false));
     assert_eq!(fence.ask_at(), None, "there is nothing to hold");
 }
 
@@ -51,11 +37,11 @@ fn what_was_heard_holds_for_the_whole_timeout_and_what_was_read_for_less() {
 fn a_restart_is_decided_by_the_first_answer_or_when_none_comes() {
     let start = Instant::now();
     let at = |percent| at(start, percent);
-    let mut fence = Fence::new(TOTAL);
-    fence.set_stake(stake(true, true), at(0));
-    assert_eq!((fence.by_lease(at(0)), fence.ask_at()), (LeaseState::Unknown, Some(at(0))));
+    let mut fence = Fence::new(TOTAL, at(0), false);
+    fence.set_stake(stake(true));
+    assert_eq!((fence.by_lease(at(0)), fence.ask_at()), (LeaseState::Starting, Some(at(0))));
     fence.note_asked(at(0));
-    assert_eq!((fence.by_lease(at(99)), fence.by_lease(at(100))), (LeaseState::Unknown, LeaseState::Lost));
+    assert_eq!((fence.by_lease(at(99)), fence.by_lease(at(100))), (LeaseState::Starting, LeaseState::Lost));
     assert_eq!(fence.next(at(1)), Some(at(20)));
     fence.note_read(at(0), false, LeaseTerms::default());
     assert_eq!((fence.by_lease(at(59)), fence.by_lease(at(60))), (LeaseState::Held, LeaseState::Lost));
@@ -68,25 +54,20 @@ fn a_restart_is_decided_by_the_first_answer_or_when_none_comes() {
 fn a_process_that_was_stopped_asks_before_it_gives_up() {
     let start = Instant::now();
     let at = |percent| at(start, percent);
-    let mut fence = Fence::new(TOTAL);
-    fence.set_stake(stake(true, true), at(0));
+    let mut fence = Fence::new(TOTAL, at(0), false);
+    fence.set_stake(stake(true));
     fence.note_heard(at(0));
     fence.wake(at(900));
     // The same word once more, from before.
     fence.note_heard(at(0));
-    assert_eq!((fence.by_lease(at(900)), fence.ask_at()), (LeaseState::Unknown, Some(at(900))));
+    assert_eq!((fence.by_lease(at(900)), fence.ask_at()), (LeaseState::Starting, Some(at(900))));
     fence.note_asked(at(900));
     fence.note_read(at(899), true, LeaseTerms::default());
-    assert_eq!(fence.by_lease(at(901)), LeaseState::Unknown, "asked before");
+    assert_eq!(fence.by_lease(at(901)), LeaseState::Starting, "asked before");
     fence.note_read(at(900), true, LeaseTerms::default());
     assert_eq!(fence.by_lease(at(902)), LeaseState::Lost, "suspected by now");
     fence.note_heard(at(905));
     assert_eq!(fence.by_lease(at(930)), LeaseState::Held);
-    // One that holds no leases has none to lose.
-    let mut other = Fence::new(TOTAL);
-    other.set_stake(stake(true, false), at(0));
-    other.wake(at(900));
-    assert_eq!(other.by_lease(at(999)), LeaseState::Held);
 }
 
 #[test]
@@ -94,33 +75,33 @@ fn leases_last_as_long_as_the_leader_says() {
     let start = Instant::now();
     let at = |percent| at(start, percent);
     let terms = |total| LeaseTerms { total, ..LeaseTerms::default() };
-    let says = |total| Stake { terms: terms(total), ..stake(true, true) };
-    // This node's flag says ten seconds, or zero; the leader goes by one, or by forty.
-    for own in [TOTAL, Duration::ZERO] {
-        let mut fence = Fence::new(own);
-        fence.set_stake(says(Some(TOTAL / 10)), at(0));
+    let says = |total| Stake { terms: terms(total), ..stake(true) };
+    // This node's flag says ten seconds, or five; the leader goes by one, or by forty.
+    for own in [TOTAL, TOTAL / 2] {
+        let mut fence = Fence::new(own, at(0), false);
+        fence.set_stake(says(Some(TOTAL / 10)));
         fence.note_heard(at(0));
         assert_eq!((fence.by_lease(at(9)), fence.by_lease(at(10))), (LeaseState::Held, LeaseState::Lost), "{own:?}");
         fence.note_read(at(20), false, terms(Some(TOTAL / 10)));
         assert_eq!((fence.by_lease(at(25)), fence.by_lease(at(26))), (LeaseState::Held, LeaseState::Lost), "{own:?}");
-        let mut fence = Fence::new(own);
-        fence.set_stake(says(Some(TOTAL * 4)), at(0));
+        let mut fence = Fence::new(own, at(0), false);
+        fence.set_stake(says(Some(TOTAL * 4)));
         fence.note_heard(at(0));
         assert_eq!((fence.by_lease(at(399)), fence.by_lease(at(400))), (LeaseState::Held, LeaseState::Lost), "{own:?}");
     }
     // The next leader goes by less, and the ledger has not told it yet: a probe or a reading does.
-    let mut fence = Fence::new(TOTAL);
-    fence.set_stake(says(Some(TOTAL)), at(0));
+    let mut fence = Fence::new(TOTAL, at(0), false);
+    fence.set_stake(says(Some(TOTAL)));
     fence.note_probed(Some(TOTAL / 10));
     fence.note_heard(at(0));
     assert_eq!(fence.by_lease(at(10)), LeaseState::Lost);
-    let mut fence = Fence::new(TOTAL);
-    fence.set_stake(says(Some(TOTAL)), at(0));
+    let mut fence = Fence::new(TOTAL, at(0), false);
+    fence.set_stake(says(Some(TOTAL)));
     fence.note_read(at(0), false, terms(Some(TOTAL / 10)));
     assert_eq!(fence.by_lease(at(6)), LeaseState::Lost);
     // By more, and only its probes say so.
-    let mut fence = Fence::new(TOTAL);
-    fence.set_stake(says(Some(TOTAL)), at(0));
+    let mut fence = Fence::new(TOTAL, at(0), false);
+    fence.set_stake(says(Some(TOTAL)));
     fence.note_probed(Some(TOTAL * 4));
     fence.note_heard(at(0));
     assert_eq!(fence.by_lease(at(100)), LeaseState::Lost, "the shorter one is safe");
@@ -134,13 +115,13 @@ fn a_leader_with_a_shorter_timeout_waits_for_the_leases_of_its_former() {
     use crate::model::ledger::Ledger;
     let start = Instant::now();
     let (at, own) = (|percent| at(start, percent), TOTAL / 4);
-    let mut fence = Fence::new(own);
+    let mut fence = Fence::new(own, at(0), false);
     let terms = LeaseTerms { total: Some(TOTAL), ..LeaseTerms::default() };
-    fence.set_stake(Stake { terms, ..stake(true, true) }, at(0));
+    fence.set_stake(Stake { terms, ..stake(true) });
     fence.note_heard(at(0));
     let ledger = |suspects: &[(&str, u64)]| {
         let suspects = suspects.iter().map(|(node, number)| ((*node).to_owned(), *number)).collect();
-        Ledger { leases: true, suspects, ..Ledger::default() }
+        Ledger { suspects, ..Ledger::default() }
     };
     let (mut longest, mut suspicions) = (Longest::default(), Suspicions::default());
     let reach = Reach { silent: ["n".to_owned()].into(), ..Reach::by(own) };
@@ -162,9 +143,9 @@ const GRACE: Duration = Duration::from_secs(300);
 
 /// A holder by the ledger's terms, which has been heard.
 fn holder(now: Instant) -> Fence {
-    let mut fence = Fence::new(TOTAL);
+    let mut fence = Fence::new(TOTAL, now, false);
     let terms = LeaseTerms { total: Some(TOTAL), programs: Some(TOTAL + GRACE), ..LeaseTerms::default() };
-    fence.set_stake(Stake { terms, ..stake(true, true) }, now);
+    fence.set_stake(Stake { terms, ..stake(true) });
     fence.note_heard(now);
     fence
 }
@@ -175,19 +156,16 @@ fn programs_go_on_for_the_grace_behind_the_last_confirmation_and_not_behind_a_re
     let at = |percent| at(start, percent);
     let mut fence = holder(at(0));
     assert_eq!(fence.emits(at(10)), Deadline::At(at(0) + TOTAL + GRACE));
-    let mut reader = Fence::new(TOTAL);
-    reader.set_stake(stake(true, true), at(0));
+    let mut reader = Fence::new(TOTAL, at(0), false);
+    reader.set_stake(stake(true));
     assert_eq!(reader.emits(at(0)), Deadline::AsItIs, "as the former agent left it");
     reader.note_read(at(0), false, LeaseTerms { programs: Some(TOTAL + GRACE), ..LeaseTerms::default() });
     assert_eq!(reader.emits(at(10)), Deadline::At(at(160)));
     // A leader that says nothing of it gives no grace, whatever this node's flags say.
-    let mut silent = Fence::new(TOTAL);
-    silent.set_stake(stake(true, true), at(0));
+    let mut silent = Fence::new(TOTAL, at(0), false);
+    silent.set_stake(stake(true));
     silent.note_heard(at(0));
     assert_eq!(silent.emits(at(10)), Deadline::At(at(100)));
-    let mut free = Fence::new(TOTAL);
-    free.set_stake(stake(true, false), at(0));
-    assert_eq!(free.emits(at(10)), Deadline::Never);
 }
 
 /// However short it was: another node may have been given the addresses, and the node's half may have missed it.
@@ -200,7 +178,7 @@ fn what_has_passed_is_not_renewed_before_the_kernel_was_emptied() {
     assert_eq!(fence.deadline(Standing::Fenced(1)), Deadline::Passed);
     fence.note_heard(at(100));
     assert_eq!(fence.stand(at(101), true), Standing::Fenced(1), "heard again at once");
-    let obeys = |fence: &mut Fence, obeyed| fence.set_stake(Stake { obeyed, ..fence.stake }, at(101));
+    let obeys = |fence: &mut Fence, obeyed| fence.set_stake(Stake { obeyed, ..fence.stake });
     obeys(&mut fence, 1);
     assert_eq!(fence.stand(at(101), true), Standing::Holds);
     assert_eq!(fence.stand(at(102), false), Standing::Holds);
@@ -221,7 +199,7 @@ fn a_lease_without_an_end_is_believed_of_a_reading_and_ends_by_any_word() {
     let mut fence = holder(at(0));
     let told = |fence: &mut Fence, endless, ending| {
         let terms = LeaseTerms { endless, ending, ..fence.stake.terms };
-        fence.set_stake(Stake { terms, ..fence.stake }, at(10));
+        fence.set_stake(Stake { terms, ..fence.stake });
     };
     told(&mut fence, Some(7), None);
     assert_eq!((fence.stand(at(10), false), fence.ask_at()), (Standing::Holds, Some(at(0))), "it is to be read");
@@ -241,7 +219,42 @@ fn a_lease_without_an_end_is_believed_of_a_reading_and_ends_by_any_word() {
     assert_eq!(fence.bounded(), None, "it is alone again");
 }
 
+/// A restart: the former agent has left a deadline without an end. Nothing of it was given away, for this node has not said
+/// that its lease has one.
+#[test]
+fn a_lease_without_an_end_outlives_an_agent_that_reaches_nothing() {
+    let start = Instant::now();
+    let at = |percent| at(start, percent);
+    let mut fence = Fence::new(TOTAL, at(0), true);
+    fence.set_stake(stake(true));
+    assert_eq!(fence.ask_at(), Some(at(0)), "it is to be read");
+    assert_eq!(fence.stand(at(9999), false), Standing::Holds);
+    assert_eq!((fence.deadline(Standing::Holds), fence.bounded()), (Deadline::Never, None));
+    let terms = LeaseTerms { ending: Some(8), ..LeaseTerms::default() };
+    let mut ended = Fence::new(TOTAL, at(0), true);
+    ended.set_stake(Stake { terms, ..stake(true) });
+    assert_eq!((ended.stand(at(100), false), ended.bounded()), (Standing::Fenced(1), Some(8)));
+    fence.note_read(at(9990), false, LeaseTerms::default());
+    assert_eq!(fence.emits(at(9999)), Deadline::At(at(9990) + TOTAL * 16 / 10), "the ledger knows nothing of it");
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum LeaseState {
+    /// The former agent's deadline runs on.
+    Starting,
+    Held,
+    Lost,
+}
+
 impl Fence {
+    fn by_lease(&self, now: Instant) -> LeaseState {
+        match self.is_confirmed(now) {
+            true => LeaseState::Held,
+            false if self.is_starting(now) => LeaseState::Starting,
+            false => LeaseState::Lost,
+        }
+    }
+
     /// Until when the programs emit, as of now.
     fn emits(&mut self, now: Instant) -> Deadline {
         let standing = self.stand(now, false);

@@ -130,7 +130,7 @@ pub struct AgentState {
     /// Why not: the reason of health checks.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// `holds`, `fenced` or `undecided`.
+    /// `holds` or `fenced`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub leases: Option<String>,
     /// The node of the controller that has asked this agent last.
@@ -148,8 +148,6 @@ pub struct ClusterState {
     /// Label and annotation of this node.
     pub egress_node: bool,
     pub drained: bool,
-    /// Whether agents hold addresses by leases.
-    pub leases: bool,
     pub hand_overs: Vec<OpenHandOver>,
     /// Nodes that the leader has not heard for a while.
     pub suspects: Vec<String>,
@@ -284,7 +282,6 @@ impl Sources {
         let ready = self.ready.borrow().clone();
         let obstacle = Obstacle::of(ready.serving, &self.uplink.borrow());
         let leases = match *self.standing.borrow() {
-            Standing::Undecided => "undecided",
             Standing::Holds => "holds",
             Standing::Fenced(_) => "fenced",
         };

@@ -20,7 +20,6 @@ use crate::model::ledger::{HandOver, Ledger, Records};
 pub const LEDGER_NAME: &str = "egress-agent-hand-overs";
 
 const LEADER: &str = "leader";
-const LEASES: &str = "leases";
 const TOTAL: &str = "total-timeout-ms";
 const FORMER: &str = "former-total-timeout-ms";
 const PROGRAMS: &str = "programs-timeout-ms";
@@ -53,7 +52,6 @@ fn entries(object: &ConfigMap) -> Result<Ledger, String> {
     Ok(Ledger {
         version: object.resource_version().unwrap_or_default(),
         leader: text(LEADER).unwrap_or_default().to_owned(),
-        leases: text(LEASES) == Some("true"),
         total: time(TOTAL)?,
         former_total: time(FORMER)?,
         programs: time(PROGRAMS)?,
@@ -74,7 +72,6 @@ fn data(ledger: &Ledger) -> BTreeMap<String, String> {
     let records: BTreeMap<_, _> = records.map(|(address, one)| (address, (one.number, &one.from, &one.to))).collect();
     let mut data = BTreeMap::from([
         (LEADER.to_owned(), ledger.leader.clone()),
-        (LEASES.to_owned(), ledger.leases.to_string()),
         (LAST.to_owned(), ledger.records.last.to_string()),
         (RECORDS.to_owned(), json!(records).to_string()),
         (SUSPECTS.to_owned(), json!(ledger.suspects).to_string()),
@@ -144,7 +141,6 @@ mod tests {
         let ledger = Ledger {
             version: String::new(),
             leader: "a_1".into(),
-            leases: true,
             total: Some(Duration::from_millis(1500)),
             former_total: Some(Duration::from_millis(2500)),
             programs: Some(Duration::from_millis(31_500)),

@@ -279,7 +279,7 @@ mod tests {
 
     #[test]
     fn a_ledger_that_is_broken_or_gone_holds_and_is_to_be_written_anew() {
-        let known = Ledger { version: "7".into(), leader: "a".into(), leases: true, ..Ledger::default() };
+        let known = Ledger { version: "7".into(), leader: "a".into(), ..Ledger::default() };
         let unsigned = |version: &str| Ledger { version: version.into(), leader: String::new(), ..known.clone() };
         let broken = Broken { version: "8".into(), why: "records: ...".into() };
         assert_eq!(ledger_after(&known, Update::Changed("x".into(), Err(broken))), unsigned("8"));

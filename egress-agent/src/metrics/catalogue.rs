@@ -167,7 +167,7 @@ metrics! {
         "The management network between this node and the others, or all of the node's network, is cut.";
     Lease = "egress_agent_lease_seconds", Gauge, None, Agent,
         "Seconds for which the programs may go on emitting egress IPs if the agent ends now; 0 once the lease has expired",
-        "0 on an egress node: it is out of touch, or has just started. `+Inf`: no other node could host its addresses, or agents hold no leases.";
+        "0 on an egress node: it is out of touch, or has just started. `+Inf`: no other node could host its addresses.";
     Leader = "egress_agent_leader", Gauge, None, Controller,
         "1 where this controller leads",
         "The sum over both controllers is 0 for longer than some seconds: nothing is assigned. Look at the Lease and at the API server.";

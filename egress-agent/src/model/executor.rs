@@ -65,8 +65,8 @@ pub struct Expected {
     /// Their former node says that it has handed them over to this one, and it hands over what it serves: no probe is
     /// needed.
     pub handed_over: BTreeSet<IpAddr>,
-    /// The nodes (by tunnel endpoint) that open hand-overs to this node name as holders: where such a node answers the
-    /// probe, its agent is dead or late, and the claim does not wait for it.
+    /// The nodes (by tunnel endpoint) that open hand-overs to this node name as holders. Such a node may answer an early
+    /// probe: its lease has ended when the address is claimed.
     pub holders: BTreeMap<IpAddr, IpAddr>,
     /// The nodes, by tunnel endpoint, that publish these link addresses of their uplinks.
     pub links: BTreeMap<Mac, IpAddr>,
@@ -129,10 +129,10 @@ pub enum DataplaneError {
     /// The address can be no egress IP: it is not asked for on the network.
     #[error("{address} {reason}: take it out of the EgressIP object")]
     Reserved { address: std::net::IpAddr, reason: Reserved },
-    /// Another node of the cluster still answers for an egress IP that has been assigned to this one.
+    /// Another node of the cluster still answers for an egress IP that has been assigned to this one: it is not claimed.
     #[error(
-        "node {node} ({mac}) still answers for {address}: is its egress-agent running? It is taken over from there when that \
-         node has had time to give it up"
+        "node {node} ({mac}) still answers for {address}: is its egress-agent running? The address is claimed when that \
+         node has stopped; `egress-agent cleanup` there stops it at once"
     )]
     HeldByNode { address: std::net::IpAddr, node: std::net::IpAddr, mac: String },
 }

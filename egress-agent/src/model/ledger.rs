@@ -41,8 +41,6 @@ pub struct Ledger {
     pub version: String,
     /// The leader that wrote last. A new one writes this before anything else, so that a former one writes in vain.
     pub leader: String,
-    /// Whether nodes are probed, so that agents hold leases: an address may leave a node that says nothing.
-    pub leases: bool,
     /// The total timeout that the leader goes by: leases last that long, whatever an agent's own flag says. `None` where a
     /// leader of a former version wrote it.
     pub total: Option<Duration>,

@@ -26,8 +26,7 @@
 //! reading, both may emit for that long: the new one only what a third node sends it that has not heard of an older
 //! hand-over either, since the old one passes nothing on any more.
 //!
-//! An old node that finds no heir ready in time, and one whose agents hold no leases, lets go as before: what comes
-//! between is dropped. So is it where the address moves between objects: what comes late is no longer the object's.
+//! An old node that finds no new node ready in time gives the address up as before: what comes in between is dropped. So is it where the address moves between objects: what comes late is no longer the object's.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -41,13 +40,7 @@ use super::tenure::Tenure;
 use super::view::ClusterView;
 
 fn open(ledger: &Ledger) -> impl Iterator<Item = (&IpAddr, &HandOver)> {
-    // Without leases the new node may have the address before the old one is asked.
-    let leases = ledger.leases;
-    ledger
-        .records
-        .open
-        .iter()
-        .filter(move |(_, record)| leases && record.to.as_ref().is_some_and(|to| *to != record.from))
+    ledger.records.open.iter().filter(|(_, record)| record.to.as_ref().is_some_and(|to| *to != record.from))
 }
 
 /// What this node has handed over, as long as the record of that is open, whoever is named there by now.
@@ -55,7 +48,7 @@ fn handed_over<'a>(tenure: &'a Tenure, actual: &'a KernelState) -> impl Iterator
     let ledger = tenure.ledger();
     let is_ours = |address: &IpAddr| {
         let record = ledger.records.open.get(address);
-        ledger.leases && !tenure.is_fenced() && record.is_some_and(|record| record.from == tenure.node_name())
+        !tenure.is_fenced() && record.is_some_and(|record| record.from == tenure.node_name())
     };
     let gone = actual.moving.iter().filter(move |(id, moving)| {
         let is_held = actual.owned.get(id) == Some(&moving.address);

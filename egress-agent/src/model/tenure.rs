@@ -171,10 +171,9 @@ impl Tenure {
         }
     }
 
-    /// The open hand-overs to this node, from nodes that have let go, or whose leases have run out. Without leases the
-    /// other node may hold the address still.
+    /// The open hand-overs to this node, from nodes that have given the address up, or whose leases have run out.
     pub fn arriving(&self) -> impl Iterator<Item = (&IpAddr, &HandOver)> {
-        let records = self.ledger.records.open.iter().filter(|_| self.ledger.leases);
+        let records = self.ledger.records.open.iter();
         records.filter(|(_, record)| record.to.as_ref() == Some(&self.node) && record.from != self.node)
     }
 

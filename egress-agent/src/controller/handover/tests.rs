@@ -58,7 +58,7 @@ impl Stage {
             |node: &String| (node.clone(), self.heard.get(node).copied().unwrap_or(self.since).max(self.since) + LEASE);
         let ends = self.unreachable.iter().map(end).collect();
         let Self { released, given, prepared, departed, .. } = self;
-        let evidence = Evidence { released, given, prepared, leases: Leases::End(&ends), departed };
+        let evidence = Evidence { released, given, prepared, ends: &ends, departed };
         self.watch.plan(objects, &wanted, &self.records, &evidence, now)
     }
 
@@ -386,13 +386,18 @@ fn an_address_never_has_two_holders_where_nodes_hand_it_over_to_one_another() {
 }
 
 /// What the leader has planned of an assignment that is given, of a ledger that has these records.
-fn planned(stage: &Stage, wanted: &[(&str, &str)], leases: Leases<'_>, (records, now): (&Records, Instant)) -> Plan {
+fn planned(
+    stage: &Stage,
+    wanted: &[(&str, &str)],
+    ends: &BTreeMap<String, Instant>,
+    (records, now): (&Records, Instant),
+) -> Plan {
     let items = wanted.iter().map(|(node, address)| Item { node: (*node).into(), egress_ip: (*address).into() });
     let outcome = Outcome { entries: Vec::new(), items: items.collect() };
     let outcomes = BTreeMap::from([("a".to_owned(), outcome)]);
     let wanted = Assignment { outcomes, eligible: 2 };
     let Stage { released, given, prepared, departed, .. } = stage;
-    let evidence = Evidence { released, given, prepared, leases, departed };
+    let evidence = Evidence { released, given, prepared, ends, departed };
     Watch::default().plan(&stage.objects, &wanted, records, &evidence, now)
 }
 
@@ -402,7 +407,7 @@ fn a_node_gets_no_second_address_of_an_object_before_the_first_has_left() {
     let low = "172.18.0.100";
     let stage = Stage::new(Objects::from([object("a", 1, &[low, A], &[("n1", A)])]));
     let (records, ends) = (Records::default(), BTreeMap::new());
-    let plan = planned(&stage, &[("n1", low), ("n2", A)], Leases::End(&ends), (&records, stage.start));
+    let plan = planned(&stage, &[("n1", low), ("n2", A)], &ends, (&records, stage.start));
     assert_eq!(plan.holders, BTreeMap::from([(A.parse().expect("a literal"), "n1".to_owned())]));
     assert_eq!(plan.items, BTreeMap::new(), "n1 has its first one still");
 }
@@ -416,7 +421,7 @@ fn a_ledger_that_is_full_gets_no_more_records() {
         Records { last: count.into(), open: open.collect() }
     };
     let begun = |records: &Records| {
-        let plan = planned(&stage, &[("n2", A)], Leases::End(&ends), (records, stage.start));
+        let plan = planned(&stage, &[("n2", A)], &ends, (records, stage.start));
         let address: IpAddr = A.parse().expect("a literal");
         assert_eq!(plan.holders.get(&address).map(String::as_str), Some("n1"), "whether recorded or not");
         plan.steps.iter().any(|step| matches!(step, Step::Record(recorded, _) if *recorded == address))
@@ -424,16 +429,4 @@ fn a_ledger_that_is_full_gets_no_more_records() {
     let most = u32::try_from(MOST_OPEN).expect("a small number");
     assert!(begun(&of(most - 1)));
     assert!(!begun(&of(most)));
-}
-
-/// Where nobody is probed there are no leases, and a node has some time.
-#[test]
-fn without_leases_a_node_has_its_time_to_let_go() {
-    let (stage, pause) = (on("n1"), Duration::from_secs(1));
-    let record = HandOver { number: 1, from: "n1".into(), to: Some("n2".into()) };
-    let address: IpAddr = A.parse().expect("a literal");
-    let records = Records { last: 1, open: BTreeMap::from([(address, record)]) };
-    let plan = planned(&stage, &[("n2", A)], Leases::None(pause), (&records, stage.start));
-    assert_eq!(plan.holders.get(&address).map(String::as_str), Some("n1"));
-    assert_eq!(plan.look_again, Some(stage.start + pause));
 }

@@ -389,7 +389,11 @@ impl Round {
         for (name, asked) in &self.asked {
             asked.vouch.set(vouches && !judgement.unreachable.contains(name));
         }
-        let Judgement { unreachable, lost, suspects, silent, absent, .. } = judgement;
+        let Judgement { unreachable, lost, suspects, mut silent, absent, .. } = judgement;
+        if !self.manner.asks_agents() {
+            // An agent may have ended long before its node, and has fenced nothing then.
+            silent.clear();
+        }
         self.reach.send_if_modified(|reach| {
             let known = (&reach.unreachable, &reach.suspects, &reach.silent, &reach.absent);
             let is_news = known != (&unreachable, &suspects, &silent, &absent);

@@ -95,13 +95,14 @@ pub struct Manner {
 }
 
 impl Manner {
-    /// How long nodes may emit egress IPs after their agents were heard last. Zero where there is but the discard port: who
-    /// answers there is not the agent, so none holds by lease.
-    pub fn terms(&self) -> Terms {
-        match self.port {
-            0 => Terms::default(),
-            _ => Terms { lease: self.rules.total, programs: self.rules.total + self.rules.grace },
-        }
+    /// How long nodes may emit egress IPs after their agents were heard last.
+    pub const fn terms(&self) -> Terms {
+        Terms { lease: self.rules.total, programs: self.rules.total.saturating_add(self.rules.grace) }
+    }
+
+    /// Whether agents answer. At the discard port it is the kernel that does.
+    pub const fn asks_agents(&self) -> bool {
+        self.port != 0
     }
 }
 
@@ -213,7 +214,7 @@ pub(super) struct Asker {
 pub(super) async fn ask(manner: &Manner, road: &Road, asker: &Asker, tell: impl Fn(Finding) -> bool) {
     let rules = manner.rules;
     let begin = tokio::time::Instant::now() + asker.offset;
-    if manner.port == 0 {
+    if !manner.asks_agents() {
         return discard(manner, road, interval_at(begin, rules.interval), tell).await;
     }
     // Probes and, half-way between two, a look whether there is an answer.

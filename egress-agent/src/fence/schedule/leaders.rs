@@ -105,9 +105,8 @@ impl World {
         let ends = leader.suspicions.ends(&reach, times, since);
         let (departed, records) = (BTreeMap::new(), draft.records.clone());
         let (given, prepared) = (BTreeMap::new(), BTreeMap::new());
-        let leases = Leases::End(&ends);
         let evidence =
-            Evidence { released: &released, given: &given, prepared: &prepared, leases, departed: &departed };
+            Evidence { released: &released, given: &given, prepared: &prepared, ends: &ends, departed: &departed };
         let (nodes, hand_overs) = (&self.labels, &records.open);
         let (networks, services) = (&ClusterNetworks::default(), &Services::default());
         let (unreachable, absent) = (&unreachable, &absent);

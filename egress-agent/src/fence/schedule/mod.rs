@@ -25,7 +25,7 @@ use super::*;
 use crate::controller::assignment::tests::{node, object};
 use crate::controller::assignment::{Facts, Nodes, Objects, assign};
 use crate::controller::election::Timing;
-use crate::controller::handover::{Evidence, Leases, Step, Watch};
+use crate::controller::handover::{Evidence, Step, Watch};
 use crate::controller::reach::Reach;
 use crate::controller::suspicion::{Longest, Suspicions, Terms, suspects};
 use crate::model::ledger::{Ledger, Words};
@@ -169,7 +169,7 @@ impl World {
             object("c", 3, &["172.18.0.103"], &[]),
         ]);
         let named = |name: &&'static str| Node {
-            fence: Fence::new(Duration::from_secs(5)),
+            fence: Fence::new(Duration::from_secs(5), start, false),
             deadline: start,
             dead: (start, start),
             is_new: false,
@@ -191,7 +191,6 @@ impl World {
             now: start,
             api: Api {
                 ledgers: vec![Arc::new(Ledger {
-                    leases: true,
                     total: Some(TOTALS[0]),
                     programs: Some(terms(0).programs),
                     ..Ledger::default()

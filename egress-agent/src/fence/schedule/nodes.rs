@@ -30,8 +30,8 @@ impl World {
         let ledger = Arc::clone(&self.api.ledgers[node.ledger_seen]);
         let view = objects_of(&self.api, node.objects_seen);
         let wants = !given(&view, name).is_empty();
-        let (leases, terms, obeyed) = (Some(ledger.leases), LeaseTerms::of(&ledger, name), node.obeyed);
-        node.fence.set_stake(Stake { wants, leases, terms, obeyed }, now);
+        let (terms, obeyed) = (LeaseTerms::of(&ledger, name), node.obeyed);
+        node.fence.set_stake(Stake { wants, terms, obeyed });
         let asks = node.fence.ask_at().is_some_and(|time| time <= now);
         if asks {
             node.fence.note_asked(now);
@@ -41,12 +41,6 @@ impl World {
             Deadline::AsItIs => {}
             Deadline::At(time) => node.deadline = time,
             Deadline::Passed | Deadline::Never => node.deadline = now,
-        }
-        if standing == Standing::Undecided {
-            if asks {
-                self.send(name, API, Message::ReadLedger { node: index, began: now });
-            }
-            return;
         }
         let fenced = matches!(standing, Standing::Fenced(_));
         node.tenure.set_fenced(fenced, &node.held);
@@ -92,7 +86,7 @@ impl Node {
 
     /// Another process, which knows nothing of the former one but what the kernel holds.
     fn restart(&mut self, now: Instant) {
-        self.fence = Fence::new(Duration::from_secs(5));
+        self.fence = Fence::new(Duration::from_secs(5), now, false);
         self.tenure = Tenure::new(self.tenure.node_name().to_owned());
         (self.orders, self.said, self.obeyed) = (Words::new(), Words::new(), 0);
         self.probes.clear();

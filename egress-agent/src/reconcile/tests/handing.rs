@@ -10,8 +10,8 @@ const A: &str = "172.18.0.100";
 const ID: EgressId = EgressId(1);
 
 fn open(number: u64, from: &str, to: &str) -> Change {
-    let Change::Ledger(ledger) = hand_over(number, from, to) else { unreachable!("a ledger") };
-    let mut ledger = Ledger { leases: true, ..Arc::unwrap_or_clone(ledger) };
+    let Change::Ledger(ledger) = hand_over(number, from, Some(to)) else { unreachable!("a ledger") };
+    let mut ledger = Arc::unwrap_or_clone(ledger);
     ledger.records.last = number;
     Change::Ledger(Arc::new(ledger))
 }
@@ -127,16 +127,10 @@ async fn an_heir_that_is_not_ready_in_time_is_not_waited_for() {
 }
 
 #[tokio::test]
-async fn nobody_is_waited_for_where_agents_hold_no_leases_or_nobody_is_to_have_it() {
-    let Change::Ledger(none) = hand_over(7, "n1", "n2") else { unreachable!("a ledger") };
-    let Change::Ledger(nobody) = open(7, "n1", "n2") else { unreachable!("a ledger") };
-    let mut nobody = Arc::unwrap_or_clone(nobody);
-    nobody.records.open.values_mut().for_each(|record| record.to = None);
-    for ledger in [none, Arc::new(nobody)] {
-        let mut stage = Stage::begin(held()).await;
-        let done = stage.hear(Change::Ledger(ledger)).await;
-        assert!(done.contains(&Action::Disown(ID, ip(A))), "{done:?}");
-    }
+async fn an_address_that_no_node_is_to_have_is_given_up_at_once() {
+    let mut stage = Stage::begin(held()).await;
+    let done = stage.hear(hand_over(7, "n1", None)).await;
+    assert!(done.contains(&Action::Disown(ID, ip(A))), "{done:?}");
 }
 
 #[tokio::test]
@@ -362,7 +356,7 @@ async fn only_the_word_of_the_node_that_has_handed_over_spares_a_probe() {
     // What this node had itself, and has read anew, may be another host's by now.
     let mut stage = Stage::begin(held()).await;
     stage.hear(open(7, "n1", "n2")).await;
-    stage.hear(Change::Ledger(Arc::new(Ledger { leases: true, ..Ledger::default() }))).await;
+    stage.hear(Change::Ledger(Arc::new(Ledger { ..Ledger::default() }))).await;
     stage.reconciler.ties.tenure.confirm(&BTreeSet::from([ip(A)]));
     assert_eq!(stage.reconciler.ties.expected(stage.reconciler.compiler.view()).handed_over, BTreeSet::new());
 }

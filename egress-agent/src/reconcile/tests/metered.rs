@@ -162,7 +162,7 @@ async fn who_is_busy_moves_with_each_action_and_so_does_who_has_nothing_to_do() 
 #[tokio::test]
 async fn who_waits_says_for_what() {
     let nobody: ties::Ask = Box::new(|_| Box::pin(std::future::pending()));
-    let (standing, is_standing) = watch::channel(ties::Standing::Undecided);
+    let is_standing = watch::channel(ties::Standing::Holds).1;
     let tells = (watch::channel(ties::Stake::default()).0, watch::channel(BTreeMap::new()).0);
     let ties = Ties::new("n1", (is_standing, watch::channel(BTreeMap::new()).1), tells, nobody);
     let ready = watch::channel(Ready::default()).0;
@@ -176,8 +176,6 @@ async fn who_waits_says_for_what() {
     world(&[]).into_iter().for_each(|change| reconciler.apply(change));
     said(&mut reconciler, "pods").await;
     reconciler.apply(Change::Pods(Update::Replaced(BTreeMap::new())));
-    said(&mut reconciler, "whether this node may hold egress IPs").await;
-    standing.send_replace(ties::Standing::Holds);
     let (name, of_none) = (node(1).0, Node { name: "n1".into(), ..Node::default() });
     reconciler.apply(Change::Nodes(Update::Changed(name, Arc::new(of_none))));
     said(&mut reconciler, "its networks").await;

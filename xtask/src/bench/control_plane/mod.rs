@@ -1,7 +1,8 @@
 //! `cargo xtask bench --control-plane`: what one agent costs in a large cluster, and how fast it follows.
 //!
 //! The lab's in-memory API server holds the cluster; one node of it is real, with a real agent and real maps, all others
-//! are objects and nothing else. Nobody probes (`--egressip-reachability-total-timeout=0`): there is nothing to answer.
+//! are objects and nothing else. The controller asks whether they are there at the discard port (`--egressip-node-healthcheck-port=0`)
+//! of addresses that the real node's kernel answers for.
 //!
 //! | phase | what is measured |
 //! |---|---|
@@ -49,6 +50,8 @@ use world::Scale;
 pub(super) use figures::{table, write};
 
 const HEALTH_PORT: u16 = 9107;
+/// Seconds: each node is asked once a second.
+const TOTAL_TIMEOUT: u32 = 4;
 /// How often an agent is asked whether it is synchronised.
 const LOOK: Duration = Duration::from_millis(5);
 /// How long a phase may take before it is given up.
@@ -116,13 +119,21 @@ impl Ground {
             let management = format!("{}/22", world::management()?);
             node.host.exec("ip", &["address", "add", &management, "dev", MANAGEMENT])?;
         }
+        for net in [world::NODE_NETWORK, world::PODS] {
+            for node in lab.nodes() {
+                node.host.exec("ip", &["route", "add", "local", net, "dev", "lo"])?;
+            }
+        }
         let extra = [
-            "--egressip-reachability-total-timeout=0".to_owned(),
+            format!("--egressip-reachability-total-timeout={TOTAL_TIMEOUT}"),
+            // Nodes that are objects acknowledge nothing, and there is no agent whose end is to be waited for.
+            "--egressip-reachability-grace=0".to_owned(),
             format!("--cluster-subnets={}", world::PODS),
             format!("--metrics-bind-address={}", full::METRICS),
             format!("--nat-entries={}", full::ROOM),
         ];
-        let options = AgentOptions::new(&built.agent, &cluster).with(extra);
+        let mut options = AgentOptions::new(&built.agent, &cluster).with(extra);
+        options.controller_extra.extend(["--egressip-node-healthcheck-port", "0"].map(str::to_owned));
         let ground = Self { agent: None, cluster, lab, options };
         world::fill(ground.server()?, scale)?;
         Ok(ground)

@@ -17,6 +17,8 @@ use crate::apiserver::ApiServer;
 
 /// The pod network of the cluster.
 pub(super) const PODS: &str = "10.128.0.0/10";
+/// All nodes but the real one.
+pub(super) const NODE_NETWORK: &str = "172.18.16.0/20";
 const NODES: Ipv4Addr = Ipv4Addr::new(172, 18, 16, 0);
 const EGRESS: Ipv4Addr = Ipv4Addr::new(172, 18, 64, 0);
 const FIRST_POD: Ipv4Addr = Ipv4Addr::new(10, 128, 0, 0);
