@@ -131,7 +131,7 @@ pub async fn run<E: Executor + Send + 'static>(
                 uplink,
                 released: words.clone(),
                 overlay: overlay_port,
-                bounded: is_bounded,
+                bounded: is_bounded.clone(),
                 next_hop,
                 nodes: node_addresses,
                 key,
@@ -203,7 +203,7 @@ pub async fn run<E: Executor + Send + 'static>(
     tasks.spawn(Task::LeaseKeeper, fence);
     let until = stop.clone();
     tasks.spawn(Task::NodeReconciler, async move { drop(reconciler.run(for_node, until).await) });
-    let words = (words.clone(), readiness);
+    let words = (words.clone(), readiness, is_bounded.clone());
     let acknowledge = words::publish((client.clone(), &node_name), words, of_own_node, &outages, stop.clone());
     let rollback = rollback::watch(client.clone(), &namespace, &outages, stop.clone());
     tokio::join!(

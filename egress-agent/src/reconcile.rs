@@ -322,7 +322,7 @@ impl<E: Executor> Reconciler<E> {
         };
         let node = |name: &str, node: &Node| {
             for problem in node.problems.iter().filter(|_| node_is_news(name, node)) {
-                warn!(node = name, problem, "a node's annotation cannot be read; what was read last holds");
+                warn!(node = name, problem, "what is said of a node cannot be read; what was read last holds");
             }
         };
         let object = |object: &EgressObject| {

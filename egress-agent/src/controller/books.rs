@@ -139,7 +139,12 @@ impl Books {
                 draft.suspects.insert(node, draft.records.last);
             }
         }
-        let settled = self.alone.follow(&mut draft, (objects, nodes), &reach.bounded, now);
+        // By probes it is sooner; without a health port there are none.
+        let mut bounded = reach.bounded.clone();
+        for (name, number) in nodes.iter().filter_map(|(name, node)| Some((name, node.bounded?))) {
+            bounded.entry(name.clone()).and_modify(|by_probes| *by_probes = number.max(*by_probes)).or_insert(number);
+        }
+        let settled = self.alone.follow(&mut draft, (objects, nodes), &bounded, now);
         let said = self.heard.listen(ledger, nodes, reach, now);
         let open = &ledger.records.open;
         let shown: BTreeSet<IpAddr> = match self.departed.is_empty() {
@@ -170,8 +175,7 @@ impl Books {
             })
         };
         for (address, hand_over) in recorded() {
-            draft.records.last = draft.records.last.max(hand_over.number);
-            draft.records.open.insert(*address, hand_over.clone());
+            draft.record(*address, hand_over.clone());
         }
         let is_written = self.write(draft).await;
         // What is not written is begun anew each second.
@@ -188,7 +192,7 @@ impl Books {
         let mut draft = Ledger::clone(ledger);
         for step in steps {
             if let Step::Forget(address) = step {
-                draft.records.open.remove(address);
+                draft.forget(address);
             }
         }
         self.write(draft).await

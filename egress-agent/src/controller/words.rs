@@ -16,12 +16,10 @@ const HEIRS_TIME: Duration = Duration::from_secs(1);
 /// How much faster a word may come by a probe than by the API server, if that is there.
 const PROBES_LEAD: Duration = Duration::from_millis(150);
 
-/// Since when old nodes' words about hand-overs, by number, wait for the new node; and the first new node that was seen
-/// under each number.
+/// Since when old nodes' words about hand-overs, by number, wait for the new node.
 #[derive(Debug, Default)]
 pub(super) struct Heard {
     since: BTreeMap<u64, Instant>,
-    first: BTreeMap<u64, Option<String>>,
 }
 
 /// The words at one time, about hand-overs by address and number.
@@ -31,7 +29,8 @@ pub(super) struct Said {
     pub(super) released: BTreeSet<(IpAddr, u64)>,
     /// Whom old nodes have handed them over to, as far as they say so in their EgressNode objects.
     pub(super) given: BTreeMap<(IpAddr, u64), Option<String>>,
-    /// The nodes that are ready for them.
+    /// The nodes that are ready for them, of those that the hand-over names or has named: no other can have been given the
+    /// address, whatever its agent's token is used to say.
     pub(super) prepared: BTreeMap<(IpAddr, u64), BTreeSet<String>>,
     /// When the next new node is waited for no longer.
     pub(super) look_again: Option<Instant>,
@@ -42,14 +41,15 @@ impl Heard {
         let mut said = Said::default();
         for (name, node) in nodes {
             for (address, Prepared(number, ..)) in &node.prepared {
-                said.prepared.entry((*address, *number)).or_default().insert(name.clone());
+                let record = ledger.records.open.get(address).filter(|record| record.number == *number);
+                if record.is_some_and(|record| ledger.has_named(record, name)) {
+                    said.prepared.entry((*address, *number)).or_default().insert(name.clone());
+                }
             }
         }
-        let open: BTreeSet<u64> = ledger.records.open.values().map(|record| record.number).collect();
-        self.first.retain(|number, _| open.contains(number));
         let mut waiting = BTreeMap::new();
         for (address, record) in &ledger.records.open {
-            let has_changed = *self.first.entry(record.number).or_insert_with(|| record.to.clone()) != record.to;
+            let has_changed = ledger.former_targets.contains_key(&record.number);
             let says = |words: Option<&Words>| words.is_some_and(|words| words.get(address) == Some(&record.number));
             let old = nodes.get(&record.from).filter(|old| says(Some(&old.released)));
             if old.is_none() && !says(reach.released.get(&record.from)) {
@@ -107,7 +107,7 @@ mod tests {
     }
 
     fn ledger() -> Ledger {
-        let mut ledger = Ledger { ..Ledger::default() };
+        let mut ledger = Ledger::default();
         ledger.records.open.insert(ip(A), HandOver { number: 7, from: "n1".into(), to: Some("n2".into()) });
         ledger
     }
@@ -146,6 +146,26 @@ mod tests {
         }
     }
 
+    /// With the token of any agent one could say it, and the address would wait for that node.
+    #[test]
+    fn who_was_never_named_is_not_ready() {
+        let ready =
+            |number| Node { prepared: [(ip(A), Prepared(number, "n1".into(), true))].into(), ..Node::default() };
+        let nodes = |number| ["n2", "n3", "n4"].map(|name| (name.to_owned(), Arc::new(ready(number)))).into();
+        let mut ledger = ledger();
+        let listen = |ledger: &Ledger, number| {
+            Heard::default().listen(ledger, &nodes(number), &Reach::default(), Instant::now())
+        };
+        let of = |names: &[&str]| BTreeMap::from([((ip(A), 7), names.iter().map(|&name| name.to_owned()).collect())]);
+        assert_eq!(listen(&ledger, 7).prepared, of(&["n2"]));
+        ledger.record(ip(A), HandOver { number: 7, from: "n1".into(), to: None });
+        ledger.record(ip(A), HandOver { number: 7, from: "n1".into(), to: Some("n3".into()) });
+        assert_eq!(listen(&ledger, 7).prepared, of(&["n2", "n3"]));
+        assert_eq!(listen(&ledger, 8).prepared, BTreeMap::new());
+        ledger.record(ip(A), HandOver { number: 9, from: "n3".into(), to: None });
+        assert!(ledger.former_targets.is_empty(), "another hand-over");
+    }
+
     /// Else the status would be written before the new node takes other nodes' packets.
     #[test]
     fn a_word_that_was_faster_by_probes_waits_a_moment_for_the_one_that_says_more() {
@@ -170,8 +190,8 @@ mod tests {
         // Another was named before, and may have been handed the address.
         let mut heard = Heard::default();
         let mut changed = ledger.clone();
-        changed.records.open.get_mut(&ip(A)).expect("a record").to = Some("n3".into());
-        heard.listen(&ledger, &given_to(6, None, None), &Reach::default(), start);
+        changed.record(ip(A), HandOver { number: 7, from: "n1".into(), to: Some("n3".into()) });
+        assert_eq!(changed.former_targets, BTreeMap::from([(7, ["n2".to_owned()].into())]));
         let said = heard.listen(&changed, &given_to(6, None, None), &reach, start);
         assert_eq!((said.released.len(), said.look_again), (0, until(150)));
         // Where nobody is ready there is nobody to wait for.

@@ -142,6 +142,10 @@ pub struct EgressNodeStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("maxItems" = 4096, "x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["address"]))]
     pub prepared: Option<Vec<PreparedAddress>>,
+    /// The latest end of a lease without one, by its number, that the node's programs obey.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("format" = "int64"))]
+    pub bounded_lease: Option<u64>,
 }
 
 /// Networks with their prefix lengths.

@@ -26,6 +26,7 @@ const PROGRAMS: &str = "programs-timeout-ms";
 const FORMER_PROGRAMS: &str = "former-programs-timeout-ms";
 const LAST: &str = "last";
 const RECORDS: &str = "records";
+const FORMER_TARGETS: &str = "former-targets";
 const SUSPECTS: &str = "suspects";
 const ENDLESS: &str = "endless-leases";
 const ENDING: &str = "ending-leases";
@@ -57,6 +58,7 @@ fn entries(object: &ConfigMap) -> Result<Ledger, String> {
         programs: time(PROGRAMS)?,
         former_programs: time(FORMER_PROGRAMS)?,
         records: Records { last: entry(LAST, text(LAST))?, open: open.into_iter().map(record).collect() },
+        former_targets: entry(FORMER_TARGETS, text(FORMER_TARGETS))?,
         suspects: entry(SUSPECTS, text(SUSPECTS))?,
         endless: entry(ENDLESS, text(ENDLESS))?,
         ending: entry(ENDING, text(ENDING))?,
@@ -83,6 +85,9 @@ fn data(ledger: &Ledger) -> BTreeMap<String, String> {
             .filter(|(_, all)| !all.is_empty())
             .map(|(key, all)| (key.to_owned(), json!(all).to_string())),
     );
+    if !ledger.former_targets.is_empty() {
+        data.insert(FORMER_TARGETS.to_owned(), json!(ledger.former_targets).to_string());
+    }
     let times = [
         (TOTAL, ledger.total),
         (FORMER, ledger.former_total),
@@ -146,6 +151,7 @@ mod tests {
             programs: Some(Duration::from_millis(31_500)),
             former_programs: None,
             records: Records { last: 9, open },
+            former_targets: BTreeMap::from([(6, ["e".to_owned()].into())]),
             suspects: BTreeMap::from([("c".to_owned(), 8)]),
             endless: BTreeMap::from([("d".to_owned(), 5)]),
             ending: BTreeMap::new(),

@@ -133,7 +133,7 @@ fn changes(node: &KubeNode, said: &EgressNodeStatus, networks: &HostNetworks, le
     let mut status = json!({"networks": own, "uplink": uplink, "healthAddresses": health});
     if !said.node_uid.is_empty() && said.node_uid != uid {
         // Of a former Node of the name.
-        (status["released"], status["prepared"]) = (Value::Null, Value::Null);
+        ["released", "prepared", "boundedLease"].into_iter().for_each(|key| status[key] = Value::Null);
     }
     (!is_same).then_some(status)
 }

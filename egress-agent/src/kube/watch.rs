@@ -99,18 +99,18 @@ pub fn for_controller(
 fn nodes(client: &Client, outages: &Outages) -> impl Stream<Item = Update<String, Arc<view::Node>>> + Send + use<> {
     let nodes: Api<Node> = Api::all(client.clone());
     let said: Api<DynamicObject> = Api::all_with(client.clone(), &egress_node_resource());
-    let nodes =
-        updates(("nodes", outages.clone()), nodes, config(), ResourceExt::name_any, convert::node).map(Half::Node);
+    let nodes = updates(("nodes", outages.clone()), nodes, config(), ResourceExt::name_any, convert::node)
+        .map(|update| Half::Node(Box::new(update)));
     let said =
         updates(("EgressNode objects", outages.clone()), said, config(), ResourceExt::name_any, convert::agent_facts);
-    let both = stream::select_all([nodes.boxed(), said.map(Half::Agent).boxed()]);
+    let both = stream::select_all([nodes.boxed(), said.map(|update| Half::Agent(Box::new(update))).boxed()]);
     both.scan(Join::default(), |join, half| std::future::ready(Some(join.apply(half)))).flat_map(stream::iter)
 }
 
 /// What one of two watches tells.
 enum Half {
-    Node(Update<String, view::Node>),
-    Agent(Update<String, AgentFacts>),
+    Node(Box<Update<String, view::Node>>),
+    Agent(Box<Update<String, AgentFacts>>),
 }
 
 /// Two watches as one: nothing before each has listed, a list where one lists, else what changes of one node.
@@ -123,8 +123,8 @@ struct Join {
 impl Join {
     fn apply(&mut self, half: Half) -> Option<Update<String, Arc<view::Node>>> {
         let name = match half {
-            Half::Node(update) => enter_half(&mut self.nodes, update),
-            Half::Agent(update) => enter_half(&mut self.said, update),
+            Half::Node(update) => enter_half(&mut self.nodes, *update),
+            Half::Agent(update) => enter_half(&mut self.said, *update),
         };
         let (nodes, said) = (self.nodes.as_ref()?, self.said.as_ref()?);
         let join =
@@ -299,18 +299,20 @@ mod tests {
         };
         let mut join = Join::default();
         let both = BTreeMap::from([("a".to_owned(), node("a")), ("b".to_owned(), node("b"))]);
-        assert!(join.apply(Half::Node(Update::Replaced(both))).is_none(), "what agents say is not known");
+        assert!(join.apply(Half::Node(Box::new(Update::Replaced(both)))).is_none(), "what agents say is not known");
         let said = BTreeMap::from([("a".to_owned(), facts("02:00:00:00:00:01"))]);
-        let Some(Update::Replaced(all)) = join.apply(Half::Agent(Update::Replaced(said))) else { panic!("a list") };
+        let Some(Update::Replaced(all)) = join.apply(Half::Agent(Box::new(Update::Replaced(said)))) else {
+            panic!("a list")
+        };
         assert_eq!(all["a"].uplink.mac, Some([2, 0, 0, 0, 0, 1]));
         assert_eq!((all.len(), all["b"].uplink.mac), (2, None));
-        let changed = join.apply(Half::Agent(Update::Changed("b".into(), facts("02:00:00:00:00:02"))));
+        let changed = join.apply(Half::Agent(Box::new(Update::Changed("b".into(), facts("02:00:00:00:00:02")))));
         assert!(matches!(changed, Some(Update::Changed(_, b)) if b.uplink.mac == Some([2, 0, 0, 0, 0, 2])));
-        let gone = join.apply(Half::Agent(Update::Removed("b".into())));
+        let gone = join.apply(Half::Agent(Box::new(Update::Removed("b".into()))));
         assert!(matches!(gone, Some(Update::Changed(_, b)) if b.uplink.mac.is_none()));
-        let gone = join.apply(Half::Node(Update::Removed("b".into())));
+        let gone = join.apply(Half::Node(Box::new(Update::Removed("b".into()))));
         assert!(matches!(gone, Some(Update::Removed(name)) if name == "b"));
-        let stray = join.apply(Half::Agent(Update::Changed("c".into(), facts("02:00:00:00:00:03"))));
+        let stray = join.apply(Half::Agent(Box::new(Update::Changed("c".into(), facts("02:00:00:00:00:03")))));
         assert!(matches!(stray, Some(Update::Removed(name)) if name == "c"), "of no Node");
     }
 

@@ -1,5 +1,6 @@
 //! A node's acknowledgements of hand-overs, in its EgressNode object: that it has given an address up, which the controller
-//! waits for, and that it is ready to take one over, which the node that has it waits for.
+//! waits for, and that it is ready to take one over, which the node that has it waits for. And of its lease: that it has an
+//! end again.
 //!
 //! They name hand-overs by number, so that they are never taken for acknowledgements of a later one, and only those that are
 //! open: they go with the last of them.
@@ -21,6 +22,9 @@ use crate::model::node::{Prepared, Readiness};
 use crate::model::view::Node;
 use crate::reconcile::Ready;
 
+/// What has been given up, what the node is ready for, and the latest end of a lease without one.
+type Wanted = (Words, Readiness, Option<u64>);
+
 /// How long one write may take.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// After a failed write.
@@ -31,7 +35,11 @@ const RETRY: Duration = Duration::from_millis(500);
 /// start is one that others wait for again.
 pub async fn publish(
     (client, node_name): (Client, &str),
-    (mut released, mut ready): (watch::Receiver<Words>, watch::Receiver<Readiness>),
+    (mut released, mut ready, mut bounded): (
+        watch::Receiver<Words>,
+        watch::Receiver<Readiness>,
+        watch::Receiver<Option<u64>>,
+    ),
     (mut own, mut serves): (watch::Receiver<Option<Arc<Node>>>, watch::Receiver<Ready>),
     outages: &Outages,
     stop: CancellationToken,
@@ -40,10 +48,11 @@ pub async fn publish(
     let object = OwnObject::new(client, node_name);
     let mut has_looked = false;
     loop {
-        let wanted = (released.borrow_and_update().clone(), ready.borrow_and_update().clone());
+        let wanted =
+            (released.borrow_and_update().clone(), ready.borrow_and_update().clone(), *bounded.borrow_and_update());
         let known = own.borrow_and_update().as_ref().map(|node| {
-            let Node { uid, given, prepared, released, .. } = &**node;
-            let said = (released.clone(), Readiness { given: given.clone(), prepared: prepared.clone() });
+            let Node { uid, given, prepared, released, bounded, .. } = &**node;
+            let said = (released.clone(), Readiness { given: given.clone(), prepared: prepared.clone() }, *bounded);
             (uid.clone(), said)
         });
         has_looked |= serves.borrow_and_update().serving || wanted != Default::default();
@@ -58,9 +67,9 @@ pub async fn publish(
             match written {
                 Ok(Ok(())) => {
                     outages.works(WHAT);
-                    let (released, ready) = &wanted;
+                    let (released, ready, bounded) = &wanted;
                     if wanted != Default::default() {
-                        info!(?released, ?ready, "said what this node has let go of, and is ready for");
+                        info!(?released, ?ready, ?bounded, "said what this node has let go of, and is ready for");
                     }
                 }
                 Ok(Err(error)) => outages.failed(WHAT, &error),
@@ -72,18 +81,19 @@ pub async fn publish(
             () = tokio::time::sleep(RETRY), if failed => {}
             alive = released.changed() => if alive.is_err() { return },
             alive = ready.changed() => if alive.is_err() { return },
+            alive = bounded.changed() => if alive.is_err() { return },
             alive = own.changed() => if alive.is_err() { return },
             alive = serves.changed(), if !has_looked => if alive.is_err() { return },
         }
     }
 }
 
-async fn write(object: &OwnObject, node_uid: &str, wanted: &(Words, Readiness)) -> Result<(), Error> {
+async fn write(object: &OwnObject, node_uid: &str, wanted: &Wanted) -> Result<(), Error> {
     object.say(node_uid, status(wanted)).await
 }
 
 /// Lists that are empty are left out of the object.
-fn status((released, ready): &(Words, Readiness)) -> Value {
+fn status((released, ready, bounded): &Wanted) -> Value {
     let released: Vec<_> = released
         .iter()
         .map(|(address, number)| ReleasedAddress {
@@ -105,6 +115,7 @@ fn status((released, ready): &(Words, Readiness)) -> Value {
     json!({
         "released": Some(released).filter(|all| !all.is_empty()),
         "prepared": Some(prepared).filter(|all| !all.is_empty()),
+        "boundedLease": bounded,
     })
 }
 
@@ -126,11 +137,12 @@ mod tests {
         let (_own, is_own) = watch::channel(Some(Arc::new(node)));
         let (_released, words) = watch::channel(Words::new());
         let (_ready, readiness) = watch::channel(Readiness::default());
+        let (_bounded, is_bounded) = watch::channel(None);
         let (serves, is_serving) = watch::channel(Ready::default());
         let stop = CancellationToken::new();
         let (its, until) = (stop.clone(), Duration::from_millis(300));
         let publishing = tokio::spawn(async move {
-            publish((client, "a"), (words, readiness), (is_own, is_serving), &outages, its).await;
+            publish((client, "a"), (words, readiness, is_bounded), (is_own, is_serving), &outages, its).await;
         });
         tokio::time::sleep(until).await;
         assert_eq!(server.asked("PATCH"), 0, "nobody has looked yet");
@@ -147,7 +159,7 @@ mod tests {
         let released = Words::from([(one, 7), (other, 8)]);
         let given = [(other, "node2".to_owned())].into();
         let prepared = [(ip("172.18.0.101"), Prepared(9, "node3".into(), false))].into();
-        let said = (released, Readiness { given, prepared });
+        let said = (released, Readiness { given, prepared }, Some(12));
         let text = status(&said);
         assert_eq!(
             text["released"],
@@ -158,7 +170,8 @@ mod tests {
         object.data["status"]["nodeUID"] = json!("u");
         let node = Node { uid: "u".into(), ..Node::default() };
         let read = convert::joined(&node, Some(&convert::agent_facts(&object)));
-        assert_eq!((read.released, Readiness { given: read.given, prepared: read.prepared }), said);
-        assert_eq!(status(&Default::default()), json!({"released": null, "prepared": null}));
+        assert_eq!((read.released, Readiness { given: read.given, prepared: read.prepared }, read.bounded), said);
+        let nothing = json!({"released": null, "prepared": null, "boundedLease": null});
+        assert_eq!(status(&Default::default()), nothing);
     }
 }

@@ -58,7 +58,7 @@ impl Compiler {
     /// egress IP, and would take it from its object.
     pub fn reservations(&self) -> Reservations {
         let nodes = self.view.nodes.iter().map(|(name, node)| (name.as_str(), node.as_ref()));
-        Reservations::new(nodes, &self.settings.networks(), [])
+        Reservations::new(nodes, &self.settings.networks(), [], Some(&self.settings.node_name))
     }
 
     /// What was desired last.

@@ -3,7 +3,7 @@
 //! One value, written as a whole by the leader, followed by every agent. It outlives the leader, so a new one goes on from
 //! it (`controller::handover`); what an agent makes of it is [`super::tenure`]'s.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -52,6 +52,9 @@ pub struct Ledger {
     /// A longer one of former leaders, likewise.
     pub former_programs: Option<Duration>,
     pub records: Records,
+    /// The nodes that an open hand-over, by its number, has named before as its new node: the old one may have handed the
+    /// address over to one of them.
+    pub former_targets: BTreeMap<u64, BTreeSet<String>>,
     /// Nodes that have not been heard for a while, with a number for each time that this began.
     pub suspects: BTreeMap<String, u64>,
     /// Nodes whose leases have no end, since no other node could host any of their addresses, likewise.
@@ -64,6 +67,34 @@ impl Ledger {
     /// While a hand-over of an address is open nobody but its new node may hold it.
     pub fn lets_hold(&self, node: &str, address: &IpAddr) -> bool {
         self.records.open.get(address).is_none_or(|record| record.to.as_deref() == Some(node))
+    }
+
+    /// Records a hand-over that begins, or has another new node.
+    pub fn record(&mut self, address: IpAddr, hand_over: HandOver) {
+        self.records.last = self.records.last.max(hand_over.number);
+        let former = self.records.open.insert(address, hand_over.clone());
+        match former {
+            Some(HandOver { number, to: Some(target), .. })
+                if number == hand_over.number && hand_over.to.as_ref() != Some(&target) =>
+            {
+                self.former_targets.entry(number).or_default().insert(target);
+            }
+            Some(HandOver { number, .. }) if number != hand_over.number => drop(self.former_targets.remove(&number)),
+            Some(_) | None => {}
+        }
+    }
+
+    /// A hand-over is over.
+    pub fn forget(&mut self, address: &IpAddr) {
+        if let Some(record) = self.records.open.remove(address) {
+            self.former_targets.remove(&record.number);
+        }
+    }
+
+    /// Whether the hand-over names this node as its new one, or has named it.
+    pub fn has_named(&self, record: &HandOver, node: &str) -> bool {
+        let former = self.former_targets.get(&record.number);
+        record.to.as_deref() == Some(node) || former.is_some_and(|former| former.contains(node))
     }
 
     /// What this node is to let go of.

@@ -31,6 +31,8 @@ pub struct Node {
     pub networks_known: bool,
     /// Every address of the node with its prefix length.
     pub host_cidrs: Vec<IpNet>,
+    /// One of these two is what its agent says: no annotation of its Node object does.
+    pub networks_by_agent: bool,
     /// `status.addresses`.
     pub internal: Vec<IpAddr>,
     pub external: Vec<IpAddr>,
@@ -50,6 +52,8 @@ pub struct Node {
     pub given: Given,
     /// What its agent is ready to take over.
     pub prepared: BTreeMap<IpAddr, Prepared>,
+    /// The latest end of a lease without one that its programs obey, by its number in the ledger.
+    pub bounded: Option<u64>,
     /// OVN-Kubernetes manages the node: it announces a pod's address before the pod starts.
     pub announces_pods: bool,
     /// It says of itself that pods' traffic does not pass the host.
@@ -129,8 +133,14 @@ impl Reading for Node {
         }
         for part in &self.unreadable {
             match part {
-                NodePart::Primary => self.primary.clone_from(&known.primary),
-                NodePart::HostCidrs => self.host_cidrs.clone_from(&known.host_cidrs),
+                NodePart::Primary => {
+                    self.primary.clone_from(&known.primary);
+                    self.networks_by_agent |= known.networks_by_agent;
+                }
+                NodePart::HostCidrs => {
+                    self.host_cidrs.clone_from(&known.host_cidrs);
+                    self.networks_by_agent |= known.networks_by_agent;
+                }
                 NodePart::PodSubnets => self.pod_subnets.clone_from(&known.pod_subnets),
                 NodePart::Cloud => self.cloud.clone_from(&known.cloud),
             }

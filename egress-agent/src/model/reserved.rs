@@ -3,6 +3,10 @@
 //! One table, asked twice: by the controller before it assigns (`controller::assignment`), and by the node before it
 //! claims (`reconcile`). Whoever may write an EgressIP object must not take an address from a router, a node or the
 //! network itself; and a node that took its own next hop or API server would cut itself off.
+//!
+//! What an agent alone says of its node reserves an address where no other node could host it, or where another agent says the
+//! same: with the token of one agent nobody can take addresses from objects. Else the probe before a claim finds the host that
+//! has the address.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
@@ -89,11 +93,13 @@ pub struct Reservations {
 }
 
 impl Reservations {
-    /// `nodes` by name, and `services` the addresses outside the service networks that Services were given.
+    /// `nodes` by name, and `services` the addresses outside the service networks that Services were given. `own` is the
+    /// node that asks, if one does: it believes itself.
     pub fn new<'a>(
         nodes: impl DoubleEndedIterator<Item = (&'a str, &'a Node)> + Clone,
         networks: &ClusterNetworks,
         services: impl IntoIterator<Item = IpAddr>,
+        own: Option<&str>,
     ) -> Self {
         let mut table = Self::default();
         // Later ones win: what is most certain comes last.
@@ -112,24 +118,28 @@ impl Reservations {
             prefixes.iter().for_each(|prefix| table.put(*prefix, reason.clone()));
         }
         let addresses = &mut table.addresses;
+        let words = words(nodes.clone(), own);
+        let of_words = |rank| words.iter().filter(move |word| word.rank == rank).map(Word::entry);
         let of_nodes = nodes.clone().flat_map(|(_, node)| {
             let cloud = node.cloud.iter().flat_map(|cloud| &cloud.networks);
-            node.primary.iter().chain(&node.host_cidrs).chain(cloud)
+            let said = node.primary.iter().chain(&node.host_cidrs).filter(|_| !node.networks_by_agent);
+            said.chain(cloud)
         });
+        addresses.extend(of_words(Rank::Network));
         for network in of_nodes.map(IpNet::trunc).collect::<BTreeSet<_>>() {
             addresses.extend(of_network(network));
         }
         addresses.extend(services.into_iter().map(|address| (address, Reserved::Service)));
         addresses.extend(networks.api_servers.iter().map(|address| (*address, Reserved::ApiServer)));
-        for (name, node) in nodes.clone().rev() {
-            let name: Arc<str> = name.into();
-            // A node says what its own networks have, and no more.
-            let hops = node.uplink.next_hops.iter().filter(|hop| node.may_host(**hop));
-            addresses.extend(hops.map(|hop| (*hop, Reserved::NextHop(Some(name.clone())))));
-        }
+        addresses.extend(of_words(Rank::NextHop));
+        addresses.extend(of_words(Rank::Node));
         for (name, node) in nodes.rev() {
             let name: Arc<str> = name.into();
-            addresses.extend(node.addresses().into_iter().map(|own| (own, Reserved::Node(name.clone()))));
+            let listed = match node.networks_by_agent {
+                true => node.internal.iter().chain(&node.external).copied().collect(),
+                false => node.addresses(),
+            };
+            addresses.extend(listed.into_iter().map(|own| (own, Reserved::Node(name.clone()))));
         }
         table
     }
@@ -148,6 +158,59 @@ impl Reservations {
         let of_prefix = || prefixes.rev().find_map(|prefix| self.prefixes.get(&prefix.trunc()));
         self.addresses.get(&address).or_else(of_prefix)
     }
+}
+
+/// What an agent alone says of an address.
+struct Word {
+    rank: Rank,
+    address: IpAddr,
+    reason: Reserved,
+}
+
+impl Word {
+    fn entry(&self) -> (IpAddr, Reserved) {
+        (self.address, self.reason.clone())
+    }
+}
+
+/// In the order of certainty.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Rank {
+    Network,
+    NextHop,
+    Node,
+}
+
+/// The words of agents that count.
+fn words<'a>(nodes: impl DoubleEndedIterator<Item = (&'a str, &'a Node)> + Clone, own: Option<&str>) -> Vec<Word> {
+    // The first node by name of those that say the same is named, and whether there are several.
+    let mut said: BTreeMap<(Rank, IpAddr), (&str, Reserved, bool)> = BTreeMap::new();
+    for (name, node) in nodes.clone() {
+        let mut note = |rank, address, reason| {
+            said.entry((rank, address))
+                .and_modify(|(.., is_shared)| *is_shared = true)
+                .or_insert((name, reason, false));
+        };
+        // A node says what its own networks have, and no more.
+        for hop in node.uplink.next_hops.iter().filter(|hop| node.may_host(**hop)) {
+            note(Rank::NextHop, *hop, Reserved::NextHop(Some(name.into())));
+        }
+        if node.networks_by_agent {
+            let networks: BTreeSet<IpNet> = node.primary.iter().chain(&node.host_cidrs).map(IpNet::trunc).collect();
+            for (address, reason) in networks.into_iter().flat_map(of_network) {
+                note(Rank::Network, address, reason);
+            }
+            for address in node.addresses() {
+                note(Rank::Node, address, Reserved::Node(name.into()));
+            }
+        }
+    }
+    let counts = |address: IpAddr, (name, _, is_shared): &(&str, Reserved, bool)| {
+        let of_others = || nodes.clone().any(|(other, node)| other != *name && node.may_host(address));
+        *is_shared || own == Some(*name) || !of_others()
+    };
+    let counting = said.into_iter().filter(|((_, address), word)| counts(*address, word));
+    counting.map(|((rank, address), (_, reason, _))| Word { rank, address, reason }).collect()
 }
 
 /// Networks of two addresses (RFC 3021, RFC 6164), and of one, have no addresses but their hosts'.
@@ -194,7 +257,44 @@ mod tests {
             ("n2", node("172.18.0.3/16", &["192.0.2.64/30", "2001:db8:1::1/128"])),
         ];
         let nodes = nodes.iter().map(|(name, node)| (*name, node));
-        Reservations::new(nodes, &networks, services.iter().map(|text| ip(text)))
+        Reservations::new(nodes, &networks, services.iter().map(|text| ip(text)), None)
+    }
+
+    /// Each list as the agents of these nodes say it, all in one network.
+    fn said(agents: &[(&str, &str, &[&str])], own: Option<&str>) -> Reservations {
+        let node = |all: &[&str], hop: &str| Node {
+            primary: vec![net(all[0])],
+            host_cidrs: all.iter().map(|text| net(text)).collect(),
+            networks_by_agent: true,
+            internal: vec![net(all[0]).addr()],
+            uplink: Uplink { mac: None, next_hops: [ip(hop)].into() },
+            networks_known: true,
+            ..Node::default()
+        };
+        let nodes: Vec<_> = agents.iter().map(|(name, hop, all)| (*name, node(all, hop))).collect();
+        let nodes = nodes.iter().map(|(name, node)| (*name, node));
+        Reservations::new(nodes, &ClusterNetworks::default(), [], own)
+    }
+
+    /// With the token of one agent an attacker names addresses of objects as its node's own, as its next hop, or as the
+    /// network and broadcast addresses of a small network.
+    #[test]
+    fn one_agents_word_takes_no_address_that_another_node_could_host() {
+        let honest = ("n1", "172.18.0.1", ["172.18.0.2/16"].as_slice());
+        let forged = ["172.18.0.3/16", "172.18.0.100/16", "172.18.0.105/30", "10.9.9.9/24"].as_slice();
+        let table = said(&[honest, ("n2", "172.18.0.110", forged)], None);
+        for text in ["172.18.0.100", "172.18.0.104", "172.18.0.105", "172.18.0.107", "172.18.0.110", "172.18.0.1"] {
+            assert_eq!(table.of(ip(text)), None, "{text}");
+        }
+        let node = |name: &str| Some(Reserved::Node(name.into()));
+        assert_eq!(table.of(ip("172.18.0.3")).cloned(), node("n2"), "its Node object lists it");
+        assert_eq!(table.of(ip("10.9.9.9")).cloned(), node("n2"), "a network of its own");
+        assert_eq!(table.of(ip("10.9.9.255")), Some(&Reserved::Broadcast(net("10.9.9.0/24"))));
+        assert_eq!(table.of(ip("172.18.255.255")), Some(&Reserved::Broadcast(net("172.18.0.0/16"))), "both say so");
+        // Two that name the same next hop, and each node for itself.
+        let both = said(&[honest, ("n2", "172.18.0.1", forged)], Some("n2"));
+        assert_eq!(both.of(ip("172.18.0.1")), Some(&Reserved::NextHop(Some("n1".into()))));
+        assert_eq!(both.of(ip("172.18.0.100")).cloned(), node("n2"));
     }
 
     #[test]

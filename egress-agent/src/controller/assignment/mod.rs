@@ -162,7 +162,7 @@ fn reservations(facts: &Facts<'_>, claims: &[Claim<'_>]) -> Reservations {
         services.retain(|address| !shown.contains(address));
     }
     let nodes = facts.nodes.iter().map(|(name, node)| (name.as_str(), node.as_ref()));
-    Reservations::new(nodes, facts.networks, services)
+    Reservations::new(nodes, facts.networks, services, None)
 }
 
 /// What an object's status shows, and what could not be placed for it, is free for others from now on, as it will be once

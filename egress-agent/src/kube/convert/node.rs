@@ -134,6 +134,7 @@ pub struct AgentFacts {
     given: Given,
     prepared: BTreeMap<IpAddr, Prepared>,
     problems: Vec<String>,
+    bounded: Option<u64>,
 }
 
 /// The status of an EgressNode object. What cannot be read is a problem, and counts as not said.
@@ -147,12 +148,12 @@ pub fn agent_facts(object: &DynamicObject) -> AgentFacts {
             EgressNodeStatus::default()
         }),
     };
-    let EgressNodeStatus { node_uid, networks, uplink, health_addresses, released, prepared } = status;
+    let EgressNodeStatus { node_uid, networks, uplink, health_addresses, released, prepared, bounded_lease } = status;
     let networks = networks.unwrap_or_default();
     let primary = parsed(networks.primary, MOST_LISTED, &mut problems);
     let all = parsed(networks.all, MOST_LISTED, &mut problems);
     let health = health_addresses.map(|all| parsed(all, MOST_HEALTH_ADDRESSES, &mut problems));
-    let mut facts = AgentFacts { node_uid, primary, all, health, ..AgentFacts::default() };
+    let mut facts = AgentFacts { node_uid, primary, all, health, bounded: bounded_lease, ..AgentFacts::default() };
     if let Some(NodeUplink { mac, next_hops }) = uplink {
         facts.uplink = read_uplink(&mac, next_hops, &mut problems);
     }
@@ -191,15 +192,18 @@ pub fn joined(node: &Node, said: Option<&AgentFacts>) -> Node {
     };
     if node.primary.is_empty() && !node.unreadable.contains(&NodePart::Primary) {
         node.primary.clone_from(&said.primary);
+        node.networks_by_agent |= !said.primary.is_empty();
     }
     if node.host_cidrs.is_empty() && !node.unreadable.contains(&NodePart::HostCidrs) {
         node.host_cidrs.clone_from(&said.all);
+        node.networks_by_agent |= !said.all.is_empty();
     }
     node.uplink.clone_from(&said.uplink);
     node.health.clone_from(&said.health);
     node.released.clone_from(&said.released);
     node.given.clone_from(&said.given);
     node.prepared.clone_from(&said.prepared);
+    node.bounded = said.bounded;
     node.problems.extend_from_slice(&said.problems);
     node.networks_known = knows_networks(&node);
     node
@@ -407,12 +411,14 @@ mod tests {
             "healthAddresses": ["10.1.0.1"],
             "released": [{"address": "172.18.0.100", "handOver": 7}, {"address": "fd00::1", "handOver": 8, "to": "b"}],
             "prepared": [{"address": "172.18.0.101", "handOver": 9, "from": "b", "open": true}],
+            "boundedLease": 12,
         }));
         let bare = joined(&of(json!({})), Some(&said));
         assert_eq!(bare.primary, nets(&["172.18.0.2/16"]));
         assert_eq!(bare.host_cidrs, nets(&["172.18.0.2/16", "10.9.9.9/24"]));
         assert!(bare.networks_known && bare.health.is_some_and(|all| all.len() == 1));
         let ip = |text: &str| -> IpAddr { text.parse().expect("a literal") };
+        assert_eq!(bare.bounded, Some(12));
         assert_eq!(bare.released, [(ip("172.18.0.100"), 7), (ip("fd00::1"), 8)].into());
         assert_eq!(bare.given, [(ip("fd00::1"), "b".to_owned())].into());
         assert_eq!(bare.prepared, [(ip("172.18.0.101"), Prepared(9, "b".into(), true))].into());
