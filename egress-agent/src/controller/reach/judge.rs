@@ -354,12 +354,11 @@ impl Judge {
             Standing::Answers(Answer::OverlayLost) => overlay_works,
             Standing::Unknown | Standing::AgentSilent | Standing::Answers(Answer::Serving) => false,
         };
-        let is_suspect = |member: &Member, standing: Standing| {
-            standing == Standing::AgentGone || (member.pulse.is_suspect(&rules, now) && is_alone(member))
+        let is_suspect = |member: &Member| {
+            member.pulse.is_agent_overdue(&rules, now) || (member.pulse.is_suspect(&rules, now) && is_alone(member))
         };
-        let serves = |member: &Member, standing: Standing| {
-            standing == Standing::Answers(Answer::Serving) && !is_suspect(member, standing)
-        };
+        let serves =
+            |member: &Member, standing: Standing| standing == Standing::Answers(Answer::Serving) && !is_suspect(member);
 
         if !members.iter().any(|(_, member, standing)| !member.gone && serves(member, *standing)) {
             for (_, member, _) in members.iter_mut().filter(|(_, member, standing)| serves(member, *standing)) {
@@ -369,7 +368,7 @@ impl Judge {
         let somewhere_to_go = members.iter().any(|(_, member, standing)| !member.gone && serves(member, *standing));
         for (name, member, standing) in members {
             let may_be_alive = matches!(standing, Standing::Answers(_));
-            if (member.gone && !may_be_alive) || (!member.gone && somewhere_to_go && is_suspect(member, standing)) {
+            if (member.gone && !may_be_alive) || (!member.gone && somewhere_to_go && is_suspect(member)) {
                 suspects.insert(name.clone());
             }
             if !member.gone && somewhere_to_go && fails(member, standing) {

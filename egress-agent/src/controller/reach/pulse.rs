@@ -127,6 +127,14 @@ impl Pulse {
         now >= self.alive + rules.total / 2
     }
 
+    /// Its agent is silent, and its programs, which go by what was heard last, have stopped: to suspect the node costs
+    /// nothing any more, and its addresses need not wait for that when it counts as gone.
+    pub fn is_agent_overdue(&self, rules: &Rules, now: Instant) -> bool {
+        let answered = self.answered.map_or(self.since, |(at, _)| at);
+        now >= answered + rules.total + rules.grace
+            && matches!(self.standing(rules, now), Standing::AgentSilent | Standing::AgentGone)
+    }
+
     pub fn standing(&self, rules: &Rules, now: Instant) -> Standing {
         if now >= self.alive + rules.total {
             return Standing::Silent;
@@ -164,6 +172,19 @@ mod tests {
     /// The kernel's word every quarter of a second.
     fn kernel(from: u64, to: u64) -> Vec<(u64, Sign)> {
         (from..=to).step_by(250).map(|time| (time, Sign::Kernel)).collect()
+    }
+
+    #[test]
+    fn a_dead_agents_node_is_suspected_when_its_programs_have_stopped() {
+        let start = Instant::now();
+        let at = |millis| start + Duration::from_millis(millis);
+        let mut pulse = Pulse::begin(start);
+        pulse.note(OK, at(0));
+        kernel(250, 40_000).into_iter().for_each(|(time, sign)| pulse.note(sign, at(time)));
+        assert!(!pulse.is_agent_overdue(&RULES, at(30_999)), "its grace");
+        assert!(pulse.is_agent_overdue(&RULES, at(31_000)) && pulse.is_agent_overdue(&RULES, at(40_000)));
+        pulse.note(OK, at(31_300));
+        assert!(!pulse.is_agent_overdue(&RULES, at(31_300)), "it is back");
     }
 
     #[test]

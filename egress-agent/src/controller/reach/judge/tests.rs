@@ -291,8 +291,10 @@ fn a_dead_agent_has_its_grace_and_is_no_suspect_meanwhile() {
     play.until(5000);
     play.set("a", Some(Sign::Kernel));
     // Stopped for thirty seconds, and then it must come to answer.
-    play.until(36_500);
+    play.until(35_500);
     assert_eq!((play.changes.len(), play.suspects.len()), (0, 0));
+    play.until(36_500);
+    assert_eq!((play.changes.len(), play.suspects.len()), (0, 1), "its programs have stopped");
     assert_eq!(play.absent, BTreeSet::from(["a".to_owned()]), "it gets nothing more");
     play.until(37_500);
     assert_eq!((play.gone(), play.suspects.len()), (vec!["a".to_owned()], 1));
