@@ -19,7 +19,7 @@ use super::connections::{Door, Switch};
 use super::http::{self, Answer, Request};
 use super::lag::Lag;
 use super::status::ApiError;
-use super::store::Store;
+use super::store::{Backup, Store};
 
 /// As much as a real server takes in one object.
 const MAX_BODY: usize = 3 * 1024 * 1024;
@@ -153,6 +153,19 @@ impl ApiServer {
         for object in objects {
             self.store.write(|state| state.put(&storage, object));
         }
+    }
+
+    /// All that is stored now, and its version.
+    pub(crate) fn save(&self) -> Backup {
+        self.store.save()
+    }
+
+    /// A restore from a backup: connections are cut, and objects and version are those of then. Says how many versions are lost.
+    pub(crate) fn go_back(&self, backup: &Backup) -> u64 {
+        self.set_outage(true);
+        let lost = self.store.go_back(backup);
+        self.set_outage(false);
+        lost
     }
 
     /// How many changes of these objects were stored so far; those that changed nothing do not count.

@@ -49,6 +49,12 @@ pub(crate) struct Change {
     pub(crate) after: Option<Arc<Value>>,
 }
 
+/// What was stored at a version.
+pub(crate) struct Backup {
+    version: u64,
+    tables: BTreeMap<Arc<str>, Table>,
+}
+
 pub(crate) struct Store {
     state: Mutex<State>,
     latest: watch::Sender<u64>,
@@ -110,6 +116,25 @@ impl Store {
     /// How many watches there are.
     pub(crate) fn watches(&self) -> usize {
         self.latest.receiver_count()
+    }
+
+    /// All that is stored now.
+    pub(crate) fn save(&self) -> Backup {
+        let state = self.lock();
+        Backup { version: state.version, tables: state.tables.clone() }
+    }
+
+    /// As a restore of etcd from a backup does it: objects and version are those of then, and history begins there. Kinds stay as
+    /// they are. Says how many versions are lost.
+    pub(crate) fn go_back(&self, backup: &Backup) -> u64 {
+        self.write(|state| {
+            let lost = state.version - backup.version;
+            state.version = backup.version;
+            state.tables.clone_from(&backup.tables);
+            state.log.clear();
+            state.forgotten = state.version;
+            lost
+        })
     }
 
     /// Forget all history: every watch and list from an earlier version is now too old.
@@ -261,6 +286,24 @@ mod tests {
         let names: Vec<&str> = then.keys().map(|key| key.name.as_str()).collect();
         assert_eq!(names, ["a", "b"]);
         assert_eq!(then.values().next().map(|a| a["data"].clone()), Some(json!(1)));
+    }
+
+    #[test]
+    fn a_restored_backup_knows_nothing_of_later() {
+        let store = Store::new();
+        let table: Arc<str> = Arc::from("t");
+        store.write(|state| state.put(&table, object("a", 1)));
+        let backup = store.save();
+        store.write(|state| {
+            state.put(&table, object("a", 2));
+            state.put(&table, object("b", 1));
+        });
+        store.go_back(&backup);
+        let state = store.lock();
+        assert_eq!(state.version(), backup.version);
+        let now = state.list("t");
+        assert_eq!(now.len(), 1);
+        assert_eq!(now.values().next().map(|a| a["data"].clone()), Some(json!(1)));
     }
 
     #[test]

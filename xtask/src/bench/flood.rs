@@ -7,13 +7,13 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
-use nix::ifaddrs::getifaddrs;
+use anyhow::{Result, ensure};
 use nix::sys::socket::{AddressFamily, LinkAddr, MsgFlags, MultiHeaders, SockFlag, SockType, bind, sendmmsg, socket};
 use serde_json::Value;
 
 use super::core::pin;
 use super::peers::{DISCARD, NOBODY};
+use crate::lab::netns::link_address;
 use crate::lab::{Netns, packet};
 
 /// So many flows.
@@ -58,7 +58,7 @@ impl Flood<'_> {
         self.router.run(|| {
             pin(core)?;
             let socket = socket(AddressFamily::Packet, SockType::Raw, SockFlag::SOCK_CLOEXEC, None)?;
-            bind(socket.as_raw_fd(), &link(self.device)?)?;
+            bind(socket.as_raw_fd(), &link_address(self.device)?)?;
             let slices: Vec<[IoSlice<'_>; 1]> = frames.iter().map(|frame| [IoSlice::new(frame)]).collect();
             let nowhere = vec![None::<LinkAddr>; slices.len()];
             let mut headers = MultiHeaders::preallocate(slices.len(), None);
@@ -77,14 +77,6 @@ impl Flood<'_> {
         let packet = packet::ip(from.ip(), to.ip(), packet::UDP, &datagram)?;
         Ok([&self.to, &self.from, packet.as_slice()].concat())
     }
-}
-
-/// The packet address of a device in this thread's namespace.
-fn link(device: &str) -> Result<LinkAddr> {
-    let found = getifaddrs()?
-        .filter(|interface| interface.interface_name == device)
-        .find_map(|interface| interface.address?.as_link_addr().copied());
-    found.with_context(|| format!("no device {device}"))
 }
 
 /// Packets dropped by the sink's rule on this port.

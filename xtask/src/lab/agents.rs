@@ -290,9 +290,7 @@ impl Agent {
     /// Whether its programs are loaded and attached in this run. Until then it is the verifier's turn, which takes as long as
     /// the machine lets it.
     pub(crate) fn has_loaded(&self) -> Result<bool> {
-        let log = std::fs::read(&self.process.log)?;
-        let present = String::from_utf8_lossy(log.get(self.process.log_from..).unwrap_or_default());
-        Ok(present.contains("data plane is up"))
+        Ok(self.said()?.contains("data plane is up"))
     }
 
     /// The process, if it still runs.
@@ -317,6 +315,36 @@ impl Agent {
 
     pub(crate) fn resume(&mut self) -> Result<()> {
         self.process.signal(Signal::SIGCONT)
+    }
+
+    /// Stops what runs of agent and controller.
+    pub(crate) fn pause_node(&mut self) -> Result<()> {
+        self.signal_node(Signal::SIGSTOP)
+    }
+
+    pub(crate) fn resume_node(&mut self) -> Result<()> {
+        self.signal_node(Signal::SIGCONT)
+    }
+
+    fn signal_node(&mut self, signal: Signal) -> Result<()> {
+        let controller = self.controller.as_mut().map(|controller| &mut controller.process);
+        for process in std::iter::once(&mut self.process).chain(controller) {
+            if process.pid()?.is_some() {
+                process.signal(signal)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// From its next start on it is this program: a rollout.
+    pub(crate) fn roll_out(&mut self, binary: &Path) {
+        binary.clone_into(&mut self.options.binary);
+    }
+
+    /// What this run has said so far.
+    pub(crate) fn said(&self) -> Result<String> {
+        let log = std::fs::read(&self.process.log)?;
+        Ok(String::from_utf8_lossy(log.get(self.process.log_from..).unwrap_or_default()).into_owned())
     }
 
     /// Fails, with the end of its log, when the agent has ended, or the controller on its node by itself.

@@ -14,6 +14,8 @@
 //! - [`flows`]: long-lived connections and streams that count what they lost;
 //! - [`capture`]: every packet on the outside network by source, with its checksums verified;
 //! - [`agents`]: the product's processes, one per node;
+//! - [`cut`], [`machine`]: parts of the network that are cut, and machines that are stopped and resumed;
+//! - [`neighbour`]: a host of the nodes' network that asks for an egress IP again and again;
 //! - [`cluster`]: Kubernetes as the agents see it.
 //!
 //! Invariants: all devices are made inside namespaces of the lab (the root namespace has none of them at any time);
@@ -28,11 +30,14 @@ pub(crate) mod capture;
 pub(crate) mod client;
 pub(crate) mod cluster;
 pub(crate) mod confinement;
+pub(crate) mod cut;
 pub(crate) mod dissect;
 mod firewall;
 pub(crate) mod flows;
 mod hold;
 pub(crate) mod ledger;
+pub(crate) mod machine;
+pub(crate) mod neighbour;
 pub(crate) mod netns;
 pub(crate) mod packet;
 mod quirks;

@@ -12,7 +12,9 @@ use std::process::{Command, Output, Stdio};
 use std::thread;
 
 use anyhow::{Context, Result, anyhow, bail};
+use nix::ifaddrs::getifaddrs;
 use nix::sched::{CloneFlags, setns};
+use nix::sys::socket::LinkAddr;
 
 /// Where `ip netns` keeps names.
 const NAMES: &str = "/run/netns";
@@ -153,4 +155,12 @@ pub(crate) fn feed(mut command: Command, input: &str) -> Result<()> {
         bail!("{program}: {}", String::from_utf8_lossy(&output.stderr).trim());
     }
     written.with_context(|| format!("cannot write to {program}"))
+}
+
+/// The packet address of a device in this thread's namespace.
+pub(crate) fn link_address(device: &str) -> Result<LinkAddr> {
+    let found = getifaddrs()?
+        .filter(|interface| interface.interface_name == device)
+        .find_map(|interface| interface.address?.as_link_addr().copied());
+    found.with_context(|| format!("no device {device}"))
 }

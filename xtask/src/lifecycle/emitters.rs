@@ -1,25 +1,21 @@
 //! Who emits an egress IP: what the nodes put on the wire, packets of its pods and answers to ARP, whatever agents say of it.
 
 use std::collections::BTreeSet;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::{self, JoinHandle};
+use std::net::{IpAddr, SocketAddr};
+use std::thread;
 use std::time::Duration;
 
-use anyhow::{Result, anyhow, ensure};
+use anyhow::{Result, ensure};
 
 use super::ground::{Ground, node};
 use super::wait::until;
 use crate::lab::addresses as plan;
 use crate::lab::capture::{ARP, Capture, Sighting, turns};
 use crate::lab::flows::Flow;
+use crate::lab::neighbour::Asker;
 use crate::lab::server::ECHO_PORT;
-use crate::lab::{EXT_LAN, Netns};
 
 const TICK: Duration = Duration::from_millis(5);
-/// How often a neighbour forgets who has the address, and asks all of them.
-const FORGETS: Duration = Duration::from_millis(20);
 /// Who emits an address that it has lost is seen within so long: a hundred times what lies between two packets.
 const PROOF: Duration = Duration::from_secs(2);
 /// Fewer answers of a node say nothing about it.
@@ -30,8 +26,7 @@ pub(super) struct Emitters {
     address: IpAddr,
     capture: Capture,
     flows: Vec<Flow>,
-    stop: Arc<AtomicBool>,
-    asker: Option<JoinHandle<Result<()>>>,
+    asker: Asker,
 }
 
 impl Emitters {
@@ -40,10 +35,8 @@ impl Emitters {
         let capture = Capture::watching_owners(&ground.lab, BTreeSet::new())?;
         let to = SocketAddr::new(plan::SERVER.v4.into(), ECHO_PORT);
         let flows = pods.iter().map(|pod| Flow::udp(&ground.pod(pod)?.netns, to, TICK)).collect::<Result<_>>()?;
-        let stop = Arc::new(AtomicBool::new(false));
-        let (neighbour, until) = (ground.lab.ext().clone(), Arc::clone(&stop));
-        let asker = thread::spawn(move || forget(&neighbour, address, &until));
-        Ok(Self { address, capture, flows, stop, asker: Some(asker) })
+        let asker = Asker::start(&ground.lab, vec![address]);
+        Ok(Self { address, capture, flows, asker })
     }
 
     /// Waits until a node has emitted the address often enough.
@@ -58,13 +51,10 @@ impl Emitters {
     }
 
     /// Goes on for a while, and fails unless these nodes have emitted the address, each when the one before had ended.
-    pub(super) fn were(mut self, expected: &[usize]) -> Result<()> {
+    pub(super) fn were(self, expected: &[usize]) -> Result<()> {
         thread::sleep(PROOF);
-        self.stop.store(true, Ordering::Relaxed);
-        if let Some(asker) = self.asker.take() {
-            asker.join().map_err(|_panic| anyhow!("the neighbour panicked"))??;
-        }
-        for flow in std::mem::take(&mut self.flows) {
+        self.asker.finish()?;
+        for flow in self.flows {
             flow.finish()?;
         }
         let sightings = self.capture.seen()?.sightings;
@@ -83,23 +73,4 @@ impl Emitters {
         ensure!(turns == expected, "{} was emitted by {turns:?} in turn, not by {expected:?}", self.address);
         Ok(())
     }
-}
-
-impl Drop for Emitters {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
-    }
-}
-
-fn forget(neighbour: &Netns, address: IpAddr, stop: &AtomicBool) -> Result<()> {
-    const DISCARD: u16 = 9;
-    let socket = neighbour.run(|| Ok(UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?))?;
-    while !stop.load(Ordering::Relaxed) {
-        // It may have forgotten by itself.
-        neighbour.output("ip", &["neigh", "del", &address.to_string(), "dev", EXT_LAN])?;
-        // Refused, or unreachable, is what became of an earlier one.
-        socket.send_to(b"who has it?", (address, DISCARD)).ok();
-        thread::sleep(FORGETS);
-    }
-    Ok(())
 }

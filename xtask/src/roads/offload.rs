@@ -8,8 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use egress_common::abi::Verdict;
-use nix::ifaddrs::getifaddrs;
-use nix::sys::socket::{AddressFamily, LinkAddr, MsgFlags, SockFlag, SockType, bind, send, setsockopt, socket};
+use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, bind, send, setsockopt, socket};
 use nix::{setsockopt_impl, sockopt_impl};
 
 use super::findings::Findings;
@@ -17,6 +16,7 @@ use super::ground::{FIRST_V4, FIRST_V6, Ground, PATIENCE, until};
 use super::kernel::Counts;
 use crate::lab::addresses as plan;
 use crate::lab::capture::Capture;
+use crate::lab::netns::link_address;
 use crate::lab::{POD_INTERFACE, Pod, Quirks, UPLINK, packet};
 use crate::testing::lab::{LabContext, LabTest};
 
@@ -87,7 +87,7 @@ fn send_all(pod: &Pod, to: IpAddr, (start, offset): (u16, u16)) -> Result<()> {
     pod.netns.run(|| {
         let socket = socket(AddressFamily::Packet, SockType::Raw, SockFlag::SOCK_CLOEXEC, None)?;
         setsockopt(&socket, VirtioHeader, &true)?;
-        let own = link(POD_INTERFACE)?;
+        let own = link_address(POD_INTERFACE)?;
         bind(socket.as_raw_fd(), &own)?;
         let own_mac = own.addr().context("no link address")?;
         let frame = [header.as_slice(), &ROUTER_MAC, &own_mac, &bytes].concat();
@@ -96,12 +96,4 @@ fn send_all(pod: &Pod, to: IpAddr, (start, offset): (u16, u16)) -> Result<()> {
         }
         Ok(())
     })
-}
-
-/// The packet address of a device in this thread's namespace.
-fn link(device: &str) -> Result<LinkAddr> {
-    let found = getifaddrs()?
-        .filter(|interface| interface.interface_name == device)
-        .find_map(|interface| interface.address?.as_link_addr().copied());
-    found.with_context(|| format!("no device {device}"))
 }

@@ -32,7 +32,7 @@ use serde_json::Value;
 use tokio::runtime::Runtime;
 
 use super::addresses::{self as plan, NodeNumber};
-use super::{Lab, Pod};
+use super::{Lab, Node, Pod};
 use crate::apiserver::{self, ApiServer};
 use crate::toolchain::Paths;
 pub(crate) use control_plane::{ControlPlane, Place, etcd_arguments};
@@ -201,11 +201,7 @@ impl Cluster {
 
     /// Makes the nodes, namespaces and pods of the lab, as a kubelet and a CNI leave them.
     pub(crate) fn publish(&self, lab: &Lab) -> Result<()> {
-        for node in lab.nodes() {
-            let path = format!("/api/v1/nodes/{}", node.name());
-            self.claim_alone("/api/v1/nodes", objects::node(node.number, node.quirks.cni))?;
-            self.patch_status(&path, &objects::node_status(node.number, true))?;
-        }
+        lab.nodes().iter().try_for_each(|node| self.publish_node(node))?;
         let mut namespaces: Vec<&str> = lab.pods().iter().map(|pod| pod.namespace.as_str()).collect();
         namespaces.sort_unstable();
         namespaces.dedup();
@@ -217,6 +213,12 @@ impl Cluster {
             self.delete(&format!("/api/v1/namespaces/{}/pods/{}", pod.namespace, pod.name))?;
             self.publish_pod(pod)
         })
+    }
+
+    /// Makes a node that is ready, without labels.
+    pub(crate) fn publish_node(&self, node: &Node) -> Result<()> {
+        self.claim_alone("/api/v1/nodes", objects::node(node.number, node.quirks.cni))?;
+        self.set_ready(node.number, true)
     }
 
     fn publish_namespace(&self, name: &str) -> Result<()> {
