@@ -32,6 +32,16 @@ pub(super) enum Fault {
     Leader,
     /// All agents and controllers are killed and started at once
     Restart,
+    /// A gateway's machine is stopped and resumed
+    Pause,
+    /// A gateway reaches all but the API server
+    NoApi,
+    /// A gateway reaches all but the other nodes
+    Isolate,
+    /// The agent of a gateway is killed again and again while it starts
+    CrashLoop,
+    /// The Node object of a gateway is deleted and created again
+    DeleteNode,
 }
 
 /// What a fault is expected to do to traffic.
@@ -48,7 +58,7 @@ pub(super) enum Effect {
 }
 
 impl Fault {
-    pub(super) const ALL: [Self; 12] = [
+    pub(super) const ALL: [Self; 17] = [
         Self::Cut,
         Self::PowerOff,
         Self::Uplink,
@@ -61,6 +71,11 @@ impl Fault {
         Self::Recreate,
         Self::Leader,
         Self::Restart,
+        Self::Pause,
+        Self::NoApi,
+        Self::Isolate,
+        Self::CrashLoop,
+        Self::DeleteNode,
     ];
 
     /// As it is typed.
@@ -78,17 +93,29 @@ impl Fault {
             Self::Recreate => "recreate",
             Self::Leader => "leader",
             Self::Restart => "restart",
+            Self::Pause => "pause",
+            Self::NoApi => "no-api",
+            Self::Isolate => "isolate",
+            Self::CrashLoop => "crash-loop",
+            Self::DeleteNode => "delete-node",
         }
     }
 
     pub(super) fn effect(self) -> Effect {
         match self {
-            Self::Cut | Self::PowerOff | Self::Uplink => Effect::FailsOver,
+            Self::Cut | Self::PowerOff | Self::Uplink | Self::Pause | Self::Isolate | Self::DeleteNode => {
+                Effect::FailsOver
+            }
             Self::Label => Effect::HandsOver,
             Self::Edit | Self::Recreate => Effect::Changes,
-            Self::Management | Self::Kill | Self::Stop | Self::ApiServer | Self::Leader | Self::Restart => {
-                Effect::Nothing
-            }
+            Self::Management
+            | Self::Kill
+            | Self::Stop
+            | Self::ApiServer
+            | Self::Leader
+            | Self::Restart
+            | Self::NoApi
+            | Self::CrashLoop => Effect::Nothing,
         }
     }
 
@@ -96,10 +123,14 @@ impl Fault {
     /// agent that was killed starts, and one that could not be reached is found, too.
     fn lasts(self, extent: Extent) -> (u64, u64) {
         match (self, extent) {
-            (Self::Cut | Self::PowerOff | Self::Uplink, _) => (7, 9),
-            (Self::Stop | Self::Kill | Self::Management, Extent::Share) => (2, 6),
+            (Self::Cut | Self::PowerOff | Self::Uplink | Self::Isolate, _) => (7, 9),
+            (Self::Pause, _) => (2, 5),
+            (Self::DeleteNode, _) => (3, 6),
+            (Self::Stop | Self::Kill | Self::Management | Self::NoApi | Self::CrashLoop, Extent::Share) => (2, 6),
             (Self::Stop, Extent::Whole { .. }) => (2, 30),
-            (Self::Kill | Self::Management, Extent::Whole { .. }) => (2, 20),
+            (Self::Kill | Self::Management | Self::NoApi, Extent::Whole { .. }) => (2, 20),
+            // The last start is in time only where the grace has not passed: less than a start and the grace together.
+            (Self::CrashLoop, Extent::Whole { .. }) => (2, 12),
             (Self::ApiServer, Extent::Share) => (3, 7),
             (Self::ApiServer, Extent::Whole { longest_outage }) => (3, longest_outage),
             (Self::Label | Self::Edit | Self::Recreate, _) => (1, 3),
@@ -142,6 +173,12 @@ impl Plan {
         let (least, most) = fault.lasts(extent);
         let lasts = Duration::from_millis(least * 1000 + dice.below(most.saturating_sub(least) * 1000));
         Self { round, fault, subject, lasts }
+    }
+
+    /// How often the fault is put on again while it lasts, where it is. A crash loop ends each start at another point.
+    pub(super) fn again(&self) -> Option<Duration> {
+        let rest = u64::from(self.lasts.subsec_millis());
+        (self.fault == Fault::CrashLoop).then(|| Duration::from_millis(300 + 2 * rest))
     }
 }
 
@@ -195,6 +232,14 @@ mod tests {
         assert!(Fault::ALL.iter().all(|fault| longest(*fault, Extent::Share) < 10));
         assert_eq!(longest(Fault::Stop, WHOLE), 29);
         assert!((590..600).contains(&longest(Fault::ApiServer, Extent::Whole { longest_outage: 600 })));
+    }
+
+    #[test]
+    fn a_crash_loop_ends_starts_at_many_points() {
+        let plans = (1..50).map(|round| Plan::of(7, round, &[Fault::CrashLoop], WHOLE));
+        let times: BTreeSet<Duration> = plans.filter_map(|plan| plan.again()).collect();
+        assert!(times.len() > 20 && times.iter().all(|time| (300..2300).contains(&time.as_millis())));
+        assert_eq!(Plan::of(7, 1, &[Fault::Kill], WHOLE).again(), None);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! What the soak stands on: a lab of three nodes that may all host egress IPs, agents on each, an API server, two objects
+//! What soak and faults stand on: a lab of nodes that may all host egress IPs, agents on each, an API server, two objects
 //! with one address each (IPv4, IPv6), and on each node a pod of either object that never stops calling.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -17,12 +17,28 @@ use crate::lab::addresses::{self as plan, NodeNumber};
 use crate::lab::agents::{Agent, AgentOptions, last_lines};
 use crate::lab::capture::Capture;
 use crate::lab::cluster::{ApiChoice, Cluster};
+use crate::lab::machine::StoppedMachine;
 use crate::lab::server::{ECHO_PORT, Server};
 use crate::lab::{Lab, LabBuilder, PodSpec};
 use crate::toolchain::{Built, Paths};
 
-pub(super) const NODES: usize = 3;
+/// How large it is, and what its processes are started with.
+pub(crate) struct Shape<'a> {
+    pub(crate) nodes: usize,
+    /// The first nodes that may host egress IPs, by number: they get the addresses. All others may host them later.
+    pub(crate) hosts: &'a [usize],
+    /// More arguments of agents and controllers.
+    pub(crate) arguments: &'a [&'a str],
+}
+
+impl Shape<'_> {
+    /// The soak's: addresses are where the controller puts them.
+    pub(crate) const SOAK: Self = Self { nodes: 3, hosts: &[1, 2, 3], arguments: &[] };
+}
+
 const NAMESPACE: &str = "soak";
+const NODES: &str = "/api/v1/nodes";
+const EGRESS_NODES: &str = "/apis/egress-agent.io/v1alpha1/egressnodes";
 const EGRESS_IPS: &str = "/apis/k8s.ovn.org/v1/egressips";
 const LEASE: &str = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases/egress-agent-leader";
 const ASSIGNABLE: &str = "k8s.ovn.org/egress-assignable";
@@ -31,8 +47,8 @@ const HEALTH_PORT: u16 = 9107;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// An object, and the addresses that it has in turns.
-pub(super) struct Subject {
-    pub(super) name: &'static str,
+pub(crate) struct Subject {
+    pub(crate) name: &'static str,
     addresses: [&'static str; 2],
     /// Which of them it has now.
     turn: usize,
@@ -40,7 +56,7 @@ pub(super) struct Subject {
 
 impl Subject {
     /// The address that the object has.
-    pub(super) fn address(&self) -> Result<IpAddr> {
+    pub(crate) fn address(&self) -> Result<IpAddr> {
         Ok(self.addresses[self.turn].parse()?)
     }
 
@@ -59,30 +75,32 @@ impl Subject {
 }
 
 /// A pod that calls without end, at a door of its own.
-pub(super) struct Caller {
-    pub(super) node: NodeNumber,
-    pub(super) subject: usize,
-    pub(super) door: IpAddr,
+pub(crate) struct Caller {
+    pub(crate) node: NodeNumber,
+    pub(crate) subject: usize,
+    pub(crate) door: IpAddr,
     /// What it may bear while no object selects it.
-    pub(super) own: BTreeSet<IpAddr>,
-    pub(super) sampler: Sampler,
-    pub(super) streams: Streams,
+    pub(crate) own: BTreeSet<IpAddr>,
+    pub(crate) sampler: Sampler,
+    pub(crate) streams: Streams,
 }
 
-/// Fields are dropped in this order: who calls first, the ground last.
-pub(super) struct Ground {
-    pub(super) callers: Vec<Caller>,
-    pub(super) capture: Capture,
-    pub(super) agents: Vec<Agent>,
-    pub(super) subjects: [Subject; 2],
+/// Fields are dropped in this order: callers first, the lab last.
+pub(crate) struct Ground {
+    pub(crate) callers: Vec<Caller>,
+    pub(crate) capture: Capture,
+    pub(crate) agents: Vec<Agent>,
+    /// The machine that is stopped.
+    pub(crate) stopped: Option<StoppedMachine>,
+    pub(crate) subjects: [Subject; 2],
     _echo: Echo,
     _server: Server,
-    pub(super) cluster: Cluster,
-    pub(super) lab: Lab,
+    pub(crate) cluster: Cluster,
+    pub(crate) lab: Lab,
 }
 
-fn pods() -> impl Iterator<Item = PodSpec> {
-    (0..NODES).flat_map(|node| {
+fn pods(nodes: usize) -> impl Iterator<Item = PodSpec> {
+    (0..nodes).flat_map(|node| {
         ["four", "six"].map(|object| PodSpec {
             name: format!("{object}{}", node + 1),
             namespace: NAMESPACE.to_owned(),
@@ -93,8 +111,9 @@ fn pods() -> impl Iterator<Item = PodSpec> {
 }
 
 impl Ground {
-    pub(super) fn start(built: &Built, prefix: Option<&str>, logs: PathBuf) -> Result<Self> {
-        let mut builder = pods().fold(LabBuilder::new().nodes(NODES).keep_logs(logs), LabBuilder::pod);
+    pub(crate) fn start(shape: &Shape<'_>, built: &Built, prefix: Option<&str>, logs: PathBuf) -> Result<Self> {
+        let builder = LabBuilder::new().nodes(shape.nodes).keep_logs(logs);
+        let mut builder = pods(shape.nodes).fold(builder, LabBuilder::pod);
         if let Some(prefix) = prefix {
             builder = builder.readable_prefix(prefix);
         }
@@ -108,24 +127,26 @@ impl Ground {
         cluster.publish(&lab)?;
         // A socket for each sample: flows that are forgotten soon leave ports for those that come.
         let options = AgentOptions::new(&built.agent, &cluster).with(["--udp-timeout=20"]);
+        let options = options.with(shape.arguments.iter().copied());
         let agents = Agent::start_all(&lab, &options)?;
         let subjects = [
             Subject { name: "four", addresses: ["172.18.0.110", "172.18.0.111"], turn: 0 },
             Subject { name: "six", addresses: ["fd00:172:18::110", "fd00:172:18::111"], turn: 0 },
         ];
         let capture = Capture::watching_owners(&lab, addresses.into_iter().collect())?;
-        let callers = Vec::new();
-        let mut ground = Self { callers, capture, agents, subjects, _echo: echo, _server: server, cluster, lab };
-        ground.serve()?;
+        let (callers, stopped) = (Vec::new(), None);
+        let mut ground =
+            Self { callers, capture, agents, stopped, subjects, _echo: echo, _server: server, cluster, lab };
+        ground.serve(shape)?;
         ground.callers = ground.call()?;
         Ok(ground)
     }
 
     /// Nodes host addresses, objects have them, and agents are ready.
-    fn serve(&mut self) -> Result<()> {
-        for node in self.nodes() {
-            self.assignable(node, true)?;
-        }
+    fn serve(&mut self, shape: &Shape<'_>) -> Result<()> {
+        let (hosts, others): (Vec<_>, Vec<_>) =
+            self.nodes().into_iter().partition(|node| shape.hosts.contains(&(node.index() + 1)));
+        hosts.iter().try_for_each(|node| self.assignable(*node, true))?;
         for subject in 0..self.subjects.len() {
             self.create(subject)?;
         }
@@ -142,6 +163,7 @@ impl Ground {
             ensure!(Instant::now() < end, "the cluster does not serve after {seconds} s: {}", missing.join("; "));
             std::thread::sleep(Duration::from_millis(100));
         }
+        others.iter().try_for_each(|node| self.assignable(*node, true))?;
         // Agents learn of pods and addresses within moments; who is not selected yet bears its node's address.
         std::thread::sleep(Duration::from_secs(2));
         Ok(())
@@ -164,37 +186,51 @@ impl Ground {
         self.lab.pods().iter().zip(0..).map(call).collect()
     }
 
-    pub(super) fn nodes(&self) -> Vec<NodeNumber> {
+    pub(crate) fn nodes(&self) -> Vec<NodeNumber> {
         self.lab.nodes().iter().map(|node| node.number).collect()
     }
 
-    pub(super) fn agent(&mut self, node: NodeNumber) -> &mut Agent {
+    pub(crate) fn agent(&mut self, node: NodeNumber) -> &mut Agent {
         &mut self.agents[node.index()]
     }
 
-    pub(super) fn assignable(&self, node: NodeNumber, on: bool) -> Result<()> {
+    pub(crate) fn assignable(&self, node: NodeNumber, on: bool) -> Result<()> {
         let label = if on { json!("") } else { Value::Null };
-        let path = format!("/api/v1/nodes/{}", node.name());
+        let path = format!("{NODES}/{}", node.name());
         self.cluster.merge(&path, &json!({"metadata": {"labels": {ASSIGNABLE: label}}}))
     }
 
-    pub(super) fn create(&self, subject: usize) -> Result<()> {
+    /// Deletes the Node, and what it owns as the garbage collector does.
+    pub(crate) fn delete_node(&self, node: NodeNumber) -> Result<()> {
+        for collection in [NODES, EGRESS_NODES] {
+            self.cluster.delete(&format!("{collection}/{}", node.name()))?;
+        }
+        Ok(())
+    }
+
+    /// Creates the Node again, as a kubelet does, and gives it its label.
+    pub(crate) fn create_node(&self, node: NodeNumber) -> Result<()> {
+        self.cluster.publish_node(self.lab.node(node))?;
+        self.assignable(node, true)
+    }
+
+    pub(crate) fn create(&self, subject: usize) -> Result<()> {
         self.cluster.create(EGRESS_IPS, &self.subjects[subject].object()).map(drop)
     }
 
-    pub(super) fn delete(&self, subject: usize) -> Result<()> {
+    pub(crate) fn delete(&self, subject: usize) -> Result<()> {
         self.cluster.delete(&format!("{EGRESS_IPS}/{}", self.subjects[subject].name))
     }
 
     /// The object gets its other address.
-    pub(super) fn turn(&mut self, subject: usize) -> Result<()> {
+    pub(crate) fn turn(&mut self, subject: usize) -> Result<()> {
         self.subjects[subject].turn = 1 - self.subjects[subject].turn;
         let object = self.subjects[subject].object();
         self.cluster.replace(&format!("{EGRESS_IPS}/{}", self.subjects[subject].name), &object)
     }
 
     /// The node of each object's address, as its status says.
-    pub(super) fn holders(&self) -> Result<Vec<Option<NodeNumber>>> {
+    pub(crate) fn holders(&self) -> Result<Vec<Option<NodeNumber>>> {
         let holder = |subject: &Subject| {
             let object = self.cluster.get(&format!("{EGRESS_IPS}/{}", subject.name))?.unwrap_or_default();
             let items = object.pointer("/status/items").and_then(Value::as_array).cloned().unwrap_or_default();
@@ -209,7 +245,7 @@ impl Ground {
     }
 
     /// Who leads, and when it has said so last.
-    pub(super) fn leader(&self) -> Result<Option<(NodeNumber, String)>> {
+    pub(crate) fn leader(&self) -> Result<Option<(NodeNumber, String)>> {
         let Some(lease) = self.cluster.get(LEASE)? else { return Ok(None) };
         let holder = lease["spec"]["holderIdentity"].as_str().unwrap_or_default();
         let Some((node, _)) = holder.split_once('_') else { return Ok(None) };
@@ -217,7 +253,7 @@ impl Ground {
     }
 
     /// Whether every agent runs and has brought its kernel in step since it started: then it accepts health checks.
-    pub(super) fn agents_serve(&mut self) -> Result<bool> {
+    pub(crate) fn agents_serve(&mut self) -> Result<bool> {
         Ok(self.silent_agent()?.is_none())
     }
 
@@ -242,11 +278,11 @@ impl Ground {
     }
 
     /// How many watches the API server has.
-    pub(super) fn watches(&self) -> usize {
+    pub(crate) fn watches(&self) -> usize {
         self.cluster.in_memory().map_or(0, ApiServer::watches)
     }
 
-    pub(super) fn wait_for_agents(&mut self) -> Result<()> {
+    pub(crate) fn wait_for_agents(&mut self) -> Result<()> {
         let end = Instant::now() + PATIENCE;
         while !self.agents_serve()? {
             let silent = self.silent_agent()?.unwrap_or_default();
@@ -257,18 +293,18 @@ impl Ground {
     }
 
     /// What is right for each object's pods when the cluster is at rest.
-    pub(super) fn egress(&self) -> Result<BTreeMap<usize, IpAddr>> {
+    pub(crate) fn egress(&self) -> Result<BTreeMap<usize, IpAddr>> {
         self.subjects.iter().enumerate().map(|(place, subject)| Ok((place, subject.address()?))).collect()
     }
 
     /// The address that an object has after its next turn.
-    pub(super) fn other_address(&self, subject: usize) -> Result<Option<IpAddr>> {
+    pub(crate) fn other_address(&self, subject: usize) -> Result<Option<IpAddr>> {
         let subject = &self.subjects[subject];
         Ok(subject.addresses.get(1 - subject.turn).map(|text| text.parse()).transpose()?)
     }
 
     /// Ends what calls, and takes the lab down.
-    pub(super) fn finish(self) -> Result<()> {
+    pub(crate) fn finish(self) -> Result<()> {
         let Self { callers, capture, agents, lab, cluster, _server, _echo, .. } = self;
         for caller in callers {
             caller.sampler.finish()?;

@@ -6,6 +6,8 @@ use super::fault::Fault;
 use super::ground::Ground;
 use crate::lab::addresses::NodeNumber;
 use crate::lab::agents;
+use crate::lab::cut::Cut;
+use crate::lab::machine::StoppedMachine;
 
 /// What is hit: the gateway of the address that the round is about, and the node of the controller that leads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,7 +29,12 @@ impl Target {
             | Fault::Management
             | Fault::Kill
             | Fault::Stop
-            | Fault::Label => Some(self.gateway),
+            | Fault::Label
+            | Fault::Pause
+            | Fault::NoApi
+            | Fault::Isolate
+            | Fault::CrashLoop
+            | Fault::DeleteNode => Some(self.gateway),
         }
     }
 }
@@ -60,6 +67,14 @@ pub(super) fn begin(ground: &mut Ground, fault: Fault, target: Target) -> Result
             agents::Agent::controllers(&mut ground.agents).try_for_each(agents::Controller::kill)?;
             ground.agents.iter_mut().try_for_each(agents::Agent::kill)
         }
+        Fault::Pause => {
+            ground.stopped = Some(StoppedMachine::stop(&ground.lab, &mut ground.agents[target.gateway.index()])?);
+            Ok(())
+        }
+        Fault::NoApi => ground.lab.cut(&Cut::ApiServer(target.gateway)),
+        Fault::Isolate => ground.lab.cut(&Cut::Nodes(target.gateway)),
+        Fault::CrashLoop => ground.agent(target.gateway).restart(),
+        Fault::DeleteNode => ground.delete_node(target.gateway),
     }
 }
 
@@ -90,6 +105,14 @@ pub(super) fn end(ground: &mut Ground, fault: Fault, target: Target) -> Result<(
             agents::Agent::controllers(&mut ground.agents).try_for_each(agents::Controller::restart)?;
             ground.agents.iter_mut().try_for_each(agents::Agent::restart)
         }
+        Fault::Pause => {
+            let machine = ground.stopped.take().context("no machine is stopped")?;
+            machine.resume(&ground.lab, &mut ground.agents[target.gateway.index()]).map(drop)
+        }
+        Fault::NoApi => ground.lab.mend(&Cut::ApiServer(target.gateway)),
+        Fault::Isolate => ground.lab.mend(&Cut::Nodes(target.gateway)),
+        Fault::CrashLoop => ground.agent(target.gateway).restart(),
+        Fault::DeleteNode => ground.create_node(target.gateway),
     }
 }
 

@@ -27,14 +27,14 @@ mod chart;
 pub(crate) mod echo;
 mod fault;
 mod figures;
-mod ground;
+pub(crate) mod ground;
 mod inject;
 mod report;
 mod round;
 pub(crate) mod sampler;
 pub(crate) mod streams;
 mod toll;
-mod wire;
+pub(crate) mod wire;
 
 use std::os::unix::fs::PermissionsExt;
 use std::time::{Duration, Instant};
@@ -47,7 +47,7 @@ use crate::testing::lab::{LabContext, LabTest};
 use crate::toolchain::packages::{self, Purpose};
 use crate::toolchain::{BuildArgs, Built, Paths, Progress, ensure_built};
 use fault::{Extent, Fault, Plan};
-use ground::Ground;
+use ground::{Ground, Shape};
 use report::Report;
 use round::Soak;
 
@@ -102,12 +102,12 @@ pub(crate) fn run(args: &SoakArgs) -> Result<()> {
     let folder = paths.target.join("soak");
     let plans = args.plans();
     let first = plans.first().copied().context("no rounds")?;
-    progress.step(&format!("lab: {} nodes; seed {}, {} rounds", ground::NODES, args.seed, plans.len()));
+    progress.step(&format!("lab: {} nodes; seed {}, {} rounds", Shape::SOAK.nodes, args.seed, plans.len()));
     let logs = folder.join("logs");
     if logs.exists() {
         std::fs::remove_dir_all(&logs).with_context(|| format!("remove {}", logs.display()))?;
     }
-    let mut soak = Soak::new(Ground::start(&built, Some(&args.prefix), logs)?)?;
+    let mut soak = Soak::new(Ground::start(&Shape::SOAK, &built, Some(&args.prefix), logs)?)?;
     let again = |round: usize| args.again(round);
     let mut played = 0;
     let mut outcome = soak.begin(&first);
@@ -148,7 +148,9 @@ fn ends(context: &LabContext) -> Result<()> {
     std::fs::set_permissions(&agent, PermissionsExt::from_mode(0o700))?;
     let built = Built { agent, ..context.built.clone() };
     let begin = Instant::now();
-    let Err(error) = Ground::start(&built, None, context.logs.clone()) else { bail!("nobody misses the agents") };
+    let Err(error) = Ground::start(&Shape::SOAK, &built, None, context.logs.clone()) else {
+        bail!("nobody misses the agents")
+    };
     let (text, took) = (format!("{error:#}"), begin.elapsed());
     let is_named = text.contains("the agent of node1 has ended") && text.contains("error: nothing to load");
     ensure!(is_named, "it is not named: {text}");
@@ -179,7 +181,7 @@ const SHARED: [Fault; 12] = [
 fn short(context: &LabContext) -> Result<()> {
     let seed = std::env::var(SEED_VARIABLE).ok().and_then(|text| text.parse().ok()).unwrap_or(SEED);
     println!("seed {seed} ({SEED_VARIABLE} names another)");
-    let mut soak = Soak::new(Ground::start(&context.built, None, context.logs.clone())?)?;
+    let mut soak = Soak::new(Ground::start(&Shape::SOAK, &context.built, None, context.logs.clone())?)?;
     let played = play_share(&mut soak, seed);
     let again =
         |round: usize| format!("round {round} of {SEED_VARIABLE}={seed} cargo xtask test --only lab --filter soak");

@@ -111,9 +111,14 @@ impl Soak {
         let toll = (plan.fault == Fault::ApiServer).then(|| Toll::of(&mut self.ground.agents)).transpose()?;
         let begun = Instant::now();
         inject::begin(&mut self.ground, plan.fault, target)?;
+        let mut again = plan.again();
         while begun.elapsed() < plan.lasts {
             std::thread::sleep(PAUSE.min(plan.lasts.saturating_sub(begun.elapsed())));
             self.pump(plan);
+            if again.is_some_and(|time| begun.elapsed() >= time) {
+                inject::begin(&mut self.ground, plan.fault, target)?;
+                again = plan.again().map(|time| begun.elapsed() + time);
+            }
         }
         let paid =
             toll.map(|before| Ok::<_, anyhow::Error>((Toll::of(&mut self.ground.agents)?, before))).transpose()?;

@@ -16,16 +16,16 @@ const AT_ONCE: Duration = Duration::from_secs(4);
 
 /// One thing that must not be.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Violation {
+pub(crate) struct Violation {
     /// What it is, without figures, so that each kind is told once.
-    pub(super) kind: String,
-    pub(super) words: String,
-    pub(super) at: SystemTime,
+    pub(crate) kind: String,
+    pub(crate) words: String,
+    pub(crate) at: SystemTime,
 }
 
 /// All that has been seen, as far as it matters for what comes.
 #[derive(Debug, Default)]
-pub(super) struct Wire {
+pub(crate) struct Wire {
     /// What may be seen at each door.
     right: BTreeMap<IpAddr, BTreeSet<IpAddr>>,
     emitters: BTreeMap<IpAddr, Vec<Emitter>>,
@@ -42,17 +42,17 @@ struct Emitter {
 }
 
 impl Wire {
-    pub(super) fn new(hosts: BTreeSet<IpAddr>) -> Self {
+    pub(crate) fn new(hosts: BTreeSet<IpAddr>) -> Self {
         Self { hosts, ..Self::default() }
     }
 
     /// From now on these addresses are right at a door.
-    pub(super) fn set_right(&mut self, door: IpAddr, right: BTreeSet<IpAddr>) {
+    pub(crate) fn set_right(&mut self, door: IpAddr, right: BTreeSet<IpAddr>) {
         self.right.insert(door, right);
     }
 
     /// Judges what was seen; `egress` says which sources are egress IPs.
-    pub(super) fn judge(&mut self, sightings: &[Sighting], egress: impl Fn(IpAddr) -> bool) -> Vec<Violation> {
+    pub(crate) fn judge(&mut self, sightings: &[Sighting], egress: impl Fn(IpAddr) -> bool) -> Vec<Violation> {
         let mut found = Vec::new();
         for sighting in sightings {
             found.extend(self.wrong_source(sighting));
@@ -63,7 +63,8 @@ impl Wire {
         found
     }
 
-    fn wrong_source(&self, sighting: &Sighting) -> Option<Violation> {
+    /// Whether a packet to a door has a source that is not right there.
+    pub(crate) fn wrong_source(&self, sighting: &Sighting) -> Option<Violation> {
         let right = self.right.get(&sighting.destination)?;
         let own_words = sighting.is_a_routers() && self.hosts.contains(&sighting.source);
         if sighting.protocol == ARP || own_words || right.contains(&sighting.source) {
@@ -115,13 +116,13 @@ impl Wire {
     }
 
     /// Who emits an address since `since`.
-    pub(super) fn emitters(&self, address: IpAddr, since: SystemTime) -> BTreeSet<NodeNumber> {
+    pub(crate) fn emitters(&self, address: IpAddr, since: SystemTime) -> BTreeSet<NodeNumber> {
         let all = self.emitters.get(&address).map(Vec::as_slice).unwrap_or_default();
         all.iter().filter(|one| one.last >= since).map(|one| one.node).collect()
     }
 
     /// Who has emitted an address, and how long ago for the last time, for people.
-    pub(super) fn history(&self, address: IpAddr, now: SystemTime) -> String {
+    pub(crate) fn history(&self, address: IpAddr, now: SystemTime) -> String {
         let all = self.emitters.get(&address).map(Vec::as_slice).unwrap_or_default();
         let told = all.iter().map(|one| {
             let ago = now.duration_since(one.last).unwrap_or_default();
