@@ -4,6 +4,7 @@
 //! - `bench`: how fast the data plane is beside its peers, on a lab.
 //! - `apiserver`: the lab's in-memory Kubernetes API server, a test double.
 //! - `documents`: that commands and links of the documents hold.
+//! - `faults`: the faults of ownership on the lab, and who emitted an egress IP meanwhile.
 //! - `lab`: a cluster of network namespaces with real agents, started and torn down.
 //! - `lifecycle`: the product's life on the lab: restarts, selection, leaks, kubectl, bad input, cleanup.
 //! - `nodes`: the product on two real Kubernetes nodes.
@@ -15,6 +16,7 @@
 mod apiserver;
 mod bench;
 mod documents;
+mod faults;
 mod lab;
 mod lifecycle;
 mod nodes;
@@ -60,6 +62,8 @@ enum Command {
     Bench(bench::BenchArgs),
     /// Break nodes, agents and the API server of a lab by the dice, and measure what that does to traffic
     Soak(soak::SoakArgs),
+    /// Play the faults of ownership on a lab, and judge who emitted an egress IP by what was on the wire
+    Faults(faults::FaultsArgs),
     /// Serve the lab's in-memory Kubernetes API
     Apiserver(apiserver::ApiserverArgs),
     /// Write the files that are generated from code (CRD, tables in docs), or check them with --check
@@ -89,6 +93,7 @@ fn main() -> ExitCode {
         Command::Fuzz(args) => done(testing::fuzz(&args)),
         Command::Guest => done(testing::run_guest()),
         Command::Soak(args) => done(soak::run(&args)),
+        Command::Faults(args) => done(faults::run(&args)),
         Command::Apiserver(args) => done(apiserver::run(&args)),
         Command::Codegen(args) => done(toolchain::codegen(&args)),
         Command::Lint(args) => done(toolchain::lint(&args)),

@@ -74,6 +74,7 @@ pub(crate) fn lab_tests() -> Vec<LabTest> {
     tests.extend(crate::lifecycle::tests());
     tests.extend(crate::roads::tests());
     tests.extend(crate::soak::tests());
+    tests.extend(crate::faults::tests());
     tests.extend(crate::bench::tests());
     tests
 }
