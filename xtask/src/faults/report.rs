@@ -69,12 +69,15 @@ impl Row {
 
     /// One line, for people who wait.
     pub(super) fn line(&self) -> String {
-        let [.., two, without, wrong, note] = self.cells();
+        let [.., two, without, pod, wrong, note] = self.cells();
         let state = if self.broken.is_empty() { "ok" } else { "BROKEN" };
-        format!("{} {state}: two emitters {two} s, none {without} s, wrong source {wrong}; {note}", self.name)
+        format!(
+            "{} {state}: two emitters {two} s, none {without} s, a pod {pod} s, wrong source {wrong}; {note}",
+            self.name
+        )
     }
 
-    fn cells(&self) -> [String; 6] {
+    fn cells(&self) -> [String; 7] {
         let two: Duration = self.doubles().map(|(_, double)| double.lasts()).sum();
         let strays: usize = self.doubles().map(|(_, double)| double.packets).sum();
         let two = match strays {
@@ -84,7 +87,12 @@ impl Row {
         let longest = self.addresses.iter().max_by_key(|seen| seen.gap.lasts);
         let without =
             longest.map_or("-".to_owned(), |seen| format!("{:.2} ({})", seen.gap.lasts.as_secs_f64(), seen.address));
-        [self.name.to_owned(), self.what.clone(), two, without, self.wrong.len().to_string(), self.note()]
+        let of_pods =
+            self.addresses.iter().filter_map(|seen| seen.of_a_pod.map(|(node, gap)| (seen.address, node, gap)));
+        let pod = of_pods.max_by_key(|(_, _, gap)| gap.lasts).map_or("-".to_owned(), |(address, node, gap)| {
+            format!("{:.2} ({address}, {})", gap.lasts.as_secs_f64(), node.name())
+        });
+        [self.name.to_owned(), self.what.clone(), two, without, pod, self.wrong.len().to_string(), self.note()]
     }
 
     fn note(&self) -> String {
@@ -139,6 +147,9 @@ impl Row {
                         "seconds": double.lasts().as_secs_f64(), "packets": double.packets, "claims": double.claims,
                     })).collect::<Vec<_>>(),
                     "without_emitter": {"from_s": since(seen.gap.from), "seconds": seen.gap.lasts.as_secs_f64()},
+                    "pod_without": seen.of_a_pod.map(|(node, gap)| json!({
+                        "node": node.name(), "from_s": since(gap.from), "seconds": gap.lasts.as_secs_f64(),
+                    })),
                     "stretches": seen.stretches.iter().map(|stretch| json!({
                         "node": stretch.node.name(), "from_s": since(stretch.first), "until_s": since(stretch.last),
                         "packets": stretch.packets,
@@ -202,12 +213,12 @@ fn broken(fate: Fate, outcome: &Outcome) -> Vec<String> {
 /// The table, and what was broken.
 pub(super) fn text(rows: &[Row]) -> String {
     let mut text = String::from(
-        "| row | fault | two emitters, s | no emitter, s | wrong source | what happened |\n|---|---|---|---|---|---|\n",
+        "| row | fault | two emitters, s | no emitter, s | a pod without, s | wrong source | what happened |\n|---|---|---|---|---|---|---|\n",
     );
     for row in rows {
-        let [name, what, two, without, wrong, note] = row.cells();
+        let [name, what, two, without, pod, wrong, note] = row.cells();
         // Writing to a String cannot fail.
-        let _ = writeln!(text, "| {name} | {what} | {two} | {without} | {wrong} | {note} |");
+        let _ = writeln!(text, "| {name} | {what} | {two} | {without} | {pod} | {wrong} | {note} |");
     }
     let stall = rows.iter().map(|row| row.stall).max().unwrap_or_default();
     let _ = writeln!(

@@ -64,7 +64,10 @@ pub(super) struct Stage<'a> {
 pub(super) struct Seen {
     pub(super) address: IpAddr,
     pub(super) doubles: Vec<Double>,
+    /// Of all its pods together: no node emitted it.
     pub(super) gap: Gap,
+    /// Of one pod alone, and its node.
+    pub(super) of_a_pod: Option<(NodeNumber, Gap)>,
     pub(super) stretches: Vec<Stretch>,
     pub(super) before: Option<NodeNumber>,
     pub(super) after: Option<NodeNumber>,
@@ -230,17 +233,20 @@ impl<'a> Stage<'a> {
         self.wait(PROOF)?;
         let (begun, end) = (self.begun.1, SystemTime::now());
         let after = self.ground.holders()?;
-        let mut doors: BTreeMap<usize, BTreeSet<IpAddr>> = BTreeMap::new();
+        let mut doors: BTreeMap<usize, BTreeMap<IpAddr, NodeNumber>> = BTreeMap::new();
         for caller in self.ground.callers.iter().filter(|caller| !self.away.contains(&caller.node)) {
-            doors.entry(caller.subject).or_default().insert(caller.door);
+            doors.entry(caller.subject).or_default().insert(caller.door, caller.node);
         }
         let mut addresses = Vec::new();
         for (place, subject) in self.ground.subjects.iter().enumerate() {
             let address = subject.address()?;
+            let of = |doors: BTreeSet<IpAddr>| judge::longest_gap(&self.seen, address, &doors, (begun, end));
+            let of_pods = doors[&place].iter().map(|(door, node)| (*node, of([*door].into())));
             addresses.push(Seen {
                 address,
                 doubles: judge::doubles(&self.seen, address),
-                gap: judge::longest_gap(&self.seen, address, &doors[&place], (begun, end)),
+                gap: of(doors[&place].keys().copied().collect()),
+                of_a_pod: of_pods.max_by_key(|(_, gap)| gap.lasts),
                 stretches: judge::stretches(&self.seen, address),
                 before: self.before[place],
                 after: after[place],

@@ -149,7 +149,7 @@ fn ends(context: &LabContext) -> Result<()> {
     let built = Built { agent, ..context.built.clone() };
     let begin = Instant::now();
     let Err(error) = Ground::start(&Shape::SOAK, &built, None, context.logs.clone()) else {
-        bail!("nobody misses the agents")
+        bail!("it starts without agents")
     };
     let (text, took) = (format!("{error:#}"), begin.elapsed());
     let is_named = text.contains("the agent of node1 has ended") && text.contains("error: nothing to load");
