@@ -104,7 +104,7 @@ impl<'a> Stage<'a> {
         let shape = Shape { nodes: NODES, hosts: &GATEWAYS, arguments };
         let ground = Ground::start(&shape, built, prefix, logs.clone())?;
         let addresses = ground.subjects.iter().map(|subject| subject.address()).collect::<Result<Vec<_>>>()?;
-        let asker = Asker::start(&ground.lab, addresses.clone());
+        let asker = Asker::start(&ground.lab, &addresses)?;
         let flow = |(pod, caller): (&crate::lab::Pod, &crate::soak::ground::Caller)| {
             Flow::udp(&pod.netns, SocketAddr::new(caller.door, ECHO_PORT), TICK)
         };

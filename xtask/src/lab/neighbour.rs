@@ -1,20 +1,28 @@
-//! The router of the nodes' network, which forgets again and again who has an egress IP and asks all nodes: those that claim
-//! the address answer, by ARP or neighbour discovery.
+//! The router of the nodes' network, which asks all nodes again and again who has an egress IP: those that claim the address
+//! answer, by ARP or neighbour discovery. The questions are frames of its own, so that what its kernel knows, and packets that
+//! wait for it, stay as they are.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
+use std::net::{IpAddr, Ipv6Addr};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use anyhow::{Result, anyhow};
+use anyhow::{Context, Result, anyhow};
+use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, bind, send, socket};
 
-use super::netns::Netns;
-use super::{EXT_LAN, Lab};
+use super::addresses::EXT;
+use super::netns::{Netns, link_address};
+use super::{EXT_LAN, Lab, packet};
 
-/// How often it forgets.
-const FORGETS: Duration = Duration::from_millis(20);
-const DISCARD: u16 = 9;
+/// How often it asks.
+const EVERY: Duration = Duration::from_millis(20);
+/// RFC 4861 section 4.3, and the option of section 4.6.1.
+const SOLICITATION: u8 = 135;
+const SOURCE_LINK_ADDRESS: [u8; 2] = [1, 1];
+/// Where the hop limit is, after the EtherType, and what it must be.
+const HOP_LIMIT: (usize, u8) = (2 + 7, 255);
 
 /// Asks until it is finished or dropped.
 pub(crate) struct Asker {
@@ -23,11 +31,21 @@ pub(crate) struct Asker {
 }
 
 impl Asker {
-    pub(crate) fn start(lab: &Lab, addresses: Vec<IpAddr>) -> Self {
+    pub(crate) fn start(lab: &Lab, addresses: &[IpAddr]) -> Result<Self> {
+        let (socket, mac) = open(lab.ext())?;
+        let frames = addresses.iter().map(|address| question(mac, *address)).collect::<Result<Vec<_>>>()?;
         let stop = Arc::new(AtomicBool::new(false));
-        let (router, until) = (lab.ext().clone(), Arc::clone(&stop));
-        let thread = thread::spawn(move || ask(&router, &addresses, &until));
-        Self { stop, thread: Some(thread) }
+        let until = Arc::clone(&stop);
+        let ask = move || {
+            while !until.load(Ordering::Relaxed) {
+                for frame in &frames {
+                    send(socket.as_raw_fd(), frame, MsgFlags::empty()).context("cannot ask who has an address")?;
+                }
+                thread::sleep(EVERY);
+            }
+            Ok(())
+        };
+        Ok(Self { stop, thread: Some(thread::Builder::new().name("neighbour".to_owned()).spawn(ask)?) })
     }
 
     pub(crate) fn finish(mut self) -> Result<()> {
@@ -43,20 +61,55 @@ impl Drop for Asker {
     }
 }
 
-fn ask(router: &Netns, addresses: &[IpAddr], stop: &AtomicBool) -> Result<()> {
-    let sockets = router.run(|| {
-        let (v4, v6) = (UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?, UdpSocket::bind((Ipv6Addr::UNSPECIFIED, 0))?);
-        Ok((v4, v6))
-    })?;
-    while !stop.load(Ordering::Relaxed) {
-        for address in addresses {
-            // It may have forgotten by itself.
-            router.output("ip", &["neigh", "del", &address.to_string(), "dev", EXT_LAN])?;
-            let socket = if address.is_ipv4() { &sockets.0 } else { &sockets.1 };
-            // Refused, or unreachable, is what became of an earlier one.
-            socket.send_to(b"who has it?", (*address, DISCARD)).ok();
+fn open(router: &Netns) -> Result<(OwnedFd, [u8; 6])> {
+    router.run(|| {
+        let socket = socket(AddressFamily::Packet, SockType::Raw, SockFlag::SOCK_CLOEXEC, None)?;
+        let own = link_address(EXT_LAN)?;
+        bind(socket.as_raw_fd(), &own)?;
+        Ok((socket, own.addr().context("no link address")?))
+    })
+}
+
+/// A frame that asks for an address.
+fn question(mac: [u8; 6], address: IpAddr) -> Result<Vec<u8>> {
+    let own = EXT.towards(address);
+    match address {
+        IpAddr::V4(v4) => {
+            // RFC 826: a request, Ethernet and IPv4.
+            let head = [0x08, 0x06, 0, 1, 0x08, 0, 6, 4, 0, 1];
+            let (from, to) = (packet::octets(own), v4.octets());
+            Ok([&[0xff; 6], &mac[..], &head, &mac, &from, &[0; 6], &to].concat())
         }
-        thread::sleep(FORGETS);
+        IpAddr::V6(v6) => {
+            let [.., high, middle, low] = v6.octets();
+            let group =
+                Ipv6Addr::new(0xff02, 0, 0, 0, 0, 1, 0xff00 | u16::from(high), u16::from_be_bytes([middle, low]));
+            let body = [&[SOLICITATION, 0, 0, 0, 0, 0, 0, 0], &v6.octets()[..], &SOURCE_LINK_ADDRESS, &mac].concat();
+            let body = packet::summed(own, group.into(), packet::ICMPV6, body, 2);
+            let mut packet = packet::ip(own, group.into(), packet::ICMPV6, &body)?;
+            packet[HOP_LIMIT.0] = HOP_LIMIT.1;
+            Ok([&[0x33, 0x33, 0xff, high, middle, low], &mac[..], &packet].concat())
+        }
     }
-    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lab::dissect::{Checksum, Frame, dissect};
+
+    const MAC: [u8; 6] = [2, 0, 0, 0, 0, 9];
+
+    #[test]
+    fn questions_are_read_as_they_were_meant() {
+        let v4: IpAddr = [172, 18, 0, 110].into();
+        let frame = question(MAC, v4).expect("a frame");
+        let Frame::Arp { request: true, sender, target, .. } = dissect(&frame) else { panic!("{frame:02x?}") };
+        assert_eq!((IpAddr::from(sender), IpAddr::from(target)), (EXT.v4.into(), v4));
+        let v6: IpAddr = "fd00:172:18::1:2345".parse().expect("a literal");
+        let frame = question(MAC, v6).expect("a frame");
+        let Frame::Ip(seen) = dissect(&frame) else { panic!("{frame:02x?}") };
+        assert_eq!((seen.source, seen.destination.to_string()), (EXT.v6.into(), "ff02::1:ff01:2345".to_owned()));
+        assert_eq!((seen.checksum, seen.source_port), (Checksum::Complete, SOLICITATION.into()));
+    }
 }

@@ -35,7 +35,7 @@ impl Emitters {
         let capture = Capture::watching_owners(&ground.lab, BTreeSet::new())?;
         let to = SocketAddr::new(plan::SERVER.v4.into(), ECHO_PORT);
         let flows = pods.iter().map(|pod| Flow::udp(&ground.pod(pod)?.netns, to, TICK)).collect::<Result<_>>()?;
-        let asker = Asker::start(&ground.lab, vec![address]);
+        let asker = Asker::start(&ground.lab, &[address])?;
         Ok(Self { address, capture, flows, asker })
     }
 
