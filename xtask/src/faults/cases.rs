@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use aya::maps::{Array, Map, MapData};
 
 use super::probes;
@@ -212,6 +212,7 @@ fn crash_loop(stage: &mut Stage<'_>, point: Point) -> Result<()> {
         stage.agent().kill()?;
         stage.wait(Duration::from_millis(100))?;
     }
+    ensure!(reached > 0, "the agent did not get to the point where it is ended");
     stage.say(&format!("the crash loop ends: {starts} starts, ended at that point {reached} times"));
     stage.agent().restart()?;
     stage.ground.wait_for_agents()
@@ -326,7 +327,7 @@ fn etcd_restored(stage: &mut Stage<'_>) -> Result<()> {
     stage.ground.assignable(gateway, false)?;
     let end = Instant::now() + PATIENCE;
     while stage.ground.holders()?[0].is_none_or(|holder| holder == gateway) {
-        anyhow::ensure!(Instant::now() < end, "the address does not move");
+        ensure!(Instant::now() < end, "the address does not move");
         stage.wait(Duration::from_millis(100))?;
     }
     let holder = stage.ground.holders()?[0].map(NodeNumber::name).unwrap_or_default();
