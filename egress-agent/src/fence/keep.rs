@@ -78,15 +78,13 @@ pub async fn keep(
     let mut fence = Fence::new(total, clocks.now, word.until_ns() == LeaseWord::ENDLESS);
     let mut readings = FuturesUnordered::new();
     let (mut is_probed, mut has_stake) = (true, true);
-    let mut due = clocks.now;
     loop {
         let former = std::mem::replace(&mut clocks, Clocks::read());
         let now = clocks.now;
         beat.note();
-        // What was known before is of another time. Its programs went on, as far as their deadline lets them.
-        if now > due + fence.longest_pause() || clocks.was_suspended_since(&former) {
+        if clocks.was_suspended_since(&former) {
             readings.clear();
-            fence.wake(now);
+            fence.note_suspended(now);
         }
         fence.set_stake(*stake.borrow_and_update());
         // Before what such a probe has confirmed counts.
@@ -111,7 +109,7 @@ pub async fn keep(
         }
         let next = fence.next(now);
         // Looked at now and then even where nothing is to be done, to know that it runs.
-        due = next.unwrap_or(now + IDLE).min(now + IDLE);
+        let due = next.unwrap_or(now + IDLE).min(now + IDLE);
         tokio::select! {
             () = stop.cancelled() => return,
             outcome = heard.changed(), if is_probed => is_probed = outcome.is_ok(),

@@ -27,6 +27,9 @@
 //! The times are the leader's, as the ledger and its probes say; the shorter one where they differ, for it has just changed.
 //! This node's own flags count where neither says anything, and for the grace not even then.
 //!
+//! A node whose machine stood still, or whose agent was stopped, is fenced as soon as its agent runs again, when the lease has
+//! run out meanwhile: nobody could fence it before, and the deadline of its programs, made for agents that die, is later.
+//!
 //! Before the first confirmation, after a start, the deadline of the former agent is the bound, and nothing else is needed:
 //! the kernel keeps what it holds. A deadline that has passed by then is one that was lost.
 
@@ -92,7 +95,7 @@ pub struct Fence {
     asked: Option<Instant>,
     /// Since when this process runs, or runs again.
     began: Instant,
-    /// It was suspected when it asked, before anything else was known.
+    /// It was suspected when it asked, before anything else was known; or the machine was suspended.
     denied: bool,
     /// The lease has no end, by this number of the ledger.
     endless: Option<u64>,
@@ -182,15 +185,11 @@ impl Fence {
         Some(self.ended).filter(|ended| *ended > 0 && self.endless.is_none())
     }
 
-    /// This process has not run for long, or the machine was suspended, and has just begun to: all is as after a start.
-    pub fn wake(&mut self, now: Instant) {
-        (self.heard, self.read, self.asked, self.denied) = (None, None, None, false);
+    /// The machine was suspended, in which this clock stands still: all that was known is of another time, and the lease is
+    /// lost, but for one without an end.
+    pub fn note_suspended(&mut self, now: Instant) {
+        (self.heard, self.read, self.asked, self.denied) = (None, None, None, true);
         self.began = now;
-    }
-
-    /// For how long a process that lives may be kept from running. Beyond that it was stopped.
-    pub fn longest_pause(&self) -> Duration {
-        self.total * 2
     }
 
     /// A reading begins.

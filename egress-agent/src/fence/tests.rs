@@ -51,23 +51,27 @@ fn a_restart_is_decided_by_the_first_answer_or_when_none_comes() {
 }
 
 #[test]
-fn a_process_that_was_stopped_asks_before_it_gives_up() {
+fn a_machine_that_stood_still_gives_up_before_it_asks() {
     let start = Instant::now();
     let at = |percent| at(start, percent);
     let mut fence = Fence::new(TOTAL, at(0), false);
     fence.set_stake(stake(true));
     fence.note_heard(at(0));
-    fence.wake(at(900));
+    assert_eq!(fence.emits(at(900)), Deadline::Passed, "nobody could fence it before");
+    let mut fence = Fence::new(TOTAL, at(0), false);
+    fence.set_stake(stake(true));
+    fence.note_heard(at(0));
+    // Of these ten seconds this clock knows nothing.
+    fence.note_suspended(at(10));
     // The same word once more, from before.
     fence.note_heard(at(0));
-    assert_eq!((fence.by_lease(at(900)), fence.ask_at()), (LeaseState::Starting, Some(at(900))));
-    fence.note_asked(at(900));
-    fence.note_read(at(899), true, LeaseTerms::default());
-    assert_eq!(fence.by_lease(at(901)), LeaseState::Starting, "asked before");
-    fence.note_read(at(900), true, LeaseTerms::default());
-    assert_eq!(fence.by_lease(at(902)), LeaseState::Lost, "suspected by now");
-    fence.note_heard(at(905));
-    assert_eq!(fence.by_lease(at(930)), LeaseState::Held);
+    assert_eq!((fence.by_lease(at(10)), fence.ask_at()), (LeaseState::Lost, Some(at(10))));
+    assert_eq!(fence.emits(at(10)), Deadline::Passed);
+    fence.note_asked(at(10));
+    fence.note_read(at(10), true, LeaseTerms::default());
+    assert_eq!(fence.by_lease(at(12)), LeaseState::Lost, "suspected by now");
+    fence.note_heard(at(15));
+    assert_eq!(fence.by_lease(at(40)), LeaseState::Held);
 }
 
 #[test]

@@ -160,6 +160,9 @@ pub(super) fn nodes_that_die_together_lose_their_addresses(context: &LabContext)
     stays(&ground, leader, source)
 }
 
+/// An agent that runs again has given up by then what it was not confirmed for.
+const RESUMES: Duration = Duration::from_millis(100);
+
 /// The agent killed, stopped; the CNI's network cut; the next hop of all silent.
 pub(super) fn what_leaves_the_road_whole_moves_nothing(context: &LabContext) -> Result<()> {
     let Stage { mut ground, leader, gateway, source, .. } = start(context)?;
@@ -167,6 +170,9 @@ pub(super) fn what_leaves_the_road_whole_moves_nothing(context: &LabContext) -> 
     ground.agent(gateway)?.pause()?;
     stays(&ground, gateway, source)?;
     ground.agent(gateway)?.resume()?;
+    // It cannot know that its machine has run on, and asks before it serves.
+    std::thread::sleep(RESUMES);
+    until("it serves again", PATIENCE, || Ok(is_seen(&ground, source, WHILE)?.then_some(())))?;
     println!("it is killed");
     ground.agent(gateway)?.kill()?;
     stays(&ground, gateway, source)?;

@@ -53,6 +53,8 @@ pub(super) enum Effect {
     HandsOver,
     /// Nothing moves and nothing is lost.
     Nothing,
+    /// Nothing moves. The gateway's addresses are away for a moment when it is over.
+    Interrupts,
     /// The object itself changes: what it served ends.
     Changes,
 }
@@ -107,10 +109,10 @@ impl Fault {
                 Effect::FailsOver
             }
             Self::Label => Effect::HandsOver,
+            Self::Stop => Effect::Interrupts,
             Self::Edit | Self::Recreate => Effect::Changes,
             Self::Management
             | Self::Kill
-            | Self::Stop
             | Self::ApiServer
             | Self::Leader
             | Self::Restart

@@ -145,11 +145,16 @@ impl Soak {
 
     /// A fault that leaves the road whole moves nothing, and nothing is lost. A machine that stood still proves nothing.
     fn judge_whole(&mut self, plan: &Plan, row: &Row, stall_ms: f64) {
-        if plan.fault.effect() != Effect::Nothing || stall_ms >= STALL_MS || (row.moved, row.lost) == (0, 0) {
+        let lost = match plan.fault.effect() {
+            Effect::Nothing => row.lost,
+            Effect::Interrupts => row.others_lost,
+            Effect::FailsOver | Effect::HandsOver | Effect::Changes => return,
+        };
+        if stall_ms >= STALL_MS || (row.moved, lost) == (0, 0) {
             return;
         }
         let moved = if row.moved > 0 { "an address has moved, and " } else { "" };
-        let words = format!("{moved}{} of {} samples are lost", row.lost, row.asked);
+        let words = format!("{moved}{lost} samples are lost");
         self.tell(plan, Violation { kind: "not whole".to_owned(), words, at: SystemTime::now() });
     }
 
@@ -318,7 +323,7 @@ impl Soak {
             let concerned = match plan.fault.effect() {
                 Effect::Nothing => true,
                 Effect::Changes => caller.subject == plan.subject,
-                Effect::FailsOver | Effect::HandsOver => before[caller.subject] == Some(target.gateway),
+                Effect::FailsOver | Effect::HandsOver | Effect::Interrupts => before[caller.subject] == Some(target.gateway),
             };
             if !concerned {
                 row.others_lost += passage.lost;
