@@ -323,7 +323,9 @@ impl Soak {
             let concerned = match plan.fault.effect() {
                 Effect::Nothing => true,
                 Effect::Changes => caller.subject == plan.subject,
-                Effect::FailsOver | Effect::HandsOver | Effect::Interrupts => before[caller.subject] == Some(target.gateway),
+                Effect::FailsOver | Effect::HandsOver | Effect::Interrupts => {
+                    before[caller.subject] == Some(target.gateway)
+                }
             };
             if !concerned {
                 row.others_lost += passage.lost;

@@ -238,6 +238,15 @@ impl Judge {
         self.next_hop = self.next_hop.max(Some(at));
     }
 
+    /// What was found while nothing could be decided upon it is old: all nodes have their time again. A node that this
+    /// controller alone could not hear keeps its addresses; one that is lost is found out again after the total timeout.
+    pub fn begin_again(&mut self, now: Instant) {
+        for member in self.members.values_mut().filter(|member| member.gone) {
+            member.pulse = Pulse::begin(now);
+            member.take_back(now);
+        }
+    }
+
     pub fn judge(&mut self, now: Instant) -> Judgement {
         for member in self.members.values_mut() {
             let says = member.pulse.standing(&self.rules, now) == Standing::Answers(Answer::Serving)

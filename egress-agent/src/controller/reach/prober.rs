@@ -46,6 +46,8 @@ const FORGOTTEN_AFTER: Duration = Duration::from_secs(600);
 const QUEUE: usize = 4096;
 /// How soon a leader that has stopped probing looks whether it should.
 const AGAIN: Duration = Duration::from_secs(1);
+/// For so long at most a slow API server keeps a controller from leading, again and again.
+const LONGEST_GAP: Duration = Duration::from_secs(3);
 
 /// Probes while it is this controller's duty, until told to stop.
 pub async fn run(
@@ -179,6 +181,8 @@ struct Round {
     /// When nodes were asked through the overlay last.
     asked_through: Option<Instant>,
     cut_off: bool,
+    /// When this controller was seen to lead last.
+    led: Instant,
     strangers: Strangers,
 }
 
@@ -202,6 +206,7 @@ impl Round {
             findings,
             asked_through: None,
             cut_off: false,
+            led: Instant::now(),
             strangers: Strangers::default(),
         }
     }
@@ -372,6 +377,14 @@ impl Round {
         let leave: Vec<String> = self.asked.iter().filter(|(_, a)| over(a)).map(|(name, _)| name.clone()).collect();
         leave.iter().for_each(|name| self.leave(name));
         self.count_others();
+        if self.duty.leads() {
+            // A slow API server has it lead with gaps, which are shorter.
+            if now >= self.led + self.manner.rules.total.max(LONGEST_GAP) {
+                info!("this controller leads again: which nodes are lost is found out again");
+                self.judge.begin_again(now);
+            }
+            self.led = now;
+        }
         let judgement = self.judge.judge(now);
         for news in &judgement.news {
             self.say(news, now);

@@ -55,6 +55,10 @@ impl Play {
         self.signs.values_mut().for_each(|known| *known = sign);
     }
 
+    fn begin_again(&mut self) {
+        self.judge.begin_again(self.start + Duration::from_millis(self.now));
+    }
+
     fn set(&mut self, node: &'static str, sign: Option<Sign>) {
         self.signs.insert(node, sign);
     }
@@ -302,6 +306,25 @@ fn a_dead_agent_has_its_grace_and_is_no_suspect_meanwhile() {
     play.all(Some(Sign::Kernel));
     play.until(100_000);
     assert_eq!(play.gone(), ["a"]);
+}
+
+/// A controller that could write nothing for a while, and hears all nodes when it can, moves nothing.
+#[test]
+fn what_was_found_while_nothing_could_be_decided_is_found_out_again() {
+    let mut play = Play::new(&["a", "b", "c"]);
+    play.until(5000);
+    play.set("a", None);
+    play.until(8000);
+    assert_eq!(play.gone(), ["a"]);
+    play.begin_again();
+    play.until(8500);
+    assert!(play.gone().is_empty(), "it has its time");
+    play.until(9500);
+    assert_eq!(play.gone(), ["a"], "it is lost indeed");
+    play.begin_again();
+    play.set("a", Some(OK));
+    play.until(20_000);
+    assert!(play.gone().is_empty());
 }
 
 #[test]
