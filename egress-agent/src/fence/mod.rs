@@ -28,7 +28,7 @@
 //! This node's own flags count where neither says anything, and for the grace not even then.
 //!
 //! A node whose machine stood still, or whose agent was stopped, is fenced as soon as its agent runs again, when the lease has
-//! run out meanwhile: nobody could fence it before, and the deadline of its programs, made for agents that die, is later.
+//! run out: it could not be fenced before, and the deadline of its programs, made for agents that die, is later.
 //!
 //! Before the first confirmation, after a start, the deadline of the former agent is the bound, and nothing else is needed:
 //! the kernel keeps what it holds. A deadline that has passed by then is one that was lost.

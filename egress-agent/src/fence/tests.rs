@@ -57,7 +57,7 @@ fn a_machine_that_stood_still_gives_up_before_it_asks() {
     let mut fence = Fence::new(TOTAL, at(0), false);
     fence.set_stake(stake(true));
     fence.note_heard(at(0));
-    assert_eq!(fence.emits(at(900)), Deadline::Passed, "nobody could fence it before");
+    assert_eq!(fence.emits(at(900)), Deadline::Passed, "it could not be fenced before");
     let mut fence = Fence::new(TOTAL, at(0), false);
     fence.set_stake(stake(true));
     fence.note_heard(at(0));

@@ -5,7 +5,7 @@
 //! network itself; and a node that took its own next hop or API server would cut itself off.
 //!
 //! What an agent alone says of its node reserves an address where no other node could host it, or where another agent says the
-//! same: with the token of one agent nobody can take addresses from objects. Else the probe before a claim finds the host that
+//! same: one agent's token takes no address from an object. Else the probe before a claim finds the host that
 //! has the address.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
