@@ -53,7 +53,10 @@ fn start_with(context: &LabContext, extra: &[&str]) -> Result<Stage> {
     let (old, heir) = (leader % 3 + 1, (leader + 1) % 3 + 1);
     ground.assignable(old, true)?;
     ground.assign(&egress_ip("held", &[ADDRESS], &labels("house", "red"), &all()))?;
-    ground.is_seen_as(NAMES[leader - 1], Some(ADDRESS), None)?;
+    // Each agent hears of it at another time.
+    for name in NAMES {
+        ground.is_seen_as(name, Some(ADDRESS), None)?;
+    }
     ground.assignable(heir, true)?;
     println!("node{leader} leads, node{old} has the address, node{heir} could have it");
     Ok(Stage { ground, leader, old, heir })
