@@ -69,7 +69,7 @@ impl Lan {
             Action::Disown(_, address) | Action::PutMoving(_, Moving { course: Course::Leaving, address, .. })
                 if holders.get(address) == Some(&node) =>
             {
-                drop(holders.remove(address));
+                holders.remove(address);
             }
             _ => {}
         }
