@@ -200,7 +200,8 @@ fn words<'a>(nodes: impl DoubleEndedIterator<Item = (&'a str, &'a Node)> + Clone
             for (address, reason) in networks.into_iter().flat_map(of_network) {
                 note(Rank::Network, address, reason);
             }
-            for address in node.addresses() {
+            // Those of its management port are in the pod network.
+            for address in node.said_addresses() {
                 note(Rank::Node, address, Reserved::Node(name.into()));
             }
         }

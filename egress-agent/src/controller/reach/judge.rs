@@ -242,7 +242,7 @@ impl Judge {
     /// controller alone could not hear keeps its addresses; one that is lost is found out again after the total timeout.
     pub fn begin_again(&mut self, now: Instant) {
         for member in self.members.values_mut().filter(|member| member.gone) {
-            member.pulse = Pulse::begin(now);
+            member.pulse = Pulse::begin_again(now);
             member.take_back(now);
         }
     }

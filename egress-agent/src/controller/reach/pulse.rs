@@ -66,11 +66,18 @@ pub struct Pulse {
     answered: Option<(Instant, Answer)>,
     /// Since when the answer is what it is; before the first, since when it is asked.
     since: Instant,
+    /// It was probed before, and counted as gone.
+    is_again: bool,
 }
 
 impl Pulse {
     pub fn begin(now: Instant) -> Self {
-        Self { alive: now, answered: None, since: now }
+        Self { alive: now, answered: None, since: now, is_again: false }
+    }
+
+    /// What was known of the node is old, but for one thing: its agent may have ended before, and has fenced nothing then.
+    pub fn begin_again(now: Instant) -> Self {
+        Self { is_again: true, ..Self::begin(now) }
     }
 
     /// Signs need not come in their order.
@@ -115,7 +122,8 @@ impl Pulse {
     /// Whether the node's kernel has gone on for a total timeout behind the last answer of its agent: it was the agent that fell
     /// silent first, and has not fenced the node itself.
     pub fn agent_went_first(&self, rules: &Rules) -> bool {
-        self.alive >= self.answered.map_or(self.since, |(at, _)| at) + rules.total
+        let is_unheard = self.is_again && self.answered.is_none();
+        is_unheard || self.alive >= self.answered.map_or(self.since, |(at, _)| at) + rules.total
     }
 
     /// Since when its answer is what it is.
@@ -185,6 +193,16 @@ mod tests {
         assert!(pulse.is_agent_overdue(&RULES, at(31_000)) && pulse.is_agent_overdue(&RULES, at(40_000)));
         pulse.note(OK, at(31_300));
         assert!(!pulse.is_agent_overdue(&RULES, at(31_300)), "it is back");
+    }
+
+    /// Else the deadline of its programs would not be waited for.
+    #[test]
+    fn an_agent_that_was_not_heard_since_the_beginning_may_have_ended_before() {
+        let start = Instant::now();
+        let mut pulse = Pulse::begin_again(start);
+        assert!(pulse.agent_went_first(&RULES));
+        pulse.note(OK, start);
+        assert!(!pulse.agent_went_first(&RULES));
     }
 
     #[test]
