@@ -113,7 +113,7 @@ pub async fn run<E: Executor + Send + 'static>(
     let store = LedgerStore::new(client.clone(), &namespace);
     let (stake, is_stake) = watch::channel(Stake::default());
     let (standing, stands) = watch::channel(Standing::default());
-    let (word, (bounded, is_bounded)) = (executor.lease(), watch::channel(None));
+    let (programs, (bounded, is_bounded)) = (executor.lease(), watch::channel(None));
     let (to_reconciler, asks) = mpsc::channel(QUESTIONS);
     let told = (is_ready.clone(), uplink.clone(), stands.clone());
     let ties = ties((&client, &store), &node_name, (stands, to_obey), (stake, released));
@@ -198,7 +198,7 @@ pub async fn run<E: Executor + Send + 'static>(
     };
     // A task of its own: leases run out while others are at work.
     let heard = fence::Heard { heard: surely_heard, probed: is_total, stake: is_stake };
-    let lease = fence::Lease { standing, word, bounded };
+    let lease = fence::Lease { standing, programs, bounded };
     let fence = fence::keep((node_name.clone(), total_timeout), store, heard, lease, beat, stop.clone());
     tasks.spawn(Task::LeaseKeeper, fence);
     let until = stop.clone();

@@ -4,26 +4,80 @@
 //! controller gives an address away when the lease of the node that had it has expired. So each path that emits or claims an
 //! egress IP asks: NAT (`decide::snat`), answers to ARP and neighbour discovery, ICMP errors to the world (`answer`), and
 //! packets that have waited for their neighbour (`roads::leave`). Entries of the flow cache end with it (`recent`).
+//!
+//! Each frame that the uplink receives is a [`heartbeat`]. A machine that has stood still for longer than the total timeout finds
+//! a gap, and whichever program sees it first ends the lease for good: it runs before the agent does.
 #![expect(unsafe_code, reason = "map access is one of the three places for it; see `maps`")]
 
 use core::ptr;
 
 use aya_ebpf::bindings::BPF_F_MMAPABLE;
 use aya_ebpf::btf_maps::Array;
-use aya_ebpf::helpers::generated::bpf_ktime_get_boot_ns;
+use aya_ebpf::helpers::generated::{bpf_jiffies64, bpf_ktime_get_boot_ns};
 use aya_ebpf::macros::btf_map;
 use egress_common::abi::Lease;
+
+use crate::alive::swap;
 
 #[btf_map(name = "lease")]
 static LEASE: Array<Lease, 1, { BPF_F_MMAPABLE as usize }> = Array::new();
 
+/// Between two looks at the heartbeat: 8 to 80 ms, by the kernel's HZ. CPUs share the line of the cache.
+const LOOK_JIFFIES: u64 = 8;
+
 /// How long it lasts from now on (ns). Out of line: asked in many places, none of which has stack to spare.
 #[inline(never)]
 pub fn left_ns() -> u64 {
-    let Some(lease) = LEASE.get_ptr(0) else { return 0 };
-    // Volatile: the agent writes it meanwhile, by one store of the whole word.
+    LEASE.get_ptr_mut(0).map_or(0, |lease| left(lease, now_ns()))
+}
+
+/// The uplink has received a frame.
+#[inline(always)]
+pub fn heartbeat() {
+    // SAFETY: the helper takes nothing and is there since Linux 5.6; the JIT makes it one load.
+    let jiffies = unsafe { bpf_jiffies64() };
+    let Some(lease) = LEASE.get_ptr_mut(0) else { return };
+    // SAFETY: see `maps`; programs of other CPUs write it meanwhile, by whole words.
+    let looked = unsafe { ptr::read_volatile(&raw const (*lease).looked_jiffies) };
+    if jiffies.wrapping_sub(looked) >= LOOK_JIFFIES {
+        beat(jiffies);
+    }
+}
+
+#[inline(never)]
+fn beat(jiffies: u64) {
+    let Some(lease) = LEASE.get_ptr_mut(0) else { return };
+    let now = now_ns();
+    // Before the heartbeat that would hide a gap.
+    let _left = left(lease, now);
+    // SAFETY: see `maps`; one store of the whole word.
+    unsafe { ptr::write_volatile(&raw mut (*lease).heartbeat_ns, now) };
+    // SAFETY: likewise.
+    unsafe { ptr::write_volatile(&raw mut (*lease).looked_jiffies, jiffies) };
+}
+
+#[inline(always)]
+fn left(lease: *mut Lease, now_ns: u64) -> u64 {
+    // Volatile: the agent writes meanwhile, each word by one store. The deadline first, since the agent writes it last.
     // SAFETY: see `maps`.
-    let lease = unsafe { ptr::read_volatile(lease) };
+    let until_ns = unsafe { ptr::read_volatile(&raw const (*lease).until_ns) };
+    // SAFETY: likewise.
+    let heartbeat_ns = unsafe { ptr::read_volatile(&raw const (*lease).heartbeat_ns) };
+    // SAFETY: likewise.
+    let stall_ns = unsafe { ptr::read_volatile(&raw const (*lease).stall_ns) };
+    let found = Lease::bounded(until_ns, heartbeat_ns, stall_ns);
+    if found.has_stalled(now_ns) {
+        // SAFETY: a field of what the lookup has found; see `maps`.
+        let deadline = unsafe { &raw mut (*lease).until_ns };
+        // Not what the agent has renewed since.
+        swap(deadline, until_ns, Lease::EXPIRED.until_ns);
+        return 0;
+    }
+    found.left_ns(now_ns)
+}
+
+#[inline(always)]
+fn now_ns() -> u64 {
     // SAFETY: the helper takes nothing and is there since Linux 5.8.
-    lease.left_ns(unsafe { bpf_ktime_get_boot_ns() })
+    unsafe { bpf_ktime_get_boot_ns() }
 }

@@ -208,6 +208,7 @@ pub fn overlay_ingress(ctx: TcContext) -> i32 {
 /// Uplink, TC ingress: what the world sends to this node.
 #[classifier]
 pub fn uplink_ingress(ctx: TcContext) -> i32 {
+    lease::heartbeat();
     run(&ctx, Verdict::NotConfigured, |_, _| false, roads::enter, roads::enter_on)
 }
 

@@ -37,7 +37,7 @@ use super::interfaces::Interface;
 use super::lease;
 use super::packet::{self, PacketSocket};
 use crate::model::executor::Claimant;
-use crate::model::lease::LeaseWord;
+use crate::model::lease::SharedLease;
 use crate::model::node::{Mac, mac_text};
 use crate::supervise::blocking;
 
@@ -157,7 +157,7 @@ pub(super) struct Claims {
 struct Announcer {
     sender: Sender,
     /// Without one nothing is announced: another node may have the address.
-    lease: LeaseWord,
+    lease: SharedLease,
 }
 
 #[derive(Debug)]
@@ -193,7 +193,7 @@ impl Drop for Held {
 
 impl Claims {
     /// Announces nothing without the lease.
-    pub(super) fn under(lease: LeaseWord) -> Self {
+    pub(super) fn under(lease: SharedLease) -> Self {
         Self { announcer: Announcer { lease, ..Announcer::default() }, ..Self::default() }
     }
 

@@ -26,7 +26,7 @@ use super::state::{State, own_names};
 use super::tables::Hash;
 use super::{Dataplane, Shared, claim, convert};
 use crate::model::executor::{Claimant, DataplaneError, Executor, Expected};
-use crate::model::lease::LeaseWord;
+use crate::model::lease::SharedLease;
 use crate::model::node::{Mac, mac_text};
 use crate::model::reserved::Reserved;
 use crate::model::state::{Action, Course, EgressId, KernelState, Moving, PodOwner, PodState, Policy};
@@ -69,7 +69,7 @@ impl Executor for Dataplane {
         }
     }
 
-    fn lease(&self) -> LeaseWord {
+    fn lease(&self) -> SharedLease {
         self.shared.lease.clone()
     }
 

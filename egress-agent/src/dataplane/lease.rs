@@ -1,10 +1,9 @@
 //! The map `lease` from user space: until when this node's programs may emit egress IPs.
 //!
-//! The lease keeper alone writes it (`crate::fence`); announcements, `status` and the metrics read it.
+//! Of the agent the lease keeper alone writes it (`crate::fence`); announcements, `status` and the metrics read it.
 
 use std::io;
 use std::os::fd::AsFd;
-use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use aya::Ebpf;
@@ -13,9 +12,9 @@ use egress_common::abi::Lease;
 use nix::time::{ClockId, clock_gettime};
 
 use super::error::StartError;
-use super::map_access::MappedWord;
+use super::map_access::MappedLease;
 use super::tables;
-use crate::model::lease::LeaseWord;
+use crate::model::lease::{LeaseCell, SharedLease};
 
 /// CLOCK_BOOTTIME (ns), the clock of the map: it counts the time that the machine was suspended.
 pub(crate) fn boot_ns() -> io::Result<u64> {
@@ -26,28 +25,28 @@ pub(crate) fn boot_ns() -> io::Result<u64> {
 }
 
 /// The map, in memory.
-pub(super) fn take(ebpf: &mut Ebpf) -> Result<LeaseWord, StartError> {
+pub(super) fn take(ebpf: &mut Ebpf) -> Result<SharedLease, StartError> {
     let Map::Array(data) = tables::take(ebpf, "lease")? else {
         return Err(StartError::Object("map lease is no array".to_owned()));
     };
-    let word = MappedWord::of(data.fd().as_fd());
-    let word = word.map_err(|error| StartError::kernel("map the map lease into memory", error))?;
-    Ok(LeaseWord::new(word))
+    let lease = MappedLease::of(data.fd().as_fd());
+    let lease = lease.map_err(|error| StartError::kernel("map the map lease into memory", error))?;
+    Ok(SharedLease::new(lease))
 }
 
-impl AsRef<AtomicU64> for MappedWord {
-    fn as_ref(&self) -> &AtomicU64 {
+impl AsRef<LeaseCell> for MappedLease {
+    fn as_ref(&self) -> &LeaseCell {
         self.get()
     }
 }
 
 /// Whether the programs may emit now. A clock that cannot be read says no.
-pub(super) fn is_held(lease: &LeaseWord) -> bool {
+pub(super) fn is_held(lease: &SharedLease) -> bool {
     boot_ns().is_ok_and(|now| lease.covers(now))
 }
 
 /// How long such a lease lasts from now on; `None` where it has no end.
-pub(super) fn left(until_ns: u64) -> io::Result<Option<Duration>> {
-    let left = Lease { until_ns }.left_ns(boot_ns()?);
-    Ok((until_ns != LeaseWord::ENDLESS).then(|| Duration::from_nanos(left)))
+pub(super) fn left(lease: Lease) -> io::Result<Option<Duration>> {
+    let left = lease.left_ns(boot_ns()?);
+    Ok((lease.until_ns != Lease::ENDLESS.until_ns).then(|| Duration::from_nanos(left)))
 }

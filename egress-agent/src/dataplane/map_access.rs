@@ -15,7 +15,6 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::ptr::NonNull;
-use std::sync::atomic::AtomicU64;
 
 use aya::Pod;
 use aya::maps::{MapData, RingBuf};
@@ -24,6 +23,7 @@ use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 use tokio::io::unix::AsyncFd;
 
 use super::error::map_io;
+use crate::model::lease::LeaseCell;
 
 const BPF_MAP_LOOKUP_BATCH: libc::c_long = 24;
 const FIRST_CHUNK: u32 = 1024;
@@ -170,19 +170,19 @@ fn lookup<K, V>(
     Ok((attr.count.min(chunk), last))
 }
 
-/// The first word of an array that is made for it (`BPF_F_MMAPABLE`, Linux 5.5), in this process's memory: one store is one
-/// write of the map, and no reader sees half of it.
+/// The only element of the map `lease`, an array that is made for it (`BPF_F_MMAPABLE`, Linux 5.5), in this process's memory: a
+/// store of a word is a write of the map, and no reader sees half of it.
 #[derive(Debug)]
-pub(super) struct MappedWord {
-    page: NonNull<AtomicU64>,
+pub(super) struct MappedLease {
+    page: NonNull<LeaseCell>,
 }
 
 // SAFETY: the page is mapped as long as this lives, whichever thread has it.
-unsafe impl Send for MappedWord {}
-// SAFETY: it is read and written as an atomic number only.
-unsafe impl Sync for MappedWord {}
+unsafe impl Send for MappedLease {}
+// SAFETY: it is read and written as atomic numbers only.
+unsafe impl Sync for MappedLease {}
 
-impl MappedWord {
+impl MappedLease {
     /// The kernel maps whole pages, and an array has one at least.
     const LENGTH: NonZeroUsize = NonZeroUsize::new(4096).expect("not zero");
 
@@ -194,14 +194,15 @@ impl MappedWord {
         Ok(Self { page: page.cast() })
     }
 
-    pub(super) fn get(&self) -> &AtomicU64 {
-        // SAFETY: the page is mapped for as long as `self` is, begins with the array's first element, and is only ever accessed
-        // as an atomic number here; the kernel's programs read it as whole words.
+    pub(super) fn get(&self) -> &LeaseCell {
+        // SAFETY: the page is mapped for as long as `self` is and begins with the array's first element, of the size of a
+        // `LeaseCell` (asserted there; `dataplane::lease` takes no map of another). It is only ever accessed as atomic numbers
+        // here; the kernel's programs read and write whole words.
         unsafe { self.page.as_ref() }
     }
 }
 
-impl Drop for MappedWord {
+impl Drop for MappedLease {
     fn drop(&mut self) {
         // SAFETY: mapped with this length in `of`, and no reference outlives `self`.
         let _mapped = unsafe { munmap(self.page.cast(), Self::LENGTH.get()) };

@@ -87,8 +87,7 @@ impl Meter {
                 Err(error) => return Err(map_io(error)),
             }
         }
-        facts.lease_seconds =
-            lease::left(inner.shared.lease.until_ns())?.map_or(f64::INFINITY, |left| left.as_secs_f64());
+        facts.lease_seconds = lease::left(inner.shared.lease.read())?.map_or(f64::INFINITY, |left| left.as_secs_f64());
         let usage = inner.usage.get(&0, 0).map_err(map_io)?;
         facts.entries = BTreeMap::from([("nat", usage.nat), ("flows", usage.flows), ("inbound", usage.inbound)]);
         facts.ports = inner.ports.lock().unwrap_or_else(PoisonError::into_inner).clone();

@@ -108,7 +108,7 @@ pub(crate) use lease::boot_ns;
 
 use crate::inspect::drops::Drops;
 use crate::model::executor::Claimant;
-use crate::model::lease::LeaseWord;
+use crate::model::lease::SharedLease;
 use crate::supervise::{self, Task};
 use foreknown::{Foreknown, OwnAddresses};
 use lock::InstanceLock;
@@ -235,7 +235,7 @@ struct Shared {
     state: Mutex<State>,
     tables: Mutex<Tables>,
     flow_tables: Mutex<FlowTables>,
-    lease: LeaseWord,
+    lease: SharedLease,
     sweep: Mutex<Option<SchedClassifier>>,
     /// Connections that were cut, to `nudge`.
     cut: UnboundedSender<Vec<Tuple>>,

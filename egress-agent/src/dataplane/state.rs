@@ -25,7 +25,7 @@ use super::tables::{FlowTables, NodeTables, Tables};
 use super::{Quotas, Settings};
 use crate::metrics::facts::HookFacts;
 use crate::model::executor::Expected;
-use crate::model::lease::LeaseWord;
+use crate::model::lease::SharedLease;
 
 pub(super) struct State {
     programs: Programs,
@@ -66,7 +66,7 @@ impl State {
         programs: Programs,
         tables: NodeTables,
         (others, of_flows): (&Tables, &FlowTables),
-        lease: LeaseWord,
+        lease: SharedLease,
     ) -> Result<Self, StartError> {
         let wrap = |error| StartError::kernel("read map config", map_io(error));
         let mut config = tables.config.get(&0, 0).map_err(wrap)?;

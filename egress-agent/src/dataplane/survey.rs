@@ -38,7 +38,7 @@ pub fn survey(bpffs: &Path, is_swept: bool) -> io::Result<Option<Kernel>> {
     // A layout of before has none.
     let lease = if pins.map("lease").try_exists()? { cell(&pins, "lease")? } else { Lease::EXPIRED };
     // Up, so that zero says expired and nothing else.
-    let lease_seconds = lease::left(lease.until_ns)?.map(|left| left.as_millis().div_ceil(1000));
+    let lease_seconds = lease::left(lease)?.map(|left| left.as_millis().div_ceil(1000));
     let lease_seconds = lease_seconds.map(|seconds| u64::try_from(seconds).unwrap_or(u64::MAX));
     Ok(Some(Kernel { lease_seconds, interfaces: interfaces(&config)?, programs, maps: maps(&pins, is_swept)? }))
 }

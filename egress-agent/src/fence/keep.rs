@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use egress_common::abi;
 use futures::StreamExt;
 use futures::stream::FuturesUnordered;
 use tokio::sync::watch;
@@ -12,7 +13,7 @@ use super::{Deadline, Fence, LeaseTerms};
 use crate::dataplane::boot_ns;
 use crate::kube::ledger::{self, LedgerStore};
 use crate::metrics::life::Beat;
-use crate::model::lease::LeaseWord;
+use crate::model::lease::SharedLease;
 use crate::reconcile::ties::{Stake, Standing};
 
 /// Between two looks at least.
@@ -34,7 +35,7 @@ pub struct Lease {
     /// Whether this node may hold addresses.
     pub standing: watch::Sender<Standing>,
     /// Until when its programs may emit them.
-    pub word: LeaseWord,
+    pub programs: SharedLease,
     /// The number of the latest end of a lease without one that the programs have obeyed.
     pub bounded: watch::Sender<Option<u64>>,
 }
@@ -53,6 +54,12 @@ impl Clocks {
         Self { now: Instant::now(), boot_ns }
     }
 
+    /// Until then, with a heartbeat of now.
+    fn lease(&self, until: Instant, stall: Duration) -> abi::Lease {
+        let stall_ns = u64::try_from(stall.as_nanos()).unwrap_or(u64::MAX);
+        abi::Lease::bounded(self.of_programs(until), self.boot_ns, stall_ns)
+    }
+
     /// As the programs know this time.
     fn of_programs(&self, time: Instant) -> u64 {
         let left = u64::try_from(time.saturating_duration_since(self.now).as_nanos()).unwrap_or(u64::MAX);
@@ -65,20 +72,26 @@ impl Clocks {
     }
 }
 
+fn is_endless(programs: &SharedLease) -> bool {
+    programs.read().until_ns == abi::Lease::ENDLESS.until_ns
+}
+
 /// Publishes whether this node may hold addresses, and renews the deadline in its programs, until told to stop.
 pub async fn keep(
     (node_name, total): (String, Duration),
     store: LedgerStore,
     Heard { mut heard, probed, mut stake }: Heard,
-    Lease { standing, word, bounded }: Lease,
+    Lease { standing, programs, bounded }: Lease,
     beat: Beat,
     stop: CancellationToken,
 ) {
     let mut clocks = Clocks::read();
-    let mut fence = Fence::new(total, clocks.now, word.until_ns() == LeaseWord::ENDLESS);
+    let mut fence = Fence::new(total, clocks.now, is_endless(&programs));
     let mut readings = FuturesUnordered::new();
     let (mut is_probed, mut has_stake) = (true, true);
     loop {
+        // Before the clocks: if the machine stands still in between, a program ends this lease, and it is not renewed.
+        let found = programs.read();
         let former = std::mem::replace(&mut clocks, Clocks::read());
         let now = clocks.now;
         beat.note();
@@ -92,16 +105,22 @@ pub async fn keep(
         if let Some(as_of) = *heard.borrow_and_update() {
             fence.note_heard(as_of);
         }
-        let is = fence.stand(now, !word.covers(clocks.boot_ns));
-        match fence.deadline(is) {
-            Deadline::AsItIs => {}
-            Deadline::At(time) => word.set(clocks.of_programs(time)),
-            Deadline::Never => word.set(LeaseWord::ENDLESS),
-            Deadline::Passed => word.set(LeaseWord::EXPIRED),
+        let is = fence.stand(now, found.left_ns(clocks.boot_ns) == 0);
+        let is_written = match fence.deadline(is) {
+            Deadline::AsItIs => true,
+            Deadline::At(time) => programs.renew(found, clocks.lease(time, fence.total())),
+            Deadline::Never => programs.renew(found, abi::Lease::ENDLESS),
+            Deadline::Passed => {
+                programs.expire();
+                true
+            }
+        };
+        if !is_written {
+            continue;
         }
         // Behind the deadline: what is claimed upon it is announced.
         standing.send_if_modified(|said| std::mem::replace(said, is) != is);
-        let has_end = fence.bounded().filter(|_| word.until_ns() != LeaseWord::ENDLESS);
+        let has_end = fence.bounded().filter(|_| !is_endless(&programs));
         bounded.send_if_modified(|said| std::mem::replace(said, has_end) != has_end);
         if fence.ask_at().is_some_and(|time| time <= now) {
             fence.note_asked(now);

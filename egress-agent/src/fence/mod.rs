@@ -27,8 +27,9 @@
 //! The times are the leader's, as the ledger and its probes say; the shorter one where they differ, for it has just changed.
 //! This node's own flags count where neither says anything, and for the grace not even then.
 //!
-//! A node whose machine stood still, or whose agent was stopped, is fenced as soon as its agent runs again, when the lease has
-//! run out: it could not be fenced before, and the deadline of its programs, made for agents that die, is later.
+//! A node whose agent was stopped is fenced as soon as the agent runs again, when the lease has run out: the deadline of its
+//! programs, made for agents that die, is later. Where the whole machine stood still, its programs have ended the lease by then:
+//! they miss their heartbeat for longer than T ([`egress_common::abi::Lease`]).
 //!
 //! Before the first confirmation, after a start, the deadline of the former agent is the bound, and nothing else is needed:
 //! the kernel keeps what it holds. A deadline that has passed by then is one that was lost.
@@ -235,6 +236,11 @@ impl Fence {
                 heard.max(read).map_or(Deadline::AsItIs, Deadline::At)
             }
         }
+    }
+
+    /// For how long this node may stand still and keep its lease.
+    pub fn total(&self) -> Duration {
+        self.total
     }
 
     /// When to read the ledger next. `None` while there is no need.

@@ -11,7 +11,7 @@ use std::net::IpAddr;
 
 use futures::future::BoxFuture;
 
-use super::lease::LeaseWord;
+use super::lease::SharedLease;
 use super::node::Mac;
 use super::reserved::Reserved;
 use super::state::{Action, KernelState};
@@ -40,8 +40,8 @@ pub trait Executor {
     fn follows(&mut self, _is_so: bool) {}
 
     /// Until when the programs may emit egress IPs.
-    fn lease(&self) -> LeaseWord {
-        LeaseWord::default()
+    fn lease(&self) -> SharedLease {
+        SharedLease::default()
     }
 
     /// Waits until somebody else is heard to answer for an address that is held here. May be dropped and asked again.

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use egress_agent::dataplane::{Dataplane, Settings};
 use egress_agent::model::executor::{DataplaneError, Executor, Expected};
-use egress_agent::model::lease::LeaseWord;
 use egress_agent::model::reserved::Reserved;
 use egress_agent::model::state::{Action, EgressId, OnUnknownPod};
+use egress_common::abi::Lease;
 use nix::sys::socket::{AddressFamily, LinkAddr, SockFlag, SockProtocol, SockType, recvfrom, socket};
 
 use crate::node::{UPLINK, clean, device, eventually, ip, mac_text, on_node, output, patience, start};
@@ -43,20 +43,22 @@ fn without_a_lease_nothing_is_announced() {
         let mut dataplane = node.start().await;
         let (lease, text, mac) = (dataplane.lease(), ADDRESSES[0], mac_text(device(UPLINK).1));
         let neighbour = || node.outside(|| output(&["ip", "neigh", "show", text]));
-        lease.set(0);
+        lease.expire();
         node.outside(|| ip(&format!("neigh replace {text} lladdr 02:00:00:00:00:99 dev out0 nud reachable\n")));
         dataplane.apply(&Action::Own(EgressId(1), address(text))).await.expect("own");
         // Announcements are due at once and a second later.
         tokio::time::sleep(Duration::from_millis(1500)).await;
         assert!(!neighbour().contains(&mac), "{}", neighbour());
-        lease.set(LeaseWord::ENDLESS);
+        assert!(lease.renew(lease.read(), Lease::ENDLESS));
         eventually("the neighbour's entry points here", || neighbour().contains(&mac)).await;
-        lease.set(77);
+        // Years, and no gap ends it.
+        let until_ns = 77 << 50;
+        assert!(lease.renew(lease.read(), Lease::bounded(until_ns, 0, u64::MAX)));
         drop((dataplane, lease));
         let dataplane = Dataplane::start(node.settings()).await.expect("start the data plane");
-        assert_eq!(dataplane.lease().until_ns(), 77);
+        assert_eq!(dataplane.lease().read().until_ns, until_ns);
         let shown = output(&["bpftool", "map", "dump", "pinned", &node.pin("maps/lease").display().to_string()]);
-        assert!(shown.contains("\"until_ns\": 77"), "{shown}");
+        assert!(shown.contains(&format!("\"until_ns\": {until_ns}")), "{shown}");
     });
 }
 

@@ -24,8 +24,7 @@ use aya::programs::{SchedClassifier, TcAttachType};
 use egress_agent::dataplane::names::Hook;
 use egress_agent::dataplane::{Attachment, Dataplane, Settings, StartError, cleanup, probe};
 use egress_agent::model::executor::Executor;
-use egress_agent::model::lease::LeaseWord;
-use egress_common::abi::{ABI_VERSION, Config};
+use egress_common::abi::{ABI_VERSION, Config, Lease};
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, setns, unshare};
 
@@ -167,7 +166,8 @@ pub(crate) fn attachment() -> Attachment {
 pub(crate) async fn start(settings: Settings) -> Dataplane {
     let dataplane = patiently(async || Dataplane::start(settings.clone()).await).await.expect("start the data plane");
     // There is no lease keeper.
-    dataplane.lease().set(LeaseWord::ENDLESS);
+    let lease = dataplane.lease();
+    assert!(lease.renew(lease.read(), Lease::ENDLESS), "no program ends it");
     dataplane
 }
 

@@ -15,6 +15,10 @@ use crate::stage::{
     ENTER, LEAVE, NEXT, REDIRECT, REDIRECTED, Ran, Run, SHOT, STEER, Stage, UPLINK_MAC, WAITING, both, test_run,
 };
 
+/// More than a test takes between two steps.
+const STALL: Duration = Duration::from_secs(20);
+const HOUR: Duration = Duration::from_secs(3600);
+
 /// Both families, each beginning with a lease.
 fn each(test: impl Fn(&mut Stage, &Cast) + Send + 'static) {
     both(move |stage, cast| {
@@ -29,9 +33,21 @@ fn boot_ns() -> u64 {
     u64::try_from(now.tv_sec()).expect("a time") * 1_000_000_000 + u64::try_from(now.tv_nsec()).expect("a time")
 }
 
+fn ns(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).expect("a time")
+}
+
 fn lasts(stage: &mut Stage, time: Duration) {
-    let time = u64::try_from(time.as_nanos()).expect("a time");
-    stage.set_lease(Lease { until_ns: boot_ns() + time });
+    let now = boot_ns();
+    stage.set_lease(Lease::bounded(now + ns(time), now, ns(HOUR)));
+}
+
+/// A lease of an hour on a machine whose latest heartbeat is so old; a gap of [`STALL`] ends it.
+fn beat_ago(stage: &mut Stage, time: Duration) -> Lease {
+    let now = boot_ns();
+    let lease = Lease::bounded(now + ns(HOUR), now - ns(time), ns(STALL));
+    stage.set_lease(lease);
+    lease
 }
 
 fn out(cast: &Cast) -> Packet {
@@ -45,20 +61,79 @@ fn back(cast: &Cast) -> Packet {
 #[test]
 fn it_ends_by_itself() {
     each(|stage, cast| {
-        lasts(stage, Duration::from_secs(3600));
+        lasts(stage, HOUR);
         stage.run_frame(&STEER, &out(cast).frame(), Verdict::SnatHere);
         for expired in [0, 1, boot_ns() - 1] {
-            stage.set_lease(Lease { until_ns: expired });
+            stage.set_lease(Lease::bounded(expired, boot_ns(), ns(HOUR)));
             stage.drops(&STEER, &out(cast), Verdict::LeaseExpired);
             stage.drops(&STEER, &out(cast).with(|packet| packet.sport = 4001), Verdict::LeaseExpired);
         }
         lasts(stage, Duration::from_millis(50));
         std::thread::sleep(Duration::from_millis(60));
         stage.drops(&STEER, &out(cast), Verdict::LeaseExpired);
-        lasts(stage, Duration::from_secs(3600));
+        lasts(stage, HOUR);
         stage.run_frame(&STEER, &out(cast).frame(), Verdict::SnatHere);
         let made = if cast.family == Family::V4 { 2 } else { 4 };
         assert_eq!(stage.entries()[0], made, "one mapping for each family: what was dropped has made none");
+    });
+}
+
+/// A machine that stood still is found out by whatever its programs see first, before its agent runs.
+#[test]
+fn a_gap_in_the_heartbeat_ends_it_for_good() {
+    each(|stage, cast| {
+        let (asks, answered) = asks_for(cast.egress);
+        let expired = |stage: &Stage| assert_eq!(stage.lease().until_ns, Lease::EXPIRED.until_ns);
+        beat_ago(stage, STALL / 2);
+        stage.run_frame(&STEER, &out(cast).frame(), Verdict::SnatHere);
+        beat_ago(stage, STALL + LOOKS);
+        stage.drops(&STEER, &out(cast), Verdict::LeaseExpired);
+        expired(stage);
+        beat_ago(stage, STALL + LOOKS);
+        assert_eq!(stage.run_frame(&ENTER, &asks, Verdict::NotOurs).action, NEXT);
+        expired(stage);
+        // Also where the first frame asks for no lease.
+        beat_ago(stage, STALL + LOOKS);
+        let other = packet(cast.world, cast.other_node, 80, 4000).with(|packet| packet.dmac = UPLINK_MAC);
+        stage.passes(&ENTER, &other, Verdict::NotOurs);
+        expired(stage);
+        // What comes next is a heartbeat, and revives nothing.
+        for _ in 0..3 {
+            std::thread::sleep(LOOKS);
+            assert_eq!(stage.run_frame(&ENTER, &asks, Verdict::NotOurs).action, NEXT);
+            stage.drops(&STEER, &out(cast), Verdict::LeaseExpired);
+        }
+        lasts(stage, HOUR);
+        assert_eq!(stage.run_frame(&ENTER, &asks, answered).action, REDIRECT);
+        stage.run_frame(&STEER, &out(cast).frame(), Verdict::SnatHere);
+    });
+}
+
+/// Longer than from one look at the heartbeat to the next, on a kernel whose clock ticks a hundred times a second.
+const LOOKS: Duration = Duration::from_millis(100);
+
+/// A node whose agent is dead, and whose uplink is not silent, goes on to its deadline.
+#[test]
+fn each_frame_of_the_uplink_is_a_heartbeat() {
+    each(|stage, cast| {
+        let other = packet(cast.world, cast.other_node, 80, 4000).with(|packet| packet.dmac = UPLINK_MAC);
+        for _ in 0..3 {
+            std::thread::sleep(LOOKS);
+            let before = beat_ago(stage, STALL / 2);
+            let begin = boot_ns();
+            stage.passes(&ENTER, &other, Verdict::NotOurs);
+            let after = stage.lease();
+            assert!(after.heartbeat_ns >= begin && after.until_ns == before.until_ns, "{before:?}, {after:?}");
+            // Not of what pods send: the node may be cut off from all others.
+            let before = beat_ago(stage, STALL / 2);
+            stage.run_frame(&STEER, &out(cast).frame(), Verdict::SnatHere);
+            assert_eq!(stage.lease().heartbeat_ns, before.heartbeat_ns);
+        }
+        stage.set_lease(Lease::ENDLESS);
+        std::thread::sleep(LOOKS);
+        stage.passes(&ENTER, &other, Verdict::NotOurs);
+        stage.run_frame(&STEER, &out(cast).frame(), Verdict::SnatHere);
+        assert_eq!(stage.lease().until_ns, Lease::ENDLESS.until_ns, "no gap ends it");
     });
 }
 

@@ -186,6 +186,10 @@ impl Stage {
         self.lease.set(0, lease, 0).expect("write the lease");
     }
 
+    pub(crate) fn lease(&self) -> Lease {
+        self.lease.get(&0, 0).expect("read the lease")
+    }
+
     pub(crate) fn put_pod(&mut self, pod: &str, entry: PodEntry) {
         let pod = addr(pod);
         self.pods.insert(pod, entry.sealed(&pod), 0).expect("a pod");

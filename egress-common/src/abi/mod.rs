@@ -34,7 +34,7 @@ pub use rig::{RIG_FRAME, Rig};
 pub use verdict::{Class, Verdict};
 
 /// Version of the layout of all pinned maps; the pin directory is named after it.
-pub const ABI_VERSION: u32 = 5;
+pub const ABI_VERSION: u32 = 6;
 
 /// The only mark: a selected pod's packet to another node's address (OVN-Kubernetes' 1008). It is these bits; what stands
 /// in others belongs to the host's rules (kube-proxy 0x4000 and 0x8000, Calico the upper half) and stays as it is.

@@ -104,9 +104,11 @@ fn play(
 
 /// The rows that a test run has time for.
 pub(crate) fn tests() -> Vec<LabTest> {
-    vec![LabTest::new("faults_node_deleted_and_created_again", Duration::from_secs(120), |context| {
-        one(context, "node-deleted")
-    })]
+    let timeout = Duration::from_secs(120);
+    vec![
+        LabTest::new("faults_node_deleted_and_created_again", timeout, |context| one(context, "node-deleted")),
+        LabTest::new("faults_machine_stopped", timeout, |context| one(context, "machine-stopped")),
+    ]
 }
 
 fn one(context: &LabContext, name: &str) -> Result<()> {

@@ -163,7 +163,7 @@ const SEED_VARIABLE: &str = "EGRESS_SOAK_SEED";
 /// No round begins later than this after the first.
 const SHARE: Duration = Duration::from_secs(28);
 /// What the share is of.
-const SHARED: [Fault; 12] = [
+const SHARED: [Fault; 13] = [
     Fault::Cut,
     Fault::PowerOff,
     Fault::Uplink,
@@ -176,6 +176,7 @@ const SHARED: [Fault; 12] = [
     Fault::Recreate,
     Fault::Leader,
     Fault::Restart,
+    Fault::Pause,
 ];
 
 fn short(context: &LabContext) -> Result<()> {

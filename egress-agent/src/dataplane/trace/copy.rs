@@ -36,7 +36,8 @@ impl Copied {
         world.now.set(now_ns()?);
         // The world has one clock.
         let left = lease(pins)?.left_ns(lease::boot_ns()?);
-        world.lease.set(Lease { until_ns: world.now.get().saturating_add(left) });
+        let now = world.now.get();
+        world.lease.set(Lease::bounded(now.saturating_add(left), now, 0));
         let egress_id = reads(&world, pins, heads)?;
         let addresses = addresses(&world, heads, egress_id);
         let tuple = &heads.tuple;

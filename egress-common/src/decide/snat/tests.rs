@@ -55,10 +55,10 @@ fn without_a_lease_only_the_nodes_own_address_is_given() {
             (packet(cast.pod, cast.world, 4000, 80).heads(), Face { address: addr(cast.egress), ports: EGRESS_PORTS });
         let remote = Owner { origin: Origin::Remote, source_node: addr(cast.other_node), egress_id: 7 };
         let asked = |owner: &Owner| translate(&heads, &Quote::NONE, world, &face, owner).copied();
-        world.lease.set(Lease { until_ns: world.now.get() });
+        world.lease.set(Lease::bounded(world.now.get(), world.now.get(), 0));
         assert_eq!([asked(&OWNER), asked(&remote)], [Err(Verdict::LeaseExpired); 2]);
         assert!(world.nat.is_empty());
-        world.lease.set(Lease { until_ns: world.now.get() + 1 });
+        world.lease.set(Lease::bounded(world.now.get() + 1, world.now.get(), 0));
         let begun = asked(&OWNER).expect("a lease");
         world.now.set(world.now.get() + 1);
         assert_eq!(asked(&OWNER), Err(Verdict::LeaseExpired));

@@ -69,6 +69,8 @@ const ENTER: &str = "egress-common/src/decide/enter.rs";
 const EXPIRY: &str = "egress-common/src/decide/expiry.rs";
 const HOLD: &str = "egress-ebpf/src/hold.rs";
 const FRAGMENTS: &str = "egress-common/src/decide/fragments.rs";
+const LEASE: &str = "egress-ebpf/src/lease.rs";
+const LEASE_ABI: &str = "egress-common/src/abi/lease.rs";
 const LEAVE: &str = "egress-common/src/decide/leave.rs";
 const RESET: &str = "egress-common/src/wire/reset.rs";
 const LIMIT: &str = "egress-common/src/decide/limit.rs";
@@ -100,6 +102,16 @@ mutations! { PROGRAMS,
         "(false, _) => Verdict::LeaseExpired," => "(false, _) => Verdict::NotOurs,";
     "late-packets-of-a-moved-address-leave", ANSWER, ["lease::"], "likewise, where the node has a lease again":
         "(true, false) => Verdict::NotGateway," => "(true, false) => Verdict::NotOurs,";
+    "a-gap-is-no-end", LEASE_ABI, ["lease::"], "a machine that stood still serves what another node serves by now":
+        "self.is_bounded() && now_ns.saturating_sub(self.heartbeat_ns) > self.stall_ns" => "self.is_bounded() && now_ns == u64::MAX";
+    "a-gap-ends-an-endless-lease", LEASE_ABI, ["lease::"], "a cluster with one gateway loses egress on a quiet network":
+        "self.is_bounded() && now_ns" => "now_ns";
+    "a-gap-is-forgotten", LEASE, ["lease::"], "the agent renews what it held before the machine stood still":
+        "        swap(deadline, until_ns, Lease::EXPIRED.until_ns);\n" => "";
+    "a-heartbeat-hides-a-gap", LEASE, ["lease::"], "what comes after the first frame of a machine that stood still is served":
+        "    let _left = left(lease, now);\n" => "";
+    "no-heartbeat", MAIN, ["lease::"], "an agent's death ends egress after the timeout, without its grace":
+        "    lease::heartbeat();\n" => "";
     // What a program returns.
     "drop-passes", MAIN, ["guard::"], "a packet that must not leave is left to the stack":
         "verdict, length);\n                TC_ACT_SHOT" => "verdict, length);\n                TC_ACT_UNSPEC";
