@@ -68,6 +68,9 @@ pub(crate) struct SoakArgs {
     /// Seconds that the API server may be gone; rounds then take up to as long
     #[arg(long, value_name = "SECONDS", default_value_t = 12, value_parser = clap::value_parser!(u64).range(3..=600))]
     longest_outage: u64,
+    /// The total timeout of agents and controllers, as their flag takes it, like 300ms
+    #[arg(long, value_name = "TIME")]
+    total_timeout: Option<String>,
     /// What the namespaces' names begin with
     #[arg(long, default_value = "soak")]
     prefix: String,
@@ -88,7 +91,8 @@ impl SoakArgs {
     fn again(&self, round: usize) -> String {
         let only: Vec<String> = self.only.iter().map(|fault| format!(" --only {}", fault.name())).collect();
         let (seed, outage) = (self.seed, self.longest_outage);
-        format!("cargo xtask soak --seed {seed} --round {round} --longest-outage {outage}{}", only.concat())
+        let timeout = self.total_timeout.as_ref().map(|time| format!(" --total-timeout {time}")).unwrap_or_default();
+        format!("cargo xtask soak --seed {seed} --round {round} --longest-outage {outage}{timeout}{}", only.concat())
     }
 }
 
@@ -107,7 +111,9 @@ pub(crate) fn run(args: &SoakArgs) -> Result<()> {
     if logs.exists() {
         std::fs::remove_dir_all(&logs).with_context(|| format!("remove {}", logs.display()))?;
     }
-    let mut soak = Soak::new(Ground::start(&Shape::SOAK, &built, Some(&args.prefix), logs)?)?;
+    let timeout = args.total_timeout.as_ref().map(|time| format!("--egressip-reachability-total-timeout={time}"));
+    let shape = Shape { arguments: &timeout.iter().map(String::as_str).collect::<Vec<_>>(), ..Shape::SOAK };
+    let mut soak = Soak::new(Ground::start(&shape, &built, Some(&args.prefix), logs)?)?;
     let again = |round: usize| args.again(round);
     let mut played = 0;
     let mut outcome = soak.begin(&first);

@@ -1,13 +1,17 @@
 //! The tests on the lab: a list of names, and a runner that no test can hang or take down with it.
 //!
 //! Each test runs in a process of its own, so that namespaces entered and signals caught by one are no matter to the
-//! next. It writes to `<target>/test-logs/lab/NAME/`; when it fails, the end of its output and that folder are shown.
+//! next, and one for each processor runs at a time: they wait more than they compute. It writes to
+//! `<target>/test-logs/lab/NAME/`; when it fails, the end of its output and that folder are shown.
 //! A test that takes too long gets SIGTERM first, which is the lab's sign to tear down, and SIGKILL when that does not
 //! help.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, ExitStatus};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
@@ -30,11 +34,18 @@ pub(crate) struct LabTest {
     pub(crate) run: fn(&LabContext) -> Result<()>,
     /// How pods are connected on its ground.
     pub(crate) cni: Cni,
+    /// It wants the machine for itself.
+    alone: bool,
 }
 
 impl LabTest {
     pub(crate) fn new(name: &'static str, timeout: Duration, run: fn(&LabContext) -> Result<()>) -> Self {
-        Self { name, timeout, run, cni: Cni::Ovn }
+        Self { name, timeout, run, cni: Cni::Ovn, alone: false }
+    }
+
+    /// No other test runs beside it, since it measures or fills the machine.
+    pub(crate) fn alone(self) -> Self {
+        Self { alone: true, ..self }
     }
 
     /// The same on nodes with a bridge CNI, under another name.
@@ -85,40 +96,66 @@ const GRACE: Duration = Duration::from_secs(20);
 /// What a real API server takes to start, in each test anew, and to answer more slowly than the in-memory one.
 const REAL_SERVER: Duration = Duration::from_secs(120);
 
+/// Each is a cluster of up to eight processes and some hundred threads.
+const MOST_AT_A_TIME: usize = 4;
+
 /// How many lines of a failed test's output are shown.
 const SHOWN_LINES: usize = 40;
 
-/// Runs the tests whose name contains the filter, one after the other.
+/// Runs the tests whose name contains the filter, as many at a time as there are processors; then, one after the other, those
+/// that want the machine for themselves.
 pub(super) fn run_all(filter: &str, paths: &Paths) -> Result<Outcome> {
-    let mut outcome = Outcome::new(Part::Lab);
+    let (tests, outcome) = (lab_tests(), Mutex::new(Outcome::new(Part::Lab)));
     let program = own_copy(paths)?;
     let api = ApiChoice::new(None);
-    println!("Kubernetes of these tests: {api}");
-    for test in lab_tests().iter().filter(|test| test.name.contains(filter)) {
+    let at_a_time = thread::available_parallelism().map_or(1, usize::from).min(MOST_AT_A_TIME);
+    println!("Kubernetes of these tests: {api}; {at_a_time} of them at a time");
+    let (alone, beside): (Vec<&LabTest>, Vec<&LabTest>) =
+        tests.iter().filter(|test| test.name.contains(filter)).partition(|test| test.alone);
+    let one = |test: &LabTest| {
         let logs = logs_of(test.name, paths);
         println!("test {} ...", test.name);
         let start = Instant::now();
-        let ended = run_apart(&program, test, &logs, api.is_real())?;
-        let seconds = start.elapsed().as_secs_f64();
+        let ended = run_apart(&program, test, &logs, api.is_real());
+        let mut outcome = outcome.lock().unwrap_or_else(PoisonError::into_inner);
         match ended {
-            Ended::With(status) if status.success() => {
-                println!("test {} ... ok ({seconds:.1} s)", test.name);
-                outcome.passed += 1;
-            }
-            Ended::With(status) if status.code() == Some(SKIPPED.into()) => {
-                let reason = last_line(&logs.join(OUTPUT));
-                println!("test {} ... {reason}", test.name);
-                skips::note(&mut outcome, test.name, &reason);
-            }
-            ended => {
-                println!("test {} ... FAILED ({seconds:.1} s, {ended})", test.name);
-                show_end(&logs.join(OUTPUT));
-                println!("logs: {}", logs.display());
-                outcome.fail(&format!("{} ({ended}), logs in {}", test.name, logs.display()));
-            }
+            Ok(ended) => note(&mut outcome, test, &ended, &logs, start.elapsed()),
+            Err(error) => outcome.fail(&format!("{}: {error:#}", test.name)),
+        }
+    };
+    let next = AtomicUsize::new(0);
+    thread::scope(|scope| {
+        for _ in 0..at_a_time {
+            scope.spawn(|| {
+                while let Some(test) = beside.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    one(test);
+                }
+            });
+        }
+    });
+    alone.into_iter().for_each(one);
+    Ok(outcome.into_inner().unwrap_or_else(PoisonError::into_inner))
+}
+
+fn note(outcome: &mut Outcome, test: &LabTest, ended: &Ended, logs: &Path, took: Duration) {
+    let seconds = took.as_secs_f64();
+    match ended {
+        Ended::With(status) if status.success() => {
+            println!("test {} ... ok ({seconds:.1} s)", test.name);
+            outcome.passed += 1;
+        }
+        Ended::With(status) if status.code() == Some(SKIPPED.into()) => {
+            let reason = last_line(&logs.join(OUTPUT));
+            println!("test {} ... {reason}", test.name);
+            skips::note(outcome, test.name, &reason);
+        }
+        ended => {
+            println!("test {} ... FAILED ({seconds:.1} s, {ended})", test.name);
+            show_end(&logs.join(OUTPUT));
+            println!("logs: {}", logs.display());
+            outcome.fail(&format!("{} ({ended}), logs in {}", test.name, logs.display()));
         }
     }
-    Ok(outcome)
 }
 
 /// A copy of this program for the tests to run, and to find by its path. The `pure` part builds integration tests of
