@@ -88,8 +88,10 @@ pub(crate) fn tests() -> Vec<LabTest> {
         test("documents_commands_do_what_they_show", documents::commands_of_all_pages),
         test("bad_start_is_refused_in_one_line", refusals::one_clear_line),
         test("bad_objects_are_named_and_hurt_nobody", objects_refused::are_named_and_hurt_nobody),
-        test("room_objects_that_select_nobody_cost_nobody_else", room::objects_that_select_nobody_cost_nobody_else),
-        test("room_services_with_many_addresses_cost_nobody_else", room::services_with_many_addresses_cost_nobody_else),
+        test("room_objects_that_select_nobody_cost_nobody_else", room::objects_that_select_nobody_cost_nobody_else)
+            .alone(),
+        test("room_services_with_many_addresses_cost_nobody_else", room::services_with_many_addresses_cost_nobody_else)
+            .alone(),
         test("served_moved_and_removed", served::from_nothing_to_removed),
         test("served_moved_and_removed", served::from_nothing_to_removed)
             .on_a_bridge("bridge_served_moved_and_removed"),
@@ -104,12 +106,12 @@ pub(crate) fn tests() -> Vec<LabTest> {
         test("status_says_what_is_not_served", truth::of_what_is_not_served),
         test("status_counts_pods_and_names_agents_that_are_away", truth::of_selected_pods_and_who_looks_after_them),
         test("status_of_an_older_object_that_can_serve_nothing", truth::of_an_older_object_that_can_serve_nothing),
-        test("room_flows_of_one_pod_cost_nobody_else", room::flows_of_one_pod_cost_nobody_else),
+        test("room_flows_of_one_pod_cost_nobody_else", room::flows_of_one_pod_cost_nobody_else).alone(),
         test("room_long_junk_is_quoted_in_part", room::long_junk_is_quoted_in_part),
         test("cleanup_leaves_nothing", cleanup::leaves_nothing),
         test("image_agent_from_it_serves", image::agent_from_the_image_serves),
         test("restarts_of_agents_lose_no_packet", restart::under_traffic),
-        test("rolling_updates_lose_no_more_than_is_said", rolling::lose_no_more_than_is_said),
+        test("rolling_updates_lose_no_more_than_is_said", rolling::lose_no_more_than_is_said).alone(),
         test("start_is_stopped_at_once", restart::stopped_while_it_starts),
         test("no_pod_is_quicker_than_the_programs", early::no_pod_is_quicker_than_the_programs),
         test("claims_are_probed_for_each_time", claims::are_probed_for_each_time),
@@ -152,7 +154,7 @@ pub(crate) fn tests() -> Vec<LabTest> {
         test("planned_moves_lose_nothing", planned::moves_lose_nothing),
         test("planned_drain_moves_what_can_go", planned::drain_moves_what_can_go),
         test("health_checks_by_tls", tls::health_checks_by_tls),
-        test("health_port_crowd_keeps_no_leader_waiting", health_port::crowd_of_a_pod_keeps_no_leader_waiting),
+        test("health_port_crowd_keeps_no_leader_waiting", health_port::crowd_of_a_pod_keeps_no_leader_waiting).alone(),
         test(
             "health_port_something_else_is_not_believed",
             health_port::something_else_at_a_health_address_is_not_believed,

@@ -31,7 +31,7 @@ pub(super) fn tests() -> Vec<LabTest> {
     let timeout = Duration::from_secs(180);
     vec![
         LabTest::new("roads_sprayed_ports_change_no_source", timeout, sprayed),
-        LabTest::new("roads_flooded_node_port_costs_its_clients_seconds", timeout, flooded),
+        LabTest::new("roads_flooded_node_port_costs_its_clients_seconds", timeout, flooded).alone(),
         LabTest::new("roads_spoofed_sources_leave_nowhere", timeout, spoofed),
     ]
 }
