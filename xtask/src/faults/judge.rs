@@ -140,6 +140,7 @@ mod tests {
             destination: DOOR.into(),
             protocol: UDP,
             ports: (1, 2),
+            segment: None,
         }
     }
 

@@ -6,6 +6,7 @@
 //! that has lost frames proves nothing.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fmt;
 use std::io::IoSliceMut;
 use std::net::IpAddr;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -24,7 +25,7 @@ use nix::sys::time::{TimeVal, TimeValLike};
 
 use super::Lab;
 use super::addresses::{self as plan, Dual, NodeNumber};
-use super::dissect::{Checksum, Frame, Packet, dissect};
+use super::dissect::{Checksum, Frame, Packet, Segment, dissect};
 use super::netns::Netns;
 
 /// Whose address a packet bears.
@@ -72,9 +73,29 @@ pub(crate) struct Sighting {
     pub(crate) protocol: u8,
     /// Source and destination port, or type and code of ICMP.
     pub(crate) ports: (u16, u16),
+    /// Of TCP.
+    pub(crate) segment: Option<Segment>,
+}
+
+impl fmt::Display for Sighting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { source, destination, protocol, ports, .. } = self;
+        write!(f, "{source} -> {destination} by {}, protocol {protocol} {ports:?}", self.node.name())?;
+        self.segment.map_or(Ok(()), |segment| write!(f, " {segment}"))
+    }
 }
 
 impl Sighting {
+    /// The line of the count that it is in.
+    pub(crate) fn key(&self) -> Key {
+        let Self { source, destination, protocol, ports, .. } = *self;
+        let to_port = match protocol {
+            super::dissect::ICMP | super::dissect::ICMPV6 => ports.0,
+            _ => ports.1,
+        };
+        Key { port: self.node.name(), source, destination, protocol, to_port }
+    }
+
     /// "Host unreachable" and "time exceeded" are a router's words, never an endpoint's.
     pub(crate) fn is_a_routers(&self) -> bool {
         match self.protocol {
@@ -246,17 +267,19 @@ impl Seen {
         self.frames += 1;
         match frame {
             Frame::Ip(packet) => {
-                let Packet { source, destination, protocol, source_port, destination_port, .. } = *packet;
+                let Packet { source, destination, protocol, source_port, destination_port, segment, .. } = *packet;
                 let owner = self.watches_owners && self.class(source) == Class::Egress;
                 if owner || self.watched.contains(&destination) {
-                    self.sight(port, at, (source, destination), protocol, (source_port, destination_port));
+                    let ports = (source_port, destination_port);
+                    self.sight(port, |node| Sighting { at, node, source, destination, protocol, ports, segment });
                 }
                 self.note_packet(port, packet);
             }
             Frame::Arp { request, sender, target, .. } if !request || sender == target => {
                 let (source, destination) = (IpAddr::V4(*sender), IpAddr::V4(*target));
                 if self.watches_owners && self.class(source) == Class::Egress {
-                    self.sight(port, at, (source, destination), ARP, (0, 0));
+                    let (protocol, ports, segment) = (ARP, (0, 0), None);
+                    self.sight(port, |node| Sighting { at, node, source, destination, protocol, ports, segment });
                 }
                 *self.claims.entry((port.to_owned(), IpAddr::V4(*sender))).or_default() += 1;
             }
@@ -264,18 +287,11 @@ impl Seen {
         }
     }
 
-    fn sight(
-        &mut self,
-        port: &str,
-        at: SystemTime,
-        (source, destination): (IpAddr, IpAddr),
-        protocol: u8,
-        ports: (u16, u16),
-    ) {
+    fn sight(&mut self, port: &str, by: impl FnOnce(NodeNumber) -> Sighting) {
         // Only nodes' ports are noted, and those are called like their nodes.
         let number = port.strip_prefix("node").and_then(|number| number.parse().ok());
         let Some(Ok(node)) = number.map(NodeNumber::new) else { return };
-        self.sightings.push(Sighting { at, node, source, destination, protocol, ports });
+        self.sightings.push(by(node));
     }
 
     fn note_packet(&mut self, port: &str, packet: &Packet) {
@@ -416,6 +432,7 @@ mod tests {
                 destination: address,
                 protocol: ARP,
                 ports: (0, 0),
+                segment: None,
             });
             turns(&sightings.collect::<Vec<_>>(), address).into_iter().map(NodeNumber::name).collect()
         };

@@ -5,6 +5,7 @@
 //! for its hardware to finish: RFC 1071 sums, Linux' CHECKSUM_PARTIAL) or wrong. On an interface whose checksum
 //! offload is off, only complete is right.
 
+use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 const ETHERNET: usize = 14;
@@ -41,7 +42,29 @@ pub(crate) struct Packet {
     /// Ports of TCP and UDP; type and code of ICMP, the type first; else zero.
     pub(crate) source_port: u16,
     pub(crate) destination_port: u16,
+    /// Of a TCP packet whose header is there.
+    pub(crate) segment: Option<Segment>,
     pub(crate) checksum: Checksum,
+}
+
+/// What a TCP header says besides its ports: enough to tell an endpoint's SYN from a reset by somebody who knows nothing of the
+/// connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Segment {
+    pub(crate) sequence: u32,
+    pub(crate) acknowledged: u32,
+    pub(crate) flags: u8,
+}
+
+impl fmt::Display for Segment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const FLAGS: [(&str, u8); 6] =
+            [("FIN", 0x01), ("SYN", 0x02), ("RST", 0x04), ("PSH", 0x08), ("ACK", 0x10), ("URG", 0x20)];
+        for (name, _) in FLAGS.iter().filter(|(_, bit)| self.flags & bit != 0) {
+            write!(f, "{name} ")?;
+        }
+        write!(f, "seq {} ack {}", self.sequence, self.acknowledged)
+    }
 }
 
 /// What a frame carries.
@@ -73,6 +96,10 @@ pub(crate) fn dissect(frame: &[u8]) -> Frame {
 
 fn word(bytes: &[u8], at: usize) -> Option<u16> {
     bytes.get(at..at + 2).map(|pair| u16::from_be_bytes([pair[0], pair[1]]))
+}
+
+fn long(bytes: &[u8], at: usize) -> Option<u32> {
+    array(bytes, at).map(u32::from_be_bytes)
 }
 
 fn array<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
@@ -134,7 +161,12 @@ fn packet(source: IpAddr, destination: IpAddr, protocol: u8, payload: &[u8], che
         }
         _ => (0, 0),
     };
-    Packet { source, destination, protocol, source_port, destination_port, checksum }
+    let segment = if protocol == TCP { segment(payload) } else { None };
+    Packet { source, destination, protocol, source_port, destination_port, segment, checksum }
+}
+
+fn segment(header: &[u8]) -> Option<Segment> {
+    Some(Segment { sequence: long(header, 4)?, acknowledged: long(header, 8)?, flags: *header.get(13)? })
 }
 
 /// Judges the checksum of a transport header; `addresses` is the sum of both addresses.
@@ -238,6 +270,16 @@ mod tests {
         let Frame::Ip(packet) = dissect(&udp(0)) else { panic!("not an IP packet") };
         assert_eq!((packet.source_port, packet.destination_port), (7, 8));
         assert_eq!(packet.source.to_string(), "10.0.0.1");
+    }
+
+    #[test]
+    fn a_segments_flags_and_numbers_are_read() {
+        let mut frame = udp(0);
+        frame[23] = TCP;
+        frame.splice(34.., [0, 7, 0x1f, 0x90, 0, 0, 1, 0, 0, 0, 2, 0, 0x50, 0x14, 0, 0, 0, 0, 0, 0]);
+        frame[17] = 40;
+        let Frame::Ip(packet) = dissect(&frame) else { panic!("not an IP packet") };
+        assert_eq!(packet.segment.map(|segment| segment.to_string()).as_deref(), Some("RST ACK seq 256 ack 512"));
     }
 
     #[test]

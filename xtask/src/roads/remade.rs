@@ -2,10 +2,10 @@
 //! once, traffic goes on, and a capture counts what left meanwhile: not one packet of a selected pod with the address of
 //! a pod or of a node. Only selected pods send in this lab, on every node, to both families.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use anyhow::{Result, ensure};
 
@@ -13,7 +13,7 @@ use super::findings::Findings;
 use super::ground::{FIRST_V4, FIRST_V6, Ground, PATIENCE, seen_as, until};
 use super::kernel::Counts;
 use crate::lab::addresses as plan;
-use crate::lab::capture::{Capture, Class, Key};
+use crate::lab::capture::{Capture, Class, Key, Sighting};
 use crate::lab::dissect;
 use crate::lab::flows::Flow;
 use crate::lab::server::{ECHO_PORT, HTTP_PORT};
@@ -33,7 +33,7 @@ fn remade(context: &LabContext) -> Result<()> {
     ground.place(&[(FIRST_V4, 1), (FIRST_V6, 2)])?;
     end_earlier_connections(&ground)?;
     let mut findings = Findings::default();
-    let capture = Capture::start(&ground.lab)?;
+    let capture = Capture::watching(&ground.lab, BTreeSet::from(plan::SERVER.both()))?;
     let begun: Vec<Counts> = ground.lab.nodes().iter().map(Counts::of).collect::<Result<_>>()?;
     let mut flows = Vec::new();
     for node in 1..=3 {
@@ -44,14 +44,18 @@ fn remade(context: &LabContext) -> Result<()> {
             flows.push((format!("{} TCP {to}", pod.name), Flow::tcp(&pod.netns, echo, TICK, PATIENCE)?));
         }
     }
+    let mut steps = Steps::begin();
     for round in 1..=ROUNDS {
         for node in ground.lab.nodes() {
+            steps.take(format!("mp0 of {} made anew ({round})", node.name()));
             ground.lab.remake_management(node)?;
             back(&ground, node, "mp0", round, &mut findings)?;
+            steps.take(format!("breth0 of {} made anew ({round})", node.name()));
             ground.lab.remake_uplink(node)?;
             back(&ground, node, "breth0", round, &mut findings)?;
         }
     }
+    steps.take("traffic ended".to_owned());
     for (name, flow) in flows {
         let report = flow.finish()?;
         let (sent, gap) = (report.sent, report.longest_gap);
@@ -61,10 +65,14 @@ fn remade(context: &LabContext) -> Result<()> {
     let seen = capture.finish()?;
     println!("       packets to the world with an egress IP: {}", seen.to_the_world(Class::Egress));
     for class in [Class::Pod, Class::Node] {
+        let is_leaked = |key: &Key| seen.is_to_the_world(key, class) && !is_the_hosts_own(key);
+        for sighting in seen.sightings.iter().filter(|sighting| is_leaked(&sighting.key())) {
+            println!("       {}", steps.place(sighting));
+        }
         let leaked: BTreeMap<_, _> = seen
             .tallies
             .iter()
-            .filter(|(key, _)| seen.is_to_the_world(key, class) && !is_the_hosts_own(key))
+            .filter(|(key, _)| is_leaked(key))
             .map(|(key, tally)| {
                 let what = format!("{} of {}", key.protocol, key.to_port);
                 (format!("{} {} -> {} ({what})", key.port, key.source, key.destination), tally.packets)
@@ -78,6 +86,26 @@ fn remade(context: &LabContext) -> Result<()> {
     let checksums = seen.check();
     findings.right(&format!("checksums of {} frames", seen.frames), &checksums);
     findings.conclude()
+}
+
+/// What was done when, for people who look for the cause of a packet.
+struct Steps(Vec<(SystemTime, String)>);
+
+impl Steps {
+    fn begin() -> Self {
+        Self(vec![(SystemTime::now(), "traffic began".to_owned())])
+    }
+
+    fn take(&mut self, what: String) {
+        self.0.push((SystemTime::now(), what));
+    }
+
+    fn place(&self, sighting: &Sighting) -> String {
+        let since = |begun: SystemTime| sighting.at.duration_since(begun).unwrap_or_default().as_secs_f64();
+        let under_way = self.0.iter().rev().find(|(begun, _)| *begun <= sighting.at).or(self.0.first());
+        let Some(((first, _), (begun, what))) = self.0.first().zip(under_way) else { return sighting.to_string() };
+        format!("{:.3} s, {:.3} s after {what}: {sighting}", since(*first), since(*begun))
+    }
 }
 
 /// What a pod has begun before the object was its own bears the node's address. What the server still sends there when the

@@ -152,6 +152,7 @@ mod tests {
             destination: address(DOOR),
             protocol: UDP,
             ports: (1, 2),
+            segment: None,
         }
     }
 

@@ -165,8 +165,6 @@ pub(super) fn show_wrong(caller: &Caller, ruling: &Ruling) {
         println!("  {:.3} to {:.3}: {:?}", clock(state.asked), clock(state.answered), state.allowed);
     }
     for sighting in ruling.wrong.iter().take(SHOWN) {
-        let Sighting { at, node, source, destination, protocol, ports } = sighting;
-        let node = node.name();
-        println!("  {:.3} {source} -> {destination} by {node}, protocol {protocol} {ports:?}", clock(*at));
+        println!("  {:.3} {sighting}", clock(sighting.at));
     }
 }

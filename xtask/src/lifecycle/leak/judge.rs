@@ -127,6 +127,7 @@ mod tests {
             destination: "198.51.100.100".parse().expect("address"),
             protocol: 17,
             ports: (1, 2),
+            segment: None,
         };
         let sightings: Vec<Sighting> = packets.iter().map(sighting).collect();
         let ruling = judge(history, sightings.iter().copied());
