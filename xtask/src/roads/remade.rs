@@ -3,7 +3,8 @@
 //! a pod or of a node. Only selected pods send in this lab, on every node, to both families.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::SocketAddr;
+use std::io::Write;
+use std::net::{SocketAddr, TcpStream};
 use std::thread;
 use std::time::{Duration, SystemTime};
 
@@ -30,6 +31,7 @@ const ROUNDS: usize = 3;
 
 fn remade(context: &LabContext) -> Result<()> {
     let ground = Ground::start(context, Quirks::mixed)?;
+    let _earlier = earlier_connections(&ground)?;
     ground.place(&[(FIRST_V4, 1), (FIRST_V6, 2)])?;
     end_earlier_connections(&ground)?;
     let mut findings = Findings::default();
@@ -108,16 +110,37 @@ impl Steps {
     }
 }
 
+/// A connection of each chosen pod to the server, in both families. The server has more to send than the pod reads, so it sends
+/// again and again. Without these a run has such a connection only where the object selects a pod at the right moment.
+fn earlier_connections(ground: &Ground) -> Result<Vec<TcpStream>> {
+    let mut connections = Vec::new();
+    for node in 1..=3 {
+        for to in plan::SERVER.both() {
+            let connect = || {
+                let mut stream = TcpStream::connect_timeout(&SocketAddr::new(to, HTTP_PORT), PATIENCE)?;
+                stream.set_read_timeout(Some(PATIENCE))?;
+                stream.write_all(b"GET /bytes/1000000 HTTP/1.1\r\nHost: earlier\r\n\r\n")?;
+                stream.peek(&mut [0])?;
+                Ok(stream)
+            };
+            connections.push(ground.chosen(node)?.netns.run(connect)?);
+        }
+    }
+    Ok(connections)
+}
+
 /// What a pod has begun before the object was its own bears the node's address. What the server still sends there when the
 /// node's masquerade has forgotten it, with the uplink, the node refuses by a reset of its own, which nobody could tell
-/// from a pod's.
+/// from a pod's. So the server must send nothing more: its own sockets are closed, those of every state.
 fn end_earlier_connections(ground: &Ground) -> Result<()> {
-    let port = format!(":{HTTP_PORT}");
+    let (server, port) = (ground.lab.outside(), format!(":{HTTP_PORT}"));
     for address in nodes().flat_map(|node| node.address().both()) {
         let address = if address.is_ipv6() { format!("[{address}]") } else { address.to_string() };
-        let of_the_server = ["dst", address.as_str(), "sport", "=", port.as_str()];
-        ground.lab.ext().exec("ss", &[&["-K"][..], &of_the_server].concat())?;
-        let left = ground.lab.ext().exec("ss", &[&["-Htn", "state", "connected"][..], &of_the_server].concat())?;
+        let with_it = ["state", "connected", "dst", address.as_str(), "sport", "=", port.as_str()];
+        let list = || server.exec("ss", &[&["-Htn"][..], &with_it].concat());
+        ensure!(!list()?.is_empty(), "no connection of the server with {address} is there to be ended");
+        server.exec("ss", &[&["-tnK"][..], &with_it].concat())?;
+        let left = list()?;
         ensure!(left.is_empty(), "the server still has connections with {address}: {left}");
     }
     Ok(())
