@@ -94,6 +94,8 @@ pub struct Fence {
     read: Option<Instant>,
     /// When the latest reading began, whatever came of it.
     asked: Option<Instant>,
+    /// When the first reading began of those that have followed each other without a longer pause.
+    asks_since: Option<Instant>,
     /// Since when this process runs, or runs again.
     began: Instant,
     /// It was suspected when it asked, before anything else was known; or the machine was suspended.
@@ -120,6 +122,7 @@ impl Fence {
             heard: None,
             read: None,
             asked: None,
+            asks_since: None,
             began: now,
             denied: false,
             // Any number of the ledger that ends it is greater.
@@ -193,8 +196,12 @@ impl Fence {
         self.began = now;
     }
 
-    /// A reading begins.
+    /// A reading begins. After a pause that is longer than any between two readings there was nothing to hold, or it was held
+    /// without them.
     pub fn note_asked(&mut self, now: Instant) {
+        if self.asked.is_none_or(|asked| now > asked + self.total * 2) {
+            self.asks_since = Some(now);
+        }
         self.asked = Some(now);
     }
 
@@ -257,9 +264,10 @@ impl Fence {
             Some(heard) => heard + self.total * 6 / 10,
             None => began,
         };
-        let since_end = self.asked.zip(self.until()).map(|(asked, until)| asked.saturating_duration_since(until));
-        // Whoever has been cut off for long is no better off by asking often.
-        let pause = if since_end.is_some_and(|since| since > self.total * 5) { self.total } else { self.total / 5 };
+        let in_vain_since = self.until().max(self.asks_since);
+        let in_vain = self.asked.zip(in_vain_since).map(|(asked, since)| asked.saturating_duration_since(since));
+        // A node that has been cut off for long is no better off by asking often.
+        let pause = if in_vain.is_some_and(|time| time > self.total * 5) { self.total } else { self.total / 5 };
         Some(self.asked.map_or(due, |asked| due.max(asked + pause)))
     }
 

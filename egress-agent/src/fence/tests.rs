@@ -46,8 +46,26 @@ fn a_restart_is_decided_by_the_first_answer_or_when_none_comes() {
     fence.note_read(at(0), false, LeaseTerms::default());
     assert_eq!((fence.by_lease(at(59)), fence.by_lease(at(60))), (LeaseState::Held, LeaseState::Lost));
     // Cut off for long: it asks less often.
-    fence.note_asked(at(600));
-    assert_eq!(fence.ask_at(), Some(at(700)));
+    (0..=54).for_each(|time| fence.note_asked(at(20 * time)));
+    assert_eq!(fence.ask_at(), Some(at(1180)));
+}
+
+/// Answers take half of the time between two readings: a node that has wanted nothing for long holds from the first one on.
+#[test]
+fn a_node_that_has_wanted_nothing_for_long_reads_as_often_as_one_that_holds() {
+    let start = Instant::now();
+    let at = |percent| at(start, percent);
+    let mut fence = Fence::new(TOTAL, at(0), false);
+    fence.set_stake(stake(true));
+    fence.note_asked(at(0));
+    fence.note_read(at(0), false, LeaseTerms::default());
+    fence.set_stake(stake(false));
+    assert_eq!(fence.ask_at(), None);
+    fence.set_stake(stake(true));
+    fence.note_asked(at(9000));
+    assert_eq!(fence.ask_at(), Some(at(9020)), "before the first one is answered");
+    fence.note_asked(at(9020));
+    assert_eq!(fence.ask_at(), Some(at(9040)));
 }
 
 #[test]
