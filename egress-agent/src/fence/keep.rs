@@ -7,8 +7,9 @@ use futures::StreamExt;
 use futures::stream::FuturesUnordered;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
-use tracing::debug;
+use tracing::{debug, warn};
 
+use super::late::LateReadings;
 use super::{Deadline, Fence, LeaseTerms};
 use crate::dataplane::boot_ns;
 use crate::kube::ledger::{self, LedgerStore};
@@ -87,7 +88,7 @@ pub async fn keep(
 ) {
     let mut clocks = Clocks::read();
     let mut fence = Fence::new(total, clocks.now, is_endless(&programs));
-    let mut readings = FuturesUnordered::new();
+    let (mut readings, mut late) = (FuturesUnordered::new(), LateReadings::default());
     let (mut is_probed, mut has_stake) = (true, true);
     loop {
         // Before the clocks: if the machine stands still in between, a program ends this lease, and it is not renewed.
@@ -133,8 +134,17 @@ pub async fn keep(
             () = stop.cancelled() => return,
             outcome = heard.changed(), if is_probed => is_probed = outcome.is_ok(),
             outcome = stake.changed(), if has_stake => has_stake = outcome.is_ok(),
-            Some(answer) = readings.next(), if !readings.is_empty() => {
-                if let Some((began, suspected, terms)) = answer {
+            Some((began, answer)) = readings.next(), if !readings.is_empty() => {
+                let (now, limit) = (Instant::now(), fence.in_time());
+                if !fence.was_heard() && late.note(now > began + limit, now) {
+                    warn!(
+                        limit_ms = limit.as_millis(),
+                        "the API server is too slow to hold egress IPs by: no controller probes this agent, and most answers come \
+                         later than 0.4 of the total timeout; set --egressip-node-healthcheck-port, or a longer \
+                         --egressip-reachability-total-timeout, for agents and controllers"
+                    );
+                }
+                if let Some((suspected, terms)) = answer {
                     fence.note_read(began, suspected, terms);
                 }
             }
@@ -143,15 +153,15 @@ pub async fn keep(
     }
 }
 
-/// When a reading began, whether this node is suspected, and what else it says.
-type Reading = (Instant, bool, LeaseTerms);
+/// Whether this node is suspected, and what else the ledger says.
+type Reading = (bool, LeaseTerms);
 
-/// One reading. A ledger that is not there, or cannot be read, is no reason to hold.
-async fn read(store: &LedgerStore, node_name: &str, began: Instant, patience: Duration) -> Option<Reading> {
-    match tokio::time::timeout(patience, store.read()).await {
+/// One reading, and when it began. A ledger that is not there, or cannot be read, is no reason to hold.
+async fn read(store: &LedgerStore, node_name: &str, began: Instant, patience: Duration) -> (Instant, Option<Reading>) {
+    let answer = match tokio::time::timeout(patience, store.read()).await {
         Ok(Ok(Some(object))) => Some(match ledger::read(&object) {
-            Ok(ledger) => (began, ledger.suspects.contains_key(node_name), LeaseTerms::of(&ledger, node_name)),
-            Err(_) => (began, true, LeaseTerms::default()),
+            Ok(ledger) => (ledger.suspects.contains_key(node_name), LeaseTerms::of(&ledger, node_name)),
+            Err(_) => (true, LeaseTerms::default()),
         }),
         // Before anybody is suspected there is a ledger. One that is gone may have suspected this node, until the leader has
         // written it anew.
@@ -161,12 +171,16 @@ async fn read(store: &LedgerStore, node_name: &str, began: Instant, patience: Du
             None
         }
         Err(_) => None,
-    }
+    };
+    (began, answer)
 }
 
 #[cfg(test)]
 mod tests {
+    use tracing_subscriber::layer::SubscriberExt;
+
     use super::*;
+    use crate::inspect::log::Troubles;
     use crate::kube::stub::Server;
 
     #[tokio::test]
@@ -176,11 +190,38 @@ mod tests {
         let (began, patience) = (Instant::now(), Duration::from_secs(5));
         assert_eq!(
             read(&store("there"), "a", began, patience).await,
-            Some((began, false, LeaseTerms::default())),
+            (began, Some((false, LeaseTerms::default()))),
             "it suspects no node"
         );
         for namespace in ["absent", "busy"] {
-            assert_eq!(read(&store(namespace), "a", began, patience).await, None, "{namespace}");
+            assert_eq!(read(&store(namespace), "a", began, patience).await, (began, None), "{namespace}");
         }
+    }
+
+    /// The warnings of a second and a half of a node that wants to hold something.
+    async fn warnings(server: &Server, namespace: &str, heard: Option<Instant>) -> Vec<String> {
+        let troubles = Troubles::default();
+        let _subscriber = tracing::subscriber::set_default(tracing_subscriber::registry().with(troubles.clone()));
+        let (heard, probed) = (watch::channel(heard).1, watch::channel(None).1);
+        let heard = Heard { heard, probed, stake: watch::channel(Stake::default()).1 };
+        let (standing, bounded) = (watch::Sender::default(), watch::Sender::default());
+        let lease = Lease { standing, programs: SharedLease::default(), bounded };
+        let (node, store) =
+            (("a".to_owned(), Duration::from_millis(200)), LedgerStore::new(server.client().0, namespace));
+        let keep = keep(node, store, heard, lease, Beat::default(), CancellationToken::new());
+        assert!(tokio::time::timeout(Duration::from_millis(1500), keep).await.is_err());
+        troubles.list().into_iter().map(|one| one.line).collect()
+    }
+
+    #[tokio::test]
+    async fn a_server_that_is_too_slow_to_hold_addresses_by_is_named_in_one_line() {
+        let server = Server::start().await;
+        let lines = warnings(&server, "slow", None).await;
+        assert_eq!(lines.len(), 1, "{lines:?}");
+        assert!(lines[0].starts_with("the API server is too slow to hold egress IPs by: "), "{lines:?}");
+        assert!(lines[0].ends_with(" limit_ms=80"), "{lines:?}");
+        assert_eq!(warnings(&server, "there", None).await, [""; 0]);
+        let heard = Instant::now() + Duration::from_millis(100);
+        assert_eq!(warnings(&server, "slow", Some(heard)).await, [""; 0], "it holds by probes");
     }
 }

@@ -35,6 +35,7 @@
 //! the kernel keeps what it holds. A deadline that has passed by then is one that was lost.
 
 mod keep;
+mod late;
 mod orders;
 
 use std::time::{Duration, Instant};
@@ -280,6 +281,16 @@ impl Fence {
     /// How long a reading is worth waiting for.
     pub fn patience(&self) -> Duration {
         self.total * 6 / 10
+    }
+
+    /// How soon readings must be answered so that one lasts until the next is.
+    pub fn in_time(&self) -> Duration {
+        self.total * 4 / 10
+    }
+
+    /// Whether a leader has ever heard this node, as far as it knows.
+    pub fn was_heard(&self) -> bool {
+        self.heard.is_some()
     }
 }
 

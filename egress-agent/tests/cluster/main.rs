@@ -114,6 +114,7 @@ const RULES: Rules =
 const NODES: [&str; 3] = ["t-node1", "t-node2", "t-node3"];
 
 struct Cluster {
+    rules: Rules,
     client: Client,
     outages: Outages,
     kernels: BTreeMap<&'static str, Recorder>,
@@ -183,7 +184,7 @@ impl Cluster {
                     on_unassigned: OnUnassigned::NodeAddress,
                 },
                 namespace: "kube-system".into(),
-                health: health::Settings { port: 0, tls: None, total_timeout: RULES.total },
+                health: health::Settings { port: 0, tls: None, total_timeout: self.rules.total },
                 overlay: None,
                 host: None,
                 questions: None,
@@ -204,7 +205,7 @@ impl Cluster {
                 },
                 on_unassigned: OnUnassigned::NodeAddress,
                 probing: Manner {
-                    rules: RULES,
+                    rules: self.rules,
                     port: 0,
                     dial: Dial::Plaintext,
                     key: SharedKey::default(),
@@ -352,7 +353,7 @@ async fn three_agents_assign_number_select_and_move() {
         set_up(&client).await;
         let (kernels, lan) = (BTreeMap::new(), Lan::default());
         let (client, outages, stop) = (client.clone(), outages.clone(), CancellationToken::new());
-        let mut cluster = Cluster { client: client.clone(), outages, kernels, lan, stop };
+        let mut cluster = Cluster { rules: RULES, client: client.clone(), outages, kernels, lan, stop };
         let agents = cluster.start();
         story(&cluster, full).await;
         if full {
