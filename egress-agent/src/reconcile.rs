@@ -550,8 +550,8 @@ impl<E: Executor> Reconciler<E> {
         found.map(|object| object.name.clone())
     }
 
-    /// Tells Services and EgressIP objects that have addresses for which there is no room. Every node knows the same of them: the leader's tells.
-    /// By events, whose number is limited: users decide how often what they write changes, and lines of the log are not.
+    /// Tells Services and EgressIP objects that have addresses for which there is no room. Every node knows the same
+    /// of them: that of the leading controller tells. By events, whose number is limited: users decide how often what they write changes, and lines of the log are not.
     fn announce_room(&mut self) {
         let left_out = self.compiler.left_out();
         self.told_services.retain(|service| left_out.contains_key(service));

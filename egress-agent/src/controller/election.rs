@@ -44,12 +44,12 @@ const LONGEST_WAIT: Duration = Duration::from_secs(60);
 /// More leaders than there ever are, a new one each second for thirty years.
 const MOST_TRANSITIONS: i32 = 1 << 30;
 
-/// Who an agent is as a candidate: this process, not only its node, since a restarted agent is another one.
+/// Who a controller is as a candidate: this process, not only its node, since a restarted controller is another one.
 pub fn identity(node_name: &str, process: u32, started_ns: u128) -> String {
     format!("{node_name}_{process}_{started_ns:x}")
 }
 
-/// Is this the name of an agent?
+/// Is this the name of a controller?
 pub fn is_identity(text: &str) -> bool {
     let mut parts = text.rsplitn(3, '_');
     let is_time = parts.next().is_some_and(|time| u128::from_str_radix(time, 16).is_ok());
@@ -91,7 +91,7 @@ pub struct Election {
     renewed: Option<Instant>,
     /// Since when we lead without a gap.
     since: Option<Instant>,
-    /// Since when there is no Lease, although an agent held it when it was seen last.
+    /// Since when there is no Lease, although a controller held it when it was seen last.
     gone: Option<Instant>,
     /// The greatest number of transitions seen.
     greatest: Option<i32>,
@@ -146,7 +146,7 @@ impl Election {
         expiry.filter(|expiry| *expiry > now).map_or(now + look, |expiry| expiry.min(now + look))
     }
 
-    /// A stranger may have written anything; less than ours would be no rule among agents.
+    /// A stranger may have written anything; less than ours would be no rule among controllers.
     fn patience_with(&self, record: &Record) -> Duration {
         record.duration.clamp(self.timing.duration, LONGEST_WAIT)
     }
@@ -224,7 +224,7 @@ mod tests {
         Record { holder: holder.into(), duration, renewed: renewed.into(), ..Record::default() }
     }
 
-    /// When this agent takes over whom it sees like that first at `start`, looking every ten milliseconds.
+    /// When this controller takes over whom it sees like that first at `start`, looking every ten milliseconds.
     fn waits(me: &mut Election, lease: &Record, start: Instant) -> Instant {
         let mut now = start;
         while me.step(Some(lease.clone()), now) == Step::Wait {

@@ -1,4 +1,4 @@
-//! Reigns of one agent that follow one another with gaps, because an API server is slow. Pure.
+//! Reigns of one controller that follow one another with gaps, because an API server is slow. Pure.
 //!
 //! A renewal that is answered later than the renew deadline ends a reign, and begins another where nobody else has led in
 //! between. Once is nothing; again and again, nothing that takes longer is ever decided or written.

@@ -42,9 +42,9 @@ impl Leadership {
 pub struct Duty {
     term: watch::Receiver<Option<u64>>,
     leadership: Leadership,
-    /// When the latest attempt at the Lease showed no leader, if it did: the API server is away, or no agent holds it.
+    /// When the latest attempt at the Lease showed no leader, if it did: the API server is away, or no controller holds it.
     unknown: watch::Receiver<Option<Instant>>,
-    /// Until when nobody else can lead, behind this agent.
+    /// Until when no other controller can lead after this one.
     unchallenged: watch::Receiver<Option<Instant>>,
 }
 
@@ -61,7 +61,7 @@ impl Duty {
 
     /// Whether agents may be told that they were heard. They hold addresses by that, so who does not lead any more tells them
     /// only while nobody else can, or while it has just tried in vain to know who does: else another may lead by now, and this
-    /// agent has only not run, or not looked yet.
+    /// controller has only not run, or not looked yet.
     pub fn vouches(&self) -> bool {
         let is_unchallenged = || self.unchallenged.borrow().is_some_and(|until| Instant::now() < until);
         self.leads() || is_unchallenged() || self.unknown.borrow().is_some_and(|at| at.elapsed() < UNKNOWN)
@@ -240,7 +240,7 @@ async fn attempt(lease: &mut LeaderLease, election: &mut Election) -> Result<Rec
             election.written(record.clone(), asked, Instant::now());
             return Ok(record);
         }
-        // Somebody else wrote it, or an answer to this agent was lost.
+        // Somebody else wrote it, or an answer to this controller was lost.
     }
     let read = within(patience, lease.read()).await?;
     let found = read.clone().unwrap_or_default();
@@ -259,13 +259,13 @@ async fn attempt(lease: &mut LeaderLease, election: &mut Election) -> Result<Rec
     }
 }
 
-/// Names this process, not only its node: a restarted agent is another candidate.
+/// Names this process, not only its node: a restarted controller is another candidate.
 pub fn own_identity(node_name: &str) -> String {
     let started = std::time::SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_nanos());
     identity(node_name, std::process::id(), started)
 }
 
-/// The interval, up to a fifth longer by the name: agents that started together need not ask together.
+/// The interval, up to a fifth longer by the name: controllers that started together need not ask together.
 fn spread(interval: Duration, identity: &str) -> Duration {
     let hash = identity.bytes().fold(0_u32, |hash, byte| hash.wrapping_mul(31).wrapping_add(byte.into()));
     interval + interval / 5 * (hash % 100) / 100
@@ -303,7 +303,7 @@ mod tests {
         assert_eq!(held("me", 5), Some(5));
         assert_eq!(held("", 5), Some(5), "nobody leads");
         assert_eq!(held("me", 0), Some(5), "the Lease was deleted");
-        assert_eq!(held("somebody", 6), Some(5), "no agent has that name");
+        assert_eq!(held("somebody", 6), Some(5), "no controller has that name");
         assert_eq!(held("node2_77_1f", 6), None);
     }
 

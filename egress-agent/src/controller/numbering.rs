@@ -1,7 +1,7 @@
 //! Egress IDs: who gets which number. Pure but for its memory.
 //!
-//! Numbers are handed out in cyclic order, so that a freed one comes again only after all others. Every agent observes,
-//! so that whoever leads next goes on where the last leader stopped, and knows the number of an object whose annotation
+//! Numbers are handed out in cyclic order, so that a freed one comes again only after all others. The standby observes
+//! too, so that whoever leads next goes on where the last leader stopped, and knows the number of an object whose annotation
 //! was wiped.
 
 use std::collections::{BTreeMap, BTreeSet};

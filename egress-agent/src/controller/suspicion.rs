@@ -78,8 +78,8 @@ pub struct Longest {
 }
 
 impl Longest {
-    /// What stands in the ledger of this leader and of its former ones, and this agent's own. Also told to those who do not
-    /// lead.
+    /// What stands in the ledger of this leader and of its former ones, and this controller's own. Also told to those who do
+    /// not lead.
     pub fn note(&mut self, (total, told): (Option<Duration>, Option<Duration>), own: Duration, now: Instant) {
         if self.until.is_some_and(|until| now >= until) && told.is_none_or(|told| Some(told) > self.former) {
             *self = Self::default();

@@ -1,8 +1,8 @@
 //! Obeying hand-overs that only the leader's probes tell of, because this agent cannot hear the API server.
 //!
-//! A leader may be a former one that does not know it, and the key that its probes are signed with is shared by all agents. So
-//! an order is held against the ledger, read past every cache; it is obeyed where the ledger has it, or cannot be read. What is obeyed for nothing is taken up again as soon as ledger and
-//! object have been read anew.
+//! A leader may be a former one that does not know it, and the key that its probes are signed with is shared by agents and
+//! controllers. So an order is held against the ledger, read past every cache; it is obeyed where the ledger has it, or cannot
+//! be read. What is obeyed for nothing is taken up again as soon as ledger and object have been read anew.
 
 use std::sync::Arc;
 use std::time::Duration;

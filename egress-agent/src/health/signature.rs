@@ -1,4 +1,4 @@
-//! What leaders and agents say to each other is signed with a key that all agents share (`crate::kube::secret`).
+//! What leaders and agents say to each other is signed with a key that all agents and controllers share (`crate::kube::secret`).
 //!
 //! ```text
 //! leader --- from, to, challenge, session, number, ... + signature of all of it --> agent
@@ -44,7 +44,7 @@ const ANSWER: &[u8] = b"egress-agent health answer 1";
 /// Sessions that are remembered: a leader and a former one, by each address, and some that have ended.
 const SESSIONS: usize = 16;
 
-/// Of the agents. Neither logs nor errors show it.
+/// Of agents and controllers. Neither logs nor errors show it.
 #[derive(Clone)]
 pub struct Key(Arc<hmac::Key>);
 
@@ -136,7 +136,7 @@ pub fn from(metadata: &MetadataMap) -> Option<&str> {
     metadata.get(FROM)?.to_str().ok()
 }
 
-/// The agents' key as it is now, for all who sign.
+/// The key as it is now, for all who sign.
 #[derive(Clone)]
 pub struct SharedKey {
     now: watch::Receiver<Option<Key>>,

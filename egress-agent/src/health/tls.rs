@@ -1,4 +1,4 @@
-//! TLS of health checks, on both ends: an agent's server, and the probes of the leader, who is an agent as well.
+//! TLS of health checks, on both ends: an agent's server, and the probes of controllers.
 //!
 //! One certificate, key and CA serve both ends. A probe wants a certificate that the CA has signed and that bears the
 //! expected name among its subject alternative names; a server wants one that the CA has signed, unless that is turned

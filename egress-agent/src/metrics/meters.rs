@@ -1,4 +1,4 @@
-//! What the agent counts of itself between two scrapes: durations, failures, and what the leader knows of the cluster.
+//! What the agent counts of itself between two scrapes: durations, failures, and what a controller that leads knows of the cluster.
 //!
 //! Cheap to clone, and the same for all clones. Whoever was not given one counts into one of its own, which nobody reads.
 

@@ -476,8 +476,8 @@ async fn story(cluster: &Cluster, full: bool) {
     assert_eq!(version().await, before);
 }
 
-/// Somebody who is no agent takes the Lease, with a clock of his own, and is not seen again: agents wait for him as for one
-/// of theirs, and then one of them leads.
+/// A holder that is no controller takes the Lease, with a clock of its own, and is not seen again: controllers wait for it as
+/// for one of theirs, and then one of them leads.
 async fn stolen(cluster: &Cluster) {
     let leases: Api<Lease> = Api::namespaced(cluster.client.clone(), "kube-system");
     let thief = json!({"spec": {
@@ -487,7 +487,7 @@ async fn stolen(cluster: &Cluster) {
     // The next leader has something to do.
     cluster.label("t-node2", true).await;
     cluster.label("t-node3", false).await;
-    until("an agent leads again", || async {
+    until("a controller leads again", || async {
         let lease = leases.get("egress-agent-leader").await.expect("the Lease");
         let holder = lease.spec.and_then(|spec| spec.holder_identity).unwrap_or_default();
         holder.starts_with("t-node")

@@ -68,7 +68,7 @@ async fn three_agents_lead_assign_and_follow_by_a_slow_api_server() {
         assert_eq!(owners(&cluster), [owner], "{:?} after the last move", begin.elapsed());
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
-    assert_eq!(lease(&cluster).await, led, "another agent leads");
+    assert_eq!(lease(&cluster).await, led, "another controller leads");
     cluster.stop.cancel();
     agents.join_all().await;
     assert_eq!(cluster.lan.clashes(), Vec::<String>::new(), "two nodes held one address");

@@ -2,7 +2,7 @@
 //!
 //! A leader probes, and goes on when it cannot renew its Lease any more, until another leads: the agents' right to hold
 //! addresses hangs on it, and an API server that is away is no reason to end it. Where an agent has heard of a newer leader
-//! it says so, and that ends it too. While the Lease is this agent's there is no newer one: terms begin anew where the Lease
+//! it says so, and that ends it too. While the Lease is this controller's there is no newer one: terms begin anew where the Lease
 //! was deleted.
 
 mod asked;

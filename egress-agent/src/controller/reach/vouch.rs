@@ -1,6 +1,6 @@
 //! Which answers agents may be told of: each holds addresses by that.
 //!
-//! Of the other nodes all that are not gone, while this agent [vouches](crate::controller::leadership::Duty::vouches). Of its
+//! Of the other nodes all that are not gone, while this controller [vouches](crate::controller::leadership::Duty::vouches). Of its
 //! own node only those that came in before another node was heard: a leader that is cut off hears itself for ever, and its
 //! word must be worth no more than that of the others.
 

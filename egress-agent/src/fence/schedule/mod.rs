@@ -33,7 +33,7 @@ use crate::model::state::EgressId;
 use crate::model::tenure::Tenure;
 use crate::model::view::{EgressObject, parse_egress_ip};
 
-/// The flags of the leaders' agents, which differ. Nodes go by what stands in the ledger.
+/// The leaders' flags, which differ. Nodes go by what stands in the ledger.
 const TOTALS: [Duration; 2] = [Duration::from_millis(1000), Duration::from_millis(4000)];
 /// And how long after that programs go on without their agent.
 const GRACES: [Duration; 2] = [Duration::from_millis(5000), Duration::from_millis(9000)];

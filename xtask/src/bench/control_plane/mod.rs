@@ -6,9 +6,9 @@
 //!
 //! | phase | what is measured |
 //! |---|---|
-//! | the agent leads | all objects assigned: time, writes; then a node's loss: time, writes |
-//! | another leads | start to synchronised, bytes received; memory; CPU at rest; pod events, each until it is in the map |
-//! | another leads, a million entries in `nat` | a scrape, CPU at rest, pod events again |
+//! | the controller leads | all objects assigned: time, writes; then a node's loss: time, writes |
+//! | the controller has ended | start to synchronised, bytes received; memory; CPU at rest; pod events, each until it is in the map |
+//! | the same, a million entries in `nat` | a scrape, CPU at rest, pod events again |
 //!
 //! - **Synchronised** is the moment when the agent answers health checks: it does so when every watch has been read and the
 //!   kernel's maps are as they shall be. It is asked every few milliseconds.

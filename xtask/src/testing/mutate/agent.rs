@@ -279,7 +279,7 @@ mutations! { AGENT,
         "self.renewed = Some(asked);" => "self.renewed = Some(now);";
     "renewal-unseen", ELECTION, ["controller::election::"], "agents take the Lease from a leader that renews it":
         "is_none_or(|(record, _)| *record != lease)" => "is_none_or(|(record, _)| record.holder != lease.holder)";
-    "deleted-lease-taken-at-once", ELECTION, ["controller::election::"], "two agents lead after somebody has deleted the Lease":
+    "deleted-lease-taken-at-once", ELECTION, ["controller::election::"], "two controllers lead after somebody has deleted the Lease":
         "if now < since + self.timing.duration {" => "if now < since {";
     "gap-unseen", ELECTION, ["controller::election::"], "a leader goes on with what it has seen before another led":
         "if self.reign(now).is_none() {" => "if self.since.is_none() {";

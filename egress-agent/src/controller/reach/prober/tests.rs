@@ -314,7 +314,7 @@ impl tonic_health::pb::health_server::Health for Anyone {
     }
 }
 
-/// Both ends are in this process: an agent that leads has half of it. Run it with optimized code:
+/// Both ends are in this process: a controller that leads has half of it. Run it with optimized code:
 /// `cargo test --release -p egress-agent --lib -- --ignored --nocapture what_a_thousand_nodes_cost`
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "figures of optimized code, a command of its own"]
