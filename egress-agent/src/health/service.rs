@@ -155,7 +155,8 @@ impl HealthService {
         {
             warn!(
                 leader = ?other, own = ?self.0.total_timeout,
-                "the leader goes by another --egressip-reachability-total-timeout than this agent: set the same for agents and controllers"
+                "the leader goes by another --egressip-reachability-total-timeout than this agent: set the same for agents \
+                 and controllers"
             );
         }
         Some(probes.touch.term())

@@ -1,5 +1,6 @@
 //! The faults, one function each.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
@@ -28,6 +29,8 @@ pub(super) enum Fate {
 pub(super) struct Options {
     /// How long the API server is away.
     pub(super) outage: Duration,
+    /// How old the backup is that is put back.
+    pub(super) backup_age: Duration,
 }
 
 pub(super) struct Case {
@@ -45,6 +48,7 @@ const SHORT_GRACE: &[&str] = &["--egressip-reachability-grace=4"];
 /// Longer than the addresses of a dead agent take to move with that: 2 T + G + 1.75 T.
 const PAST_GRACE: Duration = Duration::from_secs(20);
 const PATIENCE: Duration = Duration::from_secs(20);
+const BETWEEN_MOVES: Duration = Duration::from_secs(5);
 const LOOK: Duration = Duration::from_millis(2);
 
 pub(super) const CASES: &[Case] = &[
@@ -134,10 +138,10 @@ pub(super) const CASES: &[Case] = &[
     },
     Case {
         name: "etcd-restored",
-        what: "API server set back to before an address moved",
+        what: "API server set back to a backup, since which the addresses have moved to and fro",
         arguments: &[],
         fate: Fate::Either,
-        play: |stage, _| etcd_restored(stage),
+        play: etcd_restored,
     },
     Case {
         name: "machine-stopped",
@@ -319,24 +323,35 @@ fn set_outage(stage: &Stage<'_>, is_out: bool) -> Result<()> {
     Ok(())
 }
 
-fn etcd_restored(stage: &mut Stage<'_>) -> Result<()> {
+fn etcd_restored(stage: &mut Stage<'_>, options: &Options) -> Result<()> {
     let gateway = stage.gateway;
     let server = stage.ground.cluster.in_memory().context("the lab's own API server")?;
     let (backup, saved) = (server.save(), Instant::now());
-    stage.say("the backup is made; then the gateway loses its label, and the address moves by plan");
-    stage.ground.assignable(gateway, false)?;
-    let end = Instant::now() + PATIENCE;
-    while stage.ground.holders()?[0].is_none_or(|holder| holder == gateway) {
-        ensure!(Instant::now() < end, "the address does not move");
-        stage.wait(Duration::from_millis(100))?;
+    stage.say("the backup is made; then gateways lose their labels and get them back, and all addresses move by plan");
+    let mut moves = 0;
+    loop {
+        let from: BTreeSet<NodeNumber> = stage.ground.holders()?.into_iter().flatten().collect();
+        from.iter().try_for_each(|node| stage.ground.assignable(*node, false))?;
+        let end = Instant::now() + PATIENCE;
+        while stage.ground.holders()?.iter().any(|holder| holder.is_none_or(|holder| from.contains(&holder))) {
+            ensure!(Instant::now() < end, "the addresses do not move");
+            stage.wait(Duration::from_millis(100))?;
+        }
+        moves += 1;
+        stage.wait(BETWEEN_MOVES)?;
+        if from.contains(&gateway) && saved.elapsed() >= options.backup_age {
+            break;
+        }
+        from.iter().try_for_each(|node| stage.ground.assignable(*node, true))?;
+        stage.wait(BETWEEN_MOVES)?;
     }
     let holder = stage.ground.holders()?[0].map(NodeNumber::name).unwrap_or_default();
-    stage.wait(Duration::from_secs(10))?;
     let server = stage.ground.cluster.in_memory().context("the lab's own API server")?;
     let lost = server.go_back(&backup);
     let age = saved.elapsed().as_secs_f64();
     stage.say(&format!(
-        "the address is on {holder}; the backup is put back: {lost} versions and {age:.0} s old, it names {}",
+        "all addresses have moved {moves} times, the first one is on {holder}; the backup is put back: {lost} versions and \
+         {age:.0} s old, it names {}",
         gateway.name()
     ));
     stage.wait(Duration::from_secs(5))?;

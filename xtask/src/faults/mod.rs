@@ -47,6 +47,9 @@ pub(crate) struct FaultsArgs {
     /// Seconds that the API server is away in the row about that
     #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u64).range(20..=3600))]
     outage: u64,
+    /// Seconds before which the backup was made that is put back in the row about that
+    #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    backup_age: u64,
     /// What the namespaces' names begin with
     #[arg(long, default_value = "faults")]
     prefix: String,
@@ -71,7 +74,8 @@ pub(crate) fn run(args: &FaultsArgs) -> Result<()> {
     if logs.exists() {
         std::fs::remove_dir_all(&logs).with_context(|| format!("remove {}", logs.display()))?;
     }
-    let options = Options { outage: Duration::from_secs(args.outage) };
+    let options =
+        Options { outage: Duration::from_secs(args.outage), backup_age: Duration::from_secs(args.backup_age) };
     let mut rows = Vec::new();
     for case in chosen {
         let ground = (&built, logs.join(case.name), Some(args.prefix.as_str()));
@@ -113,7 +117,7 @@ pub(crate) fn tests() -> Vec<LabTest> {
 
 fn one(context: &LabContext, name: &str) -> Result<()> {
     let case = CASES.iter().find(|case| case.name == name).context("no such row")?;
-    let options = Options { outage: Duration::from_secs(20) };
+    let options = Options { outage: Duration::from_secs(20), backup_age: Duration::from_secs(20) };
     let played = play(case, &options, (&context.built, context.logs.clone(), None), &Progress::start())?;
     let row = Row::of(case, Ok(played));
     println!("{}", row.line());
