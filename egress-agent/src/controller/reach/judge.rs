@@ -11,7 +11,8 @@
 //! - **Overlay.** A node that serves and says that it answers questions through the overlay, and does not for twice the
 //!   total timeout in which its agent was there, has lost the road between nodes. It is gone if at least as many nodes have answered by that road just
 //!   now as have not: else it is whoever asks, with some others perhaps, or a firewall everywhere.
-//! - **Somewhere to go.** Where no node of a network serves, nothing moves: nobody could take the addresses.
+//! - **Somewhere to go.** Where no node of a network serves, nothing moves: no node could take the addresses. A node that is
+//!   drained, or has lost its label and is asked on for a while, is given none.
 //! - **Coming back.** A node that was gone serves for a while before it counts again, longer each time, unless no other is
 //!   left. A node that stays up is forgiven one failure after the other.
 
@@ -79,6 +80,8 @@ pub struct Judgement {
 #[derive(Debug)]
 struct Member {
     traits: Traits,
+    /// It may be given addresses.
+    may_host: bool,
     pulse: Pulse,
     /// When it was reached at its own address last.
     direct: Option<Instant>,
@@ -187,6 +190,7 @@ impl Judge {
         }
         let member = Member {
             traits,
+            may_host: true,
             pulse: Pulse::begin(now),
             direct: None,
             has_overlay: false,
@@ -200,6 +204,13 @@ impl Judge {
             said: (Standing::Unknown, false, false),
         };
         self.members.insert(node.to_owned(), member);
+    }
+
+    /// Whether it may be given addresses.
+    pub fn note_host(&mut self, node: &str, may_host: bool) {
+        if let Some(member) = self.members.get_mut(node) {
+            member.may_host = may_host;
+        }
     }
 
     pub fn leave(&mut self, node: &str) {
@@ -369,12 +380,13 @@ impl Judge {
         let serves =
             |member: &Member, standing: Standing| standing == Standing::Answers(Answer::Serving) && !is_suspect(member);
 
-        if !members.iter().any(|(_, member, standing)| !member.gone && serves(member, *standing)) {
+        let takes = |member: &Member, standing: Standing| member.may_host && !member.gone && serves(member, standing);
+        if !members.iter().any(|(_, member, standing)| takes(member, *standing)) {
             for (_, member, _) in members.iter_mut().filter(|(_, member, standing)| serves(member, *standing)) {
                 member.take_back(now);
             }
         }
-        let somewhere_to_go = members.iter().any(|(_, member, standing)| !member.gone && serves(member, *standing));
+        let somewhere_to_go = members.iter().any(|(_, member, standing)| takes(member, *standing));
         for (name, member, standing) in members {
             let may_be_alive = matches!(standing, Standing::Answers(_));
             if (member.gone && !may_be_alive) || (!member.gone && somewhere_to_go && is_suspect(member)) {

@@ -242,6 +242,9 @@ impl Round {
                 self.enter(name, roads, node, now);
             }
         }
+        for name in self.asked.keys() {
+            self.judge.note_host(name, nodes.get(name).is_some_and(|node| node.assignable && !node.drained));
+        }
         self.count_others();
     }
 

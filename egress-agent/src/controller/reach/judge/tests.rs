@@ -379,6 +379,24 @@ fn networks_are_judged_apart() {
     assert_eq!(play.gone(), ["c"]);
 }
 
+/// It is asked on for a minute after it has lost its label, and counted as somewhere to go all the while: the others waited out
+/// their time after a failure, and no address had a node.
+#[test]
+fn a_node_that_may_not_host_is_nowhere_to_go() {
+    let mut play = Play::new(&["a", "b", "drained"]);
+    play.judge.note_host("drained", false);
+    play.until(2000);
+    play.set("a", None);
+    play.until(4000);
+    assert_eq!(play.gone(), ["a"], "to b");
+    play.set("b", None);
+    play.until(6000);
+    assert_eq!(play.gone(), ["a"], "there is no other");
+    play.set("a", Some(OK));
+    play.until(6500);
+    assert_eq!(play.gone(), ["b"], "a is taken back at once, and not when it has proven itself");
+}
+
 #[test]
 fn a_thousand_nodes_are_judged_in_moments() {
     let start = Instant::now();
