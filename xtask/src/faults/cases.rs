@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use aya::maps::{Array, Map, MapData};
+use egress_common::abi::Lease;
 
 use super::probes;
 use super::stage::Stage;
@@ -247,8 +248,8 @@ fn lease_end(node: &Node) -> Result<u64> {
     let layouts = fs::read_dir(&node.bpffs)?.collect::<std::io::Result<Vec<_>>>()?;
     let layout = layouts.first().context("nothing is pinned")?.path();
     let map = MapData::from_pin(layout.join("maps").join("lease")).context("the map `lease`")?;
-    let lease: Array<_, u64> = Map::Array(map).try_into()?;
-    Ok(lease.get(&0, 0)?)
+    let lease: Array<_, Lease> = Map::Array(map).try_into()?;
+    Ok(lease.get(&0, 0)?.until_ns)
 }
 
 fn bad_rollout(stage: &mut Stage<'_>) -> Result<()> {

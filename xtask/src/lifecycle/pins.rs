@@ -6,6 +6,8 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use aya::maps::{Array, Map, MapData};
+use egress_common::abi::Lease;
 use serde_json::Value;
 
 use crate::lab::Node;
@@ -79,13 +81,11 @@ impl Pins {
 
     /// For how long this node's programs may emit egress IPs, on the clock that the kernel takes (CLOCK_BOOTTIME).
     pub(super) fn lease_left(&self) -> Result<Duration> {
-        let shown = bpftool(&["map", "dump", "pinned", &text(&self.map("lease")?)])?;
-        let byte = |byte: &Value| u8::from_str_radix(byte.as_str()?.strip_prefix("0x")?, 16).ok();
-        let bytes = shown[0]["value"].as_array().and_then(|bytes| bytes.iter().map(byte).collect::<Option<Vec<_>>>());
-        let word = bytes.and_then(|bytes| bytes.try_into().ok()).context("the lease is one word")?;
+        let lease: Array<_, Lease> = Map::Array(MapData::from_pin(self.map("lease")?)?).try_into()?;
+        let until_ns = lease.get(&0, 0)?.until_ns;
         let now = std::fs::read_to_string("/proc/uptime")?;
         let now: f64 = now.split(' ').next().unwrap_or_default().parse()?;
-        Ok(Duration::from_nanos(u64::from_ne_bytes(word)).saturating_sub(Duration::from_secs_f64(now)))
+        Ok(Duration::from_nanos(until_ns).saturating_sub(Duration::from_secs_f64(now)))
     }
 
     /// The entries of a map, keys and values as text.
