@@ -12,16 +12,17 @@ use tracing::{info, warn};
 
 use super::assignment::{Nodes, Objects};
 use super::complaint::Complaint;
+use super::election::node_of;
 use super::endless::{self, Alone};
 use super::handover::{Evidence, HandOver, Step};
 use super::leadership::Leadership;
 use super::reach::Reach;
-use super::suspicion::{Longest, Suspicions, Terms, suspects};
+use super::suspicion::{Beginning, Longest, Suspicions, Terms, suspects};
 use super::words::{Heard, Said};
 use crate::kube::ledger::{self, LEDGER_NAME, LedgerStore};
 use crate::kube::status::WriteError;
 use crate::model::ledger::Ledger;
-use crate::model::view::{EgressObject, parse_egress_ip};
+use crate::model::view::{EgressObject, Node, parse_egress_ip};
 
 /// Whoever had the address of a deleted object has heard of it by then, or of nothing for long.
 const DEPARTED: Duration = Duration::from_secs(60);
@@ -34,6 +35,8 @@ pub(super) struct Books {
     /// Of the pass that is under way: what it writes is refused where another may have led since.
     since: Option<Instant>,
     complaint: Complaint,
+    /// When another's signature was seen behind this leader's own.
+    overwritten: Option<Instant>,
     /// How this leader signs.
     leader: String,
     /// By which this leader gives leases.
@@ -76,6 +79,7 @@ impl Books {
             leadership,
             since: None,
             complaint: Complaint::default(),
+            overwritten: None,
             leader,
             own,
             longest_lease: Longest::default(),
@@ -95,9 +99,14 @@ impl Books {
         if known.zip(version(&ledger)).is_some_and(|(known, new)| new < known) {
             return;
         }
+        if self.ledger.as_ref().is_some_and(|known| known.leader == self.leader && is_of_another(&ledger, &self.leader))
+        {
+            self.overwritten = Some(now);
+        }
         self.suspicions.note(&ledger, now);
-        self.longest_lease.note((ledger.total, ledger.former_total), self.own.lease, now);
-        self.longest_programs.note((ledger.programs, ledger.former_programs), self.own.programs, now);
+        let times = (now, self.leadership.former().map_or(now, |former| former.until));
+        self.longest_lease.note((ledger.total, ledger.former_total), self.own.lease, times);
+        self.longest_programs.note((ledger.programs, ledger.former_programs), self.own.programs, times);
         self.ledger = Some(ledger);
     }
 
@@ -157,7 +166,11 @@ impl Books {
         let departed = self.departed.iter().map(|(address, (node, _))| (*address, node.clone())).collect();
         let (lease, programs) = (&self.longest_lease, &self.longest_programs);
         let terms = Terms { lease: lease.of(own.lease, now), programs: programs.of(own.programs, now) };
-        let mut ends = self.suspicions.ends(reach, terms, since);
+        let former = self.leadership.former();
+        let is_asked = |name: &str, node: &Node| node.assignable && node_of(&self.leader).is_none_or(|own| own != name);
+        let others = nodes.iter().filter(|(name, node)| is_asked(name, node)).map(|(name, _)| name.as_str()).collect();
+        let beginning = Beginning { since, former: former.as_ref(), others: &others };
+        let mut ends = self.suspicions.ends(reach, terms, beginning);
         // By what stands there, and by what is about to.
         let endless: BTreeSet<String> = endless::all(ledger).chain(endless::all(&draft)).cloned().collect();
         ends.retain(|node, _| !endless.contains(node));
@@ -222,6 +235,10 @@ impl Books {
         if self.since.is_none() || self.leadership.since() != self.since {
             return false;
         }
+        // Whoever has signed it may have taken over early. Only the Lease can tell.
+        if self.overwritten.is_some_and(|at| self.leadership.renewed().is_none_or(|renewed| renewed <= at)) {
+            return false;
+        }
         let written = tokio::time::timeout(PATIENCE, self.store.write(&draft)).await;
         match written.unwrap_or(Err(WriteError::Silence)) {
             Ok(ledger) => {
@@ -244,6 +261,11 @@ impl Books {
             }
         }
     }
+}
+
+/// One that was deleted is nobody's.
+fn is_of_another(ledger: &Ledger, leader: &str) -> bool {
+    !ledger.leader.is_empty() && ledger.leader != leader
 }
 
 #[cfg(test)]
@@ -280,6 +302,29 @@ mod tests {
         assert!(books.write(draft).await);
         books.follow(Arc::new(ledger("6")), Instant::now());
         assert_eq!(books.ledger.as_ref().map(|ledger| ledger.version.as_str()), Some("7"));
+    }
+
+    /// It believes that it leads until its renew deadline.
+    #[tokio::test]
+    async fn who_was_replaced_early_writes_nothing_behind_its_successor() {
+        let server = Server::start().await;
+        let (published, leads, _duty) = leadership();
+        published.set_leads_until(Some(Instant::now() + Duration::from_secs(60)));
+        let mut books = books(&server, &leads);
+        books.since = leads.since();
+        let signed = |leader: &str, version: &str| {
+            Arc::new(Ledger { leader: leader.into(), version: version.into(), ..Ledger::default() })
+        };
+        let draft = Ledger { leader: "me".into(), ..Ledger::default() };
+        books.follow(signed("former", "5"), Instant::now());
+        assert!(books.write(draft.clone()).await, "a new leader signs");
+        books.follow(signed("", "7"), Instant::now());
+        assert!(books.write(draft.clone()).await, "it was deleted");
+        books.follow(signed("other", "9"), Instant::now());
+        books.follow(signed("other", "10"), Instant::now());
+        assert!(!books.write(draft.clone()).await);
+        published.set_renewed(Some(Instant::now()));
+        assert!(books.write(draft).await, "the Lease is its own still");
     }
 
     #[tokio::test]

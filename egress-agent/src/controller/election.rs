@@ -4,6 +4,10 @@
 //! monotonic clock when it *saw* the record change, and takes over when it has not changed for the lease's duration. The
 //! holder counts from *before* it asked for the renewal and stops leading at the renew deadline, which is shorter than
 //! the duration: it has stopped before anybody else may begin, whatever the network did to its requests.
+//!
+//! One exception: where no address of the holder's node answers, a candidate need not wait for that long. The holder may
+//! live on, cut off from this candidate alone, and lead and confirm agents as if it had not been replaced. So the candidate
+//! notes whom it has replaced, and until when that one may go on ([`Former`]); `super::suspicion` counts with it.
 
 use std::time::{Duration, Instant};
 
@@ -18,6 +22,10 @@ pub struct Timing {
     pub retry: Duration,
     /// Between two looks of a standby. The later a renewal is seen the longer it is waited for.
     pub look: Duration,
+    /// The node of a holder that has not answered for that long is silent.
+    pub silence: Duration,
+    /// The holder on a silent node may be replaced when its latest renewal was seen that long ago.
+    pub stale: Duration,
 }
 
 impl Default for Timing {
@@ -25,14 +33,16 @@ impl Default for Timing {
         Self {
             duration: Duration::from_secs(2),
             renew_deadline: Duration::from_millis(1500),
-            retry: Duration::from_millis(400),
-            look: Duration::from_millis(250),
+            retry: Duration::from_millis(250),
+            look: Duration::from_millis(100),
+            silence: Duration::from_millis(500),
+            stale: Duration::from_millis(600),
         }
     }
 }
 
 impl Timing {
-    /// Between the end of one leader and the beginning of the next, at least.
+    /// Between the end of one leader and the beginning of the next, at least, unless the next takes over early.
     pub fn nobody_leads(&self) -> Duration {
         self.duration - self.renew_deadline
     }
@@ -55,6 +65,26 @@ pub fn is_identity(text: &str) -> bool {
     let is_time = parts.next().is_some_and(|time| u128::from_str_radix(time, 16).is_ok());
     let is_process = parts.next().is_some_and(|process| process.parse::<u32>().is_ok());
     is_time && is_process && parts.next().is_some_and(|node| !node.is_empty())
+}
+
+/// The node of an agent that has this name.
+pub fn node_of(identity: &str) -> Option<&str> {
+    is_identity(identity).then(|| identity.rsplitn(3, '_').nth(2)).flatten()
+}
+
+/// No address of this holder's node has answered since then, although one did before.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Silence {
+    pub holder: String,
+    pub since: Instant,
+}
+
+/// A leader that was replaced before its Lease had run out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Former {
+    pub node: String,
+    /// Until when it may confirm agents: for the duration of its Lease.
+    pub until: Instant,
 }
 
 /// What the rule reads and writes of a Lease.
@@ -95,19 +125,25 @@ pub struct Election {
     gone: Option<Instant>,
     /// The greatest number of transitions seen.
     greatest: Option<i32>,
+    /// Whom the latest take-over replaced early.
+    former: Option<Former>,
 }
 
 /// Leading without a gap: whoever led, or could have, before `since` is another matter.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reign {
     pub since: Instant,
+    /// When the latest renewal was asked for.
+    pub renewed: Instant,
     /// When it ends without another renewal.
     pub until: Instant,
+    /// Whoever led before `since` and may not know yet that it does not.
+    pub former: Option<Former>,
 }
 
 impl Election {
     pub fn new(identity: String, timing: Timing) -> Self {
-        Self { identity, timing, observed: None, renewed: None, since: None, gone: None, greatest: None }
+        Self { identity, timing, observed: None, renewed: None, since: None, gone: None, greatest: None, former: None }
     }
 
     pub fn identity(&self) -> &str {
@@ -120,14 +156,14 @@ impl Election {
 
     /// `None` where we do not lead at this moment.
     pub fn reign(&self, now: Instant) -> Option<Reign> {
-        let until = self.renewed? + self.timing.renew_deadline;
-        (now < until).then_some(Reign { since: self.since?, until })
+        let renewed = self.renewed?;
+        let until = renewed + self.timing.renew_deadline;
+        (now < until).then_some(Reign { since: self.since?, renewed, until, former: self.former.clone() })
     }
 
-    /// Until when nobody else can have begun to lead: others wait for that long behind the renewal, which they saw later than
-    /// we asked for it.
-    pub fn unchallenged(&self) -> Option<Instant> {
-        Some(self.renewed? + self.timing.duration)
+    /// When the latest renewal was asked for. Others saw it later, and wait from then.
+    pub fn renewed(&self) -> Option<Instant> {
+        self.renewed
     }
 
     /// The Lease was ours when we saw it last: there is nothing to read before it is renewed.
@@ -151,8 +187,8 @@ impl Election {
         record.duration.clamp(self.timing.duration, LONGEST_WAIT)
     }
 
-    /// Decides on the Lease as it was just read.
-    pub fn step(&mut self, lease: Option<Record>, now: Instant) -> Step {
+    /// Decides on the Lease as it was just read, and by what is known of its holder's node.
+    pub fn step(&mut self, lease: Option<Record>, silence: Option<&Silence>, now: Instant) -> Step {
         let Some(lease) = lease else {
             self.renewed = None;
             return self.step_without(now);
@@ -164,17 +200,22 @@ impl Election {
             self.renewed = None;
         }
         let duration = self.patience_with(&lease);
+        let silent =
+            silence.filter(|silence| silence.holder == lease.holder && now >= silence.since + self.timing.silence);
         if self.observed.as_ref().is_none_or(|(record, _)| *record != lease) {
             self.observed = Some((lease, now));
         }
         let since = self.observed.as_ref().map_or(now, |(_, since)| *since);
         if mine {
-            Step::Renew
-        } else if free || now >= since + duration {
-            Step::TakeOver { transitions: self.next_transitions() }
-        } else {
-            Step::Wait
+            return Step::Renew;
         }
+        self.former = None;
+        if !free && now < since + duration {
+            let node = silent.filter(|_| now >= since + self.timing.stale).and_then(|silent| node_of(&silent.holder));
+            let Some(node) = node else { return Step::Wait };
+            self.former = Some(Former { node: node.to_owned(), until: since + duration });
+        }
+        Step::TakeOver { transitions: self.next_transitions() }
     }
 
     /// Somebody has deleted it. Who held it leads until it has tried to renew it, and makes it anew then: others wait as for
@@ -227,7 +268,7 @@ mod tests {
     /// When this controller takes over whom it sees like that first at `start`, looking every ten milliseconds.
     fn waits(me: &mut Election, lease: &Record, start: Instant) -> Instant {
         let mut now = start;
-        while me.step(Some(lease.clone()), now) == Step::Wait {
+        while me.step(Some(lease.clone()), None, now) == Step::Wait {
             now += Duration::from_millis(10);
         }
         now
@@ -241,9 +282,12 @@ mod tests {
         assert_eq!(waits(&mut me, &record("other", "1970"), start), start + timing.duration);
         let seen = start + timing.duration / 2;
         let mut me = Election::new("me".into(), timing);
-        assert_eq!(me.step(Some(record("other", "1970")), start), Step::Wait);
+        assert_eq!(me.step(Some(record("other", "1970")), None, start), Step::Wait);
         assert_eq!(waits(&mut me, &record("other", "2099"), seen), seen + timing.duration);
-        assert_eq!(me.step(Some(record("other", "2099")), seen + timing.duration), Step::TakeOver { transitions: 1 });
+        assert_eq!(
+            me.step(Some(record("other", "2099")), None, seen + timing.duration),
+            Step::TakeOver { transitions: 1 }
+        );
     }
 
     #[test]
@@ -251,7 +295,7 @@ mod tests {
         let timing = Timing::default();
         let start = Instant::now();
         let (mut me, mut other) = (Election::new("me".into(), timing), Election::new("other".into(), timing));
-        assert_eq!(me.step(None, start), Step::Create { transitions: 0 });
+        assert_eq!(me.step(None, None, start), Step::Create { transitions: 0 });
         let lease = record("me", "1");
         // The answer to the renewal was slow; the other saw it at once.
         me.written(lease.clone(), start, start + timing.renew_deadline / 2);
@@ -274,11 +318,63 @@ mod tests {
         me.written(record("me", "3"), at(30), at(31));
         assert_eq!(me.reign(at(32)).map(|reign| reign.since), Some(at(31)));
         // Somebody else has, and all of it within a moment.
-        assert_eq!(me.step(Some(record("other", "4")), at(33)), Step::Wait);
+        assert_eq!(me.step(Some(record("other", "4")), None, at(33)), Step::Wait);
         assert_eq!(me.reign(at(33)), None);
-        assert_eq!(me.step(Some(record("", "5")), at(34)), Step::TakeOver { transitions: 1 });
+        assert_eq!(me.step(Some(record("", "5")), None, at(34)), Step::TakeOver { transitions: 1 });
         me.written(record("me", "6"), at(34), at(35));
         assert_eq!(me.reign(at(35)).map(|reign| reign.since), Some(at(35)));
+    }
+
+    #[test]
+    fn a_holder_whose_node_is_silent_is_replaced_early_and_noted() {
+        let (start, timing) = (Instant::now(), Timing::default());
+        let at = |millis| start + Duration::from_millis(millis);
+        let (holder, another) = (identity("node_a", 7, 1), identity("node_a", 8, 2));
+        let lease = record(&holder, "1");
+        let silence = |since| Some(Silence { holder: holder.clone(), since: at(since) });
+        let mut me = Election::new("me".into(), timing);
+        let mut step =
+            |lease: &Record, silence: Option<Silence>, now| me.step(Some(lease.clone()), silence.as_ref(), at(now));
+        assert_eq!(step(&lease, None, 0), Step::Wait);
+        assert_eq!(step(&lease, None, 1999), Step::Wait, "it answers, or nobody knows");
+        let renewed = record(&holder, "2");
+        assert_eq!(step(&renewed, silence(1500), 2000), Step::Wait, "it has just renewed");
+        assert_eq!(step(&renewed, silence(1500), 2599), Step::Wait);
+        assert_eq!(step(&renewed, silence(2101), 2600), Step::Wait, "it has not been silent for long");
+        let of_another = Silence { holder: another, since: at(0) };
+        assert_eq!(step(&renewed, Some(of_another), 2600), Step::Wait);
+        assert_eq!(step(&renewed, silence(2100), 2600), Step::TakeOver { transitions: 1 });
+        me.written(record("me", "3"), at(2600), at(2650));
+        let former = Former { node: "node_a".into(), until: at(2000) + timing.duration };
+        assert_eq!(me.reign(at(2650)).and_then(|reign| reign.former), Some(former), "it may go on until then");
+        // Renewals change nothing of that, and the next take-over is another.
+        me.written(record("me", "4"), at(2900), at(2900));
+        assert!(me.reign(at(2900)).is_some_and(|reign| reign.former.is_some()));
+        assert_eq!(me.step(Some(lease.clone()), None, at(3000)), Step::Wait);
+        assert_eq!(me.step(Some(lease), None, at(5000)), Step::TakeOver { transitions: 1 });
+        me.written(record("me", "5"), at(5000), at(5000));
+        assert_eq!(me.reign(at(5000)).map(|reign| reign.former), Some(None));
+    }
+
+    #[test]
+    fn a_stranger_and_the_leader_of_a_longer_lease_are_given_their_time() {
+        let (start, timing) = (Instant::now(), Timing::default());
+        let since = start.checked_sub(timing.duration).unwrap_or(start);
+        let thief = Silence { holder: "thief".into(), since };
+        let mut me = Election::new("me".into(), timing);
+        me.step(Some(record("thief", "1")), None, start);
+        assert_eq!(
+            me.step(Some(record("thief", "1")), Some(&thief), start + timing.stale * 2),
+            Step::Wait,
+            "it has no node"
+        );
+        let silence = Silence { holder: identity("a", 1, 1), since };
+        let lease = Record { duration: timing.duration * 5, ..record(&silence.holder, "2") };
+        assert_eq!(me.step(Some(lease.clone()), Some(&silence), start), Step::Wait);
+        assert_eq!(me.step(Some(lease), Some(&silence), start + timing.stale), Step::TakeOver { transitions: 1 });
+        me.written(record("me", "3"), start, start);
+        let until = me.reign(start).and_then(|reign| reign.former).map(|former| former.until);
+        assert_eq!(until, Some(start + timing.duration * 5));
     }
 
     #[test]
@@ -286,7 +382,7 @@ mod tests {
         let (start, timing) = (Instant::now(), Timing::default());
         let mut me = Election::new("me".into(), timing);
         assert_eq!(me.look_again(start), start + timing.look, "nothing is known");
-        me.step(Some(record("other", "1")), start);
+        me.step(Some(record("other", "1")), None, start);
         assert_eq!(me.look_again(start), start + timing.look);
         let late = start + timing.duration - timing.look / 5;
         assert_eq!(me.look_again(late), start + timing.duration);
@@ -303,7 +399,7 @@ mod tests {
         // The holder renews each second; its wall clock goes to and fro, and once says what it said before.
         let times = ["2026", "1970", "2099", "2026", "0001", "9999"];
         for (second, renewed) in (0..).zip(times.iter().cycle().take(60)) {
-            assert_eq!(me.step(Some(record("other", renewed)), start + Duration::from_secs(second)), Step::Wait);
+            assert_eq!(me.step(Some(record("other", renewed)), None, start + Duration::from_secs(second)), Step::Wait);
         }
         let latest = start + Duration::from_secs(59);
         let next = waits(&mut me, &record("other", "9999"), latest + Duration::from_millis(10));
@@ -318,15 +414,16 @@ mod tests {
         // A former version's lease lasts longer than ours.
         for (said, waits) in [(0, ours), (ours, ours), (5, 5), (30, 30), (u64::MAX, 60)] {
             let mut me = Election::new("me".into(), Timing::default());
-            assert_eq!(me.step(Some(with(said)), at(0)), Step::Wait, "{said}");
-            assert_eq!(me.step(Some(with(said)), at(waits - 1)), Step::Wait, "{said}");
-            assert_eq!(me.step(Some(with(said)), at(waits)), Step::TakeOver { transitions: 1 }, "{said}");
+            assert_eq!(me.step(Some(with(said)), None, at(0)), Step::Wait, "{said}");
+            assert_eq!(me.step(Some(with(said)), None, at(waits - 1)), Step::Wait, "{said}");
+            assert_eq!(me.step(Some(with(said)), None, at(waits)), Step::TakeOver { transitions: 1 }, "{said}");
         }
     }
 
     #[test]
     fn agents_are_told_from_strangers_by_their_names() {
         assert!(is_identity(&identity("node-1.example", 4711, 0x18f3)) && is_identity(&identity("a_b", 1, 0)));
+        assert_eq!((node_of(&identity("a_b", 1, 0)), node_of("thief")), (Some("a_b"), None));
         for stranger in ["", "thief", "ovnkube-control-plane-7d8f", "node_x_1f", "node_1_", "_1_1", "node_1_xyz"] {
             assert!(!is_identity(stranger), "{stranger}");
         }
@@ -336,11 +433,11 @@ mod tests {
     fn a_released_lease_is_taken_at_once_and_a_stolen_one_is_noticed() {
         let now = Instant::now();
         let mut me = Election::new("me".into(), Timing::default());
-        assert_eq!(me.step(Some(record("", "1")), now), Step::TakeOver { transitions: 1 });
+        assert_eq!(me.step(Some(record("", "1")), None, now), Step::TakeOver { transitions: 1 });
         me.written(record("me", "2"), now, now);
-        assert_eq!(me.step(Some(record("me", "2")), now), Step::Renew);
+        assert_eq!(me.step(Some(record("me", "2")), None, now), Step::Renew);
         assert!(me.reign(now).is_some());
-        assert_eq!(me.step(Some(record("thief", "3")), now), Step::Wait);
+        assert_eq!(me.step(Some(record("thief", "3")), None, now), Step::Wait);
         assert_eq!((me.reign(now), me.holds()), (None, false));
     }
 
@@ -352,26 +449,26 @@ mod tests {
         let lease = Record { transitions: 7, ..record(&holder, "1") };
         let (mut it, mut other) =
             (Election::new(holder.clone(), Timing::default()), Election::new("b".into(), Timing::default()));
-        assert_eq!(other.step(Some(lease.clone()), at(0)), Step::Wait);
+        assert_eq!(other.step(Some(lease.clone()), None, at(0)), Step::Wait);
         it.written(lease, at(0), at(0));
-        assert_eq!(it.step(None, at(9000)), Step::Create { transitions: 8 });
+        assert_eq!(it.step(None, None, at(9000)), Step::Create { transitions: 8 });
         // However long ago it was seen last: who held it may have renewed it just before.
-        assert_eq!(other.step(None, at(9000)), Step::Wait);
-        assert_eq!(other.step(None, at(10_999)), Step::Wait);
-        assert_eq!(other.step(None, at(11_000)), Step::Create { transitions: 8 });
+        assert_eq!(other.step(None, None, at(9000)), Step::Wait);
+        assert_eq!(other.step(None, None, at(10_999)), Step::Wait);
+        assert_eq!(other.step(None, None, at(11_000)), Step::Create { transitions: 8 });
     }
 
     #[test]
     fn numbers_of_strangers_are_not_counted_on_from_and_their_leases_not_missed() {
         let start = Instant::now();
         let mut me = Election::new("me".into(), Timing::default());
-        me.step(Some(Record { transitions: 5, ..record(&identity("a", 1, 1), "1") }), start);
+        me.step(Some(Record { transitions: 5, ..record(&identity("a", 1, 1), "1") }), None, start);
         for transitions in [0, -3, i32::MAX] {
             let thief = Record { transitions, ..record("thief", "1") };
-            assert_eq!(me.step(Some(thief), start), Step::Wait);
+            assert_eq!(me.step(Some(thief), None, start), Step::Wait);
         }
-        assert_eq!(me.step(None, start), Step::Create { transitions: 6 });
+        assert_eq!(me.step(None, None, start), Step::Create { transitions: 6 });
         let free = Record { transitions: 2, ..record("", "2") };
-        assert_eq!(me.step(Some(free), start), Step::TakeOver { transitions: 6 });
+        assert_eq!(me.step(Some(free), None, start), Step::TakeOver { transitions: 6 });
     }
 }

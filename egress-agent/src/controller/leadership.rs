@@ -7,7 +7,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-use super::election::{Election, Record, Reign, Step, Timing, identity, is_identity};
+use super::election::{Election, Former, Record, Reign, Silence, Step, Timing, identity, is_identity};
 use super::gaps::Gaps;
 use crate::kube::lease::{LEASE_NAME, LeaderLease};
 use crate::kube::outage::Outages;
@@ -27,7 +27,17 @@ impl Leadership {
 
     /// Since when this controller leads without a gap, where it does at this moment.
     pub fn since(&self) -> Option<Instant> {
-        self.0.borrow().filter(|reign| Instant::now() < reign.until).map(|reign| reign.since)
+        self.0.borrow().as_ref().filter(|reign| Instant::now() < reign.until).map(|reign| reign.since)
+    }
+
+    /// When the latest renewal was asked for, where this controller leads.
+    pub fn renewed(&self) -> Option<Instant> {
+        self.0.borrow().as_ref().map(|reign| reign.renewed)
+    }
+
+    /// Whom this controller has replaced early, where it leads.
+    pub fn former(&self) -> Option<Former> {
+        self.0.borrow().as_ref().and_then(|reign| reign.former.clone())
     }
 
     /// Waits for the next renewal or loss. False when there will be none.
@@ -44,8 +54,8 @@ pub struct Duty {
     leadership: Leadership,
     /// When the latest attempt at the Lease showed no leader, if it did: the API server is away, or no controller holds it.
     unknown: watch::Receiver<Option<Instant>>,
-    /// Until when no other controller can lead after this one.
-    unchallenged: watch::Receiver<Option<Instant>>,
+    /// When the latest renewal was asked for.
+    renewed: watch::Receiver<Option<Instant>>,
 }
 
 impl Duty {
@@ -54,17 +64,27 @@ impl Duty {
         *self.term.borrow()
     }
 
-    /// Whether the Lease says so at this moment: then there is no other leader, whatever anybody has heard.
+    /// Whether the Lease says so at this moment.
     pub fn leads(&self) -> bool {
         self.leadership.leads()
     }
 
+    /// Whether it says so and nobody can have taken it over yet, not even early: then there is no other leader, whatever anybody
+    /// has heard.
+    pub fn leads_alone(&self) -> bool {
+        self.leads() && self.has_renewed_within(Timing::default().stale)
+    }
+
     /// Whether agents may be told that they were heard. They hold addresses by that, so who does not lead any more tells them
-    /// only while nobody else can, or while it has just tried in vain to know who does: else another may lead by now, and this
-    /// controller has only not run, or not looked yet.
+    /// only while its Lease lasts, or while it has just tried in vain to know who leads: else another may lead by now, and this
+    /// controller has only not run, or not looked yet. Who takes the Lease over before it has run out counts with that.
     pub fn vouches(&self) -> bool {
-        let is_unchallenged = || self.unchallenged.borrow().is_some_and(|until| Instant::now() < until);
-        self.leads() || is_unchallenged() || self.unknown.borrow().is_some_and(|at| at.elapsed() < UNKNOWN)
+        let is_lasting = || self.has_renewed_within(Timing::default().duration);
+        self.leads() || is_lasting() || self.unknown.borrow().is_some_and(|at| at.elapsed() < UNKNOWN)
+    }
+
+    fn has_renewed_within(&self, time: Duration) -> bool {
+        self.renewed.borrow().is_some_and(|renewed| Instant::now() < renewed + time)
     }
 
     /// Waits until it may be another. False when it will not.
@@ -78,16 +98,22 @@ pub struct Published {
     reign: watch::Sender<Option<Reign>>,
     term: watch::Sender<Option<u64>>,
     unknown: watch::Sender<Option<Instant>>,
-    unchallenged: watch::Sender<Option<Instant>>,
+    renewed: watch::Sender<Option<Instant>>,
+}
+
+/// Of another controller that holds the Lease: where the campaign says who it is, and is told when its node is silent.
+pub struct Rival {
+    pub holder: watch::Sender<Option<String>>,
+    pub silence: watch::Receiver<Option<Silence>>,
 }
 
 /// A channel for [`campaign`].
 pub fn leadership() -> (Published, Leadership, Duty) {
     let ((reign, leads), (term, duty)) = (watch::channel(None), watch::channel(None));
     let ((unknown, is_unknown), leadership) = (watch::channel(None), Leadership(leads));
-    let (unchallenged, is_unchallenged) = watch::channel(None);
-    let duty = Duty { term: duty, leadership: leadership.clone(), unknown: is_unknown, unchallenged: is_unchallenged };
-    (Published { reign, term, unknown, unchallenged }, leadership, duty)
+    let (renewed, is_renewed) = watch::channel(None);
+    let duty = Duty { term: duty, leadership: leadership.clone(), unknown: is_unknown, renewed: is_renewed };
+    (Published { reign, term, unknown, renewed }, leadership, duty)
 }
 
 impl Published {
@@ -100,7 +126,15 @@ impl Published {
     /// Of the Lease.
     #[cfg(test)]
     pub(super) fn set_leads_until(&self, until: Option<Instant>) {
-        self.reign.send_replace(until.map(|until| Reign { since: Instant::now(), until }));
+        let now = Instant::now();
+        self.reign.send_replace(until.map(|until| Reign { since: now, renewed: now, until, former: None }));
+    }
+
+    /// Of the latest renewal.
+    #[cfg(test)]
+    pub(super) fn set_renewed(&self, at: Option<Instant>) {
+        self.renewed.send_replace(at);
+        self.reign.send_modify(|reign| reign.iter_mut().zip(at).for_each(|(reign, at)| reign.renewed = at));
     }
 
     /// Of an attempt at the Lease that showed no leader.
@@ -125,6 +159,18 @@ impl Published {
     }
 }
 
+impl Rival {
+    /// Who holds the Lease, as it was just read or written.
+    fn note(&self, record: &Record, identity: &str) {
+        let holder = Some(&record.holder).filter(|holder| *holder != identity && is_identity(holder));
+        self.holder.send_if_modified(|known| {
+            let is_news = known.as_ref() != holder;
+            *known = holder.cloned();
+            is_news
+        });
+    }
+}
+
 /// A look in vain is repeated after this time at most, and so is one that others' failures put in doubt.
 const DOUBT: Duration = Duration::from_secs(1);
 
@@ -132,7 +178,7 @@ const DOUBT: Duration = Duration::from_secs(1);
 pub async fn campaign(
     client: Client,
     (namespace, identity): (&str, String),
-    published: Published,
+    (published, mut rival): (Published, Rival),
     outages: &Outages,
     beat: Beat,
     stop: CancellationToken,
@@ -146,7 +192,8 @@ pub async fn campaign(
         beat.note();
         let led = published.reign.borrow().is_some();
         let begun = Instant::now();
-        let outcome = attempt(&mut lease, &mut election).await;
+        let silence = rival.silence.borrow_and_update().clone();
+        let outcome = attempt(&mut lease, &mut election, silence.as_ref()).await;
         if let Some((latest, before)) = lease.went_back() {
             outages.went_back(latest, before);
         }
@@ -156,6 +203,7 @@ pub async fn campaign(
             Ok(record) => {
                 outages.works("the Lease");
                 published.held(&record, election.identity());
+                rival.note(&record, election.identity());
                 if record.holder != holder {
                     say(&record.holder, namespace);
                     holder = record.holder;
@@ -169,7 +217,10 @@ pub async fn campaign(
         if led && reign.is_none() {
             warn!("this controller does not lead any more");
         }
-        if let Some(gaps) = gaps.note(reign.map(|reign| reign.since), election.holds(), now) {
+        if let Some(former) = reign.as_ref().filter(|_| !led).and_then(|reign| reign.former.as_ref()) {
+            warn!(node = former.node, "no address of the former leader's node answers: its Lease was not waited for");
+        }
+        if let Some(gaps) = gaps.note(reign.as_ref().map(|reign| reign.since), election.holds(), now) {
             let deadline_ms = election.timing().renew_deadline.as_millis();
             warn!(
                 gaps,
@@ -179,17 +230,18 @@ pub async fn campaign(
         }
         published.unknown.send_replace((!is_known).then_some(now));
         published.reign.send_replace(reign);
-        published.unchallenged.send_replace(election.unchallenged());
+        published.renewed.send_replace(election.renewed());
         // A holder counts from the beginning of a renewal, as the Lease does: a slow answer leaves no gap.
         let latest = if election.holds() { begun } else { now };
         tokio::select! {
             () = stop.cancelled() => break,
             () = next_look(&election, latest) => {}
+            Ok(()) = rival.silence.changed() => {}
             // Whether the server is there is found out here for all who ask it (`kube::outage`).
             () = Outages::doubt(&mut failures, is_answered, spread(DOUBT, election.identity())) => {}
         }
     }
-    published.unchallenged.send_replace(None);
+    published.renewed.send_replace(None);
     let led = published.reign.send_replace(None).is_some();
     if led {
         let released = tokio::time::timeout(election.timing().renew_deadline, lease.release()).await;
@@ -229,7 +281,11 @@ async fn within<T>(patience: Duration, request: impl Future<Output = Result<T, k
 }
 
 /// One round; returns what the Lease says.
-async fn attempt(lease: &mut LeaderLease, election: &mut Election) -> Result<Record, Failed> {
+async fn attempt(
+    lease: &mut LeaderLease,
+    election: &mut Election,
+    silence: Option<&Silence>,
+) -> Result<Record, Failed> {
     let timing = election.timing();
     // A holder asks this long before the end of what it has: one answer that takes longer costs a gap, however long it is
     // waited for.
@@ -245,7 +301,7 @@ async fn attempt(lease: &mut LeaderLease, election: &mut Election) -> Result<Rec
     let read = within(patience, lease.read()).await?;
     let found = read.clone().unwrap_or_default();
     let asked = Instant::now();
-    let step = election.step(read, asked);
+    let step = election.step(read, silence, asked);
     if step == Step::Wait {
         return Ok(found);
     }
@@ -322,9 +378,20 @@ mod tests {
         published.set_unknown(now.checked_sub(UNKNOWN));
         assert!(!duty.vouches(), "long ago");
         // A renewal was answered late: the Lease is its own still.
-        published.unchallenged.send_replace(Some(Instant::now() + Duration::from_secs(60)));
+        published.set_renewed(Some(Instant::now()));
         assert!(duty.vouches() && !duty.leads());
-        published.unchallenged.send_replace(Some(now));
+        published.set_renewed(now.checked_sub(Timing::default().duration));
         assert!(!duty.vouches(), "another may lead");
+    }
+
+    #[test]
+    fn a_leader_is_the_only_one_until_another_may_have_taken_over_early() {
+        let (published, _leads, duty) = leadership();
+        let now = Instant::now();
+        published.set_leads_until(Some(now + Duration::from_secs(60)));
+        published.set_renewed(Some(now));
+        assert!(duty.leads_alone());
+        published.set_renewed(now.checked_sub(Timing::default().stale));
+        assert!(!duty.leads_alone() && duty.leads());
     }
 }

@@ -4,10 +4,12 @@
 //! `heard` moves on silently, several times a second for each node, and is right whenever it is looked at.
 //!
 //! - [`pulse`]: one node's signs of life, pure. [`judge`]: which nodes are gone by them, and which only seem so, pure.
+//! - [`knock`]: whether the node of another controller that leads is there at all.
 //! - [`session`]: asking one node by one address. [`prober`]: all nodes, while it is this controller's duty.
 //!   `vouch`: which answers agents are told of.
 
 pub mod judge;
+pub mod knock;
 pub mod prober;
 pub mod pulse;
 pub mod session;

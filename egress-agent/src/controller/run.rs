@@ -19,8 +19,9 @@ use tracing::warn;
 
 use super::census::{self, Census};
 use super::leader::Leader;
-use super::leadership::{campaign, leadership, own_identity};
+use super::leadership::{Rival, campaign, leadership, own_identity};
 use super::reach::Reach;
+use super::reach::knock;
 use super::reach::prober::{self, Overlay};
 use super::reach::session::Manner;
 use crate::dataplane::echo;
@@ -80,6 +81,8 @@ pub async fn run(client: Client, settings: ControllerSettings, stop: Cancellatio
     let (published, leads, duty) = leadership();
     let (to_leader, for_leader) = inbox::inbox();
     let (to_prober, for_prober) = inbox::inbox();
+    let (to_knocker, for_knocker) = inbox::inbox();
+    let ((rival, is_rival), (silent, silence)) = (watch::channel(None), watch::channel(None));
     let ((found, reach), (asked, to_ask)) = (watch::channel(Reach::by(terms.lease)), watch::channel(None));
     let (census, is_census) = watch::channel(Census::default());
     let (endpoints, (own_endpoint, ..)) = Endpoints::new(&node_name);
@@ -102,9 +105,11 @@ pub async fn run(client: Client, settings: ControllerSettings, stop: Cancellatio
     let mut tasks = Tasks::new(&stop);
     tasks.spawn(Task::Controller, leader.run(for_leader, stop.clone()));
     let (candidate, place, of, until) = (client.clone(), namespace.clone(), outages.clone(), stop.clone());
+    let rival = Rival { holder: rival, silence };
     tasks.spawn(Task::LeaderElection, async move {
-        campaign(candidate, (&place, identity), published, &of, beat, until).await;
+        campaign(candidate, (&place, identity), (published, rival), &of, beat, until).await;
     });
+    tasks.spawn(Task::LeaderKnocks, knock::run(probing.port, for_knocker, is_rival, silent, stop.clone()));
     if asks_agents {
         tasks.spawn(Task::Census, census::run(probing.clone(), node_name.clone(), to_ask, census, stop.clone()));
     }
@@ -128,7 +133,8 @@ pub async fn run(client: Client, settings: ControllerSettings, stop: Cancellatio
     };
     let services: &[IpNet] = &networks.services;
     let incoming = for_controller(&client, &namespace, services, &outages);
-    let listeners = Listeners { leader: to_leader, prober: to_prober, endpoints, heard: Heard::default(), synced };
+    let (leader, prober, knocker) = (to_leader, to_prober, to_knocker);
+    let listeners = Listeners { leader, prober, knocker, endpoints, heard: Heard::default(), synced };
     tokio::join!(
         supervise::until(stop.clone(), Task::ApiWatches, fan_out(incoming, listeners, stop.clone())),
         supervise::until(stop.clone(), Task::EventWriter, delivery.run(stop.clone())),
@@ -148,6 +154,7 @@ struct Heard {
 struct Listeners {
     leader: Giver,
     prober: Giver,
+    knocker: Giver,
     endpoints: Endpoints,
     heard: Heard,
     /// Objects and nodes have been listed: this controller could lead.
@@ -161,6 +168,7 @@ impl Listeners {
                 self.heard.nodes |= matches!(update, Update::Replaced(_));
                 self.endpoints.apply(update);
                 self.prober.put(change.clone());
+                self.knocker.put(change.clone());
             }
             Change::Ledger(_) => self.prober.put(change.clone()),
             Change::Objects(update) => self.heard.objects |= matches!(update, Update::Replaced(_)),

@@ -18,11 +18,13 @@
 //! former, and T behind the latter.
 //!
 //! A leader counts what it did not see itself from when it could have: answers from when it began to lead, suspicions
-//! from when it first saw them.
+//! from when it first saw them. One that took over early counts answers from when the Lease of its former would have run
+//! out ([`Beginning`]).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
+use super::election::Former;
 use super::reach::Reach;
 use crate::model::ledger::Ledger;
 
@@ -36,6 +38,24 @@ pub struct Terms {
     pub lease: Duration,
     /// Programs whose agent is gone stop then: the total timeout and the grace.
     pub programs: Duration,
+}
+
+/// From when a leader counts answers that it did not receive itself.
+#[derive(Clone, Copy, Debug)]
+pub struct Beginning<'a> {
+    /// Since when it leads.
+    pub since: Instant,
+    /// Whom it replaced early, and who may go on to confirm agents that this leader does not reach.
+    pub former: Option<&'a Former>,
+    /// The nodes that are probed, but for the leader's own.
+    pub others: &'a BTreeSet<&'a str>,
+}
+
+impl Beginning<'_> {
+    /// When whatever a former leader does has come to its end.
+    pub fn over(&self) -> Instant {
+        self.former.map_or(self.since, |former| self.since.max(former.until))
+    }
 }
 
 /// When the suspicions of the ledger were first seen.
@@ -54,8 +74,18 @@ impl Suspicions {
     }
 
     /// When nothing of what nodes had is emitted there any more. Only of those that stand as suspected in the ledger.
-    pub fn ends(&self, reach: &Reach, Terms { lease, programs }: Terms, since: Instant) -> BTreeMap<String, Instant> {
+    pub fn ends(
+        &self,
+        reach: &Reach,
+        Terms { lease, programs }: Terms,
+        beginning: Beginning<'_>,
+    ) -> BTreeMap<String, Instant> {
+        let alone = beginning.former.filter(|former| self.is_unheard_by_others(former, reach, beginning));
         let end = |((node, _), seen): (&(String, u64), &Instant)| {
+            let since = match alone {
+                Some(former) if former.node == *node => beginning.since,
+                _ => beginning.over(),
+            };
             let heard = reach.heard.get(node).map_or(since, |heard| since.max(*heard));
             let (of_heard, of_read) = match reach.silent.contains(node) {
                 true => (lease, lease * 3 / 4),
@@ -64,6 +94,17 @@ impl Suspicions {
             (node.clone(), (heard + of_heard + MARGIN).max(*seen + of_read))
         };
         self.seen.iter().map(end).collect()
+    }
+
+    /// The agent on a leader's own node is confirmed only when another node has been heard since (`super::reach::vouch`). A node
+    /// that has answered the new leader for a while tells the former one of the newer term, which ends its confirmations. One
+    /// that was suspected before is not heard by the former either.
+    fn is_unheard_by_others(&self, former: &Former, reach: &Reach, beginning: Beginning<'_>) -> bool {
+        let since = beginning.since;
+        let follows = |node: &str| reach.heard.get(node).is_some_and(|heard| *heard >= since + reach.lease / 2);
+        let was_suspected = |node: &str| self.seen.iter().any(|((name, _), seen)| name == node && *seen < since);
+        let mut others = beginning.others.iter().filter(|node| **node != former.node);
+        others.all(|node| follows(node) || was_suspected(node))
     }
 }
 
@@ -78,9 +119,14 @@ pub struct Longest {
 }
 
 impl Longest {
-    /// What stands in the ledger of this leader and of its former ones, and this controller's own. Also told to those who do
-    /// not lead.
-    pub fn note(&mut self, (total, told): (Option<Duration>, Option<Duration>), own: Duration, now: Instant) {
+    /// What stands in the ledger of this leader and of its former ones, and this controller's own. Also told to those who do not
+    /// lead. `over` is until when a former leader may give leases by its own time.
+    pub fn note(
+        &mut self,
+        (total, told): (Option<Duration>, Option<Duration>),
+        own: Duration,
+        (now, over): (Instant, Instant),
+    ) {
         if self.until.is_some_and(|until| now >= until) && told.is_none_or(|told| Some(told) > self.former) {
             *self = Self::default();
         }
@@ -90,7 +136,7 @@ impl Longest {
             }
             Some(_) if self.until.is_none() || told > self.former => {
                 self.former = self.former.max(told);
-                self.until = self.former.map(|former| now + former + MARGIN);
+                self.until = self.former.map(|former| now.max(over) + former + MARGIN);
             }
             _ => {}
         }
@@ -140,6 +186,11 @@ mod tests {
         Ledger { suspects, ..Ledger::default() }
     }
 
+    fn began(since: Instant) -> Beginning<'static> {
+        static NOBODY: BTreeSet<&str> = BTreeSet::new();
+        Beginning { since, former: None, others: &NOBODY }
+    }
+
     #[test]
     fn leases_run_out_of_those_who_are_suspected_only() {
         let start = Instant::now();
@@ -151,22 +202,57 @@ mod tests {
         let mut suspicions = Suspicions::default();
         suspicions.note(&ledger(&[]), at(11));
         let terms = Terms { lease: TOTAL, programs: TOTAL * 3 };
-        assert!(suspicions.ends(&reach, terms, at(0)).is_empty());
+        assert!(suspicions.ends(&reach, terms, began(at(0))).is_empty());
         reach.silent = BTreeSet::from(["a".to_owned(), "b".to_owned()]);
         suspicions.note(&ledger(&[("a", 1)]), at(11));
-        assert_eq!(suspicions.ends(&reach, terms, at(0)), BTreeMap::from([("a".to_owned(), at(14) + MARGIN)]));
+        assert_eq!(suspicions.ends(&reach, terms, began(at(0))), BTreeMap::from([("a".to_owned(), at(14) + MARGIN)]));
         let mut suspicions = Suspicions::default();
         suspicions.note(&ledger(&[("a", 1)]), at(12));
-        assert_eq!(suspicions.ends(&reach, terms, at(0)), BTreeMap::from([("a".to_owned(), at(15))]), "written late");
-        assert_eq!(suspicions.ends(&reach, terms, at(20))["a"], at(24) + MARGIN, "who leads since then only");
+        assert_eq!(
+            suspicions.ends(&reach, terms, began(at(0))),
+            BTreeMap::from([("a".to_owned(), at(15))]),
+            "written late"
+        );
+        assert_eq!(suspicions.ends(&reach, terms, began(at(20)))["a"], at(24) + MARGIN, "who leads since then only");
         // Withdrawn and written again is another.
         suspicions.note(&ledger(&[("a", 1), ("b", 2)]), at(13));
-        assert_eq!(suspicions.ends(&reach, terms, at(0))["b"], at(16));
+        assert_eq!(suspicions.ends(&reach, terms, began(at(0)))["b"], at(16));
         suspicions.note(&ledger(&[("a", 3), ("b", 2)]), at(15));
         assert_eq!(
-            suspicions.ends(&reach, terms, at(0)),
+            suspicions.ends(&reach, terms, began(at(0))),
             BTreeMap::from([("a".to_owned(), at(18)), ("b".to_owned(), at(16))])
         );
+    }
+
+    #[test]
+    fn what_a_leader_that_was_replaced_early_may_confirm_is_waited_for() {
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let terms = Terms { lease: TOTAL, programs: TOTAL };
+        let mut suspicions = Suspicions::default();
+        suspicions.note(&ledger(&[("old", 1)]), at(9));
+        suspicions.note(&ledger(&[("old", 1), ("its", 2), ("cut", 3)]), at(10));
+        let former = Former { node: "its".into(), until: at(12) };
+        let ends = |others: &[&'static str], heard: &[(&str, u64)]| {
+            let heard = heard.iter().map(|(node, time)| ((*node).to_owned(), at(*time))).collect();
+            let silent = BTreeSet::from(["its".to_owned(), "cut".to_owned()]);
+            let reach = Reach { lease: TOTAL, silent, heard, ..Reach::default() };
+            let others = others.iter().copied().collect();
+            let ends =
+                suspicions.ends(&reach, terms, Beginning { since: at(10), former: Some(&former), others: &others });
+            (ends["its"], ends["cut"])
+        };
+        let (soon, late) = (at(14) + MARGIN, at(16) + MARGIN);
+        assert_eq!(ends(&["its"], &[]), (soon, late), "there is no other that the former could hear");
+        assert_eq!(ends(&["its", "well"], &[("well", 12)]), (soon, late), "it has heard of the newer term");
+        assert_eq!(ends(&["its", "well"], &[("well", 11)]), (late, late), "it has not for long");
+        assert_eq!(
+            ends(&["its", "well", "cut"], &[("well", 12)]),
+            (late, late),
+            "the former may hear one that this one does not"
+        );
+        assert_eq!(ends(&["its", "well", "old"], &[("well", 12)]), (soon, late), "the former did not hear it either");
+        assert_eq!(ends(&["its"], &[("its", 13)]).0, at(17) + MARGIN, "it was heard");
     }
 
     /// Whose agent may have ended before its node fell silent has programs that go on.
@@ -179,15 +265,15 @@ mod tests {
         reach.heard.insert("a".into(), at(10));
         let mut suspicions = Suspicions::default();
         suspicions.note(&ledger(&[("a", 1)]), at(11));
-        assert_eq!(suspicions.ends(&reach, terms, at(0))["a"], at(22) + MARGIN);
+        assert_eq!(suspicions.ends(&reach, terms, began(at(0)))["a"], at(22) + MARGIN);
         let mut late = Suspicions::default();
         late.note(&ledger(&[("a", 1)]), at(20));
-        assert_eq!(late.ends(&reach, terms, at(0))["a"], at(27), "it may have read the ledger just before");
+        assert_eq!(late.ends(&reach, terms, began(at(0)))["a"], at(27), "it may have read the ledger just before");
         reach.silent.insert("a".into());
-        assert_eq!(suspicions.ends(&reach, terms, at(0))["a"], at(14) + MARGIN);
+        assert_eq!(suspicions.ends(&reach, terms, began(at(0)))["a"], at(14) + MARGIN);
         reach.silent.clear();
         let shorter = Terms { programs: Duration::ZERO, ..terms };
-        assert_eq!(suspicions.ends(&reach, shorter, at(0))["a"], at(18), "no grace");
+        assert_eq!(suspicions.ends(&reach, shorter, began(at(0)))["a"], at(18), "no grace");
     }
 
     #[test]
@@ -197,28 +283,33 @@ mod tests {
         let ledger = |total| (total, None);
         let (ten, own) = (Duration::from_secs(10), TOTAL);
         let mut longest = Longest::default();
-        longest.note(ledger(None), own, at(0));
+        longest.note(ledger(None), own, (at(0), at(0)));
         assert_eq!(longest.of(own, at(0)), own, "a former version says nothing");
-        longest.note(ledger(Some(ten)), own, at(0));
+        longest.note(ledger(Some(ten)), own, (at(0), at(0)));
         assert_eq!(longest.of(own, at(100)), ten, "it stands there still");
-        longest.note(ledger(Some(own)), own, at(100));
-        longest.note(ledger(Some(own)), own, at(105));
+        longest.note(ledger(Some(own)), own, (at(100), at(100)));
+        longest.note(ledger(Some(own)), own, (at(105), at(105)));
         assert_eq!((longest.of(own, at(110)), longest.of(own, at(110) + MARGIN)), (ten, own));
-        longest.note(ledger(Some(TOTAL / 2)), own, at(120));
+        longest.note(ledger(Some(TOTAL / 2)), own, (at(120), at(120)));
         assert_eq!(longest.of(own, at(120)), own, "a shorter one is no matter");
+        // The former goes by its own until it has heard of this one.
+        let mut early = Longest::default();
+        early.note(ledger(Some(ten)), own, (at(0), at(0)));
+        early.note(ledger(Some(own)), own, (at(1), at(3)));
+        assert_eq!((early.of(own, at(13)), early.of(own, at(13) + MARGIN)), (ten, own));
         // Who comes behind the change reads of it.
         let behind = |told| (Some(own), told);
         let mut fresh = Longest::default();
-        fresh.note(behind(Some(ten)), own, at(200));
+        fresh.note(behind(Some(ten)), own, (at(200), at(200)));
         assert_eq!((fresh.to_tell(own, at(200)), fresh.next(at(200))), (Some(ten), Some(at(210) + MARGIN)));
-        fresh.note(behind(Some(ten)), own, at(205));
+        fresh.note(behind(Some(ten)), own, (at(205), at(205)));
         let end = at(210) + MARGIN;
         assert_eq!((fresh.of(own, at(210)), fresh.of(own, end), fresh.to_tell(own, end)), (ten, own, None));
         // It stands there until somebody writes, and does not begin anew.
-        fresh.note(behind(Some(ten)), own, at(220));
+        fresh.note(behind(Some(ten)), own, (at(220), at(220)));
         assert_eq!((fresh.of(own, at(220)), fresh.next(at(220))), (own, None));
-        fresh.note(behind(None), own, at(230));
-        fresh.note(behind(Some(ten)), own, at(240));
+        fresh.note(behind(None), own, (at(230), at(230)));
+        fresh.note(behind(Some(ten)), own, (at(240), at(240)));
         assert_eq!(fresh.of(own, at(240)), ten, "another change");
     }
 

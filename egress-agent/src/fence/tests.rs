@@ -132,8 +132,10 @@ fn leases_last_as_long_as_the_leader_says() {
 /// Both sides of a change that the schedule's chance hardly ever meets: the node falls silent just before it.
 #[test]
 fn a_leader_with_a_shorter_timeout_waits_for_the_leases_of_its_former() {
+    use std::collections::BTreeSet;
+
     use crate::controller::reach::Reach;
-    use crate::controller::suspicion::{Longest, Suspicions, Terms};
+    use crate::controller::suspicion::{Beginning, Longest, Suspicions, Terms};
     use crate::model::ledger::Ledger;
     let start = Instant::now();
     let (at, own) = (|percent| at(start, percent), TOTAL / 4);
@@ -148,16 +150,17 @@ fn a_leader_with_a_shorter_timeout_waits_for_the_leases_of_its_former() {
     let (mut longest, mut suspicions) = (Longest::default(), Suspicions::default());
     let reach = Reach { silent: ["n".to_owned()].into(), ..Reach::by(own) };
     for (ledger, total, now) in [(ledger(&[]), TOTAL, at(5)), (ledger(&[("n", 1)]), own, at(15))] {
-        longest.note((Some(total), None), own, now);
+        longest.note((Some(total), None), own, (now, now));
         suspicions.note(&ledger, now);
     }
-    let end = |lease| suspicions.ends(&reach, Terms { lease, programs: lease }, at(5))["n"];
+    let beginning = Beginning { since: at(5), former: None, others: &BTreeSet::new() };
+    let end = |lease| suspicions.ends(&reach, Terms { lease, programs: lease }, beginning)["n"];
     assert_eq!(fence.by_lease(end(own)), LeaseState::Held, "its own timeout would be too short");
     assert_eq!(fence.by_lease(end(longest.of(own, at(15)))), LeaseState::Lost);
     assert_eq!(longest.of(own, end(longest.of(own, at(15)))), TOTAL, "not before that");
     // It dies behind its write. The next one has never seen the longer timeout.
     let mut fresh = Longest::default();
-    fresh.note((Some(own), longest.to_tell(own, at(15))), own, at(20));
+    fresh.note((Some(own), longest.to_tell(own, at(15))), own, (at(20), at(20)));
     assert_eq!(fence.by_lease(end(fresh.of(own, at(20)))), LeaseState::Lost);
 }
 

@@ -2,8 +2,8 @@
 //!
 //! A leader probes, and goes on when it cannot renew its Lease any more, until another leads: the agents' right to hold
 //! addresses hangs on it, and an API server that is away is no reason to end it. Where an agent has heard of a newer leader
-//! it says so, and that ends it too. While the Lease is this controller's there is no newer one: terms begin anew where the Lease
-//! was deleted.
+//! it says so, and that ends it too, unless nobody can have taken the Lease over yet: terms begin anew where the Lease was
+//! deleted.
 
 mod asked;
 mod news;
@@ -90,7 +90,7 @@ pub async fn run(
             }
             finding = next(&mut round) => {
                 let Some(current) = &mut round else { continue };
-                if current.is_of_newer_leader(&finding) && !duty.leads() {
+                if current.is_of_newer_leader(&finding) && !duty.leads_alone() {
                     info!("another leads by now: probing ends here");
                     round = None;
                     end(&reach);
@@ -102,7 +102,7 @@ pub async fn run(
                 round.iter_mut().for_each(|round| round.judge.note_echo(&node, at));
             }
             // What another's term has ended is this controller's duty all the same where the Lease says so.
-            _ = again.tick(), if round.is_none() && duty.leads() => {
+            _ = again.tick(), if round.is_none() && duty.leads_alone() => {
                 round = duty.term().map(|term| begin(&manner, own_node, (term, &duty), &reach, (&known, &ledger)));
             }
             _ = look.tick(), if round.is_some() => {

@@ -54,7 +54,7 @@ const TRY: Duration = Duration::from_secs(30);
 /// How long agents are told that the API server has gone back.
 const TOLD_OF_RETURN: Duration = Duration::from_secs(600);
 /// RFC 863. Nobody listens there, which is an answer.
-const DISCARD: u16 = 9;
+pub(super) const DISCARD: u16 = 9;
 
 /// How to reach an agent's health service.
 #[derive(Clone, Debug)]
@@ -378,7 +378,7 @@ fn knock(address: SocketAddr, patience: Duration) -> Coming {
 }
 
 /// Does the node's kernel accept or refuse a connection?
-async fn is_there(address: SocketAddr, patience: Duration) -> bool {
+pub(super) async fn is_there(address: SocketAddr, patience: Duration) -> bool {
     match timeout(patience, TcpStream::connect(address)).await {
         Ok(Ok(_)) => true,
         // All other errors are those of this node, or of a router that cannot find the other.

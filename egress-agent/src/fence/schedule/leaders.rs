@@ -10,13 +10,25 @@ impl World {
         let is_there = !self.is_away();
         for ((index, leader), name) in self.leaders.iter_mut().enumerate().zip(LEADERS) {
             if is_there && !self.cut.contains(&(API, name)) && self.random.below(6) == 0 {
+                let signed_by = |seen: usize| self.api.ledgers[seen].leader.as_str();
+                let is_overwritten = signed_by(leader.ledger_seen) == name && signed_by(api) != name;
+                leader.is_replaced |= is_overwritten && now >= leader.alone_until;
                 leader.ledger_seen = api;
                 leader.suspicions.note(&self.api.ledgers[api], now);
                 leader.note_terms(&self.api.ledgers[api], index, now);
             }
         }
-        (0..self.leaders.len()).for_each(|index| self.probe(index));
-        let Some(index) = self.leads else { return };
+        for index in 0..self.leaders.len() {
+            self.probe(index);
+            if now < self.leaders[index].leads_until {
+                self.work(index);
+            }
+        }
+    }
+
+    /// Of one that leads, or believes so still.
+    fn work(&mut self, index: usize) {
+        let now = self.now;
         if self.leaders[index].waits_until.is_some_and(|until| now < until) {
             return;
         }
@@ -33,6 +45,10 @@ impl World {
         if leader.queue.is_empty() {
             return;
         }
+        if leader.is_replaced && matches!(leader.queue[0], Work::Ledger(_)) {
+            // And of what would have followed.
+            return leader.queue.clear();
+        }
         leader.waits_until = Some(now + Duration::from_secs(1));
         let message = match leader.queue.remove(0) {
             Work::Ledger(ledger) => Message::WriteLedger { leader: index, base: leader.ledger_seen, ledger },
@@ -43,15 +59,17 @@ impl World {
 
     /// Also of one that leads no more.
     fn probe(&mut self, index: usize) {
-        let (now, is_leader) = (self.now, self.leads == Some(index));
+        let now = self.now;
         if self.leaders[index].probes_at.is_some_and(|time| now < time) {
             return;
         }
         self.leaders[index].probes_at = Some(now + PROBE);
         self.leaders[index].number += 1;
+        self.leaders[index].hear_own(index);
         for (node, name) in NODES.iter().enumerate() {
             let leader = &self.leaders[index];
-            let confirmed = leader.confirmed.get(&node).copied().filter(|_| is_leader).unwrap_or_default();
+            let vouches = now < leader.vouches_until;
+            let confirmed = leader.confirmed.get(&node).copied().filter(|_| vouches).unwrap_or_default();
             let (number, term) = (leader.number, leader.term);
             let orders = self.api.ledgers[leader.ledger_seen].leaving(name);
             let probe = Message::Probe { leader: index, node, number, confirmed, term, orders };
@@ -61,10 +79,11 @@ impl World {
 
     /// One pass, as the leader makes it.
     fn plan(&mut self, index: usize) {
-        let (now, since, own) = (self.now, self.since, TOTALS[index]);
+        let (now, own) = (self.now, TOTALS[index]);
         // Objects are seen as they are: a stale one is refused.
         let objects = self.objects();
         let leader = &mut self.leaders[index];
+        let since = leader.since;
         let ledger = Arc::clone(&self.api.ledgers[leader.ledger_seen]);
         let heard = |name: &str| leader.heard.get(name).map_or(since, |heard| since.max(*heard));
         let alive = |name: &str| leader.alive.get(name).map_or(heard(name), |alive| heard(name).max(*alive));
@@ -102,7 +121,9 @@ impl World {
             lease: leader.longest_lease.of(own, now),
             programs: leader.longest_programs.of(times.programs, now),
         };
-        let ends = leader.suspicions.ends(&reach, times, since);
+        let others = NODES.into_iter().filter(|name| *name != NODES[index]).collect();
+        let beginning = Beginning { since, former: leader.former.as_ref(), others: &others };
+        let ends = leader.suspicions.ends(&reach, times, beginning);
         let (departed, records) = (BTreeMap::new(), draft.records.clone());
         let (given, prepared) = (BTreeMap::new(), BTreeMap::new());
         let evidence =

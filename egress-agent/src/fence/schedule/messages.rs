@@ -39,6 +39,8 @@ pub(super) enum Message {
         node: usize,
         number: u64,
         term: u64,
+        /// The greatest that the node has heard of.
+        greatest: u64,
         released: Words,
     },
     /// The node's kernel refuses a probe: its agent is dead.

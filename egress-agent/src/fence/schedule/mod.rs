@@ -6,6 +6,10 @@
 //! and one node is cut off from the leaders meanwhile: what it loses by that it holds again only when the API server is
 //! back.
 //!
+//! Each leader runs on a node of its own, whose agent it hears whatever is cut. Many a leader is replaced early, before its
+//! Lease has run out, and decides and confirms as before until that, or until an agent tells it of its successor: also one
+//! that was not silent at all.
+//!
 //! Agents die, and others come in their place: their programs emit what the kernel holds until the deadline passes. What is
 //! judged is what a node emits. One case is left out, and documented: an agent that dies within a total timeout of its whole
 //! node being cut off, which looks just like an agent that lives and fences the node.
@@ -24,10 +28,10 @@ use nodes::{given, objects_of};
 use super::*;
 use crate::controller::assignment::tests::{node, object};
 use crate::controller::assignment::{Facts, Nodes, Objects, assign};
-use crate::controller::election::Timing;
+use crate::controller::election::{Former, Timing};
 use crate::controller::handover::{Evidence, Step, Watch};
 use crate::controller::reach::Reach;
-use crate::controller::suspicion::{Longest, Suspicions, Terms, suspects};
+use crate::controller::suspicion::{Beginning, Longest, Suspicions, Terms, suspects};
 use crate::model::ledger::{Ledger, Words};
 use crate::model::state::EgressId;
 use crate::model::tenure::Tenure;
@@ -44,6 +48,7 @@ const PROBE: Duration = Duration::from_millis(250);
 /// What the API server has said before it goes away has come in by then.
 const LATEST: Duration = Duration::from_secs(1);
 const NODES: [&str; 3] = ["n1", "n2", "n3"];
+/// On the first nodes.
 const LEADERS: [&str; 2] = ["l1", "l2"];
 const API: &str = "api";
 type Owned = BTreeMap<EgressId, IpAddr>;
@@ -63,6 +68,8 @@ struct Node {
     dead: (Instant, Instant),
     /// Another process is about to begin.
     is_new: bool,
+    /// Ledger and objects: one that has just begun knows none of what its former was told.
+    has_listed: bool,
     /// The latest time that it was fenced and obeyed.
     obeyed: u64,
     /// The greatest term that it has heard of.
@@ -87,13 +94,16 @@ enum Work {
     Object(Arc<EgressObject>, EgressObject),
 }
 
-#[derive(Default)]
 struct Leader {
     watch: Watch,
     suspicions: Suspicions,
     longest_lease: Longest,
     longest_programs: Longest,
     heard: BTreeMap<String, Instant>,
+    /// Answers of the own node's agent that are not confirmed yet: the number of the probe, and when it came.
+    own: Vec<(u64, Instant)>,
+    /// When any other node gave a sign last.
+    others: Instant,
     /// When the kernels of nodes answered last.
     alive: BTreeMap<String, Instant>,
     confirmed: BTreeMap<usize, u64>,
@@ -101,6 +111,16 @@ struct Leader {
     released: BTreeMap<usize, Words>,
     /// One that leads no more probes all the same, and vouches for nobody.
     term: u64,
+    since: Instant,
+    /// As far as it knows.
+    leads_until: Instant,
+    vouches_until: Instant,
+    /// Nobody can have replaced it until then, whatever it hears.
+    alone_until: Instant,
+    /// It has seen its successor's signature.
+    is_replaced: bool,
+    /// Whom it has replaced early.
+    former: Option<Former>,
     number: u64,
     ledger_seen: usize,
     queue: Vec<Work>,
@@ -110,10 +130,82 @@ struct Leader {
 }
 
 impl Leader {
+    /// It has just started, and does not lead.
+    fn new(term: u64, now: Instant) -> Self {
+        Self {
+            watch: Watch::default(),
+            suspicions: Suspicions::default(),
+            longest_lease: Longest::default(),
+            longest_programs: Longest::default(),
+            heard: BTreeMap::new(),
+            own: Vec::new(),
+            others: now,
+            alive: BTreeMap::new(),
+            confirmed: BTreeMap::new(),
+            released: BTreeMap::new(),
+            term,
+            since: now,
+            leads_until: now,
+            vouches_until: now,
+            alone_until: now,
+            is_replaced: false,
+            former: None,
+            number: 0,
+            ledger_seen: 0,
+            queue: Vec::new(),
+            waits_until: None,
+            probes_at: None,
+            pass: 0,
+        }
+    }
+
+    /// It leads by the Lease from now on.
+    fn leading(self, former: Option<Former>) -> Self {
+        let until = self.since + Duration::from_secs(3600);
+        Self { leads_until: until, vouches_until: until, alone_until: until, former, ..self }
+    }
+
     fn note_terms(&mut self, ledger: &Ledger, index: usize, now: Instant) {
-        let own = terms(index);
-        self.longest_lease.note((ledger.total, ledger.former_total), own.lease, now);
-        self.longest_programs.note((ledger.programs, ledger.former_programs), own.programs, now);
+        let (own, over) = (terms(index), self.former.as_ref().map_or(now, |former| former.until));
+        self.longest_lease.note((ledger.total, ledger.former_total), own.lease, (now, over));
+        self.longest_programs.note((ledger.programs, ledger.former_programs), own.programs, (now, over));
+    }
+
+    /// An answer of another node's agent, which a later probe confirms.
+    fn hear(&mut self, node: usize, number: u64, at: Instant) {
+        if at < self.vouches_until {
+            self.heard.insert(NODES[node].to_owned(), at);
+            let confirmed = self.confirmed.entry(node).or_default();
+            *confirmed = number.max(*confirmed);
+        }
+    }
+
+    /// Answers of the own node's agent are worth no more than the signs of the others.
+    fn hear_own(&mut self, index: usize) {
+        let others = self.others;
+        let counting: Vec<_> = self.own.extract_if(.., |(_, at)| *at <= others).collect();
+        counting.into_iter().for_each(|(number, at)| self.hear(index, number, at));
+    }
+}
+
+/// Which node something is on; the API server is on none of them.
+fn place(name: &str) -> Option<usize> {
+    NODES.iter().position(|node| *node == name).or_else(|| LEADERS.iter().position(|leader| *leader == name))
+}
+
+/// All that may be cut, in one direction each.
+fn roads() -> Vec<(&'static str, &'static str)> {
+    let to_leaders = NODES.into_iter().flat_map(|node| LEADERS.map(|leader| (node, leader)));
+    let to_api = NODES.into_iter().chain(LEADERS).map(|end| (end, API));
+    let one_way = to_leaders.filter(|(node, leader)| place(node) != place(leader)).chain(to_api);
+    one_way.flat_map(|(from, to)| [(from, to), (to, from)]).collect()
+}
+
+/// Whether it is a road of this end, or of anything on its node. A leader's own are those to the API server.
+fn is_of((from, to): (&'static str, &'static str), one: &str, whole: bool) -> bool {
+    match whole {
+        true => place(from) == place(one) || place(to) == place(one),
+        false => [from, to].contains(&one) && (NODES.contains(&one) || [from, to].contains(&API)),
     }
 }
 
@@ -129,9 +221,9 @@ struct World {
     nodes: Vec<Node>,
     labels: Nodes,
     leaders: Vec<Leader>,
+    /// By the Lease.
     leads: Option<usize>,
     term: u64,
-    since: Instant,
     changes_at: Instant,
     cut: BTreeSet<(&'static str, &'static str)>,
     mail: BTreeMap<(Instant, u64), Message>,
@@ -146,15 +238,18 @@ struct World {
     lost: u64,
     /// How many addresses have left a node whose agent was dead.
     left: u64,
+    /// How many leaders were replaced early.
+    early: u64,
 }
 
 #[test]
 fn no_two_nodes_hold_one_address_whatever_is_cut_and_lost() {
-    let (mut moves, mut lost, mut left) = (0, 0, 0);
+    let (mut moves, mut lost, mut left, mut early) = (0, 0, 0, 0);
     for seed in 0..32 {
-        let (moved, taken, behind) = World::new(seed).play(seed);
-        (moves, lost, left) = (moves + moved, lost + taken, left + behind);
+        let world = World::new(seed).play(seed);
+        (moves, lost, left, early) = (moves + world.moves, lost + world.lost, left + world.left, early + world.early);
     }
+    assert!(early > 50, "few leaders were replaced early: {early}");
     assert!(moves > 100, "little happened: {moves} changes of nodes");
     assert!(left > 20, "few addresses have left a node whose agent was dead: {left}");
     assert!(lost > 50, "little was lost while the API server was away: {lost} addresses");
@@ -173,6 +268,7 @@ impl World {
             deadline: start,
             dead: (start, start),
             is_new: false,
+            has_listed: true,
             obeyed: 0,
             term: 0,
             tenure: Tenure::new((*name).to_owned()),
@@ -200,10 +296,9 @@ impl World {
             },
             nodes: NODES.iter().map(named).collect(),
             labels: (1..=3).map(|i| node(&format!("n{i}"), &format!("172.18.0.{i}/16"))).collect(),
-            leaders: (1..).zip(LEADERS).map(|(place, _)| Leader { term: 2 - place, ..Leader::default() }).collect(),
+            leaders: vec![Leader::new(1, start).leading(None), Leader::new(0, start)],
             leads: Some(0),
             term: 1,
-            since: start,
             changes_at: start + Duration::from_secs(20),
             cut: BTreeSet::new(),
             mail: BTreeMap::new(),
@@ -214,10 +309,11 @@ impl World {
             moves: 0,
             lost: 0,
             left: 0,
+            early: 0,
         }
     }
 
-    fn play(mut self, seed: u64) -> (u64, u64, u64) {
+    fn play(mut self, seed: u64) -> Self {
         while self.now < self.start + Duration::from_secs(90) {
             self.quiet = self.now > self.start + Duration::from_secs(60);
             self.now += TICK;
@@ -235,7 +331,7 @@ impl World {
         assert_eq!(held, 3, "seed {seed}: all is served when all is quiet");
         let ledger = self.ledger();
         assert!(ledger.records.open.is_empty() && ledger.suspects.is_empty(), "seed {seed}: {ledger:?}");
-        (self.moves, self.lost, self.left)
+        self
     }
 
     fn check(&mut self, seed: u64, before: &[Owned]) {
@@ -287,12 +383,12 @@ impl World {
         } else if self.random.below(60) == 0 {
             let ends = [NODES[0], NODES[1], NODES[2], LEADERS[0], LEADERS[1]];
             let one = ends[self.random.below(5)];
-            if self.has_just_died(one) {
+            // Often a whole node is cut off, with its leader, sometimes one road, in one direction.
+            let whole = self.random.below(2) == 0;
+            let roads: Vec<_> = roads().into_iter().filter(|road| is_of(*road, one, whole)).collect();
+            if roads.iter().any(|(from, to)| self.has_just_died(from) || self.has_just_died(to)) {
                 return;
             }
-            let to = [API, LEADERS[0], LEADERS[1]];
-            // Often a whole node is cut off, sometimes one road, in one direction.
-            let whole = self.random.below(2) == 0;
             // Or the API server, from all, and one node for some of that time.
             if self.random.below(15) == 0 {
                 self.cut.clear();
@@ -303,8 +399,7 @@ impl World {
                     self.mute = (node, self.now + self.random.milliseconds(4_000));
                 }
             }
-            let roads: Vec<_> = to.into_iter().flat_map(|other| [(one, other), (other, one)]).collect();
-            let roads = if whole { roads } else { vec![roads[self.random.below(6)]] };
+            let roads = if whole { roads } else { vec![roads[self.random.below(roads.len())]] };
             let mend = self.random.below(2) == 0;
             for road in roads {
                 self.cut.insert(road);
@@ -318,36 +413,57 @@ impl World {
             self.label(name, on);
         }
         if self.now >= self.changes_at {
-            match self.leads.take() {
-                Some(_) => self.changes_at = self.now + Timing::default().nobody_leads(),
-                None => {
-                    let next = self.random.below(2);
-                    self.term += 1;
-                    (self.leads, self.since) = (Some(next), self.now);
-                    let old = std::mem::take(&mut self.leaders[next]);
-                    // It may have led before, or have been the standby; or it has just started.
-                    self.leaders[next] = if self.random.below(3) == 0 {
-                        let ledger = &self.api.ledgers[old.ledger_seen];
-                        let mut new = Leader { ledger_seen: old.ledger_seen, term: self.term, ..Leader::default() };
-                        new.suspicions.note(ledger, self.now);
-                        new.note_terms(ledger, next, self.now);
-                        new
-                    } else {
-                        Leader {
-                            heard: old.heard,
-                            suspicions: old.suspicions,
-                            longest_lease: old.longest_lease,
-                            longest_programs: old.longest_programs,
-                            alive: old.alive,
-                            ledger_seen: old.ledger_seen,
-                            term: self.term,
-                            ..Leader::default()
-                        }
-                    };
-                    self.changes_at = self.now + Duration::from_millis(500) + self.random.milliseconds(20_000);
-                }
-            }
+            self.change_leader();
         }
+    }
+
+    /// The leader has not renewed its Lease. It stops before another may begin, or is replaced early and does not know it.
+    fn change_leader(&mut self) {
+        let (now, timing) = (self.now, Timing::default());
+        let Some(old) = self.leads.take() else {
+            let next = self.random.below(2);
+            return self.begin_to_lead(next, None);
+        };
+        let next = 1 - old;
+        let reaches = !self.is_away() && !self.cut.iter().any(|(from, to)| [*from, *to] == [API, LEADERS[next]]);
+        if reaches && self.random.below(2) == 0 {
+            let until = now + timing.duration - timing.stale;
+            let leads = now + self.random.milliseconds(900).min(timing.renew_deadline - timing.stale);
+            let leader = &mut self.leaders[old];
+            (leader.leads_until, leader.vouches_until, leader.alone_until) = (leads, until, now);
+            self.early += 1;
+            return self.begin_to_lead(next, Some(Former { node: NODES[old].to_owned(), until }));
+        }
+        let leader = &mut self.leaders[old];
+        let until = now + timing.nobody_leads();
+        (leader.leads_until, leader.vouches_until, leader.alone_until) = (now, until, now);
+        self.changes_at = until;
+    }
+
+    fn begin_to_lead(&mut self, next: usize, former: Option<Former>) {
+        self.term += 1;
+        self.leads = Some(next);
+        let new = Leader::new(self.term, self.now).leading(former);
+        let old = std::mem::replace(&mut self.leaders[next], Leader::new(0, self.now));
+        // It may have led before, or have been the standby; or it has just started.
+        self.leaders[next] = if self.random.below(3) == 0 {
+            let ledger = &self.api.ledgers[old.ledger_seen];
+            let mut new = Leader { ledger_seen: old.ledger_seen, ..new };
+            new.suspicions.note(ledger, self.now);
+            new.note_terms(ledger, next, self.now);
+            new
+        } else {
+            Leader {
+                heard: old.heard,
+                suspicions: old.suspicions,
+                longest_lease: old.longest_lease,
+                longest_programs: old.longest_programs,
+                alive: old.alive,
+                ledger_seen: old.ledger_seen,
+                ..new
+            }
+        };
+        self.changes_at = self.now + Duration::from_millis(500) + self.random.milliseconds(20_000);
     }
 
     /// The agent of a node whose roads are whole.
@@ -373,7 +489,7 @@ impl World {
 
     fn send(&mut self, from: &'static str, to: &'static str, message: Message) {
         let is_away = self.is_away() && [from, to].contains(&API);
-        let is_mute = self.now < self.mute.1 && [from, to].contains(&self.mute.0);
+        let is_mute = self.now < self.mute.1 && [from, to].contains(&self.mute.0) && place(from) != place(to);
         if is_away || is_mute || self.cut.contains(&(from, to)) {
             return;
         }
@@ -405,20 +521,32 @@ impl World {
                         node_of.fence.note_heard(as_of);
                     }
                 }
-                let released = node_of.said.clone();
-                self.send(name, LEADERS[leader], Message::Answer { leader, node, number, term, released });
+                let (released, greatest) = (node_of.said.clone(), node_of.term);
+                self.send(name, LEADERS[leader], Message::Answer { leader, node, number, term, greatest, released });
             }
-            Message::Answer { leader, node, number, term, released } => {
-                if term == self.term {
-                    let leader = &mut self.leaders[leader];
-                    leader.heard.insert(NODES[node].to_owned(), self.now);
-                    let confirmed = leader.confirmed.entry(node).or_default();
-                    *confirmed = number.max(*confirmed);
-                    leader.released.insert(node, released);
+            Message::Answer { leader: index, node, number, term, greatest, released } => {
+                let (now, leader) = (self.now, &mut self.leaders[index]);
+                if term != leader.term {
+                    return;
                 }
+                if greatest > term && now >= leader.alone_until {
+                    leader.vouches_until = leader.vouches_until.min(now);
+                }
+                if node == index {
+                    leader.alive.insert(NODES[node].to_owned(), now);
+                    leader.own.push((number, now));
+                } else {
+                    leader.others = now;
+                    leader.hear(node, number, now);
+                }
+                leader.released.insert(node, released);
             }
-            Message::Alive { leader, node } => {
-                self.leaders[leader].alive.insert(NODES[node].to_owned(), self.now);
+            Message::Alive { leader: index, node } => {
+                let leader = &mut self.leaders[index];
+                leader.alive.insert(NODES[node].to_owned(), self.now);
+                if node != index {
+                    leader.others = self.now;
+                }
             }
             Message::ReadLedger { node, began } => {
                 let (ledger, name) = (self.ledger(), NODES[node]);

@@ -19,6 +19,9 @@ impl World {
         if std::mem::take(&mut node.is_new) {
             node.restart(now);
         }
+        if reaches && !std::mem::replace(&mut node.has_listed, true) {
+            (node.ledger_seen, node.objects_seen) = (ledgers, objects);
+        }
         if node.asking.is_none() {
             node.ledger_seen = lag(node.ledger_seen, ledgers, &mut self.random);
             node.objects_seen = lag(node.objects_seen, objects, &mut self.random);
@@ -55,7 +58,7 @@ impl World {
             if let Standing::Fenced(fall) = standing {
                 node.obeyed = fall;
             }
-        } else if node.asking.is_none_or(|(_, until)| now > until) {
+        } else if node.has_listed && node.asking.is_none_or(|(_, until)| now > until) {
             node.tenure.follow(ledger);
             let doubtful = node.apply(&view);
             if !doubtful.is_empty() {
@@ -90,7 +93,7 @@ impl Node {
         self.tenure = Tenure::new(self.tenure.node_name().to_owned());
         (self.orders, self.said, self.obeyed) = (Words::new(), Words::new(), 0);
         self.probes.clear();
-        (self.term, self.asking, self.acts_at) = (0, None, now);
+        (self.term, self.asking, self.acts_at, self.has_listed) = (0, None, now, false);
     }
 
     /// Holds what it may of what the status gives it. What waits for being read anew.

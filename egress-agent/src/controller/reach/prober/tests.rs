@@ -150,15 +150,19 @@ async fn a_former_leader_ends_when_an_agent_tells_it_of_a_newer_one_and_a_leader
     let (nodes, mut reach, _stop) = prober(port, duty);
     nodes.put(Change::Nodes(Update::Replaced([node(4), node(5)].into())));
     lead(&older, 5);
+    let far = Instant::now() + Duration::from_secs(60);
+    older.set_renewed(Some(far));
     until("both are heard", &mut reach, |reach| reach.heard.len() == 2).await;
     let (new_nodes, mut new_reach, _new_stop) = prober(port, new_duty);
     new_nodes.put(Change::Nodes(Update::Replaced([node(4)].into())));
     lead(&newer, 6);
+    newer.set_renewed(Some(far));
     until("the newer hears one", &mut new_reach, |reach| reach.heard.len() == 1).await;
     tokio::time::sleep(RULES.interval * 4).await;
     let latest = reach.borrow().heard["node4"];
-    assert!(latest.elapsed() < RULES.interval * 3, "while it leads by the Lease, a word is no reason to end");
-    older.set_leads_until(None);
+    assert!(latest.elapsed() < RULES.interval * 3, "while nobody can have replaced it, a word is no reason to end");
+    // By the Lease as it knows it, it leads on.
+    older.set_renewed(None);
     until("the older has ended", &mut reach, |reach| {
         reach.heard.values().all(|heard| heard.elapsed() > RULES.interval * 3)
     })
