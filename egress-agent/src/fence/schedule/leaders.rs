@@ -114,6 +114,12 @@ impl World {
                 draft.suspects.insert(node, draft.records.last);
             }
         }
+        if leader.former.as_ref().is_some_and(|former| now < former.until) {
+            if draft != *ledger {
+                leader.queue.push(Work::Ledger(draft));
+            }
+            return;
+        }
         let said = |(address, number): (&IpAddr, &u64)| (*address, *number);
         let words = self.api.words.values().chain(leader.released.values());
         let released: BTreeSet<_> = words.flatten().map(said).collect();
