@@ -327,10 +327,16 @@ fn in_use(state: &State, address: IpAddr, mac: Mac) -> DataplaneError {
 /// Probes beside all else for an address that this node is about to take, so that its claim, which comes within seconds where
 /// the other node is dead, need not wait. The node that it comes from may answer still: its lease ends before the claim.
 fn probe_early(shared: &Arc<Shared>, address: IpAddr) {
-    let Some(uplink) = shared.state().facts().uplink else { return };
+    let (uplink, under_way) = {
+        let mut state = shared.state();
+        let Some(uplink) = state.facts().uplink else { return };
+        (uplink, state.begin_probe(address))
+    };
     let shared = Arc::clone(shared);
     // Short-lived: one probe.
     tokio::spawn(async move {
+        // Dropped last, when what was found is noted.
+        let _under_way = under_way;
         // A failure is met again by the claim.
         let Ok(claimed) = claim::probe(uplink, &[address]).await else { return };
         let mut state = shared.state();
@@ -344,15 +350,23 @@ impl Dataplane {
     /// Probes for all addresses that the plan is going to claim, at the same time, so that each `Own` of it that follows
     /// within a few seconds need not wait. A conflict, or a failure to probe, is met again and reported by its `Own`.
     pub async fn probe_ahead(&self, plan: &[Action]) {
+        let owns = plan.iter().filter_map(|action| match action {
+            Action::Own(_, address) => Some(*address),
+            _ => None,
+        });
+        let owns: Vec<IpAddr> = owns.collect();
+        let early: Vec<_> = {
+            let state = self.shared.state();
+            owns.iter().filter_map(|address| state.probe_end(*address)).collect()
+        };
+        for mut ended in early {
+            while ended.changed().await.is_ok() {}
+        }
         let (uplink, wanted) = {
             let state = self.shared.state();
             let held =
                 |address: &IpAddr| state.tables.owned_addr.get(&(*address).into()).is_ok_and(|entry| entry.is_some());
-            let owns = plan.iter().filter_map(|action| match action {
-                Action::Own(_, address) => Some(*address),
-                _ => None,
-            });
-            let unknown = owns.filter(|address| !held(address) && !state.is_probed(*address));
+            let unknown = owns.into_iter().filter(|address| !held(address) && !state.is_probed(*address));
             (state.facts().uplink, unknown.collect::<Vec<_>>())
         };
         let Some(uplink) = uplink else { return };

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use egress_common::abi::{Addr, Config, Cover, Family, OnUnknownPod, PortRange};
 use ipnet::IpNet;
+use tokio::sync::watch;
 use tracing::{info, warn};
 
 use super::arrival;
@@ -53,6 +54,8 @@ pub(super) struct State {
     foreknows: bool,
     /// Addresses that nobody answered for, and when.
     probed: BTreeMap<IpAddr, Instant>,
+    /// Early probes. The channel of one is closed when it has ended.
+    probes: BTreeMap<IpAddr, watch::Receiver<()>>,
 }
 
 /// How long packets of pods that are not known pass after the last time that they were said to be followed: an agent that is
@@ -95,6 +98,7 @@ impl State {
             missing: BTreeSet::new(),
             foreknows: false,
             probed: BTreeMap::new(),
+            probes: BTreeMap::new(),
         })
     }
 
@@ -283,6 +287,19 @@ impl State {
     pub(super) fn overlay_to_bring_up(&self) -> Option<u32> {
         let index = self.facts.overlay?.index;
         (!self.facts.overlay_up && self.programs.ifindex(Hook::OverlayIngress) == Some(index)).then_some(index)
+    }
+
+    /// An early probe for the address begins; it has ended when this is dropped.
+    pub(super) fn begin_probe(&mut self, address: IpAddr) -> watch::Sender<()> {
+        let (sender, ended) = watch::channel(());
+        self.probes.retain(|_, ended| ended.has_changed().is_ok());
+        self.probes.insert(address, ended);
+        sender
+    }
+
+    /// The end of the early probe for the address, where there was one of late.
+    pub(super) fn probe_end(&self, address: IpAddr) -> Option<watch::Receiver<()>> {
+        self.probes.get(&address).cloned()
     }
 
     /// Nobody answered for the address just now, or nobody need be asked.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use egress_agent::dataplane::{Dataplane, Settings};
 use egress_agent::model::executor::{DataplaneError, Executor, Expected};
 use egress_agent::model::reserved::Reserved;
-use egress_agent::model::state::{Action, EgressId, OnUnknownPod};
+use egress_agent::model::state::{Action, Course, EgressId, Moving, OnUnknownPod, TunnelEndpoint};
 use egress_common::abi::Lease;
 use nix::sys::socket::{AddressFamily, LinkAddr, SockFlag, SockProtocol, SockType, recvfrom, socket};
 
@@ -101,6 +101,26 @@ fn a_plan_is_probed_for_at_once() {
         assert!(start.elapsed() < patience(Duration::from_secs(2)), "{:?}", start.elapsed());
         let refused = dataplane.apply(&plan[19]).await;
         assert!(matches!(refused, Err(DataplaneError::AddressInUse { .. })), "{refused:?}");
+    });
+}
+
+/// The claim comes while the early probe is under way, as it does where the old node is lost: it waits for that probe's end and
+/// for no other.
+#[test]
+fn a_claim_waits_for_the_probe_that_is_under_way() {
+    on_node(|node| async move {
+        let mut dataplane = node.start().await;
+        let (id, address) = (EgressId(1), address(ADDRESSES[0]));
+        let moving = Moving { course: Course::Arriving, address, peer: TunnelEndpoint(IpAddr::from([172, 18, 0, 3])) };
+        let own = Action::Own(id, address);
+        let start = std::time::Instant::now();
+        dataplane.apply(&Action::PutMoving(id, moving)).await.expect("ready");
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        dataplane.probe_ahead(std::slice::from_ref(&own)).await;
+        dataplane.apply(&own).await.expect("own");
+        // A probe takes 300 ms.
+        let took = start.elapsed();
+        assert!(took >= Duration::from_millis(300) && took < patience(Duration::from_millis(480)), "{took:?}");
     });
 }
 
