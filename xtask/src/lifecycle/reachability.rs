@@ -38,6 +38,34 @@ struct Stage {
     source: &'static str,
 }
 
+/// One and a half times what docs/operations.md publishes. An election that waits for the Lease takes as long.
+const SOON: Duration = Duration::from_millis(3_300);
+
+/// The leading controller's node, which is a gateway too: power and network gone.
+pub(super) fn leader_loses_its_node(context: &LabContext) -> Result<()> {
+    let pods = NAMES.iter().zip(1..).map(|(name, number)| pod(name, "red", number, &[])).collect();
+    let ground = Ground::start(context, pods)?;
+    let gateway = leader(&ground)?;
+    let (heir, source) = (gateway % 3 + 1, NAMES[(gateway + 1) % 3]);
+    ground.assignable(gateway, true)?;
+    ground.assign(&egress_ip("held", &[ADDRESS], &labels("house", "red"), &all()))?;
+    ground.assignable(heir, true)?;
+    ground.is_seen_as(source, Some(ADDRESS), None)?;
+    // A node whose lease has had no end says so first that it has one now.
+    std::thread::sleep(PROOF);
+    let emitters = Emitters::watch(&ground, ADDRESS, &[source])?;
+    emitters.begins(gateway, EFFECT)?;
+    println!("node{gateway} leads, has the address and loses power");
+    let cut = Instant::now();
+    ground.lab.set_power(ground.lab.node(node(gateway)?), false)?;
+    moves_within(SOON, &ground, source, (gateway, cut))?;
+    ensure!(leader(&ground)? != gateway, "node{gateway} leads still");
+    println!("it is back, and nothing moves");
+    ground.lab.set_power(ground.lab.node(node(gateway)?), true)?;
+    stays(&ground, heir, source)?;
+    emitters.were(&[gateway, heir])
+}
+
 fn start(context: &LabContext) -> Result<Stage> {
     let pods = NAMES.iter().zip(1..).map(|(name, number)| pod(name, "red", number, &[])).collect();
     let ground = Ground::start(context, pods)?;

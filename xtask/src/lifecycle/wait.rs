@@ -13,8 +13,8 @@ pub(crate) const TOLD: Duration = Duration::from_secs(3 * 5);
 
 /// How long packets may be lost when a gateway dies that does not lead: three times what docs/operations.md publishes.
 pub(crate) const FAIL_OVER: Duration = Duration::from_millis(3 * 1_500);
-/// The same of the leader's own node, which the standby has to follow first.
-pub(crate) const LEADERS_FAIL_OVER: Duration = Duration::from_millis(3 * 3_500);
+/// The same of the leader's own node, which the other controller has to find silent first.
+pub(crate) const LEADERS_FAIL_OVER: Duration = Duration::from_millis(3 * 2_300);
 
 const PAUSE: Duration = Duration::from_millis(25);
 

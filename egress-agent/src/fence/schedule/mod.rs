@@ -8,7 +8,7 @@
 //!
 //! Each leader runs on a node of its own, whose agent it hears whatever is cut. Many a leader is replaced early, before its
 //! Lease has run out, and decides and confirms as before until that, or until an agent tells it of its successor: also one
-//! that was not silent at all.
+//! that was not silent at all. Then the nodes of the two do not reach each other, and often others hear one of them alone.
 //!
 //! Agents die, and others come in their place: their programs emit what the kernel holds until the deadline passes. What is
 //! judged is what a node emits. One case is left out, and documented: an agent that dies within a total timeout of its whole

@@ -273,7 +273,13 @@ mutations! { AGENT,
 
     // Who leads.
     "leads-until-others-may", ELECTION, ["controller::election::"], "two leaders write at the same time":
-        "let until = self.renewed? + self.timing.renew_deadline;" => "let until = self.renewed? + self.timing.duration;";
+        "let until = renewed + self.timing.renew_deadline;" => "let until = renewed + self.timing.duration;";
+    "replaced-while-it-renews", ELECTION, ["controller::election::"], "a leader that one standby does not reach is replaced, again and again":
+        "silent.filter(|_| now >= since + self.timing.stale)" => "silent";
+    "anothers-silence", ELECTION, ["controller::election::"], "a leader is replaced since its predecessor's node was silent":
+        "silence.holder == lease.holder && now" => "now";
+    "early-and-unnoticed", ELECTION, ["controller::election::"], "a leader that took over early does not wait for what its former may confirm":
+        "until: since + duration" => "until: since";
     "reign-from-the-answer", ELECTION, ["controller::election::"],
         "a leader with a slow API server leads on when another has begun":
         "self.renewed = Some(asked);" => "self.renewed = Some(now);";
