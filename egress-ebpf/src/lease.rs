@@ -5,7 +5,7 @@
 //! egress IP asks: NAT (`decide::snat`), answers to ARP and neighbour discovery, ICMP errors to the world (`answer`), and
 //! packets that have waited for their neighbour (`roads::leave`). Entries of the flow cache end with it (`recent`).
 //!
-//! Each frame that the uplink receives is a [`heartbeat`]. A machine that has stood still for longer than the total timeout finds
+//! Each frame that the uplink receives is a [`heartbeat`]. A machine that has stood still for three quarters of the total timeout finds
 //! a gap, and whichever program sees it first ends the lease for good: it runs before the agent does.
 #![expect(unsafe_code, reason = "map access is one of the three places for it; see `maps`")]
 
@@ -48,11 +48,15 @@ pub fn heartbeat() {
 fn beat(jiffies: u64) {
     let Some(lease) = LEASE.get_ptr_mut(0) else { return };
     let now = now_ns();
-    // Before the heartbeat that would hide a gap.
-    let _left = left(lease, now);
-    // SAFETY: see `maps`; one store of the whole word.
-    unsafe { ptr::write_volatile(&raw mut (*lease).heartbeat_ns, now) };
-    // SAFETY: likewise.
+    // SAFETY: a field of what the lookup has found; see `maps`.
+    let heartbeat = unsafe { &raw mut (*lease).heartbeat_ns };
+    // SAFETY: likewise. Read before the lease, so that what others write meanwhile is later and stays.
+    let seen = unsafe { ptr::read_volatile(heartbeat) };
+    // Not where there is a gap, which the heartbeat would hide from the other CPUs.
+    if left(lease, now) > 0 {
+        swap(heartbeat, seen, now);
+    }
+    // SAFETY: likewise; one store of the whole word.
     unsafe { ptr::write_volatile(&raw mut (*lease).looked_jiffies, jiffies) };
 }
 

@@ -109,7 +109,7 @@ pub async fn keep(
         let is = fence.stand(now, found.left_ns(clocks.boot_ns) == 0);
         let is_written = match fence.deadline(is) {
             Deadline::AsItIs => true,
-            Deadline::At(time) => programs.renew(found, clocks.lease(time, fence.total())),
+            Deadline::At(time) => programs.renew(found, clocks.lease(time, fence.stall())),
             Deadline::Never => programs.renew(found, abi::Lease::ENDLESS),
             Deadline::Passed => {
                 programs.expire();

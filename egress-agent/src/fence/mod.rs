@@ -29,7 +29,7 @@
 //!
 //! A node whose agent was stopped is fenced as soon as the agent runs again, when the lease has run out: the deadline of its
 //! programs, made for agents that die, is later. Where the whole machine stood still, its programs have ended the lease by then:
-//! they miss their heartbeat for longer than T ([`egress_common::abi::Lease`]).
+//! they miss their heartbeat for longer than 3/4 T ([`egress_common::abi::Lease`]).
 //!
 //! Before the first confirmation, after a start, the deadline of the former agent is the bound, and nothing else is needed:
 //! the kernel keeps what it holds. A deadline that has passed by then is one that was lost.
@@ -246,9 +246,10 @@ impl Fence {
         }
     }
 
-    /// For how long this node may stand still and keep its lease.
-    pub fn total(&self) -> Duration {
-        self.total
+    /// For how long this node may stand still and keep its lease. A leader counts from the last answer that it has received, which
+    /// may have left a quarter of the total timeout before the machine stood still.
+    pub fn stall(&self) -> Duration {
+        self.total * 3 / 4
     }
 
     /// When to read the ledger next. `None` while there is no need.

@@ -52,9 +52,12 @@ impl SharedLease {
     /// since. Whether it is written.
     pub fn renew(&self, found: Lease, lease: Lease) -> bool {
         let cell = self.cell();
-        cell.stall_ns.store(lease.stall_ns, Ordering::Relaxed);
-        // A program may have noted a later one.
-        cell.heartbeat_ns.fetch_max(lease.heartbeat_ns, Ordering::Relaxed);
+        // One without an end needs neither, and the one that was found does until it is replaced.
+        if lease.is_bounded() {
+            // First: with the former heartbeat a shorter gap may be one. A program may have noted a later one.
+            cell.heartbeat_ns.fetch_max(lease.heartbeat_ns, Ordering::Release);
+            cell.stall_ns.store(lease.stall_ns, Ordering::Release);
+        }
         let (from, to) = (found.until_ns, lease.until_ns);
         cell.until_ns.compare_exchange(from, to, Ordering::Release, Ordering::Relaxed).is_ok()
     }
@@ -101,6 +104,16 @@ mod tests {
         shared.expire();
         assert!(!shared.renew(found, Lease::bounded(200, 40, 20)) && !shared.covers(40));
         assert!(shared.renew(shared.read(), Lease::bounded(200, 40, 20)) && shared.covers(60));
+    }
+
+    #[test]
+    fn a_lease_without_an_end_leaves_the_heartbeat_of_the_one_before() {
+        let shared = SharedLease::default();
+        shared.renew(shared.read(), Lease::bounded(100, 50, 20));
+        let found = shared.read();
+        shared.expire();
+        assert!(!shared.renew(found, Lease::ENDLESS));
+        assert_eq!((shared.read().heartbeat_ns, shared.read().stall_ns), (50, 20));
     }
 
     #[test]

@@ -7,7 +7,7 @@ use super::abi;
 /// Every path that emits or claims an egress IP asks it, so programs whose agent is gone fall silent by themselves. The clock is
 /// CLOCK_BOOTTIME, which counts the time that the machine was suspended.
 ///
-/// The deadline is made for agents that die on a node that lives. A machine that stands still for longer than the total timeout
+/// The deadline is made for agents that die on a node that lives. A machine that stands still for as long as the total timeout
 /// may have lost its addresses long before that deadline, and its programs run again before its agent does. So the lease has a
 /// heartbeat beside the deadline: a gap in it ends the lease, and only the agent can renew it then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,7 +17,7 @@ pub struct Lease {
     pub until_ns: u64,
     /// When the uplink received a frame last, or the agent renewed the deadline (ns).
     pub heartbeat_ns: u64,
-    /// The longest gap between two heartbeats that the lease outlives (ns): the total timeout.
+    /// The longest gap between two heartbeats that the lease outlives (ns): three quarters of the total timeout.
     pub stall_ns: u64,
     /// When a program looked at the heartbeat last (jiffies, a clock that costs a packet next to nothing).
     pub looked_jiffies: u64,
@@ -38,7 +38,7 @@ impl Lease {
 
     /// Whether it has an end that is still to come, or has passed on its own.
     #[inline(always)]
-    const fn is_bounded(self) -> bool {
+    pub const fn is_bounded(self) -> bool {
         self.until_ns != Self::EXPIRED.until_ns && self.until_ns != Self::ENDLESS.until_ns
     }
 

@@ -109,7 +109,7 @@ mutations! { PROGRAMS,
     "a-gap-is-forgotten", LEASE, ["lease::"], "the agent renews what it held before the machine stood still":
         "        swap(deadline, until_ns, Lease::EXPIRED.until_ns);\n" => "";
     "a-heartbeat-hides-a-gap", LEASE, ["lease::"], "what comes after the first frame of a machine that stood still is served":
-        "    let _left = left(lease, now);\n" => "";
+        "    if left(lease, now) > 0 {" => "    if now > 0 {";
     "no-heartbeat", MAIN, ["lease::"], "an agent's death ends egress after the timeout, without its grace":
         "    lease::heartbeat();\n" => "";
     // What a program returns.
