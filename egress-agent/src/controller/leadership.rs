@@ -242,8 +242,10 @@ pub async fn campaign(
         }
     }
     published.renewed.send_replace(None);
-    let led = published.reign.send_replace(None).is_some();
-    if led {
+    let reign = published.reign.send_replace(None);
+    // A free Lease is taken at once, by a controller that knows nothing of a former leader that may go on.
+    let is_over = |reign: &Reign| reign.former.as_ref().is_none_or(|former| former.until <= Instant::now());
+    if reign.as_ref().is_some_and(is_over) {
         let released = tokio::time::timeout(election.timing().renew_deadline, lease.release()).await;
         info!(released = matches!(released, Ok(Ok(()))), "stopped leading");
     }

@@ -40,6 +40,8 @@ pub struct Reach {
     /// When the latest answer of each node's agent was received that the agent is told of, or will be. No answer of a node
     /// that counts as gone is. Also of nodes that are not probed any more.
     pub heard: BTreeMap<String, Instant>,
+    /// When each node's agent answered first since this controller probes, if it did: it has heard of this one's term by then.
+    pub followed: BTreeMap<String, Instant>,
     /// What nodes have let go of, by their answers.
     pub released: BTreeMap<String, Words>,
     /// What nodes have been assigned and do not serve, by their answers.

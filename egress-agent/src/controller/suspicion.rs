@@ -80,10 +80,9 @@ impl Suspicions {
         Terms { lease, programs }: Terms,
         beginning: Beginning<'_>,
     ) -> BTreeMap<String, Instant> {
-        let alone = beginning.former.filter(|former| self.is_unheard_by_others(former, reach, beginning));
         let end = |((node, _), seen): (&(String, u64), &Instant)| {
-            let since = match alone {
-                Some(former) if former.node == *node => beginning.since,
+            let since = match beginning.former {
+                Some(former) if former.node == *node => self.confirmed_itself(former, reach, beginning),
                 _ => beginning.over(),
             };
             let heard = reach.heard.get(node).map_or(since, |heard| since.max(*heard));
@@ -96,15 +95,15 @@ impl Suspicions {
         self.seen.iter().map(end).collect()
     }
 
-    /// The agent on a leader's own node is confirmed only when another node has been heard since (`super::reach::vouch`). A node
-    /// that has answered the new leader for a while tells the former one of the newer term, which ends its confirmations. One
-    /// that was suspected before is not heard by the former either.
-    fn is_unheard_by_others(&self, former: &Former, reach: &Reach, beginning: Beginning<'_>) -> bool {
+    /// Until when a leader that was replaced early may have confirmed the agent on its own node. It does so only while it hears
+    /// the agent of another node (`super::reach::vouch`). One that has answered the new leader tells the former of the newer
+    /// term, which ends that. One that was suspected before is not heard by the former either.
+    fn confirmed_itself(&self, former: &Former, reach: &Reach, beginning: Beginning<'_>) -> Instant {
         let since = beginning.since;
-        let follows = |node: &str| reach.heard.get(node).is_some_and(|heard| *heard >= since + reach.lease / 2);
         let was_suspected = |node: &str| self.seen.iter().any(|((name, _), seen)| name == node && *seen < since);
-        let mut others = beginning.others.iter().filter(|node| **node != former.node);
-        others.all(|node| follows(node) || was_suspected(node))
+        let others = beginning.others.iter().filter(|node| **node != former.node && !was_suspected(node));
+        let ends = others.map(|node| reach.followed.get(*node).copied());
+        ends.map(|end| end.unwrap_or(beginning.over())).fold(since, Instant::max).min(beginning.over())
     }
 }
 
@@ -234,9 +233,9 @@ mod tests {
         suspicions.note(&ledger(&[("old", 1), ("its", 2), ("cut", 3)]), at(10));
         let former = Former { node: "its".into(), until: at(12) };
         let ends = |others: &[&'static str], heard: &[(&str, u64)]| {
-            let heard = heard.iter().map(|(node, time)| ((*node).to_owned(), at(*time))).collect();
+            let heard: BTreeMap<_, _> = heard.iter().map(|(node, time)| ((*node).to_owned(), at(*time))).collect();
             let silent = BTreeSet::from(["its".to_owned(), "cut".to_owned()]);
-            let reach = Reach { lease: TOTAL, silent, heard, ..Reach::default() };
+            let reach = Reach { lease: TOTAL, silent, followed: heard.clone(), heard, ..Reach::default() };
             let others = others.iter().copied().collect();
             let ends =
                 suspicions.ends(&reach, terms, Beginning { since: at(10), former: Some(&former), others: &others });
@@ -244,14 +243,17 @@ mod tests {
         };
         let (soon, late) = (at(14) + MARGIN, at(16) + MARGIN);
         assert_eq!(ends(&["its"], &[]), (soon, late), "there is no other that the former could hear");
-        assert_eq!(ends(&["its", "well"], &[("well", 12)]), (soon, late), "it has heard of the newer term");
-        assert_eq!(ends(&["its", "well"], &[("well", 11)]), (late, late), "it has not for long");
+        assert_eq!(ends(&["its", "well"], &[("well", 10)]), (soon, late), "it has heard of the newer term");
+        let first = at(11) + TOTAL + MARGIN;
+        assert_eq!(ends(&["its", "well"], &[("well", 11)]), (first, late), "until then the former could hear it");
+        assert_eq!(ends(&["its", "well"], &[("well", 13)]), (late, late), "later than any confirmation");
+        assert_eq!(ends(&["its", "well"], &[]), (late, late), "it has not answered");
         assert_eq!(
-            ends(&["its", "well", "cut"], &[("well", 12)]),
+            ends(&["its", "well", "cut"], &[("well", 10)]),
             (late, late),
             "the former may hear one that this one does not"
         );
-        assert_eq!(ends(&["its", "well", "old"], &[("well", 12)]), (soon, late), "the former did not hear it either");
+        assert_eq!(ends(&["its", "well", "old"], &[("well", 10)]), (soon, late), "the former did not hear it either");
         assert_eq!(ends(&["its"], &[("its", 13)]).0, at(17) + MARGIN, "it was heard");
     }
 

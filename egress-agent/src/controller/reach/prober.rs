@@ -11,6 +11,8 @@ mod through;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use futures::future::join_all;
@@ -192,6 +194,10 @@ impl Round {
         let judge = Judge::new(manner.rules);
         let (own_node, tasks) = (own_node.to_owned(), JoinSet::new());
         let (asked, others) = (BTreeMap::new(), Arc::new(Others::new(Instant::now())));
+        reach.send_if_modified(|reach| {
+            reach.followed.clear();
+            false
+        });
         Self {
             manner,
             own_node,
@@ -242,7 +248,8 @@ impl Round {
                 self.enter(name, roads, node, now);
             }
         }
-        for name in self.asked.keys() {
+        for (name, asked) in &self.asked {
+            asked.is_host.store(asked.until.is_none(), Relaxed);
             self.judge.note_host(name, nodes.get(name).is_some_and(|node| node.assignable && !node.drained));
         }
         self.count_others();
@@ -265,7 +272,7 @@ impl Round {
     }
 
     fn count_others(&self) {
-        self.others.set(self.asked.keys().any(|name| *name != self.own_node));
+        self.others.set(self.asked.iter().any(|(name, asked)| asked.until.is_none() && *name != self.own_node));
     }
 
     fn enter(&mut self, name: &str, roads: Vec<Road>, node: &Node, now: Instant) {
@@ -286,7 +293,8 @@ impl Round {
         let asker =
             Asker { term: self.term, offset, vouch: vouch.clone(), orders: orders_of, node: name.into(), own_node };
         let (manner, all) = (self.manner.clone(), roads.clone());
-        let teller = Teller { node: name.into(), reach: self.reach.clone(), found: self.found.clone(), others };
+        let (reach, found, is_host) = (self.reach.clone(), self.found.clone(), Arc::new(AtomicBool::new(true)));
+        let teller = Teller { node: name.into(), reach, found, others, is_host: is_host.clone() };
         let asking = async move {
             join_all(all.iter().map(|road| ask(&manner, road, &asker, |finding| teller.tell(finding)))).await;
         };
@@ -299,6 +307,7 @@ impl Round {
             task,
             vouch,
             orders,
+            is_host,
             until: None,
             trouble: None,
             strange: BTreeMap::new(),

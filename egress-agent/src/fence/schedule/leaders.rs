@@ -96,7 +96,8 @@ impl World {
         let suspects_now = those(&|name| now >= alive(name) + own / 2 || is_gone(name));
         let silent = those(&|name| now >= alive(name) + own && alive(name) < heard(name) + own);
         let (absent, heard) = (those(&|name| now >= heard(name) + own), leader.heard.clone());
-        let reach = Reach { suspects: suspects_now, silent, heard, lease: own, ..Reach::default() };
+        let followed = leader.followed.clone();
+        let reach = Reach { suspects: suspects_now, silent, heard, followed, lease: own, ..Reach::default() };
         let times = terms(index);
         let mut draft = Ledger {
             leader: LEADERS[index].to_owned(),

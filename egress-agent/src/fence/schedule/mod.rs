@@ -100,6 +100,8 @@ struct Leader {
     longest_lease: Longest,
     longest_programs: Longest,
     heard: BTreeMap<String, Instant>,
+    /// The first answer of each since it leads.
+    followed: BTreeMap<String, Instant>,
     /// Answers of the own node's agent that are not confirmed yet: the number of the probe, and when it came.
     own: Vec<(u64, Instant)>,
     /// When any other node gave a sign last.
@@ -138,6 +140,7 @@ impl Leader {
             longest_lease: Longest::default(),
             longest_programs: Longest::default(),
             heard: BTreeMap::new(),
+            followed: BTreeMap::new(),
             own: Vec::new(),
             others: now,
             alive: BTreeMap::new(),
@@ -175,6 +178,7 @@ impl Leader {
     fn hear(&mut self, node: usize, number: u64, at: Instant) {
         if at < self.vouches_until {
             self.heard.insert(NODES[node].to_owned(), at);
+            self.followed.entry(NODES[node].to_owned()).or_insert(at);
             let confirmed = self.confirmed.entry(node).or_default();
             *confirmed = number.max(*confirmed);
         }

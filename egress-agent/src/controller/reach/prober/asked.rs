@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
@@ -11,6 +12,7 @@ use tokio::task::AbortHandle;
 
 use super::Found;
 use crate::controller::reach::Reach;
+use crate::controller::reach::pulse::Sign;
 use crate::controller::reach::session::{Finding, Road};
 use crate::controller::reach::vouch::{Others, Vouch};
 use crate::model::ledger::Words;
@@ -23,12 +25,18 @@ pub(super) struct Teller {
     pub(super) found: mpsc::Sender<Found>,
     /// Where this is one of them.
     pub(super) others: Option<Arc<Others>>,
+    /// It is an egress node still.
+    pub(super) is_host: Arc<AtomicBool>,
 }
 
 impl Teller {
     /// Whether it was taken.
     pub(super) fn tell(&self, finding: Finding) -> bool {
-        if let (Finding::Sign(_, at), Some(others)) = (&finding, &self.others) {
+        // Of signs, those that end with a newer term: a kernel knows of none, and a node that is no egress node any more is not
+        // asked by the next leader.
+        if let (Finding::Sign(Sign::Answer(_), at), Some(others)) = (&finding, &self.others)
+            && self.is_host.load(Ordering::Relaxed)
+        {
             others.note(*at);
         }
         // Not by the queue: the agent will count on it that this is known.
@@ -37,6 +45,9 @@ impl Teller {
                 match reach.heard.get_mut(&*self.node) {
                     Some(heard) => *heard = at.max(*heard),
                     None => drop(reach.heard.insert(self.node.to_string(), at)),
+                }
+                if !reach.followed.contains_key(&*self.node) {
+                    reach.followed.insert(self.node.to_string(), at);
                 }
                 false
             });
@@ -56,6 +67,7 @@ pub(super) struct Asked {
     pub(super) task: AbortHandle,
     pub(super) vouch: Vouch,
     pub(super) orders: watch::Sender<Words>,
+    pub(super) is_host: Arc<AtomicBool>,
     /// Of one that is no egress node any more.
     pub(super) until: Option<Instant>,
     pub(super) trouble: Option<String>,

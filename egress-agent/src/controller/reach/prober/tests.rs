@@ -7,7 +7,7 @@ use tokio_util::sync::DropGuard;
 
 use super::*;
 use crate::controller::leadership::leadership;
-use crate::controller::reach::pulse::Rules;
+use crate::controller::reach::pulse::{Answer, Rules, Sign};
 use crate::controller::reach::session::Dial;
 use crate::health::signature::tests::{answer_for_anyone, shared};
 use crate::health::{self, fitness::Uplink};
@@ -225,7 +225,7 @@ async fn what_a_node_has_let_go_of_is_said_again_where_findings_pile_up() {
     server.released.send_replace(words.clone());
     let (found, mut findings) = mpsc::channel(1);
     let reach = watch::channel(Reach::default()).0;
-    let teller = Teller { node: "node19".into(), reach, found, others: None };
+    let teller = Teller { node: "node19".into(), reach, found, others: None, is_host: Arc::new(true.into()) };
     let (vouch, orders) = (Vouch::for_other(), watch::channel(Words::new()).1);
     let (node_name, own_node) = ("node19".into(), "leader".into());
     let asker = Asker { term: 1, offset: Duration::ZERO, vouch, orders, node: node_name, own_node };
@@ -241,6 +241,36 @@ async fn what_a_node_has_let_go_of_is_said_again_where_findings_pile_up() {
         }
     };
     tokio::time::timeout(RULES.interval * 8, said).await.expect("it is said again");
+}
+
+/// A leader's own agent is confirmed by what hears of its successor.
+#[test]
+fn only_answers_of_egress_nodes_let_a_leader_confirm_its_own_node() {
+    let (start, later) = (Instant::now(), Instant::now() + Duration::from_secs(5));
+    let others = Arc::new(Others::new(start));
+    others.set(true);
+    let own = Vouch::for_own(others.clone());
+    let (reach, is_host) = (watch::channel(Reach::default()).0, Arc::new(AtomicBool::new(true)));
+    let teller = Teller {
+        node: "other".into(),
+        reach: reach.clone(),
+        found: mpsc::channel(8).0,
+        others: Some(others),
+        is_host: is_host.clone(),
+    };
+    let told = |sign, millis| {
+        teller.tell(Finding::Sign(sign, start + Duration::from_millis(millis)));
+        own.limit(later).map(|limit| limit.saturating_duration_since(start).as_millis())
+    };
+    assert_eq!(told(Sign::Answer(Answer::Serving), 100), Some(100));
+    assert_eq!(told(Sign::Kernel, 200), Some(100), "its agent is dead, and hears of nothing");
+    is_host.store(false, Relaxed);
+    assert_eq!(told(Sign::Answer(Answer::Serving), 300), Some(100), "the next leader does not ask it");
+    // The first answer stays the first.
+    for millis in [400, 500] {
+        teller.tell(Finding::Heard(start + Duration::from_millis(millis)));
+    }
+    assert_eq!(reach.borrow().followed["other"], start + Duration::from_millis(400));
 }
 
 /// A pod that has the place of a management address, by a CNI that gives it out, and six lines of gRPC.
