@@ -25,7 +25,7 @@ const TICK: Duration = Duration::from_millis(10);
 /// As egress-agent/src/supervise.rs has it.
 const PANIC_IN: &str = "EGRESS_AGENT_TEST_PANIC_IN";
 /// Tasks of controllers; those that both have are played in agents.
-const OF_CONTROLLERS: [&str; 4] = ["census", "controller", "leader election", "prober"];
+const OF_CONTROLLERS: [&str; 5] = ["census", "controller", "leader election", "leader knocks", "prober"];
 /// An object that logs packets is built for it alone.
 const ELSEWHERE: [&str; 1] = ["packet log"];
 
