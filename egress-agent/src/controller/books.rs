@@ -263,7 +263,7 @@ impl Books {
     }
 }
 
-/// One that was deleted is nobody's.
+/// One that was deleted has no owner.
 fn is_of_another(ledger: &Ledger, leader: &str) -> bool {
     !ledger.leader.is_empty() && ledger.leader != leader
 }

@@ -125,7 +125,7 @@ pub struct Election {
     gone: Option<Instant>,
     /// The greatest number of transitions seen.
     greatest: Option<i32>,
-    /// Whom the latest take-over replaced early.
+    /// The leader that the latest take-over replaced early.
     former: Option<Former>,
 }
 

@@ -35,7 +35,7 @@ impl Leadership {
         self.0.borrow().as_ref().map(|reign| reign.renewed)
     }
 
-    /// Whom this controller has replaced early, where it leads.
+    /// The leader that this controller has replaced early, where it leads.
     pub fn former(&self) -> Option<Former> {
         self.0.borrow().as_ref().and_then(|reign| reign.former.clone())
     }

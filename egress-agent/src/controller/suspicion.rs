@@ -45,7 +45,7 @@ pub struct Terms {
 pub struct Beginning<'a> {
     /// Since when it leads.
     pub since: Instant,
-    /// Whom it replaced early, and who may go on to confirm agents that this leader does not reach.
+    /// The leader that it replaced early, which may go on to confirm agents that this leader does not reach.
     pub former: Option<&'a Former>,
     /// The nodes that are probed, but for the leader's own.
     pub others: &'a BTreeSet<&'a str>,

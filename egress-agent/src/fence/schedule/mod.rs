@@ -121,7 +121,7 @@ struct Leader {
     alone_until: Instant,
     /// It has seen its successor's signature.
     is_replaced: bool,
-    /// Whom it has replaced early.
+    /// The leader that it has replaced early.
     former: Option<Former>,
     number: u64,
     ledger_seen: usize,
