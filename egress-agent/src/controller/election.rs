@@ -51,6 +51,9 @@ impl Timing {
 /// However long a Lease says that others wait: nobody can be kept from leading by a number, after its last renewal.
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
 
+/// For so long a leader that hears no other node leaves the Lease to others. A standby looks ten times a second.
+const ASIDE: Duration = Duration::from_millis(500);
+
 /// More leaders than there ever are, a new one each second for thirty years.
 const MOST_TRANSITIONS: i32 = 1 << 30;
 
@@ -83,6 +86,8 @@ pub struct Silence {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Former {
     pub node: String,
+    /// Since when no address of its node has answered.
+    pub silent_since: Instant,
     /// Until when it may confirm agents: for the duration of its Lease.
     pub until: Instant,
 }
@@ -127,6 +132,8 @@ pub struct Election {
     greatest: Option<i32>,
     /// The leader that the latest take-over replaced early.
     former: Option<Former>,
+    /// Until then the Lease is left to other candidates.
+    aside: Option<Instant>,
 }
 
 /// Leading without a gap: whoever led, or could have, before `since` is another matter.
@@ -143,7 +150,17 @@ pub struct Reign {
 
 impl Election {
     pub fn new(identity: String, timing: Timing) -> Self {
-        Self { identity, timing, observed: None, renewed: None, since: None, gone: None, greatest: None, former: None }
+        Self {
+            identity,
+            timing,
+            observed: None,
+            renewed: None,
+            since: None,
+            gone: None,
+            greatest: None,
+            former: None,
+            aside: None,
+        }
     }
 
     pub fn identity(&self) -> &str {
@@ -206,16 +223,33 @@ impl Election {
             self.observed = Some((lease, now));
         }
         let since = self.observed.as_ref().map_or(now, |(_, since)| *since);
+        if (mine || free) && self.stands_aside(now) {
+            return Step::Wait;
+        }
         if mine {
             return Step::Renew;
         }
         self.former = None;
         if !free && now < since + duration {
-            let node = silent.filter(|_| now >= since + self.timing.stale).and_then(|silent| node_of(&silent.holder));
-            let Some(node) = node else { return Step::Wait };
-            self.former = Some(Former { node: node.to_owned(), until: since + duration });
+            let silent = silent.filter(|_| now >= since + self.timing.stale);
+            let Some((silent, node)) = silent.and_then(|silent| Some((silent, node_of(&silent.holder)?))) else {
+                return Step::Wait;
+            };
+            let (node, silent_since) = (node.to_owned(), silent.since);
+            self.former = Some(Former { node, silent_since, until: since + duration });
         }
         Step::TakeOver { transitions: self.next_transitions() }
+    }
+
+    /// This leader hears no other node: another candidate is to lead, if there is one. Where there is none by then, this one
+    /// takes the Lease again.
+    pub fn stand_aside(&mut self, now: Instant) {
+        (self.renewed, self.since) = (None, None);
+        self.aside = Some(now + ASIDE);
+    }
+
+    pub fn stands_aside(&self, now: Instant) -> bool {
+        self.aside.is_some_and(|until| now < until)
     }
 
     /// Somebody has deleted it. Who held it leads until it has tried to renew it, and makes it anew then: others wait as for
@@ -307,6 +341,24 @@ mod tests {
     }
 
     #[test]
+    fn a_leader_that_stands_aside_leaves_the_lease_to_others_for_a_while() {
+        let start = Instant::now();
+        let mut me = Election::new("me".into(), Timing::default());
+        me.written(record("me", "1"), start, start);
+        me.stand_aside(start);
+        assert_eq!((me.reign(start), me.holds()), (None, false));
+        // Whether or not it could be released.
+        assert_eq!(me.step(Some(record("", "2")), None, start), Step::Wait);
+        assert_eq!(me.step(Some(record("me", "1")), None, start), Step::Wait);
+        let others = &mut Election::new("other".into(), Timing::default());
+        assert_eq!(others.step(Some(record("", "2")), None, start), Step::TakeOver { transitions: 1 });
+        assert_eq!(me.step(Some(record("", "2")), None, start + ASIDE), Step::TakeOver { transitions: 1 });
+        let mut me = Election::new("me".into(), Timing::default());
+        me.stand_aside(start);
+        assert_eq!(me.step(Some(record("me", "1")), None, start + ASIDE), Step::Renew, "it could not be released");
+    }
+
+    #[test]
     fn a_reign_has_no_gap() {
         let (start, timing) = (Instant::now(), Timing::default());
         let at = |tenths: u32| start + timing.renew_deadline * tenths / 10;
@@ -345,7 +397,7 @@ mod tests {
         assert_eq!(step(&renewed, Some(of_another), 2600), Step::Wait);
         assert_eq!(step(&renewed, silence(2100), 2600), Step::TakeOver { transitions: 1 });
         me.written(record("me", "3"), at(2600), at(2650));
-        let former = Former { node: "node_a".into(), until: at(2000) + timing.duration };
+        let former = Former { node: "node_a".into(), silent_since: at(2100), until: at(2000) + timing.duration };
         assert_eq!(me.reign(at(2650)).and_then(|reign| reign.former), Some(former), "it may go on until then");
         // Renewals change nothing of that, and the next take-over is another.
         me.written(record("me", "4"), at(2900), at(2900));

@@ -50,6 +50,13 @@ pub enum Step {
     Forget(IpAddr),
 }
 
+impl Step {
+    /// It begins a hand-over of an address that has none.
+    pub fn is_new_to(&self, records: &Records) -> bool {
+        matches!(self, Self::Record(address, _) if !records.open.contains_key(address))
+    }
+}
+
 /// One round of writes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {

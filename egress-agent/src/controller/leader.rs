@@ -290,13 +290,16 @@ impl Leader {
         let census = self.census.borrow_and_update().clone();
         let extract = self.books.extract(&objects, &nodes, &reach, (since, now))?;
         let (draft, again) = (extract.draft.clone(), extract.look_again);
-        // One that was replaced early may have statuses to write still, by records that must not be called off meanwhile.
-        if let Some(until) = self.leadership.former().map(|former| former.until).filter(|until| now < *until) {
-            let retry = (!self.books.open(draft, &[]).await).then(|| Instant::now() + RETRY);
-            return again.into_iter().chain([until]).map(Instant::from_std).chain(retry).min();
-        }
         let nodes_seen = summary::nodes(&nodes, &reach);
-        let Decisions { all, steps, look_again } = self.decide((objects, nodes), (reach, census), extract, now).await?;
+        let decided = self.decide((objects, nodes), (reach, census), extract, now).await?;
+        let Decisions { all, mut steps, look_again } = decided;
+        // One that was replaced early may have statuses to write still, by records that must not be called off meanwhile. Those
+        // of other addresses begin: their new nodes prepare in that time.
+        if let Some(until) = self.leadership.former().map(|former| former.until).filter(|until| now < *until) {
+            steps.retain(|step| step.is_new_to(&draft.records));
+            let retry = (!self.books.open(draft, &steps).await).then(|| Instant::now() + RETRY);
+            return again.into_iter().chain(look_again).chain([until]).map(Instant::from_std).chain(retry).min();
+        }
         self.meters.set_cluster(Some(summary::cluster(&all, nodes_seen)));
         let again = again.into_iter().chain(look_again).min().map(Instant::from_std);
         let wishes: Vec<Wish> = all

@@ -69,6 +69,11 @@ impl Duty {
         self.leadership.leads()
     }
 
+    /// The leader that this controller has replaced early, where it leads.
+    pub fn former(&self) -> Option<Former> {
+        self.leadership.former()
+    }
+
     /// Whether it says so and nobody can have taken it over yet, not even early: then there is no other leader, whatever anybody
     /// has heard.
     pub fn leads_alone(&self) -> bool {
@@ -101,10 +106,13 @@ pub struct Published {
     renewed: watch::Sender<Option<Instant>>,
 }
 
-/// Of another controller that holds the Lease: where the campaign says who it is, and is told when its node is silent.
+/// What the campaign is told, and where it says who else holds the Lease.
 pub struct Rival {
     pub holder: watch::Sender<Option<String>>,
+    /// The node of that one does not answer.
     pub silence: watch::Receiver<Option<Silence>>,
+    /// This controller leads, asks several other nodes, and hears none of them.
+    pub isolated: watch::Receiver<bool>,
 }
 
 /// A channel for [`campaign`].
@@ -143,6 +151,19 @@ impl Published {
         self.unknown.send_replace(at);
     }
 
+    /// Whether this controller leads and no former leader may go on to: a free Lease is taken at once, by a controller that
+    /// knows nothing of one.
+    fn leads_without_former(&self, now: Instant) -> bool {
+        let is_over = |reign: &Reign| reign.former.as_ref().is_none_or(|former| former.until <= now);
+        self.reign.borrow().as_ref().is_some_and(is_over)
+    }
+
+    /// It leads no more, and the Lease may be another's from now on.
+    fn ends(&self) {
+        self.renewed.send_replace(None);
+        self.reign.send_replace(None);
+    }
+
     /// Who holds the Lease, as it was just read or written.
     fn held(&self, record: &Record, identity: &str) {
         let term = match record.holder.as_str() {
@@ -174,6 +195,10 @@ impl Rival {
 /// A look in vain is repeated after this time at most, and so is one that others' failures put in doubt.
 const DOUBT: Duration = Duration::from_secs(1);
 
+/// A leader that hears no other node stands aside for another no more often than that: where all others are really lost it
+/// has to decide.
+const ASIDE_AGAIN: Duration = Duration::from_secs(60);
+
 /// Stands for leader until told to stop, and lets go then.
 pub async fn campaign(
     client: Client,
@@ -187,6 +212,7 @@ pub async fn campaign(
     let mut election = Election::new(identity, Timing::default());
     let (mut holder, mut gaps) = (String::new(), Gaps::default());
     let mut failures = outages.failures();
+    let mut stood_aside = None::<Instant>;
     loop {
         failures.mark_unchanged();
         beat.note();
@@ -198,11 +224,12 @@ pub async fn campaign(
             outages.went_back(latest, before);
         }
         let is_answered = outcome.is_ok();
-        let is_known = matches!(&outcome, Ok(record) if is_identity(&record.holder));
+        let held = outcome.as_ref().ok().cloned();
+        // A Lease that it has released itself will be another's.
+        let is_known = matches!(&outcome, Ok(record) if is_identity(&record.holder)) || election.stands_aside(begun);
         match outcome {
             Ok(record) => {
                 outages.works("the Lease");
-                published.held(&record, election.identity());
                 rival.note(&record, election.identity());
                 if record.holder != holder {
                     say(&record.holder, namespace);
@@ -231,24 +258,40 @@ pub async fn campaign(
         published.unknown.send_replace((!is_known).then_some(now));
         published.reign.send_replace(reign);
         published.renewed.send_replace(election.renewed());
+        // Behind them: who probes by it looks whom this leader has replaced.
+        held.into_iter().for_each(|record| published.held(&record, election.identity()));
+        let may_stand_aside = stood_aside.is_none_or(|at| now >= at + ASIDE_AGAIN);
+        if *rival.isolated.borrow_and_update() && may_stand_aside && published.leads_without_former(now) {
+            warn!("no other egress node answers this controller: the Lease is released, so that another can lead");
+            stood_aside = Some(now);
+            published.ends();
+            // For writes that are on their way, as between any two leaders.
+            tokio::time::sleep(election.timing().nobody_leads()).await;
+            release(&mut lease, &election).await;
+            election.stand_aside(Instant::now());
+            continue;
+        }
         // A holder counts from the beginning of a renewal, as the Lease does: a slow answer leaves no gap.
         let latest = if election.holds() { begun } else { now };
         tokio::select! {
             () = stop.cancelled() => break,
             () = next_look(&election, latest) => {}
             Ok(()) = rival.silence.changed() => {}
+            Ok(()) = rival.isolated.changed() => {}
             // Whether the server is there is found out here for all who ask it (`kube::outage`).
             () = Outages::doubt(&mut failures, is_answered, spread(DOUBT, election.identity())) => {}
         }
     }
-    published.renewed.send_replace(None);
-    let reign = published.reign.send_replace(None);
-    // A free Lease is taken at once, by a controller that knows nothing of a former leader that may go on.
-    let is_over = |reign: &Reign| reign.former.as_ref().is_none_or(|former| former.until <= Instant::now());
-    if reign.as_ref().is_some_and(is_over) {
-        let released = tokio::time::timeout(election.timing().renew_deadline, lease.release()).await;
-        info!(released = matches!(released, Ok(Ok(()))), "stopped leading");
+    let may_release = published.leads_without_former(Instant::now());
+    published.ends();
+    if may_release {
+        release(&mut lease, &election).await;
     }
+}
+
+async fn release(lease: &mut LeaderLease, election: &Election) {
+    let released = tokio::time::timeout(election.timing().renew_deadline, lease.release()).await;
+    info!(released = matches!(released, Ok(Ok(()))), "stopped leading");
 }
 
 /// Waits for the time of the next look.

@@ -84,6 +84,7 @@ pub async fn run(client: Client, settings: ControllerSettings, stop: Cancellatio
     let (to_knocker, for_knocker) = inbox::inbox();
     let ((rival, is_rival), (silent, silence)) = (watch::channel(None), watch::channel(None));
     let ((found, reach), (asked, to_ask)) = (watch::channel(Reach::by(terms.lease)), watch::channel(None));
+    let (isolated, is_isolated) = watch::channel(false);
     let (census, is_census) = watch::channel(Census::default());
     let (endpoints, (own_endpoint, ..)) = Endpoints::new(&node_name);
     let (synced, is_synced) = watch::channel(false);
@@ -105,7 +106,7 @@ pub async fn run(client: Client, settings: ControllerSettings, stop: Cancellatio
     let mut tasks = Tasks::new(&stop);
     tasks.spawn(Task::Controller, leader.run(for_leader, stop.clone()));
     let (candidate, place, of, until) = (client.clone(), namespace.clone(), outages.clone(), stop.clone());
-    let rival = Rival { holder: rival, silence };
+    let rival = Rival { holder: rival, silence, isolated: is_isolated };
     tasks.spawn(Task::LeaderElection, async move {
         campaign(candidate, (&place, identity), (published, rival), &of, beat, until).await;
     });
@@ -122,7 +123,7 @@ pub async fn run(client: Client, settings: ControllerSettings, stop: Cancellatio
     });
     let (own_node, until) = (node_name.clone(), stop.clone());
     tasks.spawn(Task::Prober, async move {
-        prober::run(probing, &own_node, for_prober, duty, (found, through), until).await;
+        prober::run(probing, &own_node, for_prober, duty, (found, isolated, through), until).await;
     });
     let keep_key = async {
         if asks_agents {

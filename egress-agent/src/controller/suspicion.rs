@@ -231,7 +231,7 @@ mod tests {
         let mut suspicions = Suspicions::default();
         suspicions.note(&ledger(&[("old", 1)]), at(9));
         suspicions.note(&ledger(&[("old", 1), ("its", 2), ("cut", 3)]), at(10));
-        let former = Former { node: "its".into(), until: at(12) };
+        let former = Former { node: "its".into(), silent_since: at(9), until: at(12) };
         let ends = |others: &[&'static str], heard: &[(&str, u64)]| {
             let heard: BTreeMap<_, _> = heard.iter().map(|(node, time)| ((*node).to_owned(), at(*time))).collect();
             let silent = BTreeSet::from(["its".to_owned(), "cut".to_owned()]);

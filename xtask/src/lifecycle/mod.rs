@@ -82,6 +82,7 @@ pub(crate) fn tests() -> Vec<LabTest> {
         test("story_is_told_and_leaves_nothing", story::told),
         test("leader_goes_and_another_takes_over", leader::goes_and_another_comes),
         test("leader_loses_its_node", reachability::leader_loses_its_node),
+        test("leader_that_hears_no_node", reachability::leader_that_hears_no_node_lets_another_lead),
         test("leak_is_seen_by_its_judge", leak::judge_can_say_no),
         test("devices_made_anew_are_steered_at_once", leak::devices::made_anew),
         LabTest::new("nothing_leaks_while_everything_changes", Duration::from_secs(180), leak::nothing_leaks),

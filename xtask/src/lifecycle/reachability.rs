@@ -14,6 +14,7 @@ use super::wait::{EFFECT, FAIL_OVER, until};
 use crate::lab::addresses as plan;
 use crate::lab::agents::Agent;
 use crate::lab::client;
+use crate::lab::cut::Cut;
 use crate::lab::server::HTTP_PORT;
 use crate::testing::lab::{LabContext, Skip};
 
@@ -187,6 +188,37 @@ pub(super) fn nodes_that_die_together_lose_their_addresses(context: &LabContext)
     }
     stays(&ground, leader, source)
 }
+
+/// The node of the leader is cut from the other nodes alone: the API server and its next hop answer, and it could take all
+/// others for lost. The other controller hears them.
+pub(super) fn leader_that_hears_no_node_lets_another_lead(context: &LabContext) -> Result<()> {
+    let Stage { mut ground, leader: former, gateway, .. } = start(context)?;
+    ground.assignable(former, true)?;
+    ground.serves(former)?;
+    // The leader has to know the road on which it would miss them.
+    std::thread::sleep(PROOF);
+    let (well, emitters) = (NAMES[gateway - 1], Emitters::watch(&ground, ADDRESS, &NAMES)?);
+    println!("node{former} leads and is cut from the other nodes");
+    let cut = Instant::now();
+    ground.lab.cut(&Cut::Nodes(node(former)?))?;
+    let mut last_failure = cut;
+    while last_failure.elapsed() < PROOF {
+        if !is_seen(&ground, well, MOMENT)? {
+            last_failure = Instant::now();
+        }
+        ensure!(cut.elapsed() < STEPS_DOWN + PROOF, "{well} is not served while node{former} is cut");
+    }
+    println!("{well} was not served for up to {} ms", last_failure.duration_since(cut).as_millis());
+    ensure!(leader(&ground)? != former, "node{former} leads still");
+    ensure!(holder(&ground)? == format!("node{gateway}"), "the address is on {}", holder(&ground)?);
+    ground.lab.mend(&Cut::Nodes(node(former)?))?;
+    stays(&ground, gateway, NAMES[former - 1])?;
+    emitters.were(&[gateway])
+}
+
+/// The silence of half the total timeout, half a second for writes, a look of the other controller, and its first answers: 1.3 s.
+/// Three times that.
+const STEPS_DOWN: Duration = Duration::from_secs(4);
 
 /// An agent that runs again has given up by then what it was not confirmed for.
 const RESUMES: Duration = Duration::from_millis(100);

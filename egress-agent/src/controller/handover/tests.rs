@@ -430,3 +430,14 @@ fn a_ledger_that_is_full_gets_no_more_records() {
     assert!(begun(&of(most - 1)));
     assert!(!begun(&of(most)));
 }
+
+#[test]
+fn a_hand_over_that_is_open_is_not_new() {
+    let address: IpAddr = "172.18.0.100".parse().expect("a literal");
+    let record = HandOver { number: 7, from: "n1".into(), to: None };
+    let begins = Step::Record(address, record.clone());
+    let mut records = Records::default();
+    assert!(begins.is_new_to(&records) && !Step::Forget(address).is_new_to(&records));
+    records.open.insert(address, record);
+    assert!(!begins.is_new_to(&records), "whoever leads by it has to be waited for");
+}

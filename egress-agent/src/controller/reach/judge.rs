@@ -75,6 +75,8 @@ pub struct Judgement {
     pub news: Vec<News>,
     /// Nobody answers: whoever asks is cut off, or all nodes are gone.
     pub cut_off: bool,
+    /// No other node answers, whatever the own node's next hop does.
+    pub hears_none: bool,
 }
 
 #[derive(Debug)]
@@ -267,7 +269,11 @@ impl Judge {
         let heard = self.look_around(now);
         let networks: BTreeSet<_> = self.members.values().map(|member| member.traits.network).collect();
         self.next_hops.retain(|network, _| networks.contains(network));
-        let mut judgement = Judgement { cut_off: heard == Heard::Nobody, ..Judgement::default() };
+        let mut judgement = Judgement {
+            cut_off: heard == Heard::Nobody,
+            hears_none: matches!(heard, Heard::Nobody | Heard::NextHop(_)),
+            ..Judgement::default()
+        };
         for network in networks {
             self.judge_network(network, heard, now, &mut judgement.suspects);
         }

@@ -57,7 +57,7 @@ pub async fn run(
     own_node: &str,
     mut nodes: Taker,
     mut duty: Duty,
-    (reach, mut overlay): (watch::Sender<Reach>, Option<Overlay>),
+    (reach, isolated, mut overlay): (watch::Sender<Reach>, watch::Sender<bool>, Option<Overlay>),
     stop: CancellationToken,
 ) {
     let (mut known, mut ledger) = (BTreeMap::new(), Arc::<Ledger>::default());
@@ -86,6 +86,7 @@ pub async fn run(
                     continue;
                 }
                 round = term.map(|term| begin(&manner, own_node, (term, &duty), &reach, (&known, &ledger)));
+                isolated.send_replace(false);
                 if round.is_none() {
                     end(&reach);
                 }
@@ -109,7 +110,8 @@ pub async fn run(
             }
             _ = look.tick(), if round.is_some() => {
                 if let Some(round) = &mut round {
-                    round.look();
+                    let is_isolated = round.look();
+                    isolated.send_if_modified(|known| std::mem::replace(known, is_isolated) != is_isolated);
                     overlay.iter().for_each(|overlay| round.ask_through(overlay));
                 }
             }
@@ -183,6 +185,8 @@ struct Round {
     /// When nodes were asked through the overlay last.
     asked_through: Option<Instant>,
     cut_off: bool,
+    /// No other node answered at the latest look.
+    heard_none: bool,
     /// When this controller was seen to lead last.
     led: Instant,
     strangers: Strangers,
@@ -212,6 +216,7 @@ impl Round {
             findings,
             asked_through: None,
             cut_off: false,
+            heard_none: false,
             led: Instant::now(),
             strangers: Strangers::default(),
         }
@@ -277,7 +282,9 @@ impl Round {
 
     fn enter(&mut self, name: &str, roads: Vec<Road>, node: &Node, now: Instant) {
         let traits = Traits { own: *name == self.own_node, network: network(node) };
-        self.judge.enter(name, traits, now);
+        // Who took over early has found that one silent before.
+        let former = self.duty.former().filter(|former| former.node == name);
+        self.judge.enter(name, traits, former.map_or(now, |former| former.silent_since));
         let former = self.asked.remove(name);
         if let Some(former) = &former {
             former.task.abort();
@@ -383,7 +390,8 @@ impl Round {
         }
     }
 
-    fn look(&mut self) {
+    /// Whether no other node answers, of several. One look is not enough: where this task has stood still, answers wait.
+    fn look(&mut self) -> bool {
         let now = Instant::now();
         let over = |asked: &Asked| asked.until.is_some_and(|until| now >= until);
         let leave: Vec<String> = self.asked.iter().filter(|(_, a)| over(a)).map(|(name, _)| name.clone()).collect();
@@ -414,7 +422,7 @@ impl Round {
         for (name, asked) in &self.asked {
             asked.vouch.set(vouches && !judgement.unreachable.contains(name));
         }
-        let Judgement { unreachable, lost, suspects, mut silent, absent, .. } = judgement;
+        let Judgement { unreachable, lost, suspects, mut silent, absent, hears_none, .. } = judgement;
         if !self.manner.asks_agents() {
             // An agent may have ended long before its node, and has fenced nothing then.
             silent.clear();
@@ -426,6 +434,7 @@ impl Round {
             reach.lost = lost;
             is_news
         });
+        std::mem::replace(&mut self.heard_none, hears_none) && hears_none
     }
 }
 

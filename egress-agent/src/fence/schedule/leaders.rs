@@ -85,7 +85,12 @@ impl World {
         let leader = &mut self.leaders[index];
         let since = leader.since;
         let ledger = Arc::clone(&self.api.ledgers[leader.ledger_seen]);
-        let heard = |name: &str| leader.heard.get(name).map_or(since, |heard| since.max(*heard));
+        let asked_since = |name: &str| match &leader.former {
+            Some(former) if former.node == name => former.silent_since,
+            _ => since,
+        };
+        let heard =
+            |name: &str| leader.heard.get(name).map_or(asked_since(name), |heard| asked_since(name).max(*heard));
         let alive = |name: &str| leader.alive.get(name).map_or(heard(name), |alive| heard(name).max(*alive));
         // The agent alone, for as long as it is given.
         let is_gone = |name: &str| now >= heard(name) + own * 2 + GRACES[index];
@@ -115,12 +120,6 @@ impl World {
                 draft.suspects.insert(node, draft.records.last);
             }
         }
-        if leader.former.as_ref().is_some_and(|former| now < former.until) {
-            if draft != *ledger {
-                leader.queue.push(Work::Ledger(draft));
-            }
-            return;
-        }
         let said = |(address, number): (&IpAddr, &u64)| (*address, *number);
         let words = self.api.words.values().chain(leader.released.values());
         let released: BTreeSet<_> = words.flatten().map(said).collect();
@@ -139,7 +138,11 @@ impl World {
         let (networks, services) = (&ClusterNetworks::default(), &Services::default());
         let (unreachable, absent) = (&unreachable, &absent);
         let facts = Facts { objects: &objects, nodes, unreachable, absent, networks, services, hand_overs };
-        let plan = leader.watch.plan(&objects, &assign(&facts), &records, &evidence, now);
+        let mut plan = leader.watch.plan(&objects, &assign(&facts), &records, &evidence, now);
+        if leader.former.as_ref().is_some_and(|former| now < former.until) {
+            plan.items.clear();
+            plan.steps.retain(|step| step.is_new_to(&records));
+        }
         for step in &plan.steps {
             if let Step::Record(address, hand_over) = step {
                 draft.records.last = draft.records.last.max(hand_over.number);

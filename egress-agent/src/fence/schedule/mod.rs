@@ -437,7 +437,8 @@ impl World {
             (leader.leads_until, leader.vouches_until, leader.alone_until) = (leads, until, now);
             self.early += 1;
             self.part(next, old);
-            return self.begin_to_lead(next, Some(Former { node: NODES[old].to_owned(), until }));
+            let silent_since = now - timing.silence - self.random.milliseconds(300);
+            return self.begin_to_lead(next, Some(Former { node: NODES[old].to_owned(), silent_since, until }));
         }
         let leader = &mut self.leaders[old];
         let until = now + timing.nobody_leads();

@@ -28,6 +28,7 @@ const FENCE: &str = "egress-agent/src/fence/mod.rs";
 const SIGNATURE: &str = "egress-agent/src/health/signature.rs";
 const TOUCH: &str = "egress-agent/src/health/touch.rs";
 const ELECTION: &str = "egress-agent/src/controller/election.rs";
+const JUDGE: &str = "egress-agent/src/controller/reach/judge.rs";
 const LEADERSHIP: &str = "egress-agent/src/controller/leadership.rs";
 const SUSPICION: &str = "egress-agent/src/controller/suspicion.rs";
 const ASSIGNMENT: &str = "egress-agent/src/controller/assignment/mod.rs";
@@ -394,6 +395,15 @@ mutations! { AGENT,
     "away-agents-unnamed", VERDICT, ["controller::verdict::"],
         "an object does not say that nobody looks after some of its pods":
         "causes.extend(alone.iter().map(|(node, _)| (*node, AGENT_AWAY)));" => "";
+    "isolated-leader-leads-on", ELECTION, ["controller::election::"],
+        "a leader that hears no other node takes all addresses to its own, and other nodes do not reach it":
+        "if (mine || free) && self.stands_aside(now) {" => "if free && mine && self.stands_aside(now) {";
+    "isolation-goes-unnoticed", JUDGE, ["controller::reach::judge::"],
+        "a leader whose next hop answers does not know that it hears no other node":
+        "matches!(heard, Heard::Nobody | Heard::NextHop(_))" => "matches!(heard, Heard::Nobody)";
+    "open-record-called-off-early", HANDOVER, ["controller::handover::"],
+        "a leader that took over early calls off a hand-over that its former one still writes a status by":
+        "if !records.open.contains_key(address))" => "if records.last < u64::MAX || !records.open.contains_key(address))";
     "said-of-an-older-spec", VERDICT, ["kube::status::"], "who waits for an edit to be seen waits for ever":
         "\n                && found.observed_generation == object.generation" => "";
     "half-a-count", CENSUS, ["controller::census::"],

@@ -25,6 +25,7 @@ struct Play {
     /// When those that are gone were well last.
     lost: BTreeMap<String, Instant>,
     cut_off: bool,
+    hears_none: bool,
 }
 
 impl Play {
@@ -48,6 +49,7 @@ impl Play {
             absent: BTreeSet::new(),
             lost: BTreeMap::new(),
             cut_off: false,
+            hears_none: false,
         }
     }
 
@@ -113,7 +115,7 @@ impl Play {
             self.suspects = judgement.suspects;
             self.absent = judgement.absent;
             self.lost = judgement.lost;
-            self.cut_off = judgement.cut_off;
+            (self.cut_off, self.hears_none) = (judgement.cut_off, judgement.hears_none);
         }
     }
 }
@@ -178,11 +180,11 @@ fn where_nobody_is_heard_any_more_nothing_moves() {
             play.until(play.now + 50);
             assert!(play.suspects.is_empty(), "{:?} after {} ms", play.suspects, play.now);
         }
-        assert!(play.cut_off);
+        assert!(play.cut_off && play.hears_none);
         // One comes back much earlier than the others, which then have their time.
         play.set("b", Some(OK));
         play.until(60_800);
-        assert!(!play.cut_off);
+        assert!(!play.cut_off && !play.hears_none);
         play.set("a", Some(OK));
         play.set("c", Some(OK));
         play.until(70_000);
@@ -217,6 +219,7 @@ fn all_others_that_die_together_are_gone_where_the_own_next_hop_answers() {
         others.iter().for_each(|node| play.set(node, None));
         play.until(5800);
         assert_eq!(play.suspects.len(), others.len(), "in time for their leases");
+        assert!(play.hears_none);
         play.until(6400);
         assert_eq!(play.gone(), others);
         assert!(!play.cut_off);

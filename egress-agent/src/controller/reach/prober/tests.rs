@@ -81,7 +81,9 @@ fn prober(port: u16, duty: Duty) -> (Giver, watch::Receiver<Reach>, DropGuard) {
     let (manner, stop) = (manner(port), CancellationToken::new());
     let ((giver, taker), (reach, is_reach)) = (inbox(), watch::channel(Reach::by(manner.terms().lease)));
     let stopped = stop.clone();
-    tokio::spawn(async move { run(manner, "node9", taker, duty, (reach, None), stopped).await });
+    tokio::spawn(
+        async move { run(manner, "node9", taker, duty, (reach, watch::Sender::new(false), None), stopped).await },
+    );
     (giver, is_reach, stop.drop_guard())
 }
 
