@@ -266,14 +266,10 @@ impl Judge {
                 && !member.pulse.has_paused(&self.rules, now);
             member.says_since = says.then(|| member.says_since.unwrap_or(now));
         }
-        let heard = self.look_around(now);
+        let (heard, hears_none) = (self.look_around(now), self.hears_none(now));
         let networks: BTreeSet<_> = self.members.values().map(|member| member.traits.network).collect();
         self.next_hops.retain(|network, _| networks.contains(network));
-        let mut judgement = Judgement {
-            cut_off: heard == Heard::Nobody,
-            hears_none: matches!(heard, Heard::Nobody | Heard::NextHop(_)),
-            ..Judgement::default()
-        };
+        let mut judgement = Judgement { cut_off: heard == Heard::Nobody, hears_none, ..Judgement::default() };
         for network in networks {
             self.judge_network(network, heard, now, &mut judgement.suspects);
         }
@@ -309,6 +305,12 @@ impl Judge {
             judgement.news.push(News { node: name.clone(), standing, treated });
         }
         judgement
+    }
+
+    /// Before any of them counts as gone: then there is nothing to compare any more.
+    fn hears_none(&self, now: Instant) -> bool {
+        let others = || self.members.values().filter(|member| !member.traits.own && !member.gone);
+        others().count() > 1 && others().all(|member| member.pulse.is_suspect(&self.rules, now))
     }
 
     /// Whom one hears. When somebody is heard again after nobody was, all have their time anew.

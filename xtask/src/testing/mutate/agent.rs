@@ -400,7 +400,8 @@ mutations! { AGENT,
         "if (mine || free) && self.stands_aside(now) {" => "if free && mine && self.stands_aside(now) {";
     "isolation-goes-unnoticed", JUDGE, ["controller::reach::judge::"],
         "a leader whose next hop answers does not know that it hears no other node":
-        "matches!(heard, Heard::Nobody | Heard::NextHop(_))" => "matches!(heard, Heard::Nobody)";
+        "(self.look_around(now), self.hears_none(now))" =>
+        "(self.look_around(now), self.cut_off && self.hears_none(now))";
     "open-record-called-off-early", HANDOVER, ["controller::handover::"],
         "a leader that took over early calls off a hand-over that its former one still writes a status by":
         "if !records.open.contains_key(address))" => "if records.last < u64::MAX || !records.open.contains_key(address))";
