@@ -195,9 +195,10 @@ impl Rival {
 /// A look in vain is repeated after this time at most, and so is one that others' failures put in doubt.
 const DOUBT: Duration = Duration::from_secs(1);
 
-/// A leader that hears no other node stands aside for another no more often than that: where all others are really lost it
-/// has to decide.
+/// A leader that hears no other node releases the Lease no more often than that: where no other controller has taken it, this one
+/// has to decide; where each of them hears no node, they do not take turns without end.
 const ASIDE_AGAIN: Duration = Duration::from_secs(60);
+const ASIDE_FOR_ANOTHER: Duration = Duration::from_secs(10);
 
 /// Stands for leader until told to stop, and lets go then.
 pub async fn campaign(
@@ -212,7 +213,8 @@ pub async fn campaign(
     let mut election = Election::new(identity, Timing::default());
     let (mut holder, mut gaps) = (String::new(), Gaps::default());
     let mut failures = outages.failures();
-    let mut stood_aside = None::<Instant>;
+    // When the Lease was released last for that, and whether another has held it since.
+    let (mut stood_aside, mut another_led) = (None::<Instant>, false);
     loop {
         failures.mark_unchanged();
         beat.note();
@@ -231,6 +233,7 @@ pub async fn campaign(
             Ok(record) => {
                 outages.works("the Lease");
                 rival.note(&record, election.identity());
+                another_led |= is_identity(&record.holder) && record.holder != election.identity();
                 if record.holder != holder {
                     say(&record.holder, namespace);
                     holder = record.holder;
@@ -260,10 +263,11 @@ pub async fn campaign(
         published.renewed.send_replace(election.renewed());
         // Behind them: who probes by it looks whom this leader has replaced.
         held.into_iter().for_each(|record| published.held(&record, election.identity()));
-        let may_stand_aside = stood_aside.is_none_or(|at| now >= at + ASIDE_AGAIN);
+        let pause = if another_led { ASIDE_FOR_ANOTHER } else { ASIDE_AGAIN };
+        let may_stand_aside = stood_aside.is_none_or(|at| now >= at + pause);
         if *rival.isolated.borrow_and_update() && may_stand_aside && published.leads_without_former(now) {
             warn!("no other egress node answers this controller: the Lease is released, so that another can lead");
-            stood_aside = Some(now);
+            (stood_aside, another_led) = (Some(now), false);
             published.ends();
             // For writes that are on their way, as between any two leaders.
             tokio::time::sleep(election.timing().nobody_leads()).await;
