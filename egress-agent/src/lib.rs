@@ -1,18 +1,11 @@
-//! The agent: see the module headers, data flows from `kube` through `model` to `dataplane`.
+//! egress_agent.
 
-pub mod agent;
-pub mod cli;
+pub mod change_queue;
+pub mod cmd;
 pub mod cni;
+pub mod config;
 pub mod controller;
-pub mod dataplane;
-pub mod explain;
-pub mod fence;
+pub mod debug;
 pub mod health;
-pub mod inspect;
-pub mod kube;
 pub mod metrics;
-pub mod model;
-pub mod object;
-pub mod reconcile;
-pub mod supervise;
-pub mod text;
+pub mod node;

@@ -1,5 +1,5 @@
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    egress_agent::cli::main()
+    egress_agent::cmd::main()
 }

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
-use super::PLUGIN;
+use crate::cni::PLUGIN;
 
 /// What libcni reads.
 const EXTENSIONS: [&str; 3] = ["conf", "conflist", "json"];

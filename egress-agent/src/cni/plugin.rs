@@ -10,9 +10,9 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep, timeout_at};
 
-use crate::inspect::socket::ask;
-use crate::inspect::{Answer, Request};
-use crate::model::view::{Attach, PodKey};
+use crate::debug::socket::ask;
+use crate::debug::{Answer, Request};
+use egress_core::model::view::{Attach, PodKey};
 
 /// How long a pod's start waits for an agent: one that is updated is away for a second or two.
 pub const PATIENCE: Duration = Duration::from_secs(5);

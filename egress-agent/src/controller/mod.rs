@@ -17,25 +17,10 @@
 //!   `moves`: addresses that have another node now, pure.
 //! - [`leader`]: takes changes, decides, writes what differs.
 
-pub mod assignment;
-mod books;
-pub mod census;
-mod complaint;
-pub mod decision;
-pub mod draining;
-pub mod election;
-mod endless;
-pub mod gaps;
-pub mod handover;
-pub mod leader;
-pub mod leadership;
-mod moves;
-pub mod numbering;
-mod problems;
-pub mod reach;
+pub mod ledger;
+pub mod node_health;
+pub mod pod_counts;
+pub mod reconciler;
 pub mod run;
-pub mod strangers;
-mod summary;
-pub mod suspicion;
-pub mod verdict;
-mod words;
+pub mod summary;
+pub mod write_errors;

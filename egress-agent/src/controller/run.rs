@@ -17,30 +17,30 @@ use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 use tracing::warn;
 
-use super::census::{self, Census};
-use super::leader::Leader;
-use super::leadership::{Rival, campaign, leadership, own_identity};
-use super::reach::Reach;
-use super::reach::knock;
-use super::reach::prober::{self, Overlay};
-use super::reach::session::Manner;
-use crate::dataplane::echo;
-use crate::health::signature::SharedKey;
-use crate::kube::events;
-use crate::kube::ledger::LedgerStore;
-use crate::kube::outage::Outages;
-use crate::kube::secret::{self, IfAbsent};
-use crate::kube::status::StatusWriter;
-use crate::kube::watch::for_controller;
+use crate::change_queue::{self, Giver};
+use crate::controller::node_health::leader_probe;
+use crate::controller::node_health::prober::{self, Overlay};
+use crate::controller::node_health::session::Manner;
+use crate::controller::pod_counts::{self, Census};
+use crate::controller::reconciler::Leader;
 use crate::metrics::Station;
-use crate::metrics::life::Beat;
-use crate::metrics::station::{Running, RunningController};
-use crate::model::desired::OnUnassigned;
-use crate::model::endpoints::Endpoints;
-use crate::model::inbox::{self, Giver};
-use crate::model::reserved::ClusterNetworks;
-use crate::model::view::{Change, Update};
-use crate::supervise::{self, Task, Tasks};
+use crate::metrics::health_page::{Running, RunningController};
+use egress_core::model::reserved::ClusterNetworks;
+use egress_core::model::view::{Change, Update};
+use egress_core::node_health::Reach;
+use egress_core::plan::desired::OnUnassigned;
+use egress_datapath::overlay::endpoints::Endpoints;
+use egress_datapath::overlay::probe;
+use egress_kube::api_outage::Outages;
+use egress_kube::events;
+use egress_kube::health_key::SharedKey;
+use egress_kube::health_key::{self, IfAbsent};
+use egress_kube::leader_election::{Rival, campaign, leadership, own_identity};
+use egress_kube::ledger::LedgerStore;
+use egress_kube::status::StatusWriter;
+use egress_kube::watches::for_controller;
+use egress_supervise::Heartbeat;
+use egress_supervise::{self, Task, Tasks};
 
 pub struct ControllerSettings {
     /// The node that it runs on.
@@ -79,9 +79,9 @@ pub async fn run(client: Client, settings: ControllerSettings, stop: Cancellatio
         );
     }
     let (published, leads, duty) = leadership();
-    let (to_leader, for_leader) = inbox::inbox();
-    let (to_prober, for_prober) = inbox::inbox();
-    let (to_knocker, for_knocker) = inbox::inbox();
+    let (to_leader, for_leader) = change_queue::inbox();
+    let (to_prober, for_prober) = change_queue::inbox();
+    let (to_knocker, for_knocker) = change_queue::inbox();
     let ((rival, is_rival), (silent, silence)) = (watch::channel(None), watch::channel(None));
     let ((found, reach), (asked, to_ask)) = (watch::channel(Reach::by(terms.lease)), watch::channel(None));
     let (isolated, is_isolated) = watch::channel(false);
@@ -96,7 +96,7 @@ pub async fn run(client: Client, settings: ControllerSettings, stop: Cancellatio
         .metered(meters)
         .counting(asked, is_census)
         .with_unassigned(on_unassigned);
-    let beat = Beat::default();
+    let beat = Heartbeat::default();
     if let Some(station) = &station {
         let running = RunningController { leadership: leads, synced: is_synced, beat: beat.clone() };
         station.runs(Running::Controller(running));
@@ -110,15 +110,15 @@ pub async fn run(client: Client, settings: ControllerSettings, stop: Cancellatio
     tasks.spawn(Task::LeaderElection, async move {
         campaign(candidate, (&place, identity), (published, rival), &of, beat, until).await;
     });
-    tasks.spawn(Task::LeaderKnocks, knock::run(probing.port, for_knocker, is_rival, silent, stop.clone()));
+    tasks.spawn(Task::LeaderKnocks, leader_probe::run(probing.port, for_knocker, is_rival, silent, stop.clone()));
     if asks_agents {
-        tasks.spawn(Task::Census, census::run(probing.clone(), node_name.clone(), to_ask, census, stop.clone()));
+        tasks.spawn(Task::Census, pod_counts::run(probing.clone(), node_name.clone(), to_ask, census, stop.clone()));
     }
     let through = overlay.map(|port| {
         let ((ask, questions), (echoed, echoes)) = (mpsc::channel(ECHOES), mpsc::channel(ECHOES));
-        let asker = echo::Asker { port, own: own_endpoint, questions, echoes: echoed };
+        let asker = probe::Asker { port, own: own_endpoint, questions, echoes: echoed };
         // Whatever reaches the tunnel's port can keep it busy.
-        tasks.spawn(Task::OverlayEcho, echo::ask(asker, stop.clone()));
+        tasks.spawn(Task::OverlayEcho, probe::ask(asker, stop.clone()));
         Overlay { port, ask, echoes }
     });
     let (own_node, until) = (node_name.clone(), stop.clone());
@@ -127,9 +127,14 @@ pub async fn run(client: Client, settings: ControllerSettings, stop: Cancellatio
     });
     let keep_key = async {
         if asks_agents {
-            let keep =
-                secret::keep((client.clone(), &namespace), key_holder, (&outages, None), IfAbsent::Make, stop.clone());
-            supervise::until(stop.clone(), Task::KeyReader, keep).await;
+            let keep = health_key::keep(
+                (client.clone(), &namespace),
+                key_holder,
+                (&outages, None),
+                IfAbsent::Make,
+                stop.clone(),
+            );
+            egress_supervise::until(stop.clone(), Task::KeyReader, keep).await;
         }
     };
     let services: &[IpNet] = &networks.services;
@@ -137,8 +142,8 @@ pub async fn run(client: Client, settings: ControllerSettings, stop: Cancellatio
     let (leader, prober, knocker) = (to_leader, to_prober, to_knocker);
     let listeners = Listeners { leader, prober, knocker, endpoints, heard: Heard::default(), synced };
     tokio::join!(
-        supervise::until(stop.clone(), Task::ApiWatches, fan_out(incoming, listeners, stop.clone())),
-        supervise::until(stop.clone(), Task::EventWriter, delivery.run(stop.clone())),
+        egress_supervise::until(stop.clone(), Task::ApiWatches, fan_out(incoming, listeners, stop.clone())),
+        egress_supervise::until(stop.clone(), Task::EventWriter, delivery.run(stop.clone())),
         keep_key,
         tasks.ended(),
     );

@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use super::assignment::Nodes;
-use super::decision::Decision;
-use super::reach::Reach;
-use super::verdict::ASSIGNED;
 use crate::metrics::meters::{Cluster, NodeState};
+use egress_core::allocation::Nodes;
+use egress_core::decision::Decision;
+use egress_core::node_health::Reach;
+use egress_core::status::conditions::ASSIGNED;
 
 /// How the egress nodes are treated.
 pub(super) fn nodes(nodes: &Nodes, reach: &Reach) -> BTreeMap<String, NodeState> {
@@ -36,9 +36,9 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::controller::assignment::tests::object;
-    use crate::controller::verdict::Statement;
-    use crate::model::view::{EgressObject, Item, Node};
+    use egress_core::allocation::samples::object;
+    use egress_core::model::view::{EgressObject, Item, Node};
+    use egress_core::status::conditions::Statement;
 
     fn decision(listed: &[&str], given: usize, reason: &'static str) -> Decision {
         let listed: Vec<String> = listed.iter().map(|one| (*one).to_owned()).collect();

@@ -15,14 +15,13 @@
 //!
 //! A server for each of these addresses; they come and go with these.
 
-mod door;
-pub mod fitness;
-pub mod release;
-pub mod selected;
-mod service;
+pub mod accept;
+pub mod handover;
+pub mod leader_contact;
+pub mod pod_counts;
+pub mod service;
 pub mod signature;
 pub mod tls;
-pub mod touch;
 pub mod unserved;
 
 use std::collections::BTreeMap;
@@ -37,18 +36,18 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use tonic::transport::Server;
 use tracing::{info, warn};
 
-use crate::kube::outage::Outages;
+use crate::health::accept::Door;
+pub use crate::health::accept::NodeAddresses;
+use crate::health::service::HealthService;
+use crate::health::tls::Tls;
 use crate::metrics::Meters;
-use crate::model::ledger::Words;
-use crate::model::state::SelectedPods;
-use crate::reconcile::Ready;
-use crate::supervise::{self, Task};
-use door::Door;
-pub use door::NodeAddresses;
-use fitness::{Obstacle, Uplink};
-use service::HealthService;
-use signature::SharedKey;
-use tls::Tls;
+use crate::node::reconciler::Ready;
+use egress_core::model::ledger::Words;
+use egress_core::model::state::SelectedPods;
+use egress_core::node_health::fitness::{Obstacle, Uplink};
+use egress_kube::api_outage::Outages;
+use egress_kube::health_key::SharedKey;
+use egress_supervise::{self, Task};
 
 /// What OVN-Kubernetes calls it.
 pub const SERVICE: &str = "Service_Egress_IP";
@@ -145,7 +144,7 @@ pub async fn serve(settings: Settings, facts: Facts, told: Told, stop: Cancellat
                 let token = stop.child_token();
                 let address = SocketAddr::new(*address, settings.port);
                 let serve = serve_on(address, (settings.tls.clone(), door.clone()), service.clone(), token.clone());
-                tokio::spawn(supervise::until(token.clone(), Task::HealthServer, serve));
+                tokio::spawn(egress_supervise::until(token.clone(), Task::HealthServer, serve));
                 token.drop_guard()
             });
         }

@@ -13,13 +13,15 @@ use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse};
 use tonic_health::server::{HealthReporter, HealthService as Reported, WatchStream};
 use tracing::warn;
 
-use super::fitness::Obstacle;
-use super::signature::{self, Challenge, Fresh, Key, SharedKey, Signature};
-use super::touch::{self, Probe, Touch};
-use super::{MESSAGE, REASON, SERVICE, Told, release, selected, unserved};
-use crate::model::ledger::Words;
-use crate::model::state::SelectedPods;
-use crate::model::unserved::UnservedAddresses;
+use crate::health::leader_contact::{self, Probe, Touch};
+use crate::health::signature::MessageAuth;
+use crate::health::signature::{self, Challenge, Fresh, Signature};
+use crate::health::{MESSAGE, REASON, SERVICE, Told, handover, pod_counts, unserved};
+use egress_core::model::ledger::Words;
+use egress_core::model::state::SelectedPods;
+use egress_core::node_health::fitness::Obstacle;
+use egress_core::plan::unserved::UnservedAddresses;
+use egress_kube::health_key::{Key, SharedKey};
 
 /// How old a challenge may be that a probe names, beside twice the total timeout: answers may take as long as that.
 const CHALLENGE_AGE: Duration = Duration::from_secs(10);
@@ -125,7 +127,7 @@ impl HealthService {
     fn note(&self, request: &Request<HealthCheckRequest>, at: Instant) -> Option<u64> {
         let probe = Probe::read(request.metadata())?;
         let mut probes = self.0.probes.lock().unwrap_or_else(PoisonError::into_inner);
-        let total = touch::timeout(request.metadata()).unwrap_or(self.0.total_timeout);
+        let total = leader_contact::timeout(request.metadata()).unwrap_or(self.0.total_timeout);
         let (named, counted) = (Challenge::read(request.metadata()), (probe.session, probe.number));
         if !probes.fresh.take(named, counted, CHALLENGE_AGE + total * 2, at) {
             return Some(probes.touch.term());
@@ -134,12 +136,13 @@ impl HealthService {
         // A former leader's ledger is a former one.
         if probe.term >= probes.touch.term() {
             note_leader(&probes.told, request);
-            if let Some(returned) = touch::returned_age(request.metadata()).and_then(|age| at.checked_sub(age)) {
+            if let Some(returned) = leader_contact::returned_age(request.metadata()).and_then(|age| at.checked_sub(age))
+            {
                 probes.told.outages.learn_of_return(returned);
             }
-            let total = touch::timeout(request.metadata());
+            let total = leader_contact::timeout(request.metadata());
             probes.told.total.send_if_modified(|known| std::mem::replace(known, total) != total);
-            let orders = release::orders(request.metadata());
+            let orders = handover::orders(request.metadata());
             probes.told.orders.send_if_modified(|known| {
                 let is_news = *known != orders;
                 *known = orders;
@@ -149,7 +152,7 @@ impl HealthService {
         // Behind the timeout: whoever sees the one sees the other.
         let heard = probes.touch.heard();
         probes.told.heard.send_if_modified(|known| std::mem::replace(known, heard) != heard);
-        let other = touch::timeout(request.metadata()).filter(|timeout| *timeout != self.0.total_timeout);
+        let other = leader_contact::timeout(request.metadata()).filter(|timeout| *timeout != self.0.total_timeout);
         if std::mem::replace(&mut probes.other_timeout, other) != other
             && let Some(other) = other
         {
@@ -203,22 +206,22 @@ impl Health for HealthService {
             metadata.insert(REASON, MetadataValue::from_static(obstacle.code()));
         }
         if let Some(term) = term {
-            touch::set_term(metadata, term);
-            touch::set_timeout(metadata, self.0.total_timeout);
-            release::set_released(metadata, &self.0.known.released.borrow());
+            leader_contact::set_term(metadata, term);
+            leader_contact::set_timeout(metadata, self.0.total_timeout);
+            handover::set_released(metadata, &self.0.known.released.borrow());
             unserved::write(metadata, &self.0.unserved.borrow());
             let overlay = *self.0.known.overlay.borrow();
-            overlay.into_iter().for_each(|port| touch::set_overlay_port(metadata, port));
+            overlay.into_iter().for_each(|port| leader_contact::set_overlay_port(metadata, port));
             let bounded = *self.0.known.bounded.borrow();
-            bounded.into_iter().for_each(|number| touch::set_bounded(metadata, number));
+            bounded.into_iter().for_each(|number| leader_contact::set_bounded(metadata, number));
             let next_hop = *self.0.known.next_hop.borrow();
-            next_hop.into_iter().for_each(|at| touch::set_next_hop_age(metadata, at.elapsed()));
+            next_hop.into_iter().for_each(|at| leader_contact::set_next_hop_age(metadata, at.elapsed()));
         }
         if let Some((key, signature)) = authentic {
             // Not with each probe: these are frequent.
             if Probe::read(request.metadata()).is_none() {
                 note_leader(&self.0.probes.lock().unwrap_or_else(PoisonError::into_inner).told, &request);
-                selected::write(metadata, &self.0.known.selected.borrow());
+                pod_counts::write(metadata, &self.0.known.selected.borrow());
             }
             self.0.challenge(Instant::now()).write(metadata);
             key.sign_answer(metadata, status.into(), &self.0.node_name, &signature);

@@ -1,4 +1,4 @@
-//! What leaders and agents say to each other is signed with a key that all agents and controllers share (`crate::kube::secret`).
+//! What leaders and agents say to each other is signed with a key that all agents and controllers share (`egress_kube::health_key`).
 //!
 //! ```text
 //! leader --- from, to, challenge, session, number, ... + signature of all of it --> agent
@@ -21,13 +21,11 @@
 //! Whatever is not signed is a plain health check, and answered with the node's health alone.
 
 use std::collections::BTreeMap;
-use std::fmt;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use aws_lc_rs::hmac::{self, HMAC_SHA256, Tag};
+use aws_lc_rs::hmac::{self, Tag};
 use aws_lc_rs::rand;
-use tokio::sync::{Notify, watch};
+pub use egress_kube::health_key::Key;
 use tonic::metadata::{AsciiMetadataValue, BinaryMetadataValue, MetadataMap};
 
 /// What all entries of the metadata begin with that mean anything.
@@ -44,64 +42,57 @@ const ANSWER: &[u8] = b"egress-agent health answer 1";
 /// Sessions that are remembered: a leader and a former one, by each address, and some that have ended.
 const SESSIONS: usize = 16;
 
-/// Of agents and controllers. Neither logs nor errors show it.
-#[derive(Clone)]
-pub struct Key(Arc<hmac::Key>);
+/// Signs and verifies the messages of health checks.
+pub trait MessageAuth {
+    /// Signs a request, in its metadata: the last that is done to it.
+    fn sign_request(&self, metadata: &mut MetadataMap, service: &str, from: &str, to: &str) -> Signature;
 
-impl fmt::Debug for Key {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Key")
-    }
+    /// The signature of a request to this node, where it is right.
+    fn verify_request(&self, metadata: &MetadataMap, service: &str, own_name: &str) -> Option<Signature>;
+
+    /// Signs the answer to a request, in its metadata: the last that is done to it.
+    fn sign_answer(&self, metadata: &mut MetadataMap, status: i32, own_name: &str, to: &Signature);
+
+    /// Whether the node has signed this answer to this request.
+    fn has_signed_answer(&self, metadata: &MetadataMap, status: i32, node: &str, to: &Signature) -> bool;
 }
 
-impl Key {
-    /// In bytes: the length of what the hash gives, as RFC 2104 recommends.
-    pub const LENGTH: usize = 32;
-
-    /// `None` where it has another length.
-    pub fn new(bytes: &[u8]) -> Option<Self> {
-        (bytes.len() == Self::LENGTH).then(|| Self(Arc::new(hmac::Key::new(HMAC_SHA256, bytes))))
-    }
-
-    /// Signs a request, in its metadata: the last that is done to it.
-    pub fn sign_request(&self, metadata: &mut MetadataMap, service: &str, from: &str, to: &str) -> Signature {
+impl MessageAuth for Key {
+    fn sign_request(&self, metadata: &mut MetadataMap, service: &str, from: &str, to: &str) -> Signature {
         for (key, name) in [(FROM, from), (TO, to)] {
             // Names of nodes are letters, digits, dots and dashes.
             if let Ok(value) = AsciiMetadataValue::try_from(name) {
                 metadata.insert(key, value);
             }
         }
-        self.put(metadata, &request(metadata, service))
+        put(self, metadata, &request(metadata, service))
     }
 
-    /// The signature of a request to this node, where it is right.
-    pub fn verify_request(&self, metadata: &MetadataMap, service: &str, own_name: &str) -> Option<Signature> {
+    fn verify_request(&self, metadata: &MetadataMap, service: &str, own_name: &str) -> Option<Signature> {
         let is_for_us = metadata.get(TO).is_some_and(|to| to.as_bytes() == own_name.as_bytes());
-        if is_for_us { self.verify(metadata, &request(metadata, service)) } else { None }
+        if is_for_us { verify(self, metadata, &request(metadata, service)) } else { None }
     }
 
-    /// Signs the answer to a request, in its metadata: the last that is done to it.
-    pub fn sign_answer(&self, metadata: &mut MetadataMap, status: i32, own_name: &str, to: &Signature) {
-        self.put(metadata, &answer(metadata, status, own_name, to));
+    fn sign_answer(&self, metadata: &mut MetadataMap, status: i32, own_name: &str, to: &Signature) {
+        put(self, metadata, &answer(metadata, status, own_name, to));
     }
 
-    /// Whether the node has signed this answer to this request.
-    pub fn has_signed_answer(&self, metadata: &MetadataMap, status: i32, node: &str, to: &Signature) -> bool {
-        self.verify(metadata, &answer(metadata, status, node, to)).is_some()
+    fn has_signed_answer(&self, metadata: &MetadataMap, status: i32, node: &str, to: &Signature) -> bool {
+        verify(self, metadata, &answer(metadata, status, node, to)).is_some()
     }
+}
 
-    fn put(&self, metadata: &mut MetadataMap, message: &[u8]) -> Signature {
-        let tag = hmac::sign(&self.0, message);
-        metadata.insert_bin(SIGNATURE, BinaryMetadataValue::from_bytes(tag.as_ref()));
-        Signature(tag)
-    }
+fn put(key: &Key, metadata: &mut MetadataMap, message: &[u8]) -> Signature {
+    let tag = hmac::sign(key.hmac(), message);
+    metadata.insert_bin(SIGNATURE, BinaryMetadataValue::from_bytes(tag.as_ref()));
+    Signature(tag)
+}
 
-    fn verify(&self, metadata: &MetadataMap, message: &[u8]) -> Option<Signature> {
-        let said = metadata.get_bin(SIGNATURE)?.to_bytes().ok()?;
-        // Takes the same time wherever they differ.
-        hmac::verify(&self.0, message, &said).ok()?;
-        Some(Signature(hmac::sign(&self.0, message)))
-    }
+fn verify(key: &Key, metadata: &MetadataMap, message: &[u8]) -> Option<Signature> {
+    let said = metadata.get_bin(SIGNATURE)?.to_bytes().ok()?;
+    // Takes the same time wherever they differ.
+    hmac::verify(key.hmac(), message, &said).ok()?;
+    Some(Signature(hmac::sign(key.hmac(), message)))
 }
 
 /// A request's, which its answer is signed with.
@@ -134,63 +125,6 @@ fn canonical(parts: &[&[u8]], metadata: &MetadataMap) -> Vec<u8> {
 /// The node of the controller that a request says it is from. As good as its signature.
 pub fn from(metadata: &MetadataMap) -> Option<&str> {
     metadata.get(FROM)?.to_str().ok()
-}
-
-/// The key as it is now, for all who sign.
-#[derive(Clone)]
-pub struct SharedKey {
-    now: watch::Receiver<Option<Key>>,
-    doubt: Arc<Notify>,
-}
-
-impl fmt::Debug for SharedKey {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("SharedKey")
-    }
-}
-
-impl Default for SharedKey {
-    /// None, ever.
-    fn default() -> Self {
-        Self::new().0
-    }
-}
-
-/// The other end of a [`SharedKey`].
-pub struct KeyHolder {
-    pub now: watch::Sender<Option<Key>>,
-    doubt: Arc<Notify>,
-}
-
-impl SharedKey {
-    /// Before the key is known.
-    pub fn new() -> (Self, KeyHolder) {
-        let ((publish, now), doubt) = (watch::channel(None), Arc::new(Notify::new()));
-        (Self { now, doubt: doubt.clone() }, KeyHolder { now: publish, doubt })
-    }
-
-    /// `None` while it is not known: nothing is believed then.
-    pub fn now(&self) -> Option<Key> {
-        self.now.borrow().clone()
-    }
-
-    /// Waits until it is.
-    pub async fn known(&self) {
-        // One that ends knows none any more.
-        drop(self.now.clone().wait_for(Option::is_some).await);
-    }
-
-    /// Something was not signed with it: the key may be another by now.
-    pub fn doubt(&self) {
-        self.doubt.notify_one();
-    }
-}
-
-impl KeyHolder {
-    /// Waits until somebody doubts that it is the right one; at once where somebody has since.
-    pub async fn doubted(&self) {
-        self.doubt.notified().await;
-    }
 }
 
 /// What a request must name to be new: the agent's process, and when it has said so, in milliseconds since it began.
@@ -292,6 +226,7 @@ pub(crate) mod tests {
     use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse};
 
     use super::*;
+    use egress_kube::health_key::SharedKey;
 
     /// One for tests, by a number.
     pub(crate) fn key(number: u8) -> Key {

@@ -8,10 +8,11 @@ use tonic_health::pb::health_check_response::ServingStatus as Answer;
 use tonic_health::pb::health_client::HealthClient;
 use tonic_health::pb::{HealthCheckRequest, HealthCheckResponse};
 
-use super::signature::Challenge;
-use super::signature::tests::{key, shared};
-use super::touch::Probe;
 use super::*;
+use crate::health::leader_contact::Probe;
+use crate::health::signature::Challenge;
+use crate::health::signature::MessageAuth;
+use crate::health::signature::tests::{key, shared};
 
 /// A server on loopback, and what it is told.
 pub(super) struct Ground {
@@ -187,9 +188,10 @@ async fn the_agent_knows_when_the_leader_has_heard_it() {
     let mut ground = Ground::start();
     let mut leader = Leader::of(&ground).await;
     let mut probe = async |confirmed| {
-        let answer = leader.probe(confirmed, 3, |metadata| touch::set_timeout(metadata, Duration::from_secs(5))).await;
-        assert_eq!(touch::term(answer.metadata()), Some(3));
-        assert_eq!(touch::timeout(answer.metadata()), Some(Duration::from_secs(1)));
+        let answer =
+            leader.probe(confirmed, 3, |metadata| leader_contact::set_timeout(metadata, Duration::from_secs(5))).await;
+        assert_eq!(leader_contact::term(answer.metadata()), Some(3));
+        assert_eq!(leader_contact::timeout(answer.metadata()), Some(Duration::from_secs(1)));
         leader.number
     };
     let before = Instant::now();
@@ -208,7 +210,7 @@ async fn a_former_leaders_orders_are_nothing_to_who_knows_of_a_newer() {
     let mut leader = Leader::of(&ground).await;
     let words = |number| Words::from([([172, 18, 0, 100].into(), number)]);
     let mut order = async |term, number| {
-        leader.probe(0, term, |metadata| release::set_orders(metadata, &words(number))).await;
+        leader.probe(0, term, |metadata| handover::set_orders(metadata, &words(number))).await;
         ground.orders.borrow().clone()
     };
     assert_eq!(order(3, 7).await, words(7));
@@ -219,8 +221,8 @@ async fn a_former_leaders_orders_are_nothing_to_who_knows_of_a_newer() {
 
 /// Everything that a leader can say.
 fn everything(metadata: &mut MetadataMap) {
-    touch::set_timeout(metadata, Duration::from_secs(1));
-    release::set_orders(metadata, &Words::from([([172, 18, 0, 100].into(), 7)]));
+    leader_contact::set_timeout(metadata, Duration::from_secs(1));
+    handover::set_orders(metadata, &Words::from([([172, 18, 0, 100].into(), 7)]));
 }
 
 #[tokio::test]
@@ -240,7 +242,7 @@ async fn who_has_not_the_key_is_told_the_health_and_nothing_else_and_changes_not
         }),
         ("changed behind the signature", |metadata| {
             key(1).sign_request(metadata, SERVICE, "leader", NAME);
-            touch::set_timeout(metadata, Duration::from_secs(2));
+            leader_contact::set_timeout(metadata, Duration::from_secs(2));
         }),
     ];
     for (what, sign) in signs {
@@ -259,7 +261,7 @@ async fn who_has_not_the_key_is_told_the_health_and_nothing_else_and_changes_not
     }
     assert_eq!((*ground.heard.borrow(), ground.orders.borrow().len()), (None, 0));
     let answer = leader.probe(0, 3, everything).await;
-    assert_eq!(touch::term(answer.metadata()), Some(3), "no stranger has named a term");
+    assert_eq!(leader_contact::term(answer.metadata()), Some(3), "no stranger has named a term");
     assert_eq!(ground.orders.borrow().len(), 1);
     ground.stop.cancel();
 }
@@ -274,10 +276,10 @@ async fn pods_are_counted_for_who_has_the_key_and_not_with_each_probe() {
             key.sign_request(request.metadata_mut(), SERVICE, "leader", NAME);
         }
         let answer = client.check(request).await.expect("an answer");
-        assert_eq!(selected::read(answer.metadata()).is_some(), is_told, "{:?}", answer.metadata());
+        assert_eq!(pod_counts::read(answer.metadata()).is_some(), is_told, "{:?}", answer.metadata());
     }
     let answer = Leader::of(&ground).await.probe(0, 3, |_| {}).await;
-    assert_eq!(selected::read(answer.metadata()), None);
+    assert_eq!(pod_counts::read(answer.metadata()), None);
     ground.stop.cancel();
 }
 
@@ -296,7 +298,7 @@ async fn a_leaders_probe_that_comes_again_changes_nothing() {
     leader.send(first).await;
     assert_eq!(ground.orders.borrow().len(), 1);
     let number = leader.number;
-    leader.probe(number, 3, |metadata| touch::set_timeout(metadata, Duration::from_secs(1))).await;
+    leader.probe(number, 3, |metadata| leader_contact::set_timeout(metadata, Duration::from_secs(1))).await;
     assert_eq!(ground.orders.borrow().len(), 0, "it is over");
     let heard = ground.heard.borrow_and_update().expect("confirmed");
     let (mut other, [at_once, elsewhere]) = (ground.client(FIRST).await, replayed);

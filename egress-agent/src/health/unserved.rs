@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use tonic::metadata::{AsciiMetadataValue, MetadataMap};
 
-use crate::model::unserved::{Unserved, UnservedAddresses};
+use egress_core::plan::unserved::{Unserved, UnservedAddresses};
 
 /// Of an answer.
 const UNSERVED: &str = "egress-agent-unserved";

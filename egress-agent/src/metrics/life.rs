@@ -4,10 +4,7 @@
 //! behind each action: it may be busy for minutes, with claims above all, and lives all the while; and an answer that comes
 //! late on a slow machine says nothing. The fence looks each second at least.
 
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
-
-use tokio::time::Instant;
 
 /// How long each may be silent.
 #[derive(Clone, Copy, Debug)]
@@ -28,30 +25,6 @@ pub const LIMITS: Limits = Limits {
     starts: Duration::from_secs(300),
     election: Duration::from_secs(30),
 };
-
-/// When a loop was last seen.
-#[derive(Clone, Debug)]
-pub struct Beat(Arc<Mutex<Instant>>);
-
-impl Default for Beat {
-    fn default() -> Self {
-        Self(Arc::new(Mutex::new(Instant::now())))
-    }
-}
-
-impl Beat {
-    pub fn note(&self) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
-    }
-
-    pub fn at(&self) -> Instant {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub fn age(&self) -> Duration {
-        self.at().elapsed()
-    }
-}
 
 /// What does not live, in one line.
 pub fn judge(limits: &Limits, node: Duration, fence: Duration) -> Result<(), String> {

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 
-use crate::model::refusal::MAPS;
+use egress_core::plan::refusal::MAPS;
 
 /// What came of a probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -7,23 +7,23 @@
 //! ```
 //!
 //! A scrape reads the kernel's counters then and there, by handles of its own, so that it waits for nobody and nobody for
-//! it. What would take a walk of a large map is counted in the background ([`crate::dataplane::port_use`]), and by the
+//! it. What would take a walk of a large map is counted in the background ([`egress_datapath::maps::port_use`]), and by the
 //! sweep. Definitions are in [`catalogue`], once; a scrape and the documentation are made from them.
 
 pub mod awaited;
 pub mod catalogue;
-mod expose;
+pub mod expose;
 pub mod facts;
-mod http;
+pub mod health_page;
+pub mod http;
 pub mod life;
 pub mod meters;
 #[cfg(test)]
 mod monitoring;
 pub mod page;
-pub mod station;
 pub mod troubles;
-pub mod watchman;
+pub mod watchdog;
 
-pub use http::{Listen, serve};
-pub use meters::Meters;
-pub use station::Station;
+pub use crate::metrics::health_page::Station;
+pub use crate::metrics::http::{Listen, serve};
+pub use crate::metrics::meters::Meters;

@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use egress_common::abi::Verdict;
 use serde::Deserialize;
 
-use super::catalogue::{ALL, Kind, Metric};
-use super::meters::{NodeState, Probed};
+use crate::metrics::catalogue::{ALL, Kind, Metric};
+use crate::metrics::meters::{NodeState, Probed};
 
 const ALERTS: &str = include_str!("../../../deploy/monitoring/alerts.yaml");
 const ALERTS_TEST: &str = include_str!("../../../deploy/monitoring/alerts_test.yaml");
@@ -130,7 +130,7 @@ fn faults(expression: &str) -> Vec<String> {
 fn is_value(label: &str, value: &str) -> bool {
     match label {
         "verdict" => Verdict::ALL.iter().any(|verdict| verdict.label() == value),
-        "class" => Verdict::ALL.iter().any(|verdict| super::expose::class(verdict.class()) == value),
+        "class" => Verdict::ALL.iter().any(|verdict| crate::metrics::expose::class(verdict.class()) == value),
         "answer" => Probed::ALL.iter().any(|probed| probed.label() == value),
         "role" => ["from", "to"].contains(&value),
         "direction" => ["egress", "ingress"].contains(&value),

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::catalogue::{ALL, Metric, Who};
+use crate::metrics::catalogue::{ALL, Metric, Who};
 
 /// The tables: what both say, what every agent says, and what controllers say.
 pub fn tables() -> String {

@@ -4,10 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Instant;
 
-use egress_agent::controller::assignment::{Nodes, Objects};
-use egress_agent::controller::decision::{Decision, NoRecords, decide};
-use egress_agent::controller::handover::Watch;
-use egress_agent::kube::{convert, keys};
+use egress_core::allocation::{Nodes, Objects};
+use egress_core::decision::{Decision, NoRecords, decide};
+use egress_core::keys;
+use egress_core::ownership::handover::Watch;
+use egress_kube::convert;
 use serde_json::{Value, json};
 
 use crate::Result;

@@ -7,12 +7,13 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use egress_agent::controller::assignment::{Nodes, Objects};
-use egress_agent::controller::decision::{Decision, NoRecords, decide};
-use egress_agent::controller::handover::Watch;
-use egress_agent::controller::verdict::{ASSIGNED, DEGRADED, Statement};
-use egress_agent::kube::{convert, keys};
-use egress_agent::model::view::{Condition, Conditions, EgressObject};
+use egress_core::allocation::{Nodes, Objects};
+use egress_core::decision::{Decision, NoRecords, decide};
+use egress_core::keys;
+use egress_core::model::view::{Condition, Conditions, EgressObject};
+use egress_core::ownership::handover::Watch;
+use egress_core::status::conditions::{ASSIGNED, DEGRADED, Statement};
+use egress_kube::convert;
 use serde_json::{Value, json};
 
 const NODES: usize = 1_000;

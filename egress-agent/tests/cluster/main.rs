@@ -13,22 +13,22 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use crate::skips::skipped;
-use egress_agent::agent::{self, AgentSettings};
 use egress_agent::controller;
-use egress_agent::controller::reach::pulse::Rules;
-use egress_agent::controller::reach::session::{Dial, Manner};
+use egress_agent::controller::node_health::session::{Dial, Manner};
 use egress_agent::controller::run::ControllerSettings;
 use egress_agent::health;
-use egress_agent::health::signature::SharedKey;
-use egress_agent::kube::client::connect;
-use egress_agent::kube::crd::{EgressIP, EgressNode};
-use egress_agent::kube::outage::Outages;
 use egress_agent::metrics::Meters;
-use egress_agent::model::desired::{OnUnassigned, Settings, UnknownPods};
-use egress_agent::model::executor::{DataplaneError, Executor};
-use egress_agent::model::reserved::ClusterNetworks;
-use egress_agent::model::state::{Action, Course, KernelState, Moving, PodState};
-use egress_agent::model::step::step;
+use egress_agent::node::run::{self, AgentSettings};
+use egress_core::model::reserved::ClusterNetworks;
+use egress_core::model::state::{Action, Course, KernelState, Moving, PodState};
+use egress_core::node_health::liveness::Rules;
+use egress_core::plan::desired::{OnUnassigned, Settings, UnknownPods};
+use egress_core::plan::executor::{DataplaneError, Executor};
+use egress_core::plan::step::step;
+use egress_kube::api_outage::Outages;
+use egress_kube::client::connect;
+use egress_kube::crd::{EgressIP, EgressNode};
+use egress_kube::health_key::SharedKey;
 use futures::future::BoxFuture;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Node, Pod, ServiceAccount};
@@ -193,7 +193,7 @@ impl Cluster {
             };
             let new = || Recorder { node: name, lan: self.lan.clone(), ..Recorder::default() };
             let kernel = self.kernels.entry(name).or_insert_with(new).clone();
-            agents.spawn(agent::run(self.client.clone(), settings, kernel, self.stop.clone()));
+            agents.spawn(run::run(self.client.clone(), settings, kernel, self.stop.clone()));
         }
         for name in &NODES[..2] {
             let settings = ControllerSettings {

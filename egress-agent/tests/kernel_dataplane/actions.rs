@@ -3,16 +3,16 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use egress_agent::dataplane::Dataplane;
-use egress_agent::model::executor::{DataplaneError, Executor};
-use egress_agent::model::state::{
-    Action, EgressId, Family, KernelState, NodeAddress, OnUnknownPod, Place, PodOwner, PodState, Policy, Prefix,
-    PrefixKind, Slot, TunnelEndpoint, WhenEmpty,
-};
 use egress_common::abi::{
     Addr, Datagram, Direction, Flow, Inbound, MAX_SLOTS, Mapping, Origin, PodEntry, Timeouts, Tuple,
 };
 use egress_common::wire::{PROTO_TCP, PROTO_UDP};
+use egress_core::model::state::{
+    Action, EgressId, Family, KernelState, NodeAddress, OnUnknownPod, Place, PodOwner, PodState, Policy, Prefix,
+    PrefixKind, Slot, TunnelEndpoint, WhenEmpty,
+};
+use egress_core::plan::executor::{DataplaneError, Executor};
+use egress_datapath::Dataplane;
 
 use crate::node::{Node, on_node};
 
@@ -333,7 +333,7 @@ fn the_next_pod_with_an_address_inherits_nothing() {
         assert_eq!(desired.owners.get(&old), Some(&PodOwner::of("first")));
         let actual = desired.clone();
         desired.owners.insert(old, PodOwner::of("second"));
-        let plan = egress_agent::model::plan::plan(&actual, &desired);
+        let plan = egress_core::plan::plan(&actual, &desired);
         assert_eq!(plan, [Action::CutPod(old), Action::PutOwner(old, PodOwner::of("second"))]);
         for action in &plan {
             dataplane.apply(action).await.expect("apply");

@@ -4,11 +4,11 @@ use std::net::{IpAddr, UdpSocket};
 use std::os::fd::AsRawFd;
 use std::time::Duration;
 
-use egress_agent::dataplane::{Dataplane, Settings};
-use egress_agent::model::executor::{DataplaneError, Executor, Expected};
-use egress_agent::model::reserved::Reserved;
-use egress_agent::model::state::{Action, Course, EgressId, Moving, OnUnknownPod, TunnelEndpoint};
 use egress_common::abi::Lease;
+use egress_core::model::reserved::Reserved;
+use egress_core::model::state::{Action, Course, EgressId, Moving, OnUnknownPod, TunnelEndpoint};
+use egress_core::plan::executor::{DataplaneError, Executor, Expected};
+use egress_datapath::{Dataplane, Settings};
 use nix::sys::socket::{AddressFamily, LinkAddr, SockFlag, SockProtocol, SockType, recvfrom, socket};
 
 use crate::node::{UPLINK, clean, device, eventually, ip, mac_text, on_node, output, patience, start};

@@ -4,8 +4,8 @@ use std::fs;
 use std::net::UdpSocket;
 
 use aya::maps::{HashMap, MapData};
-use egress_agent::dataplane::names::{DEFAULT_TUNNEL_PORT, Hook};
-use egress_agent::dataplane::{Attachment, Settings, StartError};
+use egress_datapath::names::{DEFAULT_TUNNEL_PORT, Hook};
+use egress_datapath::{Attachment, Settings, StartError};
 
 use crate::node::{MGMT, Node, UPLINK, clean, eventually, ip, is_attached, on_node, output, programs, refused, start};
 

@@ -5,8 +5,8 @@ use std::time::Duration;
 use aya::Ebpf;
 use aya::programs::tc::{NlOptions, TcAttachOptions, TcHandle, qdisc_add_clsact};
 use aya::programs::{SchedClassifier, TcAttachType};
-use egress_agent::dataplane::names::Hook;
-use egress_agent::dataplane::{Attachment, Settings};
+use egress_datapath::names::Hook;
+use egress_datapath::{Attachment, Settings};
 
 use crate::node::{self, MGMT, Node, UPLINK, clean, filters, ip, on_node, output, patience, start};
 use crate::skips::skipped;

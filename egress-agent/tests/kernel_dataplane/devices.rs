@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use egress_agent::dataplane::names::{DEFAULT_TUNNEL_PORT, Hook, OVERLAY_DEVICE, OVERLAY_MAC};
-use egress_agent::dataplane::{Attachment, Settings, StartError};
-use egress_agent::model::executor::Executor;
-use egress_agent::model::state::{Action, EgressId, NodeAddress, OnUnknownPod, TunnelEndpoint};
 use egress_common::abi::{Addr, OwnedAddr};
+use egress_core::model::state::{Action, EgressId, NodeAddress, OnUnknownPod, TunnelEndpoint};
+use egress_core::plan::executor::Executor;
+use egress_datapath::names::{DEFAULT_TUNNEL_PORT, Hook, OVERLAY_DEVICE, OVERLAY_MAC};
+use egress_datapath::{Attachment, Settings, StartError};
 
 use crate::node::{
     self, MGMT, UPLINK, attachment, device, eventually, ip, is_attached, mac_text, on_node, output, patience, start,

@@ -1,9 +1,9 @@
 //! Entries of hand-overs: what ends them, and how they follow the uplink.
 
-use egress_agent::dataplane::Dataplane;
-use egress_agent::model::executor::Executor;
-use egress_agent::model::state::{Action, Course, EgressId, KernelState, Moving};
 use egress_common::abi;
+use egress_core::model::state::{Action, Course, EgressId, KernelState, Moving};
+use egress_core::plan::executor::Executor;
+use egress_datapath::Dataplane;
 
 use crate::actions::{addr, endpoint};
 use crate::node::{Node, UPLINK, device, eventually, ip, on_node};

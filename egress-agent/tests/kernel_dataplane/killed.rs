@@ -3,14 +3,14 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use egress_agent::dataplane::Dataplane;
-use egress_agent::model::executor::Executor;
-use egress_agent::model::plan::plan;
-use egress_agent::model::state::{
-    Action, EgressId, Family, KernelState, NodeAddress, Place, PodOwner, PodState, Policy, WhenEmpty,
-};
 use egress_common::abi::{Addr, Direction, Flow, Mapping, NodeEntry, NodePlace, Origin, Tuple};
 use egress_common::wire::{PROTO_TCP, PROTO_UDP};
+use egress_core::model::state::{
+    Action, EgressId, Family, KernelState, NodeAddress, Place, PodOwner, PodState, Policy, WhenEmpty,
+};
+use egress_core::plan::executor::Executor;
+use egress_core::plan::plan;
+use egress_datapath::Dataplane;
 
 use crate::actions::{addr, endpoint, left, make_flow, make_flow_of, make_mapping, policy};
 use crate::node::{Node, is_slow, on_node};

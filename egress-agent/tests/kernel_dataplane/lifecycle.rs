@@ -9,11 +9,11 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use aya::programs::links::{FdLink, PinnedLink};
-use egress_agent::dataplane::names::{Hook, PINNED_MAPS};
-use egress_agent::dataplane::{Attachment, Settings, cleanup};
-use egress_agent::model::executor::Executor;
-use egress_agent::model::state::{Action, EgressId, OnUnknownPod, PodState, Prefix, PrefixKind, TunnelEndpoint};
 use egress_common::abi::Verdict;
+use egress_core::model::state::{Action, EgressId, OnUnknownPod, PodState, Prefix, PrefixKind, TunnelEndpoint};
+use egress_core::plan::executor::Executor;
+use egress_datapath::names::{Hook, PINNED_MAPS};
+use egress_datapath::{Attachment, Settings, cleanup};
 
 use crate::node::{self, MGMT, Node, UPLINK, clean, ip, is_attached, on_node, output, start};
 use crate::skips::skipped;

@@ -5,13 +5,14 @@ use std::path::Path;
 
 use aya::maps::{Map, MapData, PerCpuHashMap};
 use aya::util::nr_cpus;
-use egress_agent::dataplane::names::{DEFAULT_INBOUND_ENTRIES, DEFAULT_NAT_ENTRIES};
-use egress_agent::dataplane::{Dataplane, forward};
-use egress_agent::metrics::facts::Use;
-use egress_agent::model::executor::Executor;
-use egress_agent::model::state::{Action, EgressId, Family, OnUnknownPod, Policy, WhenEmpty};
 use egress_common::abi::{Addr, Direction, EipCount, Mapping, Origin, Tuple, Verdict};
 use egress_common::wire::PROTO_TCP;
+use egress_core::model::state::{Action, EgressId, Family, OnUnknownPod, Policy, WhenEmpty};
+use egress_core::plan::executor::Executor;
+use egress_datapath::Dataplane;
+use egress_datapath::maps::facts::Use;
+use egress_datapath::names::{DEFAULT_INBOUND_ENTRIES, DEFAULT_NAT_ENTRIES};
+use egress_datapath::nftables::forward_policy;
 
 use crate::actions::now_ns;
 use crate::node::{MGMT, Node, eventually, on_node, output};
@@ -42,12 +43,12 @@ fn count(node: &Node, count: EipCount) {
 #[test]
 fn policy_in_forward_is_recognised_by_its_chain() {
     on_node(|_node| async move {
-        assert_eq!(forward::policy().expect("chains are listed"), None);
+        assert_eq!(forward_policy::policy().expect("chains are listed"), None);
         output(&["nft", "add table ip filter"]);
         output(&["nft", "add chain ip filter FORWARD { type filter hook forward priority 0; }"]);
-        assert_eq!(forward::policy().expect("chains are listed"), None);
+        assert_eq!(forward_policy::policy().expect("chains are listed"), None);
         output(&["nft", "add chain ip filter cali-FORWARD"]);
-        assert_eq!(forward::policy().expect("chains are listed"), Some("Calico"));
+        assert_eq!(forward_policy::policy().expect("chains are listed"), Some("Calico"));
     });
 }
 
@@ -63,7 +64,7 @@ fn policy_in_forward_is_recognised_in_the_older_tables_too() {
             let Ok(before) = std::fs::read_to_string(&names) else {
                 return skipped("this kernel has no such tables");
             };
-            assert_eq!(forward::policy().expect("tables are read"), None);
+            assert_eq!(forward_policy::policy().expect("tables are read"), None);
             assert_eq!(std::fs::read_to_string(&names).expect("a list"), before, "looking has made a table");
             for chain in ["KUBE-FORWARD", "cali-FORWARD-not"] {
                 output(&[program, "-N", chain]);
@@ -82,13 +83,13 @@ fn policy_in_forward_is_recognised_in_the_older_tables_too() {
                 "ACCEPT",
             ]);
             assert!(std::fs::read_to_string(&names).expect("a list").contains("filter"), "it is the older one");
-            assert_eq!(forward::policy().expect("tables are read"), None);
+            assert_eq!(forward_policy::policy().expect("tables are read"), None);
             output(&[program, "-N", "cali-FORWARD"]);
             output(&[program, "-A", "FORWARD", "-j", "cali-FORWARD"]);
-            assert_eq!(forward::policy().expect("tables are read"), Some("Calico"));
+            assert_eq!(forward_policy::policy().expect("tables are read"), Some("Calico"));
             output(&[program, "-F"]);
             output(&[program, "-X"]);
-            assert_eq!(forward::policy().expect("tables are read"), None);
+            assert_eq!(forward_policy::policy().expect("tables are read"), None);
         });
     }
 }

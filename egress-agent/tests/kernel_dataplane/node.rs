@@ -21,10 +21,10 @@ use std::time::{Duration, Instant};
 use crate::skips::skipped;
 use aya::maps::{Array, HashMap, Map, MapData};
 use aya::programs::{SchedClassifier, TcAttachType};
-use egress_agent::dataplane::names::Hook;
-use egress_agent::dataplane::{Attachment, Dataplane, Settings, StartError, cleanup, probe};
-use egress_agent::model::executor::Executor;
 use egress_common::abi::{ABI_VERSION, Config, Lease};
+use egress_core::plan::executor::Executor;
+use egress_datapath::names::Hook;
+use egress_datapath::{Attachment, Dataplane, Settings, StartError, cleanup, probe};
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, setns, unshare};
 

@@ -5,10 +5,10 @@ use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use egress_agent::dataplane::names::Hook;
-use egress_agent::model::executor::{DataplaneError, Executor};
-use egress_agent::model::state::{Action, EgressId};
 use egress_common::abi::{Addr, Owned, OwnedAddr, Sieve};
+use egress_core::model::state::{Action, EgressId};
+use egress_core::plan::executor::{DataplaneError, Executor};
+use egress_datapath::names::Hook;
 
 use crate::actions::addr;
 use crate::node::{MGMT, Node, UPLINK, eventually, ip, is_attached, on_node, output, place};

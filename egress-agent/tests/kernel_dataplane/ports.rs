@@ -12,12 +12,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use aya::maps::{Map, MapData, PerCpuArray};
-use egress_agent::dataplane::Dataplane;
-use egress_agent::model::executor::Executor as _;
-use egress_agent::model::state::{
+use egress_common::abi::{Count, NODE_MARK, PortRange, Verdict};
+use egress_core::model::state::{
     Action, EgressId, NodeAddress, OnUnknownPod, PodState, Prefix, PrefixKind, TunnelEndpoint,
 };
-use egress_common::abi::{Count, NODE_MARK, PortRange, Verdict};
+use egress_core::plan::executor::Executor as _;
+use egress_datapath::Dataplane;
 use nix::mount::{MsFlags, mount, umount};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrIn, bind, connect, setsockopt, socket, sockopt};
 

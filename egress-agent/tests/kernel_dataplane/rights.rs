@@ -6,8 +6,8 @@
 use std::collections::BTreeSet;
 use std::process::{Command, Output};
 
-use egress_agent::dataplane::names::Hook;
-use egress_agent::dataplane::{Attachment, Settings, StartError};
+use egress_datapath::names::Hook;
+use egress_datapath::{Attachment, Settings, StartError};
 use nix::mount::{MsFlags, mount};
 
 use crate::node::{self, Node, clean, filters, is_attached, links, on_node, output, programs, refused, start};

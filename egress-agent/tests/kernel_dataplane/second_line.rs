@@ -3,10 +3,10 @@
 use std::net::UdpSocket;
 use std::time::Duration;
 
-use egress_agent::dataplane::names::{Hook, NFT_TABLE};
-use egress_agent::dataplane::{Attachment, Dataplane, Settings};
-use egress_agent::model::executor::Executor;
-use egress_agent::model::state::{Action, EgressId, OnUnknownPod, PodState, Prefix, PrefixKind};
+use egress_core::model::state::{Action, EgressId, OnUnknownPod, PodState, Prefix, PrefixKind};
+use egress_core::plan::executor::Executor;
+use egress_datapath::names::{Hook, NFT_TABLE};
+use egress_datapath::{Attachment, Dataplane, Settings};
 
 use crate::actions::addr;
 use crate::node::{MGMT, Node, attachment, eventually, ip, is_attached, on_node, output, start, within};

@@ -8,12 +8,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use aya::programs::links::{FdLink, PinnedLink};
-use egress_agent::dataplane::foreknown::Foreknown;
-use egress_agent::dataplane::names::{Hook, NFT_TABLE};
-use egress_agent::dataplane::{Dataplane, Settings, StartError};
-use egress_agent::model::executor::Executor;
-use egress_agent::model::state::{Action, EgressId, OnUnknownPod, PodState, Prefix, PrefixKind, TunnelEndpoint};
 use egress_common::abi::{ABI_VERSION, Verdict};
+use egress_core::model::state::{Action, EgressId, OnUnknownPod, PodState, Prefix, PrefixKind, TunnelEndpoint};
+use egress_core::plan::executor::Executor;
+use egress_datapath::loader::initial_state::Foreknown;
+use egress_datapath::names::{Hook, NFT_TABLE};
+use egress_datapath::{Dataplane, Settings, StartError};
 
 use crate::actions::addr;
 use crate::node::{self, Node, clean, eventually, ip, is_attached, on_node, output};

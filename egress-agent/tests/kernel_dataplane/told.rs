@@ -4,11 +4,11 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::os::fd::{AsRawFd, OwnedFd};
 
-use egress_agent::model::executor::Executor;
-use egress_agent::model::state::{Action, EgressId, PodState};
 use egress_common::abi::{Addr, Direction, Flow, Tuple};
 use egress_common::decide::phase;
 use egress_common::wire::PROTO_TCP;
+use egress_core::model::state::{Action, EgressId, PodState};
+use egress_core::plan::executor::Executor;
 use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, recv, socket};
 
 use crate::actions::now_ns;

@@ -12,13 +12,13 @@
 
 use std::net::IpAddr;
 
-use egress_agent::dataplane::Dataplane;
-use egress_agent::model::desired::{LINK_LOCAL, MULTICAST};
-use egress_agent::model::executor::Executor;
-use egress_agent::model::state::{
+use egress_core::model::state::{
     Action, EgressId, Family, NodeAddress, OnUnknownPod, Place, PodState, Policy, Prefix, PrefixKind, Slot,
     TunnelEndpoint, WhenEmpty,
 };
+use egress_core::plan::desired::{LINK_LOCAL, MULTICAST};
+use egress_core::plan::executor::Executor;
+use egress_datapath::Dataplane;
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
 

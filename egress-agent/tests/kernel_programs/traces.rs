@@ -5,13 +5,13 @@ use std::path::PathBuf;
 
 use aya::Pod;
 use aya::maps::{HashMap, MapData};
-use egress_agent::dataplane::names::PINNED_MAPS;
-use egress_agent::dataplane::trace::{Traced, Tracer};
-use egress_agent::explain::probe::Probe;
 use egress_common::abi::{
     ABI_VERSION, Course, Direction, Holder, Lease, Mapping, OnUnknownPod, Origin, PodEntry, Policy, PolicyKey, Share,
     Slot, Tuple, Verdict, WhenEmpty,
 };
+use egress_datapath::names::PINNED_MAPS;
+use egress_datapath::trace::test_packet::Probe;
+use egress_datapath::trace::{Traced, Tracer};
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 

@@ -38,7 +38,8 @@ mod tests {
         let root = Paths::find().expect("a clone").root;
         let page = read(Path::new(PAGE)).expect("the page");
         let mut text = String::new();
-        for folder in ["egress-agent", "egress-common", "fuzz", "xtask"] {
+        let crates = ["crates/core", "crates/datapath", "crates/kube", "crates/supervise"];
+        for folder in crates.into_iter().chain(["egress-agent", "egress-common", "fuzz", "xtask"]) {
             for part in ["src", "tests"].map(|part| root.join(folder).join(part)) {
                 if part.is_dir() {
                     sources(&part, &mut text);

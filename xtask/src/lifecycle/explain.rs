@@ -117,7 +117,7 @@ fn dropped(ground: &mut Ground) -> Result<()> {
 fn log_level(ground: &mut Ground) -> Result<()> {
     println!("log-level");
     ensure!(asked(ground, "log-level")?.trim() == "info", "as it was started");
-    has(&asked(ground, "log-level info,egress_agent::dataplane=debug")?, &["egress_agent::dataplane=debug"])?;
+    has(&asked(ground, "log-level info,egress_datapath=debug")?, &["egress_datapath=debug"])?;
     let log = ground.agent(1)?.log().to_owned();
     until("drops are in the log", EFFECT, || {
         forge(ground, "one")?;

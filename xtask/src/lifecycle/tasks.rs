@@ -22,7 +22,7 @@ use crate::toolchain::Paths;
 const V4: &str = "172.18.0.110";
 const V6: &str = "fd00:172:18::110";
 const TICK: Duration = Duration::from_millis(10);
-/// As egress-agent/src/supervise.rs has it.
+/// As crates/supervise/src/lib.rs has it.
 const PANIC_IN: &str = "EGRESS_AGENT_TEST_PANIC_IN";
 /// Tasks of controllers; those that both have are played in agents.
 const OF_CONTROLLERS: [&str; 5] = ["census", "controller", "leader election", "leader knocks", "prober"];
@@ -61,7 +61,7 @@ pub(super) fn one_that_panics_ends_the_agent(context: &LabContext) -> Result<()>
 
 /// Of all tasks, from their one definition.
 fn names() -> Result<Vec<String>> {
-    let file = Paths::find()?.root.join("egress-agent/src/supervise.rs");
+    let file = Paths::find()?.root.join("crates/supervise/src/lib.rs");
     let text = std::fs::read_to_string(&file).with_context(|| format!("read {}", file.display()))?;
     let names = text.lines().filter_map(|line| line.trim().strip_prefix("Self::")?.split_once(" => \""));
     let names: Vec<String> = names.filter_map(|(_, name)| Some(name.strip_suffix("\",")?.to_owned())).collect();

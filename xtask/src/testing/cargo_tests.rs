@@ -23,6 +23,10 @@ type Targets = Vec<String>;
 pub(super) fn pure(paths: &Paths) -> Result<Targets> {
     let packages = [
         ("egress-common", "egress-common"),
+        ("egress-core", "crates/core"),
+        ("egress-datapath", "crates/datapath"),
+        ("egress-kube", "crates/kube"),
+        ("egress-supervise", "crates/supervise"),
         ("egress-agent", "egress-agent"),
         ("egress-fuzz", "fuzz"),
         ("xtask", "xtask"),

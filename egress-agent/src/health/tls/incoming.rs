@@ -12,7 +12,7 @@ use tokio_rustls::server::TlsStream;
 use tonic::transport::server::{Connected, TcpConnectInfo};
 use tracing::warn;
 
-use super::{Tls, cause};
+use crate::health::tls::{Tls, cause};
 
 /// How long a handshake may take.
 const PATIENCE: Duration = Duration::from_secs(5);

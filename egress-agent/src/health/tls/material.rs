@@ -14,8 +14,8 @@ use tokio_rustls::rustls::server::danger::ClientCertVerifier;
 use tokio_rustls::rustls::{self, RootCertStore, ServerConfig};
 use tonic::transport::{Certificate, ClientTlsConfig, Identity};
 
-use super::Files;
-use super::cause;
+use crate::health::tls::Files;
+use crate::health::tls::cause;
 
 /// HTTP/2, which gRPC speaks.
 const ALPN: &[u8] = b"h2";

@@ -3,10 +3,11 @@ use std::time::Duration;
 
 use egress_common::abi::Count;
 
-use super::super::catalogue::Who;
-use super::super::facts::{AgentFacts, Held, HookFacts, KernelFacts, NodeFacts, PortUse, Served};
-use super::super::meters::{Cluster, Meters, NodeState};
 use super::*;
+use crate::metrics::catalogue::Who;
+use crate::metrics::facts::{AgentFacts, Held, NodeFacts, Served};
+use crate::metrics::meters::{Cluster, Meters, NodeState};
+use egress_datapath::maps::facts::{HookFacts, KernelFacts, PortUse};
 
 fn served(address: [u8; 4], object: &str) -> Served {
     Served { address: address.into(), object: object.into(), uid: "u".into() }

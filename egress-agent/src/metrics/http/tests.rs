@@ -3,8 +3,8 @@ use tokio::net::TcpSocket;
 use tokio_util::sync::DropGuard;
 
 use super::*;
-use crate::kube::outage::Outages;
 use crate::metrics::catalogue::Who;
+use egress_kube::api_outage::Outages;
 
 fn door() -> Arc<Door> {
     // One address of loopback is this host, the others stand for other hosts.

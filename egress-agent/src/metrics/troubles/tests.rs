@@ -2,8 +2,9 @@ use std::collections::BTreeMap;
 
 use egress_common::abi::{Count, EipCount};
 
-use super::super::facts::{KernelFacts, NodeFacts, PortUse, Use};
 use super::*;
+use crate::metrics::facts::NodeFacts;
+use egress_datapath::maps::facts::{KernelFacts, PortUse, Use};
 
 const ID: EgressId = EgressId(7);
 

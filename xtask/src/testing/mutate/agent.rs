@@ -1,126 +1,127 @@
 //! Mutations of the agent's user space: who is served, in which order the kernel is changed, who may hold an address, who gets
-//! it, and what is said of it. The tests are those of the library of egress-agent, and need no kernel.
+//! it, and what is said of it. The tests are those of the libraries of `crates/` and of egress-agent, and need no kernel.
 
 use super::table::{Mutation, mutations};
 
-const SELECTION: &str = "egress-agent/src/model/selection.rs";
-const POD_ADDRESSES: &str = "egress-agent/src/model/pod_addresses.rs";
-const OBJECT: &str = "egress-agent/src/model/object.rs";
-const VIEW: &str = "egress-agent/src/model/view.rs";
-const DESIRED: &str = "egress-agent/src/model/desired.rs";
-const EXPOSED: &str = "egress-agent/src/model/exposed.rs";
-const RESERVED: &str = "egress-agent/src/model/reserved.rs";
-const ROOM: &str = "egress-agent/src/model/room.rs";
-const REFUSAL: &str = "egress-agent/src/model/refusal.rs";
-const COMPILE: &str = "egress-agent/src/model/compile.rs";
-const SERVICES: &str = "egress-agent/src/model/services.rs";
-const PLAN: &str = "egress-agent/src/model/plan.rs";
-const STEP: &str = "egress-agent/src/model/step.rs";
-const MOVING: &str = "egress-agent/src/model/moving.rs";
-const EXECUTOR: &str = "egress-agent/src/model/executor.rs";
-const TENURE: &str = "egress-agent/src/model/tenure.rs";
-const RECONCILE: &str = "egress-agent/src/reconcile.rs";
-const ATTACHED: &str = "egress-agent/src/reconcile/attached.rs";
-const BEHIND: &str = "egress-agent/src/reconcile/behind.rs";
-const GIVE_UP: &str = "egress-agent/src/reconcile/give_up.rs";
-const PERFORM: &str = "egress-agent/src/reconcile/perform.rs";
-const FENCE: &str = "egress-agent/src/fence/mod.rs";
+const SELECTION: &str = "crates/core/src/selection/mod.rs";
+const POD_ADDRESSES: &str = "crates/core/src/selection/pod_addresses/mod.rs";
+const OBJECT: &str = "crates/core/src/model/policy.rs";
+const VIEW: &str = "crates/core/src/model/view.rs";
+const DESIRED: &str = "crates/core/src/plan/desired/mod.rs";
+const EXPOSED: &str = "crates/core/src/model/exposed.rs";
+const RESERVED: &str = "crates/core/src/model/reserved.rs";
+const ROOM: &str = "crates/core/src/plan/capacity.rs";
+const REFUSAL: &str = "crates/core/src/plan/refusal.rs";
+const COMPILE: &str = "crates/core/src/plan/compile.rs";
+const SERVICES: &str = "crates/core/src/model/services.rs";
+const PLAN: &str = "crates/core/src/plan/mod.rs";
+const STEP: &str = "crates/core/src/plan/step.rs";
+const MOVING: &str = "crates/core/src/ownership/kernel_handovers.rs";
+const EXECUTOR: &str = "crates/core/src/plan/executor.rs";
+const TENURE: &str = "crates/core/src/ownership/holdings/mod.rs";
+const RECONCILE: &str = "egress-agent/src/node/reconciler/mod.rs";
+const ATTACHED: &str = "egress-agent/src/node/reconciler/attached_pods.rs";
+const BEHIND: &str = "egress-agent/src/node/reconciler/background_flush.rs";
+const GIVE_UP: &str = "egress-agent/src/node/reconciler/release.rs";
+const PERFORM: &str = "egress-agent/src/node/reconciler/execute.rs";
+const FENCE: &str = "crates/core/src/ownership/lease/mod.rs";
 const SIGNATURE: &str = "egress-agent/src/health/signature.rs";
-const TOUCH: &str = "egress-agent/src/health/touch.rs";
-const ELECTION: &str = "egress-agent/src/controller/election.rs";
-const JUDGE: &str = "egress-agent/src/controller/reach/judge.rs";
-const LEADERSHIP: &str = "egress-agent/src/controller/leadership.rs";
-const SUSPICION: &str = "egress-agent/src/controller/suspicion.rs";
-const ASSIGNMENT: &str = "egress-agent/src/controller/assignment/mod.rs";
-const HOSTS: &str = "egress-agent/src/controller/assignment/hosts.rs";
-const MATCHING: &str = "egress-agent/src/controller/assignment/matching.rs";
-const OUTCOME: &str = "egress-agent/src/controller/assignment/outcome.rs";
-const OWNERS: &str = "egress-agent/src/controller/assignment/owners.rs";
-const HANDOVER: &str = "egress-agent/src/controller/handover.rs";
-const BOOKS: &str = "egress-agent/src/controller/books.rs";
-const NUMBERING: &str = "egress-agent/src/controller/numbering.rs";
-const DRAINING: &str = "egress-agent/src/controller/draining.rs";
-const DECISION: &str = "egress-agent/src/controller/decision.rs";
-const VERDICT: &str = "egress-agent/src/controller/verdict.rs";
-const CENSUS: &str = "egress-agent/src/controller/census.rs";
-const MOVES: &str = "egress-agent/src/controller/moves.rs";
-const PROBLEMS: &str = "egress-agent/src/controller/problems.rs";
-const STATUS: &str = "egress-agent/src/kube/status.rs";
+const TOUCH: &str = "egress-agent/src/health/leader_contact.rs";
+const ELECTION: &str = "crates/core/src/leader_election.rs";
+const JUDGE: &str = "crates/core/src/node_health/state/mod.rs";
+const LEADERSHIP: &str = "crates/kube/src/leader_election/mod.rs";
+const SUSPICION: &str = "crates/core/src/ownership/suspicion.rs";
+const ASSIGNMENT: &str = "crates/core/src/allocation/mod.rs";
+const HOSTS: &str = "crates/core/src/allocation/hosts.rs";
+const MATCHING: &str = "crates/core/src/allocation/matching.rs";
+const OUTCOME: &str = "crates/core/src/allocation/outcome.rs";
+const OWNERS: &str = "crates/core/src/allocation/owners.rs";
+const HANDOVER: &str = "crates/core/src/ownership/handover/mod.rs";
+const BOOKS: &str = "egress-agent/src/controller/ledger.rs";
+const NUMBERING: &str = "crates/core/src/allocation/egress_ids.rs";
+const DRAINING: &str = "crates/core/src/allocation/draining.rs";
+const DECISION: &str = "crates/core/src/decision.rs";
+const VERDICT: &str = "crates/core/src/status/conditions.rs";
+const CENSUS: &str = "egress-agent/src/controller/pod_counts.rs";
+const POD_COUNTS: &str = "crates/core/src/status/pod_counts.rs";
+const MOVES: &str = "crates/core/src/status/moves.rs";
+const PROBLEMS: &str = "crates/core/src/status/node_problems.rs";
+const STATUS: &str = "crates/kube/src/status.rs";
 
 mutations! { AGENT,
     // Until when programs emit.
-    "dead-agent-counts-as-a-silent-node", SUSPICION, ["controller::suspicion::"],
+    "dead-agent-counts-as-a-silent-node", SUSPICION, ["ownership::suspicion::"],
         "programs whose agent is gone emit what another node has been given":
         "false => (programs.max(lease), lease * 7 / 4)," => "false => (lease, lease * 3 / 4),";
-    "passed-deadline-renewed-at-once", FENCE, ["fence::"],
+    "passed-deadline-renewed-at-once", FENCE, ["ownership::lease::"],
         "an agent that comes back has its programs emit what has been given away":
         "!is_confirmed || self.stake.obeyed != self.falls" => "!is_confirmed";
-    "grace-behind-a-reading", FENCE, ["fence::"], "programs emit for longer than the leader waits":
+    "grace-behind-a-reading", FENCE, ["ownership::lease::"], "programs emit for longer than the leader waits":
         "self.read.map(|read| read + self.total * 16 / 10)" => "self.read.map(|read| read + self.programs())";
-    "endless-by-a-late-watch", FENCE, ["fence::"], "a lease that has an end again has none":
+    "endless-by-a-late-watch", FENCE, ["ownership::lease::"], "a lease that has an end again has none":
         "self.endless = terms.endless.filter(|number| *number > self.ended);" => "self.endless = terms.endless;";
-    "endless-lease-given-away", BOOKS, ["controller::books::"], "programs emit without an end what another node has been given":
+    "endless-lease-given-away", BOOKS, ["controller::ledger::"], "programs emit without an end what another node has been given":
         "ends.retain(|node, _| !endless.contains(node))" => "ends.retain(|node, _| !endless.contains(node) || true)";
     // Which object serves a pod.
-    "youngest-object-serves", SELECTION, ["model::desired::"], "a new object takes the pods of those that were there before":
+    "youngest-object-serves", SELECTION, ["plan::desired::"], "a new object takes the pods of those that were there before":
         "objects.sort_by(|a, b| a.rank().cmp(&b.rank()));" => "objects.sort_by(|a, b| b.rank().cmp(&a.rank()));";
-    "number-of-two-objects", SELECTION, ["controller::numbering::"], "pods of two objects leave with each other's addresses":
+    "number-of-two-objects", SELECTION, ["allocation::egress_ids::"], "pods of two objects leave with each other's addresses":
         "object.id.filter(|id| taken.insert(*id)).map(" =>
         "object.id.filter(|id| taken.insert(*id) || taken.contains(id)).map(";
-    "older-without-address-takes-pods", SELECTION, ["model::desired::"],
+    "older-without-address-takes-pods", SELECTION, ["plan::desired::"],
         "an old object with a typing error drops pods of others":
         "known.had_address && self.ids.get(&object.name) == Some(&known.id)" => "self.ids.get(&object.name) == Some(&known.id)";
-    "outage-gives-pods-to-another-object", SELECTION, ["model::desired::"],
+    "outage-gives-pods-to-another-object", SELECTION, ["plan::desired::"],
         "pods change their address while their node is away":
         "object.has_assigned() || was_serving(object)" => "object.has_assigned()";
-    "unknown-namespace-has-no-labels", SELECTION, ["model::desired::"],
+    "unknown-namespace-has-no-labels", SELECTION, ["plan::desired::"],
         "a pod leaves with its node's address until its namespace is known":
         "let labels = view.namespaces.get(&key.namespace)?;" =>
         "let none = Default::default();\n        let labels = view.namespaces.get(&key.namespace).unwrap_or(&none);";
-    "unreadable-selector-selects-nobody", SELECTION, ["model::desired::", "reconcile::tests::"],
+    "unreadable-selector-selects-nobody", SELECTION, ["plan::desired::", "node::reconciler::tests::"],
         "a typing error in a selector lets all pods of its object out with their node's address":
         "None => remembered.is_some_and(|known| self.ids.get(&object.name) == Some(&known.id))," => "None => false,";
-    "second-compilation-forgets-who-served", VIEW, ["model::desired::"],
+    "second-compilation-forgets-who-served", VIEW, ["plan::desired::"],
         "while a node is away its pods change their address at the next change of any namespace":
         "let had_address = known || can_serve(self, *id);" => "let had_address = can_serve(self, *id);";
-    "pods-of-events-not-remembered", COMPILE, ["model::desired::"],
+    "pods-of-events-not-remembered", COMPILE, ["plan::desired::"],
         "what a deleted pod still sends leaves with the node's address, if it came since the agent began":
         "self.view.remember_one(self.selection.network(), *address, desired.pods.get(address));" => "";
-    "ended-pod-passes", VIEW, ["model::desired::"],
+    "ended-pod-passes", VIEW, ["plan::desired::"],
         "what waits in the sockets of a pod that has ended leaves with the node's address":
         "new.uid == pod.uid && new.is_endpoint()" => "new.uid == pod.uid";
-    "namesake-inherits", OBJECT, ["model::desired::"], "an object that is made anew selects what its former one did":
+    "namesake-inherits", OBJECT, ["plan::desired::"], "an object that is made anew selects what its former one did":
         "if known.uid != self.uid {" => "if known.name != self.name {";
 
     // Which pod has an address.
-    "announced-before-reported", POD_ADDRESSES, ["model::pod_addresses::"],
+    "announced-before-reported", POD_ADDRESSES, ["selection::pod_addresses::"],
         "who writes a pod chooses by which address it is known":
         "} else if !pod.reported.is_empty() {" => "} else if !pod.reported.is_empty() && pod.announced.is_empty() {";
-    "terminating-pod-keeps-its-address", POD_ADDRESSES, ["model::pod_addresses::"],
+    "terminating-pod-keeps-its-address", POD_ADDRESSES, ["selection::pod_addresses::"],
         "a new pod is served as the one that had its address before":
         "(*source, pod.terminating, pod.created, *key)" => "(*source, pod.created, *key)";
-    "contested-announcement-believed", POD_ADDRESSES, ["model::pod_addresses::"],
+    "contested-announcement-believed", POD_ADDRESSES, ["selection::pod_addresses::"],
         "who writes a pod takes the address of another that starts":
         "Source::Announced if !others.is_empty() =>" => "Source::Announced if others.len() > 1 =>";
-    "pod-has-an-egress-ip", POD_ADDRESSES, ["model::pod_addresses::"], "a pod's annotation makes an egress IP a pod's address":
+    "pod-has-an-egress-ip", POD_ADDRESSES, ["selection::pod_addresses::"], "a pod's annotation makes an egress IP a pod's address":
         "} else if is_egress_ip {" => "} else if is_egress_ip && !is_known {";
 
     // What the maps should hold.
-    "exception-outlives-an-edit", DESIRED, ["model::desired::"],
+    "exception-outlives-an-edit", DESIRED, ["plan::desired::"],
         "pods leave with their node's address after an edit that gave their object another":
         "is_some_and(|judged| *judged == object.addresses())" => "is_some()";
-    "unreadable-addresses-let-pods-out", DESIRED, ["model::desired::"],
+    "unreadable-addresses-let-pods-out", DESIRED, ["plan::desired::"],
         "a typing error in an object lets its pods out with their node's address":
         "!object.is_unknown(Part::Addresses) && " => "";
-    "two-addresses-of-an-object-on-a-node", DESIRED, ["model::desired::"],
+    "two-addresses-of-an-object-on-a-node", DESIRED, ["plan::desired::"],
         "pods are steered to an address that no node owns, by what a stranger wrote into a status":
         "!claimed.contains_key(address) && nodes.insert(*node)" =>
         "!claimed.contains_key(address) && (nodes.insert(*node) || nodes.contains(node))";
-    "address-of-another-object-waited-for", DESIRED, ["model::desired::"],
+    "address-of-another-object-waited-for", DESIRED, ["plan::desired::"],
         "connections go on with an address that another object has by now":
         "policy.pending.retain(|address| claimed.get(address).is_none_or(|holder| *holder == Some(*id)));" =>
         "policy.pending.retain(|_| true);";
-    "nodes-own-address-served", DESIRED, ["model::desired::"],
+    "nodes-own-address-served", DESIRED, ["plan::desired::"],
         "pods are steered to an address that is a node's own, and dropped there":
         "!nodes_own.contains_key(address) && listed.contains(address)" => "listed.contains(address)";
     "service-exposes-every-pod", EXPOSED, ["model::exposed::"],
@@ -129,120 +130,120 @@ mutations! { AGENT,
     "node-reserves-what-is-not-its-own", RESERVED, ["model::reserved::"],
         "one node's word about its routes takes any address from all objects":
         "node.uplink.next_hops.iter().filter(|hop| node.may_host(**hop))" => "node.uplink.next_hops.iter()";
-    "chosen-before-given", ROOM, ["model::room::"], "who makes namespaces takes the room of others' cluster IPs":
+    "chosen-before-given", ROOM, ["plan::capacity::"], "who makes namespaces takes the room of others' cluster IPs":
         "for by_namespace in [given, chosen] {" => "for by_namespace in [chosen, given] {";
-    "policy-of-a-hand-over-spared", ROOM, ["model::room::"],
+    "policy-of-a-hand-over-spared", ROOM, ["plan::capacity::"],
         "an agent that begins anew in a hand-over cuts what its node has taken over":
         "asked.extend(state.owned.keys().chain(state.moving.keys()));" => "asked.extend(state.owned.keys());";
-    "new-service-address-not-entered", SERVICES, ["reconcile::tests::", "model::desired::"],
+    "new-service-address-not-entered", SERVICES, ["node::reconciler::tests::", "plan::desired::"],
         "pods call a load balancer by their egress IP, and not through the service proxy":
         "old.addresses.symmetric_difference(&addresses)" => "old.addresses.difference(&addresses)";
 
     // Entries that the kernel refuses.
-    "refused-pod-leaks", REFUSAL, ["reconcile::tests::refused::"],
+    "refused-pod-leaks", REFUSAL, ["node::reconciler::tests::refused::"],
         "a pod whose entry does not fit leaves with its node's address":
         "matches!(pod, PodState::Selected(_)) && state.on_unknown_pod" =>
         "matches!(pod, PodState::Known) && state.on_unknown_pod";
-    "refused-pod-passes-while-followed", REFUSAL, ["reconcile::tests::refused::"],
+    "refused-pod-passes-while-followed", REFUSAL, ["node::reconciler::tests::refused::"],
         "a pod whose entry does not fit leaves with its node's address, as most clusters are set up":
         "Action::SetUnknownPods(OnUnknownPod::Pass | OnUnknownPod::PassWhileFollowed) =>" =>
         "Action::SetUnknownPods(OnUnknownPod::Pass) =>";
-    "refused-policy-keeps-flows", REFUSAL, ["reconcile::tests::refused::"],
+    "refused-policy-keeps-flows", REFUSAL, ["node::reconciler::tests::refused::"],
         "connections go on with an address that was taken from their object":
         "vec![Action::RemovePolicy(*id, *family), Action::CutFlows(*id, addresses)]" =>
         "vec![Action::RemovePolicy(*id, *family)]";
-    "one-entry-stops-all", EXECUTOR, ["reconcile::tests::refused::"],
+    "one-entry-stops-all", EXECUTOR, ["node::reconciler::tests::refused::"],
         "an entry that the kernel does not take keeps its node from serving anything":
         "Self::Full { .. } | Self::Refused { .. } => true,\n            Self::Kernel { .. }" =>
         "Self::Full { .. } => true,\n            Self::Refused { .. } | Self::Kernel { .. }";
 
     // The order of a plan.
-    "steered-before-it-is-claimed", PLAN, ["model::plan::"],
+    "steered-before-it-is-claimed", PLAN, ["plan::"],
         "packets are dropped by a gateway that has the address only a moment later":
         "plan.own_rest();\n    plan.park_pods();\n    plan.put_policies();" =>
         "plan.park_pods();\n    plan.put_policies();\n    plan.own_rest();";
-    "claimed-before-it-is-given-up", PLAN, ["model::plan::"], "two objects own an address on one node at the same time":
+    "claimed-before-it-is-given-up", PLAN, ["plan::"], "two objects own an address on one node at the same time":
         "!self.state.owned.contains_key(id) && !taken.contains(address)" => "!self.state.owned.contains_key(id)";
-    "leaving-pods-not-parked", PLAN, ["model::plan::"],
+    "leaving-pods-not-parked", PLAN, ["plan::"],
         "a pod that has left an object sends with an address that this gets just then":
         "    plan.park_pods();\n" => "";
-    "lost-addresses-uncut", PLAN, ["model::plan::"], "connections go on with an address that their object has no more":
+    "lost-addresses-uncut", PLAN, ["plan::"], "connections go on with an address that their object has no more":
         "policy.clone()));\n                self.cut_lost(*id, *family);" => "policy.clone()));";
-    "nothing-cut-behind-a-claim", PLAN, ["model::plan::"],
+    "nothing-cut-behind-a-claim", PLAN, ["plan::"],
         "what other nodes began until the claim ended goes on with an address that is given up":
         "self.cut.remove(&(id, family_of(address)));\n" => "\n";
-    "shortest-prefix-first", PLAN, ["model::plan::"], "for a moment packets for a node's pods are taken for something else":
+    "shortest-prefix-first", PLAN, ["plan::"], "for a moment packets for a node's pods are taken for something else":
         "std::cmp::Reverse(prefix.prefix_len())" => "prefix.prefix_len()";
-    "pod-entry-goes-before-its-cut", PLAN, ["model::plan::"],
+    "pod-entry-goes-before-its-cut", PLAN, ["plan::"],
         "a cut that failed is never made up for, and the next pod with the address inherits flows":
         "[Action::CutPod(address), Action::RemovePod(address)]" => "[Action::RemovePod(address), Action::CutPod(address)]";
-    "owner-noted-before-the-cut", PLAN, ["model::plan::"],
+    "owner-noted-before-the-cut", PLAN, ["plan::"],
         "a pod inherits the connections of the one that had its address before, where a cut fails":
         "} else if self.cuts.contains_key(&address) {" =>
         "} else if self.cuts.contains_key(&address) && !matches!(action, Action::PutOwner(..)) {";
-    "exception-is-no-gain", PLAN, ["model::plan::"], "a pod that leaves an object sends with its node's address for a moment":
+    "exception-is-no-gain", PLAN, ["plan::"], "a pod that leaves an object sends with its node's address for a moment":
         " || (leaks(new) && !leaks(old))" => "";
-    "known-pods-wait-for-the-rest", PLAN, ["model::plan::"], "pods that nothing selects are dropped while an agent begins":
+    "known-pods-wait-for-the-rest", PLAN, ["plan::"], "pods that nothing selects are dropped while an agent begins":
         "plan.introduce_pods();\n    plan.unknown_pods(OnUnknownPod::Drop);" =>
         "plan.unknown_pods(OnUnknownPod::Drop);\n    plan.introduce_pods();";
-    "unknown-pods-pass-first", PLAN, ["model::plan::"],
+    "unknown-pods-pass-first", PLAN, ["plan::"],
         "selected pods leave with their node's address until a new agent has come to their entries":
         "plan.unknown_pods(OnUnknownPod::Drop);" =>
         "plan.unknown_pods(OnUnknownPod::Drop);\n    plan.unknown_pods(OnUnknownPod::PassWhileFollowed);";
 
     // Hand-overs on a node.
-    "claim-outlives-the-hand-over", STEP, ["reconcile::tests::handing::"],
+    "claim-outlives-the-hand-over", STEP, ["node::reconciler::tests::handover::"],
         "a node that has handed over believes to own the address still, and says so to nobody":
         "if moving.course == Course::Leaving {" => "if moving.course != Course::Leaving {";
-    "ready-for-another-hand-over", MOVING, ["reconcile::tests::handing::"],
+    "ready-for-another-hand-over", MOVING, ["node::reconciler::tests::handover::"],
         "an address is handed over to a node that is not ready for it":
         "*number == record.number && *from == record.from" => "*from == record.from";
-    "heir-opens-unnamed", MOVING, ["reconcile::tests::handing::"], "two nodes send with one address":
+    "heir-opens-unnamed", MOVING, ["node::reconciler::tests::handover::"], "two nodes send with one address":
         "from.released.get(address) == Some(&record.number) && to == Some(tenure.node_name())" =>
         "from.released.get(address) == Some(&record.number) || to == Some(tenure.node_name())";
-    "heir-with-another-address", MOVING, ["reconcile::tests::handing::"],
+    "heir-with-another-address", MOVING, ["node::reconciler::tests::handover::"],
         "what a node is handing over is dropped when another address of the object comes to it":
         "if is_free(desired) && is_free(actual) {" => "if is_free(desired) {";
 
     // How a node brings its kernel there.
-    "goes-on-without-its-claim", PERFORM, ["reconcile::tests::"],
+    "goes-on-without-its-claim", PERFORM, ["node::reconciler::tests::"],
         "pods are steered to a gateway that could not claim the address":
         "if !failed.is_empty() && !matches!" => "if failed.len() > 1 && !matches!";
-    "orphans-left", RECONCILE, ["reconcile::tests::"],
+    "orphans-left", RECONCILE, ["node::reconciler::tests::"],
         "what an agent did not come to cut before it was killed goes on for ever":
         "self.act(&Action::CutOrphans).await?;" => "";
-    "plan-does-not-wait-for-cuts", RECONCILE, ["reconcile::tests::behind::"],
+    "plan-does-not-wait-for-cuts", RECONCILE, ["node::reconciler::tests::background_flush::"],
         "a cut that is under way takes what a plan of the whole has just permitted":
         "whole || touched == Some(Touched::Everything)" => "whole";
-    "given-up-behind-a-walk", GIVE_UP, ["reconcile::tests::"],
+    "given-up-behind-a-walk", GIVE_UP, ["node::reconciler::tests::"],
         "an address is held for as long as a walk of the maps takes after its lease has run out":
         "plan.sort_by_key(|action| !matches!(action, Action::Disown(..)));" => "";
-    "cut-of-who-is-selected-again", BEHIND, ["reconcile::tests::behind::"],
+    "cut-of-who-is-selected-again", BEHIND, ["node::reconciler::tests::background_flush::"],
         "a pod that is deselected for a moment loses its connections":
         "self.waiting.spare(address, id);" => "";
-    "next-pod-before-a-cut-that-waits", BEHIND, ["reconcile::tests::behind::"],
+    "next-pod-before-a-cut-that-waits", BEHIND, ["node::reconciler::tests::background_flush::"],
         "the next pod with an address loses its entry and connections to the cut of the former one":
         "if is_walked || self.waiting.whole.contains(&address) {" => "if is_walked {";
-    "next-pod-before-a-walk-is-over", BEHIND, ["reconcile::tests::behind::"],
+    "next-pod-before-a-walk-is-over", BEHIND, ["node::reconciler::tests::background_flush::"],
         "the next pod with an address loses its entry behind the walk that cuts the former one":
         "self.whole.contains(&address) || wanted.is_some_and(" => "wanted.is_some_and(";
-    "failed-cut-forgotten", BEHIND, ["reconcile::tests::"], "connections go on with a wrong address after one error":
+    "failed-cut-forgotten", BEHIND, ["node::reconciler::tests::"], "connections go on with a wrong address after one error":
         "outcome?;" => "drop(outcome);";
-    "pod-starts-before-it-is-known", ATTACHED, ["reconcile::tests::"],
+    "pod-starts-before-it-is-known", ATTACHED, ["node::reconciler::tests::"],
         "a pod's first packets are dropped, or leave with its node's address":
         "Some(Ok(())) if self.is_written(&attach) =>" => "Some(Ok(())) =>";
 
     // How long a node may hold an address.
-    "reading-lasts-as-long-as-hearing", FENCE, ["fence::tests::"],
+    "reading-lasts-as-long-as-hearing", FENCE, ["ownership::lease::tests::"],
         "a node that is cut off holds its addresses when they are given to another":
         "read + self.total * 6 / 10" => "read + self.total";
-    "longer-timeout-counts", FENCE, ["fence::tests::"],
+    "longer-timeout-counts", FENCE, ["ownership::lease::tests::"],
         "a node holds its addresses by a former leader's timeout when they are given to another":
         "leaders.min().unwrap_or(self.own)" => "leaders.max().unwrap_or(self.own)";
-    "heard-before-a-pause", FENCE, ["fence::tests::"],
+    "heard-before-a-pause", FENCE, ["ownership::lease::tests::"],
         "a node whose agent was stopped for a moment gives up all addresses without asking":
         "if as_of >= self.began {" => "if true {";
-    "suspected-and-undecided", FENCE, ["fence::tests::"],
+    "suspected-and-undecided", FENCE, ["ownership::lease::tests::"],
         "an agent that begins anew on a suspected node holds what is given to another":
         "now < self.began + self.total && !self.denied" => "now < self.began + self.total";
     "probe-counts-twice", SIGNATURE, ["health::signature::"], "a copy of a probe makes a node obey an order that is over":
@@ -252,184 +253,184 @@ mutations! { AGENT,
         "self.forgotten.max(latest + 1)" => "self.forgotten.max(latest)";
     "answer-to-any-request", SIGNATURE, ["health::signature::"], "an old answer makes the leader believe that a node is well":
         "node.as_bytes(), to.0.as_ref()]" => "node.as_bytes()]";
-    "heard-as-of-now", TOUCH, ["health::touch::"],
+    "heard-as-of-now", TOUCH, ["health::leader_contact::"],
         "a node counts its lease from later than the leader does, and holds what is given to another":
         "self.heard = self.heard.max(Some(*arrived));" => "self.heard = self.heard.max(Some(at));";
-    "fence-takes-nothing", TENURE, ["model::tenure::"], "a node that is cut off goes on with addresses that another has by now":
+    "fence-takes-nothing", TENURE, ["ownership::holdings::"], "a node that is cut off goes on with addresses that another has by now":
         "if self.fenced || is_anothers {" => "if is_anothers {";
-    "news-of-before-the-fence", TENURE, ["model::tenure::"], "a node takes an address by a status of before it was cut off":
+    "news-of-before-the-fence", TENURE, ["ownership::holdings::"], "a node takes an address by a status of before it was cut off":
         " || (self.was_fenced && is_new)" => "";
-    "unclaimed-counts-as-read", TENURE, ["model::tenure::"],
+    "unclaimed-counts-as-read", TENURE, ["ownership::holdings::"],
         "a node takes an address by what it read before a claim that failed":
         "if held.values().any(|other| *other == address) {" => "if true {";
-    "hand-over-outlives-the-fence", TENURE, ["reconcile::tests::handing::"],
+    "hand-over-outlives-the-fence", TENURE, ["node::reconciler::tests::handover::"],
         "a node that was cut off sends with an address that went to a third one":
         " && number > self.outlived" => "";
-    "reading-outlives-an-order", TENURE, ["model::tenure::"],
+    "reading-outlives-an-order", TENURE, ["ownership::holdings::"],
         "after an error of the kernel a node takes up an address that it was told to let go of since":
         "self.confirmed.retain(|address| !leaving.contains_key(address));" => "";
-    "withheld-with-the-nodes-address", TENURE, ["reconcile::tests::refused::"],
+    "withheld-with-the-nodes-address", TENURE, ["node::reconciler::tests::refused::"],
         "pods leave with their node's address while a claim fails":
         "policy.when_empty = WhenEmpty::Drop;" => "";
 
     // Who leads.
-    "leads-until-others-may", ELECTION, ["controller::election::"], "two leaders write at the same time":
+    "leads-until-others-may", ELECTION, ["leader_election::"], "two leaders write at the same time":
         "let until = renewed + self.timing.renew_deadline;" => "let until = renewed + self.timing.duration;";
-    "replaced-while-it-renews", ELECTION, ["controller::election::"], "a leader that one standby does not reach is replaced, again and again":
+    "replaced-while-it-renews", ELECTION, ["leader_election::"], "a leader that one standby does not reach is replaced, again and again":
         "silent.filter(|_| now >= since + self.timing.stale)" => "silent";
-    "anothers-silence", ELECTION, ["controller::election::"], "a leader is replaced since its predecessor's node was silent":
+    "anothers-silence", ELECTION, ["leader_election::"], "a leader is replaced since its predecessor's node was silent":
         "silence.holder == lease.holder && now" => "now";
-    "early-and-unnoticed", ELECTION, ["controller::election::"], "a leader that took over early does not wait for what its former may confirm":
+    "early-and-unnoticed", ELECTION, ["leader_election::"], "a leader that took over early does not wait for what its former may confirm":
         "until: since + duration" => "until: since";
-    "reign-from-the-answer", ELECTION, ["controller::election::"],
+    "reign-from-the-answer", ELECTION, ["leader_election::"],
         "a leader with a slow API server leads on when another has begun":
         "self.renewed = Some(asked);" => "self.renewed = Some(now);";
-    "renewal-unseen", ELECTION, ["controller::election::"], "agents take the Lease from a leader that renews it":
+    "renewal-unseen", ELECTION, ["leader_election::"], "agents take the Lease from a leader that renews it":
         "is_none_or(|(record, _)| *record != lease)" => "is_none_or(|(record, _)| record.holder != lease.holder)";
-    "deleted-lease-taken-at-once", ELECTION, ["controller::election::"], "two controllers lead after somebody has deleted the Lease":
+    "deleted-lease-taken-at-once", ELECTION, ["leader_election::"], "two controllers lead after somebody has deleted the Lease":
         "if now < since + self.timing.duration {" => "if now < since {";
-    "gap-unseen", ELECTION, ["controller::election::"], "a leader goes on with what it has seen before another led":
+    "gap-unseen", ELECTION, ["leader_election::"], "a leader goes on with what it has seen before another led":
         "if self.reign(now).is_none() {" => "if self.since.is_none() {";
-    "leads-without-looking", LEADERSHIP, ["controller::leadership::"],
+    "leads-without-looking", LEADERSHIP, ["leader_election::"],
         "an agent that did not run for a while writes when another leads":
         ".filter(|reign| Instant::now() < reign.until)" => ".filter(|_| true)";
-    "former-leader-vouches-for-ever", LEADERSHIP, ["controller::leadership::"],
+    "former-leader-vouches-for-ever", LEADERSHIP, ["leader_election::"],
         "nodes hold addresses by a former leader's word when the next gives them away":
         "is_some_and(|at| at.elapsed() < UNKNOWN)" => "is_some()";
-    "lease-without-margin", SUSPICION, ["controller::suspicion::"],
+    "lease-without-margin", SUSPICION, ["ownership::suspicion::"],
         "an address is given away before the node that had it has fallen silent":
         "(heard + of_heard + MARGIN).max(" => "(heard + of_heard).max(";
-    "suspicion-not-waited-for", SUSPICION, ["controller::suspicion::"],
+    "suspicion-not-waited-for", SUSPICION, ["ownership::suspicion::"],
         "an address is given away while its node holds it by a ledger that it read before":
         "(heard + of_heard + MARGIN).max(*seen + of_read)" => "(heard + of_heard + MARGIN).min(*seen + of_read)";
 
     // Which node gets an address.
-    "two-of-an-object-on-a-node", ASSIGNMENT, ["controller::assignment::"],
+    "two-of-an-object-on-a-node", ASSIGNMENT, ["allocation::"],
         "a node is given two addresses of an object, and serves one":
         ".filter(|node| !places.contains_key(&address) && !used.contains(node))" =>
         ".filter(|_| !places.contains_key(&address))";
-    "service-takes-an-address", ASSIGNMENT, ["controller::assignment::"],
+    "service-takes-an-address", ASSIGNMENT, ["allocation::"],
         "an object loses the address that its pods use when a Service gets it":
         "services.retain(|address| !shown.contains(address));" => "";
-    "surplus-takes-what-is-served", ASSIGNMENT, ["controller::assignment::"],
+    "surplus-takes-what-is-served", ASSIGNMENT, ["allocation::"],
         "an object that lists too many addresses loses those that its pods use":
         "addresses.sort_by_key(|address| !items.iter()" => "addresses.sort_by_key(|address| items.iter()";
-    "drained-hand-over-begins-anew", ASSIGNMENT, ["controller::assignment::"],
+    "drained-hand-over-begins-anew", ASSIGNMENT, ["allocation::"],
         "an address that leaves a drained node changes its new one again and again":
         ".filter(|item| !is_given_away(item))" => "";
-    "lister-before-the-holder", OWNERS, ["controller::assignment::"],
+    "lister-before-the-holder", OWNERS, ["allocation::"],
         "an object loses its address to an older one while its node is away":
         "away.into_iter().chain(listing)" => "listing.chain(away)";
-    "absent-agent-gets-more", HOSTS, ["controller::assignment::"], "addresses are given to a node where nobody takes them":
+    "absent-agent-gets-more", HOSTS, ["allocation::"], "addresses are given to a node where nobody takes them":
         "node.drained || facts.absent.contains(name)" => "node.drained";
-    "one-more-than-the-cloud-allows", MATCHING, ["controller::assignment::"], "a cloud drops what leaves with the address":
+    "one-more-than-the-cloud-allows", MATCHING, ["allocation::"], "a cloud drops what leaves with the address":
         "|limit| self.load < limit" => "|limit| self.load <= limit";
-    "one-hopeless-address-lets-pods-out", OUTCOME, ["controller::assignment::"],
+    "one-hopeless-address-lets-pods-out", OUTCOME, ["allocation::"],
         "pods leave with their node's address though a node could have one of their object's":
         "self.entries.iter().all(|(_, fate)| *fate == Fate::NoNode)" =>
         "self.entries.iter().any(|(_, fate)| *fate == Fate::NoNode)";
-    "freed-number-comes-next", NUMBERING, ["controller::numbering::"],
+    "freed-number-comes-next", NUMBERING, ["allocation::egress_ids::"],
         "a new object has the number that maps know as a deleted one's":
         "self.last = id;\n        Some(EgressId(id))" => "Some(EgressId(id))";
-    "drain-waits-for-what-goes", DRAINING, ["controller::draining::"],
+    "drain-waits-for-what-goes", DRAINING, ["allocation::draining::"],
         "the command says of addresses that they stay, and they go":
         "parse_egress_ip(entry).filter(|_| is_here)" => "parse_egress_ip(entry)";
 
     // When it gets it.
-    "lease-over-at-once", HANDOVER, ["controller::handover::"],
+    "lease-over-at-once", HANDOVER, ["ownership::handover::"],
         "two nodes hold the address of a node that is silent for a moment":
         "is_some_and(|end| now >= *end)" => "is_some()";
-    "word-about-any-hand-over", HANDOVER, ["controller::handover::"],
+    "word-about-any-hand-over", HANDOVER, ["ownership::handover::"],
         "a node's word about a former hand-over gives away what it holds again":
         "evidence.released.contains(&(address, record.number))" =>
         "evidence.released.iter().any(|(released, _)| *released == address)";
-    "record-forgotten-while-held", HANDOVER, ["controller::handover::"], "a new object gets an address that a node holds still":
+    "record-forgotten-while-held", HANDOVER, ["ownership::handover::"], "a new object gets an address that a node holds still":
         "_ if target.is_none() && *is_free => Course::Forget," => "_ if target.is_none() => Course::Forget,";
-    "deleted-object-forgotten", HANDOVER, ["controller::handover::"],
+    "deleted-object-forgotten", HANDOVER, ["ownership::handover::"],
         "the next leader gives away an address whose object is deleted while its node holds it":
         "concerned.extend(evidence.departed.keys());" => "";
-    "old-node-takes-it-up-at-once", HANDOVER, ["controller::handover::"],
+    "old-node-takes-it-up-at-once", HANDOVER, ["ownership::handover::"],
         "a node takes an address back before the one that has it has let go":
         "HandOver { number: last, from, to: to.filter(|_| waits.is_none()) }" => "HandOver { number: last, from, to }";
-    "two-on-a-node-in-between", HANDOVER, ["controller::handover::"],
+    "two-on-a-node-in-between", HANDOVER, ["ownership::handover::"],
         "a node stops serving an address that it has not handed over yet, for a lower one of the object":
         "new.retain(|item| items.iter().all(|stays| stays.node != item.node));" => "";
-    "ledger-without-end", HANDOVER, ["controller::handover::"],
+    "ledger-without-end", HANDOVER, ["ownership::handover::"],
         "while many nodes are silent the ledger outgrows what an API server takes, and nothing moves any more":
         "let mut room = MOST_OPEN.saturating_sub(records.open.len());" => "let mut room = MOST_OPEN;";
-    "numbers-given-twice", BOOKS, ["controller::books::"],
+    "numbers-given-twice", BOOKS, ["controller::ledger::"],
         "after a backup was restored a node's old word gives away what it holds":
         "older.records.last = older.records.last.max(known.records.last);" => "";
-    "late-watch-undoes-a-write", BOOKS, ["controller::books::"], "a leader decides by a ledger from before its own write":
+    "late-watch-undoes-a-write", BOOKS, ["controller::ledger::"], "a leader decides by a ledger from before its own write":
         "is_some_and(|(known, new)| new < known)" => "is_some_and(|_| false)";
-    "former-leader-writes", BOOKS, ["controller::books::"],
+    "former-leader-writes", BOOKS, ["controller::ledger::"],
         "an agent that has led until now writes what it decided into the next leader's ledger":
         "if self.since.is_none() || self.leadership.since() != self.since {" => "if self.since.is_none() {";
-    "former-timeout-not-waited-for", BOOKS, ["controller::books::"],
+    "former-timeout-not-waited-for", BOOKS, ["controller::ledger::"],
         "after the timeout is made shorter addresses are given away that nodes hold by the longer one":
         "lease: lease.of(own.lease, now)," => "lease: own.lease,";
-    "former-grace-not-waited-for", BOOKS, ["controller::books::"], "likewise, of programs without an agent":
+    "former-grace-not-waited-for", BOOKS, ["controller::ledger::"], "likewise, of programs without an agent":
         "programs: programs.of(own.programs, now)" => "programs: own.programs";
 
     // What objects say.
-    "unreadable-selectors-published", DECISION, ["controller::decision::"],
+    "unreadable-selectors-published", DECISION, ["decision::"],
         "pods leave with their node's address by an object that nobody can read":
         "outcome.no_eligible_node() && !object.is_unknown(Part::Selectors)" => "outcome.no_eligible_node()";
-    "partly-is-assigned", VERDICT, ["controller::verdict::"],
+    "partly-is-assigned", VERDICT, ["status::conditions::"],
         "who waits for an object to be ready goes on without some of its addresses":
         "status: reason == Reason::Assigned," => "status: matches!(reason, Reason::Assigned | Reason::PartiallyAssigned),";
-    "nothing-is-assigned", VERDICT, ["controller::verdict::"], "an object without addresses says that all of them have a node":
+    "nothing-is-assigned", VERDICT, ["status::conditions::"], "an object without addresses says that all of them have a node":
         "fates().count() > 0 && fates().all(assigned)" => "fates().all(assigned)";
-    "unreadable-selector-is-assigned", VERDICT, ["controller::verdict::"], "nobody learns that an object selects no new pods":
+    "unreadable-selector-is-assigned", VERDICT, ["status::conditions::"], "nobody learns that an object selects no new pods":
         "        () if unreadable(object, Part::Selectors) => Reason::InvalidSelector,\n" => "";
-    "drained-reads-as-a-typing-error", VERDICT, ["controller::verdict::"],
+    "drained-reads-as-a-typing-error", VERDICT, ["status::conditions::"],
         "an object whose nodes are drained says that its addresses are wrong":
         "matches!(fate, Fate::NotReady { .. } | Fate::Drained { .. })) => Reason::NoReadyNode" =>
         "matches!(fate, Fate::NotReady { .. })) => Reason::NoReadyNode";
-    "exception-said-where-it-is-off", VERDICT, ["controller::verdict::"],
+    "exception-said-where-it-is-off", VERDICT, ["status::conditions::"],
         "an object says that packets leave with nodes' addresses, and they are dropped":
         "let serves = self.node_address_serves && " => "let serves = ";
-    "strict-object-said-to-leak", VERDICT, ["controller::verdict::"],
+    "strict-object-said-to-leak", VERDICT, ["status::conditions::"],
         "an object that asks for a drop says that packets leave with nodes' addresses":
         "self.node_address_serves && !object.drop_unassigned &&" => "self.node_address_serves &&";
-    "away-agents-unnamed", VERDICT, ["controller::verdict::"],
+    "away-agents-unnamed", VERDICT, ["status::conditions::"],
         "an object does not say that nobody looks after some of its pods":
         "causes.extend(alone.iter().map(|(node, _)| (*node, AGENT_AWAY)));" => "";
-    "isolated-leader-leads-on", ELECTION, ["controller::election::"],
+    "isolated-leader-leads-on", ELECTION, ["leader_election::"],
         "a leader that hears no other node takes all addresses to its own, and other nodes do not reach it":
         "if (mine || free) && self.stands_aside(now) {" => "if free && mine && self.stands_aside(now) {";
-    "isolation-goes-unnoticed", JUDGE, ["controller::reach::judge::"],
+    "isolation-goes-unnoticed", JUDGE, ["node_health::state::"],
         "a leader whose next hop answers does not know that it hears no other node":
         "(self.look_around(now), self.hears_none(now))" =>
         "(self.look_around(now), self.cut_off && self.hears_none(now))";
-    "open-record-called-off-early", HANDOVER, ["controller::handover::"],
+    "open-record-called-off-early", HANDOVER, ["ownership::handover::"],
         "a leader that took over early calls off a hand-over that its former one still writes a status by":
         "if !records.open.contains_key(address))" => "if records.last < u64::MAX || !records.open.contains_key(address))";
-    "said-of-an-older-spec", VERDICT, ["kube::status::"], "who waits for an edit to be seen waits for ever":
+    "said-of-an-older-spec", VERDICT, ["status::"], "who waits for an edit to be seen waits for ever":
         "\n                && found.observed_generation == object.generation" => "";
-    "half-a-count", CENSUS, ["controller::census::"],
+    "half-a-count", POD_COUNTS, ["controller::pod_counts::"],
         "after a change of leaders each object says that it serves a few pods only":
         "self.is_complete.then(|| self.pods.values().filter_map(|pods| pods.get(&id)).sum())" =>
         "Some(self.pods.values().filter_map(|pods| pods.get(&id)).sum())";
-    "node-that-is-back-counts-as-alone", CENSUS, ["controller::census::"],
+    "node-that-is-back-counts-as-alone", CENSUS, ["controller::pod_counts::"],
         "objects are Degraded for agents that are just starting with their nodes":
         "*heard = now;" => "";
-    "exception-never-taken-back", STATUS, ["kube::status::"],
+    "exception-never-taken-back", STATUS, ["status::"],
         "pods leave with their node's address though a node could have one of their object's":
         "object.no_eligible_node.is_some() && judged.is_none()" => "object.no_eligible_node.is_some() && judged.is_some()";
-    "refusal-is-stale", STATUS, ["kube::status::"],
+    "refusal-is-stale", STATUS, ["status::"],
         "a status that the API server refuses is written again without end, and nobody is told":
         "(status.code == 422 && !names_causes)" => "status.code == 422";
-    "count-written-without-end", STATUS, ["kube::status::"], "each object is written with each decision":
+    "count-written-without-end", STATUS, ["status::"], "each object is written with each decision":
         "counted.filter(|count| object.selected_pods != Some(*count))" => "counted";
-    "condition-never-turns", STATUS, ["kube::status::"], "a condition says that it has been so since long before it turned":
+    "condition-never-turns", STATUS, ["status::"], "a condition says that it has been so since long before it turned":
         "if found.status == wanted.status && !found.last_transition.is_empty()" => "if !found.last_transition.is_empty()";
-    "write-over-a-newer-object", STATUS, ["kube::status::"], "a leader that is late writes its status over the next leader's":
+    "write-over-a-newer-object", STATUS, ["status::"], "a leader that is late writes its status over the next leader's":
         "json!({\"op\": \"test\", \"path\": \"/metadata/resourceVersion\", \"value\": object.resource_version})," => "";
-    "way-back-is-a-move", MOVES, ["controller::moves::"],
+    "way-back-is-a-move", MOVES, ["status::moves::"],
         "an object is told of a failover that never was, and its time is counted":
         "if from != *node {" => "if !from.is_empty() {";
-    "problem-said-each-time", PROBLEMS, ["controller::problems::"],
+    "problem-said-each-time", PROBLEMS, ["status::node_problems::"],
         "a broken annotation fills the log with each heartbeat of its node":
         "node.problems.iter().filter(|problem| !said.contains(problem))" => "node.problems.iter()";
 }

@@ -9,9 +9,9 @@ use super::table::Mutation;
 use crate::toolchain::Paths;
 
 /// What the object and the agent's own tests are built from.
-const FOLDERS: [&str; 5] = ["egress-common", "egress-ebpf", "egress-agent", "fuzz", "deploy"];
+const FOLDERS: [&str; 6] = ["crates", "egress-common", "egress-ebpf", "egress-agent", "fuzz", "deploy"];
 /// The host workspace of the copy.
-const KEPT: &str = r#"members = ["egress-agent", "egress-common", "fuzz"]"#;
+const KEPT: &str = r#"members = ["crates/*", "egress-agent", "egress-common", "fuzz"]"#;
 
 /// How the line with the workspace's members begins.
 const MEMBERS: &str = "members = ";

@@ -30,7 +30,11 @@ impl Mutation {
     }
 
     pub(super) fn part(&self) -> MutatedPart {
-        if self.file.starts_with("egress-agent/") { MutatedPart::Agent } else { MutatedPart::Programs }
+        if self.file.starts_with("egress-agent/") || self.file.starts_with("crates/") {
+            MutatedPart::Agent
+        } else {
+            MutatedPart::Programs
+        }
     }
 }
 

@@ -61,6 +61,9 @@ pub(super) fn of_agent(copy: &Paths, named: &[&str], limit: Duration) -> Result<
     command.args([
         "test",
         "--offline",
+        "--package=egress-core",
+        "--package=egress-kube",
+        "--package=egress-datapath",
         "--package=egress-agent",
         "--lib",
         "--config=profile.dev.debug=0",

@@ -1,0 +1,94 @@
+//! What stays on a node that is drained, and why. Pure: the same assignment as the leader's, of what the API server says.
+//!
+//! Which nodes answer is the leader's to know, so that an address that is said to go may stay for that.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use crate::allocation::{Facts, Fate, Nodes, Objects, assign};
+use crate::keys;
+use crate::model::reserved::ClusterNetworks;
+use crate::model::services::Services;
+use crate::model::view::{EgressObject, Node, parse_egress_ip};
+
+/// The addresses that the node has, by the status, with the names of their objects.
+pub fn held(objects: &Objects, node: &str) -> BTreeMap<IpAddr, String> {
+    let of = |object: &EgressObject| {
+        let items = object.items.iter().filter(|item| item.node == node);
+        let addresses = items.filter_map(|item| parse_egress_ip(&item.egress_ip));
+        addresses.map(|address| (address, object.name.clone())).collect::<Vec<_>>()
+    };
+    objects.values().flat_map(|object| of(object)).collect()
+}
+
+/// Those that no other node can take, with what keeps each of the others from it.
+pub fn stays(objects: &Objects, nodes: &Nodes, node: &str) -> BTreeMap<IpAddr, String> {
+    let (none, no_hand_overs) = (BTreeSet::new(), BTreeMap::new());
+    let (unreachable, absent, hand_overs) = (&none, &none, &no_hand_overs);
+    let (networks, services) = (&ClusterNetworks::default(), &Services::default());
+    let facts = Facts { objects, nodes, unreachable, absent, networks, services, hand_overs };
+    let assignment = assign(&facts);
+    let mut stays = BTreeMap::new();
+    for (object, outcome) in assignment.beside(objects) {
+        for (entry, fate) in &outcome.entries {
+            let is_here = matches!(fate, Fate::Assigned { node: at } if at == node);
+            if let Some(address) = parse_egress_ip(entry).filter(|_| is_here) {
+                stays.insert(address, why(address, object, nodes, node));
+            }
+        }
+    }
+    stays
+}
+
+fn why(address: IpAddr, object: &EgressObject, nodes: &Nodes, node: &str) -> String {
+    let others = nodes.iter().filter(|(name, other)| *name != node && other.assignable && other.may_host(address));
+    let hindrances: Vec<String> = others.map(|(name, other)| hindrance(name, other, object)).collect();
+    match hindrances.is_empty() {
+        true => format!("no other node with the label {} has a network for it", keys::ASSIGNABLE),
+        false => hindrances.join(", "),
+    }
+}
+
+fn hindrance(name: &str, node: &Node, object: &EgressObject) -> String {
+    let has_another = object.items.iter().any(|item| item.node == name);
+    match () {
+        () if node.drained => format!("{name} is drained too"),
+        () if !node.ready => format!("{name} is not ready"),
+        () if !node.is_part() || !node.networks_known => format!("{name} has not said its networks"),
+        () if has_another => format!("{name} has another address of the object"),
+        () => format!("{name} has as many egress IPs as its cloud allows"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::allocation::samples::{node, object};
+
+    fn changed(pair: (String, Arc<Node>), change: impl FnOnce(&mut Node)) -> (String, Arc<Node>) {
+        let mut node = Arc::unwrap_or_clone(pair.1);
+        change(&mut node);
+        (pair.0, Arc::new(node))
+    }
+
+    #[test]
+    fn what_stays_is_named_with_the_cause_of_each_other_node() {
+        let drained = |name, network| changed(node(name, network), |node| node.drained = true);
+        let mut nodes: Nodes = [drained("n1", "172.18.0.1/16"), node("far", "10.0.0.1/24")].into();
+        let items = [("n1", "172.18.0.100"), ("n2", "172.18.0.101")];
+        let objects: Objects = [object("a", 1, &["172.18.0.100", "172.18.0.101"], &items)].into();
+        let ip = |text: &str| -> IpAddr { text.parse().expect("a literal") };
+        assert_eq!(held(&objects, "n1"), BTreeMap::from([(ip("172.18.0.100"), "a".to_owned())]));
+        let says = |nodes: &Nodes| stays(&objects, nodes, "n1").get(&ip("172.18.0.100")).cloned();
+        let nobody = "no other node with the label k8s.ovn.org/egress-assignable has a network for it";
+        assert_eq!(says(&nodes).as_deref(), Some(nobody));
+        nodes.extend([node("n2", "172.18.0.2/16"), drained("n3", "172.18.0.3/16")]);
+        nodes.extend([changed(node("n4", "172.18.0.4/16"), |node| node.ready = false)]);
+        let all = "n2 has another address of the object, n3 is drained too, n4 is not ready";
+        assert_eq!(says(&nodes).as_deref(), Some(all));
+        nodes.extend([node("n5", "172.18.0.5/16")]);
+        assert_eq!(says(&nodes), None, "it can go");
+    }
+}

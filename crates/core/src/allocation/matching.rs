@@ -1,0 +1,277 @@
+//! Places addresses on nodes: as many as possible, older objects first, then as evenly as possible.
+//!
+//! It is a flow of least cost, one unit at a time. A unit goes from an object over one of its addresses to a node; the
+//! n-th address of a node costs more than the one before. A node takes one address of an object, and no more than its
+//! cloud allows. To add a unit for an object, a search goes from its waiting addresses to nodes that could take them, and
+//! from there on along addresses that were placed in this run and could make room by going elsewhere; of the nodes with
+//! room that it reaches, the least loaded one ends the chain. Objects come oldest first, and no unit is ever taken back,
+//! so the number placed is the largest one, the older is served when capacity is short, and the loads are the most even
+//! ones: each unit took the cheapest way, which keeps the whole at least cost.
+//!
+//! The search is left out where the direct way is as good as any could be, which it nearly always is.
+//!
+//! Exact with one exception: where an object has addresses of both families and a cloud limits each family by itself the
+//! limits are kept, but the number may not be the largest.
+
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use crate::allocation::hosts::{Class, ClassIndex, NodeIndex};
+use crate::allocation::search;
+use crate::allocation::tie_break;
+use crate::model::view::Capacity;
+
+pub(super) type UnitIndex = usize;
+
+/// An address that is to be placed.
+#[derive(Debug)]
+pub(super) struct Unit {
+    pub(super) object: usize,
+    pub(super) address: IpAddr,
+    tie: u64,
+    pub(super) class: ClassIndex,
+    /// Where it was last.
+    last: Option<NodeIndex>,
+    pub(super) node: Option<NodeIndex>,
+}
+
+/// A node and what it holds.
+#[derive(Debug)]
+pub(super) struct Holding {
+    tie: u64,
+    capacity: Capacity,
+    load: usize,
+    load_v4: usize,
+    /// What was placed in this run and may still move.
+    pub(super) fresh: Vec<UnitIndex>,
+    /// How many of these each class has.
+    fresh_of_class: BTreeMap<ClassIndex, usize>,
+}
+
+impl Holding {
+    pub(super) fn new(name: &str, capacity: Capacity) -> Self {
+        let tie = tie_break::hash(name.as_bytes());
+        Self { tie, capacity, load: 0, load_v4: 0, fresh: Vec::new(), fresh_of_class: BTreeMap::new() }
+    }
+
+    /// The classes of what may still move.
+    pub(super) fn classes(&self) -> impl Iterator<Item = ClassIndex> {
+        self.fresh_of_class.keys().copied()
+    }
+
+    /// How many more of this family it takes.
+    fn room_of_family(&self, v4: bool) -> usize {
+        let (limit, load) = match v4 {
+            true => (self.capacity.v4, self.load_v4),
+            false => (self.capacity.v6, self.load - self.load_v4),
+        };
+        limit.map_or(usize::MAX, |limit| limit.saturating_sub(load))
+    }
+
+    pub(super) fn has_room(&self, v4: bool) -> bool {
+        self.room_of_family(v4) > 0 && self.capacity.total.is_none_or(|limit| self.load < limit)
+    }
+
+    /// Could an address of this family take the place of one of that?
+    pub(super) fn may_exchange(&self, new_v4: bool, old_v4: bool) -> bool {
+        new_v4 == old_v4 || self.room_of_family(new_v4) > 0
+    }
+
+    pub(super) fn limits_families(&self) -> bool {
+        self.capacity.v4.is_some() || self.capacity.v6.is_some()
+    }
+
+    fn is_within_limits(&self) -> bool {
+        let within = |limit: Option<usize>, load| limit.is_none_or(|limit| load <= limit);
+        within(self.capacity.total, self.load)
+            && within(self.capacity.v4, self.load_v4)
+            && within(self.capacity.v6, self.load - self.load_v4)
+    }
+}
+
+/// What an object has on a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Slot {
+    /// It was there before and stays.
+    Kept,
+    Fresh(UnitIndex),
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Owner {
+    pub(super) slots: BTreeMap<NodeIndex, Slot>,
+    /// Addresses without a node, those that had one first.
+    pub(super) waiting: Vec<UnitIndex>,
+}
+
+#[derive(Debug)]
+pub(super) struct Matching<'a> {
+    pub(super) classes: &'a [Class],
+    pub(super) nodes: Vec<Holding>,
+    pub(super) objects: Vec<Owner>,
+    pub(super) units: Vec<Unit>,
+    /// Nodes that some address could take, in groups that no address connects.
+    groups: Vec<Vec<NodeIndex>>,
+    group: Vec<Option<usize>>,
+    pub(super) dead: search::Dead,
+    /// Objects that had their turn and have addresses waiting which could still stand in for others.
+    unsettled: BTreeSet<usize>,
+}
+
+impl<'a> Matching<'a> {
+    pub(super) fn new(nodes: Vec<Holding>, objects: usize, classes: &'a [Class]) -> Self {
+        let (group, groups) = groups(nodes.len(), classes);
+        let objects = (0..objects).map(|_| Owner::default()).collect();
+        let (units, dead, unsettled) = (Vec::new(), search::Dead::default(), BTreeSet::new());
+        Self { classes, nodes, objects, units, groups, group, dead, unsettled }
+    }
+
+    /// The object keeps an address of this family on the node.
+    pub(super) fn keep(&mut self, object: usize, node: NodeIndex, v4: bool) {
+        self.objects[object].slots.insert(node, Slot::Kept);
+        self.nodes[node].load += 1;
+        self.nodes[node].load_v4 += usize::from(v4);
+    }
+
+    /// The object has an address to be placed.
+    pub(super) fn add(&mut self, object: usize, address: IpAddr, class: ClassIndex, last: Option<NodeIndex>) {
+        let unit = self.units.len();
+        let tie = tie_break::hash_of_address(address);
+        self.units.push(Unit { object, address, tie, class, last, node: None });
+        self.objects[object].waiting.push(unit);
+    }
+
+    /// Places what was added.
+    pub(super) fn solve(&mut self) {
+        for object in 0..self.objects.len() {
+            let units = &self.units;
+            self.objects[object].waiting.sort_by_key(|unit| (units[*unit].last.is_none(), units[*unit].address));
+            while !self.objects[object].waiting.is_empty() && self.place_one(object) {}
+            self.unsettled.insert(object);
+        }
+    }
+
+    /// Nodes with an address of an object that has others waiting, `object` or one that had its turn before.
+    pub(super) fn nodes_with_stand_ins(&mut self, object: usize) -> BTreeSet<NodeIndex> {
+        let (objects, dead) = (&self.objects, &self.dead);
+        self.unsettled.retain(|object| objects[*object].waiting.iter().any(|unit| !dead.has_unit(*unit)));
+        let slots = self.unsettled.iter().chain([&object]).flat_map(|object| &objects[*object].slots);
+        slots.filter(|(_, slot)| matches!(slot, Slot::Fresh(_))).map(|(node, _)| *node).collect()
+    }
+
+    fn place_one(&mut self, object: usize) -> bool {
+        let direct = self.direct(object);
+        if let Some((unit, node)) = direct
+            && self.is_least_loaded(node)
+        {
+            self.put(unit, node);
+            return true;
+        }
+        let load = direct.map(|(_, node)| self.nodes[node].load);
+        let chain =
+            search::chain(self, object).filter(|chain| load.is_none_or(|load| self.nodes[chain.end].load < load));
+        if let Some(chain) = chain
+            && self.apply(&chain.moves)
+        {
+            return true;
+        }
+        let Some((unit, node)) = direct else { return false };
+        self.put(unit, node);
+        true
+    }
+
+    /// The best node for a waiting address of the object, no other address moved. One address speaks for all of its class.
+    fn direct(&self, object: usize) -> Option<(UnitIndex, NodeIndex)> {
+        let owner = &self.objects[object];
+        let mut seen = BTreeSet::new();
+        let first = owner.waiting.iter().copied().filter(|unit| seen.insert(self.units[*unit].class));
+        let best = first.filter_map(|unit| {
+            let nodes = self.classes[self.units[unit].class].nodes.iter().copied();
+            let v4 = self.units[unit].address.is_ipv4();
+            let free = nodes.filter(|node| !owner.slots.contains_key(node) && self.nodes[*node].has_room(v4));
+            free.map(|node| (self.cost(unit, node), unit, node)).min()
+        });
+        best.min().map(|(_, unit, node)| (unit, node))
+    }
+
+    /// The order of nodes for an address: the least loaded, then its last one, then by hash.
+    pub(super) fn cost(&self, unit: UnitIndex, node: NodeIndex) -> (usize, bool, u64) {
+        let Unit { tie, last, .. } = self.units[unit];
+        (self.nodes[node].load, last != Some(node), tie_break::mixed(tie, self.nodes[node].tie))
+    }
+
+    /// Has no node with room, of all that a chain of moves might reach, fewer addresses than this one?
+    fn is_least_loaded(&self, node: NodeIndex) -> bool {
+        let Some(group) = self.group[node] else { return false };
+        let load = self.nodes[node].load;
+        let has_room = |holding: &Holding| holding.has_room(true) || holding.has_room(false);
+        self.groups[group].iter().all(|other| self.nodes[*other].load >= load || !has_room(&self.nodes[*other]))
+    }
+
+    fn put(&mut self, unit: UnitIndex, node: NodeIndex) {
+        let Unit { object, address, class, .. } = self.units[unit];
+        self.units[unit].node = Some(node);
+        self.objects[object].waiting.retain(|other| *other != unit);
+        self.objects[object].slots.insert(node, Slot::Fresh(unit));
+        let holding = &mut self.nodes[node];
+        holding.fresh.push(unit);
+        *holding.fresh_of_class.entry(class).or_default() += 1;
+        holding.load += 1;
+        holding.load_v4 += usize::from(address.is_ipv4());
+    }
+
+    fn take(&mut self, unit: UnitIndex) {
+        let Unit { object, address, class, node, .. } = self.units[unit];
+        let Some(node) = node else { return };
+        self.units[unit].node = None;
+        self.objects[object].waiting.push(unit);
+        self.objects[object].slots.remove(&node);
+        let holding = &mut self.nodes[node];
+        holding.fresh.retain(|other| *other != unit);
+        if let Entry::Occupied(mut count) = holding.fresh_of_class.entry(class) {
+            *count.get_mut() -= 1;
+            if *count.get() == 0 {
+                count.remove();
+            }
+        }
+        holding.load -= 1;
+        holding.load_v4 -= usize::from(address.is_ipv4());
+    }
+
+    /// Moves all at once; not at all where a node would have more than it may.
+    fn apply(&mut self, moves: &[(UnitIndex, Option<NodeIndex>)]) -> bool {
+        let before: Vec<_> = moves.iter().map(|(unit, _)| (*unit, self.units[*unit].node)).collect();
+        self.set(moves);
+        let fits = moves.iter().filter_map(|(_, node)| *node).all(|node| self.nodes[node].is_within_limits());
+        if !fits {
+            self.set(&before);
+        }
+        fits
+    }
+
+    fn set(&mut self, places: &[(UnitIndex, Option<NodeIndex>)]) {
+        places.iter().for_each(|(unit, _)| self.take(*unit));
+        for (unit, node) in places {
+            if let Some(node) = node {
+                self.put(*unit, *node);
+            }
+        }
+    }
+}
+
+/// Joins the nodes of each class.
+fn groups(nodes: usize, classes: &[Class]) -> (Vec<Option<usize>>, Vec<Vec<NodeIndex>>) {
+    let mut group: Vec<Option<usize>> = vec![None; nodes];
+    let mut groups: Vec<Vec<NodeIndex>> = Vec::new();
+    for class in classes {
+        let joined: BTreeSet<usize> = class.nodes.iter().filter_map(|node| group[*node]).collect();
+        let mut members: BTreeSet<NodeIndex> = class.nodes.iter().copied().collect();
+        for old in joined {
+            members.extend(std::mem::take(&mut groups[old]));
+        }
+        members.iter().for_each(|node| group[*node] = Some(groups.len()));
+        groups.push(members.into_iter().collect());
+    }
+    (group, groups)
+}

@@ -1,0 +1,208 @@
+//! What became of each object: the fate of every entry, and the items of its status.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::net::IpAddr;
+
+use crate::allocation::hosts::Hosts;
+use crate::allocation::owners::Owners;
+use crate::allocation::{Claim, Facts, Places};
+use crate::keys;
+use crate::model::reserved::Reserved;
+use crate::model::view::{Item, Node};
+use crate::plan::unserved::Unserved;
+
+/// What became of one entry of `spec.egressIPs`.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Fate {
+    Assigned {
+        node: String,
+    },
+    /// It has this node, which does not serve it.
+    NotServed {
+        node: String,
+        why: Unserved,
+    },
+    /// It has a node, and this one has not let go of it yet.
+    Moving {
+        from: String,
+        /// Nor will it without its agent: its lease has no end.
+        is_endless: bool,
+    },
+    /// Not an address.
+    Invalid,
+    /// A node has this address itself.
+    Conflict {
+        node: String,
+    },
+    /// It can be no egress IP.
+    Reserved(Reserved),
+    /// Another object has it.
+    Taken {
+        object: String,
+        node: Option<String>,
+    },
+    /// No node with the label has a network that holds it.
+    NoNode,
+    /// This node could hold it, if it were not for this; as others like it, perhaps.
+    NotReady {
+        node: String,
+        why: Obstacle,
+    },
+    /// This node could hold it, and is drained, as are all others that could.
+    Drained {
+        node: String,
+    },
+    /// Every node that could take it has another address of the object.
+    NoRoom,
+    /// Nodes that could take it have as many addresses as their cloud allows.
+    NoCapacity,
+    /// The object has as many addresses of the family as it may, without this one.
+    Surplus,
+}
+
+/// Why a node with the label that could hold an address takes none.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Obstacle {
+    /// Its condition Ready is not True.
+    NotReady,
+    /// It has not said its own address or its pod subnets.
+    NetworksUnsaid,
+    /// Its agent has not said where it answers health checks.
+    HealthUnsaid,
+    /// It does not answer health checks there, or says that it cannot serve.
+    Unhealthy { at: Vec<IpAddr> },
+    /// The node is there, and its agent does not answer.
+    AgentAway,
+}
+
+impl Obstacle {
+    fn of(facts: &Facts<'_>, name: &str, node: &Node) -> Self {
+        match () {
+            () if !node.ready => Self::NotReady,
+            () if !node.is_part() => Self::NetworksUnsaid,
+            () if facts.unreachable.contains(name) && node.health_addresses().is_empty() => Self::HealthUnsaid,
+            () if facts.unreachable.contains(name) => Self::Unhealthy { at: node.health_addresses() },
+            () if facts.absent.contains(name) => Self::AgentAway,
+            () => Self::NetworksUnsaid,
+        }
+    }
+}
+
+impl fmt::Display for Obstacle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotReady => f.write_str("is not Ready"),
+            Self::NetworksUnsaid => write!(
+                f,
+                "has not said its networks (annotations {} and {}, or its EgressNode object): does its egress-agent run?",
+                keys::PRIMARY_IFADDR,
+                keys::NODE_SUBNETS
+            ),
+            Self::HealthUnsaid => {
+                f.write_str("has not said where its egress-agent answers health checks (its EgressNode object)")
+            }
+            Self::Unhealthy { at } => {
+                let at: Vec<String> = at.iter().map(ToString::to_string).collect();
+                write!(f, "does not answer health checks at {}, or says that it cannot serve", at.join(" and "))
+            }
+            Self::AgentAway => f.write_str("has an egress-agent that does not answer"),
+        }
+    }
+}
+
+/// What became of one object.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Outcome {
+    /// Canonical where they can be read, in the order of the spec, each once.
+    pub entries: Vec<(String, Fate)>,
+    /// As `status.items` should show it: what stays in the order in which it stands there, then what is new.
+    pub items: Vec<Item>,
+}
+
+impl Outcome {
+    /// No node can host any address of the object: the one case in which the node's address may serve. Whether a node is
+    /// ready decides on placing, not on this: an address whose node is away comes back. Nor is it this case where an
+    /// address could be placed, were it free, or where nobody knows which address an entry means.
+    pub fn no_eligible_node(&self) -> bool {
+        !self.entries.is_empty() && self.entries.iter().all(|(_, fate)| *fate == Fate::NoNode)
+    }
+}
+
+pub(super) fn outcomes<'a>(
+    facts: &Facts<'a>,
+    mut claims: Vec<Claim<'a>>,
+    hosts: &mut Hosts<'a>,
+    owners: &Owners<'a>,
+    places: &[Places],
+) -> BTreeMap<String, Outcome> {
+    let entries: Vec<_> = claims.iter_mut().map(|claim| std::mem::take(&mut claim.entries)).collect();
+    let mut judge = Judge { facts, claims: &claims, hosts, owners, places };
+    let outcome = |(rank, entries): (usize, _)| (claims[rank].object.name.clone(), judge.outcome(rank, entries));
+    entries.into_iter().enumerate().map(outcome).collect()
+}
+
+struct Judge<'j, 'a> {
+    facts: &'j Facts<'a>,
+    claims: &'j [Claim<'a>],
+    hosts: &'j mut Hosts<'a>,
+    owners: &'j Owners<'a>,
+    places: &'j [Places],
+}
+
+impl Judge<'_, '_> {
+    fn outcome(&mut self, rank: usize, entries: Vec<(String, Option<IpAddr>)>) -> Outcome {
+        let mut fate = |address: Option<IpAddr>| address.map_or(Fate::Invalid, |address| self.fate(rank, address));
+        let entries: Vec<_> = entries.into_iter().map(|(entry, address)| (entry, fate(address))).collect();
+        let items = items(&self.claims[rank].object.items, &entries);
+        Outcome { entries, items }
+    }
+
+    fn fate(&mut self, rank: usize, address: IpAddr) -> Fate {
+        if let Some(node) = self.node(rank, address) {
+            return Fate::Assigned { node };
+        }
+        match self.owners.reserved(address) {
+            Some(Reserved::Node(node)) => return Fate::Conflict { node: node.to_string() },
+            Some(reason) => return Fate::Reserved(reason.clone()),
+            None => {}
+        }
+        if let Some(owner) = self.owners.object(address).filter(|owner| *owner != rank) {
+            return Fate::Taken { object: self.claims[owner].object.name.clone(), node: self.node(owner, address) };
+        }
+        let class = self.hosts.class(address);
+        let used: BTreeSet<_> = self.places[rank].values().collect();
+        let candidates = &self.hosts.classes[class].nodes;
+        if !candidates.is_empty() && !self.claims[rank].lists(&address) {
+            return Fate::Surplus;
+        }
+        if candidates.iter().any(|node| !used.contains(node)) {
+            return Fate::NoCapacity;
+        }
+        if !candidates.is_empty() {
+            return Fate::NoRoom;
+        }
+        let waiting = || self.facts.nodes.iter().filter(|(_, node)| node.assignable && node.may_host(address));
+        match waiting().find(|(_, node)| !node.drained).or_else(|| waiting().next()) {
+            None => Fate::NoNode,
+            Some((name, node)) if node.drained => Fate::Drained { node: name.clone() },
+            Some((name, node)) => Fate::NotReady { node: name.clone(), why: Obstacle::of(self.facts, name, node) },
+        }
+    }
+
+    fn node(&self, rank: usize, address: IpAddr) -> Option<String> {
+        self.places[rank].get(&address).map(|node| self.hosts.nodes[*node].0.to_owned())
+    }
+}
+
+fn items(before: &[Item], entries: &[(String, Fate)]) -> Vec<Item> {
+    let mut assigned: Vec<Item> = Vec::new();
+    for (egress_ip, fate) in entries {
+        if let Fate::Assigned { node } = fate {
+            assigned.push(Item { node: node.clone(), egress_ip: egress_ip.clone() });
+        }
+    }
+    // The sort is stable: what is new comes last, in the order of the spec.
+    assigned.sort_by_key(|item| before.iter().position(|old| old == item).unwrap_or(before.len()));
+    assigned
+}

@@ -1,0 +1,292 @@
+//! What must hold for every cluster, against all placements that there are: small clusters by random numbers, the same in
+//! every run.
+
+use super::*;
+use crate::allocation::samples::{node, object};
+use crate::model::view::{Capacity, CloudConfig, Item};
+
+const CASES: u64 = 3_000;
+
+/// xorshift64*.
+struct Numbers(u64);
+
+impl Numbers {
+    fn new(seed: u64) -> Self {
+        Self((seed + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15))
+    }
+
+    fn below(&mut self, bound: usize) -> usize {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        let high = self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33;
+        usize::try_from(high).expect("31 bits") % bound
+    }
+
+    fn one_in(&mut self, n: usize) -> bool {
+        self.below(n) == 0
+    }
+}
+
+struct Cluster {
+    nodes: Nodes,
+    objects: Objects,
+    unreachable: BTreeSet<String>,
+}
+
+impl Cluster {
+    fn assign(&self) -> Assignment {
+        let hand_overs = &BTreeMap::new();
+        assign(&Facts {
+            objects: &self.objects,
+            nodes: &self.nodes,
+            unreachable: &self.unreachable,
+            absent: &BTreeSet::new(),
+            networks: &ClusterNetworks::default(),
+            services: &Services::default(),
+            hand_overs,
+        })
+    }
+
+    /// The cluster after the status was written.
+    fn settled(&self) -> Self {
+        let assignment = self.assign();
+        let written = |(name, object): (&String, &Arc<EgressObject>)| {
+            let items = assignment.outcomes[name].items.clone();
+            (name.clone(), Arc::new(EgressObject { items, ..(**object).clone() }))
+        };
+        Self {
+            nodes: self.nodes.clone(),
+            objects: self.objects.iter().map(written).collect(),
+            unreachable: self.unreachable.clone(),
+        }
+    }
+}
+
+/// Three networks; a node has one or two of them on its primary interface, and perhaps one on another.
+fn random(numbers: &mut Numbers) -> Cluster {
+    let network = |i: usize, node: usize| format!("10.{i}.0.{}/16", node + 1).parse().expect("a network");
+    let mut nodes = Nodes::new();
+    for i in 0..1 + numbers.below(4) {
+        let (name, plain) = node(&format!("n{i}"), "10.0.0.1/16");
+        let first = numbers.below(3);
+        let mut primary = vec![network(first, i)];
+        if numbers.one_in(3) {
+            primary.push(network((first + 1) % 3, i));
+        }
+        let mut made = Node { primary, ready: !numbers.one_in(6), ..(*plain).clone() };
+        if numbers.one_in(4) {
+            let total = Some(numbers.below(3));
+            let capacity = Capacity { total, ..Capacity::default() };
+            made.cloud = Some(CloudConfig { networks: made.primary.clone(), capacity });
+        } else if numbers.one_in(4) {
+            (made.serves_secondary, made.host_cidrs) = (true, vec![network(numbers.below(3), i)]);
+        }
+        nodes.insert(name, Arc::new(made));
+    }
+    let mut objects = Objects::new();
+    let mut next = 100;
+    for i in 0..1 + numbers.below(4) {
+        let mut listed: Vec<String> = Vec::new();
+        for _ in 0..1 + numbers.below(3) {
+            let again = next > 100 && numbers.one_in(8);
+            let last = if again { 100 + numbers.below(next - 100) } else { next };
+            next += usize::from(!again);
+            // The network follows from the number, so that one number is one address.
+            listed.push(format!("10.{}.0.{last}", last * 7 / 3 % 3));
+        }
+        let texts: Vec<&str> = listed.iter().map(String::as_str).collect();
+        let mut items: Vec<(String, &str)> = Vec::new();
+        for text in &texts {
+            if numbers.one_in(3) {
+                items.push((format!("n{}", numbers.below(5)), text));
+            }
+        }
+        let items: Vec<(&str, &str)> = items.iter().map(|(node, text)| (node.as_str(), *text)).collect();
+        let created = i64::try_from(numbers.below(3)).expect("small");
+        objects.extend([object(&format!("o{i}"), created, &texts, &items)]);
+    }
+    let unreachable = nodes.keys().filter(|_| numbers.one_in(8)).cloned().collect();
+    Cluster { nodes, objects, unreachable }
+}
+
+/// How good a placement is: objects by rank with the number of their addresses, then the loads. The more the better, the
+/// older the better, the more even the better.
+fn score(cluster: &Cluster, placed: &BTreeMap<String, Vec<Item>>) -> (usize, Vec<usize>, std::cmp::Reverse<usize>) {
+    let counts: Vec<usize> =
+        by_rank(cluster.objects.values()).iter().map(|object| placed[&object.name].len()).collect();
+    let mut loads: BTreeMap<&str, usize> = BTreeMap::new();
+    placed.values().flatten().for_each(|item| *loads.entry(item.node.as_str()).or_default() += 1);
+    (counts.iter().sum(), counts, std::cmp::Reverse(loads.values().map(|load| load * load).sum()))
+}
+
+/// The rules, written down once more and without a thought for speed: may this node take the address?
+fn may_take(cluster: &Cluster, name: &str, address: IpAddr) -> bool {
+    let takes_part = |name: &str| {
+        let node = &cluster.nodes[name];
+        node.assignable && node.ready && !cluster.unreachable.contains(name)
+    };
+    let in_primary =
+        |name: &str| cluster.nodes[name].primary_networks().iter().any(|network| network.contains(&address));
+    let in_other = |name: &str| {
+        !in_primary(name) && cluster.nodes[name].secondary_networks().any(|network| network.contains(&address))
+    };
+    let others = cluster.nodes.keys().any(|name| takes_part(name) && in_other(name));
+    takes_part(name) && if others { in_other(name) } else { in_primary(name) }
+}
+
+/// The best score of all placements that leave what stays where it is.
+fn best(cluster: &Cluster, assignment: &Assignment) -> (usize, Vec<usize>, std::cmp::Reverse<usize>) {
+    let mut placed: BTreeMap<String, Vec<Item>> = BTreeMap::new();
+    let mut pending = Vec::new();
+    for (name, outcome) in &assignment.outcomes {
+        let before = &cluster.objects[name].items;
+        placed.insert(name.clone(), outcome.items.iter().filter(|item| before.contains(item)).cloned().collect());
+        for (entry, fate) in &outcome.entries {
+            let stays = placed[name].iter().any(|item| item.egress_ip == *entry);
+            if !stays && !matches!(fate, Fate::Taken { .. } | Fate::Conflict { .. } | Fate::Invalid) {
+                pending.push((name.clone(), entry.clone()));
+            }
+        }
+    }
+    let mut best = score(cluster, &placed);
+    try_all(cluster, &pending, &mut placed, &mut best);
+    best
+}
+
+fn try_all(
+    cluster: &Cluster,
+    pending: &[(String, String)],
+    placed: &mut BTreeMap<String, Vec<Item>>,
+    best: &mut (usize, Vec<usize>, std::cmp::Reverse<usize>),
+) {
+    let Some(((object, egress_ip), rest)) = pending.split_first() else {
+        let score = score(cluster, placed);
+        if score > *best {
+            *best = score;
+        }
+        return;
+    };
+    try_all(cluster, rest, placed, best);
+    let address = egress_ip.parse().expect("an address");
+    for node in cluster.nodes.keys() {
+        let load = placed.values().flatten().filter(|item| item.node == *node).count();
+        let limit = cluster.nodes[node].cloud.as_ref().and_then(|cloud| cloud.capacity.total);
+        let used = placed[object].iter().any(|item| item.node == *node);
+        if used || limit.is_some_and(|limit| load >= limit) || !may_take(cluster, node, address) {
+            continue;
+        }
+        let item = Item { node: node.clone(), egress_ip: egress_ip.clone() };
+        placed.get_mut(object).expect("every object").push(item);
+        try_all(cluster, rest, placed, best);
+        placed.get_mut(object).expect("every object").pop();
+    }
+}
+
+fn check_rules(cluster: &Cluster, assignment: &Assignment) {
+    let mut addresses = BTreeSet::new();
+    for (name, outcome) in &assignment.outcomes {
+        let nodes: BTreeSet<&str> = outcome.items.iter().map(|item| item.node.as_str()).collect();
+        assert_eq!(nodes.len(), outcome.items.len(), "two addresses of {name} on one node");
+        for item in &outcome.items {
+            assert!(addresses.insert(item.egress_ip.clone()), "{} is assigned twice", item.egress_ip);
+            let address = item.egress_ip.parse().expect("an address");
+            assert!(cluster.objects[name].addresses().contains(&address));
+            assert!(cluster.nodes[&item.node].hosts(address) && !cluster.unreachable.contains(&item.node));
+        }
+    }
+}
+
+#[test]
+fn as_many_as_possible_older_first_and_as_evenly_as_possible() {
+    let mut short = 0;
+    for seed in 0..CASES {
+        let cluster = random(&mut Numbers::new(seed));
+        let assignment = cluster.assign();
+        check_rules(&cluster, &assignment);
+        let placed = assignment.outcomes.iter().map(|(name, outcome)| (name.clone(), outcome.items.clone())).collect();
+        assert_eq!(score(&cluster, &placed), best(&cluster, &assignment), "seed {seed}");
+        let waits =
+            |outcome: &Outcome| outcome.entries.iter().any(|(_, fate)| matches!(fate, Fate::NoRoom | Fate::NoCapacity));
+        short += u32::from(assignment.outcomes.values().any(waits));
+    }
+    assert!(short > 100, "only {short} clusters were too small for what was asked");
+}
+
+#[test]
+fn what_is_settled_stays_settled() {
+    for seed in 0..CASES {
+        let settled = random(&mut Numbers::new(seed)).settled();
+        let again = settled.assign();
+        assert_eq!(again.changed(&settled.objects).count(), 0, "seed {seed}");
+    }
+}
+
+#[test]
+fn a_change_moves_nothing_that_it_does_not_concern() {
+    for seed in 0..CASES {
+        let mut numbers = Numbers::new(seed);
+        let mut cluster = random(&mut numbers).settled();
+        let before = cluster.assign();
+        match numbers.below(4) {
+            // A new object, a new node, another node that is back, capacity that is gone.
+            0 => cluster.objects.extend([object("a", 0, &["10.0.0.250", "10.1.0.250"], &[])]),
+            1 => cluster.nodes.extend([node("m", "10.0.9.9/16")]),
+            2 => cluster.unreachable.clear(),
+            _ => {
+                let (name, node) = cluster.nodes.first_key_value().expect("a node");
+                let capacity = Capacity { total: Some(0), ..Capacity::default() };
+                let cloud = Some(CloudConfig { networks: node.primary.clone(), capacity });
+                if node.host_cidrs.is_empty() {
+                    let node = Node { cloud, ..(**node).clone() };
+                    cluster.nodes.insert(name.clone(), Arc::new(node));
+                }
+            }
+        }
+        let after = cluster.assign();
+        for (name, outcome) in &before.outcomes {
+            let kept = outcome.items.iter().all(|item| after.outcomes[name].items.contains(item));
+            assert!(
+                kept,
+                "seed {seed}: {name} {outcome:?} {:?} {:#?} {:#?}",
+                after.outcomes[name], cluster.nodes, cluster.objects
+            );
+        }
+    }
+}
+
+#[test]
+fn limits_of_a_family_are_kept_also_where_objects_have_both() {
+    for seed in 0..CASES {
+        let mut numbers = Numbers::new(seed);
+        let both = |i: usize| {
+            let mut made = (*node(&format!("n{i}"), "10.0.0.1/16").1).clone();
+            let networks = vec!["10.0.0.0/16".parse().expect("a network"), "fd00::/64".parse().expect("a network")];
+            let limit = |numbers: &mut Numbers| (!numbers.one_in(3)).then(|| numbers.below(3));
+            let capacity = Capacity { total: None, v4: limit(&mut numbers), v6: limit(&mut numbers) };
+            made.cloud = Some(CloudConfig { networks, capacity });
+            (made.name.clone(), Arc::new(made))
+        };
+        let nodes: Nodes = (0..3).map(both).collect();
+        let objects: Objects = (0..4_i64)
+            .map(|i| {
+                object(
+                    &format!("o{i}"),
+                    i,
+                    &[&format!("10.0.1.{i}"), &format!("fd00::1:{i}"), &format!("10.0.2.{i}")],
+                    &[],
+                )
+            })
+            .collect();
+        let cluster = Cluster { nodes, objects, unreachable: BTreeSet::new() };
+        let assignment = cluster.assign();
+        check_rules(&cluster, &assignment);
+        for (name, node) in &cluster.nodes {
+            let on_node =
+                assignment.outcomes.values().flat_map(|outcome| &outcome.items).filter(|item| item.node == *name);
+            let (v6, v4): (Vec<_>, Vec<_>) = on_node.partition(|item| item.egress_ip.contains(':'));
+            let Capacity { v4: limit_v4, v6: limit_v6, .. } = node.cloud.as_ref().expect("a cloud").capacity;
+            assert!(limit_v4.is_none_or(|limit| v4.len() <= limit) && limit_v6.is_none_or(|limit| v6.len() <= limit));
+        }
+    }
+}

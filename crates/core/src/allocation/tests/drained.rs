@@ -1,0 +1,86 @@
+//! Nodes that are to have no egress IPs.
+
+use super::*;
+use crate::model::node::{Capacity, CloudConfig};
+
+fn drained(nodes: &mut Nodes, names: &[&str]) {
+    for name in names {
+        let node = nodes.get_mut(*name).expect("a node");
+        *node = Arc::new(Node { drained: true, ..Node::clone(node) });
+    }
+}
+
+#[test]
+fn a_drained_node_gives_away_what_others_can_take_and_gets_nothing() {
+    let mut nodes = nodes(2);
+    drained(&mut nodes, &["n1"]);
+    let objects: Objects = [
+        object("a", 1, &["172.18.0.100"], &[("n1", "172.18.0.100")]),
+        // The other node has its second address already.
+        object("b", 2, &["172.18.0.101", "172.18.0.102"], &[("n1", "172.18.0.101"), ("n2", "172.18.0.102")]),
+        object("c", 3, &["172.18.0.103"], &[]),
+        object("d", 4, &["172.18.0.104", "172.18.0.105"], &[]),
+    ]
+    .into();
+    let outcomes = assign(&objects, &nodes);
+    assert_eq!(node_of(&outcomes, "a", "172.18.0.100"), Some("n2"));
+    assert_eq!(node_of(&outcomes, "b", "172.18.0.101"), Some("n1"), "nobody else can take it");
+    assert_eq!(node_of(&outcomes, "b", "172.18.0.102"), Some("n2"));
+    assert_eq!(node_of(&outcomes, "c", "172.18.0.103"), Some("n2"));
+    let placed = ["172.18.0.104", "172.18.0.105"].map(|address| node_of(&outcomes, "d", address));
+    assert_eq!(placed.iter().flatten().collect::<Vec<_>>(), [&"n2"], "one of them waits");
+}
+
+#[test]
+fn where_all_are_drained_all_stays_and_nothing_comes() {
+    let mut nodes = nodes(2);
+    drained(&mut nodes, &["n1", "n2"]);
+    let items = [("n1", "172.18.0.100")];
+    let objects: Objects = [object("a", 1, &["172.18.0.100"], &items), object("b", 2, &["172.18.0.101"], &[])].into();
+    let outcomes = assign(&objects, &nodes);
+    assert_eq!(node_of(&outcomes, "a", "172.18.0.100"), Some("n1"));
+    assert_eq!(fate(&outcomes, "b"), &Fate::Drained { node: "n1".into() });
+    assert!(!outcomes["b"].no_eligible_node(), "the pods' own addresses are no way out");
+    let (name, mut other) = node("n3", "172.18.0.3/16");
+    Arc::make_mut(&mut other).ready = false;
+    nodes.insert(name, other);
+    let outcomes = assign(&objects, &nodes);
+    assert_eq!(
+        fate(&outcomes, "b"),
+        &Fate::NotReady { node: "n3".into(), why: Obstacle::NotReady },
+        "what comes back by itself is named first"
+    );
+}
+
+/// Nobody loses the node that it has, or could have, to what a drained node gives away.
+#[test]
+fn what_has_no_node_goes_before_what_a_drained_node_gives_away() {
+    let mut nodes = nodes(2);
+    drained(&mut nodes, &["n1"]);
+    let limited = nodes.get_mut("n2").expect("a node");
+    let cloud =
+        CloudConfig { networks: limited.primary.clone(), capacity: Capacity { total: Some(1), ..Default::default() } };
+    *limited = Arc::new(Node { cloud: Some(cloud), ..Node::clone(limited) });
+    let objects: Objects =
+        [object("a", 1, &["172.18.0.100"], &[("n1", "172.18.0.100")]), object("b", 2, &["172.18.0.101"], &[])].into();
+    let outcomes = assign(&objects, &nodes);
+    assert_eq!(node_of(&outcomes, "b", "172.18.0.101"), Some("n2"));
+    assert_eq!(node_of(&outcomes, "a", "172.18.0.100"), Some("n1"));
+}
+
+#[test]
+fn a_hand_over_from_a_drained_node_goes_on_to_the_node_that_it_began_with() {
+    let mut nodes = nodes(9);
+    drained(&mut nodes, &["n1"]);
+    let items = [("n1", "172.18.0.100")];
+    let objects: Objects = [object("a", 1, &["172.18.0.100"], &items)].into();
+    for heir in ["n2", "n5", "n9"] {
+        let record = HandOver { number: 1, from: "n1".into(), to: Some(heir.into()) };
+        let hand_overs = BTreeMap::from([("172.18.0.100".parse().expect("a literal"), record)]);
+        let (none, objects, nodes) = (BTreeSet::new(), &objects, &nodes);
+        let (unreachable, absent, hand_overs) = (&none, &none, &hand_overs);
+        let (networks, services) = (&ClusterNetworks::default(), &Services::default());
+        let facts = Facts { objects, nodes, unreachable, absent, networks, services, hand_overs };
+        assert_eq!(node_of(&crate::allocation::assign(&facts).outcomes, "a", "172.18.0.100"), Some(heir));
+    }
+}

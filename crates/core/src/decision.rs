@@ -1,0 +1,220 @@
+//! The whole of what the leader decides: from objects, nodes, the status that holds, recorded hand-overs and the time to
+//! what each object should say, the events about it, and the records to be written. Pure, but for what [`Watch`] remembers.
+//!
+//! [`assign`] says where addresses should be, [`Watch::plan`] what of it may be written now, [`verdict`] what is said
+//! about it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Instant;
+
+use crate::allocation::{Facts, Fate, Nodes, Objects, Outcome, assign};
+use crate::model::reserved::ClusterNetworks;
+use crate::model::services::Services;
+use crate::model::view::{EgressObject, Item, Part, parse_egress_ip};
+use crate::ownership::handover::{Evidence, Plan, Records, Step, Watch};
+use crate::plan::unserved::UnservedAddresses;
+use crate::status::conditions::{self, Notice, Statement};
+use crate::status::pod_counts::Census;
+
+/// All that is known. The status that holds is part of the objects.
+#[derive(Clone, Copy, Debug)]
+pub struct Known<'a> {
+    pub objects: &'a Objects,
+    pub nodes: &'a Nodes,
+    /// Nodes that do not answer.
+    pub unreachable: &'a BTreeSet<String>,
+    /// Nodes that keep what they have and get nothing more.
+    pub absent: &'a BTreeSet<String>,
+    /// What nodes have been assigned and do not serve, by their own words.
+    pub unserved: &'a BTreeMap<String, UnservedAddresses>,
+    /// How many pods each object serves, and where nobody looks after them.
+    pub census: &'a Census,
+    /// Where no node can host any address of an object, the node's address serves.
+    pub node_address_serves: bool,
+    pub networks: &'a ClusterNetworks,
+    pub services: &'a Services,
+    pub records: &'a Records,
+    pub evidence: Evidence<'a>,
+    /// The nodes whose leases have no end.
+    pub endless: &'a BTreeSet<String>,
+    pub now: Instant,
+}
+
+/// What one object should say, and what is to be said about it.
+#[derive(Clone, Debug)]
+pub struct Decision {
+    pub object: Arc<EgressObject>,
+    pub items: Vec<Item>,
+    pub conditions: Vec<Statement>,
+    /// The addresses, where no node can host any of them.
+    pub no_eligible_node: Option<Vec<IpAddr>>,
+    /// `None` while it is not known.
+    pub selected_pods: Option<u32>,
+    pub notices: BTreeSet<Notice>,
+}
+
+impl Decision {
+    /// The object does not say it yet.
+    pub fn is_new(&self) -> bool {
+        let published: Option<BTreeSet<IpAddr>> =
+            self.no_eligible_node.as_ref().map(|all| all.iter().copied().collect());
+        self.object.items != self.items
+            || self.object.no_eligible_node != published
+            || self.selected_pods.is_some_and(|count| self.object.selected_pods != Some(count))
+            || !self.conditions.iter().all(|statement| statement.is_said(&self.object))
+    }
+}
+
+/// One decision about the cluster.
+#[derive(Clone, Debug)]
+pub struct Decisions {
+    /// Of every object, by name.
+    pub all: Vec<Decision>,
+    /// Changes of the records, in their order.
+    pub steps: Vec<Step>,
+    /// When to decide again, if nothing else happens.
+    pub look_again: Option<Instant>,
+}
+
+pub fn decide(watch: &mut Watch, known: &Known<'_>) -> Decisions {
+    let Known { objects, nodes, unreachable, absent, networks, services, records, evidence, now, .. } = *known;
+    let cluster = conditions::Cluster::new(nodes, known.node_address_serves);
+    let hand_overs = &records.open;
+    let assignment = assign(&Facts { objects, nodes, unreachable, absent, networks, services, hand_overs });
+    let mut plan = watch.plan(objects, &assignment, records, &evidence, now);
+    let mut all = Vec::with_capacity(objects.len());
+    // Both in the order of names.
+    let mut outcomes = assignment.outcomes.into_iter().peekable();
+    for (name, object) in objects {
+        while outcomes.next_if(|(other, _)| other < name).is_some() {}
+        let outcome = outcomes.next_if(|(other, _)| other == name);
+        let mut outcome = outcome.map(|(_, outcome)| outcome).unwrap_or_default();
+        let new = plan.items.remove(name);
+        name_what_moves(&mut outcome, new.as_ref().unwrap_or(&object.items), (&plan, known.endless));
+        name_what_is_not_served(&mut outcome, known.unserved);
+        all.push(decision(object, outcome, new, (assignment.eligible, &cluster, known.census)));
+    }
+    Decisions { all, steps: plan.steps, look_again: plan.look_again }
+}
+
+/// `new` are the items where they are to be written: else what stands there is right, or has to wait.
+fn decision(
+    object: &Arc<EgressObject>,
+    outcome: Outcome,
+    new: Option<Vec<Item>>,
+    (eligible, cluster, census): (usize, &conditions::Cluster, &Census),
+) -> Decision {
+    // Of an object that selects nobody knows whom, nothing is published.
+    let publish = outcome.no_eligible_node() && !object.is_unknown(Part::Selectors);
+    let alone: Vec<(&str, u32)> = object.id.into_iter().flat_map(|id| census.left_alone(id)).collect();
+    let conditions = conditions::conditions(object, &outcome, &alone, cluster);
+    let selected_pods = object.id.and_then(|id| census.selected(id));
+    let notices = conditions::notices(object, &outcome, eligible);
+    let items = match new {
+        Some(items) => items,
+        None if outcome.items == object.items => outcome.items,
+        None => object.items.clone(),
+    };
+    let no_eligible_node = publish.then(|| object.addresses().into_iter().collect());
+    Decision { object: object.clone(), items, conditions, no_eligible_node, selected_pods, notices }
+}
+
+/// Entries that have a node, and are not there yet.
+fn name_what_moves(outcome: &mut Outcome, items: &[Item], (plan, endless): (&Plan, &BTreeSet<String>)) {
+    if *items == *outcome.items {
+        return;
+    }
+    for (entry, fate) in &mut outcome.entries {
+        let Fate::Assigned { node } = fate else { continue };
+        if !items.iter().any(|item| item.egress_ip == *entry && item.node == *node) {
+            let holder = parse_egress_ip(entry).and_then(|address| plan.holders.get(&address));
+            let from = holder.unwrap_or(node).clone();
+            *fate = Fate::Moving { is_endless: endless.contains(&from), from };
+        }
+    }
+}
+
+/// Entries whose nodes say that they do not serve them.
+fn name_what_is_not_served(outcome: &mut Outcome, unserved: &BTreeMap<String, UnservedAddresses>) {
+    for (entry, fate) in outcome.entries.iter_mut().filter(|_| !unserved.is_empty()) {
+        let Fate::Assigned { node } = fate else { continue };
+        let of_node = unserved.get(node).zip(parse_egress_ip(entry));
+        if let Some(why) = of_node.and_then(|(unserved, address)| unserved.get(&address)) {
+            *fate = Fate::NotServed { node: std::mem::take(node), why: why.clone() };
+        }
+    }
+}
+
+/// For tests: no hand-over is open, and the lease of each node that holds something has run out.
+#[derive(Debug, Default)]
+pub struct NoRecords {
+    records: Records,
+    released: BTreeSet<(IpAddr, u64)>,
+    given: BTreeMap<(IpAddr, u64), Option<String>>,
+    prepared: BTreeMap<(IpAddr, u64), BTreeSet<String>>,
+    departed: BTreeMap<IpAddr, String>,
+    ends: BTreeMap<String, Instant>,
+    absent: BTreeSet<String>,
+    unserved: BTreeMap<String, UnservedAddresses>,
+    endless: BTreeSet<String>,
+    census: Census,
+    networks: ClusterNetworks,
+    services: Services,
+}
+
+impl NoRecords {
+    pub fn known<'a>(
+        &'a mut self,
+        objects: &'a Objects,
+        nodes: &'a Nodes,
+        unreachable: &'a BTreeSet<String>,
+        now: Instant,
+    ) -> Known<'a> {
+        let holders = objects.values().flat_map(|object| &object.items).map(|item| item.node.clone());
+        self.ends = holders.map(|node| (node, now)).collect();
+        let Self { released, given, prepared, departed, ends, .. } = &*self;
+        let evidence = Evidence { released, given, prepared, ends, departed };
+        let Self { absent, unserved, endless, census, records, networks, services, .. } = &*self;
+        let node_address_serves = true;
+        Known {
+            objects,
+            nodes,
+            unreachable,
+            absent,
+            unserved,
+            census,
+            node_address_serves,
+            networks,
+            services,
+            records,
+            evidence,
+            endless,
+            now,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::allocation::samples::object;
+    use crate::model::view::Unreadable;
+
+    /// Its pods are not known, so nothing may have them leave with their nodes' addresses.
+    #[test]
+    fn of_an_object_whose_selectors_cannot_be_read_it_is_not_said_that_no_node_can_host_it() {
+        let (name, readable) = object("a", 1, &["172.18.0.100"], &[]);
+        let why = Unreadable { part: Part::Selectors, why: "podSelector: x".into(), is_known: false };
+        let unreadable = EgressObject { unreadable: vec![why], ..(*readable).clone() };
+        let published = |object: EgressObject| {
+            let objects = Objects::from([(name.clone(), Arc::new(object))]);
+            let (nodes, none, mut no_records) = (Nodes::new(), BTreeSet::new(), NoRecords::default());
+            let known = no_records.known(&objects, &nodes, &none, Instant::now());
+            decide(&mut Watch::default(), &known).all.remove(0).no_eligible_node
+        };
+        assert_eq!(published((*readable).clone()), Some(vec!["172.18.0.100".parse().expect("a literal")]));
+        assert_eq!(published(unreadable), None);
+    }
+}

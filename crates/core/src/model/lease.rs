@@ -1,0 +1,126 @@
+//! Until when this node's programs may emit egress IPs, in memory that both sides see.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use egress_common::abi::Lease;
+
+/// [`Lease`] as words that several write: the agent's lease keeper, and programs, which note heartbeats and end a lease.
+#[derive(Debug, Default)]
+#[repr(C)]
+pub struct LeaseCell {
+    until_ns: AtomicU64,
+    heartbeat_ns: AtomicU64,
+    stall_ns: AtomicU64,
+    looked_jiffies: AtomicU64,
+}
+
+// The element of the map is mapped as one.
+const _: () = assert!(size_of::<LeaseCell>() == size_of::<Lease>());
+
+/// The element of the map `lease` in the kernel; in tests one of their own.
+///
+/// Of user space one task writes it, the lease keeper (`crate::ownership::lease`).
+#[derive(Clone)]
+pub struct SharedLease(Arc<dyn AsRef<LeaseCell> + Send + Sync>);
+
+impl SharedLease {
+    pub fn new(cell: impl AsRef<LeaseCell> + Send + Sync + 'static) -> Self {
+        Self(Arc::new(cell))
+    }
+
+    fn cell(&self) -> &LeaseCell {
+        (*self.0).as_ref()
+    }
+
+    /// The deadline first: it is written last.
+    pub fn read(&self) -> Lease {
+        let cell = self.cell();
+        let until_ns = cell.until_ns.load(Ordering::Acquire);
+        let looked_jiffies = cell.looked_jiffies.load(Ordering::Relaxed);
+        let (heartbeat_ns, stall_ns) = (&cell.heartbeat_ns, &cell.stall_ns);
+        Lease {
+            until_ns,
+            heartbeat_ns: heartbeat_ns.load(Ordering::Relaxed),
+            stall_ns: stall_ns.load(Ordering::Relaxed),
+            looked_jiffies,
+        }
+    }
+
+    /// Writes another lease, by one store of the deadline behind the rest, unless a program has ended the one that was `found`
+    /// since. Whether it is written.
+    pub fn renew(&self, found: Lease, lease: Lease) -> bool {
+        let cell = self.cell();
+        // One without an end needs neither, and the one that was found does until it is replaced.
+        if lease.is_bounded() {
+            // First: with the former heartbeat a shorter gap may be one. A program may have noted a later one.
+            cell.heartbeat_ns.fetch_max(lease.heartbeat_ns, Ordering::Release);
+            cell.stall_ns.store(lease.stall_ns, Ordering::Release);
+        }
+        let (from, to) = (found.until_ns, lease.until_ns);
+        cell.until_ns.compare_exchange(from, to, Ordering::Release, Ordering::Relaxed).is_ok()
+    }
+
+    /// Nothing may be emitted from now on.
+    pub fn expire(&self) {
+        self.cell().until_ns.store(Lease::EXPIRED.until_ns, Ordering::Release);
+    }
+
+    /// Whether the programs may emit at this time of the same clock.
+    pub fn covers(&self, now_ns: u64) -> bool {
+        self.read().left_ns(now_ns) > 0
+    }
+}
+
+/// Expired, and shared with no kernel.
+impl Default for SharedLease {
+    fn default() -> Self {
+        struct Own(LeaseCell);
+        impl AsRef<LeaseCell> for Own {
+            fn as_ref(&self) -> &LeaseCell {
+                &self.0
+            }
+        }
+        Self::new(Own(LeaseCell::default()))
+    }
+}
+
+impl fmt::Debug for SharedLease {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("SharedLease").field(&self.read()).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_program_has_ended_is_not_renewed() {
+        let shared = SharedLease::default();
+        assert!(shared.renew(shared.read(), Lease::bounded(100, 10, 20)) && shared.covers(30) && !shared.covers(31));
+        let found = shared.read();
+        shared.expire();
+        assert!(!shared.renew(found, Lease::bounded(200, 40, 20)) && !shared.covers(40));
+        assert!(shared.renew(shared.read(), Lease::bounded(200, 40, 20)) && shared.covers(60));
+    }
+
+    #[test]
+    fn a_lease_without_an_end_leaves_the_heartbeat_of_the_one_before() {
+        let shared = SharedLease::default();
+        shared.renew(shared.read(), Lease::bounded(100, 50, 20));
+        let found = shared.read();
+        shared.expire();
+        assert!(!shared.renew(found, Lease::ENDLESS));
+        assert_eq!((shared.read().heartbeat_ns, shared.read().stall_ns), (50, 20));
+    }
+
+    #[test]
+    fn a_heartbeat_does_not_go_back() {
+        let shared = SharedLease::default();
+        shared.renew(shared.read(), Lease::bounded(100, 50, 20));
+        shared.renew(shared.read(), Lease::bounded(100, 40, 20));
+        assert_eq!(shared.read().heartbeat_ns, 50);
+    }
+}

@@ -1,0 +1,138 @@
+//! Addresses of Services that have an entry of their own in the map `cluster`.
+//!
+//! The service proxy translates what pods send to them, behind us, so `steer` must leave it alone. Cluster IPs are in a
+//! service network as a rule, which is one entry; the rest (external addresses, those of load balancers, cluster IPs
+//! outside the networks that the agent was told) have one each, as far as there is room ([`crate::plan::capacity`]). Services come
+//! and go by the thousand in a large cluster: an update that changes no such address costs nothing further.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use crate::model::exposed::Exposes;
+use crate::model::view::Update;
+
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ServiceKey {
+    pub namespace: String,
+    pub name: String,
+}
+
+/// What is known of one.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Service {
+    pub uid: String,
+    /// Those that the service proxy takes care of, and that are not in a service network; no more than one may have
+    /// ([`crate::plan::capacity::MOST_OF_SERVICE`]).
+    pub addresses: BTreeSet<IpAddr>,
+    /// Those of them that its author has not chosen: cluster IPs, and what a load balancer has given it.
+    pub given: BTreeSet<IpAddr>,
+    /// How many it has beside these.
+    pub surplus: usize,
+    pub exposes: Exposes,
+}
+
+/// What an update of Services concerns.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct ServicesTouched {
+    pub addresses: BTreeSet<IpAddr>,
+    /// Where pods may be exposed by other ports now.
+    pub namespaces: BTreeSet<String>,
+}
+
+/// Those that have such addresses, or expose pods.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Services(BTreeMap<ServiceKey, Service>);
+
+impl Services {
+    /// Enters an update and says what came or went by it.
+    pub fn apply(&mut self, update: Update<ServiceKey, Service>) -> ServicesTouched {
+        let mut touched = ServicesTouched::default();
+        match update {
+            Update::Replaced(all) => {
+                let gone = self.0.keys().filter(|key| !all.contains_key(key)).cloned().collect::<Vec<_>>();
+                for (key, service) in gone.into_iter().map(|key| (key, Service::default())).chain(all) {
+                    self.put(key, service, &mut touched);
+                }
+            }
+            Update::Changed(key, service) => self.put(key, service, &mut touched),
+            Update::Removed(key) => self.put(key, Service::default(), &mut touched),
+        }
+        touched
+    }
+
+    fn put(&mut self, key: ServiceKey, new: Service, touched: &mut ServicesTouched) {
+        let (addresses, given) = (new.addresses.clone(), new.given.clone());
+        let (surplus, exposes) = (new.surplus, new.exposes.clone());
+        let namespace = key.namespace.clone();
+        let is_nothing = addresses.is_empty() && exposes.is_empty();
+        let old = if is_nothing { self.0.remove(&key) } else { self.0.insert(key, new) };
+        let old = old.unwrap_or_default();
+        if old.exposes != exposes {
+            touched.namespaces.insert(namespace);
+        }
+        touched.addresses.extend(old.addresses.symmetric_difference(&addresses));
+        touched.addresses.extend(old.given.symmetric_difference(&given));
+        if old.surplus != surplus {
+            // No entry changes, but what is said of its room does.
+            touched.addresses.extend(addresses.first());
+        }
+    }
+
+    /// What the Services of a namespace expose.
+    pub fn exposing<'a>(&'a self, namespace: &'a str) -> impl Iterator<Item = &'a Exposes> {
+        let first = ServiceKey { namespace: namespace.to_owned(), name: String::new() };
+        let all = self.0.range(first..).take_while(move |(key, _)| key.namespace == namespace);
+        all.map(|(_, service)| &service.exposes)
+    }
+
+    pub fn get(&self, key: &ServiceKey) -> Option<&Service> {
+        self.0.get(key)
+    }
+
+    /// What all of them were given: addresses that nobody has by his own word.
+    pub fn given(&self) -> impl Iterator<Item = IpAddr> {
+        self.0.values().flat_map(|service| service.given.iter().copied())
+    }
+
+    /// In the order of namespaces and names.
+    pub fn iter(&self) -> impl Iterator<Item = (&ServiceKey, &Service)> {
+        self.0.iter()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::samples::ip;
+
+    fn key(name: &str) -> ServiceKey {
+        ServiceKey { namespace: "default".into(), name: name.into() }
+    }
+
+    fn ips(addresses: &[&str]) -> BTreeSet<IpAddr> {
+        addresses.iter().map(|address| ip(address)).collect()
+    }
+
+    fn with(addresses: &[&str]) -> Service {
+        Service { addresses: ips(addresses), given: ips(addresses), ..Service::default() }
+    }
+
+    #[test]
+    fn only_changes_are_touched_and_a_service_without_addresses_takes_no_place() {
+        let mut services = Services::default();
+        let mut put = |name, addresses: &[&str]| services.apply(Update::Changed(key(name), with(addresses))).addresses;
+        assert_eq!(put("a", &["192.0.2.1", "192.0.2.2"]), ips(&["192.0.2.1", "192.0.2.2"]));
+        assert_eq!(put("a", &["192.0.2.1", "192.0.2.2"]), ips(&[]));
+        put("b", &["192.0.2.2"]);
+        assert_eq!(put("plain", &[]), ips(&[]));
+        assert_eq!(put("a", &["192.0.2.3"]), ips(&["192.0.2.1", "192.0.2.2", "192.0.2.3"]));
+        let list = [(key("a"), with(&["192.0.2.3"])), (key("c"), with(&["192.0.2.4"])), (key("plain"), with(&[]))];
+        let touched = services.apply(Update::Replaced(list.into())).addresses;
+        assert_eq!(touched, ips(&["192.0.2.2", "192.0.2.4"]));
+        assert_eq!(services.iter().map(|(key, _)| key.name.as_str()).collect::<Vec<_>>(), ["a", "c"]);
+        assert_eq!(services.given().collect::<BTreeSet<_>>(), ips(&["192.0.2.3", "192.0.2.4"]));
+        services.apply(Update::Removed(key("a")));
+        services.apply(Update::Removed(key("c")));
+        assert_eq!(services, Services::default());
+    }
+}

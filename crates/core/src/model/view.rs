@@ -1,0 +1,443 @@
+//! What the agent knows of the cluster: plain types, filled by `kube`, read by the model and the controller.
+//!
+//! Only what somebody decides by is kept. Values that are shared between the node's half and the controller are behind
+//! `Arc`, so that the second view costs pointers.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+pub use crate::model::exposed::ContainerPort;
+pub use crate::model::ledger::Ledger;
+pub use crate::model::node::{Capacity, CloudConfig, Node, NodePart};
+pub use crate::model::policy::{Condition, Conditions, EgressObject, Item, Part, Selects, Unreadable, parse_egress_ip};
+pub use crate::model::services::{Service, ServiceKey, Services};
+use crate::model::state::{EgressId, PodState};
+use crate::selection::NOT_NUMBERED;
+use crate::selection::pod_addresses::PodNetwork;
+
+pub type Labels = BTreeMap<String, String>;
+
+/// Seconds since the epoch, as `metadata.creationTimestamp` counts.
+pub type Created = i64;
+
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct PodKey {
+    pub namespace: String,
+    pub name: String,
+}
+
+/// A pod of this node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pod {
+    pub uid: String,
+    pub created: Created,
+    pub labels: Labels,
+    /// `status.podIPs`, one of each family.
+    pub reported: BTreeSet<IpAddr>,
+    /// What the pod's annotation says in a CNI's name, one of each family. Who may create the pod may write it: see
+    /// [`crate::selection::pod_addresses`].
+    pub announced: BTreeSet<IpAddr>,
+    /// How many addresses the annotation lists beside these.
+    pub surplus: usize,
+    /// What the CNI has given it, one of each family, where the node's plugin chain has told this agent. The view fills it in.
+    pub attached: BTreeSet<IpAddr>,
+    /// The kubelet has reported no address of it yet, or says that it has no network just now, as after a restart of the node:
+    /// its next packets may come from an address that nobody knows.
+    pub starting: bool,
+    /// It is being deleted.
+    pub terminating: bool,
+    pub host_network: bool,
+    /// Succeeded or failed: its address may belong to another pod by now.
+    pub completed: bool,
+    pub ports: Vec<ContainerPort>,
+}
+
+impl Pod {
+    /// Does traffic with the pod's addresses come from it through the pod network?
+    pub fn is_endpoint(&self) -> bool {
+        !self.host_network && !self.completed
+    }
+
+    /// Every address that it is said to have, by anybody.
+    pub fn listed(&self) -> impl Iterator<Item = IpAddr> {
+        self.reported.iter().chain(&self.announced).chain(&self.attached).copied()
+    }
+}
+
+/// What the CNI has given a pod of this node, one address of each family.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Attach {
+    pub pod: PodKey,
+    pub uid: String,
+    pub addresses: BTreeSet<IpAddr>,
+}
+
+/// A change of one kind of objects.
+#[derive(Clone, Debug)]
+pub enum Update<K, V> {
+    /// The whole list, at the start and whenever the watch began anew.
+    Replaced(BTreeMap<K, V>),
+    Changed(K, V),
+    Removed(K),
+}
+
+/// A change of the cluster.
+#[derive(Clone, Debug)]
+pub enum Change {
+    Objects(Update<String, Arc<EgressObject>>),
+    Namespaces(Update<String, Labels>),
+    Pods(Update<PodKey, Pod>),
+    Nodes(Update<String, Arc<Node>>),
+    Services(Update<ServiceKey, Service>),
+    /// What the leader has recorded.
+    Ledger(Arc<Ledger>),
+}
+
+/// What must be computed anew after a change.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Touched {
+    /// The entries of these addresses, no more.
+    Addresses(Addresses),
+    Everything,
+}
+
+/// Whose entries are concerned.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Addresses {
+    pub pods: BTreeSet<IpAddr>,
+    pub services: BTreeSet<IpAddr>,
+}
+
+impl Touched {
+    pub const NOTHING: Self = Self::Addresses(Addresses { pods: BTreeSet::new(), services: BTreeSet::new() });
+
+    #[must_use]
+    pub fn and(self, other: Self) -> Self {
+        match (self, other) {
+            (Self::Everything, _) | (_, Self::Everything) => Self::Everything,
+            (Self::Addresses(mut one), Self::Addresses(other)) => {
+                one.pods.extend(other.pods);
+                one.services.extend(other.services);
+                Self::Addresses(one)
+            }
+        }
+    }
+}
+
+impl Default for Touched {
+    fn default() -> Self {
+        Self::NOTHING
+    }
+}
+
+/// Something of which a part may be unreadable at a time.
+pub trait Reading: Clone {
+    /// Whether all of it could be read.
+    fn is_whole(&self) -> bool;
+
+    /// With the parts that cannot be read as they were when they were last read. Another one of the same name lends
+    /// nothing.
+    #[must_use]
+    fn filled_from(self, known: &Self) -> Self;
+}
+
+/// The update with everything that is unreadable as it was last read.
+pub fn filled<T: Reading>(
+    update: Update<String, Arc<T>>,
+    known: impl Fn(&String) -> Option<Arc<T>>,
+) -> Update<String, Arc<T>> {
+    let fill = |(name, one): (String, Arc<T>)| {
+        let known = if one.is_whole() { None } else { known(&name) };
+        match known {
+            Some(known) => (name, Arc::new(Arc::unwrap_or_clone(one).filled_from(&known))),
+            None => (name, one),
+        }
+    };
+    match update {
+        Update::Replaced(objects) => Update::Replaced(objects.into_iter().map(fill).collect()),
+        Update::Changed(name, object) => {
+            let (name, object) = fill((name, object));
+            Update::Changed(name, object)
+        }
+        Update::Removed(name) => Update::Removed(name),
+    }
+}
+
+/// All that this node knows of the cluster.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ClusterView {
+    pub objects: BTreeMap<String, Arc<EgressObject>>,
+    pub namespaces: BTreeMap<String, Labels>,
+    /// This node's pods only.
+    pub pods: BTreeMap<PodKey, Pod>,
+    pub nodes: BTreeMap<String, Arc<Node>>,
+    pub services: Services,
+    /// By pod UID, which object served it by the last compilation; when the agent starts, by what the kernel has. It stands in
+    /// for selectors that cannot be read now, and keeps pods with an object that has lost its addresses.
+    pub remembered: BTreeMap<String, Remembered>,
+    /// Addresses of selected pods that are gone, the latest last: what still comes from there is dropped until another pod has
+    /// the address, since a pod may be deleted before it has ended.
+    pub departed: VecDeque<IpAddr>,
+    pub attachments: Attachments,
+}
+
+/// Which object served a pod.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Remembered {
+    pub id: EgressId,
+    /// It had an address then, or has lost it while it served the pod.
+    pub had_address: bool,
+}
+
+/// What the plugin chain of this node's CNI has said of the pods' addresses, by pod UID: the last word on each address counts.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Attachments {
+    addresses: BTreeMap<String, BTreeSet<IpAddr>>,
+    /// UIDs, the latest last.
+    order: VecDeque<String>,
+}
+
+impl Attachments {
+    fn of(&self, uid: &str) -> BTreeSet<IpAddr> {
+        self.addresses.get(uid).cloned().unwrap_or_default()
+    }
+
+    /// Returns the other pods that had one of the addresses, or are forgotten.
+    fn note(&mut self, uid: &str, addresses: &BTreeSet<IpAddr>) -> BTreeSet<String> {
+        let mut others = BTreeSet::new();
+        for (other, theirs) in &mut self.addresses {
+            if other != uid && !theirs.is_disjoint(addresses) {
+                theirs.retain(|address| !addresses.contains(address));
+                others.insert(other.clone());
+            }
+        }
+        self.order.retain(|known| known != uid);
+        self.order.push_back(uid.to_owned());
+        self.addresses.insert(uid.to_owned(), addresses.clone());
+        while self.order.len() > MOST_ATTACHED
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.addresses.remove(&oldest);
+            others.insert(oldest);
+        }
+        others
+    }
+
+    fn forget(&mut self, uid: &str) {
+        if self.addresses.remove(uid).is_some() {
+            self.order.retain(|known| known != uid);
+        }
+    }
+}
+
+/// Pods whose attachments are kept: a node has a few hundred at most, and one whose object never comes is among the oldest.
+const MOST_ATTACHED: usize = 4096;
+
+/// Departed pods whose addresses are kept: a CNI gives an address again late.
+const MOST_DEPARTED: usize = 64;
+
+impl ClusterView {
+    /// Takes note of the pods that the kernel had selected before. Their UIDs are kept: a later pod with the address of one of
+    /// them is another. Whether their objects had an address then nobody knows: one that lists none has had none.
+    pub fn recall(&mut self, network: &PodNetwork, selected: &BTreeMap<IpAddr, PodState>) {
+        for (address, state) in selected {
+            let PodState::Selected(id) = state else { continue };
+            if let Some((_, pod)) = network.holder(self, *address) {
+                let uid = pod.uid.clone();
+                let mut objects = self.objects.values().filter(|object| object.id == Some(*id));
+                let had_address = objects.any(|object| !object.addresses().is_empty());
+                self.remembered.insert(uid, Remembered { id: *id, had_address });
+            }
+        }
+    }
+
+    /// The same of those that are selected now, of all pods.
+    pub fn remember(&mut self, network: &PodNetwork, pods: &BTreeMap<IpAddr, PodState>) {
+        let alive: BTreeSet<String> = self.pods.values().map(|pod| pod.uid.clone()).collect();
+        self.remembered.retain(|uid, _| alive.contains(uid));
+        let objects = self.objects.values().filter(|object| object.has_assigned());
+        let can_serve: BTreeSet<EgressId> = objects.filter_map(|object| object.id).collect();
+        for (address, state) in pods {
+            self.note_state(network, *address, Some(state), |_, id| can_serve.contains(&id));
+        }
+    }
+
+    /// And of one address, which has this state now.
+    pub fn remember_one(&mut self, network: &PodNetwork, address: IpAddr, state: Option<&PodState>) {
+        self.note_state(network, address, state, |view, id| {
+            view.objects.values().any(|object| object.id == Some(id) && object.has_assigned())
+        });
+    }
+
+    fn note_state(
+        &mut self,
+        network: &PodNetwork,
+        address: IpAddr,
+        state: Option<&PodState>,
+        can_serve: impl Fn(&Self, EgressId) -> bool,
+    ) {
+        let Some(uid) = network.holder(self, address).map(|(_, pod)| pod.uid.clone()) else { return };
+        match state {
+            // Of an object without a number of its own nothing could be known again.
+            Some(PodState::Selected(NOT_NUMBERED)) | None => {}
+            Some(PodState::Selected(id)) => {
+                let known = self.remembered.get(&uid).is_some_and(|known| known.id == *id && known.had_address);
+                let had_address = known || can_serve(self, *id);
+                self.remembered.insert(uid, Remembered { id: *id, had_address });
+            }
+            Some(PodState::Known) => drop(self.remembered.remove(&uid)),
+        }
+    }
+
+    /// Addresses of selected pods that the update takes away, or that are over: of a container that has ended, the kernel still
+    /// sends what waits in its sockets.
+    fn leaving(&self, update: &Update<PodKey, Pod>) -> Vec<IpAddr> {
+        let is_still = |new: &Pod, pod: &Pod| new.uid == pod.uid && new.is_endpoint();
+        let stays = |key: &PodKey, pod: &Pod| match update {
+            Update::Replaced(new) => new.get(key).is_some_and(|new| is_still(new, pod)),
+            Update::Changed(other, new) => other != key || is_still(new, pod),
+            Update::Removed(other) => other != key,
+        };
+        let gone = self.pods.iter().filter(|(key, pod)| !stays(key, pod) && pod.is_endpoint());
+        gone.filter(|(_, pod)| self.remembered.contains_key(&pod.uid)).flat_map(|(_, pod)| pod.listed()).collect()
+    }
+
+    /// Notes them, and forgets those that a pod has again.
+    fn depart(&mut self, leaving: Vec<IpAddr>, touched: &mut BTreeSet<IpAddr>) {
+        let endpoints = self.pods.values().filter(|pod| pod.is_endpoint());
+        let taken: BTreeSet<IpAddr> = match leaving.is_empty() && self.departed.is_empty() {
+            true => BTreeSet::new(),
+            false => endpoints.flat_map(Pod::listed).collect(),
+        };
+        self.departed.retain(|address| !leaving.contains(address) && !taken.contains(address));
+        self.departed.extend(leaving.into_iter().filter(|address| !taken.contains(address)));
+        // Their entries go.
+        let surplus = self.departed.len().saturating_sub(MOST_DEPARTED);
+        touched.extend(self.departed.drain(..surplus));
+    }
+
+    /// Takes note of what the CNI has given a pod, which may not be known yet. Returns whose entries are concerned.
+    pub fn attach(&mut self, Attach { uid, addresses, .. }: &Attach) -> BTreeSet<IpAddr> {
+        let mut concerned = self.attachments.note(uid, addresses);
+        concerned.insert(uid.clone());
+        let mut touched = addresses.clone();
+        for pod in self.pods.values_mut().filter(|pod| concerned.contains(&pod.uid)) {
+            touched.extend(pod.listed());
+            pod.attached = self.attachments.of(&pod.uid);
+            touched.extend(pod.listed());
+        }
+        self.depart(Vec::new(), &mut touched);
+        touched
+    }
+
+    /// Enters into the pods of an update what is known of their addresses, and forgets it of those that go.
+    fn fill_attached(&mut self, mut update: Update<PodKey, Pod>) -> Update<PodKey, Pod> {
+        let gone: Vec<String> = match &update {
+            Update::Replaced(new) => {
+                let new: BTreeSet<&String> = new.values().map(|pod| &pod.uid).collect();
+                self.pods.values().map(|pod| &pod.uid).filter(|uid| !new.contains(uid)).cloned().collect()
+            }
+            Update::Changed(key, new) => {
+                self.pods.get(key).map(|old| &old.uid).filter(|uid| **uid != new.uid).cloned().into_iter().collect()
+            }
+            Update::Removed(key) => self.pods.get(key).map(|old| old.uid.clone()).into_iter().collect(),
+        };
+        gone.iter().for_each(|uid| self.attachments.forget(uid));
+        let fill = |pod: &mut Pod| pod.attached = self.attachments.of(&pod.uid);
+        match &mut update {
+            Update::Replaced(pods) => pods.values_mut().for_each(fill),
+            Update::Changed(_, pod) => fill(pod),
+            Update::Removed(_) => {}
+        }
+        update
+    }
+
+    pub fn apply(&mut self, change: Change) -> Touched {
+        let everything_if = |changed| if changed { Touched::Everything } else { Touched::NOTHING };
+        match change {
+            Change::Objects(update) => {
+                let update = filled(update, |name| self.objects.get(name).cloned());
+                everything_if(apply(&mut self.objects, update, |_| ()))
+            }
+            Change::Namespaces(update) => everything_if(apply(&mut self.namespaces, update, |_| ())),
+            Change::Nodes(update) => {
+                let update = filled(update, |name| self.nodes.get(name).cloned());
+                everything_if(apply(&mut self.nodes, update, |_| ()))
+            }
+            Change::Pods(update) => {
+                let mut pods = BTreeSet::new();
+                let update = self.fill_attached(update);
+                let leaving = self.leaving(&update);
+                apply(&mut self.pods, update, |pod| pods.extend(pod.listed()));
+                self.depart(leaving, &mut pods);
+                Touched::Addresses(Addresses { pods, ..Addresses::default() })
+            }
+            Change::Services(update) => {
+                let touched = self.services.apply(update);
+                let pods = self.pods.iter().filter(|(key, _)| touched.namespaces.contains(&key.namespace));
+                let pods = pods.flat_map(|(_, pod)| pod.listed()).collect();
+                Touched::Addresses(Addresses { pods, services: touched.addresses })
+            }
+            // It says what may be held of what is desired, not what is desired.
+            Change::Ledger(_) => Touched::NOTHING,
+        }
+    }
+}
+
+/// Enters an update; `concern` is shown every value that came or went. False when nothing changed.
+fn apply<K: Ord, V: PartialEq>(map: &mut BTreeMap<K, V>, update: Update<K, V>, mut concern: impl FnMut(&V)) -> bool {
+    match update {
+        Update::Replaced(new) => {
+            let old = std::mem::replace(map, new);
+            if old == *map {
+                return false;
+            }
+            old.values().chain(map.values()).for_each(concern);
+            true
+        }
+        Update::Changed(key, value) => {
+            if map.get(&key) == Some(&value) {
+                return false;
+            }
+            concern(&value);
+            if let Some(old) = map.insert(key, value) {
+                concern(&old);
+            }
+            true
+        }
+        Update::Removed(key) => map.remove(&key).inspect(concern).is_some(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_repeated_pod_touches_nothing_and_a_changed_one_its_old_and_new_addresses() {
+        let key = PodKey { namespace: "a".into(), name: "p".into() };
+        let pod = |ip: &str| Pod {
+            uid: "u".into(),
+            created: 1,
+            labels: Labels::new(),
+            reported: ip.parse().into_iter().collect(),
+            announced: BTreeSet::new(),
+            surplus: 0,
+            attached: BTreeSet::new(),
+            terminating: false,
+            host_network: false,
+            starting: false,
+            completed: false,
+            ports: Vec::new(),
+        };
+        let mut view = ClusterView::default();
+        let put = |ip| Change::Pods(Update::Changed(key.clone(), pod(ip)));
+        assert_ne!(view.apply(put("10.0.0.1")), Touched::NOTHING);
+        assert_eq!(view.apply(put("10.0.0.1")), Touched::NOTHING);
+        let pods = ["10.0.0.1", "10.0.0.2"].iter().filter_map(|a| a.parse().ok()).collect();
+        assert_eq!(view.apply(put("10.0.0.2")), Touched::Addresses(Addresses { pods, ..Addresses::default() }));
+    }
+}

@@ -1,0 +1,201 @@
+//! What nodes' words say of open hand-overs: which are over for the old node, and who is ready for them. Pure, but for what
+//! [`Heard`] remembers of time.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use crate::allocation::Nodes;
+use crate::model::ledger::{Ledger, Words};
+use crate::model::node::Prepared;
+use crate::node_health::Reach;
+
+/// How long the status waits for a new node that is ready to hear the old node's word, which the leader has heard.
+const HEIRS_TIME: Duration = Duration::from_secs(1);
+
+/// How much faster a word may come by a probe than by the API server, if that is there.
+const PROBES_LEAD: Duration = Duration::from_millis(150);
+
+/// Since when old nodes' words about hand-overs, by number, wait for the new node.
+#[derive(Debug, Default)]
+pub struct Heard {
+    since: BTreeMap<u64, Instant>,
+}
+
+/// The words at one time, about hand-overs by address and number.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Said {
+    /// Old nodes that have let go, and need not be waited for.
+    pub released: BTreeSet<(IpAddr, u64)>,
+    /// Whom old nodes have handed them over to, as far as they say so in their EgressNode objects.
+    pub given: BTreeMap<(IpAddr, u64), Option<String>>,
+    /// The nodes that are ready for them, of those that the hand-over names or has named: no other can have been given the
+    /// address, whatever its agent's token is used to say.
+    pub prepared: BTreeMap<(IpAddr, u64), BTreeSet<String>>,
+    /// When the next new node is waited for no longer.
+    pub look_again: Option<Instant>,
+}
+
+impl Heard {
+    pub fn listen(&mut self, ledger: &Ledger, nodes: &Nodes, reach: &Reach, now: Instant) -> Said {
+        let mut said = Said::default();
+        for (name, node) in nodes {
+            for (address, Prepared(number, ..)) in &node.prepared {
+                let record = ledger.records.open.get(address).filter(|record| record.number == *number);
+                if record.is_some_and(|record| ledger.has_named(record, name)) {
+                    said.prepared.entry((*address, *number)).or_default().insert(name.clone());
+                }
+            }
+        }
+        let mut waiting = BTreeMap::new();
+        for (address, record) in &ledger.records.open {
+            let has_changed = ledger.former_targets.contains_key(&record.number);
+            let says = |words: Option<&Words>| words.is_some_and(|words| words.get(address) == Some(&record.number));
+            let old = nodes.get(&record.from).filter(|old| says(Some(&old.released)));
+            if old.is_none() && !says(reach.released.get(&record.from)) {
+                continue;
+            }
+            let since = self.since.get(&record.number).copied().unwrap_or(now);
+            // Also once it is over, or it would be waited for anew.
+            waiting.insert(record.number, since);
+            let heir = record.to.as_ref().and_then(|to| nodes.get(to)?.prepared.get(address));
+            let heir = heir.filter(|Prepared(number, ..)| *number == record.number);
+            let (waits, end) = match old.map(|old| old.given.get(address)) {
+                // What comes before a new node that is getting ready is there goes by the old one, so that one is waited for;
+                // not without end, since it may never hear it.
+                Some(given) => {
+                    said.given.insert((*address, record.number), given.cloned());
+                    let is_given = given.is_some() && given == record.to.as_ref();
+                    (is_given && heir.is_some_and(|Prepared(.., is_open)| !is_open), since + HEIRS_TIME)
+                }
+                // By probes alone, which may only have been faster: the word that the new node waits for comes, or the old
+                // node has heard of no other, and passes nothing on. It may have handed over to another than the one that is
+                // named by now.
+                None => (heir.is_some() || has_changed, since + PROBES_LEAD),
+            };
+            if waits && now < end {
+                said.look_again = Some(said.look_again.map_or(end, |other| other.min(end)));
+            } else {
+                said.released.insert((*address, record.number));
+            }
+        }
+        self.since = waiting;
+        said
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::model::ledger::HandOver;
+    use crate::model::samples::ip;
+    use crate::model::view::Node;
+
+    const A: &str = "172.18.0.100";
+
+    fn nodes(released: u64, prepared: Option<Prepared>) -> Nodes {
+        given_to(released, Some("n2"), prepared)
+    }
+
+    fn given_to(released: u64, to: Option<&str>, prepared: Option<Prepared>) -> Nodes {
+        let given = to.map(|to| (ip(A), to.to_owned())).into_iter().collect();
+        let old = Node { released: BTreeMap::from([(ip(A), released)]), given, ..Node::default() };
+        let new = Node { prepared: prepared.map(|word| (ip(A), word)).into_iter().collect(), ..Node::default() };
+        [("n1".to_owned(), Arc::new(old)), ("n2".to_owned(), Arc::new(new))].into()
+    }
+
+    fn ledger() -> Ledger {
+        let mut ledger = Ledger::default();
+        ledger.records.open.insert(ip(A), HandOver { number: 7, from: "n1".into(), to: Some("n2".into()) });
+        ledger
+    }
+
+    #[test]
+    fn a_new_node_that_is_ready_is_waited_for_until_it_has_heard_and_not_for_ever() {
+        let (ledger, reach, start) = (ledger(), Reach::default(), Instant::now());
+        let ready = |is_open| Some(Prepared(7, "n1".into(), is_open));
+        let over = BTreeSet::from([(ip(A), 7)]);
+        let mut heard = Heard::default();
+        let mut at = |nodes: Nodes, ms| {
+            let said = heard.listen(&ledger, &nodes, &reach, start + Duration::from_millis(ms));
+            (said.released == over, said.look_again)
+        };
+        let end = Some(start + Duration::from_millis(1_100));
+        assert_eq!(at(nodes(6, ready(false)), 0), (false, None), "a word about another hand-over");
+        assert_eq!(at(nodes(7, ready(false)), 100), (false, end));
+        assert_eq!(at(nodes(7, ready(false)), 1_099), (false, end), "since the word was heard");
+        assert_eq!(at(nodes(7, ready(false)), 1_100), (true, None));
+        assert_eq!(at(nodes(7, ready(false)), 1_200), (true, None), "nor is it begun anew");
+        for prepared in [None, ready(true), Some(Prepared(6, "n1".into(), false))] {
+            let mut heard = Heard::default();
+            let said = heard.listen(&ledger, &nodes(7, prepared), &reach, start);
+            assert_eq!((said.released, said.look_again), (over.clone(), None));
+        }
+    }
+
+    #[test]
+    fn nobody_is_waited_for_who_has_not_been_handed_the_address() {
+        let ready = Some(Prepared(7, "n1".into(), false));
+        for to in [None, Some("n3")] {
+            let nodes = given_to(7, to, ready.clone());
+            let said = Heard::default().listen(&ledger(), &nodes, &Reach::default(), Instant::now());
+            assert_eq!((said.released, said.look_again), (BTreeSet::from([(ip(A), 7)]), None));
+            assert_eq!(said.given, BTreeMap::from([((ip(A), 7), to.map(str::to_owned))]));
+        }
+    }
+
+    /// With the token of any agent one could say it, and the address would wait for that node.
+    #[test]
+    fn who_was_never_named_is_not_ready() {
+        let ready =
+            |number| Node { prepared: [(ip(A), Prepared(number, "n1".into(), true))].into(), ..Node::default() };
+        let nodes = |number| ["n2", "n3", "n4"].map(|name| (name.to_owned(), Arc::new(ready(number)))).into();
+        let mut ledger = ledger();
+        let listen = |ledger: &Ledger, number| {
+            Heard::default().listen(ledger, &nodes(number), &Reach::default(), Instant::now())
+        };
+        let of = |names: &[&str]| BTreeMap::from([((ip(A), 7), names.iter().map(|&name| name.to_owned()).collect())]);
+        assert_eq!(listen(&ledger, 7).prepared, of(&["n2"]));
+        ledger.record(ip(A), HandOver { number: 7, from: "n1".into(), to: None });
+        ledger.record(ip(A), HandOver { number: 7, from: "n1".into(), to: Some("n3".into()) });
+        assert_eq!(listen(&ledger, 7).prepared, of(&["n2", "n3"]));
+        assert_eq!(listen(&ledger, 8).prepared, BTreeMap::new());
+        ledger.record(ip(A), HandOver { number: 9, from: "n3".into(), to: None });
+        assert!(ledger.former_targets.is_empty(), "another hand-over");
+    }
+
+    /// Else the status would be written before the new node takes other nodes' packets.
+    #[test]
+    fn a_word_that_was_faster_by_probes_waits_a_moment_for_the_one_that_says_more() {
+        let reach =
+            Reach { released: BTreeMap::from([("n1".to_owned(), BTreeMap::from([(ip(A), 7)]))]), ..Reach::default() };
+        let (ledger, start, mut heard) = (ledger(), Instant::now(), Heard::default());
+        let ready = Some(Prepared(7, "n1".into(), false));
+        let mut at = |nodes: Nodes, ms| {
+            let said = heard.listen(&ledger, &nodes, &reach, start + Duration::from_millis(ms));
+            assert_eq!(said.prepared, BTreeMap::from([((ip(A), 7), BTreeSet::from(["n2".to_owned()]))]));
+            (said.released.len(), said.given.len(), said.look_again)
+        };
+        let until = |ms| Some(start + Duration::from_millis(ms));
+        assert_eq!(at(given_to(6, None, ready.clone()), 0), (0, 0, until(150)));
+        assert_eq!(
+            at(nodes(7, ready.clone()), 20),
+            (0, 1, until(1_000)),
+            "it has come, and the new node is not there yet"
+        );
+        assert_eq!(at(given_to(6, None, ready.clone()), 149), (0, 0, until(150)));
+        assert_eq!(at(given_to(6, None, ready), 150), (1, 0, None), "who speaks by probes alone");
+        // Another was named before, and may have been handed the address.
+        let mut heard = Heard::default();
+        let mut changed = ledger.clone();
+        changed.record(ip(A), HandOver { number: 7, from: "n1".into(), to: Some("n3".into()) });
+        assert_eq!(changed.former_targets, BTreeMap::from([(7, ["n2".to_owned()].into())]));
+        let said = heard.listen(&changed, &given_to(6, None, None), &reach, start);
+        assert_eq!((said.released.len(), said.look_again), (0, until(150)));
+        // Where nobody is ready there is nobody to wait for.
+        let said = Heard::default().listen(&ledger, &given_to(6, None, None), &reach, start);
+        assert_eq!((said.released.len(), said.look_again), (1, None));
+    }
+}

@@ -1,0 +1,159 @@
+//! Nodes whose leases have no end. Pure.
+//!
+//! A lease ends so that another node can take the addresses. Where no other node could host any address of a node, the end would
+//! cost its egress traffic and help no other node: a cluster with one gateway would lose it whenever its agent is down for longer than
+//! the grace. So the ledger says that the lease has no end, and from then on nothing of that node is given away unless it
+//! lets go itself, or its Node is deleted.
+//!
+//! When another node could host one, the ledger says that the lease is to end, and the agent says so in its answers to probes
+//! when its programs have a deadline again. Until then the lease counts as endless.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use crate::allocation::{Nodes, Objects};
+use crate::model::ledger::Ledger;
+use crate::model::view::parse_egress_ip;
+
+/// The nodes with addresses that no other egress node could host, as far as one knows. Whether these answer does not matter:
+/// they may do so the next moment.
+fn alone<'a>(objects: &'a Objects, nodes: &Nodes, ledger: &'a Ledger) -> BTreeSet<&'a str> {
+    let mut held: BTreeMap<&str, BTreeSet<IpAddr>> = BTreeMap::new();
+    for item in objects.values().flat_map(|object| &object.items) {
+        held.entry(&item.node).or_default().extend(parse_egress_ip(&item.egress_ip));
+    }
+    for (address, record) in &ledger.records.open {
+        held.entry(&record.from).or_default().insert(*address);
+    }
+    let could_host = |name: &str, address: &IpAddr| {
+        nodes.values().any(|node| node.assignable && node.name != name && node.may_host(*address))
+    };
+    let is_alone = |(name, addresses): &(&str, BTreeSet<IpAddr>)| {
+        nodes.contains_key(*name) && !addresses.iter().any(|address| could_host(name, address))
+    };
+    held.into_iter().filter(is_alone).map(|(name, _)| name).collect()
+}
+
+/// A node must be the only one for so long: nodes get their labels one after the other, and what has no end takes an agent's word
+/// to end.
+const SETTLED: Duration = Duration::from_secs(10);
+
+/// Since when nodes are the only ones that could host their addresses.
+#[derive(Debug, Default)]
+pub struct Alone(BTreeMap<String, Instant>);
+
+impl Alone {
+    /// Writes into the draft of a ledger which leases have no end by now, and which are to have one. `bounded` is what agents
+    /// have said: the greatest number of an ending lease that they have obeyed. Returns when there may be another.
+    pub fn follow(
+        &mut self,
+        draft: &mut Ledger,
+        (objects, nodes): (&Objects, &Nodes),
+        bounded: &BTreeMap<String, u64>,
+        now: Instant,
+    ) -> Option<Instant> {
+        let alone: BTreeSet<String> = alone(objects, nodes, draft).into_iter().map(str::to_owned).collect();
+        self.0.retain(|name, _| alone.contains(name));
+        // A node that does not exist is waited for no longer: its deletion says that it may be taken for gone.
+        draft.endless.retain(|name, _| nodes.contains_key(name));
+        draft.ending.retain(|name, number| {
+            nodes.contains_key(name) && bounded.get(name).is_none_or(|obeyed| *obeyed < *number)
+        });
+        let over: Vec<String> = draft.endless.keys().filter(|name| !alone.contains(*name)).cloned().collect();
+        for name in over {
+            draft.endless.remove(&name);
+            draft.records.last += 1;
+            draft.ending.insert(name, draft.records.last);
+        }
+        let mut next = None;
+        for name in alone.into_iter().filter(|name| !draft.endless.contains_key(name)).collect::<Vec<_>>() {
+            let settled = *self.0.entry(name.clone()).or_insert(now) + SETTLED;
+            if now < settled {
+                next = Some(next.map_or(settled, |next: Instant| next.min(settled)));
+                continue;
+            }
+            draft.records.last += 1;
+            draft.ending.remove(&name);
+            draft.endless.insert(name, draft.records.last);
+        }
+        next
+    }
+}
+
+/// The nodes whose programs may emit without an end.
+pub fn all(ledger: &Ledger) -> impl Iterator<Item = &String> {
+    ledger.endless.keys().chain(ledger.ending.keys())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::allocation::samples::{node, object};
+
+    fn nodes(all: &[(&str, &str)]) -> Nodes {
+        all.iter().map(|(name, network)| node(name, network)).collect()
+    }
+
+    fn is_endless(ledger: &Ledger, node: &str) -> bool {
+        all(ledger).any(|name| name == node)
+    }
+
+    /// The node has an address, and is alone, has company, is deleted.
+    #[test]
+    fn a_lease_has_no_end_while_no_other_node_could_host_the_addresses() {
+        let objects = Objects::from([object("a", 1, &["172.18.0.101"], &[("n1", "172.18.0.101")])]);
+        let none = BTreeMap::new();
+        let (only, far) = (nodes(&[("n1", "172.18.0.2/16")]), nodes(&[("n1", "172.18.0.2/16"), ("n2", "10.9.0.2/16")]));
+        let near = nodes(&[("n1", "172.18.0.2/16"), ("n2", "172.18.0.3/16")]);
+        let (mut draft, mut alone, start) = (Ledger::default(), Alone::default(), Instant::now());
+        let mut now = start;
+        let mut follow = |draft: &mut Ledger, objects: &Objects, nodes: &Nodes, bounded: &BTreeMap<String, u64>| {
+            now += SETTLED / 2;
+            alone.follow(draft, (objects, nodes), bounded, now).map(|next| next - start)
+        };
+        assert_eq!(follow(&mut draft, &Objects::new(), &only, &none), None, "it has nothing");
+        assert_eq!(follow(&mut draft, &objects, &near, &none), None, "another could host it");
+        assert_eq!(follow(&mut draft, &objects, &far, &none), Some(SETTLED * 5 / 2), "since now");
+        assert!(!is_endless(&draft, "n1"));
+        assert_eq!(follow(&mut draft, &objects, &only, &none), Some(SETTLED * 5 / 2));
+        assert_eq!(follow(&mut draft, &objects, &only, &none), None);
+        let begun = draft.endless["n1"];
+        follow(&mut draft, &objects, &only, &none);
+        assert_eq!(draft.endless["n1"], begun, "it goes on");
+        follow(&mut draft, &objects, &near, &none);
+        let ending = draft.ending["n1"];
+        assert!(ending > begun && draft.endless.is_empty() && is_endless(&draft, "n1"));
+        follow(&mut draft, &objects, &near, &BTreeMap::from([("n1".to_owned(), begun)]));
+        assert!(is_endless(&draft, "n1"), "its agent has obeyed an earlier end");
+        for _ in 0..3 {
+            follow(&mut draft, &objects, &only, &none);
+        }
+        assert!(
+            draft.endless["n1"] > ending && draft.ending.is_empty(),
+            "it is alone again before its agent has heard"
+        );
+        follow(&mut draft, &objects, &near, &none);
+        let obeyed = BTreeMap::from([("n1".to_owned(), draft.ending["n1"])]);
+        follow(&mut draft, &objects, &near, &obeyed);
+        assert!(!is_endless(&draft, "n1"));
+        for _ in 0..3 {
+            follow(&mut draft, &objects, &only, &none);
+        }
+        assert!(is_endless(&draft, "n1"));
+        follow(&mut draft, &objects, &Nodes::new(), &none);
+        assert!(!is_endless(&draft, "n1"), "its Node is deleted");
+    }
+
+    /// The labels and networks of others count, not whether they answer; what is on its way from a node is its own still.
+    #[test]
+    fn who_could_host_an_address_is_an_egress_node_whose_networks_may_hold_it() {
+        let objects = Objects::from([object("a", 1, &["172.18.0.101"], &[("n1", "172.18.0.101")])]);
+        let mut all = nodes(&[("n1", "172.18.0.2/16"), ("n2", "172.18.0.3/16")]);
+        std::sync::Arc::make_mut(all.get_mut("n2").expect("a node")).assignable = false;
+        assert_eq!(alone(&objects, &all, &Ledger::default()), BTreeSet::from(["n1"]));
+        let other = std::sync::Arc::make_mut(all.get_mut("n2").expect("a node"));
+        (other.assignable, other.networks_known) = (true, false);
+        assert!(alone(&objects, &all, &Ledger::default()).is_empty(), "no addresses are known");
+    }
+}

@@ -1,0 +1,443 @@
+pub(super) mod story;
+
+use std::sync::Arc;
+
+use super::*;
+use crate::allocation::samples::{node, object};
+use crate::allocation::{Facts, Nodes, Outcome, assign};
+use crate::model::reserved::ClusterNetworks;
+use crate::model::services::Services;
+use crate::model::view::EgressObject;
+
+const LEASE: Duration = Duration::from_secs(5);
+const A: &str = "172.18.0.101";
+
+/// A cluster with a leader that writes all it plans at once, and nodes that do nothing by themselves.
+struct Stage {
+    nodes: Nodes,
+    objects: Objects,
+    unreachable: BTreeSet<String>,
+    released: BTreeSet<(IpAddr, u64)>,
+    given: BTreeMap<(IpAddr, u64), Option<String>>,
+    prepared: BTreeMap<(IpAddr, u64), BTreeSet<String>>,
+    heard: BTreeMap<String, Instant>,
+    departed: BTreeMap<IpAddr, String>,
+    records: Records,
+    watch: Watch,
+    start: Instant,
+    /// Since when this leader leads.
+    since: Instant,
+}
+
+impl Stage {
+    fn new(objects: Objects) -> Self {
+        let nodes = (1..=3).map(|i| node(&format!("n{i}"), &format!("172.18.0.{i}/16"))).collect();
+        let start = Instant::now();
+        Self {
+            nodes,
+            objects,
+            unreachable: BTreeSet::new(),
+            released: BTreeSet::new(),
+            given: BTreeMap::new(),
+            prepared: BTreeMap::new(),
+            heard: BTreeMap::new(),
+            departed: BTreeMap::new(),
+            records: Records::default(),
+            watch: Watch::default(),
+            start,
+            since: start,
+        }
+    }
+
+    fn plan(&mut self, now: Instant) -> Plan {
+        let (objects, nodes, unreachable) = (&self.objects, &self.nodes, &self.unreachable);
+        let (absent, hand_overs) = (&BTreeSet::new(), &self.records.open);
+        let (networks, services) = (&ClusterNetworks::default(), &Services::default());
+        let wanted = assign(&Facts { objects, nodes, unreachable, absent, networks, services, hand_overs });
+        let end =
+            |node: &String| (node.clone(), self.heard.get(node).copied().unwrap_or(self.since).max(self.since) + LEASE);
+        let ends = self.unreachable.iter().map(end).collect();
+        let Self { released, given, prepared, departed, .. } = self;
+        let evidence = Evidence { released, given, prepared, ends: &ends, departed };
+        self.watch.plan(objects, &wanted, &self.records, &evidence, now)
+    }
+
+    fn record(&mut self, step: &Step) {
+        match step {
+            Step::Record(address, hand_over) => {
+                self.records.last = self.records.last.max(hand_over.number);
+                self.records.open.insert(*address, hand_over.clone());
+            }
+            Step::Forget(address) => {
+                self.records.open.remove(address);
+            }
+        }
+    }
+
+    fn write(&mut self, name: &str, items: Vec<Item>) {
+        let object = self.objects.get_mut(name).expect("the object");
+        *object = Arc::new(EgressObject { items, ..(**object).clone() });
+    }
+
+    /// A pass at this second, all written. Where the address is then, and whether a record is open.
+    fn pass(&mut self, second: u64) -> (Option<String>, bool) {
+        let plan = self.plan(self.start + Duration::from_secs(second));
+        plan.steps.iter().for_each(|step| self.record(step));
+        plan.items.into_iter().for_each(|(name, items)| self.write(&name, items));
+        let mut items = self.objects.values().flat_map(|object| &object.items).filter(|item| item.egress_ip == A);
+        (items.next().map(|item| item.node.clone()), self.records.open.contains_key(&A.parse().expect("a literal")))
+    }
+
+    fn lose(&mut self, name: &str, heard: u64) {
+        self.unreachable.insert(name.into());
+        self.heard.insert(name.into(), self.start + Duration::from_secs(heard));
+    }
+}
+
+fn on(node: &str) -> Stage {
+    Stage::new(Objects::from([object("a", 1, &[A], &[(node, A)])]))
+}
+
+fn at(node: &str, recorded: bool) -> (Option<String>, bool) {
+    (Some(node.to_owned()), recorded)
+}
+
+#[test]
+fn a_silent_node_keeps_its_address_until_its_lease_runs_out() {
+    let mut stage = on("n1");
+    stage.nodes.remove("n3");
+    assert_eq!(stage.pass(0), at("n1", false));
+    stage.lose("n1", 10);
+    assert_eq!(stage.pass(10), at("n1", true));
+    let plan = stage.plan(stage.start + Duration::from_secs(11));
+    assert_eq!(plan.look_again, Some(stage.start + Duration::from_secs(15)), "when its lease runs out");
+    assert!(plan.steps.is_empty());
+    assert_eq!(stage.pass(14), at("n1", true));
+    assert_eq!(stage.pass(15), at("n2", true));
+    assert_eq!(stage.pass(15), at("n2", false));
+}
+
+#[test]
+fn a_nodes_word_is_enough_if_it_is_about_this_hand_over() {
+    let mut stage = on("n1");
+    stage.unreachable.insert("n1".into());
+    let address = A.parse().expect("a literal");
+    stage.records.last = 6;
+    stage.released.insert((address, 6));
+    assert_eq!(stage.pass(0), at("n1", true));
+    stage.released.insert((address, 7));
+    let to = stage.records.open[&address].to.clone().expect("a node");
+    assert_eq!(stage.pass(0), at(&to, true));
+    assert_eq!(stage.pass(0), at(&to, false));
+}
+
+#[test]
+fn a_node_that_is_in_touch_is_waited_for_and_one_that_is_back_keeps_its_address() {
+    let mut stage = on("n1");
+    for second in 0..100 {
+        stage.lose("n1", second);
+        assert_eq!(stage.pass(second), at("n1", true));
+    }
+    stage.unreachable.clear();
+    assert_eq!(stage.pass(100), at("n1", false));
+}
+
+#[test]
+fn a_new_leader_goes_on_with_the_record_and_counts_from_its_first_look() {
+    let mut stage = on("n1");
+    stage.unreachable.insert("n1".into());
+    assert_eq!(stage.pass(0), at("n1", true));
+    let to = stage.records.open[&A.parse().expect("a literal")].to.clone().expect("a node");
+    stage.watch = Watch::default();
+    stage.since = stage.start + Duration::from_secs(4);
+    assert_eq!(stage.pass(4), at("n1", true));
+    assert_eq!(stage.pass(8), at("n1", true));
+    assert_eq!(stage.pass(9), at(&to, true));
+}
+
+#[test]
+fn whoever_lists_a_freed_address_waits_for_its_node_too() {
+    let mut stage = on("n1");
+    stage.objects.extend([object("b", 2, &[A], &[])]);
+    assert_eq!(stage.pass(0), at("n1", false));
+    stage.objects.remove("a");
+    // Gone with its object, and with it the status that named the node: the record must have been there before.
+    let hand_over = HandOver { number: 1, from: "n1".into(), to: None };
+    stage.records = Records { last: 1, open: BTreeMap::from([(A.parse().expect("a literal"), hand_over)]) };
+    stage.unreachable.insert("n1".into());
+    assert_eq!(stage.pass(0), (None, true));
+    assert_eq!(stage.pass(4), (None, true));
+    assert!(matches!(stage.pass(5), (Some(node), true) if node != "n1"));
+
+    // An edit leaves the record behind by itself; the same node may have the address at once.
+    let mut stage = on("n1");
+    stage.objects = Objects::from([object("a", 1, &[], &[("n1", A)])]);
+    assert_eq!(stage.pass(0), (None, true));
+    stage.objects.extend([object("b", 2, &[A], &[])]);
+    assert_eq!(stage.pass(1), at("n1", false));
+}
+
+#[test]
+fn a_strangers_word_ends_no_hand_over() {
+    let mut stage = on("n1");
+    stage.unreachable.insert("n1".into());
+    assert_eq!(stage.pass(0), at("n1", true));
+    let to = stage.records.open[&A.parse().expect("a literal")].to.clone().expect("a node");
+    let other = if to == "n2" { "n3" } else { "n2" };
+    stage.write("a", vec![Item { node: other.into(), egress_ip: A.into() }]);
+    assert_eq!(stage.pass(1), (None, true), "the first node holds it still");
+    assert!(matches!(stage.pass(5), (Some(node), true) if node != "n1"));
+}
+
+#[test]
+fn the_node_of_a_deleted_object_is_waited_for() {
+    let mut stage = on("n1");
+    stage.objects.remove("a");
+    stage.objects.extend([object("b", 2, &[A], &[])]);
+    let address: IpAddr = A.parse().expect("a literal");
+    stage.departed.insert(address, "n1".into());
+    stage.unreachable.insert("n1".into());
+    assert_eq!(stage.pass(0), (None, true));
+    assert_eq!(stage.pass(4), (None, true));
+    assert!(matches!(stage.pass(5), (Some(node), true) if node != "n1"));
+    // It is not asked for twice.
+    assert!(matches!(stage.pass(5), (Some(node), false) if node != "n1"));
+}
+
+#[test]
+fn what_the_node_of_a_deleted_object_had_is_recorded_though_nobody_wants_it_yet() {
+    let mut stage = on("n1");
+    stage.objects.remove("a");
+    let address: IpAddr = A.parse().expect("a literal");
+    stage.departed.insert(address, "n1".into());
+    assert_eq!(stage.pass(0), (None, true));
+    let record = stage.records.open[&address].clone();
+    assert_eq!((record.from.as_str(), &record.to), ("n1", &None));
+    // Another leads, who has not seen the object, and somebody wants the address.
+    stage.departed.clear();
+    stage.watch = Watch::default();
+    assert_eq!(stage.pass(3600), (None, true), "its node says nothing, and is in touch");
+    stage.objects.extend([object("b", 2, &[A], &[])]);
+    Arc::make_mut(stage.nodes.get_mut("n1").expect("a node")).assignable = false;
+    assert_eq!(stage.pass(3601), (None, true));
+    stage.released.insert((address, record.number));
+    assert!(matches!(stage.pass(3602), (Some(node), true) if node != "n1"));
+    // And where nobody does it is over with the node's word.
+    let mut stage = on("n1");
+    stage.objects.clear();
+    stage.departed.insert(address, "n1".into());
+    stage.pass(0);
+    stage.departed.clear();
+    stage.released.insert((address, stage.records.open[&address].number));
+    assert_eq!(stage.pass(1), (None, false));
+}
+
+#[test]
+fn what_is_done_is_to_be_seen_for_a_while() {
+    let mut stage = on("n1");
+    stage.watch = Watch::lingering(Duration::from_secs(2));
+    stage.unreachable.insert("n1".into());
+    assert_eq!(stage.pass(0), at("n1", true));
+    let to = stage.records.open[&A.parse().expect("a literal")].to.clone().expect("a node");
+    assert_eq!(stage.pass(5), at(&to, true));
+    assert_eq!(stage.pass(6), at(&to, true));
+    assert_eq!(stage.plan(stage.start + Duration::from_secs(7)).look_again, Some(stage.start + Duration::from_secs(8)));
+    assert_eq!(stage.pass(8), at(&to, false));
+}
+
+#[test]
+fn a_node_that_was_ready_and_is_not_to_have_it_any_more_lets_go_first() {
+    let address: IpAddr = A.parse().expect("a literal");
+    for others in [true, false] {
+        let mut stage = on("n1");
+        stage.unreachable.insert("n1".into());
+        assert_eq!(stage.pass(0), at("n1", true));
+        let HandOver { number, to, .. } = stage.records.open[&address].clone();
+        let heir = to.expect("a node");
+        stage.prepared.insert((address, number), BTreeSet::from([heir.clone()]));
+        // Another one is to have it, or nobody.
+        stage.nodes.retain(|name, _| *name != heir && (others || name == "n1"));
+        stage.pass(1);
+        assert_eq!(stage.records.open[&address].from, "n1", "nothing was passed on yet");
+        stage.released.insert((address, number));
+        assert_eq!(stage.pass(1), (None, true), "nobody is given it");
+        let record = stage.records.open[&address].clone();
+        assert_eq!((&record.from, record.number > number, record.to.is_some()), (&heir, true, others));
+        assert_eq!(stage.pass(2), (None, true));
+        stage.released.insert((address, record.number));
+        assert_eq!(stage.pass(2), (record.to, others));
+    }
+}
+
+/// A record to a node that has said that it is ready; nobody has let go yet.
+fn on_its_way() -> (Stage, IpAddr, u64, String) {
+    let address: IpAddr = A.parse().expect("a literal");
+    let mut stage = on("n1");
+    Arc::make_mut(stage.nodes.get_mut("n1").expect("a node")).assignable = false;
+    assert_eq!(stage.pass(0), at("n1", true));
+    let HandOver { number, to, .. } = stage.records.open[&address].clone();
+    let heir = to.expect("a node");
+    stage.prepared.insert((address, number), BTreeSet::from([heir.clone()]));
+    (stage, address, number, heir)
+}
+
+#[test]
+fn a_hand_over_to_a_node_that_is_ready_is_finished_whoever_is_wanted_by_now() {
+    for back in [true, false] {
+        let (mut stage, address, number, heir) = on_its_way();
+        // The old node may have the address again, or the new one may not have it any more.
+        Arc::make_mut(stage.nodes.get_mut("n1").expect("a node")).assignable = back;
+        Arc::make_mut(stage.nodes.get_mut(&heir).expect("a node")).assignable = false;
+        assert_eq!(stage.pass(1), at("n1", true));
+        let record = stage.records.open[&address].clone();
+        assert_eq!((record.number, record.to.as_ref()), (number, Some(&heir)), "it may be handed over just now");
+        stage.released.insert((address, number));
+        stage.given.insert((address, number), Some(heir.clone()));
+        stage.pass(2);
+        let record = stage.records.open[&address].clone();
+        assert_eq!((record.from.as_str(), record.number > number), (heir.as_str(), true), "who has it lets go first");
+        // The status names the old node still, which is not to take that for leave to take it up.
+        assert!(record.to.is_none() || !back, "{record:?}");
+        for second in 3..6 {
+            assert_eq!(stage.pass(second), (None, true), "nobody is given it");
+            assert_eq!(stage.records.open[&address].number, record.number);
+        }
+        stage.released.insert((address, record.number));
+        stage.given.insert((address, record.number), None);
+        let (to, is_open) = stage.pass(6);
+        assert!(is_open && to.is_some() && to != Some(heir), "{to:?}");
+        assert_eq!(stage.records.open[&address].to, to);
+        assert_eq!(stage.pass(6), (to, false));
+    }
+}
+
+#[test]
+fn who_was_ready_and_was_handed_nothing_is_not_waited_for() {
+    let (mut stage, address, number, heir) = on_its_way();
+    stage.released.insert((address, number));
+    stage.given.insert((address, number), None);
+    Arc::make_mut(stage.nodes.get_mut(&heir).expect("a node")).assignable = false;
+    let third = if heir == "n2" { "n3" } else { "n2" };
+    assert_eq!(stage.pass(1), at(third, true));
+    assert_eq!(stage.records.open[&address].number, number);
+}
+
+/// Of several that were ready under one number, only the one that is named has anything.
+#[test]
+fn of_two_that_were_ready_the_one_that_is_named_lets_go() {
+    let (mut stage, address, number, heir) = on_its_way();
+    let other = if heir == "n2" { "n3" } else { "n2" };
+    stage.prepared.get_mut(&(address, number)).expect("words").insert(other.into());
+    stage.released.insert((address, number));
+    stage.given.insert((address, number), Some(other.into()));
+    stage.pass(1);
+    let record = stage.records.open[&address].clone();
+    assert_eq!((record.from.as_str(), record.to.as_deref()), (other, Some(heir.as_str())));
+}
+
+/// Whichever name comes first.
+#[test]
+fn of_two_that_are_ready_the_one_that_is_recorded_goes_on() {
+    for (recorded, former) in [("n2", "n3"), ("n3", "n2")] {
+        let (mut stage, address, number, _) = on_its_way();
+        stage.records.open.get_mut(&address).expect("a record").to = Some(recorded.into());
+        stage.prepared.insert((address, number), [recorded, former].map(str::to_owned).into());
+        // The old node is to have it again.
+        Arc::make_mut(stage.nodes.get_mut("n1").expect("a node")).assignable = true;
+        for node in [recorded, former] {
+            Arc::make_mut(stage.nodes.get_mut(node).expect("a node")).assignable = false;
+        }
+        stage.pass(1);
+        let record = &stage.records.open[&address];
+        assert_eq!((record.number, record.to.as_deref()), (number, Some(recorded)));
+    }
+}
+
+#[test]
+fn a_ledger_that_is_full_makes_the_others_wait_where_they_are() {
+    let many = MOST_OPEN + 10;
+    let address = |i: usize| format!("172.18.{}.{}", 1 + i / 200, 1 + i % 200);
+    let objects = (0..many).map(|i| object(&format!("o{i}"), 1, &[&address(i)], &[("n1", &address(i))]));
+    let mut stage = Stage::new(objects.collect());
+    stage.unreachable.insert("n1".into());
+    let plan = stage.plan(stage.start);
+    assert_eq!((plan.steps.len(), plan.items.len(), plan.holders.len()), (MOST_OPEN, 0, many));
+    let everywhere = |stage: &Stage| stage.objects.values().filter(|object| object.items[0].node != "n1").count();
+    stage.pass(5);
+    assert_eq!(everywhere(&stage), MOST_OPEN, "only what is recorded moves");
+    stage.pass(5);
+    stage.pass(5);
+    assert_eq!(everywhere(&stage), many);
+}
+
+#[test]
+fn an_address_never_has_two_holders() {
+    for seed in 0..300 {
+        story::tell(seed, false);
+    }
+}
+
+/// Nodes get ready, and hand over to one another; the one that is to have the address changes all the time.
+#[test]
+fn an_address_never_has_two_holders_where_nodes_hand_it_over_to_one_another() {
+    for seed in 0..300 {
+        story::tell(seed, true);
+    }
+}
+
+/// What the leader has planned of an assignment that is given, of a ledger that has these records.
+fn planned(
+    stage: &Stage,
+    wanted: &[(&str, &str)],
+    ends: &BTreeMap<String, Instant>,
+    (records, now): (&Records, Instant),
+) -> Plan {
+    let items = wanted.iter().map(|(node, address)| Item { node: (*node).into(), egress_ip: (*address).into() });
+    let outcome = Outcome { entries: Vec::new(), items: items.collect() };
+    let outcomes = BTreeMap::from([("a".to_owned(), outcome)]);
+    let wanted = Assignment { outcomes, eligible: 2 };
+    let Stage { released, given, prepared, departed, .. } = stage;
+    let evidence = Evidence { released, given, prepared, ends, departed };
+    Watch::default().plan(&stage.objects, &wanted, records, &evidence, now)
+}
+
+/// A node serves one address of an object. One that is to get another waits until the first has left it.
+#[test]
+fn a_node_gets_no_second_address_of_an_object_before_the_first_has_left() {
+    let low = "172.18.0.100";
+    let stage = Stage::new(Objects::from([object("a", 1, &[low, A], &[("n1", A)])]));
+    let (records, ends) = (Records::default(), BTreeMap::new());
+    let plan = planned(&stage, &[("n1", low), ("n2", A)], &ends, (&records, stage.start));
+    assert_eq!(plan.holders, BTreeMap::from([(A.parse().expect("a literal"), "n1".to_owned())]));
+    assert_eq!(plan.items, BTreeMap::new(), "n1 has its first one still");
+}
+
+#[test]
+fn a_ledger_that_is_full_gets_no_more_records() {
+    let (stage, ends) = (on("n1"), BTreeMap::new());
+    let record = |number: u32| HandOver { number: number.into(), from: "n3".into(), to: None };
+    let of = |count: u32| {
+        let open = (1..=count).map(|number| (IpAddr::from((0x0a00_0000 + number).to_be_bytes()), record(number)));
+        Records { last: count.into(), open: open.collect() }
+    };
+    let begun = |records: &Records| {
+        let plan = planned(&stage, &[("n2", A)], &ends, (records, stage.start));
+        let address: IpAddr = A.parse().expect("a literal");
+        assert_eq!(plan.holders.get(&address).map(String::as_str), Some("n1"), "whether recorded or not");
+        plan.steps.iter().any(|step| matches!(step, Step::Record(recorded, _) if *recorded == address))
+    };
+    let most = u32::try_from(MOST_OPEN).expect("a small number");
+    assert!(begun(&of(most - 1)));
+    assert!(!begun(&of(most)));
+}
+
+#[test]
+fn a_hand_over_that_is_open_is_not_new() {
+    let address: IpAddr = "172.18.0.100".parse().expect("a literal");
+    let record = HandOver { number: 7, from: "n1".into(), to: None };
+    let begins = Step::Record(address, record.clone());
+    let mut records = Records::default();
+    assert!(begins.is_new_to(&records) && !Step::Forget(address).is_new_to(&records));
+    records.open.insert(address, record);
+    assert!(!begins.is_new_to(&records), "whoever leads by it has to be waited for");
+}

@@ -1,0 +1,632 @@
+//! Agents, leaders and an API server that cannot always reach each other: at no moment do two nodes hold one address.
+//!
+//! The rules are the real ones: the fence, the tenure, suspicions, assignment and hand-overs. Messages take their time or
+//! are lost, watches of ledger and objects lag by different amounts, nodes act late, leaders follow each other as the Lease
+//! lets them, nodes lose and get back their label, and probes tell of hand-overs too. The API server goes away for a while,
+//! and one node is cut off from the leaders meanwhile: what it loses by that it holds again only when the API server is
+//! back.
+//!
+//! Each leader runs on a node of its own, whose agent it hears whatever is cut. Many a leader is replaced early, before its
+//! Lease has run out, and decides and confirms as before until that, or until an agent tells it of its successor: also one
+//! that was not silent at all. Then the nodes of the two do not reach each other, and often others hear one of them alone.
+//!
+//! Agents die, and others come in their place: their programs emit what the kernel holds until the deadline passes. What is
+//! judged is what a node emits. One case is left out, and documented: an agent that dies within a total timeout of its whole
+//! node being cut off, which looks just like an agent that lives and fences the node.
+
+pub mod leaders;
+pub mod messages;
+pub mod nodes;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::ownership::simulation::messages::{Message, Random};
+use crate::ownership::simulation::nodes::{given, objects_of};
+
+use super::lease::*;
+use crate::allocation::samples::{node, object};
+use crate::allocation::{Facts, Nodes, Objects, assign};
+use crate::leader_election::{Former, Timing};
+use crate::model::ledger::{Ledger, Words};
+use crate::model::state::EgressId;
+use crate::model::view::{EgressObject, parse_egress_ip};
+use crate::node_health::Reach;
+use crate::ownership::handover::{Evidence, Step, Watch};
+use crate::ownership::holdings::Tenure;
+use crate::ownership::suspicion::{Beginning, Longest, Suspicions, Terms, suspects};
+
+/// The leaders' flags, which differ. Nodes go by what stands in the ledger.
+const TOTALS: [Duration; 2] = [Duration::from_millis(1000), Duration::from_millis(4000)];
+/// And how long after that programs go on without their agent.
+const GRACES: [Duration; 2] = [Duration::from_millis(5000), Duration::from_millis(9000)];
+/// Roads of a node whose agent has just died stay as they are for so long.
+const APART: Duration = Duration::from_secs(5);
+const TICK: Duration = Duration::from_millis(10);
+const PROBE: Duration = Duration::from_millis(250);
+/// What the API server has said before it goes away has come in by then.
+const LATEST: Duration = Duration::from_secs(1);
+const NODES: [&str; 3] = ["n1", "n2", "n3"];
+/// On the first nodes.
+const LEADERS: [&str; 2] = ["l1", "l2"];
+const API: &str = "api";
+type Owned = BTreeMap<EgressId, IpAddr>;
+
+/// What the API server holds, and all that it ever held.
+struct Api {
+    ledgers: Vec<Arc<Ledger>>,
+    objects: Vec<Arc<Objects>>,
+    words: BTreeMap<&'static str, Words>,
+}
+
+struct Node {
+    fence: Fence,
+    /// Until when its programs emit what the kernel holds.
+    deadline: Instant,
+    /// Its agent is dead since the first time and until the second.
+    dead: (Instant, Instant),
+    /// Another process is about to begin.
+    is_new: bool,
+    /// Ledger and objects: one that has just begun knows none of what its former was told.
+    has_listed: bool,
+    /// The latest time that it was fenced and obeyed.
+    obeyed: u64,
+    /// The greatest term that it has heard of.
+    term: u64,
+    tenure: Tenure,
+    ledger_seen: usize,
+    objects_seen: usize,
+    /// When each probe came in, of one leader's term.
+    probes: BTreeMap<(usize, u64, u64), Instant>,
+    held: Owned,
+    said: Words,
+    /// What the latest probe has told it to let go of.
+    orders: Words,
+    acts_at: Instant,
+    /// Waits for objects to be read anew: nothing else is looked at meanwhile.
+    asking: Option<(u64, Instant)>,
+}
+
+/// What a leader does next, one request at a time.
+enum Work {
+    Ledger(Ledger),
+    Object(Arc<EgressObject>, EgressObject),
+}
+
+struct Leader {
+    watch: Watch,
+    suspicions: Suspicions,
+    longest_lease: Longest,
+    longest_programs: Longest,
+    heard: BTreeMap<String, Instant>,
+    /// The first answer of each since it leads.
+    followed: BTreeMap<String, Instant>,
+    /// Answers of the own node's agent that are not confirmed yet: the number of the probe, and when it came.
+    own: Vec<(u64, Instant)>,
+    /// When any other node gave a sign last.
+    others: Instant,
+    /// When the kernels of nodes answered last.
+    alive: BTreeMap<String, Instant>,
+    confirmed: BTreeMap<usize, u64>,
+    /// What nodes have said in their answers.
+    released: BTreeMap<usize, Words>,
+    /// One that leads no more probes all the same, and vouches for nobody.
+    term: u64,
+    since: Instant,
+    /// As far as it knows.
+    leads_until: Instant,
+    vouches_until: Instant,
+    /// Nobody can have replaced it until then, whatever it hears.
+    alone_until: Instant,
+    /// It has seen its successor's signature.
+    is_replaced: bool,
+    /// The leader that it has replaced early.
+    former: Option<Former>,
+    number: u64,
+    ledger_seen: usize,
+    queue: Vec<Work>,
+    waits_until: Option<Instant>,
+    probes_at: Option<Instant>,
+    pass: u64,
+}
+
+impl Leader {
+    /// It has just started, and does not lead.
+    fn new(term: u64, now: Instant) -> Self {
+        Self {
+            watch: Watch::default(),
+            suspicions: Suspicions::default(),
+            longest_lease: Longest::default(),
+            longest_programs: Longest::default(),
+            heard: BTreeMap::new(),
+            followed: BTreeMap::new(),
+            own: Vec::new(),
+            others: now,
+            alive: BTreeMap::new(),
+            confirmed: BTreeMap::new(),
+            released: BTreeMap::new(),
+            term,
+            since: now,
+            leads_until: now,
+            vouches_until: now,
+            alone_until: now,
+            is_replaced: false,
+            former: None,
+            number: 0,
+            ledger_seen: 0,
+            queue: Vec::new(),
+            waits_until: None,
+            probes_at: None,
+            pass: 0,
+        }
+    }
+
+    /// It leads by the Lease from now on.
+    fn leading(self, former: Option<Former>) -> Self {
+        let until = self.since + Duration::from_secs(3600);
+        Self { leads_until: until, vouches_until: until, alone_until: until, former, ..self }
+    }
+
+    fn note_terms(&mut self, ledger: &Ledger, index: usize, now: Instant) {
+        let (own, over) = (terms(index), self.former.as_ref().map_or(now, |former| former.until));
+        self.longest_lease.note((ledger.total, ledger.former_total), own.lease, (now, over));
+        self.longest_programs.note((ledger.programs, ledger.former_programs), own.programs, (now, over));
+    }
+
+    /// An answer of another node's agent, which a later probe confirms.
+    fn hear(&mut self, node: usize, number: u64, at: Instant) {
+        if at < self.vouches_until {
+            self.heard.insert(NODES[node].to_owned(), at);
+            self.followed.entry(NODES[node].to_owned()).or_insert(at);
+            let confirmed = self.confirmed.entry(node).or_default();
+            *confirmed = number.max(*confirmed);
+        }
+    }
+
+    /// Answers of the own node's agent are worth no more than the signs of the others.
+    fn hear_own(&mut self, index: usize) {
+        let others = self.others;
+        let counting: Vec<_> = self.own.extract_if(.., |(_, at)| *at <= others).collect();
+        counting.into_iter().for_each(|(number, at)| self.hear(index, number, at));
+    }
+}
+
+/// Which node something is on; the API server is on none of them.
+fn place(name: &str) -> Option<usize> {
+    NODES.iter().position(|node| *node == name).or_else(|| LEADERS.iter().position(|leader| *leader == name))
+}
+
+/// All that may be cut, in one direction each.
+fn roads() -> Vec<(&'static str, &'static str)> {
+    let to_leaders = NODES.into_iter().flat_map(|node| LEADERS.map(|leader| (node, leader)));
+    let to_api = NODES.into_iter().chain(LEADERS).map(|end| (end, API));
+    let one_way = to_leaders.filter(|(node, leader)| place(node) != place(leader)).chain(to_api);
+    one_way.flat_map(|(from, to)| [(from, to), (to, from)]).collect()
+}
+
+/// Whether it is a road of this end, or of anything on its node. A leader's own are those to the API server.
+fn is_of((from, to): (&'static str, &'static str), one: &str, whole: bool) -> bool {
+    match whole {
+        true => place(from) == place(one) || place(to) == place(one),
+        false => [from, to].contains(&one) && (NODES.contains(&one) || [from, to].contains(&API)),
+    }
+}
+
+fn terms(index: usize) -> Terms {
+    Terms { lease: TOTALS[index], programs: TOTALS[index] + GRACES[index] }
+}
+
+struct World {
+    random: Random,
+    start: Instant,
+    now: Instant,
+    api: Api,
+    nodes: Vec<Node>,
+    labels: Nodes,
+    leaders: Vec<Leader>,
+    /// By the Lease.
+    leads: Option<usize>,
+    term: u64,
+    changes_at: Instant,
+    cut: BTreeSet<(&'static str, &'static str)>,
+    mail: BTreeMap<(Instant, u64), Message>,
+    sent: u64,
+    quiet: bool,
+    /// Since when, and until when, the API server is away from everybody.
+    away: (Instant, Instant),
+    /// Which node is then cut off from the leaders too, and until when.
+    mute: (&'static str, Instant),
+    moves: u64,
+    /// How many addresses the fence has taken while the API server was away.
+    lost: u64,
+    /// How many addresses have left a node whose agent was dead.
+    left: u64,
+    /// How many leaders were replaced early.
+    early: u64,
+}
+
+#[test]
+fn no_two_nodes_hold_one_address_whatever_is_cut_and_lost() {
+    let (mut moves, mut lost, mut left, mut early) = (0, 0, 0, 0);
+    for seed in 0..48 {
+        let world = World::new(seed).play(seed);
+        (moves, lost, left, early) = (moves + world.moves, lost + world.lost, left + world.left, early + world.early);
+    }
+    assert!(early > 50, "few leaders were replaced early: {early}");
+    assert!(moves > 100, "little happened: {moves} changes of nodes");
+    assert!(left > 20, "few addresses have left a node whose agent was dead: {left}");
+    assert!(lost > 50, "little was lost while the API server was away: {lost} addresses");
+}
+
+impl World {
+    fn new(seed: u64) -> Self {
+        let start = Instant::now();
+        let objects = Objects::from([
+            object("a", 1, &["172.18.0.101"], &[]),
+            object("b", 2, &["172.18.0.102", "172.18.0.101"], &[]),
+            object("c", 3, &["172.18.0.103"], &[]),
+        ]);
+        let named = |name: &&'static str| Node {
+            fence: Fence::new(Duration::from_secs(5), start, false),
+            deadline: start,
+            dead: (start, start),
+            is_new: false,
+            has_listed: true,
+            obeyed: 0,
+            term: 0,
+            tenure: Tenure::new((*name).to_owned()),
+            ledger_seen: 0,
+            objects_seen: 0,
+            probes: BTreeMap::new(),
+            held: Owned::new(),
+            said: Words::new(),
+            orders: Words::new(),
+            acts_at: start,
+            asking: None,
+        };
+        Self {
+            random: Random((seed + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15)),
+            start,
+            now: start,
+            api: Api {
+                ledgers: vec![Arc::new(Ledger {
+                    total: Some(TOTALS[0]),
+                    programs: Some(terms(0).programs),
+                    ..Ledger::default()
+                })],
+                objects: vec![Arc::new(objects)],
+                words: BTreeMap::new(),
+            },
+            nodes: NODES.iter().map(named).collect(),
+            labels: (1..=3).map(|i| node(&format!("n{i}"), &format!("172.18.0.{i}/16"))).collect(),
+            leaders: vec![Leader::new(1, start).leading(None), Leader::new(0, start)],
+            leads: Some(0),
+            term: 1,
+            changes_at: start + Duration::from_secs(5),
+            cut: BTreeSet::new(),
+            mail: BTreeMap::new(),
+            sent: 0,
+            quiet: false,
+            away: (start, start),
+            mute: (NODES[0], start),
+            moves: 0,
+            lost: 0,
+            left: 0,
+            early: 0,
+        }
+    }
+
+    fn play(mut self, seed: u64) -> Self {
+        while self.now < self.start + Duration::from_secs(90) {
+            self.quiet = self.now > self.start + Duration::from_secs(60);
+            self.now += TICK;
+            let before: Vec<Owned> = self.nodes.iter().map(|node| node.held.clone()).collect();
+            self.disturb();
+            while let Some(entry) = self.mail.first_entry().filter(|entry| entry.key().0 <= self.now) {
+                let message = entry.remove();
+                self.receive(message);
+            }
+            self.lead();
+            (0..self.nodes.len()).for_each(|node| self.act(node));
+            self.check(seed, &before);
+        }
+        let held: usize = self.nodes.iter().map(|node| node.held.len()).sum();
+        assert_eq!(held, 3, "seed {seed}: all is served when all is quiet");
+        let ledger = self.ledger();
+        assert!(ledger.records.open.is_empty() && ledger.suspects.is_empty(), "seed {seed}: {ledger:?}");
+        self
+    }
+
+    fn check(&mut self, seed: u64, before: &[Owned]) {
+        let (mut holders, at) = (BTreeMap::new(), self.now - self.start);
+        let is_settled = self.is_away() && self.now > self.away.0 + LATEST;
+        for ((node, name), before) in self.nodes.iter().zip(NODES).zip(before) {
+            let had = |address: &IpAddr| before.values().any(|had| had == address);
+            for address in node.held.values().filter(|_| self.now < node.deadline) {
+                if let Some(other) = holders.insert(address, name) {
+                    panic!("seed {seed}, {at:?}: {address} is emitted by {name} and {other}");
+                }
+                assert!(
+                    !is_settled || had(address),
+                    "seed {seed}, {at:?}: {name} takes {address} while the API server is away"
+                );
+            }
+            if self.now < node.dead.1 && self.now >= node.deadline && self.now < node.deadline + TICK {
+                self.left += u64::try_from(node.held.len()).expect("few");
+            }
+            if self.is_away() && self.now >= node.deadline {
+                let gone = before.values().filter(|had| !node.held.values().any(|held| held == *had)).count();
+                self.lost += u64::try_from(gone).expect("few");
+            }
+        }
+    }
+
+    /// The API server, from everybody.
+    fn is_away(&self) -> bool {
+        !self.quiet && self.now < self.away.1
+    }
+
+    fn ledger(&self) -> Arc<Ledger> {
+        Arc::clone(&self.api.ledgers[self.api.ledgers.len() - 1])
+    }
+
+    fn objects(&self) -> Arc<Objects> {
+        Arc::clone(&self.api.objects[self.api.objects.len() - 1])
+    }
+
+    /// Cuts and mends roads, takes and gives labels, changes the leader.
+    fn disturb(&mut self) {
+        if self.quiet {
+            self.cut.clear();
+            for name in NODES {
+                self.label(name, true);
+            }
+        } else if self.random.below(500) == 0 {
+            self.kill();
+        } else if self.random.below(60) == 0 {
+            let ends = [NODES[0], NODES[1], NODES[2], LEADERS[0], LEADERS[1]];
+            let one = ends[self.random.below(5)];
+            // Often a whole node is cut off, with its leader, sometimes one road, in one direction.
+            let whole = self.random.below(2) == 0;
+            let roads: Vec<_> = roads().into_iter().filter(|road| is_of(*road, one, whole)).collect();
+            if roads.iter().any(|(from, to)| self.has_just_died(from) || self.has_just_died(to)) {
+                return;
+            }
+            // Or the API server, from all, and one node for some of that time.
+            if self.random.below(15) == 0 {
+                self.cut.clear();
+                let since = if self.is_away() { self.away.0 } else { self.now };
+                self.away = (since, self.now + self.random.milliseconds(8_000));
+                let node = NODES[self.random.below(3)];
+                if !self.has_just_died(node) {
+                    self.mute = (node, self.now + self.random.milliseconds(4_000));
+                }
+            }
+            let roads = if whole { roads } else { vec![roads[self.random.below(roads.len())]] };
+            let mend = self.random.below(2) == 0;
+            for road in roads {
+                self.cut.insert(road);
+                if mend {
+                    self.cut.remove(&road);
+                }
+            }
+        } else if self.random.below(400) == 0 {
+            let name = NODES[self.random.below(3)];
+            let on = self.random.below(2) == 0;
+            self.label(name, on);
+        }
+        if self.now >= self.changes_at {
+            self.change_leader();
+        }
+    }
+
+    /// The leader has not renewed its Lease. It stops before another may begin, or is replaced early and does not know it.
+    fn change_leader(&mut self) {
+        let (now, timing) = (self.now, Timing::default());
+        let Some(old) = self.leads.take() else {
+            let next = self.random.below(2);
+            return self.begin_to_lead(next, None);
+        };
+        let next = 1 - old;
+        let reaches = !self.is_away() && !self.cut.iter().any(|(from, to)| [*from, *to] == [API, LEADERS[next]]);
+        if reaches && self.random.below(3) > 0 {
+            let until = now + timing.duration - timing.stale;
+            let leads = now + self.random.milliseconds(900).min(timing.renew_deadline - timing.stale);
+            let leader = &mut self.leaders[old];
+            (leader.leads_until, leader.vouches_until, leader.alone_until) = (leads, until, now);
+            self.early += 1;
+            self.part(next, old);
+            let silent_since = now - timing.silence - self.random.milliseconds(300);
+            return self.begin_to_lead(next, Some(Former { node: NODES[old].to_owned(), silent_since, until }));
+        }
+        let leader = &mut self.leaders[old];
+        let until = now + timing.nobody_leads();
+        (leader.leads_until, leader.vouches_until, leader.alone_until) = (now, until, now);
+        self.changes_at = until;
+    }
+
+    /// The nodes of the two do not reach each other, and often the third reaches the former alone. What is cut off often does
+    /// not reach the API server either.
+    fn part(&mut self, next: usize, old: usize) {
+        let third = self.random.below(3) > 0;
+        let mut roads = vec![(LEADERS[next], NODES[old]), (LEADERS[old], NODES[next])];
+        roads.extend(third.then_some((LEADERS[next], NODES[2])));
+        let away = [NODES[old], NODES[2]].into_iter().take(1 + usize::from(third));
+        roads.extend(away.filter(|_| self.random.below(3) > 0).map(|node| (API, node)));
+        if !self.quiet && !NODES.into_iter().any(|node| self.has_just_died(node)) {
+            self.cut.extend(roads.into_iter().flat_map(|(from, to)| [(from, to), (to, from)]));
+        }
+    }
+
+    fn begin_to_lead(&mut self, next: usize, former: Option<Former>) {
+        self.term += 1;
+        self.leads = Some(next);
+        let new = Leader::new(self.term, self.now).leading(former);
+        let old = std::mem::replace(&mut self.leaders[next], Leader::new(0, self.now));
+        // It may have led before, or have been the standby; or it has just started.
+        self.leaders[next] = if self.random.below(3) == 0 {
+            let ledger = &self.api.ledgers[old.ledger_seen];
+            let mut new = Leader { ledger_seen: old.ledger_seen, ..new };
+            new.suspicions.note(ledger, self.now);
+            new.note_terms(ledger, next, self.now);
+            new
+        } else {
+            Leader {
+                heard: old.heard,
+                suspicions: old.suspicions,
+                longest_lease: old.longest_lease,
+                longest_programs: old.longest_programs,
+                alive: old.alive,
+                ledger_seen: old.ledger_seen,
+                ..new
+            }
+        };
+        self.changes_at = self.now + Duration::from_millis(500) + self.random.milliseconds(8_000);
+    }
+
+    /// The agent of a node whose roads are whole.
+    fn kill(&mut self) {
+        let index = self.random.below(3);
+        let (name, lasts) = (NODES[index], self.random.milliseconds(25_000));
+        let is_cut = self.cut.iter().any(|(from, to)| [*from, *to].contains(&name));
+        let was_mute = self.mute.0 == name && self.now < self.mute.1 + APART;
+        if !is_cut && !was_mute && self.now >= self.nodes[index].dead.1 {
+            self.nodes[index].dead = (self.now, self.now + lasts);
+        }
+    }
+
+    fn has_just_died(&self, name: &str) -> bool {
+        let dies = |node: &Node| node.dead.0 != self.start && self.now < node.dead.0 + APART;
+        self.nodes.iter().zip(NODES).any(|(node, of)| of == name && dies(node))
+    }
+
+    fn label(&mut self, name: &str, on: bool) {
+        let node = self.labels.get_mut(name).expect("a node");
+        Arc::make_mut(node).assignable = on;
+    }
+
+    fn send(&mut self, from: &'static str, to: &'static str, message: Message) {
+        let is_away = self.is_away() && [from, to].contains(&API);
+        let is_mute = self.now < self.mute.1 && [from, to].contains(&self.mute.0) && place(from) != place(to);
+        if is_away || is_mute || self.cut.contains(&(from, to)) {
+            return;
+        }
+        self.sent += 1;
+        let delay = match &message {
+            // Much may happen between a decision and its status.
+            Message::WriteObject { .. } if !self.quiet => self.random.milliseconds(900),
+            _ => self.random.delay(self.quiet),
+        };
+        let at = self.now + delay + TICK / 10;
+        self.mail.insert((at, self.sent), message);
+    }
+
+    fn receive(&mut self, message: Message) {
+        match message {
+            Message::Probe { leader, node, number, confirmed, term, orders } => {
+                let (name, at) = (NODES[node], self.now);
+                let node_of = &mut self.nodes[node];
+                if at < node_of.dead.1 {
+                    self.send(name, LEADERS[leader], Message::Alive { leader, node });
+                    return;
+                }
+                if term >= node_of.term {
+                    node_of.term = term;
+                    node_of.orders = orders;
+                    node_of.fence.note_probed(Some(TOTALS[leader]));
+                    node_of.probes.insert((leader, term, number), at);
+                    if let Some(as_of) = node_of.probes.get(&(leader, term, confirmed)).copied() {
+                        node_of.fence.note_heard(as_of);
+                    }
+                }
+                let (released, greatest) = (node_of.said.clone(), node_of.term);
+                self.send(name, LEADERS[leader], Message::Answer { leader, node, number, term, greatest, released });
+            }
+            Message::Answer { leader: index, node, number, term, greatest, released } => {
+                let (now, leader) = (self.now, &mut self.leaders[index]);
+                if term != leader.term {
+                    return;
+                }
+                if greatest > term && now >= leader.alone_until {
+                    leader.vouches_until = leader.vouches_until.min(now);
+                }
+                if node == index {
+                    leader.alive.insert(NODES[node].to_owned(), now);
+                    leader.own.push((number, now));
+                } else {
+                    leader.others = now;
+                    leader.hear(node, number, now);
+                }
+                leader.released.insert(node, released);
+            }
+            Message::Alive { leader: index, node } => {
+                let leader = &mut self.leaders[index];
+                leader.alive.insert(NODES[node].to_owned(), self.now);
+                if node != index {
+                    leader.others = self.now;
+                }
+            }
+            Message::ReadLedger { node, began } => {
+                let (ledger, name) = (self.ledger(), NODES[node]);
+                let (suspected, terms) = (ledger.suspects.contains_key(name), LeaseTerms::of(&ledger, name));
+                self.send(API, name, Message::HasRead { node, began, suspected, terms });
+            }
+            Message::HasRead { node, began, suspected, terms } => {
+                // An answer to a process that has died since is lost.
+                if began >= self.nodes[node].dead.1 {
+                    self.nodes[node].fence.note_read(began, suspected, terms);
+                }
+            }
+            Message::ReadObjects { node, ask } => {
+                let (ledger, objects) = (self.ledger(), self.objects());
+                self.send(API, NODES[node], Message::HasObjects { node, ask, ledger, objects });
+            }
+            Message::HasObjects { node, ask, ledger, objects } => {
+                let now = self.now;
+                let node = &mut self.nodes[node];
+                if now >= node.dead.1 && node.asking.is_some_and(|(open, _)| open == ask) {
+                    node.asking = None;
+                    let name = node.tenure_name();
+                    let given = given(&objects, name).into_values();
+                    node.tenure.confirm(&given.filter(|address| ledger.lets_hold(name, address)).collect());
+                    node.apply(&objects_of(&self.api, node.objects_seen));
+                }
+            }
+            Message::Word { node, words } => drop(self.api.words.insert(NODES[node], words)),
+            Message::WriteLedger { leader, base, ledger } => {
+                let done = base + 1 == self.api.ledgers.len();
+                if done {
+                    self.api.ledgers.push(Arc::new(ledger));
+                }
+                self.send(API, LEADERS[leader], Message::Written { leader, done });
+            }
+            Message::WriteObject { leader, base, object } => {
+                let objects = self.objects();
+                let done = objects.get(&object.name) == Some(&base);
+                if done {
+                    let nodes =
+                        |object: &EgressObject| object.items.iter().map(|item| item.node.clone()).collect::<Vec<_>>();
+                    self.moves += u64::from(!nodes(&base).is_empty() && nodes(&base) != nodes(&object));
+                    let mut objects = Objects::clone(&objects);
+                    objects.insert(object.name.clone(), Arc::new(object));
+                    self.api.objects.push(Arc::new(objects));
+                }
+                self.send(API, LEADERS[leader], Message::Written { leader, done });
+            }
+            Message::Written { leader, done } => {
+                let (index, leader) = (leader, &mut self.leaders[leader]);
+                leader.waits_until = None;
+                if done {
+                    // The answer shows what stands now.
+                    leader.ledger_seen = leader.ledger_seen.max(self.api.ledgers.len() - 1);
+                    leader.suspicions.note(&self.api.ledgers[leader.ledger_seen], self.now);
+                    leader.note_terms(&self.api.ledgers[leader.ledger_seen], index, self.now);
+                } else {
+                    leader.queue.clear();
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,52 @@
+//! Readings of the ledger that are answered too late to hold addresses by. Pure.
+//!
+//! A node that no controller probes holds its addresses by these readings alone. Each lasts for 0.6 T from when it began, and
+//! the next begins T/5 later. So where answers take longer than 0.4 T the lease has gaps, and a gap is enough to keep a node
+//! from ever taking an address: it must read ledger and object within one lease. An API server that is away for a moment
+//! has the same effect, and is told of elsewhere.
+
+use std::time::{Duration, Instant};
+
+/// Of the latest 32 readings.
+const MANY: u32 = 17;
+/// Between two lines.
+const AGAIN: Duration = Duration::from_secs(600);
+
+#[derive(Debug, Default)]
+pub struct LateReadings {
+    /// One bit for each, the latest last.
+    late: u32,
+    said: Option<Instant>,
+}
+
+impl LateReadings {
+    /// A reading has ended. Whether it is to be said that most are late.
+    pub fn note(&mut self, is_late: bool, now: Instant) -> bool {
+        self.late = self.late << 1 | u32::from(is_late);
+        let is_due = self.said.is_none_or(|said| now >= said + AGAIN);
+        let is_said = is_due && self.late.count_ones() >= MANY;
+        if is_said {
+            self.said = Some(now);
+        }
+        is_said
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn late_answers_are_said_where_they_are_the_most_and_once() {
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let mut readings = LateReadings::default();
+        let mut note = |late: &[bool], second| late.iter().filter(|late| readings.note(**late, at(second))).count();
+        assert_eq!(note(&[true; 16], 0), 0, "a moment without an answer");
+        assert_eq!(note(&[false; 32], 10), 0);
+        assert_eq!(note(&[true, false].repeat(50), 20), 0, "half of them");
+        assert_eq!(note(&[true, true, false].repeat(50), 30), 1);
+        assert_eq!(note(&[true; 50], 629), 0, "said");
+        assert_eq!(note(&[true; 50], 630), 1);
+    }
+}

@@ -1,0 +1,191 @@
+//! Keeps the desired state up to date: a change of pods or services computes their entries only, any other change the
+//! whole (objects, namespaces and nodes change rarely, and a whole compilation costs what a map dump costs).
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use crate::model::reserved::Reservations;
+use crate::model::state::{KernelState, PodOwner, PodState};
+use crate::model::view::{Addresses, Attach, Change, ClusterView, Node, PodKey, ServiceKey, Touched, Update};
+use crate::plan::capacity::ServiceRoom;
+use crate::plan::desired::{Desired, Refusals, Settings, desired, on_unknown_pod, put_pod};
+use crate::selection::pod_addresses::{PodNetwork, Refusal};
+use crate::selection::{Selection, Standby};
+
+/// The view, what it means, and what has been touched since the last plan.
+#[derive(Debug)]
+pub struct Compiler {
+    settings: Settings,
+    view: ClusterView,
+    selection: Selection,
+    desired: Option<KernelState>,
+    refused: Refusals,
+    room: ServiceRoom,
+    beyond: BTreeMap<String, usize>,
+    touched: Touched,
+    standby: BTreeSet<Standby>,
+    unsaid: Unsaid,
+}
+
+/// Whose standby objects are to be found anew: with hundreds of pods that is more work than all else a pod's event asks for.
+#[derive(Debug)]
+enum Unsaid {
+    All,
+    Of(BTreeSet<PodKey>),
+}
+
+impl Compiler {
+    pub fn new(settings: Settings) -> Self {
+        let view = ClusterView::default();
+        let (selection, refused) = (Selection::default(), Refusals::new());
+        let (standby, unsaid) = (BTreeSet::new(), Unsaid::All);
+        let (room, beyond) = (ServiceRoom::default(), BTreeMap::new());
+        let (desired, touched) = (None, Touched::Everything);
+        Self { settings, view, selection, desired, refused, room, beyond, touched, standby, unsaid }
+    }
+
+    pub fn view(&self) -> &ClusterView {
+        &self.view
+    }
+
+    /// This node as the cluster knows it.
+    pub fn own_node(&self) -> Option<&Node> {
+        self.view.nodes.get(&self.settings.node_name).map(Arc::as_ref)
+    }
+
+    /// Which addresses this node must not claim. What Services have is left to the controller: one may come after the
+    /// egress IP, and would take it from its object.
+    pub fn reservations(&self) -> Reservations {
+        let nodes = self.view.nodes.iter().map(|(name, node)| (name.as_str(), node.as_ref()));
+        Reservations::new(nodes, &self.settings.networks(), [], Some(&self.settings.node_name))
+    }
+
+    /// What was desired last.
+    pub fn desired(&self) -> Option<&KernelState> {
+        self.desired.as_ref()
+    }
+
+    /// What the kernel held when it was first observed; later calls change nothing.
+    pub fn remember(&mut self, pods: &BTreeMap<IpAddr, PodState>) {
+        let own = self.view.nodes.get(&self.settings.node_name);
+        if let (None, Some(own)) = (&self.desired, own) {
+            let network = PodNetwork::new(own, &self.settings.service_cidrs);
+            self.view.recall(&network, pods);
+        }
+    }
+
+    /// Enters a change; several may be entered before one compilation.
+    pub fn apply(&mut self, change: Change) {
+        let pod = match &change {
+            Change::Pods(Update::Changed(key, _) | Update::Removed(key)) => Some(key.clone()),
+            _ => None,
+        };
+        let touched = self.view.apply(change);
+        self.touch(pod, touched);
+    }
+
+    /// Takes note of what the CNI has given a pod.
+    pub fn attach(&mut self, attach: &Attach) {
+        let pods = self.view.attach(attach);
+        self.touch(Some(attach.pod.clone()), Touched::Addresses(Addresses { pods, ..Addresses::default() }));
+    }
+
+    fn touch(&mut self, pod: Option<PodKey>, touched: Touched) {
+        match (pod, &touched, &mut self.unsaid) {
+            (_, Touched::Everything, unsaid) => *unsaid = Unsaid::All,
+            (Some(pod), _, Unsaid::Of(pods)) => drop(pods.insert(pod)),
+            // All pods at once, or something that selects nobody.
+            (None, Touched::Addresses(addresses), unsaid) if !addresses.pods.is_empty() => *unsaid = Unsaid::All,
+            _ => {}
+        }
+        self.touched = std::mem::take(&mut self.touched).and(touched);
+    }
+
+    /// Brings the desired state up to the view and says what that concerned. `None` while this node's own Node object
+    /// is not known; what was desired before then stays.
+    pub fn compile(&mut self) -> Option<(&KernelState, Touched)> {
+        let mut touched = std::mem::take(&mut self.touched);
+        if self.unknown_pods_change(&touched) {
+            touched = Touched::Everything;
+        }
+        match (&mut touched, &mut self.desired) {
+            (Touched::Addresses(Addresses { pods, services }), Some(desired)) => {
+                if !services.is_empty() {
+                    *services = self.room.follow(&self.view.services, &desired.nodes, &mut desired.cluster);
+                }
+                for address in pods.iter() {
+                    put_pod(&self.view, &mut self.selection, desired, &mut self.refused, *address);
+                    self.view.remember_one(self.selection.network(), *address, desired.pods.get(address));
+                }
+            }
+            (Touched::Everything, _) | (_, None) => {
+                let Some(Desired { state, selection, refused, room, beyond }) = desired(&self.view, &self.settings)
+                else {
+                    self.touched = Touched::Everything;
+                    return None;
+                };
+                self.view.remember(selection.network(), &state.pods);
+                (self.selection, self.refused, self.room, self.beyond) = (selection, refused, room, beyond);
+                self.desired = Some(state);
+                return self.desired.as_ref().map(|desired| (desired, Touched::Everything));
+            }
+        }
+        self.desired.as_ref().map(|desired| (desired, touched))
+    }
+
+    /// A pod has come that is selected and has no address yet, or the last such one has got its own.
+    fn unknown_pods_change(&mut self, touched: &Touched) -> bool {
+        let (Touched::Addresses(_), Some(desired)) = (touched, &self.desired) else { return false };
+        let Some(own) = self.view.nodes.get(&self.settings.node_name) else { return false };
+        desired.on_unknown_pod != Some(on_unknown_pod(&self.view, &self.settings, own, &mut self.selection))
+    }
+
+    /// The pod that has the address by the last compilation.
+    pub fn holder(&self, address: IpAddr) -> Option<&PodKey> {
+        self.selection.network().holder(&self.view, address).map(|(key, _)| key)
+    }
+
+    /// Whether the pod has got these addresses by the last compilation, or why it gets one of them never. `None` as long as it is
+    /// not known.
+    pub fn attached(&self, Attach { pod: key, uid, addresses }: &Attach) -> Option<Result<(), Refusal>> {
+        let pod = self.view.pods.get(key).filter(|pod| pod.uid == *uid)?;
+        let refused = addresses.iter().filter_map(|address| self.refused.get(address)).flatten();
+        if let Some(refusal) = refused.into_iter().find(|refusal| refusal.uid == *uid) {
+            return Some(Err(refusal.clone()));
+        }
+        let desired = self.desired.as_ref()?;
+        let owner = Some(PodOwner::of(uid));
+        let has = |address: &IpAddr| desired.owners.get(address).copied() == owner;
+        (!pod.is_endpoint() || addresses.iter().all(has)).then_some(Ok(()))
+    }
+
+    /// What pods claim and do not get, as of the last compilation.
+    pub fn refused(&self) -> BTreeSet<Refusal> {
+        let surplus = self.selection.network().surplus(&self.view);
+        self.refused.values().flatten().cloned().chain(surplus).collect()
+    }
+
+    /// The Services of which addresses were left out by the last compilation, and how many.
+    pub fn left_out(&self) -> &BTreeMap<ServiceKey, usize> {
+        self.room.left_out()
+    }
+
+    /// The EgressIP objects that have egress IPs for which there is no room, and how many, as of the last compilation.
+    pub fn beyond(&self) -> &BTreeMap<String, usize> {
+        &self.beyond
+    }
+
+    /// Everybody who must be told that another object serves, as of the last compilation.
+    pub fn standby(&mut self) -> &BTreeSet<Standby> {
+        match std::mem::replace(&mut self.unsaid, Unsaid::Of(BTreeSet::new())) {
+            Unsaid::All => self.standby = self.selection.standby(&self.view, self.view.pods.keys()),
+            Unsaid::Of(pods) if !pods.is_empty() => {
+                self.standby.retain(|standby| !pods.contains(&standby.pod));
+                self.standby.extend(self.selection.standby(&self.view, &pods));
+            }
+            Unsaid::Of(_) => {}
+        }
+        &self.standby
+    }
+}

@@ -1,0 +1,345 @@
+//! What the maps of this node should hold, for a view of the cluster.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use crate::model::selector::Selector;
+use egress_common::abi::MAX_SLOTS;
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+
+use crate::model::exposed;
+use crate::model::reserved::ClusterNetworks;
+use crate::model::state::{
+    EgressId, Family, KernelState, NodeAddress, OnUnknownPod, Place, PodOwner, PodState, Policy, Prefix, PrefixKind,
+    Slot, WhenEmpty,
+};
+use crate::model::view::{ClusterView, EgressObject, Node, Part, parse_egress_ip};
+use crate::plan::capacity::{MOST_EGRESS_IPS, ServiceRoom};
+use crate::selection::pod_addresses::{PodNetwork, Refusal};
+use crate::selection::{NOT_NUMBERED, Selection, by_rank};
+
+/// What happens to packets of pods that this node does not know (yet).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum UnknownPods {
+    /// Drop where the CNI announces addresses before the pod starts; elsewhere pass while no object could select a pod
+    /// here.
+    Auto,
+    Drop,
+    Pass,
+}
+
+/// What happens where the controller has published that no node can host any address of an object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OnUnassigned {
+    NodeAddress,
+    Drop,
+}
+
+/// What the model is told by flags.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    pub node_name: String,
+    pub cluster_subnets: Vec<IpNet>,
+    pub service_cidrs: Vec<IpNet>,
+    pub excluded_cidrs: Vec<IpNet>,
+    /// What the client of the cluster connects to.
+    pub api_servers: BTreeSet<IpAddr>,
+    pub unknown_pods: UnknownPods,
+    pub on_unassigned: OnUnassigned,
+}
+
+impl Settings {
+    /// The cluster's own networks.
+    pub fn networks(&self) -> ClusterNetworks {
+        let (pods, services) = (self.cluster_subnets.clone(), self.service_cidrs.clone());
+        ClusterNetworks { pods, services, api_servers: self.api_servers.clone() }
+    }
+
+    /// What is the cluster's whoever is in it, from what is general to what is certain.
+    fn prefixes(&self) -> [(&[IpNet], PrefixKind); 6] {
+        [
+            (&self.excluded_cidrs, PrefixKind::Excluded),
+            (&MULTICAST, PrefixKind::Multicast),
+            (&LINK_LOCAL, PrefixKind::LinkLocal),
+            (&JOIN, PrefixKind::Join),
+            (&self.service_cidrs, PrefixKind::Service),
+            (&self.cluster_subnets, PrefixKind::PodNetwork),
+        ]
+    }
+
+    /// What is known of the cluster without having heard of it.
+    pub fn foreknown(&self) -> BTreeMap<IpNet, Prefix> {
+        let all = self.prefixes().into_iter().flat_map(|(nets, kind)| nets.iter().map(move |net| (net, kind)));
+        all.map(|(net, kind)| (net.trunc(), Prefix { kind, node: None })).collect()
+    }
+}
+
+/// The whole desired state, and by which selection. `None` while this node's own Node object is not known: without its
+/// addresses, traffic to the node itself would be taken for traffic to the world.
+pub fn desired(view: &ClusterView, settings: &Settings) -> Option<Desired> {
+    let own = view.nodes.get(&settings.node_name)?;
+    // The address that others know this node by must not change under them: it counts from when it is published.
+    if own.primary.is_empty() {
+        return None;
+    }
+    let mut selection = Selection::new(view, PodNetwork::new(own, &settings.service_cidrs));
+    let nodes = node_addresses(view, settings);
+    let (egress_ips, beyond) = egress_ips(view, &nodes, MOST_EGRESS_IPS);
+    let mut cluster = prefixes(view, settings, &egress_ips);
+    let mut room = ServiceRoom::default();
+    room.follow(&view.services, &nodes, &mut cluster);
+    let (policy, owned) = policies(view, settings, &selection, &nodes);
+    let on_unknown_pod = Some(on_unknown_pod(view, settings, own, &mut selection));
+    let (pods, owners, exposed, moving) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+    let mut state = KernelState { pods, owners, exposed, policy, owned, moving, cluster, nodes, on_unknown_pod };
+    let mut refused = Refusals::new();
+    let claimed = view.pods.values().flat_map(|pod| selection.network().claimed_by(pod));
+    let addresses: BTreeSet<IpAddr> = claimed.chain(view.departed.iter().copied()).collect();
+    for address in addresses {
+        put_pod(view, &mut selection, &mut state, &mut refused, address);
+    }
+    Some(Desired { state, selection, refused, room, beyond })
+}
+
+/// What is desired, what says so, what is refused of what pods claim, which addresses of Services have room, and how many egress
+/// IPs of which objects have none.
+pub struct Desired {
+    pub state: KernelState,
+    pub selection: Selection,
+    pub refused: Refusals,
+    pub room: ServiceRoom,
+    pub beyond: BTreeMap<String, usize>,
+}
+
+/// By the address that is refused.
+pub type Refusals = BTreeMap<IpAddr, Vec<Refusal>>;
+
+/// Brings the entry of one pod address up to the view.
+pub(super) fn put_pod(
+    view: &ClusterView,
+    selection: &mut Selection,
+    state: &mut KernelState,
+    refused: &mut Refusals,
+    address: IpAddr,
+) {
+    let (holder, refusals) = selection.network().judge(view, (&state.nodes, &state.cluster), address);
+    match refusals.is_empty() {
+        true => drop(refused.remove(&address)),
+        false => drop(refused.insert(address, refusals)),
+    }
+    state.exposed.remove(&address);
+    let ports = holder.map(|(key, pod)| exposed::ports(view, key, pod)).unwrap_or_default();
+    match holder.and_then(|holder| Some((selection.pod_state(view, holder)?, PodOwner::of(&holder.1.uid)))) {
+        Some((pod, owner)) => {
+            state.pods.insert(address, pod);
+            state.owners.insert(address, owner);
+            state.exposed.extend((!ports.is_empty()).then_some((address, ports)));
+        }
+        None if view.departed.contains(&address) => {
+            state.pods.insert(address, PodState::Selected(NOT_NUMBERED));
+            state.owners.remove(&address);
+        }
+        None => {
+            state.pods.remove(&address);
+            state.owners.remove(&address);
+        }
+    }
+}
+
+/// What becomes of packets of pods that are not known. Where the CNI announces addresses before a pod starts, nobody sends
+/// from an unknown one; elsewhere every pod does until the kubelet has reported its address, so it matters only while one
+/// that is selected may be among them. An agent that is gone cannot tell: the programs let none pass then, unless no object
+/// selects anything.
+pub(super) fn on_unknown_pod(
+    view: &ClusterView,
+    settings: &Settings,
+    own: &Node,
+    selection: &mut Selection,
+) -> OnUnknownPod {
+    match settings.unknown_pods {
+        UnknownPods::Drop => OnUnknownPod::Drop,
+        UnknownPods::Pass => OnUnknownPod::Pass,
+        UnknownPods::Auto if own.announces_pods || selection.awaits_addresses(view) => OnUnknownPod::Drop,
+        UnknownPods::Auto if could_select(view) => OnUnknownPod::PassWhileFollowed,
+        UnknownPods::Auto => OnUnknownPod::Pass,
+    }
+}
+
+/// Could an object select a pod that begins here now? One that selects a namespace could: pods go anywhere. So could one
+/// whose selectors nobody can read.
+fn could_select(view: &ClusterView) -> bool {
+    let selects_one = |namespaces: &Selector| view.namespaces.values().any(|labels| namespaces.matches(labels));
+    view.objects.values().any(|object| object.selects.as_ref().is_none_or(|selects| selects_one(&selects.namespaces)))
+}
+
+type Policies = BTreeMap<(EgressId, Family), Policy>;
+type Owned = BTreeMap<EgressId, IpAddr>;
+
+/// Policies of all objects of the cluster and what this node owns. An item is served when nothing older contradicts
+/// it: of two objects with one address the older has it, and a node holds one address of an object. The controller
+/// writes no such status; a stranger's must not make nodes disagree.
+fn policies(
+    view: &ClusterView,
+    settings: &Settings,
+    selection: &Selection,
+    nodes_own: &BTreeMap<IpAddr, NodeAddress>,
+) -> (Policies, Owned) {
+    let (mut policies, mut owned) = (Policies::new(), Owned::new());
+    let mut claimed: BTreeMap<IpAddr, Option<EgressId>> = BTreeMap::new();
+    for object in by_rank(view.objects.values()) {
+        let listed = object.addresses();
+        let mut items: Vec<(IpAddr, &str)> = object
+            .items
+            .iter()
+            .filter_map(|item| parse_egress_ip(&item.egress_ip).map(|address| (address, item.node.as_str())))
+            // A node that owned its own address would drop all that is for itself. What the object does not list (any
+            // more) is not its address, whatever the status says.
+            .filter(|(address, _)| !nodes_own.contains_key(address) && listed.contains(address))
+            .collect();
+        items.sort_unstable();
+        let mut nodes = BTreeSet::new();
+        let id = selection.id(&object.name);
+        items.retain(|(address, node)| {
+            let is_free = !claimed.contains_key(address) && nodes.insert(*node);
+            is_free && claimed.insert(*address, id).is_none()
+        });
+        let Some(id) = id else { continue };
+
+        let mut slots: Vec<Slot> = Vec::with_capacity(items.len());
+        for (address, node) in items {
+            if node == settings.node_name {
+                owned.insert(id, address);
+                slots.push(Slot { address, place: Place::Here });
+            } else if let Some(endpoint) = view.nodes.get(node).and_then(|node| node.endpoint()) {
+                slots.push(Slot { address, place: Place::Remote(endpoint) });
+            }
+        }
+        let is_served = |address: &IpAddr| slots.iter().any(|slot| slot.address == *address);
+        let is_pending = |address: &&IpAddr| !is_served(address) && !nodes_own.contains_key(*address);
+        let pending: Vec<IpAddr> = listed.iter().filter(is_pending).copied().collect();
+        for family in [Family::V4, Family::V6] {
+            let slots = slots.iter().filter(|slot| family_of(slot.address) == family).take(MAX_SLOTS).copied();
+            let slots: Vec<Slot> = slots.collect();
+            let pending = pending.iter().filter(|address| family_of(**address) == family);
+            let pending = pending.take(MAX_SLOTS - slots.len()).copied().collect();
+            let when_empty = when_empty(object, family, settings);
+            policies.insert((id, family), Policy { slots, pending, when_empty });
+        }
+    }
+    // What another object has by now is not waited for.
+    for ((id, _), policy) in &mut policies {
+        policy.pending.retain(|address| claimed.get(address).is_none_or(|holder| *holder == Some(*id)));
+    }
+    (policies, owned)
+}
+
+fn when_empty(object: &EgressObject, family: Family, settings: &Settings) -> WhenEmpty {
+    if !object.is_unknown(Part::Addresses) && !object.listed.iter().any(|text| listed_family(text) == family) {
+        return WhenEmpty::NotListed;
+    }
+    let exception_is_on = settings.on_unassigned == OnUnassigned::NodeAddress && !object.drop_unassigned;
+    // What was published holds for the addresses that it was judged for.
+    let published = object.no_eligible_node.as_ref().is_some_and(|judged| *judged == object.addresses());
+    if exception_is_on && published { WhenEmpty::NodeAddress } else { WhenEmpty::Drop }
+}
+
+/// The family that an entry means, also where it cannot be read: a typing error must not turn a drop into a leak.
+pub fn listed_family(text: &str) -> Family {
+    match parse_egress_ip(text) {
+        Some(address) => family_of(address),
+        None if text.contains(':') => Family::V6,
+        None => Family::V4,
+    }
+}
+
+pub fn family_of(address: IpAddr) -> Family {
+    if address.is_ipv4() { Family::V4 } else { Family::V6 }
+}
+
+fn node_addresses(view: &ClusterView, settings: &Settings) -> BTreeMap<IpAddr, NodeAddress> {
+    let mut addresses = BTreeMap::new();
+    let endpoints: BTreeSet<IpAddr> = view.nodes.values().filter_map(|node| node.endpoint()).map(|at| at.0).collect();
+    for (name, node) in &view.nodes {
+        let Some(endpoint) = node.endpoint() else { continue };
+        let own = *name == settings.node_name;
+        // Packets to another node's management address are pod network traffic: left alone by its subnet's prefix.
+        let management = if own { Vec::new() } else { node.management() };
+        for address in node.addresses().into_iter().filter(|a| !management.contains(a)) {
+            // What others are known by, overlay packets too, is theirs whoever else lists it: a kubelet writes any address onto
+            // its own Node.
+            if !own && address != endpoint.0 && endpoints.contains(&address) {
+                continue;
+            }
+            let entry = NodeAddress { own, node: endpoint };
+            // Where two nodes claim one address, our own knowledge of ourselves wins, then the first by name.
+            let known = addresses.entry(address).or_insert(entry);
+            if own {
+                *known = entry;
+            }
+        }
+    }
+    addresses
+}
+
+/// Later insertions win over earlier ones with the same prefix: from what is general to what is certain.
+fn prefixes(view: &ClusterView, settings: &Settings, egress_ips: &[IpNet]) -> BTreeMap<IpNet, Prefix> {
+    let mut cluster = BTreeMap::new();
+    let mut put = |prefixes: &[IpNet], kind, node| {
+        cluster.extend(prefixes.iter().map(|prefix| (prefix.trunc(), Prefix { kind, node })));
+    };
+    put(egress_ips, PrefixKind::EgressIp, None);
+    for (nets, kind) in settings.prefixes() {
+        put(nets, kind, None);
+    }
+    for node in view.nodes.values() {
+        put(&node.pod_subnets, PrefixKind::PodSubnet, node.endpoint());
+    }
+    cluster
+}
+
+/// The cluster's egress IPs: the assigned ones, `most` of the oldest objects, and how many of which objects are beyond that.
+/// What is listed and not assigned is the world's. A node's own address is no egress IP, and nor is what an object does not
+/// list.
+fn egress_ips(
+    view: &ClusterView,
+    nodes: &BTreeMap<IpAddr, NodeAddress>,
+    most: usize,
+) -> (Vec<IpNet>, BTreeMap<String, usize>) {
+    let (mut addresses, mut beyond) = (BTreeSet::new(), BTreeMap::new());
+    for object in by_rank(view.objects.values()) {
+        let listed = object.addresses();
+        let items = object.items.iter().filter_map(|item| parse_egress_ip(&item.egress_ip));
+        for address in items.filter(|address| listed.contains(address) && !nodes.contains_key(address)) {
+            if addresses.len() < most {
+                addresses.insert(address);
+            } else if !addresses.contains(&address) {
+                *beyond.entry(object.name.clone()).or_default() += 1;
+            }
+        }
+    }
+    (addresses.into_iter().map(IpNet::from).collect(), beyond)
+}
+
+pub const fn v4(a: u8, b: u8, len: u8) -> IpNet {
+    IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::new(a, b, 0, 0), len))
+}
+
+const fn v6(first: u16, len: u8) -> IpNet {
+    IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::new(first, 0, 0, 0, 0, 0, 0, 0), len))
+}
+
+/// OVN-Kubernetes' join subnets.
+pub const JOIN: [IpNet; 2] = [v4(100, 64, 16), v6(0xfd98, 64)];
+/// What no router forwards (RFC 6890): link-local, "this host", loopback and the limited broadcast.
+pub const LINK_LOCAL: [IpNet; 6] = [
+    v4(169, 254, 16),
+    v4(0, 0, 8),
+    v4(127, 0, 8),
+    IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::BROADCAST, 32)),
+    v6(0xfe80, 10),
+    IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::LOCALHOST, 128)),
+];
+pub const MULTICAST: [IpNet; 2] = [v4(224, 0, 4), v6(0xff00, 8)];
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,586 @@
+use std::sync::Arc;
+
+use super::*;
+use crate::model::exposed::{Exposes, TargetPort};
+use crate::model::samples::{ip, net, object, settings};
+use crate::model::state::{PodOwner, PodState, TunnelEndpoint};
+use crate::model::view::{Attach, Change, Labels, Pod, PodKey, Service, ServiceKey, Unreadable, Update};
+use crate::plan::compile::Compiler;
+use crate::selection::{MOST_STANDBY, NOT_NUMBERED};
+
+fn node(i: u8) -> Node {
+    Node {
+        name: format!("n{i}"),
+        primary: vec![net(&format!("172.18.0.{i}/16"))],
+        host_cidrs: vec![net(&format!("172.18.0.{i}/16")), net(&format!("10.10.10.{i}/24"))],
+        pod_subnets: vec![net(&format!("10.244.{i}.0/24"))],
+        health: Some(vec![ip(&format!("10.244.{i}.2"))]),
+        ..Node::default()
+    }
+}
+
+fn pod(address: &str) -> Pod {
+    Pod {
+        uid: address.into(),
+        created: 1,
+        labels: Labels::new(),
+        reported: BTreeSet::from([ip(address)]),
+        announced: BTreeSet::new(),
+        surplus: 0,
+        terminating: false,
+        host_network: false,
+        attached: BTreeSet::new(),
+        starting: false,
+        completed: false,
+        ports: Vec::new(),
+    }
+}
+
+fn key(name: &str) -> PodKey {
+    PodKey { namespace: "prod".into(), name: name.into() }
+}
+
+fn view(objects: Vec<EgressObject>, pods: Vec<(&str, Pod)>) -> ClusterView {
+    ClusterView {
+        objects: objects.into_iter().map(|object| (object.name.clone(), Arc::new(object))).collect(),
+        namespaces: BTreeMap::from([("prod".to_owned(), Labels::from([("env".into(), "prod".into())]))]),
+        pods: pods.into_iter().map(|(name, pod)| (key(name), pod)).collect(),
+        nodes: [1, 2].map(|i| (format!("n{i}"), Arc::new(node(i)))).into(),
+        ..ClusterView::default()
+    }
+}
+
+fn compiled(view: &ClusterView) -> KernelState {
+    compiled_with(view, &settings())
+}
+
+fn compiled_with(view: &ClusterView, settings: &Settings) -> KernelState {
+    desired(view, settings).expect("the own node is known").state
+}
+
+fn v4_policy(state: &KernelState) -> &Policy {
+    &state.policy[&(EgressId(1), Family::V4)]
+}
+
+#[test]
+fn a_thousand_addresses_of_an_object_and_a_hundred_of_a_node_fit() {
+    let listed: Vec<String> = (0..1000).map(|i| format!("172.18.{}.{}", 4 + i / 250, 1 + i % 250)).collect();
+    let listed: Vec<&str> = listed.iter().map(String::as_str).collect();
+    let mut view = view(vec![object("a", &listed, &[("n1", listed[999]), ("n2", listed[0])])], vec![]);
+    let own = (0..100).map(|i| net(&format!("172.18.9.{i}/16"))).chain([net(&format!("{}/16", listed[1]))]);
+    let second = Node { host_cidrs: own.collect(), ..node(2) };
+    view.nodes.insert("n2".to_owned(), Arc::new(second));
+    let state = compiled(&view);
+    let policy = v4_policy(&state);
+    assert_eq!((policy.slots.len(), policy.pending.len()), (2, MAX_SLOTS - 2));
+    assert_eq!(state.owned, BTreeMap::from([(EgressId(1), ip(listed[999]))]));
+    let of_second = state.nodes.values().filter(|entry| entry.node == node(2).endpoint().expect("it has one"));
+    assert_eq!(of_second.count(), 102, "its hundred, the one that is listed, and its endpoint");
+    assert!(!policy.pending.contains(&ip(listed[1])), "a node's own address is nobody's egress IP");
+}
+
+#[test]
+fn slots_are_here_or_at_the_nodes_endpoint_and_this_nodes_are_owned() {
+    let listed = ["172.18.0.100", "172.18.0.101", "172.18.0.102"];
+    let items = [("n1", listed[0]), ("n2", listed[1]), ("unknown", listed[2])];
+    let state = compiled(&view(vec![object("a", &listed, &items)], vec![]));
+    let remote = Place::Remote(TunnelEndpoint(ip("172.18.0.2")));
+    let slots =
+        [Slot { address: ip("172.18.0.100"), place: Place::Here }, Slot { address: ip("172.18.0.101"), place: remote }];
+    assert_eq!(v4_policy(&state).slots, slots);
+    assert_eq!(v4_policy(&state).when_empty, WhenEmpty::Drop);
+    assert_eq!(state.policy[&(EgressId(1), Family::V6)].when_empty, WhenEmpty::NotListed);
+    assert_eq!(state.owned, BTreeMap::from([(EgressId(1), ip("172.18.0.100"))]));
+}
+
+/// An older object with a typing error in its address has nothing to serve with; one that was serving keeps its pods.
+#[test]
+fn an_object_without_an_address_takes_no_pod_from_another_unless_it_was_serving_it() {
+    let old = |items: &[(&str, &str)]| object("a", &["172.18.0.100"], items);
+    let young = |items: &[(&str, &str)]| {
+        let object = object("b", &["172.18.0.101"], items);
+        EgressObject { created: 2, id: Some(EgressId(2)), ..object }
+    };
+    let (here, there) = ([("n1", "172.18.0.100")], [("n2", "172.18.0.101")]);
+    let begun = || {
+        let mut compiler = Compiler::new(settings());
+        let ClusterView { namespaces, pods, nodes, .. } = view(vec![], vec![("web", pod("10.244.1.10"))]);
+        compiler.apply(Change::Namespaces(Update::Replaced(namespaces)));
+        compiler.apply(Change::Nodes(Update::Replaced(nodes)));
+        compiler.apply(Change::Pods(Update::Replaced(pods)));
+        compiler
+    };
+    let served_by = |compiler: &mut Compiler, objects: [EgressObject; 2]| {
+        for object in objects {
+            compiler.apply(Change::Objects(Update::Changed(object.name.clone(), Arc::new(object))));
+        }
+        let state = compiler.compile().expect("the own node is known").0;
+        let served = state.pods[&ip("10.244.1.10")];
+        let standby: Vec<_> = compiler.standby().iter().map(|standby| standby.object.clone()).collect();
+        match served {
+            PodState::Selected(id) => (id.0, standby.join(" ")),
+            PodState::Known => (0, standby.join(" ")),
+        }
+    };
+    let mut compiler = begun();
+    assert_eq!(
+        served_by(&mut compiler, [old(&[]), young(&[])]),
+        (1, "b".into()),
+        "neither has one: dropped by the older"
+    );
+    let served = served_by(&mut compiler, [old(&[]), young(&there)]);
+    assert_eq!(served, (2, "a".into()), "which has not served it");
+    assert_eq!(served_by(&mut compiler, [old(&here), young(&there)]), (1, "b".into()), "the older can serve by now");
+    for labels in ["x", "y"] {
+        assert_eq!(served_by(&mut compiler, [old(&[]), young(&there)]), (1, "b".into()), "it keeps what it had");
+        // Everything is computed again.
+        let labels = Labels::from([("env".into(), "prod".into()), (labels.into(), String::new())]);
+        compiler.apply(Change::Namespaces(Update::Changed("prod".into(), labels)));
+    }
+    assert_eq!(served_by(&mut compiler, [old(&[]), young(&[])]), (1, "b".into()));
+    // An agent that starts knows it by what the kernel has.
+    let mut again = begun();
+    for object in [old(&[]), young(&there)] {
+        again.apply(Change::Objects(Update::Changed(object.name.clone(), Arc::new(object))));
+    }
+    again.remember(&BTreeMap::from([(ip("10.244.1.10"), PodState::Selected(EgressId(1)))]));
+    assert_eq!(served_by(&mut again, [old(&[]), young(&there)]), (1, "b".into()));
+}
+
+/// A pod may be deleted before it has ended. Its address is kept from passing until another pod has it, or many others have
+/// gone since.
+#[test]
+fn what_a_selected_pod_that_is_gone_still_sends_is_dropped() {
+    let mut compiler = Compiler::new(settings());
+    let web = |last: u8| (format!("web{last}"), pod(&format!("10.244.1.{last}")));
+    let pods: Vec<(String, Pod)> = (10..90).map(web).collect();
+    let all = pods.iter().map(|(name, pod)| (name.as_str(), pod.clone())).collect();
+    let ClusterView { objects, namespaces, pods, nodes, .. } =
+        view(vec![object("a", &["172.18.0.100"], &[("n1", "172.18.0.100")])], all);
+    compiler.apply(Change::Objects(Update::Replaced(objects)));
+    compiler.apply(Change::Namespaces(Update::Replaced(namespaces)));
+    compiler.apply(Change::Nodes(Update::Replaced(nodes)));
+    compiler.apply(Change::Pods(Update::Replaced(pods)));
+    let at = |compiler: &mut Compiler, last: u8| {
+        let state = compiler.compile().expect("the own node is known").0;
+        state.pods.get(&ip(&format!("10.244.1.{last}"))).copied()
+    };
+    let (served, parked) = (Some(PodState::Selected(EgressId(1))), Some(PodState::Selected(NOT_NUMBERED)));
+    assert_eq!(at(&mut compiler, 10), served);
+    compiler.apply(Change::Pods(Update::Removed(key("web10"))));
+    assert_eq!(at(&mut compiler, 10), parked);
+    // Also where the whole is computed again.
+    compiler.apply(Change::Namespaces(Update::Changed("dev".into(), Labels::new())));
+    assert_eq!(at(&mut compiler, 10), parked);
+    compiler.apply(Change::Pods(Update::Changed(key("next"), Pod { uid: "next".into(), ..pod("10.244.1.10") })));
+    assert_eq!(at(&mut compiler, 10), served);
+    compiler.apply(Change::Pods(Update::Removed(key("web11"))));
+    assert_eq!(at(&mut compiler, 11), parked);
+    for last in 12..76 {
+        compiler.apply(Change::Pods(Update::Removed(key(&format!("web{last}")))));
+    }
+    assert_eq!((at(&mut compiler, 11), at(&mut compiler, 12)), (None, parked), "sixty-four are kept");
+    // One that is over, for as long as its object is there and behind that.
+    let over = Pod { completed: true, ..pod("10.244.1.78") };
+    compiler.apply(Change::Pods(Update::Changed(key("web78"), over.clone())));
+    assert_eq!(at(&mut compiler, 78), parked);
+    compiler.apply(Change::Pods(Update::Changed(key("web78"), Pod { terminating: true, ..over })));
+    assert_eq!(at(&mut compiler, 78), parked);
+    compiler.apply(Change::Pods(Update::Removed(key("web78"))));
+    assert_eq!(at(&mut compiler, 78), parked);
+    // One that came by an event.
+    compiler.apply(Change::Pods(Update::Changed(key("late"), pod("10.244.1.99"))));
+    assert_eq!(at(&mut compiler, 99), served);
+    compiler.apply(Change::Pods(Update::Removed(key("late"))));
+    assert_eq!(at(&mut compiler, 99), parked);
+    // Nobody selects it: others may pass from there.
+    compiler.apply(Change::Objects(Update::Removed("a".into())));
+    assert_eq!(at(&mut compiler, 80), Some(PodState::Known));
+    compiler.apply(Change::Pods(Update::Removed(key("web80"))));
+    assert_eq!(at(&mut compiler, 80), None);
+}
+
+#[test]
+fn a_strangers_status_makes_no_two_nodes_disagree() {
+    // Two addresses of one object on a node; an address that an older object has; an address that is a node's own.
+    let listed = ["172.18.0.100", "172.18.0.101", "172.18.0.2"];
+    let older = object("a", &listed, &[("n1", "172.18.0.101"), ("n1", "172.18.0.100"), ("n2", "172.18.0.2")]);
+    let younger = object("b", &["172.18.0.100", "172.18.0.105"], &[("n2", "172.18.0.100")]);
+    let younger = EgressObject { created: 2, id: Some(EgressId(2)), ..younger };
+    let state = compiled(&view(vec![younger, older], vec![]));
+    assert_eq!(v4_policy(&state).slots, [Slot { address: ip("172.18.0.100"), place: Place::Here }]);
+    let of_younger = &state.policy[&(EgressId(2), Family::V4)];
+    assert_eq!((&of_younger.slots, &of_younger.pending), (&vec![], &vec![ip("172.18.0.105")]), "it waits for its own");
+}
+
+#[test]
+fn where_there_is_no_room_for_all_egress_ips_the_oldest_objects_have_it() {
+    let of = |name: &str, created, addresses: &[&str]| {
+        let items: Vec<_> = addresses.iter().map(|address| ("n1", *address)).collect();
+        EgressObject { created, ..object(name, addresses, &items) }
+    };
+    let objects = vec![
+        of("youngest", 3, &["172.18.0.101", "172.18.0.104", "172.18.0.105"]),
+        of("older", 2, &["172.18.0.102", "172.18.0.103"]),
+        of("oldest", 1, &["172.18.0.101"]),
+    ];
+    let (view, nodes) = (view(objects, vec![]), BTreeMap::new());
+    let (admitted, beyond) = egress_ips(&view, &nodes, 2);
+    assert_eq!(admitted, ["172.18.0.101/32", "172.18.0.102/32"].map(net));
+    assert_eq!(beyond, BTreeMap::from([("older".to_owned(), 1), ("youngest".to_owned(), 2)]));
+    assert_eq!(egress_ips(&view, &nodes, 5).1, BTreeMap::new());
+}
+
+#[test]
+fn an_address_that_the_object_does_not_list_is_not_served_whatever_the_status_says() {
+    let odd = object("a", &["172.18.0.100"], &[("n1", "172.18.0.101"), ("n2", "172.18.0.102")]);
+    let state = compiled(&view(vec![odd], vec![]));
+    assert_eq!((v4_policy(&state).slots.len(), state.owned.len()), (0, 0));
+    assert_eq!(v4_policy(&state).when_empty, WhenEmpty::Drop);
+}
+
+#[test]
+fn the_node_address_serves_only_where_the_leader_says_so_of_these_addresses() {
+    let judged = |addresses: &[&str]| Some(addresses.iter().map(|a| ip(a)).collect());
+    let listed = ["172.18.0.100", "fd00::1"];
+    let published = EgressObject { no_eligible_node: judged(&listed), ..object("a", &listed, &[]) };
+    let of = |object: &EgressObject| v4_policy(&compiled(&view(vec![object.clone()], vec![]))).when_empty;
+    assert_eq!(of(&published), WhenEmpty::NodeAddress);
+    assert_eq!(of(&object("a", &listed, &[])), WhenEmpty::Drop, "never evaluated");
+    let edited = EgressObject { no_eligible_node: judged(&["172.18.0.99"]), ..published.clone() };
+    assert_eq!(of(&edited), WhenEmpty::Drop, "judged before an edit");
+    assert_eq!(of(&EgressObject { drop_unassigned: true, ..published.clone() }), WhenEmpty::Drop);
+    let strict = Settings { on_unassigned: OnUnassigned::Drop, ..settings() };
+    assert_eq!(v4_policy(&compiled_with(&view(vec![published], vec![]), &strict)).when_empty, WhenEmpty::Drop);
+    assert_eq!(of(&object("a", &["172.18.0.1000"], &[])), WhenEmpty::Drop, "a typing error is no exemption");
+    assert_eq!(of(&object("a", &["fd00::1"], &[])), WhenEmpty::NotListed);
+}
+
+fn unreadable(part: Part, object: EgressObject) -> EgressObject {
+    let unreadable = vec![Unreadable { part, why: "nonsense".into(), is_known: false }];
+    match part {
+        Part::Addresses => EgressObject { listed: Vec::new(), unreadable, ..object },
+        Part::Selectors => EgressObject { selects: None, unreadable, ..object },
+        Part::Items => EgressObject { items: Vec::new(), unreadable, ..object },
+    }
+}
+
+#[test]
+fn what_cannot_be_read_stays_as_it_was_alone_or_in_a_list() {
+    let readable = || object("a", &["172.18.0.100"], &[("n1", "172.18.0.100")]);
+    let before = compiled(&view(vec![readable()], vec![("web", pod("10.244.1.10"))]));
+    for part in [Part::Addresses, Part::Selectors, Part::Items] {
+        for in_a_list in [false, true] {
+            let mut view = view(vec![readable()], vec![("web", pod("10.244.1.10"))]);
+            // Twice: what is kept is kept again.
+            for _ in 0..2 {
+                let (name, value) = ("a".to_owned(), Arc::new(unreadable(part, readable())));
+                view.apply(Change::Objects(match in_a_list {
+                    true => Update::Replaced([(name, value)].into()),
+                    false => Update::Changed(name, value),
+                }));
+            }
+            assert_eq!(compiled(&view), before, "{part:?} {in_a_list}");
+        }
+    }
+    let mut view = view(vec![readable()], vec![("web", pod("10.244.1.10"))]);
+    let other = EgressObject { uid: "other".into(), ..unreadable(Part::Selectors, readable()) };
+    view.apply(Change::Objects(Update::Changed("a".into(), Arc::new(other))));
+    assert_eq!(compiled(&view).pods[&ip("10.244.1.10")], PodState::Known, "another object of the same name");
+}
+
+#[test]
+fn without_an_earlier_reading_only_the_kernels_pods_are_selected_and_nothing_gets_a_node_address() {
+    let published =
+        |object: EgressObject| EgressObject { no_eligible_node: Some(BTreeSet::from([ip("172.18.0.100")])), ..object };
+    let lost = unreadable(Part::Selectors, object("a", &["172.18.0.100"], &[("n1", "172.18.0.100")]));
+    let mut view = view(vec![lost], vec![("old", pod("10.244.1.10")), ("plain", pod("10.244.1.11"))]);
+    assert_eq!(compiled(&view).pods[&ip("10.244.1.10")], PodState::Known);
+    let kernel = [("10.244.1.10", PodState::Selected(EgressId(1))), ("10.244.1.11", PodState::Known)];
+    let network = PodNetwork::new(&node(1), &[]);
+    view.remember(&network, &kernel.into_iter().map(|(address, state)| (ip(address), state)).collect());
+    view.pods.insert(key("new"), pod("10.244.1.12"));
+    let state = compiled(&view);
+    assert_eq!(state.pods[&ip("10.244.1.10")], PodState::Selected(EgressId(1)));
+    assert_eq!((state.pods[&ip("10.244.1.11")], state.pods[&ip("10.244.1.12")]), (PodState::Known, PodState::Known));
+    view.pods.insert(key("old"), Pod { uid: "heir".into(), ..pod("10.244.1.10") });
+    assert_eq!(compiled(&view).pods[&ip("10.244.1.10")], PodState::Known, "an heir of the address is another pod");
+
+    let lost = published(unreadable(Part::Addresses, object("a", &[], &[])));
+    let state = compiled(&self::view(vec![lost], vec![]));
+    for family in [Family::V4, Family::V6] {
+        assert_eq!(state.policy[&(EgressId(1), family)].when_empty, WhenEmpty::Drop);
+    }
+}
+
+#[test]
+fn only_endpoints_are_selected() {
+    let pods = vec![
+        ("web", pod("10.244.1.10")),
+        ("host", Pod { host_network: true, ..pod("172.18.0.1") }),
+        ("done", Pod { completed: true, ..pod("10.244.1.11") }),
+        ("pending", Pod { reported: BTreeSet::new(), ..pod("10.244.1.12") }),
+    ];
+    let state = compiled(&view(vec![object("a", &["172.18.0.100"], &[])], pods));
+    assert_eq!(state.pods, BTreeMap::from([(ip("10.244.1.10"), PodState::Selected(EgressId(1)))]));
+}
+
+#[test]
+fn an_address_that_went_to_a_new_pod_is_the_new_pods() {
+    for old in [Pod { terminating: true, ..pod("10.244.1.10") }, Pod { completed: true, ..pod("10.244.1.10") }] {
+        let mut dev = view(vec![object("a", &["172.18.0.100"], &[])], vec![("old", old)]);
+        dev.namespaces.insert("dev".into(), Labels::new());
+        let new = Pod { created: 2, ..pod("10.244.1.10") };
+        dev.pods.insert(PodKey { namespace: "dev".into(), name: "new".into() }, new);
+        assert_eq!(compiled(&dev).pods[&ip("10.244.1.10")], PodState::Known);
+    }
+}
+
+#[test]
+fn a_pod_of_an_unknown_namespace_is_unknown_and_one_of_an_unnumbered_object_dropped() {
+    let mut unnumbered = view(
+        vec![EgressObject { id: None, ..object("a", &["172.18.0.100"], &[("n1", "172.18.0.100")]) }],
+        vec![("web", pod("10.244.1.10"))],
+    );
+    let state = compiled(&unnumbered);
+    assert_eq!(state.pods[&ip("10.244.1.10")], PodState::Selected(NOT_NUMBERED));
+    assert!(state.policy.is_empty() && state.owned.is_empty());
+    unnumbered.namespaces.clear();
+    assert!(compiled(&unnumbered).pods.is_empty());
+}
+
+#[test]
+fn unknown_pods_are_dropped_while_one_that_is_selected_starts_or_where_the_cni_announces_them() {
+    let on = |view: &ClusterView, unknown_pods| {
+        compiled_with(view, &Settings { unknown_pods, ..settings() }).on_unknown_pod.expect("it is set")
+    };
+    let auto = |view: &ClusterView| on(view, UnknownPods::Auto);
+    let starting = || Pod { starting: true, reported: BTreeSet::new(), ..pod("10.244.1.10") };
+    let one = || object("a", &["172.18.0.100"], &[]);
+    let mut announced = view(vec![], vec![]);
+    announced.nodes.insert("n1".into(), Arc::new(Node { announces_pods: true, ..node(1) }));
+    assert_eq!(auto(&announced), OnUnknownPod::Drop);
+    let none = view(vec![one()], vec![("web", pod("10.244.1.10"))]);
+    assert_eq!((auto(&none), on(&none, UnknownPods::Drop)), (OnUnknownPod::PassWhileFollowed, OnUnknownPod::Drop));
+    assert_eq!(auto(&view(vec![], vec![("web", starting())])), OnUnknownPod::Pass, "no object is there");
+    for (pod, on) in [
+        (starting(), OnUnknownPod::Drop),
+        (Pod { starting: true, ..pod("10.244.1.10") }, OnUnknownPod::Drop),
+        (Pod { host_network: true, ..starting() }, OnUnknownPod::PassWhileFollowed),
+        (Pod { completed: true, ..starting() }, OnUnknownPod::PassWhileFollowed),
+        (Pod { terminating: true, ..starting() }, OnUnknownPod::PassWhileFollowed),
+    ] {
+        assert_eq!(auto(&view(vec![one()], vec![("web", pod.clone())])), on, "{pod:?}");
+    }
+    let one_starts = view(vec![one()], vec![("web", starting())]);
+    assert_eq!(on(&one_starts, UnknownPods::Pass), OnUnknownPod::Pass);
+    let mut elsewhere = one_starts.clone();
+    elsewhere.namespaces = BTreeMap::from([("prod".to_owned(), Labels::new())]);
+    assert_eq!(auto(&elsewhere), OnUnknownPod::Pass, "no object selects it");
+    let unread = unreadable(Part::Selectors, object("b", &["172.18.0.100"], &[]));
+    elsewhere.objects.insert("b".into(), Arc::new(unread));
+    assert_eq!(auto(&elsewhere), OnUnknownPod::Drop, "nobody knows whom it selects");
+    let mut early = one_starts;
+    early.namespaces = BTreeMap::new();
+    assert_eq!(auto(&early), OnUnknownPod::Drop, "its namespace is not known yet");
+}
+
+#[test]
+fn prefixes_and_addresses_say_what_is_the_clusters() {
+    // The second address is not assigned, the third is a node's own, and of the last the object says nothing.
+    let items = [("n1", "172.18.0.100"), ("n2", "172.18.0.2"), ("n2", "172.18.0.55")];
+    let object = object("a", &["172.18.0.100", "172.18.0.101", "172.18.0.2"], &items);
+    let state = compiled(&view(vec![object], vec![]));
+    let kind = |prefix: &str| state.cluster.get(&net(prefix)).map(|prefix| prefix.kind);
+    assert_eq!(kind("10.244.0.0/16"), Some(PrefixKind::PodNetwork));
+    assert_eq!(state.cluster[&net("10.244.2.0/24")].node, Some(TunnelEndpoint(ip("172.18.0.2"))));
+    assert_eq!(kind("10.96.0.0/16"), Some(PrefixKind::Service));
+    assert_eq!(kind("198.51.100.0/24"), Some(PrefixKind::Excluded));
+    assert_eq!(kind("100.64.0.0/16"), Some(PrefixKind::Join));
+    for prefix in ["fe80::/10", "::1/128", "0.0.0.0/8", "127.0.0.0/8", "255.255.255.255/32"] {
+        assert_eq!(kind(prefix), Some(PrefixKind::LinkLocal));
+    }
+    assert_eq!(kind("ff00::/8"), Some(PrefixKind::Multicast));
+    assert_eq!(kind("172.18.0.100/32"), Some(PrefixKind::EgressIp));
+    assert_eq!(["172.18.0.101/32", "172.18.0.2/32", "172.18.0.55/32"].map(kind), [None; 3]);
+
+    let own = |address: &str| state.nodes.get(&ip(address)).map(|node| node.own);
+    assert_eq!((own("172.18.0.1"), own("10.10.10.1"), own("10.244.1.2")), (Some(true), Some(true), Some(true)));
+    assert_eq!((own("172.18.0.2"), own("10.10.10.2")), (Some(false), Some(false)));
+    assert_eq!((own("10.244.2.2"), own("10.244.1.1")), (None, None), "pod network, by its prefix");
+}
+
+#[test]
+fn a_node_takes_no_endpoint_from_another_by_listing_it() {
+    let mut view = view(vec![], vec![]);
+    let listed = ["172.18.0.9/16", "172.18.0.1/16", "172.18.0.2/16", "10.10.10.2/24"];
+    let first = Node {
+        name: "a".into(),
+        host_cidrs: listed.map(net).to_vec(),
+        internal: vec![ip("172.18.0.2")],
+        external: vec![ip("172.18.0.2")],
+        ..node(9)
+    };
+    view.nodes.insert("a".into(), Arc::new(first));
+    let state = compiled(&view);
+    let of = |address: &str| state.nodes[&ip(address)].node.0;
+    assert_eq!(of("172.18.0.2"), ip("172.18.0.2"), "else all that it sends by the overlay is forged");
+    assert_eq!((of("172.18.0.1"), of("172.18.0.9")), (ip("172.18.0.1"), ip("172.18.0.9")));
+    assert_eq!(of("10.10.10.2"), ip("172.18.0.9"), "of others the first by name");
+}
+
+#[test]
+fn of_many_objects_that_select_a_pod_a_few_are_kept_beside_the_one_that_serves() {
+    let objects = (0..2_000).map(|number| object(&format!("o{number:04}"), &[], &[])).collect();
+    let pods: Vec<(String, Pod)> = (1..=100).map(|i| (format!("p{i}"), pod(&format!("10.244.1.{i}")))).collect();
+    let view = view(objects, pods.iter().map(|(name, pod)| (name.as_str(), pod.clone())).collect());
+    let mut selection = desired(&view, &settings()).expect("the own node is known").selection;
+    let begun = std::time::Instant::now();
+    let standby = selection.standby(&view, view.pods.keys());
+    println!("{} in {:?}", standby.len(), begun.elapsed());
+    assert_eq!(standby.len(), 100 * MOST_STANDBY);
+    assert!(standby.iter().all(|one| one.served_by == "o0000" && *one.object <= *format!("o{MOST_STANDBY:04}")));
+}
+
+#[test]
+fn a_node_waits_until_it_has_said_which_address_others_know_it_by() {
+    let mut view = view(vec![], vec![]);
+    let unsaid = |i| Arc::new(Node { primary: Vec::new(), internal: vec![ip(&format!("172.18.0.{i}"))], ..node(i) });
+    view.nodes.insert("n2".into(), unsaid(2));
+    assert!(!compiled(&view).nodes[&ip("172.18.0.2")].own, "another's address is known all the same");
+    view.nodes.insert("n1".into(), unsaid(1));
+    assert!(desired(&view, &settings()).is_none());
+}
+
+/// Whatever the events and however they are grouped, the compiled state is that of the view.
+#[test]
+fn compiling_by_and_by_equals_compiling_at_once() {
+    let mut seed = 0x9E37_79B9_7F4A_7C15_u64;
+    let mut below = |n: u64| {
+        seed ^= seed << 13;
+        seed ^= seed >> 7;
+        seed ^= seed << 17;
+        u8::try_from(seed % n).expect("a small number")
+    };
+    let (mut compiler, mut told, mut refused) = (Compiler::new(settings()), 0, 0);
+    compiler.apply(Change::Nodes(Update::Changed("n1".into(), Arc::new(node(1)))));
+    for round in 0..2_000 {
+        let name = format!("p{}", below(4));
+        let change = match below(14) {
+            0 => Change::Objects(Update::Removed(format!("o{}", below(3)))),
+            1 | 2 => {
+                let name = format!("o{}", below(3));
+                let id = Some(EgressId(below(3).into())).filter(|id| id.0 > 0);
+                let object = EgressObject { id, created: below(3).into(), ..object(&name, &["172.18.0.100"], &[]) };
+                Change::Objects(Update::Changed(name, Arc::new(object)))
+            }
+            3 => {
+                let env = if below(2) > 0 { "prod" } else { "dev" };
+                Change::Namespaces(Update::Changed("prod".into(), Labels::from([("env".into(), env.into())])))
+            }
+            4 => Change::Namespaces(Update::Removed("prod".into())),
+            5 => Change::Nodes(Update::Changed("n2".into(), Arc::new(node(2 + below(2))))),
+            6 => Change::Pods(Update::Removed(key(&name))),
+            7 | 8 => {
+                let front = ServiceKey { namespace: "prod".into(), name: format!("s{}", below(3)) };
+                let pool = ["192.0.2.1", "192.0.2.2", "172.18.0.100", "172.18.0.3", "10.244.1.9"];
+                let addresses = pool.iter().filter(|_| below(2) > 0).map(|address| ip(address)).collect();
+                let ports = (0..below(3)).map(|number| (6, TargetPort::Number(number.into()))).collect();
+                let exposes = Exposes { selector: Labels::new(), ports };
+                Change::Services(Update::Changed(front, Service { addresses, exposes, ..Service::default() }))
+            }
+            9 => {
+                // Its subnets, its own addresses and whether the CNI announces pods: each judges addresses of pods.
+                let mut own = Node { announces_pods: below(2) > 0, ..node(1) };
+                own.pod_subnets = vec![net(if below(4) > 0 { "10.244.1.0/24" } else { "10.244.1.0/31" })];
+                own.host_cidrs.extend((below(3) == 0).then(|| net("10.244.1.1/24")));
+                Change::Nodes(Update::Changed("n1".into(), Arc::new(own)))
+            }
+            _ => {
+                let address = ip(&format!("10.244.1.{}", below(3)));
+                let said = |says: bool| says.then_some(address).into_iter().collect();
+                let pod = Pod {
+                    created: below(3).into(),
+                    starting: below(3) == 0,
+                    completed: below(5) == 0,
+                    terminating: below(4) == 0,
+                    reported: said(below(3) > 0),
+                    announced: said(below(2) > 0),
+                    surplus: below(2).into(),
+                    ..pod("10.244.1.1")
+                };
+                Change::Pods(Update::Changed(key(&name), pod))
+            }
+        };
+        compiler.apply(change);
+        if below(3) > 0 {
+            let view = compiler.view().clone();
+            let (state, _) = compiler.compile().expect("the own node is known");
+            let Desired { state: expected, mut selection, refused: all, .. } =
+                desired(&view, &settings()).expect("likewise");
+            assert_eq!(*state, expected, "round {round}");
+            refused += all.len();
+            let all = all.into_values().flatten().chain(selection.network().surplus(&view));
+            assert_eq!(compiler.refused(), all.collect(), "round {round}");
+            let whole = selection.standby(&view, view.pods.keys());
+            told += whole.len();
+            assert_eq!(*compiler.standby(), whole, "round {round}");
+        }
+    }
+    assert!(told > 100, "pods of several objects have been played");
+    assert!(refused > 100, "and addresses that no pod gets: {refused}");
+}
+
+/// What the CNI has given a pod counts before and against what the kubelet reports, whichever is heard of first, and until the
+/// pod is gone.
+#[test]
+fn what_the_cni_gave_a_pod_counts_before_it_is_reported() {
+    let mut compiler = Compiler::new(settings());
+    let ClusterView { objects, namespaces, nodes, .. } =
+        view(vec![object("a", &["172.18.0.100"], &[("n1", "172.18.0.100")])], Vec::new());
+    compiler.apply(Change::Objects(Update::Replaced(objects)));
+    compiler.apply(Change::Namespaces(Update::Replaced(namespaces)));
+    compiler.apply(Change::Nodes(Update::Replaced(nodes)));
+    let bare = |uid: &str| {
+        let nothing = BTreeSet::new();
+        Pod { uid: uid.into(), reported: nothing.clone(), announced: nothing, starting: true, ..pod("10.244.1.10") }
+    };
+    let of = |last: u8| BTreeSet::from([ip(&format!("10.244.1.{last}"))]);
+    let given = |name: &str, last: u8| Attach { pod: key(name), uid: name.into(), addresses: of(last) };
+    let put = |name: &str, pod: Pod| Change::Pods(Update::Changed(key(name), pod));
+    let owner = |compiler: &mut Compiler, last: u8| {
+        let state = compiler.compile().expect("the own node is known").0;
+        state.owners.get(&ip(&format!("10.244.1.{last}"))).copied()
+    };
+    let is = |uid: &str| Some(PodOwner::of(uid));
+    // The plugin is faster than the watch.
+    compiler.attach(&given("one", 10));
+    assert_eq!(owner(&mut compiler, 10), None);
+    assert_eq!(compiler.desired().map(|state| state.on_unknown_pod), Some(Some(OnUnknownPod::PassWhileFollowed)));
+    compiler.apply(put("one", bare("one")));
+    assert_eq!(owner(&mut compiler, 10), is("one"));
+    let on_unknown = |compiler: &Compiler| compiler.desired().and_then(|state| state.on_unknown_pod);
+    assert_eq!(on_unknown(&compiler), Some(OnUnknownPod::PassWhileFollowed), "its address is known");
+    // And slower.
+    compiler.apply(put("two", bare("two")));
+    assert_eq!(owner(&mut compiler, 11), None);
+    assert_eq!(on_unknown(&compiler), Some(OnUnknownPod::Drop));
+    compiler.attach(&given("two", 11));
+    assert_eq!(owner(&mut compiler, 11), is("two"));
+    assert_eq!(on_unknown(&compiler), Some(OnUnknownPod::PassWhileFollowed));
+    // A sandbox is made anew: the kubelet still reports the former address, which another pod gets.
+    compiler.apply(put("one", Pod { starting: false, reported: of(10), ..bare("one") }));
+    compiler.attach(&given("one", 12));
+    assert_eq!((owner(&mut compiler, 10), owner(&mut compiler, 12)), (None, is("one")));
+    compiler.attach(&given("three", 12));
+    compiler.apply(put("three", bare("three")));
+    assert_eq!((owner(&mut compiler, 10), owner(&mut compiler, 12)), (is("one"), is("three")), "the last word");
+    // Whole lists change nothing of it, and a pod takes what was said of it along.
+    let listed = [("one", Pod { reported: of(10), ..bare("one") }), ("two", bare("two")), ("three", bare("three"))];
+    let listed = listed.into_iter().map(|(name, pod)| (key(name), pod)).collect();
+    compiler.apply(Change::Pods(Update::Replaced(listed)));
+    assert_eq!((owner(&mut compiler, 11), owner(&mut compiler, 12)), (is("two"), is("three")));
+    compiler.apply(Change::Pods(Update::Removed(key("two"))));
+    compiler.apply(put("two", bare("two")));
+    assert_eq!(owner(&mut compiler, 11), None);
+}

@@ -1,0 +1,446 @@
+//! The ordered actions that lead from the actual to the desired state.
+//!
+//! After every prefix of a plan each flow of a selected pod leaves with an address that its object had before or has
+//! after, or is dropped. The order that gives this:
+//!
+//! 1. new pods that nothing selects are known, and unknown pods are dropped, where that is desired;
+//! 2. node addresses and prefixes come, the longest prefix first, so that no lookup sees a value of neither side;
+//! 3. what this node was to take over and is not any more it takes no more; what is ready to be taken over by another node
+//!    is handed over, and this node is made ready for what comes from another;
+//! 4. addresses come that nobody has to give up before (gateway side before steering);
+//! 5. addresses go that stand in the way of another claim: steering first, then the claim, then its flows;
+//! 6. the addresses that waited for them come;
+//! 7. pods that leave an object whose policy grows are parked, then policies change, those that lose an address first,
+//!    and what they lost is cut;
+//! 8. pods change, their old flows are cut;
+//! 9. policies go, then the remaining addresses (steering before gateway side), and what other nodes have sent by these
+//!    until then is cut;
+//! 10. hand-overs end that are over;
+//! 11. prefixes go, the shortest first, then node addresses;
+//! 12. unknown pods pass, where that is desired.
+//!
+//! A cut comes behind the change that makes it due. A plan that ends between the two is made up for by who observes the
+//! state next and cuts what that state does not permit (`Action::CutOrphans`), before it plans anew. A cut walks whole maps,
+//! and one walk serves any number of cuts, so those of several pods stand one behind the other, after all the writes that
+//! make them due: no pod's flows are another pod's business.
+//!
+//! The order is a matter of this node alone; that an address which moves between nodes is answered for by one of them
+//! at a time is the hand-over's business.
+
+pub mod capacity;
+pub mod compile;
+pub mod desired;
+pub mod executor;
+#[cfg(any(test, feature = "testing"))]
+pub mod reference;
+pub mod refusal;
+pub mod step;
+pub mod unserved;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use egress_common::abi::MAX_SLOTS;
+use ipnet::IpNet;
+
+use crate::model::state::{
+    Action, Course, EgressId, Family, KernelState, OnUnknownPod, Place, PodState, Policy, Slot, WhenEmpty,
+};
+use crate::model::view::Addresses;
+use crate::plan::desired::family_of;
+use crate::plan::step::step;
+use crate::selection::NOT_NUMBERED;
+
+/// The whole difference.
+pub fn plan(actual: &KernelState, desired: &KernelState) -> Vec<Action> {
+    let mut plan = Planner { state: actual.clone(), actual, desired, actions: Vec::new(), cut: BTreeSet::new() };
+    plan.introduce_pods();
+    plan.unknown_pods(OnUnknownPod::Drop);
+    plan.add_places();
+    plan.end_taking();
+    plan.hand_over();
+    plan.own_free();
+    plan.disown_blocking();
+    plan.own_rest();
+    plan.park_pods();
+    plan.put_policies();
+    let pods = actual.pods.keys().chain(desired.pods.keys()).chain(actual.exposed.keys());
+    plan.change_pods(pods.copied().collect::<BTreeSet<_>>());
+    plan.remove_policies();
+    plan.disown_rest();
+    plan.end_moving();
+    plan.remove_places();
+    plan.unknown_pods(OnUnknownPod::PassWhileFollowed);
+    plan.unknown_pods(OnUnknownPod::Pass);
+    plan.actions
+}
+
+/// Changes of pods: what is done at once, the cuts that are due by it, and what must find them done.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Parted {
+    pub at_once: Vec<Action>,
+    /// By the address whose they are.
+    pub cuts: BTreeMap<IpAddr, Action>,
+    /// Likewise.
+    pub behind: Vec<(IpAddr, Action)>,
+}
+
+impl Parted {
+    /// Enters what one address needs, in its order.
+    fn enter(&mut self, address: IpAddr, actions: Vec<Action>) {
+        for action in actions {
+            if action.is_cut() {
+                self.cuts.insert(address, action);
+            } else if self.cuts.contains_key(&address) {
+                self.behind.push((address, action));
+            } else {
+                self.at_once.push(action);
+            }
+        }
+    }
+
+    /// All of it, in an order that serves.
+    pub fn into_actions(self) -> impl Iterator<Item = Action> {
+        let behind = self.behind.into_iter().map(|(_, action)| action);
+        self.at_once.into_iter().chain(self.cuts.into_values()).chain(behind)
+    }
+}
+
+/// The difference of these addresses only; nothing else may differ in a way that concerns them.
+pub fn plan_addresses(actual: &KernelState, desired: &KernelState, addresses: &Addresses) -> Parted {
+    let services = addresses.services.iter().filter_map(|address| change_host_prefix(actual, desired, *address));
+    let policies = missing_policies(actual, desired, &addresses.pods);
+    let mut parted = Parted { at_once: services.chain(policies).collect(), ..Parted::default() };
+    for address in &addresses.pods {
+        parted.enter(*address, change_pod(actual, desired, *address));
+    }
+    parted
+}
+
+/// The policies of objects that have no pod here yet: ahead of it. One that has an address here is the whole plan's.
+fn missing_policies(actual: &KernelState, desired: &KernelState, pods: &BTreeSet<IpAddr>) -> Vec<Action> {
+    let selecting: BTreeSet<EgressId> = pods
+        .iter()
+        .filter_map(|address| match desired.pods.get(address)? {
+            PodState::Selected(id) => Some(*id),
+            PodState::Known => None,
+        })
+        .filter(|id| !desired.owned.contains_key(id))
+        .collect();
+    let keys = selecting.into_iter().flat_map(|id| [Family::V4, Family::V6].map(|family| (id, family)));
+    let missing = keys.filter(|key| !actual.policy.contains_key(key));
+    missing.filter_map(|key| Some(Action::PutPolicy(key.0, key.1, desired.policy.get(&key)?.clone()))).collect()
+}
+
+fn change_host_prefix(actual: &KernelState, desired: &KernelState, address: IpAddr) -> Option<Action> {
+    let host = IpNet::from(address);
+    match (actual.cluster.get(&host), desired.cluster.get(&host)) {
+        (old, new) if old == new => None,
+        (_, Some(new)) => Some(Action::PutPrefix(host, *new)),
+        (_, None) => Some(Action::RemovePrefix(host)),
+    }
+}
+
+/// Before anything else of the pod: at an address that gets another pod the former one's ports mean nothing.
+fn change_exposed(actual: &KernelState, desired: &KernelState, address: IpAddr) -> Vec<Action> {
+    let none = BTreeSet::new();
+    let of = |state: &'_ KernelState| state.exposed.get(&address).cloned().unwrap_or_default();
+    let (old, new) = match desired.pods.contains_key(&address) {
+        true => (of(actual), of(desired)),
+        false => (of(actual), none),
+    };
+    let gone = old.difference(&new).map(|port| Action::Conceal(address, *port));
+    gone.chain(new.difference(&old).map(|port| Action::Expose(address, *port))).collect()
+}
+
+fn change_pod(actual: &KernelState, desired: &KernelState, address: IpAddr) -> Vec<Action> {
+    let mut actions = change_exposed(actual, desired, address);
+    let old = actual.pods.get(&address);
+    let Some(new) = desired.pods.get(&address) else {
+        actions.extend(old.into_iter().flat_map(|old| forget_pod(address, *old)));
+        return actions;
+    };
+    let (had, has) = (actual.owners.get(&address), desired.owners.get(&address));
+    let is_handed_over = old.is_some() && had.is_some() && has.is_some() && had != has;
+    if old != Some(new) {
+        actions.push(Action::PutPod(address, *new));
+    }
+    // A pod that is gone, whose address is kept from whoever still sends from it (`ClusterView::departed`). Should the cut fail,
+    // the next pod's is one too: its owner is another.
+    let is_departed = *new == PodState::Selected(NOT_NUMBERED) && has.is_none();
+    match old {
+        _ if is_handed_over => actions.push(Action::CutPod(address)),
+        Some(_) if is_departed && old != Some(new) => actions.push(Action::CutPod(address)),
+        Some(PodState::Selected(id)) if old != Some(new) && *id != NOT_NUMBERED => {
+            actions.push(Action::CutPodFlows(address, *id));
+        }
+        _ => {}
+    }
+    // Last, so that a cut that failed is seen to be due again.
+    if let Some(owner) = has.filter(|_| had != has) {
+        actions.push(Action::PutOwner(address, *owner));
+    }
+    actions
+}
+
+/// A pod that is gone. Its entry goes last, so that a cut that failed, or that a killed agent never came to, is seen to be
+/// due again; parked meanwhile, it begins no flow behind the cut.
+fn forget_pod(address: IpAddr, old: PodState) -> Vec<Action> {
+    let parked = PodState::Selected(NOT_NUMBERED);
+    let parks = matches!(old, PodState::Selected(_)) && old != parked;
+    let park = parks.then_some(Action::PutPod(address, parked));
+    park.into_iter().chain([Action::CutPod(address), Action::RemovePod(address)]).collect()
+}
+
+struct Planner<'a> {
+    actual: &'a KernelState,
+    desired: &'a KernelState,
+    /// The actual state after the actions so far.
+    state: KernelState,
+    actions: Vec<Action>,
+    /// Whose lost addresses have been cut.
+    cut: BTreeSet<(EgressId, Family)>,
+}
+
+impl Planner<'_> {
+    fn push(&mut self, action: Action) {
+        step(&mut self.state, &action);
+        self.actions.push(action);
+    }
+
+    /// New pods that nothing selects come first: the rest may wait for the network, and they have no part in it.
+    fn introduce_pods(&mut self) {
+        for (address, pod) in &self.desired.pods {
+            if *pod == PodState::Known && !self.actual.pods.contains_key(address) {
+                self.push(Action::PutPod(*address, *pod));
+            }
+        }
+    }
+
+    fn unknown_pods(&mut self, on: OnUnknownPod) {
+        if self.desired.on_unknown_pod == Some(on) && self.state.on_unknown_pod != Some(on) {
+            self.push(Action::SetUnknownPods(on));
+        }
+    }
+
+    fn add_places(&mut self) {
+        let desired = self.desired;
+        for (address, node) in &desired.nodes {
+            if self.state.nodes.get(address) != Some(node) {
+                self.push(Action::PutNode(*address, *node));
+            }
+        }
+        for prefix in longest_first(desired.cluster.keys()) {
+            let value = desired.cluster[&prefix];
+            if self.state.cluster.get(&prefix) != Some(&value) {
+                self.push(Action::PutPrefix(prefix, value));
+            }
+        }
+    }
+
+    fn remove_places(&mut self) {
+        for prefix in longest_first(self.actual.cluster.keys()).into_iter().rev() {
+            if !self.desired.cluster.contains_key(&prefix) {
+                self.push(Action::RemovePrefix(prefix));
+            }
+        }
+        for address in self.actual.nodes.keys().filter(|a| !self.desired.nodes.contains_key(*a)) {
+            self.push(Action::RemoveNode(*address));
+        }
+    }
+
+    fn hand_over(&mut self) {
+        for (id, moving) in &self.desired.moving {
+            let is_held = moving.course == Course::Leaving && self.state.owned.get(id) == Some(&moving.address);
+            if is_held || self.state.moving.get(id) != Some(moving) {
+                self.push(Action::PutMoving(*id, *moving));
+            }
+        }
+    }
+
+    /// Addresses that this node neither owns nor is to own: nothing is to be given them any more.
+    fn end_taking(&mut self) {
+        for (id, moving) in &self.actual.moving {
+            let has = |state: &KernelState| state.owned.get(id) == Some(&moving.address);
+            let goes = !self.desired.moving.contains_key(id) && !has(self.actual) && !has(self.desired);
+            if moving.is_taken() && goes {
+                self.push(Action::EndMoving(*id, moving.address));
+            }
+        }
+    }
+
+    fn end_moving(&mut self) {
+        for (id, moving) in &self.actual.moving {
+            if !self.desired.moving.contains_key(id) && self.state.moving.contains_key(id) {
+                self.push(Action::EndMoving(*id, moving.address));
+            }
+        }
+    }
+
+    /// Claims of objects that own nothing here, on addresses that no other object has here.
+    fn own_free(&mut self) {
+        let taken: BTreeSet<IpAddr> = self.actual.owned.values().copied().collect();
+        for (id, address) in &self.desired.owned {
+            if !self.state.owned.contains_key(id) && !taken.contains(address) {
+                self.push(Action::Own(*id, *address));
+            }
+        }
+    }
+
+    fn own_rest(&mut self) {
+        for (id, address) in &self.desired.owned {
+            if self.state.owned.get(id) != Some(address) {
+                self.push(Action::Own(*id, *address));
+            }
+        }
+    }
+
+    /// Gives up what another claim waits for: the object is to own another address, or another object this one.
+    fn disown_blocking(&mut self) {
+        let wanted: BTreeSet<IpAddr> = self.desired.owned.values().copied().collect();
+        for (id, address) in &self.actual.owned {
+            let wants = self.desired.owned.get(id);
+            if wants == Some(address) || (wants.is_none() && !wanted.contains(address)) {
+                continue;
+            }
+            self.shrink(*id, family_of(*address), Some(*address));
+            self.disown(*id, *address);
+        }
+    }
+
+    /// Other nodes may go on sending until the claim has ended, so the cut comes behind it, also where there has been one.
+    fn disown(&mut self, id: EgressId, address: IpAddr) {
+        self.push(Action::Disown(id, address));
+        // What is on its way back here is taken on from the node that has it.
+        if let Some(moving) = self.desired.moving.get(&id).filter(|moving| self.state.moving.get(&id) != Some(moving)) {
+            self.push(Action::PutMoving(id, *moving));
+        }
+        self.cut.remove(&(id, family_of(address)));
+        self.cut_lost(id, family_of(address));
+    }
+
+    /// Reduces a policy to the addresses that the object keeps, where they are served by now. New addresses wait until pods
+    /// that leave the object are parked.
+    fn shrink(&mut self, id: EgressId, family: Family, without: Option<IpAddr>) {
+        let Some(policy) = self.state.policy.get(&(id, family)) else { return };
+        let owned = self.state.owned.get(&id).filter(|owned| Some(**owned) != without);
+        let kept = |slot: &&Slot| {
+            let served = slot.place != Place::Here || owned == Some(&slot.address);
+            served && policy.slots.iter().any(|old| old.address == slot.address)
+        };
+        let desired = self.desired.policy.get(&(id, family));
+        let slots: Vec<Slot> = desired.into_iter().flat_map(|d| d.slots.iter().filter(kept)).copied().collect();
+        // The others of those that the object keeps: their flows wait.
+        let is_kept = |address: &IpAddr| !slots.iter().any(|slot| slot.address == *address);
+        let pending: BTreeSet<IpAddr> = desired.into_iter().flat_map(Policy::addresses).filter(is_kept).collect();
+        let pending: Vec<IpAddr> = pending.into_iter().take(MAX_SLOTS - slots.len().min(MAX_SLOTS)).collect();
+        let leaks = slots.is_empty() && policy.when_empty != WhenEmpty::Drop;
+        let forgets = policy.pending.iter().any(|address| !pending.contains(address));
+        if slots != policy.slots || leaks || forgets {
+            self.push(Action::PutPolicy(id, family, Policy { slots, pending, when_empty: WhenEmpty::Drop }));
+        }
+    }
+
+    /// Pods that leave an object must not see what the object gets now: its ID may mean another object by now.
+    fn park_pods(&mut self) {
+        let grows = |id: &EgressId| {
+            [Family::V4, Family::V6].iter().any(|family| {
+                let key = (*id, *family);
+                let (old, new) = (self.actual.policy.get(&key), self.desired.policy.get(&key));
+                new.is_some_and(|new| old.is_none_or(|old| gains(old, new)))
+            })
+        };
+        let growing: BTreeSet<EgressId> = self.desired.policy.keys().map(|(id, _)| *id).filter(grows).collect();
+        let mut parted = Parted::default();
+        for (address, pod) in &self.actual.pods {
+            let PodState::Selected(id) = pod else { continue };
+            if self.desired.pods.get(address) != Some(pod) && growing.contains(id) {
+                let park = Action::PutPod(*address, PodState::Selected(NOT_NUMBERED));
+                parted.enter(*address, vec![park, Action::CutPodFlows(*address, *id)]);
+            }
+        }
+        parted.into_actions().for_each(|action| self.push(action));
+    }
+
+    /// Policies that have what another object gets give it up first; so does a policy that is to go although a pod joins
+    /// its ID.
+    fn put_policies(&mut self) {
+        let desired = self.desired;
+        let joined: BTreeSet<&PodState> = desired.pods.values().collect();
+        let wanted: BTreeSet<IpAddr> = desired.policy.values().flat_map(served).collect();
+        for (id, family) in self.actual.policy.keys() {
+            let goes = !desired.policy.contains_key(&(*id, *family)) && joined.contains(&PodState::Selected(*id));
+            if goes || !self.lost(*id, *family).is_disjoint(&wanted) {
+                self.shrink(*id, *family, None);
+                self.cut_lost(*id, *family);
+            }
+        }
+        for ((id, family), policy) in &desired.policy {
+            if self.state.policy.get(&(*id, *family)) != Some(policy) {
+                self.push(Action::PutPolicy(*id, *family, policy.clone()));
+                self.cut_lost(*id, *family);
+            }
+        }
+    }
+
+    fn change_pods(&mut self, addresses: BTreeSet<IpAddr>) {
+        let mut parted = Parted::default();
+        for address in addresses {
+            parted.enter(address, change_pod(&self.state, self.desired, address));
+        }
+        parted.into_actions().for_each(|action| self.push(action));
+    }
+
+    fn remove_policies(&mut self) {
+        for (id, family) in self.actual.policy.keys().filter(|key| !self.desired.policy.contains_key(key)) {
+            self.push(Action::RemovePolicy(*id, *family));
+            self.cut_lost(*id, *family);
+        }
+    }
+
+    fn disown_rest(&mut self) {
+        for (id, address) in &self.actual.owned {
+            if !self.desired.owned.contains_key(id) && self.state.owned.contains_key(id) {
+                self.disown(*id, *address);
+            }
+        }
+    }
+
+    /// Cuts what the object has lost by now, once.
+    fn cut_lost(&mut self, id: EgressId, family: Family) {
+        let lost = self.lost(id, family);
+        if !lost.is_empty() && self.cut.insert((id, family)) {
+            self.push(Action::CutFlows(id, lost));
+        }
+    }
+
+    /// The addresses that the object has in the actual state and no longer in the desired one. A claim counts, whose policy
+    /// a former plan may not have come to, or have removed.
+    fn lost(&self, id: EgressId, family: Family) -> BTreeSet<IpAddr> {
+        let of = |state: &KernelState| -> BTreeSet<IpAddr> {
+            let listed = state.policy.get(&(id, family)).into_iter().flat_map(Policy::addresses);
+            let claimed = state.owned.get(&id).copied().filter(|address| family_of(*address) == family);
+            listed.chain(claimed).collect()
+        };
+        of(self.actual).difference(&of(self.desired)).copied().collect()
+    }
+}
+
+fn served(policy: &Policy) -> impl Iterator<Item = IpAddr> {
+    policy.slots.iter().map(|slot| slot.address)
+}
+
+/// Does the new policy let traffic do anything that the old one does not?
+fn gains(old: &Policy, new: &Policy) -> bool {
+    let leaks = |policy: &Policy| policy.slots.is_empty() && policy.when_empty != WhenEmpty::Drop;
+    new.slots.iter().any(|slot| !old.slots.contains(slot)) || (leaks(new) && !leaks(old))
+}
+
+fn longest_first<'a>(prefixes: impl Iterator<Item = &'a IpNet>) -> Vec<IpNet> {
+    let mut prefixes: Vec<IpNet> = prefixes.copied().collect();
+    prefixes.sort_by_key(|prefix| std::cmp::Reverse(prefix.prefix_len()));
+    prefixes
+}
+
+#[cfg(test)]
+mod tests;

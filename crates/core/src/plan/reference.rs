@@ -1,0 +1,198 @@
+//! A reference of what a kernel does with a prefix of a plan, and random states to plan between: what tests judge plans by.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use super::*;
+use crate::model::samples::{ip, net};
+use crate::model::state::{NodeAddress, PodOwner, Prefix, PrefixKind, TunnelEndpoint};
+
+/// What may happen to a new flow of a pod towards the world.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Fate {
+    Dropped,
+    NodeAddress,
+    Leaves(IpAddr),
+}
+
+/// The kernel in miniature: all fates that flows of the pod may have.
+pub fn fates(state: &KernelState, pod: IpAddr) -> BTreeSet<Fate> {
+    let fate = match state.pods.get(&pod) {
+        None if matches!(state.on_unknown_pod, Some(OnUnknownPod::Pass | OnUnknownPod::PassWhileFollowed)) => {
+            Fate::NodeAddress
+        }
+        None => Fate::Dropped,
+        Some(PodState::Known) => Fate::NodeAddress,
+        Some(PodState::Selected(id)) => match state.policy.get(&(*id, family_of(pod))) {
+            None => Fate::Dropped,
+            Some(policy) if policy.slots.is_empty() => match policy.when_empty {
+                WhenEmpty::Drop => Fate::Dropped,
+                WhenEmpty::NodeAddress | WhenEmpty::NotListed => Fate::NodeAddress,
+            },
+            Some(policy) => {
+                let served = |slot: &&Slot| slot.place != Place::Here || state.owned.get(id) == Some(&slot.address);
+                return policy.slots.iter().filter(served).map(|slot| Fate::Leaves(slot.address)).collect();
+            }
+        },
+    };
+    BTreeSet::from([fate])
+}
+
+pub fn family_of(address: IpAddr) -> Family {
+    crate::plan::desired::family_of(address)
+}
+
+/// Marsaglia's xorshift: small, and the seed replays the case.
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn below(&mut self, n: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % n
+    }
+
+    fn one_of<T: Copy>(&mut self, items: &[T]) -> T {
+        let n = self.below(items.len() as u64);
+        items[usize::try_from(n).expect("a small number")]
+    }
+}
+
+pub const PODS: [&str; 4] = ["10.244.1.10", "10.244.1.11", "fd00:10:244:1::10", "fd00:10:244:1::11"];
+pub const ADDRESSES: [&str; 6] =
+    ["172.18.0.100", "172.18.0.101", "172.18.0.102", "172.18.0.103", "fd00:172:18::100", "fd00:172:18::101"];
+pub const PREFIXES: [&str; 4] = ["203.0.0.0/8", "203.0.113.0/24", "203.0.113.10/32", "203.0.0.0/16"];
+pub const ENDPOINTS: [&str; 2] = ["172.18.0.3", "172.18.0.4"];
+
+/// A state as a desired state may be: one object per address, one address per object here, and that one owned.
+pub fn random_state(random: &mut Random) -> KernelState {
+    let mut state = KernelState {
+        on_unknown_pod: Some(random.one_of(&[OnUnknownPod::Drop, OnUnknownPod::Pass, OnUnknownPod::PassWhileFollowed])),
+        ..KernelState::default()
+    };
+    let ids = [EgressId(1), EgressId(2), EgressId(3)];
+    for id in ids.into_iter().filter(|_| random.below(4) > 0).collect::<Vec<_>>() {
+        for family in [Family::V4, Family::V6] {
+            let when_empty = random.one_of(&[WhenEmpty::Drop, WhenEmpty::NodeAddress, WhenEmpty::NotListed]);
+            state.policy.insert((id, family), Policy { slots: Vec::new(), pending: Vec::new(), when_empty });
+        }
+    }
+    for address in ADDRESSES.map(ip) {
+        let id = random.one_of(&ids);
+        let here = random.below(2) == 0 && !state.owned.contains_key(&id);
+        let remote = Place::Remote(TunnelEndpoint(ip(random.one_of(&ENDPOINTS))));
+        let Some(policy) = state.policy.get_mut(&(id, family_of(address))) else { continue };
+        match random.below(6) {
+            0 => continue,
+            1 => {
+                policy.pending.push(address);
+                continue;
+            }
+            _ => {}
+        }
+        if here {
+            state.owned.insert(id, address);
+        }
+        policy.slots.push(Slot { address, place: if here { Place::Here } else { remote } });
+    }
+    for pod in PODS.map(ip) {
+        let selected = PodState::Selected(random.one_of(&[ids[0], ids[1], ids[2], NOT_NUMBERED]));
+        if random.below(4) > 0 {
+            state.pods.insert(pod, if random.below(4) > 0 { selected } else { PodState::Known });
+        }
+    }
+    for pod in state.pods.keys() {
+        state.owners.insert(*pod, random.one_of(&[PodOwner(1), PodOwner(2)]));
+    }
+    for prefix in PREFIXES.map(net) {
+        let kind = random.one_of(&[PrefixKind::Excluded, PrefixKind::Service, PrefixKind::Join]);
+        if random.below(2) > 0 {
+            state.cluster.insert(prefix, Prefix { kind, node: None });
+        }
+    }
+    for endpoint in ENDPOINTS.map(ip) {
+        if random.below(2) > 0 {
+            let own = random.below(2) > 0;
+            state.nodes.insert(endpoint, NodeAddress { own, node: TunnelEndpoint(endpoint) });
+        }
+    }
+    state
+}
+
+pub fn lookup(cluster: &BTreeMap<IpNet, Prefix>, address: IpAddr) -> Option<Prefix> {
+    let hits = cluster.iter().filter(|(prefix, _)| prefix.contains(&address));
+    hits.max_by_key(|(prefix, _)| prefix.prefix_len()).map(|(_, value)| *value)
+}
+
+/// What holds in every state that a plan passes through.
+pub fn check(old: &KernelState, now: &KernelState, new: &KernelState) {
+    for pod in PODS.map(ip) {
+        let mut allowed = fates(old, pod);
+        allowed.extend(fates(new, pod));
+        allowed.insert(Fate::Dropped);
+        let fates = fates(now, pod);
+        assert!(fates.is_subset(&allowed), "{pod} gets {fates:?}, allowed {allowed:?}");
+    }
+    for address in ["203.0.113.10", "203.0.113.11", "203.0.5.5", "203.5.5.5"].map(ip) {
+        let found = lookup(&now.cluster, address);
+        assert!([lookup(&old.cluster, address), lookup(&new.cluster, address)].contains(&found), "{address}");
+    }
+    let owned: BTreeSet<_> = now.owned.values().collect();
+    assert_eq!(owned.len(), now.owned.len(), "two objects own one address");
+    for ((id, _), policy) in &now.policy {
+        let here = policy.slots.iter().filter(|slot| slot.place == Place::Here);
+        for slot in here {
+            assert_eq!(now.owned.get(id), Some(&slot.address), "steered here before it is owned");
+        }
+    }
+}
+
+/// What holds for single actions.
+pub fn check_action(now: &KernelState, action: &Action, cut: &BTreeSet<(EgressId, IpAddr)>, old: &KernelState) {
+    match action {
+        Action::Own(id, address) => {
+            assert!(!now.owned.contains_key(id), "{id:?} must give up its address first");
+            assert!(!now.owned.values().any(|owned| owned == address), "{address} is still owned");
+        }
+        Action::Disown(id, address) => assert_eq!(now.owned.get(id), Some(address)),
+        Action::PutPolicy(id, family, policy) => {
+            for slot in &policy.slots {
+                let others = old.policy.iter().filter(|(key, _)| **key != (*id, *family));
+                for ((other, _), _) in others.filter(|(_, p)| p.slots.iter().any(|s| s.address == slot.address)) {
+                    assert!(cut.contains(&(*other, slot.address)), "{} comes before it is cut", slot.address);
+                }
+            }
+        }
+        _ => {}
+    }
+}
+
+/// A flow of a pod of this node, or, where that is `None`, of another's: with this object, and this address.
+pub type Flow = (Option<IpAddr>, EgressId, IpAddr);
+
+/// What a pod of another node may have begun here by now: that node's policy may be ahead of this one's, or behind it.
+pub fn begun_from_elsewhere(state: &KernelState) -> BTreeSet<Flow> {
+    state.owned.iter().map(|(id, address)| (None, *id, *address)).collect()
+}
+
+/// Everything that goes on in this state.
+pub fn running(state: &KernelState) -> BTreeSet<Flow> {
+    let slots = || state.policy.iter().flat_map(|((id, _), policy)| policy.addresses().map(|address| (*id, address)));
+    let pods = || PODS.map(ip).into_iter().map(Some).chain([None]);
+    let all = slots().flat_map(|(id, address)| pods().map(move |pod| (pod, id, address)));
+    let is_one_family = |flow: &Flow| flow.0.is_none_or(|pod| pod.is_ipv4() == flow.2.is_ipv4());
+    all.filter(|flow| is_one_family(flow) && state.permits(flow.0, flow.1, flow.2)).collect()
+}
+
+/// Performs an action on state and flows.
+pub fn perform(state: &mut KernelState, flows: &mut BTreeSet<Flow>, action: &Action) {
+    flows.retain(|(pod, id, address)| match action {
+        Action::CutFlows(of, lost) => of != id || !lost.contains(address),
+        Action::CutPodFlows(of, from) => Some(*of) != *pod || from != id,
+        Action::CutPod(of) => Some(*of) != *pod,
+        Action::CutOrphans => state.permits(*pod, *id, *address),
+        _ => true,
+    });
+    step(state, action);
+}

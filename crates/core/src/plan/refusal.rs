@@ -1,0 +1,155 @@
+//! What follows where the kernel refuses one entry of a plan: its map is full, the kernel has no memory, or it does not take
+//! this value. Pure.
+//!
+//! The entry is left out, and the rest of the plan is done. What plans promise holds all the same:
+//!
+//! | refused | what holds then |
+//! |---|---|
+//! | a pod, new or changed | it is unknown, and unknown pods are dropped while a selected one is among them |
+//! | a policy, new or changed | its pods are dropped (`no_policy`) |
+//! | a claim | its slot is withheld from the policy, and its flows wait ([`crate::ownership::holdings::withhold`]) |
+//! | a hand-over | it is done without: what comes between is dropped |
+//! | a port by which a pod is reached from outside | datagrams for it are taken for the pod's own traffic |
+//! | a pod's owner | it is noted later; until then its cut is seen to be due again |
+//! | a prefix, a node's address | as before: a destination that no entry has is judged by the next shorter prefix, at last as the world |
+//!
+//! The last row does not fail closed, so nothing that tenants fill may take the room of nodes and pod subnets
+//! ([`crate::plan::capacity`]).
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+
+use crate::model::state::{Action, EgressId, Family, KernelState, OnUnknownPod, PodState, Port};
+
+/// What one action writes and the kernel may refuse.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Entry {
+    Pod(IpAddr),
+    Owner(IpAddr),
+    Exposed(IpAddr, Port),
+    Policy(EgressId, Family),
+    Claim(EgressId),
+    Moving(EgressId),
+    Prefix(IpNet),
+    Node(IpAddr),
+    /// Never refused by the kernel; kept from passing while a selected pod is unknown.
+    UnknownPods,
+}
+
+/// The maps that may refuse an entry of a plan.
+pub const MAPS: [&str; 7] = ["pods", "exposed", "policy", "owned", "moving", "cluster", "nodes"];
+
+impl Entry {
+    /// What the action writes. `None` for removals and cuts: where these fail it is the kernel that fails.
+    pub fn of(action: &Action) -> Option<Self> {
+        Some(match action {
+            Action::SetUnknownPods(_) => Self::UnknownPods,
+            Action::PutPod(address, _) => Self::Pod(*address),
+            Action::PutOwner(address, _) => Self::Owner(*address),
+            Action::Expose(address, port) => Self::Exposed(*address, *port),
+            Action::PutPolicy(id, family, _) => Self::Policy(*id, *family),
+            Action::Own(id, _) => Self::Claim(*id),
+            Action::PutMoving(id, _) => Self::Moving(*id),
+            Action::PutPrefix(prefix, _) => Self::Prefix(*prefix),
+            Action::PutNode(address, _) => Self::Node(*address),
+            Action::RemoveNode(_)
+            | Action::RemovePrefix(_)
+            | Action::Disown(..)
+            | Action::EndMoving(..)
+            | Action::RemovePolicy(..)
+            | Action::RemovePod(_)
+            | Action::Conceal(..)
+            | Action::CutPod(_)
+            | Action::CutFlows(..)
+            | Action::CutPodFlows(..)
+            | Action::CutOrphans => return None,
+        })
+    }
+
+    /// The map that it is in, one of [`MAPS`].
+    pub fn map(&self) -> Option<&'static str> {
+        Some(match self {
+            Self::Pod(_) | Self::Owner(_) => "pods",
+            Self::Exposed(..) => "exposed",
+            Self::Policy(..) => "policy",
+            Self::Claim(_) => "owned",
+            Self::Moving(_) => "moving",
+            Self::Prefix(_) => "cluster",
+            Self::Node(_) => "nodes",
+            Self::UnknownPods => return None,
+        })
+    }
+
+    /// Whether both states hold the same of it.
+    pub fn is_same(&self, one: &KernelState, other: &KernelState) -> bool {
+        match self {
+            Self::Pod(address) => one.pods.get(address) == other.pods.get(address),
+            Self::Owner(address) => one.owners.get(address) == other.owners.get(address),
+            Self::Exposed(address, port) => {
+                let has = |state: &KernelState| state.exposed.get(address).is_some_and(|ports| ports.contains(port));
+                has(one) == has(other)
+            }
+            Self::Policy(id, family) => one.policy.get(&(*id, *family)) == other.policy.get(&(*id, *family)),
+            Self::Claim(id) => one.owned.get(id) == other.owned.get(id),
+            Self::Moving(id) => one.moving.get(id) == other.moving.get(id),
+            Self::Prefix(prefix) => one.cluster.get(prefix) == other.cluster.get(prefix),
+            Self::Node(address) => one.nodes.get(address) == other.nodes.get(address),
+            Self::UnknownPods => one.on_unknown_pod == other.on_unknown_pod,
+        }
+    }
+}
+
+impl fmt::Display for Entry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Pod(address) => write!(f, "pod address {address}"),
+            Self::Owner(address) => write!(f, "the owner of pod address {address}"),
+            Self::Exposed(address, port) => {
+                write!(f, "port {} of pod address {address} (protocol {})", port.number, port.protocol)
+            }
+            Self::Policy(id, family) => write!(f, "the addresses of egress ID {} ({family:?})", id.0),
+            Self::Claim(id) => write!(f, "the claim of egress ID {}", id.0),
+            Self::Moving(id) => write!(f, "the hand-over of egress ID {}", id.0),
+            Self::Prefix(prefix) => write!(f, "prefix {prefix}"),
+            Self::Node(address) => write!(f, "node address {address}"),
+            Self::UnknownPods => f.write_str("what becomes of unknown pods"),
+        }
+    }
+}
+
+/// What is done in place of an action that was refused in this state. An entry that cannot be changed goes, and so do its
+/// flows: no later plan could see that they are to be cut.
+pub fn instead(state: &KernelState, refused: &Action) -> Vec<Action> {
+    match refused {
+        Action::PutPod(address, pod) => {
+            let leaks = matches!(pod, PodState::Selected(_)) && state.on_unknown_pod != Some(OnUnknownPod::Drop);
+            let drop = leaks.then_some(Action::SetUnknownPods(OnUnknownPod::Drop));
+            let goes =
+                state.pods.contains_key(address).then_some([Action::RemovePod(*address), Action::CutPod(*address)]);
+            drop.into_iter().chain(goes.into_iter().flatten()).collect()
+        }
+        Action::PutPolicy(id, family, _) => match state.policy.get(&(*id, *family)) {
+            Some(policy) => {
+                let addresses: BTreeSet<IpAddr> = policy.addresses().collect();
+                vec![Action::RemovePolicy(*id, *family), Action::CutFlows(*id, addresses)]
+            }
+            None => Vec::new(),
+        },
+        _ => Vec::new(),
+    }
+}
+
+/// Whether the action must not be done while these are refused.
+pub fn waits<'a>(state: &KernelState, mut refused: impl Iterator<Item = &'a Action>, action: &Action) -> bool {
+    match action {
+        Action::SetUnknownPods(OnUnknownPod::Pass | OnUnknownPod::PassWhileFollowed) => {
+            refused.any(|action| matches!(action, Action::PutPod(_, PodState::Selected(_))))
+        }
+        // An entry that is not there has no owner.
+        Action::PutOwner(address, _) => !state.pods.contains_key(address),
+        _ => false,
+    }
+}

@@ -1,0 +1,235 @@
+//! Every prefix of plans between random states, judged by a small reference of what a kernel with that prefix does.
+
+use std::collections::BTreeMap;
+
+use super::reference::*;
+use super::*;
+use crate::model::samples::ip;
+use crate::model::state::PodOwner;
+
+fn check_plan(old: &KernelState, new: &KernelState) -> Vec<Action> {
+    let actions = plan(old, new);
+    let (mut now, mut cut, mut cut_pods, mut gone) = (old.clone(), BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
+    for action in &actions {
+        check_action(&now, action, &cut, old);
+        step(&mut now, action);
+        if let Action::CutFlows(id, addresses) = action {
+            cut.extend(addresses.iter().map(|address| (*id, *address)));
+            let still = now.policy.iter().filter(|((i, _), _)| i == id).flat_map(|(_, p)| p.addresses());
+            assert!(!{ still }.any(|a| addresses.contains(&a)), "cut while it is still steered");
+        }
+        if let Action::CutPodFlows(pod, id) = action {
+            assert_ne!(now.pods.get(pod), Some(&PodState::Selected(*id)), "cut while it is still selected");
+            cut_pods.insert((*pod, *id));
+        }
+        if let Action::CutPod(pod) = action {
+            gone.insert(*pod);
+        }
+        check(old, &now, new);
+    }
+    assert_eq!(&now, new, "the plan leads elsewhere");
+    for (pod, state) in &old.pods {
+        if let PodState::Selected(id) = state
+            && *id != NOT_NUMBERED
+            && new.pods.get(pod) != Some(state)
+        {
+            assert!(cut_pods.contains(&(*pod, *id)) || gone.contains(pod), "{pod} keeps the flows of {id:?}");
+        }
+        let owners = (old.owners.get(pod), new.owners.get(pod));
+        let is_gone = !new.pods.contains_key(pod) || matches!(owners, (Some(old), Some(new)) if old != new);
+        assert_eq!(gone.contains(pod), is_gone, "what is left of {pod} goes when it does");
+    }
+    actions
+}
+
+#[test]
+fn every_prefix_of_every_plan_is_safe() {
+    for seed in 1..=2_000_u64 {
+        let mut random = Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15));
+        let (mut old, new) = (random_state(&mut random), random_state(&mut random));
+        // Of some it has not been noted yet.
+        old.owners.retain(|_, _| random.below(4) > 0);
+        let outcome = std::panic::catch_unwind(|| {
+            let actions = check_plan(&old, &new);
+            assert_eq!(plan(&new, &new), [], "nothing is to do when nothing differs");
+            actions
+        });
+        let actions = outcome.unwrap_or_else(|_| panic!("seed {seed}\nold {old:#?}\nnew {new:#?}"));
+
+        // A new agent starts from what an interrupted plan has left.
+        let mut interrupted = old.clone();
+        let steps = usize::try_from(random.below(actions.len() as u64 + 1)).expect("a small number");
+        actions.iter().take(steps).for_each(|action| step(&mut interrupted, action));
+        check_plan(&interrupted, &random_state(&mut random));
+    }
+}
+
+/// As who starts without a memory does it.
+fn begin_anew(state: &mut KernelState, flows: &mut BTreeSet<Flow>, desired: &KernelState) {
+    perform(state, flows, &Action::CutOrphans);
+    for action in plan(state, desired) {
+        perform(state, flows, &action);
+    }
+}
+
+#[test]
+fn an_agent_that_is_killed_at_any_step_leaves_no_cut_undone() {
+    for seed in 1..=300_u64 {
+        let mut random = Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15));
+        let [old, new, newer] = [(); 3].map(|()| random_state(&mut random));
+        let actions = plan(&old, &new);
+        let (mut now, mut flows) = (old.clone(), running(&old));
+        actions.iter().for_each(|action| perform(&mut now, &mut flows, action));
+        let expected = flows;
+        assert!(expected.is_subset(&running(&new)), "seed {seed}: by a plan that nobody interrupts");
+        let (mut now, mut flows) = (old.clone(), running(&old));
+        for action in &actions {
+            flows.extend(begun_from_elsewhere(&now));
+            perform(&mut now, &mut flows, action);
+        }
+        assert!(flows.is_subset(&running(&new)), "seed {seed}: and while other nodes go on sending");
+        for steps in 0..=actions.len() {
+            let (mut now, mut flows) = (old.clone(), running(&old));
+            actions.iter().take(steps).for_each(|action| perform(&mut now, &mut flows, action));
+            let begun = begun_from_elsewhere(&now);
+            flows.extend(&begun);
+            let (mut other, mut others) = (now.clone(), flows.clone());
+            begin_anew(&mut now, &mut flows, &new);
+            let mut expected = expected.clone();
+            expected.extend(begun.intersection(&running(&new)));
+            assert_eq!(flows, expected, "seed {seed}, killed after {steps} of {actions:#?}");
+            // The cluster may have changed meanwhile.
+            begin_anew(&mut other, &mut others, &newer);
+            assert!(others.is_subset(&running(&newer)), "seed {seed}, killed after {steps}, then another change");
+        }
+    }
+}
+
+#[test]
+fn a_claim_permits_what_other_nodes_send_by_it() {
+    let (id, address, pod) = (EgressId(1), ip("172.18.0.100"), ip("10.244.1.10"));
+    let pods = BTreeMap::from([(pod, PodState::Selected(id))]);
+    let claimed = KernelState { pods, owned: BTreeMap::from([(id, address)]), ..KernelState::default() };
+    assert!(claimed.permits(None, id, address), "whose policy lists it");
+    assert!(!claimed.permits(Some(pod), id, address), "this node's does not");
+    assert!(!claimed.permits(None, EgressId(2), address) && !claimed.permits(None, id, ip("172.18.0.101")));
+    let released = KernelState { owned: BTreeMap::new(), ..claimed };
+    assert!(!released.permits(None, id, address), "neither stands");
+}
+
+#[test]
+fn an_address_that_moves_between_objects_here_is_given_up_first() {
+    let (address, here) = (ip("172.18.0.100"), Place::Here);
+    let with = |id: u32| KernelState {
+        owned: BTreeMap::from([(EgressId(id), address)]),
+        policy: [1, 2]
+            .map(|i| {
+                let slots = if i == id { vec![Slot { address, place: here }] } else { Vec::new() };
+                ((EgressId(i), Family::V4), Policy { slots, pending: Vec::new(), when_empty: WhenEmpty::Drop })
+            })
+            .into(),
+        ..KernelState::default()
+    };
+    let empty = Policy { slots: Vec::new(), pending: Vec::new(), when_empty: WhenEmpty::Drop };
+    let full = Policy { slots: vec![Slot { address, place: here }], pending: Vec::new(), when_empty: WhenEmpty::Drop };
+    let expected = [
+        Action::PutPolicy(EgressId(1), Family::V4, empty),
+        Action::Disown(EgressId(1), address),
+        Action::CutFlows(EgressId(1), BTreeSet::from([address])),
+        Action::Own(EgressId(2), address),
+        Action::PutPolicy(EgressId(2), Family::V4, full),
+    ];
+    assert_eq!(plan(&with(1), &with(2)), expected);
+}
+
+#[test]
+fn a_pod_event_is_one_write() {
+    let pod = ip(PODS[0]);
+    let mut random = Random(7);
+    let actual = random_state(&mut random);
+    let mut desired = actual.clone();
+    desired.pods.insert(pod, PodState::Known);
+    let expected = if actual.pods.contains_key(&pod) { 2 } else { 1 };
+    let one = Addresses { pods: BTreeSet::from([pod]), ..Addresses::default() };
+    let parts = || plan_addresses(&actual, &desired, &one).into_actions().collect::<Vec<_>>();
+    assert!(parts().len() <= expected);
+    assert_eq!(parts(), plan(&actual, &desired));
+}
+
+/// One walk serves all cuts that stand one behind the other.
+#[test]
+fn cuts_of_many_pods_stand_together() {
+    let pods: Vec<IpAddr> = (10..60).map(|last| ip(&format!("10.244.1.{last}"))).collect();
+    let all = |state| KernelState { pods: pods.iter().map(|pod| (*pod, state)).collect(), ..KernelState::default() };
+    let selected = PodState::Selected(EgressId(1));
+    for desired in [all(PodState::Known), all(PodState::Selected(EgressId(2))), KernelState::default()] {
+        let plan = plan(&all(selected), &desired);
+        let groups = plan.chunk_by(|one, next| one.is_cut() == next.is_cut());
+        let cuts: Vec<_> = groups.filter(|group| group.iter().any(Action::is_cut)).map(<[Action]>::len).collect();
+        assert_eq!(cuts, [pods.len()], "{desired:?}");
+    }
+}
+
+#[test]
+fn new_pods_that_nothing_selects_wait_for_nothing() {
+    let mut random = Random(11);
+    for _ in 0..200 {
+        let mut desired = random_state(&mut random);
+        desired.on_unknown_pod = Some(OnUnknownPod::Drop);
+        let known: Vec<_> = desired.pods.iter().filter(|(_, pod)| **pod == PodState::Known).collect();
+        let first = plan(&KernelState::default(), &desired).into_iter().take(known.len());
+        let expected = known.into_iter().map(|(address, pod)| Action::PutPod(*address, *pod));
+        assert!(first.eq(expected), "they would be dropped as unknown until the rest is there");
+    }
+}
+
+#[test]
+fn a_pod_that_goes_or_hands_its_address_on_leaves_nothing_behind() {
+    let address = ip("10.244.1.10");
+    let with = |state: PodState, owner: &str| KernelState {
+        pods: BTreeMap::from([(address, state)]),
+        owners: BTreeMap::from([(address, PodOwner::of(owner))]),
+        ..KernelState::default()
+    };
+    let (id, owner) = (EgressId(1), PodOwner::of("b"));
+    let selected = PodState::Selected(id);
+    for (actual, desired, expected) in [
+        (with(selected, "a"), with(selected, "a"), vec![]),
+        (with(selected, "a"), with(selected, "b"), vec![Action::CutPod(address), Action::PutOwner(address, owner)]),
+        (
+            with(PodState::Known, "a"),
+            with(selected, "b"),
+            vec![Action::PutPod(address, selected), Action::CutPod(address), Action::PutOwner(address, owner)],
+        ),
+        (
+            with(selected, "b"),
+            with(PodState::Known, "b"),
+            vec![Action::PutPod(address, PodState::Known), Action::CutPodFlows(address, id)],
+        ),
+        (with(PodState::Known, "a"), KernelState::default(), vec![Action::CutPod(address), Action::RemovePod(address)]),
+        (
+            with(selected, "a"),
+            KernelState::default(),
+            vec![
+                Action::PutPod(address, PodState::Selected(NOT_NUMBERED)),
+                Action::CutPod(address),
+                Action::RemovePod(address),
+            ],
+        ),
+        (
+            KernelState::default(),
+            with(selected, "b"),
+            vec![Action::PutPod(address, selected), Action::PutOwner(address, owner)],
+        ),
+    ] {
+        let actions = plan(&actual, &desired);
+        assert_eq!(actions, expected, "{actual:?} {desired:?}");
+        // An agent that is killed, or a cut that fails, is made up for.
+        let mut now = actual.clone();
+        let due = actions.contains(&Action::CutPod(address));
+        for action in actions.into_iter().take_while(|action| *action != Action::CutPod(address)) {
+            step(&mut now, &action);
+        }
+        assert_eq!(plan(&now, &desired).contains(&Action::CutPod(address)), due, "{actual:?} {desired:?}");
+    }
+}

@@ -1,0 +1,605 @@
+//! What is said about an object: the conditions in its status and the events that users see. Pure.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use egress_common::abi::MAX_SLOTS;
+use ipnet::IpNet;
+
+use crate::allocation::{Fate, Nodes, Outcome};
+use crate::keys;
+use crate::model::state::Family;
+use crate::model::view::{EgressObject, Part, Unreadable, parse_egress_ip};
+use crate::plan::desired::{family_of, listed_family};
+use crate::text::{listed, quoted};
+
+/// Reasons of the condition `Assigned`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reason {
+    /// Every address has a node.
+    Assigned,
+    PartiallyAssigned,
+    /// The nodes that addresses are assigned to do not serve them.
+    NotServed,
+    /// A node has not let go yet of what another is to have.
+    Moving,
+    /// No node can host any address: pods leave with their node's address where that is not turned off.
+    NoEligibleNode,
+    /// A node could host an address, and is not ready, does not answer, has not said its networks or is drained.
+    NoReadyNode,
+    /// Nodes that could take an address have as many as their cloud allows.
+    NoCapacity,
+    /// No entry is an address.
+    InvalidEgressIP,
+    InvalidSelector,
+    /// The list of addresses cannot be read.
+    InvalidSpec,
+    EgressIPConflict,
+    /// An entry can be no egress IP, as a network's or a router's own address.
+    ReservedAddress,
+    UnsupportedRequest,
+}
+
+impl Reason {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Assigned => "Assigned",
+            Self::PartiallyAssigned => "PartiallyAssigned",
+            Self::NotServed => "NotServed",
+            Self::Moving => "Moving",
+            Self::NoEligibleNode => "NoEligibleNode",
+            Self::NoReadyNode => "NoReadyNode",
+            Self::NoCapacity => "NoCapacity",
+            Self::InvalidEgressIP => "InvalidEgressIP",
+            Self::InvalidSelector => "InvalidSelector",
+            Self::InvalidSpec => "InvalidSpec",
+            Self::EgressIPConflict => "EgressIPConflict",
+            Self::ReservedAddress => "ReservedAddress",
+            Self::UnsupportedRequest => "UnsupportedRequest",
+        }
+    }
+}
+
+/// Causes that a condition names, as many as an object may list where our own CRD is installed, and bytes of its message, of
+/// which the API server refuses more than 32,768.
+const MOST_NAMED: usize = 64;
+const MOST_SAID: usize = 8_192;
+/// Bytes of an entry that messages quote: an address has 45 at most.
+const MOST_OF_ENTRY: usize = 64;
+/// Bytes of all entries together in an event, whose note has 1024.
+const MOST_OF_ENTRIES: usize = 640;
+/// Entries of one object with one trouble that have an event each.
+const MOST_EVENTS: usize = 8;
+
+/// The types of our conditions.
+pub const ASSIGNED: &str = "Assigned";
+pub const DEGRADED: &str = "Degraded";
+
+/// A condition as it should be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Statement {
+    pub kind: &'static str,
+    pub status: bool,
+    pub reason: &'static str,
+    pub message: String,
+}
+
+impl Statement {
+    /// Does the object say so, of the generation that it has?
+    pub fn is_said(&self, object: &EgressObject) -> bool {
+        object.conditions.get(self.kind).is_some_and(|(_, found)| {
+            found.status == self.status
+                && found.reason == self.reason
+                && found.message == self.message
+                && found.observed_generation == object.generation
+        })
+    }
+}
+
+/// An event: what users of the original look for, by its reason.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Notice {
+    pub reason: &'static str,
+    pub message: String,
+}
+
+/// All conditions of ours, in the order in which they are listed.
+/// `alone` are nodes whose agent is away, with the number of the object's pods there.
+pub fn conditions(
+    object: &EgressObject,
+    outcome: &Outcome,
+    alone: &[(&str, u32)],
+    cluster: &Cluster,
+) -> Vec<Statement> {
+    vec![assigned(object, outcome, cluster), degraded(object, outcome, alone)]
+}
+
+/// What messages say of the cluster.
+#[derive(Clone, Debug, Default)]
+pub struct Cluster {
+    /// The networks in which nodes with the label can host addresses; `None` where no node has the label.
+    pub networks: Option<BTreeSet<IpNet>>,
+    /// Where no node can host any address of an object, the node's address serves.
+    pub node_address_serves: bool,
+}
+
+/// Networks that a message names.
+const MOST_NETWORKS: usize = 8;
+
+impl Cluster {
+    pub fn new(nodes: &Nodes, node_address_serves: bool) -> Self {
+        let mut networks = None;
+        for node in nodes.values().filter(|node| node.assignable) {
+            let all = networks.get_or_insert_with(BTreeSet::new);
+            all.extend(node.primary_networks().iter().map(IpNet::trunc));
+            all.extend(node.secondary_networks().map(|network| network.trunc()));
+        }
+        Self { networks, node_address_serves }
+    }
+
+    fn no_network(&self) -> String {
+        let label = keys::ASSIGNABLE;
+        match &self.networks {
+            None => format!("no node has the label {label}"),
+            Some(networks) if networks.is_empty() => {
+                format!("no node with the label {label} has said its networks: does egress-agent run there?")
+            }
+            Some(networks) => {
+                let networks: Vec<String> = networks.iter().map(ToString::to_string).collect();
+                let named = listed(&networks, ", ", (MOST_NETWORKS, MOST_OF_ENTRIES));
+                format!("no node with the label {label} has a network for it, they are in {named}")
+            }
+        }
+    }
+
+    /// What becomes of packets that get no address of the object; `None` where all its families have one.
+    fn consequence(&self, object: &EgressObject, outcome: &Outcome) -> Option<String> {
+        let has = |family: Family| {
+            let mut items = outcome.items.iter().filter_map(|item| parse_egress_ip(&item.egress_ip));
+            items.any(|address| family_of(address) == family)
+        };
+        let families: BTreeSet<Family> = object.listed.iter().map(|text| listed_family(text)).collect();
+        let without: Vec<Family> = families.iter().copied().filter(|family| !has(*family)).collect();
+        let leaves = "leave with their nodes' addresses";
+        if object.listed.is_empty() {
+            return (!object.is_unknown(Part::Addresses))
+                .then(|| format!("packets of pods that no other object serves {leaves}"));
+        }
+        let of_family = match without.as_slice() {
+            [] => return None,
+            [Family::V4] if families.len() > 1 => "IPv4 ",
+            [Family::V6] if families.len() > 1 => "IPv6 ",
+            _ => "",
+        };
+        let serves = self.node_address_serves && !object.drop_unassigned && outcome.no_eligible_node();
+        let becomes = if serves { leaves } else { "are dropped" };
+        Some(format!("{of_family}packets of pods that no other object serves {becomes}"))
+    }
+}
+
+fn assigned(object: &EgressObject, outcome: &Outcome, cluster: &Cluster) -> Statement {
+    let fates = || outcome.entries.iter().map(|(_, fate)| fate);
+    let assigned = |fate: &Fate| matches!(fate, Fate::Assigned { .. });
+    let reason = match () {
+        () if unreadable(object, Part::Selectors) => Reason::InvalidSelector,
+        () if unreadable(object, Part::Addresses) => Reason::InvalidSpec,
+        () if fates().count() > 0 && fates().all(assigned) => Reason::Assigned,
+        () if fates().any(assigned) => Reason::PartiallyAssigned,
+        () if fates().any(|fate| matches!(fate, Fate::NotServed { .. })) => Reason::NotServed,
+        () if fates().any(|fate| matches!(fate, Fate::Moving { .. })) => Reason::Moving,
+        () if outcome.no_eligible_node() => Reason::NoEligibleNode,
+        () if fates().any(|fate| matches!(fate, Fate::NotReady { .. } | Fate::Drained { .. })) => Reason::NoReadyNode,
+        () if fates().any(|fate| matches!(fate, Fate::NoCapacity)) => Reason::NoCapacity,
+        () if fates().any(|fate| matches!(fate, Fate::Taken { .. })) => Reason::UnsupportedRequest,
+        () if fates().any(|fate| matches!(fate, Fate::Conflict { .. })) => Reason::EgressIPConflict,
+        () if fates().any(|fate| matches!(fate, Fate::Reserved(_))) => Reason::ReservedAddress,
+        () => Reason::InvalidEgressIP,
+    };
+    let mut causes: Vec<String> = complaints(object).map(|(_, message)| message).collect();
+    causes.extend(outcome.entries.iter().filter_map(|(entry, fate)| cause(entry, fate, cluster)));
+    if outcome.entries.is_empty() {
+        causes.push("spec.egressIPs is empty".to_owned());
+    }
+    let message = match cluster.consequence(object, outcome) {
+        _ if causes.is_empty() => "every egress IP has a node".to_owned(),
+        None => said(&causes),
+        // Behind the causes, which may be many.
+        Some(consequence) => format!("{}; {consequence}", said(&causes)),
+    };
+    Statement { kind: ASSIGNED, status: reason == Reason::Assigned, reason: reason.as_str(), message }
+}
+
+/// The agent of a node that has pods of the object does not answer.
+const AGENT_AWAY: &str = "AgentAway";
+
+/// Serves, but not as it should: with some of its addresses only, or as it was last read. Where it serves with none,
+/// `Assigned` says so.
+fn degraded(object: &EgressObject, outcome: &Outcome, alone: &[(&str, u32)]) -> Statement {
+    let statement = |status, reason, message| Statement { kind: DEGRADED, status, reason, message };
+    if outcome.items.is_empty() {
+        return statement(false, "NothingAssigned", "no egress IP has a node".to_owned());
+    }
+    let spec = complaints(object).map(|(reason, _)| ("spec", reason.as_str()));
+    let entries = outcome.entries.iter().filter_map(|(entry, fate)| Some((entry.as_str(), reason_of(fate)?)));
+    let not_serving = |entry: &str| {
+        outcome.entries.iter().find_map(|(other, fate)| match fate {
+            Fate::NotServed { node, .. } if other == entry => Some(format!(" on node {node}")),
+            _ => None,
+        })
+    };
+    let mut causes: Vec<(&str, &'static str)> = spec.chain(entries).collect();
+    causes.extend(alone.iter().map(|(node, _)| (*node, AGENT_AWAY)));
+    let reason = match causes.first() {
+        None => return statement(false, "AllAssigned", "every egress IP has a node".to_owned()),
+        Some((_, first)) if causes.iter().all(|(_, reason)| reason == first) => *first,
+        Some(_) => "SeveralReasons",
+    };
+    let pods_of = |node: &str| alone.iter().find(|(other, _)| *other == node).map_or(0, |(_, pods)| *pods);
+    let of_entry = |(what, reason): &(&str, &str)| match *reason {
+        AGENT_AWAY => format!(
+            "node {what}: {AGENT_AWAY}, nobody answers there for the agent; {} of the object's pods are there, which follow no \
+             change: where their egress IP moves their packets are dropped",
+            pods_of(what)
+        ),
+        reason => {
+            format!("{}: {reason}{}", quoted(what, MOST_OF_ENTRY), not_serving(what).unwrap_or_default())
+        }
+    };
+    let causes: Vec<String> = causes.iter().map(of_entry).collect();
+    statement(true, reason, said(&causes))
+}
+
+/// A bounded message, whatever users write and other CRDs let through.
+fn said(causes: &[String]) -> String {
+    listed(causes, "; ", (MOST_NAMED, MOST_SAID))
+}
+
+/// Why an entry has no node, in a word.
+fn reason_of(fate: &Fate) -> Option<&'static str> {
+    Some(match fate {
+        Fate::Assigned { .. } => return None,
+        Fate::NotServed { why, .. } => why.reason(),
+        Fate::Moving { .. } => "Moving",
+        Fate::Invalid => "InvalidEgressIP",
+        Fate::Conflict { .. } => "EgressIPConflict",
+        Fate::Reserved(_) => "ReservedAddress",
+        Fate::Taken { .. } => "UnsupportedRequest",
+        Fate::NoNode => "NoEligibleNode",
+        Fate::NotReady { .. } | Fate::Drained { .. } => "NoReadyNode",
+        Fate::NoRoom => "NoRoom",
+        Fate::NoCapacity => "NoCapacity",
+        Fate::Surplus => "TooManyAddresses",
+    })
+}
+
+fn unreadable(object: &EgressObject, part: Part) -> bool {
+    object.unreadable.iter().any(|unreadable| unreadable.part == part)
+}
+
+/// What is wrong with the spec as a whole. A status that cannot be read is written anew and needs no word.
+fn complaints(object: &EgressObject) -> impl Iterator<Item = (Reason, String)> {
+    object.unreadable.iter().filter_map(|Unreadable { part, why, .. }| {
+        Some(match part {
+            Part::Selectors => {
+                (Reason::InvalidSelector, format!("{why}; pods that were selected stay so, no others are"))
+            }
+            Part::Addresses => (Reason::InvalidSpec, format!("{why}; the addresses that were read last hold")),
+            Part::Items => return None,
+        })
+    })
+}
+
+fn cause(entry: &str, fate: &Fate, cluster: &Cluster) -> Option<String> {
+    let entry = quoted(entry, MOST_OF_ENTRY);
+    Some(match fate {
+        Fate::Assigned { .. } => return None,
+        Fate::NotServed { node, why } => format!(
+            "{entry}: assigned to node {node}, which does not serve it: {why}; packets that would leave with it are dropped"
+        ),
+        Fate::Moving { from, is_endless: false } => format!("{entry}: node {from} has not let go of it yet"),
+        Fate::Moving { from, is_endless: true } => format!(
+            "{entry}: node {from} has not let go of it yet, and no other node could host it before: start the agent there, or \
+             delete Node {from} when the machine is off"
+        ),
+        Fate::Invalid => format!("{entry:?} is not an IP address"),
+        Fate::Conflict { node } => format!("{entry} is an address of node {node}"),
+        Fate::Reserved(reason) => format!("{entry} {reason}"),
+        Fate::Taken { object, .. } => format!("{entry} belongs to EgressIP {object}"),
+        Fate::NoNode => format!("{entry}: {}", cluster.no_network()),
+        Fate::NotReady { node, why } => format!("{entry}: node {node}, which could host it, {why}"),
+        Fate::Drained { node } => format!("{entry}: node {node}, which could host it, is drained"),
+        Fate::NoCapacity => format!("{entry}: nodes for it have as many egress IPs as their cloud allows"),
+        Fate::NoRoom => format!("{entry}: every node for it has another address of this object"),
+        Fate::Surplus => format!("{entry}: this object has {MAX_SLOTS} others of the family, and may have no more"),
+    })
+}
+
+/// The original's events with the original's texts; `eligible` is the number of eligible nodes in the cluster.
+pub fn notices(object: &EgressObject, outcome: &Outcome, eligible: usize) -> BTreeSet<Notice> {
+    let name = &object.name;
+    let mut notices = entry_notices(name, outcome);
+    notices.extend(complaints(object).map(|(reason, message)| Notice { reason: reason.as_str(), message }));
+    let items = &outcome.items;
+    // As in the original, whatever the cause; only an entry that is no address is no request.
+    let is_waiting = |fate: &Fate| {
+        !matches!(
+            fate,
+            Fate::Assigned { .. } | Fate::NotServed { .. } | Fate::Moving { .. } | Fate::Invalid | Fate::Surplus
+        )
+    };
+    let waiting = outcome.entries.iter().any(|(_, fate)| is_waiting(fate));
+    if items.is_empty() && eligible == 0 {
+        let label = keys::ASSIGNABLE;
+        let message =
+            format!("no assignable nodes for EgressIP: {name}, please tag at least one node with label: {label}");
+        notices.insert(Notice { reason: "NoMatchingNodeFound", message });
+    } else if items.is_empty() && !outcome.entries.is_empty() {
+        let entries: Vec<String> =
+            object.listed.iter().map(|entry| quoted(entry, MOST_OF_ENTRY).into_owned()).collect();
+        let addresses = listed(&entries, " ", (MOST_NAMED, MOST_OF_ENTRIES));
+        let message = format!(
+            "No matching nodes found, which can host any of the egress IPs: [{addresses}] for object EgressIP: {name}"
+        );
+        notices.insert(Notice { reason: "NoMatchingNodeFound", message });
+    } else if waiting {
+        let message = format!("Not all egress IPs for EgressIP: {name} could be assigned, please tag more nodes");
+        notices.insert(Notice { reason: "UnassignedRequest", message });
+    }
+    notices
+}
+
+/// One for each entry with a trouble of its own; where they are many, for the first ones, and one for all others.
+fn entry_notices(name: &str, outcome: &Outcome) -> BTreeSet<Notice> {
+    let mut by_reason: BTreeMap<&'static str, Vec<Notice>> = BTreeMap::new();
+    for notice in outcome.entries.iter().filter_map(|(entry, fate)| entry_notice(name, entry, fate)) {
+        by_reason.entry(notice.reason).or_default().push(notice);
+    }
+    let mut notices = BTreeSet::new();
+    for (reason, mut of_reason) in by_reason {
+        let more = of_reason.len().saturating_sub(MOST_EVENTS);
+        of_reason.truncate(MOST_EVENTS);
+        notices.extend(of_reason);
+        if more > 0 {
+            let message = format!("EgressIP: {name} has {more} more entries of which the same is to be said");
+            notices.insert(Notice { reason, message });
+        }
+    }
+    let surplus = outcome.entries.iter().filter(|(_, fate)| *fate == Fate::Surplus).count();
+    if surplus > 0 {
+        let message = format!(
+            "EgressIP: {name} may have {MAX_SLOTS} addresses of a family; {surplus} that it lists beyond are not served, \
+             another object could have them"
+        );
+        notices.insert(Notice { reason: "TooManyAddresses", message });
+    }
+    notices
+}
+
+fn entry_notice(name: &str, entry: &str, fate: &Fate) -> Option<Notice> {
+    let entry = quoted(entry, MOST_OF_ENTRY);
+    let (reason, message) = match fate {
+        Fate::Invalid => {
+            ("InvalidEgressIP", format!("egress IP: {entry} for object EgressIP: {name} is not a valid IP address"))
+        }
+        Fate::Conflict { node } => (
+            "EgressIPConflict",
+            format!(
+                "Egress IP {name} with IP {entry} is conflicting with a host ({node}) IP address and will not be assigned"
+            ),
+        ),
+        Fate::Reserved(reason) => (
+            "ReservedAddress",
+            format!("egress IP: {entry} for object EgressIP: {name} {reason} and will not be assigned"),
+        ),
+        Fate::Taken { object, node } => (
+            "UnsupportedRequest",
+            format!(
+                "IP: {entry:?} for EgressIP: {name} is already allocated for EgressIP: {object} on {}",
+                node.as_deref().unwrap_or("no node yet")
+            ),
+        ),
+        Fate::Assigned { .. } | Fate::NotServed { .. } | Fate::Moving { .. } => return None,
+        Fate::NoNode | Fate::NotReady { .. } | Fate::Drained { .. } => return None,
+        Fate::NoRoom | Fate::NoCapacity | Fate::Surplus => return None,
+    };
+    Some(Notice { reason, message })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::allocation::samples::object;
+    use crate::model::view::Item;
+    use crate::plan::unserved::Unserved;
+
+    fn outcome(fates: &[(&str, Fate)]) -> Outcome {
+        let entries: Vec<(String, Fate)> =
+            fates.iter().map(|(entry, fate)| ((*entry).to_owned(), fate.clone())).collect();
+        let item = |(entry, fate): &(String, Fate)| match fate {
+            Fate::Assigned { node } | Fate::NotServed { node, .. } => {
+                Some(Item { node: node.clone(), egress_ip: entry.clone() })
+            }
+            _ => None,
+        };
+        let items = entries.iter().filter_map(item).collect();
+        Outcome { entries, items }
+    }
+
+    fn said(fates: &[(&str, Fate)]) -> Vec<(bool, &'static str)> {
+        let (_, object) = object("a", 1, &[], &[]);
+        conditions(&object, &outcome(fates), &[], &Cluster::default())
+            .into_iter()
+            .map(|one| (one.status, one.reason))
+            .collect()
+    }
+
+    #[test]
+    fn an_object_is_whole_degraded_or_without_a_node() {
+        let here = Fate::Assigned { node: "n1".into() };
+        let taken = Fate::Taken { object: "b".into(), node: None };
+        assert_eq!(said(&[("1", here.clone())]), [(true, "Assigned"), (false, "AllAssigned")]);
+        let degraded = said(&[("1", here.clone()), ("2", Fate::NoRoom), ("3", Fate::NoRoom)]);
+        assert_eq!(degraded, [(false, "PartiallyAssigned"), (true, "NoRoom")]);
+        let several = said(&[("1", here.clone()), ("2", taken.clone()), ("x", Fate::Invalid)]);
+        assert_eq!(several, [(false, "PartiallyAssigned"), (true, "SeveralReasons")]);
+        assert_eq!(said(&[("2", taken)]), [(false, "UnsupportedRequest"), (false, "NothingAssigned")]);
+        assert_eq!(said(&[("2", Fate::NoCapacity)]), [(false, "NoCapacity"), (false, "NothingAssigned")]);
+        let drained = Fate::Drained { node: "n1".into() };
+        assert_eq!(said(&[("2", drained)]), [(false, "NoReadyNode"), (false, "NothingAssigned")]);
+        assert_eq!(said(&[]).first().map(|(status, _)| *status), Some(false), "nothing is listed");
+
+        let (_, a) = object("a", 1, &[], &[]);
+        let messages = conditions(
+            &a,
+            &outcome(&[("1", here), ("2", Fate::NoRoom), ("x", Fate::Invalid)]),
+            &[],
+            &Cluster::default(),
+        );
+        assert_eq!(messages[1].message, "2: NoRoom; x: InvalidEgressIP");
+    }
+
+    /// An address that has a node and is not served, and what becomes of packets that get no address.
+    #[test]
+    fn it_is_said_what_is_not_served_and_what_becomes_of_packets() {
+        let (v4, v6) = ("172.18.0.100", "fd00::100");
+        let said = |listed: &[&str], fates: &[(&str, Fate)], cluster: &Cluster| {
+            let (_, object) = object("a", 1, listed, &[]);
+            let [assigned, degraded] =
+                conditions(&object, &outcome(fates), &[], cluster).try_into().expect("two of them");
+            (assigned.reason, assigned.message, degraded.status, degraded.reason, degraded.message)
+        };
+        let strict = Cluster::default();
+        let why = Unserved::InUse("02:00:00:00:00:09".into());
+        let in_use = said(&[v4], &[(v4, Fate::NotServed { node: "n1".into(), why })], &strict);
+        let message = "172.18.0.100: assigned to node n1, which does not serve it: another host (02:00:00:00:00:09) answers for it; \
+                       packets that would leave with it are dropped";
+        let in_a_word = "172.18.0.100: AddressInUse on node n1";
+        assert_eq!(in_use, ("NotServed", message.into(), true, "AddressInUse", in_a_word.into()));
+        let both = said(&[v4, v6], &[(v4, Fate::Assigned { node: "n1".into() }), (v6, Fate::NoRoom)], &strict);
+        assert!(both.1.ends_with("; IPv6 packets of pods that no other object serves are dropped"), "{}", both.1);
+        assert!(
+            said(&["172.18.0.300"], &[("172.18.0.300", Fate::Invalid)], &strict)
+                .1
+                .ends_with("packets of pods that no other object serves are dropped")
+        );
+        // Nobody has the label, nobody is in that network; and what is turned on.
+        let lenient = Cluster { networks: None, node_address_serves: true };
+        let label = "172.18.0.100: no node has the label k8s.ovn.org/egress-assignable; packets of pods that no \
+                     other object serves leave with their nodes' addresses";
+        assert_eq!(said(&[v4], &[(v4, Fate::NoNode)], &lenient).1, label);
+        let (_, asks_for_a_drop) = object("a", 1, &[v4], &[]);
+        let asks_for_a_drop = EgressObject { drop_unassigned: true, ..(*asks_for_a_drop).clone() };
+        let dropped = conditions(&asks_for_a_drop, &outcome(&[(v4, Fate::NoNode)]), &[], &lenient);
+        assert!(dropped[0].message.ends_with("packets of pods that no other object serves are dropped"), "{dropped:?}");
+        let networks = ["172.19.0.0/16", "fd00::/64"].map(|text| text.parse().expect("a literal"));
+        let elsewhere =
+            said(&[v4], &[(v4, Fate::NoNode)], &Cluster { networks: Some(networks.into()), ..strict.clone() });
+        assert!(
+            elsewhere.1.contains(
+                "they are in 172.19.0.0/16, fd00::/64; packets of pods that no other object serves are dropped"
+            ),
+            "{}",
+            elsewhere.1
+        );
+        let half = said(&[v4, "x"], &[(v4, Fate::NoNode), ("x", Fate::Invalid)], &lenient);
+        assert!(half.1.ends_with("packets of pods that no other object serves are dropped"), "{}", half.1);
+        assert!(
+            said(&[], &[], &strict)
+                .1
+                .ends_with("packets of pods that no other object serves leave with their nodes' addresses")
+        );
+    }
+
+    #[test]
+    fn a_thousand_entries_are_a_few_lines() {
+        let (_, a) = object("a", 1, &[], &[]);
+        let mut fates: Vec<(String, Fate)> = (0..500).map(|i| (format!("10.0.0.{i}"), Fate::Invalid)).collect();
+        fates.extend((0..500).map(|i| (format!("10.0.1.{i}"), Fate::Surplus)));
+        let fates: Vec<(&str, Fate)> = fates.iter().map(|(entry, fate)| (entry.as_str(), fate.clone())).collect();
+        let here = [("10.0.2.1", Fate::Assigned { node: "n1".into() })];
+        let outcome = outcome(&[&fates[..], &here].concat());
+        for statement in conditions(&a, &outcome, &[], &Cluster::default()) {
+            assert!(statement.message.len() < 8192 && statement.message.contains("; and 936 more"), "{statement:?}");
+        }
+        let notices: Vec<String> = notices(&a, &outcome, 1).into_iter().map(|notice| notice.message).collect();
+        assert_eq!(notices.len(), MOST_EVENTS + 2, "{notices:?}");
+        assert!(notices.contains(&"EgressIP: a has 492 more entries of which the same is to be said".to_owned()));
+        assert!(notices.iter().any(|message| message.contains("500 that it lists beyond are not served")));
+    }
+
+    #[test]
+    fn long_junk_is_quoted_in_part_and_messages_stay_short() {
+        let junk: Vec<String> = (0..64).map(|i| format!("{i}{}", "x".repeat(12_000))).collect();
+        let texts: Vec<&str> = junk.iter().map(String::as_str).collect();
+        let (_, a) = object("a", 1, &texts, &[]);
+        let mut fates: Vec<(&str, Fate)> = texts.iter().map(|entry| (*entry, Fate::Invalid)).collect();
+        let taken = Fate::Taken { object: "o".repeat(253), node: Some("n".repeat(253)) };
+        for outcome in [outcome(&fates), outcome(&[&fates[..], &[("1", Fate::Assigned { node: "n".into() })]].concat())]
+        {
+            for statement in conditions(&a, &outcome, &[], &Cluster::default()) {
+                assert!(statement.message.len() <= MOST_SAID + 32, "{} bytes", statement.message.len());
+            }
+            for notice in notices(&a, &outcome, 1) {
+                assert!(notice.message.len() <= 1024, "{} bytes: {notice:?}", notice.message.len());
+            }
+        }
+        let said = conditions(&a, &outcome(&fates), &[], &Cluster::default());
+        assert!(said[0].message.contains("0xxxxx") && said[0].message.contains("(12001 bytes)"), "{said:?}");
+        fates.iter_mut().for_each(|(_, fate)| *fate = taken.clone());
+        let said = conditions(&a, &outcome(&fates), &[], &Cluster::default());
+        assert!(said[0].message.len() <= MOST_SAID + 32 && said[0].message.contains(" more"), "{said:?}");
+    }
+
+    #[test]
+    fn what_cannot_be_read_degrades_what_serves() {
+        let (_, a) = object("a", 1, &[], &[]);
+        let unreadable = Unreadable { part: Part::Selectors, why: "podSelector: x".into(), is_known: true };
+        let a = EgressObject { unreadable: vec![unreadable], ..(*a).clone() };
+        let said = conditions(&a, &outcome(&[("1", Fate::Assigned { node: "n1".into() })]), &[], &Cluster::default());
+        assert_eq!((said[0].reason, said[1].reason), ("InvalidSelector", "InvalidSelector"));
+        assert!(!said[0].status && said[1].status);
+    }
+
+    #[test]
+    fn the_originals_events_have_the_originals_words() {
+        let (_, a) = object("a", 1, &["1", "2"], &[]);
+        let texts = |fates: &[(&str, Fate)], eligible| -> Vec<String> {
+            let notices = notices(&a, &outcome(fates), eligible);
+            notices.into_iter().map(|notice| format!("{}: {}", notice.reason, notice.message)).collect()
+        };
+        let here = Fate::Assigned { node: "n1".into() };
+        assert!(texts(&[("1", here.clone())], 1).is_empty());
+        assert_eq!(
+            texts(&[("1", here), ("2", Fate::NoRoom)], 1),
+            ["UnassignedRequest: Not all egress IPs for EgressIP: a could be assigned, please tag more nodes"]
+        );
+        assert_eq!(
+            texts(&[("1", Fate::Conflict { node: "n1".into() })], 1),
+            [
+                "EgressIPConflict: Egress IP a with IP 1 is conflicting with a host (n1) IP address and will not be assigned",
+                "NoMatchingNodeFound: No matching nodes found, which can host any of the egress IPs: [1 2] for object EgressIP: a"
+            ]
+        );
+        assert_eq!(
+            texts(&[("1", Fate::NoNode)], 0),
+            [
+                "NoMatchingNodeFound: no assignable nodes for EgressIP: a, please tag at least one node with label: k8s.ovn.org/egress-assignable"
+            ]
+        );
+    }
+
+    #[test]
+    fn an_agent_that_is_away_is_named_with_the_pods_that_it_leaves_alone() {
+        let fates = [("1", Fate::Assigned { node: "n1".into() })];
+        let alone = [("n3", 2), ("n4", 1)];
+        let (_, object) = object("a", 1, &["1"], &[]);
+        let said = conditions(&object, &outcome(&fates), &alone, &Cluster::default());
+        let [assigned, degraded] = said.try_into().expect("two of them");
+        assert!(assigned.status, "{assigned:?}");
+        assert_eq!((degraded.status, degraded.reason), (true, "AgentAway"));
+        assert!(
+            degraded.message.starts_with("node n3: AgentAway, ") && degraded.message.contains("; 2 of the"),
+            "{degraded:?}"
+        );
+        assert!(degraded.message.contains("node n4: ") && degraded.message.contains("; 1 of the"), "{degraded:?}");
+    }
+}

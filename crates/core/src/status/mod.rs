@@ -1,0 +1,7 @@
+//! status.
+
+pub mod conditions;
+pub mod foreign_writers;
+pub mod moves;
+pub mod node_problems;
+pub mod pod_counts;

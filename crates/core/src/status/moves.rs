@@ -1,0 +1,156 @@
+//! Addresses that move from one node to another: what the object is told of it, and how long a failover takes, from the last
+//! good sign of a node that counts as gone to the status that gives its address to another. Pure. An address may be without a
+//! node in between, while its lease runs out.
+//!
+//! A leader that has not seen the beginning says nothing of the end.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::time::{Duration, Instant};
+
+use crate::model::view::{Item, Node};
+
+#[derive(Debug, Default)]
+pub struct Moves {
+    /// Addresses that have left a node.
+    open: BTreeMap<String, Left>,
+}
+
+#[derive(Clone, Debug)]
+struct Left {
+    node: String,
+    why: Why,
+    /// When the node was well last, if it counts as gone.
+    well: Option<Instant>,
+}
+
+/// Why an address leaves a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Why {
+    Deleted,
+    Unreachable,
+    NotReady,
+    NotLabelled,
+    Drained,
+    /// The object has been edited, or others have come or gone.
+    Other,
+}
+
+impl Why {
+    /// `is_lost`: it counts as gone.
+    pub fn of(node: Option<&Node>, is_lost: bool) -> Self {
+        match node {
+            None => Self::Deleted,
+            Some(_) if is_lost => Self::Unreachable,
+            Some(node) if !node.ready => Self::NotReady,
+            Some(node) if !node.assignable => Self::NotLabelled,
+            Some(node) if node.drained => Self::Drained,
+            Some(_) => Self::Other,
+        }
+    }
+}
+
+/// An address that has another node now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Move {
+    address: String,
+    from: String,
+    to: String,
+    why: Why,
+    /// Of a failover.
+    pub took: Option<Duration>,
+}
+
+impl fmt::Display for Move {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { address, from, to, why, .. } = self;
+        let which = match why {
+            Why::Deleted => ", which is deleted,",
+            Why::Unreachable => ", which does not answer,",
+            Why::NotReady => ", which is not Ready,",
+            Why::NotLabelled => ", which has the label no more,",
+            Why::Drained => ", which is drained,",
+            Why::Other => "",
+        };
+        write!(f, "egress IP {address} has moved from node {from}{which} to node {to}")
+    }
+}
+
+impl Moves {
+    /// An object's status has been written. `why` says it of a node, and when it was well last if it counts as gone.
+    pub fn note(
+        &mut self,
+        (before, after): (&[Item], &[Item]),
+        why: impl Fn(&str) -> (Why, Option<Instant>),
+        now: Instant,
+    ) -> Vec<Move> {
+        for Item { node, egress_ip } in before.iter().filter(|item| !after.contains(item)) {
+            let (why, well) = why(node);
+            self.open.insert(egress_ip.clone(), Left { node: node.clone(), why, well });
+        }
+        let mut moves = Vec::new();
+        for Item { node, egress_ip } in after.iter().filter(|item| !before.contains(item)) {
+            let Some(Left { node: from, why, well }) = self.open.remove(egress_ip) else { continue };
+            // Back where it was: it never moved.
+            if from != *node {
+                let took = well.map(|well| now.saturating_duration_since(well));
+                moves.push(Move { address: egress_ip.clone(), from, to: node.clone(), why, took });
+            }
+        }
+        moves
+    }
+
+    /// The object is gone, or this controller leads no more.
+    pub fn forget(&mut self, is_gone: impl Fn(&str) -> bool) {
+        self.open.retain(|address, _| !is_gone(address));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn items(pairs: &[(&str, &str)]) -> Vec<Item> {
+        pairs.iter().map(|(ip, node)| Item { node: (*node).into(), egress_ip: (*ip).into() }).collect()
+    }
+
+    #[test]
+    fn it_begins_with_the_last_good_sign_and_ends_with_another_node() {
+        let start = Instant::now();
+        let at = |millis| start + Duration::from_millis(millis);
+        let why = |node: &str| if node == "n1" { (Why::Unreachable, Some(start)) } else { (Why::Other, None) };
+        let mut moves = Moves::default();
+        let said = |moves: Vec<Move>| moves.iter().map(|one| (one.to_string(), one.took)).collect::<Vec<_>>();
+        let (both, none) = (items(&[("a", "n1"), ("b", "n1"), ("c", "n2")]), items(&[("c", "n2")]));
+        assert!(moves.note((&both, &none), why, at(1_000)).is_empty(), "not given to another yet");
+        let one = items(&[("a", "n3"), ("c", "n2")]);
+        let moved = "egress IP a has moved from node n1, which does not answer, to node n3".to_owned();
+        let expected = (moved, Some(Duration::from_millis(1_700)));
+        assert_eq!(said(moves.note((&none, &one), why, at(1_700))), [expected]);
+        let back = items(&[("a", "n3"), ("b", "n1"), ("c", "n2")]);
+        assert!(moves.note((&one, &back), why, at(5_000)).is_empty(), "it is back where it was");
+        // At once, and by an edit.
+        let edited = items(&[("a", "n2"), ("b", "n3"), ("c", "n2")]);
+        let said = said(moves.note((&back, &edited), why, at(6_000)));
+        assert_eq!(said[0], ("egress IP a has moved from node n3 to node n2".to_owned(), None));
+        assert_eq!((said.len(), said[1].1), (2, Some(Duration::from_secs(6))));
+        moves.note((&items(&[("b", "n1")]), &none), why, at(7_000));
+        moves.forget(|address| address == "b");
+        assert!(moves.note((&none, &items(&[("b", "n3")])), why, at(8_000)).is_empty());
+    }
+
+    #[test]
+    fn the_reason_is_that_of_the_node_that_it_left() {
+        let well = Node { ready: true, assignable: true, ..Node::default() };
+        for (node, is_lost, why) in [
+            (None, true, Why::Deleted),
+            (Some(well.clone()), true, Why::Unreachable),
+            (Some(Node { ready: false, ..well.clone() }), false, Why::NotReady),
+            (Some(Node { assignable: false, ..well.clone() }), false, Why::NotLabelled),
+            (Some(Node { drained: true, ..well.clone() }), false, Why::Drained),
+            (Some(well), false, Why::Other),
+        ] {
+            assert_eq!(Why::of(node.as_ref(), is_lost), why);
+        }
+    }
+}

@@ -1,0 +1,52 @@
+//! What cannot be read of nodes: one line for each, when it is new. Pure but for its memory.
+//!
+//! Nodes are written often, their kubelets report every few seconds; a broken annotation is no news each time.
+
+use std::collections::BTreeMap;
+
+use crate::allocation::Nodes;
+
+/// What was said, by node.
+#[derive(Debug, Default)]
+pub struct Problems {
+    said: BTreeMap<String, Vec<String>>,
+}
+
+impl Problems {
+    /// What is to be said now, with the node that it is about.
+    pub fn news<'a>(&mut self, nodes: &'a Nodes) -> Vec<(&'a str, &'a str)> {
+        let mut news = Vec::new();
+        for (name, node) in nodes.iter().filter(|(_, node)| !node.problems.is_empty()) {
+            let said = self.said.get(name).map(Vec::as_slice).unwrap_or_default();
+            let new = node.problems.iter().filter(|problem| !said.contains(problem));
+            news.extend(new.map(|problem| (name.as_str(), problem.as_str())));
+        }
+        let broken = nodes.iter().filter(|(_, node)| !node.problems.is_empty());
+        self.said = broken.map(|(name, node)| (name.clone(), node.problems.clone())).collect();
+        news
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::model::view::Node;
+
+    #[test]
+    fn each_problem_is_said_once_until_it_is_mended() {
+        let mut problems = Problems::default();
+        let with = |texts: &[&str]| {
+            let problems = texts.iter().map(|text| (*text).to_owned()).collect();
+            Nodes::from([("n1".to_owned(), Arc::new(Node { problems, ..Node::default() }))])
+        };
+        assert_eq!(problems.news(&with(&["a"])), [("n1", "a")]);
+        assert!(problems.news(&with(&["a"])).is_empty());
+        assert_eq!(problems.news(&with(&["a", "b"])), [("n1", "b")]);
+        assert!(problems.news(&with(&[])).is_empty());
+        assert_eq!(problems.news(&with(&["b"])), [("n1", "b")], "it was mended in between");
+        assert!(problems.news(&Nodes::new()).is_empty());
+        assert_eq!(problems.news(&with(&["b"])), [("n1", "b")], "another node of the name");
+    }
+}

@@ -1,0 +1,28 @@
+//! How many pods each egress policy serves on each node, as the agents report it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::model::state::{EgressId, SelectedPods};
+
+/// What agents have said last.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Census {
+    /// By node.
+    pub pods: BTreeMap<String, SelectedPods>,
+    /// Nodes that are Ready and whose agent has not answered for some time.
+    pub away: BTreeSet<String>,
+    /// Every agent has answered, or has had time to.
+    pub is_complete: bool,
+}
+
+impl Census {
+    /// The pods that the object serves. `None` while too few nodes have been heard.
+    pub fn selected(&self, id: EgressId) -> Option<u32> {
+        self.is_complete.then(|| self.pods.values().filter_map(|pods| pods.get(&id)).sum())
+    }
+
+    /// Nodes without an agent that have pods of the object, by what was heard last, and how many.
+    pub fn left_alone(&self, id: EgressId) -> impl Iterator<Item = (&str, u32)> {
+        self.away.iter().filter_map(move |node| Some((node.as_str(), *self.pods.get(node)?.get(&id)?)))
+    }
+}

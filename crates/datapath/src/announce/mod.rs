@@ -1,0 +1,386 @@
+//! Holding an egress IP on the network: probe before the first claim, hear solicitations, announce.
+//!
+//! The program on the uplink answers for an address from the moment its map entry is there. Around that:
+//!
+//! 1. **Probe** ([`probe`]): three probes within 300 ms. RFC 5227 asks for up to seven seconds, which is made for hosts
+//!    that come up together; here one controller hands out addresses, and an outage lasts as long as the probe. Somebody
+//!    who answers later is met by the announcements.
+//! 2. **Join** (IPv6): membership of the solicited-node group, and its link address in the device's filter. A NIC or
+//!    macvlan that filters multicast would otherwise never show the solicitation to the program. The membership ends
+//!    with this process, the filter does not.
+//! 3. The map entries, by the executor.
+//! 4. **Announce**: at once and after 1, 2, 4 and 8 seconds, so that one lost frame does not leave a neighbour behind. One
+//!    more probe follows, for hosts that have the address and never say so by themselves.
+//! 5. **Defend**, for as long as the address is held: the program on the uplink tells of each frame by which another host
+//!    claims it, an answer to a probe among them (see `events`). The first within ten seconds is answered by an
+//!    announcement, and followed by a probe ten seconds later, so that a host that answers still is heard again; where there was another claim meanwhile, by one more announcement. RFC 5227 section 2.4 lets a host give the address up at the second conflict (b), or never
+//!    (c): an egress IP stays, or any neighbour could take it from its pods by two frames.
+//!
+//! Giving up goes the other way round.
+
+pub mod frames;
+pub mod socket;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::net::{IpAddr, Ipv6Addr, UdpSocket};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use nix::net::if_::if_indextoname;
+use tokio::io::unix::AsyncFd;
+use tokio::sync::mpsc::UnboundedSender;
+use tokio::task::AbortHandle;
+use tokio::time::{Instant, sleep, timeout_at};
+use tracing::{debug, warn};
+
+use crate::announce::frames::{multicast_mac, solicited_node};
+use crate::announce::socket::PacketSocket;
+use crate::devices::interfaces::Interface;
+use crate::maps::lease;
+use egress_core::model::lease::SharedLease;
+use egress_core::model::node::{Mac, mac_text};
+use egress_core::plan::executor::Claimant;
+use egress_supervise::blocking;
+
+const PROBES: u32 = 3;
+const PROBE_INTERVAL: Duration = Duration::from_millis(100);
+/// A network carries so many broadcasts at a time.
+const PROBED_AT_ONCE: usize = 256;
+/// Seconds between announcements: at 0, 1, 2, 4 and 8 seconds.
+const ANNOUNCE_PAUSES: [u64; 5] = [0, 1, 1, 2, 4];
+/// RFC 5227's `DEFEND_INTERVAL`.
+const DEFEND_INTERVAL: Duration = Duration::from_secs(10);
+/// Until the probe behind the announcements.
+const ANSWERS_TAKE: Duration = Duration::from_secs(1);
+/// Longer than any message that is believed.
+const FRAME: usize = 256;
+/// Frames that are still read when the time is over: what a socket's buffer holds.
+const MOST_LATE: usize = 4096;
+
+/// Asks the network whether other hosts have these addresses: those that do, with a link address.
+///
+/// By one socket of each family, whatever number of addresses: with one for each, every probe of any node on the network would
+/// be looked at by all of them.
+pub async fn probe(uplink: Interface, addresses: &[IpAddr]) -> io::Result<BTreeMap<IpAddr, Mac>> {
+    let mut claimed = BTreeMap::new();
+    for some in addresses.chunks(PROBED_AT_ONCE) {
+        let (v4, v6) = some.iter().partition::<BTreeSet<IpAddr>, _>(|address| address.is_ipv4());
+        let (v4, v6) = futures::try_join!(probe_family(uplink, v4), probe_family(uplink, v6))?;
+        claimed.extend(v4.into_iter().chain(v6));
+    }
+    Ok(claimed)
+}
+
+/// Of one family.
+async fn probe_family(uplink: Interface, mut unclaimed: BTreeSet<IpAddr>) -> io::Result<BTreeMap<IpAddr, Mac>> {
+    let mut claimed = BTreeMap::new();
+    let Some(first) = unclaimed.first() else { return Ok(claimed) };
+    let is_ipv4 = first.is_ipv4();
+    // To hear others who probe for them too. A device without IPv6 has none of them.
+    let join = |address: &IpAddr| match address {
+        IpAddr::V6(address) => socket::join(solicited_node(*address), uplink.index).ok(),
+        IpAddr::V4(_) => None,
+    };
+    let memberships: Vec<UdpSocket> = blocking(|| unclaimed.iter().filter_map(join).collect());
+    let socket = PacketSocket::listener(uplink.index, is_ipv4)?;
+    for _ in 0..PROBES {
+        for address in &unclaimed {
+            socket.get_ref().send(&frames::probe(uplink.mac, *address))?;
+        }
+        let until = Instant::now() + PROBE_INTERVAL;
+        let mut heard = Heard::until(until, &socket);
+        while !unclaimed.is_empty()
+            && let Some(frame) = heard.next().await
+        {
+            let (buffer, length) = frame?;
+            let claimant = frames::claimant(buffer.get(..length).unwrap_or_default(), uplink.mac);
+            if let Some(Claimant { address, mac }) = claimant
+                && unclaimed.remove(&address)
+            {
+                claimed.insert(address, mac);
+            }
+        }
+    }
+    blocking(|| drop((socket, memberships)));
+    Ok(claimed)
+}
+
+/// A frame, or its beginning, and how much of it there is.
+pub type Frame = ([u8; FRAME], usize);
+
+/// Frames that come until then. A timeout alone looks at its clock only where there is nothing to read, and a socket that
+/// always has something would never have anybody else run on this thread either.
+pub struct Heard<'a> {
+    socket: &'a AsyncFd<PacketSocket>,
+    until: Instant,
+    late: usize,
+}
+
+impl<'a> Heard<'a> {
+    pub const fn until(until: Instant, socket: &'a AsyncFd<PacketSocket>) -> Self {
+        Self { socket, until, late: 0 }
+    }
+
+    pub async fn next(&mut self) -> Option<io::Result<Frame>> {
+        // What waited by then has come in time, whenever this task gets to it.
+        if Instant::now() >= self.until {
+            self.late += 1;
+        }
+        if self.late > MOST_LATE {
+            return None;
+        }
+        tokio::task::consume_budget().await;
+        timeout_at(self.until, receive(self.socket)).await.ok()
+    }
+}
+
+async fn receive(socket: &AsyncFd<PacketSocket>) -> io::Result<Frame> {
+    loop {
+        let mut ready = socket.readable().await?;
+        let mut buffer = [0; FRAME];
+        match ready.try_io(|socket| socket.get_ref().receive(&mut buffer)) {
+            Ok(received) => return received.map(|length| (buffer, length)),
+            Err(_would_block) => {}
+        }
+    }
+}
+
+/// The addresses that this agent holds. What it keeps for each ends when it is dropped.
+#[derive(Debug, Default)]
+pub struct Claims {
+    held: BTreeMap<IpAddr, Held>,
+    heard: Option<UnboundedSender<Claimant>>,
+    announcer: Announcer,
+}
+
+/// What announcements need.
+#[derive(Clone, Debug, Default)]
+struct Announcer {
+    sender: Sender,
+    /// Without one nothing is announced: another node may have the address.
+    lease: SharedLease,
+}
+
+#[derive(Debug)]
+struct Held {
+    /// What was heard before is of others' time.
+    since: Instant,
+    _membership: Option<UdpSocket>,
+    announcing: Option<AbortHandle>,
+    defended: Option<Defence>,
+}
+
+/// The last claim of another host that was answered.
+#[derive(Debug)]
+struct Defence {
+    at: Instant,
+    /// Whether the address has been claimed since.
+    again: Arc<AtomicBool>,
+    task: AbortHandle,
+}
+
+impl Default for Held {
+    fn default() -> Self {
+        Self { since: Instant::now(), _membership: None, announcing: None, defended: None }
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let defending = self.defended.iter().map(|defence| &defence.task);
+        self.announcing.iter().chain(defending).for_each(AbortHandle::abort);
+    }
+}
+
+impl Claims {
+    /// Announces nothing without the lease.
+    pub fn under(lease: SharedLease) -> Self {
+        Self { announcer: Announcer { lease, ..Announcer::default() }, ..Self::default() }
+    }
+
+    /// Who is told of others that answer.
+    pub fn report_to(&mut self, heard: UnboundedSender<Claimant>) {
+        self.heard = Some(heard);
+    }
+
+    /// Hears solicitations for the address from now on. Again for an address that is held: on a device made anew.
+    pub fn join(&mut self, uplink_name: &str, uplink: Interface, address: IpAddr) {
+        let held = self.held.entry(address).or_default();
+        let IpAddr::V6(address) = address else { return };
+        let group = solicited_node(address);
+        // A device that is down takes no members; the filter is what matters then, and it comes up with an event.
+        held._membership = match socket::join(group, uplink.index) {
+            Ok(socket) => Some(socket),
+            Err(error) => {
+                warn!(%error, %group, "cannot join the group of an egress IP");
+                None
+            }
+        };
+        if let Err(error) = socket::add_filter(uplink_name, multicast_mac(group)) {
+            warn!(%error, %group, "cannot add the group of an egress IP to the uplink's filter");
+        }
+    }
+
+    /// Announces everything that is held: the uplink has a carrier again, perhaps on another switch.
+    pub fn announce_all(&mut self, uplink: Interface) {
+        let addresses: Vec<_> = self.held.keys().copied().collect();
+        addresses.into_iter().for_each(|address| self.announce(uplink, address));
+    }
+
+    /// Announces the address, starting now. Must be called in a runtime.
+    pub fn announce(&mut self, uplink: Interface, address: IpAddr) {
+        let held = self.held.entry(address).or_default();
+        if let Some(task) = held.announcing.take() {
+            task.abort();
+        }
+        // Short-lived: some announcements, over within seconds.
+        held.announcing = Some(tokio::spawn(announce(self.announcer.clone(), uplink, address)).abort_handle());
+    }
+
+    /// Another host claimed the address so long ago. Must be called in a runtime.
+    pub fn defend(&mut self, uplink: Interface, claimant: Claimant, ago: Duration) {
+        let now = Instant::now();
+        let Some(held) = self.held.get_mut(&claimant.address) else { return };
+        let is_late = now.duration_since(held.since) < ago;
+        if is_late {
+            return;
+        }
+        let last = held.defended.as_ref().filter(|last| now.duration_since(last.at) < DEFEND_INTERVAL);
+        if let Some(last) = last {
+            last.again.store(true, Ordering::Relaxed);
+            return;
+        }
+        debug!(address = %claimant.address, mac = mac_text(claimant.mac), "another host claims an egress IP: announced again");
+        let again = Arc::new(AtomicBool::new(false));
+        // Short-lived: two or three frames, over within seconds.
+        let task = tokio::spawn(defend(self.announcer.clone(), uplink, claimant.address, Arc::clone(&again)));
+        if let Some(former) = held.defended.replace(Defence { at: now, again, task: task.abort_handle() }) {
+            former.task.abort();
+        }
+        // Refused only when the data plane is being dropped.
+        let _ends = self.heard.as_ref().map(|heard| heard.send(claimant));
+    }
+
+    pub fn leave(&mut self, uplink_name: &str, address: IpAddr) {
+        self.held.remove(&address);
+        if let IpAddr::V6(address) = address {
+            // Two addresses with the same last three bytes share a group.
+            let group = solicited_node(address);
+            if !self.v6().any(|other| solicited_node(other) == group) {
+                remove_filter(uplink_name, group);
+            }
+        }
+    }
+
+    fn v6(&self) -> impl Iterator<Item = Ipv6Addr> {
+        self.held.keys().filter_map(|address| match address {
+            IpAddr::V6(address) => Some(*address),
+            IpAddr::V4(_) => None,
+        })
+    }
+}
+
+/// Takes the group's link address out of the device's filter.
+pub fn remove_filter(device: &str, group: Ipv6Addr) {
+    if let Err(error) = socket::remove_filter(device, multicast_mac(group)) {
+        warn!(%error, %group, "cannot remove the group of an egress IP from the filter of {device}");
+    }
+}
+
+/// Likewise, for an address that was announced on another device than now; a device that is gone has no filter.
+pub fn remove_filter_at(ifindex: u32, address: IpAddr) {
+    if let (IpAddr::V6(address), Ok(device)) = (address, if_indextoname(ifindex)) {
+        remove_filter(&device.to_string_lossy(), solicited_node(address));
+    }
+}
+
+impl Announcer {
+    fn announce(&self, uplink: Interface, address: IpAddr) {
+        if lease::is_held(&self.lease) {
+            self.sender.send(uplink, address, &frames::announcement(uplink.mac, address));
+        }
+    }
+
+    fn probe(&self, uplink: Interface, address: IpAddr) {
+        self.sender.send(uplink, address, &frames::probe(uplink.mac, address));
+    }
+}
+
+async fn announce(announcer: Announcer, uplink: Interface, address: IpAddr) {
+    for pause in ANNOUNCE_PAUSES {
+        sleep(Duration::from_secs(pause)).await;
+        announcer.announce(uplink, address);
+    }
+    sleep(ANSWERS_TAKE).await;
+    announcer.probe(uplink, address);
+}
+
+async fn defend(announcer: Announcer, uplink: Interface, address: IpAddr, again: Arc<AtomicBool>) {
+    announcer.announce(uplink, address);
+    sleep(DEFEND_INTERVAL).await;
+    // Neighbours believe the last claim, and whoever has made it may never make another.
+    if again.load(Ordering::Relaxed) {
+        announcer.announce(uplink, address);
+    }
+    announcer.probe(uplink, address);
+}
+
+/// Sends from the uplink, by one socket for all. Where the device has been away, the socket says so once, and a new one takes
+/// its place; another device has another number.
+#[derive(Clone, Debug, Default)]
+struct Sender(Arc<Mutex<Option<(u32, PacketSocket)>>>);
+
+impl Sender {
+    fn send(&self, uplink: Interface, address: IpAddr, frame: &[u8]) {
+        let mut sender = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((index, socket)) = &*sender
+            && *index == uplink.index
+            && socket.send(frame).is_ok()
+        {
+            return;
+        }
+        let sent = PacketSocket::sender(uplink.index).and_then(|socket| {
+            socket.send(frame)?;
+            Ok(socket)
+        });
+        let former = match sent {
+            Ok(socket) => sender.replace((uplink.index, socket)),
+            Err(error) => {
+                debug!(%error, %address, "cannot announce an egress IP");
+                sender.take()
+            }
+        };
+        drop(sender);
+        blocking(|| drop(former));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+    use std::thread;
+
+    use super::*;
+
+    /// Who sends more quickly than he is read has the reader look at its clock all the same.
+    #[test]
+    fn who_listens_for_some_time_stops_then_however_much_there_is_to_hear() {
+        let (done, ended) = std::sync::mpsc::channel();
+        // Where the other end is closed there is always an end to read.
+        let (reads, _) = UnixStream::pair().expect("a pair");
+        thread::spawn(move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+            runtime.block_on(async {
+                reads.set_nonblocking(true).expect("a flag");
+                let socket = PacketSocket::of(reads.into()).expect("a socket");
+                let until = Instant::now() + PROBE_INTERVAL;
+                let mut heard = Heard::until(until, &socket);
+                while heard.next().await.is_some() {}
+            });
+            done.send(()).expect("somebody waits");
+        });
+        assert_eq!(ended.recv_timeout(PROBE_INTERVAL * 20), Ok(()));
+    }
+}

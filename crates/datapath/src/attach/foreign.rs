@@ -1,0 +1,124 @@
+//! A second set of programs: ours by name, with maps that are not pinned below this `--bpffs`.
+//!
+//! Programs outlive their agent. An agent that was then given another directory would load maps of its own and put its
+//! programs beside those of the first, which go on translating by a state that nobody keeps. Filters have our hooks' names
+//! and are not pinned here. Of links the kernel tells the programs' numbers alone. Who has `CAP_SYS_ADMIN` may look at such a
+//! program: all of ours count in a map `counters`, and theirs is not the one that is pinned here. Who has not, as an agent in
+//! its DaemonSet, sees a set of links whose directory is on the same BPF file system.
+//!
+//! Looked for on the devices that this agent is going to use, as TCX links and as clsact filters, whichever of the two
+//! this agent uses itself.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use aya::programs::links::{FdLink, PinnedLink};
+use aya::programs::{ProgramError, ProgramInfo, SchedClassifier};
+use aya::sys::SyscallError;
+use nix::net::if_::if_nametoindex;
+use nix::sys::statfs::{BPF_FS_MAGIC, statfs};
+
+use crate::Settings;
+use crate::attach::clsact::{self, OurSet};
+use crate::attach::filters;
+use crate::error::StartError;
+use crate::loader::abi_migration::Succession;
+use crate::maps::access::tcx_programs;
+use crate::names::{Hook, LINKS, Pins};
+
+/// How deep below a BPF file system's root another agent's directory is looked for.
+const DEPTH: u32 = 4;
+
+/// An error where a hook of ours has a program of another set.
+pub fn refuse(settings: &Settings, pins: &Pins, succession: &Succession) -> Result<(), StartError> {
+    let cannot_tell = |error| StartError::kernel("look for programs of another set", error);
+    let versions = std::iter::once(pins.version()).chain(succession.others().iter().cloned());
+    let ours = versions.map(|version| OurSet::of(&version)).collect::<io::Result<Vec<_>>>().map_err(cannot_tell)?;
+    for hook in Hook::ALL {
+        let device = settings.device(hook.device());
+        let has_link = has_other_link(&ours, pins, hook, device).map_err(cannot_tell)?;
+        let has_filter = has_other_filter(&ours, hook, device)
+            .map_err(|error| StartError::kernel(format!("look for filters on {device}"), error))?;
+        if has_filter || has_link {
+            let device = device.to_owned();
+            let directory = elsewhere(pins).map_or("its directory".to_owned(), |path| path.display().to_string());
+            return Err(StartError::ForeignPrograms { program: hook.name(), device, directory });
+        }
+    }
+    Ok(())
+}
+
+/// A kernel without TCX, or a device that is away, has none.
+fn has_other_link(ours: &[OurSet], pins: &Pins, hook: Hook, device: &str) -> io::Result<bool> {
+    match SchedClassifier::query_tcx(device, hook.direction()) {
+        Ok((_, programs)) => has_other_program(ours, hook, &programs),
+        Err(ProgramError::SyscallError(SyscallError { io_error, .. }))
+            if io_error.kind() == io::ErrorKind::PermissionDenied =>
+        {
+            let there = tcx_programs(if_nametoindex(device)?, hook.direction())?;
+            Ok(directories(pins).iter().flat_map(|other| linked(other, hook)).any(|one| there.contains(&one)))
+        }
+        Err(_) => Ok(false),
+    }
+}
+
+fn has_other_program(ours: &[OurSet], hook: Hook, programs: &[ProgramInfo]) -> io::Result<bool> {
+    for program in programs.iter().filter(|program| is_named(program.name(), hook)) {
+        let known = ours.iter().map(|set| set.has_program(program)).collect::<Result<Vec<_>, _>>();
+        if !known.map_err(io::Error::other)?.contains(&true) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// The programs of this hook's links that are pinned below that directory, by number.
+fn linked(directory: &Path, hook: Hook) -> Vec<u32> {
+    let versions = std::fs::read_dir(directory).into_iter().flatten().flatten();
+    let links = versions.map(|version| version.path().join(LINKS).join(hook.name()));
+    let opened = links.filter_map(|link| Some(FdLink::from(PinnedLink::from_pin(link).ok()?)));
+    opened.filter_map(|link| Some(link.info().ok()?.program_id())).collect()
+}
+
+/// The kernel cuts a program's name to 15 bytes.
+fn is_named(name: &[u8], hook: Hook) -> bool {
+    let whole = hook.name().as_bytes();
+    name == whole.get(..15).unwrap_or(whole)
+}
+
+/// Likewise by filters, whose names are not cut.
+fn has_other_filter(ours: &[OurSet], hook: Hook, device: &str) -> io::Result<bool> {
+    let Ok(ifindex) = if_nametoindex(device) else { return Ok(false) };
+    for filter in filters::on(ifindex, hook.direction())? {
+        if filter.name == hook.name() && filter.program.is_some() && !ours.iter().any(|set| set.has(hook, &filter)) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// Another directory of pins on the same BPF file system, for the user's sake; `None` where none is in sight.
+fn elsewhere(pins: &Pins) -> Option<PathBuf> {
+    directories(pins).into_iter().next()
+}
+
+fn directories(pins: &Pins) -> Vec<PathBuf> {
+    let is_bpffs = |path: &Path| statfs(path).is_ok_and(|status| status.filesystem_type() == BPF_FS_MAGIC);
+    let mut found = Vec::new();
+    if let Some(top) = pins.root().ancestors().take_while(|path| is_bpffs(path)).last() {
+        find(top, pins.root(), DEPTH, &mut found);
+    }
+    found
+}
+
+/// Directories with pinned maps of ours: `<directory>/v<N>/maps/<map>`.
+fn find(directory: &Path, except: &Path, depth: u32, found: &mut Vec<PathBuf>) {
+    let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
+    let below: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
+    let has_pins = |version: &PathBuf| version.join("maps").join(clsact::COMMON_MAP).exists();
+    if directory != except && below.iter().any(has_pins) {
+        found.push(directory.to_path_buf());
+    } else if let Some(depth) = depth.checked_sub(1) {
+        below.iter().filter(|path| path.is_dir()).for_each(|path| find(path, except, depth, found));
+    }
+}

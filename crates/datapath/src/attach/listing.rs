@@ -1,0 +1,103 @@
+//! What runs on our hooks, as far as the kernel tells who may not look programs up by number (that takes `CAP_SYS_ADMIN`):
+//! of a link by its pin, of a filter by its device.
+
+use std::fs;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::path::Path;
+use std::time::SystemTime;
+
+use egress_common::abi::Config;
+
+use crate::attach::clsact::OurSet;
+use crate::attach::filters;
+use crate::loader::features::Attachment;
+use crate::maps::access;
+use crate::names::{Device, Hook, LINKS, Pins};
+
+/// A program on its hook.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Attached {
+    pub way: Attachment,
+    pub ifindex: u32,
+    pub program: u32,
+    /// The kernel's hash of the program's instructions.
+    pub tag: Option<u64>,
+    /// Since when the hook has had a program of ours. Filters do not tell.
+    pub since: Option<SystemTime>,
+}
+
+/// `None` where nothing of ours runs on the hook.
+pub fn on(pins: &Pins, config: &Config, hook: Hook) -> io::Result<Option<Attached>> {
+    match by_link(&pins.link(hook))? {
+        None => by_filter(config, hook),
+        some => Ok(some),
+    }
+}
+
+/// Where the agent has put the hook.
+pub const fn ifindex(config: &Config, hook: Hook) -> u32 {
+    match hook.device() {
+        Device::Mgmt => config.mgmt_ifindex,
+        Device::Uplink => config.uplink_ifindex,
+        Device::Overlay => config.overlay_ifindex,
+    }
+}
+
+/// The device that a program of this version's directory is on, whatever its layout is.
+pub fn somewhere(version: &Path, hook: Hook) -> io::Result<Option<u32>> {
+    if let Some(linked) = by_link(&version.join(LINKS).join(hook.name()))? {
+        return Ok(Some(linked.ifindex));
+    }
+    let set = OurSet::of(version)?;
+    for ifindex in filters::devices()? {
+        if filters::on(ifindex, hook.direction())?.iter().any(|filter| set.has(hook, filter)) {
+            return Ok(Some(ifindex));
+        }
+    }
+    Ok(None)
+}
+
+fn by_link(path: &Path) -> io::Result<Option<Attached>> {
+    if !path.try_exists()? {
+        return Ok(None);
+    }
+    let since = fs::metadata(path)?.modified().ok();
+    let link = access::open_pin(path)?;
+    let text = fs::read_to_string(format!("/proc/self/fdinfo/{}", link.as_raw_fd()))?;
+    Ok(parse(&text).map(|(ifindex, program, tag)| Attached { way: Attachment::Tcx, ifindex, program, tag, since }))
+}
+
+/// What the kernel writes of a link: its device, program and the program's tag. `None` where the device is gone.
+fn parse(text: &str) -> Option<(u32, u32, Option<u64>)> {
+    let field = |name: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+        line.map(str::trim)
+    };
+    let ifindex = field("ifindex")?.parse().ok().filter(|index| *index != 0)?;
+    let program = field("prog_id")?.parse().ok()?;
+    Some((ifindex, program, field("prog_tag").and_then(|tag| u64::from_str_radix(tag, 16).ok())))
+}
+
+fn by_filter(config: &Config, hook: Hook) -> io::Result<Option<Attached>> {
+    let ifindex = ifindex(config, hook);
+    let found = filters::on(ifindex, hook.direction())?;
+    let ours = found.into_iter().find(|filter| filter.name == hook.name() && filter.program.is_some());
+    Ok(ours.and_then(|filter| {
+        Some(Attached { way: Attachment::Clsact, ifindex, program: filter.program?, tag: filter.tag, since: None })
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernels_words_of_a_link_are_read() {
+        let text = "pos:\t0\nflags:\t02000002\nlink_type:\ttcx\nlink_id:\t7\nprog_tag:\t00ff5a0cc3d8d6b1\nprog_id:\t42\n\
+                    ifindex:\t12\nattach_type:\t46 (tcx_ingress)\n";
+        assert_eq!(parse(text), Some((12, 42, Some(0x00ff_5a0c_c3d8_d6b1))));
+        assert_eq!(parse(&text.replace("ifindex:\t12", "ifindex:\t0")), None, "its device is gone");
+        assert_eq!(parse("pos:\t0\n"), None);
+    }
+}

@@ -1,0 +1,233 @@
+//! Removing every trace from this node.
+//!
+//! It refuses to run beside an agent, which would only put things back. Everything else is collected: one thing that
+//! cannot be removed does not keep the rest. Steering goes first, the guard of the uplink last, so that no selected pod's
+//! packet leaves as a pod's in between.
+//!
+//! Whose a filter is the pins beside it say. Where one could not be taken off they stay, for the next try.
+
+use std::fs;
+use std::io;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+
+use aya::maps::MapData;
+use egress_common::abi::{Addr, OwnedAddr};
+use nix::net::if_::if_nametoindex;
+use tokio::task::JoinSet;
+
+use crate::attach::clsact::{self, OurSet};
+use crate::attach::filters;
+use crate::error::{StartError, map_io};
+use crate::loader::lock::InstanceLock;
+use crate::maps::tables::Hash;
+use crate::names::{CLSACT_PROGRAMS, Hook, LINKS, NFT_TABLE, OVERLAY_DEVICE, Pins};
+use crate::nftables::Nft;
+use crate::{Settings, announce, overlay};
+
+/// What was removed and what could not be, one line each.
+#[derive(Debug, Default)]
+pub struct CleanupReport {
+    pub removed: Vec<String>,
+    pub problems: Vec<String>,
+}
+
+impl CleanupReport {
+    fn note(&mut self, what: &str, outcome: io::Result<bool>) {
+        match outcome {
+            Ok(true) => self.removed.push(what.to_owned()),
+            Ok(false) => {}
+            Err(error) => self.problems.push(format!("{what}: {error}")),
+        }
+    }
+}
+
+/// Removes links, pins, filters, the overlay device, its rules, and multicast filters. An error only where an agent is
+/// running.
+pub async fn cleanup(settings: &Settings) -> Result<CleanupReport, StartError> {
+    let pins = Pins::new(&settings.bpffs);
+    let mut report = CleanupReport::default();
+    // Taking the lock makes the directory: what was not there before is not worth a line.
+    let was_there = pins.root().exists();
+    let lock = match InstanceLock::take(&pins) {
+        Ok(lock) => Some(lock),
+        Err(busy @ StartError::Busy { .. }) => return Err(busy),
+        // Without the file system there are no pins; the rest may be there all the same.
+        Err(StartError::NotBpffs { .. }) => None,
+        Err(error) => {
+            report.problems.push(error.to_string());
+            None
+        }
+    };
+    let owned = owned_addresses(&pins).unwrap_or_else(|error| {
+        report.problems.push(format!("multicast filters of owned addresses: {error}"));
+        Vec::new()
+    });
+    let mut tasks = JoinSet::new();
+    let connected = rtnetlink::new_connection();
+    let (connection, netlink, _) = connected.map_err(|error| StartError::kernel("open a netlink socket", error))?;
+    // Short-lived: as long as the cleanup.
+    tasks.spawn(connection);
+    let needed = remove_filters(settings, &pins, &mut report);
+    if lock.is_some() {
+        remove_pins(&pins, was_there, &needed, &mut report);
+    }
+    for (ifindex, address) in owned {
+        announce::remove_filter_at(ifindex, address);
+    }
+    report.note(&format!("device {OVERLAY_DEVICE}"), overlay::remove(&netlink).await);
+    report.note(&format!("nftables table {NFT_TABLE}"), Nft::default().remove());
+    Ok(report)
+}
+
+/// Egress IPs of this node and the devices that they are announced on, whose multicast filters know them.
+fn owned_addresses(pins: &Pins) -> io::Result<Vec<(u32, IpAddr)>> {
+    let path = pins.map("owned_addr");
+    let mut addresses = Vec::new();
+    if path.exists() {
+        let data = MapData::from_pin(path).map_err(map_io)?;
+        let owned = Hash::<Addr, OwnedAddr>::new(data).map_err(map_io)?;
+        owned.for_each(|address, entry| addresses.push((entry.ifindex, address.to_ip())))?;
+    }
+    Ok(addresses)
+}
+
+/// Links of every layout version, then everything else below the directory but for the versions that are still needed,
+/// then the directory.
+fn remove_pins(pins: &Pins, was_there: bool, needed: &[PathBuf], report: &mut CleanupReport) {
+    let versions = match children(pins.root()) {
+        Ok(versions) => versions,
+        Err(error) => return report.problems.push(format!("{}: {error}", pins.root().display())),
+    };
+    for version in versions {
+        for hook in Hook::ALL.into_iter().rev() {
+            let link = version.join(LINKS).join(hook.name());
+            report.note(&format!("link {}", link.display()), absent_is_false(fs::remove_file(&link)));
+        }
+        if !needed.contains(&version) {
+            remove_tree(&version, report);
+        }
+    }
+    if needed.is_empty() {
+        let removed = absent_is_false(fs::remove_dir(pins.root())).map(|removed| removed && was_there);
+        report.note(&format!("directory {}", pins.root().display()), removed);
+    }
+}
+
+fn remove_tree(path: &Path, report: &mut CleanupReport) {
+    let shown = path.display().to_string();
+    if !path.is_dir() {
+        return report.note(&format!("pin {shown}"), absent_is_false(fs::remove_file(path)));
+    }
+    match children(path) {
+        Ok(children) => children.iter().for_each(|child| remove_tree(child, report)),
+        Err(error) => report.problems.push(format!("{shown}: {error}")),
+    }
+    report.note(&format!("directory {shown}"), absent_is_false(fs::remove_dir(path)));
+}
+
+fn children(path: &Path) -> io::Result<Vec<PathBuf>> {
+    fs::read_dir(path)?.map(|entry| Ok(entry?.path())).collect()
+}
+
+fn absent_is_false(outcome: io::Result<()>) -> io::Result<bool> {
+    match outcome {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// Our filters, wherever they are, and the disciplines that were made for them; the versions that are needed to know what
+/// could not be removed. Where no pin tells what is ours, those on this node's devices that are named as ours.
+fn remove_filters(settings: &Settings, pins: &Pins, report: &mut CleanupReport) -> Vec<PathBuf> {
+    let versions = children(pins.root()).unwrap_or_default();
+    let mut needed = Vec::new();
+    let mut is_told = false;
+    for version in versions.into_iter().filter(|version| version.is_dir()) {
+        let before = report.problems.len();
+        is_told |= tells(&version);
+        match OurSet::of(&version) {
+            Ok(set) => {
+                for (what, outcome) in clsact::take_off_elsewhere(&set, &[]) {
+                    report.note(&what, outcome);
+                }
+            }
+            Err(error) => report.problems.push(format!("filters of {}: {error}", version.display())),
+        }
+        if report.problems.len() > before {
+            needed.push(version);
+        }
+    }
+    if !is_told {
+        remove_named(settings, report);
+    }
+    needed
+}
+
+/// Whether a version has something on hooks that it knows. One with maps and neither filters nor links is of an agent that
+/// did not pin its filters' programs, as the first ones, or attached nothing.
+fn tells(version: &Path) -> bool {
+    // What cannot be read may tell something.
+    let is_empty = |name: &str| match fs::read_dir(version.join(name)) {
+        Ok(mut entries) => entries.next().is_none(),
+        Err(error) => error.kind() == io::ErrorKind::NotFound,
+    };
+    !is_empty(CLSACT_PROGRAMS) || !is_empty(LINKS)
+}
+
+fn remove_named(settings: &Settings, report: &mut CleanupReport) {
+    for hook in Hook::ALL.into_iter().rev() {
+        let device = settings.device(hook.device());
+        let Ok(ifindex) = if_nametoindex(device) else { continue };
+        let named = filters::on(ifindex, hook.direction()).map(|mut there| {
+            there.retain(|filter| filter.name == hook.name());
+            there
+        });
+        let removed = named.and_then(|named| {
+            named.iter().try_fold(false, |any, filter| Ok(filters::remove(ifindex, hook.direction(), filter)? || any))
+        });
+        report.note(&format!("filter {} on {device}", hook.name()), removed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A directory with the layout of pins, on any file system.
+    fn laid_out(name: &str, files: &[&str]) -> PathBuf {
+        let root = std::env::temp_dir().join(format!("egress-cleanup-{name}-{}", std::process::id()));
+        for file in files.iter().map(|file| root.join(file)) {
+            fs::create_dir_all(file.parent().expect("a folder")).expect("a folder");
+            fs::write(file, "").expect("a file");
+        }
+        root
+    }
+
+    #[test]
+    fn what_tells_whose_a_filter_is_stays_as_long_as_the_filter() {
+        let root =
+            laid_out("needed", &["v5/maps/counters", "v5/filters/7", "v5/links/mgmt_ingress", "v3/maps/counters"]);
+        let (pins, mut report) = (Pins::new(&root), CleanupReport::default());
+        remove_pins(&pins, true, &[root.join("v5")], &mut report);
+        assert_eq!(report.problems, Vec::<String>::new(), "what is kept is no problem of its own");
+        for (file, stays) in
+            [("v5/maps/counters", true), ("v5/filters/7", true), ("v5/links/mgmt_ingress", false), ("v3", false)]
+        {
+            assert_eq!(root.join(file).exists(), stays, "{file}");
+        }
+        remove_pins(&pins, true, &[], &mut report);
+        assert!(report.problems.is_empty() && !root.exists(), "{report:?}");
+    }
+
+    #[test]
+    fn maps_alone_do_not_tell_whose_filters_are() {
+        for (file, wanted) in [("maps/counters", false), ("filters/7", true), ("links/mgmt_ingress", true)] {
+            let root = laid_out("tells", &[file]);
+            let told = tells(&root);
+            fs::remove_dir_all(&root).expect("it was there");
+            assert_eq!(told, wanted, "{file}");
+        }
+    }
+}

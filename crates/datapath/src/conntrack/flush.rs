@@ -1,0 +1,171 @@
+//! Cutting flows: what an edit must not let live on.
+//!
+//! A flow of a pod is an entry of `flows` on its own node; its mapping is two entries of `nat` on the gateway, which live
+//! and die together. Here they are found by walking the maps, which a cut may cost and a packet may not; one walk serves any
+//! number of cuts.
+//!
+//! A TCP connection keeps its entry of `flows`, by which the programs know it: the pod's next packet is answered by a
+//! reset, since the policy no longer has its address or nothing selects the pod any more (`decide::slots`, `decide::steer`).
+//! Idle pods are made to send that packet (`nudge`). Everything else is forgotten, and begins anew with its next packet.
+//!
+//! Each change of a plan is followed by the cut that it asks for. An agent that ends in between leaves no note of what was
+//! due, and needs none: the maps say which flows may go on, so the next one cuts what they do not permit ([`orphans`]).
+
+use std::collections::BTreeSet;
+use std::io;
+use std::net::IpAddr;
+
+use egress_common::abi::{Addr, Direction, Flow, Mapping, Origin, Tuple};
+use egress_common::wire::PROTO_TCP;
+
+use crate::maps::tables::{FlowTables, Hash};
+use egress_core::model::state::{Action, EgressId, KernelState};
+
+/// Connections whose pods are to be told, as the pods send them, and the objects whose addresses they show.
+pub type Cut = Vec<(Tuple, EgressId)>;
+
+/// What one walk is to cut.
+#[derive(Debug, Default)]
+pub struct Due {
+    /// Of an object, what shows this address.
+    shown: BTreeSet<(u32, u128)>,
+    /// Of an object, what belongs to this pod.
+    of_pods: BTreeSet<(u32, u128)>,
+    /// Everything that is known of these pods' addresses: flows, mappings, connections from outside, datagrams. The pods are
+    /// gone, so there is nobody to tell.
+    gone: BTreeSet<u128>,
+}
+
+/// Quicker to compare than octets.
+fn number(address: Addr) -> u128 {
+    u128::from_be_bytes(address.octets())
+}
+
+impl Due {
+    pub fn of(cuts: &[Action]) -> Self {
+        let mut due = Self::default();
+        let of = |address: &IpAddr| number(Addr::from(*address));
+        for cut in cuts {
+            match cut {
+                Action::CutFlows(id, addresses) => {
+                    due.shown.extend(addresses.iter().map(|address| (id.0, of(address))))
+                }
+                Action::CutPodFlows(pod, id) => drop(due.of_pods.insert((id.0, of(pod)))),
+                Action::CutPod(pod) => drop(due.gone.insert(of(pod))),
+                other => debug_assert!(!other.is_cut(), "{other:?}"),
+            }
+        }
+        due
+    }
+
+    fn is_gone(&self, pod: Addr) -> bool {
+        !self.gone.is_empty() && self.gone.contains(&number(pod))
+    }
+
+    /// Whether a flow or mapping of this object's, of this pod and with this address, is to be cut.
+    fn has(&self, id: u32, pod: Addr, shown: Addr) -> bool {
+        self.of_pods.contains(&(id, number(pod))) || self.shown.contains(&(id, number(shown)))
+    }
+}
+
+/// All that is due.
+pub fn all(tables: &mut FlowTables, due: &Due) -> io::Result<Cut> {
+    let done = cut(
+        tables,
+        |tuple, flow| match (due.is_gone(tuple.saddr), due.has(flow.egress_id, tuple.saddr, flow.address)) {
+            (true, _) => Fate::Forgotten,
+            (false, true) => Fate::Cut,
+            (false, false) => Fate::Stays,
+        },
+        // The answer is sent to the address that the flow shows.
+        |forward, mapping, reverse| {
+            due.is_gone(forward.saddr) || due.has(mapping.egress_id, forward.saddr, reverse.daddr)
+        },
+    )?;
+    if !due.gone.is_empty() {
+        remove_those(&mut tables.inbound, |tuple| due.is_gone(tuple.saddr))?;
+        remove_those(&mut tables.datagrams, |tuple| due.is_gone(tuple.saddr))?;
+    }
+    Ok(done.0)
+}
+
+/// Flows and mappings that this state does not permit, and how many entries went. Mappings towards other nodes (mark 1008)
+/// are no object's, and those of another version are the sweep's.
+pub fn orphans(tables: &mut FlowTables, state: &KernelState) -> io::Result<(Cut, usize)> {
+    let permits =
+        |pod: Option<Addr>, id, address: Addr| state.permits(pod.map(|pod| pod.to_ip()), EgressId(id), address.to_ip());
+    cut(
+        tables,
+        |tuple, flow| match permits(Some(tuple.saddr), flow.egress_id, flow.address) {
+            true => Fate::Stays,
+            false => Fate::Cut,
+        },
+        |forward, mapping, reverse| match mapping.origin() {
+            Some(Origin::Here) => !permits(Some(forward.saddr), mapping.egress_id, reverse.daddr),
+            Some(Origin::Remote) => !permits(None, mapping.egress_id, reverse.daddr),
+            Some(Origin::Stack) | None => false,
+        },
+    )
+}
+
+/// What becomes of a flow.
+enum Fate {
+    Stays,
+    /// A connection's pod is to be told, and keeps its entry for that; all else is forgotten.
+    Cut,
+    Forgotten,
+}
+
+/// The connections whose pods are to be told, and how many entries went.
+fn cut(
+    tables: &mut FlowTables,
+    fate: impl Fn(&Tuple, &Flow) -> Fate,
+    mapping_goes: impl Fn(&Tuple, &Mapping, &Tuple) -> bool,
+) -> io::Result<(Cut, usize)> {
+    let (mut connections, mut others) = (Cut::new(), Vec::new());
+    tables.flows.for_each(|tuple: &Tuple, flow| match fate(tuple, flow) {
+        Fate::Stays => {}
+        Fate::Cut if tuple.protocol == PROTO_TCP => connections.push((*tuple, EgressId(flow.egress_id))),
+        Fate::Cut | Fate::Forgotten => others.push(*tuple),
+    })?;
+    // The flow first: as long as it is there, the pod's next packet would make the mapping again.
+    for tuple in &others {
+        tables.flows.remove(tuple)?;
+    }
+    let mappings = cut_mappings(tables, mapping_goes)?;
+    Ok((connections, others.len() + mappings))
+}
+
+/// `goes` sees the forward tuple, the mapping and the reverse tuple, whichever of the two keys was found. How many went.
+fn cut_mappings(tables: &mut FlowTables, goes: impl Fn(&Tuple, &Mapping, &Tuple) -> bool) -> io::Result<usize> {
+    // Each mapping is met at both of its keys; at the reverse one it is taken. A forward key that is alone has no answers,
+    // and goes with the next sweep.
+    let mut keys = Vec::new();
+    tables.nat.for_each(|key: &Tuple, mapping: &Mapping| {
+        if key.direction() == Direction::Ingress && goes(&mapping.other, mapping, key) {
+            keys.push((*key, mapping.other));
+        }
+    })?;
+    for (reverse, forward) in &keys {
+        // Who removes the reverse key removes the forward key too, and nobody else: the programs do the same, and by then
+        // it may be a new mapping's.
+        if tables.nat.remove(reverse)? {
+            tables.nat.remove(forward)?;
+        }
+    }
+    Ok(keys.len())
+}
+
+/// Those that have gone by themselves are no error.
+fn remove_those<V: aya::Pod>(map: &mut Hash<Tuple, V>, goes: impl Fn(&Tuple) -> bool) -> io::Result<()> {
+    let mut keys = Vec::new();
+    map.for_each(|key: &Tuple, _| {
+        if goes(key) {
+            keys.push(*key);
+        }
+    })?;
+    for key in keys {
+        map.remove(&key)?;
+    }
+    Ok(())
+}

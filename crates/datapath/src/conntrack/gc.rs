@@ -1,0 +1,135 @@
+//! Expiry: the program `sweep` walks `nat`, `flows` and `inbound` in the kernel, where an entry's time and its two keys are
+//! judged and removed in one place; user space only says when.
+//!
+//! With each sweep the host's port ranges are looked at too, which NAT on the node's own address keeps out of, and what was
+//! counted of objects that have gone is dropped.
+//!
+//! It is a classifier that is never attached and is run by `BPF_PROG_TEST_RUN`. While no agent runs, nothing expires:
+//! maps may fill, and then refuse new flows by name.
+
+use std::io;
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+use aya::programs::{ProgramError, SchedClassifier, TestRun, TestRunOptions};
+use aya::sys::SyscallError;
+use egress_common::abi::SWEEP_PRESSED;
+use tokio::task::spawn_blocking;
+use tokio::time::sleep;
+use tracing::{debug, info, warn};
+
+use crate::error::map_io;
+use crate::loader::config;
+use crate::maps::tables::FlowTables;
+use crate::{Dataplane, Shared};
+use egress_supervise;
+
+/// A test run wants a whole Ethernet header.
+const PACKET: [u8; 64] = [0; 64];
+/// Size of `struct __sk_buff` (linux/bpf.h), and where its mark lies.
+const CONTEXT: usize = 192;
+const MARK: usize = 8;
+
+/// The shortest usual timeout is a minute; an entry may outlive its own by this time.
+const INTERVAL: Duration = Duration::from_secs(10);
+/// While a map is nearly full.
+const PRESSED_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Sweeps for as long as the data plane lives, at once and then from time to time. When a map is nearly full, what nobody
+/// has answered goes before its time, and the next look comes sooner.
+pub async fn run(shared: Arc<Shared>) {
+    loop {
+        let mut pressed = false;
+        // Files of /proc, and a walk of the maps: on a small machine it would keep this thread from following the node's
+        // devices.
+        let sweeping = Arc::clone(&shared);
+        let sweep = move || {
+            if let Err(error) = sweeping.follow_ports() {
+                warn!(%error, "cannot follow the host's port ranges");
+            }
+            sweeping.sweep()
+        };
+        match egress_supervise::joined(spawn_blocking(sweep).await) {
+            Ok(swept) => {
+                if swept.removed > 0 {
+                    debug!(removed = swept.removed, "idle entries removed");
+                }
+                pressed = swept.pressed;
+            }
+            Err(error) => warn!(%error, "cannot remove idle entries: the maps fill"),
+        }
+        sleep(if pressed { PRESSED_INTERVAL } else { INTERVAL }).await;
+    }
+}
+
+/// What a sweep came to.
+struct Swept {
+    removed: u32,
+    /// A map was, or is, nearly full.
+    pressed: bool,
+}
+
+impl Shared {
+    /// The host's ephemeral or reserved ports may have been changed: nobody tells, so one looks.
+    fn follow_ports(&self) -> io::Result<()> {
+        let seen = config::host_ports();
+        let news = self.state().follow_ports(&self.settings, seen)?;
+        if let Some(ports) = news {
+            info!(first = ports.first, last = ports.last, "other ports for pods' traffic to other nodes");
+            config::warn_of_few(ports);
+        }
+        Ok(())
+    }
+
+    fn sweep(&self) -> io::Result<Swept> {
+        // One sweep at a time; nothing else waits for it.
+        let program = self.sweep.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(program) = program.as_ref() else {
+            return Err(io::Error::new(io::ErrorKind::NotFound, "the object has no program sweep"));
+        };
+        let removed = test_run(program, 0)?;
+        self.forget_all_counts()?;
+        let full = self.flow_tables().nearly_full()?;
+        if full.is_empty() {
+            return Ok(Swept { removed, pressed: false });
+        }
+        let unanswered = test_run(program, SWEEP_PRESSED)?;
+        warn!(maps = full.join(", "), unanswered, "nearly full: connections that nobody has answered go sooner");
+        Ok(Swept { removed: removed + unanswered, pressed: true })
+    }
+}
+
+/// Runs the program; returns how many entries went.
+fn test_run(program: &SchedClassifier, mark: u32) -> io::Result<u32> {
+    let mut context = [0; CONTEXT];
+    context[MARK..MARK + 4].copy_from_slice(&mark.to_ne_bytes());
+    let mut options = TestRunOptions::new();
+    options.data_in = Some(&PACKET);
+    options.ctx_in = Some(&context);
+    match program.test_run(options) {
+        Ok(result) => Ok(result.return_value),
+        Err(ProgramError::SyscallError(SyscallError { io_error, .. })) => Err(io_error),
+        Err(error) => Err(io::Error::other(error)),
+    }
+}
+
+impl FlowTables {
+    /// Names of the maps that are seven eighths full or more, as the last sweep has counted.
+    fn nearly_full(&self) -> io::Result<Vec<&'static str>> {
+        let usage = self.usage.get(&0, 0).map_err(map_io)?;
+        let maps = [
+            ("nat", usage.nat, self.nat.limit()),
+            ("flows", usage.flows, self.flows.limit()),
+            ("inbound", usage.inbound, self.inbound.limit()),
+        ];
+        Ok(maps.into_iter().filter(|(_, used, limit)| *used >= limit - limit / 8).map(|(name, ..)| name).collect())
+    }
+}
+
+impl Dataplane {
+    /// Removes what is idle now; returns how many entries went. Like every sweep it follows the host's port ranges.
+    pub fn sweep(&self) -> io::Result<u32> {
+        self.shared.follow_ports()?;
+        self.shared.sweep().map(|swept| swept.removed)
+    }
+}

@@ -1,0 +1,333 @@
+//! Telling idle pods that a connection of theirs was cut.
+//!
+//! The programs answer the pod's next packet with a reset, which has the right number from that packet. A pod that waits
+//! for data sends none, so it is made to: it gets a bare ACK whose sequence number is none that it waits for, and answers
+//! with an ACK of its own (RFC 9293 section 3.10.7.4), as any TCP does. The segment goes to the pod by the management port,
+//! past the host's netfilter, by the next hop that the kernel has for the pod.
+//!
+//! Nobody here knows which number the pod waits for. A window is at most a quarter of all numbers (RFC 7323 section 2.3),
+//! so of two numbers half of all numbers apart at least one is outside: each round takes the other one. What has been told
+//! by then, or has begun anew, is left alone. This is a service on top: where no segment gets through, the pod learns of
+//! the cut when it sends.
+//!
+//! What cannot be sent, or has no way yet, is tried again with the next round, a few times. That it cannot is said once, and
+//! so is for how many it was in vain.
+
+pub mod pod_link;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::hash::{BuildHasher, RandomState};
+use std::io;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use egress_common::abi::{PodEntry, Tuple};
+use egress_common::decide::phase::{self, Phase};
+use tokio::sync::mpsc::UnboundedReceiver;
+use tokio::task::spawn_blocking;
+use tokio::time::{Instant, sleep, sleep_until};
+use tracing::{debug, info, warn};
+
+use crate::Shared;
+use crate::announce::frames;
+use crate::announce::socket::PacketSocket;
+use crate::conntrack::idle_reset::pod_link::{Ways, look};
+use crate::error_log::Trouble;
+use crate::executor::now_ns;
+use egress_supervise;
+
+/// How often a pod is asked at most, and how long it has to answer.
+const ROUNDS: u32 = 4;
+const PATIENCE: Duration = Duration::from_millis(700);
+/// At most so many segments at once, and a pause behind them: 1,000 a second, which is as many as a CPU answers
+/// (`decide::limit`).
+const AT_ONCE: usize = 10;
+const PAUSE: Duration = Duration::from_millis(10);
+/// How long at most from the decision to speak until the pod's answer is here.
+const ANSWERING_NS: u64 = 2_000_000_000;
+
+/// What was tried for a connection.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tries {
+    sent: u32,
+    failed: u32,
+}
+
+impl Tries {
+    const fn after(self, sent: bool) -> Self {
+        if sent { Self { sent: self.sent + 1, ..self } } else { Self { failed: self.failed + 1, ..self } }
+    }
+
+    const fn is_over(self) -> bool {
+        self.sent >= ROUNDS || self.failed >= ROUNDS
+    }
+}
+
+pub type Batch = Vec<(Tuple, Tries)>;
+
+/// What is to be said when. A connection is in it once, however often it is cut: so there is never more than `flows` holds,
+/// whoever selects and deselects a pod over and over.
+#[derive(Default)]
+struct Due {
+    /// A number tells those of one time apart.
+    times: BTreeMap<(Instant, u64), Tuple>,
+    tries: HashMap<Tuple, Tries>,
+    number: u64,
+}
+
+impl Due {
+    /// One that waits already keeps its time, and begins with these tries.
+    fn put(&mut self, at: Instant, connection: Tuple, tries: Tries) {
+        if self.tries.insert(connection, tries).is_none() {
+            self.number += 1;
+            self.times.insert((at, self.number), connection);
+        }
+    }
+
+    fn next(&self) -> Option<Instant> {
+        self.times.first_key_value().map(|((at, _), _)| *at)
+    }
+
+    /// The pods of all others whose time has come.
+    fn pods(&self, now: Instant) -> BTreeSet<IpAddr> {
+        let due = self.times.iter().take_while(|((at, _), _)| *at <= now);
+        due.map(|(_, connection)| connection.saddr.to_ip()).collect()
+    }
+
+    /// The first few whose time has come.
+    fn take(&mut self, now: Instant) -> Batch {
+        let mut batch = Vec::new();
+        while batch.len() < AT_ONCE
+            && let Some(first) = self.times.first_entry()
+            && first.key().0 <= now
+        {
+            let connection = first.remove();
+            batch.extend(self.tries.remove_entry(&connection));
+        }
+        batch
+    }
+}
+
+/// Tells, for as long as the data plane lives.
+pub async fn run(shared: Arc<Shared>, mut told: UnboundedReceiver<Vec<Tuple>>) {
+    let (mut due, mut ways, mut trouble) = (Due::default(), None, Trouble::default());
+    loop {
+        let next = due.next();
+        tokio::select! {
+            cut = told.recv() => {
+                let Some(cut) = cut else { return };
+                debug!(connections = cut.len(), "cut: their pods are told");
+                let now = Instant::now();
+                cut.into_iter().for_each(|connection| due.put(now, connection, Tries::default()));
+            }
+            () = sleep_until(next.unwrap_or_else(Instant::now)), if next.is_some() => {
+                let batch = due.take(Instant::now());
+                let done = tell(&shared, &mut ways, &due, batch).await;
+                note(&mut trouble, &done);
+                let later = Instant::now() + PATIENCE;
+                for (connection, tries) in done.batch.into_iter().filter(|(_, tries)| !tries.is_over()) {
+                    due.put(later, connection, tries);
+                }
+                sleep(PAUSE).await;
+            }
+        }
+        if due.next().is_none()
+            && let Some(lost) = trouble.end()
+        {
+            info!(connections = lost, "idle pods that could not be told of a cut learn of it when they send");
+        }
+    }
+}
+
+/// What came of a batch: those that may need it again, and the first error.
+struct Done {
+    batch: Batch,
+    error: Option<io::Error>,
+}
+
+impl Done {
+    fn none_sent(batch: Batch, error: Option<io::Error>) -> Self {
+        Self { batch: batch.into_iter().map(|(connection, tries)| (connection, tries.after(false))).collect(), error }
+    }
+}
+
+fn note(trouble: &mut Trouble, done: &Done) {
+    if let Some(error) = &done.error
+        && trouble.begin()
+    {
+        warn!(%error, "cannot tell idle pods of connections that were cut; trying again");
+    }
+    trouble.lose(done.batch.iter().filter(|(_, tries)| tries.failed >= ROUNDS).count());
+}
+
+/// Sends to those that need it. Where their ways must be asked for anew, so are those of all who are due by now.
+async fn tell(shared: &Arc<Shared>, ways: &mut Option<Ways>, due: &Due, batch: Batch) -> Done {
+    let (looking, asked) = (Arc::clone(shared), batch.clone());
+    let asleep = egress_supervise::joined(spawn_blocking(move || asleep(&looking, asked)).await);
+    let asleep = match asleep {
+        Ok(asleep) => asleep,
+        Err(error) => return Done::none_sent(batch, Some(error)),
+    };
+    // Its absence is said elsewhere.
+    let Some(port) = shared.state().facts().mgmt else { return Done::none_sent(asleep, None) };
+    if asleep.is_empty() {
+        return Done { batch: asleep, error: None };
+    }
+    let now = Instant::now();
+    if !ways.as_ref().is_some_and(|ways| ways.cover(port, now, &asleep)) {
+        let mut pods = due.pods(now);
+        pods.extend(asleep.iter().map(|(connection, _)| connection.saddr.to_ip()));
+        match look(&shared.netlink, port, pods).await {
+            Ok(to) => *ways = Some(Ways { port, until: now + PATIENCE, to }),
+            Err(error) => return Done::none_sent(asleep, Some(error)),
+        }
+    }
+    let socket = match PacketSocket::sender(port.index) {
+        Ok(socket) => socket,
+        Err(error) => return Done::none_sent(asleep, Some(error)),
+    };
+    let mut done = Done { batch: Vec::with_capacity(asleep.len()), error: None };
+    for (connection, tries) in asleep {
+        let way = ways.as_ref().and_then(|ways| ways.to.get(&connection.saddr.to_ip()).copied().flatten());
+        let frame = way.map(|mac| frames::segment(mac, port.mac, &connection, number_of(&connection, tries.sent)));
+        let sent = frame.map_or(Ok(false), |frame| socket.send(&frame).map(|()| true));
+        done.batch.push((connection, tries.after(*sent.as_ref().unwrap_or(&false))));
+        done.error = done.error.or(sent.err());
+    }
+    done
+}
+
+/// Those whose pods do not know yet, as far as one can tell: a reset has gone to the others, or they have begun anew.
+fn asleep(shared: &Shared, batch: Batch) -> io::Result<Batch> {
+    let now = now_ns()?;
+    let mut answered = Batch::new();
+    {
+        let tables = shared.tables();
+        for (connection, tries) in batch {
+            let pod = tables.pods.get(&connection.saddr)?;
+            answered.extend(pod.filter(|pod| is_answered(pod, now)).map(|_| (connection, tries)));
+        }
+    }
+    let tables = shared.flow_tables();
+    let mut asleep = Vec::new();
+    for (connection, tries) in answered {
+        let Some(flow) = tables.flows.get(&connection)? else { continue };
+        let wanted = match phase::flow(&flow) {
+            // The pod goes on asking, and begins anew thereby.
+            Phase::Opening => false,
+            Phase::Established => true,
+            // A stranger's reset looks the same as ours, before the first round.
+            Phase::Closing => tries.sent == 0,
+        };
+        if wanted {
+            asleep.push((connection, tries));
+        }
+    }
+    Ok(asleep)
+}
+
+/// Whether the programs still answer what the pod sends on a cut connection, or drop it (`decide::steer`). What an idle
+/// pod is made to say later would leave, with the node's address.
+fn is_answered(pod: &PodEntry, now_ns: u64) -> bool {
+    pod.egress_id().is_some() || now_ns.saturating_add(ANSWERING_NS) < pod.cut_until_ns
+}
+
+/// Half of all numbers further with each round.
+fn number_of(connection: &Tuple, round: u32) -> u32 {
+    thread_local!(static START: RandomState = RandomState::new());
+    let [a, b, c, d, ..] = START.with(|start| start.hash_one(connection)).to_ne_bytes();
+    u32::from_ne_bytes([a, b, c, d]).wrapping_add(round << 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use egress_common::abi::{Addr, Direction};
+    use egress_common::wire::PROTO_TCP;
+
+    use super::*;
+    use crate::Interface;
+
+    fn connection(port: u16) -> Tuple {
+        let (pod, world) = (Addr::v4([10, 244, 1, 10]), Addr::v4([198, 51, 100, 10]));
+        Tuple::new(Direction::Egress, pod, world, port, 80, PROTO_TCP)
+    }
+
+    #[test]
+    fn a_connection_that_is_cut_again_waits_once() {
+        let (mut due, now) = (Due::default(), Instant::now());
+        for _ in 0..3 {
+            due.put(now, connection(1), Tries::default());
+        }
+        let (none, one) = (Tries::default(), Tries::default().after(true));
+        due.put(now, connection(2), one);
+        due.put(now + PATIENCE, connection(2), none);
+        assert_eq!(due.take(now), [(connection(1), none), (connection(2), none)], "the second one from the start");
+        assert!(due.next().is_none() && due.take(now + 2 * PATIENCE).is_empty());
+        due.put(now + PATIENCE, connection(1), one);
+        assert_eq!((due.next(), due.take(now).len()), (Some(now + PATIENCE), 0), "its time has not come");
+        assert_eq!(due.take(now + PATIENCE), [(connection(1), one)]);
+    }
+
+    #[test]
+    fn a_batch_is_small_and_in_order() {
+        let (mut due, now) = (Due::default(), Instant::now());
+        let ports = 0..2 * u16::try_from(AT_ONCE).expect("few") + 1;
+        ports.clone().for_each(|port| due.put(now, connection(port), Tries::default()));
+        let batches: Vec<_> = std::iter::from_fn(|| Some(due.take(now)).filter(|batch| !batch.is_empty())).collect();
+        assert_eq!(batches.iter().map(Vec::len).collect::<Vec<_>>(), [AT_ONCE, AT_ONCE, 1]);
+        assert!(batches.concat().iter().map(|(connection, _)| connection.sport()).eq(ports));
+    }
+
+    #[test]
+    fn the_pods_of_a_round_are_looked_for_once() {
+        let (mut due, mut ways, now) = (Due::default(), None, Instant::now());
+        let port = Interface { index: 3, mac: [3; 6], mtu: 1400 };
+        for last in 0..3 * u8::try_from(AT_ONCE).expect("few") {
+            let (pod, world) = (Addr::v4([10, 244, 1, last]), Addr::v4([198, 51, 100, 10]));
+            let at = if last == 0 { now + PATIENCE } else { now };
+            due.put(at, Tuple::new(Direction::Egress, pod, world, 1, 80, PROTO_TCP), Tries::default());
+        }
+        let mut looks = Vec::new();
+        let batches = [now, now, now, now + PATIENCE].map(|when| (when, due.take(when), due.pods(when)));
+        for (when, batch, rest) in batches {
+            if !ways.as_ref().is_some_and(|ways: &Ways| ways.cover(port, when, &batch)) {
+                let pods = batch.iter().map(|(connection, _)| connection.saddr.to_ip()).chain(rest);
+                ways = Some(Ways { port, until: when + PATIENCE, to: pods.map(|pod| (pod, None)).collect() });
+                looks.push(ways.as_ref().map_or(0, |ways| ways.to.len()));
+            }
+        }
+        assert_eq!(looks, [3 * AT_ONCE - 1, 1], "for those that are due, then for the one of the next round");
+        let other = Interface { index: 4, ..port };
+        assert!(!ways.is_some_and(|ways| ways.cover(other, now, &Vec::new())), "the port was made anew");
+    }
+
+    #[test]
+    fn what_fails_is_tried_again_with_the_same_number_for_a_while() {
+        let mut tries = Tries::default().after(true);
+        let number = number_of(&connection(1), tries.sent);
+        for _ in 1..ROUNDS {
+            tries = tries.after(false);
+            assert_eq!((number_of(&connection(1), tries.sent), tries.is_over()), (number, false));
+        }
+        assert!(tries.after(false).is_over(), "as often as it is told");
+        assert_ne!(number_of(&connection(1), tries.after(true).sent), number);
+        let done = Done::none_sent(vec![(connection(1), tries), (connection(2), Tries::default())], None);
+        let mut trouble = Trouble::default();
+        note(&mut trouble, &done);
+        assert_eq!(trouble.end(), None, "nobody said that anything is wrong");
+        note(&mut trouble, &Done { error: Some(io::ErrorKind::Other.into()), ..done });
+        assert_eq!(trouble.end(), Some(1), "the other one goes on");
+    }
+
+    #[test]
+    fn nobody_speaks_whose_answer_would_leave() {
+        let now = 1_000 * ANSWERING_NS;
+        let until = |until_ns| PodEntry::known().with_cut_until(until_ns);
+        assert!(is_answered(&PodEntry::selected(7, 0), now), "it is reset, or has its address");
+        assert!(is_answered(&until(now + ANSWERING_NS + 1), now));
+        for over in [0, now, now + ANSWERING_NS] {
+            assert!(!is_answered(&until(over), now), "{over}");
+        }
+    }
+}

@@ -1,0 +1,87 @@
+//! Which networks this node is in, asked from the kernel: what the cluster is told of it where no CNI does
+//! (`kube::own_node`).
+
+use std::collections::BTreeMap;
+use std::io;
+use std::net::IpAddr;
+
+use futures::TryStreamExt;
+use ipnet::IpNet;
+use rtnetlink::Handle;
+use rtnetlink::packet_route::address::AddressMessage;
+use rtnetlink::packet_route::link::LinkAttribute;
+use tokio::task::JoinSet;
+
+use crate::devices::interfaces;
+use crate::devices::next_hop::next_hop;
+use crate::error::netlink_io;
+use egress_core::model::host::{HostAddresses, HostNetworks};
+use egress_supervise::{self, Task};
+
+/// kube-proxy in IPVS mode keeps the addresses of all services on this device.
+const SERVICE_DEVICE: &str = "kube-ipvs0";
+
+/// Where to ask.
+pub struct Host {
+    /// Ends before the handle goes.
+    _connection: JoinSet<()>,
+    pub netlink: Handle,
+    pub uplink: String,
+    mgmt_port: String,
+}
+
+impl Host {
+    pub fn new(uplink: String, mgmt_port: String) -> io::Result<Self> {
+        let (connection, netlink, _) = rtnetlink::new_connection()?;
+        let mut tasks = JoinSet::new();
+        tasks.spawn(egress_supervise::forever(Task::Netlink, connection));
+        Ok(Self { netlink, uplink, mgmt_port, _connection: tasks })
+    }
+
+    async fn device_names(&self) -> io::Result<BTreeMap<u32, String>> {
+        let mut names = BTreeMap::new();
+        let mut links = self.netlink.link().get().execute();
+        while let Some(link) = links.try_next().await.map_err(netlink_io)? {
+            let name = link.attributes.iter().find_map(|attribute| match attribute {
+                LinkAttribute::IfName(name) => Some(name.clone()),
+                _ => None,
+            });
+            names.extend(name.map(|name| (link.header.index, name)));
+        }
+        Ok(names)
+    }
+}
+
+impl HostAddresses for Host {
+    async fn networks(&self) -> io::Result<HostNetworks> {
+        let names = self.device_names().await?;
+        let is_ours =
+            |index: u32| names.get(&index).is_some_and(|name| *name != self.mgmt_port && name != SERVICE_DEVICE);
+        let mut networks = HostNetworks::default();
+        let mut messages = self.netlink.address().get().execute();
+        while let Some(message) = messages.try_next().await.map_err(netlink_io)? {
+            let index = message.header.index;
+            let seen = network(&message);
+            if names.get(&index).is_some_and(|name| *name == self.mgmt_port) {
+                networks.management.extend(seen.map(|network| network.addr()));
+            }
+            networks.all.extend(seen.filter(|_| is_ours(index)));
+        }
+        let uplink = names.iter().find(|(_, name)| **name == self.uplink);
+        if let Some((index, _)) = uplink {
+            networks.uplink.mac = interfaces::interface(&self.netlink, &self.uplink).await?.map(|link| link.mac);
+            let (v4, v6) = interfaces::primary_addresses(&self.netlink, *index).await?;
+            let own = v4.map(IpAddr::V4).into_iter().chain(v6.map(IpAddr::V6));
+            for own in own {
+                networks.primary.extend(networks.all.iter().find(|network| network.addr() == own));
+                networks.uplink.next_hops.extend(next_hop(&self.netlink, *index, own).await);
+            }
+        }
+        Ok(networks)
+    }
+}
+
+fn network(message: &AddressMessage) -> Option<IpNet> {
+    let seen = interfaces::addressed(message)?;
+    IpNet::new(seen.address, seen.length).ok()
+}

@@ -1,0 +1,201 @@
+//! Facts about the node's devices, asked from the kernel by rtnetlink.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use futures::TryStreamExt;
+use rtnetlink::Handle;
+use rtnetlink::packet_route::address::{AddressAttribute, AddressFlags, AddressMessage, AddressScope};
+use rtnetlink::packet_route::link::{InfoBridge, InfoData, InfoKind, LinkAttribute, LinkFlags, LinkInfo, LinkMessage};
+
+use crate::error::netlink_io;
+
+/// A device as the programs need to know it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Interface {
+    pub index: u32,
+    pub mac: [u8; 6],
+    pub mtu: u32,
+}
+
+/// The node as it is now; a device that is not there is `None`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct NodeFacts {
+    pub uplink: Option<Interface>,
+    pub mgmt: Option<Interface>,
+    /// See [`filters_ports`].
+    pub mgmt_filters_ports: bool,
+    pub overlay: Option<Interface>,
+    /// It is made down, and brought up when its program is there.
+    pub overlay_up: bool,
+    /// Whether the uplink can send.
+    pub carrier: bool,
+    /// Primary addresses of the uplink.
+    pub v4: Option<Ipv4Addr>,
+    pub v6: Option<Ipv6Addr>,
+}
+
+/// The link message of a device; `None` where there is none of that name.
+pub async fn link(netlink: &Handle, name: &str) -> std::io::Result<Option<LinkMessage>> {
+    let mut links = netlink.link().get().match_name(name).execute();
+    match links.try_next().await.map_err(netlink_io) {
+        Err(error) if error.raw_os_error() == Some(libc::ENODEV) => Ok(None),
+        other => other,
+    }
+}
+
+/// `None` where there is no device of that name.
+pub async fn interface(netlink: &Handle, name: &str) -> std::io::Result<Option<Interface>> {
+    Ok(link(netlink, name).await?.as_ref().map(from_message))
+}
+
+pub fn is_up(message: &LinkMessage) -> bool {
+    message.header.flags.contains(LinkFlags::Up)
+}
+
+/// Up, and with a carrier.
+pub fn has_carrier(message: &LinkMessage) -> bool {
+    message.header.flags.contains(LinkFlags::Up | LinkFlags::LowerUp)
+}
+
+/// A bridge whose packets meet netfilter when they come in by a port, before they are the bridge's own: by its own setting or
+/// by the namespace's (br_netfilter, `net.bridge.bridge-nf-call-iptables`, which Kubernetes' installers switch on).
+pub fn filters_ports(message: &LinkMessage) -> bool {
+    let mut kinds = message.attributes.iter().filter_map(|attribute| match attribute {
+        LinkAttribute::LinkInfo(info) => Some(info),
+        _ => None,
+    });
+    let Some(info) = kinds.find(|info| info.contains(&LinkInfo::Kind(InfoKind::Bridge))) else { return false };
+    let own = info.iter().any(|info| match info {
+        LinkInfo::Data(InfoData::Bridge(settings)) => settings
+            .iter()
+            .any(|setting| matches!(setting, InfoBridge::NfCallIpTables(true) | InfoBridge::NfCallIp6Tables(true))),
+        _ => false,
+    });
+    let is_on = |name| {
+        std::fs::read_to_string(format!("/proc/sys/net/bridge/bridge-nf-call-{name}"))
+            .is_ok_and(|text| text.trim() != "0")
+    };
+    own || is_on("iptables") || is_on("ip6tables")
+}
+
+pub fn from_message(message: &LinkMessage) -> Interface {
+    let mut interface = Interface { index: message.header.index, mac: [0; 6], mtu: 0 };
+    for attribute in &message.attributes {
+        match attribute {
+            LinkAttribute::Mtu(mtu) => interface.mtu = *mtu,
+            // A device without Ethernet addresses keeps zeros.
+            LinkAttribute::Address(mac) => {
+                if let Ok(mac) = mac.as_slice().try_into() {
+                    interface.mac = mac;
+                }
+            }
+            _ => {}
+        }
+    }
+    interface
+}
+
+/// The addresses that the node itself uses on a device: global, primary, in use, and first in the kernel's order. An
+/// address of full prefix length (a virtual IP of some other software) is taken only where there is no other.
+pub async fn primary_addresses(netlink: &Handle, index: u32) -> std::io::Result<(Option<Ipv4Addr>, Option<Ipv6Addr>)> {
+    let mut stream = netlink.address().get().set_link_index_filter(index).execute();
+    let (mut v4, mut v6) = (None, None);
+    while let Some(message) = stream.try_next().await.map_err(netlink_io)? {
+        let Some(candidate) = candidate(&message) else { continue };
+        match candidate {
+            (IpAddr::V4(address), whole) => prefer(&mut v4, address, whole),
+            (IpAddr::V6(address), whole) => prefer(&mut v6, address, whole),
+        }
+    }
+    Ok((v4.map(|(address, _)| address), v6.map(|(address, _)| address)))
+}
+
+fn prefer<A>(best: &mut Option<(A, bool)>, address: A, whole_prefix: bool) {
+    match best {
+        None => *best = Some((address, whole_prefix)),
+        Some((_, true)) if !whole_prefix => *best = Some((address, false)),
+        Some(_) => {}
+    }
+}
+
+/// The address, and whether its prefix is the address alone.
+fn candidate(message: &AddressMessage) -> Option<(IpAddr, bool)> {
+    let Addressed { address, length, flags } = addressed(message)?;
+    if flags.intersects(AddressFlags::Secondary | AddressFlags::Deprecated) {
+        return None;
+    }
+    let whole = if address.is_ipv4() { 32 } else { 128 };
+    Some((address, length == whole))
+}
+
+/// What a message says of an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Addressed {
+    pub address: IpAddr,
+    /// Of its network.
+    pub length: u8,
+    pub flags: AddressFlags,
+}
+
+/// An address of global scope that is in use; `None` for any other, and for one that is not yet, or not at all, the node's.
+pub fn addressed(message: &AddressMessage) -> Option<Addressed> {
+    if message.header.scope != AddressScope::Universe {
+        return None;
+    }
+    let (mut address, mut flags) = (None, AddressFlags::empty());
+    for attribute in &message.attributes {
+        match attribute {
+            // On point-to-point devices `Address` is the peer's; `Local` is ours wherever it is given.
+            AddressAttribute::Local(local) => address = Some(*local),
+            AddressAttribute::Address(other) if address.is_none() => address = Some(*other),
+            AddressAttribute::Flags(given) => flags = *given,
+            _ => {}
+        }
+    }
+    if flags.intersects(AddressFlags::Tentative | AddressFlags::Dadfailed) {
+        return None;
+    }
+    Some(Addressed { address: address?, length: message.header.prefix_len, flags })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn message(attributes: &[AddressAttribute]) -> AddressMessage {
+        let mut message = AddressMessage::default();
+        message.header.scope = AddressScope::Universe;
+        message.header.prefix_len = 16;
+        message.attributes.extend_from_slice(attributes);
+        message
+    }
+
+    #[test]
+    fn the_own_end_is_the_nodes_address() {
+        let (own, peer) = ([172, 18, 0, 2].into(), [172, 18, 0, 9].into());
+        for attributes in [
+            [AddressAttribute::Local(own), AddressAttribute::Address(peer)],
+            [AddressAttribute::Address(peer), AddressAttribute::Local(own)],
+        ] {
+            let seen = addressed(&message(&attributes)).map(|seen| (seen.address, seen.length));
+            assert_eq!(seen, Some((own, 16)));
+        }
+    }
+
+    #[test]
+    fn what_is_not_in_use_is_no_address() {
+        let own = AddressAttribute::Local([172, 18, 0, 2].into());
+        let with = |flags| message(&[own.clone(), AddressAttribute::Flags(flags)]);
+        for flags in [AddressFlags::Tentative, AddressFlags::Dadfailed] {
+            assert_eq!(addressed(&with(flags)), None, "{flags:?}");
+        }
+        for flags in [AddressFlags::Secondary, AddressFlags::Deprecated] {
+            assert!(addressed(&with(flags)).is_some(), "{flags:?}");
+            assert_eq!(candidate(&with(flags)), None, "{flags:?}: not the one that the node uses itself");
+        }
+        let mut link = message(&[own]);
+        assert_eq!(candidate(&link), Some(([172, 18, 0, 2].into(), false)));
+        link.header.scope = AddressScope::Link;
+        assert_eq!(addressed(&link), None);
+    }
+}

@@ -1,0 +1,89 @@
+//! Devices that are not there yet.
+//!
+//! An agent may start before its CNI has made them: a bridge comes with the first pod that has a network of its own,
+//! `ovn-k8s-mp0` with the node's part of OVN-Kubernetes. That pod must not be quicker than the programs. So nothing waits:
+//! everything is loaded and written, what is there gets its programs, and what comes gets them at once, as a device does that
+//! was made anew (`watch`). A wrong name looks the same as an early start, so whoever asks is told what is missing, and the
+//! log has it once for each device.
+//!
+//! Two names are known to be wrong: one that no device can have, and one where a former agent's programs still run on
+//! another device. These go on as they are.
+
+use std::path::PathBuf;
+
+use nix::net::if_::if_indextoname;
+
+use crate::Settings;
+use crate::attach::listing;
+use crate::devices::interfaces::NodeFacts;
+use crate::error::StartError;
+use crate::names::{Device, Hook};
+
+/// The kernel's room for a name, with the zero at its end.
+const NAME_SIZE: usize = 16;
+
+/// Those that have a name by a setting.
+const NAMED: [Device; 2] = [Device::Uplink, Device::Mgmt];
+
+const fn flag(device: Device) -> &'static str {
+    match device {
+        Device::Mgmt => "--mgmt-port",
+        // The overlay's device is nobody's to name.
+        Device::Uplink | Device::Overlay => "--uplink",
+    }
+}
+
+/// What whoever asks is told of a device that is missing.
+pub fn line(device: Device, name: &str) -> String {
+    format!("waiting for interface {name}, the {device} ({}): there is none of that name", flag(device))
+}
+
+/// An error where no device can have a name that is set.
+pub fn names(settings: &Settings) -> Result<(), StartError> {
+    for device in NAMED {
+        let name = settings.device(device);
+        if !can_be_a_name(name) {
+            return Err(StartError::NoSuchName { device, name: name.to_owned(), flag: flag(device) });
+        }
+    }
+    Ok(())
+}
+
+/// An error where a device is missing whose programs run elsewhere, pinned below one of these directories of versions.
+pub fn elsewhere(settings: &Settings, facts: &NodeFacts, versions: &[PathBuf]) -> Result<(), StartError> {
+    let is_missing = |hook: &Hook| NAMED.contains(&hook.device()) && facts.device(hook.device()).is_none();
+    for hook in Hook::ALL.into_iter().filter(is_missing) {
+        let device = hook.device();
+        for version in versions {
+            let found = listing::somewhere(version, hook);
+            let found = found.map_err(|error| StartError::kernel("look for programs of a former run", error))?;
+            let Some(ifindex) = found else { continue };
+            let there = if_indextoname(ifindex)
+                .map_or_else(|_| format!("interface {ifindex}"), |name| name.to_string_lossy().into_owned());
+            let name = settings.device(device).to_owned();
+            return Err(StartError::Elsewhere { device, name, flag: flag(device), there });
+        }
+    }
+    Ok(())
+}
+
+/// As the kernel judges them (`dev_valid_name`).
+fn can_be_a_name(name: &str) -> bool {
+    let is_odd = |byte: u8| byte == b'/' || byte == b':' || byte.is_ascii_whitespace() || byte == 0x0b;
+    !name.is_empty() && name.len() < NAME_SIZE && name != "." && name != ".." && !name.bytes().any(is_odd)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_that_no_device_can_have_are_known() {
+        for name in ["eth0", "ovn-k8s-mp0", "a23456789012345", "ethernet@host", "..."] {
+            assert!(can_be_a_name(name), "{name:?}");
+        }
+        for name in ["", ".", "..", "a234567890123456", "a/b", "a:1", "a b", "a\n", "a\u{b}"] {
+            assert!(!can_be_a_name(name), "{name:?}");
+        }
+    }
+}

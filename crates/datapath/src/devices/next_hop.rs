@@ -1,0 +1,171 @@
+//! Does the road from this node to the outside work: is the uplink there, has it a carrier, do its next hops answer?
+//!
+//! Looked at four times a second while this node may host egress IPs; of others nobody wants to know. A next hop is the
+//! gateway of the default route on the uplink, of each family that has one. It is asked for its link address, by a unicast
+//! where that is known, and by broadcast after a miss. Whatever it says of itself is a sign of life. After three misses in
+//! a row it is lost.
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::TryStreamExt;
+use rtnetlink::packet_route::route::{RouteAddress, RouteAttribute};
+use rtnetlink::{Handle, RouteMessageBuilder};
+use tokio::io::unix::AsyncFd;
+use tokio::sync::watch;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use tracing::debug;
+
+use crate::announce::Heard;
+use crate::announce::frames;
+use crate::announce::socket::PacketSocket;
+use crate::devices::host::Host;
+use crate::devices::interfaces::{self, Interface};
+use crate::error::netlink_io;
+use egress_core::model::node::Mac;
+use egress_core::model::view::Node;
+use egress_core::node_health::fitness::Uplink;
+
+const INTERVAL: Duration = Duration::from_millis(250);
+const MISSES: u32 = 3;
+/// Routes are looked up every so many times.
+const ROUTES_EVERY: u32 = 4;
+/// Destinations in no network of anybody: the route to them is the default one (RFC 5737, RFC 3849).
+const NOWHERE: [IpAddr; 2] =
+    [IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)), IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1))];
+
+/// Looks until told to stop, and publishes what it sees, and when a next hop has answered last.
+pub async fn watch_uplink(
+    host: &Host,
+    own_node: watch::Receiver<Option<Arc<Node>>>,
+    (seen, answered): (watch::Sender<Uplink>, watch::Sender<Option<std::time::Instant>>),
+    stop: CancellationToken,
+) {
+    let mut hops = Hops::default();
+    let mut look = Instant::now();
+    while !stop.is_cancelled() {
+        look += INTERVAL;
+        let may_host = own_node.borrow().as_ref().is_some_and(|node| node.assignable);
+        if !may_host {
+            hops = Hops::default();
+        }
+        let now = if may_host { hops.look(host, look).await } else { Ok(Uplink::Works) };
+        let now = now.unwrap_or_else(|error| {
+            // What cannot be seen speaks against nothing.
+            debug!(%error, "cannot look at the uplink");
+            Uplink::Works
+        });
+        let latest = hops.hops.iter().filter_map(|hop| hop.answered).max();
+        answered.send_if_modified(|known| std::mem::replace(known, latest) != latest);
+        seen.send_if_modified(|known| {
+            let is_news = *known != now;
+            *known = now;
+            is_news
+        });
+        tokio::select! {
+            () = stop.cancelled() => return,
+            () = tokio::time::sleep_until(look) => {}
+        }
+        // Not a burst after a pause: a next hop has its time for each answer.
+        look = look.max(Instant::now());
+    }
+}
+
+/// The next hops that are asked.
+#[derive(Default)]
+struct Hops {
+    hops: Vec<Hop>,
+    interface: Option<Interface>,
+    looks: u32,
+}
+
+struct Hop {
+    address: IpAddr,
+    /// This node's own, which is asked from.
+    own: IpAddr,
+    mac: Option<Mac>,
+    socket: AsyncFd<PacketSocket>,
+    unanswered: u32,
+    answered: Option<std::time::Instant>,
+}
+
+impl Hops {
+    /// One look, which ends at that time.
+    async fn look(&mut self, host: &Host, end: Instant) -> io::Result<Uplink> {
+        let Some(link) = interfaces::link(&host.netlink, &host.uplink).await? else {
+            *self = Self::default();
+            return Ok(Uplink::Missing(host.uplink.clone()));
+        };
+        if !interfaces::has_carrier(&link) {
+            *self = Self::default();
+            return Ok(Uplink::NoCarrier(host.uplink.clone()));
+        }
+        let interface = interfaces::from_message(&link);
+        if self.looks.is_multiple_of(ROUTES_EVERY) || self.interface != Some(interface) {
+            self.follow(&host.netlink, interface).await?;
+        }
+        self.looks = self.looks.wrapping_add(1);
+        futures::future::join_all(self.hops.iter_mut().map(|hop| hop.ask(interface.mac, end))).await;
+        let lost: Vec<IpAddr> =
+            self.hops.iter().filter(|hop| hop.unanswered >= MISSES).map(|hop| hop.address).collect();
+        Ok(if lost.is_empty() { Uplink::Works } else { Uplink::NextHopLost(lost) })
+    }
+
+    /// Keeps what is known of those that stay.
+    async fn follow(&mut self, netlink: &Handle, interface: Interface) -> io::Result<()> {
+        if self.interface.replace(interface) != Some(interface) {
+            self.hops.clear();
+        }
+        let (v4, v6) = interfaces::primary_addresses(netlink, interface.index).await?;
+        let mut hops = Vec::new();
+        for own in v4.map(IpAddr::V4).into_iter().chain(v6.map(IpAddr::V6)) {
+            let Some(address) = next_hop(netlink, interface.index, own).await else { continue };
+            let known = self.hops.iter().position(|hop| (hop.address, hop.own) == (address, own));
+            hops.push(match known {
+                Some(place) => self.hops.swap_remove(place),
+                None => {
+                    let socket = PacketSocket::listener_of(interface.index, address)?;
+                    Hop { address, own, mac: None, socket, unanswered: 0, answered: None }
+                }
+            });
+        }
+        self.hops = hops;
+        Ok(())
+    }
+}
+
+impl Hop {
+    /// Asks, and listens until then.
+    async fn ask(&mut self, mac: Mac, end: Instant) {
+        let to = self.mac.filter(|_| self.unanswered == 0);
+        if let Err(error) = self.socket.get_ref().send(&frames::solicitation(mac, self.own, self.address, to)) {
+            debug!(%error, hop = %self.address, "cannot ask the next hop");
+        }
+        self.unanswered = self.unanswered.saturating_add(1);
+        let mut heard = Heard::until(end, &self.socket);
+        while let Some(Ok((frame, length))) = heard.next().await {
+            let answer = frames::claimant(frame.get(..length).unwrap_or_default(), mac);
+            if let Some(answer) = answer.filter(|answer| answer.address == self.address) {
+                (self.mac, self.unanswered) = (Some(answer.mac), 0);
+                self.answered = Some(std::time::Instant::now());
+            }
+        }
+    }
+}
+
+/// The gateway of the default route of this family on the uplink.
+pub async fn next_hop(netlink: &Handle, index: u32, own: IpAddr) -> Option<IpAddr> {
+    let nowhere = NOWHERE.into_iter().find(|nowhere| nowhere.is_ipv4() == own.is_ipv4())?;
+    let length = if nowhere.is_ipv4() { 32 } else { 128 };
+    let message =
+        RouteMessageBuilder::<IpAddr>::new().destination_prefix(nowhere, length).ok()?.output_interface(index).build();
+    let route = netlink.route().get(message).execute().try_next().await.map_err(netlink_io);
+    route.ok()??.attributes.iter().find_map(|attribute| match attribute {
+        RouteAttribute::Gateway(RouteAddress::Inet(address)) => Some(IpAddr::V4(*address)),
+        RouteAttribute::Gateway(RouteAddress::Inet6(address)) => Some(IpAddr::V6(*address)),
+        _ => None,
+    })
+}

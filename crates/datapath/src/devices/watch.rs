@@ -1,0 +1,277 @@
+//! Following the node by its netlink events.
+//!
+//! - A **device** of ours appears, goes, or changes: look at the node again and attach where it is needed, at once. What
+//!   passes a device before its program is back is not seen by us, so this path has no delay.
+//! - **Routes, addresses, neighbours** change: cached next hops are looked up again. The first change acts at once, a
+//!   storm of them every 50 ms. A neighbour's state alone (reachable, stale) is no change, its link address is.
+//! - Events can be lost (the socket's buffer overflows) and other hands can take our programs off: every ten seconds, and
+//!   after a loss, everything is looked at again.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::channel::mpsc::UnboundedReceiver;
+use futures::{FutureExt, StreamExt};
+use rtnetlink::packet_core::{NetlinkMessage, NetlinkPayload};
+use rtnetlink::packet_route::RouteNetlinkMessage;
+use rtnetlink::packet_route::link::{LinkAttribute, LinkMessage};
+use rtnetlink::packet_route::neighbour::{NeighbourAddress, NeighbourAttribute, NeighbourMessage, NeighbourState};
+use rtnetlink::sys::SocketAddr;
+use rtnetlink::{Handle, MulticastGroup};
+use tokio::task::{JoinSet, spawn_blocking};
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
+use tokio_util::sync::CancellationToken;
+use tracing::warn;
+
+use crate::devices::interfaces::{self, NodeFacts};
+use crate::error::StartError;
+use crate::loader::initial_state::{self, OwnAddresses};
+use crate::names::OVERLAY_DEVICE;
+use crate::overlay;
+use crate::{Settings, Shared};
+use egress_supervise::{self, Task};
+
+const CHECK_INTERVAL: Duration = Duration::from_secs(10);
+const ROUTE_PAUSE: Duration = Duration::from_millis(50);
+
+/// Events as the kernel sends them.
+pub type Changes = UnboundedReceiver<(NetlinkMessage<RouteNetlinkMessage>, SocketAddr)>;
+
+/// What an event, or several, ask for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Need {
+    look: bool,
+    routes: bool,
+}
+
+/// Link addresses of neighbours as last seen.
+type Neighbours = HashMap<(u32, IpAddr), Vec<u8>>;
+
+/// Subscribes. `ends` before the changes are dropped.
+pub fn listen(tasks: &mut JoinSet<()>, ends: CancellationToken) -> io::Result<Changes> {
+    let (connection, _handle, changes) = rtnetlink::new_multicast_connection(&[
+        MulticastGroup::Link,
+        MulticastGroup::Neigh,
+        MulticastGroup::Ipv4Ifaddr,
+        MulticastGroup::Ipv6Ifaddr,
+        MulticastGroup::Ipv4Route,
+        MulticastGroup::Ipv6Route,
+    ])?;
+    tasks.spawn(egress_supervise::until(ends, Task::Netlink, connection));
+    Ok(changes)
+}
+
+/// The node as it is now.
+pub async fn gather(netlink: &Handle, settings: &Settings) -> io::Result<NodeFacts> {
+    let link = interfaces::link(netlink, &settings.uplink).await?;
+    let uplink = link.as_ref().map(interfaces::from_message);
+    let (v4, v6) = match uplink {
+        Some(uplink) => interfaces::primary_addresses(netlink, uplink.index).await?,
+        None => (None, None),
+    };
+    let mgmt = interfaces::link(netlink, &settings.mgmt_port).await?;
+    let overlay = interfaces::link(netlink, OVERLAY_DEVICE).await?;
+    Ok(NodeFacts {
+        uplink,
+        mgmt: mgmt.as_ref().map(interfaces::from_message),
+        mgmt_filters_ports: mgmt.as_ref().is_some_and(interfaces::filters_ports),
+        overlay: overlay.as_ref().map(interfaces::from_message),
+        overlay_up: overlay.as_ref().is_some_and(interfaces::is_up),
+        carrier: link.as_ref().is_some_and(interfaces::has_carrier),
+        v4,
+        v6,
+    })
+}
+
+/// Runs until it is dropped.
+pub async fn run(shared: Arc<Shared>, mut changes: Changes) {
+    let mut neighbours = Neighbours::new();
+    let mut check = interval(CHECK_INTERVAL);
+    check.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    // When the routes' generation may be raised again, and whether it must be.
+    let (mut routes_from, mut routes_due) = (Instant::now(), false);
+    loop {
+        let mut need = Need::default();
+        let mut verify = false;
+        tokio::select! {
+            change = changes.next() => match change {
+                Some((change, _)) => need = judge(&shared.settings, &mut neighbours, &change),
+                // With its connection, whose end is that of the process.
+                None => return,
+            },
+            _ = check.tick() => verify = true,
+            () = sleep_until(routes_from), if routes_due => {}
+        }
+        // What has arrived meanwhile is one change.
+        while let Some(Some((change, _))) = changes.next().now_or_never() {
+            let more = judge(&shared.settings, &mut neighbours, &change);
+            need = Need { look: need.look | more.look, routes: need.routes | more.routes };
+        }
+        if need.look || verify {
+            look(&shared, verify).await;
+        }
+        if verify {
+            check_second_line(&shared).await;
+        }
+        routes_due |= need.routes;
+        if routes_due && Instant::now() >= routes_from {
+            if let Err(error) = shared.state().raise_route_generation() {
+                warn!(%error, "cannot tell the programs that routes have changed");
+            }
+            routes_due = false;
+            routes_from = Instant::now() + ROUTE_PAUSE;
+        }
+    }
+}
+
+/// Waits for the tables, which may be walked.
+async fn check_second_line(shared: &Arc<Shared>) {
+    let shared = Arc::clone(shared);
+    if let Err(error) = spawn_blocking(move || shared.second_line.check(&shared)).await {
+        warn!(%error, "cannot look after the nftables table");
+    }
+}
+
+/// Looks at the node and follows it. A failure is tried again with the next event or check.
+async fn look(shared: &Arc<Shared>, verify: bool) {
+    let mut facts = gather(&shared.netlink, &shared.settings).await;
+    if matches!(&facts, Ok(facts) if facts.overlay.is_none()) {
+        match overlay::ensure(&shared.netlink, shared.settings.tunnel_port).await {
+            Ok(_) => facts = gather(&shared.netlink, &shared.settings).await,
+            Err(error @ StartError::TunnelPortTaken { .. }) => warn!("{error}"),
+            Err(error) => warn!(%error, "cannot make the overlay device again"),
+        }
+    }
+    if let Ok(facts) = &facts {
+        foreknow(shared, facts).await;
+    }
+    let followed = match facts {
+        // Hooks, filters and memberships are asked for by calls that wait for the kernel.
+        Ok(facts) => {
+            let following = Arc::clone(shared);
+            let follow = move || following.state().follow(&following.settings, facts, verify);
+            egress_supervise::joined(spawn_blocking(follow).await)
+        }
+        Err(error) => Err(error),
+    };
+    if let Err(error) = followed {
+        warn!(%error, "cannot follow a change of the node's interfaces; trying again");
+    }
+    let waits = shared.state().overlay_to_bring_up();
+    if let Some(index) = waits
+        && let Err(error) = overlay::bring_up(&shared.netlink, index, shared.settings.tunnel_port).await
+    {
+        warn!(%error, "cannot bring up the overlay device; trying again");
+    }
+}
+
+/// Before the programs are on a device that has come: what they go by as long as the cluster has not been heard of.
+async fn foreknow(shared: &Shared, facts: &NodeFacts) {
+    let Some(known) = shared.settings.foreknown.as_ref().filter(|_| shared.state().foreknows()) else { return };
+    let own = OwnAddresses::read(&shared.netlink, facts).await;
+    let written = own.and_then(|own| {
+        // The model may have looked meanwhile.
+        if !shared.state().foreknows() {
+            return Ok(());
+        }
+        let nets = initial_state::write(&mut shared.tables(), known, &own)?;
+        nets.iter().try_for_each(|net| shared.state().cover(net))
+    });
+    if let Err(error) = written {
+        warn!(%error, "cannot write what is known of this node's pods; trying again");
+    }
+}
+
+fn judge(settings: &Settings, neighbours: &mut Neighbours, change: &NetlinkMessage<RouteNetlinkMessage>) -> Need {
+    let everything = Need { look: true, routes: true };
+    let routes = Need { look: false, routes: true };
+    match &change.payload {
+        NetlinkPayload::Overrun(_) => everything,
+        NetlinkPayload::InnerMessage(message) => match message {
+            RouteNetlinkMessage::NewLink(link) | RouteNetlinkMessage::DelLink(link) => {
+                Need { look: concerns_us(settings, link), routes: false }
+            }
+            RouteNetlinkMessage::NewAddress(_) | RouteNetlinkMessage::DelAddress(_) => everything,
+            RouteNetlinkMessage::NewRoute(_) | RouteNetlinkMessage::DelRoute(_) => routes,
+            RouteNetlinkMessage::NewNeighbour(neighbour) => {
+                Need { look: false, routes: note(neighbours, neighbour, false) }
+            }
+            RouteNetlinkMessage::DelNeighbour(neighbour) => {
+                Need { look: false, routes: note(neighbours, neighbour, true) }
+            }
+            _ => Need::default(),
+        },
+        _ => Need::default(),
+    }
+}
+
+fn concerns_us(settings: &Settings, link: &LinkMessage) -> bool {
+    let ours = [settings.uplink.as_str(), settings.mgmt_port.as_str(), OVERLAY_DEVICE];
+    link.attributes.iter().any(|a| matches!(a, LinkAttribute::IfName(name) if ours.contains(&name.as_str())))
+}
+
+/// Whether the neighbour's link address is another than before.
+fn note(neighbours: &mut Neighbours, message: &NeighbourMessage, deleted: bool) -> bool {
+    let mut address = None;
+    let mut link_address = None;
+    for attribute in &message.attributes {
+        match attribute {
+            NeighbourAttribute::Destination(NeighbourAddress::Inet(ip)) => address = Some(IpAddr::V4(*ip)),
+            NeighbourAttribute::Destination(NeighbourAddress::Inet6(ip)) => address = Some(IpAddr::V6(*ip)),
+            NeighbourAttribute::LinkLayerAddress(bytes) => link_address = Some(bytes),
+            _ => {}
+        }
+    }
+    // Entries of bridges have no IP address.
+    let Some(address) = address else { return false };
+    let key = (message.header.ifindex, address);
+    let unusable = matches!(message.header.state, NeighbourState::Failed | NeighbourState::Incomplete);
+    match link_address {
+        Some(link_address) if !deleted && !unusable => {
+            neighbours.insert(key, link_address.clone()).as_ref() != Some(link_address)
+        }
+        _ => neighbours.remove(&key).is_some(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn neighbour(state: NeighbourState, mac: Option<[u8; 6]>) -> NeighbourMessage {
+        let mut message = NeighbourMessage::default();
+        message.header.ifindex = 2;
+        message.header.state = state;
+        message.attributes.push(NeighbourAttribute::Destination(NeighbourAddress::Inet([172, 18, 0, 1].into())));
+        message.attributes.extend(mac.map(|mac| NeighbourAttribute::LinkLayerAddress(mac.to_vec())));
+        message
+    }
+
+    #[test]
+    fn only_a_changed_link_address_matters() {
+        let mut seen = Neighbours::new();
+        assert!(note(&mut seen, &neighbour(NeighbourState::Reachable, Some([1; 6])), false));
+        assert!(!note(&mut seen, &neighbour(NeighbourState::Stale, Some([1; 6])), false));
+        assert!(note(&mut seen, &neighbour(NeighbourState::Reachable, Some([2; 6])), false));
+        assert!(note(&mut seen, &neighbour(NeighbourState::Failed, None), false));
+        assert!(!note(&mut seen, &neighbour(NeighbourState::Incomplete, None), false));
+        assert!(note(&mut seen, &neighbour(NeighbourState::Reachable, Some([2; 6])), false));
+        assert!(note(&mut seen, &neighbour(NeighbourState::Reachable, Some([2; 6])), true));
+    }
+
+    #[test]
+    fn other_devices_do_not_concern_us() {
+        let settings = Settings::new("breth0", "ovn-k8s-mp0");
+        let named = |name: &str| {
+            let mut link = LinkMessage::default();
+            link.attributes.push(LinkAttribute::IfName(name.to_owned()));
+            link
+        };
+        assert!(concerns_us(&settings, &named("breth0")));
+        assert!(concerns_us(&settings, &named(OVERLAY_DEVICE)));
+        assert!(!concerns_us(&settings, &named("veth1234")));
+    }
+}

@@ -1,0 +1,76 @@
+//! Handing an address over between two nodes: see `egress_common::abi::Moving`.
+//!
+//! The old node writes its entry first and takes the address out of `owned` then, so that no packet is translated here
+//! behind the step, and none is lost for want of an entry. Nor do flows keep then what was decided before. `owned_addr`
+//! stays until the end: replies to what was sent from here, and those that neighbours send here before they have heard of
+//! the new node, are still taken, but nobody is told any more that the address is here. An agent that ends between the two
+//! steps leaves an address that is owned, which is what counts.
+
+use std::io;
+use std::net::IpAddr;
+
+use egress_common::abi::{self, Owned};
+use tracing::info;
+
+use crate::Shared;
+use crate::executor::{kernel, now_ns, put as put_entry, remove};
+use crate::maps::convert;
+use crate::state::State;
+use egress_core::model::state::{Course, EgressId, Moving};
+use egress_core::plan::executor::DataplaneError;
+
+/// A flow that has sent a packet may look as if it had been silent for half a second (egress-ebpf/src/recent.rs).
+const NOTED_NS: u64 = 500_000_000;
+
+pub fn put(shared: &Shared, state: &mut State, id: EgressId, moving: Moving) -> Result<(), DataplaneError> {
+    let Moving { course, address, peer } = moving;
+    let owned = entry(state, id, &moving)?;
+    let before = state.tables.moving.get(&id.0).map_err(kernel("read map moving"))?;
+    // What was handed over before, of the same object: nobody else would end it.
+    if let Some(other) = before.filter(|before| before.owned.address != owned.address) {
+        end(state, id, other.owned.address.to_ip())?;
+    }
+    let goes_on = before.filter(|before| before.peer == peer.0.into() && before.owned.address == owned.address);
+    let since_ns = match goes_on {
+        Some(before) => before.since_ns,
+        None => now_ns().map_err(kernel("read the clock"))?.saturating_sub(NOTED_NS),
+    };
+    let entry = abi::Moving::new(id.0, course, since_ns, peer.0.into(), owned);
+    put_entry("moving", &mut state.tables.moving, &id.0, &entry)?;
+    if course == Course::Leaving {
+        let given_up = state.undecided(|tables| tables.owned.remove(&id.0));
+        given_up.map_err(kernel("remove from map owned"))?;
+        // Nor is it announced from here any more. Behind the step: a busy kernel may take its time for a filter.
+        state.claims.leave(&shared.settings.uplink, address);
+        info!(%address, id = id.0, "egress IP is no longer served here");
+    }
+    Ok(())
+}
+
+/// The address as it is owned here, or is to be.
+fn entry(state: &State, id: EgressId, moving: &Moving) -> Result<Owned, DataplaneError> {
+    if moving.course == Course::Leaving {
+        // Whatever has become of the uplink: who cannot send lets go too.
+        let owned = state.tables.owned.get(&id.0).map_err(kernel("read map owned"))?;
+        if let Some(owned) = owned.filter(|owned| owned.address == moving.address.into()) {
+            return Ok(owned);
+        }
+    }
+    let no_uplink = || kernel("hand an egress IP over")(io::Error::from_raw_os_error(libc::ENETDOWN));
+    let uplink = state.facts().uplink.ok_or_else(no_uplink)?;
+    Ok(convert::owned_pair(id, moving.address, uplink.index, uplink.mac).0)
+}
+
+pub fn end(state: &mut State, id: EgressId, address: IpAddr) -> Result<(), DataplaneError> {
+    remove("remove from map moving", &mut state.tables.moving, &id.0)?;
+    let owned = state.tables.owned.get(&id.0).map_err(kernel("read map owned"))?;
+    let key = address.into();
+    let answers = state.tables.owned_addr.get(&key).map_err(kernel("read map owned_addr"))?;
+    // The address may be here again, or have another object by now.
+    let is_over = owned.is_none_or(|owned| owned.address != key);
+    if is_over && answers.is_some_and(|entry| entry.egress_id == id.0) {
+        remove("remove from map owned_addr", &mut state.tables.owned_addr, &key)?;
+        state.sift_anew().map_err(kernel("write map config"))?;
+    }
+    Ok(())
+}

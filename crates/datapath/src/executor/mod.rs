@@ -1,0 +1,438 @@
+//! Actions onto the kernel, and the kernel's state back.
+//!
+//! One action is one map write, but for claims (see `claim`) and cuts (see `cut`). An error leaves the state as it
+//! was.
+
+pub mod handover;
+pub mod observe;
+
+use std::io;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use aya::Pod;
+use egress_common::abi::{self, Addr, Exposure, MAX_SLOTS, PodEntry, PolicyKey, Timeouts};
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use ipnet::IpNet;
+use nix::time::{ClockId, clock_gettime};
+use tokio::task::spawn_blocking;
+use tracing::info;
+
+use crate::conntrack::flush::{self, Due};
+use crate::devices::next_hop::next_hop;
+use crate::executor::observe::{held, observe};
+use crate::maps::convert;
+use crate::maps::tables::Hash;
+use crate::state::{State, own_names};
+use crate::{Dataplane, Shared, announce};
+use egress_core::model::lease::SharedLease;
+use egress_core::model::node::{Mac, mac_text};
+use egress_core::model::reserved::Reserved;
+use egress_core::model::state::{Action, Course, EgressId, KernelState, Moving, PodOwner, PodState, Policy};
+use egress_core::plan::executor::{Claimant, DataplaneError, Executor, Expected};
+use egress_supervise;
+
+impl Executor for Dataplane {
+    /// Walks whole maps: not on a thread that others wait for.
+    async fn observe(&mut self) -> Result<KernelState, DataplaneError> {
+        let shared = Arc::clone(&self.shared);
+        let observed = spawn_blocking(move || Ok(observe(&shared))).await;
+        egress_supervise::joined(observed).map_err(kernel("observe the kernel"))?
+    }
+
+    async fn held(&mut self) -> Result<KernelState, DataplaneError> {
+        held(&self.shared.state())
+    }
+
+    fn expect(&mut self, expected: Expected) {
+        let mut state = self.shared.state();
+        expected.handed_over.iter().for_each(|address| state.note_probed(*address));
+        state.expected = expected;
+    }
+
+    async fn prepare(&mut self, plan: &[Action]) {
+        self.probe_ahead(plan).await;
+    }
+
+    fn follows(&mut self, is_so: bool) {
+        if let Err(error) = self.shared.state().follows(is_so) {
+            tracing::warn!(%error, "cannot say in the configuration that pods are followed: packets of new ones are dropped");
+        }
+    }
+
+    /// Not sooner: an address that has moved meanwhile must not be announced by its former node.
+    fn confirm(&mut self) {
+        egress_supervise::blocking(|| self.shared.second_line.succeed(&self.shared));
+        let mut state = self.shared.state();
+        if let Some(uplink) = state.facts().uplink {
+            state.claims.announce_all(uplink);
+        }
+    }
+
+    fn lease(&self) -> SharedLease {
+        self.shared.lease.clone()
+    }
+
+    async fn conflict(&mut self) -> Claimant {
+        match self.conflicts.recv().await {
+            Some(claimant) => claimant,
+            None => std::future::pending().await,
+        }
+    }
+
+    async fn apply(&mut self, action: &Action) -> Result<(), DataplaneError> {
+        match action {
+            Action::Own(id, address) => own(&self.shared, *id, *address).await,
+            Action::CutFlows(..) | Action::CutPodFlows(..) | Action::CutPod(_) => self.cut(vec![action.clone()]).await,
+            Action::CutOrphans => walk(&self.shared, cut_orphans).await,
+            Action::PutMoving(_, Moving { course: Course::Arriving, address, .. }) => {
+                probe_early(&self.shared, *address);
+                egress_supervise::blocking(|| write(&self.shared, action))
+            }
+            // A write may come with a transaction of nftables, or with a multicast filter of the uplink.
+            other => egress_supervise::blocking(|| write(&self.shared, other)),
+        }
+    }
+
+    fn cut(&mut self, cuts: Vec<Action>) -> BoxFuture<'static, Result<(), DataplaneError>> {
+        walk(&self.shared, move |shared| {
+            let cut = flush::all(&mut shared.flow_tables(), &Due::of(&cuts)).map_err(kernel("cut flows"))?;
+            shared.tell(cut);
+            Ok(())
+        })
+    }
+}
+
+/// Walks whole maps, beside all else: on a small machine it would keep this thread from following the node's devices. Begun
+/// when this is called, not when somebody waits for it.
+fn walk(
+    shared: &Arc<Shared>,
+    cut: impl FnOnce(&Shared) -> Result<(), DataplaneError> + Send + 'static,
+) -> BoxFuture<'static, Result<(), DataplaneError>> {
+    let shared = Arc::clone(shared);
+    let walked = spawn_blocking(move || {
+        let cut = cut(&shared);
+        shared.state().raise_decisions().map_err(kernel("write map config"))?;
+        cut
+    });
+    walked.map(|done| egress_supervise::joined(done.map(Ok)).map_err(kernel("cut flows"))?).boxed()
+}
+
+/// Every action but `Own` and cuts. Flows keep what the programs' questions came to until the number of the decisions is raised,
+/// which is done behind the change, also one that was done in part.
+fn write(shared: &Shared, action: &Action) -> Result<(), DataplaneError> {
+    match action {
+        Action::PutPod(address, _) => {
+            shared.state().cover(&IpNet::from(*address)).map_err(kernel("write map config"))?
+        }
+        Action::PutPrefix(net, prefix) if convert::holds_pods(*prefix) => {
+            shared.state().cover(net).map_err(kernel("write map config"))?;
+        }
+        _ => {}
+    }
+    let written = write_maps(shared, action);
+    if written.is_ok() {
+        shared.told().follow(action);
+    }
+    shared.state().raise_decisions().map_err(kernel("write map config"))?;
+    written
+}
+
+fn write_maps(shared: &Shared, action: &Action) -> Result<(), DataplaneError> {
+    // One of the two locks at a time.
+    match action {
+        Action::SetUnknownPods(on) => {
+            return shared.state().set_on_unknown_pod(*on).map_err(kernel("write map config"));
+        }
+        Action::Disown(id, address) => {
+            disown(shared, &mut shared.state(), *id, *address)?;
+            return shared.forget_counts(id.0).map_err(kernel("remove from map eip_counters"));
+        }
+        Action::PutMoving(id, moving) => return handover::put(shared, &mut shared.state(), *id, *moving),
+        Action::EndMoving(id, address) => return handover::end(&mut shared.state(), *id, *address),
+        _ => {}
+    }
+    let mut guard = shared.tables();
+    let tables = &mut *guard;
+    shared.second_line.ahead_of(action);
+    match action {
+        // Its probe waits for the network, so it does not run under a lock. Cuts walk other maps.
+        Action::Own(..) | Action::CutPod(_) | Action::CutFlows(..) | Action::CutPodFlows(..) | Action::CutOrphans => {
+            Ok(())
+        }
+        Action::SetUnknownPods(_) | Action::Disown(..) | Action::PutMoving(..) | Action::EndMoving(..) => Ok(()),
+        Action::PutNode(address, node) => {
+            put("nodes", &mut tables.nodes, &Addr::from(*address), &convert::node_entry(*node))?;
+            drop(guard);
+            if node.own { shared.state().set_underlay(node.node.0).map_err(kernel("write map config")) } else { Ok(()) }
+        }
+        Action::RemoveNode(address) => {
+            let key = Addr::from(*address);
+            let known = tables.nodes.get(&key).map_err(kernel("read map nodes"))?;
+            remove("remove from map nodes", &mut tables.nodes, &key)?;
+            if !known.is_some_and(|entry| convert::node(&entry).own) {
+                return Ok(());
+            }
+            let named = own_names(tables).map_err(kernel("read map nodes"))?;
+            drop(guard);
+            shared.state().follow_names(&named).map_err(kernel("write map config"))
+        }
+        Action::PutPrefix(net, prefix) => {
+            let map = &mut tables.cluster;
+            map.put(&convert::cluster_key(net), &convert::prefix_value(*prefix))
+                .map_err(|error| refused("cluster", map.limit(), error))
+        }
+        Action::RemovePrefix(net) => {
+            tables.cluster.remove(&convert::cluster_key(net)).map(drop).map_err(kernel("remove from map cluster"))
+        }
+        Action::PutPolicy(id, family, policy) => {
+            put("policy", &mut tables.policy, &PolicyKey::new(id.0, *family), &policy_value(policy)?)
+        }
+        Action::RemovePolicy(id, family) => {
+            remove("remove from map policy", &mut tables.policy, &PolicyKey::new(id.0, *family))?;
+            drop(guard);
+            shared.forget_counts(id.0).map_err(kernel("remove from map eip_counters"))
+        }
+        Action::PutPod(address, pod) => {
+            let put = put_pod(&mut tables.pods, *address, *pod, &shared.settings.timeouts);
+            match &put {
+                Ok(true) => shared.second_line.behind(action),
+                Ok(false) => {}
+                Err(_) => shared.second_line.is_ahead(),
+            }
+            put.map(drop)
+        }
+        Action::RemovePod(address) => {
+            let key = Addr::from(*address);
+            let before = tables.pods.get(&key).map_err(kernel("read map pods"))?;
+            remove("remove from map pods", &mut tables.pods, &key)?;
+            if is_selected(before.as_ref()) {
+                shared.second_line.behind(action);
+            }
+            Ok(())
+        }
+        Action::PutOwner(address, owner) => put_owner(&mut tables.pods, *address, *owner),
+        Action::Expose(address, port) => {
+            let key = convert::exposed_port(*address, *port);
+            put("exposed", &mut tables.exposed, &key, &Exposure::default())
+        }
+        Action::Conceal(address, port) => {
+            remove("remove from map exposed", &mut tables.exposed, &convert::exposed_port(*address, *port))
+        }
+    }
+}
+
+/// Nobody else writes what the flows are judged by.
+fn cut_orphans(shared: &Shared) -> Result<(), DataplaneError> {
+    let seen = observe(shared)?;
+    let (cut, forgotten) =
+        flush::orphans(&mut shared.flow_tables(), &seen).map_err(kernel("cut what a former plan has left"))?;
+    shared.forget_all_counts().map_err(kernel("remove from map eip_counters"))?;
+    // Connections stay until they have aged, also those whose pods were told.
+    if forgotten > 0 {
+        info!(entries = forgotten, connections = cut.len(), "flows cut: a former plan ended before it came to that");
+    }
+    shared.tell(cut);
+    Ok(())
+}
+
+/// Whether it was selected before.
+fn put_pod(
+    pods: &mut Hash<Addr, PodEntry>,
+    address: IpAddr,
+    pod: PodState,
+    timeouts: &Timeouts,
+) -> Result<bool, DataplaneError> {
+    let key = Addr::from(address);
+    let before = pods.get(&key).map_err(kernel("read map pods"))?;
+    let now = now_ns().map_err(kernel("read the clock"))?;
+    // The other ends of its connections may live for so long, and the pod may speak at any time until then.
+    let cut_until = now + u64::from(timeouts.tcp_established) * 1_000_000_000;
+    put("pods", pods, &key, &convert::pod_entry(pod, before.as_ref(), now, cut_until).sealed(&key))?;
+    Ok(is_selected(before.as_ref()))
+}
+
+fn is_selected(pod: Option<&PodEntry>) -> bool {
+    pod.is_some_and(|pod| pod.egress_id().is_some())
+}
+
+/// A pod that has gone meanwhile has no owner to be noted.
+fn put_owner(pods: &mut Hash<Addr, PodEntry>, address: IpAddr, owner: PodOwner) -> Result<(), DataplaneError> {
+    let key = Addr::from(address);
+    match pods.get(&key).map_err(kernel("read map pods"))? {
+        Some(entry) => put("pods", pods, &key, &entry.with_owner(owner.0)),
+        None => Ok(()),
+    }
+}
+
+fn no_uplink() -> DataplaneError {
+    kernel("claim an egress IP")(io::Error::from_raw_os_error(libc::ENETDOWN))
+}
+
+/// Claims the address for the object: probe, entries, announcements. An entry that is there already (a restart) is not
+/// probed for, since the answer would be our own.
+async fn own(shared: &Shared, id: EgressId, address: IpAddr) -> Result<(), DataplaneError> {
+    let (uplink, held) = {
+        let state = shared.state();
+        (state.facts().uplink, state.tables.owned.get(&id.0).map_err(kernel("read map owned"))?)
+    };
+    let uplink = uplink.ok_or_else(no_uplink)?;
+    let held = held.map(|entry| entry.address.to_ip());
+    if held == Some(address) {
+        return Ok(());
+    }
+    // In whatever way the address came here: claimed, it would cut this node off.
+    if next_hop(&shared.netlink, uplink.index, address).await == Some(address) {
+        return Err(DataplaneError::Reserved { address, reason: Reserved::NextHop(None) });
+    }
+    if !shared.state().take_probed(address) {
+        let claimed = announce::probe(uplink, &[address]).await.map_err(kernel("probe for an egress IP"))?;
+        if let Some(mac) = claimed.get(&address) {
+            return Err(in_use(&shared.state(), address, *mac));
+        }
+    }
+    egress_supervise::blocking(|| take(shared, id, address, held))
+}
+
+/// What is left to do for an address that is free.
+fn take(shared: &Shared, id: EgressId, address: IpAddr, held: Option<IpAddr>) -> Result<(), DataplaneError> {
+    let mut state = shared.state();
+    // The uplink may have been made anew during the probe.
+    let uplink = state.facts().uplink.ok_or_else(no_uplink)?;
+    state.claims.join(&shared.settings.uplink, uplink, address);
+    if let Err(error) = state.write_owned(id, address, uplink) {
+        state.claims.leave(&shared.settings.uplink, address);
+        return Err(refused("owned", state.tables.owned.limit(), error));
+    }
+    // One object has one address on a node. Its old one goes when the new one stands.
+    let ended = held.map_or(Ok(()), |held| disown(shared, &mut state, id, held));
+    state.raise_decisions().map_err(kernel("write map config"))?;
+    ended?;
+    state.claims.announce(uplink, address);
+    info!(%address, id = id.0, "egress IP is served here");
+    Ok(())
+}
+
+/// Another host answers for the address. Where it is a node of the cluster, even the one that the address comes from, its
+/// programs emit it: it is claimed when they have stopped.
+fn in_use(state: &State, address: IpAddr, mac: Mac) -> DataplaneError {
+    let node = state.expected.links.get(&mac).copied();
+    let mac = mac_text(mac);
+    match node {
+        Some(node) => DataplaneError::HeldByNode { address, node, mac },
+        None => DataplaneError::AddressInUse { address, mac },
+    }
+}
+
+/// Probes beside all else for an address that this node is about to take, so that its claim, which comes within seconds where
+/// the other node is dead, need not wait. The node that it comes from may answer still: its lease ends before the claim.
+fn probe_early(shared: &Arc<Shared>, address: IpAddr) {
+    let (uplink, under_way) = {
+        let mut state = shared.state();
+        let Some(uplink) = state.facts().uplink else { return };
+        (uplink, state.begin_probe(address))
+    };
+    let shared = Arc::clone(shared);
+    // Short-lived: one probe.
+    tokio::spawn(async move {
+        // Dropped last, when what was found is noted.
+        let _under_way = under_way;
+        // A failure is met again by the claim.
+        let Ok(claimed) = announce::probe(uplink, &[address]).await else { return };
+        let mut state = shared.state();
+        if claimed.get(&address).is_none_or(|mac| state.expected.is_holder(address, *mac)) {
+            state.note_probed(address);
+        }
+    });
+}
+
+impl Dataplane {
+    /// Probes for all addresses that the plan is going to claim, at the same time, so that each `Own` of it that follows
+    /// within a few seconds need not wait. A conflict, or a failure to probe, is met again and reported by its `Own`.
+    pub async fn probe_ahead(&self, plan: &[Action]) {
+        let owns = plan.iter().filter_map(|action| match action {
+            Action::Own(_, address) => Some(*address),
+            _ => None,
+        });
+        let owns: Vec<IpAddr> = owns.collect();
+        let early: Vec<_> = {
+            let state = self.shared.state();
+            owns.iter().filter_map(|address| state.probe_end(*address)).collect()
+        };
+        for mut ended in early {
+            while ended.changed().await.is_ok() {}
+        }
+        let (uplink, wanted) = {
+            let state = self.shared.state();
+            let held =
+                |address: &IpAddr| state.tables.owned_addr.get(&(*address).into()).is_ok_and(|entry| entry.is_some());
+            let unknown = owns.into_iter().filter(|address| !held(address) && !state.is_probed(*address));
+            (state.facts().uplink, unknown.collect::<Vec<_>>())
+        };
+        let Some(uplink) = uplink else { return };
+        let Ok(claimed) = announce::probe(uplink, &wanted).await else { return };
+        let mut state = self.shared.state();
+        wanted.into_iter().filter(|address| !claimed.contains_key(address)).for_each(|free| state.note_probed(free));
+    }
+}
+
+/// Translation ends first, also what was begun by a hand-over, answers second, membership last.
+fn disown(shared: &Shared, state: &mut State, id: EgressId, address: IpAddr) -> Result<(), DataplaneError> {
+    let tables = &mut state.tables;
+    let key = Addr::from(address);
+    let moving = tables.moving.get(&id.0).map_err(kernel("read map moving"))?;
+    if moving.is_some_and(|entry| entry.owned.address == key && entry.course() != Some(abi::Course::Leaving)) {
+        remove("remove from map moving", &mut tables.moving, &id.0)?;
+    }
+    let owned = tables.owned.get(&id.0).map_err(kernel("read map owned"))?;
+    if owned.is_some_and(|entry| entry.address == key) {
+        remove("remove from map owned", &mut tables.owned, &id.0)?;
+    }
+    // The address may belong to another object by now.
+    let answers = tables.owned_addr.get(&key).map_err(kernel("read map owned_addr"))?;
+    if answers.is_some_and(|entry| entry.egress_id == id.0) {
+        remove("remove from map owned_addr", &mut tables.owned_addr, &key)?;
+        // Whatever fails from here on: another attempt finds no entry that would have it done.
+        state.claims.leave(&shared.settings.uplink, address);
+        info!(%address, id = id.0, "egress IP is no longer served here");
+        state.sift_anew().map_err(kernel("write map config"))?;
+    }
+    Ok(())
+}
+
+fn policy_value(policy: &Policy) -> Result<egress_common::abi::Policy, DataplaneError> {
+    let limit = u32::try_from(MAX_SLOTS).unwrap_or(u32::MAX);
+    convert::policy_value(policy).ok_or(DataplaneError::Full { map: "a value of map policy", limit })
+}
+
+/// The programs' clock (`bpf_ktime_get_coarse_ns`): times in the maps are compared there.
+pub fn now_ns() -> io::Result<u64> {
+    let now = clock_gettime(ClockId::CLOCK_MONOTONIC_COARSE)?;
+    let seconds = u64::try_from(now.tv_sec()).map_err(io::Error::other)?;
+    let nanoseconds = u64::try_from(now.tv_nsec()).map_err(io::Error::other)?;
+    Ok(seconds.saturating_mul(1_000_000_000).saturating_add(nanoseconds))
+}
+
+fn kernel(what: &'static str) -> impl Fn(io::Error) -> DataplaneError {
+    move |source| DataplaneError::Kernel { what, source }
+}
+
+fn put<K: Pod, V: Pod>(name: &'static str, map: &mut Hash<K, V>, key: &K, value: &V) -> Result<(), DataplaneError> {
+    map.put(key, value).map_err(|error| refused(name, map.limit(), error))
+}
+
+/// Why an insertion failed; the kernel says "full" in three ways. What else it may have against a single entry: its key or
+/// value (`EINVAL`), and a bucket that is locked just now (`EBUSY`).
+fn refused(map: &'static str, limit: u32, source: io::Error) -> DataplaneError {
+    match source.raw_os_error() {
+        Some(libc::E2BIG | libc::ENOSPC | libc::ENOMEM) => DataplaneError::Full { map, limit },
+        Some(libc::EINVAL | libc::EBUSY) => DataplaneError::Refused { map, source },
+        _ => DataplaneError::Kernel { what: map, source },
+    }
+}
+
+/// Not there is as good as removed.
+fn remove<K: Pod, V: Pod>(what: &'static str, map: &mut Hash<K, V>, key: &K) -> Result<(), DataplaneError> {
+    map.remove(key).map(drop).map_err(kernel(what))
+}

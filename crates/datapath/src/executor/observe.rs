@@ -1,0 +1,67 @@
+//! What the maps hold.
+
+use egress_common::abi::{self, Addr, ExposedPort, Exposure, Owned, PolicyKey};
+
+use crate::Shared;
+use crate::executor::kernel;
+use crate::maps::convert;
+use crate::state::State;
+use egress_core::model::state::{EgressId, KernelState, Port};
+use egress_core::plan::executor::DataplaneError;
+
+pub fn observe(shared: &Shared) -> Result<KernelState, DataplaneError> {
+    let mut seen = {
+        let mut state = shared.state();
+        state.end_foreknowing();
+        KernelState { on_unknown_pod: state.on_unknown_pod(), ..held(&state)? }
+    };
+    let tables = shared.tables();
+    tables
+        .pods
+        .for_each(|key: &Addr, entry| {
+            seen.pods.insert(key.to_ip(), convert::pod_state(entry));
+            seen.owners.extend(convert::pod_owner(entry).map(|owner| (key.to_ip(), owner)));
+        })
+        .map_err(kernel("read map pods"))?;
+    tables
+        .exposed
+        .for_each(|key: &ExposedPort, _: &Exposure| {
+            let port = Port { protocol: key.protocol, number: u16::from_be_bytes(key.port) };
+            seen.exposed.entry(key.pod.to_ip()).or_default().insert(port);
+        })
+        .map_err(kernel("read map exposed"))?;
+    tables
+        .policy
+        .for_each(|key: &PolicyKey, value| {
+            if let Some(family) = key.family() {
+                seen.policy.insert((EgressId(key.egress_id), family), convert::policy(value));
+            }
+        })
+        .map_err(kernel("read map policy"))?;
+    tables
+        .nodes
+        .for_each(|key: &Addr, entry| {
+            seen.nodes.insert(key.to_ip(), convert::node(entry));
+        })
+        .map_err(kernel("read map nodes"))?;
+    let see = |key: &_, value: &_| {
+        if let (Some(net), Some(prefix)) = (convert::cluster_net(key), convert::prefix(value)) {
+            seen.cluster.insert(net, prefix);
+        }
+    };
+    tables.cluster.for_each(see).map_err(kernel("read map cluster"))?;
+    Ok(seen)
+}
+
+pub fn held(state: &State) -> Result<KernelState, DataplaneError> {
+    let mut held = KernelState::default();
+    let see = |id: &u32, entry: &Owned| {
+        held.owned.insert(EgressId(*id), entry.address.to_ip());
+    };
+    state.tables.owned.for_each(see).map_err(kernel("read map owned"))?;
+    let see = |id: &u32, entry: &abi::Moving| {
+        held.moving.extend(convert::moving(entry).map(|moving| (EgressId(*id), moving)));
+    };
+    state.tables.moving.for_each(see).map_err(kernel("read map moving"))?;
+    Ok(held)
+}

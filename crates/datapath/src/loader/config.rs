@@ -1,0 +1,284 @@
+//! The value of the map `config`: what the programs must know of their node. Pure, but for reading the port settings.
+//!
+//! Three hands change it: what the node looks like ([`with_facts`]), what the model wants of unknown pods, and the route
+//! generation, which makes the programs look up their cached next hops again. All go through one value in the state.
+
+use std::fs;
+use std::io::{self, Read as _};
+use std::net::IpAddr;
+
+use egress_common::abi::{Addr, Config, Family, PortRange};
+use ipnet::IpNet;
+use tracing::warn;
+
+use crate::Settings;
+use crate::devices::interfaces::NodeFacts;
+use crate::devices::node_ports;
+use crate::devices::node_ports::{HostPorts, Seen};
+
+/// What VXLAN adds to an inner IP packet: inner Ethernet, VXLAN, UDP, outer IP.
+const fn overhead(underlay: Family) -> u32 {
+    let outer_ip = match underlay {
+        Family::V4 => 20,
+        Family::V6 => 40,
+    };
+    14 + 8 + 8 + outer_ip
+}
+
+/// The same configuration on a node that looks like this. A device that is not there has index zero, to which nothing
+/// can be redirected.
+pub fn with_facts(config: Config, facts: &NodeFacts, underlay: Family) -> Config {
+    let mut config = config;
+    let uplink = facts.uplink;
+    let mgmt = facts.mgmt;
+    config.uplink_ifindex = uplink.map_or(0, |device| device.index);
+    config.mgmt_ifindex = mgmt.map_or(0, |device| device.index);
+    config.overlay_ifindex = facts.overlay.map_or(0, |device| device.index);
+    // The last known values stay while a device is away: no packet meets them.
+    if let Some(uplink) = uplink {
+        config.uplink_mac = uplink.mac;
+        config.uplink_mtu = uplink.mtu;
+        config.overlay_mtu = uplink.mtu.saturating_sub(overhead(underlay));
+        config.node_v4 = facts.v4.map_or(Addr::UNSPECIFIED, |address| Addr::v4(address.octets()));
+        config.node_v6 = facts.v6.map_or(Addr::UNSPECIFIED, |address| Addr::v6(address.octets()));
+    }
+    if let Some(mgmt) = mgmt {
+        config.mgmt_mac = mgmt.mac;
+        config.pod_mtu = mgmt.mtu;
+    }
+    config
+}
+
+/// Whether the overlay takes less than every IPv6 sender may send, while nobody fragments its outer packets.
+pub fn is_too_narrow(config: &Config, underlay: Family) -> bool {
+    const LEAST: u32 = 1280;
+    underlay == Family::V6 && config.uplink_ifindex != 0 && config.overlay_mtu < LEAST
+}
+
+pub fn warn_of_narrow(config: &Config) {
+    warn!(
+        mtu = config.uplink_mtu,
+        "the uplink is too narrow: IPv6 packets of up to 1280 bytes must fit into the overlay, which over IPv6 takes 1350, \
+         and are dropped between nodes (overlay_too_narrow)"
+    );
+}
+
+/// What the programs know their own redirected packets by. An earlier run's word stays, since its packets may be on their
+/// way.
+pub fn redirected(config: &Config) -> io::Result<u16> {
+    if config.redirected != 0 { Ok(config.redirected) } else { random_word() }
+}
+
+/// Link address that the programs put into overlay packets; zero where they make none. An earlier run's stays.
+pub fn overlay_secret(config: &Config, in_program: bool) -> io::Result<[u8; 6]> {
+    if !in_program {
+        return Ok([0; 6]);
+    }
+    if config.is_overlay_in_program() {
+        return Ok(config.overlay_secret);
+    }
+    let mut secret = [0; 6];
+    random(&mut secret)?;
+    // It stands where a link address does: one host's, given by hand.
+    secret[0] = secret[0] & 0xfc | 0x02;
+    Ok(secret)
+}
+
+/// The same configuration where the second line is there. An earlier run's word stays, since its packets may be on their
+/// way.
+pub fn with_second_line(config: Config) -> io::Result<Config> {
+    if config.seen != 0 {
+        return Ok(config);
+    }
+    let mut config = config;
+    config.seen = random_word()?;
+    Ok(config)
+}
+
+/// Never zero.
+fn random_word() -> io::Result<u16> {
+    let mut word = [0; 2];
+    random(&mut word)?;
+    Ok(u16::from_ne_bytes(word).max(1))
+}
+
+fn random(bytes: &mut [u8]) -> io::Result<()> {
+    fs::File::open("/dev/urandom")?.read_exact(bytes)
+}
+
+/// The same configuration with covers that hold this prefix too, whose addresses pods may have.
+pub fn covering(config: Config, net: &IpNet) -> Config {
+    let mut config = config;
+    let bits = usize::from(net.prefix_len());
+    match net.network() {
+        IpAddr::V4(ip) => config.pods_v4 = config.pods_v4.widened(ip.octets(), bits),
+        IpAddr::V6(ip) => {
+            let [a, b, c, d, e, f, g, h, ..] = ip.octets();
+            config.pods_v6 = config.pods_v6.widened([a, b, c, d, e, f, g, h], bits);
+        }
+    }
+    config
+}
+
+/// Next value of a generation; zero means "never written".
+pub const fn next_generation(generation: u32) -> u32 {
+    match generation.checked_add(1) {
+        Some(next) => next,
+        None => 1,
+    }
+}
+
+/// Numbers of the decisions that flows keep. None comes twice: a change that could not be told of may have been seen.
+pub struct Decisions(u32);
+
+impl Decisions {
+    /// Zero stands there before the first start, and where a change was not over when its agent ended, or when it failed.
+    pub const fn behind(decisions: u32) -> Self {
+        Self(decisions)
+    }
+
+    pub fn next(&mut self, now_ns: u64) -> u32 {
+        self.0 = match self.0 {
+            // Nobody knows which one was the last: one that no flow may have kept.
+            0 => u32::try_from(now_ns / 1_000_000_000).unwrap_or(u32::MAX).rotate_left(12).max(1),
+            last => next_generation(last),
+        };
+        self.0
+    }
+}
+
+/// What the host's settings say now of the ports that it takes for itself.
+pub fn host_ports() -> Seen {
+    let read = |name| fs::read_to_string(format!("/proc/sys/net/ipv4/{name}")).ok();
+    Seen {
+        ephemeral: read(node_ports::EPHEMERAL).as_deref().and_then(node_ports::parse_range),
+        reserved: read(node_ports::RESERVED).as_deref().and_then(node_ports::parse_list),
+    }
+}
+
+/// Ports for NAT on the node's own address, beside those that the host takes; an empty range where nothing is left.
+pub fn node_ports(settings: &Settings, host: &HostPorts) -> PortRange {
+    let ours = [settings.node_port_range.clone(), settings.tunnel_port..=settings.tunnel_port];
+    let excluded: Vec<_> = ours.into_iter().chain(host.ranges()).collect();
+    node_ports::choose(&excluded).unwrap_or(PortRange { first: 0, last: 0 })
+}
+
+pub fn warn_of_unreadable(settings: &[&str]) {
+    for setting in settings {
+        warn!(
+            setting,
+            "cannot read which ports the host takes: what was read last holds, at first the kernel's default"
+        );
+    }
+}
+
+/// Says what the range means, where it is small.
+pub fn warn_of_few(range: PortRange) {
+    const ADVICE: &str = "narrow net.ipv4.ip_local_port_range or ip_local_reserved_ports";
+    let count = if range.first == 0 { 0 } else { usize::from(range.last - range.first) + 1 };
+    if count == 0 {
+        warn!("no ports for pods' traffic to other nodes, which is dropped (no_node_address): {ADVICE}");
+    } else if count < node_ports::COMFORTABLE {
+        warn!(count, "few ports for pods' traffic to other nodes: {ADVICE}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::devices::interfaces::Interface;
+
+    /// The program keeps a flow's decision under the number that stands in the configuration; zero keeps none.
+    #[test]
+    fn a_number_that_could_not_be_written_is_not_given_again_and_none_begins_at_one() {
+        // Flows keep 2. A change: zero is written, and the number behind it, 3, is not.
+        let mut decisions = Decisions::behind(1);
+        assert_eq!((decisions.next(0), decisions.next(0), decisions.next(0)), (2, 3, 4));
+        // The agent ends there. Its successor knows nothing of what flows have kept.
+        let mut successor = Decisions::behind(0);
+        let first = successor.next(7_000_000_000);
+        assert_eq!((first, successor.next(7_000_000_000)), (7 << 12, (7 << 12) + 1));
+        assert_eq!(Decisions::behind(0).next(0), 1, "zero is none");
+        assert_eq!(Decisions(u32::MAX).next(0), 1);
+    }
+
+    fn facts() -> NodeFacts {
+        NodeFacts {
+            uplink: Some(Interface { index: 2, mac: [2; 6], mtu: 1500 }),
+            mgmt: Some(Interface { index: 3, mac: [3; 6], mtu: 1400 }),
+            mgmt_filters_ports: false,
+            overlay: Some(Interface { index: 4, mac: [4; 6], mtu: 65535 }),
+            overlay_up: true,
+            carrier: true,
+            v4: Some([172, 18, 0, 2].into()),
+            v6: None,
+        }
+    }
+
+    #[test]
+    fn an_uplink_below_1350_is_too_narrow_for_ipv6_over_ipv6() {
+        let of = |mtu, underlay| {
+            let uplink = Some(Interface { index: 2, mac: [2; 6], mtu });
+            is_too_narrow(&with_facts(Config::EMPTY, &NodeFacts { uplink, ..facts() }, underlay), underlay)
+        };
+        assert_eq!([of(1350, Family::V6), of(1349, Family::V6), of(1300, Family::V4)], [false, true, false]);
+    }
+
+    #[test]
+    fn the_overlay_takes_what_the_underlay_leaves() {
+        assert_eq!(with_facts(Config::EMPTY, &facts(), Family::V4).overlay_mtu, 1450);
+        assert_eq!(with_facts(Config::EMPTY, &facts(), Family::V6).overlay_mtu, 1430);
+    }
+
+    #[test]
+    fn a_device_that_is_away_cannot_be_redirected_to() {
+        let there = with_facts(Config::EMPTY, &facts(), Family::V4);
+        let away = with_facts(there, &NodeFacts { uplink: None, ..facts() }, Family::V4);
+        assert_eq!((away.uplink_ifindex, away.mgmt_ifindex), (0, 3));
+        assert_eq!(away.node_v4, there.node_v4);
+        assert_eq!(with_facts(away, &facts(), Family::V4), there, "and back again");
+    }
+
+    #[test]
+    fn a_cover_holds_what_was_put_into_it_and_little_else() {
+        use egress_common::abi::Cover;
+
+        let may = |config: &Config, ip: &str| config.may_be_pod(&Addr::from(ip.parse::<IpAddr>().expect("an address")));
+        let put = |config, net: &str| covering(config, &net.parse().expect("a prefix"));
+        assert!(may(&Config::EMPTY, "172.18.0.2"), "before anything is known every address may be a pod's");
+        let mut none = Config::EMPTY;
+        (none.pods_v4, none.pods_v6) = (Cover::NONE, Cover::NONE);
+        assert!(!may(&none, "10.244.1.10") && !may(&none, "fd00::1"));
+        let one = put(put(none, "10.244.1.0/24"), "fd00:10:244:1::/64");
+        let wide = put(put(one, "10.244.2.17/32"), "fd00:10:244:8000::9/128");
+        for (ip, in_one, in_wide) in [
+            ("10.244.1.10", true, true),
+            ("10.244.2.17", false, true),
+            ("10.245.1.10", false, false),
+            ("172.18.0.2", false, false),
+            ("fd00:10:244:1::10", true, true),
+            ("fd00:10:244:8000::9", false, true),
+            ("fd00:10:245::9", false, false),
+        ] {
+            assert_eq!((may(&one, ip), may(&wide, ip)), (in_one, in_wide), "{ip}");
+        }
+        assert!(may(&put(wide, "0.0.0.0/0"), "172.18.0.2"));
+    }
+
+    #[test]
+    fn the_overlays_secret_is_kept_and_goes_with_the_choice() {
+        let secret = overlay_secret(&Config::EMPTY, true).expect("random bytes");
+        let mut config = Config::EMPTY;
+        config.overlay_secret = secret;
+        assert!(config.is_overlay_in_program());
+        assert_eq!(secret[0] & 3, 2, "a single host's address, given by hand");
+        assert_eq!(overlay_secret(&config, true).expect("kept"), secret);
+        assert_eq!(overlay_secret(&config, false).expect("none"), [0; 6]);
+    }
+
+    #[test]
+    fn generations_never_return_to_zero() {
+        assert_eq!(next_generation(0), 1);
+        assert_eq!(next_generation(u32::MAX), 1);
+    }
+}

@@ -1,0 +1,149 @@
+//! What this kernel can do: asked, not deduced from its version.
+//!
+//! A feature that the programs cannot do without is an error that names all that are missing, in one line. TCX is a
+//! choice: links where the kernel has them, clsact filters elsewhere, or as the user wishes.
+
+use std::{fs, io};
+
+use aya::maps::MapType;
+use aya::programs::{ProgramError, ProgramType, TcAttachType};
+use aya::sys::{BpfHelper, SyscallError, is_helper_supported, is_map_supported, is_program_supported};
+use tracing::debug;
+
+use crate::error::StartError;
+use crate::loader::kernel_types;
+use crate::maps::access::tcx_programs;
+
+/// How programs are put on their hooks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Attachment {
+    /// TCX links, pinned.
+    Tcx,
+    /// Filters of the clsact queueing discipline.
+    Clsact,
+}
+
+/// The loopback device, which has this number in every network namespace.
+const ANY_DEVICE: u32 = 1;
+
+/// What differs between kernels and matters to us.
+#[derive(Clone, Copy, Debug)]
+pub struct Features {
+    pub attachment: Attachment,
+}
+
+impl Features {
+    /// With the attachment that the user wants, where he wants a certain one.
+    pub fn attaching(self, wish: Option<Attachment>) -> Result<Self, StartError> {
+        match wish {
+            Some(Attachment::Tcx) if self.attachment != Attachment::Tcx => {
+                let missing = "TCX links (Linux 6.6), which --attach=tcx asks for".to_owned();
+                Err(StartError::MissingFeatures { missing })
+            }
+            wish => Ok(Self { attachment: wish.unwrap_or(self.attachment) }),
+        }
+    }
+}
+
+/// Asks the kernel.
+pub fn probe() -> Result<Features, StartError> {
+    require_rights()?;
+    let checks = [
+        (
+            "TC programs (CONFIG_NET_CLS_BPF)",
+            is_program_supported(ProgramType::SchedClassifier).map_err(|e| e.to_string()),
+        ),
+        ("bpf_loop (Linux 5.17)", classifier_has(BpfHelper::BPF_FUNC_loop)),
+        ("bpf_fib_lookup (Linux 4.18)", classifier_has(BpfHelper::BPF_FUNC_fib_lookup)),
+        ("ring buffers (Linux 5.8)", has_map(MapType::RingBuf)),
+        ("longest-prefix maps (Linux 4.11)", has_map(MapType::LpmTrie)),
+        ("LRU maps (Linux 4.10)", has_map(MapType::LruHash)),
+        ("per-CPU hash maps (Linux 4.6)", has_map(MapType::PerCpuHash)),
+        ("BTF (Linux 4.18)", Ok(aya::features().btf().is_some())),
+        ("a source address in the tunnel metadata (Linux 5.19)", has_tunnel_source()),
+        ("packets that are not interrupted by others on their CPU (not with PREEMPT_RT)", has_whole_runs()),
+    ];
+    let mut missing = Vec::new();
+    for (name, outcome) in checks {
+        match outcome {
+            Ok(true) => {}
+            Ok(false) => missing.push(name.to_owned()),
+            Err(reason) => missing.push(format!("{name}: {reason}")),
+        }
+    }
+    if !missing.is_empty() {
+        return Err(StartError::MissingFeatures { missing: missing.join(", ") });
+    }
+    // A question that changes nothing: which TCX programs are on the loopback device?
+    let attachment = match tcx_programs(ANY_DEVICE, TcAttachType::Ingress) {
+        Ok(_) => Attachment::Tcx,
+        Err(error) => {
+            debug!(%error, "no TCX links (Linux 6.6): using clsact filters");
+            Attachment::Clsact
+        }
+    };
+    Ok(Features { attachment })
+}
+
+/// A kernel that denies every question would look like one that has nothing.
+fn require_rights() -> Result<(), StartError> {
+    match is_program_supported(ProgramType::SchedClassifier) {
+        Err(ProgramError::SyscallError(SyscallError { io_error, .. }))
+            if io_error.kind() == io::ErrorKind::PermissionDenied =>
+        {
+            Err(StartError::NoRights)
+        }
+        // Any other answer is judged with the others.
+        _ => Ok(()),
+    }
+}
+
+fn classifier_has(helper: BpfHelper) -> Result<bool, String> {
+    is_helper_supported(ProgramType::SchedClassifier, helper).map_err(|error| error.to_string())
+}
+
+/// Until it had one, the structure ended before it; helpers refuse a size that they do not know. No other question shows
+/// it without a packet from a tunnel.
+fn has_tunnel_source() -> Result<bool, String> {
+    const WITH_SOURCE: u32 = 44;
+    match kernel_types::struct_size("bpf_tunnel_key") {
+        Ok(size) => Ok(size.is_some_and(|size| size >= WITH_SOURCE)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            debug!(%error, "the kernel does not describe its types: whether tunnels know a source address is not asked");
+            Ok(true)
+        }
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+/// What the programs know of a packet lies in an element of its CPU, which is theirs until they end because bottom halves do
+/// not interrupt one another. With PREEMPT_RT they may (since Linux 6.18, and 6.12.57, unless the kernel was built with
+/// PREEMPT_RT_NEEDS_BH_LOCK, which it does not say): a packet would go on with what was found for another one.
+fn has_whole_runs() -> Result<bool, String> {
+    let version = fs::read_to_string("/proc/sys/kernel/version").map_err(|error| error.to_string())?;
+    Ok(!is_realtime(&version))
+}
+
+fn is_realtime(version: &str) -> bool {
+    version.split_whitespace().any(|word| word == "PREEMPT_RT")
+}
+
+fn has_map(map: MapType) -> Result<bool, String> {
+    is_map_supported(map).map_err(|error| error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_preemptible_kernel_says_so() {
+        for version in ["#1 SMP PREEMPT_RT Debian 6.12.57-1 (2025-11-05)\n", "#1 SMP PREEMPT_RT @0"] {
+            assert!(is_realtime(version), "{version}");
+        }
+        for version in ["#1 SMP PREEMPT_DYNAMIC Debian 6.12.57-1 (2025-11-05)\n", "#1 SMP PREEMPT @0", "#1 SMP @0", ""]
+        {
+            assert!(!is_realtime(version), "{version}");
+        }
+    }
+}

@@ -1,0 +1,389 @@
+//! Loading the object, and putting each program on its hook.
+//!
+//! - **First start**: the link is made first in the order of its hook, then pinned. The program is at work from the
+//!   moment of the link, so it is attached after the maps are there.
+//! - **Restart**: the pinned link gets the new program in one atomic step (`BPF_LINK_UPDATE`); no packet meets a hook
+//!   without a program.
+//! - **The device was deleted**: the kernel severs its links, whose pins stay. They are removed and made anew.
+//! - **Another device than last time** (`--uplink` changed): the link is alive but elsewhere; the hook's own list of
+//!   programs tells. It is taken off there and made anew here.
+//!
+//! The verifier takes seconds for all programs together. Each is loaded by a thread of its own, and nobody waits for them
+//! who has been told to stop ([`Programs::load`] may be dropped at any time).
+//!
+//! Without TCX, or where the user prefers it, a clsact filter takes the place of link and pin (`clsact`); replacing it is
+//! atomic too. What an earlier run attached the other way is taken off after the new program is at work:
+//! for a moment a packet meets both, and the second finds nothing left to do. So are filters on a former uplink.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io;
+use std::panic::resume_unwind;
+use std::path::{Path, PathBuf};
+use std::thread::ScopedJoinHandle;
+use std::time::Duration;
+
+use aya::programs::links::{FdLink, LinkError, LinkOrder, PinnedLink};
+use aya::programs::tc::{NlOptions, SchedClassifierLink, TcAttachOptions, TcError};
+use aya::programs::{Program, ProgramError, SchedClassifier};
+use aya::sys::SyscallError;
+use aya::{Ebpf, EbpfLoader};
+use nix::net::if_::if_nametoindex;
+use nix::sys::signal::SigSet;
+use tokio::sync::oneshot;
+use tracing::{debug, error};
+
+use crate::Settings;
+use crate::attach::clsact::{self, OurSet, Seat};
+use crate::attach::filters;
+use crate::error::StartError;
+use crate::loader::features::Attachment;
+use crate::maps::access::tcx_programs;
+use crate::names::{CLSACT_PRIORITY, Hook, PINNED_MAPS, Pins, SWEEP_PROGRAM};
+
+/// The loaded programs and where they run.
+pub struct Programs {
+    ebpf: Ebpf,
+    pins: Pins,
+    attachment: Attachment,
+    attached: BTreeMap<Hook, Attached>,
+}
+
+struct Attached {
+    ifindex: u32,
+    /// Open as long as we live, so that a pin removed by hand detaches nothing. Filters have none.
+    _link: Option<SchedClassifierLink>,
+}
+
+/// Why a program is not on its hook.
+#[derive(Debug, thiserror::Error)]
+pub enum AttachError {
+    #[error(transparent)]
+    Program(#[from] ProgramError),
+    #[error(transparent)]
+    Link(#[from] LinkError),
+    #[error(transparent)]
+    Tc(#[from] TcError),
+    #[error("{path}: {source}")]
+    Pin { path: PathBuf, source: io::Error },
+    #[error("the object has no such program")]
+    NotInObject,
+}
+
+impl Programs {
+    /// Loads maps (from their pins, where there are any) and programs; attaches nothing. Dropped before it is done it leaves
+    /// no new pins; threads that are with the verifier go on until the process ends.
+    pub async fn load(settings: &Settings, pins: &Pins, attachment: Attachment) -> Result<Self, StartError> {
+        let new = NewPins::of(pins);
+        let ebpf = verified(open(settings, pins)?).await?;
+        new.keep();
+        Ok(Self { ebpf, pins: pins.clone(), attachment, attached: BTreeMap::new() })
+    }
+
+    pub fn ebpf_mut(&mut self) -> &mut Ebpf {
+        &mut self.ebpf
+    }
+
+    /// Device that the hook's program was last seen on.
+    pub fn ifindex(&self, hook: Hook) -> Option<u32> {
+        self.attached.get(&hook).map(|attached| attached.ifindex)
+    }
+
+    /// How often the hook's program has run, and for how long, where the kernel keeps count.
+    pub fn runs(&mut self, hook: Hook) -> Option<(u64, Duration)> {
+        let info = self.program(hook).ok()?.info().ok()?;
+        Some((info.run_count(), info.run_time()))
+    }
+
+    /// The device is gone: the next device of that name is attached to.
+    pub fn forget(&mut self, hook: Hook) {
+        self.attached.remove(&hook);
+    }
+
+    /// Whether the kernel runs our program at the hook. Another hand may have taken it off.
+    pub fn is_alive(&mut self, hook: Hook, device: &str, ifindex: u32) -> bool {
+        let attachment = self.attachment;
+        let Ok(program) = self.program(hook) else { return false };
+        match attachment {
+            Attachment::Tcx => runs_on(program, hook, device).unwrap_or(false),
+            Attachment::Clsact => is_filter(program, hook, ifindex).unwrap_or(false),
+        }
+    }
+
+    /// Puts the hook's program on the device, adopting what an earlier run left there. Whether there was none.
+    pub fn attach(&mut self, hook: Hook, device: &str, ifindex: u32) -> Result<bool, AttachError> {
+        // A link of a device that is gone must be closed before its pin is removed, or it would linger.
+        self.attached.remove(&hook);
+        let (link, is_new) = match self.attachment {
+            Attachment::Tcx => {
+                let (link, is_new) = self.attach_tcx(hook, device)?;
+                (Some(link), is_new)
+            }
+            Attachment::Clsact => (None, self.attach_filter(hook, device, ifindex)?),
+        };
+        self.retire_other(hook, ifindex)?;
+        self.attached.insert(hook, Attached { ifindex, _link: link });
+        Ok(is_new)
+    }
+
+    fn attach_tcx(&mut self, hook: Hook, device: &str) -> Result<(SchedClassifierLink, bool), AttachError> {
+        let path = self.pins.link(hook);
+        let program = self.program(hook)?;
+        if let Some(link) = adopt(program, hook, device, &path)? {
+            return Ok((link, false));
+        }
+        let order = TcAttachOptions::TcxOrder(LinkOrder::first());
+        let id = program.attach_with_options(device, hook.direction(), order)?;
+        let link = FdLink::try_from(program.take_link(id)?)?;
+        let pinned = link.pin(&path).map_err(|error| AttachError::Pin { path, source: io::Error::other(error) })?;
+        Ok((SchedClassifierLink::try_from(FdLink::from(pinned))?, true))
+    }
+
+    fn attach_filter(&mut self, hook: Hook, device: &str, ifindex: u32) -> Result<bool, AttachError> {
+        let set = self.set().map_err(TcError::IoError)?;
+        clsact::ensure(&set, device, ifindex)?;
+        let seat = clsact::seat(&set, hook, ifindex).map_err(TcError::IoError)?;
+        let program = self.program(hook)?;
+        set.take_in(program)?;
+        let (id, is_new) = match seat {
+            Seat::Ours(handle) => {
+                let ours = SchedClassifierLink::attached(device, hook.direction(), CLSACT_PRIORITY, handle, None)
+                    .map_err(TcError::IoError)?;
+                (program.attach_to_link(ours)?, false)
+            }
+            Seat::Free(handle) => {
+                let options = NlOptions { priority: CLSACT_PRIORITY, handle, classid: None };
+                let options = TcAttachOptions::Netlink(options);
+                (program.attach_with_options(device, hook.direction(), options)?, true)
+            }
+        };
+        // Dropping it would remove the filter, which must outlive us.
+        std::mem::forget(program.take_link(id)?);
+        Ok(is_new)
+    }
+
+    /// What an earlier run has left on devices that are not this hook's any more, and the disciplines that it needed there.
+    /// One line for each thing that went, or could not be removed.
+    pub fn retire_elsewhere(&self) -> Vec<(String, io::Result<bool>)> {
+        let filters: Vec<_> = match self.attachment {
+            Attachment::Tcx => Vec::new(),
+            Attachment::Clsact => self.attached.iter().map(|(hook, attached)| (*hook, attached.ifindex)).collect(),
+        };
+        let devices: Vec<u32> = filters.iter().map(|(_, ifindex)| *ifindex).collect();
+        let set = match self.set() {
+            Ok(set) => set,
+            Err(error) => return vec![("clsact filters".to_owned(), Err(error))],
+        };
+        let mut outcomes = clsact::take_off_elsewhere(&set, &filters);
+        outcomes.extend(clsact::forget_elsewhere(&set, &devices));
+        let let_go = self.filter_numbers().and_then(|attached| set.let_go(attached));
+        outcomes.push(("programs of filters".to_owned(), let_go.map(|()| false)));
+        outcomes
+    }
+
+    /// Of the programs that this process has made filters.
+    fn filter_numbers(&self) -> io::Result<BTreeSet<u32>> {
+        if self.attachment != Attachment::Clsact {
+            return Ok(BTreeSet::new());
+        }
+        let programs = self.attached.keys().filter_map(|hook| self.ebpf.program(hook.name()));
+        programs.map(|program| program.info().map(|info| info.id()).map_err(io::Error::other)).collect()
+    }
+
+    fn set(&self) -> io::Result<OurSet> {
+        OurSet::of(&self.pins.version())
+    }
+
+    /// Takes off what an earlier run attached the other way.
+    fn retire_other(&self, hook: Hook, ifindex: u32) -> Result<(), AttachError> {
+        match self.attachment {
+            Attachment::Tcx => {
+                let set = self.set().map_err(TcError::IoError)?;
+                clsact::take_off(&set, hook, ifindex).map_err(TcError::IoError)?;
+                Ok(())
+            }
+            // Nobody has the link open, since one agent runs at a time: it ends with its pin.
+            Attachment::Clsact => {
+                let path = self.pins.link(hook);
+                match fs::remove_file(&path) {
+                    Err(source) if source.kind() != io::ErrorKind::NotFound => Err(AttachError::Pin { path, source }),
+                    _ => Ok(()),
+                }
+            }
+        }
+    }
+
+    fn program(&mut self, hook: Hook) -> Result<&mut SchedClassifier, AttachError> {
+        let program = self.ebpf.program_mut(hook.name()).ok_or(AttachError::NotInObject)?;
+        Ok(program.try_into()?)
+    }
+
+    /// A handle of its own to the sweep program; `None` where the object has none. By a pin that is there for as long as it
+    /// takes: the kernel opens no program by its number for who has no more rights than an agent needs.
+    pub fn sweep(&mut self) -> Result<Option<SchedClassifier>, ProgramError> {
+        let path = self.pins.sweep();
+        let Some(program) = self.ebpf.program_mut(SWEEP_PROGRAM) else { return Ok(None) };
+        match fs::remove_file(&path) {
+            // Of an agent that was killed here.
+            Ok(()) => {}
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error.into()),
+        }
+        program.pin(&path).map_err(io::Error::other)?;
+        let opened = SchedClassifier::from_pin(&path);
+        fs::remove_file(&path)?;
+        opened.map(Some)
+    }
+}
+
+/// The pins of maps that an attempt makes. Where it fails they would only be in the way of the next, whose maps may look
+/// different: they go with this value, unless they are kept.
+struct NewPins(Vec<PathBuf>);
+
+impl NewPins {
+    fn of(pins: &Pins) -> Self {
+        Self(PINNED_MAPS.into_iter().map(|name| pins.map(name)).filter(|path| !path.exists()).collect())
+    }
+
+    fn keep(mut self) {
+        self.0.clear();
+    }
+}
+
+impl Drop for NewPins {
+    fn drop(&mut self) {
+        for path in self.0.iter().filter(|path| path.exists()) {
+            if let Err(error) = fs::remove_file(path) {
+                error!(%error, path = %path.display(), "cannot remove the pin of a failed start");
+            }
+        }
+    }
+}
+
+/// The object with its maps, made or adopted.
+fn open(settings: &Settings, pins: &Pins) -> Result<Ebpf, StartError> {
+    let paths: Vec<_> = PINNED_MAPS.iter().map(|name| (*name, pins.map(name))).collect();
+    let mut loader = EbpfLoader::new();
+    for (name, path) in &paths {
+        loader.map_pin_path(name, path.as_path());
+        if let Some(size) = settings.map_size(name) {
+            loader.map_max_entries(name, size);
+        }
+    }
+    loader.load(&settings.object).map_err(|error| StartError::Object(chain(&error)))
+}
+
+/// Has the verifier see all programs, in a thread that this one does not depend on.
+async fn verified(mut ebpf: Ebpf) -> Result<Ebpf, StartError> {
+    let (done, outcome) = oneshot::channel();
+    let load = move || {
+        // The verifier gives up when a signal arrives for the thread that it works for.
+        let blocked = SigSet::all().thread_block().map_err(|error| StartError::kernel("block signals", error.into()));
+        // Refused where nobody waits any more.
+        let _stopped = done.send(blocked.and_then(|()| load_programs(&mut ebpf)).map(|()| ebpf));
+    };
+    // Short-lived: until the programs are loaded. Whoever waits learns how it ended.
+    let thread = std::thread::Builder::new().name("verifier".to_owned()).spawn(load);
+    thread.map_err(|error| StartError::kernel("start a thread", error))?;
+    outcome.await.unwrap_or_else(|_| Err(StartError::Object("a thread that loads the programs has ended".to_owned())))
+}
+
+/// All at the same time; of those that are refused the first is told.
+fn load_programs(ebpf: &mut Ebpf) -> Result<(), StartError> {
+    let mut found: BTreeMap<String, &mut Program> =
+        ebpf.programs_mut().map(|(name, program)| (name.to_owned(), program)).collect();
+    let mut wanted = Vec::new();
+    for name in Hook::ALL.map(Hook::name) {
+        let program = found.remove(name).ok_or(StartError::NotInObject { what: "program", name })?;
+        wanted.push((name, program));
+    }
+    wanted.extend(found.remove(SWEEP_PROGRAM).map(|program| (SWEEP_PROGRAM, program)));
+    std::thread::scope(|scope| {
+        // Short-lived: one program each.
+        let load = |(name, program)| scope.spawn(move || load_classifier(program, name));
+        let loading: Vec<_> = wanted.into_iter().map(load).collect();
+        let outcome = |thread: ScopedJoinHandle<'_, _>| thread.join().unwrap_or_else(|panic| resume_unwind(panic));
+        loading.into_iter().try_for_each(outcome)
+    })
+}
+
+/// The verifier gives up with EAGAIN when a signal arrives meanwhile, be it one that ends nothing.
+const LOAD_ATTEMPTS: usize = 5;
+
+pub fn load_classifier(program: &mut Program, name: &'static str) -> Result<(), StartError> {
+    let classifier: &mut SchedClassifier =
+        program.try_into().map_err(|_| StartError::NotInObject { what: "classifier", name })?;
+    let mut loaded = classifier.load();
+    for _ in 1..LOAD_ATTEMPTS {
+        match &loaded {
+            Err(ProgramError::LoadError { io_error, .. }) if io_error.kind() == io::ErrorKind::WouldBlock => {}
+            _ => break,
+        }
+        loaded = classifier.load();
+    }
+    loaded.map_err(|error| match error {
+        ProgramError::LoadError { io_error, verifier_log } => {
+            debug!(program = name, %verifier_log, "the verifier's words");
+            StartError::Object(format!("{name}: {io_error}"))
+        }
+        other => StartError::Object(format!("{name}: {}", chain(&other))),
+    })
+}
+
+/// Gives the pinned link the new program. `None` when there is no link to adopt: none pinned, severed, or elsewhere.
+fn adopt(
+    program: &mut SchedClassifier,
+    hook: Hook,
+    device: &str,
+    path: &Path,
+) -> Result<Option<SchedClassifierLink>, AttachError> {
+    let pinned = match PinnedLink::from_pin(path) {
+        Ok(pinned) => pinned,
+        Err(LinkError::SyscallError(SyscallError { io_error, .. })) if io_error.kind() == io::ErrorKind::NotFound => {
+            return Ok(None);
+        }
+        Err(error) => return Err(error.into()),
+    };
+    let link = SchedClassifierLink::try_from(FdLink::from(pinned))?;
+    match program.attach_to_link(link) {
+        Ok(id) => {
+            let link = program.take_link(id)?;
+            if runs_on(program, hook, device)? {
+                return Ok(Some(link));
+            }
+            debug!(hook = hook.name(), "the pinned link was on another device");
+        }
+        Err(ProgramError::SyscallError(SyscallError { io_error, .. }))
+            if io_error.raw_os_error() == Some(libc::ENOLINK) =>
+        {
+            debug!(hook = hook.name(), "the pinned link was severed: its device is gone");
+        }
+        Err(error) => return Err(error.into()),
+    }
+    fs::remove_file(path).map_err(|source| AttachError::Pin { path: path.to_path_buf(), source })?;
+    Ok(None)
+}
+
+fn runs_on(program: &SchedClassifier, hook: Hook, device: &str) -> Result<bool, AttachError> {
+    let ours = program.info()?.id();
+    let ifindex = if_nametoindex(device).map_err(|error| TcError::IoError(error.into()))?;
+    let programs = tcx_programs(ifindex, hook.direction()).map_err(TcError::IoError)?;
+    Ok(programs.contains(&ours))
+}
+
+fn is_filter(program: &SchedClassifier, hook: Hook, ifindex: u32) -> Result<bool, AttachError> {
+    let ours = program.info()?.id();
+    let there = filters::on(ifindex, hook.direction()).map_err(TcError::IoError)?;
+    Ok(there.iter().any(|filter| filter.program == Some(ours)))
+}
+
+/// An error and its causes in one line.
+pub fn chain(error: &dyn std::error::Error) -> String {
+    let mut line = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        line = format!("{line}: {error}");
+        cause = error.source();
+    }
+    line
+}

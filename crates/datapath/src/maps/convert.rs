@@ -1,0 +1,222 @@
+//! Between the model's words and the bytes of the maps. Pure.
+//!
+//! Reading back yields what was written, so that observe after apply shows no difference. An entry that this version
+//! cannot read (its kind is unknown) is left out: the difference then writes it anew where it is wanted.
+
+use std::net::IpAddr;
+
+use aya::maps::lpm_trie::Key;
+use egress_common::abi;
+use ipnet::IpNet;
+
+use egress_core::model::state::{
+    EgressId, Moving, NodeAddress, Place, PodOwner, PodState, Policy, Port, Prefix, Slot, TunnelEndpoint, WhenEmpty,
+};
+
+/// Bits before an IPv4 address in a v4-mapped one.
+const MAPPED_BITS: u8 = 96;
+
+/// The entry of a pod, where this is what there was before. A pod that was selected by this object already keeps the time
+/// since when; one that no object selects any more is told of its connections until `cut_until_ns`.
+pub fn pod_entry(state: PodState, before: Option<&abi::PodEntry>, now_ns: u64, cut_until_ns: u64) -> abi::PodEntry {
+    let entry = match state {
+        PodState::Known => {
+            let cut_until_ns = match before {
+                Some(before) if before.egress_id().is_some() => cut_until_ns,
+                Some(before) => before.cut_until_ns,
+                None => 0,
+            };
+            abi::PodEntry::known().with_cut_until(cut_until_ns)
+        }
+        PodState::Selected(id) => {
+            let same = before.filter(|before| before.egress_id() == Some(id.0));
+            abi::PodEntry::selected(id.0, same.map_or(now_ns, |before| before.selected_since_ns))
+        }
+    };
+    entry.with_owner(before.map_or(0, |before| before.owner))
+}
+
+pub fn pod_owner(entry: &abi::PodEntry) -> Option<PodOwner> {
+    (entry.owner != 0).then_some(PodOwner(entry.owner))
+}
+
+pub fn pod_state(entry: &abi::PodEntry) -> PodState {
+    entry.egress_id().map_or(PodState::Known, |id| PodState::Selected(EgressId(id)))
+}
+
+/// `None` when there are more slots than a value holds.
+pub fn policy_value(policy: &Policy) -> Option<abi::Policy> {
+    let slots: Vec<_> = policy
+        .slots
+        .iter()
+        .map(|slot| match slot.place {
+            Place::Here => abi::Slot::here(slot.address.into()),
+            Place::Remote(node) => abi::Slot::remote(slot.address.into(), node.0.into()),
+        })
+        .collect();
+    let when_empty = match policy.when_empty {
+        WhenEmpty::Drop => abi::WhenEmpty::Drop,
+        WhenEmpty::NodeAddress => abi::WhenEmpty::NodeAddress,
+        WhenEmpty::NotListed => abi::WhenEmpty::NotListed,
+    };
+    let pending: Vec<_> = policy.pending.iter().copied().map(abi::Addr::from).collect();
+    abi::Policy::with_slots(when_empty, &slots)?.with_pending(&pending)
+}
+
+pub fn policy(value: &abi::Policy) -> Policy {
+    let slots = value.slots.iter().take(value.count() as usize).map(|slot| Slot {
+        address: slot.address.to_ip(),
+        place: match slot.place() {
+            abi::SlotPlace::Here => Place::Here,
+            abi::SlotPlace::Remote => Place::Remote(TunnelEndpoint(slot.endpoint.to_ip())),
+        },
+    });
+    let when_empty = match value.when_empty() {
+        abi::WhenEmpty::Drop => WhenEmpty::Drop,
+        abi::WhenEmpty::NodeAddress => WhenEmpty::NodeAddress,
+        abi::WhenEmpty::NotListed => WhenEmpty::NotListed,
+    };
+    let pending = value.slots.iter().skip(value.count() as usize).take(value.pending() as usize);
+    Policy { slots: slots.collect(), pending: pending.map(|slot| slot.address.to_ip()).collect(), when_empty }
+}
+
+pub fn exposed_port(address: IpAddr, port: Port) -> abi::ExposedPort {
+    abi::ExposedPort::new(address.into(), port.protocol, port.number)
+}
+
+pub fn node_entry(node: NodeAddress) -> abi::NodeEntry {
+    let place = if node.own { abi::NodePlace::Own } else { abi::NodePlace::Other };
+    abi::NodeEntry::new(place, node.node.0.into())
+}
+
+pub fn node(entry: &abi::NodeEntry) -> NodeAddress {
+    NodeAddress { own: entry.place() == abi::NodePlace::Own, node: TunnelEndpoint(entry.node.to_ip()) }
+}
+
+pub fn cluster_key(net: &IpNet) -> Key<abi::Addr> {
+    let net = net.trunc();
+    let shift = if net.addr().is_ipv4() { MAPPED_BITS } else { 0 };
+    Key::new(u32::from(net.prefix_len() + shift), net.addr().into())
+}
+
+/// `None` for a key that this version would not write.
+pub fn cluster_net(key: &Key<abi::Addr>) -> Option<IpNet> {
+    let ip = key.data().to_ip();
+    let bits = u8::try_from(key.prefix_len()).ok()?;
+    let bits = if ip.is_ipv4() { bits.checked_sub(MAPPED_BITS)? } else { bits };
+    IpNet::new(ip, bits).ok()
+}
+
+pub fn prefix_value(prefix: Prefix) -> abi::ClusterPrefix {
+    abi::ClusterPrefix::new(prefix.kind, prefix.node.map_or(abi::Addr::UNSPECIFIED, |node| node.0.into()))
+}
+
+/// `None` for a kind that this version does not know.
+pub fn prefix(value: &abi::ClusterPrefix) -> Option<Prefix> {
+    let node = (value.node != abi::Addr::UNSPECIFIED).then(|| TunnelEndpoint(value.node.to_ip()));
+    Some(Prefix { kind: value.kind()?, node })
+}
+
+/// Whether addresses of the prefix are pods'.
+pub fn holds_pods(prefix: Prefix) -> bool {
+    matches!(prefix.kind, abi::PrefixKind::PodSubnet | abi::PrefixKind::PodNetwork)
+}
+
+/// What an owned entry says beside the address: where it is announced.
+pub fn owned_pair(id: EgressId, address: IpAddr, ifindex: u32, mac: [u8; 6]) -> (abi::Owned, abi::OwnedAddr) {
+    (
+        abi::Owned::new(id.0, address.into(), ifindex, mac),
+        abi::OwnedAddr { egress_id: id.0, ifindex, mac, reserved: [0; 2] },
+    )
+}
+
+/// `None` for a course that this version does not know.
+pub fn moving(entry: &abi::Moving) -> Option<Moving> {
+    let peer = TunnelEndpoint(entry.peer.to_ip());
+    Some(Moving { course: entry.course()?, address: entry.owned.address.to_ip(), peer })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn endpoint(text: &str) -> TunnelEndpoint {
+        TunnelEndpoint(text.parse().expect("a literal"))
+    }
+
+    #[test]
+    fn what_is_written_is_read_back() {
+        for state in [PodState::Known, PodState::Selected(EgressId(7))] {
+            for owner in [None, Some(PodOwner::of("a pod"))] {
+                let before = abi::PodEntry::known().with_owner(owner.map_or(0, |owner| owner.0));
+                let entry = pod_entry(state, Some(&before), 5, 9);
+                assert_eq!((pod_state(&entry), pod_owner(&entry)), (state, owner));
+            }
+        }
+        for own in [true, false] {
+            let address = NodeAddress { own, node: endpoint("fd00::1") };
+            assert_eq!(node(&node_entry(address)), address);
+        }
+        let slots = vec![
+            Slot { address: "172.18.0.100".parse().expect("a literal"), place: Place::Here },
+            Slot { address: "172.18.0.101".parse().expect("a literal"), place: Place::Remote(endpoint("172.18.0.2")) },
+        ];
+        for when_empty in [WhenEmpty::Drop, WhenEmpty::NodeAddress, WhenEmpty::NotListed] {
+            for slots in [vec![], slots.clone()] {
+                for pending in [vec![], vec!["172.18.0.9".parse().expect("a literal")]] {
+                    let wanted = Policy { slots: slots.clone(), pending, when_empty };
+                    assert_eq!(policy(&policy_value(&wanted).expect("three slots fit")), wanted);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn too_many_slots_are_refused() {
+        let slot = Slot { address: "172.18.0.100".parse().expect("a literal"), place: Place::Here };
+        let with = |slots, pending| Policy {
+            slots: vec![slot; slots],
+            pending: vec![slot.address; pending],
+            when_empty: WhenEmpty::Drop,
+        };
+        assert!(policy_value(&with(abi::MAX_SLOTS, 0)).is_some());
+        for (slots, pending) in [(abi::MAX_SLOTS + 1, 0), (abi::MAX_SLOTS, 1), (0, abi::MAX_SLOTS + 1)] {
+            assert!(policy_value(&with(slots, pending)).is_none(), "{slots} {pending}");
+        }
+    }
+
+    #[test]
+    fn a_pod_that_is_deselected_is_told_for_a_while() {
+        let (now, until) = (1_000, 5_000);
+        let (known, selected) = (PodState::Known, PodState::Selected(EgressId(7)));
+        let fresh = pod_entry(known, None, now, until);
+        assert_eq!(fresh.cut_until_ns, 0, "it has no connections of ours");
+        let chosen = pod_entry(selected, Some(&fresh), now, until);
+        assert_eq!((chosen.cut_until_ns, chosen.selected_since_ns), (0, now));
+        assert_eq!(pod_entry(selected, Some(&chosen), now + 1, until).selected_since_ns, now);
+        let other = pod_entry(PodState::Selected(EgressId(8)), Some(&chosen), now + 1, until);
+        assert_eq!(other.selected_since_ns, now + 1);
+        let left = pod_entry(known, Some(&chosen), now, until);
+        assert_eq!(left.cut_until_ns, until);
+        assert_eq!(pod_entry(known, Some(&left), now, until + 99).cut_until_ns, until, "written again");
+        assert_eq!(pod_entry(selected, Some(&left), now, until).cut_until_ns, 0);
+    }
+
+    #[test]
+    fn prefixes_of_both_families_round_trip() {
+        for text in ["10.244.0.0/16", "0.0.0.0/0", "172.18.0.2/32", "fd00:10::/64", "::/0", "fd98::1/128"] {
+            let net: IpNet = text.parse().expect("a literal");
+            assert_eq!(cluster_net(&cluster_key(&net)), Some(net), "{text}");
+        }
+        for node in [None, Some(endpoint("172.18.0.3"))] {
+            let wanted = Prefix { kind: abi::PrefixKind::PodSubnet, node };
+            assert_eq!(prefix(&prefix_value(wanted)), Some(wanted));
+        }
+    }
+
+    #[test]
+    fn host_bits_of_a_prefix_do_not_reach_the_map() {
+        let sloppy: IpNet = "10.244.1.7/24".parse().expect("a literal");
+        assert_eq!(cluster_net(&cluster_key(&sloppy)), Some(sloppy.trunc()));
+    }
+}

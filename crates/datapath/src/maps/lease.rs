@@ -1,0 +1,52 @@
+//! The map `lease` from user space: until when this node's programs may emit egress IPs.
+//!
+//! Of the agent the lease keeper alone writes it (`egress_core::ownership::lease`); announcements, `status` and the metrics read it.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+use aya::Ebpf;
+use aya::maps::Map;
+use egress_common::abi::Lease;
+use nix::time::{ClockId, clock_gettime};
+
+use crate::error::StartError;
+use crate::maps::access::MappedLease;
+use crate::maps::tables;
+use egress_core::model::lease::{LeaseCell, SharedLease};
+
+/// CLOCK_BOOTTIME (ns), the clock of the map: it counts the time that the machine was suspended.
+pub fn boot_ns() -> io::Result<u64> {
+    let time = clock_gettime(ClockId::CLOCK_BOOTTIME)?;
+    let seconds = u64::try_from(time.tv_sec()).map_err(io::Error::other)?;
+    let nanos = u64::try_from(time.tv_nsec()).map_err(io::Error::other)?;
+    Ok(seconds * 1_000_000_000 + nanos)
+}
+
+/// The map, in memory.
+pub fn take(ebpf: &mut Ebpf) -> Result<SharedLease, StartError> {
+    let Map::Array(data) = tables::take(ebpf, "lease")? else {
+        return Err(StartError::Object("map lease is no array".to_owned()));
+    };
+    let lease = MappedLease::of(data.fd().as_fd());
+    let lease = lease.map_err(|error| StartError::kernel("map the map lease into memory", error))?;
+    Ok(SharedLease::new(lease))
+}
+
+impl AsRef<LeaseCell> for MappedLease {
+    fn as_ref(&self) -> &LeaseCell {
+        self.get()
+    }
+}
+
+/// Whether the programs may emit now. A clock that cannot be read says no.
+pub fn is_held(lease: &SharedLease) -> bool {
+    boot_ns().is_ok_and(|now| lease.covers(now))
+}
+
+/// How long such a lease lasts from now on; `None` where it has no end.
+pub fn left(lease: Lease) -> io::Result<Option<Duration>> {
+    let left = lease.left_ns(boot_ns()?);
+    Ok((lease.until_ns != Lease::ENDLESS.until_ns).then(|| Duration::from_nanos(left)))
+}

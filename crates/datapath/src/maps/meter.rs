@@ -1,0 +1,156 @@
+//! Reading what the programs keep, for scrapes: by handles of its own, so that nobody waits for a scrape and no scrape for
+//! whoever has the tables (`crate::Shared::tables`). Each reading is some system calls, whatever the maps hold.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use aya::Pod;
+use aya::maps::{Array, Map, MapData, MapError, MapInfo, PerCpuArray, PerCpuHashMap};
+use egress_common::abi::{Config, Count, EipCount, Mapping, Tuple, Usage, Verdict};
+
+use crate::error::map_io;
+use crate::maps::facts::{HookFacts, KernelFacts, PortUse};
+use crate::maps::lease;
+use crate::maps::port_use;
+use crate::maps::tables::Hash;
+use crate::names::{Hook, Pins};
+use crate::{Dataplane, Shared};
+use egress_core::model::state::EgressId;
+use egress_supervise;
+
+/// The maps whose fill is shown.
+const SHOWN: [&str; 9] = ["pods", "policy", "owned", "moving", "cluster", "nodes", "nat", "flows", "inbound"];
+
+/// Between two walks of `nat` at least, and how much longer than the walk itself.
+const PAUSE: Duration = Duration::from_secs(10);
+const SHARE: u32 = 100;
+
+const STATISTICS: &str = "/proc/sys/kernel/bpf_stats_enabled";
+
+/// Shared by all who read.
+#[derive(Clone)]
+pub struct Meter(Arc<Inner>);
+
+struct Inner {
+    shared: Arc<Shared>,
+    counters: PerCpuArray<MapData, Count>,
+    egress_ips: PerCpuHashMap<MapData, u32, EipCount>,
+    usage: Array<MapData, Usage>,
+    config: Array<MapData, Config>,
+    nat: Hash<Tuple, Mapping>,
+    limits: BTreeMap<&'static str, u32>,
+    ports: Mutex<Option<PortUse>>,
+}
+
+impl Dataplane {
+    /// For reading beside this one, on another thread.
+    pub fn meter(&self) -> io::Result<Meter> {
+        let pins = Pins::new(&self.shared.settings.bpffs);
+        let limit = |name| Ok((name, MapInfo::from_pin(pins.map(name)).map_err(map_io)?.max_entries()));
+        Ok(Meter(Arc::new(Inner {
+            shared: Arc::clone(&self.shared),
+            counters: open(&pins, "counters", Map::PerCpuArray)?,
+            egress_ips: open(&pins, "eip_counters", Map::PerCpuHashMap)?,
+            usage: open(&pins, "usage", Map::Array)?,
+            config: open(&pins, "config", Map::Array)?,
+            nat: hash(&pins, "nat")?,
+            limits: SHOWN.into_iter().map(limit).collect::<io::Result<_>>()?,
+            ports: Mutex::new(None),
+        })))
+    }
+}
+
+fn open<T: TryFrom<Map, Error = MapError>>(pins: &Pins, name: &str, kind: fn(MapData) -> Map) -> io::Result<T> {
+    T::try_from(kind(MapData::from_pin(pins.map(name)).map_err(map_io)?)).map_err(map_io)
+}
+
+fn hash<K: Pod, V: Pod>(pins: &Pins, name: &str) -> io::Result<Hash<K, V>> {
+    Hash::new(MapData::from_pin(pins.map(name)).map_err(map_io)?).map_err(map_io)
+}
+
+impl Meter {
+    /// What the kernel keeps now, of these egress IPs.
+    pub fn read(&self, served: impl Iterator<Item = EgressId>) -> io::Result<KernelFacts> {
+        let inner = &*self.0;
+        let mut facts = KernelFacts { limits: inner.limits.clone(), hooks: self.hooks(), ..KernelFacts::default() };
+        for verdict in Verdict::ALL {
+            let of_cpus = inner.counters.get(&verdict.index(), 0).map_err(map_io)?;
+            facts.verdicts.insert(*verdict, sum(&of_cpus));
+        }
+        for id in served {
+            match inner.egress_ips.get(&id.0, 0) {
+                Ok(of_cpus) => drop(facts.egress_ips.insert(id, sum_of_egress_ip(&of_cpus))),
+                // No packet yet.
+                Err(MapError::KeyNotFound) => {}
+                Err(error) => return Err(map_io(error)),
+            }
+        }
+        facts.lease_seconds = lease::left(inner.shared.lease.read())?.map_or(f64::INFINITY, |left| left.as_secs_f64());
+        let usage = inner.usage.get(&0, 0).map_err(map_io)?;
+        facts.entries = BTreeMap::from([("nat", usage.nat), ("flows", usage.flows), ("inbound", usage.inbound)]);
+        facts.ports = inner.ports.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        Ok(facts)
+    }
+
+    /// Where each hook's program is, and how much it has run.
+    pub fn hooks(&self) -> BTreeMap<&'static str, HookFacts> {
+        let keeps = std::fs::read_to_string(STATISTICS).is_ok_and(|text| text.trim() == "1");
+        let mut state = self.0.shared.state();
+        Hook::ALL
+            .into_iter()
+            .map(|hook| (hook.name(), state.hook_facts(&self.0.shared.settings, hook, keeps)))
+            .collect()
+    }
+
+    /// Walks `nat` once; how long until the next walk, which takes a hundredth of the time at most.
+    pub fn count_ports(&self) -> io::Result<Duration> {
+        let begun = Instant::now();
+        let config = self.0.config.get(&0, 0).map_err(map_io)?;
+        let mut count = port_use::Count::new(config.node_ports);
+        self.0.nat.for_each(|key, mapping| count.see(key, mapping))?;
+        *self.0.ports.lock().unwrap_or_else(PoisonError::into_inner) = Some(count.done());
+        Ok(PAUSE.max(begun.elapsed() * SHARE))
+    }
+
+    /// Counts ports for as long as it is not dropped.
+    pub async fn follow_ports(self) {
+        let mut failing = false;
+        loop {
+            let meter = self.clone();
+            let counted = tokio::task::spawn_blocking(move || meter.count_ports()).await;
+            let pause = match egress_supervise::joined(counted) {
+                Ok(pause) => {
+                    failing = false;
+                    pause
+                }
+                Err(error) => {
+                    if !std::mem::replace(&mut failing, true) {
+                        tracing::warn!(%error, "cannot count the ports in use; trying again");
+                    }
+                    PAUSE
+                }
+            };
+            tokio::time::sleep(pause).await;
+        }
+    }
+}
+
+pub fn sum(of_cpus: &[Count]) -> Count {
+    of_cpus.iter().fold(Count::default(), |sum, count| Count {
+        packets: sum.packets + count.packets,
+        bytes: sum.bytes + count.bytes,
+    })
+}
+
+pub fn sum_of_egress_ip(of_cpus: &[EipCount]) -> EipCount {
+    of_cpus.iter().fold(EipCount::default(), |sum, count| EipCount {
+        egress_packets: sum.egress_packets + count.egress_packets,
+        egress_bytes: sum.egress_bytes + count.egress_bytes,
+        ingress_packets: sum.ingress_packets + count.ingress_packets,
+        ingress_bytes: sum.ingress_bytes + count.ingress_bytes,
+        mappings: sum.mappings + count.mappings,
+        refusals: sum.refusals + count.refusals,
+    })
+}

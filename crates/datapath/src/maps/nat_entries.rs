@@ -1,0 +1,154 @@
+//! The NAT mappings of a node from the pinned map, beside an agent or without one. A walk of the map, in pieces: nothing is
+//! kept of what was shown, and what comes and goes meanwhile may be missed or seen twice.
+
+use std::io;
+use std::net::IpAddr;
+use std::path::Path;
+use std::time::Duration;
+
+use aya::maps::{Array, Map, MapData};
+use egress_common::abi::{Config, Direction, Holder, Mapping, Origin, Share, Timeouts, Tuple};
+use egress_common::decide::expiry;
+use egress_common::decide::phase::{self, Phase};
+use egress_common::wire::PROTO_TCP;
+
+use crate::error::map_io;
+use crate::executor::now_ns;
+use crate::maps::tables::Hash;
+use crate::names::{NAT_MAP, Pins, SHARES_MAP};
+
+/// One mapping: both of its keys.
+#[derive(Clone, Copy, Debug)]
+pub struct Entry {
+    /// As the pod sends.
+    pub egress: Tuple,
+    /// As the world answers.
+    pub ingress: Tuple,
+    pub origin: Option<Origin>,
+    /// Tunnel endpoint of the pod's node, where that is another one.
+    pub source_node: Option<IpAddr>,
+    /// Zero where it belongs to no object: pods' traffic to other nodes.
+    pub egress_id: u32,
+    /// Of TCP.
+    pub phase: Option<Phase>,
+    pub age: Duration,
+    /// Since the last packet of each direction.
+    pub egress_idle: Duration,
+    pub ingress_idle: Duration,
+    /// How long it may be idle.
+    pub timeout: Duration,
+}
+
+impl Entry {
+    /// `there` is the value at the other key, which may be on its way.
+    fn of(key: &Tuple, mapping: &Mapping, there: Option<&Mapping>, timeouts: &Timeouts, now_ns: u64) -> Self {
+        let since = |then_ns: u64| Duration::from_nanos(now_ns.saturating_sub(then_ns));
+        let phase = phase::mapping(mapping, there);
+        let timeout = expiry::timeout_ns(timeouts, key.protocol, phase);
+        let is_remote = mapping.origin() == Some(Origin::Remote);
+        Self {
+            egress: *key,
+            ingress: mapping.other,
+            origin: mapping.origin(),
+            source_node: is_remote.then(|| mapping.source_node.to_ip()),
+            egress_id: mapping.egress_id,
+            phase: (key.protocol == PROTO_TCP).then_some(phase),
+            age: since(mapping.created_ns),
+            egress_idle: since(mapping.last_seen_ns),
+            ingress_idle: since(there.map_or(mapping.created_ns, |there| there.last_seen_ns)),
+            timeout: Duration::from_nanos(timeout),
+        }
+    }
+
+    pub fn idle(&self) -> Duration {
+        self.egress_idle.min(self.ingress_idle)
+    }
+}
+
+/// Shows every mapping that is `wanted` by its key and value as the pod sends; returns how many mappings the map takes, or
+/// `None` where there is no map. An error of `visit` ends the walk.
+pub fn walk(
+    bpffs: &Path,
+    wanted: impl Fn(&Tuple, &Mapping) -> bool,
+    mut visit: impl FnMut(&Entry) -> io::Result<()>,
+) -> io::Result<Option<u32>> {
+    let pins = Pins::new(bpffs);
+    if !pins.map(NAT_MAP).try_exists()? {
+        return Ok(None);
+    }
+    let config = MapData::from_pin(pins.map("config")).map_err(map_io)?;
+    let config: Array<MapData, Config> = Array::try_from(Map::Array(config)).map_err(map_io)?;
+    let timeouts = config.get(&0, 0).map_err(map_io)?.timeouts;
+    let nat = Hash::<Tuple, Mapping>::new(MapData::from_pin(pins.map(NAT_MAP)).map_err(map_io)?).map_err(map_io)?;
+    let now = now_ns()?;
+    let mut outcome = Ok(());
+    nat.for_each(|key, mapping| {
+        if outcome.is_ok() && key.direction() == Direction::Egress && wanted(key, mapping) {
+            outcome = nat.get(&mapping.other).and_then(|there| {
+                let there = there.filter(|there| there.other == *key);
+                visit(&Entry::of(key, mapping, there.as_ref(), &timeouts, now))
+            });
+        }
+    })?;
+    outcome.map(|()| Some(nat.limit() / 2))
+}
+
+/// Who holds how much of `flows` and `nat`, as last counted by a sweep and claimed since.
+pub struct Shares {
+    /// Most entries of one pod address, and of one egress policy; `None`: as many as the maps take.
+    pub pod_quota: Option<u32>,
+    pub policy_quota: Option<u32>,
+    pub pods: Vec<(IpAddr, Share)>,
+    pub policies: Vec<(u32, Share)>,
+}
+
+/// Those who hold anything; `None` where there are no maps.
+pub fn shares(bpffs: &Path) -> io::Result<Option<Shares>> {
+    let pins = Pins::new(bpffs);
+    if !pins.map(SHARES_MAP).try_exists()? {
+        return Ok(None);
+    }
+    let config = MapData::from_pin(pins.map("config")).map_err(map_io)?;
+    let config: Array<MapData, Config> = Array::try_from(Map::Array(config)).map_err(map_io)?;
+    let config = config.get(&0, 0).map_err(map_io)?;
+    let quota = |entries| (entries != u32::MAX).then_some(entries);
+    let map = MapData::from_pin(pins.map(SHARES_MAP)).map_err(map_io)?;
+    let map = Hash::<Holder, Share>::new(map).map_err(map_io)?;
+    let (mut pods, mut policies) = (Vec::new(), Vec::new());
+    map.for_each(|holder, share| match holder.egress_id {
+        0 => pods.push((holder.pod.to_ip(), *share)),
+        id => policies.push((id, *share)),
+    })?;
+    Ok(Some(Shares { pod_quota: quota(config.pod_quota), policy_quota: quota(config.policy_quota), pods, policies }))
+}
+
+#[cfg(test)]
+mod tests {
+    use egress_common::abi::Addr;
+
+    use super::*;
+
+    const SECOND: u64 = 1_000_000_000;
+
+    #[test]
+    fn an_entry_has_the_times_of_both_directions() {
+        let (pod, world, egress) =
+            (Addr::v4([10, 244, 1, 10]), Addr::v4([198, 51, 100, 10]), Addr::v4([172, 18, 0, 100]));
+        let forward = Tuple::new(Direction::Egress, pod, world, 4000, 80, PROTO_TCP);
+        let reverse = Tuple::new(Direction::Ingress, world, egress, 80, 4001, PROTO_TCP);
+        let mut out = Mapping::new(reverse, Origin::Here, Addr::UNSPECIFIED, 7, 100 * SECOND);
+        let mut back = Mapping::new(forward, Origin::Here, Addr::UNSPECIFIED, 7, 100 * SECOND);
+        (out.last_seen_ns, back.last_seen_ns) = (130 * SECOND, 120 * SECOND);
+        let timeouts = Timeouts::DEFAULT;
+        let opening = Entry::of(&forward, &out, Some(&back), &timeouts, 140 * SECOND);
+        assert_eq!((opening.phase, opening.timeout.as_secs()), (Some(Phase::Opening), 240));
+        let seconds =
+            [opening.age, opening.egress_idle, opening.ingress_idle, opening.idle()].map(|time| time.as_secs());
+        assert_eq!(seconds, [40, 10, 20, 10]);
+        (out.state, back.state) = (phase::SPOKE, phase::SPOKE);
+        let open = Entry::of(&forward, &out, Some(&back), &timeouts, 140 * SECOND);
+        assert_eq!((open.phase, open.timeout.as_secs()), (Some(Phase::Established), 7_440));
+        assert_eq!(Entry::of(&forward, &out, None, &timeouts, 140 * SECOND).phase, Some(Phase::Opening), "half of one");
+        assert_eq!(open.source_node, None);
+    }
+}

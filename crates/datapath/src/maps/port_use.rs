@@ -1,0 +1,166 @@
+//! How many ports are in use towards one destination: a walk of `nat`, by the way in the background.
+//!
+//! There may be a million mappings towards a million destinations, so no table of destinations is made. A sketch of two
+//! rows of counters (count-min, raised as little as the new estimate asks for) takes half a megabyte however many there
+//! are. It never counts too few. What it counts too many is little beside what matters, the 64,512 ports of a destination:
+//! of a million mappings, each towards another destination, it makes some twenty.
+//!
+//! The hash is seeded, so that no pod can have its destinations counted as one.
+
+use std::collections::BTreeMap;
+use std::hash::{BuildHasher, RandomState};
+
+use egress_common::abi::{Addr, Direction, Mapping, Origin, PortRange, Tuple};
+use egress_common::decide::snat::EGRESS_PORTS;
+
+use crate::maps::facts::{PortUse, Use};
+use egress_core::model::state::EgressId;
+
+const ROW: usize = 1 << 16;
+
+const ICMP: u8 = 1;
+const ICMP_V6: u8 = 58;
+/// Protocols whose mappings take a port: TCP, UDP, DCCP, SCTP, UDP-Lite, and ICMP with the query's identifier.
+const WITH_PORTS: [u8; 7] = [ICMP, 6, 17, 33, ICMP_V6, 132, 136];
+
+/// Counts one walk.
+pub struct Count {
+    found: PortUse,
+    sketch: Sketch,
+}
+
+impl Count {
+    /// `node_ports` are those of NAT on the node's own address.
+    pub fn new(node_ports: PortRange) -> Self {
+        let node = Use { ports: size(node_ports), ..Use::default() };
+        Self { found: PortUse { egress_ips: BTreeMap::new(), node }, sketch: Sketch::new(RandomState::new()) }
+    }
+
+    /// Each mapping has two keys: it is counted at the one of its pod's packets.
+    pub fn see(&mut self, key: &Tuple, mapping: &Mapping) {
+        if key.direction() != Direction::Egress {
+            return;
+        }
+        let of = match mapping.origin() {
+            Some(Origin::Stack) => &mut self.found.node,
+            _ => self
+                .found
+                .egress_ips
+                .entry(EgressId(mapping.egress_id))
+                .or_insert(Use { ports: size(EGRESS_PORTS), ..Use::default() }),
+        };
+        of.mappings += 1;
+        if !WITH_PORTS.contains(&key.protocol) {
+            return;
+        }
+        // A query's identifier stands where others have the destination's port.
+        let dport = if matches!(key.protocol, ICMP | ICMP_V6) { 0 } else { key.dport() };
+        let destination: (u32, Addr, u16, u8) = (mapping.egress_id, key.daddr, dport, key.protocol);
+        of.busiest = of.busiest.max(self.sketch.raise(&destination));
+    }
+
+    pub fn done(self) -> PortUse {
+        self.found
+    }
+}
+
+fn size(ports: PortRange) -> u32 {
+    if ports.last == 0 { 0 } else { u32::from(ports.last.saturating_sub(ports.first)) + 1 }
+}
+
+struct Sketch {
+    hash: RandomState,
+    rows: [Vec<u32>; 2],
+}
+
+impl Sketch {
+    fn new(hash: RandomState) -> Self {
+        Self { hash, rows: [vec![0; ROW], vec![0; ROW]] }
+    }
+
+    /// One more of this; how many there are by now, at most.
+    fn raise(&mut self, what: &impl std::hash::Hash) -> u32 {
+        let hash = self.hash.hash_one(what);
+        let at = |shift: u32| usize::from(u16::try_from((hash >> shift) & 0xffff).unwrap_or_default());
+        let [first, second] = &mut self.rows;
+        let (Some(first), Some(second)) = (first.get_mut(at(0)), second.get_mut(at(32))) else { return 0 };
+        let count = (*first).min(*second).saturating_add(1);
+        (*first, *second) = (count.max(*first), count.max(*second));
+        count
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mapping(origin: Origin, id: u32) -> Mapping {
+        Mapping::new(tuple(Direction::Ingress, 1, 2, 6), origin, Addr::UNSPECIFIED, id, 1)
+    }
+
+    fn tuple(direction: Direction, sport: u16, daddr: u32, protocol: u8) -> Tuple {
+        let to = Addr::v4(daddr.to_be_bytes());
+        Tuple::new(direction, Addr::v4([10, 244, 1, 10]), to, sport, 443, protocol)
+    }
+
+    fn count() -> Count {
+        Count::new(PortRange { first: 61_000, last: 61_999 })
+    }
+
+    #[test]
+    fn the_destination_with_most_counts_for_each_address() {
+        let mut count = count();
+        let (here, remote) = (mapping(Origin::Here, 7), mapping(Origin::Remote, 9));
+        for sport in 0..100 {
+            count.see(&tuple(Direction::Egress, sport, 1, 6), &here);
+            // The same mapping's other key.
+            count.see(&tuple(Direction::Ingress, sport, 1, 6), &here);
+        }
+        for sport in 0..30 {
+            count.see(&tuple(Direction::Egress, sport, 2, 6), &here);
+            count.see(&tuple(Direction::Egress, sport, 1, 17), &here);
+            count.see(&tuple(Direction::Egress, sport, 1, 6), &remote);
+            // No port, but a mapping.
+            count.see(&tuple(Direction::Egress, 0, u32::from(sport), 47), &remote);
+        }
+        count.see(&tuple(Direction::Egress, 1, 1, 6), &mapping(Origin::Stack, 0));
+        let found = count.done();
+        let ports = 64_512;
+        let expected = [
+            (EgressId(7), Use { mappings: 160, busiest: 100, ports }),
+            (EgressId(9), Use { mappings: 60, busiest: 30, ports }),
+        ];
+        assert_eq!(found.egress_ips, BTreeMap::from(expected));
+        assert_eq!(found.node, Use { mappings: 1, busiest: 1, ports: 1_000 });
+        assert!((found.node.ratio() - 0.001).abs() < 1e-9);
+    }
+
+    #[test]
+    fn identifiers_of_queries_are_ports_of_one_destination() {
+        let mut count = count();
+        for id in 1..=50 {
+            let to = Addr::v4([198, 51, 100, 10]);
+            let query = Tuple::new(Direction::Egress, Addr::v4([10, 244, 1, 10]), to, id, id, ICMP);
+            count.see(&query, &mapping(Origin::Here, 7));
+        }
+        assert_eq!(count.done().egress_ips[&EgressId(7)].busiest, 50);
+    }
+
+    /// Never too few, and of very many destinations hardly too many.
+    #[test]
+    fn a_million_destinations_take_no_more_room_and_count_almost_right() {
+        let mut count = count();
+        let here = mapping(Origin::Here, 7);
+        for destination in 0..1_000_000 {
+            count.see(&tuple(Direction::Egress, 1024, 0x0b00_0000 + destination, 6), &here);
+        }
+        let spread = count.found.egress_ips[&EgressId(7)].busiest;
+        assert!(spread < 65, "{spread}: a thousandth of the range");
+        for sport in 0..60_000 {
+            count.see(&tuple(Direction::Egress, sport, 1, 6), &here);
+        }
+        let busy = count.done().egress_ips[&EgressId(7)];
+        assert!((60_000..60_065).contains(&busy.busiest), "{busy:?}");
+        assert_eq!(busy.mappings, 1_060_000);
+    }
+}

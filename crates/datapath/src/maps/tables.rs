@@ -1,0 +1,226 @@
+//! The maps as typed handles.
+//!
+//! Keys and values are those of `egress_common::abi`; `convert` speaks between them and the model.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+
+use aya::maps::lpm_trie::Key;
+use aya::maps::{Array, HashMap, LpmTrie, Map, MapData, MapError, PerCpuArray, PerCpuHashMap, RingBuf};
+use aya::{Ebpf, Pod};
+use egress_common::abi::{
+    Addr, ClusterPrefix, Config, Count, Datagram, EipCount, ExposedPort, Exposure, Family, Flow, Inbound, Mapping,
+    Moving, NodeEntry, Owned, OwnedAddr, PodEntry, Policy, PolicyKey, Tuple, Usage,
+};
+
+use crate::error::{StartError, map_io};
+use crate::maps::access;
+
+/// What following the node's devices reads and writes: small maps, and no walk of a large one ever waits with them.
+pub struct NodeTables {
+    pub owned: Hash<u32, Owned>,
+    pub owned_addr: Hash<Addr, OwnedAddr>,
+    pub moving: Hash<u32, Moving>,
+    pub config: Array<MapData, Config>,
+}
+
+impl NodeTables {
+    /// Whether an agent has written the configuration. What cannot be read counts as written: nothing is written over it.
+    pub fn are_configured(&self) -> bool {
+        self.config.get(&0, 0).map_or(true, |config| config.generation != 0)
+    }
+
+    pub fn take(ebpf: &mut Ebpf) -> Result<Self, StartError> {
+        Ok(Self {
+            owned: hash(ebpf, "owned")?,
+            owned_addr: hash(ebpf, "owned_addr")?,
+            moving: hash(ebpf, "moving")?,
+            config: typed(ebpf, "config")?,
+        })
+    }
+}
+
+/// What the programs keep of packets, for who walks it: large maps.
+pub struct FlowTables {
+    pub flows: Hash<Tuple, Flow>,
+    pub inbound: Hash<Tuple, Inbound>,
+    pub datagrams: Hash<Tuple, Datagram>,
+    pub nat: Hash<Tuple, Mapping>,
+    pub usage: Array<MapData, Usage>,
+}
+
+impl FlowTables {
+    pub fn take(ebpf: &mut Ebpf) -> Result<Self, StartError> {
+        Ok(Self {
+            flows: hash(ebpf, "flows")?,
+            inbound: hash(ebpf, "inbound")?,
+            datagrams: hash(ebpf, "datagrams")?,
+            nat: hash(ebpf, "nat")?,
+            usage: typed(ebpf, "usage")?,
+        })
+    }
+}
+
+/// What else the agent reads and writes. `frags` is the programs' own.
+pub struct Tables {
+    pub pods: Hash<Addr, PodEntry>,
+    pub policy: Hash<PolicyKey, Policy>,
+    pub exposed: Hash<ExposedPort, Exposure>,
+    pub cluster: Trie<Addr, ClusterPrefix>,
+    pub nodes: Hash<Addr, NodeEntry>,
+    pub counters: PerCpuArray<MapData, Count>,
+    pub eip_counters: PerCpuHashMap<MapData, u32, EipCount>,
+}
+
+impl Tables {
+    pub fn take(ebpf: &mut Ebpf) -> Result<Self, StartError> {
+        Ok(Self {
+            pods: hash(ebpf, "pods")?,
+            policy: hash(ebpf, "policy")?,
+            exposed: hash(ebpf, "exposed")?,
+            cluster: Trie::take(ebpf, "cluster")?,
+            nodes: hash(ebpf, "nodes")?,
+            counters: typed(ebpf, "counters")?,
+            eip_counters: typed(ebpf, "eip_counters")?,
+        })
+    }
+}
+
+impl Tables {
+    /// Drops what was counted of an egress ID that has no policy any more.
+    pub fn forget_counts(&mut self, id: u32) -> io::Result<()> {
+        for family in [Family::V4, Family::V6] {
+            if self.policy.get(&PolicyKey::new(id, family))?.is_some() {
+                return Ok(());
+            }
+        }
+        absent_is_none(self.eip_counters.remove(&id)).map(drop)
+    }
+
+    /// The egress IDs of which something was counted.
+    pub fn counted(&self) -> io::Result<Vec<u32>> {
+        self.eip_counters.keys().collect::<Result<_, _>>().map_err(map_io)
+    }
+}
+
+/// A hash map: absence is `None` or `false`, not an error.
+pub struct Hash<K: Pod, V: Pod> {
+    map: HashMap<MapData, K, V>,
+    /// The same map, for reading it whole.
+    fd: OwnedFd,
+    limit: u32,
+}
+
+impl<K: Pod, V: Pod> Hash<K, V> {
+    pub fn new(data: MapData) -> Result<Self, MapError> {
+        let limit = data.info()?.max_entries();
+        let fd = data.fd().as_fd().try_clone_to_owned()?;
+        Ok(Self { map: HashMap::try_from(Map::HashMap(data))?, fd, limit })
+    }
+
+    /// How many entries it may have.
+    pub fn limit(&self) -> u32 {
+        self.limit
+    }
+
+    pub fn get(&self, key: &K) -> io::Result<Option<V>> {
+        absent_is_none(self.map.get(key, 0))
+    }
+
+    pub fn put(&mut self, key: &K, value: &V) -> io::Result<()> {
+        self.map.insert(key, value, 0).map_err(map_io)
+    }
+
+    /// Whether it was there.
+    pub fn remove(&mut self, key: &K) -> io::Result<bool> {
+        Ok(absent_is_none(self.map.remove(key))?.is_some())
+    }
+
+    pub fn clear(&mut self) -> io::Result<()> {
+        let keys: Vec<K> = self.map.keys().collect::<Result<_, _>>().map_err(map_io)?;
+        keys.iter().try_for_each(|key| self.remove(key).map(|_was_there| ()))
+    }
+
+    /// Every entry once, in no order.
+    pub fn for_each(&self, visit: impl FnMut(&K, &V)) -> io::Result<()> {
+        access::for_each(self.fd.as_fd(), visit)
+    }
+}
+
+/// A map of prefixes.
+pub struct Trie<K: Pod, V: Pod> {
+    map: LpmTrie<MapData, K, V>,
+    limit: u32,
+}
+
+impl<K: Pod, V: Pod> Trie<K, V> {
+    fn take(ebpf: &mut Ebpf, name: &'static str) -> Result<Self, StartError> {
+        let Map::LpmTrie(data) = take(ebpf, name)? else {
+            return Err(StartError::Object(format!("map {name} is no map of prefixes")));
+        };
+        Self::new(data).map_err(|error| wrong_type(name, &error))
+    }
+
+    pub fn new(data: MapData) -> Result<Self, MapError> {
+        let limit = data.info()?.max_entries();
+        Ok(Self { map: LpmTrie::try_from(Map::LpmTrie(data))?, limit })
+    }
+
+    /// The value of the longest prefix that holds the key's.
+    pub fn get(&self, key: &Key<K>) -> io::Result<Option<V>> {
+        absent_is_none(self.map.get(key, 0))
+    }
+
+    pub fn limit(&self) -> u32 {
+        self.limit
+    }
+
+    pub fn put(&mut self, key: &Key<K>, value: &V) -> io::Result<()> {
+        self.map.insert(key, value, 0).map_err(map_io)
+    }
+
+    /// Whether it was there.
+    pub fn remove(&mut self, key: &Key<K>) -> io::Result<bool> {
+        Ok(absent_is_none(self.map.remove(key))?.is_some())
+    }
+
+    pub fn for_each(&self, mut visit: impl FnMut(&Key<K>, &V)) -> io::Result<()> {
+        for entry in self.map.iter() {
+            let (key, value) = entry.map_err(map_io)?;
+            visit(&key, &value);
+        }
+        Ok(())
+    }
+}
+
+fn absent_is_none<T>(outcome: Result<T, MapError>) -> io::Result<Option<T>> {
+    match outcome.map_err(map_io) {
+        Ok(value) => Ok(Some(value)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// The ring buffer, which has its own reader.
+pub fn events(ebpf: &mut Ebpf) -> Result<RingBuf<MapData>, StartError> {
+    typed(ebpf, "events")
+}
+
+pub fn hash<K: Pod, V: Pod>(ebpf: &mut Ebpf, name: &'static str) -> Result<Hash<K, V>, StartError> {
+    match take(ebpf, name)? {
+        Map::HashMap(data) | Map::LruHashMap(data) => Hash::new(data).map_err(|error| wrong_type(name, &error)),
+        other => Err(StartError::Object(format!("map {name} is no hash map: {other:?}"))),
+    }
+}
+
+pub fn typed<T: TryFrom<Map, Error = MapError>>(ebpf: &mut Ebpf, name: &'static str) -> Result<T, StartError> {
+    T::try_from(take(ebpf, name)?).map_err(|error| wrong_type(name, &error))
+}
+
+pub fn take(ebpf: &mut Ebpf, name: &'static str) -> Result<Map, StartError> {
+    ebpf.take_map(name).ok_or(StartError::NotInObject { what: "map", name })
+}
+
+fn wrong_type(name: &str, error: &MapError) -> StartError {
+    StartError::Object(format!("map {name}: {error}"))
+}

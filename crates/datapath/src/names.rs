@@ -1,0 +1,264 @@
+//! Every pin, link, device, filter and lock that the data plane makes, named once.
+//!
+//! Start adopts or removes exactly these, and `cleanup` finds exactly these. Nothing else of ours stays in the kernel,
+//! beside the multicast filters of owned IPv6 addresses, which follow from the map `owned` (see `claim`).
+//!
+//! ```text
+//! <bpffs>/v<ABI_VERSION>/maps/<map>      one per map that outlives the agent
+//! <bpffs>/v<ABI_VERSION>-<times>/         such a directory, set aside because its maps have other sizes than asked for
+//! <bpffs>/v<ABI_VERSION>/links/<hook>    TCX link; its program name is the hook's name
+//! <bpffs>/v<ABI_VERSION>/clsact/<index>  an empty directory for each interface whose clsact discipline we have made
+//! <bpffs>/v<ABI_VERSION>/filters/<number>  a program that is, or is about to be, a filter of ours, by its number
+//! <bpffs>/v<ABI_VERSION>/sweep           the program `sweep`, for the moment in which a second handle to it is opened
+//! ```
+//!
+//! Where the kernel has no TCX links, a hook is a clsact filter with our priority, named like the program.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use aya::programs::TcAttachType;
+use aya::programs::tc::TcHandle;
+use egress_common::abi::ABI_VERSION;
+
+/// Where pins go unless the user says otherwise.
+pub const DEFAULT_BPFFS: &str = "/sys/fs/bpf/egress-agent";
+
+/// UDP port of the overlay unless the user says otherwise. VXLAN's 4789 (OVN, Calico, OpenShift SDN), 8472 (Flannel,
+/// Cilium), 4790 (VXLAN-GPE), Geneve's 6081 (OVN, Antrea), Weave's 6783-6784 and WireGuard's 51820-51821, 51871 are
+/// taken on one cluster or another; this one is assigned to nothing and lies outside ephemeral and NodePort ranges.
+pub const DEFAULT_TUNNEL_PORT: u16 = 4794;
+
+/// NAT mappings of one node unless the user says otherwise.
+pub const DEFAULT_NAT_ENTRIES: u32 = 262_144;
+
+/// Connections from outside that one node remembers unless the user says otherwise.
+pub const DEFAULT_INBOUND_ENTRIES: u32 = egress_common::abi::DEFAULT_INBOUND;
+
+/// The maps whose sizes are the user's choice: NAT mappings, and connections from outside.
+pub const NAT_MAP: &str = "nat";
+pub const SHARES_MAP: &str = "shares";
+pub const FLOWS_MAP: &str = "flows";
+pub const INBOUND_MAP: &str = "inbound";
+
+/// The VXLAN device in external mode.
+pub const OVERLAY_DEVICE: &str = "egress0";
+
+/// Link address of the overlay device, the same on every node, so that a sender knows it without asking.
+pub const OVERLAY_MAC: [u8; 6] = [0x02, 0xe6, 0x7e, 0x55, 0x00, 0x01];
+
+/// The nftables table that keeps connection tracking off the tunnel port.
+pub const NFT_TABLE: &str = "egress-agent";
+
+/// First of all filters on the hook.
+pub const CLSACT_PRIORITY: u16 = 1;
+/// Ours among the filters of that priority, where no other has it.
+pub const CLSACT_HANDLE: TcHandle = TcHandle::new(0, 0xe67e);
+
+/// Directory of the marks of clsact disciplines, below that of the layout's version.
+pub const CLSACT_MARKS: &str = "clsact";
+
+/// Directory of links, below that of the layout's version.
+pub const LINKS: &str = "links";
+
+/// Directory of the programs that are filters, below that of the layout's version.
+pub const CLSACT_PROGRAMS: &str = "filters";
+
+/// Abstract socket that one agent per network namespace holds: it vanishes with the process.
+pub const INSTANCE_SOCKET: &str = "egress-agent";
+
+/// Maps that outlive the agent. Others in the object (scratch space) live as long as the programs.
+pub const PINNED_MAPS: [&str; 20] = [
+    "lease",
+    "pods",
+    "policy",
+    "owned",
+    "owned_addr",
+    "moving",
+    "cluster",
+    "nodes",
+    "flows",
+    "inbound",
+    "exposed",
+    "datagrams",
+    "nat",
+    "usage",
+    "shares",
+    "frags",
+    "counters",
+    "eip_counters",
+    "events",
+    "config",
+];
+
+/// Of these the ones that programs only read: a trace shares them with the programs on their hooks.
+pub const READ_MAPS: [&str; 9] =
+    ["lease", "pods", "policy", "owned", "owned_addr", "moving", "cluster", "nodes", "config"];
+
+/// And the ones that they write: a trace has its own.
+#[cfg(test)]
+const WRITTEN_MAPS: [&str; 11] = [
+    "flows",
+    "inbound",
+    "exposed",
+    "datagrams",
+    "nat",
+    "usage",
+    "shares",
+    "frags",
+    "counters",
+    "eip_counters",
+    "events",
+];
+
+/// Classifier that expires flows; run on demand, never attached.
+pub const SWEEP_PROGRAM: &str = "sweep";
+
+/// Which of the node's devices a hook is on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Device {
+    /// Where pod traffic enters the host.
+    Mgmt,
+    /// Towards the outside.
+    Uplink,
+    /// [`OVERLAY_DEVICE`].
+    Overlay,
+}
+
+impl fmt::Display for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Device::Mgmt => "management port",
+            Device::Uplink => "uplink",
+            Device::Overlay => "overlay device",
+        })
+    }
+}
+
+/// A place where one of our programs runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Hook {
+    UplinkEgress,
+    UplinkIngress,
+    OverlayIngress,
+    MgmtEgress,
+    MgmtIngress,
+}
+
+impl Hook {
+    /// In the order in which they are attached: the guard of the uplink first, what steers into it last.
+    pub const ALL: [Self; 5] =
+        [Self::UplinkEgress, Self::UplinkIngress, Self::OverlayIngress, Self::MgmtEgress, Self::MgmtIngress];
+
+    /// In the order in which they are put back on devices that were made anew while everything else was at work: first
+    /// what keeps pods' packets from leaving as they are. Each attachment waits for the kernel's readers, some ten
+    /// milliseconds, while the one before it is at work already.
+    pub const RETURN_ORDER: [Self; 5] =
+        [Self::MgmtIngress, Self::UplinkEgress, Self::UplinkIngress, Self::OverlayIngress, Self::MgmtEgress];
+
+    /// Name of the program, of the pinned link and of the clsact filter.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::UplinkEgress => "uplink_egress",
+            Self::UplinkIngress => "uplink_ingress",
+            Self::OverlayIngress => "overlay_ingress",
+            Self::MgmtEgress => "mgmt_egress",
+            Self::MgmtIngress => "mgmt_ingress",
+        }
+    }
+
+    pub const fn device(self) -> Device {
+        match self {
+            Self::UplinkEgress | Self::UplinkIngress => Device::Uplink,
+            Self::OverlayIngress => Device::Overlay,
+            Self::MgmtEgress | Self::MgmtIngress => Device::Mgmt,
+        }
+    }
+
+    pub const fn direction(self) -> TcAttachType {
+        match self {
+            Self::UplinkEgress | Self::MgmtEgress => TcAttachType::Egress,
+            Self::UplinkIngress | Self::OverlayIngress | Self::MgmtIngress => TcAttachType::Ingress,
+        }
+    }
+}
+
+/// Paths below `--bpffs`.
+#[derive(Clone, Debug)]
+pub struct Pins {
+    root: PathBuf,
+}
+
+impl Pins {
+    pub fn new(root: &Path) -> Self {
+        Self { root: root.to_path_buf() }
+    }
+
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// Directory name of this layout.
+    pub fn version_name() -> String {
+        format!("v{ABI_VERSION}")
+    }
+
+    /// Whether a directory of this name is that of any layout, or one of such that was set aside.
+    pub fn is_version(name: &str) -> bool {
+        let is_number = |text: &str| text.parse::<u32>().is_ok();
+        name.strip_prefix('v').is_some_and(|name| {
+            name.split_once('-')
+                .map_or_else(|| is_number(name), |(number, times)| is_number(number) && is_number(times))
+        })
+    }
+
+    /// The first free name for maps of this layout that are to be taken over from.
+    pub fn aside(&self) -> PathBuf {
+        let mut times = 1_u32;
+        loop {
+            let path = self.root.join(format!("{}-{times}", Self::version_name()));
+            if !path.exists() {
+                return path;
+            }
+            times += 1;
+        }
+    }
+
+    pub fn version(&self) -> PathBuf {
+        self.root.join(Self::version_name())
+    }
+
+    pub fn maps(&self) -> PathBuf {
+        self.version().join("maps")
+    }
+
+    pub fn links(&self) -> PathBuf {
+        self.version().join(LINKS)
+    }
+
+    pub fn map(&self, name: &str) -> PathBuf {
+        self.maps().join(name)
+    }
+
+    pub fn link(&self, hook: Hook) -> PathBuf {
+        self.links().join(hook.name())
+    }
+
+    pub fn sweep(&self) -> PathBuf {
+        self.version().join(SWEEP_PROGRAM)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn a_new_map_must_say_whether_programs_write_it() {
+        let both: BTreeSet<_> = READ_MAPS.into_iter().chain(WRITTEN_MAPS).collect();
+        assert_eq!(both, BTreeSet::from(PINNED_MAPS), "a trace must change none that programs write");
+        assert_eq!(READ_MAPS.len() + WRITTEN_MAPS.len(), PINNED_MAPS.len());
+    }
+}

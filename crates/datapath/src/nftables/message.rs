@@ -1,0 +1,374 @@
+//! The messages of linux/netfilter/nf_tables.h, as far as the table of `nft` needs them, and one socket to send them by.
+
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use bytes::{BufMut, BytesMut};
+use nix::sys::socket::{AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, recv, sendto, socket};
+
+use crate::names::NFT_TABLE;
+
+const FAMILY_INET: u8 = 1;
+const SUBSYSTEM: u16 = 10;
+pub const NEW_TABLE: u16 = 0;
+pub const GET_TABLE: u16 = 1;
+pub const DELETE_TABLE: u16 = 2;
+const NEW_CHAIN: u16 = 3;
+const NEW_RULE: u16 = 6;
+const NEW_SET: u16 = 9;
+pub const NEW_ELEMENT: u16 = 12;
+pub const DELETE_ELEMENT: u16 = 14;
+const BATCH_BEGIN: u16 = 0x10;
+const BATCH_END: u16 = 0x11;
+
+const REQUEST: u16 = 0x1;
+const ACK: u16 = 0x4;
+pub const CREATE: u16 = 0x400;
+const APPEND: u16 = 0x800;
+
+const NESTED: u16 = 0x8000;
+const HEADER: usize = 16;
+/// `NLMSG_ERROR`: also the form of an acknowledgement, with error zero.
+const ERROR: u16 = 2;
+
+/// Before connection tracking.
+const PRIORITY_RAW: i32 = -300;
+const VERDICT_REGISTER: u32 = 0;
+const REGISTER: u32 = 1;
+/// `IFNAMSIZ`: names are compared with their padding.
+const INTERFACE_NAME: usize = 16;
+
+/// Where a chain hangs.
+#[derive(Clone, Copy)]
+pub enum ChainHook {
+    Prerouting = 0,
+    Output = 3,
+}
+
+/// Properties of a packet that `meta` loads.
+#[derive(Clone, Copy)]
+pub enum Meta {
+    /// `skb->priority`.
+    Priority = 2,
+    InterfaceName = 6,
+    NetworkProtocol = 15,
+    TransportProtocol = 16,
+}
+
+/// From where `payload` counts.
+#[derive(Clone, Copy)]
+pub enum Base {
+    Network = 1,
+    Transport = 2,
+}
+
+#[derive(Clone, Copy)]
+pub enum Is {
+    Equal = 0,
+    NotEqual = 1,
+}
+
+/// What a rule says of a packet.
+#[derive(Clone, Copy)]
+pub enum Say {
+    Drop = 0,
+    Accept = 1,
+}
+
+/// A set of addresses: how `nft` shows its keys, and how long they are.
+#[derive(Clone, Copy)]
+pub struct SetType {
+    pub shown_as: u32,
+    pub length: u32,
+}
+
+/// A socket for many transactions. Closing one that has had a transaction takes until no CPU can be looking at what that has
+/// removed (an RCU grace period, some ten milliseconds), so it is kept.
+pub struct Talk(OwnedFd);
+
+impl Talk {
+    pub fn open() -> io::Result<Self> {
+        let (kind, protocol) = (SockType::Raw, SockProtocol::NetlinkNetFilter);
+        Ok(Self(socket(AddressFamily::Netlink, kind, SockFlag::SOCK_CLOEXEC, protocol)?))
+    }
+
+    /// Sends and reads every answer; the first error in them is the inner result. The kernel has answered before the send
+    /// returns, so nothing is left for the next question. The outer one says that the socket is of no use any more.
+    pub fn ask(&self, batch: &Batch) -> io::Result<io::Result<()>> {
+        sendto(self.0.as_raw_fd(), &batch.bytes, &NetlinkAddr::new(0, 0), MsgFlags::empty())?;
+        let mut answer = vec![0; 8192];
+        let mut outcome = Ok(());
+        loop {
+            match recv(self.0.as_raw_fd(), &mut answer, MsgFlags::MSG_DONTWAIT) {
+                Ok(length) => outcome = outcome.and(errors(answer.get(..length).unwrap_or_default())),
+                Err(nix::errno::Errno::EAGAIN) => return Ok(outcome),
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+}
+
+/// The first error in a datagram of messages.
+fn errors(mut messages: &[u8]) -> io::Result<()> {
+    while let Some(header) = messages.first_chunk::<HEADER>() {
+        let [l0, l1, l2, l3, t0, t1, ..] = *header;
+        let length = u32::from_ne_bytes([l0, l1, l2, l3]) as usize;
+        let code = messages.get(HEADER..HEADER + 4).and_then(|code| code.try_into().ok()).map(i32::from_ne_bytes);
+        if let (ERROR, Some(code @ ..0)) = (u16::from_ne_bytes([t0, t1]), code) {
+            return Err(io::Error::from_raw_os_error(-code));
+        }
+        let Some(rest) = messages.get(length.next_multiple_of(4).max(HEADER)..) else { break };
+        messages = rest;
+    }
+    Ok(())
+}
+
+/// Messages of one transaction.
+pub struct Batch {
+    bytes: BytesMut,
+    sequence: u32,
+}
+
+impl Batch {
+    pub fn begin() -> Self {
+        let mut batch = Self::outside();
+        batch.message(BATCH_BEGIN, 0, 0, SUBSYSTEM, |_| {});
+        batch
+    }
+
+    /// For questions, which stand in no transaction.
+    pub fn outside() -> Self {
+        Self { bytes: BytesMut::new(), sequence: 0 }
+    }
+
+    pub fn end(&mut self) {
+        self.message(BATCH_END, 0, 0, SUBSYSTEM, |_| {});
+    }
+
+    pub fn table(&mut self, kind: u16, flags: u16) {
+        self.nft(kind, flags, |bytes| text(bytes, 1, NFT_TABLE));
+    }
+
+    pub fn chain(&mut self, name: &str, hook: ChainHook) {
+        self.nft(NEW_CHAIN, CREATE, |bytes| {
+            text(bytes, 1, NFT_TABLE);
+            text(bytes, 3, name);
+            nest(bytes, 4, |bytes| {
+                number(bytes, 1, hook as u32);
+                attribute(bytes, 2, &PRIORITY_RAW.to_be_bytes());
+            });
+            text(bytes, 7, "filter");
+        });
+    }
+
+    /// A set, known in this transaction by its number too.
+    pub fn set(&mut self, name: &str, number_here: u32, kind: SetType) {
+        self.nft(NEW_SET, CREATE, |bytes| {
+            text(bytes, 1, NFT_TABLE);
+            text(bytes, 2, name);
+            number(bytes, 3, 0);
+            number(bytes, 4, kind.shown_as);
+            number(bytes, 5, kind.length);
+            number(bytes, 10, number_here);
+        });
+    }
+
+    /// Puts keys into a set, or takes them out.
+    pub fn elements<'a>(&mut self, kind: u16, set: &str, keys: impl Iterator<Item = &'a [u8]>) {
+        let flags = if kind == NEW_ELEMENT { CREATE } else { 0 };
+        self.nft(kind, flags, |bytes| {
+            text(bytes, 1, NFT_TABLE);
+            text(bytes, 2, set);
+            nest(bytes, 3, |bytes| {
+                for key in keys {
+                    nest(bytes, 1, |bytes| nest(bytes, 1, |bytes| attribute(bytes, 1, key)));
+                }
+            });
+        });
+    }
+
+    /// A rule at the end of the chain; its expressions are written by `content`.
+    pub fn rule(&mut self, chain: &str, content: impl FnOnce(&mut Rule<'_>)) {
+        self.nft(NEW_RULE, CREATE | APPEND, |bytes| {
+            text(bytes, 1, NFT_TABLE);
+            text(bytes, 2, chain);
+            nest(bytes, 4, |bytes| content(&mut Rule(bytes)));
+        });
+    }
+
+    fn nft(&mut self, kind: u16, flags: u16, content: impl FnOnce(&mut BytesMut)) {
+        self.message((SUBSYSTEM << 8) | kind, flags | ACK, FAMILY_INET, 0, content);
+    }
+
+    fn message(&mut self, kind: u16, flags: u16, family: u8, resource: u16, content: impl FnOnce(&mut BytesMut)) {
+        let start = self.bytes.len();
+        self.bytes.put_u32_ne(0);
+        self.bytes.put_u16_ne(kind);
+        self.bytes.put_u16_ne(REQUEST | flags);
+        self.bytes.put_u32_ne(self.sequence);
+        self.bytes.put_u32_ne(0);
+        self.bytes.put_u8(family);
+        self.bytes.put_u8(0);
+        self.bytes.put_u16(resource);
+        content(&mut self.bytes);
+        let length = u32::try_from(self.bytes.len() - start).unwrap_or(u32::MAX);
+        self.bytes[start..start + 4].copy_from_slice(&length.to_ne_bytes());
+        self.sequence += 1;
+    }
+}
+
+/// The expressions of one rule, in order. What is loaded is compared or looked up by the one behind it.
+pub struct Rule<'a>(&'a mut BytesMut);
+
+impl Rule<'_> {
+    /// A property of the packet is this, or is not.
+    pub fn meta(&mut self, key: Meta, is: Is, value: &[u8]) {
+        self.load_meta(key);
+        self.compare(is, value);
+    }
+
+    pub fn interface(&mut self, is: Is, name: &str) {
+        let mut padded = [0; INTERFACE_NAME];
+        for (to, from) in padded.iter_mut().zip(name.bytes()) {
+            *to = from;
+        }
+        self.meta(Meta::InterfaceName, is, &padded);
+    }
+
+    /// Sets the property to this.
+    pub fn set_meta(&mut self, key: Meta, value: &[u8]) {
+        self.expression("immediate", |bytes| {
+            number(bytes, 1, REGISTER);
+            nest(bytes, 2, |bytes| attribute(bytes, 1, value));
+        });
+        self.expression("meta", |bytes| {
+            number(bytes, 2, key as u32);
+            number(bytes, 3, REGISTER);
+        });
+    }
+
+    /// Loads bytes of the packet.
+    pub fn load(&mut self, base: Base, offset: u32, length: u32) {
+        self.expression("payload", |bytes| {
+            number(bytes, 1, REGISTER);
+            number(bytes, 2, base as u32);
+            number(bytes, 3, offset);
+            number(bytes, 4, length);
+        });
+    }
+
+    pub fn compare(&mut self, is: Is, value: &[u8]) {
+        self.expression("cmp", |bytes| {
+            number(bytes, 1, REGISTER);
+            number(bytes, 2, is as u32);
+            nest(bytes, 3, |bytes| attribute(bytes, 1, value));
+        });
+    }
+
+    /// What was loaded is in the set, which this transaction made under that number.
+    pub fn is_in(&mut self, set: &str, number_here: u32) {
+        self.expression("lookup", |bytes| {
+            text(bytes, 1, set);
+            number(bytes, 2, REGISTER);
+            number(bytes, 4, number_here);
+        });
+    }
+
+    /// `counter`, `notrack`: what takes no arguments.
+    pub fn plain(&mut self, name: &str) {
+        self.expression(name, |_| {});
+    }
+
+    pub fn say(&mut self, what: Say) {
+        self.expression("immediate", |bytes| {
+            number(bytes, 1, VERDICT_REGISTER);
+            nest(bytes, 2, |bytes| nest(bytes, 2, |bytes| number(bytes, 1, what as u32)));
+        });
+    }
+
+    fn load_meta(&mut self, key: Meta) {
+        self.expression("meta", |bytes| {
+            number(bytes, 1, REGISTER);
+            number(bytes, 2, key as u32);
+        });
+    }
+
+    fn expression(&mut self, name: &str, data: impl FnOnce(&mut BytesMut)) {
+        nest(self.0, 1, |bytes| {
+            text(bytes, 1, name);
+            nest(bytes, 2, data);
+        });
+    }
+}
+
+fn number(bytes: &mut BytesMut, kind: u16, value: u32) {
+    attribute(bytes, kind, &value.to_be_bytes());
+}
+
+fn text(bytes: &mut BytesMut, kind: u16, value: &str) {
+    let mut terminated = value.as_bytes().to_vec();
+    terminated.push(0);
+    attribute(bytes, kind, &terminated);
+}
+
+fn attribute(bytes: &mut BytesMut, kind: u16, value: &[u8]) {
+    wrapped(bytes, kind, |bytes| bytes.put_slice(value));
+}
+
+fn nest(bytes: &mut BytesMut, kind: u16, content: impl FnOnce(&mut BytesMut)) {
+    wrapped(bytes, kind | NESTED, content);
+}
+
+/// An attribute: its length, kind, content, and padding to four bytes.
+fn wrapped(bytes: &mut BytesMut, kind: u16, content: impl FnOnce(&mut BytesMut)) {
+    let start = bytes.len();
+    bytes.put_u16_ne(0);
+    bytes.put_u16_ne(kind);
+    content(bytes);
+    let length = bytes.len() - start;
+    bytes[start..start + 2].copy_from_slice(&u16::try_from(length).unwrap_or(u16::MAX).to_ne_bytes());
+    bytes.put_bytes(0, length.next_multiple_of(4) - length);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_and_attributes_have_their_lengths() {
+        let mut batch = Batch::begin();
+        batch.table(NEW_TABLE, CREATE);
+        batch.message(BATCH_END, 0, 0, SUBSYSTEM, |_| {});
+        let bytes = batch.bytes;
+        let lengths: Vec<u32> = {
+            let mut rest = &bytes[..];
+            let mut lengths = Vec::new();
+            while let Some(chunk) = rest.first_chunk::<4>() {
+                let length = u32::from_ne_bytes(*chunk);
+                lengths.push(length);
+                rest = &rest[length as usize..];
+            }
+            lengths
+        };
+        // Header 16, family and resource 4; attribute header 4, name 13, padding 3.
+        assert_eq!(lengths, [20, 40, 20]);
+    }
+
+    #[test]
+    fn an_error_is_found_behind_an_acknowledgement() {
+        let answer = |code: i32| {
+            let mut bytes = BytesMut::new();
+            bytes.put_u32_ne(20);
+            bytes.put_u16_ne(ERROR);
+            bytes.put_u16_ne(0);
+            bytes.put_u64_ne(0);
+            bytes.put_i32_ne(code);
+            bytes
+        };
+        let mut both = answer(0);
+        assert!(errors(&both).is_ok());
+        both.extend_from_slice(&answer(-libc::ENOENT));
+        assert_eq!(errors(&both).map_err(|error| error.kind()), Err(io::ErrorKind::NotFound));
+        assert!(errors(&both[..7]).is_ok(), "cut short");
+    }
+}

@@ -1,0 +1,209 @@
+//! Our nftables table: two things that no program on a device can do. `nft` shows it as
+//!
+//! ```text
+//! table inet egress-agent {
+//!     set pods4 { type ipv4_addr; }
+//!     set pods6 { type ipv6_addr; }
+//!     chain prerouting { type filter hook prerouting priority raw;
+//!         iifname != MGMT udp dport PORT notrack
+//!         iifname != MGMT accept
+//!         meta priority SEEN meta priority set 0 accept
+//!         ip saddr @pods4 counter drop
+//!         ip6 saddr @pods6 counter drop
+//!     }
+//!     chain output { type filter hook output priority raw; udp dport PORT notrack }
+//! }
+//! ```
+//!
+//! - **Keeping connection tracking off the overlay**: an entry per flow of every other node would fill its table. What
+//!   pods send to that port of the world stays tracked, or the CNI's masquerade would not see it.
+//! - **The second line behind `steer`**: a device that was made anew has no program until we have attached it, and
+//!   another hand may take the program off. What a selected pod sends meanwhile would get the node's address from the
+//!   CNI's masquerade, and nobody could tell it from the node's own packets. `steer` writes `SEEN` into the priority of
+//!   what it leaves to the stack, and what comes by the management port from a selected pod without it is dropped. The
+//!   priority is zero again behind that, as it is behind every virtual link.
+//!
+//! Not where the management port is a bridge and netfilter sees what comes in by its ports: there these rules would be asked
+//! before the bridge's own program, and not again behind it.
+//!
+//! The sets hold the node's selected pods. One too many costs nothing while `steer` is at work, so an address is put in
+//! before the map `pods` says it and taken out behind. The table lives in the kernel like links and pins do, is replaced
+//! as a whole in one transaction, and `cleanup` deletes it. A kernel without nf_tables does without: a warning.
+
+pub mod forward_policy;
+pub mod leak_guard;
+pub mod message;
+pub mod xtables;
+
+use std::io;
+use std::net::IpAddr;
+
+use crate::nftables::message::{
+    Base, Batch, CREATE, ChainHook, DELETE_ELEMENT, DELETE_TABLE, GET_TABLE, Is, Meta, NEW_ELEMENT, NEW_TABLE, Say,
+    SetType, Talk,
+};
+
+const UDP: u8 = 17;
+/// `NFPROTO_IPV4`, `NFPROTO_IPV6`.
+const FAMILIES: [Guarded; 2] = [
+    Guarded { set: "pods4", number: 1, kind: SetType { shown_as: 7, length: 4 }, protocol: 2, source: 12 },
+    Guarded { set: "pods6", number: 2, kind: SetType { shown_as: 8, length: 16 }, protocol: 10, source: 8 },
+];
+/// An attribute has a length of 16 bits.
+const ELEMENTS_AT_ONCE: usize = 1024;
+
+/// One family's half of the second line.
+struct Guarded {
+    set: &'static str,
+    /// Of the set, within a transaction.
+    number: u32,
+    kind: SetType,
+    protocol: u8,
+    /// Where the source address stands in the IP header.
+    source: u32,
+}
+
+/// What the table is made from.
+pub struct Rules<'a> {
+    pub tunnel_port: u16,
+    pub mgmt_port: &'a str,
+    /// What `steer` writes into the priority of packets that it leaves to the stack; `None` for no second line.
+    pub seen: Option<u32>,
+    /// Selected pods of this node.
+    pub pods: &'a [IpAddr],
+}
+
+/// The way to the kernel's tables.
+#[derive(Default)]
+pub struct Nft(Option<Talk>);
+
+impl Nft {
+    /// Puts the table there, in place of one that may be there.
+    pub fn install(&mut self, rules: &Rules<'_>) -> io::Result<()> {
+        self.ask(&table(rules))
+    }
+
+    /// The pod's packets wait for `steer` from now on.
+    pub fn guard_pod(&mut self, pod: IpAddr) -> io::Result<()> {
+        self.change(NEW_ELEMENT, pod)
+    }
+
+    /// The pod's packets need not be seen any more. One that was not there is as good, but costs the kernel some time.
+    pub fn leave_pod(&mut self, pod: IpAddr) -> io::Result<()> {
+        absent_is_false(self.change(DELETE_ELEMENT, pod)).map(drop)
+    }
+
+    fn change(&mut self, kind: u16, pod: IpAddr) -> io::Result<()> {
+        let key = key(pod);
+        let Some(family) = FAMILIES.iter().find(|family| family.length() == key.len()) else { return Ok(()) };
+        let mut batch = Batch::begin();
+        batch.elements(kind, family.set, std::iter::once(key.as_slice()));
+        batch.end();
+        self.ask(&batch)
+    }
+
+    /// Whether our table is there; another hand may have flushed the whole rule set.
+    pub fn is_installed(&mut self) -> io::Result<bool> {
+        let mut question = Batch::outside();
+        question.table(GET_TABLE, 0);
+        absent_is_false(self.ask(&question))
+    }
+
+    /// Whether it was there.
+    pub fn remove(&mut self) -> io::Result<bool> {
+        let mut batch = Batch::begin();
+        batch.table(DELETE_TABLE, 0);
+        batch.end();
+        absent_is_false(self.ask(&batch))
+    }
+
+    fn ask(&mut self, batch: &Batch) -> io::Result<()> {
+        let talk = self.0.take().map_or_else(Talk::open, Ok)?;
+        let outcome = talk.ask(batch)?;
+        self.0 = Some(talk);
+        outcome
+    }
+}
+
+/// The table, in place of one that may be there.
+fn table(rules: &Rules<'_>) -> Batch {
+    let mut batch = Batch::begin();
+    // Deleting wants a table to delete.
+    batch.table(NEW_TABLE, CREATE);
+    batch.table(DELETE_TABLE, 0);
+    batch.table(NEW_TABLE, CREATE);
+    for family in &FAMILIES {
+        batch.set(family.set, family.number, family.kind);
+        let keys: Vec<_> = rules.pods.iter().map(|pod| key(*pod)).filter(|key| key.len() == family.length()).collect();
+        for some in keys.chunks(ELEMENTS_AT_ONCE) {
+            batch.elements(NEW_ELEMENT, family.set, some.iter().map(Vec::as_slice));
+        }
+    }
+    batch.chain("prerouting", ChainHook::Prerouting);
+    untracked(&mut batch, "prerouting", rules.tunnel_port, Some(rules.mgmt_port));
+    if let Some(seen) = rules.seen {
+        guard(&mut batch, "prerouting", rules.mgmt_port, seen);
+    }
+    batch.chain("output", ChainHook::Output);
+    untracked(&mut batch, "output", rules.tunnel_port, None);
+    batch.end();
+    batch
+}
+
+/// `[iifname != NAME] udp dport PORT notrack`
+fn untracked(batch: &mut Batch, chain: &str, port: u16, not_from: Option<&str>) {
+    batch.rule(chain, |rule| {
+        if let Some(name) = not_from {
+            rule.interface(Is::NotEqual, name);
+        }
+        rule.meta(Meta::TransportProtocol, Is::Equal, &[UDP]);
+        // The destination port.
+        rule.load(Base::Transport, 2, 2);
+        rule.compare(Is::Equal, &port.to_be_bytes());
+        rule.plain("notrack");
+    });
+}
+
+fn guard(batch: &mut Batch, chain: &str, mgmt_port: &str, seen: u32) {
+    batch.rule(chain, |rule| {
+        rule.interface(Is::NotEqual, mgmt_port);
+        rule.say(Say::Accept);
+    });
+    batch.rule(chain, |rule| {
+        rule.meta(Meta::Priority, Is::Equal, &seen.to_ne_bytes());
+        rule.set_meta(Meta::Priority, &0_u32.to_ne_bytes());
+        rule.say(Say::Accept);
+    });
+    for family in &FAMILIES {
+        batch.rule(chain, |rule| {
+            rule.meta(Meta::NetworkProtocol, Is::Equal, &[family.protocol]);
+            rule.load(Base::Network, family.source, family.kind.length);
+            rule.is_in(family.set, family.number);
+            rule.plain("counter");
+            rule.say(Say::Drop);
+        });
+    }
+}
+
+fn key(pod: IpAddr) -> Vec<u8> {
+    match pod {
+        IpAddr::V4(ip) => ip.octets().to_vec(),
+        IpAddr::V6(ip) => ip.octets().to_vec(),
+    }
+}
+
+impl Guarded {
+    const fn length(&self) -> usize {
+        self.kind.length as usize
+    }
+}
+
+fn absent_is_false(outcome: io::Result<()>) -> io::Result<bool> {
+    match outcome {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        // A kernel without nf_tables has no table either.
+        Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => Ok(false),
+        Err(error) => Err(error),
+    }
+}

@@ -1,0 +1,295 @@
+//! Asking other nodes through the overlay whether they are there, and answering them.
+//!
+//! What a node says on the management network tells nothing of the road that packets take between nodes: a firewall that
+//! closes the tunnel's port leaves everything else as it was. So there is a question that takes that road:
+//!
+//! ```text
+//! asker: UDP socket --> tunnel port of the node: VXLAN, network 0, an EtherType that is nobody's
+//!                       --> overlay device --> program leaves what is not IP alone --> packet socket: answerer
+//! ```
+//!
+//! and the answer comes back in the same way. The datagram has a checksum, as sockets send it, so the uplink's program
+//! leaves it to the overlay's device (see `overlay.rs` of the programs), and the device's program leaves it alone where it
+//! comes from the tunnel endpoint of a node, from which it is sent. Network 0 is no object's.
+//!
+//! Who may send to the tunnel's port is trusted with the overlay as a whole. What is answered here is no longer than what
+//! asked, and answers go to tunnel endpoints of nodes only. An answer counts where it bears the number of a question that
+//! waits: 64 bits that nobody else knows.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::hash::{BuildHasher, RandomState};
+use std::io;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::{Buf, BufMut, Bytes, BytesMut};
+use egress_common::wire::ethertype;
+use nix::net::if_::if_nametoindex;
+use tokio::io::unix::AsyncFd;
+use tokio::sync::{mpsc, watch};
+use tokio::time::MissedTickBehavior;
+use tokio_util::sync::CancellationToken;
+use tracing::debug;
+
+use crate::announce::frames::ETHERNET_LEN;
+use crate::announce::socket::PacketSocket;
+use crate::names::{OVERLAY_DEVICE, OVERLAY_MAC};
+
+/// Of the inner frame; a VXLAN device drops what bears its own.
+const SOURCE_MAC: [u8; 6] = [0x02, 0xe6, 0x7e, 0x55, 0x00, 0x02];
+/// RFC 7348 section 5: the network identifier is valid. It is zero.
+const VXLAN: [u8; 8] = [0x08, 0, 0, 0, 0, 0, 0, 0];
+/// Says what it is, and in which version.
+const MAGIC: u64 = u64::from_be_bytes(*b"eipecho1");
+const QUESTION: u8 = 1;
+const ANSWER: u8 = 2;
+const BODY: usize = 8 + 1 + 8 + 16;
+/// How often is looked whether the device is still the same.
+const LOOK: Duration = Duration::from_secs(1);
+/// A question that has waited for so long is forgotten.
+const FORGOTTEN_AFTER: Duration = Duration::from_secs(10);
+
+/// Whom to ask.
+#[derive(Clone, Debug)]
+pub struct Question {
+    pub node: Arc<str>,
+    /// Its tunnel endpoint.
+    pub to: IpAddr,
+}
+
+/// Who has answered, and when.
+pub type Echo = (Arc<str>, Instant);
+
+/// What the agent of a node answers with.
+pub struct Answerer {
+    /// Of the overlay.
+    pub port: u16,
+    /// This node's tunnel endpoint.
+    pub own: watch::Receiver<Option<IpAddr>>,
+    /// The tunnel endpoints of all nodes: others that ask are not answered.
+    pub nodes: watch::Receiver<Arc<BTreeSet<IpAddr>>>,
+    /// The port, while questions are answered here.
+    pub answers: watch::Sender<Option<u16>>,
+}
+
+/// What a controller asks with, on the overlay device of its node. The agent of that node hears the answers too, and has
+/// asked nothing.
+pub struct Asker {
+    /// Of the overlay.
+    pub port: u16,
+    /// The tunnel endpoint of the controller's node.
+    pub own: watch::Receiver<Option<IpAddr>>,
+    pub questions: mpsc::Receiver<Question>,
+    pub echoes: mpsc::Sender<Echo>,
+}
+
+/// Answers until told to stop.
+pub async fn answer(Answerer { port, own, nodes, answers }: Answerer, stop: CancellationToken) {
+    let (mut mouth, mut ear, mut look) = (Mouth::default(), None, looks());
+    loop {
+        tokio::select! {
+            () = stop.cancelled() => return,
+            _ = look.tick() => {
+                ear = Ear::follow(ear);
+                mouth.follow(*own.borrow());
+                let now = ear.as_ref().map(|_| port);
+                answers.send_if_modified(|known| std::mem::replace(known, now) != now);
+            }
+            heard = hear(&mut ear) => {
+                if let Some(word) = heard.filter(|word| word.kind == QUESTION)
+                    && nodes.borrow().contains(&word.from)
+                {
+                    mouth.send(SocketAddr::new(word.from, port), &Word { kind: ANSWER, ..word }.datagram());
+                }
+                // A socket that always has something to read would keep other tasks from this thread.
+                tokio::task::consume_budget().await;
+            }
+        }
+    }
+}
+
+/// Asks until told to stop.
+pub async fn ask(Asker { port, own, mut questions, echoes }: Asker, stop: CancellationToken) {
+    let (mut mouth, mut ear, mut look) = (Mouth::default(), None, looks());
+    let (secret, mut number, mut waiting) = (RandomState::new(), 0_u64, BTreeMap::<u64, Echo>::new());
+    loop {
+        tokio::select! {
+            () = stop.cancelled() => return,
+            _ = look.tick() => {
+                ear = Ear::follow(ear);
+                mouth.follow(*own.borrow());
+                waiting.retain(|_, (_, asked)| asked.elapsed() < FORGOTTEN_AFTER);
+            }
+            Some(Question { node, to }) = questions.recv() => {
+                let Some(from) = *own.borrow() else { continue };
+                number += 1;
+                let nonce = secret.hash_one(number);
+                waiting.insert(nonce, (node, Instant::now()));
+                mouth.send(SocketAddr::new(to, port), &Word { kind: QUESTION, nonce, from }.datagram());
+            }
+            heard = hear(&mut ear) => {
+                let answer = heard.filter(|word| word.kind == ANSWER);
+                if let Some((node, _)) = answer.and_then(|word| waiting.remove(&word.nonce)) {
+                    // Where echoes pile up one is missed, and a newer one comes soon.
+                    let _missed = echoes.try_send((node, Instant::now()));
+                }
+                tokio::task::consume_budget().await;
+            }
+        }
+    }
+}
+
+fn looks() -> tokio::time::Interval {
+    let mut look = tokio::time::interval(LOOK);
+    look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    look
+}
+
+/// Sends from this node's tunnel endpoint: nobody is heard from another address. What cannot be sent is a question without
+/// an answer.
+#[derive(Default)]
+struct Mouth(Option<(IpAddr, UdpSocket)>);
+
+impl Mouth {
+    /// The endpoint may be another by now, or be on no device yet.
+    fn follow(&mut self, own: Option<IpAddr>) {
+        if self.0.as_ref().map(|(from, _)| *from) == own {
+            return;
+        }
+        let open = |from| {
+            let socket = UdpSocket::bind((from, 0))?;
+            socket.set_nonblocking(true)?;
+            Ok::<_, io::Error>((from, socket))
+        };
+        self.0 =
+            own.and_then(|from| open(from).inspect_err(|error| debug!(%error, %from, "cannot ask from here")).ok());
+    }
+
+    fn send(&self, to: SocketAddr, datagram: &[u8]) {
+        if let Some(Err(error)) = self.0.as_ref().map(|(_, socket)| socket.send_to(datagram, to)) {
+            debug!(%error, %to, "cannot send through the overlay");
+        }
+    }
+}
+
+/// What hears the overlay's device.
+struct Ear {
+    ifindex: u32,
+    socket: AsyncFd<PacketSocket>,
+}
+
+impl Ear {
+    /// The device may have been made anew.
+    fn follow(now: Option<Self>) -> Option<Self> {
+        let ifindex = if_nametoindex(OVERLAY_DEVICE).ok()?;
+        match now {
+            Some(ear) if ear.ifindex == ifindex => Some(ear),
+            _ => match PacketSocket::hearing(ifindex, ethertype::ECHO) {
+                Ok(socket) => Some(Self { ifindex, socket }),
+                Err(error) => {
+                    debug!(%error, "cannot listen on the overlay");
+                    None
+                }
+            },
+        }
+    }
+}
+
+/// Never, without an ear. `None` for a frame that is none of ours, and where the device is gone or down: it is looked for
+/// again.
+async fn hear(ear: &mut Option<Ear>) -> Option<Word> {
+    let Some(Ear { socket, .. }) = ear else { return std::future::pending().await };
+    match receive(socket).await {
+        Ok(word) => word,
+        Err(error) => {
+            debug!(%error, "cannot hear the overlay");
+            *ear = None;
+            None
+        }
+    }
+}
+
+async fn receive(socket: &AsyncFd<PacketSocket>) -> io::Result<Option<Word>> {
+    let mut frame = [0; 128];
+    loop {
+        let mut ready = socket.readable().await?;
+        if let Ok(received) = ready.try_io(|socket| socket.get_ref().receive(&mut frame)) {
+            return received.map(|length| Word::read(frame.get(..length)?));
+        }
+    }
+}
+
+/// A question or its answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Word {
+    kind: u8,
+    nonce: u64,
+    /// The asker's tunnel endpoint.
+    from: IpAddr,
+}
+
+impl Word {
+    /// What stands behind the UDP header.
+    fn datagram(&self) -> Bytes {
+        let mut bytes = BytesMut::with_capacity(VXLAN.len() + ETHERNET_LEN + BODY);
+        bytes.put_slice(&VXLAN);
+        bytes.put_slice(&OVERLAY_MAC);
+        bytes.put_slice(&SOURCE_MAC);
+        bytes.put_u16(ethertype::ECHO);
+        bytes.put_u64(MAGIC);
+        bytes.put_u8(self.kind);
+        bytes.put_u64(self.nonce);
+        let from = match self.from {
+            IpAddr::V4(from) => from.to_ipv6_mapped(),
+            IpAddr::V6(from) => from,
+        };
+        bytes.put_slice(&from.octets());
+        bytes.freeze()
+    }
+
+    /// From the inner frame.
+    fn read(frame: &[u8]) -> Option<Self> {
+        let mut body = frame.get(ETHERNET_LEN..ETHERNET_LEN + BODY)?;
+        if body.get_u64() != MAGIC {
+            return None;
+        }
+        let (kind, nonce) = (body.get_u8(), body.get_u64());
+        let from = Ipv6Addr::from_bits(body.get_u128()).to_canonical();
+        [QUESTION, ANSWER].contains(&kind).then_some(Self { kind, nonce, from })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_word_is_read_as_it_was_written() {
+        for from in ["172.18.0.2", "fd00:172:18::2"] {
+            let word = Word { kind: QUESTION, nonce: 0x0102_0304_0506_0708, from: from.parse().expect("an address") };
+            let datagram = word.datagram();
+            assert_eq!(datagram[..8], VXLAN, "network 0, and nothing else is said");
+            let frame = &datagram[VXLAN.len()..];
+            assert_eq!(frame[..6], OVERLAY_MAC);
+            assert_eq!(Word::read(frame), Some(word));
+            // A device may have padded it.
+            assert_eq!(Word::read(&[frame, &[0; 20]].concat()), Some(word));
+        }
+    }
+
+    #[test]
+    fn what_is_cut_or_another_protocols_is_none_of_ours() {
+        let word = Word { kind: ANSWER, nonce: 7, from: IpAddr::from([127, 0, 0, 1]) };
+        let datagram = word.datagram();
+        let frame = &datagram[VXLAN.len()..];
+        for length in 0..frame.len() {
+            assert_eq!(Word::read(&frame[..length]), None, "{length} bytes");
+        }
+        for (place, byte) in [(ETHERNET_LEN, 0), (ETHERNET_LEN + 8, 3)] {
+            let mut other = frame.to_vec();
+            other[place] = byte;
+            assert_eq!(Word::read(&other), None, "byte {place}");
+        }
+    }
+}

@@ -1,0 +1,192 @@
+//! What a node's kernel has, in words: devices, programs, how full the maps are; and what the programs know of objects and
+//! gateways. The same from a running agent and from the pins.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use serde::{Deserialize, Serialize};
+
+use egress_core::display_names::Names;
+use egress_core::model::state::{EgressId, Family, Place, PodState, Policy};
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Kernel {
+    /// Seconds for which the programs may go on emitting egress IPs, zero once the lease has expired; nothing where it has no end.
+    #[serde(default)]
+    pub lease_seconds: Option<u64>,
+    pub interfaces: Vec<Interface>,
+    pub programs: Vec<Program>,
+    pub maps: Vec<Fill>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Interface {
+    pub role: String,
+    /// Nothing while there is no such device.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    pub index: u32,
+    /// Largest packet (bytes, from the IP header on); inside, for the overlay.
+    pub mtu: u32,
+    pub up: bool,
+    pub carrier: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Program {
+    pub name: String,
+    /// Where it runs; nothing where it is on no hook.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub interface: Option<String>,
+    /// `tcx` or `clsact`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub attached: Option<String>,
+    /// Since when the hook has had a program of ours; filters do not tell.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub since: Option<String>,
+    /// The kernel's hash of its instructions.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tag: Option<String>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Fill {
+    pub map: String,
+    pub entries: u64,
+    pub limit: u32,
+}
+
+impl Fill {
+    pub fn percent(&self) -> u64 {
+        self.entries * 100 / u64::from(self.limit.max(1))
+    }
+}
+
+/// An object that selects pods of this node, or has an address here.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Object {
+    pub egress_id: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// Addresses of pods of this node that it serves.
+    pub pod_addresses: usize,
+    pub egress_ips: Vec<Served>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Served {
+    pub address: IpAddr,
+    /// `here`, a node, or `nowhere now`.
+    pub at: String,
+}
+
+/// Another node that pods of this one are sent to.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Gateway {
+    pub endpoint: IpAddr,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub node: Option<String>,
+    /// Of objects that select pods here.
+    pub egress_ips: usize,
+    /// Kubernetes' word.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ready: Option<bool>,
+    /// What the leader says, where it has something to say: that the node is silent, or drained.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub leader_says: Option<String>,
+    /// The kernel's word, where the node is a neighbour: `reachable`, `stale`, `failed`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub neighbour: Option<String>,
+}
+
+/// Objects and gateways by what is in the maps.
+pub fn concerning(
+    pods: impl IntoIterator<Item = PodState>,
+    policies: &BTreeMap<(EgressId, Family), Policy>,
+    names: &Names,
+) -> (Vec<Object>, Vec<Gateway>) {
+    let mut selected: BTreeMap<EgressId, usize> = BTreeMap::new();
+    for pod in pods {
+        if let PodState::Selected(id) = pod {
+            *selected.entry(id).or_default() += 1;
+        }
+    }
+    let mut objects: BTreeMap<EgressId, Object> = BTreeMap::new();
+    let mut gateways: BTreeMap<IpAddr, BTreeSet<IpAddr>> = BTreeMap::new();
+    let of_node = |place: &Place| matches!(place, Place::Here);
+    for ((id, _), policy) in policies {
+        let pod_addresses = selected.get(id).copied().unwrap_or_default();
+        let is_here = policy.slots.iter().any(|slot| of_node(&slot.place));
+        if pod_addresses == 0 && !is_here && !objects.contains_key(id) {
+            continue;
+        }
+        let object = objects.entry(*id).or_insert_with(|| Object {
+            egress_id: id.0,
+            name: names.objects.get(&id.0).cloned(),
+            pod_addresses,
+            egress_ips: Vec::new(),
+        });
+        for slot in &policy.slots {
+            let at = match slot.place {
+                Place::Here => "here".to_owned(),
+                Place::Remote(node) => {
+                    if pod_addresses > 0 {
+                        gateways.entry(node.0).or_default().insert(slot.address);
+                    }
+                    names.nodes.get(&node.0).cloned().unwrap_or_else(|| node.0.to_string())
+                }
+            };
+            object.egress_ips.push(Served { address: slot.address, at });
+        }
+        let pending = policy.pending.iter().map(|address| Served { address: *address, at: "nowhere now".to_owned() });
+        object.egress_ips.extend(pending);
+    }
+    let gateways = gateways.into_iter().map(|(endpoint, addresses)| Gateway {
+        endpoint,
+        node: names.nodes.get(&endpoint).cloned(),
+        egress_ips: addresses.len(),
+        ready: None,
+        leader_says: None,
+        neighbour: None,
+    });
+    (objects.into_values().collect(), gateways.collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use egress_core::model::state::{Slot, TunnelEndpoint, WhenEmpty};
+
+    #[test]
+    fn objects_that_concern_the_node_are_those_with_pods_or_addresses_here() {
+        let ip = |text: &str| text.parse::<IpAddr>().expect("a literal");
+        let far = TunnelEndpoint(ip("172.18.0.3"));
+        let policy = |slots: &[(&str, Place)]| Policy {
+            slots: slots.iter().map(|(address, place)| Slot { address: ip(address), place: *place }).collect(),
+            pending: [ip("172.18.0.109")].into(),
+            when_empty: WhenEmpty::Drop,
+        };
+        let policies = BTreeMap::from([
+            ((EgressId(1), Family::V4), policy(&[("172.18.0.100", Place::Remote(far))])),
+            ((EgressId(2), Family::V4), policy(&[("172.18.0.101", Place::Here)])),
+            ((EgressId(3), Family::V4), policy(&[("172.18.0.102", Place::Remote(far))])),
+        ]);
+        let names = Names {
+            objects: [(1, "first".to_owned())].into(),
+            nodes: [(far.0, "node2".to_owned())].into(),
+            ..Names::default()
+        };
+        let pods = [PodState::Selected(EgressId(1)), PodState::Selected(EgressId(1)), PodState::Known];
+        let (objects, gateways) = concerning(pods, &policies, &names);
+        let seen: Vec<_> = objects.iter().map(|one| (one.egress_id, one.pod_addresses, one.name.as_deref())).collect();
+        assert_eq!(seen, [(1, 2, Some("first")), (2, 0, None)]);
+        let places: Vec<_> = objects[0].egress_ips.iter().map(|one| one.at.as_str()).collect();
+        assert_eq!(places, ["node2", "nowhere now"]);
+        let [gateway] = gateways.as_slice() else { panic!("{gateways:?}") };
+        assert_eq!(
+            (gateway.node.as_deref(), gateway.egress_ips),
+            (Some("node2"), 1),
+            "the third object's is not used here"
+        );
+    }
+}

@@ -1,0 +1,150 @@
+//! The addresses that this node owns: two maps, and the bits by which the programs know where to look.
+//!
+//! Actions write here, and so do a start and a change of the uplink. Behind these too the number of the decisions is raised,
+//! since flows keep what an entry said.
+
+use std::io;
+use std::net::IpAddr;
+
+use egress_common::abi::{Moving, Sieve};
+use tracing::warn;
+
+use crate::devices::interfaces::Interface;
+use crate::executor::now_ns;
+use crate::maps::convert;
+use crate::maps::tables::NodeTables;
+use crate::state::State;
+use crate::{Settings, announce};
+use egress_core::model::state::EgressId;
+
+impl State {
+    /// What a former run has left, as the uplink is now.
+    pub fn adopt_owned(&mut self, settings: &Settings) -> io::Result<()> {
+        let adopted = self.heal_owned(settings).and_then(|()| self.reclaim(settings));
+        self.decided(adopted)
+    }
+
+    /// The uplink may be another one than the entries say.
+    pub fn move_owned(&mut self, settings: &Settings) -> io::Result<()> {
+        let moved = self.reclaim(settings);
+        self.decided(moved)
+    }
+
+    /// A change that holds for every packet from one moment on: meanwhile no flow keeps what was decided.
+    pub(crate) fn undecided<T>(&mut self, change: impl FnOnce(&mut NodeTables) -> io::Result<T>) -> io::Result<T> {
+        let number = self.decisions.next(now_ns()?);
+        self.number_decisions(0)?;
+        let changed = change(&mut self.tables);
+        // Where this fails it stays zero until somebody raises it.
+        self.number_decisions(number)?;
+        changed
+    }
+
+    fn number_decisions(&mut self, decisions: u32) -> io::Result<()> {
+        let mut config = self.config;
+        config.decisions = decisions;
+        self.write_config(config)
+    }
+
+    /// Raised also behind what was done in part.
+    fn decided(&mut self, done: io::Result<()>) -> io::Result<()> {
+        let raised = self.raise_decisions();
+        done.and(raised)
+    }
+
+    /// A claim is two entries, and a former agent may have been killed between the two: what answers for an address that is
+    /// owned by nobody goes, and what is owned and not answered for is written again.
+    fn heal_owned(&mut self, settings: &Settings) -> io::Result<()> {
+        let (mut owned, mut answered) = (Vec::new(), Vec::new());
+        self.tables.owned.for_each(|id, entry| owned.push((*id, *entry)))?;
+        self.tables.owned_addr.for_each(|address, entry| answered.push((*address, *entry)))?;
+        for (address, entry) in &answered {
+            if owned.iter().any(|(id, owned)| *id == entry.egress_id && owned.address == *address) {
+                continue;
+            }
+            warn!(address = %address.to_ip(), id = entry.egress_id, "half a claim of a former run removed");
+            self.tables.owned_addr.remove(address)?;
+            self.claims.leave(&settings.uplink, address.to_ip());
+            announce::remove_filter_at(entry.ifindex, address.to_ip());
+        }
+        for (id, entry) in owned {
+            if !answered.iter().any(|(address, there)| *address == entry.address && there.egress_id == id) {
+                let (_, answer) = convert::owned_pair(EgressId(id), entry.address.to_ip(), entry.ifindex, entry.mac);
+                self.tables.owned_addr.put(&entry.address, &answer)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Joins and, where the uplink is another than the entries say, rewrites and announces what this node owns.
+    fn reclaim(&mut self, settings: &Settings) -> io::Result<()> {
+        let Some(uplink) = self.facts.uplink else { return Ok(()) };
+        let mut owned = Vec::new();
+        self.tables.owned.for_each(|id, entry| owned.push((*id, *entry)))?;
+        for (id, entry) in owned {
+            let address = entry.address.to_ip();
+            self.claims.join(&settings.uplink, uplink, address);
+            if entry.ifindex != uplink.index {
+                announce::remove_filter_at(entry.ifindex, address);
+            }
+            if entry.ifindex != uplink.index || entry.mac != uplink.mac {
+                self.write_owned(EgressId(id), address, uplink)?;
+                self.claims.announce(uplink, address);
+            }
+        }
+        self.remake_moving(uplink)
+    }
+
+    /// What is being handed over leaves by the uplink as it is now, too.
+    fn remake_moving(&mut self, uplink: Interface) -> io::Result<()> {
+        let mut all = Vec::new();
+        self.tables.moving.for_each(|id, entry| all.push((*id, *entry)))?;
+        for (id, entry) in all {
+            // Of another version: its end comes with the next plan.
+            let Some(course) = entry.course() else { continue };
+            let (owned, _) = convert::owned_pair(EgressId(id), entry.owned.address.to_ip(), uplink.index, uplink.mac);
+            if entry.owned != owned {
+                let entry = Moving::new(id, course, entry.since_ns, entry.peer, owned);
+                self.tables.moving.put(&id, &entry)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Both entries or neither: replies and answers first, translation second.
+    pub(crate) fn write_owned(&mut self, id: EgressId, address: IpAddr, uplink: Interface) -> io::Result<()> {
+        let (owned, owned_addr) = convert::owned_pair(id, address, uplink.index, uplink.mac);
+        let key = owned.address;
+        let before = self.tables.owned_addr.get(&key)?;
+        self.sift(self.config.owned.with(&key))?;
+        self.tables.owned_addr.put(&key, &owned_addr)?;
+        let written = self.tables.owned.put(&id.0, &owned);
+        if written.is_err() {
+            match before {
+                Some(before) => self.tables.owned_addr.put(&key, &before)?,
+                None => drop(self.tables.owned_addr.remove(&key)?),
+            }
+        }
+        written
+    }
+
+    /// The programs look for these addresses in `owned_addr`, and for no others.
+    fn sift(&mut self, owned: Sieve) -> io::Result<()> {
+        let mut config = self.config;
+        config.owned = owned;
+        if config == self.config { Ok(()) } else { self.write_config(config) }
+    }
+
+    /// Likewise for what is owned now, behind a removal.
+    pub(crate) fn sift_anew(&mut self) -> io::Result<()> {
+        self.sift(sieve(&self.tables)?)
+    }
+}
+
+/// What is owned, and what is answered for: a claim is two entries, and either may be left of a former run.
+pub fn sieve(tables: &NodeTables) -> io::Result<Sieve> {
+    let mut sieve = Sieve::NONE;
+    tables.owned_addr.for_each(|address, _| sieve = sieve.with(address))?;
+    tables.owned.for_each(|_, owned| sieve = sieve.with(&owned.address))?;
+    Ok(sieve)
+}

@@ -1,0 +1,142 @@
+//! A look at what is there, for `egress-agent status`: devices, programs, maps, neighbours. From the pins and from netlink, in an
+//! agent or beside one; nothing is written, and nothing is kept.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::net::IpAddr;
+use std::path::Path;
+
+use aya::Pod;
+use aya::maps::lpm_trie::Key;
+use aya::maps::{Array, Map, MapData};
+use egress_common::abi::{
+    Addr, ClusterPrefix, Config, Flow, Inbound, Lease, Mapping, Moving, NodeEntry, Owned, PodEntry, Policy, PolicyKey,
+    Tuple, Usage,
+};
+use jiff::Timestamp;
+use nix::ifaddrs::getifaddrs;
+use nix::net::if_::{InterfaceFlags, if_indextoname};
+
+use crate::attach::listing;
+use crate::devices::neighbours;
+use crate::error::map_io;
+use crate::loader::features::Attachment;
+use crate::maps::lease;
+use crate::maps::tables::{Hash, Trie};
+use crate::names::{Device, Hook, Pins};
+use crate::report::{Fill, Interface, Kernel, Program};
+
+/// `None` where nothing is pinned. Of the large maps `is_swept` says whether the agent, which counts them every ten seconds,
+/// is at work: else they are walked.
+pub fn survey(bpffs: &Path, is_swept: bool) -> io::Result<Option<Kernel>> {
+    let pins = Pins::new(bpffs);
+    if !pins.map("config").try_exists()? {
+        return Ok(None);
+    }
+    let config: Config = cell(&pins, "config")?;
+    let programs = Hook::ALL.into_iter().map(|hook| program(&pins, &config, hook)).collect::<io::Result<_>>()?;
+    // A layout of before has none.
+    let lease = if pins.map("lease").try_exists()? { cell(&pins, "lease")? } else { Lease::EXPIRED };
+    // Up, so that zero says expired and nothing else.
+    let lease_seconds = lease::left(lease)?.map(|left| left.as_millis().div_ceil(1000));
+    let lease_seconds = lease_seconds.map(|seconds| u64::try_from(seconds).unwrap_or(u64::MAX));
+    Ok(Some(Kernel { lease_seconds, interfaces: interfaces(&config)?, programs, maps: maps(&pins, is_swept)? }))
+}
+
+fn cell<V: Pod>(pins: &Pins, name: &str) -> io::Result<V> {
+    let data = MapData::from_pin(pins.map(name)).map_err(map_io)?;
+    Array::<MapData, V>::try_from(Map::Array(data)).map_err(map_io)?.get(&0, 0).map_err(map_io)
+}
+
+/// Of an index that is none the library makes an empty name.
+pub fn name_of(index: u32) -> Option<String> {
+    if_indextoname(index).ok()?.into_string().ok().filter(|name| !name.is_empty())
+}
+
+fn interfaces(config: &Config) -> io::Result<Vec<Interface>> {
+    let mut flags: BTreeMap<String, InterfaceFlags> = BTreeMap::new();
+    for one in getifaddrs()? {
+        flags.insert(one.interface_name, one.flags);
+    }
+    let devices = [
+        (Device::Uplink, config.uplink_ifindex, config.uplink_mtu),
+        (Device::Mgmt, config.mgmt_ifindex, config.pod_mtu),
+        (Device::Overlay, config.overlay_ifindex, config.overlay_mtu),
+    ];
+    let interface = |(device, index, mtu): (Device, u32, u32)| {
+        let name = name_of(index);
+        let flags = name.as_ref().and_then(|name| flags.get(name).copied()).unwrap_or(InterfaceFlags::empty());
+        let (up, carrier) = (flags.contains(InterfaceFlags::IFF_UP), flags.contains(InterfaceFlags::IFF_RUNNING));
+        Interface { role: device.to_string(), name, index, mtu, up, carrier }
+    };
+    Ok(devices.into_iter().map(interface).collect())
+}
+
+fn program(pins: &Pins, config: &Config, hook: Hook) -> io::Result<Program> {
+    let name = hook.name().to_owned();
+    let Some(there) = listing::on(pins, config, hook)? else {
+        return Ok(Program { name, interface: None, attached: None, since: None, tag: None });
+    };
+    let way = match there.way {
+        Attachment::Tcx => "tcx",
+        Attachment::Clsact => "clsact",
+    };
+    let since = there.since.and_then(|since| Timestamp::try_from(since).ok());
+    Ok(Program {
+        name,
+        interface: Some(name_of(there.ifindex).unwrap_or_else(|| there.ifindex.to_string())),
+        attached: Some(way.to_owned()),
+        since: since.map(|since| format!("{since:.0}")),
+        tag: there.tag.map(|tag| format!("{tag:016x}")),
+    })
+}
+
+fn maps(pins: &Pins, is_swept: bool) -> io::Result<Vec<Fill>> {
+    let mut maps = vec![
+        count::<Addr, PodEntry>(pins, "pods")?,
+        count::<PolicyKey, Policy>(pins, "policy")?,
+        count::<u32, Owned>(pins, "owned")?,
+        count::<u32, Moving>(pins, "moving")?,
+        count::<Addr, NodeEntry>(pins, "nodes")?,
+        prefixes(pins)?,
+    ];
+    if is_swept {
+        let usage: Usage = cell(pins, "usage")?;
+        maps.push(Fill { entries: usage.flows.into(), ..empty::<Tuple, Flow>(pins, "flows")? });
+        maps.push(Fill { entries: usage.inbound.into(), ..empty::<Tuple, Inbound>(pins, "inbound")? });
+        maps.push(Fill { entries: usage.nat.into(), ..empty::<Tuple, Mapping>(pins, "nat")? });
+    } else {
+        maps.push(count::<Tuple, Flow>(pins, "flows")?);
+        maps.push(count::<Tuple, Inbound>(pins, "inbound")?);
+        maps.push(count::<Tuple, Mapping>(pins, "nat")?);
+    }
+    Ok(maps)
+}
+
+fn open<K: Pod, V: Pod>(pins: &Pins, map: &str) -> io::Result<Hash<K, V>> {
+    Hash::new(MapData::from_pin(pins.map(map)).map_err(map_io)?).map_err(map_io)
+}
+
+fn empty<K: Pod, V: Pod>(pins: &Pins, map: &str) -> io::Result<Fill> {
+    Ok(Fill { map: map.to_owned(), entries: 0, limit: open::<K, V>(pins, map)?.limit() })
+}
+
+fn count<K: Pod, V: Pod>(pins: &Pins, map: &str) -> io::Result<Fill> {
+    let hash = open::<K, V>(pins, map)?;
+    let mut entries = 0;
+    hash.for_each(|_, _| entries += 1)?;
+    Ok(Fill { map: map.to_owned(), entries, limit: hash.limit() })
+}
+
+fn prefixes(pins: &Pins) -> io::Result<Fill> {
+    let data = MapData::from_pin(pins.map("cluster")).map_err(map_io)?;
+    let trie = Trie::<Addr, ClusterPrefix>::new(data).map_err(map_io)?;
+    let mut entries = 0;
+    trie.for_each(|_: &Key<Addr>, _| entries += 1)?;
+    Ok(Fill { map: "cluster".to_owned(), entries, limit: trie.limit() })
+}
+
+/// What the kernel thinks of its neighbours, by address.
+pub fn known_neighbours() -> io::Result<BTreeMap<IpAddr, &'static str>> {
+    neighbours::all()
+}

@@ -1,0 +1,178 @@
+//! What the pinned maps hold that concerns one packet.
+
+use std::io;
+
+use aya::maps::lpm_trie::Key;
+use aya::maps::{Array, Map, MapData};
+use egress_common::abi::{
+    Addr, ClusterPrefix, Config, Flow, Holder, Inbound, Lease, Mapping, Moving, NodeEntry, Owned, PodEntry, Policy,
+    PolicyKey, Share, SlotPlace, Tuple,
+};
+use egress_common::decide::world::World;
+use egress_common::wire::{Heads, PROTO_ICMP, PROTO_ICMPV6};
+
+use crate::error::map_io;
+use crate::executor::now_ns;
+use crate::maps::lease;
+use crate::maps::tables::{Hash, Trie};
+use crate::names::Pins;
+
+/// More room than a packet can use.
+const ROOM: u32 = 16;
+
+/// Entries of maps, by name.
+pub type Sizes = [(&'static str, u32); 4];
+
+/// The entries, and how many more the maps of flows and mappings take.
+pub struct Copied {
+    pub world: World,
+    flows_room: u32,
+    nat_room: u32,
+}
+
+impl Copied {
+    pub fn of(pins: &Pins, heads: &Heads) -> io::Result<Self> {
+        let world = World::empty(config(pins)?);
+        world.now.set(now_ns()?);
+        // The world has one clock.
+        let left = lease(pins)?.left_ns(lease::boot_ns()?);
+        let now = world.now.get();
+        world.lease.set(Lease::bounded(now.saturating_add(left), now, 0));
+        let egress_id = reads(&world, pins, heads)?;
+        let addresses = addresses(&world, heads, egress_id);
+        let tuple = &heads.tuple;
+        let inbound = hash::<Tuple, Inbound>(pins, "inbound")?;
+        if let Some(entry) = inbound.get(tuple)? {
+            world.inbound.put(*tuple, entry);
+        }
+        let flows = hash::<Tuple, Flow>(pins, "flows")?;
+        if let Some(entry) = flows.get(tuple)? {
+            world.flows.put(*tuple, entry);
+        }
+        let flows_room = room(&flows, |_, _| ())?;
+        let shares = hash::<Holder, Share>(pins, "shares")?;
+        for holder in [Some(Holder::pod(tuple.saddr)), egress_id.map(Holder::policy)].into_iter().flatten() {
+            world.shares.borrow_mut().extend(shares.get(&holder)?.map(|share| (holder, share)));
+        }
+        let nat = hash::<Tuple, Mapping>(pins, "nat")?;
+        let nat_room = room(&nat, |key, mapping| {
+            if key == tuple || mapping.other == *tuple || is_wanted(key, tuple, &addresses) {
+                world.nat.put(*key, *mapping);
+            }
+        })?;
+        let copied = Self { world, flows_room, nat_room };
+        copied.world.flows.limit(copied.world.flows.len() + copied.flows_room as usize);
+        copied.world.nat.limit(copied.world.nat.len() + copied.nat_room as usize);
+        Ok(copied)
+    }
+
+    /// Of the maps that programs write: as full as the pinned ones, and else as small as can be. A map takes one entry at
+    /// least: see [`are_full_of_others`](Self::are_full_of_others).
+    pub fn sizes(&self) -> Sizes {
+        let size = |entries: usize, room: u32| {
+            let size = u32::try_from(entries).unwrap_or(u32::MAX).saturating_add(room);
+            // Where there is room enough, so much more does not matter, and most packets have maps of one size.
+            if room == ROOM { size.max(4 * ROOM) } else { size.max(1) }
+        };
+        [
+            ("flows", size(self.world.flows.len(), self.flows_room)),
+            ("nat", size(self.world.nat.len(), self.nat_room)),
+            ("inbound", ROOM),
+            ("datagrams", 1024),
+        ]
+    }
+
+    /// Whether `flows` and `nat` take nothing, and hold nothing that concerns the packet.
+    pub fn are_full_of_others(&self) -> (bool, bool) {
+        let flows = self.flows_room == 0 && self.world.flows.is_empty();
+        (flows, self.nat_room == 0 && self.world.nat.is_empty())
+    }
+}
+
+/// A mapping that may be in the way of the packet's own: of the same answers to the same address.
+fn is_wanted(key: &Tuple, packet: &Tuple, addresses: &[Addr]) -> bool {
+    let is_echo = matches!(packet.protocol, PROTO_ICMP | PROTO_ICMPV6);
+    key.protocol == packet.protocol
+        && key.saddr == packet.daddr
+        && addresses.contains(&key.daddr)
+        && (is_echo || key.sport() == packet.dport())
+}
+
+/// Copies what programs only read; the pod's egress ID.
+fn reads(world: &World, pins: &Pins, heads: &Heads) -> io::Result<Option<u32>> {
+    let (from, to) = (heads.tuple.saddr, heads.tuple.daddr);
+    let pod = hash::<Addr, PodEntry>(pins, "pods")?.get(&from)?;
+    world.pods.borrow_mut().extend(pod.map(|pod| (from, pod)));
+    let node = hash::<Addr, NodeEntry>(pins, "nodes")?.get(&to)?;
+    world.nodes.borrow_mut().extend(node.map(|node| (to, node)));
+    prefixes(world, pins, &[from, to])?;
+    let Some(egress_id) = pod.and_then(|pod| pod.egress_id()) else { return Ok(None) };
+    let key = PolicyKey::new(egress_id, heads.family);
+    let policy = hash::<PolicyKey, Policy>(pins, "policy")?.get(&key)?;
+    if let Some(policy) = policy {
+        world.put_policy(key, policy);
+    }
+    let owned = hash::<u32, Owned>(pins, "owned")?.get(&egress_id)?;
+    if let Some(owned) = owned {
+        world.put_owned(egress_id, owned);
+    }
+    let moving = hash::<u32, Moving>(pins, "moving")?.get(&egress_id)?;
+    world.moving.borrow_mut().extend(moving.map(|moving| (egress_id, moving)));
+    Ok(Some(egress_id))
+}
+
+/// The kernel says what an address's prefix is; which one that was is found by looking at all.
+fn prefixes(world: &World, pins: &Pins, addresses: &[Addr]) -> io::Result<()> {
+    let cluster = Trie::<Addr, ClusterPrefix>::new(MapData::from_pin(pins.map("cluster")).map_err(map_io)?);
+    let cluster = cluster.map_err(map_io)?;
+    for address in addresses {
+        let Some(value) = cluster.get(&Key::new(128, *address))? else { continue };
+        let number = |addr: &Addr| u128::from_be_bytes(addr.octets());
+        let mut longest = (*address, 128);
+        let mut bits = None;
+        cluster.for_each(|key, _| {
+            let (net, length) = (key.data(), key.prefix_len());
+            let holds = (number(&net) ^ number(address)).leading_zeros() >= length;
+            if holds && bits.is_none_or(|bits| length > bits) {
+                (longest, bits) = ((net, length), Some(length));
+            }
+        })?;
+        world.prefixes.borrow_mut().push((longest.0, longest.1, value));
+    }
+    Ok(())
+}
+
+/// The addresses that the flow may get here.
+fn addresses(world: &World, heads: &Heads, egress_id: Option<u32>) -> Vec<Addr> {
+    let Some(egress_id) = egress_id else { return Vec::new() };
+    let policies = world.policies.borrow();
+    let Some(policy) = policies.get(&PolicyKey::new(egress_id, heads.family)) else { return Vec::new() };
+    let slots = policy.slots.iter().take(policy.count() as usize);
+    slots.filter(|slot| slot.place() == SlotPlace::Here).map(|slot| slot.address).collect()
+}
+
+fn config(pins: &Pins) -> io::Result<Config> {
+    let data = MapData::from_pin(pins.map("config")).map_err(map_io)?;
+    let config: Array<MapData, Config> = Array::try_from(Map::Array(data)).map_err(map_io)?;
+    config.get(&0, 0).map_err(map_io)
+}
+
+fn lease(pins: &Pins) -> io::Result<Lease> {
+    let data = MapData::from_pin(pins.map("lease")).map_err(map_io)?;
+    let lease: Array<MapData, Lease> = Array::try_from(Map::Array(data)).map_err(map_io)?;
+    lease.get(&0, 0).map_err(map_io)
+}
+
+fn hash<K: aya::Pod, V: aya::Pod>(pins: &Pins, name: &str) -> io::Result<Hash<K, V>> {
+    Hash::new(MapData::from_pin(pins.map(name)).map_err(map_io)?).map_err(map_io)
+}
+
+/// How many more entries the map takes, as far as the packet can tell; every entry is shown on the way.
+fn room<V: aya::Pod>(map: &Hash<Tuple, V>, mut visit: impl FnMut(&Tuple, &V)) -> io::Result<u32> {
+    let mut count = 0_u32;
+    map.for_each(|key, value| {
+        count = count.saturating_add(1);
+        visit(key, value);
+    })?;
+    Ok(map.limit().saturating_sub(count).min(ROOM))
+}

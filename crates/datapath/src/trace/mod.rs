@@ -1,0 +1,333 @@
+//! A made packet through the loaded programs, without a trace of it: see `explain`.
+//!
+//! A program cannot be run over other maps than those that it was loaded with. So the object is loaded once more, attached
+//! nowhere, with the maps that programs only read as they are pinned, and with maps of its own for what programs write, into
+//! which the entries that concern the packet are copied. That the instructions are those of the program on the hook is told by
+//! the kernel's hash of them (the *tag*), which does not depend on the maps. The tag says nothing of the object's constants;
+//! both come from one build.
+//!
+//! Of full maps the copies are as full: `nat` and `flows` are walked and counted, since nothing else counts them exactly.
+//! What is not pinned (fragments that wait, what CPUs keep of recent flows, when a search for ports found none) is as in maps
+//! where nothing has happened yet: it makes no difference to what a whole packet comes to, but for the second after a search
+//! that found no port.
+
+pub mod advice;
+pub mod copy;
+pub mod explain;
+pub mod prediction;
+pub mod questions;
+pub mod recorder;
+pub mod report;
+pub mod test_packet;
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use aya::maps::{Array, MapData, PerCpuArray, PerCpuValues};
+use aya::programs::{ProgramError, SchedClassifier, TestRun, TestRunOptions};
+use aya::sys::SyscallError;
+use aya::util::nr_cpus;
+use aya::{Ebpf, EbpfLoader};
+use egress_common::abi::{
+    Addr, Config, Count, Datagram, Direction, Flow, Holder, Inbound, Mapping, Origin, Share, Tuple, Usage, Verdict,
+};
+use egress_common::wire::Heads;
+
+use crate::attach::listing::{self, Attached};
+use crate::error::{StartError, map_io};
+use crate::loader::{pins, programs};
+use crate::maps::tables::{self, Hash};
+use crate::names::{Hook, Pins, READ_MAPS};
+use crate::survey;
+use crate::trace::copy::{Copied, Sizes};
+use crate::trace::prediction::{Foreseen, foresee};
+use crate::trace::test_packet::Probe;
+
+/// What became of a made packet, and why.
+#[derive(Debug)]
+pub struct Traced {
+    /// The programs' word.
+    pub verdict: Verdict,
+    /// The decision's.
+    pub foreseen: Foreseen,
+    pub heads: Heads,
+    pub config: Config,
+    /// The flow and the mapping that the packet has, or would have made. Its port is chosen by chance where the pod's own is
+    /// taken.
+    pub flow: Option<Flow>,
+    pub mapping: Option<Mapping>,
+    /// The device that it leaves by.
+    pub device: Option<String>,
+    /// Of a flow that there is already.
+    pub is_known: bool,
+    /// What runs on the hook; nothing where pods' packets meet no program.
+    pub attached: Option<Attached>,
+    /// Of the program that was run.
+    pub tag: u64,
+}
+
+impl Traced {
+    pub fn agrees(&self) -> bool {
+        self.foreseen.holds(self.verdict)
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum TraceError {
+    #[error("no programs of an agent are here (no pins below {})", .0.display())]
+    NoPrograms(PathBuf),
+    #[error(
+        "the program on the management port is of another build than this command (its tag is {there:016x}, not {here:016x}): \
+         run the trace of the agent's own image, `kubectl exec POD -- egress-agent trace`"
+    )]
+    OtherBuild { there: u64, here: u64 },
+    #[error("the packet's two addresses are of different families")]
+    TwoFamilies,
+    #[error("the management port (interface {0}) is not there: is this the node's network namespace?")]
+    NoDevice(u32),
+    #[error("this kernel runs no made packet of {0} bytes: give a smaller --length, {SHORTER} is taken by all")]
+    TooLong(usize),
+    #[error("the kernel did not run the packet: {0}")]
+    Refused(#[source] io::Error),
+    #[error("the run moved {0} counters, not one: report it")]
+    NoVerdict(usize),
+    #[error(transparent)]
+    Load(#[from] StartError),
+    #[error("cannot read the pins: {0}")]
+    Pins(#[from] io::Error),
+}
+
+/// Runs packets. The program is loaded for the first one, which is what takes time, and serves the others where the copies are
+/// of the same sizes.
+pub struct Tracer<'o> {
+    pins: Pins,
+    object: &'o [u8],
+    loaded: Option<Loaded>,
+}
+
+impl<'o> Tracer<'o> {
+    pub fn new(bpffs: &Path, object: &'o [u8]) -> Result<Self, TraceError> {
+        if object.is_empty() {
+            return Err(StartError::NoObject.into());
+        }
+        let pins = Pins::new(bpffs);
+        if !pins.map("config").try_exists()? {
+            return Err(TraceError::NoPrograms(bpffs.to_owned()));
+        }
+        pins::check_read(&pins, object)?;
+        Ok(Self { pins, object, loaded: None })
+    }
+
+    /// Runs the packet. Where the two witnesses differ it does so once more: the maps may have changed in between.
+    pub fn trace(&mut self, probe: &Probe) -> Result<Traced, TraceError> {
+        let first = self.once(probe)?;
+        if first.agrees() { Ok(first) } else { self.once(probe) }
+    }
+
+    fn once(&mut self, probe: &Probe) -> Result<Traced, TraceError> {
+        let heads = probe.heads().ok_or(TraceError::TwoFamilies)?;
+        let copied = Copied::of(&self.pins, &heads)?;
+        let config = copied.world.config.get();
+        let attached = listing::on(&self.pins, &config, HOOK)?;
+        let loaded = match self.loaded.take().filter(|loaded| loaded.sizes == copied.sizes()) {
+            Some(loaded) => self.loaded.insert(loaded),
+            None => self.loaded.insert(Loaded::new(&self.pins, self.object, &copied)?),
+        };
+        let tag = loaded.tag;
+        if let Some(there) = attached.as_ref().and_then(|attached| attached.tag).filter(|there| *there != tag) {
+            return Err(TraceError::OtherBuild { there, here: tag });
+        }
+        let frame = probe.frame(config.mgmt_mac);
+        let verdict = loaded.run(&frame, &config, &copied)?;
+        let tuple = heads.tuple;
+        let is_known = copied.world.flows.get(&tuple).is_some();
+        let frame_len = u32::try_from(frame.len()).map_err(io::Error::other)?;
+        let foreseen = foresee(heads, frame_len, &copied.world);
+        let (flow, mapping) = (loaded.private.flows.get(&tuple)?, loaded.private.nat.get(&tuple)?);
+        let device = mapping.and_then(|mapping| survey::name_of(mapping.hop.ifindex));
+        Ok(Traced { verdict, foreseen, heads, config, flow, mapping, device, is_known, attached, tag })
+    }
+}
+
+const HOOK: Hook = Hook::MgmtIngress;
+
+/// The program, with maps of its own for what it writes.
+struct Loaded {
+    ebpf: Ebpf,
+    private: Private,
+    sizes: Sizes,
+    tag: u64,
+}
+
+impl Loaded {
+    fn new(pins: &Pins, object: &[u8], copied: &Copied) -> Result<Self, StartError> {
+        let mut ebpf = load(pins, object, copied)?;
+        let private = Private::take(&mut ebpf)?;
+        let name = HOOK.name();
+        let program = ebpf.program_mut(name).ok_or(StartError::NotInObject { what: "program", name })?;
+        programs::load_classifier(program, name)?;
+        let tag = classifier(&ebpf)?.info().map_err(|error| refused(&error))?.tag();
+        Ok(Self { ebpf, private, sizes: copied.sizes(), tag })
+    }
+
+    fn run(&mut self, frame: &[u8], config: &Config, copied: &Copied) -> Result<Verdict, TraceError> {
+        self.private.begin(copied)?;
+        let before = self.private.counted()?;
+        run(classifier(&self.ebpf)?, frame, config.mgmt_ifindex)?;
+        let after = self.private.counted()?;
+        let moved: Vec<_> = after.into_iter().zip(before).filter(|(after, before)| after != before).collect();
+        match moved.as_slice() {
+            [((verdict, after), (_, before))] if *after == before + 1 => Ok(*verdict),
+            others => Err(TraceError::NoVerdict(others.len())),
+        }
+    }
+}
+
+/// The object, with maps of its own for what programs write.
+fn load(pins: &Pins, object: &[u8], copied: &Copied) -> Result<Ebpf, StartError> {
+    let paths: Vec<_> = READ_MAPS.iter().map(|name| (*name, pins.map(name))).collect();
+    let mut loader = EbpfLoader::new();
+    for (name, path) in &paths {
+        loader.map_pin_path(name, path.as_path());
+    }
+    for (name, size) in copied.sizes() {
+        loader.map_max_entries(name, size);
+    }
+    loader.load(object).map_err(|error| StartError::Object(programs::chain(&error)))
+}
+
+fn classifier(ebpf: &Ebpf) -> Result<&SchedClassifier, StartError> {
+    let name = HOOK.name();
+    let program = ebpf.program(name).ok_or(StartError::NotInObject { what: "program", name })?;
+    program.try_into().map_err(|_| StartError::NotInObject { what: "classifier", name })
+}
+
+fn refused(error: &ProgramError) -> StartError {
+    StartError::Object(error.to_string())
+}
+
+/// Size of `struct __sk_buff` (linux/bpf.h), and where the device lies.
+const CONTEXT: usize = 192;
+const IFINDEX: usize = 40;
+/// Room for a packet with outer headers.
+const ROOM: usize = 1 << 17;
+
+fn run(program: &SchedClassifier, frame: &[u8], ifindex: u32) -> Result<(), TraceError> {
+    let mut context = [0; CONTEXT];
+    context[IFINDEX..IFINDEX + 4].copy_from_slice(&ifindex.to_ne_bytes());
+    let mut out = vec![0; ROOM];
+    let options = TestRunOptions {
+        data_in: Some(frame),
+        data_out: Some(&mut out),
+        ctx_in: Some(&context),
+        ..TestRunOptions::default()
+    };
+    match program.test_run(options) {
+        Ok(_) => Ok(()),
+        Err(ProgramError::SyscallError(SyscallError { io_error, .. })) => Err(why(io_error, ifindex, frame.len())),
+        Err(error) => Err(refused(&error).into()),
+    }
+}
+
+/// Packets that fit into a page of memory beside what the kernel adds to them: longer ones most kernels refuse.
+const SHORTER: usize = 3500;
+
+fn why(error: io::Error, ifindex: u32, frame: usize) -> TraceError {
+    match error.raw_os_error() {
+        Some(libc::ENODEV) => TraceError::NoDevice(ifindex),
+        Some(libc::EINVAL | libc::EMSGSIZE) if frame > SHORTER => TraceError::TooLong(frame),
+        _ => TraceError::Refused(error),
+    }
+}
+
+/// What programs write.
+struct Private {
+    flows: Hash<Tuple, Flow>,
+    nat: Hash<Tuple, Mapping>,
+    inbound: Hash<Tuple, Inbound>,
+    exhausted: Hash<Tuple, Datagram>,
+    usage: Array<MapData, Usage>,
+    shares: Hash<Holder, Share>,
+    /// When each CPU has all its answers again.
+    answers: PerCpuArray<MapData, u64>,
+    counters: PerCpuArray<MapData, Count>,
+}
+
+impl Private {
+    fn take(ebpf: &mut Ebpf) -> Result<Self, StartError> {
+        Ok(Self {
+            flows: tables::hash(ebpf, "flows")?,
+            nat: tables::hash(ebpf, "nat")?,
+            inbound: tables::hash(ebpf, "inbound")?,
+            exhausted: tables::hash(ebpf, "exhausted")?,
+            usage: tables::typed(ebpf, "usage")?,
+            shares: tables::hash(ebpf, "shares")?,
+            answers: tables::typed(ebpf, "answers")?,
+            counters: tables::typed(ebpf, "counters")?,
+        })
+    }
+
+    /// As if nothing had been run before.
+    fn begin(&mut self, copied: &Copied) -> io::Result<()> {
+        self.flows.clear()?;
+        self.nat.clear()?;
+        self.inbound.clear()?;
+        self.exhausted.clear()?;
+        self.shares.clear()?;
+        // What CPUs keep of the last packet ends with it.
+        let mut usage = self.usage.get(&0, 0).map_err(map_io)?;
+        usage.turns = usage.turns.wrapping_add(1);
+        self.usage.set(0, usage, 0).map_err(map_io)?;
+        let cpus = nr_cpus().map_err(|(_, error)| error)?;
+        let values = PerCpuValues::try_from(vec![0; cpus])?;
+        self.answers.set(0, values, 0).map_err(map_io)?;
+        self.fill(copied)
+    }
+
+    fn fill(&mut self, copied: &Copied) -> io::Result<()> {
+        for (key, flow) in copied.world.flows.all() {
+            self.flows.put(&key, &flow)?;
+        }
+        for (holder, share) in &*copied.world.shares.borrow() {
+            self.shares.put(holder, share)?;
+        }
+        for (key, inbound) in copied.world.inbound.all() {
+            self.inbound.put(&key, &inbound)?;
+        }
+        for (key, mapping) in copied.world.nat.all() {
+            self.nat.put(&key, &mapping)?;
+        }
+        let (flows, nat) = copied.are_full_of_others();
+        let nobody = Tuple::new(Direction::Egress, Addr::UNSPECIFIED, Addr::UNSPECIFIED, 0, 0, 0);
+        if flows {
+            self.flows.put(&nobody, &Flow::new(Addr::UNSPECIFIED, 0, 0, 0, 0))?;
+        }
+        if nat {
+            self.nat.put(&nobody, &Mapping::new(nobody, Origin::Here, Addr::UNSPECIFIED, 0, 0))?;
+        }
+        Ok(())
+    }
+
+    /// Packets by verdict.
+    fn counted(&self) -> io::Result<Vec<(Verdict, u64)>> {
+        let packets = |verdict: &Verdict| {
+            let values = self.counters.get(&verdict.index(), 0).map_err(map_io)?;
+            Ok((*verdict, values.iter().map(|count| count.packets).sum()))
+        };
+        Verdict::ALL.iter().map(packets).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_kernel_refuses_is_told_by_what_it_says() {
+        let said = |errno, frame| why(io::Error::from_raw_os_error(errno), 7, frame).to_string();
+        assert!(said(libc::ENODEV, 60).starts_with("the management port (interface 7) is not there"));
+        let long = said(libc::EINVAL, 3964);
+        assert!(long.contains("no made packet of 3964 bytes") && long.contains("--length, 3500"), "{long}");
+        assert!(said(libc::EINVAL, 60).starts_with("the kernel did not run the packet: "));
+    }
+}

@@ -1,0 +1,90 @@
+//! What the decision says of a packet, and what it leaves for the programs to say.
+//!
+//! The decision does not know the node's routes and neighbours, nor whether the program has an answer left for a pod: there
+//! it names all that may come of it.
+
+use egress_common::abi::{Addr, Config, Course, Origin, Slot, SlotPlace, Verdict};
+use egress_common::decide::mtu::{self, Fit};
+use egress_common::decide::snat::{self, EGRESS_PORTS, Face};
+use egress_common::decide::steer::{self, Steer};
+use egress_common::decide::world::World;
+use egress_common::decide::{Owner, Tables};
+use egress_common::wire::{Heads, Quote};
+
+use crate::trace::recorder::{Asked, Witness};
+
+/// What may become of the packet.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Foreseen {
+    /// The likeliest first.
+    pub verdicts: Vec<Verdict>,
+    /// The address that the flow has, where the object has one for it.
+    pub slot: Option<(u32, Slot)>,
+    pub asked: Vec<Asked>,
+}
+
+impl Foreseen {
+    pub fn holds(&self, verdict: Verdict) -> bool {
+        self.verdicts.contains(&verdict)
+    }
+}
+
+/// The kernel's word on the way out.
+const WAY: [Verdict; 4] = [Verdict::NoRoute, Verdict::NoNeighbour, Verdict::MtuAnswered, Verdict::MtuExceeded];
+/// And on that through the overlay.
+const OVERLAY: [Verdict; 3] = [Verdict::NoRoute, Verdict::NoNeighbour, Verdict::EncapFailed];
+
+/// Asks the decision of `steer` about a packet, and what follows where this node is the gateway. `frame_len` is the length
+/// of the frame (bytes).
+pub fn foresee(mut heads: Heads, frame_len: u32, world: &World) -> Foreseen {
+    let config = world.config.get();
+    let witness = Witness::new(world);
+    if config.generation == 0 {
+        return Foreseen { verdicts: vec![Verdict::NotConfigured], slot: None, asked: Vec::new() };
+    }
+    let decision = steer::steer(&mut heads, &Quote::NONE, &witness, &config);
+    let (verdicts, slot) = match decision {
+        Steer::Done(verdict) => (vec![verdict], None),
+        Steer::Hairpin => (vec![Verdict::HairpinAnswered, Verdict::Hairpin], None),
+        Steer::Reset(verdict) => (vec![Verdict::CutAnswered, verdict], None),
+        Steer::Mark => (vec![Verdict::MarkedNode], None),
+        Steer::Send { egress_id, slot } => {
+            let slot = *slot;
+            let verdicts = match slot.place() {
+                SlotPlace::Here => here(&heads, &witness, egress_id, &slot),
+                SlotPlace::Remote => remote(&heads, frame_len, &config, &slot.endpoint),
+            };
+            (verdicts, Some((egress_id, slot)))
+        }
+    };
+    Foreseen { verdicts, slot, asked: witness.asked() }
+}
+
+/// As `snat_here` of the programs.
+fn here(heads: &Heads, witness: &Witness<'_>, egress_id: u32, slot: &Slot) -> Vec<Verdict> {
+    let owned = witness.owned(egress_id).filter(|owned| owned.address == slot.address);
+    let Some(owned) = owned else {
+        let leaves = witness.moving(egress_id).is_some_and(|moving| moving.course() == Some(Course::Leaving));
+        return match leaves && heads.ttl > 1 {
+            true => [&[Verdict::PassedOn, Verdict::OverlayTooNarrow], OVERLAY.as_slice()].concat(),
+            false => vec![Verdict::NotGateway],
+        };
+    };
+    let face = Face { address: owned.address, ports: EGRESS_PORTS };
+    let owner = Owner { origin: Origin::Here, source_node: Addr::UNSPECIFIED, egress_id };
+    match snat::translate(heads, &Quote::NONE, witness, &face, &owner) {
+        Ok(_) => [&[Verdict::SnatHere], WAY.as_slice()].concat(),
+        Err(Verdict::PortTaken) => vec![Verdict::CutAnswered, Verdict::PortTaken],
+        Err(verdict) => vec![verdict],
+    }
+}
+
+/// As `steer_to` of the programs.
+fn remote(heads: &Heads, frame_len: u32, config: &Config, endpoint: &Addr) -> Vec<Verdict> {
+    let length = mtu::wire_length(frame_len, 0, heads);
+    match mtu::fit(length, config.overlay_mtu, heads, endpoint) {
+        Fit::Tell(_) => vec![Verdict::MtuAnswered, Verdict::MtuExceeded],
+        Fit::Lost => vec![Verdict::OverlayTooNarrow],
+        Fit::Whole | Fit::Cut => [&[Verdict::Steered], OVERLAY.as_slice()].concat(),
+    }
+}

@@ -1,0 +1,228 @@
+//! The decision's questions in words: what was asked of which map, and what it said.
+
+use egress_common::abi::{
+    Addr, ClusterPrefix, Flow, Mapping, NodeEntry, NodePlace, Policy, PrefixKind, Slot, SlotPlace, Tuple, WhenEmpty,
+};
+use egress_common::decide::{Claim, Held, PortClaim};
+use ipnet::IpNet;
+use serde::Serialize;
+
+use crate::trace::recorder::Asked;
+use egress_core::display_names::Names;
+
+/// One of them.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Question {
+    pub question: String,
+    pub answer: String,
+    /// The map that was asked.
+    pub map: &'static str,
+    /// The entry that answered.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub entry: Option<String>,
+}
+
+/// All of them, of a packet with this tuple, in the order in which they were asked. That what was just made is there is no
+/// question.
+pub fn questions(asked: &[Asked], tuple: &Tuple, names: &Names) -> Vec<Question> {
+    let is_made = |before: &[Asked], key: &Tuple| {
+        before.iter().any(|one| matches!(one, Asked::Key(made, _, Claim::Claimed) if made == key))
+    };
+    let mut questions = Vec::new();
+    for (place, one) in asked.iter().enumerate() {
+        match one {
+            Asked::Mapping(key, _) if is_made(&asked[..place], key) => {}
+            one => questions.push(question(one, tuple, names)),
+        }
+    }
+    questions
+}
+
+fn question(asked: &Asked, packet: &Tuple, names: &Names) -> Question {
+    let (question, answer, map, entry) = match asked {
+        Asked::Pod(addr, found) => {
+            let answer = match found.map(|pod| pod.egress_id()) {
+                None => "no".to_owned(),
+                Some(None) => "yes, and no object selects it".to_owned(),
+                Some(Some(id)) => format!("yes, selected by {}", names.object(id)),
+            };
+            let address = addr.to_ip();
+            (format!("is {} a pod of this node?", names.pod(address)), answer, "pods", found.map(|_| text(addr)))
+        }
+        Asked::Node(addr, found) => {
+            let question = format!("is {} an address of a node?", text(addr));
+            (question, node(found.as_ref(), names), "nodes", found.map(|_| text(addr)))
+        }
+        Asked::Prefix(addr, found) => {
+            let question = match *addr == packet.saddr {
+                true => format!("is {} in this node's pod subnet?", text(addr)),
+                false => format!("is {} an address of the cluster?", text(addr)),
+            };
+            let entry = found.map(|(net, _)| net.to_string());
+            (question, prefix(found.as_ref(), names), "cluster", entry)
+        }
+        Asked::Inbound(tuple, known) => {
+            let answer = if *known { "yes" } else { "no" };
+            let entry = known.then(|| line(tuple));
+            ("does it answer a connection from outside?".to_owned(), answer.to_owned(), "inbound", entry)
+        }
+        Asked::Policy(key, found) => {
+            let question = format!("which addresses has {}?", names.object(key.egress_id));
+            let family = key.family().map_or(0, |family| family as u32);
+            let entry = found.as_ref().map(|_| format!("{} IPv{family}", key.egress_id));
+            (question, policy(found.as_deref(), names), "policy", entry)
+        }
+        Asked::Flow(tuple, found) => {
+            ("has the flow an address already?".to_owned(), flow(found.as_ref()), "flows", found.map(|_| line(tuple)))
+        }
+        Asked::Begun(flow, claim) => {
+            let answer = match claim {
+                Claim::Full => "none: the map is full".to_owned(),
+                Claim::Claimed | Claim::Taken => format!("{}, by its hash", flow.address.to_ip()),
+            };
+            ("which address does a new flow get?".to_owned(), answer, "flows", None)
+        }
+        Asked::Owned(id, found) => {
+            let answer = match found {
+                None => "no".to_owned(),
+                Some(owned) => format!("yes, {}", owned.address.to_ip()),
+            };
+            let question = format!("does this node hold an address of {}?", names.object(*id));
+            (question, answer, "owned", found.map(|_| id.to_string()))
+        }
+        Asked::Moving(id, found) => {
+            let answer = match found {
+                None => "no".to_owned(),
+                Some(moving) => {
+                    format!("yes: {}, the other node is {}", moving.owned.address.to_ip(), at(&moving.peer, names))
+                }
+            };
+            ("is its address being handed over?".to_owned(), answer, "moving", found.map(|_| id.to_string()))
+        }
+        Asked::Lease(has) => {
+            let answer = if *has { "yes" } else { "no, its lease has expired" };
+            ("may this node emit its egress IPs?".to_owned(), answer.to_owned(), "lease", None)
+        }
+        Asked::Mapping(key, found) => {
+            (whose(key, packet), mapping(found.as_deref()), "nat", found.as_ref().map(|_| line(key)))
+        }
+        Asked::Key(key, _, claim) => {
+            let answer = match claim {
+                Claim::Claimed => "yes",
+                Claim::Taken => "no, another flow has it",
+                Claim::Full => "no, the map is full",
+            };
+            let question = match key == packet {
+                true => "can the mapping be made?".to_owned(),
+                false => format!("is port {} of {} free towards there?", key.dport(), text(&key.daddr)),
+            };
+            (question, answer.to_owned(), "nat", Some(line(key)))
+        }
+        Asked::NoQuota(held) => {
+            let question = match held {
+                Held::Flows => "may the pod and its egress policy have one more flow?",
+                Held::Mappings => "may the pod and its egress policy have one more mapping here?",
+            };
+            (question.to_owned(), "no, one of them holds its quota".to_owned(), "shares", None)
+        }
+        Asked::AnyPort(claim) => {
+            let answer = match claim {
+                PortClaim::Claimed(_) => "yes, one by chance",
+                PortClaim::NoneFree => "no",
+                PortClaim::Full => "no, the map is full",
+            };
+            ("is another port free?".to_owned(), answer.to_owned(), "nat", None)
+        }
+    };
+    Question { question, answer, map, entry }
+}
+
+fn text(addr: &Addr) -> String {
+    addr.to_ip().to_string()
+}
+
+fn at(endpoint: &Addr, names: &Names) -> String {
+    names.node(endpoint.to_ip())
+}
+
+/// A tuple, as `nat list` writes it.
+pub fn line(tuple: &Tuple) -> String {
+    let end = |addr: &Addr, port: u16| match addr.to_ip() {
+        std::net::IpAddr::V4(ip) => format!("{ip}:{port}"),
+        std::net::IpAddr::V6(ip) => format!("[{ip}]:{port}"),
+    };
+    let (from, to) = (end(&tuple.saddr, tuple.sport()), end(&tuple.daddr, tuple.dport()));
+    format!("{} {from} -> {to}", protocol(tuple.protocol))
+}
+
+/// Its name where it has a common one.
+pub fn protocol(number: u8) -> String {
+    match number {
+        1 => "icmp".to_owned(),
+        6 => "tcp".to_owned(),
+        17 => "udp".to_owned(),
+        58 => "icmpv6".to_owned(),
+        132 => "sctp".to_owned(),
+        other => other.to_string(),
+    }
+}
+
+fn node(found: Option<&NodeEntry>, names: &Names) -> String {
+    match found.map(|node| (node.place(), node)) {
+        None => "no".to_owned(),
+        Some((NodePlace::Own, _)) => "yes, of this node".to_owned(),
+        Some((NodePlace::Other, node)) => format!("yes, of {}", at(&node.node, names)),
+    }
+}
+
+fn prefix(found: Option<&(IpNet, ClusterPrefix)>, names: &Names) -> String {
+    let Some((_, prefix)) = found else { return "no".to_owned() };
+    match prefix.kind() {
+        Some(PrefixKind::PodSubnet) => format!("yes, in the pod subnet of {}", at(&prefix.node, names)),
+        Some(PrefixKind::Service) => "yes, a service's".to_owned(),
+        Some(PrefixKind::Join) => "yes, in a join subnet".to_owned(),
+        Some(PrefixKind::LinkLocal) => "yes, link-local".to_owned(),
+        Some(PrefixKind::Multicast) => "yes, multicast".to_owned(),
+        Some(PrefixKind::Excluded) => "yes, excluded by --excluded-cidrs".to_owned(),
+        Some(PrefixKind::EgressIp) => "an egress IP".to_owned(),
+        Some(PrefixKind::PodNetwork) => "yes, in the pod network".to_owned(),
+        None => "yes, of a kind that this version does not know".to_owned(),
+    }
+}
+
+fn policy(found: Option<&Policy>, names: &Names) -> String {
+    let Some(policy) = found else { return "not written yet".to_owned() };
+    let place = |slot: &Slot| match slot.place() {
+        SlotPlace::Here => format!("{} here", text(&slot.address)),
+        SlotPlace::Remote => format!("{} at {}", text(&slot.address), at(&slot.endpoint, names)),
+    };
+    let (count, pending) = (policy.count() as usize, policy.pending() as usize);
+    let served = policy.slots.iter().take(count).map(place);
+    let waiting =
+        policy.slots.iter().skip(count).take(pending).map(|slot| format!("{} nowhere now", text(&slot.address)));
+    let all: Vec<String> = served.chain(waiting).collect();
+    match (all.is_empty(), policy.when_empty()) {
+        (false, _) => all.join(", "),
+        (true, WhenEmpty::Drop) => "none is served".to_owned(),
+        (true, WhenEmpty::NodeAddress) => "none, and no node can host one: the node's address serves".to_owned(),
+        (true, WhenEmpty::NotListed) => "it lists none of this family".to_owned(),
+    }
+}
+
+fn flow(found: Option<&Flow>) -> String {
+    found.map_or_else(|| "no".to_owned(), |flow| format!("yes, {}", text(&flow.address)))
+}
+
+fn whose(key: &Tuple, packet: &Tuple) -> String {
+    match key == packet {
+        true => "has the flow a mapping?".to_owned(),
+        false => format!("whose is port {} of {}?", key.dport(), text(&key.daddr)),
+    }
+}
+
+fn mapping(found: Option<&Mapping>) -> String {
+    match found {
+        None => "no".to_owned(),
+        Some(mapping) => format!("{} (the other key)", line(&mapping.other)),
+    }
+}

@@ -1,0 +1,235 @@
+//! A trace in words.
+
+use std::fmt::Write as _;
+use std::net::IpAddr;
+
+use egress_common::abi::{Addr, Class, Mapping, SlotPlace, Verdict};
+use serde::Serialize;
+
+use crate::trace::Traced;
+use crate::trace::advice::advice;
+use crate::trace::questions::{Question, line, questions};
+use egress_core::display_names::Names;
+
+/// What `trace -o json` prints.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Report {
+    /// The made packet.
+    pub packet: String,
+    pub pod: String,
+    pub questions: Vec<Question>,
+    /// What the programs say.
+    pub verdict: &'static str,
+    pub class: &'static str,
+    pub meaning: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gateway: Option<Gateway>,
+    /// What the world sees as the packet's source.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub source: Option<Source>,
+    /// What to do.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub advice: Option<&'static str>,
+    /// Whether the decision, asked beside the programs, comes to the same.
+    pub agrees: bool,
+    /// What the decision says may become of the packet.
+    pub foreseen: Vec<&'static str>,
+    /// The kernel's hash of the program that was run, and of the one on its hook.
+    pub program: String,
+    /// What makes this less than what a packet would meet.
+    pub warnings: Vec<String>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Gateway {
+    pub here: bool,
+    pub node: String,
+    pub egress_ip: IpAddr,
+    pub egress_id: u32,
+    pub why: &'static str,
+    /// What is done there, or on the way.
+    pub does: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Source {
+    pub address: IpAddr,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub port: Option<u16>,
+    pub whose: &'static str,
+}
+
+impl Report {
+    pub fn of(traced: &Traced, names: &Names) -> Self {
+        let Traced { verdict, foreseen, heads, .. } = traced;
+        let node = match heads.tuple.saddr.to_ip() {
+            IpAddr::V4(_) => traced.config.node_v4,
+            IpAddr::V6(_) => traced.config.node_v6,
+        };
+        let mut warnings = Vec::new();
+        if !traced.agrees() {
+            let foreseen = labels(&foreseen.verdicts).join(" or ");
+            warnings.push(format!(
+                "THE PROGRAMS AND THE DECISION DIFFER: {} and {foreseen}. This is a defect, unless the maps are changing at \
+                 this very moment: report it, with this output",
+                verdict.label()
+            ));
+        }
+        match &traced.attached {
+            None => warnings.push(
+                "no program of ours is on the management port: packets of pods do NOT go this way now, see \
+                 `egress-agent status`"
+                    .to_owned(),
+            ),
+            Some(attached) if attached.tag.is_none() => warnings.push(
+                "the kernel does not tell the tag of the program on the management port: it may be of another build"
+                    .to_owned(),
+            ),
+            Some(_) => {}
+        }
+        Self {
+            packet: line(&heads.tuple),
+            pod: names.pod(heads.tuple.saddr.to_ip()),
+            questions: questions(&foreseen.asked, &heads.tuple, names),
+            verdict: verdict.label(),
+            class: class(*verdict),
+            meaning: verdict.describe().trim(),
+            gateway: gateway(traced, names),
+            source: source(*verdict, traced.mapping.as_ref(), traced.foreseen.slot.map(|(_, slot)| slot.address), node),
+            advice: advice(*verdict),
+            agrees: traced.agrees(),
+            foreseen: labels(&foreseen.verdicts),
+            program: format!("{:016x}", traced.tag),
+            warnings,
+        }
+    }
+
+    /// For people.
+    pub fn text(&self) -> String {
+        let mut text = format!("packet    {}\npod       {}\n\n", self.packet, self.pod);
+        for (number, one) in self.questions.iter().enumerate() {
+            let entry = one.entry.as_ref().map_or_else(String::new, |entry| format!(": {entry}"));
+            // Writing to a string does not fail.
+            let _written = writeln!(text, "{:>2}. {} {}   [{}{entry}]", number + 1, one.question, one.answer, one.map);
+        }
+        let _written = writeln!(text, "\nverdict   {} ({}): {}", self.verdict, self.class, self.meaning);
+        if let Some(Gateway { node, egress_ip, why, does, .. }) = &self.gateway {
+            let _written = writeln!(text, "egress IP {egress_ip}, {why}\ngateway   {node}: {does}");
+        }
+        if let Some(Source { address, port, whose }) = &self.source {
+            let port = port.map_or_else(String::new, |port| format!(" port {port}"));
+            let _written = writeln!(text, "world     sees {address}{port}, {whose}");
+        }
+        if let Some(advice) = self.advice {
+            let _written = writeln!(text, "to do     {advice}");
+        }
+        for warning in &self.warnings {
+            let _written = writeln!(text, "! {warning}");
+        }
+        text
+    }
+}
+
+fn labels(verdicts: &[Verdict]) -> Vec<&'static str> {
+    verdicts.iter().map(|verdict| verdict.label()).collect()
+}
+
+const fn class(verdict: Verdict) -> &'static str {
+    match verdict.class() {
+        Class::Pass => "goes on to the host's stack",
+        Class::Redirect => "redirected",
+        Class::Answer => "answered",
+        Class::Hold => "kept",
+        Class::Drop => "dropped",
+    }
+}
+
+fn gateway(traced: &Traced, names: &Names) -> Option<Gateway> {
+    let (egress_id, slot) = traced.foreseen.slot?;
+    let egress_ip = slot.address.to_ip();
+    let why = match traced.is_known {
+        true => "which the flow has had since it began",
+        false => "one of its object's, by the flow's hash",
+    };
+    let own = names.node.as_ref().map_or_else(|| "this node".to_owned(), |name| format!("{name}, this node"));
+    let (here, node, does) = match slot.place() {
+        SlotPlace::Here => (true, own, here(traced)),
+        SlotPlace::Remote => {
+            let does = match traced.verdict {
+                Verdict::Steered => format!(
+                    "the packet goes there through the overlay (VNI {egress_id}), and is translated there if that node holds \
+                     {egress_ip} of {}",
+                    names.object(egress_id)
+                ),
+                _ => "the packet does not get there".to_owned(),
+            };
+            (false, names.node(slot.endpoint.to_ip()), does)
+        }
+    };
+    Some(Gateway { here, node, egress_ip, egress_id, why, does })
+}
+
+fn here(traced: &Traced) -> String {
+    match (traced.verdict, &traced.mapping) {
+        (Verdict::SnatHere, Some(mapping)) => {
+            let how = if traced.is_known { "by the mapping" } else { "by a new mapping" };
+            let hop = &mapping.hop;
+            let [a, b, c, d, e, f] = hop.dmac;
+            let next = format!("{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{f:02x}");
+            match &traced.device {
+                None => format!("translated {how}, out by the uplink"),
+                Some(device) => format!("translated {how}, out by {device}, next hop {next}, MTU {}", hop.mtu),
+            }
+        }
+        (Verdict::PassedOn, _) => "the address is being handed over: the packet goes on to its new node".to_owned(),
+        _ => "the packet does not leave".to_owned(),
+    }
+}
+
+/// Whether it holds the address is not known here.
+const GATEWAYS: &str = "the egress IP, if the gateway holds it: `egress-agent status` there says so";
+/// The CNI's doing, not ours.
+const NODES: &str =
+    "the node's address, if the host or the CNI masquerades as usual; egress-agent leaves the packet alone";
+
+fn source(verdict: Verdict, mapping: Option<&Mapping>, gateways: Option<Addr>, node: Addr) -> Option<Source> {
+    let egress = |mapping: &Mapping| Source {
+        address: mapping.other.daddr.to_ip(),
+        port: Some(mapping.other.dport()).filter(|port| *port != 0),
+        whose: "the egress IP",
+    };
+    match verdict {
+        Verdict::SnatHere => mapping.map(egress),
+        Verdict::Steered | Verdict::PassedOn => {
+            gateways.map(|address| Source { address: address.to_ip(), port: None, whose: GATEWAYS })
+        }
+        Verdict::MarkedNode | Verdict::NodeAddress => {
+            Some(Source { address: node.to_ip(), port: None, whose: "the node's address, given at the uplink" })
+        }
+        Verdict::NotSelected | Verdict::UnknownPodPassed if node != Addr::UNSPECIFIED => {
+            Some(Source { address: node.to_ip(), port: None, whose: NODES })
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_world_sees_is_said_with_what_it_depends_on() {
+        let (node, egress) = (Addr::v4([172, 18, 0, 2]), Addr::v4([172, 18, 0, 100]));
+        let seen = |verdict, node| source(verdict, None, Some(egress), node).map(|of| (of.address, of.whose));
+        for verdict in [Verdict::NotSelected, Verdict::UnknownPodPassed] {
+            let (address, whose) = seen(verdict, node).expect("it leaves");
+            assert_eq!(address, node.to_ip());
+            assert!(whose.contains("masquerades"), "{whose}");
+            assert_eq!(seen(verdict, Addr::UNSPECIFIED), None, "a family that the node has not");
+        }
+        let (address, whose) = seen(Verdict::Steered, node).expect("it is sent on");
+        assert_eq!(address, egress.to_ip());
+        assert!(whose.contains("if the gateway holds it"), "{whose}");
+        assert_eq!(seen(Verdict::NoGateway, node), None);
+    }
+}

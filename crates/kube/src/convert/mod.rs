@@ -1,0 +1,38 @@
+//! From Kubernetes objects to values of `model::view`. Pure.
+//!
+//! What cannot be read becomes a problem that is named in the value; it blocks nothing else.
+
+pub mod egress_ip;
+pub mod node;
+pub mod pod;
+pub mod service;
+
+pub use crate::convert::egress_ip::object;
+pub use crate::convert::node::{AgentFacts, agent_facts, joined, node};
+pub use crate::convert::pod::{pod, pod_key};
+pub use crate::convert::service::{service, service_key};
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+
+use egress_core::model::view::Created;
+
+/// Bytes of a line that says why something cannot be read, which may quote what a user has written.
+const MOST_OF_PROBLEM: usize = 256;
+
+/// IANA's number of a port's protocol, which is TCP where nothing is said.
+fn protocol(name: Option<&str>) -> Option<u8> {
+    match name {
+        None | Some("TCP") => Some(6),
+        Some("UDP") => Some(17),
+        Some("SCTP") => Some(132),
+        Some(_) => None,
+    }
+}
+
+fn created(meta: &ObjectMeta) -> Created {
+    meta.creation_timestamp.as_ref().map_or(Created::MAX, |time| time.0.as_second())
+}
+
+fn annotation<'a>(meta: &'a ObjectMeta, key: &str) -> Option<&'a str> {
+    meta.annotations.as_ref()?.get(key).map(String::as_str)
+}

@@ -1,0 +1,337 @@
+//! The EgressIP API, `k8s.ovn.org/v1`, and what agents say of their nodes, `egress-agent.io/v1alpha1`.
+//!
+//! `deploy/crd/crd.yaml` and `deploy/base/egressnodes.yaml` are generated from these types (`egress-agent codegen`). The schema refuses what no reader could
+//! mean: a text that is no address, a selector without an operator. Objects are watched in untyped form and converted one by
+//! one, so that one that another version of the schema let through does not hide all others; what is wrong with such an
+//! object, the controller says in its conditions.
+
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, Time};
+use kube::{CustomResource, CustomResourceExt};
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::{Deserialize, Serialize};
+
+/// EgressIP gives the pods that it selects stable source addresses towards the world outside the cluster.
+#[derive(CustomResource, Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[kube(
+    group = "k8s.ovn.org",
+    version = "v1",
+    kind = "EgressIP",
+    plural = "egressips",
+    singular = "egressip",
+    shortname = "eip",
+    status = "EgressIPStatus",
+    doc = "EgressIP gives the pods that it selects stable source addresses towards the world outside the cluster.",
+    printcolumn = r#"{"name":"EgressIPs","type":"string","jsonPath":".spec.egressIPs[*]"}"#,
+    printcolumn = r#"{"name":"Assigned Node","type":"string","jsonPath":".status.items[*].node"}"#,
+    printcolumn = r#"{"name":"Assigned EgressIPs","type":"string","jsonPath":".status.items[*].egressIP"}"#,
+    printcolumn = r#"{"name":"Selected Pods","type":"integer","jsonPath":".status.selectedPods"}"#
+)]
+#[serde(rename_all = "camelCase")]
+pub struct EgressIPSpec {
+    /// The source addresses, IPv4 or IPv6. Each is assigned to another node, and all that are assigned serve every
+    /// selected pod.
+    // An API server checks an update for what it changes alone (KEP-4008, on since Kubernetes 1.30): objects of the time
+    // before these rules stay as they are, and their status can be written.
+    #[serde(rename = "egressIPs")]
+    #[schemars(schema_with = "addresses")]
+    pub egress_ips: Vec<String>,
+    /// Selects the namespaces of the pods. An empty selector selects all namespaces.
+    #[schemars(schema_with = "label_selector")]
+    pub namespace_selector: LabelSelector,
+    /// Selects pods of those namespaces. Without it, or where it is empty, all of them are selected.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "label_selector")]
+    pub pod_selector: Option<LabelSelector>,
+}
+
+/// What the controller has decided.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct EgressIPStatus {
+    /// The assigned addresses and their nodes.
+    #[schemars(extend("x-kubernetes-list-type" = "atomic"))]
+    pub items: Vec<EgressIPStatusItem>,
+    /// Pods whose packets leave by this object, on all nodes; those that an older object serves are that one's. Counted every
+    /// few seconds.
+    // An API server of 1.36 warns of each apply where it does not know a format, and knows no unsigned ones.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("format" = "int64"))]
+    pub selected_pods: Option<u32>,
+    /// Assigned: True when every address has a node. Degraded: True when it serves, but with some of its addresses only,
+    /// or with a spec that cannot be read.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
+    pub conditions: Vec<EgressIPCondition>,
+    /// The generation of the spec that this status speaks of.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub observed_generation: Option<i64>,
+}
+
+/// One assigned address.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct EgressIPStatusItem {
+    /// The node that answers for the address.
+    pub node: String,
+    /// The address in its canonical form.
+    #[serde(rename = "egressIP")]
+    pub egress_ip: String,
+}
+
+/// One condition.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct EgressIPCondition {
+    #[serde(rename = "type")]
+    pub type_: String,
+    /// True, False or Unknown.
+    #[schemars(extend("enum" = ["True", "False", "Unknown"]))]
+    pub status: String,
+    /// One word for the cause.
+    pub reason: String,
+    /// The cause for a person.
+    pub message: String,
+    /// When the status last changed.
+    #[schemars(schema_with = "date_time")]
+    pub last_transition_time: Time,
+    /// The generation that the condition speaks of.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub observed_generation: Option<i64>,
+}
+
+/// EgressNode is what the agent of a node says of it. It has the node's name, and only that node's agent writes it.
+#[derive(CustomResource, Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[kube(
+    group = "egress-agent.io",
+    version = "v1alpha1",
+    kind = "EgressNode",
+    plural = "egressnodes",
+    singular = "egressnode",
+    shortname = "egn",
+    status = "EgressNodeStatus",
+    doc = "EgressNode is what the agent of a node says of it. It has the node's name, and only that node's agent writes it.",
+    printcolumn = r#"{"name":"Health Addresses","type":"string","jsonPath":".status.healthAddresses"}"#,
+    printcolumn = r#"{"name":"Uplink","type":"string","jsonPath":".status.uplink.mac"}"#,
+    printcolumn = r#"{"name":"Released","type":"string","jsonPath":".status.released[*].address"}"#,
+    printcolumn = r#"{"name":"Prepared","type":"string","jsonPath":".status.prepared[*].address"}"#
+)]
+pub struct EgressNodeSpec {}
+
+/// Facts of a node, and its acknowledgements of hand-overs.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct EgressNodeStatus {
+    /// The UID of the Node that this speaks of.
+    #[serde(default, rename = "nodeUID")]
+    pub node_uid: String,
+    /// The node's networks, where no CNI annotates its Node with them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub networks: Option<NodeNetworks>,
+    /// The interface by which its pods' packets leave.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub uplink: Option<NodeUplink>,
+    /// Where the agent answers health checks.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("maxItems" = 4, "x-kubernetes-list-type" = "atomic"))]
+    pub health_addresses: Option<Vec<String>>,
+    /// Egress IPs of open hand-overs that the node's kernel does not hold any more.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("maxItems" = 4096, "x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["address"]))]
+    pub released: Option<Vec<ReleasedAddress>>,
+    /// Egress IPs of open hand-overs that the node is ready to take over.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("maxItems" = 4096, "x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["address"]))]
+    pub prepared: Option<Vec<PreparedAddress>>,
+    /// The latest end of a lease without one, by its number, that the node's programs obey.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("format" = "int64"))]
+    pub bounded_lease: Option<u64>,
+}
+
+/// Networks with their prefix lengths.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct NodeNetworks {
+    /// The node's own address on its uplink, of each family.
+    #[schemars(extend("maxItems" = 2, "x-kubernetes-list-type" = "atomic"))]
+    pub primary: Vec<String>,
+    /// Every address of the node.
+    #[schemars(extend("maxItems" = 1024, "x-kubernetes-list-type" = "atomic"))]
+    pub all: Vec<String>,
+}
+
+/// What others must know of a node's uplink.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct NodeUplink {
+    /// Its link address, by which others know its answers.
+    pub mac: String,
+    /// The gateways of its routes there.
+    #[schemars(extend("maxItems" = 64, "x-kubernetes-list-type" = "atomic"))]
+    pub next_hops: Vec<String>,
+}
+
+/// One acknowledgement of the old node.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ReleasedAddress {
+    pub address: String,
+    /// The number of the hand-over.
+    #[schemars(extend("format" = "int64"))]
+    pub hand_over: u64,
+    /// The node that it passes packets for the address on to, if it does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub to: Option<String>,
+}
+
+/// One acknowledgement of the new node.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct PreparedAddress {
+    pub address: String,
+    /// The number of the hand-over.
+    #[schemars(extend("format" = "int64"))]
+    pub hand_over: u64,
+    /// The node that has or had the address.
+    pub from: String,
+    /// Every node may send here by now.
+    pub open: bool,
+}
+
+/// The manifest, as committed in `deploy/crd/crd.yaml`.
+pub fn manifest() -> Result<String, serde_yaml::Error> {
+    generated(&EgressIP::crd())
+}
+
+/// The manifest, as committed in `deploy/base/egressnodes.yaml`.
+pub fn node_manifest() -> Result<String, serde_yaml::Error> {
+    generated(&EgressNode::crd())
+}
+
+fn generated(crd: &CustomResourceDefinition) -> Result<String, serde_yaml::Error> {
+    let header = "# Generated by `cargo xtask codegen` from crates/kube/src/crd.rs.\n";
+    Ok(format!("{header}{}", serde_yaml::to_string(crd)?))
+}
+
+fn date_time(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({"type": "string", "format": "date-time"})
+}
+
+/// At most 64 addresses. The formats are those of every Kubernetes that has `apiextensions.k8s.io/v1`, other than CEL's
+/// `isIP`, which came with 1.31: an API server reads them with Go's `net.ParseIP`, which takes neither a prefix length, nor
+/// a zone, nor a number above 255 or with a leading zero.
+fn addresses(_: &mut SchemaGenerator) -> Schema {
+    // The longest form of an IPv6 address: eight groups, of which the last two are an IPv4 address.
+    const LONGEST: usize = 45;
+    json_schema!({
+        "type": "array",
+        "maxItems": 64,
+        "x-kubernetes-list-type": "atomic",
+        "items": {
+            "type": "string",
+            "maxLength": LONGEST,
+            "anyOf": [{"format": "ipv4"}, {"format": "ipv6"}],
+        },
+    })
+}
+
+/// A label selector as the API conventions define it. The rule has a bounded cost, since the list is bounded.
+fn label_selector(_: &mut SchemaGenerator) -> Schema {
+    let operators = ["In", "NotIn", "Exists", "DoesNotExist"];
+    let values_fit = "self.operator in ['In', 'NotIn'] ? has(self.values) && size(self.values) > 0 \
+                      : !has(self.values) || size(self.values) == 0";
+    json_schema!({
+        "type": "object",
+        "x-kubernetes-map-type": "atomic",
+        "properties": {
+            "matchLabels": {
+                "description": "Labels that must be there with these values.",
+                "type": "object",
+                "additionalProperties": {"type": "string"},
+            },
+            "matchExpressions": {
+                "description": "Conditions on labels, all of which must hold.",
+                "type": "array",
+                "maxItems": 64,
+                "x-kubernetes-list-type": "atomic",
+                "items": {
+                    "type": "object",
+                    "required": ["key", "operator"],
+                    "properties": {
+                        "key": {"description": "The label.", "type": "string", "minLength": 1},
+                        "operator": {"description": "How values are compared.", "type": "string", "enum": operators},
+                        "values": {
+                            "description": "For In and NotIn.",
+                            "type": "array",
+                            "items": {"type": "string"},
+                            "x-kubernetes-list-type": "atomic",
+                        },
+                    },
+                    "x-kubernetes-validations": [{
+                        "rule": values_fit,
+                        "message": "In and NotIn need values, Exists and DoesNotExist take none",
+                    }],
+                },
+            },
+        },
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_manifest_shows_what_users_know() {
+        let crd = EgressIP::crd();
+        let names = crd.spec.names;
+        assert_eq!((names.plural.as_str(), names.kind.as_str()), ("egressips", "EgressIP"));
+        assert_eq!(names.short_names.as_deref(), Some(&["eip".to_owned()][..]));
+        assert_eq!(crd.spec.scope, "Cluster");
+        let version = &crd.spec.versions[0];
+        let columns = version.additional_printer_columns.iter().flatten().map(|c| c.name.as_str());
+        assert_eq!(columns.collect::<Vec<_>>(), ["EgressIPs", "Assigned Node", "Assigned EgressIPs", "Selected Pods"]);
+        assert!(version.subresources.as_ref().is_some_and(|s| s.status.is_some()));
+    }
+
+    #[test]
+    fn the_longest_address_fits() {
+        let crd = serde_json::to_value(EgressIP::crd()).expect("serializable");
+        let schema = &crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"];
+        let most = &schema["properties"]["spec"]["properties"]["egressIPs"]["items"]["maxLength"];
+        let longest = "abcd:abcd:abcd:abcd:abcd:abcd:255.255.255.255";
+        assert!(longest.parse::<std::net::IpAddr>().is_ok());
+        assert_eq!(most.as_u64(), u64::try_from(longest.len()).ok());
+    }
+
+    #[test]
+    fn the_schema_is_structural() {
+        fn check(schema: &serde_json::Value, path: &str) {
+            let Some(schema) = schema.as_object() else { return };
+            assert!(schema.contains_key("type"), "{path} has no type");
+            for word in ["$ref", "allOf", "oneOf", "not"] {
+                assert!(!schema.contains_key(word), "{path} has {word}");
+            }
+            // What a structural schema may not say in a branch: it would change what is kept.
+            for branch in schema.get("anyOf").and_then(|any| any.as_array()).into_iter().flatten() {
+                let words = branch.as_object().into_iter().flat_map(|branch| branch.keys());
+                assert_eq!(words.collect::<Vec<_>>(), ["format"], "{path}");
+            }
+            if let Some(format) = schema.get("format").and_then(|format| format.as_str()) {
+                assert!(
+                    ["int64", "date-time"].contains(&format),
+                    "{path} has a format that Kubernetes does not know: {format}"
+                );
+            }
+            for (name, property) in schema.get("properties").and_then(|p| p.as_object()).into_iter().flatten() {
+                check(property, &format!("{path}.{name}"));
+            }
+            if let Some(items) = schema.get("items") {
+                check(items, &format!("{path}[]"));
+            }
+        }
+        for crd in [EgressIP::crd(), EgressNode::crd()] {
+            let crd = serde_json::to_value(crd).expect("serializable");
+            check(&crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"], "");
+        }
+    }
+}

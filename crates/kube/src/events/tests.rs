@@ -1,0 +1,126 @@
+use super::*;
+use crate::api_outage::Seen;
+use crate::stub::{Created, Server, until};
+
+#[tokio::test]
+async fn an_event_waits_for_a_server_that_hangs_up() {
+    let server = Server::start().await;
+    let (client, outages) = server.client();
+    let (events, delivery) = queue(client, "a", &outages);
+    let stop = CancellationToken::new();
+    let writing = tokio::spawn(delivery.run(stop.clone()));
+    server.hang_up(2);
+    let about = |name| About { name, uid: "u", pod: None };
+    events.warn(about("one"), "EgressIPConflict", "first");
+    events.warn(about("two"), "EgressIPConflict", "second");
+    // Two tries in vain, then one for each.
+    until("both are written", || server.asked("POST") == 4).await;
+    stop.cancel();
+    writing.await.expect("no panic");
+    assert_eq!(outages.seen(), Seen::default(), "what fails at events alone is no outage");
+}
+
+#[tokio::test]
+async fn what_is_there_is_not_told_again_by_an_agent_that_starts_and_is_by_one_that_runs() {
+    for (age, posts) in [(Duration::ZERO, 2), (YOUNG, 3)] {
+        let server = Server::start().await;
+        let (client, outages) = server.client();
+        let (mut events, delivery) = queue(client, "a", &outages);
+        events.since = events.since.checked_sub(age).expect("a machine that is up for longer");
+        server.creates([Created::Exists]);
+        events.warn_of_node("MapNearlyFull", "nat");
+        events.warn_of_node("MapNearlyFull", "flows");
+        drop(events);
+        delivery.run(CancellationToken::new()).await;
+        assert_eq!(server.asked("POST"), posts, "at the age of {age:?}");
+    }
+}
+
+/// How an event of an agent that has run for long is written where its tries end so; by which names.
+async fn tried(ends: impl IntoIterator<Item = Created>) -> (Result<(), String>, Vec<&'static str>) {
+    let server = Server::start().await;
+    let (client, outages) = server.client();
+    let (_events, delivery) = queue(client, "a", &outages);
+    let mut event = of_node("a", "a", ("MapNearlyFull", "nat"), Timestamp::now());
+    let by_content = name_by_content(&event);
+    event.metadata.name = Some(by_content.clone());
+    let by_time = name_by_time(&event);
+    server.creates(ends);
+    let mut told = Told { event, maybe_again: false };
+    let outcome = delivery.write(&mut told, &mut Pace::new(&outages)).await;
+    let names = server.created().into_iter().map(|body| match (body.contains(&by_content), body.contains(&by_time)) {
+        (true, false) => "content",
+        (false, true) => "time",
+        _ => panic!("{body}"),
+    });
+    (outcome, names.collect())
+}
+
+#[tokio::test]
+async fn a_name_that_is_taken_ends_a_try_where_it_can_be_ours_alone() {
+    use Created::{Exists, HangsUp};
+    assert_eq!(tried([]).await, (Ok(()), vec!["content"]));
+    assert_eq!(tried([Exists]).await, (Ok(()), vec!["content", "time"]));
+    assert_eq!(
+        tried([HangsUp, Exists]).await,
+        (Ok(()), vec!["content", "content", "time"]),
+        "the earlier one's, maybe"
+    );
+    assert_eq!(tried([Exists, HangsUp, Exists]).await, (Ok(()), vec!["content", "time", "time"]), "it has arrived");
+    let (outcome, names) = tried([HangsUp, Exists, Exists]).await;
+    assert!(outcome.is_err() && names.len() == 3, "another's: {names:?}");
+}
+
+#[tokio::test]
+async fn who_ends_writes_its_event_first() {
+    let server = Server::start().await;
+    let (client, outages) = server.client();
+    tell_of_node(client, "a", &outages, ("SecondAgent", "another one runs here")).await;
+    assert_eq!(server.asked("POST"), 1);
+}
+
+#[test]
+fn an_event_of_a_node_is_where_describe_looks_for_it() {
+    let event = of_node("node1", "node1", ("MapNearlyFull", "nat"), Timestamp::UNIX_EPOCH);
+    let regarding = event.regarding.as_ref().expect("whom it is about");
+    assert_eq!((regarding.kind.as_deref(), regarding.uid.as_deref()), (Some("Node"), Some("node1")));
+    assert_eq!((event.reporting_instance.as_deref(), event.reason.as_deref()), (Some("node1"), Some("MapNearlyFull")));
+    assert!(name_by_content(&event).starts_with("node1."));
+}
+
+#[test]
+fn long_names_are_cut_where_the_api_refuses_them() {
+    let now = Timestamp::UNIX_EPOCH + std::time::Duration::from_secs(1_700_000_000);
+    let of = |object: &str| of_node(object, object, ("MapNearlyFull", "nat"), now);
+    assert_eq!(name_by_time(&of("eip")), "eip.17979cfe362a0000");
+    for name in [name_by_time, name_by_content] {
+        assert_eq!(name(&of(&format!("{}.b", "a".repeat(251)))).len(), MAX_NAME);
+        let dotted = name(&of(&format!("{}.{}", "a".repeat(235), "b".repeat(17))));
+        assert!(dotted.starts_with(&"a".repeat(235)) && !dotted.contains(".."), "{dotted}");
+    }
+}
+
+#[test]
+fn what_says_the_same_in_an_hour_has_the_same_name() {
+    let after = |secs| Timestamp::UNIX_EPOCH + Duration::from_secs(secs);
+    let later = after(3599);
+    let one = name_by_content(&of_node("node1", "node1", ("MapNearlyFull", "nat"), Timestamp::UNIX_EPOCH));
+    assert_eq!(one, name_by_content(&of_node("node1", "node1", ("MapNearlyFull", "nat"), later)));
+    assert_ne!(
+        one,
+        name_by_content(&of_node("node1", "node1", ("MapNearlyFull", "nat"), after(3600))),
+        "in another hour"
+    );
+    let others =
+        [("node2", "MapNearlyFull", "nat"), ("node1", "PolicyInForward", "nat"), ("node1", "MapNearlyFull", "flows")];
+    for (node, reason, note) in others {
+        assert_ne!(one, name_by_content(&of_node(node, node, (reason, note), later)), "{node} {reason} {note}");
+    }
+}
+
+#[test]
+fn a_note_is_cut_between_characters() {
+    assert_eq!(cut("no\u{e9}", 3), "no");
+    assert_eq!(cut("no\u{e9}", 4), "no\u{e9}");
+    assert_eq!(cut("note", 1024), "note");
+}

@@ -1,0 +1,138 @@
+//! The leader's Lease: thin input and output around `controller::election`.
+
+use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
+use k8s_openapi::jiff::Timestamp;
+use kube::api::{Api, ObjectMeta};
+use kube::{Client, Error};
+
+use crate::post_params;
+use egress_core::leader_election::{Record, Step, Timing};
+
+pub const LEASE_NAME: &str = "egress-agent-leader";
+
+/// A Lease in a namespace, as last read.
+pub struct LeaderLease {
+    api: Api<Lease>,
+    lease: Option<Lease>,
+    /// The greatest version of it so far, and of the one before where that was greater.
+    version: u64,
+    went_back: Option<(u64, u64)>,
+}
+
+impl LeaderLease {
+    pub fn new(client: Client, namespace: &str) -> Self {
+        Self { api: Api::namespaced(client, namespace), lease: None, version: 0, went_back: None }
+    }
+
+    pub async fn read(&mut self) -> Result<Option<Record>, Error> {
+        self.lease = self.api.get_opt(LEASE_NAME).await?;
+        self.note_version();
+        Ok(self.lease.as_ref().map(record))
+    }
+
+    /// Versions of one kind only grow, also where an object is made anew, and no cache answers here. A smaller one is that of
+    /// a server whose data have been replaced by older ones.
+    fn note_version(&mut self) {
+        let version = self.lease.as_ref().and_then(|lease| lease.metadata.resource_version.as_ref()?.parse().ok());
+        let Some(version) = version else { return };
+        if version < self.version {
+            self.went_back = Some((version, self.version));
+        }
+        self.version = version;
+    }
+
+    /// The latest version, and the greater one of before, where the server has gone back since this was asked last.
+    pub fn went_back(&mut self) -> Option<(u64, u64)> {
+        self.went_back.take()
+    }
+
+    /// Writes what the step says over what was seen last; `None` when somebody else wrote in the meantime.
+    pub async fn write(&mut self, step: &Step, identity: &str, timing: Timing) -> Result<Option<Record>, Error> {
+        let now = MicroTime(Timestamp::now());
+        let known = self.lease.clone().and_then(|lease| lease.spec).unwrap_or_default();
+        let mut spec = LeaseSpec {
+            holder_identity: Some(identity.to_owned()),
+            lease_duration_seconds: i32::try_from(timing.duration.as_secs()).ok(),
+            renew_time: Some(now.clone()),
+            ..known
+        };
+        match step {
+            Step::Wait => return Ok(None),
+            Step::Renew => {}
+            Step::Create { transitions } | Step::TakeOver { transitions } => {
+                (spec.acquire_time, spec.lease_transitions) = (Some(now), Some(*transitions));
+            }
+        }
+        self.put(spec).await
+    }
+
+    /// Lets go, so that another need not wait.
+    pub async fn release(&mut self) -> Result<(), Error> {
+        let Some(spec) = self.lease.clone().and_then(|lease| lease.spec) else { return Ok(()) };
+        let spec = LeaseSpec {
+            holder_identity: Some(String::new()),
+            lease_duration_seconds: Some(1),
+            renew_time: Some(MicroTime(Timestamp::now())),
+            ..spec
+        };
+        self.put(spec).await.map(|_| ())
+    }
+
+    async fn put(&mut self, spec: LeaseSpec) -> Result<Option<Record>, Error> {
+        let written = match &self.lease {
+            // With the version that was seen last: a conflict is another writer, and so is a Lease that is gone.
+            Some(lease) => {
+                let lease = Lease { spec: Some(spec), ..lease.clone() };
+                self.api.replace(LEASE_NAME, &post_params(), &lease).await
+            }
+            None => {
+                let metadata = ObjectMeta { name: Some(LEASE_NAME.to_owned()), ..ObjectMeta::default() };
+                self.api.create(&post_params(), &Lease { metadata, spec: Some(spec) }).await
+            }
+        };
+        match written {
+            Ok(lease) => {
+                let record = record(&lease);
+                self.lease = Some(lease);
+                self.note_version();
+                Ok(Some(record))
+            }
+            Err(Error::Api(status)) if status.code == 409 || (status.code == 404 && self.lease.is_some()) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+fn record(lease: &Lease) -> Record {
+    let spec = lease.spec.clone().unwrap_or_default();
+    let text = |time: Option<MicroTime>| time.map(|time| time.0.to_string()).unwrap_or_default();
+    let seconds = u64::try_from(spec.lease_duration_seconds.unwrap_or(0)).unwrap_or(0);
+    Record {
+        holder: spec.holder_identity.unwrap_or_default(),
+        duration: std::time::Duration::from_secs(seconds),
+        renewed: text(spec.renew_time),
+        acquired: text(spec.acquire_time),
+        transitions: spec.lease_transitions.unwrap_or(0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::stub::Server;
+
+    #[tokio::test]
+    async fn a_server_that_goes_back_is_noticed_once() {
+        let mut lease = LeaderLease::new(Server::start().await.client().0, "there");
+        let mut seen = |version: Option<&str>| {
+            let metadata = ObjectMeta { resource_version: version.map(str::to_owned), ..ObjectMeta::default() };
+            lease.lease = version.map(|_| Lease { metadata, spec: None });
+            lease.note_version();
+            lease.went_back()
+        };
+        let versions = [Some("7"), Some("99"), None, Some("100"), Some("98"), Some("98"), Some("101"), Some("x")];
+        let expected = [None, None, None, None, Some((98, 100)), None, None, None];
+        assert_eq!(versions.map(&mut seen), expected);
+    }
+}

@@ -1,0 +1,279 @@
+//! The rights in `deploy/base/rbac.yaml` against the requests of this folder: none is missing, and none is there for nothing.
+//!
+//! Each request is found by the text that makes it. That the server calls it what is said here (`get_opt` is a `get`) shows in
+//! the lab, where agents have these rights and no others.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::FIELD_MANAGER;
+use egress_core::keys;
+
+const CLUSTER: &str = "";
+const OWN: &str = "egress-agent";
+/// The accounts.
+const AGENT: &str = "egress-agent";
+const CONTROLLER: &str = "egress-agent-controller";
+
+/// Group and resource, namespace, name (empty where any), verb.
+type Right = (&'static str, &'static str, &'static str, &'static str);
+
+/// A file of this folder, the text in it, how often it is there, and what is asked for by it: by an agent, and by a controller.
+type Request = (&'static str, &'static str, usize, &'static [Right], &'static [Right]);
+
+const LEDGER: &str = crate::ledger::LEDGER_NAME;
+const LEASE: &str = crate::leader_election::lease::LEASE_NAME;
+const SECRET: &str = crate::health_key::SECRET_NAME;
+const LEASES: &str = "leases.coordination.k8s.io";
+const EGRESS_NODES: &str = "egressnodes.egress-agent.io";
+const EVENTS: &[Right] = &[("events.events.k8s.io", CLUSTER, "", "create")];
+const READ_SECRET: &[Right] = &[("secrets", OWN, SECRET, "get")];
+const READ_LEASE: &[Right] = &[(LEASES, OWN, LEASE, "get")];
+const READ_LEDGER: &[Right] = &[("configmaps", OWN, LEDGER, "get")];
+
+const REQUESTS: &[Request] = &[
+    (
+        "watches.rs",
+        "watcher(api, config)",
+        1,
+        &[
+            ("nodes", CLUSTER, "", "list"),
+            ("nodes", CLUSTER, "", "watch"),
+            ("namespaces", CLUSTER, "", "list"),
+            ("namespaces", CLUSTER, "", "watch"),
+            ("services", CLUSTER, "", "list"),
+            ("services", CLUSTER, "", "watch"),
+            ("pods", CLUSTER, "", "list"),
+            ("pods", CLUSTER, "", "watch"),
+            ("egressips.k8s.ovn.org", CLUSTER, "", "list"),
+            ("egressips.k8s.ovn.org", CLUSTER, "", "watch"),
+            (EGRESS_NODES, CLUSTER, "", "list"),
+            (EGRESS_NODES, CLUSTER, "", "watch"),
+            ("configmaps", OWN, LEDGER, "list"),
+            ("configmaps", OWN, LEDGER, "watch"),
+        ],
+        &[
+            ("nodes", CLUSTER, "", "list"),
+            ("nodes", CLUSTER, "", "watch"),
+            ("services", CLUSTER, "", "list"),
+            ("services", CLUSTER, "", "watch"),
+            ("egressips.k8s.ovn.org", CLUSTER, "", "list"),
+            ("egressips.k8s.ovn.org", CLUSTER, "", "watch"),
+            (EGRESS_NODES, CLUSTER, "", "list"),
+            (EGRESS_NODES, CLUSTER, "", "watch"),
+            ("configmaps", OWN, LEDGER, "list"),
+            ("configmaps", OWN, LEDGER, "watch"),
+        ],
+    ),
+    ("node_facts.rs", "api.get_opt(place.node_name)", 1, &[("nodes", CLUSTER, "", "get")], &[]),
+    ("node_object.rs", "self.api.get_opt(&self.name)", 1, &[(EGRESS_NODES, CLUSTER, "", "get")], &[]),
+    ("node_object.rs", "self.api.create(&post_params(),", 1, &[(EGRESS_NODES, CLUSTER, "", "create")], &[]),
+    (
+        "node_object.rs",
+        "self.api.patch_status(&self.name,",
+        1,
+        &[("egressnodes.egress-agent.io/status", CLUSTER, "", "patch")],
+        &[],
+    ),
+    // With the rights of the person who types the command.
+    ("admin.rs", "self.nodes.patch(node,", 1, &[], &[]),
+    ("admin.rs", "self.nodes.get_opt(name)", 1, &[], &[]),
+    ("admin.rs", "self.egress_nodes.get_opt(name)", 1, &[], &[]),
+    ("admin.rs", "api.list(&page)", 1, &[], &[]),
+    ("pods.rs", "api.list(&one)", 1, &[("pods", CLUSTER, "", "list")], &[]),
+    ("fresh_read.rs", "api.get(&name)", 1, &[("egressips.k8s.ovn.org", CLUSTER, "", "get")], &[]),
+    ("status.rs", "self.api.patch(&object.name,", 1, &[], &[("egressips.k8s.ovn.org", CLUSTER, "", "patch")]),
+    (
+        "status.rs",
+        "self.api.patch_status(&object.name,",
+        1,
+        &[],
+        &[("egressips.k8s.ovn.org/status", CLUSTER, "", "patch")],
+    ),
+    ("leader_election/lease.rs", "self.api.get_opt(LEASE_NAME)", 1, READ_LEASE, READ_LEASE),
+    ("leader_election/lease.rs", "self.api.replace(LEASE_NAME,", 1, &[], &[(LEASES, OWN, LEASE, "update")]),
+    ("leader_election/lease.rs", "self.api.create(&post_params(),", 1, &[], &[(LEASES, OWN, "", "create")]),
+    ("ledger.rs", "self.api.get_opt(LEDGER_NAME)", 1, READ_LEDGER, READ_LEDGER),
+    ("ledger.rs", "self.api.replace(LEDGER_NAME,", 1, &[], &[("configmaps", OWN, LEDGER, "update")]),
+    ("ledger.rs", "self.api.create(&post_params(),", 1, &[], &[("configmaps", OWN, "", "create")]),
+    ("health_key.rs", "self.api.get_opt(SECRET_NAME)", 2, READ_SECRET, READ_SECRET),
+    ("health_key.rs", "self.api.create(&post_params(),", 1, &[], &[("secrets", OWN, "", "create")]),
+    ("events/mod.rs", "api.create(&params,", 1, EVENTS, EVENTS),
+];
+
+/// Whatever of kube's API makes a request, behind the name of a handle.
+const VERBS: &str = "get|get_opt|get_metadata|get_status|get_scale|list|list_metadata|watch|watch_metadata|create|patch\
+                     |patch_status|patch_metadata|patch_subresource|replace|replace_status|replace_subresource|delete\
+                     |delete_collection|create_subresource|evict|exec|logs";
+
+fn source(file: &str) -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("src").join(file);
+    let text = fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    // What tests ask for needs no rights.
+    text.split("#[cfg(test)]\nmod tests").next().unwrap_or_default().to_owned()
+}
+
+/// The sources of all crates without tests and this file, by their paths below the repository.
+fn sources() -> Vec<String> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let crates = ["core", "datapath", "kube", "supervise"].map(|name| root.join("crates").join(name).join("src"));
+    let (mut found, mut folders) = (Vec::new(), Vec::from(crates));
+    folders.push(root.join("egress-agent/src"));
+    while let Some(folder) = folders.pop() {
+        let entries = fs::read_dir(&folder).expect("a folder").map(|entry| entry.expect("an entry").path());
+        let (below, files): (Vec<PathBuf>, Vec<PathBuf>) = entries.partition(|path| path.is_dir());
+        folders.extend(below);
+        let is_test = |path: &PathBuf| path.ends_with("kube/src/rights.rs") || path.ends_with("tests.rs");
+        found.extend(files.into_iter().filter(|path| !is_test(path)));
+    }
+    let relative = |path: PathBuf| path.strip_prefix(&root).expect("below it").display().to_string();
+    found.into_iter().map(relative).collect()
+}
+
+/// The sources of this crate, by their paths in it.
+fn own_sources() -> Vec<String> {
+    sources().iter().filter_map(|file| Some(file.strip_prefix("crates/kube/src/")?.to_owned())).collect()
+}
+
+/// The account, group and resource, namespace, name, verb.
+type Granted = (String, String, String, String, String);
+
+/// As the manifest grants them. Roles have the names of their accounts.
+fn granted() -> BTreeSet<Granted> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/base/rbac.yaml");
+    let text = fs::read_to_string(path).expect("the manifest");
+    let list = |value: &Value| -> Vec<String> {
+        let items = value.as_array().into_iter().flatten();
+        items.map(|item| item.as_str().expect("a string").to_owned()).collect()
+    };
+    let mut granted = BTreeSet::new();
+    for document in serde_yaml::Deserializer::from_str(&text) {
+        let object = Value::deserialize(document).expect("YAML");
+        let namespace = object["metadata"]["namespace"].as_str().unwrap_or(CLUSTER);
+        let account = object["metadata"]["name"].as_str().expect("a name");
+        for subject in object["subjects"].as_array().into_iter().flatten() {
+            assert_eq!((&subject["name"], &object["roleRef"]["name"]), (&account.into(), &account.into()));
+        }
+        for rule in object["rules"].as_array().into_iter().flatten() {
+            let mut names = list(&rule["resourceNames"]);
+            if names.is_empty() {
+                names.push(String::new());
+            }
+            for group in list(&rule["apiGroups"]) {
+                for resource in list(&rule["resources"]) {
+                    let what = match (group.as_str(), resource.split_once('/')) {
+                        ("", _) => resource.clone(),
+                        (_, None) => format!("{resource}.{group}"),
+                        (_, Some((kind, below))) => format!("{kind}.{group}/{below}"),
+                    };
+                    for name in &names {
+                        for verb in list(&rule["verbs"]) {
+                            let account = account.to_owned();
+                            granted.insert((account, what.clone(), namespace.to_owned(), name.clone(), verb));
+                        }
+                    }
+                }
+            }
+        }
+    }
+    granted
+}
+
+#[test]
+fn the_manifest_grants_what_is_asked_for_and_nothing_else() {
+    let asked: BTreeSet<Granted> = REQUESTS
+        .iter()
+        .flat_map(|(_, _, _, agent, controller)| [(AGENT, *agent), (CONTROLLER, *controller)])
+        .flat_map(|(account, rights)| rights.iter().map(move |right| (account, *right)))
+        .map(|(account, (what, namespace, name, verb))| {
+            (account.into(), what.into(), namespace.into(), name.into(), verb.into())
+        })
+        .collect();
+    let granted = granted();
+    let missing: Vec<_> = asked.difference(&granted).collect();
+    let needless: Vec<_> = granted.difference(&asked).collect();
+    assert!(missing.is_empty() && needless.is_empty(), "missing: {missing:?}, for nothing: {needless:?}");
+}
+
+#[test]
+fn every_request_of_the_sources_is_known() {
+    let mut by_file: BTreeMap<&str, usize> = BTreeMap::new();
+    for (file, text, times, ..) in REQUESTS {
+        assert_eq!(source(file).matches(text).count(), *times, "{file}: {text}");
+        *by_file.entry(file).or_default() += times;
+    }
+    let handles = ["api", "nodes", "objects"];
+    let calls: Vec<String> =
+        handles.iter().flat_map(|handle| VERBS.split('|').map(move |verb| format!("{handle}.{verb}("))).collect();
+    let others = ["watcher(api", "metadata_watcher(", "reflector(", "client.request"];
+    for file in &own_sources() {
+        let text = source(file);
+        let found =
+            calls.iter().map(String::as_str).chain(others).map(|call| text.matches(call).count()).sum::<usize>();
+        let known = by_file.get(file.as_str()).copied().unwrap_or_default();
+        assert_eq!(found, known, "{file} makes requests that stand in no rule");
+    }
+}
+
+#[test]
+fn requests_are_made_in_this_folder_alone() {
+    for file in sources().iter().filter(|file| !file.starts_with("crates/kube/")) {
+        let text = source(&format!("../../../{file}"));
+        for name in ["Api::all", "Api::namespaced", "Api::default_namespaced", "watcher("] {
+            assert!(!text.contains(name), "{file}: {name}");
+        }
+    }
+}
+
+#[test]
+fn each_rule_names_the_code_that_needs_it() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/base/rbac.yaml");
+    let text = fs::read_to_string(path).expect("the manifest");
+    let (mut comment, mut rules) = (String::new(), 0);
+    let mut named = BTreeSet::new();
+    for line in text.lines() {
+        if let Some(words) = line.strip_prefix('#') {
+            comment += words;
+        } else {
+            if line.starts_with("- apiGroups") {
+                let files =
+                    REQUESTS.iter().map(|(file, ..)| *file).filter(|file| comment.contains(&format!("kube/{file}")));
+                let files: Vec<&str> = files.collect();
+                assert!(!files.is_empty(), "rule {rules} names no code: {comment}");
+                named.extend(files);
+                rules += 1;
+            }
+            comment.clear();
+        }
+    }
+    let granted = REQUESTS.iter().filter(|(.., agent, controller)| !agent.is_empty() || !controller.is_empty());
+    let all: BTreeSet<&str> = granted.map(|(file, ..)| *file).collect();
+    assert_eq!(named, all);
+}
+
+#[test]
+fn the_policies_name_the_keys_and_objects_that_are_written() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/base/admission.yaml");
+    let text = fs::read_to_string(path).expect("the manifest");
+    let lines = || text.lines().filter(|line| !line.trim_start().starts_with('#'));
+    let quoted: BTreeSet<&str> = lines().flat_map(|line| line.split('\'').skip(1).step_by(2)).collect();
+    let keys: BTreeSet<&str> = quoted.iter().copied().filter(|word| word.starts_with("k8s.ovn.org/")).collect();
+    assert_eq!(keys, [keys::EGRESS_ID, keys::NO_ELIGIBLE_NODE].into());
+    for word in [LEASE, LEDGER, SECRET, FIELD_MANAGER, "EgressIP"] {
+        assert!(quoted.contains(word), "{word} is not among {quoted:?}");
+    }
+    let conditions = lines().filter(|line| line.contains("request.userInfo.username")).count();
+    let of = |account: &str| {
+        text.matches(&format!("request.userInfo.username == 'system:serviceaccount:{OWN}:{account}'")).count()
+    };
+    assert_eq!(of(AGENT) + of(CONTROLLER), conditions);
+    assert_eq!(
+        text.matches("kind: ValidatingAdmissionPolicy\n").count(),
+        conditions,
+        "each policy is for agents or for controllers"
+    );
+}

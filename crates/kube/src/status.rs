@@ -1,0 +1,407 @@
+//! What the leader writes into an EgressIP object.
+//!
+//! Two JSON patches, each guarded by `test` on UID and resource version: first the annotations (the egress ID, and the
+//! fact that no node can host any address), then the status. In this order, because agents act on the status and need
+//! the number for it, and because a fact that no longer holds must be gone before anything else changes.
+//!
+//! Only what is ours is touched, and nothing that is as it should be. Whether the CRD has a status subresource, and
+//! whether it keeps conditions, shows in the server's answers: OVN-Kubernetes' CRD has neither.
+
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use k8s_openapi::jiff::Timestamp;
+use kube::api::{Api, DynamicObject, Patch, PatchParams};
+use kube::core::Status;
+use kube::{Client, Error};
+use serde_json::{Value, json};
+
+use crate::error_text::Causes;
+use crate::{FIELD_MANAGER, convert, watches};
+use egress_core::keys;
+use egress_core::model::state::EgressId;
+use egress_core::model::view::{EgressObject, Item};
+use egress_core::status::conditions::{ASSIGNED, Statement};
+
+/// What the object should say.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Wanted {
+    pub id: EgressId,
+    /// The addresses, when no node can host any of them.
+    pub no_eligible_node: Option<Vec<IpAddr>>,
+    pub items: Vec<Item>,
+    /// `None` while it is not known.
+    pub selected_pods: Option<u32>,
+    pub conditions: Vec<Statement>,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum WriteError {
+    /// Somebody else wrote meanwhile, or the object is gone: look again.
+    #[error("the object has changed meanwhile")]
+    Stale,
+    #[error("the API server does not answer")]
+    Silence,
+    #[error("{}", Causes(.0))]
+    Api(Error),
+    #[error("the patch cannot be expressed: {0}")]
+    Patch(#[from] serde_json::Error),
+}
+
+impl From<Error> for WriteError {
+    fn from(error: Error) -> Self {
+        Self::Api(error)
+    }
+}
+
+impl WriteError {
+    /// The server's number for its refusal; zero where there is none.
+    pub fn code(&self) -> u16 {
+        match self {
+            Self::Api(Error::Api(status)) => status.code,
+            _ => 0,
+        }
+    }
+}
+
+/// Writes to EgressIP objects, and learns what their CRD has.
+pub struct StatusWriter {
+    api: Api<DynamicObject>,
+    subresource: AtomicBool,
+    conditions: AtomicBool,
+    /// It keeps the number of selected pods: one of an older version does not.
+    counts: AtomicBool,
+}
+
+impl StatusWriter {
+    pub fn new(client: Client) -> Self {
+        let api = Api::all_with(client, &watches::egressip_resource());
+        Self {
+            api,
+            subresource: AtomicBool::new(true),
+            conditions: AtomicBool::new(true),
+            counts: AtomicBool::new(true),
+        }
+    }
+
+    /// Is nothing to be written?
+    pub fn is_right(&self, object: &EgressObject, wanted: &Wanted) -> bool {
+        annotation_ops(object, wanted).is_empty() && self.status_ops(object, wanted).is_empty()
+    }
+
+    /// Makes the object say what it should. Returns it as the server has it then.
+    pub async fn write(&self, object: &EgressObject, wanted: &Wanted) -> Result<EgressObject, WriteError> {
+        let mut object = object.clone();
+        let ops = annotation_ops(&object, wanted);
+        if !ops.is_empty() {
+            object = self.patch(&object, ops, false).await?;
+        }
+        let ops = self.status_ops(&object, wanted);
+        if ops.is_empty() {
+            return Ok(object);
+        }
+        if !self.subresource.load(Ordering::Relaxed) {
+            let answer = self.patch(&object, ops, false).await?;
+            // A CRD with the subresource ignores the status of a plain write.
+            self.subresource.store(answer.items != wanted.items, Ordering::Relaxed);
+            return Ok(answer);
+        }
+        match self.patch(&object, ops, true).await {
+            Err(WriteError::Api(Error::Api(status))) if status.code == 404 => {
+                // No such object, or no such subresource: the plain road tells them apart.
+                self.without_subresource(&object, wanted).await
+            }
+            answer => {
+                let answer = answer?;
+                self.conditions.store(answer.conditions.get(ASSIGNED).is_some(), Ordering::Relaxed);
+                if wanted.selected_pods.is_some() {
+                    self.counts.store(answer.selected_pods == wanted.selected_pods, Ordering::Relaxed);
+                }
+                Ok(answer)
+            }
+        }
+    }
+
+    async fn without_subresource(&self, object: &EgressObject, wanted: &Wanted) -> Result<EgressObject, WriteError> {
+        let answer = match self.patch(object, item_ops(object, wanted), false).await {
+            Err(WriteError::Api(Error::Api(status))) if status.code == 404 => return Err(WriteError::Stale),
+            answer => answer?,
+        };
+        self.subresource.store(false, Ordering::Relaxed);
+        Ok(answer)
+    }
+
+    fn status_ops(&self, object: &EgressObject, wanted: &Wanted) -> Vec<Value> {
+        let subresource = self.subresource.load(Ordering::Relaxed);
+        if subresource && self.conditions.load(Ordering::Relaxed) {
+            let counted = wanted.selected_pods.filter(|_| self.counts.load(Ordering::Relaxed));
+            status_ops(object, wanted, counted, &Timestamp::now())
+        } else if object.items == wanted.items && object.has_items {
+            Vec::new()
+        } else {
+            item_ops(object, wanted)
+        }
+    }
+
+    async fn patch(&self, object: &EgressObject, ops: Vec<Value>, status: bool) -> Result<EgressObject, WriteError> {
+        let patch = Patch::Json::<()>(serde_json::from_value(Value::Array(guarded(object, ops)))?);
+        let params = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
+        let answer = if status {
+            self.api.patch_status(&object.name, &params, &patch).await
+        } else {
+            self.api.patch(&object.name, &params, &patch).await
+        };
+        match answer {
+            Ok(answer) => Ok(convert::object(&answer)),
+            Err(Error::Api(status)) if is_stale(&status) => {
+                tracing::debug!(egressip = object.name, message = status.message, "a guarded write was refused");
+                Err(WriteError::Stale)
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+/// Only of the object as it was read, and of no other with its name.
+fn guarded(object: &EgressObject, ops: Vec<Value>) -> Vec<Value> {
+    let mut guarded = vec![
+        json!({"op": "test", "path": "/metadata/uid", "value": object.uid}),
+        json!({"op": "test", "path": "/metadata/resourceVersion", "value": object.resource_version}),
+    ];
+    guarded.extend(ops);
+    guarded
+}
+
+/// A conflict, or a `test` that failed. A refusal of what was written has the same code as the latter, and names causes:
+/// that is no news of another writer, and trying again would hide it.
+fn is_stale(status: &Status) -> bool {
+    let names_causes = status.details.as_ref().is_some_and(|details| !details.causes.is_empty());
+    status.code == 409 || (status.code == 422 && !names_causes)
+}
+
+fn annotation_ops(object: &EgressObject, wanted: &Wanted) -> Vec<Value> {
+    let mut changes = Vec::new();
+    if object.id != Some(wanted.id) {
+        changes.push((keys::EGRESS_ID, wanted.id.0.to_string()));
+    }
+    let judged = wanted.no_eligible_node.as_ref().map(|addresses| addresses.iter().copied().collect());
+    if object.no_eligible_node != judged
+        && let Some(addresses) = &wanted.no_eligible_node
+    {
+        let texts: Vec<String> = addresses.iter().map(IpAddr::to_string).collect();
+        changes.push((keys::NO_ELIGIBLE_NODE, texts.join(",")));
+    }
+    let mut ops: Vec<Value> = if object.has_annotations {
+        let path = |key: &str| format!("/metadata/annotations/{}", escape(key));
+        changes.iter().map(|(key, value)| json!({"op": "add", "path": path(key), "value": value})).collect()
+    } else if changes.is_empty() {
+        Vec::new()
+    } else {
+        let map: serde_json::Map<String, Value> = changes.into_iter().map(|(k, v)| (k.to_owned(), v.into())).collect();
+        vec![json!({"op": "add", "path": "/metadata/annotations", "value": map})]
+    };
+    if object.no_eligible_node.is_some() && judged.is_none() {
+        let path = format!("/metadata/annotations/{}", escape(keys::NO_ELIGIBLE_NODE));
+        ops.push(json!({"op": "remove", "path": path}));
+    }
+    ops
+}
+
+fn item_ops(object: &EgressObject, wanted: &Wanted) -> Vec<Value> {
+    let items = items(wanted);
+    if object.has_status {
+        vec![json!({"op": "add", "path": "/status/items", "value": items})]
+    } else {
+        vec![json!({"op": "add", "path": "/status", "value": {"items": items}})]
+    }
+}
+
+fn items(wanted: &Wanted) -> Vec<Value> {
+    wanted.items.iter().map(|item| json!({"node": item.node, "egressIP": item.egress_ip})).collect()
+}
+
+fn status_ops(object: &EgressObject, wanted: &Wanted, counted: Option<u32>, now: &Timestamp) -> Vec<Value> {
+    let value = |statement: &Statement| condition(object, statement, now);
+    if !object.has_status {
+        let conditions: Vec<Value> = wanted.conditions.iter().map(value).collect();
+        let mut status = json!({
+            "items": items(wanted), "conditions": conditions, "observedGeneration": object.generation
+        });
+        counted.into_iter().for_each(|count| status["selectedPods"] = count.into());
+        return vec![json!({"op": "add", "path": "/status", "value": status})];
+    }
+    let mut ops = Vec::new();
+    if object.items != wanted.items || !object.has_items {
+        ops.extend(item_ops(object, wanted));
+    }
+    if let Some(count) = counted.filter(|count| object.selected_pods != Some(*count)) {
+        ops.push(json!({"op": "add", "path": "/status/selectedPods", "value": count}));
+    }
+    let mut conditions = Vec::new();
+    for statement in wanted.conditions.iter().filter(|statement| !statement.is_said(object)) {
+        let value = value(statement);
+        conditions.push(match object.conditions.get(statement.kind) {
+            Some((index, _)) => json!({"op": "replace", "path": format!("/status/conditions/{index}"), "value": value}),
+            None => json!({"op": "add", "path": "/status/conditions/-", "value": value}),
+        });
+    }
+    if conditions.is_empty() {
+        return ops;
+    }
+    if !object.conditions.listed {
+        ops.push(json!({"op": "add", "path": "/status/conditions", "value": []}));
+    }
+    ops.extend(conditions);
+    ops.push(json!({"op": "add", "path": "/status/observedGeneration", "value": object.generation}));
+    ops
+}
+
+fn condition(object: &EgressObject, wanted: &Statement, now: &Timestamp) -> Value {
+    // The time of the last change of the status, not of the last write.
+    let since = match object.conditions.get(wanted.kind) {
+        Some((_, found)) if found.status == wanted.status && !found.last_transition.is_empty() => {
+            found.last_transition.clone()
+        }
+        _ => now.strftime("%Y-%m-%dT%H:%M:%SZ").to_string(),
+    };
+    let mut value = json!({
+        "type": wanted.kind,
+        "status": if wanted.status { "True" } else { "False" },
+        "reason": wanted.reason,
+        "message": wanted.message,
+        "lastTransitionTime": since,
+    });
+    if let Some(generation) = object.generation {
+        value["observedGeneration"] = generation.into();
+    }
+    value
+}
+
+/// RFC 6901: `~` and `/` inside a reference token.
+fn escape(key: &str) -> String {
+    key.replace('~', "~0").replace('/', "~1")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use egress_core::status::conditions::DEGRADED;
+
+    fn object(value: Value) -> EgressObject {
+        convert::object(&serde_json::from_value(value).expect("an object"))
+    }
+
+    fn said(kind: &'static str, status: bool, reason: &'static str, message: &str) -> Statement {
+        Statement { kind, status, reason, message: message.into() }
+    }
+
+    fn wanted() -> Wanted {
+        Wanted {
+            id: EgressId(3),
+            no_eligible_node: None,
+            items: vec![Item { node: "n1".into(), egress_ip: "172.18.0.100".into() }],
+            selected_pods: Some(2),
+            conditions: vec![
+                said(ASSIGNED, true, "Assigned", "every egress IP has a node"),
+                said(DEGRADED, false, "AllAssigned", "every egress IP has a node"),
+            ],
+        }
+    }
+
+    const SPEC: &str = r#"{"egressIPs": ["172.18.0.100"], "namespaceSelector": {}}"#;
+
+    fn with(metadata: Value, status: Value) -> EgressObject {
+        let spec: Value = serde_json::from_str(SPEC).expect("a literal");
+        object(json!({"metadata": metadata, "spec": spec, "status": status}))
+    }
+
+    #[test]
+    fn a_fresh_object_gets_the_whole_map_and_the_whole_status() {
+        let fresh = with(json!({"name": "a", "generation": 1}), Value::Null);
+        let ops = annotation_ops(&fresh, &wanted());
+        let map = json!({"k8s.ovn.org/egressip-tunnel-id": "3"});
+        assert_eq!(ops, [json!({"op": "add", "path": "/metadata/annotations", "value": map})]);
+        let ops = status_ops(&fresh, &wanted(), Some(2), &Timestamp::UNIX_EPOCH);
+        assert_eq!(ops[0]["path"], "/status");
+        assert_eq!(ops[0]["value"]["conditions"][0]["lastTransitionTime"], "1970-01-01T00:00:00Z");
+        assert_eq!(ops[0]["value"]["conditions"][1]["type"], "Degraded");
+        assert_eq!(ops[0]["value"]["observedGeneration"], 1);
+        assert_eq!(ops[0]["value"]["selectedPods"], 2);
+    }
+
+    #[test]
+    fn a_refused_status_is_no_stale_write() {
+        let answer = |code: u16, details: Value| -> Status {
+            serde_json::from_value(json!({"status": "Failure", "code": code, "reason": "x", "details": details}))
+                .expect("a status")
+        };
+        assert!(is_stale(&answer(409, json!({}))));
+        assert!(is_stale(&answer(422, json!({"name": "a"}))), "a failed test");
+        let causes = json!({"causes": [{"field": "status.items", "reason": "FieldValueInvalid", "message": "m"}]});
+        assert!(!is_stale(&answer(422, causes)), "a schema's refusal");
+        assert!(!is_stale(&answer(403, json!({}))));
+    }
+
+    #[test]
+    fn annotations_of_others_are_not_touched() {
+        let mine =
+            with(json!({"name": "a", "annotations": {"team": "x", keys::NO_ELIGIBLE_NODE: "1.2.3.4"}}), json!({}));
+        let ops = annotation_ops(&mine, &wanted());
+        let paths: Vec<&str> = ops.iter().filter_map(|op| op["path"].as_str()).collect();
+        assert_eq!(
+            paths,
+            [
+                "/metadata/annotations/k8s.ovn.org~1egressip-tunnel-id",
+                "/metadata/annotations/k8s.ovn.org~1egressip-no-eligible-node"
+            ]
+        );
+        assert_eq!(ops[1]["op"], "remove");
+    }
+
+    #[test]
+    fn nothing_is_written_when_nothing_changed_and_conditions_of_others_stay() {
+        let condition = json!({
+            "type": "Assigned", "status": "True", "reason": "Assigned", "message": "every egress IP has a node",
+            "observedGeneration": 1, "lastTransitionTime": "2024-01-01T00:00:00Z"
+        });
+        let item = json!({"node": "n1", "egressIP": "172.18.0.100"});
+        let meta = json!({"name": "a", "generation": 1, "annotations": {keys::EGRESS_ID: "3"}});
+        let degraded = json!({
+            "type": "Degraded", "status": "False", "reason": "AllAssigned", "message": "every egress IP has a node",
+            "observedGeneration": 1, "lastTransitionTime": "2024-01-01T00:00:00Z"
+        });
+        let status = json!({"items": [item], "conditions": [{"type": "Other"}, condition, degraded]});
+        let right = with(meta.clone(), status);
+        assert_eq!(annotation_ops(&right, &wanted()), Vec::<Value>::new());
+        assert_eq!(status_ops(&right, &wanted(), None, &Timestamp::UNIX_EPOCH), Vec::<Value>::new());
+
+        let count = json!({"op": "add", "path": "/status/selectedPods", "value": 2});
+        assert_eq!(status_ops(&right, &wanted(), Some(2), &Timestamp::UNIX_EPOCH), [count]);
+        let counted = EgressObject { selected_pods: Some(2), ..right.clone() };
+        assert_eq!(status_ops(&counted, &wanted(), Some(2), &Timestamp::UNIX_EPOCH), Vec::<Value>::new());
+
+        let newer = EgressObject { generation: Some(2), ..right };
+        let ops = status_ops(&newer, &wanted(), None, &Timestamp::UNIX_EPOCH);
+        let paths: Vec<&str> = ops.iter().filter_map(|op| op["path"].as_str()).collect();
+        assert_eq!(paths, ["/status/conditions/1", "/status/conditions/2", "/status/observedGeneration"]);
+        assert_eq!((&ops[0]["op"], &ops[0]["value"]["type"]), (&json!("replace"), &json!("Assigned")));
+        assert_eq!(ops[0]["value"]["lastTransitionTime"], "2024-01-01T00:00:00Z");
+
+        // A condition that turns has turned now.
+        let turned = Timestamp::from_second(1_700_000_000).expect("a time");
+        let mut wanted_otherwise = wanted();
+        wanted_otherwise.conditions.iter_mut().for_each(|statement| statement.status = !statement.status);
+        let ops = status_ops(&newer, &wanted_otherwise, None, &turned);
+        assert_eq!(ops[0]["value"]["lastTransitionTime"], "2023-11-14T22:13:20Z");
+
+        let guards = guarded(&newer, Vec::new());
+        let versions: Vec<&Value> = guards.iter().filter(|op| op["op"] == "test").map(|op| &op["path"]).collect();
+        assert_eq!(versions, ["/metadata/uid", "/metadata/resourceVersion"]);
+
+        // As an older agent left it.
+        let older = with(meta, json!({"items": [item], "conditions": [{"type": "Other"}, condition]}));
+        let ops = status_ops(&older, &wanted(), None, &Timestamp::UNIX_EPOCH);
+        assert_eq!((&ops[0]["op"], &ops[0]["path"]), (&json!("add"), &json!("/status/conditions/-")));
+        assert_eq!((&ops[0]["value"]["type"], ops.len()), (&json!("Degraded"), 2));
+    }
+}

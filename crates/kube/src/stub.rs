@@ -1,0 +1,147 @@
+//! An API server of few words, for tests of what is done when it does not answer.
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use kube::{Client, Config};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+
+use crate::api_outage::Outages;
+use crate::client::client;
+
+/// Answers lists and writes, holds watches open for ever, says nothing at all to whoever asks for something named
+/// `silence`, is `busy`, has nothing that is `absent`, has a newer version than whoever writes in the `past`, hangs up on as
+/// many as it has been told to, and deals with those who create something as it has been told to.
+pub struct Server {
+    address: SocketAddr,
+    state: Arc<Mutex<State>>,
+}
+
+#[derive(Default)]
+struct State {
+    asked: Vec<String>,
+    hang_up: usize,
+    creates: VecDeque<Created>,
+    /// What was sent to be created.
+    created: Vec<String>,
+}
+
+/// What becomes of a request to create something.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Created {
+    /// There is one of that name.
+    Exists,
+    /// No answer but the end of the connection.
+    HangsUp,
+}
+
+/// What is `slow` is answered behind this time.
+const SLOW: Duration = Duration::from_millis(1500);
+const OBJECT: &str = r#"{"kind":"ConfigMap","apiVersion":"v1","metadata":{"resourceVersion":"7"}}"#;
+const EGRESS_IP: &str = r#"{"kind":"EgressIP","apiVersion":"k8s.ovn.org/v1","metadata":{"name":"slow"},
+"status":{"items":[{"node":"a","egressIP":"10.0.0.1"}]}}"#;
+const LIST: &str = r#"{"kind":"ConfigMapList","apiVersion":"v1","metadata":{"resourceVersion":"7"},"items":[]}"#;
+
+impl Server {
+    pub async fn start() -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("loopback has ports");
+        let (address, state) = (listener.local_addr().expect("bound"), Arc::default());
+        let server = Self { address, state: Arc::clone(&state) };
+        tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                tokio::spawn(answer(stream, Arc::clone(&state)));
+            }
+        });
+        server
+    }
+
+    pub fn client(&self) -> (Client, Outages) {
+        client(Config::new(format!("http://{}", self.address).parse().expect("an address"))).expect("a client")
+    }
+
+    /// How often something was asked.
+    pub fn asked(&self, what: &str) -> usize {
+        self.state.lock().expect("not poisoned").asked.iter().filter(|line| line.contains(what)).count()
+    }
+
+    /// As many requests from now on get no answer but the end of their connection.
+    pub fn hang_up(&self, times: usize) {
+        self.state.lock().expect("not poisoned").hang_up = times;
+    }
+
+    /// What becomes of the next requests to create something; those behind them are granted.
+    pub fn creates(&self, each: impl IntoIterator<Item = Created>) {
+        self.state.lock().expect("not poisoned").creates = each.into_iter().collect();
+    }
+
+    /// What was sent to be created, granted or not.
+    pub fn created(&self) -> Vec<String> {
+        self.state.lock().expect("not poisoned").created.clone()
+    }
+}
+
+async fn answer(mut stream: TcpStream, state: Arc<Mutex<State>>) {
+    let mut buffer = [0; 4096];
+    while let Ok(length @ 1..) = stream.read(&mut buffer).await {
+        let request = String::from_utf8_lossy(&buffer[..length]).into_owned();
+        let line = request.lines().next().unwrap_or_default().to_owned();
+        let is_slow = line.contains("slow");
+        let end = line.starts_with("POST").then(|| {
+            let mut state = state.lock().expect("not poisoned");
+            state.created.push(request);
+            state.creates.pop_front()
+        });
+        let end = end.flatten();
+        let text = if end == Some(Created::Exists) {
+            "HTTP/1.1 409 Conflict\r\nContent-Length: 0\r\n\r\n".to_owned()
+        } else if line.contains("watch=true") {
+            "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n".to_owned()
+        } else if line.contains("silence") {
+            String::new()
+        } else if line.contains("busy") {
+            "HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n".to_owned()
+        } else if line.contains("past") && line.starts_with("PUT") {
+            "HTTP/1.1 409 Conflict\r\nContent-Length: 0\r\n\r\n".to_owned()
+        } else if line.contains("absent") {
+            "HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n".to_owned()
+        } else {
+            let body = match &line {
+                line if line.starts_with("POST") => "{}",
+                line if line.contains("configmaps/") => OBJECT,
+                line if line.contains("egressips/") => EGRESS_IP,
+                _ => LIST,
+            };
+            format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{body}", body.len())
+        };
+        {
+            let mut state = state.lock().expect("not poisoned");
+            state.asked.push(line);
+            if end == Some(Created::HangsUp) {
+                return;
+            }
+            if state.hang_up > 0 {
+                state.hang_up -= 1;
+                return;
+            }
+        }
+        if is_slow {
+            tokio::time::sleep(SLOW).await;
+        }
+        if stream.write_all(text.as_bytes()).await.is_err() {
+            return;
+        }
+    }
+}
+
+pub async fn until(what: &str, is_so: impl Fn() -> bool) {
+    for _ in 0..500 {
+        if is_so() {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    panic!("{what}: not within 5 s");
+}

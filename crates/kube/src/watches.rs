@@ -1,0 +1,337 @@
+//! Seven watches of an agent, five of a controller, each as one stream of changes.
+//!
+//! kube's watcher lists, watches and lists again when it must; its errors are told to `outage`, and it is tried again at the
+//! pace of `pace`. A list arrives as a whole (`Replaced`), so that what went away while nobody watched is known to be gone.
+//! Objects are converted as they arrive and nothing else of them is kept.
+
+use std::collections::BTreeMap;
+use std::fmt::Debug;
+use std::sync::Arc;
+
+use futures::{Stream, StreamExt, stream};
+use ipnet::IpNet;
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Node, Pod, Service};
+use kube::api::{Api, ApiResource, DynamicObject};
+use kube::core::PartialObjectMeta;
+use kube::runtime::watcher::{self, Event, watcher};
+use kube::{Client, Resource, ResourceExt};
+use serde::de::DeserializeOwned;
+use tokio::sync::watch;
+use tracing::{debug, warn};
+
+use crate::api_outage::{Outages, is_absence_code};
+use crate::backoff::{paced, spread};
+use crate::convert::AgentFacts;
+use crate::error_text::Causes;
+use crate::ledger::{self, Broken};
+use crate::{convert, crd};
+use egress_core::model::view::{self, Change, Ledger, Update};
+
+/// Seconds until a watch is begun anew where it was: also what it takes to notice that the server is silently gone.
+const WATCH_SECONDS: u32 = 60;
+
+/// The kind EgressIP, untyped.
+pub fn egressip_resource() -> ApiResource {
+    ApiResource::erase::<crd::EgressIP>(&())
+}
+
+/// The kind EgressNode, untyped: one object that another version of the schema let through does not hide all others.
+pub fn egress_node_resource() -> ApiResource {
+    ApiResource::erase::<crd::EgressNode>(&())
+}
+
+/// All that a node's agent must know of the cluster, for ever.
+pub fn for_agent(
+    client: &Client,
+    (namespace, node_name): (&str, &str),
+    service_networks: &[IpNet],
+    outages: &Outages,
+) -> impl Stream<Item = Change> + Send + use<> {
+    let namespaces: Api<PartialObjectMeta<Namespace>> = Api::all(client.clone());
+    let pods: Api<Pod> = Api::all(client.clone());
+    let own_pods = config().fields(&format!("spec.nodeName={node_name}"));
+    let namespaces =
+        updates(("namespaces", outages.clone()), namespaces, config(), ResourceExt::name_any, |namespace| {
+            namespace.metadata.labels.clone().unwrap_or_default()
+        });
+    let pods = updates(("pods", outages.clone()), pods, own_pods, convert::pod_key, convert::pod);
+    stream::select_all([
+        for_controller(client, namespace, service_networks, outages).boxed(),
+        namespaces.map(Change::Namespaces).boxed(),
+        pods.map(Change::Pods).boxed(),
+    ])
+}
+
+/// What a controller must know: whose pods come and go is nothing to it.
+pub fn for_controller(
+    client: &Client,
+    namespace: &str,
+    service_networks: &[IpNet],
+    outages: &Outages,
+) -> impl Stream<Item = Change> + Send + use<> {
+    let objects: Api<DynamicObject> = Api::all_with(client.clone(), &egressip_resource());
+    let services: Api<Service> = Api::all(client.clone());
+    let service_networks = service_networks.to_vec();
+    let ledgers: Api<ConfigMap> = Api::namespaced(client.clone(), namespace);
+    let ledger = config().fields(&format!("metadata.name={}", ledger::LEDGER_NAME));
+    stream::select_all([
+        updates(("EgressIP objects", outages.clone()), objects, config(), ResourceExt::name_any, |object| {
+            Arc::new(convert::object(object))
+        })
+        .map(Change::Objects)
+        .boxed(),
+        updates(("services", outages.clone()), services, config(), convert::service_key, move |service| {
+            convert::service(service, &service_networks)
+        })
+        .map(Change::Services)
+        .boxed(),
+        nodes(client, outages).map(Change::Nodes).boxed(),
+        updates(("the hand-overs", outages.clone()), ledgers, ledger, ResourceExt::name_any, ledger::read)
+            .scan(Arc::default(), |last, update| {
+                *last = Arc::new(ledger_after(last, update));
+                std::future::ready(Some(Change::Ledger(Arc::clone(last))))
+            })
+            .boxed(),
+    ])
+}
+
+/// Node objects, each with what its agent says of it in its EgressNode object.
+fn nodes(client: &Client, outages: &Outages) -> impl Stream<Item = Update<String, Arc<view::Node>>> + Send + use<> {
+    let nodes: Api<Node> = Api::all(client.clone());
+    let said: Api<DynamicObject> = Api::all_with(client.clone(), &egress_node_resource());
+    let nodes = updates(("nodes", outages.clone()), nodes, config(), ResourceExt::name_any, convert::node)
+        .map(|update| Half::Node(Box::new(update)));
+    let said =
+        updates(("EgressNode objects", outages.clone()), said, config(), ResourceExt::name_any, convert::agent_facts);
+    let both = stream::select_all([nodes.boxed(), said.map(|update| Half::Agent(Box::new(update))).boxed()]);
+    both.scan(Join::default(), |join, half| std::future::ready(Some(join.apply(half)))).flat_map(stream::iter)
+}
+
+/// What one of two watches tells.
+enum Half {
+    Node(Box<Update<String, view::Node>>),
+    Agent(Box<Update<String, AgentFacts>>),
+}
+
+/// Two watches as one: nothing before each has listed, a list where one lists, else what changes of one node.
+#[derive(Default)]
+struct Join {
+    nodes: Option<BTreeMap<String, view::Node>>,
+    said: Option<BTreeMap<String, AgentFacts>>,
+}
+
+impl Join {
+    fn apply(&mut self, half: Half) -> Option<Update<String, Arc<view::Node>>> {
+        let name = match half {
+            Half::Node(update) => enter_half(&mut self.nodes, *update),
+            Half::Agent(update) => enter_half(&mut self.said, *update),
+        };
+        let (nodes, said) = (self.nodes.as_ref()?, self.said.as_ref()?);
+        let join =
+            |(name, node): (&String, &view::Node)| (name.clone(), Arc::new(convert::joined(node, said.get(name))));
+        Some(match name {
+            None => Update::Replaced(nodes.iter().map(join).collect()),
+            Some(name) => match nodes.get_key_value(&name).map(join) {
+                Some((name, node)) => Update::Changed(name, node),
+                None => Update::Removed(name),
+            },
+        })
+    }
+}
+
+/// Which one has changed; `None` for all.
+fn enter_half<V>(known: &mut Option<BTreeMap<String, V>>, update: Update<String, V>) -> Option<String> {
+    match update {
+        Update::Replaced(all) => {
+            *known = Some(all);
+            None
+        }
+        Update::Changed(name, value) => {
+            known.get_or_insert_default().insert(name.clone(), value);
+            Some(name)
+        }
+        Update::Removed(name) => {
+            known.get_or_insert_default().remove(&name);
+            Some(name)
+        }
+    }
+}
+
+fn config() -> watcher::Config {
+    watcher::Config::default().timeout(WATCH_SECONDS)
+}
+
+/// The ledger with what one watch tells of it. What cannot be read, or was deleted, stays as it was: an agent must not take
+/// up what it has let go of. It has nobody's signature then, so the leader writes it anew.
+fn ledger_after(last: &Ledger, update: Update<String, Result<Ledger, Broken>>) -> Ledger {
+    let read = match update {
+        Update::Replaced(all) => all.into_values().next(),
+        Update::Changed(_, read) => Some(read),
+        Update::Removed(_) => None,
+    };
+    match read {
+        Some(Ok(ledger)) => ledger,
+        Some(Err(Broken { version, why })) => {
+            warn!(why, "the ConfigMap {} cannot be read; what was read last holds", ledger::LEDGER_NAME);
+            Ledger { version, leader: String::new(), ..last.clone() }
+        }
+        None => Ledger { version: String::new(), leader: String::new(), ..last.clone() },
+    }
+}
+
+fn updates<T, K, V>(
+    (what, outages): (&'static str, Outages),
+    api: Api<T>,
+    config: watcher::Config,
+    key: impl Fn(&T) -> K + Send,
+    value: impl Fn(&T) -> V + Send,
+) -> impl Stream<Item = Update<K, V>> + Send
+where
+    T: Resource + Clone + DeserializeOwned + Debug + Send + 'static,
+    K: Ord + Send,
+    V: Send,
+{
+    let mut listed = BTreeMap::new();
+    outages.watches(api.resource_url(), what);
+    let returns = outages.returns();
+    let begin = move || {
+        let (api, config) = (api.clone(), config.clone());
+        watcher(api, config)
+    };
+    paced(anew(begin, returns).boxed(), &outages).filter_map(move |event| {
+        std::future::ready(match event {
+            Ok(event) => {
+                // A list that begins may still fail.
+                if !matches!(event, Event::Init) {
+                    outages.works(what);
+                }
+                enter(&mut listed, event, &key, &value)
+            }
+            Err(error) => {
+                report(what, &outages, &error);
+                None
+            }
+        })
+    })
+}
+
+/// A watch that begins anew with a list where the server has gone back: its place in what happens there means nothing then.
+fn anew<S>(begin: impl Fn() -> S + Send, returns: watch::Receiver<()>) -> impl Stream<Item = S::Item> + Send
+where
+    S: Stream + Send,
+    S::Item: Send,
+{
+    let first = Box::pin(begin());
+    stream::unfold((first, begin, returns), |(mut watch, begin, mut returns)| async move {
+        loop {
+            tokio::select! {
+                event = watch.next() => return Some((event?, (watch, begin, returns))),
+                Ok(()) = returns.changed() => {
+                    tokio::time::sleep(spread()).await;
+                    watch = Box::pin(begin());
+                }
+            }
+        }
+    })
+}
+
+fn report(what: &'static str, outages: &Outages, error: &watcher::Error) {
+    match error {
+        watcher::Error::InitialListFailed(error)
+        | watcher::Error::WatchStartFailed(error)
+        | watcher::Error::WatchFailed(error) => outages.failed(what, error),
+        // The server has forgotten so old a version: the list begins anew, as it should.
+        watcher::Error::WatchError(status) if status.code == 410 => debug!(what, "listing again"),
+        watcher::Error::WatchError(status) if is_absence_code(status.code) => {
+            outages.unanswered(what, &Causes(error).to_string());
+        }
+        watcher::Error::WatchError(_) | watcher::Error::NoResourceVersion => {
+            outages.refused(what, &Causes(error).to_string());
+        }
+    }
+}
+
+/// One event of a watch; a list is collected until it is complete.
+fn enter<T, K: Ord, V>(
+    listed: &mut BTreeMap<K, V>,
+    event: Event<T>,
+    key: impl Fn(&T) -> K,
+    value: impl Fn(&T) -> V,
+) -> Option<Update<K, V>> {
+    match event {
+        Event::Init => {
+            listed.clear();
+            None
+        }
+        Event::InitApply(object) => {
+            listed.insert(key(&object), value(&object));
+            None
+        }
+        Event::InitDone => Some(Update::Replaced(std::mem::take(listed))),
+        Event::Apply(object) => Some(Update::Changed(key(&object), value(&object))),
+        Event::Delete(object) => Some(Update::Removed(key(&object))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_ledger_that_is_broken_or_gone_holds_and_is_to_be_written_anew() {
+        let known = Ledger { version: "7".into(), leader: "a".into(), ..Ledger::default() };
+        let unsigned = |version: &str| Ledger { version: version.into(), leader: String::new(), ..known.clone() };
+        let broken = Broken { version: "8".into(), why: "records: ...".into() };
+        assert_eq!(ledger_after(&known, Update::Changed("x".into(), Err(broken))), unsigned("8"));
+        assert_eq!(ledger_after(&known, Update::Removed("x".into())), unsigned(""));
+        assert_eq!(ledger_after(&known, Update::Replaced(BTreeMap::new())), unsigned(""));
+        assert_eq!(ledger_after(&Ledger::default(), Update::Changed("x".into(), Ok(known.clone()))), known);
+    }
+
+    #[test]
+    fn nodes_are_told_of_when_both_watches_have_listed_and_then_one_by_one() {
+        let node = |name: &str| view::Node { name: name.into(), uid: "u".into(), ..view::Node::default() };
+        let facts = |mac: &str| {
+            let status = serde_json::json!({"nodeUID": "u", "uplink": {"mac": mac, "nextHops": []}});
+            let mut object = DynamicObject::new("a", &egress_node_resource());
+            object.data["status"] = status;
+            convert::agent_facts(&object)
+        };
+        let mut join = Join::default();
+        let both = BTreeMap::from([("a".to_owned(), node("a")), ("b".to_owned(), node("b"))]);
+        assert!(join.apply(Half::Node(Box::new(Update::Replaced(both)))).is_none(), "what agents say is not known");
+        let said = BTreeMap::from([("a".to_owned(), facts("02:00:00:00:00:01"))]);
+        let Some(Update::Replaced(all)) = join.apply(Half::Agent(Box::new(Update::Replaced(said)))) else {
+            panic!("a list")
+        };
+        assert_eq!(all["a"].uplink.mac, Some([2, 0, 0, 0, 0, 1]));
+        assert_eq!((all.len(), all["b"].uplink.mac), (2, None));
+        let changed = join.apply(Half::Agent(Box::new(Update::Changed("b".into(), facts("02:00:00:00:00:02")))));
+        assert!(matches!(changed, Some(Update::Changed(_, b)) if b.uplink.mac == Some([2, 0, 0, 0, 0, 2])));
+        let gone = join.apply(Half::Agent(Box::new(Update::Removed("b".into()))));
+        assert!(matches!(gone, Some(Update::Changed(_, b)) if b.uplink.mac.is_none()));
+        let gone = join.apply(Half::Node(Box::new(Update::Removed("b".into()))));
+        assert!(matches!(gone, Some(Update::Removed(name)) if name == "b"));
+        let stray = join.apply(Half::Agent(Box::new(Update::Changed("c".into(), facts("02:00:00:00:00:03")))));
+        assert!(matches!(stray, Some(Update::Removed(name)) if name == "c"), "of no Node");
+    }
+
+    #[tokio::test]
+    async fn a_server_that_has_gone_back_is_listed_anew() {
+        let outages = Outages::new("here");
+        let mut begun = 0;
+        let begin = || {
+            begun += 1;
+            stream::iter([begun]).chain(stream::pending())
+        };
+        let begin = std::sync::Mutex::new(begin);
+        let watch = anew(move || (begin.lock().expect("not poisoned"))(), outages.returns());
+        let mut watch = std::pin::pin!(watch);
+        assert_eq!(watch.next().await, Some(1));
+        let soon = std::time::Duration::from_millis(50);
+        assert!(tokio::time::timeout(soon, watch.next()).await.is_err(), "nothing happens");
+        outages.went_back(7, 9);
+        let again = tokio::time::timeout(std::time::Duration::from_secs(5), watch.next()).await;
+        assert_eq!(again, Ok(Some(2)));
+    }
+}

@@ -1,0 +1,244 @@
+//! Changes that wait to be taken: at most one per object, the latest.
+//!
+//! Both halves of the agent take changes at their own pace, and neither may hold up the other or the watches: the kernel
+//! must not wait for a slow API server, nor the other way round. A queue between them would grow without end while one
+//! half is busy. Here a newer state of an object takes the place of the older one, so what waits is bounded by what
+//! exists. Nothing is lost that anybody decides by: each half decides on the state of the world, not on how it came to
+//! be, and the order between kinds is not given by the watches either. The one thing that depends on the past, what was
+//! last read of an object or a node ([`egress_core::model::policy`]), is carried over.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+use egress_core::model::view::{
+    Change, EgressObject, Labels, Ledger, Node, Pod, PodKey, Service, ServiceKey, Update, filled,
+};
+
+/// What waits of one kind.
+#[derive(Debug)]
+struct Pending<K, V> {
+    /// A whole list, with what came after it entered.
+    list: Option<BTreeMap<K, V>>,
+    /// Where no list waits: the latest state of each object, `None` for one that is gone.
+    changes: BTreeMap<K, Option<V>>,
+}
+
+impl<K, V> Default for Pending<K, V> {
+    fn default() -> Self {
+        Self { list: None, changes: BTreeMap::new() }
+    }
+}
+
+impl<K: Ord, V> Pending<K, V> {
+    fn put(&mut self, update: Update<K, V>) {
+        match update {
+            Update::Replaced(list) => {
+                self.changes.clear();
+                self.list = Some(list);
+            }
+            Update::Changed(key, value) => match &mut self.list {
+                Some(list) => drop(list.insert(key, value)),
+                None => drop(self.changes.insert(key, Some(value))),
+            },
+            Update::Removed(key) => match &mut self.list {
+                Some(list) => drop(list.remove(&key)),
+                None => drop(self.changes.insert(key, None)),
+            },
+        }
+    }
+
+    fn latest(&self, key: &K) -> Option<&V> {
+        self.list.as_ref().and_then(|list| list.get(key)).or_else(|| self.changes.get(key)?.as_ref())
+    }
+
+    fn take(&mut self, into: &mut Vec<Change>, kind: impl Fn(Update<K, V>) -> Change) {
+        into.extend(self.list.take().map(Update::Replaced).map(&kind));
+        let changes = std::mem::take(&mut self.changes).into_iter().map(|(key, value)| match value {
+            Some(value) => Update::Changed(key, value),
+            None => Update::Removed(key),
+        });
+        into.extend(changes.map(&kind));
+    }
+}
+
+#[derive(Debug, Default)]
+struct Inbox {
+    objects: Pending<String, Arc<EgressObject>>,
+    namespaces: Pending<String, Labels>,
+    pods: Pending<PodKey, Pod>,
+    nodes: Pending<String, Arc<Node>>,
+    services: Pending<ServiceKey, Service>,
+    ledger: Option<Arc<Ledger>>,
+    /// When the first of what waits came.
+    since: Option<Instant>,
+    closed: bool,
+}
+
+impl Inbox {
+    fn put(&mut self, change: Change) {
+        self.since.get_or_insert_with(Instant::now);
+        match change {
+            Change::Objects(update) => {
+                let update = filled(update, |name| self.objects.latest(name).cloned());
+                self.objects.put(update);
+            }
+            Change::Namespaces(update) => self.namespaces.put(update),
+            Change::Pods(update) => self.pods.put(update),
+            Change::Nodes(update) => {
+                let update = filled(update, |name| self.nodes.latest(name).cloned());
+                self.nodes.put(update);
+            }
+            Change::Services(update) => self.services.put(update),
+            Change::Ledger(ledger) => self.ledger = Some(ledger),
+        }
+    }
+
+    fn take(&mut self) -> Vec<Change> {
+        let mut changes: Vec<Change> = self.ledger.take().map(Change::Ledger).into_iter().collect();
+        self.nodes.take(&mut changes, Change::Nodes);
+        self.namespaces.take(&mut changes, Change::Namespaces);
+        self.objects.take(&mut changes, Change::Objects);
+        self.services.take(&mut changes, Change::Services);
+        self.pods.take(&mut changes, Change::Pods);
+        changes
+    }
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    inbox: Mutex<Inbox>,
+    news: Notify,
+}
+
+impl Shared {
+    /// A change is entered as a whole or not at all, so what a panic leaves is in order.
+    fn inbox(&self) -> MutexGuard<'_, Inbox> {
+        self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Puts changes in; dropping it ends them.
+#[derive(Debug)]
+pub struct Giver(Arc<Shared>);
+
+/// Takes them out.
+#[derive(Debug)]
+pub struct Taker {
+    shared: Arc<Shared>,
+    /// When the first of what was taken last had come.
+    since: Option<Instant>,
+}
+
+pub fn inbox() -> (Giver, Taker) {
+    let shared = Arc::new(Shared::default());
+    (Giver(shared.clone()), Taker { shared, since: None })
+}
+
+impl Giver {
+    pub fn put(&self, change: Change) {
+        self.0.inbox().put(change);
+        self.0.news.notify_one();
+    }
+}
+
+impl Drop for Giver {
+    fn drop(&mut self) {
+        self.0.inbox().closed = true;
+        self.0.news.notify_one();
+    }
+}
+
+impl Taker {
+    /// Waits for changes and takes all that there are; `None` when there will be no more. Dropping the future loses none.
+    pub async fn take(&mut self) -> Option<Vec<Change>> {
+        loop {
+            let (changes, since, closed) = {
+                let mut inbox = self.shared.inbox();
+                (inbox.take(), inbox.since.take(), inbox.closed)
+            };
+            if !changes.is_empty() {
+                self.since = since;
+                return Some(changes);
+            }
+            if closed {
+                return None;
+            }
+            self.shared.news.notified().await;
+        }
+    }
+
+    /// When the first of what was taken last had come.
+    pub fn since(&self) -> Option<Instant> {
+        self.since
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use egress_core::model::view::{ClusterView, NodePart};
+
+    fn namespace(i: u64) -> String {
+        format!("n{i}")
+    }
+
+    /// However the taker lags, it ends up with what one sees who takes every change.
+    #[tokio::test]
+    async fn a_taker_that_lags_sees_the_same_world_and_little_waits_for_it() {
+        let mut seed = 0x9E37_79B9_7F4A_7C15_u64;
+        let mut below = |n: u64| {
+            seed ^= seed << 13;
+            seed ^= seed >> 7;
+            seed ^= seed << 17;
+            seed % n
+        };
+        let (giver, mut taker) = inbox();
+        let (mut all, mut lagging) = (ClusterView::default(), ClusterView::default());
+        for round in 0..2_000 {
+            let labels = |v: u64| Labels::from([("v".to_owned(), v.to_string())]);
+            let change = match below(20) {
+                0 => {
+                    let list = (0..below(4)).map(|i| (namespace(i), labels(below(5))));
+                    Change::Namespaces(Update::Replaced(list.collect()))
+                }
+                1..=6 => Change::Namespaces(Update::Removed(namespace(below(4)))),
+                _ => Change::Namespaces(Update::Changed(namespace(below(4)), labels(below(5)))),
+            };
+            all.apply(change.clone());
+            giver.put(change);
+            if below(10) == 0 {
+                let changes = taker.take().await.expect("the giver is there");
+                assert!(changes.len() <= 5, "{changes:?}");
+                for change in changes {
+                    lagging.apply(change);
+                }
+                assert_eq!(lagging, all, "round {round}");
+            }
+        }
+        giver.put(Change::Namespaces(Update::Replaced(BTreeMap::new())));
+        drop(giver);
+        assert_eq!(taker.take().await.map(|changes| changes.len()), Some(1));
+        assert!(taker.take().await.is_none());
+    }
+
+    #[tokio::test]
+    async fn what_was_last_read_of_a_node_is_carried_over() {
+        let read = Node { primary: vec!["172.18.0.2/16".parse().expect("a literal")], ..Node::default() };
+        let unreadable = Node { unreadable: [NodePart::Primary].into(), ..Node::default() };
+        let changed = |node: &Node| Change::Nodes(Update::Changed("n1".into(), Arc::new(node.clone())));
+        for is_taken in [false, true] {
+            let (giver, mut taker) = inbox();
+            let mut view = ClusterView::default();
+            giver.put(changed(&read));
+            if is_taken {
+                taker.take().await.into_iter().flatten().for_each(|change| drop(view.apply(change)));
+            }
+            giver.put(changed(&unreadable));
+            taker.take().await.into_iter().flatten().for_each(|change| drop(view.apply(change)));
+            assert_eq!(view.nodes["n1"].primary, read.primary, "taken in between: {is_taken}");
+        }
+    }
+}

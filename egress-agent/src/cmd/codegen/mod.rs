@@ -1,0 +1,40 @@
+//! `egress-agent codegen`: what `cargo xtask codegen` writes into the repository.
+
+pub mod configuration;
+pub mod reasons;
+
+use clap::{Args, CommandFactory, ValueEnum};
+
+use crate::cmd::{Cli, CliError};
+use crate::metrics::page;
+use egress_kube::crd;
+
+#[derive(Args, Debug)]
+pub(super) struct CodegenArgs {
+    what: What,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum What {
+    /// The CustomResourceDefinition of EgressIP
+    Crd,
+    /// The one of EgressNode
+    EgressNodes,
+    /// The tables of flags, variables and keys
+    Configuration,
+    /// The tables of metrics
+    Metrics,
+    /// The tables of verdicts that somebody may have to do something about
+    Reasons,
+}
+
+pub(super) fn run(args: &CodegenArgs) -> Result<(), CliError> {
+    match args.what {
+        What::Crd => print!("{}", crd::manifest()?),
+        What::EgressNodes => print!("{}", crd::node_manifest()?),
+        What::Configuration => print!("{}", configuration::sections(&Cli::command())),
+        What::Metrics => print!("{}", page::tables()),
+        What::Reasons => print!("{}", reasons::tables()),
+    }
+    Ok(())
+}

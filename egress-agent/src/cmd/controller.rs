@@ -1,0 +1,99 @@
+//! `egress-agent controller`: flags to settings, then the controller.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use clap::Args;
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use tracing::{info, warn};
+
+use crate::cmd::{CliError, logging};
+use crate::config::reachability::ReachabilityArgs;
+use crate::config::shared::{ApiArgs, MetricsArgs, NetworkArgs, TunnelArgs, UnassignedArgs, stop_on_signal};
+use crate::config::tls::TlsArgs;
+use crate::controller::run::{self, ControllerSettings};
+use crate::health::tls;
+use crate::metrics::catalogue::Who;
+use crate::metrics::{self, Station};
+use egress_core::model::reserved::ClusterNetworks;
+use egress_kube::client;
+use egress_supervise::{self, Task};
+
+#[derive(Args, Debug)]
+pub(super) struct ControllerArgs {
+    #[command(flatten)]
+    api: ApiArgs,
+    #[command(flatten)]
+    metrics: MetricsArgs,
+    #[command(flatten)]
+    networks: NetworkArgs,
+    #[command(flatten)]
+    tunnel: TunnelArgs,
+    #[command(flatten)]
+    unassigned: UnassignedArgs,
+    #[command(flatten)]
+    reachability: ReachabilityArgs,
+    #[command(flatten)]
+    tls: TlsArgs,
+    #[command(flatten)]
+    log: logging::LogArgs,
+}
+
+impl ControllerArgs {
+    pub(super) fn config_file(&self) -> Option<&Path> {
+        self.api.config_file()
+    }
+}
+
+/// `ignored` is what the configuration file says that is none of ours.
+pub(super) fn run(args: &ControllerArgs, ignored: &[String]) -> Result<(), CliError> {
+    let _log = logging::start(&args.log)?;
+    ignored.iter().for_each(|line| warn!("{line}"));
+    raise_open_files();
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    runtime.block_on(run_async(args))
+}
+
+/// A controller holds a session for each address of an egress node. The usual 1,024 are for programs that use `select`.
+fn raise_open_files() {
+    let raised =
+        getrlimit(Resource::RLIMIT_NOFILE).and_then(|(_, most)| setrlimit(Resource::RLIMIT_NOFILE, most, most));
+    if let Err(error) = raised {
+        warn!(%error, "cannot raise the limit of open files: a controller may not reach all of many egress nodes");
+    }
+}
+
+async fn run_async(args: &ControllerArgs) -> Result<(), CliError> {
+    let tls = args.tls.files()?.map(tls::read).transpose()?;
+    let (client, outages) = client::connect(args.api.kubeconfig.as_deref()).await?;
+    let stop = stop_on_signal()?;
+    let station = Arc::new(Station::new(Who::Controller, outages.clone()));
+    if let Some(listen) = args.metrics.metrics_bind_address {
+        let serve = metrics::serve(listen, Arc::clone(&station), stop.clone());
+        tokio::spawn(egress_supervise::until(stop.clone(), Task::MetricsServer, serve));
+    }
+    let tls = tls.map(|(tls, keeper)| {
+        let keep = keeper.run(tls::INTERVAL, stop.clone());
+        tokio::spawn(egress_supervise::until(stop.clone(), Task::Certificates, keep));
+        tls
+    });
+    let networks = ClusterNetworks {
+        pods: args.networks.cluster_subnets.clone(),
+        services: args.networks.service_cidrs.clone(),
+        api_servers: client::addresses(&outages).await,
+    };
+    let settings = ControllerSettings {
+        node_name: args.api.node_name.clone(),
+        namespace: args.api.namespace.clone(),
+        networks,
+        on_unassigned: args.unassigned.on_unassigned(),
+        probing: args.reachability.manner(tls),
+        overlay: Some(args.tunnel.tunnel_port),
+        outages,
+        station: Some(station),
+    };
+    info!(node = args.api.node_name, "the controller runs");
+    run::run(client, settings, stop).await;
+    info!("stopped; agents hold what they have been given");
+    Ok(())
+}

@@ -1,0 +1,151 @@
+//! Structured logs on standard error.
+
+use clap::{Args, ValueEnum};
+use tracing::Subscriber;
+use tracing::level_filters::LevelFilter;
+use tracing_subscriber::filter::ParseError;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{EnvFilter, Layer, reload};
+
+use crate::cmd::CliError;
+use crate::debug::log::{LogLevel, Troubles};
+
+#[derive(Args, Debug)]
+#[command(next_help_heading = "The log")]
+pub(super) struct LogArgs {
+    /// Least severity of log lines, in general or by module (info, debug, egress_agent=debug,warn); `egress-agent log-level`
+    /// changes it while the agent runs
+    #[arg(long, env = "EGRESS_AGENT_LOG_LEVEL", value_name = "FILTER", default_value = "info")]
+    log_level: String,
+    /// Shape of log lines, which go to standard error
+    #[arg(
+        long,
+        env = "EGRESS_AGENT_LOG_FORMAT",
+        value_name = "SHAPE",
+        value_enum,
+        default_value_t = LogFormat::Text
+    )]
+    log_format: LogFormat,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum LogFormat {
+    /// For people
+    Text,
+    /// For programs: one object in each line
+    Json,
+}
+
+/// What is off for everybody: the API client reports each failed request on its own; we say it once, with the cause and what
+/// we do. HTTP/2 has a line for each connection that misbehaves, and netlink one each time that neighbours change faster than
+/// they are read: both are for anybody to cause, as often as he likes.
+const QUIET: &str = "kube_client=off,kube_runtime=off,h2=off,netlink_proto=off";
+
+/// Why a filter is none.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum LevelError {
+    /// It would be taken for a module of which everything is written, and of all others nothing.
+    #[error("{0:?} is neither a level (off, error, warn, info, debug, trace) nor MODULE=LEVEL")]
+    NoLevel(String),
+    #[error(transparent)]
+    Filter(#[from] ParseError),
+}
+
+/// The log begins; what comes back changes how much is written, and remembers what was worst.
+pub(super) fn start(args: &LogArgs) -> Result<(LogLevel, Troubles), CliError> {
+    let (subscriber, level, troubles) = subscriber(args)?;
+    subscriber.init();
+    Ok((level, troubles))
+}
+
+/// Lines go by the filter. What was worst is remembered whatever is written.
+fn subscriber(args: &LogArgs) -> Result<(impl Subscriber + Send + Sync, LogLevel, Troubles), CliError> {
+    let filter =
+        filter(&args.log_level).map_err(|source| CliError::LogLevel { level: args.log_level.clone(), source })?;
+    let (filter, handle) = reload::Layer::new(filter);
+    let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_target(false);
+    let lines = match args.log_format {
+        LogFormat::Text => lines.with_ansi(false).boxed(),
+        LogFormat::Json => lines.json().boxed(),
+    };
+    let troubles = Troubles::default();
+    let worst = self::filter("warn").map_err(|source| CliError::LogLevel { level: "warn".to_owned(), source })?;
+    let subscriber =
+        tracing_subscriber::registry().with(lines.with_filter(filter)).with(troubles.clone().with_filter(worst));
+    let change = move |level: &str| {
+        let filter = self::filter(level).map_err(|error| CliError::LogLevel { level: level.to_owned(), source: error });
+        filter.map_err(|error| error.to_string()).and_then(|filter| handle.reload(filter).map_err(|e| e.to_string()))
+    };
+    Ok((subscriber, LogLevel::new(args.log_level.clone(), change), troubles))
+}
+
+fn filter(level: &str) -> Result<EnvFilter, LevelError> {
+    for directive in level.split(',') {
+        let severity = directive.rsplit_once('=').map_or(directive, |(_, severity)| severity);
+        if severity.is_empty() || severity.parse::<LevelFilter>().is_err() {
+            return Err(LevelError::NoLevel(directive.to_owned()));
+        }
+    }
+    Ok(EnvFilter::try_new(format!("{QUIET},{level}"))?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn args(level: &str) -> LogArgs {
+        LogArgs { log_level: level.to_owned(), log_format: LogFormat::Text }
+    }
+
+    #[test]
+    fn a_word_that_is_no_level_is_refused() {
+        for level in ["info", "WARN", "off", "debug", "egress_agent=debug,warn", "info,egress_agent::dataplane=debug"] {
+            assert!(filter(level).is_ok(), "{level}");
+        }
+        for level in [
+            "",
+            "warning",
+            "verbose",
+            "inf",
+            "info,",
+            "info, warn",
+            "egress_agent",
+            "egress_agent=loud",
+            "egress_agent=",
+        ] {
+            let error = filter(level).map(|_| ()).expect_err(level).to_string();
+            assert!(error.contains("is neither a level"), "{level}: {error}");
+        }
+        assert!(subscriber(&args("warning")).is_err(), "an agent that says nothing is not started");
+    }
+
+    /// Some connections to the health port, or frames to the uplink, each.
+    #[test]
+    fn what_strangers_have_libraries_say_is_neither_written_nor_remembered() {
+        let (subscriber, _level, troubles) = subscriber(&args("off")).expect("a level");
+        tracing::subscriber::with_default(subscriber, || {
+            tracing::warn!(target: "h2::proto::streams::recv", "recv_reset; remotely-reset streams reached limit");
+            tracing::warn!(target: "netlink_proto::framed", "netlink socket buffer full");
+        });
+        assert!(troubles.list().is_empty());
+        let written = filter("info").expect("a level").to_string();
+        assert!(written.contains("h2=off") && written.contains("netlink_proto=off"), "{written}");
+    }
+
+    #[test]
+    fn what_was_worst_is_remembered_whatever_is_written() {
+        let (subscriber, level, troubles) = subscriber(&args("off")).expect("a level");
+        tracing::subscriber::with_default(subscriber, || {
+            tracing::warn!("first");
+            assert_eq!(level.change("error"), Ok(()));
+            tracing::info!("nothing to remember");
+            tracing::warn!("second");
+            tracing::error!(target: "kube_client", "said by us, once");
+        });
+        assert_eq!(troubles.list().into_iter().map(|one| one.line).collect::<Vec<_>>(), ["first", "second"]);
+        let refused = level.change("warning").expect_err("no level");
+        assert!(refused.contains("\"warning\" is neither a level"), "{refused}");
+        assert_eq!(level.now(), "error");
+    }
+}

@@ -1,0 +1,241 @@
+//! What users type. Every flag has an environment variable; a flag beats it, and both beat `--config-file`.
+
+pub mod cleanup;
+pub mod cni;
+pub mod codegen;
+pub mod controller;
+#[cfg(test)]
+mod documents;
+pub mod drain;
+pub mod drops;
+pub mod interfaces;
+pub mod log_level;
+pub mod logging;
+#[cfg(test)]
+mod manifests;
+pub mod nat;
+pub mod page;
+pub mod run;
+pub mod status;
+pub mod trace;
+pub mod uplink;
+pub mod values;
+
+use crate::config::tls;
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use crate::config::file::{ConfigFile, ConfigFileError};
+use clap::{ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
+
+use crate::debug::socket::AskError;
+use crate::health::tls::TlsError;
+use egress_datapath::names::DEFAULT_BPFFS;
+use egress_datapath::{self, StartError};
+use egress_kube::client::ClientError;
+
+#[derive(Parser)]
+#[command(name = "egress-agent", version, about = "Gives Kubernetes pods a stable source address")]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Serve this node: load the programs, and fill their maps from Kubernetes' state
+    Run(Box<run::RunArgs>),
+    /// Assign egress IPs to nodes, where elected; one of two leads
+    Controller(Box<controller::ControllerArgs>),
+    /// Say what the agent of this node does, and why
+    Status(status::StatusArgs),
+    /// Say what becomes of a packet of a pod of this node, and why, without sending one
+    Trace(Box<trace::TraceArgs>),
+    /// List or count the NAT mappings of this node
+    Nat(Box<nat::NatArgs>),
+    /// Show packets that were dropped on this node, a sample of them
+    Drops(drops::DropsArgs),
+    /// Say or change how much the agent of this node logs
+    LogLevel(log_level::LogLevelArgs),
+    /// Move a node's egress IPs to other nodes, and give it no others
+    Drain(drain::DrainArgs),
+    /// Remove every trace of the agent from this node's kernel
+    Cleanup(cleanup::CleanupArgs),
+    /// Tell the agent of a pod that gets its network: the plugin of a CNI's chain, which a container runtime calls
+    Cni,
+    /// Put the plugin into this node's CNI chain, and keep it there
+    CniInstall(cni::CniInstallArgs),
+    /// Print a file that is generated from code
+    #[command(hide = true)]
+    Codegen(codegen::CodegenArgs),
+}
+
+/// Where on this node.
+#[derive(Args, Debug)]
+#[command(next_help_heading = "On this node")]
+struct NodeArgs {
+    /// Interface towards the outside, where egress IPs are answered for and packets leave with them [default: breth0, else
+    /// br-ex, else that of the default route]
+    #[arg(long, env = "EGRESS_AGENT_UPLINK", value_name = "INTERFACE")]
+    uplink: Option<String>,
+    /// Interface by which pods' traffic enters the host: OVN-Kubernetes' management port, or the bridge of the CNI, like cni0
+    #[arg(long, env = "EGRESS_AGENT_MGMT_PORT", value_name = "INTERFACE", default_value = "ovn-k8s-mp0")]
+    mgmt_port: String,
+    /// Directory of pinned programs and maps, on a BPF file system; before a change run `egress-agent cleanup` with the
+    /// former one
+    #[arg(long, env = "EGRESS_AGENT_BPFFS", value_name = "DIRECTORY", default_value = DEFAULT_BPFFS)]
+    bpffs: PathBuf,
+}
+
+impl NodeArgs {
+    /// To remove what is there, whether or not this node has an uplink now: its name is for filters that no pin tells of.
+    fn settings_for_removal(&self, detected: Option<String>) -> egress_datapath::Settings {
+        self.settings_for(self.uplink.clone().or(detected).unwrap_or_default())
+    }
+
+    fn settings_for(&self, uplink: String) -> egress_datapath::Settings {
+        let mut settings = egress_datapath::Settings::new(uplink, self.mgmt_port.clone());
+        settings.bpffs.clone_from(&self.bpffs);
+        settings
+    }
+}
+
+/// Why a command ended badly: one line that says what to do.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum CliError {
+    #[error(transparent)]
+    Usage(#[from] clap::Error),
+    #[error(
+        "the uplink is {now} by now, and not {was} as at the start: starting again is enough; --uplink names it for good"
+    )]
+    AnotherUplink { was: String, now: String },
+    #[error(transparent)]
+    Client(#[from] ClientError),
+    #[error(transparent)]
+    Start(#[from] StartError),
+    #[error("--log-level {level:?} is not understood: {source}; try info, debug, or egress_agent=debug,warn")]
+    LogLevel { level: String, source: logging::LevelError },
+    #[error(transparent)]
+    NothingHere(#[from] status::NothingHere),
+    #[error(transparent)]
+    NoTrace(#[from] trace::NoTrace),
+    #[error(transparent)]
+    Ask(#[from] AskError),
+    #[error(transparent)]
+    NoMappings(#[from] nat::NoMappings),
+    #[error("the programs and the decision differ, see above")]
+    Disagree,
+    #[error(transparent)]
+    Drain(#[from] drain::DrainError),
+    #[error(transparent)]
+    HalfTls(#[from] tls::HalfTls),
+    #[error("TLS of health checks: {0}")]
+    Tls(#[from] TlsError),
+    #[error(transparent)]
+    ConfigFile(#[from] ConfigFileError),
+    #[error("cannot print the CRD: {0}")]
+    Manifest(#[from] serde_yaml::Error),
+    #[error("cannot start: {0}")]
+    Runtime(#[from] std::io::Error),
+    #[error("{0} things could not be removed, see above; run it again when they are free")]
+    NotClean(usize),
+}
+
+/// Runs what the command line says. Wrong usage ends the process with code 2, everything else that fails with 1.
+pub fn main() -> ExitCode {
+    let line: Vec<OsString> = std::env::args_os().collect();
+    if cni::is_plugin(line.first().map(OsString::as_os_str)) {
+        return cni::run();
+    }
+    match perform(line) {
+        Ok(code) => code,
+        Err(CliError::Usage(error)) => error.exit(),
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn perform(line: Vec<OsString>) -> Result<ExitCode, CliError> {
+    let (command, ignored) = read(line)?;
+    match command {
+        Command::Run(args) => run::run(&args, &ignored)?,
+        Command::Controller(args) => controller::run(&args, &ignored)?,
+        Command::Status(args) => status::run(&args)?,
+        Command::Trace(args) => trace::run(&args)?,
+        Command::Nat(args) => nat::run(&args)?,
+        Command::Drops(args) => drops::run(&args)?,
+        Command::LogLevel(args) => log_level::run(&args)?,
+        Command::Drain(args) => drain::run(&args)?,
+        Command::Cleanup(args) => cleanup::run(&args)?,
+        // A runtime reads what went wrong in the words of its protocol.
+        Command::Cni => return Ok(cni::run()),
+        Command::CniInstall(args) => cni::install(&args)?,
+        Command::Codegen(args) => codegen::run(&args)?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// What the line asks for, with what the configuration file adds, and what of the file is ignored.
+fn read(mut line: Vec<OsString>) -> Result<(Command, Vec<String>), CliError> {
+    let (command, matches) = matched(&line)?;
+    let path = match &command {
+        Command::Run(args) => args.config_file(),
+        Command::Controller(args) => args.config_file(),
+        _ => None,
+    };
+    let Some(path) = path else { return Ok((command, Vec::new())) };
+    let file = ConfigFile::read(path)?;
+    let definition = Cli::command();
+    if let Some((name, given)) = matches.subcommand()
+        && let Some(definition) = definition.find_subcommand(name)
+    {
+        line.extend(file.arguments(definition, given)?.into_iter().map(OsString::from));
+    }
+    Ok((matched(&line)?.0, file.warnings))
+}
+
+fn matched(line: &[OsString]) -> Result<(Command, ArgMatches), CliError> {
+    let matches = Cli::command().try_get_matches_from(line)?;
+    Ok((Cli::from_arg_matches(&matches)?.command, matches))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_flag_has_an_environment_variable_and_a_description() {
+        let command = Cli::command();
+        command.clone().debug_assert();
+        for subcommand in command.get_subcommands().filter(|sub| !sub.is_hide_set()) {
+            for argument in subcommand.get_arguments().filter(|argument| argument.get_id() != "help") {
+                assert!(argument.get_env().is_some(), "{} has no variable", argument.get_id());
+                assert!(argument.get_help().is_some(), "{} has no description", argument.get_id());
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_there_can_be_removed_without_an_uplink() {
+        let node = NodeArgs { uplink: None, mgmt_port: "cni0".to_owned(), bpffs: "/bpf/a".into() };
+        let removal = node.settings_for_removal(None);
+        assert_eq!(removal.uplink, "");
+        assert_eq!((removal.mgmt_port.as_str(), removal.bpffs), ("cni0", PathBuf::from("/bpf/a")));
+    }
+
+    #[test]
+    fn the_file_adds_to_the_line() {
+        let file = std::env::temp_dir().join(format!("egress-agent-{}.conf", std::process::id()));
+        std::fs::write(&file, "[ovnkubernetesfeature]\negressip-node-healthcheck-port=9107\n[other]\n")
+            .expect("a file");
+        let line = ["egress-agent", "run", "--node-name=a", &format!("--config-file={}", file.display())];
+        let outcome = read(line.map(OsString::from).to_vec());
+        std::fs::remove_file(&file).expect("it was there");
+        let (Command::Run(args), ignored) = outcome.expect("a line and a file") else { panic!("another command") };
+        assert!(format!("{args:?}").contains("egressip_node_healthcheck_port: 9107"), "{args:?}");
+        assert_eq!(ignored.len(), 1);
+    }
+}

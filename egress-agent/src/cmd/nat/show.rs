@@ -1,0 +1,349 @@
+//! How mappings are printed.
+
+use std::collections::BTreeMap;
+use std::io::{self, Write};
+use std::net::IpAddr;
+
+use egress_common::abi::Share;
+use serde::Serialize;
+
+use crate::cmd::nat::{State, Wanted};
+use crate::cmd::page::Output;
+use egress_core::display_names::Names;
+use egress_datapath::maps::nat_entries::{Entry, Shares};
+use egress_datapath::trace::questions::protocol;
+
+/// A mapping as it is printed.
+#[derive(Debug, Serialize)]
+struct Row {
+    egress_ip: IpAddr,
+    egress_port: u16,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    object: Option<String>,
+    egress_id: u32,
+    protocol: String,
+    pod_ip: IpAddr,
+    pod_port: u16,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pod: Option<String>,
+    node: String,
+    to: IpAddr,
+    to_port: u16,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    state: Option<State>,
+    age_seconds: u64,
+    /// Since the last packet from the pod, and towards it.
+    egress_idle_seconds: u64,
+    ingress_idle_seconds: u64,
+    timeout_seconds: u64,
+    expires_in_seconds: u64,
+}
+
+impl Row {
+    fn of(entry: &Entry, names: &Names) -> Self {
+        let Entry { egress, ingress, source_node, egress_id, .. } = *entry;
+        let pod_ip = egress.saddr.to_ip();
+        let here = || names.node.clone().unwrap_or_else(|| "here".to_owned());
+        let node = source_node.map_or_else(here, |node| names.nodes.get(&node).cloned().unwrap_or(node.to_string()));
+        Self {
+            egress_ip: ingress.daddr.to_ip(),
+            egress_port: ingress.dport(),
+            object: names.objects.get(&egress_id).cloned(),
+            egress_id,
+            protocol: protocol(egress.protocol),
+            pod_ip,
+            pod_port: egress.sport(),
+            pod: names.pods.get(&pod_ip).filter(|_| source_node.is_none()).cloned(),
+            node,
+            to: egress.daddr.to_ip(),
+            to_port: egress.dport(),
+            state: entry.phase.map(State::of),
+            age_seconds: entry.age.as_secs(),
+            egress_idle_seconds: entry.egress_idle.as_secs(),
+            ingress_idle_seconds: entry.ingress_idle.as_secs(),
+            timeout_seconds: entry.timeout.as_secs(),
+            expires_in_seconds: entry.timeout.saturating_sub(entry.idle()).as_secs(),
+        }
+    }
+
+    /// Columns of fixed widths: nobody knows the longest before the end.
+    fn line(&self) -> String {
+        let end = |ip: IpAddr, port: u16| std::net::SocketAddr::new(ip, port).to_string();
+        let (from, to) = (end(self.pod_ip, self.pod_port), end(self.to, self.to_port));
+        let shown = end(self.egress_ip, self.egress_port);
+        let state = self.state.map_or("-", State::word);
+        let pod = self.pod.as_deref().unwrap_or("-");
+        let object = self.object.as_deref().unwrap_or("-");
+        format!(
+            "{:<6} {from:<22} {to:<22} {shown:<22} {state:<12} {:>6} {:>6} {:>7} {:<12} {object:<20} {pod}",
+            self.protocol,
+            self.age_seconds,
+            self.egress_idle_seconds.min(self.ingress_idle_seconds),
+            self.expires_in_seconds,
+            self.node,
+        )
+    }
+}
+
+fn headline() -> String {
+    format!(
+        "{:<6} {:<22} {:<22} {:<22} {:<12} {:>6} {:>6} {:>7} {:<12} {:<20} {}",
+        "PROTO", "POD'S END", "TO", "EGRESS IP", "STATE", "AGE", "IDLE", "EXPIRES", "NODE", "OBJECT", "POD"
+    )
+}
+
+/// Where the list goes: what cannot be written is told from what cannot be read.
+pub(super) struct Out<W> {
+    pub(super) to: W,
+    pub(super) has_failed: bool,
+}
+
+impl<W: Write> Write for Out<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = self.to.write(bytes);
+        // Of nothing `write_all` makes an error.
+        self.has_failed |= !matches!(written, Ok(1..));
+        written
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.to.flush().inspect_err(|_| self.has_failed = true)
+    }
+}
+
+pub(super) type Visit<'v> = dyn FnMut(&Entry) -> io::Result<()> + 'v;
+
+pub(super) fn list(
+    wanted: &Wanted<'_>,
+    names: &Names,
+    out: &mut Out<impl Write>,
+    walk: impl FnOnce(&mut Visit<'_>) -> io::Result<Option<u32>>,
+) -> io::Result<Option<()>> {
+    let is_json = wanted.filters.page.output == Output::Json;
+    let mut begun = false;
+    let walked = walk(&mut |entry| {
+        if !wanted.is_so_far(entry) {
+            return Ok(());
+        }
+        let row = Row::of(entry, names);
+        let first = !std::mem::replace(&mut begun, true);
+        if is_json {
+            out.write_all(if first { b"[\n" } else { b",\n" })?;
+            return out.write_all(&serde_json::to_vec(&row)?);
+        }
+        if first {
+            writeln!(out, "{}", headline())?;
+        }
+        writeln!(out, "{}", row.line())
+    });
+    // What was shown can be read, whatever happened then: that it is not all is for the exit code to say.
+    if is_json && begun && walked.is_err() && !out.has_failed {
+        out.write_all(b"\n]\n")?;
+        out.flush()?;
+    }
+    if walked?.is_none() {
+        return Ok(None);
+    }
+    match (is_json, begun) {
+        (true, true) => out.write_all(b"\n]\n")?,
+        (true, false) => out.write_all(b"[]\n")?,
+        (false, true) => {}
+        (false, false) => writeln!(out, "no mappings")?,
+    }
+    out.flush()?;
+    Ok(Some(()))
+}
+
+/// What `count` prints.
+#[derive(Debug, Serialize)]
+struct Counted {
+    mappings: usize,
+    /// How many the node may have.
+    limit: u32,
+    egress_ips: BTreeMap<IpAddr, usize>,
+    /// Who holds how much of flows and mappings, most first; with a filter nothing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    holders: Option<Holders>,
+}
+
+#[derive(Debug, Serialize)]
+pub(super) struct Holders {
+    /// How much one pod address may hold of each.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pod_quota: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    policy_quota: Option<u32>,
+    pods: Vec<Holder>,
+    policies: Vec<Holder>,
+}
+
+#[derive(Debug, Serialize)]
+struct Holder {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pod_ip: Option<IpAddr>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    egress_id: Option<u32>,
+    /// Of a pod of this node, or of the object, while the agent answers.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    name: Option<String>,
+    flows: u32,
+    mappings: u32,
+}
+
+/// Lines of a table of holders; a flood has one or a few.
+const TOP: usize = 10;
+
+impl Holders {
+    pub(super) fn of(shares: Shares, names: &Names) -> Self {
+        let Shares { pod_quota, policy_quota, pods, policies } = shares;
+        let by_size = |mut holders: Vec<Holder>| {
+            let size = |holder: &Holder| (holder.flows.max(holder.mappings), holder.flows.min(holder.mappings));
+            holders.sort_by_key(|holder| std::cmp::Reverse(size(holder)));
+            holders
+        };
+        let pod = |(pod_ip, share): (IpAddr, Share)| Holder {
+            pod_ip: Some(pod_ip),
+            egress_id: None,
+            name: names.pods.get(&pod_ip).cloned(),
+            flows: share.flows,
+            mappings: share.mappings,
+        };
+        let policy = |(id, share): (u32, Share)| Holder {
+            pod_ip: None,
+            egress_id: Some(id),
+            name: names.objects.get(&id).cloned(),
+            flows: share.flows,
+            mappings: share.mappings,
+        };
+        Self {
+            pod_quota,
+            policy_quota,
+            pods: by_size(pods.into_iter().map(pod).collect()),
+            policies: by_size(policies.into_iter().map(policy).collect()),
+        }
+    }
+
+    fn print(&self, out: &mut impl Write) -> io::Result<()> {
+        let tables = [("POD", &self.pods, self.pod_quota), ("EGRESSIP", &self.policies, self.policy_quota)];
+        for (what, holders, quota) in tables.into_iter().filter(|(_, holders, _)| !holders.is_empty()) {
+            let quota = quota.map_or_else(|| "no quota".to_owned(), |quota| format!("quota {quota} each"));
+            writeln!(out, "\n{:>8}  {:>8}  {what} ({quota})", "FLOWS", "MAPPINGS")?;
+            for holder in holders.iter().take(TOP) {
+                let name = holder.name.as_deref().unwrap_or("-");
+                let number = holder.pod_ip.map_or_else(
+                    || holder.egress_id.map(|id| format!("ID {id}")).unwrap_or_default(),
+                    |pod_ip| pod_ip.to_string(),
+                );
+                writeln!(out, "{:>8}  {:>8}  {number:<40} {name}", holder.flows, holder.mappings)?;
+            }
+            if let Some(more) = holders.len().checked_sub(TOP).filter(|more| *more > 0) {
+                writeln!(out, "{:>18}  and {more} more (-o json lists all)", "")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+pub(super) fn count(
+    wanted: &Wanted<'_>,
+    names: &Names,
+    out: &mut Out<impl Write>,
+    walk: impl FnOnce(&mut Visit<'_>) -> io::Result<Option<u32>>,
+    holders: Option<Holders>,
+) -> io::Result<Option<()>> {
+    let (mut egress_ips, mut objects) = (BTreeMap::<IpAddr, usize>::new(), BTreeMap::new());
+    let walked = walk(&mut |entry| {
+        if wanted.is_so_far(entry) {
+            let address = entry.ingress.daddr.to_ip();
+            *egress_ips.entry(address).or_default() += 1;
+            objects.insert(address, entry.egress_id);
+        }
+        Ok(())
+    })?;
+    let Some(limit) = walked else { return Ok(None) };
+    let counted = Counted { mappings: egress_ips.values().sum(), limit, egress_ips, holders };
+    if wanted.filters.page.output == Output::Json {
+        writeln!(out, "{}", serde_json::to_string_pretty(&counted)?)?;
+    } else {
+        for (address, mappings) in &counted.egress_ips {
+            let object = objects.get(address).and_then(|id| names.objects.get(id)).map_or("-", String::as_str);
+            writeln!(out, "{:>8}  {address:<40} {object}", mappings)?;
+        }
+        writeln!(out, "{:>8}  in all; the node may have {}", counted.mappings, counted.limit)?;
+        if let Some(holders) = &counted.holders {
+            holders.print(out)?;
+        }
+    }
+    out.flush()?;
+    Ok(Some(()))
+}
+
+#[cfg(test)]
+mod tests {
+    use egress_common::decide::phase::Phase;
+
+    use super::*;
+    use crate::cmd::nat::tests::{filters, mapping, names};
+
+    fn entry() -> Entry {
+        let (egress, mapping) = mapping();
+        let second = std::time::Duration::from_secs(1);
+        Entry {
+            egress,
+            ingress: mapping.other,
+            origin: mapping.origin(),
+            source_node: Some(mapping.source_node.to_ip()),
+            egress_id: 7,
+            phase: Some(Phase::Established),
+            age: second * 40,
+            egress_idle: second * 10,
+            ingress_idle: second * 20,
+            timeout: second * 7440,
+        }
+    }
+
+    #[test]
+    fn a_list_that_breaks_off_can_be_read_and_is_an_error() {
+        let filters = filters("-o json");
+        let wanted = Wanted::new(&filters, &names()).expect("known");
+        let mut out = Out { to: Vec::new(), has_failed: false };
+        let listed = list(&wanted, &names(), &mut out, |visit| {
+            visit(&entry())?;
+            visit(&entry())?;
+            Err(io::Error::from_raw_os_error(libc::EPERM))
+        });
+        assert_eq!(listed.map_err(|error| error.raw_os_error()), Err(Some(libc::EPERM)));
+        assert!(!out.has_failed, "the pins cannot be read");
+        let rows: serde_json::Value = serde_json::from_slice(&out.to).expect("whole JSON");
+        assert_eq!(rows.as_array().map(Vec::len), Some(2));
+        // A list that nobody takes is no fault of the pins.
+        let mut room = [0; 8];
+        let mut out = Out { to: &mut room[..], has_failed: false };
+        let listed = list(&wanted, &names(), &mut out, |visit| visit(&entry()).map(|()| Some(1)));
+        assert!(listed.is_err() && out.has_failed);
+    }
+
+    #[test]
+    fn a_row_names_what_it_can() {
+        let entry = entry();
+        let row = Row::of(&entry, &names());
+        assert_eq!((row.node.as_str(), row.object.as_deref(), row.expires_in_seconds), ("node2", Some("first"), 7430));
+        let line = row.line();
+        let words: Vec<_> = line.split_whitespace().collect();
+        let expected = [
+            "tcp",
+            "10.244.2.10:4000",
+            "198.51.100.10:80",
+            "172.18.0.100:4001",
+            "established",
+            "40",
+            "10",
+            "7430",
+            "node2",
+            "first",
+            "-",
+        ];
+        assert_eq!(words, expected);
+        assert_eq!(Row::of(&Entry { source_node: None, ..entry }, &Names::default()).node, "here");
+    }
+}

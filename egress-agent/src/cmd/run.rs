@@ -1,0 +1,350 @@
+//! `egress-agent run`: flags to settings, then the agent.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use clap::{Args, ValueEnum};
+use ipnet::IpNet;
+use kube::Client;
+use tracing::{info, warn};
+
+use crate::cmd::page::DEFAULT_SOCKET;
+use crate::cmd::{CliError, NodeArgs, logging, uplink};
+use crate::config::reachability::HealthArgs;
+use crate::config::shared::{ApiArgs, MetricsArgs, NetworkArgs, TunnelArgs, UnassignedArgs, stop_on_signal};
+use crate::config::timeouts::TimeoutArgs;
+use crate::config::tls::TlsArgs;
+use crate::debug::log::{LogLevel, Troubles};
+use crate::debug::{Notes, Questions};
+use crate::health;
+use crate::health::tls::{self, Tls};
+use crate::metrics::awaited::Awaited;
+use crate::metrics::catalogue::Who;
+use crate::metrics::{self, Station};
+use crate::node::run::{self, AgentSettings};
+use egress_core::plan::desired;
+use egress_datapath::devices::host::Host;
+use egress_datapath::loader::abi_migration;
+use egress_datapath::loader::initial_state::Foreknown;
+use egress_datapath::names::{DEFAULT_INBOUND_ENTRIES, DEFAULT_NAT_ENTRIES};
+use egress_datapath::{self, Attachment, Dataplane, Quotas, StartError};
+use egress_kube::api_outage::Outages;
+use egress_kube::{client, events};
+use egress_supervise::{self, Task};
+
+#[derive(Args, Debug)]
+pub(super) struct RunArgs {
+    #[command(flatten)]
+    api: ApiArgs,
+    #[command(flatten)]
+    node: NodeArgs,
+    /// Socket on which this agent answers `egress-agent status` and other commands, for root alone
+    #[arg(
+        long,
+        env = "EGRESS_AGENT_SOCKET",
+        value_name = "PATH",
+        default_value = DEFAULT_SOCKET,
+        help_heading = "On this node"
+    )]
+    socket: PathBuf,
+    #[command(flatten)]
+    metrics: MetricsArgs,
+    /// How the programs are put on their hooks; a change takes the former ones off
+    #[arg(
+        long,
+        env = "EGRESS_AGENT_ATTACH",
+        value_name = "WAY",
+        value_enum,
+        default_value_t = Attach::Auto,
+        help_heading = "On this node"
+    )]
+    attach: Attach,
+    /// How many NAT mappings this node may have at once, 512 bytes of memory each (1024 to 268435456); where the map is full
+    /// new flows are dropped (map_full). With a change all maps begin anew, as with another layout of theirs
+    #[arg(long, env = "EGRESS_AGENT_NAT_ENTRIES", value_name = "ENTRIES", default_value_t = DEFAULT_NAT_ENTRIES,
+          value_parser = clap::value_parser!(u32).range(1024..=MOST_ENTRIES), help_heading = "On this node")]
+    nat_entries: u32,
+    /// How much of that one pod address may hold, in percent (1 to 100): its further flows are dropped (quota_exceeded)
+    #[arg(long, env = "EGRESS_AGENT_POD_QUOTA", value_name = "PERCENT", default_value_t = Quotas::DEFAULT.pod,
+          value_parser = clap::value_parser!(u32).range(1..=100), help_heading = "On this node")]
+    pod_quota: u32,
+    /// How much of that all pods of one egress policy may hold together, in percent (1 to 100)
+    #[arg(long, env = "EGRESS_AGENT_POLICY_QUOTA", value_name = "PERCENT", default_value_t = Quotas::DEFAULT.policy,
+          value_parser = clap::value_parser!(u32).range(1..=100), help_heading = "On this node")]
+    policy_quota: u32,
+    /// How many connections from outside this node remembers, 128 bytes of memory each (1024 to 268435456); others to
+    /// selected pods are dropped (inbound_full). With a change all maps begin anew, as with another layout of theirs
+    #[arg(long, env = "EGRESS_AGENT_INBOUND_ENTRIES", value_name = "ENTRIES", default_value_t = DEFAULT_INBOUND_ENTRIES,
+          value_parser = clap::value_parser!(u32).range(1024..=MOST_ENTRIES), help_heading = "On this node")]
+    inbound_entries: u32,
+    #[command(flatten)]
+    networks: NetworkArgs,
+    /// Destinations outside that selected pods reach without their egress IP: their packets to there are left to the CNI
+    #[arg(
+        long,
+        env = "EGRESS_AGENT_EXCLUDED_CIDRS",
+        value_name = "CIDR,...",
+        value_delimiter = ',',
+        help_heading = "The cluster's networks"
+    )]
+    excluded_cidrs: Vec<IpNet>,
+    /// Hosts outside the cluster reach pods by the pods' own addresses: selected pods answer them at every port, with these
+    /// addresses. Any such host can then have a pod send to it without the egress IP; elsewhere only ports of Services that
+    /// are reached from outside, and host ports, count
+    #[arg(long, env = "EGRESS_AGENT_DIRECT_ROUTING", help_heading = "The cluster's networks")]
+    direct_routing: bool,
+    #[command(flatten)]
+    tunnel: TunnelArgs,
+    /// Who puts packets into the overlay and takes them out; `device` where IPsec policies encrypt between nodes
+    #[arg(
+        long,
+        env = "EGRESS_AGENT_ENCAPSULATION",
+        value_name = "WAY",
+        value_enum,
+        default_value_t = Encapsulation::Program,
+        help_heading = "The overlay"
+    )]
+    encapsulation: Encapsulation,
+    /// What becomes of packets of pods that this node does not know yet
+    #[arg(
+        long,
+        env = "EGRESS_AGENT_UNKNOWN_PODS",
+        value_name = "WHAT",
+        value_enum,
+        default_value_t = UnknownPods::Auto,
+        help_heading = "When there is no egress IP"
+    )]
+    unknown_pods: UnknownPods,
+    #[command(flatten)]
+    unassigned: UnassignedArgs,
+    #[command(flatten)]
+    health: HealthArgs,
+    #[command(flatten)]
+    tls: TlsArgs,
+    #[command(flatten)]
+    timeouts: TimeoutArgs,
+    #[command(flatten)]
+    log: logging::LogArgs,
+}
+
+/// More would not fit any node's memory.
+const MOST_ENTRIES: i64 = 1 << 28;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Encapsulation {
+    /// The programs, for all that is plain; the device for the rest
+    Program,
+    /// The VXLAN device
+    Device,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Attach {
+    /// Links where the kernel has them, filters elsewhere
+    Auto,
+    /// TCX links (Linux 6.6), before all other programs of the hook
+    Tcx,
+    /// Filters of the clsact queueing discipline, by priority among those of others
+    Clsact,
+}
+
+impl Attach {
+    const fn wish(self) -> Option<Attachment> {
+        match self {
+            Self::Auto => None,
+            Self::Tcx => Some(Attachment::Tcx),
+            Self::Clsact => Some(Attachment::Clsact),
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum UnknownPods {
+    /// Drop where the CNI announces addresses before a pod starts; elsewhere only while a pod starts here that an EgressIP object
+    /// selects, and while no agent runs
+    Auto,
+    /// Always drop: none leaves with a wrong address, and pods that no object selects wait for the agent too
+    Drop,
+    /// Always let pass: a pod's first packets may leave with its node's address
+    Pass,
+}
+
+impl RunArgs {
+    pub(super) fn config_file(&self) -> Option<&Path> {
+        self.api.config_file()
+    }
+
+    fn model(&self) -> desired::Settings {
+        desired::Settings {
+            node_name: self.api.node_name.clone(),
+            cluster_subnets: self.networks.cluster_subnets.clone(),
+            service_cidrs: self.networks.service_cidrs.clone(),
+            excluded_cidrs: self.excluded_cidrs.clone(),
+            api_servers: BTreeSet::new(),
+            unknown_pods: match self.unknown_pods {
+                UnknownPods::Auto => desired::UnknownPods::Auto,
+                UnknownPods::Drop => desired::UnknownPods::Drop,
+                UnknownPods::Pass => desired::UnknownPods::Pass,
+            },
+            on_unassigned: self.unassigned.on_unassigned(),
+        }
+    }
+
+    /// What the programs go by before the cluster is heard of, where they are not to leave everything alone until then.
+    fn foreknown(&self) -> Option<Foreknown> {
+        matches!(self.unknown_pods, UnknownPods::Drop).then(|| self.model().foreknown())
+    }
+
+    fn agent(
+        &self,
+        (host, api_servers): (Host, BTreeSet<IpAddr>),
+        tls: Option<Tls>,
+        (outages, station): (Outages, Arc<Station>),
+        questions: Questions,
+    ) -> AgentSettings {
+        AgentSettings {
+            model: desired::Settings { api_servers, ..self.model() },
+            namespace: self.api.namespace.clone(),
+            health: health::Settings { port: self.health.port(), tls, total_timeout: self.health.total_timeout() },
+            overlay: Some(self.tunnel.tunnel_port),
+            host: Some(host),
+            outages,
+            questions: Some(questions),
+            station: Some(station),
+        }
+    }
+}
+
+/// `ignored` is what the configuration file says that is none of ours.
+pub(super) fn run(args: &RunArgs, ignored: &[String]) -> Result<(), CliError> {
+    let log = logging::start(&args.log)?;
+    ignored.iter().for_each(|line| warn!("{line}"));
+    let notes = Notes::default();
+    notes.set("--config-file", ignored.to_vec());
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    runtime.block_on(run_async(args, notes, log))
+}
+
+async fn run_async(args: &RunArgs, notes: Notes, (log, troubles): (LogLevel, Troubles)) -> Result<(), CliError> {
+    // What needs no kernel comes first: a wrong certificate or kubeconfig must leave everything alone.
+    let tls = args.tls.files()?.map(tls::read).transpose()?;
+    let (client, outages) = client::connect(args.api.kubeconfig.as_deref()).await?;
+    let stop = stop_on_signal()?;
+    // Before the programs are loaded, which takes time: whoever asks is told so.
+    let station = Arc::new(Station::new(Who::Agent, outages.clone()));
+    if let Some(listen) = args.metrics.metrics_bind_address {
+        let serve = metrics::serve(listen, Arc::clone(&station), stop.clone());
+        tokio::spawn(egress_supervise::until(stop.clone(), Task::MetricsServer, serve));
+    }
+    let uplink = match &args.node.uplink {
+        Some(named) => Some(named.clone()),
+        None => stop.run_until_cancelled(uplink::guess(station.awaited())).await,
+    };
+    let Some(uplink) = uplink else { return stopped_early() };
+    let mut settings = args.node.settings_for(uplink.clone());
+    settings.tunnel_port = args.tunnel.tunnel_port;
+    settings.timeouts = args.timeouts.checked();
+    settings.nat_entries = args.nat_entries;
+    settings.quotas = Quotas { pod: args.pod_quota, policy: args.policy_quota };
+    settings.inbound_entries = args.inbound_entries;
+    settings.direct_routing = args.direct_routing;
+    settings.attachment = args.attach.wish();
+    settings.overlay_in_program = args.encapsulation == Encapsulation::Program;
+    settings.foreknown = args.foreknown();
+    let host = Host::new(settings.uplink.clone(), settings.mgmt_port.clone())?;
+    let is_early = args.node.uplink.is_none() && uplink::is_early(&args.node.mgmt_port);
+    let dataplane = tokio::select! {
+        () = stop.cancelled() => return stopped_early(),
+        started = start(&client, settings, station.awaited()) => match started {
+            Ok(dataplane) => dataplane,
+            Err(error) => {
+                if let Some(reason) = error.told_of_node() {
+                    let why = error.to_string();
+                    events::tell_of_node(client, &args.api.node_name, &outages, (reason, &why)).await;
+                }
+                return Err(error.into());
+            }
+        },
+    };
+    let meter = dataplane.meter()?;
+    tokio::spawn(egress_supervise::forever(Task::PortCounter, meter.clone().follow_ports()));
+    station.has_kernel(meter);
+    if args.networks.service_cidrs.is_empty() {
+        warn!(
+            "no --service-cidrs: each Service's cluster IP gets an entry of its own, and what a selected pod sends to one \
+             that is newer than this node knows is taken for traffic to the world"
+        );
+    }
+    let tls = tls.map(|(tls, keeper)| {
+        let keep = keeper.telling(notes.clone()).run(tls::INTERVAL, stop.clone());
+        tokio::spawn(egress_supervise::until(stop.clone(), Task::Certificates, keep));
+        tls
+    });
+    let (socket, bpffs, drops) = (args.socket.clone(), args.node.bpffs.clone(), dataplane.drops());
+    let questions = Questions { socket, notes, drops, log, troubles, bpffs };
+    let api_servers = client::addresses(&outages).await;
+    let settings = args.agent((host, api_servers), tls, (outages, station), questions);
+    let mut agent = std::pin::pin!(run::run(client, settings, dataplane, stop.clone()));
+    let another = tokio::select! {
+        () = &mut agent => None,
+        another = uplink::another_than(&uplink, &args.node.mgmt_port), if is_early => Some(another),
+    };
+    if let Some(now) = another {
+        stop.cancel();
+        agent.await;
+        return Err(CliError::AnotherUplink { was: uplink, now });
+    }
+    info!("stopped; programs and maps stay in place");
+    Ok(())
+}
+
+async fn start(
+    client: &Client,
+    settings: egress_datapath::Settings,
+    awaited: &Awaited,
+) -> Result<Dataplane, StartError> {
+    if abi_migration::is_due(&settings) {
+        let waits = || {
+            let line = "waiting for the API server, to take over from the programs of another version, which go on";
+            info!("{line}");
+            awaited.set(Some(line.to_owned()));
+        };
+        client::answered(client, waits).await;
+        awaited.set(None);
+    }
+    Dataplane::start(settings).await
+}
+
+fn stopped_early() -> Result<(), CliError> {
+    info!("stopped before the programs were loaded; the node is as it was");
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        run: RunArgs,
+    }
+
+    #[test]
+    fn silly_sizes_are_refused_with_the_range() {
+        let parse = |argument: &str| Line::try_parse_from(["agent", "--node-name=a", argument]);
+        let taken = parse("--inbound-entries=2048").expect("a size");
+        assert_eq!((taken.run.inbound_entries, taken.run.nat_entries), (2048, DEFAULT_NAT_ENTRIES));
+        for flag in ["--inbound-entries", "--nat-entries"] {
+            for silly in ["0", "1023", "268435457", "4294967296", "-1", "many"] {
+                let refused = parse(&format!("{flag}={silly}")).err().map(|error| error.to_string());
+                let line = refused.unwrap_or_else(|| panic!("{flag}={silly} was taken"));
+                assert!(line.contains(flag) && line.contains(silly), "{line}");
+            }
+        }
+    }
+}

@@ -1,0 +1,173 @@
+//! Objects and gateways, devices, programs, maps and the last errors, as tables.
+
+use jiff::Timestamp;
+
+use crate::cmd::status::columns;
+use crate::debug::Status;
+use crate::debug::log::Trouble;
+use egress_datapath::report::{Fill, Gateway, Interface, Kernel, Object, Program};
+
+/// Maps that are as empty as this are not worth a line.
+const WORTH: u64 = 50;
+const ALWAYS: [&str; 3] = ["nat", "flows", "inbound"];
+
+/// Each with an empty line before it.
+pub(super) fn tables(status: &Status) -> String {
+    let mut text = String::new();
+    let mut table = |rows: String| {
+        if !rows.is_empty() {
+            text = format!("{text}\n{rows}");
+        }
+    };
+    table(objects(&status.objects));
+    table(gateways(&status.gateways));
+    if let Some(Kernel { interfaces, programs, maps, .. }) = &status.kernel {
+        table(devices(interfaces));
+        table(attached(programs));
+        table(fills(maps));
+    }
+    table(troubles(&status.troubles));
+    text
+}
+
+fn rows<T, const N: usize>(head: [&str; N], of: &[T], row: impl Fn(&T) -> [String; N]) -> String {
+    if of.is_empty() {
+        return String::new();
+    }
+    let rows: Vec<_> = std::iter::once(head.map(str::to_owned)).chain(of.iter().map(row)).collect();
+    columns(&rows)
+}
+
+fn dash(text: Option<&String>) -> String {
+    text.map_or_else(|| "-".to_owned(), Clone::clone)
+}
+
+fn objects(of: &[Object]) -> String {
+    rows(["OBJECT", "ID", "PODS HERE", "EGRESS IPS"], of, |one| {
+        let places: Vec<_> = one.egress_ips.iter().map(|ip| format!("{} {}", ip.address, ip.at)).collect();
+        let places = if places.is_empty() { "none".to_owned() } else { places.join(", ") };
+        [dash(one.name.as_ref()), one.egress_id.to_string(), one.pod_addresses.to_string(), places]
+    })
+}
+
+fn gateways(of: &[Gateway]) -> String {
+    rows(["GATEWAY", "ADDRESS", "EGRESS IPS", "READY", "LEADER SAYS", "NEIGHBOUR"], of, |one| {
+        let ready = one.ready.map_or("-", |ready| if ready { "yes" } else { "no" });
+        [
+            dash(one.node.as_ref()),
+            one.endpoint.to_string(),
+            one.egress_ips.to_string(),
+            ready.to_owned(),
+            dash(one.leader_says.as_ref()),
+            dash(one.neighbour.as_ref()),
+        ]
+    })
+}
+
+fn devices(of: &[Interface]) -> String {
+    rows(["INTERFACE", "NAME", "STATE", "LARGEST PACKET"], of, |one| {
+        let state = match (&one.name, one.up, one.carrier) {
+            (None, ..) => "away",
+            (_, false, _) => "down",
+            (_, true, false) => "no carrier",
+            (_, true, true) => "up",
+        };
+        [one.role.clone(), dash(one.name.as_ref()), state.to_owned(), one.mtu.to_string()]
+    })
+}
+
+fn attached(of: &[Program]) -> String {
+    rows(["PROGRAM", "ON", "BY", "SINCE"], of, |one| {
+        let on = one.interface.clone().unwrap_or_else(|| "NOT ATTACHED".to_owned());
+        [one.name.clone(), on, dash(one.attached.as_ref()), dash(one.since.as_ref())]
+    })
+}
+
+fn fills(of: &[Fill]) -> String {
+    let shown: Vec<_> = of.iter().filter(|one| ALWAYS.contains(&one.map.as_str()) || one.percent() >= WORTH).collect();
+    rows(["MAP", "ENTRIES", "OF", "FULL"], &shown, |one| {
+        [one.map.clone(), one.entries.to_string(), one.limit.to_string(), format!("{} %", one.percent())]
+    })
+}
+
+fn troubles(of: &[Trouble]) -> String {
+    rows(["LAST WARNINGS", "TIMES", "LINE"], of, |one| {
+        let at = Timestamp::try_from(one.at).unwrap_or_default();
+        [format!("{at:.0} {}", one.level), one.times.to_string(), one.line.clone()]
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use egress_datapath::report::Served;
+
+    #[test]
+    fn what_is_there_is_shown_and_what_is_not_is_left_out() {
+        assert_eq!(tables(&Status::default()), "");
+        let address = "172.18.0.100".parse().expect("a literal");
+        let egress_ips = vec![Served { address, at: "node2".into() }];
+        let program = |name: &str, interface: Option<&str>| Program {
+            name: name.into(),
+            interface: interface.map(str::to_owned),
+            attached: interface.map(|_| "tcx".into()),
+            since: interface.map(|_| "2026-11-22T07:00:00Z".into()),
+            tag: None,
+        };
+        let fill = |map: &str, entries| Fill { map: map.into(), entries, limit: 100 };
+        let kernel = Kernel {
+            lease_seconds: Some(31),
+            interfaces: vec![Interface {
+                role: "uplink".into(),
+                name: Some("breth0".into()),
+                index: 2,
+                mtu: 1500,
+                up: true,
+                carrier: false,
+            }],
+            programs: vec![program("mgmt_ingress", Some("ovn-k8s-mp0")), program("uplink_egress", None)],
+            maps: vec![fill("pods", 1), fill("policy", 60), fill("nat", 2)],
+        };
+        let status = Status {
+            objects: vec![Object { egress_id: 3, name: Some("first".into()), pod_addresses: 2, egress_ips }],
+            gateways: vec![Gateway {
+                endpoint: "172.18.0.3".parse().expect("a literal"),
+                node: Some("node2".into()),
+                egress_ips: 1,
+                ready: Some(true),
+                leader_says: None,
+                neighbour: Some("reachable".into()),
+            }],
+            kernel: Some(kernel),
+            troubles: vec![Trouble {
+                at: std::time::SystemTime::UNIX_EPOCH,
+                level: "WARN".into(),
+                line: "worse".into(),
+                times: 3,
+            }],
+            ..Status::default()
+        };
+        let expected = "
+OBJECT  ID  PODS HERE  EGRESS IPS
+first   3   2          172.18.0.100 node2
+
+GATEWAY  ADDRESS     EGRESS IPS  READY  LEADER SAYS  NEIGHBOUR
+node2    172.18.0.3  1           yes    -            reachable
+
+INTERFACE  NAME    STATE       LARGEST PACKET
+uplink     breth0  no carrier  1500
+
+PROGRAM        ON            BY   SINCE
+mgmt_ingress   ovn-k8s-mp0   tcx  2026-11-22T07:00:00Z
+uplink_egress  NOT ATTACHED  -    -
+
+MAP     ENTRIES  OF   FULL
+policy  60       100  60 %
+nat     2        100  2 %
+
+LAST WARNINGS              TIMES  LINE
+1970-01-01T00:00:00Z WARN  3      worse
+";
+        assert_eq!(tables(&status), expected);
+    }
+}

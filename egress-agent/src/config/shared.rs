@@ -1,0 +1,116 @@
+//! Flags that the agent and the controller have in common: both are given the same settings.
+
+use std::path::{Path, PathBuf};
+
+use clap::{Args, ValueEnum};
+use ipnet::IpNet;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::sync::CancellationToken;
+use tracing::info;
+
+use crate::cmd::CliError;
+use crate::metrics::Listen;
+use egress_core::plan::desired;
+use egress_datapath::names::DEFAULT_TUNNEL_PORT;
+use egress_supervise::{self, Task};
+
+#[derive(Args, Debug)]
+#[command(next_help_heading = "Kubernetes")]
+pub struct ApiArgs {
+    /// Name of the Node object of the node that this runs on, as `kubectl get nodes` shows it
+    #[arg(long, env = "EGRESS_AGENT_NODE_NAME", value_name = "NAME")]
+    pub node_name: String,
+    /// File of settings as OVN-Kubernetes has it, read at start; flags and their variables beat it
+    #[arg(long, env = "EGRESS_AGENT_CONFIG_FILE", value_name = "FILE")]
+    config_file: Option<PathBuf>,
+    /// Kubeconfig by which the API server is reached [default: as a pod of the cluster]
+    #[arg(long, env = "EGRESS_AGENT_KUBECONFIG", value_name = "FILE")]
+    pub kubeconfig: Option<PathBuf>,
+    /// Namespace of the controllers' Lease, of the ConfigMap of hand-overs and of the Secret with the key, the same for agents
+    /// and controllers
+    #[arg(long, env = "EGRESS_AGENT_NAMESPACE", value_name = "NAMESPACE", default_value = "kube-system")]
+    pub namespace: String,
+}
+
+impl ApiArgs {
+    pub fn config_file(&self) -> Option<&Path> {
+        self.config_file.as_deref()
+    }
+}
+
+#[derive(Args, Debug)]
+#[command(next_help_heading = "On this node")]
+pub struct MetricsArgs {
+    /// Where /metrics, /healthz and /readyz are served, in plaintext: ADDRESS:PORT, or :PORT for all addresses of the node
+    /// [default: nowhere]
+    #[arg(long, env = "EGRESS_AGENT_METRICS_BIND_ADDRESS", value_name = "ADDRESS:PORT")]
+    pub metrics_bind_address: Option<Listen>,
+}
+
+#[derive(Args, Debug)]
+#[command(next_help_heading = "The cluster's networks")]
+pub struct NetworkArgs {
+    /// The cluster's pod networks: what selected pods send there keeps their own addresses [default: those that nodes say]
+    #[arg(long, env = "EGRESS_AGENT_CLUSTER_SUBNETS", value_name = "CIDR,...", value_delimiter = ',')]
+    pub cluster_subnets: Vec<IpNet>,
+    /// The cluster's service networks, left to the service proxy [default: the addresses of the Services that are known]
+    #[arg(long, env = "EGRESS_AGENT_SERVICE_CIDRS", value_name = "CIDR,...", value_delimiter = ',')]
+    pub service_cidrs: Vec<IpNet>,
+}
+
+#[derive(Args, Debug)]
+#[command(next_help_heading = "The overlay")]
+pub struct TunnelArgs {
+    /// UDP port of the overlay between nodes, the same on all nodes and open between them (1 to 65535)
+    #[arg(long, env = "EGRESS_AGENT_TUNNEL_PORT", value_name = "PORT", default_value_t = DEFAULT_TUNNEL_PORT,
+          value_parser = clap::value_parser!(u16).range(1..))]
+    pub tunnel_port: u16,
+}
+
+#[derive(Args, Debug)]
+#[command(next_help_heading = "When there is no egress IP")]
+pub struct UnassignedArgs {
+    /// What becomes of selected pods' packets when no node can host any address of their object; an object may say `drop` of
+    /// its own by an annotation
+    #[arg(
+        long,
+        env = "EGRESS_AGENT_ON_UNASSIGNED",
+        value_name = "WHAT",
+        value_enum,
+        default_value_t = OnUnassigned::NodeAddress
+    )]
+    on_unassigned: OnUnassigned,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum OnUnassigned {
+    /// They leave with their node's address, as in OVN-Kubernetes
+    NodeAddress,
+    /// They do not leave
+    Drop,
+}
+
+impl UnassignedArgs {
+    pub fn on_unassigned(&self) -> desired::OnUnassigned {
+        match self.on_unassigned {
+            OnUnassigned::NodeAddress => desired::OnUnassigned::NodeAddress,
+            OnUnassigned::Drop => desired::OnUnassigned::Drop,
+        }
+    }
+}
+
+/// Cancelled by SIGTERM and SIGINT.
+pub(crate) fn stop_on_signal() -> Result<CancellationToken, CliError> {
+    let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    let stop = CancellationToken::new();
+    let stopping = stop.clone();
+    let follow = async move {
+        tokio::select! {
+            _ = terminate.recv() => info!("SIGTERM: stopping"),
+            _ = interrupt.recv() => info!("SIGINT: stopping"),
+        }
+        stopping.cancel();
+    };
+    tokio::spawn(egress_supervise::until(stop.clone(), Task::Signals, follow));
+    Ok(stop)
+}

@@ -1,0 +1,134 @@
+//! Flags of the TLS of health checks. The keys of the section `[egressip-healthcheck-tls]` of the configuration file are these
+//! flags without their beginning.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+use tokio_rustls::rustls::pki_types::ServerName;
+
+use crate::health::tls::Files;
+
+#[derive(Args, Debug)]
+#[command(next_help_heading = "TLS of health checks")]
+pub struct TlsArgs {
+    /// Certificate of this node's health server and of its probes, PEM; with key, CA and name health checks use TLS, with none
+    /// of the four plaintext [default: plaintext]
+    #[arg(long, env = "EGRESS_AGENT_HEALTHCHECK_CLIENT_CERT", value_name = "FILE")]
+    egressip_healthcheck_client_cert: Option<PathBuf>,
+    /// The certificate's private key, PEM
+    #[arg(long, env = "EGRESS_AGENT_HEALTHCHECK_CLIENT_PRIVKEY", value_name = "FILE")]
+    egressip_healthcheck_client_privkey: Option<PathBuf>,
+    /// CA that signs the certificates of all agents, PEM; while it is exchanged the file has both
+    #[arg(long, env = "EGRESS_AGENT_HEALTHCHECK_CLIENT_CACERT", value_name = "FILE")]
+    egressip_healthcheck_client_cacert: Option<PathBuf>,
+    /// Name that each agent's certificate bears among its subject alternative names (its common name does not count)
+    #[arg(long, env = "EGRESS_AGENT_HEALTHCHECK_CERT_COMMON_NAME", value_name = "NAME", value_parser = server_name)]
+    egressip_healthcheck_cert_common_name: Option<ServerName<'static>>,
+    /// Whether the health server wants a certificate of whoever probes
+    #[arg(
+        long,
+        env = "EGRESS_AGENT_HEALTHCHECK_CLIENT_AUTH",
+        value_name = "WHETHER",
+        value_enum,
+        default_value_t = ClientAuth::Required
+    )]
+    egressip_healthcheck_client_auth: ClientAuth,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum ClientAuth {
+    /// One that the CA has signed
+    Required,
+    /// None: for certificates that are for servers alone
+    Off,
+}
+
+/// Some of what TLS needs is there, and some is not.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "TLS of health checks lacks {}: give certificate, key, CA and name, by flags or in [egressip-healthcheck-tls] of the \
+     configuration file, or none of them", .0.join(", ")
+)]
+pub struct HalfTls(Vec<&'static str>);
+
+fn server_name(text: &str) -> Result<ServerName<'static>, &'static str> {
+    ServerName::try_from(text.to_owned()).map_err(|_| "neither a DNS name nor an address")
+}
+
+impl TlsArgs {
+    /// All that TLS needs; `None` where nothing of it is given.
+    pub fn files(&self) -> Result<Option<Files>, HalfTls> {
+        let Self {
+            egressip_healthcheck_client_cert: certificate,
+            egressip_healthcheck_client_privkey: key,
+            egressip_healthcheck_client_cacert: ca,
+            egressip_healthcheck_cert_common_name: name,
+            egressip_healthcheck_client_auth: client_auth,
+        } = self;
+        if let (Some(certificate), Some(key), Some(ca), Some(name)) = (certificate, key, ca, name) {
+            return Ok(Some(Files {
+                certificate: certificate.clone(),
+                key: key.clone(),
+                ca: ca.clone(),
+                name: name.clone(),
+                client_certificate: *client_auth == ClientAuth::Required,
+            }));
+        }
+        let missing: Vec<&str> = [
+            ("--egressip-healthcheck-client-cert", certificate.is_none()),
+            ("--egressip-healthcheck-client-privkey", key.is_none()),
+            ("--egressip-healthcheck-client-cacert", ca.is_none()),
+            ("--egressip-healthcheck-cert-common-name", name.is_none()),
+        ]
+        .into_iter()
+        .filter_map(|(flag, missing)| missing.then_some(flag))
+        .collect();
+        if missing.len() == 4 { Ok(None) } else { Err(HalfTls(missing)) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        tls: TlsArgs,
+    }
+
+    fn files(arguments: &[&str]) -> Result<Option<Files>, String> {
+        let line = Line::try_parse_from([&["agent"], arguments].concat()).map_err(|error| error.to_string())?;
+        line.tls.files().map_err(|error| error.to_string())
+    }
+
+    const CERT: &str = "--egressip-healthcheck-client-cert=/c";
+    const KEY: &str = "--egressip-healthcheck-client-privkey=/k";
+    const CA: &str = "--egressip-healthcheck-client-cacert=/ca";
+    const NAME: &str = "--egressip-healthcheck-cert-common-name=ovn";
+
+    #[test]
+    fn all_or_nothing_is_tls_or_none() {
+        assert!(files(&[]).is_ok_and(|files| files.is_none()));
+        let all = files(&[CERT, KEY, CA, NAME]).expect("whole").expect("TLS");
+        assert_eq!((all.name.to_str().as_ref(), all.client_certificate), ("ovn", true));
+        let off = files(&[CERT, KEY, CA, NAME, "--egressip-healthcheck-client-auth=off"]).expect("whole");
+        assert!(off.is_some_and(|files| !files.client_certificate));
+    }
+
+    #[test]
+    fn half_of_it_is_one_line_that_names_what_is_missing() {
+        let line = files(&[CERT, CA]).expect_err("half");
+        assert_eq!(
+            line,
+            "TLS of health checks lacks --egressip-healthcheck-client-privkey, --egressip-healthcheck-cert-common-name: give \
+             certificate, key, CA and name, by flags or in [egressip-healthcheck-tls] of the configuration file, or none of \
+             them"
+        );
+        assert!(files(&[NAME]).is_err());
+        let bad = files(&["--egressip-healthcheck-cert-common-name=two words"]).expect_err("no name");
+        assert!(bad.contains("neither a DNS name nor an address"), "{bad}");
+    }
+}

@@ -1,0 +1,396 @@
+//! The leader's books: the ledger, what is to be read from it and from nodes' words, and how it is written.
+//!
+//! The standby keeps them too, so that a new leader knows what it has seen itself: since when nodes are suspected, and who had
+//! the addresses of objects that were deleted a moment ago.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant, UNIX_EPOCH};
+
+use tracing::{info, warn};
+
+use crate::controller::write_errors::Complaint;
+use egress_core::allocation::{Nodes, Objects};
+use egress_core::leader_election::node_of;
+use egress_core::model::ledger::Ledger;
+use egress_core::model::view::{EgressObject, Node, parse_egress_ip};
+use egress_core::node_health::Reach;
+use egress_core::ownership::acknowledgements::{Heard, Said};
+use egress_core::ownership::endless::{self, Alone};
+use egress_core::ownership::handover::{Evidence, HandOver, Step};
+use egress_core::ownership::suspicion::{Beginning, Longest, Suspicions, Terms, suspects};
+use egress_kube::leader_election::Leadership;
+use egress_kube::ledger::{self, LEDGER_NAME, LedgerStore};
+use egress_kube::status::WriteError;
+
+/// Whoever had the address of a deleted object has heard of it by then, or of nothing for long.
+const DEPARTED: Duration = Duration::from_secs(60);
+/// How long one write may take.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+pub(super) struct Books {
+    store: LedgerStore,
+    leadership: Leadership,
+    /// Of the pass that is under way: what it writes is refused where another may have led since.
+    since: Option<Instant>,
+    complaint: Complaint,
+    /// When another's signature was seen behind this leader's own.
+    overwritten: Option<Instant>,
+    /// How this leader signs.
+    leader: String,
+    /// By which this leader gives leases.
+    own: Terms,
+    longest_lease: Longest,
+    longest_programs: Longest,
+    ledger: Option<Arc<Ledger>>,
+    suspicions: Suspicions,
+    departed: BTreeMap<IpAddr, (String, Instant)>,
+    heard: Heard,
+    alone: Alone,
+}
+
+/// What is known for one decision.
+#[derive(Debug)]
+pub(super) struct Extract {
+    /// The ledger as it should be before anything else is written.
+    pub(super) draft: Ledger,
+    said: Said,
+    departed: BTreeMap<IpAddr, String>,
+    ends: BTreeMap<String, Instant>,
+    /// The nodes whose leases have no end.
+    pub(super) endless: BTreeSet<String>,
+    /// When the next node is to be suspected, or is waited for no longer.
+    pub(super) look_again: Option<Instant>,
+}
+
+impl Extract {
+    pub(super) fn evidence(&self) -> Evidence<'_> {
+        let Said { released, given, prepared, .. } = &self.said;
+        Evidence { released, given, prepared, ends: &self.ends, departed: &self.departed }
+    }
+}
+
+impl Books {
+    /// `own` are this controller's own times.
+    pub(super) fn new(store: LedgerStore, leadership: Leadership, leader: String, own: Terms) -> Self {
+        Self {
+            store,
+            leadership,
+            since: None,
+            complaint: Complaint::default(),
+            overwritten: None,
+            leader,
+            own,
+            longest_lease: Longest::default(),
+            longest_programs: Longest::default(),
+            ledger: None,
+            suspicions: Suspicions::default(),
+            departed: BTreeMap::new(),
+            heard: Heard::default(),
+            alone: Alone::default(),
+        }
+    }
+
+    /// The answer to a write is known before the watch brings older versions.
+    pub(super) fn follow(&mut self, ledger: Arc<Ledger>, now: Instant) {
+        let version = |ledger: &Ledger| ledger.version.parse::<u64>().ok();
+        let known = self.ledger.as_ref().and_then(|known| version(known));
+        if known.zip(version(&ledger)).is_some_and(|(known, new)| new < known) {
+            return;
+        }
+        if self.ledger.as_ref().is_some_and(|known| known.leader == self.leader && is_of_another(&ledger, &self.leader))
+        {
+            self.overwritten = Some(now);
+        }
+        self.suspicions.note(&ledger, now);
+        let times = (now, self.leadership.former().map_or(now, |former| former.until));
+        self.longest_lease.note((ledger.total, ledger.former_total), self.own.lease, times);
+        self.longest_programs.note((ledger.programs, ledger.former_programs), self.own.programs, times);
+        self.ledger = Some(ledger);
+    }
+
+    /// An object is gone, and with it what its status said.
+    pub(super) fn depart(&mut self, object: &EgressObject, now: Instant) {
+        self.departed.retain(|_, (_, since)| now < *since + DEPARTED);
+        let items = object.items.iter().filter_map(|item| Some((parse_egress_ip(&item.egress_ip)?, item)));
+        self.departed.extend(items.map(|(address, item)| (address, (item.node.clone(), now))));
+    }
+
+    /// `None` while the ledger is not known. `since` is when this leader began to lead.
+    pub(super) fn extract(
+        &mut self,
+        objects: &Objects,
+        nodes: &Nodes,
+        reach: &Reach,
+        (since, now): (Instant, Instant),
+    ) -> Option<Extract> {
+        self.since = Some(since);
+        let ledger = self.ledger.as_ref()?;
+        let own = self.own;
+        let mut draft = Ledger {
+            leader: self.leader.clone(),
+            total: Some(own.lease),
+            former_total: self.longest_lease.to_tell(own.lease, now),
+            programs: Some(own.programs),
+            former_programs: self.longest_programs.to_tell(own.programs, now),
+            ..(**ledger).clone()
+        };
+        // A clock before 1970 counts from the beginning.
+        let unix_ms = UNIX_EPOCH.elapsed().map_or(0, |time| u64::try_from(time.as_millis()).unwrap_or(0));
+        let words = nodes.values().map(|node| &node.released).chain(reach.released.values());
+        draft.count_on(words.flat_map(|words| words.values().copied()), unix_ms);
+        let (suspected, look_again) = suspects(reach, ledger, since, now);
+        draft.suspects.retain(|node, _| suspected.contains(node));
+        for node in suspected {
+            if !draft.suspects.contains_key(&node) {
+                draft.records.last += 1;
+                draft.suspects.insert(node, draft.records.last);
+            }
+        }
+        // By probes it is sooner; without a health port there are none.
+        let mut bounded = reach.bounded.clone();
+        for (name, number) in nodes.iter().filter_map(|(name, node)| Some((name, node.bounded?))) {
+            bounded.entry(name.clone()).and_modify(|by_probes| *by_probes = number.max(*by_probes)).or_insert(number);
+        }
+        let settled = self.alone.follow(&mut draft, (objects, nodes), &bounded, now);
+        let said = self.heard.listen(ledger, nodes, reach, now);
+        let open = &ledger.records.open;
+        let shown: BTreeSet<IpAddr> = match self.departed.is_empty() {
+            true => BTreeSet::new(),
+            false => objects.values().flat_map(|o| &o.items).filter_map(|i| parse_egress_ip(&i.egress_ip)).collect(),
+        };
+        self.departed.retain(|address, (_, since)| {
+            now < *since + DEPARTED && !open.contains_key(address) && !shown.contains(address)
+        });
+        let departed = self.departed.iter().map(|(address, (node, _))| (*address, node.clone())).collect();
+        let (lease, programs) = (&self.longest_lease, &self.longest_programs);
+        let terms = Terms { lease: lease.of(own.lease, now), programs: programs.of(own.programs, now) };
+        let former = self.leadership.former();
+        let is_asked = |name: &str, node: &Node| node.assignable && node_of(&self.leader).is_none_or(|own| own != name);
+        let others = nodes.iter().filter(|(name, node)| is_asked(name, node)).map(|(name, _)| name.as_str()).collect();
+        let beginning = Beginning { since, former: former.as_ref(), others: &others };
+        let mut ends = self.suspicions.ends(reach, terms, beginning);
+        // By what stands there, and by what is about to.
+        let endless: BTreeSet<String> = endless::all(ledger).chain(endless::all(&draft)).cloned().collect();
+        ends.retain(|node, _| !endless.contains(node));
+        let longest = lease.next(now).into_iter().chain(programs.next(now)).chain(settled);
+        let look_again = look_again.into_iter().chain(said.look_again).chain(longest).min();
+        Some(Extract { draft, said, departed, ends, endless, look_again })
+    }
+
+    /// Writes the draft with the hand-overs that begin or change, if anything in it is new. Before any status says it.
+    pub(super) async fn open(&mut self, mut draft: Ledger, steps: &[Step]) -> bool {
+        let recorded = || {
+            steps.iter().filter_map(|step| match step {
+                Step::Record(address, hand_over) => Some((address, hand_over)),
+                _ => None,
+            })
+        };
+        for (address, hand_over) in recorded() {
+            draft.record(*address, hand_over.clone());
+        }
+        let is_written = self.write(draft).await;
+        // What is not written is begun anew each second.
+        for (address, HandOver { number, from, to }) in recorded().filter(|_| is_written) {
+            let to = to.as_deref().unwrap_or("nobody yet");
+            info!(%address, number, from, to, "an egress IP is to change its node");
+        }
+        is_written
+    }
+
+    /// Takes out what is over. Behind all that it was waited for with.
+    pub(super) async fn close(&mut self, steps: &[Step]) -> bool {
+        let Some(ledger) = &self.ledger else { return true };
+        let mut draft = Ledger::clone(ledger);
+        for step in steps {
+            if let Step::Forget(address) = step {
+                draft.forget(address);
+            }
+        }
+        self.write(draft).await
+    }
+
+    /// Where the API server has gone back to an older ledger nothing could be written behind the one that is known here. A
+    /// read is answered by what it has, so an older version is no late one. It is gone on from as by a new leader; but
+    /// numbers are not given twice.
+    async fn look_back(&mut self) {
+        let version = |ledger: &Ledger| ledger.version.parse::<u64>().ok();
+        let Some(known) = self.ledger.clone() else { return };
+        let Ok(Ok(Some(read))) = tokio::time::timeout(PATIENCE, self.store.read()).await else { return };
+        let Ok(mut older) = ledger::read(&read) else { return };
+        let Some((old, new)) = version(&older).zip(version(&known)).filter(|(old, new)| old < new) else { return };
+        warn!(version = old, before = new, "the ConfigMap {LEDGER_NAME} is an older one than before: going on from it");
+        older.records.last = older.records.last.max(known.records.last);
+        self.ledger = None;
+        self.follow(Arc::new(older), Instant::now());
+    }
+
+    /// False when it could not be written.
+    async fn write(&mut self, draft: Ledger) -> bool {
+        // One that was deleted is written again.
+        if self.ledger.as_deref() == Some(&draft) && !draft.version.is_empty() {
+            return true;
+        }
+        if self.since.is_none() || self.leadership.since() != self.since {
+            return false;
+        }
+        // Whoever has signed it may have taken over early. Only the Lease can tell.
+        if self.overwritten.is_some_and(|at| self.leadership.renewed().is_none_or(|renewed| renewed <= at)) {
+            return false;
+        }
+        let written = tokio::time::timeout(PATIENCE, self.store.write(&draft)).await;
+        match written.unwrap_or(Err(WriteError::Silence)) {
+            Ok(ledger) => {
+                self.follow(Arc::new(ledger), Instant::now());
+                if self.complaint.ends() {
+                    info!("hand-overs are written again");
+                }
+                true
+            }
+            // Whoever wrote meanwhile, it comes by the watch.
+            Err(WriteError::Stale) => {
+                self.look_back().await;
+                false
+            }
+            Err(error) => {
+                if self.complaint.is_due(error.code(), Instant::now()) {
+                    warn!(%error, "cannot write the ConfigMap {LEDGER_NAME}: no egress IP changes its node; trying again");
+                }
+                false
+            }
+        }
+    }
+}
+
+/// One that was deleted has no owner.
+fn is_of_another(ledger: &Ledger, leader: &str) -> bool {
+    !ledger.leader.is_empty() && ledger.leader != leader
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use egress_core::model::ledger::Records;
+    use egress_kube::leader_election::leadership;
+    use egress_kube::stub::Server;
+
+    fn books(server: &Server, leads: &Leadership) -> Books {
+        let store = LedgerStore::new(server.client().0, "now");
+        Books::new(store, leads.clone(), "me".into(), terms())
+    }
+
+    fn terms() -> Terms {
+        Terms { lease: Duration::from_secs(1), programs: Duration::from_secs(31) }
+    }
+
+    /// What is written is answered with version 7.
+    #[tokio::test]
+    async fn who_does_not_lead_any_more_writes_nothing_and_a_late_watch_changes_nothing() {
+        let server = Server::start().await;
+        let (published, leads, _duty) = leadership();
+        published.set_leads_until(Some(Instant::now() + Duration::from_secs(60)));
+        let mut books = books(&server, &leads);
+        let ledger = |version: &str| Ledger { version: version.into(), ..Ledger::default() };
+        books.follow(Arc::new(ledger("6")), Instant::now());
+        let draft = Ledger { leader: "me".into(), ..ledger("6") };
+        // Another has led since this pass began.
+        books.since = leads.since().map(|since| since - Duration::from_secs(1));
+        assert!(!books.write(draft.clone()).await);
+        assert_eq!(server.asked("PUT"), 0);
+        books.since = leads.since();
+        assert!(books.write(draft).await);
+        books.follow(Arc::new(ledger("6")), Instant::now());
+        assert_eq!(books.ledger.as_ref().map(|ledger| ledger.version.as_str()), Some("7"));
+    }
+
+    /// It believes that it leads until its renew deadline.
+    #[tokio::test]
+    async fn who_was_replaced_early_writes_nothing_behind_its_successor() {
+        let server = Server::start().await;
+        let (published, leads, _duty) = leadership();
+        published.set_leads_until(Some(Instant::now() + Duration::from_secs(60)));
+        let mut books = books(&server, &leads);
+        books.since = leads.since();
+        let signed = |leader: &str, version: &str| {
+            Arc::new(Ledger { leader: leader.into(), version: version.into(), ..Ledger::default() })
+        };
+        let draft = Ledger { leader: "me".into(), ..Ledger::default() };
+        books.follow(signed("former", "5"), Instant::now());
+        assert!(books.write(draft.clone()).await, "a new leader signs");
+        books.follow(signed("", "7"), Instant::now());
+        assert!(books.write(draft.clone()).await, "it was deleted");
+        books.follow(signed("other", "9"), Instant::now());
+        books.follow(signed("other", "10"), Instant::now());
+        assert!(!books.write(draft.clone()).await);
+        published.set_renewed(Some(Instant::now()));
+        assert!(books.write(draft).await, "the Lease is its own still");
+    }
+
+    #[tokio::test]
+    async fn leases_are_waited_for_as_long_as_a_former_leader_gave_them() {
+        let server = Server::start().await;
+        let (_published, leads, _duty) = leadership();
+        let mut books = books(&server, &leads);
+        let (now, former) = (Instant::now(), Duration::from_secs(30));
+        let suspects = BTreeMap::from([("n1".to_owned(), 1)]);
+        let (total, programs) = (Some(former), Some(former + terms().programs));
+        books.follow(Arc::new(Ledger { total, programs, suspects, ..Ledger::default() }), now);
+        let nothing = (Objects::new(), Nodes::new());
+        let mut end = |reach: &Reach| {
+            let extract = books.extract(&nothing.0, &nothing.1, reach, (now, now)).expect("the ledger is known");
+            (extract.evidence().ends["n1"], extract)
+        };
+        let unknown = Reach::by(Duration::from_secs(1));
+        let silent = Reach { silent: BTreeSet::from(["n1".to_owned()]), ..unknown.clone() };
+        assert!((now + former..now + former + terms().programs).contains(&end(&silent).0));
+        let (end, extract) = end(&unknown);
+        assert!(end >= now + former + terms().programs);
+        assert_eq!((extract.draft.former_total, extract.draft.programs), (Some(former), Some(terms().programs)));
+    }
+
+    /// Its programs emit without an end, whatever is suspected of it.
+    #[tokio::test]
+    async fn nothing_of_a_node_whose_lease_has_no_end_is_given_away() {
+        let server = Server::start().await;
+        let (_published, leads, _duty) = leadership();
+        let now = Instant::now();
+        let ends = |endless: &[&str], ending: &[&str]| {
+            let numbered = |names: &[&str]| names.iter().map(|name| ((*name).to_owned(), 2)).collect();
+            let ledger = Ledger {
+                suspects: BTreeMap::from([("n1".to_owned(), 1)]),
+                endless: numbered(endless),
+                ending: numbered(ending),
+                ..Ledger::default()
+            };
+            let mut books = books(&server, &leads);
+            books.follow(Arc::new(ledger), now);
+            let nodes = Nodes::from([egress_core::allocation::samples::node("n1", "172.18.0.2/16")]);
+            let extract = books.extract(&Objects::new(), &nodes, &Reach::by(terms().lease), (now, now));
+            let extract = extract.expect("the ledger is known");
+            extract.evidence().ends.keys().cloned().collect::<Vec<_>>()
+        };
+        assert_eq!(ends(&[], &[]), ["n1"]);
+        assert!(ends(&["n1"], &[]).is_empty() && ends(&[], &["n1"]).is_empty());
+    }
+
+    /// The server has version 7, and refuses whoever writes in the place of another one.
+    #[tokio::test]
+    async fn an_older_ledger_of_the_server_is_gone_on_from_and_a_newer_one_waited_for() {
+        let server = Server::start().await;
+        let (published, leads, _duty) = leadership();
+        published.set_leads_until(Some(Instant::now() + Duration::from_secs(60)));
+        let store = LedgerStore::new(server.client().0, "past");
+        let mut books = Books::new(store, leads.clone(), "me".into(), terms());
+        books.since = leads.since();
+        for (known, expected) in [("6", "6"), ("9", "7")] {
+            books.ledger = None;
+            let records = Records { last: 40, ..Records::default() };
+            let ledger = Ledger { version: known.into(), records, ..Ledger::default() };
+            books.follow(Arc::new(ledger.clone()), Instant::now());
+            assert!(!books.write(Ledger { leader: "me".into(), ..ledger }).await);
+            let now = books.ledger.as_ref().expect("known");
+            assert_eq!((now.version.as_str(), now.records.last), (expected, 40));
+        }
+    }
+}

@@ -1,0 +1,437 @@
+//! Against real sockets on loopback.
+
+use std::sync::Mutex;
+
+use tokio::net::{TcpListener, TcpSocket};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+use tonic::transport::Server;
+use tonic_health::pb::health_server::{Health, HealthServer};
+use tonic_health::server::WatchStream;
+
+use super::*;
+use crate::controller::node_health::confirmation::Others;
+use crate::health;
+use crate::health::signature::tests::{answer_for_anyone, key, shared};
+use crate::health::tls::tests::{Authority, Node};
+use crate::metrics::meters::count_and_sum;
+use crate::node::reconciler::Ready;
+use egress_core::node_health::fitness::Uplink;
+use egress_kube::health_key::SharedKey;
+
+const RULES: Rules =
+    Rules { total: Duration::from_secs(1), interval: Duration::from_millis(250), grace: Duration::from_secs(30) };
+const LOOPBACK: IpAddr = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
+
+/// What asking brings within this time, beginning then, without times.
+async fn found(port: u16, within: Duration) -> Vec<Finding> {
+    found_by(port, within, true).await
+}
+
+async fn found_by(port: u16, within: Duration, confirms: bool) -> Vec<Finding> {
+    found_with(Dial::Plaintext, port, within, confirms).await
+}
+
+async fn found_with(dial: Dial, port: u16, within: Duration, confirms: bool) -> Vec<Finding> {
+    let vouch = Vouch::for_other();
+    vouch.set(confirms);
+    found_vouching(dial, port, within, vouch).await
+}
+
+async fn found_vouching(dial: Dial, port: u16, within: Duration, vouch: Vouch) -> Vec<Finding> {
+    found_metered((dial, Meters::default()), port, within, vouch).await
+}
+
+async fn found_metered((dial, meters): (Dial, Meters), port: u16, within: Duration, vouch: Vouch) -> Vec<Finding> {
+    found_keyed((dial, meters, shared(1)), port, within, vouch).await
+}
+
+async fn found_keyed(
+    (dial, meters, key): (Dial, Meters, SharedKey),
+    port: u16,
+    within: Duration,
+    vouch: Vouch,
+) -> Vec<Finding> {
+    let orders = watch::channel(Words::new()).1;
+    let asker = Asker { term: 3, offset: Duration::ZERO, vouch, orders, node: "n".into(), own_node: "leader".into() };
+    let road = Road { address: LOOPBACK, knock_at: vec![] };
+    let manner = Manner { rules: RULES, port, dial, key, meters, events: None, outages: None };
+    let begin = Instant::now();
+    let findings = Mutex::new(Vec::new());
+    let tell = |finding| {
+        let finding = match finding {
+            Finding::Sign(sign, _) => Finding::Sign(sign, begin),
+            Finding::Heard(_) => Finding::Heard(begin),
+            other => other,
+        };
+        let mut findings = findings.lock().expect("not poisoned");
+        if findings.last() != Some(&finding) {
+            findings.push(finding);
+        }
+        true
+    };
+    let _ends = timeout(within, ask(&manner, &road, &asker, tell)).await;
+    findings.into_inner().expect("not poisoned")
+}
+
+fn signs(findings: &[Finding]) -> Vec<Sign> {
+    let signs = findings.iter().filter_map(|finding| match finding {
+        Finding::Sign(sign, _) => Some(*sign),
+        _ => None,
+    });
+    let mut signs: Vec<Sign> = signs.collect();
+    signs.dedup();
+    signs
+}
+
+/// Without knocks: one may fall between two answers where the machine is busy.
+fn answers(findings: &[Finding]) -> Vec<Sign> {
+    let mut answers = signs(findings);
+    answers.retain(|sign| matches!(sign, Sign::Answer(_)));
+    answers.dedup();
+    answers
+}
+
+async fn listener() -> (TcpListener, u16) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let port = listener.local_addr().expect("an address").port();
+    (listener, port)
+}
+
+struct Agent {
+    port: u16,
+    uplink: watch::Sender<Uplink>,
+    heard: watch::Receiver<Option<Instant>>,
+    stop: CancellationToken,
+    _ready: watch::Sender<Ready>,
+}
+
+/// The health server of an agent.
+async fn agent() -> Agent {
+    agent_with(None).await
+}
+
+async fn agent_with(tls: Option<Tls>) -> Agent {
+    agent_keyed(tls, shared(1)).await
+}
+
+async fn agent_keyed(tls: Option<Tls>, key: SharedKey) -> Agent {
+    let (free, port) = listener().await;
+    drop(free);
+    let (ready, is_ready) = watch::channel(Ready { serving: true, addresses: vec![LOOPBACK], ..Ready::default() });
+    let ((uplink, is_uplink), (heard, is_heard)) = (watch::channel(Uplink::Works), watch::channel(None));
+    let stop = CancellationToken::new();
+    let released = watch::channel(Words::new()).1;
+    let overlay = watch::channel(None).1;
+    let nodes = watch::channel(Arc::new([LOOPBACK].into())).1;
+    let node_name = "n".to_owned();
+    let facts = health::Facts {
+        bounded: watch::channel(None).1,
+        next_hop: watch::channel(None).1,
+        ready: is_ready,
+        selected: watch::Sender::default().subscribe(),
+        uplink: is_uplink,
+        released,
+        overlay,
+        nodes,
+        key,
+        node_name,
+    };
+    let told = health::Told {
+        heard,
+        total: watch::channel(None).0,
+        orders: watch::channel(Words::new()).0,
+        leader: watch::channel(None).0,
+        outages: Outages::new("http://nowhere"),
+        meters: Meters::default(),
+    };
+    let settings = health::Settings { port, tls, total_timeout: Duration::from_secs(5) };
+    tokio::spawn(health::serve(settings, facts, told, stop.clone()));
+    while TcpStream::connect((LOOPBACK, port)).await.is_err() {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    Agent { port, uplink, heard: is_heard, stop, _ready: ready }
+}
+
+#[tokio::test]
+async fn the_agent_of_the_leaders_own_node_is_heard_as_long_as_others_are() {
+    let agent = agent().await;
+    let others = Arc::new(Others::new(Instant::now()));
+    others.set(true);
+    let heard_others = async {
+        tokio::time::sleep(RULES.interval * 4).await;
+        others.note(Instant::now());
+        Instant::now()
+    };
+    let asked = found_vouching(Dial::Plaintext, agent.port, RULES.interval * 10, Vouch::for_own(others.clone()));
+    let (findings, last) = tokio::join!(asked, heard_others);
+    assert_eq!(answers(&findings), [Sign::Answer(Answer::Serving)], "it is asked all the while");
+    let heard = agent.heard.borrow().expect("what came before another was heard counts");
+    assert!(heard <= last && heard > last - RULES.interval * 2, "{:?}", last - heard);
+}
+
+#[tokio::test]
+async fn answers_are_counted_by_what_they_say_and_timed() {
+    let agent = agent().await;
+    let meters = Meters::default();
+    let ask = |port| found_metered((Dial::Plaintext, meters.clone()), port, RULES.interval * 2, Vouch::for_other());
+    ask(agent.port).await;
+    let [serving, others @ ..] = meters.probes();
+    assert!(serving > 0 && others == [0; 6], "{serving} {others:?}");
+    assert_eq!(count_and_sum(&meters.probe()).0, serving);
+    agent.uplink.send_replace(Uplink::NextHopLost(vec![LOOPBACK]));
+    ask(agent.port).await;
+    let (free, nobody) = listener().await;
+    drop(free);
+    ask(nobody).await;
+    let [_, not_serving, next_hop_lost, late, refused, unsigned, unreachable] = meters.probes();
+    assert_eq!((not_serving, late, refused, unsigned), (0, 0, 0, 0));
+    assert!(next_hop_lost > 0 && unreachable > 0, "{:?}", meters.probes());
+    assert_eq!(count_and_sum(&meters.probe()).0, meters.probes()[0] + next_hop_lost, "what has no answer took no time");
+}
+
+#[tokio::test]
+async fn an_agent_answers_and_learns_that_it_was_heard() {
+    let agent = agent().await;
+    let begin = Instant::now();
+    let findings = found(agent.port, Duration::from_millis(1200)).await;
+    assert_eq!(answers(&findings), [Sign::Answer(Answer::Serving)]);
+    let said = Finding::Said {
+        timeout: Some(Duration::from_secs(5)),
+        term: Some(3),
+        overlay: None,
+        bounded: None,
+        next_hop: None,
+    };
+    assert!(findings.contains(&said), "{findings:?}");
+    let heard = agent.heard.borrow().expect("the third probe confirms the second");
+    assert!(heard >= begin + RULES.interval);
+
+    let before = *agent.heard.borrow();
+    let unconfirmed = found_by(agent.port, Duration::from_millis(1200), false).await;
+    assert_eq!(answers(&unconfirmed), [Sign::Answer(Answer::Serving)]);
+    assert!(!unconfirmed.iter().any(|finding| matches!(finding, Finding::Heard(_))));
+    assert_eq!(*agent.heard.borrow(), before, "it is not told");
+
+    agent.uplink.send_replace(Uplink::NextHopLost(vec![LOOPBACK]));
+    let lost = found(agent.port, Duration::from_millis(800)).await;
+    assert_eq!(answers(&lost), [Sign::Answer(Answer::NextHopLost)]);
+    agent.uplink.send_replace(Uplink::NoCarrier("eth0".into()));
+    assert_eq!(answers(&found(agent.port, Duration::from_millis(800)).await), [Sign::Answer(Answer::NotServing)]);
+}
+
+#[tokio::test]
+async fn by_tls_it_is_the_same_and_what_is_wrong_with_a_certificate_is_told() {
+    let (ca, another) = (Authority::new(), Authority::new());
+    let (server, leader, stranger) = (Node::new(&ca), Node::new(&ca), Node::new(&another));
+    let agent = agent_with(Some(server.read().0)).await;
+    let within = Duration::from_millis(900);
+    let findings = found_with(Dial::Tls(leader.read().0), agent.port, within, true).await;
+    assert_eq!(signs(&findings), [Sign::Answer(Answer::Serving)]);
+    let heard = *agent.heard.borrow();
+    assert!(heard.is_some(), "it learns that it was heard");
+
+    let trouble = |findings: &[Finding], words: &str| {
+        findings.iter().any(|finding| matches!(finding, Finding::Trouble(why) if why.contains(words)))
+    };
+    let findings = found_with(Dial::Tls(stranger.read().0), agent.port, within, true).await;
+    assert_eq!(signs(&findings), [Sign::Kernel], "its node is there");
+    assert!(trouble(&findings, "the other side's certificate was not signed by the CA"), "{findings:?}");
+    // It knows the CA; the agent does not know its own.
+    stranger.put("ca", &ca.pem);
+    let findings = found_with(Dial::Tls(stranger.read().0), agent.port, within, true).await;
+    assert_eq!(signs(&findings), [Sign::Kernel]);
+    assert!(trouble(&findings, "UnknownCA: the log of the other side says why"), "{findings:?}");
+    let findings = found_with(Dial::Plaintext, agent.port, within, true).await;
+    assert_eq!(signs(&findings), [Sign::Kernel]);
+    assert_eq!(*agent.heard.borrow(), heard, "no stranger keeps its leases alive");
+}
+
+#[tokio::test]
+async fn a_session_that_is_closed_is_begun_anew() {
+    let agent = agent().await;
+    let (port, stop) = (agent.port, agent.stop.clone());
+    let asked = tokio::spawn(async move { found(port, Duration::from_secs(3)).await });
+    tokio::time::sleep(Duration::from_millis(600)).await;
+    stop.cancel();
+    // Where it is refused, its kernel answers.
+    tokio::time::sleep(Duration::from_millis(900)).await;
+    let (ready, is_ready) = watch::channel(Ready { serving: true, addresses: vec![LOOPBACK], ..Ready::default() });
+    let (_uplink, is_uplink) = watch::channel(Uplink::Works);
+    let settings = health::Settings { port, tls: None, total_timeout: Duration::from_secs(1) };
+    let released = watch::channel(Words::new()).1;
+    let overlay = watch::channel(None).1;
+    let nodes = watch::channel(Arc::new([LOOPBACK].into())).1;
+    let node_name = "n".to_owned();
+    let facts = health::Facts {
+        bounded: watch::channel(None).1,
+        next_hop: watch::channel(None).1,
+        ready: is_ready,
+        selected: watch::Sender::default().subscribe(),
+        uplink: is_uplink,
+        released,
+        overlay,
+        nodes,
+        key: shared(1),
+        node_name,
+    };
+    let told = health::Told {
+        heard: watch::channel(None).0,
+        total: watch::channel(None).0,
+        orders: watch::channel(Words::new()).0,
+        leader: watch::channel(None).0,
+        outages: Outages::new("http://nowhere"),
+        meters: Meters::default(),
+    };
+    tokio::spawn(health::serve(settings, facts, told, CancellationToken::new()));
+    let findings = asked.await.expect("it ends");
+    let serving = Sign::Answer(Answer::Serving);
+    assert_eq!(answers(&findings), [serving]);
+    let all = signs(&findings);
+    let between = all.iter().position(|sign| *sign == Sign::Kernel);
+    assert!(between.is_some_and(|at| all[at..].contains(&serving)), "{all:?}");
+    drop(ready);
+}
+
+#[tokio::test]
+async fn who_refuses_or_accepts_and_says_nothing_is_there() {
+    let (refusing, refused) = listener().await;
+    drop(refusing);
+    let findings = found(refused, Duration::from_millis(900)).await;
+    assert_eq!(signs(&findings), [Sign::Kernel]);
+    let named = |finding: &Finding| matches!(finding, Finding::Trouble(why) if why.starts_with("Connection refused"));
+    assert!(findings.iter().any(named), "{findings:?}");
+
+    // As of a process that is stopped.
+    let (_never_accepts, stopped) = listener().await;
+    let findings = found(stopped, Duration::from_millis(1900)).await;
+    assert_eq!(signs(&findings), [Sign::Kernel]);
+    assert!(findings.contains(&Finding::Trouble("no answer within 1000 ms".into())), "{findings:?}");
+}
+
+#[tokio::test]
+async fn who_says_nothing_at_all_is_silent() {
+    // Its queue is full, so that it drops what asks for a connection.
+    let socket = TcpSocket::new_v4().expect("a socket");
+    socket.bind("127.0.0.1:0".parse().expect("a literal")).expect("a port");
+    let full = socket.listen(0).expect("listens");
+    let address = full.local_addr().expect("an address");
+    let mut queue = Vec::new();
+    while let Ok(Ok(connection)) = timeout(Duration::from_millis(200), TcpStream::connect(address)).await {
+        queue.push(connection);
+    }
+    assert_eq!(signs(&found(address.port(), Duration::from_millis(1500)).await), []);
+    assert!(!is_there(address, Duration::from_millis(300)).await);
+}
+
+/// Answers after this time.
+struct Slow(Duration);
+
+#[tonic::async_trait]
+impl Health for Slow {
+    async fn check(&self, request: Request<HealthCheckRequest>) -> Result<Response<HealthCheckResponse>, Status> {
+        tokio::time::sleep(self.0).await;
+        Ok(answer_for_anyone(&request))
+    }
+
+    type WatchStream = WatchStream;
+
+    async fn watch(&self, _: Request<HealthCheckRequest>) -> Result<Response<WatchStream>, Status> {
+        Err(Status::unimplemented("nobody watches"))
+    }
+}
+
+#[tokio::test]
+async fn a_slow_answer_is_an_answer_until_the_timeout() {
+    for (delay, expected) in [(700, vec![Sign::Kernel, Sign::Answer(Answer::Serving)]), (1200, vec![Sign::Kernel])] {
+        let (listener, port) = listener().await;
+        let incoming = tonic::transport::server::TcpIncoming::from(listener);
+        let service = HealthServer::new(Slow(Duration::from_millis(delay)));
+        let server = tokio::spawn(Server::builder().add_service(service).serve_with_incoming(incoming));
+        let mut seen = signs(&found(port, Duration::from_millis(1600)).await);
+        // Once an answer is there, knocks may fall between two.
+        seen.truncate(expected.len());
+        assert_eq!(seen, expected, "after {delay} ms");
+        server.abort();
+    }
+}
+
+#[tokio::test]
+async fn another_server_is_no_agent() {
+    let (listener, port) = listener().await;
+    let incoming = tonic::transport::server::TcpIncoming::from(listener);
+    let (reporter, service) = tonic_health::server::health_reporter();
+    let server = tokio::spawn(Server::builder().add_service(service).serve_with_incoming(incoming));
+    let meters = Meters::default();
+    let strange = Finding::Strange(LOOPBACK, true);
+    // First it knows no such service, which is gRPC's word and nobody's; then it says that it serves.
+    for serves in [false, true] {
+        if serves {
+            reporter.set_service_status(SERVICE, tonic_health::ServingStatus::Serving).await;
+        }
+        let findings =
+            found_metered((Dial::Plaintext, meters.clone()), port, Duration::from_millis(900), Vouch::for_other())
+                .await;
+        assert_eq!(signs(&findings), [Sign::Kernel], "{findings:?}");
+        assert!(findings.contains(&strange), "{findings:?}");
+        assert!(!findings.iter().any(|finding| matches!(finding, Finding::Heard(_))), "{findings:?}");
+    }
+    let [serving, _, _, _, refused, unsigned, _] = meters.probes();
+    assert!(serving == 0 && refused > 0 && unsigned > 0, "{:?}", meters.probes());
+    server.abort();
+}
+
+#[tokio::test]
+async fn an_agent_without_the_leaders_key_is_no_agent_and_changes_nothing_for_it() {
+    let (one, holder) = SharedKey::new();
+    let agent = agent_keyed(None, one).await;
+    let within = Duration::from_millis(900);
+    let found = || found_keyed((Dial::Plaintext, Meters::default(), shared(1)), agent.port, within, Vouch::for_other());
+    for key in [None, Some(key(2))] {
+        holder.now.send_replace(key);
+        let findings = found().await;
+        assert_eq!(signs(&findings), [Sign::Kernel], "{findings:?}");
+        assert!(agent.heard.borrow().is_none(), "it holds nothing by the word of one without its key");
+    }
+    timeout(within, holder.doubted()).await.expect("it looks whether its key is another by now");
+    // A leader that has none asks, and believes nothing.
+    let findings =
+        found_keyed((Dial::Plaintext, Meters::default(), SharedKey::default()), agent.port, within, Vouch::for_other());
+    assert_eq!(signs(&findings.await), [Sign::Kernel]);
+    assert!(agent.heard.borrow().is_none());
+    holder.now.send_replace(Some(key(1)));
+    assert_eq!(answers(&found().await), [Sign::Answer(Answer::Serving)]);
+    assert!(agent.heard.borrow().is_some());
+}
+
+/// What sits between the two can pass messages on, and nothing else: those of one connection in the place of another's.
+#[tokio::test]
+async fn what_an_agent_said_to_another_probe_is_no_answer() {
+    struct Parrot(Mutex<Option<tonic::metadata::MetadataMap>>);
+
+    #[tonic::async_trait]
+    impl Health for Parrot {
+        async fn check(&self, request: Request<HealthCheckRequest>) -> Result<Response<HealthCheckResponse>, Status> {
+            let mut answer = answer_for_anyone(&request);
+            let mut first = self.0.lock().expect("not poisoned");
+            *answer.metadata_mut() = first.get_or_insert_with(|| answer.metadata().clone()).clone();
+            Ok(answer)
+        }
+
+        type WatchStream = WatchStream;
+
+        async fn watch(&self, _: Request<HealthCheckRequest>) -> Result<Response<WatchStream>, Status> {
+            Err(Status::unimplemented("nobody watches"))
+        }
+    }
+
+    let (listener, port) = listener().await;
+    let incoming = tonic::transport::server::TcpIncoming::from(listener);
+    let service = HealthServer::new(Parrot(Mutex::default()));
+    let server = tokio::spawn(Server::builder().add_service(service).serve_with_incoming(incoming));
+    let (meters, within) = (Meters::default(), Duration::from_millis(900));
+    found_metered((Dial::Plaintext, meters.clone()), port, within, Vouch::for_other()).await;
+    let [serving, _, _, _, _, unsigned, _] = meters.probes();
+    assert!(serving == 1 && unsigned > 0, "{:?}", meters.probes());
+    server.abort();
+}

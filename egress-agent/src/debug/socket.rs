@@ -1,0 +1,202 @@
+//! The socket, at both ends.
+
+use std::fs::{self, DirBuilder, Permissions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, info, warn};
+
+use crate::debug::log::LogLevel;
+use crate::debug::{Answer, Request, Sources};
+use egress_core::display_names::Names;
+use egress_datapath::drops::Line;
+
+/// Longest question (bytes).
+const QUESTION: u64 = 4096;
+/// How long a question, and an answer, may take. Claims of addresses may keep the node's half busy for a while.
+const PATIENCE: Duration = Duration::from_secs(3);
+
+/// Answers until told to stop. Without a socket the agent goes on: it is for people.
+pub async fn serve(sources: Sources, stop: CancellationToken) {
+    let path = sources.questions.socket.clone();
+    let listener = match listen(&path) {
+        Ok(listener) => listener,
+        Err(error) => {
+            warn!(path = %path.display(), %error, "no socket for `egress-agent status`");
+            return stop.cancelled().await;
+        }
+    };
+    loop {
+        let stream = tokio::select! {
+            () = stop.cancelled() => break,
+            accepted = listener.accept() => accepted,
+        };
+        match stream {
+            Ok((stream, _)) => {
+                let sources = sources.clone();
+                let stopped = stop.clone().cancelled_owned();
+                // Short-lived: one connection.
+                tokio::spawn(async move {
+                    tokio::select! {
+                        // Who follows something reads to its end.
+                        () = stopped => {}
+                        outcome = answer(stream, &sources) => if let Err(error) = outcome {
+                            debug!(%error, "a question was not answered");
+                        },
+                    }
+                });
+            }
+            Err(error) => {
+                debug!(%error, "cannot take a question");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        }
+    }
+    // One that is left refuses connections, which says the same.
+    if let Err(error) = fs::remove_file(&path) {
+        debug!(%error, "the socket is gone already");
+    }
+}
+
+/// The agent is the only one of its node by now, so that what is there is a former one's.
+fn listen(path: &Path) -> io::Result<UnixListener> {
+    if let Some(folder) = path.parent().filter(|folder| !folder.exists()) {
+        DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+    }
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let listener = UnixListener::bind(path)?;
+    fs::set_permissions(path, Permissions::from_mode(0o600))?;
+    Ok(listener)
+}
+
+async fn answer(mut stream: UnixStream, sources: &Sources) -> io::Result<()> {
+    let mut question = String::new();
+    let (mut reader, mut writer) = stream.split();
+    timeout(PATIENCE, BufReader::new((&mut reader).take(QUESTION)).read_line(&mut question)).await??;
+    let answer = match serde_json::from_str(&question) {
+        Ok(Request::Status) => in_time(sources.status(), |status| Answer::Status(Box::new(status))).await,
+        Ok(Request::Drops { follow, reason }) => {
+            return sources.questions.drops.tell((follow, reason.as_deref()), reader, writer).await;
+        }
+        Ok(Request::LogLevel { set }) => log_level(&sources.questions.log, set),
+        Ok(Request::Attach(attach)) => in_time(sources.attach(attach), |refused| Answer::Attached { refused }).await,
+        Ok(Request::Names) => in_time(sources.names(), |names| Answer::Names(Box::new(names))).await,
+        Err(error) => Answer::Error(format!("this is no question for an agent: {error}")),
+    };
+    writer.write_all(&serde_json::to_vec(&answer)?).await
+}
+
+fn log_level(log: &LogLevel, set: Option<String>) -> Answer {
+    let Some(filter) = set else { return Answer::LogLevel(log.now()) };
+    match log.change(&filter) {
+        Ok(()) => {
+            info!(%filter, "the log's level was changed");
+            Answer::LogLevel(filter)
+        }
+        Err(why) => Answer::Error(why),
+    }
+}
+
+/// The answer of a part of the agent, which may be busy or going.
+async fn in_time<T>(part: impl Future<Output = Option<T>>, answer: impl FnOnce(T) -> Answer) -> Answer {
+    match timeout(PATIENCE, part).await {
+        Ok(Some(part)) => answer(part),
+        Ok(None) => Answer::Error("the agent is stopping".to_owned()),
+        Err(_) => Answer::Error("the agent is busy with its kernel; ask again".to_owned()),
+    }
+}
+
+/// Why nobody has answered.
+#[derive(Debug, thiserror::Error)]
+pub enum AskError {
+    #[error("no agent runs here, or not with this --socket ({path})", path = .0.display())]
+    Nobody(PathBuf),
+    #[error("an agent is there and does not answer: it is stopped, or hangs")]
+    Silence,
+    #[error("{path} cannot be asked: {source}; it takes root", path = .path.display())]
+    Refused { path: PathBuf, source: io::Error },
+    #[error("{0}")]
+    Answered(String),
+    #[error("the agent's answer cannot be read: is it of another version? {0}")]
+    Unreadable(#[source] serde_json::Error),
+}
+
+impl AskError {
+    fn of(path: &Path, source: io::Error) -> Self {
+        match source.kind() {
+            io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => Self::Nobody(path.to_owned()),
+            _ => Self::Refused { path: path.to_owned(), source },
+        }
+    }
+}
+
+/// Sampled drops, until the agent ends, or has told those that it remembers. An error of `show` ends it too.
+pub async fn drops(
+    path: &Path,
+    (follow, reason): (bool, Option<String>),
+    mut show: impl AsyncFnMut(Line) -> io::Result<()>,
+) -> Result<(), AskError> {
+    let refused = |error| AskError::of(path, error);
+    let mut stream = UnixStream::connect(path).await.map_err(refused)?;
+    let (reader, mut writer) = stream.split();
+    writer.write_all(&question(&Request::Drops { follow, reason }).map_err(refused)?).await.map_err(refused)?;
+    let mut lines = BufReader::new(reader).lines();
+    // One that is stopped says nothing at all, one that has nothing to say closes: only of the first line one can tell.
+    let mut patience = (!follow).then_some(PATIENCE);
+    loop {
+        let next = match patience.take() {
+            Some(patience) => timeout(patience, lines.next_line()).await.map_err(|_| AskError::Silence)?,
+            None => lines.next_line().await,
+        };
+        let line = match next {
+            Ok(Some(line)) => line,
+            // Killed in the middle of a line, or ended.
+            Ok(None) | Err(_) => return Ok(()),
+        };
+        let line = serde_json::from_str(&line).map_err(|error| match serde_json::from_str(&line) {
+            Ok(Answer::Error(text)) => AskError::Answered(text),
+            _ => AskError::Unreadable(error),
+        })?;
+        show(line).await.map_err(refused)?;
+    }
+}
+
+pub async fn ask(path: &Path, request: Request) -> Result<Answer, AskError> {
+    let asked = timeout(PATIENCE + Duration::from_millis(500), exchange(path, request)).await;
+    let bytes = asked.map_err(|_| AskError::Silence)?.map_err(|source| AskError::of(path, source))?;
+    match serde_json::from_slice(&bytes).map_err(AskError::Unreadable)? {
+        Answer::Error(text) => Err(AskError::Answered(text)),
+        answer => Ok(answer),
+    }
+}
+
+/// What the agent calls pods, objects and nodes; nothing has a name where none answers.
+pub async fn names(path: &Path) -> Names {
+    match ask(path, Request::Names).await {
+        Ok(Answer::Names(names)) => *names,
+        Ok(_) | Err(_) => Names::default(),
+    }
+}
+
+async fn exchange(path: &Path, request: Request) -> io::Result<Vec<u8>> {
+    let mut stream = UnixStream::connect(path).await?;
+    stream.write_all(&question(&request)?).await?;
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).await?;
+    Ok(answer)
+}
+
+fn question(request: &Request) -> io::Result<Vec<u8>> {
+    let mut question = serde_json::to_vec(request)?;
+    question.push(b'\n');
+    Ok(question)
+}

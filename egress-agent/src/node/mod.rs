@@ -1,0 +1,6 @@
+//! node.
+
+pub mod lease_keeper;
+pub mod probe_orders;
+pub mod reconciler;
+pub mod run;

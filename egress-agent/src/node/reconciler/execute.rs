@@ -1,0 +1,134 @@
+//! A plan, action by action.
+
+use std::net::IpAddr;
+
+use tokio::time::Instant;
+use tracing::{debug, warn};
+
+use crate::node::reconciler::Reconciler;
+use crate::node::reconciler::action_log::log;
+use egress_core::model::state::{Action, Course, EgressId, KernelState, Moving};
+use egress_core::plan::executor::{DataplaneError, Executor};
+use egress_core::plan::refusal::{Entry, instead, waits};
+use egress_core::plan::step::step;
+
+/// A claim that failed, and why.
+pub(super) type Failed = (EgressId, IpAddr, DataplaneError);
+
+impl<E: Executor> Reconciler<E> {
+    /// Performs the plan. Entries that are refused are left out. Claims that fail are returned: what stands after them counts
+    /// on them, and is not done. Cuts that stand one behind the other are one walk.
+    pub(super) async fn perform(
+        &mut self,
+        actual: &mut KernelState,
+        plan: &[Action],
+    ) -> Result<Vec<Failed>, DataplaneError> {
+        let begins = |action: &Action| matches!(action, Action::PutMoving(_, Moving { course: Course::Arriving, .. }));
+        let claims = plan.iter().any(|action| matches!(action, Action::Own(..)));
+        if claims || plan.iter().any(begins) {
+            self.executor.expect(self.ties.expected(self.compiler.view()));
+        }
+        if claims {
+            self.executor.prepare(plan).await;
+        }
+        let mut failed = Vec::new();
+        for group in plan.chunk_by(|one, next| one.is_cut() && next.is_cut()) {
+            if !failed.is_empty() && !matches!(group, [Action::Own(..)]) {
+                break;
+            }
+            let [action] = group else {
+                self.executor.cut(group.to_vec()).await?;
+                self.beat.note();
+                group.iter().for_each(log);
+                continue;
+            };
+            if waits(actual, self.left_out.actions(), action) {
+                continue;
+            }
+            match (self.act(action).await, action) {
+                (Ok(()), _) => {
+                    log(action);
+                    step(actual, action);
+                    self.left_out.done(action, Instant::now());
+                }
+                (Err(error), Action::Own(id, address)) => {
+                    if error.is_of_entry() {
+                        self.count_refusal(action);
+                    }
+                    failed.push((*id, *address, error));
+                }
+                (Err(error), Action::PutMoving(id, moving)) => {
+                    if error.is_of_entry() {
+                        self.note_refusal(action, &error);
+                    }
+                    self.do_without(actual, (*id, *moving), &error).await?;
+                }
+                (Err(error), _) if error.is_of_entry() && Entry::of(action).is_some() => {
+                    self.leave_out(actual, action, &error).await?;
+                }
+                (Err(error), _) => return Err(error),
+            }
+        }
+        Ok(failed)
+    }
+
+    pub(super) async fn act(&mut self, action: &Action) -> Result<(), DataplaneError> {
+        let outcome = self.executor.apply(action).await;
+        self.beat.note();
+        outcome
+    }
+
+    /// What follows where the kernel refuses the entry that an action writes.
+    async fn leave_out(
+        &mut self,
+        actual: &mut KernelState,
+        refused: &Action,
+        error: &DataplaneError,
+    ) -> Result<(), DataplaneError> {
+        self.note_refusal(refused, error);
+        for action in instead(actual, refused) {
+            self.act(&action).await?;
+            log(&action);
+            step(actual, &action);
+        }
+        Ok(())
+    }
+
+    /// One line for each map when it begins to refuse.
+    fn note_refusal(&mut self, refused: &Action, error: &DataplaneError) {
+        self.count_refusal(refused);
+        let Some(entry) = Entry::of(refused) else { return };
+        if self.left_out.note(entry, refused, error, Instant::now()) {
+            warn!(%entry, %error, "the kernel refuses an entry: it is left out and tried again");
+        } else {
+            debug!(%entry, %error, "the kernel refuses an entry");
+        }
+    }
+
+    fn count_refusal(&self, refused: &Action) {
+        if let Some(map) = Entry::of(refused).and_then(|entry| entry.map()) {
+            self.meters.entry_refused(map);
+        }
+    }
+
+    /// A hand-over that cannot be begun is done without: what comes between is dropped, but all else goes on.
+    async fn do_without(
+        &mut self,
+        actual: &mut KernelState,
+        (id, moving): (EgressId, Moving),
+        error: &DataplaneError,
+    ) -> Result<(), DataplaneError> {
+        let Moving { course, address, .. } = moving;
+        warn!(id = id.0, %address, %error, "cannot prepare the hand-over of an egress IP: going on without");
+        self.unprepared = true;
+        if course == Course::Leaving {
+            // Half of it may be done.
+            for action in [Action::Disown(id, address), Action::EndMoving(id, address)] {
+                self.act(&action).await?;
+                log(&action);
+                step(actual, &action);
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,195 @@
+//! What this node's half can say of itself, for `egress-agent status` and for scrapes.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::debug::{Address, ClusterState, OpenHandOver, Question, Report, StandbyPod, Status};
+use crate::metrics::facts::{Held, NodeFacts, Served};
+use crate::node::reconciler::Reconciler;
+use egress_core::display_names::Names;
+use egress_core::model::state::{Course, EgressId, KernelState, PodState, TunnelEndpoint};
+use egress_core::model::view::{ClusterView, PodKey};
+use egress_core::plan::executor::Executor;
+use egress_core::selection::Standby;
+use egress_core::selection::pod_addresses::Refusal;
+use egress_datapath::report::{Gateway, concerning};
+
+/// Lines of one status about addresses that pods do not get: users decide how many there are.
+const MOST_REFUSED: usize = 20;
+
+impl<E: Executor> Reconciler<E> {
+    /// Whoever does not wait any more gets no answer. Returns whether something is to be done.
+    pub(super) fn answer(&mut self, question: Question) -> bool {
+        match question {
+            Question::Attach(attach, asker) => {
+                self.attach(attach, asker);
+                return true;
+            }
+            Question::Status(asker) => drop(asker.send(self.report())),
+            Question::Facts(asker) => drop(asker.send(self.facts())),
+            Question::Names(asker) => drop(asker.send(self.names())),
+        }
+        false
+    }
+
+    fn facts(&self) -> NodeFacts {
+        let last = self.last.get();
+        let own = self.ties.tenure.node_name();
+        let open = || self.ties.tenure.ledger().records.open.values();
+        NodeFacts {
+            held: self.actual.as_ref().or(last.as_ref()).map(|actual| self.held(actual)),
+            standby: self.standby.len(),
+            missing: self.missing(),
+            from: open().filter(|record| record.from == own).count(),
+            to: open().filter(|record| record.to.as_deref() == Some(own)).count(),
+        }
+    }
+
+    fn held(&self, actual: &KernelState) -> Held {
+        let (view, nothing) = (self.compiler.view(), KernelState::default());
+        let desired = self.compiler.desired().unwrap_or(&nothing);
+        let KernelState { pods, policy, owned, moving, cluster, nodes, .. } = actual;
+        let entries = [
+            ("pods", pods.len()),
+            ("policy", policy.len()),
+            ("owned", owned.len()),
+            ("moving", moving.len()),
+            ("cluster", cluster.len()),
+            ("nodes", nodes.len()),
+        ];
+        let ids = view.objects.values().filter(|object| object.id.is_some_and(|id| owned.contains_key(&id)));
+        let objects: BTreeMap<EgressId, _> = ids.filter_map(|object| Some((object.id?, object))).collect();
+        let served = owned.iter().map(|(id, address)| {
+            // Of one that is being deleted nobody knows the name any more.
+            let named = objects.get(id).map(|object| (object.name.clone(), object.uid.clone()));
+            let (object, uid) = named.unwrap_or_default();
+            (*id, Served { address: *address, object, uid })
+        });
+        Held {
+            entries: BTreeMap::from(entries),
+            served: served.collect(),
+            left_out: self.left_out.count(),
+            unclaimed: desired.owned.iter().filter(|(id, address)| owned.get(id) != Some(address)).count(),
+        }
+    }
+
+    /// What is waited for before anything is done.
+    fn missing(&self) -> Option<String> {
+        if let Some(lists) = self.synced.waiting_for() {
+            return Some(format!("waiting for the API server to say: {lists}"));
+        }
+        let knows_itself = self.compiler.own_node().is_some_and(|own| !own.primary.is_empty());
+        (!knows_itself).then(|| {
+            "waiting for this node's own Node object, and for its networks there or in its EgressNode object".into()
+        })
+    }
+
+    fn names(&self) -> Names {
+        let view = self.compiler.view();
+        let pods = self.compiler.desired().into_iter().flat_map(|desired| desired.pods.keys());
+        let pods = pods.filter_map(|address| {
+            let PodKey { namespace, name } = self.compiler.holder(*address)?;
+            Some((*address, format!("{namespace}/{name}")))
+        });
+        let objects = view.objects.values().filter_map(|object| Some((object.id?.0, object.name.clone())));
+        let nodes = view.nodes.iter().filter_map(|(name, node)| Some((node.endpoint()?.0, name.clone())));
+        Names {
+            node: Some(self.ties.tenure.node_name().to_owned()),
+            pods: pods.collect(),
+            objects: objects.collect(),
+            nodes: nodes.collect(),
+        }
+    }
+
+    fn report(&self) -> Report {
+        let view = self.compiler.view();
+        let selected = |pod: &&PodState| matches!(pod, PodState::Selected(_));
+        let mut problems = Vec::new();
+        if let Some(missing) = self.missing() {
+            problems.push(format!("what the cluster wants is not done here, {missing}"));
+        } else if self.actual.is_none() {
+            problems.push("the kernel could not be brought to what the cluster wants; see the log".to_owned());
+        }
+        problems.extend(self.failing.lines());
+        problems.extend(self.compiler.refused().into_iter().take(MOST_REFUSED).map(|Refusal { pod, why, .. }| {
+            format!("pod {}/{} gets no egress IP by one of its addresses: {why}", pod.namespace, pod.name)
+        }));
+        problems.extend(self.left_out.lines());
+        for object in view.objects.values() {
+            problems.extend(object.unreadable.iter().map(|one| format!("EgressIP {}: {}", object.name, one.why)));
+        }
+        let mut status = Status { cluster: Some(self.cluster(view)), problems, ..Status::default() };
+        let (names, last) = (self.names(), self.last.get());
+        let Some(actual) = self.actual.as_ref().or(last.as_ref()) else { return Report { status, blind: Some(names) } };
+        let (objects, mut gateways) = concerning(actual.pods.values().copied(), &actual.policy, &names);
+        gateways.iter_mut().for_each(|gateway| self.judge(view, gateway));
+        (status.objects, status.gateways) = (objects, gateways);
+        status.addresses = self.addresses(actual, &names);
+        status.pod_addresses = actual.pods.len();
+        status.selected_pod_addresses = actual.pods.values().filter(selected).count();
+        Report { status, blind: None }
+    }
+
+    /// What Kubernetes and the ledger say of a gateway.
+    fn judge(&self, view: &ClusterView, gateway: &mut Gateway) {
+        let Some(node) = gateway.node.as_ref().and_then(|name| view.nodes.get(name)) else { return };
+        gateway.ready = Some(node.ready);
+        let is_suspect = self.ties.tenure.ledger().suspects.contains_key(&node.name);
+        let says = if is_suspect { Some("silent") } else { node.drained.then_some("drained") };
+        gateway.leader_says = says.map(str::to_owned);
+    }
+
+    fn cluster(&self, view: &ClusterView) -> ClusterState {
+        let (tenure, own) = (&self.ties.tenure, self.compiler.own_node());
+        let ledger = tenure.ledger();
+        let open = ledger.records.open.iter().map(|(address, record)| OpenHandOver {
+            address: *address,
+            number: record.number,
+            from: record.from.clone(),
+            to: record.to.clone(),
+        });
+        let standby = self.standby.iter().map(|Standby { object, pod, served_by }| StandbyPod {
+            object: object.clone(),
+            pod: format!("{}/{}", pod.namespace, pod.name),
+            served_by: served_by.clone(),
+        });
+        ClusterState {
+            node: tenure.node_name().to_owned(),
+            egress_node: own.is_some_and(|own| own.assignable),
+            drained: own.is_some_and(|own| own.drained),
+            hand_overs: open.collect(),
+            suspects: ledger.suspects.keys().filter(|name| view.nodes.contains_key(*name)).cloned().collect(),
+            standby: standby.collect(),
+        }
+    }
+
+    fn addresses(&self, actual: &KernelState, names: &Names) -> Vec<Address> {
+        // Not known before the node's own networks are.
+        let desired = self.compiler.desired().map(|desired| &desired.owned);
+        let wanted = desired.into_iter().flatten().map(|(id, _)| id);
+        let ids: BTreeSet<EgressId> = actual.owned.keys().chain(wanted).chain(actual.moving.keys()).copied().collect();
+        let mut addresses = Vec::new();
+        for id in ids {
+            let (owned, moving) = (actual.owned.get(&id), actual.moving.get(&id));
+            let wanted = desired.and_then(|desired| desired.get(&id));
+            let Some(address) = owned.or(wanted).or(moving.map(|moving| &moving.address)) else { continue };
+            let object = names.objects.get(&id.0).cloned();
+            let peer = moving.map(|moving| {
+                let TunnelEndpoint(peer) = moving.peer;
+                (moving.course, names.nodes.get(&peer).cloned().unwrap_or_else(|| peer.to_string()))
+            });
+            let state = match peer {
+                Some((Course::Leaving, peer)) if owned.is_none() => format!("passed on to {peer}"),
+                Some((Course::Arriving | Course::Open, peer)) if owned.is_none() => format!("comes from {peer}"),
+                _ if owned.is_some() && (desired.is_none() || owned == wanted) => "served".to_owned(),
+                _ if owned.is_some() => "to be given up".to_owned(),
+                _ if self.ties.tenure.is_fenced() => "not served: out of touch".to_owned(),
+                _ if self.refused.contains_key(&id) => "not claimed yet".to_owned(),
+                _ => "not served yet".to_owned(),
+            };
+            let (owned, wanted) = (owned.is_some(), desired.map(|_| wanted.is_some()));
+            addresses.push(Address { address: *address, egress_id: id.0, object, owned, wanted, state });
+        }
+        addresses.sort_by_key(|one| one.address);
+        addresses
+    }
+}

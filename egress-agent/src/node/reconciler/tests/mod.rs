@@ -1,0 +1,623 @@
+pub(super) mod background_flush;
+pub(super) mod handover;
+pub(super) mod metered;
+pub(super) mod refused;
+
+use std::sync::{Arc, Mutex};
+
+use egress_core::model::selector::Selector;
+use futures::future::BoxFuture;
+
+use super::ownership::Ask;
+use super::*;
+use egress_core::model::samples::equals;
+use egress_core::model::samples::{ip, net, settings};
+use egress_core::model::state::{Family, OnUnknownPod, PodOwner, PodState, Policy, Prefix, PrefixKind, WhenEmpty};
+use egress_core::model::view::{
+    Attach, Conditions, Item, Labels, Ledger, Part, Pod, PodKey, Selects, Service, ServiceKey,
+};
+use egress_core::ownership::lease::{Stake, Standing};
+use egress_core::plan::desired::family_of;
+use egress_core::plan::step::step;
+
+/// Remembers what it was asked to do; refuses to claim what somebody else has.
+#[derive(Clone, Default)]
+struct Recorder {
+    /// Somebody walks the maps, without end.
+    is_walked: Arc<std::sync::atomic::AtomicBool>,
+    log: Arc<Mutex<Vec<Action>>>,
+    state: Arc<Mutex<KernelState>>,
+    observed: Arc<Mutex<u32>>,
+    in_use: Option<IpAddr>,
+    /// Fails once.
+    fails: Arc<Mutex<Option<Action>>>,
+    /// Fails always.
+    never: Option<Action>,
+    /// Refused, as entries that a map has no room for.
+    full: Arc<Mutex<Vec<Action>>>,
+    /// As of each action: when the node's half has last moved.
+    moved: Arc<Mutex<Vec<Instant>>>,
+    beat: Heartbeat,
+    /// The cuts of each walk, and what a test holds to keep them from ending.
+    walks: Arc<Mutex<Vec<Vec<Action>>>>,
+    walking: Arc<tokio::sync::Mutex<()>>,
+}
+
+impl Executor for Recorder {
+    async fn held(&mut self) -> Result<KernelState, DataplaneError> {
+        let KernelState { owned, moving, .. } = self.state.lock().expect("not poisoned").clone();
+        Ok(KernelState { owned, moving, ..KernelState::default() })
+    }
+
+    async fn observe(&mut self) -> Result<KernelState, DataplaneError> {
+        if self.is_walked.load(std::sync::atomic::Ordering::Relaxed) {
+            std::future::pending::<()>().await;
+        }
+        *self.observed.lock().expect("not poisoned") += 1;
+        Ok(self.state.lock().expect("not poisoned").clone())
+    }
+
+    fn cut(&mut self, cuts: Vec<Action>) -> BoxFuture<'static, Result<(), DataplaneError>> {
+        let mut recorder = self.clone();
+        Box::pin(async move {
+            recorder.walks.lock().expect("not poisoned").push(cuts.clone());
+            let _may_walk = recorder.walking.clone().lock_owned().await;
+            for cut in &cuts {
+                recorder.apply(cut).await?;
+            }
+            Ok(())
+        })
+    }
+
+    async fn apply(&mut self, action: &Action) -> Result<(), DataplaneError> {
+        self.moved.lock().expect("not poisoned").push(self.beat.at());
+        if let Action::Own(_, address) = action
+            && Some(*address) == self.in_use
+        {
+            return Err(DataplaneError::AddressInUse { address: *address, mac: "02:00:00:00:00:01".into() });
+        }
+        if self.fails.lock().expect("not poisoned").take_if(|fails| fails == action).is_some() {
+            return Err(failure());
+        }
+        if self.never.as_ref() == Some(action) {
+            return Err(failure());
+        }
+        if self.full.lock().expect("not poisoned").contains(action) {
+            return Err(DataplaneError::Full { map: "of a test", limit: 0 });
+        }
+        step(&mut self.state.lock().expect("not poisoned"), action);
+        self.log.lock().expect("not poisoned").push(action.clone());
+        Ok(())
+    }
+}
+
+/// Of the kernel, and of no entry.
+fn failure() -> DataplaneError {
+    DataplaneError::Kernel { what: "a test", source: std::io::Error::from_raw_os_error(libc::EPERM) }
+}
+
+fn node(i: u8) -> (String, Arc<Node>) {
+    let name = format!("n{i}");
+    let node = Node {
+        name: name.clone(),
+        primary: vec![net(&format!("172.18.0.{i}/16"))],
+        pod_subnets: vec![net(&format!("10.244.{i}.0/24"))],
+        ..Node::default()
+    };
+    (name, Arc::new(node))
+}
+
+fn object(name: &str, id: u32, created: i64, items: &[(&str, &str)]) -> (String, Arc<EgressObject>) {
+    let item = |(node, ip): &(&str, &str)| Item { node: (*node).into(), egress_ip: (*ip).into() };
+    let object = EgressObject {
+        name: name.into(),
+        uid: name.into(),
+        resource_version: "1".into(),
+        generation: None,
+        created,
+        listed: vec!["172.18.0.100".into(), "172.18.0.101".into()],
+        selects: Some(Selects { namespaces: Selector::default(), pods: equals("app", "web") }),
+        id: Some(EgressId(id)),
+        no_eligible_node: None,
+        drop_unassigned: false,
+        has_annotations: true,
+        has_status: true,
+        has_items: true,
+        selected_pods: None,
+        items: items.iter().map(item).collect(),
+        conditions: Conditions::default(),
+        unreadable: Vec::new(),
+    };
+    (name.to_owned(), Arc::new(object))
+}
+
+fn key(name: &str) -> PodKey {
+    PodKey { namespace: "default".into(), name: name.into() }
+}
+
+fn pod(address: &str, app: &str) -> Pod {
+    Pod {
+        uid: address.into(),
+        created: 1,
+        labels: Labels::from([("app".into(), app.into())]),
+        reported: BTreeSet::from([ip(address)]),
+        announced: BTreeSet::new(),
+        surplus: 0,
+        terminating: false,
+        host_network: false,
+        attached: BTreeSet::new(),
+        starting: false,
+        completed: false,
+        ports: Vec::new(),
+    }
+}
+
+/// Everything but the pods, which come last in some tests.
+fn world(items: &[(&str, &str)]) -> Vec<Change> {
+    vec![
+        Change::Nodes(Update::Replaced([node(1), node(2)].into())),
+        Change::Namespaces(Update::Replaced([("default".to_owned(), Labels::new())].into())),
+        Change::Objects(Update::Replaced([object("a", 1, 1, items)].into())),
+        Change::Services(Update::Replaced(BTreeMap::new())),
+        Change::Ledger(Arc::default()),
+    ]
+}
+
+/// Lets the reconciler take all changes, one after the other, and returns what it did for each.
+async fn play(recorder: &Recorder, changes: Vec<Change>) -> Vec<Vec<Action>> {
+    let mut reconciler = Reconciler::new(settings(), recorder.clone(), None, watch::channel(Ready::default()).0);
+    let mut done = Vec::new();
+    for change in changes {
+        reconciler.apply(change);
+        if reconciler.synced.all() {
+            reconciler.reconcile().await.expect("a recorder does not fail");
+            reconciler.cut_all().await.expect("a recorder does not fail");
+        }
+        done.push(std::mem::take(&mut *recorder.log.lock().expect("not poisoned")));
+    }
+    done
+}
+
+/// Whoever is answered lets the pod begin to send.
+#[tokio::test]
+async fn the_cni_is_answered_when_the_maps_have_the_pod() {
+    let recorder = Recorder::default();
+    let mut reconciler = Reconciler::new(settings(), recorder.clone(), None, watch::channel(Ready::default()).0);
+    let bare = Pod { reported: BTreeSet::new(), starting: true, ..pod("10.244.1.10", "web") };
+    let pods = Change::Pods(Update::Replaced([(key("p"), bare.clone())].into()));
+    world(&[("n1", "172.18.0.100")]).into_iter().chain([pods]).for_each(|change| reconciler.apply(change));
+    reconciler.reconcile().await.expect("a recorder does not fail");
+    let refused = Action::PutPod(ip("10.244.1.10"), PodState::Selected(EgressId(1)));
+    recorder.full.lock().expect("not poisoned").push(refused);
+    let (asker, mut answer) = tokio::sync::oneshot::channel();
+    let attach = Attach { pod: key("p"), uid: bare.uid, addresses: BTreeSet::from([ip("10.244.1.10")]) };
+    reconciler.attach(attach, asker);
+    reconciler.settle_attached();
+    reconciler.reconcile().await.expect("a refused entry is no failure");
+    reconciler.settle_attached();
+    assert!(answer.try_recv().is_err(), "the kernel has no such entry yet");
+    recorder.full.lock().expect("not poisoned").clear();
+    reconciler.incomplete = true;
+    reconciler.reconcile().await.expect("a recorder does not fail");
+    reconciler.settle_attached();
+    assert_eq!(answer.try_recv(), Ok(None));
+}
+
+#[tokio::test]
+async fn nothing_is_written_before_every_watch_has_synced() {
+    let recorder = Recorder::default();
+    let mut changes = world(&[("n1", "172.18.0.100"), ("n2", "172.18.0.101")]);
+    changes.push(Change::Pods(Update::Replaced([(key("p"), pod("10.244.1.10", "web"))].into())));
+    let done = play(&recorder, changes).await;
+    assert!(done[..5].iter().all(Vec::is_empty));
+    let state = recorder.state.lock().expect("not poisoned").clone();
+    assert_eq!(state.owned[&EgressId(1)], ip("172.18.0.100"));
+    assert_eq!(state.pods[&ip("10.244.1.10")], PodState::Selected(EgressId(1)));
+    assert_eq!(state.on_unknown_pod, Some(OnUnknownPod::PassWhileFollowed));
+    assert_eq!(state.policy.len(), 2);
+}
+
+#[tokio::test]
+async fn a_pod_event_is_the_pods_writes_and_the_kernel_is_observed_once() {
+    let recorder = Recorder::default();
+    let mut changes = world(&[("n1", "172.18.0.100")]);
+    changes.push(Change::Pods(Update::Replaced(BTreeMap::new())));
+    changes.push(Change::Pods(Update::Changed(key("p"), pod("10.244.1.10", "web"))));
+    changes.push(Change::Pods(Update::Changed(key("p"), pod("10.244.1.10", "db"))));
+    changes.push(Change::Pods(Update::Removed(key("p"))));
+    let done = play(&recorder, changes).await;
+    let address = ip("10.244.1.10");
+    let owner = PodOwner::of("10.244.1.10");
+    assert_eq!(done[6], [Action::PutPod(address, PodState::Selected(EgressId(1))), Action::PutOwner(address, owner)]);
+    assert_eq!(done[7], [Action::PutPod(address, PodState::Known), Action::CutPodFlows(address, EgressId(1))]);
+    assert_eq!(done[8], [Action::CutPod(address), Action::RemovePod(address)]);
+    assert_eq!(*recorder.observed.lock().expect("not poisoned"), 1);
+}
+
+#[tokio::test]
+async fn what_an_action_that_failed_has_left_is_cut_before_anything_else() {
+    let address = ip("10.244.1.10");
+    let fails = Action::CutPodFlows(address, EgressId(1));
+    let recorder = Recorder { fails: Arc::new(Mutex::new(Some(fails))), ..Recorder::default() };
+    let mut reconciler = Reconciler::new(settings(), recorder.clone(), None, watch::channel(Ready::default()).0);
+    let selected = Change::Pods(Update::Replaced([(key("p"), pod("10.244.1.10", "web"))].into()));
+    world(&[("n1", "172.18.0.100")]).into_iter().chain([selected]).for_each(|change| reconciler.apply(change));
+    reconciler.reconcile().await.expect("the first round");
+    let done = || std::mem::take(&mut *recorder.log.lock().expect("not poisoned"));
+    assert_eq!(done().first(), Some(&Action::CutOrphans), "who is new does not know what is due");
+
+    reconciler.apply(Change::Pods(Update::Changed(key("p"), pod("10.244.1.10", "db"))));
+    reconciler.reconcile().await.expect("the pod's write");
+    assert_eq!(done(), [Action::PutPod(address, PodState::Known)]);
+    reconciler.cut_all().await.expect_err("the cut fails");
+    reconciler.actual = None;
+    reconciler.reconcile().await.expect("the next attempt");
+    assert_eq!(done(), [Action::CutOrphans], "no difference shows that it is due");
+}
+
+#[tokio::test]
+async fn a_restart_keeps_whom_an_object_selected_that_cannot_be_read_any_more() {
+    let recorder = Recorder::default();
+    let pods = || Change::Pods(Update::Replaced([(key("p"), pod("10.244.1.10", "web"))].into()));
+    let mut changes = world(&[("n1", "172.18.0.100")]);
+    changes.push(pods());
+    play(&recorder, changes).await;
+    let before = recorder.state.lock().expect("not poisoned").clone();
+    assert_eq!(before.pods[&ip("10.244.1.10")], PodState::Selected(EgressId(1)));
+
+    let mut changes = world(&[("n1", "172.18.0.100")]);
+    let (name, readable) = object("a", 1, 1, &[("n1", "172.18.0.100")]);
+    let unreadable = vec![Unreadable { part: Part::Selectors, why: "nonsense".into(), is_known: false }];
+    let object = EgressObject { selects: None, unreadable, ..(*readable).clone() };
+    changes[2] = Change::Objects(Update::Replaced([(name, Arc::new(object))].into()));
+    changes.push(pods());
+    let done = play(&recorder, changes).await;
+    assert_eq!(done.concat(), [Action::CutOrphans]);
+    assert_eq!(*recorder.state.lock().expect("not poisoned"), before);
+}
+
+#[tokio::test]
+async fn a_service_with_an_address_of_its_own_is_one_write() {
+    let recorder = Recorder::default();
+    let mut changes = world(&[("n1", "172.18.0.100")]);
+    changes.push(Change::Pods(Update::Replaced(BTreeMap::new())));
+    let service = |name: &str| ServiceKey { namespace: "default".into(), name: name.into() };
+    let put = |name: &str, addresses: &[&str]| {
+        let addresses = addresses.iter().map(|address| ip(address)).collect();
+        Change::Services(Update::Changed(service(name), Service { addresses, ..Service::default() }))
+    };
+    changes.push(put("plain", &[]));
+    changes.push(put("front", &["192.0.2.7"]));
+    changes.push(put("second", &["192.0.2.7"]));
+    changes.push(Change::Services(Update::Removed(service("front"))));
+    changes.push(Change::Services(Update::Removed(service("second"))));
+    // What is known otherwise stays what it is: an egress IP, nodes, pods, services, what is excluded.
+    changes.push(put("odd", &["172.18.0.100", "172.18.0.1", "172.18.0.2", "10.244.2.9", "10.96.0.1", "198.51.100.1"]));
+    let done = play(&recorder, changes).await;
+    let prefix = Prefix { kind: PrefixKind::Service, node: None };
+    assert_eq!(done[6], []);
+    assert_eq!(done[7], [Action::PutPrefix(net("192.0.2.7/32"), prefix)]);
+    assert_eq!((&done[8], &done[9]), (&vec![], &vec![]));
+    assert_eq!(done[10], [Action::RemovePrefix(net("192.0.2.7/32"))]);
+    assert_eq!(done[11], []);
+}
+
+#[tokio::test]
+async fn an_address_in_use_elsewhere_keeps_nothing_else_from_being_done() {
+    let recorder = Recorder { in_use: Some(ip("172.18.0.100")), ..Recorder::default() };
+    let mut changes = world(&[("n1", "172.18.0.100"), ("n2", "172.18.0.101")]);
+    changes.push(Change::Pods(Update::Replaced([(key("p"), pod("10.244.1.10", "web"))].into())));
+    play(&recorder, changes).await;
+    let state = recorder.state.lock().expect("not poisoned").clone();
+    assert!(state.owned.is_empty());
+    let slots = &state.policy[&(EgressId(1), family_of(ip("172.18.0.101")))].slots;
+    assert_eq!(slots.iter().map(|slot| slot.address).collect::<Vec<_>>(), [ip("172.18.0.101")]);
+    assert_eq!(state.pods.len(), 1);
+}
+
+#[tokio::test]
+async fn what_can_be_no_egress_ip_is_not_claimed_whoever_assigns_it() {
+    for held_before in [false, true] {
+        let recorder = Recorder::default();
+        let reserved = ip("172.18.255.255");
+        if held_before {
+            recorder.state.lock().expect("not poisoned").owned.insert(EgressId(1), reserved);
+        }
+        let mut changes = world(&[]);
+        let (name, assigned) = object("a", 1, 1, &[("n1", "172.18.255.255")]);
+        let listed = vec!["172.18.255.255".into()];
+        let assigned = Arc::new(EgressObject { listed, ..Arc::unwrap_or_clone(assigned) });
+        changes[2] = Change::Objects(Update::Replaced([(name, assigned)].into()));
+        changes.push(Change::Pods(Update::Replaced([(key("p"), pod("10.244.1.10", "web"))].into())));
+        play(&recorder, changes).await;
+        let state = recorder.state.lock().expect("not poisoned").clone();
+        assert!(state.owned.is_empty(), "held before: {held_before}");
+        let policy = &state.policy[&(EgressId(1), Family::V4)];
+        assert_eq!((&policy.slots, &policy.pending, policy.when_empty), (&vec![], &vec![reserved], WhenEmpty::Drop));
+        assert_eq!(state.pods[&ip("10.244.1.10")], PodState::Selected(EgressId(1)));
+    }
+}
+
+#[tokio::test]
+async fn connections_wait_for_an_address_that_cannot_be_claimed_yet() {
+    let recorder = Recorder { in_use: Some(ip("172.18.0.100")), ..Recorder::default() };
+    let mut changes = world(&[("n2", "172.18.0.100")]);
+    changes.push(Change::Pods(Update::Replaced([(key("p"), pod("10.244.1.10", "web"))].into())));
+    let (name, moved) = object("a", 1, 1, &[("n1", "172.18.0.100")]);
+    changes.push(Change::Objects(Update::Changed(name, moved)));
+    let done = play(&recorder, changes).await;
+    let pending = ["172.18.0.100", "172.18.0.101"].map(ip).to_vec();
+    let waits = Policy { slots: Vec::new(), pending, when_empty: WhenEmpty::Drop };
+    assert_eq!(done[6], [Action::PutPolicy(EgressId(1), Family::V4, waits)], "nothing is cut");
+}
+
+#[tokio::test]
+async fn the_oldest_object_serves_and_the_other_takes_over_when_it_is_gone() {
+    let recorder = Recorder::default();
+    let mut changes = world(&[("n2", "172.18.0.100")]);
+    changes.push(Change::Pods(Update::Replaced([(key("p"), pod("10.244.1.10", "web"))].into())));
+    let (name, older) = object("z", 2, 0, &[("n2", "172.18.0.101")]);
+    changes.push(Change::Objects(Update::Changed(name.clone(), older)));
+    changes.push(Change::Objects(Update::Removed(name)));
+    let done = play(&recorder, changes).await;
+    let selected = |id| Action::PutPod(ip("10.244.1.10"), PodState::Selected(EgressId(id)));
+    assert!(done[6].contains(&selected(2)), "{:?}", done[6]);
+    assert!(done[7].contains(&selected(1)), "{:?}", done[7]);
+}
+
+/// With one object that has both of its addresses on this node's word, and a pod.
+fn held() -> Vec<Change> {
+    let mut changes = world(&[("n1", "172.18.0.100")]);
+    changes.push(Change::Pods(Update::Replaced([(key("p"), pod("10.244.1.10", "web"))].into())));
+    changes
+}
+
+fn hand_over(number: u64, from: &str, to: Option<&str>) -> Change {
+    let record = egress_core::model::ledger::HandOver { number, from: from.into(), to: to.map(str::to_owned) };
+    let mut ledger = Ledger::default();
+    ledger.records.open.insert(ip("172.18.0.100"), record);
+    Change::Ledger(Arc::new(ledger))
+}
+
+#[tokio::test]
+async fn what_another_node_is_to_have_goes_first_and_is_said_and_comes_back_when_it_was_read_anew() {
+    let recorder = Recorder::default();
+    let (released, words) = watch::channel(BTreeMap::new());
+    let is_ours = Arc::new(Mutex::new(false));
+    let answer = is_ours.clone();
+    let ask: Ask = Box::new(move |questions| {
+        let yes = *answer.lock().expect("not poisoned");
+        Box::pin(async move { questions.into_iter().filter(|_| yes).map(|(_, address)| address).collect() })
+    });
+    let (orders, is_ordered) = watch::channel(BTreeMap::new());
+    let told = (watch::channel(Default::default()).1, is_ordered);
+    let ties = Ties::new("n1", told, (watch::channel(Default::default()).0, released), ask);
+    let ready = watch::channel(Ready::default()).0;
+    let mut reconciler = Reconciler::new(settings(), recorder.clone(), None, ready).tied(ties);
+    held().into_iter().for_each(|change| reconciler.apply(change));
+    reconciler.reconcile().await.expect("a recorder does not fail");
+    let done = || std::mem::take(&mut *recorder.log.lock().expect("not poisoned"));
+    assert!(done().contains(&Action::Own(EgressId(1), ip("172.18.0.100"))));
+
+    reconciler.apply(hand_over(7, "n1", None));
+    reconciler.reconcile().await.expect("a recorder does not fail");
+    let done_now = done();
+    let waits = |action: &Action| matches!(action, Action::PutPolicy(_, _, policy) if policy.slots.is_empty() && policy.pending == [ip("172.18.0.100"), ip("172.18.0.101")]);
+    assert_eq!(done_now[0], Action::Disown(EgressId(1), ip("172.18.0.100")));
+    assert!(waits(&done_now[1]) && done_now.len() == 2, "nothing is cut: it comes elsewhere: {done_now:?}");
+    assert_eq!(*words.borrow(), BTreeMap::from([(ip("172.18.0.100"), 7)]));
+
+    // The record goes. The status that this node knows says that the address is its own.
+    reconciler.apply(Change::Ledger(Arc::default()));
+    reconciler.reconcile().await.expect("a recorder does not fail");
+    assert_eq!(done(), []);
+    assert!(words.borrow().is_empty() && reconciler.incomplete);
+    *is_ours.lock().expect("not poisoned") = true;
+    reconciler.reconcile().await.expect("a recorder does not fail");
+    assert!(done().contains(&Action::Own(EgressId(1), ip("172.18.0.100"))));
+    assert!(!reconciler.incomplete);
+
+    // The same by the way of probes: nothing but the order tells it.
+    *is_ours.lock().expect("not poisoned") = false;
+    orders.send_replace(BTreeMap::from([(ip("172.18.0.100"), 8)]));
+    reconciler.ties.next().await;
+    reconciler.reconcile().await.expect("a recorder does not fail");
+    assert!(done().contains(&Action::Disown(EgressId(1), ip("172.18.0.100"))));
+    assert_eq!(*words.borrow(), BTreeMap::from([(ip("172.18.0.100"), 8)]));
+    // There is no order any more, and the API server does not answer.
+    orders.send_replace(BTreeMap::new());
+    reconciler.ties.next().await;
+    reconciler.incomplete = true;
+    reconciler.reconcile().await.expect("a recorder does not fail");
+    assert_eq!((done(), words.borrow().len()), (vec![], 0));
+    *is_ours.lock().expect("not poisoned") = true;
+    reconciler.incomplete = true;
+    reconciler.reconcile().await.expect("a recorder does not fail");
+    assert!(done().contains(&Action::Own(EgressId(1), ip("172.18.0.100"))));
+}
+
+#[tokio::test]
+async fn a_fence_ends_what_takes_its_time_and_takes_everything_also_without_a_node_object() {
+    let recorder = Recorder::default();
+    let (standing, is_standing) = watch::channel(Standing::Holds);
+    let nobody: Ask = Box::new(|_| Box::pin(std::future::pending()));
+    let (orders, is_ordered) = watch::channel(BTreeMap::new());
+    let (released, mut is_said) = watch::channel(BTreeMap::new());
+    let tells = (watch::channel(Default::default()).0, released);
+    let ties = Ties::new("n1", (is_standing, is_ordered), tells, nobody);
+    let ready = watch::channel(Ready::default());
+    let reconciler = Reconciler::new(settings(), recorder.clone(), None, ready.0).tied(ties);
+    let (giver, taker) = crate::change_queue::inbox();
+    held().into_iter().for_each(|change| giver.put(change));
+    let stop = CancellationToken::new();
+    let running = tokio::spawn(reconciler.run(taker, stop.clone()));
+    let owned = || recorder.state.lock().expect("not poisoned").owned.len();
+    let until = async |count: usize| {
+        while owned() != count {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    until(1).await;
+    // One address by an order. It stays away: the question whose it is has no answer, and nor does any later one.
+    orders.send_replace(BTreeMap::from([(ip("172.18.0.100"), 7)]));
+    until(0).await;
+    orders.send_replace(BTreeMap::from([(ip("172.18.0.100"), 7), (ip("172.18.0.101"), 8)]));
+    let said = async { is_said.wait_for(|words| words.len() == 2).await.map(drop) };
+    let said = tokio::time::timeout(Duration::from_secs(5), said).await;
+    assert!(matches!(said, Ok(Ok(()))), "an order does not wait for an answer");
+    giver.put(Change::Nodes(Update::Replaced([node(2)].into())));
+    standing.send_replace(Standing::Fenced(1));
+    until(0).await;
+    // In touch again. The question whose the address is has no answer; a fence does not wait for one.
+    giver.put(Change::Nodes(Update::Replaced([node(1), node(2)].into())));
+    standing.send_replace(Standing::Holds);
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    assert_eq!(owned(), 0);
+    standing.send_replace(Standing::Fenced(1));
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    stop.cancel();
+    tokio::time::timeout(Duration::from_secs(5), running).await.expect("nothing hangs").expect("no panic");
+}
+
+#[tokio::test]
+async fn a_fence_does_not_wait_for_a_walk_of_the_maps() {
+    let recorder = Recorder::default();
+    let (standing, is_standing) = watch::channel(Standing::Holds);
+    let nobody: Ask = Box::new(|_| Box::pin(std::future::pending()));
+    let tells = (watch::channel(Default::default()).0, watch::channel(BTreeMap::new()).0);
+    let ties = Ties::new("n1", (is_standing, watch::channel(BTreeMap::new()).1), tells, nobody);
+    let ready = watch::channel(Ready::default());
+    let mut reconciler = Reconciler::new(settings(), recorder.clone(), None, ready.0).tied(ties);
+    held().into_iter().for_each(|change| reconciler.apply(change));
+    reconciler.reconcile().await.expect("a recorder does not fail");
+    let done = || std::mem::take(&mut *recorder.log.lock().expect("not poisoned"));
+    assert!(done().contains(&Action::Own(EgressId(1), ip("172.18.0.100"))));
+    // What it was at was ended.
+    reconciler.actual = None;
+    recorder.is_walked.store(true, std::sync::atomic::Ordering::Relaxed);
+    standing.send_replace(Standing::Fenced(1));
+    let walk = tokio::time::timeout(Duration::from_millis(20), reconciler.reconcile()).await;
+    assert!(walk.is_err());
+    assert_eq!(done(), [Action::Disown(EgressId(1), ip("172.18.0.100"))]);
+    // The rest comes when it may.
+    recorder.is_walked.store(false, std::sync::atomic::Ordering::Relaxed);
+    reconciler.reconcile().await.expect("a recorder does not fail");
+    assert!(matches!(&done()[..], [Action::CutOrphans, Action::PutPolicy(_, _, policy)] if policy.slots.is_empty()));
+}
+
+/// What it was to give up first it gives up first still, when it is in touch again.
+#[tokio::test]
+async fn what_a_fence_could_not_take_at_once_does_not_wait_for_a_walk_of_the_maps_either() {
+    let recorder = Recorder::default();
+    let (standing, is_standing) = watch::channel(Standing::Holds);
+    let nobody: Ask = Box::new(|_| Box::pin(std::future::pending()));
+    let tells = (watch::channel(Default::default()).0, watch::channel(BTreeMap::new()).0);
+    let ties = Ties::new("n1", (is_standing, watch::channel(BTreeMap::new()).1), tells, nobody);
+    let ready = watch::channel(Ready::default());
+    let mut reconciler = Reconciler::new(settings(), recorder.clone(), None, ready.0).tied(ties);
+    held().into_iter().for_each(|change| reconciler.apply(change));
+    reconciler.reconcile().await.expect("a recorder does not fail");
+    let disown = Action::Disown(EgressId(1), ip("172.18.0.100"));
+    *recorder.fails.lock().expect("not poisoned") = Some(disown.clone());
+    reconciler.actual = None;
+    standing.send_replace(Standing::Fenced(1));
+    reconciler.reconcile().await.expect_err("it fails once");
+    recorder.log.lock().expect("not poisoned").clear();
+    standing.send_replace(Standing::Holds);
+    recorder.is_walked.store(true, std::sync::atomic::Ordering::Relaxed);
+    let walk = tokio::time::timeout(Duration::from_millis(20), reconciler.reconcile()).await;
+    assert!(walk.is_err());
+    assert_eq!(*recorder.log.lock().expect("not poisoned"), [disown]);
+}
+
+/// The API server is away, and the node was cut off for a while: the leader hears it again before anything can be read.
+#[tokio::test]
+async fn what_a_fence_took_is_served_again_when_it_was_read_again_and_no_sooner() {
+    let recorder = Recorder::default();
+    let (standing, is_standing) = watch::channel(Standing::Holds);
+    let is_back = Arc::new(Mutex::new(false));
+    let answers = is_back.clone();
+    let ask: Ask = Box::new(move |questions| {
+        let answers = *answers.lock().expect("not poisoned");
+        Box::pin(async move { questions.into_iter().filter(|_| answers).map(|(_, address)| address).collect() })
+    });
+    let tells = (watch::channel(Default::default()).0, watch::channel(BTreeMap::new()).0);
+    let ties = Ties::new("n1", (is_standing, watch::channel(BTreeMap::new()).1), tells, ask);
+    let ready = watch::channel(Ready::default()).0;
+    let mut reconciler = Reconciler::new(settings(), recorder.clone(), None, ready).tied(ties);
+    held().into_iter().for_each(|change| reconciler.apply(change));
+    let mut go_on = async || {
+        reconciler.incomplete = true;
+        reconciler.reconcile().await.expect("a recorder does not fail");
+        (recorder.state.lock().expect("not poisoned").owned.len(), reconciler.ties.has_given_up)
+    };
+    assert_eq!(go_on().await, (1, false));
+    standing.send_replace(Standing::Fenced(1));
+    assert_eq!(go_on().await, (0, true));
+    standing.send_replace(Standing::Holds);
+    assert_eq!([go_on().await, go_on().await], [(0, true); 2], "it is heard, and nothing can be read");
+    *is_back.lock().expect("not poisoned") = true;
+    assert_eq!(go_on().await, (1, false));
+}
+
+/// It began when no server could be asked: some lists never come.
+#[tokio::test]
+async fn a_node_whose_leases_run_out_before_it_knows_the_cluster_lets_go() {
+    let recorder = Recorder::default();
+    recorder.state.lock().expect("not poisoned").owned.insert(EgressId(1), ip("172.18.0.100"));
+    let (standing, is_standing) = watch::channel(Standing::Holds);
+    let nobody: Ask = Box::new(|_| Box::pin(std::future::pending()));
+    let tells = (watch::channel(Default::default()).0, watch::channel(BTreeMap::new()).0);
+    let ties = Ties::new("n1", (is_standing, watch::channel(BTreeMap::new()).1), tells, nobody);
+    let reconciler = Reconciler::new(settings(), recorder.clone(), None, watch::channel(Ready::default()).0).tied(ties);
+    let (giver, taker) = crate::change_queue::inbox();
+    let stop = CancellationToken::new();
+    tokio::spawn(reconciler.run(taker, stop.clone()));
+    giver.put(Change::Ledger(Arc::default()));
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    let owned = || recorder.state.lock().expect("not poisoned").owned.len();
+    assert_eq!(owned(), 1, "that is not known yet");
+    standing.send_replace(Standing::Fenced(1));
+    let gone = async {
+        while owned() > 0 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(5), gone).await.expect("in time");
+    stop.cancel();
+}
+
+#[tokio::test]
+async fn a_fence_that_falls_in_the_middle_of_a_round_is_told_behind_it() {
+    use futures::FutureExt;
+    let (standing, is_standing) = watch::channel(Standing::Fenced(1));
+    let nobody: Ask = Box::new(|_| Box::pin(std::future::pending()));
+    let tells = (watch::channel(Default::default()).0, watch::channel(BTreeMap::new()).0);
+    let mut ties = Ties::new("n1", (is_standing, watch::channel(BTreeMap::new()).1), tells, nobody);
+    let held = BTreeMap::from([(EgressId(1), ip("172.18.0.100"))]);
+    assert_eq!(ties.barred(&held), held);
+    standing.send_replace(Standing::Holds);
+    assert_eq!(ties.barred(&held), held, "to be read anew");
+    assert!(ties.next().now_or_never().is_some(), "what the round did is not all");
+}
+
+#[tokio::test]
+async fn a_node_that_fails_for_long_does_not_serve_until_it_succeeds() {
+    let (ready, is_ready) = watch::channel(Ready::default());
+    let mut reconciler = Reconciler::new(settings(), Recorder::default(), None, ready);
+    let mut changes = world(&[]);
+    changes.push(Change::Pods(Update::Replaced(BTreeMap::new())));
+    changes.into_iter().for_each(|change| reconciler.apply(change));
+    let outcome = async |reconciler: &mut Reconciler<Recorder>| {
+        reconciler.reconcile().await.expect("nothing fails");
+        reconciler.note_step(true);
+        is_ready.borrow().serving
+    };
+    assert!(outcome(&mut reconciler).await);
+    reconciler.note_step(false);
+    assert!(is_ready.borrow().serving, "it has just begun");
+    reconciler.out_of_step = Instant::now().checked_sub(OUT_OF_STEP_AFTER);
+    reconciler.note_step(false);
+    assert!(!is_ready.borrow().serving);
+    assert!(outcome(&mut reconciler).await);
+}

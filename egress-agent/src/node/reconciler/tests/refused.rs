@@ -1,0 +1,190 @@
+//! Entries that the kernel refuses: any of them, at any step of any plan.
+
+use super::*;
+use egress_core::model::state::TunnelEndpoint;
+use egress_core::plan::reference::{Flow, Random, check, perform as flow_step, random_state, running};
+use egress_core::plan::refusal::Entry;
+
+/// A kernel in miniature that refuses entries by the dice, and judges every state that it passes through.
+struct Fickle {
+    random: Random,
+    refuses: bool,
+    state: KernelState,
+    flows: BTreeSet<Flow>,
+    /// Before the plan, and as it is to be.
+    before: KernelState,
+    new: KernelState,
+    /// By this plan.
+    refused: BTreeSet<Entry>,
+}
+
+impl Fickle {
+    /// As it is to be, with the prefixes that were refused as they were.
+    fn expected(&self) -> KernelState {
+        let mut expected = self.new.clone();
+        for entry in &self.refused {
+            let Entry::Prefix(prefix) = entry else { continue };
+            match self.before.cluster.get(prefix) {
+                Some(value) => drop(expected.cluster.insert(*prefix, *value)),
+                None => drop(expected.cluster.remove(prefix)),
+            }
+        }
+        expected
+    }
+}
+
+impl Executor for Fickle {
+    async fn observe(&mut self) -> Result<KernelState, DataplaneError> {
+        Ok(self.state.clone())
+    }
+
+    async fn held(&mut self) -> Result<KernelState, DataplaneError> {
+        Ok(self.state.clone())
+    }
+
+    fn cut(&mut self, cuts: Vec<Action>) -> BoxFuture<'static, Result<(), DataplaneError>> {
+        cuts.iter().for_each(|cut| flow_step(&mut self.state, &mut self.flows, cut));
+        Box::pin(std::future::ready(Ok(())))
+    }
+
+    async fn apply(&mut self, action: &Action) -> Result<(), DataplaneError> {
+        // What is no entry is written whatever happens.
+        let entry = Entry::of(action).filter(|entry| *entry != Entry::UnknownPods);
+        if let Some(entry) = entry
+            && self.refuses
+            && self.random.below(3) == 0
+        {
+            self.refused.insert(entry);
+            let (map, source) = ("of a test", std::io::Error::from_raw_os_error(libc::ENOMEM));
+            return Err(match self.random.below(2) {
+                0 => DataplaneError::Full { map, limit: 0 },
+                _ => DataplaneError::Refused { map, source },
+            });
+        }
+        flow_step(&mut self.state, &mut self.flows, action);
+        check(&self.before, &self.state, &self.expected());
+        Ok(())
+    }
+}
+
+/// One round of the reconciler: a plan, and another one where claims have failed. What it has planned at last.
+async fn round(reconciler: &mut Reconciler<Fickle>, actual: &mut KernelState, desired: &KernelState) -> KernelState {
+    let mut refused = BTreeMap::new();
+    loop {
+        let mut planned = desired.clone();
+        withhold(&mut planned, &refused);
+        let actions = plan(actual, &planned);
+        reconciler.executor.before.clone_from(actual);
+        reconciler.executor.refused.retain(|entry| matches!(entry, Entry::Claim(_)));
+        let failed = reconciler.perform(actual, &actions).await.expect("a refused entry stops nothing");
+        assert_eq!(*actual, reconciler.executor.state, "what is remembered is what the kernel holds");
+        if failed.is_empty() {
+            reconciler.left_out.settle(actual, &planned, true, Instant::now());
+            return planned;
+        }
+        refused.extend(failed.into_iter().map(|(id, address, _)| (id, address)));
+    }
+}
+
+#[tokio::test]
+async fn any_entries_may_be_refused_and_nothing_leaves_with_another_address() {
+    for seed in 1..=1_500_u64 {
+        let mut random = Random(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15));
+        let [old, new] = [(); 2].map(|()| random_state(&mut random));
+        let (state, before, flows) = (old.clone(), old.clone(), running(&old));
+        let fickle = Fickle { random, refuses: true, state, flows, before, new: new.clone(), refused: BTreeSet::new() };
+        let mut reconciler = Reconciler::new(settings(), fickle, None, watch::channel(Ready::default()).0);
+        let mut actual = old.clone();
+        let planned = round(&mut reconciler, &mut actual, &new).await;
+
+        // Everything else is as it is wanted.
+        let refused = &reconciler.executor.refused;
+        assert_eq!(actual.cluster, reconciler.executor.expected().cluster, "seed {seed}");
+        let untouched = |entry: &Entry| !refused.contains(entry);
+        for address in new.pods.keys().chain(old.pods.keys()).filter(|address| untouched(&Entry::Pod(**address))) {
+            assert_eq!(actual.pods.get(address), new.pods.get(address), "seed {seed}");
+        }
+        for address in new.nodes.keys().filter(|address| untouched(&Entry::Node(**address))) {
+            assert_eq!(actual.nodes.get(address), new.nodes.get(address), "seed {seed}");
+        }
+        for (id, address) in new.owned.iter().filter(|(id, _)| untouched(&Entry::Claim(**id))) {
+            assert_eq!(actual.owned.get(id), Some(address), "seed {seed}");
+        }
+        for (key, policy) in &new.policy {
+            let is_whole = untouched(&Entry::Policy(key.0, key.1)) && untouched(&Entry::Claim(key.0));
+            assert!(!is_whole || actual.policy.get(key) == Some(policy), "seed {seed}: {key:?}");
+        }
+        let all = refused.iter().chain([&Entry::UnknownPods]).all(|entry| entry.is_same(&actual, &planned));
+        assert_eq!(
+            reconciler.left_out.retry_at().is_none(),
+            all,
+            "seed {seed}: tried again while anything is left out"
+        );
+
+        // Tried again, when the kernel takes everything: nothing is left of it, no flow either.
+        reconciler.executor.refuses = false;
+        round(&mut reconciler, &mut actual, &new).await;
+        assert_eq!(actual, new, "seed {seed}");
+        assert!(reconciler.executor.flows.is_subset(&running(&new)), "seed {seed}");
+        assert_eq!(reconciler.left_out.retry_at(), None, "seed {seed}");
+    }
+}
+
+/// What the node would do for the cluster, of which the kernel refuses some entries.
+async fn node_that_refuses(full: Vec<Action>) -> (Reconciler<Recorder>, Recorder, watch::Receiver<Ready>) {
+    let recorder = Recorder { full: Arc::new(Mutex::new(full)), ..Recorder::default() };
+    let (ready, is_ready) = watch::channel(Ready::default());
+    let mut reconciler = Reconciler::new(settings(), recorder.clone(), None, ready);
+    let pods = [(key("p"), pod("10.244.1.10", "web")), (key("q"), pod("10.244.1.11", "web"))];
+    let pods = Change::Pods(Update::Replaced(pods.into()));
+    world(&[("n1", "172.18.0.100")]).into_iter().chain([pods]).for_each(|change| reconciler.apply(change));
+    reconciler.reconcile().await.expect("a refused entry is no failure");
+    (reconciler, recorder, is_ready)
+}
+
+#[tokio::test]
+async fn a_node_that_cannot_write_one_entry_serves_all_others() {
+    let subnet = Prefix { kind: PrefixKind::PodSubnet, node: Some(TunnelEndpoint(ip("172.18.0.2"))) };
+    let refused = [
+        Action::PutPod(ip("10.244.1.10"), PodState::Selected(EgressId(1))),
+        Action::PutPrefix(net("10.244.2.0/24"), subnet),
+    ];
+    let (mut reconciler, recorder, is_ready) = node_that_refuses(refused.to_vec()).await;
+    assert!(is_ready.borrow().serving, "it carries traffic");
+    let state = || recorder.state.lock().expect("not poisoned").clone();
+    assert_eq!(state().owned[&EgressId(1)], ip("172.18.0.100"));
+    assert_eq!(state().pods.keys().copied().collect::<Vec<_>>(), [ip("10.244.1.11")]);
+    assert!(
+        !state().cluster.contains_key(&net("10.244.2.0/24")) && state().cluster.contains_key(&net("10.244.1.0/24"))
+    );
+    assert_eq!(reconciler.left_out.count(), BTreeMap::from([("cluster", 1), ("pods", 1)]));
+    let refusals = reconciler.meters.refusals();
+    assert_eq!((refusals.iter().sum::<u64>(), reconciler.meters.failures()), (2, 0));
+
+    // There is room again.
+    recorder.full.lock().expect("not poisoned").clear();
+    assert!(reconciler.left_out.retry_at().is_some_and(|at| at <= Instant::now() + FIRST_RETRY));
+    tokio::time::sleep(FIRST_RETRY).await;
+    reconciler.reconcile().await.expect("nothing fails");
+    assert_eq!((state().pods.len(), reconciler.left_out.retry_at()), (2, None));
+    assert!(state().cluster.contains_key(&net("10.244.2.0/24")));
+}
+
+/// The map is changed by a write that the kernel may refuse also where the entry is there.
+#[tokio::test]
+async fn a_pod_whose_entry_cannot_be_changed_is_not_left_with_what_it_was() {
+    let (address, known) = (ip("10.244.1.10"), Action::PutPod(ip("10.244.1.10"), PodState::Known));
+    let (mut reconciler, recorder, _) = node_that_refuses(Vec::new()).await;
+    recorder.full.lock().expect("not poisoned").push(known.clone());
+    recorder.log.lock().expect("not poisoned").clear();
+    reconciler.apply(Change::Pods(Update::Changed(key("p"), pod("10.244.1.10", "db"))));
+    reconciler.reconcile().await.expect("a refused entry is no failure");
+    let done = std::mem::take(&mut *recorder.log.lock().expect("not poisoned"));
+    assert_eq!(done, [Action::RemovePod(address), Action::CutPod(address)]);
+    reconciler.cut_all().await.expect("a recorder does not fail");
+    recorder.full.lock().expect("not poisoned").clear();
+    tokio::time::sleep(FIRST_RETRY).await;
+    reconciler.reconcile().await.expect("nothing fails");
+    assert_eq!(recorder.state.lock().expect("not poisoned").pods[&address], PodState::Known);
+    assert_eq!(reconciler.left_out.retry_at(), None);
+}
