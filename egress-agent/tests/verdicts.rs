@@ -51,7 +51,7 @@ fn every_drop_reason_has_a_program_test() {
 
 #[test]
 fn a_name_that_begins_another_is_not_taken_for_it() {
-    assert!(is_named("(x, Verdict::NoMapping),", Verdict::NoMapping));
+    assert!(is_named("(x, Verdict::NoNatEntry),", Verdict::NoNatEntry));
     assert!(!is_named("Verdict::HairpinAnswered", Verdict::Hairpin));
     assert!(!is_named("", Verdict::Hairpin));
 }

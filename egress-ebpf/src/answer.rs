@@ -1,13 +1,13 @@
 //! What the programs say themselves: ARP and neighbour advertisements for owned egress IPs, ICMP errors and resets, drop
 //! events.
 
-use egress_common::abi::{Addr, Config, ConflictEvent, Course, DropEvent, OwnedAddr, Verdict};
-use egress_common::decide::accept::Outer;
-use egress_common::decide::{Tables, enter, limit};
+use egress_common::abi::{Addr, Config, ConflictEvent, DropEvent, HandoverStage, OwnedAddr, Verdict};
+use egress_common::decide::from_overlay::Outer;
+use egress_common::decide::{Tables, from_netdev, limit};
 use egress_common::wire::icmp::{Answer, v6 as icmp_v6};
 use egress_common::wire::nd::{self, ADVERTISEMENT_LEN, Solicitation};
 use egress_common::wire::{
-    ETH_LEN, Frame, Heads, L3, Segment, arp as wire_arp, ethertype, ipv4, ipv6, reset as wire_reset, tcp,
+    ETH_LEN, Frame, Headers, L3, Segment, arp as wire_arp, ethertype, ipv4, ipv6, reset as wire_reset, tcp,
 };
 
 use crate::Outcome;
@@ -71,7 +71,7 @@ fn held(target: &Addr) -> Option<&'static OwnedAddr> {
 
 /// Neighbour discovery on the uplink, likewise; `None` where it is anything else, or may not be believed.
 #[inline(never)]
-pub fn neighbour(packet: Packet, config: &Config, heads: &Heads, frame: &mut Buffer) -> Option<Outcome> {
+pub fn neighbour(packet: Packet, config: &Config, heads: &Headers, frame: &mut Buffer) -> Option<Outcome> {
     let sender = &heads.tuple.saddr;
     let (kind, target) = nd::about(&packet)?;
     let owned = held(&target)?;
@@ -98,7 +98,7 @@ pub fn neighbour(packet: Packet, config: &Config, heads: &Heads, frame: &mut Buf
 /// Tells the pod that sent the packet by the management port, from this node's address.
 #[inline(always)]
 pub fn to_pod(run: &Run<'_>, buffer: &mut Buffer, answer: Answer, otherwise: Verdict) -> Outcome {
-    let from = enter::node_address(run.config, run.heads.family);
+    let from = from_netdev::node_address(run.config, run.heads.family);
     if !become_error(run, buffer, answer, &from) {
         return Outcome::done(otherwise);
     }
@@ -112,7 +112,7 @@ pub fn to_pod(run: &Run<'_>, buffer: &mut Buffer, answer: Answer, otherwise: Ver
 /// Tells a pod of another node, through the overlay by which its packet came.
 #[inline(always)]
 pub fn to_remote_pod(run: &Run<'_>, buffer: &mut Buffer, outer: &Outer, mtu: u32) -> Outcome {
-    let from = enter::node_address(run.config, run.heads.family);
+    let from = from_netdev::node_address(run.config, run.heads.family);
     if !become_error(run, buffer, Answer::TooBig(mtu), &from) {
         return Outcome::done(Verdict::MtuExceeded);
     }
@@ -138,7 +138,7 @@ pub fn reset_pod(run: &Run<'_>, buffer: &mut Buffer, otherwise: Verdict) -> Outc
     if !become_reset(run, buffer) {
         return Outcome::done(otherwise);
     }
-    // What `notice` would note of it, for pods that are no longer selected too: the agent need not tell it again.
+    // What `to_pod` would note of it, for pods that are no longer selected too: the agent need not tell it again.
     Maps.flow_answered(&run.heads.tuple, Segment { flags: tcp::RST, number: run.heads.tcp_ack });
     Outcome::redirected(Verdict::CutAnswered, way::turn_round(run.packet, run.config))
 }
@@ -199,8 +199,8 @@ fn may_emit(egress_id: u32, address: &Addr) -> bool {
     if Maps.owned(egress_id).is_some_and(|owned| owned.address == *address) {
         return true;
     }
-    let moving = Maps.moving(egress_id).filter(|moving| moving.owned.address == *address);
-    moving.is_some_and(|moving| matches!(moving.course(), Some(Course::Arriving | Course::Open)))
+    let handover = Maps.handover(egress_id).filter(|handover| handover.owned.address == *address);
+    handover.is_some_and(|handover| matches!(handover.stage(), Some(HandoverStage::Arriving | HandoverStage::Open)))
 }
 
 // The limit is asked behind what may be answered at all, which takes nothing from others.

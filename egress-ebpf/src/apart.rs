@@ -38,11 +38,11 @@ macro_rules! apart {
 }
 
 apart! {
-    from_pod => road_from_pod: roads::from_pod;
-    from_overlay => road_from_overlay: roads::from_overlay;
-    passed_on => road_passed_on: passing::passed_on;
+    from_pod => road_from_pod: roads::from_pod_uncached;
+    from_overlay => road_from_overlay: roads::from_overlay_uncached;
+    handover_reply => road_handover_reply: passing::handover_reply;
     neighbour => road_neighbour: roads::neighbour;
-    from_world => road_from_world: roads::from_world;
+    from_netdev => road_from_netdev: roads::from_netdev_uncached;
     hold => fragment_hold: hold::hold;
     release => fragment_release: hold::release;
 }

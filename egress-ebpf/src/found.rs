@@ -1,4 +1,4 @@
-//! Looking into the maps that say what a packet becomes: `pods`, `nat`, `flows`, `owned` and `moving`.
+//! Looking into the maps that say what a packet becomes: `pods`, `nat`, `flows`, `owned` and `handovers`.
 //!
 //! An element that is removed may be another key's at once, while a program still reads it. So each is copied into this
 //! CPU's workspace first, and what is lent is the copy, where its seal says that it was written for this key as a whole
@@ -10,12 +10,12 @@
 use core::arch::asm;
 use core::ptr;
 
-use egress_common::abi::{Addr, Direction, Flow, Mapping, Moving, Owned, PodEntry, Tuple};
+use egress_common::abi::{Addr, Direction, Flow, HandoverEntry, NatEntry, Owned, PodEntry, Tuple};
 use egress_common::decide::{Tables, phase};
 use egress_common::wire::{PROTO_TCP, Segment, tcp};
 
 use crate::alive::{Touched, change, touch};
-use crate::maps::{FLOWS, MOVING, Maps, NAT, OWNED, PODS, run_ns};
+use crate::maps::{FLOWS, HANDOVERS, Maps, NAT, OWNED, PODS, run_ns};
 use crate::numbers::count_turn;
 use crate::workspace::found;
 
@@ -71,10 +71,10 @@ pub fn owned(egress_id: u32) -> Option<&'static Owned> {
 
 /// Whoever translates for the address finds it where that of `owned` lies.
 #[inline(never)]
-pub fn moving(egress_id: u32) -> Option<&'static Moving> {
-    let moving = MOVING.get_ptr_mut(egress_id)?;
+pub fn handover(egress_id: u32) -> Option<&'static HandoverEntry> {
+    let handover = HANDOVERS.get_ptr_mut(egress_id)?;
     let found = found()?;
-    let copy = copied(moving, &mut found.moving);
+    let copy = copied(handover, &mut found.handover);
     if !copy.is_of(egress_id) {
         return None;
     }
@@ -131,7 +131,7 @@ pub fn answered(tuple: &Tuple, segment: Segment) {
 
 /// A mapping, without noting anything.
 #[inline(never)]
-pub fn mapping_only(key: &Tuple) -> Option<&'static Mapping> {
+pub fn mapping_only(key: &Tuple) -> Option<&'static NatEntry> {
     let mapping = NAT.get_ptr_mut(key)?;
     let copy = copied(mapping, &mut found()?.mapping);
     copy.is_of(key).then_some(copy)
@@ -139,7 +139,7 @@ pub fn mapping_only(key: &Tuple) -> Option<&'static Mapping> {
 
 /// A mapping, which a packet of its direction keeps alive.
 #[inline(never)]
-pub fn mapping(key: &Tuple, segment: Segment) -> Option<&'static Mapping> {
+pub fn mapping(key: &Tuple, segment: Segment) -> Option<&'static NatEntry> {
     let mapping = NAT.get_ptr_mut(key)?;
     let copy = copied(mapping, &mut found()?.mapping);
     if !copy.is_of(key) || !keep(mapping, key.direction(), segment) {
@@ -154,7 +154,7 @@ pub fn mapping(key: &Tuple, segment: Segment) -> Option<&'static Mapping> {
 /// Notes that a mapping is alive, and what the packet says of its connection; false where it is about to be removed. Out of
 /// line, as [`tell`] is, since their frames lie upon those of a search for a port.
 #[inline(never)]
-fn keep(mapping: *mut Mapping, direction: Direction, segment: Segment) -> bool {
+fn keep(mapping: *mut NatEntry, direction: Direction, segment: Segment) -> bool {
     // SAFETY: see `maps`.
     let mapping = unsafe { &mut *mapping };
     if touch(&raw mut mapping.last_seen_ns, run_ns()) == Touched::Gone {
@@ -178,7 +178,7 @@ fn opened(tcp_flags: u8) {
 
 /// Tells the other direction of a reset, or of an opening.
 #[inline(never)]
-fn tell(copy: &Mapping, tcp_flags: u8, direction: Direction) {
+fn tell(copy: &NatEntry, tcp_flags: u8, direction: Direction) {
     let Some(other) = NAT.get_ptr_mut(&copy.other) else { return };
     // SAFETY: see `maps`.
     let state = unsafe { &mut (*other).state };

@@ -6,7 +6,7 @@
 //! of packets for the node itself, but what is ours pays more for it than it gains on the other hooks.
 
 use egress_common::abi::{Addr, Config, Family, has_node_mark};
-use egress_common::decide::enter;
+use egress_common::decide::from_netdev;
 use egress_common::wire::{ETH_LEN, Frame, IPV4_LEN, IPV6_LEN, L3, PROTO_TCP, PROTO_UDP, ethertype, ipv4, ipv6, l4};
 
 use crate::packet::Packet;
@@ -63,8 +63,8 @@ pub fn leaves_alone(packet: Packet, config: &Config) -> bool {
     let Some((from, protocol, from_port, port)) = read(packet) else { return false };
     // What is forwarded may bear an egress IP, but where it has the node's own address; and then a port of NAT's.
     let is_nodes = !packet.is_forwarded()
-        || (from == enter::node_address(config, from.family())
-            && !enter::is_node_port(from_port, config)
+        || (from == from_netdev::node_address(config, from.family())
+            && !from_netdev::is_node_port(from_port, config)
             && !may_be_overlay(protocol, port, config));
     is_nodes && !has_node_mark(packet.mark()) && !packet.is_returning() && !config.may_be_pod(&from)
 }

@@ -9,7 +9,7 @@
 use egress_common::abi::{Addr, Family};
 use egress_common::wire::icmp::{ERROR_HEADER_V4, ERROR_HEADER_V6, write_error};
 use egress_common::wire::nd::ADVERTISEMENT_LEN;
-use egress_common::wire::{Frame, Heads, L3, L4, PROTO_TCP, PROTO_UDP, csum, l4};
+use egress_common::wire::{Frame, Headers, L3, L4, PROTO_TCP, PROTO_UDP, csum, l4};
 
 use crate::packet::Packet;
 use crate::run::Run;
@@ -28,7 +28,7 @@ const OFFSET_MASK: usize = 0x3ff;
 /// fragments (RFC 1122 section 3.2.2). A partial checksum of SCTP would be completed over the quote too, and CRC32c knows
 /// no value that stays as it is.
 #[inline(always)]
-pub fn answers(heads: &Heads, from: &Addr) -> bool {
+pub fn answers(heads: &Headers, from: &Addr) -> bool {
     *from != Addr::UNSPECIFIED && !matches!(heads.l4, L4::IcmpError | L4::Sctp) && heads.has_l4()
 }
 

@@ -3,7 +3,7 @@
 //! The agent renews it while the controller hears it. Nothing else here ends with the agent: programs go on without it, and the
 //! controller gives an address away when the lease of the node that had it has expired. So each path that emits or claims an
 //! egress IP asks: NAT (`decide::snat`), answers to ARP and neighbour discovery, ICMP errors to the world (`answer`), and
-//! packets that have waited for their neighbour (`roads::leave`). Entries of the flow cache end with it (`recent`).
+//! packets that have waited for their neighbour (`roads::leave`). Entries of the flow cache end with it (`flow_cache`).
 //!
 //! Each frame that the uplink receives is a [`heartbeat`]. A machine that has stood still for three quarters of the total timeout finds
 //! a gap, and whichever program sees it first ends the lease for good: it runs before the agent does.

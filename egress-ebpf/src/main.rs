@@ -173,8 +173,8 @@ fn run(
 
 /// Management port, TC ingress: what pods of this node send into the host.
 #[classifier]
-pub fn mgmt_ingress(ctx: TcContext) -> i32 {
-    let action = run(&ctx, Verdict::NotConfigured, |_, _| false, roads::steer, roads::steer_on);
+pub fn from_pod(ctx: TcContext) -> i32 {
+    let action = run(&ctx, Verdict::NotConfigured, |_, _| false, roads::from_pod, roads::from_pod_rest);
     if action == TC_ACT_UNSPEC {
         let packet = Packet::new(&ctx);
         packet.set_of_pod();
@@ -188,34 +188,34 @@ pub fn mgmt_ingress(ctx: TcContext) -> i32 {
 
 /// Management port, TC egress: what the host sends to pods of this node.
 #[classifier]
-pub fn mgmt_egress(ctx: TcContext) -> i32 {
+pub fn to_pod(ctx: TcContext) -> i32 {
     run(
         &ctx,
         Verdict::NotConfigured,
         |packet, config| packet.takes_off_redirected(config),
-        roads::notice,
+        roads::to_pod,
         roads::walked,
     )
 }
 
 /// Overlay device, TC ingress: what other nodes send.
 #[classifier]
-pub fn overlay_ingress(ctx: TcContext) -> i32 {
+pub fn from_overlay(ctx: TcContext) -> i32 {
     // The stack would forward such a packet with the pod's address.
-    run(&ctx, Verdict::NotReady, |_, _| false, roads::accept, roads::accept_on)
+    run(&ctx, Verdict::NotReady, |_, _| false, roads::from_overlay, roads::from_overlay_rest)
 }
 
 /// Uplink, TC ingress: what the world sends to this node.
 #[classifier]
-pub fn uplink_ingress(ctx: TcContext) -> i32 {
+pub fn from_netdev(ctx: TcContext) -> i32 {
     lease::heartbeat();
-    run(&ctx, Verdict::NotConfigured, |_, _| false, roads::enter, roads::enter_on)
+    run(&ctx, Verdict::NotConfigured, |_, _| false, roads::from_netdev, roads::from_netdev_rest)
 }
 
 /// Uplink, TC egress: what this node sends to the world.
 #[classifier]
-pub fn uplink_egress(ctx: TcContext) -> i32 {
-    run(&ctx, Verdict::NotConfigured, glance::leaves_alone, roads::leave, roads::walked)
+pub fn to_netdev(ctx: TcContext) -> i32 {
+    run(&ctx, Verdict::NotConfigured, glance::leaves_alone, roads::to_netdev, roads::walked)
 }
 
 /// Never attached: the agent runs it by BPF_PROG_TEST_RUN to remove what is idle. Returns how many entries went.

@@ -6,7 +6,7 @@
 //!   program that may hold it has ended (RCU). It may *not* be the same element's until then: once removed, it may be another
 //!   key's at once. See `abi::seal` for what follows.
 //! - Every field is an integer, for which any bytes are a value, so a racing write on another CPU shows old or new words.
-//! - `pods`, `nat`, `flows`, `owned` and `moving` say what a packet becomes. They are copied into this CPU's workspace
+//! - `pods`, `nat`, `flows`, `owned` and `handovers` say what a packet becomes. They are copied into this CPU's workspace
 //!   first (`found`), and what is lent is the copy, if its seal says that it was written for this key as a whole; otherwise
 //!   the element is not there any more. A copy is good until the next look into the same map.
 //! - What is written to an element (times, the state of a connection, the next hop, what a flow came to) may hit the next
@@ -24,8 +24,8 @@ use aya_ebpf::helpers::generated::{bpf_get_prandom_u32, bpf_ktime_get_coarse_ns}
 use aya_ebpf::macros::btf_map;
 use egress_common::abi::{
     Addr, ClusterPrefix, Config, Datagram, Direction, DropEvent, ExposedPort, Exposure, Flow, FragKey, FragPorts,
-    Holder, Hop, Inbound, Mapping, Moving, NodeEntry, Owned, OwnedAddr, PodEntry, Policy, PolicyKey, Share, Slot,
-    Tuple, Usage,
+    HandoverEntry, Holder, Inbound, NatEntry, NextHop, NodeEntry, Owned, OwnedAddr, PodEntry, Policy, PolicyKey, Share,
+    Slot, Tuple, Usage,
 };
 use egress_common::decide::snat::{EXHAUSTED_NS, PortSearch};
 use egress_common::decide::{Claim, Held, Owner, PortClaim, Tables, phase};
@@ -50,8 +50,8 @@ pub static POLICY: HashMap<PolicyKey, Policy, 32768, ON_DEMAND> = HashMap::new()
 pub static OWNED: HashMap<u32, Owned, 16384, ON_DEMAND> = HashMap::new();
 #[btf_map(name = "owned_addr")]
 pub static OWNED_ADDR: HashMap<Addr, OwnedAddr, 16384, ON_DEMAND> = HashMap::new();
-#[btf_map(name = "moving")]
-pub static MOVING: HashMap<u32, Moving, 16384, ON_DEMAND> = HashMap::new();
+#[btf_map(name = "handovers")]
+pub static HANDOVERS: HashMap<u32, HandoverEntry, 16384, ON_DEMAND> = HashMap::new();
 #[btf_map(name = "cluster")]
 pub static CLUSTER: LpmTrie<Addr, ClusterPrefix, 65536> = LpmTrie::new();
 #[btf_map(name = "nodes")]
@@ -75,7 +75,7 @@ pub static SHARES: HashMap<Holder, Share, 65536, ON_DEMAND> = HashMap::new();
 pub static USAGE: Array<Usage, 1> = Array::new();
 /// Two keys a mapping: 262,144 mappings.
 #[btf_map(name = "nat")]
-pub static NAT: HashMap<Tuple, Mapping, 524288, ON_DEMAND> = HashMap::new();
+pub static NAT: HashMap<Tuple, NatEntry, 524288, ON_DEMAND> = HashMap::new();
 /// Destinations towards which a search has found every port taken, and when; see `decide::snat`.
 #[btf_map(name = "exhausted")]
 static EXHAUSTED: LruHashMap<Tuple, Datagram, 1024> = LruHashMap::new();
@@ -111,7 +111,7 @@ pub fn claimed(result: Result<(), i32>) -> Claim {
 impl Maps {
     /// Writes the next hop into a mapping; it may have gone meanwhile.
     #[inline(always)]
-    pub fn set_hop(&self, key: &Tuple, hop: &Hop) {
+    pub fn set_hop(&self, key: &Tuple, hop: &NextHop) {
         if let Some(mapping) = NAT.get_ptr_mut(key) {
             // SAFETY: see the module header.
             unsafe { (*mapping).hop = *hop };
@@ -187,8 +187,8 @@ impl Tables for Maps {
     }
 
     #[inline(always)]
-    fn moving(&self, egress_id: u32) -> Option<&Moving> {
-        found::moving(egress_id)
+    fn handover(&self, egress_id: u32) -> Option<&HandoverEntry> {
+        found::handover(egress_id)
     }
 
     #[inline(always)]
@@ -346,12 +346,12 @@ impl Tables for Maps {
     }
 
     #[inline(always)]
-    fn nat_seen(&self, key: &Tuple, segment: Segment) -> Option<&Mapping> {
+    fn nat_seen(&self, key: &Tuple, segment: Segment) -> Option<&NatEntry> {
         found::mapping(key, segment)
     }
 
     #[inline(always)]
-    fn nat_peek(&self, key: &Tuple) -> Option<&Mapping> {
+    fn nat_peek(&self, key: &Tuple) -> Option<&NatEntry> {
         found::mapping_only(key)
     }
 

@@ -8,7 +8,7 @@
 //! - **in**: whole packets to the tunnel port from the tunnel endpoint's address to ours, without IP options, without an
 //!   outer UDP checksum (ours have none; another's is for the stack to verify), with a right outer header checksum, no
 //!   congestion mark (RFC 6040 has the inner packet changed then) and no GSO (taking headers off would leave its type as
-//!   that of a tunnelled packet). Who sent it and what is inside is asked by `accept` afterwards, as behind the device.
+//!   that of a tunnelled packet). Who sent it and what is inside is asked by `from_overlay` afterwards, as behind the device.
 //!
 //! A packet that the program has put into the overlay came in by another device, as a pod's would that some rule has sent
 //! on to a node's tunnel port. The uplink's guard tells them apart as it tells all that programs redirect from the rest
@@ -20,9 +20,9 @@ use core::mem;
 use aya_ebpf::bindings::{BPF_F_TUNINFO_IPV6, BPF_F_ZERO_CSUM_TX, bpf_tunnel_key as TunnelKey};
 use aya_ebpf::helpers::generated::{bpf_skb_get_tunnel_key, bpf_skb_set_tunnel_key};
 use egress_common::abi::{Addr, Config, Family, Verdict};
-use egress_common::decide::accept::Outer;
+use egress_common::decide::from_overlay::Outer;
 use egress_common::wire::{
-    ETH_LEN, Fragment, Frame, Heads, IPV4_LEN, IPV6_LEN, L3, PROTO_UDP, csum, ethertype, ipv4, ipv6, l4,
+    ETH_LEN, Fragment, Frame, Headers, IPV4_LEN, IPV6_LEN, L3, PROTO_UDP, csum, ethertype, ipv4, ipv6, l4,
 };
 
 use crate::packet::Packet;
@@ -221,7 +221,7 @@ fn write_vxlan(run: &Run<'_>, at: usize, egress_id: u32) -> Option<()> {
 
 /// A source port that differs from flow to flow, so that the underlay can spread them (RFC 7348 section 5).
 #[inline(always)]
-fn entropy(heads: &Heads) -> u16 {
+fn entropy(heads: &Headers) -> u16 {
     let tuple = &heads.tuple;
     let ports = u32::from(tuple.sport()) << 16 | u32::from(tuple.dport());
     let mixed = (tuple.saddr.words()[3] ^ tuple.daddr.words()[3].rotate_left(7) ^ ports).wrapping_mul(0x9e37_79b1);
@@ -283,14 +283,14 @@ pub fn read_outer(packet: Packet, config: &Config, outer: &mut Outer) -> bool {
 
 /// Whether an IP packet that arrived at the uplink is one of the overlay, as far as its heads say.
 #[inline(always)]
-pub fn is_for_us(heads: &Heads, config: &Config) -> bool {
+pub fn is_for_us(heads: &Headers, config: &Config) -> bool {
     heads.is_udp_to(config.tunnel_port) && heads.tuple.daddr == config.self_node && config.is_overlay_in_program()
 }
 
 /// Takes the outer headers off, where [`is_for_us`] and the packet is a plain one, and notes what they said. False where
 /// the packet is as it was, for the device.
 #[inline(never)]
-pub fn decapsulate(packet: Packet, heads: &Heads, outer: &mut Outer) -> bool {
+pub fn decapsulate(packet: Packet, heads: &Headers, outer: &mut Outer) -> bool {
     match try_decapsulate(packet, heads) {
         Some(egress_id) => {
             *outer = Outer { source: heads.tuple.saddr, egress_id };
@@ -301,7 +301,7 @@ pub fn decapsulate(packet: Packet, heads: &Heads, outer: &mut Outer) -> bool {
 }
 
 #[inline(always)]
-fn try_decapsulate(packet: Packet, heads: &Heads) -> Option<u32> {
+fn try_decapsulate(packet: Packet, heads: &Headers) -> Option<u32> {
     if packet.gso_size() != 0 || !packet.is_for_this_host() || heads.fragment != Fragment::Whole {
         return None;
     }
@@ -330,7 +330,7 @@ fn try_decapsulate(packet: Packet, heads: &Heads) -> Option<u32> {
     };
     packet.change_room(-(overhead(heads.family) as i32), room)?;
     // From here on the packet is not as it was, so this may not say that it is: one whose link header could not be written
-    // is found malformed by `accept`, which drops it.
+    // is found malformed by `from_overlay`, which drops it.
     let _unwritten = packet.store(ETH_LEN - 2, inner);
     packet.pull_heads();
     Some(vxlan[1] >> 8)

@@ -21,7 +21,7 @@ use egress_common::wire::{ETH_LEN, Frame, L3, PROTO_TCP, PROTO_UDP, csum, ethert
 use crate::hidden::hidden;
 use crate::room::Room;
 
-/// Heads that are read directly must lie in the linear area: Ethernet, IP with options or two extension headers, TCP.
+/// Headers that are read directly must lie in the linear area: Ethernet, IP with options or two extension headers, TCP.
 const HEADS: u32 = 14 + 60 + 20;
 /// Likewise where there is more to walk: IPv6 extension headers, or a quoted packet with its own.
 const LONG_HEADS: u32 = 512;

@@ -9,7 +9,7 @@ use aya_ebpf::bindings::bpf_adj_room_mode::BPF_ADJ_ROOM_MAC;
 use aya_ebpf::helpers::generated::{
     bpf_csum_diff, bpf_l4_csum_replace, bpf_loop, bpf_skb_adjust_room, bpf_skb_change_tail, bpf_skb_load_bytes,
 };
-use egress_common::wire::{Frame, Heads, L3};
+use egress_common::wire::{Frame, Headers, L3};
 
 use crate::fragment::Rest;
 use crate::hidden::hidden;
@@ -81,7 +81,7 @@ impl Packet {
     /// No field shows the place, but the kernel refuses to cut a packet in front of its end. Where it does not refuse, the
     /// packet is cut, so the caller drops it. Out of line, since all packets of pods pass here.
     #[inline(never)]
-    pub fn is_completed_elsewhere(self, heads: &Heads) -> bool {
+    pub fn is_completed_elsewhere(self, heads: &Headers) -> bool {
         const EINVAL: i64 = -22;
         if self.is_partial(L3) != Some(true) {
             return false;

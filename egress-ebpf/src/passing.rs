@@ -1,8 +1,8 @@
-//! What is passed on between the two nodes of a hand-over; see `egress_common::abi::Moving`.
+//! What is passed on between the two nodes of a hand-over; see `egress_common::abi::HandoverEntry`.
 
-use egress_common::abi::{Class, Config, Course, Direction, Verdict};
+use egress_common::abi::{Class, Config, Direction, HandoverStage, Verdict};
 use egress_common::decide::mtu::{self, Fit};
-use egress_common::decide::{Tables, accept, enter};
+use egress_common::decide::{Tables, from_netdev, from_overlay};
 
 use crate::maps::Maps;
 use crate::packet::Packet;
@@ -17,13 +17,13 @@ use crate::{Outcome, apart, counters, overlay};
 pub fn by_overlay(packet: Packet) -> Outcome {
     let outcome = apart::from_overlay(packet);
     // Here, so that the frames of the two lie beside each other.
-    if outcome.is_none() { apart::passed_on(packet) } else { outcome }
+    if outcome.is_none() { apart::handover_reply(packet) } else { outcome }
 }
 
 /// A packet of a pod of this node, whose policy does not know yet that its gateway is another node now.
 #[inline(never)]
 pub fn handed_over(run: &Run<'_>, way: &mut Way, egress_id: u32) -> Outcome {
-    let is_leaving = Maps.moving(egress_id).is_some_and(|moving| moving.course() == Some(Course::Leaving));
+    let is_leaving = Maps.handover(egress_id).is_some_and(|handover| handover.stage() == Some(HandoverStage::Leaving));
     if !is_leaving {
         return counters::refused(egress_id, Verdict::NotGateway);
     }
@@ -40,26 +40,26 @@ pub fn pass_on(run: &Run<'_>, way: &mut Way, egress_id: u32) -> Outcome {
     if let Err(verdict) = run.packet.decrement_ttl(run.heads) {
         return Outcome::done(verdict);
     }
-    let Some(moving) = Maps.moving(egress_id) else { return Outcome::done(Verdict::NotGateway) };
-    let to = &moving.peer;
+    let Some(handover) = Maps.handover(egress_id) else { return Outcome::done(Verdict::NotGateway) };
+    let to = &handover.peer;
     let whole = match mtu::fit(run.wire_length(), run.config.overlay_mtu, run.heads, to) {
         // What came by the overlay fits; an answer that does not is sent again, and finds the address where it is then.
         Fit::Tell(_) | Fit::Lost => return Outcome::done(Verdict::OverlayTooNarrow),
         Fit::Cut => false,
         Fit::Whole => true,
     };
-    Outcome::redirected(Verdict::PassedOn, overlay::encapsulate(run, to, egress_id, whole, way))
+    Outcome::redirected(Verdict::HandedOver, overlay::encapsulate(run, to, egress_id, whole, way))
 }
 
 /// What came for an egress IP to the other node of its hand-over: nobody is told anything, and the stack sees none of it.
 #[inline(always)]
-pub fn passed_on(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outcome {
+pub fn handover_reply(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outcome {
     if let Some(why) = parse(packet, &mut workspace.heads, Direction::Ingress) {
-        return Outcome::done(accept::unread(why));
+        return Outcome::done(from_overlay::unread(why));
     }
     let Workspace { heads, quote, outer, .. } = workspace;
     let quote = quoted(packet, heads, quote);
-    let decision = enter::passed(heads, quote, &Maps, outer.egress_id);
+    let decision = from_netdev::passed(heads, quote, &Maps, outer.egress_id);
     never_passed(back(packet, config, workspace, decision))
 }
 

@@ -5,7 +5,7 @@ use core::ffi::c_void;
 
 use aya_ebpf::bindings::BPF_NOEXIST;
 use aya_ebpf::helpers::generated::bpf_loop;
-use egress_common::abi::{Addr, Mapping, Tuple};
+use egress_common::abi::{Addr, NatEntry, Tuple};
 use egress_common::decide::snat::{self, PortSearch};
 use egress_common::decide::{Claim, Owner, PortClaim};
 
@@ -18,10 +18,10 @@ pub fn claim_nat(now: u64, key: &Tuple, other: &Tuple, owner: &Owner) -> Claim {
     let Some(workspace) = WORKSPACE.get_ptr_mut(0) else { return Claim::Full };
     // SAFETY: the element is this CPU's own, and no other reference to this field is alive.
     let mapping = unsafe { &mut (*workspace).mapping };
-    *mapping = Mapping::new(*other, owner.origin, owner.source_node, owner.egress_id, now);
+    *mapping = NatEntry::new(*other, owner.origin, owner.source_node, owner.egress_id, now);
     mapping.seal(key);
     // Lent, not copied: the stack has no room for it.
-    let made: &Mapping = mapping;
+    let made: &NatEntry = mapping;
     claimed(NAT.insert(key, made, BPF_NOEXIST.into()))
 }
 

@@ -5,7 +5,7 @@ use aya_ebpf::helpers::generated::bpf_l4_csum_replace;
 use egress_common::abi::{Family, Verdict};
 use egress_common::decide::{End, Rewrite};
 use egress_common::wire::{
-    Frame, Heads, L3, L4, PROTO_DCCP, PROTO_ICMP, PROTO_ICMPV6, PROTO_TCP, PROTO_UDP, PROTO_UDP_LITE, Quote, csum,
+    Frame, Headers, L3, L4, PROTO_DCCP, PROTO_ICMP, PROTO_ICMPV6, PROTO_TCP, PROTO_UDP, PROTO_UDP_LITE, Quote, csum,
     ipv4, ipv6, l4,
 };
 
@@ -17,12 +17,12 @@ impl Packet {
     /// Gives an ICMP error another end, and the packet that it quotes, which went the other way, its opposite end. The
     /// quoted checksums follow where the quote is long enough to have them.
     #[inline(never)]
-    pub fn rewrite_error(self, heads: &Heads, quote: &Quote, rewrite: &Rewrite) -> Result<(), Verdict> {
+    pub fn rewrite_error(self, heads: &Headers, quote: &Quote, rewrite: &Rewrite) -> Result<(), Verdict> {
         self.try_rewrite_error(heads, quote, rewrite).ok_or(Verdict::RewriteFailed)
     }
 
     #[inline(always)]
-    fn try_rewrite_error(&self, heads: &Heads, quote: &Quote, rewrite: &Rewrite) -> Option<()> {
+    fn try_rewrite_error(&self, heads: &Headers, quote: &Quote, rewrite: &Rewrite) -> Option<()> {
         let old = match rewrite.end {
             End::Source => heads.tuple.saddr,
             End::Destination => heads.tuple.daddr,

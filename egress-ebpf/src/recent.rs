@@ -24,10 +24,10 @@
 
 use aya_ebpf::btf_maps::PerCpuArray;
 use aya_ebpf::macros::btf_map;
-use egress_common::abi::{Addr, Config, Mapping, Tuple, Verdict};
-use egress_common::decide::accept::Outer;
+use egress_common::abi::{Addr, Config, NatEntry, Tuple, Verdict};
+use egress_common::decide::from_overlay::Outer;
 use egress_common::decide::{End, Rewrite};
-use egress_common::wire::{Fragment, Frame, Heads, L4, PROTO_UDP, tcp};
+use egress_common::wire::{Fragment, Frame, Headers, L4, PROTO_UDP, tcp};
 
 use crate::Outcome;
 use crate::alive::fence;
@@ -50,10 +50,10 @@ const PLACES: u32 = 1024;
 /// No place: the packet is not one to keep anything of.
 const NOWHERE: u32 = u32::MAX;
 
-#[btf_map(name = "recent")]
+#[btf_map(name = "flow_cache")]
 static RECENT: PerCpuArray<Recent, { PLACES as usize }> = PerCpuArray::new();
 
-/// Value of `recent`. All zero is nobody's: there is no decision of the number zero. What tells that a packet is of another
+/// Value of `flow_cache`. All zero is nobody's: there is no decision of the number zero. What tells that a packet is of another
 /// flow stands first, in one line of the cache.
 #[repr(C)]
 pub struct Recent {
@@ -116,10 +116,10 @@ impl Asked {
 
 /// The hook that a packet is at: another one's entry is not for it. Numbers, so that [`go`] is made for each.
 pub mod at {
-    pub const STEER: u8 = 0;
-    pub const ACCEPT: u8 = 1;
-    pub const ENTER: u8 = 2;
-    pub const NOTICE: u8 = 3;
+    pub const FROM_POD: u8 = 0;
+    pub const FROM_OVERLAY: u8 = 1;
+    pub const FROM_NETDEV: u8 = 2;
+    pub const TO_POD: u8 = 3;
 }
 
 /// Sends a plain packet of a recent flow the way that the last one went; [`Outcome::NONE`] where the road must be walked,
@@ -155,19 +155,19 @@ pub fn go<const AT: u8>(packet: Packet, config: &Config, workspace: &mut Workspa
     let fits = run.wire_length() <= recent.mtu;
     let fits_outer = || fits && overlay::is_short(run, &recent.node) && (heads.l4 == L4::Tcp || packet.gso_size() == 0);
     match AT {
-        at::STEER if is(Verdict::SnatHere) && fits => out(run, recent, Verdict::SnatHere),
-        at::STEER if is(Verdict::Steered) && fits_outer() => to_node(run, recent, way, Verdict::Steered),
-        at::ACCEPT if is(Verdict::SnatForNode) && fits && is_from(recent, outer) => {
+        at::FROM_POD if is(Verdict::SnatHere) && fits => out(run, recent, Verdict::SnatHere),
+        at::FROM_POD if is(Verdict::ToGateway) && fits_outer() => to_node(run, recent, way, Verdict::ToGateway),
+        at::FROM_OVERLAY if is(Verdict::SnatForNode) && fits && is_from(recent, outer) => {
             out(run, recent, Verdict::SnatForNode)
         }
-        at::ACCEPT if is(Verdict::ReplyDelivered) && fits && is_from(recent, outer) => deliver(run, recent),
-        at::ENTER if is(Verdict::ReplyHere) && fits => back(run, recent),
-        at::ENTER if is(Verdict::ReplySteered) && fits_outer() => to_node(run, recent, way, Verdict::ReplySteered),
-        at::STEER if is(Verdict::NotSelected) => Outcome::done(Verdict::NotSelected),
-        at::STEER if is(Verdict::ToCluster) => Outcome::done(Verdict::ToCluster),
-        at::STEER if is(Verdict::ToOwnNode) => Outcome::done(Verdict::ToOwnNode),
-        at::STEER if is(Verdict::InboundReply) => Outcome::done(Verdict::InboundReply),
-        at::NOTICE if is(Verdict::NotOurs) => Outcome::done(Verdict::NotOurs),
+        at::FROM_OVERLAY if is(Verdict::ReplyDelivered) && fits && is_from(recent, outer) => deliver(run, recent),
+        at::FROM_NETDEV if is(Verdict::ReplyHere) && fits => back(run, recent),
+        at::FROM_NETDEV if is(Verdict::ReplyToNode) && fits_outer() => to_node(run, recent, way, Verdict::ReplyToNode),
+        at::FROM_POD if is(Verdict::NotSelected) => Outcome::done(Verdict::NotSelected),
+        at::FROM_POD if is(Verdict::ToCluster) => Outcome::done(Verdict::ToCluster),
+        at::FROM_POD if is(Verdict::ToOwnNode) => Outcome::done(Verdict::ToOwnNode),
+        at::FROM_POD if is(Verdict::InboundReply) => Outcome::done(Verdict::InboundReply),
+        at::TO_POD if is(Verdict::NotOurs) => Outcome::done(Verdict::NotOurs),
         _ => Outcome::NONE,
     }
 }
@@ -180,7 +180,7 @@ fn is_from(recent: &Recent, outer: &Outer) -> bool {
 
 /// Whole, not at its last hop, and nothing that a flow has to note but that it is alive.
 #[inline(always)]
-fn is_plain(heads: &Heads) -> bool {
+fn is_plain(heads: &Headers) -> bool {
     const SAYS_MORE: u8 = tcp::SYN | tcp::FIN | tcp::RST;
     let is_whole = heads.fragment == Fragment::Whole && heads.has_l4() && heads.ttl > 1 && !heads.source_routed;
     is_whole
@@ -234,7 +234,7 @@ fn send(run: &Run<'_>, recent: &Recent, end: End, counts_hop: bool) -> Result<i3
 /// The gateway, or the pod, is on another node.
 #[inline(always)]
 fn to_node(run: &Run<'_>, recent: &Recent, way: &mut Way, verdict: Verdict) -> Outcome {
-    let written = if verdict == Verdict::ReplySteered {
+    let written = if verdict == Verdict::ReplyToNode {
         counters::back(recent.egress_id, run.packet.len() as u32);
         recent.stamp.put(run.packet, run.heads, End::Destination, true, None)
     } else {
@@ -321,17 +321,17 @@ pub fn note_mapped(run: &Run<'_>, outcome: Outcome, way: &Way) {
 
 /// A packet of a pod of this node that went to its gateway.
 #[inline(never)]
-pub fn note_steered(run: &Run<'_>, egress_id: u32, gateway: &Addr, way: &Way) {
+pub fn note_to_gateway(run: &Run<'_>, egress_id: u32, gateway: &Addr, way: &Way) {
     let mtu = overlay::inner_mtu(run.config, gateway, way);
-    begin_way(run, Verdict::Steered, egress_id, gateway, way, mtu);
+    begin_way(run, Verdict::ToGateway, egress_id, gateway, way, mtu);
 }
 
 /// An answer that went to the node of its pod.
 #[inline(never)]
-pub fn note_reply_steered(run: &Run<'_>, mapping: &Mapping, way: &Way) {
+pub fn note_reply_to_node(run: &Run<'_>, mapping: &NatEntry, way: &Way) {
     let node = &mapping.source_node;
     let mtu = overlay::inner_mtu(run.config, node, way).min(run.config.pod_mtu);
-    if let Some(recent) = begin_way(run, Verdict::ReplySteered, mapping.egress_id, node, way, mtu) {
+    if let Some(recent) = begin_way(run, Verdict::ReplyToNode, mapping.egress_id, node, way, mtu) {
         recent.stamp.set(run.heads, &Rewrite::reverse(mapping), true);
     }
 }

@@ -4,7 +4,7 @@
 
 use egress_common::abi::Family;
 use egress_common::wire::reset::{LEN, Segment, write};
-use egress_common::wire::{Frame, Heads, IPV4_LEN, IPV6_LEN, L3, csum, ipv4, ipv6, l4};
+use egress_common::wire::{Frame, Headers, IPV4_LEN, IPV6_LEN, L3, csum, ipv4, ipv6, l4};
 
 use crate::icmp::Buffer;
 use crate::packet::{OFFSET_MASK, Packet};
@@ -14,7 +14,7 @@ const TTL: u8 = 64;
 /// Makes the packet, which a reset may answer, that reset to its own sender, link addresses swapped. `None` when it cannot
 /// be done; the packet may be half written then.
 #[inline(never)]
-pub fn reset(packet: Packet, heads: &Heads, buffer: &mut Buffer) -> Option<()> {
+pub fn reset(packet: Packet, heads: &Headers, buffer: &mut Buffer) -> Option<()> {
     let l4_at = usize::from(heads.l4_offset) & OFFSET_MASK;
     let segment = read(packet, heads, l4_at)?;
     let partial = packet.is_partial(l4_at + l4::TCP_CHECKSUM)?;
@@ -31,7 +31,7 @@ pub fn reset(packet: Packet, heads: &Heads, buffer: &mut Buffer) -> Option<()> {
 }
 
 #[inline(always)]
-fn read(packet: Packet, heads: &Heads, l4_at: usize) -> Option<Segment> {
+fn read(packet: Packet, heads: &Headers, l4_at: usize) -> Option<Segment> {
     const SEQUENCE: usize = 4;
     const ACKNOWLEDGED: usize = 8;
     Some(Segment {

@@ -12,8 +12,8 @@ use aya_ebpf::helpers::generated::{bpf_csum_update, bpf_l4_csum_replace};
 use egress_common::abi::{Addr, Family, Verdict};
 use egress_common::decide::{End, Rewrite};
 use egress_common::wire::{
-    Frame, Heads, L3, L4, PROTO_DCCP, PROTO_ICMP, PROTO_ICMPV6, PROTO_TCP, PROTO_UDP, PROTO_UDP_LITE, csum, ipv4, ipv6,
-    l4,
+    Frame, Headers, L3, L4, PROTO_DCCP, PROTO_ICMP, PROTO_ICMPV6, PROTO_TCP, PROTO_UDP, PROTO_UDP_LITE, csum, ipv4,
+    ipv6, l4,
 };
 
 use crate::packet::{OFFSET_MASK, Packet};
@@ -22,13 +22,13 @@ use crate::sctp;
 impl Packet {
     /// Gives the packet another end. A failure may leave it half written: the caller drops it.
     #[inline(never)]
-    pub fn rewrite(self, heads: &Heads, rewrite: &Rewrite) -> Result<(), Verdict> {
+    pub fn rewrite(self, heads: &Headers, rewrite: &Rewrite) -> Result<(), Verdict> {
         rewrite.check(heads)?;
         self.try_rewrite(heads, rewrite).ok_or(Verdict::RewriteFailed)
     }
 
     #[inline(always)]
-    fn try_rewrite(&self, heads: &Heads, rewrite: &Rewrite) -> Option<()> {
+    fn try_rewrite(&self, heads: &Headers, rewrite: &Rewrite) -> Option<()> {
         let old = match rewrite.end {
             End::Source => heads.tuple.saddr,
             End::Destination => heads.tuple.daddr,
@@ -52,7 +52,7 @@ impl Packet {
 
     /// Ports, or the identifier of an echo message.
     #[inline(always)]
-    fn replace_port(&self, heads: &Heads, end: End, old: u16, new: u16) -> Option<()> {
+    fn replace_port(&self, heads: &Headers, end: End, old: u16, new: u16) -> Option<()> {
         let (sum_at, flags, port_at) = match (heads.tuple.protocol, end) {
             (PROTO_TCP, End::Source) => (l4::TCP_CHECKSUM, 0, l4::SPORT),
             (PROTO_TCP, End::Destination) => (l4::TCP_CHECKSUM, 0, l4::DPORT),
@@ -124,12 +124,12 @@ impl Packet {
 
     /// One hop less. The caller has seen that there is more than one.
     #[inline(never)]
-    pub fn decrement_ttl(self, heads: &Heads) -> Result<(), Verdict> {
+    pub fn decrement_ttl(self, heads: &Headers) -> Result<(), Verdict> {
         self.try_decrement(heads).ok_or(Verdict::RewriteFailed)
     }
 
     #[inline(always)]
-    fn try_decrement(&self, heads: &Heads) -> Option<()> {
+    fn try_decrement(&self, heads: &Headers) -> Option<()> {
         match heads.family {
             Family::V4 => {
                 let [ttl, protocol] = self.load(L3 + ipv4::TTL)?;
@@ -158,7 +158,7 @@ pub const ONE_HOP_LESS: u64 = !u16::from_ne_bytes([0, 1]) as u64;
 /// `BPF_F_IPV6` (Linux 6.16), by which the helper says nothing, is not needed; nor would it do for packets whose transport
 /// has no checksum, or has it in another fragment.
 #[inline(never)]
-pub fn replace_checksum(packet: Packet, heads: &Heads, old: &Addr, new: &Addr) -> Option<()> {
+pub fn replace_checksum(packet: Packet, heads: &Headers, old: &Addr, new: &Addr) -> Option<()> {
     let sum = match heads.tuple.protocol {
         // Has no checksum that is known, whatever its number means in the other family; or not in this fragment.
         _ if heads.l4 == L4::Other || !heads.has_l4() => None,

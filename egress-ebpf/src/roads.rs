@@ -1,15 +1,15 @@
 //! The roads: for each hook, the decision and what it asks of the packet. One file, so that a road can be read to its end.
 
-use egress_common::abi::{Addr, Config, Direction, Hop, Mapping, NODE_MARK, Origin, Slot, SlotPlace, Verdict};
-use egress_common::decide::accept::{Accept, Outer};
-use egress_common::decide::enter::{self, Enter};
-use egress_common::decide::leave::{Leave, Meta};
+use egress_common::abi::{Addr, Config, Direction, NODE_MARK, NatEntry, NextHop, Origin, Slot, SlotPlace, Verdict};
+use egress_common::decide::from_netdev::{self, FromNetdev};
+use egress_common::decide::from_overlay::{FromOverlay, Outer};
+use egress_common::decide::from_pod::FromPod;
 use egress_common::decide::mtu::{self, Fit};
 use egress_common::decide::snat::{self, Face};
-use egress_common::decide::steer::Steer;
+use egress_common::decide::to_netdev::{Meta, ToNetdev};
 use egress_common::decide::{self, Owner, Rewrite, Tables};
 use egress_common::wire::icmp::Answer;
-use egress_common::wire::{ETH_LEN, Frame, Heads, PROTO_ICMPV6, Quote, ethertype};
+use egress_common::wire::{ETH_LEN, Frame, Headers, PROTO_ICMPV6, Quote, ethertype};
 
 use crate::fragment::{self, Rest};
 use crate::maps::Maps;
@@ -27,7 +27,7 @@ pub fn walked(_packet: Packet, outcome: Outcome) -> Outcome {
     outcome
 }
 
-pub fn steer(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outcome {
+pub fn from_pod(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outcome {
     if packet.is_tagged() {
         return Outcome::done(Verdict::NotOurs);
     }
@@ -36,45 +36,45 @@ pub fn steer(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outc
         return Outcome::done(Verdict::NotPod);
     }
     if let Some(why) = parse(packet, &mut workspace.heads, Direction::Egress) {
-        return Outcome::done(decide::steer::unread(why, &packet));
+        return Outcome::done(decide::from_pod::unread(why, &packet));
     }
     if packet.is_completed_elsewhere(&workspace.heads) {
         return Outcome::done(Verdict::Malformed);
     }
-    recent::go::<{ at::STEER }>(packet, config, workspace)
+    recent::go::<{ at::FROM_POD }>(packet, config, workspace)
 }
 
 #[inline(always)]
-pub fn steer_on(packet: Packet, outcome: Outcome) -> Outcome {
+pub fn from_pod_rest(packet: Packet, outcome: Outcome) -> Outcome {
     if outcome.is_none() { hold::judge(apart::from_pod(packet), packet) } else { outcome }
 }
 
 /// A packet of a pod of this node, of no recent flow.
 #[inline(always)]
-pub fn from_pod(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outcome {
+pub fn from_pod_uncached(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outcome {
     let Workspace { heads, quote, way, buffer, .. } = workspace;
     let quote = quoted(packet, heads, quote);
-    let decision = decide::steer::steer(heads, quote, &Maps, config);
+    let decision = decide::from_pod::decide(heads, quote, &Maps, config);
     let run = &Run { packet, config, heads };
     match decision {
-        Steer::Done(verdict) => {
+        FromPod::Done(verdict) => {
             recent::note_left_alone(run, verdict);
             Outcome::done(verdict)
         }
-        Steer::Hairpin => answer::to_pod(run, buffer, Answer::Prohibited, Verdict::Hairpin),
-        Steer::Reset(verdict) => answer::reset_pod(run, buffer, verdict),
-        Steer::Mark => {
+        FromPod::Hairpin => answer::to_pod(run, buffer, Answer::Prohibited, Verdict::Hairpin),
+        FromPod::Reset(verdict) => answer::reset_pod(run, buffer, verdict),
+        FromPod::Mark => {
             packet.set_mark(packet.mark() | NODE_MARK);
             Outcome::done(Verdict::MarkedNode)
         }
-        Steer::Send { egress_id, slot } => {
+        FromPod::Send { egress_id, slot } => {
             let outcome = match slot.place() {
                 SlotPlace::Here => match snat_here(run, quote, egress_id, slot) {
                     None => out_kept(run, quote, way),
                     Some(Verdict::NotGateway) => handed_over(run, way, egress_id),
                     Some(verdict) => counters::refused(egress_id, verdict),
                 },
-                SlotPlace::Remote => steer_to(run, way, egress_id, slot),
+                SlotPlace::Remote => to_gateway(run, way, egress_id, slot),
             };
             match outcome.mtu_exceeded() {
                 Some(mtu) => answer::to_pod(run, buffer, Answer::TooBig(mtu), Verdict::MtuExceeded),
@@ -105,13 +105,13 @@ fn snat_here(run: &Run<'_>, quote: &Quote, egress_id: u32, slot: &Slot) -> Optio
 fn snat_for_node(run: &Run<'_>, quote: &Quote, outer: &Outer, source_node: &Addr) -> Option<Verdict> {
     let Some(found) = found() else { return Some(Verdict::BadState) };
     let owned = &found.owned;
-    decide::accept::translate(run.heads, quote, &Maps, owned, outer.egress_id, source_node, run.config).err()
+    decide::from_overlay::translate(run.heads, quote, &Maps, owned, outer.egress_id, source_node, run.config).err()
 }
 
 /// As [`snat_here`], on the node's own address.
 #[inline(never)]
 fn snat_node(run: &Run<'_>, quote: &Quote) -> Option<Verdict> {
-    decide::leave::translate(run.heads, quote, &Maps, run.config).err()
+    decide::to_netdev::translate(run.heads, quote, &Maps, run.config).err()
 }
 
 /// Settles the way of a packet that has found its mapping. Out of line as that.
@@ -173,7 +173,7 @@ fn out_by_uplink(run: &Run<'_>, quote: &Quote, way: &mut Way) -> Outcome {
 
 /// The gateway is another node.
 #[inline(always)]
-fn steer_to(run: &Run<'_>, way: &mut Way, egress_id: u32, slot: &Slot) -> Outcome {
+fn to_gateway(run: &Run<'_>, way: &mut Way, egress_id: u32, slot: &Slot) -> Outcome {
     let Run { packet, config, heads } = *run;
     let whole = match mtu::fit(run.wire_length(), config.overlay_mtu, heads, &slot.endpoint) {
         Fit::Tell(limit) => return Outcome::too_big(limit),
@@ -185,12 +185,12 @@ fn steer_to(run: &Run<'_>, way: &mut Way, egress_id: u32, slot: &Slot) -> Outcom
     let result =
         packet.decrement_ttl(heads).and_then(|()| overlay::encapsulate(run, &slot.endpoint, egress_id, whole, way));
     if result.is_ok() {
-        recent::note_steered(run, egress_id, &slot.endpoint, way);
+        recent::note_to_gateway(run, egress_id, &slot.endpoint, way);
     }
-    Outcome::redirected(Verdict::Steered, result)
+    Outcome::redirected(Verdict::ToGateway, result)
 }
 
-pub fn accept(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outcome {
+pub fn from_overlay(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outcome {
     // A service of the host has led it to this node's own tunnel port, whoever it says that it is from.
     if packet.is_of_pod() {
         return Outcome::done(Verdict::ForgedOuter);
@@ -200,48 +200,48 @@ pub fn accept(packet: Packet, config: &Config, workspace: &mut Workspace) -> Out
     }
     // Agents ask each other whether the overlay carries anything; only nodes get through to them.
     if workspace.outer.egress_id == 0 && packet.load(ETH_LEN - 2) == Some(ethertype::ECHO.to_be_bytes()) {
-        let is_from_node = decide::accept::sender(&workspace.outer, &Maps).is_some();
+        let is_from_node = decide::from_overlay::sender(&workspace.outer, &Maps).is_some();
         return Outcome::done(if is_from_node { Verdict::NotIp } else { Verdict::ForgedOuter });
     }
-    begin_accept(packet, config, workspace)
+    begin_from_overlay(packet, config, workspace)
 }
 
 #[inline(always)]
-pub fn accept_on(packet: Packet, outcome: Outcome) -> Outcome {
+pub fn from_overlay_rest(packet: Packet, outcome: Outcome) -> Outcome {
     if outcome.is_none() { by_overlay(packet) } else { outcome }
 }
 
 /// A packet out of the overlay, whoever has taken its outer headers off.
 #[inline(never)]
-fn begin_accept(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outcome {
+fn begin_from_overlay(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outcome {
     if packet.is_tagged() {
         return Outcome::done(Verdict::Malformed);
     }
     if let Some(why) = parse(packet, &mut workspace.heads, Direction::Egress) {
-        return Outcome::done(decide::accept::unread(why));
+        return Outcome::done(decide::from_overlay::unread(why));
     }
-    recent::go::<{ at::ACCEPT }>(packet, config, workspace)
+    recent::go::<{ at::FROM_OVERLAY }>(packet, config, workspace)
 }
 
-/// Likewise, of no recent flow. [`Outcome::NONE`] where it is for `passing::passed_on`.
+/// Likewise, of no recent flow. [`Outcome::NONE`] where it is for `passing::handover_reply`.
 #[inline(always)]
-pub fn from_overlay(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outcome {
+pub fn from_overlay_uncached(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outcome {
     let Workspace { heads, quote, way, rest, buffer, outer, .. } = workspace;
     let outer = &*outer;
     let quote = quoted(packet, heads, quote);
-    let decision = decide::accept::accept(heads, outer, &Maps, config);
+    let decision = decide::from_overlay::decide(heads, outer, &Maps, config);
     let run = &Run { packet, config, heads };
     let source_node = match decision {
-        Accept::Done(verdict) => return Outcome::done(verdict),
-        Accept::Deliver => {
+        FromOverlay::Done(verdict) => return Outcome::done(verdict),
+        FromOverlay::Deliver => {
             let outcome = deliver(run, way, rest);
             recent::note_delivered(run, outcome, outer, way);
             return outcome;
         }
-        Accept::PassOn => return pass_on(run, way, outer.egress_id),
-        Accept::Answer => return Outcome::NONE,
+        FromOverlay::PassOn => return pass_on(run, way, outer.egress_id),
+        FromOverlay::Answer => return Outcome::NONE,
         // The address lies in the workspace.
-        Accept::Translate { owned: _, source_node } => source_node,
+        FromOverlay::Translate { owned: _, source_node } => source_node,
     };
     let outcome = match snat_for_node(run, quote, outer, source_node) {
         None => out_kept(run, quote, way),
@@ -257,7 +257,7 @@ pub fn from_overlay(packet: Packet, config: &Config, workspace: &mut Workspace) 
 /// A reply from a gateway, for a pod of this node; the gateway has done everything but the last hop.
 #[inline(never)]
 fn deliver(run: &Run<'_>, way: &mut Way, rest: &mut Rest) -> Outcome {
-    let journey = to_pod(run, &run.heads.tuple.daddr, ways::kept_hop(&run.heads.tuple.daddr), None);
+    let journey = journey_to_pod(run, &run.heads.tuple.daddr, ways::kept_hop(&run.heads.tuple.daddr), None);
     if let Some(verdict) = way::settle(run, &journey, way) {
         return Outcome::done(verdict);
     }
@@ -271,7 +271,7 @@ fn deliver(run: &Run<'_>, way: &mut Way, rest: &mut Rest) -> Outcome {
 }
 
 #[inline(always)]
-fn to_pod<'a>(run: &Run<'a>, pod: &'a Addr, kept: &'a Hop, mapping: Option<u32>) -> Journey<'a> {
+fn journey_to_pod<'a>(run: &Run<'a>, pod: &'a Addr, kept: &'a NextHop, mapping: Option<u32>) -> Journey<'a> {
     Journey {
         saddr: &run.heads.tuple.saddr,
         daddr: pod,
@@ -284,33 +284,33 @@ fn to_pod<'a>(run: &Run<'a>, pod: &'a Addr, kept: &'a Hop, mapping: Option<u32>)
     }
 }
 
-pub fn enter(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outcome {
+pub fn from_netdev(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outcome {
     if packet.is_tagged() || packet.is_for_another_host() {
         return Outcome::done(Verdict::NotOurs);
     }
     let Workspace { heads, outer, .. } = workspace;
     if packet.load(12).map(u16::from_be_bytes) == Some(ethertype::ARP) {
-        *heads = Heads::NONE;
+        *heads = Headers::NONE;
         return answer::arp(packet, config);
     }
     if let Some(verdict) = parse(packet, heads, Direction::Ingress) {
         return Outcome::done(verdict);
     }
     if overlay::is_for_us(heads, config) && overlay::decapsulate(packet, heads, outer) {
-        let outcome = begin_accept(packet, config, workspace);
+        let outcome = begin_from_overlay(packet, config, workspace);
         return if outcome.is_none() { Outcome::BY_OVERLAY } else { never_passed(outcome) };
     }
-    if enter::is_left_alone(heads, config) {
+    if from_netdev::is_left_alone(heads, config) {
         return Outcome::done(Verdict::NotOurs);
     }
-    recent::go::<{ at::ENTER }>(packet, config, workspace)
+    recent::go::<{ at::FROM_NETDEV }>(packet, config, workspace)
 }
 
 #[inline(always)]
-pub fn enter_on(packet: Packet, outcome: Outcome) -> Outcome {
+pub fn from_netdev_rest(packet: Packet, outcome: Outcome) -> Outcome {
     if outcome.is_none() {
         let outcome = apart::neighbour(packet);
-        if outcome.is_none() { hold::judge(apart::from_world(packet), packet) } else { outcome }
+        if outcome.is_none() { hold::judge(apart::from_netdev(packet), packet) } else { outcome }
     } else if outcome.is_by_overlay() {
         never_passed(by_overlay(packet))
     } else {
@@ -331,10 +331,10 @@ pub fn neighbour(packet: Packet, config: &Config, workspace: &mut Workspace) -> 
 
 /// A packet of the world, of no recent flow.
 #[inline(always)]
-pub fn from_world(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outcome {
+pub fn from_netdev_uncached(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outcome {
     let Workspace { heads, quote, .. } = workspace;
     let quote = quoted(packet, heads, quote);
-    let decision = enter::enter(heads, quote, &Maps, config);
+    let decision = from_netdev::decide(heads, quote, &Maps, config);
     let outcome = back(packet, config, workspace, decision);
     match outcome.mtu_exceeded() {
         Some(mtu) => {
@@ -347,26 +347,26 @@ pub fn from_world(packet: Packet, config: &Config, workspace: &mut Workspace) ->
 
 /// What becomes of a packet for an address of this node.
 #[inline(always)]
-pub fn back(packet: Packet, config: &Config, workspace: &mut Workspace, decision: Enter<'_>) -> Outcome {
+pub fn back(packet: Packet, config: &Config, workspace: &mut Workspace, decision: FromNetdev<'_>) -> Outcome {
     let Workspace { heads, quote, way, rest, .. } = workspace;
     let run = &Run { packet, config, heads };
     match decision {
-        Enter::Done(verdict) => Outcome::done(verdict),
-        Enter::ReplyHere { mapping } => reply_here(run, quote, way, rest, mapping),
-        Enter::ReplyRemote { mapping } => reply_remote(run, quote, way, mapping),
-        Enter::NodeReply { mapping } => match restore(run, quote, mapping) {
+        FromNetdev::Done(verdict) => Outcome::done(verdict),
+        FromNetdev::ReplyHere { mapping } => reply_here(run, quote, way, rest, mapping),
+        FromNetdev::ReplyRemote { mapping } => reply_remote(run, quote, way, mapping),
+        FromNetdev::NodeReply { mapping } => match restore(run, quote, mapping) {
             Ok(()) => Outcome::done(Verdict::NodeReply),
             Err(verdict) => Outcome::done(verdict),
         },
-        Enter::PassOn { egress_id } => pass_on(run, way, egress_id),
+        FromNetdev::PassOn { egress_id } => pass_on(run, way, egress_id),
     }
 }
 
 #[inline(always)]
-fn reply_here(run: &Run<'_>, quote: &Quote, way: &mut Way, rest: &mut Rest, mapping: &Mapping) -> Outcome {
+fn reply_here(run: &Run<'_>, quote: &Quote, way: &mut Way, rest: &mut Rest, mapping: &NatEntry) -> Outcome {
     let Run { packet, heads, .. } = *run;
     counters::back(mapping.egress_id, packet.len() as u32);
-    let journey = to_pod(run, &mapping.other.saddr, &mapping.hop, Some(mapping.seal));
+    let journey = journey_to_pod(run, &mapping.other.saddr, &mapping.hop, Some(mapping.seal));
     if let Some(verdict) = way::settle(run, &journey, way) {
         return Outcome::done(verdict);
     }
@@ -384,7 +384,7 @@ fn reply_here(run: &Run<'_>, quote: &Quote, way: &mut Way, rest: &mut Rest, mapp
 }
 
 #[inline(always)]
-fn reply_remote(run: &Run<'_>, quote: &Quote, way: &mut Way, mapping: &Mapping) -> Outcome {
+fn reply_remote(run: &Run<'_>, quote: &Quote, way: &mut Way, mapping: &NatEntry) -> Outcome {
     let Run { packet, config, heads } = *run;
     counters::back(mapping.egress_id, packet.len() as u32);
     let length = run.wire_length();
@@ -401,12 +401,12 @@ fn reply_remote(run: &Run<'_>, quote: &Quote, way: &mut Way, mapping: &Mapping) 
         .and_then(|()| restore(run, quote, mapping))
         .and_then(|()| overlay::encapsulate(run, &mapping.source_node, mapping.egress_id, whole, way));
     if result.is_ok() {
-        recent::note_reply_steered(run, mapping, way);
+        recent::note_reply_to_node(run, mapping, way);
     }
-    Outcome::redirected(Verdict::ReplySteered, result)
+    Outcome::redirected(Verdict::ReplyToNode, result)
 }
 
-/// In one word: the mark's bits, and two of ours above them. Out of line, since `leave` has no stack to spare.
+/// In one word: the mark's bits, and two of ours above them. Out of line, since `to_netdev` has no stack to spare.
 #[inline(never)]
 fn meta_word(packet: Packet) -> u64 {
     u64::from(packet.mark()) | u64::from(packet.is_forwarded()) << 32 | u64::from(packet.is_returning()) << 33
@@ -418,14 +418,14 @@ fn meta_of(packet: Packet) -> Meta {
     Meta { mark: word as u32, forwarded: word >> 32 & 1 != 0, returning: word >> 33 & 1 != 0 }
 }
 
-pub fn leave(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outcome {
+pub fn to_netdev(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outcome {
     // A build that logs comes here with all packets.
     if packet.takes_off_redirected(config) || packet.is_tagged() {
         return Outcome::done(Verdict::NotOurs);
     }
     let Workspace { heads, quote, way, buffer, .. } = workspace;
     if let Some(egress_id) = packet.take_waiting(config) {
-        *heads = Heads::NONE;
+        *heads = Headers::NONE;
         return answer::waited(packet, egress_id);
     }
     if let Some(verdict) = parse(packet, heads, Direction::Egress) {
@@ -433,15 +433,15 @@ pub fn leave(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outc
     }
     let quote = quoted(packet, heads, quote);
     let meta = meta_of(packet);
-    let decision = decide::leave::leave(heads, quote, &meta, &Maps, config);
+    let decision = decide::to_netdev::decide(heads, quote, &meta, &Maps, config);
     let run = &Run { packet, config, heads };
     match decision {
-        Leave::Done(verdict) => Outcome::done(verdict),
-        Leave::Unmark => {
+        ToNetdev::Done(verdict) => Outcome::done(verdict),
+        ToNetdev::Unmark => {
             packet.set_mark(meta.mark & !NODE_MARK);
             Outcome::done(Verdict::NodeSnatDone)
         }
-        Leave::NodeSnat => {
+        ToNetdev::NodeSnat => {
             packet.set_mark(meta.mark & !NODE_MARK);
             let verdict = match (snat_node(run, quote), found()) {
                 (None, Some(found)) => match rewrite(run, quote, &Rewrite::snat(&found.mapping)) {
@@ -459,23 +459,23 @@ pub fn leave(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outc
     }
 }
 
-pub fn notice(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outcome {
-    // As in `leave`.
+pub fn to_pod(packet: Packet, config: &Config, workspace: &mut Workspace) -> Outcome {
+    // As in `to_netdev`.
     if packet.takes_off_redirected(config) || packet.is_tagged() {
         return Outcome::done(Verdict::NotOurs);
     }
     if let Some(verdict) = parse(packet, &mut workspace.heads, Direction::Ingress) {
         return Outcome::done(verdict);
     }
-    let outcome = recent::go::<{ at::NOTICE }>(packet, config, workspace);
+    let outcome = recent::go::<{ at::TO_POD }>(packet, config, workspace);
     if !outcome.is_none() {
         return outcome;
     }
     let run = &Run { packet, config, heads: &workspace.heads };
-    if packet.is_of_pod() && decide::notice::is_made_up(run.heads, &Maps) {
+    if packet.is_of_pod() && decide::to_pod::is_made_up(run.heads, &Maps) {
         return Outcome::done(Verdict::NotOurs);
     }
-    let verdict = decide::notice::notice(run.heads, &Maps, config);
+    let verdict = decide::to_pod::decide(run.heads, &Maps, config);
     recent::note_left_alone(run, verdict);
     Outcome::done(verdict)
 }

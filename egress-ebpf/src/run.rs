@@ -1,8 +1,8 @@
 //! What the roads have in common: reading the heads, giving the packet another end.
 
-use egress_common::abi::{Config, Direction, Mapping, Verdict};
+use egress_common::abi::{Config, Direction, NatEntry, Verdict};
 use egress_common::decide::{Rewrite, mtu};
-use egress_common::wire::{Frame, Heads, L4, Quote};
+use egress_common::wire::{Frame, Headers, L4, Quote};
 
 use crate::packet::Packet;
 
@@ -11,7 +11,7 @@ use crate::packet::Packet;
 pub struct Run<'a> {
     pub packet: Packet,
     pub config: &'a Config,
-    pub heads: &'a Heads,
+    pub heads: &'a Headers,
 }
 
 impl Run<'_> {
@@ -24,11 +24,11 @@ impl Run<'_> {
 
 /// Reads the heads into the workspace, or says why not; out of line, so that its frame is gone when the decision is taken.
 #[inline(never)]
-pub fn parse(packet: Packet, heads: &mut Heads, direction: Direction) -> Option<Verdict> {
+pub fn parse(packet: Packet, heads: &mut Headers, direction: Direction) -> Option<Verdict> {
     packet.pull_long_heads();
     if heads.read(&packet, direction).is_none() {
         let why = heads.why_unread();
-        *heads = Heads::NONE;
+        *heads = Headers::NONE;
         return Some(why);
     }
     None
@@ -36,7 +36,7 @@ pub fn parse(packet: Packet, heads: &mut Heads, direction: Direction) -> Option<
 
 /// Reads what an ICMP error quotes into the workspace.
 #[inline(always)]
-pub fn quoted<'a>(packet: Packet, heads: &Heads, quote: &'a mut Quote) -> &'a Quote {
+pub fn quoted<'a>(packet: Packet, heads: &Headers, quote: &'a mut Quote) -> &'a Quote {
     if heads.l4 == L4::IcmpError {
         read_quote(packet, heads, quote);
     }
@@ -45,7 +45,7 @@ pub fn quoted<'a>(packet: Packet, heads: &Heads, quote: &'a mut Quote) -> &'a Qu
 
 /// Out of line as [`parse`].
 #[inline(never)]
-fn read_quote(packet: Packet, heads: &Heads, quote: &mut Quote) {
+fn read_quote(packet: Packet, heads: &Headers, quote: &mut Quote) {
     if quote.read(&packet, heads).is_none() {
         *quote = Quote::NONE;
     }
@@ -62,6 +62,6 @@ pub fn rewrite(run: &Run<'_>, quote: &Quote, rewrite: &Rewrite) -> Result<(), Ve
 
 /// Gives a reply, or an ICMP error about the flow, back the pod's address.
 #[inline(always)]
-pub fn restore(run: &Run<'_>, quote: &Quote, mapping: &Mapping) -> Result<(), Verdict> {
+pub fn restore(run: &Run<'_>, quote: &Quote, mapping: &NatEntry) -> Result<(), Verdict> {
     rewrite(run, quote, &Rewrite::reverse(mapping))
 }

@@ -3,7 +3,7 @@
 #![expect(unsafe_code, reason = "a function with a name that the kernel sees")]
 
 use egress_common::decide::End;
-use egress_common::wire::{Frame, Heads, L3, Quote, crc32c, csum, l4};
+use egress_common::wire::{Frame, Headers, L3, Quote, crc32c, csum, l4};
 
 use crate::packet::{OFFSET_MASK, Packet};
 use crate::quoted::NOT_WRITTEN;
@@ -11,7 +11,7 @@ use crate::quoted::NOT_WRITTEN;
 /// Writes a port of the packet, and its checksum. By the helper: in the sum of a complete checksum, which is not SCTP's own,
 /// they do not cancel out.
 #[inline(never)]
-pub fn replace_port(packet: Packet, heads: &Heads, end: End, port: u16) -> Option<()> {
+pub fn replace_port(packet: Packet, heads: &Headers, end: End, port: u16) -> Option<()> {
     let at = usize::from(heads.l4_offset) & OFFSET_MASK;
     let old = packet.load(at)?;
     let new = with_port(old, end, port);

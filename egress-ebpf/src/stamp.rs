@@ -8,7 +8,7 @@ use aya_ebpf::bindings::{BPF_F_MARK_MANGLED_0, BPF_F_PSEUDO_HDR};
 use aya_ebpf::helpers::generated::bpf_l4_csum_replace;
 use egress_common::abi::{Addr, Family, Verdict};
 use egress_common::decide::{End, Rewrite};
-use egress_common::wire::{Heads, IPV4_LEN, IPV6_LEN, L3, PROTO_TCP, csum, ipv4, ipv6, l4};
+use egress_common::wire::{Headers, IPV4_LEN, IPV6_LEN, L3, PROTO_TCP, csum, ipv4, ipv6, l4};
 
 use crate::packet::{OFFSET_MASK, Packet};
 use crate::rewrite::{ONE_HOP_LESS, change_of};
@@ -33,7 +33,7 @@ pub type Macs = [u8; 12];
 impl Stamp {
     /// For packets with these heads. `counts_hop` where this node takes one. Out of line for its frame.
     #[inline(never)]
-    pub fn set(&mut self, heads: &Heads, rewrite: &Rewrite, counts_hop: bool) {
+    pub fn set(&mut self, heads: &Headers, rewrite: &Rewrite, counts_hop: bool) {
         let old = match rewrite.end {
             End::Source => heads.tuple.saddr,
             End::Destination => heads.tuple.daddr,
@@ -53,7 +53,7 @@ impl Stamp {
     pub fn put(
         &self,
         packet: Packet,
-        heads: &Heads,
+        heads: &Headers,
         end: End,
         counts_hop: bool,
         macs: Option<&Macs>,
@@ -62,7 +62,7 @@ impl Stamp {
     }
 
     #[inline(always)]
-    fn try_put(&self, packet: Packet, heads: &Heads, end: End, counts_hop: bool, macs: Option<&Macs>) -> Option<()> {
+    fn try_put(&self, packet: Packet, heads: &Headers, end: End, counts_hop: bool, macs: Option<&Macs>) -> Option<()> {
         self.put_transport(packet, heads, end)?;
         match heads.family {
             Family::V4 => {
@@ -98,7 +98,7 @@ impl Stamp {
 
     /// Port and checksum.
     #[inline(always)]
-    fn put_transport(&self, packet: Packet, heads: &Heads, end: End) -> Option<()> {
+    fn put_transport(&self, packet: Packet, heads: &Headers, end: End) -> Option<()> {
         let (sum_at, zero_is_none) = match heads.tuple.protocol {
             PROTO_TCP => (l4::TCP_CHECKSUM, 0),
             _ => (l4::UDP_CHECKSUM, u64::from(BPF_F_MARK_MANGLED_0)),

@@ -16,7 +16,7 @@ use core::ffi::c_void;
 
 use aya_ebpf::btf_maps::HashMap;
 use aya_ebpf::helpers::generated::bpf_for_each_map_elem;
-use egress_common::abi::{Direction, ExposedPort, Exposure, Flow, Holder, Inbound, Mapping, Share, Timeouts, Tuple};
+use egress_common::abi::{Direction, ExposedPort, Exposure, Flow, Holder, Inbound, NatEntry, Share, Timeouts, Tuple};
 use egress_common::decide::{Held, Tables, expiry};
 
 use crate::maps::{EXPOSED, FLOWS, INBOUND, Maps, NAT, SHARES, USAGE, clock_ns};
@@ -81,7 +81,7 @@ fn take(last_seen_ns: *mut u64, seen: u64) -> bool {
     alive::swap(last_seen_ns, seen, expiry::GONE) == seen
 }
 
-unsafe extern "C" fn mapping(_map: *mut c_void, key: *const Tuple, value: *mut Mapping, sweep: *mut Sweep) -> i64 {
+unsafe extern "C" fn mapping(_map: *mut c_void, key: *const Tuple, value: *mut NatEntry, sweep: *mut Sweep) -> i64 {
     // SAFETY: the helper hands in an element of the map and the pointer that it was given.
     let (key, entry, sweep) = unsafe { (&*key, &mut *value, &mut *sweep) };
     // The element may be removed, and its memory another key's, at any time: see `abi::seal`.
@@ -138,14 +138,14 @@ unsafe extern "C" fn mapping(_map: *mut c_void, key: *const Tuple, value: *mut M
 
 /// Whether this is, as a whole, the element of `at`, and names `key` as its other one: what packets make of it.
 #[inline(never)]
-fn names(element: &Mapping, at: &Tuple, key: &Tuple) -> bool {
+fn names(element: &NatEntry, at: &Tuple, key: &Tuple) -> bool {
     let copy = found::copy_of(element);
     copy.is_of(at) && copy.other == *key
 }
 
 /// Both keys or neither.
 #[inline(always)]
-fn take_both(forward: &mut Mapping, seen: u64, reverse: &mut Mapping, answered: u64) -> bool {
+fn take_both(forward: &mut NatEntry, seen: u64, reverse: &mut NatEntry, answered: u64) -> bool {
     if !take(&raw mut forward.last_seen_ns, seen) {
         return false;
     }

@@ -17,7 +17,7 @@ use aya_ebpf::bindings::{
     bpf_redir_neigh as Neighbour,
 };
 use aya_ebpf::helpers::generated::{bpf_fib_lookup, bpf_redirect, bpf_redirect_neigh};
-use egress_common::abi::{Addr, Config, Family, Hop, Verdict};
+use egress_common::abi::{Addr, Config, Family, NextHop, Verdict};
 
 use crate::maps::{Maps, run_ns};
 use crate::numbers::route_generation;
@@ -51,7 +51,7 @@ pub struct Way {
     pub dmac: [u8; 6],
     pub smac: [u8; 6],
     /// As it is kept.
-    made: Hop,
+    made: NextHop,
     neighbour: Neighbour,
     /// Working space of the lookup.
     params: FibParams,
@@ -60,7 +60,7 @@ pub struct Way {
 impl Way {
     /// As it is kept from now on; built in place, since the stack has little room.
     #[inline(always)]
-    fn kept(&mut self, generation: u32, until: u64, seal: u32) -> &Hop {
+    fn kept(&mut self, generation: u32, until: u64, seal: u32) -> &NextHop {
         let hop = &mut self.made;
         hop.ifindex = self.ifindex;
         hop.generation = generation;
@@ -84,7 +84,7 @@ pub struct Journey<'a> {
     /// What the device takes where the route says nothing.
     pub device_mtu: u32,
     /// The next hop that is kept: by the packet's mapping, or by the CPU for `daddr`.
-    pub kept: &'a Hop,
+    pub kept: &'a NextHop,
     /// Whether the mapping of the packet's tuple is to keep a new one; else the CPU does.
     pub by_mapping: bool,
     /// Of that mapping.

@@ -3,9 +3,9 @@
 
 use aya_ebpf::btf_maps::PerCpuArray;
 use aya_ebpf::macros::btf_map;
-use egress_common::abi::{Flow, Mapping, Moving, Owned, PodEntry, Tuple};
-use egress_common::decide::accept::Outer;
-use egress_common::wire::{Heads, Quote};
+use egress_common::abi::{Flow, HandoverEntry, NatEntry, Owned, PodEntry, Tuple};
+use egress_common::decide::from_overlay::Outer;
+use egress_common::wire::{Headers, Quote};
 
 use crate::fragment::Rest;
 use crate::hold;
@@ -24,7 +24,7 @@ pub static ANSWERS: PerCpuArray<u64, 1> = PerCpuArray::new();
 #[repr(C)]
 pub struct Workspace {
     /// Of the packet of this run; parsed before anything reads it.
-    pub heads: Heads,
+    pub heads: Headers,
     /// Of an ICMP error, once read.
     pub quote: Quote,
     /// Of a packet out of the overlay.
@@ -38,7 +38,7 @@ pub struct Workspace {
     /// A key under construction.
     pub key: Tuple,
     /// A mapping under construction.
-    pub mapping: Mapping,
+    pub mapping: NatEntry,
     /// For fragments that come before their first one.
     pub hold: hold::Space,
     /// What was found in the maps.
@@ -54,10 +54,10 @@ pub struct Workspace {
 /// Copies of elements, each good until the next look into its map.
 #[repr(C)]
 pub struct Found {
-    pub mapping: Mapping,
+    pub mapping: NatEntry,
     pub flow: Flow,
     pub owned: Owned,
-    pub moving: Moving,
+    pub handover: HandoverEntry,
     pub pod: PodEntry,
 }
 

@@ -1,11 +1,13 @@
 //! The target `decision`: any packets, any state, through all hooks; what must hold is asserted by [`crate::node`].
 
-use egress_common::abi::{Course, Direction, Family, Moving, OnUnknownPod, PodEntry, Policy, Slot, WhenEmpty};
+use egress_common::abi::{
+    Direction, Family, HandoverEntry, HandoverStage, OnUnknownPod, PodEntry, Policy, Slot, WhenEmpty,
+};
 use egress_common::decide::Tables as _;
-use egress_common::decide::accept::Outer;
-use egress_common::decide::leave::Meta;
+use egress_common::decide::from_overlay::Outer;
+use egress_common::decide::to_netdev::Meta;
 use egress_common::decide::world::World;
-use egress_common::wire::{Heads, PROTO_ICMP, PROTO_ICMPV6, PROTO_TCP, PROTO_UDP};
+use egress_common::wire::{Headers, PROTO_ICMP, PROTO_ICMPV6, PROTO_TCP, PROTO_UDP};
 
 use crate::frame::{self, Packet};
 use crate::input::Input;
@@ -66,16 +68,17 @@ fn change(input: &mut Input<'_>, node: &mut Node) {
 /// The object's address comes, or goes, or has done so; as far as the agent of the node has come with it.
 fn hand_over(input: &mut Input<'_>, world: &World, id: u32, family: Family) {
     let address = places::egress(family, u8::from(input.flag()));
-    let course = input.pick(&[Some(Course::Leaving), Some(Course::Arriving), Some(Course::Open), None]);
+    let stage =
+        input.pick(&[Some(HandoverStage::Leaving), Some(HandoverStage::Arriving), Some(HandoverStage::Open), None]);
     places::own(world, id, address);
     let owned = *world.owned(id).expect("just now");
-    match course {
-        Some(course) => {
+    match stage {
+        Some(stage) => {
             let since = world.now.get() - u64::from(input.byte()) * 10_000_000;
-            let moving = Moving::new(id, course, since, places::OTHER, owned);
-            world.moving.borrow_mut().insert(id, moving);
+            let handover = HandoverEntry::new(id, stage, since, places::OTHER, owned);
+            world.handovers.borrow_mut().insert(id, handover);
         }
-        None => drop(world.moving.borrow_mut().remove(&id)),
+        None => drop(world.handovers.borrow_mut().remove(&id)),
     }
     if !input.flag() {
         world.owned.borrow_mut().remove(&id);
@@ -92,17 +95,17 @@ fn pass(input: &mut Input<'_>, node: &mut Node, hook: usize, seen: &mut Vec<Vec<
         _ => packet(input).frame(),
     };
     let hook = match hook {
-        2 | 3 => Hook::Steer,
+        2 | 3 => Hook::FromPod,
         4 => {
             let source = input.pick(&[places::OTHER, places::SELF, places::remote_pod(Family::V4, 0)]);
-            Hook::Accept(Outer { source, egress_id: input.pick(&IDS) })
+            Hook::FromOverlay(Outer { source, egress_id: input.pick(&IDS) })
         }
-        5 => Hook::Enter,
+        5 => Hook::FromNetdev,
         6 => {
             let mark = input.pick(&MARKS);
-            Hook::Leave(Meta { mark, forwarded: input.flag(), returning: input.flag() })
+            Hook::ToNetdev(Meta { mark, forwarded: input.flag(), returning: input.flag() })
         }
-        _ => Hook::Notice,
+        _ => Hook::ToPod,
     };
     let gso_size = if input.below(16) == 1 { 1000 } else { 0 };
     let outcome = node.run(&hook, &Skb { frame: &frame, gso_size, foreign: false });
@@ -116,7 +119,7 @@ fn pass(input: &mut Input<'_>, node: &mut Node, hook: usize, seen: &mut Vec<Vec<
 /// An ICMP error about a packet that was seen, from anybody to anybody, perhaps cut short.
 fn complaint(input: &mut Input<'_>, seen: &[Vec<u8>]) -> Vec<u8> {
     let about = &seen[input.below(seen.len())];
-    let Some(heads) = Heads::parse(about.as_slice(), Direction::Egress) else { return about.clone() };
+    let Some(heads) = Headers::parse(about.as_slice(), Direction::Egress) else { return about.clone() };
     let everybody = places::everybody(heads.family);
     let ends = [heads.tuple.saddr, heads.tuple.daddr];
     let from = if input.flag() { input.pick(&everybody) } else { input.pick(&ends) };

@@ -3,13 +3,13 @@
 //! that the programs give themselves. `None` is a packet that ends too early.
 
 use egress_common::abi::{Addr, Config, Family};
-use egress_common::decide::accept::Outer;
+use egress_common::decide::from_overlay::Outer;
 use egress_common::decide::{End, Rewrite};
 use egress_common::wire::icmp::{ERROR_HEADER_V4, ERROR_HEADER_V6, write_error};
 use egress_common::wire::nd::ADVERTISEMENT_LEN;
 use egress_common::wire::{
-    ETH_LEN, Fragment, Frame as _, Heads, IPV4_LEN, IPV6_LEN, L3, L4, PROTO_DCCP, PROTO_ICMP, PROTO_ICMPV6, PROTO_SCTP,
-    PROTO_TCP, PROTO_UDP, PROTO_UDP_LITE, Quote, csum, ethertype, ipv4, ipv6, l4, tcp,
+    ETH_LEN, Fragment, Frame as _, Headers, IPV4_LEN, IPV6_LEN, L3, L4, PROTO_DCCP, PROTO_ICMP, PROTO_ICMPV6,
+    PROTO_SCTP, PROTO_TCP, PROTO_UDP, PROTO_UDP_LITE, Quote, csum, ethertype, ipv4, ipv6, l4, tcp,
 };
 
 fn field<const N: usize>(frame: &[u8], at: usize) -> Option<[u8; N]> {
@@ -79,7 +79,7 @@ const fn sum_over_addresses(protocol: u8) -> Option<(usize, bool)> {
     }
 }
 
-fn old_end(heads: &Heads, end: End) -> (Addr, u16) {
+fn old_end(heads: &Headers, end: End) -> (Addr, u16) {
     match end {
         End::Source => (heads.tuple.saddr, heads.tuple.sport()),
         End::Destination => (heads.tuple.daddr, heads.tuple.dport()),
@@ -108,7 +108,7 @@ fn replace_addr(frame: &mut [u8], family: Family, header: usize, end: End, old: 
 }
 
 /// The reset that answers a segment, to its sender (egress-ebpf/src/reset.rs); `None` where there is none.
-pub fn reset(frame: &[u8], heads: &Heads) -> Option<Vec<u8>> {
+pub fn reset(frame: &[u8], heads: &Headers) -> Option<Vec<u8>> {
     const LEN: usize = 20;
     let answers = heads.l4 == L4::Tcp && heads.tcp_flags & tcp::RST == 0;
     if !answers || heads.fragment != Fragment::Whole || heads.source_routed {
@@ -157,7 +157,7 @@ pub fn reset(frame: &[u8], heads: &Heads) -> Option<Vec<u8>> {
 }
 
 /// Gives the packet another end.
-pub fn rewrite(frame: &mut [u8], heads: &Heads, rewrite: &Rewrite) -> Option<()> {
+pub fn rewrite(frame: &mut [u8], heads: &Headers, rewrite: &Rewrite) -> Option<()> {
     let (old, old_port) = old_end(heads, rewrite.end);
     let (transport, protocol) = (usize::from(heads.l4_offset), heads.tuple.protocol);
     if heads.has_l4() {
@@ -187,7 +187,7 @@ pub fn rewrite(frame: &mut [u8], heads: &Heads, rewrite: &Rewrite) -> Option<()>
 }
 
 /// Gives an ICMP error another end, and what it quotes, which went the other way, its opposite end.
-pub fn rewrite_error(frame: &mut [u8], heads: &Heads, quote: &Quote, rewrite: &Rewrite) -> Option<()> {
+pub fn rewrite_error(frame: &mut [u8], heads: &Headers, quote: &Quote, rewrite: &Rewrite) -> Option<()> {
     let (old, _) = old_end(heads, rewrite.end);
     let inner_end = if rewrite.end == End::Source { End::Destination } else { End::Source };
     let addresses = change_of(&old.octets(), &rewrite.addr.octets());
@@ -275,7 +275,7 @@ pub fn decrement_ttl(frame: &mut [u8], family: Family) -> Option<()> {
 
 /// The ICMP error that the packet becomes, to its own sender; `None` where none may be made.
 #[must_use]
-pub fn error(frame: &[u8], heads: &Heads, head: u64, from: &Addr) -> Option<Vec<u8>> {
+pub fn error(frame: &[u8], heads: &Headers, head: u64, from: &Addr) -> Option<Vec<u8>> {
     /// Of the transport header; and of the whole quote at most.
     const QUOTED_L4: usize = 20;
     const LONGEST: usize = 128;
@@ -312,7 +312,7 @@ const BEHIND_IP: usize = 8 + 8 + ETH_LEN;
 /// What is in an overlay packet that the program takes out itself, and what its outer headers say; `None` where the packet
 /// is for the device.
 #[must_use]
-pub fn decapsulated(frame: &[u8], heads: &Heads, config: &Config) -> Option<(Outer, Vec<u8>)> {
+pub fn decapsulated(frame: &[u8], heads: &Headers, config: &Config) -> Option<(Outer, Vec<u8>)> {
     let for_us = heads.is_udp_to(config.tunnel_port)
         && heads.tuple.daddr == config.self_node
         && config.is_overlay_in_program()

@@ -3,7 +3,7 @@
 use crate::edge::crc32c;
 use egress_common::abi::{Addr, Direction, Family};
 use egress_common::wire::{
-    Fragment, Heads, IPV4_LEN, IPV6_LEN, L3, PROTO_DCCP, PROTO_ICMP, PROTO_ICMPV6, PROTO_SCTP, PROTO_TCP, PROTO_UDP,
+    Fragment, Headers, IPV4_LEN, IPV6_LEN, L3, PROTO_DCCP, PROTO_ICMP, PROTO_ICMPV6, PROTO_SCTP, PROTO_TCP, PROTO_UDP,
     PROTO_UDP_LITE, Quote, csum, ethertype, ipv4, l4,
 };
 
@@ -110,7 +110,7 @@ fn transport_sum(saddr: &Addr, daddr: &Addr, protocol: u8, bytes: &[u8]) -> u16 
 /// Whether the checksums are right; `None` where the packet is cut short, a fragment, or has none that we know.
 #[must_use]
 pub fn is_summed_right(frame: &[u8]) -> Option<bool> {
-    let heads = Heads::parse(frame, Direction::Egress)?;
+    let heads = Headers::parse(frame, Direction::Egress)?;
     let end = match heads.family {
         Family::V4 => {
             let header = frame.get(L3..usize::from(heads.l4_offset))?;
@@ -149,7 +149,7 @@ pub fn is_summed_right(frame: &[u8]) -> Option<bool> {
     Some(sum == 0)
 }
 
-fn is_sctp_summed_right(heads: &Heads, transport: &[u8]) -> Option<bool> {
+fn is_sctp_summed_right(heads: &Headers, transport: &[u8]) -> Option<bool> {
     let sum: [u8; 4] = transport.get(l4::SCTP_CHECKSUM..l4::SCTP_CHECKSUM + 4)?.try_into().ok()?;
     // Zero means "none", or may.
     if sum == [0; 4] || heads.fragment != Fragment::Whole {

@@ -2,10 +2,12 @@
 //! time passes, entries expire and addresses change. What must hold is asserted by [`crate::node`]; and here: what went
 //! out is answered.
 
-use egress_common::abi::{Addr, Course, Direction, Family, Moving, PodEntry, Policy, Slot, Verdict, WhenEmpty};
-use egress_common::decide::accept::Outer;
-use egress_common::decide::leave::Meta;
-use egress_common::wire::{Heads, PROTO_ICMP, PROTO_ICMPV6, PROTO_TCP, PROTO_UDP, tcp};
+use egress_common::abi::{
+    Addr, Direction, Family, HandoverEntry, HandoverStage, PodEntry, Policy, Slot, Verdict, WhenEmpty,
+};
+use egress_common::decide::from_overlay::Outer;
+use egress_common::decide::to_netdev::Meta;
+use egress_common::wire::{Headers, PROTO_ICMP, PROTO_ICMPV6, PROTO_TCP, PROTO_UDP, tcp};
 
 use crate::frame::{self, Packet};
 use crate::input::Input;
@@ -57,7 +59,7 @@ impl Story<'_> {
         let world = &self.node.world;
         for index in 0..2 {
             world.disown(id(family, index));
-            world.moving.borrow_mut().remove(&id(family, index));
+            world.handovers.borrow_mut().remove(&id(family, index));
         }
         for index in 0..2 {
             let address = places::egress(family, index ^ u8::from(crosswise));
@@ -77,9 +79,9 @@ impl Story<'_> {
         let Some(policy) = world.policies.borrow().get(&policy_key(id, family)).copied() else { return };
         places::own(world, id, policy.slots[0].address);
         let owned = world.owned.borrow()[&id];
-        let course = self.input.pick(&[Course::Leaving, Course::Arriving, Course::Open]);
-        let moving = Moving::new(id, course, world.now.get(), places::OTHER, owned);
-        world.moving.borrow_mut().insert(id, moving);
+        let stage = self.input.pick(&[HandoverStage::Leaving, HandoverStage::Arriving, HandoverStage::Open]);
+        let handover = HandoverEntry::new(id, stage, world.now.get(), places::OTHER, owned);
+        world.handovers.borrow_mut().insert(id, handover);
         if !self.input.flag() {
             world.owned.borrow_mut().remove(&id);
         }
@@ -137,7 +139,7 @@ impl Story<'_> {
         let family = self.input.pick(&FAMILIES);
         let (pod, peer) = self.who(family);
         let packet = self.packet(family, places::pod(family, pod), peer);
-        let outcome = self.node.steer(&packet.frame());
+        let outcome = self.node.from_pod(&packet.frame());
         self.went(&packet, outcome, Verdict::ReplyHere);
     }
 
@@ -146,8 +148,8 @@ impl Story<'_> {
         let (pod, peer) = self.who(family);
         let packet = self.packet(family, places::remote_pod(family, pod), peer);
         let outer = Outer { source: places::OTHER, egress_id: id(family, pod % 2) };
-        let outcome = self.node.accept(&outer, &packet.frame());
-        self.went(&packet, outcome, Verdict::ReplySteered);
+        let outcome = self.node.from_overlay(&outer, &packet.frame());
+        self.went(&packet, outcome, Verdict::ReplyToNode);
     }
 
     /// By mark 1008, through the few ports of the node's own address.
@@ -156,7 +158,7 @@ impl Story<'_> {
         let (pod, _) = self.who(family);
         let packet = self.packet(family, places::pod(family, pod), places::other_node(family));
         let meta = Meta { mark: MARKS[1], forwarded: true, returning: false };
-        if let Outcome::Passed(Verdict::NodeSnat, out, _) = self.node.leave(&packet.frame(), &meta) {
+        if let Outcome::Passed(Verdict::NodeSnat, out, _) = self.node.to_netdev(&packet.frame(), &meta) {
             self.went(&packet, Outcome::Sent(Verdict::NodeSnat, out), Verdict::NodeReply);
         }
     }
@@ -165,12 +167,12 @@ impl Story<'_> {
     fn went(&mut self, packet: &Packet, outcome: Outcome, by: Verdict) {
         let out = match outcome {
             // The other node's to answer.
-            Outcome::Sent(Verdict::PassedOn, _) => return,
+            Outcome::Sent(Verdict::HandedOver, _) => return,
             Outcome::Sent(_, out) => out,
             Outcome::Dropped(_) => return,
             // Its port is another flow's by now, and the pod is told.
             Outcome::Answered(Verdict::CutAnswered, answer) => {
-                let answer = Heads::parse(answer.as_slice(), Direction::Ingress).expect("it is IP");
+                let answer = Headers::parse(answer.as_slice(), Direction::Ingress).expect("it is IP");
                 assert_eq!((answer.tuple.saddr, answer.tuple.daddr), (packet.daddr, packet.saddr));
                 assert_eq!(answer.tcp_flags & tcp::RST, tcp::RST, "{packet:?}");
                 return;
@@ -179,10 +181,10 @@ impl Story<'_> {
         };
         let answer = answer_to(&out);
         let expected = Packet { saddr: packet.daddr, daddr: packet.saddr, ..*packet };
-        let heads = Heads::parse(out.as_slice(), Direction::Egress).expect("it is IP");
-        match self.node.enter(&answer) {
+        let heads = Headers::parse(out.as_slice(), Direction::Egress).expect("it is IP");
+        match self.node.from_netdev(&answer) {
             Outcome::Sent(verdict, back) | Outcome::Passed(verdict, back, _) if verdict == by => {
-                let back = Heads::parse(back.as_slice(), Direction::Ingress).expect("it is IP");
+                let back = Headers::parse(back.as_slice(), Direction::Ingress).expect("it is IP");
                 assert_eq!((back.tuple.saddr, back.tuple.daddr), (expected.saddr, expected.daddr));
                 assert_eq!(back.tuple.dport(), packet.sport, "{packet:?}");
             }
@@ -208,15 +210,15 @@ impl Story<'_> {
         match self.input.below(4) {
             0 => {
                 let outer = Outer { source: places::OTHER, egress_id: 1 + u32::from(self.input.byte() % 4) };
-                self.node.accept(&outer, &answer);
+                self.node.from_overlay(&outer, &answer);
             }
-            _ => drop(self.node.enter(&answer)),
+            _ => drop(self.node.from_netdev(&answer)),
         }
     }
 
     fn router_complains(&mut self) {
         let Some(sent) = self.old() else { return };
-        let heads = Heads::parse(sent.as_slice(), Direction::Egress).expect("it is IP");
+        let heads = Headers::parse(sent.as_slice(), Direction::Egress).expect("it is IP");
         let quoted = self.input.pick(&[1500, 28, 48, 20]);
         let router = places::world(heads.family, 7);
         let to =
@@ -224,7 +226,7 @@ impl Story<'_> {
         let kind = self.input.pick(&frame::error_kinds(heads.family));
         let error = frame::error_about(&sent, router, to, kind, quoted);
         assert_eq!(frame::is_summed_right(&error), Some(true));
-        self.node.enter(&error);
+        self.node.from_netdev(&error);
     }
 
     /// For an egress IP, out of nowhere.
@@ -232,13 +234,13 @@ impl Story<'_> {
         let family = self.input.pick(&FAMILIES);
         let (to, peer) = self.who(family);
         let packet = self.packet(family, peer, places::egress(family, to % 2));
-        self.node.enter(&packet.frame());
+        self.node.from_netdev(&packet.frame());
     }
 }
 
 /// What the peer of a packet sends back.
 fn answer_to(sent: &[u8]) -> Vec<u8> {
-    let heads = Heads::parse(sent, Direction::Egress).expect("it is IP");
+    let heads = Headers::parse(sent, Direction::Egress).expect("it is IP");
     let (tuple, family) = (heads.tuple, heads.family);
     let kind = match (tuple.protocol, family) {
         (PROTO_TCP, _) => tcp::ACK,

@@ -3,22 +3,22 @@
 //! It is the model that the fuzz targets judge and the oracle that the programs on the kernel are compared with
 //! (egress-agent/tests/kernel_programs/oracle): one packet at a time, bytes in, verdict and bytes out, state kept.
 
-mod accepted;
-mod entered;
+mod from_netdev;
+mod from_overlay;
+mod from_pod;
+mod handed_over;
 mod judge;
-mod left;
-mod passed;
-mod steered;
+mod to_netdev;
 
 use std::collections::HashMap;
 
-use egress_common::abi::{Addr, Class, Config, Direction, Family, Mapping, NODE_MARK, PortRange, Tuple, Verdict};
-use egress_common::decide::accept::Outer;
+use egress_common::abi::{Addr, Class, Config, Direction, Family, NODE_MARK, NatEntry, PortRange, Tuple, Verdict};
 use egress_common::decide::expiry::FRAGMENT_NS;
-use egress_common::decide::leave::Meta;
+use egress_common::decide::from_overlay::Outer;
+use egress_common::decide::to_netdev::Meta;
 use egress_common::decide::world::World;
-use egress_common::decide::{Rewrite, fragments, mtu, notice};
-use egress_common::wire::{ETH_LEN, Heads, L4, Quote};
+use egress_common::decide::{Rewrite, fragments, mtu, to_pod};
+use egress_common::wire::{ETH_LEN, Headers, L4, Quote};
 
 use crate::edge;
 use crate::frame;
@@ -30,13 +30,13 @@ pub(crate) const MARKS: [u32; 3] = [0, NODE_MARK, 0x0001_4000 | NODE_MARK];
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hook {
     /// Management port, ingress and egress.
-    Steer,
-    Notice,
+    FromPod,
+    ToPod,
     /// Overlay, ingress.
-    Accept(Outer),
+    FromOverlay(Outer),
     /// Uplink, ingress and egress.
-    Enter,
-    Leave(Meta),
+    FromNetdev,
+    ToNetdev(Meta),
 }
 
 /// A packet as the kernel holds it.
@@ -125,7 +125,7 @@ impl Node {
         Self { world, routed: |_| true, resolved: |_| true, asked: HashMap::new() }
     }
 
-    /// As the agent does after every change of what `steer` asks.
+    /// As the agent does after every change of what `from_pod` asks.
     pub fn decide_anew(&self) {
         self.world.configure(|config| config.decisions += 1);
     }
@@ -135,54 +135,54 @@ impl Node {
     }
 
     /// As the programs read it, or what becomes of what cannot be read.
-    fn heads(frame: &[u8], direction: Direction) -> Result<Heads, Verdict> {
-        let mut heads = Heads::NONE;
+    fn heads(frame: &[u8], direction: Direction) -> Result<Headers, Verdict> {
+        let mut heads = Headers::NONE;
         match heads.read(frame, direction) {
             Some(()) => Ok(heads),
             None => Err(heads.why_unread()),
         }
     }
 
-    fn wire_length(skb: &Skb<'_>, heads: &Heads) -> u32 {
+    fn wire_length(skb: &Skb<'_>, heads: &Headers) -> u32 {
         mtu::wire_length(u32::try_from(skb.frame.len()).unwrap_or(u32::MAX), skb.gso_size, heads)
     }
 
     pub fn run(&mut self, hook: &Hook, skb: &Skb<'_>) -> Outcome {
         self.world.next_packet();
         let outcome = match hook {
-            Hook::Steer => self.steered(skb),
-            Hook::Notice => self.noticed(skb),
-            Hook::Accept(outer) => self.accepted(outer, skb),
-            Hook::Enter => self.entered(skb),
-            Hook::Leave(meta) => self.left(skb, meta),
+            Hook::FromPod => self.run_from_pod(skb),
+            Hook::ToPod => self.run_to_pod(skb),
+            Hook::FromOverlay(outer) => self.run_from_overlay(outer, skb),
+            Hook::FromNetdev => self.run_from_netdev(skb),
+            Hook::ToNetdev(meta) => self.run_to_netdev(skb, meta),
         };
         self.world.assert_paired();
         outcome
     }
 
-    pub fn steer(&mut self, frame: &[u8]) -> Outcome {
-        self.run(&Hook::Steer, &Skb::plain(frame))
+    pub fn from_pod(&mut self, frame: &[u8]) -> Outcome {
+        self.run(&Hook::FromPod, &Skb::plain(frame))
     }
 
-    pub fn accept(&mut self, outer: &Outer, frame: &[u8]) -> Outcome {
-        self.run(&Hook::Accept(*outer), &Skb::plain(frame))
+    pub fn from_overlay(&mut self, outer: &Outer, frame: &[u8]) -> Outcome {
+        self.run(&Hook::FromOverlay(*outer), &Skb::plain(frame))
     }
 
-    pub fn enter(&mut self, frame: &[u8]) -> Outcome {
-        self.run(&Hook::Enter, &Skb::plain(frame))
+    pub fn from_netdev(&mut self, frame: &[u8]) -> Outcome {
+        self.run(&Hook::FromNetdev, &Skb::plain(frame))
     }
 
-    pub fn leave(&mut self, frame: &[u8], meta: &Meta) -> Outcome {
-        self.run(&Hook::Leave(*meta), &Skb::plain(frame))
+    pub fn to_netdev(&mut self, frame: &[u8], meta: &Meta) -> Outcome {
+        self.run(&Hook::ToNetdev(*meta), &Skb::plain(frame))
     }
 
     /// Only remembers.
-    pub fn notice(&mut self, frame: &[u8]) -> Outcome {
-        self.run(&Hook::Notice, &Skb::plain(frame))
+    pub fn to_pod(&mut self, frame: &[u8]) -> Outcome {
+        self.run(&Hook::ToPod, &Skb::plain(frame))
     }
 
     /// As egress-ebpf/src/hold.rs does it, but what begins anew is not run again.
-    fn kept(&self, skb: &Skb<'_>, heads: &Heads, outcome: Outcome) -> Outcome {
+    fn kept(&self, skb: &Skb<'_>, heads: &Headers, outcome: Outcome) -> Outcome {
         const MOST: u32 = 64;
         const FRAME: usize = 1992;
         let (key, now, mut awaited) = (fragments::key(heads), self.world.now.get(), self.world.awaited.borrow_mut());
@@ -203,12 +203,12 @@ impl Node {
         }
     }
 
-    fn noticed(&mut self, skb: &Skb<'_>) -> Outcome {
+    fn run_to_pod(&mut self, skb: &Skb<'_>) -> Outcome {
         let heads = match Self::heads(skb.frame, Direction::Ingress) {
             Ok(heads) => heads,
             Err(verdict) => return Outcome::done(verdict, skb.frame, 0),
         };
-        let verdict = notice::notice(&heads, &self.world, &self.config());
+        let verdict = to_pod::decide(&heads, &self.world, &self.config());
         let is_refused = verdict == Verdict::InboundFull;
         assert!(is_refused || verdict.class() == Class::Pass, "it guards nothing else: {verdict:?}");
         Outcome::done(verdict, skb.frame, 0)
@@ -217,11 +217,11 @@ impl Node {
     /// Writes what the mapping shows, and sees that nobody else shows the same.
     fn translated(
         &mut self,
-        heads: &Heads,
+        heads: &Headers,
         quote: &Quote,
         frame: Vec<u8>,
         ports: PortRange,
-        mapping: &Mapping,
+        mapping: &NatEntry,
     ) -> Result<Vec<u8>, Verdict> {
         let reverse = &mapping.other;
         let keeps_port = matches!(heads.l4, L4::Other | L4::IcmpError);
@@ -240,7 +240,7 @@ impl Node {
 }
 
 /// With its other end; checksums that were right are right.
-fn rewritten(heads: &Heads, quote: &Quote, frame: Vec<u8>, rewrite: &Rewrite) -> Result<Vec<u8>, Verdict> {
+fn rewritten(heads: &Headers, quote: &Quote, frame: Vec<u8>, rewrite: &Rewrite) -> Result<Vec<u8>, Verdict> {
     let mut out = frame.clone();
     let written = match heads.l4 {
         L4::IcmpError => edge::rewrite_error(&mut out, heads, quote, rewrite),
@@ -260,7 +260,7 @@ fn rewritten(heads: &Heads, quote: &Quote, frame: Vec<u8>, rewrite: &Rewrite) ->
 }
 
 /// As egress-ebpf/src/fragment.rs asks it.
-fn fits_in_two(skb: &Skb<'_>, heads: &Heads, mtu: u32) -> bool {
+fn fits_in_two(skb: &Skb<'_>, heads: &Headers, mtu: u32) -> bool {
     let header = u32::from(heads.l4_offset) - u32::try_from(ETH_LEN).unwrap_or_default();
     let first = mtu.saturating_sub(header) & !7;
     let rest = Node::wire_length(skb, heads).saturating_sub(header + first);
@@ -273,7 +273,7 @@ fn fits_in_two(skb: &Skb<'_>, heads: &Heads, mtu: u32) -> bool {
 }
 
 /// What an ICMP error quotes; nothing of any other packet.
-fn quoted(frame: &[u8], heads: &Heads) -> Quote {
+fn quoted(frame: &[u8], heads: &Headers) -> Quote {
     let mut quote = Quote::NONE;
     if heads.l4 == L4::IcmpError && quote.read(frame, heads).is_none() {
         quote = Quote::NONE;

@@ -2,7 +2,7 @@
 
 use egress_common::abi::{Addr, Direction, Family};
 use egress_common::wire::{
-    ETH_LEN, Fragment, Frame, Heads, IPV4_LEN, IPV6_LEN, L3, L4, Quote, arp, ethertype, icmp, nd,
+    ETH_LEN, Fragment, Frame, Headers, IPV4_LEN, IPV6_LEN, L3, L4, Quote, arp, ethertype, icmp, nd,
 };
 
 /// Frames are cut here: nothing beyond is looked at.
@@ -19,7 +19,7 @@ pub fn parsing(data: &[u8]) {
         }
     }
     for direction in [Direction::Egress, Direction::Ingress] {
-        if let Some(heads) = Heads::parse(frame.as_slice(), direction) {
+        if let Some(heads) = Headers::parse(frame.as_slice(), direction) {
             assert_eq!(heads.tuple.direction(), direction);
             stand_where_they_were_read(&frame, &heads);
             hold_for_every_cut(&frame, &heads, direction);
@@ -29,7 +29,7 @@ pub fn parsing(data: &[u8]) {
     asks_for_addresses(&frame);
 }
 
-fn stand_where_they_were_read(frame: &[u8], heads: &Heads) {
+fn stand_where_they_were_read(frame: &[u8], heads: &Headers) {
     let (least, family) = match u16::from_be_bytes([frame[12], frame[13]]) {
         ethertype::IPV4 => (L3 + IPV4_LEN, Family::V4),
         ethertype::IPV6 => (L3 + IPV6_LEN, Family::V6),
@@ -56,9 +56,9 @@ fn stand_where_they_were_read(frame: &[u8], heads: &Heads) {
 }
 
 /// A frame that ends earlier shows less, nothing else.
-fn hold_for_every_cut(frame: &[u8], heads: &Heads, direction: Direction) {
+fn hold_for_every_cut(frame: &[u8], heads: &Headers, direction: Direction) {
     for length in 0..frame.len().min(160) {
-        if let Some(cut) = Heads::parse(&frame[..length], direction)
+        if let Some(cut) = Headers::parse(&frame[..length], direction)
             && matches!(cut.l4, L4::Tcp | L4::Udp | L4::EchoRequest | L4::EchoReply | L4::IcmpError)
         {
             assert_eq!(cut, *heads, "cut to {length} bytes");
@@ -66,7 +66,7 @@ fn hold_for_every_cut(frame: &[u8], heads: &Heads, direction: Direction) {
     }
 }
 
-fn quote_stands_where_it_was_read(frame: &[u8], heads: &Heads) {
+fn quote_stands_where_it_was_read(frame: &[u8], heads: &Headers) {
     let mut quote = Quote::NONE;
     if heads.l4 != L4::IcmpError || quote.read(frame, heads).is_none() {
         return;
@@ -86,7 +86,7 @@ fn asks_for_addresses(frame: &[u8]) {
         let read = arp::Message::parse(answer.as_slice()).expect("ARP");
         assert_eq!((read.is_request(), read.sender()), (false, request.target()), "an answer asks nothing");
     }
-    let Some(heads) = Heads::parse(frame, Direction::Ingress) else { return };
+    let Some(heads) = Headers::parse(frame, Direction::Ingress) else { return };
     let sender = &heads.tuple.saddr;
     if let Some((icmp::v6::NEIGHBOUR_SOLICITATION, target)) = nd::about(frame)
         && nd::Message::parse(frame).is_some()
@@ -95,7 +95,7 @@ fn asks_for_addresses(frame: &[u8]) {
         let solicitation = nd::Solicitation { sender_mac, sender, target };
         let mut answer = [0; nd::ADVERTISEMENT_LEN];
         solicitation.answer([2, 0, 0, 0, 0, 7], &mut answer);
-        let back = Heads::parse(answer.as_slice(), Direction::Egress).expect("IPv6");
+        let back = Headers::parse(answer.as_slice(), Direction::Egress).expect("IPv6");
         assert_eq!(back.tuple.saddr, solicitation.target);
         if heads.tuple.saddr != Addr::UNSPECIFIED {
             assert_eq!(back.tuple.daddr, heads.tuple.saddr);

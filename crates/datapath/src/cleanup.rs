@@ -101,8 +101,9 @@ fn remove_pins(pins: &Pins, was_there: bool, needed: &[PathBuf], report: &mut Cl
     };
     for version in versions {
         for hook in Hook::ALL.into_iter().rev() {
-            let link = version.join(LINKS).join(hook.name());
-            report.note(&format!("link {}", link.display()), absent_is_false(fs::remove_file(&link)));
+            for link in hook.names().map(|name| version.join(LINKS).join(name)) {
+                report.note(&format!("link {}", link.display()), absent_is_false(fs::remove_file(&link)));
+            }
         }
         if !needed.contains(&version) {
             remove_tree(&version, report);
@@ -181,7 +182,7 @@ fn remove_named(settings: &Settings, report: &mut CleanupReport) {
         let device = settings.device(hook.device());
         let Ok(ifindex) = if_nametoindex(device) else { continue };
         let named = filters::on(ifindex, hook.direction()).map(|mut there| {
-            there.retain(|filter| filter.name == hook.name());
+            there.retain(|filter| hook.names().contains(&filter.name.as_str()));
             there
         });
         let removed = named.and_then(|named| {
@@ -207,13 +208,12 @@ mod tests {
 
     #[test]
     fn what_tells_whose_a_filter_is_stays_as_long_as_the_filter() {
-        let root =
-            laid_out("needed", &["v5/maps/counters", "v5/filters/7", "v5/links/mgmt_ingress", "v3/maps/counters"]);
+        let root = laid_out("needed", &["v5/maps/counters", "v5/filters/7", "v5/links/from_pod", "v3/maps/counters"]);
         let (pins, mut report) = (Pins::new(&root), CleanupReport::default());
         remove_pins(&pins, true, &[root.join("v5")], &mut report);
         assert_eq!(report.problems, Vec::<String>::new(), "what is kept is no problem of its own");
         for (file, stays) in
-            [("v5/maps/counters", true), ("v5/filters/7", true), ("v5/links/mgmt_ingress", false), ("v3", false)]
+            [("v5/maps/counters", true), ("v5/filters/7", true), ("v5/links/from_pod", false), ("v3", false)]
         {
             assert_eq!(root.join(file).exists(), stays, "{file}");
         }
@@ -223,7 +223,7 @@ mod tests {
 
     #[test]
     fn maps_alone_do_not_tell_whose_filters_are() {
-        for (file, wanted) in [("maps/counters", false), ("filters/7", true), ("links/mgmt_ingress", true)] {
+        for (file, wanted) in [("maps/counters", false), ("filters/7", true), ("links/from_pod", true)] {
             let root = laid_out("tells", &[file]);
             let told = tells(&root);
             fs::remove_dir_all(&root).expect("it was there");

@@ -4,7 +4,7 @@
 //! everybody who follows gets a copy, at most [`LINES_PER_SECOND`]. Who reads too slowly is told how many he has missed; nobody
 //! is waited for. How many packets were dropped in truth, the counters know.
 //!
-//! What strangers send to an egress IP is dropped by the thousand (`no_mapping`). So that it does not hide what somebody looks
+//! What strangers send to an egress IP is dropped by the thousand (`no_nat_entry`). So that it does not hide what somebody looks
 //! for, the remembered ones are shared among the reasons, and who asks for one reason gets that one alone, before it is
 //! counted what may be told in a second. The programs take their sample before, whatever the reason: what is rare beside
 //! thousands of others may not be in it.
@@ -224,11 +224,11 @@ mod tests {
         let drops = Drops::default();
         drops.publish(of("no_gateway", 1));
         for number in 0..5000 {
-            drops.publish(of("no_mapping", number));
+            drops.publish(of("no_nat_entry", number));
         }
         drops.publish(of("map_full", 2));
         let recent: Vec<_> = drops.recent().iter().cloned().collect();
-        assert_eq!((recent.len(), &recent[0], &recent[1]), (RECENT, &of("no_gateway", 1), &of("no_mapping", 4746)));
+        assert_eq!((recent.len(), &recent[0], &recent[1]), (RECENT, &of("no_gateway", 1), &of("no_nat_entry", 4746)));
         let mut out = Vec::new();
         drops.tell((false, Some("no_gateway")), tokio::io::empty(), &mut out).await.expect("written");
         assert_eq!(lines(&out), [Line::Drop(of("no_gateway", 1))]);
@@ -245,7 +245,7 @@ mod tests {
             tokio::task::yield_now().await;
         }
         for number in 0..500 {
-            drops.publish(of("no_mapping", number));
+            drops.publish(of("no_nat_entry", number));
         }
         drops.publish(of("no_gateway", 7));
         let line = BufReader::new(client).lines().next_line().await.expect("no error").expect("not the end");

@@ -22,7 +22,7 @@
 //! | `clsact`, `filters` | our filters among those of others; what the kernel has of them |
 //! | `interfaces`, `arrival`, `overlay` | the node's devices; those that are not there yet; the overlay's own |
 //! | `foreknown` | what the programs go by before the cluster has been heard of |
-//! | `nft`, `second_line` | our nftables table: the overlay untracked, and what stands behind `steer` |
+//! | `nft`, `second_line` | our nftables table: the overlay untracked, and what stands behind `from_pod` |
 //! | `state`, `watch`, `config`, `node_ports` | following the node; the programs' configuration |
 //! | `tables`, `map_access`, `convert` | maps: typed handles, whole-map reads, model <-> ABI |
 //! | `executor`, `cut`, `told`, `nudge`, `trouble` | actions; cutting flows; telling idle pods of it once, or that it fails |

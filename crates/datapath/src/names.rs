@@ -74,7 +74,7 @@ pub const PINNED_MAPS: [&str; 20] = [
     "policy",
     "owned",
     "owned_addr",
-    "moving",
+    "handovers",
     "cluster",
     "nodes",
     "flows",
@@ -93,7 +93,7 @@ pub const PINNED_MAPS: [&str; 20] = [
 
 /// Of these the ones that programs only read: a trace shares them with the programs on their hooks.
 pub const READ_MAPS: [&str; 9] =
-    ["lease", "pods", "policy", "owned", "owned_addr", "moving", "cluster", "nodes", "config"];
+    ["lease", "pods", "policy", "owned", "owned_addr", "handovers", "cluster", "nodes", "config"];
 
 /// And the ones that they write: a trace has its own.
 #[cfg(test)]
@@ -138,47 +138,67 @@ impl fmt::Display for Device {
 /// A place where one of our programs runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Hook {
-    UplinkEgress,
-    UplinkIngress,
-    OverlayIngress,
-    MgmtEgress,
-    MgmtIngress,
+    ToNetdev,
+    FromNetdev,
+    FromOverlay,
+    ToPod,
+    FromPod,
 }
 
 impl Hook {
     /// In the order in which they are attached: the guard of the uplink first, what steers into it last.
-    pub const ALL: [Self; 5] =
-        [Self::UplinkEgress, Self::UplinkIngress, Self::OverlayIngress, Self::MgmtEgress, Self::MgmtIngress];
+    pub const ALL: [Self; 5] = [Self::ToNetdev, Self::FromNetdev, Self::FromOverlay, Self::ToPod, Self::FromPod];
 
     /// In the order in which they are put back on devices that were made anew while everything else was at work: first
     /// what keeps pods' packets from leaving as they are. Each attachment waits for the kernel's readers, some ten
     /// milliseconds, while the one before it is at work already.
     pub const RETURN_ORDER: [Self; 5] =
-        [Self::MgmtIngress, Self::UplinkEgress, Self::UplinkIngress, Self::OverlayIngress, Self::MgmtEgress];
+        [Self::FromPod, Self::ToNetdev, Self::FromNetdev, Self::FromOverlay, Self::ToPod];
 
     /// Name of the program, of the pinned link and of the clsact filter.
     pub const fn name(self) -> &'static str {
         match self {
-            Self::UplinkEgress => "uplink_egress",
-            Self::UplinkIngress => "uplink_ingress",
-            Self::OverlayIngress => "overlay_ingress",
-            Self::MgmtEgress => "mgmt_egress",
-            Self::MgmtIngress => "mgmt_ingress",
+            Self::ToNetdev => "to_netdev",
+            Self::FromNetdev => "from_netdev",
+            Self::FromOverlay => "from_overlay",
+            Self::ToPod => "to_pod",
+            Self::FromPod => "from_pod",
         }
+    }
+
+    /// What [`name`](Self::name) was up to layout 6. Adoption and cleanup look for both.
+    const fn former_name(self) -> &'static str {
+        match self {
+            Self::ToNetdev => "uplink_egress",
+            Self::FromNetdev => "uplink_ingress",
+            Self::FromOverlay => "overlay_ingress",
+            Self::ToPod => "mgmt_egress",
+            Self::FromPod => "mgmt_ingress",
+        }
+    }
+
+    /// The hook's name in this layout, then the one in former layouts.
+    pub(super) const fn names(self) -> [&'static str; 2] {
+        [self.name(), self.former_name()]
+    }
+
+    /// The hook of a link or filter of any layout.
+    pub(super) fn of_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|hook| hook.names().contains(&name))
     }
 
     pub const fn device(self) -> Device {
         match self {
-            Self::UplinkEgress | Self::UplinkIngress => Device::Uplink,
-            Self::OverlayIngress => Device::Overlay,
-            Self::MgmtEgress | Self::MgmtIngress => Device::Mgmt,
+            Self::ToNetdev | Self::FromNetdev => Device::Uplink,
+            Self::FromOverlay => Device::Overlay,
+            Self::ToPod | Self::FromPod => Device::Mgmt,
         }
     }
 
     pub const fn direction(self) -> TcAttachType {
         match self {
-            Self::UplinkEgress | Self::MgmtEgress => TcAttachType::Egress,
-            Self::UplinkIngress | Self::OverlayIngress | Self::MgmtIngress => TcAttachType::Ingress,
+            Self::ToNetdev | Self::ToPod => TcAttachType::Egress,
+            Self::FromNetdev | Self::FromOverlay | Self::FromPod => TcAttachType::Ingress,
         }
     }
 }
@@ -254,6 +274,14 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
+
+    #[test]
+    fn a_hook_is_found_by_its_former_name_too() {
+        for hook in Hook::ALL {
+            assert!(hook.names().into_iter().all(|name| Hook::of_name(name) == Some(hook)), "{hook:?}");
+        }
+        assert_eq!(Hook::of_name("sweep"), None);
+    }
 
     #[test]
     fn a_new_map_must_say_whether_programs_write_it() {

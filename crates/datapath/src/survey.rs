@@ -10,8 +10,8 @@ use aya::Pod;
 use aya::maps::lpm_trie::Key;
 use aya::maps::{Array, Map, MapData};
 use egress_common::abi::{
-    Addr, ClusterPrefix, Config, Flow, Inbound, Lease, Mapping, Moving, NodeEntry, Owned, PodEntry, Policy, PolicyKey,
-    Tuple, Usage,
+    Addr, ClusterPrefix, Config, Flow, HandoverEntry, Inbound, Lease, NatEntry, NodeEntry, Owned, PodEntry, Policy,
+    PolicyKey, Tuple, Usage,
 };
 use jiff::Timestamp;
 use nix::ifaddrs::getifaddrs;
@@ -96,7 +96,7 @@ fn maps(pins: &Pins, is_swept: bool) -> io::Result<Vec<Fill>> {
         count::<Addr, PodEntry>(pins, "pods")?,
         count::<PolicyKey, Policy>(pins, "policy")?,
         count::<u32, Owned>(pins, "owned")?,
-        count::<u32, Moving>(pins, "moving")?,
+        count::<u32, HandoverEntry>(pins, "handovers")?,
         count::<Addr, NodeEntry>(pins, "nodes")?,
         prefixes(pins)?,
     ];
@@ -104,11 +104,11 @@ fn maps(pins: &Pins, is_swept: bool) -> io::Result<Vec<Fill>> {
         let usage: Usage = cell(pins, "usage")?;
         maps.push(Fill { entries: usage.flows.into(), ..empty::<Tuple, Flow>(pins, "flows")? });
         maps.push(Fill { entries: usage.inbound.into(), ..empty::<Tuple, Inbound>(pins, "inbound")? });
-        maps.push(Fill { entries: usage.nat.into(), ..empty::<Tuple, Mapping>(pins, "nat")? });
+        maps.push(Fill { entries: usage.nat.into(), ..empty::<Tuple, NatEntry>(pins, "nat")? });
     } else {
         maps.push(count::<Tuple, Flow>(pins, "flows")?);
         maps.push(count::<Tuple, Inbound>(pins, "inbound")?);
-        maps.push(count::<Tuple, Mapping>(pins, "nat")?);
+        maps.push(count::<Tuple, NatEntry>(pins, "nat")?);
     }
     Ok(maps)
 }

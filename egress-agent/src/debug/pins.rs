@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use crate::debug::{Address, AgentState, Status};
 use egress_core::display_names::Names;
-use egress_core::model::state::{Course, EgressId, PodState, TunnelEndpoint};
+use egress_core::model::state::{EgressId, HandoverStage, PodState, TunnelEndpoint};
 use egress_datapath::loader::abi_migration;
 use egress_datapath::loader::pinned::{self, Pinned};
 use egress_datapath::report::{Gateway, Kernel, concerning};
@@ -48,8 +48,8 @@ pub fn fill(status: &mut Status, Pinned { owned, moving, pods, policies }: Pinne
         let TunnelEndpoint(peer) = moving.peer;
         let peer = names.nodes.get(&peer).cloned().unwrap_or_else(|| peer.to_string());
         let state = match moving.course {
-            Course::Leaving => format!("passed on to {peer}"),
-            Course::Arriving | Course::Open => format!("comes from {peer}"),
+            HandoverStage::Leaving => format!("passed on to {peer}"),
+            HandoverStage::Arriving | HandoverStage::Open => format!("comes from {peer}"),
         };
         one(id, moving.address, false, state)
     });
@@ -83,7 +83,7 @@ pub fn look(bpffs: &Path, is_swept: bool, gateways: &mut [Gateway], problems: &m
 mod tests {
     use super::*;
     use egress_core::model::samples::ip;
-    use egress_core::model::state::{Course, Moving};
+    use egress_core::model::state::{HandoverStage, Moving};
 
     #[test]
     fn programs_of_another_version_are_not_nothing() {
@@ -101,7 +101,7 @@ mod tests {
     fn what_programs_serve_is_called_by_what_names_there_are() {
         let owned = [(EgressId(1), ip("172.18.0.100"))].into();
         let peer = TunnelEndpoint(ip("172.18.0.2"));
-        let moving = |address| Moving { address: ip(address), peer, course: Course::Leaving };
+        let moving = |address| Moving { address: ip(address), peer, course: HandoverStage::Leaving };
         let moving = [(EgressId(1), moving("172.18.0.100")), (EgressId(2), moving("172.18.0.101"))].into();
         let pods = vec![PodState::Selected(EgressId(1)), PodState::Known];
         let pinned = Pinned { owned, moving, pods, ..Pinned::default() };

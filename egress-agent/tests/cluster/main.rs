@@ -20,7 +20,7 @@ use egress_agent::health;
 use egress_agent::metrics::Meters;
 use egress_agent::node::run::{self, AgentSettings};
 use egress_core::model::reserved::ClusterNetworks;
-use egress_core::model::state::{Action, Course, KernelState, Moving, PodState};
+use egress_core::model::state::{Action, HandoverStage, KernelState, Moving, PodState};
 use egress_core::node_health::liveness::Rules;
 use egress_core::plan::desired::{OnUnassigned, Settings, UnknownPods};
 use egress_core::plan::executor::{DataplaneError, Executor};
@@ -66,7 +66,8 @@ impl Lan {
                 let clash = other.map(|other| format!("{address} at {node} while {other} holds it"));
                 self.clashes.lock().expect("not poisoned").extend(clash);
             }
-            Action::Disown(_, address) | Action::PutMoving(_, Moving { course: Course::Leaving, address, .. })
+            Action::Disown(_, address)
+            | Action::PutMoving(_, Moving { course: HandoverStage::Leaving, address, .. })
                 if holders.get(address) == Some(&node) =>
             {
                 holders.remove(address);

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use egress_common::abi::{
-    Addr, Datagram, Direction, Flow, Inbound, MAX_SLOTS, Mapping, Origin, PodEntry, Timeouts, Tuple,
+    Addr, Datagram, Direction, Flow, Inbound, MAX_SLOTS, NatEntry, Origin, PodEntry, Timeouts, Tuple,
 };
 use egress_common::wire::{PROTO_TCP, PROTO_UDP};
 use egress_core::model::state::{
@@ -254,8 +254,8 @@ pub(crate) fn make_flow_of(node: &Node, protocol: u8, pod: &str, id: u32, addres
 pub(crate) fn make_mapping(node: &Node, origin: Origin, out: Tuple, id: u32, address: Addr) {
     let reverse = Tuple::new(Direction::Ingress, out.daddr, address, out.dport(), out.sport(), out.protocol);
     let now_ns = now_ns();
-    let mapping = |key, other| Mapping::new(other, origin, Addr::UNSPECIFIED, id, now_ns).sealed(key);
-    let mut nat = node.map::<Tuple, Mapping>("nat");
+    let mapping = |key, other| NatEntry::new(other, origin, Addr::UNSPECIFIED, id, now_ns).sealed(key);
+    let mut nat = node.map::<Tuple, NatEntry>("nat");
     nat.insert(out, mapping(&out, reverse), 0).expect("a forward key");
     nat.insert(reverse, mapping(&reverse, out), 0).expect("a reverse key");
 }
@@ -271,7 +271,7 @@ pub(crate) fn left(node: &Node) -> (Vec<u16>, Vec<u16>) {
         Direction::Egress => key.sport(),
         Direction::Ingress => key.dport(),
     };
-    let mappings = node.map::<Tuple, Mapping>("nat").keys().map(|key| port(key.expect("a key"))).collect();
+    let mappings = node.map::<Tuple, NatEntry>("nat").keys().map(|key| port(key.expect("a key"))).collect();
     (sorted(flows), sorted(mappings))
 }
 

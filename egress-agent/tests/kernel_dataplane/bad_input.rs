@@ -41,15 +41,15 @@ fn a_device_that_is_not_there_yet_is_waited_for() {
     on_node(|node: Node| async move {
         ip(&format!("link del {MGMT}\n"));
         let dataplane = node.start().await;
-        let is_mgmt = |hook: &Hook| matches!(hook, Hook::MgmtIngress | Hook::MgmtEgress);
+        let is_mgmt = |hook: &Hook| matches!(hook, Hook::FromPod | Hook::ToPod);
         assert!(Hook::ALL.into_iter().filter(|hook| !is_mgmt(hook)).all(is_attached));
         let said = |hook: Hook| dataplane.meter().expect("a meter").hooks()[hook.name()].awaits.clone();
         let wanted =
             format!("waiting for interface {MGMT}, the management port (--mgmt-port): there is none of that name");
-        assert_eq!((said(Hook::MgmtIngress), said(Hook::UplinkIngress)), (Some(wanted), None));
+        assert_eq!((said(Hook::FromPod), said(Hook::FromNetdev)), (Some(wanted), None));
         node.make_mgmt();
         eventually("its programs are there", || Hook::ALL.into_iter().all(is_attached)).await;
-        assert_eq!(said(Hook::MgmtIngress), None);
+        assert_eq!(said(Hook::FromPod), None);
     });
 }
 
@@ -69,7 +69,7 @@ fn a_device_that_is_missing_while_its_programs_run_elsewhere() {
         // They are nowhere once their device is gone.
         ip(&format!("link del {MGMT}\n"));
         let _dataplane = node.start().await;
-        assert!(is_attached(Hook::UplinkIngress) && !is_attached(Hook::MgmtIngress));
+        assert!(is_attached(Hook::FromNetdev) && !is_attached(Hook::FromPod));
     });
 }
 
@@ -119,7 +119,7 @@ fn a_second_set_of_programs() {
     on_node(|node: Node| async move {
         drop(node.start().await);
         let programs = Hook::ALL.map(programs);
-        let has_links = crate::node::links(Hook::MgmtIngress).is_some();
+        let has_links = crate::node::links(Hook::FromPod).is_some();
         let attachments =
             [Attachment::Tcx, Attachment::Clsact].into_iter().filter(|one| has_links || *one != Attachment::Tcx);
         for attachment in attachments {

@@ -60,11 +60,11 @@ fn a_filter_of_another_program_with_our_handle_stays() {
         let other = Other::attach(&node, MGMT, TcAttachType::Ingress, options);
         for _ in 0..2 {
             drop(start(settings.clone()).await);
-            assert_eq!(names(Hook::MgmtIngress), ["mgmt_ingress", "sweep"], "one of ours beside it");
-            assert!(filters(Hook::MgmtIngress).contains(&other.seen));
+            assert_eq!(names(Hook::FromPod), ["from_pod", "sweep"], "one of ours beside it");
+            assert!(filters(Hook::FromPod).contains(&other.seen));
         }
         assert_eq!(clean(&settings).await, [] as [&str; 0]);
-        assert_eq!(filters(Hook::MgmtIngress), [other.seen]);
+        assert_eq!(filters(Hook::FromPod), [other.seen]);
         assert_eq!([has_clsact(MGMT), has_clsact(UPLINK)], [true, false], "what we made goes, and nothing else");
     });
 }
@@ -72,7 +72,7 @@ fn a_filter_of_another_program_with_our_handle_stays() {
 #[test]
 fn a_discipline_goes_with_the_filters_that_needed_it_unless_it_is_another_hands() {
     on_node(|node| async move {
-        if node::links(Hook::MgmtIngress).is_none() {
+        if node::links(Hook::FromPod).is_none() {
             return skipped("this kernel has no links");
         }
         output(&["tc", "qdisc", "add", "dev", MGMT, "clsact"]);
@@ -87,7 +87,7 @@ fn a_discipline_goes_with_the_filters_that_needed_it_unless_it_is_another_hands(
         let options = NlOptions { priority: 7, ..NlOptions::default() };
         let other = Other::attach(&node, UPLINK, TcAttachType::Egress, options);
         drop(start(by(&node, Attachment::Tcx)).await);
-        assert_eq!(filters(Hook::UplinkEgress), std::slice::from_ref(&other.seen));
+        assert_eq!(filters(Hook::ToNetdev), std::slice::from_ref(&other.seen));
         drop(other);
         assert_eq!(clean(&by(&node, Attachment::Tcx)).await, [] as [&str; 0]);
         assert_eq!([MGMT, UPLINK].map(has_clsact), [true; 2]);
@@ -103,7 +103,7 @@ fn another_uplink_takes_the_filters_along() {
         let moved = Settings { uplink: "eth7".to_owned(), ..by(&node, Attachment::Clsact) };
         drop(start(moved.clone()).await);
         assert_eq!(pinned(&node), Hook::ALL.len(), "those of the former run have gone with their filters");
-        assert!(names(Hook::UplinkIngress).is_empty() && names(Hook::UplinkEgress).is_empty());
+        assert!(names(Hook::FromNetdev).is_empty() && names(Hook::ToNetdev).is_empty());
         assert_eq!([has_clsact(UPLINK), has_clsact("eth7")], [false, true]);
 
         // Back again, and away beside another's filter.
@@ -111,7 +111,7 @@ fn another_uplink_takes_the_filters_along() {
         assert_eq!([has_clsact(UPLINK), has_clsact("eth7")], [true, false]);
         let other = Other::attach(&node, UPLINK, TcAttachType::Egress, options);
         drop(start(moved.clone()).await);
-        assert_eq!(filters(Hook::UplinkEgress), [other.seen]);
+        assert_eq!(filters(Hook::ToNetdev), [other.seen]);
         // What is on another device than the settings say is found too.
         assert_eq!(clean(&node.settings()).await, [] as [&str; 0]);
         assert!(!has_clsact("eth7"));
@@ -125,7 +125,7 @@ fn a_filter_is_put_back_that_another_hand_took_off_and_else_left_in_peace() {
         let before = Hook::ALL.map(filters);
         output(&["tc", "filter", "del", "dev", MGMT, "ingress"]);
         let begun = std::time::Instant::now();
-        while filters(Hook::MgmtIngress).is_empty() {
+        while filters(Hook::FromPod).is_empty() {
             assert!(begun.elapsed() < patience(Duration::from_secs(15)), "looked for every ten seconds");
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
@@ -152,7 +152,7 @@ fn a_discipline_that_another_hand_made_where_ours_was_stays() {
         assert_eq!([MGMT, UPLINK, "other0"].map(has_clsact), [true; 3]);
         assert_eq!(clean(&settings).await, [] as [&str; 0]);
         assert_eq!([MGMT, UPLINK, "other0"].map(has_clsact), [true, false, true]);
-        assert_eq!(names(Hook::MgmtIngress), [""; 0], "our filters do not");
+        assert_eq!(names(Hook::FromPod), [""; 0], "our filters do not");
     });
 }
 

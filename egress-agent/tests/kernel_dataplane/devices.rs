@@ -64,7 +64,7 @@ fn an_overlay_device_of_another_shape_is_replaced() {
     on_node(|node| async move {
         ip(&format!("link add {OVERLAY_DEVICE} type vxlan id 5 dstport 4789 dev {UPLINK}\n"));
         let dataplane = node.start().await;
-        assert!(is_attached(Hook::OverlayIngress));
+        assert!(is_attached(Hook::FromOverlay));
         let (index, mac) = device(OVERLAY_DEVICE);
         assert_eq!(mac, OVERLAY_MAC);
         drop(dataplane);
@@ -80,7 +80,7 @@ fn another_tunnel_port_moves_the_device() {
         let settings = Settings { tunnel_port: 4795, ..node.settings() };
         let _dataplane = start(settings).await;
         assert!(output(&["ip", "-d", "link", "show", OVERLAY_DEVICE]).contains("dstport 4795"));
-        assert!(is_attached(Hook::OverlayIngress), "the severed link was made anew");
+        assert!(is_attached(Hook::FromOverlay), "the severed link was made anew");
         assert_eq!(node.config().tunnel_port, 4795);
     });
 }
@@ -162,9 +162,9 @@ fn a_device_made_anew_is_attached_at_once() {
         ip(&format!("link del {MGMT}\n"));
         eventually("the management port's absence is noticed", || node.config().mgmt_ifindex == 0).await;
         node.make_mgmt();
-        let took = eventually("steering is back", || is_attached(Hook::MgmtIngress)).await;
+        let took = eventually("steering is back", || is_attached(Hook::FromPod)).await;
         println!("steering: {took:?} after the management port was there");
-        eventually("both programs are back", || is_attached(Hook::MgmtEgress)).await;
+        eventually("both programs are back", || is_attached(Hook::ToPod)).await;
         eventually("the programs know it", || {
             let config = node.config();
             (config.mgmt_ifindex, config.mgmt_mac) == device(MGMT)
@@ -174,7 +174,7 @@ fn a_device_made_anew_is_attached_at_once() {
 
         // The overlay device is ours: it is made again.
         ip(&format!("link del {OVERLAY_DEVICE}\n"));
-        eventually("the overlay device is back", || is_attached(Hook::OverlayIngress)).await;
+        eventually("the overlay device is back", || is_attached(Hook::FromOverlay)).await;
         eventually("the programs know it", || node.config().overlay_ifindex == device(OVERLAY_DEVICE).0).await;
         eventually("and it is up", is_overlay_up).await;
         // Another hand puts it down.
@@ -198,10 +198,10 @@ fn the_overlay_device_is_not_up_before_its_program_is_there() {
         // The kernel refuses the program's link: something that is no link is pinned in its place.
         drop(node.start().await);
         ip(&format!("link del {OVERLAY_DEVICE}\n"));
-        std::fs::remove_file(node.pin("links/overlay_ingress")).expect("remove the pin");
+        std::fs::remove_file(node.pin("links/from_overlay")).expect("remove the pin");
         let map: aya::maps::HashMap<aya::maps::MapData, u32, u32> =
             aya::maps::HashMap::create(1, 0).expect("make a map");
-        map.pin(node.pin("links/overlay_ingress")).expect("pin a map");
+        map.pin(node.pin("links/from_overlay")).expect("pin a map");
         let refused = node::refused(node.settings()).await;
         assert!(matches!(refused, StartError::Attach { .. }), "the program cannot be attached: {refused:?}");
         assert!(!is_overlay_up(), "it waits for its program");
@@ -287,8 +287,7 @@ fn a_walk_of_the_mappings_keeps_no_device_waiting() {
             ip(&format!("link del {MGMT}\n"));
             eventually("the management port's absence is noticed", || node.config().mgmt_ifindex == 0).await;
             node.make_mgmt();
-            eventually("its programs are back", || is_attached(Hook::MgmtIngress) && is_attached(Hook::MgmtEgress))
-                .await;
+            eventually("its programs are back", || is_attached(Hook::FromPod) && is_attached(Hook::ToPod)).await;
             assert!(!walk.is_finished(), "while the maps are being walked");
             // Both keys of the mapping.
             go_on.send(()).and_then(|()| go_on.send(())).expect("let it go on");
@@ -310,10 +309,8 @@ fn owned_addresses_follow_the_uplink() {
 
         ip(&format!("link del {UPLINK}\n"));
         node.make_uplink();
-        eventually("the uplink's programs are back", || {
-            is_attached(Hook::UplinkIngress) && is_attached(Hook::UplinkEgress)
-        })
-        .await;
+        eventually("the uplink's programs are back", || is_attached(Hook::FromNetdev) && is_attached(Hook::ToNetdev))
+            .await;
         eventually("the entry follows", || (entry().ifindex, entry().mac) == device(UPLINK)).await;
         assert_ne!(device(UPLINK), before);
         eventually("the group is joined again", || {
@@ -336,12 +333,12 @@ fn a_program_taken_off_by_another_hand_is_put_back_at_restart() {
     on_node(|node| async move {
         drop(node.start().await);
         match attachment() {
-            Attachment::Tcx => std::fs::remove_file(node.pin("links/mgmt_ingress")).expect("remove the pin"),
+            Attachment::Tcx => std::fs::remove_file(node.pin("links/from_pod")).expect("remove the pin"),
             Attachment::Clsact => drop(output(&["tc", "filter", "del", "dev", MGMT, "ingress"])),
         }
-        eventually("the program is off", || !is_attached(Hook::MgmtIngress)).await;
+        eventually("the program is off", || !is_attached(Hook::FromPod)).await;
         let _dataplane = node.start().await;
-        assert!(is_attached(Hook::MgmtIngress));
+        assert!(is_attached(Hook::FromPod));
     });
 }
 
@@ -353,7 +350,7 @@ fn another_uplink_takes_the_programs_along() {
         let settings = Settings { uplink: "eth7".to_owned(), ..node.settings() };
         let _dataplane = start(settings).await;
         eventually("the programs are gone from the old uplink", || {
-            !is_attached(Hook::UplinkIngress) && !is_attached(Hook::UplinkEgress)
+            !is_attached(Hook::FromNetdev) && !is_attached(Hook::ToNetdev)
         })
         .await;
         assert_eq!(node.config().uplink_ifindex, device("eth7").0);

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use egress_common::abi::{Addr, Direction, Flow, Mapping, NodeEntry, NodePlace, Origin, Tuple};
+use egress_common::abi::{Addr, Direction, Flow, NatEntry, NodeEntry, NodePlace, Origin, Tuple};
 use egress_common::wire::{PROTO_TCP, PROTO_UDP};
 use egress_core::model::state::{
     Action, EgressId, Family, KernelState, NodeAddress, Place, PodOwner, PodState, Policy, WhenEmpty,
@@ -84,7 +84,7 @@ fn new() -> KernelState {
 /// A flow for each thing that may become of one, by port: those of 1000 go on, those of 2000 do not.
 fn make_flows(node: &Node) {
     clear::<Flow>(node, "flows");
-    clear::<Mapping>(node, "nat");
+    clear::<NatEntry>(node, "nat");
     make_flow(node, "10.244.1.10", 1, "172.18.0.100", 1000);
     make_flow(node, "10.244.1.17", 5, "172.18.0.105", 1001);
     make_flow(node, "10.244.1.17", 5, "172.18.0.106", 1002);

@@ -138,7 +138,7 @@ fn ours_is_before_a_program_that_was_there() {
         let program: &mut aya::programs::SchedClassifier =
             other.program_mut("sweep").and_then(|program| program.try_into().ok()).expect("a classifier");
         program.load().expect("load the program");
-        let hooks = Hook::ALL.into_iter().filter(|hook| *hook != Hook::OverlayIngress);
+        let hooks = Hook::ALL.into_iter().filter(|hook| *hook != Hook::FromOverlay);
         for (device, direction) in hooks.clone().map(node::place) {
             program.attach(device, direction).expect("attach the other program");
         }
@@ -262,7 +262,7 @@ fn filters_take_the_place_of_links() {
 #[test]
 fn another_attachment_takes_the_place_of_the_first() {
     on_node(|node| async move {
-        if node::links(Hook::MgmtIngress).is_none() {
+        if node::links(Hook::FromPod).is_none() {
             return skipped("this kernel has no links");
         }
         let shown = |hooks: fn(Hook) -> usize| Hook::ALL.map(hooks);

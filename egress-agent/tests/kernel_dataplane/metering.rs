@@ -5,7 +5,7 @@ use std::path::Path;
 
 use aya::maps::{Map, MapData, PerCpuHashMap};
 use aya::util::nr_cpus;
-use egress_common::abi::{Addr, Direction, EipCount, Mapping, Origin, Tuple, Verdict};
+use egress_common::abi::{Addr, Direction, EipCount, NatEntry, Origin, Tuple, Verdict};
 use egress_common::wire::PROTO_TCP;
 use egress_core::model::state::{Action, EgressId, Family, OnUnknownPod, Policy, WhenEmpty};
 use egress_core::plan::executor::Executor;
@@ -25,9 +25,9 @@ fn map(node: &Node, port: u16, destination: [u8; 4]) {
     let (to, egress) = (Addr::v4(destination), Addr::v4([172, 18, 0, 100]));
     let out = Tuple::new(Direction::Egress, Addr::v4([10, 244, 1, 10]), to, port, 443, PROTO_TCP);
     let back = Tuple::new(Direction::Ingress, to, egress, 443, port, PROTO_TCP);
-    let mut nat = node.map::<Tuple, Mapping>("nat");
+    let mut nat = node.map::<Tuple, NatEntry>("nat");
     for (key, other) in [(out, back), (back, out)] {
-        let mapping = Mapping::new(other, Origin::Here, Addr::UNSPECIFIED, OBJECT.0, now_ns()).sealed(&key);
+        let mapping = NatEntry::new(other, Origin::Here, Addr::UNSPECIFIED, OBJECT.0, now_ns()).sealed(&key);
         nat.insert(key, mapping, 0).expect("a key of a mapping");
     }
 }
@@ -144,7 +144,7 @@ fn a_scrape_reads_what_the_programs_keep() {
         output(&["ip", "link", "del", MGMT]);
         eventually("its programs are missed", || {
             let hooks = meter.hooks();
-            !hooks["mgmt_ingress"].attached && !hooks["mgmt_egress"].attached && hooks["uplink_egress"].attached
+            !hooks["from_pod"].attached && !hooks["to_pod"].attached && hooks["to_netdev"].attached
         })
         .await;
     });

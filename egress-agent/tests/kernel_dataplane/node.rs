@@ -244,11 +244,11 @@ pub(crate) fn mac_text(mac: [u8; 6]) -> String {
 /// Where a hook's program is looked for.
 pub(crate) fn place(hook: Hook) -> (&'static str, TcAttachType) {
     match hook {
-        Hook::UplinkEgress => (UPLINK, TcAttachType::Egress),
-        Hook::UplinkIngress => (UPLINK, TcAttachType::Ingress),
-        Hook::OverlayIngress => ("egress0", TcAttachType::Ingress),
-        Hook::MgmtEgress => (MGMT, TcAttachType::Egress),
-        Hook::MgmtIngress => (MGMT, TcAttachType::Ingress),
+        Hook::ToNetdev => (UPLINK, TcAttachType::Egress),
+        Hook::FromNetdev => (UPLINK, TcAttachType::Ingress),
+        Hook::FromOverlay => ("egress0", TcAttachType::Ingress),
+        Hook::ToPod => (MGMT, TcAttachType::Egress),
+        Hook::FromPod => (MGMT, TcAttachType::Ingress),
     }
 }
 

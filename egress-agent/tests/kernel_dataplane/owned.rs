@@ -5,7 +5,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use egress_common::abi::{Addr, Owned, OwnedAddr, Sieve};
+use egress_common::abi::{Addr, BloomFilter, Owned, OwnedAddr};
 use egress_core::model::state::{Action, EgressId};
 use egress_core::plan::executor::{DataplaneError, Executor};
 use egress_datapath::names::Hook;
@@ -81,9 +81,10 @@ fn what_is_owned_is_looked_for() {
     on_node(|node| async move {
         let sieve = || node.config().owned;
         let [first, second] = ["172.18.0.100", "fd00:172:18::1:101"].map(addr);
-        let of = |addresses: &[IpAddr]| addresses.iter().fold(Sieve::NONE, |sieve, at| sieve.with(&Addr::from(*at)));
+        let of =
+            |addresses: &[IpAddr]| addresses.iter().fold(BloomFilter::NONE, |sieve, at| sieve.with(&Addr::from(*at)));
         let mut dataplane = node.start().await;
-        assert_eq!(sieve(), Sieve::NONE);
+        assert_eq!(sieve(), BloomFilter::NONE);
         dataplane.apply(&Action::Own(EgressId(1), first)).await.expect("own");
         dataplane.apply(&Action::Own(EgressId(2), second)).await.expect("own");
         assert_eq!(sieve(), of(&[first, second]));

@@ -136,7 +136,7 @@ fn what_is_granted_is_all_that_there_is() {
 #[test]
 fn granted_rights_suffice_with_links() {
     on_node(|node| async move {
-        if links(Hook::MgmtIngress).is_none() {
+        if links(Hook::FromPod).is_none() {
             return skipped("this kernel has no links");
         }
         std::fs::write("/proc/sys/net/ipv4/conf/all/rp_filter", "1").expect("a strict host");
@@ -187,7 +187,7 @@ fn none_is_granted_for_nothing() {
             let rest = all.iter().filter(|other| *other != one).cloned().collect();
             let Some(output) = with(&rest, &node, "filters") else { return };
             assert!(!output.status.success(), "the data plane starts without {one}");
-            assert!(!is_attached(Hook::MgmtIngress));
+            assert!(!is_attached(Hook::FromPod));
         }
     });
 }

@@ -94,10 +94,10 @@ fn nothing_of_a_selected_pod_passes_while_its_program_is_away() {
 
         drop(dataplane);
         match attachment() {
-            Attachment::Tcx => std::fs::remove_file(node.pin("links/mgmt_ingress")).expect("remove the pin"),
+            Attachment::Tcx => std::fs::remove_file(node.pin("links/from_pod")).expect("remove the pin"),
             Attachment::Clsact => drop(output(&["tc", "filter", "del", "dev", MGMT, "ingress"])),
         }
-        eventually("the program is off", || !is_attached(Hook::MgmtIngress)).await;
+        eventually("the program is off", || !is_attached(Hook::FromPod)).await;
         let (selected, plain) = (forwarded("selected"), forwarded("plain"));
         send_until(&node, "what nobody steers is dropped", || held() > 0).await;
         send_until(&node, "others pass", || forwarded("plain") > plain).await;

@@ -21,6 +21,15 @@ use crate::node::{self, Node, clean, eventually, ip, is_attached, on_node, outpu
 const POD: &str = "10.244.1.10";
 const WORLD: &str = "203.0.113.5";
 
+/// Names of hooks in this layout, and up to layout 6.
+const FORMER_NAMES: [(&str, &str); 5] = [
+    ("from_pod", "mgmt_ingress"),
+    ("to_pod", "mgmt_egress"),
+    ("from_overlay", "overlay_ingress"),
+    ("from_netdev", "uplink_ingress"),
+    ("to_netdev", "uplink_egress"),
+];
+
 /// A selected pod whose object has no policy yet: whatever it sends to the world is dropped.
 async fn fill(dataplane: &mut Dataplane) {
     let subnet = Prefix { kind: PrefixKind::PodSubnet, node: Some(TunnelEndpoint([172, 18, 0, 2].into())) };
@@ -41,6 +50,12 @@ fn resize(node: &Node) -> PathBuf {
 fn make_other(node: &Node) -> PathBuf {
     let other = node.bpffs.join(format!("v{}", ABI_VERSION - 1));
     fs::rename(node.pin(""), &other).expect("rename the directory");
+    for (name, former) in FORMER_NAMES {
+        let link = |name: &str| other.join("links").join(name);
+        if link(name).exists() {
+            fs::rename(link(name), link(former)).expect("rename a link");
+        }
+    }
     for map in ["pods", "nat", "config"] {
         fs::remove_file(other.join("maps").join(map)).expect("take a map away");
     }

@@ -19,7 +19,7 @@ pub(crate) struct Difference {
 const DIFFERENCES: &[Difference] = &[
     Difference {
         title: "Nobody is behind the address",
-        reason: "An egress IP is no address of the node: what arrives for it and answers no flow is dropped (`no_mapping`, \
+        reason: "An egress IP is no address of the node: what arrives for it and answers no flow is dropped (`no_nat_entry`, \
                  `icmp_unmatched`) and told nothing, so that a scan learns nothing of the node. With netfilter the address is \
                  the node's own, and its stack answers.",
         cases: &[

@@ -4,7 +4,7 @@ use egress_common::abi::{Addr, Family, Verdict};
 
 use crate::cast::Cast;
 use crate::frames::{ACK, Body, L3, Packet, SYN, checksum, ip, octets, packet};
-use crate::stage::{ENTER, REDIRECT, Ran, Run, STEER, Stage, UPLINK_MAC, both};
+use crate::stage::{FROM_NETDEV, FROM_POD, REDIRECT, Ran, Run, Stage, UPLINK_MAC, both};
 
 /// The error to `packet`'s sender: its link addresses swapped, the quote's transport checksum left to `quoted`.
 fn error(cast: &Cast, packet: &Packet, from: &str, head: [u8; 8], quote: &[u8]) -> Vec<u8> {
@@ -91,9 +91,9 @@ fn a_pod_is_told_what_the_uplink_and_the_overlay_take() {
             for options in [0, 1] {
                 let sized = |packet: Packet| packet.with(|packet| packet.options = options);
                 let here = sized(large(cast.pod, cast.world, body));
-                is_answered(stage, cast, &STEER, &here, cast.node, too_big(cast, 1500));
+                is_answered(stage, cast, &FROM_POD, &here, cast.node, too_big(cast, 1500));
                 let away = sized(large(cast.away_pod, cast.world, body));
-                is_answered(stage, cast, &STEER, &away, cast.node, too_big(cast, 1450));
+                is_answered(stage, cast, &FROM_POD, &away, cast.node, too_big(cast, 1450));
             }
         }
     });
@@ -103,16 +103,16 @@ fn a_pod_is_told_what_the_uplink_and_the_overlay_take() {
 fn the_largest_packet_that_fits_goes() {
     both(|stage, cast| {
         let header = if cast.family == Family::V4 { 20 } else { 40 };
-        for (pod, mtu, verdict) in [(cast.pod, 1500, Verdict::SnatHere), (cast.away_pod, 1450, Verdict::Steered)] {
+        for (pod, mtu, verdict) in [(cast.pod, 1500, Verdict::SnatHere), (cast.away_pod, 1450, Verdict::ToGateway)] {
             let sized =
                 |length: usize| packet(pod, cast.world, 4000, 80).with(|packet| packet.data = length - header - 8);
-            stage.run_frame(&STEER, &sized(mtu).frame(), verdict);
-            stage.run_frame(&STEER, &sized(mtu + 1).frame(), Verdict::MtuAnswered);
+            stage.run_frame(&FROM_POD, &sized(mtu).frame(), verdict);
+            stage.run_frame(&FROM_POD, &sized(mtu + 1).frame(), Verdict::MtuAnswered);
             // A packet of many segments counts by its segments.
             let many = sized(3000).tcp(ACK);
             let segments = u32::try_from(mtu - header - 20).expect("a size");
-            stage.run_frame(&Run { gso_size: segments, ..STEER }, &many.frame(), verdict);
-            stage.run_frame(&Run { gso_size: segments + 1, ..STEER }, &many.frame(), Verdict::MtuAnswered);
+            stage.run_frame(&Run { gso_size: segments, ..FROM_POD }, &many.frame(), verdict);
+            stage.run_frame(&Run { gso_size: segments + 1, ..FROM_POD }, &many.frame(), Verdict::MtuAnswered);
         }
     });
 }
@@ -122,13 +122,13 @@ fn the_world_is_told_what_a_pod_takes() {
     both(|stage, cast| {
         for (port, body) in (4000..).zip([Body::Udp, Body::Tcp(SYN), Body::EchoRequest]) {
             let sent = packet(cast.pod, cast.world, port, 80).body(body);
-            stage.run_frame(&STEER, &sent.frame(), Verdict::SnatHere);
+            stage.run_frame(&FROM_POD, &sent.frame(), Verdict::SnatHere);
             let answer = match body {
                 Body::EchoRequest => packet(cast.world, cast.egress, port, 0).body(Body::EchoReply),
                 body => packet(cast.world, cast.egress, 80, port).body(body),
             };
             let answer = answer.with(|packet| (packet.data, packet.dmac) = (1450, UPLINK_MAC));
-            is_answered(stage, cast, &ENTER, &answer, cast.egress, too_big(cast, 1400));
+            is_answered(stage, cast, &FROM_NETDEV, &answer, cast.egress, too_big(cast, 1400));
         }
     });
 }
@@ -137,11 +137,11 @@ fn the_world_is_told_what_a_pod_takes() {
 fn errors_and_nameless_nodes_get_no_answer() {
     both(|stage, cast| {
         let quiet = packet(cast.pod, cast.egress, 4000, 80).body(Body::Unreachable);
-        stage.drops(&STEER, &quiet, Verdict::Hairpin);
+        stage.drops(&FROM_POD, &quiet, Verdict::Hairpin);
         stage.configure(|config| (config.node_v4, config.node_v6) = (Addr::UNSPECIFIED, Addr::UNSPECIFIED));
-        stage.drops(&STEER, &packet(cast.pod, cast.egress, 4000, 80), Verdict::Hairpin);
-        stage.drops(&STEER, &large(cast.pod, cast.world, Body::Udp), Verdict::MtuExceeded);
-        stage.drops(&STEER, &large(cast.away_pod, cast.world, Body::Udp), Verdict::MtuExceeded);
+        stage.drops(&FROM_POD, &packet(cast.pod, cast.egress, 4000, 80), Verdict::Hairpin);
+        stage.drops(&FROM_POD, &large(cast.pod, cast.world, Body::Udp), Verdict::MtuExceeded);
+        stage.drops(&FROM_POD, &large(cast.away_pod, cast.world, Body::Udp), Verdict::MtuExceeded);
         stage.configure(|_| ());
     });
 }

@@ -7,7 +7,9 @@ use egress_common::decide::phase::{self, Phase};
 use crate::cast::{Cast, addr};
 use crate::frames::{ACK, Body, FIN, Packet, RST, SYN, checksum, octets, packet};
 use crate::life::TIMEOUTS;
-use crate::stage::{ENTER, LEAVE, NEXT, NOTICE, REDIRECT, Ran, Run, STEER, Stage, UPLINK_MAC, both, now_ns};
+use crate::stage::{
+    FROM_NETDEV, FROM_POD, NEXT, REDIRECT, Ran, Run, Stage, TO_NETDEV, TO_POD, UPLINK_MAC, both, now_ns,
+};
 
 /// The numbers of every segment here (`frames`).
 const SEQUENCE: u32 = 2;
@@ -66,7 +68,7 @@ fn is_reset(stage: &mut Stage, run: &Run, packet: &Packet) {
 
 fn open(stage: &mut Stage, cast: &Cast) {
     for flags in [SYN, ACK] {
-        stage.run_frame(&STEER, &out(cast, flags).frame(), Verdict::SnatHere);
+        stage.run_frame(&FROM_POD, &out(cast, flags).frame(), Verdict::SnatHere);
     }
 }
 
@@ -95,15 +97,15 @@ fn a_pod_is_told_that_its_address_was_taken() {
             for (flags, data) in [(ACK, 0), (ACK, 1), (ACK, 1000), (FIN | ACK, 7), (0, 33), (FIN, 33)] {
                 let sent = out(cast, flags);
                 let sent = sent.with(|packet| (packet.data, packet.options, packet.ttl) = (data, options, 9));
-                is_reset(stage, &STEER, &sent);
+                is_reset(stage, &FROM_POD, &sent);
             }
         }
         assert_eq!(phase_of(stage, cast), Phase::Closing, "as the reset of anybody else");
         // Many segments in one: the answer is one.
         let many = out(cast, ACK).with(|packet| packet.data = 3000);
-        is_reset(stage, &Run { gso_size: 1400, ..STEER }, &many);
-        stage.drops(&STEER, &out(cast, RST), Verdict::AddressGone);
-        stage.drops(&STEER, &out(cast, RST | ACK), Verdict::AddressGone);
+        is_reset(stage, &Run { gso_size: 1400, ..FROM_POD }, &many);
+        stage.drops(&FROM_POD, &out(cast, RST), Verdict::AddressGone);
+        stage.drops(&FROM_POD, &out(cast, RST | ACK), Verdict::AddressGone);
         // It begins anew when there is an address again.
         put_slots(stage, cast, &[Slot::here(addr(cast.egress))]);
         open(stage, cast);
@@ -115,16 +117,16 @@ fn a_pod_that_is_no_longer_selected_is_told() {
     both(|stage, cast| {
         open(stage, cast);
         deselect(stage, cast);
-        is_reset(stage, &STEER, &out(cast, ACK));
+        is_reset(stage, &FROM_POD, &out(cast, ACK));
         assert_eq!(phase_of(stage, cast), Phase::Closing, "so that nobody tells it again");
-        is_reset(stage, &STEER, &out(cast, FIN | ACK));
-        stage.drops(&STEER, &out(cast, RST), Verdict::FlowCut);
+        is_reset(stage, &FROM_POD, &out(cast, FIN | ACK));
+        stage.drops(&FROM_POD, &out(cast, RST), Verdict::FlowCut);
         // Behind the back of the management port's program: no answer, and no way out.
-        stage.drops(&LEAVE, &out(cast, ACK), Verdict::FlowCut);
-        stage.passes(&STEER, &packet(cast.pod, cast.world, 4001, 80).tcp(ACK), Verdict::NotSelected);
-        stage.passes(&STEER, &packet(cast.pod, cast.world, 4000, 80), Verdict::NotSelected);
+        stage.drops(&TO_NETDEV, &out(cast, ACK), Verdict::FlowCut);
+        stage.passes(&FROM_POD, &packet(cast.pod, cast.world, 4001, 80).tcp(ACK), Verdict::NotSelected);
+        stage.passes(&FROM_POD, &packet(cast.pod, cast.world, 4000, 80), Verdict::NotSelected);
         for flags in [SYN, ACK, FIN | ACK] {
-            stage.passes(&STEER, &out(cast, flags), Verdict::NotSelected);
+            stage.passes(&FROM_POD, &out(cast, flags), Verdict::NotSelected);
         }
     });
 }
@@ -141,13 +143,13 @@ fn no_piece_of_a_cut_connection_leaves() {
     both(|stage, cast| {
         open(stage, cast);
         let (first, later) = (piece(&out(cast, ACK), (0, true)), piece(&out(cast, ACK), (100, false)));
-        stage.drops(&STEER, &later, Verdict::FragmentHeld);
+        stage.drops(&FROM_POD, &later, Verdict::FragmentHeld);
         deselect(stage, cast);
         // Both begin anew, and come to the same.
-        stage.drops(&STEER, &first, Verdict::FragmentsReleased);
+        stage.drops(&FROM_POD, &first, Verdict::FragmentsReleased);
         for piece in [&first, &later] {
-            stage.drops(&STEER, piece, Verdict::FlowCut);
-            stage.drops(&LEAVE, piece, Verdict::FlowCut);
+            stage.drops(&FROM_POD, piece, Verdict::FlowCut);
+            stage.drops(&TO_NETDEV, piece, Verdict::FlowCut);
         }
     });
 }
@@ -157,9 +159,9 @@ fn a_connection_from_outside_on_the_tuple_of_a_cut_one_is_another_one() {
     both(|stage, cast| {
         open(stage, cast);
         deselect(stage, cast);
-        stage.passes(&NOTICE, &packet(cast.world, cast.pod, 80, 4000).tcp(SYN), Verdict::NotOurs);
+        stage.passes(&TO_POD, &packet(cast.world, cast.pod, 80, 4000).tcp(SYN), Verdict::NotOurs);
         for flags in [SYN | ACK, ACK, FIN | ACK] {
-            stage.passes(&STEER, &out(cast, flags), Verdict::NotSelected);
+            stage.passes(&FROM_POD, &out(cast, flags), Verdict::NotSelected);
         }
     });
 }
@@ -172,11 +174,11 @@ fn a_cut_connection_is_remembered_for_as_long_as_the_pod_goes_on_with_it() {
         deselect(stage, cast);
         let kept = u64::from(TIMEOUTS.tcp_closing);
         for _ in 0..3 {
-            is_reset(stage, &STEER, &out(cast, ACK));
+            is_reset(stage, &FROM_POD, &out(cast, ACK));
             stage.age(kept / 2);
             stage.sweep(false);
         }
-        is_reset(stage, &STEER, &out(cast, ACK));
+        is_reset(stage, &FROM_POD, &out(cast, ACK));
         stage.age(kept + 1);
         stage.sweep(false);
         assert_eq!(stage.entries()[1], 0, "told, and silent");
@@ -191,7 +193,7 @@ fn what_makes_an_idle_pod_speak_changes_nothing() {
             if !selected {
                 deselect(stage, cast);
             }
-            stage.passes(&NOTICE, &packet(cast.world, cast.pod, 80, 4000).tcp(ACK), Verdict::NotOurs);
+            stage.passes(&TO_POD, &packet(cast.world, cast.pod, 80, 4000).tcp(ACK), Verdict::NotOurs);
             assert_eq!((phase_of(stage, cast), stage.entries()[2]), (Phase::Established, 0));
         }
     });
@@ -202,8 +204,8 @@ fn a_flow_to_another_node_keeps_the_nodes_address() {
     both(|stage, cast| {
         let sent = |flags| packet(cast.pod, cast.other_node, 4000, 80).tcp(flags);
         let marked = |stage: &mut Stage, flags| {
-            let ran = stage.run_frame(&STEER, &sent(flags).frame(), Verdict::MarkedNode);
-            let left = stage.run_frame(&Run { mark: ran.mark, ..LEAVE }, &ran.frame, Verdict::NodeSnat);
+            let ran = stage.run_frame(&FROM_POD, &sent(flags).frame(), Verdict::MarkedNode);
+            let left = stage.run_frame(&Run { mark: ran.mark, ..TO_NETDEV }, &ran.frame, Verdict::NodeSnat);
             assert_eq!((ran.action, left.action), (NEXT, NEXT));
             left.frame
         };
@@ -211,7 +213,7 @@ fn a_flow_to_another_node_keeps_the_nodes_address() {
         let before = marked(stage, ACK);
         deselect(stage, cast);
         assert_eq!(marked(stage, ACK), before, "the same source and port");
-        stage.passes(&STEER, &sent(SYN), Verdict::NotSelected);
+        stage.passes(&FROM_POD, &sent(SYN), Verdict::NotSelected);
     });
 }
 
@@ -223,13 +225,13 @@ fn what_is_not_answered_takes_nothing_of_the_limit() {
         stage.set_answers(0);
         let cut = out(cast, ACK);
         for unanswered in [out(cast, RST), piece(&cut, (0, true)), piece(&cut, (100, false))] {
-            stage.drops(&STEER, &unanswered, Verdict::AddressGone);
+            stage.drops(&FROM_POD, &unanswered, Verdict::AddressGone);
         }
         let hairpin = packet(cast.pod, cast.egress, 4000, 80);
-        stage.drops(&STEER, &hairpin.clone().body(Body::Unreachable), Verdict::Hairpin);
+        stage.drops(&FROM_POD, &hairpin.clone().body(Body::Unreachable), Verdict::Hairpin);
         assert_eq!(stage.answers_given(), 0);
-        is_reset(stage, &STEER, &cut);
-        stage.run_frame(&STEER, &hairpin.frame(), Verdict::HairpinAnswered);
+        is_reset(stage, &FROM_POD, &cut);
+        stage.run_frame(&FROM_POD, &hairpin.frame(), Verdict::HairpinAnswered);
         assert_ne!(stage.answers_given(), 0);
         stage.set_answers(0);
         put_slots(stage, cast, &[Slot::here(addr(cast.egress))]);
@@ -243,20 +245,20 @@ fn answers_have_a_limit() {
         let large = packet(cast.pod, cast.world, 4000, 80).with(|packet| packet.data = 1600);
         open(stage, cast);
         let cut = out(cast, ACK);
-        stage.run_frame(&STEER, &hairpin.frame(), Verdict::HairpinAnswered);
+        stage.run_frame(&FROM_POD, &hairpin.frame(), Verdict::HairpinAnswered);
         // Nothing is left for a minute.
         stage.set_answers(now_ns() + 60_000_000_000 + ANSWERS_AT_ONCE * ANSWER_STEP_NS);
-        stage.drops(&STEER, &hairpin, Verdict::Hairpin);
-        stage.drops(&STEER, &large, Verdict::MtuExceeded);
+        stage.drops(&FROM_POD, &hairpin, Verdict::Hairpin);
+        stage.drops(&FROM_POD, &large, Verdict::MtuExceeded);
         let reply = packet(cast.world, cast.egress, 80, 4000).tcp(ACK);
         let reply = reply.with(|packet| (packet.data, packet.dmac) = (1450, UPLINK_MAC));
-        stage.drops(&ENTER, &reply, Verdict::MtuExceeded);
+        stage.drops(&FROM_NETDEV, &reply, Verdict::MtuExceeded);
         put_slots(stage, cast, &[]);
-        stage.drops(&STEER, &cut, Verdict::AddressGone);
+        stage.drops(&FROM_POD, &cut, Verdict::AddressGone);
         assert_eq!(phase_of(stage, cast), Phase::Established, "nobody has been told");
         // One is left.
         stage.set_answers(now_ns() + (ANSWERS_AT_ONCE - 1) * ANSWER_STEP_NS);
-        is_reset(stage, &STEER, &cut);
+        is_reset(stage, &FROM_POD, &cut);
         stage.set_answers(0);
         put_slots(stage, cast, &[Slot::here(addr(cast.egress))]);
     });

@@ -3,12 +3,12 @@
 use std::collections::BTreeSet;
 use std::process::Command;
 
-use egress_common::abi::{Course, NODE_MARK};
+use egress_common::abi::{HandoverStage, NODE_MARK};
 use serde_json::Value;
 
 use crate::cast::V4;
 use crate::frames::{SYN, packet};
-use crate::stage::{ENTER, LEAVE, NOTICE, Run, STEER, Stage, on_stage, test_run};
+use crate::stage::{FROM_NETDEV, FROM_POD, Run, Stage, TO_NETDEV, TO_POD, on_stage, test_run};
 
 /// What an entry of each map shows of its key and its value; empty for plain numbers.
 const FIELDS: [(&str, &[&str], &[&str]); 26] = [
@@ -18,7 +18,7 @@ const FIELDS: [(&str, &[&str], &[&str]); 26] = [
     ("policy", &["egress_id", "family"], &["when_empty", "count", "pending", "slots"]),
     ("owned", &[], &["address", "ifindex", "mac"]),
     ("owned_addr", &["bytes"], &["egress_id", "ifindex", "mac"]),
-    ("moving", &[], &["course", "peer", "owned"]),
+    ("handovers", &[], &["stage", "peer", "owned"]),
     ("cluster", &["prefix_len", "data"], &["kind", "node"]),
     ("nodes", &["bytes"], &["place", "node"]),
     ("flows", &["saddr", "daddr", "sport", "dport", "protocol"], &["address", "egress_id", "slot", "last_seen_ns"]),
@@ -34,8 +34,8 @@ const FIELDS: [(&str, &[&str], &[&str]); 26] = [
     ("usage", &[], &["nat", "flows", "inbound"]),
     ("counters", &[], &["packets", "bytes"]),
     ("eip_counters", &[], &["egress_packets", "ingress_bytes", "mappings", "refusals"]),
-    ("ways", &[], &["to", "hop"]),
-    ("recent", &[], &["key", "stamp", "verdict"]),
+    ("next_hops", &[], &["to", "hop"]),
+    ("flow_cache", &[], &["key", "stamp", "verdict"]),
     ("answers", &[], &[]),
     ("workspace", &[], &["heads", "way"]),
 ];
@@ -56,20 +56,20 @@ fn names(value: &Value) -> BTreeSet<&str> {
 
 /// Packets that leave an entry in every map.
 pub(crate) fn use_every_map(stage: &mut Stage) {
-    stage.hand_over(&V4, Course::Arriving);
+    stage.hand_over(&V4, HandoverStage::Arriving);
     stage.expose(V4.pod, 17, 53);
     let fragment = packet(V4.pod, V4.world, 4000, 80).with(|packet| packet.fragment = (0, true));
     let from_outside = packet(V4.world, V4.pod, 80, 5000).tcp(SYN);
     let datagram = packet(V4.known_pod, V4.world, 4000, 80);
     let early = fragment.clone().with(|packet| (packet.fragment, packet.number) = ((9, false), 1));
-    for (run, packet) in [(STEER, fragment), (STEER, early), (STEER, datagram), (NOTICE, from_outside)] {
+    for (run, packet) in [(FROM_POD, fragment), (FROM_POD, early), (FROM_POD, datagram), (TO_POD, from_outside)] {
         test_run(stage.program(run.program), &run, &packet.frame());
     }
     // Two flows and one port.
     stage.configure(|config| (config.node_ports.first, config.node_ports.last) = (61000, 61000));
     for port in [4000, 4001] {
-        let marked = Run { mark: NODE_MARK, ..LEAVE };
-        test_run(stage.program(LEAVE.program), &marked, &packet(V4.pod, V4.other_node, port, 80).frame());
+        let marked = Run { mark: NODE_MARK, ..TO_NETDEV };
+        test_run(stage.program(TO_NETDEV.program), &marked, &packet(V4.pod, V4.other_node, port, 80).frame());
     }
 }
 
@@ -77,7 +77,7 @@ pub(crate) fn use_every_map(stage: &mut Stage) {
 fn every_map_shows_named_fields() {
     on_stage(|stage| {
         use_every_map(stage);
-        stage.program(ENTER.program);
+        stage.program(FROM_NETDEV.program);
         for (name, key, value) in FIELDS {
             let entry = first_entry(stage, name);
             let shown = names(&entry["key"]);

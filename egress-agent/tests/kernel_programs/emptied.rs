@@ -10,16 +10,16 @@ use aya::Pod;
 use aya::maps::lpm_trie::Key;
 use aya::maps::{Array, HashMap, LpmTrie, Map, MapData, PerCpuArray, PerCpuHashMap, PerCpuValues, RingBuf};
 use aya::util::nr_cpus;
-use egress_common::abi::{Addr, Config, Count, Hop, Lease, Usage, Verdict};
+use egress_common::abi::{Addr, Config, Count, Lease, NextHop, Usage, Verdict};
 
 use crate::cast::V4;
 use crate::dumps::use_every_map;
 use crate::frames::{Body, packet};
 use crate::kept;
-use crate::stage::{HELD, STEER, Stage, on_stage};
+use crate::stage::{FROM_POD, HELD, Stage, on_stage};
 
 /// Bytes of a kept next hop: whose, and the hop.
-const WAY: usize = size_of::<Addr>() + size_of::<Hop>();
+const WAY: usize = size_of::<Addr>() + size_of::<NextHop>();
 
 /// Bytes of what is kept of a recent flow.
 const RECENT: usize = 128;
@@ -151,15 +151,15 @@ impl Stage {
             self.cells::<{ size_of::<Usage>() }>("usage"),
             self.cells::<HELD>("held"),
             self.cells_per_cpu::<{ size_of::<Count>() }>("counters"),
-            self.cells_per_cpu::<WAY>("ways"),
-            self.cells_per_cpu::<RECENT>("recent"),
+            self.cells_per_cpu::<WAY>("next_hops"),
+            self.cells_per_cpu::<RECENT>("flow_cache"),
             self.cells_per_cpu::<{ size_of::<u64>() }>("answers"),
             ("events", Box::new(Unread(RingBuf::try_from(self.again("events")).expect("a ring buffer")))),
             ("pods", Box::new(&mut self.pods)),
             ("policy", Box::new(&mut self.policy)),
             ("owned", Box::new(&mut self.owned)),
             ("owned_addr", Box::new(&mut self.owned_addr)),
-            ("moving", Box::new(&mut self.moving)),
+            ("handovers", Box::new(&mut self.handovers)),
             ("cluster", Box::new(&mut self.cluster)),
             ("nodes", Box::new(&mut self.nodes)),
             ("flows", Box::new(&mut self.flows)),
@@ -208,13 +208,13 @@ fn nothing_is_left_of_a_test_in_any_map() {
     on_stage(|stage| {
         use_every_map(stage);
         let hairpin = packet(V4.pod, V4.egress, 4000, 80).body(Body::Udp);
-        stage.run_frame(&STEER, &hairpin.frame(), Verdict::HairpinAnswered);
+        stage.run_frame(&FROM_POD, &hairpin.frame(), Verdict::HairpinAnswered);
         // The next hop on the way to another node is kept for what the programs put into the overlay themselves.
         stage.configure(|config| config.overlay_secret = [2; 6]);
-        stage.run_frame(&STEER, &packet(V4.away_pod, V4.world, 4000, 80).frame(), Verdict::Steered);
+        stage.run_frame(&FROM_POD, &packet(V4.away_pod, V4.world, 4000, 80).frame(), Verdict::ToGateway);
         // Of recent flows, where something is decided.
         stage.configure(|config| config.decisions = 1);
-        stage.passes(&STEER, &packet(V4.known_pod, V4.world, 4000, 80), Verdict::NotSelected);
+        stage.passes(&FROM_POD, &packet(V4.known_pod, V4.world, 4000, 80), Verdict::NotSelected);
         let all: BTreeSet<String> =
             stage.ids.keys().filter(|name| !name.starts_with('.') && *name != "workspace").cloned().collect();
         let used: BTreeSet<String> = stage.remains().into_iter().map(str::to_owned).collect();
@@ -224,7 +224,7 @@ fn nothing_is_left_of_a_test_in_any_map() {
         assert_eq!((stage.remains(), stage.is_workspace_empty()), (BTreeSet::new(), true));
         stage.begin();
         let sent = packet(V4.pod, V4.world, 4000, 80);
-        stage.redirects(&STEER, &sent, Verdict::SnatHere, &sent.snat(V4.egress, 4000).hop());
+        stage.redirects(&FROM_POD, &sent, Verdict::SnatHere, &sent.snat(V4.egress, 4000).hop());
     });
 }
 

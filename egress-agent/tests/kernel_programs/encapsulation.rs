@@ -16,7 +16,7 @@ use self::ground::{
 use crate::cast::addr;
 use crate::frames::{Body, L3, SYN, ip, packet};
 use crate::stage::{
-    ENTER, LEAVE, MGMT_MAC, POD_MAC, REDIRECT, REDIRECTED, ROUTER_MAC, Run, SHOT, STEER, UPLINK_MAC, batch,
+    FROM_NETDEV, FROM_POD, MGMT_MAC, POD_MAC, REDIRECT, REDIRECTED, ROUTER_MAC, Run, SHOT, TO_NETDEV, UPLINK_MAC, batch,
 };
 
 #[test]
@@ -28,8 +28,8 @@ fn what_is_plain_leaves_with_its_outer_headers_on() {
             (4000..4020).zip([Body::Udp, Body::UdpUnsummed, Body::Tcp(SYN), Body::EchoRequest].iter().cycle())
         {
             let out = packet(cast.away_pod, cast.world, port, 80).body(*body);
-            let first = stage.run_frame(&STEER, &out.frame(), Verdict::Steered);
-            let ran = put(stage, &STEER, &out.frame(), Verdict::Steered);
+            let first = stage.run_frame(&FROM_POD, &out.frame(), Verdict::ToGateway);
+            let ran = put(stage, &FROM_POD, &out.frame(), Verdict::ToGateway);
             let expected = sent(underlay, cast.away, &out.clone().hop(), &ran.frame);
             assert!(ran.frame == expected && ran.action == REDIRECT, "{ran:02x?}\n{expected:02x?}");
             let by_device = out.clone().hop().frame();
@@ -39,7 +39,7 @@ fn what_is_plain_leaves_with_its_outer_headers_on() {
             );
             ports.insert(ran.frame[ran.frame.len() - out.frame().len() - 16..][..2].to_vec());
             // The guard knows it.
-            let signed = Run { priority: ran.priority, ..LEAVE };
+            let signed = Run { priority: ran.priority, ..TO_NETDEV };
             let passed = stage.run_frame(&signed, &ran.frame, Verdict::NotOurs);
             assert_eq!((passed.action, passed.frame), (-1, ran.frame));
         }
@@ -53,9 +53,9 @@ fn replies_leave_for_their_node_likewise() {
         configure(stage, underlay);
         let inner = from_remote(cast);
         let around = arrived(underlay, cast.here);
-        stage.run_frame(&ENTER, &around.frame(&inner), Verdict::SnatForNode);
+        stage.run_frame(&FROM_NETDEV, &around.frame(&inner), Verdict::SnatForNode);
         let reply = packet(cast.world, cast.egress, 80, 4000).macs(UPLINK_MAC, ROUTER_MAC);
-        let ran = put(stage, &ENTER, &reply.frame(), Verdict::ReplySteered);
+        let ran = put(stage, &FROM_NETDEV, &reply.frame(), Verdict::ReplyToNode);
         let expected = sent(underlay, cast.here, &reply.dnat(cast.remote_pod, 4000).hop(), &ran.frame);
         assert!(ran.frame == expected && ran.action == REDIRECT, "{ran:02x?}\n{expected:02x?}");
     });
@@ -73,7 +73,7 @@ fn congestion_bits_are_copied_outside() {
         } else {
             frame[L3 + 1] = ECT0 << 4;
         }
-        let ran = put(stage, &STEER, &frame, Verdict::Steered);
+        let ran = put(stage, &FROM_POD, &frame, Verdict::ToGateway);
         let outside = if ip(underlay.node).is_ipv4() { ran.frame[L3 + 1] } else { ran.frame[L3 + 1] >> 4 };
         assert_eq!(outside, ECT0);
     });
@@ -85,7 +85,7 @@ fn what_does_not_fit_goes_by_the_device() {
         configure(stage, underlay);
         let out = packet(cast.away_pod, cast.world, 4200, 80).with(|packet| packet.data = 1300);
         for _ in 0..2 {
-            stage.run_frame(&STEER, &out.frame(), Verdict::Steered);
+            stage.run_frame(&FROM_POD, &out.frame(), Verdict::ToGateway);
         }
         stage.configure(|config| {
             config.self_node = addr(underlay.node);
@@ -94,7 +94,7 @@ fn what_does_not_fit_goes_by_the_device() {
             config.route_generation = 2;
         });
         for _ in 0..2 {
-            let ran = stage.run_frame(&STEER, &out.frame(), Verdict::Steered);
+            let ran = stage.run_frame(&FROM_POD, &out.frame(), Verdict::ToGateway);
             assert_eq!(ran.frame, out.clone().hop().frame());
         }
     });
@@ -118,16 +118,16 @@ fn what_the_overlay_cannot_take_is_told_or_named() {
                 packet.dont_fragment = bound;
             })
         };
-        stage.run_frame(&STEER, &of(NARROW, true).frame(), Verdict::Steered);
-        let cut = if over_v6 { Verdict::MtuAnswered } else { Verdict::Steered };
+        stage.run_frame(&FROM_POD, &of(NARROW, true).frame(), Verdict::ToGateway);
+        let cut = if over_v6 { Verdict::MtuAnswered } else { Verdict::ToGateway };
         let cases = if is_v6 {
-            let least = if over_v6 { Verdict::OverlayTooNarrow } else { Verdict::Steered };
+            let least = if over_v6 { Verdict::OverlayTooNarrow } else { Verdict::ToGateway };
             [(of(1280, true), least), (of(1281, true), Verdict::MtuAnswered)]
         } else {
             [(of(NARROW + 1, true), Verdict::MtuAnswered), (of(NARROW + 1, false), cut)]
         };
         for (sent, verdict) in cases {
-            stage.run_frame(&STEER, &sent.frame(), verdict);
+            stage.run_frame(&FROM_POD, &sent.frame(), verdict);
         }
     });
 }
@@ -138,14 +138,14 @@ fn only_what_bears_the_sign_was_made_here() {
         configure(stage, underlay);
         let (from, to) = (underlay.node, underlay.other_node);
         let own = Around { from, to, sport: 50_000, egress_id: 1, ecn: 0, link_source: SECRET };
-        let signed = Run { priority: REDIRECTED, ..LEAVE };
+        let signed = Run { priority: REDIRECTED, ..TO_NETDEV };
         stage.run_frame(&signed, &own.frame(&from_remote(cast)), Verdict::NotOurs);
         let forged = [own, Around { link_source: [0; 6], ..own }, Around { from: underlay.mgmt, ..own }];
         for around in forged {
-            stage.run_frame(&LEAVE, &around.frame(&from_remote(cast)), Verdict::ForgedTunnel);
+            stage.run_frame(&TO_NETDEV, &around.frame(&from_remote(cast)), Verdict::ForgedTunnel);
         }
         let short = packet(from, to, 50_000, PORT).with(|packet| packet.data = 12);
-        stage.run_frame(&LEAVE, &short.frame(), Verdict::ForgedTunnel);
+        stage.run_frame(&TO_NETDEV, &short.frame(), Verdict::ForgedTunnel);
     });
 }
 
@@ -162,10 +162,10 @@ fn pods_of_other_nodes_are_held_to_their_quota() {
             arrived(underlay, cast.here).frame(&inner)
         };
         for port in 4001..=4004 {
-            stage.run_frame(&ENTER, &frame(port), Verdict::SnatForNode);
+            stage.run_frame(&FROM_NETDEV, &frame(port), Verdict::SnatForNode);
         }
-        assert_eq!(stage.run_frame(&ENTER, &frame(4005), Verdict::QuotaExceeded).action, SHOT);
-        stage.run_frame(&ENTER, &frame(4004), Verdict::SnatForNode);
+        assert_eq!(stage.run_frame(&FROM_NETDEV, &frame(4005), Verdict::QuotaExceeded).action, SHOT);
+        stage.run_frame(&FROM_NETDEV, &frame(4004), Verdict::SnatForNode);
         let share = stage.shares.get(&Holder::pod(addr(cast.remote_pod)), 0).expect("counted");
         assert_eq!((share.flows, share.mappings), (0, 4));
     });
@@ -178,10 +178,10 @@ fn what_arrives_plain_is_taken_out() {
         for (port, body) in (4300..).zip([Body::Udp, Body::Tcp(SYN), Body::EchoRequest]) {
             let inner = from_remote(cast).body(body).with(|packet| packet.sport = port);
             let frame = arrived(underlay, cast.here).frame(&inner);
-            stage.run_frame(&ENTER, &frame, Verdict::SnatForNode);
-            let mut ran = stage.run_frame(&ENTER, &frame, Verdict::SnatForNode);
+            stage.run_frame(&FROM_NETDEV, &frame, Verdict::SnatForNode);
+            let mut ran = stage.run_frame(&FROM_NETDEV, &frame, Verdict::SnatForNode);
             if ran.frame[..6] != ROUTER_MAC {
-                ran = stage.run_frame(&ENTER, &frame, Verdict::SnatForNode);
+                ran = stage.run_frame(&FROM_NETDEV, &frame, Verdict::SnatForNode);
             }
             let expected = inner.snat(cast.egress, port).macs(ROUTER_MAC, UPLINK_MAC);
             assert_eq!(ran.frame, expected.frame(), "{inner:?}");
@@ -189,11 +189,11 @@ fn what_arrives_plain_is_taken_out() {
         }
         let reply = packet(cast.world, cast.pod, 80, 4000).tcp(SYN);
         let frame = arrived(underlay, cast.here).frame(&reply);
-        stage.run_frame(&ENTER, &frame, Verdict::ReplyDelivered);
-        let mut ran = stage.run_frame(&ENTER, &frame, Verdict::ReplyDelivered);
+        stage.run_frame(&FROM_NETDEV, &frame, Verdict::ReplyDelivered);
+        let mut ran = stage.run_frame(&FROM_NETDEV, &frame, Verdict::ReplyDelivered);
         if ran.frame[..12] != [POD_MAC, MGMT_MAC].concat() {
             // The kept next hop has just ended.
-            ran = stage.run_frame(&ENTER, &frame, Verdict::ReplyDelivered);
+            ran = stage.run_frame(&FROM_NETDEV, &frame, Verdict::ReplyDelivered);
         }
         assert_eq!(ran.frame[L3..], reply.frame()[L3..]);
         assert_eq!(ran.frame[..12], [POD_MAC, MGMT_MAC].concat());
@@ -221,7 +221,7 @@ fn forged_packets_are_dropped_by_name() {
             (from, cast.here, packet(cast.remote_pod, cast.nowhere, 1, 2), Verdict::NoRoute),
         ] {
             let frame = Around { from, ..arrived(underlay, id) }.frame(&inner);
-            let ran = stage.run_frame(&ENTER, &frame, verdict);
+            let ran = stage.run_frame(&FROM_NETDEV, &frame, verdict);
             assert_eq!(ran.action, 2, "{from} {id} {inner:?}");
         }
     });
@@ -263,11 +263,11 @@ fn what_is_not_plain_is_left_to_the_device_as_it_came() {
             frames.push(("with a broken header", broken));
         }
         for (what, frame) in frames {
-            let ran = stage.run_frame(&ENTER, &frame, Verdict::NotOurs);
+            let ran = stage.run_frame(&FROM_NETDEV, &frame, Verdict::NotOurs);
             assert_eq!((ran.action, ran.frame), (-1, frame), "{what}");
         }
         stage.configure(|config| config.self_node = addr(underlay.node));
-        let ran = stage.run_frame(&ENTER, &good, Verdict::NotOurs);
+        let ran = stage.run_frame(&FROM_NETDEV, &good, Verdict::NotOurs);
         assert_eq!(ran.frame, good, "the programs are told to leave the overlay alone");
     });
 }
@@ -282,7 +282,7 @@ fn a_remote_pod_is_told_what_the_uplink_takes() {
             config.route_generation = 3;
         });
         let large = from_remote(cast).with(|packet| packet.data = 1250);
-        let ran = stage.run_frame(&ENTER, &arrived(underlay, cast.here).frame(&large), Verdict::MtuAnswered);
+        let ran = stage.run_frame(&FROM_NETDEV, &arrived(underlay, cast.here).frame(&large), Verdict::MtuAnswered);
         assert_eq!(ran.action, REDIRECT);
         let is_v4 = matches!(ip(cast.pod), IpAddr::V4(_));
         assert_eq!(
@@ -306,7 +306,7 @@ fn what_the_host_routes_elsewhere_goes_by_the_device() {
             config.route_generation = 4;
         });
         for _ in 0..3 {
-            let ran = stage.run_frame(&STEER, &out.frame(), Verdict::Steered);
+            let ran = stage.run_frame(&FROM_POD, &out.frame(), Verdict::ToGateway);
             assert_eq!(ran.frame, out.clone().hop().frame());
         }
         batch(&format!("route del {} dev ovn-k8s-mp0\n", underlay.other_node));

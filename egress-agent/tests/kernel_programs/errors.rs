@@ -1,10 +1,10 @@
 //! ICMP errors that others give: about packets of flows, from any router on the way, and from pods about what they got.
 
-use egress_common::abi::{Family, Mapping, NODE_MARK, Origin, Tuple, Verdict};
+use egress_common::abi::{Family, NODE_MARK, NatEntry, Origin, Tuple, Verdict};
 
 use crate::cast::{Cast, addr};
 use crate::frames::{ACK, Body, L3, Packet, SYN, ip, packet};
-use crate::stage::{ENTER, LEAVE, NEXT, Run, STEER, Stage, UPLINK_MAC, both};
+use crate::stage::{FROM_NETDEV, FROM_POD, NEXT, Run, Stage, TO_NETDEV, UPLINK_MAC, both};
 
 /// Every error that is translated: the first two bytes and the last four of its header.
 fn kinds(family: Family) -> Vec<Body> {
@@ -64,7 +64,7 @@ fn shown(stage: &Stage, from: &str, port: u16) -> u16 {
 /// What the pod sent, and what that looks like outside: with a system port, which none keeps.
 fn sent(stage: &mut Stage, cast: &Cast, port: u16, body: Body) -> (Packet, Packet) {
     let sent = packet(cast.pod, cast.world, port, 80).body(body);
-    stage.run_frame(&STEER, &sent.frame(), Verdict::SnatHere);
+    stage.run_frame(&FROM_POD, &sent.frame(), Verdict::SnatHere);
     let outside = sent.snat(cast.egress, shown(stage, cast.pod, port)).hop();
     (sent.hop(), outside)
 }
@@ -80,7 +80,7 @@ fn errors_from_any_router_reach_the_pod_whose_packet_they_quote() {
                     for l4 in [8, 20, 100] {
                         let told = arriving(router, cast.egress, kind, &with(&outside), l4);
                         let expected = arriving(router, cast.pod, kind, &with(&inside), l4).hop();
-                        stage.forwards(&ENTER, &told, Verdict::ReplyHere, &expected);
+                        stage.forwards(&FROM_NETDEV, &told, Verdict::ReplyHere, &expected);
                     }
                 }
             }
@@ -105,7 +105,7 @@ fn a_quoted_checksum_that_covers_other_fragments_is_left() {
             let packet = packet(cast.router, to, 0, 0).body(kinds(cast.family)[0]);
             packet.with(|packet| (packet.content, packet.dmac) = (Some(content), UPLINK_MAC))
         };
-        stage.forwards(&ENTER, &told(cast.egress, outer), Verdict::ReplyHere, &told(cast.pod, inner).hop());
+        stage.forwards(&FROM_NETDEV, &told(cast.egress, outer), Verdict::ReplyHere, &told(cast.pod, inner).hop());
     });
 }
 
@@ -114,13 +114,13 @@ fn errors_for_a_pod_of_another_node_go_through_the_overlay() {
     both(|stage, cast| {
         let (inside, outside) = sent(stage, cast, 53, Body::Tcp(SYN));
         for (key, (tuple, mapping)) in stage.mappings() {
-            let made = Mapping::new(mapping.other, Origin::Remote, addr(cast.other_node), mapping.egress_id, 0);
+            let made = NatEntry::new(mapping.other, Origin::Remote, addr(cast.other_node), mapping.egress_id, 0);
             stage.nat.insert(tuple, made.sealed(&tuple), 0).unwrap_or_else(|error| panic!("{key}: {error}"));
         }
         for kind in kinds(cast.family) {
             let told = arriving(cast.router, cast.egress, kind, &outside, 20);
             let expected = arriving(cast.router, cast.pod, kind, &inside, 20).hop();
-            let ran = stage.run_frame(&ENTER, &told.frame(), Verdict::ReplySteered);
+            let ran = stage.run_frame(&FROM_NETDEV, &told.frame(), Verdict::ReplyToNode);
             assert!(ran.frame.ends_with(&expected.frame()[L3..]), "{kind:?}: {:02x?}", ran.frame);
         }
     });
@@ -142,14 +142,14 @@ fn errors_that_quote_no_flow_reach_nobody() {
             outside.clone().body(kind),
         ] {
             let told = arriving(cast.router, cast.egress, kind, &quoted, 20);
-            stage.drops(&ENTER, &told, Verdict::IcmpUnmatched);
+            stage.drops(&FROM_NETDEV, &told, Verdict::IcmpUnmatched);
         }
         for l4 in [0, 3] {
-            stage.drops(&ENTER, &arriving(cast.router, cast.egress, kind, &outside, l4), Verdict::IcmpUnmatched);
+            stage.drops(&FROM_NETDEV, &arriving(cast.router, cast.egress, kind, &outside, l4), Verdict::IcmpUnmatched);
         }
         let redirect = if cast.family == Family::V4 { [5, 1] } else { [137, 0] };
         let bent = arriving(cast.router, cast.egress, Body::Icmp(redirect, [10, 1, 2, 3]), &outside, 20);
-        stage.drops(&ENTER, &bent, Verdict::UnsupportedProtocol);
+        stage.drops(&FROM_NETDEV, &bent, Verdict::UnsupportedProtocol);
     });
 }
 
@@ -173,7 +173,7 @@ fn a_pod_tells_the_world_of_what_it_got() {
                 for l4 in [8, 20, 100] {
                     let told = error(cast.pod, cast.world, kind, &inside, l4);
                     let expected = error(cast.egress, cast.world, kind, &outside, l4).hop();
-                    stage.forwards(&STEER, &told, Verdict::SnatHere, &expected);
+                    stage.forwards(&FROM_POD, &told, Verdict::SnatHere, &expected);
                 }
             }
         }
@@ -186,10 +186,10 @@ fn a_pods_error_about_a_flow_elsewhere_follows_it() {
         let sent = packet(cast.away_pod, cast.world, 4000, 80);
         let got = packet(cast.world, cast.away_pod, 80, 4000);
         let told = error(cast.away_pod, cast.world, kinds(cast.family)[0], &got, 20);
-        stage.drops(&STEER, &told, Verdict::IcmpUnmatched);
-        stage.run_frame(&STEER, &sent.frame(), Verdict::Steered);
+        stage.drops(&FROM_POD, &told, Verdict::IcmpUnmatched);
+        stage.run_frame(&FROM_POD, &sent.frame(), Verdict::ToGateway);
         let before = stage.flows.iter().count();
-        let ran = stage.run_frame(&STEER, &told.frame(), Verdict::Steered);
+        let ran = stage.run_frame(&FROM_POD, &told.frame(), Verdict::ToGateway);
         assert!(ran.frame.ends_with(&told.clone().hop().frame()[L3..]), "as the pod sent it: {:02x?}", ran.frame);
         assert_eq!(stage.flows.iter().count(), before, "it begins no flow");
     });
@@ -208,10 +208,10 @@ fn a_pods_error_about_nothing_of_its_own_goes_nowhere() {
             got.clone().with(|packet| packet.from = ip(cast.router)),
             packet(cast.pod, cast.world, 4000, 80),
         ] {
-            stage.drops(&STEER, &error(cast.pod, cast.world, kind, &quoted, 20), Verdict::IcmpUnmatched);
+            stage.drops(&FROM_POD, &error(cast.pod, cast.world, kind, &quoted, 20), Verdict::IcmpUnmatched);
         }
         let to_another = error(cast.pod, cast.router, kind, &got, 20);
-        stage.drops(&STEER, &to_another, Verdict::IcmpUnmatched);
+        stage.drops(&FROM_POD, &to_another, Verdict::IcmpUnmatched);
         assert_eq!(stage.mappings().values().filter(|(key, _)| key.saddr == addr(cast.pod)).count(), 1);
     });
 }
@@ -219,7 +219,7 @@ fn a_pods_error_about_nothing_of_its_own_goes_nowhere() {
 #[test]
 fn errors_about_marked_packets_are_translated_both_ways() {
     both(|stage, cast| {
-        let marked = Run { mark: NODE_MARK, ..LEAVE };
+        let marked = Run { mark: NODE_MARK, ..TO_NETDEV };
         for (port, body) in (4000..).zip([Body::Udp, Body::Tcp(SYN), Body::EchoRequest]) {
             let sent = packet(cast.pod, cast.other_node, port, 80).body(body);
             stage.run_frame(&marked, &sent.frame(), Verdict::NodeSnat);
@@ -227,14 +227,14 @@ fn errors_about_marked_packets_are_translated_both_ways() {
             for kind in kinds(cast.family) {
                 let told = arriving(cast.router, cast.node, kind, &sent.snat(cast.node, shown), 20);
                 let expected = arriving(cast.router, cast.pod, kind, &sent, 20);
-                let ran = stage.run_frame(&ENTER, &told.frame(), Verdict::NodeReply);
+                let ran = stage.run_frame(&FROM_NETDEV, &told.frame(), Verdict::NodeReply);
                 assert_eq!((ran.action, ran.frame), (NEXT, expected.frame()), "{kind:?}");
                 if body == Body::EchoRequest {
                     continue;
                 }
                 let got = |to, port| packet(cast.other_node, to, 80, port).body(body);
                 let told = error(cast.pod, cast.other_node, kind, &got(cast.pod, port), 20);
-                let marks = stage.run_frame(&STEER, &told.frame(), Verdict::MarkedNode);
+                let marks = stage.run_frame(&FROM_POD, &told.frame(), Verdict::MarkedNode);
                 assert_eq!((marks.action, marks.mark, &marks.frame), (NEXT, NODE_MARK, &told.frame()));
                 let expected = error(cast.node, cast.other_node, kind, &got(cast.node, shown), 20);
                 let ran = stage.run_frame(&marked, &told.frame(), Verdict::NodeSnat);
@@ -243,7 +243,7 @@ fn errors_about_marked_packets_are_translated_both_ways() {
         }
         let kind = kinds(cast.family)[0];
         let hosts = packet(cast.node, cast.other_node, 22, 80).tcp(ACK);
-        stage.passes(&ENTER, &arriving(cast.router, cast.node, kind, &hosts, 20), Verdict::NotOurs);
+        stage.passes(&FROM_NETDEV, &arriving(cast.router, cast.node, kind, &hosts, 20), Verdict::NotOurs);
         let nothing = packet(cast.other_node, cast.pod, 81, 4000);
         stage.drops(&marked, &error(cast.pod, cast.other_node, kind, &nothing, 20), Verdict::IcmpUnmatched);
     });

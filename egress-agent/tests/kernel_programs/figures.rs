@@ -18,8 +18,7 @@ use serde::Deserialize;
 
 use crate::stage::on_stage;
 
-const PROGRAMS: [&str; 6] =
-    ["mgmt_egress", "mgmt_ingress", "overlay_ingress", "sweep", "uplink_egress", "uplink_ingress"];
+const PROGRAMS: [&str; 6] = ["to_pod", "from_pod", "from_overlay", "sweep", "to_netdev", "from_netdev"];
 
 /// Makes `measure` a measurement.
 const MEASURE: &str = "EGRESS_TEST_MEASURE";

@@ -18,7 +18,7 @@ use crate::cast::Cast;
 use crate::frames::{ACK, Body, Packet, ip, octets, packet};
 use crate::races::{CPUS, has_both_cpus, pin, rounds};
 use crate::skips::skipped;
-use crate::stage::{ENTER, REDIRECT, Run, SHOT, STEER, Stage, UPLINK_MAC, both, test_run};
+use crate::stage::{FROM_NETDEV, FROM_POD, REDIRECT, Run, SHOT, Stage, UPLINK_MAC, both, test_run};
 
 /// Hears what comes in by the devices of the stage.
 struct Ear {
@@ -93,14 +93,14 @@ fn from_a_pod_they_wait_for_their_first_one() {
     both(|stage, cast| {
         for (number, body) in (1..).zip(BODIES) {
             let pieces = pieces(&to_world(cast).body(body), number);
-            reversed(stage, &STEER, &pieces, Verdict::SnatHere, |piece| piece.snat(cast.egress, 4000).hop());
+            reversed(stage, &FROM_POD, &pieces, Verdict::SnatHere, |piece| piece.snat(cast.egress, 4000).hop());
         }
     });
 }
 
 /// The answer to what a pod has sent.
 fn answer(stage: &mut Stage, cast: &Cast, body: Body) -> Packet {
-    stage.run_frame(&STEER, &to_world(cast).body(body).frame(), Verdict::SnatHere);
+    stage.run_frame(&FROM_POD, &to_world(cast).body(body).frame(), Verdict::SnatHere);
     let answer = packet(cast.world, cast.egress, 80, 4000).body(body).with(|packet| packet.dmac = UPLINK_MAC);
     match body {
         Body::EchoRequest => answer.body(Body::EchoReply).with(|packet| packet.sport = 4000),
@@ -113,7 +113,7 @@ fn from_the_world_they_wait_for_their_first_one() {
     both(|stage, cast| {
         for (number, body) in (1..).zip(BODIES) {
             let pieces = pieces(&answer(stage, cast, body), number);
-            reversed(stage, &ENTER, &pieces, Verdict::ReplyHere, |piece| piece.dnat(cast.pod, 4000).hop());
+            reversed(stage, &FROM_NETDEV, &pieces, Verdict::ReplyHere, |piece| piece.dnat(cast.pod, 4000).hop());
         }
     });
 }
@@ -126,11 +126,11 @@ fn a_first_one_of_nobodys_flow_releases_nothing() {
         let stranger = answer.with(|packet| packet.sport = 81);
         let [first, ..] = pieces(&stranger, 1);
         let ear = Ear::open();
-        stage.drops(&ENTER, &last, Verdict::FragmentHeld);
-        stage.drops(&ENTER, &first, Verdict::NoMapping);
+        stage.drops(&FROM_NETDEV, &last, Verdict::FragmentHeld);
+        stage.drops(&FROM_NETDEV, &first, Verdict::NoNatEntry);
         // Nor did it leave ports.
-        stage.drops(&ENTER, &middle, Verdict::FragmentHeld);
-        assert_eq!(ear.heard(&ENTER, &first), Vec::<Vec<u8>>::new());
+        stage.drops(&FROM_NETDEV, &middle, Verdict::FragmentHeld);
+        assert_eq!(ear.heard(&FROM_NETDEV, &first), Vec::<Vec<u8>>::new());
     });
 }
 
@@ -140,11 +140,11 @@ fn a_strangers_first_one_ends_the_datagram_that_had_its_number() {
         let answer = answer(stage, cast, Body::Udp);
         let [first, middle, _] = pieces(&answer, 1);
         for piece in [&first, &middle] {
-            stage.run_frame(&ENTER, &piece.frame(), Verdict::ReplyHere);
+            stage.run_frame(&FROM_NETDEV, &piece.frame(), Verdict::ReplyHere);
         }
         let [stranger, ..] = pieces(&answer.with(|packet| packet.sport = 81), 1);
-        stage.drops(&ENTER, &stranger, Verdict::NoMapping);
-        stage.drops(&ENTER, &middle, Verdict::NoMapping);
+        stage.drops(&FROM_NETDEV, &stranger, Verdict::NoNatEntry);
+        stage.drops(&FROM_NETDEV, &middle, Verdict::NoNatEntry);
     });
 }
 
@@ -153,16 +153,16 @@ fn only_what_needs_its_first_one_is_kept() {
     both(|stage, cast| {
         let [_, later, _] = pieces(&to_world(cast), 1);
         let from = |pod| later.clone().with(|packet| packet.from = ip(pod));
-        stage.passes(&STEER, &from(cast.known_pod), Verdict::NotSelected);
-        stage.drops(&STEER, &from(cast.pending_pod), Verdict::NoGateway);
+        stage.passes(&FROM_POD, &from(cast.known_pod), Verdict::NotSelected);
+        stage.drops(&FROM_POD, &from(cast.pending_pod), Verdict::NoGateway);
         let to_service = later.clone().with(|packet| packet.to = ip(cast.service));
-        stage.passes(&STEER, &to_service, Verdict::ToCluster);
+        stage.passes(&FROM_POD, &to_service, Verdict::ToCluster);
         let [_, for_node, _] = pieces(&packet(cast.world, cast.node, 80, 61000), 1);
-        stage.passes(&ENTER, &for_node.with(|packet| packet.dmac = UPLINK_MAC), Verdict::NotOurs);
+        stage.passes(&FROM_NETDEV, &for_node.with(|packet| packet.dmac = UPLINK_MAC), Verdict::NotOurs);
         // Longer than a place, or several in one.
         let long = later.clone().with(|packet| packet.data = 1993 - 14 - 20);
-        stage.drops(&STEER, &long, Verdict::FragmentUnknown);
-        stage.drops(&Run { gso_size: 100, ..STEER }, &later, Verdict::FragmentUnknown);
+        stage.drops(&FROM_POD, &long, Verdict::FragmentUnknown);
+        stage.drops(&Run { gso_size: 100, ..FROM_POD }, &later, Verdict::FragmentUnknown);
     });
 }
 
@@ -174,12 +174,12 @@ fn a_datagram_has_room_for_so_many() {
         let number =
             |number: u16| later.clone().with(|packet| (packet.fragment, packet.data) = ((126 + number, true), 8));
         for piece in 0..MOST {
-            stage.drops(&STEER, &number(piece), Verdict::FragmentHeld);
+            stage.drops(&FROM_POD, &number(piece), Verdict::FragmentHeld);
         }
-        stage.drops(&STEER, &number(MOST), Verdict::FragmentUnknown);
+        stage.drops(&FROM_POD, &number(MOST), Verdict::FragmentUnknown);
         let ear = Ear::open();
-        stage.drops(&STEER, &first, Verdict::FragmentsReleased);
-        assert_eq!(ear.heard(&STEER, &first).len(), 1 + usize::from(MOST));
+        stage.drops(&FROM_POD, &first, Verdict::FragmentsReleased);
+        assert_eq!(ear.heard(&FROM_POD, &first).len(), 1 + usize::from(MOST));
     });
 }
 
@@ -194,13 +194,13 @@ fn strangers_take_turns_but_never_stay() {
         // All places and more, by datagrams that nobody asked for.
         let flood = |stage: &mut Stage, numbers: std::ops::Range<u16>| {
             let pieces = numbers.map(|number| pieces(&answer, number)[1].clone());
-            stage.drops_all(&ENTER, pieces, Verdict::FragmentHeld);
+            stage.drops_all(&FROM_NETDEV, pieces, Verdict::FragmentHeld);
         };
         flood(stage, 100..2000);
-        stage.drops(&ENTER, &own[1], Verdict::FragmentHeld);
+        stage.drops(&FROM_NETDEV, &own[1], Verdict::FragmentHeld);
         flood(stage, 2000..2500);
-        stage.drops(&ENTER, &own[0], Verdict::FragmentsReleased);
-        assert_eq!(ear.heard(&ENTER, &own[0]), [&own[0], &own[1]].map(Packet::frame));
+        stage.drops(&FROM_NETDEV, &own[0], Verdict::FragmentsReleased);
+        assert_eq!(ear.heard(&FROM_NETDEV, &own[0]), [&own[0], &own[1]].map(Packet::frame));
     });
 }
 
@@ -209,11 +209,11 @@ fn what_has_waited_too_long_is_of_another_datagram() {
     both(|stage, cast| {
         let [first, middle, last] = pieces(&to_world(cast), 1);
         let ear = Ear::open();
-        stage.drops(&STEER, &last, Verdict::FragmentHeld);
+        stage.drops(&FROM_POD, &last, Verdict::FragmentHeld);
         stage.age_held(31);
-        stage.drops(&STEER, &middle, Verdict::FragmentHeld);
-        stage.drops(&STEER, &first, Verdict::FragmentsReleased);
-        assert_eq!(ear.heard(&STEER, &first), [&first, &middle].map(Packet::frame));
+        stage.drops(&FROM_POD, &middle, Verdict::FragmentHeld);
+        stage.drops(&FROM_POD, &first, Verdict::FragmentsReleased);
+        assert_eq!(ear.heard(&FROM_POD, &first), [&first, &middle].map(Packet::frame));
     });
 }
 
@@ -224,7 +224,7 @@ fn of_two_cpus_neither_keeps_what_the_other_would_release() {
             skipped("needs two CPUs");
             return;
         }
-        stage.run_frame(&STEER, &to_world(cast).frame(), Verdict::SnatHere);
+        stage.run_frame(&FROM_POD, &to_world(cast).frame(), Verdict::SnatHere);
         let ear = Ear::open();
         let small = to_world(cast);
         let rounds = rounds().min(1000);
@@ -238,7 +238,7 @@ fn of_two_cpus_neither_keeps_what_the_other_would_release() {
                 while arrived.load(Ordering::SeqCst) < CPUS.len() * (usize::from(round) + 1) {
                     std::thread::yield_now();
                 }
-                test_run(stage.loaded(STEER.program), &STEER, &frame).action
+                test_run(stage.loaded(FROM_POD.program), &FROM_POD, &frame).action
             };
             (0..rounds).map(one).collect::<Vec<_>>()
         };
@@ -260,7 +260,7 @@ fn of_two_cpus_neither_keeps_what_the_other_would_release() {
         let mut heard = BTreeSet::new();
         let begun = Instant::now();
         while heard.len() + refused < held.len() && begun.elapsed() < Duration::from_secs(2) {
-            heard.extend(ear.heard(&STEER, &small));
+            heard.extend(ear.heard(&FROM_POD, &small));
         }
         println!("{} of {} began anew", heard.len(), 2 * usize::from(rounds));
         let missing = held.iter().filter(|frame| !heard.contains(*frame)).count();

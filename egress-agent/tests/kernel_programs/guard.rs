@@ -1,4 +1,4 @@
-//! `uplink_egress`: the last look.
+//! `to_netdev`: the last look.
 
 use aya::programs::TcAttachType;
 use egress_common::abi::{NODE_MARK, Verdict};
@@ -7,26 +7,27 @@ use crate::cut::reset_of;
 use crate::frames::{ACK, Body, Packet, RST, SYN, packet};
 use crate::overlay::{Place, Wire, on_devices};
 use crate::stage::{
-    LEAVE, MGMT_MAC, NEXT, NOTICE, POD_MAC, REDIRECT, Ran, Run, SHOT, STEER, UPLINK, WAITING, batch, both, now_ns,
+    FROM_POD, MGMT_MAC, NEXT, POD_MAC, REDIRECT, Ran, Run, SHOT, TO_NETDEV, TO_POD, UPLINK, WAITING, batch, both,
+    now_ns,
 };
 
-const MARKED: Run = Run { mark: NODE_MARK, ..LEAVE };
-const OWN: Run = Run { ingress_ifindex: 0, ..LEAVE };
+const MARKED: Run = Run { mark: NODE_MARK, ..TO_NETDEV };
+const OWN: Run = Run { ingress_ifindex: 0, ..TO_NETDEV };
 
 #[test]
 fn no_pod_leaves_with_its_own_address() {
     both(|stage, cast| {
         for (sent, verdict) in [
-            (packet(cast.pod, cast.world, 1, 2), Verdict::NotSteered),
-            (packet(cast.pod, cast.world, 1, 2).with(|packet| packet.ttl = 1), Verdict::NotSteered),
-            (packet(cast.pod, cast.other_node, 1, 2), Verdict::NotSteered),
+            (packet(cast.pod, cast.world, 1, 2), Verdict::ProgramBypassed),
+            (packet(cast.pod, cast.world, 1, 2).with(|packet| packet.ttl = 1), Verdict::ProgramBypassed),
+            (packet(cast.pod, cast.other_node, 1, 2), Verdict::ProgramBypassed),
             (packet(cast.pod, cast.away_egress, 1, 2), Verdict::Hairpin),
             (packet(cast.pending_pod, cast.world, 1, 2), Verdict::NoGateway),
             (packet(cast.unknown_pod, cast.world, 1, 2), Verdict::UnknownPod),
             (packet(cast.remote_pod, cast.world, 1, 2), Verdict::ForeignPod),
             (packet(cast.node, cast.other_node, 1, 4794), Verdict::ForgedTunnel),
         ] {
-            stage.drops(&LEAVE, &sent, verdict);
+            stage.drops(&TO_NETDEV, &sent, verdict);
         }
     });
 }
@@ -42,10 +43,10 @@ fn no_entry_of_a_pod_judges_what_the_node_sends() {
             }
         }
         let masqueraded = packet(cast.node, cast.other_node, 4000, 80);
-        stage.passes(&LEAVE, &masqueraded, Verdict::NotOurs);
+        stage.passes(&TO_NETDEV, &masqueraded, Verdict::NotOurs);
         let ran = stage.run_frame(&MARKED, &masqueraded.frame(), Verdict::NodeSnatDone);
         assert_eq!(ran, Ran::plain(NEXT, masqueraded.frame(), 0));
-        stage.drops(&OWN, &packet(cast.pod, cast.world, 1, 2), Verdict::NotSteered);
+        stage.drops(&OWN, &packet(cast.pod, cast.world, 1, 2), Verdict::ProgramBypassed);
     });
 }
 
@@ -53,9 +54,9 @@ fn no_entry_of_a_pod_judges_what_the_node_sends() {
 fn what_is_not_ours_leaves_untouched() {
     both(|stage, cast| {
         let question = packet(cast.world, cast.pod, 2, 1).tcp(SYN);
-        stage.drops(&LEAVE, &packet(cast.pod, cast.world, 1, 2).tcp(SYN | ACK), Verdict::NotSteered);
-        stage.drops(&LEAVE, &packet(cast.pod, cast.world, 3, 3).body(Body::EchoReply), Verdict::NotSteered);
-        stage.passes(&NOTICE, &question, Verdict::InboundRemembered);
+        stage.drops(&TO_NETDEV, &packet(cast.pod, cast.world, 1, 2).tcp(SYN | ACK), Verdict::ProgramBypassed);
+        stage.drops(&TO_NETDEV, &packet(cast.pod, cast.world, 3, 3).body(Body::EchoReply), Verdict::ProgramBypassed);
+        stage.passes(&TO_POD, &question, Verdict::InboundRemembered);
         for (sent, verdict) in [
             (packet(cast.known_pod, cast.world, 1, 2), Verdict::NotSelected),
             (packet(cast.pod, cast.world, 1, 2).tcp(SYN | ACK), Verdict::InboundReply),
@@ -63,7 +64,7 @@ fn what_is_not_ours_leaves_untouched() {
             (packet(cast.remote_pod, cast.other_node, 1, 2), Verdict::NotOurs),
             (packet(cast.node, cast.world, 1, 2), Verdict::NotOurs),
         ] {
-            stage.passes(&LEAVE, &sent, verdict);
+            stage.passes(&TO_NETDEV, &sent, verdict);
         }
         stage.passes(&OWN, &packet(cast.node, cast.other_node, 1, 4794), Verdict::NotOurs);
     });
@@ -75,16 +76,16 @@ fn no_egress_ip_leaves_that_nat_has_not_written() {
     both(|stage, cast| {
         for source in [cast.egress, cast.away_egress] {
             for spoofed in [packet(source, cast.world, 1, 2), packet(source, cast.world, 1, 2).tcp(SYN)] {
-                stage.drops(&LEAVE, &spoofed, Verdict::SpoofedEgressIp);
+                stage.drops(&TO_NETDEV, &spoofed, Verdict::SpoofedEgressIp);
                 stage.drops(&MARKED, &spoofed, Verdict::SpoofedEgressIp);
                 stage.passes(&OWN, &spoofed, Verdict::NotOurs);
-                stage.passes(&Run { ingress_ifindex: UPLINK, ..LEAVE }, &spoofed, Verdict::NotOurs);
+                stage.passes(&Run { ingress_ifindex: UPLINK, ..TO_NETDEV }, &spoofed, Verdict::NotOurs);
             }
         }
         // What steering sends by the uplink meets the guard with its sign, which is taken off; a wrong one is none.
         let sent = packet(cast.pod, cast.world, 1, 2);
-        let ran = stage.run_frame(&STEER, &sent.frame(), Verdict::SnatHere);
-        let signed = Run { priority: ran.priority, mark: ran.mark, ..LEAVE };
+        let ran = stage.run_frame(&FROM_POD, &sent.frame(), Verdict::SnatHere);
+        let signed = Run { priority: ran.priority, mark: ran.mark, ..TO_NETDEV };
         let left = stage.run_frame(&signed, &ran.frame, Verdict::NotOurs);
         assert_eq!(left, Ran::plain(NEXT, ran.frame.clone(), 0));
         stage.configure(|config| config.redirected = 0x1234);
@@ -100,12 +101,12 @@ fn no_masqueraded_packet_passes_for_a_flow_that_nat_knows() {
         for body in [Body::Udp, Body::EchoRequest] {
             let sent = packet(cast.pod, cast.other_node, 9, 9).body(body);
             let known = stage.run_frame(&MARKED, &sent.frame(), Verdict::NodeSnat).frame;
-            for run in [LEAVE, MARKED] {
+            for run in [TO_NETDEV, MARKED] {
                 assert_eq!(stage.run_frame(&run, &known, Verdict::PortTaken).action, SHOT);
             }
             assert_eq!(stage.run_frame(&OWN, &known, Verdict::NotOurs).action, NEXT);
         }
-        stage.passes(&LEAVE, &packet(cast.node, cast.other_node, 61_000, 10), Verdict::NotOurs);
+        stage.passes(&TO_NETDEV, &packet(cast.node, cast.other_node, 61_000, 10), Verdict::NotOurs);
     });
 }
 
@@ -116,14 +117,14 @@ fn a_ping_from_outside_is_answered_and_a_ping_of_the_pod_is_its_own() {
         let now_secs = u32::try_from(now_ns() / 1_000_000_000).expect("years");
         stage.configure(|config| config.following_since_secs = now_secs);
         let ping = |from, to, body| packet(from, to, 9, 9).body(body);
-        stage.passes(&NOTICE, &ping(cast.world, cast.pod, Body::EchoRequest), Verdict::InboundRemembered);
+        stage.passes(&TO_POD, &ping(cast.world, cast.pod, Body::EchoRequest), Verdict::InboundRemembered);
         let answer = ping(cast.pod, cast.world, Body::EchoReply);
-        stage.passes(&STEER, &answer, Verdict::InboundReply);
-        stage.passes(&LEAVE, &answer, Verdict::InboundReply);
+        stage.passes(&FROM_POD, &answer, Verdict::InboundReply);
+        stage.passes(&TO_NETDEV, &answer, Verdict::InboundReply);
         // It has the identifier that somebody outside has chosen.
         let own = ping(cast.pod, cast.world, Body::EchoRequest);
-        stage.run_frame(&STEER, &own.frame(), Verdict::SnatHere);
-        stage.drops(&LEAVE, &own, Verdict::NotSteered);
+        stage.run_frame(&FROM_POD, &own.frame(), Verdict::SnatHere);
+        stage.drops(&TO_NETDEV, &own, Verdict::ProgramBypassed);
         stage.configure(|_| ());
     });
 }
@@ -136,13 +137,13 @@ fn the_fragments_of_an_answer_to_a_ping_leave_as_its_first_one_does() {
             let whole = packet.with(|packet| (packet.data, packet.dont_fragment) = (1000, false));
             [(0, true), (100, false)].map(|piece| whole.clone().with(|packet| packet.fragment = piece))
         };
-        stage.passes(&NOTICE, &ping(cast.world, cast.pod, Body::EchoRequest), Verdict::InboundRemembered);
+        stage.passes(&TO_POD, &ping(cast.world, cast.pod, Body::EchoRequest), Verdict::InboundRemembered);
         for answer in pieces(ping(cast.pod, cast.world, Body::EchoReply)) {
-            stage.passes(&STEER, &answer, Verdict::InboundReply);
-            stage.passes(&LEAVE, &answer, Verdict::InboundReply);
+            stage.passes(&FROM_POD, &answer, Verdict::InboundReply);
+            stage.passes(&TO_NETDEV, &answer, Verdict::InboundReply);
         }
         for own in pieces(ping(cast.pod, cast.world, Body::EchoRequest)) {
-            let ran = stage.run_frame(&STEER, &own.frame(), Verdict::SnatHere);
+            let ran = stage.run_frame(&FROM_POD, &own.frame(), Verdict::SnatHere);
             assert_eq!(ran.frame[14..], own.snat(cast.egress, 4000).hop().frame()[14..]);
         }
     });
@@ -181,7 +182,7 @@ fn the_pod_is_told_of_a_connection_that_has_lost_its_port_on_the_nodes_address()
 #[test]
 fn the_reset_from_the_uplink_reaches_the_pod() {
     const PLACES: &[Place] =
-        &[("mgmt_ingress", "ovn-k8s-mp0", TcAttachType::Ingress), ("uplink_egress", "breth0", TcAttachType::Egress)];
+        &[("from_pod", "ovn-k8s-mp0", TcAttachType::Ingress), ("to_netdev", "breth0", TcAttachType::Egress)];
     on_devices(PLACES, |_, cast| {
         batch(&format!("neigh replace {} lladdr 02:00:00:00:01:03 dev breth0 nud permanent\n", cast.other_node));
         let pods = Wire::of("pods0");
@@ -211,21 +212,21 @@ fn the_mark_is_known_among_bits_of_others() {
     both(|stage, cast| {
         let sent = packet(cast.pod, cast.other_node, 4000, 80);
         for others in [0x4000, 0x8000, 0x0001_0000, 0xffff_0000] {
-            let run = Run { mark: others, ..STEER };
+            let run = Run { mark: others, ..FROM_POD };
             let ran = stage.run_frame(&run, &sent.frame(), Verdict::MarkedNode);
             assert_eq!((ran.action, ran.mark), (NEXT, others | NODE_MARK));
-            let run = Run { mark: ran.mark, ..LEAVE };
+            let run = Run { mark: ran.mark, ..TO_NETDEV };
             let ran = stage.run_frame(&run, &sent.frame(), Verdict::NodeSnat);
             assert_eq!((ran.action, ran.mark), (NEXT, others));
             let translated = packet(cast.node, cast.other_node, 4000, 80);
             let ran = stage.run_frame(&run, &translated.frame(), Verdict::NodeSnatDone);
             assert_eq!(ran, Ran::plain(NEXT, translated.frame(), others));
-            stage.drops(&Run { mark: others | 0x80, ..LEAVE }, &sent, Verdict::NotSteered);
+            stage.drops(&Run { mark: others | 0x80, ..TO_NETDEV }, &sent, Verdict::ProgramBypassed);
         }
     });
 }
 
-/// The table behind `steer` asks for the word, so exactly what goes on into the stack bears it.
+/// The table behind `from_pod` asks for the word, so exactly what goes on into the stack bears it.
 #[test]
 fn what_steering_leaves_to_the_stack_says_that_it_was_seen() {
     both(|stage, cast| {
@@ -239,15 +240,15 @@ fn what_steering_leaves_to_the_stack_says_that_it_was_seen() {
         ] {
             // Asked once, and kept.
             for _ in 0..2 {
-                let ran = stage.run_frame(&STEER, &sent.frame(), verdict);
+                let ran = stage.run_frame(&FROM_POD, &sent.frame(), verdict);
                 assert_eq!((ran.action, ran.priority), (NEXT, 0xe67e_1234), "{verdict:?}");
             }
         }
-        let snat = stage.run_frame(&STEER, &to_world(cast.pod).frame(), Verdict::SnatHere);
+        let snat = stage.run_frame(&FROM_POD, &to_world(cast.pod).frame(), Verdict::SnatHere);
         assert_eq!((snat.action, snat.priority), (REDIRECT, WAITING));
-        stage.passes(&LEAVE, &to_world(cast.known_pod), Verdict::NotSelected);
+        stage.passes(&TO_NETDEV, &to_world(cast.known_pod), Verdict::NotSelected);
         stage.configure(|config| config.seen = 0);
-        stage.passes(&STEER, &to_world(cast.known_pod), Verdict::NotSelected);
+        stage.passes(&FROM_POD, &to_world(cast.known_pod), Verdict::NotSelected);
         stage.configure(|_| ());
     });
 }

@@ -6,7 +6,7 @@ use egress_common::abi::{Policy, PolicyKey, Slot, Verdict, WhenEmpty};
 use crate::answers::{is_answered, prohibited};
 use crate::cast::{Cast, addr};
 use crate::frames::{ACK, Body, Packet, RST, SYN, packet};
-use crate::stage::{LEAVE, NEXT, NOTICE, STEER, Stage, both};
+use crate::stage::{FROM_POD, NEXT, Stage, TO_NETDEV, TO_POD, both};
 
 /// All that has an answer of its own: TCP, UDP with and without a checksum, queries, UDP-Lite, DCCP, GRE, ESP, IP in IP.
 const ANSWERED: [Body; 12] = [
@@ -45,7 +45,7 @@ fn a_pod_is_told_that_egress_ips_are_not_for_it() {
         for body in ANSWERED {
             for (pod, to) in calls(cast) {
                 let call = packet(pod, to, 4000, 80).body(body);
-                is_answered(stage, cast, &STEER, &call, cast.node, prohibited(cast));
+                is_answered(stage, cast, &FROM_POD, &call, cast.node, prohibited(cast));
             }
         }
         nothing_is_remembered(stage);
@@ -57,7 +57,7 @@ fn what_bears_options_is_answered_likewise() {
     both(|stage, cast| {
         for body in [Body::Udp, Body::Tcp(SYN), Body::EchoRequest] {
             let call = packet(cast.pod, cast.egress, 4000, 80).body(body).with(|packet| packet.options = 2);
-            is_answered(stage, cast, &STEER, &call, cast.node, prohibited(cast));
+            is_answered(stage, cast, &FROM_POD, &call, cast.node, prohibited(cast));
         }
         nothing_is_remembered(stage);
     });
@@ -73,20 +73,20 @@ fn what_may_not_be_answered_is_dropped() {
             for quiet in
                 [call.clone().body(Body::Unreachable), call.clone().with(|packet| packet.fragment = (20, false))]
             {
-                stage.drops(&STEER, &quiet, Verdict::Hairpin);
+                stage.drops(&FROM_POD, &quiet, Verdict::Hairpin);
             }
         }
         nothing_is_remembered(stage);
     });
 }
 
-/// A packet that came to the uplink past `steer`, in whatever way, does not leave either.
+/// A packet that came to the uplink past `from_pod`, in whatever way, does not leave either.
 #[test]
 fn the_uplink_lets_none_out() {
     both(|stage, cast| {
         for body in ANSWERED {
             for (pod, to) in calls(cast) {
-                stage.drops(&LEAVE, &packet(pod, to, 4000, 80).body(body), Verdict::Hairpin);
+                stage.drops(&TO_NETDEV, &packet(pod, to, 4000, 80).body(body), Verdict::Hairpin);
             }
         }
         nothing_is_remembered(stage);
@@ -100,7 +100,7 @@ fn the_destination_is_judged_before_the_protocol() {
     both(|stage, cast| {
         for protocol in [51, 135] {
             let call = packet(cast.pod, cast.egress, 4000, 80).body(Body::Other(protocol));
-            is_answered(stage, cast, &STEER, &call, cast.node, prohibited(cast));
+            is_answered(stage, cast, &FROM_POD, &call, cast.node, prohibited(cast));
         }
     });
 }
@@ -115,15 +115,15 @@ fn answers_and_unselected_pods_are_none_of_this() {
         stage.policy.insert(PolicyKey::new(cast.here, cast.family), policy, 0).expect("a policy");
         for to in [cast.egress, cast.away_egress] {
             let call = packet(cast.pod, to, 4000, 80).tcp(SYN);
-            is_answered(stage, cast, &STEER, &call, cast.node, prohibited(cast));
+            is_answered(stage, cast, &FROM_POD, &call, cast.node, prohibited(cast));
             // What nothing selects goes as the host's routes say.
             let other: Packet = packet(cast.known_pod, to, 4000, 80);
-            assert_eq!(stage.run_frame(&STEER, &other.frame(), Verdict::NotSelected).action, NEXT);
+            assert_eq!(stage.run_frame(&FROM_POD, &other.frame(), Verdict::NotSelected).action, NEXT);
         }
         // Another selected pod calls by a load balancer outside that keeps the client's address: the answer is none of the
         // pod's own traffic, though what the pod begins itself towards that address is refused.
-        stage.passes(&NOTICE, &packet(cast.egress, cast.pod, 80, 4001).tcp(SYN), Verdict::InboundRemembered);
+        stage.passes(&TO_POD, &packet(cast.egress, cast.pod, 80, 4001).tcp(SYN), Verdict::InboundRemembered);
         let answer = packet(cast.pod, cast.egress, 4001, 80).tcp(SYN | ACK);
-        assert_eq!(stage.run_frame(&STEER, &answer.frame(), Verdict::InboundReply).action, NEXT);
+        assert_eq!(stage.run_frame(&FROM_POD, &answer.frame(), Verdict::InboundReply).action, NEXT);
     });
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use aya::programs::TcAttachType;
-use egress_common::abi::{Course, Family, Lease, Verdict};
+use egress_common::abi::{Family, HandoverStage, Lease, Verdict};
 use nix::time::{ClockId, clock_gettime};
 
 use crate::cast::{Cast, V4, addr};
@@ -12,7 +12,8 @@ use crate::neighbours::asks_for;
 use crate::overlay::{Wire, arrives, is, on_devices, wrapped};
 use crate::races::{CPUS, pin};
 use crate::stage::{
-    ENTER, LEAVE, NEXT, REDIRECT, REDIRECTED, Ran, Run, SHOT, STEER, Stage, UPLINK_MAC, WAITING, both, test_run,
+    FROM_NETDEV, FROM_POD, NEXT, REDIRECT, REDIRECTED, Ran, Run, SHOT, Stage, TO_NETDEV, UPLINK_MAC, WAITING, both,
+    test_run,
 };
 
 /// More than a test takes between two steps.
@@ -62,17 +63,17 @@ fn back(cast: &Cast) -> Packet {
 fn it_ends_by_itself() {
     each(|stage, cast| {
         lasts(stage, HOUR);
-        stage.run_frame(&STEER, &out(cast).frame(), Verdict::SnatHere);
+        stage.run_frame(&FROM_POD, &out(cast).frame(), Verdict::SnatHere);
         for expired in [0, 1, boot_ns() - 1] {
             stage.set_lease(Lease::bounded(expired, boot_ns(), ns(HOUR)));
-            stage.drops(&STEER, &out(cast), Verdict::LeaseExpired);
-            stage.drops(&STEER, &out(cast).with(|packet| packet.sport = 4001), Verdict::LeaseExpired);
+            stage.drops(&FROM_POD, &out(cast), Verdict::LeaseExpired);
+            stage.drops(&FROM_POD, &out(cast).with(|packet| packet.sport = 4001), Verdict::LeaseExpired);
         }
         lasts(stage, Duration::from_millis(50));
         std::thread::sleep(Duration::from_millis(60));
-        stage.drops(&STEER, &out(cast), Verdict::LeaseExpired);
+        stage.drops(&FROM_POD, &out(cast), Verdict::LeaseExpired);
         lasts(stage, HOUR);
-        stage.run_frame(&STEER, &out(cast).frame(), Verdict::SnatHere);
+        stage.run_frame(&FROM_POD, &out(cast).frame(), Verdict::SnatHere);
         let made = if cast.family == Family::V4 { 2 } else { 4 };
         assert_eq!(stage.entries()[0], made, "one mapping for each family: what was dropped has made none");
     });
@@ -85,27 +86,27 @@ fn a_gap_in_the_heartbeat_ends_it_for_good() {
         let (asks, answered) = asks_for(cast.egress);
         let expired = |stage: &Stage| assert_eq!(stage.lease().until_ns, Lease::EXPIRED.until_ns);
         beat_ago(stage, STALL / 2);
-        stage.run_frame(&STEER, &out(cast).frame(), Verdict::SnatHere);
+        stage.run_frame(&FROM_POD, &out(cast).frame(), Verdict::SnatHere);
         beat_ago(stage, STALL + LOOKS);
-        stage.drops(&STEER, &out(cast), Verdict::LeaseExpired);
+        stage.drops(&FROM_POD, &out(cast), Verdict::LeaseExpired);
         expired(stage);
         beat_ago(stage, STALL + LOOKS);
-        assert_eq!(stage.run_frame(&ENTER, &asks, Verdict::NotOurs).action, NEXT);
+        assert_eq!(stage.run_frame(&FROM_NETDEV, &asks, Verdict::NotOurs).action, NEXT);
         expired(stage);
         // Also where the first frame asks for no lease.
         beat_ago(stage, STALL + LOOKS);
         let other = packet(cast.world, cast.other_node, 80, 4000).with(|packet| packet.dmac = UPLINK_MAC);
-        stage.passes(&ENTER, &other, Verdict::NotOurs);
+        stage.passes(&FROM_NETDEV, &other, Verdict::NotOurs);
         expired(stage);
         // What comes next is a heartbeat, and revives nothing.
         for _ in 0..3 {
             std::thread::sleep(LOOKS);
-            assert_eq!(stage.run_frame(&ENTER, &asks, Verdict::NotOurs).action, NEXT);
-            stage.drops(&STEER, &out(cast), Verdict::LeaseExpired);
+            assert_eq!(stage.run_frame(&FROM_NETDEV, &asks, Verdict::NotOurs).action, NEXT);
+            stage.drops(&FROM_POD, &out(cast), Verdict::LeaseExpired);
         }
         lasts(stage, HOUR);
-        assert_eq!(stage.run_frame(&ENTER, &asks, answered).action, REDIRECT);
-        stage.run_frame(&STEER, &out(cast).frame(), Verdict::SnatHere);
+        assert_eq!(stage.run_frame(&FROM_NETDEV, &asks, answered).action, REDIRECT);
+        stage.run_frame(&FROM_POD, &out(cast).frame(), Verdict::SnatHere);
     });
 }
 
@@ -121,18 +122,18 @@ fn each_frame_of_the_uplink_is_a_heartbeat() {
             std::thread::sleep(LOOKS);
             let before = beat_ago(stage, STALL / 2);
             let begin = boot_ns();
-            stage.passes(&ENTER, &other, Verdict::NotOurs);
+            stage.passes(&FROM_NETDEV, &other, Verdict::NotOurs);
             let after = stage.lease();
             assert!(after.heartbeat_ns >= begin && after.until_ns == before.until_ns, "{before:?}, {after:?}");
             // Not of what pods send: the node may be cut off from all others.
             let before = beat_ago(stage, STALL / 2);
-            stage.run_frame(&STEER, &out(cast).frame(), Verdict::SnatHere);
+            stage.run_frame(&FROM_POD, &out(cast).frame(), Verdict::SnatHere);
             assert_eq!(stage.lease().heartbeat_ns, before.heartbeat_ns);
         }
         stage.set_lease(Lease::ENDLESS);
         std::thread::sleep(LOOKS);
-        stage.passes(&ENTER, &other, Verdict::NotOurs);
-        stage.run_frame(&STEER, &out(cast).frame(), Verdict::SnatHere);
+        stage.passes(&FROM_NETDEV, &other, Verdict::NotOurs);
+        stage.run_frame(&FROM_POD, &out(cast).frame(), Verdict::SnatHere);
         assert_eq!(stage.lease().until_ns, Lease::ENDLESS.until_ns, "no gap ends it");
     });
 }
@@ -141,15 +142,15 @@ fn each_frame_of_the_uplink_is_a_heartbeat() {
 #[test]
 fn what_bears_no_egress_ip_needs_none() {
     each(|stage, cast| {
-        stage.run_frame(&STEER, &out(cast).frame(), Verdict::SnatHere);
+        stage.run_frame(&FROM_POD, &out(cast).frame(), Verdict::SnatHere);
         stage.set_lease(Lease::EXPIRED);
         // Answers still reach pods.
-        stage.run_frame(&ENTER, &back(cast).frame(), Verdict::ReplyHere);
-        stage.run_frame(&STEER, &packet(cast.away_pod, cast.world, 1, 2).frame(), Verdict::Steered);
-        stage.run_frame(&STEER, &packet(cast.pod, cast.other_node, 1, 2).frame(), Verdict::MarkedNode);
-        let marked = Run { mark: egress_common::abi::NODE_MARK, ..LEAVE };
+        stage.run_frame(&FROM_NETDEV, &back(cast).frame(), Verdict::ReplyHere);
+        stage.run_frame(&FROM_POD, &packet(cast.away_pod, cast.world, 1, 2).frame(), Verdict::ToGateway);
+        stage.run_frame(&FROM_POD, &packet(cast.pod, cast.other_node, 1, 2).frame(), Verdict::MarkedNode);
+        let marked = Run { mark: egress_common::abi::NODE_MARK, ..TO_NETDEV };
         stage.run_frame(&marked, &packet(cast.pod, cast.other_node, 1, 2).frame(), Verdict::NodeSnat);
-        stage.passes(&STEER, &packet(cast.known_pod, cast.world, 1, 2), Verdict::NotSelected);
+        stage.passes(&FROM_POD, &packet(cast.known_pod, cast.world, 1, 2), Verdict::NotSelected);
     });
 }
 
@@ -157,34 +158,34 @@ fn what_bears_no_egress_ip_needs_none() {
 fn neighbours_are_not_told_that_the_address_is_here() {
     each(|stage, cast| {
         let (asks, answered) = asks_for(cast.egress);
-        assert_eq!(stage.run_frame(&ENTER, &asks, answered).action, REDIRECT);
+        assert_eq!(stage.run_frame(&FROM_NETDEV, &asks, answered).action, REDIRECT);
         stage.set_lease(Lease::EXPIRED);
-        assert_eq!(stage.run_frame(&ENTER, &asks, Verdict::NotOurs).action, NEXT);
+        assert_eq!(stage.run_frame(&FROM_NETDEV, &asks, Verdict::NotOurs).action, NEXT);
     });
 }
 
 #[test]
 fn no_error_leaves_from_the_address() {
     each(|stage, cast| {
-        stage.run_frame(&STEER, &out(cast).frame(), Verdict::SnatHere);
+        stage.run_frame(&FROM_POD, &out(cast).frame(), Verdict::SnatHere);
         let long = back(cast).with(|packet| packet.data = 1472);
-        stage.run_frame(&ENTER, &long.frame(), Verdict::MtuAnswered);
+        stage.run_frame(&FROM_NETDEV, &long.frame(), Verdict::MtuAnswered);
         stage.set_lease(Lease::EXPIRED);
-        stage.drops(&ENTER, &long, Verdict::LeaseExpired);
+        stage.drops(&FROM_NETDEV, &long, Verdict::LeaseExpired);
     });
 }
 
 /// What comes by the overlay, also in the middle of a hand-over to this node.
 #[test]
 fn pods_of_other_nodes_get_no_egress_ip() {
-    on_devices(&[("overlay_ingress", "egress0", TcAttachType::Ingress)], |stage, cast| {
+    on_devices(&[("from_overlay", "egress0", TcAttachType::Ingress)], |stage, cast| {
         let wire = Wire::of("out0");
         let sent = packet(cast.remote_pod, cast.world, 4000, 80);
         let frame = wrapped(V4.other_node, cast.here, &sent);
         assert_eq!(arrives(stage, &wire, &frame), is(Verdict::SnatForNode));
         stage.set_lease(Lease::EXPIRED);
         assert_eq!(arrives(stage, &wire, &frame), is(Verdict::LeaseExpired));
-        for course in [Course::Arriving, Course::Open] {
+        for course in [HandoverStage::Arriving, HandoverStage::Open] {
             stage.own(cast.here, cast.egress);
             stage.hand_over(cast, course);
             stage.owned.remove(&cast.here).expect("it is owned");
@@ -208,11 +209,11 @@ fn the_flow_cache_ends_with_it() {
             let start = boot_ns();
             // The third is served by what the second has left, if the machine is fast enough.
             for _ in 0..3 {
-                test_run(stage.program("mgmt_ingress"), &STEER, &sent.frame());
+                test_run(stage.program("from_pod"), &FROM_POD, &sent.frame());
             }
             // Behind the end, and what the clock of the cache may be late.
             std::thread::sleep(Duration::from_millis(60).saturating_sub(Duration::from_nanos(boot_ns() - start)));
-            stage.drops(&STEER, &sent, Verdict::LeaseExpired);
+            stage.drops(&FROM_POD, &sent, Verdict::LeaseExpired);
         }
         stage.configure(|_| ());
     });
@@ -222,10 +223,10 @@ fn the_flow_cache_ends_with_it() {
 #[test]
 fn what_has_waited_leaves_by_the_lease_of_that_moment() {
     each(|stage, cast| {
-        let ran = stage.run_frame(&STEER, &out(cast).frame(), Verdict::SnatHere);
+        let ran = stage.run_frame(&FROM_POD, &out(cast).frame(), Verdict::SnatHere);
         assert_eq!(ran.priority, WAITING);
         assert_eq!(ran.mark, cast.here);
-        let waited = Run { priority: ran.priority, mark: ran.mark, ..LEAVE };
+        let waited = Run { priority: ran.priority, mark: ran.mark, ..TO_NETDEV };
         assert_eq!(stage.run_frame(&waited, &ran.frame, Verdict::NotOurs), Ran::plain(NEXT, ran.frame.clone(), 0));
         stage.set_lease(Lease::EXPIRED);
         assert_eq!(stage.run_frame(&waited, &ran.frame, Verdict::LeaseExpired).action, SHOT);
@@ -236,25 +237,25 @@ fn what_has_waited_leaves_by_the_lease_of_that_moment() {
         assert_eq!(stage.run_frame(&waited, &ran.frame, Verdict::NotGateway).action, SHOT);
         // This one takes it over, or passes on what comes for it.
         for (course, verdict) in [
-            (Course::Arriving, Verdict::NotOurs),
-            (Course::Open, Verdict::NotOurs),
-            (Course::Leaving, Verdict::NotGateway),
+            (HandoverStage::Arriving, Verdict::NotOurs),
+            (HandoverStage::Open, Verdict::NotOurs),
+            (HandoverStage::Leaving, Verdict::NotGateway),
         ] {
             stage.own(cast.here, cast.egress);
             stage.hand_over(cast, course);
             stage.owned.remove(&cast.here).expect("it is owned");
             stage.run_frame(&waited, &ran.frame, verdict);
         }
-        stage.moving.remove(&cast.here).expect("it is there");
+        stage.handovers.remove(&cast.here).expect("it is there");
         // The object has another address here.
         stage.own(cast.here, if cast.family == Family::V4 { "172.18.0.177" } else { "fd00:172:18::177" });
         stage.run_frame(&waited, &ran.frame, Verdict::NotGateway);
         stage.own(cast.here, cast.egress);
         // What goes to another node bears that node's address, and is asked about there.
-        let steered = stage.run_frame(&STEER, &packet(cast.away_pod, cast.world, 1, 2).frame(), Verdict::Steered);
+        let steered = stage.run_frame(&FROM_POD, &packet(cast.away_pod, cast.world, 1, 2).frame(), Verdict::ToGateway);
         stage.set_lease(Lease::EXPIRED);
         assert_eq!(steered.priority, REDIRECTED);
-        let signed = Run { priority: steered.priority, ..LEAVE };
+        let signed = Run { priority: steered.priority, ..TO_NETDEV };
         assert_eq!(stage.run_frame(&signed, &steered.frame, Verdict::NotOurs).action, NEXT);
     });
 }

@@ -12,7 +12,7 @@ use crate::pace;
 use crate::races::{has_both_cpus, pin};
 use crate::skips::skipped;
 use crate::stage::{
-    ENTER, NEXT, NOTICE, REDIRECT, Ran, Run, SHOT, STEER, Stage, UPLINK_MAC, both, on_stage_with, test_run,
+    FROM_NETDEV, FROM_POD, NEXT, REDIRECT, Ran, Run, SHOT, Stage, TO_POD, UPLINK_MAC, both, on_stage_with, test_run,
 };
 
 /// Seconds, so that each phase can be told from the others by the age that it survives; no more, since no entry can be older
@@ -30,10 +30,10 @@ fn sent(cast: &Cast, flags: u8) -> Packet {
 fn talk(stage: &mut Stage, cast: &Cast, packets: &[(bool, u8)]) {
     for (from_pod, flags) in packets {
         if *from_pod {
-            stage.run_frame(&STEER, &sent(cast, *flags).frame(), Verdict::SnatHere);
+            stage.run_frame(&FROM_POD, &sent(cast, *flags).frame(), Verdict::SnatHere);
         } else {
             let reply = packet(cast.world, cast.egress, 80, 4000).tcp(*flags).with(|p| p.dmac = UPLINK_MAC);
-            stage.run_frame(&ENTER, &reply.frame(), Verdict::ReplyHere);
+            stage.run_frame(&FROM_NETDEV, &reply.frame(), Verdict::ReplyHere);
         }
     }
 }
@@ -79,7 +79,7 @@ fn an_answer_keeps_flow_and_mapping_and_begins_nothing() {
     both(|stage, cast| {
         stage.configure(|config| config.timeouts = Timeouts { unreplied: TIMEOUTS.udp, ..TIMEOUTS });
         let asked = packet(cast.pod, cast.world, 4000, 53);
-        stage.run_frame(&STEER, &asked.frame(), Verdict::SnatHere);
+        stage.run_frame(&FROM_POD, &asked.frame(), Verdict::SnatHere);
         let key = *stage.flows.keys().collect::<Result<Vec<_>, _>>().expect("the keys").first().expect("a flow");
         let answer = packet(cast.world, cast.egress, 53, 4000).with(|packet| packet.dmac = UPLINK_MAC);
         let delivered = packet(cast.world, cast.pod, 53, 4000);
@@ -88,18 +88,18 @@ fn an_answer_keeps_flow_and_mapping_and_begins_nothing() {
             // Nothing that a CPU keeps of another test's packets.
             stage.turn();
             let aged = stage.flows.get(&key, 0).expect("a flow").last_seen_ns;
-            let ran = stage.run_frame(&ENTER, &answer.frame(), Verdict::ReplyHere);
+            let ran = stage.run_frame(&FROM_NETDEV, &answer.frame(), Verdict::ReplyHere);
             assert!(stage.flows.get(&key, 0).expect("a flow").last_seen_ns > aged, "kept alive");
-            let signed = Run { priority: ran.priority, ..NOTICE };
+            let signed = Run { priority: ran.priority, ..TO_POD };
             let left = stage.run_frame(&signed, &delivered.frame(), Verdict::NotOurs);
             assert_eq!(left, Ran::plain(NEXT, delivered.frame(), 0), "without the sign");
         }
         stage.flows.remove(&key).expect("a flow");
         stage.datagrams.remove(&key).expect("noted");
-        let ran = stage.run_frame(&ENTER, &answer.frame(), Verdict::ReplyHere);
-        stage.run_frame(&Run { priority: ran.priority, ..NOTICE }, &delivered.frame(), Verdict::NotOurs);
+        let ran = stage.run_frame(&FROM_NETDEV, &answer.frame(), Verdict::ReplyHere);
+        stage.run_frame(&Run { priority: ran.priority, ..TO_POD }, &delivered.frame(), Verdict::NotOurs);
         assert_eq!(stage.entries()[1..], [0, 0]);
-        stage.run_frame(&STEER, &asked.frame(), Verdict::SnatHere);
+        stage.run_frame(&FROM_POD, &asked.frame(), Verdict::SnatHere);
         // The next family begins with nothing.
         stage.age(u64::from(3 * TIMEOUTS.udp) + 1);
         stage.sweep(false);
@@ -115,11 +115,11 @@ fn a_datagram_that_nobody_answers_is_forgotten_soon() {
         let asked = packet(cast.pod, cast.world, 4000, 53).body(Body::Udp).frame();
         let answer = packet(cast.world, cast.egress, 53, 4000).body(Body::Udp).with(|p| p.dmac = UPLINK_MAC).frame();
         for _ in 0..2 {
-            stage.run_frame(&STEER, &asked, Verdict::SnatHere);
+            stage.run_frame(&FROM_POD, &asked, Verdict::SnatHere);
         }
         lives(stage, TIMEOUTS.unreplied);
-        stage.run_frame(&STEER, &asked, Verdict::SnatHere);
-        stage.run_frame(&ENTER, &answer, Verdict::ReplyHere);
+        stage.run_frame(&FROM_POD, &asked, Verdict::SnatHere);
+        stage.run_frame(&FROM_NETDEV, &answer, Verdict::ReplyHere);
         stage.age(u64::from(TIMEOUTS.udp - MARGIN_SECS));
         assert_eq!((stage.sweep(true), stage.entries()), (0, [2, 1, 0]), "answered");
         stage.age(u64::from(TIMEOUTS.udp) + 1);
@@ -129,7 +129,7 @@ fn a_datagram_that_nobody_answers_is_forgotten_soon() {
         stage.sweep(false);
         // Under pressure.
         stage.configure(|config| config.timeouts = Timeouts { unreplied: 60, udp: 60, ..TIMEOUTS });
-        stage.run_frame(&STEER, &asked, Verdict::SnatHere);
+        stage.run_frame(&FROM_POD, &asked, Verdict::SnatHere);
         stage.age(u64::from(PRESSED_OPENING_SECS) + 1);
         assert_eq!((stage.sweep(false), stage.sweep(true)), (0, 3));
         stage.configure(|_| ());
@@ -150,16 +150,16 @@ fn a_pod_that_holds_its_quota_is_refused_more_and_others_are_not() {
             let to = |pod, port| packet(pod, cast.world, 4000, port).body(Body::Udp);
             quota(stage, 8, 12);
             for port in 1..=8 {
-                stage.run_frame(&STEER, &to(cast.pod, port).frame(), Verdict::SnatHere);
+                stage.run_frame(&FROM_POD, &to(cast.pod, port).frame(), Verdict::SnatHere);
             }
-            stage.drops_all(&STEER, (9..20).map(|port| to(cast.pod, port)), Verdict::QuotaExceeded);
-            stage.run_frame(&STEER, &to(cast.pod, 8).frame(), Verdict::SnatHere);
+            stage.drops_all(&FROM_POD, (9..20).map(|port| to(cast.pod, port)), Verdict::QuotaExceeded);
+            stage.run_frame(&FROM_POD, &to(cast.pod, 8).frame(), Verdict::SnatHere);
             // Another pod of the same policy has what is left of the policy's quota, and one of another policy its own.
             for port in 1..=4 {
-                stage.run_frame(&STEER, &to(cast.known_pod, port).frame(), Verdict::SnatHere);
+                stage.run_frame(&FROM_POD, &to(cast.known_pod, port).frame(), Verdict::SnatHere);
             }
-            stage.drops(&STEER, &to(cast.known_pod, 5), Verdict::QuotaExceeded);
-            stage.run_frame(&STEER, &to(cast.away_pod, 1).frame(), Verdict::Steered);
+            stage.drops(&FROM_POD, &to(cast.known_pod, 5), Verdict::QuotaExceeded);
+            stage.run_frame(&FROM_POD, &to(cast.away_pod, 1).frame(), Verdict::ToGateway);
             // Sweeps count the same.
             stage.sweep(false);
             let held = |stage: &Stage, holder| stage.shares.get(&holder, 0).map(|of| (of.flows, of.mappings)).ok();
@@ -167,12 +167,12 @@ fn a_pod_that_holds_its_quota_is_refused_more_and_others_are_not() {
             assert_eq!(held(stage, pod), Some((8, 8)));
             assert_eq!(held(stage, Holder::policy(cast.here)), Some((12, 12)));
             assert_eq!(held(stage, Holder::pod(addr(cast.away_pod))), Some((1, 0)), "mapped elsewhere");
-            stage.drops(&STEER, &to(cast.pod, 9), Verdict::QuotaExceeded);
+            stage.drops(&FROM_POD, &to(cast.pod, 9), Verdict::QuotaExceeded);
             // And who has nothing any more may have all of it again.
             stage.age(u64::from(TIMEOUTS.unreplied) + 1);
             stage.sweep(false);
             assert_eq!((held(stage, pod), stage.shares.keys().count()), (None, 0));
-            stage.run_frame(&STEER, &to(cast.pod, 9).frame(), Verdict::SnatHere);
+            stage.run_frame(&FROM_POD, &to(cast.pod, 9).frame(), Verdict::SnatHere);
             stage.age(u64::from(TIMEOUTS.unreplied) + 1);
             stage.sweep(false);
             stage.put_pod(cast.known_pod, PodEntry::known());
@@ -191,8 +191,8 @@ fn a_blind_end_shortens_no_connection() {
             for sequence in [2 + WINDOW, 0x8000_0002, 0x1234_5678, u32::MAX - 100] {
                 let blind = |to| packet(cast.world, to, 80, 4000).tcp(end).with(|packet| packet.sequence = sequence);
                 let arrives = blind(cast.egress).with(|packet| packet.dmac = UPLINK_MAC);
-                stage.run_frame(&ENTER, &arrives.frame(), Verdict::ReplyHere);
-                stage.passes(&NOTICE, &blind(cast.pod), Verdict::NotOurs);
+                stage.run_frame(&FROM_NETDEV, &arrives.frame(), Verdict::ReplyHere);
+                stage.passes(&TO_POD, &blind(cast.pod), Verdict::NotOurs);
             }
             stage.age(u64::from(TIMEOUTS.tcp_closing) + 1);
             assert_eq!((stage.sweep(false), stage.entries()), (0, [2, 1, 0]), "{end}");
@@ -209,18 +209,18 @@ fn a_blind_end_shortens_no_connection_from_outside() {
     both(|stage, cast| {
         stage.configure(|config| config.timeouts = TIMEOUTS);
         let arrives = |flags| packet(cast.world, cast.pod, 5000, 80).tcp(flags);
-        stage.passes(&NOTICE, &arrives(SYN), Verdict::InboundRemembered);
+        stage.passes(&TO_POD, &arrives(SYN), Verdict::InboundRemembered);
         for flags in [SYN | ACK, ACK, FIN | ACK] {
-            stage.passes(&STEER, &packet(cast.pod, cast.world, 80, 5000).tcp(flags), Verdict::InboundReply);
+            stage.passes(&FROM_POD, &packet(cast.pod, cast.world, 80, 5000).tcp(flags), Verdict::InboundReply);
         }
         for end in [RST, FIN | ACK] {
             let blind = arrives(end).with(|packet| packet.sequence = 0x1234_5678);
-            stage.passes(&NOTICE, &blind, Verdict::NotOurs);
+            stage.passes(&TO_POD, &blind, Verdict::NotOurs);
         }
         stage.age(u64::from(TIMEOUTS.tcp_closing) + 1);
         stage.sweep(false);
         assert_eq!(stage.entries(), [0, 0, 1]);
-        stage.passes(&NOTICE, &arrives(RST), Verdict::NotOurs);
+        stage.passes(&TO_POD, &arrives(RST), Verdict::NotOurs);
         stage.age(u64::from(TIMEOUTS.tcp_closing) + 1);
         stage.sweep(false);
         assert_eq!(stage.entries(), [0; 3], "what fits counts");
@@ -243,7 +243,7 @@ fn a_connection_from_outside_lives_as_long_as_its_phase_says() {
         ] {
             for (index, flags) in flags.iter().enumerate() {
                 let verdict = if index == 0 { Verdict::InboundRemembered } else { Verdict::NotOurs };
-                stage.passes(&NOTICE, &arrives(cast.known_pod, *flags), verdict);
+                stage.passes(&TO_POD, &arrives(cast.known_pod, *flags), verdict);
             }
             for (age, kept) in [(secs - MARGIN_SECS, 1), (secs + 1, 0)] {
                 stage.age(u64::from(age));
@@ -261,7 +261,7 @@ fn in_need_what_nobody_has_answered_goes_first() {
         stage.configure(|config| config.timeouts = TIMEOUTS);
         talk(stage, cast, &[(true, SYN), (false, SYN | ACK), (true, ACK)]);
         for port in 4001..4011 {
-            stage.run_frame(&STEER, &packet(cast.pod, cast.world, port, 80).tcp(SYN).frame(), Verdict::SnatHere);
+            stage.run_frame(&FROM_POD, &packet(cast.pod, cast.world, port, 80).tcp(SYN).frame(), Verdict::SnatHere);
         }
         stage.age(15);
         assert_eq!((stage.sweep(false), stage.entries()), (0, [22, 11, 0]));
@@ -286,7 +286,7 @@ fn a_mapping_that_packets_do_not_take_for_one_has_its_time_too() {
             mapping.egress_id += 1;
             stage.nat.insert(key, mapping, 0).expect("a mapping");
         }
-        stage.run_frame(&STEER, &sent(cast, ACK).frame(), Verdict::CutAnswered);
+        stage.run_frame(&FROM_POD, &sent(cast, ACK).frame(), Verdict::CutAnswered);
         stage.sweep(false);
         assert_eq!(stage.entries()[0], 2, "it may be just a moment's");
         stage.age(u64::from(TIMEOUTS.tcp_opening) + 1);
@@ -300,7 +300,7 @@ fn a_mapping_that_packets_do_not_take_for_one_has_its_time_too() {
 #[test]
 fn a_mapping_whose_other_key_has_lost_its_seal_goes_at_once() {
     both(|stage, cast| {
-        stage.run_frame(&STEER, &sent(cast, SYN).frame(), Verdict::SnatHere);
+        stage.run_frame(&FROM_POD, &sent(cast, SYN).frame(), Verdict::SnatHere);
         stage.sweep(false);
         assert_eq!(stage.entries()[0], 2);
         let mut all = stage.nat.iter().map(|entry| entry.expect("an entry"));
@@ -326,16 +326,16 @@ fn pods_that_nothing_selects_leave_room_for_those_that_something_does() {
             stage.expose(pod, 6, port);
         }
         for port in 1..=6 {
-            stage.passes(&NOTICE, &syn(V4.known_pod, port), Verdict::InboundRemembered);
+            stage.passes(&TO_POD, &syn(V4.known_pod, port), Verdict::InboundRemembered);
         }
-        stage.passes(&NOTICE, &syn(V4.known_pod, 7), Verdict::InboundRefused);
+        stage.passes(&TO_POD, &syn(V4.known_pod, 7), Verdict::InboundRefused);
         for port in 1..=2 {
-            stage.passes(&NOTICE, &syn(V4.pod, port), Verdict::InboundRemembered);
+            stage.passes(&TO_POD, &syn(V4.pod, port), Verdict::InboundRemembered);
         }
-        stage.drops(&NOTICE, &syn(V4.pod, 3), Verdict::InboundFull);
+        stage.drops(&TO_POD, &syn(V4.pod, 3), Verdict::InboundFull);
         stage.age(u64::from(TIMEOUTS.tcp_opening) + 1);
         assert_eq!(stage.sweep(false), 8);
-        stage.passes(&NOTICE, &syn(V4.known_pod, 7), Verdict::InboundRemembered);
+        stage.passes(&TO_POD, &syn(V4.known_pod, 7), Verdict::InboundRemembered);
     });
 }
 
@@ -348,20 +348,20 @@ fn a_flood_at_one_port_leaves_room_for_others_and_is_over_within_seconds() {
         stage.expose(V4.pod, 6, 443);
         let from = |port, to, flags| packet(V4.world, V4.pod, port, to).tcp(flags);
         for port in 1..=32 {
-            stage.passes(&NOTICE, &from(port, 80, SYN), Verdict::InboundRemembered);
-            stage.passes(&NOTICE, &from(port, 80, RST), Verdict::NotOurs);
+            stage.passes(&TO_POD, &from(port, 80, SYN), Verdict::InboundRemembered);
+            stage.passes(&TO_POD, &from(port, 80, RST), Verdict::NotOurs);
         }
-        stage.drops_all(&NOTICE, (33..100).map(|port| from(port, 80, SYN)), Verdict::InboundFull);
+        stage.drops_all(&TO_POD, (33..100).map(|port| from(port, 80, SYN)), Verdict::InboundFull);
         stage.sweep(false);
-        stage.drops(&NOTICE, &from(33, 80, SYN), Verdict::InboundFull);
+        stage.drops(&TO_POD, &from(33, 80, SYN), Verdict::InboundFull);
         for port in 1..=7 {
-            stage.passes(&NOTICE, &from(port, 443, SYN), Verdict::InboundRemembered);
+            stage.passes(&TO_POD, &from(port, 443, SYN), Verdict::InboundRemembered);
         }
-        stage.drops(&NOTICE, &from(9, 443, SYN), Verdict::InboundFull);
+        stage.drops(&TO_POD, &from(9, 443, SYN), Verdict::InboundFull);
         // Reset, or not answered.
         stage.age(11);
         assert_eq!(stage.sweep(false), 39);
-        stage.passes(&NOTICE, &from(33, 80, SYN), Verdict::InboundRemembered);
+        stage.passes(&TO_POD, &from(33, 80, SYN), Verdict::InboundRemembered);
     });
 }
 
@@ -378,7 +378,7 @@ fn what_a_packet_has_used_is_not_swept() {
         let forward = Tuple::new(Direction::Egress, addr(V4.pod), addr(V4.world), 4000, 80, 17);
         let (mut used, mut swept) = (0, 0);
         for round in 0..pace::rounds(4000) {
-            assert_eq!(test_run(stage.program(STEER.program), &STEER, &frame).action, REDIRECT);
+            assert_eq!(test_run(stage.program(FROM_POD.program), &FROM_POD, &frame).action, REDIRECT);
             stage.age(u64::from(TIMEOUTS.udp) + 1);
             let before = stage.counts();
             let ran = meet(stage, &frame, round);
@@ -411,7 +411,7 @@ fn meet(stage: &Stage, frame: &[u8], round: u32) -> i32 {
         // Another offset in each round, so that every order is met.
         (0..delay).for_each(|_| std::hint::spin_loop());
     };
-    let (packets, sweeps) = (stage.loaded(STEER.program), stage.loaded("sweep"));
+    let (packets, sweeps) = (stage.loaded(FROM_POD.program), stage.loaded("sweep"));
     std::thread::scope(|scope| {
         scope.spawn(|| {
             together(1, (round % 40) * 10);
@@ -419,7 +419,7 @@ fn meet(stage: &Stage, frame: &[u8], round: u32) -> i32 {
         });
         let packet = scope.spawn(|| {
             together(0, 100);
-            test_run(packets, &STEER, frame).action
+            test_run(packets, &FROM_POD, frame).action
         });
         packet.join().expect("the packet's side")
     })
@@ -431,24 +431,24 @@ fn meet(stage: &Stage, frame: &[u8], round: u32) -> i32 {
 fn what_is_just_being_removed_is_neither_used_nor_overwritten() {
     both(|stage, cast| {
         let sent = packet(cast.pod, cast.world, 4000, 80);
-        stage.run_frame(&STEER, &sent.frame(), Verdict::SnatHere);
+        stage.run_frame(&FROM_POD, &sent.frame(), Verdict::SnatHere);
         let (key, flow) = stage.flows.iter().next().expect("a flow").expect("an entry");
         let taken = Flow { last_seen_ns: GONE, ..flow };
         stage.flows.insert(key, taken, 0).expect("take it");
-        stage.drops(&STEER, &sent, Verdict::ClaimLost);
+        stage.drops(&FROM_POD, &sent, Verdict::ClaimLost);
         assert_eq!(stage.flows.get(&key, 0).expect("still there"), taken);
         stage.flows.insert(key, flow, 0).expect("give it back");
 
         let mut mapping = stage.nat.get(&key, 0).expect("a mapping");
         mapping.last_seen_ns = GONE;
         stage.nat.insert(key, mapping, 0).expect("take it");
-        stage.drops(&STEER, &sent, Verdict::ClaimLost);
+        stage.drops(&FROM_POD, &sent, Verdict::ClaimLost);
         assert_eq!(stage.nat.get(&key, 0).expect("still there").last_seen_ns, GONE);
         for gone in [key, mapping.other] {
             stage.nat.remove(&gone).expect("remove");
         }
         stage.flows.remove(&key).expect("remove");
-        stage.run_frame(&STEER, &sent.frame(), Verdict::SnatHere);
+        stage.run_frame(&FROM_POD, &sent.frame(), Verdict::SnatHere);
         for gone in [key, mapping.other] {
             stage.nat.remove(&gone).expect("remove");
         }

@@ -7,7 +7,7 @@ use crate::cast::{V4, V6, addr};
 use crate::frames::{Body, SYN, packet};
 use crate::races::{has_both_cpus, pin};
 use crate::skips::skipped;
-use crate::stage::{ENTER, LEAVE, NOTICE, REDIRECT, Run, STEER, both, on_stage, on_stage_with, test_run};
+use crate::stage::{FROM_NETDEV, FROM_POD, REDIRECT, Run, TO_NETDEV, TO_POD, both, on_stage, on_stage_with, test_run};
 
 #[test]
 fn without_a_configuration_everything_passes() {
@@ -15,7 +15,7 @@ fn without_a_configuration_everything_passes() {
         stage.configure(|config| config.generation = 0);
         for cast in [V4, V6] {
             let sent = packet(cast.pod, cast.world, 1, 2);
-            for run in [STEER, NOTICE, ENTER, LEAVE] {
+            for run in [FROM_POD, TO_POD, FROM_NETDEV, TO_NETDEV] {
                 stage.passes(&run, &sent, Verdict::NotConfigured);
             }
         }
@@ -26,11 +26,11 @@ fn without_a_configuration_everything_passes() {
 fn a_full_map_of_mappings_is_a_drop_without_remains() {
     on_stage_with(&[("nat", 3)], |stage| {
         let sent = |port| packet(V4.pod, V4.world, port, 80);
-        stage.run_frame(&STEER, &sent(4000).frame(), Verdict::SnatHere);
-        stage.drops(&STEER, &sent(4001), Verdict::MapFull);
+        stage.run_frame(&FROM_POD, &sent(4000).frame(), Verdict::SnatHere);
+        stage.drops(&FROM_POD, &sent(4001), Verdict::MapFull);
         assert_eq!(stage.mappings().len(), 2);
         // Its own port is no port of ours, so one is searched for.
-        stage.drops(&STEER, &sent(53), Verdict::MapFull);
+        stage.drops(&FROM_POD, &sent(53), Verdict::MapFull);
         assert_eq!(stage.mappings().len(), 2);
         let refusals = stage.eip_counters.get(&V4.here, 0).expect("a counter");
         assert_eq!(refusals.iter().map(|count| count.refusals).sum::<u64>(), 2);
@@ -41,8 +41,8 @@ fn a_full_map_of_mappings_is_a_drop_without_remains() {
 fn a_search_in_a_full_map_says_so() {
     on_stage_with(&[("nat", 2)], |stage| {
         let sent = |port| packet(V6.pod, V6.world, port, 80);
-        stage.run_frame(&STEER, &sent(4000).frame(), Verdict::SnatHere);
-        stage.drops(&STEER, &sent(53), Verdict::MapFull);
+        stage.run_frame(&FROM_POD, &sent(4000).frame(), Verdict::SnatHere);
+        stage.drops(&FROM_POD, &sent(53), Verdict::MapFull);
         assert_eq!(stage.mappings().len(), 2);
     });
 }
@@ -50,9 +50,9 @@ fn a_search_in_a_full_map_says_so() {
 #[test]
 fn a_full_map_of_flows_is_a_drop() {
     on_stage_with(&[("flows", 1)], |stage| {
-        stage.run_frame(&STEER, &packet(V4.away_pod, V4.world, 4000, 80).frame(), Verdict::Steered);
-        stage.drops(&STEER, &packet(V4.away_pod, V4.world, 4001, 80), Verdict::MapFull);
-        stage.run_frame(&STEER, &packet(V4.away_pod, V4.world, 4000, 80).frame(), Verdict::Steered);
+        stage.run_frame(&FROM_POD, &packet(V4.away_pod, V4.world, 4000, 80).frame(), Verdict::ToGateway);
+        stage.drops(&FROM_POD, &packet(V4.away_pod, V4.world, 4001, 80), Verdict::MapFull);
+        stage.run_frame(&FROM_POD, &packet(V4.away_pod, V4.world, 4000, 80).frame(), Verdict::ToGateway);
     });
 }
 
@@ -60,9 +60,9 @@ fn a_full_map_of_flows_is_a_drop() {
 fn a_full_map_of_connections_from_outside_lets_nobody_be_answered_wrongly() {
     on_stage_with(&[("inbound", 1)], |stage| {
         let syn = |port| packet(V4.world, V4.pod, port, 4000).tcp(SYN);
-        stage.passes(&NOTICE, &syn(1), Verdict::InboundRemembered);
-        stage.drops(&NOTICE, &syn(2), Verdict::InboundFull);
-        stage.passes(&NOTICE, &syn(1), Verdict::NotOurs);
+        stage.passes(&TO_POD, &syn(1), Verdict::InboundRemembered);
+        stage.drops(&TO_POD, &syn(2), Verdict::InboundFull);
+        stage.passes(&TO_POD, &syn(1), Verdict::NotOurs);
     });
 }
 
@@ -70,7 +70,7 @@ fn a_full_map_of_connections_from_outside_lets_nobody_be_answered_wrongly() {
 fn every_port_is_given_before_one_is_refused() {
     both(|stage, cast| {
         stage.configure(|config| (config.node_ports.first, config.node_ports.last) = (61000, 61004));
-        let marked = Run { mark: NODE_MARK, ..LEAVE };
+        let marked = Run { mark: NODE_MARK, ..TO_NETDEV };
         for body in [Body::Udp, Body::Tcp(SYN), Body::EchoRequest] {
             let sent = |port| packet(cast.pod, cast.other_node, port, 80).body(body);
             for port in 4000..4005 {
@@ -100,13 +100,13 @@ fn the_last_port_is_found_from_two_cpus_at_once() {
         let entry = stage.pods.get(&addr(V4.pod), 0).expect("a pod");
         stage.put_pod(V4.known_pod, entry);
         let sent = |pod, port| packet(pod, V4.world, port, 80).with(|packet| packet.data = 0).frame();
-        stage.run_frame(&STEER, &sent(V4.pod, 1024), Verdict::SnatHere);
-        let program = stage.loaded(STEER.program);
+        stage.run_frame(&FROM_POD, &sent(V4.pod, 1024), Verdict::SnatHere);
+        let program = stage.loaded(FROM_POD.program);
         // Every port in a mixed-up order: 1031 divides no number near it.
         let mixed = |step: u32| u16::try_from(1024 + step * 1031 % 64_512).expect("a port");
         let fill = |cpu: usize, pod: &'static str, steps: std::ops::Range<u32>| {
             pin(cpu);
-            let given = steps.filter(|step| test_run(program, &STEER, &sent(pod, mixed(*step))).action == REDIRECT);
+            let given = steps.filter(|step| test_run(program, &FROM_POD, &sent(pod, mixed(*step))).action == REDIRECT);
             given.count()
         };
         let both = |first: std::ops::Range<u32>| {
@@ -127,7 +127,7 @@ fn the_last_port_is_found_from_two_cpus_at_once() {
             .map(|(key, _)| key.dport())
             .collect();
         assert_eq!(shown.len(), PORTS);
-        stage.drops(&STEER, &packet(V4.pod, V4.world, 53, 80), Verdict::PortsExhausted);
+        stage.drops(&FROM_POD, &packet(V4.pod, V4.world, 53, 80), Verdict::PortsExhausted);
         assert_eq!(stage.nat.keys().count(), 2 * PORTS, "a refusal leaves no key");
         // One becomes free.
         let reverse = Tuple::new(Direction::Ingress, addr(V4.world), addr(V4.egress), 80, 5000, 17);
@@ -136,6 +136,6 @@ fn the_last_port_is_found_from_two_cpus_at_once() {
         stage.nat.remove(&forward).expect("forget");
         // Whether it is still refused depends on when the range was last searched; after this time it is not.
         std::thread::sleep(std::time::Duration::from_nanos(EXHAUSTED_NS + 20_000_000));
-        stage.run_frame(&STEER, &packet(V4.pod, V4.world, 53, 80).frame(), Verdict::SnatHere);
+        stage.run_frame(&FROM_POD, &packet(V4.pod, V4.world, 53, 80).frame(), Verdict::SnatHere);
     });
 }

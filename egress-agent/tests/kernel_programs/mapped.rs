@@ -7,7 +7,7 @@ use crate::cast::{V4, V6};
 use crate::encapsulation::ground::{arrived, configure, settle, takes_out_other_families};
 use crate::errors::arriving;
 use crate::frames::{Body, SYN, packet};
-use crate::stage::{ENTER, LEAVE, NOTICE, STEER, UPLINK_MAC, on_stage};
+use crate::stage::{FROM_NETDEV, FROM_POD, TO_NETDEV, TO_POD, UPLINK_MAC, on_stage};
 
 fn mapped(address: &str) -> String {
     format!("::ffff:{address}")
@@ -22,17 +22,17 @@ fn a_v4_mapped_source_is_not_the_ipv4_pod() {
             for body in [Body::Udp, Body::Tcp(SYN), Body::EchoRequest] {
                 for to in [world.as_str(), V6.world] {
                     let sent = packet(&pod, to, 4000, 80).body(body);
-                    stage.drops(&STEER, &sent, Verdict::V4Mapped);
-                    stage.drops(&LEAVE, &sent, Verdict::V4Mapped);
+                    stage.drops(&FROM_POD, &sent, Verdict::V4Mapped);
+                    stage.drops(&TO_NETDEV, &sent, Verdict::V4Mapped);
                 }
                 let asked = packet(&world, &pod, 80, 4000).body(body);
-                stage.drops(&NOTICE, &asked, Verdict::V4Mapped);
+                stage.drops(&TO_POD, &asked, Verdict::V4Mapped);
             }
         }
         // Nor does a pod's IPv6 address lead to an IPv4 host.
         let sent = packet(V6.pod, &world, 4000, 80);
-        stage.drops(&STEER, &sent, Verdict::V4Mapped);
-        stage.drops(&LEAVE, &sent, Verdict::V4Mapped);
+        stage.drops(&FROM_POD, &sent, Verdict::V4Mapped);
+        stage.drops(&TO_NETDEV, &sent, Verdict::V4Mapped);
         assert!(stage.flows.keys().next().is_none() && stage.inbound.keys().next().is_none());
         assert!(stage.mappings().is_empty());
     });
@@ -42,14 +42,14 @@ fn a_v4_mapped_source_is_not_the_ipv4_pod() {
 fn a_v4_mapped_packet_of_the_world_is_no_answer_to_an_ipv4_flow() {
     on_stage(|stage| {
         let sent = packet(V4.pod, V4.world, 4000, 80);
-        stage.run_frame(&STEER, &sent.frame(), Verdict::SnatHere);
+        stage.run_frame(&FROM_POD, &sent.frame(), Verdict::SnatHere);
         let (world, egress) = (mapped(V4.world), mapped(V4.egress));
         let answer = packet(&world, &egress, 80, 4000).with(|packet| packet.dmac = UPLINK_MAC);
-        stage.drops(&ENTER, &answer, Verdict::V4Mapped);
+        stage.drops(&FROM_NETDEV, &answer, Verdict::V4Mapped);
         // An error that is for an IPv6 egress IP, and quotes an IPv4 flow.
         let quoted = packet(&egress, &world, 4000, 80);
         let error = arriving(V6.router, V6.egress, Body::Icmp([1, 4], [0; 4]), &quoted, 8);
-        stage.drops(&ENTER, &error, Verdict::IcmpUnmatched);
+        stage.drops(&FROM_NETDEV, &error, Verdict::IcmpUnmatched);
     });
 }
 
@@ -63,7 +63,7 @@ fn a_v4_mapped_packet_in_the_overlay_is_not_the_ipv4_pods() {
         let verdict = if takes_out_other_families() { Verdict::V4Mapped } else { Verdict::NotOurs };
         for inner in [packet(&remote, &world, 4000, 80), packet(&world, &pod, 80, 4000)] {
             let frame = arrived(&V4, V4.here).frame(&inner);
-            stage.run_frame(&ENTER, &frame, verdict);
+            stage.run_frame(&FROM_NETDEV, &frame, verdict);
         }
         assert!(stage.mappings().is_empty());
     });

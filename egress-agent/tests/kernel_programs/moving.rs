@@ -1,16 +1,16 @@
 //! An address that is handed over between this node and another one.
 
 use aya::programs::TcAttachType;
-use egress_common::abi::{Course, Moving, Verdict};
+use egress_common::abi::{HandoverEntry, HandoverStage, Verdict};
 
 use crate::cast::{Cast, V4, addr};
 use crate::errors::arriving;
 use crate::frames::{ACK, Body, Packet, ip, octets, packet};
 use crate::overlay::{Wire, arrives, is, on_devices, wrapped};
-use crate::stage::{ENTER, REDIRECT, STEER, Stage, UPLINK_MAC, both, now_ns};
+use crate::stage::{FROM_NETDEV, FROM_POD, REDIRECT, Stage, UPLINK_MAC, both, now_ns};
 
 /// As the agent does it: the address is none of this node's before, or behind it.
-fn hand_over(stage: &mut Stage, cast: &Cast, course: Course) {
+fn hand_over(stage: &mut Stage, cast: &Cast, course: HandoverStage) {
     stage.hand_over(cast, course);
     stage.owned.remove(&cast.here).expect("it is owned");
 }
@@ -26,18 +26,18 @@ const THIRD: &str = "172.18.0.4";
 fn a_pod_of_the_old_node_is_passed_on() {
     both(|stage, cast| {
         let sent = packet(cast.pod, cast.world, 4000, 80);
-        stage.run_frame(&STEER, &sent.frame(), Verdict::SnatHere);
-        hand_over(stage, cast, Course::Leaving);
-        let ran = stage.run_frame(&STEER, &sent.frame(), Verdict::PassedOn);
+        stage.run_frame(&FROM_POD, &sent.frame(), Verdict::SnatHere);
+        hand_over(stage, cast, HandoverStage::Leaving);
+        let ran = stage.run_frame(&FROM_POD, &sent.frame(), Verdict::HandedOver);
         assert_eq!(ran.action, REDIRECT);
-        hand_over_again(stage, cast, Course::Arriving);
-        stage.drops(&STEER, &sent, Verdict::NotGateway);
-        stage.moving.remove(&cast.here).expect("it is there");
-        stage.drops(&STEER, &sent, Verdict::NotGateway);
+        hand_over_again(stage, cast, HandoverStage::Arriving);
+        stage.drops(&FROM_POD, &sent, Verdict::NotGateway);
+        stage.handovers.remove(&cast.here).expect("it is there");
+        stage.drops(&FROM_POD, &sent, Verdict::NotGateway);
     });
 }
 
-fn hand_over_again(stage: &mut Stage, cast: &Cast, course: Course) {
+fn hand_over_again(stage: &mut Stage, cast: &Cast, course: HandoverStage) {
     stage.own(cast.here, cast.egress);
     hand_over(stage, cast, course);
 }
@@ -47,16 +47,16 @@ fn hand_over_again(stage: &mut Stage, cast: &Cast, course: Course) {
 fn the_heir_is_asked_first_about_answers() {
     both(|stage, cast| {
         let sent = packet(cast.pod, cast.world, 4000, 80);
-        stage.run_frame(&STEER, &sent.frame(), Verdict::SnatHere);
-        hand_over(stage, cast, Course::Leaving);
-        stage.run_frame(&ENTER, &answer(cast, 4000).frame(), Verdict::PassedOn);
-        let ran = stage.run_frame(&ENTER, &answer(cast, 4001).frame(), Verdict::PassedOn);
+        stage.run_frame(&FROM_POD, &sent.frame(), Verdict::SnatHere);
+        hand_over(stage, cast, HandoverStage::Leaving);
+        stage.run_frame(&FROM_NETDEV, &answer(cast, 4000).frame(), Verdict::HandedOver);
+        let ran = stage.run_frame(&FROM_NETDEV, &answer(cast, 4001).frame(), Verdict::HandedOver);
         assert_eq!(ran.action, REDIRECT);
         let pong = answer(cast, 4001).body(Body::EchoReply);
-        stage.run_frame(&ENTER, &pong.frame(), Verdict::PassedOn);
-        stage.moving.remove(&cast.here).expect("it is there");
-        stage.run_frame(&ENTER, &answer(cast, 4000).frame(), Verdict::ReplyHere);
-        stage.drops(&ENTER, &answer(cast, 4001), Verdict::NoMapping);
+        stage.run_frame(&FROM_NETDEV, &pong.frame(), Verdict::HandedOver);
+        stage.handovers.remove(&cast.here).expect("it is there");
+        stage.run_frame(&FROM_NETDEV, &answer(cast, 4000).frame(), Verdict::ReplyHere);
+        stage.drops(&FROM_NETDEV, &answer(cast, 4001), Verdict::NoNatEntry);
     });
 }
 
@@ -65,11 +65,11 @@ fn the_heir_is_asked_first_about_answers() {
 fn who_is_killed_in_the_middle_of_the_step_has_let_go_of_nothing() {
     both(|stage, cast| {
         let sent = packet(cast.pod, cast.world, 4000, 80);
-        stage.run_frame(&STEER, &sent.frame(), Verdict::SnatHere);
+        stage.run_frame(&FROM_POD, &sent.frame(), Verdict::SnatHere);
         let decisions = stage.config.get(&0, 0).expect("the configuration").decisions;
         let number = |stage: &mut Stage, decisions| stage.configure(|config| config.decisions = decisions);
         let writes: [&dyn Fn(&mut Stage); 4] = [
-            &|stage| stage.hand_over(cast, Course::Leaving),
+            &|stage| stage.hand_over(cast, HandoverStage::Leaving),
             &|stage| number(stage, 0),
             &|stage| stage.owned.remove(&cast.here).expect("it is owned"),
             &|stage| number(stage, decisions + 1),
@@ -78,12 +78,12 @@ fn who_is_killed_in_the_middle_of_the_step_has_let_go_of_nothing() {
             write(stage);
             let (out, back) = match done {
                 0 | 1 => (Verdict::SnatHere, Verdict::ReplyHere),
-                _ => (Verdict::PassedOn, Verdict::PassedOn),
+                _ => (Verdict::HandedOver, Verdict::HandedOver),
             };
-            stage.run_frame(&STEER, &sent.frame(), out);
-            stage.run_frame(&ENTER, &answer(cast, 4000).frame(), back);
+            stage.run_frame(&FROM_POD, &sent.frame(), out);
+            stage.run_frame(&FROM_NETDEV, &answer(cast, 4000).frame(), back);
             for late in all_kinds(cast, 4000) {
-                stage.run_frame(&ENTER, &late.frame(), back);
+                stage.run_frame(&FROM_NETDEV, &late.frame(), back);
             }
         }
     });
@@ -102,18 +102,18 @@ fn all_kinds(cast: &Cast, port: u16) -> [Packet; 3] {
 #[test]
 fn fragments_and_errors_go_the_way_of_their_flow() {
     both(|stage, cast| {
-        stage.run_frame(&STEER, &packet(cast.pod, cast.world, 4000, 80).frame(), Verdict::SnatHere);
-        hand_over(stage, cast, Course::Leaving);
+        stage.run_frame(&FROM_POD, &packet(cast.pod, cast.world, 4000, 80).frame(), Verdict::SnatHere);
+        hand_over(stage, cast, HandoverStage::Leaving);
         for late in all_kinds(cast, 4000).iter().chain(&all_kinds(cast, 4001)) {
-            stage.run_frame(&ENTER, &late.frame(), Verdict::PassedOn);
+            stage.run_frame(&FROM_NETDEV, &late.frame(), Verdict::HandedOver);
         }
         // The heir has sent the one flow and not the other.
-        hand_over_again(stage, cast, Course::Open);
+        hand_over_again(stage, cast, HandoverStage::Open);
         for late in all_kinds(cast, 4000) {
-            stage.run_frame(&ENTER, &late.frame(), Verdict::ReplyHere);
+            stage.run_frame(&FROM_NETDEV, &late.frame(), Verdict::ReplyHere);
         }
         for late in all_kinds(cast, 4001).map(|late| late.with(|packet| packet.number = 9)) {
-            stage.run_frame(&ENTER, &late.frame(), Verdict::PassedOn);
+            stage.run_frame(&FROM_NETDEV, &late.frame(), Verdict::HandedOver);
         }
     });
 }
@@ -125,17 +125,17 @@ fn an_heir_leaves_to_the_old_node_what_it_has_not_sent() {
         // A slow machine may need long to load the next program.
         let begun = now_ns();
         let sent = packet(cast.pod, cast.world, 4000, 80);
-        stage.run_frame(&STEER, &sent.frame(), Verdict::SnatHere);
+        stage.run_frame(&FROM_POD, &sent.frame(), Verdict::SnatHere);
         let since = |stage: &mut Stage, since_ns| {
             let owned = stage.owned.get(&cast.here, 0).expect("owned");
-            let moving = Moving::new(cast.here, Course::Open, since_ns, addr(V4.other_node), owned);
-            stage.moving.insert(cast.here, moving, 0).expect("a hand-over");
+            let moving = HandoverEntry::new(cast.here, HandoverStage::Open, since_ns, addr(V4.other_node), owned);
+            stage.handovers.insert(cast.here, moving, 0).expect("a hand-over");
         };
         since(stage, now_ns() + 1_000_000_000);
-        stage.run_frame(&ENTER, &answer(cast, 4000).frame(), Verdict::PassedOn);
+        stage.run_frame(&FROM_NETDEV, &answer(cast, 4000).frame(), Verdict::HandedOver);
         since(stage, begun - 1_000_000_000);
-        stage.run_frame(&ENTER, &answer(cast, 4000).frame(), Verdict::ReplyHere);
-        stage.run_frame(&ENTER, &answer(cast, 4001).frame(), Verdict::PassedOn);
+        stage.run_frame(&FROM_NETDEV, &answer(cast, 4000).frame(), Verdict::ReplyHere);
+        stage.run_frame(&FROM_NETDEV, &answer(cast, 4001).frame(), Verdict::HandedOver);
     });
 }
 
@@ -144,11 +144,11 @@ fn an_heir_leaves_to_the_old_node_what_it_has_not_sent() {
 fn what_is_passed_on_has_one_hop_less() {
     on_the_device(|stage, cast| {
         let wire = Wire::of("out0");
-        hand_over(stage, cast, Course::Arriving);
+        hand_over(stage, cast, HandoverStage::Arriving);
         let mut back = packet(cast.world, cast.egress, 80, 4000).with(|packet| packet.ttl = 3);
         for _ in 0..2 {
             let arrived = arrives(stage, &wire, &wrapped(V4.other_node, cast.here, &back));
-            assert_eq!(arrived, is(Verdict::PassedOn));
+            assert_eq!(arrived, is(Verdict::HandedOver));
             back = back.hop();
             assert_eq!(wire.next_from(V4.node).expect("it left by the overlay")[50 + 14..], back.frame()[14..]);
         }
@@ -162,14 +162,14 @@ fn what_is_passed_on_has_one_hop_less() {
 fn the_old_node_takes_what_the_heir_passes_back() {
     on_the_device(|stage, cast| {
         let (wire, pods) = (Wire::of("out0"), Wire::of("pods0"));
-        stage.run_frame(&STEER, &packet(cast.pod, cast.world, 4000, 80).frame(), Verdict::SnatHere);
-        hand_over(stage, cast, Course::Leaving);
+        stage.run_frame(&FROM_POD, &packet(cast.pod, cast.world, 4000, 80).frame(), Verdict::SnatHere);
+        hand_over(stage, cast, HandoverStage::Leaving);
         let back = |port| packet(cast.world, cast.egress, 80, port);
         let arrived = arrives(stage, &wire, &wrapped(V4.other_node, cast.here, &back(4000)));
         assert_eq!(arrived, is(Verdict::ReplyHere));
         pods.next_from(cast.world).expect("it went to the pod");
         let arrived = arrives(stage, &wire, &wrapped(V4.other_node, cast.here, &back(4001)));
-        assert_eq!(arrived, is(Verdict::NoMapping));
+        assert_eq!(arrived, is(Verdict::NoNatEntry));
     });
 }
 
@@ -178,14 +178,14 @@ fn the_old_node_takes_what_the_heir_passes_back() {
 fn the_old_node_takes_back_fragments_and_errors_too() {
     on_the_device(|stage, cast| {
         let (wire, pods) = (Wire::of("out0"), Wire::of("pods0"));
-        stage.run_frame(&STEER, &packet(cast.pod, cast.world, 4000, 80).frame(), Verdict::SnatHere);
-        hand_over(stage, cast, Course::Leaving);
+        stage.run_frame(&FROM_POD, &packet(cast.pod, cast.world, 4000, 80).frame(), Verdict::SnatHere);
+        hand_over(stage, cast, HandoverStage::Leaving);
         for back in all_kinds(cast, 4000) {
             let arrived = arrives(stage, &wire, &wrapped(V4.other_node, cast.here, &back));
             assert_eq!(arrived, is(Verdict::ReplyHere), "{back:?}");
             pods.next_from(&back.from.to_string()).expect("it went to the pod");
         }
-        let verdicts = [Verdict::NoMapping, Verdict::FragmentUnknown, Verdict::IcmpUnmatched];
+        let verdicts = [Verdict::NoNatEntry, Verdict::FragmentUnknown, Verdict::IcmpUnmatched];
         for (back, verdict) in all_kinds(cast, 4001).into_iter().zip(verdicts) {
             let back = back.with(|packet| packet.number = 9);
             let arrived = arrives(stage, &wire, &wrapped(V4.other_node, cast.here, &back));
@@ -195,19 +195,19 @@ fn the_old_node_takes_back_fragments_and_errors_too() {
 }
 
 fn on_the_device(test: impl Fn(&mut Stage, &Cast) + Send + 'static) {
-    on_devices(&[("overlay_ingress", "egress0", TcAttachType::Ingress)], test);
+    on_devices(&[("from_overlay", "egress0", TcAttachType::Ingress)], test);
 }
 
 #[test]
 fn late_packets_are_passed_on_as_a_router_does() {
     on_the_device(|stage, cast| {
         let wire = Wire::of("out0");
-        hand_over(stage, cast, Course::Leaving);
+        hand_over(stage, cast, HandoverStage::Leaving);
         stage.add_node(THIRD);
         let inner = packet(cast.remote_pod, cast.world, 4000, 80);
         stage.move_subnets(cast, addr(V4.node), addr(THIRD));
         let arrived = arrives(stage, &wire, &wrapped(THIRD, cast.here, &inner));
-        assert_eq!(arrived, is(Verdict::PassedOn));
+        assert_eq!(arrived, is(Verdict::HandedOver));
         let passed = wire.next_from(V4.node).expect("it left by the overlay");
         assert_eq!(passed[30..34], octets(ip(V4.other_node)));
         assert_eq!(passed[46..49], cast.here.to_be_bytes()[1..]);
@@ -223,7 +223,7 @@ fn late_packets_are_passed_on_as_a_router_does() {
 fn an_heir_translates_what_the_old_node_passes_on() {
     on_the_device(|stage, cast| {
         let (wire, pods) = (Wire::of("out0"), Wire::of("pods0"));
-        hand_over(stage, cast, Course::Arriving);
+        hand_over(stage, cast, HandoverStage::Arriving);
         stage.add_node(THIRD);
         stage.move_subnets(cast, addr(V4.node), addr(THIRD));
         let own = packet(cast.pod, cast.world, 4001, 80);
@@ -236,19 +236,19 @@ fn an_heir_translates_what_the_old_node_passes_on() {
         let direct = arrives(stage, &wire, &wrapped(THIRD, cast.here, &late));
         assert_eq!(direct, is(Verdict::NotGateway), "before its time");
         stage.own(cast.here, cast.egress);
-        hand_over(stage, cast, Course::Open);
+        hand_over(stage, cast, HandoverStage::Open);
         let direct = arrives(stage, &wire, &wrapped(THIRD, cast.here, &late));
         assert_eq!(direct, is(Verdict::SnatForNode), "the old node emits nothing any more");
         // Answers that the old node got: of a pod elsewhere, of a pod here, and of none.
         let back = |port| packet(cast.world, cast.egress, 80, port);
         let arrived = arrives(stage, &wire, &wrapped(V4.other_node, cast.here, &back(4000)));
-        assert_eq!(arrived, is(Verdict::ReplySteered));
+        assert_eq!(arrived, is(Verdict::ReplyToNode));
         assert_eq!(wire.next_from(V4.node).expect("it left by the overlay")[30..34], octets(ip(THIRD)));
         let arrived = arrives(stage, &wire, &wrapped(V4.other_node, cast.here, &back(4001)));
         assert_eq!(arrived, is(Verdict::ReplyHere));
         pods.next_from(cast.world).expect("it went to the pod");
         let arrived = arrives(stage, &wire, &wrapped(V4.other_node, cast.here, &back(4002).tcp(ACK)));
-        assert_eq!(arrived, is(Verdict::PassedOn), "the old node may have sent it");
+        assert_eq!(arrived, is(Verdict::HandedOver), "the old node may have sent it");
         let arrived = arrives(stage, &wire, &wrapped(THIRD, cast.here, &back(4001)));
         assert_eq!(arrived, is(Verdict::ForgedInner), "from the old node alone");
     });

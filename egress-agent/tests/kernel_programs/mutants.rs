@@ -7,7 +7,7 @@ use crate::cast::{V4, V6};
 use crate::frames::{Body, SYN, ip, octets, packet};
 use crate::pace::rounds;
 use crate::stage::{
-    ENTER, LEAVE, NEXT, NOTICE, REDIRECT, Ran, Run, SHOT, STEER, Stage, UPLINK_MAC, on_stage, test_run,
+    FROM_NETDEV, FROM_POD, NEXT, REDIRECT, Ran, Run, SHOT, Stage, TO_NETDEV, TO_POD, UPLINK_MAC, on_stage, test_run,
 };
 
 const ROUNDS: u32 = 4000;
@@ -37,16 +37,16 @@ fn seeds() -> Vec<(Run, Vec<u8>)> {
         for body in [Body::Udp, Body::Tcp(SYN), Body::EchoRequest, Body::Unreachable] {
             let out = packet(cast.pod, cast.world, 4000, 80).body(body);
             for pod in [cast.pod, cast.away_pod, cast.known_pod, cast.unknown_pod] {
-                seeds.push((STEER, packet(pod, cast.world, 4000, 80).body(body).frame()));
+                seeds.push((FROM_POD, packet(pod, cast.world, 4000, 80).body(body).frame()));
             }
-            seeds.push((STEER, packet(cast.pod, cast.egress, 4000, 80).body(body).frame()));
-            seeds.push((STEER, out.clone().with(|packet| packet.data = 1600).frame()));
-            seeds.push((STEER, out.clone().with(|packet| packet.options = 2).frame()));
-            seeds.push((LEAVE, out.frame()));
+            seeds.push((FROM_POD, packet(cast.pod, cast.egress, 4000, 80).body(body).frame()));
+            seeds.push((FROM_POD, out.clone().with(|packet| packet.data = 1600).frame()));
+            seeds.push((FROM_POD, out.clone().with(|packet| packet.options = 2).frame()));
+            seeds.push((TO_NETDEV, out.frame()));
             let back = packet(cast.world, cast.egress, 80, 4000).body(body).with(|packet| packet.dmac = UPLINK_MAC);
-            seeds.push((ENTER, back.clone().with(|packet| packet.data = 1450).frame()));
-            seeds.push((ENTER, back.frame()));
-            seeds.push((NOTICE, packet(cast.world, cast.pod, 80, 4000).body(body).frame()));
+            seeds.push((FROM_NETDEV, back.clone().with(|packet| packet.data = 1450).frame()));
+            seeds.push((FROM_NETDEV, back.frame()));
+            seeds.push((TO_POD, packet(cast.world, cast.pod, 80, 4000).body(body).frame()));
         }
     }
     seeds

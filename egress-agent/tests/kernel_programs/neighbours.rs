@@ -8,7 +8,7 @@ use egress_common::abi::{Addr, ConflictEvent, Verdict};
 
 use crate::cast::{V4, V6};
 use crate::frames::{checksum, ip, octets};
-use crate::stage::{ENTER, NEXT, OWNED_MAC, REDIRECT, Ran, Stage, UPLINK_MAC, on_stage};
+use crate::stage::{FROM_NETDEV, NEXT, OWNED_MAC, REDIRECT, Ran, Stage, UPLINK_MAC, on_stage};
 
 const ASKER_MAC: [u8; 6] = [2, 0, 0, 0, 0, 9];
 const REQUEST: u8 = 1;
@@ -61,7 +61,7 @@ fn arp_requests_for_an_owned_address_are_answered() {
             for dmac in [[0xff; 6], UPLINK_MAC] {
                 let request = arp(dmac, REQUEST, (ASKER_MAC, sender), ([0; 6], V4.egress));
                 let answer = arp(ASKER_MAC, REPLY, (OWNED_MAC, V4.egress), (ASKER_MAC, sender));
-                let ran = stage.run_frame(&ENTER, &request, Verdict::ArpAnswered);
+                let ran = stage.run_frame(&FROM_NETDEV, &request, Verdict::ArpAnswered);
                 assert_eq!(ran, Ran::plain(REDIRECT, answer, 0));
             }
         }
@@ -74,11 +74,11 @@ fn what_is_not_owned_is_not_answered_for() {
     on_stage(|stage| {
         stage.owned.remove(&V4.here).expect("it is owned");
         let request = arp([0xff; 6], REQUEST, (ASKER_MAC, "172.18.0.1"), ([0; 6], V4.egress));
-        let ran = stage.run_frame(&ENTER, &request, Verdict::NotOurs);
+        let ran = stage.run_frame(&FROM_NETDEV, &request, Verdict::NotOurs);
         assert_eq!(ran, Ran::plain(NEXT, request.clone(), 0));
         // Its object has another address here by now.
         stage.own(V4.here, "172.18.0.177");
-        let ran = stage.run_frame(&ENTER, &request, Verdict::NotOurs);
+        let ran = stage.run_frame(&FROM_NETDEV, &request, Verdict::NotOurs);
         assert_eq!(ran, Ran::plain(NEXT, request, 0));
     });
 }
@@ -93,7 +93,7 @@ fn other_arp_is_left_alone() {
         let mut short = arp([0xff; 6], REQUEST, (ASKER_MAC, "172.18.0.1"), ([0; 6], V4.egress));
         short.truncate(40);
         for frame in [reply, our_own, other, node, short] {
-            let ran = stage.run_frame(&ENTER, &frame, Verdict::NotOurs);
+            let ran = stage.run_frame(&FROM_NETDEV, &frame, Verdict::NotOurs);
             assert_eq!(ran, Ran::plain(NEXT, frame, 0));
         }
     });
@@ -141,7 +141,7 @@ fn solicitations_for_an_owned_address_are_answered() {
                 let request = discovery([dmac, ASKER_MAC], ROUTER, to, 255, &solicitation(V6.egress, &option));
                 let body = advertisement(V6.egress, 0x60);
                 let answer = discovery([ASKER_MAC, OWNED_MAC], V6.egress, ROUTER, 255, &body);
-                let ran = stage.run_frame(&ENTER, &request, Verdict::NeighbourAnswered);
+                let ran = stage.run_frame(&FROM_NETDEV, &request, Verdict::NeighbourAnswered);
                 assert_eq!(ran, Ran::plain(REDIRECT, answer, 0));
             }
         }
@@ -154,7 +154,7 @@ fn duplicate_address_detection_is_answered_to_all() {
         let request = discovery([GROUP_MAC, ASKER_MAC], "::", GROUP, 255, &solicitation(V6.egress, &[]));
         let macs = [[0x33, 0x33, 0, 0, 0, 1], OWNED_MAC];
         let answer = discovery(macs, V6.egress, "ff02::1", 255, &advertisement(V6.egress, 0x20));
-        let ran = stage.run_frame(&ENTER, &request, Verdict::NeighbourAnswered);
+        let ran = stage.run_frame(&FROM_NETDEV, &request, Verdict::NeighbourAnswered);
         assert_eq!(ran, Ran::plain(REDIRECT, answer, 0));
     });
 }
@@ -177,7 +177,7 @@ fn other_neighbour_discovery_is_left_alone() {
 }
 
 fn is_left_alone(stage: &mut Stage, frame: Vec<u8>) {
-    let ran = stage.run_frame(&ENTER, &frame, Verdict::NotOurs);
+    let ran = stage.run_frame(&FROM_NETDEV, &frame, Verdict::NotOurs);
     assert_eq!(ran, Ran::plain(NEXT, frame, 0));
     assert_eq!(stage.conflicts(), []);
 }
@@ -214,8 +214,8 @@ fn malformed_neighbour_discovery_is_ignored() {
             is_left_alone(stage, frame);
         }
         // What is whole is answered: the frames above differ in one thing.
-        stage.run_frame(&ENTER, &solicit(ROUTER, GROUP, &plain), Verdict::NeighbourAnswered);
-        stage.run_frame(&ENTER, &solicit("::", GROUP, &solicitation(V6.egress, &[])), Verdict::NeighbourAnswered);
+        stage.run_frame(&FROM_NETDEV, &solicit(ROUTER, GROUP, &plain), Verdict::NeighbourAnswered);
+        stage.run_frame(&FROM_NETDEV, &solicit("::", GROUP, &solicitation(V6.egress, &[])), Verdict::NeighbourAnswered);
         stage.conflicts();
 
         let advert = advertisement_of(V6.egress, 0x20, ASKER_MAC);
@@ -232,7 +232,7 @@ fn malformed_neighbour_discovery_is_ignored() {
             println!("advertisement: {what}");
             is_left_alone(stage, frame);
         }
-        stage.run_frame(&ENTER, &advertise(255, &advert), Verdict::AddressConflict);
+        stage.run_frame(&FROM_NETDEV, &advertise(255, &advert), Verdict::AddressConflict);
     });
 }
 
@@ -244,36 +244,36 @@ fn claims_of_others_on_an_owned_address_are_told() {
         let v4 = |mac| (ip(V4.egress), mac);
         for (operation, target) in [(REPLY, V4.node), (REQUEST, V4.node), (REPLY, V4.egress)] {
             let frame = arp([0xff; 6], operation, (ASKER_MAC, V4.egress), ([0; 6], target));
-            let ran = stage.run_frame(&ENTER, &frame, Verdict::AddressConflict);
+            let ran = stage.run_frame(&FROM_NETDEV, &frame, Verdict::AddressConflict);
             assert_eq!(ran, Ran::plain(NEXT, frame, 0), "the host's stack sees it too");
             assert_eq!(stage.conflicts(), [v4(ASKER_MAC)]);
         }
         // An announcement is a request for the address too.
         let announced = arp([0xff; 6], REQUEST, (ASKER_MAC, V4.egress), ([0; 6], V4.egress));
-        stage.run_frame(&ENTER, &announced, Verdict::ArpAnswered);
+        stage.run_frame(&FROM_NETDEV, &announced, Verdict::ArpAnswered);
         assert_eq!(stage.conflicts(), [v4(ASKER_MAC)]);
         // A frame that says to come from here is no proof.
         let mut pretended = arp([0xff; 6], REPLY, (ASKER_MAC, V4.egress), ([0; 6], V4.egress));
         pretended[6..12].copy_from_slice(&OWNED_MAC);
-        stage.run_frame(&ENTER, &pretended, Verdict::AddressConflict);
+        stage.run_frame(&FROM_NETDEV, &pretended, Verdict::AddressConflict);
         assert_eq!(stage.conflicts(), [v4(ASKER_MAC)]);
 
         let macs = [GROUP_MAC, ASKER_MAC];
         let v6 = |mac| (ip(V6.egress), mac);
         let advert = discovery(macs, V6.egress, "ff02::1", 255, &advertisement_of(V6.egress, 0x20, [7; 6]));
-        let ran = stage.run_frame(&ENTER, &advert, Verdict::AddressConflict);
+        let ran = stage.run_frame(&FROM_NETDEV, &advert, Verdict::AddressConflict);
         assert_eq!(ran, Ran::plain(NEXT, advert, 0));
         assert_eq!(stage.conflicts(), [v6([7; 6])], "the address that neighbours would take");
         let bare = advertisement_of(V6.egress, 0x20, ASKER_MAC)[..24].to_vec();
-        stage.run_frame(&ENTER, &discovery(macs, V6.egress, "ff02::1", 255, &bare), Verdict::AddressConflict);
+        stage.run_frame(&FROM_NETDEV, &discovery(macs, V6.egress, "ff02::1", 255, &bare), Verdict::AddressConflict);
         assert_eq!(stage.conflicts(), [v6(ASKER_MAC)]);
         let detects = discovery(macs, "::", GROUP, 255, &solicitation(V6.egress, &[]));
-        stage.run_frame(&ENTER, &detects, Verdict::NeighbourAnswered);
+        stage.run_frame(&FROM_NETDEV, &detects, Verdict::NeighbourAnswered);
         assert_eq!(stage.conflicts(), [v6(ASKER_MAC)]);
 
         // What is not owned is anybody's, also where it was until a moment ago.
         stage.owned.remove(&V4.here).expect("it is owned");
-        stage.run_frame(&ENTER, &announced, Verdict::NotOurs);
+        stage.run_frame(&FROM_NETDEV, &announced, Verdict::NotOurs);
         assert_eq!(stage.conflicts(), []);
     });
 }
@@ -285,7 +285,7 @@ fn a_flood_of_claims_is_told_a_hundred_times_a_second() {
         stage.conflicts();
         let start = Instant::now();
         for _ in 0..1000 {
-            stage.run_frame(&ENTER, &frame, Verdict::AddressConflict);
+            stage.run_frame(&FROM_NETDEV, &frame, Verdict::AddressConflict);
         }
         let steps = usize::try_from(start.elapsed().as_millis() / CONFLICT_STEP.as_millis()).expect("few");
         let told = stage.conflicts().len();

@@ -1,4 +1,4 @@
-//! `overlay_ingress`, by real packets: a test run cannot carry a tunnel header.
+//! `from_overlay`, by real packets: a test run cannot carry a tunnel header.
 //!
 //! A frame with the outer header of our choice is sent into the far end of the uplink; the kernel takes off the outer
 //! header and the program runs on the overlay device. What it sends on is caught at the far ends of the devices.
@@ -20,7 +20,7 @@ use crate::cut::reset_of;
 use crate::encapsulation::ground::settle;
 use crate::frames::{ACK, Body, Packet, RST, SYN, ip, octets, packet};
 use crate::pace::patience;
-use crate::stage::{ROUTER_MAC, STEER, Stage, UPLINK_MAC, batch, on_stage};
+use crate::stage::{FROM_POD, ROUTER_MAC, Stage, UPLINK_MAC, batch, on_stage};
 
 /// The far end of a device.
 pub(crate) struct Wire {
@@ -123,7 +123,7 @@ pub(crate) fn on_devices(places: &'static [Place], test: impl Fn(&mut Stage, &Ca
 }
 
 fn on_the_device(test: impl Fn(&mut Stage, &Cast) + Send + 'static) {
-    on_devices(&[("overlay_ingress", "egress0", TcAttachType::Ingress)], test);
+    on_devices(&[("from_overlay", "egress0", TcAttachType::Ingress)], test);
 }
 
 fn from_remote(cast: &Cast) -> Packet {
@@ -250,7 +250,7 @@ fn a_remote_pod_whose_port_another_took_meanwhile_is_told() {
     on_the_device(|stage, cast| {
         let wire = Wire::of("out0");
         let taken = packet(cast.pod, cast.world, 4000, 80).tcp(SYN);
-        stage.run_frame(&STEER, &taken.frame(), Verdict::SnatHere);
+        stage.run_frame(&FROM_POD, &taken.frame(), Verdict::SnatHere);
         let running = from_remote(cast).tcp(ACK);
         let arrived = arrives(stage, &wire, &wrapped(V4.other_node, cast.here, &running));
         assert_eq!(arrived, is(Verdict::CutAnswered));

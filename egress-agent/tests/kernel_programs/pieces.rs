@@ -5,14 +5,14 @@ use egress_common::abi::{PodEntry, Verdict};
 
 use crate::cast::V4;
 use crate::frames::{L3, Packet, checksum, ip, octets, packet};
-use crate::stage::{ENTER, MGMT_MAC, POD_MAC, REDIRECT, STEER, Stage, UPLINK_MAC, batch, on_stage};
+use crate::stage::{FROM_NETDEV, FROM_POD, MGMT_MAC, POD_MAC, REDIRECT, Stage, UPLINK_MAC, batch, on_stage};
 
 /// Of the way to a pod; an IPv4 header and this many bytes fit.
 const FIRST: usize = (1400 - 20) & !7;
 
 /// Begins a flow of `pod`, and returns an answer of 1468 bytes.
 fn begin(stage: &mut Stage, pod: &str, port: u16) -> Packet {
-    stage.run_frame(&STEER, &packet(pod, V4.world, port, 80).frame(), Verdict::SnatHere);
+    stage.run_frame(&FROM_POD, &packet(pod, V4.world, port, 80).frame(), Verdict::SnatHere);
     packet(V4.world, V4.egress, 80, port).with(|packet| {
         (packet.dmac, packet.dont_fragment, packet.data) = (UPLINK_MAC, false, 1440);
     })
@@ -23,7 +23,7 @@ fn the_rest_follows_as_a_fragment_of_its_own() {
     on_stage(|stage| {
         let answer = begin(stage, V4.pod, 4000);
         let whole = answer.dnat(V4.pod, 4000).hop().frame();
-        let ran = stage.run_frame(&ENTER, &answer.frame(), Verdict::ReplyHere);
+        let ran = stage.run_frame(&FROM_NETDEV, &answer.frame(), Verdict::ReplyHere);
         let rest = &whole[L3 + 20 + FIRST..];
         let mut header = whole[L3..L3 + 20].to_vec();
         header[2..4].copy_from_slice(&u16::try_from(20 + rest.len()).expect("a length").to_be_bytes());
@@ -42,9 +42,9 @@ fn a_pod_that_is_not_resolved_gets_neither_piece() {
     on_stage(|stage| {
         stage.put_pod(V4.early_pod, PodEntry::selected(V4.here, 0));
         let answer = begin(stage, V4.early_pod, 4000);
-        stage.drops(&ENTER, &answer, Verdict::NoNeighbour);
+        stage.drops(&FROM_NETDEV, &answer, Verdict::NoNeighbour);
         batch(&format!("neigh replace {} lladdr 02:00:00:00:02:10 dev ovn-k8s-mp0 nud permanent\n", V4.early_pod));
-        assert_eq!(stage.run_frame(&ENTER, &answer.frame(), Verdict::ReplyHere).action, REDIRECT);
+        assert_eq!(stage.run_frame(&FROM_NETDEV, &answer.frame(), Verdict::ReplyHere).action, REDIRECT);
     });
 }
 
@@ -54,7 +54,7 @@ fn a_length_that_is_not_there_is_not_cut() {
     on_stage(|stage| {
         let mut frame = begin(stage, V4.pod, 4000).frame();
         frame[L3 + 2..L3 + 4].copy_from_slice(&200_u16.to_be_bytes());
-        let ran = stage.run_frame(&ENTER, &frame, Verdict::RewriteFailed);
+        let ran = stage.run_frame(&FROM_NETDEV, &frame, Verdict::RewriteFailed);
         assert_ne!(ran.action, REDIRECT);
         let ends: [Vec<u8>; 2] = [octets(ip(V4.world)), octets(ip(V4.pod))];
         assert_eq!(ran.frame[L3 + 12..L3 + 20], ends.concat(), "half written, and so dropped");

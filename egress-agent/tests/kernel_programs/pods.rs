@@ -1,11 +1,11 @@
-//! `mgmt_ingress`: what pods of this node send.
+//! `from_pod`: what pods of this node send.
 
 use egress_common::abi::{NODE_MARK, OnUnknownPod, Origin, Policy, PolicyKey, Verdict, WhenEmpty};
 
 use crate::cast::{Cast, addr};
 use crate::devices::batch;
 use crate::frames::{ACK, Body, Packet, SYN, packet};
-use crate::stage::{LEAVE, NEXT, REDIRECT, ROUTER_MAC, Ran, SHOT, STEER, UPLINK_MAC, both};
+use crate::stage::{FROM_POD, NEXT, REDIRECT, ROUTER_MAC, Ran, SHOT, TO_NETDEV, UPLINK_MAC, both};
 
 const PROTOCOLS: [Body; 4] = [Body::Udp, Body::UdpUnsummed, Body::Tcp(SYN), Body::EchoRequest];
 
@@ -20,10 +20,10 @@ fn a_packet_gets_its_egress_ip_here() {
             let sent = to_world(cast).body(body).with(|packet| packet.sport = port);
             let expected = sent.snat(cast.egress, port).hop();
             // The kernel finds the neighbour for the first one, and later ones carry its link address.
-            stage.redirects(&STEER, &sent, Verdict::SnatHere, &expected);
+            stage.redirects(&FROM_POD, &sent, Verdict::SnatHere, &expected);
             let direct = expected.clone().macs(ROUTER_MAC, UPLINK_MAC);
             for _ in 0..2 {
-                stage.redirects(&STEER, &sent, Verdict::SnatHere, &direct);
+                stage.redirects(&FROM_POD, &sent, Verdict::SnatHere, &direct);
             }
         }
         // Of UDP there are two ports, and one flow of each other protocol.
@@ -39,10 +39,10 @@ fn another_port_is_found_where_the_own_is_taken() {
     both(|stage, cast| {
         for body in [Body::Udp, Body::Tcp(SYN), Body::EchoRequest] {
             let first = packet(cast.pod, cast.world, 5000, 80).body(body);
-            stage.redirects(&STEER, &first, Verdict::SnatHere, &first.snat(cast.egress, 5000).hop());
+            stage.redirects(&FROM_POD, &first, Verdict::SnatHere, &first.snat(cast.egress, 5000).hop());
             stage.select_as(cast.known_pod, cast.pod);
             let second = packet(cast.known_pod, cast.world, 5000, 80).body(body);
-            let ran = stage.run_frame(&STEER, &second.frame(), Verdict::SnatHere);
+            let ran = stage.run_frame(&FROM_POD, &second.frame(), Verdict::SnatHere);
             let (_, made) = stage
                 .mappings()
                 .into_values()
@@ -68,7 +68,7 @@ fn options_and_odd_lengths_are_no_obstacle() {
                     let sent = to_world(cast).body(body).with(|packet| {
                         (packet.sport, packet.options, packet.data) = (port, options, data);
                     });
-                    let ran = stage.run_frame(&STEER, &sent.frame(), Verdict::SnatHere);
+                    let ran = stage.run_frame(&FROM_POD, &sent.frame(), Verdict::SnatHere);
                     let expected = sent.snat(cast.egress, port).hop();
                     assert_eq!(ran.frame[14..], expected.frame()[14..], "{sent:?}");
                 }
@@ -82,7 +82,7 @@ fn a_gateway_elsewhere_gets_it_as_it_is() {
     both(|stage, cast| {
         for body in PROTOCOLS {
             let sent = packet(cast.away_pod, cast.world, 4000, 80).body(body);
-            stage.redirects(&STEER, &sent, Verdict::Steered, &sent.clone().hop());
+            stage.redirects(&FROM_POD, &sent, Verdict::ToGateway, &sent.clone().hop());
         }
         assert_eq!(stage.nat.iter().count(), 0, "the gateway translates");
     });
@@ -105,10 +105,10 @@ fn what_is_not_ours_passes_untouched() {
             (packet(cast.known_pod, cast.other_node, 1, 2), Verdict::NotSelected),
             (packet(pod, cast.world, 1, 2).with(|packet| packet.ttl = 1), Verdict::TtlExpired),
         ] {
-            stage.passes(&STEER, &sent, verdict);
+            stage.passes(&FROM_POD, &sent, verdict);
         }
         stage.redirects(
-            &STEER,
+            &FROM_POD,
             &to_world(cast).with(|packet| packet.ttl = 2),
             Verdict::SnatHere,
             &to_world(cast).snat(cast.egress, 4000).with(|packet| packet.ttl = 1),
@@ -131,10 +131,10 @@ fn what_cannot_be_given_an_egress_ip_is_dropped_by_name() {
             (udp.clone().body(Body::Other(17)).with(|packet| packet.data = 0), Verdict::Malformed),
             (udp.clone().body(Body::Unreachable), Verdict::IcmpUnmatched),
         ] {
-            stage.drops(&STEER, &sent, verdict);
+            stage.drops(&FROM_POD, &sent, verdict);
         }
         stage.owned.remove(&cast.here).expect("not owned any more");
-        stage.drops(&STEER, &udp, Verdict::NotGateway);
+        stage.drops(&FROM_POD, &udp, Verdict::NotGateway);
     });
 }
 
@@ -142,9 +142,9 @@ fn what_cannot_be_given_an_egress_ip_is_dropped_by_name() {
 fn unknown_pods_pass_where_they_may() {
     both(|stage, cast| {
         let unknown = packet(cast.unknown_pod, cast.world, 1, 2);
-        stage.drops(&STEER, &unknown, Verdict::UnknownPod);
+        stage.drops(&FROM_POD, &unknown, Verdict::UnknownPod);
         stage.configure(|config| *config = config.with_on_unknown_pod(OnUnknownPod::Pass));
-        stage.passes(&STEER, &unknown, Verdict::UnknownPodPassed);
+        stage.passes(&FROM_POD, &unknown, Verdict::UnknownPodPassed);
         stage.configure(|_| ());
     });
 }
@@ -153,7 +153,7 @@ fn unknown_pods_pass_where_they_may() {
 fn a_packet_to_another_node_is_marked() {
     both(|stage, cast| {
         let sent = packet(cast.pod, cast.other_node, 4000, 80);
-        let ran = stage.run_frame(&STEER, &sent.frame(), Verdict::MarkedNode);
+        let ran = stage.run_frame(&FROM_POD, &sent.frame(), Verdict::MarkedNode);
         assert_eq!(ran, Ran::plain(NEXT, sent.frame(), NODE_MARK));
     });
 }
@@ -162,7 +162,7 @@ fn a_packet_to_another_node_is_marked() {
 fn a_flow_that_lost_its_address_is_cut() {
     both(|stage, cast| {
         let sent = to_world(cast).tcp(ACK);
-        stage.run_frame(&STEER, &sent.frame(), Verdict::SnatHere);
+        stage.run_frame(&FROM_POD, &sent.frame(), Verdict::SnatHere);
         let (key, mut flow) = stage
             .flows
             .iter()
@@ -171,9 +171,9 @@ fn a_flow_that_lost_its_address_is_cut() {
             .expect("a flow");
         flow.address = addr(cast.away_egress);
         stage.flows.insert(key, flow.sealed(&key), 0).expect("a flow");
-        stage.run_frame(&STEER, &sent.frame(), Verdict::CutAnswered);
+        stage.run_frame(&FROM_POD, &sent.frame(), Verdict::CutAnswered);
         let anew = to_world(cast).tcp(SYN);
-        assert_eq!(stage.run_frame(&STEER, &anew.frame(), Verdict::SnatHere).action, REDIRECT);
+        assert_eq!(stage.run_frame(&FROM_POD, &anew.frame(), Verdict::SnatHere).action, REDIRECT);
     });
 }
 
@@ -181,9 +181,9 @@ fn a_flow_that_lost_its_address_is_cut() {
 fn a_flow_whose_port_another_took_meanwhile_is_cut() {
     both(|stage, cast| {
         stage.select_as(cast.known_pod, cast.pod);
-        stage.run_frame(&STEER, &to_world(cast).tcp(SYN).frame(), Verdict::SnatHere);
+        stage.run_frame(&FROM_POD, &to_world(cast).tcp(SYN).frame(), Verdict::SnatHere);
         let running = packet(cast.known_pod, cast.world, 4000, 80).tcp(ACK);
-        stage.run_frame(&STEER, &running.frame(), Verdict::CutAnswered);
+        stage.run_frame(&FROM_POD, &running.frame(), Verdict::CutAnswered);
     });
 }
 
@@ -194,7 +194,7 @@ fn fragments_follow_their_first_one() {
         let later = whole.clone().with(|packet| packet.fragment = (100, false));
         let first = whole.with(|packet| packet.fragment = (0, true));
         for sent in [first, later] {
-            let ran = stage.run_frame(&STEER, &sent.frame(), Verdict::SnatHere);
+            let ran = stage.run_frame(&FROM_POD, &sent.frame(), Verdict::SnatHere);
             assert_eq!(ran.frame[14..], sent.snat(cast.egress, 4000).hop().frame()[14..]);
         }
         assert_eq!(stage.flows.iter().count(), if cast.egress.contains(':') { 2 } else { 1 }, "one flow each");
@@ -210,12 +210,12 @@ fn nothing_assigned_is_as_the_policy_says() {
         {
             let key = PolicyKey::new(cast.pending, cast.family);
             stage.policy.insert(key, Policy::empty(when), 0).expect("a policy");
-            stage.passes(&STEER, &sent, verdict);
+            stage.passes(&FROM_POD, &sent, verdict);
             if verdict == Verdict::FamilyNotListed {
-                stage.passes(&LEAVE, &sent, verdict);
+                stage.passes(&TO_NETDEV, &sent, verdict);
             } else {
                 // No stack has translated it.
-                let ran = stage.run_frame(&LEAVE, &sent.frame(), Verdict::NodeSnat);
+                let ran = stage.run_frame(&TO_NETDEV, &sent.frame(), Verdict::NodeSnat);
                 assert_eq!(ran.action, NEXT);
                 let source = if cast.node.contains(':') { 22..38 } else { 26..30 };
                 assert_eq!(ran.frame[source.clone()], packet(cast.node, cast.world, 1, 2).frame()[source]);
@@ -241,7 +241,7 @@ fn a_tunnel_port_behind_many_extension_headers_is_found_out() {
             let length = u16::try_from(frame.len() - 54 + chain.len()).expect("a length");
             frame[18..20].copy_from_slice(&length.to_be_bytes());
             frame.splice(54..54, chain);
-            for run in [STEER, LEAVE] {
+            for run in [FROM_POD, TO_NETDEV] {
                 assert_eq!(stage.run_frame(&run, &frame, Verdict::ForgedTunnel).action, SHOT, "{count} headers");
             }
         }
@@ -253,7 +253,7 @@ fn other_protocols_pass() {
     both(|stage, cast| {
         let frame = to_world(cast).frame();
         let frame = [&frame[..12], &[0x88, 0xb5], &frame[14..]].concat();
-        let ran = stage.run_frame(&STEER, &frame, Verdict::NotIp);
+        let ran = stage.run_frame(&FROM_POD, &frame, Verdict::NotIp);
         assert_eq!(ran, Ran::plain(NEXT, frame, 0));
     });
 }
@@ -269,7 +269,7 @@ fn a_routes_own_size_counts_where_it_is_locked() {
         {
             batch(&format!("route replace {to} via {} {size}\n", cast.router));
             stage.configure(|config| config.route_generation = generation);
-            stage.run_frame(&STEER, &sent.frame(), verdict);
+            stage.run_frame(&FROM_POD, &sent.frame(), verdict);
         }
     });
 }

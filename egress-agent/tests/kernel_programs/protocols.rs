@@ -4,7 +4,7 @@ use egress_common::abi::{Family, NODE_MARK, Verdict};
 
 use crate::cast::Cast;
 use crate::frames::{Body, L3, Packet, packet};
-use crate::stage::{ENTER, LEAVE, NEXT, Run, STEER, UPLINK_MAC, both};
+use crate::stage::{FROM_NETDEV, FROM_POD, NEXT, Run, TO_NETDEV, UPLINK_MAC, both};
 
 /// The chunk that begins an association.
 const SCTP: Body = Body::Sctp(1);
@@ -20,9 +20,9 @@ fn protocols_with_ports_go_and_come_back_with_right_checksums() {
     both(|stage, cast| {
         for (port, body) in (4000..).zip([Body::Lite(0), Body::Lite(8), Body::Lite(12), Body::Dccp, SCTP]) {
             let sent = packet(cast.pod, cast.world, port, 80).body(body);
-            stage.forwards(&STEER, &sent, Verdict::SnatHere, &sent.snat(cast.egress, port).hop());
+            stage.forwards(&FROM_POD, &sent, Verdict::SnatHere, &sent.snat(cast.egress, port).hop());
             let answer = arriving(cast, 80, port, body);
-            stage.forwards(&ENTER, &answer, Verdict::ReplyHere, &answer.dnat(cast.pod, port).hop());
+            stage.forwards(&FROM_NETDEV, &answer, Verdict::ReplyHere, &answer.dnat(cast.pod, port).hop());
         }
     });
 }
@@ -30,12 +30,12 @@ fn protocols_with_ports_go_and_come_back_with_right_checksums() {
 #[test]
 fn segments_that_the_sender_has_cut_go_as_they_are() {
     both(|stage, cast| {
-        let ready = Run { gso_size: 0xffff, ..STEER };
+        let ready = Run { gso_size: 0xffff, ..FROM_POD };
         let sent = packet(cast.pod, cast.world, 4000, 80).body(SCTP).with(|packet| packet.data = 3000);
-        stage.drops(&STEER, &sent, Verdict::MtuExceeded);
+        stage.drops(&FROM_POD, &sent, Verdict::MtuExceeded);
         stage.forwards(&ready, &sent, Verdict::SnatHere, &sent.snat(cast.egress, 4000).hop());
         let away = packet(cast.away_pod, cast.world, 4000, 80).body(SCTP).with(|packet| packet.data = 3000);
-        stage.run_frame(&ready, &away.frame(), Verdict::Steered);
+        stage.run_frame(&ready, &away.frame(), Verdict::ToGateway);
     });
 }
 
@@ -44,9 +44,9 @@ fn a_port_that_is_taken_is_changed() {
     both(|stage, cast| {
         stage.select_as(cast.known_pod, cast.pod);
         for body in [Body::Lite(8), Body::Dccp, SCTP] {
-            stage.run_frame(&STEER, &packet(cast.pod, cast.world, 4000, 80).body(body).frame(), Verdict::SnatHere);
+            stage.run_frame(&FROM_POD, &packet(cast.pod, cast.world, 4000, 80).body(body).frame(), Verdict::SnatHere);
             let second = packet(cast.known_pod, cast.world, 4000, 80).body(body);
-            let ran = stage.run_frame(&STEER, &second.frame(), Verdict::SnatHere);
+            let ran = stage.run_frame(&FROM_POD, &second.frame(), Verdict::SnatHere);
             let at = L3 + if cast.family == Family::V4 { 20 } else { 40 };
             let shown = u16::from_be_bytes([ran.frame[at], ran.frame[at + 1]]);
             assert!(shown >= 1024 && shown != 4000);
@@ -64,15 +64,15 @@ fn a_protocol_without_ports_serves_one_pod() {
         for body in [GRE, Body::Other(50), Body::Other(4), Body::Other(254), strange] {
             for data in [0, 33] {
                 let sent = packet(cast.pod, cast.world, 7, 9).body(body).with(|packet| packet.data = data);
-                stage.forwards(&STEER, &sent, Verdict::SnatHere, &sent.snat(cast.egress, 7).hop());
+                stage.forwards(&FROM_POD, &sent, Verdict::SnatHere, &sent.snat(cast.egress, 7).hop());
                 let answer = arriving(cast, 9, 7, body).with(|packet| packet.data = data);
-                stage.forwards(&ENTER, &answer, Verdict::ReplyHere, &answer.dnat(cast.pod, 7).hop());
+                stage.forwards(&FROM_NETDEV, &answer, Verdict::ReplyHere, &answer.dnat(cast.pod, 7).hop());
             }
-            stage.drops(&STEER, &packet(cast.known_pod, cast.world, 7, 9).body(body), Verdict::ProtocolTaken);
+            stage.drops(&FROM_POD, &packet(cast.known_pod, cast.world, 7, 9).body(body), Verdict::ProtocolTaken);
         }
-        stage.drops(&ENTER, &arriving(cast, 9, 7, Body::Other(253)), Verdict::NoMapping);
-        for run in [STEER, ENTER] {
-            let sent = if run.program == STEER.program {
+        stage.drops(&FROM_NETDEV, &arriving(cast, 9, 7, Body::Other(253)), Verdict::NoNatEntry);
+        for run in [FROM_POD, FROM_NETDEV] {
+            let sent = if run.program == FROM_POD.program {
                 packet(cast.pod, cast.world, 7, 9).body(AH)
             } else {
                 arriving(cast, 7, 9, AH)
@@ -85,7 +85,7 @@ fn a_protocol_without_ports_serves_one_pod() {
 #[test]
 fn a_nodes_own_address_is_not_lent_to_what_has_no_ports() {
     both(|stage, cast| {
-        let marked = Run { mark: NODE_MARK, ..LEAVE };
+        let marked = Run { mark: NODE_MARK, ..TO_NETDEV };
         let sent = |port, body| packet(cast.pod, cast.other_node, port, 80).body(body);
         stage.drops(&marked, &sent(4000, GRE), Verdict::ProtocolTaken);
         let ran = stage.run_frame(&marked, &sent(61234, SCTP).frame(), Verdict::NodeSnat);
@@ -106,12 +106,12 @@ fn queries_of_ipv4_other_than_echo_are_translated() {
         for (request, reply) in [(13, 14), (15, 16), (17, 18)] {
             let sent = query(cast.pod, cast.world, request, 4000);
             let expected = query(cast.egress, cast.world, request, 4000).hop();
-            stage.forwards(&STEER, &sent, Verdict::SnatHere, &expected);
+            stage.forwards(&FROM_POD, &sent, Verdict::SnatHere, &expected);
             let answer = query(cast.world, cast.egress, reply, 4000).with(|packet| packet.dmac = UPLINK_MAC);
             let expected = query(cast.world, cast.pod, reply, 4000).with(|packet| packet.dmac = UPLINK_MAC).hop();
-            stage.forwards(&ENTER, &answer, Verdict::ReplyHere, &expected);
+            stage.forwards(&FROM_NETDEV, &answer, Verdict::ReplyHere, &expected);
             let asked = query(cast.world, cast.egress, request, 4000).with(|packet| packet.dmac = UPLINK_MAC);
-            stage.drops(&ENTER, &asked, Verdict::NoMapping);
+            stage.drops(&FROM_NETDEV, &asked, Verdict::NoNatEntry);
         }
     });
 }
@@ -120,12 +120,12 @@ fn queries_of_ipv4_other_than_echo_are_translated() {
 fn who_lists_addresses_to_go_by_is_dropped() {
     both(|stage, cast| {
         let sent = packet(cast.pod, cast.world, 4000, 80).with(|packet| packet.options = 1);
-        stage.run_frame(&STEER, &sent.frame(), Verdict::SnatHere);
+        stage.run_frame(&FROM_POD, &sent.frame(), Verdict::SnatHere);
         let mut frame = sent.frame();
         match cast.family {
             Family::V4 => {
                 frame[34..42].copy_from_slice(&[1, 131, 7, 4, 10, 1, 2, 3]);
-                stage.run_frame(&STEER, &frame, Verdict::SourceRouted);
+                stage.run_frame(&FROM_POD, &frame, Verdict::SourceRouted);
                 frame[34..42].copy_from_slice(&[137, 7, 4, 10, 1, 2, 3, 0]);
             }
             Family::V6 => {
@@ -134,8 +134,8 @@ fn who_lists_addresses_to_go_by_is_dropped() {
                 frame[54 + 3] = 1;
             }
         }
-        stage.run_frame(&STEER, &frame, Verdict::SourceRouted);
-        let marked = Run { mark: NODE_MARK, ..LEAVE };
+        stage.run_frame(&FROM_POD, &frame, Verdict::SourceRouted);
+        let marked = Run { mark: NODE_MARK, ..TO_NETDEV };
         let mut frame = packet(cast.pod, cast.other_node, 4000, 80).with(|packet| packet.options = 1).frame();
         if cast.family == Family::V6 {
             frame[20] = 43;
@@ -169,13 +169,13 @@ fn extension_headers_are_walked_up_to_a_bound() {
         for count in 0..=7 {
             let sent = packet(cast.pod, cast.world, 4000, 80);
             if count == 7 {
-                stage.run_frame(&STEER, &chained(&sent, count), Verdict::ChainTooLong);
+                stage.run_frame(&FROM_POD, &chained(&sent, count), Verdict::ChainTooLong);
                 continue;
             }
-            let ran = stage.run_frame(&STEER, &chained(&sent, count), Verdict::SnatHere);
+            let ran = stage.run_frame(&FROM_POD, &chained(&sent, count), Verdict::SnatHere);
             assert_eq!(ran.frame[L3..], chained(&sent.snat(cast.egress, 4000).hop(), count)[L3..], "{count} headers");
             let answer = arriving(cast, 80, 4000, Body::Udp);
-            let ran = stage.run_frame(&ENTER, &chained(&answer, count), Verdict::ReplyHere);
+            let ran = stage.run_frame(&FROM_NETDEV, &chained(&answer, count), Verdict::ReplyHere);
             assert_eq!(ran.frame[L3..], chained(&answer.dnat(cast.pod, 4000).hop(), count)[L3..]);
         }
     });
@@ -187,12 +187,12 @@ fn what_is_not_translated_is_nobody_elses_loss() {
         let redirect = if cast.family == Family::V4 { [5, 1] } else { [137, 0] };
         for body in [AH, GRE, SCTP, Body::Icmp(redirect, [10, 1, 2, 3]), Body::Unreachable] {
             let by = |from, to| packet(from, to, 61500, 9).body(body);
-            stage.passes(&STEER, &by(cast.known_pod, cast.world), Verdict::NotSelected);
-            stage.passes(&LEAVE, &by(cast.known_pod, cast.world), Verdict::NotSelected);
-            stage.passes(&STEER, &by(cast.pod, cast.remote_pod), Verdict::ToCluster);
-            stage.passes(&LEAVE, &by(cast.node, cast.world), Verdict::NotOurs);
+            stage.passes(&FROM_POD, &by(cast.known_pod, cast.world), Verdict::NotSelected);
+            stage.passes(&TO_NETDEV, &by(cast.known_pod, cast.world), Verdict::NotSelected);
+            stage.passes(&FROM_POD, &by(cast.pod, cast.remote_pod), Verdict::ToCluster);
+            stage.passes(&TO_NETDEV, &by(cast.node, cast.world), Verdict::NotOurs);
             let arrives = by(cast.world, cast.node).with(|packet| packet.dmac = UPLINK_MAC);
-            stage.passes(&ENTER, &arrives, Verdict::NotOurs);
+            stage.passes(&FROM_NETDEV, &arrives, Verdict::NotOurs);
         }
         let listed = |from, to| {
             let mut frame = packet(from, to, 4000, 80).with(|packet| packet.options = 1).frame();
@@ -203,16 +203,16 @@ fn what_is_not_translated_is_nobody_elses_loss() {
             frame
         };
         for (run, frame, verdict) in [
-            (STEER, listed(cast.known_pod, cast.world), Verdict::NotSelected),
-            (LEAVE, listed(cast.known_pod, cast.world), Verdict::NotSelected),
-            (LEAVE, listed(cast.node, cast.world), Verdict::NotOurs),
+            (FROM_POD, listed(cast.known_pod, cast.world), Verdict::NotSelected),
+            (TO_NETDEV, listed(cast.known_pod, cast.world), Verdict::NotSelected),
+            (TO_NETDEV, listed(cast.node, cast.world), Verdict::NotOurs),
         ] {
             let ran = stage.run_frame(&run, &frame, verdict);
             assert_eq!((ran.action, ran.frame), (NEXT, frame));
         }
         if cast.family == Family::V6 {
             let long = chained(&packet(cast.known_pod, cast.world, 4000, 80), 7);
-            let ran = stage.run_frame(&STEER, &long, Verdict::NotSelected);
+            let ran = stage.run_frame(&FROM_POD, &long, Verdict::NotSelected);
             assert_eq!((ran.action, ran.frame), (NEXT, long));
         }
     });

@@ -15,7 +15,7 @@ use crate::cast::{Cast, addr};
 use crate::frames::{Body, Packet, SYN, packet};
 use crate::pace;
 use crate::skips::skipped;
-use crate::stage::{REDIRECT, Ran, Run, STEER, SWEEP, Stage, both, test_run};
+use crate::stage::{FROM_POD, REDIRECT, Ran, Run, SWEEP, Stage, both, test_run};
 
 pub(crate) fn rounds() -> u16 {
     u16::try_from(pace::rounds(3000)).expect("no more than there are ports")
@@ -101,7 +101,7 @@ fn one_mapping_where_the_own_port_is_free() {
         }
         let before = stage.mappings().len();
         for body in [Body::Udp, Body::Tcp(SYN)] {
-            race(stage, &STEER, |round| of_round(cast.pod, cast, body, round));
+            race(stage, &FROM_POD, |round| of_round(cast.pod, cast, body, round));
         }
         assert_eq!(stage.mappings().len() - before, 2 * 2 * usize::from(rounds()), "two keys each");
         for (key, mapping) in stage.mappings().into_values() {
@@ -120,7 +120,7 @@ fn one_mapping_where_both_search() {
         stage.put_pod(cast.known_pod, entry);
         let before = stage.mappings().len();
         begin(stage, cast, cast.known_pod);
-        race(stage, &STEER, |round| of_round(cast.pod, cast, Body::Udp, round));
+        race(stage, &FROM_POD, |round| of_round(cast.pod, cast, Body::Udp, round));
         assert_eq!(stage.mappings().len() - before, 2 * 2 * usize::from(rounds()), "two keys each");
         let kept = stage
             .mappings()
@@ -141,14 +141,14 @@ fn move_address(stage: &mut Stage, cast: &Cast) {
 fn begin(stage: &mut Stage, cast: &Cast, pod: &str) {
     for round in 0..rounds() {
         let sent = of_round(pod, cast, Body::Udp, round);
-        assert_eq!(test_run(stage.program(STEER.program), &STEER, &sent.frame()).action, REDIRECT);
+        assert_eq!(test_run(stage.program(FROM_POD.program), &FROM_POD, &sent.frame()).action, REDIRECT);
     }
 }
 
 /// Races the flows of a pod whose address has moved; a packet may be lost to the race, a key may not.
 fn race_moved(stage: &mut Stage, cast: &Cast, keys: usize) {
     let before = stage.counts();
-    run_both(stage, &STEER, |round| of_round(cast.pod, cast, Body::Udp, round));
+    run_both(stage, &FROM_POD, |round| of_round(cast.pod, cast, Body::Udp, round));
     let moved = stage.moved(&before);
     let packets = |verdict: Verdict| moved.get(verdict.label()).map_or(0, |(packets, _)| *packets);
     let (done, lost) = (packets(Verdict::SnatHere), packets(Verdict::ClaimLost));
@@ -192,7 +192,7 @@ fn what_two_cpus_have_written_of_what_a_flow_came_to_is_not_taken() {
     both(|stage, cast| {
         stage.configure(|config| config.decisions = 5);
         let out = packet(cast.pod, cast.world, 4000, 80).frame();
-        stage.run_frame(&STEER, &out, Verdict::SnatHere);
+        stage.run_frame(&FROM_POD, &out, Verdict::SnatHere);
         let entry = |entry: Result<(Tuple, Flow), _>| entry.ok().filter(|(key, _)| key.saddr == addr(cast.pod));
         let (key, begun) = stage.flows.iter().find_map(entry).expect("a flow");
         let slot = Slot::here(addr(cast.egress));
@@ -202,7 +202,7 @@ fn what_two_cpus_have_written_of_what_a_flow_came_to_is_not_taken() {
         for mixed in [Flow { settled: away, ..begun }, Flow { decided: 4, ..begun }] {
             stage.flows.insert(key, mixed, 0).expect("change the flow");
             stage.turn();
-            stage.run_frame(&STEER, &out, Verdict::SnatHere);
+            stage.run_frame(&FROM_POD, &out, Verdict::SnatHere);
             let now = stage.flows.get(&key, 0).expect("the flow");
             assert_eq!((now.decided, now.settled), (5, slot), "asked again");
         }
@@ -224,10 +224,10 @@ fn what_a_packet_uses_outlives_the_sweep_that_looks_at_it() {
         let (mut taken, mut kept) = (0, 0);
         for round in 0..pace::rounds(1000) {
             for frame in &frames {
-                assert_eq!(test_run(stage.program(STEER.program), &STEER, frame).action, REDIRECT);
+                assert_eq!(test_run(stage.program(FROM_POD.program), &FROM_POD, frame).action, REDIRECT);
             }
             stage.age(600);
-            let [sweep, steer] = [&SWEEP, &STEER].map(|run| stage.object.get(run.program));
+            let [sweep, steer] = [&SWEEP, &FROM_POD].map(|run| stage.object.get(run.program));
             let arrived = AtomicUsize::new(0);
             let meet = |cpu: usize| {
                 pin(cpu);
@@ -243,7 +243,7 @@ fn what_a_packet_uses_outlives_the_sweep_that_looks_at_it() {
                 });
                 let sent = scope.spawn(|| {
                     meet(CPUS[1]);
-                    frames.iter().map(|frame| test_run(steer, &STEER, frame).action).collect()
+                    frames.iter().map(|frame| test_run(steer, &FROM_POD, frame).action).collect()
                 });
                 taken += swept.join().expect("the sweep");
                 sent.join().expect("the packets")

@@ -10,7 +10,7 @@ use crate::cast::{Cast, V4, addr};
 use crate::devices::{OWNED_MAC, UPLINK};
 use crate::frames::{ACK, Body, FIN, Packet, RST, SYN, ip, packet};
 use crate::races::{CPUS, pin};
-use crate::stage::{ENTER, NOTICE, REDIRECT, STEER, Stage, UPLINK_MAC, both, test_run};
+use crate::stage::{FROM_NETDEV, FROM_POD, REDIRECT, Stage, TO_POD, UPLINK_MAC, both, test_run};
 
 /// One CPU, whose entries these are, and decisions that the programs may keep.
 fn on_one_cpu(test: impl Fn(&mut Stage, &Cast) + Send + 'static) {
@@ -43,10 +43,10 @@ fn back(cast: &Cast) -> Packet {
 /// Three packets: the first finds the next hop, the second keeps what it came to, and the third may be served by that.
 fn warm(stage: &mut Stage, cast: &Cast) {
     for _ in 0..3 {
-        stage.forwards(&STEER, &out(cast), Verdict::SnatHere, &out(cast).snat(cast.egress, 4000).hop());
+        stage.forwards(&FROM_POD, &out(cast), Verdict::SnatHere, &out(cast).snat(cast.egress, 4000).hop());
     }
     for _ in 0..3 {
-        stage.forwards(&ENTER, &back(cast), Verdict::ReplyHere, &back(cast).dnat(cast.pod, 4000).hop());
+        stage.forwards(&FROM_NETDEV, &back(cast), Verdict::ReplyHere, &back(cast).dnat(cast.pod, 4000).hop());
     }
 }
 
@@ -73,11 +73,11 @@ fn the_next_packets_need_no_other_map() {
             decide(stage, 1 + 2 * attempt);
             warm(stage, cast);
             remove_all(stage, cast);
-            stage.forwards(&STEER, &out(cast), Verdict::SnatHere, &out(cast).snat(cast.egress, 4000).hop());
+            stage.forwards(&FROM_POD, &out(cast), Verdict::SnatHere, &out(cast).snat(cast.egress, 4000).hop());
             let is_served = stage.entries() == [0; 3];
             // And not a moment longer.
             decide(stage, 2 + 2 * attempt);
-            stage.forwards(&STEER, &out(cast), Verdict::SnatHere, &out(cast).snat(cast.egress, 4000).hop());
+            stage.forwards(&FROM_POD, &out(cast), Verdict::SnatHere, &out(cast).snat(cast.egress, 4000).hop());
             assert_eq!(stage.entries(), [2, 1, 0], "begun anew, in mid-stream");
             is_served
         });
@@ -91,7 +91,7 @@ fn an_entry_ends_by_itself() {
         warm(stage, cast);
         remove_all(stage, cast);
         std::thread::sleep(std::time::Duration::from_millis(200));
-        stage.forwards(&STEER, &out(cast), Verdict::SnatHere, &out(cast).snat(cast.egress, 4000).hop());
+        stage.forwards(&FROM_POD, &out(cast), Verdict::SnatHere, &out(cast).snat(cast.egress, 4000).hop());
         assert_eq!(stage.entries(), [2, 1, 0]);
     });
 }
@@ -105,21 +105,21 @@ fn what_the_agent_changes_counts_at_once() {
         let policy = Policy::with_slots(WhenEmpty::Drop, &[elsewhere]).expect("one slot");
         stage.policy.insert(PolicyKey::new(cast.here, cast.family), policy, 0).expect("a policy");
         decide(stage, 2);
-        stage.run_frame(&STEER, &out(cast).frame(), Verdict::CutAnswered);
+        stage.run_frame(&FROM_POD, &out(cast).frame(), Verdict::CutAnswered);
         stage.fill(cast);
         decide(stage, 3);
         warm(stage, cast);
         stage.put_pod(cast.pod, PodEntry::known());
         decide(stage, 4);
-        stage.passes(&STEER, &out(cast), Verdict::NotSelected);
+        stage.passes(&FROM_POD, &out(cast), Verdict::NotSelected);
         stage.fill(cast);
         decide(stage, 5);
         warm(stage, cast);
         stage.owned.remove(&cast.here).expect("disown");
         stage.owned_addr.remove(&addr(cast.egress)).expect("disown");
         decide(stage, 6);
-        stage.drops(&STEER, &out(cast), Verdict::NotGateway);
-        stage.passes(&ENTER, &back(cast), Verdict::NotOurs);
+        stage.drops(&FROM_POD, &out(cast), Verdict::NotGateway);
+        stage.passes(&FROM_NETDEV, &back(cast), Verdict::NotOurs);
     });
 }
 
@@ -135,11 +135,11 @@ fn what_the_routes_say_counts_at_once() {
         stage.nat.insert(forward(cast), mapping, 0).expect("a mapping");
         decide(stage, 2);
         for _ in 0..3 {
-            let ran = stage.run_frame(&STEER, &out(cast).frame(), Verdict::SnatHere);
+            let ran = stage.run_frame(&FROM_POD, &out(cast).frame(), Verdict::SnatHere);
             assert_eq!(ran.frame[..6], former);
         }
         stage.configure(|config| (config.decisions, config.route_generation) = (2, config.route_generation + 1));
-        let ran = stage.run_frame(&STEER, &out(cast).frame(), Verdict::SnatHere);
+        let ran = stage.run_frame(&FROM_POD, &out(cast).frame(), Verdict::SnatHere);
         assert_ne!(ran.frame[..6], former);
     });
 }
@@ -150,7 +150,7 @@ fn an_entry_of_no_decision_serves_nobody() {
         decide(stage, 0);
         warm(stage, cast);
         remove_all(stage, cast);
-        stage.forwards(&STEER, &out(cast), Verdict::SnatHere, &out(cast).snat(cast.egress, 4000).hop());
+        stage.forwards(&FROM_POD, &out(cast), Verdict::SnatHere, &out(cast).snat(cast.egress, 4000).hop());
         assert_eq!(stage.entries(), [2, 1, 0]);
     });
 }
@@ -166,10 +166,10 @@ fn a_connection_that_begins_anew_is_followed() {
         };
         assert_eq!(state(stage, cast), [phase::SPOKE; 3]);
         let (syn, answer) = (out(cast).tcp(SYN), back(cast).tcp(SYN | ACK));
-        stage.forwards(&STEER, &syn, Verdict::SnatHere, &syn.clone().snat(cast.egress, 4000).hop());
+        stage.forwards(&FROM_POD, &syn, Verdict::SnatHere, &syn.clone().snat(cast.egress, 4000).hop());
         assert_eq!(state(stage, cast), [0; 3]);
-        stage.forwards(&ENTER, &answer, Verdict::ReplyHere, &answer.clone().dnat(cast.pod, 4000).hop());
-        stage.forwards(&STEER, &out(cast), Verdict::SnatHere, &out(cast).snat(cast.egress, 4000).hop());
+        stage.forwards(&FROM_NETDEV, &answer, Verdict::ReplyHere, &answer.clone().dnat(cast.pod, 4000).hop());
+        stage.forwards(&FROM_POD, &out(cast), Verdict::SnatHere, &out(cast).snat(cast.egress, 4000).hop());
         assert_eq!(state(stage, cast), [phase::SPOKE; 3]);
     });
 }
@@ -181,8 +181,8 @@ fn what_is_swept_is_not_served() {
         stage.configure(|config| (config.decisions, config.timeouts.tcp_established) = (1, 10));
         stage.age(11);
         assert_eq!(stage.sweep(false), 3);
-        stage.drops(&ENTER, &back(cast), Verdict::NoMapping);
-        stage.forwards(&STEER, &out(cast), Verdict::SnatHere, &out(cast).snat(cast.egress, 4000).hop());
+        stage.drops(&FROM_NETDEV, &back(cast), Verdict::NoNatEntry);
+        stage.forwards(&FROM_POD, &out(cast), Verdict::SnatHere, &out(cast).snat(cast.egress, 4000).hop());
         assert_eq!(stage.entries(), [2, 1, 0]);
     });
 }
@@ -194,15 +194,15 @@ fn a_flow_that_shows_another_address_takes_its_answers_along() {
         // The flow keeps its address, and another flow of the pod is none of its business.
         let udp = packet(cast.pod, cast.world, 4000, 80).body(Body::Udp);
         for _ in 0..3 {
-            stage.forwards(&STEER, &udp, Verdict::SnatHere, &udp.snat(cast.egress, 4000).hop());
+            stage.forwards(&FROM_POD, &udp, Verdict::SnatHere, &udp.snat(cast.egress, 4000).hop());
         }
         // A mapping that is there names another object: the flow takes a new one in its place.
         let mut mapping = stage.nat.get(&forward(cast), 0).expect("a mapping");
         mapping.egress_id = cast.away;
         stage.nat.insert(forward(cast), mapping.sealed(&forward(cast)), 0).expect("a mapping");
         decide(stage, 2);
-        stage.forwards(&STEER, &out(cast), Verdict::SnatHere, &out(cast).snat(cast.egress, 4000).hop());
-        stage.forwards(&ENTER, &back(cast), Verdict::ReplyHere, &back(cast).dnat(cast.pod, 4000).hop());
+        stage.forwards(&FROM_POD, &out(cast), Verdict::SnatHere, &out(cast).snat(cast.egress, 4000).hop());
+        stage.forwards(&FROM_NETDEV, &back(cast), Verdict::ReplyHere, &back(cast).dnat(cast.pod, 4000).hop());
     });
 }
 
@@ -216,21 +216,21 @@ fn a_reset_is_followed_as_on_the_road() {
         };
         assert_eq!(phase(stage), phase::Phase::Established);
         for flags in [RST, RST | ACK, RST | ACK] {
-            stage.run_frame(&ENTER, &back(cast).tcp(flags).frame(), Verdict::ReplyHere);
+            stage.run_frame(&FROM_NETDEV, &back(cast).tcp(flags).frame(), Verdict::ReplyHere);
             assert_eq!(phase(stage), phase::Phase::Closing);
             // A stranger's, then: the connection goes on.
-            stage.run_frame(&STEER, &out(cast).frame(), Verdict::SnatHere);
+            stage.run_frame(&FROM_POD, &out(cast).frame(), Verdict::SnatHere);
             assert_eq!(phase(stage), phase::Phase::Established);
-            stage.run_frame(&ENTER, &back(cast).frame(), Verdict::ReplyHere);
+            stage.run_frame(&FROM_NETDEV, &back(cast).frame(), Verdict::ReplyHere);
         }
         for (run, packet, verdict) in [
-            (&STEER, out(cast).tcp(FIN | ACK), Verdict::SnatHere),
-            (&ENTER, back(cast).tcp(FIN | ACK), Verdict::ReplyHere),
+            (&FROM_POD, out(cast).tcp(FIN | ACK), Verdict::SnatHere),
+            (&FROM_NETDEV, back(cast).tcp(FIN | ACK), Verdict::ReplyHere),
         ] {
             stage.run_frame(run, &packet.frame(), verdict);
         }
         assert_eq!(phase(stage), phase::Phase::Closing);
-        stage.run_frame(&STEER, &out(cast).tcp(SYN).frame(), Verdict::SnatHere);
+        stage.run_frame(&FROM_POD, &out(cast).tcp(SYN).frame(), Verdict::SnatHere);
         assert_eq!(phase(stage), phase::Phase::Opening);
     });
 }
@@ -249,7 +249,7 @@ fn flows_that_fall_on_one_place_do_not_mix() {
             for port in 10_000..13_000 {
                 for pod in [cast.pod, cast.known_pod] {
                     let syn = of(pod, port).tcp(if round == 0 { SYN } else { ACK });
-                    let ran = test_run(stage.program(STEER.program), &STEER, &syn.frame());
+                    let ran = test_run(stage.program(FROM_POD.program), &FROM_POD, &syn.frame());
                     assert_eq!(ran.action, REDIRECT);
                     let head = ran.frame[14..][..if cast.pod.contains(':') { 44 } else { 24 }].to_vec();
                     let source = (head[head.len() - 4..][..2].to_vec(), pod);
@@ -270,15 +270,15 @@ fn what_is_not_plain_walks_the_road() {
     on_one_cpu(|stage, cast| {
         warm(stage, cast);
         let last_hop = out(cast).with(|packet| packet.ttl = 1);
-        stage.passes(&STEER, &last_hop, Verdict::TtlExpired);
+        stage.passes(&FROM_POD, &last_hop, Verdict::TtlExpired);
         let long = out(cast).with(|packet| packet.data = 1600);
-        stage.run_frame(&STEER, &long.frame(), Verdict::MtuAnswered);
-        stage.passes(&ENTER, &back(cast).with(|packet| packet.ttl = 1), Verdict::TtlExpired);
+        stage.run_frame(&FROM_POD, &long.frame(), Verdict::MtuAnswered);
+        stage.passes(&FROM_NETDEV, &back(cast).with(|packet| packet.ttl = 1), Verdict::TtlExpired);
         let long = back(cast).with(|packet| packet.data = 1600);
-        stage.run_frame(&ENTER, &long.frame(), Verdict::MtuAnswered);
+        stage.run_frame(&FROM_NETDEV, &long.frame(), Verdict::MtuAnswered);
         // The tuple of an answer to a ping is that of the ping.
         let ping = back(cast).body(Body::EchoRequest);
-        stage.drops(&ENTER, &ping, Verdict::NoMapping);
+        stage.drops(&FROM_NETDEV, &ping, Verdict::NoNatEntry);
     });
 }
 
@@ -289,7 +289,7 @@ fn another_address_of_the_object_is_another_decision() {
         let owned = Owned::new(cast.here, addr(cast.away_egress), UPLINK, OWNED_MAC);
         stage.owned.insert(cast.here, owned, 0).expect("own another");
         decide(stage, 2);
-        stage.drops(&STEER, &out(cast), Verdict::NotGateway);
+        stage.drops(&FROM_POD, &out(cast), Verdict::NotGateway);
         stage.fill(cast);
     });
 }
@@ -298,13 +298,13 @@ fn another_address_of_the_object_is_another_decision() {
 fn a_connection_from_outside_that_the_pod_takes_for_its_own_gets_its_address() {
     on_one_cpu(|stage, cast| {
         let syn = packet(cast.world, cast.pod, 80, 4000).tcp(SYN);
-        stage.passes(&NOTICE, &syn, Verdict::InboundRemembered);
+        stage.passes(&TO_POD, &syn, Verdict::InboundRemembered);
         for _ in 0..3 {
-            stage.passes(&STEER, &out(cast), Verdict::InboundReply);
-            stage.passes(&NOTICE, &syn.clone().tcp(ACK), Verdict::NotOurs);
+            stage.passes(&FROM_POD, &out(cast), Verdict::InboundReply);
+            stage.passes(&TO_POD, &syn.clone().tcp(ACK), Verdict::NotOurs);
         }
-        stage.run_frame(&STEER, &out(cast).tcp(SYN).frame(), Verdict::SnatHere);
-        stage.forwards(&STEER, &out(cast), Verdict::SnatHere, &out(cast).snat(cast.egress, 4000).hop());
+        stage.run_frame(&FROM_POD, &out(cast).tcp(SYN).frame(), Verdict::SnatHere);
+        stage.forwards(&FROM_POD, &out(cast), Verdict::SnatHere, &out(cast).snat(cast.egress, 4000).hop());
     });
 }
 
@@ -319,14 +319,14 @@ fn who_is_left_alone_is_until_something_is_decided() {
             for body in [Body::Tcp(ACK), Body::Udp] {
                 let packet = packet(cast_from, to, 5000, 80).body(body);
                 for _ in 0..3 {
-                    stage.passes(&STEER, &packet, verdict);
+                    stage.passes(&FROM_POD, &packet, verdict);
                 }
             }
         }
         stage.put_pod(cast.known_pod, PodEntry::selected(cast.here, 0));
         decide(stage, 2);
         let begun = packet(cast.known_pod, cast.world, 5000, 80).body(Body::Udp);
-        stage.forwards(&STEER, &begun, Verdict::SnatHere, &begun.snat(cast.egress, 5000).hop());
+        stage.forwards(&FROM_POD, &begun, Verdict::SnatHere, &begun.snat(cast.egress, 5000).hop());
         stage.fill(cast);
     });
 }
@@ -341,10 +341,10 @@ fn ports_and_checksums_are_as_on_the_road() {
             let of = |pod| packet(pod, cast.world, 6000 + place, 80).body(body);
             let begins = if body == Body::Tcp(ACK) { Body::Tcp(SYN) } else { body };
             for pod in [cast.pod, cast.known_pod] {
-                stage.run_frame(&STEER, &of(pod).body(begins).frame(), Verdict::SnatHere);
+                stage.run_frame(&FROM_POD, &of(pod).body(begins).frame(), Verdict::SnatHere);
             }
             // The one that came second has a port of the search.
-            let ran = stage.run_frame(&STEER, &of(cast.known_pod).frame(), Verdict::SnatHere);
+            let ran = stage.run_frame(&FROM_POD, &of(cast.known_pod).frame(), Verdict::SnatHere);
             let at = if ip(cast.pod).is_ipv4() { 34 } else { 54 };
             let port = u16::from_be_bytes([ran.frame[at], ran.frame[at + 1]]);
             for (pod, port) in [(cast.pod, 6000 + place), (cast.known_pod, port)] {
@@ -354,9 +354,9 @@ fn ports_and_checksums_are_as_on_the_road() {
                 for length in 0..40 {
                     let sized = |packet: Packet| packet.with(|packet| packet.data = length);
                     let out = sized(of(pod));
-                    stage.forwards(&STEER, &out, Verdict::SnatHere, &out.snat(cast.egress, port).hop());
+                    stage.forwards(&FROM_POD, &out, Verdict::SnatHere, &out.snat(cast.egress, port).hop());
                     let back = sized(reply.clone());
-                    stage.forwards(&ENTER, &back, Verdict::ReplyHere, &back.dnat(pod, 6000 + place).hop());
+                    stage.forwards(&FROM_NETDEV, &back, Verdict::ReplyHere, &back.dnat(pod, 6000 + place).hop());
                 }
             }
         }

@@ -1,10 +1,10 @@
-//! `uplink_ingress` and `mgmt_egress`: what the world sends.
+//! `from_netdev` and `to_pod`: what the world sends.
 
-use egress_common::abi::{Mapping, NODE_MARK, Origin, Tuple, Verdict};
+use egress_common::abi::{NODE_MARK, NatEntry, Origin, Tuple, Verdict};
 
 use crate::cast::{Cast, addr};
 use crate::frames::{ACK, Body, Packet, SYN, packet};
-use crate::stage::{ENTER, LEAVE, MGMT_MAC, NEXT, NOTICE, POD_MAC, Run, STEER, Stage, UPLINK_MAC, both};
+use crate::stage::{FROM_NETDEV, FROM_POD, MGMT_MAC, NEXT, POD_MAC, Run, Stage, TO_NETDEV, TO_POD, UPLINK_MAC, both};
 
 /// As the router sends it to this node.
 fn arriving(from: &str, to: &str, sport: u16, dport: u16) -> Packet {
@@ -14,7 +14,7 @@ fn arriving(from: &str, to: &str, sport: u16, dport: u16) -> Packet {
 /// Begins a flow of the pod, and returns its answer.
 fn begin(stage: &mut Stage, cast: &Cast, port: u16, body: Body) -> Packet {
     let sent = packet(cast.pod, cast.world, port, 80).body(body);
-    stage.run_frame(&STEER, &sent.frame(), Verdict::SnatHere);
+    stage.run_frame(&FROM_POD, &sent.frame(), Verdict::SnatHere);
     answer(cast, port, body)
 }
 
@@ -32,8 +32,8 @@ fn an_answer_goes_to_its_pod() {
         for (port, body) in (4000..).zip([Body::Udp, Body::UdpUnsummed, Body::Tcp(SYN), Body::EchoRequest]) {
             let answer = begin(stage, cast, port, body);
             let expected = answer.dnat(cast.pod, port).hop();
-            stage.redirects(&ENTER, &answer, Verdict::ReplyHere, &expected);
-            stage.redirects(&ENTER, &answer, Verdict::ReplyHere, &expected.macs(POD_MAC, MGMT_MAC));
+            stage.redirects(&FROM_NETDEV, &answer, Verdict::ReplyHere, &expected);
+            stage.redirects(&FROM_NETDEV, &answer, Verdict::ReplyHere, &expected.macs(POD_MAC, MGMT_MAC));
         }
         let count = stage.eip_counters.get(&cast.here, 0).expect("a counter");
         assert_eq!(count.iter().map(|count| count.ingress_packets).sum::<u64>(), 8);
@@ -53,7 +53,7 @@ fn a_changed_port_is_changed_back() {
             let shown = made.other.dport();
             assert!(shown >= 1024, "no system port");
             let answer = answer(cast, shown, body).with(|packet| packet.options = 1);
-            stage.redirects(&ENTER, &answer, Verdict::ReplyHere, &answer.dnat(cast.pod, port).hop());
+            stage.redirects(&FROM_NETDEV, &answer, Verdict::ReplyHere, &answer.dnat(cast.pod, port).hop());
         }
     });
 }
@@ -61,7 +61,7 @@ fn a_changed_port_is_changed_back() {
 /// Moves the pod of every mapping to another node.
 fn move_away(stage: &mut Stage, cast: &Cast) {
     for (key, (tuple, mapping)) in stage.mappings() {
-        let made = Mapping::new(mapping.other, Origin::Remote, addr(cast.other_node), mapping.egress_id, 0);
+        let made = NatEntry::new(mapping.other, Origin::Remote, addr(cast.other_node), mapping.egress_id, 0);
         stage.nat.insert(tuple, made.sealed(&tuple), 0).unwrap_or_else(|error| panic!("{key}: {error}"));
     }
 }
@@ -72,7 +72,7 @@ fn an_answer_for_another_nodes_pod_goes_back_through_the_overlay() {
         for (port, body) in (4000..).zip([Body::Udp, Body::Tcp(SYN), Body::EchoRequest]) {
             let answer = begin(stage, cast, port, body);
             move_away(stage, cast);
-            stage.redirects(&ENTER, &answer, Verdict::ReplySteered, &answer.dnat(cast.pod, port).hop());
+            stage.redirects(&FROM_NETDEV, &answer, Verdict::ReplyToNode, &answer.dnat(cast.pod, port).hop());
         }
     });
 }
@@ -82,25 +82,25 @@ fn nothing_unasked_reaches_anybody() {
     both(|stage, cast| {
         let asked = begin(stage, cast, 4000, Body::Udp);
         for (sent, verdict) in [
-            (asked.clone().with(|packet| packet.dport = 4001), Verdict::NoMapping),
-            (asked.clone().with(|packet| packet.sport = 81), Verdict::NoMapping),
-            (asked.clone().tcp(SYN), Verdict::NoMapping),
-            (asked.clone().body(Body::EchoRequest), Verdict::NoMapping),
+            (asked.clone().with(|packet| packet.dport = 4001), Verdict::NoNatEntry),
+            (asked.clone().with(|packet| packet.sport = 81), Verdict::NoNatEntry),
+            (asked.clone().tcp(SYN), Verdict::NoNatEntry),
+            (asked.clone().body(Body::EchoRequest), Verdict::NoNatEntry),
             (asked.clone().body(Body::Unreachable), Verdict::IcmpUnmatched),
             (asked.clone().body(Body::Other(51)), Verdict::UnsupportedProtocol),
             (asked.clone().body(Body::Other(17)).with(|packet| packet.data = 1), Verdict::Malformed),
         ] {
-            stage.drops(&ENTER, &sent, verdict);
+            stage.drops(&FROM_NETDEV, &sent, verdict);
         }
         if cast.egress.contains('.') {
             let later = asked.clone().with(|packet| packet.fragment = (9, false));
-            stage.drops(&ENTER, &later, Verdict::FragmentHeld);
+            stage.drops(&FROM_NETDEV, &later, Verdict::FragmentHeld);
         }
         for (key, (tuple, mapping)) in stage.mappings() {
-            let made = Mapping::new(mapping.other, Origin::Stack, mapping.source_node, 0, 0);
+            let made = NatEntry::new(mapping.other, Origin::Stack, mapping.source_node, 0, 0);
             stage.nat.insert(tuple, made.sealed(&tuple), 0).unwrap_or_else(|error| panic!("{key}: {error}"));
         }
-        stage.drops(&ENTER, &asked, Verdict::BadState);
+        stage.drops(&FROM_NETDEV, &asked, Verdict::BadState);
     });
 }
 
@@ -108,13 +108,13 @@ fn nothing_unasked_reaches_anybody() {
 fn the_hosts_own_passes_untouched() {
     both(|stage, cast| {
         let for_host = arriving(cast.world, cast.node, 80, 22).tcp(SYN);
-        stage.passes(&ENTER, &for_host, Verdict::NotOurs);
-        stage.passes(&ENTER, &arriving(cast.world, cast.node, 80, 61000), Verdict::NotOurs);
-        stage.passes(&ENTER, &arriving(cast.world, cast.pod, 80, 61000), Verdict::NotOurs);
+        stage.passes(&FROM_NETDEV, &for_host, Verdict::NotOurs);
+        stage.passes(&FROM_NETDEV, &arriving(cast.world, cast.node, 80, 61000), Verdict::NotOurs);
+        stage.passes(&FROM_NETDEV, &arriving(cast.world, cast.pod, 80, 61000), Verdict::NotOurs);
         let asked = begin(stage, cast, 4000, Body::Udp);
         let elsewhere = asked.clone().with(|packet| packet.dmac = [2, 9, 9, 9, 9, 9]);
-        stage.passes(&ENTER, &elsewhere, Verdict::NotOurs);
-        stage.passes(&ENTER, &asked.with(|packet| packet.ttl = 1), Verdict::TtlExpired);
+        stage.passes(&FROM_NETDEV, &elsewhere, Verdict::NotOurs);
+        stage.passes(&FROM_NETDEV, &asked.with(|packet| packet.ttl = 1), Verdict::TtlExpired);
     });
 }
 
@@ -122,7 +122,7 @@ fn the_hosts_own_passes_untouched() {
 fn the_mark_gives_the_nodes_address_and_its_answer_is_undone() {
     both(|stage, cast| {
         for (port, body) in (4000..).zip([Body::Udp, Body::Tcp(SYN), Body::EchoRequest]) {
-            let marked = Run { mark: NODE_MARK, ..LEAVE };
+            let marked = Run { mark: NODE_MARK, ..TO_NETDEV };
             let sent = packet(cast.pod, cast.other_node, port, 80).body(body);
             let ran = stage.run_frame(&marked, &sent.frame(), Verdict::NodeSnat);
             let is_ours = |key: &Tuple| key.saddr == addr(cast.pod) && key.sport() == port;
@@ -136,7 +136,7 @@ fn the_mark_gives_the_nodes_address_and_its_answer_is_undone() {
                 Body::EchoRequest => arriving(cast.other_node, cast.node, shown, 0).body(Body::EchoReply),
                 body => arriving(cast.other_node, cast.node, 80, shown).body(body),
             };
-            let ran = stage.run_frame(&ENTER, &answer.frame(), Verdict::NodeReply);
+            let ran = stage.run_frame(&FROM_NETDEV, &answer.frame(), Verdict::NodeReply);
             assert_eq!(ran.action, NEXT);
             assert_eq!(ran.frame, answer.dnat(cast.pod, port).frame());
         }
@@ -150,21 +150,21 @@ fn a_datagram_counts_only_where_its_port_is_exposed() {
         stage.configure(|config| config.direct_routing = 0);
         let sprayed = |port| packet(cast.world, cast.pod, 9999, port);
         for port in [1053, 5560, 65535] {
-            stage.passes(&NOTICE, &sprayed(port), Verdict::NotOurs);
+            stage.passes(&TO_POD, &sprayed(port), Verdict::NotOurs);
             let own = packet(cast.pod, cast.world, port, 9999);
-            stage.redirects(&STEER, &own, Verdict::SnatHere, &own.snat(cast.egress, port).hop());
+            stage.redirects(&FROM_POD, &own, Verdict::SnatHere, &own.snat(cast.egress, port).hop());
         }
-        stage.passes(&NOTICE, &packet(cast.world, cast.pod, 9, 9).body(Body::EchoRequest), Verdict::NotOurs);
+        stage.passes(&TO_POD, &packet(cast.world, cast.pod, 9, 9).body(Body::EchoRequest), Verdict::NotOurs);
         stage.expose(cast.pod, 17, 5060);
-        stage.passes(&NOTICE, &sprayed(5060), Verdict::InboundRemembered);
+        stage.passes(&TO_POD, &sprayed(5060), Verdict::InboundRemembered);
         let answer = packet(cast.pod, cast.world, 5060, 9999);
-        stage.passes(&STEER, &answer, Verdict::InboundReply);
-        stage.passes(&LEAVE, &answer, Verdict::InboundReply);
+        stage.passes(&FROM_POD, &answer, Verdict::InboundReply);
+        stage.passes(&TO_NETDEV, &answer, Verdict::InboundReply);
         // A connection is remembered for its proxy; with its own address the pod answers nobody there.
-        stage.passes(&NOTICE, &packet(cast.world, cast.pod, 80, 4000).tcp(SYN), Verdict::InboundRemembered);
+        stage.passes(&TO_POD, &packet(cast.world, cast.pod, 80, 4000).tcp(SYN), Verdict::InboundRemembered);
         let answer = packet(cast.pod, cast.world, 4000, 80).tcp(ACK);
-        stage.passes(&STEER, &answer, Verdict::InboundReply);
-        stage.drops(&LEAVE, &answer, Verdict::NotSteered);
+        stage.passes(&FROM_POD, &answer, Verdict::InboundReply);
+        stage.drops(&TO_NETDEV, &answer, Verdict::ProgramBypassed);
         stage.configure(|_| ());
     });
 }
@@ -173,18 +173,18 @@ fn a_datagram_counts_only_where_its_port_is_exposed() {
 fn connections_from_outside_are_remembered() {
     both(|stage, cast| {
         let syn = packet(cast.world, cast.pod, 80, 4000).tcp(SYN);
-        stage.passes(&NOTICE, &syn, Verdict::InboundRemembered);
-        stage.passes(&NOTICE, &syn, Verdict::NotOurs);
-        stage.passes(&NOTICE, &packet(cast.world, cast.unknown_pod, 80, 4000), Verdict::NotPod);
-        stage.passes(&NOTICE, &packet(cast.node, cast.pod, 80, 4000).tcp(SYN), Verdict::NotOurs);
+        stage.passes(&TO_POD, &syn, Verdict::InboundRemembered);
+        stage.passes(&TO_POD, &syn, Verdict::NotOurs);
+        stage.passes(&TO_POD, &packet(cast.world, cast.unknown_pod, 80, 4000), Verdict::NotPod);
+        stage.passes(&TO_POD, &packet(cast.node, cast.pod, 80, 4000).tcp(SYN), Verdict::NotOurs);
         // Another node's answer must not be marked 1008.
-        stage.passes(&NOTICE, &packet(cast.other_node, cast.pod, 80, 4000).tcp(SYN), Verdict::InboundRemembered);
+        stage.passes(&TO_POD, &packet(cast.other_node, cast.pod, 80, 4000).tcp(SYN), Verdict::InboundRemembered);
         let answer = packet(cast.pod, cast.world, 4000, 80).tcp(ACK);
-        stage.passes(&STEER, &answer, Verdict::InboundReply);
+        stage.passes(&FROM_POD, &answer, Verdict::InboundReply);
 
         begin(stage, cast, 5000, Body::Udp);
-        stage.passes(&NOTICE, &packet(cast.world, cast.pod, 80, 5000), Verdict::NotOurs);
-        stage.passes(&NOTICE, &packet(cast.world, cast.pod, 80, 5001), Verdict::InboundRemembered);
-        stage.passes(&STEER, &packet(cast.pod, cast.world, 5001, 80), Verdict::InboundReply);
+        stage.passes(&TO_POD, &packet(cast.world, cast.pod, 80, 5000), Verdict::NotOurs);
+        stage.passes(&TO_POD, &packet(cast.world, cast.pod, 80, 5001), Verdict::InboundRemembered);
+        stage.passes(&FROM_POD, &packet(cast.pod, cast.world, 5001, 80), Verdict::InboundReply);
     });
 }

@@ -13,13 +13,13 @@ use std::time::{Duration, Instant};
 
 use aya::maps::{HashMap, Map, MapData};
 use aya::programs::SchedClassifier;
-use egress_common::abi::{Addr, Direction, Family, Mapping, Origin, PodEntry, Tuple};
+use egress_common::abi::{Addr, Direction, Family, NatEntry, Origin, PodEntry, Tuple};
 
 use crate::cast::{Cast, addr};
 use crate::frames::{Body, packet};
 use crate::pace;
 use crate::races::{has_both_cpus, pin};
-use crate::runs::{REDIRECT, STEER, test_run};
+use crate::runs::{FROM_POD, REDIRECT, test_run};
 use crate::skips::skipped;
 use crate::stage::{Stage, both};
 
@@ -30,14 +30,14 @@ const OWN_PORT: u16 = 4000;
 const GIVEN_PORT: u16 = 40_000;
 const OTHERS_PORT: u16 = 50_000;
 
-type Nat = HashMap<MapData, Tuple, Mapping>;
+type Nat = HashMap<MapData, Tuple, NatEntry>;
 
 /// Both keys of a mapping, with what stands there.
-fn keys(cast: &Cast, from: u16, port: u16) -> [(Tuple, Mapping); 2] {
+fn keys(cast: &Cast, from: u16, port: u16) -> [(Tuple, NatEntry); 2] {
     let (pod, world, egress) = (addr(cast.pod), addr(cast.world), addr(cast.egress));
     let forward = Tuple::new(Direction::Egress, pod, world, from, 80, 17);
     let reverse = Tuple::new(Direction::Ingress, world, egress, 80, port, 17);
-    let made = |key: &Tuple, other| Mapping::new(other, Origin::Here, Addr::UNSPECIFIED, cast.here, 1).sealed(key);
+    let made = |key: &Tuple, other| NatEntry::new(other, Origin::Here, Addr::UNSPECIFIED, cast.here, 1).sealed(key);
     [(forward, made(&forward, reverse)), (reverse, made(&reverse, forward))]
 }
 
@@ -73,7 +73,7 @@ fn send(program: &SchedClassifier, cast: &Cast, stop: &AtomicBool) -> (u32, u32)
     let (mut given, mut own) = (0, 0);
     let start = Instant::now();
     while start.elapsed() < if given > 0 && own > 0 { TIME } else { pace::patience(TIME) } {
-        let ran = test_run(program, &STEER, &frame);
+        let ran = test_run(program, &FROM_POD, &frame);
         if ran.action != REDIRECT {
             continue;
         }
@@ -89,11 +89,11 @@ fn send(program: &SchedClassifier, cast: &Cast, stop: &AtomicBool) -> (u32, u32)
 }
 
 fn race(stage: &mut Stage, cast: &Cast) {
-    stage.program(STEER.program);
+    stage.program(FROM_POD.program);
     let id = stage.ids["nat"];
     let map = Map::HashMap(MapData::from_id(id).expect("the map nat"));
     let mut nat = Nat::try_from(map).expect("a hash map of these types");
-    let (program, stop) = (stage.loaded(STEER.program), AtomicBool::new(false));
+    let (program, stop) = (stage.loaded(FROM_POD.program), AtomicBool::new(false));
     let (given, own) = std::thread::scope(|scope| {
         let changing = scope.spawn(|| {
             pin(1);
@@ -144,10 +144,10 @@ fn a_pod_whose_entry_is_written_anew_is_taken_for_no_other_pod() {
         if !has_both_cpus() {
             return skipped("needs two CPUs");
         }
-        stage.program(STEER.program);
+        stage.program(FROM_POD.program);
         let map = Map::HashMap(MapData::from_id(stage.ids["pods"]).expect("the map pods"));
         let mut pods = HashMap::try_from(map).expect("a hash map of these types");
-        let (program, stop) = (stage.loaded(STEER.program), AtomicBool::new(false));
+        let (program, stop) = (stage.loaded(FROM_POD.program), AtomicBool::new(false));
         let (rounds, sent) = std::thread::scope(|scope| {
             let changing = scope.spawn(|| {
                 pin(1);
@@ -160,7 +160,7 @@ fn a_pod_whose_entry_is_written_anew_is_taken_for_no_other_pod() {
                 while start.elapsed() < TIME {
                     // A flow of its own each time, so that no other question is spared.
                     let frame = packet(cast.pod, cast.world, 1024 + (sent % 60_000) as u16, 80).body(Body::Udp).frame();
-                    actions.insert(test_run(program, &STEER, &frame).action);
+                    actions.insert(test_run(program, &FROM_POD, &frame).action);
                     sent += 1;
                 }
                 stop.store(true, Ordering::Relaxed);

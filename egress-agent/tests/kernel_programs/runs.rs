@@ -37,11 +37,11 @@ const fn run(program: &'static str, ifindex: u32) -> Run {
     Run { program, ifindex, ingress_ifindex: 0, mark: 0, gso_size: 0, priority: 0 }
 }
 
-pub(crate) const STEER: Run = run("mgmt_ingress", MGMT);
-pub(crate) const NOTICE: Run = run("mgmt_egress", MGMT);
-pub(crate) const ENTER: Run = run("uplink_ingress", UPLINK);
+pub(crate) const FROM_POD: Run = run("from_pod", MGMT);
+pub(crate) const TO_POD: Run = run("to_pod", MGMT);
+pub(crate) const FROM_NETDEV: Run = run("from_netdev", UPLINK);
 pub(crate) const SWEEP: Run = run("sweep", 0);
-pub(crate) const LEAVE: Run = Run { ingress_ifindex: MGMT, ..run("uplink_egress", UPLINK) };
+pub(crate) const TO_NETDEV: Run = Run { ingress_ifindex: MGMT, ..run("to_netdev", UPLINK) };
 
 /// What a run came to. Two are equal whichever of the two signs they bear, with or without its mark: it depends on whether the next hop is kept.
 #[derive(Debug)]

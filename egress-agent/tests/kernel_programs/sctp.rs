@@ -4,7 +4,7 @@ use egress_common::abi::{Family, NODE_MARK, Verdict};
 
 use crate::cast::Cast;
 use crate::frames::{Body, L3, Packet, packet};
-use crate::stage::{ENTER, LEAVE, NEXT, Run, STEER, Stage, UPLINK_MAC, both};
+use crate::stage::{FROM_NETDEV, FROM_POD, NEXT, Run, Stage, TO_NETDEV, UPLINK_MAC, both};
 
 const DATA: Body = Body::Sctp(0);
 const INIT: Body = Body::Sctp(1);
@@ -22,8 +22,8 @@ fn sport(cast: &Cast, frame: &[u8]) -> u16 {
 fn begin(stage: &mut Stage, cast: &Cast) -> u16 {
     stage.select_as(cast.known_pod, cast.pod);
     let first = packet(cast.pod, cast.world, PORT, 80).body(INIT);
-    stage.forwards(&STEER, &first, Verdict::SnatHere, &first.snat(cast.egress, PORT).hop());
-    let ran = stage.run_frame(&STEER, &sent(cast, INIT).frame(), Verdict::SnatHere);
+    stage.forwards(&FROM_POD, &first, Verdict::SnatHere, &first.snat(cast.egress, PORT).hop());
+    let ran = stage.run_frame(&FROM_POD, &sent(cast, INIT).frame(), Verdict::SnatHere);
     let shown = sport(cast, &ran.frame);
     assert!(shown >= 1024 && shown != PORT);
     shown
@@ -46,9 +46,9 @@ fn the_checksum_follows_the_port_both_ways() {
                 for options in [0, 1, 3] {
                     let with = |packet: Packet| packet.with(|packet| (packet.data, packet.options) = (data, options));
                     let out = with(sent(cast, body));
-                    stage.forwards(&STEER, &out, Verdict::SnatHere, &out.snat(cast.egress, shown).hop());
+                    stage.forwards(&FROM_POD, &out, Verdict::SnatHere, &out.snat(cast.egress, shown).hop());
                     let back = with(answered(cast, shown, body));
-                    stage.forwards(&ENTER, &back, Verdict::ReplyHere, &back.dnat(cast.known_pod, PORT).hop());
+                    stage.forwards(&FROM_NETDEV, &back, Verdict::ReplyHere, &back.dnat(cast.known_pod, PORT).hop());
                 }
             }
         }
@@ -61,10 +61,10 @@ fn padding_of_the_link_is_no_part_of_the_message() {
         let shown = begin(stage, cast);
         let padded = |packet: &Packet| [packet.frame(), vec![0xa5; 10]].concat();
         let out = sent(cast, DATA).with(|packet| packet.data = 3);
-        let ran = stage.run_frame(&STEER, &padded(&out), Verdict::SnatHere);
+        let ran = stage.run_frame(&FROM_POD, &padded(&out), Verdict::SnatHere);
         assert_eq!(ran.frame[L3..], padded(&out.snat(cast.egress, shown).hop())[L3..]);
         let back = answered(cast, shown, DATA).with(|packet| packet.data = 3);
-        let ran = stage.run_frame(&ENTER, &padded(&back), Verdict::ReplyHere);
+        let ran = stage.run_frame(&FROM_NETDEV, &padded(&back), Verdict::ReplyHere);
         assert_eq!(ran.frame[L3..], padded(&back.dnat(cast.known_pod, PORT).hop())[L3..]);
     });
 }
@@ -80,7 +80,7 @@ fn a_wrong_checksum_stays_as_wrong() {
             frame
         };
         let out = sent(cast, DATA);
-        let ran = stage.run_frame(&STEER, &spoilt(&out), Verdict::SnatHere);
+        let ran = stage.run_frame(&FROM_POD, &spoilt(&out), Verdict::SnatHere);
         assert_eq!(ran.frame[L3..], spoilt(&out.snat(cast.egress, shown).hop())[L3..]);
     });
 }
@@ -91,10 +91,10 @@ fn segments_that_lie_ready_get_the_port_and_no_checksum() {
     both(|stage, cast| {
         let shown = begin(stage, cast);
         let out = sent(cast, Body::SctpUnsummed(0)).with(|packet| packet.data = 3000);
-        let ready = Run { gso_size: 0xffff, ..STEER };
+        let ready = Run { gso_size: 0xffff, ..FROM_POD };
         stage.forwards(&ready, &out, Verdict::SnatHere, &out.snat(cast.egress, shown).hop());
         let back = answered(cast, shown, Body::SctpUnsummed(0)).with(|packet| packet.data = 3000);
-        let ready = Run { gso_size: 0xffff, ..ENTER };
+        let ready = Run { gso_size: 0xffff, ..FROM_NETDEV };
         stage.forwards(&ready, &back, Verdict::ReplyHere, &back.dnat(cast.known_pod, PORT).hop());
     });
 }
@@ -107,12 +107,12 @@ fn a_message_in_fragments_needs_its_own_port() {
             packet.with(|packet| (packet.dont_fragment, packet.fragment) = (false, (at, more)))
         };
         let kept = cut(packet(cast.pod, cast.world, PORT, 80).body(DATA), 0, true);
-        stage.forwards(&STEER, &kept, Verdict::SnatHere, &kept.snat(cast.egress, PORT).hop());
-        stage.drops(&STEER, &cut(sent(cast, DATA), 0, true), Verdict::SctpFragment);
-        stage.drops(&ENTER, &cut(answered(cast, shown, DATA), 0, true), Verdict::SctpFragment);
+        stage.forwards(&FROM_POD, &kept, Verdict::SnatHere, &kept.snat(cast.egress, PORT).hop());
+        stage.drops(&FROM_POD, &cut(sent(cast, DATA), 0, true), Verdict::SctpFragment);
+        stage.drops(&FROM_NETDEV, &cut(answered(cast, shown, DATA), 0, true), Verdict::SctpFragment);
         // What follows may go: without its first one it is nothing.
         let later = cut(sent(cast, DATA), 5, false);
-        stage.forwards(&STEER, &later, Verdict::SnatHere, &later.snat(cast.egress, PORT).hop());
+        stage.forwards(&FROM_POD, &later, Verdict::SnatHere, &later.snat(cast.egress, PORT).hop());
     });
 }
 
@@ -123,13 +123,13 @@ fn an_association_under_way_has_its_own_port_or_none() {
         let by = |port, body| packet(cast.known_pod, cast.world, port, 81).body(body);
         let mine = |port, body| packet(cast.pod, cast.world, port, 81).body(body);
         let first = mine(PORT, DATA);
-        stage.forwards(&STEER, &first, Verdict::SnatHere, &first.snat(cast.egress, PORT).hop());
+        stage.forwards(&FROM_POD, &first, Verdict::SnatHere, &first.snat(cast.egress, PORT).hop());
         for chunk in [0, 3, 4, 10, 14] {
-            stage.drops(&STEER, &by(PORT, Body::Sctp(chunk)), Verdict::PortTaken);
+            stage.drops(&FROM_POD, &by(PORT, Body::Sctp(chunk)), Verdict::PortTaken);
         }
-        stage.drops(&STEER, &by(SYSTEM_PORT, DATA), Verdict::PortTaken);
-        stage.run_frame(&STEER, &by(PORT, INIT).frame(), Verdict::SnatHere);
-        let ran = stage.run_frame(&STEER, &by(SYSTEM_PORT, INIT).frame(), Verdict::SnatHere);
+        stage.drops(&FROM_POD, &by(SYSTEM_PORT, DATA), Verdict::PortTaken);
+        stage.run_frame(&FROM_POD, &by(PORT, INIT).frame(), Verdict::SnatHere);
+        let ran = stage.run_frame(&FROM_POD, &by(SYSTEM_PORT, INIT).frame(), Verdict::SnatHere);
         let shown = sport(cast, &ran.frame);
         assert!(shown >= 1024);
         assert_eq!(ran.frame[L3..], by(SYSTEM_PORT, INIT).snat(cast.egress, shown).hop().frame()[L3..]);
@@ -143,7 +143,7 @@ fn a_header_without_a_chunk_is_cut_short() {
         stage.select_as(cast.known_pod, cast.pod);
         for left in (1..=16).rev() {
             frame.pop();
-            assert_eq!(stage.run_frame(&STEER, &frame, Verdict::Malformed).frame, frame, "{left}");
+            assert_eq!(stage.run_frame(&FROM_POD, &frame, Verdict::Malformed).frame, frame, "{left}");
         }
     });
 }
@@ -151,14 +151,14 @@ fn a_header_without_a_chunk_is_cut_short() {
 #[test]
 fn on_the_nodes_own_address_it_gets_a_port_that_only_nat_uses() {
     both(|stage, cast| {
-        let marked = Run { mark: NODE_MARK, ..LEAVE };
+        let marked = Run { mark: NODE_MARK, ..TO_NETDEV };
         let out = packet(cast.pod, cast.other_node, PORT, 80).body(INIT);
         let ran = stage.run_frame(&marked, &out.frame(), Verdict::NodeSnat);
         let shown = sport(cast, &ran.frame);
         assert!(shown >= 61000, "{shown}");
         assert_eq!((ran.action, ran.frame), (NEXT, out.snat(cast.node, shown).frame()));
         let back = packet(cast.other_node, cast.node, 80, shown).body(DATA).with(|packet| packet.dmac = UPLINK_MAC);
-        let ran = stage.run_frame(&ENTER, &back.frame(), Verdict::NodeReply);
+        let ran = stage.run_frame(&FROM_NETDEV, &back.frame(), Verdict::NodeReply);
         assert_eq!((ran.action, ran.frame), (NEXT, back.dnat(cast.pod, PORT).frame()));
     });
 }

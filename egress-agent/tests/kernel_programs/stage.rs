@@ -9,11 +9,11 @@ use aya::programs::SchedClassifier;
 use aya::util::nr_cpus;
 use aya::{EbpfLoader, Pod};
 use egress_common::abi::{
-    Addr, ClusterPrefix, Config, Count, Course, Datagram, EipCount, ExposedPort, Exposure, Family, Flow, FragKey,
-    FragPorts, Holder, Inbound, Lease, Mapping, Moving, NodeEntry, NodePlace, Owned, OwnedAddr, PodEntry, Policy,
-    PolicyKey, PortRange, PrefixKind, Share, Slot, Tuple, Usage, Verdict, WhenEmpty,
+    Addr, ClusterPrefix, Config, Count, Datagram, EipCount, ExposedPort, Exposure, Family, Flow, FragKey, FragPorts,
+    HandoverEntry, HandoverStage, Holder, Inbound, Lease, NatEntry, NodeEntry, NodePlace, Owned, OwnedAddr, PodEntry,
+    Policy, PolicyKey, PortRange, PrefixKind, Share, Slot, Tuple, Usage, Verdict, WhenEmpty,
 };
-use egress_common::decide::notice::SETTLE_NS;
+use egress_common::decide::to_pod::SETTLE_NS;
 use nix::sched::{CloneFlags, unshare};
 
 use crate::cast::{Cast, V4, V6, addr};
@@ -38,13 +38,13 @@ pub(crate) struct Stage {
     pub(crate) policy: HashMap<MapData, PolicyKey, Policy>,
     pub(crate) owned: HashMap<MapData, u32, Owned>,
     pub(crate) owned_addr: HashMap<MapData, Addr, OwnedAddr>,
-    pub(crate) moving: HashMap<MapData, u32, Moving>,
+    pub(crate) handovers: HashMap<MapData, u32, HandoverEntry>,
     pub(crate) cluster: LpmTrie<MapData, Addr, ClusterPrefix>,
     pub(crate) nodes: HashMap<MapData, Addr, NodeEntry>,
     pub(crate) flows: HashMap<MapData, Tuple, Flow>,
     pub(crate) inbound: HashMap<MapData, Tuple, Inbound>,
     pub(crate) exposed: HashMap<MapData, ExposedPort, Exposure>,
-    pub(crate) nat: HashMap<MapData, Tuple, Mapping>,
+    pub(crate) nat: HashMap<MapData, Tuple, NatEntry>,
     pub(crate) frags: HashMap<MapData, FragKey, FragPorts>,
     /// The value is the programs' own: when, how many, where.
     pub(crate) awaited: HashMap<MapData, FragKey, [u8; 144]>,
@@ -135,7 +135,7 @@ impl Stage {
             policy: hash(take("policy")),
             owned: hash(take("owned")),
             owned_addr: hash(take("owned_addr")),
-            moving: hash(take("moving")),
+            handovers: hash(take("handovers")),
             cluster: LpmTrie::try_from(take("cluster")).expect("a trie"),
             nodes: hash(take("nodes")),
             flows: hash(take("flows")),
@@ -271,13 +271,13 @@ impl Stage {
     }
 
     /// The address of `here` comes from the other node, or goes there; what is owned stays.
-    pub(crate) fn hand_over(&mut self, cast: &Cast, course: Course) {
+    pub(crate) fn hand_over(&mut self, cast: &Cast, course: HandoverStage) {
         let owned = self.owned.get(&cast.here, 0).expect("owned");
         // What the stage has sent is sent since, however long a slow machine takes to load the next program. A guest may have
         // been up for less than a minute.
         let since_ns = now_ns().saturating_sub(60_000_000_000).max(1);
-        let moving = Moving::new(cast.here, course, since_ns, addr(V4.other_node), owned);
-        self.moving.insert(cast.here, moving, 0).expect("a hand-over");
+        let moving = HandoverEntry::new(cast.here, course, since_ns, addr(V4.other_node), owned);
+        self.handovers.insert(cast.here, moving, 0).expect("a hand-over");
     }
 
     /// The program, loaded at its first use.
@@ -399,8 +399,8 @@ impl Stage {
     }
 
     /// Every key of `nat`, with its value; each names the other.
-    pub(crate) fn mappings(&self) -> BTreeMap<String, (Tuple, Mapping)> {
-        let all: Vec<(Tuple, Mapping)> = self.nat.iter().map(|entry| entry.expect("an entry")).collect();
+    pub(crate) fn mappings(&self) -> BTreeMap<String, (Tuple, NatEntry)> {
+        let all: Vec<(Tuple, NatEntry)> = self.nat.iter().map(|entry| entry.expect("an entry")).collect();
         for (key, mapping) in &all {
             let other = self.nat.get(&mapping.other, 0).unwrap_or_else(|_| panic!("{key:?} has no other key"));
             assert_eq!(other.other, *key, "they name each other");

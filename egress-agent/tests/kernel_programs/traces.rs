@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use aya::Pod;
 use aya::maps::{HashMap, MapData};
 use egress_common::abi::{
-    ABI_VERSION, Course, Direction, Holder, Lease, Mapping, OnUnknownPod, Origin, PodEntry, Policy, PolicyKey, Share,
-    Slot, Tuple, Verdict, WhenEmpty,
+    ABI_VERSION, Direction, HandoverStage, Holder, Lease, NatEntry, OnUnknownPod, Origin, PodEntry, Policy, PolicyKey,
+    Share, Slot, Tuple, Verdict, WhenEmpty,
 };
 use egress_datapath::names::PINNED_MAPS;
 use egress_datapath::trace::test_packet::Probe;
@@ -19,7 +19,7 @@ use crate::cast::{Cast, V4, V6, addr};
 use crate::emptied::Memory;
 use crate::frames::{SYN, ip, packet};
 use crate::object::bytes;
-use crate::stage::{MGMT_MAC, NOTICE, STEER, Stage, now_ns, on_stage, on_stage_with};
+use crate::stage::{FROM_POD, MGMT_MAC, Stage, TO_POD, now_ns, on_stage, on_stage_with};
 
 /// Pins the stage's maps as an agent does, on a BPF file system of this thread's own.
 fn tracer(stage: &Stage) -> Tracer<'static> {
@@ -49,7 +49,7 @@ fn contents(stage: &Stage) -> Vec<String> {
     vec![
         format!("{:?}", all(&stage.pods)),
         format!("{:?}", all(&stage.policy)),
-        format!("{:?} {:?} {:?}", all(&stage.owned), all(&stage.owned_addr), all(&stage.moving)),
+        format!("{:?} {:?} {:?}", all(&stage.owned), all(&stage.owned_addr), all(&stage.handovers)),
         format!("{:?} {cluster:?}", all(&stage.nodes)),
         format!("{:?}", stage.config.get(&0, 0).expect("the configuration")),
         format!("{:?}", all(&stage.flows)),
@@ -78,7 +78,7 @@ fn occupy(stage: &mut Stage, cast: &Cast, protocol: u8, ports: impl IntoIterator
     for port in ports {
         let forward = Tuple::new(Direction::Egress, other, world, port, dport, protocol);
         let reverse = Tuple::new(Direction::Ingress, world, egress, dport, port, protocol);
-        let mapping = |other| Mapping::new(other, Origin::Remote, addr(V4.other_node), cast.here, now_ns());
+        let mapping = |other| NatEntry::new(other, Origin::Remote, addr(V4.other_node), cast.here, now_ns());
         stage.nat.insert(reverse, mapping(forward).sealed(&reverse), 0).expect("a mapping");
         stage.nat.insert(forward, mapping(reverse).sealed(&forward), 0).expect("a mapping");
     }
@@ -92,7 +92,7 @@ fn nothing(_: &mut Stage, _: &Cast) {}
 /// The flow of the traced packet has begun.
 fn begun(stage: &mut Stage, cast: &Cast) {
     let first = Probe { protocol: 6, ..probe(cast.pod, cast.world, 443) };
-    stage.run_frame(&STEER, &first.frame(MGMT_MAC), Verdict::SnatHere);
+    stage.run_frame(&FROM_POD, &first.frame(MGMT_MAC), Verdict::SnatHere);
 }
 
 const CASES: &[Case] = &[
@@ -109,7 +109,7 @@ const CASES: &[Case] = &[
         Verdict::InboundReply,
         |stage, cast| {
             let syn = packet(cast.world, cast.pod, 443, 40_000).tcp(SYN);
-            stage.run_frame(&NOTICE, &syn.frame(), Verdict::InboundRemembered);
+            stage.run_frame(&TO_POD, &syn.frame(), Verdict::InboundRemembered);
         },
         |cast| Probe { protocol: 6, under_way: true, ..probe(cast.pod, cast.world, 443) },
     ),
@@ -143,11 +143,11 @@ const CASES: &[Case] = &[
         },
         |cast| Probe { protocol: 6, under_way: true, ..probe(cast.pod, cast.world, 443) },
     ),
-    (Verdict::Steered, nothing, |cast| probe(cast.away_pod, cast.world, 80)),
+    (Verdict::ToGateway, nothing, |cast| probe(cast.away_pod, cast.world, 80)),
     (
-        Verdict::PassedOn,
+        Verdict::HandedOver,
         |stage, cast| {
-            stage.hand_over(cast, Course::Leaving);
+            stage.hand_over(cast, HandoverStage::Leaving);
             stage.owned.remove(&cast.here).expect("it is owned");
         },
         |cast| probe(cast.pod, cast.world, 80),
@@ -258,12 +258,12 @@ const ELSEWHERE: &[(Verdict, &str)] = &[
     (Verdict::NotOurs, "the uplink's"),
     (Verdict::NoNodeAddress, "the uplink's"),
     (Verdict::ForeignPod, "the uplink's"),
-    (Verdict::NotSteered, "the uplink's"),
+    (Verdict::ProgramBypassed, "the uplink's"),
     (Verdict::AddressConflict, "the uplink's"),
     (Verdict::SpoofedEgressIp, "the uplink's"),
-    (Verdict::NoMapping, "the uplink's"),
+    (Verdict::NoNatEntry, "the uplink's"),
     (Verdict::ReplyHere, "the uplink's"),
-    (Verdict::ReplySteered, "the uplink's"),
+    (Verdict::ReplyToNode, "the uplink's"),
     (Verdict::ArpAnswered, "the uplink's"),
     (Verdict::NeighbourAnswered, "the uplink's"),
     (Verdict::InboundRemembered, "the way to the pod"),
@@ -296,7 +296,7 @@ fn play(stage: &mut Stage, cast: &Cast, tracer: &mut Tracer<'_>, (verdict, prepa
     stage.flows.empty();
     stage.nat.empty();
     stage.inbound.empty();
-    stage.moving.empty();
+    stage.handovers.empty();
     stage.shares.empty();
     stage.begin();
     prepare(stage, cast);
@@ -307,9 +307,9 @@ fn play(stage: &mut Stage, cast: &Cast, tracer: &mut Tracer<'_>, (verdict, prepa
     assert_eq!(traced.verdict, *verdict, "{probe:?}");
     stage.turn();
     let tuple = traced.heads.tuple;
-    stage.run_frame(&STEER, &probe.frame(MGMT_MAC), *verdict);
+    stage.run_frame(&FROM_POD, &probe.frame(MGMT_MAC), *verdict);
     // And by the same address and port, but for one that is chosen by chance.
-    let shown = |mapping: Option<Mapping>| mapping.map(|mapping| mapping.other);
+    let shown = |mapping: Option<NatEntry>| mapping.map(|mapping| mapping.other);
     assert_eq!(shown(stage.nat.get(&tuple, 0).ok()), shown(traced.mapping), "{probe:?}");
     let flow = stage.flows.get(&tuple, 0).ok().map(|flow| flow.address);
     assert_eq!(flow, traced.flow.map(|flow| flow.address), "{probe:?}");
@@ -322,7 +322,7 @@ fn a_trace_and_a_packet_come_to_the_same() {
         for case in CASES {
             play(stage, &V4, &mut tracer, case);
         }
-        let both = [Verdict::SnatHere, Verdict::Steered, Verdict::CutAnswered, Verdict::MtuAnswered];
+        let both = [Verdict::SnatHere, Verdict::ToGateway, Verdict::CutAnswered, Verdict::MtuAnswered];
         let of_both = CASES.iter().filter(|(verdict, ..)| both.contains(verdict));
         for case in of_both.chain(CASES_V6) {
             play(stage, &V6, &mut tracer, case);
@@ -349,20 +349,20 @@ fn a_trace_knows_of_full_maps() {
         let far = |port| Probe { sport: port, ..probe(V4.away_pod, V4.world, 80) };
         assert_eq!(traced(&mut tracer, &known(1)).verdict, Verdict::SnatHere);
         for port in [40_000, 40_001] {
-            stage.run_frame(&STEER, &known(port).frame(MGMT_MAC), Verdict::SnatHere);
+            stage.run_frame(&FROM_POD, &known(port).frame(MGMT_MAC), Verdict::SnatHere);
         }
         // No room for a flow, nor for a mapping; what is there goes on.
         for (probe, verdict) in
             [(known(40_002), Verdict::MapFull), (far(40_003), Verdict::MapFull), (known(40_001), Verdict::SnatHere)]
         {
             assert_eq!(traced(&mut tracer, &probe).verdict, verdict, "{probe:?}");
-            stage.run_frame(&STEER, &probe.frame(MGMT_MAC), verdict);
+            stage.run_frame(&FROM_POD, &probe.frame(MGMT_MAC), verdict);
         }
         // A flow that is there, whose mapping has no room.
         stage.nat.empty();
         occupy(stage, &V4, 17, [1, 2], 81);
         assert_eq!(traced(&mut tracer, &known(40_001)).verdict, Verdict::MapFull);
         stage.turn();
-        stage.run_frame(&STEER, &known(40_001).frame(MGMT_MAC), Verdict::MapFull);
+        stage.run_frame(&FROM_POD, &known(40_001).frame(MGMT_MAC), Verdict::MapFull);
     });
 }

@@ -15,14 +15,14 @@ use crate::pace::patience;
 use crate::stage::{MGMT_MAC, POD_MAC, ROUTER_MAC, UPLINK_MAC, batch};
 
 const PLACES: &[Place] = &[
-    ("mgmt_ingress", "ovn-k8s-mp0", TcAttachType::Ingress),
-    ("mgmt_egress", "ovn-k8s-mp0", TcAttachType::Egress),
-    ("overlay_ingress", "egress0", TcAttachType::Ingress),
-    ("uplink_ingress", "breth0", TcAttachType::Ingress),
-    ("uplink_egress", "breth0", TcAttachType::Egress),
+    ("from_pod", "ovn-k8s-mp0", TcAttachType::Ingress),
+    ("to_pod", "ovn-k8s-mp0", TcAttachType::Egress),
+    ("from_overlay", "egress0", TcAttachType::Ingress),
+    ("from_netdev", "breth0", TcAttachType::Ingress),
+    ("to_netdev", "breth0", TcAttachType::Egress),
 ];
 
-const STEERING: &[Place] = &[("mgmt_ingress", "ovn-k8s-mp0", TcAttachType::Ingress)];
+const STEERING: &[Place] = &[("from_pod", "ovn-k8s-mp0", TcAttachType::Ingress)];
 
 /// The frame with these tags, the first one outside.
 fn tagged(packet: &Packet, tags: &[u16]) -> Vec<u8> {
@@ -61,7 +61,7 @@ fn what_leaves_with_a_tag_is_not_looked_at() {
         let to_pod = packet(cast.world, cast.pod, 81, 4000).tcp(SYN).macs([2, 7, 7, 7, 7, 1], ROUTER_MAC);
         let leaving = from_pod(cast).macs([2, 7, 7, 7, 7, 1], POD_MAC);
         for (device, packet, untagged) in
-            [("breth0", leaving, Verdict::NotSteered), ("ovn-k8s-mp0", to_pod, Verdict::InboundRemembered)]
+            [("breth0", leaving, Verdict::ProgramBypassed), ("ovn-k8s-mp0", to_pod, Verdict::InboundRemembered)]
         {
             batch(&format!("link set {device} master br7\n"));
             let (far, before, start) = (Wire::of("far7"), stage.counts(), Instant::now());

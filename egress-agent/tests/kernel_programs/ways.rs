@@ -4,7 +4,7 @@ use egress_common::abi::{Policy, PolicyKey, Slot, Verdict, WhenEmpty};
 
 use crate::cast::addr;
 use crate::frames::packet;
-use crate::stage::{REDIRECT, ROUTER_MAC, Ran, STEER, UPLINK_MAC, both};
+use crate::stage::{FROM_POD, REDIRECT, ROUTER_MAC, Ran, UPLINK_MAC, both};
 
 /// A next hop is kept for as long as the agent announces no change of routes. The packet that looks it up leaves its link
 /// addresses to the kernel.
@@ -16,10 +16,10 @@ fn a_kept_next_hop_ends_with_a_change_of_routes() {
         let looked_up = sent.snat(cast.egress, 4000).hop();
         let kept = looked_up.clone().macs(ROUTER_MAC, UPLINK_MAC).frame();
         // Kept for a second: a machine may be busy for that long between two packets.
-        let is_kept = (0..20).any(|_| stage.run_frame(&STEER, &sent.frame(), Verdict::SnatHere).frame == kept);
+        let is_kept = (0..20).any(|_| stage.run_frame(&FROM_POD, &sent.frame(), Verdict::SnatHere).frame == kept);
         assert!(is_kept, "never kept");
         stage.configure(|config| config.route_generation = 2);
-        let ran = stage.run_frame(&STEER, &sent.frame(), Verdict::SnatHere);
+        let ran = stage.run_frame(&FROM_POD, &sent.frame(), Verdict::SnatHere);
         assert_eq!(ran, Ran::plain(REDIRECT, looked_up.frame(), 0), "looked up anew");
     });
 }
@@ -32,9 +32,9 @@ fn an_address_that_is_not_owned_here_is_not_shown() {
         let other = Policy::with_slots(WhenEmpty::Drop, &[Slot::here(addr(cast.away_egress))]).expect("few slots");
         stage.policy.insert(PolicyKey::new(cast.here, cast.family), other, 0).expect("a policy");
         let sent = packet(cast.pod, cast.world, 4001, 80);
-        stage.drops(&STEER, &sent, Verdict::NotGateway);
+        stage.drops(&FROM_POD, &sent, Verdict::NotGateway);
         stage.own(cast.here, cast.away_egress);
         let shown = sent.snat(cast.away_egress, 4001).hop();
-        stage.redirects(&STEER, &sent, Verdict::SnatHere, &shown);
+        stage.redirects(&FROM_POD, &sent, Verdict::SnatHere, &shown);
     });
 }

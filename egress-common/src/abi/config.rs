@@ -91,7 +91,7 @@ pub struct Config {
     /// an older one cannot be known right after.
     pub following_since_secs: u32,
     pub timeouts: Timeouts,
-    /// How many entries the map `inbound` takes; `decide::notice` says who may have them.
+    /// How many entries the map `inbound` takes; `decide::to_pod` says who may have them.
     pub inbound_size: u32,
     /// CLOCK_MONOTONIC (s) until when [`OnUnknownPod::PassWhileFollowed`] passes: an agent that is gone knows nothing of a
     /// selected pod that starts.
@@ -102,7 +102,7 @@ pub struct Config {
     /// Link address that overlay packets made by the programs of this node bear inside. Zero: the programs leave the overlay
     /// to its device.
     pub overlay_secret: [u8; 6],
-    /// Lower half of what `steer` writes into the priority of packets that it leaves to the stack, where a rule in
+    /// Lower half of what `from_pod` writes into the priority of packets that it leaves to the stack, where a rule in
     /// nftables drops what selected pods send without it. Random, so that no pod can write it. Zero: there is no such rule.
     pub seen: u16,
     /// Lower half of what the programs write into the priority of packets that they redirect, where the program at the
@@ -111,26 +111,26 @@ pub struct Config {
     pub redirected: u16,
     /// Not zero where hosts outside reach pods by the pods' own addresses: every port counts as exposed then.
     pub direct_routing: u16,
-    /// Raised by the agent after every change of what `steer` asks (pods, policy, nodes, cluster, owned): a flow keeps
+    /// Raised by the agent after every change of what `from_pod` asks (pods, policy, nodes, cluster, owned): a flow keeps
     /// what its questions came to for as long as this stays. Zero: nothing is kept.
     pub decisions: u32,
     /// Prefixes that hold every pod's address and every pod subnet in the maps, so that others need no look.
     pub pods_v4: Cover<4>,
     pub pods_v6: Cover<8>,
     /// Addresses that may be in the map `owned_addr`, so that others need no look.
-    pub owned: Sieve,
+    pub owned: BloomFilter,
 }
 abi!(Config, 44 + 48 + 16 + 28 + 16 + 8 + 4 + 4 + 8 + 16 + 32);
 
 /// A set of addresses that may hold more than was put into it: a Bloom filter of 256 bits, one for each address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
-pub struct Sieve {
+pub struct BloomFilter {
     bits: [u32; 8],
 }
-abi!(Sieve, 32);
+abi!(BloomFilter, 32);
 
-impl Sieve {
+impl BloomFilter {
     /// Every address.
     pub const ALL: Self = Self { bits: [u32::MAX; 8] };
     /// No address.
@@ -224,7 +224,7 @@ impl Config {
         decisions: 0,
         pods_v4: Cover::ALL,
         pods_v6: Cover::ALL,
-        owned: Sieve::ALL,
+        owned: BloomFilter::ALL,
     };
 
     /// Whether the programs put packets into the overlay, and take them out, themselves.
@@ -234,7 +234,7 @@ impl Config {
         s[0] | s[1] | s[2] | s[3] | s[4] | s[5] != 0
     }
 
-    /// The priority that says that `steer` has seen a packet; `None` where nobody asks for it.
+    /// The priority that says that `from_pod` has seen a packet; `None` where nobody asks for it.
     #[inline(always)]
     pub const fn seen_priority(&self) -> Option<u32> {
         // The upper half is no traffic class that anybody has.
@@ -308,11 +308,11 @@ mod tests {
     #[test]
     fn a_sieve_has_what_was_put_in_and_little_else() {
         let owned: [Addr; 20] = core::array::from_fn(|last| Addr::v4([172, 18, 0, 100 + last as u8]));
-        let sieve = owned.iter().fold(Sieve::NONE, |sieve, addr| sieve.with(addr));
+        let sieve = owned.iter().fold(BloomFilter::NONE, |sieve, addr| sieve.with(addr));
         assert!(owned.iter().all(|addr| sieve.may_have(addr)));
         let others = (0..10_000_u32).map(|number| Addr::v4((0x0a00_0000 + number * 7).to_be_bytes()));
         let let_through = others.filter(|addr| sieve.may_have(addr)).count();
         assert!((400..1200).contains(&let_through), "20 bits of 256 are 781 of 10,000: {let_through}");
-        assert!(owned.iter().all(|addr| Sieve::ALL.may_have(addr) && !Sieve::NONE.may_have(addr)));
+        assert!(owned.iter().all(|addr| BloomFilter::ALL.may_have(addr) && !BloomFilter::NONE.may_have(addr)));
     }
 }

@@ -13,8 +13,8 @@ mod cluster;
 mod config;
 mod counters;
 mod flows;
+mod handover;
 mod lease;
-mod moving;
 mod nat;
 mod pods;
 mod rig;
@@ -23,18 +23,18 @@ mod verdict;
 
 pub use addr::{Addr, Family};
 pub use cluster::{ClusterKey, ClusterPrefix, NodeEntry, NodePlace, PrefixKind};
-pub use config::{Config, Cover, DEFAULT_INBOUND, OnUnknownPod, PortRange, Sieve, Timeouts};
+pub use config::{BloomFilter, Config, Cover, DEFAULT_INBOUND, OnUnknownPod, PortRange, Timeouts};
 pub use counters::{ConflictEvent, Count, DropEvent, EipCount};
 pub use flows::{Datagram, ExposedPort, Exposure, Flow, FragKey, FragPorts, Holder, Inbound, Share, Usage};
+pub use handover::{HandoverEntry, HandoverStage};
 pub use lease::Lease;
-pub use moving::{Course, Moving};
-pub use nat::{Direction, Hop, Mapping, Origin, Tuple};
+pub use nat::{Direction, NatEntry, NextHop, Origin, Tuple};
 pub use pods::{MAX_SLOTS, Owned, OwnedAddr, PodEntry, Policy, PolicyKey, Selection, Slot, SlotPlace, WhenEmpty};
 pub use rig::{RIG_FRAME, Rig};
 pub use verdict::{Class, Verdict};
 
 /// Version of the layout of all pinned maps; the pin directory is named after it.
-pub const ABI_VERSION: u32 = 6;
+pub const ABI_VERSION: u32 = 7;
 
 /// The only mark: a selected pod's packet to another node's address (OVN-Kubernetes' 1008). It is these bits; what stands
 /// in others belongs to the host's rules (kube-proxy 0x4000 and 0x8000, Calico the upper half) and stays as it is.

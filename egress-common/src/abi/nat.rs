@@ -98,7 +98,7 @@ impl Tuple {
 pub enum Origin {
     /// A pod of this node; the reply goes to the management port.
     Here = 1,
-    /// A pod behind the tunnel endpoint [`Mapping::source_node`].
+    /// A pod behind the tunnel endpoint [`NatEntry::source_node`].
     Remote = 2,
     /// A pod of this node towards another node (mark 1008); both directions pass the host's stack.
     Stack = 3,
@@ -107,7 +107,7 @@ pub enum Origin {
 /// A next hop as settled when the flow was created: device, link addresses and the smallest MTU of the way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
-pub struct Hop {
+pub struct NextHop {
     pub ifindex: u32,
     /// Value of [`super::Config::route_generation`] when it was settled; another value there means: look up again.
     pub generation: u32,
@@ -121,9 +121,9 @@ pub struct Hop {
     pub seal: u32,
     pub reserved: u32,
 }
-abi!(Hop, 40);
+abi!(NextHop, 40);
 
-impl Hop {
+impl NextHop {
     /// Not settled yet: never valid, since it ends at time zero.
     pub const NONE: Self =
         Self { ifindex: 0, generation: 0, valid_until_ns: 0, mtu: 0, dmac: [0; 6], smac: [0; 6], seal: 0, reserved: 0 };
@@ -159,7 +159,7 @@ impl Hop {
 /// Value of `nat`, one shape for both directions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
-pub struct Mapping {
+pub struct NatEntry {
     /// CLOCK_MONOTONIC (ns) of the last packet of this direction.
     pub last_seen_ns: u64,
     /// What this direction has shown of a TCP connection: bits of `decide::phase`.
@@ -173,7 +173,7 @@ pub struct Mapping {
     /// Tunnel endpoint of the pod's node where [`origin`](Self::origin) is remote.
     pub source_node: Addr,
     /// Next hop of this direction.
-    pub hop: Hop,
+    pub hop: NextHop,
     /// When the mapping was made.
     pub created_ns: u64,
     /// Of a TCP connection, as last noted in this direction: what the pod has acknowledged, or where the last FIN or RST
@@ -181,9 +181,9 @@ pub struct Mapping {
     pub number: u32,
     pub reserved: u32,
 }
-abi!(Mapping, 16 + 40 + 8 + 16 + 40 + 8 + 8);
+abi!(NatEntry, 16 + 40 + 8 + 16 + 40 + 8 + 8);
 
-impl Mapping {
+impl NatEntry {
     /// Not sealed yet.
     #[inline(always)]
     pub const fn new(other: Tuple, origin: Origin, source_node: Addr, egress_id: u32, now_ns: u64) -> Self {
@@ -194,7 +194,7 @@ impl Mapping {
             origin: origin as u32,
             last_seen_ns: now_ns,
             created_ns: now_ns,
-            hop: Hop::NONE,
+            hop: NextHop::NONE,
             state: 0,
             seal: 0,
             number: 0,

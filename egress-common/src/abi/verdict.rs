@@ -92,17 +92,17 @@ verdicts! {
     /// From a selected pod, given its egress IP here.
     SnatHere = 20, Redirect, "snat_here";
     /// From a selected pod, sent to its gateway through the overlay.
-    Steered = 21, Redirect, "steered";
+    ToGateway = 21, Redirect, "to_gateway";
     /// From the overlay, given its egress IP here.
     SnatForNode = 22, Redirect, "snat_for_node";
     /// Reply for an egress IP, to a pod of this node.
     ReplyHere = 23, Redirect, "reply_here";
     /// Reply for an egress IP, sent to the pod's node through the overlay.
-    ReplySteered = 24, Redirect, "reply_steered";
+    ReplyToNode = 24, Redirect, "reply_to_node";
     /// Reply from a gateway, to a pod of this node.
     ReplyDelivered = 25, Redirect, "reply_delivered";
     /// Of an egress IP that is being handed over: sent on to the other node of the hand-over through the overlay.
-    PassedOn = 26, Redirect, "passed_on";
+    HandedOver = 26, Redirect, "handed_over";
 
     /// ARP request for an owned egress IP.
     ArpAnswered = 30, Answer, "arp_answered";
@@ -139,7 +139,7 @@ verdicts! {
     /// Overlay packet whose inner source is not a pod of the node that sent it; of a reply, one of the cluster.
     ForgedInner = 48, Drop, "forged_inner";
     /// Arrived for an egress IP and belongs to no flow.
-    NoMapping = 49, Drop, "no_mapping";
+    NoNatEntry = 49, Drop, "no_nat_entry";
     /// No port is free towards this destination.
     PortsExhausted = 50, Drop, "ports_exhausted";
     /// The map `nat` or `flows` is full.
@@ -163,7 +163,7 @@ verdicts! {
     /// The kernel refused to encapsulate.
     EncapFailed = 60, Drop, "encap_failed";
     /// A selected pod's packet on the uplink that never passed the management port's program.
-    NotSteered = 61, Drop, "not_steered";
+    ProgramBypassed = 61, Drop, "program_bypassed";
     /// Two CPUs claimed the same flow and neither saw the other's claim settle.
     ClaimLost = 62, Drop, "claim_lost";
     /// The flow's address was taken from the object.

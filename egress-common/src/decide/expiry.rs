@@ -14,7 +14,7 @@
 //! both keys are marked before either is removed.
 
 use super::phase::{self, Phase};
-use crate::abi::{Flow, Inbound, Mapping, Timeouts};
+use crate::abi::{Flow, Inbound, NatEntry, Timeouts};
 use crate::wire::{PROTO_ICMP, PROTO_ICMPV6, PROTO_TCP, PROTO_UDP};
 
 const SECOND_NS: u64 = 1_000_000_000;
@@ -56,7 +56,7 @@ pub const fn timeout_ns(timeouts: &Timeouts, protocol: u8, phase: Phase) -> u64 
 
 /// Whether a mapping goes; both directions are judged together, since both keys live and die together.
 #[inline(always)]
-pub fn is_mapping_idle(timeouts: &Timeouts, forward: &Mapping, reverse: Option<&Mapping>, now_ns: u64) -> bool {
+pub fn is_mapping_idle(timeouts: &Timeouts, forward: &NatEntry, reverse: Option<&NatEntry>, now_ns: u64) -> bool {
     let seen = reverse.map_or(0, |reverse| reverse.last_seen_ns).max(forward.last_seen_ns);
     let phase = phase::mapping(forward, reverse);
     now_ns.saturating_sub(seen) > timeout_ns(timeouts, forward.other.protocol, phase)
@@ -93,9 +93,9 @@ mod tests {
 
     const DEFAULT: &Timeouts = &Timeouts::DEFAULT;
 
-    fn mapping(protocol: u8, seen_secs: u64, state: u32) -> Mapping {
+    fn mapping(protocol: u8, seen_secs: u64, state: u32) -> NatEntry {
         let other = Tuple::new(Direction::Ingress, Addr::UNSPECIFIED, Addr::UNSPECIFIED, 1, 2, protocol);
-        let mut mapping = Mapping::new(other, Origin::Here, Addr::UNSPECIFIED, 1, seen_secs * SECOND_NS);
+        let mut mapping = NatEntry::new(other, Origin::Here, Addr::UNSPECIFIED, 1, seen_secs * SECOND_NS);
         mapping.state = state;
         mapping
     }

@@ -3,13 +3,13 @@
 use super::expiry::FRAGMENT_NS;
 use super::{Tables, slots};
 use crate::abi::{Family, FragKey, FragPorts};
-use crate::wire::{Fragment, Heads, L4};
+use crate::wire::{Fragment, Headers, L4};
 
 /// Remembers the ports of a first fragment, or gives a later one the ports of its first. A later fragment whose first one
 /// has not been seen, or is not one that is translated, stays without, which decisions name
 /// [`crate::abi::Verdict::FragmentUnknown`]. A protocol without ports needs none of this where the fragment names it.
 #[inline(always)]
-pub fn resolve<T: Tables>(heads: &mut Heads, tables: &T) {
+pub fn resolve<T: Tables>(heads: &mut Headers, tables: &T) {
     match heads.fragment {
         Fragment::Whole => {}
         Fragment::First if slots::translatable(heads).is_err() => {}
@@ -19,7 +19,7 @@ pub fn resolve<T: Tables>(heads: &mut Heads, tables: &T) {
             if let Some(ports) = known(&key(heads), tables) {
                 heads.tuple.set_ports(u16::from_be_bytes(ports.sport), u16::from_be_bytes(ports.dport));
                 heads.tuple.protocol = ports.protocol;
-                heads.l4 = if ports.is_reply == 0 { Heads::kind_of(ports.protocol) } else { L4::EchoReply };
+                heads.l4 = if ports.is_reply == 0 { Headers::kind_of(ports.protocol) } else { L4::EchoReply };
             }
         }
     }
@@ -31,7 +31,7 @@ pub fn resolve<T: Tables>(heads: &mut Heads, tables: &T) {
 ///
 /// Out of line: rare, and its keys would crowd the frame of who asks.
 #[inline(never)]
-pub fn resolve_kept<T: Tables>(heads: &mut Heads, tables: &T) -> bool {
+pub fn resolve_kept<T: Tables>(heads: &mut Headers, tables: &T) -> bool {
     resolve(heads, tables);
     // Asked when the ports are there: whoever keeps a later one looks for them afterwards.
     heads.fragment == Fragment::First && slots::translatable(heads).is_ok() && tables.is_awaited(&key(heads))
@@ -48,7 +48,7 @@ pub fn known<'t, T: Tables>(key: &FragKey, tables: &'t T) -> Option<&'t FragPort
 ///
 /// Out of line: rare, and its key would crowd the frame of who asks.
 #[inline(never)]
-pub fn supersede<T: Tables>(heads: &Heads, tables: &T) {
+pub fn supersede<T: Tables>(heads: &Headers, tables: &T) {
     if heads.fragment == Fragment::First && tables.fragment(&key(heads)).is_some() {
         remember(heads, tables);
     }
@@ -56,7 +56,7 @@ pub fn supersede<T: Tables>(heads: &Heads, tables: &T) {
 
 /// Out of line: the value that it makes would crowd the frame of who asks.
 #[inline(never)]
-fn remember<T: Tables>(heads: &Heads, tables: &T) {
+fn remember<T: Tables>(heads: &Headers, tables: &T) {
     let ports = FragPorts {
         sport: heads.tuple.sport().to_be_bytes(),
         dport: heads.tuple.dport().to_be_bytes(),
@@ -71,7 +71,7 @@ fn remember<T: Tables>(heads: &Heads, tables: &T) {
 /// IPv6 knows a datagram by its ends and its number only: the protocol in a later fragment's header need not be that of
 /// the first one (RFC 8200 section 4.5).
 #[inline(always)]
-pub fn key(heads: &Heads) -> FragKey {
+pub fn key(heads: &Headers) -> FragKey {
     let protocol = match heads.family {
         Family::V4 => heads.tuple.protocol,
         Family::V6 => 0,

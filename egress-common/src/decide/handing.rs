@@ -6,12 +6,12 @@
 
 use std::vec::Vec;
 
-use super::accept::{self, Accept, Outer};
 use super::cast::{Cast, ID, NODE, OTHER_NODE, V4, V6, staged};
-use super::enter::{self, Enter};
+use super::from_netdev::{self, FromNetdev};
+use super::from_overlay::{self, FromOverlay, Outer};
+use super::from_pod::{self, FromPod};
 use super::packets::{Packet, packet};
 use super::snat::{self, EGRESS_PORTS, Face};
-use super::steer::{self, Steer};
 use super::world::{World, addr};
 use super::{Owner, Tables};
 use crate::abi::*;
@@ -92,9 +92,9 @@ impl Pair {
         world.configure(|config| config.decisions += 1);
     }
 
-    fn move_entry(&self, world: &World, course: Course, peer: &str) {
+    fn move_entry(&self, world: &World, stage: HandoverStage, peer: &str) {
         let owned = Owned::new(ID, addr(self.cast.egress), 2, [2, 0, 0, 0, 0, 1]);
-        world.moving.borrow_mut().insert(ID, Moving::new(ID, course, world.now.get(), addr(peer), owned));
+        world.handovers.borrow_mut().insert(ID, HandoverEntry::new(ID, stage, world.now.get(), addr(peer), owned));
     }
 
     fn write_old(&self, number: usize) {
@@ -102,10 +102,10 @@ impl Pair {
         match number {
             0 => {}
             1 => world.configure(|config| config.decisions += 1),
-            LEAVING => self.move_entry(world, Course::Leaving, OTHER_NODE),
+            LEAVING => self.move_entry(world, HandoverStage::Leaving, OTHER_NODE),
             GIVEN_UP => drop(world.owned.borrow_mut().remove(&ID)),
             POINTED_AWAY => self.point(world, Slot::remote(egress, addr(OTHER_NODE))),
-            5 => drop(world.moving.borrow_mut().remove(&ID)),
+            5 => drop(world.handovers.borrow_mut().remove(&ID)),
             OLD_WRITES => drop(world.owned_addr.borrow_mut().remove(&egress)),
             other => panic!("there is no write {other}"),
         }
@@ -116,15 +116,15 @@ impl Pair {
         let owned = Owned::new(ID, egress, 2, [2, 0, 0, 0, 0, 1]);
         match number {
             0 => {}
-            READY => self.move_entry(world, Course::Arriving, NODE),
-            OPEN => self.move_entry(world, Course::Open, NODE),
+            READY => self.move_entry(world, HandoverStage::Arriving, NODE),
+            OPEN => self.move_entry(world, HandoverStage::Open, NODE),
             3 => {
                 let entry = OwnedAddr { egress_id: ID, ifindex: 2, mac: owned.mac, reserved: [0; 2] };
                 world.owned_addr.borrow_mut().insert(egress, entry);
             }
             OWNED => drop(world.owned.borrow_mut().insert(ID, owned)),
             POINTED_HERE => self.point(world, Slot::here(egress)),
-            NEW_WRITES => drop(world.moving.borrow_mut().remove(&ID)),
+            NEW_WRITES => drop(world.handovers.borrow_mut().remove(&ID)),
             other => panic!("there is no write {other}"),
         }
     }
@@ -141,18 +141,18 @@ impl Pair {
     fn sends(&self, node: &'static str, sent: &Packet) -> End {
         let world = self.world(node);
         let heads = &mut sent.heads();
-        match steer::steer(heads, &Quote::NONE, world, &world.config.get()) {
-            Steer::Send { slot, .. } if slot.place() == SlotPlace::Here => match world.owned(ID) {
+        match from_pod::decide(heads, &Quote::NONE, world, &world.config.get()) {
+            FromPod::Send { slot, .. } if slot.place() == SlotPlace::Here => match world.owned(ID) {
                 Some(owned) if owned.address == slot.address => {
                     let owner = Owner { origin: Origin::Here, source_node: Addr::UNSPECIFIED, egress_id: ID };
                     self.emitted(world, node, sent, &owner)
                 }
-                _ => match world.moving(ID).filter(|moving| moving.course() == Some(Course::Leaving)) {
-                    Some(moving) => self.arrives(Self::name(&moving.peer), node, sent),
+                _ => match world.handover(ID).filter(|handover| handover.stage() == Some(HandoverStage::Leaving)) {
+                    Some(handover) => self.arrives(Self::name(&handover.peer), node, sent),
                     None => End::Dropped(Verdict::NotGateway),
                 },
             },
-            Steer::Send { slot, .. } => self.arrives(Self::name(&slot.endpoint), node, sent),
+            FromPod::Send { slot, .. } => self.arrives(Self::name(&slot.endpoint), node, sent),
             other => panic!("not steered: {other:?}"),
         }
     }
@@ -169,13 +169,13 @@ impl Pair {
     fn arrives(&self, node: &'static str, from: &str, sent: &Packet) -> End {
         let world = self.world(node);
         let outer = Outer { source: addr(from), egress_id: ID };
-        match accept::accept(&mut sent.heads(), &outer, world, &world.config.get()) {
-            Accept::Translate { source_node, .. } => {
+        match from_overlay::decide(&mut sent.heads(), &outer, world, &world.config.get()) {
+            FromOverlay::Translate { source_node, .. } => {
                 let owner = Owner { origin: Origin::Remote, source_node: *source_node, egress_id: ID };
                 self.emitted(world, node, sent, &owner)
             }
-            Accept::PassOn => self.arrives(Self::name(&world.moving(ID).expect("a hand-over").peer), node, sent),
-            Accept::Done(verdict) => End::Dropped(verdict),
+            FromOverlay::PassOn => self.arrives(Self::name(&world.handover(ID).expect("a hand-over").peer), node, sent),
+            FromOverlay::Done(verdict) => End::Dropped(verdict),
             other => panic!("no packet of a pod: {other:?}"),
         }
     }
@@ -183,27 +183,27 @@ impl Pair {
     /// Something comes from outside for the egress IP: which node gives it to the pod.
     fn answered(&self, node: &'static str, answer: &(Packet, Quote)) -> End {
         let world = self.world(node);
-        let entered = enter::enter(&mut answer.0.arriving(), &answer.1, world, &world.config.get());
+        let entered = from_netdev::decide(&mut answer.0.arriving(), &answer.1, world, &world.config.get());
         self.goes(node, &entered, answer)
     }
 
-    fn goes(&self, node: &'static str, entered: &Enter<'_>, answer: &(Packet, Quote)) -> End {
+    fn goes(&self, node: &'static str, entered: &FromNetdev<'_>, answer: &(Packet, Quote)) -> End {
         match entered {
-            Enter::ReplyHere { .. } | Enter::ReplyRemote { .. } => End::Emitted(node),
-            Enter::PassOn { .. } => {
-                let peer = Self::name(&self.world(node).moving(ID).expect("a hand-over").peer);
+            FromNetdev::ReplyHere { .. } | FromNetdev::ReplyRemote { .. } => End::Emitted(node),
+            FromNetdev::PassOn { .. } => {
+                let peer = Self::name(&self.world(node).handover(ID).expect("a hand-over").peer);
                 let (world, outer) = (self.world(peer), Outer { source: addr(node), egress_id: ID });
-                match accept::accept(&mut answer.0.heads(), &outer, world, &world.config.get()) {
-                    Accept::Answer => {
-                        let passed = enter::passed(&mut answer.0.arriving(), &answer.1, world, ID);
+                match from_overlay::decide(&mut answer.0.heads(), &outer, world, &world.config.get()) {
+                    FromOverlay::Answer => {
+                        let passed = from_netdev::passed(&mut answer.0.arriving(), &answer.1, world, ID);
                         self.goes(peer, &passed, answer)
                     }
-                    Accept::Done(verdict) => End::Dropped(verdict),
+                    FromOverlay::Done(verdict) => End::Dropped(verdict),
                     other => panic!("no answer: {other:?}"),
                 }
             }
-            Enter::Done(verdict) => End::Dropped(*verdict),
-            Enter::NodeReply { .. } => panic!("not the node's"),
+            FromNetdev::Done(verdict) => End::Dropped(*verdict),
+            FromNetdev::NodeReply { .. } => panic!("not the node's"),
         }
     }
 

@@ -1,25 +1,25 @@
 //! The decisions: values in, verdict and rewrite out.
 //!
-//! One file per hook, named as in the design: [`steer`] and [`notice`] on the management port, [`accept`] on the overlay,
-//! [`enter`] and [`leave`] on the uplink; and what they share: [`snat`] (mappings and ports), [`slots`] (which address a
+//! One file per hook, named as in the design: [`from_pod`] and [`to_pod`] on the management port, [`from_overlay`] on the overlay,
+//! [`from_netdev`] and [`to_netdev`] on the uplink; and what they share: [`snat`] (mappings and ports), [`slots`] (which address a
 //! flow has), [`fragments`], [`limit`], [`mtu`], [`phase`] and [`expiry`]. None of them touches a packet. They ask [`Tables`], which the programs
 //! implement over the maps and the tests over hash maps, and they return what is to be done; the edge does it.
 //!
-//! "Leave alone" is always a verdict of class pass. A packet of a selected pod that reaches the end of a decision without
+//! "ToNetdev alone" is always a verdict of class pass. A packet of a selected pod that reaches the end of a decision without
 //! an egress IP is a drop with a name.
 
-pub mod accept;
-pub mod enter;
 pub mod expiry;
 pub mod fragments;
-pub mod leave;
+pub mod from_netdev;
+pub mod from_overlay;
+pub mod from_pod;
 pub mod limit;
 pub mod mtu;
-pub mod notice;
 pub mod phase;
 pub mod slots;
 pub mod snat;
-pub mod steer;
+pub mod to_netdev;
+pub mod to_pod;
 
 #[cfg(test)]
 pub(crate) mod cast;
@@ -31,10 +31,10 @@ pub(crate) mod packets;
 pub mod world;
 
 use crate::abi::{
-    Addr, ClusterPrefix, ExposedPort, Flow, FragKey, FragPorts, Mapping, Moving, NodeEntry, Origin, Owned, OwnedAddr,
-    PodEntry, Policy, PolicyKey, Share, Slot, Tuple, Verdict,
+    Addr, ClusterPrefix, ExposedPort, Flow, FragKey, FragPorts, HandoverEntry, NatEntry, NodeEntry, Origin, Owned,
+    OwnedAddr, PodEntry, Policy, PolicyKey, Share, Slot, Tuple, Verdict,
 };
-use crate::wire::{Fragment, Heads, L4, Segment};
+use crate::wire::{Fragment, Headers, L4, Segment};
 use snat::PortSearch;
 
 /// What an insert-if-absent came to.
@@ -100,7 +100,7 @@ pub trait Tables {
     /// Whether this node may emit its egress IPs now ([`crate::abi::Lease`]).
     fn has_lease(&self) -> bool;
     /// The hand-over of the object's address that concerns this node.
-    fn moving(&self, egress_id: u32) -> Option<&Moving>;
+    fn handover(&self, egress_id: u32) -> Option<&HandoverEntry>;
 
     /// A packet of the pod: does it answer a connection that came in from outside? Of datagrams this does not keep the
     /// entry alive, since a pod that goes on sending answers nobody some day.
@@ -141,9 +141,9 @@ pub trait Tables {
     /// Overwrites; false when the map takes no more.
     fn put_flow(&self, tuple: &Tuple, flow: &Flow) -> bool;
 
-    fn nat_seen(&self, key: &Tuple, segment: Segment) -> Option<&Mapping>;
+    fn nat_seen(&self, key: &Tuple, segment: Segment) -> Option<&NatEntry>;
     /// As `nat_seen`, without noting anything.
-    fn nat_peek(&self, key: &Tuple) -> Option<&Mapping>;
+    fn nat_peek(&self, key: &Tuple) -> Option<&NatEntry>;
     fn claim_nat(&self, key: &Tuple, other: &Tuple, owner: &Owner) -> Claim;
     /// Counts a mapping for the pod and the egress policy (zero: of none).
     fn count_mapping(&self, pod: &Addr, egress_id: u32);
@@ -179,21 +179,21 @@ pub struct Rewrite {
 impl Rewrite {
     /// What the forward direction of a mapping writes: the egress IP and its port as the source.
     #[inline(always)]
-    pub fn snat(mapping: &Mapping) -> Self {
+    pub fn snat(mapping: &NatEntry) -> Self {
         let reverse = &mapping.other;
         Self { end: End::Source, addr: reverse.daddr, port: reverse.dport() }
     }
 
     /// What the reverse direction restores: the pod's address and port as the destination.
     #[inline(always)]
-    pub fn reverse(mapping: &Mapping) -> Self {
+    pub fn reverse(mapping: &NatEntry) -> Self {
         let forward = &mapping.other;
         Self { end: End::Destination, addr: forward.saddr, port: forward.sport() }
     }
 
     /// The port that the packet has now.
     #[inline(always)]
-    pub fn old_port(&self, heads: &Heads) -> u16 {
+    pub fn old_port(&self, heads: &Headers) -> u16 {
         match self.end {
             End::Source => heads.tuple.sport(),
             End::Destination => heads.tuple.dport(),
@@ -203,7 +203,7 @@ impl Rewrite {
     /// Whether it can be written into the packet. A fragment of SCTP cannot get another port: the checksum is over the
     /// whole message, whose length the first fragment does not know, and by how much the checksum changes depends on it.
     #[inline(always)]
-    pub fn check(&self, heads: &Heads) -> Result<(), Verdict> {
+    pub fn check(&self, heads: &Headers) -> Result<(), Verdict> {
         let is_first = heads.l4 == L4::Sctp && heads.fragment == Fragment::First;
         if is_first && self.old_port(heads) != self.port { Err(Verdict::SctpFragment) } else { Ok(()) }
     }

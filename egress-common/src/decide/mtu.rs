@@ -1,7 +1,7 @@
 //! Lengths: redirects check no MTU, so we do.
 
 use crate::abi::{Addr, Family};
-use crate::wire::{Heads, L3};
+use crate::wire::{Headers, L3};
 
 /// In place of a size: the segments lie ready, each as long as its sender made it (SCTP).
 const GSO_BY_FRAGS: u32 = 0xffff;
@@ -10,7 +10,7 @@ const GSO_BY_FRAGS: u32 = 0xffff;
 /// it where the kernel holds several in one (GSO). Zero where a program cannot see how long the segments are: each fits
 /// the pod's own device.
 #[inline(always)]
-pub fn wire_length(frame_len: u32, gso_size: u32, heads: &Heads) -> u32 {
+pub fn wire_length(frame_len: u32, gso_size: u32, heads: &Headers) -> u32 {
     match gso_size {
         0 => frame_len.saturating_sub(L3 as u32),
         GSO_BY_FRAGS => 0,
@@ -36,7 +36,7 @@ pub enum Fit {
 /// An outer IPv4 packet may be fragmented, by the overlay device. An outer IPv6 packet is fragmented by nobody: routers may
 /// not, and the kernel does it for no tunnel of this kind.
 #[inline(always)]
-pub fn fit(length: u32, overlay_mtu: u32, heads: &Heads, endpoint: &Addr) -> Fit {
+pub fn fit(length: u32, overlay_mtu: u32, heads: &Headers, endpoint: &Addr) -> Fit {
     if length <= overlay_mtu {
         return Fit::Whole;
     }
@@ -52,7 +52,7 @@ const LOST: u32 = 1;
 
 /// Out of line, and in one register, since it is rare and the programs have little stack.
 #[inline(never)]
-fn too_long(length: u32, overlay_mtu: u32, heads: &Heads, endpoint: &Addr) -> u32 {
+fn too_long(length: u32, overlay_mtu: u32, heads: &Headers, endpoint: &Addr) -> u32 {
     let limit = overlay_limit(overlay_mtu, heads.family);
     match endpoint.family() {
         Family::V4 if length <= limit || !heads.dont_fragment => CUT,
@@ -83,8 +83,8 @@ mod tests {
     fn what_is_too_long_for_the_overlay_is_cut_outside_or_told() {
         let whole = |cast| packet(cast, V4.world, 4000, 80);
         let (v4, v6) = (whole(V4.pod).heads(), packet(V6.pod, V6.world, 4000, 80).heads());
-        let free = Heads { dont_fragment: false, ..v4 };
-        let bound = Heads { dont_fragment: true, ..v4 };
+        let free = Headers { dont_fragment: false, ..v4 };
+        let bound = Headers { dont_fragment: true, ..v4 };
         let (over_v4, over_v6) = (&addr(V4.other_node), &addr(V6.other_node));
         for underlay in [over_v4, over_v6] {
             for heads in [&free, &bound, &v6] {

@@ -4,7 +4,7 @@ use std::vec::Vec;
 
 use super::world::addr;
 use crate::abi::{Addr, Direction, Family};
-use crate::wire::{Heads, PROTO_ICMP, PROTO_ICMPV6, PROTO_SCTP, PROTO_TCP, PROTO_UDP, Quote};
+use crate::wire::{Headers, PROTO_ICMP, PROTO_ICMPV6, PROTO_SCTP, PROTO_TCP, PROTO_UDP, Quote};
 
 const FRAGMENT_HEADER: u8 = 44;
 
@@ -61,7 +61,7 @@ impl Packet {
 
     /// As an error's quote shows it, when it was sent in this direction.
     pub(crate) fn quoted(&self, direction: Direction) -> Quote {
-        Quote::of(Heads::parse(self.frame().as_slice(), direction).expect("an IP frame"))
+        Quote::of(Headers::parse(self.frame().as_slice(), direction).expect("an IP frame"))
     }
 
     fn icmp(mut self, v4: u8, v6: u8, id: u16) -> Self {
@@ -95,13 +95,13 @@ impl Packet {
     }
 
     /// As a pod's side sends it.
-    pub(crate) fn heads(&self) -> Heads {
-        Heads::parse(self.frame().as_slice(), Direction::Egress).expect("an IP frame")
+    pub(crate) fn heads(&self) -> Headers {
+        Headers::parse(self.frame().as_slice(), Direction::Egress).expect("an IP frame")
     }
 
     /// As it arrives for a pod or an egress IP.
-    pub(crate) fn arriving(&self) -> Heads {
-        Heads::parse(self.frame().as_slice(), Direction::Ingress).expect("an IP frame")
+    pub(crate) fn arriving(&self) -> Headers {
+        Headers::parse(self.frame().as_slice(), Direction::Ingress).expect("an IP frame")
     }
 
     fn is_v4(&self) -> bool {

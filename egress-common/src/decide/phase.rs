@@ -19,7 +19,7 @@
 //! one lookup. A reset and an opening concern both and are also told to the other ([`told`]). `flows` and `inbound` have one
 //! state for both sides.
 
-use crate::abi::{Direction, Flow, Inbound, Mapping};
+use crate::abi::{Direction, Flow, Inbound, NatEntry};
 use crate::wire::{PROTO_TCP, Segment, tcp};
 
 /// More than a first SYN has come from this side, or an answer where there is no TCP; in `inbound`: both sides have spoken.
@@ -120,7 +120,7 @@ pub const fn tells(state: u32, flags: u8, direction: Direction) -> bool {
 
 /// The phase of a mapping, by its values at both keys; the other one may be on its way.
 #[inline(always)]
-pub fn mapping(forward: &Mapping, reverse: Option<&Mapping>) -> Phase {
+pub fn mapping(forward: &NatEntry, reverse: Option<&NatEntry>) -> Phase {
     let (state, end) = reverse.map_or((0, 0), |reverse| (reverse.state, reverse.number));
     if forward.other.protocol != PROTO_TCP {
         return if state & SPOKE == 0 { Phase::Opening } else { Phase::Established };

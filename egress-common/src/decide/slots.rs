@@ -10,7 +10,7 @@
 
 use super::{Claim, Held, Tables, phase};
 use crate::abi::{Addr, Direction, Flow, MAX_SLOTS, Policy, PolicyKey, Slot, Tuple, Verdict, WhenEmpty};
-use crate::wire::{Heads, L4, Quote, tcp};
+use crate::wire::{Headers, L4, Quote, tcp};
 
 const SLOT_MASK: u32 = MAX_SLOTS as u32 - 1;
 const _: () = assert!(MAX_SLOTS.is_power_of_two());
@@ -18,7 +18,7 @@ const _: () = assert!(MAX_SLOTS.is_power_of_two());
 /// The slot of the packet's flow, or why there is none. An ICMP error has that of the flow that it quotes, and begins none.
 #[inline(always)]
 pub fn of_flow<'t, T: Tables>(
-    heads: &Heads,
+    heads: &Headers,
     quote: &Quote,
     tables: &'t T,
     egress_id: u32,
@@ -45,7 +45,7 @@ pub fn of_flow<'t, T: Tables>(
 /// What becomes of a packet while the object has no address that is served. A running connection has one, and must not
 /// show another.
 #[inline(always)]
-fn without_address<T: Tables>(heads: &Heads, tables: &T, egress_id: u32, policy: &Policy) -> Verdict {
+fn without_address<T: Tables>(heads: &Headers, tables: &T, egress_id: u32, policy: &Policy) -> Verdict {
     let otherwise = match policy.when_empty() {
         WhenEmpty::Drop => Verdict::NoGateway,
         WhenEmpty::NodeAddress => Verdict::NodeAddress,
@@ -61,13 +61,13 @@ fn without_address<T: Tables>(heads: &Heads, tables: &T, egress_id: u32, policy:
 
 /// A TCP packet that does not begin a connection.
 #[inline(always)]
-pub fn is_mid_stream(heads: &Heads) -> bool {
+pub fn is_mid_stream(heads: &Headers) -> bool {
     heads.l4 == L4::Tcp && heads.tcp_flags & tcp::SYN == 0
 }
 
 /// Whether the engine can give this packet another address; an ICMP error only by what it quotes.
 #[inline(always)]
-pub fn translatable(heads: &Heads) -> Result<(), Verdict> {
+pub fn translatable(heads: &Headers) -> Result<(), Verdict> {
     if heads.source_routed {
         // It would go on from the address to others, past whatever was decided here for that address.
         return Err(Verdict::SourceRouted);
@@ -84,13 +84,13 @@ pub fn translatable(heads: &Heads) -> Result<(), Verdict> {
 
 /// The flow that an ICMP error of a pod is about, as the pod sends it: the pod got the quoted packet, and tells its sender.
 #[inline(always)]
-pub fn told_of<'q>(heads: &Heads, quote: &'q Quote) -> Option<&'q Quote> {
+pub fn told_of<'q>(heads: &Headers, quote: &'q Quote) -> Option<&'q Quote> {
     (quote.tuple().daddr == heads.tuple.saddr && quote.tuple().saddr == heads.tuple.daddr).then_some(quote)
 }
 
 #[inline(always)]
 fn of_error<'t, T: Tables>(
-    heads: &Heads,
+    heads: &Headers,
     quote: &Quote,
     tables: &T,
     egress_id: u32,
@@ -153,7 +153,7 @@ fn place_of(policy: &Policy, address: &Addr) -> Option<u32> {
 
 #[inline(always)]
 fn begin<'t, T: Tables>(
-    heads: &Heads,
+    heads: &Headers,
     tables: &T,
     egress_id: u32,
     policy: &'t Policy,

@@ -19,8 +19,8 @@
 //! limited to the ports that only NAT uses.
 
 use super::{Claim, Held, Owner, PortClaim, Tables, slots};
-use crate::abi::{Addr, Direction, Mapping, Origin, PortRange, Tuple, Verdict};
-use crate::wire::{Heads, L4, PROTO_ICMP, PROTO_ICMPV6, Quote, Segment, sctp};
+use crate::abi::{Addr, Direction, NatEntry, Origin, PortRange, Tuple, Verdict};
+use crate::wire::{Headers, L4, PROTO_ICMP, PROTO_ICMPV6, Quote, Segment, sctp};
 
 /// System ports stay out of NAT's range.
 pub const EGRESS_PORTS: PortRange = PortRange { first: 1024, last: u16::MAX };
@@ -94,12 +94,12 @@ pub struct Face {
 /// The mapping of a packet from a pod, made if it is not there; for an ICMP error that of the flow that it quotes.
 #[inline(always)]
 pub fn translate<'t, T: Tables>(
-    heads: &Heads,
+    heads: &Headers,
     quote: &Quote,
     tables: &'t T,
     face: &Face,
     owner: &Owner,
-) -> Result<&'t Mapping, Verdict> {
+) -> Result<&'t NatEntry, Verdict> {
     // The node's own address needs no lease.
     if owner.origin != Origin::Stack && !tables.has_lease() {
         return Err(Verdict::LeaseExpired);
@@ -144,7 +144,7 @@ pub fn translate<'t, T: Tables>(
 
 /// Tells the world of a packet that a pod got by a flow of its own; the flow lives no longer for it (RFC 5508 section 4).
 #[inline(never)]
-fn of_error<'t, T: Tables>(heads: &Heads, quote: &Quote, tables: &'t T) -> Option<&'t Mapping> {
+fn of_error<'t, T: Tables>(heads: &Headers, quote: &Quote, tables: &'t T) -> Option<&'t NatEntry> {
     // What a pod got was no request: nothing unasked comes in.
     let quote = slots::told_of(heads, quote).filter(|quote| quote.l4() != L4::EchoRequest)?;
     tables.nat_peek(quote.flow())
@@ -154,7 +154,7 @@ fn of_error<'t, T: Tables>(heads: &Heads, quote: &Quote, tables: &'t T) -> Optio
 /// tunnel endpoint by now, or the subnet another node. The ports of the node's own address may have changed: answers to one
 /// that is not among them any more are the host's.
 #[inline(always)]
-fn shows(mapping: &Mapping, face: &Face, owner: &Owner) -> bool {
+fn shows(mapping: &NatEntry, face: &Face, owner: &Owner) -> bool {
     let port = mapping.other.dport();
     let is_listed = port >= face.ports.first && port <= face.ports.last;
     mapping.other.daddr == face.address
@@ -172,7 +172,7 @@ fn shows(mapping: &Mapping, face: &Face, owner: &Owner) -> bool {
 /// an agent that is killed between the two removals of a cut leaves one alone for longer than a moment; the flow's packets
 /// are dropped (`claim_lost`) until the first sweep of the next agent, which is at its start.
 #[inline(never)]
-fn retire<T: Tables>(forward: &Tuple, old: &Mapping, tables: &T) {
+fn retire<T: Tables>(forward: &Tuple, old: &NatEntry, tables: &T) {
     // Copied: once that other CPU has removed the old value, its memory may hold another one.
     let reverse = old.other;
     let is_whole = tables.nat_seen(&reverse, Segment::NONE).is_some_and(|there| there.other == *forward);
@@ -183,7 +183,7 @@ fn retire<T: Tables>(forward: &Tuple, old: &Mapping, tables: &T) {
 
 /// Whether the packet is of a connection, or an association of SCTP, that began before this node had a part in it.
 #[inline(always)]
-fn is_under_way(heads: &Heads) -> bool {
+fn is_under_way(heads: &Headers) -> bool {
     slots::is_mid_stream(heads) || heads.l4 == L4::Sctp && heads.sctp_chunk != sctp::INIT
 }
 
@@ -206,7 +206,7 @@ struct Port {
 }
 
 #[inline(never)]
-fn claim_own_port<T: Tables>(heads: &Heads, tables: &T, face: &Face, owner: &Owner) -> OwnPort {
+fn claim_own_port<T: Tables>(heads: &Headers, tables: &T, face: &Face, owner: &Owner) -> OwnPort {
     let port = heads.tuple.sport();
     let is_listed = port >= face.ports.first && port <= face.ports.last;
     if !is_listed && (owner.origin == Origin::Stack || heads.l4 != L4::Other) {
@@ -244,7 +244,7 @@ fn note_exhausted<T: Tables>(forward: &Tuple, face: &Face, tables: &T) {
 
 /// Claims the reverse key with any free port of the face.
 #[inline(never)]
-fn find_port<T: Tables>(heads: &Heads, tables: &T, face: &Face, owner: &Owner) -> PortClaim {
+fn find_port<T: Tables>(heads: &Headers, tables: &T, face: &Face, owner: &Owner) -> PortClaim {
     let forward = &heads.tuple;
     let search = PortSearch::new(face.ports, tables.random());
     tables.claim_any_port(forward, &face.address, owner, &search)
@@ -263,7 +263,7 @@ enum Forward {
 /// that is just being swept stands no more.
 #[inline(never)]
 fn claim_forward<T: Tables>(
-    heads: &Heads,
+    heads: &Headers,
     tables: &T,
     face: &Face,
     owner: &Owner,
@@ -290,7 +290,7 @@ fn claim_forward<T: Tables>(
 /// by a CPU that looks at the forward key next. Where another flow has got it meanwhile, the mapping goes, and the next
 /// packet makes another one.
 #[inline(never)]
-fn hold_reverse<T: Tables>(heads: &Heads, tables: &T, face: &Face, owner: &Owner, port: Port) -> Result<(), Verdict> {
+fn hold_reverse<T: Tables>(heads: &Headers, tables: &T, face: &Face, owner: &Owner, port: Port) -> Result<(), Verdict> {
     let forward = &heads.tuple;
     let reverse = reverse_key(forward, &face.address, port.number);
     let is_held = match tables.claim_nat(&reverse, forward, owner) {

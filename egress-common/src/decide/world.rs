@@ -42,12 +42,12 @@ pub struct World {
     pub policies: RefCell<HashMap<PolicyKey, Policy>>,
     pub owned: RefCell<HashMap<u32, Owned>>,
     pub owned_addr: RefCell<HashMap<Addr, OwnedAddr>>,
-    pub moving: RefCell<HashMap<u32, Moving>>,
+    pub handovers: RefCell<HashMap<u32, HandoverEntry>>,
     pub inbound: Table<Inbound>,
     pub exposed: RefCell<HashMap<ExposedPort, u32>>,
     pub datagrams: RefCell<HashSet<Tuple>>,
     pub flows: Table<Flow>,
-    pub nat: Table<Mapping>,
+    pub nat: Table<NatEntry>,
     pub exhausted: RefCell<HashMap<Tuple, u64>>,
     /// What a holder has where that is not what `flows` and `nat` show here.
     pub shares: RefCell<HashMap<Holder, Share>>,
@@ -68,9 +68,9 @@ struct LentValues {
     policies: Lent<Policy>,
     owned: Lent<Owned>,
     owned_addr: Lent<OwnedAddr>,
-    moving: Lent<Moving>,
+    handover: Lent<HandoverEntry>,
     flows: Lent<Flow>,
-    mappings: Lent<Mapping>,
+    mappings: Lent<NatEntry>,
     frags: Lent<FragPorts>,
 }
 
@@ -89,7 +89,7 @@ impl World {
             policies: RefCell::default(),
             owned: RefCell::default(),
             owned_addr: RefCell::default(),
-            moving: RefCell::default(),
+            handovers: RefCell::default(),
             inbound: Table::new(),
             exposed: RefCell::default(),
             datagrams: RefCell::default(),
@@ -109,7 +109,7 @@ impl World {
                 policies: Lent::new(),
                 owned: Lent::new(),
                 owned_addr: Lent::new(),
-                moving: Lent::new(),
+                handover: Lent::new(),
                 flows: Lent::new(),
                 mappings: Lent::new(),
                 frags: Lent::new(),
@@ -126,7 +126,7 @@ impl World {
         lent.policies.take_back();
         lent.owned.take_back();
         lent.owned_addr.take_back();
-        lent.moving.take_back();
+        lent.handover.take_back();
         lent.flows.take_back();
         lent.mappings.take_back();
         lent.frags.take_back();
@@ -244,8 +244,8 @@ impl Tables for World {
     fn has_lease(&self) -> bool {
         self.lease.get().left_ns(self.now.get()) > 0
     }
-    fn moving(&self, egress_id: u32) -> Option<&Moving> {
-        self.moving.borrow().get(&egress_id).map(|moving| self.lent.moving.lend(*moving))
+    fn handover(&self, egress_id: u32) -> Option<&HandoverEntry> {
+        self.handovers.borrow().get(&egress_id).map(|handover| self.lent.handover.lend(*handover))
     }
     fn inbound_answered(&self, tuple: &Tuple, segment: Segment) -> bool {
         let seen = self.inbound.change(tuple, |inbound| {
@@ -349,7 +349,7 @@ impl Tables for World {
         self.flows.put(*tuple, *flow);
         true
     }
-    fn nat_seen(&self, key: &Tuple, segment: Segment) -> Option<&Mapping> {
+    fn nat_seen(&self, key: &Tuple, segment: Segment) -> Option<&NatEntry> {
         let before = self.nat.get(key)?.state;
         let seen = self.nat.change(key, |mapping| {
             mapping.last_seen_ns = self.now.get();
@@ -361,11 +361,11 @@ impl Tables for World {
         });
         Some(self.lent.mappings.lend(seen))
     }
-    fn nat_peek(&self, key: &Tuple) -> Option<&Mapping> {
+    fn nat_peek(&self, key: &Tuple) -> Option<&NatEntry> {
         self.nat.get(key).map(|mapping| self.lent.mappings.lend(mapping))
     }
     fn claim_nat(&self, key: &Tuple, other: &Tuple, owner: &Owner) -> Claim {
-        let mapping = Mapping::new(*other, owner.origin, owner.source_node, owner.egress_id, self.now.get());
+        let mapping = NatEntry::new(*other, owner.origin, owner.source_node, owner.egress_id, self.now.get());
         let claim = self.nat.claim(key, mapping);
         if claim == Claim::Full
             && let Some(meanwhile) = self.meanwhile.take()

@@ -1,18 +1,18 @@
 //! Views of packet headers.
 //!
-//! [`Heads::parse`] reads a frame once and answers everything that decisions ask; offsets are named here and nowhere
+//! [`Headers::parse`] reads a frame once and answers everything that decisions ask; offsets are named here and nowhere
 //! else. A packet whose transport header is cut short still has addresses: whether that matters is for the decision.
 
 pub mod arp;
 pub mod crc32c;
 pub mod csum;
-mod heads;
+mod headers;
 pub mod icmp;
 pub mod nd;
 mod quote;
 pub mod reset;
 
-pub use heads::{Fragment, Heads, L4, MAX_EXTENSION_HEADERS, Segment};
+pub use headers::{Fragment, Headers, L4, MAX_EXTENSION_HEADERS, Segment};
 pub use quote::Quote;
 
 use crate::abi::Addr;

@@ -1,7 +1,7 @@
 //! The packet that an ICMP error quotes (RFC 792, RFC 4443): whose flow it is about.
 
-use super::heads::{read_v4, read_v6};
-use super::{Fragment, Frame, Heads, L4, icmp, l4};
+use super::headers::{read_v4, read_v6};
+use super::{Fragment, Frame, Headers, L4, icmp, l4};
 use super::{PROTO_DCCP, PROTO_ICMP, PROTO_ICMPV6, PROTO_SCTP, PROTO_TCP, PROTO_UDP, PROTO_UDP_LITE};
 use crate::abi::{Direction, Family, Tuple};
 
@@ -9,7 +9,7 @@ use crate::abi::{Direction, Family, Tuple};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quote {
     /// The quoted packet as it was sent; its direction is the opposite of the error's.
-    heads: Heads,
+    heads: Headers,
     /// Kept, not made when asked for: the programs have little stack.
     flow: Tuple,
     l3_offset: u16,
@@ -20,10 +20,10 @@ const OFFSET_MASK: u16 = 0x3fff;
 
 impl Quote {
     /// Names no flow: no packet has such ends.
-    pub const NONE: Self = Self { heads: Heads::NONE, flow: Heads::NONE.tuple, l3_offset: 0 };
+    pub const NONE: Self = Self { heads: Headers::NONE, flow: Headers::NONE.tuple, l3_offset: 0 };
 
     #[cfg(test)]
-    pub(crate) const fn of(heads: Heads) -> Self {
+    pub(crate) const fn of(heads: Headers) -> Self {
         Self { heads, flow: heads.tuple.reversed(), l3_offset: 0 }
     }
 
@@ -47,7 +47,7 @@ impl Quote {
     /// Reads the quote of an ICMP error, in place. `None` when it names no flow: it is cut short before the ports, a later
     /// fragment, or itself an error.
     #[inline(always)]
-    pub fn read<F: Frame + ?Sized>(&mut self, frame: &F, error: &Heads) -> Option<()> {
+    pub fn read<F: Frame + ?Sized>(&mut self, frame: &F, error: &Headers) -> Option<()> {
         self.l3_offset = (error.l4_offset & OFFSET_MASK) + icmp::LEN as u16;
         let at = self.l3_offset as usize;
         let direction = match error.tuple.direction() {
@@ -77,7 +77,7 @@ impl Quote {
                 let sport = u16::from_be_bytes(frame.load(at + l4::SPORT)?);
                 let dport = u16::from_be_bytes(frame.load(at + l4::DPORT)?);
                 heads.tuple.set_ports(sport, dport);
-                heads.l4 = Heads::kind_of(protocol);
+                heads.l4 = Headers::kind_of(protocol);
             }
             (PROTO_ICMP, Family::V4) | (PROTO_ICMPV6, Family::V6) => {
                 let [kind, _] = frame.load(at)?;
@@ -142,7 +142,7 @@ mod tests {
     }
 
     fn read(frame: &[u8]) -> Option<Quote> {
-        let heads = Heads::parse(frame, Direction::Ingress)?;
+        let heads = Headers::parse(frame, Direction::Ingress)?;
         let mut quote = Quote::NONE;
         quote.read(frame, &heads)?;
         Some(quote)
@@ -155,7 +155,7 @@ mod tests {
         for protocol in [PROTO_UDP, PROTO_TCP, PROTO_SCTP, PROTO_DCCP, PROTO_UDP_LITE] {
             let quote = read(&error_v4(protocol, PORTS)).expect("a quote");
             assert_eq!((quote.tuple().sport(), quote.tuple().dport()), (4000, 53));
-            assert_eq!((quote.tuple().saddr, quote.l4()), (Addr::v4([172, 18, 0, 100]), Heads::kind_of(protocol)));
+            assert_eq!((quote.tuple().saddr, quote.l4()), (Addr::v4([172, 18, 0, 100]), Headers::kind_of(protocol)));
             assert_eq!((quote.network_at(), quote.transport_at()), (42, 62));
             assert_eq!((quote.tuple().direction(), quote.flow().direction()), (Direction::Egress, Direction::Ingress));
         }

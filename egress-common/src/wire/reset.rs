@@ -1,7 +1,7 @@
 //! Resets that a program gives itself (RFC 9293 section 3.10.7.1): the header that answers a segment of a connection that
 //! is no more.
 
-use super::{Fragment, Heads, L4, PROTO_TCP, csum, l4, tcp};
+use super::{Fragment, Headers, L4, PROTO_TCP, csum, l4, tcp};
 use crate::abi::{Family, Tuple};
 
 /// A TCP header without options.
@@ -10,7 +10,7 @@ pub const LEN: usize = 20;
 /// Whether the packet may be answered by a reset: never one for a reset, nor one for a piece of a segment.
 #[inline(always)]
 #[must_use]
-pub fn answers(heads: &Heads) -> bool {
+pub fn answers(heads: &Headers) -> bool {
     heads.l4 == L4::Tcp && heads.tcp_flags & tcp::RST == 0 && heads.fragment == Fragment::Whole && !heads.source_routed
 }
 

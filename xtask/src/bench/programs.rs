@@ -280,10 +280,10 @@ fn plan(
 
 fn cases(pods: u32, flows: u32, stride: u32) -> Vec<Case> {
     let hook = |program, ifindex, ingress_ifindex| Hook { program, ifindex, ingress_ifindex };
-    let steer = hook("mgmt_ingress", MGMT, MGMT);
-    let notice = hook("mgmt_egress", MGMT, UPLINK);
-    let enter = hook("uplink_ingress", UPLINK, UPLINK);
-    let leave = hook("uplink_egress", UPLINK, MGMT);
+    let steer = hook("from_pod", MGMT, MGMT);
+    let notice = hook("to_pod", MGMT, UPLINK);
+    let enter = hook("from_netdev", UPLINK, UPLINK);
+    let leave = hook("to_netdev", UPLINK, MGMT);
     let inside = u32::try_from(OUTER).unwrap_or(0);
     let plan = |frame, side, at, first| plan(frame, side, at, first, pods, flows, stride);
     let out = |from| Packet { from, to: WORLD, ports: (PORT, 80) };
@@ -312,7 +312,7 @@ fn cases(pods: u32, flows: u32, stride: u32) -> Vec<Case> {
             Verdict::NotOurs,
             plain,
         ),
-        case("steer", "remote", steer, leaving(REMOTE_PODS), Verdict::Steered, Growth::Grows),
+        case("steer", "remote", steer, leaving(REMOTE_PODS), Verdict::ToGateway, Growth::Grows),
         case(
             "leave (overlay)",
             "remote",
@@ -335,7 +335,7 @@ fn cases(pods: u32, flows: u32, stride: u32) -> Vec<Case> {
             "remote",
             enter,
             plan(back(FOREIGN.1).frame(), Side::Back, 0, FOREIGN.1),
-            Verdict::ReplySteered,
+            Verdict::ReplyToNode,
             Growth::Grows,
         ),
         case(

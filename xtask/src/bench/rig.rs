@@ -15,8 +15,8 @@ use aya::maps::{Array, HashMap, LpmTrie, Map, MapData, PerCpuArray, ProgramArray
 use aya::programs::{SchedClassifier, TestRun as _, TestRunOptions};
 use aya::{Ebpf, EbpfLoader, Pod};
 use egress_common::abi::{
-    Addr, ClusterPrefix, Config, Count, Cover, Family, Lease, NodeEntry, NodePlace, Owned, OwnedAddr, PodEntry, Policy,
-    PolicyKey, PortRange, PrefixKind, RIG_FRAME, Rig, Sieve, Slot, Verdict, WhenEmpty,
+    Addr, BloomFilter, ClusterPrefix, Config, Count, Cover, Family, Lease, NodeEntry, NodePlace, Owned, OwnedAddr,
+    PodEntry, Policy, PolicyKey, PortRange, PrefixKind, RIG_FRAME, Rig, Slot, Verdict, WhenEmpty,
 };
 
 pub(super) const UPLINK: u32 = 11;
@@ -67,7 +67,7 @@ pub(super) struct Bench {
 }
 
 /// The programs under test, in the order of the rig's list; the rig's own come behind them.
-const SUBJECTS: [&str; 5] = ["mgmt_ingress", "mgmt_egress", "uplink_ingress", "uplink_egress", "overlay_ingress"];
+const SUBJECTS: [&str; 5] = ["from_pod", "to_pod", "from_netdev", "to_netdev", "from_overlay"];
 const OWN: [&str; 2] = ["nothing", "grow"];
 
 /// Which program, on which device, coming from which.
@@ -231,7 +231,7 @@ fn config() -> Config {
     config.overlay_secret = SECRET;
     config.decisions = 1;
     // As the agent writes it.
-    config.owned = [LOCAL, FOREIGN].iter().fold(Sieve::NONE, |owned, object| owned.with(&addr(object.1)));
+    config.owned = [LOCAL, FOREIGN].iter().fold(BloomFilter::NONE, |owned, object| owned.with(&addr(object.1)));
     config.pods_v4 = Cover { net: [10, 128, 0, 0], mask: [255, 128, 0, 0] };
     config.pods_v6 = Cover::NONE;
     config

@@ -146,7 +146,7 @@ pub(super) fn by_filters(ground: &mut Ground, egress: &str) -> Result<()> {
         has(&status, &HOOKS)?;
         ground.is_seen_as("two", Some(egress), None)?;
         let traced = json_on(ground, 2, &format!("trace --pod-ip {pod} --to {server}:{HTTP_PORT}"))?;
-        ensure!(traced["verdict"] == "steered" && traced["agrees"] == true, "{traced:#}");
+        ensure!(traced["verdict"] == "to_gateway" && traced["agrees"] == true, "{traced:#}");
         ensure!(traced["warnings"].as_array().is_some_and(Vec::is_empty), "the filter is this program: {traced:#}");
         for line in ["nat list", "nat count"] {
             asked_on(ground, 2, line)?;

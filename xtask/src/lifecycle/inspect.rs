@@ -58,7 +58,7 @@ pub(super) fn status_with_and_without_an_agent(context: &LabContext) -> Result<(
             "red/one",
             "OBJECT  ID  PODS HERE  EGRESS IPS",
             "172.18.0.110 here",
-            "mgmt_ingress     ovn-k8s-mp0",
+            "from_pod      ovn-k8s-mp0",
             "management port  ovn-k8s-mp0  up     1400",
             "nat ",
         ],
@@ -104,13 +104,7 @@ pub(super) fn status_with_and_without_an_agent(context: &LabContext) -> Result<(
     ground.agent(1)?.kill()?;
     has(
         &table(&mut ground, 1)?,
-        &[
-            "no agent runs here",
-            ADDRESS,
-            "served, by the programs alone",
-            "2 addresses known, 2 selected",
-            "mgmt_ingress",
-        ],
+        &["no agent runs here", ADDRESS, "served, by the programs alone", "2 addresses known, 2 selected", "from_pod"],
     )?;
     explain::beside_none(&mut ground, ADDRESS, follower)?;
     let status = json(&mut ground)?;

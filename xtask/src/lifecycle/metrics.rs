@@ -137,7 +137,7 @@ pub(super) fn are_seen(ground: &Ground, address: &str) -> Result<()> {
     grows(ground, &before, &[(&packets, 20.0), (&bytes, 20.0 * 142.0), (&mappings, 1.0), (translated, 20.0)])?;
 
     println!("a drop shows under its reason");
-    let dropped = "egress_agent_packets_total{class=\"drop\",verdict=\"no_mapping\"}";
+    let dropped = "egress_agent_packets_total{class=\"drop\",verdict=\"no_nat_entry\"}";
     let before = scrape(ground, 1)?;
     send(ground.lab.ext(), address.parse()?, 7)?;
     grows(ground, &before, &[(dropped, 7.0)])?;
@@ -158,7 +158,7 @@ pub(super) fn are_seen(ground: &Ground, address: &str) -> Result<()> {
     ensure!(all.iter().chain(&controllers).filter(of_cluster).count() == 1, "others speak for the cluster too");
     for (index, scrape) in all.iter().enumerate() {
         ensure!(value(scrape, "egress_agent_reconcile_duration_seconds_count")? > 0.0, "node{} is idle", index + 1);
-        for hook in ["mgmt_ingress", "mgmt_egress", "uplink_ingress", "uplink_egress", "overlay_ingress"] {
+        for hook in ["from_pod", "to_pod", "from_netdev", "to_netdev", "from_overlay"] {
             let attached = value(scrape, &format!("egress_agent_program_attached{{hook=\"{hook}\"}}"))?;
             ensure!(attached > 0.5, "node{}: {hook} is not attached", index + 1);
         }

@@ -13,8 +13,7 @@ use serde_json::Value;
 use crate::lab::Node;
 use crate::toolchain::packages;
 
-pub(super) const HOOKS: [&str; 5] =
-    ["uplink_egress", "uplink_ingress", "overlay_ingress", "mgmt_egress", "mgmt_ingress"];
+pub(super) const HOOKS: [&str; 5] = ["to_netdev", "from_netdev", "from_overlay", "to_pod", "from_pod"];
 
 /// The folder of one agent's pins.
 pub(super) struct Pins {

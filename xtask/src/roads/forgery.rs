@@ -2,8 +2,8 @@
 //! of a pod that is selected inside. Whatever road such a packet takes to a tunnel port, nothing leaves the cluster with
 //! an egress IP:
 //!
-//! - straight to a node's address: `steer` sees the port and the node;
-//! - to a service address that the host translates to a node's address and tunnel port, behind `steer`'s back: the
+//! - straight to a node's address: `from_pod` sees the port and the node;
+//! - to a service address that the host translates to a node's address and tunnel port, behind `from_pod`'s back: the
 //!   uplink's `leave` sees a forwarded packet to that port, masqueraded or not;
 //! - by the pod network to a node's mp0, or by a service to a node's address on a second network, which our uplink never
 //!   sees: `accept` finds an outer source that is not a node's tunnel endpoint.

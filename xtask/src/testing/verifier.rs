@@ -90,7 +90,7 @@ fn guests(args: &VerifierArgs, summary: &mut Summary) -> Result<Vec<String>> {
     kernels::run(&args.kernel, &request, summary)
 }
 
-/// Lines like `verifier: 6.1 mgmt_ingress {instructions: 71000, ...}`.
+/// Lines like `verifier: 6.1 from_pod {instructions: 71000, ...}`.
 fn read(lines: &[String]) -> Result<BTreeMap<String, Programs>> {
     let mut figures: BTreeMap<String, Programs> = BTreeMap::new();
     for line in lines.iter().filter_map(|line| line.strip_prefix(MARK)) {

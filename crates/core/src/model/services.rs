@@ -1,6 +1,6 @@
 //! Addresses of Services that have an entry of their own in the map `cluster`.
 //!
-//! The service proxy translates what pods send to them, behind us, so `steer` must leave it alone. Cluster IPs are in a
+//! The service proxy translates what pods send to them, behind us, so `from_pod` must leave it alone. Cluster IPs are in a
 //! service network as a rule, which is one entry; the rest (external addresses, those of load balancers, cluster IPs
 //! outside the networks that the agent was told) have one each, as far as there is room ([`crate::plan::capacity`]). Services come
 //! and go by the thousand in a large cluster: an update that changes no such address costs nothing further.

@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-pub use egress_common::abi::{Course, Family, OnUnknownPod, PrefixKind};
+pub use egress_common::abi::{Family, HandoverStage, OnUnknownPod, PrefixKind};
 use ipnet::IpNet;
 
 /// Cluster-unique number of an EgressIP object, 1..=`egress_common::abi::MAX_EGRESS_ID`.
@@ -53,7 +53,7 @@ pub struct Port {
 /// An address that is being handed over between this node and another one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Moving {
-    pub course: Course,
+    pub course: HandoverStage,
     pub address: IpAddr,
     /// The other node.
     pub peer: TunnelEndpoint,
@@ -135,7 +135,7 @@ impl Policy {
 impl Moving {
     /// Whether this node gives the address to packets by this entry: the other node's, or all.
     pub fn is_taken(&self) -> bool {
-        self.course != Course::Leaving
+        self.course != HandoverStage::Leaving
     }
 }
 

@@ -4,11 +4,11 @@
 //! the next, so they come in this order:
 //!
 //! 1. the leader records it (`controller::handover`);
-//! 2. the new node is made ready ([`Course::Arriving`]) and says so (`kube::words`): it translates what the old node passes
+//! 2. the new node is made ready ([`HandoverStage::Arriving`]) and says so (`kube::words`): it translates what the old node passes
 //!    on, and as long as that one passes nothing on it emits nothing;
-//! 3. the old node, which has served the address until now, hands over ([`Course::Leaving`]): in one step it emits nothing
+//! 3. the old node, which has served the address until now, hands over ([`HandoverStage::Leaving`]): in one step it emits nothing
 //!    any more and passes on what comes; it says that it has let go, and who has it now;
-//! 4. the new node that is named by that translates for every node from now on ([`Course::Open`]), and says so;
+//! 4. the new node that is named by that translates for every node from now on ([`HandoverStage::Open`]), and says so;
 //! 5. the leader writes the status; the new node answers for the address and announces it, the others send to it;
 //! 6. the record is forgotten some seconds later, and both end the passing on.
 //!
@@ -34,7 +34,7 @@ use std::sync::Arc;
 
 use crate::model::ledger::{HandOver, Ledger};
 use crate::model::node::{Given, Node, Prepared};
-use crate::model::state::{Course, EgressId, KernelState, Moving, Place, TunnelEndpoint};
+use crate::model::state::{EgressId, HandoverStage, KernelState, Moving, Place, TunnelEndpoint};
 use crate::model::view::ClusterView;
 use crate::ownership::holdings::Tenure;
 use crate::plan::desired::family_of;
@@ -52,7 +52,7 @@ fn handed_over<'a>(tenure: &'a Tenure, actual: &'a KernelState) -> impl Iterator
     };
     let gone = actual.moving.iter().filter(move |(id, moving)| {
         let is_held = actual.owned.get(id) == Some(&moving.address);
-        moving.course == Course::Leaving && !is_held && is_ours(&moving.address)
+        moving.course == HandoverStage::Leaving && !is_held && is_ours(&moving.address)
     });
     gone.map(|(id, moving)| (moving.address, *id, *moving))
 }
@@ -93,7 +93,7 @@ pub fn prepared(tenure: &Tenure, actual: &KernelState) -> BTreeMap<IpAddr, Prepa
         courses.next().map(|moving| moving.course)
     };
     let word = |(address, record): (&IpAddr, &HandOver)| {
-        let is_open = course(address)? == Course::Open;
+        let is_open = course(address)? == HandoverStage::Open;
         Some((*address, Prepared(record.number, record.from.clone(), is_open)))
     };
     arriving(tenure).filter_map(word).collect()
@@ -113,7 +113,7 @@ pub fn moving(
         let Some(id) = served_for(desired, *address, peer) else { continue };
         // What this node has let go of it does not take up again, to pass it on.
         if actual.owned.get(&id) == Some(address) {
-            all.insert(id, Moving { course: Course::Leaving, address: *address, peer });
+            all.insert(id, Moving { course: HandoverStage::Leaving, address: *address, peer });
         }
     }
     for (address, id, moving) in handed_over(tenure, actual) {
@@ -132,7 +132,7 @@ pub fn moving(
                 from.released.get(address) == Some(&record.number) && to == Some(tenure.node_name())
             };
             let is_open = view.nodes.get(&record.from).is_some_and(is_given);
-            let course = if is_open { Course::Open } else { Course::Arriving };
+            let course = if is_open { HandoverStage::Open } else { HandoverStage::Arriving };
             all.insert(id, Moving { course, address: *address, peer });
         }
     }

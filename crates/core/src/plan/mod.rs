@@ -44,7 +44,7 @@ use egress_common::abi::MAX_SLOTS;
 use ipnet::IpNet;
 
 use crate::model::state::{
-    Action, Course, EgressId, Family, KernelState, OnUnknownPod, Place, PodState, Policy, Slot, WhenEmpty,
+    Action, EgressId, Family, HandoverStage, KernelState, OnUnknownPod, Place, PodState, Policy, Slot, WhenEmpty,
 };
 use crate::model::view::Addresses;
 use crate::plan::desired::family_of;
@@ -251,7 +251,7 @@ impl Planner<'_> {
 
     fn hand_over(&mut self) {
         for (id, moving) in &self.desired.moving {
-            let is_held = moving.course == Course::Leaving && self.state.owned.get(id) == Some(&moving.address);
+            let is_held = moving.course == HandoverStage::Leaving && self.state.owned.get(id) == Some(&moving.address);
             if is_held || self.state.moving.get(id) != Some(moving) {
                 self.push(Action::PutMoving(*id, *moving));
             }

@@ -40,7 +40,7 @@ pub enum Entry {
 }
 
 /// The maps that may refuse an entry of a plan.
-pub const MAPS: [&str; 7] = ["pods", "exposed", "policy", "owned", "moving", "cluster", "nodes"];
+pub const MAPS: [&str; 7] = ["pods", "exposed", "policy", "owned", "handovers", "cluster", "nodes"];
 
 impl Entry {
     /// What the action writes. `None` for removals and cuts: where these fail it is the kernel that fails.
@@ -76,7 +76,7 @@ impl Entry {
             Self::Exposed(..) => "exposed",
             Self::Policy(..) => "policy",
             Self::Claim(_) => "owned",
-            Self::Moving(_) => "moving",
+            Self::Moving(_) => "handovers",
             Self::Prefix(_) => "cluster",
             Self::Node(_) => "nodes",
             Self::UnknownPods => return None,

@@ -1,7 +1,7 @@
 //! What one action does to a state: the reference for plans, and how the agent remembers what the kernel holds without
 //! reading it again.
 
-use crate::model::state::{Action, Course, KernelState};
+use crate::model::state::{Action, HandoverStage, KernelState};
 
 /// The state after the action. Cutting flows changes no map that the model speaks of.
 pub fn step(state: &mut KernelState, action: &Action) {
@@ -30,7 +30,7 @@ pub fn step(state: &mut KernelState, action: &Action) {
         }
         Action::PutMoving(id, moving) => {
             state.moving.insert(*id, *moving);
-            if moving.course == Course::Leaving {
+            if moving.course == HandoverStage::Leaving {
                 state.owned.remove(id);
             }
         }

@@ -244,7 +244,7 @@ fn bytes_at<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
 #[cfg(test)]
 mod tests {
     use egress_common::abi::Direction;
-    use egress_common::wire::Heads;
+    use egress_common::wire::Headers;
 
     use super::*;
 
@@ -304,7 +304,7 @@ mod tests {
             let (pod, world): (IpAddr, IpAddr) = (pod.parse().expect("a literal"), world.parse().expect("a literal"));
             let connection = Tuple::new(Direction::Egress, pod.into(), world.into(), 4000, 80, PROTO_TCP);
             let frame = segment(THEIRS, OURS, &connection, 0x0102_0304);
-            let heads = Heads::parse(&frame[..], Direction::Ingress).expect("an IP frame");
+            let heads = Headers::parse(&frame[..], Direction::Ingress).expect("an IP frame");
             assert_eq!((heads.tuple, heads.tcp_flags), (connection.reversed(), 0x10));
             assert_eq!((&frame[..6], &frame[6..12]), (&THEIRS[..], &OURS[..]));
             assert_eq!(frame.len(), ETHERNET_LEN + network + usize::from(TCP_LEN));

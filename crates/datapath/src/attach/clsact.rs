@@ -1,6 +1,6 @@
 //! Our filters among those of others, and the queueing disciplines that they need.
 //!
-//! - A filter is **ours** when it has the hook's name and its program is pinned among ours. A program is pinned before it
+//! - A filter is **ours** when it has the hook's name, in this or a former layout, and its program is pinned among ours. A program is pinned before it
 //!   becomes a filter and until no filter has it any more. The kernel lists filters with their programs' numbers; to look at
 //!   a program by its number takes `CAP_SYS_ADMIN`, which an agent does not have, and a pin keeps the number from becoming
 //!   another's. Any other filter stays what it is and where it is; where it has our handle, ours takes another.

@@ -5,7 +5,7 @@
 //! number of cuts.
 //!
 //! A TCP connection keeps its entry of `flows`, by which the programs know it: the pod's next packet is answered by a
-//! reset, since the policy no longer has its address or nothing selects the pod any more (`decide::slots`, `decide::steer`).
+//! reset, since the policy no longer has its address or nothing selects the pod any more (`decide::slots`, `decide::from_pod`).
 //! Idle pods are made to send that packet (`nudge`). Everything else is forgotten, and begins anew with its next packet.
 //!
 //! Each change of a plan is followed by the cut that it asks for. An agent that ends in between leaves no note of what was
@@ -15,7 +15,7 @@ use std::collections::BTreeSet;
 use std::io;
 use std::net::IpAddr;
 
-use egress_common::abi::{Addr, Direction, Flow, Mapping, Origin, Tuple};
+use egress_common::abi::{Addr, Direction, Flow, NatEntry, Origin, Tuple};
 use egress_common::wire::PROTO_TCP;
 
 use crate::maps::tables::{FlowTables, Hash};
@@ -120,7 +120,7 @@ enum Fate {
 fn cut(
     tables: &mut FlowTables,
     fate: impl Fn(&Tuple, &Flow) -> Fate,
-    mapping_goes: impl Fn(&Tuple, &Mapping, &Tuple) -> bool,
+    mapping_goes: impl Fn(&Tuple, &NatEntry, &Tuple) -> bool,
 ) -> io::Result<(Cut, usize)> {
     let (mut connections, mut others) = (Cut::new(), Vec::new());
     tables.flows.for_each(|tuple: &Tuple, flow| match fate(tuple, flow) {
@@ -137,11 +137,11 @@ fn cut(
 }
 
 /// `goes` sees the forward tuple, the mapping and the reverse tuple, whichever of the two keys was found. How many went.
-fn cut_mappings(tables: &mut FlowTables, goes: impl Fn(&Tuple, &Mapping, &Tuple) -> bool) -> io::Result<usize> {
+fn cut_mappings(tables: &mut FlowTables, goes: impl Fn(&Tuple, &NatEntry, &Tuple) -> bool) -> io::Result<usize> {
     // Each mapping is met at both of its keys; at the reverse one it is taken. A forward key that is alone has no answers,
     // and goes with the next sweep.
     let mut keys = Vec::new();
-    tables.nat.for_each(|key: &Tuple, mapping: &Mapping| {
+    tables.nat.for_each(|key: &Tuple, mapping: &NatEntry| {
         if key.direction() == Direction::Ingress && goes(&mapping.other, mapping, key) {
             keys.push((*key, mapping.other));
         }

@@ -1,4 +1,4 @@
-//! Handing an address over between two nodes: see `egress_common::abi::Moving`.
+//! Handing an address over between two nodes: see `egress_common::abi::HandoverEntry`.
 //!
 //! The old node writes its entry first and takes the address out of `owned` then, so that no packet is translated here
 //! behind the step, and none is lost for want of an entry. Nor do flows keep then what was decided before. `owned_addr`
@@ -16,7 +16,7 @@ use crate::Shared;
 use crate::executor::{kernel, now_ns, put as put_entry, remove};
 use crate::maps::convert;
 use crate::state::State;
-use egress_core::model::state::{Course, EgressId, Moving};
+use egress_core::model::state::{EgressId, HandoverStage, Moving};
 use egress_core::plan::executor::DataplaneError;
 
 /// A flow that has sent a packet may look as if it had been silent for half a second (egress-ebpf/src/recent.rs).
@@ -35,9 +35,9 @@ pub fn put(shared: &Shared, state: &mut State, id: EgressId, moving: Moving) -> 
         Some(before) => before.since_ns,
         None => now_ns().map_err(kernel("read the clock"))?.saturating_sub(NOTED_NS),
     };
-    let entry = abi::Moving::new(id.0, course, since_ns, peer.0.into(), owned);
-    put_entry("moving", &mut state.tables.moving, &id.0, &entry)?;
-    if course == Course::Leaving {
+    let entry = abi::HandoverEntry::new(id.0, course, since_ns, peer.0.into(), owned);
+    put_entry("handovers", &mut state.tables.moving, &id.0, &entry)?;
+    if course == HandoverStage::Leaving {
         let given_up = state.undecided(|tables| tables.owned.remove(&id.0));
         given_up.map_err(kernel("remove from map owned"))?;
         // Nor is it announced from here any more. Behind the step: a busy kernel may take its time for a filter.
@@ -49,7 +49,7 @@ pub fn put(shared: &Shared, state: &mut State, id: EgressId, moving: Moving) -> 
 
 /// The address as it is owned here, or is to be.
 fn entry(state: &State, id: EgressId, moving: &Moving) -> Result<Owned, DataplaneError> {
-    if moving.course == Course::Leaving {
+    if moving.course == HandoverStage::Leaving {
         // Whatever has become of the uplink: who cannot send lets go too.
         let owned = state.tables.owned.get(&id.0).map_err(kernel("read map owned"))?;
         if let Some(owned) = owned.filter(|owned| owned.address == moving.address.into()) {

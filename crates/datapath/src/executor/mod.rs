@@ -29,7 +29,7 @@ use crate::{Dataplane, Shared, announce};
 use egress_core::model::lease::SharedLease;
 use egress_core::model::node::{Mac, mac_text};
 use egress_core::model::reserved::Reserved;
-use egress_core::model::state::{Action, Course, EgressId, KernelState, Moving, PodOwner, PodState, Policy};
+use egress_core::model::state::{Action, EgressId, HandoverStage, KernelState, Moving, PodOwner, PodState, Policy};
 use egress_core::plan::executor::{Claimant, DataplaneError, Executor, Expected};
 use egress_supervise;
 
@@ -86,7 +86,7 @@ impl Executor for Dataplane {
             Action::Own(id, address) => own(&self.shared, *id, *address).await,
             Action::CutFlows(..) | Action::CutPodFlows(..) | Action::CutPod(_) => self.cut(vec![action.clone()]).await,
             Action::CutOrphans => walk(&self.shared, cut_orphans).await,
-            Action::PutMoving(_, Moving { course: Course::Arriving, address, .. }) => {
+            Action::PutMoving(_, Moving { course: HandoverStage::Arriving, address, .. }) => {
                 probe_early(&self.shared, *address);
                 egress_supervise::blocking(|| write(&self.shared, action))
             }
@@ -382,7 +382,7 @@ fn disown(shared: &Shared, state: &mut State, id: EgressId, address: IpAddr) -> 
     let tables = &mut state.tables;
     let key = Addr::from(address);
     let moving = tables.moving.get(&id.0).map_err(kernel("read map moving"))?;
-    if moving.is_some_and(|entry| entry.owned.address == key && entry.course() != Some(abi::Course::Leaving)) {
+    if moving.is_some_and(|entry| entry.owned.address == key && entry.stage() != Some(abi::HandoverStage::Leaving)) {
         remove("remove from map moving", &mut tables.moving, &id.0)?;
     }
     let owned = tables.owned.get(&id.0).map_err(kernel("read map owned"))?;

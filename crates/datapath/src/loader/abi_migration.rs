@@ -8,14 +8,14 @@
 //!
 //! - The programs are configured from their first packet on: a gateway that owns nothing drops what comes for it.
 //! - The nftables table of before stays as it is. It knows the selected pods of before, and lets nothing of theirs pass that
-//!   the former `steer` has not seen ([`crate::nftables::leak_guard`]).
+//!   the former `from_pod` has not seen ([`crate::nftables::leak_guard`]).
 //!
 //! It is not begun before the API server answers ([`is_due`]): until then the former programs go on.
 //!
 //! When the kernel holds what the cluster wants the table is made anew, and the former maps go. A directory that is still
 //! there says that this has not come about: an agent that is killed meanwhile has its successor begin where it was.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -82,9 +82,12 @@ impl Succession {
             info!(former = %other.display(), "another layout of the maps: flows and mappings begin anew");
             for directory in [LINKS, CLSACT_PROGRAMS, CLSACT_MARKS] {
                 let from = other.join(directory);
-                // A link of a hook that this version has not goes with what is left.
-                let is_wanted = |name: &OsStr| directory != LINKS || Hook::ALL.iter().any(|hook| name == hook.name());
-                move_entries(&from, &pins.version().join(directory), is_wanted)
+                // A link takes the name that its hook has now. One of no hook of this version goes with what is left.
+                let new_name = |name: &OsStr| match directory {
+                    LINKS => name.to_str().and_then(Hook::of_name).map(|hook| hook.name().into()),
+                    _ => Some(name.to_owned()),
+                };
+                move_entries(&from, &pins.version().join(directory), new_name)
                     .map_err(|error| StartError::kernel(format!("take over {}", from.display()), error))?;
             }
         }
@@ -106,8 +109,8 @@ impl Succession {
     }
 }
 
-/// One that is there already was taken over before.
-fn move_entries(from: &Path, to: &Path, is_wanted: impl Fn(&OsStr) -> bool) -> io::Result<()> {
+/// Moves each entry to the name that it gets, if any. One that is there already was taken over before.
+fn move_entries(from: &Path, to: &Path, new_name: impl Fn(&OsStr) -> Option<OsString>) -> io::Result<()> {
     let entries = match fs::read_dir(from) {
         Ok(entries) => entries.collect::<io::Result<Vec<_>>>()?,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -115,8 +118,8 @@ fn move_entries(from: &Path, to: &Path, is_wanted: impl Fn(&OsStr) -> bool) -> i
     };
     fs::create_dir_all(to)?;
     for entry in entries {
-        let to = to.join(entry.file_name());
-        if is_wanted(&entry.file_name()) && !to.try_exists()? {
+        let Some(to) = new_name(&entry.file_name()).map(|name| to.join(name)) else { continue };
+        if !to.try_exists()? {
             fs::rename(entry.path(), to)?;
         }
     }

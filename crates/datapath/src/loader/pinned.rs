@@ -33,7 +33,7 @@ pub fn read(bpffs: &Path) -> io::Result<Option<Pinned>> {
     map(&pins, "owned", |id: &u32, entry: &Owned| {
         pinned.owned.insert(EgressId(*id), entry.address.to_ip());
     })?;
-    map(&pins, "moving", |id: &u32, entry: &abi::Moving| {
+    map(&pins, "handovers", |id: &u32, entry: &abi::HandoverEntry| {
         pinned.moving.extend(convert::moving(entry).map(|moving| (EgressId(*id), moving)));
     })?;
     map(&pins, "pods", |_: &Addr, entry: &PodEntry| pinned.pods.push(convert::pod_state(entry)))?;

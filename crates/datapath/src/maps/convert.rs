@@ -131,9 +131,9 @@ pub fn owned_pair(id: EgressId, address: IpAddr, ifindex: u32, mac: [u8; 6]) -> 
 }
 
 /// `None` for a course that this version does not know.
-pub fn moving(entry: &abi::Moving) -> Option<Moving> {
+pub fn moving(entry: &abi::HandoverEntry) -> Option<Moving> {
     let peer = TunnelEndpoint(entry.peer.to_ip());
-    Some(Moving { course: entry.course()?, address: entry.owned.address.to_ip(), peer })
+    Some(Moving { course: entry.stage()?, address: entry.owned.address.to_ip(), peer })
 }
 
 #[cfg(test)]

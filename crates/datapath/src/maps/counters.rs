@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
 
-use egress_common::abi::{Count, EipCount, Mapping, Tuple, Verdict};
+use egress_common::abi::{Count, EipCount, NatEntry, Tuple, Verdict};
 
 use crate::error::map_io;
 use crate::maps::meter;
@@ -70,7 +70,7 @@ pub struct Reader {
 
 impl Reader {
     /// Every entry of `nat` once: each mapping has two. This keeps nothing waiting but cuts, which walk it too.
-    pub fn mappings(&self, visit: impl FnMut(&Tuple, &Mapping)) -> io::Result<()> {
+    pub fn mappings(&self, visit: impl FnMut(&Tuple, &NatEntry)) -> io::Result<()> {
         self.shared.flow_tables().nat.for_each(visit)
     }
 }

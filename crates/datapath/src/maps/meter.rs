@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use aya::Pod;
 use aya::maps::{Array, Map, MapData, MapError, MapInfo, PerCpuArray, PerCpuHashMap};
-use egress_common::abi::{Config, Count, EipCount, Mapping, Tuple, Usage, Verdict};
+use egress_common::abi::{Config, Count, EipCount, NatEntry, Tuple, Usage, Verdict};
 
 use crate::error::map_io;
 use crate::maps::facts::{HookFacts, KernelFacts, PortUse};
@@ -21,7 +21,7 @@ use egress_core::model::state::EgressId;
 use egress_supervise;
 
 /// The maps whose fill is shown.
-const SHOWN: [&str; 9] = ["pods", "policy", "owned", "moving", "cluster", "nodes", "nat", "flows", "inbound"];
+const SHOWN: [&str; 9] = ["pods", "policy", "owned", "handovers", "cluster", "nodes", "nat", "flows", "inbound"];
 
 /// Between two walks of `nat` at least, and how much longer than the walk itself.
 const PAUSE: Duration = Duration::from_secs(10);
@@ -39,7 +39,7 @@ struct Inner {
     egress_ips: PerCpuHashMap<MapData, u32, EipCount>,
     usage: Array<MapData, Usage>,
     config: Array<MapData, Config>,
-    nat: Hash<Tuple, Mapping>,
+    nat: Hash<Tuple, NatEntry>,
     limits: BTreeMap<&'static str, u32>,
     ports: Mutex<Option<PortUse>>,
 }

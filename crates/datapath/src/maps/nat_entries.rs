@@ -7,7 +7,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use aya::maps::{Array, Map, MapData};
-use egress_common::abi::{Config, Direction, Holder, Mapping, Origin, Share, Timeouts, Tuple};
+use egress_common::abi::{Config, Direction, Holder, NatEntry, Origin, Share, Timeouts, Tuple};
 use egress_common::decide::expiry;
 use egress_common::decide::phase::{self, Phase};
 use egress_common::wire::PROTO_TCP;
@@ -41,7 +41,7 @@ pub struct Entry {
 
 impl Entry {
     /// `there` is the value at the other key, which may be on its way.
-    fn of(key: &Tuple, mapping: &Mapping, there: Option<&Mapping>, timeouts: &Timeouts, now_ns: u64) -> Self {
+    fn of(key: &Tuple, mapping: &NatEntry, there: Option<&NatEntry>, timeouts: &Timeouts, now_ns: u64) -> Self {
         let since = |then_ns: u64| Duration::from_nanos(now_ns.saturating_sub(then_ns));
         let phase = phase::mapping(mapping, there);
         let timeout = expiry::timeout_ns(timeouts, key.protocol, phase);
@@ -69,7 +69,7 @@ impl Entry {
 /// `None` where there is no map. An error of `visit` ends the walk.
 pub fn walk(
     bpffs: &Path,
-    wanted: impl Fn(&Tuple, &Mapping) -> bool,
+    wanted: impl Fn(&Tuple, &NatEntry) -> bool,
     mut visit: impl FnMut(&Entry) -> io::Result<()>,
 ) -> io::Result<Option<u32>> {
     let pins = Pins::new(bpffs);
@@ -79,7 +79,7 @@ pub fn walk(
     let config = MapData::from_pin(pins.map("config")).map_err(map_io)?;
     let config: Array<MapData, Config> = Array::try_from(Map::Array(config)).map_err(map_io)?;
     let timeouts = config.get(&0, 0).map_err(map_io)?.timeouts;
-    let nat = Hash::<Tuple, Mapping>::new(MapData::from_pin(pins.map(NAT_MAP)).map_err(map_io)?).map_err(map_io)?;
+    let nat = Hash::<Tuple, NatEntry>::new(MapData::from_pin(pins.map(NAT_MAP)).map_err(map_io)?).map_err(map_io)?;
     let now = now_ns()?;
     let mut outcome = Ok(());
     nat.for_each(|key, mapping| {
@@ -136,8 +136,8 @@ mod tests {
             (Addr::v4([10, 244, 1, 10]), Addr::v4([198, 51, 100, 10]), Addr::v4([172, 18, 0, 100]));
         let forward = Tuple::new(Direction::Egress, pod, world, 4000, 80, PROTO_TCP);
         let reverse = Tuple::new(Direction::Ingress, world, egress, 80, 4001, PROTO_TCP);
-        let mut out = Mapping::new(reverse, Origin::Here, Addr::UNSPECIFIED, 7, 100 * SECOND);
-        let mut back = Mapping::new(forward, Origin::Here, Addr::UNSPECIFIED, 7, 100 * SECOND);
+        let mut out = NatEntry::new(reverse, Origin::Here, Addr::UNSPECIFIED, 7, 100 * SECOND);
+        let mut back = NatEntry::new(forward, Origin::Here, Addr::UNSPECIFIED, 7, 100 * SECOND);
         (out.last_seen_ns, back.last_seen_ns) = (130 * SECOND, 120 * SECOND);
         let timeouts = Timeouts::DEFAULT;
         let opening = Entry::of(&forward, &out, Some(&back), &timeouts, 140 * SECOND);

@@ -10,7 +10,7 @@
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
 
-use egress_common::abi::{Addr, Direction, Mapping, Origin, PortRange, Tuple};
+use egress_common::abi::{Addr, Direction, NatEntry, Origin, PortRange, Tuple};
 use egress_common::decide::snat::EGRESS_PORTS;
 
 use crate::maps::facts::{PortUse, Use};
@@ -37,7 +37,7 @@ impl Count {
     }
 
     /// Each mapping has two keys: it is counted at the one of its pod's packets.
-    pub fn see(&mut self, key: &Tuple, mapping: &Mapping) {
+    pub fn see(&mut self, key: &Tuple, mapping: &NatEntry) {
         if key.direction() != Direction::Egress {
             return;
         }
@@ -94,8 +94,8 @@ impl Sketch {
 mod tests {
     use super::*;
 
-    fn mapping(origin: Origin, id: u32) -> Mapping {
-        Mapping::new(tuple(Direction::Ingress, 1, 2, 6), origin, Addr::UNSPECIFIED, id, 1)
+    fn mapping(origin: Origin, id: u32) -> NatEntry {
+        NatEntry::new(tuple(Direction::Ingress, 1, 2, 6), origin, Addr::UNSPECIFIED, id, 1)
     }
 
     fn tuple(direction: Direction, sport: u16, daddr: u32, protocol: u8) -> Tuple {

@@ -9,8 +9,8 @@ use aya::maps::lpm_trie::Key;
 use aya::maps::{Array, HashMap, LpmTrie, Map, MapData, MapError, PerCpuArray, PerCpuHashMap, RingBuf};
 use aya::{Ebpf, Pod};
 use egress_common::abi::{
-    Addr, ClusterPrefix, Config, Count, Datagram, EipCount, ExposedPort, Exposure, Family, Flow, Inbound, Mapping,
-    Moving, NodeEntry, Owned, OwnedAddr, PodEntry, Policy, PolicyKey, Tuple, Usage,
+    Addr, ClusterPrefix, Config, Count, Datagram, EipCount, ExposedPort, Exposure, Family, Flow, HandoverEntry,
+    Inbound, NatEntry, NodeEntry, Owned, OwnedAddr, PodEntry, Policy, PolicyKey, Tuple, Usage,
 };
 
 use crate::error::{StartError, map_io};
@@ -20,7 +20,7 @@ use crate::maps::access;
 pub struct NodeTables {
     pub owned: Hash<u32, Owned>,
     pub owned_addr: Hash<Addr, OwnedAddr>,
-    pub moving: Hash<u32, Moving>,
+    pub moving: Hash<u32, HandoverEntry>,
     pub config: Array<MapData, Config>,
 }
 
@@ -34,7 +34,7 @@ impl NodeTables {
         Ok(Self {
             owned: hash(ebpf, "owned")?,
             owned_addr: hash(ebpf, "owned_addr")?,
-            moving: hash(ebpf, "moving")?,
+            moving: hash(ebpf, "handovers")?,
             config: typed(ebpf, "config")?,
         })
     }
@@ -45,7 +45,7 @@ pub struct FlowTables {
     pub flows: Hash<Tuple, Flow>,
     pub inbound: Hash<Tuple, Inbound>,
     pub datagrams: Hash<Tuple, Datagram>,
-    pub nat: Hash<Tuple, Mapping>,
+    pub nat: Hash<Tuple, NatEntry>,
     pub usage: Array<MapData, Usage>,
 }
 

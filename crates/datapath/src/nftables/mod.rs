@@ -17,16 +17,16 @@
 //!
 //! - **Keeping connection tracking off the overlay**: an entry per flow of every other node would fill its table. What
 //!   pods send to that port of the world stays tracked, or the CNI's masquerade would not see it.
-//! - **The second line behind `steer`**: a device that was made anew has no program until we have attached it, and
+//! - **The second line behind `from_pod`**: a device that was made anew has no program until we have attached it, and
 //!   another hand may take the program off. What a selected pod sends meanwhile would get the node's address from the
-//!   CNI's masquerade, and nobody could tell it from the node's own packets. `steer` writes `SEEN` into the priority of
+//!   CNI's masquerade, and nobody could tell it from the node's own packets. `from_pod` writes `SEEN` into the priority of
 //!   what it leaves to the stack, and what comes by the management port from a selected pod without it is dropped. The
 //!   priority is zero again behind that, as it is behind every virtual link.
 //!
 //! Not where the management port is a bridge and netfilter sees what comes in by its ports: there these rules would be asked
 //! before the bridge's own program, and not again behind it.
 //!
-//! The sets hold the node's selected pods. One too many costs nothing while `steer` is at work, so an address is put in
+//! The sets hold the node's selected pods. One too many costs nothing while `from_pod` is at work, so an address is put in
 //! before the map `pods` says it and taken out behind. The table lives in the kernel like links and pins do, is replaced
 //! as a whole in one transaction, and `cleanup` deletes it. A kernel without nf_tables does without: a warning.
 
@@ -67,7 +67,7 @@ struct Guarded {
 pub struct Rules<'a> {
     pub tunnel_port: u16,
     pub mgmt_port: &'a str,
-    /// What `steer` writes into the priority of packets that it leaves to the stack; `None` for no second line.
+    /// What `from_pod` writes into the priority of packets that it leaves to the stack; `None` for no second line.
     pub seen: Option<u32>,
     /// Selected pods of this node.
     pub pods: &'a [IpAddr],
@@ -83,7 +83,7 @@ impl Nft {
         self.ask(&table(rules))
     }
 
-    /// The pod's packets wait for `steer` from now on.
+    /// The pod's packets wait for `from_pod` from now on.
     pub fn guard_pod(&mut self, pod: IpAddr) -> io::Result<()> {
         self.change(NEW_ELEMENT, pod)
     }

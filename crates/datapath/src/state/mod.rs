@@ -212,7 +212,7 @@ impl State {
         Ok(())
     }
 
-    /// Nobody asks for the word by which `steer` says that it has seen a packet.
+    /// Nobody asks for the word by which `from_pod` says that it has seen a packet.
     pub fn forgo_second_line(&mut self) -> io::Result<()> {
         let mut config = self.config;
         config.seen = 0;
@@ -286,7 +286,7 @@ impl State {
     /// The overlay device, where it is down although its program is there.
     pub fn overlay_to_bring_up(&self) -> Option<u32> {
         let index = self.facts.overlay?.index;
-        (!self.facts.overlay_up && self.programs.ifindex(Hook::OverlayIngress) == Some(index)).then_some(index)
+        (!self.facts.overlay_up && self.programs.ifindex(Hook::FromOverlay) == Some(index)).then_some(index)
     }
 
     /// An early probe for the address begins; it has ended when this is dropped.

@@ -6,7 +6,7 @@
 use std::io;
 use std::net::IpAddr;
 
-use egress_common::abi::{Moving, Sieve};
+use egress_common::abi::{BloomFilter, HandoverEntry};
 use tracing::warn;
 
 use crate::devices::interfaces::Interface;
@@ -101,10 +101,10 @@ impl State {
         self.tables.moving.for_each(|id, entry| all.push((*id, *entry)))?;
         for (id, entry) in all {
             // Of another version: its end comes with the next plan.
-            let Some(course) = entry.course() else { continue };
+            let Some(course) = entry.stage() else { continue };
             let (owned, _) = convert::owned_pair(EgressId(id), entry.owned.address.to_ip(), uplink.index, uplink.mac);
             if entry.owned != owned {
-                let entry = Moving::new(id, course, entry.since_ns, entry.peer, owned);
+                let entry = HandoverEntry::new(id, course, entry.since_ns, entry.peer, owned);
                 self.tables.moving.put(&id, &entry)?;
             }
         }
@@ -129,7 +129,7 @@ impl State {
     }
 
     /// The programs look for these addresses in `owned_addr`, and for no others.
-    fn sift(&mut self, owned: Sieve) -> io::Result<()> {
+    fn sift(&mut self, owned: BloomFilter) -> io::Result<()> {
         let mut config = self.config;
         config.owned = owned;
         if config == self.config { Ok(()) } else { self.write_config(config) }
@@ -142,8 +142,8 @@ impl State {
 }
 
 /// What is owned, and what is answered for: a claim is two entries, and either may be left of a former run.
-pub fn sieve(tables: &NodeTables) -> io::Result<Sieve> {
-    let mut sieve = Sieve::NONE;
+pub fn sieve(tables: &NodeTables) -> io::Result<BloomFilter> {
+    let mut sieve = BloomFilter::NONE;
     tables.owned_addr.for_each(|address, _| sieve = sieve.with(address))?;
     tables.owned.for_each(|_, owned| sieve = sieve.with(&owned.address))?;
     Ok(sieve)

@@ -17,12 +17,12 @@ pub const fn advice(verdict: Verdict) -> Option<&'static str> {
         | Verdict::NotOurs
         | Verdict::InboundRemembered
         | Verdict::SnatHere
-        | Verdict::Steered
+        | Verdict::ToGateway
         | Verdict::SnatForNode
         | Verdict::ReplyHere
-        | Verdict::ReplySteered
+        | Verdict::ReplyToNode
         | Verdict::ReplyDelivered
-        | Verdict::PassedOn
+        | Verdict::HandedOver
         | Verdict::ArpAnswered
         | Verdict::NeighbourAnswered
         | Verdict::MtuAnswered
@@ -72,7 +72,7 @@ pub const fn advice(verdict: Verdict) -> Option<&'static str> {
         Verdict::NotGateway => {
             "This node is to serve the address and does not hold it yet: `egress-agent status` says what it waits for."
         }
-        Verdict::ForeignPod | Verdict::NotSteered => {
+        Verdict::ForeignPod | Verdict::ProgramBypassed => {
             "The packet came past the management port's program: is it attached (`egress-agent status`), and is --mgmt-port \
              the interface by which pods' packets enter the host?"
         }
@@ -80,7 +80,7 @@ pub const fn advice(verdict: Verdict) -> Option<&'static str> {
             "Only nodes send overlay packets. Where a node is not taken for one, compare its addresses and pod subnets with its \
              annotations and its EgressNode object."
         }
-        Verdict::NoMapping => "Nothing has been sent from there: egress IPs take no connections.",
+        Verdict::NoNatEntry => "Nothing has been sent from there: egress IPs take no connections.",
         Verdict::PortsExhausted => {
             "Every port of the address towards this destination is in use (`egress-agent nat count --to ADDRESS:PORT`): give the object \
              another address, or the clients fewer connections."

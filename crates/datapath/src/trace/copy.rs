@@ -5,11 +5,11 @@ use std::io;
 use aya::maps::lpm_trie::Key;
 use aya::maps::{Array, Map, MapData};
 use egress_common::abi::{
-    Addr, ClusterPrefix, Config, Flow, Holder, Inbound, Lease, Mapping, Moving, NodeEntry, Owned, PodEntry, Policy,
-    PolicyKey, Share, SlotPlace, Tuple,
+    Addr, ClusterPrefix, Config, Flow, HandoverEntry, Holder, Inbound, Lease, NatEntry, NodeEntry, Owned, PodEntry,
+    Policy, PolicyKey, Share, SlotPlace, Tuple,
 };
 use egress_common::decide::world::World;
-use egress_common::wire::{Heads, PROTO_ICMP, PROTO_ICMPV6};
+use egress_common::wire::{Headers, PROTO_ICMP, PROTO_ICMPV6};
 
 use crate::error::map_io;
 use crate::executor::now_ns;
@@ -31,7 +31,7 @@ pub struct Copied {
 }
 
 impl Copied {
-    pub fn of(pins: &Pins, heads: &Heads) -> io::Result<Self> {
+    pub fn of(pins: &Pins, heads: &Headers) -> io::Result<Self> {
         let world = World::empty(config(pins)?);
         world.now.set(now_ns()?);
         // The world has one clock.
@@ -54,7 +54,7 @@ impl Copied {
         for holder in [Some(Holder::pod(tuple.saddr)), egress_id.map(Holder::policy)].into_iter().flatten() {
             world.shares.borrow_mut().extend(shares.get(&holder)?.map(|share| (holder, share)));
         }
-        let nat = hash::<Tuple, Mapping>(pins, "nat")?;
+        let nat = hash::<Tuple, NatEntry>(pins, "nat")?;
         let nat_room = room(&nat, |key, mapping| {
             if key == tuple || mapping.other == *tuple || is_wanted(key, tuple, &addresses) {
                 world.nat.put(*key, *mapping);
@@ -99,7 +99,7 @@ fn is_wanted(key: &Tuple, packet: &Tuple, addresses: &[Addr]) -> bool {
 }
 
 /// Copies what programs only read; the pod's egress ID.
-fn reads(world: &World, pins: &Pins, heads: &Heads) -> io::Result<Option<u32>> {
+fn reads(world: &World, pins: &Pins, heads: &Headers) -> io::Result<Option<u32>> {
     let (from, to) = (heads.tuple.saddr, heads.tuple.daddr);
     let pod = hash::<Addr, PodEntry>(pins, "pods")?.get(&from)?;
     world.pods.borrow_mut().extend(pod.map(|pod| (from, pod)));
@@ -116,8 +116,8 @@ fn reads(world: &World, pins: &Pins, heads: &Heads) -> io::Result<Option<u32>> {
     if let Some(owned) = owned {
         world.put_owned(egress_id, owned);
     }
-    let moving = hash::<u32, Moving>(pins, "moving")?.get(&egress_id)?;
-    world.moving.borrow_mut().extend(moving.map(|moving| (egress_id, moving)));
+    let moving = hash::<u32, HandoverEntry>(pins, "handovers")?.get(&egress_id)?;
+    world.handovers.borrow_mut().extend(moving.map(|moving| (egress_id, moving)));
     Ok(Some(egress_id))
 }
 
@@ -143,7 +143,7 @@ fn prefixes(world: &World, pins: &Pins, addresses: &[Addr]) -> io::Result<()> {
 }
 
 /// The addresses that the flow may get here.
-fn addresses(world: &World, heads: &Heads, egress_id: Option<u32>) -> Vec<Addr> {
+fn addresses(world: &World, heads: &Headers, egress_id: Option<u32>) -> Vec<Addr> {
     let Some(egress_id) = egress_id else { return Vec::new() };
     let policies = world.policies.borrow();
     let Some(policy) = policies.get(&PolicyKey::new(egress_id, heads.family)) else { return Vec::new() };

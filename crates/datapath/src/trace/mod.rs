@@ -29,9 +29,9 @@ use aya::sys::SyscallError;
 use aya::util::nr_cpus;
 use aya::{Ebpf, EbpfLoader};
 use egress_common::abi::{
-    Addr, Config, Count, Datagram, Direction, Flow, Holder, Inbound, Mapping, Origin, Share, Tuple, Usage, Verdict,
+    Addr, Config, Count, Datagram, Direction, Flow, Holder, Inbound, NatEntry, Origin, Share, Tuple, Usage, Verdict,
 };
-use egress_common::wire::Heads;
+use egress_common::wire::Headers;
 
 use crate::attach::listing::{self, Attached};
 use crate::error::{StartError, map_io};
@@ -50,12 +50,12 @@ pub struct Traced {
     pub verdict: Verdict,
     /// The decision's.
     pub foreseen: Foreseen,
-    pub heads: Heads,
+    pub heads: Headers,
     pub config: Config,
     /// The flow and the mapping that the packet has, or would have made. Its port is chosen by chance where the pod's own is
     /// taken.
     pub flow: Option<Flow>,
-    pub mapping: Option<Mapping>,
+    pub mapping: Option<NatEntry>,
     /// The device that it leaves by.
     pub device: Option<String>,
     /// Of a flow that there is already.
@@ -149,7 +149,7 @@ impl<'o> Tracer<'o> {
     }
 }
 
-const HOOK: Hook = Hook::MgmtIngress;
+const HOOK: Hook = Hook::FromPod;
 
 /// The program, with maps of its own for what it writes.
 struct Loaded {
@@ -243,7 +243,7 @@ fn why(error: io::Error, ifindex: u32, frame: usize) -> TraceError {
 /// What programs write.
 struct Private {
     flows: Hash<Tuple, Flow>,
-    nat: Hash<Tuple, Mapping>,
+    nat: Hash<Tuple, NatEntry>,
     inbound: Hash<Tuple, Inbound>,
     exhausted: Hash<Tuple, Datagram>,
     usage: Array<MapData, Usage>,
@@ -303,7 +303,7 @@ impl Private {
             self.flows.put(&nobody, &Flow::new(Addr::UNSPECIFIED, 0, 0, 0, 0))?;
         }
         if nat {
-            self.nat.put(&nobody, &Mapping::new(nobody, Origin::Here, Addr::UNSPECIFIED, 0, 0))?;
+            self.nat.put(&nobody, &NatEntry::new(nobody, Origin::Here, Addr::UNSPECIFIED, 0, 0))?;
         }
         Ok(())
     }

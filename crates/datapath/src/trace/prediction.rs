@@ -3,13 +3,13 @@
 //! The decision does not know the node's routes and neighbours, nor whether the program has an answer left for a pod: there
 //! it names all that may come of it.
 
-use egress_common::abi::{Addr, Config, Course, Origin, Slot, SlotPlace, Verdict};
+use egress_common::abi::{Addr, Config, HandoverStage, Origin, Slot, SlotPlace, Verdict};
+use egress_common::decide::from_pod::{self, FromPod};
 use egress_common::decide::mtu::{self, Fit};
 use egress_common::decide::snat::{self, EGRESS_PORTS, Face};
-use egress_common::decide::steer::{self, Steer};
 use egress_common::decide::world::World;
 use egress_common::decide::{Owner, Tables};
-use egress_common::wire::{Heads, Quote};
+use egress_common::wire::{Headers, Quote};
 
 use crate::trace::recorder::{Asked, Witness};
 
@@ -34,21 +34,21 @@ const WAY: [Verdict; 4] = [Verdict::NoRoute, Verdict::NoNeighbour, Verdict::MtuA
 /// And on that through the overlay.
 const OVERLAY: [Verdict; 3] = [Verdict::NoRoute, Verdict::NoNeighbour, Verdict::EncapFailed];
 
-/// Asks the decision of `steer` about a packet, and what follows where this node is the gateway. `frame_len` is the length
+/// Asks the decision of `from_pod` about a packet, and what follows where this node is the gateway. `frame_len` is the length
 /// of the frame (bytes).
-pub fn foresee(mut heads: Heads, frame_len: u32, world: &World) -> Foreseen {
+pub fn foresee(mut heads: Headers, frame_len: u32, world: &World) -> Foreseen {
     let config = world.config.get();
     let witness = Witness::new(world);
     if config.generation == 0 {
         return Foreseen { verdicts: vec![Verdict::NotConfigured], slot: None, asked: Vec::new() };
     }
-    let decision = steer::steer(&mut heads, &Quote::NONE, &witness, &config);
+    let decision = from_pod::decide(&mut heads, &Quote::NONE, &witness, &config);
     let (verdicts, slot) = match decision {
-        Steer::Done(verdict) => (vec![verdict], None),
-        Steer::Hairpin => (vec![Verdict::HairpinAnswered, Verdict::Hairpin], None),
-        Steer::Reset(verdict) => (vec![Verdict::CutAnswered, verdict], None),
-        Steer::Mark => (vec![Verdict::MarkedNode], None),
-        Steer::Send { egress_id, slot } => {
+        FromPod::Done(verdict) => (vec![verdict], None),
+        FromPod::Hairpin => (vec![Verdict::HairpinAnswered, Verdict::Hairpin], None),
+        FromPod::Reset(verdict) => (vec![Verdict::CutAnswered, verdict], None),
+        FromPod::Mark => (vec![Verdict::MarkedNode], None),
+        FromPod::Send { egress_id, slot } => {
             let slot = *slot;
             let verdicts = match slot.place() {
                 SlotPlace::Here => here(&heads, &witness, egress_id, &slot),
@@ -61,12 +61,12 @@ pub fn foresee(mut heads: Heads, frame_len: u32, world: &World) -> Foreseen {
 }
 
 /// As `snat_here` of the programs.
-fn here(heads: &Heads, witness: &Witness<'_>, egress_id: u32, slot: &Slot) -> Vec<Verdict> {
+fn here(heads: &Headers, witness: &Witness<'_>, egress_id: u32, slot: &Slot) -> Vec<Verdict> {
     let owned = witness.owned(egress_id).filter(|owned| owned.address == slot.address);
     let Some(owned) = owned else {
-        let leaves = witness.moving(egress_id).is_some_and(|moving| moving.course() == Some(Course::Leaving));
+        let leaves = witness.handover(egress_id).is_some_and(|moving| moving.stage() == Some(HandoverStage::Leaving));
         return match leaves && heads.ttl > 1 {
-            true => [&[Verdict::PassedOn, Verdict::OverlayTooNarrow], OVERLAY.as_slice()].concat(),
+            true => [&[Verdict::HandedOver, Verdict::OverlayTooNarrow], OVERLAY.as_slice()].concat(),
             false => vec![Verdict::NotGateway],
         };
     };
@@ -79,12 +79,12 @@ fn here(heads: &Heads, witness: &Witness<'_>, egress_id: u32, slot: &Slot) -> Ve
     }
 }
 
-/// As `steer_to` of the programs.
-fn remote(heads: &Heads, frame_len: u32, config: &Config, endpoint: &Addr) -> Vec<Verdict> {
+/// As `to_gateway` of the programs.
+fn remote(heads: &Headers, frame_len: u32, config: &Config, endpoint: &Addr) -> Vec<Verdict> {
     let length = mtu::wire_length(frame_len, 0, heads);
     match mtu::fit(length, config.overlay_mtu, heads, endpoint) {
         Fit::Tell(_) => vec![Verdict::MtuAnswered, Verdict::MtuExceeded],
         Fit::Lost => vec![Verdict::OverlayTooNarrow],
-        Fit::Whole | Fit::Cut => [&[Verdict::Steered], OVERLAY.as_slice()].concat(),
+        Fit::Whole | Fit::Cut => [&[Verdict::ToGateway], OVERLAY.as_slice()].concat(),
     }
 }

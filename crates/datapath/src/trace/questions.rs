@@ -1,7 +1,7 @@
 //! The decision's questions in words: what was asked of which map, and what it said.
 
 use egress_common::abi::{
-    Addr, ClusterPrefix, Flow, Mapping, NodeEntry, NodePlace, Policy, PrefixKind, Slot, SlotPlace, Tuple, WhenEmpty,
+    Addr, ClusterPrefix, Flow, NatEntry, NodeEntry, NodePlace, Policy, PrefixKind, Slot, SlotPlace, Tuple, WhenEmpty,
 };
 use egress_common::decide::{Claim, Held, PortClaim};
 use ipnet::IpNet;
@@ -31,7 +31,7 @@ pub fn questions(asked: &[Asked], tuple: &Tuple, names: &Names) -> Vec<Question>
     let mut questions = Vec::new();
     for (place, one) in asked.iter().enumerate() {
         match one {
-            Asked::Mapping(key, _) if is_made(&asked[..place], key) => {}
+            Asked::NatEntry(key, _) if is_made(&asked[..place], key) => {}
             one => questions.push(question(one, tuple, names)),
         }
     }
@@ -90,20 +90,20 @@ fn question(asked: &Asked, packet: &Tuple, names: &Names) -> Question {
             let question = format!("does this node hold an address of {}?", names.object(*id));
             (question, answer, "owned", found.map(|_| id.to_string()))
         }
-        Asked::Moving(id, found) => {
+        Asked::Handover(id, found) => {
             let answer = match found {
                 None => "no".to_owned(),
                 Some(moving) => {
                     format!("yes: {}, the other node is {}", moving.owned.address.to_ip(), at(&moving.peer, names))
                 }
             };
-            ("is its address being handed over?".to_owned(), answer, "moving", found.map(|_| id.to_string()))
+            ("is its address being handed over?".to_owned(), answer, "handovers", found.map(|_| id.to_string()))
         }
         Asked::Lease(has) => {
             let answer = if *has { "yes" } else { "no, its lease has expired" };
             ("may this node emit its egress IPs?".to_owned(), answer.to_owned(), "lease", None)
         }
-        Asked::Mapping(key, found) => {
+        Asked::NatEntry(key, found) => {
             (whose(key, packet), mapping(found.as_deref()), "nat", found.as_ref().map(|_| line(key)))
         }
         Asked::Key(key, _, claim) => {
@@ -220,7 +220,7 @@ fn whose(key: &Tuple, packet: &Tuple) -> String {
     }
 }
 
-fn mapping(found: Option<&Mapping>) -> String {
+fn mapping(found: Option<&NatEntry>) -> String {
     match found {
         None => "no".to_owned(),
         Some(mapping) => format!("{} (the other key)", line(&mapping.other)),

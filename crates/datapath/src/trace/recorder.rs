@@ -7,8 +7,8 @@ use std::cell::RefCell;
 use std::net::IpAddr;
 
 use egress_common::abi::{
-    Addr, ClusterPrefix, ExposedPort, Flow, FragKey, FragPorts, Mapping, Moving, NodeEntry, Owned, OwnedAddr, PodEntry,
-    Policy, PolicyKey, Slot, Tuple,
+    Addr, ClusterPrefix, ExposedPort, Flow, FragKey, FragPorts, HandoverEntry, NatEntry, NodeEntry, Owned, OwnedAddr,
+    PodEntry, Policy, PolicyKey, Slot, Tuple,
 };
 use egress_common::decide::snat::PortSearch;
 use egress_common::decide::world::World;
@@ -30,10 +30,10 @@ pub enum Asked {
     /// A new flow, and what the map made of it.
     Begun(Flow, Claim),
     Owned(u32, Option<Owned>),
-    Moving(u32, Option<Moving>),
+    Handover(u32, Option<HandoverEntry>),
     /// Whether this node may emit its egress IPs.
     Lease(bool),
-    Mapping(Tuple, Option<Box<Mapping>>),
+    NatEntry(Tuple, Option<Box<NatEntry>>),
     /// A key of a mapping: this one, for that one.
     Key(Tuple, Tuple, Claim),
     AnyPort(PortClaim),
@@ -124,9 +124,9 @@ impl Tables for Witness<'_> {
         self.note(Asked::Lease(has));
         has
     }
-    fn moving(&self, egress_id: u32) -> Option<&Moving> {
-        let found = self.world.moving(egress_id);
-        self.note(Asked::Moving(egress_id, found.copied()));
+    fn handover(&self, egress_id: u32) -> Option<&HandoverEntry> {
+        let found = self.world.handover(egress_id);
+        self.note(Asked::Handover(egress_id, found.copied()));
         found
     }
     fn inbound_answered(&self, tuple: &Tuple, segment: Segment) -> bool {
@@ -192,11 +192,11 @@ impl Tables for Witness<'_> {
         self.note(Asked::Begun(*flow, Claim::Claimed));
         self.world.put_flow(tuple, flow)
     }
-    fn nat_seen(&self, key: &Tuple, segment: Segment) -> Option<&Mapping> {
-        self.note(Asked::Mapping(*key, self.world.nat_peek(key).copied().map(Box::new)));
+    fn nat_seen(&self, key: &Tuple, segment: Segment) -> Option<&NatEntry> {
+        self.note(Asked::NatEntry(*key, self.world.nat_peek(key).copied().map(Box::new)));
         self.world.nat_seen(key, segment)
     }
-    fn nat_peek(&self, key: &Tuple) -> Option<&Mapping> {
+    fn nat_peek(&self, key: &Tuple) -> Option<&NatEntry> {
         self.world.nat_peek(key)
     }
     fn claim_nat(&self, key: &Tuple, other: &Tuple, owner: &Owner) -> Claim {

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::net::IpAddr;
 
-use egress_common::abi::{Addr, Class, Mapping, SlotPlace, Verdict};
+use egress_common::abi::{Addr, Class, NatEntry, SlotPlace, Verdict};
 use serde::Serialize;
 
 use crate::trace::Traced;
@@ -156,7 +156,7 @@ fn gateway(traced: &Traced, names: &Names) -> Option<Gateway> {
         SlotPlace::Here => (true, own, here(traced)),
         SlotPlace::Remote => {
             let does = match traced.verdict {
-                Verdict::Steered => format!(
+                Verdict::ToGateway => format!(
                     "the packet goes there through the overlay (VNI {egress_id}), and is translated there if that node holds \
                      {egress_ip} of {}",
                     names.object(egress_id)
@@ -181,7 +181,7 @@ fn here(traced: &Traced) -> String {
                 Some(device) => format!("translated {how}, out by {device}, next hop {next}, MTU {}", hop.mtu),
             }
         }
-        (Verdict::PassedOn, _) => "the address is being handed over: the packet goes on to its new node".to_owned(),
+        (Verdict::HandedOver, _) => "the address is being handed over: the packet goes on to its new node".to_owned(),
         _ => "the packet does not leave".to_owned(),
     }
 }
@@ -192,15 +192,15 @@ const GATEWAYS: &str = "the egress IP, if the gateway holds it: `egress-agent st
 const NODES: &str =
     "the node's address, if the host or the CNI masquerades as usual; egress-agent leaves the packet alone";
 
-fn source(verdict: Verdict, mapping: Option<&Mapping>, gateways: Option<Addr>, node: Addr) -> Option<Source> {
-    let egress = |mapping: &Mapping| Source {
+fn source(verdict: Verdict, mapping: Option<&NatEntry>, gateways: Option<Addr>, node: Addr) -> Option<Source> {
+    let egress = |mapping: &NatEntry| Source {
         address: mapping.other.daddr.to_ip(),
         port: Some(mapping.other.dport()).filter(|port| *port != 0),
         whose: "the egress IP",
     };
     match verdict {
         Verdict::SnatHere => mapping.map(egress),
-        Verdict::Steered | Verdict::PassedOn => {
+        Verdict::ToGateway | Verdict::HandedOver => {
             gateways.map(|address| Source { address: address.to_ip(), port: None, whose: GATEWAYS })
         }
         Verdict::MarkedNode | Verdict::NodeAddress => {
@@ -227,7 +227,7 @@ mod tests {
             assert!(whose.contains("masquerades"), "{whose}");
             assert_eq!(seen(verdict, Addr::UNSPECIFIED), None, "a family that the node has not");
         }
-        let (address, whose) = seen(Verdict::Steered, node).expect("it is sent on");
+        let (address, whose) = seen(Verdict::ToGateway, node).expect("it is sent on");
         assert_eq!(address, egress.to_ip());
         assert!(whose.contains("if the gateway holds it"), "{whose}");
         assert_eq!(seen(Verdict::NoGateway, node), None);

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use egress_common::abi::Direction;
 use egress_common::wire::{
-    ETH_LEN, Heads, IPV4_LEN, IPV6_LEN, PROTO_DCCP, PROTO_ICMP, PROTO_ICMPV6, PROTO_SCTP, PROTO_TCP, PROTO_UDP,
+    ETH_LEN, Headers, IPV4_LEN, IPV6_LEN, PROTO_DCCP, PROTO_ICMP, PROTO_ICMPV6, PROTO_SCTP, PROTO_TCP, PROTO_UDP,
     PROTO_UDP_LITE, ethertype, sctp, tcp,
 };
 
@@ -49,11 +49,11 @@ impl Probe {
     }
 
     /// What the programs read of it; `None` where the two addresses are of different families.
-    pub fn heads(&self) -> Option<Heads> {
+    pub fn heads(&self) -> Option<Headers> {
         if self.from.is_ipv4() != self.to.is_ipv4() {
             return None;
         }
-        Heads::parse(self.frame([0; 6]).as_slice(), Direction::Egress)
+        Headers::parse(self.frame([0; 6]).as_slice(), Direction::Egress)
     }
 
     /// Whether the protocol shows ports, or an identifier.

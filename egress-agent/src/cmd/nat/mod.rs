@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
-use egress_common::abi::{Addr, Mapping, Origin, Tuple};
+use egress_common::abi::{Addr, NatEntry, Origin, Tuple};
 use egress_common::decide::phase::Phase;
 use serde::Serialize;
 
@@ -146,7 +146,7 @@ impl<'f> Wanted<'f> {
         Ok(Self { filters, pods, node })
     }
 
-    fn takes(&self, key: &Tuple, mapping: &Mapping) -> bool {
+    fn takes(&self, key: &Tuple, mapping: &NatEntry) -> bool {
         let Filters { egress_ip, to, proto, .. } = self.filters;
         let is = |wanted: &Option<IpAddr>, addr: &Addr| wanted.is_none_or(|wanted| wanted == addr.to_ip());
         let is_to =
@@ -223,12 +223,12 @@ mod tests {
         Line::try_parse_from(std::iter::once("nat").chain(words)).map(|line| line.filters).expect("a line")
     }
 
-    pub(super) fn mapping() -> (Tuple, Mapping) {
+    pub(super) fn mapping() -> (Tuple, NatEntry) {
         let addr = |text: &str| Addr::from(text.parse::<IpAddr>().expect("a literal"));
         let (pod, world) = (addr("10.244.2.10"), addr("198.51.100.10"));
         let forward = Tuple::new(Direction::Egress, pod, world, 4000, 80, 6);
         let reverse = Tuple::new(Direction::Ingress, world, addr("172.18.0.100"), 80, 4001, 6);
-        (forward, Mapping::new(reverse, Origin::Remote, addr("172.18.0.3"), 7, 1))
+        (forward, NatEntry::new(reverse, Origin::Remote, addr("172.18.0.3"), 7, 1))
     }
 
     pub(super) fn names() -> Names {

@@ -125,7 +125,7 @@ mod tests {
                 up: true,
                 carrier: false,
             }],
-            programs: vec![program("mgmt_ingress", Some("ovn-k8s-mp0")), program("uplink_egress", None)],
+            programs: vec![program("from_pod", Some("ovn-k8s-mp0")), program("to_netdev", None)],
             maps: vec![fill("pods", 1), fill("policy", 60), fill("nat", 2)],
         };
         let status = Status {
@@ -157,9 +157,9 @@ node2    172.18.0.3  1           yes    -            reachable
 INTERFACE  NAME    STATE       LARGEST PACKET
 uplink     breth0  no carrier  1500
 
-PROGRAM        ON            BY   SINCE
-mgmt_ingress   ovn-k8s-mp0   tcx  2026-11-22T07:00:00Z
-uplink_egress  NOT ATTACHED  -    -
+PROGRAM    ON            BY   SINCE
+from_pod   ovn-k8s-mp0   tcx  2026-11-22T07:00:00Z
+to_netdev  NOT ATTACHED  -    -
 
 MAP     ENTRIES  OF   FULL
 policy  60       100  60 %

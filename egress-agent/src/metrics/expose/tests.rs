@@ -67,11 +67,8 @@ fn everything(who: Who) -> Facts {
             entries: BTreeMap::from([("nat", 8)]),
             limits: BTreeMap::from([("nat", 524_288), ("pods", 65_536)]),
             hooks: BTreeMap::from([
-                (
-                    "mgmt_ingress",
-                    HookFacts { attached: true, awaits: None, runs: Some((100, Duration::from_micros(25))) },
-                ),
-                ("uplink_egress", HookFacts::default()),
+                ("from_pod", HookFacts { attached: true, awaits: None, runs: Some((100, Duration::from_micros(25))) }),
+                ("to_netdev", HookFacts::default()),
             ]),
             ports: Some(PortUse { egress_ips: BTreeMap::from([(id, busy)]), node: Use::default() }),
         }),
@@ -124,9 +121,9 @@ fn a_scrape_has_the_labels_and_values_of_what_was_read() {
         r#"egress_agent_entries_left_out{map="pods"} 0"#,
         r#"egress_agent_entries_refused_total{map="pods"} 0"#,
         r#"egress_agent_map_capacity_entries{map="pods"} 65536"#,
-        r#"egress_agent_program_attached{hook="uplink_egress"} 0"#,
-        r#"egress_agent_program_runs_total{hook="mgmt_ingress"} 100"#,
-        r#"egress_agent_program_run_seconds_total{hook="mgmt_ingress"} 0.000025"#,
+        r#"egress_agent_program_attached{hook="to_netdev"} 0"#,
+        r#"egress_agent_program_runs_total{hook="from_pod"} 100"#,
+        r#"egress_agent_program_run_seconds_total{hook="from_pod"} 0.000025"#,
         r#"egress_agent_reconcile_duration_seconds_bucket{le="0.004"} 1"#,
         "egress_agent_reconcile_duration_seconds_count 1",
         "egress_agent_api_outages_total 2",
@@ -139,7 +136,7 @@ fn a_scrape_has_the_labels_and_values_of_what_was_read() {
     ] {
         assert!(lines.contains(expected), "{expected} is not in\n{text}");
     }
-    assert!(!text.contains(r#"runs_total{hook="uplink_egress"}"#), "nothing is known of it");
+    assert!(!text.contains(r#"runs_total{hook="to_netdev"}"#), "nothing is known of it");
     assert_eq!(lines.iter().filter(|line| line.starts_with("egress_agent_packets_total{")).count(), Verdict::ALL.len());
 }
 

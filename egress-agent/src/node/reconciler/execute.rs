@@ -7,7 +7,7 @@ use tracing::{debug, warn};
 
 use crate::node::reconciler::Reconciler;
 use crate::node::reconciler::action_log::log;
-use egress_core::model::state::{Action, Course, EgressId, KernelState, Moving};
+use egress_core::model::state::{Action, EgressId, HandoverStage, KernelState, Moving};
 use egress_core::plan::executor::{DataplaneError, Executor};
 use egress_core::plan::refusal::{Entry, instead, waits};
 use egress_core::plan::step::step;
@@ -23,7 +23,8 @@ impl<E: Executor> Reconciler<E> {
         actual: &mut KernelState,
         plan: &[Action],
     ) -> Result<Vec<Failed>, DataplaneError> {
-        let begins = |action: &Action| matches!(action, Action::PutMoving(_, Moving { course: Course::Arriving, .. }));
+        let begins =
+            |action: &Action| matches!(action, Action::PutMoving(_, Moving { course: HandoverStage::Arriving, .. }));
         let claims = plan.iter().any(|action| matches!(action, Action::Own(..)));
         if claims || plan.iter().any(begins) {
             self.executor.expect(self.ties.expected(self.compiler.view()));
@@ -121,7 +122,7 @@ impl<E: Executor> Reconciler<E> {
         let Moving { course, address, .. } = moving;
         warn!(id = id.0, %address, %error, "cannot prepare the hand-over of an egress IP: going on without");
         self.unprepared = true;
-        if course == Course::Leaving {
+        if course == HandoverStage::Leaving {
             // Half of it may be done.
             for action in [Action::Disown(id, address), Action::EndMoving(id, address)] {
                 self.act(&action).await?;

@@ -6,7 +6,7 @@ use crate::debug::{Address, ClusterState, OpenHandOver, Question, Report, Standb
 use crate::metrics::facts::{Held, NodeFacts, Served};
 use crate::node::reconciler::Reconciler;
 use egress_core::display_names::Names;
-use egress_core::model::state::{Course, EgressId, KernelState, PodState, TunnelEndpoint};
+use egress_core::model::state::{EgressId, HandoverStage, KernelState, PodState, TunnelEndpoint};
 use egress_core::model::view::{ClusterView, PodKey};
 use egress_core::plan::executor::Executor;
 use egress_core::selection::Standby;
@@ -52,7 +52,7 @@ impl<E: Executor> Reconciler<E> {
             ("pods", pods.len()),
             ("policy", policy.len()),
             ("owned", owned.len()),
-            ("moving", moving.len()),
+            ("handovers", moving.len()),
             ("cluster", cluster.len()),
             ("nodes", nodes.len()),
         ];
@@ -178,8 +178,10 @@ impl<E: Executor> Reconciler<E> {
                 (moving.course, names.nodes.get(&peer).cloned().unwrap_or_else(|| peer.to_string()))
             });
             let state = match peer {
-                Some((Course::Leaving, peer)) if owned.is_none() => format!("passed on to {peer}"),
-                Some((Course::Arriving | Course::Open, peer)) if owned.is_none() => format!("comes from {peer}"),
+                Some((HandoverStage::Leaving, peer)) if owned.is_none() => format!("passed on to {peer}"),
+                Some((HandoverStage::Arriving | HandoverStage::Open, peer)) if owned.is_none() => {
+                    format!("comes from {peer}")
+                }
                 _ if owned.is_some() && (desired.is_none() || owned == wanted) => "served".to_owned(),
                 _ if owned.is_some() => "to be given up".to_owned(),
                 _ if self.ties.tenure.is_fenced() => "not served: out of touch".to_owned(),

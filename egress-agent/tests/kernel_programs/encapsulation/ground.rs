@@ -8,7 +8,7 @@ use nix::unistd::Pid;
 
 use crate::cast::{Cast, V4, V6, addr};
 use crate::frames::{Body, L3, Packet, checksum, ip, packet};
-use crate::stage::{ENTER, NEXT, Ran, Run, Stage, UPLINK_MAC, batch, on_stage};
+use crate::stage::{FROM_NETDEV, NEXT, Ran, Run, Stage, UPLINK_MAC, batch, on_stage};
 
 pub(crate) const SECRET: [u8; 6] = [2, 0xab, 0xcd, 0xef, 1, 2];
 const OTHERS_SECRET: [u8; 6] = [2, 0x11, 0x22, 0x33, 4, 5];
@@ -41,7 +41,7 @@ pub(crate) fn everywhere_taken_out(test: impl Fn(&mut Stage, &Cast, &Cast) + Sen
         }
         configure(stage, underlay);
         let frame = arrived(underlay, cast.here).frame(&from_remote(cast));
-        let ran = stage.run_frame(&ENTER, &frame, Verdict::NotOurs);
+        let ran = stage.run_frame(&FROM_NETDEV, &frame, Verdict::NotOurs);
         assert_eq!((ran.action, ran.frame), (NEXT, frame), "left to the device");
     });
 }

@@ -1,7 +1,7 @@
 //! Frames made of other frames: answers, errors about them, the overlay around them, and bent ones.
 
 use egress_common::abi::{Direction, Family};
-use egress_common::wire::{Heads, L4, PROTO_ICMP, PROTO_ICMPV6, PROTO_TCP, csum, ipv4, ipv6, l4};
+use egress_common::wire::{Headers, L4, PROTO_ICMP, PROTO_ICMPV6, PROTO_TCP, csum, ipv4, ipv6, l4};
 
 use super::story::{Bent, Step, cast};
 use crate::cast::{Cast, V4};
@@ -33,7 +33,7 @@ fn put_summed(frame: &mut [u8], sum_at: usize, at: usize, word: [u8; 2]) -> Opti
 
 /// What the receiver of the frame sends back, with these TCP flags; checksums stay as right or wrong as they were.
 pub(super) fn mirrored(frame: &[u8], tcp_flags: u8) -> Option<Vec<u8>> {
-    let heads = Heads::parse(frame, Direction::Egress)?;
+    let heads = Headers::parse(frame, Direction::Egress)?;
     let (mut out, at) = (frame.to_vec(), usize::from(heads.l4_offset));
     match heads.family {
         Family::V4 => {
@@ -75,7 +75,7 @@ pub(super) fn mirrored(frame: &[u8], tcp_flags: u8) -> Option<Vec<u8>> {
 
 /// An ICMP error to the sender of the frame, with as many bytes of it as `quoted`.
 pub(super) fn error_about(frame: &[u8], cast: &Cast, router: &str, kind: [u8; 2], quoted: usize) -> Option<Vec<u8>> {
-    let heads = Heads::parse(frame, Direction::Egress)?;
+    let heads = Headers::parse(frame, Direction::Egress)?;
     let quote = frame.get(L3..)?;
     let error = packet(router, cast.world, 0, 0).body(Body::Icmp(kind, [0, 0, 5, 0]));
     let to = heads.tuple.saddr;
@@ -105,7 +105,7 @@ pub(super) fn enveloped(inner: &[u8], from: &str, egress_id: u32) -> Vec<u8> {
 /// itself where the device is to do it.
 pub(super) fn unwrapped(frame: &[u8]) -> Result<Vec<u8>, String> {
     const BEHIND: usize = L3 + 20;
-    let (outer, node) = (Heads::parse(frame, Direction::Egress), crate::cast::addr(V4.node));
+    let (outer, node) = (Headers::parse(frame, Direction::Egress), crate::cast::addr(V4.node));
     if outer.is_none_or(|heads| heads.tuple.saddr != node || !heads.is_udp_to(TUNNEL_PORT.into())) {
         return Ok(frame.to_vec());
     }

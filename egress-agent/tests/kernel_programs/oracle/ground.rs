@@ -27,7 +27,7 @@ pub(super) fn begin(stage: &mut Stage, decisions: u32) -> Node {
     stage.awaited.empty();
     stage.datagrams.empty();
     stage.exhausted.empty();
-    stage.moving.empty();
+    stage.handovers.empty();
     stage.set_answers(0);
     stage.configure(|config| {
         config.decisions = decisions;
@@ -61,7 +61,7 @@ pub(super) fn begin(stage: &mut Stage, decisions: u32) -> Node {
     world.flows.limit(limit("flows"));
     world.inbound.limit(limit("inbound"));
     let nat = MapData::from_id(stage.ids["nat"]).expect("the map nat again");
-    let nat = KernelMap::<_, Tuple, egress_common::abi::Mapping>::try_from(Map::HashMap(nat)).expect("its shape");
+    let nat = KernelMap::<_, Tuple, egress_common::abi::NatEntry>::try_from(Map::HashMap(nat)).expect("its shape");
     world
         .adopt
         .replace(Some(Box::new(move |forward: &Tuple| nat.get(forward, 0).ok().map(|mapping| mapping.other.dport()))));

@@ -33,10 +33,10 @@ const SAY_EVERY: Duration = Duration::from_secs(10);
 /// Without these the stories would be about nothing.
 const REACHED: [Verdict; 21] = [
     Verdict::SnatHere,
-    Verdict::Steered,
+    Verdict::ToGateway,
     Verdict::SnatForNode,
     Verdict::ReplyHere,
-    Verdict::ReplySteered,
+    Verdict::ReplyToNode,
     Verdict::ReplyDelivered,
     Verdict::MarkedNode,
     Verdict::NodeSnat,
@@ -46,13 +46,13 @@ const REACHED: [Verdict; 21] = [
     Verdict::MtuAnswered,
     Verdict::HairpinAnswered,
     Verdict::IcmpUnmatched,
-    Verdict::NoMapping,
+    Verdict::NoNatEntry,
     Verdict::FragmentUnknown,
     Verdict::CutAnswered,
     Verdict::PortsExhausted,
     Verdict::SctpFragment,
     Verdict::ProtocolTaken,
-    Verdict::PassedOn,
+    Verdict::HandedOver,
 ];
 
 #[test]

@@ -6,10 +6,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Once;
 
 use egress_common::abi::{
-    Direction, Moving, NODE_MARK, OnUnknownPod, PodEntry, Policy, PolicyKey, Slot, Verdict, WhenEmpty,
+    Direction, HandoverEntry, NODE_MARK, OnUnknownPod, PodEntry, Policy, PolicyKey, Slot, Verdict, WhenEmpty,
 };
-use egress_common::decide::leave::Meta;
-use egress_common::wire::{Fragment, Heads};
+use egress_common::decide::to_netdev::Meta;
+use egress_common::wire::{Fragment, Headers};
 use egress_fuzz::node::{Hook, Node, Skb};
 
 use super::craft::{bend, enveloped, error_about, frame_of, mirrored};
@@ -18,7 +18,7 @@ use super::{ground, same};
 use crate::cast::{V4, V6, addr};
 use crate::encapsulation::ground::takes_out_other_families;
 use crate::stage::{
-    ENTER, LEAVE, MGMT, MGMT_MAC, NOTICE, Run, STEER, Stage, UPLINK, UPLINK_MAC, batch, now_ns, test_run,
+    FROM_NETDEV, FROM_POD, MGMT, MGMT_MAC, Run, Stage, TO_NETDEV, TO_POD, UPLINK, UPLINK_MAC, batch, now_ns, test_run,
 };
 
 /// What a step sent, and what became of it.
@@ -93,8 +93,9 @@ impl<'a> Rig<'a> {
                 }
             }
             Step::GoOn { of, bent } => {
-                let Some(sent) = self.sent.get(of).filter(|sent| sent.by == By::Steer) else { return Ok(()) };
-                let by = By::Leave { marked: sent.verdict == Verdict::MarkedNode, forwarded: true, returning: false };
+                let Some(sent) = self.sent.get(of).filter(|sent| sent.by == By::FromPod) else { return Ok(()) };
+                let by =
+                    By::ToNetdev { marked: sent.verdict == Verdict::MarkedNode, forwarded: true, returning: false };
                 match &sent.out {
                     Some(out) if sent.verdict.class() == egress_common::abi::Class::Pass => {
                         self.send(id, sent.v6, by, out.clone(), bent)
@@ -106,7 +107,7 @@ impl<'a> Rig<'a> {
                 let Some((v6, by, out)) = self.left(*of, false) else { return Ok(()) };
                 let cast = cast(v6);
                 let by = if *passed { by.passed(&cast) } else { by };
-                let from_pod = by == By::Steer;
+                let from_pod = by == By::FromPod;
                 let router = match (from_pod, by_receiver) {
                     (true, _) => cast.pod,
                     (false, true) => cast.world,
@@ -155,12 +156,12 @@ impl<'a> Rig<'a> {
         let sent = self.sent.get(&of)?;
         let (out, cast) = (sent.out.clone()?, cast(sent.v6));
         let by = match sent.verdict {
-            Verdict::SnatHere | Verdict::SnatForNode | Verdict::NodeSnat => By::Enter,
-            Verdict::ReplyHere | Verdict::ReplyDelivered => By::Steer,
-            Verdict::Steered => By::Overlay { from: Who::OtherNode, egress_id: cast.away },
-            Verdict::ReplySteered => By::Overlay { from: Who::OtherNode, egress_id: cast.here },
-            Verdict::NodeReply => By::Leave { marked: true, forwarded: true, returning: false },
-            Verdict::InboundRemembered if answered => By::Steer,
+            Verdict::SnatHere | Verdict::SnatForNode | Verdict::NodeSnat => By::FromNetdev,
+            Verdict::ReplyHere | Verdict::ReplyDelivered => By::FromPod,
+            Verdict::ToGateway => By::Overlay { from: Who::OtherNode, egress_id: cast.away },
+            Verdict::ReplyToNode => By::Overlay { from: Who::OtherNode, egress_id: cast.here },
+            Verdict::NodeReply => By::ToNetdev { marked: true, forwarded: true, returning: false },
+            Verdict::InboundRemembered if answered => By::FromPod,
             _ => return None,
         };
         Some((sent.v6, by, out))
@@ -229,14 +230,14 @@ impl<'a> Rig<'a> {
                 let since = if *sent { 1 } else { u64::MAX };
                 match course {
                     Some(course) => {
-                        let moving = Moving::new(cast.here, *course, since, addr(V4.other_node), owned);
-                        stage.moving.insert(cast.here, moving, 0).expect("a hand-over");
-                        world.moving.borrow_mut().insert(cast.here, moving);
+                        let moving = HandoverEntry::new(cast.here, *course, since, addr(V4.other_node), owned);
+                        stage.handovers.insert(cast.here, moving, 0).expect("a hand-over");
+                        world.handovers.borrow_mut().insert(cast.here, moving);
                     }
                     None => {
                         // Perhaps there is none.
-                        let _gone = stage.moving.remove(&cast.here);
-                        world.moving.borrow_mut().remove(&cast.here);
+                        let _gone = stage.handovers.remove(&cast.here);
+                        world.handovers.borrow_mut().remove(&cast.here);
                     }
                 }
                 if !held {
@@ -258,7 +259,7 @@ impl<'a> Rig<'a> {
     fn send(&mut self, id: usize, v6: bool, by: By, mut frame: Vec<u8>, bent: &Bent) -> Result<(), String> {
         let mut bent = bent.clone();
         let mac = match by {
-            By::Steer | By::Notice => MGMT_MAC,
+            By::FromPod | By::Notice => MGMT_MAC,
             _ => UPLINK_MAC,
         };
         frame[..6].copy_from_slice(&mac);
@@ -278,7 +279,7 @@ impl<'a> Rig<'a> {
             return Ok(());
         }
         // The kernel cuts into fragments what it has cut into segments, and never holds several fragments in one.
-        let heads = Heads::parse(frame.as_slice(), Direction::Egress);
+        let heads = Headers::parse(frame.as_slice(), Direction::Egress);
         if heads.is_some_and(|heads| heads.fragment != Fragment::Whole) {
             bent.gso_size = 0;
         }
@@ -287,16 +288,16 @@ impl<'a> Rig<'a> {
 
     fn run(&mut self, id: usize, v6: bool, by: By, frame: Vec<u8>, bent: &Bent) -> Result<(), String> {
         let (mut run, hook) = match by {
-            By::Steer => (STEER, Hook::Steer),
-            By::Notice => (NOTICE, Hook::Notice),
-            By::Enter | By::Overlay { .. } => (ENTER, Hook::Enter),
-            By::Leave { marked, forwarded, returning } => {
+            By::FromPod => (FROM_POD, Hook::FromPod),
+            By::Notice => (TO_POD, Hook::ToPod),
+            By::FromNetdev | By::Overlay { .. } => (FROM_NETDEV, Hook::FromNetdev),
+            By::ToNetdev { marked, forwarded, returning } => {
                 let ingress_ifindex = if returning { UPLINK } else { u32::from(forwarded) * MGMT };
                 // Every other one has a bit of the host's rules besides.
                 let others = if id.is_multiple_of(2) { 0x0001_0000 } else { 0 };
                 let mark = others | if marked { NODE_MARK } else { 0 };
                 let meta = Meta { mark, forwarded: ingress_ifindex != 0, returning };
-                (Run { ingress_ifindex, mark, ..LEAVE }, Hook::Leave(meta))
+                (Run { ingress_ifindex, mark, ..TO_NETDEV }, Hook::ToNetdev(meta))
             }
         };
         run.gso_size = bent.gso_size;
@@ -306,7 +307,7 @@ impl<'a> Rig<'a> {
         let skb = Skb {
             frame: &frame,
             gso_size: bent.gso_size,
-            foreign: bent.foreign && run.program != LEAVE.program && run.program != NOTICE.program,
+            foreign: bent.foreign && run.program != TO_NETDEV.program && run.program != TO_POD.program,
         };
         let model = &mut self.node;
         let outcome = catch_unwind(AssertUnwindSafe(|| model.run(&hook, &skb)))

@@ -28,7 +28,7 @@ pub(super) fn packet(ran: &Ran, outcome: &Outcome) -> Result<Option<Vec<u8>>, St
         return Err(format!("action {} and mark {left:#x}, not {action} and {mark:#x}", ran.action));
     }
     let Some(frame) = frame else { return Ok(None) };
-    let in_overlay = matches!(outcome.verdict(), Verdict::Steered | Verdict::ReplySteered | Verdict::PassedOn);
+    let in_overlay = matches!(outcome.verdict(), Verdict::ToGateway | Verdict::ReplyToNode | Verdict::HandedOver);
     let out = if in_overlay { unwrapped(&ran.frame)? } else { ran.frame.clone() };
     if out[from..] != frame[from..] {
         let first = out.iter().zip(frame).skip(from).position(|(one, other)| one != other);

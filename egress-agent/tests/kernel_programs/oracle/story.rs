@@ -1,7 +1,7 @@
 //! What a story is made of. Steps are in words, so that a story can be told without some of them: what answers or quotes a
 //! packet says whose, and is left out where that packet never left.
 
-use egress_common::abi::Course;
+use egress_common::abi::HandoverStage;
 
 use crate::cast::{Cast, V4, V6};
 use crate::frames::{ACK, Body, FIN, RST, SYN};
@@ -56,15 +56,15 @@ impl Who {
 /// By which program a packet goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum By {
-    Steer,
+    FromPod,
     Notice,
-    Enter,
-    Leave {
+    FromNetdev,
+    ToNetdev {
         marked: bool,
         forwarded: bool,
         returning: bool,
     },
-    /// `Enter`, in the overlay, from this sender and with this egress ID.
+    /// `FromNetdev`, in the overlay, from this sender and with this egress ID.
     Overlay {
         from: Who,
         egress_id: u32,
@@ -75,7 +75,7 @@ impl By {
     /// What comes to the uplink of the other node of a hand-over, as that passes it on.
     pub(super) fn passed(self, cast: &Cast) -> Self {
         match self {
-            Self::Enter => Self::Overlay { from: Who::OtherNode, egress_id: cast.here },
+            Self::FromNetdev => Self::Overlay { from: Who::OtherNode, egress_id: cast.here },
             other => other,
         }
     }
@@ -165,7 +165,7 @@ pub(super) enum Step {
     /// since that began, or none of it. `held`: whether it is owned here meanwhile.
     HandOver {
         v6: bool,
-        course: Option<Course>,
+        course: Option<HandoverStage>,
         sent: bool,
         held: bool,
     },
@@ -229,23 +229,23 @@ impl Maker {
     fn send(&mut self) -> Step {
         use Who::*;
         let (by, from, to) = match self.0.below(20) {
-            0..=7 => (By::Steer, self.pick(&[Pod, Pod, SecondPod, SecondPod, AwayPod]), self.pick(&[World, World2])),
+            0..=7 => (By::FromPod, self.pick(&[Pod, Pod, SecondPod, SecondPod, AwayPod]), self.pick(&[World, World2])),
             8 | 9 => {
                 let from = self.pick(&[Pod, SecondPod, AwayPod, EarlyPod, KnownPod, UnknownPod, RemotePod, Node]);
                 let to = [World, OtherNode, Egress, AwayEgress, Service, Node, Nowhere, RemotePod];
-                (By::Steer, from, self.pick(&to))
+                (By::FromPod, from, self.pick(&to))
             }
-            10 => (By::Steer, self.pick(&[Pod, SecondPod]), OtherNode),
+            10 => (By::FromPod, self.pick(&[Pod, SecondPod]), OtherNode),
             11 | 12 => {
-                let by = By::Leave { marked: true, forwarded: true, returning: false };
+                let by = By::ToNetdev { marked: true, forwarded: true, returning: false };
                 (by, self.pick(&[Pod, SecondPod, AwayPod, KnownPod]), OtherNode)
             }
             13 => {
                 let (marked, forwarded, returning) = (self.one_in(3), !self.one_in(3), self.one_in(4));
                 let from = self.pick(&[Pod, AwayPod, KnownPod, UnknownPod, RemotePod, Node, Egress]);
-                (By::Leave { marked, forwarded, returning }, from, self.pick(&[World, OtherNode, Egress, Service]))
+                (By::ToNetdev { marked, forwarded, returning }, from, self.pick(&[World, OtherNode, Egress, Service]))
             }
-            14 => (By::Enter, self.pick(&[World, World2, OtherNode]), self.pick(&[Egress, AwayEgress, Node])),
+            14 => (By::FromNetdev, self.pick(&[World, World2, OtherNode]), self.pick(&[Egress, AwayEgress, Node])),
             15 | 16 => (
                 By::Notice,
                 self.pick(&[World, World2, OtherNode, Node, RemotePod]),
@@ -310,7 +310,12 @@ impl Maker {
             37 => Step::Slots { v6, here: !self.one_in(3), away: self.one_in(2) },
             38 if self.one_in(2) => Step::Own { v6, own: self.one_in(2) },
             38 => {
-                let course = self.pick(&[Some(Course::Leaving), Some(Course::Arriving), Some(Course::Open), None]);
+                let course = self.pick(&[
+                    Some(HandoverStage::Leaving),
+                    Some(HandoverStage::Arriving),
+                    Some(HandoverStage::Open),
+                    None,
+                ]);
                 Step::HandOver { v6, course, sent: self.one_in(2), held: self.one_in(3) }
             }
             _ if self.one_in(2) => Step::Forget { v6, pod: Who::KnownPod },

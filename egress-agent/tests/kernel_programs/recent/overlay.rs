@@ -7,7 +7,7 @@ use crate::cast::addr;
 use crate::devices::ROUTER_MAC;
 use crate::encapsulation::ground::{arrived, configure, everywhere_taken_out, from_remote, put, sent};
 use crate::frames::{ACK, RST, SYN, packet};
-use crate::stage::{ENTER, REDIRECT, STEER, Stage, UPLINK_MAC};
+use crate::stage::{FROM_NETDEV, FROM_POD, REDIRECT, Stage, UPLINK_MAC};
 
 #[test]
 fn a_flow_of_another_node_is_that_nodes_only() {
@@ -16,20 +16,20 @@ fn a_flow_of_another_node_is_that_nodes_only() {
         let inner = from_remote(cast);
         let around = arrived(underlay, cast.here);
         for _ in 0..3 {
-            let ran = stage.run_frame(&ENTER, &around.frame(&inner), Verdict::SnatForNode);
+            let ran = stage.run_frame(&FROM_NETDEV, &around.frame(&inner), Verdict::SnatForNode);
             assert_eq!(ran.action, REDIRECT);
         }
         // Who says that it is that node, but is no node; a node whose pod it is not; and another object of the same pod.
         let mut stranger = around;
         stranger.from = underlay.router;
-        stage.run_frame(&ENTER, &stranger.frame(&inner), Verdict::ForgedOuter);
+        stage.run_frame(&FROM_NETDEV, &stranger.frame(&inner), Verdict::ForgedOuter);
         stage
             .nodes
             .insert(addr(underlay.router), NodeEntry::new(NodePlace::Other, addr(underlay.router)), 0)
             .expect("a node");
-        stage.run_frame(&ENTER, &around.frame(&inner), Verdict::SnatForNode);
-        stage.run_frame(&ENTER, &stranger.frame(&inner), Verdict::ForgedInner);
-        stage.run_frame(&ENTER, &arrived(underlay, cast.away).frame(&inner), Verdict::NotGateway);
+        stage.run_frame(&FROM_NETDEV, &around.frame(&inner), Verdict::SnatForNode);
+        stage.run_frame(&FROM_NETDEV, &stranger.frame(&inner), Verdict::ForgedInner);
+        stage.run_frame(&FROM_NETDEV, &arrived(underlay, cast.away).frame(&inner), Verdict::NotGateway);
         stage.nodes.remove(&addr(underlay.router)).expect("no node");
     });
 }
@@ -40,9 +40,13 @@ fn an_entry_is_for_its_own_hook() {
         configure(stage, underlay);
         // A pod of another node, and then its flow from this node's management port.
         for _ in 0..3 {
-            stage.run_frame(&ENTER, &arrived(underlay, cast.here).frame(&from_remote(cast)), Verdict::SnatForNode);
+            stage.run_frame(
+                &FROM_NETDEV,
+                &arrived(underlay, cast.here).frame(&from_remote(cast)),
+                Verdict::SnatForNode,
+            );
         }
-        stage.passes(&STEER, &from_remote(cast), Verdict::NotPod);
+        stage.passes(&FROM_POD, &from_remote(cast), Verdict::NotPod);
     });
 }
 
@@ -52,14 +56,14 @@ fn what_goes_into_the_overlay_is_served_likewise() {
         configure(stage, underlay);
         let out = packet(cast.away_pod, cast.world, 4000, 80);
         for _ in 0..4 {
-            let ran = put(stage, &STEER, &out.frame(), Verdict::Steered);
+            let ran = put(stage, &FROM_POD, &out.frame(), Verdict::ToGateway);
             let expected = sent(underlay, cast.away, &out.clone().hop(), &ran.frame);
             assert!(ran.frame == expected && ran.action == REDIRECT, "{ran:02x?}\n{expected:02x?}");
         }
-        stage.run_frame(&ENTER, &arrived(underlay, cast.here).frame(&from_remote(cast)), Verdict::SnatForNode);
+        stage.run_frame(&FROM_NETDEV, &arrived(underlay, cast.here).frame(&from_remote(cast)), Verdict::SnatForNode);
         let reply = packet(cast.world, cast.egress, 80, 4000).macs(UPLINK_MAC, ROUTER_MAC);
         for _ in 0..4 {
-            let ran = put(stage, &ENTER, &reply.frame(), Verdict::ReplySteered);
+            let ran = put(stage, &FROM_NETDEV, &reply.frame(), Verdict::ReplyToNode);
             let expected = sent(underlay, cast.here, &reply.dnat(cast.remote_pod, 4000).hop(), &ran.frame);
             assert!(ran.frame == expected && ran.action == REDIRECT, "{ran:02x?}\n{expected:02x?}");
         }
@@ -73,13 +77,13 @@ fn an_answer_from_a_gateway_is_its_objects_only() {
         let inner = packet(cast.world, cast.away_pod, 80, 4000);
         let around = arrived(underlay, cast.away);
         for _ in 0..4 {
-            let ran = stage.run_frame(&ENTER, &around.frame(&inner), Verdict::ReplyDelivered);
+            let ran = stage.run_frame(&FROM_NETDEV, &around.frame(&inner), Verdict::ReplyDelivered);
             assert_eq!((ran.action, &ran.frame[12..]), (REDIRECT, &inner.frame()[12..]));
         }
         let mut stranger = around;
         stranger.from = underlay.router;
-        stage.run_frame(&ENTER, &stranger.frame(&inner), Verdict::ForgedOuter);
-        stage.run_frame(&ENTER, &arrived(underlay, cast.here).frame(&inner), Verdict::NotItsPod);
+        stage.run_frame(&FROM_NETDEV, &stranger.frame(&inner), Verdict::ForgedOuter);
+        stage.run_frame(&FROM_NETDEV, &arrived(underlay, cast.here).frame(&inner), Verdict::NotItsPod);
     });
 }
 
@@ -92,10 +96,10 @@ fn a_connection_that_begins_anew_is_followed_where_its_gateway_is_elsewhere() {
         let key = Tuple::new(Direction::Egress, addr(cast.away_pod), addr(cast.world), 4001, 80, 6);
         let state = |stage: &Stage| stage.flows.get(&key, 0).expect("a flow").state;
         for flags in [SYN, ACK, ACK, ACK] {
-            stage.run_frame(&STEER, &out(flags).frame(), Verdict::Steered);
+            stage.run_frame(&FROM_POD, &out(flags).frame(), Verdict::ToGateway);
         }
         for (flags, expected) in [(SYN, 0), (ACK, phase::SPOKE)] {
-            stage.run_frame(&STEER, &out(flags).frame(), Verdict::Steered);
+            stage.run_frame(&FROM_POD, &out(flags).frame(), Verdict::ToGateway);
             assert_eq!(state(stage), expected);
         }
     });
@@ -116,13 +120,13 @@ fn a_reset_is_followed_where_the_pod_is_elsewhere() {
             phase::mapping(&forward, Some(&reverse))
         };
         for _ in 0..3 {
-            stage.run_frame(&ENTER, &goes_on, Verdict::SnatForNode);
-            stage.run_frame(&ENTER, &back(ACK).frame(), Verdict::ReplySteered);
+            stage.run_frame(&FROM_NETDEV, &goes_on, Verdict::SnatForNode);
+            stage.run_frame(&FROM_NETDEV, &back(ACK).frame(), Verdict::ReplyToNode);
         }
         assert_eq!(phase(stage), phase::Phase::Established);
-        stage.run_frame(&ENTER, &back(RST | ACK).frame(), Verdict::ReplySteered);
+        stage.run_frame(&FROM_NETDEV, &back(RST | ACK).frame(), Verdict::ReplyToNode);
         assert_eq!(phase(stage), phase::Phase::Closing);
-        stage.run_frame(&ENTER, &goes_on, Verdict::SnatForNode);
+        stage.run_frame(&FROM_NETDEV, &goes_on, Verdict::SnatForNode);
         assert_eq!(phase(stage), phase::Phase::Established, "a stranger's reset, and the connection goes on");
     });
 }

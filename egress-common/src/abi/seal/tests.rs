@@ -2,7 +2,7 @@
 
 use std::vec::Vec;
 
-use crate::abi::{Addr, Direction, Flow, Hop, Mapping, Origin, Owned, PodEntry, Slot, Tuple};
+use crate::abi::{Addr, Direction, Flow, NatEntry, NextHop, Origin, Owned, PodEntry, Slot, Tuple};
 
 /// xorshift64*.
 struct Numbers(u64);
@@ -38,13 +38,13 @@ fn forward(pod: Addr, port: u16) -> Tuple {
     Tuple::new(Direction::Egress, pod, WORLD, port, 80, 6)
 }
 
-fn mapping(key: &Tuple, egress: Addr, port: u16, origin: Origin, node: Addr, id: u32) -> Mapping {
+fn mapping(key: &Tuple, egress: Addr, port: u16, origin: Origin, node: Addr, id: u32) -> NatEntry {
     let other = Tuple::new(Direction::Ingress, WORLD, egress, 80, port, 6);
-    Mapping::new(other, origin, node, id, 1).sealed(key)
+    NatEntry::new(other, origin, node, id, 1).sealed(key)
 }
 
 /// Mappings that may follow one another in one element's memory: neighbours in every word.
-fn mappings() -> Vec<(Tuple, Mapping)> {
+fn mappings() -> Vec<(Tuple, NatEntry)> {
     let mut all = Vec::new();
     for (pod, port) in [(POD, 4000), (POD, 4001), (OTHER_POD, 4000)] {
         let key = forward(pod, port);
@@ -83,14 +83,14 @@ fn race<const N: usize>(numbers: &mut Numbers, old: [u32; N], new: [u32; N], mut
 }
 
 /// The words of a mapping that are used, and the mapping made of such words.
-fn words(of: &Mapping) -> [u32; 17] {
+fn words(of: &NatEntry) -> [u32; 17] {
     let [ports, rest] = of.other.last_words();
     let (s, d, n) = (of.other.saddr.words(), of.other.daddr.words(), of.source_node.words());
     let origin = of.origin().map_or(0, |origin| origin as u32);
     [of.seal, s[0], s[1], s[2], s[3], d[0], d[1], d[2], d[3], ports, rest, of.egress_id, origin, n[0], n[1], n[2], n[3]]
 }
 
-fn made_of(w: [u32; 17]) -> Option<Mapping> {
+fn made_of(w: [u32; 17]) -> Option<NatEntry> {
     let [sport, sport_low, dport, dport_low] = w[9].to_ne_bytes();
     let [protocol, direction, ..] = w[10].to_ne_bytes();
     let direction = if direction == Direction::Egress as u8 { Direction::Egress } else { Direction::Ingress };
@@ -100,7 +100,7 @@ fn made_of(w: [u32; 17]) -> Option<Mapping> {
     let other = Tuple::new(direction, saddr, daddr, ports.0, ports.1, protocol);
     let origin = [Origin::Here, Origin::Remote, Origin::Stack].into_iter().find(|origin| *origin as u32 == w[12])?;
     let node = Addr::from_words([w[13], w[14], w[15], w[16]]);
-    let mut copy = Mapping::new(other, origin, node, w[11], 1);
+    let mut copy = NatEntry::new(other, origin, node, w[11], 1);
     copy.seal = w[0];
     Some(copy)
 }
@@ -171,19 +171,19 @@ fn a_flow_is_its_keys_own_whatever_it_came_to() {
 
 #[test]
 fn a_next_hop_is_whole_and_its_mappings_own() {
-    let mut hop = Hop { ifindex: 11, generation: 1, valid_until_ns: 1 << 40, mtu: 1500, ..Hop::NONE };
+    let mut hop = NextHop { ifindex: 11, generation: 1, valid_until_ns: 1 << 40, mtu: 1500, ..NextHop::NONE };
     (hop.dmac, hop.smac) = ([2, 0, 0, 0, 1, 1], [2, 0, 0, 0, 1, 2]);
     hop.seal(77);
     assert!(hop.is_of(77) && !hop.is_of(78));
     for mixed in [
-        Hop { ifindex: 12, ..hop },
-        Hop { generation: 2, ..hop },
-        Hop { valid_until_ns: 1 << 41, ..hop },
-        Hop { mtu: 0, ..hop },
-        Hop { dmac: [2, 0, 0, 0, 1, 9], ..hop },
-        Hop { dmac: [3, 0, 0, 0, 1, 1], ..hop },
-        Hop { smac: [2, 0, 0, 0, 1, 9], ..hop },
-        Hop { smac: [3, 0, 0, 0, 1, 2], ..hop },
+        NextHop { ifindex: 12, ..hop },
+        NextHop { generation: 2, ..hop },
+        NextHop { valid_until_ns: 1 << 41, ..hop },
+        NextHop { mtu: 0, ..hop },
+        NextHop { dmac: [2, 0, 0, 0, 1, 9], ..hop },
+        NextHop { dmac: [3, 0, 0, 0, 1, 1], ..hop },
+        NextHop { smac: [2, 0, 0, 0, 1, 9], ..hop },
+        NextHop { smac: [3, 0, 0, 0, 1, 2], ..hop },
     ] {
         assert!(!mixed.is_of(77), "{mixed:?}");
     }

@@ -10,7 +10,7 @@ use std::vec::Vec;
 use super::tests::OWNER;
 use super::*;
 use crate::abi::{
-    ClusterPrefix, ExposedPort, Flow, FragKey, FragPorts, Moving, NodeEntry, Owned, OwnedAddr, PodEntry, Policy,
+    ClusterPrefix, ExposedPort, Flow, FragKey, FragPorts, HandoverEntry, NodeEntry, Owned, OwnedAddr, PodEntry, Policy,
     PolicyKey, Slot,
 };
 use crate::decide::cast::V4;
@@ -20,7 +20,7 @@ use crate::decide::world::{World, addr};
 /// What a step came to.
 #[derive(Clone, Copy)]
 enum Answer<'w> {
-    Mapping(Option<&'w Mapping>),
+    NatEntry(Option<&'w NatEntry>),
     Claim(Claim),
     Port(PortClaim),
     Forgotten(bool),
@@ -57,8 +57,8 @@ impl<'w> Cpu<'w> {
     /// The last step, for people.
     fn last(&self) -> std::string::String {
         let came_to = match self.record.borrow().last() {
-            Some(Answer::Mapping(Some(mapping))) => std::format!("saw {:?}", mapping.other.daddr),
-            Some(Answer::Mapping(None)) => "saw nothing".into(),
+            Some(Answer::NatEntry(Some(mapping))) => std::format!("saw {:?}", mapping.other.daddr),
+            Some(Answer::NatEntry(None)) => "saw nothing".into(),
             Some(Answer::Claim(claim)) => std::format!("{claim:?}"),
             Some(Answer::Port(claim)) => std::format!("searched: {claim:?}"),
             Some(Answer::Forgotten(was_there)) => std::format!("removed: {was_there}"),
@@ -68,7 +68,7 @@ impl<'w> Cpu<'w> {
     }
 
     /// Takes the next step of the packet, or ends.
-    fn go_on(&self, heads: &Heads, face: &Face) {
+    fn go_on(&self, heads: &Headers, face: &Face) {
         self.told.set(0);
         let ran = catch_unwind(AssertUnwindSafe(|| translate(heads, &Quote::NONE, self, face, &OWNER).is_ok()));
         match ran {
@@ -80,15 +80,15 @@ impl<'w> Cpu<'w> {
 }
 
 impl Tables for Cpu<'_> {
-    fn nat_seen(&self, key: &Tuple, segment: Segment) -> Option<&Mapping> {
-        match self.step(|| Answer::Mapping(self.world.nat_seen(key, segment))) {
-            Answer::Mapping(mapping) => mapping,
+    fn nat_seen(&self, key: &Tuple, segment: Segment) -> Option<&NatEntry> {
+        match self.step(|| Answer::NatEntry(self.world.nat_seen(key, segment))) {
+            Answer::NatEntry(mapping) => mapping,
             _ => unreachable!("the same steps each time"),
         }
     }
-    fn nat_peek(&self, key: &Tuple) -> Option<&Mapping> {
-        match self.step(|| Answer::Mapping(self.world.nat_peek(key))) {
-            Answer::Mapping(mapping) => mapping,
+    fn nat_peek(&self, key: &Tuple) -> Option<&NatEntry> {
+        match self.step(|| Answer::NatEntry(self.world.nat_peek(key))) {
+            Answer::NatEntry(mapping) => mapping,
             _ => unreachable!("the same steps each time"),
         }
     }
@@ -148,7 +148,7 @@ impl Tables for Cpu<'_> {
     fn owned_addr(&self, _: &Addr) -> Option<&OwnedAddr> {
         unreachable!()
     }
-    fn moving(&self, _: u32) -> Option<&Moving> {
+    fn handover(&self, _: u32) -> Option<&HandoverEntry> {
         unreachable!()
     }
     fn inbound_answered(&self, _: &Tuple, _: Segment) -> bool {
@@ -237,7 +237,7 @@ fn every_order(mut run: impl FnMut(&mut dyn FnMut([bool; 2]) -> usize)) -> usize
 }
 
 /// Plays both CPUs in every order; `begin` is what there was before. The flow gets its own port, where that is free.
-fn play(is_free: bool, begin: impl Fn(&World, &Heads)) -> usize {
+fn play(is_free: bool, begin: impl Fn(&World, &Headers)) -> usize {
     let heads = packet(V4.pod, V4.world, 4000, 80).heads();
     let face = Face { address: addr(V4.egress), ports: EGRESS_PORTS };
     every_order(|next| {

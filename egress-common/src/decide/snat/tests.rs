@@ -319,7 +319,7 @@ fn the_first_fragment_of_an_association_keeps_its_port_or_is_refused() {
         let whole = |pod| packet(pod, cast.world, 4000, 80).sctp(DATA);
         let reply = |port| packet(cast.world, cast.egress, 80, port).sctp(DATA);
         let refused = Err(Verdict::SctpFragment);
-        let back = |mapping: &Mapping| Rewrite::reverse(world.nat_peek(&mapping.other).expect("the reverse key"));
+        let back = |mapping: &NatEntry| Rewrite::reverse(world.nat_peek(&mapping.other).expect("the reverse key"));
         for (mapping, sent, got, first) in
             [(&kept, whole(cast.pod), reply(4000), Ok(())), (&changed, whole(cast.known_pod), reply(port), refused)]
         {

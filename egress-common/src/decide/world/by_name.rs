@@ -7,7 +7,7 @@ use super::World;
 use crate::abi::*;
 use crate::decide::cast::{self, NODE, V4, V6};
 use crate::decide::fragments;
-use crate::wire::Heads;
+use crate::wire::Headers;
 
 pub(crate) fn addr(text: &str) -> Addr {
     Addr::from(text.parse::<IpAddr>().expect("an address"))
@@ -39,7 +39,7 @@ impl World {
     }
 
     /// Changes the value of a key of `nat`.
-    pub(crate) fn change_nat(&self, key: &Tuple, change: impl Fn(Mapping) -> Mapping) {
+    pub(crate) fn change_nat(&self, key: &Tuple, change: impl Fn(NatEntry) -> NatEntry) {
         self.nat.change(key, |mapping| *mapping = change(*mapping)).expect("a mapping");
     }
 
@@ -61,7 +61,7 @@ impl World {
     }
 
     /// As if a later fragment of the datagram had been kept.
-    pub(crate) fn await_first(&self, first: &Heads) {
+    pub(crate) fn await_first(&self, first: &Headers) {
         self.awaited.borrow_mut().insert(fragments::key(first), (self.now.get(), 1));
     }
 

@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
-use egress_common::abi::{Addr, Direction, MAX_EGRESS_ID, Mapping, Origin, Tuple};
+use egress_common::abi::{Addr, Direction, MAX_EGRESS_ID, NatEntry, Origin, Tuple};
 
 use super::events::{self, open};
 use super::figures::{Figure, Figures};
@@ -55,7 +55,7 @@ impl Ground {
 
     /// Connections that have just begun: nothing of them expires soon.
     fn fill(&self, mappings: u32) -> Result<()> {
-        let mut nat = open::<Tuple, Mapping>(self.node()?, "nat")?;
+        let mut nat = open::<Tuple, NatEntry>(self.node()?, "nat")?;
         let now: std::time::Duration = nix::time::ClockId::CLOCK_MONOTONIC.now()?.into();
         let now = u64::try_from(now.as_nanos())?;
         let address = |base: Ipv4Addr, number: u32| Addr::v4((base.to_bits() + number).to_be_bytes());
@@ -66,7 +66,7 @@ impl Ground {
             let forward = Tuple::new(Direction::Egress, pod, world, port, 443, TCP);
             let reverse = Tuple::new(Direction::Ingress, world, address(EGRESS_IP, 0), 443, port, TCP);
             for (key, other) in [(forward, reverse), (reverse, forward)] {
-                let mapping = Mapping::new(other, Origin::Remote, Addr::UNSPECIFIED, MAX_EGRESS_ID, now);
+                let mapping = NatEntry::new(other, Origin::Remote, Addr::UNSPECIFIED, MAX_EGRESS_ID, now);
                 nat.insert(key, mapping.sealed(&key), 0).context("fill the map nat")?;
             }
         }

@@ -131,7 +131,7 @@ pub(super) fn judge_can_say_no(context: &LabContext) -> Result<()> {
     // Its agent would put the program and the table back.
     chaos.ground.agent(1)?.pause()?;
     let first = chaos.ground.lab.node(node(1)?);
-    let link = Pins::of(first).link_path("mgmt_ingress")?;
+    let link = Pins::of(first).link_path("from_pod")?;
     bpftool(&["link", "detach", "pinned", &link.to_string_lossy()])?;
     until("the second line drops what nobody steers", EFFECT, || Ok((held(first)? > 20).then_some(())))?;
     ensure!(always.judge(&capture.seen()?).wrong.is_empty(), "the second line lets packets pass");

@@ -194,7 +194,7 @@ mutations! { AGENT,
     // Hand-overs on a node.
     "claim-outlives-the-hand-over", STEP, ["node::reconciler::tests::handover::"],
         "a node that has handed over believes to own the address still, and says so to nobody":
-        "if moving.course == Course::Leaving {" => "if moving.course != Course::Leaving {";
+        "if moving.course == HandoverStage::Leaving {" => "if moving.course != HandoverStage::Leaving {";
     "ready-for-another-hand-over", MOVING, ["node::reconciler::tests::handover::"],
         "an address is handed over to a node that is not ready for it":
         "*number == record.number && *from == record.from" => "*from == record.from";

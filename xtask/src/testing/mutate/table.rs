@@ -68,20 +68,20 @@ const ANSWER: &str = "egress-ebpf/src/answer.rs";
 const WIRE: &str = "egress-common/src/wire/mod.rs";
 const CRC32C: &str = "egress-common/src/wire/crc32c.rs";
 const DECIDE: &str = "egress-common/src/decide/mod.rs";
-const ACCEPT: &str = "egress-common/src/decide/accept.rs";
-const ENTER: &str = "egress-common/src/decide/enter.rs";
+const ACCEPT: &str = "egress-common/src/decide/from_overlay.rs";
+const ENTER: &str = "egress-common/src/decide/from_netdev.rs";
 const EXPIRY: &str = "egress-common/src/decide/expiry.rs";
 const HOLD: &str = "egress-ebpf/src/hold.rs";
 const FRAGMENTS: &str = "egress-common/src/decide/fragments.rs";
 const LEASE: &str = "egress-ebpf/src/lease.rs";
 const LEASE_ABI: &str = "egress-common/src/abi/lease.rs";
-const LEAVE: &str = "egress-common/src/decide/leave.rs";
+const LEAVE: &str = "egress-common/src/decide/to_netdev.rs";
 const RESET: &str = "egress-common/src/wire/reset.rs";
 const LIMIT: &str = "egress-common/src/decide/limit.rs";
 const MTU: &str = "egress-common/src/decide/mtu.rs";
 const SLOTS: &str = "egress-common/src/decide/slots.rs";
 const SNAT: &str = "egress-common/src/decide/snat.rs";
-const STEER: &str = "egress-common/src/decide/steer.rs";
+const STEER: &str = "egress-common/src/decide/from_pod.rs";
 
 macro_rules! mutations {
     ($table:ident, $($name:literal, $file:ident, [$($test:literal),+], $why:literal: $find:literal => $replace:literal;)+) => {
@@ -124,7 +124,7 @@ mutations! { PROGRAMS,
     "verdict-dropped", MAIN, ["guard::"], "whatever was decided, the stack gets the packet":
         "rest(packet, outcome).finish(packet, length)" => "rest(packet, outcome).finish(packet, length);\n    TC_ACT_UNSPEC";
     "unready-overlay-passes", MAIN, ["overlay::"], "before the configuration is there, the stack forwards overlay packets with pods' addresses":
-        "run(&ctx, Verdict::NotReady, |_, _| false, roads::accept" => "run(&ctx, Verdict::NotConfigured, |_, _| false, roads::accept";
+        "run(&ctx, Verdict::NotReady, |_, _| false, roads::from_overlay" => "run(&ctx, Verdict::NotConfigured, |_, _| false, roads::accept";
 
     // Where things stand in a packet.
     "ipv4-addresses-swapped", WIRE, ["replies::"], "the wrong end is rewritten":
@@ -225,10 +225,10 @@ mutations! { PROGRAMS,
     "first-fragment-shows-nothing", FRAGMENTS, ["fragments::"], "later fragments follow nobody":
         "Fragment::First => remember(heads, tables)," => "Fragment::First => {}";
     "stranger-leaves-ports", ENTER, ["fragments::"], "anybody's first fragments crowd out those of flows":
-        "fragments::supersede(heads, tables);\n        return Enter::Done(Verdict::NoMapping);" =>
-        "fragments::resolve(heads, tables);\n        return Enter::Done(Verdict::NoMapping);";
+        "fragments::supersede(heads, tables);\n        return FromNetdev::Done(Verdict::NoNatEntry);" =>
+        "fragments::resolve(heads, tables);\n        return FromNetdev::Done(Verdict::NoNatEntry);";
     "guard-waits-for-fragments", LEAVE, ["guard::"], "a first fragment is dropped at the uplink, where nothing lets it begin anew":
-        "steer::judge(heads, quote, tables, config, false)" => "steer::judge(heads, quote, tables, config, true)";
+        "from_pod::judge(heads, quote, tables, config, false)" => "from_pod::judge(heads, quote, tables, config, true)";
     "kept-hop-outlives-routes", WAY, ["ways::"], "packets go to the old router after a change of routes":
         "hop.generation == generation && hop" => "hop";
 
@@ -244,15 +244,15 @@ mutations! { PROGRAMS,
     "own-pod-guard-skipped", LEAVE, ["guard::"], "a selected pod's packet leaves with the pod's address":
         "let verdict = guard_own(heads, quote, tables, config);" => "let verdict = Verdict::NotOurs;";
     "foreign-pod-guard-skipped", LEAVE, ["guard::"], "another node's pod leaves with its own address":
-        "Leave::Done(guard_foreign(heads, tables, config))" => "Leave::Done(Verdict::NotOurs)";
+        "ToNetdev::Done(guard_foreign(heads, tables, config))" => "ToNetdev::Done(Verdict::NotOurs)";
     "mark-lets-pods-out", LEAVE, ["guard::"], "another node's pod leaves with its own address, if marked":
         "let verdict = guard_foreign(heads, tables, config);" => "let verdict = Verdict::NotOurs;";
     "tunnel-guard-skipped", LEAVE, ["guard::"], "a pod makes overlay packets of its own":
         "if meta.forwarded && heads.may_be_udp_to" => "if meta.forwarded && meta.returning && heads.may_be_udp_to";
     "mark-left-after-snat", ROADS, ["replies::"], "the stack's rules for mark 1008 meet a packet that is translated already":
-        "Leave::NodeSnat => {\n            packet.set_mark(meta.mark & !NODE_MARK);" => "Leave::NodeSnat => {";
+        "ToNetdev::NodeSnat => {\n            packet.set_mark(meta.mark & !NODE_MARK);" => "ToNetdev::NodeSnat => {";
     "mark-left-on-what-the-stack-translated", ROADS, ["guard::", "replies::"], "mark 1008 goes on to devices behind":
-        "Leave::Unmark => {\n            packet.set_mark(meta.mark & !NODE_MARK);" => "Leave::Unmark => {";
+        "ToNetdev::Unmark => {\n            packet.set_mark(meta.mark & !NODE_MARK);" => "ToNetdev::Unmark => {";
     "seen-not-said", MAIN, ["guard::"], "what steering leaves to the stack is dropped there":
         "packet.set_priority(seen);" => "packet.set_priority(seen & 1);";
     "seen-said-to-nobody", CONFIG, ["guard::"], "packets go through the stack with a priority that nobody takes off":
@@ -260,8 +260,8 @@ mutations! { PROGRAMS,
     "no-policy-passes", SLOTS, ["pods::"], "a selected pod leaves with the node's address until its policy is there":
         ".ok_or(Verdict::NoPolicy)" => ".ok_or(Verdict::NotSelected)";
     "unasked-packets-pass", ENTER, ["replies::"], "what the world sends to an egress IP reaches the host":
-        "heads, tables);\n        return Enter::Done(Verdict::NoMapping);" =>
-        "heads, tables);\n        return Enter::Done(Verdict::NotOurs);";
+        "heads, tables);\n        return FromNetdev::Done(Verdict::NoNatEntry);" =>
+        "heads, tables);\n        return FromNetdev::Done(Verdict::NotOurs);";
     "half-a-hand-over-passes-on", ENTER, ["moving::"], "a node whose agent is killed in the middle of letting go sends its answers away":
         "!passed && !is_held(egress_id, &heads.tuple.daddr, tables)" => "!passed";
     "error-goes-by-its-own-ends", ENTER, ["moving::"], "an ICMP error about what an heir has sent goes to the old node":
@@ -323,7 +323,7 @@ mutations! { PROGRAMS,
     "piece-of-a-cut-connection", STEER, ["cut::"], "what is left of a cut connection leaves with another source":
         "if is_told && heads.l4 == L4::Later {" => "if false {";
     "cut-connection-goes-on", STEER, ["cut::"], "a deselected pod's connection goes on with another source":
-        "LeftOver::Cut => return Steer::Reset(Verdict::FlowCut)," => "LeftOver::Cut => return Steer::Done(Verdict::NotSelected),";
+        "LeftOver::Cut => return FromPod::Reset(Verdict::FlowCut)," => "LeftOver::Cut => return FromPod::Done(Verdict::NotSelected),";
     "port-lost-in-silence", ROADS, ["guard::"], "a pod's connection with the node's address hangs until the pod gives up":
         "answer::reset_pod_from_uplink(run, buffer, way, verdict)" => "Outcome::done(verdict)";
     "reset-with-the-senders-number", RESET, ["cut::"], "the pod does not accept the reset and waits for ever":

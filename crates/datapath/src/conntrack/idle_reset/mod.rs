@@ -227,7 +227,7 @@ fn asleep(shared: &Shared, batch: Batch) -> io::Result<Batch> {
     Ok(asleep)
 }
 
-/// Whether the programs still answer what the pod sends on a cut connection, or drop it (`decide::steer`). What an idle
+/// Whether the programs still answer what the pod sends on a cut connection, or drop it (`decide::from_pod`). What an idle
 /// pod is made to say later would leave, with the node's address.
 fn is_answered(pod: &PodEntry, now_ns: u64) -> bool {
     pod.egress_id().is_some() || now_ns.saturating_add(ANSWERING_NS) < pod.cut_until_ns

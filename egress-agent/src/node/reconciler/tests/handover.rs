@@ -3,7 +3,7 @@
 use super::*;
 use egress_core::model::ledger::Words;
 use egress_core::model::node::{Prepared, Readiness};
-use egress_core::model::state::{Course, Moving, Place, Slot, TunnelEndpoint};
+use egress_core::model::state::{HandoverStage, Moving, Place, Slot, TunnelEndpoint};
 use egress_core::plan::executor::Expected;
 
 const A: &str = "172.18.0.100";
@@ -78,7 +78,7 @@ impl Stage {
     }
 
     /// Whether the kernel owns the address, and what it takes by a hand-over.
-    fn held(&self) -> (bool, Option<Course>) {
+    fn held(&self) -> (bool, Option<HandoverStage>) {
         let state = self.recorder.state.lock().expect("not poisoned");
         (state.owned.contains_key(&ID), state.moving.get(&ID).map(|moving| moving.course))
     }
@@ -92,7 +92,7 @@ fn peer() -> TunnelEndpoint {
     TunnelEndpoint(ip("172.18.0.2"))
 }
 
-fn moving(course: Course) -> Moving {
+fn moving(course: HandoverStage) -> Moving {
     Moving { course, address: ip(A), peer: peer() }
 }
 
@@ -104,7 +104,7 @@ async fn an_address_is_served_until_its_heir_is_ready_and_is_handed_over_in_one_
     assert!(!stage.released() && stage.reconciler.incomplete, "it is not waited for without end");
 
     let done = stage.hear(ready(2, 7)).await;
-    assert_eq!(done[0], Action::PutMoving(ID, moving(Course::Leaving)));
+    assert_eq!(done[0], Action::PutMoving(ID, moving(HandoverStage::Leaving)));
     let there = [Slot { address: ip(A), place: Place::Remote(peer()) }];
     assert!(matches!(&done[1..], [Action::PutPolicy(_, _, policy)] if policy.slots == there), "{done:?}");
     assert_eq!(*stage.released.borrow(), BTreeMap::from([(ip(A), 7)]));
@@ -138,11 +138,11 @@ async fn an_heir_is_ready_before_it_answers_for_the_address() {
     let mut changes = held();
     changes.push(assigned_to("n2"));
     let mut stage = Stage::begin(changes).await;
-    assert_eq!(stage.hear(open(7, "n2", "n1")).await, [Action::PutMoving(ID, moving(Course::Arriving))]);
+    assert_eq!(stage.hear(open(7, "n2", "n1")).await, [Action::PutMoving(ID, moving(HandoverStage::Arriving))]);
     let says = |open| BTreeMap::from([(ip(A), Prepared(7, "n2".into(), open))]);
     assert_eq!(stage.ready.borrow().prepared, says(false));
     assert_eq!(stage.hear(released(2, 6)).await, [], "a word about another hand-over");
-    assert_eq!(stage.hear(released(2, 7)).await, [Action::PutMoving(ID, moving(Course::Open))]);
+    assert_eq!(stage.hear(released(2, 7)).await, [Action::PutMoving(ID, moving(HandoverStage::Open))]);
     assert_eq!(stage.ready.borrow().prepared, says(true));
     let done = stage.hear(assigned_to("n1")).await;
     assert_eq!(done[0], Action::Own(ID, ip(A)), "{done:?}");
@@ -212,7 +212,7 @@ async fn what_has_been_handed_over_is_handed_over_to_nobody_else_under_the_same_
     nobody.records.open.values_mut().for_each(|record| record.to = None);
     stage.hear(Change::Ledger(Arc::new(nobody))).await;
     stage.hear(open(7, "n1", "n3")).await;
-    assert_eq!(stage.recorder.state.lock().expect("not poisoned").moving[&ID], moving(Course::Leaving));
+    assert_eq!(stage.recorder.state.lock().expect("not poisoned").moving[&ID], moving(HandoverStage::Leaving));
     assert_eq!((says(&stage), stage.released()), (to_n2, true));
     // Another number, from the node that has it: nothing is passed on to anybody.
     assert_eq!(stage.hear(open(8, "n2", "n3")).await.last(), Some(&Action::EndMoving(ID, ip(A))));
@@ -227,10 +227,10 @@ async fn only_the_heir_that_the_old_node_names_takes_what_others_send() {
     stage.hear(open(7, "n2", "n1")).await;
     for to in [None, Some("n3")] {
         assert_eq!(stage.hear(given(2, 7, to)).await, []);
-        assert_eq!(stage.held(), (false, Some(Course::Arriving)));
+        assert_eq!(stage.held(), (false, Some(HandoverStage::Arriving)));
     }
     stage.hear(given(2, 7, Some("n1"))).await;
-    assert_eq!(stage.held(), (false, Some(Course::Open)));
+    assert_eq!(stage.held(), (false, Some(HandoverStage::Open)));
 }
 
 /// This node has the address by hand-over 6 and still takes what comes late; its ledger tells it of nothing newer.
@@ -243,7 +243,7 @@ async fn taken_over(answers: bool) -> Stage {
     if answers {
         stage.hear(assigned_to("n1")).await;
     }
-    assert_eq!(stage.held(), (answers, Some(Course::Open)));
+    assert_eq!(stage.held(), (answers, Some(HandoverStage::Open)));
     stage
 }
 
@@ -290,7 +290,7 @@ async fn behind_the_fence_nothing_is_taken_over_and_the_ledger_of_before_begins_
         stage.reconciler.incomplete = true;
         stage.go_on().await;
         assert_eq!(stage.held(), (false, None));
-        let taken = Action::PutMoving(ID, moving(Course::Arriving));
+        let taken = Action::PutMoving(ID, moving(HandoverStage::Arriving));
         assert_eq!(stage.hear(open(9, "n2", "n1")).await, [taken], "a hand-over of after that");
     }
 }
@@ -305,14 +305,14 @@ async fn a_node_that_had_nothing_to_lose_behind_the_fence_takes_what_it_has_hear
     assert_eq!(stage.hear(open(7, "n2", "n1")).await, []);
     stage.standing.send_replace(Standing::Holds);
     stage.reconciler.incomplete = true;
-    assert_eq!(stage.go_on().await, [Action::PutMoving(ID, moving(Course::Arriving))]);
+    assert_eq!(stage.go_on().await, [Action::PutMoving(ID, moving(HandoverStage::Arriving))]);
 }
 
 #[tokio::test]
 async fn a_hand_over_that_cannot_be_prepared_costs_nothing_else() {
     let mut stage = Stage::begin(held()).await;
     stage.hear(open(7, "n1", "n2")).await;
-    *stage.recorder.fails.lock().expect("not poisoned") = Some(Action::PutMoving(ID, moving(Course::Leaving)));
+    *stage.recorder.fails.lock().expect("not poisoned") = Some(Action::PutMoving(ID, moving(HandoverStage::Leaving)));
     let done = stage.hear(ready(2, 7)).await;
     assert_eq!(done[..2], [Action::Disown(ID, ip(A)), Action::EndMoving(ID, ip(A))]);
     assert!(matches!(done[2..], [Action::PutPolicy(..), ..]), "the rest goes on: {done:?}");
@@ -321,10 +321,10 @@ async fn a_hand_over_that_cannot_be_prepared_costs_nothing_else() {
     let mut changes = held();
     changes.push(assigned_to("n2"));
     let mut stage = Stage::begin(changes).await;
-    *stage.recorder.fails.lock().expect("not poisoned") = Some(Action::PutMoving(ID, moving(Course::Arriving)));
+    *stage.recorder.fails.lock().expect("not poisoned") = Some(Action::PutMoving(ID, moving(HandoverStage::Arriving)));
     assert_eq!(stage.hear(open(7, "n2", "n1")).await, []);
     assert!(stage.ready.borrow().prepared.is_empty() && stage.reconciler.incomplete);
-    assert_eq!(stage.go_on().await, [Action::PutMoving(ID, moving(Course::Arriving))], "it is tried again");
+    assert_eq!(stage.go_on().await, [Action::PutMoving(ID, moving(HandoverStage::Arriving))], "it is tried again");
 }
 
 #[tokio::test]

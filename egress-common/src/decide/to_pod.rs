@@ -1,4 +1,4 @@
-//! `notice`: the management port, TC egress. What the host sends to pods of this node.
+//! `to_pod`: the management port, TC egress. What the host sends to pods of this node.
 //!
 //! A connection that came in from outside must be answered by the way it came, whatever the policy says now or later, so
 //! it is remembered here, on evidence:
@@ -22,13 +22,13 @@
 use super::phase;
 use super::{Claim, Tables};
 use crate::abi::{Config, ExposedPort, NodePlace, PrefixKind, Tuple, Verdict};
-use crate::wire::{Heads, L4, sctp, tcp};
+use crate::wire::{Headers, L4, sctp, tcp};
 
 /// For this time after the programs first ran, a datagram may answer one that they have not seen; a ping answers none.
 pub const SETTLE_NS: u64 = 30_000_000_000;
 
 #[inline(always)]
-pub fn notice<T: Tables>(heads: &Heads, tables: &T, config: &Config) -> Verdict {
+pub fn decide<T: Tables>(heads: &Headers, tables: &T, config: &Config) -> Verdict {
     let Some(pod) = tables.pod(&heads.tuple.daddr) else { return Verdict::NotPod };
     let is_selected = pod.egress_id().is_some();
     let answer = heads.tuple.reversed();
@@ -36,7 +36,7 @@ pub fn notice<T: Tables>(heads: &Heads, tables: &T, config: &Config) -> Verdict 
     let begins = match heads.l4 {
         L4::Tcp if phase::is_first(heads.tcp_flags) => true,
         L4::Tcp => {
-            // Of a selected pod its own packets tell `steer` the rest, which nobody outside can make up.
+            // Of a selected pod its own packets tell `from_pod` the rest, which nobody outside can make up.
             let ends = heads.tcp_flags & (tcp::FIN | tcp::RST) != 0;
             if ends || !is_selected {
                 tables.inbound_heard(&answer, heads.for_pod());
@@ -94,7 +94,7 @@ pub fn notice<T: Tables>(heads: &Heads, tables: &T, config: &Config) -> Verdict 
 /// Whether a pod of this node, which has sent the packet, has made up its source: another node does not send by the
 /// management port, and what a pod says in its name is no evidence.
 #[inline(always)]
-pub fn is_made_up<T: Tables>(heads: &Heads, tables: &T) -> bool {
+pub fn is_made_up<T: Tables>(heads: &Headers, tables: &T) -> bool {
     tables.node(&heads.tuple.saddr).is_some_and(|node| node.place() == NodePlace::Other)
 }
 
@@ -122,7 +122,7 @@ pub fn is_called<T: Tables>(answer: &Tuple, tables: &T, config: &Config) -> bool
 /// Notes a datagram of a pod that nothing selects, or that is not known, so that its answer is not taken for a connection
 /// from outside should the pod be selected later.
 #[inline(always)]
-pub fn follow_datagram<T: Tables>(heads: &Heads, tables: &T, config: &Config) {
+pub fn follow_datagram<T: Tables>(heads: &Headers, tables: &T, config: &Config) {
     let is_datagram = heads.l4.begins_anywhere() && heads.has_l4();
     // Of most ports no answer would count. What stays in the cluster, name look-ups above all, is never asked about.
     if is_datagram
@@ -139,18 +139,18 @@ mod tests {
     use super::*;
     use crate::abi::{OnUnknownPod, PodEntry, WhenEmpty};
     use crate::decide::cast::{Cast, ID, both};
-    use crate::decide::leave;
+    use crate::decide::from_pod::{self, FromPod};
     use crate::decide::packets::packet;
-    use crate::decide::steer::{self, Steer};
+    use crate::decide::to_netdev;
     use crate::decide::world::{World, addr};
-    use crate::wire::{Heads, Quote};
+    use crate::wire::{Headers, Quote};
 
-    fn steer<'t>(heads: &mut Heads, world: &'t World, config: &Config) -> Steer<'t> {
-        steer::steer(heads, &Quote::NONE, world, config)
+    fn from_pod<'t>(heads: &mut Headers, world: &'t World, config: &Config) -> FromPod<'t> {
+        from_pod::decide(heads, &Quote::NONE, world, config)
     }
 
-    fn notice(heads: &Heads, world: &World) -> Verdict {
-        super::notice(heads, world, &world.config.get())
+    fn to_pod(heads: &Headers, world: &World) -> Verdict {
+        super::decide(heads, world, &world.config.get())
     }
 
     #[test]
@@ -158,13 +158,13 @@ mod tests {
         both(|cast, world| {
             for pod in [cast.pod, cast.known_pod] {
                 let syn = packet(cast.world, pod, 80, 4000).tcp(tcp::SYN).arriving();
-                assert_eq!(notice(&syn, world), Verdict::InboundRemembered, "also before anything selects the pod");
-                assert_eq!(notice(&syn, world), Verdict::NotOurs);
+                assert_eq!(to_pod(&syn, world), Verdict::InboundRemembered, "also before anything selects the pod");
+                assert_eq!(to_pod(&syn, world), Verdict::NotOurs);
             }
             assert_eq!(world.inbound_len(), 2);
             for flags in [tcp::ACK, tcp::SYN | tcp::ACK, tcp::RST, tcp::FIN | tcp::ACK] {
                 let other = packet(cast.world, cast.pod, 81, 4000).tcp(flags).arriving();
-                assert_eq!(notice(&other, world), Verdict::NotOurs, "only a first packet begins one");
+                assert_eq!(to_pod(&other, world), Verdict::NotOurs, "only a first packet begins one");
             }
         });
     }
@@ -173,10 +173,10 @@ mod tests {
     fn only_what_comes_from_outside_to_a_pod_here() {
         both(|cast, world| {
             let syn = |from, to| packet(from, to, 80, 4000).tcp(tcp::SYN).arriving();
-            assert_eq!(notice(&syn(cast.world, cast.unknown_pod), world), Verdict::NotPod);
-            assert_eq!(notice(&syn(cast.world, cast.remote_pod), world), Verdict::NotPod);
+            assert_eq!(to_pod(&syn(cast.world, cast.unknown_pod), world), Verdict::NotPod);
+            assert_eq!(to_pod(&syn(cast.world, cast.remote_pod), world), Verdict::NotPod);
             for from in [cast.node, cast.mgmt, cast.remote_pod, cast.service] {
-                assert_eq!(notice(&syn(from, cast.pod), world), Verdict::NotOurs, "{from}");
+                assert_eq!(to_pod(&syn(from, cast.pod), world), Verdict::NotOurs, "{from}");
             }
             assert_eq!(world.inbound_len(), 0);
         });
@@ -186,7 +186,7 @@ mod tests {
     fn datagrams_count_once_the_programs_have_settled() {
         both(|cast, world| {
             let now = world.now.get();
-            let datagrams: [Heads; 2] = [
+            let datagrams: [Headers; 2] = [
                 packet(cast.world, cast.pod, 80, 4000).arriving(),
                 packet(cast.world, cast.known_pod, 80, 4000).protocol(47).arriving(),
             ];
@@ -194,11 +194,11 @@ mod tests {
             for heads in &datagrams {
                 for since_ns in [now, now - SETTLE_NS, now + 1_000_000_000] {
                     config.following_since_secs = (since_ns / 1_000_000_000) as u32;
-                    let verdict = super::notice(heads, world, &config);
+                    let verdict = super::decide(heads, world, &config);
                     assert_eq!(verdict, Verdict::NotOurs, "it may answer what the pod sent before");
                 }
                 config.following_since_secs = ((now - SETTLE_NS) / 1_000_000_000) as u32 - 1;
-                assert_eq!(super::notice(heads, world, &config), Verdict::InboundRemembered);
+                assert_eq!(super::decide(heads, world, &config), Verdict::InboundRemembered);
             }
         });
     }
@@ -210,7 +210,7 @@ mod tests {
             config.following_since_secs = (world.now.get() / 1_000_000_000) as u32;
             for (pod, id) in [(cast.pod, 9), (cast.known_pod, 10)] {
                 let ping = packet(cast.world, pod, 0, 0).echo(id).arriving();
-                assert_eq!(super::notice(&ping, world, &config), Verdict::InboundRemembered);
+                assert_eq!(super::decide(&ping, world, &config), Verdict::InboundRemembered);
             }
         });
     }
@@ -220,10 +220,10 @@ mod tests {
         both(|cast, world| {
             let config = world.config.get();
             let query = packet(cast.pod, cast.world, 0, 0).echo(9);
-            assert!(matches!(steer(&mut query.heads(), world, &config), Steer::Send { .. }));
+            assert!(matches!(from_pod(&mut query.heads(), world, &config), FromPod::Send { .. }));
             let ping = packet(cast.world, cast.pod, 0, 0).echo(9).arriving();
-            assert_eq!(notice(&ping, world), Verdict::InboundRemembered);
-            assert!(matches!(steer(&mut query.heads(), world, &config), Steer::Send { .. }), "a flow as before");
+            assert_eq!(to_pod(&ping, world), Verdict::InboundRemembered);
+            assert!(matches!(from_pod(&mut query.heads(), world, &config), FromPod::Send { .. }), "a flow as before");
         });
     }
 
@@ -232,16 +232,16 @@ mod tests {
         both(|cast, world| {
             let pod = cast.known_pod;
             let own = packet(pod, cast.world, 4000, 53);
-            steer(&mut own.heads(), world, &world.config.get());
+            from_pod(&mut own.heads(), world, &world.config.get());
             let asked = packet(cast.world, pod, 5000, 8080).arriving();
-            assert_eq!(notice(&asked, world), Verdict::InboundRemembered);
+            assert_eq!(to_pod(&asked, world), Verdict::InboundRemembered);
             world.add_pod(pod, PodEntry::selected(ID, world.now.get()));
             let answer = packet(cast.world, pod, 53, 4000).arriving();
-            assert_eq!(notice(&answer, world), Verdict::NotOurs, "the pod began it");
+            assert_eq!(to_pod(&answer, world), Verdict::NotOurs, "the pod began it");
             let reply = packet(pod, cast.world, 8080, 5000);
-            let verdict = steer(&mut reply.heads(), world, &world.config.get());
-            assert_eq!(verdict, Steer::Done(Verdict::InboundReply));
-            assert!(matches!(steer(&mut own.heads(), world, &world.config.get()), Steer::Send { .. }));
+            let verdict = from_pod(&mut reply.heads(), world, &world.config.get());
+            assert_eq!(verdict, FromPod::Done(Verdict::InboundReply));
+            assert!(matches!(from_pod(&mut own.heads(), world, &world.config.get()), FromPod::Send { .. }));
         });
     }
 
@@ -250,14 +250,14 @@ mod tests {
         both(|cast, world| {
             let config = world.config.get();
             let syn = packet(cast.other_node, cast.pod, 50_000, 8443).tcp(tcp::SYN).arriving();
-            assert_eq!(notice(&syn, world), Verdict::InboundRemembered);
+            assert_eq!(to_pod(&syn, world), Verdict::InboundRemembered);
             let data = packet(cast.pod, cast.other_node, 8443, 50_000).tcp(tcp::ACK);
-            assert_eq!(steer(&mut data.heads(), world, &config), Steer::Done(Verdict::InboundReply));
+            assert_eq!(from_pod(&mut data.heads(), world, &config), FromPod::Done(Verdict::InboundReply));
             let asked = packet(cast.pod, cast.other_node, 4000, 53);
-            assert_eq!(steer(&mut asked.heads(), world, &config), Steer::Mark);
+            assert_eq!(from_pod(&mut asked.heads(), world, &config), FromPod::Mark);
             let answer = packet(cast.other_node, cast.pod, 53, 4000).arriving();
-            assert_eq!(notice(&answer, world), Verdict::NotOurs);
-            assert_eq!(steer(&mut asked.heads(), world, &config), Steer::Mark);
+            assert_eq!(to_pod(&answer, world), Verdict::NotOurs);
+            assert_eq!(from_pod(&mut asked.heads(), world, &config), FromPod::Mark);
         });
     }
 
@@ -268,14 +268,14 @@ mod tests {
             let config = world.config.get();
             for client in [cast.egress, cast.foreign_egress] {
                 let syn = packet(client, cast.pod, 50_000, 8443).tcp(tcp::SYN).arriving();
-                assert_eq!(notice(&syn, world), Verdict::InboundRemembered);
+                assert_eq!(to_pod(&syn, world), Verdict::InboundRemembered);
                 for flags in [tcp::SYN | tcp::ACK, tcp::ACK, tcp::FIN | tcp::ACK] {
                     let answer = packet(cast.pod, client, 8443, 50_000).tcp(flags);
-                    let steered = steer(&mut answer.heads(), world, &config);
-                    assert_eq!(steered, Steer::Done(Verdict::InboundReply), "{client} {flags}");
+                    let steered = from_pod(&mut answer.heads(), world, &config);
+                    assert_eq!(steered, FromPod::Done(Verdict::InboundReply), "{client} {flags}");
                 }
                 let own = packet(cast.pod, client, 8443, 50_001).tcp(tcp::SYN);
-                assert_eq!(steer(&mut own.heads(), world, &config), Steer::Hairpin, "what the pod begins is none");
+                assert_eq!(from_pod(&mut own.heads(), world, &config), FromPod::Hairpin, "what the pod begins is none");
             }
         });
     }
@@ -285,11 +285,11 @@ mod tests {
         both(|cast, world| {
             world.set_policy(ID, WhenEmpty::NodeAddress, &[]);
             let asked = packet(cast.pod, cast.world, 4000, 53);
-            let given = Steer::Done(Verdict::NodeAddress);
-            assert_eq!(steer(&mut asked.heads(), world, &world.config.get()), given);
+            let given = FromPod::Done(Verdict::NodeAddress);
+            assert_eq!(from_pod(&mut asked.heads(), world, &world.config.get()), given);
             let answer = packet(cast.world, cast.pod, 53, 4000).arriving();
-            assert_eq!(notice(&answer, world), Verdict::NotOurs);
-            assert_eq!(steer(&mut asked.heads(), world, &world.config.get()), given);
+            assert_eq!(to_pod(&answer, world), Verdict::NotOurs);
+            assert_eq!(from_pod(&mut asked.heads(), world, &world.config.get()), given);
         });
     }
 
@@ -297,11 +297,11 @@ mod tests {
     fn a_syn_on_the_tuple_of_a_pods_flow_begins_nothing() {
         both(|cast, world| {
             let own = packet(cast.pod, cast.world, 4000, 443);
-            steer(&mut own.clone().tcp(tcp::SYN).heads(), world, &world.config.get());
+            from_pod(&mut own.clone().tcp(tcp::SYN).heads(), world, &world.config.get());
             let syn = packet(cast.world, cast.pod, 443, 4000).tcp(tcp::SYN).arriving();
-            assert_eq!(notice(&syn, world), Verdict::NotOurs, "the server would unmask the node");
+            assert_eq!(to_pod(&syn, world), Verdict::NotOurs, "the server would unmask the node");
             let data = own.tcp(tcp::ACK);
-            assert!(matches!(steer(&mut data.heads(), world, &world.config.get()), Steer::Send { .. }));
+            assert!(matches!(from_pod(&mut data.heads(), world, &world.config.get()), FromPod::Send { .. }));
         });
     }
 
@@ -309,9 +309,9 @@ mod tests {
     fn a_late_answer_to_a_flow_that_was_cut_is_no_connection_from_outside() {
         both(|cast, world| {
             let request = packet(cast.pod, cast.world, 4000, 53);
-            steer(&mut request.heads(), world, &world.config.get());
+            from_pod(&mut request.heads(), world, &world.config.get());
             world.cut_flows();
-            assert_eq!(notice(&packet(cast.world, cast.pod, 53, 4000).arriving(), world), Verdict::NotOurs);
+            assert_eq!(to_pod(&packet(cast.world, cast.pod, 53, 4000).arriving(), world), Verdict::NotOurs);
         });
     }
 
@@ -319,21 +319,21 @@ mod tests {
     fn the_answer_of_a_pods_own_flow_is_no_connection_from_outside() {
         both(|cast, world| {
             for request in [packet(cast.pod, cast.world, 4000, 53), packet(cast.pod, cast.world, 0, 0).echo(9)] {
-                steer(&mut request.heads(), world, &world.config.get());
+                from_pod(&mut request.heads(), world, &world.config.get());
             }
             assert_eq!(world.flows_len(), 2);
             let answer = packet(cast.world, cast.pod, 53, 4000).arriving();
-            assert_eq!(notice(&answer, world), Verdict::NotOurs);
+            assert_eq!(to_pod(&answer, world), Verdict::NotOurs);
             let pong = packet(cast.world, cast.pod, 0, 0).echo_reply(9).arriving();
-            assert_eq!(notice(&pong, world), Verdict::NotOurs);
+            assert_eq!(to_pod(&pong, world), Verdict::NotOurs);
             assert_eq!(world.inbound_len(), 0);
             let stranger = packet(cast.world, cast.pod, 53, 4001).arriving();
-            assert_eq!(notice(&stranger, world), Verdict::InboundRemembered, "no flow of the pod's");
+            assert_eq!(to_pod(&stranger, world), Verdict::InboundRemembered, "no flow of the pod's");
         });
     }
 
     /// What `inbound` says of the connection whose packets from outside look like this.
-    fn phase_of(world: &World, arriving: &Heads) -> phase::Phase {
+    fn phase_of(world: &World, arriving: &Headers) -> phase::Phase {
         let inbound = world.inbound_at(&arriving.tuple.reversed()).expect("remembered");
         phase::inbound(&inbound)
     }
@@ -344,16 +344,16 @@ mod tests {
             let arriving = |flags| packet(cast.world, cast.known_pod, 80, 4000).tcp(flags).arriving();
             let begun = world.now.get();
             let seen = || world.inbound_at(&arriving(0).tuple.reversed()).map(|inbound| inbound.last_seen_ns);
-            assert_eq!(notice(&arriving(tcp::SYN), world), Verdict::InboundRemembered);
+            assert_eq!(to_pod(&arriving(tcp::SYN), world), Verdict::InboundRemembered);
             assert_eq!(phase_of(world, &arriving(0)), phase::Phase::Opening, "a flood of SYNs does not stay long");
             world.now.set(begun + 7_000_000_000_000);
-            assert_eq!(notice(&arriving(tcp::ACK), world), Verdict::NotOurs);
+            assert_eq!(to_pod(&arriving(tcp::ACK), world), Verdict::NotOurs);
             assert_eq!(seen(), Some(world.now.get()), "a long connection is kept");
             assert_eq!(phase_of(world, &arriving(0)), phase::Phase::Established);
             world.add_pod(cast.known_pod, PodEntry::selected(ID, world.now.get()));
             let answer = packet(cast.known_pod, cast.world, 4000, 80).tcp(tcp::ACK);
-            let verdict = steer(&mut answer.heads(), world, &world.config.get());
-            assert_eq!(verdict, Steer::Done(Verdict::InboundReply), "and found when the pod is selected");
+            let verdict = from_pod(&mut answer.heads(), world, &world.config.get());
+            assert_eq!(verdict, FromPod::Done(Verdict::InboundReply), "and found when the pod is selected");
         });
     }
 
@@ -363,22 +363,22 @@ mod tests {
             let arriving = |flags| packet(cast.world, cast.pod, 80, 4000).tcp(flags).arriving();
             let answers = |flags| {
                 let answer = packet(cast.pod, cast.world, 4000, 80).tcp(flags);
-                let verdict = steer(&mut answer.heads(), world, &world.config.get());
-                assert_eq!(verdict, Steer::Done(Verdict::InboundReply));
+                let verdict = from_pod(&mut answer.heads(), world, &world.config.get());
+                assert_eq!(verdict, FromPod::Done(Verdict::InboundReply));
             };
-            notice(&arriving(tcp::SYN), world);
+            to_pod(&arriving(tcp::SYN), world);
             answers(tcp::SYN | tcp::ACK);
             assert_eq!(phase_of(world, &arriving(0)), phase::Phase::Opening);
             answers(tcp::ACK);
             assert_eq!(phase_of(world, &arriving(0)), phase::Phase::Established);
-            assert_eq!(notice(&arriving(tcp::RST), world), Verdict::NotOurs);
+            assert_eq!(to_pod(&arriving(tcp::RST), world), Verdict::NotOurs);
             assert_eq!(phase_of(world, &arriving(0)), phase::Phase::Closing);
             answers(tcp::ACK);
             assert_eq!(phase_of(world, &arriving(0)), phase::Phase::Established, "it was a stranger's");
-            notice(&arriving(tcp::FIN | tcp::ACK), world);
+            to_pod(&arriving(tcp::FIN | tcp::ACK), world);
             answers(tcp::FIN | tcp::ACK);
             assert_eq!(phase_of(world, &arriving(0)), phase::Phase::Closing);
-            assert_eq!(notice(&arriving(tcp::SYN), world), Verdict::NotOurs, "the entry is there already");
+            assert_eq!(to_pod(&arriving(tcp::SYN), world), Verdict::NotOurs, "the entry is there already");
             assert_eq!(phase_of(world, &arriving(0)), phase::Phase::Opening, "used again");
         });
     }
@@ -390,12 +390,12 @@ mod tests {
             let reply = packet(cast.pod, cast.world, 8080, 5000);
             let seen = || world.inbound_at(&asked.tuple.reversed()).map(|inbound| inbound.last_seen_ns);
             let begun = world.now.get();
-            assert_eq!(notice(&asked, world), Verdict::InboundRemembered);
+            assert_eq!(to_pod(&asked, world), Verdict::InboundRemembered);
             world.now.set(begun + 200_000_000_000);
-            let verdict = steer(&mut reply.heads(), world, &world.config.get());
-            assert_eq!(verdict, Steer::Done(Verdict::InboundReply));
+            let verdict = from_pod(&mut reply.heads(), world, &world.config.get());
+            assert_eq!(verdict, FromPod::Done(Verdict::InboundReply));
             assert_eq!(seen(), Some(begun), "who goes on sending unasked answers nobody some day");
-            assert_eq!(notice(&asked, world), Verdict::NotOurs);
+            assert_eq!(to_pod(&asked, world), Verdict::NotOurs);
             assert_eq!(seen(), Some(begun + 200_000_000_000));
         });
     }
@@ -422,22 +422,22 @@ mod tests {
             let config = world.config.get();
             let udp = |to, port| packet(cast.world, to, 9999, port).arriving();
             for other in [udp(cast.pod, 5560), udp(cast.known_pod, 5060)] {
-                assert_eq!(notice(&other, world), Verdict::NotOurs, "the pod's own traffic");
+                assert_eq!(to_pod(&other, world), Verdict::NotOurs, "the pod's own traffic");
             }
             for portless in [
                 packet(cast.world, cast.pod, 0, 0).echo(9),
                 packet(cast.world, cast.pod, 0, 0).protocol(47),
                 packet(cast.world, cast.pod, 9999, 5560).sctp(0),
             ] {
-                assert_eq!(notice(&portless.arriving(), world), Verdict::NotOurs, "{portless:?}");
+                assert_eq!(to_pod(&portless.arriving(), world), Verdict::NotOurs, "{portless:?}");
             }
             assert_eq!(world.inbound_len(), 0);
             // Row two of the attacks: what the pod sends by that port has its egress IP.
             let own = packet(cast.pod, cast.world, 5560, 9999);
-            assert!(matches!(steer(&mut own.heads(), world, &config), Steer::Send { .. }));
-            assert_eq!(notice(&udp(cast.pod, 5060), world), Verdict::InboundRemembered);
+            assert!(matches!(from_pod(&mut own.heads(), world, &config), FromPod::Send { .. }));
+            assert_eq!(to_pod(&udp(cast.pod, 5060), world), Verdict::InboundRemembered);
             let answer = packet(cast.pod, cast.world, 5060, 9999);
-            assert_eq!(steer(&mut answer.heads(), world, &config), Steer::Done(Verdict::InboundReply));
+            assert_eq!(from_pod(&mut answer.heads(), world, &config), FromPod::Done(Verdict::InboundReply));
         });
     }
 
@@ -446,7 +446,7 @@ mod tests {
         without_direct_routing(|cast, world| {
             for asked in [packet(cast.other_node, cast.pod, 5000, 53), packet(cast.other_node, cast.pod, 0, 0).echo(9)]
             {
-                assert_eq!(notice(&asked.arriving(), world), Verdict::InboundRemembered, "{asked:?}");
+                assert_eq!(to_pod(&asked.arriving(), world), Verdict::InboundRemembered, "{asked:?}");
             }
         });
     }
@@ -456,14 +456,14 @@ mod tests {
         without_direct_routing(|cast, world| {
             expose(world, cast.pod, &[443]);
             let config = world.config.get();
-            for (port, leaves) in [(443, Verdict::InboundReply), (80, Verdict::NotSteered)] {
+            for (port, leaves) in [(443, Verdict::InboundReply), (80, Verdict::ProgramBypassed)] {
                 let syn = packet(cast.world, cast.pod, 5000, port).tcp(tcp::SYN).arriving();
-                assert_eq!(notice(&syn, world), Verdict::InboundRemembered);
+                assert_eq!(to_pod(&syn, world), Verdict::InboundRemembered);
                 let answer = packet(cast.pod, cast.world, port, 5000).tcp(tcp::ACK);
-                assert_eq!(steer(&mut answer.heads(), world, &config), Steer::Done(Verdict::InboundReply));
-                let meta = leave::Meta { mark: 0, forwarded: true, returning: false };
-                let left = leave::leave(&mut answer.heads(), &Quote::NONE, &meta, world, &config);
-                assert_eq!(left, leave::Leave::Done(leaves), "{port}");
+                assert_eq!(from_pod(&mut answer.heads(), world, &config), FromPod::Done(Verdict::InboundReply));
+                let meta = to_netdev::Meta { mark: 0, forwarded: true, returning: false };
+                let left = to_netdev::decide(&mut answer.heads(), &Quote::NONE, &meta, world, &config);
+                assert_eq!(left, to_netdev::ToNetdev::Done(leaves), "{port}");
             }
         });
     }
@@ -472,11 +472,11 @@ mod tests {
     fn an_association_begins_by_its_init() {
         without_direct_routing(|cast, world| {
             let init = packet(cast.world, cast.pod, 5000, 36412).sctp(sctp::INIT);
-            assert_eq!(notice(&init.arriving(), world), Verdict::InboundRemembered, "at every port, as a SYN");
+            assert_eq!(to_pod(&init.arriving(), world), Verdict::InboundRemembered, "at every port, as a SYN");
             let data = packet(cast.world, cast.known_pod, 5000, 36412).sctp(0);
-            assert_eq!(notice(&data.arriving(), world), Verdict::NotOurs);
+            assert_eq!(to_pod(&data.arriving(), world), Verdict::NotOurs);
             expose(world, cast.known_pod, &[36412]);
-            assert_eq!(notice(&data.arriving(), world), Verdict::InboundRemembered);
+            assert_eq!(to_pod(&data.arriving(), world), Verdict::InboundRemembered);
         });
     }
 
@@ -491,14 +491,14 @@ mod tests {
             });
             let syn = |pod, port| packet(cast.world, pod, 4000, port).tcp(tcp::SYN).arriving();
             for port in 1..=12 {
-                assert_eq!(notice(&syn(cast.known_pod, port), world), Verdict::InboundRemembered);
+                assert_eq!(to_pod(&syn(cast.known_pod, port), world), Verdict::InboundRemembered);
             }
-            assert_eq!(notice(&syn(cast.known_pod, 13), world), Verdict::InboundRefused);
-            assert_eq!(notice(&syn(cast.known_pod, 3), world), Verdict::NotOurs, "it is there");
+            assert_eq!(to_pod(&syn(cast.known_pod, 13), world), Verdict::InboundRefused);
+            assert_eq!(to_pod(&syn(cast.known_pod, 3), world), Verdict::NotOurs, "it is there");
             for port in 1..=4 {
-                assert_eq!(notice(&syn(cast.pod, port), world), Verdict::InboundRemembered);
+                assert_eq!(to_pod(&syn(cast.pod, port), world), Verdict::InboundRemembered);
             }
-            assert_eq!(notice(&syn(cast.pod, 5), world), Verdict::InboundFull);
+            assert_eq!(to_pod(&syn(cast.pod, 5), world), Verdict::InboundFull);
         });
     }
 
@@ -532,17 +532,17 @@ mod tests {
             world.limit_inbound(64);
             expose(world, cast.pod, &[80, 443]);
             let mut flood = (1..=64).map(|from| packet(cast.world, cast.pod, from, 80).tcp(tcp::SYN).arriving());
-            assert!(flood.by_ref().take(32).all(|syn| notice(&syn, world) == Verdict::InboundRemembered));
-            assert!(flood.all(|syn| notice(&syn, world) == Verdict::InboundFull), "half of the map is in use");
+            assert!(flood.by_ref().take(32).all(|syn| to_pod(&syn, world) == Verdict::InboundRemembered));
+            assert!(flood.all(|syn| to_pod(&syn, world) == Verdict::InboundFull), "half of the map is in use");
             let syn = |from, port| packet(cast.world, cast.pod, from, port).tcp(tcp::SYN).arriving();
-            assert_eq!(notice(&syn(1, 81), world), Verdict::InboundFull, "which nothing exposes");
+            assert_eq!(to_pod(&syn(1, 81), world), Verdict::InboundFull, "which nothing exposes");
             for from in 1..=7 {
-                assert_eq!(notice(&syn(from, 443), world), Verdict::InboundRemembered);
+                assert_eq!(to_pod(&syn(from, 443), world), Verdict::InboundRemembered);
             }
-            assert_eq!(notice(&syn(9, 443), world), Verdict::InboundFull, "a quarter of what is free");
+            assert_eq!(to_pod(&syn(9, 443), world), Verdict::InboundFull, "a quarter of what is free");
             world.now.set(world.now.get() + 11_000_000_000);
             world.sweep(false);
-            assert_eq!(notice(&syn(9, 443), world), Verdict::InboundRemembered, "nobody has answered");
+            assert_eq!(to_pod(&syn(9, 443), world), Verdict::InboundRemembered, "nobody has answered");
         });
     }
 
@@ -551,11 +551,11 @@ mod tests {
         both(|cast, world| {
             let config = world.config.get().with_on_unknown_pod(OnUnknownPod::Pass);
             let own = packet(cast.unknown_pod, cast.world, 4000, 53);
-            let verdict = steer(&mut own.heads(), world, &config);
-            assert_eq!(verdict, Steer::Done(Verdict::UnknownPodPassed));
+            let verdict = from_pod(&mut own.heads(), world, &config);
+            assert_eq!(verdict, FromPod::Done(Verdict::UnknownPodPassed));
             world.add_pod(cast.unknown_pod, PodEntry::selected(ID, world.now.get()));
             let answer = packet(cast.world, cast.unknown_pod, 53, 4000).arriving();
-            assert_eq!(super::notice(&answer, world, &config), Verdict::NotOurs, "the pod began it");
+            assert_eq!(super::decide(&answer, world, &config), Verdict::NotOurs, "the pod began it");
         });
     }
 
@@ -564,9 +564,9 @@ mod tests {
         both(|cast, world| {
             world.limit_inbound(1);
             let syn = |port| packet(cast.world, cast.pod, port, 4000).tcp(tcp::SYN).arriving();
-            assert_eq!(notice(&syn(1), world), Verdict::InboundRemembered);
-            assert_eq!(notice(&syn(2), world), Verdict::InboundFull);
-            assert_eq!(notice(&syn(1), world), Verdict::NotOurs);
+            assert_eq!(to_pod(&syn(1), world), Verdict::InboundRemembered);
+            assert_eq!(to_pod(&syn(2), world), Verdict::InboundFull);
+            assert_eq!(to_pod(&syn(1), world), Verdict::NotOurs);
         });
     }
 }

@@ -1,37 +1,37 @@
 //! From pods, by the management port.
 
 use egress_common::abi::{Addr, Direction, NODE_MARK, Origin, Slot, SlotPlace, Verdict};
-use egress_common::decide::enter;
+use egress_common::decide::from_netdev;
+use egress_common::decide::from_pod::{self, FromPod};
 use egress_common::decide::mtu::Fit;
-use egress_common::decide::steer::{self, Steer};
 use egress_common::decide::{Owner, Tables as _, mtu};
 use egress_common::wire::icmp::Answer;
-use egress_common::wire::{Heads, Quote, Segment, tcp};
+use egress_common::wire::{Headers, Quote, Segment, tcp};
 
 use super::{Node, Outcome, Skb, TooBig, quoted};
 use crate::edge;
 
 impl Node {
-    pub(super) fn steered(&mut self, skb: &Skb<'_>) -> Outcome {
+    pub(super) fn run_from_pod(&mut self, skb: &Skb<'_>) -> Outcome {
         let (frame, config) = (skb.frame, self.config());
         if skb.foreign {
             return Outcome::done(Verdict::NotPod, frame, 0);
         }
         let mut heads = match Self::heads(frame, Direction::Egress) {
             Ok(heads) => heads,
-            Err(why) => return Outcome::done(steer::unread(why, frame), frame, 0),
+            Err(why) => return Outcome::done(from_pod::unread(why, frame), frame, 0),
         };
         let quote = quoted(frame, &heads);
-        let node = enter::node_address(&config, heads.family);
-        let outcome = match steer::steer(&mut heads, &quote, &self.world, &config) {
-            Steer::Done(verdict) => Outcome::done(verdict, frame, 0),
-            Steer::Hairpin => {
+        let node = from_netdev::node_address(&config, heads.family);
+        let outcome = match from_pod::decide(&mut heads, &quote, &self.world, &config) {
+            FromPod::Done(verdict) => Outcome::done(verdict, frame, 0),
+            FromPod::Hairpin => {
                 let answer = edge::error(frame, &heads, Answer::Prohibited.head(heads.family), &node);
                 Outcome::told(Verdict::HairpinAnswered, answer, Verdict::Hairpin)
             }
-            Steer::Reset(verdict) => self.reset(&heads, frame, verdict),
-            Steer::Mark => Outcome::Passed(Verdict::MarkedNode, frame.to_vec(), NODE_MARK),
-            Steer::Send { egress_id, slot } => {
+            FromPod::Reset(verdict) => self.reset(&heads, frame, verdict),
+            FromPod::Mark => Outcome::Passed(Verdict::MarkedNode, frame.to_vec(), NODE_MARK),
+            FromPod::Send { egress_id, slot } => {
                 let slot = *slot;
                 self.judge_slot(&heads, egress_id, &slot);
                 match self.send(skb, &heads, &quote, egress_id, &slot) {
@@ -49,7 +49,7 @@ impl Node {
     }
 
     /// The pod is told that its connection has ended.
-    fn reset(&self, heads: &Heads, frame: &[u8], otherwise: Verdict) -> Outcome {
+    fn reset(&self, heads: &Headers, frame: &[u8], otherwise: Verdict) -> Outcome {
         let answer = edge::reset(frame, heads);
         if answer.is_some() {
             self.world.flow_answered(&heads.tuple, Segment { flags: tcp::RST, number: heads.tcp_ack });
@@ -60,7 +60,7 @@ impl Node {
     fn send(
         &mut self,
         skb: &Skb<'_>,
-        heads: &Heads,
+        heads: &Headers,
         quote: &Quote,
         egress_id: u32,
         slot: &Slot,
@@ -83,7 +83,7 @@ impl Node {
                 }
                 let mut frame = skb.frame.to_vec();
                 let less = edge::decrement_ttl(&mut frame, heads.family);
-                Ok(Outcome::changed(Verdict::Steered, less.map(|()| frame)))
+                Ok(Outcome::changed(Verdict::ToGateway, less.map(|()| frame)))
             }
         }
     }

@@ -1,25 +1,25 @@
 use super::*;
-use crate::abi::{Direction, Moving, Owned, Sieve, Tuple};
+use crate::abi::{BloomFilter, Direction, HandoverEntry, Owned, Tuple};
 use crate::decide::cast::{Cast, ID, OTHER_NODE, both};
 use crate::decide::packets::{Packet, packet};
 use crate::decide::snat::{self, EGRESS_PORTS, Face};
 use crate::decide::world::{World, addr, with_node_ports};
-use crate::decide::{Owner, leave, steer};
+use crate::decide::{Owner, from_pod, to_netdev};
 use crate::wire::{PROTO_AH, PROTO_DCCP, PROTO_SCTP, PROTO_UDP_LITE, tcp};
 
-fn asked<'t>(world: &'t World, packet: &Packet) -> Enter<'t> {
-    enter(&mut packet.arriving(), &Quote::NONE, world, &world.config.get())
+fn asked<'t>(world: &'t World, packet: &Packet) -> FromNetdev<'t> {
+    decide(&mut packet.arriving(), &Quote::NONE, world, &world.config.get())
 }
 
 fn verdict(world: &World, packet: &Packet) -> Verdict {
     match asked(world, packet) {
-        Enter::Done(verdict) => verdict,
+        FromNetdev::Done(verdict) => verdict,
         other => panic!("{packet:?} is not done: {other:?}"),
     }
 }
 
 /// A flow of the pod to the world, translated.
-fn begin(cast: &Cast, world: &World, origin: Origin, packet: &Packet) -> Mapping {
+fn begin(cast: &Cast, world: &World, origin: Origin, packet: &Packet) -> NatEntry {
     let face = Face { address: addr(cast.egress), ports: EGRESS_PORTS };
     let owner = Owner { origin, source_node: addr(OTHER_NODE), egress_id: ID };
     *snat::translate(&packet.heads(), &Quote::NONE, world, &face, &owner).expect("a free port")
@@ -31,15 +31,15 @@ fn replies_go_back_by_the_way_of_their_flow() {
         begin(cast, world, Origin::Here, &packet(cast.pod, cast.world, 4000, 80));
         begin(cast, world, Origin::Remote, &packet(cast.remote_pod, cast.world, 4001, 80).tcp(tcp::SYN));
         begin(cast, world, Origin::Here, &packet(cast.pod, cast.world, 0, 0).echo(4002));
-        let Enter::ReplyHere { mapping } = asked(world, &packet(cast.world, cast.egress, 80, 4000)) else {
+        let FromNetdev::ReplyHere { mapping } = asked(world, &packet(cast.world, cast.egress, 80, 4000)) else {
             panic!("not for a pod here");
         };
         assert_eq!((mapping.other.saddr, mapping.other.sport()), (addr(cast.pod), 4000));
         let syn_ack = packet(cast.world, cast.egress, 80, 4001).tcp(tcp::SYN | tcp::ACK);
-        let Enter::ReplyRemote { mapping } = asked(world, &syn_ack) else { panic!("not for a pod elsewhere") };
+        let FromNetdev::ReplyRemote { mapping } = asked(world, &syn_ack) else { panic!("not for a pod elsewhere") };
         assert_eq!((mapping.other.saddr, mapping.source_node), (addr(cast.remote_pod), addr(OTHER_NODE)));
         let pong = packet(cast.world, cast.egress, 0, 0).echo_reply(4002);
-        assert!(matches!(asked(world, &pong), Enter::ReplyHere { .. }));
+        assert!(matches!(asked(world, &pong), FromNetdev::ReplyHere { .. }));
     });
 }
 
@@ -47,11 +47,11 @@ fn replies_go_back_by_the_way_of_their_flow() {
 fn a_reply_keeps_the_flow_of_a_pod_here_alive() {
     both(|cast, world| {
         let sent = packet(cast.pod, cast.world, 4000, 80);
-        steer::steer(&mut sent.heads(), &Quote::NONE, world, &world.config.get());
+        from_pod::decide(&mut sent.heads(), &Quote::NONE, world, &world.config.get());
         begin(cast, world, Origin::Here, &sent);
         world.now.set(world.now.get() + 200_000_000_000);
         let reply = asked(world, &packet(cast.world, cast.egress, 80, 4000));
-        assert!(matches!(reply, Enter::ReplyHere { .. }));
+        assert!(matches!(reply, FromNetdev::ReplyHere { .. }));
         let flow = world.flow_at(&sent.heads().tuple).expect("a flow");
         assert_eq!(flow.last_seen_ns, world.now.get(), "as its mapping");
     });
@@ -71,7 +71,7 @@ fn nothing_unasked_comes_in() {
             packet(cast.world, cast.egress, 0, 0).echo(4002),
         ] {
             let expected =
-                if packet.arriving().tuple.daddr == addr(cast.egress) { Verdict::NoMapping } else { Verdict::NotOurs };
+                if packet.arriving().tuple.daddr == addr(cast.egress) { Verdict::NoNatEntry } else { Verdict::NotOurs };
             assert_eq!(verdict(world, &packet), expected, "{packet:?}");
         }
         assert_eq!(world.nat_len(), 4, "only the pod's side makes mappings");
@@ -100,20 +100,20 @@ fn an_error_goes_to_the_pod_whose_packet_it_quotes() {
         begin(cast, world, Origin::Here, &packet(cast.pod, cast.world, 0, 0).echo(4002));
         let error = packet(cast.world, cast.egress, 0, 0).unreachable();
         let asked = |tuple: Tuple| {
-            let quote = Quote::of(Heads { tuple, l4: Heads::kind_of(tuple.protocol), ..Heads::NONE });
-            enter(&mut error.arriving(), &quote, world, &world.config.get())
+            let quote = Quote::of(Headers { tuple, l4: Headers::kind_of(tuple.protocol), ..Headers::NONE });
+            decide(&mut error.arriving(), &quote, world, &world.config.get())
         };
         let sent = packet(cast.egress, cast.world, 4000, 80).heads().tuple;
-        let Enter::ReplyHere { mapping: found } = asked(sent) else { panic!("not for the pod") };
+        let FromNetdev::ReplyHere { mapping: found } = asked(sent) else { panic!("not for the pod") };
         assert_eq!(found.other, packet(cast.pod, cast.world, 4000, 80).heads().tuple);
         let ping = packet(cast.egress, cast.world, 0, 0).echo(4002).heads().tuple;
-        assert!(matches!(asked(ping), Enter::ReplyHere { .. }));
+        assert!(matches!(asked(ping), FromNetdev::ReplyHere { .. }));
         for stranger in [
             packet(cast.egress, cast.world, 4001, 80).heads().tuple,
             packet(cast.foreign_egress, cast.world, 4000, 80).heads().tuple,
             sent.reversed(),
         ] {
-            assert_eq!(asked(stranger), Enter::Done(Verdict::IcmpUnmatched), "{stranger:?}");
+            assert_eq!(asked(stranger), FromNetdev::Done(Verdict::IcmpUnmatched), "{stranger:?}");
         }
     });
 }
@@ -127,9 +127,9 @@ fn an_error_to_another_egress_ip_is_not_believed() {
         let sent = packet(cast.egress, cast.world, 4000, 80).quoted(Direction::Egress);
         for (to, is_believed) in [(cast.egress, true), (cast.foreign_egress, false)] {
             let error = packet(cast.world, to, 0, 0).unreachable();
-            let answer = enter(&mut error.arriving(), &sent, world, &world.config.get());
-            assert_eq!(matches!(answer, Enter::ReplyHere { .. }), is_believed, "{answer:?}");
-            assert!(is_believed || answer == Enter::Done(Verdict::IcmpUnmatched));
+            let answer = decide(&mut error.arriving(), &sent, world, &world.config.get());
+            assert_eq!(matches!(answer, FromNetdev::ReplyHere { .. }), is_believed, "{answer:?}");
+            assert!(is_believed || answer == FromNetdev::Done(Verdict::IcmpUnmatched));
         }
     });
 }
@@ -139,9 +139,9 @@ fn the_last_hop_is_the_stacks() {
     both(|cast, world| {
         begin(cast, world, Origin::Here, &packet(cast.pod, cast.world, 4000, 80));
         assert_eq!(verdict(world, &packet(cast.world, cast.egress, 80, 4000).ttl(1)), Verdict::TtlExpired);
-        assert_eq!(verdict(world, &packet(cast.world, cast.egress, 80, 9).ttl(1)), Verdict::NoMapping);
+        assert_eq!(verdict(world, &packet(cast.world, cast.egress, 80, 9).ttl(1)), Verdict::NoNatEntry);
         let reply = packet(cast.world, cast.egress, 80, 4000).ttl(2);
-        assert!(matches!(asked(world, &reply), Enter::ReplyHere { .. }));
+        assert!(matches!(asked(world, &reply), FromNetdev::ReplyHere { .. }));
     });
 }
 
@@ -152,12 +152,12 @@ fn fragments_of_a_reply_follow_their_first_one() {
         begin(cast, world, Origin::Here, &packet(cast.pod, cast.world, 0, 0).echo(4002));
         for reply in [packet(cast.world, cast.egress, 80, 4000), packet(cast.world, cast.egress, 0, 0).echo_reply(4002)]
         {
-            assert!(matches!(asked(world, &reply.clone().fragment(0, true)), Enter::ReplyHere { .. }));
-            assert!(matches!(asked(world, &reply.clone().fragment(100, false)), Enter::ReplyHere { .. }));
+            assert!(matches!(asked(world, &reply.clone().fragment(0, true)), FromNetdev::ReplyHere { .. }));
+            assert!(matches!(asked(world, &reply.clone().fragment(100, false)), FromNetdev::ReplyHere { .. }));
             world.await_first(&reply.clone().fragment(0, true).arriving());
             assert_eq!(verdict(world, &reply.clone().fragment(0, true)), Verdict::FragmentsReleased);
             world.awaited.borrow_mut().clear();
-            assert!(matches!(asked(world, &reply.fragment(100, false)), Enter::ReplyHere { .. }));
+            assert!(matches!(asked(world, &reply.fragment(100, false)), FromNetdev::ReplyHere { .. }));
         }
     });
 }
@@ -167,10 +167,11 @@ fn the_answer_to_a_marked_packet_is_known_by_its_port() {
     both(|cast, world| {
         let request = packet(cast.pod, cast.other_node, 4000, 80).tcp(tcp::SYN);
         let config = world.config.get();
-        let port = leave::translate(&request.heads(), &Quote::NONE, world, &config).expect("a free port").other.dport();
+        let port =
+            to_netdev::translate(&request.heads(), &Quote::NONE, world, &config).expect("a free port").other.dport();
         assert!((61000..=65535).contains(&port));
         let answer = packet(cast.other_node, cast.node, 80, port).tcp(tcp::SYN | tcp::ACK);
-        let Enter::NodeReply { mapping } = asked(world, &answer) else { panic!("not undone") };
+        let FromNetdev::NodeReply { mapping } = asked(world, &answer) else { panic!("not undone") };
         assert_eq!((mapping.other.saddr, mapping.other.sport()), (addr(cast.pod), 4000));
         for other in [
             packet(cast.other_node, cast.node, 81, port).tcp(tcp::ACK),
@@ -202,7 +203,7 @@ fn a_mapping_of_another_version_is_a_drop() {
             let request = packet(cast.pod, cast.world, 4000 + origin as u16, 80);
             let made = begin(cast, world, origin, &request);
             if origin == Origin::Here {
-                world.change_nat(&made.other, Mapping::of_another_version);
+                world.change_nat(&made.other, NatEntry::of_another_version);
             }
             let reply = packet(cast.world, cast.egress, 80, 4000 + origin as u16);
             assert_eq!(verdict(world, &reply), Verdict::BadState);
@@ -216,10 +217,10 @@ fn protocols_without_ports_and_sctp_come_back() {
         for protocol in [47, 50, PROTO_SCTP, PROTO_DCCP, PROTO_UDP_LITE] {
             begin(cast, world, Origin::Here, &packet(cast.pod, cast.world, 4000, 80).protocol(protocol));
             let reply = packet(cast.world, cast.egress, 80, 4000).protocol(protocol);
-            let Enter::ReplyHere { mapping } = asked(world, &reply) else { panic!("{protocol}") };
+            let FromNetdev::ReplyHere { mapping } = asked(world, &reply) else { panic!("{protocol}") };
             assert_eq!(mapping.other.saddr, addr(cast.pod));
         }
-        assert_eq!(verdict(world, &packet(cast.world, cast.egress, 80, 4000).protocol(4)), Verdict::NoMapping);
+        assert_eq!(verdict(world, &packet(cast.world, cast.egress, 80, 4000).protocol(4)), Verdict::NoNatEntry);
     });
 }
 
@@ -228,18 +229,19 @@ fn fragments_of_an_answer_to_a_marked_packet_follow_their_first_one() {
     both(|cast, world| {
         let config = world.config.get();
         let request = packet(cast.pod, cast.other_node, 4000, 80);
-        let port = leave::translate(&request.heads(), &Quote::NONE, world, &config).expect("a free port").other.dport();
+        let port =
+            to_netdev::translate(&request.heads(), &Quote::NONE, world, &config).expect("a free port").other.dport();
         let later = packet(cast.other_node, cast.node, 0, 0).fragment(100, false);
         assert_eq!(verdict(world, &later), Verdict::NotOurs);
         let hosts = packet(cast.other_node, cast.node, 80, 22).fragment(0, true);
         assert_eq!(verdict(world, &hosts), Verdict::NotOurs);
         assert_eq!(verdict(world, &later), Verdict::NotOurs, "the host's own");
         let first = packet(cast.other_node, cast.node, 80, port).fragment(0, true);
-        assert!(matches!(asked(world, &first), Enter::NodeReply { .. }));
-        let Enter::NodeReply { mapping } = asked(world, &later) else { panic!("not undone") };
+        assert!(matches!(asked(world, &first), FromNetdev::NodeReply { .. }));
+        let FromNetdev::NodeReply { mapping } = asked(world, &later) else { panic!("not undone") };
         assert_eq!((mapping.other.saddr, mapping.other.sport()), (addr(cast.pod), 4000));
         world.await_first(&first.arriving());
-        assert!(matches!(asked(world, &first), Enter::NodeReply { .. }), "nothing waits here");
+        assert!(matches!(asked(world, &first), FromNetdev::NodeReply { .. }), "nothing waits here");
     });
 }
 
@@ -248,17 +250,18 @@ fn a_datagram_of_the_host_with_the_number_of_another_stays_the_hosts() {
     both(|cast, world| {
         let config = world.config.get();
         let request = packet(cast.pod, cast.other_node, 4000, 80);
-        let port = leave::translate(&request.heads(), &Quote::NONE, world, &config).expect("a free port").other.dport();
+        let port =
+            to_netdev::translate(&request.heads(), &Quote::NONE, world, &config).expect("a free port").other.dport();
         let answer = packet(cast.other_node, cast.node, 80, port).fragment(0, true);
         let later = packet(cast.other_node, cast.node, 0, 0).fragment(100, false);
         for hosts in [22, 61000, 65535] {
-            assert!(matches!(asked(world, &answer), Enter::NodeReply { .. }));
-            assert!(matches!(asked(world, &later), Enter::NodeReply { .. }));
+            assert!(matches!(asked(world, &answer), FromNetdev::NodeReply { .. }));
+            assert!(matches!(asked(world, &later), FromNetdev::NodeReply { .. }));
             let first = packet(cast.other_node, cast.node, 81, hosts).fragment(0, true);
             assert_eq!(verdict(world, &first), Verdict::NotOurs);
             assert_eq!(verdict(world, &later), Verdict::NotOurs, "of the datagram to {hosts}");
         }
-        assert!(matches!(asked(world, &answer), Enter::NodeReply { .. }));
+        assert!(matches!(asked(world, &answer), FromNetdev::NodeReply { .. }));
         world.config.set(with_node_ports(config, port + 1, 65535));
         assert_eq!(verdict(world, &later), Verdict::NotOurs, "the port is the host's by now");
     });
@@ -269,14 +272,15 @@ fn an_error_about_a_marked_packet_goes_to_its_pod() {
     both(|cast, world| {
         let config = world.config.get();
         let request = packet(cast.pod, cast.other_node, 4000, 80).tcp(tcp::SYN);
-        let port = leave::translate(&request.heads(), &Quote::NONE, world, &config).expect("a free port").other.dport();
+        let port =
+            to_netdev::translate(&request.heads(), &Quote::NONE, world, &config).expect("a free port").other.dport();
         let error = packet(cast.world, cast.node, 0, 0).unreachable();
         let told = |sent: &Packet| {
             let quote = sent.quoted(Direction::Egress);
-            enter(&mut error.arriving(), &quote, world, &world.config.get())
+            decide(&mut error.arriving(), &quote, world, &world.config.get())
         };
         let sent = packet(cast.node, cast.other_node, port, 80).tcp(tcp::SYN);
-        let Enter::NodeReply { mapping } = told(&sent) else { panic!("not for the pod") };
+        let FromNetdev::NodeReply { mapping } = told(&sent) else { panic!("not for the pod") };
         assert_eq!((mapping.other.saddr, mapping.other.sport()), (addr(cast.pod), 4000));
         for hosts in [
             packet(cast.node, cast.other_node, 22, 80).tcp(tcp::SYN),
@@ -284,7 +288,7 @@ fn an_error_about_a_marked_packet_goes_to_its_pod() {
             packet(cast.mgmt, cast.other_node, port, 80).tcp(tcp::SYN),
             packet(cast.node, cast.other_node, port, 80),
         ] {
-            assert_eq!(told(&hosts), Enter::Done(Verdict::NotOurs), "{hosts:?}");
+            assert_eq!(told(&hosts), FromNetdev::Done(Verdict::NotOurs), "{hosts:?}");
         }
         assert_eq!(verdict(world, &error), Verdict::NotOurs, "without a quote");
     });
@@ -297,7 +301,7 @@ fn an_error_is_no_sign_of_life_and_quotes_no_answer() {
         let error = packet(cast.multicast, cast.egress, 0, 0).unreachable();
         let told = |sent: Packet| {
             let quote = sent.quoted(Direction::Egress);
-            enter(&mut error.arriving(), &quote, world, &world.config.get())
+            decide(&mut error.arriving(), &quote, world, &world.config.get())
         };
         let seen = |world: &World| {
             let key = packet(cast.world, cast.egress, 0, 0).echo_reply(4009).arriving().tuple;
@@ -306,10 +310,10 @@ fn an_error_is_no_sign_of_life_and_quotes_no_answer() {
         let before = seen(world);
         assert!(before.is_some());
         world.now.set(world.now.get() + 1_000_000_000);
-        assert!(matches!(told(packet(cast.egress, cast.world, 0, 0).echo(4009)), Enter::ReplyHere { .. }));
+        assert!(matches!(told(packet(cast.egress, cast.world, 0, 0).echo(4009)), FromNetdev::ReplyHere { .. }));
         assert_eq!(seen(world), before);
         let answer = told(packet(cast.egress, cast.world, 0, 0).echo_reply(4009));
-        assert_eq!(answer, Enter::Done(Verdict::IcmpUnmatched), "an egress IP answers no query");
+        assert_eq!(answer, FromNetdev::Done(Verdict::IcmpUnmatched), "an egress IP answers no query");
     });
 }
 
@@ -319,7 +323,7 @@ fn an_error_is_no_sign_of_life_and_quotes_no_answer() {
 fn what_is_left_alone_by_its_heads_is_nobodys() {
     both(|cast, world| {
         let mut config = with_node_ports(world.config.get(), 61000, 65535);
-        config.owned = Sieve::NONE.with(&addr(cast.egress));
+        config.owned = BloomFilter::NONE.with(&addr(cast.egress));
         world.config.set(config);
         begin(cast, world, Origin::Here, &packet(cast.pod, cast.world, 4000, 80));
         let mut left_alone = 0;
@@ -353,9 +357,9 @@ fn what_is_left_alone_by_its_heads_is_nobodys() {
 }
 
 /// The hand-over of [`ID`]'s address, with the other node as the other one.
-fn hand_over(cast: &Cast, world: &World, course: Course, since_ns: u64) {
+fn hand_over(cast: &Cast, world: &World, stage: HandoverStage, since_ns: u64) {
     let owned = Owned::new(ID, addr(cast.egress), 2, [2, 0, 0, 0, 0, 1]);
-    world.moving.borrow_mut().insert(ID, Moving::new(ID, course, since_ns, addr(OTHER_NODE), owned));
+    world.handovers.borrow_mut().insert(ID, HandoverEntry::new(ID, stage, since_ns, addr(OTHER_NODE), owned));
 }
 
 /// Of the flow with this port: whole, the first fragment and a later one, and an error about what was sent.
@@ -375,13 +379,13 @@ fn answers(cast: &Cast, port: u16) -> [(Packet, Quote); 4] {
 fn an_agent_that_ends_in_the_middle_of_the_step_has_let_go_of_nothing() {
     both(|cast, world| {
         begin(cast, world, Origin::Here, &packet(cast.pod, cast.world, 4000, 80));
-        hand_over(cast, world, Course::Leaving, 0);
+        hand_over(cast, world, HandoverStage::Leaving, 0);
         for (answer, quote) in answers(cast, 4000) {
-            let asked = enter(&mut answer.arriving(), &quote, world, &world.config.get());
-            assert!(matches!(asked, Enter::ReplyHere { .. }), "{answer:?}: {asked:?}");
+            let asked = decide(&mut answer.arriving(), &quote, world, &world.config.get());
+            assert!(matches!(asked, FromNetdev::ReplyHere { .. }), "{answer:?}: {asked:?}");
         }
         world.owned.borrow_mut().remove(&ID);
-        let passed = Enter::PassOn { egress_id: ID };
+        let passed = FromNetdev::PassOn { egress_id: ID };
         assert_eq!(asked(world, &packet(cast.world, cast.egress, 80, 4000)), passed);
         // The object may have another address here by then.
         world.owned.borrow_mut().insert(ID, Owned::new(ID, addr(cast.foreign_egress), 2, [2, 0, 0, 0, 0, 1]));
@@ -393,29 +397,33 @@ fn an_agent_that_ends_in_the_middle_of_the_step_has_let_go_of_nothing() {
 fn the_old_node_asks_the_heir_about_all_that_comes() {
     both(|cast, world| {
         begin(cast, world, Origin::Here, &packet(cast.pod, cast.world, 4000, 80));
-        hand_over(cast, world, Course::Leaving, 0);
+        hand_over(cast, world, HandoverStage::Leaving, 0);
         world.owned.borrow_mut().remove(&ID);
         for (answer, quote) in answers(cast, 4000) {
-            let asked = enter(&mut answer.arriving(), &quote, world, &world.config.get());
-            assert_eq!(asked, Enter::PassOn { egress_id: ID }, "{answer:?}");
+            let asked = decide(&mut answer.arriving(), &quote, world, &world.config.get());
+            assert_eq!(asked, FromNetdev::PassOn { egress_id: ID }, "{answer:?}");
         }
         // What the heir has not sent comes back.
         for (answer, quote) in answers(cast, 4000) {
             let back = passed(&mut answer.arriving(), &quote, world, ID);
-            assert!(matches!(back, Enter::ReplyHere { .. }), "{answer:?}: {back:?}");
+            assert!(matches!(back, FromNetdev::ReplyHere { .. }), "{answer:?}: {back:?}");
         }
         let [_, (first, _), ..] = answers(cast, 4000);
         world.await_first(&first.arriving());
         let back = passed(&mut first.arriving(), &Quote::NONE, world, ID);
-        assert!(matches!(back, Enter::ReplyHere { .. }), "what waits here would not begin anew: {back:?}");
+        assert!(matches!(back, FromNetdev::ReplyHere { .. }), "what waits here would not begin anew: {back:?}");
         world.frags.borrow_mut().clear();
         let [_, (first, _), (later, _), (error, quote)] = answers(cast, 4001);
         for (answer, quote, verdict) in [
-            (&first, &Quote::NONE, Verdict::NoMapping),
+            (&first, &Quote::NONE, Verdict::NoNatEntry),
             (&later, &Quote::NONE, Verdict::FragmentUnknown),
             (&error, &quote, Verdict::IcmpUnmatched),
         ] {
-            assert_eq!(passed(&mut answer.arriving(), quote, world, ID), Enter::Done(verdict), "never passed on twice");
+            assert_eq!(
+                passed(&mut answer.arriving(), quote, world, ID),
+                FromNetdev::Done(verdict),
+                "never passed on twice"
+            );
         }
     });
 }
@@ -424,27 +432,27 @@ fn the_old_node_asks_the_heir_about_all_that_comes() {
 fn an_heir_keeps_what_belongs_to_what_it_has_sent() {
     both(|cast, world| {
         begin(cast, world, Origin::Here, &packet(cast.pod, cast.world, 4000, 80));
-        for course in [Course::Arriving, Course::Open] {
-            hand_over(cast, world, course, world.now.get());
+        for stage in [HandoverStage::Arriving, HandoverStage::Open] {
+            hand_over(cast, world, stage, world.now.get());
             for is_passed in [false, true] {
                 let asked = |answer: &Packet, quote: &Quote| match is_passed {
                     true => passed(&mut answer.arriving(), quote, world, ID),
-                    false => enter(&mut answer.arriving(), quote, world, &world.config.get()),
+                    false => decide(&mut answer.arriving(), quote, world, &world.config.get()),
                 };
                 for (answer, quote) in answers(cast, 4000) {
                     let kept = asked(&answer, &quote);
-                    assert!(matches!(kept, Enter::ReplyHere { .. }), "{answer:?}: {kept:?}");
+                    assert!(matches!(kept, FromNetdev::ReplyHere { .. }), "{answer:?}: {kept:?}");
                 }
                 world.frags.borrow_mut().clear();
                 // Also of a flow that was sent before.
-                hand_over(cast, world, course, world.now.get() + 1);
+                hand_over(cast, world, stage, world.now.get() + 1);
                 for port in [4000, 4001] {
                     for (answer, quote) in answers(cast, port) {
-                        assert_eq!(asked(&answer, &quote), Enter::PassOn { egress_id: ID }, "{answer:?}");
+                        assert_eq!(asked(&answer, &quote), FromNetdev::PassOn { egress_id: ID }, "{answer:?}");
                     }
                 }
                 assert!(world.frags.borrow().is_empty(), "the old node's");
-                hand_over(cast, world, course, world.now.get());
+                hand_over(cast, world, stage, world.now.get());
             }
         }
     });

@@ -9,18 +9,18 @@ use crate::abi::{
     Addr, ClusterPrefix, Direction, Family, OnUnknownPod, PodEntry, Policy, PolicyKey, PrefixKind, WhenEmpty,
 };
 use crate::decide::cast::{Cast, ID, OTHER_NODE, both};
-use crate::decide::notice::notice;
 use crate::decide::packets::{Packet, packet};
+use crate::decide::to_pod;
 use crate::decide::world::{World, addr};
 use crate::wire::{PROTO_AH, PROTO_DCCP, PROTO_MOBILITY, PROTO_SCTP, PROTO_UDP_LITE, sctp};
 
-fn asked<'t>(world: &'t World, packet: &Packet) -> Steer<'t> {
-    steer(&mut packet.heads(), &Quote::NONE, world, &world.config.get())
+fn asked<'t>(world: &'t World, packet: &Packet) -> FromPod<'t> {
+    decide(&mut packet.heads(), &Quote::NONE, world, &world.config.get())
 }
 
 fn verdict(world: &World, packet: &Packet) -> Verdict {
     match asked(world, packet) {
-        Steer::Done(verdict) => verdict,
+        FromPod::Done(verdict) => verdict,
         other => panic!("{packet:?} is not done: {other:?}"),
     }
 }
@@ -32,7 +32,7 @@ fn udp(cast: &Cast, to: &str) -> Packet {
 /// The packet leaves with the object's address, served here.
 fn assert_sent(cast: &Cast, world: &World, packet: &Packet) {
     let slot = Slot::here(addr(cast.egress));
-    assert_eq!(asked(world, packet), Steer::Send { egress_id: ID, slot: &slot }, "{packet:?}");
+    assert_eq!(asked(world, packet), FromPod::Send { egress_id: ID, slot: &slot }, "{packet:?}");
 }
 
 fn tunnel_port(world: &World) -> u16 {
@@ -89,7 +89,7 @@ fn third_an_address_of_the_cluster() {
 fn a_management_port_elsewhere_is_of_the_cluster_before_it_is_of_a_node() {
     both(|cast, world| {
         assert_eq!(verdict(world, &udp(cast, cast.other_mgmt)), Verdict::ToCluster);
-        assert_eq!(asked(world, &udp(cast, cast.other_node)), Steer::Mark);
+        assert_eq!(asked(world, &udp(cast, cast.other_node)), FromPod::Mark);
     });
 }
 
@@ -103,7 +103,7 @@ fn fourth_answers_to_connections_from_outside() {
             assert_sent(cast, world, &packet(cast.pod, cast.world, 4001, 80).tcp(flags));
         }
         let syn = packet(cast.world, cast.pod, 80, 4000).tcp(tcp::SYN).arriving();
-        assert_eq!(notice(&syn, world, &world.config.get()), Verdict::InboundRemembered);
+        assert_eq!(to_pod::decide(&syn, world, &world.config.get()), Verdict::InboundRemembered);
         for flags in [tcp::ACK, tcp::FIN | tcp::ACK, tcp::RST] {
             assert_eq!(verdict(world, &udp(cast, cast.world).tcp(flags)), Verdict::InboundReply);
         }
@@ -116,7 +116,7 @@ fn fourth_answers_to_connections_from_outside() {
 fn a_query_of_a_pod_answers_nobody_who_chose_its_identifier() {
     both(|cast, world| {
         let ping = packet(cast.world, cast.pod, 0, 0).echo(9).arriving();
-        assert_eq!(notice(&ping, world, &world.config.get()), Verdict::InboundRemembered);
+        assert_eq!(to_pod::decide(&ping, world, &world.config.get()), Verdict::InboundRemembered);
         assert_sent(cast, world, &packet(cast.pod, cast.world, 0, 0).echo(9));
         assert_eq!(verdict(world, &packet(cast.pod, cast.world, 0, 0).echo_reply(9)), Verdict::InboundReply);
     });
@@ -126,7 +126,7 @@ fn a_query_of_a_pod_answers_nobody_who_chose_its_identifier() {
 fn the_fragments_of_an_answer_to_a_ping_go_its_way_and_those_of_a_ping_theirs() {
     both(|cast, world| {
         let ping = packet(cast.world, cast.pod, 0, 0).echo(9).arriving();
-        assert_eq!(notice(&ping, world, &world.config.get()), Verdict::InboundRemembered);
+        assert_eq!(to_pod::decide(&ping, world, &world.config.get()), Verdict::InboundRemembered);
         let reply = packet(cast.pod, cast.world, 0, 0).echo_reply(9);
         let query = packet(cast.pod, cast.world, 0, 0).echo(9);
         for (offset, more) in [(0, true), (100, true), (150, false)] {
@@ -143,7 +143,7 @@ fn the_fragments_of_an_answer_to_a_ping_go_its_way_and_those_of_a_ping_theirs() 
 fn a_pods_own_syn_ends_what_came_in_on_its_tuple() {
     both(|cast, world| {
         let syn = packet(cast.world, cast.pod, 80, 4000).tcp(tcp::SYN).arriving();
-        assert_eq!(notice(&syn, world, &world.config.get()), Verdict::InboundRemembered);
+        assert_eq!(to_pod::decide(&syn, world, &world.config.get()), Verdict::InboundRemembered);
         // Somebody outside may have sent that SYN in the server's name: the pod's connection is not an answer to it.
         for flags in [tcp::SYN, tcp::ACK, tcp::FIN | tcp::ACK] {
             assert_sent(cast, world, &packet(cast.pod, cast.world, 4000, 80).tcp(flags));
@@ -156,7 +156,7 @@ fn a_pods_own_syn_ends_what_came_in_on_its_tuple() {
 fn a_pods_own_init_ends_what_came_in_on_its_tuple() {
     both(|cast, world| {
         let init = packet(cast.world, cast.pod, 80, 4000).sctp(sctp::INIT).arriving();
-        assert_eq!(notice(&init, world, &world.config.get()), Verdict::InboundRemembered);
+        assert_eq!(to_pod::decide(&init, world, &world.config.get()), Verdict::InboundRemembered);
         const COOKIE_ECHO: u8 = 10;
         assert_eq!(verdict(world, &packet(cast.pod, cast.world, 4000, 80).sctp(COOKIE_ECHO)), Verdict::InboundReply);
         for chunk in [sctp::INIT, COOKIE_ECHO] {
@@ -171,7 +171,7 @@ fn a_pod_that_opens_at_once_with_its_peer_keeps_its_address() {
     both(|cast, world| {
         assert_sent(cast, world, &udp(cast, cast.world).tcp(tcp::SYN));
         let syn = packet(cast.world, cast.pod, 80, 4000).tcp(tcp::SYN).arriving();
-        assert_eq!(notice(&syn, world, &world.config.get()), Verdict::NotOurs);
+        assert_eq!(to_pod::decide(&syn, world, &world.config.get()), Verdict::NotOurs);
         assert_sent(cast, world, &udp(cast, cast.world).tcp(tcp::SYN | tcp::ACK));
         let odd = packet(cast.pod, cast.world, 4001, 80).tcp(tcp::SYN | tcp::ACK | tcp::RST);
         assert_sent(cast, world, &odd);
@@ -217,9 +217,9 @@ fn fifth_pods_that_nothing_selects_and_pods_unknown() {
 #[test]
 fn sixth_and_seventh_nodes_are_marked_and_egress_ips_refused() {
     both(|cast, world| {
-        assert_eq!(asked(world, &udp(cast, cast.other_node)), Steer::Mark);
+        assert_eq!(asked(world, &udp(cast, cast.other_node)), FromPod::Mark);
         for to in [cast.egress, cast.foreign_egress] {
-            assert_eq!(asked(world, &udp(cast, to)), Steer::Hairpin);
+            assert_eq!(asked(world, &udp(cast, to)), FromPod::Hairpin);
         }
         assert_eq!(world.flows_len(), 0);
     });
@@ -234,7 +234,7 @@ fn eighth_the_address_of_the_flow() {
         assert_eq!(world.flows_len(), 3);
         let remote = Slot::remote(addr(cast.egress), addr(OTHER_NODE));
         world.set_policy(ID, WhenEmpty::Drop, &[remote]);
-        assert_eq!(asked(world, &udp(cast, cast.world)), Steer::Send { egress_id: ID, slot: &remote });
+        assert_eq!(asked(world, &udp(cast, cast.world)), FromPod::Send { egress_id: ID, slot: &remote });
     });
 }
 
@@ -354,7 +354,7 @@ fn protocols_without_ports_and_sctp_have_flows() {
         for protocol in [4, 47, 50, PROTO_SCTP, PROTO_DCCP, PROTO_UDP_LITE] {
             assert_sent(cast, world, &udp(cast, cast.world).protocol(protocol));
             assert_eq!(
-                notice(
+                to_pod::decide(
                     &packet(cast.world, cast.pod, 80, 4000).protocol(protocol).arriving(),
                     world,
                     &world.config.get()
@@ -371,7 +371,7 @@ fn what_comes_from_outside_without_ports_is_answered_as_it_came() {
     both(|cast, world| {
         for protocol in [47, PROTO_SCTP] {
             let request = packet(cast.world, cast.pod, 80, 4000).protocol(protocol).arriving();
-            assert_eq!(notice(&request, world, &world.config.get()), Verdict::InboundRemembered);
+            assert_eq!(to_pod::decide(&request, world, &world.config.get()), Verdict::InboundRemembered);
             assert_eq!(verdict(world, &udp(cast, cast.world).protocol(protocol)), Verdict::InboundReply);
         }
     });

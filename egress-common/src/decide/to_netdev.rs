@@ -1,13 +1,13 @@
-//! `leave`: the uplink, TC egress. The last look at what this node sends; it guards, and serves mark 1008.
+//! `to_netdev`: the uplink, TC egress. The last look at what this node sends; it guards, and serves mark 1008.
 //!
 //! What our programs have redirected never comes here: the edge knows it by its sign (`Config::redirected`). So whatever
 //! is forwarded with an egress IP as its source was given it by a pod, or by a rule of the host, and not by NAT.
 
+use super::from_pod::{self, FromPod};
 use super::snat::{self, Face};
-use super::steer::{self, Steer};
-use super::{Owner, Tables, enter, fragments, notice, slots};
-use crate::abi::{Addr, Class, Config, Mapping, Origin, PrefixKind, Verdict, has_node_mark};
-use crate::wire::{Heads, L4, Quote};
+use super::{Owner, Tables, fragments, from_netdev, slots, to_pod};
+use crate::abi::{Addr, Class, Config, NatEntry, Origin, PrefixKind, Verdict, has_node_mark};
+use crate::wire::{Headers, L4, Quote};
 
 /// What `skb` says besides the packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,7 +20,7 @@ pub struct Meta {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Leave {
+pub enum ToNetdev {
     Done(Verdict),
     /// Clear the mark and leave it alone: the stack has translated it already.
     Unmark,
@@ -29,42 +29,42 @@ pub enum Leave {
 }
 
 #[inline(always)]
-pub fn leave<T: Tables>(heads: &mut Heads, quote: &Quote, meta: &Meta, tables: &T, config: &Config) -> Leave {
+pub fn decide<T: Tables>(heads: &mut Headers, quote: &Quote, meta: &Meta, tables: &T, config: &Config) -> ToNetdev {
     if meta.forwarded && heads.may_be_udp_to(config.tunnel_port) && tables.node(&heads.tuple.daddr).is_some() {
-        return Leave::Done(Verdict::ForgedTunnel);
+        return ToNetdev::Done(Verdict::ForgedTunnel);
     }
     // For an egress IP that this node does not own: nodes of which none owns it would pass the packet round. What is
     // delivered here never gets this far.
     if meta.returning && is_egress_ip(&heads.tuple.daddr, tables) {
-        return Leave::Done(Verdict::NotGateway);
+        return ToNetdev::Done(Verdict::NotGateway);
     }
     // Of this node or of another one. What came in by the uplink is the network's own.
     if meta.forwarded && !meta.returning && is_egress_ip(&heads.tuple.saddr, tables) {
-        return Leave::Done(Verdict::SpoofedEgressIp);
+        return ToNetdev::Done(Verdict::SpoofedEgressIp);
     }
     if meta.forwarded && passes_for_a_mapping(heads, tables, config) {
-        return Leave::Done(Verdict::PortTaken);
+        return ToNetdev::Done(Verdict::PortTaken);
     }
     // Most packets are the node's own: nothing below would find a pod in them.
     if !has_node_mark(meta.mark) && !config.may_be_pod(&heads.tuple.saddr) {
-        return Leave::Done(Verdict::NotOurs);
+        return ToNetdev::Done(Verdict::NotOurs);
     }
     let is_pods = tables.pod(&heads.tuple.saddr).is_some() && may_be_pods(heads, meta.forwarded, tables, config);
     if has_node_mark(meta.mark) {
         if !is_pods {
             // The mark alone lets no pod's address out: whoever rules the host can set it.
             let verdict = guard_foreign(heads, tables, config);
-            return if verdict.class() == Class::Drop { Leave::Done(verdict) } else { Leave::Unmark };
+            return if verdict.class() == Class::Drop { ToNetdev::Done(verdict) } else { ToNetdev::Unmark };
         }
         fragments::resolve(heads, tables);
-        return Leave::NodeSnat;
+        return ToNetdev::NodeSnat;
     }
     if is_pods {
         let verdict = guard_own(heads, quote, tables, config);
         // The stack has not translated it: not every CNI does.
-        return if verdict == Verdict::NodeAddress { Leave::NodeSnat } else { Leave::Done(verdict) };
+        return if verdict == Verdict::NodeAddress { ToNetdev::NodeSnat } else { ToNetdev::Done(verdict) };
     }
-    Leave::Done(guard_foreign(heads, tables, config))
+    ToNetdev::Done(guard_foreign(heads, tables, config))
 }
 
 /// Whether a rule of the host has given the packet the node's address with a port by which NAT knows another pod's flow to
@@ -72,21 +72,22 @@ pub fn leave<T: Tables>(heads: &mut Heads, quote: &Quote, meta: &Meta, tables: &
 ///
 /// Out of line: asked of few ports.
 #[inline(never)]
-fn passes_for_a_mapping<T: Tables>(heads: &Heads, tables: &T, config: &Config) -> bool {
+fn passes_for_a_mapping<T: Tables>(heads: &Headers, tables: &T, config: &Config) -> bool {
     let tuple = &heads.tuple;
-    let may_be = enter::is_node_port(tuple.sport(), config) && tuple.saddr == enter::node_address(config, heads.family);
+    let may_be = from_netdev::is_node_port(tuple.sport(), config)
+        && tuple.saddr == from_netdev::node_address(config, heads.family);
     may_be && tables.nat_peek(&snat::reverse_key(tuple, &tuple.saddr, tuple.sport())).is_some()
 }
 
 /// The mapping of a packet that gets the node's address.
 #[inline(always)]
 pub fn translate<'t, T: Tables>(
-    heads: &Heads,
+    heads: &Headers,
     quote: &Quote,
     tables: &'t T,
     config: &Config,
-) -> Result<&'t Mapping, Verdict> {
-    let address = enter::node_address(config, heads.family);
+) -> Result<&'t NatEntry, Verdict> {
+    let address = from_netdev::node_address(config, heads.family);
     if address == Addr::UNSPECIFIED || config.node_ports.first == 0 {
         return Err(Verdict::NoNodeAddress);
     }
@@ -103,7 +104,7 @@ pub fn translate<'t, T: Tables>(
 ///
 /// Out of line: asked of packets with a pod's address alone, which the CNI has translated as a rule.
 #[inline(never)]
-fn may_be_pods<T: Tables>(heads: &Heads, forwarded: bool, tables: &T, config: &Config) -> bool {
+fn may_be_pods<T: Tables>(heads: &Headers, forwarded: bool, tables: &T, config: &Config) -> bool {
     let is_nodes = tables.node(&heads.tuple.saddr).is_some();
     // On a node without a subnet of the family pods have addresses of which nothing is known.
     let may_be_anywhere = forwarded && !is_nodes;
@@ -121,38 +122,38 @@ fn is_egress_ip<T: Tables>(address: &Addr, tables: &T) -> bool {
     tables.prefix(address).is_some_and(|prefix| prefix.kind() == Some(PrefixKind::EgressIp))
 }
 
-/// A pod of this node, with its own address, about to leave: what `steer` would leave alone may, nothing else.
+/// A pod of this node, with its own address, about to leave: what `from_pod` would leave alone may, nothing else.
 #[inline(never)]
-fn guard_own<T: Tables>(heads: &mut Heads, quote: &Quote, tables: &T, config: &Config) -> Verdict {
-    match steer::judge(heads, quote, tables, config, false) {
-        // For `steer` the stack answers it; here the stack is done with it, and it would leave.
-        Steer::Done(Verdict::TtlExpired) => Verdict::NotSteered,
-        // For `steer` a SYN+ACK or an echo reply is an answer whatever we remember, since the stack knows better. By here
+fn guard_own<T: Tables>(heads: &mut Headers, quote: &Quote, tables: &T, config: &Config) -> Verdict {
+    match from_pod::judge(heads, quote, tables, config, false) {
+        // For `from_pod` the stack answers it; here the stack is done with it, and it would leave.
+        FromPod::Done(Verdict::TtlExpired) => Verdict::ProgramBypassed,
+        // For `from_pod` a SYN+ACK or an echo reply is an answer whatever we remember, since the stack knows better. By here
         // the stack has given an answer through a service its own source back; what still has the pod's address answers
         // somebody who called that address, whom we remember and who may do so, or nobody.
-        Steer::Done(Verdict::InboundReply)
-            if !steer::answers_known(heads, quote, tables) || !is_called(heads, quote, tables, config) =>
+        FromPod::Done(Verdict::InboundReply)
+            if !from_pod::answers_known(heads, quote, tables) || !is_called(heads, quote, tables, config) =>
         {
-            Verdict::NotSteered
+            Verdict::ProgramBypassed
         }
-        Steer::Done(verdict) => verdict,
-        Steer::Hairpin => Verdict::Hairpin,
-        Steer::Reset(verdict) => verdict,
-        Steer::Mark | Steer::Send { .. } => Verdict::NotSteered,
+        FromPod::Done(verdict) => verdict,
+        FromPod::Hairpin => Verdict::Hairpin,
+        FromPod::Reset(verdict) => verdict,
+        FromPod::Mark | FromPod::Send { .. } => Verdict::ProgramBypassed,
     }
 }
 
 /// Of what an ICMP error quotes, where it is one.
 #[inline(always)]
-fn is_called<T: Tables>(heads: &Heads, quote: &Quote, tables: &T, config: &Config) -> bool {
+fn is_called<T: Tables>(heads: &Headers, quote: &Quote, tables: &T, config: &Config) -> bool {
     let answer = if heads.l4 == L4::IcmpError { quote.flow() } else { &heads.tuple };
-    notice::is_called(answer, tables, config)
+    to_pod::is_called(answer, tables, config)
 }
 
 /// Any other source: a pod address that is not this node's must not leave, unless it stays in the cluster (a CNI that
 /// routes pods without an overlay).
 #[inline(never)]
-fn guard_foreign<T: Tables>(heads: &Heads, tables: &T, config: &Config) -> Verdict {
+fn guard_foreign<T: Tables>(heads: &Headers, tables: &T, config: &Config) -> Verdict {
     let Some(prefix) = tables.prefix(&heads.tuple.saddr) else {
         return Verdict::NotOurs;
     };
@@ -165,8 +166,8 @@ fn guard_foreign<T: Tables>(heads: &Heads, tables: &T, config: &Config) -> Verdi
     }
     match tables.prefix(&heads.tuple.daddr) {
         Some(to) if to.kind() != Some(PrefixKind::EgressIp) => Verdict::ToCluster,
-        // An address of this node's subnet that no pod has: `steer` has judged it already.
-        _ if prefix.node == config.self_node => steer::unknown_pod(tables, config),
+        // An address of this node's subnet that no pod has: `from_pod` has judged it already.
+        _ if prefix.node == config.self_node => from_pod::unknown_pod(tables, config),
         _ => Verdict::ForeignPod,
     }
 }
@@ -176,8 +177,8 @@ mod tests {
     use super::*;
     use crate::abi::{Direction, NODE_MARK, OnUnknownPod, PodEntry, WhenEmpty};
     use crate::decide::cast::{ID, both};
-    use crate::decide::notice;
     use crate::decide::packets::{Packet, packet};
+    use crate::decide::to_pod;
     use crate::decide::world::{World, addr, with_node_ports};
     use crate::wire::{PROTO_AH, tcp};
 
@@ -185,13 +186,13 @@ mod tests {
     const OWN: Meta = Meta { mark: 0, forwarded: false, returning: false };
     const MARKED: Meta = Meta { mark: NODE_MARK, forwarded: true, returning: false };
 
-    fn asked(world: &World, meta: &Meta, packet: &Packet) -> Leave {
-        leave(&mut packet.heads(), &Quote::NONE, meta, world, &world.config.get())
+    fn asked(world: &World, meta: &Meta, packet: &Packet) -> ToNetdev {
+        decide(&mut packet.heads(), &Quote::NONE, meta, world, &world.config.get())
     }
 
     fn verdict(world: &World, packet: &Packet) -> Verdict {
         match asked(world, &FORWARDED, packet) {
-            Leave::Done(verdict) => verdict,
+            ToNetdev::Done(verdict) => verdict,
             other => panic!("{packet:?} is not done: {other:?}"),
         }
     }
@@ -199,15 +200,15 @@ mod tests {
     #[test]
     fn the_mark_is_served_for_pods_of_this_node() {
         both(|cast, world| {
-            assert_eq!(asked(world, &MARKED, &packet(cast.pod, cast.other_node, 4000, 80)), Leave::NodeSnat);
-            assert_eq!(asked(world, &MARKED, &packet(cast.node, cast.other_node, 4000, 80)), Leave::Unmark);
+            assert_eq!(asked(world, &MARKED, &packet(cast.pod, cast.other_node, 4000, 80)), ToNetdev::NodeSnat);
+            assert_eq!(asked(world, &MARKED, &packet(cast.node, cast.other_node, 4000, 80)), ToNetdev::Unmark);
             // The host's rules have added bits of their own, or have others only.
             for bits in [0x4000, 0x8000, 0x0001_0000, 0xffff_0000] {
                 let marked = Meta { mark: bits | NODE_MARK, ..MARKED };
-                assert_eq!(asked(world, &marked, &packet(cast.pod, cast.other_node, 4000, 80)), Leave::NodeSnat);
+                assert_eq!(asked(world, &marked, &packet(cast.pod, cast.other_node, 4000, 80)), ToNetdev::NodeSnat);
                 let other = Meta { mark: bits | 0x80, ..MARKED };
                 let verdict = asked(world, &other, &packet(cast.pod, cast.other_node, 4000, 80));
-                assert_eq!(verdict, Leave::Done(Verdict::NotSteered));
+                assert_eq!(verdict, ToNetdev::Done(Verdict::ProgramBypassed));
             }
             let config = world.config.get();
             let heads = packet(cast.pod, cast.other_node, 4000, 80).tcp(tcp::SYN).heads();
@@ -223,10 +224,10 @@ mod tests {
         both(|cast, world| {
             for pod in [cast.remote_pod, cast.lost_pod] {
                 let marked = packet(pod, cast.world, 4000, 80);
-                assert_eq!(asked(world, &MARKED, &marked), Leave::Done(Verdict::ForeignPod), "{pod}");
+                assert_eq!(asked(world, &MARKED, &marked), ToNetdev::Done(Verdict::ForeignPod), "{pod}");
             }
             let unknown = packet(cast.unknown_pod, cast.world, 4000, 80);
-            assert_eq!(asked(world, &MARKED, &unknown), Leave::Done(Verdict::UnknownPod));
+            assert_eq!(asked(world, &MARKED, &unknown), ToNetdev::Done(Verdict::UnknownPod));
         });
     }
 
@@ -237,15 +238,15 @@ mod tests {
             let error = packet(cast.pod, cast.world, 0, 0).unreachable();
             let told = |request: &Packet| {
                 let quote = request.quoted(Direction::Ingress);
-                leave(&mut error.heads(), &quote, &FORWARDED, world, &world.config.get())
+                decide(&mut error.heads(), &quote, &FORWARDED, world, &world.config.get())
             };
-            assert_eq!(told(&request), Leave::Done(Verdict::IcmpUnmatched));
-            notice::notice(&request.arriving(), world, &world.config.get());
-            assert_eq!(told(&request), Leave::Done(Verdict::InboundReply));
+            assert_eq!(told(&request), ToNetdev::Done(Verdict::IcmpUnmatched));
+            to_pod::decide(&request.arriving(), world, &world.config.get());
+            assert_eq!(told(&request), ToNetdev::Done(Verdict::InboundReply));
             // Somebody outside has asked with the identifier zero, which is what an error's tuple looks like.
             let ping = packet(cast.world, cast.pod, 0, 0).echo(0);
-            notice::notice(&ping.arriving(), world, &world.config.get());
-            assert_eq!(told(&packet(cast.world, cast.pod, 81, 4000)), Leave::Done(Verdict::IcmpUnmatched));
+            to_pod::decide(&ping.arriving(), world, &world.config.get());
+            assert_eq!(told(&packet(cast.world, cast.pod, 81, 4000)), ToNetdev::Done(Verdict::IcmpUnmatched));
         });
     }
 
@@ -298,7 +299,11 @@ mod tests {
                     _ => packet(cast.node, cast.other_node, port, to_port),
                 };
                 assert_eq!(verdict(world, &masqueraded(port, 53)), Verdict::PortTaken);
-                assert_eq!(asked(world, &OWN, &masqueraded(port, 53)), Leave::Done(Verdict::NotOurs), "the node's own");
+                assert_eq!(
+                    asked(world, &OWN, &masqueraded(port, 53)),
+                    ToNetdev::Done(Verdict::NotOurs),
+                    "the node's own"
+                );
                 let next = if port == config.node_ports.last { port - 1 } else { port + 1 };
                 assert_eq!(verdict(world, &masqueraded(next, 53)), Verdict::NotOurs);
             }
@@ -312,11 +317,11 @@ mod tests {
             for source in [cast.pod, cast.node, cast.known_pod, cast.world, cast.egress] {
                 let forged = packet(source, cast.other_node, 4000, port);
                 assert_eq!(verdict(world, &forged), Verdict::ForgedTunnel, "{source}");
-                assert_eq!(asked(world, &MARKED, &forged), Leave::Done(Verdict::ForgedTunnel));
+                assert_eq!(asked(world, &MARKED, &forged), ToNetdev::Done(Verdict::ForgedTunnel));
                 assert_eq!(verdict(world, &forged.cut(4)), Verdict::ForgedTunnel, "its port is out of sight");
             }
             let own = packet(cast.node, cast.other_node, 4000, port);
-            assert_eq!(asked(world, &OWN, &own), Leave::Done(Verdict::NotOurs), "the overlay's own");
+            assert_eq!(asked(world, &OWN, &own), ToNetdev::Done(Verdict::NotOurs), "the overlay's own");
             assert_eq!(verdict(world, &packet(cast.world, cast.excluded, 4000, port)), Verdict::NotOurs);
         });
     }
@@ -330,7 +335,7 @@ mod tests {
                 packet(cast.pod, cast.other_node, 4000, 80),
                 packet(cast.pod, cast.world, 4000, 80).ttl(1),
             ] {
-                assert_eq!(verdict(world, &packet), Verdict::NotSteered, "{packet:?}");
+                assert_eq!(verdict(world, &packet), Verdict::ProgramBypassed, "{packet:?}");
             }
             assert_eq!(verdict(world, &packet(cast.pod, cast.foreign_egress, 4000, 80)), Verdict::Hairpin);
             world.set_policy(ID, WhenEmpty::Drop, &[]);
@@ -345,8 +350,8 @@ mod tests {
                 world.add_pod(wrong, PodEntry::selected(ID, 0));
                 for to in [cast.world, cast.other_node] {
                     let sent = packet(wrong, to, 4000, 80);
-                    assert_eq!(asked(world, &OWN, &sent), Leave::Done(Verdict::NotOurs), "{wrong} {to}");
-                    assert_eq!(asked(world, &Meta { forwarded: false, ..MARKED }, &sent), Leave::Unmark);
+                    assert_eq!(asked(world, &OWN, &sent), ToNetdev::Done(Verdict::NotOurs), "{wrong} {to}");
+                    assert_eq!(asked(world, &Meta { forwarded: false, ..MARKED }, &sent), ToNetdev::Unmark);
                 }
             }
             // What a pod sent, by an address that it was given on the way out.
@@ -354,9 +359,9 @@ mod tests {
                 assert_eq!(verdict(world, &packet(wrong, cast.world, 4000, 80)), Verdict::NotOurs, "{wrong}");
             }
             // A pod whose node has no subnet of the family, and one that the host sends for.
-            assert_eq!(verdict(world, &packet(cast.world, cast.world, 4000, 80)), Verdict::NotSteered);
+            assert_eq!(verdict(world, &packet(cast.world, cast.world, 4000, 80)), Verdict::ProgramBypassed);
             let sent_for = packet(cast.pod, cast.world, 4000, 80);
-            assert_eq!(asked(world, &OWN, &sent_for), Leave::Done(Verdict::NotSteered));
+            assert_eq!(asked(world, &OWN, &sent_for), ToNetdev::Done(Verdict::ProgramBypassed));
         });
     }
 
@@ -370,8 +375,8 @@ mod tests {
                 (ping, packet(cast.pod, cast.world, 0, 0).echo_reply(9)),
             ];
             for (question, answer) in answers {
-                assert_eq!(verdict(world, &answer), Verdict::NotSteered, "made up");
-                assert_eq!(notice::notice(&question, world, &world.config.get()), Verdict::InboundRemembered);
+                assert_eq!(verdict(world, &answer), Verdict::ProgramBypassed, "made up");
+                assert_eq!(to_pod::decide(&question, world, &world.config.get()), Verdict::InboundRemembered);
                 assert_eq!(verdict(world, &answer), Verdict::InboundReply);
                 let unselected = packet(cast.known_pod, cast.world, 80, 4000).tcp(tcp::SYN | tcp::ACK);
                 assert_eq!(verdict(world, &unselected), Verdict::NotSelected);
@@ -383,12 +388,12 @@ mod tests {
     fn nothing_waits_here() {
         both(|cast, world| {
             let firsts = [
-                (packet(cast.pod, cast.world, 4000, 80), Verdict::NotSteered),
+                (packet(cast.pod, cast.world, 4000, 80), Verdict::ProgramBypassed),
                 (packet(cast.known_pod, cast.world, 4000, 80), Verdict::NotSelected),
                 (packet(cast.pod, cast.world, 80, 4000), Verdict::InboundReply),
             ];
             let called = packet(cast.world, cast.pod, 4000, 80).arriving();
-            assert_eq!(notice::notice(&called, world, &world.config.get()), Verdict::InboundRemembered);
+            assert_eq!(to_pod::decide(&called, world, &world.config.get()), Verdict::InboundRemembered);
             for (first, expected) in firsts {
                 let first = first.fragment(0, true);
                 world.await_first(&first.heads());
@@ -397,7 +402,7 @@ mod tests {
             let mut marked = packet(cast.pod, cast.other_node, 4000, 80).fragment(0, true).heads();
             world.await_first(&marked);
             let config = world.config.get();
-            assert_eq!(leave(&mut marked, &Quote::NONE, &MARKED, world, &config), Leave::NodeSnat);
+            assert_eq!(decide(&mut marked, &Quote::NONE, &MARKED, world, &config), ToNetdev::NodeSnat);
             assert!(translate(&marked, &Quote::NONE, world, &config).is_ok());
         });
     }
@@ -416,7 +421,7 @@ mod tests {
             world.set_policy(ID, WhenEmpty::NodeAddress, &[]);
             let untranslated = packet(cast.pod, cast.world, 4000, 80);
             for packet in [untranslated.clone(), untranslated.clone().tcp(tcp::SYN), untranslated.ttl(1)] {
-                assert_eq!(asked(world, &FORWARDED, &packet), Leave::NodeSnat, "{packet:?}");
+                assert_eq!(asked(world, &FORWARDED, &packet), ToNetdev::NodeSnat, "{packet:?}");
             }
             assert_eq!(verdict(world, &packet(cast.node, cast.world, 4000, 80)), Verdict::NotOurs, "the CNI has");
             // What does not get it keeps its address: the object lists none of this family.
@@ -448,11 +453,11 @@ mod tests {
             for source in [cast.egress, cast.foreign_egress] {
                 let spoofed = packet(source, cast.world, 4000, 80);
                 for meta in [FORWARDED, MARKED] {
-                    assert_eq!(asked(world, &meta, &spoofed), Leave::Done(Verdict::SpoofedEgressIp), "{source}");
+                    assert_eq!(asked(world, &meta, &spoofed), ToNetdev::Done(Verdict::SpoofedEgressIp), "{source}");
                 }
-                assert_eq!(asked(world, &OWN, &spoofed), Leave::Done(Verdict::NotOurs), "{source}");
+                assert_eq!(asked(world, &OWN, &spoofed), ToNetdev::Done(Verdict::NotOurs), "{source}");
                 let returning = Meta { returning: true, ..FORWARDED };
-                assert_eq!(asked(world, &returning, &spoofed), Leave::Done(Verdict::NotOurs), "{source}");
+                assert_eq!(asked(world, &returning, &spoofed), ToNetdev::Done(Verdict::NotOurs), "{source}");
             }
         });
     }

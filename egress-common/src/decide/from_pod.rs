@@ -1,16 +1,16 @@
-//! `steer`: management port, TC ingress. What a pod of this node sends into the host.
+//! `from_pod`: management port, TC ingress. What a pod of this node sends into the host.
 //!
 //! The questions are asked in the order of OVN-Kubernetes' policy priorities (named beside each), and the first that
 //! answers wins. An earlier question may be skipped only where a later one gives the same outcome for less work: a known
 //! pod that nothing selects is left alone whatever its destination is.
 
-use super::{Tables, fragments, notice, slots};
+use super::{Tables, fragments, slots, to_pod};
 use crate::abi::{Config, NodePlace, Origin, PrefixKind, Slot, Verdict};
-use crate::wire::{ETH_LEN, Fragment, Frame, Heads, L4, PROTO_TCP, Quote, Segment, ethertype, sctp, tcp};
+use crate::wire::{ETH_LEN, Fragment, Frame, Headers, L4, PROTO_TCP, Quote, Segment, ethertype, sctp, tcp};
 
 /// What to do with the packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Steer<'t> {
+pub enum FromPod<'t> {
     Done(Verdict),
     /// Drop, and tell the pod that this is forbidden.
     Hairpin,
@@ -26,11 +26,11 @@ pub enum Steer<'t> {
 }
 
 #[inline(always)]
-pub fn steer<'t, T: Tables>(heads: &mut Heads, quote: &Quote, tables: &'t T, config: &Config) -> Steer<'t> {
+pub fn decide<'t, T: Tables>(heads: &mut Headers, quote: &Quote, tables: &'t T, config: &Config) -> FromPod<'t> {
     judge(heads, quote, tables, config, true)
 }
 
-/// What becomes of a frame that [`why_unread`](Heads::why_unread) is said of. The kernel takes off one VLAN tag before the
+/// What becomes of a frame that [`why_unread`](Headers::why_unread) is said of. The kernel takes off one VLAN tag before the
 /// programs run. Where that was a priority tag (number zero) and another tag follows, the stack takes off that one too,
 /// and would forward a pod's packet that was not judged here.
 #[inline(always)]
@@ -44,24 +44,24 @@ pub fn unread<F: Frame + ?Sized>(why: Verdict, frame: &F) -> Verdict {
 /// Out of line, because in the programs its frame would crowd what follows it.
 #[inline(never)]
 pub fn judge<'t, T: Tables>(
-    heads: &mut Heads,
+    heads: &mut Headers,
     quote: &Quote,
     tables: &'t T,
     config: &Config,
     keeps: bool,
-) -> Steer<'t> {
+) -> FromPod<'t> {
     if let Some((egress_id, slot)) = settled(heads, tables, config) {
-        return Steer::Send { egress_id, slot };
+        return FromPod::Send { egress_id, slot };
     }
     let decisions = tables.decisions();
     // 0. Nobody behind the management port sends overlay packets, whatever source it claims.
     if heads.may_be_udp_to(config.tunnel_port) && tables.node(&heads.tuple.daddr).is_some() {
-        return Steer::Done(Verdict::ForgedTunnel);
+        return FromPod::Done(Verdict::ForgedTunnel);
     }
     // 1. Is the source a pod of this node? Anti-spoofing is the CNI's.
     let pod = tables.pod(&heads.tuple.saddr);
     if pod.is_none() && !in_own_pod_subnet(heads, tables, config) {
-        return Steer::Done(Verdict::NotPod);
+        return FromPod::Done(Verdict::NotPod);
     }
     // Not kept as an option: the number that is not there would be undefined, and the verifier sees it moved about.
     let (is_selected, egress_id) = match pod.and_then(|pod| pod.egress_id()) {
@@ -69,40 +69,40 @@ pub fn judge<'t, T: Tables>(
         None => (false, 0),
     };
     if let Some(pod) = pod.filter(|_| !is_selected) {
-        notice::follow_datagram(heads, tables, config);
+        to_pod::follow_datagram(heads, tables, config);
         // Zero for all but the few that were selected before.
         if pod.cut_until_ns == 0 {
-            return Steer::Done(Verdict::NotSelected);
+            return FromPod::Done(Verdict::NotSelected);
         }
     }
     let node = tables.node(&heads.tuple.daddr).map(|node| node.place());
     // 2. An address of this node (1004).
     if node == Some(NodePlace::Own) {
-        return Steer::Done(Verdict::ToOwnNode);
+        return FromPod::Done(Verdict::ToOwnNode);
     }
     // 3. An address of the cluster (102).
     let prefix = tables.prefix(&heads.tuple.daddr).map(|prefix| prefix.kind());
     match prefix {
         None | Some(Some(PrefixKind::EgressIp)) => {}
         // Also what another version wrote: it is some prefix of the cluster.
-        Some(_) => return Steer::Done(Verdict::ToCluster),
+        Some(_) => return FromPod::Done(Verdict::ToCluster),
     }
     // 4. It answers a connection that came in from outside.
     if heads.fragment != Fragment::Whole && fragments::resolve_kept(heads, tables) && keeps {
-        return Steer::Done(Verdict::FragmentsReleased);
+        return FromPod::Done(Verdict::FragmentsReleased);
     }
     if !is_selected {
         match left_over(heads, tables, node.is_some()) {
             LeftOver::NotKnown => {}
-            LeftOver::Nothing => return Steer::Done(Verdict::NotSelected),
-            LeftOver::Unknown => return Steer::Done(Verdict::FragmentUnknown),
-            LeftOver::Cut => return Steer::Reset(Verdict::FlowCut),
-            LeftOver::Marked => return Steer::Mark,
+            LeftOver::Nothing => return FromPod::Done(Verdict::NotSelected),
+            LeftOver::Unknown => return FromPod::Done(Verdict::FragmentUnknown),
+            LeftOver::Cut => return FromPod::Reset(Verdict::FlowCut),
+            LeftOver::Marked => return FromPod::Mark,
         }
     }
     if is_answer(heads, tables) {
         tables.inbound_answered(&heads.tuple, heads.of_pod());
-        return Steer::Done(Verdict::InboundReply);
+        return FromPod::Done(Verdict::InboundReply);
     }
     if begins(heads) {
         // Whatever came in on this tuple before, a pod's SYN or INIT begins a connection of its own.
@@ -110,47 +110,47 @@ pub fn judge<'t, T: Tables>(
     } else if heads.l4 == L4::IcmpError {
         // It tells of a packet of such a connection, and is no sign of life (RFC 5508 section 4).
         if answers_known(heads, quote, tables) {
-            return Steer::Done(Verdict::InboundReply);
+            return FromPod::Done(Verdict::InboundReply);
         }
     } else if may_answer(heads) && tables.inbound_answered(&heads.tuple, heads.of_pod()) {
-        return Steer::Done(Verdict::InboundReply);
+        return FromPod::Done(Verdict::InboundReply);
     }
     // 5. No object selects the pod, or the pod is not known.
     if !is_selected {
         // What is known has been left alone above.
         let verdict = unknown_pod(tables, config);
         if verdict == Verdict::UnknownPodPassed {
-            notice::follow_datagram(heads, tables, config);
+            to_pod::follow_datagram(heads, tables, config);
         }
-        return Steer::Done(verdict);
+        return FromPod::Done(verdict);
     }
     // 6. An address of another node (102 with the mark).
     if node.is_some() {
         note_own_datagram(heads, tables);
-        return Steer::Mark;
+        return FromPod::Mark;
     }
     // 7. An egress IP of the cluster.
     if prefix.is_some() {
-        return Steer::Hairpin;
+        return FromPod::Hairpin;
     }
     // 8. The flow's address.
     match slots::of_flow(heads, quote, tables, egress_id) {
         // The stack says Time Exceeded; it does not forward such a packet.
-        Ok(_) if heads.ttl <= 1 => Steer::Done(Verdict::TtlExpired),
+        Ok(_) if heads.ttl <= 1 => FromPod::Done(Verdict::TtlExpired),
         Ok(slot) => {
             // An error shows no ports: its tuple is none of the flow that it quotes, but may be another one's.
             if decisions != 0 && heads.l4 != L4::IcmpError {
                 tables.settle_flow(&heads.tuple, egress_id, slot, decisions);
             }
-            Steer::Send { egress_id, slot }
+            FromPod::Send { egress_id, slot }
         }
-        Err(Verdict::AddressGone) if heads.l4 == L4::Tcp => Steer::Reset(Verdict::AddressGone),
+        Err(Verdict::AddressGone) if heads.l4 == L4::Tcp => FromPod::Reset(Verdict::AddressGone),
         Err(verdict) => {
             if verdict == Verdict::NodeAddress {
-                // The stack, or `leave` behind it, gives it the node's address.
+                // The stack, or `to_netdev` behind it, gives it the node's address.
                 note_own_datagram(heads, tables);
             }
-            Steer::Done(verdict)
+            FromPod::Done(verdict)
         }
     }
 }
@@ -173,7 +173,7 @@ enum LeftOver {
 /// forgotten where the pod begins another one on its tuple, or answers somebody who has; until then it is remembered for
 /// as long as the pod goes on with it.
 #[inline(never)]
-fn left_over<T: Tables>(heads: &Heads, tables: &T, to_node: bool) -> LeftOver {
+fn left_over<T: Tables>(heads: &Headers, tables: &T, to_node: bool) -> LeftOver {
     // Looked up again, since the caller has no room to keep it.
     let Some(pod) = tables.pod(&heads.tuple.saddr) else { return LeftOver::NotKnown };
     let is_told = heads.tuple.protocol == PROTO_TCP && tables.now_ns() < pod.cut_until_ns;
@@ -197,7 +197,7 @@ fn left_over<T: Tables>(heads: &Heads, tables: &T, to_node: bool) -> LeftOver {
 
 /// A datagram that goes by the stack: its answer is none to a connection from outside.
 #[inline(always)]
-fn note_own_datagram<T: Tables>(heads: &Heads, tables: &T) {
+fn note_own_datagram<T: Tables>(heads: &Headers, tables: &T) {
     if !matches!(heads.l4, L4::Tcp | L4::IcmpError) && heads.has_l4() {
         tables.note_datagram(&heads.tuple);
     }
@@ -205,9 +205,9 @@ fn note_own_datagram<T: Tables>(heads: &Heads, tables: &T) {
 
 /// The packet's flow, where its questions were asked before and nothing that they ask has changed since. Of the answers
 /// that do not come from the agent, one could change: that a connection came in on this tuple (4). It cannot begin while
-/// the flow is there (`notice`), and a SYN of the pod, which would end it, is always asked.
+/// the flow is there (`to_pod`), and a SYN of the pod, which would end it, is always asked.
 #[inline(always)]
-fn settled<'t, T: Tables>(heads: &Heads, tables: &'t T, config: &Config) -> Option<(u32, &'t Slot)> {
+fn settled<'t, T: Tables>(heads: &Headers, tables: &'t T, config: &Config) -> Option<(u32, &'t Slot)> {
     let is_plain = heads.fragment == Fragment::Whole && heads.ttl > 1 && !heads.source_routed;
     let may_be = match heads.l4 {
         L4::Tcp => heads.tcp_flags & tcp::SYN == 0,
@@ -227,7 +227,7 @@ fn settled<'t, T: Tables>(heads: &Heads, tables: &'t T, config: &Config) -> Opti
 }
 
 #[inline(always)]
-fn in_own_pod_subnet<T: Tables>(heads: &Heads, tables: &T, config: &Config) -> bool {
+fn in_own_pod_subnet<T: Tables>(heads: &Headers, tables: &T, config: &Config) -> bool {
     tables
         .prefix(&heads.tuple.saddr)
         .is_some_and(|prefix| prefix.kind() == Some(PrefixKind::PodSubnet) && prefix.node == config.self_node)
@@ -243,13 +243,13 @@ pub fn unknown_pod<T: Tables>(tables: &T, config: &Config) -> Verdict {
 /// not read, and would be taken for those of a connection that has such ports, or the identifier zero. A query of a pod
 /// answers nobody, whoever outside has chosen its identifier too.
 #[inline(always)]
-const fn may_answer(heads: &Heads) -> bool {
+const fn may_answer(heads: &Headers) -> bool {
     !matches!(heads.l4, L4::EchoRequest | L4::IcmpError | L4::Later | L4::Refused | L4::Short | L4::Unread)
 }
 
 /// Whether the packet, or what an ICMP error quotes, is of a connection from outside that is remembered.
 #[inline(always)]
-pub fn answers_known<T: Tables>(heads: &Heads, quote: &Quote, tables: &T) -> bool {
+pub fn answers_known<T: Tables>(heads: &Headers, quote: &Quote, tables: &T) -> bool {
     match heads.l4 {
         // A reply that the pod got is of a query of its own, whoever outside has chosen its identifier too.
         L4::IcmpError => slots::told_of(heads, quote)
@@ -260,7 +260,7 @@ pub fn answers_known<T: Tables>(heads: &Heads, quote: &Quote, tables: &T) -> boo
 
 /// A packet that only ever begins a connection: a SYN of TCP, an INIT of SCTP.
 #[inline(always)]
-fn begins(heads: &Heads) -> bool {
+fn begins(heads: &Headers) -> bool {
     match heads.l4 {
         L4::Tcp => heads.has_l4() && heads.tcp_flags & (tcp::SYN | tcp::ACK) == tcp::SYN,
         L4::Sctp => heads.has_l4() && heads.sctp_chunk == sctp::INIT,
@@ -271,7 +271,7 @@ fn begins(heads: &Heads) -> bool {
 /// Packets that only ever answer, whatever we remember; but where both ends open at once (RFC 9293 section 3.5), the pod
 /// answers within a flow that it began itself.
 #[inline(always)]
-fn is_answer<T: Tables>(heads: &Heads, tables: &T) -> bool {
+fn is_answer<T: Tables>(heads: &Headers, tables: &T) -> bool {
     const SYN_ACK: u8 = tcp::SYN | tcp::ACK;
     const ASKED: u8 = SYN_ACK | tcp::RST | tcp::FIN;
     match heads.l4 {

@@ -10,8 +10,8 @@ fn fragments_follow_their_first_one() {
         assert_sent(cast, world, &udp(cast, cast.world).fragment(0, true));
         let mut heads = later.heads();
         let slot = Slot::here(addr(cast.egress));
-        let sent = steer(&mut heads, &Quote::NONE, world, &world.config.get());
-        assert_eq!(sent, Steer::Send { egress_id: ID, slot: &slot });
+        let sent = decide(&mut heads, &Quote::NONE, world, &world.config.get());
+        assert_eq!(sent, FromPod::Send { egress_id: ID, slot: &slot });
         assert_eq!((heads.tuple.sport(), heads.tuple.dport()), (4000, 80));
         assert_eq!(world.flows_len(), 1, "one flow");
     });
@@ -35,7 +35,7 @@ fn fragments_of_what_is_not_translated_are_not_let_by() {
 fn fragments_of_an_answer_are_left_alone() {
     both(|cast, world| {
         let request = packet(cast.world, cast.pod, 80, 4000).arriving();
-        assert_eq!(notice(&request, world, &world.config.get()), Verdict::InboundRemembered);
+        assert_eq!(to_pod::decide(&request, world, &world.config.get()), Verdict::InboundRemembered);
         assert_eq!(verdict(world, &udp(cast, cast.world).fragment(0, true)), Verdict::InboundReply);
         assert_eq!(verdict(world, &udp(cast, cast.world).fragment(100, false)), Verdict::InboundReply);
     });
@@ -47,7 +47,7 @@ fn what_waits_is_released_before_anything_else_is_said() {
         let connection = |flags| udp(cast, cast.world).tcp(flags);
         assert_sent(cast, world, &connection(tcp::SYN));
         let asked_from_outside = packet(cast.world, cast.pod, 81, 4000).arriving();
-        assert_eq!(notice(&asked_from_outside, world, &world.config.get()), Verdict::InboundRemembered);
+        assert_eq!(to_pod::decide(&asked_from_outside, world, &world.config.get()), Verdict::InboundRemembered);
         let firsts = [
             connection(tcp::ACK),
             udp(cast, cast.world),
@@ -62,7 +62,7 @@ fn what_waits_is_released_before_anything_else_is_said() {
                 world.await_first(&first.heads());
                 assert_eq!(verdict(world, &first), Verdict::FragmentsReleased, "{first:?} {when:?}");
                 world.awaited.borrow_mut().clear();
-                assert!(asked(world, &first) != Steer::Done(Verdict::FragmentsReleased), "when it comes again");
+                assert!(asked(world, &first) != FromPod::Done(Verdict::FragmentsReleased), "when it comes again");
             }
         }
     });
@@ -73,7 +73,7 @@ fn what_shows_no_ports_answers_nobody_who_has_none() {
     both(|cast, world| {
         // Ports and identifiers of zero, as those of packets that show none are read.
         for packet in [packet(cast.world, cast.pod, 0, 0), packet(cast.world, cast.pod, 0, 0).echo(0)] {
-            assert_eq!(notice(&packet.arriving(), world, &world.config.get()), Verdict::InboundRemembered);
+            assert_eq!(to_pod::decide(&packet.arriving(), world, &world.config.get()), Verdict::InboundRemembered);
         }
         let later = udp(cast, cast.world).fragment(100, false);
         assert_eq!(verdict(world, &later), Verdict::FragmentUnknown);

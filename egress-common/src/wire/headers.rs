@@ -70,7 +70,7 @@ impl Segment {
 
 /// The heads of a packet as read once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Heads {
+pub struct Headers {
     /// Ports are zero where the packet shows none.
     pub tuple: Tuple,
     pub family: Family,
@@ -96,7 +96,7 @@ pub struct Heads {
     pub source_routed: bool,
 }
 
-impl Heads {
+impl Headers {
     pub const NONE: Self = Self {
         tuple: Tuple::new(Direction::Egress, Addr::UNSPECIFIED, Addr::UNSPECIFIED, 0, 0, 0),
         family: Family::V4,
@@ -234,7 +234,12 @@ impl Heads {
 
 /// Reads the IPv4 header at `at`. Whether the transport header follows is left to be read, where `l4` is `Other`.
 #[inline(always)]
-pub(super) fn read_v4<F: Frame + ?Sized>(frame: &F, at: usize, direction: Direction, heads: &mut Heads) -> Option<()> {
+pub(super) fn read_v4<F: Frame + ?Sized>(
+    frame: &F,
+    at: usize,
+    direction: Direction,
+    heads: &mut Headers,
+) -> Option<()> {
     let head: [u8; IPV4_LEN] = frame.load(at)?;
     let ihl = ((head[0] & 0x0f) as u16) << 2;
     if head[0] >> 4 != 4 || ihl < IPV4_LEN as u16 {
@@ -247,7 +252,7 @@ pub(super) fn read_v4<F: Frame + ?Sized>(frame: &F, at: usize, direction: Direct
         (0, _) => Fragment::First,
         _ => Fragment::Later,
     };
-    *heads = Heads {
+    *heads = Headers {
         tuple: Tuple::new(
             direction,
             Addr::v4([head[12], head[13], head[14], head[15]]),
@@ -262,7 +267,7 @@ pub(super) fn read_v4<F: Frame + ?Sized>(frame: &F, at: usize, direction: Direct
         l4_offset: at as u16 + ihl,
         ttl: head[ipv4::TTL],
         dont_fragment: bits & ipv4::DONT_FRAGMENT != 0,
-        ..Heads::NONE
+        ..Headers::NONE
     };
     Some(())
 }
@@ -273,7 +278,7 @@ pub(super) fn read_v4<F: Frame + ?Sized>(frame: &F, at: usize, direction: Direct
 const fn unread_kind(fragment: Fragment, protocol: u8) -> L4 {
     match (fragment, protocol) {
         (_, PROTO_AH | PROTO_MOBILITY | PROTO_NONE) => L4::Refused,
-        (Fragment::Later, _) if is_extension(protocol) || !matches!(Heads::kind_of(protocol), L4::Other) => L4::Later,
+        (Fragment::Later, _) if is_extension(protocol) || !matches!(Headers::kind_of(protocol), L4::Other) => L4::Later,
         _ => L4::Other,
     }
 }
@@ -281,20 +286,25 @@ const fn unread_kind(fragment: Fragment, protocol: u8) -> L4 {
 /// Reads the IPv6 header at `at` and what extends it. `None` also where one of its addresses is IPv4-mapped: it would be
 /// taken for the IPv4 address.
 #[inline(always)]
-pub(super) fn read_v6<F: Frame + ?Sized>(frame: &F, at: usize, direction: Direction, heads: &mut Heads) -> Option<()> {
+pub(super) fn read_v6<F: Frame + ?Sized>(
+    frame: &F,
+    at: usize,
+    direction: Direction,
+    heads: &mut Headers,
+) -> Option<()> {
     // Two bytes where one would do: the verifier sees no use in a check of a single byte at an unknown offset.
     let [version, _] = frame.load(at)?;
     let [next_header, hop_limit] = frame.load(at + ipv6::NEXT_HEADER)?;
     if version >> 4 != 6 {
         return None;
     }
-    *heads = Heads {
+    *heads = Headers {
         tuple: Tuple::new(direction, Addr::UNSPECIFIED, Addr::UNSPECIFIED, 0, 0, 0),
         family: Family::V6,
         l4_offset: (at + IPV6_LEN) as u16,
         ttl: hop_limit,
         dont_fragment: true,
-        ..Heads::NONE
+        ..Headers::NONE
     };
     // One at a time, or both lie on the stack at once.
     heads.tuple.saddr = frame.load_addr(at + ipv6::SADDR)?;
@@ -333,7 +343,7 @@ const fn is_extension(protocol: u8) -> bool {
 /// Steps over extension headers (RFC 8200 section 4) and returns the protocol behind them, or the number of the one that
 /// was not reached.
 #[inline(always)]
-fn walk_extensions<F: Frame + ?Sized>(frame: &F, heads: &mut Heads, first: u8) -> u8 {
+fn walk_extensions<F: Frame + ?Sized>(frame: &F, heads: &mut Headers, first: u8) -> u8 {
     let mut next = first;
     for _ in 0..MAX_EXTENSION_HEADERS {
         if !is_extension(next) {
@@ -393,13 +403,13 @@ fn has_source_route<F: Frame + ?Sized>(frame: &F, end: u16) -> bool {
 
 /// Behind the data that a FIN may carry. Out of line: few packets come here.
 #[inline(never)]
-fn end_of_fin<F: Frame + ?Sized>(frame: &F, heads: &mut Heads) {
+fn end_of_fin<F: Frame + ?Sized>(frame: &F, heads: &mut Headers) {
     let data = heads.message_length(frame, L3).map_or(0, |length| length.saturating_sub(heads.l4_len.into()));
     heads.tcp_end = heads.tcp_end.wrapping_add(data + 1);
 }
 
 #[inline(always)]
-fn read_l4<F: Frame + ?Sized>(frame: &F, heads: &mut Heads) {
+fn read_l4<F: Frame + ?Sized>(frame: &F, heads: &mut Headers) {
     if heads.fragment == Fragment::Later {
         return;
     }
@@ -418,7 +428,7 @@ fn read_l4<F: Frame + ?Sized>(frame: &F, heads: &mut Heads) {
     heads.l4_len = 8;
     heads.l4 = match protocol {
         PROTO_ICMP | PROTO_ICMPV6 => icmp::kind(heads.family, head[0]),
-        _ => Heads::kind_of(protocol),
+        _ => Headers::kind_of(protocol),
     };
     match heads.l4 {
         L4::Tcp => match frame.load::<10>(offset + l4::TCP_SEQUENCE) {

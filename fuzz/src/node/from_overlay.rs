@@ -1,33 +1,33 @@
 //! Out of the overlay, and out to the world with an egress IP, which pods of this node take too.
 
 use egress_common::abi::{Addr, Class, Direction, Origin, Owned, Verdict};
-use egress_common::decide::accept::{self, Accept, Outer};
-use egress_common::decide::enter;
+use egress_common::decide::from_netdev;
+use egress_common::decide::from_overlay::{self, FromOverlay, Outer};
 use egress_common::decide::snat::{self, Face};
 use egress_common::decide::{Owner, Rewrite};
 use egress_common::wire::icmp::Answer;
-use egress_common::wire::{Heads, L4, Quote};
+use egress_common::wire::{Headers, L4, Quote};
 
 use super::{Node, Outcome, Skb, TooBig, fits_in_two, quoted};
 use crate::edge;
 
 impl Node {
-    pub(super) fn accepted(&mut self, outer: &Outer, skb: &Skb<'_>) -> Outcome {
+    pub(super) fn run_from_overlay(&mut self, outer: &Outer, skb: &Skb<'_>) -> Outcome {
         let mut heads = match Self::heads(skb.frame, Direction::Egress) {
             Ok(heads) => heads,
-            Err(why) => return Outcome::Dropped(accept::unread(why)),
+            Err(why) => return Outcome::Dropped(from_overlay::unread(why)),
         };
         let (config, quote) = (self.config(), quoted(skb.frame, &heads));
-        let outcome = match accept::accept(&mut heads, outer, &self.world, &config) {
-            Accept::Done(verdict) => Outcome::done(verdict, skb.frame, 0),
-            Accept::Deliver => match Self::wire_length(skb, &heads) > config.pod_mtu {
+        let outcome = match from_overlay::decide(&mut heads, outer, &self.world, &config) {
+            FromOverlay::Done(verdict) => Outcome::done(verdict, skb.frame, 0),
+            FromOverlay::Deliver => match Self::wire_length(skb, &heads) > config.pod_mtu {
                 true if !fits_in_two(skb, &heads, config.pod_mtu) => Outcome::Dropped(Verdict::MtuExceeded),
                 true => self.split(Verdict::ReplyDelivered, skb.frame, config.pod_mtu),
                 false => Outcome::Sent(Verdict::ReplyDelivered, skb.frame.to_vec()),
             },
-            Accept::PassOn => self.pass_on(skb, &heads, outer.egress_id),
-            Accept::Answer => self.came_back(skb, outer.egress_id),
-            Accept::Translate { owned, source_node } => {
+            FromOverlay::PassOn => self.pass_on(skb, &heads, outer.egress_id),
+            FromOverlay::Answer => self.came_back(skb, outer.egress_id),
+            FromOverlay::Translate { owned, source_node } => {
                 self.judge_sender(&heads, outer, source_node);
                 let owner = match *source_node == config.self_node {
                     true => Owner { origin: Origin::Here, source_node: Addr::UNSPECIFIED, egress_id: outer.egress_id },
@@ -41,7 +41,8 @@ impl Node {
                     Ok(outcome) => outcome,
                     Err(TooBig(mtu)) => {
                         let (head, node) = (Answer::TooBig(mtu).head(heads.family), &config);
-                        let answer = edge::error(skb.frame, &heads, head, &enter::node_address(node, heads.family));
+                        let answer =
+                            edge::error(skb.frame, &heads, head, &from_netdev::node_address(node, heads.family));
                         Outcome::told(Verdict::MtuAnswered, answer, Verdict::MtuExceeded)
                     }
                 }
@@ -55,7 +56,7 @@ impl Node {
     pub(super) fn out_by_uplink(
         &mut self,
         skb: &Skb<'_>,
-        heads: &Heads,
+        heads: &Headers,
         quote: &Quote,
         owned: &Owned,
         owner: &Owner,

@@ -1,4 +1,4 @@
-//! Map `moving`: addresses that are being handed over between this node and another one.
+//! Map `handovers`: addresses that are being handed over between this node and another one.
 //!
 //! The old node hands over in one step: it takes the address out of `owned` when its entry stands here, and from then on
 //! passes on to the heir what it is sent for it. The heir has its entry before that, and translates what the old node
@@ -14,7 +14,7 @@ use super::{Addr, Owned, abi};
 /// What the hand-over is for this node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u32)]
-pub enum Course {
+pub enum HandoverStage {
     /// The other node has it, or will in a moment.
     Leaving = 1,
     /// The other node may have it still.
@@ -23,12 +23,12 @@ pub enum Course {
     Open = 3,
 }
 
-/// Value of `moving`; the key is the egress ID.
+/// Value of `handovers`; the key is the egress ID.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
-pub struct Moving {
-    course: u32,
-    /// Of the key, the course, the time and the other node; `owned` has a seal of its own.
+pub struct HandoverEntry {
+    stage: u32,
+    /// Of the key, the stage, the time and the other node; `owned` has a seal of its own.
     pub seal: u32,
     /// CLOCK_MONOTONIC (ns) since when flows may have begun at the heir, a moment early.
     pub since_ns: u64,
@@ -37,13 +37,13 @@ pub struct Moving {
     /// The address, as this node owned it or is to own it.
     pub owned: Owned,
 }
-abi!(Moving, 16 + 16 + 32);
+abi!(HandoverEntry, 16 + 16 + 32);
 
-impl Moving {
+impl HandoverEntry {
     /// As it is written at `egress_id`.
-    pub const fn new(egress_id: u32, course: Course, since_ns: u64, peer: Addr, owned: Owned) -> Self {
-        let moving = Self { course: course as u32, seal: 0, since_ns, peer, owned };
-        Self { seal: moving.seal_at(egress_id), ..moving }
+    pub const fn new(egress_id: u32, stage: HandoverStage, since_ns: u64, peer: Addr, owned: Owned) -> Self {
+        let handover = Self { stage: stage as u32, seal: 0, since_ns, peer, owned };
+        Self { seal: handover.seal_at(egress_id), ..handover }
     }
 
     /// Whether this was written, as a whole, at `egress_id`. Asked of a copy; see `abi::seal`.
@@ -56,7 +56,7 @@ impl Moving {
     const fn seal_at(&self, egress_id: u32) -> u32 {
         Seal::of_number(egress_id)
             .addr(1, &self.peer)
-            .word(5, self.course)
+            .word(5, self.stage)
             .word(6, self.since_ns as u32)
             .word(7, (self.since_ns >> 32) as u32)
             .done()
@@ -64,11 +64,11 @@ impl Moving {
 
     /// `None` when another version wrote it.
     #[inline(always)]
-    pub const fn course(&self) -> Option<Course> {
-        match self.course {
-            1 => Some(Course::Leaving),
-            2 => Some(Course::Arriving),
-            3 => Some(Course::Open),
+    pub const fn stage(&self) -> Option<HandoverStage> {
+        match self.stage {
+            1 => Some(HandoverStage::Leaving),
+            2 => Some(HandoverStage::Arriving),
+            3 => Some(HandoverStage::Open),
             _ => None,
         }
     }

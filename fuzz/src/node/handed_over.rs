@@ -1,24 +1,25 @@
 //! Between the two nodes of a hand-over (egress-ebpf/src/passing.rs).
 
-use egress_common::abi::{Class, Course, Direction, Verdict};
+use egress_common::abi::{Class, Direction, HandoverStage, Verdict};
 use egress_common::decide::mtu::{self, Fit};
-use egress_common::decide::{Tables as _, accept, enter};
-use egress_common::wire::Heads;
+use egress_common::decide::{Tables as _, from_netdev, from_overlay};
+use egress_common::wire::Headers;
 
 use super::{Node, Outcome, Skb, TooBig, quoted};
 use crate::edge;
 
 impl Node {
     /// A pod's packet for an address that this node does not have.
-    pub(super) fn handed_over(&self, skb: &Skb<'_>, heads: &Heads, egress_id: u32) -> Outcome {
-        let moving = self.world.moving(egress_id).filter(|moving| moving.course() == Some(Course::Leaving));
-        match moving {
+    pub(super) fn handed_over(&self, skb: &Skb<'_>, heads: &Headers, egress_id: u32) -> Outcome {
+        let handover =
+            self.world.handover(egress_id).filter(|handover| handover.stage() == Some(HandoverStage::Leaving));
+        match handover {
             Some(_) => self.pass_on(skb, heads, egress_id),
             None => Outcome::Dropped(Verdict::NotGateway),
         }
     }
 
-    pub(super) fn pass_on(&self, skb: &Skb<'_>, heads: &Heads, egress_id: u32) -> Outcome {
+    pub(super) fn pass_on(&self, skb: &Skb<'_>, heads: &Headers, egress_id: u32) -> Outcome {
         let mut frame = skb.frame.to_vec();
         if heads.ttl <= 1 {
             return Outcome::Dropped(Verdict::NotGateway);
@@ -26,11 +27,11 @@ impl Node {
         if edge::decrement_ttl(&mut frame, heads.family).is_none() {
             return Outcome::Dropped(Verdict::RewriteFailed);
         }
-        let Some(moving) = self.world.moving(egress_id) else { return Outcome::Dropped(Verdict::NotGateway) };
-        self.judge_passed(heads, egress_id, moving);
-        match mtu::fit(Self::wire_length(skb, heads), self.config().overlay_mtu, heads, &moving.peer) {
+        let Some(handover) = self.world.handover(egress_id) else { return Outcome::Dropped(Verdict::NotGateway) };
+        self.judge_passed(heads, egress_id, handover);
+        match mtu::fit(Self::wire_length(skb, heads), self.config().overlay_mtu, heads, &handover.peer) {
             Fit::Tell(_) | Fit::Lost => Outcome::Dropped(Verdict::OverlayTooNarrow),
-            Fit::Whole | Fit::Cut => Outcome::Sent(Verdict::PassedOn, frame),
+            Fit::Whole | Fit::Cut => Outcome::Sent(Verdict::HandedOver, frame),
         }
     }
 
@@ -38,11 +39,11 @@ impl Node {
     pub(super) fn came_back(&mut self, skb: &Skb<'_>, egress_id: u32) -> Outcome {
         let mut heads = match Self::heads(skb.frame, Direction::Ingress) {
             Ok(heads) => heads,
-            Err(why) => return Outcome::Dropped(accept::unread(why)),
+            Err(why) => return Outcome::Dropped(from_overlay::unread(why)),
         };
         let quote = quoted(skb.frame, &heads);
-        let decision = enter::passed(&mut heads, &quote, &self.world, egress_id);
-        let decision = super::entered::Back::of(&decision);
+        let decision = from_netdev::passed(&mut heads, &quote, &self.world, egress_id);
+        let decision = super::from_netdev::Back::of(&decision);
         match self.back(skb, &heads, &quote, &decision) {
             // Nobody is told, and the stack sees none of it.
             Ok(outcome) if outcome.verdict().class() == Class::Pass => Outcome::Dropped(Verdict::BadState),

@@ -13,13 +13,13 @@ fn decided(world: &World, decisions: u32) -> Config {
     config
 }
 
-fn asked<'t>(world: &'t World, packet: &Packet) -> Steer<'t> {
-    steer(&mut packet.heads(), &Quote::NONE, world, &world.config.get())
+fn asked<'t>(world: &'t World, packet: &Packet) -> FromPod<'t> {
+    decide(&mut packet.heads(), &Quote::NONE, world, &world.config.get())
 }
 
-fn address(answer: &Steer<'_>) -> Option<Addr> {
+fn address(answer: &FromPod<'_>) -> Option<Addr> {
     match answer {
-        Steer::Send { slot, .. } => Some(slot.address),
+        FromPod::Send { slot, .. } => Some(slot.address),
         _ => None,
     }
 }
@@ -39,7 +39,7 @@ fn nothing_is_asked_until_a_decision_changes() {
         world.set_policy(ID, WhenEmpty::Drop, &[]);
         assert_eq!(address(&asked(world, &out(cast))), first, "as it was decided");
         decided(world, 2);
-        assert_eq!(asked(world, &out(cast)), Steer::Reset(Verdict::AddressGone));
+        assert_eq!(asked(world, &out(cast)), FromPod::Reset(Verdict::AddressGone));
     });
 }
 
@@ -52,7 +52,7 @@ fn a_flow_follows_its_address_once_that_is_announced() {
         world.set_policy(ID, WhenEmpty::Drop, &[moved]);
         decided(world, 2);
         for _ in 0..2 {
-            let Steer::Send { slot, .. } = asked(world, &out(cast)) else { panic!("not sent") };
+            let FromPod::Send { slot, .. } = asked(world, &out(cast)) else { panic!("not sent") };
             assert_eq!(*slot, moved, "also when it is kept");
         }
     });
@@ -64,9 +64,9 @@ fn a_pod_that_is_no_longer_selected_is_seen_without_announcement() {
         decided(world, 1);
         asked(world, &packet(cast.pod, cast.world, 4000, 80).tcp(tcp::SYN));
         world.add_pod(cast.pod, PodEntry::known());
-        assert_eq!(asked(world, &out(cast)), Steer::Done(Verdict::NotSelected));
+        assert_eq!(asked(world, &out(cast)), FromPod::Done(Verdict::NotSelected));
         world.add_pod(cast.pod, PodEntry::selected(ID + 5, 0));
-        assert_eq!(asked(world, &out(cast)), Steer::Done(Verdict::NoPolicy), "another object's");
+        assert_eq!(asked(world, &out(cast)), FromPod::Done(Verdict::NoPolicy), "another object's");
     });
 }
 
@@ -76,13 +76,13 @@ fn what_may_be_answered_otherwise_is_asked_every_time() {
         decided(world, 1);
         let udp = packet(cast.pod, cast.world, 4000, 80);
         assert!(address(&asked(world, &udp)).is_some());
-        assert_eq!(asked(world, &udp.clone().ttl(1)), Steer::Done(Verdict::TtlExpired));
+        assert_eq!(asked(world, &udp.clone().ttl(1)), FromPod::Done(Verdict::TtlExpired));
         let answer = packet(cast.pod, cast.world, 4000, 80).tcp(tcp::SYN | tcp::ACK);
-        assert_eq!(asked(world, &answer), Steer::Done(Verdict::InboundReply));
+        assert_eq!(asked(world, &answer), FromPod::Done(Verdict::InboundReply));
         let tunnel = world.config.get().tunnel_port as u16;
         let forged = packet(cast.pod, cast.other_node, 4000, tunnel);
         for _ in 0..2 {
-            assert_eq!(asked(world, &forged), Steer::Done(Verdict::ForgedTunnel));
+            assert_eq!(asked(world, &forged), FromPod::Done(Verdict::ForgedTunnel));
         }
     });
 }
@@ -92,7 +92,7 @@ fn without_a_number_nothing_is_kept() {
     both(|cast, world| {
         asked(world, &packet(cast.pod, cast.world, 4000, 80).tcp(tcp::SYN));
         world.set_policy(ID, WhenEmpty::Drop, &[]);
-        assert_eq!(asked(world, &out(cast)), Steer::Reset(Verdict::AddressGone));
+        assert_eq!(asked(world, &out(cast)), FromPod::Reset(Verdict::AddressGone));
     });
 }
 
@@ -113,7 +113,7 @@ fn an_error_settles_nothing_but_its_own_answer() {
             .expect("a flow of the other address");
         let quote = packet(cast.world, cast.pod, 80, port).quoted(Direction::Ingress);
         let error = packet(cast.pod, cast.world, 0, 0).unreachable();
-        let told = steer(&mut error.heads(), &quote, world, &world.config.get());
+        let told = decide(&mut error.heads(), &quote, world, &world.config.get());
         assert_eq!(address(&told), Some(addr(cast.foreign_egress)));
         assert_eq!(address(&asked(world, &echo)), own);
     });

@@ -5,15 +5,15 @@ use crate::abi::{PodEntry, WhenEmpty};
 use crate::decide::cast::{Cast, ID, OTHER_NODE, both};
 use crate::decide::packets::{Packet, packet};
 use crate::decide::world::{World, addr};
-use crate::decide::{leave, notice};
+use crate::decide::{to_netdev, to_pod};
 use crate::wire::Segment;
 
 const DATA: u8 = tcp::ACK;
 /// Of a test's pod that is deselected.
 const TOLD_NS: u64 = 240_000_000_000;
 
-fn asked<'t>(world: &'t World, packet: &Packet) -> Steer<'t> {
-    steer(&mut packet.heads(), &Quote::NONE, world, &world.config.get())
+fn asked<'t>(world: &'t World, packet: &Packet) -> FromPod<'t> {
+    decide(&mut packet.heads(), &Quote::NONE, world, &world.config.get())
 }
 
 fn out(cast: &Cast, flags: u8) -> Packet {
@@ -21,7 +21,7 @@ fn out(cast: &Cast, flags: u8) -> Packet {
 }
 
 fn is_sent(world: &World, packet: &Packet) -> bool {
-    matches!(asked(world, packet), Steer::Send { .. })
+    matches!(asked(world, packet), FromPod::Send { .. })
 }
 
 /// A connection and a datagram of the pod, both under way.
@@ -47,11 +47,15 @@ fn a_connection_whose_address_was_taken_is_told() {
             (std::vec![], WhenEmpty::NotListed),
         ] {
             world.set_policy(ID, when_empty, &slots);
-            assert_eq!(asked(world, &out(cast, DATA)), Steer::Reset(Verdict::AddressGone), "{slots:?} {when_empty:?}");
+            assert_eq!(
+                asked(world, &out(cast, DATA)),
+                FromPod::Reset(Verdict::AddressGone),
+                "{slots:?} {when_empty:?}"
+            );
         }
         // What begins anew does so with what there is.
         world.set_policy(ID, WhenEmpty::NodeAddress, &[]);
-        assert_eq!(asked(world, &out(cast, tcp::SYN)), Steer::Done(Verdict::NodeAddress));
+        assert_eq!(asked(world, &out(cast, tcp::SYN)), FromPod::Done(Verdict::NodeAddress));
         world.set_policy(ID, WhenEmpty::Drop, &[Slot::here(addr(cast.foreign_egress))]);
         assert!(is_sent(world, &packet(cast.pod, cast.world, 4000, 53)));
         assert!(is_sent(world, &out(cast, tcp::SYN)));
@@ -66,11 +70,11 @@ fn a_connection_waits_for_an_address_that_nobody_serves() {
         for slots in [std::vec![], std::vec![Slot::here(addr(cast.foreign_egress))]] {
             world.set_policy(ID, WhenEmpty::Drop, &slots);
             world.set_pending(ID, &[addr(cast.egress)]);
-            assert_eq!(asked(world, &out(cast, DATA)), Steer::Done(Verdict::NoGateway), "{slots:?}");
+            assert_eq!(asked(world, &out(cast, DATA)), FromPod::Done(Verdict::NoGateway), "{slots:?}");
         }
         let back = Slot::remote(addr(cast.egress), addr(OTHER_NODE));
         world.set_policy(ID, WhenEmpty::Drop, &[back]);
-        assert_eq!(asked(world, &out(cast, DATA)), Steer::Send { egress_id: ID, slot: &back });
+        assert_eq!(asked(world, &out(cast, DATA)), FromPod::Send { egress_id: ID, slot: &back });
     });
 }
 
@@ -80,7 +84,7 @@ fn nobody_begins_with_an_address_that_nobody_serves() {
         world.set_policy(ID, WhenEmpty::Drop, &[Slot::here(addr(cast.egress))]);
         world.set_pending(ID, &[addr(cast.foreign_egress)]);
         for port in 1..200 {
-            let Steer::Send { slot, .. } = asked(world, &packet(cast.pod, cast.world, port, 80)) else {
+            let FromPod::Send { slot, .. } = asked(world, &packet(cast.pod, cast.world, port, 80)) else {
                 panic!("not sent")
             };
             assert_eq!(slot.address, addr(cast.egress));
@@ -94,19 +98,19 @@ fn a_connection_of_a_pod_that_is_no_longer_selected_is_told() {
         begun(cast, world);
         deselect(cast, world);
         for flags in [DATA, tcp::FIN | tcp::ACK, tcp::RST] {
-            assert_eq!(asked(world, &out(cast, flags)), Steer::Reset(Verdict::FlowCut));
+            assert_eq!(asked(world, &out(cast, flags)), FromPod::Reset(Verdict::FlowCut));
         }
         let config = world.config.get();
-        let meta = leave::Meta { mark: 0, forwarded: true, returning: false };
-        let left = leave::leave(&mut out(cast, DATA).heads(), &Quote::NONE, &meta, world, &config);
-        assert_eq!(left, leave::Leave::Done(Verdict::FlowCut), "nor by the uplink");
+        let meta = to_netdev::Meta { mark: 0, forwarded: true, returning: false };
+        let left = to_netdev::decide(&mut out(cast, DATA).heads(), &Quote::NONE, &meta, world, &config);
+        assert_eq!(left, to_netdev::ToNetdev::Done(Verdict::FlowCut), "nor by the uplink");
         // Other connections are none of ours, whenever they began.
         let other = packet(cast.pod, cast.world, 4001, 80);
         for packet in [other.clone().tcp(DATA), other.tcp(tcp::SYN), packet(cast.pod, cast.world, 4000, 53)] {
-            assert_eq!(asked(world, &packet), Steer::Done(Verdict::NotSelected), "{packet:?}");
+            assert_eq!(asked(world, &packet), FromPod::Done(Verdict::NotSelected), "{packet:?}");
         }
         world.now.set(world.now.get() + TOLD_NS);
-        assert_eq!(asked(world, &out(cast, DATA)), Steer::Done(Verdict::NotSelected), "some day it is over");
+        assert_eq!(asked(world, &out(cast, DATA)), FromPod::Done(Verdict::NotSelected), "some day it is over");
     });
 }
 
@@ -116,7 +120,7 @@ fn a_pod_that_is_no_longer_selected_begins_anew_on_the_same_tuple() {
         begun(cast, world);
         deselect(cast, world);
         for flags in [tcp::SYN, DATA, tcp::FIN | tcp::ACK] {
-            assert_eq!(asked(world, &out(cast, flags)), Steer::Done(Verdict::NotSelected));
+            assert_eq!(asked(world, &out(cast, flags)), FromPod::Done(Verdict::NotSelected));
         }
     });
 }
@@ -126,13 +130,13 @@ fn no_piece_of_a_cut_connection_leaves() {
     both(|cast, world| {
         begun(cast, world);
         let (first, later) = (out(cast, DATA).fragment(0, true), out(cast, DATA).fragment(100, false));
-        assert_eq!(asked(world, &later), Steer::Done(Verdict::FragmentUnknown), "so it is kept");
+        assert_eq!(asked(world, &later), FromPod::Done(Verdict::FragmentUnknown), "so it is kept");
         world.await_first(&first.heads());
         deselect(cast, world);
-        assert_eq!(asked(world, &first), Steer::Done(Verdict::FragmentsReleased));
+        assert_eq!(asked(world, &first), FromPod::Done(Verdict::FragmentsReleased));
         world.awaited.borrow_mut().clear();
         for piece in [first, later] {
-            assert_eq!(asked(world, &piece), Steer::Reset(Verdict::FlowCut), "{piece:?}");
+            assert_eq!(asked(world, &piece), FromPod::Reset(Verdict::FlowCut), "{piece:?}");
         }
     });
 }
@@ -142,14 +146,18 @@ fn a_piece_whose_first_one_has_not_come_waits_while_connections_are_told() {
     both(|cast, world| {
         deselect(cast, world);
         let (first, later) = (out(cast, DATA).fragment(0, true), out(cast, DATA).fragment(100, false));
-        assert_eq!(asked(world, &later), Steer::Done(Verdict::FragmentUnknown));
+        assert_eq!(asked(world, &later), FromPod::Done(Verdict::FragmentUnknown));
         let datagram = packet(cast.pod, cast.world, 4000, 53).fragment(100, false);
-        assert_eq!(asked(world, &datagram), Steer::Done(Verdict::NotSelected), "datagrams are not told");
+        assert_eq!(asked(world, &datagram), FromPod::Done(Verdict::NotSelected), "datagrams are not told");
         for piece in [first, later.clone()] {
-            assert_eq!(asked(world, &piece), Steer::Done(Verdict::NotSelected), "of no connection of ours: {piece:?}");
+            assert_eq!(
+                asked(world, &piece),
+                FromPod::Done(Verdict::NotSelected),
+                "of no connection of ours: {piece:?}"
+            );
         }
         world.now.set(world.now.get() + TOLD_NS);
-        assert_eq!(asked(world, &later), Steer::Done(Verdict::NotSelected));
+        assert_eq!(asked(world, &later), FromPod::Done(Verdict::NotSelected));
     });
 }
 
@@ -159,10 +167,10 @@ fn a_connection_from_outside_on_the_tuple_of_a_cut_one_is_another_one() {
         begun(cast, world);
         deselect(cast, world);
         let syn = packet(cast.world, cast.pod, 80, 4000).tcp(tcp::SYN).arriving();
-        notice::notice(&syn, world, &world.config.get());
-        assert_eq!(asked(world, &out(cast, DATA)), Steer::Reset(Verdict::FlowCut), "the pod has not answered it");
+        to_pod::decide(&syn, world, &world.config.get());
+        assert_eq!(asked(world, &out(cast, DATA)), FromPod::Reset(Verdict::FlowCut), "the pod has not answered it");
         for flags in [tcp::SYN | tcp::ACK, DATA, tcp::FIN | tcp::ACK] {
-            assert_eq!(asked(world, &out(cast, flags)), Steer::Done(Verdict::NotSelected));
+            assert_eq!(asked(world, &out(cast, flags)), FromPod::Done(Verdict::NotSelected));
         }
     });
 }
@@ -180,7 +188,7 @@ fn a_cut_connection_is_remembered_for_as_long_as_the_pod_goes_on_with_it() {
         for step in 1..4 {
             world.now.set(begun_ns + step * TOLD_NS / 4);
             world.add_pod(cast.pod, PodEntry::known().with_cut_until(begun_ns + 4 * TOLD_NS));
-            assert_eq!(asked(world, &out(cast, DATA)), Steer::Reset(Verdict::FlowCut));
+            assert_eq!(asked(world, &out(cast, DATA)), FromPod::Reset(Verdict::FlowCut));
             assert_eq!(world.flow_peek(&tuple).map(|flow| flow.last_seen_ns), Some(world.now.get()));
         }
         assert!(TOLD_NS / 4 < u64::from(closing_secs) * 1_000_000_000, "before it would be forgotten");
@@ -199,7 +207,7 @@ fn a_pod_that_is_selected_again_goes_on() {
         assert!(is_sent(world, &out(cast, DATA)));
         world.add_pod(cast.pod, PodEntry::selected(ID + 1, world.now.get()));
         world.set_policy(ID + 1, WhenEmpty::Drop, &[Slot::here(addr(cast.foreign_egress))]);
-        assert_eq!(asked(world, &out(cast, DATA)), Steer::Reset(Verdict::AddressGone), "by another object");
+        assert_eq!(asked(world, &out(cast, DATA)), FromPod::Reset(Verdict::AddressGone), "by another object");
     });
 }
 
@@ -209,8 +217,8 @@ fn a_cut_connection_is_none_from_outside() {
         begun(cast, world);
         deselect(cast, world);
         let syn = packet(cast.world, cast.pod, 80, 4000).tcp(tcp::SYN).arriving();
-        assert_eq!(notice::notice(&syn, world, &world.config.get()), Verdict::NotOurs, "whoever made it up");
-        assert_eq!(asked(world, &out(cast, DATA)), Steer::Reset(Verdict::FlowCut));
+        assert_eq!(to_pod::decide(&syn, world, &world.config.get()), Verdict::NotOurs, "whoever made it up");
+        assert_eq!(asked(world, &out(cast, DATA)), FromPod::Reset(Verdict::FlowCut));
     });
 }
 
@@ -221,20 +229,20 @@ fn a_flow_to_another_node_goes_on_with_the_nodes_address() {
         let tcp = |flags| packet(cast.pod, cast.other_node, 4000, 80).tcp(flags);
         let datagram = packet(cast.pod, cast.other_node, 4000, 53);
         for packet in [tcp(tcp::SYN), datagram.clone()] {
-            assert_eq!(asked(world, &packet), Steer::Mark);
-            leave::translate(&packet.heads(), &Quote::NONE, world, &config).expect("a free port");
+            assert_eq!(asked(world, &packet), FromPod::Mark);
+            to_netdev::translate(&packet.heads(), &Quote::NONE, world, &config).expect("a free port");
         }
         deselect(cast, world);
         // It has no end: the mapping is no object's.
         for now in [world.now.get(), world.now.get() + 2 * TOLD_NS] {
             world.now.set(now);
             for packet in [tcp(DATA), tcp(tcp::FIN | tcp::ACK), datagram.clone()] {
-                assert_eq!(asked(world, &packet), Steer::Mark, "{packet:?}");
+                assert_eq!(asked(world, &packet), FromPod::Mark, "{packet:?}");
             }
         }
         let others = [tcp(tcp::SYN), packet(cast.pod, cast.other_node, 4001, 80).tcp(DATA)];
         for packet in others {
-            assert_eq!(asked(world, &packet), Steer::Done(Verdict::NotSelected), "{packet:?}");
+            assert_eq!(asked(world, &packet), FromPod::Done(Verdict::NotSelected), "{packet:?}");
         }
     });
 }

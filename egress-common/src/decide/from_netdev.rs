@@ -1,4 +1,4 @@
-//! `enter`: the uplink, TC ingress. What the world sends to this node.
+//! `from_netdev`: the uplink, TC ingress. What the world sends to this node.
 //!
 //! For an owned egress IP: the reply of a flow, and an ICMP error that quotes a packet of it, go back to its pod, here or
 //! through the overlay; anything else for it is dropped, so that nothing unasked reaches the host or a pod. For the
@@ -6,36 +6,36 @@
 //! left alone.
 
 use super::{Tables, fragments, slots};
-use crate::abi::{Addr, Config, Course, Family, Mapping, Origin, Verdict};
-use crate::wire::{Fragment, Heads, L4, Quote, Segment};
+use crate::abi::{Addr, Config, Family, HandoverStage, NatEntry, Origin, Verdict};
+use crate::wire::{Fragment, Headers, L4, Quote, Segment};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Enter<'t> {
+pub enum FromNetdev<'t> {
     Done(Verdict),
     /// For a pod of this node.
     ReplyHere {
-        mapping: &'t Mapping,
+        mapping: &'t NatEntry,
     },
     /// For a pod behind `mapping.source_node`.
     ReplyRemote {
-        mapping: &'t Mapping,
+        mapping: &'t NatEntry,
     },
     /// Answers a packet marked 1008: translate back and leave it to the stack.
     NodeReply {
-        mapping: &'t Mapping,
+        mapping: &'t NatEntry,
     },
     /// For an address that is being handed over: the mapping may be the other node's
-    /// ([`Moving::peer`](crate::abi::Moving::peer)).
+    /// ([`HandoverEntry::peer`](crate::abi::HandoverEntry::peer)).
     PassOn {
         egress_id: u32,
     },
 }
 
-/// Whether the heads alone say that [`enter`] has nothing to do with the packet: nearly all that is for the node itself.
+/// Whether the heads alone say that [`from_netdev`] has nothing to do with the packet: nearly all that is for the node itself.
 ///
 /// Out of line: its comparisons would crowd the frame on which those of all roads lie.
 #[inline(never)]
-pub fn is_left_alone(heads: &Heads, config: &Config) -> bool {
+pub fn is_left_alone(heads: &Headers, config: &Config) -> bool {
     let is_whole = heads.fragment == Fragment::Whole && matches!(heads.l4, L4::Tcp | L4::Udp);
     let may_be_nodes =
         heads.tuple.daddr == node_address(config, heads.family) && is_node_port(heads.tuple.dport(), config);
@@ -43,11 +43,11 @@ pub fn is_left_alone(heads: &Heads, config: &Config) -> bool {
 }
 
 #[inline(always)]
-pub fn enter<'t, T: Tables>(heads: &mut Heads, quote: &Quote, tables: &'t T, config: &Config) -> Enter<'t> {
+pub fn decide<'t, T: Tables>(heads: &mut Headers, quote: &Quote, tables: &'t T, config: &Config) -> FromNetdev<'t> {
     if let Some(owned) = tables.owned_addr(&heads.tuple.daddr) {
         let egress_id = owned.egress_id;
         return match is_elsewhere(heads, quote, egress_id, tables, false) {
-            true => Enter::PassOn { egress_id },
+            true => FromNetdev::PassOn { egress_id },
             false => answer(heads, quote, tables, true),
         };
     }
@@ -56,16 +56,16 @@ pub fn enter<'t, T: Tables>(heads: &mut Heads, quote: &Quote, tables: &'t T, con
         && let Some(mapping) = for_node(heads, quote, tables, config)
         && mapping.origin() == Some(Origin::Stack)
     {
-        return Enter::NodeReply { mapping };
+        return FromNetdev::NodeReply { mapping };
     }
-    Enter::Done(Verdict::NotOurs)
+    FromNetdev::Done(Verdict::NotOurs)
 }
 
 /// What the other node of a hand-over has got for the egress IP, and passed on.
 #[inline(always)]
-pub fn passed<'t, T: Tables>(heads: &mut Heads, quote: &Quote, tables: &'t T, egress_id: u32) -> Enter<'t> {
+pub fn passed<'t, T: Tables>(heads: &mut Headers, quote: &Quote, tables: &'t T, egress_id: u32) -> FromNetdev<'t> {
     match is_elsewhere(heads, quote, egress_id, tables, true) {
-        true => Enter::PassOn { egress_id },
+        true => FromNetdev::PassOn { egress_id },
         // Nothing waits for what comes by the overlay: it would begin anew where its outer headers are missed.
         false => answer(heads, quote, tables, false),
     }
@@ -74,7 +74,7 @@ pub fn passed<'t, T: Tables>(heads: &mut Heads, quote: &Quote, tables: &'t T, eg
 /// For an egress IP, by the mappings of this node. `keeps`: whether fragments that wait for their first one begin anew
 /// behind it.
 #[inline(always)]
-fn answer<'t, T: Tables>(heads: &mut Heads, quote: &Quote, tables: &'t T, keeps: bool) -> Enter<'t> {
+fn answer<'t, T: Tables>(heads: &mut Headers, quote: &Quote, tables: &'t T, keeps: bool) -> FromNetdev<'t> {
     match heads.l4 {
         L4::IcmpError => error_for_egress_ip(heads, quote, tables),
         _ => for_egress_ip(heads, tables, keeps),
@@ -89,15 +89,15 @@ fn answer<'t, T: Tables>(heads: &mut Heads, quote: &Quote, tables: &'t T, keeps:
 ///
 /// Out of line: nearly always there is no hand-over.
 #[inline(never)]
-fn is_elsewhere<T: Tables>(heads: &mut Heads, quote: &Quote, egress_id: u32, tables: &T, passed: bool) -> bool {
-    let Some(moving) = tables.moving(egress_id) else { return false };
-    if moving.owned.address != heads.tuple.daddr {
+fn is_elsewhere<T: Tables>(heads: &mut Headers, quote: &Quote, egress_id: u32, tables: &T, passed: bool) -> bool {
+    let Some(handover) = tables.handover(egress_id) else { return false };
+    if handover.owned.address != heads.tuple.daddr {
         return false;
     }
-    match moving.course() {
+    match handover.stage() {
         // An agent that has ended in the middle of the step has let go of nothing.
-        Some(Course::Leaving) => !passed && !is_held(egress_id, &heads.tuple.daddr, tables),
-        Some(Course::Arriving | Course::Open) => !is_sent_since(heads, quote, moving.since_ns, tables),
+        Some(HandoverStage::Leaving) => !passed && !is_held(egress_id, &heads.tuple.daddr, tables),
+        Some(HandoverStage::Arriving | HandoverStage::Open) => !is_sent_since(heads, quote, handover.since_ns, tables),
         None => false,
     }
 }
@@ -110,7 +110,7 @@ fn is_held<T: Tables>(egress_id: u32, address: &Addr, tables: &T) -> bool {
 
 /// Whether this node has sent a packet of the flow that this answers, or is an error about, since then.
 #[inline(always)]
-fn is_sent_since<T: Tables>(heads: &mut Heads, quote: &Quote, since_ns: u64, tables: &T) -> bool {
+fn is_sent_since<T: Tables>(heads: &mut Headers, quote: &Quote, since_ns: u64, tables: &T) -> bool {
     let reverse = match heads.l4 {
         L4::IcmpError => quote.flow(),
         _ => {
@@ -127,7 +127,7 @@ fn is_sent_since<T: Tables>(heads: &mut Heads, quote: &Quote, since_ns: u64, tab
 /// For the node's address: the mapping of a packet marked 1008 that this answers, or is an error about. Everything else
 /// there is the host's; so a first fragment is remembered only where there is a mapping, and a later one asks for it.
 #[inline(never)]
-fn for_node<'t, T: Tables>(heads: &mut Heads, quote: &Quote, tables: &'t T, config: &Config) -> Option<&'t Mapping> {
+fn for_node<'t, T: Tables>(heads: &mut Headers, quote: &Quote, tables: &'t T, config: &Config) -> Option<&'t NatEntry> {
     match heads.l4 {
         L4::IcmpError => {
             let quote = sent_to_learn(heads, quote).filter(|quote| is_node_port(quote.tuple().sport(), config))?;
@@ -161,51 +161,51 @@ pub const fn is_node_port(port: u16, config: &Config) -> bool {
 /// The packet that an ICMP error is about, where it is one of the address that it is sent to. Queries only: the address
 /// answers none.
 #[inline(always)]
-fn sent_to_learn<'q>(heads: &Heads, quote: &'q Quote) -> Option<&'q Quote> {
+fn sent_to_learn<'q>(heads: &Headers, quote: &'q Quote) -> Option<&'q Quote> {
     (quote.tuple().saddr == heads.tuple.daddr && quote.l4() != L4::EchoReply).then_some(quote)
 }
 
 #[inline(always)]
-fn for_egress_ip<'t, T: Tables>(heads: &mut Heads, tables: &'t T, keeps: bool) -> Enter<'t> {
+fn for_egress_ip<'t, T: Tables>(heads: &mut Headers, tables: &'t T, keeps: bool) -> FromNetdev<'t> {
     if heads.l4 == L4::Later {
         fragments::resolve_kept(heads, tables);
     }
     if let Err(verdict) = slots::translatable(heads) {
-        return Enter::Done(verdict);
+        return FromNetdev::Done(verdict);
     }
     // A request begins something, and only the pod's side does that.
     if heads.l4 == L4::EchoRequest && heads.has_l4() {
-        return Enter::Done(Verdict::NoMapping);
+        return FromNetdev::Done(Verdict::NoNatEntry);
     }
     let Some(mapping) = tables.nat_seen(&heads.tuple, heads.for_pod()) else {
         // Nor may what follows it follow an answer that had its number; and strangers take no room in the map.
         fragments::supersede(heads, tables);
-        return Enter::Done(Verdict::NoMapping);
+        return FromNetdev::Done(Verdict::NoNatEntry);
     };
     if heads.fragment == Fragment::First && fragments::resolve_kept(heads, tables) && keeps {
-        return Enter::Done(Verdict::FragmentsReleased);
+        return FromNetdev::Done(Verdict::FragmentsReleased);
     }
     reply(heads, mapping, tables)
 }
 
 /// The sender of an error may be any router on the way; what it quotes must be a packet that we sent.
 #[inline(always)]
-fn error_for_egress_ip<'t, T: Tables>(heads: &Heads, quote: &Quote, tables: &'t T) -> Enter<'t> {
+fn error_for_egress_ip<'t, T: Tables>(heads: &Headers, quote: &Quote, tables: &'t T) -> FromNetdev<'t> {
     if heads.source_routed {
-        return Enter::Done(Verdict::SourceRouted);
+        return FromNetdev::Done(Verdict::SourceRouted);
     }
     let mapping = sent_to_learn(heads, quote).and_then(|quote| tables.nat_peek(quote.flow()));
     match mapping {
         Some(mapping) => reply(heads, mapping, tables),
-        None => Enter::Done(Verdict::IcmpUnmatched),
+        None => FromNetdev::Done(Verdict::IcmpUnmatched),
     }
 }
 
 #[inline(always)]
-fn reply<'t, T: Tables>(heads: &Heads, mapping: &'t Mapping, tables: &T) -> Enter<'t> {
+fn reply<'t, T: Tables>(heads: &Headers, mapping: &'t NatEntry, tables: &T) -> FromNetdev<'t> {
     // The stack answers Time Exceeded, as a router does.
     if heads.ttl <= 1 {
-        return Enter::Done(Verdict::TtlExpired);
+        return FromNetdev::Done(Verdict::TtlExpired);
     }
     match mapping.origin() {
         Some(Origin::Here) => {
@@ -213,10 +213,10 @@ fn reply<'t, T: Tables>(heads: &Heads, mapping: &'t Mapping, tables: &T) -> Ente
             if heads.l4 != L4::IcmpError {
                 tables.flow_answered(&mapping.other, heads.for_pod());
             }
-            Enter::ReplyHere { mapping }
+            FromNetdev::ReplyHere { mapping }
         }
-        Some(Origin::Remote) => Enter::ReplyRemote { mapping },
-        Some(Origin::Stack) | None => Enter::Done(Verdict::BadState),
+        Some(Origin::Remote) => FromNetdev::ReplyRemote { mapping },
+        Some(Origin::Stack) | None => FromNetdev::Done(Verdict::BadState),
     }
 }
 

@@ -1,4 +1,4 @@
-//! `accept`: the overlay, TC ingress. What another node sent: a flow for an egress IP of ours, or a gateway's reply to a
+//! `from_overlay`: the overlay, TC ingress. What another node sent: a flow for an egress IP of ours, or a gateway's reply to a
 //! pod of ours.
 //!
 //! Nodes are trusted, their overlay packets are not taken on faith: the outer source must be another node's tunnel
@@ -6,15 +6,17 @@
 //! source of a flow a pod of that very node, the pod that a reply is for selected by its object, and the inner source of
 //! a reply no address of the cluster.
 //!
-//! While an address is handed over (`abi::Moving`) the old node passes on what comes for it, and the heir takes from the
+//! While an address is handed over (`abi::HandoverEntry`) the old node passes on what comes for it, and the heir takes from the
 //! old node, and from nobody else, what pods of other nodes have sent. What a pod has sent is passed on once; an answer may
 //! come back from the heir to the old node, with a hop less each time.
 //! Before the heir knows that the old node emits nothing any more it takes nothing else for the address.
 
 use super::snat::{self, Face};
 use super::{Owner, Tables, fragments, slots};
-use crate::abi::{Addr, Class, Config, Course, Mapping, NodeEntry, NodePlace, Origin, Owned, PrefixKind, Verdict};
-use crate::wire::{Heads, L4, Quote};
+use crate::abi::{
+    Addr, Class, Config, HandoverStage, NatEntry, NodeEntry, NodePlace, Origin, Owned, PrefixKind, Verdict,
+};
+use crate::wire::{Headers, L4, Quote};
 
 /// Where the packet came from, read from the tunnel header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,7 +26,7 @@ pub struct Outer {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Accept<'t> {
+pub enum FromOverlay<'t> {
     Done(Verdict),
     /// A reply from a gateway for a pod of this node that its object selects.
     Deliver,
@@ -33,13 +35,13 @@ pub enum Accept<'t> {
         owned: &'t Owned,
         source_node: &'t Addr,
     },
-    /// The address has been handed over to another node ([`Moving::peer`](crate::abi::Moving::peer)).
+    /// The address has been handed over to another node ([`HandoverEntry::peer`](crate::abi::HandoverEntry::peer)).
     PassOn,
     /// Passed on by the other node of a hand-over: for the egress IP, by a mapping of this node if there is one.
     Answer,
 }
 
-/// What becomes of a packet that [`why_unread`](crate::wire::Heads::why_unread) is said of: the stack must not see it.
+/// What becomes of a packet that [`why_unread`](crate::wire::Headers::why_unread) is said of: the stack must not see it.
 #[inline(always)]
 pub const fn unread(why: Verdict) -> Verdict {
     if matches!(why.class(), Class::Pass) { Verdict::Malformed } else { why }
@@ -53,25 +55,25 @@ pub fn sender<'t, T: Tables>(outer: &Outer, tables: &'t T) -> Option<&'t NodeEnt
 }
 
 #[inline(always)]
-pub fn accept<'t, T: Tables>(heads: &mut Heads, outer: &Outer, tables: &'t T, config: &Config) -> Accept<'t> {
-    let Some(sender) = sender(outer, tables) else { return Accept::Done(Verdict::ForgedOuter) };
+pub fn decide<'t, T: Tables>(heads: &mut Headers, outer: &Outer, tables: &'t T, config: &Config) -> FromOverlay<'t> {
+    let Some(sender) = sender(outer, tables) else { return FromOverlay::Done(Verdict::ForgedOuter) };
     if let Some(pod) = tables.pod(&heads.tuple.daddr) {
         // A gateway knows no pods: its mappings outlive the pod's selection, and the pod. The network identifier says whose
         // reply it is.
         if pod.egress_id() != Some(outer.egress_id) {
-            return Accept::Done(Verdict::NotItsPod);
+            return FromOverlay::Done(Verdict::NotItsPod);
         }
         if !may_answer(heads, tables) {
-            return Accept::Done(Verdict::ForgedInner);
+            return FromOverlay::Done(Verdict::ForgedInner);
         }
         // A later fragment does not show which flow it is of, and an error keeps none alive.
         if heads.has_l4() && heads.l4 != L4::IcmpError {
             tables.flow_answered(&heads.tuple.answered(), heads.for_pod());
         }
-        return Accept::Deliver;
+        return FromOverlay::Deliver;
     }
     if is_in_own_subnet(heads, tables, config) {
-        return Accept::Done(Verdict::NotItsPod);
+        return FromOverlay::Done(Verdict::NotItsPod);
     }
     let of_sender = tables
         .prefix(&heads.tuple.saddr)
@@ -83,27 +85,29 @@ pub fn accept<'t, T: Tables>(heads: &mut Heads, outer: &Outer, tables: &'t T, co
     let (owned, source_node) = match owned {
         Some(owned) => (owned, &sender.node),
         None => match of_hand_over(heads, outer, tables, of_sender) {
-            HandOver::None if of_sender => return Accept::Done(Verdict::NotGateway),
-            HandOver::None => return Accept::Done(Verdict::ForgedInner),
-            HandOver::Answer => return Accept::Answer,
-            HandOver::PassOn => return Accept::PassOn,
+            HandOver::None if of_sender => return FromOverlay::Done(Verdict::NotGateway),
+            HandOver::None => return FromOverlay::Done(Verdict::ForgedInner),
+            HandOver::Answer => return FromOverlay::Answer,
+            HandOver::PassOn => return FromOverlay::PassOn,
             HandOver::Take => {
-                let Some(moving) = tables.moving(outer.egress_id) else { return Accept::Done(Verdict::NotGateway) };
-                let Some(prefix) = tables.prefix(&heads.tuple.saddr) else {
-                    return Accept::Done(Verdict::ForgedInner);
+                let Some(handover) = tables.handover(outer.egress_id) else {
+                    return FromOverlay::Done(Verdict::NotGateway);
                 };
-                (&moving.owned, &prefix.node)
+                let Some(prefix) = tables.prefix(&heads.tuple.saddr) else {
+                    return FromOverlay::Done(Verdict::ForgedInner);
+                };
+                (&handover.owned, &prefix.node)
             }
         },
     };
     if heads.l4 == L4::IcmpError && !heads.source_routed {
         // By the mapping of what it quotes.
-        return Accept::Translate { owned, source_node };
+        return FromOverlay::Translate { owned, source_node };
     }
     fragments::resolve(heads, tables);
     match slots::translatable(heads) {
-        Ok(()) => Accept::Translate { owned, source_node },
-        Err(verdict) => Accept::Done(verdict),
+        Ok(()) => FromOverlay::Translate { owned, source_node },
+        Err(verdict) => FromOverlay::Done(verdict),
     }
 }
 
@@ -111,9 +115,9 @@ pub fn accept<'t, T: Tables>(heads: &mut Heads, outer: &Outer, tables: &'t T, co
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum HandOver {
     None,
-    /// See [`Accept::Answer`].
+    /// See [`FromOverlay::Answer`].
     Answer,
-    /// See [`Accept::PassOn`].
+    /// See [`FromOverlay::PassOn`].
     PassOn,
     /// Ours to translate, though the address is not owned here yet, or a pod of another node than the sender's has sent it.
     Take,
@@ -122,22 +126,24 @@ enum HandOver {
 /// For an address that this node does not own, or from a pod that is not of the node that sent it. Out of line: hardly
 /// ever asked.
 #[inline(never)]
-fn of_hand_over<T: Tables>(heads: &Heads, outer: &Outer, tables: &T, of_sender: bool) -> HandOver {
-    let Some(moving) = tables.moving(outer.egress_id) else { return HandOver::None };
-    let is_from_peer = moving.peer == outer.source;
-    if is_from_peer && heads.tuple.daddr == moving.owned.address {
+fn of_hand_over<T: Tables>(heads: &Headers, outer: &Outer, tables: &T, of_sender: bool) -> HandOver {
+    let Some(handover) = tables.handover(outer.egress_id) else { return HandOver::None };
+    let is_from_peer = handover.peer == outer.source;
+    if is_from_peer && heads.tuple.daddr == handover.owned.address {
         return HandOver::Answer;
     }
-    if moving.owned.address.family() != heads.family {
+    if handover.owned.address.family() != heads.family {
         return HandOver::None;
     }
-    match moving.course() {
-        Some(Course::Leaving) if of_sender => HandOver::PassOn,
-        Some(Course::Open) if of_sender => HandOver::Take,
-        Some(Course::Arriving | Course::Open) if is_from_peer => match tables.prefix(&heads.tuple.saddr) {
-            Some(prefix) if prefix.kind() == Some(PrefixKind::PodSubnet) => HandOver::Take,
-            _ => HandOver::None,
-        },
+    match handover.stage() {
+        Some(HandoverStage::Leaving) if of_sender => HandOver::PassOn,
+        Some(HandoverStage::Open) if of_sender => HandOver::Take,
+        Some(HandoverStage::Arriving | HandoverStage::Open) if is_from_peer => {
+            match tables.prefix(&heads.tuple.saddr) {
+                Some(prefix) if prefix.kind() == Some(PrefixKind::PodSubnet) => HandOver::Take,
+                _ => HandOver::None,
+            }
+        }
         _ => HandOver::None,
     }
 }
@@ -146,14 +152,14 @@ fn of_hand_over<T: Tables>(heads: &Heads, outer: &Outer, tables: &T, of_sender: 
 /// of the cluster. An ICMP error may have any source, a node's address in one that the gateway itself sends, and it
 /// concerns only the flow that it quotes.
 #[inline(always)]
-fn may_answer<T: Tables>(heads: &Heads, tables: &T) -> bool {
+fn may_answer<T: Tables>(heads: &Headers, tables: &T) -> bool {
     let source = &heads.tuple.saddr;
     heads.l4 == L4::IcmpError || (tables.node(source).is_none() && tables.prefix(source).is_none())
 }
 
 /// For an address that no pod has, or none that the agent knows.
 #[inline(always)]
-fn is_in_own_subnet<T: Tables>(heads: &Heads, tables: &T, config: &Config) -> bool {
+fn is_in_own_subnet<T: Tables>(heads: &Headers, tables: &T, config: &Config) -> bool {
     tables
         .prefix(&heads.tuple.daddr)
         .is_some_and(|prefix| prefix.kind() == Some(PrefixKind::PodSubnet) && prefix.node == config.self_node)
@@ -162,14 +168,14 @@ fn is_in_own_subnet<T: Tables>(heads: &Heads, tables: &T, config: &Config) -> bo
 /// The mapping of a flow that another node sent.
 #[inline(always)]
 pub fn translate<'t, T: Tables>(
-    heads: &Heads,
+    heads: &Headers,
     quote: &Quote,
     tables: &'t T,
     owned: &Owned,
     egress_id: u32,
     source_node: &Addr,
     config: &Config,
-) -> Result<&'t Mapping, Verdict> {
+) -> Result<&'t NatEntry, Verdict> {
     // A pod of this node may have sent it to the old node of a hand-over, which has passed it on.
     let owner = match *source_node == config.self_node {
         true => Owner { origin: Origin::Here, source_node: Addr::UNSPECIFIED, egress_id },
@@ -181,17 +187,17 @@ pub fn translate<'t, T: Tables>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::abi::{Direction, Moving, PodEntry};
+    use crate::abi::{Direction, HandoverEntry, PodEntry};
     use crate::decide::cast::{Cast, ID, NODE, OTHER_NODE, both};
+    use crate::decide::from_pod;
     use crate::decide::packets::{Packet, packet};
     use crate::decide::phase::{self, Phase};
-    use crate::decide::steer;
     use crate::decide::world::{World, addr};
     use crate::wire::{PROTO_AH, tcp};
 
-    fn asked<'t>(world: &'t World, from: &str, egress_id: u32, packet: &Packet) -> Accept<'t> {
+    fn asked<'t>(world: &'t World, from: &str, egress_id: u32, packet: &Packet) -> FromOverlay<'t> {
         let outer = Outer { source: addr(from), egress_id };
-        accept(&mut packet.heads(), &outer, world, &world.config.get())
+        decide(&mut packet.heads(), &outer, world, &world.config.get())
     }
 
     fn from_remote(cast: &Cast) -> Packet {
@@ -201,7 +207,7 @@ mod tests {
     #[test]
     fn a_pod_of_the_node_that_sends_gets_the_egress_ip() {
         both(|cast, world| {
-            let Accept::Translate { owned, source_node } = asked(world, OTHER_NODE, ID, &from_remote(cast)) else {
+            let FromOverlay::Translate { owned, source_node } = asked(world, OTHER_NODE, ID, &from_remote(cast)) else {
                 panic!("not translated");
             };
             assert_eq!((owned.address, *source_node), (addr(cast.egress), addr(OTHER_NODE)));
@@ -212,7 +218,7 @@ mod tests {
             assert_eq!((mapping.source_node, mapping.egress_id), (addr(OTHER_NODE), ID));
             // What a pod sends to a node's port and the CNI masquerades has another address of that node.
             let forged = asked(world, cast.other_mgmt, ID, &from_remote(cast));
-            assert_eq!(forged, Accept::Done(Verdict::ForgedOuter));
+            assert_eq!(forged, FromOverlay::Done(Verdict::ForgedOuter));
             world.assert_paired();
         });
     }
@@ -222,16 +228,21 @@ mod tests {
         both(|cast, world| {
             let sent = packet(cast.pod, cast.world, 4000, 80).tcp(tcp::SYN);
             let flow = |world: &World| world.flow_at(&sent.heads().tuple).expect("a flow");
-            steer::steer(&mut sent.heads(), &Quote::NONE, world, &world.config.get());
-            steer::steer(&mut sent.clone().tcp(tcp::FIN | tcp::ACK).heads(), &Quote::NONE, world, &world.config.get());
+            from_pod::decide(&mut sent.heads(), &Quote::NONE, world, &world.config.get());
+            from_pod::decide(
+                &mut sent.clone().tcp(tcp::FIN | tcp::ACK).heads(),
+                &Quote::NONE,
+                world,
+                &world.config.get(),
+            );
             world.now.set(world.now.get() + 200_000_000_000);
             let reply = packet(cast.world, cast.pod, 80, 4000);
             for (flags, phase) in [(tcp::ACK, Phase::Established), (tcp::FIN | tcp::ACK, Phase::Closing)] {
-                assert_eq!(asked(world, OTHER_NODE, ID, &reply.clone().tcp(flags)), Accept::Deliver);
+                assert_eq!(asked(world, OTHER_NODE, ID, &reply.clone().tcp(flags)), FromOverlay::Deliver);
                 assert_eq!((flow(world).last_seen_ns, phase::flow(&flow(world))), (world.now.get(), phase));
             }
             let error = packet(cast.other_node, cast.pod, 0, 0).unreachable();
-            assert_eq!(asked(world, OTHER_NODE, ID, &error), Accept::Deliver, "of no flow by its own tuple");
+            assert_eq!(asked(world, OTHER_NODE, ID, &error), FromOverlay::Deliver, "of no flow by its own tuple");
         });
     }
 
@@ -240,9 +251,9 @@ mod tests {
         both(|cast, world| {
             for from in [cast.node, cast.mgmt, cast.world, cast.remote_pod, cast.pod, cast.egress] {
                 let verdict = asked(world, from, ID, &from_remote(cast));
-                assert_eq!(verdict, Accept::Done(Verdict::ForgedOuter), "{from}");
+                assert_eq!(verdict, FromOverlay::Done(Verdict::ForgedOuter), "{from}");
                 let reply = packet(cast.world, cast.pod, 80, 4000);
-                assert_eq!(asked(world, from, ID, &reply), Accept::Done(Verdict::ForgedOuter), "{from}");
+                assert_eq!(asked(world, from, ID, &reply), FromOverlay::Done(Verdict::ForgedOuter), "{from}");
             }
         });
     }
@@ -252,7 +263,7 @@ mod tests {
         both(|cast, world| {
             for source in [cast.pod, cast.lost_pod, cast.world, cast.other_node, cast.service, cast.egress] {
                 let forged = packet(source, cast.world, 4000, 80);
-                assert_eq!(asked(world, OTHER_NODE, ID, &forged), Accept::Done(Verdict::ForgedInner), "{source}");
+                assert_eq!(asked(world, OTHER_NODE, ID, &forged), FromOverlay::Done(Verdict::ForgedInner), "{source}");
             }
         });
     }
@@ -261,11 +272,11 @@ mod tests {
     fn only_an_owned_address_of_the_family_is_given() {
         both(|cast, world| {
             let verdict = asked(world, OTHER_NODE, ID + 1, &from_remote(cast));
-            assert_eq!(verdict, Accept::Done(Verdict::NotGateway));
+            assert_eq!(verdict, FromOverlay::Done(Verdict::NotGateway));
             let other_family = if cast.egress.contains(':') { "172.18.0.100" } else { "fd00:172:18::100" };
             world.own(ID, other_family);
             let verdict = asked(world, OTHER_NODE, ID, &from_remote(cast));
-            assert_eq!(verdict, Accept::Done(Verdict::NotGateway));
+            assert_eq!(verdict, FromOverlay::Done(Verdict::NotGateway));
         });
     }
 
@@ -273,10 +284,10 @@ mod tests {
     fn replies_are_for_pods_of_this_node() {
         both(|cast, world| {
             let reply = packet(cast.world, cast.pod, 80, 4000);
-            assert_eq!(asked(world, OTHER_NODE, ID, &reply), Accept::Deliver);
-            assert_eq!(asked(world, OTHER_NODE, ID, &reply.fragment(100, false)), Accept::Deliver);
+            assert_eq!(asked(world, OTHER_NODE, ID, &reply), FromOverlay::Deliver);
+            assert_eq!(asked(world, OTHER_NODE, ID, &reply.fragment(100, false)), FromOverlay::Deliver);
             let elsewhere = packet(cast.world, cast.remote_pod, 80, 4000);
-            assert_eq!(asked(world, OTHER_NODE, ID, &elsewhere), Accept::Done(Verdict::ForgedInner));
+            assert_eq!(asked(world, OTHER_NODE, ID, &elsewhere), FromOverlay::Done(Verdict::ForgedInner));
         });
     }
 
@@ -289,11 +300,11 @@ mod tests {
                 [(ID, cast.known_pod), (ID, cast.unknown_pod), (ID + 1, cast.pod), (0, cast.known_pod)]
             {
                 let verdict = asked(world, OTHER_NODE, egress_id, &reply(pod));
-                assert_eq!(verdict, Accept::Done(Verdict::NotItsPod), "{egress_id} {pod}");
+                assert_eq!(verdict, FromOverlay::Done(Verdict::NotItsPod), "{egress_id} {pod}");
             }
-            assert_eq!(asked(world, OTHER_NODE, ID, &reply(cast.pod)), Accept::Deliver);
+            assert_eq!(asked(world, OTHER_NODE, ID, &reply(cast.pod)), FromOverlay::Deliver);
             world.add_pod(cast.pod, PodEntry::known().with_cut_until(u64::MAX));
-            assert_eq!(asked(world, OTHER_NODE, ID, &reply(cast.pod)), Accept::Done(Verdict::NotItsPod));
+            assert_eq!(asked(world, OTHER_NODE, ID, &reply(cast.pod)), FromOverlay::Done(Verdict::NotItsPod));
         });
     }
 
@@ -322,11 +333,15 @@ mod tests {
                 for reply in
                     [packet(source, cast.pod, 80, 4000), packet(source, cast.pod, 80, 4000).fragment(100, false)]
                 {
-                    assert_eq!(asked(world, OTHER_NODE, ID, &reply), Accept::Done(Verdict::ForgedInner), "{source}");
+                    assert_eq!(
+                        asked(world, OTHER_NODE, ID, &reply),
+                        FromOverlay::Done(Verdict::ForgedInner),
+                        "{source}"
+                    );
                 }
                 // A gateway tells pods from its node's address, and a router may have any.
                 let error = packet(source, cast.pod, 0, 0).unreachable();
-                assert_eq!(asked(world, OTHER_NODE, ID, &error), Accept::Deliver, "{source}");
+                assert_eq!(asked(world, OTHER_NODE, ID, &error), FromOverlay::Deliver, "{source}");
             }
         });
     }
@@ -361,12 +376,12 @@ mod tests {
                 (from_remote(cast).cut(4), Verdict::Malformed),
                 (from_remote(cast).fragment(100, false), Verdict::FragmentUnknown),
             ] {
-                assert_eq!(asked(world, OTHER_NODE, ID, &packet), Accept::Done(verdict));
+                assert_eq!(asked(world, OTHER_NODE, ID, &packet), FromOverlay::Done(verdict));
             }
             let first = asked(world, OTHER_NODE, ID, &from_remote(cast).fragment(0, true));
-            assert!(matches!(first, Accept::Translate { .. }));
+            assert!(matches!(first, FromOverlay::Translate { .. }));
             let later = asked(world, OTHER_NODE, ID, &from_remote(cast).fragment(100, false));
-            assert!(matches!(later, Accept::Translate { .. }));
+            assert!(matches!(later, FromOverlay::Translate { .. }));
         });
     }
 
@@ -375,7 +390,7 @@ mod tests {
         both(|cast, world| {
             let first = from_remote(cast).fragment(0, true);
             world.await_first(&first.heads());
-            assert!(matches!(asked(world, OTHER_NODE, ID, &first), Accept::Translate { .. }));
+            assert!(matches!(asked(world, OTHER_NODE, ID, &first), FromOverlay::Translate { .. }));
         });
     }
 
@@ -383,15 +398,15 @@ mod tests {
     fn a_node_of_another_version_is_not_this_node() {
         both(|cast, world| {
             world.put_node(cast.other_node, NodeEntry::new(NodePlace::Own, addr(OTHER_NODE)).of_another_version());
-            assert!(matches!(asked(world, OTHER_NODE, ID, &from_remote(cast)), Accept::Translate { .. }));
+            assert!(matches!(asked(world, OTHER_NODE, ID, &from_remote(cast)), FromOverlay::Translate { .. }));
             assert_eq!(world.node(&addr(cast.node)).map(|node| node.node), Some(addr(NODE)));
         });
     }
 
     /// The hand-over of [`ID`]'s address to or from the other node.
-    fn hand_over(cast: &Cast, world: &World, course: Course) {
+    fn hand_over(cast: &Cast, world: &World, stage: HandoverStage) {
         let owned = *world.owned(ID).expect("owned");
-        world.moving.borrow_mut().insert(ID, Moving::new(ID, course, 0, addr(OTHER_NODE), owned));
+        world.handovers.borrow_mut().insert(ID, HandoverEntry::new(ID, stage, 0, addr(OTHER_NODE), owned));
         world.owned.borrow_mut().remove(&ID);
         assert!(world.owned_addr(&addr(cast.egress)).is_some(), "answers are still taken");
     }
@@ -404,26 +419,26 @@ mod tests {
             world.add_node(THIRD, NodePlace::Other, THIRD);
             world.add_prefix(pod, narrow, PrefixKind::PodSubnet, Some(THIRD));
             let late = packet(pod, cast.world, 4000, 80);
-            hand_over(cast, world, Course::Leaving);
-            assert_eq!(asked(world, THIRD, ID, &late), Accept::PassOn);
+            hand_over(cast, world, HandoverStage::Leaving);
+            assert_eq!(asked(world, THIRD, ID, &late), FromOverlay::PassOn);
             // By another hand-over, before this one.
             let passed = asked(world, OTHER_NODE, ID, &late);
-            assert_eq!(passed, Accept::Done(Verdict::ForgedInner), "never passed on twice");
-            assert_eq!(asked(world, THIRD, ID + 1, &late), Accept::Done(Verdict::NotGateway));
+            assert_eq!(passed, FromOverlay::Done(Verdict::ForgedInner), "never passed on twice");
+            assert_eq!(asked(world, THIRD, ID + 1, &late), FromOverlay::Done(Verdict::NotGateway));
             let forged = packet(cast.world, cast.world, 1, 2);
-            assert_eq!(asked(world, THIRD, ID, &forged), Accept::Done(Verdict::ForgedInner));
+            assert_eq!(asked(world, THIRD, ID, &forged), FromOverlay::Done(Verdict::ForgedInner));
         });
     }
 
     #[test]
     fn an_heir_takes_from_the_old_node_what_any_pod_has_sent() {
         both(|cast, world| {
-            hand_over(cast, world, Course::Arriving);
+            hand_over(cast, world, HandoverStage::Arriving);
             for (pod, node, origin) in
                 [(cast.remote_pod, addr(OTHER_NODE), Origin::Remote), (cast.pod, addr(NODE), Origin::Here)]
             {
                 let passed = packet(pod, cast.world, 4000, 80);
-                let Accept::Translate { owned, source_node } = asked(world, OTHER_NODE, ID, &passed) else {
+                let FromOverlay::Translate { owned, source_node } = asked(world, OTHER_NODE, ID, &passed) else {
                     panic!("{pod} is not translated");
                 };
                 assert_eq!((owned.address, *source_node), (addr(cast.egress), node));
@@ -433,7 +448,7 @@ mod tests {
             }
             for nobody in [cast.lost_pod, cast.world, cast.service, cast.egress] {
                 let forged = asked(world, OTHER_NODE, ID, &packet(nobody, cast.world, 4000, 80));
-                assert_eq!(forged, Accept::Done(Verdict::ForgedInner), "{nobody}");
+                assert_eq!(forged, FromOverlay::Done(Verdict::ForgedInner), "{nobody}");
             }
         });
     }
@@ -443,31 +458,34 @@ mod tests {
     fn before_its_time_an_heir_takes_nothing_from_others() {
         both(|cast, world| {
             const THIRD: &str = "172.18.0.4";
-            hand_over(cast, world, Course::Arriving);
-            let moving = world.moving.borrow()[&ID];
-            world.moving.borrow_mut().insert(ID, Moving::new(ID, Course::Arriving, 0, addr(THIRD), moving.owned));
-            assert_eq!(asked(world, OTHER_NODE, ID, &from_remote(cast)), Accept::Done(Verdict::NotGateway));
-            let open = Moving::new(ID, Course::Open, 0, addr(THIRD), moving.owned);
-            world.moving.borrow_mut().insert(ID, open);
-            assert!(matches!(asked(world, OTHER_NODE, ID, &from_remote(cast)), Accept::Translate { .. }));
+            hand_over(cast, world, HandoverStage::Arriving);
+            let handover = world.handovers.borrow()[&ID];
+            world
+                .handovers
+                .borrow_mut()
+                .insert(ID, HandoverEntry::new(ID, HandoverStage::Arriving, 0, addr(THIRD), handover.owned));
+            assert_eq!(asked(world, OTHER_NODE, ID, &from_remote(cast)), FromOverlay::Done(Verdict::NotGateway));
+            let open = HandoverEntry::new(ID, HandoverStage::Open, 0, addr(THIRD), handover.owned);
+            world.handovers.borrow_mut().insert(ID, open);
+            assert!(matches!(asked(world, OTHER_NODE, ID, &from_remote(cast)), FromOverlay::Translate { .. }));
         });
     }
 
     #[test]
     fn answers_are_taken_from_the_other_node_alone() {
         both(|cast, world| {
-            for course in [Course::Leaving, Course::Arriving, Course::Open] {
+            for stage in [HandoverStage::Leaving, HandoverStage::Arriving, HandoverStage::Open] {
                 world.own(ID, cast.egress);
-                hand_over(cast, world, course);
+                hand_over(cast, world, stage);
                 let answer = packet(cast.world, cast.egress, 80, 4000);
-                assert_eq!(asked(world, OTHER_NODE, ID, &answer), Accept::Answer);
-                assert_eq!(asked(world, OTHER_NODE, ID + 1, &answer), Accept::Done(Verdict::ForgedInner));
+                assert_eq!(asked(world, OTHER_NODE, ID, &answer), FromOverlay::Answer);
+                assert_eq!(asked(world, OTHER_NODE, ID + 1, &answer), FromOverlay::Done(Verdict::ForgedInner));
                 let other = packet(cast.world, cast.foreign_egress, 80, 4000);
-                assert_eq!(asked(world, OTHER_NODE, ID, &other), Accept::Done(Verdict::ForgedInner));
-                let moving = world.moving.borrow()[&ID];
-                let third = Moving::new(ID, course, 0, addr("172.18.0.4"), moving.owned);
-                world.moving.borrow_mut().insert(ID, third);
-                assert_eq!(asked(world, OTHER_NODE, ID, &answer), Accept::Done(Verdict::ForgedInner));
+                assert_eq!(asked(world, OTHER_NODE, ID, &other), FromOverlay::Done(Verdict::ForgedInner));
+                let handover = world.handovers.borrow()[&ID];
+                let third = HandoverEntry::new(ID, stage, 0, addr("172.18.0.4"), handover.owned);
+                world.handovers.borrow_mut().insert(ID, third);
+                assert_eq!(asked(world, OTHER_NODE, ID, &answer), FromOverlay::Done(Verdict::ForgedInner));
             }
         });
     }

@@ -1,12 +1,12 @@
 //! From outside, by the uplink.
 
-use egress_common::abi::{Addr, Class, Direction, Mapping, OwnedAddr, Verdict};
-use egress_common::decide::enter::{self, Enter};
+use egress_common::abi::{Addr, Class, Direction, NatEntry, OwnedAddr, Verdict};
+use egress_common::decide::from_netdev::{self, FromNetdev};
 use egress_common::decide::mtu::Fit;
 use egress_common::decide::{Rewrite, Tables as _, mtu};
 use egress_common::wire::icmp::Answer;
 use egress_common::wire::nd::{self, ADVERTISEMENT_LEN, Solicitation};
-use egress_common::wire::{ETH_LEN, Frame as _, Heads, L4, PROTO_ICMPV6, Quote, arp, ethertype, icmp, ipv4};
+use egress_common::wire::{ETH_LEN, Frame as _, Headers, L4, PROTO_ICMPV6, Quote, arp, ethertype, icmp, ipv4};
 
 use super::{Node, Outcome, Skb, TooBig, fits_in_two, quoted, rewritten};
 use crate::edge;
@@ -14,24 +14,24 @@ use crate::edge;
 /// What a decision about an answer comes to, with the mapping taken out of the maps.
 pub(super) enum Back {
     Done(Verdict),
-    To(Verdict, Mapping),
+    To(Verdict, NatEntry),
     PassOn(u32),
 }
 
 impl Back {
-    pub(super) const fn of(decision: &Enter<'_>) -> Self {
+    pub(super) const fn of(decision: &FromNetdev<'_>) -> Self {
         match decision {
-            Enter::Done(verdict) => Self::Done(*verdict),
-            Enter::ReplyHere { mapping } => Self::To(Verdict::ReplyHere, **mapping),
-            Enter::ReplyRemote { mapping } => Self::To(Verdict::ReplySteered, **mapping),
-            Enter::NodeReply { mapping } => Self::To(Verdict::NodeReply, **mapping),
-            Enter::PassOn { egress_id } => Self::PassOn(*egress_id),
+            FromNetdev::Done(verdict) => Self::Done(*verdict),
+            FromNetdev::ReplyHere { mapping } => Self::To(Verdict::ReplyHere, **mapping),
+            FromNetdev::ReplyRemote { mapping } => Self::To(Verdict::ReplyToNode, **mapping),
+            FromNetdev::NodeReply { mapping } => Self::To(Verdict::NodeReply, **mapping),
+            FromNetdev::PassOn { egress_id } => Self::PassOn(*egress_id),
         }
     }
 }
 
 impl Node {
-    pub(super) fn entered(&mut self, skb: &Skb<'_>) -> Outcome {
+    pub(super) fn run_from_netdev(&mut self, skb: &Skb<'_>) -> Outcome {
         let (frame, config) = (skb.frame, self.config());
         if skb.foreign {
             return Outcome::done(Verdict::NotOurs, frame, 0);
@@ -46,7 +46,7 @@ impl Node {
         if skb.gso_size == 0
             && let Some((outer, inner)) = edge::decapsulated(frame, &heads, &config)
         {
-            return self.accepted(&outer, &Skb::plain(&inner));
+            return self.run_from_overlay(&outer, &Skb::plain(&inner));
         }
         if heads.tuple.protocol == PROTO_ICMPV6
             && let Some(outcome) = self.solicited(frame, &heads)
@@ -79,7 +79,7 @@ impl Node {
         self.world.owned_addr(address).filter(is_held)
     }
 
-    fn solicited(&self, frame: &[u8], heads: &Heads) -> Option<Outcome> {
+    fn solicited(&self, frame: &[u8], heads: &Headers) -> Option<Outcome> {
         let sender = &heads.tuple.saddr;
         let (kind, target) = nd::about(frame)?;
         let owned = self.held(&target)?;
@@ -94,11 +94,11 @@ impl Node {
         Some(Outcome::Answered(Verdict::NeighbourAnswered, answer.to_vec()))
     }
 
-    fn came_from_world(&mut self, skb: &Skb<'_>, heads: &mut Heads) -> Outcome {
+    fn came_from_world(&mut self, skb: &Skb<'_>, heads: &mut Headers) -> Outcome {
         let (frame, config) = (skb.frame, self.config());
         let quote = quoted(frame, heads);
         let is_for_egress_ip = self.world.owned_addr.borrow().contains_key(&heads.tuple.daddr);
-        let decision = Back::of(&enter::enter(heads, &quote, &self.world, &config));
+        let decision = Back::of(&from_netdev::decide(heads, &quote, &self.world, &config));
         if let Back::Done(verdict) = decision {
             assert!(
                 !is_for_egress_ip
@@ -120,7 +120,7 @@ impl Node {
     pub(super) fn back(
         &mut self,
         skb: &Skb<'_>,
-        heads: &Heads,
+        heads: &Headers,
         quote: &Quote,
         decision: &Back,
     ) -> Result<Outcome, TooBig> {
@@ -137,7 +137,7 @@ impl Node {
                 in_two = fits_in_two(skb, heads, config.pod_mtu);
                 (!in_two).then_some(config.pod_mtu)
             }
-            Verdict::ReplySteered => match mtu::fit(length, config.overlay_mtu, heads, &mapping.source_node) {
+            Verdict::ReplyToNode => match mtu::fit(length, config.overlay_mtu, heads, &mapping.source_node) {
                 Fit::Tell(limit) => Some(limit.min(config.pod_mtu)),
                 Fit::Lost => return Ok(Outcome::Dropped(Verdict::OverlayTooNarrow)),
                 Fit::Whole | Fit::Cut => (length > config.pod_mtu && heads.dont_fragment).then_some(config.pod_mtu),

@@ -10,8 +10,8 @@ const ROUTING: u8 = 43;
 const DESTINATION: u8 = 60;
 const NO_NEXT: u8 = 59;
 
-fn parse(frame: &[u8]) -> Option<Heads> {
-    Heads::parse(frame, Direction::Egress)
+fn parse(frame: &[u8]) -> Option<Headers> {
+    Headers::parse(frame, Direction::Egress)
 }
 
 /// An IPv6 frame with a chain of extension headers, each given by its number and its length in units of eight bytes
@@ -35,7 +35,7 @@ fn chained(chain: &[(u8, u8)]) -> Vec<u8> {
 fn an_ipv4_mapped_address_is_not_read() {
     let mapped = Addr::v4([10, 244, 1, 10]).octets();
     let why = |frame: &[u8]| {
-        let mut heads = Heads::NONE;
+        let mut heads = Headers::NONE;
         heads.read(frame, Direction::Egress).is_none().then(|| heads.why_unread())
     };
     for (at, length, verdict) in [
@@ -272,7 +272,7 @@ fn mutated_frames_are_read_within_their_bounds() {
         }
         frame.truncate(frame.len() - if round % 3 == 0 { numbers.below(frame.len()) } else { 0 });
         let watched = Watched { bytes: &frame, read: Cell::new(0) };
-        let Some(heads) = Heads::parse(&watched, Direction::Egress) else { continue };
+        let Some(heads) = Headers::parse(&watched, Direction::Egress) else { continue };
         if heads.l4 == L4::Short {
             continue;
         }
